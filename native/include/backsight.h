@@ -1,0 +1,332 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Backsight client API: record every request in full into the node's pool.
+ *
+ * A request is a trace. Wherever it runs, the program calls begin, writes
+ * records, and calls end; nothing leaves the node. When something goes wrong
+ * anywhere, bs_trigger() names the trace, and what was written about it is
+ * collected from every node that it visited.
+ *
+ *	bs_begin(id);                          // id: the W3C trace id
+ *	bs_tracepoint(&event, sizeof(event));  // single nanoseconds
+ *	bs_end();
+ *
+ * Two forms write the same data. The thread-local form (bs_begin ... bs_end)
+ * suits a thread that works on one request at a time. The handle form
+ * (bs_open, bs_write, bs_close) suits event loops and thread pools, where
+ * requests interleave on one thread or one request runs on several; the
+ * thread-local form is the handle form on a handle that the thread owns.
+ *
+ * No call blocks, none needs the node daemon: with no daemon, or no free
+ * memory, records are dropped and counted, and the program runs on. The
+ * library attaches by itself when a daemon appears. All functions are safe to
+ * call from any thread, none from a signal handler. A child after fork()
+ * starts unattached and attaches anew; a request that was open in the parent
+ * stays the parent's.
+ *
+ * Functions return 0 or a positive count for success and a negative errno
+ * for failure. A caller may ignore all of them: a failure is counted and
+ * costs that record only.
+ *
+ * Environment: BACKSIGHT_SOCKET  the daemon's socket
+ *                                (default /run/backsight/node.sock)
+ *              BACKSIGHT_SERVICE the service's name (default: the program's)
+ *              BACKSIGHT_DISABLE any value but "" or "0": never attach
+ */
+#ifndef BACKSIGHT_H
+#define BACKSIGHT_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__x86_64__)
+#include <x86intrin.h>
+#else
+#include <time.h>
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define BS_EXPORT __attribute__((visibility("default")))
+
+/* The W3C trace id as two integers: "0af7651916cd43dd8448eb211c80319c" is
+ * hi 0x0af7651916cd43dd, lo 0x8448eb211c80319c. All zero means no trace. */
+struct bs_trace_id {
+	uint64_t hi;
+	uint64_t lo;
+};
+
+/* What a record is. The node reads only BS_RECORD_BREADCRUMB and the HOPs;
+ * everything else is opaque to it. */
+enum bs_record_type {
+	BS_RECORD_DATA = 1,	  /* any bytes of the application */
+	BS_RECORD_SPAN_START = 2, /* struct bs_span_start + name */
+	BS_RECORD_SPAN_END = 3,	  /* struct bs_span_end + name + attributes */
+	BS_RECORD_HOP_OUT = 4,	  /* struct bs_hop: a context was injected */
+	BS_RECORD_HOP_IN = 5,	  /* struct bs_hop: a context was extracted */
+	BS_RECORD_BREADCRUMB = 6, /* u64 node id + node name, no terminator */
+};
+
+/*
+ * A record in memory: this header, the payload, then zero to seven bytes of
+ * padding up to a multiple of eight. The length counts the payload alone.
+ */
+struct bs_record_header {
+	uint32_t payload_bytes;
+	uint16_t type;	 /* enum bs_record_type */
+	uint16_t flags;	 /* BS_RECORD_TRUNCATED */
+	uint64_t ticks;	 /* bs_clock_ticks() when it was written; 0: unknown */
+};
+
+#define BS_RECORD_TRUNCATED 1u
+
+#define BS_RECORD_ALIGN 8u
+
+/* Larger payloads are refused with -EMSGSIZE: a record never crosses a
+ * segment (64 KiB), and half a segment bounds what is wasted at its end. */
+#define BS_PAYLOAD_MAX 32768u
+
+#define BS_NODE_NAME_MAX 63	/* bytes of a node's name, as of a DNS label */
+#define BS_TRIGGER_NAME_MAX 31	/* bytes; [a-z0-9_.-] */
+#define BS_TRIGGER_WHY_MAX 95	/* bytes; longer texts are cut */
+#define BS_LATERALS_MAX 32	/* more are cut; DESIGN: 32 a group */
+#define BS_CONTEXT_MAX 128	/* bytes of the tracestate value */
+
+/*
+ * A handle: one open trace of this process. The caller owns the memory and
+ * must not look inside; it must stay where it is between bs_open and bs_close.
+ * Several threads may write to one handle at the same time. bs_close must
+ * come after the last write of every thread.
+ */
+struct bs_trace {
+	struct bs_trace_id id;
+	uint32_t handle;
+	uint32_t next_seq;
+	uint32_t next_hop;
+	uint32_t flags;
+	uint64_t crumbs[3];
+	uint64_t attachment;
+};
+
+/*
+ * The thread's position in its segment. Published here only so that
+ * bs_tracepoint can be inlined: a bounds check, a copy, one ordered store.
+ * cursor == limit == NULL when no run is open, which sends every write to the
+ * slow path.
+ */
+struct bs_writer {
+	unsigned char *cursor;	/* where the next record header goes */
+	unsigned char *limit;	/* end of the segment */
+	uint32_t *committed;	/* the open run's committed length */
+	unsigned char *records;	/* the open run's first record */
+};
+
+extern BS_EXPORT __thread struct bs_writer bs_writer
+	__attribute__((tls_model("initial-exec")));
+
+/* ------------------------------------------------------------- clock --- */
+
+/* Ticks of the node's record clock: the TSC where the kernel says that it is
+ * invariant, else CLOCK_MONOTONIC nanoseconds. The node stores the relation
+ * to real time beside the data once a second. */
+BS_EXPORT uint64_t bs_clock_ticks_slow(void);
+extern BS_EXPORT bool bs_clock_is_tsc;
+
+static inline uint64_t bs_clock_ticks(void)
+{
+#if defined(__x86_64__)
+	if (__builtin_expect(bs_clock_is_tsc, 1))
+		return __rdtsc();
+#endif
+	return bs_clock_ticks_slow();
+}
+
+/* -------------------------------------------------- thread-local form --- */
+
+/* Start writing about a trace on this thread. A trace that was still open on
+ * the thread is ended first. Returns 0, or -EINVAL for the zero id. */
+BS_EXPORT int bs_begin(struct bs_trace_id id);
+
+/* End it. -ENOENT when none is open. */
+BS_EXPORT int bs_end(void);
+
+BS_EXPORT int bs_tracepoint_slow(uint16_t type, const void *payload,
+				 size_t payload_bytes, uint64_t ticks);
+
+/* Write one record of any type at a given time. Returns 0; -EMSGSIZE over
+ * BS_PAYLOAD_MAX; -ENOENT with no open trace; -ENOSPC when it was lost. */
+static inline int bs_record_at(uint16_t type, const void *payload,
+			       size_t payload_bytes, uint64_t ticks)
+{
+	struct bs_writer *w = &bs_writer;
+	size_t room = (size_t)(w->limit - w->cursor);
+	struct bs_record_header *h = (struct bs_record_header *)w->cursor;
+	size_t need;
+
+	if (__builtin_expect(payload_bytes > BS_PAYLOAD_MAX, 0))
+		return bs_tracepoint_slow(type, payload, payload_bytes, ticks);
+	need = (sizeof(*h) + payload_bytes + BS_RECORD_ALIGN - 1) &
+	       ~(size_t)(BS_RECORD_ALIGN - 1);
+	if (__builtin_expect(need > room, 0))
+		return bs_tracepoint_slow(type, payload, payload_bytes, ticks);
+	h->payload_bytes = (uint32_t)payload_bytes;
+	h->type = type;
+	h->flags = 0;
+	h->ticks = ticks;
+	memcpy(h + 1, payload, payload_bytes);
+	w->cursor += need;
+	/* The node may read the run at any moment: the length must not become
+	 * visible before the record (pairs with the acquire load there). */
+	__atomic_store_n(w->committed, (uint32_t)(w->cursor - w->records),
+			 __ATOMIC_RELEASE);
+	return 0;
+}
+
+/* Write bytes of the application, stamped now. */
+static inline int bs_tracepoint(const void *payload, size_t payload_bytes)
+{
+	return bs_record_at(BS_RECORD_DATA, payload, payload_bytes,
+			    bs_clock_ticks());
+}
+
+/* ---------------------------------------------------------- handles --- */
+
+/* Open a trace on a handle. 0, or -EINVAL for the zero id. */
+BS_EXPORT int bs_open(struct bs_trace *trace, struct bs_trace_id id);
+BS_EXPORT int bs_close(struct bs_trace *trace);
+
+/* As bs_record_at, to a handle. NULL means the thread's open trace, here and
+ * in all functions below. */
+BS_EXPORT int bs_write(struct bs_trace *trace, uint16_t type,
+		       const void *payload, size_t payload_bytes);
+
+/* ------------------------------------------------------------- spans --- */
+
+struct bs_span_start {
+	uint64_t span_id;
+	uint64_t parent_id;	/* 0: the root */
+	uint64_t start_ns;	/* Unix time */
+	uint8_t kind;		/* OTLP SpanKind */
+	uint8_t name_bytes;	/* of the name that follows */
+	uint8_t zero[6];
+};
+
+/* A start record is at most 64 bytes, so the name is cut to what is left; the
+ * end record repeats a name that was cut. */
+#define BS_SPAN_START_NAME_MAX (64 - sizeof(struct bs_span_start))
+
+struct bs_span_end {
+	uint64_t span_id;
+	uint64_t end_ns;	/* Unix time */
+	uint16_t name_bytes;	/* 0: the start record held it whole */
+	uint16_t status;	/* OTLP StatusCode: 0 unset, 1 ok, 2 error */
+	uint32_t attributes_bytes;
+};
+
+/* One attribute: this header, the key, the value, with no padding. */
+struct bs_attribute_header {
+	uint8_t type;		/* enum bs_attribute_type */
+	uint8_t key_bytes;
+	uint16_t value_bytes;
+};
+
+enum bs_attribute_type {
+	BS_ATTRIBUTE_STRING = 1, /* UTF-8 */
+	BS_ATTRIBUTE_INT = 2,	 /* int64_t, host byte order */
+	BS_ATTRIBUTE_DOUBLE = 3, /* IEEE 754 double, host byte order */
+	BS_ATTRIBUTE_BOOL = 4,	 /* one byte, 0 or 1 */
+	BS_ATTRIBUTE_BYTES = 5,
+};
+
+BS_EXPORT int bs_span_start(struct bs_trace *trace, uint64_t span_id,
+			    uint64_t parent_id, uint64_t start_ns, uint8_t kind,
+			    const char *name);
+/* attributes: encoded as above, or NULL. name: NULL where it was not cut. */
+BS_EXPORT int bs_span_end(struct bs_trace *trace, uint64_t span_id,
+			  uint64_t end_ns, uint16_t status, const char *name,
+			  const void *attributes, size_t attributes_bytes);
+
+/* ------------------------------------------------- nodes and contexts --- */
+
+/* The payload of HOP_OUT and HOP_IN. A hop is identified by (trace, node,
+ * span_id, hop); every hop out must be met by its hop in, or the trace is
+ * reported as partial. */
+struct bs_hop {
+	uint64_t node_id;	/* the node that injected the context */
+	uint64_t span_id;	/* the span that injected it */
+	uint32_t hop;		/* counts the injections of that handle */
+	uint32_t handle;	/* the handle that injected it */
+};
+
+/* The id of a node: FNV-1a, 64 bits, of its name. */
+BS_EXPORT uint64_t bs_node_id(const char *name);
+
+/* This node's id as "#" and 16 hex digits, to put into a response so that the
+ * caller can drop a forward breadcrumb; "" while unattached. */
+BS_EXPORT const char *bs_node_ref(void);
+
+/* The trace was, or will be, on that node too: a node's name, or "#" and its
+ * id in hex as bs_node_ref() gives it. -EINVAL for anything else. */
+BS_EXPORT int bs_breadcrumb(struct bs_trace *trace, const char *node);
+
+/*
+ * Inject: the value of our tracestate member ("bs=<value>") for a request
+ * that span_id sends. Drops a hop-out record. The value names the last three
+ * nodes that the request visited, this one first, and the triggers that fired
+ * for it so far. Returns its length (below size), or -ENOSPC; BS_CONTEXT_MAX+1
+ * bytes always suffice.
+ */
+BS_EXPORT int bs_serialize(struct bs_trace *trace, uint64_t span_id,
+			   char *value, size_t size);
+
+/*
+ * Extract: what bs_serialize gave on the calling node. Drops the hop-in
+ * record and backward breadcrumbs. span_id: the caller's span, from
+ * traceparent. -EINVAL (counted) for a malformed value, which is ignored.
+ */
+BS_EXPORT int bs_deserialize(struct bs_trace *trace, uint64_t span_id,
+			     const char *value, size_t value_bytes);
+
+/* ---------------------------------------------------------- triggers --- */
+
+/*
+ * Collect this trace and, as one group that is kept or dropped whole, its
+ * laterals. trigger: the rule's name. why: for the person who reads the
+ * trace, or NULL. -EAGAIN when the trigger queue is full (counted), -ENOTCONN
+ * while unattached.
+ */
+BS_EXPORT int bs_trigger(struct bs_trace_id id, const char *trigger,
+			 const char *why, const struct bs_trace_id *laterals,
+			 size_t n_laterals);
+
+/* ------------------------------------------------------------ status --- */
+
+struct bs_stats {
+	uint64_t runs;			/* written to the pool */
+	uint64_t runs_lost;		/* at least one record was dropped */
+	uint64_t records_lost;
+	uint64_t payload_bytes_lost;
+	uint64_t records_oversized;	/* refused with -EMSGSIZE */
+	uint64_t contexts_malformed;
+	uint64_t triggers_lost;		/* the queue was full */
+	uint64_t attachments;		/* times attached since start */
+	bool attached;
+};
+
+BS_EXPORT void bs_get_stats(struct bs_stats *stats);
+
+/* Wait until attached: for tests and short-lived tools; services need not.
+ * 0, or -ETIMEDOUT. */
+BS_EXPORT int bs_wait_attached(int timeout_ms);
+
+/* Close this process's attachment; optional, for leak checkers. */
+BS_EXPORT void bs_shutdown(void);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,35 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The whole memory-ordering vocabulary of Backsight.
+ *
+ *   READ_ONCE, WRITE_ONCE    one access, no ordering: the compiler neither
+ *                            tears, repeats nor drops it
+ *   load_acquire             nothing after it moves before it
+ *   store_release            nothing before it moves after it; pairs with
+ *                            load_acquire of the same word
+ *   full_fence               orders everything, stores before loads too; used
+ *                            where each of two parties publishes a word and
+ *                            then reads the other's (the doorbell)
+ *   compare_and_swap         acquire + release on success
+ *   fetch_add                no ordering: for numbers that must only differ
+ */
+#ifndef BS_BARRIER_H
+#define BS_BARRIER_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#define READ_ONCE(x)		__atomic_load_n(&(x), __ATOMIC_RELAXED)
+#define WRITE_ONCE(x, v)	__atomic_store_n(&(x), (v), __ATOMIC_RELAXED)
+#define load_acquire(p)		__atomic_load_n((p), __ATOMIC_ACQUIRE)
+#define store_release(p, v)	__atomic_store_n((p), (v), __ATOMIC_RELEASE)
+#define full_fence()		__atomic_thread_fence(__ATOMIC_SEQ_CST)
+#define fetch_add(p, v)		__atomic_fetch_add((p), (v), __ATOMIC_RELAXED)
+#define compare_and_swap(p, expected, desired)                                 \
+	__atomic_compare_exchange_n((p), (expected), (desired), false,         \
+				    __ATOMIC_ACQ_REL, __ATOMIC_RELAXED)
+
+#define likely(x)		__builtin_expect(!!(x), 1)
+#define unlikely(x)		__builtin_expect(!!(x), 0)
+
+#endif

@@ -1,0 +1,245 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The node's data plane: pool, index, eviction, report store.
+ *
+ * A library without threads, sockets or clocks of its own: the caller brings
+ * the time (CLOCK_MONOTONIC ns) and asks. Only bsn_wait() sleeps. All functions
+ * but bsn_wait() and bsn_wake() take the pool's lock inside, so the control
+ * plane may call them from its own thread while a worker thread loops over
+ * bsn_wait() and bsn_poll(). No function keeps a Python object or a pointer of
+ * the caller's.
+ *
+ *      clients' arenas, channels, contexts  (abi.h)
+ *                 |  bsn_poll: drain, index, grant, reclaim
+ *                 v
+ *      index: trace -> newest run -> older run ...     tombstones
+ *                 |  bsn_collect: copy out at once; bsn_poll: what comes later
+ *                 v
+ *      report store: trace -> slice (a byte string in 2 KiB blocks)
+ *                 |  bsn_slice_read / _trim / _release
+ *                 v
+ *      the control plane
+ *
+ * Index. A hash table with one entry a trace (linear probing, backward-shift
+ * deletion, entries verified against the log by the full id) and an array of
+ * runs linked from newest to oldest. Bounded: when either is full, the oldest
+ * segments are reclaimed as if the pool were.
+ *
+ * Eviction. The pool is a budget of segments over all arenas. Above
+ * reclaim_percent of it the segment that was sealed first is reclaimed. For
+ * each trace in it:
+ *   - triggered: nothing to do, it was copied out;
+ *   - open, or last active within the youngest quarter of the horizon: second
+ *     chance, the run is copied forward into the keep arena (a memfd of the
+ *     node's own, same format, same budget, at most a quarter of it);
+ *   - else: evicted as a whole. Its runs in younger segments leave the index
+ *     too, and a tombstone says evicted, and when.
+ * A trace with a tombstone is never complete again: what is written about it
+ * later is indexed, and its slice carries BSN_SLICE_EVICTED. Tombstones that
+ * still matter (runs of the trace may yet be in the pool) are never dropped
+ * early; beyond that the youngest `tombstones` are kept for answers.
+ *
+ * Report store. A memfd of its own of store_bytes, in blocks that describe
+ * themselves (trace, primary, trigger, number in the slice, bytes), so that a
+ * new daemon finds every unreported slice in it. Full: the copy stops, the
+ * slice is marked BSN_SLICE_STORE_FULL and BSN_EVENT_STORE_FULL is raised; the
+ * control plane keeps it from coming to that by abandoning in time.
+ */
+#ifndef BACKSIGHT_NODE_H
+#define BACKSIGHT_NODE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "backsight.h"
+
+#define BSN_EXPORT __attribute__((visibility("default")))
+
+struct bsn;
+
+struct bsn_config {
+	char node_name[BS_NODE_NAME_MAX + 1];
+	uint64_t pool_bytes;	       /* all arenas together; >= 4 MiB */
+	uint64_t arena_bytes;	       /* of one process, virtual; <= pool */
+	uint64_t store_bytes;	       /* report store; >= 1 MiB */
+	uint64_t trace_bytes_max;      /* of a slice; more is `truncated` */
+	uint64_t cluster_seed;
+	uint64_t percentage_threshold; /* abi.h */
+	uint32_t reclaim_percent;      /* of the pool; 90 */
+	uint32_t clients_max;
+	uint32_t tombstones;
+	uint32_t index_traces;	       /* entries of the table; 0: from pool */
+	uint32_t index_runs;	       /* 0: from pool */
+	bool trust_incoming;
+	bool clock_is_tsc;
+	uint64_t ticks_per_s;
+};
+
+/* Why a trace is not, or not whole, on this node. */
+enum bsn_slice_flags {
+	BSN_SLICE_HELD = 0x01,	     /* something is or was in the store */
+	BSN_SLICE_EVICTED = 0x02,    /* lost to eviction, wholly or in part */
+	BSN_SLICE_LOSSY = 0x04,	     /* records were dropped when written */
+	BSN_SLICE_TRUNCATED = 0x08,  /* more than trace_bytes_max */
+	BSN_SLICE_ABANDONED = 0x10,  /* given up under overload */
+	BSN_SLICE_STORE_FULL = 0x20, /* no room to copy it */
+	BSN_SLICE_MAYBE_LOSSY = 0x40, /* a loss nearby could not be tied to
+				       * its trace */
+	BSN_SLICE_CORRUPT = 0x80,    /* the log contradicted the index */
+	BSN_SLICE_CRUMBS_CUT = 0x100, /* more than BSN_CRUMBS_MAX */
+};
+
+/* Distinct nodes that one trace's slice on one node may name: generous for a
+ * fan-out, small against ten thousand forged ones. */
+#define BSN_CRUMBS_MAX 64
+
+struct bsn_slice {
+	struct bs_trace_id id;
+	struct bs_trace_id primary; /* the group: trace that was triggered */
+	char trigger[BS_TRIGGER_NAME_MAX + 1];
+	uint64_t bytes;		    /* appended so far, from the beginning */
+	uint64_t trimmed_bytes;	    /* of these, freed again */
+	uint64_t collected_ns;	    /* when it was triggered here */
+	uint64_t changed_ns;	    /* when something was last appended */
+	uint32_t open_handles;	    /* of live processes */
+	uint32_t flags;		    /* enum bsn_slice_flags */
+	uint32_t n_crumbs;
+	uint64_t crumbs[BSN_CRUMBS_MAX]; /* node ids: where else to look */
+};
+
+enum bsn_event_kind {
+	BSN_EVENT_TRIGGER = 1,	    /* a process fired one */
+	BSN_EVENT_SLICE_CHANGED = 2, /* bytes, crumbs, open_handles or flags of
+				      * a collected slice; coalesced */
+	BSN_EVENT_CLIENT_DRAINED = 3, /* a dead client's last segment is gone */
+	BSN_EVENT_STORE_FULL = 4,
+};
+
+struct bsn_event {
+	uint32_t kind;
+	uint32_t client;
+	uint64_t time_ns;	     /* CLOCK_MONOTONIC, of the trigger */
+	struct bs_trace_id id;
+	char trigger[BS_TRIGGER_NAME_MAX + 1];
+	char why[BS_TRIGGER_WHY_MAX + 1];
+	uint32_t source;	     /* enum bs_trigger_source */
+	uint32_t n_laterals;
+	struct bs_trace_id laterals[BS_LATERALS_MAX];
+};
+
+struct bsn_metrics {
+	uint64_t pool_bytes;	   /* budget */
+	uint64_t pool_used_bytes;  /* granted: stock, active, sealed, kept */
+	uint64_t stock_bytes, active_bytes, sealed_bytes, keep_bytes;
+	uint64_t store_bytes, store_used_bytes;
+	uint64_t horizon_ns;	   /* age of the oldest sealed segment's grant,
+				    * 0 before the first reclaim */
+	uint64_t reclaims;	   /* segments */
+	uint64_t traces_indexed, runs_indexed; /* now */
+	uint64_t runs_drained, runs_walked, runs_lost, records_lost;
+	uint64_t payload_bytes, payload_bytes_lost;
+	uint64_t traces_evicted, second_chances, tombstones;
+	uint64_t corrupt;	   /* contradictions met in shared memory */
+	uint64_t triggers, triggers_lost, cells_skipped;
+	uint64_t clients;
+	uint64_t slices;	   /* in the store or marked */
+};
+
+/* ------------------------------------------------------------- life --- */
+
+/* -EINVAL names the field in message (may be NULL). */
+BSN_EXPORT int bsn_new(const struct bsn_config *config, struct bsn **node,
+		       char *message, size_t message_bytes);
+BSN_EXPORT void bsn_free(struct bsn *node);
+
+/* The fds that outlive the daemon in the fd store, or are given back from it:
+ * the report store and the keep arena. bsn_adopt_* must come before the first
+ * client and rebuild what is in them; -EPROTO when the content is not ours. */
+BSN_EXPORT int bsn_store_fd(struct bsn *node);
+BSN_EXPORT int bsn_keep_fd(struct bsn *node);
+BSN_EXPORT int bsn_adopt_store(struct bsn *node, int fd);
+BSN_EXPORT int bsn_adopt_keep(struct bsn *node, int fd);
+
+/* One second apart at best: the relation of the three clocks. */
+BSN_EXPORT int bsn_clock_pair(struct bsn *node, uint64_t ticks,
+			      uint64_t monotonic_ns, uint64_t realtime_ns);
+
+/* ---------------------------------------------------------- clients --- */
+
+struct bsn_client_fds {
+	int arena, channel, context;
+};
+
+/* A new client: creates and seals its memfds (owned by the caller from here
+ * on; the node keeps mappings, not fds), grants its first segments. Returns
+ * the client's number (> 0), -ENOSPC over clients_max. */
+BSN_EXPORT int bsn_client_add(struct bsn *node, int pid, const char *service,
+			      uint64_t now_ns, struct bsn_client_fds *fds);
+
+/* One from before a restart: maps, validates, and walks its log. */
+BSN_EXPORT int bsn_client_adopt(struct bsn *node, int pid, const char *service,
+				uint64_t now_ns,
+				const struct bsn_client_fds *fds);
+
+/* Its process is gone (pidfd): what it had open is closed as unfinished; its
+ * segments stay until they are reclaimed. */
+BSN_EXPORT int bsn_client_exited(struct bsn *node, int client, uint64_t now_ns);
+
+/* -------------------------------------------------------------- work --- */
+
+/* Drain, index, copy what belongs to collected traces, grant, reclaim.
+ * Returns the number of events that wait. */
+BSN_EXPORT int bsn_poll(struct bsn *node, uint64_t now_ns);
+
+/* Take up to n events. Returns how many. */
+BSN_EXPORT int bsn_events(struct bsn *node, struct bsn_event *events, int n);
+
+/* Sleep until a doorbell rings, bsn_wake() or the timeout. The protocol of
+ * abi.h is inside. Returns 1 for work, 0 for the timeout. Not under the lock. */
+BSN_EXPORT int bsn_wait(struct bsn *node, int64_t timeout_ns);
+BSN_EXPORT void bsn_wake(struct bsn *node);
+
+/* ------------------------------------------------------------ slices --- */
+
+/* A trigger reached this node: copy all that it holds of the trace, and
+ * everything written later. Idempotent. Drains first. The answer (also for a
+ * trace never seen: flags without HELD) goes to *slice. -ENOSPC when the mark
+ * itself has no room. */
+BSN_EXPORT int bsn_collect(struct bsn *node, struct bs_trace_id id,
+			   struct bs_trace_id primary, const char *trigger,
+			   uint64_t now_ns, struct bsn_slice *slice);
+
+/* What a slice is now. -ENOENT: not collected. */
+BSN_EXPORT int bsn_slice_info(struct bsn *node, struct bs_trace_id id,
+			      struct bsn_slice *slice);
+
+/* Read from an offset. Returns bytes (0 at the end), -ENOENT, or -ESTALE for
+ * an offset that was trimmed. */
+BSN_EXPORT int64_t bsn_slice_read(struct bsn *node, struct bs_trace_id id,
+				  uint64_t offset, void *buffer, size_t bytes);
+
+/* The other side has made everything before offset durable: free it. The
+ * trace stays triggered. */
+BSN_EXPORT int bsn_slice_trim(struct bsn *node, struct bs_trace_id id,
+			      uint64_t offset);
+
+/* Forget it: memory and mark. abandoned: leave a tombstone that says so, and
+ * drop its runs from the index. */
+BSN_EXPORT int bsn_slice_release(struct bsn *node, struct bs_trace_id id,
+				 bool abandoned, uint64_t now_ns);
+
+/* All slices, for recovery after a restart: fills up to n from *cursor (start
+ * with 0), returns how many, 0 at the end. */
+BSN_EXPORT int bsn_slices(struct bsn *node, uint64_t *cursor,
+			  struct bsn_slice *slices, int n);
+
+/* Look without triggering: the slice's bytes as they would be copied now.
+ * Returns bytes written (cut at `bytes`), and the flags in *slice. */
+BSN_EXPORT int64_t bsn_peek(struct bsn *node, struct bs_trace_id id,
+			    uint64_t now_ns, void *buffer, size_t bytes,
+			    struct bsn_slice *slice);
+
+BSN_EXPORT void bsn_get_metrics(struct bsn *node, struct bsn_metrics *metrics);
+
+#endif
