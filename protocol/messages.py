@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The messages between node and coordinator, as the cores see them.
+
+One dataclass for each message of ``backsight.proto``, which says what they
+mean. ``protocol.wire`` turns bytes into these and checks every bound on the
+way, so a core only ever meets valid ones.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import NewType, TypeAlias
+
+TraceId = NewType("TraceId", bytes)
+"""16 bytes, big-endian, not all zero."""
+
+NodeId = NewType("NodeId", int)
+"""FNV-1a-64 of a node's name; what breadcrumbs carry."""
+
+LATERALS_MAX = 32
+CRUMBS_MAX = 64
+CHUNK_BYTES_MAX = 1 << 20
+TRIGGER_NAME_BYTES_MAX = 31
+WHY_BYTES_MAX = 95
+NODE_NAME_BYTES_MAX = 63
+
+
+class Source(enum.IntEnum):
+    """Who fired a trigger."""
+
+    APPLICATION = 1
+    CONTEXT = 2
+    KERNEL = 3
+    NODE = 4
+    OPERATOR = 5
+
+
+class SliceFlags(enum.IntFlag):
+    """Why a slice is not, or not whole, on its node (native/src/node.h)."""
+
+    NONE = 0
+    HELD = 0x01
+    EVICTED = 0x02
+    LOSSY = 0x04
+    TRUNCATED = 0x08
+    ABANDONED = 0x10
+    STORE_FULL = 0x20
+    MAYBE_LOSSY = 0x40
+    CORRUPT = 0x80
+    CRUMBS_CUT = 0x100
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A fired trigger's identity; the unit that is kept or dropped."""
+
+    trigger: str
+    primary: TraceId
+
+
+# ------------------------------------------------------ node to coordinator
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    node: str
+    incarnation: int
+    addresses: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TriggerFired:
+    group: Group
+    laterals: tuple[TraceId, ...] = ()
+    why: str = ""
+    source: Source = Source.APPLICATION
+    fired_at_ns: int = 0
+    suppressed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SliceStatus:
+    trace: TraceId
+    held: bool
+    flags: SliceFlags = SliceFlags.NONE
+    bytes: int = 0
+    open_handles: int = 0
+    crumbs: tuple[NodeId, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Abandoned:
+    group: Group
+
+
+@dataclass(frozen=True, slots=True)
+class ClockReply:
+    number: int
+    received_ns: int
+    sent_ns: int
+
+
+NodeMessage: TypeAlias = Hello | TriggerFired | SliceStatus | Abandoned | ClockReply
+
+
+# ------------------------------------------------------ coordinator to node
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Collect:
+    group: Group
+    traces: tuple[TraceId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TriggerAck:
+    group: Group
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    group: Group
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    trace: TraceId
+
+
+@dataclass(frozen=True, slots=True)
+class ClockProbe:
+    number: int
+
+
+CoordinatorMessage: TypeAlias = Welcome | Refused | Collect | TriggerAck | Drop | Release | ClockProbe
+
+
+# ------------------------------------------------------------------- slices
+
+
+@dataclass(frozen=True, slots=True)
+class SliceChunk:
+    trace: TraceId
+    offset: int
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class SliceAck:
+    trace: TraceId
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class SliceReply:
+    acks: tuple[SliceAck, ...] = ()
+    credit_bytes: int = 0
