@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+#
+# The front door. Meson builds (meson.build); this file sets up, and runs things.
+# Everything that it makes lies in build/.
+
+MESON := /usr/bin/meson
+PYTHON := /usr/bin/python3
+JOBS := $(shell nproc)
+
+# Where the tree's Python packages are: the tree itself, the client library, and
+# what Meson generates. pyproject.toml has the same list for pytest and mypy.
+export PYTHONPATH := $(CURDIR):$(CURDIR)/native/python:$(CURDIR)/build/protocol:$(CURDIR)/build/native/python
+export PYTHONPYCACHEPREFIX := $(CURDIR)/build/.pycache
+
+PYTHON_SOURCES := $(wildcard appliance coordinator protocol native scripts tests)
+C_SOURCES = $(shell find native bpf -name '*.[ch]' | sort)
+SHELL_SOURCES = $(shell grep -rlI '^\#!.*sh$$' .ci scripts native tests)
+
+LINT := build/.lint
+LINT_STAMP := $(LINT)/.stamp
+
+.DELETE_ON_ERROR:
+.PHONY: help setup build build-asan build-tsan test test-all test-c lint format \
+	demo bench-native clean
+
+help:
+	@echo 'sudo make demo        replay recorded traffic on ten nodes (SPEED= FILE= KEEP=1)'
+	@echo 'sudo make test        set up, build, run the tests (15 minutes at most)'
+	@echo 'sudo make test-all    the same, and the tests that take longer'
+	@echo '     make lint        style, types and static analysis of all sources'
+	@echo '     make format      rewrite the sources in the style that lint wants'
+	@echo '     make bench-native  measure the data path; results in build/bench/'
+	@echo '     make build       build into build/'
+	@echo '     make clean       remove build/'
+	@echo 'Packages are installed by each of them where missing, which needs sudo.'
+
+setup:
+	@scripts/setup
+
+build/build.ninja: | setup
+	$(MESON) setup build
+
+build/asan/build.ninja: | setup
+	$(MESON) setup build/asan -Db_sanitize=address,undefined
+
+build/tsan/build.ninja: | setup
+	$(MESON) setup build/tsan -Db_sanitize=thread
+
+build: setup build/build.ninja
+	ninja -C build -j$(JOBS)
+
+build-asan: setup build/asan/build.ninja
+	ninja -C build/asan -j$(JOBS)
+
+build-tsan: setup build/tsan/build.ninja
+	ninja -C build/tsan -j$(JOBS)
+
+# The C tests as users run the code, then under ASan and UBSan, and those with
+# several threads under TSan. TSan cannot lay out its shadow memory under the
+# address randomisation of newer kernels, so it runs without.
+MESON_TEST := $(MESON) test --no-rebuild --print-errorlogs --num-processes $(JOBS)
+test-c: build build-asan build-tsan
+	$(MESON_TEST) -C build
+	$(MESON_TEST) -C build/asan
+	TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1 \
+		setarch --addr-no-randomize $(MESON_TEST) -C build/tsan --suite concurrent
+
+test: test-c
+	$(PYTHON) -m pytest tests -m 'not slow'
+
+test-all: test-c
+	$(PYTHON) -m pytest tests
+
+$(LINT_STAMP): scripts/lint-requirements.txt | setup
+	rm -rf $(LINT)
+	$(PYTHON) -m venv --system-site-packages $(LINT)
+	$(LINT)/bin/python -m pip install --quiet --disable-pip-version-check \
+		--requirement scripts/lint-requirements.txt
+	touch $@
+
+# clang-tidy warns about gcc's options; the sources themselves are not excused.
+lint: build $(LINT_STAMP)
+	$(LINT)/bin/ruff check $(PYTHON_SOURCES)
+	$(LINT)/bin/ruff format --check $(PYTHON_SOURCES)
+	$(LINT)/bin/mypy $(PYTHON_SOURCES)
+	shellcheck $(SHELL_SOURCES)
+	clang-format --dry-run -Werror $(C_SOURCES)
+	run-clang-tidy -p build -quiet -j $(JOBS) -extra-arg=-Wno-unknown-warning-option
+	@echo 'lint: clean'
+
+format: $(LINT_STAMP)
+	$(LINT)/bin/ruff check --fix-only $(PYTHON_SOURCES)
+	$(LINT)/bin/ruff format $(PYTHON_SOURCES)
+	clang-format -i $(C_SOURCES)
+
+# SPEED, FILE and KEEP, given on the command line, reach the programs in their
+# environment, as make does by itself.
+demo: build
+	$(PYTHON) -m tests.demo
+
+bench-native: build
+	native/bench/run
+
+clean:
+	rm -rf build
