@@ -12,8 +12,8 @@ JOBS := $(shell nproc)
 export PYTHONPATH := $(CURDIR):$(CURDIR)/native/python:$(CURDIR)/build/protocol:$(CURDIR)/build/native/python
 export PYTHONPYCACHEPREFIX := $(CURDIR)/build/.pycache
 
-PYTHON_SOURCES := $(wildcard appliance coordinator protocol native scripts tests)
-C_SOURCES = $(shell find native bpf -name '*.[ch]' | sort)
+PYTHON_SOURCES = $(shell find appliance coordinator native protocol scripts tests -name '*.py' | sort)
+C_SOURCES = $(shell find bpf native tests -name '*.[ch]' | sort)
 SHELL_SOURCES = $(shell grep -rlI '^\#!.*sh$$' .ci scripts native tests)
 
 LINT := build/.lint

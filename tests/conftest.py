@@ -6,10 +6,10 @@ from __future__ import annotations
 import os
 from collections.abc import Generator
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
-from hypothesis.configuration import set_hypothesis_home_dir
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 BUILD = REPOSITORY / "build"
@@ -19,7 +19,7 @@ def pytest_configure(config: pytest.Config) -> None:
     # Programs that tests start find the same packages as the tests.
     os.environ["PYTHONPATH"] = os.pathsep.join(str(path) for path in config.getini("pythonpath"))
     os.environ["PYTHONPYCACHEPREFIX"] = str(BUILD / ".pycache")
-    set_hypothesis_home_dir(str(BUILD / ".hypothesis"))
+    os.environ["HYPOTHESIS_STORAGE_DIRECTORY"] = str(BUILD / ".hypothesis")
     # No deadline per example: it is wall-clock time, on machines that are busy.
     hypothesis.settings.register_profile("backsight", deadline=None, print_blob=True)
     hypothesis.settings.load_profile("backsight")
@@ -30,10 +30,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.skip("needs root: sudo make test")
 
 
-@pytest.hookimpl(hookwrapper=True)
-def pytest_runtest_makereport(
-    item: pytest.Item,
-) -> Generator[None, "pytest.CallInfo[None]", None]:
+@pytest.hookimpl(hookwrapper=True)  # type: ignore[untyped-decorator] # Debian's pluggy has no types
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, None]:
     """Turn the skip of an eBPF test into a failure where eBPF is required.
 
     Whoever sets BACKSIGHT_REQUIRE_EBPF=1 says that this kernel can run the
