@@ -16,7 +16,10 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class CapturedSpan:
-    """One collected span. ``end_ns`` is None if it was collected without its end; attributes are as the coordinator gave them."""
+    """One collected span; attributes are as the coordinator gave them.
+
+    ``end_ns`` is None if it was collected without its end.
+    """
 
     span_id: str
     parent_id: str
@@ -78,7 +81,9 @@ def _span(where: str, item: object) -> CapturedSpan:
 def _trace(where: str, item: object) -> CapturedTrace:
     return CapturedTrace(
         trace_id=_field(where, item, "trace_id", str),
-        triggers=tuple(_field(where, trigger, "name", str) for trigger in _field(where, item, "triggers", list)),
+        triggers=tuple(
+            _field(where, trigger, "name", str) for trigger in _field(where, item, "triggers", list)
+        ),
         verdict=_field(where, _field(where, item, "verdict", dict), "kind", str),
         span_count=_field(where, item, "span_count", int),
         spans=tuple(_span(where, span) for span in _field(where, item, "spans", list)),
@@ -103,7 +108,9 @@ def _objects(path: Path) -> Iterator[tuple[str, object]]:
         try:
             item, end = decoder.raw_decode(text, at)
         except json.JSONDecodeError as error:
-            raise BadInput(f"{path}:{line}: not JSON: {error.msg}; want what backsightctl prints with --json") from error
+            raise BadInput(
+                f"{path}:{line}: not JSON: {error.msg}; want what backsightctl prints with --json"
+            ) from error
         yield f"{path}:{line}", item
         line += text.count("\n", at, end)
         at = end
@@ -122,11 +129,15 @@ def read_captured(path: Path) -> Captured:
             if isinstance(item, dict) and "spans" in item:
                 trace = _trace(where, item)
                 if trace.trace_id in shown:
-                    raise BadInput(f"{where}: trace {trace.trace_id} is shown a second time; give each once")
+                    raise BadInput(
+                        f"{where}: trace {trace.trace_id} is shown a second time; give each once"
+                    )
                 shown[trace.trace_id] = trace
             else:
                 trace_id = _field(where, item, "trace_id", str)
                 if trace_id in listed:
-                    raise BadInput(f"{where}: trace {trace_id} is listed a second time; give the listing once")
+                    raise BadInput(
+                        f"{where}: trace {trace_id} is listed a second time; give the listing once"
+                    )
                 listed.add(trace_id)
     return Captured(shown, frozenset(listed))

@@ -19,7 +19,10 @@ Recording = Mapping[str, Mapping[str, RecordedSpan]]
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One way in which a collected trace is not the file's; ``kind`` is one of README.md's table, ``span_id`` empty if of the trace."""
+    """One way in which a collected trace is not the file's.
+
+    ``kind`` is one of README.md's table; ``span_id`` is empty if it is of the trace.
+    """
 
     kind: str
     span_id: str
@@ -63,7 +66,9 @@ class Result:
 
 def _same_integer(value: object, wanted: int) -> bool:
     """Attribute values come as the client library typed them: a JSON integer, or text of one."""
-    return not isinstance(value, bool) and isinstance(value, int | str) and str(value) == str(wanted)
+    return (
+        not isinstance(value, bool) and isinstance(value, int | str) and str(value) == str(wanted)
+    )
 
 
 def _span_differences(span: CapturedSpan, recorded: RecordedSpan) -> list[Difference]:
@@ -89,11 +94,15 @@ def _span_differences(span: CapturedSpan, recorded: RecordedSpan) -> list[Differ
     if span.pod != recorded.pod:
         differ("attribute", {"pod": span.pod}, {"pod": recorded.pod})
     if not _same_integer(span.duration_us, recorded.duration_us):
-        differ("attribute", {"duration_us": span.duration_us}, {"duration_us": recorded.duration_us})
+        differ(
+            "attribute", {"duration_us": span.duration_us}, {"duration_us": recorded.duration_us}
+        )
     return found
 
 
-def compare(trace: CapturedTrace | None, recorded: Mapping[str, RecordedSpan] | None) -> tuple[Difference, ...]:
+def compare(
+    trace: CapturedTrace | None, recorded: Mapping[str, RecordedSpan] | None
+) -> tuple[Difference, ...]:
     """All differences of one collected trace (None: listed, never shown) from the file's (None: not in the file)."""
     found = []
     if trace is None:
@@ -107,21 +116,33 @@ def compare(trace: CapturedTrace | None, recorded: Mapping[str, RecordedSpan] | 
         if span.span_id in recorded:
             found += _span_differences(span, recorded[span.span_id])
         else:
-            found.append(Difference("extra_span", span.span_id, f"{span.name} on {span.node} is not in the file"))
+            found.append(
+                Difference(
+                    "extra_span", span.span_id, f"{span.name} on {span.node} is not in the file"
+                )
+            )
     for span_id, count in times_seen.items():
         if count > 1:
             found.append(Difference("duplicate_span", span_id, f"collected {count} times"))
     for span_id, wanted in recorded.items():
         if span_id not in times_seen:
-            found.append(Difference("missing_span", span_id, f"{wanted.operation} on {wanted.pod} was not collected"))
+            found.append(
+                Difference(
+                    "missing_span", span_id, f"{wanted.operation} on {wanted.pod} was not collected"
+                )
+            )
     if trace.span_count != len(trace.spans):
-        found.append(Difference("span_count", "", f"says {trace.span_count}, shows {len(trace.spans)}"))
+        found.append(
+            Difference("span_count", "", f"says {trace.span_count}, shows {len(trace.spans)}")
+        )
     return tuple(found)
 
 
 def selected_span_share(recording: Recording, selected: frozenset[str]) -> float:
     """The selected traces' share of the file's spans."""
-    return sum(len(recording[trace_id]) for trace_id in selected) / sum(map(len, recording.values()))
+    return sum(len(recording[trace_id]) for trace_id in selected) / sum(
+        map(len, recording.values())
+    )
 
 
 def judge(
@@ -132,7 +153,10 @@ def judge(
     overwritten: frozenset[str] = frozenset(),
     allow_false_incoherent: bool = False,
 ) -> Result:
-    """Judges what was captured; ``selected`` are the traces on which the rule fires, ``overwritten`` those that may have lost bytes."""
+    """Judges what was captured.
+
+    ``selected`` are the traces on which the rule fires, ``overwritten`` those that lost bytes.
+    """
     collected = captured.listed | captured.shown.keys()
     per_trace = {}
     for trace_id in sorted(collected | selected):
@@ -146,7 +170,9 @@ def judge(
             differences=differences,
         )
     complete = {trace_id for trace_id, trace in per_trace.items() if trace.complete}
-    coherent = {trace_id for trace_id, trace in captured.shown.items() if trace.verdict == "coherent"}
+    coherent = {
+        trace_id for trace_id, trace in captured.shown.items() if trace.verdict == "coherent"
+    }
     excused = overwritten & (per_trace.keys() - complete)
 
     wanted = selected - (excused - collected)
@@ -159,13 +185,22 @@ def judge(
 
     failures = []
     if missing:
-        failures.append(f"recall: {len(missing)} of {len(wanted)} selected traces were not collected")
+        failures.append(
+            f"recall: {len(missing)} of {len(wanted)} selected traces were not collected"
+        )
     if false_coherent:
-        failures.append(f"false_coherent: {len(false_coherent)} traces are called coherent and are not complete")
+        failures.append(
+            f"false_coherent: {len(false_coherent)} traces are called coherent and are not complete"
+        )
     if complete_share is not None and complete_share < _WANTED_SHARE:
-        failures.append(f"coherent_by_checker: {complete_share:.2%} of the collected traces are complete, want {_WANTED_SHARE:.0%}")
+        failures.append(
+            f"coherent_by_checker: {complete_share:.2%} of the collected traces are complete, "
+            f"want {_WANTED_SHARE:.0%}"
+        )
     if len(complete & coherent) < _WANTED_SHARE * len(complete) and not allow_false_incoherent:
-        failures.append(f"false_incoherent: {len(false_incoherent)} of {len(complete)} complete traces are not called coherent")
+        failures.append(
+            f"false_incoherent: {len(false_incoherent)} of {len(complete)} complete traces are not called coherent"
+        )
     return Result(
         requests=len(recording),
         spans=sum(map(len, recording.values())),
@@ -186,7 +221,9 @@ def judge(
         coherent_by_checker=complete_share,
         false_coherent=len(false_coherent),
         false_incoherent=len(false_incoherent),
-        verdicts=dict(sorted(Counter(per_trace[trace_id].verdict for trace_id in collected).items())),
+        verdicts=dict(
+            sorted(Counter(per_trace[trace_id].verdict for trace_id in collected).items())
+        ),
         excused=tuple(sorted(excused)),
         per_trace=per_trace,
         failures=tuple(failures),

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads a recording: the columns that tests/data/nezha/README.md names.
 
-The replay has a reader of its own (tests/demo/schedule.py), on purpose: a row that one of them loses must show as a difference.
+The replay has a reader of its own (tests/demo/schedule.py), on purpose: a row that one of them
+loses must show as a difference.
 """
 
 from __future__ import annotations
@@ -29,7 +30,10 @@ _COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class RecordedSpan:
-    """One row. ``parent_id`` is empty for a root; times are Unix nanoseconds; ``duration_us`` is the column, not the difference."""
+    """One row.
+
+    ``parent_id`` is empty for a root; times are Unix nanoseconds; ``duration_us`` is the column.
+    """
 
     trace_id: str
     span_id: str
@@ -46,12 +50,14 @@ def _text(path: Path) -> str:
         data = path.read_bytes()
         return (lzma.decompress(data) if path.suffix == ".xz" else data).decode()
     except (OSError, lzma.LZMAError, UnicodeDecodeError) as error:
-        raise BadInput(f"{path}: cannot be read: {error}; --file wants a CSV recording, plain or .xz") from error
+        raise BadInput(
+            f"{path}: cannot be read: {error}; --file wants a CSV recording, plain or .xz"
+        ) from error
 
 
 def _rows(path: Path) -> Iterator[RecordedSpan]:
     reader = csv.reader(io.StringIO(_text(path), newline=""))
-    header = next(reader, [])
+    header: list[str] = next(reader, [])
     if tuple(header) != _COLUMNS:
         raise BadInput(f"{path}:1: columns are {','.join(header)!r}, want {','.join(_COLUMNS)!r}")
     for row in reader:
@@ -68,16 +74,21 @@ def _rows(path: Path) -> Iterator[RecordedSpan]:
                 int(duration),
             )
         except ValueError as error:
-            raise BadInput(f"{path}:{reader.line_num}: {error}; want {len(_COLUMNS)} fields, times as integers") from error
+            raise BadInput(
+                f"{path}:{reader.line_num}: {error}; want {len(_COLUMNS)} fields, times as integers"
+            ) from error
         if span.end_ns < span.start_ns:
-            raise BadInput(f"{path}:{reader.line_num}: span {span_id} ends before it starts; the latency rule has no such duration")
+            raise BadInput(
+                f"{path}:{reader.line_num}: span {span_id} ends before it starts; the latency rule has no such duration"
+            )
         yield span
 
 
 def read_recording(path: Path) -> dict[str, dict[str, RecordedSpan]]:
     """The spans by trace id and span id.
 
-    Raises BadInput if the file cannot be read, has other columns, ill-typed fields, a negative duration or a span twice.
+    Raises BadInput if the file cannot be read, has other columns, ill-typed fields, a negative
+    duration or a span twice.
     """
     traces: dict[str, dict[str, RecordedSpan]] = {}
     for span in _rows(path):

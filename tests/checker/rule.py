@@ -32,7 +32,9 @@ class Parameters:
         ):
             value = getattr(self, name)
             if type(value) is not int or value < low or (high is not None and value > high):
-                raise BadInput(f"{name} is {value!r}, want an integer from {low} to {high if high is not None else 'any'}")
+                raise BadInput(
+                    f"{name} is {value!r}, want an integer from {low} to {high if high is not None else 'any'}"
+                )
 
 
 @dataclass(slots=True)
@@ -62,7 +64,9 @@ def firing_spans(spans: Iterable[RecordedSpan], parameters: Parameters) -> list[
     """The spans on which the rule fires, in the order in which it does."""
     windows: dict[tuple[str, str], Window] = {}
     fired = []
-    for span in sorted(spans, key=lambda span: (span.end_ns, span.start_ns, span.span_id, span.trace_id)):
+    for span in sorted(
+        spans, key=lambda span: (span.end_ns, span.start_ns, span.span_id, span.trace_id)
+    ):
         window = windows.setdefault((span.pod, span.operation), Window(parameters))
         if window.present(span.end_ns - span.start_ns):
             fired.append(span)
@@ -70,7 +74,10 @@ def firing_spans(spans: Iterable[RecordedSpan], parameters: Parameters) -> list[
 
 
 def read_parameters(rules: Path, recording: Path) -> Parameters:
-    """The parameters that the table ``rules`` gives for ``recording`` (by its name without .csv and .xz); BadInput if it gives none."""
+    """The parameters that the table ``rules`` gives for ``recording``; BadInput if it gives none.
+
+    The table's key is the recording's file name without .csv and .xz.
+    """
     try:
         table = json.loads(rules.read_text())
         factors = table["factor_permille"]
@@ -80,5 +87,7 @@ def read_parameters(rules: Path, recording: Path) -> Parameters:
         raise BadInput(f"{rules}: not a table of latency rules: {error!r}") from error
     name = recording.name.removesuffix(".xz").removesuffix(".csv")
     if name not in known:
-        raise BadInput(f"{rules}: no factor_permille for {name!r}; it knows {', '.join(known)}; add one")
+        raise BadInput(
+            f"{rules}: no factor_permille for {name!r}; it knows {', '.join(known)}; add one"
+        )
     return Parameters(*common, factors[name])
