@@ -12,16 +12,17 @@ JOBS := $(shell nproc)
 export PYTHONPATH := $(CURDIR):$(CURDIR)/native/python:$(CURDIR)/build/protocol:$(CURDIR)/build/native/python
 export PYTHONPYCACHEPREFIX := $(CURDIR)/build/.pycache
 
-PYTHON_SOURCES = $(shell find appliance coordinator native protocol scripts tests -name '*.py' | sort)
-C_SOURCES = $(shell find bpf native tests -name '*.[ch]' | sort)
-SHELL_SOURCES = $(shell grep -rlI '^\#!.*sh$$' .ci scripts native tests)
+SOURCES := .ci appliance bpf coordinator native packaging protocol scripts systemd tests vagrant
+PYTHON_SOURCES = $(shell { find $(SOURCES) -name '*.py'; grep -rlIE '^\#!.*python3?$$' $(SOURCES); } | sort -u)
+SHELL_SOURCES = $(shell grep -rlIE '^\#!.*\<(ba)?sh$$' $(SOURCES) | sort)
+C_SOURCES = $(shell find $(SOURCES) -name '*.[ch]' | sort)
 
-LINT := build/.lint
+LINT := build/venv-lint
 LINT_STAMP := $(LINT)/.stamp
 
 .DELETE_ON_ERROR:
 .PHONY: help setup build build-asan build-tsan test test-all test-c lint format \
-	demo bench-native clean
+	pythonpath demo bench-native clean
 
 help:
 	@echo 'sudo make demo        replay recorded traffic on ten nodes (SPEED= FILE= KEEP=1)'
@@ -37,14 +38,17 @@ help:
 setup:
 	@scripts/setup
 
+# A configuration that was interrupted leaves what Meson takes for a whole one.
+configure = rm -rf $(@D)/meson-private && $(MESON) setup $(@D)
+
 build/build.ninja: | setup
-	$(MESON) setup build
+	$(configure)
 
 build/asan/build.ninja: | setup
-	$(MESON) setup build/asan -Db_sanitize=address,undefined
+	$(configure) -Db_sanitize=address,undefined
 
 build/tsan/build.ninja: | setup
-	$(MESON) setup build/tsan -Db_sanitize=thread
+	$(configure) -Db_sanitize=thread
 
 build: setup build/build.ninja
 	ninja -C build -j$(JOBS)
@@ -78,7 +82,7 @@ $(LINT_STAMP): scripts/lint-requirements.txt | setup
 		--requirement scripts/lint-requirements.txt
 	touch $@
 
-# clang-tidy warns about gcc's options; the sources themselves are not excused.
+# clang-tidy runs on gcc's command lines, so it must not mind options of gcc's.
 lint: build $(LINT_STAMP)
 	$(LINT)/bin/ruff check $(PYTHON_SOURCES)
 	$(LINT)/bin/ruff format --check $(PYTHON_SOURCES)
@@ -92,6 +96,9 @@ format: $(LINT_STAMP)
 	$(LINT)/bin/ruff check --fix-only $(PYTHON_SOURCES)
 	$(LINT)/bin/ruff format $(PYTHON_SOURCES)
 	clang-format -i $(C_SOURCES)
+
+pythonpath:
+	@echo '$(PYTHONPATH)'
 
 # SPEED, FILE and KEEP, given on the command line, reach the programs in their
 # environment, as make does by itself.
