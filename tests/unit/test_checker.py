@@ -172,15 +172,23 @@ def test_spans_are_taken_by_end_start_and_id() -> None:
     def span(span_id: str, start_ns: int, end_ns: int) -> RecordedSpan:
         return RecordedSpan("t", span_id, "", "pod", "op", start_ns, end_ns, 0)
 
-    first = [span("z", 9, 10), span("y", 10, 20)]
-    # All end at 30: the earliest start goes first and is long; of equal ones, the lesser id.
-    tied = [span("c", 29, 30), span("b", 27, 30), span("a", 27, 30), span("d", 0, 30)]
+    # Each is compared with the one presented before it.
     parameters = Parameters(1, 1, 1, 1000)
-    # Each is compared with the one before it: 1, 10 fires, 30 fires, 3 no, 3 no, 1 no.
-    for order in (first + tied, list(reversed(first + tied))):
-        assert [one.span_id for one in firing_spans(order, parameters)] == ["y", "d"]
+
+    def fired(*spans: RecordedSpan) -> list[str]:
+        ids = [one.span_id for one in firing_spans(spans, parameters)]
+        assert ids == [one.span_id for one in firing_spans(reversed(spans), parameters)]
+        return ids
+
+    # By end: 195 after 90. By start or id, 90 would come last and nothing fire.
+    assert fired(span("b", 10, 100), span("a", 5, 200)) == ["a"]
+    # The same end, so by start: 30 and 3 after 40. By id, 3 would come before 30, which fires.
+    assert fired(span("y", 5, 45), span("d", 20, 50), span("a", 47, 50)) == []
+    # The same end and start, so by id: the first fires, the second equals it.
+    assert fired(span("y", 9, 10), span("c", 17, 20), span("a", 17, 20)) == ["a"]
     other_pod = RecordedSpan("t", "e", "", "other", "op", 0, 1000, 0)
-    assert [one.span_id for one in firing_spans([*first, other_pod], parameters)] == ["y"]
+    other_operation = RecordedSpan("t", "f", "", "pod", "other", 0, 1000, 0)
+    assert fired(span("y", 9, 10), other_pod, other_operation, span("z", 18, 20)) == ["z"]
 
 
 def test_all_is_well(checker: Checker) -> None:

@@ -166,6 +166,10 @@ def check_order(schedule: Schedule) -> None:
     assert received == len(sent)
     for events in schedule.pods.values():
         assert all(one.key < other.key for one, other in pairwise(events))
+        ended = [event.span for event in events if isinstance(event, EndSpan)]
+        assert ended == sorted(
+            ended, key=lambda span: (span.end_ns, span.start_ns, span.span_id, span.trace_id)
+        )
 
 
 @pytest.mark.parametrize("name", FILES)
