@@ -1,0 +1,554 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bytes to messages and back, with every bound of ``backsight.proto`` checked on the way.
+
+What arrives is untrusted: a peer may be broken, of another version, or hostile.
+Whatever is malformed raises WireError, which names the field and says what is
+allowed; nothing else is raised, and nothing out of bounds reaches a core. The
+same checks guard the way out, so that a node never sends what its coordinator
+must refuse.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+import zlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import backsight_pb2 as pb
+from google.protobuf.message import DecodeError, Message
+
+from protocol.messages import (
+    CHUNK_BYTES_MAX,
+    CRUMBS_MAX,
+    LATERALS_MAX,
+    NODE_NAME_BYTES_MAX,
+    TRIGGER_NAME_BYTES_MAX,
+    WHY_BYTES_MAX,
+    Abandoned,
+    ClockProbe,
+    ClockReply,
+    Collect,
+    CoordinatorMessage,
+    Drop,
+    Group,
+    Hello,
+    NodeId,
+    NodeMessage,
+    Refused,
+    Release,
+    SliceAck,
+    SliceChunk,
+    SliceFlags,
+    SliceReply,
+    SliceStatus,
+    Source,
+    TraceId,
+    TriggerAck,
+    TriggerFired,
+    Welcome,
+)
+
+PROTOCOL = 1
+"""Raised with every change that an old peer would misread."""
+
+BATCH_MESSAGES_MAX = 1024
+"""Messages in one batch: under 1 MiB even if each is as large as it may be."""
+
+ACKS_MAX = 65536
+"""Acks in one reply: 28 bytes each, so under 2 MiB."""
+
+ADDRESSES_MAX = 64
+ADDRESS_BYTES_MAX = 64
+"""The longest textual IPv6 address with a zone fits."""
+
+REASON_BYTES_MAX = 512
+
+MESSAGE_BYTES_MAX = 4 << 20
+"""What gRPC may receive at once (its own default); all bounds above stay below it."""
+
+INTEGER_MAX = (1 << 63) - 1
+"""Sizes, offsets and times: what a signed 64-bit column of the store holds."""
+
+# A stray end-group tag is a warning to the C++ parser, which then stops. It is
+# refused below like everything malformed; a peer shall not write to our stderr.
+warnings.filterwarnings("ignore", message="Unexpected end-group tag", category=RuntimeWarning)
+
+_UINT32_MAX = (1 << 32) - 1
+_UINT64_MAX = (1 << 64) - 1
+_TRACE_ID_BYTES = 16
+_TRIGGER_NAME = re.compile(rf"[a-z0-9_.-]{{1,{TRIGGER_NAME_BYTES_MAX}}}")
+_NODE_NAME = re.compile(rf"[A-Za-z0-9_.-]{{1,{NODE_NAME_BYTES_MAX}}}")
+_CONTROL_CHARACTER = re.compile(r"[\x00-\x1f\x7f]")
+_FLAGS_KNOWN = sum(SliceFlags)
+
+# zlib's own default: half the time of 9, all but a hundredth of its ratio.
+_COMPRESSION_LEVEL = 6
+
+
+class WireError(ValueError):
+    """A message that breaks a bound: which field, and what is wrong with it."""
+
+    def __init__(self, field: str, problem: str) -> None:
+        super().__init__(f"{field}: {problem}")
+        self.field = field
+        self.problem = problem
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """Who sends the chunks of a Slices stream; its first message, without a chunk."""
+
+    node: str
+    incarnation: int
+
+
+# -------------------------------------------------------------- field checks
+
+
+def _integer(field: str, value: int, maximum: int = INTEGER_MAX) -> int:
+    if not 0 <= value <= maximum:
+        raise WireError(field, f"{value}; allowed: 0 to {maximum}")
+    return value
+
+
+def _count(field: str, items: Sequence[object], maximum: int, minimum: int = 0) -> None:
+    if not minimum <= len(items) <= maximum:
+        raise WireError(field, f"{len(items)} of them; allowed: {minimum} to {maximum}")
+
+
+def _text(field: str, value: str, maximum: int, minimum: int = 0) -> str:
+    try:
+        size = len(value.encode())
+    except UnicodeEncodeError as error:
+        raise WireError(field, f"no valid Unicode: {error.reason}") from error
+    if not minimum <= size <= maximum:
+        raise WireError(field, f"{size} bytes; allowed: {minimum} to {maximum}")
+    return value
+
+
+def _trace(field: str, value: bytes) -> TraceId:
+    if len(value) != _TRACE_ID_BYTES:
+        raise WireError(field, f"{len(value)} bytes; a trace id has {_TRACE_ID_BYTES}")
+    if not any(value):
+        raise WireError(field, "all zero, which means no trace")
+    return TraceId(value)
+
+
+def _trigger_name(field: str, value: str) -> str:
+    if not _TRIGGER_NAME.fullmatch(value):
+        raise WireError(
+            field, f"{value[:64]!r}; allowed: 1 to {TRIGGER_NAME_BYTES_MAX} of a-z 0-9 _ . -"
+        )
+    return value
+
+
+def _node_name(field: str, value: str) -> str:
+    if not _NODE_NAME.fullmatch(value):
+        raise WireError(
+            field, f"{value[:64]!r}; allowed: 1 to {NODE_NAME_BYTES_MAX} of A-Z a-z 0-9 _ . -"
+        )
+    return value
+
+
+def _address(field: str, value: str) -> str:
+    _text(field, value, ADDRESS_BYTES_MAX, minimum=1)
+    if _CONTROL_CHARACTER.search(value):
+        raise WireError(field, f"{value!r} has control characters")
+    return value
+
+
+def _flags(field: str, value: int) -> SliceFlags:
+    if value & ~_FLAGS_KNOWN or value < 0:
+        raise WireError(field, f"{value:#x}; known flags: {_FLAGS_KNOWN:#x}")
+    return SliceFlags(value)
+
+
+def _source(field: str, value: int) -> Source:
+    try:
+        return Source(value)
+    except ValueError:
+        raise WireError(field, f"{value}; allowed: {[int(s) for s in Source]}") from None
+
+
+def _group(field: str, trigger: str, primary: bytes) -> Group:
+    return Group(_trigger_name(f"{field}.trigger", trigger), _trace(f"{field}.primary", primary))
+
+
+def _group_in(field: str, group: pb.Group) -> Group:
+    return _group(field, group.trigger, group.primary)
+
+
+def _group_out(field: str, group: Group) -> pb.Group:
+    _group(field, group.trigger, group.primary)
+    return pb.Group(trigger=group.trigger, primary=group.primary)
+
+
+def node_name_is_valid(name: str) -> bool:
+    """Whether a node may be called so: 1 to 63 characters of A-Z a-z 0-9 _ . -."""
+    return _NODE_NAME.fullmatch(name) is not None
+
+
+def trigger_name_is_valid(name: str) -> bool:
+    """Whether a trigger may be called so: 1 to 31 characters of a-z 0-9 _ . -."""
+    return _TRIGGER_NAME.fullmatch(name) is not None
+
+
+def parse_trace_id(text: str) -> TraceId:
+    """Parse the 32 hex digits in which people and W3C headers write a trace id."""
+    if not re.fullmatch(r"[0-9a-fA-F]{32}", text):
+        raise WireError("trace id", f"{text[:64]!r}; want 32 hex digits")
+    return _trace("trace id", bytes.fromhex(text))
+
+
+# ------------------------------------------------------------------ messages
+#
+# Each message has one check, which both directions pass through.
+
+
+def _checked_hello(m: Hello) -> Hello:
+    _node_name("hello.node", m.node)
+    _integer("hello.incarnation", m.incarnation, _UINT64_MAX)
+    _count("hello.addresses", m.addresses, ADDRESSES_MAX)
+    for address in m.addresses:
+        _address("hello.addresses", address)
+    return m
+
+
+def _checked_trigger_fired(m: TriggerFired) -> TriggerFired:
+    _count("trigger_fired.laterals", m.laterals, LATERALS_MAX)
+    for lateral in m.laterals:
+        _trace("trigger_fired.laterals", lateral)
+    _text("trigger_fired.why", m.why, WHY_BYTES_MAX)
+    _integer("trigger_fired.fired_at_ns", m.fired_at_ns)
+    _integer("trigger_fired.suppressed", m.suppressed)
+    return m
+
+
+def _checked_slice_status(m: SliceStatus) -> SliceStatus:
+    _trace("slice_status.trace", m.trace)
+    _flags("slice_status.flags", int(m.flags))
+    _integer("slice_status.bytes", m.bytes)
+    _integer("slice_status.open_handles", m.open_handles, _UINT32_MAX)
+    _count("slice_status.crumbs", m.crumbs, CRUMBS_MAX)
+    for crumb in m.crumbs:
+        _integer("slice_status.crumbs", crumb, _UINT64_MAX)
+    return m
+
+
+def _checked_clock_reply(m: ClockReply) -> ClockReply:
+    _integer("clock_reply.number", m.number, _UINT32_MAX)
+    _integer("clock_reply.received_ns", m.received_ns)
+    _integer("clock_reply.sent_ns", m.sent_ns)
+    return m
+
+
+def _checked_collect(m: Collect) -> Collect:
+    # The primary and its laterals.
+    _count("collect.traces", m.traces, 1 + LATERALS_MAX, minimum=1)
+    for trace in m.traces:
+        _trace("collect.traces", trace)
+    return m
+
+
+def _node_message_out(message: NodeMessage) -> pb.NodeMessage:
+    match message:
+        case Hello():
+            _checked_hello(message)
+            return pb.NodeMessage(
+                hello=pb.Hello(
+                    protocol=PROTOCOL,
+                    node=message.node,
+                    incarnation=message.incarnation,
+                    addresses=message.addresses,
+                )
+            )
+        case TriggerFired():
+            _checked_trigger_fired(message)
+            return pb.NodeMessage(
+                trigger_fired=pb.TriggerFired(
+                    group=_group_out("trigger_fired.group", message.group),
+                    laterals=message.laterals,
+                    why=message.why,
+                    source=pb.Source.ValueType(_source("trigger_fired.source", message.source)),
+                    fired_at_ns=message.fired_at_ns,
+                    suppressed=message.suppressed,
+                )
+            )
+        case SliceStatus():
+            _checked_slice_status(message)
+            return pb.NodeMessage(
+                slice_status=pb.SliceStatus(
+                    trace=message.trace,
+                    held=message.held,
+                    flags=int(message.flags),
+                    bytes=message.bytes,
+                    open_handles=message.open_handles,
+                    crumbs=message.crumbs,
+                )
+            )
+        case Abandoned():
+            return pb.NodeMessage(
+                abandoned=pb.Abandoned(group=_group_out("abandoned.group", message.group))
+            )
+        case ClockReply():
+            _checked_clock_reply(message)
+            return pb.NodeMessage(
+                clock_reply=pb.ClockReply(
+                    number=message.number,
+                    received_ns=message.received_ns,
+                    sent_ns=message.sent_ns,
+                )
+            )
+
+
+def _node_message_in(message: pb.NodeMessage) -> NodeMessage:
+    match message.WhichOneof("message"):
+        case "hello":
+            hello = message.hello
+            if hello.protocol != PROTOCOL:
+                raise WireError(
+                    "hello.protocol",
+                    f"{hello.protocol}; this side speaks {PROTOCOL}: run the same version of"
+                    " Backsight on nodes and coordinator",
+                )
+            return _checked_hello(Hello(hello.node, hello.incarnation, tuple(hello.addresses)))
+        case "trigger_fired":
+            fired = message.trigger_fired
+            return _checked_trigger_fired(
+                TriggerFired(
+                    _group_in("trigger_fired.group", fired.group),
+                    tuple(TraceId(lateral) for lateral in fired.laterals),
+                    fired.why,
+                    _source("trigger_fired.source", fired.source),
+                    fired.fired_at_ns,
+                    fired.suppressed,
+                )
+            )
+        case "slice_status":
+            status = message.slice_status
+            return _checked_slice_status(
+                SliceStatus(
+                    TraceId(status.trace),
+                    status.held,
+                    _flags("slice_status.flags", status.flags),
+                    status.bytes,
+                    status.open_handles,
+                    tuple(NodeId(crumb) for crumb in status.crumbs),
+                )
+            )
+        case "abandoned":
+            return Abandoned(_group_in("abandoned.group", message.abandoned.group))
+        case "clock_reply":
+            reply = message.clock_reply
+            return _checked_clock_reply(ClockReply(reply.number, reply.received_ns, reply.sent_ns))
+        case _:
+            raise WireError("message", "none of those that a node sends")
+
+
+def _coordinator_message_out(message: CoordinatorMessage) -> pb.CoordinatorMessage:
+    match message:
+        case Welcome():
+            _integer("welcome.incarnation", message.incarnation, _UINT64_MAX)
+            return pb.CoordinatorMessage(welcome=pb.Welcome(incarnation=message.incarnation))
+        case Refused():
+            _text("refused.reason", message.reason, REASON_BYTES_MAX)
+            return pb.CoordinatorMessage(refused=pb.Refused(reason=message.reason))
+        case Collect():
+            _checked_collect(message)
+            return pb.CoordinatorMessage(
+                collect=pb.Collect(
+                    group=_group_out("collect.group", message.group), traces=message.traces
+                )
+            )
+        case TriggerAck():
+            return pb.CoordinatorMessage(
+                trigger_ack=pb.TriggerAck(group=_group_out("trigger_ack.group", message.group))
+            )
+        case Drop():
+            return pb.CoordinatorMessage(
+                drop=pb.Drop(group=_group_out("drop.group", message.group))
+            )
+        case Release():
+            _trace("release.trace", message.trace)
+            return pb.CoordinatorMessage(release=pb.Release(trace=message.trace))
+        case ClockProbe():
+            _integer("clock_probe.number", message.number, _UINT32_MAX)
+            return pb.CoordinatorMessage(clock_probe=pb.ClockProbe(number=message.number))
+
+
+def _coordinator_message_in(message: pb.CoordinatorMessage) -> CoordinatorMessage:
+    match message.WhichOneof("message"):
+        case "welcome":
+            return Welcome(message.welcome.incarnation)
+        case "refused":
+            return Refused(_text("refused.reason", message.refused.reason, REASON_BYTES_MAX))
+        case "collect":
+            return _checked_collect(
+                Collect(
+                    _group_in("collect.group", message.collect.group),
+                    tuple(TraceId(trace) for trace in message.collect.traces),
+                )
+            )
+        case "trigger_ack":
+            return TriggerAck(_group_in("trigger_ack.group", message.trigger_ack.group))
+        case "drop":
+            return Drop(_group_in("drop.group", message.drop.group))
+        case "release":
+            return Release(_trace("release.trace", message.release.trace))
+        case "clock_probe":
+            return ClockProbe(message.clock_probe.number)
+        case _:
+            raise WireError("message", "none of those that a coordinator sends")
+
+
+# ------------------------------------------------------------------- batches
+
+
+def _parse(message: Message, name: str, data: bytes) -> None:
+    if len(data) > MESSAGE_BYTES_MAX:
+        raise WireError(name, f"{len(data)} bytes; allowed: up to {MESSAGE_BYTES_MAX}")
+    try:
+        consumed = message.ParseFromString(data)
+    except DecodeError as error:
+        raise WireError(name, f"no valid protobuf message: {error}") from error
+    if consumed != len(data):
+        raise WireError(name, f"no valid protobuf message: it ends after {consumed} bytes")
+
+
+def encode_node_batch(messages: Sequence[NodeMessage]) -> bytes:
+    """Encode up to BATCH_MESSAGES_MAX messages of a node."""
+    _count("messages", messages, BATCH_MESSAGES_MAX)
+    return pb.NodeBatch(messages=map(_node_message_out, messages)).SerializeToString()
+
+
+def decode_node_batch(data: bytes) -> list[NodeMessage]:
+    """Decode what a node sent on its Control stream; WireError if any of it is malformed."""
+    batch = pb.NodeBatch()
+    _parse(batch, "node batch", data)
+    _count("messages", batch.messages, BATCH_MESSAGES_MAX)
+    return [_node_message_in(message) for message in batch.messages]
+
+
+def encode_coordinator_batch(messages: Sequence[CoordinatorMessage]) -> bytes:
+    """Encode up to BATCH_MESSAGES_MAX messages of a coordinator."""
+    _count("messages", messages, BATCH_MESSAGES_MAX)
+    return pb.CoordinatorBatch(messages=map(_coordinator_message_out, messages)).SerializeToString()
+
+
+def decode_coordinator_batch(data: bytes) -> list[CoordinatorMessage]:
+    """Decode what a coordinator sent on a Control stream; WireError if any of it is malformed."""
+    batch = pb.CoordinatorBatch()
+    _parse(batch, "coordinator batch", data)
+    _count("messages", batch.messages, BATCH_MESSAGES_MAX)
+    return [_coordinator_message_in(message) for message in batch.messages]
+
+
+# -------------------------------------------------------------------- slices
+
+
+def _checked_chunk(chunk: SliceChunk) -> SliceChunk:
+    _trace("slice_chunk.trace", chunk.trace)
+    _integer("slice_chunk.offset", chunk.offset, INTEGER_MAX - CHUNK_BYTES_MAX)
+    if not 1 <= len(chunk.data) <= CHUNK_BYTES_MAX:
+        raise WireError(
+            "slice_chunk.data", f"{len(chunk.data)} bytes; allowed: 1 to {CHUNK_BYTES_MAX}"
+        )
+    return chunk
+
+
+def _decompressed(data: bytes) -> bytes:
+    inflater = zlib.decompressobj()
+    try:
+        plain = inflater.decompress(data, CHUNK_BYTES_MAX)
+    except zlib.error as error:
+        raise WireError("slice_chunk.data", f"no valid zlib stream: {error}") from error
+    # The end of the stream follows the last byte, and may not have been read
+    # when the output was full.
+    if not inflater.eof and inflater.unconsumed_tail:
+        try:
+            more = inflater.decompress(inflater.unconsumed_tail, 1)
+        except zlib.error as error:
+            raise WireError("slice_chunk.data", f"no valid zlib stream: {error}") from error
+        if more:
+            raise WireError("slice_chunk.data", f"inflates to more than {CHUNK_BYTES_MAX} bytes")
+    if not inflater.eof:
+        raise WireError("slice_chunk.data", "the zlib stream is cut off")
+    if inflater.unused_data:
+        raise WireError("slice_chunk.data", "bytes follow the zlib stream")
+    return plain
+
+
+def encode_opening(opening: Opening) -> bytes:
+    """Encode the first message of a Slices stream."""
+    _node_name("slice_chunk.node", opening.node)
+    _integer("slice_chunk.incarnation", opening.incarnation, _UINT64_MAX)
+    return pb.SliceChunk(node=opening.node, incarnation=opening.incarnation).SerializeToString()
+
+
+def encode_chunk(chunk: SliceChunk) -> bytes:
+    """Encode a chunk, compressed where that makes it smaller."""
+    _checked_chunk(chunk)
+    deflated = zlib.compress(chunk.data, _COMPRESSION_LEVEL)
+    compressed = len(deflated) < len(chunk.data)
+    return pb.SliceChunk(
+        trace=chunk.trace,
+        offset=chunk.offset,
+        data=deflated if compressed else chunk.data,
+        compressed=compressed,
+    ).SerializeToString()
+
+
+def decode_slices_message(data: bytes) -> Opening | SliceChunk:
+    """Decode what a node sent on a Slices stream; WireError if it is malformed."""
+    message = pb.SliceChunk()
+    _parse(message, "slice chunk", data)
+    if message.node:
+        if message.trace or message.data:
+            raise WireError("slice_chunk.node", "stands in a message of its own, without a chunk")
+        return Opening(_node_name("slice_chunk.node", message.node), message.incarnation)
+    if len(message.data) > CHUNK_BYTES_MAX:
+        raise WireError(
+            "slice_chunk.data", f"{len(message.data)} bytes; allowed: up to {CHUNK_BYTES_MAX}"
+        )
+    return _checked_chunk(
+        SliceChunk(
+            TraceId(message.trace),
+            message.offset,
+            _decompressed(message.data) if message.compressed else message.data,
+        )
+    )
+
+
+def encode_slice_reply(reply: SliceReply) -> bytes:
+    """Encode acks and credit."""
+    return pb.SliceReply(
+        acks=_acks_out(reply.acks),
+        credit_bytes=_integer("slice_reply.credit_bytes", reply.credit_bytes),
+    ).SerializeToString()
+
+
+def _acks_out(acks: Sequence[SliceAck]) -> Iterable[pb.SliceAck]:
+    _count("slice_reply.acks", acks, ACKS_MAX)
+    for ack in acks:
+        _trace("slice_reply.acks.trace", ack.trace)
+        _integer("slice_reply.acks.offset", ack.offset)
+        yield pb.SliceAck(trace=ack.trace, offset=ack.offset)
+
+
+def decode_slice_reply(data: bytes) -> SliceReply:
+    """Decode what a coordinator sent on a Slices stream; WireError if it is malformed."""
+    message = pb.SliceReply()
+    _parse(message, "slice reply", data)
+    _count("slice_reply.acks", message.acks, ACKS_MAX)
+    return SliceReply(
+        tuple(
+            SliceAck(
+                _trace("slice_reply.acks.trace", ack.trace),
+                _integer("slice_reply.acks.offset", ack.offset),
+            )
+            for ack in message.acks
+        ),
+        _integer("slice_reply.credit_bytes", message.credit_bytes),
+    )

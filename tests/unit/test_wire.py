@@ -1,0 +1,381 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every valid message survives the wire; whatever else arrives is a WireError."""
+
+from __future__ import annotations
+
+import dataclasses
+import zlib
+from collections.abc import Callable
+
+import backsight_pb2 as pb
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protocol import wire
+from protocol.messages import (
+    CHUNK_BYTES_MAX,
+    CRUMBS_MAX,
+    LATERALS_MAX,
+    Abandoned,
+    ClockProbe,
+    ClockReply,
+    Collect,
+    CoordinatorMessage,
+    Drop,
+    Group,
+    Hello,
+    NodeId,
+    NodeMessage,
+    Refused,
+    Release,
+    SliceAck,
+    SliceChunk,
+    SliceFlags,
+    SliceReply,
+    SliceStatus,
+    Source,
+    TraceId,
+    TriggerAck,
+    TriggerFired,
+    Welcome,
+)
+
+# pytest undoes the filter of protocol.wire.
+pytestmark = pytest.mark.filterwarnings("ignore:Unexpected end-group tag")
+
+
+UINT32 = st.integers(0, (1 << 32) - 1)
+UINT63 = st.integers(0, (1 << 63) - 1)
+UINT64 = st.integers(0, (1 << 64) - 1)
+
+
+def texts(bytes_max: int) -> st.SearchStrategy[str]:
+    return st.text(st.characters(blacklist_categories=["Cs"]), max_size=bytes_max).filter(
+        lambda text: len(text.encode()) <= bytes_max
+    )
+
+
+trace_ids = st.binary(min_size=16, max_size=16).filter(any).map(TraceId)
+groups = st.builds(Group, st.from_regex(r"[a-z0-9_.-]{1,31}", fullmatch=True), trace_ids)
+node_names = st.from_regex(r"[A-Za-z0-9_.-]{1,63}", fullmatch=True)
+crumbs = st.lists(UINT64.map(NodeId), max_size=CRUMBS_MAX).map(tuple)
+flags = st.integers(0, sum(SliceFlags)).map(SliceFlags)
+
+node_messages: st.SearchStrategy[NodeMessage] = st.one_of(
+    st.builds(
+        Hello,
+        node_names,
+        UINT64,
+        st.lists(st.ip_addresses().map(str), max_size=4).map(tuple),
+    ),
+    st.builds(
+        TriggerFired,
+        groups,
+        st.lists(trace_ids, max_size=LATERALS_MAX).map(tuple),
+        texts(95),
+        st.sampled_from(Source),
+        UINT63,
+        UINT63,
+    ),
+    st.builds(SliceStatus, trace_ids, st.booleans(), flags, UINT63, UINT32, crumbs),
+    st.builds(Abandoned, groups),
+    st.builds(ClockReply, UINT32, UINT63, UINT63),
+)
+coordinator_messages: st.SearchStrategy[CoordinatorMessage] = st.one_of(
+    st.builds(Welcome, UINT64),
+    st.builds(Refused, texts(wire.REASON_BYTES_MAX)),
+    st.builds(
+        Collect, groups, st.lists(trace_ids, min_size=1, max_size=1 + LATERALS_MAX).map(tuple)
+    ),
+    st.builds(TriggerAck, groups),
+    st.builds(Drop, groups),
+    st.builds(Release, trace_ids),
+    st.builds(ClockProbe, UINT32),
+)
+# Long and repetitive, so that compression takes both of its ways.
+chunk_data = st.builds(bytes.__mul__, st.binary(min_size=1, max_size=64), st.integers(1, 2000))
+chunks = st.builds(SliceChunk, trace_ids, st.integers(0, 1 << 62), chunk_data)
+slice_replies = st.builds(
+    SliceReply, st.lists(st.builds(SliceAck, trace_ids, UINT63), max_size=20).map(tuple), UINT63
+)
+
+TRACE = TraceId(bytes(range(1, 17)))
+GROUP = Group("latency", TRACE)
+
+
+@given(st.lists(node_messages, max_size=8))
+def test_node_batches_round_trip(messages: list[NodeMessage]) -> None:
+    assert wire.decode_node_batch(wire.encode_node_batch(messages)) == messages
+
+
+@given(st.lists(coordinator_messages, max_size=8))
+def test_coordinator_batches_round_trip(messages: list[CoordinatorMessage]) -> None:
+    assert wire.decode_coordinator_batch(wire.encode_coordinator_batch(messages)) == messages
+
+
+@given(chunks)
+def test_chunks_round_trip(chunk: SliceChunk) -> None:
+    assert wire.decode_slices_message(wire.encode_chunk(chunk)) == chunk
+
+
+@given(node_names, UINT64)
+def test_openings_round_trip(node: str, incarnation: int) -> None:
+    opening = wire.Opening(node, incarnation)
+    assert wire.decode_slices_message(wire.encode_opening(opening)) == opening
+
+
+@given(slice_replies)
+def test_slice_replies_round_trip(reply: SliceReply) -> None:
+    assert wire.decode_slice_reply(wire.encode_slice_reply(reply)) == reply
+
+
+DECODERS: dict[str, Callable[[bytes], object]] = {
+    "node": wire.decode_node_batch,
+    "coordinator": wire.decode_coordinator_batch,
+    "chunk": wire.decode_slices_message,
+    "reply": wire.decode_slice_reply,
+}
+
+
+@pytest.mark.parametrize("decoder", DECODERS)
+@given(data=st.binary(max_size=512))
+def test_random_bytes_are_a_message_or_a_wire_error(decoder: str, data: bytes) -> None:
+    try:
+        DECODERS[decoder](data)
+    except wire.WireError as error:
+        assert error.field
+        assert error.problem
+
+
+@pytest.mark.parametrize("decoder", DECODERS)
+def test_a_message_that_ends_early_is_refused(decoder: str) -> None:
+    with pytest.raises(wire.WireError, match="ends after"):
+        DECODERS[decoder](b"\x0c\x01")  # a group's end without its start
+
+
+@st.composite
+def damaged(draw: st.DrawFn, encoded: st.SearchStrategy[bytes]) -> bytes:
+    data = bytearray(draw(encoded))
+    for _ in range(draw(st.integers(1, 8))):
+        if data:
+            data[draw(st.integers(0, len(data) - 1))] = draw(st.integers(0, 255))
+    return bytes(data[: draw(st.integers(0, len(data)))])
+
+
+@pytest.mark.parametrize(
+    ("decoder", "encoded"),
+    [
+        ("node", st.lists(node_messages, max_size=3).map(wire.encode_node_batch)),
+        (
+            "coordinator",
+            st.lists(coordinator_messages, max_size=3).map(wire.encode_coordinator_batch),
+        ),
+        ("chunk", chunks.map(wire.encode_chunk)),
+        ("reply", slice_replies.map(wire.encode_slice_reply)),
+    ],
+)
+@given(data=st.data())
+def test_damaged_messages_are_messages_or_wire_errors(
+    decoder: str, encoded: st.SearchStrategy[bytes], data: st.DataObject
+) -> None:
+    try:
+        decoded = DECODERS[decoder](data.draw(damaged(encoded)))
+    except wire.WireError:
+        return
+    # What was let through is within bounds: it can be encoded again.
+    match decoder:
+        case "node":
+            assert isinstance(decoded, list)
+            wire.encode_node_batch(decoded)
+        case "coordinator":
+            assert isinstance(decoded, list)
+            wire.encode_coordinator_batch(decoded)
+        case "chunk" if isinstance(decoded, SliceChunk):
+            wire.encode_chunk(decoded)
+        case "reply":
+            assert isinstance(decoded, SliceReply)
+            wire.encode_slice_reply(decoded)
+
+
+FIRED = TriggerFired(GROUP, (), "", Source.APPLICATION, 1, 0)
+STATUS = SliceStatus(TRACE, True)
+
+
+@pytest.mark.parametrize(
+    ("field", "message"),
+    [
+        ("hello.node", Hello("", 1)),
+        ("hello.node", Hello("n" * 64, 1)),
+        ("hello.node", Hello("a b", 1)),
+        ("hello.node", Hello("node\n", 1)),
+        ("hello.incarnation", Hello("n", 1 << 64)),
+        ("hello.incarnation", Hello("n", -1)),
+        ("hello.addresses", Hello("n", 1, ("10.0.0.1",) * 65)),
+        ("hello.addresses", Hello("n", 1, ("",))),
+        ("hello.addresses", Hello("n", 1, ("1" * 65,))),
+        ("hello.addresses", Hello("n", 1, ("10.0.0.1\n",))),
+        ("trigger_fired.group.trigger", dataclasses.replace(FIRED, group=Group("", TRACE))),
+        ("trigger_fired.group.trigger", dataclasses.replace(FIRED, group=Group("A", TRACE))),
+        ("trigger_fired.group.trigger", dataclasses.replace(FIRED, group=Group("a" * 32, TRACE))),
+        (
+            "trigger_fired.group.primary",
+            dataclasses.replace(FIRED, group=Group("a", TraceId(bytes(16)))),
+        ),
+        (
+            "trigger_fired.group.primary",
+            dataclasses.replace(FIRED, group=Group("a", TraceId(b"short"))),
+        ),
+        ("trigger_fired.laterals", dataclasses.replace(FIRED, laterals=(TRACE,) * 33)),
+        ("trigger_fired.laterals", dataclasses.replace(FIRED, laterals=(TraceId(b"1" * 17),))),
+        ("trigger_fired.why", dataclasses.replace(FIRED, why="x" * 96)),
+        ("trigger_fired.why", dataclasses.replace(FIRED, why="ä" * 48)),
+        ("trigger_fired.why", dataclasses.replace(FIRED, why="\ud800")),
+        ("trigger_fired.fired_at_ns", dataclasses.replace(FIRED, fired_at_ns=1 << 63)),
+        ("trigger_fired.suppressed", dataclasses.replace(FIRED, suppressed=-1)),
+        ("slice_status.trace", SliceStatus(TraceId(bytes(16)), True)),
+        ("slice_status.flags", dataclasses.replace(STATUS, flags=SliceFlags(1 << 20))),
+        ("slice_status.bytes", dataclasses.replace(STATUS, bytes=1 << 63)),
+        ("slice_status.open_handles", dataclasses.replace(STATUS, open_handles=1 << 32)),
+        ("slice_status.crumbs", dataclasses.replace(STATUS, crumbs=(NodeId(1),) * 65)),
+        ("slice_status.crumbs", dataclasses.replace(STATUS, crumbs=(NodeId(1 << 64),))),
+        ("abandoned.group.trigger", Abandoned(Group("no spaces", TRACE))),
+        ("clock_reply.number", ClockReply(1 << 32, 0, 0)),
+        ("clock_reply.sent_ns", ClockReply(0, 0, 1 << 63)),
+    ],
+)
+def test_node_never_sends_what_breaks_a_bound(field: str, message: NodeMessage) -> None:
+    with pytest.raises(wire.WireError) as caught:
+        wire.encode_node_batch([message])
+    assert caught.value.field == field
+
+
+def node_batch(message: pb.NodeMessage) -> bytes:
+    return pb.NodeBatch(messages=[message]).SerializeToString()
+
+
+@pytest.mark.parametrize(
+    ("field", "message"),
+    [
+        ("message", pb.NodeMessage()),
+        ("hello.protocol", pb.NodeMessage(hello=pb.Hello(protocol=2, node="n"))),
+        ("hello.node", pb.NodeMessage(hello=pb.Hello(protocol=1))),
+        ("trigger_fired.group.trigger", pb.NodeMessage(trigger_fired=pb.TriggerFired())),
+        (
+            "trigger_fired.source",
+            pb.NodeMessage(
+                trigger_fired=pb.TriggerFired(group=pb.Group(trigger="t", primary=TRACE))
+            ),
+        ),
+        (
+            "trigger_fired.laterals",
+            pb.NodeMessage(
+                trigger_fired=pb.TriggerFired(
+                    group=pb.Group(trigger="t", primary=TRACE),
+                    source=pb.SOURCE_KERNEL,
+                    laterals=[TRACE] * 33,
+                )
+            ),
+        ),
+        ("slice_status.trace", pb.NodeMessage(slice_status=pb.SliceStatus())),
+        (
+            "slice_status.flags",
+            pb.NodeMessage(slice_status=pb.SliceStatus(trace=TRACE, flags=1 << 31)),
+        ),
+        (
+            "slice_status.bytes",
+            pb.NodeMessage(slice_status=pb.SliceStatus(trace=TRACE, bytes=1 << 63)),
+        ),
+        (
+            "slice_status.crumbs",
+            pb.NodeMessage(slice_status=pb.SliceStatus(trace=TRACE, crumbs=range(10_000))),
+        ),
+        (
+            "clock_reply.received_ns",
+            pb.NodeMessage(clock_reply=pb.ClockReply(received_ns=1 << 63)),
+        ),
+    ],
+)
+def test_coordinator_refuses_what_breaks_a_bound(field: str, message: pb.NodeMessage) -> None:
+    with pytest.raises(wire.WireError) as caught:
+        wire.decode_node_batch(node_batch(message))
+    assert caught.value.field == field
+
+
+def test_batches_are_bounded() -> None:
+    most: list[NodeMessage] = [STATUS] * wire.BATCH_MESSAGES_MAX
+    assert len(wire.decode_node_batch(wire.encode_node_batch(most))) == len(most)
+    with pytest.raises(wire.WireError, match="messages"):
+        wire.encode_node_batch([*most, STATUS])
+    too_many = pb.NodeBatch(messages=[pb.NodeMessage()] * (wire.BATCH_MESSAGES_MAX + 1))
+    with pytest.raises(wire.WireError, match="messages: 1025 of them; allowed: 0 to 1024"):
+        wire.decode_node_batch(too_many.SerializeToString())
+
+
+def test_largest_batch_fits_a_grpc_message() -> None:
+    largest = TriggerFired(
+        Group("t" * 31, TRACE), (TRACE,) * LATERALS_MAX, "w" * 95, Source.KERNEL, 1 << 62, 1 << 62
+    )
+    status = SliceStatus(
+        TRACE, True, SliceFlags.HELD, 1 << 62, 1 << 31, (NodeId((1 << 64) - 1),) * CRUMBS_MAX
+    )
+    for message in (largest, status):
+        encoded = wire.encode_node_batch([message] * wire.BATCH_MESSAGES_MAX)
+        assert len(encoded) < wire.MESSAGE_BYTES_MAX
+    acks = SliceReply((SliceAck(TRACE, 1 << 62),) * wire.ACKS_MAX, 1 << 62)
+    assert len(wire.encode_slice_reply(acks)) < wire.MESSAGE_BYTES_MAX
+
+
+@pytest.mark.parametrize("size", [1, 100, CHUNK_BYTES_MAX - 1, CHUNK_BYTES_MAX])
+@pytest.mark.parametrize("byte", [b"\0", None])
+def test_chunks_up_to_the_bound_pass(size: int, byte: bytes | None) -> None:
+    noise = zlib.compress(bytes(range(256)) * 64, 9)  # deflated once, it does not shrink again
+    data = byte * size if byte else (noise * (size // len(noise) + 1))[:size]
+    chunk = SliceChunk(TRACE, 7, data)
+    assert wire.decode_slices_message(wire.encode_chunk(chunk)) == chunk
+
+
+def chunk_bytes(data: bytes, *, compressed: bool, offset: int = 0) -> bytes:
+    return pb.SliceChunk(
+        trace=TRACE, offset=offset, data=data, compressed=compressed
+    ).SerializeToString()
+
+
+@pytest.mark.parametrize(
+    ("problem", "message"),
+    [
+        ("0 bytes", chunk_bytes(b"", compressed=False)),
+        ("1048577 bytes", chunk_bytes(bytes(CHUNK_BYTES_MAX + 1), compressed=False)),
+        # A megabyte of nothing is a kilobyte deflated: it must not become memory.
+        (
+            "inflates to more than",
+            chunk_bytes(zlib.compress(bytes(CHUNK_BYTES_MAX + 1)), compressed=True),
+        ),
+        (
+            "inflates to more than",
+            chunk_bytes(zlib.compress(bytes(512 << 20)), compressed=True),
+        ),
+        ("cut off", chunk_bytes(zlib.compress(b"abc" * 99)[:-1], compressed=True)),
+        ("cut off", chunk_bytes(b"", compressed=True)),
+        ("bytes follow", chunk_bytes(zlib.compress(b"abc") + b"x", compressed=True)),
+        ("no valid zlib stream", chunk_bytes(b"abc", compressed=True)),
+        ("0 bytes", chunk_bytes(zlib.compress(b""), compressed=True)),
+        ("allowed", chunk_bytes(b"x", compressed=False, offset=(1 << 63) - 1)),
+        (
+            "without a chunk",
+            pb.SliceChunk(node="n", trace=TRACE, data=b"x").SerializeToString(),
+        ),
+    ],
+)
+def test_bad_chunks_are_refused(problem: str, message: bytes) -> None:
+    with pytest.raises(wire.WireError, match=problem):
+        wire.decode_slices_message(message)
+
+
+def test_trace_ids_are_parsed_as_people_write_them() -> None:
+    text = "0af7651916cd43dd8448eb211c80319c"
+    assert wire.parse_trace_id(text).hex() == text
+    assert wire.parse_trace_id(text.upper()).hex() == text
+    for bad in ("", text[:-1], text + "0", "0" * 32, "0x" + text[2:], text[:-1] + "g", " " + text):
+        with pytest.raises(wire.WireError, match="trace id"):
+            wire.parse_trace_id(bad)
