@@ -21,7 +21,8 @@ LINT := build/venv-lint
 LINT_STAMP := $(LINT)/.stamp
 
 .DELETE_ON_ERROR:
-.PHONY: help setup build build-asan build-tsan test test-all test-c lint format \
+.PHONY: help setup build build-asan build-tsan test test-all test-c lint \
+	lint-ruff lint-mypy lint-shell lint-clang-format lint-clang-tidy format \
 	pythonpath demo bench-native clean
 
 help:
@@ -82,15 +83,26 @@ $(LINT_STAMP): scripts/lint-requirements.txt | setup
 		--requirement scripts/lint-requirements.txt
 	touch $@
 
-# clang-tidy runs on gcc's command lines, so it must not mind options of gcc's.
-lint: build $(LINT_STAMP)
+# Apart, so that `make --keep-going lint` tells everything at once. clang-tidy
+# runs on gcc's command lines, so it must not mind options of gcc's.
+lint: lint-ruff lint-mypy lint-shell lint-clang-format lint-clang-tidy
+	@echo 'lint: clean'
+
+lint-ruff: $(LINT_STAMP)
 	$(LINT)/bin/ruff check $(PYTHON_SOURCES)
 	$(LINT)/bin/ruff format --check $(PYTHON_SOURCES)
+
+lint-mypy: build $(LINT_STAMP)
 	$(LINT)/bin/mypy $(PYTHON_SOURCES)
+
+lint-shell: setup
 	shellcheck $(SHELL_SOURCES)
+
+lint-clang-format: setup
 	clang-format --dry-run -Werror $(C_SOURCES)
+
+lint-clang-tidy: build
 	run-clang-tidy -p build -quiet -j $(JOBS) -extra-arg=-Wno-unknown-warning-option
-	@echo 'lint: clean'
 
 format: $(LINT_STAMP)
 	$(LINT)/bin/ruff check --fix-only $(PYTHON_SOURCES)
