@@ -7,9 +7,10 @@ MESON := /usr/bin/meson
 PYTHON := /usr/bin/python3
 JOBS := $(shell nproc)
 
-# Where the tree's Python packages are: the tree itself, the client library, and
-# what Meson generates. pyproject.toml has the same list for pytest and mypy.
-export PYTHONPATH := $(CURDIR):$(CURDIR)/native/python:$(CURDIR)/build/protocol:$(CURDIR)/build/native/python
+# Where the tree's Python packages are: the tree itself, the generated protocol,
+# and the client library, which Meson completes in the build directory with its
+# extension. pyproject.toml has the same list for pytest.
+export PYTHONPATH := $(CURDIR):$(CURDIR)/build/protocol:$(CURDIR)/build/native/python
 export PYTHONPYCACHEPREFIX := $(CURDIR)/build/.pycache
 
 SOURCES := .ci appliance bpf coordinator native packaging protocol scripts systemd tests vagrant
@@ -84,7 +85,8 @@ $(LINT_STAMP): scripts/lint-requirements.txt | setup
 	touch $@
 
 # Apart, so that `make --keep-going lint` tells everything at once. clang-tidy
-# runs on gcc's command lines, so it must not mind options of gcc's.
+# leaves out what is generated, and since it runs on gcc's command lines it must
+# not mind options of gcc's.
 lint: lint-ruff lint-mypy lint-shell lint-clang-format lint-clang-tidy
 	@echo 'lint: clean'
 
@@ -102,7 +104,8 @@ lint-clang-format: setup
 	clang-format --dry-run -Werror $(C_SOURCES)
 
 lint-clang-tidy: build
-	run-clang-tidy -p build -quiet -j $(JOBS) -extra-arg=-Wno-unknown-warning-option
+	run-clang-tidy -p build -quiet -j $(JOBS) -extra-arg=-Wno-unknown-warning-option \
+		'^$(CURDIR)/(native|tests)/'
 
 format: $(LINT_STAMP)
 	$(LINT)/bin/ruff check --fix-only $(PYTHON_SOURCES)
