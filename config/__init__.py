@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Strict YAML configuration, described by dataclasses; for both daemons."""
