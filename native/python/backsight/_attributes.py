@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attributes of a span, in the encoding of backsight.h."""
+
+from __future__ import annotations
+
+import contextlib
+import struct
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TypeAlias
+
+from backsight._native import lib
+
+AttributeValue: TypeAlias = str | bool | int | float | bytes
+
+TRUNCATED_KEY = "backsight.truncated"
+"""An attribute that the client adds when others did not fit: how many were cut or left out."""
+
+_STRING = lib.BS_ATTRIBUTE_STRING
+_INT = lib.BS_ATTRIBUTE_INT
+_DOUBLE = lib.BS_ATTRIBUTE_DOUBLE
+_BOOL = lib.BS_ATTRIBUTE_BOOL
+_BYTES = lib.BS_ATTRIBUTE_BYTES
+
+_HEADER_BYTES = 4
+_pack_header = struct.Struct("=BBH").pack  # struct bs_attribute_header
+_pack_int = struct.Struct("=q").pack
+_pack_double = struct.Struct("=d").pack
+
+_KEY_BYTES_MAX = 255  # bs_attribute_header.key_bytes
+_VALUE_BYTES_MAX = 65535  # bs_attribute_header.value_bytes
+_TRUNCATED_BYTES = _HEADER_BYTES + len(TRUNCATED_KEY) + 8
+
+
+def encode_text(text: str) -> bytes:
+    """UTF-8; what cannot be encoded (a lone surrogate) becomes a question mark."""
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-8", "replace")
+
+
+def cut_utf8(text: bytes, size: int) -> bytes:
+    """At most size bytes of a UTF-8 text, cut between characters."""
+    if len(text) <= size:
+        return text
+    while size > 0 and text[size] & 0xC0 == 0x80:
+        size -= 1
+    return text[:size]
+
+
+def encode_attributes(attributes: Mapping[str, AttributeValue], room_bytes: int) -> bytes:
+    """Encode in at most ``room_bytes``, in the mapping's order.
+
+    What is too long is cut, what finds no room is left out, and TRUNCATED_KEY
+    says how many. Integers beyond 64 bits become text. TypeError for keys and
+    values of other types.
+    """
+    encoded = [_encode(name, value) for name, value in attributes.items()]
+    # A key or value that is too long for its header: struct.error.
+    with contextlib.suppress(struct.error):
+        whole = _join(encoded)
+        if len(whole) <= room_bytes:
+            return whole
+    return _join(_cut(encoded, room_bytes))
+
+
+_Encoded: TypeAlias = tuple[int, bytes, bytes]
+
+
+def _join(encoded: Iterable[_Encoded]) -> bytes:
+    return b"".join(
+        [_pack_header(kind, len(key), len(value)) + key + value for kind, key, value in encoded]
+    )
+
+
+def _encode(name: str, value: AttributeValue) -> _Encoded:
+    if not isinstance(name, str):
+        raise TypeError(f"attribute names are str, not {name!r}")
+    key = encode_text(name)
+    if isinstance(value, str):
+        return _STRING, key, encode_text(value)
+    if isinstance(value, bool):  # before int, of which it is one
+        return _BOOL, key, b"\1" if value else b"\0"
+    if isinstance(value, int):
+        if -(1 << 63) <= value < 1 << 63:
+            return _INT, key, _pack_int(value)
+        # In hex, as ids are written, and as Python converts any number of digits of.
+        return _STRING, key, hex(value).encode()
+    if isinstance(value, float):
+        return _DOUBLE, key, _pack_double(value)
+    if isinstance(value, bytes):
+        return _BYTES, key, value
+    raise TypeError(f"attribute {name!r} is {value!r}; allowed are str, int, float, bool, bytes")
+
+
+def _cut(encoded: Iterable[_Encoded], room_bytes: int) -> Iterator[_Encoded]:
+    room_bytes -= _TRUNCATED_BYTES
+    truncated = 0
+    for kind, key, value in encoded:
+        shorter_key = cut_utf8(key, _KEY_BYTES_MAX)
+        room = min(room_bytes - _HEADER_BYTES - len(shorter_key), _VALUE_BYTES_MAX)
+        shorter = value
+        if len(value) > room:
+            if kind == _STRING and room > 0:
+                shorter = cut_utf8(value, room)
+            elif kind == _BYTES and room > 0:
+                shorter = value[:room]
+            else:
+                truncated += 1
+                continue
+        truncated += len(shorter_key) < len(key) or len(shorter) < len(value)
+        room_bytes -= _HEADER_BYTES + len(shorter_key) + len(shorter)
+        yield kind, shorter_key, shorter
+    yield _INT, TRUNCATED_KEY.encode(), _pack_int(truncated)
