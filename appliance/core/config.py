@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the node's core is told by its configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from protocol.messages import CHUNK_BYTES_MAX, LATERALS_MAX
+
+NS_PER_S = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class TriggerLimits:
+    """How often local triggers may fire, and how much each may drag along."""
+
+    per_process_per_s: float = 100.0
+    per_process_burst: float = 100.0
+    per_trigger_per_s: float = 100.0
+    per_trigger_burst: float = 100.0
+    laterals_max: int = LATERALS_MAX
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.laterals_max <= LATERALS_MAX:
+            raise ValueError(f"laterals_max is {self.laterals_max}; allowed: 0 to {LATERALS_MAX}")
+
+
+@dataclass(frozen=True, slots=True)
+class TriggerPolicy:
+    """A trigger name's part of report bandwidth and report store.
+
+    ``weight`` is relative to the other triggers'. ``report_bytes_per_s`` is a
+    limit of its own below the node's; None: no such limit.
+    """
+
+    weight: float = 1.0
+    report_bytes_per_s: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.weight <= 0:
+            raise ValueError(f"weight is {self.weight}; it must be positive")
+
+
+@dataclass(frozen=True, slots=True)
+class NodeConfig:
+    """Settings of one node's core. Names end in their units.
+
+    ``abandon_threshold`` is the fraction of the report store above which
+    groups are given up. ``triggered_max`` bounds the triggered traces that
+    hold nothing in the report store (never seen here, or reported already),
+    the firings that wait for their acknowledgement and the remembered
+    abandoned groups: a hundred bytes or two each. ``triggered_ttl_ns`` is how
+    long a trace that is of no more use, or was never seen, stays triggered.
+    ``status_interval_ns`` is the least time between two statuses of a trace
+    that say no more than that it grew.
+    """
+
+    node: str
+    addresses: tuple[str, ...] = ()
+    cluster_seed: int = 0
+    limits: TriggerLimits = field(default_factory=TriggerLimits)
+    policies: Mapping[str, TriggerPolicy] = field(default_factory=dict)
+    default_policy: TriggerPolicy = field(default_factory=TriggerPolicy)
+    report_bytes_per_s: int | None = None
+    report_burst_bytes: int = 1 << 20
+    abandon_threshold: float = 0.75
+    triggered_max: int = 65536
+    triggered_ttl_ns: int = 60 * NS_PER_S
+    trigger_names_max: int = 256
+    chunk_bytes: int = 64 << 10
+    status_interval_ns: int = 50_000_000
+
+    def __post_init__(self) -> None:
+        if not 0 < self.chunk_bytes <= CHUNK_BYTES_MAX:
+            raise ValueError(f"chunk_bytes is {self.chunk_bytes}; allowed: 1 to {CHUNK_BYTES_MAX}")
+        if not 0 < self.abandon_threshold <= 1:
+            raise ValueError(
+                f"abandon_threshold is {self.abandon_threshold}; allowed: above 0, up to 1"
+            )
+        if self.triggered_max < 1 or self.trigger_names_max < 1:
+            raise ValueError("triggered_max and trigger_names_max must be at least 1")
+
+    def policy(self, trigger: str) -> TriggerPolicy:
+        return self.policies.get(trigger, self.default_policy)

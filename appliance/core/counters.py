@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the node's core counts: every decision, by trigger name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+OTHER_NAMES = "*"
+"""Stands for all trigger names beyond ``trigger_names_max``; not a valid name."""
+
+
+@dataclass(slots=True)
+class TriggerCounters:
+    """One trigger name's counters. They only rise.
+
+    ``rate_limited_process`` and ``rate_limited_trigger`` count refused
+    firings, ``merged`` those of a group that was known already. ``collected``
+    counts groups taken in, fired here or elsewhere; ``evicted_before`` traces
+    that had lost something to eviction when the trigger came, ``lossy`` those
+    that had lost records when written. ``reported_bytes`` counts what was put
+    into chunks, repetitions included; ``reported`` slices that became durable
+    as a whole. ``abandoned`` counts groups given up here, ``dropped_remote``
+    those given up because another node had.
+    """
+
+    fired: int = 0
+    rate_limited_process: int = 0
+    rate_limited_trigger: int = 0
+    merged: int = 0
+    laterals_cut: int = 0
+    collected: int = 0
+    evicted_before: int = 0
+    lossy: int = 0
+    reported: int = 0
+    reported_bytes: int = 0
+    abandoned: int = 0
+    dropped_remote: int = 0
+    store_full: int = 0
+    forgotten: int = 0
+
+
+@dataclass(slots=True)
+class NodeCounters:
+    """The node's counters."""
+
+    triggers: dict[str, TriggerCounters] = field(default_factory=dict)
+    marks_dropped: int = 0
+    firings_dropped: int = 0
+    abandonments_forgotten: int = 0
+    refused: int = 0
+    unexpected_messages: int = 0
+
+
+class TriggerNames:
+    """Bounds the trigger names that have a queue, limits and counters.
+
+    Names are said by processes, so there may be any number. Configured names
+    always have their own; of others the first ``names_max``. What is beyond
+    shares one queue, one limit and one set of counters, OTHER_NAMES.
+    """
+
+    def __init__(self, configured: Iterable[str], names_max: int) -> None:
+        self._own = set(configured)
+        self._left = names_max
+
+    def key(self, trigger: str) -> str:
+        if trigger in self._own:
+            return trigger
+        if self._left == 0:
+            return OTHER_NAMES
+        self._left -= 1
+        self._own.add(trigger)
+        return trigger

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Groups and their traces, as this node holds them.
+
+A group is a fired trigger: its primary trace and its laterals, kept or dropped
+together. A trace may belong to several groups; it is let go when the last of
+them lets go. Its bytes are charged to the first.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from appliance.core.dataplane import Slice
+from protocol.messages import Group, SliceFlags, SliceStatus, TraceId, TriggerFired
+
+
+@dataclass(slots=True)
+class HeldTrace:
+    """A triggered trace.
+
+    What lies before ``acked`` is durable at the coordinator; ``sent`` is where
+    the next chunk on the present Slices stream starts. ``told`` is the last
+    status sent on the present Control stream, at ``told_ns``. ``released``:
+    the coordinator has all that it wants; the mark remains for a while, so
+    that what is written later continues the slice instead of starting another
+    under the same name.
+    """
+
+    slice: Slice
+    acked: int
+    sent: int
+    groups: list[HeldGroup] = field(default_factory=list)
+    told: SliceStatus | None = None
+    told_ns: int = 0
+    charged_bytes: int = 0
+    released: bool = False
+
+    @property
+    def trace(self) -> TraceId:
+        return self.slice.trace
+
+    @property
+    def unsent_bytes(self) -> int:
+        return self.slice.bytes - self.sent
+
+    @property
+    def held_bytes(self) -> int:
+        """What it occupies in the report store, but for the rounding to blocks."""
+        return self.slice.bytes - self.acked
+
+    def status(self) -> SliceStatus:
+        return SliceStatus(
+            trace=self.slice.trace,
+            held=SliceFlags.HELD in self.slice.flags,
+            flags=self.slice.flags,
+            bytes=self.slice.bytes,
+            open_handles=self.slice.open_handles,
+            crumbs=self.slice.crumbs,
+        )
+
+
+@dataclass(slots=True)
+class HeldGroup:
+    """A group that has traces here, or a firing that was not acknowledged.
+
+    ``fired`` is the firing to repeat until it is acknowledged; None for a
+    group that this node only heard of. ``unanswered`` counts how often it was
+    sent on the present Control stream without an answer: the answer to the
+    last one counts, since a merge may have added laterals since.
+    ``release_deferred``: the coordinator released a trace of it before it can
+    have known of the group.
+    """
+
+    group: Group
+    queue: str
+    priority: int
+    traces: dict[TraceId, HeldTrace] = field(default_factory=dict)
+    fired: TriggerFired | None = None
+    acknowledged: bool = True
+    unanswered: int = 0
+    release_deferred: bool = False
+    begun: bool = False
+
+    @property
+    def order(self) -> tuple[int, bytes, str]:
+        """Sorts the groups of a queue by priority, highest first.
+
+        The rest only makes the order total, and the same on every node.
+        """
+        return (-self.priority, self.group.primary, self.group.trigger)
+
+    @property
+    def unsent_bytes(self) -> int:
+        return sum(trace.unsent_bytes for trace in self.traces.values())
+
+    @property
+    def held_bytes(self) -> int:
+        return sum(trace.held_bytes for trace in self.traces.values())

@@ -1,0 +1,230 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The registry of groups and triggered traces of one node.
+
+It keeps the data plane, the report queues and the counters in step: whatever
+is collected, grows, is acknowledged or let go passes through here.
+
+Memory. A trace that occupies the report store is bounded by the store. Any
+other is *idle*, and their number is bounded by ``triggered_max``, oldest first:
+  - those of no more use, or never seen here, also end after
+    ``triggered_ttl_ns``;
+  - those reported in full wait for the coordinator's Release.
+Groups are bounded by the same number; one more costs the oldest firing that has
+lost its traces and was not acknowledged, and else is refused.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+
+from appliance.core.config import NodeConfig
+from appliance.core.counters import NodeCounters, TriggerCounters, TriggerNames
+from appliance.core.dataplane import DataPlane, Slice
+from appliance.core.groups import HeldGroup, HeldTrace
+from appliance.core.reporting import Reporter
+from protocol.hashing import Domain, TraceHash
+from protocol.messages import Group, SliceFlags, TraceId
+
+
+class Holdings:
+    """Groups, their traces, and who is charged for them."""
+
+    def __init__(self, config: NodeConfig, dataplane: DataPlane, now_ns: int) -> None:
+        self.counters = NodeCounters()
+        self.reporter = Reporter(config, now_ns)
+        self.traces: dict[TraceId, HeldTrace] = {}
+        self.groups: dict[Group, HeldGroup] = {}
+        self._config = config
+        self._dataplane = dataplane
+        self._priority = TraceHash(Domain.PRIORITY, config.cluster_seed)
+        self._names = TriggerNames(config.policies, config.trigger_names_max)
+        self._expiring: OrderedDict[TraceId, int] = OrderedDict()
+        self._reported: OrderedDict[TraceId, None] = OrderedDict()
+        self._traceless: OrderedDict[Group, None] = OrderedDict()
+
+    # ------------------------------------------------------------- names
+
+    def queue(self, trigger: str) -> str:
+        """The bounded name under which a trigger is limited and counted."""
+        return self._names.key(trigger)
+
+    def count(self, trigger: str) -> TriggerCounters:
+        queue = self.queue(trigger)
+        counters = self.counters.triggers.get(queue)
+        if counters is None:
+            counters = self.counters.triggers[queue] = TriggerCounters()
+        return counters
+
+    # ------------------------------------------------------------ taking
+
+    def group(self, group: Group) -> HeldGroup | None:
+        """The group's entry, made where it is new; None when there is no room."""
+        held = self.groups.get(group)
+        if held is None:
+            if len(self.groups) >= self._config.triggered_max:
+                if not self._traceless:
+                    return None
+                oldest, _ = self._traceless.popitem(last=False)
+                self.counters.firings_dropped += 1
+                del self.groups[oldest]
+            held = self._new_group(group)
+        return held
+
+    def collect(self, group: HeldGroup, traces: Iterable[TraceId], now_ns: int) -> None:
+        """Collect traces for a group. Those that it has already stay as they are."""
+        for trace in traces:
+            if trace in group.traces:
+                continue
+            held = self.traces.get(trace)
+            if held is None:
+                held = self._add(self._dataplane.collect(trace, group.group, now_ns))
+                counters = self.count(group.group.trigger)
+                counters.evicted_before += SliceFlags.EVICTED in held.slice.flags
+                counters.lossy += SliceFlags.LOSSY in held.slice.flags
+            held.released = False
+            self._join(held, group)
+            self._refresh(held, now_ns)
+
+    def recover(self, now_ns: int) -> None:
+        """Take in what the report store of an earlier daemon still held."""
+        for found in self._dataplane.slices():
+            held = self._add(found)
+            self._join(held, self.groups.get(found.group) or self._new_group(found.group))
+            self._refresh(held, now_ns)
+
+    # ---------------------------------------------------------- changing
+
+    def changed(self, trace: TraceId, now_ns: int) -> HeldTrace | None:
+        """Look at a slice again; None when it is not held."""
+        held = self.traces.get(trace)
+        if held is None:
+            return None
+        now = self._dataplane.slice(trace)
+        if now is None:
+            return None
+        held.released = held.released and now.bytes == held.slice.bytes
+        held.slice = now
+        self._refresh(held, now_ns)
+        return held
+
+    def sent(self, group: HeldGroup, trace: HeldTrace, count: int, now_ns: int) -> None:
+        """Bytes of a trace went into a chunk, chosen for this group."""
+        trace.sent += count
+        self.reporter.sent(group, count, now_ns)
+        self.count(group.group.trigger).reported_bytes += count
+        for owner in trace.groups:
+            owner.begun = True
+        self.reporter.refresh(trace, now_ns)
+
+    def acked(self, held: HeldTrace, offset: int, now_ns: int) -> None:
+        """Everything before offset is durable at the coordinator."""
+        offset = min(offset, held.slice.bytes)
+        if offset <= held.acked:
+            return
+        self._dataplane.trim(held.trace, offset)
+        held.acked = offset
+        held.sent = max(held.sent, offset)
+        if held.acked == held.slice.bytes:
+            self.count(held.groups[0].group.trigger).reported += 1
+        self._refresh(held, now_ns)
+
+    def rewind(self, now_ns: int) -> None:
+        """Start over from what is durable: a new Slices stream."""
+        for held in self.traces.values():
+            if held.sent != held.acked:
+                held.sent = held.acked
+                self.reporter.refresh(held, now_ns)
+
+    # ------------------------------------------------------- letting go
+
+    def release(self, held: HeldTrace, now_ns: int) -> None:
+        """The coordinator needs no more of what there is of a trace."""
+        held.released = True
+        self._refresh(held, now_ns)
+
+    def abandon(self, group: HeldGroup, now_ns: int) -> None:
+        """Give up a group, and the traces that no other group holds."""
+        self.reporter.forget(group)
+        for held in list(group.traces.values()):
+            self._leave(held, group)
+            if held.groups:
+                self.reporter.refresh(held, now_ns)
+            else:
+                self._remove(held, abandoned=True, now_ns=now_ns)
+        self.drop_if_empty(group)
+
+    def drop_if_empty(self, group: HeldGroup) -> None:
+        """Forget a group without traces once its firing is acknowledged."""
+        if group.traces:
+            return
+        if group.acknowledged:
+            self._traceless.pop(group.group, None)
+            self.groups.pop(group.group, None)
+        else:
+            self._traceless.setdefault(group.group)
+
+    def expire(self, now_ns: int) -> None:
+        """Let go of idle traces, by time and by number."""
+        while self._expiring and next(iter(self._expiring.values())) <= now_ns:
+            self._forget(next(iter(self._expiring)), now_ns)
+        while len(self._expiring) + len(self._reported) > self._config.triggered_max:
+            oldest = next(iter(self._expiring or self._reported))
+            self.counters.marks_dropped += 1
+            self._forget(oldest, now_ns)
+
+    def next_expiry_ns(self) -> int | None:
+        return next(iter(self._expiring.values()), None)
+
+    # ----------------------------------------------------------- inside
+
+    def _new_group(self, group: Group) -> HeldGroup:
+        self.count(group.trigger).collected += 1
+        held = HeldGroup(group, self.queue(group.trigger), self._priority(group.primary))
+        self.groups[group] = held
+        return held
+
+    def _add(self, found: Slice) -> HeldTrace:
+        held = HeldTrace(found, acked=found.trimmed_bytes, sent=found.trimmed_bytes)
+        self.traces[found.trace] = held
+        return held
+
+    def _join(self, held: HeldTrace, group: HeldGroup) -> None:
+        held.groups.append(group)
+        group.traces[held.trace] = held
+        self._traceless.pop(group.group, None)
+        group.begun = group.begun or held.sent > 0
+
+    def _leave(self, held: HeldTrace, group: HeldGroup) -> None:
+        self.reporter.uncharge(held)
+        held.groups.remove(group)
+        del group.traces[held.trace]
+
+    def _refresh(self, held: HeldTrace, now_ns: int) -> None:
+        self.reporter.refresh(held, now_ns)
+        expires = held.released or held.slice.bytes == 0
+        if held.held_bytes > 0 or not expires:
+            self._expiring.pop(held.trace, None)
+        elif held.trace not in self._expiring:
+            self._expiring[held.trace] = now_ns + self._config.triggered_ttl_ns
+        if held.held_bytes > 0 or expires:
+            self._reported.pop(held.trace, None)
+        else:
+            self._reported.setdefault(held.trace)
+
+    def _forget(self, trace: TraceId, now_ns: int) -> None:
+        held = self.traces[trace]
+        groups = list(held.groups)
+        for group in groups:
+            self.count(group.group.trigger).forgotten += 1
+            self._leave(held, group)
+            self.reporter.place(group, now_ns)
+        self._remove(held, abandoned=False, now_ns=now_ns)
+        for group in groups:
+            self.drop_if_empty(group)
+
+    def _remove(self, held: HeldTrace, *, abandoned: bool, now_ns: int) -> None:
+        self._dataplane.release(held.trace, abandoned=abandoned, now_ns=now_ns)
+        self._expiring.pop(held.trace, None)
+        self._reported.pop(held.trace, None)
+        del self.traces[held.trace]

@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Token buckets, and which local triggers they admit.
+
+A trigger that fires too often must not drown the others, nor one process its
+neighbours. Each firing pays one token to its process and then one to its
+trigger name, before anything else happens with it.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from appliance.core.config import NS_PER_S, TriggerLimits
+
+PROCESSES_MAX = 4096
+"""Buckets of processes that are kept. One that is full again says no more than
+a new one, so it is dropped first; the daemon admits fewer clients than this."""
+
+
+class TokenBucket:
+    """Tokens that come at a rate, up to a burst.
+
+    ``rate_per_s`` and ``burst`` are in tokens. The level is kept in
+    billionths, as an integer, so that equal inputs give equal decisions on
+    every machine and no refill is lost to rounding at integer rates.
+    """
+
+    __slots__ = ("_at_ns", "_burst", "_level", "_rate")
+
+    def __init__(self, rate_per_s: float, burst: float, now_ns: int) -> None:
+        if rate_per_s <= 0 or burst <= 0:
+            raise ValueError(f"rate {rate_per_s} and burst {burst} of a bucket must be positive")
+        self._rate = rate_per_s
+        self._burst = int(burst * NS_PER_S)
+        self._level = self._burst
+        self._at_ns = now_ns
+
+    def _refill(self, now_ns: int) -> None:
+        if now_ns > self._at_ns:
+            self._level = min(self._burst, self._level + int(self._rate * (now_ns - self._at_ns)))
+            self._at_ns = now_ns
+
+    def take(self, now_ns: int) -> bool:
+        """Take one token, if there is one."""
+        self._refill(now_ns)
+        if self._level < NS_PER_S:
+            return False
+        self._level -= NS_PER_S
+        return True
+
+    def charge(self, tokens: int, now_ns: int) -> None:
+        """Take tokens that were spent, into debt if need be.
+
+        So chunks need not be cut to what is left: the rate holds over time,
+        and the burst is exceeded by one chunk at most.
+        """
+        self._refill(now_ns)
+        self._level -= tokens * NS_PER_S
+
+    def ready_ns(self, now_ns: int) -> int:
+        """When the bucket is out of debt: now, or the time to wait for."""
+        self._refill(now_ns)
+        if self._level > 0:
+            return now_ns
+        return now_ns + int((-self._level) / self._rate) + 1
+
+    def full(self, now_ns: int) -> bool:
+        """Whether it is as good as a new one."""
+        self._refill(now_ns)
+        return self._level >= self._burst
+
+
+class Refusal(enum.Enum):
+    """Which limit a firing met."""
+
+    PROCESS = "process"
+    TRIGGER = "trigger"
+
+
+@dataclass(slots=True)
+class _Name:
+    bucket: TokenBucket
+    suppressed: int = 0
+
+
+class Admission:
+    """The rate limits of local triggers."""
+
+    def __init__(self, limits: TriggerLimits) -> None:
+        self._limits = limits
+        self._processes: OrderedDict[int, TokenBucket] = OrderedDict()
+        self._names: dict[str, _Name] = {}
+
+    def admit(self, client: int, trigger: str, now_ns: int) -> Refusal | None:
+        """Charge one firing; None if it is admitted.
+
+        ``trigger`` is a bounded name (counters.TriggerNames).
+        """
+        process = self._processes.get(client)
+        if process is None:
+            self._make_room(now_ns)
+            process = TokenBucket(
+                self._limits.per_process_per_s, self._limits.per_process_burst, now_ns
+            )
+            self._processes[client] = process
+        self._processes.move_to_end(client)
+        name = self._name(trigger, now_ns)
+        if not process.take(now_ns):
+            name.suppressed += 1
+            return Refusal.PROCESS
+        if not name.bucket.take(now_ns):
+            name.suppressed += 1
+            return Refusal.TRIGGER
+        return None
+
+    def take_suppressed(self, trigger: str) -> int:
+        """Firings of that name refused since this was last asked."""
+        name = self._names.get(trigger)
+        if name is None:
+            return 0
+        suppressed, name.suppressed = name.suppressed, 0
+        return suppressed
+
+    def forget_process(self, client: int) -> None:
+        self._processes.pop(client, None)
+
+    def _name(self, trigger: str, now_ns: int) -> _Name:
+        name = self._names.get(trigger)
+        if name is None:
+            bucket = TokenBucket(
+                self._limits.per_trigger_per_s, self._limits.per_trigger_burst, now_ns
+            )
+            name = self._names[trigger] = _Name(bucket)
+        return name
+
+    def _make_room(self, now_ns: int) -> None:
+        if len(self._processes) < PROCESSES_MAX:
+            return
+        for client in [c for c, bucket in self._processes.items() if bucket.full(now_ns)]:
+            del self._processes[client]
+        while len(self._processes) >= PROCESSES_MAX:
+            self._processes.popitem(last=False)

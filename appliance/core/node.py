@@ -1,0 +1,493 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The node's core: triggers, groups, reporting, and the coordinator protocol.
+
+Sans-IO: facts come in by the ``on_*`` methods with the time of CLOCK_MONOTONIC,
+outputs are fetched by the ``take_*`` methods. The only thing called from here
+is the data plane, which does no IO either.
+
+What must survive a lost connection is repeated on the next one: firings until
+they are acknowledged, abandonments until the coordinator answers them with a
+Drop, the status of every slice, and each slice from its last durable byte.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+from typing import assert_never
+
+from appliance.core.config import NodeConfig, TriggerLimits, TriggerPolicy
+from appliance.core.counters import NodeCounters, TriggerCounters
+from appliance.core.dataplane import (
+    ClientDrained,
+    DataPlane,
+    DataPlaneEvent,
+    LocalTrigger,
+    SliceChanged,
+    StoreFull,
+)
+from appliance.core.groups import HeldGroup, HeldTrace
+from appliance.core.holdings import Holdings
+from appliance.core.limits import Admission, Refusal
+from protocol.messages import (
+    Abandoned,
+    ClockProbe,
+    ClockReply,
+    Collect,
+    CoordinatorMessage,
+    Drop,
+    Group,
+    Hello,
+    NodeMessage,
+    Refused,
+    Release,
+    SliceChunk,
+    SliceFlags,
+    SliceReply,
+    SliceStatus,
+    Source,
+    TraceId,
+    TriggerAck,
+    TriggerFired,
+    Welcome,
+)
+
+__all__ = [
+    "NodeConfig",
+    "NodeCore",
+    "NodeCounters",
+    "TriggerCounters",
+    "TriggerLimits",
+    "TriggerPolicy",
+]
+
+RECOVERED_WHY = "recovered from the report store after a restart of the node"
+"""Why and laterals of a firing are not in the store; the coordinator keeps
+those that it heard before."""
+
+
+class NodeCore:
+    """One node. See the module; ``counters`` may be read at any time."""
+
+    def __init__(
+        self,
+        config: NodeConfig,
+        dataplane: DataPlane,
+        incarnation: int,
+        now_ns: int,
+        realtime_offset_ns: int,
+    ) -> None:
+        """Recover what dataplane.slices() shows of an earlier daemon.
+
+        ``realtime_offset_ns`` is Unix time minus CLOCK_MONOTONIC.
+        """
+        self._config = config
+        self._dataplane = dataplane
+        self._incarnation = incarnation
+        self._now_ns = now_ns
+        self._realtime_offset_ns = realtime_offset_ns
+        self._admission = Admission(config.limits)
+        self._holdings = Holdings(config, dataplane, now_ns)
+        # True: given up here, and the coordinator has not said that it knows.
+        self._abandoned: OrderedDict[Group, bool] = OrderedDict()
+
+        self._connected = False
+        self._hello_due = False
+        self._welcomed = False
+        self.refused: str | None = None
+        """Why the coordinator refused this node, for the operator."""
+        self._firings_due: dict[Group, None] = {}
+        self._abandonments_due: dict[Group, None] = {}
+        self._statuses_due: dict[TraceId, None] = {}
+        self._statuses_later: dict[TraceId, int] = {}
+        self._answers: list[SliceStatus] = []
+        self._clock_replies: list[tuple[int, int]] = []
+
+        self._slices_connected = False
+        self._credit_bytes = 0
+
+        self._recover()
+
+    @property
+    def counters(self) -> NodeCounters:
+        return self._holdings.counters
+
+    # ---------------------------------------------------------- facts in
+
+    def on_dataplane(self, events: Iterable[DataPlaneEvent], now_ns: int) -> None:
+        """What dataplane reported since the last time."""
+        self._now_ns = now_ns
+        for event in events:
+            match event:
+                case LocalTrigger():
+                    self._on_local_trigger(event, now_ns)
+                case SliceChanged():
+                    self._on_slice_changed(event.trace, now_ns)
+                case StoreFull():
+                    held = self._on_slice_changed(event.trace, now_ns)
+                    if held is not None:
+                        self._holdings.count(held.groups[0].group.trigger).store_full += 1
+                case ClientDrained():
+                    self._admission.forget_process(event.client)
+                case _:
+                    assert_never(event)
+        self._relieve(now_ns)
+
+    def on_operator_trigger(
+        self, group: Group, laterals: tuple[TraceId, ...], why: str, now_ns: int
+    ) -> None:
+        """An operator asks for a trace: as a local trigger, but never limited."""
+        self._now_ns = now_ns
+        self._fire(group, laterals, why, Source.OPERATOR, now_ns, now_ns)
+        self._relieve(now_ns)
+
+    def on_control_connected(self, now_ns: int) -> None:
+        self._now_ns = now_ns
+        self._forget_control()
+        self._connected = True
+        self._hello_due = True
+
+    def on_control_lost(self, now_ns: int) -> None:
+        self._now_ns = now_ns
+        self._forget_control()
+
+    def on_control(self, message: CoordinatorMessage, now_ns: int, realtime_ns: int) -> None:
+        """One message of the coordinator."""
+        self._now_ns = now_ns
+        self._realtime_offset_ns = realtime_ns - now_ns
+        if not self._connected:
+            self.counters.unexpected_messages += 1
+            return
+        match message:
+            case Welcome():
+                self._on_welcome()
+            case Refused():
+                self.refused = message.reason
+                self.counters.refused += 1
+            case Collect():
+                self._on_collect(message, now_ns)
+            case TriggerAck():
+                self._on_trigger_ack(message.group)
+            case Drop():
+                self._on_drop(message.group, now_ns)
+            case Release():
+                self._on_release(message.trace, now_ns)
+            case ClockProbe():
+                self._clock_replies.append((message.number, realtime_ns))
+            case _:
+                assert_never(message)
+        self._relieve(now_ns)
+
+    def on_slices_connected(self, now_ns: int) -> None:
+        self._now_ns = now_ns
+        self._slices_connected = True
+        self._credit_bytes = 0
+        self._holdings.rewind(now_ns)
+
+    def on_slices_lost(self, now_ns: int) -> None:
+        self._now_ns = now_ns
+        self._slices_connected = False
+        self._credit_bytes = 0
+        self._holdings.rewind(now_ns)
+
+    def on_slice_reply(self, reply: SliceReply, now_ns: int) -> None:
+        self._now_ns = now_ns
+        if not self._slices_connected:
+            self.counters.unexpected_messages += 1
+            return
+        self._credit_bytes += reply.credit_bytes
+        for ack in reply.acks:
+            held = self._holdings.traces.get(ack.trace)
+            if held is not None:
+                self._holdings.acked(held, ack.offset, now_ns)
+        self._holdings.expire(now_ns)
+
+    def on_tick(self, now_ns: int) -> None:
+        """Time passed: see next_wakeup_ns."""
+        self._now_ns = now_ns
+        self._relieve(now_ns)
+
+    # ----------------------------------------------------------- outputs
+
+    def take_control(self, realtime_ns: int) -> list[NodeMessage]:
+        """Messages for the Control stream, in order; none while it is down."""
+        messages: list[NodeMessage] = []
+        if not self._connected:
+            return messages
+        if self._hello_due:
+            self._hello_due = False
+            config = self._config
+            messages.append(Hello(config.node, self._incarnation, config.addresses))
+        if not self._welcomed:
+            return messages
+        messages += [ClockReply(n, received, realtime_ns) for n, received in self._clock_replies]
+        self._clock_replies.clear()
+        for group in self._firings_due:
+            held = self._holdings.groups.get(group)
+            if held is not None and held.fired is not None:
+                held.unanswered += 1
+                messages.append(held.fired)
+        self._firings_due.clear()
+        messages += [Abandoned(group) for group in self._abandonments_due]
+        self._abandonments_due.clear()
+        messages += self._answers
+        self._answers.clear()
+        messages += self._take_statuses()
+        return messages
+
+    def take_chunks(self, now_ns: int) -> list[SliceChunk]:
+        """Chunks for the Slices stream: what rates and credit allow now."""
+        self._now_ns = now_ns
+        chunks: list[SliceChunk] = []
+        while self._slices_connected and self._credit_bytes > 0:
+            following = self._holdings.reporter.next_trace(now_ns)
+            if following is None:
+                break
+            group, held = following
+            count = min(self._config.chunk_bytes, held.unsent_bytes, self._credit_bytes)
+            data = self._dataplane.read(held.trace, held.sent, count)
+            chunks.append(SliceChunk(held.trace, held.sent, data))
+            self._credit_bytes -= len(data)
+            self._holdings.sent(group, held, len(data), now_ns)
+            if held.unsent_bytes and held.told is not None and held.sent >= held.told.bytes:
+                self._statuses_due[held.trace] = None
+        return chunks
+
+    def wants_slices_connection(self) -> bool:
+        """Whether there is something to report, or reported and not yet durable."""
+        return self._welcomed and self._holdings.reporter.held_bytes > 0
+
+    def next_wakeup_ns(self, now_ns: int) -> int | None:
+        """When on_tick, take_control or take_chunks may do more without a new fact."""
+        times = []
+        expiry_ns = self._holdings.next_expiry_ns()
+        if expiry_ns is not None:
+            times.append(expiry_ns)
+        if self._welcomed and self._statuses_later:
+            times.append(min(self._statuses_later.values()))
+        if self._slices_connected and self._credit_bytes > 0:
+            ready_ns = self._holdings.reporter.ready_ns(now_ns)
+            if ready_ns is not None:
+                times.append(ready_ns)
+        return max(now_ns, min(times)) if times else None
+
+    # ------------------------------------------------------------ inside
+
+    def _recover(self) -> None:
+        self._holdings.recover(self._now_ns)
+        for group in self._holdings.groups.values():
+            collected_ns = min(held.slice.collected_ns for held in group.traces.values())
+            group.fired = TriggerFired(
+                group.group,
+                tuple(trace for trace in group.traces if trace != group.group.primary),
+                RECOVERED_WHY,
+                Source.NODE,
+                collected_ns + self._realtime_offset_ns,
+            )
+            group.acknowledged = False
+        self._relieve(self._now_ns)
+
+    def _forget_control(self) -> None:
+        self._connected = self._hello_due = self._welcomed = False
+        self._firings_due.clear()
+        self._abandonments_due.clear()
+        self._statuses_due.clear()
+        self._statuses_later.clear()
+        self._answers.clear()
+        self._clock_replies.clear()
+
+    def _on_welcome(self) -> None:
+        """The stream is open: repeat all that the other side may have missed."""
+        self._welcomed = True
+        self.refused = None
+        for group in self._holdings.groups.values():
+            group.unanswered = 0
+            if not group.acknowledged:
+                self._firings_due[group.group] = None
+        for given_up, unanswered in self._abandoned.items():
+            if unanswered:
+                self._abandonments_due[given_up] = None
+        for held in self._holdings.traces.values():
+            held.told = None
+            if not held.released:
+                self._statuses_due[held.trace] = None
+
+    def _on_local_trigger(self, event: LocalTrigger, now_ns: int) -> None:
+        queue = self._holdings.queue(event.trigger)
+        counters = self._holdings.count(event.trigger)
+        counters.fired += 1
+        match self._admission.admit(event.client, queue, now_ns):
+            case Refusal.PROCESS:
+                counters.rate_limited_process += 1
+            case Refusal.TRIGGER:
+                counters.rate_limited_trigger += 1
+            case None:
+                group = Group(event.trigger, event.trace)
+                self._fire(group, event.laterals, event.why, event.source, event.fired_ns, now_ns)
+
+    def _fire(
+        self,
+        group: Group,
+        laterals: tuple[TraceId, ...],
+        why: str,
+        source: Source,
+        fired_ns: int,
+        now_ns: int,
+    ) -> None:
+        counters = self._holdings.count(group.trigger)
+        if group in self._abandoned:
+            counters.merged += 1
+            return
+        known = self._holdings.groups.get(group)
+        held = known or self._holdings.group(group)
+        if held is None:
+            self.counters.firings_dropped += 1
+            return
+        told = held.fired.laterals if held.fired is not None else ()
+        others = dict.fromkeys((*told, *laterals))
+        others.pop(group.primary, None)
+        named = tuple(others)[: self._config.limits.laterals_max]
+        counters.laterals_cut += len(others) - len(named)
+        if known is not None and {group.primary, *named} <= set(known.traces):
+            counters.merged += 1
+            return
+        if held.fired is not None:
+            why, source = held.fired.why, held.fired.source
+            fired_at_ns = held.fired.fired_at_ns
+        else:
+            fired_at_ns = fired_ns + self._realtime_offset_ns
+        suppressed = self._admission.take_suppressed(held.queue)
+        held.fired = TriggerFired(group, named, why, source, fired_at_ns, suppressed)
+        held.acknowledged = False
+        self._firings_due[group] = None
+        self._collect(held, (group.primary, *named), now_ns)
+
+    def _on_collect(self, message: Collect, now_ns: int) -> None:
+        """A remote trigger: never limited, and every trace is answered."""
+        if message.group in self._abandoned:
+            self._refuse(message.traces, SliceFlags.ABANDONED)
+            return
+        group = self._holdings.group(message.group)
+        if group is None:
+            self._refuse(message.traces, SliceFlags.STORE_FULL)
+            return
+        self._collect(group, message.traces, now_ns)
+
+    def _refuse(self, traces: Iterable[TraceId], flags: SliceFlags) -> None:
+        """Answer without collecting, but for what another group holds."""
+        for trace in traces:
+            if trace in self._holdings.traces:
+                self._answer(trace)
+            else:
+                self._answers.append(SliceStatus(trace, held=False, flags=flags))
+
+    def _collect(self, group: HeldGroup, traces: Iterable[TraceId], now_ns: int) -> None:
+        traces = tuple(traces)
+        self._holdings.collect(group, traces, now_ns)
+        for trace in traces:
+            self._answer(trace)
+
+    def _answer(self, trace: TraceId) -> None:
+        self._holdings.traces[trace].told = None
+        self._statuses_due[trace] = None
+
+    def _on_trigger_ack(self, group: Group) -> None:
+        held = self._holdings.groups.get(group)
+        if held is None or held.acknowledged or held.unanswered == 0:
+            return
+        held.unanswered -= 1
+        if held.unanswered == 0:
+            held.acknowledged = True
+            if held.release_deferred:
+                held.release_deferred = False
+                for trace in held.traces:
+                    self._answer(trace)
+            self._holdings.drop_if_empty(held)
+
+    def _on_drop(self, group: Group, now_ns: int) -> None:
+        if group in self._abandoned:
+            self._abandoned[group] = False
+            return
+        self._holdings.count(group.trigger).dropped_remote += 1
+        self._abandon(group, unanswered=False, now_ns=now_ns)
+
+    def _on_release(self, trace: TraceId, now_ns: int) -> None:
+        held = self._holdings.traces.get(trace)
+        if held is None or held.held_bytes > 0:
+            # New bytes: the coordinator will hear of them and judge again.
+            return
+        # It may not know yet of a group that needs the trace: ask it again then.
+        unknown = [group for group in held.groups if not group.acknowledged]
+        for group in unknown:
+            group.release_deferred = True
+        if not unknown:
+            self._holdings.release(held, now_ns)
+
+    def _on_slice_changed(self, trace: TraceId, now_ns: int) -> HeldTrace | None:
+        held = self._holdings.changed(trace, now_ns)
+        if held is not None and self._welcomed:
+            self._statuses_due[trace] = None
+        return held
+
+    def _take_statuses(self) -> list[SliceStatus]:
+        """Statuses that say something new, lengths alone not too often."""
+        now_ns = self._now_ns
+        for trace in [t for t, due_ns in self._statuses_later.items() if due_ns <= now_ns]:
+            del self._statuses_later[trace]
+            self._statuses_due[trace] = None
+        statuses = []
+        for trace in self._statuses_due:
+            held = self._holdings.traces.get(trace)
+            if held is None:
+                continue
+            status = held.status()
+            if held.told is not None and not self._is_news(held, held.told, status, now_ns):
+                continue
+            held.told = status
+            held.told_ns = now_ns
+            self._statuses_later.pop(trace, None)
+            statuses.append(status)
+        self._statuses_due.clear()
+        return statuses
+
+    def _is_news(self, held: HeldTrace, told: SliceStatus, now: SliceStatus, now_ns: int) -> bool:
+        if (told.flags, told.open_handles, told.crumbs) != (
+            now.flags,
+            now.open_handles,
+            now.crumbs,
+        ):
+            return True
+        # The length matters once the coordinator may think that it has all.
+        if told.bytes == now.bytes or held.sent < told.bytes:
+            return False
+        due_ns = held.told_ns + self._config.status_interval_ns
+        if now_ns >= due_ns:
+            return True
+        self._statuses_later[held.trace] = due_ns
+        return False
+
+    def _relieve(self, now_ns: int) -> None:
+        """Keep every bound: the store's by abandoning, the others by forgetting."""
+        capacity = self._config.abandon_threshold
+        while True:
+            usage = self._dataplane.store_usage()
+            surplus = usage.used_bytes - int(capacity * usage.capacity_bytes)
+            if surplus <= 0:
+                break
+            group = self._holdings.reporter.lowest_group(surplus)
+            if group is None:
+                break
+            self._holdings.count(group.group.trigger).abandoned += 1
+            self._abandon(group.group, unanswered=True, now_ns=now_ns)
+        self._holdings.expire(now_ns)
+
+    def _abandon(self, group: Group, *, unanswered: bool, now_ns: int) -> None:
+        self._abandoned[group] = unanswered
+        while len(self._abandoned) > self._config.triggered_max:
+            self._abandoned.popitem(last=False)
+            self.counters.abandonments_forgotten += 1
+        if unanswered and self._welcomed:
+            self._abandonments_due[group] = None
+        held = self._holdings.groups.get(group)
+        if held is not None:
+            self._holdings.abandon(held, now_ns)

@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is reported next, and what is given up first.
+
+One queue for each trigger name. Between queues: weighted fair queueing by
+bytes (start-time fair queueing: a queue's clock advances by the bytes it sent
+over its weight, the slowest clock goes first, and a queue that was empty starts
+at the clock of the one served last, so it can neither hoard nor be punished).
+Inside a queue: groups that were begun before those that were not, so that new
+bytes of a reported slice do not wait behind a backlog; then the priority of the
+primary trace, highest first, which is the same on every node.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from dataclasses import dataclass, field
+
+from appliance.core.abandonment import by_excess
+from appliance.core.config import NodeConfig
+from appliance.core.groups import HeldGroup, HeldTrace
+from appliance.core.limits import TokenBucket
+
+
+class _SortedGroups:
+    """Groups by HeldGroup.order."""
+
+    __slots__ = ("_groups", "_orders")
+
+    def __init__(self) -> None:
+        self._orders: list[tuple[int, bytes, str]] = []
+        self._groups: dict[tuple[int, bytes, str], HeldGroup] = {}
+
+    def __len__(self) -> int:
+        return len(self._orders)
+
+    def put(self, group: HeldGroup, present: bool) -> None:
+        order = group.order
+        if present == (order in self._groups):
+            return
+        if present:
+            insort(self._orders, order)
+            self._groups[order] = group
+        else:
+            del self._orders[bisect_left(self._orders, order)]
+            del self._groups[order]
+
+    def first(self) -> HeldGroup:
+        return self._groups[self._orders[0]]
+
+    def last(self) -> HeldGroup:
+        return self._groups[self._orders[-1]]
+
+
+@dataclass(slots=True)
+class _Queue:
+    name: str
+    weight: float
+    bucket: TokenBucket | None
+    clock: float = 0.0
+    held_bytes: int = 0
+    begun: _SortedGroups = field(default_factory=_SortedGroups)
+    waiting: _SortedGroups = field(default_factory=_SortedGroups)
+    held: _SortedGroups = field(default_factory=_SortedGroups)
+
+    @property
+    def backlogged(self) -> bool:
+        return len(self.begun) > 0 or len(self.waiting) > 0
+
+    def next_group(self) -> HeldGroup:
+        return self.begun.first() if len(self.begun) else self.waiting.first()
+
+
+class Reporter:
+    """The queues. Whoever changes a trace or a group tells it by refresh()."""
+
+    def __init__(self, config: NodeConfig, now_ns: int) -> None:
+        self._config = config
+        self._bucket = self._new_bucket(config.report_bytes_per_s, now_ns)
+        self._queues: dict[str, _Queue] = {}
+        self._clock = 0.0
+
+    def refresh(self, trace: HeldTrace, now_ns: int) -> None:
+        """Place the trace's groups anew, and charge its bytes to the first."""
+        if trace.groups:
+            queue = self._queue(trace.groups[0].queue, now_ns)
+            queue.held_bytes += trace.held_bytes - trace.charged_bytes
+            trace.charged_bytes = trace.held_bytes
+        for group in trace.groups:
+            self.place(group, now_ns)
+
+    def place(self, group: HeldGroup, now_ns: int) -> None:
+        """Put a group where its bytes say that it belongs."""
+        queue = self._queue(group.queue, now_ns)
+        was_backlogged = queue.backlogged
+        unsent = group.unsent_bytes > 0
+        queue.begun.put(group, unsent and group.begun)
+        queue.waiting.put(group, unsent and not group.begun)
+        queue.held.put(group, group.held_bytes > 0)
+        if queue.backlogged and not was_backlogged:
+            queue.clock = max(queue.clock, self._clock)
+
+    def uncharge(self, trace: HeldTrace) -> None:
+        """Stop charging the trace's bytes: its first group is about to change."""
+        if trace.charged_bytes:
+            self._queues[trace.groups[0].queue].held_bytes -= trace.charged_bytes
+            trace.charged_bytes = 0
+
+    def forget(self, group: HeldGroup) -> None:
+        """Take a group out of its queue."""
+        queue = self._queues.get(group.queue)
+        if queue is None:
+            return
+        for groups in (queue.begun, queue.waiting, queue.held):
+            groups.put(group, False)
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes in the report store that are not durable elsewhere."""
+        return sum(queue.held_bytes for queue in self._queues.values())
+
+    def next_trace(self, now_ns: int) -> tuple[HeldGroup, HeldTrace] | None:
+        """What may be sent now, None when nothing waits or no rate allows it."""
+        if self._bucket is not None and self._bucket.ready_ns(now_ns) > now_ns:
+            return None
+        ready = [
+            queue
+            for queue in self._queues.values()
+            if queue.backlogged
+            and (queue.bucket is None or queue.bucket.ready_ns(now_ns) <= now_ns)
+        ]
+        if not ready:
+            return None
+        queue = min(ready, key=lambda queue: (queue.clock, queue.name))
+        group = queue.next_group()
+        trace = next(trace for trace in group.traces.values() if trace.unsent_bytes > 0)
+        return group, trace
+
+    def sent(self, group: HeldGroup, count: int, now_ns: int) -> None:
+        """Charge bytes that were sent for a group."""
+        queue = self._queues[group.queue]
+        self._clock = max(self._clock, queue.clock)
+        queue.clock += count / queue.weight
+        if queue.bucket is not None:
+            queue.bucket.charge(count, now_ns)
+        if self._bucket is not None:
+            self._bucket.charge(count, now_ns)
+
+    def ready_ns(self, now_ns: int) -> int | None:
+        """When the rates allow the next chunk; None when nothing waits."""
+        times = [
+            now_ns if queue.bucket is None else queue.bucket.ready_ns(now_ns)
+            for queue in self._queues.values()
+            if queue.backlogged
+        ]
+        if not times:
+            return None
+        if self._bucket is None:
+            return min(times)
+        return max(min(times), self._bucket.ready_ns(now_ns))
+
+    def lowest_group(self, surplus_bytes: int) -> HeldGroup | None:
+        """Whom to abandon so that the store shrinks by surplus_bytes."""
+        demands = {name: q.held_bytes for name, q in self._queues.items() if q.held_bytes > 0}
+        weights = {name: self._queues[name].weight for name in demands}
+        capacity = max(0, sum(demands.values()) - surplus_bytes)
+        for name in by_excess(demands, weights, capacity):
+            if len(self._queues[name].held):
+                return self._queues[name].held.last()
+        return None
+
+    def _queue(self, name: str, now_ns: int) -> _Queue:
+        queue = self._queues.get(name)
+        if queue is None:
+            policy = self._config.policy(name)
+            bucket = self._new_bucket(policy.report_bytes_per_s, now_ns)
+            queue = self._queues[name] = _Queue(name, policy.weight, bucket)
+        return queue
+
+    def _new_bucket(self, rate: int | None, now_ns: int) -> TokenBucket | None:
+        if rate is None:
+            return None
+        return TokenBucket(rate, self._config.report_burst_bytes, now_ns)
