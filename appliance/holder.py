@@ -1,0 +1,273 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A service manager in small: keeps a daemon running, and its fds over restarts.
+
+    python3 -m appliance.holder -- python3 -m appliance --config node.yaml
+
+Where there is no systemd (tests, the demo, containers) this process takes its
+place: it gives the daemon a $NOTIFY_SOCKET, keeps the fds that the daemon
+stores, starts it again when it dies of anything but being told to, and hands
+it the fds as $LISTEN_FDS. SIGTERM, SIGINT and SIGHUP are passed on. It ends
+when the daemon ends cleanly, with the daemon's exit status. The daemon's
+READY=1 is passed on to the holder's own $NOTIFY_SOCKET, if it has one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import fcntl
+import os
+import resource
+import select
+import signal
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import FrameType, TracebackType
+from typing import NoReturn, Self
+
+from appliance.fdstore import LISTEN_FDS_START, ServiceManager
+
+# As systemd's Restart=on-failure: how a service may end that was told to.
+_CLEAN_SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGPIPE)
+_FORWARDED = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
+
+# A bad configuration or usage; starting again changes nothing about it.
+_EXIT_USAGE = 2
+
+# First at once (somebody waits for the daemon), later at leisure.
+_BACKOFF_FIRST_S = 0.05
+_BACKOFF_MAX_S = 5.0
+
+# A daemon that was ready for so long starts the backoff anew.
+_HEALTHY_S = 10.0
+
+# Four for each of 2048 clients, and the node's own.
+_FDS_MAX = 8200
+
+_MESSAGE_BYTES_MAX = 4096
+_MESSAGE_FDS_MAX = 16
+_CREDENTIALS_BYTES = 12  # struct ucred: pid, uid, gid
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    name: str
+    fd: int
+
+
+class Holder:
+    """Runs one daemon. Bring it up with ``with``, then run()."""
+
+    def __init__(self, command: Sequence[str], manager: ServiceManager) -> None:
+        self._command = list(command)
+        self._manager = manager
+        self._held: list[_Held] = []
+        self._child: int | None = None
+        self._told_to_end = False
+        self._ready_since: float | None = None
+        # Abstract, and so gone with us; the kernel chooses the name.
+        self._notify = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
+        self._notify.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        self._notify.bind("")
+        self._notify.setblocking(False)
+        self._signals_in, self._signals_out = socket.socketpair()
+        self._signals_in.setblocking(False)
+        self._signals_out.setblocking(False)
+
+    def __enter__(self) -> Self:
+        for number in (*_FORWARDED, signal.SIGCHLD):
+            signal.signal(number, _wake_only)
+        signal.set_wakeup_fd(self._signals_out.fileno(), warn_on_full_buffer=False)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        signal.set_wakeup_fd(-1)
+        for number in (*_FORWARDED, signal.SIGCHLD):
+            signal.signal(number, signal.SIG_DFL)
+        if self._child is not None:
+            os.kill(self._child, signal.SIGTERM)
+            os.waitpid(self._child, 0)
+        for held in self._held:
+            os.close(held.fd)
+        self._notify.close()
+        self._signals_in.close()
+        self._signals_out.close()
+
+    def run(self) -> int:
+        """Keep the daemon running until it ends cleanly; its exit status."""
+        backoff_s = _BACKOFF_FIRST_S
+        while True:
+            status = self._run_once()
+            code = os.waitstatus_to_exitcode(status)
+            if self._told_to_end or code in (0, _EXIT_USAGE) or -code in _CLEAN_SIGNALS:
+                return code if code >= 0 else 128 - code
+            healthy_s = 0.0 if self._ready_since is None else time.monotonic() - self._ready_since
+            if healthy_s >= _HEALTHY_S:
+                backoff_s = _BACKOFF_FIRST_S
+            how = f"with status {code}" if code > 0 else f"by signal {-code}"
+            self._say(f"{self._command[0]} ended {how}; again in {backoff_s:g} s")
+            if self._wait_told_to_end(backoff_s):
+                return 128 + signal.SIGTERM
+            backoff_s = min(2 * backoff_s, _BACKOFF_MAX_S)
+
+    def _say(self, text: str) -> None:
+        print(f"holder: {text}", file=sys.stderr, flush=True)
+
+    def _run_once(self) -> int:
+        self._ready_since = None
+        self._child = self._spawn()
+        poll = select.poll()
+        poll.register(self._notify, select.POLLIN)
+        poll.register(self._signals_in, select.POLLIN)
+        while True:
+            poll.poll()
+            self._take_messages()
+            self._take_signals()
+            pid, status = os.waitpid(self._child, os.WNOHANG)
+            if pid:
+                # What it said last may have come after our last look.
+                self._take_messages()
+                self._child = None
+                return status
+
+    def _wait_told_to_end(self, seconds: float) -> bool:
+        deadline = time.monotonic() + seconds
+        while not self._told_to_end and (left := deadline - time.monotonic()) > 0:
+            select.select([self._signals_in], [], [], left)
+            self._take_signals()
+        return self._told_to_end
+
+    def _take_signals(self) -> None:
+        try:
+            numbers = self._signals_in.recv(4096)
+        except BlockingIOError:
+            return
+        for number in numbers:
+            if number not in _FORWARDED:
+                continue
+            if number != signal.SIGHUP:
+                self._told_to_end = True
+            if self._child is not None:
+                os.kill(self._child, number)
+
+    def _spawn(self) -> int:
+        name = "@" + self._notify.getsockname()[1:].decode()
+        holder = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            self._exec(name, holder)
+        return pid
+
+    def _exec(self, notify_name: str, holder: int) -> NoReturn:
+        try:
+            signal.set_wakeup_fd(-1)
+            for number in (*_FORWARDED, signal.SIGCHLD):
+                signal.signal(number, signal.SIG_DFL)
+            # A group of its own: Ctrl-C reaches it once, through the holder.
+            os.setpgid(0, 0)
+            # Nothing is left over when the holder itself is killed.
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+            if os.getppid() != holder:
+                os._exit(1)
+            environment = os.environ | {"NOTIFY_SOCKET": notify_name}
+            if self._held:
+                # First out of the way of the numbers that they shall get.
+                high = LISTEN_FDS_START + len(self._held)
+                moved = [_dup_above(held.fd, high) for held in self._held]
+                for i, fd in enumerate(moved):
+                    os.dup2(fd, LISTEN_FDS_START + i, inheritable=True)
+                environment |= {
+                    "LISTEN_PID": str(os.getpid()),
+                    "LISTEN_FDS": str(len(self._held)),
+                    "LISTEN_FDNAMES": ":".join(held.name for held in self._held),
+                }
+            os.execvpe(self._command[0], self._command, environment)
+        except OSError as error:
+            self._say(f"cannot run {self._command[0]}: {error.strerror}")
+        finally:
+            os._exit(_EXIT_USAGE)
+
+    def _take_messages(self) -> None:
+        while True:
+            try:
+                data, ancillary, _, _ = self._notify.recvmsg(
+                    _MESSAGE_BYTES_MAX,
+                    socket.CMSG_SPACE(_CREDENTIALS_BYTES) + socket.CMSG_SPACE(4 * _MESSAGE_FDS_MAX),
+                    socket.MSG_CMSG_CLOEXEC,
+                )
+            except BlockingIOError:
+                return
+            fds: list[int] = []
+            sender = None
+            for level, kind, content in ancillary:
+                if level != socket.SOL_SOCKET:
+                    continue
+                if kind == socket.SCM_RIGHTS:
+                    fds += memoryview(content[: len(content) & ~3]).cast("i").tolist()
+                elif kind == socket.SCM_CREDENTIALS:
+                    sender = int.from_bytes(content[:4], sys.byteorder)
+            # Anybody in our network namespace can write to an abstract socket.
+            if sender != self._child:
+                for fd in fds:
+                    os.close(fd)
+                continue
+            self._take_message(data.decode(errors="replace"), fds)
+
+    def _take_message(self, text: str, fds: list[int]) -> None:
+        said = dict(line.partition("=")[::2] for line in text.splitlines())
+        name = said.get("FDNAME", "stored")
+        if said.get("FDSTORE") == "1":
+            room = max(0, _FDS_MAX - len(self._held))
+            self._held += [_Held(name, fd) for fd in fds[:room]]
+            if fds[room:]:
+                self._say(f"keeps {_FDS_MAX} fds already; refused {name}")
+            fds = fds[room:]
+        for fd in fds:
+            os.close(fd)
+        if said.get("FDSTOREREMOVE") == "1":
+            for held in self._held:
+                if held.name == name:
+                    os.close(held.fd)
+            self._held = [held for held in self._held if held.name != name]
+        if said.get("READY") == "1":
+            self._ready_since = time.monotonic()
+            self._manager.ready()
+
+
+def _wake_only(number: int, frame: FrameType | None) -> None:
+    """A handler, so that the signal reaches the wake-up fd."""
+
+
+def _dup_above(fd: int, minimum: int) -> int:
+    return fcntl.fcntl(fd, fcntl.F_DUPFD, minimum)
+
+
+def main() -> int:
+    """Run the command that follows ``--``."""
+    parser = argparse.ArgumentParser(
+        prog="python3 -m appliance.holder",
+        description="Keep a daemon running, and its file descriptors over restarts.",
+    )
+    parser.add_argument("command", nargs="+", help="the daemon and its arguments, after --")
+    arguments = parser.parse_args()
+    # Room for the fds of all clients, here and in the daemon.
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    with (
+        ServiceManager.from_environment(os.environ) as manager,
+        Holder(arguments.command, manager) as holder,
+    ):
+        return holder.run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
