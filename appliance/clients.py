@@ -1,0 +1,298 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The processes that are attached: who they are, whether they live, and how they outlast the daemon.
+
+For each client four fds are kept by the service manager, named c<number>.<part>:
+its arena, channel and context, and ``about``, a sealed memfd of a hundred bytes
+that says whose they are (token, pid, start time, service). It is a memfd and
+not part of the fds' names because all names together must fit into one
+environment variable (appliance.fdstore); it comes and goes with the fds that it
+describes, so it cannot disagree with them.
+
+That a process is dead, its pidfd tells. A hang-up alone does not: applications
+close fds that are not theirs. A new first attachment of a living process
+whose connection is gone means that it has called exec(): its old memory is no
+longer mapped anywhere, so the old client has exited too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import fcntl
+import json
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol, Self
+
+from appliance.attach import Attachment, AttachRefused, Peer, Request
+from appliance.fdstore import ServiceManager, StoredFd
+
+_PARTS = ("arena", "channel", "context", "about")
+_NAME = re.compile(r"c([0-9]{1,10})\.(arena|channel|context|about)")
+
+# The memfd is ours, but a store is only as good as who fills it.
+_ABOUT_BYTES_MAX = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class ClientFds:
+    """A client's shared memory."""
+
+    arena: int
+    channel: int
+    context: int
+
+    def __iter__(self) -> Iterator[int]:
+        return iter((self.arena, self.channel, self.context))
+
+
+class ClientDataPlane(Protocol):
+    """What of the data plane is about clients (native/src/node.h, "clients")."""
+
+    def client_add(self, pid: int, service: str) -> tuple[int, ClientFds]:
+        """Make a client's shared memory: its number, and fds that the caller closes."""
+
+    def client_adopt(self, number: int, pid: int, service: str, fds: ClientFds) -> None:
+        """Go on with a client from before a restart, under its old number."""
+
+    def client_exited(self, number: int) -> None:
+        """Its process is gone."""
+
+
+@dataclass(slots=True)
+class Client:
+    """One attached process. ``start_ticks`` tells it from a later one with its pid."""
+
+    number: int
+    token: bytes
+    pid: int
+    start_ticks: int
+    service: str
+    connected: bool
+    pidfd: int | None
+
+
+def process_start_ticks(pid: int) -> int:
+    """When a process started, in clock ticks since boot; ProcessLookupError if there is none."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    except (FileNotFoundError, ProcessLookupError) as error:
+        raise ProcessLookupError(errno.ESRCH, f"no process {pid}") from error
+    # The second field, the name, may hold anything, parentheses too.
+    return int(stat.rpartition(b")")[2].split()[19])
+
+
+class Clients:
+    """Makes attachments, and sees processes die."""
+
+    def __init__(
+        self,
+        dataplane: ClientDataPlane,
+        manager: ServiceManager,
+        arena_bytes: int,
+        log: Callable[[str], None],
+    ) -> None:
+        self._dataplane = dataplane
+        self._manager = manager
+        self._arena_bytes = arena_bytes
+        self._log = log
+        self._loop = asyncio.get_running_loop()
+        self._by_number: dict[int, Client] = {}
+        self._by_token: dict[bytes, Client] = {}
+        self._by_pid: dict[int, Client] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        for client in self._by_number.values():
+            self._unwatch(client)
+
+    def __len__(self) -> int:
+        return len(self._by_number)
+
+    def __iter__(self) -> Iterator[Client]:
+        return iter(self._by_number.values())
+
+    # ------------------------------------------------------------- attaching
+
+    def attach(self, peer: Peer, request: Request) -> Attachment:
+        """Make an attachment for a process, or let it go on with one from before a restart."""
+        if peer.pid <= 0:
+            raise AttachRefused(errno.ESRCH, "the process is in another pid namespace")
+        try:
+            pidfd = os.pidfd_open(peer.pid)
+        except OSError as error:
+            raise AttachRefused(errno.ESRCH, f"process {peer.pid} is gone") from error
+        try:
+            # In this order: with the pidfd open, the pid cannot become another's.
+            start_ticks = process_start_ticks(peer.pid)
+        except OSError as error:
+            os.close(pidfd)
+            raise AttachRefused(errno.ESRCH, f"process {peer.pid} is gone") from error
+        before = self._by_pid.get(peer.pid)
+        if before is not None and before.start_ticks == start_ticks:
+            if request.token == before.token:
+                os.close(pidfd)
+                return self._resume(before)
+            if before.connected:
+                os.close(pidfd)
+                raise AttachRefused(
+                    errno.EBUSY, f"process {peer.pid} is attached already, by another connection"
+                )
+        if before is not None:
+            self._exited(before)
+        return self._new(peer.pid, start_ticks, request.service, pidfd)
+
+    def hung_up(self, token: bytes) -> None:
+        """Note that a client's connection is gone; its process may live on."""
+        client = self._by_token.get(token)
+        if client is not None:
+            client.connected = False
+
+    def _resume(self, client: Client) -> Attachment:
+        if client.connected:
+            raise AttachRefused(
+                errno.EBUSY, f"process {client.pid} is attached already, by another connection"
+            )
+        client.connected = True
+        return Attachment(client.token, self._arena_bytes)
+
+    def _new(self, pid: int, start_ticks: int, service: str, pidfd: int) -> Attachment:
+        try:
+            number, fds = self._dataplane.client_add(pid, service)
+        except OSError as error:
+            os.close(pidfd)
+            message = (
+                "the node has as many clients as its `clients_max` allows"
+                if error.errno == errno.ENOSPC
+                else f"the node cannot make the shared memory: {error.strerror}"
+            )
+            raise AttachRefused(error.errno or errno.EIO, message) from error
+        client = Client(number, os.urandom(16), pid, start_ticks, service, True, pidfd)
+        self._remember(client)
+        self._store(client, fds)
+        return Attachment(client.token, self._arena_bytes, tuple(fds))
+
+    def _remember(self, client: Client) -> None:
+        self._by_number[client.number] = client
+        self._by_token[client.token] = client
+        if client.pidfd is not None:
+            self._by_pid[client.pid] = client
+            self._loop.add_reader(client.pidfd, self._exited, client)
+
+    # ------------------------------------------------------------ life, death
+
+    def _unwatch(self, client: Client) -> None:
+        if client.pidfd is not None:
+            self._loop.remove_reader(client.pidfd)
+            os.close(client.pidfd)
+            client.pidfd = None
+
+    def _exited(self, client: Client) -> None:
+        self._unwatch(client)
+        client.connected = False
+        if self._by_pid.get(client.pid) is client:
+            del self._by_pid[client.pid]
+        self._dataplane.client_exited(client.number)
+
+    def drained(self, number: int) -> None:
+        """Forget a client: its process is gone and its last segment reclaimed."""
+        client = self._by_number.pop(number, None)
+        if client is None:
+            return
+        del self._by_token[client.token]
+        for part in _PARTS:
+            self._manager.remove(f"c{number}.{part}")
+
+    # ------------------------------------------------------ over the restart
+
+    def _store(self, client: Client, fds: ClientFds) -> None:
+        if not self._manager.keeps_fds:
+            return
+        about = os.memfd_create("backsight-about", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.write(
+                about,
+                json.dumps(
+                    {
+                        "token": client.token.hex(),
+                        "pid": client.pid,
+                        "start_ticks": client.start_ticks,
+                        "service": client.service,
+                    }
+                ).encode(),
+            )
+            fcntl.fcntl(
+                about,
+                fcntl.F_ADD_SEALS,
+                fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL,
+            )
+            for part, fd in zip(_PARTS, (*fds, about), strict=True):
+                self._manager.store(f"c{client.number}.{part}", fd)
+        finally:
+            os.close(about)
+
+    def adopt(self, stored: Iterable[StoredFd]) -> None:
+        """Go on with the clients whose fds came back from the service manager.
+
+        Closes the fds. What is incomplete or not ours is dropped from the
+        store, with a line in the log.
+        """
+        by_number: dict[int, dict[str, int]] = {}
+        for item in stored:
+            match = _NAME.fullmatch(item.name)
+            if match is None or match[2] in by_number.get(int(match[1]), {}):
+                self._log(f"a stored fd named {item.name!r} is not ours")
+                os.close(item.fd)
+                if match is None:
+                    continue
+            else:
+                by_number.setdefault(int(match[1]), {})[match[2]] = item.fd
+        for number, parts in sorted(by_number.items()):
+            try:
+                self._adopt_one(number, parts)
+            except (OSError, ValueError, KeyError, TypeError) as error:
+                self._log(f"client {number} of before the restart is lost: {error}")
+                for part in _PARTS:
+                    self._manager.remove(f"c{number}.{part}")
+            finally:
+                for fd in parts.values():
+                    os.close(fd)
+
+    def _adopt_one(self, number: int, parts: dict[str, int]) -> None:
+        about = json.loads(os.pread(parts["about"], _ABOUT_BYTES_MAX, 0))
+        pid, start_ticks = int(about["pid"]), int(about["start_ticks"])
+        token, service = bytes.fromhex(about["token"]), str(about["service"])
+        fds = ClientFds(parts["arena"], parts["channel"], parts["context"])
+        self._dataplane.client_adopt(number, pid, service, fds)
+        client = Client(
+            number, token, pid, start_ticks, service, False, _open_if_same(pid, start_ticks)
+        )
+        self._remember(client)
+        if client.pidfd is None:
+            self._dataplane.client_exited(number)
+
+
+def _open_if_same(pid: int, start_ticks: int) -> int | None:
+    """A pidfd of the process that started then; None if it is gone."""
+    try:
+        pidfd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return None
+    try:
+        if process_start_ticks(pid) == start_ticks:
+            return pidfd
+    except ProcessLookupError:
+        pass
+    os.close(pidfd)
+    return None

@@ -1,0 +1,545 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who may attach is, whoever else connects or whatever is sent is answered, counted and gone."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from appliance.attach import ABI_MAGIC, ABI_VERSION, Allowed, AttachServer
+from appliance.clients import ClientFds, Clients
+from appliance.fdstore import ServiceManager, StoredFd, take_stored_fds
+
+REQUEST = struct.Struct("=IIiI16s64s")
+REPLY = struct.Struct("=IIiI16sQ128s")
+NO_TOKEN = bytes(16)
+ARENA_BYTES = 1 << 20
+NOBODY = 65534
+
+
+@dataclass
+class Reply:
+    status: int
+    resumed: bool
+    token: bytes
+    arena_bytes: int
+    message: str
+    fds: list[int]
+
+
+def request(
+    *,
+    magic: int = ABI_MAGIC,
+    version: int = ABI_VERSION,
+    token: bytes = NO_TOKEN,
+    service: bytes = b"shop",
+) -> bytes:
+    return REQUEST.pack(magic, version, 1, 0, token, service)
+
+
+@dataclass
+class RecordingDataPlane:
+    """Makes memfds, and remembers what it was told."""
+
+    clients_max: int = 4
+    added: list[tuple[int, str]] = field(default_factory=list)
+    adopted: list[tuple[int, int, str, bytes]] = field(default_factory=list)
+    exited: asyncio.Queue[int] = field(default_factory=asyncio.Queue)
+
+    def client_add(self, pid: int, service: str) -> tuple[int, ClientFds]:
+        if len(self.added) == self.clients_max:
+            raise OSError(errno.ENOSPC, "full")
+        self.added.append((pid, service))
+        fds = ClientFds(*(os.memfd_create(name) for name in ("arena", "channel", "context")))
+        for name, fd in zip(("arena", "channel", "context"), fds, strict=True):
+            os.write(fd, name.encode())
+        return len(self.added), fds
+
+    def client_adopt(self, number: int, pid: int, service: str, fds: ClientFds) -> None:
+        contents = b" ".join(os.pread(fd, 100, 0) for fd in fds)
+        self.adopted.append((number, pid, service, contents))
+
+    def client_exited(self, number: int) -> None:
+        self.exited.put_nowait(number)
+
+
+@dataclass
+class Node:
+    path: Path
+    dataplane: RecordingDataPlane
+    clients: Clients
+    server: AttachServer
+    log: list[str]
+
+
+@pytest.fixture
+def directory() -> Iterator[Path]:
+    # Not tmp_path, which other users may not enter.
+    with tempfile.TemporaryDirectory(prefix="backsight-attach-") as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
+
+
+@contextlib.asynccontextmanager
+async def node(
+    directory: Path,
+    *,
+    uids: frozenset[int] = frozenset({os.getuid()}),
+    gids: frozenset[int] = frozenset(),
+    manager: ServiceManager | None = None,
+    stored: list[StoredFd] | None = None,
+) -> AsyncIterator[Node]:
+    log: list[str] = []
+    path = directory / "node.sock"
+    dataplane = RecordingDataPlane()
+    with Clients(dataplane, manager or ServiceManager(None), ARENA_BYTES, log.append) as clients:
+        clients.adopt(stored or [])
+        with AttachServer(path, Allowed(uids, gids), clients, log.append) as server:
+            yield Node(path, dataplane, clients, server, log)
+
+
+class Peer:
+    """A client that says what it is told to."""
+
+    def __init__(self, path: Path) -> None:
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.socket.connect(str(path))
+        self.socket.setblocking(False)
+
+    async def ask(self, packet: bytes) -> Reply:
+        await asyncio.get_running_loop().sock_sendall(self.socket, packet)
+        return await self.reply()
+
+    async def reply(self) -> Reply:
+        readable = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        loop.add_reader(self.socket, readable.set)
+        try:
+            await readable.wait()
+        finally:
+            loop.remove_reader(self.socket)
+        data, fds, _, _ = socket.recv_fds(self.socket, 1000, 8)
+        magic, version, status, resumed, token, arena_bytes, message = REPLY.unpack(data)
+        assert (magic, version) == (ABI_MAGIC, ABI_VERSION)
+        text = message.partition(b"\0")[0].decode()
+        return Reply(status, bool(resumed), token, arena_bytes, text, fds)
+
+    async def hung_up(self) -> bool:
+        try:
+            return await asyncio.get_running_loop().sock_recv(self.socket, 1) == b""
+        except ConnectionResetError:
+            return True
+
+    def close(self) -> None:
+        self.socket.close()
+
+
+def close_fds(reply: Reply) -> None:
+    for fd in reply.fds:
+        os.close(fd)
+
+
+def test_a_client_gets_its_memory(directory: Path) -> None:
+    async def run() -> None:
+        async with node(directory) as here:
+            peer = Peer(here.path)
+            reply = await peer.ask(request())
+            assert (reply.status, reply.resumed, reply.message) == (0, False, "")
+            assert reply.arena_bytes == ARENA_BYTES
+            assert any(reply.token)
+            contents = [os.pread(fd, 100, 0) for fd in reply.fds]
+            assert contents == [b"arena", b"channel", b"context"]
+            # The pid is the kernel's word; the message said 1.
+            assert here.dataplane.added == [(os.getpid(), "shop")]
+            assert here.server.counters.attached == 1
+            close_fds(reply)
+            peer.close()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("packet", "status", "counter", "words"),
+    [
+        (b"x", errno.EPROTO, "malformed", "1 bytes instead of 96"),
+        (b"GET / HTTP/1.1\r\n\r\n", errno.EPROTO, "malformed", "18 bytes"),
+        (request() + b"x", errno.EPROTO, "malformed", "97 bytes"),
+        (bytes(100_000), errno.EPROTO, "malformed", "97 bytes"),
+        (request(magic=0), errno.EPROTO, "malformed", "magic 0x0"),
+        (request(version=0), errno.EPROTONOSUPPORT, "other_version", "the node speaks 1"),
+        (request(version=2), errno.EPROTONOSUPPORT, "other_version", "use libbacksight of its"),
+    ],
+)
+def test_garbage_is_answered_counted_and_closed(
+    directory: Path, packet: bytes, status: int, counter: str, words: str
+) -> None:
+    async def run() -> None:
+        async with node(directory) as here:
+            peer = Peer(here.path)
+            reply = await peer.ask(packet)
+            assert reply.status == -status
+            assert words in reply.message
+            assert reply.fds == []
+            assert await peer.hung_up()
+            assert getattr(here.server.counters, counter) == 1
+            assert here.dataplane.added == []
+            peer.close()
+            # It serves the next one.
+            honest = Peer(here.path)
+            good = await honest.ask(request())
+            assert good.status == 0
+            close_fds(good)
+            honest.close()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("service", "name"),
+    [
+        (b"", "unnamed"),
+        (b"\xff\xfe", "��"),
+        (b"a\nb\x1b[2J", "a?b?[2J"),
+        (b"x" * 64, "x" * 64),
+    ],
+)
+def test_service_names_are_made_printable(directory: Path, service: bytes, name: str) -> None:
+    async def run() -> None:
+        async with node(directory) as here:
+            peer = Peer(here.path)
+            close_fds(await peer.ask(request(service=service)))
+            assert here.dataplane.added == [(os.getpid(), name)]
+            peer.close()
+
+    asyncio.run(run())
+
+
+def test_an_attached_client_that_talks_is_cut_off(directory: Path) -> None:
+    async def run() -> None:
+        async with node(directory) as here:
+            peer = Peer(here.path)
+            close_fds(await peer.ask(request()))
+            peer.socket.send(b"more")
+            assert await peer.hung_up()
+            assert here.server.counters.malformed == 1
+            peer.close()
+
+    asyncio.run(run())
+
+
+def test_one_connection_a_process(directory: Path) -> None:
+    async def run() -> None:
+        async with node(directory) as here:
+            first, second = Peer(here.path), Peer(here.path)
+            close_fds(await first.ask(request()))
+            reply = await second.ask(request())
+            assert reply.status == -errno.EBUSY
+            assert "attached already" in reply.message
+            assert len(here.dataplane.added) == 1
+            first.close()
+            second.close()
+
+    asyncio.run(run())
+
+
+def test_a_client_that_lost_its_connection_resumes_by_token(directory: Path) -> None:
+    async def run() -> None:
+        async with node(directory) as here:
+            peer = Peer(here.path)
+            first = await peer.ask(request())
+            close_fds(first)
+            peer.close()
+            await drained_loop()
+            peer = Peer(here.path)
+            again = await peer.ask(request(token=first.token))
+            assert (again.status, again.resumed, again.fds) == (0, True, [])
+            assert again.token == first.token
+            assert len(here.dataplane.added) == 1
+            assert here.server.counters.resumed == 1
+            peer.close()
+
+    asyncio.run(run())
+
+
+def test_a_token_nobody_knows_gets_a_fresh_attachment(directory: Path) -> None:
+    async def run() -> None:
+        async with node(directory) as here:
+            peer = Peer(here.path)
+            reply = await peer.ask(request(token=b"?" * 16))
+            assert (reply.status, reply.resumed, len(reply.fds)) == (0, False, 3)
+            assert reply.token != b"?" * 16
+            close_fds(reply)
+            peer.close()
+
+    asyncio.run(run())
+
+
+def test_after_exec_the_old_client_has_exited(directory: Path) -> None:
+    async def run() -> None:
+        async with node(directory) as here:
+            peer = Peer(here.path)
+            close_fds(await peer.ask(request()))
+            peer.close()  # as exec() does
+            await drained_loop()
+            peer = Peer(here.path)
+            reply = await peer.ask(request())
+            assert (reply.status, len(reply.fds)) == (0, 3)
+            assert here.dataplane.exited.get_nowait() == 1
+            assert len(here.dataplane.added) == 2
+            close_fds(reply)
+            peer.close()
+
+    asyncio.run(run())
+
+
+def test_over_clients_max_is_refused_with_the_reason(directory: Path) -> None:
+    async def run() -> None:
+        async with node(directory) as here:
+            here.dataplane.clients_max = 0
+            peer = Peer(here.path)
+            reply = await peer.ask(request())
+            assert reply.status == -errno.ENOSPC
+            assert "clients_max" in reply.message
+            assert here.server.counters.refused == 1
+            peer.close()
+
+    asyncio.run(run())
+
+
+CLIENT = """
+import os, socket, struct, sys
+path, uid, gid, groups = sys.argv[1], *map(int, sys.argv[2:4]), eval(sys.argv[4])
+os.setgroups(groups); os.setgid(gid); os.setuid(uid)
+s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+s.connect(path)
+s.send(struct.pack("=IIiI16s64s", 0x54475342, 1, 1, 0, bytes(16), b"other"))
+print(struct.unpack_from("=IIi", s.recv(1000))[2], flush=True)
+sys.stdin.read()
+"""
+
+
+@contextlib.asynccontextmanager
+async def client_process(
+    path: Path, uid: int, gid: int, groups: list[int]
+) -> AsyncIterator[tuple[asyncio.subprocess.Process, int]]:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-c",
+        CLIENT,
+        str(path),
+        str(uid),
+        str(gid),
+        repr(groups),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    try:
+        assert process.stdout is not None
+        yield process, int(await process.stdout.readline())
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+
+
+@pytest.mark.root
+@pytest.mark.parametrize(
+    ("uid", "gid", "groups", "status"),
+    [
+        (NOBODY, NOBODY, [], -errno.EACCES),
+        (NOBODY, 4711, [], 0),  # by its group
+        (NOBODY, NOBODY, [4711], 0),  # by a supplementary one
+        (4712, NOBODY, [], 0),  # by its user
+        (NOBODY, NOBODY, list(range(10_000, 10_300)), -errno.EACCES),
+    ],
+)
+def test_only_whom_the_configuration_names_may_attach(
+    directory: Path, uid: int, gid: int, groups: list[int], status: int
+) -> None:
+    async def run() -> None:
+        async with node(directory, uids=frozenset({4712}), gids=frozenset({4711})) as here:
+            async with client_process(here.path, uid, gid, groups) as (_, answered):
+                assert answered == status
+            assert here.server.counters.not_allowed == (status != 0)
+
+    asyncio.run(run())
+
+
+@pytest.mark.root
+def test_death_is_told_by_the_process_not_by_the_connection(directory: Path) -> None:
+    async def run() -> None:
+        async with (
+            node(directory) as here,
+            client_process(here.path, 0, 0, []) as (process, status),
+        ):
+            assert status == 0
+            assert here.dataplane.exited.empty()
+            process.send_signal(signal.SIGKILL)
+            assert await here.dataplane.exited.get() == 1
+
+    asyncio.run(run())
+
+
+async def drained_loop() -> None:
+    """Let the loop see what has already happened to its fds."""
+    for _ in range(3):
+        await asyncio.sleep(0)
+
+
+# ---------------------------------------------------------- over a restart
+
+
+class Store:
+    """A service manager's end of the notification socket."""
+
+    def __init__(self, directory: Path) -> None:
+        self.path = directory / "notify"
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self.socket.bind(str(self.path))
+        self.socket.setblocking(False)
+
+    def take(self) -> tuple[list[StoredFd], list[str]]:
+        """What was stored and which names were removed since the last call."""
+        stored, removed = [], []
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                data, fds, _, _ = socket.recv_fds(self.socket, 1000, 4)
+                said = dict(line.split("=") for line in data.decode().splitlines())
+                if "FDSTORE" in said:
+                    assert said["FDPOLL"] == "0"
+                    stored.append(StoredFd(said["FDNAME"], fds[0]))
+                else:
+                    assert said["FDSTOREREMOVE"] == "1"
+                    removed.append(said["FDNAME"])
+        return stored, removed
+
+
+def test_a_restarted_daemon_knows_its_clients(directory: Path) -> None:
+    async def run() -> None:
+        store = Store(directory)
+        with ServiceManager(str(store.path)) as manager:
+            async with node(directory, manager=manager) as before:
+                peer = Peer(before.path)
+                first = await peer.ask(request())
+                close_fds(first)
+                peer.close()
+            stored, removed = store.take()
+            assert [item.name for item in stored] == [
+                "c1.arena",
+                "c1.channel",
+                "c1.context",
+                "c1.about",
+            ]
+            assert removed == []
+            async with node(directory, manager=manager, stored=stored) as after:
+                assert after.log == []
+                assert after.dataplane.adopted == [
+                    (1, os.getpid(), "shop", b"arena channel context")
+                ]
+                peer = Peer(after.path)
+                again = await peer.ask(request(token=first.token))
+                assert (again.status, again.resumed, again.fds) == (0, True, [])
+                assert after.dataplane.exited.empty()
+                peer.close()
+                after.clients.drained(1)
+                assert store.take() == (
+                    [],
+                    ["c1.arena", "c1.channel", "c1.context", "c1.about"],
+                )
+        store.socket.close()
+
+    asyncio.run(run())
+
+
+@pytest.mark.root
+def test_a_process_that_died_meanwhile_has_exited(directory: Path) -> None:
+    async def run() -> None:
+        store = Store(directory)
+        with ServiceManager(str(store.path)) as manager:
+            async with node(directory, manager=manager) as before:
+                async with client_process(before.path, 0, 0, []) as (process, _):
+                    pid = process.pid
+                await before.dataplane.exited.get()
+            stored, _ = store.take()
+            async with node(directory, manager=manager, stored=stored) as after:
+                assert after.dataplane.adopted == [(1, pid, "other", b"arena channel context")]
+                assert after.dataplane.exited.get_nowait() == 1
+        store.socket.close()
+
+    asyncio.run(run())
+
+
+def memfd(content: bytes) -> int:
+    fd = os.memfd_create("test")
+    os.write(fd, content)
+    return fd
+
+
+def open_files() -> list[str]:
+    names = []
+    for link in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # of the listing itself
+            names.append(str(link.readlink()))
+    return names
+
+
+@pytest.mark.parametrize("about", [None, b"", b"{", b"[]", b'{"pid": 1}', b"\xff", b'{"pid": "x"}'])
+def test_what_comes_back_incomplete_or_foreign_is_dropped(
+    directory: Path, about: bytes | None
+) -> None:
+    async def run() -> None:
+        store = Store(directory)
+        stored = [
+            StoredFd("c7.arena", memfd(b"")),
+            StoredFd("c7.channel", memfd(b"")),
+            StoredFd("c7.context", memfd(b"")),
+            StoredFd("c7.context", memfd(b"twice")),
+            StoredFd("socket", memfd(b"")),
+        ]
+        if about is not None:
+            stored.append(StoredFd("c7.about", memfd(about)))
+        with ServiceManager(str(store.path)) as manager:
+            async with node(directory, manager=manager, stored=stored) as here:
+                assert here.dataplane.adopted == []
+                assert any("client 7 of before the restart is lost" in line for line in here.log)
+                assert store.take()[1] == ["c7.arena", "c7.channel", "c7.context", "c7.about"]
+                assert not any("memfd:test" in name for name in open_files())
+        store.socket.close()
+
+    asyncio.run(run())
+
+
+def test_a_socket_left_by_a_killed_daemon_is_replaced_a_live_one_is_not(directory: Path) -> None:
+    async def run() -> None:
+        path = directory / "node.sock"
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as dead:
+            dead.bind(str(path))
+        async with node(directory) as here:
+            with pytest.raises(OSError, match="another daemon listens there"):
+                async with node(directory):
+                    pass
+            peer = Peer(here.path)
+            close_fds(await peer.ask(request()))
+            peer.close()
+        assert not path.exists()
+
+    asyncio.run(run())
+
+
+def test_listen_variables_do_not_reach_children() -> None:
+    environment = {"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": "0", "LISTEN_FDNAMES": ""}
+    assert take_stored_fds(environment) == []
+    assert environment == {}
