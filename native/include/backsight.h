@@ -104,8 +104,7 @@ struct bs_record_header {
  */
 struct bs_trace {
 	struct bs_trace_id id;
-	uint32_t handle;
-	uint32_t next_seq;
+	uint64_t handle_seq;
 	uint32_t next_hop;
 	uint32_t flags;
 	uint64_t crumbs[3];
@@ -139,7 +138,8 @@ extern BS_EXPORT bool bs_clock_is_tsc;
 static inline uint64_t bs_clock_ticks(void)
 {
 #if defined(__x86_64__)
-	if (__builtin_expect(bs_clock_is_tsc, 1))
+	if (__builtin_expect(
+		    __atomic_load_n(&bs_clock_is_tsc, __ATOMIC_RELAXED), 1))
 		return __rdtsc();
 #endif
 	return bs_clock_ticks_slow();
@@ -278,7 +278,7 @@ BS_EXPORT int bs_breadcrumb(struct bs_trace *trace, const char *node);
  * that span_id sends. Drops a hop-out record. The value names the last three
  * nodes that the request visited, this one first, and the triggers that fired
  * for it so far. Returns its length (below size), or -ENOSPC; BS_CONTEXT_MAX+1
- * bytes always suffice.
+ * bytes always suffice. -ENOTCONN while unattached: there is no node to name.
  */
 BS_EXPORT int bs_serialize(struct bs_trace *trace, uint64_t span_id,
 			   char *value, size_t size);

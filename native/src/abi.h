@@ -189,7 +189,7 @@ struct bs_channel_header {
 	uint64_t percentage_threshold; /* record iff hash < this, or all-ones */
 	uint32_t trust_incoming;       /* honour triggers that come with a
 					* request */
-	uint32_t zero2;
+	uint32_t client_number;	       /* for the node's successor */
 	char node_name[64];
 	struct bs_doorbell doorbell;
 };
@@ -239,7 +239,7 @@ struct bs_thread_area {
 	uint8_t pad0[128 - 4 * 6 - 8 * 6];
 	/* The node's line. */
 	uint32_t run_tail;
-	uint32_t pad1[15];
+	uint32_t node_private[15]; /* how far it got, for its successor */
 	struct bs_run_entry entries[BS_RUN_RING_ENTRIES];
 };
 
@@ -303,7 +303,8 @@ struct bs_context_segment {
 	uint8_t pad0[BS_CACHE_LINE - 16];
 	uint32_t trigger_head; /* producers */
 	uint32_t triggers_lost;
-	uint8_t pad1[BS_CACHE_LINE - 8];
+	uint64_t records_unattributed; /* lost by threads without a slot */
+	uint8_t pad1[BS_CACHE_LINE - 16];
 	struct bs_thread_slot slots[BS_THREAD_SLOTS];
 	struct bs_trigger_cell cells[BS_TRIGGER_CELLS];
 };

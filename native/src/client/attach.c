@@ -1,0 +1,470 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The attach thread: connect, say who we are, get three mappings, then wait for
+ * the daemon to hang up; from the beginning. It is the only thread that makes
+ * system calls which may wait, and nothing waits for it.
+ *
+ * It owns one file descriptor. A daemonising application may close it, and get
+ * its number back for a file of its own, so the descriptor is used only while
+ * it still is the socket that it was.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "writer.h"
+
+#define DEFAULT_SOCKET "/run/backsight/node.sock"
+
+/* Short, so that a service that starts with its daemon misses little; at most
+ * a second, so that a daemon that is back is found soon, at no cost. */
+#define BACKOFF_MIN_MS 50
+#define BACKOFF_MAX_MS 1000
+
+/* A daemon answers in milliseconds, unless it is stopped. */
+#define REPLY_TIMEOUT_MS 5000
+
+/* How often to see whether everybody else has left (is_last_thread). */
+#define LAST_THREAD_CHECK_MS 5000
+
+/* A reply has three; more are noticed, and closed. */
+#define FDS_MAX 8
+
+/* All under bs_lock. */
+static pthread_t thread;
+static bool is_started;
+static bool is_stopped; /* by bs_shutdown() or the environment: for good */
+static uint64_t n_attachments;
+static struct sockaddr_un address;
+static struct bs_attach_request request;
+static bool is_debugging;
+
+static int sock = -1;
+static dev_t sock_dev;
+static ino_t sock_ino;
+
+/* ---------------------------------------------------------- debugging --- */
+
+/* Why attaching failed, once for each reason: a service that runs without a
+ * daemon tries once a second. */
+__attribute__((format(printf, 1, 2))) static void complain(const char *format,
+							   ...)
+{
+	static uint64_t told[16];
+	char text[256];
+	uint64_t hash;
+	va_list args;
+
+	if (!is_debugging)
+		return;
+	va_start(args, format);
+	vsnprintf(text, sizeof(text), format, args);
+	va_end(args);
+	hash = bs_fnv1a64(BS_FNV1A64_BASIS, text, strlen(text));
+	for (size_t i = 0; i < sizeof(told) / sizeof(told[0]); i++) {
+		if (told[i] == hash)
+			return;
+		if (told[i] == 0) {
+			told[i] = hash;
+			dprintf(STDERR_FILENO, "backsight: %s: %s\n",
+				address.sun_path, text);
+			return;
+		}
+	}
+}
+
+/* ------------------------------------------------------ configuration --- */
+
+static bool is_set(const char *variable)
+{
+	const char *value = secure_getenv(variable);
+
+	return value && value[0] && strcmp(value, "0") != 0;
+}
+
+static bool configure(void)
+{
+	const char *path = secure_getenv("BACKSIGHT_SOCKET");
+	const char *service = secure_getenv("BACKSIGHT_SERVICE");
+
+	is_debugging = is_set("BACKSIGHT_DEBUG");
+	if (is_set("BACKSIGHT_DISABLE"))
+		return false;
+	if (!path || !path[0])
+		path = DEFAULT_SOCKET;
+	if (!service || !service[0])
+		service = program_invocation_short_name;
+
+	memset(&address, 0, sizeof(address));
+	address.sun_family = AF_UNIX;
+	if (strlen(path) >= sizeof(address.sun_path)) {
+		complain("BACKSIGHT_SOCKET is longer than %zu bytes",
+			 sizeof(address.sun_path) - 1);
+		return false;
+	}
+	memcpy(address.sun_path, path, strlen(path));
+
+	memset(&request, 0, sizeof(request));
+	request.magic = BS_ABI_MAGIC;
+	request.version = BS_ABI_VERSION;
+	request.pid = getpid();
+	memcpy(request.service, service,
+	       bs_utf8_cut(service, strlen(service),
+			   sizeof(request.service) - 1));
+	return true;
+}
+
+/* ------------------------------------------------------------- socket --- */
+
+static bool sock_is_ours(void)
+{
+	struct stat st;
+
+	return sock >= 0 && !fstat(sock, &st) && S_ISSOCK(st.st_mode) &&
+	       st.st_dev == sock_dev && st.st_ino == sock_ino;
+}
+
+static void sock_close(void)
+{
+	if (sock_is_ours())
+		close(sock);
+	sock = -1;
+}
+
+static bool sock_open(void)
+{
+	struct stat st;
+
+	sock = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK,
+		      0);
+	if (sock < 0)
+		return false;
+	if (fstat(sock, &st)) {
+		close(sock);
+		sock = -1;
+		return false;
+	}
+	sock_dev = st.st_dev;
+	sock_ino = st.st_ino;
+	return true;
+}
+
+/* Wait until there is something to read; bs_lock is given up meanwhile. 0 on
+ * time-out, -ECONNRESET if the socket is not ours any more. */
+static int sock_wait(int timeout_ms)
+{
+	struct pollfd p = {.fd = sock, .events = POLLIN};
+	int n;
+
+	if (!sock_is_ours())
+		return -ECONNRESET;
+	pthread_mutex_unlock(&bs_lock);
+	n = poll(&p, 1, timeout_ms);
+	pthread_mutex_lock(&bs_lock);
+	if (n > 0 && !sock_is_ours())
+		return -ECONNRESET;
+	return n < 0 ? 0 : n;
+}
+
+/* ----------------------------------------------------------- exchange --- */
+
+/* Returns how many descriptors came; they are the caller's. */
+static int receive(struct bs_attach_reply *reply, ssize_t *bytes,
+		   int fds[FDS_MAX])
+{
+	union {
+		char bytes[CMSG_SPACE(FDS_MAX * sizeof(int))];
+		struct cmsghdr align;
+	} control;
+	struct iovec iov = {reply, sizeof(*reply)};
+	struct msghdr msg = {
+		.msg_iov = &iov,
+		.msg_iovlen = 1,
+		.msg_control = control.bytes,
+		.msg_controllen = sizeof(control.bytes),
+	};
+	int n_fds = 0;
+
+	*bytes = recvmsg(sock, &msg, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
+	if (*bytes < 0)
+		return 0;
+	for (struct cmsghdr *c = CMSG_FIRSTHDR(&msg); c;
+	     c = CMSG_NXTHDR(&msg, c)) {
+		size_t n;
+
+		if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS)
+			continue;
+		n = (c->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+		for (size_t i = 0; i < n && n_fds < FDS_MAX; i++)
+			memcpy(&fds[n_fds++], CMSG_DATA(c) + i * sizeof(int),
+			       sizeof(int));
+	}
+	if (msg.msg_flags & (MSG_TRUNC | MSG_CTRUNC))
+		*bytes = 0;
+	return n_fds;
+}
+
+static bool take_reply(const struct bs_attach_reply *reply, int n_fds,
+		       const int fds[FDS_MAX])
+{
+	struct bs_attachment *a;
+	const char *reason;
+
+	if (reply->magic != BS_ABI_MAGIC) {
+		complain("this is not a Backsight daemon");
+		return false;
+	}
+	if (reply->status) {
+		complain("refused: %.*s",
+			 (int)strnlen(reply->message, sizeof(reply->message)),
+			 reply->message);
+		return false;
+	}
+	if (reply->version != BS_ABI_VERSION) {
+		complain(
+			"the daemon speaks version %u, this library %u: "
+			"update the older of them",
+			reply->version, BS_ABI_VERSION);
+		return false;
+	}
+	if (reply->resumed) {
+		if (n_fds || bs_current == &bs_nowhere ||
+		    memcmp(reply->token, bs_current->token,
+			   sizeof(reply->token)) != 0) {
+			complain("the daemon resumed what never was");
+			return false;
+		}
+		return true;
+	}
+	if (n_fds != BS_FDS) {
+		complain("the daemon sent %d file descriptors, not %d", n_fds,
+			 BS_FDS);
+		return false;
+	}
+	a = bs_attachment_map(reply, fds, &reason);
+	if (!a) {
+		complain("%s", reason);
+		return false;
+	}
+	memcpy(request.token, a->token, sizeof(request.token));
+	a = bs_attachment_publish(a);
+	bs_attachment_unmap(a);
+	return true;
+}
+
+/* Attached or not. What is received is mapped or closed before bs_lock is
+ * given up, so that no fork() copies it. */
+static bool exchange(void)
+{
+	struct bs_attach_reply reply;
+	int fds[FDS_MAX];
+	ssize_t bytes;
+	bool ok;
+	int n_fds, ret;
+
+	if (!sock_open()) {
+		complain("socket: %m");
+		return false;
+	}
+	/* A socket that does not block, on a local address: now or never. */
+	if (connect(sock, (const struct sockaddr *)&address, sizeof(address)) ||
+	    send(sock, &request, sizeof(request), MSG_NOSIGNAL) !=
+		    (ssize_t)sizeof(request)) {
+		complain("connect: %m");
+		return false;
+	}
+	ret = sock_wait(REPLY_TIMEOUT_MS);
+	if (ret <= 0) {
+		if (!is_stopped)
+			complain("no answer");
+		return false;
+	}
+	n_fds = receive(&reply, &bytes, fds);
+	if (bytes == (ssize_t)sizeof(reply)) {
+		ok = take_reply(&reply, n_fds, fds);
+	} else {
+		if (!is_stopped)
+			complain("the answer has the wrong size");
+		ok = false;
+	}
+	for (int i = 0; i < n_fds; i++)
+		close(fds[i]);
+	return ok;
+}
+
+/* ------------------------------------------------------------- thread --- */
+
+/*
+ * A process whose main thread left by pthread_exit() ends with its last thread,
+ * and must not live on because of this one. Nothing tells us when the others
+ * have left, so this is asked now and then, once no thread uses the library.
+ */
+static bool is_last_thread(void)
+{
+	char path[64], text[256];
+	const char *end;
+	struct stat st;
+	ssize_t n;
+	int fd;
+
+	/* Two links, the thread that has left, and this one. */
+	if (bs_threads || stat("/proc/self/task", &st) || st.st_nlink != 4)
+		return false;
+	snprintf(path, sizeof(path), "/proc/self/task/%d/stat", getpid());
+	fd = open(path, O_RDONLY | O_CLOEXEC);
+	if (fd < 0)
+		return false;
+	n = read(fd, text, sizeof(text) - 1);
+	close(fd);
+	if (n <= 0)
+		return false;
+	text[n] = '\0';
+	end = strrchr(text, ')');
+	return end && end[1] == ' ' && end[2] == 'Z';
+}
+
+static struct timespec deadline_after(int ms)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	t.tv_sec += ms / 1000;
+	t.tv_nsec += (long)(ms % 1000) * 1000000;
+	if (t.tv_nsec >= 1000000000) {
+		t.tv_sec++;
+		t.tv_nsec -= 1000000000;
+	}
+	return t;
+}
+
+/* Until the daemon hangs up. It has nothing more to say: whatever it sends is
+ * a hang-up too. */
+static void wait_for_hangup(void)
+{
+	while (!is_stopped && !sock_wait(LAST_THREAD_CHECK_MS) &&
+	       !is_last_thread())
+		;
+}
+
+static void *attach_thread(void *arg)
+{
+	int backoff_ms = BACKOFF_MIN_MS;
+	struct timespec deadline;
+
+	(void)arg;
+	pthread_mutex_lock(&bs_lock);
+	while (!is_stopped && !is_last_thread()) {
+		if (exchange()) {
+			n_attachments++;
+			pthread_cond_broadcast(&bs_changed);
+			wait_for_hangup();
+			backoff_ms = BACKOFF_MIN_MS;
+			sock_close();
+			continue;
+		}
+		sock_close();
+		deadline = deadline_after(backoff_ms);
+		while (!is_stopped &&
+		       !pthread_cond_clockwait(&bs_changed, &bs_lock,
+					       CLOCK_MONOTONIC, &deadline))
+			;
+		backoff_ms *= 2;
+		if (backoff_ms > BACKOFF_MAX_MS)
+			backoff_ms = BACKOFF_MAX_MS;
+	}
+	pthread_mutex_unlock(&bs_lock);
+	return NULL;
+}
+
+void bs_attach_start(void)
+{
+	sigset_t all, before;
+
+	if (is_started || is_stopped)
+		return;
+	if (!configure()) {
+		is_stopped = true;
+		return;
+	}
+	/* The application's signals are for the application's threads. */
+	sigfillset(&all);
+	if (pthread_sigmask(SIG_SETMASK, &all, &before))
+		return;
+	if (!pthread_create(&thread, NULL, attach_thread, NULL)) {
+		is_started = true;
+		pthread_setname_np(thread, "backsight");
+	}
+	pthread_sigmask(SIG_SETMASK, &before, NULL);
+}
+
+void bs_attach_forget(void)
+{
+	/* The connection is the parent's; the daemon would take us for it. */
+	sock_close();
+	is_started = false;
+	n_attachments = 0;
+}
+
+uint64_t bs_attach_count(void)
+{
+	return n_attachments;
+}
+
+int bs_wait_attached(int timeout_ms)
+{
+	struct timespec deadline = deadline_after(timeout_ms);
+	int ret = 0;
+
+	bs_thread_enter(&bs_thread);
+	pthread_mutex_lock(&bs_lock);
+	while (bs_current == &bs_nowhere && !ret) {
+		if (!is_started || is_stopped)
+			ret = ETIMEDOUT;
+		else if (timeout_ms < 0)
+			ret = pthread_cond_wait(&bs_changed, &bs_lock);
+		else
+			ret = pthread_cond_clockwait(&bs_changed, &bs_lock,
+						     CLOCK_MONOTONIC,
+						     &deadline);
+	}
+	pthread_mutex_unlock(&bs_lock);
+	return ret ? -ETIMEDOUT : 0;
+}
+
+void bs_shutdown(void)
+{
+	struct bs_attachment *a = NULL;
+	pthread_t joined = {0};
+	bool join;
+
+	bs_thread_leave(&bs_thread);
+	pthread_mutex_lock(&bs_lock);
+	is_stopped = true;
+	join = is_started;
+	is_started = false;
+	if (join) {
+		joined = thread;
+		if (sock_is_ours())
+			shutdown(sock, SHUT_RDWR);
+	}
+	pthread_cond_broadcast(&bs_changed);
+	pthread_mutex_unlock(&bs_lock);
+	if (join)
+		pthread_join(joined, NULL);
+
+	pthread_mutex_lock(&bs_lock);
+	if (bs_current != &bs_nowhere)
+		a = bs_attachment_publish(&bs_nowhere);
+	pthread_mutex_unlock(&bs_lock);
+	bs_attachment_unmap(a);
+}

@@ -1,0 +1,189 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "client.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+
+static const uint64_t record_all = UINT64_MAX;
+
+struct bs_attachment bs_nowhere = {
+	.epoch = 1,
+	.refs = 2, /* it stays when nobody is in it */
+	.percentage_threshold = &record_all,
+};
+
+struct bs_attachment *bs_current = &bs_nowhere;
+struct bs_attachment *bs_attachments;
+uint64_t bs_epoch = 1;
+uint64_t bs_fork_epoch;
+pthread_mutex_t bs_lock = PTHREAD_MUTEX_INITIALIZER;
+pthread_cond_t bs_changed = PTHREAD_COND_INITIALIZER;
+
+/* Ticks of the record clock: the TSC until a daemon says otherwise, since what
+ * is stamped before is dropped anyway. */
+#if defined(__x86_64__)
+bool bs_clock_is_tsc = true;
+#else
+bool bs_clock_is_tsc;
+#endif
+
+/* Map one of the three. The seals promise that it cannot be truncated under
+ * our feet; its size must be what the layout says. */
+static void *map_fd(int fd, size_t bytes)
+{
+	const int seals = F_SEAL_GROW | F_SEAL_SHRINK;
+	struct stat st;
+	void *p;
+	int got;
+
+	if (fstat(fd, &st) || st.st_size < 0 || (size_t)st.st_size != bytes)
+		return NULL;
+	got = fcntl(fd, F_GET_SEALS);
+	if (got < 0 || (got & seals) != seals)
+		return NULL;
+	p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	if (p == MAP_FAILED)
+		return NULL;
+	/* A core dump must not hold the pool, a child must not write to it. */
+	if (madvise(p, bytes, MADV_DONTDUMP) ||
+	    madvise(p, bytes, MADV_DONTFORK)) {
+		munmap(p, bytes);
+		return NULL;
+	}
+	return p;
+}
+
+static const char *check_channel(const struct bs_attachment *a)
+{
+	const struct bs_channel_header *h = a->channel;
+	size_t name_bytes = strnlen(h->node_name, sizeof(h->node_name));
+
+	if (h->magic != BS_ABI_MAGIC || h->version != BS_ABI_VERSION)
+		return "the channel has another version";
+	if (h->arena_bytes != a->arena_bytes)
+		return "the channel is of another arena";
+	if (h->clock_is_tsc > 1 || h->ticks_per_s == 0)
+		return "the channel's clock makes no sense";
+#if !defined(__x86_64__)
+	if (h->clock_is_tsc)
+		return "the channel's clock makes no sense";
+#endif
+	if (name_bytes == 0 || name_bytes > BS_NODE_NAME_MAX ||
+	    bs_fnv1a64(BS_FNV1A64_BASIS, h->node_name, name_bytes) !=
+		    h->node_id)
+		return "the node's id is not that of its name";
+	return NULL;
+}
+
+static const char *check_context(const struct bs_context_segment *c)
+{
+	if (c->magic != BS_ABI_MAGIC || c->version != BS_ABI_VERSION)
+		return "the context segment has another version";
+	if (c->thread_slots != BS_THREAD_SLOTS ||
+	    c->trigger_cells != BS_TRIGGER_CELLS)
+		return "the context segment has another size";
+	return NULL;
+}
+
+static const char *map_all(struct bs_attachment *a, const int fds[BS_FDS])
+{
+	const char *reason;
+
+	a->arena = map_fd(fds[BS_FD_ARENA], a->arena_bytes);
+	a->channel_bytes = map_fd(fds[BS_FD_CHANNEL], BS_CHANNEL_BYTES);
+	a->context = map_fd(fds[BS_FD_CONTEXT], sizeof(*a->context));
+	if (!a->arena || !a->channel_bytes || !a->context)
+		return "a mapping has the wrong size, no seals, or no room";
+	a->channel = (struct bs_channel_header *)a->channel_bytes;
+	a->grants = (struct bs_grant_ring *)(a->channel_bytes +
+					     BS_CHANNEL_GRANTS_OFFSET);
+	reason = check_channel(a);
+	return reason ? reason : check_context(a->context);
+}
+
+struct bs_attachment *bs_attachment_map(const struct bs_attach_reply *reply,
+					const int fds[BS_FDS],
+					const char **reason)
+{
+	struct bs_attachment *a;
+
+	if (reply->arena_bytes == 0 ||
+	    reply->arena_bytes % BS_SEGMENT_BYTES != 0 ||
+	    reply->arena_bytes / BS_SEGMENT_BYTES >= BS_SEGMENT_NONE) {
+		*reason = "the arena's size makes no sense";
+		return NULL;
+	}
+	a = calloc(1, sizeof(*a));
+	if (!a) {
+		*reason = "out of memory";
+		return NULL;
+	}
+	a->refs = 1;
+	a->slots_free = BS_THREAD_SLOTS;
+	a->arena_bytes = reply->arena_bytes;
+	a->segments = (uint32_t)(reply->arena_bytes / BS_SEGMENT_BYTES);
+	memcpy(a->token, reply->token, sizeof(a->token));
+	for (unsigned int i = 0; i < BS_THREAD_SLOTS; i++)
+		a->slots[i].segment = BS_SEGMENT_NONE;
+	*reason = map_all(a, fds);
+	if (*reason) {
+		bs_attachment_unmap(a);
+		return NULL;
+	}
+	a->percentage_threshold = &a->channel->percentage_threshold;
+	a->percentage_state = bs_hash_prepare(BS_HASH_PERCENTAGE,
+					      sizeof(BS_HASH_PERCENTAGE) - 1,
+					      a->channel->cluster_seed);
+	a->node_id = a->channel->node_id;
+	WRITE_ONCE(bs_clock_is_tsc, a->channel->clock_is_tsc != 0);
+	return a;
+}
+
+struct bs_attachment *bs_attachment_publish(struct bs_attachment *a)
+{
+	struct bs_attachment *old = bs_current;
+
+	a->epoch = ++bs_epoch;
+	if (a == &bs_nowhere) {
+		a->refs++;
+	} else {
+		a->next = bs_attachments;
+		bs_attachments = a;
+	}
+	store_release(&bs_current, a);
+	pthread_cond_broadcast(&bs_changed);
+	return bs_attachment_put(old);
+}
+
+struct bs_attachment *bs_attachment_put(struct bs_attachment *a)
+{
+	struct bs_attachment **link = &bs_attachments;
+
+	if (--a->refs)
+		return NULL;
+	while (*link != a)
+		link = &(*link)->next;
+	*link = a->next;
+	bs_stats_fold_attachment(a);
+	return a;
+}
+
+void bs_attachment_unmap(struct bs_attachment *a)
+{
+	int saved = errno;
+
+	if (!a)
+		return;
+	if (a->arena)
+		munmap(a->arena, a->arena_bytes);
+	if (a->channel_bytes)
+		munmap(a->channel_bytes, BS_CHANNEL_BYTES);
+	if (a->context)
+		munmap(a->context, sizeof(*a->context));
+	free(a);
+	errno = saved;
+}

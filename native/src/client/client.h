@@ -1,0 +1,278 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What the parts of libbacksight share.
+ *
+ *   attachment.c  what one attachment is: three mappings, checked
+ *   attach.c      the thread that gets one, and the next one
+ *   thread.c      a thread's place in the current attachment
+ *   writer.[ch]   runs and records in the thread's segment, news about them
+ *   trace.c       the two forms of the API on top of it
+ *   context.c     breadcrumbs, and the value that travels with a request
+ *   trigger.c     the trigger queue
+ *   span.c        the two records of a span
+ *   stats.c       counters
+ *   fork.c        what fork() means for all of it
+ *
+ * Locking: the data path takes no lock. bs_lock is held where a thread joins
+ * or leaves an attachment, where an attachment is published, and by fork().
+ */
+#ifndef BS_CLIENT_H
+#define BS_CLIENT_H
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#include "abi.h"
+#include "backsight.h"
+#include "barrier.h"
+#include "hash.h"
+
+/* -------------------------------------------------------- attachment --- */
+
+/* A handle number is the slot that drew it, and a count: no two threads share
+ * a counter. Threads without a slot draw from one that they do share. */
+#define BS_HANDLE_COUNT_BITS 23
+#define BS_HANDLE_COUNT_MASK ((1u << BS_HANDLE_COUNT_BITS) - 1)
+#define BS_HANDLE_SHARED (BS_THREAD_SLOTS << BS_HANDLE_COUNT_BITS)
+
+/* Where the next owner of a slot goes on. Kept here and not only in the area,
+ * so that nothing read from shared memory has to be believed. */
+struct bs_slot_state {
+	uint32_t segment; /* BS_SEGMENT_NONE: none yet */
+	uint32_t cursor;  /* offset in it */
+	uint32_t next_handle;
+	uint16_t generation;
+};
+
+struct bs_attachment {
+	struct bs_attachment *next; /* of all that are mapped; bs_lock */
+	uint64_t epoch;		    /* never the same twice, also over fork */
+	uint32_t refs; /* threads in it, and one while current; bs_lock */
+	uint32_t slots_free;
+	uint32_t slots_touched; /* none beyond was ever used; bs_lock */
+	uint32_t shared_handles;
+
+	unsigned char *arena;
+	size_t arena_bytes;
+	uint32_t segments;
+	unsigned char *channel_bytes;
+	struct bs_channel_header *channel; /* NULL: unattached, as are... */
+	struct bs_grant_ring *grants;
+	struct bs_context_segment *context; /* ...these */
+
+	const uint64_t *percentage_threshold;
+	uint64_t percentage_state; /* bs_hash_prepare() */
+	uint64_t node_id;
+	uint64_t token[2];
+
+	/* How far the node filled the stock when it last did: the head then,
+	 * and the number that waited. */
+	uint32_t stock_head;
+	uint32_t stock_full;
+
+	uint64_t slots_used[BS_THREAD_SLOTS / 64]; /* bits; bs_lock */
+	struct bs_slot_state slots[BS_THREAD_SLOTS];
+};
+
+/* Unattached is an attachment too: one without slots. */
+extern struct bs_attachment bs_nowhere;
+extern struct bs_attachment *bs_current;     /* never NULL */
+extern struct bs_attachment *bs_attachments; /* bs_lock */
+extern uint64_t bs_epoch;		     /* last one given; bs_lock */
+extern uint64_t bs_fork_epoch; /* up to here they were the parent's */
+extern pthread_mutex_t bs_lock;
+extern pthread_cond_t bs_changed; /* bs_current, or something of attach.c */
+
+enum {
+	BS_FD_ARENA,
+	BS_FD_CHANNEL,
+	BS_FD_CONTEXT,
+	BS_FDS
+};
+
+/* Map and check what a daemon sent. NULL, and why in *reason. */
+struct bs_attachment *bs_attachment_map(const struct bs_attach_reply *reply,
+					const int fds[BS_FDS],
+					const char **reason);
+/* Make it current. bs_lock held; returns the old one if nobody is left in it,
+ * for bs_attachment_unmap() after the lock. */
+struct bs_attachment *bs_attachment_publish(struct bs_attachment *a);
+struct bs_attachment *bs_attachment_put(struct bs_attachment *a);
+void bs_attachment_unmap(struct bs_attachment *a);
+
+static inline struct bs_thread_area *
+bs_attachment_area(const struct bs_attachment *a, uint32_t slot)
+{
+	return (struct bs_thread_area *)(a->channel_bytes +
+					 BS_CHANNEL_AREAS_OFFSET) +
+	       slot;
+}
+
+/* ------------------------------------------------------------ thread --- */
+
+enum bs_run_state {
+	BS_RUN_NONE = 0, /* no run is open */
+	BS_RUN_OPEN,	 /* at `run` in the segment */
+	BS_RUN_LOST,	 /* in the null segment: its records are only counted */
+};
+
+/* A trace's flags: BS_RUN_LOSSY as in its runs, and */
+#define BS_TRACE_UNRECORDED 0x10000u /* left out by the trace percentage */
+
+/* What threads count themselves, because no area counts it. */
+struct bs_counters {
+	uint64_t runs;
+	uint64_t runs_lost;
+	uint64_t records_lost;
+	uint64_t payload_bytes_lost;
+	uint64_t records_oversized;
+	uint64_t contexts_malformed;
+	uint64_t triggers_lost;
+};
+
+struct bs_thread {
+	struct bs_attachment *attachment; /* NULL: joined none yet */
+	uint64_t epoch;			  /* the attachment's */
+	struct bs_thread_area *area;	  /* NULL: no slot */
+	struct bs_thread_slot *slot;
+
+	/* The segment. cursor: where the next run header goes, while no run is
+	 * open. */
+	unsigned char *cursor;
+	unsigned char *limit;
+	uint32_t segment;
+	uint16_t generation;
+
+	/* The run. While it is open, its position is in bs_writer if it belongs
+	 * to the thread's own trace, else in `writer`: bs_tracepoint writes to
+	 * wherever bs_writer is. */
+	uint8_t run_state; /* enum bs_run_state */
+	bool run_is_own;
+	uint16_t run_flags;
+	uint32_t run_handle;
+	struct bs_trace_id run_id;
+	struct bs_run_header *run;
+	struct bs_writer writer;
+	uint64_t lost_bytes; /* payload, in this run */
+
+	/* The run ring: our end, and the node's as we last saw it. */
+	uint32_t run_head;
+	uint32_t run_tail;
+
+	uint32_t next_handle;
+	uint32_t slot_number;
+	struct bs_trace own; /* the thread-local form's handle */
+	bool own_open;
+
+	bool registered;
+	pid_t tid;
+	struct bs_thread *next, **link; /* of all threads; bs_lock */
+	struct bs_counters counters;
+	char node_ref[24];
+};
+
+/* Static TLS is scarce for libraries that are loaded late. */
+_Static_assert(sizeof(struct bs_thread) + sizeof(struct bs_writer) <= 512,
+	       "fits in what dlopen() can have");
+
+extern __thread struct bs_thread bs_thread
+	__attribute__((tls_model("initial-exec")));
+extern struct bs_thread *bs_threads; /* bs_lock */
+
+/* Join bs_current, leaving what the thread was in. */
+void bs_thread_move(struct bs_thread *t);
+/* Leave, and join none. */
+void bs_thread_leave(struct bs_thread *t);
+/* Take a slot if one is free. */
+bool bs_thread_claim(struct bs_thread *t);
+
+static inline void bs_thread_enter(struct bs_thread *t)
+{
+	if (unlikely(t->attachment != READ_ONCE(bs_current)))
+		bs_thread_move(t);
+}
+
+static inline bool bs_thread_has_slot(struct bs_thread *t)
+{
+	if (likely(t->area != NULL))
+		return true;
+	return READ_ONCE(t->attachment->slots_free) && bs_thread_claim(t);
+}
+
+/* A number for a new handle. */
+static inline uint32_t bs_thread_draw_handle(struct bs_thread *t)
+{
+	struct bs_attachment *a = t->attachment;
+
+	if (unlikely(t->area == NULL))
+		return BS_HANDLE_SHARED | (fetch_add(&a->shared_handles, 1) &
+					   BS_HANDLE_COUNT_MASK);
+	return t->slot_number << BS_HANDLE_COUNT_BITS |
+	       (t->next_handle++ & BS_HANDLE_COUNT_MASK);
+}
+
+/* 0, or BS_TRACE_UNRECORDED. */
+static inline uint32_t bs_thread_recorded(const struct bs_thread *t,
+					  struct bs_trace_id id)
+{
+	uint64_t threshold = READ_ONCE(*t->attachment->percentage_threshold);
+
+	if (likely(threshold == UINT64_MAX) ||
+	    bs_hash_trace(t->attachment->percentage_state, id) < threshold)
+		return 0;
+	return BS_TRACE_UNRECORDED;
+}
+
+/* Add to a counter that others may read. */
+#define BS_COUNT(counter, n) WRITE_ONCE((counter), (counter) + (n))
+
+/* ------------------------------------------------------------ attach --- */
+
+/* Start the attach thread unless it runs, or must not. bs_lock held. */
+void bs_attach_start(void);
+/* After fork(), in the child: there is no such thread. */
+void bs_attach_forget(void);
+/* How often attached so far. */
+uint64_t bs_attach_count(void);
+
+/* ------------------------------------------------------------- other --- */
+
+void bs_doorbell_ring(struct bs_attachment *a);
+
+/* Names of triggers, and node names in contexts: [a-z0-9_.-], 1 to 31. */
+bool bs_trigger_name_is_valid(const char *name, size_t bytes);
+
+/* What fired for a trace in this process, or came with it, newest last. */
+#define BS_FIRED_NAMES 2
+struct bs_fired {
+	char names[BS_FIRED_NAMES][BS_TRIGGER_NAME_MAX + 1];
+};
+bool bs_fired_get(struct bs_trace_id id, struct bs_fired *fired);
+
+int bs_trigger_push(struct bs_trace_id id, enum bs_trigger_source source,
+		    const char *name, size_t name_bytes, const char *why,
+		    const struct bs_trace_id *laterals, size_t n_laterals);
+
+/* Length of the longest prefix of at most max bytes that does not end inside
+ * a UTF-8 sequence. */
+size_t bs_utf8_cut(const char *text, size_t bytes, size_t max);
+
+/* Folded: what has no owner any more. bs_lock. */
+void bs_stats_fold_attachment(const struct bs_attachment *a);
+void bs_stats_fold_thread(struct bs_thread *t);
+void bs_stats_forget(void);
+
+static inline bool bs_trace_id_is_zero(struct bs_trace_id id)
+{
+	return !(id.hi | id.lo);
+}
+
+static inline bool bs_trace_id_equal(struct bs_trace_id a, struct bs_trace_id b)
+{
+	return a.hi == b.hi && a.lo == b.lo;
+}
+
+#endif

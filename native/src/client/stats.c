@@ -1,0 +1,77 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <string.h>
+
+#include "client.h"
+
+/*
+ * Threads with a slot count in their area, where the node sees it; threads
+ * without one, and what areas have no field for, in struct bs_thread. When
+ * either goes, what it counted moves to `folded`.
+ */
+static struct bs_counters folded; /* bs_lock */
+
+static void add_areas(struct bs_counters *sum, const struct bs_attachment *a)
+{
+	for (uint32_t i = 0; i < a->slots_touched; i++) {
+		const struct bs_thread_area *area = bs_attachment_area(a, i);
+
+		sum->runs += READ_ONCE(area->runs);
+		sum->runs_lost += READ_ONCE(area->runs_lost);
+		sum->records_lost += READ_ONCE(area->records_lost);
+		sum->payload_bytes_lost += READ_ONCE(area->payload_bytes_lost);
+		sum->records_oversized += READ_ONCE(area->records_oversized);
+	}
+}
+
+static void add(struct bs_counters *sum, const struct bs_counters *c)
+{
+	sum->runs_lost += READ_ONCE(c->runs_lost);
+	sum->records_lost += READ_ONCE(c->records_lost);
+	sum->payload_bytes_lost += READ_ONCE(c->payload_bytes_lost);
+	sum->records_oversized += READ_ONCE(c->records_oversized);
+	sum->contexts_malformed += READ_ONCE(c->contexts_malformed);
+	sum->triggers_lost += READ_ONCE(c->triggers_lost);
+}
+
+void bs_stats_fold_attachment(const struct bs_attachment *a)
+{
+	add_areas(&folded, a);
+}
+
+void bs_stats_fold_thread(struct bs_thread *t)
+{
+	add(&folded, &t->counters);
+	memset(&t->counters, 0, sizeof(t->counters));
+}
+
+void bs_stats_forget(void)
+{
+	memset(&folded, 0, sizeof(folded));
+}
+
+void bs_get_stats(struct bs_stats *stats)
+{
+	struct bs_counters sum;
+	bool attached;
+
+	pthread_mutex_lock(&bs_lock);
+	sum = folded;
+	for (const struct bs_attachment *a = bs_attachments; a; a = a->next)
+		add_areas(&sum, a);
+	for (const struct bs_thread *t = bs_threads; t; t = t->next)
+		add(&sum, &t->counters);
+	attached = bs_current != &bs_nowhere;
+	pthread_mutex_unlock(&bs_lock);
+
+	*stats = (struct bs_stats){
+		.runs = sum.runs,
+		.runs_lost = sum.runs_lost,
+		.records_lost = sum.records_lost,
+		.payload_bytes_lost = sum.payload_bytes_lost,
+		.records_oversized = sum.records_oversized,
+		.contexts_malformed = sum.contexts_malformed,
+		.triggers_lost = sum.triggers_lost,
+		.attachments = bs_attach_count(),
+		.attached = attached,
+	};
+}

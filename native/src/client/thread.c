@@ -1,0 +1,185 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "writer.h"
+
+__thread struct bs_thread bs_thread;
+struct bs_thread *bs_threads;
+
+static pthread_key_t exit_key;
+static bool exit_key_is_made;
+
+/* ------------------------------------------------------- registration --- */
+
+/* The thread exits. What it had open ends here: nobody else can write to it.
+ * Destructors of others may still use us; then this one is called again. */
+static void on_exit_of_thread(void *arg)
+{
+	struct bs_thread *t = arg;
+
+	if (!t->registered)
+		return;
+	bs_end();
+	bs_thread_leave(t);
+	pthread_mutex_lock(&bs_lock);
+	*t->link = t->next;
+	if (t->next)
+		t->next->link = t->link;
+	t->registered = false;
+	bs_stats_fold_thread(t);
+	pthread_mutex_unlock(&bs_lock);
+}
+
+__attribute__((constructor)) static void make_exit_key(void)
+{
+	exit_key_is_made = !pthread_key_create(&exit_key, on_exit_of_thread);
+}
+
+/* Without a destructor the slot of a dead thread would never be freed, so a
+ * thread that cannot have one stays out. */
+static bool register_thread(struct bs_thread *t)
+{
+	if (t->registered)
+		return true;
+	if (!exit_key_is_made || pthread_setspecific(exit_key, t))
+		return false;
+	t->registered = true;
+	t->tid = (pid_t)syscall(SYS_gettid);
+	t->next = bs_threads;
+	t->link = &bs_threads;
+	if (t->next)
+		t->next->link = &t->next;
+	bs_threads = t;
+	return true;
+}
+
+/* --------------------------------------------------------- attachment --- */
+
+static void release_slot(struct bs_thread *t)
+{
+	struct bs_attachment *a = t->attachment;
+	uint32_t i = t->slot_number;
+	struct bs_slot_state *state = &a->slots[i];
+
+	state->next_handle = t->next_handle;
+	state->segment = t->segment;
+	state->generation = t->generation;
+	state->cursor = BS_SEGMENT_BYTES;
+	if (t->segment != BS_SEGMENT_NONE)
+		state->cursor = bs_segment_offset(t, t->cursor);
+	WRITE_ONCE(t->slot->trace_hi, 0);
+	WRITE_ONCE(t->slot->trace_lo, 0);
+	WRITE_ONCE(t->slot->tid, 0);
+	WRITE_ONCE(t->area->cursor, state->cursor);
+	store_release(&t->area->owner_tid, 0);
+	a->slots_used[i / 64] &= ~(1ull << (i % 64));
+	WRITE_ONCE(a->slots_free, a->slots_free + 1);
+}
+
+void bs_thread_leave(struct bs_thread *t)
+{
+	struct bs_attachment *a = t->attachment;
+
+	if (!a)
+		return;
+	if (t->run_state != BS_RUN_NONE)
+		bs_run_close(t, 0);
+	pthread_mutex_lock(&bs_lock);
+	if (t->area)
+		release_slot(t);
+	t->area = NULL;
+	t->slot = NULL;
+	t->cursor = NULL;
+	t->limit = NULL;
+	t->attachment = NULL;
+	a = bs_attachment_put(a);
+	pthread_mutex_unlock(&bs_lock);
+	bs_attachment_unmap(a);
+}
+
+void bs_thread_move(struct bs_thread *t)
+{
+	int saved = errno;
+	struct bs_attachment *a;
+
+	if (t->attachment != READ_ONCE(bs_current))
+		bs_thread_leave(t);
+	pthread_mutex_lock(&bs_lock);
+	a = register_thread(t) ? bs_current : &bs_nowhere;
+	if (t->registered)
+		bs_attach_start();
+	if (t->attachment != a) {
+		/* Published since we looked, if there is one: the next move
+		 * sees to that. */
+		if (t->attachment)
+			a = t->attachment;
+		else
+			a->refs++;
+	}
+	t->attachment = a;
+	t->epoch = a->epoch;
+	t->node_ref[0] = '\0';
+	if (a->channel)
+		snprintf(t->node_ref, sizeof(t->node_ref), "#%016llx",
+			 (unsigned long long)a->node_id);
+	pthread_mutex_unlock(&bs_lock);
+	errno = saved;
+}
+
+bool bs_thread_claim(struct bs_thread *t)
+{
+	struct bs_attachment *a = t->attachment;
+	const struct bs_slot_state *state;
+	bool got = false;
+	uint32_t i;
+
+	pthread_mutex_lock(&bs_lock);
+	/* The lowest first, so that segments of threads that are gone are
+	 * filled up, and few slots' memory is ever touched. */
+	for (i = 0; i < BS_THREAD_SLOTS; i++) {
+		uint32_t nobody = 0;
+
+		if (a->slots_used[i / 64] >> (i % 64) & 1)
+			continue;
+		a->slots_used[i / 64] |= 1ull << (i % 64);
+		WRITE_ONCE(a->slots_free, a->slots_free - 1);
+		if (i >= a->slots_touched)
+			a->slots_touched = i + 1;
+		t->area = bs_attachment_area(a, i);
+		got = compare_and_swap(&t->area->owner_tid, &nobody,
+				       (uint32_t)t->tid);
+		if (got)
+			break;
+		/* Nobody of ours: never to be used. */
+	}
+	if (got) {
+		state = &a->slots[i];
+		t->slot = &a->context->slots[i];
+		t->slot_number = i;
+		t->next_handle = state->next_handle;
+		t->segment = state->segment;
+		t->generation = state->generation;
+		if (t->segment != BS_SEGMENT_NONE) {
+			t->limit = a->arena +
+				   ((size_t)t->segment + 1) * BS_SEGMENT_BYTES;
+			t->cursor = t->limit - BS_SEGMENT_BYTES + state->cursor;
+		} else {
+			WRITE_ONCE(t->area->segment, BS_SEGMENT_NONE);
+		}
+		t->run_head = t->area->run_head;
+		t->run_tail = t->run_head - BS_RUN_RING_QUARTER;
+		WRITE_ONCE(t->slot->tid, (uint32_t)t->tid);
+		if (t->own_open) {
+			WRITE_ONCE(t->slot->trace_hi, t->own.id.hi);
+			WRITE_ONCE(t->slot->trace_lo, t->own.id.lo);
+		}
+	} else {
+		t->area = NULL;
+	}
+	pthread_mutex_unlock(&bs_lock);
+	return got;
+}

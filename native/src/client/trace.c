@@ -1,0 +1,121 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <errno.h>
+#include <time.h>
+
+#include "writer.h"
+
+uint64_t bs_clock_ticks_slow(void)
+{
+	struct timespec now;
+
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	return (uint64_t)now.tv_sec * 1000000000ull + (uint64_t)now.tv_nsec;
+}
+
+static void open_trace(struct bs_thread *t, struct bs_trace *trace,
+		       struct bs_trace_id id)
+{
+	bs_thread_has_slot(t);
+	trace->id = id;
+	trace->handle_seq = (uint64_t)bs_thread_draw_handle(t) << 32;
+	trace->next_hop = 0;
+	trace->flags = bs_thread_recorded(t, id);
+	memset(trace->crumbs, 0, sizeof(trace->crumbs));
+	trace->attachment = t->epoch;
+}
+
+/* -------------------------------------------------- thread-local form --- */
+
+/* What the thread works on, for who watches from outside. */
+static inline void show_trace(struct bs_thread *t, struct bs_trace_id id)
+{
+	if (unlikely(!t->slot))
+		return;
+	WRITE_ONCE(t->slot->trace_hi, id.hi);
+	WRITE_ONCE(t->slot->trace_lo, id.lo);
+}
+
+static inline void end_own(struct bs_thread *t)
+{
+	if (likely(t->run_state == BS_RUN_OPEN && t->run_is_own))
+		bs_run_close(t, BS_RUN_LAST);
+	else
+		bs_append_last(t, &t->own);
+	t->own_open = false;
+}
+
+int bs_begin(struct bs_trace_id id)
+{
+	struct bs_thread *t = &bs_thread;
+
+	if (unlikely(bs_trace_id_is_zero(id)))
+		return -EINVAL;
+	if (unlikely(t->own_open))
+		end_own(t);
+	bs_thread_enter(t);
+	open_trace(t, &t->own, id);
+	t->own_open = true;
+	show_trace(t, id);
+	return 0;
+}
+
+int bs_end(void)
+{
+	struct bs_thread *t = &bs_thread;
+
+	if (unlikely(!t->own_open))
+		return -ENOENT;
+	end_own(t);
+	show_trace(t, (struct bs_trace_id){0, 0});
+	return 0;
+}
+
+int bs_tracepoint_slow(uint16_t type, const void *payload, size_t payload_bytes,
+		       uint64_t ticks)
+{
+	const struct bs_part part = {payload, payload_bytes};
+	struct bs_thread *t = &bs_thread;
+
+	if (unlikely(!t->own_open))
+		return -ENOENT;
+	return bs_append(t, &t->own, type, 0, ticks, &part, 1);
+}
+
+/* ------------------------------------------------------------ handles --- */
+
+int bs_open(struct bs_trace *trace, struct bs_trace_id id)
+{
+	struct bs_thread *t = &bs_thread;
+
+	if (unlikely(bs_trace_id_is_zero(id)))
+		return -EINVAL;
+	bs_thread_enter(t);
+	open_trace(t, trace, id);
+	return 0;
+}
+
+int bs_close(struct bs_trace *trace)
+{
+	struct bs_thread *t = &bs_thread;
+
+	if (!trace)
+		return bs_end();
+	if (READ_ONCE(trace->attachment) <= bs_fork_epoch)
+		return -ENOENT;
+	bs_thread_enter(t);
+	bs_append_last(t, trace);
+	WRITE_ONCE(trace->attachment, 0);
+	return 0;
+}
+
+int bs_write(struct bs_trace *trace, uint16_t type, const void *payload,
+	     size_t payload_bytes)
+{
+	const struct bs_part part = {payload, payload_bytes};
+	struct bs_thread *t = &bs_thread;
+
+	if (!trace)
+		return bs_record_at(type, payload, payload_bytes,
+				    bs_clock_ticks());
+	return bs_append(t, trace, type, 0, bs_clock_ticks(), &part, 1);
+}

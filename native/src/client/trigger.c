@@ -1,0 +1,195 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <errno.h>
+#include <string.h>
+
+#include "client.h"
+
+bool bs_trigger_name_is_valid(const char *name, size_t bytes)
+{
+	if (bytes == 0 || bytes > BS_TRIGGER_NAME_MAX)
+		return false;
+	for (size_t i = 0; i < bytes; i++) {
+		char c = name[i];
+
+		if (!((c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') ||
+		      c == '_' || c == '.' || c == '-'))
+			return false;
+	}
+	return true;
+}
+
+/* -------------------------------------------------------------- fired --- */
+
+/*
+ * Which triggers fired for a trace, so that the contexts which it sends from
+ * here carry them on. bs_trigger() has only the trace's id, and a trace may be
+ * open on several handles, so this is kept by trace and not by handle: a table
+ * in which a newer trace takes the place of an older one. What is forgotten
+ * here costs time, not traces: the coordinator asks the nodes anyway.
+ *
+ * An entry is read and written word by word between two looks at its version,
+ * which is odd while somebody writes.
+ */
+#define FIRED_ENTRIES 64
+#define FIRED_WORDS (sizeof(struct bs_fired) / sizeof(uint64_t))
+
+struct fired_entry {
+	uint32_t version;
+	uint64_t hi, lo;
+	uint64_t words[FIRED_WORDS];
+};
+
+static struct fired_entry fired_table[FIRED_ENTRIES];
+static bool fired_any;
+
+static struct fired_entry *fired_entry(struct bs_trace_id id)
+{
+	return &fired_table[bs_fmix64(id.hi ^ id.lo) % FIRED_ENTRIES];
+}
+
+bool bs_fired_get(struct bs_trace_id id, struct bs_fired *fired)
+{
+	struct fired_entry *e = fired_entry(id);
+	uint64_t words[FIRED_WORDS];
+	uint32_t version;
+
+	if (!READ_ONCE(fired_any))
+		return false;
+	version = load_acquire(&e->version);
+	if (version & 1 || load_acquire(&e->hi) != id.hi ||
+	    load_acquire(&e->lo) != id.lo)
+		return false;
+	for (size_t i = 0; i < FIRED_WORDS; i++)
+		words[i] = load_acquire(&e->words[i]);
+	if (READ_ONCE(e->version) != version)
+		return false;
+	memcpy(fired, words, sizeof(words));
+	return true;
+}
+
+static void fired_add(struct bs_trace_id id, const char *name, size_t bytes)
+{
+	struct fired_entry *e = fired_entry(id);
+	uint32_t version = load_acquire(&e->version);
+	uint64_t words[FIRED_WORDS];
+	struct bs_fired fired;
+
+	/* Somebody else is at it: theirs stays. */
+	if (version & 1 ||
+	    !compare_and_swap(&e->version, &version, version + 1))
+		return;
+	WRITE_ONCE(fired_any, true);
+	memset(&fired, 0, sizeof(fired));
+	if (e->hi == id.hi && e->lo == id.lo)
+		memcpy(&fired, e->words, sizeof(fired));
+	for (int i = 0; i < BS_FIRED_NAMES; i++) {
+		if (strlen(fired.names[i]) == bytes &&
+		    memcmp(fired.names[i], name, bytes) == 0)
+			goto out;
+	}
+	/* The newest last; the first names say why it began, so when all
+	 * places are taken the last one gives way. */
+	for (int i = 0; i < BS_FIRED_NAMES; i++) {
+		if (fired.names[i][0] && i < BS_FIRED_NAMES - 1)
+			continue;
+		memset(fired.names[i], 0, sizeof(fired.names[i]));
+		memcpy(fired.names[i], name, bytes);
+		break;
+	}
+	memcpy(words, &fired, sizeof(words));
+	store_release(&e->hi, id.hi);
+	store_release(&e->lo, id.lo);
+	for (size_t i = 0; i < FIRED_WORDS; i++)
+		store_release(&e->words[i], words[i]);
+out:
+	store_release(&e->version, version + 2);
+}
+
+/* -------------------------------------------------------------- queue --- */
+
+static struct bs_trigger_cell *cell_claim(struct bs_context_segment *c,
+					  uint32_t *position)
+{
+	uint32_t head = READ_ONCE(c->trigger_head);
+
+	/* Each round that fails saw another producer succeed, or a queue whose
+	 * numbers make no sense; so many producers at once do not exist. */
+	for (int round = 0; round < 10000; round++) {
+		struct bs_trigger_cell *cell =
+			&c->cells[head % BS_TRIGGER_CELLS];
+		uint32_t seq = load_acquire(&cell->seq);
+
+		if (seq == head) {
+			if (compare_and_swap(&c->trigger_head, &head,
+					     head + 1)) {
+				*position = head;
+				return cell;
+			}
+		} else if ((int32_t)(seq - head) < 0) {
+			return NULL;
+		} else {
+			head = READ_ONCE(c->trigger_head);
+		}
+	}
+	return NULL;
+}
+
+int bs_trigger_push(struct bs_trace_id id, enum bs_trigger_source source,
+		    const char *name, size_t name_bytes, const char *why,
+		    const struct bs_trace_id *laterals, size_t n_laterals)
+{
+	struct bs_thread *t = &bs_thread;
+	struct bs_context_segment *c;
+	struct bs_trigger_cell *cell;
+	uint32_t position;
+
+	bs_thread_enter(t);
+	c = t->attachment->context;
+	if (!c)
+		return -ENOTCONN;
+	cell = cell_claim(c, &position);
+	if (!cell) {
+		fetch_add(&c->triggers_lost, 1);
+		BS_COUNT(t->counters.triggers_lost, 1);
+		return -EAGAIN;
+	}
+	if (n_laterals > BS_LATERALS_MAX)
+		n_laterals = BS_LATERALS_MAX;
+	cell->n_laterals = (uint16_t)n_laterals;
+	cell->source = (uint8_t)source;
+	cell->trace_hi = id.hi;
+	cell->trace_lo = id.lo;
+	cell->ticks = bs_clock_ticks();
+	memset(cell->name, 0, sizeof(cell->name));
+	memcpy(cell->name, name, name_bytes);
+	memset(cell->why, 0, sizeof(cell->why));
+	if (why)
+		memcpy(cell->why, why,
+		       bs_utf8_cut(why, strnlen(why, BS_TRIGGER_WHY_MAX + 1),
+				   BS_TRIGGER_WHY_MAX));
+	if (n_laterals)
+		memcpy(cell->laterals, laterals,
+		       n_laterals * sizeof(laterals[0]));
+	/* The node skips a cell that stays claimed for too long, after which it
+	 * may be somebody else's. */
+	if (!compare_and_swap(&cell->seq, &position, position + 1)) {
+		fetch_add(&c->triggers_lost, 1);
+		BS_COUNT(t->counters.triggers_lost, 1);
+		return -EAGAIN;
+	}
+	bs_doorbell_ring(t->attachment);
+	fired_add(id, name, name_bytes);
+	return 0;
+}
+
+int bs_trigger(struct bs_trace_id id, const char *trigger, const char *why,
+	       const struct bs_trace_id *laterals, size_t n_laterals)
+{
+	size_t bytes = strnlen(trigger, BS_TRIGGER_NAME_MAX + 1);
+
+	if (bs_trace_id_is_zero(id) ||
+	    !bs_trigger_name_is_valid(trigger, bytes))
+		return -EINVAL;
+	return bs_trigger_push(id, BS_TRIGGER_APPLICATION, trigger, bytes, why,
+			       laterals, n_laterals);
+}

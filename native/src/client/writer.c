@@ -1,0 +1,394 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "writer.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <linux/futex.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+__thread struct bs_writer bs_writer;
+
+/* ----------------------------------------------------------- doorbell --- */
+
+void bs_doorbell_ring(struct bs_attachment *a)
+{
+	struct bs_doorbell *bell = &a->channel->doorbell;
+
+	full_fence();
+	if (!READ_ONCE(bell->sleeping))
+		return;
+	fetch_add(&bell->rung, 1);
+	syscall(SYS_futex, &bell->rung, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+}
+
+bool bs_run_ring_look(struct bs_thread *t)
+{
+	uint32_t waiting;
+
+	t->run_tail = load_acquire(&t->area->run_tail);
+	waiting = t->run_head - t->run_tail;
+	if (waiting >= BS_RUN_RING_QUARTER &&
+	    waiting % BS_RUN_RING_QUARTER == 0)
+		bs_doorbell_ring(t->attachment);
+	return waiting < BS_RUN_RING_ENTRIES;
+}
+
+/* ----------------------------------------------------------- segments --- */
+
+/* Our page tables know nothing of pages that the node has touched in its own:
+ * at one fault a page, the first records would cost microseconds each. */
+static void populate(unsigned char *segment)
+{
+	int saved = errno;
+	long page = sysconf(_SC_PAGESIZE);
+
+	if (madvise(segment, BS_SEGMENT_BYTES, MADV_POPULATE_WRITE)) {
+		/* Linux before 5.14. The node has written the header. */
+		for (size_t at = 0; at < BS_SEGMENT_BYTES; at += (size_t)page) {
+			volatile unsigned char *p = segment + at;
+
+			p[sizeof(struct bs_segment_header)] = 0;
+		}
+	}
+	errno = saved;
+}
+
+static bool grant_take(struct bs_attachment *a, struct bs_grant *grant)
+{
+	struct bs_grant_ring *ring = a->grants;
+	uint32_t tail = READ_ONCE(ring->tail);
+	uint32_t head, waiting;
+
+	do {
+		head = load_acquire(&ring->head);
+		waiting = head - tail;
+		if (waiting == 0 || waiting > BS_GRANT_RING_ENTRIES)
+			return false;
+		/* The node does not overwrite it before the tail has passed,
+		 * and if it has, the swap fails. */
+		const struct bs_grant *e =
+			&ring->entries[tail % BS_GRANT_RING_ENTRIES];
+		grant->segment = READ_ONCE(e->segment);
+		grant->generation = READ_ONCE(e->generation);
+		grant->fresh = READ_ONCE(e->fresh);
+	} while (!compare_and_swap(&ring->tail, &tail, tail + 1));
+
+	/* Threads that race here disturb each other's idea of when the stock
+	 * is half used by one segment. */
+	if (READ_ONCE(a->stock_head) != head) {
+		WRITE_ONCE(a->stock_head, head);
+		WRITE_ONCE(a->stock_full, waiting);
+	}
+	if ((waiting - 1) * 2 <= READ_ONCE(a->stock_full))
+		bs_doorbell_ring(a);
+	return true;
+}
+
+/* A daemon that grants nonsense harms nobody: it is not written to. */
+static bool grant_is_sane(const struct bs_attachment *a,
+			  const struct bs_grant *grant)
+{
+	const struct bs_segment_header *h;
+
+	if (grant->segment >= a->segments || grant->generation == 0)
+		return false;
+	h = (const struct bs_segment_header *)(a->arena +
+					       (size_t)grant->segment *
+						       BS_SEGMENT_BYTES);
+	return h->magic == BS_ABI_MAGIC && h->segment == grant->segment &&
+	       h->generation == grant->generation;
+}
+
+bool bs_segment_take(struct bs_thread *t)
+{
+	struct bs_attachment *a = t->attachment;
+	struct bs_segment_header *h;
+	struct bs_grant grant;
+	unsigned char *base;
+
+	do {
+		if (!grant_take(a, &grant))
+			return false;
+	} while (!grant_is_sane(a, &grant));
+
+	base = a->arena + (size_t)grant.segment * BS_SEGMENT_BYTES;
+	if (grant.fresh)
+		populate(base);
+	h = (struct bs_segment_header *)base;
+	t->segment = grant.segment;
+	t->generation = grant.generation;
+	t->cursor = base + sizeof(*h);
+	t->limit = base + BS_SEGMENT_BYTES;
+	/* As in bs_run_close(). */
+	WRITE_ONCE(((struct bs_run_header *)t->cursor)->generation, 0);
+	store_release(&h->slot, t->slot_number);
+	store_release(&t->area->segment, grant.segment);
+	return true;
+}
+
+/* --------------------------------------------------------------- runs --- */
+
+static bool run_is_of(const struct bs_thread *t, const struct bs_trace *trace)
+{
+	if (t->run_state == BS_RUN_NONE)
+		return false;
+	if (trace == &t->own)
+		return t->run_is_own;
+	return !t->run_is_own &&
+	       t->run_handle == bs_trace_handle(READ_ONCE(trace->handle_seq)) &&
+	       bs_trace_id_equal(t->run_id, trace->id);
+}
+
+static void mark_lossy(struct bs_thread *t, struct bs_trace *trace)
+{
+	if (!(READ_ONCE(trace->flags) & BS_RUN_LOSSY))
+		__atomic_fetch_or(&trace->flags, BS_RUN_LOSSY,
+				  __ATOMIC_RELAXED);
+	if (!run_is_of(t, trace))
+		return;
+	t->run_flags |= BS_RUN_LOSSY;
+	if (t->run_state == BS_RUN_OPEN)
+		WRITE_ONCE(t->run->flags, t->run_flags);
+}
+
+/*
+ * The next number of the handle. False when another thread gave the trace a
+ * new handle meanwhile, in an attachment that is not ours.
+ */
+static bool draw_seq(struct bs_thread *t, struct bs_trace *trace,
+		     uint64_t *drawn)
+{
+	*drawn = load_acquire(&trace->handle_seq);
+	if (trace == &t->own) {
+		trace->handle_seq = bs_trace_next(*drawn);
+		return true;
+	}
+	do {
+		if (load_acquire(&trace->attachment) != t->epoch)
+			return false;
+	} while (!compare_and_swap(&trace->handle_seq, drawn,
+				   bs_trace_next(*drawn)));
+	return true;
+}
+
+static size_t record_bytes(size_t payload_bytes)
+{
+	return (sizeof(struct bs_record_header) + payload_bytes +
+		BS_RECORD_ALIGN - 1) &
+	       ~(size_t)(BS_RECORD_ALIGN - 1);
+}
+
+static bool run_fits(const struct bs_thread *t, size_t bytes)
+{
+	return (size_t)(t->limit - t->cursor) >=
+	       sizeof(struct bs_run_header) + bytes;
+}
+
+/* Open a run with room for `bytes` of records, or a lost one. The thread has
+ * a slot and no open run. False as draw_seq(). */
+static bool run_open(struct bs_thread *t, struct bs_trace *trace, size_t bytes)
+{
+	struct bs_writer *w;
+	struct bs_run_header *run;
+	uint64_t handle_seq;
+
+	if (!draw_seq(t, trace, &handle_seq))
+		return false;
+	t->run_is_own = trace == &t->own;
+	t->run_id = trace->id;
+	t->run_handle = bs_trace_handle(handle_seq);
+	t->run_flags = (uint16_t)(READ_ONCE(trace->flags) & BS_RUN_LOSSY);
+	if ((uint32_t)handle_seq == 0)
+		t->run_flags |= BS_RUN_FIRST;
+	if (unlikely(!run_fits(t, bytes)) && !bs_segment_take(t)) {
+		t->run_state = BS_RUN_LOST;
+		t->lost_bytes = 0;
+		mark_lossy(t, trace);
+		return true;
+	}
+	run = (struct bs_run_header *)t->cursor;
+	run->trace_hi = trace->id.hi;
+	run->trace_lo = trace->id.lo;
+	run->committed_bytes = 0;
+	run->handle = t->run_handle;
+	run->seq = (uint32_t)handle_seq;
+	run->flags = t->run_flags;
+	store_release(&run->generation, t->generation);
+
+	t->run = run;
+	t->run_state = BS_RUN_OPEN;
+	w = t->run_is_own ? &bs_writer : &t->writer;
+	w->records = (unsigned char *)(run + 1);
+	w->cursor = w->records;
+	w->limit = t->limit;
+	w->committed = &run->committed_bytes;
+	return true;
+}
+
+/*
+ * The trace was opened in an attachment that the thread is no longer in, or is
+ * not in yet: it goes on as a new handle in the current one. What it wrote
+ * before may be out of reach, so it is lossy. -ENOENT when it is closed, or
+ * was inherited over fork().
+ */
+static int rebind(struct bs_thread *t, struct bs_trace *trace)
+{
+	uint64_t epoch = load_acquire(&trace->attachment);
+
+	if (epoch <= bs_fork_epoch)
+		return -ENOENT;
+	if (epoch > t->epoch) {
+		/* Another thread was faster, or is at it. */
+		bs_thread_move(t);
+		return 0;
+	}
+	pthread_mutex_lock(&bs_lock);
+	epoch = READ_ONCE(trace->attachment);
+	if (epoch > bs_fork_epoch && epoch < t->epoch) {
+		uint64_t seq = (uint32_t)READ_ONCE(trace->handle_seq);
+		uint32_t flags = READ_ONCE(trace->flags);
+
+		/* In between it belongs to no attachment (draw_seq). */
+		store_release(&trace->attachment, UINT64_MAX);
+		flags &= BS_RUN_LOSSY;
+		if (seq)
+			flags |= BS_RUN_LOSSY;
+		WRITE_ONCE(trace->flags,
+			   flags | bs_thread_recorded(t, trace->id));
+		store_release(&trace->handle_seq,
+			      (uint64_t)bs_thread_draw_handle(t) << 32);
+		store_release(&trace->attachment, t->epoch);
+	}
+	pthread_mutex_unlock(&bs_lock);
+	return 0;
+}
+
+/* ------------------------------------------------------------- append --- */
+
+static void put(struct bs_writer *w, uint16_t type, uint16_t flags,
+		uint64_t ticks, const struct bs_part *parts, int n_parts,
+		size_t payload_bytes)
+{
+	struct bs_record_header *h = (struct bs_record_header *)w->cursor;
+	unsigned char *to = (unsigned char *)(h + 1);
+
+	h->payload_bytes = (uint32_t)payload_bytes;
+	h->type = type;
+	h->flags = flags;
+	h->ticks = ticks;
+	for (int i = 0; i < n_parts; i++) {
+		if (parts[i].n)
+			memcpy(to, parts[i].bytes, parts[i].n);
+		to += parts[i].n;
+	}
+	w->cursor += record_bytes(payload_bytes);
+	store_release(w->committed, (uint32_t)(w->cursor - w->records));
+}
+
+static int lose(struct bs_thread *t, struct bs_trace *trace,
+		size_t payload_bytes)
+{
+	struct bs_context_segment *context = t->attachment->context;
+
+	mark_lossy(t, trace);
+	if (likely(t->area != NULL)) {
+		t->lost_bytes += payload_bytes;
+		BS_COUNT(t->area->records_lost, 1);
+		BS_COUNT(t->area->payload_bytes_lost, payload_bytes);
+		return -ENOSPC;
+	}
+	BS_COUNT(t->counters.records_lost, 1);
+	BS_COUNT(t->counters.payload_bytes_lost, payload_bytes);
+	if (context)
+		fetch_add(&context->records_unattributed, 1);
+	return -ENOSPC;
+}
+
+static int refuse(struct bs_thread *t, struct bs_trace *trace)
+{
+	if (t->area)
+		BS_COUNT(t->area->records_oversized, 1);
+	else
+		BS_COUNT(t->counters.records_oversized, 1);
+	mark_lossy(t, trace);
+	return -EMSGSIZE;
+}
+
+int bs_append(struct bs_thread *t, struct bs_trace *trace, uint16_t type,
+	      uint16_t flags, uint64_t ticks, const struct bs_part *parts,
+	      int n_parts)
+{
+	size_t payload_bytes = 0;
+	size_t bytes;
+	struct bs_writer *w;
+	int ret;
+
+	for (int i = 0; i < n_parts; i++) {
+		if (unlikely(parts[i].n > BS_PAYLOAD_MAX))
+			payload_bytes = BS_PAYLOAD_MAX + 1;
+		else
+			payload_bytes += parts[i].n;
+	}
+	bytes = record_bytes(payload_bytes);
+
+	for (;;) {
+		bs_thread_enter(t);
+		if (unlikely(load_acquire(&trace->attachment) != t->epoch)) {
+			ret = rebind(t, trace);
+			if (ret)
+				return ret;
+			continue;
+		}
+		if (unlikely(READ_ONCE(trace->flags) & BS_TRACE_UNRECORDED))
+			return 0;
+		if (unlikely(payload_bytes > BS_PAYLOAD_MAX))
+			return refuse(t, trace);
+		if (unlikely(!bs_thread_has_slot(t)))
+			return lose(t, trace, payload_bytes);
+		if (!run_is_of(t, trace)) {
+			if (t->run_state != BS_RUN_NONE)
+				bs_run_close(t, 0);
+			if (unlikely(!run_open(t, trace, bytes)))
+				continue;
+		}
+		if (unlikely(t->run_state == BS_RUN_LOST)) {
+			if (!run_fits(t, bytes) && !bs_segment_take(t))
+				return lose(t, trace, payload_bytes);
+			bs_run_close(t, 0);
+			continue;
+		}
+		w = t->run_is_own ? &bs_writer : &t->writer;
+		if (likely((size_t)(w->limit - w->cursor) >= bytes)) {
+			put(w, type, flags, ticks, parts, n_parts,
+			    payload_bytes);
+			return 0;
+		}
+		/* The next one goes into the next segment. */
+		bs_run_close(t, 0);
+	}
+}
+
+void bs_append_last(struct bs_thread *t, struct bs_trace *trace)
+{
+	if (READ_ONCE(trace->attachment) != t->epoch ||
+	    READ_ONCE(trace->flags) & BS_TRACE_UNRECORDED)
+		return;
+	if (unlikely(!bs_thread_has_slot(t))) {
+		if (READ_ONCE(trace->flags) & BS_RUN_LOSSY)
+			BS_COUNT(t->counters.runs_lost, 1);
+		return;
+	}
+	if (!run_is_of(t, trace)) {
+		/* Nothing written, nothing lost: nothing to say. */
+		if (!(uint32_t)READ_ONCE(trace->handle_seq) &&
+		    !(READ_ONCE(trace->flags) & BS_RUN_LOSSY))
+			return;
+		if (t->run_state != BS_RUN_NONE)
+			bs_run_close(t, 0);
+		if (!run_open(t, trace, 0))
+			return;
+	}
+	bs_run_close(t, BS_RUN_LAST);
+}

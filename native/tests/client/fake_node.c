@@ -1,0 +1,300 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "fake_node.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include "check.h"
+
+/* No test waits that long for anything; one that hangs ends with a message. */
+#define PATIENCE_MS 60000
+
+static void wait_readable(int fd)
+{
+	struct pollfd p = {.fd = fd, .events = POLLIN};
+
+	CHECK_EQ(poll(&p, 1, PATIENCE_MS), 1);
+}
+
+void fake_node_open(struct fake_node *n)
+{
+	struct sockaddr_un address = {.sun_family = AF_UNIX};
+
+	memset(n, 0, sizeof(*n));
+	n->connection = -1;
+	for (int i = 0; i < 3; i++)
+		n->fds[i] = -1;
+	strcpy(n->directory, "/tmp/backsight-test-XXXXXX");
+	CHECK(mkdtemp(n->directory));
+	snprintf(n->path, sizeof(n->path), "%s/node.sock", n->directory);
+	strcpy(address.sun_path, n->path);
+	n->listener = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+	CHECK(n->listener >= 0);
+	CHECK_EQ(bind(n->listener, (struct sockaddr *)&address,
+		      sizeof(address)),
+		 0);
+	CHECK_EQ(listen(n->listener, 8), 0);
+	CHECK_EQ(setenv("BACKSIGHT_SOCKET", n->path, 1), 0);
+}
+
+static void drop_attachment(struct fake_node *n)
+{
+	if (n->fds[0] < 0)
+		return;
+	munmap(n->arena, (size_t)n->segments * BS_SEGMENT_BYTES);
+	munmap(n->channel, BS_CHANNEL_BYTES);
+	munmap(n->context, sizeof(*n->context));
+	for (int i = 0; i < 3; i++) {
+		close(n->fds[i]);
+		n->fds[i] = -1;
+	}
+}
+
+void fake_node_close(struct fake_node *n)
+{
+	fake_node_hang_up(n);
+	drop_attachment(n);
+	close(n->listener);
+	unlink(n->path);
+	rmdir(n->directory);
+}
+
+static void *make_fd(int *fd, size_t bytes)
+{
+	void *p;
+
+	*fd = memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+	CHECK(*fd >= 0);
+	CHECK_EQ(ftruncate(*fd, (off_t)bytes), 0);
+	CHECK_EQ(fcntl(*fd, F_ADD_SEALS, F_SEAL_GROW | F_SEAL_SHRINK), 0);
+	p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, *fd, 0);
+	CHECK(p != MAP_FAILED);
+	return p;
+}
+
+void fake_node_make(struct fake_node *n, uint32_t segments)
+{
+	unsigned char *channel;
+
+	drop_attachment(n);
+	n->segments = segments;
+	n->generation = 0;
+	n->trigger_tail = 0;
+	n->token++;
+	n->arena = make_fd(&n->fds[0], (size_t)segments * BS_SEGMENT_BYTES);
+	channel = make_fd(&n->fds[1], BS_CHANNEL_BYTES);
+	n->context = make_fd(&n->fds[2], sizeof(*n->context));
+	n->channel = (struct bs_channel_header *)channel;
+	n->grants =
+		(struct bs_grant_ring *)(channel + BS_CHANNEL_GRANTS_OFFSET);
+	n->areas = (struct bs_thread_area *)(channel + BS_CHANNEL_AREAS_OFFSET);
+
+	n->channel->magic = BS_ABI_MAGIC;
+	n->channel->version = BS_ABI_VERSION;
+	n->channel->arena_bytes = (uint64_t)segments * BS_SEGMENT_BYTES;
+	n->channel->ticks_per_s = 1000000000;
+	n->channel->node_id = bs_node_id(FAKE_NODE_NAME);
+	n->channel->percentage_threshold = UINT64_MAX;
+	strcpy(n->channel->node_name, FAKE_NODE_NAME);
+
+	n->context->magic = BS_ABI_MAGIC;
+	n->context->version = BS_ABI_VERSION;
+	n->context->thread_slots = BS_THREAD_SLOTS;
+	n->context->trigger_cells = BS_TRIGGER_CELLS;
+	for (uint32_t i = 0; i < BS_TRIGGER_CELLS; i++)
+		n->context->cells[i].seq = i;
+}
+
+void fake_node_accept(struct fake_node *n)
+{
+	ssize_t got;
+
+	wait_readable(n->listener);
+	n->connection = accept4(n->listener, NULL, NULL, SOCK_CLOEXEC);
+	CHECK(n->connection >= 0);
+	wait_readable(n->connection);
+	got = recv(n->connection, &n->request, sizeof(n->request), 0);
+	CHECK_EQ(got, sizeof(n->request));
+	CHECK_EQ(n->request.magic, BS_ABI_MAGIC);
+}
+
+void fake_node_fill_reply(const struct fake_node *n,
+			  struct bs_attach_reply *reply)
+{
+	*reply = (struct bs_attach_reply){
+		.magic = BS_ABI_MAGIC,
+		.version = BS_ABI_VERSION,
+		.token = {1, n->token},
+		.arena_bytes = (uint64_t)n->segments * BS_SEGMENT_BYTES,
+	};
+}
+
+void fake_node_send(struct fake_node *n, const void *bytes, size_t size,
+		    const int *fds, int n_fds)
+{
+	union {
+		char bytes[CMSG_SPACE(16 * sizeof(int))];
+		struct cmsghdr align;
+	} control = {0};
+	struct iovec iov = {(void *)bytes, size};
+	struct msghdr msg = {.msg_iov = &iov, .msg_iovlen = 1};
+
+	if (n_fds) {
+		struct cmsghdr *c = &control.align;
+
+		msg.msg_control = control.bytes;
+		msg.msg_controllen = CMSG_SPACE(n_fds * sizeof(int));
+		c->cmsg_level = SOL_SOCKET;
+		c->cmsg_type = SCM_RIGHTS;
+		c->cmsg_len = CMSG_LEN(n_fds * sizeof(int));
+		memcpy(CMSG_DATA(c), fds, n_fds * sizeof(int));
+	}
+	CHECK_EQ(sendmsg(n->connection, &msg, MSG_NOSIGNAL), size);
+}
+
+void fake_node_wait_hangup(struct fake_node *n)
+{
+	char byte;
+
+	wait_readable(n->connection);
+	CHECK(recv(n->connection, &byte, 1, 0) <= 0);
+	fake_node_hang_up(n);
+}
+
+void fake_node_hang_up(struct fake_node *n)
+{
+	if (n->connection >= 0)
+		close(n->connection);
+	n->connection = -1;
+}
+
+void fake_node_attach(struct fake_node *n, uint32_t segments, uint32_t granted)
+{
+	struct bs_attach_reply reply;
+
+	fake_node_make(n, segments);
+	for (uint32_t i = 0; i < granted; i++)
+		fake_node_grant(n, i, true);
+	/* The attach thread starts with the first use. */
+	bs_wait_attached(0);
+	fake_node_accept(n);
+	fake_node_fill_reply(n, &reply);
+	fake_node_send(n, &reply, sizeof(reply), n->fds, 3);
+	CHECK_EQ(bs_wait_attached(PATIENCE_MS), 0);
+}
+
+void fake_node_grant(struct fake_node *n, uint32_t segment, bool fresh)
+{
+	struct bs_segment_header *h =
+		(struct bs_segment_header *)(n->arena +
+					     (size_t)segment *
+						     BS_SEGMENT_BYTES);
+	struct bs_grant *g =
+		&n->grants->entries[n->grants->head % BS_GRANT_RING_ENTRIES];
+
+	if (++n->generation == 0)
+		n->generation = 1;
+	*h = (struct bs_segment_header){
+		.magic = BS_ABI_MAGIC,
+		.generation = n->generation,
+		.segment = segment,
+		.slot = UINT32_MAX,
+	};
+	g->segment = segment;
+	g->generation = n->generation;
+	g->fresh = fresh;
+	store_release(&n->grants->head, n->grants->head + 1);
+}
+
+bool fake_node_run_at(const struct fake_node *n, uint32_t segment,
+		      uint32_t offset, struct fake_run *run)
+{
+	const unsigned char *base =
+		n->arena + (size_t)segment * BS_SEGMENT_BYTES;
+	const struct bs_segment_header *h =
+		(const struct bs_segment_header *)base;
+
+	CHECK(segment < n->segments);
+	if (offset + sizeof(*run->header) > BS_SEGMENT_BYTES)
+		return false;
+	run->header = (const struct bs_run_header *)(base + offset);
+	run->records = (const unsigned char *)(run->header + 1);
+	return load_acquire(&run->header->generation) == h->generation;
+}
+
+bool fake_node_run(struct fake_node *n, uint32_t slot, struct fake_run *run)
+{
+	struct bs_thread_area *area = &n->areas[slot];
+	uint32_t tail = area->run_tail;
+
+	memset(run, 0, sizeof(*run));
+	if (load_acquire(&area->run_head) == tail)
+		return false;
+	run->entry = area->entries[tail % BS_RUN_RING_ENTRIES];
+	store_release(&area->run_tail, tail + 1);
+	if (run->entry.segment == BS_SEGMENT_NONE)
+		return true;
+
+	/* What is announced stands in the log, and is closed. */
+	CHECK(fake_node_run_at(n, run->entry.segment, run->entry.offset, run));
+	CHECK_EQ(run->header->generation, run->entry.generation);
+	CHECK_EQ(run->header->trace_hi, run->entry.trace_hi);
+	CHECK_EQ(run->header->trace_lo, run->entry.trace_lo);
+	CHECK_EQ(run->header->committed_bytes, run->entry.committed_bytes);
+	CHECK_EQ(run->header->flags, run->entry.flags | BS_RUN_CLOSED);
+	return true;
+}
+
+const struct bs_record_header *fake_run_record(const struct fake_run *run,
+					       uint32_t *offset)
+{
+	uint32_t committed = load_acquire(&run->header->committed_bytes);
+	const struct bs_record_header *h;
+	size_t bytes;
+
+	if (*offset == committed)
+		return NULL;
+	h = (const struct bs_record_header *)(run->records + *offset);
+	bytes = (sizeof(*h) + h->payload_bytes + 7) & ~(size_t)7;
+	*offset += (uint32_t)bytes;
+	CHECK(*offset <= committed);
+	return h;
+}
+
+int fake_run_count(const struct fake_run *run)
+{
+	uint32_t offset = 0;
+	int count = 0;
+
+	while (fake_run_record(run, &offset))
+		count++;
+	return count;
+}
+
+bool fake_node_trigger(struct fake_node *n, struct bs_trigger_cell *cell)
+{
+	uint32_t tail = n->trigger_tail;
+	struct bs_trigger_cell *from =
+		&n->context->cells[tail % BS_TRIGGER_CELLS];
+
+	if (load_acquire(&from->seq) != tail + 1)
+		return false;
+	*cell = *from;
+	store_release(&from->seq, tail + BS_TRIGGER_CELLS);
+	n->trigger_tail++;
+	return true;
+}
+
+int fake_node_owned_slots(const struct fake_node *n)
+{
+	int owned = 0;
+
+	for (uint32_t i = 0; i < BS_THREAD_SLOTS; i++)
+		owned += load_acquire(&n->areas[i].owner_tid) != 0;
+	return owned;
+}

@@ -1,0 +1,86 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The daemon's side of abi.h, by hand: a test decides what is granted, when an
+ * answer comes and what is wrong with it, and reads the log and the rings as a
+ * node would. One process's client at a time.
+ */
+#ifndef BS_FAKE_NODE_H
+#define BS_FAKE_NODE_H
+
+#include <stdbool.h>
+
+#include "abi.h"
+#include "barrier.h"
+#include "hash.h"
+
+#define FAKE_NODE_NAME "test-node"
+
+struct fake_node {
+	char directory[64];
+	char path[96];
+	int listener;
+	int connection; /* -1: none */
+	struct bs_attach_request request;
+	uint64_t token; /* of the last attachment */
+
+	/* The attachment; one that is replaced stays mapped by the client. */
+	int fds[3];
+	uint32_t segments;
+	unsigned char *arena;
+	struct bs_channel_header *channel;
+	struct bs_grant_ring *grants;
+	struct bs_thread_area *areas;
+	struct bs_context_segment *context;
+	uint16_t generation; /* of the last grant */
+	uint32_t trigger_tail;
+};
+
+/* A run as it was announced, and what the log says of it. */
+struct fake_run {
+	struct bs_run_entry entry;
+	const struct bs_run_header *header; /* NULL: lost */
+	const unsigned char *records;
+};
+
+/* Listen on a socket of its own, which BACKSIGHT_SOCKET names from now on. */
+void fake_node_open(struct fake_node *n);
+void fake_node_close(struct fake_node *n);
+
+/* Make the three memfds of a new attachment, filled in as they should be. */
+void fake_node_make(struct fake_node *n, uint32_t segments);
+
+/* Wait for a client, and read its request. */
+void fake_node_accept(struct fake_node *n);
+void fake_node_fill_reply(const struct fake_node *n,
+			  struct bs_attach_reply *reply);
+void fake_node_send(struct fake_node *n, const void *bytes, size_t size,
+		    const int *fds, int n_fds);
+/* Wait until the client hangs up. */
+void fake_node_wait_hangup(struct fake_node *n);
+void fake_node_hang_up(struct fake_node *n);
+
+/* All of it: a new attachment, with that many segments, of which so many are
+ * granted. Returns when the client has it. */
+void fake_node_attach(struct fake_node *n, uint32_t segments, uint32_t granted);
+
+/* Grant a segment: a new generation. */
+void fake_node_grant(struct fake_node *n, uint32_t segment, bool fresh);
+
+/* The next announced run of a slot; false when there is none. */
+bool fake_node_run(struct fake_node *n, uint32_t slot, struct fake_run *run);
+/* The run whose header stands there; false when none of this life of the
+ * segment does. */
+bool fake_node_run_at(const struct fake_node *n, uint32_t segment,
+		      uint32_t offset, struct fake_run *run);
+/* The record at *offset, which moves on; NULL at the end. */
+const struct bs_record_header *fake_run_record(const struct fake_run *run,
+					       uint32_t *offset);
+int fake_run_count(const struct fake_run *run);
+
+/* The next trigger, copied; false when there is none. */
+bool fake_node_trigger(struct fake_node *n, struct bs_trigger_cell *cell);
+
+/* Slots that threads own. */
+int fake_node_owned_slots(const struct fake_node *n);
+
+#endif
