@@ -96,7 +96,15 @@ def test_long_keys_and_values_are_cut_at_characters() -> None:
     value = found[1][1]
     assert isinstance(value, str)
     assert set(value) == {"€"}
-    assert found[-1] == (TRUNCATED_KEY, 3)
+    assert found[2:] == [("after", True), (TRUNCATED_KEY, 2)]
+
+
+def test_a_large_value_does_not_cost_the_small_ones() -> None:
+    found = dict(decode(encode_attributes({"sql": "s" * 60000, "status": 500, "ok": False}, 100)))
+    sql = found.pop("sql")
+    assert isinstance(sql, str)
+    assert len(sql) == 100 - len(encode_attributes(found, 100)) - len("....sql")
+    assert found == {"status": 500, "ok": False, TRUNCATED_KEY: 1}
 
 
 @pytest.mark.parametrize(

@@ -51,8 +51,8 @@ def cut_utf8(text: bytes, size: int) -> bytes:
 def encode_attributes(attributes: Mapping[str, AttributeValue], room_bytes: int) -> bytes:
     """Encode in at most ``room_bytes``, in the mapping's order.
 
-    What is too long is cut, what finds no room is left out, and TRUNCATED_KEY
-    says how many. Integers beyond 64 bits become text. TypeError for keys and
+    What is too long is cut, the largest first, what finds no room is left out,
+    and TRUNCATED_KEY says how many. Integers beyond 64 bits become text. TypeError for keys and
     values of other types.
     """
     encoded = [_encode(name, value) for name, value in attributes.items()]
@@ -93,12 +93,13 @@ def _encode(name: str, value: AttributeValue) -> _Encoded:
     raise TypeError(f"attribute {name!r} is {value!r}; allowed are str, int, float, bool, bytes")
 
 
-def _cut(encoded: Iterable[_Encoded], room_bytes: int) -> Iterator[_Encoded]:
-    room_bytes -= _TRUNCATED_BYTES
+def _cut(encoded: list[_Encoded], room_bytes: int) -> Iterator[_Encoded]:
     truncated = 0
-    for kind, key, value in encoded:
+    for (kind, key, value), granted in zip(
+        encoded, _shares(encoded, room_bytes - _TRUNCATED_BYTES), strict=True
+    ):
         shorter_key = cut_utf8(key, _KEY_BYTES_MAX)
-        room = min(room_bytes - _HEADER_BYTES - len(shorter_key), _VALUE_BYTES_MAX)
+        room = min(granted - _HEADER_BYTES - len(shorter_key), _VALUE_BYTES_MAX)
         shorter = value
         if len(value) > room:
             if kind == _STRING and room > 0:
@@ -109,6 +110,17 @@ def _cut(encoded: Iterable[_Encoded], room_bytes: int) -> Iterator[_Encoded]:
                 truncated += 1
                 continue
         truncated += len(shorter_key) < len(key) or len(shorter) < len(value)
-        room_bytes -= _HEADER_BYTES + len(shorter_key) + len(shorter)
         yield kind, shorter_key, shorter
     yield _INT, TRUNCATED_KEY.encode(), _pack_int(truncated)
+
+
+def _shares(encoded: list[_Encoded], room_bytes: int) -> list[int]:
+    """How many bytes each may take: max-min fair, so that one large value does not cost the small ones."""
+    wanted = [
+        _HEADER_BYTES + min(len(key), _KEY_BYTES_MAX) + len(value) for _, key, value in encoded
+    ]
+    shares = [0] * len(wanted)
+    for taken, index in enumerate(sorted(range(len(wanted)), key=wanted.__getitem__)):
+        shares[index] = min(wanted[index], room_bytes // (len(wanted) - taken))
+        room_bytes -= shares[index]
+    return shares

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import math
+import re
 import struct
 import time
 from collections.abc import Iterable, Mapping
@@ -39,6 +41,10 @@ _SPAN_NAME_BYTES_MAX = 1024
 # Names that were cut in the start record wait for the end record. A trace with
 # more spans in progress than this has ends whose names stay cut.
 _LONG_NAMES_MAX = 1024
+
+_TRIGGER_NAME_MAX = 31  # BS_TRIGGER_NAME_MAX
+_TRIGGER_NAME = re.compile(f"[a-z0-9_.-]{{1,{_TRIGGER_NAME_MAX}}}")
+_NOT_IN_TRIGGER_NAME = re.compile("[^a-z0-9_.-]")
 
 # How long a wait goes on before it looks for Ctrl-C again.
 _WAIT_STEP_MS = 50
@@ -147,11 +153,19 @@ def trigger(
 ) -> None:
     """Collect this trace from every node that it visited.
 
-    ``name`` is the rule's, at most 31 of ``[a-z0-9_.-]``; ``why`` is for the
-    person who reads the trace, cut at 95 bytes; ``laterals`` are up to 32
-    other traces, kept or dropped together with this one.
+    ``name`` is the rule's: 31 of ``[a-z0-9_.-]``. Capitals are lowered, what
+    else it has becomes ``_``, and what is more is cut: no trigger is lost for
+    its name. ``why`` is for the person who reads the trace, cut at 95 bytes;
+    ``laterals`` are up to 32 other traces, kept or dropped together with this
+    one.
     """
     _trigger(_id_pair(trace_id), name, why, laterals)
+
+
+def _trigger_name(name: str) -> bytes:
+    if not _TRIGGER_NAME.fullmatch(name):
+        name = _NOT_IN_TRIGGER_NAME.sub("_", name.lower())[:_TRIGGER_NAME_MAX] or "_"
+    return name.encode()
 
 
 def _trigger(
@@ -159,7 +173,7 @@ def _trigger(
 ) -> None:
     pairs = [_id_pair(lateral) for lateral in islice(laterals, lib.BS_LATERALS_MAX)]
     reason = ffi.NULL if why is None else encode_text(why)
-    lib.trigger(*pair, encode_text(name), reason, pairs, len(pairs))
+    lib.trigger(*pair, _trigger_name(name), reason, pairs, len(pairs))
 
 
 def node_ref() -> str:
@@ -199,10 +213,12 @@ def wait_attached(timeout_s: float) -> bool:
     """Wait for a node daemon: for tests and short-lived tools; services need not."""
     deadline_s = time.monotonic() + timeout_s
     while True:
-        left_ms = max(0, round((deadline_s - time.monotonic()) * 1000))
-        if lib.wait_attached(min(left_ms, _WAIT_STEP_MS)) == 0:
+        now_s = time.monotonic()
+        step_ms = min(_WAIT_STEP_MS, max(0, math.ceil((deadline_s - now_s) * 1000)))
+        if lib.wait_attached(step_ms) == 0:
             return True
-        if left_ms <= _WAIT_STEP_MS:
+        # It gives up early where it will never attach (BACKSIGHT_DISABLE).
+        if not now_s + step_ms / 1000 <= time.monotonic() < deadline_s:
             return False
 
 
