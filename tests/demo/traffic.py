@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Counts the TCP payload that a node sends to the coordinator, exactly.
+
+nftables counts IP packets, so the payload is what is left after the headers:
+20 bytes of IPv4 and four times the data offset of TCP, which one rule for each
+data offset tells. Control, slices, handshakes of HTTP/2: everything that is
+sent to the port counts, retransmissions too.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+
+TABLE = "backsight_traffic"
+
+_IPV4_HEADER_BYTES = 20
+_TCP_WORD_BYTES = 4
+_DATA_OFFSETS = range(5, 16)  # RFC 9293: words of the TCP header
+
+
+def count_sent_to(namespace: str, port: int) -> None:
+    """Start counting in a network namespace; from zero if it already did."""
+    rules = "\n".join(
+        f"    tcp dport {port} tcp doff {words} counter" for words in _DATA_OFFSETS
+    )
+    script = f"""table inet {TABLE}
+delete table inet {TABLE}
+table inet {TABLE} {{
+  chain sent {{
+    type filter hook output priority 0
+{rules}
+  }}
+}}
+"""
+    subprocess.run(
+        ["ip", "netns", "exec", namespace, "nft", "-f", "-"], input=script, text=True, check=True
+    )
+
+
+def payload_bytes_sent(namespace: str) -> int:
+    """TCP payload sent since counting started, in bytes."""
+    listing = subprocess.run(
+        ["ip", "netns", "exec", namespace, "nft", "-j", "list", "table", "inet", TABLE],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    total = 0
+    for item in json.loads(listing)["nftables"]:
+        if "rule" not in item:
+            continue
+        words = counter = None
+        for part in item["rule"]["expr"]:
+            if "counter" in part:
+                counter = part["counter"]
+            elif part["match"]["left"]["payload"]["field"] == "doff":
+                words = part["match"]["right"]
+        if words is None or counter is None:
+            raise RuntimeError(f"nftables lists a rule that is not ours: {item['rule']}")
+        total += counter["bytes"] - counter["packets"] * (
+            _IPV4_HEADER_BYTES + _TCP_WORD_BYTES * words
+        )
+    return total
