@@ -219,8 +219,9 @@ class Daemon:
             deadline_s = time.monotonic() + _READY_TIMEOUT_S
             while True:
                 left_s = deadline_s - time.monotonic()
-                readable, _, _ = select.select([self._notify, pidfd], [], [], max(0.0, left_s))
-                if self._notify in readable:
+                notify = self._notify.fileno()
+                readable, _, _ = select.select([notify, pidfd], [], [], max(0.0, left_s))
+                if notify in readable:
                     if b"READY=1" in self._notify.recv(4096).split(b"\n"):
                         return
                 elif pidfd in readable:
@@ -269,7 +270,9 @@ class Daemon:
 class Coordinator(Daemon):
     """``backsight-coordinator`` on a host."""
 
-    def __init__(self, host: Host, directory: Path, config: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self, host: Host, directory: Path, config: Mapping[str, Any] | None = None
+    ) -> None:
         self.endpoint = f"{host.address}:{COORDINATOR_PORT}"
         super().__init__(
             host,
@@ -324,7 +327,10 @@ class Node(Daemon):
 
     def client_environment(self, service: str | None = None) -> dict[str, str]:
         """What a program needs to find this node."""
-        return {"BACKSIGHT_SOCKET": str(self.socket_path), "BACKSIGHT_SERVICE": service or self.name}
+        return {
+            "BACKSIGHT_SOCKET": str(self.socket_path),
+            "BACKSIGHT_SERVICE": service or self.name,
+        }
 
 
 @contextlib.contextmanager

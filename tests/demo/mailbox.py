@@ -105,9 +105,7 @@ class Mailbox:
         Returns True when a watched fd is readable.
         """
         timeout_s = (
-            None
-            if deadline_ns is None
-            else max(0.0, (deadline_ns - time.monotonic_ns()) / 1e9)
+            None if deadline_ns is None else max(0.0, (deadline_ns - time.monotonic_ns()) / 1e9)
         )
         watched = False
         for entry, _ in self._selector.select(timeout_s):

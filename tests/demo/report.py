@@ -84,7 +84,10 @@ def table(result: Result) -> str:
         ("reasons", _counts(result.reasons)),
         ("coherent by the checker", _share(result.coherent_by_checker)),
         ("falsely called coherent", f"{result.false_coherent}"),
-        ("checker", "agrees" if result.checker_ok else "DISAGREES: " + "; ".join(result.checker_failures)),
+        (
+            "checker",
+            "agrees" if result.checker_ok else "DISAGREES: " + "; ".join(result.checker_failures),
+        ),
     ]
     width = max(len(name) for name, _ in rows)
     return "\n".join(f"  {name:<{width}}  {value}" for name, value in rows)

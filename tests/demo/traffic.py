@@ -21,9 +21,7 @@ _DATA_OFFSETS = range(5, 16)  # RFC 9293: words of the TCP header
 
 def count_sent_to(namespace: str, port: int) -> None:
     """Start counting in a network namespace; from zero if it already did."""
-    rules = "\n".join(
-        f"    tcp dport {port} tcp doff {words} counter" for words in _DATA_OFFSETS
-    )
+    rules = "\n".join(f"    tcp dport {port} tcp doff {words} counter" for words in _DATA_OFFSETS)
     script = f"""table inet {TABLE}
 delete table inet {TABLE}
 table inet {TABLE} {{

@@ -144,7 +144,9 @@ class Worker:
         while True:
             now_ns = time.monotonic_ns()
             self._progress(now_ns=now_ns)
-            if self._mailbox.wait(min(due_ns, self._progress_due_ns) if now_ns < due_ns else now_ns):
+            if self._mailbox.wait(
+                min(due_ns, self._progress_due_ns) if now_ns < due_ns else now_ns
+            ):
                 self._read_control()
             if now_ns >= due_ns:
                 return
@@ -220,9 +222,7 @@ class Worker:
 
     def _receive_response(self, event: ReceiveResponse) -> None:
         span = event.span
-        node_ref = self._await_letter(
-            event.sender, Key(Kind.RESPONSE, span.trace_id, span.span_id)
-        )
+        node_ref = self._await_letter(event.sender, Key(Kind.RESPONSE, span.trace_id, span.span_id))
         trace = self._traces.get(span.trace_id)
         if node_ref and trace is not None:
             trace.breadcrumb(node_ref)

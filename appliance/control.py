@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where ``backsightctl`` asks the node on its own machine.
+
+A Unix stream socket beside the one where applications attach (its path with
+``.ctl`` added). One line of JSON each way, then the connection is closed:
+
+    {"command": "status"}               -> {"status": {...}}
+    {"command": "peek", "trace": HEX}   -> {"node", "flags", "open_handles", "data": BASE64}
+    {"command": "trigger", "name", "trace", "why"}  -> {}
+
+or ``{"error": "..."}``. Only the daemon's own user and root may ask.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import json
+import os
+import socket
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from protocol.messages import SliceFlags, TraceId
+from protocol.wire import WireError, parse_trace_id, trigger_name_is_valid
+
+REQUEST_BYTES_MAX = 4096
+_REQUEST_TIMEOUT_S = 5.0
+_UCRED = struct.Struct("=iII")
+
+
+def control_path(socket_path: Path) -> Path:
+    """Where the control socket of a node is that applications reach at ``socket_path``."""
+    return socket_path.with_name(socket_path.name + ".ctl")
+
+
+@dataclass(frozen=True, slots=True)
+class Peek:
+    """What the node holds of a trace at this moment; asking triggers nothing."""
+
+    flags: SliceFlags
+    open_handles: int
+    data: bytes
+
+
+class ControlHost(Protocol):
+    """Who answers (appliance.daemon)."""
+
+    def status(self) -> dict[str, Any]:
+        """Figures about the node, ready for JSON."""
+
+    def peek(self, trace: TraceId) -> Peek:
+        """What the node holds of a trace."""
+
+    def trigger(self, name: str, trace: TraceId, why: str) -> None:
+        """Fire a trigger as the operator."""
+
+
+class ControlServer:
+    """Serves the control socket on the running loop."""
+
+    def __init__(self, path: Path, node: str, host: ControlHost) -> None:
+        self._path = path
+        self._node = node
+        self._host = host
+        self._server: asyncio.Server | None = None
+
+    async def __aenter__(self) -> Self:
+        self._path.unlink(missing_ok=True)
+        self._server = await asyncio.start_unix_server(
+            self._serve, str(self._path), limit=REQUEST_BYTES_MAX
+        )
+        self._path.chmod(0o600)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._server is not None:
+            self._server.close()
+            await self._server.wait_closed()
+        self._path.unlink(missing_ok=True)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError, TimeoutError):
+            try:
+                async with asyncio.timeout(_REQUEST_TIMEOUT_S):
+                    line = await reader.readline()
+                reply = self._answer(line) if self._may_ask(writer) else {"error": "not allowed"}
+            except ValueError:
+                # From readline: the line is longer than any request.
+                reply = {"error": f"a request has at most {REQUEST_BYTES_MAX} bytes"}
+            writer.write(json.dumps(reply).encode() + b"\n")
+            await writer.drain()
+        writer.close()
+        with contextlib.suppress(ConnectionError):
+            await writer.wait_closed()
+
+    @staticmethod
+    def _may_ask(writer: asyncio.StreamWriter) -> bool:
+        connection: socket.socket = writer.get_extra_info("socket")
+        raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
+        _, uid, _ = _UCRED.unpack(raw)
+        return uid in (0, os.geteuid())
+
+    def _answer(self, line: bytes) -> dict[str, Any]:
+        try:
+            request = json.loads(line)
+            if not isinstance(request, dict):
+                return {"error": "a request is a JSON object"}
+            match request.get("command"):
+                case "status":
+                    return {"status": self._host.status()}
+                case "peek":
+                    peek = self._host.peek(parse_trace_id(str(request.get("trace"))))
+                    return {
+                        "node": self._node,
+                        "flags": int(peek.flags),
+                        "open_handles": peek.open_handles,
+                        "data": base64.b64encode(peek.data).decode(),
+                    }
+                case "trigger":
+                    return self._trigger(request)
+                case command:
+                    return {"error": f"no command {command!r}; there is: status, peek, trigger"}
+        except (WireError, UnicodeDecodeError, json.JSONDecodeError) as error:
+            return {"error": str(error)}
+
+    def _trigger(self, request: dict[str, Any]) -> dict[str, Any]:
+        name, why = str(request.get("name")), str(request.get("why", ""))
+        if not trigger_name_is_valid(name):
+            return {"error": f"trigger {name[:64]!r}: want 1 to 31 of [a-z0-9_.-]"}
+        self._host.trigger(name, parse_trace_id(str(request.get("trace"))), why)
+        return {}

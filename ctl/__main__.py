@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``backsightctl``: what was collected, why, and whether it is whole.
+
+Exit status: 0 done; 1 not found, or nobody answered; 2 wrong usage.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+
+import backsight_pb2 as pb
+
+from ctl.coordinator import AskError, CoordinatorClient
+from ctl.node import NodeClient
+from ctl.trace import summary_json, trace_view
+from ctl.waterfall import cut, waterfall
+from protocol.wire import parse_trace_id
+
+_DEFAULT_COORDINATOR = "127.0.0.1:4770"
+_DEFAULT_NODE = "/run/backsight/node.sock"
+
+
+def _print_json(value: object) -> None:
+    print(json.dumps(value, ensure_ascii=False))
+
+
+def _traces(arguments: argparse.Namespace) -> int:
+    request = pb.ListTracesRequest(
+        limit=arguments.limit, trigger=arguments.trigger or "", verdict=arguments.verdict or ""
+    )
+    with CoordinatorClient(arguments.coordinator) as coordinator:
+        for summary in coordinator.traces(request):
+            line = summary_json(summary)
+            if arguments.json:
+                _print_json(line)
+            else:
+                triggers = ",".join(sorted({trigger["name"] for trigger in line["triggers"]}))
+                duration_ms = (line["end_ns"] - line["start_ns"]) / 1e6
+                print(
+                    f"{line['trace_id']}  {line['verdict']['kind']:<11} {len(line['nodes']):>3} nodes "
+                    f"{line['span_count']:>5} spans {duration_ms:>10.1f} ms  {cut(triggers, 60)}"
+                )
+    return 0
+
+
+def _show(arguments: argparse.Namespace) -> int:
+    trace = parse_trace_id(arguments.trace)
+    if arguments.node is not None:
+        view = NodeClient(arguments.node).peek(trace)
+    else:
+        with CoordinatorClient(arguments.coordinator) as coordinator:
+            view = trace_view(coordinator.trace(trace))
+    if arguments.json:
+        _print_json(view.to_json())
+    else:
+        print("\n".join(waterfall(view)))
+    return 0
+
+
+def _nodes(arguments: argparse.Namespace) -> int:
+    with CoordinatorClient(arguments.coordinator) as coordinator:
+        nodes = coordinator.nodes()
+    for node in nodes:
+        if arguments.json:
+            _print_json(
+                {
+                    "node": node.node,
+                    "node_id": f"{node.node_id:016x}",
+                    "connected": node.connected,
+                    "addresses": list(node.addresses),
+                    "clock_offset_ns": node.clock_offset_ns,
+                    "clock_error_ns": node.clock_error_ns,
+                }
+            )
+        else:
+            clock = (
+                f"clock {node.clock_offset_ns / 1e6:+.3f} ms +- {node.clock_error_ns / 1e6:.3f} ms"
+                if node.clock_error_ns
+                else "clock not measured"
+            )
+            state = "connected" if node.connected else "gone"
+            print(f"{node.node:<40} {state:<10} {clock}  {' '.join(node.addresses)}")
+    return 0
+
+
+def _status(arguments: argparse.Namespace) -> int:
+    status = NodeClient(arguments.node or _DEFAULT_NODE).status()
+    if arguments.json:
+        _print_json(status)
+        return 0
+    width = max(len(key) for key in status)
+    for key, value in status.items():
+        text = (
+            "  ".join(f"{name} {item}" for name, item in value.items())
+            if isinstance(value, dict)
+            else value
+        )
+        print(f"{key:<{width}}  {text}")
+    return 0
+
+
+def _trigger(arguments: argparse.Namespace) -> int:
+    NodeClient(arguments.node or _DEFAULT_NODE).trigger(
+        arguments.name, parse_trace_id(arguments.trace), arguments.why
+    )
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="backsightctl", description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "--coordinator",
+        metavar="HOST:PORT",
+        default=os.environ.get("BACKSIGHT_COORDINATOR", _DEFAULT_COORDINATOR),
+        help="default: $BACKSIGHT_COORDINATOR, or %(default)s",
+    )
+    parser.add_argument(
+        "--node", metavar="SOCKET", help=f"ask a node on this machine (default {_DEFAULT_NODE})"
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    def command(
+        name: str, run: Callable[[argparse.Namespace], int], text: str
+    ) -> argparse.ArgumentParser:
+        sub = commands.add_parser(name, help=text, description=text)
+        sub.set_defaults(run=run)
+        return sub
+
+    traces = command("traces", _traces, "what the coordinator collected, newest first")
+    traces.add_argument("--limit", type=int, default=0, metavar="N", help="at most so many")
+    traces.add_argument("--trigger", metavar="NAME", help="only those of this trigger")
+    traces.add_argument("--verdict", metavar="KIND", help="only coherent, partial, lossy, ...")
+    show = command("show", _show, "one trace over all its nodes; with --node, what that node holds")
+    show.add_argument("trace", help="32 hex digits")
+    nodes = command("nodes", _nodes, "the nodes that the coordinator knows")
+    status = command("status", _status, "the node on this machine")
+    trigger = command("trigger", _trigger, "fire a trigger on the node on this machine")
+    trigger.add_argument("name", help="the trigger's name, 1 to 31 of [a-z0-9_.-]")
+    trigger.add_argument("trace", help="32 hex digits")
+    trigger.add_argument(
+        "--why", default="fired by hand", help="for the person who reads the trace"
+    )
+    for sub in (traces, show, nodes, status):
+        sub.add_argument("--json", action="store_true", help="for programs")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit status."""
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    parser = _parser()
+    arguments = parser.parse_args(argv)
+    run: Callable[[argparse.Namespace], int] = arguments.run
+    try:
+        return run(arguments)
+    except AskError as error:
+        sys.stderr.write(f"backsightctl: {error}\n")
+        return 1
+    except ValueError as error:
+        parser.error(str(error))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Questions to the node on this machine (appliance.control)."""
+
+from __future__ import annotations
+
+import base64
+import json
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from appliance.control import control_path
+from ctl.coordinator import AskError, NotFound
+from ctl.trace import NodeSlice, TraceView
+from protocol.messages import SliceFlags, TraceId
+from protocol.slices import read_slice
+
+_TIMEOUT_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class NodeClient:
+    """``backsight-node``, by the path of the socket where applications attach."""
+
+    socket_path: str
+
+    def status(self) -> dict[str, Any]:
+        status: dict[str, Any] = self._ask({"command": "status"})["status"]
+        return status
+
+    def trigger(self, name: str, trace: TraceId, why: str) -> None:
+        self._ask({"command": "trigger", "name": name, "trace": trace.hex(), "why": why})
+
+    def peek(self, trace: TraceId) -> TraceView:
+        """What the node holds of a trace; nothing is triggered. NotFound if it holds nothing."""
+        reply = self._ask({"command": "peek", "trace": trace.hex()})
+        data = base64.b64decode(reply["data"])
+        flags = SliceFlags(reply["flags"])
+        if not data and not flags:
+            raise NotFound(f"node {reply['node']} holds nothing of trace {trace.hex()}")
+        content = read_slice([data])
+        part = NodeSlice(reply["node"], len(data), flags, reply["open_handles"], content)
+        return TraceView(
+            {
+                "trace_id": trace.hex(),
+                "triggers": [],
+                # One node cannot judge a trace.
+                "verdict": {"kind": "unjudged", "version": 0, "reasons": []},
+                "nodes": [reply["node"]],
+                "span_count": len(content.spans),
+                "bytes": len(data),
+            },
+            (part,),
+        )
+
+    def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
+        path = control_path(Path(self.socket_path))
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+                connection.settimeout(_TIMEOUT_S)
+                connection.connect(str(path))
+                connection.sendall(json.dumps(request).encode() + b"\n")
+                with connection.makefile("rb") as stream:
+                    line = stream.readline()
+        except OSError as error:
+            raise AskError(
+                f"no node answers at {path} ({error.strerror or error}); give --node SOCKET, the "
+                "path where applications attach, and ask as root or as the daemon's user"
+            ) from error
+        if not line:
+            raise AskError(f"the node at {path} closed the connection without an answer")
+        reply: dict[str, Any] = json.loads(line)
+        if "error" in reply:
+            raise AskError(f"the node at {path}: {reply['error']}")
+        return reply

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Draws a trace on the terminal: a bar a span, over all nodes, on one clock."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+from ctl.trace import Json, Placed, TraceView, in_tree_order
+
+_BAR_WIDTH_MIN = 20
+_NAME_WIDTH_MAX = 44
+_NODE_WIDTH_MAX = 22
+
+
+def milliseconds(duration_ns: int) -> str:
+    """A duration with three significant digits or so."""
+    value = duration_ns / 1e6
+    return (
+        f"{value:.0f} ms"
+        if value >= 100
+        else f"{value:.1f} ms"
+        if value >= 1
+        else f"{value:.3f} ms"
+    )
+
+
+def cut(text: str, width: int) -> str:
+    """The text in so many columns; control characters, which a name may hold, are shown as '?'."""
+    text = "".join(character if character.isprintable() else "?" for character in text)
+    return text if len(text) <= width else text[: width - 1] + "~"
+
+
+def headline(summary: Json) -> Iterator[str]:
+    """Why the trace is there and what is missing of it."""
+    verdict = summary["verdict"]
+    yield f"trace {summary['trace_id']}  {verdict['kind']} (version {verdict['version']})"
+    for trigger in summary["triggers"]:
+        laterals = f", with {len(trigger['laterals'])} laterals" if trigger["laterals"] else ""
+        why = cut(trigger["why"], 100)
+        yield f"  trigger {trigger['name']} on {trigger['node']}{laterals}" + (
+            f": {why}" if why else ""
+        )
+    for reason in verdict["reasons"]:
+        where = f" on {reason['node']}" if reason["node"] else ""
+        yield f"  {reason['kind']}{where}: {cut(reason['detail'], 160)}"
+
+
+def waterfall(view: TraceView, width: int | None = None) -> Iterator[str]:
+    """The lines of the picture, ``width`` columns wide (None: the terminal's)."""
+    yield from headline(view.summary)
+    spans = view.spans
+    if not spans:
+        yield "  no spans" + (
+            f", {records} records" if (records := view.to_json()["records"]) else ""
+        )
+        return
+    if width is None:
+        try:
+            width = os.get_terminal_size().columns
+        except OSError:
+            width = 120
+    begin_ns = min(placed.start_ns for placed in spans)
+    end_ns = max(
+        placed.end_ns if placed.end_ns is not None else placed.start_ns for placed in spans
+    )
+    total_ns = max(end_ns - begin_ns, 1)
+    rows = list(in_tree_order(spans))
+    node_width = min(_NODE_WIDTH_MAX, max(len(p.part.node) for _, p in rows))
+    name_width = min(_NAME_WIDTH_MAX, max(len(p.span.name) + depth for depth, p in rows))
+    bar_width = max(_BAR_WIDTH_MIN, width - node_width - name_width - 16)
+    delivered = {placed.span.span_id: placed for placed in spans}
+
+    yield f"  {len(spans)} spans on {len(view.slices)} nodes in {milliseconds(total_ns)}"
+    for depth, placed in rows:
+        indent = " " * min(depth, name_width // 2)
+        name = cut(indent + placed.span.name, name_width)
+        yield (
+            f"  {cut(placed.part.node, node_width):<{node_width}} {name:<{name_width}} "
+            f"|{_bar(placed, begin_ns, total_ns, bar_width)}| {_duration(placed):>9}"
+            f"{_remark(placed, delivered)}"
+        ).rstrip()
+    for part in view.slices:
+        if not part.content.spans:
+            yield f"  {cut(part.node, node_width):<{node_width}} no spans, {part.bytes} bytes"
+
+
+def _bar(placed: Placed, begin_ns: int, total_ns: int, width: int) -> str:
+    left = min((placed.start_ns - begin_ns) * width // total_ns, width - 1)
+    if placed.end_ns is None:
+        return " " * left + "?" * (width - left)
+    length = max(1, (placed.end_ns - placed.start_ns) * width // total_ns)
+    length = min(length, width - left)
+    return " " * left + "=" * length + " " * (width - left - length)
+
+
+def _duration(placed: Placed) -> str:
+    if placed.end_ns is None:
+        return "?"
+    return milliseconds(placed.end_ns - placed.start_ns)
+
+
+def _remark(placed: Placed, delivered: dict[int, Placed]) -> str:
+    remarks: list[str] = []
+    if placed.span.unfinished:
+        remarks.append("unfinished")
+    if placed.span.status == 2:
+        remarks.append("error")
+    parent_id = placed.span.parent_id
+    parent = delivered.get(parent_id)
+    if parent_id and parent is None:
+        remarks.append(f"parent {parent_id:016x} missing")
+    elif parent is not None and placed.part is not parent.part:
+        error_ns = placed.part.clock_error_ns + parent.part.clock_error_ns
+        if placed.start_ns + error_ns < parent.start_ns:
+            remarks.append(
+                f"starts {milliseconds(parent.start_ns - placed.start_ns)} before its caller"
+            )
+    return "  " + ", ".join(remarks) if remarks else ""

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``sudo make demo``: a recorded minute of a real system, on nodes of your own.
+
+Environment: SPEED (1: as recorded; 10: ten times as fast), FILE (a recording;
+tests/data/nezha), KEEP (1: leave everything up at the end, to look around).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+from types import FrameType
+
+from tests.cluster.topology import DaemonError
+from tests.demo.replay import Recording, Replay, ReplayError, progress_bar
+from tests.demo.report import table
+from tests.demo.schedule import ScheduleError
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+DATA = ROOT / "tests" / "data" / "nezha"
+OUTPUT = ROOT / "build" / "demo"
+DEFAULT_FILE = DATA / "onlineboutique-cartservice-cpu-contention.csv.xz"
+
+
+def _say(step: str) -> None:
+    sys.stderr.write(f"- {step}\n")
+
+
+def _speed(text: str) -> float:
+    try:
+        speed = float(text)
+    except ValueError:
+        speed = 0.0
+    if not 0 < speed <= 1000:
+        raise ReplayError(f"SPEED={text}: want a number above 0, up to 1000 (1 is as recorded)")
+    return speed
+
+
+def _file(text: str) -> Path:
+    for path in (Path(text), DATA / text, DATA / f"{text}.csv.xz"):
+        if path.is_file():
+            return path
+    there = ", ".join(sorted(path.name.removesuffix(".csv.xz") for path in DATA.glob("*.csv.xz")))
+    raise ReplayError(f"FILE={text}: no such recording; there is: {there}, or the path of a file")
+
+
+def _keep(replay: Replay) -> None:
+    coordinator = replay.coordinator
+    inside = f"ip netns exec {coordinator.host.namespace} env PYTHONPATH={os.environ['PYTHONPATH']}"
+    ctl = f"{inside} /usr/bin/python3 -m ctl --coordinator {coordinator.endpoint}"
+    node = next(iter(replay.nodes.values()))
+    print(
+        f"""
+Everything stays up. To look around, as root:
+
+  {ctl} traces
+  {ctl} show TRACE
+  {ctl} nodes
+  one node's own view:   /usr/bin/python3 -m ctl --node {node.socket_path} status
+  a shell on a node:     ip netns exec {node.host.namespace} bash
+  logs, configurations:  {node.directory}
+
+Ctrl-C here (or kill {os.getpid()}) stops and removes it all."""
+    )
+    signal.pause()
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def main() -> int:
+    signal.signal(signal.SIGTERM, _interrupt)
+    if os.geteuid() != 0:
+        sys.stderr.write("the demo makes network namespaces, which needs root: sudo make demo\n")
+        return 2
+    try:
+        speed = _speed(os.environ.get("SPEED") or "1")
+        recording = Recording.read(
+            _file(os.environ.get("FILE") or str(DEFAULT_FILE)), DATA / "rules.json"
+        )
+        with (
+            progress_bar() as draw,
+            Replay(
+                recording,
+                captured=OUTPUT / "captured",
+                speed=speed,
+                on_progress=draw,
+                on_step=_say,
+            ) as replay,
+        ):
+            replay.run()
+            result = replay.judge()
+            result.write(OUTPUT / "result.json")
+            print(f"\n{table(result)}\n")
+            shown = max(replay.traces(), key=lambda trace: len(trace["nodes"]), default=None)
+            if shown is not None:
+                print(replay.coordinator.ctl("show", shown["trace_id"]))
+            print(f"figures: {OUTPUT / 'result.json'}   what was collected: {replay.captured}")
+            if os.environ.get("KEEP") == "1":
+                _keep(replay)
+    except KeyboardInterrupt:
+        sys.stderr.write("\nstopped; everything was removed\n")
+        return 130
+    except (DaemonError, ReplayError, ScheduleError) as error:
+        sys.stderr.write(f"demo: {error}\n")
+        return 1
+    return 0 if result.checker_ok else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,420 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Replays a recording on as many nodes as it has pods, and judges what was collected."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pickle
+import selectors
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from tests.cluster.topology import (
+    COORDINATOR_PORT,
+    PYTHON,
+    Coordinator,
+    Host,
+    Network,
+    Node,
+    started,
+)
+from tests.demo.report import Result, verdict_counts
+from tests.demo.schedule import Schedule, build_schedule, read_spans
+from tests.demo.traffic import count_sent_to, payload_bytes_sent
+from tests.demo.worker import LatencyRule, Plan
+
+_START_DELAY_NS = 500_000_000  # for `go` to reach every worker before the first event
+_SETTLE_TIMEOUT_S = 60.0
+_SETTLE_POLL_S = 0.2
+# A verdict that things are still open in is not the last word.
+_OPEN_VERDICTS = ("provisional",)
+
+
+class ReplayError(RuntimeError):
+    """The replay did not come to its end; the message says where it stopped."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """A recording and the rule that its requests are judged by."""
+
+    path: Path
+    schedule: Schedule
+    rule: LatencyRule | None
+
+    @classmethod
+    def read(cls, path: Path, rules: Path) -> Self:
+        """Read a recording; the rule's parameters stand in ``rules`` (tests/data/nezha/rules.json)."""
+        parameters = json.loads(rules.read_text())
+        name = path.name.removesuffix(".xz").removesuffix(".csv")
+        factors = parameters["factor_permille"]
+        if name not in factors:
+            raise ReplayError(
+                f"{rules}: no factor_permille for {name}; there is: {', '.join(factors)}"
+            )
+        return cls(
+            path,
+            build_schedule(read_spans(path)),
+            LatencyRule(
+                parameters["quantile_permille"],
+                parameters["warmup"],
+                parameters["window"],
+                factors[name],
+            ),
+        )
+
+    @property
+    def name(self) -> str:
+        return self.path.name.removesuffix(".xz").removesuffix(".csv")
+
+
+@dataclass(slots=True)
+class _Worker:
+    """A pod's writer process, seen from the parent."""
+
+    pod: str
+    process: subprocess.Popen[bytes]
+    events: int = 0
+    spans: int = 0
+    triggers: int = 0
+    ready: bool = False
+    done: bool = False
+    dead: bool = False
+    rest: bytes = b""
+
+    def say(self, line: str) -> None:
+        assert self.process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.write(line.encode() + b"\n")
+            self.process.stdin.flush()
+
+    def read(self) -> bool:
+        """Take in what it said; False at its end."""
+        assert self.process.stdout is not None
+        data = os.read(self.process.stdout.fileno(), 65536)
+        *lines, self.rest = (self.rest + data).split(b"\n")
+        for line in lines:
+            word, *numbers = line.decode().split()
+            if word == "ready":
+                self.ready = True
+            elif word == "done":
+                self.done = True
+            elif word == "progress":
+                self.events, self.spans, self.triggers = map(int, numbers)
+        return bool(data)
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a replay is."""
+
+    events: int
+    events_total: int
+    spans: int
+    triggers: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Something that happens once so many events of the replay are done."""
+
+    after_share: float
+    act: Callable[[Replay], None]
+
+
+@dataclass(slots=True)
+class Replay:
+    """A cluster that replays one recording.
+
+    Entering it starts the network, the coordinator and a node for each pod;
+    ``run`` replays; leaving it stops everything that it started.
+    """
+
+    recording: Recording
+    captured: Path
+    speed: float = 1.0
+    node_config: Mapping[str, Any] = field(default_factory=dict)
+    coordinator_config: Mapping[str, Any] = field(default_factory=dict)
+    fire_on: Mapping[str, str] = field(default_factory=dict)
+    """Spans on whose end the worker fires, with the reason, beside the rule or instead of it."""
+    faults: tuple[Fault, ...] = ()
+    on_progress: Callable[[Progress], None] = lambda _: None
+    on_step: Callable[[str], None] = lambda _: None
+    coordinator: Coordinator = field(init=False)
+    nodes: dict[str, Node] = field(default_factory=dict, init=False)
+    workers: dict[str, _Worker] = field(default_factory=dict, init=False)
+    _stack: contextlib.ExitStack = field(default_factory=contextlib.ExitStack, init=False)
+
+    def __enter__(self) -> Self:
+        try:
+            self._start()
+        except BaseException:
+            self._stack.close()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stack.close()
+
+    # -------------------------------------------------------------- start
+
+    def _start(self) -> None:
+        pods = list(self.recording.schedule.pods)
+        self.on_step(
+            f"starting a coordinator and {len(pods)} nodes, each in its own network namespace"
+        )
+        # Short, because a Unix socket's path has at most 107 bytes.
+        directory = Path(tempfile.mkdtemp(prefix="backsight-"))
+        self._stack.callback(shutil.rmtree, directory, ignore_errors=True)
+        network = self._stack.enter_context(Network("replay"))
+        self.coordinator = Coordinator(
+            network.host("coordinator"), directory, self.coordinator_config
+        )
+        self._stack.enter_context(self.coordinator)
+        hosts = {pod: network.host(pod) for pod in pods}
+        for host in hosts.values():
+            count_sent_to(host.namespace, COORDINATOR_PORT)
+        self.nodes = {
+            pod: Node(host, pod, directory, self.coordinator, self.node_config)
+            for pod, host in hosts.items()
+        }
+        self._stack.enter_context(started(list(self.nodes.values())))
+        self.on_step(f"starting {len(pods)} writer processes")
+        for pod, host in hosts.items():
+            self._start_worker(pod, host, hosts, directory)
+        self._listen(lambda: all(worker.ready for worker in self.workers.values()))
+
+    def _start_worker(
+        self, pod: str, host: Host, hosts: Mapping[str, Host], directory: Path
+    ) -> None:
+        schedule = self.recording.schedule
+        plan = Plan(
+            pod=pod,
+            address=host.address,
+            peers={peer: other.address for peer, other in hosts.items()},
+            events=schedule.pods[pod],
+            first_ns=schedule.first_ns,
+            speed=self.speed,
+            rule=self.recording.rule,
+            fire_on=dict(self.fire_on),
+        )
+        path = directory / f"{pod}.plan"
+        path.write_bytes(pickle.dumps(plan))
+        process = host.popen(
+            [PYTHON, "-m", "tests.demo.worker", str(path)],
+            env=self.nodes[pod].client_environment(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        self._stack.callback(self._stop_worker, process)
+        self.workers[pod] = _Worker(pod, process)
+
+    @staticmethod
+    def _stop_worker(process: subprocess.Popen[bytes]) -> None:
+        process.kill()
+        process.communicate()
+
+    # ---------------------------------------------------------------- run
+
+    def run(self) -> None:
+        """Replay to the end, and wait until every verdict stands."""
+        total = sum(len(events) for events in self.recording.schedule.pods.values())
+        self.on_step(f"replaying {self.recording.name} at speed {self.speed:g}")
+        start_ns = time.monotonic_ns() + _START_DELAY_NS
+        for worker in self.workers.values():
+            worker.say(f"go {start_ns}")
+        faults = sorted(self.faults, key=lambda fault: fault.after_share)
+
+        def finished() -> bool:
+            progress = self._progress(total)
+            self.on_progress(progress)
+            while faults and progress.events >= faults[0].after_share * total:
+                faults.pop(0).act(self)
+            return all(worker.done or worker.dead for worker in self.workers.values())
+
+        self._listen(finished)
+        self.on_step("waiting for the last verdicts")
+        self._settle()
+
+    def _progress(self, total: int) -> Progress:
+        workers = self.workers.values()
+        return Progress(
+            sum(worker.events for worker in workers),
+            total,
+            sum(worker.spans for worker in workers),
+            sum(worker.triggers for worker in workers),
+        )
+
+    def _listen(self, finished: Callable[[], bool]) -> None:
+        with selectors.DefaultSelector() as selector:
+            for worker in self.workers.values():
+                if not worker.dead:
+                    assert worker.process.stdout is not None
+                    selector.register(worker.process.stdout, selectors.EVENT_READ, worker)
+            while not finished():
+                for entry, _ in selector.select():
+                    worker = entry.data
+                    if not worker.read():
+                        selector.unregister(entry.fileobj)
+                        if not worker.dead:
+                            raise ReplayError(
+                                f"the writer of {worker.pod} ended with status {worker.process.wait()}"
+                            )
+
+    def _settle(self) -> None:
+        """Until each trace that any node triggered has a verdict that is not open any more."""
+        deadline_s = time.monotonic() + _SETTLE_TIMEOUT_S
+        steady: tuple[int, list[str]] | None = None
+        while True:
+            listing = self.traces()
+            verdicts = [
+                f"{trace['trace_id']} {trace['verdict']['kind']} {trace['verdict']['version']}"
+                for trace in listing
+            ]
+            fired = sum(self.node_status(pod)["triggers_unreported"] for pod in self.nodes)
+            is_open = any(trace["verdict"]["kind"] in _OPEN_VERDICTS for trace in listing)
+            if fired == 0 and not is_open and steady == (fired, verdicts):
+                return
+            steady = (fired, verdicts)
+            if time.monotonic() > deadline_s:
+                self.on_step("some verdicts are still open; going on without them")
+                return
+            select_nothing = selectors.DefaultSelector()
+            with select_nothing:
+                select_nothing.select(_SETTLE_POLL_S)
+
+    # ------------------------------------------------------------- faults
+
+    def kill_writer(self, pod: str) -> None:
+        """``kill -9`` a pod's writer; the others are told, as their connections would tell them."""
+        worker = self.workers[pod]
+        worker.dead = True
+        worker.process.kill()
+        worker.process.wait()
+        for other in self.workers.values():
+            if not other.dead:
+                other.say(f"dead {pod}")
+
+    # ------------------------------------------------------------ looking
+
+    def traces(self) -> list[dict[str, Any]]:
+        """What ``backsightctl traces --json`` prints."""
+        return [json.loads(line) for line in self.coordinator.ctl("traces", "--json").splitlines()]
+
+    def node_status(self, pod: str) -> dict[str, Any]:
+        """What ``backsightctl status`` prints of one node."""
+        node = self.nodes[pod]
+        output = subprocess.run(
+            [PYTHON, "-m", "ctl", "--node", str(node.socket_path), "status", "--json"],
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        status: dict[str, Any] = json.loads(output)
+        return status
+
+    def bytes_left(self) -> int:
+        return sum(payload_bytes_sent(node.host.namespace) for node in self.nodes.values())
+
+    def judge(self) -> Result:
+        """Write down what was collected, and let the independent checker judge it."""
+        self.on_step("asking the independent checker")
+        bytes_left = self.bytes_left()
+        bytes_generated = sum(
+            self.node_status(pod)["dataplane"]["payload_bytes"] for pod in self.nodes
+        )
+        listing = self.traces()
+        shutil.rmtree(self.captured, ignore_errors=True)
+        self.captured.mkdir(parents=True)
+        (self.captured / "traces.jsonl").write_text(
+            "".join(json.dumps(trace) + "\n" for trace in listing)
+        )
+        for trace in listing:
+            trace_id = trace["trace_id"]
+            (self.captured / f"{trace_id}.json").write_text(
+                self.coordinator.ctl("show", trace_id, "--json")
+            )
+        checked = check(self.recording.path, self.captured)
+        verdicts, reasons = verdict_counts(listing)
+        triggers: dict[str, int] = {}
+        for trace in listing:
+            for trigger in trace["triggers"]:
+                triggers[trigger["name"]] = triggers.get(trigger["name"], 0) + 1
+        return Result(
+            file=self.recording.name,
+            nodes=len(self.nodes),
+            speed=self.speed,
+            requests=checked["requests"],
+            spans=checked["spans"],
+            bytes_generated=bytes_generated,
+            bytes_left=bytes_left,
+            triggers=triggers,
+            collected=checked["collected"],
+            verdicts=verdicts,
+            reasons=reasons,
+            selected=checked["selected"],
+            selected_share=checked["selected_share"],
+            recall=checked["recall"],
+            coherent_by_checker=checked["coherent_by_checker"],
+            false_coherent=checked["false_coherent"],
+            checker_ok=checked["ok"],
+            checker_failures=checked["failures"],
+        )
+
+
+def check(recording: Path, captured: Path, *options: str) -> dict[str, Any]:
+    """What the independent checker says, as a program of its own."""
+    done = subprocess.run(
+        [
+            PYTHON, "-m", "tests.checker",
+            "--file", str(recording), "--captured", str(captured), "--json", *options,
+        ],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
+    )  # fmt: skip
+    if done.returncode not in (0, 1):
+        raise ReplayError(
+            f"the checker could not read what was captured (status {done.returncode})"
+        )
+    judged: dict[str, Any] = json.loads(done.stdout)
+    return judged
+
+
+@contextlib.contextmanager
+def progress_bar() -> Iterator[Callable[[Progress], None]]:
+    """A bar on the terminal; a line now and then where there is none."""
+    is_terminal = sys.stderr.isatty()
+    width = 40
+    last_percent = -1
+
+    def draw(progress: Progress) -> None:
+        nonlocal last_percent
+        percent = 100 * progress.events // max(progress.events_total, 1)
+        text = f"{percent:3d} %  {progress.spans:,} spans, {progress.triggers} triggers"
+        if is_terminal:
+            done = width * percent // 100
+            sys.stderr.write(f"\r  [{'#' * done}{'.' * (width - done)}] {text} ")
+            sys.stderr.flush()
+        elif percent // 20 != last_percent // 20:
+            sys.stderr.write(f"  {text}\n")
+        last_percent = percent
+
+    yield draw
+    if is_terminal:
+        sys.stderr.write("\n")
