@@ -1,0 +1,664 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The embedded store: SQLite, in the core's own terms (coordinator.core.records).
+
+One thread writes. It takes all that has come in since its last transaction,
+puts it into one, and commits with ``synchronous=FULL``: a token is durable
+when the disk says so. Readers have connections of their own, and see whole
+transactions (WAL).
+
+Bounded by bytes and by age: the oldest traces go first, but never one that is
+still in assembly (not released), for its nodes wait for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sqlite3
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self, assert_never
+
+from coordinator.core.clock import ClockOffset
+from coordinator.core.records import (
+    AppendSlice,
+    PutAbandoned,
+    PutNode,
+    PutReleased,
+    PutStatus,
+    PutTrigger,
+    PutVerdict,
+    Record,
+    StoredSlice,
+    StoredTrace,
+    Write,
+)
+from coordinator.core.verdict import Reason, ReasonKind, Verdict, VerdictKind
+from protocol.messages import (
+    CHUNK_BYTES_MAX,
+    Group,
+    NodeId,
+    SliceFlags,
+    SliceStatus,
+    Source,
+    TraceId,
+    TriggerFired,
+)
+
+SCHEMA_VERSION = 1
+
+# "BSGT", so that `file` and we can tell a store from any other database.
+_APPLICATION_ID = 0x42534754
+
+_SCHEMA = f"""
+CREATE TABLE nodes (
+    node TEXT PRIMARY KEY,
+    addresses TEXT NOT NULL             -- JSON list
+) WITHOUT ROWID;
+
+-- A row for each trace of which anything is stored.
+CREATE TABLE traces (
+    trace BLOB PRIMARY KEY,
+    stored_ns INTEGER NOT NULL,         -- Unix time of its first write
+    released INTEGER NOT NULL DEFAULT 0,
+    verdict TEXT,                       -- kind; NULL before the first
+    verdict_version INTEGER,
+    verdict_rest TEXT                   -- JSON object, see _verdict_rest()
+) WITHOUT ROWID;
+CREATE INDEX traces_by_age ON traces (released, stored_ns);
+
+CREATE TABLE triggers (
+    name TEXT NOT NULL,
+    primary_trace BLOB NOT NULL,
+    node TEXT NOT NULL,
+    laterals BLOB NOT NULL,             -- 16 bytes each
+    why TEXT NOT NULL,
+    source INTEGER NOT NULL,
+    fired_at_ns INTEGER NOT NULL,
+    suppressed INTEGER NOT NULL,
+    PRIMARY KEY (name, primary_trace, node)
+) WITHOUT ROWID;
+CREATE INDEX triggers_by_primary ON triggers (primary_trace);
+
+-- Which groups a trace belongs to, as primary or lateral.
+CREATE TABLE members (
+    trace BLOB NOT NULL,
+    name TEXT NOT NULL,
+    primary_trace BLOB NOT NULL,
+    PRIMARY KEY (trace, name, primary_trace)
+) WITHOUT ROWID;
+
+CREATE TABLE abandoned (
+    name TEXT NOT NULL,
+    primary_trace BLOB NOT NULL,
+    node TEXT NOT NULL,
+    PRIMARY KEY (name, primary_trace)
+) WITHOUT ROWID;
+
+CREATE TABLE slices (
+    trace BLOB NOT NULL,
+    node TEXT NOT NULL,
+    bytes INTEGER NOT NULL DEFAULT 0,   -- stored in chunks
+    held INTEGER,                       -- NULL before the first status
+    flags INTEGER,
+    status_bytes INTEGER,
+    open_handles INTEGER,
+    crumbs BLOB,                        -- 8 bytes each, little-endian
+    clock_offset_ns INTEGER,
+    clock_error_ns INTEGER,
+    PRIMARY KEY (trace, node)
+) WITHOUT ROWID;
+
+-- With rowids: blobs do not belong into an index.
+CREATE TABLE chunks (
+    trace BLOB NOT NULL,
+    node TEXT NOT NULL,
+    offset INTEGER NOT NULL,
+    data BLOB NOT NULL,                 -- zlib
+    UNIQUE (trace, node, offset)
+);
+
+PRAGMA application_id = {_APPLICATION_ID};
+PRAGMA user_version = {SCHEMA_VERSION};
+"""
+
+# After a failed write (a full disk) the same batch is tried again: nothing is
+# lost, since nothing of it was acknowledged.
+_RETRY_S = 1.0
+
+# Over its bound the store frees this part of it, so that it does not delete a
+# trace at each commit.
+_HEADROOM = 0.05
+
+# Deleted in one transaction, which delays the durability of what waits.
+_DELETE_AT_ONCE = 64
+
+# Age is checked at most so often.
+_AGE_CHECK_S = 60.0
+
+
+class StoreError(Exception):
+    """The store cannot be used, and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreLimits:
+    """How much is kept, for how long."""
+
+    bytes_max: int
+    age_max_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class TraceRow:
+    """What is stored of a trace, but for its slices.
+
+    ``triggers`` are those of all groups that it belongs to, as primary or as
+    lateral; ``verdict`` is None before the first.
+    """
+
+    trace: TraceId
+    triggers: tuple[PutTrigger, ...]
+    verdict: Verdict | None
+
+
+@dataclass(frozen=True, slots=True)
+class SliceRow:
+    """A slice with its bytes, and how its node's clock stood."""
+
+    node: str
+    status: SliceStatus | None
+    clock: ClockOffset | None
+    data: bytes
+
+
+def _connect(path: Path, *, writable: bool) -> sqlite3.Connection:
+    mode = "rwc" if writable else "ro"
+    # Transactions are ours to begin; threads hand connections on, one at a time.
+    connection = sqlite3.connect(
+        f"{path.absolute().as_uri()}?mode={mode}",
+        uri=True,
+        isolation_level=None,
+        check_same_thread=False,
+    )
+    connection.execute("PRAGMA busy_timeout = 10000")
+    return connection
+
+
+def _open(path: Path) -> sqlite3.Connection:
+    try:
+        connection = _connect(path, writable=True)
+    except sqlite3.Error as error:
+        raise StoreError(f"{path}: cannot be opened: {error}") from error
+    try:
+        (version,) = connection.execute("PRAGMA user_version").fetchone()
+        (application,) = connection.execute("PRAGMA application_id").fetchone()
+        (tables,) = connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
+        if tables == 0:
+            connection.executescript(f"BEGIN EXCLUSIVE; {_SCHEMA} COMMIT;")
+        elif application != _APPLICATION_ID:
+            raise StoreError(f"{path}: is a database, but not a store of Backsight")
+        elif version != SCHEMA_VERSION:
+            raise StoreError(
+                f"{path}: has schema {version}, this coordinator knows {SCHEMA_VERSION};"
+                " give it another file, or run the version that wrote this one"
+            )
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = FULL")
+    except sqlite3.Error as error:
+        connection.close()
+        raise StoreError(f"{path}: cannot be used: {error}") from error
+    except StoreError:
+        connection.close()
+        raise
+    return connection
+
+
+class Store:
+    """The writing side. ``on_durable`` is called in the writer's thread.
+
+    A with block starts the thread; its end writes what is queued and stops it.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        limits: StoreLimits,
+        on_durable: Callable[[int], None],
+        log: Callable[[str], None],
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._path = path
+        self._limits = limits
+        self._on_durable = on_durable
+        self._log = log
+        self._clock = clock
+        self._connection = _open(path)
+        self._changed = threading.Condition()
+        self._queue: list[Write] = []
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name="store")
+        self._age_checked_s = 0.0
+        self.deleted = 0
+        """Traces deleted for the bounds, since start."""
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+        if self._thread.ident is not None:
+            self._thread.join()
+        self._connection.close()
+
+    def submit(self, writes: Sequence[Write]) -> None:
+        """Queue writes; on_durable tells when they are."""
+        with self._changed:
+            self._queue.extend(writes)
+            self._changed.notify()
+
+    # -------------------------------------------------------- writer's thread
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while not self._queue and not self._closing:
+                    self._changed.wait()
+                if not self._queue:
+                    return
+                batch, self._queue = self._queue, []
+            while not self._commit(batch):
+                with self._changed:
+                    if self._closing:
+                        return
+                    self._changed.wait(_RETRY_S)
+            self._on_durable(batch[-1].token)
+            try:
+                self._enforce_limits()
+            except sqlite3.Error as error:
+                self._log(f"{self._path}: cannot delete old traces: {error}")
+
+    def _commit(self, batch: Sequence[Write]) -> bool:
+        try:
+            with self._transaction():
+                for write in batch:
+                    self._apply(write.record)
+        except sqlite3.Error as error:
+            self._log(
+                f"{self._path}: cannot write, will try again: {error}."
+                " Nodes keep what is not durable here."
+            )
+            return False
+        return True
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[None]:
+        self._connection.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+            self._connection.execute("COMMIT")
+        except BaseException:
+            if self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
+            raise
+
+    def _apply(self, record: Record) -> None:
+        execute = self._connection.execute
+        match record:
+            case PutNode():
+                execute(
+                    "INSERT OR REPLACE INTO nodes VALUES (?, ?)",
+                    (record.node, json.dumps(record.addresses)),
+                )
+            case PutTrigger():
+                self._put_trigger(record)
+            case PutAbandoned():
+                self._touch(record.group.primary)
+                execute(
+                    "INSERT OR IGNORE INTO abandoned VALUES (?, ?, ?)",
+                    (record.group.trigger, record.group.primary, record.node),
+                )
+            case PutStatus():
+                self._put_status(record)
+            case AppendSlice():
+                self._append(record)
+            case PutVerdict():
+                self._touch(record.trace)
+                verdict = record.verdict
+                execute(
+                    "UPDATE traces SET verdict = ?, verdict_version = ?, verdict_rest = ?"
+                    " WHERE trace = ? AND coalesce(verdict_version, -1) < ?",
+                    (
+                        str(verdict.kind),
+                        verdict.version,
+                        _verdict_rest(verdict),
+                        record.trace,
+                        verdict.version,
+                    ),
+                )
+            case PutReleased():
+                self._touch(record.trace)
+                execute("UPDATE traces SET released = 1 WHERE trace = ?", (record.trace,))
+            case _:
+                assert_never(record)
+
+    def _touch(self, trace: TraceId) -> None:
+        self._connection.execute(
+            "INSERT OR IGNORE INTO traces (trace, stored_ns) VALUES (?, ?)",
+            (trace, int(self._clock() * 1e9)),
+        )
+
+    def _put_trigger(self, record: PutTrigger) -> None:
+        fired = record.fired
+        group = fired.group
+        self._connection.execute(
+            "INSERT OR REPLACE INTO triggers VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            (
+                group.trigger,
+                group.primary,
+                record.node,
+                b"".join(fired.laterals),
+                fired.why,
+                int(fired.source),
+                fired.fired_at_ns,
+                fired.suppressed,
+            ),
+        )
+        for trace in (group.primary, *fired.laterals):
+            self._touch(trace)
+            self._connection.execute(
+                "INSERT OR IGNORE INTO members VALUES (?, ?, ?)",
+                (trace, group.trigger, group.primary),
+            )
+
+    def _slice(self, trace: TraceId, node: str) -> None:
+        self._touch(trace)
+        self._connection.execute(
+            "INSERT OR IGNORE INTO slices (trace, node) VALUES (?, ?)", (trace, node)
+        )
+
+    def _put_status(self, record: PutStatus) -> None:
+        status, clock = record.status, record.clock
+        self._slice(status.trace, record.node)
+        self._connection.execute(
+            "UPDATE slices SET held = ?, flags = ?, status_bytes = ?, open_handles = ?,"
+            " crumbs = ?, clock_offset_ns = ?, clock_error_ns = ? WHERE trace = ? AND node = ?",
+            (
+                int(status.held),
+                int(status.flags),
+                status.bytes,
+                status.open_handles,
+                b"".join(crumb.to_bytes(8, "little") for crumb in status.crumbs),
+                clock.offset_ns if clock else None,
+                clock.error_ns if clock else None,
+                status.trace,
+                record.node,
+            ),
+        )
+
+    def _append(self, record: AppendSlice) -> None:
+        self._slice(record.trace, record.node)
+        key = (record.trace, record.node)
+        (stored,) = self._connection.execute(
+            "SELECT bytes FROM slices WHERE trace = ? AND node = ?", key
+        ).fetchone()
+        if record.offset > stored:
+            # Impossible by the core's order of writes; a hole would be believed.
+            raise sqlite3.IntegrityError(
+                f"slice {record.trace.hex()} of {record.node}: bytes at {record.offset},"
+                f" stored are {stored}"
+            )
+        data = record.data[stored - record.offset :]
+        if not data:
+            return
+        self._connection.execute(
+            "INSERT INTO chunks (trace, node, offset, data) VALUES (?, ?, ?, ?)",
+            (*key, stored, zlib.compress(data)),
+        )
+        self._connection.execute(
+            "UPDATE slices SET bytes = ? WHERE trace = ? AND node = ?", (stored + len(data), *key)
+        )
+
+    # ----------------------------------------------------------------- bounds
+
+    def used_bytes(self) -> int:
+        """Bytes of the database file that hold something."""
+        (pages,) = self._connection.execute("PRAGMA page_count").fetchone()
+        (free,) = self._connection.execute("PRAGMA freelist_count").fetchone()
+        (page_bytes,) = self._connection.execute("PRAGMA page_size").fetchone()
+        return int((pages - free) * page_bytes)
+
+    def _enforce_limits(self) -> None:
+        now_s = self._clock()
+        if now_s - self._age_checked_s >= _AGE_CHECK_S or now_s < self._age_checked_s:
+            self._age_checked_s = now_s
+            before_ns = int((now_s - self._limits.age_max_s) * 1e9)
+            while self._delete_oldest(before_ns, _DELETE_AT_ONCE):
+                pass
+        if self.used_bytes() <= self._limits.bytes_max:
+            return
+        target = int(self._limits.bytes_max * (1 - _HEADROOM))
+        while self.used_bytes() > target and self._delete_oldest(None, 1):
+            pass
+
+    def _delete_oldest(self, before_ns: int | None, count: int) -> bool:
+        """Delete the oldest released traces; whether there were any."""
+        with self._transaction():
+            traces = self._connection.execute(
+                "SELECT trace FROM traces WHERE released = 1 AND stored_ns < ?"
+                " ORDER BY stored_ns, trace LIMIT ?",
+                ((1 << 63) - 1 if before_ns is None else before_ns, count),
+            ).fetchall()
+            for key in traces:
+                for statement in (
+                    "DELETE FROM chunks WHERE trace = ?",
+                    "DELETE FROM slices WHERE trace = ?",
+                    "DELETE FROM members WHERE trace = ?",
+                    "DELETE FROM abandoned WHERE primary_trace = ?",
+                    "DELETE FROM traces WHERE trace = ?",
+                ):
+                    self._connection.execute(statement, key)
+            # A firing goes with the last trace of its group.
+            self._connection.execute(
+                "DELETE FROM triggers WHERE NOT EXISTS (SELECT 1 FROM members"
+                " WHERE members.name = triggers.name"
+                " AND members.primary_trace = triggers.primary_trace)"
+            )
+        self.deleted += len(traces)
+        return bool(traces)
+
+    # --------------------------------------------------------------- recovery
+
+    def recover_nodes(self) -> list[PutNode]:
+        """All nodes that were ever connected. Before the first submit() only."""
+        rows = self._connection.execute("SELECT node, addresses FROM nodes ORDER BY node")
+        return [PutNode(node, tuple(json.loads(addresses))) for node, addresses in rows]
+
+    def recover_traces(self, released_max: int) -> Iterator[StoredTrace]:
+        """All traces in assembly, and the last released ones. Before the first submit() only.
+
+        The chunks of a trace are read when they are asked for.
+        """
+        rows = self._connection.execute(
+            "SELECT trace, released FROM traces WHERE released = 0 UNION ALL SELECT * FROM"
+            " (SELECT trace, released FROM traces WHERE released = 1"
+            " ORDER BY stored_ns DESC LIMIT ?)",
+            (released_max,),
+        ).fetchall()
+        for trace, released in rows:
+            abandoned = self._connection.execute(
+                "SELECT name, node FROM abandoned WHERE primary_trace = ? ORDER BY name", (trace,)
+            )
+            yield StoredTrace(
+                TraceId(trace),
+                tuple(
+                    trigger
+                    for trigger in _triggers(self._connection, trace)
+                    if trigger.fired.group.primary == trace
+                ),
+                tuple(PutAbandoned(Group(name, TraceId(trace)), node) for name, node in abandoned),
+                tuple(self._recover_slices(trace, bool(released))),
+                _verdict(self._connection, trace),
+                bool(released),
+            )
+
+    def _recover_slices(self, trace: bytes, released: bool) -> Iterator[StoredSlice]:
+        for node, stored, status, _ in _slices(self._connection, trace):
+            chunks = () if released else _Chunks(self._connection, trace, node)
+            yield StoredSlice(node, status, stored, chunks)
+
+
+class _Chunks(Iterable[bytes]):
+    """A slice's bytes, one stored chunk after the other."""
+
+    def __init__(self, connection: sqlite3.Connection, trace: bytes, node: str) -> None:
+        self._connection = connection
+        self._key = (trace, node)
+
+    def __iter__(self) -> Iterator[bytes]:
+        rows = self._connection.execute(
+            "SELECT data FROM chunks WHERE trace = ? AND node = ? ORDER BY offset", self._key
+        )
+        for (data,) in rows:
+            yield zlib.decompress(data, bufsize=CHUNK_BYTES_MAX)
+
+
+def _triggers(connection: sqlite3.Connection, trace: bytes) -> tuple[PutTrigger, ...]:
+    """The firings of all groups that a trace belongs to, in the order in which they fired."""
+    rows = connection.execute(
+        "SELECT t.name, t.primary_trace, t.node, laterals, why, source, fired_at_ns, suppressed"
+        " FROM members AS m JOIN triggers AS t ON t.name = m.name"
+        " AND t.primary_trace = m.primary_trace WHERE m.trace = ?"
+        " ORDER BY fired_at_ns, t.node, t.name",
+        (trace,),
+    )
+    return tuple(
+        PutTrigger(
+            node,
+            TriggerFired(
+                Group(name, TraceId(primary)),
+                tuple(TraceId(laterals[i : i + 16]) for i in range(0, len(laterals), 16)),
+                why,
+                Source(source),
+                fired_at_ns,
+                suppressed,
+            ),
+        )
+        for name, primary, node, laterals, why, source, fired_at_ns, suppressed in rows
+    )
+
+
+def _verdict_rest(verdict: Verdict) -> str:
+    """All of a verdict but for what has a column of its own."""
+    return json.dumps(
+        {
+            "reasons": [(reason.kind, reason.node, reason.detail) for reason in verdict.reasons],
+            "nodes": verdict.nodes,
+            "bytes": verdict.bytes,
+            "span_count": verdict.span_count,
+            "start_ns": verdict.start_ns,
+            "end_ns": verdict.end_ns,
+        }
+    )
+
+
+def _verdict(connection: sqlite3.Connection, trace: bytes) -> Verdict | None:
+    row = connection.execute(
+        "SELECT verdict, verdict_version, verdict_rest FROM traces WHERE trace = ?", (trace,)
+    ).fetchone()
+    if row is None or row[0] is None:
+        return None
+    kind, version, rest = row
+    said = json.loads(rest)
+    return Verdict(
+        version,
+        VerdictKind(kind),
+        tuple(Reason(ReasonKind(k), node, detail) for k, node, detail in said["reasons"]),
+        tuple(said["nodes"]),
+        said["bytes"],
+        said["span_count"],
+        said["start_ns"],
+        said["end_ns"],
+    )
+
+
+def _slices(
+    connection: sqlite3.Connection, trace: bytes
+) -> Iterator[tuple[str, int, SliceStatus | None, ClockOffset | None]]:
+    rows = connection.execute(
+        "SELECT node, bytes, held, flags, status_bytes, open_handles, crumbs, clock_offset_ns,"
+        " clock_error_ns FROM slices WHERE trace = ? ORDER BY node",
+        (trace,),
+    ).fetchall()
+    for node, stored, held, flags, status_bytes, open_handles, crumbs, offset, error in rows:
+        status = None
+        if held is not None:
+            status = SliceStatus(
+                TraceId(trace),
+                bool(held),
+                SliceFlags(flags),
+                status_bytes,
+                open_handles,
+                tuple(
+                    NodeId(int.from_bytes(crumbs[i : i + 8], "little"))
+                    for i in range(0, len(crumbs), 8)
+                ),
+            )
+        yield node, stored, status, None if offset is None else ClockOffset(offset, error)
+
+
+class StoreReader:
+    """The reading side, for queries; one thread at a time."""
+
+    def __init__(self, path: Path) -> None:
+        self._connection = _connect(path, writable=False)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._connection.close()
+
+    def list_traces(self, limit: int, trigger: str, verdict: str) -> list[TraceId]:
+        """Ids, newest first; limit 0: all. trigger and verdict: "" or only those."""
+        rows = self._connection.execute(
+            "SELECT trace FROM traces WHERE (:verdict = '' OR verdict = :verdict)"
+            " AND (:trigger = '' OR EXISTS (SELECT 1 FROM members"
+            "   WHERE members.trace = traces.trace AND members.name = :trigger))"
+            " ORDER BY stored_ns DESC, trace LIMIT :limit",
+            {"verdict": verdict, "trigger": trigger, "limit": limit or -1},
+        )
+        return [TraceId(trace) for (trace,) in rows]
+
+    def trace(self, trace: TraceId) -> TraceRow | None:
+        """One trace, None if nothing is stored of it."""
+        row = self._connection.execute("SELECT 1 FROM traces WHERE trace = ?", (trace,)).fetchone()
+        if row is None:
+            return None
+        return TraceRow(
+            trace, _triggers(self._connection, trace), _verdict(self._connection, trace)
+        )
+
+    def slices(self, trace: TraceId) -> Iterator[SliceRow]:
+        """The slices of a trace with their bytes, by node name."""
+        for node, _, status, clock in _slices(self._connection, trace):
+            data = b"".join(_Chunks(self._connection, trace, node))
+            yield SliceRow(node, status, clock, data)

@@ -1,0 +1,411 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What was durable is there again, and the bounds take the oldest that nobody waits for."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from coordinator.core.clock import ClockOffset
+from coordinator.core.records import (
+    AppendSlice,
+    PutAbandoned,
+    PutNode,
+    PutReleased,
+    PutStatus,
+    PutTrigger,
+    PutVerdict,
+    Record,
+    StoredTrace,
+    Write,
+)
+from coordinator.core.verdict import Reason, ReasonKind, Verdict, VerdictKind
+from coordinator.store import (
+    SliceRow,
+    Store,
+    StoreError,
+    StoreLimits,
+    StoreReader,
+    TraceRow,
+)
+from protocol.messages import (
+    Group,
+    NodeId,
+    SliceFlags,
+    SliceStatus,
+    Source,
+    TraceId,
+    TriggerFired,
+)
+
+ROOMY = StoreLimits(bytes_max=1 << 40, age_max_s=1e9)
+
+
+def trace_id(number: int) -> TraceId:
+    return TraceId(number.to_bytes(16, "big"))
+
+
+T1, T2, T3 = trace_id(1), trace_id(2), trace_id(3)
+FIRED = TriggerFired(Group("latency", T1), (T2,), "p99 is 3 ms", Source.KERNEL, 1234, 5)
+STATUS = SliceStatus(
+    T1, True, SliceFlags.LOSSY, 300, 2, (NodeId(1), NodeId((1 << 64) - 1), NodeId(0))
+)
+VERDICT = Verdict(
+    3,
+    VerdictKind.PARTIAL,
+    (Reason(ReasonKind.NO_ANSWER, "b", 'did not say "here"'),),
+    ("a", "b"),
+    300,
+    2,
+    1000,
+    2000,
+)
+
+
+class Clock:
+    """Unix time that a test sets."""
+
+    def __init__(self) -> None:
+        self.now_s = 1_000_000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+class Driver:
+    """A store, the tokens that it called durable, and what it logged."""
+
+    def __init__(self, path: Path, limits: StoreLimits, clock: Clock) -> None:
+        self.durable: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self.log: list[str] = []
+        self.store = Store(path, limits, self.durable.put, self.log.append, clock)
+        self.token = 0
+
+    def write(self, *records: Record) -> None:
+        """Write, and wait until it is durable."""
+        writes = []
+        for record in records:
+            self.token += 1
+            writes.append(Write(self.token, record))
+        self.store.submit(writes)
+        while self.durable.get() < self.token:
+            pass
+
+
+@contextlib.contextmanager
+def driver(path: Path, limits: StoreLimits = ROOMY, clock: Clock | None = None) -> Iterator[Driver]:
+    here = Driver(path, limits, clock or Clock())
+    with here.store:
+        yield here
+    assert here.log == []
+
+
+def recovered(path: Path, released_max: int = 100) -> dict[TraceId, StoredTrace]:
+    with driver(path) as here:
+        return {
+            trace.trace: replace(
+                trace,
+                slices=tuple(replace(part, chunks=tuple(part.chunks)) for part in trace.slices),
+            )
+            for trace in here.store.recover_traces(released_max)
+        }
+
+
+def test_a_query_sees_what_was_written(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    with driver(path) as here:
+        clock = ClockOffset(-7, 3)
+        here.write(
+            PutTrigger("a", FIRED),
+            PutStatus("a", STATUS, clock),
+            AppendSlice(T1, "a", 0, b"abc"),
+            AppendSlice(T1, "a", 3, b"def"),
+            AppendSlice(T1, "b", 0, b"xyz"),
+            PutVerdict(T1, VERDICT),
+        )
+        with StoreReader(path) as reader:
+            fired = (PutTrigger("a", FIRED),)
+            assert reader.trace(T1) == TraceRow(T1, fired, VERDICT)
+            assert reader.trace(T2) == TraceRow(T2, fired, None)
+            assert reader.trace(T3) is None
+            assert list(reader.slices(T1)) == [
+                SliceRow("a", STATUS, clock, b"abcdef"),
+                SliceRow("b", None, None, b"xyz"),
+            ]
+            assert list(reader.slices(T3)) == []
+
+
+def test_listing_selects_and_goes_from_new_to_old(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    clock = Clock()
+    with driver(path, clock=clock) as here:
+        for number, kind in enumerate((VerdictKind.COHERENT, VerdictKind.LOSSY, None), start=1):
+            clock.now_s += 1
+            trace = trace_id(number)
+            name = "odd" if number % 2 else "even"
+            here.write(PutTrigger("a", replace(FIRED, group=Group(name, trace), laterals=())))
+            if kind is not None:
+                here.write(PutVerdict(trace, replace(VERDICT, kind=kind)))
+        with StoreReader(path) as reader:
+            assert reader.list_traces(0, "", "") == [T3, T2, T1]
+            assert reader.list_traces(2, "", "") == [T3, T2]
+            assert reader.list_traces(0, "odd", "") == [T3, T1]
+            assert reader.list_traces(0, "", "lossy") == [T2]
+            assert reader.list_traces(0, "odd", "lossy") == []
+
+
+def test_everything_is_recovered(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    abandoned = PutAbandoned(FIRED.group, "b")
+    with driver(path) as here:
+        here.write(
+            PutNode("a", ("10.0.0.1", "fe80::1")),
+            PutNode("b", ()),
+            PutNode("a", ("10.0.0.2",)),
+            PutTrigger("a", FIRED),
+            PutTrigger("b", FIRED),
+            abandoned,
+            PutStatus("a", STATUS, None),
+            AppendSlice(T1, "a", 0, b"abc"),
+            AppendSlice(T1, "a", 3, b"def"),
+            PutVerdict(T1, VERDICT),
+            AppendSlice(T3, "c", 0, b"released"),
+            PutReleased(T3),
+        )
+    with driver(path) as here:
+        assert here.store.recover_nodes() == [
+            PutNode("a", ("10.0.0.2",)),
+            PutNode("b", ()),
+        ]
+    traces = recovered(path)
+    assert set(traces) == {T1, T2, T3}
+    one = traces[T1]
+    assert one.triggers == (PutTrigger("a", FIRED), PutTrigger("b", FIRED))
+    assert one.abandoned == (abandoned,)
+    assert one.verdict == VERDICT
+    assert not one.released
+    assert [(s.node, s.status, s.bytes, s.chunks) for s in one.slices] == [
+        ("a", STATUS, 6, (b"abc", b"def"))
+    ]
+    # The group is its primary's; the lateral is known all the same.
+    assert traces[T2] == StoredTrace(T2)
+    assert traces[T3].released
+    assert [(s.node, s.bytes, s.chunks) for s in traces[T3].slices] == [("c", 8, ())]
+
+
+def test_only_the_last_released_are_recovered(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    clock = Clock()
+    with driver(path, clock=clock) as here:
+        for number in range(1, 6):
+            clock.now_s += 1
+            here.write(AppendSlice(trace_id(number), "a", 0, b"x"))
+            if number != 1:
+                here.write(PutReleased(trace_id(number)))
+    assert set(recovered(path, released_max=2)) == {T1, trace_id(4), trace_id(5)}
+
+
+def test_a_verdict_never_goes_back(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    with driver(path) as here:
+        here.write(PutVerdict(T1, replace(VERDICT, version=2)))
+        here.write(PutVerdict(T1, replace(VERDICT, version=1, kind=VerdictKind.COHERENT)))
+        with StoreReader(path) as reader:
+            row = reader.trace(T1)
+            assert row is not None
+            assert row.verdict == replace(VERDICT, version=2)
+
+
+@settings(max_examples=20)
+@given(
+    st.binary(min_size=1, max_size=200),
+    st.lists(st.tuples(st.integers(0, 50), st.integers(0, 80)), max_size=10),
+)
+def test_repeated_and_overlapping_bytes_are_stored_once(
+    tmp_path_factory: pytest.TempPathFactory, content: bytes, steps: list[tuple[int, int]]
+) -> None:
+    path = tmp_path_factory.mktemp("store") / "store.db"
+    have = 0
+    with driver(path) as here:
+        for back, size in [*steps, (0, len(content))]:
+            start = max(0, have - back)
+            here.write(AppendSlice(T1, "a", start, content[start : start + size]))
+            have = max(have, min(start + size, len(content)))
+        with StoreReader(path) as reader:
+            assert [row.data for row in reader.slices(T1)] == [content]
+
+
+def test_a_hole_is_never_stored(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    here = Driver(path, ROOMY, Clock())
+    logged: queue.SimpleQueue[str] = queue.SimpleQueue()
+    here.store._log = logged.put
+    with here.store:
+        here.store.submit([Write(1, AppendSlice(T1, "a", 5, b"late"))])
+        assert "bytes at 5, stored are 0" in logged.get()
+    assert here.durable.empty()
+    assert recovered(path) == {}
+
+
+def test_a_failed_batch_is_tried_again_and_nothing_called_durable_before(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    here = Driver(path, ROOMY, Clock())
+    logged: queue.SimpleQueue[str] = queue.SimpleQueue()
+    here.store._log = logged.put
+    with here.store:
+        here.store._connection.execute("PRAGMA max_page_count = 1")  # a full disk
+        here.store.submit([Write(1, AppendSlice(T1, "a", 0, os.urandom(100_000)))])
+        assert "will try again" in logged.get()
+        assert here.durable.empty()
+        here.store._connection.execute("PRAGMA max_page_count = 1000000")
+        assert here.durable.get() == 1
+    assert recovered(path)[T1].slices[0].bytes == 100_000
+
+
+def fill(here: Driver, number: int, size: int = 100_000, *, release: bool = True) -> None:
+    trace = trace_id(number)
+    here.write(
+        PutTrigger("a", replace(FIRED, group=Group("latency", trace), laterals=())),
+        AppendSlice(trace, "a", 0, os.urandom(size)),
+        PutVerdict(trace, VERDICT),
+        *([PutReleased(trace)] if release else []),
+    )
+
+
+def test_bytes_are_bounded_and_the_oldest_go_first(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    clock = Clock()
+    limit = 1_000_000
+    with driver(path, StoreLimits(limit, 1e9), clock) as here:
+        for number in range(1, 101):
+            clock.now_s += 1
+            fill(here, number)
+        clock.now_s += 1
+        fill(here, 101, size=1)  # the bounds are kept after a commit; wait for the last
+    with driver(path) as here, StoreReader(path) as reader:
+        assert here.store.used_bytes() <= limit
+        kept = reader.list_traces(0, "", "")
+        assert kept == [trace_id(number) for number in range(101, 101 - len(kept), -1)]
+        assert 5 <= len(kept) <= 10
+    connection = sqlite3.connect(path)
+    for table in ("triggers", "members", "slices", "traces"):
+        (rows,) = connection.execute(f"SELECT count(*) FROM {table}").fetchone()
+        assert rows == len(kept)
+    connection.close()
+    # What was freed is used again: the file does not grow without end.
+    assert path.stat().st_size < 2 * limit
+
+
+def test_a_trace_in_assembly_is_never_deleted(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    clock = Clock()
+    with driver(path, StoreLimits(500_000, 10.0), clock) as here:
+        fill(here, 1, release=False)
+        for number in range(2, 20):
+            clock.now_s += 100
+            fill(here, number)
+        clock.now_s += 1
+        fill(here, 20, size=1)
+    with StoreReader(path) as reader:
+        kept = reader.list_traces(0, "", "")
+        assert T1 in kept
+        assert T2 not in kept
+    assert recovered(path)[T1].slices[0].bytes == 100_000
+
+
+def test_age_is_bounded(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    clock = Clock()
+    with driver(path, StoreLimits(1 << 40, 3600.0), clock) as here:
+        fill(here, 1, size=10)
+        clock.now_s += 1800
+        fill(here, 2, size=10)
+        clock.now_s += 1801
+        fill(here, 3, size=10)
+        fill(here, 4, size=10)
+        with StoreReader(path) as reader:
+            assert set(reader.list_traces(0, "", "")) == {T2, T3, trace_id(4)}
+
+
+def test_a_lateral_outlives_its_primary_with_its_trigger(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    clock = Clock()
+    with driver(path, StoreLimits(1 << 40, 3600.0), clock) as here:
+        here.write(PutTrigger("a", FIRED), PutReleased(T1))  # T1 is the primary, T2 a lateral
+        clock.now_s += 3601
+        fill(here, 3, size=10)
+        fill(here, 4, size=10)
+        with StoreReader(path) as reader:
+            row = reader.trace(T2)
+            assert row is not None
+            assert row.triggers == (PutTrigger("a", FIRED),)
+            assert reader.trace(T1) is None
+
+
+WRITER = """
+import os, sys
+from pathlib import Path
+from coordinator.core.records import AppendSlice, Write
+from coordinator.store import Store, StoreLimits
+from protocol.messages import TraceId
+with Store(Path(sys.argv[1]), StoreLimits(1 << 40, 1e9), lambda t: print(t, flush=True), print) as s:
+    for n in range(1, 1_000_000):
+        s.submit([Write(n, AppendSlice(TraceId(b"t" * 16), "a", 8 * (n - 1), n.to_bytes(8, "big")))])
+"""
+
+
+def test_what_was_durable_survives_a_killed_coordinator(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    with subprocess.Popen(
+        [sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE, text=True
+    ) as writer:
+        assert writer.stdout is not None
+        durable = 0
+        for line in writer.stdout:
+            if int(line) > 100:
+                writer.send_signal(signal.SIGKILL)
+                durable = int(line)
+                break
+        for line in writer.stdout:
+            if line.endswith("\n"):
+                durable = int(line)
+    (part,) = recovered(path)[TraceId(b"t" * 16)].slices
+    content = b"".join(part.chunks)
+    assert part.bytes == len(content) >= 8 * durable
+    assert content == b"".join(n.to_bytes(8, "big") for n in range(1, len(content) // 8 + 1))
+
+
+def test_files_that_are_no_store_are_refused(tmp_path: Path) -> None:
+    def refusal(path: Path) -> str:
+        with pytest.raises(StoreError) as caught:
+            Store(path, ROOMY, lambda _: None, print)
+        return str(caught.value)
+
+    other = tmp_path / "other.db"
+    connection = sqlite3.connect(other)
+    connection.execute("CREATE TABLE songs (title)")
+    connection.close()
+    assert "not a store of Backsight" in refusal(other)
+    text = tmp_path / "text"
+    text.write_text("no database " * 100)
+    assert "cannot be used: file is not a database" in refusal(text)
+    assert "cannot be opened" in refusal(tmp_path / "absent" / "store.db")
+    newer = tmp_path / "newer.db"
+    with driver(newer):
+        pass
+    connection = sqlite3.connect(newer)
+    connection.execute("PRAGMA user_version = 99")
+    connection.close()
+    assert "has schema 99, this coordinator knows 1" in refusal(newer)
