@@ -9,8 +9,9 @@ other is *idle*, and their number is bounded by ``triggered_max``, oldest first:
   - those of no more use, or never seen here, also end after
     ``triggered_ttl_ns``;
   - those reported in full wait for the coordinator's Release.
-Groups are bounded by the same number; one more costs the oldest firing that has
-lost its traces and was not acknowledged, and else is refused.
+Groups are bounded by the same number. One more costs the oldest firing that has
+lost its traces and was not acknowledged, else the oldest idle trace; when there
+is neither, it is refused.
 """
 
 from __future__ import annotations
@@ -58,16 +59,17 @@ class Holdings:
 
     # ------------------------------------------------------------ taking
 
-    def group(self, group: Group) -> HeldGroup | None:
+    def group(self, group: Group, now_ns: int) -> HeldGroup | None:
         """The group's entry, made where it is new; None when there is no room."""
         held = self.groups.get(group)
         if held is None:
-            if len(self.groups) >= self._config.triggered_max:
-                if not self._traceless:
+            while len(self.groups) >= self._config.triggered_max:
+                if self._traceless:
+                    oldest, _ = self._traceless.popitem(last=False)
+                    self.counters.firings_dropped += 1
+                    del self.groups[oldest]
+                elif not self._drop_oldest_idle(now_ns):
                     return None
-                oldest, _ = self._traceless.popitem(last=False)
-                self.counters.firings_dropped += 1
-                del self.groups[oldest]
             held = self._new_group(group)
         return held
 
@@ -169,9 +171,7 @@ class Holdings:
         while self._expiring and next(iter(self._expiring.values())) <= now_ns:
             self._forget(next(iter(self._expiring)), now_ns)
         while len(self._expiring) + len(self._reported) > self._config.triggered_max:
-            oldest = next(iter(self._expiring or self._reported))
-            self.counters.marks_dropped += 1
-            self._forget(oldest, now_ns)
+            self._drop_oldest_idle(now_ns)
 
     def next_expiry_ns(self) -> int | None:
         return next(iter(self._expiring.values()), None)
@@ -211,6 +211,14 @@ class Holdings:
             self._reported.pop(held.trace, None)
         else:
             self._reported.setdefault(held.trace)
+
+    def _drop_oldest_idle(self, now_ns: int) -> bool:
+        oldest = next(iter(self._expiring or self._reported), None)
+        if oldest is None:
+            return False
+        self.counters.marks_dropped += 1
+        self._forget(oldest, now_ns)
+        return True
 
     def _forget(self, trace: TraceId, now_ns: int) -> None:
         held = self.traces[trace]

@@ -249,7 +249,8 @@ class NodeCore:
             chunks.append(SliceChunk(held.trace, held.sent, data))
             self._credit_bytes -= len(data)
             self._holdings.sent(group, held, len(data), now_ns)
-            if held.unsent_bytes and held.told is not None and held.sent >= held.told.bytes:
+            told = held.told
+            if told is not None and told.bytes < held.slice.bytes and told.bytes <= held.sent:
                 self._statuses_due[held.trace] = None
         return chunks
 
@@ -339,7 +340,7 @@ class NodeCore:
             counters.merged += 1
             return
         known = self._holdings.groups.get(group)
-        held = known or self._holdings.group(group)
+        held = known or self._holdings.group(group, now_ns)
         if held is None:
             self.counters.firings_dropped += 1
             return
@@ -367,7 +368,7 @@ class NodeCore:
         if message.group in self._abandoned:
             self._refuse(message.traces, SliceFlags.ABANDONED)
             return
-        group = self._holdings.group(message.group)
+        group = self._holdings.group(message.group, now_ns)
         if group is None:
             self._refuse(message.traces, SliceFlags.STORE_FULL)
             return

@@ -1,0 +1,448 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The node's core on the model of the data plane, one fact at a time."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from appliance.core.limits import TokenBucket
+from appliance.core.node import NodeConfig, NodeCore, TriggerLimits, TriggerPolicy
+from protocol.hashing import Domain, TraceHash
+from protocol.messages import (
+    Abandoned,
+    ClockProbe,
+    ClockReply,
+    Collect,
+    Drop,
+    Group,
+    Hello,
+    NodeMessage,
+    Refused,
+    Release,
+    SliceAck,
+    SliceFlags,
+    SliceReply,
+    SliceStatus,
+    Source,
+    TraceId,
+    TriggerAck,
+    TriggerFired,
+    Welcome,
+)
+from protocol.slices import Breadcrumb, Data
+from tests.simulation.pool import ClientModel, Handle, PoolConfig, PoolModel
+
+MS = 1_000_000
+S = 1_000_000_000
+REAL_NS = 1_700_000_000 * S
+
+
+def trace(number: int) -> TraceId:
+    return TraceId(number.to_bytes(16, "big"))
+
+
+class Node:
+    """A core and its data plane, driven by hand."""
+
+    def __init__(self, config: NodeConfig | None = None, pool: PoolConfig | None = None) -> None:
+        self.config = config or NodeConfig("n1", ("10.0.0.1",))
+        self.pool = PoolModel(pool or PoolConfig(), self.config.node)
+        self.now_ns = S
+        self.core = self.new_core(1)
+        self.client: ClientModel = self.pool.add_client(100, "service", self.now_ns)
+
+    def new_core(self, incarnation: int) -> NodeCore:
+        return NodeCore(self.config, self.pool, incarnation, self.now_ns, REAL_NS)
+
+    def write(self, number: int, size: int = 100, *, close: bool = True) -> Handle:
+        handle = self.pool.open(self.client, trace(number))
+        self.pool.write(handle, 0, Data(1, bytes(size)), self.now_ns)
+        if close:
+            self.pool.close(handle, 0)
+        return handle
+
+    def fire(self, number: int, name: str = "t", laterals: tuple[int, ...] = ()) -> None:
+        others = tuple(trace(n) for n in laterals)
+        self.pool.trigger(self.client, trace(number), name, self.now_ns, laterals=others)
+        self.poll()
+
+    def poll(self) -> None:
+        self.core.on_dataplane(self.pool.poll(self.now_ns), self.now_ns)
+
+    def connect(self) -> list[NodeMessage]:
+        """Connect, be welcomed; return what follows."""
+        self.core.on_control_connected(self.now_ns)
+        hello = self.take()
+        assert hello == [Hello("n1", hello[0].incarnation, ("10.0.0.1",))]  # type: ignore[union-attr]
+        self.core.on_control(Welcome(7), self.now_ns, self.now_ns + REAL_NS)
+        return self.take()
+
+    def connect_slices(self, credit_bytes: int = 1 << 30) -> None:
+        self.core.on_slices_connected(self.now_ns)
+        self.core.on_slice_reply(SliceReply((), credit_bytes), self.now_ns)
+
+    def take(self) -> list[NodeMessage]:
+        return self.core.take_control(self.now_ns + REAL_NS)
+
+    def hear(self, message: object) -> list[NodeMessage]:
+        self.core.on_control(message, self.now_ns, self.now_ns + REAL_NS)  # type: ignore[arg-type]
+        return self.take()
+
+    def report(self) -> dict[int, int]:
+        """Bytes in the chunks that may go now, by trace number, in their order."""
+        sent: dict[int, int] = {}
+        for chunk in self.core.take_chunks(self.now_ns):
+            number = int.from_bytes(chunk.trace, "big")
+            sent[number] = sent.get(number, 0) + len(chunk.data)
+        return sent
+
+    def ack_all(self) -> None:
+        acks = tuple(SliceAck(s.trace, s.bytes) for s in self.pool.slices())
+        self.core.on_slice_reply(SliceReply(acks), self.now_ns)
+
+
+def test_a_trigger_collects_at_once_and_is_told_until_acknowledged() -> None:
+    node = Node()
+    node.write(1)
+    node.fire(1)
+    assert node.take() == []  # not connected
+    messages = node.connect()
+    fired = TriggerFired(Group("t", trace(1)), (), "", Source.APPLICATION, REAL_NS + node.now_ns, 0)
+    status = messages[1]
+    assert messages[0] == fired
+    assert isinstance(status, SliceStatus) and status.held and status.bytes > 100
+    node.core.on_control_lost(node.now_ns)
+    assert node.connect() == messages
+    assert node.hear(TriggerAck(fired.group)) == []
+    node.core.on_control_lost(node.now_ns)
+    assert node.connect() == [status]
+
+
+def test_nothing_is_said_before_the_welcome_and_a_refusal_is_kept() -> None:
+    node = Node()
+    node.fire(1)
+    node.core.on_control_connected(node.now_ns)
+    assert [type(m) for m in node.take()] == [Hello]
+    assert node.hear(Refused("another n1 lives at 10.0.0.9")) == []
+    assert node.core.refused == "another n1 lives at 10.0.0.9"
+    assert not node.core.wants_slices_connection()
+
+
+def test_limits_are_per_process_first_and_the_suppressed_travel_with_the_next() -> None:
+    limits = TriggerLimits(1, 2, 1, 3)
+    node = Node(NodeConfig("n1", ("10.0.0.1",), limits=limits))
+    for number in range(5):
+        node.fire(number + 1)
+    other = node.pool.add_client(101, "other", node.now_ns)
+    node.client = other
+    node.fire(11)
+    node.fire(12)
+    counters = node.core.counters.triggers["t"]
+    assert (counters.fired, counters.collected) == (7, 3)
+    assert (counters.rate_limited_process, counters.rate_limited_trigger) == (3, 1)
+    fired = [m for m in node.connect() if isinstance(m, TriggerFired)]
+    assert [m.suppressed for m in fired] == [0, 0, 3]
+    node.now_ns += S
+    node.fire(13)
+    assert [m.suppressed for m in node.take() if isinstance(m, TriggerFired)] == [1]
+
+
+def test_remote_triggers_are_never_limited_and_each_trace_is_answered() -> None:
+    node = Node(NodeConfig("n1", ("10.0.0.1",), limits=TriggerLimits(1, 1, 1, 1)))
+    node.write(1)
+    node.connect()
+    for number in range(1, 50):
+        group = Group("t", trace(number))
+        answers = node.hear(Collect(group, (trace(number), trace(1000 + number))))
+        assert [a.trace for a in answers if isinstance(a, SliceStatus)] == [
+            trace(number),
+            trace(1000 + number),
+        ]
+        assert [a.held for a in answers if isinstance(a, SliceStatus)] == [number == 1, False]
+    # Asked again, it answers again.
+    again = node.hear(Collect(Group("t", trace(1)), (trace(1),)))
+    assert len(again) == 1
+
+
+def test_what_is_written_after_the_trigger_is_told_and_reported() -> None:
+    node = Node()
+    handle = node.write(1, close=False)
+    node.fire(1)
+    node.connect()
+    node.connect_slices()
+    first = node.report()[1]
+    node.ack_all()
+    node.pool.write(handle, 0, Breadcrumb(99, "n9"), node.now_ns)  # type: ignore[arg-type]
+    node.poll()
+    (status,) = node.take()
+    assert isinstance(status, SliceStatus)
+    assert status.crumbs == (99,) and status.open_handles == 1
+    assert node.report()[1] == status.bytes - first
+    node.pool.close(handle, 0)
+    node.poll()
+    (status,) = node.take()
+    assert isinstance(status, SliceStatus) and status.open_handles == 0
+
+
+def test_growth_alone_is_told_when_the_rest_is_sent_and_not_too_often() -> None:
+    node = Node()
+    handle = node.write(1, close=False)
+    node.fire(1)
+    node.connect()
+    node.pool.write(handle, 0, Data(1, b"x"), node.now_ns)
+    node.poll()
+    assert node.take() == []  # the coordinator knows that more is to come
+    node.connect_slices()
+    node.report()
+    assert node.take() == []
+    due_ns = node.core.next_wakeup_ns(node.now_ns)
+    assert due_ns == node.now_ns + node.config.status_interval_ns
+    node.now_ns = due_ns
+    node.core.on_tick(node.now_ns)
+    (status,) = node.take()
+    assert isinstance(status, SliceStatus)
+    assert node.take() == []
+
+
+def test_a_new_stream_goes_on_from_what_is_durable() -> None:
+    node = Node(NodeConfig("n1", ("10.0.0.1",), chunk_bytes=64))
+    node.write(1, 1000)
+    node.fire(1)
+    node.connect()
+    assert node.core.wants_slices_connection()
+    node.connect_slices(100)
+    chunks = node.core.take_chunks(node.now_ns)
+    assert [(c.offset, len(c.data)) for c in chunks] == [(0, 64), (64, 36)]
+    node.core.on_slice_reply(SliceReply((SliceAck(trace(1), 40),)), node.now_ns)
+    node.core.on_slices_lost(node.now_ns)
+    assert node.core.take_chunks(node.now_ns) == []
+    node.core.on_slices_connected(node.now_ns)
+    # What the coordinator has beyond is learned before anything is sent.
+    node.core.on_slice_reply(SliceReply((SliceAck(trace(1), 100),), 64), node.now_ns)
+    assert [c.offset for c in node.core.take_chunks(node.now_ns)] == [100]
+
+
+def test_two_groups_hold_a_trace_until_both_let_go() -> None:
+    node = Node()
+    for number in (1, 2, 3):
+        node.write(number)
+    node.fire(1, "a", laterals=(2,))
+    node.fire(3, "b", laterals=(2,))
+    node.connect()
+    node.hear(Drop(Group("a", trace(1))))
+    assert {s.trace for s in node.pool.slices()} == {trace(2), trace(3)}
+    assert SliceFlags.ABANDONED in node.pool.flags_of(trace(1))
+    assert SliceFlags.ABANDONED not in node.pool.flags_of(trace(2))
+    node.hear(Drop(Group("b", trace(3))))
+    assert list(node.pool.slices()) == []
+
+
+def test_a_group_that_was_given_up_stays_given_up() -> None:
+    node = Node()
+    node.write(1)
+    node.connect()
+    group = Group("t", trace(1))
+    node.hear(Drop(group))
+    (answer,) = node.hear(Collect(group, (trace(1),)))
+    assert answer == SliceStatus(trace(1), held=False, flags=SliceFlags.ABANDONED)
+    node.fire(1)
+    assert node.take() == []
+    assert list(node.pool.slices()) == []
+
+
+def test_release_waits_for_news_bytes_and_unknown_groups() -> None:
+    node = Node()
+    node.write(1)
+    node.fire(1, "a")
+    messages = node.connect()
+    node.connect_slices()
+    node.report()
+    assert isinstance(messages[0], TriggerFired)
+    node.hear(TriggerAck(messages[0].group))
+    node.hear(Release(trace(1)))  # nothing is durable yet: not followed
+    assert node.core.wants_slices_connection()
+    node.ack_all()
+    assert not node.core.wants_slices_connection()
+    node.fire(1, "b")
+    node.take()
+    node.hear(Release(trace(1)))  # cannot have known of b
+    (again,) = node.hear(TriggerAck(Group("b", trace(1))))
+    assert isinstance(again, SliceStatus)
+    node.hear(Release(trace(1)))
+    node.core.on_control_lost(node.now_ns)
+    assert node.connect() == []
+    node.now_ns += node.config.triggered_ttl_ns
+    node.core.on_tick(node.now_ns)
+    assert list(node.pool.slices()) == []
+
+
+def test_a_trace_never_seen_is_remembered_for_a_time_and_bounded() -> None:
+    config = NodeConfig("n1", ("10.0.0.1",), triggered_max=10)
+    node = Node(config)
+    node.connect()
+    for number in range(1, 31):
+        node.hear(Collect(Group("t", trace(number)), (trace(number),)))
+    assert len(list(node.pool.slices())) == 10
+    assert node.core.counters.marks_dropped == 20
+    node.write(30)
+    node.poll()
+    (status,) = node.take()
+    assert isinstance(status, SliceStatus) and status.held
+    assert node.core.next_wakeup_ns(node.now_ns) == node.now_ns + config.triggered_ttl_ns
+    node.now_ns += config.triggered_ttl_ns
+    node.core.on_tick(node.now_ns)
+    assert [s.trace for s in node.pool.slices()] == [trace(30)]
+
+
+def test_a_new_daemon_reports_what_the_store_held() -> None:
+    node = Node()
+    for number in (1, 2):
+        node.write(number)
+    node.fire(1, laterals=(2,))
+    node.pool.restart()
+    node.core = node.new_core(2)
+    messages = node.connect()
+    assert isinstance(messages[0], TriggerFired)
+    assert messages[0].group == Group("t", trace(1))
+    assert messages[0].laterals == (trace(2),)
+    assert {m.trace for m in messages[1:] if isinstance(m, SliceStatus)} == {trace(1), trace(2)}
+    node.connect_slices()
+    assert set(node.report()) == {1, 2}
+
+
+def test_overload_gives_up_the_lowest_priority_of_the_greediest_trigger() -> None:
+    config = NodeConfig("n1", ("10.0.0.1",), limits=TriggerLimits(1, 1000, 1, 1000))
+    node = Node(config, PoolConfig(store_bytes=1 << 20))
+    node.connect()
+    for number in range(1, 6):
+        node.write(number, 4000)
+        node.fire(number, "rare")
+    for number in range(100, 400):
+        node.write(number, 4000)
+        node.fire(number, "faulty")
+        node.poll()
+    held = {int.from_bytes(s.trace, "big") for s in node.pool.slices()}
+    assert set(range(1, 6)) <= held
+    gone = [m.group for m in node.take() if isinstance(m, Abandoned)]
+    assert len(gone) == node.core.counters.triggers["faulty"].abandoned > 100
+    # In the order of priority: whatever was given up ranks below whatever is left.
+    node.connect_slices()
+    order = [n for n in node.report() if n >= 100]
+    assert set(order) == {n for n in held if n >= 100}
+    assert len(gone) + len(order) == 300
+    rank = TraceHash(Domain.PRIORITY, config.cluster_seed)
+    ranks = [rank(trace(n)) for n in order]
+    assert ranks == sorted(ranks, reverse=True)
+    assert max(rank(group.primary) for group in gone) < min(ranks)
+
+
+def test_abandonment_is_told_until_the_coordinator_shows_that_it_knows() -> None:
+    config = NodeConfig("n1", ("10.0.0.1",), limits=TriggerLimits(1, 1000, 1, 1000))
+    node = Node(config, PoolConfig(store_bytes=1 << 20))
+    for number in range(1, 300):
+        node.write(number, 4000)
+        node.fire(number)
+    gone = [m.group for m in node.connect() if isinstance(m, Abandoned)]
+    assert gone
+    node.hear(Drop(gone[0]))
+    node.core.on_control_lost(node.now_ns)
+    assert [m.group for m in node.connect() if isinstance(m, Abandoned)] == gone[1:]
+
+
+def test_a_clock_probe_is_answered_with_both_times() -> None:
+    node = Node()
+    node.connect()
+    (reply,) = node.hear(ClockProbe(5))
+    assert reply == ClockReply(5, node.now_ns + REAL_NS, node.now_ns + REAL_NS)
+
+
+def test_more_trigger_names_than_allowed_share_one_entry() -> None:
+    config = NodeConfig("n1", ("10.0.0.1",), trigger_names_max=3, policies={"own": TriggerPolicy()})
+    node = Node(config)
+    for number in range(1, 20):
+        node.fire(number, f"name{number}")
+    node.fire(30, "own")
+    assert set(node.core.counters.triggers) == {"name1", "name2", "name3", "*", "own"}
+    assert node.core.counters.triggers["*"].fired == 16
+
+
+def test_firings_that_lost_their_traces_are_bounded() -> None:
+    node = Node(NodeConfig("n1", ("10.0.0.1",), triggered_max=5))
+    for number in range(1, 50):
+        node.write(number)
+        node.fire(number)
+        node.core.on_control_connected(node.now_ns)
+        node.hear(Welcome(1))
+        node.hear(Drop(Group("t", trace(number))))
+        node.core.on_control_lost(node.now_ns)
+    fired = [m.group.primary for m in node.connect() if isinstance(m, TriggerFired)]
+    assert fired == [trace(n) for n in range(45, 50)]
+    assert node.core.counters.firings_dropped == 44
+
+
+@given(
+    rate=st.integers(1, 1000),
+    burst=st.integers(1, 50),
+    gaps_ns=st.lists(st.integers(0, S), min_size=1, max_size=200),
+)
+def test_a_bucket_admits_no_more_than_rate_and_burst(
+    rate: int, burst: int, gaps_ns: list[int]
+) -> None:
+    bucket = TokenBucket(rate, burst, 0)
+    now_ns = 0
+    taken: list[int] = []
+    for gap_ns in gaps_ns:
+        now_ns += gap_ns
+        if bucket.take(now_ns):
+            taken.append(now_ns)
+        else:
+            # A refusal is due to earlier firings, not to the bucket being unfair.
+            assert taken
+    for i, begin_ns in enumerate(taken):
+        for j in range(i, len(taken)):
+            assert j - i + 1 <= burst + rate * (taken[j] - begin_ns) / S + 1e-6
+
+
+@given(
+    rate=st.integers(1, 10_000),
+    charges=st.lists(st.tuples(st.integers(0, 100_000), st.integers(0, S)), max_size=50),
+)
+def test_a_bucket_in_debt_says_when_it_is_out_of_it(
+    rate: int, charges: list[tuple[int, int]]
+) -> None:
+    bucket = TokenBucket(rate, 1000, 0)
+    now_ns = 0
+    for tokens, gap_ns in charges:
+        now_ns += gap_ns
+        bucket.charge(tokens, now_ns)
+        ready_ns = bucket.ready_ns(now_ns)
+        if ready_ns > now_ns:
+            probe = replace_bucket(bucket)
+            assert probe.ready_ns(ready_ns - 2 * S // rate) > ready_ns - 2 * S // rate
+            now_ns = ready_ns
+            assert bucket.ready_ns(now_ns) == now_ns
+
+
+def replace_bucket(bucket: TokenBucket) -> TokenBucket:
+    """A copy: asking moves a bucket's clock."""
+    copy = TokenBucket(1, 1, 0)
+    for slot in TokenBucket.__slots__:
+        setattr(copy, slot, getattr(bucket, slot))
+    return copy
+
+
+def test_configuration_errors_name_the_value_and_what_is_allowed() -> None:
+    config = NodeConfig("n1")
+    for change, text in (
+        ({"chunk_bytes": 0}, "chunk_bytes is 0; allowed: 1 to 1048576"),
+        ({"abandon_threshold": 1.5}, "abandon_threshold is 1.5; allowed: above 0, up to 1"),
+    ):
+        try:
+            replace(config, **change)
+        except ValueError as error:
+            assert str(error) == text
+        else:
+            raise AssertionError(f"{change} was accepted")
