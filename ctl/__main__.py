@@ -152,7 +152,6 @@ def _parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status."""
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     parser = _parser()
     arguments = parser.parse_args(argv)
     run: Callable[[argparse.Namespace], int] = arguments.run
@@ -166,4 +165,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    # `backsightctl traces | head` ends quietly.
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     sys.exit(main())

@@ -1,0 +1,228 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from pathlib import Path
+from typing import Any
+
+import backsight_pb2 as pb
+import pytest
+
+from appliance.control import ControlServer, Peek, control_path
+from ctl.__main__ import main
+from ctl.coordinator import AskError, NotFound
+from ctl.node import NodeClient
+from ctl.trace import in_tree_order, trace_view
+from ctl.waterfall import waterfall
+from protocol.messages import SliceFlags, TraceId
+from protocol.slices import (
+    PieceKind,
+    Process,
+    RunFlags,
+    SpanEnd,
+    SpanStart,
+    encode_attributes,
+    encode_piece,
+    encode_process,
+    encode_record,
+)
+
+TRACE = TraceId(bytes.fromhex("0af7651916cd43dd8448eb211c80319c"))
+MS = 1_000_000
+
+
+def _slice(*spans: tuple[int, int, str, int, int | None]) -> bytes:
+    """Spans (id, parent, name, start_ms, end_ms) as a process would write them."""
+    records = b""
+    for span_id, parent_id, name, start_ms, _ in spans:
+        records += encode_record(SpanStart(span_id, parent_id, start_ms * MS, 1, name), 0)
+    for span_id, _, _, _, end_ms in spans:
+        if end_ms is not None:
+            attributes = encode_attributes({"pod": "p"})
+            records += encode_record(SpanEnd(span_id, end_ms * MS, 0, "", attributes), 0)
+    return encode_process(1, Process(42, "shop")) + encode_piece(
+        PieceKind.RUN, records, flags=RunFlags.FIRST | RunFlags.LAST, client=1, handle=7
+    )
+
+
+def _detail(**slices: bytes) -> pb.TraceDetail:
+    return pb.TraceDetail(
+        summary=pb.TraceSummary(
+            trace=TRACE,
+            verdict=pb.Verdict(
+                kind="partial",
+                version=3,
+                reasons=[pb.VerdictReason(kind="missing", node="gone", detail="did not answer")],
+            ),
+            triggers=[
+                pb.Trigger(name="latency", why="99 ms", node="front", source=pb.SOURCE_APPLICATION)
+            ],
+            nodes=list(slices),
+        ),
+        slices=[
+            pb.NodeSlice(node=node, bytes=len(data), flags=int(SliceFlags.HELD), data=data)
+            for node, data in slices.items()
+        ],
+    )
+
+
+def test_a_trace_becomes_one_tree_over_its_nodes() -> None:
+    view = trace_view(
+        _detail(
+            back=_slice((2, 1, "query", 20, 60)),
+            front=_slice((1, 0, "GET /", 0, 100), (3, 1, "render", 70, 90)),
+        )
+    )
+    assert [(depth, placed.span.name) for depth, placed in in_tree_order(view.spans)] == [
+        (0, "GET /"),
+        (1, "query"),
+        (1, "render"),
+    ]
+    spans = view.to_json()["spans"]
+    assert [(s["span_id"], s["parent_id"], s["node"], s["service"]) for s in spans] == [
+        ("0" * 15 + "1", "", "front", "shop"),
+        ("0" * 15 + "2", "0" * 15 + "1", "back", "shop"),
+        ("0" * 15 + "3", "0" * 15 + "1", "front", "shop"),
+    ]
+    assert spans[0]["attributes"] == {"pod": "p"}
+    json.dumps(view.to_json())
+
+
+def test_the_waterfall_says_why_and_what_is_missing() -> None:
+    view = trace_view(
+        _detail(
+            front=_slice((1, 0, "GET /", 0, 100), (4, 1, "still running", 50, None)),
+            back=_slice((2, 99, "orphan", 20, 60)),
+        )
+    )
+    lines = list(waterfall(view, width=120))
+    text = "\n".join(lines)
+    assert "partial (version 3)" in lines[0]
+    assert "trigger latency on front: 99 ms" in text
+    assert "missing on gone: did not answer" in text
+    (running,) = [line for line in lines if "still running" in line]
+    assert running.endswith("unfinished") and "?" in running
+    (orphan,) = [line for line in lines if "orphan" in line]
+    assert "parent 0000000000000063 missing" in orphan
+
+
+def test_bars_stand_in_the_order_and_length_of_time() -> None:
+    view = trace_view(_detail(front=_slice((1, 0, "all", 0, 100), (2, 1, "half", 50, 100))))
+    bars = [line.split("|")[1] for line in waterfall(view, width=100) if "|" in line]
+    assert bars[0].strip(" ") == bars[0]
+    assert abs(bars[1].count("=") * 2 - len(bars[1])) <= 2
+    assert bars[1].endswith("=") and bars[1].startswith(" ")
+
+
+def test_an_impossible_hop_is_flagged_unless_the_clocks_explain_it() -> None:
+    detail = _detail(front=_slice((1, 0, "call", 100, 200)), back=_slice((2, 1, "serve", 90, 150)))
+    assert any("10.0 ms before its caller" in line for line in waterfall(trace_view(detail), 120))
+    detail.slices[1].clock_offset_ns = -15 * MS
+    assert not any("before its caller" in line for line in waterfall(trace_view(detail), 120))
+
+
+def test_spans_in_a_circle_are_each_shown_once() -> None:
+    view = trace_view(
+        _detail(front=_slice((1, 2, "a", 0, 1), (2, 1, "b", 0, 1), (3, 3, "c", 0, 1)))
+    )
+    assert sorted(placed.span.span_id for _, placed in in_tree_order(view.spans)) == [1, 2, 3]
+
+
+def test_a_name_cannot_drive_the_terminal() -> None:
+    view = trace_view(_detail(front=_slice((1, 0, "\x1b[2J\nevil", 0, 1))))
+    text = "".join(waterfall(view, width=100))
+    assert "\x1b" not in text and "?[2J?evil" in text
+
+
+class _Host:
+    def __init__(self) -> None:
+        self.fired: list[tuple[str, bytes, str]] = []
+
+    def status(self) -> dict[str, Any]:
+        return {"node": "alpha", "clients": 3}
+
+    def peek(self, trace: TraceId) -> Peek:
+        if trace != TRACE:
+            return Peek(SliceFlags.NONE, 0, b"")
+        return Peek(SliceFlags.HELD, 1, _slice((1, 0, "GET /", 0, None)))
+
+    def trigger(self, name: str, trace: TraceId, why: str) -> None:
+        self.fired.append((name, trace, why))
+
+
+def _ask_server(directory: Path, host: _Host, *, ask: Any) -> Any:  # noqa: ANN401
+    socket_path = directory / "node.sock"
+
+    async def serve() -> Any:  # noqa: ANN401
+        async with ControlServer(control_path(socket_path), "alpha", host):
+            return await asyncio.to_thread(ask, str(socket_path))
+
+    return asyncio.run(serve())
+
+
+def test_the_node_tells_its_status_and_what_it_holds(tmp_path: Path) -> None:
+    host = _Host()
+    status, view = _ask_server(
+        tmp_path, host, ask=lambda path: (NodeClient(path).status(), NodeClient(path).peek(TRACE))
+    )
+    assert status == {"node": "alpha", "clients": 3}
+    (span,) = view.to_json()["spans"]
+    assert span["name"] == "GET /" and span["unfinished"] and span["node"] == "alpha"
+    assert view.to_json()["slices"][0]["open"] == 1
+
+
+def test_a_trace_that_the_node_never_saw_is_not_found(tmp_path: Path) -> None:
+    other = TraceId(bytes(15) + b"\1")
+    with pytest.raises(NotFound, match="holds nothing"):
+        _ask_server(tmp_path, _Host(), ask=lambda path: NodeClient(path).peek(other))
+
+
+def test_the_operator_fires_a_trigger(tmp_path: Path) -> None:
+    host = _Host()
+    status = _ask_server(
+        tmp_path,
+        host,
+        ask=lambda path: main(["--node", path, "trigger", "by-hand", TRACE.hex(), "--why", "odd"]),
+    )
+    assert status == 0
+    assert host.fired == [("by-hand", TRACE, "odd")]
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        (b"[]\n", "JSON object"),
+        (b"garbage\n", "Expecting value"),
+        (b"\xff\xfe\n", ""),
+        (b'{"command": "reboot"}\n', "no command 'reboot'"),
+        (b'{"command": "peek", "trace": "xyz"}\n', "32 hex digits"),
+        (b'{"command": "trigger", "name": "A B", "trace": ""}\n', "[a-z0-9_.-]"),
+        (b"x" * 10000 + b"\n", "at most 4096 bytes"),
+    ],
+)
+def test_bad_requests_get_an_answer(tmp_path: Path, line: bytes, expected: str) -> None:
+    def ask(path: str) -> Any:  # noqa: ANN401
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.connect(str(control_path(Path(path))))
+            connection.sendall(line)
+            return json.loads(connection.makefile("rb").readline())
+
+    reply = _ask_server(tmp_path, _Host(), ask=ask)
+    assert expected in reply["error"]
+
+
+def test_nobody_there_is_said_in_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(AskError, match="no node answers"):
+        NodeClient(str(tmp_path / "none")).status()
+    assert main(["--node", str(tmp_path / "none"), "status"]) == 1
+    assert "give --node SOCKET" in capsys.readouterr().err
+    assert main(["--coordinator", "127.0.0.1:9", "traces"]) == 1
+    assert "no coordinator answers at 127.0.0.1:9" in capsys.readouterr().err
+
+
+def test_wrong_usage_is_status_2() -> None:
+    with pytest.raises(SystemExit) as usage:
+        main(["show", "not-a-trace-id"])
+    assert usage.value.code == 2
