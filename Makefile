@@ -13,7 +13,7 @@ JOBS := $(shell nproc)
 export PYTHONPATH := $(CURDIR):$(CURDIR)/build/protocol:$(CURDIR)/build/native/python
 export PYTHONPYCACHEPREFIX := $(CURDIR)/build/.pycache
 
-SOURCES := .ci appliance bpf coordinator native packaging protocol scripts systemd tests vagrant
+SOURCES := .ci appliance bpf config coordinator ctl native packaging protocol scripts systemd tests vagrant
 PYTHON_SOURCES = $(shell { find $(SOURCES) -name '*.py'; grep -rlIE '^\#!.*python3?$$' $(SOURCES); } | sort -u)
 SHELL_SOURCES = $(shell grep -rlIE '^\#!.*\<(ba)?sh$$' $(SOURCES) | sort)
 C_SOURCES = $(shell find $(SOURCES) -name '*.[ch]' | sort)

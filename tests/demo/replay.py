@@ -9,6 +9,7 @@ import os
 import pickle
 import selectors
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -137,7 +138,8 @@ class Replay:
     """A cluster that replays one recording.
 
     Entering it starts the network, the coordinator and a node for each pod;
-    ``run`` replays; leaving it stops everything that it started.
+    ``run`` replays; leaving it stops everything that it started. ``fire_on``
+    and ``die_on`` are as in a worker's Plan; ``faults`` act while it runs.
     """
 
     recording: Recording
@@ -145,8 +147,8 @@ class Replay:
     speed: float = 1.0
     node_config: Mapping[str, Any] = field(default_factory=dict)
     coordinator_config: Mapping[str, Any] = field(default_factory=dict)
-    fire_on: Mapping[str, str] = field(default_factory=dict)
-    """Spans on whose end the worker fires, with the reason, beside the rule or instead of it."""
+    fire_on: Mapping[tuple[str, str], tuple[str, str]] = field(default_factory=dict)
+    die_on: tuple[str, str] | None = None
     faults: tuple[Fault, ...] = ()
     on_progress: Callable[[Progress], None] = lambda _: None
     on_step: Callable[[str], None] = lambda _: None
@@ -211,7 +213,8 @@ class Replay:
             first_ns=schedule.first_ns,
             speed=self.speed,
             rule=self.recording.rule,
-            fire_on=dict(self.fire_on),
+            fire_on=self.fire_on,
+            die_on=self.die_on,
         )
         path = directory / f"{pod}.plan"
         path.write_bytes(pickle.dumps(plan))
@@ -271,10 +274,7 @@ class Replay:
                     worker = entry.data
                     if not worker.read():
                         selector.unregister(entry.fileobj)
-                        if not worker.dead:
-                            raise ReplayError(
-                                f"the writer of {worker.pod} ended with status {worker.process.wait()}"
-                            )
+                        self._lost(worker)
 
     def _settle(self) -> None:
         """Until each trace that any node triggered has a verdict that is not open any more."""
@@ -300,15 +300,15 @@ class Replay:
 
     # ------------------------------------------------------------- faults
 
-    def kill_writer(self, pod: str) -> None:
-        """``kill -9`` a pod's writer; the others are told, as their connections would tell them."""
-        worker = self.workers[pod]
+    def _lost(self, worker: _Worker) -> None:
+        """A writer ended: as planned by `die_on`, or for a reason that ends the replay."""
+        status = worker.process.wait()
+        if status != -signal.SIGKILL or self.die_on is None:
+            raise ReplayError(f"the writer of {worker.pod} ended with status {status}")
         worker.dead = True
-        worker.process.kill()
-        worker.process.wait()
         for other in self.workers.values():
             if not other.dead:
-                other.say(f"dead {pod}")
+                other.say(f"dead {worker.pod}")
 
     # ------------------------------------------------------------ looking
 

@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import os
 import pickle
+import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -49,7 +50,11 @@ class LatencyRule:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What one worker does. ``fire_on`` names spans on which it fires at their end, rule or not."""
+    """What one worker does.
+
+    ``fire_on`` names spans (trace and span id) at whose end it fires, rule or not: the trigger's name
+    and why. ``die_on`` names a span after whose start the process kills itself, as ``kill -9`` would.
+    """
 
     pod: str
     address: str
@@ -58,7 +63,8 @@ class Plan:
     first_ns: int
     speed: float
     rule: LatencyRule | None
-    fire_on: dict[str, str] = field(default_factory=dict)
+    fire_on: Mapping[tuple[str, str], tuple[str, str]] = field(default_factory=dict)
+    die_on: tuple[str, str] | None = None
 
 
 @dataclass(slots=True)
@@ -78,7 +84,7 @@ class Worker:
         self._start_ns = 0
         self._progress_due_ns = 0
         self._traces: dict[str, backsight.Trace] = {}
-        self._started: set[str] = set()
+        self._started: set[tuple[str, str]] = set()
         self._latency = (
             None
             if (rule := plan.rule) is None
@@ -171,7 +177,7 @@ class Worker:
             )
             if context is None:
                 return
-        elif span.parent_id and span.parent_id not in self._started:
+        elif span.parent_id and (span.trace_id, span.parent_id) not in self._started:
             return
         trace = self._traces.get(span.trace_id)
         if trace is None:
@@ -181,11 +187,13 @@ class Worker:
         trace.span_start(
             int(span.span_id, 16), int(span.parent_id or "0", 16), span.start_ns, span.operation
         )
-        self._started.add(span.span_id)
+        self._started.add((span.trace_id, span.span_id))
+        if self._plan.die_on == (span.trace_id, span.span_id):
+            os.kill(os.getpid(), signal.SIGKILL)
 
     def _send_context(self, event: SendContext) -> None:
         span = event.span
-        if span.parent_id not in self._started:
+        if (span.trace_id, span.parent_id) not in self._started:
             self._mailbox.send(event.to, Key(Kind.CANCELLED, span.trace_id, span.span_id))
             return
         value = self._traces[span.trace_id].serialize(int(span.parent_id, 16))
@@ -193,7 +201,8 @@ class Worker:
 
     def _end(self, event: EndSpan) -> None:
         span = event.span
-        if span.span_id in self._started:
+        started = (span.trace_id, span.span_id) in self._started
+        if started:
             trace = self._traces[span.trace_id]
             trace.span_end(
                 int(span.span_id, 16),
@@ -203,21 +212,19 @@ class Worker:
             self._counters.spans += 1
             self._fire(span, trace)
         if event.respond_to is not None:
-            kind = Kind.RESPONSE if span.span_id in self._started else Kind.CANCELLED
+            kind = Kind.RESPONSE if started else Kind.CANCELLED
             self._mailbox.send(
                 event.respond_to, Key(kind, span.trace_id, span.span_id), backsight.node_ref()
             )
 
     def _fire(self, span: Span, trace: backsight.Trace) -> None:
-        why = self._plan.fire_on.get(span.span_id)
-        name = "replay"
+        fired = self._plan.fire_on.get((span.trace_id, span.span_id))
         if self._latency is not None:
             duration_ns = span.end_ns - span.start_ns
             if self._latency.observe(duration_ns, span.operation):
-                name = "latency"
-                why = f"{duration_ns / 1e6:.1f} ms in {span.operation}"
-        if why is not None:
-            trace.trigger(name, why)
+                fired = ("latency", f"{duration_ns / 1e6:.1f} ms in {span.operation}")
+        if fired is not None:
+            trace.trigger(*fired)
             self._counters.triggers += 1
 
     def _receive_response(self, event: ReceiveResponse) -> None:
