@@ -241,6 +241,7 @@ class SliceDecoder:
     handles    (client, handle) -> its runs
     processes  client -> who it is
     exited     clients that are gone: what they had open stays open
+    runs       how many, over all handles: what is remembered grows with them
     lossy      clients that lost records of this trace
     malformed  how often something made no sense
     broken     the sizes themselves make no sense: nothing more is read
@@ -251,6 +252,7 @@ class SliceDecoder:
         self.processes: dict[int, Process] = {}
         self.exited: set[int] = set()
         self.lossy: set[int] = set()
+        self.runs = 0
         self.malformed = 0
         self.broken = False
 
@@ -356,6 +358,7 @@ class SliceDecoder:
         known = self.handles.get((client, handle))
         if known is None:
             known = self.handles[client, handle] = Handle()
+        self.runs += seq not in known.run_bytes
         known.add(seq, flags, start, size)
 
     def _read_record(

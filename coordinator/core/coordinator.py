@@ -1,0 +1,637 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The coordinator's core: from a fired trigger to a verdict that stands.
+
+Sans-IO: facts come in by the ``on_*`` methods with the time, outputs are
+fetched by the ``take_*`` methods. ``now_ns`` is CLOCK_MONOTONIC, ``realtime_ns``
+Unix time. Sessions are Control streams and streams are Slices streams, numbered
+by the shell, which never uses a number twice.
+
+The rules:
+
+1. Nothing is acknowledged before it is durable: a trigger, a byte of a slice,
+   an abandonment, a verdict. ``on_durable`` tells; what waits for it is an
+   effect in the outbox.
+2. Everything can be repeated, by any side, at any time.
+3. A restart loses what was not durable, and only that. Nodes repeat it.
+4. Every wait has an end, every table a bound.
+
+A trace goes through these states. "News" is whatever changes what is known of
+it: a trigger, a crumb to a new node, an answer, bytes.
+
+    state      what happened                              next      written, said
+    -          TriggerFired, or a SliceStatus or chunk    OPEN
+               that holds something
+    OPEN       news                                       OPEN      (Collects)
+    OPEN       provisional_ns passed, with news           OPEN      PutVerdict: provisional
+    OPEN       no part is open, and quiet for quiet_ns    SETTLED   PutVerdict
+    OPEN       no news for missing_linger_ns              RELEASED  PutVerdict, PutReleased
+    SETTLED    news                                       OPEN
+    SETTLED    no news for linger_ns, or for              RELEASED  PutReleased, then
+               missing_linger_ns where something                    Release to its nodes
+               missing may still come
+    RELEASED   news                                       OPEN      PutReleased: not
+    RELEASED   no news for linger_ns                      CLOSED
+    CLOSED     bytes                                      OPEN      PutReleased: not (late)
+    any but    too many traces, or too much evidence,     CLOSED    PutVerdict, PutReleased,
+    CLOSED     and it has been without news the longest             then Release
+
+OPEN, SETTLED and RELEASED traces are in memory with all that was read of their
+slices; of a CLOSED one only its outcome is. A PutVerdict is written only if
+something in it changed, and then its version is one higher.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import assert_never
+
+from coordinator.core.assembly import Assembly
+from coordinator.core.clock import PROBES_AT_CONNECT, ClockOffset
+from coordinator.core.config import CoordinatorConfig
+from coordinator.core.evidence import Evidence
+from coordinator.core.nodes import Node, Nodes
+from coordinator.core.outbox import BytesDurable, Closed, Outbox, Say
+from coordinator.core.records import (
+    PutAbandoned,
+    PutNode,
+    PutReleased,
+    PutStatus,
+    PutTrigger,
+    PutVerdict,
+    StoredSlice,
+    StoredTrace,
+    Write,
+)
+from coordinator.core.timers import Timers
+from coordinator.core.trace import PartState, Trace
+from coordinator.core.traversal import Traversal
+from coordinator.core.verdict import HEALABLE, ReasonKind, Verdict, VerdictKind, judge
+from protocol.hashing import node_id
+from protocol.messages import (
+    Abandoned,
+    ClockProbe,
+    ClockReply,
+    CoordinatorMessage,
+    Drop,
+    Group,
+    Hello,
+    NodeId,
+    NodeMessage,
+    Refused,
+    Release,
+    SliceChunk,
+    SliceReply,
+    SliceStatus,
+    TraceId,
+    TriggerAck,
+    TriggerFired,
+    Welcome,
+)
+
+__all__ = ["CoordinatorConfig", "CoordinatorCore", "CoordinatorCounters", "NodeView"]
+
+
+@dataclass(slots=True)
+class CoordinatorCounters:
+    """Since start. Each is a fact that an operator may have to act on."""
+
+    hellos_refused: int = 0
+    triggers: int = 0
+    groups_abandoned: int = 0
+    traces_finished_early: int = 0  # traces_max or evidence_max was reached
+    traces_late: int = 0  # bytes came for a closed trace
+    chunks_unwelcome: int = 0  # on a stream that may not send
+    chunks_over_credit: int = 0
+    chunks_with_gap: int = 0
+    clock_replies_refused: int = 0
+    messages_unexpected: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class NodeView:
+    """A node as an operator sees it."""
+
+    node: str
+    id: NodeId
+    connected: bool
+    peer: str
+    addresses: tuple[str, ...]
+    clock: ClockOffset | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    """What is remembered of a closed trace: how long its slices are, and the verdict."""
+
+    lengths: dict[NodeId, int]
+    verdict: Verdict | None
+
+
+class CoordinatorCore:
+    """One coordinator. See the module; ``counters`` may be read at any time."""
+
+    def __init__(
+        self,
+        config: CoordinatorConfig,
+        incarnation: int,
+        recovered: Iterable[StoredTrace],
+        known_nodes: Iterable[PutNode],
+        now_ns: int,
+    ) -> None:
+        """Go on from what an earlier coordinator left in the store.
+
+        ``recovered`` is read once, in order: it may load its traces one by one,
+        the youngest last.
+        """
+        self.counters = CoordinatorCounters()
+        self._config = config
+        self._incarnation = incarnation
+        self._outbox = Outbox()
+        self._nodes = Nodes(config.nodes_max)
+        self._traversal = Traversal(config, self._nodes, self._outbox)
+        self._assembly = Assembly(config, self._nodes, self._outbox)
+        self._traces: OrderedDict[TraceId, Trace] = OrderedDict()  # by last news
+        self._closed: OrderedDict[TraceId, _Outcome] = OrderedDict()
+        self._evidence_items = 0
+        self._trace_timers: Timers[TraceId] = Timers()
+        self._probe_timers: Timers[NodeId] = Timers()
+
+        for known in known_nodes:
+            self._nodes.remember(known.node, known.addresses)
+        triggers: list[PutTrigger] = []
+        for stored in recovered:
+            self._recover(stored, now_ns)
+            triggers += stored.triggers
+        for trigger in triggers:
+            self._recover_trigger(trigger, now_ns)
+
+    # ---------------------------------------------------------- facts in
+
+    def on_node_connected(self, session: int, hello: Hello, peer: str, now_ns: int) -> None:
+        """A Control stream opened with a Hello. ``peer``: its address, in words."""
+        before = self._nodes.named(hello.node)
+        replaced = before.session if before is not None else None
+        node = self._nodes.connect(session, hello, peer)
+        if isinstance(node, str):
+            self.counters.hellos_refused += 1
+            self._outbox.say(session, Refused(node))
+            return
+        if replaced is not None:
+            self._traversal.lost(node)
+            self._outbox.forget_session(replaced)
+            self._outbox.say(replaced, Refused(f"replaced by a new connection from {peer}"))
+        restarted = node.incarnation is not None and node.incarnation != hello.incarnation
+        node.incarnation = hello.incarnation
+        self._outbox.say(session, Welcome(self._incarnation))
+        if before is None or node.addresses != hello.addresses:
+            node.addresses = hello.addresses
+            self._outbox.write(PutNode(node.name, node.addresses))
+        for trace in self._traversal.connected(node, restarted=restarted, now_ns=now_ns):
+            self._news(trace, now_ns)
+        for stream in self._assembly.hello(node):
+            self._resume(stream, node)
+        node.probes_left = PROBES_AT_CONNECT
+        self._probe(node, now_ns)
+
+    def on_node_lost(self, session: int, now_ns: int) -> None:
+        """A Control stream ended, for whatever reason."""
+        self._outbox.forget_session(session)
+        node = self._nodes.disconnect(session)
+        if node is not None:
+            self._traversal.lost(node)
+            self._probe_timers.cancel(node.id)
+
+    def on_node_message(
+        self, session: int, message: NodeMessage, now_ns: int, realtime_ns: int
+    ) -> None:
+        """A message after the Hello."""
+        node = self._nodes.of_session(session)
+        if node is None:
+            self.counters.messages_unexpected += 1
+            return
+        match message:
+            case TriggerFired():
+                self._on_trigger(session, node, message, now_ns)
+            case SliceStatus():
+                self._on_status(session, node, message, now_ns)
+            case Abandoned():
+                self._on_abandoned(session, node, message.group, now_ns)
+            case ClockReply():
+                self._on_clock_reply(node, message, now_ns, realtime_ns)
+            case Hello():
+                self.counters.messages_unexpected += 1
+            case _:
+                assert_never(message)
+
+    def on_slices_connected(self, stream: int, node: str, incarnation: int, now_ns: int) -> None:
+        """A Slices stream opened. It gets credit once its node has said Hello."""
+        sender = self._assembly.connect(stream, node, incarnation)
+        if sender is not None:
+            self._resume(stream, sender)
+
+    def on_slices_lost(self, stream: int, now_ns: int) -> None:
+        self._assembly.lost(stream)
+
+    def on_chunk(self, stream: int, chunk: SliceChunk, now_ns: int) -> None:
+        """Bytes of a slice."""
+        node = self._assembly.sender(stream)
+        if node is None:
+            self.counters.chunks_unwelcome += 1
+            return
+        if not self._assembly.credit.arrived(stream, len(chunk.data)):
+            self.counters.chunks_over_credit += 1
+            return
+        trace = self._traces.get(chunk.trace)
+        if trace is None:
+            outcome = self._closed.get(chunk.trace)
+            known = outcome.lengths.get(node.id, 0) if outcome is not None else 0
+            if outcome is not None and chunk.offset + len(chunk.data) <= known:
+                self._assembly.credit.free(len(chunk.data))
+                self._assembly.credit.top_up(stream)
+                self._outbox.after_writes(BytesDurable(chunk.trace, node.id, known, 0))
+                self._settle()
+                return
+            trace = self._begin(chunk.trace, now_ns)
+        part = self._traversal.part_of(trace, node, now_ns)
+        self.counters.chunks_with_gap += chunk.offset > part.received
+        fresh = self._assembly.take(stream, node, trace, part, chunk)
+        if fresh:
+            items = trace.evidence.items
+            named = trace.evidence.add(node.id, fresh)
+            self._evidence_items += trace.evidence.items - items
+            self._traversal.named(trace, named, node.name, now_ns)
+            self._news(trace, now_ns)
+            self._make_room(now_ns, keep=trace)
+
+    def on_durable(self, token: int, now_ns: int) -> None:
+        """All writes up to and including the token's are durable."""
+        self._outbox.durable(token)
+        self._settle()
+
+    def on_tick(self, now_ns: int) -> None:
+        """Time passed: see next_wakeup_ns."""
+        while (identity := self._probe_timers.pop(now_ns)) is not None:
+            self._probe(self._nodes.by_id[identity], now_ns)
+        while (trace_id := self._trace_timers.pop(now_ns)) is not None:
+            self._review(self._traces[trace_id], now_ns)
+
+    # ----------------------------------------------------------- outputs
+
+    def take_control(self) -> list[tuple[int, CoordinatorMessage]]:
+        """(session, message), in order. After a Refused the session's stream ends."""
+        return self._outbox.take_control()
+
+    def take_slice_replies(self) -> list[tuple[int, SliceReply]]:
+        """(stream, reply)."""
+        return self._outbox.take_replies(self._assembly.credit.take_grants())
+
+    def take_writes(self) -> list[Write]:
+        """What to make durable, in order; then ``on_durable``."""
+        return self._outbox.take_writes()
+
+    def next_wakeup_ns(self, now_ns: int) -> int | None:
+        """When on_tick may do something without a new fact."""
+        times = [self._trace_timers.next_ns(), self._probe_timers.next_ns()]
+        due = [time for time in times if time is not None]
+        return max(now_ns, min(due)) if due else None
+
+    def nodes(self, now_ns: int) -> list[NodeView]:
+        """All known nodes, by name."""
+        views = [
+            NodeView(
+                node.name,
+                node.id,
+                node.session is not None,
+                node.peer,
+                node.addresses,
+                node.clock.estimate(now_ns),
+            )
+            for node in self._nodes
+        ]
+        return sorted(views, key=lambda view: view.node)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Slice bytes that are not durable, and credit that is out."""
+        return self._assembly.credit.used_bytes
+
+    # ---------------------------------------------------------- messages
+
+    def _on_trigger(self, session: int, node: Node, fired: TriggerFired, now_ns: int) -> None:
+        group = fired.group
+        self.counters.triggers += 1
+        state = self._traversal.groups.get(group)
+        if state is None or state.fired.get(node.name) != fired:
+            self._outbox.write(PutTrigger(node.name, fired))
+        self._outbox.after_writes(Say(session, TriggerAck(group)))
+        if group in self._traversal.abandoned:
+            self._outbox.say(session, Drop(group))
+        else:
+            for trace_id in (group.primary, *fired.laterals):
+                # A closed trace stays as it is, but for what was written since.
+                if trace_id not in self._closed:
+                    trace = self._traces.get(trace_id) or self._begin(trace_id, now_ns)
+                    self._traversal.fired(trace, group, node, now_ns)
+                    self._traversal.join(trace, group)
+                    self._news(trace, now_ns)
+            state = self._traversal.groups.get(group)
+            if state is not None:
+                state.fired[node.name] = fired
+        self._settle()
+
+    def _on_status(self, session: int, node: Node, status: SliceStatus, now_ns: int) -> None:
+        trace = self._traces.get(status.trace)
+        if trace is None:
+            outcome = self._closed.get(status.trace)
+            known = outcome.lengths.get(node.id, 0) if outcome is not None else 0
+            if status.bytes <= known and (outcome is not None or not status.open_handles):
+                self._outbox.say(session, Release(status.trace))
+                return
+            trace = self._begin(status.trace, now_ns)
+        elif trace.released:
+            part = trace.parts.get(node.id)
+            if part is not None and status.bytes <= part.received:
+                self._outbox.say(session, Release(status.trace))
+                return
+        if self._traversal.answered(trace, node, status, now_ns):
+            self._outbox.write(PutStatus(node.name, status, node.clock.estimate(now_ns)))
+            self._news(trace, now_ns)
+
+    def _on_abandoned(self, session: int, node: Node, group: Group, now_ns: int) -> None:
+        if group not in self._traversal.abandoned:
+            self.counters.groups_abandoned += 1
+            self._outbox.write(PutAbandoned(group, node.name))
+            for trace in self._traversal.abandon(group, node.name):
+                if self._is_coherent(trace):
+                    # Everything is here: that a node gave up the rest is no loss.
+                    trace.abandoned_by = None
+                    self._release(trace, now_ns)
+                else:
+                    self._news(trace, now_ns)
+        self._outbox.after_writes(Say(session, Drop(group)))
+        self._settle()
+
+    def _on_clock_reply(self, node: Node, reply: ClockReply, now_ns: int, realtime_ns: int) -> None:
+        taken = node.clock.answer(
+            reply.number, reply.received_ns, reply.sent_ns, now_ns, realtime_ns
+        )
+        if not taken:
+            self.counters.clock_replies_refused += 1
+        elif node.probes_left:
+            self._probe(node, now_ns)
+
+    def _probe(self, node: Node, now_ns: int) -> None:
+        if node.session is None:
+            return
+        node.probes_left = max(0, node.probes_left - 1)
+        self._outbox.say(node.session, ClockProbe(node.clock.probe(now_ns)))
+        self._probe_timers.set(node.id, now_ns + self._config.clock_probe_interval_ns)
+
+    def _resume(self, stream: int, node: Node) -> None:
+        """A stream may send from now on: say from where."""
+        for trace, part in self._traversal.traces_of(node):
+            self._assembly.resume(stream, node, trace, part)
+
+    def _settle(self) -> None:
+        """What waited for durability, and need not any more."""
+        for effect in self._outbox.settle():
+            match effect:
+                case Say():
+                    if self._nodes.of_session(effect.session) is not None:
+                        self._outbox.say(effect.session, effect.message)
+                case BytesDurable():
+                    self._assembly.durable(effect, self._traces.get(effect.trace))
+                case Closed():
+                    self._on_closed(effect)
+                case _:
+                    assert_never(effect)
+
+    def _on_closed(self, closed: Closed) -> None:
+        trace = self._traces.get(closed.trace)
+        if trace is not None and not trace.released:
+            return  # there were news meanwhile
+        for identity in closed.nodes:
+            node = self._nodes.by_id.get(identity)
+            if node is not None and node.session is not None:
+                self._outbox.say(node.session, Release(closed.trace))
+
+    # ------------------------------------------------- a trace's way through
+
+    def _begin(self, trace_id: TraceId, now_ns: int) -> Trace:
+        """A trace that is not in memory; a closed one goes on from its outcome."""
+        self._make_room(now_ns)
+        evidence = Evidence(self._config.evidence_per_trace_max)
+        trace = Trace(trace_id, evidence, now_ns, now_ns + self._config.provisional_ns)
+        self._traces[trace_id] = trace
+        outcome = self._closed.pop(trace_id, None)
+        if outcome is not None:
+            self.counters.traces_late += 1
+            self._outbox.write(PutReleased(trace_id, released=False))
+            self._go_on(trace, outcome, now_ns)
+        return trace
+
+    def _go_on(self, trace: Trace, outcome: _Outcome, now_ns: int) -> None:
+        """Take up a closed trace, whose evidence is gone."""
+        trace.late = True
+        trace.evidence.give_up()
+        verdict = outcome.verdict
+        if verdict is not None:
+            trace.verdict = verdict
+            trace.reasons_before = tuple(
+                reason
+                for reason in verdict.reasons
+                if reason.kind not in (ReasonKind.LATE, ReasonKind.OPEN)
+            )
+            trace.evidence.span_count = verdict.span_count
+            trace.evidence.start_ns = verdict.start_ns
+            trace.evidence.end_ns = verdict.end_ns
+        for identity, length in outcome.lengths.items():
+            part = self._traversal.add_stored(trace, identity, now_ns)
+            part.state = PartState.ANSWERED
+            part.deadline_ns = None
+            part.status = SliceStatus(trace.id, held=True, bytes=length)
+            part.received = length
+            self._outbox.after_writes(BytesDurable(trace.id, identity, length, 0))
+
+    def _news(self, trace: Trace, now_ns: int) -> None:
+        """Something changed: judge again, but not before it is quiet."""
+        if trace.released:
+            trace.released = False
+            self._outbox.write(PutReleased(trace.id, released=False))
+        if trace.settled:
+            trace.settled = False
+            trace.provisional_at_ns = now_ns + self._config.provisional_ns
+        trace.last_news_ns = now_ns
+        self._traces.move_to_end(trace.id)
+        self._trace_timers.set_earlier(trace.id, now_ns + self._config.quiet_ns)
+
+    def _review(self, trace: Trace, now_ns: int) -> None:
+        """Do what is due, and come back when the next thing is."""
+        config = self._config
+        self._traversal.overdue(trace, now_ns)
+        if trace.released:
+            due_ns = trace.last_news_ns + config.linger_ns
+            if now_ns >= due_ns:
+                self._forget(trace)
+                return
+        elif trace.settled:
+            due_ns = trace.last_news_ns + self._linger_ns(trace)
+            if now_ns >= due_ns:
+                self._release(trace, now_ns)
+                return
+        elif not trace.is_open and now_ns >= trace.last_news_ns + config.quiet_ns:
+            trace.settled = True
+            self._judge(trace, final=True)
+            due_ns = trace.last_news_ns + self._linger_ns(trace)
+        elif now_ns >= trace.last_news_ns + config.missing_linger_ns:
+            trace.settled = True
+            self._judge(trace, final=True)
+            self._release(trace, now_ns)
+            return
+        else:
+            due_ns = self._review_open(trace, now_ns)
+        self._trace_timers.set(trace.id, max(due_ns, now_ns + 1))
+
+    def _review_open(self, trace: Trace, now_ns: int) -> int:
+        """Something is open, or news just came; when to look again."""
+        config = self._config
+        due = [trace.last_news_ns + config.missing_linger_ns]
+        due += [p.deadline_ns for p in trace.parts.values() if p.deadline_ns is not None]
+        if not trace.is_open:
+            due.append(trace.last_news_ns + config.quiet_ns)
+        if now_ns >= trace.provisional_at_ns:
+            self._judge(trace, final=False)
+            trace.provisional_at_ns = now_ns + config.provisional_ns
+        if trace.last_news_ns > trace.provisional_at_ns - config.provisional_ns or (
+            trace.verdict is None or trace.verdict.kind is not VerdictKind.PROVISIONAL
+        ):
+            due.append(trace.provisional_at_ns)
+        return min(due)
+
+    def _judge(self, trace: Trace, *, final: bool) -> None:
+        verdict = judge(trace, self._nodes, final=final)
+        if verdict != trace.verdict:
+            trace.verdict = verdict
+            self._outbox.write(PutVerdict(trace.id, verdict))
+
+    def _linger_ns(self, trace: Trace) -> int:
+        """How long a settled trace may still get news."""
+        assert trace.verdict is not None
+        if trace.abandoned_by is None and not trace.late:
+            for reason in trace.verdict.reasons:
+                if reason.kind in HEALABLE:
+                    return self._config.missing_linger_ns
+        return self._config.linger_ns
+
+    def _release(self, trace: Trace, now_ns: int) -> None:
+        """Close it in the store; then its nodes may forget it."""
+        trace.released = True
+        trace.last_news_ns = now_ns
+        self._write_released(trace)
+        self._trace_timers.set(trace.id, now_ns + self._config.linger_ns)
+
+    def _write_released(self, trace: Trace) -> None:
+        # Of an abandoned trace they hold nothing; they were told to drop it.
+        told = () if trace.abandoned_by is not None else tuple(trace.parts)
+        self._outbox.write(PutReleased(trace.id, released=True), Closed(trace.id, told))
+
+    def _forget(self, trace: Trace) -> None:
+        """Only its outcome stays in memory."""
+        self._remember(
+            trace.id,
+            _Outcome({part.node: part.received for part in trace.parts.values()}, trace.verdict),
+        )
+        self._evidence_items -= trace.evidence.items
+        self._traversal.remove(trace)
+        self._trace_timers.cancel(trace.id)
+        del self._traces[trace.id]
+
+    def _remember(self, trace_id: TraceId, outcome: _Outcome) -> None:
+        self._closed[trace_id] = outcome
+        while len(self._closed) > self._config.closed_max:
+            self._closed.popitem(last=False)
+
+    def _make_room(self, now_ns: int, keep: Trace | None = None) -> None:
+        """Close the traces without news for longest, until another one fits."""
+        limit = self._config.traces_max - (keep is None)
+        while (
+            len(self._traces) > limit or self._evidence_items > self._config.evidence_max
+        ) and self._traces:
+            trace = next(iter(self._traces.values()))
+            if trace is keep:
+                return
+            if not trace.released:
+                self.counters.traces_finished_early += 1
+                self._judge(trace, final=True)
+                trace.released = True
+                self._write_released(trace)
+            self._forget(trace)
+
+    @staticmethod
+    def _is_coherent(trace: Trace) -> bool:
+        """It is whole, by a verdict on all that is known of it."""
+        return (
+            trace.settled
+            and trace.verdict is not None
+            and trace.verdict.kind is VerdictKind.COHERENT
+        )
+
+    # ---------------------------------------------------------- recovery
+
+    def _recover(self, stored: StoredTrace, now_ns: int) -> None:
+        """Take in a trace of an earlier coordinator."""
+        for abandoned in stored.abandoned:
+            self._traversal.remember_abandoned(abandoned.group, abandoned.node)
+        if stored.released:
+            lengths = {node_id(known.node): known.length for known in stored.slices}
+            self._remember(stored.trace, _Outcome(lengths, stored.verdict))
+            return
+        trace = self._begin(stored.trace, now_ns)
+        trace.verdict = stored.verdict
+        for known in stored.slices:
+            self._recover_slice(trace, known, now_ns)
+        self._wait_for_nodes(trace, now_ns)
+        self._make_room(now_ns, keep=trace)
+
+    def _recover_trigger(self, trigger: PutTrigger, now_ns: int) -> None:
+        group = trigger.fired.group
+        for trace_id in (group.primary, *trigger.fired.laterals):
+            if trace_id in self._closed:
+                continue
+            trace = self._traces.get(trace_id) or self._begin(trace_id, now_ns)
+            part = self._traversal.add_stored(trace, node_id(trigger.node), now_ns)
+            part.told[group] = True
+            for other in trace.parts.values():
+                # What is complete need not be asked again, but must hear of a Drop.
+                if other.state is PartState.ANSWERED or group in self._traversal.abandoned:
+                    other.told[group] = True
+            self._traversal.join(trace, group)
+            self._wait_for_nodes(trace, now_ns)
+        state = self._traversal.groups.get(group)
+        if state is not None:
+            state.fired[trigger.node] = trigger.fired
+
+    def _recover_slice(self, trace: Trace, known: StoredSlice, now_ns: int) -> None:
+        identity = node_id(known.node)
+        part = self._traversal.add_stored(trace, identity, now_ns)
+        items = trace.evidence.items
+        for chunk in known.chunks:
+            part.received += len(chunk)
+            named = trace.evidence.add(identity, chunk)
+            self._traversal.named(trace, named, known.node, now_ns)
+        self._evidence_items += trace.evidence.items - items
+        part.durable = part.received
+        if known.status is not None:
+            part.status = known.status
+            if not part.is_due:
+                part.state = PartState.ANSWERED
+            self._traversal.named(trace, known.status.crumbs, known.node, now_ns)
+
+    def _wait_for_nodes(self, trace: Trace, now_ns: int) -> None:
+        """Nodes need a moment to find a new coordinator: none is overdue before."""
+        for part in trace.parts.values():
+            waits = part.state is not PartState.ANSWERED
+            part.deadline_ns = now_ns + self._config.provisional_ns if waits else None
+        self._news(trace, now_ns)

@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the slices of one trace say, as far as the verdict needs it.
+
+Slices of different nodes arrive interleaved, and one slice may hold the end of
+a span before its start, so everything here is commutative: spans and parents,
+starts and ends, hops out and in are matched whichever comes first.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from protocol.hashing import node_id
+from protocol.messages import NodeId
+from protocol.slices import (
+    Breadcrumb,
+    HopIn,
+    HopOut,
+    Record,
+    SliceDecoder,
+    SpanEnd,
+    SpanStart,
+)
+
+
+@dataclass(slots=True)
+class SliceEvidence:
+    """One node's slice. Spans are keyed by (client, span id)."""
+
+    decoder: SliceDecoder = field(default_factory=SliceDecoder)
+    open_spans: dict[tuple[int, int], list[SpanStart]] = field(default_factory=dict)
+    early_ends: dict[tuple[int, int], int] = field(default_factory=dict)
+    truncated_records: int = 0
+
+
+@dataclass(slots=True)
+class Hop:
+    """A context that travelled: how often it was injected and extracted.
+
+    ``extracted_on`` is one node that extracted it.
+    """
+
+    injected: int = 0
+    extracted: int = 0
+    extracted_on: NodeId | None = None
+
+
+class Evidence:
+    """All slices of one trace. The caller only reads the attributes.
+
+    slices    by node
+    spans     ids of the spans whose start was delivered
+    orphans   parent id -> (node, span id) of a child, while it is not in spans
+    hops      (injecting node, span id, hop) -> how it went
+    names     what breadcrumbs say that a node is called
+    items     spans, hops, crumbs and runs: what its memory is counted in
+    overflow  there were more than ``limit``: only sizes are known
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.slices: dict[NodeId, SliceEvidence] = {}
+        self.spans: set[int] = set()
+        self.orphans: dict[int, tuple[NodeId, int]] = {}
+        self.hops: dict[tuple[NodeId, int, int], Hop] = {}
+        self.names: dict[NodeId, str] = {}
+        self.span_count = 0
+        self.start_ns: int | None = None
+        self.end_ns: int | None = None
+        self.overflow = False
+        self._limit = limit
+        self.items = 0
+
+    def add(self, node: NodeId, data: bytes) -> list[NodeId]:
+        """Read the next bytes of a node's slice; return the nodes that they name."""
+        if self.overflow:
+            return []
+        known = self.slices.get(node)
+        if known is None:
+            known = self.slices[node] = SliceEvidence()
+        runs = known.decoder.runs
+        named: dict[NodeId, None] = {}
+        for record in known.decoder.feed(data):
+            self.items += self._take(node, known, record, named)
+        self.items += known.decoder.runs - runs
+        if self.items > self._limit:
+            self.give_up()
+        return list(named)
+
+    def give_up(self) -> None:
+        """Forget all but the sizes, for good."""
+        self.overflow = True
+        for kept in (self.slices, self.orphans, self.hops, self.names):
+            kept.clear()
+        self.spans.clear()
+        self.items = 0
+
+    def _take(
+        self, node: NodeId, known: SliceEvidence, record: Record, named: dict[NodeId, None]
+    ) -> int:
+        """Take one record; return how many items it adds."""
+        body = record.body
+        known.truncated_records += record.truncated
+        if isinstance(body, SpanStart):
+            self._start(node, known, record.client, body)
+        elif isinstance(body, SpanEnd):
+            self._end(known, record.client, body)
+        elif isinstance(body, HopOut):
+            self._hop(body).injected += 1
+        elif isinstance(body, HopIn):
+            hop = self._hop(body)
+            hop.extracted += 1
+            hop.extracted_on = node
+            named[body.node_id] = None
+        elif isinstance(body, Breadcrumb):
+            named[body.node_id] = None
+            if body.name and node_id(body.name) == body.node_id:
+                self.names[body.node_id] = body.name
+        else:
+            return 0
+        return 1
+
+    def _start(self, node: NodeId, known: SliceEvidence, client: int, start: SpanStart) -> None:
+        self.span_count += 1
+        self._extend(start.start_ns)
+        self.spans.add(start.span_id)
+        self.orphans.pop(start.span_id, None)
+        if start.parent_id and start.parent_id not in self.spans:
+            self.orphans.setdefault(start.parent_id, (node, start.span_id))
+        key = (client, start.span_id)
+        if key not in known.early_ends:
+            known.open_spans.setdefault(key, []).append(start)
+        elif known.early_ends[key] == 1:
+            del known.early_ends[key]
+        else:
+            known.early_ends[key] -= 1
+
+    def _end(self, known: SliceEvidence, client: int, end: SpanEnd) -> None:
+        self._extend(end.end_ns)
+        key = (client, end.span_id)
+        waiting = known.open_spans.get(key)
+        if waiting is None:
+            known.early_ends[key] = known.early_ends.get(key, 0) + 1
+        elif len(waiting) == 1:
+            del known.open_spans[key]
+        else:
+            waiting.pop()
+
+    def _hop(self, body: HopOut | HopIn) -> Hop:
+        key = (body.node_id, body.span_id, body.hop)
+        hop = self.hops.get(key)
+        if hop is None:
+            hop = self.hops[key] = Hop()
+        return hop
+
+    def _extend(self, time_ns: int) -> None:
+        if self.start_ns is None or time_ns < self.start_ns:
+            self.start_ns = time_ns
+        if self.end_ns is None or time_ns > self.end_ns:
+            self.end_ns = time_ns

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The nodes that are known, and their Control streams.
+
+A node is known by its name from its first Hello on, also when it is gone, so
+that a breadcrumb to it can be told from one to nowhere. What a Hello leads to:
+
+    the name's session  incarnation   what happens
+    ------------------  -----------   ------------
+    none                any           connected
+    live                the same      connected; the old session is refused: it
+                                      is a connection that died unnoticed
+    live                another       refused, with both addresses: two nodes
+                                      must not share a name
+
+A name whose id another name already has, and a name over ``nodes_max``, is
+refused too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from coordinator.core.clock import ClockFilter
+from protocol.hashing import node_id
+from protocol.messages import Hello, NodeId
+
+
+@dataclass(slots=True)
+class Node:
+    """A node, connected or not. ``incarnation`` is the last one known."""
+
+    name: str
+    id: NodeId
+    addresses: tuple[str, ...] = ()
+    incarnation: int | None = None
+    session: int | None = None
+    peer: str = ""
+    clock: ClockFilter = field(default_factory=ClockFilter)
+    probes_left: int = 0  # of those sent one after the other at connect
+    stream: int | None = None  # the youngest Slices stream
+    previous_stream: int | None = None
+
+
+class Nodes:
+    """All known nodes, by name, id and session."""
+
+    def __init__(self, limit: int) -> None:
+        self.by_id: dict[NodeId, Node] = {}
+        self._by_session: dict[int, Node] = {}
+        self._limit = limit
+
+    def __iter__(self) -> Iterator[Node]:
+        return iter(self.by_id.values())
+
+    def remember(self, name: str, addresses: tuple[str, ...]) -> None:
+        """A node of which the store knows."""
+        identity = node_id(name)
+        if identity not in self.by_id:
+            self.by_id[identity] = Node(name, identity, addresses)
+
+    def named(self, name: str) -> Node | None:
+        known = self.by_id.get(node_id(name))
+        return known if known is not None and known.name == name else None
+
+    def of_session(self, session: int) -> Node | None:
+        return self._by_session.get(session)
+
+    def connect(self, session: int, hello: Hello, peer: str) -> Node | str:
+        """The node that is connected now, or why it is refused.
+
+        The session that this one replaces, if any, stays known to
+        ``of_session`` as nobody's.
+        """
+        identity = node_id(hello.node)
+        known = self.by_id.get(identity)
+        if known is None:
+            if len(self.by_id) >= self._limit:
+                return (
+                    f"node {hello.node!r} at {peer} is one more than the {self._limit} names "
+                    "that this coordinator remembers (nodes_max)"
+                )
+            known = self.by_id[identity] = Node(hello.node, identity)
+        elif known.name != hello.node:
+            return (
+                f"node {hello.node!r} at {peer} has the same id as node {known.name!r} "
+                f"at {known.peer or 'an earlier time'}: give it another name"
+            )
+        elif known.session is not None and known.incarnation != hello.incarnation:
+            return (
+                f"node {hello.node!r} at {peer} is refused: a node of that name is connected "
+                f"from {known.peer}. Give one of them another name, or stop it"
+            )
+        if known.session is not None:
+            del self._by_session[known.session]
+        known.session = session
+        known.peer = peer
+        self._by_session[session] = known
+        return known
+
+    def disconnect(self, session: int) -> Node | None:
+        """The node whose session this was; None if it was nobody's any more."""
+        known = self._by_session.pop(session, None)
+        if known is not None:
+            known.session = None
+        return known
+
+    def name_of(self, identity: NodeId) -> str:
+        """Its name, or ``#`` and its id in hex for one that never connected."""
+        known = self.by_id.get(identity)
+        return known.name if known is not None else f"#{identity:016x}"
+
+    def is_known(self, identity: NodeId) -> bool:
+        return identity in self.by_id
+
+    def is_connected(self, identity: NodeId) -> bool:
+        known = self.by_id.get(identity)
+        return known is not None and known.session is not None

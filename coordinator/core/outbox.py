@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the coordinator says and writes, until the shell fetches it.
+
+What must not be said before a write is durable waits here with the write's
+token, as an *effect*.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from coordinator.core.records import Record, Write
+from protocol.messages import (
+    Collect,
+    CoordinatorMessage,
+    Drop,
+    Group,
+    NodeId,
+    SliceAck,
+    SliceReply,
+    TraceId,
+    TriggerAck,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Say:
+    """A message, if the session is still there."""
+
+    session: int
+    message: TriggerAck | Drop
+
+
+@dataclass(frozen=True, slots=True)
+class BytesDurable:
+    """A slice is durable up to ``end``, and ``size`` bytes need no more memory."""
+
+    trace: TraceId
+    node: NodeId
+    end: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """A trace is closed: its nodes may forget it."""
+
+    trace: TraceId
+    nodes: tuple[NodeId, ...]
+
+
+Effect: TypeAlias = Say | BytesDurable | Closed
+
+
+@dataclass(slots=True)
+class _Asking:
+    """A Collect that takes on further traces until it is fetched."""
+
+    group: Group
+    traces: dict[TraceId, None] = field(default_factory=dict)
+
+
+class Outbox:
+    """Outputs in the order in which they were decided."""
+
+    def __init__(self) -> None:
+        self._control: list[tuple[int, CoordinatorMessage | _Asking]] = []
+        self._asking: dict[tuple[int, Group], _Asking] = {}
+        self._acks: dict[int, dict[TraceId, int]] = {}
+        self._writes: list[Write] = []
+        self._effects: deque[tuple[int, Effect]] = deque()
+        self._token = 0
+        self._durable = 0
+
+    def say(self, session: int, message: CoordinatorMessage) -> None:
+        """A message for a session."""
+        if isinstance(message, Drop):
+            # A later Collect for the group must not slip in before it.
+            self._asking.pop((session, message.group), None)
+        self._control.append((session, message))
+
+    def collect(self, session: int, group: Group, trace: TraceId) -> None:
+        """Ask a session for a trace, together with what else it is asked for the group."""
+        asking = self._asking.get((session, group))
+        if asking is None:
+            asking = self._asking[session, group] = _Asking(group)
+            self._control.append((session, asking))
+        asking.traces[trace] = None
+
+    def ack(self, stream: int, trace: TraceId, offset: int) -> None:
+        """Tell a Slices stream how far a slice is durable."""
+        self._acks.setdefault(stream, {})[trace] = offset
+
+    def forget_session(self, session: int) -> None:
+        """It is gone: nothing more for it."""
+        self._control = [said for said in self._control if said[0] != session]
+        self._asking = {key: a for key, a in self._asking.items() if key[0] != session}
+
+    def forget_stream(self, stream: int) -> None:
+        self._acks.pop(stream, None)
+
+    def write(self, record: Record, effect: Effect | None = None) -> None:
+        """Write a record; the effect follows when it is durable."""
+        self._token += 1
+        self._writes.append(Write(self._token, record))
+        if effect is not None:
+            self._effects.append((self._token, effect))
+
+    def after_writes(self, effect: Effect) -> None:
+        """The effect follows when all that was written so far is durable."""
+        self._effects.append((self._token, effect))
+
+    def settle(self) -> Iterator[Effect]:
+        """The effects of what is durable, in order."""
+        while self._effects and self._effects[0][0] <= self._durable:
+            yield self._effects.popleft()[1]
+
+    def durable(self, token: int) -> None:
+        """All up to the token is durable. ValueError for one never written."""
+        if token > self._token:
+            raise ValueError(f"token {token} was never written; the last one is {self._token}")
+        self._durable = max(self._durable, token)
+
+    def take_control(self) -> list[tuple[int, CoordinatorMessage]]:
+        taken = [
+            (
+                session,
+                Collect(said.group, tuple(said.traces)) if isinstance(said, _Asking) else said,
+            )
+            for session, said in self._control
+        ]
+        self._control = []
+        self._asking.clear()
+        return taken
+
+    def take_replies(self, grants: dict[int, int]) -> list[tuple[int, SliceReply]]:
+        """Acks and credit, one reply a stream."""
+        acks, self._acks = self._acks, {}
+        return [
+            (
+                stream,
+                SliceReply(
+                    tuple(SliceAck(t, offset) for t, offset in acks.get(stream, {}).items()),
+                    grants.get(stream, 0),
+                ),
+            )
+            for stream in sorted({*acks, *grants})
+        ]
+
+    def take_writes(self) -> list[Write]:
+        taken, self._writes = self._writes, []
+        return taken

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the coordinator's core writes to its store, and reads back at start.
+
+Every write is idempotent and names the whole of what it puts: the store keeps
+the last one of each key, and appends ``AppendSlice`` at its offset. The core's
+tokens number the writes; durability is told by the highest token up to which
+all is durable, so the store may batch them as it likes but not reorder them.
+
+    write         key                 what it replaces
+    PutNode       node                all of the node
+    PutTrigger    group, node         that node's firing of the group
+    PutAbandoned  group               nothing
+    PutStatus     trace, node         the slice's status, not its bytes
+    AppendSlice   trace, node         nothing: extends the bytes at ``offset``
+    PutVerdict    trace               the verdict, if its version is higher
+    PutReleased   trace               whether the trace is released
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from coordinator.core.clock import ClockOffset
+from coordinator.core.verdict import Verdict
+from protocol.messages import Group, SliceStatus, TraceId, TriggerFired
+
+
+@dataclass(frozen=True, slots=True)
+class PutNode:
+    """A node connected, or its addresses changed."""
+
+    node: str
+    addresses: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PutTrigger:
+    """A trigger fired on a node."""
+
+    node: str
+    fired: TriggerFired
+
+
+@dataclass(frozen=True, slots=True)
+class PutAbandoned:
+    """A group was given up; ``node`` did it first."""
+
+    group: Group
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class PutStatus:
+    """What a node says of its slice, and how its clock stood then."""
+
+    node: str
+    status: SliceStatus
+    clock: ClockOffset | None
+
+
+@dataclass(frozen=True, slots=True)
+class AppendSlice:
+    """Bytes of a slice. ``offset`` is the number of bytes appended before."""
+
+    trace: TraceId
+    node: str
+    offset: int
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class PutVerdict:
+    """A new version of the verdict, judged on all writes before this one."""
+
+    trace: TraceId
+    verdict: Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class PutReleased:
+    """The trace is closed, and its nodes are told to forget it; or it is not any more."""
+
+    trace: TraceId
+    released: bool
+
+
+Record: TypeAlias = (
+    PutNode | PutTrigger | PutAbandoned | PutStatus | AppendSlice | PutVerdict | PutReleased
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """One write; tokens rise by one, from 1."""
+
+    token: int
+    record: Record
+
+
+@dataclass(frozen=True, slots=True)
+class StoredSlice:
+    """A slice as the store has it, ``length`` bytes of it.
+
+    ``chunks`` are its bytes, in order; none for a released trace, of which
+    only the length is wanted.
+    """
+
+    node: str
+    status: SliceStatus | None
+    length: int
+    chunks: Iterable[bytes] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTrace:
+    """A trace as the store has it.
+
+    ``triggers`` and ``abandoned`` are those of the groups whose primary trace
+    this is.
+    """
+
+    trace: TraceId
+    triggers: tuple[PutTrigger, ...] = ()
+    abandoned: tuple[PutAbandoned, ...] = ()
+    slices: tuple[StoredSlice, ...] = ()
+    verdict: Verdict | None = None
+    released: bool = False

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One trace at the coordinator, and each node's part in it.
+
+A part begins when a crumb names the node, a trigger fires on it, or it says
+something about the trace by itself. Its life:
+
+    state     what happened                           next      sent
+    -         named, and the node is connected        ASKED     Collect
+    -         named, and it is not, or is unknown     UNASKED
+    -         a trigger fired there                   ASKED
+    UNASKED   the node connects                       ASKED     Collect
+    ASKED     its stream is lost                      UNASKED
+    any       SliceStatus                             ANSWERED
+    ANSWERED  the node comes back restarted, while    RETURNED
+              bytes or open handles were due
+
+Except ANSWERED, a part is awaited until ``deadline_ns`` and then overdue: the
+trace is judged without it. A restarted node repeats by itself the status of
+what its report store kept, so a RETURNED part that is overdue is lost; it is
+not asked again, since it would collect a new slice under the same name.
+Nothing is asked twice on one stream: while a stream lasts, it loses nothing.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+from coordinator.core.evidence import Evidence
+from coordinator.core.verdict import Reason, Verdict
+from protocol.messages import Group, NodeId, SliceStatus, TraceId
+
+
+class PartState(enum.Enum):
+    UNASKED = "unasked"
+    ASKED = "asked"
+    ANSWERED = "answered"
+    RETURNED = "returned"
+
+
+@dataclass(slots=True)
+class Part:
+    """One node's part in a trace.
+
+    ``told``: the groups for which the node was asked, and whether it said
+    something since. ``received`` bytes of the slice came without a gap,
+    ``durable`` of them are in the store. ``acked_on`` is the last Slices stream
+    that carried an ack. ``restarted``: the node lost the slice, or part of it,
+    and began another.
+    """
+
+    node: NodeId
+    state: PartState
+    named_by: str
+    deadline_ns: int | None
+    told: dict[Group, bool] = field(default_factory=dict)
+    status: SliceStatus | None = None
+    received: int = 0
+    durable: int = 0
+    acked_on: int | None = None
+    restarted: bool = False
+
+    @property
+    def is_open(self) -> bool:
+        """More is to come: an answer, bytes, or records not yet written."""
+        if self.state is not PartState.ANSWERED:
+            return self.deadline_ns is not None
+        return self.is_due and not self.lost
+
+    @property
+    def lost(self) -> bool:
+        """What the node had not yet sent, it no longer has."""
+        overdue = self.state is PartState.RETURNED and self.deadline_ns is None
+        return self.restarted or overdue
+
+    @property
+    def is_due(self) -> bool:
+        """By its last status there are bytes that did not come, or open handles."""
+        return self.missing_bytes > 0 or self.open_handles > 0
+
+    @property
+    def missing_bytes(self) -> int:
+        return max(0, self.status.bytes - self.received) if self.status is not None else 0
+
+    @property
+    def open_handles(self) -> int:
+        return self.status.open_handles if self.status is not None else 0
+
+
+@dataclass(slots=True)
+class Trace:
+    """One trace: under which groups, on which nodes, and what is known of it.
+
+    ``abandoned_by``: no group wants it any more; that node was the first.
+    ``nodes_cut`` counts crumbs over the bound. ``settled``: the verdict is
+    final, and nothing came since. ``released``: its nodes are told to forget
+    it. ``late``: bytes came when its evidence was forgotten; what was wrong with
+    it before that stands in ``reasons_before``.
+    """
+
+    id: TraceId
+    evidence: Evidence
+    last_news_ns: int
+    provisional_at_ns: int
+    groups: dict[Group, None] = field(default_factory=dict)
+    parts: dict[NodeId, Part] = field(default_factory=dict)
+    abandoned_by: str | None = None
+    nodes_cut: int = 0
+    verdict: Verdict | None = None
+    settled: bool = False
+    released: bool = False
+    late: bool = False
+    reasons_before: tuple[Reason, ...] = ()
+
+    @property
+    def is_open(self) -> bool:
+        return self.abandoned_by is None and any(part.is_open for part in self.parts.values())
+
+    @property
+    def bytes(self) -> int:
+        return sum(part.received for part in self.parts.values())

@@ -1,0 +1,239 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Follows breadcrumbs: who is asked for which trace, and who is told to drop it.
+
+From a fired trigger on, every node that a crumb names is asked, once for each
+trace and group, all branches at the same time; what it answers names further
+nodes. It ends because nobody is asked twice, so cycles are no matter. Each
+trace of a group is followed by its own crumbs.
+
+A node is asked again under a second group: it holds a trace as long as any
+group does, and ranks it by the group that matters most.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from coordinator.core.config import CoordinatorConfig
+from coordinator.core.nodes import Node, Nodes
+from coordinator.core.outbox import Outbox
+from coordinator.core.trace import Part, PartState, Trace
+from protocol.messages import Drop, Group, NodeId, SliceStatus, TraceId, TriggerFired
+
+TRIGGER = "the trigger"
+"""What names the node on which one fired, in words."""
+
+
+@dataclass(slots=True)
+class GroupState:
+    """A group's traces, and what each node said when it fired there."""
+
+    traces: dict[TraceId, Trace] = field(default_factory=dict)
+    fired: dict[str, TriggerFired] = field(default_factory=dict)
+
+
+class Traversal:
+    """The groups, and the parts of all traces in memory."""
+
+    def __init__(self, config: CoordinatorConfig, nodes: Nodes, outbox: Outbox) -> None:
+        self.groups: dict[Group, GroupState] = {}
+        self.abandoned: OrderedDict[Group, str] = OrderedDict()
+        self._config = config
+        self._nodes = nodes
+        self._outbox = outbox
+        self._by_node: dict[NodeId, dict[TraceId, Trace]] = {}
+
+    # ------------------------------------------------------------ groups
+
+    def join(self, trace: Trace, group: Group) -> None:
+        """The trace belongs to the group: ask everyone who has a part in it."""
+        if group in trace.groups or len(trace.groups) >= self._config.groups_per_trace_max:
+            return
+        trace.groups[group] = None
+        self.groups.setdefault(group, GroupState()).traces[trace.id] = trace
+        self._reckon_abandoned(trace)
+        for part in trace.parts.values():
+            self._ask(trace, part)
+
+    def fired(self, trace: Trace, group: Group, node: Node, now_ns: int) -> None:
+        """The group fired on a node, which collects by itself and will say so."""
+        part = trace.parts.get(node.id)
+        if part is None:
+            part = self._add(trace, node.id, PartState.ASKED, TRIGGER, now_ns)
+        elif part.state is PartState.UNASKED:
+            part.state = PartState.ASKED
+        part.told[group] = True
+
+    def abandon(self, group: Group, by: str) -> list[Trace]:
+        """Give up a group everywhere; the traces that nobody wants any more."""
+        self.remember_abandoned(group, by)
+        unwanted: list[Trace] = []
+        state = self.groups.get(group)
+        if state is None:
+            return unwanted
+        dropped: dict[NodeId, None] = {}
+        for trace in state.traces.values():
+            self._reckon_abandoned(trace)
+            if trace.abandoned_by is not None:
+                unwanted.append(trace)
+            for part in trace.parts.values():
+                if group in part.told:
+                    dropped[part.node] = None
+        for identity in dropped:
+            node = self._nodes.by_id.get(identity)
+            if node is not None and node.session is not None and node.name != by:
+                self._outbox.say(node.session, Drop(group))
+        return unwanted
+
+    def remember_abandoned(self, group: Group, by: str) -> None:
+        """So that whoever still mentions the group is told."""
+        self.abandoned.setdefault(group, by)
+        while len(self.abandoned) > self._config.closed_max:
+            self.abandoned.popitem(last=False)
+
+    # ------------------------------------------------------------- parts
+
+    def named(self, trace: Trace, crumbs: Iterable[NodeId], by: str, now_ns: int) -> bool:
+        """Crumbs were found. True if any names a node that has no part yet."""
+        news = False
+        for identity in crumbs:
+            if identity in trace.parts:
+                continue
+            if len(trace.parts) >= self._config.nodes_per_trace_max:
+                trace.nodes_cut += 1
+                continue
+            part = self._add(trace, identity, PartState.UNASKED, by, now_ns)
+            self._ask(trace, part)
+            news = True
+        return news
+
+    def answered(self, trace: Trace, node: Node, status: SliceStatus, now_ns: int) -> bool:
+        """A node said what it holds. True if that is news."""
+        part = trace.parts.get(node.id)
+        if part is None:
+            part = self._add(trace, node.id, PartState.ASKED, f"{node.name} itself", now_ns)
+        back = part.state is PartState.RETURNED
+        news = part.state is not PartState.ANSWERED or status != part.status
+        if back and status.bytes < part.received:
+            part.restarted = True
+        if part.status is not None and status.bytes < part.status.bytes:
+            part.restarted = True
+        part.state = PartState.ANSWERED
+        part.deadline_ns = None
+        part.status = status
+        for group in part.told:
+            part.told[group] = True
+        if back:
+            self._ask(trace, part)
+        return self.named(trace, status.crumbs, node.name, now_ns) or news
+
+    def part_of(self, trace: Trace, node: Node, now_ns: int) -> Part:
+        """The part of a node that sends bytes, also unasked."""
+        part = trace.parts.get(node.id)
+        if part is None:
+            part = self._add(trace, node.id, PartState.ASKED, f"{node.name} itself", now_ns)
+        return part
+
+    def add_stored(self, trace: Trace, identity: NodeId, now_ns: int) -> Part:
+        """A part out of the store, to be asked when its node is back."""
+        part = trace.parts.get(identity)
+        if part is None:
+            part = self._add(trace, identity, PartState.UNASKED, "the store", now_ns)
+        return part
+
+    def overdue(self, trace: Trace, now_ns: int) -> None:
+        """Stop waiting for those whose time is over."""
+        for part in trace.parts.values():
+            if part.deadline_ns is not None and part.deadline_ns <= now_ns:
+                part.deadline_ns = None
+
+    def remove(self, trace: Trace) -> None:
+        """The trace leaves the memory."""
+        for identity in trace.parts:
+            traces = self._by_node[identity]
+            del traces[trace.id]
+            if not traces:
+                del self._by_node[identity]
+        for group in trace.groups:
+            state = self.groups[group]
+            del state.traces[trace.id]
+            if not state.traces:
+                del self.groups[group]
+
+    # ------------------------------------------------------------- nodes
+
+    def connected(self, node: Node, *, restarted: bool, now_ns: int) -> list[Trace]:
+        """Ask a node what it was not asked, or did not answer; the traces concerned."""
+        assert node.session is not None
+        asked: list[Trace] = []
+        dropped: dict[Group, None] = {}
+        for trace in list(self._by_node.get(node.id, {}).values()):
+            part = trace.parts[node.id]
+            for group in part.told:
+                if group in self.abandoned:
+                    dropped[group] = None
+            if trace.released or trace.abandoned_by is not None:
+                continue
+            if part.state is PartState.ANSWERED and restarted and part.is_due:
+                part.state = PartState.RETURNED
+                part.told.clear()
+                part.deadline_ns = now_ns + self._config.answer_timeout_ns
+                asked.append(trace)
+            elif part.state is PartState.RETURNED:
+                part.deadline_ns = now_ns + self._config.answer_timeout_ns
+                asked.append(trace)
+            elif part.state is PartState.ANSWERED:
+                part.told = {group: True for group, sure in part.told.items() if sure}
+                self._ask(trace, part)
+            elif self._ask(trace, part):
+                part.deadline_ns = now_ns + self._config.answer_timeout_ns
+                asked.append(trace)
+        for group in dropped:
+            self._outbox.say(node.session, Drop(group))
+        return asked
+
+    def lost(self, node: Node) -> None:
+        """The node's stream is gone, with whatever was on it."""
+        for trace in self._by_node.get(node.id, {}).values():
+            part = trace.parts[node.id]
+            if part.state is PartState.ASKED:
+                part.state = PartState.UNASKED
+                part.told = {group: True for group, sure in part.told.items() if sure}
+
+    def traces_of(self, node: Node) -> Iterator[tuple[Trace, Part]]:
+        """All traces in which the node has a part."""
+        for trace in self._by_node.get(node.id, {}).values():
+            yield trace, trace.parts[node.id]
+
+    # ------------------------------------------------------------ inside
+
+    def _add(self, trace: Trace, identity: NodeId, state: PartState, by: str, now_ns: int) -> Part:
+        deadline_ns = now_ns + self._config.answer_timeout_ns
+        part = trace.parts[identity] = Part(identity, state, by, deadline_ns)
+        self._by_node.setdefault(identity, {})[trace.id] = trace
+        return part
+
+    def _ask(self, trace: Trace, part: Part) -> bool:
+        """Ask for what the node was not asked; True if it is asked now."""
+        node = self._nodes.by_id.get(part.node)
+        if node is None or node.session is None or part.state is PartState.RETURNED:
+            return False
+        wanted = [group for group in trace.groups if group not in self.abandoned]
+        for group in wanted:
+            if group not in part.told:
+                self._outbox.collect(node.session, group, trace.id)
+                part.told[group] = False
+        if wanted and part.state is PartState.UNASKED:
+            part.state = PartState.ASKED
+            return True
+        return False
+
+    def _reckon_abandoned(self, trace: Trace) -> None:
+        by = [self.abandoned.get(group) for group in trace.groups]
+        given_up = [name for name in by if name is not None]
+        if given_up and len(given_up) == len(by):
+            trace.abandoned_by = given_up[0]
+        else:
+            trace.abandoned_by = None

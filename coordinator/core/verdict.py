@@ -1,0 +1,357 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The verdict on a trace: whether all of it is here, and if not, what is not.
+
+A trace is *coherent* if and only if none of the reasons below holds. Otherwise
+the worst kind among its reasons is the verdict's:
+
+    provisional  something is still open; the others may not be final
+    partial      a part is missing as a whole: a node, a hop, a parent, a run
+    lossy        parts that did come have holes
+    truncated    parts that did come end at a bound that somebody set
+
+    reason            kind         the trace has
+    ------            ----         -------------
+    open              provisional  parts that wait for an answer, bytes, or the
+                                   end of what is being written
+    no_trigger        partial      no trigger: nobody can be asked
+    unknown_node      partial      a crumb to a node that never connected
+    not_connected     partial      a node that is not connected
+    no_answer         partial      a node that did not answer in time
+    never_seen        partial      a node that is said to have seen it, and says
+                                   that it never did
+    too_many_nodes    partial      crumbs to more nodes than are asked for one
+    bytes_missing     partial      a slice that did not come whole
+    restarted         partial      a node that lost its slice by a restart
+    evicted           partial      a node whose pool was overwritten
+    abandoned         partial      been given up under overload
+    hop_out_unmet     partial      a context that was sent, and never arrived
+    hop_in_unmet      partial      a context that arrived, and was never sent
+    parent_missing    partial      a span whose parent nobody delivered
+    span_unstarted    partial      a span that ended and never started
+    unfinished        partial      a span that started and never ended
+    still_written     partial      handles that were still open when it was closed
+    run_missing       partial      a handle whose runs are not all there
+    late              partial      bytes that came when it was closed
+    lossy             lossy        records that were dropped when written
+    maybe_lossy       lossy        a loss nearby, of whatever trace
+    store_full        lossy        a node that had no room to copy it
+    corrupt           lossy        a log that contradicted itself
+    malformed         lossy        bytes that make no sense
+    truncated         truncated    a slice, or a record, longer than allowed
+    too_large         truncated    more spans, hops and runs than are judged
+
+Each reason has the node that it is about and words for a person.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from coordinator.core.nodes import Nodes
+from protocol.messages import SliceFlags
+
+if TYPE_CHECKING:
+    from coordinator.core.evidence import SliceEvidence
+    from coordinator.core.trace import Part, Trace
+
+REASONS_PER_KIND_AND_NODE = 4
+"""Beyond these a reason is only counted: a thousand lost spans are one fact."""
+
+REASONS_MAX = 256
+"""In one verdict: what a person may still read, and a store still hold."""
+
+
+class VerdictKind(enum.StrEnum):
+    """From best to worst."""
+
+    COHERENT = "coherent"
+    TRUNCATED = "truncated"
+    LOSSY = "lossy"
+    PARTIAL = "partial"
+    PROVISIONAL = "provisional"
+
+
+class ReasonKind(enum.StrEnum):
+    OPEN = "open"
+    NO_TRIGGER = "no_trigger"
+    UNKNOWN_NODE = "unknown_node"
+    NOT_CONNECTED = "not_connected"
+    NO_ANSWER = "no_answer"
+    NEVER_SEEN = "never_seen"
+    TOO_MANY_NODES = "too_many_nodes"
+    BYTES_MISSING = "bytes_missing"
+    RESTARTED = "restarted"
+    EVICTED = "evicted"
+    ABANDONED = "abandoned"
+    HOP_OUT_UNMET = "hop_out_unmet"
+    HOP_IN_UNMET = "hop_in_unmet"
+    PARENT_MISSING = "parent_missing"
+    SPAN_UNSTARTED = "span_unstarted"
+    UNFINISHED = "unfinished"
+    STILL_WRITTEN = "still_written"
+    RUN_MISSING = "run_missing"
+    LATE = "late"
+    LOSSY = "lossy"
+    MAYBE_LOSSY = "maybe_lossy"
+    STORE_FULL = "store_full"
+    CORRUPT = "corrupt"
+    MALFORMED = "malformed"
+    TRUNCATED = "truncated"
+    TOO_LARGE = "too_large"
+
+
+_LOSSY = {
+    ReasonKind.LOSSY,
+    ReasonKind.MAYBE_LOSSY,
+    ReasonKind.STORE_FULL,
+    ReasonKind.CORRUPT,
+    ReasonKind.MALFORMED,
+}
+_TRUNCATED = {ReasonKind.TRUNCATED, ReasonKind.TOO_LARGE}
+_SEVERITY = list(VerdictKind)
+
+HEALABLE = frozenset(
+    {
+        ReasonKind.OPEN,
+        ReasonKind.NO_TRIGGER,
+        ReasonKind.UNKNOWN_NODE,
+        ReasonKind.NOT_CONNECTED,
+        ReasonKind.NO_ANSWER,
+        ReasonKind.BYTES_MISSING,
+        ReasonKind.STILL_WRITTEN,
+    }
+)
+"""What may still turn out well when a node comes back."""
+
+_FLAGS = {
+    SliceFlags.EVICTED: (ReasonKind.EVICTED, "the pool was overwritten before the trigger came"),
+    SliceFlags.ABANDONED: (ReasonKind.ABANDONED, "given up under overload"),
+    SliceFlags.LOSSY: (ReasonKind.LOSSY, "records were dropped when they were written"),
+    SliceFlags.MAYBE_LOSSY: (
+        ReasonKind.MAYBE_LOSSY,
+        "records were dropped nearby; whether of this trace is not known",
+    ),
+    SliceFlags.STORE_FULL: (ReasonKind.STORE_FULL, "the report store had no room for all of it"),
+    SliceFlags.CORRUPT: (ReasonKind.CORRUPT, "the log contradicted itself"),
+    SliceFlags.TRUNCATED: (ReasonKind.TRUNCATED, "longer than a slice may be"),
+}
+"""CRUMBS_CUT is none of them: the slice itself has every crumb."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    kind: ReasonKind
+    node: str
+    detail: str
+
+    @property
+    def verdict(self) -> VerdictKind:
+        """The kind of verdict that this reason alone makes."""
+        if self.kind is ReasonKind.OPEN:
+            return VerdictKind.PROVISIONAL
+        if self.kind in _LOSSY:
+            return VerdictKind.LOSSY
+        if self.kind in _TRUNCATED:
+            return VerdictKind.TRUNCATED
+        return VerdictKind.PARTIAL
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """One version of the judgement, with what a list of traces shows.
+
+    ``bytes`` are those judged, over all nodes. Times are the earliest and the
+    latest of any span, Unix time by the nodes' own clocks; None without spans.
+    """
+
+    version: int
+    kind: VerdictKind
+    reasons: tuple[Reason, ...]
+    nodes: tuple[str, ...]
+    bytes: int
+    span_count: int
+    start_ns: int | None
+    end_ns: int | None
+
+    def same_as(self, other: Verdict | None) -> bool:
+        """Whether only the versions differ."""
+        return other is not None and self == replace(other, version=self.version)
+
+
+def judge(trace: Trace, nodes: Nodes, *, final: bool) -> Verdict:
+    """Judge what there is. ``final``: do not wait for what is still open.
+
+    The version is one above the last if anything differs from it.
+    """
+    reasons = _limit(_reasons(trace, nodes, final=final))
+    kinds = {reason.verdict for reason in reasons}
+    evidence = trace.evidence
+    verdict = Verdict(
+        trace.verdict.version if trace.verdict else 0,
+        max(kinds, key=_SEVERITY.index, default=VerdictKind.COHERENT),
+        tuple(reasons),
+        tuple(sorted(nodes.name_of(part.node) for part in trace.parts.values() if part.received)),
+        trace.bytes,
+        evidence.span_count,
+        evidence.start_ns,
+        evidence.end_ns,
+    )
+    if verdict.same_as(trace.verdict):
+        return verdict
+    return replace(verdict, version=verdict.version + 1)
+
+
+def _limit(reasons: Iterator[Reason]) -> list[Reason]:
+    """In order of node and kind, the first few of each, and how many more."""
+    by_key: dict[tuple[str, ReasonKind], list[Reason]] = {}
+    more: dict[tuple[str, ReasonKind], int] = {}
+    for reason in reasons:
+        key = (reason.node, reason.kind)
+        listed = by_key.setdefault(key, [])
+        if len(listed) < REASONS_PER_KIND_AND_NODE:
+            listed.append(reason)
+        else:
+            more[key] = more.get(key, 0) + 1
+    limited = []
+    # Of each kind something must remain, so the kinds go first round the nodes.
+    for key in sorted(by_key, key=lambda key: (key[1], key[0])):
+        limited += by_key[key]
+        if key in more:
+            limited.append(Reason(key[1], key[0], f"and {more[key]} more of this kind"))
+    if len(limited) <= REASONS_MAX:
+        return limited
+    first_of_kind: dict[ReasonKind, Reason] = {}
+    for reason in limited:
+        first_of_kind.setdefault(reason.kind, reason)
+    kept = list(first_of_kind.values())
+    kept += [r for r in limited if r is not first_of_kind[r.kind]][: REASONS_MAX - len(kept)]
+    return sorted(kept, key=lambda reason: (reason.kind, reason.node))
+
+
+def _reasons(trace: Trace, nodes: Nodes, *, final: bool) -> Iterator[Reason]:
+    if trace.abandoned_by is not None:
+        # Whatever else is missing is missing because of that.
+        yield Reason(ReasonKind.ABANDONED, trace.abandoned_by, "given up under overload")
+        return
+    if not trace.groups and not trace.late:
+        yield Reason(ReasonKind.NO_TRIGGER, "", "no trigger is known that asks for this trace")
+    if trace.nodes_cut:
+        detail = f"crumbs to {trace.nodes_cut} more nodes than are asked for one trace"
+        yield Reason(ReasonKind.TOO_MANY_NODES, "", detail)
+    if not final and not trace.is_open:
+        yield Reason(ReasonKind.OPEN, "", "news keep coming")
+    for part in trace.parts.values():
+        if not final and part.is_open:
+            yield Reason(ReasonKind.OPEN, nodes.name_of(part.node), _waits_for(part))
+        else:
+            yield from _part_reasons(trace, part, nodes)
+    if trace.late:
+        yield Reason(ReasonKind.LATE, "", "bytes came after it was closed: stored, not judged")
+        yield from trace.reasons_before
+        return
+    if trace.evidence.overflow:
+        yield Reason(ReasonKind.TOO_LARGE, "", "more spans, hops and runs than are judged")
+        return
+    for node, evidence in trace.evidence.slices.items():
+        yield from _slice_reasons(trace.parts[node], evidence, nodes.name_of(node))
+    yield from _whole_reasons(trace, nodes)
+
+
+def _waits_for(part: Part) -> str:
+    if part.deadline_ns is not None:
+        return f"no answer yet; named by {part.named_by}"
+    if part.missing_bytes:
+        return f"{part.received} of {part.received + part.missing_bytes} bytes are here"
+    return f"{part.open_handles} handles are open"
+
+
+def _part_reasons(trace: Trace, part: Part, nodes: Nodes) -> Iterator[Reason]:
+    """What the node said, or failed to say."""
+    name = nodes.name_of(part.node)
+    connected = nodes.is_connected(part.node)
+    if part.lost:
+        yield Reason(
+            ReasonKind.RESTARTED, name, "the node was restarted, and no longer has the slice"
+        )
+    if part.status is None:
+        if part.received:
+            detail = f"{part.received} bytes came, but no word on how many there are"
+            yield Reason(ReasonKind.BYTES_MISSING, name, detail)
+        elif connected:
+            yield Reason(ReasonKind.NO_ANSWER, name, f"named by {part.named_by}; did not answer")
+        elif not nodes.is_known(part.node):
+            called = trace.evidence.names.get(part.node)
+            who = f"no node called {called!r}" if called else "no node of that id"
+            detail = f"named by {part.named_by}; {who} ever connected"
+            yield Reason(ReasonKind.UNKNOWN_NODE, name, detail)
+        else:
+            detail = f"named by {part.named_by}; not connected"
+            yield Reason(ReasonKind.NOT_CONNECTED, name, detail)
+        return
+    status = part.status
+    for flag, (kind, words) in _FLAGS.items():
+        if flag in status.flags:
+            yield Reason(kind, name, words)
+    if part.missing_bytes and not part.lost:
+        where = "" if connected else "; the node is not connected"
+        detail = f"{part.received} of {status.bytes} bytes came{where}"
+        yield Reason(ReasonKind.BYTES_MISSING, name, detail)
+    if part.open_handles and not part.lost:
+        detail = f"{part.open_handles} handles were never closed"
+        yield Reason(ReasonKind.STILL_WRITTEN, name, detail)
+    if not part.received and not status.held and not status.flags:
+        detail = f"named by {part.named_by}; the node never saw the trace"
+        yield Reason(ReasonKind.NEVER_SEEN, name, detail)
+
+
+def _slice_reasons(part: Part, evidence: SliceEvidence, name: str) -> Iterator[Reason]:
+    """What is wrong inside one slice."""
+    decoder = evidence.decoder
+
+    def who(client: int) -> str:
+        process = decoder.processes.get(client)
+        gone = "; the process is gone" if client in decoder.exited else ""
+        return f"{process or f'client {client}'}{gone}"
+
+    if decoder.malformed or (not decoder.whole and not part.missing_bytes):
+        count = decoder.malformed or 1
+        yield Reason(ReasonKind.MALFORMED, name, f"{count} places make no sense")
+    if evidence.truncated_records:
+        detail = f"{evidence.truncated_records} records were cut when they were written"
+        yield Reason(ReasonKind.TRUNCATED, name, detail)
+    for client in sorted(decoder.lossy):
+        yield Reason(ReasonKind.LOSSY, name, f"records were dropped in {who(client)}")
+    for (client, handle), runs in decoder.handles.items():
+        if runs.lossy:
+            yield Reason(ReasonKind.LOSSY, name, f"records were dropped in {who(client)}")
+        problem = runs.problem()
+        if problem is not None:
+            detail = f"handle {handle} of {who(client)}: {problem}"
+            yield Reason(ReasonKind.RUN_MISSING, name, detail)
+    for (client, _), starts in evidence.open_spans.items():
+        for start in starts:
+            detail = f"span {start.span_id:016x} {start.name!r} of {who(client)} never ended"
+            yield Reason(ReasonKind.UNFINISHED, name, detail)
+    for client, span_id in evidence.early_ends:
+        detail = f"span {span_id:016x} of {who(client)} ended, but its start is not here"
+        yield Reason(ReasonKind.SPAN_UNSTARTED, name, detail)
+
+
+def _whole_reasons(trace: Trace, nodes: Nodes) -> Iterator[Reason]:
+    """What is missing between the slices."""
+    evidence = trace.evidence
+    for parent_id, (node, span_id) in evidence.orphans.items():
+        detail = f"nobody delivered span {parent_id:016x}, the parent of {span_id:016x}"
+        yield Reason(ReasonKind.PARENT_MISSING, nodes.name_of(node), detail)
+    for (node, span_id, number), hop in evidence.hops.items():
+        sent = f"request {number} of span {span_id:016x}"
+        if hop.extracted < hop.injected:
+            detail = f"{sent} was sent, and nobody delivered that it arrived"
+            yield Reason(ReasonKind.HOP_OUT_UNMET, nodes.name_of(node), detail)
+        elif not hop.injected and hop.extracted_on is not None:
+            on = nodes.name_of(hop.extracted_on)
+            detail = f"{sent} arrived on {on}, and nobody delivered that it was sent"
+            yield Reason(ReasonKind.HOP_IN_UNMET, nodes.name_of(node), detail)
