@@ -12,15 +12,16 @@ uint64_t bs_clock_ticks_slow(void)
 	return (uint64_t)now.tv_sec * 1000000000ull + (uint64_t)now.tv_nsec;
 }
 
-static void open_trace(struct bs_thread *t, struct bs_trace *trace,
-		       struct bs_trace_id id)
+static inline void open_trace(struct bs_thread *t, struct bs_trace *trace,
+			      struct bs_trace_id id)
 {
 	bs_thread_has_slot(t);
 	trace->id = id;
 	trace->handle_seq = (uint64_t)bs_thread_draw_handle(t) << 32;
 	trace->next_hop = 0;
 	trace->flags = bs_thread_recorded(t, id);
-	memset(trace->crumbs, 0, sizeof(trace->crumbs));
+	for (int i = 0; i < 3; i++)
+		trace->crumbs[i] = 0;
 	trace->attachment = t->epoch;
 }
 
@@ -73,12 +74,11 @@ int bs_end(void)
 int bs_tracepoint_slow(uint16_t type, const void *payload, size_t payload_bytes,
 		       uint64_t ticks)
 {
-	const struct bs_part part = {payload, payload_bytes};
 	struct bs_thread *t = &bs_thread;
 
 	if (unlikely(!t->own_open))
 		return -ENOENT;
-	return bs_append(t, &t->own, type, 0, ticks, &part, 1);
+	return bs_append_bytes(t, &t->own, type, payload, payload_bytes, ticks);
 }
 
 /* ------------------------------------------------------------ handles --- */
@@ -111,11 +111,11 @@ int bs_close(struct bs_trace *trace)
 int bs_write(struct bs_trace *trace, uint16_t type, const void *payload,
 	     size_t payload_bytes)
 {
-	const struct bs_part part = {payload, payload_bytes};
 	struct bs_thread *t = &bs_thread;
 
 	if (!trace)
 		return bs_record_at(type, payload, payload_bytes,
 				    bs_clock_ticks());
-	return bs_append(t, trace, type, 0, bs_clock_ticks(), &part, 1);
+	return bs_append_bytes(t, trace, type, payload, payload_bytes,
+			       bs_clock_ticks());
 }

@@ -25,14 +25,8 @@ void bs_doorbell_ring(struct bs_attachment *a)
 
 bool bs_run_ring_look(struct bs_thread *t)
 {
-	uint32_t waiting;
-
 	t->run_tail = load_acquire(&t->area->run_tail);
-	waiting = t->run_head - t->run_tail;
-	if (waiting >= BS_RUN_RING_QUARTER &&
-	    waiting % BS_RUN_RING_QUARTER == 0)
-		bs_doorbell_ring(t->attachment);
-	return waiting < BS_RUN_RING_ENTRIES;
+	return t->run_head - t->run_tail < BS_RUN_RING_ENTRIES;
 }
 
 /* ----------------------------------------------------------- segments --- */
@@ -130,101 +124,25 @@ bool bs_segment_take(struct bs_thread *t)
 
 /* --------------------------------------------------------------- runs --- */
 
-static bool run_is_of(const struct bs_thread *t, const struct bs_trace *trace)
-{
-	if (t->run_state == BS_RUN_NONE)
-		return false;
-	if (trace == &t->own)
-		return t->run_is_own;
-	return !t->run_is_own &&
-	       t->run_handle == bs_trace_handle(READ_ONCE(trace->handle_seq)) &&
-	       bs_trace_id_equal(t->run_id, trace->id);
-}
-
 static void mark_lossy(struct bs_thread *t, struct bs_trace *trace)
 {
-	if (!(READ_ONCE(trace->flags) & BS_RUN_LOSSY))
+	if (trace == &t->own)
+		trace->flags |= BS_RUN_LOSSY;
+	else if (!(READ_ONCE(trace->flags) & BS_RUN_LOSSY))
 		__atomic_fetch_or(&trace->flags, BS_RUN_LOSSY,
 				  __ATOMIC_RELAXED);
-	if (!run_is_of(t, trace))
+	if (!bs_run_is_of(t, trace))
 		return;
 	t->run_flags |= BS_RUN_LOSSY;
 	if (t->run_state == BS_RUN_OPEN)
 		WRITE_ONCE(t->run->flags, t->run_flags);
 }
 
-/*
- * The next number of the handle. False when another thread gave the trace a
- * new handle meanwhile, in an attachment that is not ours.
- */
-static bool draw_seq(struct bs_thread *t, struct bs_trace *trace,
-		     uint64_t *drawn)
+void bs_run_open_lost(struct bs_thread *t, struct bs_trace *trace)
 {
-	*drawn = load_acquire(&trace->handle_seq);
-	if (trace == &t->own) {
-		trace->handle_seq = bs_trace_next(*drawn);
-		return true;
-	}
-	do {
-		if (load_acquire(&trace->attachment) != t->epoch)
-			return false;
-	} while (!compare_and_swap(&trace->handle_seq, drawn,
-				   bs_trace_next(*drawn)));
-	return true;
-}
-
-static size_t record_bytes(size_t payload_bytes)
-{
-	return (sizeof(struct bs_record_header) + payload_bytes +
-		BS_RECORD_ALIGN - 1) &
-	       ~(size_t)(BS_RECORD_ALIGN - 1);
-}
-
-static bool run_fits(const struct bs_thread *t, size_t bytes)
-{
-	return (size_t)(t->limit - t->cursor) >=
-	       sizeof(struct bs_run_header) + bytes;
-}
-
-/* Open a run with room for `bytes` of records, or a lost one. The thread has
- * a slot and no open run. False as draw_seq(). */
-static bool run_open(struct bs_thread *t, struct bs_trace *trace, size_t bytes)
-{
-	struct bs_writer *w;
-	struct bs_run_header *run;
-	uint64_t handle_seq;
-
-	if (!draw_seq(t, trace, &handle_seq))
-		return false;
-	t->run_is_own = trace == &t->own;
-	t->run_id = trace->id;
-	t->run_handle = bs_trace_handle(handle_seq);
-	t->run_flags = (uint16_t)(READ_ONCE(trace->flags) & BS_RUN_LOSSY);
-	if ((uint32_t)handle_seq == 0)
-		t->run_flags |= BS_RUN_FIRST;
-	if (unlikely(!run_fits(t, bytes)) && !bs_segment_take(t)) {
-		t->run_state = BS_RUN_LOST;
-		t->lost_bytes = 0;
-		mark_lossy(t, trace);
-		return true;
-	}
-	run = (struct bs_run_header *)t->cursor;
-	run->trace_hi = trace->id.hi;
-	run->trace_lo = trace->id.lo;
-	run->committed_bytes = 0;
-	run->handle = t->run_handle;
-	run->seq = (uint32_t)handle_seq;
-	run->flags = t->run_flags;
-	store_release(&run->generation, t->generation);
-
-	t->run = run;
-	t->run_state = BS_RUN_OPEN;
-	w = t->run_is_own ? &bs_writer : &t->writer;
-	w->records = (unsigned char *)(run + 1);
-	w->cursor = w->records;
-	w->limit = t->limit;
-	w->committed = &run->committed_bytes;
-	return true;
+	t->run_state = BS_RUN_LOST;
+	t->lost_bytes = 0;
+	mark_lossy(t, trace);
 }
 
 /*
@@ -250,7 +168,7 @@ static int rebind(struct bs_thread *t, struct bs_trace *trace)
 		uint64_t seq = (uint32_t)READ_ONCE(trace->handle_seq);
 		uint32_t flags = READ_ONCE(trace->flags);
 
-		/* In between it belongs to no attachment (draw_seq). */
+		/* In between it belongs to no attachment (bs_trace_draw_seq). */
 		store_release(&trace->attachment, UINT64_MAX);
 		flags &= BS_RUN_LOSSY;
 		if (seq)
@@ -266,26 +184,6 @@ static int rebind(struct bs_thread *t, struct bs_trace *trace)
 }
 
 /* ------------------------------------------------------------- append --- */
-
-static void put(struct bs_writer *w, uint16_t type, uint16_t flags,
-		uint64_t ticks, const struct bs_part *parts, int n_parts,
-		size_t payload_bytes)
-{
-	struct bs_record_header *h = (struct bs_record_header *)w->cursor;
-	unsigned char *to = (unsigned char *)(h + 1);
-
-	h->payload_bytes = (uint32_t)payload_bytes;
-	h->type = type;
-	h->flags = flags;
-	h->ticks = ticks;
-	for (int i = 0; i < n_parts; i++) {
-		if (parts[i].n)
-			memcpy(to, parts[i].bytes, parts[i].n);
-		to += parts[i].n;
-	}
-	w->cursor += record_bytes(payload_bytes);
-	store_release(w->committed, (uint32_t)(w->cursor - w->records));
-}
 
 static int lose(struct bs_thread *t, struct bs_trace *trace,
 		size_t payload_bytes)
@@ -331,7 +229,7 @@ int bs_append(struct bs_thread *t, struct bs_trace *trace, uint16_t type,
 		else
 			payload_bytes += parts[i].n;
 	}
-	bytes = record_bytes(payload_bytes);
+	bytes = bs_record_bytes(payload_bytes);
 
 	for (;;) {
 		bs_thread_enter(t);
@@ -347,22 +245,22 @@ int bs_append(struct bs_thread *t, struct bs_trace *trace, uint16_t type,
 			return refuse(t, trace);
 		if (unlikely(!bs_thread_has_slot(t)))
 			return lose(t, trace, payload_bytes);
-		if (!run_is_of(t, trace)) {
+		if (!bs_run_is_of(t, trace)) {
 			if (t->run_state != BS_RUN_NONE)
 				bs_run_close(t, 0);
-			if (unlikely(!run_open(t, trace, bytes)))
+			if (unlikely(!bs_run_open(t, trace, bytes)))
 				continue;
 		}
 		if (unlikely(t->run_state == BS_RUN_LOST)) {
-			if (!run_fits(t, bytes) && !bs_segment_take(t))
+			if (!bs_run_fits(t, bytes) && !bs_segment_take(t))
 				return lose(t, trace, payload_bytes);
 			bs_run_close(t, 0);
 			continue;
 		}
 		w = t->run_is_own ? &bs_writer : &t->writer;
 		if (likely((size_t)(w->limit - w->cursor) >= bytes)) {
-			put(w, type, flags, ticks, parts, n_parts,
-			    payload_bytes);
+			bs_writer_put(w, type, flags, ticks, parts, n_parts,
+				      payload_bytes);
 			return 0;
 		}
 		/* The next one goes into the next segment. */
@@ -380,14 +278,14 @@ void bs_append_last(struct bs_thread *t, struct bs_trace *trace)
 			BS_COUNT(t->counters.runs_lost, 1);
 		return;
 	}
-	if (!run_is_of(t, trace)) {
+	if (!bs_run_is_of(t, trace)) {
 		/* Nothing written, nothing lost: nothing to say. */
 		if (!(uint32_t)READ_ONCE(trace->handle_seq) &&
 		    !(READ_ONCE(trace->flags) & BS_RUN_LOSSY))
 			return;
 		if (t->run_state != BS_RUN_NONE)
 			bs_run_close(t, 0);
-		if (!run_open(t, trace, 0))
+		if (!bs_run_open(t, trace, 0))
 			return;
 	}
 	bs_run_close(t, BS_RUN_LAST);

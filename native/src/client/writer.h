@@ -35,8 +35,8 @@ void bs_append_last(struct bs_thread *t, struct bs_trace *trace);
 /* Take the next granted segment, if there is one. */
 bool bs_segment_take(struct bs_thread *t);
 
-/* The ring is as full as we knew it last: look again, ring the doorbell at
- * each quarter. False when there is no room. */
+/* The ring is a quarter full by the tail that we saw last: look again. False
+ * when there is no room. */
 bool bs_run_ring_look(struct bs_thread *t);
 
 #define BS_RUN_RING_QUARTER (BS_RUN_RING_ENTRIES / 4)
@@ -60,7 +60,7 @@ static inline void bs_run_announce(struct bs_thread *t, uint32_t segment,
 	struct bs_thread_area *area = t->area;
 	struct bs_run_entry *e;
 
-	if (unlikely(t->run_head - t->run_tail >= BS_RUN_RING_QUARTER) &&
+	if (unlikely(t->run_head - t->run_tail >= BS_RUN_RING_QUARTER - 1) &&
 	    !bs_run_ring_look(t)) {
 		store_release(&area->runs_unannounced,
 			      area->runs_unannounced + 1);
@@ -75,6 +75,8 @@ static inline void bs_run_announce(struct bs_thread *t, uint32_t segment,
 	e->offset = offset;
 	e->committed_bytes = committed_bytes;
 	store_release(&area->run_head, ++t->run_head);
+	if (unlikely((t->run_head - t->run_tail) % BS_RUN_RING_QUARTER == 0))
+		bs_doorbell_ring(t->attachment);
 }
 
 static inline uint32_t bs_segment_offset(const struct bs_thread *t,
@@ -120,6 +122,160 @@ static inline void bs_run_close(struct bs_thread *t, uint16_t flags)
 	BS_COUNT(area->payload_bytes, committed);
 	bs_run_announce(t, t->segment, t->generation, flags,
 			bs_segment_offset(t, run), committed);
+}
+
+/* The handle's next number. False when another thread gave the trace a new
+ * handle meanwhile, in an attachment that is not ours. */
+static inline bool bs_trace_draw_seq(const struct bs_thread *t,
+				     struct bs_trace *trace, uint64_t *drawn)
+{
+	*drawn = load_acquire(&trace->handle_seq);
+	if (trace == &t->own) {
+		trace->handle_seq = bs_trace_next(*drawn);
+		return true;
+	}
+	do {
+		if (load_acquire(&trace->attachment) != t->epoch)
+			return false;
+	} while (!compare_and_swap(&trace->handle_seq, drawn,
+				   bs_trace_next(*drawn)));
+	return true;
+}
+
+static inline bool bs_run_is_of(const struct bs_thread *t,
+				const struct bs_trace *trace)
+{
+	if (t->run_state == BS_RUN_NONE)
+		return false;
+	if (trace == &t->own)
+		return t->run_is_own;
+	return !t->run_is_own &&
+	       t->run_handle == bs_trace_handle(READ_ONCE(trace->handle_seq)) &&
+	       bs_trace_id_equal(t->run_id, trace->id);
+}
+
+static inline bool bs_run_fits(const struct bs_thread *t, size_t bytes)
+{
+	return (size_t)(t->limit - t->cursor) >=
+	       sizeof(struct bs_run_header) + bytes;
+}
+
+/* The run that was to be opened is lost: see the top of this file. */
+void bs_run_open_lost(struct bs_thread *t, struct bs_trace *trace);
+
+/*
+ * Open a run with room for `bytes` of records, or a lost one. The thread has
+ * a slot and no open run. False as bs_trace_draw_seq().
+ *
+ * The words of the id are copied one by one: it was just written so, and a
+ * processor cannot forward two stores to one wider load.
+ */
+static inline bool bs_run_open(struct bs_thread *t, struct bs_trace *trace,
+			       size_t bytes)
+{
+	bool is_own = trace == &t->own;
+	struct bs_writer *w = is_own ? &bs_writer : &t->writer;
+	struct bs_run_header *run;
+	uint64_t handle_seq, hi, lo;
+	uint16_t flags;
+
+	if (!bs_trace_draw_seq(t, trace, &handle_seq))
+		return false;
+	hi = READ_ONCE(trace->id.hi);
+	lo = READ_ONCE(trace->id.lo);
+	flags = (uint16_t)(READ_ONCE(trace->flags) & BS_RUN_LOSSY);
+	if ((uint32_t)handle_seq == 0)
+		flags |= BS_RUN_FIRST;
+	t->run_is_own = is_own;
+	WRITE_ONCE(t->run_id.hi, hi);
+	WRITE_ONCE(t->run_id.lo, lo);
+	t->run_handle = bs_trace_handle(handle_seq);
+	t->run_flags = flags;
+	if (unlikely(!bs_run_fits(t, bytes)) && !bs_segment_take(t)) {
+		bs_run_open_lost(t, trace);
+		return true;
+	}
+	run = (struct bs_run_header *)t->cursor;
+	WRITE_ONCE(run->trace_hi, hi);
+	WRITE_ONCE(run->trace_lo, lo);
+	run->committed_bytes = 0;
+	run->handle = bs_trace_handle(handle_seq);
+	run->seq = (uint32_t)handle_seq;
+	run->flags = flags;
+	store_release(&run->generation, t->generation);
+
+	t->run = run;
+	t->run_state = BS_RUN_OPEN;
+	w->records = (unsigned char *)(run + 1);
+	w->cursor = w->records;
+	w->limit = t->limit;
+	w->committed = &run->committed_bytes;
+	return true;
+}
+
+static inline size_t bs_record_bytes(size_t payload_bytes)
+{
+	return (sizeof(struct bs_record_header) + payload_bytes +
+		BS_RECORD_ALIGN - 1) &
+	       ~(size_t)(BS_RECORD_ALIGN - 1);
+}
+
+static inline void bs_writer_put(struct bs_writer *w, uint16_t type,
+				 uint16_t flags, uint64_t ticks,
+				 const struct bs_part *parts, int n_parts,
+				 size_t payload_bytes)
+{
+	struct bs_record_header *h = (struct bs_record_header *)w->cursor;
+	unsigned char *to = (unsigned char *)(h + 1);
+
+	h->payload_bytes = (uint32_t)payload_bytes;
+	h->type = type;
+	h->flags = flags;
+	h->ticks = ticks;
+	for (int i = 0; i < n_parts; i++) {
+		if (parts[i].n)
+			memcpy(to, parts[i].bytes, parts[i].n);
+		to += parts[i].n;
+	}
+	w->cursor += bs_record_bytes(payload_bytes);
+	store_release(w->committed, (uint32_t)(w->cursor - w->records));
+}
+
+/* Whether the thread can write to the trace as things stand. */
+static inline bool bs_trace_is_at_hand(const struct bs_thread *t,
+				       const struct bs_trace *trace)
+{
+	return t->attachment == READ_ONCE(bs_current) &&
+	       load_acquire(&trace->attachment) == t->epoch && t->area &&
+	       !(READ_ONCE(trace->flags) & BS_TRACE_UNRECORDED);
+}
+
+/* bs_append() of one piece, stamped now or before; short where nothing special
+ * is to be done. */
+static inline int bs_append_bytes(struct bs_thread *t, struct bs_trace *trace,
+				  uint16_t type, const void *payload,
+				  size_t payload_bytes, uint64_t ticks)
+{
+	const struct bs_part part = {payload, payload_bytes};
+	struct bs_writer *w = trace == &t->own ? &bs_writer : &t->writer;
+	size_t bytes = bs_record_bytes(payload_bytes);
+
+	if (unlikely(payload_bytes > BS_PAYLOAD_MAX) ||
+	    unlikely(!bs_trace_is_at_hand(t, trace)))
+		goto slow;
+	if (!bs_run_is_of(t, trace)) {
+		if (t->run_state != BS_RUN_NONE)
+			bs_run_close(t, 0);
+		if (unlikely(!bs_run_open(t, trace, bytes)))
+			goto slow;
+	}
+	if (unlikely(t->run_state != BS_RUN_OPEN) ||
+	    unlikely((size_t)(w->limit - w->cursor) < bytes))
+		goto slow;
+	bs_writer_put(w, type, 0, ticks, &part, 1, payload_bytes);
+	return 0;
+slow:
+	return bs_append(t, trace, type, 0, ticks, &part, 1);
 }
 
 #endif
