@@ -351,7 +351,10 @@ class Store:
                 )
             case PutReleased():
                 self._touch(record.trace)
-                execute("UPDATE traces SET released = 1 WHERE trace = ?", (record.trace,))
+                execute(
+                    "UPDATE traces SET released = ? WHERE trace = ?",
+                    (int(record.released), record.trace),
+                )
             case _:
                 assert_never(record)
 
