@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The processes that are attached: who they are, whether they live, and how they outlast the daemon.
 
-For each client four fds are kept by the service manager, named c<number>.<part>:
-its arena, channel and context, and ``about``, a sealed memfd of a hundred bytes
-that says whose they are (token, pid, start time, service). It is a memfd and
+For each client four fds are kept by the service manager, named <id>.<part>, where
+the id is the beginning of the token in hex: its arena, channel and context, and
+``about``, a sealed memfd of a hundred bytes that says whose they are (token,
+pid, start time, service). It is a memfd and
 not part of the fds' names because all names together must fit into one
 environment variable (appliance.fdstore); it comes and goes with the fds that it
 describes, so it cannot disagree with them.
@@ -32,7 +33,9 @@ from appliance.attach import Attachment, AttachRefused, Peer, Request
 from appliance.fdstore import ServiceManager, StoredFd
 
 _PARTS = ("arena", "channel", "context", "about")
-_NAME = re.compile(r"c([0-9]{1,10})\.(arena|channel|context|about)")
+_NAME = re.compile(r"([0-9a-f]{12})\.(arena|channel|context|about)")
+
+_TOKEN_BYTES = 16
 
 # The memfd is ours, but a store is only as good as who fills it.
 _ABOUT_BYTES_MAX = 4096
@@ -56,8 +59,8 @@ class ClientDataPlane(Protocol):
     def client_add(self, pid: int, service: str) -> tuple[int, ClientFds]:
         """Make a client's shared memory: its number, and fds that the caller closes."""
 
-    def client_adopt(self, number: int, pid: int, service: str, fds: ClientFds) -> None:
-        """Go on with a client from before a restart, under its old number."""
+    def client_adopt(self, pid: int, service: str, fds: ClientFds) -> int:
+        """Go on with a client from before a restart: its number."""
 
     def client_exited(self, number: int) -> None:
         """Its process is gone."""
@@ -74,6 +77,11 @@ class Client:
     service: str
     connected: bool
     pidfd: int | None
+
+    @property
+    def stored_as(self) -> str:
+        """What the names of its stored fds begin with."""
+        return self.token.hex()[:12]
 
 
 def process_start_ticks(pid: int) -> int:
@@ -178,7 +186,7 @@ class Clients:
                 else f"the node cannot make the shared memory: {error.strerror}"
             )
             raise AttachRefused(error.errno or errno.EIO, message) from error
-        client = Client(number, os.urandom(16), pid, start_ticks, service, True, pidfd)
+        client = Client(number, os.urandom(_TOKEN_BYTES), pid, start_ticks, service, True, pidfd)
         self._remember(client)
         self._store(client, fds)
         return Attachment(client.token, self._arena_bytes, tuple(fds))
@@ -212,7 +220,7 @@ class Clients:
             return
         del self._by_token[client.token]
         for part in _PARTS:
-            self._manager.remove(f"c{number}.{part}")
+            self._manager.remove(f"{client.stored_as}.{part}")
 
     # ------------------------------------------------------ over the restart
 
@@ -238,7 +246,7 @@ class Clients:
                 fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL,
             )
             for part, fd in zip(_PARTS, (*fds, about), strict=True):
-                self._manager.store(f"c{client.number}.{part}", fd)
+                self._manager.store(f"{client.stored_as}.{part}", fd)
         finally:
             os.close(about)
 
@@ -248,38 +256,36 @@ class Clients:
         Closes the fds. What is incomplete or not ours is dropped from the
         store, with a line in the log.
         """
-        by_number: dict[int, dict[str, int]] = {}
+        by_id: dict[str, dict[str, int]] = {}
         for item in stored:
             match = _NAME.fullmatch(item.name)
-            if match is None or match[2] in by_number.get(int(match[1]), {}):
-                self._log(f"a stored fd named {item.name!r} is not ours")
+            if match is None or match[2] in by_id.get(match[1], {}):
+                self._log(f"a stored fd named {item.name!r} is not ours, or there twice")
                 os.close(item.fd)
-                if match is None:
-                    continue
             else:
-                by_number.setdefault(int(match[1]), {})[match[2]] = item.fd
-        for number, parts in sorted(by_number.items()):
+                by_id.setdefault(match[1], {})[match[2]] = item.fd
+        for stored_as, parts in by_id.items():
             try:
-                self._adopt_one(number, parts)
+                self._adopt_one(stored_as, parts)
             except (OSError, ValueError, KeyError, TypeError) as error:
-                self._log(f"client {number} of before the restart is lost: {error}")
+                self._log(f"client {stored_as} of before the restart is lost: {error!r}")
                 for part in _PARTS:
-                    self._manager.remove(f"c{number}.{part}")
+                    self._manager.remove(f"{stored_as}.{part}")
             finally:
                 for fd in parts.values():
                     os.close(fd)
 
-    def _adopt_one(self, number: int, parts: dict[str, int]) -> None:
+    def _adopt_one(self, stored_as: str, parts: dict[str, int]) -> None:
         about = json.loads(os.pread(parts["about"], _ABOUT_BYTES_MAX, 0))
         pid, start_ticks = int(about["pid"]), int(about["start_ticks"])
         token, service = bytes.fromhex(about["token"]), str(about["service"])
+        if len(token) != _TOKEN_BYTES or not token.hex().startswith(stored_as):
+            raise ValueError("its token is not the one of its name")
         fds = ClientFds(parts["arena"], parts["channel"], parts["context"])
-        self._dataplane.client_adopt(number, pid, service, fds)
-        client = Client(
-            number, token, pid, start_ticks, service, False, _open_if_same(pid, start_ticks)
-        )
-        self._remember(client)
-        if client.pidfd is None:
+        number = self._dataplane.client_adopt(pid, service, fds)
+        pidfd = _open_if_same(pid, start_ticks)
+        self._remember(Client(number, token, pid, start_ticks, service, False, pidfd))
+        if pidfd is None:
             self._dataplane.client_exited(number)
 
 

@@ -150,6 +150,11 @@ _WORDS: dict[type, str] = {
 _TAGS = {"bool": bool, "int": int, "float": float, "str": str}
 
 
+def _tag(node: yaml.Node) -> str:
+    """What YAML takes the node for: str, int, map, ..."""
+    return str(node.tag).rpartition(":")[2]
+
+
 class _Absent:
     """What stands for a value that was refused."""
 
@@ -191,10 +196,11 @@ class _Reader:
             bounds = tuple(bounds_list)
         origin = typing.get_origin(kind)
         if origin in (types.UnionType, typing.Union):
-            inner = [arg for arg in typing.get_args(kind) if arg is not type(None)]
-            if node.tag.endswith(":null"):
+            if node.tag.endswith(":null") and type(None) in typing.get_args(kind):
                 return None
-            (kind,) = inner
+            inner = [arg for arg in typing.get_args(kind) if arg is not type(None)]
+            # Of several scalars, the one that it is written as.
+            kind = next((arg for arg in inner if _TAGS.get(_tag(node)) is arg), inner[0])
             return self._value(node, Annotated[(kind, *bounds)] if bounds else kind, key)
         if dataclasses.is_dataclass(kind):
             return self._section(node, kind, key)
@@ -211,7 +217,7 @@ class _Reader:
             return self._refuse(node, key, f"a list or section; allowed: {allowed}")
         shown = repr(node.value) if node.style else (node.value or "nothing")
         refusal = f"{shown[:80]}; allowed: {allowed}"
-        tag = _TAGS.get(node.tag.rpartition(":")[2])
+        tag = _TAGS.get(_tag(node))
         sized = any(isinstance(bound, Size) for bound in bounds)
         if tag is not kind and (tag, kind) != (int, float) and not (tag is str and sized):
             return self._refuse(node, key, refusal)

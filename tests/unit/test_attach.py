@@ -56,7 +56,7 @@ class RecordingDataPlane:
 
     clients_max: int = 4
     added: list[tuple[int, str]] = field(default_factory=list)
-    adopted: list[tuple[int, int, str, bytes]] = field(default_factory=list)
+    adopted: list[tuple[int, str, bytes]] = field(default_factory=list)
     exited: asyncio.Queue[int] = field(default_factory=asyncio.Queue)
 
     def client_add(self, pid: int, service: str) -> tuple[int, ClientFds]:
@@ -68,9 +68,10 @@ class RecordingDataPlane:
             os.write(fd, name.encode())
         return len(self.added), fds
 
-    def client_adopt(self, number: int, pid: int, service: str, fds: ClientFds) -> None:
+    def client_adopt(self, pid: int, service: str, fds: ClientFds) -> int:
         contents = b" ".join(os.pread(fd, 100, 0) for fd in fds)
-        self.adopted.append((number, pid, service, contents))
+        self.adopted.append((pid, service, contents))
+        return 70 + len(self.adopted)
 
     def client_exited(self, number: int) -> None:
         self.exited.put_nowait(number)
@@ -437,28 +438,23 @@ def test_a_restarted_daemon_knows_its_clients(directory: Path) -> None:
                 close_fds(first)
                 peer.close()
             stored, removed = store.take()
-            assert [item.name for item in stored] == [
-                "c1.arena",
-                "c1.channel",
-                "c1.context",
-                "c1.about",
+            names = [
+                f"{first.token.hex()[:12]}.{part}"
+                for part in ("arena", "channel", "context", "about")
             ]
+            assert [item.name for item in stored] == names
             assert removed == []
             async with node(directory, manager=manager, stored=stored) as after:
                 assert after.log == []
-                assert after.dataplane.adopted == [
-                    (1, os.getpid(), "shop", b"arena channel context")
-                ]
+                assert after.dataplane.adopted == [(os.getpid(), "shop", b"arena channel context")]
                 peer = Peer(after.path)
                 again = await peer.ask(request(token=first.token))
                 assert (again.status, again.resumed, again.fds) == (0, True, [])
                 assert after.dataplane.exited.empty()
                 peer.close()
-                after.clients.drained(1)
-                assert store.take() == (
-                    [],
-                    ["c1.arena", "c1.channel", "c1.context", "c1.about"],
-                )
+                after.clients.drained(71)
+                assert store.take() == ([], names)
+                assert len(after.clients) == 0
         store.socket.close()
 
     asyncio.run(run())
@@ -475,8 +471,8 @@ def test_a_process_that_died_meanwhile_has_exited(directory: Path) -> None:
                 await before.dataplane.exited.get()
             stored, _ = store.take()
             async with node(directory, manager=manager, stored=stored) as after:
-                assert after.dataplane.adopted == [(1, pid, "other", b"arena channel context")]
-                assert after.dataplane.exited.get_nowait() == 1
+                assert after.dataplane.adopted == [(pid, "other", b"arena channel context")]
+                assert after.dataplane.exited.get_nowait() == 71
         store.socket.close()
 
     asyncio.run(run())
@@ -496,26 +492,50 @@ def open_files() -> list[str]:
     return names
 
 
-@pytest.mark.parametrize("about", [None, b"", b"{", b"[]", b'{"pid": 1}', b"\xff", b'{"pid": "x"}'])
+def about(token: str) -> bytes:
+    return b'{"token": "%s", "pid": 1, "start_ticks": 1, "service": ""}' % token.encode()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        None,
+        b"",
+        b"{",
+        b"[]",
+        b'{"pid": 1}',
+        b"\xff",
+        b'{"pid": "x"}',
+        about("0123456789ab"),  # too short
+        about("f" * 32),  # of another client
+    ],
+)
 def test_what_comes_back_incomplete_or_foreign_is_dropped(
-    directory: Path, about: bytes | None
+    directory: Path, content: bytes | None
 ) -> None:
     async def run() -> None:
         store = Store(directory)
         stored = [
-            StoredFd("c7.arena", memfd(b"")),
-            StoredFd("c7.channel", memfd(b"")),
-            StoredFd("c7.context", memfd(b"")),
-            StoredFd("c7.context", memfd(b"twice")),
+            StoredFd("0123456789ab.arena", memfd(b"")),
+            StoredFd("0123456789ab.channel", memfd(b"")),
+            StoredFd("0123456789ab.context", memfd(b"")),
+            StoredFd("0123456789ab.context", memfd(b"twice")),
             StoredFd("socket", memfd(b"")),
         ]
-        if about is not None:
-            stored.append(StoredFd("c7.about", memfd(about)))
+        if content is not None:
+            stored.append(StoredFd("0123456789ab.about", memfd(content)))
         with ServiceManager(str(store.path)) as manager:
             async with node(directory, manager=manager, stored=stored) as here:
                 assert here.dataplane.adopted == []
-                assert any("client 7 of before the restart is lost" in line for line in here.log)
-                assert store.take()[1] == ["c7.arena", "c7.channel", "c7.context", "c7.about"]
+                assert any(
+                    "client 0123456789ab of before the restart is lost" in line for line in here.log
+                )
+                assert store.take()[1] == [
+                    "0123456789ab.arena",
+                    "0123456789ab.channel",
+                    "0123456789ab.context",
+                    "0123456789ab.about",
+                ]
                 assert not any("memfd:test" in name for name in open_files())
         store.socket.close()
 

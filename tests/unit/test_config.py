@@ -46,6 +46,7 @@ class Example:
     pool_bytes: Annotated[int, Size(1 << 20, 1 << 40)] = 1 << 20
     trust: bool = False
     users: tuple[str, ...] = ()
+    ids: tuple[str | int, ...] = ()
     section: Section = field(default_factory=Section)
     policies: Mapping[Annotated[str, Matching("[a-z]+", "lower-case letters")], Policy] = field(
         default_factory=dict
@@ -62,6 +63,7 @@ name: abc
 pool_bytes: 64MiB
 trust: true
 users: [alice, bob]
+ids: [alice, 7]
 section: {low: 5, high: 6}
 policies:
   slow: {weight: 2, bytes_per_s: 1000}
@@ -72,6 +74,7 @@ policies:
         64 << 20,
         True,
         ("alice", "bob"),
+        ("alice", 7),
         Section(5, 6),
         {"slow": Policy(2.0, 1000), "errors": Policy()},
     )
@@ -88,7 +91,7 @@ policies:
         ("name: a\nname: b", "f:2: name: stands in line 1 already"),
         (
             "name: a\npoolbytes: 1",
-            "f:2: poolbytes: unknown key; allowed: name, pool_bytes, trust, users, section, policies",
+            "f:2: poolbytes: unknown key; allowed: name, pool_bytes, trust, users, ids, section, policies",
         ),
         (
             "name: a\npool_bytes: 1",
@@ -102,6 +105,7 @@ policies:
         ("name: a\ntrust: 'true'", "f:2: trust: 'true'; allowed: true or false"),
         ("name: a\nusers: alice", "f:2: users: allowed: a list"),
         ("name: a\nusers:\n- x\n- 7", "f:4: users[1]: 7; allowed: a text"),
+        ("name: a\nids:\n- 1.5", "f:3: ids[0]: 1.5; allowed: a text"),
         ("name: a\nsection: 1", "f:2: section: allowed: a section with low, high"),
         ("name: a\nsection:\n  low: 3", "f:3: section.low: 3 is above high, 2"),
         ("name: a\nsection:\n  high: 1_0x", "f:3: section.high: 1_0x; allowed: a whole number"),

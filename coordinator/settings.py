@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The configuration file of ``backsight-coordinator``: every key, its bounds, its default."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+from config.endpoint import Endpoint, is_loopback
+from config.schema import InvalidValue, Range, Size
+from coordinator.core.config import NS_PER_S, CoordinatorConfig
+from coordinator.store import StoreLimits
+from protocol.messages import CHUNK_BYTES_MAX
+
+Seconds = Annotated[float, Range(0.001, 86400)]
+
+
+@dataclass(frozen=True, slots=True)
+class StoreSettings:
+    """Where traces are kept, how many bytes of them, for how long."""
+
+    path: str = "/var/lib/backsight/traces.sqlite"
+    bytes_max: Annotated[int, Size(16 << 20, 1 << 50)] = 10 << 30
+    age_max_s: Annotated[float, Range(60, 1e10)] = 7 * 86400.0
+
+    @property
+    def limits(self) -> StoreLimits:
+        return StoreLimits(self.bytes_max, self.age_max_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """All of it. ``insecure``: serve in clear text over a network too."""
+
+    listen: Endpoint = "127.0.0.1:4770"
+    insecure: bool = False
+    store: StoreSettings = field(default_factory=StoreSettings)
+
+    answer_timeout_s: Seconds = 1.0
+    quiet_s: Seconds = 0.2
+    provisional_s: Seconds = 10.0
+    linger_s: Seconds = 30.0
+    missing_linger_s: Seconds = 300.0
+    memory_bytes: Annotated[int, Size(CHUNK_BYTES_MAX, 1 << 40)] = 256 << 20
+    credit_window_bytes: Annotated[int, Size(64 << 10, 1 << 30)] = 4 << 20
+
+    def __post_init__(self) -> None:
+        if not self.insecure and not is_loopback(self.listen):
+            raise InvalidValue(
+                "listen",
+                f"{self.listen} can be reached from other machines, and what is sent is not"
+                " encrypted; allowed: a loopback address, or `insecure: true`",
+            )
+
+    @property
+    def store_path(self) -> Path:
+        return Path(self.store.path)
+
+    def core_config(self) -> CoordinatorConfig:
+        """The part that the core decides by."""
+        return CoordinatorConfig(
+            answer_timeout_ns=_ns(self.answer_timeout_s),
+            quiet_ns=_ns(self.quiet_s),
+            provisional_ns=_ns(self.provisional_s),
+            linger_ns=_ns(self.linger_s),
+            missing_linger_ns=_ns(self.missing_linger_s),
+            memory_bytes=self.memory_bytes,
+            credit_window_bytes=self.credit_window_bytes,
+        )
+
+
+def _ns(seconds: float) -> int:
+    return int(seconds * NS_PER_S)

@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What backsight-node and backsight-coordinator take for a configuration."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from appliance.settings import Settings
+from config.schema import ConfigError, loads
+from coordinator.settings import Settings as CoordinatorSettings
+
+PERCENTAGES = [(0, 0), (50, 1 << 63), (100, (1 << 64) - 1)]
+
+
+def test_a_node_needs_no_configuration() -> None:
+    settings = loads("", Settings, "f")
+    assert settings.coordinator is None
+    assert settings.allow.resolve().uids == {0, os.geteuid()}
+    assert settings.core_config().node == settings.node
+    assert settings.arena_bytes_or_default == settings.pool_bytes
+
+
+@pytest.mark.parametrize(("percentage", "threshold"), PERCENTAGES)
+def test_percentage_is_a_threshold_of_hashes(percentage: int, threshold: int) -> None:
+    settings = loads(f"percentage: {percentage}", Settings, "f")
+    assert settings.percentage_threshold == threshold
+
+
+def test_policies_reach_the_core() -> None:
+    text = """
+triggers:
+  per_process_per_s: 7
+  policies:
+    latency: {weight: 3, report_bytes_per_s: 1MiB}
+report: {bytes_per_s: 2MiB, chunk_bytes: 4KiB}
+"""
+    config = loads(text, Settings, "f").core_config()
+    assert config.limits.per_process_per_s == 7
+    assert config.policy("latency").weight == 3
+    assert config.policy("latency").report_bytes_per_s == 1 << 20
+    assert config.policy("other").weight == 1
+    assert (config.report_bytes_per_s, config.chunk_bytes) == (2 << 20, 4096)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("node: a b", "f:1: node: a b; allowed: 1 to 63 characters"),
+        ("pool_bytes: 1MiB", "f:1: pool_bytes: 1MiB; allowed: 4MiB to 4TiB"),
+        ("pool_bytes: 8MiB\narena_bytes: 16MiB", "f:2: arena_bytes: 16777216 is more than"),
+        ("arena_bytes: 65537", "f:1: arena_bytes: 65537; allowed: multiples of 65536"),
+        ("clients_max: 2000", "f:1: clients_max: 2000; allowed: a number from 1 to 1024"),
+        ("percentage: 101", "f:1: percentage: 101; allowed: a number from 0 to 100"),
+        ("socket: /" + "x" * 103, "allowed: paths of at most 103 bytes"),
+        ("coordinator: host:1", "f:1: coordinator: allowed: a section with endpoint, insecure"),
+        (
+            "coordinator:\n  endpoint: 10.0.0.1:4770",
+            "f:2: coordinator.endpoint: 10.0.0.1:4770 is not on this machine",
+        ),
+        ("coordinator: {endpoint: here}", "endpoint: here; allowed: HOST:PORT"),
+        ("allow: {users: [nobody, no-such-user]}", "f:1: allow.users: there is no user 'no-such-"),
+        ("allow: {groups: [no-such-group]}", "f:1: allow.groups: there is no group 'no-such-gro"),
+        ("triggers: {policies: {Slow: {}}}", "triggers.policies.Slow: Slow; allowed: 1 to 31"),
+        ("triggers: {policies: {slow: {weight: 0}}}", "policies.slow.weight: 0; allowed: a num"),
+        ("addresses: [somewhere]", "addresses[0]: somewhere; allowed: an IP address"),
+    ],
+)
+def test_a_bad_node_configuration_is_refused(text: str, problem: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        loads(text, Settings, "f")
+    assert problem in str(caught.value)
+
+
+@pytest.mark.parametrize("endpoint", ["127.0.0.1:1", "[::1]:1", "localhost:1", "127.9.9.9:80"])
+def test_loopback_needs_no_insecure(endpoint: str) -> None:
+    settings = loads(f"coordinator: {{endpoint: '{endpoint}'}}", Settings, "f")
+    assert settings.coordinator is not None
+    assert loads(f"listen: '{endpoint}'", CoordinatorSettings, "f").listen == endpoint
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("listen: 0.0.0.0:4770", "f:1: listen: 0.0.0.0:4770 can be reached from other machines"),
+        ("listen: '[::]:4770'", "f:1: listen: [::]:4770 can be reached from other machines"),
+        ("store: {bytes_max: 1}", "f:1: store.bytes_max: 1; allowed: 16MiB to"),
+        ("quiet: 1", "f:1: quiet: unknown key; allowed: "),
+        ("memory_bytes: 1KiB", "f:1: memory_bytes: 1KiB; allowed: 1MiB to"),
+    ],
+)
+def test_a_bad_coordinator_configuration_is_refused(text: str, problem: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        loads(text, CoordinatorSettings, "f")
+    assert problem in str(caught.value)
+
+
+def test_a_coordinator_may_serve_a_network_if_told_to() -> None:
+    settings = loads("listen: 0.0.0.0:4770\ninsecure: true", CoordinatorSettings, "f")
+    assert settings.listen == "0.0.0.0:4770"
