@@ -20,10 +20,10 @@
  *                 v
  *      the control plane
  *
- * Index. A hash table with one entry a trace (linear probing, backward-shift
- * deletion, entries verified against the log by the full id) and an array of
- * runs linked from newest to oldest. Bounded: when either is full, the oldest
- * segments are reclaimed as if the pool were.
+ * Index. A hash table with one record a trace (chained; the full id stands in
+ * it, because in the log a client could change it) and an array of runs linked
+ * from newest to oldest. Bounded: when either is full, the oldest segments are
+ * reclaimed as if the pool were.
  *
  * Eviction. The pool is a budget of segments over all arenas. Above
  * reclaim_percent of it the segment that was sealed first is reclaimed. For

@@ -1,0 +1,83 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Pairs of record ticks and the other two clocks, oldest first. */
+#include <errno.h>
+#include <string.h>
+
+#include "internal.h"
+
+static uint64_t distance(uint64_t a, uint64_t b)
+{
+	return a > b ? a - b : b - a;
+}
+
+/* The pair nearest to a time, or NULL when there is none. */
+const struct pair *clock_nearest(const struct clock *k, uint64_t ticks)
+{
+	uint32_t low = 0, high = k->n;
+
+	if (!k->n)
+		return NULL;
+	while (low < high) {
+		uint32_t middle = (low + high) / 2;
+
+		if (k->pairs[middle].ticks < ticks)
+			low = middle + 1;
+		else
+			high = middle;
+	}
+	if (low == k->n)
+		return &k->pairs[low - 1];
+	if (low && distance(k->pairs[low - 1].ticks, ticks) <=
+			   distance(k->pairs[low].ticks, ticks))
+		low--;
+	return &k->pairs[low];
+}
+
+/* CLOCK_MONOTONIC at a tick; 0: unknown. */
+uint64_t clock_monotonic(const struct bsn *n, uint64_t ticks)
+{
+	const struct pair *p = clock_nearest(&n->clock, ticks);
+	uint64_t per_s = n->config.ticks_per_s;
+	uint64_t d, ns;
+
+	if (!p || !ticks)
+		return 0;
+	d = distance(ticks, p->ticks);
+	if (d / per_s > UINT32_MAX)
+		return 0;
+	ns = d / per_s * NS_PER_S +
+	     (uint64_t)((unsigned __int128)(d % per_s) * NS_PER_S / per_s);
+	if (ticks < p->ticks)
+		return ns < p->monotonic_ns ? p->monotonic_ns - ns : 0;
+	return p->monotonic_ns + ns;
+}
+
+int bsn_clock_pair(struct bsn *n, uint64_t ticks, uint64_t monotonic_ns,
+		   uint64_t realtime_ns)
+{
+	struct clock *k = &n->clock;
+	int err = 0;
+
+	pthread_mutex_lock(&n->lock);
+	if (k->n && ticks <= k->pairs[k->n - 1].ticks) {
+		err = -EINVAL;
+		goto out;
+	}
+	if (k->n == CLOCK_PAIRS) {
+		/* Every other one of the older half: dense for the last
+		 * minutes, ever coarser before. */
+		uint32_t to = 0;
+
+		for (uint32_t i = 0; i < CLOCK_PAIRS / 2; i += 2)
+			k->pairs[to++] = k->pairs[i];
+		memmove(&k->pairs[to], &k->pairs[CLOCK_PAIRS / 2],
+			CLOCK_PAIRS / 2 * sizeof(*k->pairs));
+		k->n = to + CLOCK_PAIRS / 2;
+	}
+	k->pairs[k->n].ticks = ticks;
+	k->pairs[k->n].monotonic_ns = monotonic_ns;
+	k->pairs[k->n++].realtime_ns = realtime_ns;
+out:
+	pthread_mutex_unlock(&n->lock);
+	return err;
+}

@@ -1,0 +1,154 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Doorbells. The protocol, and why no ring is lost, stand in abi.h. */
+#include <errno.h>
+#include <limits.h>
+#include <linux/futex.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "internal.h"
+
+/* One waiter of a call is the node's own word. */
+#define CLIENTS_A_CALL (FUTEX_WAITV_MAX - 1u)
+
+/* With more clients than one call takes, calls take turns; a ring waits for
+ * all other turns at most, which must stay below the 5 ms of a pick-up. */
+#define ROUND_NS (4 * NS_PER_MS)
+
+static int futex_wait_any(struct futex_waitv *waiters, uint32_t count,
+			  int64_t timeout_ns)
+{
+	struct timespec until;
+
+	if (timeout_ns >= 0) {
+		clock_gettime(CLOCK_MONOTONIC, &until);
+		until.tv_sec += timeout_ns / (int64_t)NS_PER_S;
+		until.tv_nsec += timeout_ns % (int64_t)NS_PER_S;
+		if (until.tv_nsec >= (long)NS_PER_S) {
+			until.tv_sec++;
+			until.tv_nsec -= (long)NS_PER_S;
+		}
+	}
+	if (syscall(SYS_futex_waitv, waiters, count, 0,
+		    timeout_ns < 0 ? NULL : &until, CLOCK_MONOTONIC) >= 0)
+		return 0;
+	return -errno;
+}
+
+static void waiter_set(struct futex_waitv *w, uint32_t *word, uint32_t value,
+		       bool private)
+{
+	memset(w, 0, sizeof(*w));
+	w->uaddr = (uintptr_t)word;
+	w->val = value;
+	w->flags = FUTEX_32 | (private ? FUTEX_PRIVATE_FLAG : 0);
+}
+
+void bsn_wake(struct bsn *n)
+{
+	__atomic_fetch_add(&n->wake_word, 1, __ATOMIC_RELEASE);
+	syscall(SYS_futex, &n->wake_word, FUTEX_WAKE_PRIVATE, INT_MAX, NULL,
+		NULL, 0);
+}
+
+static uint32_t *bell(struct client *c)
+{
+	return &header_of(c)->doorbell.rung;
+}
+
+/* Sleep on all of them. 1: something rang. */
+static int sleep_on(struct bsn *n, struct client **clients, uint32_t *rung,
+		    uint32_t count, uint32_t woken, int64_t timeout_ns)
+{
+	struct futex_waitv waiters[FUTEX_WAITV_MAX];
+	uint32_t turns = (count + CLIENTS_A_CALL - 1) / CLIENTS_A_CALL;
+	uint32_t turn = 0;
+	int64_t left = timeout_ns;
+
+	for (;;) {
+		uint32_t first = turn * CLIENTS_A_CALL;
+		uint32_t some = count - first;
+		int64_t slice = left;
+		int err;
+
+		if (some > CLIENTS_A_CALL)
+			some = CLIENTS_A_CALL;
+		if (turns > 1) {
+			int64_t share = (int64_t)(ROUND_NS / turns);
+
+			if (left < 0 || share < left)
+				slice = share;
+		}
+		waiter_set(&waiters[0], &n->wake_word, woken, true);
+		for (uint32_t i = 0; i < some; i++)
+			waiter_set(&waiters[i + 1], bell(clients[first + i]),
+				   rung[first + i], false);
+		err = futex_wait_any(waiters, some + 1, slice);
+		/* -EAGAIN: a word had changed already. */
+		if (err != -ETIMEDOUT && err != -EINTR)
+			return 1;
+		if (left >= 0) {
+			left -= slice;
+			if (err == -ETIMEDOUT && left <= 0)
+				return 0;
+			if (err == -EINTR)
+				return 1;
+		}
+		turn = turns ? (turn + 1) % turns : 0;
+	}
+}
+
+int bsn_wait(struct bsn *n, int64_t timeout_ns)
+{
+	struct client **clients;
+	uint32_t *rung;
+	uint32_t count = 0;
+	uint32_t woken;
+	bool work = false;
+	int result;
+
+	pthread_mutex_lock(&n->lock);
+	woken = n->wakes_seen;
+	clients = calloc(n->n_clients + 1u, sizeof(*clients));
+	rung = calloc(n->n_clients + 1u, sizeof(*rung));
+	if (!clients || !rung) {
+		/* Without a list the caller polls. */
+		pthread_mutex_unlock(&n->lock);
+		free(clients);
+		free(rung);
+		return 1;
+	}
+	for (uint32_t i = 0; i < n->n_clients; i++) {
+		struct client *c = n->clients[i];
+
+		if (!c->live)
+			continue;
+		clients[count] = c;
+		rung[count++] = load_acquire(bell(c));
+		WRITE_ONCE(header_of(c)->doorbell.sleeping, 1);
+	}
+	full_fence();
+	for (uint32_t i = 0; i < count && !work; i++)
+		work = client_has_work(clients[i]);
+	n->waiting++;
+	pthread_mutex_unlock(&n->lock);
+
+	result = work ? 1
+		      : sleep_on(n, clients, rung, count, woken, timeout_ns);
+
+	pthread_mutex_lock(&n->lock);
+	if (load_acquire(&n->wake_word) != woken)
+		result = 1;
+	n->wakes_seen = load_acquire(&n->wake_word);
+	for (uint32_t i = 0; i < count; i++)
+		WRITE_ONCE(header_of(clients[i])->doorbell.sleeping, 0);
+	if (!--n->waiting)
+		client_release_retired(n);
+	pthread_mutex_unlock(&n->lock);
+	free(clients);
+	free(rung);
+	return result;
+}

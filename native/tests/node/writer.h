@@ -1,0 +1,380 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A small client for tests of the node: writes arenas and channels as abi.h
+ * says, one step at a time, so that a test can stop between any two.
+ */
+#ifndef BS_TEST_WRITER_H
+#define BS_TEST_WRITER_H
+
+#include <stdbool.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "abi.h"
+#include "barrier.h"
+#include "check.h"
+#include "node.h"
+
+#define SECOND 1000000000ull
+#define MS 1000000ull
+#define START (1000 * SECOND)
+#define SEG BS_SEGMENT_BYTES
+
+struct writer {
+	struct bsn_client_fds fds;
+	int number;
+	uint8_t *arena;
+	uint64_t arena_bytes;
+	uint8_t *channel;
+	struct bs_context_segment *context;
+};
+
+struct wthread {
+	struct writer *w;
+	uint32_t slot;
+	uint32_t segment;
+	uint16_t generation;
+	uint32_t cursor; /* where the next run or record goes */
+	struct bs_run_header *run;
+	uint32_t run_offset;
+	uint32_t head;
+	uint32_t handle;
+};
+
+/* ---------------------------------------------------------------- node --- */
+
+static inline struct bsn_config test_config(uint64_t pool_bytes)
+{
+	struct bsn_config c = {
+		.node_name = "node-a",
+		.pool_bytes = pool_bytes,
+		.arena_bytes = pool_bytes,
+		.store_bytes = 4 << 20,
+		.trace_bytes_max = 1 << 20,
+		.cluster_seed = 1,
+		.percentage_threshold = UINT64_MAX,
+		.reclaim_percent = 90,
+		.clients_max = 64,
+		.tombstones = 4096,
+		.ticks_per_s = SECOND,
+	};
+
+	return c;
+}
+
+static inline struct bsn *test_node(const struct bsn_config *config)
+{
+	struct bsn *n = NULL;
+	char message[256] = "";
+	int err = bsn_new(config, &n, message, sizeof(message));
+
+	if (err)
+		fprintf(stderr, "bsn_new: %d: %s\n", err, message);
+	CHECK_EQ(err, 0);
+	CHECK_EQ(bsn_clock_pair(n, START, START, START), 0);
+	return n;
+}
+
+static inline struct bs_trace_id trace_id(uint64_t i)
+{
+	struct bs_trace_id id = {0x1000000000000000ull + i,
+				 i * 0x9e3779b97f4a7c15ull + 1};
+
+	return id;
+}
+
+/* -------------------------------------------------------------- client --- */
+
+static inline void writer_map(struct writer *w)
+{
+	w->arena_bytes = (uint64_t)lseek(w->fds.arena, 0, SEEK_END);
+	w->arena = mmap(NULL, w->arena_bytes, PROT_READ | PROT_WRITE,
+			MAP_SHARED, w->fds.arena, 0);
+	w->channel = mmap(NULL, BS_CHANNEL_BYTES, PROT_READ | PROT_WRITE,
+			  MAP_SHARED, w->fds.channel, 0);
+	w->context = mmap(NULL, sizeof(*w->context), PROT_READ | PROT_WRITE,
+			  MAP_SHARED, w->fds.context, 0);
+	CHECK(w->arena != MAP_FAILED && w->channel != MAP_FAILED &&
+	      (void *)w->context != MAP_FAILED);
+}
+
+static inline void writer_attach(struct writer *w, struct bsn *n, uint64_t now)
+{
+	w->number = bsn_client_add(n, 1234, "tester", now, &w->fds);
+	CHECK(w->number > 0);
+	writer_map(w);
+}
+
+static inline void writer_close(struct writer *w)
+{
+	munmap(w->arena, w->arena_bytes);
+	munmap(w->channel, BS_CHANNEL_BYTES);
+	munmap(w->context, sizeof(*w->context));
+	close(w->fds.arena);
+	close(w->fds.channel);
+	close(w->fds.context);
+}
+
+static inline struct bs_channel_header *w_header(const struct writer *w)
+{
+	return (struct bs_channel_header *)w->channel;
+}
+
+static inline struct bs_grant_ring *w_grants(const struct writer *w)
+{
+	return (struct bs_grant_ring *)(w->channel + BS_CHANNEL_GRANTS_OFFSET);
+}
+
+static inline struct bs_thread_area *w_area(const struct writer *w,
+					    uint32_t slot)
+{
+	return (struct bs_thread_area *)(w->channel + BS_CHANNEL_AREAS_OFFSET) +
+	       slot;
+}
+
+/* -------------------------------------------------------------- thread --- */
+
+static inline struct wthread writer_thread(struct writer *w, uint32_t slot)
+{
+	struct wthread t = {.w = w, .slot = slot, .segment = BS_SEGMENT_NONE};
+	struct bs_thread_area *a = w_area(w, slot);
+
+	WRITE_ONCE(a->segment, BS_SEGMENT_NONE);
+	store_release(&a->owner_tid, 100 + slot);
+	WRITE_ONCE(w->context->slots[slot].tid, 100 + slot);
+	t.head = READ_ONCE(a->run_head);
+	t.handle = slot << 20;
+	return t;
+}
+
+static inline bool w_take_segment(struct wthread *t)
+{
+	struct bs_grant_ring *ring = w_grants(t->w);
+	struct bs_grant grant;
+	uint32_t tail = READ_ONCE(ring->tail);
+	struct bs_segment_header *h;
+
+	do {
+		if (tail == load_acquire(&ring->head))
+			return false;
+		grant = ring->entries[tail % BS_GRANT_RING_ENTRIES];
+	} while (!compare_and_swap(&ring->tail, &tail, tail + 1));
+	t->segment = grant.segment;
+	t->generation = grant.generation;
+	t->cursor = sizeof(*h);
+	h = (struct bs_segment_header *)(t->w->arena +
+					 (uint64_t)grant.segment * SEG);
+	WRITE_ONCE(h->slot, t->slot);
+	store_release(&w_area(t->w, t->slot)->segment, grant.segment);
+	return true;
+}
+
+static inline bool w_announce(struct wthread *t, const struct bs_run_entry *e)
+{
+	struct bs_thread_area *a = w_area(t->w, t->slot);
+
+	if (t->head - load_acquire(&a->run_tail) == BS_RUN_RING_ENTRIES) {
+		store_release(&a->runs_unannounced, a->runs_unannounced + 1);
+		return false;
+	}
+	a->entries[t->head % BS_RUN_RING_ENTRIES] = *e;
+	store_release(&a->run_head, ++t->head);
+	return true;
+}
+
+static inline void w_lose(struct wthread *t, struct bs_trace_id id,
+			  uint16_t flags, uint32_t bytes)
+{
+	struct bs_run_entry e = {
+		.trace_hi = id.hi,
+		.trace_lo = id.lo,
+		.segment = BS_SEGMENT_NONE,
+		.flags = flags | BS_RUN_LOSSY,
+		.committed_bytes = bytes,
+	};
+
+	w_announce(t, &e);
+}
+
+/* Open a run with room for bytes of records. False: no segment. */
+static inline bool w_begin(struct wthread *t, struct bs_trace_id id,
+			   uint32_t handle, uint32_t seq, uint16_t flags,
+			   uint32_t bytes)
+{
+	struct bs_run_header *h;
+
+	if (t->segment == BS_SEGMENT_NONE ||
+	    t->cursor + sizeof(*h) + bytes > SEG) {
+		if (!w_take_segment(t))
+			return false;
+	}
+	h = (struct bs_run_header *)(t->w->arena + (uint64_t)t->segment * SEG +
+				     t->cursor);
+	h->trace_hi = id.hi;
+	h->trace_lo = id.lo;
+	WRITE_ONCE(h->committed_bytes, 0);
+	h->handle = handle;
+	h->seq = seq;
+	WRITE_ONCE(h->flags, flags);
+	store_release(&h->generation, t->generation);
+	t->run = h;
+	t->run_offset = t->cursor;
+	t->cursor += sizeof(*h);
+	return true;
+}
+
+static inline void w_record(struct wthread *t, uint16_t type,
+			    const void *payload, uint32_t bytes, uint64_t ticks)
+{
+	struct bs_record_header *h =
+		(struct bs_record_header *)(t->w->arena +
+					    (uint64_t)t->segment * SEG +
+					    t->cursor);
+	uint32_t need = ((uint32_t)sizeof(*h) + bytes + 7) / 8 * 8;
+
+	CHECK(t->cursor + need <= SEG);
+	h->payload_bytes = bytes;
+	h->type = type;
+	h->flags = 0;
+	h->ticks = ticks;
+	memset(h + 1, 0, need - sizeof(*h));
+	if (bytes)
+		memcpy(h + 1, payload, bytes);
+	t->cursor += need;
+	store_release(&t->run->committed_bytes,
+		      t->cursor - t->run_offset - (uint32_t)sizeof(*t->run));
+}
+
+static inline void w_end(struct wthread *t, uint16_t flags)
+{
+	struct bs_run_header *h = t->run;
+	struct bs_run_entry e;
+
+	store_release(&h->flags, (uint16_t)(h->flags | flags | BS_RUN_CLOSED));
+	e.trace_hi = h->trace_hi;
+	e.trace_lo = h->trace_lo;
+	e.segment = t->segment;
+	e.generation = t->generation;
+	e.flags = h->flags & (BS_RUN_FIRST | BS_RUN_LAST | BS_RUN_LOSSY);
+	e.offset = t->run_offset;
+	e.committed_bytes = h->committed_bytes;
+	w_announce(t, &e);
+	t->run = NULL;
+}
+
+/* A whole trace: one run of one record. */
+static inline bool w_trace(struct wthread *t, struct bs_trace_id id,
+			   uint32_t bytes, uint64_t ticks)
+{
+	static const uint8_t zeros[BS_PAYLOAD_MAX];
+	uint32_t handle = ++t->handle;
+
+	if (!w_begin(t, id, handle, 0, BS_RUN_FIRST, bytes + 24)) {
+		w_lose(t, id, BS_RUN_FIRST | BS_RUN_LAST, bytes);
+		return false;
+	}
+	w_record(t, BS_RECORD_DATA, zeros, bytes, ticks);
+	w_end(t, BS_RUN_LAST);
+	return true;
+}
+
+static inline void w_trigger(struct writer *w, struct bs_trace_id id,
+			     const char *name, uint64_t ticks)
+{
+	struct bs_context_segment *x = w->context;
+	uint32_t p = x->trigger_head++;
+	struct bs_trigger_cell *cell = &x->cells[p % BS_TRIGGER_CELLS];
+
+	CHECK_EQ(load_acquire(&cell->seq), p);
+	memset(cell->name, 0, sizeof(cell->name));
+	memset(cell->why, 0, sizeof(cell->why));
+	strcpy(cell->name, name);
+	strcpy(cell->why, "because");
+	cell->trace_hi = id.hi;
+	cell->trace_lo = id.lo;
+	cell->ticks = ticks;
+	cell->source = BS_TRIGGER_APPLICATION;
+	cell->n_laterals = 0;
+	store_release(&cell->seq, p + 1);
+}
+
+/* -------------------------------------------------------------- slices --- */
+
+#define PIECES_MAX 4096
+
+struct decoded {
+	uint8_t *bytes;
+	int64_t n_bytes;
+	struct bs_piece_header pieces[PIECES_MAX];
+	const uint8_t *content[PIECES_MAX];
+	uint32_t n_pieces;
+	uint32_t records;
+	uint32_t by_kind[8];
+};
+
+/* Every piece is whole, and every record in it. */
+static inline void decode(struct decoded *d)
+{
+	int64_t at = 0;
+
+	d->n_pieces = d->records = 0;
+	memset(d->by_kind, 0, sizeof(d->by_kind));
+	while (at < d->n_bytes) {
+		struct bs_piece_header *h = &d->pieces[d->n_pieces];
+
+		CHECK(d->n_pieces < PIECES_MAX);
+		CHECK(d->n_bytes - at >= (int64_t)sizeof(*h));
+		memcpy(h, d->bytes + at, sizeof(*h));
+		at += (int64_t)sizeof(*h);
+		CHECK_EQ(h->bytes % 8, 0);
+		CHECK(h->bytes <= d->n_bytes - at);
+		CHECK(h->kind >= BS_PIECE_RUN && h->kind <= BS_PIECE_EXIT);
+		d->by_kind[h->kind]++;
+		d->content[d->n_pieces++] = d->bytes + at;
+		for (uint32_t i = 0; h->kind == BS_PIECE_RUN && i < h->bytes;) {
+			struct bs_record_header r;
+
+			CHECK(h->bytes - i >= sizeof(r));
+			memcpy(&r, d->bytes + at + i, sizeof(r));
+			CHECK(r.payload_bytes <= h->bytes - i - sizeof(r));
+			i += ((uint32_t)sizeof(r) + r.payload_bytes + 7) / 8 *
+			     8;
+			d->records++;
+		}
+		at += h->bytes;
+	}
+}
+
+static inline void decode_slice(struct bsn *n, struct bs_trace_id id,
+				struct decoded *d)
+{
+	struct bsn_slice s;
+
+	CHECK_EQ(bsn_slice_info(n, id, &s), 0);
+	d->bytes = realloc(d->bytes, s.bytes + 1);
+	d->n_bytes = bsn_slice_read(n, id, 0, d->bytes, s.bytes);
+	CHECK_EQ(d->n_bytes, s.bytes);
+	decode(d);
+}
+
+static inline void collect(struct bsn *n, struct bs_trace_id id, uint64_t now,
+			   struct bsn_slice *s)
+{
+	CHECK_EQ(bsn_collect(n, id, id, "test", now, s), 0);
+}
+
+/* What must hold whatever clients do. */
+static inline void check_invariants(struct bsn *n)
+{
+	struct bsn_metrics m;
+
+	bsn_get_metrics(n, &m);
+	CHECK(m.pool_used_bytes <= m.pool_bytes);
+	CHECK_EQ(m.stock_bytes + m.active_bytes + m.sealed_bytes + m.keep_bytes,
+		 m.pool_used_bytes);
+	CHECK(m.keep_bytes <= m.pool_bytes / 4);
+	CHECK(m.store_used_bytes <= m.store_bytes);
+}
+
+#endif

@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The data plane as Python sees it: every call is there, and carries a slice."""
+
+from __future__ import annotations
+
+import importlib
+import mmap
+import os
+import re
+import struct
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SECOND_NS = 1_000_000_000
+NOW_NS = 1000 * SECOND_NS
+TRACE = (0x0AF7651916CD43DD, 0x8448EB211C80319C)
+
+# abi.h
+CHANNEL_GRANTS_OFFSET = 4096
+GRANT_ENTRIES_OFFSET = 128
+CHANNEL_AREAS_OFFSET = 16384
+AREA_ENTRIES_OFFSET = 192
+SEGMENT_BYTES = 65536
+FIRST_LAST = 3
+CLOSED = 0x8000
+
+
+@pytest.fixture
+def native() -> Any:
+    return importlib.import_module("backsight_node_native")
+
+
+@pytest.fixture
+def node(native: Any) -> Iterator[Any]:
+    config = native.ffi.new(
+        "struct bsn_config *",
+        {
+            "node_name": b"node-a",
+            "pool_bytes": 8 << 20,
+            "arena_bytes": 4 << 20,
+            "store_bytes": 1 << 20,
+            "trace_bytes_max": 1 << 20,
+            "percentage_threshold": 2**64 - 1,
+            "reclaim_percent": 90,
+            "clients_max": 4,
+            "tombstones": 100,
+            "ticks_per_s": SECOND_NS,
+        },
+    )
+    out = native.ffi.new("struct bsn **")
+    message = native.ffi.new("char[256]")
+    assert native.lib.bsn_new(config, out, message, len(message)) == 0, native.ffi.string(message)
+    yield out[0]
+    native.lib.bsn_free(out[0])
+
+
+def write_run(fds: Any, payload: bytes) -> None:
+    """Do what a client does for one request, by abi.h."""
+    arena_bytes = os.fstat(fds.arena).st_size
+    channel_bytes = os.fstat(fds.channel).st_size
+    with mmap.mmap(fds.arena, arena_bytes) as arena, mmap.mmap(fds.channel, channel_bytes) as ch:
+        grant = CHANNEL_GRANTS_OFFSET + GRANT_ENTRIES_OFFSET
+        segment, generation = struct.unpack_from("=IH", ch, grant)
+        struct.pack_into("=I", ch, CHANNEL_GRANTS_OFFSET + 64, 1)  # the tail: taken
+        record = struct.pack("=IHHQ", len(payload), 1, 0, NOW_NS) + payload
+        record += bytes(-len(record) % 8)
+        at = segment * SEGMENT_BYTES + 64
+        header = struct.pack(
+            "=QQIIIHH", *TRACE, len(record), 1, 0, generation, FIRST_LAST | CLOSED
+        )
+        arena[at : at + len(header) + len(record)] = header + record
+        entry = struct.pack("=QQIHHII", *TRACE, segment, generation, FIRST_LAST, 64, len(record))
+        struct.pack_into("=I", ch, CHANNEL_AREAS_OFFSET, os.getpid())
+        entries = CHANNEL_AREAS_OFFSET + AREA_ENTRIES_OFFSET
+        ch[entries : entries + len(entry)] = entry
+        struct.pack_into("=I", ch, CHANNEL_AREAS_OFFSET + 4, 1)  # the head
+
+
+def test_every_function_of_the_header_is_there(native: Any, repository: Path) -> None:
+    header = (repository / "native/src/node.h").read_text()
+    functions = re.findall(r"^BSN_EXPORT [^(]*?\*?(bsn_\w+)\(", header, re.MULTILINE)
+    assert len(functions) >= 20
+    assert [name for name in functions if not hasattr(native.lib, name)] == []
+
+
+def test_a_bad_configuration_names_its_field(native: Any) -> None:
+    config = native.ffi.new("struct bsn_config *", {"node_name": b"a", "pool_bytes": 1})
+    out = native.ffi.new("struct bsn **")
+    message = native.ffi.new("char[256]")
+    assert native.lib.bsn_new(config, out, message, len(message)) < 0
+    assert b"pool_bytes" in native.ffi.string(message)
+
+
+def test_a_slice_comes_back_as_bytes(native: Any, node: Any) -> None:
+    ffi, lib = native.ffi, native.lib
+    fds = ffi.new("struct bsn_client_fds *")
+    client = lib.bsn_client_add(node, os.getpid(), b"service", NOW_NS, fds)
+    assert client > 0
+    write_run(fds, b"what happened")
+
+    found = ffi.new("struct bsn_slice *")
+    trace = {"hi": TRACE[0], "lo": TRACE[1]}
+    assert lib.bsn_collect(node, trace, trace, b"slow", NOW_NS, found) == 0
+    assert found.flags == lib.BSN_SLICE_HELD
+    assert ffi.string(found.trigger) == b"slow"
+    buffer = ffi.new("uint8_t[]", found.bytes)
+    assert lib.bsn_slice_read(node, trace, 0, buffer, found.bytes) == found.bytes
+    assert b"what happened" in bytes(buffer)
+
+    assert lib.bsn_poll(node, NOW_NS) > 0
+    events = ffi.new("struct bsn_event[4]")
+    assert lib.bsn_events(node, events, 4) == 1
+    assert events[0].kind == lib.BSN_EVENT_SLICE_CHANGED
+    metrics = ffi.new("struct bsn_metrics *")
+    lib.bsn_get_metrics(node, metrics)
+    assert (metrics.corrupt, metrics.runs_drained, metrics.slices) == (0, 1, 1)
+    for fd in (fds.arena, fds.channel, fds.context):
+        os.close(fd)
+
+
+def test_waiting_lets_other_threads_run(native: Any, node: Any) -> None:
+    # bsn_wait has no timeout here: it ends because this thread can wake it.
+    results: list[int] = []
+    thread = threading.Thread(target=lambda: results.append(native.lib.bsn_wait(node, -1)))
+    thread.start()
+    native.lib.bsn_wake(node)
+    thread.join()
+    assert results == [1]
