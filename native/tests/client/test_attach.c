@@ -1,0 +1,631 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Attaching, to whatever answers, and again. Each test runs in a process of its
+ * own, since a process attaches once; they end by themselves, so that nothing
+ * of the library's is left that a leak checker would not see.
+ */
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "check.h"
+#include "fake_node.h"
+
+static struct fake_node node;
+
+static struct bs_trace_id trace(uint64_t number)
+{
+	return (struct bs_trace_id){3, number};
+}
+
+static struct bs_stats stats(void)
+{
+	struct bs_stats s;
+
+	bs_get_stats(&s);
+	return s;
+}
+
+static void expect_run(uint64_t number, uint16_t flags, int records)
+{
+	struct fake_run run;
+
+	CHECK(fake_node_run(&node, 0, &run));
+	CHECK_EQ(run.entry.trace_lo, number);
+	CHECK_EQ(run.entry.flags, flags);
+	CHECK_EQ(fake_run_count(&run), records);
+}
+
+/* Mappings of memfds in this process; the node has three of its own. */
+static int mappings(void)
+{
+	char line[512];
+	int n = 0;
+	FILE *f = fopen("/proc/self/maps", "r");
+
+	CHECK(f);
+	while (fgets(line, sizeof(line), f))
+		n += strstr(line, "/memfd:test") != NULL;
+	fclose(f);
+	return n;
+}
+
+static void test_without_a_daemon(void)
+{
+	struct bs_stats s;
+
+	setenv("BACKSIGHT_SOCKET", "/nonexistent/node.sock", 1);
+	CHECK_EQ(bs_begin(trace(1)), 0);
+	CHECK_EQ(bs_tracepoint("123", 3), -ENOSPC);
+	CHECK_EQ(bs_end(), 0);
+	CHECK_EQ(bs_wait_attached(0), -ETIMEDOUT);
+	s = stats();
+	CHECK_EQ(s.runs_lost, 1);
+	CHECK_EQ(s.records_lost, 1);
+	CHECK_EQ(s.payload_bytes_lost, 3);
+	CHECK(!s.attached);
+}
+
+static void test_disabled(void)
+{
+	setenv("BACKSIGHT_DISABLE", "1", 1);
+	CHECK_EQ(bs_begin(trace(1)), 0);
+	CHECK_EQ(bs_wait_attached(-1), -ETIMEDOUT);
+	CHECK_EQ(bs_end(), 0);
+	CHECK(!stats().attached);
+}
+
+static void test_request(void)
+{
+	setenv("BACKSIGHT_SERVICE", "checkout", 1);
+	fake_node_attach(&node, 2, 2);
+	CHECK_EQ(node.request.version, BS_ABI_VERSION);
+	CHECK_EQ(node.request.pid, getpid());
+	CHECK_EQ(node.request.token[0] | node.request.token[1], 0);
+	CHECK(!strcmp(node.request.service, "checkout"));
+	CHECK(stats().attached);
+	CHECK_EQ(stats().attachments, 1);
+}
+
+/* A trace that began before the daemon came goes on, and is lossy. */
+static void test_daemon_comes_late(void)
+{
+	struct bs_trace handle, unused;
+
+	CHECK_EQ(bs_open(&handle, trace(2)), 0);
+	CHECK_EQ(bs_open(&unused, trace(3)), 0);
+	CHECK_EQ(bs_write(&handle, BS_RECORD_DATA, "", 0), -ENOSPC);
+	CHECK_EQ(bs_begin(trace(1)), 0);
+	CHECK_EQ(bs_tracepoint("", 0), -ENOSPC);
+	fake_node_attach(&node, 2, 2);
+	CHECK_EQ(bs_tracepoint("", 0), 0);
+	CHECK_EQ(node.context->slots[0].trace_lo, 1);
+	CHECK_EQ(bs_write(&handle, BS_RECORD_DATA, "", 0), 0);
+	CHECK_EQ(bs_write(&unused, BS_RECORD_DATA, "", 0), 0);
+	CHECK_EQ(bs_close(&unused), 0);
+	CHECK_EQ(bs_close(&handle), 0);
+	CHECK_EQ(bs_end(), 0);
+	expect_run(1, BS_RUN_FIRST | BS_RUN_LOSSY, 1);
+	expect_run(2, BS_RUN_FIRST | BS_RUN_LOSSY, 1);
+	expect_run(3, BS_RUN_FIRST | BS_RUN_LAST, 1);
+	expect_run(2, BS_RUN_LAST | BS_RUN_LOSSY, 0);
+	expect_run(1, BS_RUN_LAST | BS_RUN_LOSSY, 0);
+}
+
+/* ------------------------------------------------------- bad answers --- */
+
+static struct bs_attach_reply reply;
+static int sent_fds[16];
+static int n_sent;
+static size_t n_bytes;
+
+static void bad_magic(void)
+{
+	reply.magic++;
+}
+
+static void bad_version(void)
+{
+	reply.version++;
+}
+
+static void bad_status(void)
+{
+	reply.status = -EPROTO;
+	memset(reply.message, 'm', sizeof(reply.message));
+}
+
+static void bad_resumed(void)
+{
+	reply.resumed = 1;
+	n_sent = 0;
+}
+
+static void bad_size(void)
+{
+	n_bytes = 10;
+}
+
+static void bad_empty(void)
+{
+	n_bytes = 0;
+	n_sent = 0;
+}
+
+static void bad_no_fds(void)
+{
+	n_sent = 0;
+}
+
+static void bad_two_fds(void)
+{
+	n_sent = 2;
+}
+
+static void bad_many_fds(void)
+{
+	for (n_sent = 3; n_sent < 12; n_sent++)
+		sent_fds[n_sent] = node.fds[0];
+}
+
+static void bad_fd(void)
+{
+	sent_fds[1] = STDERR_FILENO;
+}
+
+static void bad_order(void)
+{
+	sent_fds[0] = node.fds[1];
+	sent_fds[1] = node.fds[0];
+}
+
+static void bad_arena_size(void)
+{
+	reply.arena_bytes += BS_SEGMENT_BYTES;
+}
+
+static void bad_arena_zero(void)
+{
+	reply.arena_bytes = 0;
+}
+
+static void bad_arena_odd(void)
+{
+	reply.arena_bytes++;
+}
+
+static void bad_arena_huge(void)
+{
+	reply.arena_bytes = (uint64_t)BS_SEGMENT_BYTES << 32;
+}
+
+static void bad_channel_magic(void)
+{
+	node.channel->magic = 0;
+}
+
+static void bad_channel_version(void)
+{
+	node.channel->version = 99;
+}
+
+static void bad_channel_arena(void)
+{
+	node.channel->arena_bytes += BS_SEGMENT_BYTES;
+}
+
+static void bad_channel_clock(void)
+{
+	node.channel->clock_is_tsc = 2;
+}
+
+static void bad_channel_ticks(void)
+{
+	node.channel->ticks_per_s = 0;
+}
+
+static void bad_node_id(void)
+{
+	node.channel->node_id++;
+}
+
+static void bad_node_name(void)
+{
+	memset(node.channel->node_name, 'n', sizeof(node.channel->node_name));
+}
+
+static void bad_context_version(void)
+{
+	node.context->version = 0;
+}
+
+static void bad_context_slots(void)
+{
+	node.context->thread_slots = 1;
+}
+
+static void bad_unsealed(void)
+{
+	sent_fds[2] = memfd_create("test", MFD_CLOEXEC);
+	CHECK_EQ(ftruncate(sent_fds[2], sizeof(*node.context)), 0);
+}
+
+static void (*const faults[])(void) = {
+	bad_magic,
+	bad_version,
+	bad_status,
+	bad_resumed,
+	bad_size,
+	bad_empty,
+	bad_no_fds,
+	bad_two_fds,
+	bad_many_fds,
+	bad_fd,
+	bad_order,
+	bad_arena_size,
+	bad_arena_zero,
+	bad_arena_odd,
+	bad_arena_huge,
+	bad_channel_magic,
+	bad_channel_version,
+	bad_channel_arena,
+	bad_channel_clock,
+	bad_channel_ticks,
+	bad_node_id,
+	bad_node_name,
+	bad_context_version,
+	bad_context_slots,
+	bad_unsealed,
+};
+
+static int open_fds(void)
+{
+	int n = 0;
+
+	for (int fd = 0; fd < 1024; fd++)
+		n += fcntl(fd, F_GETFD) >= 0;
+	return n;
+}
+
+/* After each bad answer the client hangs up, has kept nothing of it, and takes
+ * a good one. That begins the back-off anew. */
+static void test_bad_answers(void)
+{
+	const size_t n = sizeof(faults) / sizeof(faults[0]);
+	int before = 0;
+
+	bs_wait_attached(0);
+	for (size_t i = 0; i < n; i++) {
+		fake_node_make(&node, 2);
+		fake_node_fill_reply(&node, &reply);
+		memcpy(sent_fds, node.fds, sizeof(node.fds));
+		n_sent = 3;
+		n_bytes = sizeof(reply);
+		faults[i]();
+		fake_node_accept(&node);
+		fake_node_send(&node, &reply, n_bytes, sent_fds, n_sent);
+		fake_node_wait_hangup(&node);
+		if (sent_fds[2] != node.fds[2])
+			close(sent_fds[2]);
+		CHECK_EQ(stats().attachments, i);
+
+		fake_node_make(&node, 2);
+		fake_node_accept(&node);
+		fake_node_fill_reply(&node, &reply);
+		fake_node_send(&node, &reply, sizeof(reply), node.fds, 3);
+		while (stats().attachments == i)
+			bs_wait_attached(-1);
+		if (i == 0)
+			before = open_fds();
+		CHECK_EQ(open_fds(), before);
+		/* The node's own, and the client's. */
+		CHECK_EQ(mappings(), 6);
+		fake_node_hang_up(&node);
+	}
+}
+
+/* -------------------------------------------------------- re-attaching --- */
+
+static void resume(struct fake_node *n)
+{
+	uint64_t attachments = stats().attachments;
+
+	fake_node_accept(n);
+	CHECK_EQ(n->request.token[0], 1);
+	CHECK_EQ(n->request.token[1], n->token);
+	fake_node_fill_reply(n, &reply);
+	reply.resumed = 1;
+	fake_node_send(n, &reply, sizeof(reply), NULL, 0);
+	while (stats().attachments == attachments)
+		sched_yield();
+}
+
+static void test_resumed(void)
+{
+	struct bs_trace handle;
+
+	fake_node_attach(&node, 2, 2);
+	CHECK_EQ(bs_open(&handle, trace(2)), 0);
+	CHECK_EQ(bs_begin(trace(1)), 0);
+	CHECK_EQ(bs_tracepoint("", 0), 0);
+	fake_node_hang_up(&node);
+	/* The daemon is away, and nobody notices. */
+	CHECK_EQ(bs_tracepoint("", 0), 0);
+	CHECK_EQ(bs_trigger(trace(1), "t", NULL, NULL, 0), 0);
+	resume(&node);
+	CHECK_EQ(bs_tracepoint("", 0), 0);
+	CHECK_EQ(bs_write(&handle, BS_RECORD_DATA, "", 0), 0);
+	CHECK_EQ(bs_close(&handle), 0);
+	CHECK_EQ(bs_end(), 0);
+	expect_run(1, BS_RUN_FIRST, 3);
+	expect_run(2, BS_RUN_FIRST | BS_RUN_LAST, 1);
+	expect_run(1, BS_RUN_LAST, 0);
+	CHECK(stats().attached);
+}
+
+static void attach_anew(void)
+{
+	uint64_t attachments = stats().attachments;
+
+	fake_node_hang_up(&node);
+	fake_node_make(&node, 2);
+	fake_node_grant(&node, 0, true);
+	fake_node_accept(&node);
+	fake_node_fill_reply(&node, &reply);
+	fake_node_send(&node, &reply, sizeof(reply), node.fds, 3);
+	while (stats().attachments == attachments)
+		sched_yield();
+}
+
+static void test_fresh(void)
+{
+	struct bs_trace handle, unused, idle;
+	struct fake_run run;
+
+	fake_node_attach(&node, 2, 2);
+	CHECK_EQ(bs_open(&handle, trace(2)), 0);
+	CHECK_EQ(bs_open(&unused, trace(3)), 0);
+	CHECK_EQ(bs_open(&idle, trace(4)), 0);
+	CHECK_EQ(bs_write(&handle, BS_RECORD_DATA, "", 0), 0);
+	CHECK_EQ(bs_write(&idle, BS_RECORD_DATA, "", 0), 0);
+	CHECK_EQ(bs_begin(trace(1)), 0);
+	CHECK_EQ(bs_tracepoint("", 0), 0);
+	attach_anew();
+
+	/* The trace that is being written goes on where it was. */
+	CHECK_EQ(bs_tracepoint("", 0), 0);
+	CHECK(!fake_node_run(&node, 0, &run));
+	CHECK_EQ(mappings(), 9);
+	CHECK_EQ(bs_end(), 0);
+
+	/* The thread moves, and takes its open handles with it. */
+	CHECK_EQ(bs_begin(trace(5)), 0);
+	CHECK_EQ(mappings(), 6);
+	CHECK_EQ(bs_tracepoint("", 0), 0);
+	CHECK_EQ(bs_write(&handle, BS_RECORD_DATA, "", 0), 0);
+	CHECK_EQ(bs_write(&unused, BS_RECORD_DATA, "", 0), 0);
+	CHECK_EQ(bs_end(), 0);
+	CHECK_EQ(bs_close(&handle), 0);
+	CHECK_EQ(bs_close(&unused), 0);
+	CHECK_EQ(bs_close(&idle), 0);
+	expect_run(5, BS_RUN_FIRST, 1);
+	expect_run(2, BS_RUN_FIRST | BS_RUN_LOSSY, 1);
+	expect_run(3, BS_RUN_FIRST, 1);
+	expect_run(5, BS_RUN_LAST, 0);
+	expect_run(2, BS_RUN_LAST | BS_RUN_LOSSY, 0);
+	expect_run(3, BS_RUN_LAST, 0);
+	CHECK(!fake_node_run(&node, 0, &run));
+	/* What the first attachment counted is not forgotten. */
+	CHECK_EQ(stats().runs, 3 + 6);
+}
+
+/* A handle is written where its trace began to move, but the thread's own trace
+ * is open too, and moves with it. */
+static void test_fresh_with_own_trace_open(void)
+{
+	struct bs_trace handle;
+
+	fake_node_attach(&node, 2, 2);
+	CHECK_EQ(bs_begin(trace(1)), 0);
+	CHECK_EQ(bs_tracepoint("", 0), 0);
+	attach_anew();
+	CHECK_EQ(bs_open(&handle, trace(2)), 0);
+	CHECK_EQ(bs_tracepoint("", 0), 0);
+	CHECK_EQ(bs_write(&handle, BS_RECORD_DATA, "", 0), 0);
+	CHECK_EQ(bs_close(&handle), 0);
+	CHECK_EQ(bs_end(), 0);
+	expect_run(1, BS_RUN_FIRST | BS_RUN_LOSSY, 1);
+	expect_run(2, BS_RUN_FIRST | BS_RUN_LAST, 1);
+	expect_run(1, BS_RUN_LAST | BS_RUN_LOSSY, 0);
+}
+
+/* A daemonising application closes what it did not open. */
+static void test_closed_socket(void)
+{
+	int fds[2], keep = node.listener;
+
+	fake_node_attach(&node, 2, 2);
+	for (int fd = 3; fd < 1024; fd++) {
+		if (fd != keep && fd != node.connection && fd != node.fds[0] &&
+		    fd != node.fds[1] && fd != node.fds[2])
+			close(fd);
+	}
+	/* These get the number back, and are not the library's. */
+	CHECK_EQ(pipe(fds), 0);
+	fake_node_hang_up(&node);
+	resume(&node);
+	CHECK(fcntl(fds[0], F_GETFD) >= 0);
+	CHECK(fcntl(fds[1], F_GETFD) >= 0);
+	bs_shutdown();
+	CHECK_EQ(write(fds[1], "x", 1), 1);
+}
+
+static void test_shutdown(void)
+{
+	fake_node_attach(&node, 2, 2);
+	CHECK_EQ(bs_begin(trace(1)), 0);
+	CHECK_EQ(bs_tracepoint("", 0), 0);
+	bs_shutdown();
+	fake_node_wait_hangup(&node);
+	CHECK_EQ(mappings(), 3);
+	CHECK_EQ(fake_node_owned_slots(&node), 0);
+	CHECK_EQ(bs_tracepoint("", 0), -ENOSPC);
+	CHECK_EQ(bs_end(), 0);
+	CHECK_EQ(bs_begin(trace(1)), 0);
+	CHECK_EQ(bs_end(), 0);
+	CHECK(!stats().attached);
+	CHECK_EQ(bs_wait_attached(-1), -ETIMEDOUT);
+}
+
+/* ------------------------------------------------------------ process --- */
+
+/* The application's signals do not reach the library's thread. */
+static void test_signals(void)
+{
+	unsigned long long blocked = 0;
+	struct dirent *task;
+	char path[300], line[256];
+	DIR *tasks;
+	int n = 0;
+
+	fake_node_attach(&node, 2, 2);
+	tasks = opendir("/proc/self/task");
+	CHECK(tasks);
+	while ((task = readdir(tasks))) {
+		bool ours = false;
+		FILE *f;
+
+		snprintf(path, sizeof(path), "/proc/self/task/%s/status",
+			 task->d_name);
+		f = fopen(path, "r");
+		while (f && fgets(line, sizeof(line), f)) {
+			if (!strcmp(line, "Name:\tbacksight\n"))
+				ours = true;
+			if (ours)
+				n += sscanf(line, "SigBlk: %llx", &blocked);
+		}
+		if (f)
+			fclose(f);
+	}
+	closedir(tasks);
+	CHECK_EQ(n, 1);
+	for (int signal = 1; signal < 32; signal++) {
+		if (signal != SIGKILL && signal != SIGSTOP)
+			CHECK(blocked >> (signal - 1) & 1);
+	}
+}
+
+static void test_silent(void)
+{
+	char text[4096];
+	int fds[2], saved = dup(STDERR_FILENO);
+	ssize_t n;
+
+	CHECK_EQ(pipe2(fds, O_NONBLOCK), 0);
+	dup2(fds[1], STDERR_FILENO);
+	fake_node_make(&node, 2);
+	bs_wait_attached(0);
+	for (int i = 0; i < 2; i++) {
+		fake_node_accept(&node);
+		fake_node_fill_reply(&node, &reply);
+		bad_status();
+		fake_node_send(&node, &reply, sizeof(reply), NULL, 0);
+		fake_node_wait_hangup(&node);
+	}
+	n = read(fds[0], text, sizeof(text) - 1);
+	dup2(saved, STDERR_FILENO);
+	if (!getenv("BACKSIGHT_DEBUG")) {
+		CHECK_EQ(n, -1);
+		return;
+	}
+	/* Once for each reason. */
+	CHECK(n > 0);
+	text[n] = '\0';
+	CHECK(strstr(text, "refused: mmmm"));
+	CHECK_EQ(strchr(text, '\n') - text, n - 1);
+}
+
+static void test_debug(void)
+{
+	setenv("BACKSIGHT_DEBUG", "1", 1);
+	test_silent();
+}
+
+static void *use(void *arg)
+{
+	(void)arg;
+	CHECK_EQ(bs_begin(trace(1)), 0);
+	CHECK_EQ(bs_tracepoint("", 0), 0);
+	return NULL;
+}
+
+/* The process ends with its last thread, which is not the library's. */
+static void test_main_thread_leaves(void)
+{
+	pthread_t thread;
+
+	fake_node_attach(&node, 2, 2);
+	CHECK_EQ(pthread_create(&thread, NULL, use, NULL), 0);
+	CHECK_EQ(pthread_detach(thread), 0);
+	pthread_exit(NULL);
+}
+
+/* exit() with everything in use. */
+static void test_exit(void)
+{
+	fake_node_attach(&node, 2, 2);
+	use(NULL);
+	exit(0);
+}
+
+static const struct {
+	const char *name;
+	void (*run)(void);
+} tests[] = {
+	{"without_a_daemon", test_without_a_daemon},
+	{"disabled", test_disabled},
+	{"request", test_request},
+	{"daemon_comes_late", test_daemon_comes_late},
+	{"bad_answers", test_bad_answers},
+	{"resumed", test_resumed},
+	{"fresh", test_fresh},
+	{"fresh_with_own_trace_open", test_fresh_with_own_trace_open},
+	{"closed_socket", test_closed_socket},
+	{"shutdown", test_shutdown},
+	{"signals", test_signals},
+	{"silent", test_silent},
+	{"debug", test_debug},
+	{"main_thread_leaves", test_main_thread_leaves},
+	{"exit", test_exit},
+};
+
+int main(int argc, char **argv)
+{
+	for (size_t i = 0; i < sizeof(tests) / sizeof(tests[0]); i++) {
+		int status;
+		pid_t pid;
+
+		if (argc > 1 && strcmp(argv[1], tests[i].name) != 0)
+			continue;
+		printf("%s\n", tests[i].name);
+		fflush(stdout);
+		fake_node_open(&node);
+		pid = fork();
+		CHECK(pid >= 0);
+		if (pid == 0) {
+			tests[i].run();
+			bs_shutdown();
+			exit(0);
+		}
+		CHECK_EQ(waitpid(pid, &status, 0), pid);
+		fake_node_close(&node);
+		CHECK_EQ(status, 0);
+	}
+	return 0;
+}

@@ -1,0 +1,186 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * fork() in the middle of everything. The child has none of the mappings: one
+ * access too many, and it dies.
+ */
+#include <errno.h>
+#include <pthread.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "check.h"
+#include "fake_node.h"
+
+static struct fake_node node;
+static struct bs_trace inherited;
+
+static struct bs_trace_id trace(uint64_t number)
+{
+	return (struct bs_trace_id){4, number};
+}
+
+static void join_child(pid_t pid)
+{
+	int status;
+
+	CHECK(pid > 0);
+	CHECK_EQ(waitpid(pid, &status, 0), pid);
+	CHECK_EQ(status, 0);
+}
+
+/* What was open in the parent stays the parent's. */
+static void in_child(void)
+{
+	struct bs_stats stats;
+	char value[BS_CONTEXT_MAX + 1];
+
+	CHECK_EQ(bs_tracepoint("", 0), -ENOENT);
+	CHECK_EQ(bs_end(), -ENOENT);
+	CHECK_EQ(bs_write(&inherited, BS_RECORD_DATA, "", 0), -ENOENT);
+	CHECK_EQ(bs_breadcrumb(&inherited, "a"), -ENOENT);
+	CHECK_EQ(bs_serialize(&inherited, 1, value, sizeof(value)), -ENOENT);
+	CHECK_EQ(bs_trigger(trace(1), "t", NULL, NULL, 0), -ENOTCONN);
+	bs_get_stats(&stats);
+	CHECK(!stats.attached);
+	CHECK_EQ(stats.runs, 0);
+	CHECK_EQ(stats.attachments, 0);
+}
+
+static void test_child_that_does_not_record(void)
+{
+	uint32_t head = node.areas[0].run_head;
+	pid_t pid = fork();
+
+	if (pid == 0) {
+		in_child();
+		CHECK_EQ(bs_close(&inherited), -ENOENT);
+		exit(0);
+	}
+	join_child(pid);
+	CHECK_EQ(node.areas[0].run_head, head);
+	CHECK_EQ(bs_tracepoint("", 0), 0);
+}
+
+/* It attaches anew, as itself. */
+static void test_child_that_records(void)
+{
+	int parent_connection = node.connection;
+	struct bs_attach_request parents = node.request;
+	struct bs_attach_reply reply;
+	struct fake_run run;
+	int ready[2];
+	char byte;
+	pid_t pid;
+
+	CHECK_EQ(pipe(ready), 0);
+	pid = fork();
+	if (pid == 0) {
+		close(ready[0]);
+		in_child();
+		CHECK_EQ(bs_begin(trace(10)), 0);
+		CHECK_EQ(bs_wait_attached(-1), 0);
+		CHECK_EQ(bs_tracepoint("", 0), 0);
+		CHECK_EQ(bs_write(&inherited, BS_RECORD_DATA, "", 0), -ENOENT);
+		CHECK_EQ(bs_end(), 0);
+		bs_shutdown();
+		exit(0);
+	}
+	close(ready[1]);
+	fake_node_accept(&node);
+	CHECK_EQ(node.request.pid, pid);
+	CHECK_EQ(node.request.token[0] | node.request.token[1], 0);
+	CHECK(!strcmp(node.request.service, parents.service));
+	/* The parent goes on in what it has, which this node drops now. */
+	fake_node_make(&node, 2);
+	fake_node_grant(&node, 0, true);
+	fake_node_fill_reply(&node, &reply);
+	fake_node_send(&node, &reply, sizeof(reply), node.fds, 3);
+	join_child(pid);
+	CHECK_EQ(read(ready[0], &byte, 1), 0);
+	close(ready[0]);
+	CHECK(fake_node_run(&node, 0, &run));
+	CHECK_EQ(run.entry.trace_lo, 10);
+	CHECK_EQ(run.entry.flags, BS_RUN_FIRST | BS_RUN_LAST);
+	CHECK(!fake_node_run(&node, 0, &run));
+	fake_node_hang_up(&node);
+	node.connection = parent_connection;
+	CHECK_EQ(bs_tracepoint("", 0), 0);
+}
+
+/* The connection is the parent's alone: when it goes, the daemon is told, also
+ * while a child lives on. */
+static void test_connection_is_not_inherited(void)
+{
+	int hold[2];
+	char byte;
+	pid_t pid;
+
+	CHECK_EQ(pipe(hold), 0);
+	pid = fork();
+	if (pid == 0) {
+		close(hold[1]);
+		CHECK_EQ(read(hold[0], &byte, 1), 0);
+		exit(0);
+	}
+	close(hold[0]);
+	bs_shutdown();
+	fake_node_wait_hangup(&node);
+	close(hold[1]);
+	join_child(pid);
+}
+
+static bool stop;
+
+static void *work(void *arg)
+{
+	uint64_t number = (uintptr_t)arg;
+
+	while (!READ_ONCE(stop)) {
+		bs_begin(trace(number));
+		bs_tracepoint(&number, sizeof(number));
+		bs_end();
+	}
+	return NULL;
+}
+
+/* At any moment of other threads. */
+static void test_fork_beside_threads(void)
+{
+	pthread_t threads[2];
+
+	for (uintptr_t i = 0; i < 2; i++)
+		CHECK_EQ(pthread_create(&threads[i], NULL, work,
+					(void *)(i + 1)),
+			 0);
+	for (int i = 0; i < 100; i++) {
+		pid_t pid = fork();
+
+		if (pid == 0) {
+			bs_begin(trace(1));
+			bs_tracepoint("", 0);
+			bs_end();
+			_exit(0);
+		}
+		join_child(pid);
+	}
+	WRITE_ONCE(stop, true);
+	for (int i = 0; i < 2; i++)
+		pthread_join(threads[i], NULL);
+}
+
+int main(void)
+{
+	fake_node_open(&node);
+	fake_node_attach(&node, 4, 4);
+	CHECK_EQ(bs_open(&inherited, trace(1)), 0);
+	CHECK_EQ(bs_write(&inherited, BS_RECORD_DATA, "", 0), 0);
+	CHECK_EQ(bs_begin(trace(2)), 0);
+	CHECK_EQ(bs_tracepoint("", 0), 0);
+	RUN(test_child_that_does_not_record);
+	RUN(test_fork_beside_threads);
+	RUN(test_child_that_records);
+	RUN(test_connection_is_not_inherited);
+	fake_node_close(&node);
+	return 0;
+}
