@@ -83,7 +83,7 @@ class PutReleased:
     """The trace is closed, and its nodes are told to forget it; or it is not any more."""
 
     trace: TraceId
-    released: bool
+    released: bool = True
 
 
 Record: TypeAlias = (

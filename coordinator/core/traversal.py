@@ -20,11 +20,8 @@ from coordinator.core.config import CoordinatorConfig
 from coordinator.core.nodes import Node, Nodes
 from coordinator.core.outbox import Outbox
 from coordinator.core.trace import Part, PartState, Trace
+from coordinator.core.verdict import FIRED
 from protocol.messages import Drop, Group, NodeId, SliceStatus, TraceId, TriggerFired
-
-TRIGGER = "the trigger"
-"""What names the node on which one fired, in words."""
-
 
 @dataclass(slots=True)
 class GroupState:
@@ -61,7 +58,7 @@ class Traversal:
         """The group fired on a node, which collects by itself and will say so."""
         part = trace.parts.get(node.id)
         if part is None:
-            part = self._add(trace, node.id, PartState.ASKED, TRIGGER, now_ns)
+            part = self._add(trace, node.id, PartState.ASKED, FIRED, now_ns)
         elif part.state is PartState.UNASKED:
             part.state = PartState.ASKED
         part.told[group] = True
@@ -99,7 +96,10 @@ class Traversal:
         """Crumbs were found. True if any names a node that has no part yet."""
         news = False
         for identity in crumbs:
-            if identity in trace.parts:
+            known = trace.parts.get(identity)
+            if known is not None:
+                if known.named_by == FIRED:
+                    known.named_by = by
                 continue
             if len(trace.parts) >= self._config.nodes_per_trace_max:
                 trace.nodes_cut += 1

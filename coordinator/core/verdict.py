@@ -57,6 +57,10 @@ if TYPE_CHECKING:
     from coordinator.core.evidence import SliceEvidence
     from coordinator.core.trace import Part, Trace
 
+FIRED = "the trigger"
+"""What names the node on which a trigger fired, in words. It may name traces that
+its node never saw: laterals, or what an operator asks for."""
+
 REASONS_PER_KIND_AND_NODE = 4
 """Beyond these a reason is only counted: a thousand lost spans are one fact."""
 
@@ -302,7 +306,8 @@ def _part_reasons(trace: Trace, part: Part, nodes: Nodes) -> Iterator[Reason]:
     if part.open_handles and not part.lost:
         detail = f"{part.open_handles} handles were never closed"
         yield Reason(ReasonKind.STILL_WRITTEN, name, detail)
-    if not part.received and not status.held and not status.flags:
+    fired_only = part.named_by == FIRED and trace.bytes > 0
+    if not part.received and not status.held and not status.flags and not fired_only:
         detail = f"named by {part.named_by}; the node never saw the trace"
         yield Reason(ReasonKind.NEVER_SEEN, name, detail)
 
