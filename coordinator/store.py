@@ -419,11 +419,13 @@ class Store:
             "SELECT bytes FROM slices WHERE trace = ? AND node = ?", key
         ).fetchone()
         if record.offset > stored:
-            # Impossible by the core's order of writes; a hole would be believed.
-            raise sqlite3.IntegrityError(
-                f"slice {record.trace.hex()} of {record.node}: bytes at {record.offset},"
-                f" stored are {stored}"
+            # The trace was deleted for the bounds, and came up again: what is
+            # left of the slice cannot be read without its beginning.
+            self._log(
+                f"slice {record.trace.hex()} of {record.node}: not stored, since its first"
+                f" {record.offset} bytes were deleted"
             )
+            return
         data = record.data[stored - record.offset :]
         if not data:
             return
@@ -491,14 +493,14 @@ class Store:
         return [PutNode(node, tuple(json.loads(addresses))) for node, addresses in rows]
 
     def recover_traces(self, released_max: int) -> Iterator[StoredTrace]:
-        """All traces in assembly, and the last released ones. Before the first submit() only.
+        """All traces in assembly, and the last released ones, oldest first. Before the first submit() only.
 
         The chunks of a trace are read when they are asked for.
         """
         rows = self._connection.execute(
-            "SELECT trace, released FROM traces WHERE released = 0 UNION ALL SELECT * FROM"
-            " (SELECT trace, released FROM traces WHERE released = 1"
-            " ORDER BY stored_ns DESC LIMIT ?)",
+            "SELECT trace, released FROM traces WHERE released = 0 OR trace IN"
+            " (SELECT trace FROM traces WHERE released = 1 ORDER BY stored_ns DESC LIMIT ?)"
+            " ORDER BY stored_ns, trace",
             (released_max,),
         ).fetchall()
         for trace, released in rows:

@@ -182,7 +182,7 @@ def test_everything_is_recovered(tmp_path: Path) -> None:
             AppendSlice(T1, "a", 3, b"def"),
             PutVerdict(T1, VERDICT),
             AppendSlice(T3, "c", 0, b"released"),
-            PutReleased(T3),
+            PutReleased(T3, released=True),
         )
     with driver(path) as here:
         assert here.store.recover_nodes() == [
@@ -196,13 +196,13 @@ def test_everything_is_recovered(tmp_path: Path) -> None:
     assert one.abandoned == (abandoned,)
     assert one.verdict == VERDICT
     assert not one.released
-    assert [(s.node, s.status, s.bytes, s.chunks) for s in one.slices] == [
+    assert [(s.node, s.status, s.length, s.chunks) for s in one.slices] == [
         ("a", STATUS, 6, (b"abc", b"def"))
     ]
     # The group is its primary's; the lateral is known all the same.
     assert traces[T2] == StoredTrace(T2)
     assert traces[T3].released
-    assert [(s.node, s.bytes, s.chunks) for s in traces[T3].slices] == [("c", 8, ())]
+    assert [(s.node, s.length, s.chunks) for s in traces[T3].slices] == [("c", 8, ())]
 
 
 def test_only_the_last_released_are_recovered(tmp_path: Path) -> None:
@@ -213,7 +213,7 @@ def test_only_the_last_released_are_recovered(tmp_path: Path) -> None:
             clock.now_s += 1
             here.write(AppendSlice(trace_id(number), "a", 0, b"x"))
             if number != 1:
-                here.write(PutReleased(trace_id(number)))
+                here.write(PutReleased(trace_id(number), released=True))
     assert set(recovered(path, released_max=2)) == {T1, trace_id(4), trace_id(5)}
 
 
@@ -247,16 +247,24 @@ def test_repeated_and_overlapping_bytes_are_stored_once(
             assert [row.data for row in reader.slices(T1)] == [content]
 
 
-def test_a_hole_is_never_stored(tmp_path: Path) -> None:
+def test_a_slice_without_its_beginning_is_not_stored(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
     here = Driver(path, ROOMY, Clock())
-    logged: queue.SimpleQueue[str] = queue.SimpleQueue()
-    here.store._log = logged.put
     with here.store:
-        here.store.submit([Write(1, AppendSlice(T1, "a", 5, b"late"))])
-        assert "bytes at 5, stored are 0" in logged.get()
-    assert here.durable.empty()
-    assert recovered(path) == {}
+        here.write(AppendSlice(T1, "a", 5, b"late"), AppendSlice(T2, "a", 0, b"whole"))
+        with StoreReader(path) as reader:
+            assert [row.data for row in reader.slices(T1)] == [b""]
+            assert [row.data for row in reader.slices(T2)] == [b"whole"]
+    assert len(here.log) == 1
+    assert "its first 5 bytes were deleted" in here.log[0]
+
+
+def test_a_trace_that_comes_up_again_is_in_assembly_again(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    with driver(path) as here:
+        here.write(AppendSlice(T1, "a", 0, b"abc"), PutReleased(T1, released=True))
+        here.write(PutReleased(T1, released=False))
+    assert not recovered(path)[T1].released
 
 
 def test_a_failed_batch_is_tried_again_and_nothing_called_durable_before(tmp_path: Path) -> None:
@@ -271,7 +279,7 @@ def test_a_failed_batch_is_tried_again_and_nothing_called_durable_before(tmp_pat
         assert here.durable.empty()
         here.store._connection.execute("PRAGMA max_page_count = 1000000")
         assert here.durable.get() == 1
-    assert recovered(path)[T1].slices[0].bytes == 100_000
+    assert recovered(path)[T1].slices[0].length == 100_000
 
 
 def fill(here: Driver, number: int, size: int = 100_000, *, release: bool = True) -> None:
@@ -280,7 +288,7 @@ def fill(here: Driver, number: int, size: int = 100_000, *, release: bool = True
         PutTrigger("a", replace(FIRED, group=Group("latency", trace), laterals=())),
         AppendSlice(trace, "a", 0, os.urandom(size)),
         PutVerdict(trace, VERDICT),
-        *([PutReleased(trace)] if release else []),
+        *([PutReleased(trace, released=True)] if release else []),
     )
 
 
@@ -322,7 +330,7 @@ def test_a_trace_in_assembly_is_never_deleted(tmp_path: Path) -> None:
         kept = reader.list_traces(0, "", "")
         assert T1 in kept
         assert T2 not in kept
-    assert recovered(path)[T1].slices[0].bytes == 100_000
+    assert recovered(path)[T1].slices[0].length == 100_000
 
 
 def test_age_is_bounded(tmp_path: Path) -> None:
@@ -343,7 +351,9 @@ def test_a_lateral_outlives_its_primary_with_its_trigger(tmp_path: Path) -> None
     path = tmp_path / "store.db"
     clock = Clock()
     with driver(path, StoreLimits(1 << 40, 3600.0), clock) as here:
-        here.write(PutTrigger("a", FIRED), PutReleased(T1))  # T1 is the primary, T2 a lateral
+        here.write(
+            PutTrigger("a", FIRED), PutReleased(T1, released=True)
+        )  # T1 is the primary, T2 a lateral
         clock.now_s += 3601
         fill(here, 3, size=10)
         fill(here, 4, size=10)
@@ -383,7 +393,7 @@ def test_what_was_durable_survives_a_killed_coordinator(tmp_path: Path) -> None:
                 durable = int(line)
     (part,) = recovered(path)[TraceId(b"t" * 16)].slices
     content = b"".join(part.chunks)
-    assert part.bytes == len(content) >= 8 * durable
+    assert part.length == len(content) >= 8 * durable
     assert content == b"".join(n.to_bytes(8, "big") for n in range(1, len(content) // 8 + 1))
 
 
