@@ -20,7 +20,7 @@ from coordinator.core.config import CoordinatorConfig
 from coordinator.core.nodes import Node, Nodes
 from coordinator.core.outbox import Outbox
 from coordinator.core.trace import Part, PartState, Trace
-from coordinator.core.verdict import FIRED
+from coordinator.core.verdict import FIRED, NOT_A_CRUMB, STORED
 from protocol.messages import Drop, Group, NodeId, SliceStatus, TraceId, TriggerFired
 
 @dataclass(slots=True)
@@ -98,7 +98,7 @@ class Traversal:
         for identity in crumbs:
             known = trace.parts.get(identity)
             if known is not None:
-                if known.named_by == FIRED:
+                if known.named_by in NOT_A_CRUMB:
                     known.named_by = by
                 continue
             if len(trace.parts) >= self._config.nodes_per_trace_max:
@@ -140,7 +140,7 @@ class Traversal:
         """A part out of the store, to be asked when its node is back."""
         part = trace.parts.get(identity)
         if part is None:
-            part = self._add(trace, identity, PartState.UNASKED, "the store", now_ns)
+            part = self._add(trace, identity, PartState.UNASKED, STORED, now_ns)
         return part
 
     def overdue(self, trace: Trace, now_ns: int) -> None:

@@ -58,8 +58,10 @@ if TYPE_CHECKING:
     from coordinator.core.trace import Part, Trace
 
 FIRED = "the trigger"
-"""What names the node on which a trigger fired, in words. It may name traces that
-its node never saw: laterals, or what an operator asks for."""
+STORED = "the store"
+NOT_A_CRUMB = (FIRED, STORED)
+"""What names a node, in words, without saying that it saw the trace. A trigger may
+name traces that its node never saw: laterals, or what an operator asks for."""
 
 REASONS_PER_KIND_AND_NODE = 4
 """Beyond these a reason is only counted: a thousand lost spans are one fact."""
@@ -306,8 +308,8 @@ def _part_reasons(trace: Trace, part: Part, nodes: Nodes) -> Iterator[Reason]:
     if part.open_handles and not part.lost:
         detail = f"{part.open_handles} handles were never closed"
         yield Reason(ReasonKind.STILL_WRITTEN, name, detail)
-    fired_only = part.named_by == FIRED and trace.bytes > 0
-    if not part.received and not status.held and not status.flags and not fired_only:
+    by_crumb = part.named_by not in NOT_A_CRUMB or trace.bytes == 0
+    if not part.received and not status.held and not status.flags and by_crumb:
         detail = f"named by {part.named_by}; the node never saw the trace"
         yield Reason(ReasonKind.NEVER_SEEN, name, detail)
 
