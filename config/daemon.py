@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the main functions of both daemons share."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from config.schema import ConfigError, load, loads
+
+EXIT_CONFIG = 2
+
+T = TypeVar("T")
+
+
+def read_arguments(
+    program: str, description: str, schema: type[T], argv: Sequence[str] | None
+) -> T:
+    """Parse the command line and read the configuration; exits with EXIT_CONFIG if it is bad."""
+    parser = argparse.ArgumentParser(prog=program, description=description)
+    parser.add_argument(
+        "--config", type=Path, metavar="FILE", help="YAML; without it, all defaults"
+    )
+    parser.add_argument("--check", action="store_true", help="check the configuration, and end")
+    arguments = parser.parse_args(argv)
+    try:
+        if arguments.config is None:
+            settings = loads("", schema, "defaults")
+        else:
+            settings = load(arguments.config, schema)
+    except ConfigError as error:
+        sys.stderr.write(f"{error}\n")
+        sys.exit(EXIT_CONFIG)
+    if arguments.check:
+        sys.exit(0)
+    return settings
+
+
+def logger(program: str) -> Callable[[str], None]:
+    """Where a daemon says what an operator may want to know: a line on standard error."""
+
+    def log(text: str) -> None:
+        sys.stderr.write(f"{program}: {text}\n")
+        sys.stderr.flush()
+
+    return log
+
+
+async def told_to_end() -> None:
+    """Wait for SIGTERM or SIGINT."""
+    told = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, told.set)
+    await told.wait()

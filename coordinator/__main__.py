@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``backsight-coordinator``: gathers the slices of triggered traces, and judges them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import sys
+from collections.abc import Sequence
+
+from appliance.fdstore import ServiceManager
+from config.daemon import logger, read_arguments, told_to_end
+from coordinator.server import CoordinatorServer
+from coordinator.settings import Settings
+from coordinator.store import StoreError
+
+_PROGRAM = "backsight-coordinator"
+
+
+async def _serve(settings: Settings, manager: ServiceManager) -> None:
+    log = logger(_PROGRAM)
+    async with CoordinatorServer(settings, secrets.randbits(64), log):
+        log(f"serves on {settings.listen}")
+        manager.ready()
+        await told_to_end()
+        manager.stopping()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run until told to end. Exit status 2 for a bad configuration, 1 for other failures."""
+    settings = read_arguments(_PROGRAM, __doc__.splitlines()[0], Settings, argv)
+    with ServiceManager.from_environment(os.environ) as manager:
+        try:
+            asyncio.run(_serve(settings, manager))
+        except (StoreError, OSError) as error:
+            logger(_PROGRAM)(str(error))
+            return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,483 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The coordinator's shell: gRPC on one side, the store on the other, the core between.
+
+All of the core runs on the event loop. Facts arrive in callbacks; after the
+turn in which they came, one pass fetches what the core has to say, so that
+many facts make one batch. Nodes' messages are taken as bytes and decoded by
+protocol.wire, so that whatever is malformed is counted, and answered with a
+reason.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+import backsight_pb2 as pb
+import grpc
+
+from coordinator.core.coordinator import CoordinatorCore
+from coordinator.settings import Settings
+from coordinator.store import SliceRow, Store, StoreReader, TraceRow
+from protocol import wire
+from protocol.messages import (
+    CoordinatorMessage,
+    Hello,
+    NodeMessage,
+    Refused,
+    SliceReply,
+    TraceId,
+)
+
+_SERVICE = "backsight.v1.Coordinator"
+
+# Messages that wait for a node which does not read; then its stream is ended,
+# and it will be told again on the next one.
+_WAITING_MAX = 65536
+
+_OPTIONS = [
+    ("grpc.max_receive_message_length", wire.MESSAGE_BYTES_MAX),
+    ("grpc.max_send_message_length", -1),  # a trace for backsightctl is one message
+    ("grpc.so_reuseport", 0),  # a second coordinator must not share the port
+    # Nodes send a ping each 30 s at most; a quarter of that is no abuse yet.
+    ("grpc.http2.min_ping_interval_without_data_ms", 7500),
+    ("grpc.http2.max_ping_strikes", 0),
+    # A node that vanished without a word is noticed within a minute.
+    ("grpc.keepalive_time_ms", 40_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
+    ("grpc.http2.max_pings_without_data", 0),
+    # Saves a ping for each few frames of data.
+    ("grpc.http2.bdp_probe", 0),
+]
+
+# At the end, for what is being sent.
+_STOP_GRACE_S = 0.5
+
+
+@dataclass(slots=True)
+class ServerCounters:
+    """What was refused. They only rise."""
+
+    streams: int = 0
+    malformed: int = 0
+    no_hello: int = 0
+    no_opening: int = 0
+    not_reading: int = 0
+
+
+class _Outgoing:
+    """What waits to be sent on one stream."""
+
+    def __init__(self) -> None:
+        self._items: deque[bytes] = deque()
+        self._changed = asyncio.Event()
+        self._ended = False
+
+    def put(self, item: bytes) -> bool:
+        """Queue a message; False if there are too many already."""
+        if len(self._items) >= _WAITING_MAX:
+            return False
+        self._items.append(item)
+        self._changed.set()
+        return True
+
+    def end(self) -> None:
+        """Let the stream end after what is queued."""
+        self._ended = True
+        self._changed.set()
+
+    async def send_all(self, context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
+        """Send until the end."""
+        while True:
+            while self._items:
+                await context.write(self._items.popleft())
+            if self._ended:
+                return
+            self._changed.clear()
+            await self._changed.wait()
+
+
+class CoordinatorServer:
+    """One coordinator. Use as ``async with``; serves while it is entered."""
+
+    def __init__(self, settings: Settings, incarnation: int, log: Callable[[str], None]) -> None:
+        self.counters = ServerCounters()
+        self._settings = settings
+        self._log = log
+        self._loop = asyncio.get_running_loop()
+        self._store = Store(
+            settings.store_path,
+            settings.store.limits,
+            lambda token: _call_soon(self._loop, self._on_durable, token),
+            log,
+        )
+        config = settings.core_config()
+        self._core = CoordinatorCore(
+            config,
+            incarnation,
+            self._store.recover_traces(config.closed_max),
+            self._store.recover_nodes(),
+            time.monotonic_ns(),
+        )
+        self._reader = StoreReader(settings.store_path)
+        self._reading = asyncio.Lock()
+        self._sessions: dict[int, _Outgoing] = {}
+        self._streams: dict[int, _Outgoing] = {}
+        self._last_number = 0
+        self._flush_due = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._server = grpc.aio.server(options=_OPTIONS)
+        self._server.add_generic_rpc_handlers((self._handlers(),))
+
+    def _handlers(self) -> grpc.GenericRpcHandler[Any, Any]:
+        return grpc.method_handlers_generic_handler(
+            _SERVICE,
+            {
+                "Control": grpc.stream_stream_rpc_method_handler(self._control),
+                "Slices": grpc.stream_stream_rpc_method_handler(self._slices),
+                "ListTraces": grpc.unary_stream_rpc_method_handler(
+                    self._list_traces,
+                    pb.ListTracesRequest.FromString,
+                    pb.TraceSummary.SerializeToString,
+                ),
+                "GetTrace": grpc.unary_unary_rpc_method_handler(
+                    self._get_trace,
+                    pb.GetTraceRequest.FromString,
+                    pb.TraceDetail.SerializeToString,
+                ),
+                "ListNodes": grpc.unary_unary_rpc_method_handler(
+                    self._list_nodes,
+                    pb.ListNodesRequest.FromString,
+                    pb.ListNodesReply.SerializeToString,
+                ),
+            },
+        )
+
+    async def __aenter__(self) -> Self:
+        self._store.__enter__()
+        try:
+            try:
+                port = self._server.add_insecure_port(self._settings.listen)
+            except RuntimeError:
+                port = 0
+            if port == 0:
+                raise OSError(f"cannot listen on {self._settings.listen}: is it in use?")
+            await self._server.start()
+        except BaseException:
+            self._store.__exit__(None, None, None)
+            self._reader.__exit__(None, None, None)
+            raise
+        self._changed()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self._server.stop(_STOP_GRACE_S)
+        if self._timer is not None:
+            self._timer.cancel()
+        # In a thread: it waits for the disk.
+        await asyncio.to_thread(self._store.__exit__, None, None, None)
+        async with self._reading:
+            self._reader.__exit__(None, None, None)
+
+    # ----------------------------------------------------------------- core
+
+    def _number(self) -> int:
+        self._last_number += 1
+        return self._last_number
+
+    def _changed(self) -> None:
+        """Facts came in: fetch what the core makes of them, once a turn of the loop."""
+        if not self._flush_due:
+            self._flush_due = True
+            self._loop.call_soon(self._flush)
+
+    def _on_durable(self, token: int) -> None:
+        self._core.on_durable(token, time.monotonic_ns())
+        self._changed()
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self._core.on_tick(time.monotonic_ns())
+        self._changed()
+
+    def _flush(self) -> None:
+        self._flush_due = False
+        writes = self._core.take_writes()
+        if writes:
+            self._store.submit(writes)
+        by_session: dict[int, list[CoordinatorMessage]] = {}
+        for session, message in self._core.take_control():
+            by_session.setdefault(session, []).append(message)
+        for session, messages in by_session.items():
+            self._say(session, messages)
+        for stream, reply in self._core.take_slice_replies():
+            self._reply(stream, reply)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        now_ns = time.monotonic_ns()
+        wakeup_ns = self._core.next_wakeup_ns(now_ns)
+        if wakeup_ns is not None:
+            self._timer = self._loop.call_later((wakeup_ns - now_ns) / 1e9, self._on_timer)
+
+    def _say(self, session: int, messages: list[CoordinatorMessage]) -> None:
+        outgoing = self._sessions.get(session)
+        if outgoing is None:
+            return
+        for start in range(0, len(messages), wire.BATCH_MESSAGES_MAX):
+            batch = messages[start : start + wire.BATCH_MESSAGES_MAX]
+            if not outgoing.put(wire.encode_coordinator_batch(batch)):
+                self.counters.not_reading += 1
+                outgoing.end()
+                return
+        if any(isinstance(message, Refused) for message in messages):
+            outgoing.end()
+
+    def _reply(self, stream: int, reply: SliceReply) -> None:
+        outgoing = self._streams.get(stream)
+        if outgoing is not None and not outgoing.put(wire.encode_slice_reply(reply)):
+            self.counters.not_reading += 1
+            outgoing.end()
+
+    # -------------------------------------------------------------- streams
+
+    async def _control(
+        self,
+        requests: AsyncIterator[bytes],
+        context: grpc.aio.ServicerContext[bytes, bytes],
+    ) -> None:
+        self.counters.streams += 1
+        session, peer = self._number(), context.peer()
+        outgoing = self._sessions[session] = _Outgoing()
+        try:
+            await _until_either(
+                outgoing.send_all(context), self._hear(requests, session, peer, outgoing)
+            )
+        finally:
+            del self._sessions[session]
+            self._core.on_node_lost(session, time.monotonic_ns())
+            self._changed()
+
+    async def _hear(
+        self, requests: AsyncIterator[bytes], session: int, peer: str, outgoing: _Outgoing
+    ) -> None:
+        """Take what a node says; a Refused ends the stream from the other task."""
+        greeted = False
+        async for data in requests:
+            try:
+                messages = wire.decode_node_batch(data)
+            except wire.WireError as error:
+                self.counters.malformed += 1
+                self._log(f"{peer}: malformed message refused: {error}")
+                self._refuse(outgoing, f"malformed message: {error}")
+                return
+            if messages and not greeted:
+                hello = messages[0]
+                if not isinstance(hello, Hello):
+                    self.counters.no_hello += 1
+                    self._refuse(outgoing, "the first message of a stream must be a Hello")
+                    return
+                greeted = True
+                self._log(f"node {hello.node} connected from {peer}")
+                self._core.on_node_connected(session, hello, peer, time.monotonic_ns())
+                messages = messages[1:]
+            self._take(session, messages)
+        outgoing.end()
+
+    def _take(self, session: int, messages: Iterable[NodeMessage]) -> None:
+        now_ns, realtime_ns = time.monotonic_ns(), time.time_ns()
+        for message in messages:
+            self._core.on_node_message(session, message, now_ns, realtime_ns)
+        self._changed()
+
+    @staticmethod
+    def _refuse(outgoing: _Outgoing, reason: str) -> None:
+        encoded = reason.encode()[: wire.REASON_BYTES_MAX].decode(errors="ignore")
+        outgoing.put(wire.encode_coordinator_batch([Refused(encoded)]))
+        outgoing.end()
+
+    async def _slices(
+        self,
+        requests: AsyncIterator[bytes],
+        context: grpc.aio.ServicerContext[bytes, bytes],
+    ) -> None:
+        self.counters.streams += 1
+        stream = self._number()
+        outgoing = self._streams[stream] = _Outgoing()
+        try:
+            await _until_either(
+                outgoing.send_all(context), self._receive(requests, stream, context, outgoing)
+            )
+        finally:
+            del self._streams[stream]
+            self._core.on_slices_lost(stream, time.monotonic_ns())
+            self._changed()
+
+    async def _receive(
+        self,
+        requests: AsyncIterator[bytes],
+        stream: int,
+        context: grpc.aio.ServicerContext[bytes, bytes],
+        outgoing: _Outgoing,
+    ) -> None:
+        opened = False
+        async for data in requests:
+            try:
+                message = wire.decode_slices_message(data)
+            except wire.WireError as error:
+                self.counters.malformed += 1
+                self._log(f"{context.peer()}: malformed slice data refused: {error}")
+                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+            now_ns = time.monotonic_ns()
+            if isinstance(message, wire.Opening):
+                if opened:
+                    await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "opened twice")
+                opened = True
+                self._core.on_slices_connected(stream, message.node, message.incarnation, now_ns)
+            elif not opened:
+                self.counters.no_opening += 1
+                await context.abort(
+                    grpc.StatusCode.INVALID_ARGUMENT, "the first message must say who sends"
+                )
+            else:
+                self._core.on_chunk(stream, message, now_ns)
+            self._changed()
+        outgoing.end()
+
+    # -------------------------------------------------------------- queries
+
+    async def _list_traces(
+        self,
+        request: pb.ListTracesRequest,
+        context: grpc.aio.ServicerContext[pb.ListTracesRequest, pb.TraceSummary],
+    ) -> AsyncIterator[pb.TraceSummary]:
+        async with self._reading:
+            ids = await asyncio.to_thread(
+                self._reader.list_traces, request.limit, request.trigger, request.verdict
+            )
+        for trace in ids:
+            async with self._reading:
+                row = await asyncio.to_thread(self._reader.trace, trace)
+            # Deleted since the listing began: not there any more.
+            if row is not None:
+                yield _summary(row)
+
+    async def _get_trace(
+        self,
+        request: pb.GetTraceRequest,
+        context: grpc.aio.ServicerContext[pb.GetTraceRequest, pb.TraceDetail],
+    ) -> pb.TraceDetail:
+        try:
+            trace = wire.parse_trace_id(request.trace.hex())
+        except wire.WireError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        async with self._reading:
+            found = await asyncio.to_thread(self._read_trace, trace)
+        if found is None:
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"no trace {trace.hex()} is stored")
+        row, slices = found
+        return pb.TraceDetail(summary=_summary(row), slices=map(_slice, slices))
+
+    def _read_trace(self, trace: TraceId) -> tuple[TraceRow, list[SliceRow]] | None:
+        row = self._reader.trace(trace)
+        return None if row is None else (row, list(self._reader.slices(trace)))
+
+    async def _list_nodes(
+        self,
+        request: pb.ListNodesRequest,
+        context: grpc.aio.ServicerContext[pb.ListNodesRequest, pb.ListNodesReply],
+    ) -> pb.ListNodesReply:
+        return pb.ListNodesReply(
+            nodes=[
+                pb.NodeStatus(
+                    node=view.node,
+                    node_id=view.id,
+                    connected=view.connected,
+                    addresses=view.addresses,
+                    clock_offset_ns=view.clock.offset_ns if view.clock else 0,
+                    clock_error_ns=view.clock.error_ns if view.clock else 0,
+                )
+                for view in self._core.nodes(time.monotonic_ns())
+            ]
+        )
+
+
+def _call_soon(
+    loop: asyncio.AbstractEventLoop, callback: Callable[[int], None], token: int
+) -> None:
+    # At the end the loop is closed before the store has written its last.
+    with contextlib.suppress(RuntimeError):
+        loop.call_soon_threadsafe(callback, token)
+
+
+async def _until_either(
+    sender: Coroutine[None, None, None], receiver: Coroutine[None, None, None]
+) -> None:
+    """Run both halves of a stream. It ends when the sender does; the receiver's errors end it too."""
+    sending, receiving = asyncio.ensure_future(sender), asyncio.ensure_future(receiver)
+    try:
+        await asyncio.wait({sending, receiving}, return_when=asyncio.FIRST_COMPLETED)
+        if receiving.done():
+            receiving.result()
+        await sending
+    finally:
+        sending.cancel()
+        receiving.cancel()
+        await asyncio.gather(sending, receiving, return_exceptions=True)
+
+
+def _summary(row: TraceRow) -> pb.TraceSummary:
+    verdict = row.verdict
+    summary = pb.TraceSummary(
+        trace=row.trace,
+        triggers=[
+            pb.Trigger(
+                name=put.fired.group.trigger,
+                why=put.fired.why,
+                node=put.node,
+                source=pb.Source.ValueType(put.fired.source),
+                fired_at_ns=put.fired.fired_at_ns,
+                primary=put.fired.group.primary,
+                laterals=put.fired.laterals,
+                suppressed=put.fired.suppressed,
+            )
+            for put in row.triggers
+        ],
+    )
+    if verdict is None:
+        # Judged once it is quiet; until then nothing is claimed.
+        summary.verdict.kind = "provisional"
+        return summary
+    summary.verdict.kind = verdict.kind
+    summary.verdict.version = verdict.version
+    for reason in verdict.reasons:
+        summary.verdict.reasons.add(kind=reason.kind, node=reason.node, detail=reason.detail)
+    summary.nodes.extend(verdict.nodes)
+    summary.span_count = verdict.span_count
+    summary.bytes = verdict.bytes
+    summary.start_ns = verdict.start_ns or 0
+    summary.end_ns = verdict.end_ns or 0
+    return summary
+
+
+def _slice(row: SliceRow) -> pb.NodeSlice:
+    return pb.NodeSlice(
+        node=row.node,
+        bytes=len(row.data),
+        flags=int(row.status.flags) if row.status else 0,
+        open_handles=row.status.open_handles if row.status else 0,
+        clock_offset_ns=row.clock.offset_ns if row.clock else 0,
+        clock_error_ns=row.clock.error_ns if row.clock else 0,
+        data=row.data,
+    )
