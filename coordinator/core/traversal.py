@@ -23,6 +23,7 @@ from coordinator.core.trace import Part, PartState, Trace
 from coordinator.core.verdict import FIRED, NOT_A_CRUMB, STORED
 from protocol.messages import Drop, Group, NodeId, SliceStatus, TraceId, TriggerFired
 
+
 @dataclass(slots=True)
 class GroupState:
     """A group's traces, and what each node said when it fired there."""
@@ -171,7 +172,8 @@ class Traversal:
         dropped: dict[Group, None] = {}
         for trace in list(self._by_node.get(node.id, {}).values()):
             part = trace.parts[node.id]
-            for group in part.told:
+            # Whether it heard of the group before the stream was lost is not known.
+            for group in trace.groups:
                 if group in self.abandoned:
                     dropped[group] = None
             if trace.released or trace.abandoned_by is not None:

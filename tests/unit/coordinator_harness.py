@@ -1,0 +1,337 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Drives a coordinator's core by hand, and checks after each step what always holds.
+
+- Nothing is acknowledged that the store has not made durable.
+- Versions of a verdict rise by one, and each differs from the one before.
+- The bytes in the store are contiguous, and what is in memory fits.
+- A node is asked for a trace and group once on each session.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from coordinator.core.coordinator import CoordinatorConfig, CoordinatorCore
+from coordinator.core.records import AppendSlice, PutReleased, PutVerdict, Write
+from coordinator.core.verdict import Verdict
+from protocol.hashing import node_id
+from protocol.messages import (
+    Collect,
+    CoordinatorMessage,
+    Group,
+    Hello,
+    NodeId,
+    NodeMessage,
+    Refused,
+    Release,
+    SliceChunk,
+    SliceFlags,
+    SliceReply,
+    SliceStatus,
+    TraceId,
+    TriggerAck,
+    TriggerFired,
+)
+from protocol.slices import (
+    Body,
+    Breadcrumb,
+    HopIn,
+    HopOut,
+    PieceKind,
+    Process,
+    RunFlags,
+    SpanEnd,
+    SpanStart,
+    encode_clock,
+    encode_piece,
+    encode_process,
+    encode_record,
+)
+from tests.simulation.store import MemoryStore
+
+S = 1_000_000_000
+MS = 1_000_000
+REAL_NS = 1_700_000_000 * S
+
+
+def trace_id(name: str) -> TraceId:
+    return TraceId(name.encode().rjust(16, b"_"))
+
+
+def trace_name(trace: TraceId) -> str:
+    return trace.lstrip(b"_").decode()
+
+
+class Harness:
+    """A core, a store, and nodes that say what they are told to say."""
+
+    def __init__(self, config: CoordinatorConfig | None = None) -> None:
+        self.config = config or CoordinatorConfig()
+        self.now_ns = 1000 * S
+        self.store = MemoryStore(lambda trace, verdict: None)
+        self.incarnation = 0
+        self.verdicts: dict[TraceId, list[Verdict]] = {}
+        self.sessions: dict[str, int] = {}
+        self.streams: dict[str, int] = {}
+        self.credit: dict[str, int] = {}
+        self.said: list[tuple[str, CoordinatorMessage]] = []
+        self.replied: list[tuple[str, SliceReply]] = []
+        self.written: list[Write] = []
+        self.autosave = True
+        self._names: dict[int, str] = {}
+        self._refused: set[int] = set()
+        self._asked: set[tuple[int, Group, TraceId]] = set()
+        self._numbers = 0
+        self.core = self._start()
+
+    # --------------------------------------------------------- driving it
+
+    def _start(self) -> CoordinatorCore:
+        self.incarnation += 1
+        traces, nodes = self.store.recovered()
+        return CoordinatorCore(self.config, self.incarnation, traces, nodes, self.now_ns)
+
+    def restart(self) -> None:
+        """The coordinator is killed, and another one starts on the same store."""
+        self.store.crash()
+        self.sessions.clear()
+        self.streams.clear()
+        self.written.clear()
+        for trace in list(self.verdicts):
+            kept = self.store.traces.get(trace)
+            verdict = kept.verdict if kept is not None else None
+            # What was not durable never was.
+            self.verdicts[trace] = [verdict] if verdict is not None else []
+        self.core = self._start()
+        self.fetch()
+
+    def connect(self, name: str, incarnation: int = 1) -> int:
+        self._numbers += 1
+        session = self._numbers
+        self._names[session] = name
+        self.core.on_node_connected(
+            session, Hello(name, incarnation, (f"10.0.0.{session}",)), f"peer{session}", self.now_ns
+        )
+        self.fetch()
+        if session not in self._refused:
+            self.sessions[name] = session
+        return session
+
+    def lose(self, name: str) -> None:
+        self.core.on_node_lost(self.sessions.pop(name), self.now_ns)
+        self.fetch()
+
+    def open_slices(self, name: str, incarnation: int = 1) -> int:
+        self._numbers += 1
+        self.streams[name] = self._numbers
+        self._names[self._numbers] = name
+        self.credit[name] = 0
+        self.core.on_slices_connected(self._numbers, name, incarnation, self.now_ns)
+        self.fetch()
+        return self._numbers
+
+    def lose_slices(self, name: str) -> None:
+        self.core.on_slices_lost(self.streams.pop(name), self.now_ns)
+        self.fetch()
+
+    def say(self, name: str, message: NodeMessage) -> None:
+        self.core.on_node_message(self.sessions[name], message, self.now_ns, REAL_NS + self.now_ns)
+        self.fetch()
+
+    def send(self, name: str, trace: TraceId, offset: int, data: bytes) -> None:
+        self.core.on_chunk(self.streams[name], SliceChunk(trace, offset, data), self.now_ns)
+        self.credit[name] -= len(data)
+        self.fetch()
+
+    def save(self, token: int | None = None) -> None:
+        """Make what was written durable, up to a token or all of it."""
+        if token is None:
+            if not self.written:
+                return
+            token = self.written[-1].token
+        self.store.make_durable(token, self.now_ns)
+        self.written = [write for write in self.written if write.token > token]
+        self.core.on_durable(token, self.now_ns)
+        self.fetch()
+
+    def wait(self, duration_ns: int) -> None:
+        """Let time pass, waking the core when it wants to be woken, and not else."""
+        end_ns = self.now_ns + duration_ns
+        while True:
+            wakeup_ns = self.core.next_wakeup_ns(self.now_ns)
+            if wakeup_ns is None or wakeup_ns > end_ns:
+                break
+            assert wakeup_ns >= self.now_ns
+            self.now_ns = wakeup_ns
+            self.core.on_tick(self.now_ns)
+            again_ns = self.core.next_wakeup_ns(self.now_ns)
+            assert again_ns is None or again_ns > self.now_ns, "it would be woken for ever"
+            self.fetch()
+        self.now_ns = end_ns
+
+    # -------------------------------------------------------- what it does
+
+    def fetch(self) -> None:
+        """Take the outputs, and check what always holds."""
+        for write in self.core.take_writes():
+            self._check_write(write)
+            self.written.append(write)
+            self.store.write(write)
+        for session, message in self.core.take_control():
+            self._check_message(session, message)
+            self.said.append((self._names[session], message))
+        for stream, reply in self.core.take_slice_replies():
+            name = self._names[stream]
+            for ack in reply.acks:
+                kept = self.store.traces[ack.trace].slices[name]
+                assert ack.offset <= len(kept.data), "acknowledged before it was durable"
+            if self.streams.get(name) == stream:
+                self.credit[name] += reply.credit_bytes
+            self.replied.append((name, reply))
+        assert self.core.memory_bytes <= self.config.memory_bytes
+        undurable = sum(
+            len(write.record.data)
+            for write in self.written
+            if isinstance(write.record, AppendSlice)
+        )
+        assert undurable <= self.core.memory_bytes
+        if self.autosave and self.written:
+            self.save()
+
+    def _check_write(self, write: Write) -> None:
+        record = write.record
+        if isinstance(record, AppendSlice):
+            assert record.data
+            kept = self.store.traces.get(record.trace)
+            found = kept.slices.get(record.node) if kept is not None else None
+            length = len(found.data) if found is not None else 0
+            length += sum(
+                len(other.record.data)
+                for other in self.written
+                if isinstance(other.record, AppendSlice)
+                and (other.record.trace, other.record.node) == (record.trace, record.node)
+            )
+            assert record.offset == length, "a slice in the store would have a hole or an overlap"
+        if isinstance(record, PutVerdict):
+            before = self.verdicts.setdefault(record.trace, [])
+            if before:
+                assert record.verdict.version == before[-1].version + 1
+                assert not record.verdict.same_as(before[-1])
+            before.append(record.verdict)
+
+    def _check_message(self, session: int, message: CoordinatorMessage) -> None:
+        name = self._names[session]
+        if isinstance(message, TriggerAck):
+            assert (message.group, name) in self.store.triggers, "acknowledged too early"
+        elif isinstance(message, Refused):
+            self._refused.add(session)
+        elif isinstance(message, Collect):
+            for trace in message.traces:
+                key = (session, message.group, trace)
+                assert key not in self._asked, "asked twice on one session"
+                self._asked.add(key)
+        elif isinstance(message, Release):
+            assert PutReleased(message.trace) not in [write.record for write in self.written], (
+                "released before that was durable"
+            )
+
+    def take_said(self) -> list[tuple[str, CoordinatorMessage]]:
+        said, self.said = self.said, []
+        return said
+
+    def asked(self) -> dict[str, list[TraceId]]:
+        """Which traces each node was asked for, since the last time."""
+        asked: dict[str, list[TraceId]] = {}
+        for name, message in self.take_said():
+            if isinstance(message, Collect):
+                asked.setdefault(name, []).extend(message.traces)
+        return asked
+
+    def verdict(self, trace: TraceId) -> Verdict | None:
+        return self.verdicts.get(trace, [None])[-1]
+
+    # ------------------------------------------------------------ shortcuts
+
+    def fire(
+        self,
+        name: str,
+        trace: TraceId,
+        trigger: str = "lat",
+        laterals: tuple[TraceId, ...] = (),
+    ) -> Group:
+        group = Group(trigger, trace)
+        self.say(name, TriggerFired(group, laterals, "slow"))
+        return group
+
+    def status(
+        self,
+        name: str,
+        trace: TraceId,
+        size: int = 0,
+        crumbs: Iterable[str | int] = (),
+        flags: SliceFlags = SliceFlags.NONE,
+        open_handles: int = 0,
+        *,
+        held: bool | None = None,
+    ) -> None:
+        ids = tuple(NodeId(c) if isinstance(c, int) else node_id(c) for c in crumbs)
+        is_held = size > 0 if held is None else held
+        if is_held:
+            flags |= SliceFlags.HELD
+        self.say(name, SliceStatus(trace, is_held, flags, size, open_handles, ids))
+
+    def deliver(self, trace: TraceId, slices: Mapping[str, bytes]) -> None:
+        """Each node says what it holds, and sends it."""
+        for name, data in slices.items():
+            self.status(name, trace, len(data), held=True)
+            self.send(name, trace, 0, data)
+
+    def cluster(self, *names: str) -> None:
+        """Nodes that are connected on both streams."""
+        for name in names:
+            self.connect(name)
+            self.open_slices(name)
+        self.take_said()
+
+
+# ------------------------------------------------------------------- slices
+
+
+def run(
+    *bodies: Body,
+    client: int = 1,
+    handle: int = 1,
+    seq: int = 0,
+    flags: RunFlags = RunFlags.FIRST | RunFlags.LAST,
+) -> bytes:
+    content = b"".join(encode_record(body, 0) for body in bodies)
+    return encode_piece(PieceKind.RUN, content, flags=flags, client=client, handle=handle, seq=seq)
+
+
+def preamble(client: int = 1) -> bytes:
+    return encode_clock(1, REAL_NS, S) + encode_process(client, Process(100 + client, "svc"))
+
+
+def span(span_id: int, parent_id: int = 0, *, ended: bool = True) -> tuple[Body, ...]:
+    start = SpanStart(span_id, parent_id, REAL_NS + span_id, 2, f"op{span_id}")
+    return (start, SpanEnd(span_id, REAL_NS + span_id + 10, 1, "", b"")) if ended else (start,)
+
+
+def hop_out(node: str, span_id: int, hop: int = 0) -> HopOut:
+    return HopOut(node_id(node), span_id, hop, 1)
+
+
+def hop_in(node: str, span_id: int, hop: int = 0) -> HopIn:
+    return HopIn(node_id(node), span_id, hop, 1)
+
+
+def crumb(node: str) -> Breadcrumb:
+    return Breadcrumb(node_id(node), node)
+
+
+def two_nodes() -> dict[str, bytes]:
+    """A whole trace: n1 called n2."""
+    return {
+        "n1": preamble() + run(*span(1), hop_out("n1", 1), crumb("n2")),
+        "n2": preamble() + run(hop_in("n1", 1), crumb("n1"), *span(2, 1)),
+    }

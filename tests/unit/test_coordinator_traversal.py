@@ -1,0 +1,572 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Traversal: by scripts that read like a log, and for any graph and any order of messages.
+
+A script's lines are commands; the lines below one, indented, are all that the
+coordinator says and judges because of it (but for Welcomes and clock probes).
+
+    connect n1 [incarnation]     lost n1
+    trigger n1 T [tA] [+L ...]   the trigger tA, "lat" if not said, with laterals
+    status n1 T 100 [-> n2 ...] [open] [EVICTED ...]    it holds 100 bytes, with crumbs
+    abandon n1 T [tA]
+    slices n1                    opens its Slices stream
+    chunk n1 T 0 100             bytes from 0 on, 100 of them
+    hold, save                   from now on nothing is durable; until now all is
+    wait 1s                      restart
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from coordinator.core.coordinator import CoordinatorConfig
+from protocol.hashing import node_id
+from protocol.messages import (
+    Abandoned,
+    ClockProbe,
+    Collect,
+    CoordinatorMessage,
+    Drop,
+    Group,
+    NodeId,
+    Refused,
+    Release,
+    SliceFlags,
+    SliceReply,
+    SliceStatus,
+    TriggerAck,
+    TriggerFired,
+    Welcome,
+)
+from tests.unit.coordinator_harness import MS, Harness, S, trace_id, trace_name
+
+SCRIPTS = {
+    "backwards, forwards, and round in circles": """
+        connect n1
+        connect n2
+        connect n3
+        connect n4
+        trigger n2 T
+          n2 < ack lat/T
+        status n2 T 10 -> n1 n3
+          n1 < collect lat/T: T
+          n3 < collect lat/T: T
+        status n3 T 10 -> n2 n1 n3
+        status n1 T 10 -> n2 n4
+          n4 < collect lat/T: T
+        status n4 T 10 -> n2 n3
+        status n4 T 10 -> n2 n3
+    """,
+    "answers that come before the trigger": """
+        connect n1
+        connect n2
+        status n1 T 10 -> n2
+        trigger n1 T
+          n2 < collect lat/T: T
+          n1 < ack lat/T
+    """,
+    "an acknowledgement waits for the store": """
+        connect n1
+        connect n2
+        hold
+        trigger n1 T
+        status n1 T 10 -> n2
+          n2 < collect lat/T: T
+        trigger n1 T
+        save
+          n1 < ack lat/T
+          n1 < ack lat/T
+        trigger n1 T
+          n1 < ack lat/T
+    """,
+    "laterals are followed by their own crumbs, in the same group": """
+        connect n1
+        connect n2
+        connect n3
+        trigger n1 T +L +M
+          n1 < ack lat/T
+        status n1 T 10 -> n2
+          n2 < collect lat/T: T
+        status n1 L 10 -> n2 n3
+          n2 < collect lat/T: L
+          n3 < collect lat/T: L
+        status n1 M 10
+        status n3 L 10
+    """,
+    "a second trigger on the same trace is told to all that have a part in it": """
+        connect n1
+        connect n2
+        trigger n1 T tA
+          n1 < ack tA/T
+        status n1 T 10 -> n2
+          n2 < collect tA/T: T
+        status n2 T 10
+        trigger n2 T tB
+          n1 < collect tB/T: T
+          n2 < ack tB/T
+        trigger n1 T tB
+          n1 < ack tB/T
+    """,
+    "a node that nobody knows": """
+        connect n1
+        trigger n1 T
+          n1 < ack lat/T
+        status n1 T 0 -> n9
+        slices n1
+          n1 < credit
+        wait 2s
+          verdict T 1: partial: never_seen n1, unknown_node #08b38307b558e258
+        connect n9
+          n9 < collect lat/T: T
+        status n9 T 0
+        wait 1s
+          verdict T 2: partial: never_seen n1, never_seen n9
+    """,
+    "a node that is away, and comes back in time": """
+        connect n1
+        connect n2
+        lost n2
+        trigger n1 T
+          n1 < ack lat/T
+        status n1 T 0 EVICTED -> n2
+        wait 2s
+          verdict T 1: partial: evicted n1, not_connected n2
+        connect n2
+          n2 < collect lat/T: T
+        status n2 T 0 LOSSY
+        wait 1s
+          verdict T 2: partial: evicted n1, lossy n2
+    """,
+    "a node that does not answer in time, and then does": """
+        connect n1
+        connect n2
+        trigger n1 T
+          n1 < ack lat/T
+        status n1 T 0 EVICTED -> n2
+          n2 < collect lat/T: T
+        wait 900ms
+        wait 600ms
+          verdict T 1: partial: evicted n1, no_answer n2
+        status n2 T 0 LOSSY
+        wait 1s
+          verdict T 2: partial: evicted n1, lossy n2
+    """,
+    "an answer lost with its connection is asked for again": """
+        connect n1
+        connect n2
+        trigger n1 T
+          n1 < ack lat/T
+        status n1 T 10 -> n2
+          n2 < collect lat/T: T
+        lost n2
+        connect n2
+          n2 < collect lat/T: T
+        status n2 T 10
+        lost n2
+        connect n2
+    """,
+    "a node that was restarted repeats what it kept; what it does not repeat is lost": """
+        connect n1
+        connect n2
+        trigger n1 T
+          n1 < ack lat/T
+        status n1 T 0 EVICTED -> n2
+          n2 < collect lat/T: T
+        status n2 T 100
+        lost n2
+        connect n2 2
+        wait 2s
+          verdict T 1: partial: evicted n1, restarted n2
+        status n2 T 100
+          n2 < collect lat/T: T
+        wait 11s
+          verdict T 2: provisional: evicted n1, open n2
+        slices n2 2
+          n2 < credit
+        chunk n2 T 0 100
+          n2 < durable T 100
+        wait 1s
+          verdict T 3: partial: evicted n1, malformed n2
+    """,
+    "what one node gives up, all give up": """
+        connect n1
+        connect n2
+        connect n3
+        trigger n1 T +L
+          n1 < ack lat/T
+        status n1 T 10 -> n2
+          n2 < collect lat/T: T
+        status n1 L 10 -> n3
+          n3 < collect lat/T: L
+        lost n3
+        hold
+        abandon n2 T
+          n1 < drop lat/T
+        save
+          n2 < drop lat/T
+        status n2 T 0 ABANDONED -> n1
+        wait 1s
+          verdict T 1: partial: abandoned n2
+          verdict L 1: partial: abandoned n2
+        connect n3
+          n3 < drop lat/T
+        trigger n3 T
+          n3 < drop lat/T
+          n3 < ack lat/T
+    """,
+    "what another trigger needs is not given up": """
+        connect n1
+        connect n2
+        trigger n1 T tA
+          n1 < ack tA/T
+        trigger n1 T tF
+          n1 < ack tF/T
+        status n1 T 0 LOSSY -> n2
+          n2 < collect tA/T: T
+          n2 < collect tF/T: T
+        abandon n1 T tF
+          n2 < drop tF/T
+          n1 < drop tF/T
+        status n2 T 0 LOSSY
+        wait 1s
+          verdict T 1: lossy: lossy n1, lossy n2
+    """,
+    "a second node of the same name": """
+        connect n1 1
+        connect n1 2
+          n1 < refused: node 'n1' at peer2 is refused: a node of that name is connected from \
+peer1. Give one of them another name, or stop it
+        connect n1 1
+          n1 < refused: replaced by a new connection from peer3
+        trigger n1 T
+          n1 < ack lat/T
+    """,
+    "released when all is quiet, and again if a node asks": """
+        connect n1
+        connect n2
+        trigger n1 T
+          n1 < ack lat/T
+        status n1 T 0 LOSSY -> n2
+          n2 < collect lat/T: T
+        status n2 T 0 LOSSY
+        wait 1s
+          verdict T 1: lossy: lossy n1, lossy n2
+        wait 28s
+        hold
+        wait 2s
+        save
+          n1 < release T
+          n2 < release T
+        status n2 T 0 LOSSY
+          n2 < release T
+        wait 60s
+        status n2 T 0 LOSSY
+          n2 < release T
+        trigger n1 T tB
+          n1 < ack tB/T
+        status n1 T 0 LOSSY
+          n1 < release T
+    """,
+    "a status of what nobody knows, and nobody holds": """
+        connect n1
+        status n1 T 0
+          n1 < release T
+    """,
+    "a coordinator that was restarted": """
+        connect n1
+        connect n2
+        connect n3
+        trigger n1 T
+          n1 < ack lat/T
+        status n1 T 0 LOSSY -> n2 n3
+          n2 < collect lat/T: T
+          n3 < collect lat/T: T
+        status n2 T 0 LOSSY
+        restart
+        connect n1
+        connect n2
+        connect n3
+          n3 < collect lat/T: T
+        trigger n2 T
+          n2 < ack lat/T
+        status n3 T 0 LOSSY
+        wait 1s
+          verdict T 1: lossy: lossy n1, lossy n2, lossy n3
+        restart
+        connect n1
+        wait 29s
+        wait 1s
+          n1 < release T
+    """,
+    "a coordinator that was restarted before anything was durable": """
+        connect n1
+        connect n2
+        hold
+        trigger n1 T
+        status n1 T 0 LOSSY -> n2
+          n2 < collect lat/T: T
+        restart
+        connect n2
+        status n2 T 10
+        save
+        connect n1
+        trigger n1 T
+          n2 < collect lat/T: T
+          n1 < ack lat/T
+        status n1 T 0 LOSSY -> n2
+    """,
+    "bytes that come when it was closed are kept, and not judged": """
+        connect n1
+        slices n1
+          n1 < credit
+        trigger n1 T
+          n1 < ack lat/T
+        status n1 T 100 LOSSY
+        chunk n1 T 0 100
+          n1 < durable T 100
+        wait 1s
+          verdict T 1: lossy: lossy n1, malformed n1
+        wait 30s
+          n1 < release T
+        wait 60s
+        chunk n1 T 0 100
+          n1 < durable T 100
+        chunk n1 T 100 20
+          n1 < durable T 120
+        status n1 T 120
+        wait 1s
+          verdict T 2: partial: late, lossy n1, malformed n1
+        wait 30s
+          n1 < release T
+    """,
+}
+
+
+def say(message: CoordinatorMessage) -> str | None:
+    match message:
+        case Welcome() | ClockProbe():
+            return None
+        case Refused(reason):
+            return f"refused: {reason}"
+        case Collect(group, traces):
+            return f"collect {group_name(group)}: {' '.join(trace_name(t) for t in traces)}"
+        case TriggerAck(group):
+            return f"ack {group_name(group)}"
+        case Drop(group):
+            return f"drop {group_name(group)}"
+        case Release(trace):
+            return f"release {trace_name(trace)}"
+
+
+def group_name(group: Group) -> str:
+    return f"{group.trigger}/{trace_name(group.primary)}"
+
+
+def reply(message: SliceReply) -> list[str]:
+    said = [f"durable {trace_name(ack.trace)} {ack.offset}" for ack in message.acks]
+    # How much credit there is, is no matter here; that it is topped up neither.
+    return said or ["credit"]
+
+
+def duration_ns(text: str) -> int:
+    return int(text[:-2]) * MS if text.endswith("ms") else int(text[:-1]) * S
+
+
+def perform(harness: Harness, command: str) -> None:
+    verb, *words = command.split()
+    match verb:
+        case "connect":
+            harness.connect(words[0], int(words[1]) if len(words) > 1 else 1)
+        case "lost":
+            harness.lose(words[0])
+        case "trigger":
+            names = [word for word in words[2:] if not word.startswith("+")]
+            laterals = tuple(trace_id(word[1:]) for word in words[2:] if word.startswith("+"))
+            harness.fire(words[0], trace_id(words[1]), names[0] if names else "lat", laterals)
+        case "status":
+            head, _, crumbs = command.partition("->")
+            node, trace, size, *rest = head.split()[1:]
+            flags = SliceFlags.NONE
+            for word in rest:
+                flags |= SliceFlags[word] if word != "open" else SliceFlags.NONE
+            harness.status(
+                node, trace_id(trace), int(size), crumbs.split(), flags, int("open" in rest)
+            )
+        case "abandon":
+            trigger = words[2] if len(words) > 2 else "lat"
+            harness.say(words[0], Abandoned(Group(trigger, trace_id(words[1]))))
+        case "slices":
+            harness.open_slices(words[0], int(words[1]) if len(words) > 1 else 1)
+        case "chunk":
+            data = b"\xff" * int(words[3])
+            harness.send(words[0], trace_id(words[1]), int(words[2]), data)
+        case "hold":
+            harness.autosave = False
+        case "save":
+            harness.autosave = True
+            harness.save()
+        case "wait":
+            harness.wait(duration_ns(words[0]))
+        case "restart":
+            harness.restart()
+        case _:
+            raise AssertionError(f"no such command: {command}")
+
+
+def outcome(harness: Harness, known: dict[bytes, int]) -> list[str]:
+    said = [(name, say(message)) for name, message in harness.take_said()]
+    lines = [f"{name} < {words}" for name, words in said if words is not None]
+    for name, message in harness.replied:
+        lines += [f"{name} < {words}" for words in reply(message)]
+    harness.replied.clear()
+    for trace, verdicts in harness.verdicts.items():
+        for verdict in verdicts:
+            if verdict.version > known.get(trace, 0):
+                known[trace] = verdict.version
+                reasons = ", ".join(f"{r.kind} {r.node}".strip() for r in verdict.reasons)
+                lines.append(
+                    f"verdict {trace_name(trace)} {verdict.version}: {verdict.kind}: {reasons}"
+                )
+    return lines
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_script(name: str) -> None:
+    harness = Harness()
+    known: dict[bytes, int] = {}
+    happened: list[str] = []
+    script = [line[8:] for line in SCRIPTS[name].splitlines() if line.strip()]
+    for line in script:
+        if not line.startswith(" "):
+            happened.append(line)
+            perform(harness, line)
+            happened += [f"  {said}" for said in outcome(harness, known)]
+    assert happened == script
+
+
+# ----------------------------------------------------- any graph, any order
+
+NODES = [f"n{i}" for i in range(8)]
+STRANGERS = [f"x{i}" for i in range(3)]  # never connect
+
+
+@settings(max_examples=200)
+@given(
+    crumbs=st.fixed_dictionaries(
+        {name: st.lists(st.sampled_from(NODES + STRANGERS), max_size=4) for name in NODES}
+    ),
+    away=st.sets(st.sampled_from(NODES[1:]), max_size=2),
+    rng=st.randoms(use_true_random=False),
+)
+def test_it_asks_exactly_the_nodes_that_crumbs_lead_to(
+    crumbs: dict[str, list[str]], away: set[str], rng: random.Random
+) -> None:
+    trace = trace_id("T")
+    harness = Harness()
+    for name in NODES:
+        if name not in away:
+            harness.connect(name)
+    # Each node's messages to the coordinator, in order; nodes interleave at random.
+    queues: dict[str, deque[TriggerFired | SliceStatus]] = {name: deque() for name in NODES}
+    asked: dict[str, int] = {}
+
+    def answer(name: str) -> None:
+        ids = tuple(NodeId(node_id(crumb)) for crumb in crumbs[name])
+        held = SliceStatus(trace, True, SliceFlags.HELD, 10, 0, ids)
+        # What a node says may come bit by bit, and more than once.
+        for known in sorted({rng.randrange(len(ids) + 1) for _ in range(2)}):
+            queues[name].append(SliceStatus(trace, True, SliceFlags.HELD, 10, 0, ids[:known]))
+        queues[name] += [held] * rng.choice((1, 2))
+
+    queues["n0"].append(TriggerFired(Group("lat", trace)))
+    if rng.random() < 0.5:
+        queues["n0"].append(TriggerFired(Group("lat", trace)))
+    answer("n0")
+    steps = 0
+    while any(queues.values()):
+        steps += 1
+        assert steps < 1000, "it does not end"
+        name = rng.choice([name for name in NODES if queues[name]])
+        harness.say(name, queues[name].popleft())
+        for asked_name, message in harness.take_said():
+            if isinstance(message, Collect):
+                asked[asked_name] = asked.get(asked_name, 0) + 1
+                answer(asked_name)
+
+    reachable: set[str] = set()
+    frontier = ["n0"]
+    while frontier:
+        here = frontier.pop()
+        if here not in reachable and here in NODES and here not in away:
+            reachable.add(here)
+            frontier += crumbs[here]
+    assert set(asked) == reachable - {"n0"}
+    assert set(asked.values()) <= {1}
+    for name in sorted(away):
+        harness.connect(name)
+    named = {crumb for here in reachable for crumb in crumbs[here]}
+    assert set(harness.asked()) == away & named
+
+
+# ------------------------------------------------------------------ bounds
+
+
+def test_ten_thousand_crumbs() -> None:
+    """Forged crumbs cost a bounded number of parts, and are told in bounded words."""
+    config = CoordinatorConfig(nodes_per_trace_max=100)
+    harness = Harness(config)
+    harness.cluster("n1", "n2")
+    trace = trace_id("T")
+    harness.fire("n1", trace)
+    for begin in range(0, 10_000, 50):
+        harness.status("n1", trace, 10, [*range(begin + 1, begin + 51), "n2"], held=True)
+    assert harness.asked() == {"n2": [trace]}
+    harness.status("n2", trace, 0, flags=SliceFlags.LOSSY)
+    harness.wait(20 * S)
+    verdict = harness.verdict(trace)
+    assert verdict is not None
+    assert len(verdict.reasons) <= 256
+    kinds = {reason.kind.value for reason in verdict.reasons}
+    assert {"unknown_node", "too_many_nodes"} <= kinds
+
+
+def test_real_nodes_are_found_among_unknown_ones() -> None:
+    harness = Harness()
+    harness.cluster("n1", "n2")
+    trace = trace_id("T")
+    harness.fire("n1", trace)
+    harness.status("n1", trace, 10, [*range(1, 64), "n2"])
+    assert harness.asked() == {"n2": [trace]}
+
+
+def test_more_traces_than_there_is_memory_for_finish_the_oldest() -> None:
+    harness = Harness(CoordinatorConfig(traces_max=10))
+    harness.cluster("n1")
+    traces = [trace_id(f"T{n}") for n in range(25)]
+    for trace in traces:
+        harness.fire("n1", trace)
+        harness.status("n1", trace, 100)
+    assert harness.core.counters.traces_finished_early == 15
+    assert set(harness.verdicts) == set(traces[:15])
+    released = [m.trace for _, m in harness.take_said() if isinstance(m, Release)]
+    assert released == traces[:15]
+
+
+def test_more_nodes_than_are_remembered_are_refused() -> None:
+    harness = Harness(CoordinatorConfig(nodes_max=2))
+    harness.cluster("n1", "n2")
+    harness.connect("n3")
+    (refused,) = [m for _, m in harness.take_said() if isinstance(m, Refused)]
+    assert "nodes_max" in refused.reason
+    assert "n3" in refused.reason
+
+
+def test_messages_without_a_hello_are_counted() -> None:
+    harness = Harness()
+    harness.core.on_node_message(99, TriggerFired(Group("lat", trace_id("T"))), 0, 0)
+    assert harness.core.counters.messages_unexpected == 1
+    assert harness.core.take_control() == []
