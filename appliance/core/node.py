@@ -13,7 +13,7 @@ Drop, the status of every slice, and each slice from its last durable byte.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, KeysView
 from typing import assert_never
 
 from appliance.core.config import NodeConfig, TriggerLimits, TriggerPolicy
@@ -111,6 +111,11 @@ class NodeCore:
     @property
     def counters(self) -> NodeCounters:
         return self._holdings.counters
+
+    @property
+    def abandoned_groups(self) -> KeysView[Group]:
+        """The groups that were given up, here or elsewhere, as far as remembered."""
+        return self._abandoned.keys()
 
     # ---------------------------------------------------------- facts in
 
@@ -277,6 +282,9 @@ class NodeCore:
     def _recover(self) -> None:
         self._holdings.recover(self._now_ns)
         for group in self._holdings.groups.values():
+            if group.group.primary not in group.traces:
+                # Only heard of: whoever fires a trigger collects its primary.
+                continue
             collected_ns = min(held.slice.collected_ns for held in group.traces.values())
             group.fired = TriggerFired(
                 group.group,

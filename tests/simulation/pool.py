@@ -215,6 +215,8 @@ class PoolModel:
         self._events: list[DataPlaneEvent] = []
         self._clock = (0, 0)
         self._now_ns = 0
+        self.store_was_full_for: set[TraceId] = set()
+        """For the simulator's oracle, which wants to know it for ever."""
 
     # ------------------------------------------------------------ writers
 
@@ -372,6 +374,7 @@ class PoolModel:
         self._now_ns = now_ns
         self._drain(open_too=True)
         if self._store_blocks >= self._blocks_max:
+            self.store_was_full_for.add(trace)
             return Slice(trace, group, 0, 0, now_ns, now_ns, 0, SliceFlags.STORE_FULL, ())
         entry = self._entry(trace)
         found = SliceModel(trace, group, now_ns, now_ns, flags=entry.flags)
@@ -773,6 +776,7 @@ class PoolModel:
         blocks = 1 + -(-(len(found.data) + len(pieces)) // BLOCK_CONTENT_BYTES)
         if self._store_blocks + blocks - found.blocks > self._blocks_max:
             found.flags |= SliceFlags.STORE_FULL
+            self.store_was_full_for.add(found.trace)
             self._events.append(StoreFull(found.trace))
             return False
         found.data += pieces

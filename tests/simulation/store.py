@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The coordinator's store in memory: what was durable when it crashed.
+
+It keeps what coordinator/core/records.py says a store keeps, and nothing of a
+write before its time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import assert_never
+
+from coordinator.core.records import (
+    AppendSlice,
+    PutAbandoned,
+    PutNode,
+    PutReleased,
+    PutStatus,
+    PutTrigger,
+    PutVerdict,
+    Record,
+    StoredSlice,
+    StoredTrace,
+    Write,
+)
+from coordinator.core.verdict import Verdict
+from protocol.messages import Group, SliceStatus, TraceId
+
+
+@dataclass(slots=True)
+class KeptSlice:
+    status: SliceStatus | None = None
+    data: bytearray = field(default_factory=bytearray)
+
+
+@dataclass(slots=True)
+class KeptTrace:
+    slices: dict[str, KeptSlice] = field(default_factory=dict)
+    verdict: Verdict | None = None
+    released: bool = False
+    first_released_ns: int | None = None
+
+
+class MemoryStore:
+    """``on_verdict`` is called with each verdict as it becomes durable."""
+
+    def __init__(self, on_verdict: Callable[[TraceId, Verdict], None]) -> None:
+        self.nodes: dict[str, PutNode] = {}
+        self.triggers: dict[tuple[Group, str], PutTrigger] = {}
+        self.abandoned: dict[Group, PutAbandoned] = {}
+        self.traces: dict[TraceId, KeptTrace] = {}
+        self.undurable_bytes = 0
+        self._pending: list[Write] = []
+        self._on_verdict = on_verdict
+
+    def write(self, write: Write) -> None:
+        self._pending.append(write)
+        if isinstance(write.record, AppendSlice):
+            self.undurable_bytes += len(write.record.data)
+
+    def make_durable(self, token: int, now_ns: int) -> None:
+        """Everything up to the token reaches the disk."""
+        while self._pending and self._pending[0].token <= token:
+            self._apply(self._pending.pop(0).record, now_ns)
+
+    def crash(self) -> None:
+        """What was not durable is gone."""
+        self._pending.clear()
+        self.undurable_bytes = 0
+
+    def recovered(self) -> tuple[list[StoredTrace], list[PutNode]]:
+        """What a new coordinator reads."""
+        primaries = {group.primary for group, _ in self.triggers}
+        primaries |= {group.primary for group in self.abandoned}
+        traces = []
+        for trace in dict.fromkeys([*self.traces, *sorted(primaries)]):
+            kept = self.traces.get(trace, KeptTrace())
+            traces.append(
+                StoredTrace(
+                    trace,
+                    tuple(p for (group, _), p in self.triggers.items() if group.primary == trace),
+                    tuple(p for group, p in self.abandoned.items() if group.primary == trace),
+                    tuple(
+                        StoredSlice(
+                            node,
+                            found.status,
+                            len(found.data),
+                            () if kept.released else (bytes(found.data),),
+                        )
+                        for node, found in kept.slices.items()
+                    ),
+                    kept.verdict,
+                    kept.released,
+                )
+            )
+        return traces, list(self.nodes.values())
+
+    def _apply(self, record: Record, now_ns: int) -> None:
+        match record:
+            case PutNode():
+                self.nodes[record.node] = record
+            case PutTrigger():
+                self.triggers[record.fired.group, record.node] = record
+            case PutAbandoned():
+                self.abandoned.setdefault(record.group, record)
+            case PutStatus():
+                self._slice(record.status.trace, record.node).status = record.status
+            case AppendSlice():
+                self.undurable_bytes -= len(record.data)
+                kept = self._slice(record.trace, record.node)
+                assert record.offset == len(kept.data), "the store appends at the end only"
+                kept.data += record.data
+            case PutVerdict():
+                trace = self._trace(record.trace)
+                if trace.verdict is None or record.verdict.version > trace.verdict.version:
+                    trace.verdict = record.verdict
+                    self._on_verdict(record.trace, record.verdict)
+            case PutReleased():
+                trace = self._trace(record.trace)
+                trace.released = record.released
+                if trace.first_released_ns is None:
+                    trace.first_released_ns = now_ns
+            case _:
+                assert_never(record)
+
+    def _trace(self, trace: TraceId) -> KeptTrace:
+        return self.traces.setdefault(trace, KeptTrace())
+
+    def _slice(self, trace: TraceId, node: str) -> KeptSlice:
+        return self._trace(trace).slices.setdefault(node, KeptSlice())
