@@ -235,7 +235,7 @@ static inline uint32_t bs_thread_recorded(const struct bs_thread *t,
 void bs_attach_start(void);
 /* After fork(), in the child: there is no such thread. */
 void bs_attach_forget(void);
-/* How often attached so far. */
+/* How often attached so far. bs_lock held. */
 uint64_t bs_attach_count(void);
 
 /* ------------------------------------------------------------- other --- */

@@ -52,6 +52,7 @@ void bs_stats_forget(void)
 void bs_get_stats(struct bs_stats *stats)
 {
 	struct bs_counters sum;
+	uint64_t attachments;
 	bool attached;
 
 	pthread_mutex_lock(&bs_lock);
@@ -60,6 +61,7 @@ void bs_get_stats(struct bs_stats *stats)
 		add_areas(&sum, a);
 	for (const struct bs_thread *t = bs_threads; t; t = t->next)
 		add(&sum, &t->counters);
+	attachments = bs_attach_count();
 	attached = bs_current != &bs_nowhere;
 	pthread_mutex_unlock(&bs_lock);
 
@@ -71,7 +73,7 @@ void bs_get_stats(struct bs_stats *stats)
 		.records_oversized = sum.records_oversized,
 		.contexts_malformed = sum.contexts_malformed,
 		.triggers_lost = sum.triggers_lost,
-		.attachments = bs_attach_count(),
+		.attachments = attachments,
 		.attached = attached,
 	};
 }

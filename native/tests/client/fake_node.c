@@ -114,11 +114,16 @@ void fake_node_accept(struct fake_node *n)
 {
 	ssize_t got;
 
-	wait_readable(n->listener);
-	n->connection = accept4(n->listener, NULL, NULL, SOCK_CLOEXEC);
-	CHECK(n->connection >= 0);
-	wait_readable(n->connection);
-	got = recv(n->connection, &n->request, sizeof(n->request), 0);
+	for (;;) {
+		wait_readable(n->listener);
+		n->connection = accept4(n->listener, NULL, NULL, SOCK_CLOEXEC);
+		CHECK(n->connection >= 0);
+		wait_readable(n->connection);
+		got = recv(n->connection, &n->request, sizeof(n->request), 0);
+		if (got > 0)
+			break;
+		fake_node_hang_up(n);
+	}
 	CHECK_EQ(got, sizeof(n->request));
 	CHECK_EQ(n->request.magic, BS_ABI_MAGIC);
 }

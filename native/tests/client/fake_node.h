@@ -49,7 +49,7 @@ void fake_node_close(struct fake_node *n);
 /* Make the three memfds of a new attachment, filled in as they should be. */
 void fake_node_make(struct fake_node *n, uint32_t segments);
 
-/* Wait for a client, and read its request. */
+/* Wait for a client that is still there, and read its request. */
 void fake_node_accept(struct fake_node *n);
 void fake_node_fill_reply(const struct fake_node *n,
 			  struct bs_attach_reply *reply);
