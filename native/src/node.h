@@ -165,6 +165,11 @@ BSN_EXPORT int bsn_adopt_keep(struct bsn *node, int fd);
 BSN_EXPORT int bsn_clock_pair(struct bsn *node, uint64_t ticks,
 			      uint64_t monotonic_ns, uint64_t realtime_ns);
 
+/* For bsn_clock_pair(): the three clocks, read together. tsc: ticks are the
+ * CPU's time-stamp counter; else CLOCK_MONOTONIC ns. */
+BSN_EXPORT void bsn_clock_read(bool tsc, uint64_t *ticks,
+			       uint64_t *monotonic_ns, uint64_t *realtime_ns);
+
 /* ---------------------------------------------------------- clients --- */
 
 struct bsn_client_fds {
