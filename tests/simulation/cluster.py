@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import cast
 
@@ -61,13 +61,21 @@ class Stream:
     def delay_ns(self) -> int:
         link = self.node.link
         jitter = self.node.rng.randrange(link.jitter_ns + 1) if link.jitter_ns else 0
-        return link.latency_ns + jitter
+        return link.latency_ns + jitter + link.stream_delay_ns.get(self.kind, 0)
 
     def send_up(self, message: object, size: int = 0) -> None:
         rate = self.node.link.bytes_per_s if self.kind == "slices" else None
+        # What opens a stream is said once, by definition.
+        if self.node.duplicate and not isinstance(message, Hello | tuple):
+            self.up.send(message, self.delay_ns(), size, rate)
         self.up.send(message, self.delay_ns(), size, rate)
 
     def send_down(self, message: object) -> None:
+        if self.node.duplicate and isinstance(message, SliceReply):
+            # Credit adds up: it is no fact that may be repeated.
+            self.down.send(replace(message, credit_bytes=0), self.delay_ns())
+        elif self.node.duplicate:
+            self.down.send(message, self.delay_ns())
         self.down.send(message, self.delay_ns() + self.node.link.slow_ns)
 
     def _arrive_up(self, message: object) -> None:
@@ -111,6 +119,7 @@ class SimNode:
     incarnations: int = 0
     incarnation: int = 0
     dead: bool = False
+    duplicate: bool = False
     pool: PoolModel = field(init=False)
     core: NodeCore | None = None
     clients: list[ClientModel] = field(default_factory=list)

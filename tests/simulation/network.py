@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 MS = 1_000_000
 S = 1_000_000_000
@@ -45,7 +45,8 @@ class Link:
 
     ``jitter_ns`` is added at most, by ``random``. ``bytes_per_s`` limits what
     the node sends on its Slices stream. ``slow_ns``: how long the node takes
-    over each thing that reaches it.
+    over each thing that reaches it. ``stream_delay_ns`` is added to one kind of
+    stream, "control" or "slices".
     """
 
     latency_ns: int = MS
@@ -53,6 +54,7 @@ class Link:
     bytes_per_s: int | None = None
     slow_ns: int = 0
     up: bool = True
+    stream_delay_ns: dict[str, int] = field(default_factory=dict)
 
 
 class Direction:
