@@ -117,6 +117,14 @@ class NodeCore:
         """The groups that were given up, here or elsewhere, as far as remembered."""
         return self._abandoned.keys()
 
+    @property
+    def unreported_groups(self) -> int:
+        """Groups that the coordinator does not know of, or has not all of, yet."""
+        return sum(
+            not group.acknowledged or group.held_bytes > 0
+            for group in self._holdings.groups.values()
+        )
+
     # ---------------------------------------------------------- facts in
 
     def on_dataplane(self, events: Iterable[DataPlaneEvent], now_ns: int) -> None:

@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The node's shell: sockets, threads, clocks and gRPC around the core and the data plane.
+
+The core runs on the event loop. Facts come in from the pump (what processes
+did), the uplink (what the coordinator says), the control socket and a timer;
+after each, ``_on_fact`` lets the uplink fetch what the core wants to say, and
+sets the timer for when it wants to be asked again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import os
+import random
+import time
+from collections.abc import Callable, Iterable
+from types import TracebackType
+from typing import Any, Self
+
+from appliance.attach import AttachServer
+from appliance.clients import Clients
+from appliance.control import ControlServer, Peek, control_path
+from appliance.core.dataplane import ClientDrained, DataPlaneEvent
+from appliance.core.node import NodeCore
+from appliance.fdstore import ServiceManager, StoredFd
+from appliance.native import NativeDataPlane, choose_tick_source
+from appliance.pump import Pump
+from appliance.settings import Settings
+from appliance.uplink import Uplink
+from protocol.messages import WHY_BYTES_MAX, Group, TraceId
+from protocol.wire import Opening
+
+_STORE, _KEEP = "store", "keep"
+
+
+class Daemon:
+    """One node. Use as ``async with``; serves while it is entered."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        incarnation: int,
+        manager: ServiceManager,
+        stored: Iterable[StoredFd],
+        log: Callable[[str], None],
+    ) -> None:
+        self._settings = settings
+        self._manager = manager
+        self._log = log
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._exits = contextlib.AsyncExitStack()
+        self._dataplane = self._exits.enter_context(NativeDataPlane(settings, choose_tick_source()))
+        self._clients = self._exits.enter_context(
+            Clients(self._dataplane, manager, settings.arena_bytes_or_default, log)
+        )
+        self._recover(stored)
+        now_ns = time.monotonic_ns()
+        self._core = NodeCore(
+            settings.core_config(), self._dataplane, incarnation, now_ns, time.time_ns() - now_ns
+        )
+        self._pump = Pump(self._dataplane, self._on_events)
+        self._uplink: Uplink | None = None
+        if settings.coordinator is not None:
+            self._uplink = Uplink(
+                settings.coordinator.endpoint,
+                Opening(settings.node, incarnation),
+                self._core,
+                self._on_fact,
+                log,
+                random.Random(incarnation),
+            )
+        self._attach = AttachServer(
+            settings.socket_path, settings.allow.resolve(), self._clients, log
+        )
+
+    def _recover(self, stored: Iterable[StoredFd]) -> None:
+        """Take up what the service manager kept; the store and the keep arena first."""
+        others = []
+        adopters = {_STORE: self._dataplane.adopt_store, _KEEP: self._dataplane.adopt_keep}
+        found: set[str] = set()
+        for item in stored:
+            adopt = adopters.get(item.name)
+            if adopt is None or item.name in found:
+                others.append(item)
+                continue
+            try:
+                adopt(item.fd)
+                found.add(item.name)
+            except OSError as error:
+                self._log(f"{error}; starting with an empty one")
+                self._manager.remove(item.name)
+            finally:
+                os.close(item.fd)
+        if _STORE not in found:
+            self._manager.store(_STORE, self._dataplane.store_fd)
+        if _KEEP not in found:
+            self._manager.store(_KEEP, self._dataplane.keep_fd)
+        self._clients.adopt(others)
+        if len(self._clients):
+            self._log(f"took up {len(self._clients)} clients of before the restart")
+
+    async def __aenter__(self) -> Self:
+        try:
+            self._exits.enter_context(self._attach)
+            control = control_path(self._settings.socket_path)
+            await self._exits.enter_async_context(ControlServer(control, self._settings.node, self))
+            self._exits.enter_context(self._pump)
+        except BaseException:
+            await self._exits.aclose()
+            raise
+        self._pump.lively(time.monotonic_ns())
+        self._on_fact()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        await self._exits.aclose()
+
+    async def run(self) -> None:
+        """Talk to the coordinator, until cancelled."""
+        if self._uplink is not None:
+            await self._uplink.run()
+
+    # ----------------------------------------------------------------- facts
+
+    def _on_events(self, events: list[DataPlaneEvent]) -> None:
+        now_ns = time.monotonic_ns()
+        self._core.on_dataplane(events, now_ns)
+        for event in events:
+            if isinstance(event, ClientDrained):
+                self._clients.drained(event.client)
+            else:
+                self._pump.lively(now_ns)
+        self._on_fact()
+
+    def _on_fact(self) -> None:
+        if self._uplink is not None:
+            self._uplink.poke()
+        self._set_timer(time.monotonic_ns())
+
+    def _set_timer(self, now_ns: int) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        wakeup_ns = self._core.next_wakeup_ns(now_ns)
+        if wakeup_ns is not None:
+            self._timer = self._loop.call_later((wakeup_ns - now_ns) / 1e9, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        now_ns = time.monotonic_ns()
+        self._core.on_tick(now_ns)
+        if self._uplink is not None:
+            self._uplink.poke()
+        # What is due still is due to the uplink, which says when it has sent;
+        # a timer for it would only burn time.
+        wakeup_ns = self._core.next_wakeup_ns(now_ns)
+        if wakeup_ns is not None and wakeup_ns > now_ns:
+            self._set_timer(now_ns)
+
+    # ------------------------------------------------------------ ControlHost
+
+    def status(self) -> dict[str, Any]:
+        """Figures about the node, ready for JSON."""
+        uplink, counters = self._uplink, self._core.counters
+        return {
+            "node": self._settings.node,
+            "coordinator": self._settings.coordinator.endpoint
+            if self._settings.coordinator
+            else "",
+            "connected": uplink is not None and uplink.welcomed,
+            "refused": self._core.refused or "",
+            "clients": len(self._clients),
+            "triggers_unreported": self._core.unreported_groups,
+            "triggers": {
+                name: dataclasses.asdict(counted) for name, counted in counters.triggers.items()
+            },
+            "core": {
+                field.name: getattr(counters, field.name)
+                for field in dataclasses.fields(counters)
+                if field.name != "triggers"
+            },
+            "dataplane": self._dataplane.metrics(),
+            "names_repaired": self._dataplane.names_repaired,
+            "attach": dataclasses.asdict(self._attach.counters),
+            "uplink": dataclasses.asdict(uplink.counters) if uplink else {},
+            "polls": self._pump.polls,
+        }
+
+    def peek(self, trace: TraceId) -> Peek:
+        """What the node holds of a trace."""
+        return self._dataplane.peek(trace)
+
+    def trigger(self, name: str, trace: TraceId, why: str) -> None:
+        """Fire a trigger as the operator."""
+        now_ns = time.monotonic_ns()
+        cut = why.encode(errors="replace")[:WHY_BYTES_MAX].decode(errors="ignore")
+        self._core.on_operator_trigger(Group(name, trace), (), cut, now_ns)
+        self._pump.lively(now_ns)
+        self._on_fact()

@@ -1,0 +1,399 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The data plane in C (native/src/node.h), typed: ``appliance.core.dataplane.DataPlane`` and its life.
+
+The only user of the extension ``backsight_node_native``. Every call releases
+the GIL; calls from several threads are allowed but for close().
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from backsight_node_native import ffi, lib
+
+from appliance.clients import ClientFds
+from appliance.control import Peek
+from appliance.core.dataplane import (
+    ClientDrained,
+    DataPlaneEvent,
+    LocalTrigger,
+    Slice,
+    SliceChanged,
+    StoreFull,
+    StoreUsage,
+)
+from appliance.settings import Settings
+from protocol.messages import (
+    LATERALS_MAX,
+    WHY_BYTES_MAX,
+    Group,
+    NodeId,
+    SliceFlags,
+    Source,
+    TraceId,
+)
+from protocol.wire import trigger_name_is_valid
+
+# In one call; more wait for the next.
+_EVENTS_AT_ONCE = 256
+_SLICES_AT_ONCE = 256
+
+_MESSAGE_BYTES = 256
+
+# Two readings of the clocks are good to some 30 ns each; over 50 ms that makes
+# less than 1 ppm, which is what a record 50 s away from the nearest pair of
+# clock values is wrong by 50 us for.
+_CALIBRATION_S = 0.05
+
+# A clock pair is due when the last one is so old.
+_PAIR_INTERVAL_NS = 1_000_000_000
+
+_NS_PER_S = 1_000_000_000
+
+_ALL_FLAGS = sum(SliceFlags)
+
+
+@dataclass(frozen=True, slots=True)
+class TickSource:
+    """What the ticks of records are."""
+
+    is_tsc: bool
+    per_s: int
+
+
+def tsc_is_invariant() -> bool:
+    """Whether the kernel trusts the CPU's time-stamp counter to run evenly, in every state."""
+    sources = Path("/sys/devices/system/clocksource/clocksource0/available_clocksource")
+    try:
+        available = sources.read_text().split()
+        cpu = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return False
+    flags = next((line for line in cpu.splitlines() if line.startswith("flags")), "").split()
+    # The watchdog takes a counter that it caught out of the list of sources.
+    return "tsc" in available and {"constant_tsc", "nonstop_tsc", "rdtscp"} <= set(flags)
+
+
+def choose_tick_source() -> TickSource:
+    """The TSC with its measured rate where it is invariant, else CLOCK_MONOTONIC. Takes 50 ms."""
+    if not tsc_is_invariant():
+        return TickSource(False, _NS_PER_S)
+    ticks0, monotonic0, _ = read_clocks(True)
+    time.sleep(_CALIBRATION_S)
+    ticks1, monotonic1, _ = read_clocks(True)
+    return TickSource(True, (ticks1 - ticks0) * _NS_PER_S // (monotonic1 - monotonic0))
+
+
+def read_clocks(tsc: bool) -> tuple[int, int, int]:
+    """Ticks, CLOCK_MONOTONIC ns and Unix ns of one moment."""
+    values = ffi.new("uint64_t[3]")
+    lib.bsn_clock_read(tsc, values, values + 1, values + 2)
+    return values[0], values[1], values[2]
+
+
+class NativeDataPlane:
+    """A node's pool, index and report store. Use as ``with``; see native/src/node.h."""
+
+    def __init__(self, settings: Settings, ticks: TickSource) -> None:
+        """ValueError, with the field, for what the library does not accept."""
+        config = ffi.new("struct bsn_config *")
+        config.node_name = settings.node.encode()
+        config.pool_bytes = settings.pool_bytes
+        config.arena_bytes = settings.arena_bytes_or_default
+        config.store_bytes = settings.store_bytes
+        config.trace_bytes_max = settings.trace_bytes_max
+        config.cluster_seed = settings.cluster_seed
+        config.percentage_threshold = settings.percentage_threshold
+        config.reclaim_percent = settings.reclaim_percent
+        config.clients_max = settings.clients_max
+        config.tombstones = settings.tombstones
+        config.trust_incoming = settings.trust_incoming
+        config.clock_is_tsc = ticks.is_tsc
+        config.ticks_per_s = ticks.per_s
+        node = ffi.new("struct bsn **")
+        message = ffi.new("char[]", _MESSAGE_BYTES)
+        result = lib.bsn_new(config, node, message, _MESSAGE_BYTES)
+        if result:
+            text = _text(ffi.string(message)) or os.strerror(-result)
+            raise ValueError(f"the data plane refuses its configuration: {text}")
+        self._node = node[0]
+        self._ticks = ticks
+        self._paired_ns = 0
+        self._slice_bytes_max = settings.trace_bytes_max
+        self.names_repaired = 0
+        """Triggers whose name had characters that no trigger name has."""
+        self.clock_pair()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Unmap everything. No other call may be under way."""
+        if self._node is not None:
+            lib.bsn_free(self._node)
+            self._node = None
+
+    # ------------------------------------------------------- over a restart
+
+    @property
+    def store_fd(self) -> int:
+        """Of the report store; the library closes it."""
+        return int(lib.bsn_store_fd(self._node))
+
+    @property
+    def keep_fd(self) -> int:
+        """Of the keep arena; the library closes it."""
+        return int(lib.bsn_keep_fd(self._node))
+
+    def adopt_store(self, fd: int) -> None:
+        """Go on with an earlier report store; OSError if it is none. The caller closes fd."""
+        _check(lib.bsn_adopt_store(self._node, fd), "the report store of before the restart")
+
+    def adopt_keep(self, fd: int) -> None:
+        """Go on with an earlier keep arena; OSError if it is none. The caller closes fd."""
+        _check(lib.bsn_adopt_keep(self._node, fd), "the keep arena of before the restart")
+
+    # --------------------------------------------------------------- clients
+
+    def client_add(self, pid: int, service: str) -> tuple[int, ClientFds]:
+        """Make a client's shared memory: its number, and fds that the caller closes."""
+        fds = ffi.new("struct bsn_client_fds *")
+        number = _check(
+            lib.bsn_client_add(self._node, pid, service.encode(), time.monotonic_ns(), fds),
+            "a new client",
+        )
+        self.wake()
+        return number, ClientFds(fds.arena, fds.channel, fds.context)
+
+    def client_adopt(self, pid: int, service: str, fds: ClientFds) -> int:
+        """Go on with a client from before a restart: its number. The caller closes the fds."""
+        number = _check(
+            lib.bsn_client_adopt(
+                self._node,
+                pid,
+                service.encode(),
+                time.monotonic_ns(),
+                ffi.new("struct bsn_client_fds *", tuple(fds)),
+            ),
+            f"the memory of process {pid} ({service})",
+        )
+        self.wake()
+        return number
+
+    def client_exited(self, number: int) -> None:
+        """Its process is gone."""
+        _check(lib.bsn_client_exited(self._node, number, time.monotonic_ns()), f"client {number}")
+        self.wake()
+
+    # ------------------------------------------------------------------ work
+
+    def clock_pair(self) -> None:
+        """Store how the clocks stand."""
+        ticks, monotonic_ns, realtime_ns = read_clocks(self._ticks.is_tsc)
+        self._paired_ns = monotonic_ns
+        # -EINVAL: another thread stored a later one in between.
+        lib.bsn_clock_pair(self._node, ticks, monotonic_ns, realtime_ns)
+
+    def clock_pair_if_due(self, now_ns: int) -> None:
+        """Store how the clocks stand, unless that was done within the last second."""
+        if now_ns - self._paired_ns >= _PAIR_INTERVAL_NS:
+            self.clock_pair()
+
+    def poll(self, now_ns: int) -> bool:
+        """Drain, index, copy, grant, reclaim. Whether there are events."""
+        self.clock_pair_if_due(now_ns)
+        return _check(lib.bsn_poll(self._node, now_ns), "a poll") > 0
+
+    def wait(self, timeout_ns: int | None) -> None:
+        """Sleep until there may be work, wake() or the timeout; None: no timeout."""
+        lib.bsn_wait(self._node, -1 if timeout_ns is None else timeout_ns)
+
+    def wake(self) -> None:
+        """End a wait(), or the next one."""
+        lib.bsn_wake(self._node)
+
+    def events(self) -> list[DataPlaneEvent]:
+        """Take some of the events that wait."""
+        raw = ffi.new("struct bsn_event[]", _EVENTS_AT_ONCE)
+        count = _check(lib.bsn_events(self._node, raw, _EVENTS_AT_ONCE), "events")
+        events = []
+        for i in range(count):
+            event = self._event(raw[i])
+            if event is not None:
+                events.append(event)
+        return events
+
+    def _event(self, raw: Any) -> DataPlaneEvent | None:  # noqa: ANN401 - of cffi
+        if raw.kind == lib.BSN_EVENT_CLIENT_DRAINED:
+            return ClientDrained(raw.client)
+        trace = _trace(raw.id)
+        if not any(trace):
+            return None
+        if raw.kind == lib.BSN_EVENT_SLICE_CHANGED:
+            return SliceChanged(trace)
+        if raw.kind == lib.BSN_EVENT_STORE_FULL:
+            return StoreFull(trace)
+        if raw.kind != lib.BSN_EVENT_TRIGGER:
+            return None
+        # What a process wrote: made fit for the wire here, so that a core only
+        # meets valid values.
+        name = _text(ffi.string(raw.trigger))
+        if not trigger_name_is_valid(name):
+            self.names_repaired += 1
+            name = "".join(c if trigger_name_is_valid(c) else "_" for c in name[:31]) or "_"
+        laterals = (_trace(raw.laterals[i]) for i in range(min(raw.n_laterals, LATERALS_MAX)))
+        known = {int(source) for source in Source}
+        return LocalTrigger(
+            client=raw.client,
+            fired_ns=raw.time_ns,
+            trigger=name,
+            trace=trace,
+            laterals=tuple(dict.fromkeys(t for t in laterals if any(t) and t != trace)),
+            why=_cut(_text(ffi.string(raw.why)), WHY_BYTES_MAX),
+            source=Source(raw.source) if raw.source in known else Source.APPLICATION,
+        )
+
+    # ---------------------------------------------------------------- slices
+
+    def collect(self, trace: TraceId, group: Group, now_ns: int) -> Slice:
+        """Copy out what is held of a trace and all that comes later."""
+        self.clock_pair_if_due(now_ns)
+        found = ffi.new("struct bsn_slice *")
+        result = lib.bsn_collect(
+            self._node,
+            _id(trace),
+            _id(group.primary),
+            group.trigger.encode(),
+            now_ns,
+            found,
+        )
+        if result == -errno.ENOSPC:
+            # No room even for the mark: held or not, it cannot be copied.
+            return Slice(trace, group, 0, 0, now_ns, now_ns, 0, SliceFlags.STORE_FULL, ())
+        _check(result, f"collecting {trace.hex()}")
+        return _slice(found)
+
+    def slice(self, trace: TraceId) -> Slice | None:
+        """The slice of a collected trace, None if it is not collected."""
+        found = ffi.new("struct bsn_slice *")
+        result = lib.bsn_slice_info(self._node, _id(trace), found)
+        if result == -errno.ENOENT:
+            return None
+        _check(result, f"slice {trace.hex()}")
+        return _slice(found)
+
+    def read(self, trace: TraceId, offset: int, size: int) -> bytes:
+        """Bytes of a slice; fewer than size only at its end."""
+        buffer = ffi.new("char[]", size)
+        read = lib.bsn_slice_read(self._node, _id(trace), offset, buffer, size)
+        return bytes(ffi.buffer(buffer, _check(read, f"slice {trace.hex()} at {offset}")))
+
+    def trim(self, trace: TraceId, offset: int) -> None:
+        """Free what lies before offset; it is durable elsewhere."""
+        _check(lib.bsn_slice_trim(self._node, _id(trace), offset), f"slice {trace.hex()}")
+
+    def release(self, trace: TraceId, *, abandoned: bool, now_ns: int) -> None:
+        """Forget a slice and its mark; abandoned leaves a tombstone."""
+        result = lib.bsn_slice_release(self._node, _id(trace), abandoned, now_ns)
+        if result != -errno.ENOENT:
+            _check(result, f"slice {trace.hex()}")
+
+    def slices(self) -> Iterator[Slice]:
+        """All collected slices: after a restart, what the store still held."""
+        cursor = ffi.new("uint64_t *")
+        raw = ffi.new("struct bsn_slice[]", _SLICES_AT_ONCE)
+        while count := _check(lib.bsn_slices(self._node, cursor, raw, _SLICES_AT_ONCE), "slices"):
+            for i in range(count):
+                yield _slice(raw[i])
+
+    def store_usage(self) -> StoreUsage:
+        """How full the report store is."""
+        metrics = self._metrics()
+        return StoreUsage(metrics.store_used_bytes, metrics.store_bytes)
+
+    def has_slices(self) -> bool:
+        """Whether any trace is triggered."""
+        return bool(self._metrics().slices)
+
+    # --------------------------------------------------------------- looking
+
+    def peek(self, trace: TraceId) -> Peek:
+        """What the node holds of a trace at this moment; nothing is triggered."""
+        now_ns = time.monotonic_ns()
+        self.clock_pair_if_due(now_ns)
+        size = 1 << 20
+        while True:
+            buffer = ffi.new("char[]", size)
+            found = ffi.new("struct bsn_slice *")
+            got = _check(
+                lib.bsn_peek(self._node, _id(trace), now_ns, buffer, size, found),
+                f"trace {trace.hex()}",
+            )
+            # Cut at the buffer's end: perhaps there is more.
+            if got < size or size >= self._slice_bytes_max:
+                flags = SliceFlags(found.flags & _ALL_FLAGS)
+                return Peek(flags, found.open_handles, bytes(ffi.buffer(buffer, got)))
+            size = min(size * 8, self._slice_bytes_max)
+
+    def _metrics(self) -> Any:  # noqa: ANN401 - of cffi
+        metrics = ffi.new("struct bsn_metrics *")
+        lib.bsn_get_metrics(self._node, metrics)
+        return metrics
+
+    def metrics(self) -> dict[str, int]:
+        """All figures of struct bsn_metrics, by name."""
+        metrics = self._metrics()
+        return {name: getattr(metrics, name) for name, _ in ffi.typeof("struct bsn_metrics").fields}
+
+
+def _check(result: int, what: str) -> int:
+    if result < 0:
+        raise OSError(-result, f"{what}: {os.strerror(-result)}")
+    return int(result)
+
+
+def _text(raw: bytes) -> str:
+    return raw.decode(errors="replace")
+
+
+def _cut(text: str, bytes_max: int) -> str:
+    """As much of a text as fits; what was replaced in it may have made it longer."""
+    return text.encode()[:bytes_max].decode(errors="ignore")
+
+
+def _id(trace: TraceId) -> Any:  # noqa: ANN401 - of cffi
+    hi, lo = int.from_bytes(trace[:8], "big"), int.from_bytes(trace[8:], "big")
+    return ffi.new("struct bs_trace_id *", {"hi": hi, "lo": lo})[0]
+
+
+def _trace(raw: Any) -> TraceId:  # noqa: ANN401 - of cffi
+    return TraceId(int(raw.hi).to_bytes(8, "big") + int(raw.lo).to_bytes(8, "big"))
+
+
+def _slice(raw: Any) -> Slice:  # noqa: ANN401 - of cffi
+    return Slice(
+        trace=_trace(raw.id),
+        group=Group(_text(ffi.string(raw.trigger)), _trace(raw.primary)),
+        bytes=raw.bytes,
+        trimmed_bytes=raw.trimmed_bytes,
+        collected_ns=raw.collected_ns,
+        changed_ns=raw.changed_ns,
+        open_handles=raw.open_handles,
+        flags=SliceFlags(raw.flags & _ALL_FLAGS),
+        crumbs=tuple(NodeId(raw.crumbs[i]) for i in range(raw.n_crumbs)),
+    )

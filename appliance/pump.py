@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The thread that works for the data plane: sleeps on the doorbells, drains, hands on events.
+
+Nothing is polled while nothing was triggered: plain runs do not ring, and the
+node drains them before it answers any question. But what a triggered trace
+writes after its trigger does not ring either, so while there are slices the
+thread looks by itself: often while something happened lately, seldom later.
+
+Clock pairs are taken when the thread wakes and before a copy, at most once a
+second, and by no timer of their own: a record is converted by the pair nearest
+to it, and so at worst by half the time that the node slept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+from appliance.core.dataplane import DataPlaneEvent
+from appliance.native import NativeDataPlane
+
+# A trace's last spans come within its own duration of the trigger, mostly.
+_LIVELY_NS = 1_000_000_000
+
+# Far below the 200 ms of silence after which a coordinator judges.
+_LIVELY_WAIT_NS = 20_000_000
+
+# While slices are held at all; bounded by their time to live in the core.
+_HELD_WAIT_NS = 250_000_000
+
+
+class Pump:
+    """Runs the thread while it is entered; ``on_events`` is called on the event loop."""
+
+    def __init__(
+        self, dataplane: NativeDataPlane, on_events: Callable[[list[DataPlaneEvent]], None]
+    ) -> None:
+        self._dataplane = dataplane
+        self._on_events = on_events
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.Thread(target=self._run, name="data plane")
+        self._stopping = False
+        self._lively_until_ns = 0
+        self._held = False
+        # Set: the loop has taken the events that were handed to it.
+        self._taken = threading.Event()
+        self._taken.set()
+        self.polls = 0
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._stopping = True
+        self._taken.set()
+        self._dataplane.wake()
+        self._thread.join()
+
+    def lively(self, now_ns: int) -> None:
+        """Something was triggered, or a slice grew: more may follow soon."""
+        sleeping = now_ns >= self._lively_until_ns
+        self._lively_until_ns = now_ns + _LIVELY_NS
+        if sleeping:
+            self._dataplane.wake()
+
+    def _timeout_ns(self, now_ns: int) -> int | None:
+        if now_ns < self._lively_until_ns:
+            return _LIVELY_WAIT_NS
+        return _HELD_WAIT_NS if self._held else None
+
+    def _run(self) -> None:
+        while not self._stopping:
+            self._dataplane.wait(self._timeout_ns(time.monotonic_ns()))
+            self.polls += 1
+            have_events = self._dataplane.poll(time.monotonic_ns())
+            self._held = self._dataplane.has_slices()
+            # Events wait in the data plane while the loop is behind; what
+            # processes write is drained all the same.
+            while have_events and self._taken.is_set() and not self._stopping:
+                events = self._dataplane.events()
+                if not events:
+                    break
+                self._taken.clear()
+                # The loop may be closed already when we are told to stop.
+                with contextlib.suppress(RuntimeError):
+                    self._loop.call_soon_threadsafe(self._deliver, events)
+
+    def _deliver(self, events: list[DataPlaneEvent]) -> None:
+        self._on_events(events)
+        self._taken.set()
+        # There may be more, which did not find the loop ready.
+        self._dataplane.wake()

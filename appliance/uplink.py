@@ -1,0 +1,254 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The node's connections to its coordinator.
+
+One Control stream for as long as the daemon runs, and a Slices stream, on a
+connection of its own, only while there is something to report. Both are
+written by tasks that fetch from the core when they can send: what the
+coordinator does not take stays in the core, where priorities decide.
+
+Thrifty, since every byte leaves the node: a batch per turn of the event loop,
+no metadata of ours, pings at most each 30 s, and none while nothing is open.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
+
+import grpc
+
+from appliance.core.node import NodeCore
+from protocol import wire
+
+_CONTROL = "/backsight.v1.Coordinator/Control"
+_SLICES = "/backsight.v1.Coordinator/Slices"
+
+_OPTIONS = [
+    ("grpc.max_receive_message_length", wire.MESSAGE_BYTES_MAX),
+    # Else gRPC puts both streams on one connection.
+    ("grpc.use_local_subchannel_pool", 1),
+    # The coordinator is a machine of ours, not somewhere behind a web proxy.
+    ("grpc.enable_http_proxy", 0),
+    # Replays are the core's business; service configs come from DNS.
+    ("grpc.enable_retries", 0),
+    ("grpc.service_config_disable_resolution", 1),
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.http2.bdp_probe", 0),
+]
+
+# How long a Slices connection without anything to report stays.
+_SLICES_IDLE_S = 30.0
+
+_BACKOFF_FIRST_S = 0.1
+_BACKOFF_MAX_S = 10.0
+
+# Why a stream ended, where it is no error.
+_ENDED = "it ended the stream"
+_IDLE = "nothing to report"
+
+_Call = grpc.aio.StreamStreamCall[bytes, bytes]
+
+
+class Backoff:
+    """Waits between attempts: doubling, up to a bound, each by chance between half and all of it.
+
+    Chance keeps a thousand nodes from coming back to a coordinator at once.
+    """
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+        self._next_s = _BACKOFF_FIRST_S
+
+    def reset(self) -> None:
+        """The last attempt was a success."""
+        self._next_s = _BACKOFF_FIRST_S
+
+    def next_s(self) -> float:
+        """How long to wait before the next one."""
+        wait_s = self._next_s * self._rng.uniform(0.5, 1.0)
+        self._next_s = min(2 * self._next_s, _BACKOFF_MAX_S)
+        return wait_s
+
+
+@dataclass(slots=True)
+class UplinkCounters:
+    """What became of the connections. They only rise."""
+
+    control_connects: int = 0
+    control_lost: int = 0
+    slices_connects: int = 0
+    slices_lost: int = 0
+    malformed: int = 0
+
+
+class Uplink:
+    """Drives the core's messages; ``on_fact`` is called when the core learned something."""
+
+    def __init__(
+        self,
+        endpoint: str,
+        opening: wire.Opening,
+        core: NodeCore,
+        on_fact: Callable[[], None],
+        log: Callable[[str], None],
+        rng: random.Random,
+    ) -> None:
+        self.counters = UplinkCounters()
+        self.welcomed = False
+        """Whether the coordinator has taken this node in, on the present stream."""
+        self._endpoint = endpoint
+        self._opening = opening
+        self._core = core
+        self._on_fact = on_fact
+        self._log = log
+        self._rng = rng
+        self._control_due = asyncio.Event()
+        self._slices_due = asyncio.Event()
+        self._said = ""
+
+    def poke(self) -> None:
+        """The core may have something to send."""
+        self._control_due.set()
+        self._slices_due.set()
+
+    async def run(self) -> None:
+        """Keep the connections up, until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._run_control())
+            tasks.create_task(self._run_slices())
+
+    # --------------------------------------------------------------- control
+
+    async def _run_control(self) -> None:
+        backoff = Backoff(self._rng)
+        while True:
+            why = await self._connected(_CONTROL, self._control)
+            self._core.on_control_lost(time.monotonic_ns())
+            self._on_fact()
+            self.counters.control_lost += 1
+            if self.welcomed:
+                self.welcomed = False
+                backoff.reset()
+            why = self._core.refused or why
+            self._say(f"no coordinator at {self._endpoint}: {why}; trying again")
+            await asyncio.sleep(backoff.next_s())
+
+    def _say(self, text: str) -> None:
+        # Once, not with each attempt.
+        if text != self._said:
+            self._said = text
+            self._log(text)
+
+    async def _control(self, call: _Call) -> str:
+        self.counters.control_connects += 1
+        self._core.on_control_connected(time.monotonic_ns())
+        self._control_due.set()
+        return await _first_to_end(self._write_control(call), self._read_control(call))
+
+    async def _write_control(self, call: _Call) -> str:
+        while True:
+            await self._control_due.wait()
+            self._control_due.clear()
+            messages = self._core.take_control(time.time_ns())
+            for start in range(0, len(messages), wire.BATCH_MESSAGES_MAX):
+                batch = messages[start : start + wire.BATCH_MESSAGES_MAX]
+                await call.write(wire.encode_node_batch(batch))
+            if messages:
+                # What was said may have set a time for the next.
+                self._on_fact()
+
+    async def _read_control(self, call: _Call) -> str:
+        async for data in call:
+            messages = wire.decode_coordinator_batch(data)
+            now_ns, realtime_ns = time.monotonic_ns(), time.time_ns()
+            for message in messages:
+                self._core.on_control(message, now_ns, realtime_ns)
+            if not self.welcomed and self._core.refused is None:
+                self.welcomed = True
+                self._say(f"connected to the coordinator at {self._endpoint}")
+            self._on_fact()
+        return _ENDED
+
+    # ---------------------------------------------------------------- slices
+
+    async def _run_slices(self) -> None:
+        backoff = Backoff(self._rng)
+        while True:
+            while not self._core.wants_slices_connection():
+                self._slices_due.clear()
+                await self._slices_due.wait()
+            connected = self.counters.slices_connects
+            why = await self._connected(_SLICES, self._slices)
+            if self.counters.slices_connects > connected:
+                self._core.on_slices_lost(time.monotonic_ns())
+                self._on_fact()
+                backoff.reset()
+            if why is not _IDLE:
+                self.counters.slices_lost += 1
+                await asyncio.sleep(backoff.next_s())
+
+    async def _slices(self, call: _Call) -> str:
+        await call.write(wire.encode_opening(self._opening))
+        self.counters.slices_connects += 1
+        self._core.on_slices_connected(time.monotonic_ns())
+        self._slices_due.set()
+        return await _first_to_end(self._write_slices(call), self._read_slices(call))
+
+    async def _write_slices(self, call: _Call) -> str:
+        """Send chunks until there has been nothing to report for a while."""
+        while True:
+            try:
+                async with asyncio.timeout(_SLICES_IDLE_S):
+                    await self._slices_due.wait()
+            except TimeoutError:
+                if not self._core.wants_slices_connection():
+                    return _IDLE
+                continue
+            self._slices_due.clear()
+            chunks = self._core.take_chunks(time.monotonic_ns())
+            for chunk in chunks:
+                await call.write(wire.encode_chunk(chunk))
+            if chunks:
+                self._on_fact()
+
+    async def _read_slices(self, call: _Call) -> str:
+        async for data in call:
+            self._core.on_slice_reply(wire.decode_slice_reply(data), time.monotonic_ns())
+            self._on_fact()
+        return _ENDED
+
+    # ------------------------------------------------------------------ both
+
+    async def _connected(self, method: str, use: Callable[[_Call], Awaitable[str]]) -> str:
+        """Dial, and use the stream until it ends. Why it ended."""
+        async with grpc.aio.insecure_channel(self._endpoint, options=_OPTIONS) as channel:
+            call: _Call = channel.stream_stream(method, None, None)(None)
+            try:
+                return await use(call)
+            except wire.WireError as error:
+                self.counters.malformed += 1
+                return f"it sends what makes no sense: {error}"
+            except grpc.aio.AioRpcError as error:
+                return error.details() or error.code().name
+            except asyncio.InvalidStateError:
+                # The call had ended when something was written to it.
+                return await call.details() or (await call.code()).name
+            finally:
+                call.cancel()
+
+
+async def _first_to_end(*halves: Coroutine[None, None, str]) -> str:
+    """Run both halves of a stream until one ends: its result, or its error."""
+    tasks = [asyncio.ensure_future(half) for half in halves]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        return next(task.result() for task in done)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
