@@ -104,28 +104,22 @@ void bs_thread_leave(struct bs_thread *t)
 void bs_thread_move(struct bs_thread *t)
 {
 	int saved = errno;
-	struct bs_attachment *a;
 
 	if (t->attachment != READ_ONCE(bs_current))
 		bs_thread_leave(t);
 	pthread_mutex_lock(&bs_lock);
-	a = register_thread(t) ? bs_current : &bs_nowhere;
-	if (t->registered)
+	if (register_thread(t))
 		bs_attach_start();
-	if (t->attachment != a) {
-		/* Published since we looked, if there is one: the next move
-		 * sees to that. */
-		if (t->attachment)
-			a = t->attachment;
-		else
-			a->refs++;
+	/* One that is published after we looked is for the next move. */
+	if (!t->attachment) {
+		t->attachment = t->registered ? bs_current : &bs_nowhere;
+		t->attachment->refs++;
 	}
-	t->attachment = a;
-	t->epoch = a->epoch;
+	t->epoch = t->attachment->epoch;
 	t->node_ref[0] = '\0';
-	if (a->channel)
+	if (t->attachment->channel)
 		snprintf(t->node_ref, sizeof(t->node_ref), "#%016llx",
-			 (unsigned long long)a->node_id);
+			 (unsigned long long)t->attachment->node_id);
 	pthread_mutex_unlock(&bs_lock);
 	errno = saved;
 }

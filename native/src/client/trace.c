@@ -16,7 +16,10 @@ static inline void open_trace(struct bs_thread *t, struct bs_trace *trace,
 			      struct bs_trace_id id)
 {
 	bs_thread_has_slot(t);
-	trace->id = id;
+	/* Word by word: as a whole it would go through memory, and be read
+	 * back wider than it was written (see bs_run_open). */
+	WRITE_ONCE(trace->id.hi, id.hi);
+	WRITE_ONCE(trace->id.lo, id.lo);
 	trace->handle_seq = (uint64_t)bs_thread_draw_handle(t) << 32;
 	trace->next_hop = 0;
 	trace->flags = bs_thread_recorded(t, id);

@@ -67,8 +67,9 @@ static inline void bs_run_announce(struct bs_thread *t, uint32_t segment,
 		return;
 	}
 	e = &area->entries[t->run_head % BS_RUN_RING_ENTRIES];
-	e->trace_hi = t->run_id.hi;
-	e->trace_lo = t->run_id.lo;
+	/* Word by word, as in bs_run_open(). */
+	e->trace_hi = READ_ONCE(t->run_id.hi);
+	e->trace_lo = READ_ONCE(t->run_id.lo);
 	e->segment = segment;
 	e->generation = generation;
 	e->flags = flags;

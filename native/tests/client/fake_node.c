@@ -29,10 +29,11 @@ void fake_node_open(struct fake_node *n)
 	n->connection = -1;
 	for (int i = 0; i < 3; i++)
 		n->fds[i] = -1;
-	strcpy(n->directory, "/tmp/backsight-test-XXXXXX");
+	snprintf(n->directory, sizeof(n->directory),
+		 "/tmp/backsight-test-XXXXXX");
 	CHECK(mkdtemp(n->directory));
 	snprintf(n->path, sizeof(n->path), "%s/node.sock", n->directory);
-	strcpy(address.sun_path, n->path);
+	snprintf(address.sun_path, sizeof(address.sun_path), "%s", n->path);
 	n->listener = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
 	CHECK(n->listener >= 0);
 	CHECK_EQ(bind(n->listener, (struct sockaddr *)&address,
@@ -100,7 +101,8 @@ void fake_node_make(struct fake_node *n, uint32_t segments)
 	n->channel->ticks_per_s = 1000000000;
 	n->channel->node_id = bs_node_id(FAKE_NODE_NAME);
 	n->channel->percentage_threshold = UINT64_MAX;
-	strcpy(n->channel->node_name, FAKE_NODE_NAME);
+	snprintf(n->channel->node_name, sizeof(n->channel->node_name),
+		 FAKE_NODE_NAME);
 
 	n->context->magic = BS_ABI_MAGIC;
 	n->context->version = BS_ABI_VERSION;

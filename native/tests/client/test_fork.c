@@ -138,7 +138,7 @@ static bool stop;
 
 static void *work(void *arg)
 {
-	uint64_t number = (uintptr_t)arg;
+	uint64_t number = *(uint64_t *)arg;
 
 	while (!READ_ONCE(stop)) {
 		bs_begin(trace(number));
@@ -151,11 +151,11 @@ static void *work(void *arg)
 /* At any moment of other threads. */
 static void test_fork_beside_threads(void)
 {
+	static uint64_t numbers[2] = {1, 2};
 	pthread_t threads[2];
 
-	for (uintptr_t i = 0; i < 2; i++)
-		CHECK_EQ(pthread_create(&threads[i], NULL, work,
-					(void *)(i + 1)),
+	for (int i = 0; i < 2; i++)
+		CHECK_EQ(pthread_create(&threads[i], NULL, work, &numbers[i]),
 			 0);
 	for (int i = 0; i < 100; i++) {
 		pid_t pid = fork();

@@ -118,7 +118,7 @@ static void test_ring_full(void)
 	struct bs_thread_area *area = &node.areas[0];
 	uint64_t runs = area->runs;
 	uint32_t offset = sizeof(struct bs_segment_header), segment;
-	struct fake_run run, next;
+	struct fake_run run = {0}, next;
 	int walked = 0;
 
 	fake_node_grant(&node, 1, true);
@@ -131,6 +131,7 @@ static void test_ring_full(void)
 	segment = area->segment;
 	while (fake_node_run(&node, 0, &next))
 		run = next;
+	CHECK(run.header);
 	offset += run.header->committed_bytes + sizeof(*run.header);
 	CHECK_EQ(run.entry.segment, segment);
 

@@ -26,9 +26,12 @@ static struct bs_stats stats(void)
 	return s;
 }
 
-static void start(pthread_t *thread, void *(*run)(void *), uintptr_t argument)
+/* Arguments of threads: numbers[i] is i. */
+static uint64_t numbers[THREADS];
+
+static void start(pthread_t *thread, void *(*run)(void *), int number)
 {
-	CHECK_EQ(pthread_create(thread, NULL, run, (void *)argument), 0);
+	CHECK_EQ(pthread_create(thread, NULL, run, &numbers[number]), 0);
 }
 
 static void join(pthread_t thread)
@@ -40,7 +43,7 @@ static void join(pthread_t thread)
 
 static void *write_and_exit(void *argument)
 {
-	CHECK_EQ(bs_begin(trace((uintptr_t)argument)), 0);
+	CHECK_EQ(bs_begin(trace(*(uint64_t *)argument)), 0);
 	CHECK_EQ(bs_tracepoint("12345678", 8), 0);
 	return NULL;
 }
@@ -54,7 +57,7 @@ static void test_slot_is_handed_on(void)
 	struct fake_run run;
 	pthread_t thread;
 
-	for (uintptr_t i = 0; i < 3; i++) {
+	for (int i = 0; i < 3; i++) {
 		start(&thread, write_and_exit, i + 1);
 		join(thread);
 		CHECK_EQ(fake_node_owned_slots(&node), 0);
@@ -131,7 +134,7 @@ static struct bs_trace shared;
 
 static void *write_shared(void *argument)
 {
-	uint64_t number = (uintptr_t)argument << 32;
+	uint64_t number = *(uint64_t *)argument << 32;
 
 	for (int i = 0; i < ROUNDS; i++) {
 		CHECK_EQ(bs_write(&shared, BS_RECORD_DATA, &number, 8), 0);
@@ -158,7 +161,7 @@ static void test_shared_handle(void)
 	struct fake_run run;
 
 	CHECK_EQ(bs_open(&shared, trace(4)), 0);
-	for (uintptr_t i = 0; i < THREADS; i++)
+	for (int i = 0; i < THREADS; i++)
 		start(&threads[i], write_shared, i);
 	for (int i = 0; i < THREADS; i++)
 		join(threads[i]);
@@ -203,7 +206,7 @@ static uint64_t written;
 
 static void *write_on(void *argument)
 {
-	uintptr_t number = (uintptr_t)argument;
+	uint64_t number = *(uint64_t *)argument;
 	struct bs_trace handle;
 
 	while (!READ_ONCE(stop)) {
@@ -231,7 +234,7 @@ static void test_daemon_is_replaced(void)
 	struct fake_run run;
 
 	CHECK_EQ(bs_open(&shared, trace(7)), 0);
-	for (uintptr_t i = 0; i < 4; i++)
+	for (int i = 0; i < 4; i++)
 		start(&threads[i], write_on, i + 1);
 	for (int round = 0; round < 10; round++) {
 		uint64_t attachments = stats().attachments;
@@ -266,6 +269,8 @@ static void test_daemon_is_replaced(void)
 
 int main(void)
 {
+	for (int i = 0; i < THREADS; i++)
+		numbers[i] = (uint64_t)i;
 	fake_node_open(&node);
 	fake_node_attach(&node, 300, 300);
 	RUN(test_slot_is_handed_on);
