@@ -18,6 +18,7 @@ import queue
 import signal
 import sys
 import threading
+import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeAlias
@@ -178,6 +179,9 @@ def late_calls() -> Result:
 def shutdown() -> None:
     """The interpreter goes down while handles are open and daemon threads write."""
     _attach()
+    kept = backsight.Trace(trace_id(5))
+    kept.write(b"kept")
+    sys.modules["kept_until_the_end"] = kept  # type: ignore[assignment]
     started = threading.Barrier(5)
 
     def write_for_ever(number: int) -> None:
@@ -193,7 +197,16 @@ def shutdown() -> None:
     for number in range(1, 5):
         threading.Thread(target=write_for_ever, args=(number,), daemon=True).start()
     started.wait()
-    sys.modules["kept_until_the_end"] = backsight.Trace(trace_id(5))  # type: ignore[assignment]
+
+
+def killed() -> None:
+    """Killed by its parent in mid-request."""
+    _attach()
+    trace = backsight.Trace(trace_id(1))
+    trace.write(b"before the end")
+    trace.span_start(1, 0, START_NS, "for ever")
+    print("written", flush=True)
+    signal.pause()
 
 
 # ------------------------------------------------------------------ threads
@@ -269,6 +282,36 @@ def close_under_writers() -> Result:
             for future in [pool.submit(work) for work in (write, write, write, close)]:
                 future.result()
     return _stats()
+
+
+def turns_of_another_thread() -> Result:
+    """How often another thread gets its turn during calls that should not give it one."""
+    _attach()
+    turns = 0
+    stop = False
+
+    def take_every_turn() -> None:
+        nonlocal turns
+        while not stop:
+            turns += 1
+            time.sleep(0)  # gives the turn back
+
+    other = threading.Thread(target=take_every_turn)
+    calls = 10_000
+    with backsight.Trace(trace_id(1)) as trace:
+        _start([other])
+        # From now on nobody is made to give up the GIL, in any test's lifetime.
+        sys.setswitchinterval(3600)
+        before = turns
+        for _ in range(calls):
+            trace.write(b"x")
+            backsight.begin(trace_id(2))
+            backsight.tracepoint(b"y")
+            backsight.end()
+        during = turns - before
+        stop = True
+    _join([other])
+    return {"calls": 4 * calls, "turns": during}
 
 
 # -------------------------------------------------------------------- fork
@@ -523,6 +566,10 @@ def interrupted() -> Result:
     except KeyboardInterrupt:
         return {"interrupted": True}
     return {"interrupted": False}
+
+
+def waits_an_hour() -> Result:
+    return {"attached": backsight.wait_attached(3600)}
 
 
 def main() -> None:
