@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import enum
 import struct
 
 import pytest
@@ -112,6 +113,22 @@ def test_a_large_value_does_not_cost_the_small_ones() -> None:
 )
 def test_integers_beyond_64_bits_become_text(number: int) -> None:
     assert decode(encode_attributes({"n": number}, ROOM)) == [("n", hex(number))]
+
+
+class Colour(enum.IntEnum):
+    RED = 3
+
+
+class Name(str):
+    __slots__ = ()
+
+
+def test_subclasses_count_as_what_they_are() -> None:
+    attributes: dict[str, AttributeValue] = {Name("n"): Name("text"), "colour": Colour.RED}
+    assert typed(decode(encode_attributes(attributes, ROOM))) == [
+        ("n", "str", "text"),
+        ("colour", "int", 3),
+    ]
 
 
 def test_text_that_utf8_cannot_hold_is_kept_but_for_those_characters() -> None:

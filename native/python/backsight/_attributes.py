@@ -3,10 +3,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import struct
-from collections.abc import Iterable, Iterator, Mapping
-from typing import TypeAlias
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, TypeAlias
 
 from backsight._native import lib
 
@@ -23,8 +22,6 @@ _BYTES = lib.BS_ATTRIBUTE_BYTES
 
 _HEADER_BYTES = 4
 _pack_header = struct.Struct("=BBH").pack  # struct bs_attribute_header
-_pack_int = struct.Struct("=q").pack
-_pack_double = struct.Struct("=d").pack
 
 _KEY_BYTES_MAX = 255  # bs_attribute_header.key_bytes
 _VALUE_BYTES_MAX = 65535  # bs_attribute_header.value_bytes
@@ -52,45 +49,68 @@ def encode_attributes(attributes: Mapping[str, AttributeValue], room_bytes: int)
     """Encode in at most ``room_bytes``, in the mapping's order.
 
     What is too long is cut, the largest first, what finds no room is left out,
-    and TRUNCATED_KEY says how many. Integers beyond 64 bits become text. TypeError for keys and
-    values of other types.
+    and TRUNCATED_KEY says how many. Integers beyond 64 bits become text.
+    TypeError for keys and values of other types.
     """
+    whole = _encode_plain(attributes)
+    if whole is not None and len(whole) <= room_bytes:
+        return whole
     encoded = [_encode(name, value) for name, value in attributes.items()]
-    # A key or value that is too long for its header: struct.error.
-    with contextlib.suppress(struct.error):
-        whole = _join(encoded)
-        if len(whole) <= room_bytes:
-            return whole
-    return _join(_cut(encoded, room_bytes))
+    return _join(encoded if _fit(encoded, room_bytes) else _cut(encoded, room_bytes))
+
+
+def _encode_plain(attributes: Mapping[str, AttributeValue]) -> bytes | None:
+    """The usual case, quickly.
+
+    None for what is out of the ordinary: a subclass, a lone surrogate, a number or text too
+    large, a mistake.
+    """
+    parts: list[bytes] = []
+    try:
+        for name, value in attributes.items():
+            kind, encode = _ENCODERS[type(value)]
+            key, raw = name.encode(), encode(value)
+            parts += (_pack_header(kind, len(key), len(raw)), key, raw)
+    except (KeyError, AttributeError, UnicodeEncodeError, struct.error):
+        return None
+    return b"".join(parts)
 
 
 _Encoded: TypeAlias = tuple[int, bytes, bytes]
 
-
-def _join(encoded: Iterable[_Encoded]) -> bytes:
-    return b"".join(
-        [_pack_header(kind, len(key), len(value)) + key + value for kind, key, value in encoded]
-    )
+_ENCODERS: dict[type, tuple[int, Callable[[Any], bytes]]] = {
+    str: (_STRING, str.encode),
+    bool: (_BOOL, (b"\0", b"\1").__getitem__),  # before int, of which it is one
+    int: (_INT, struct.Struct("=q").pack),
+    float: (_DOUBLE, struct.Struct("=d").pack),
+    bytes: (_BYTES, bytes),
+}
 
 
 def _encode(name: str, value: AttributeValue) -> _Encoded:
     if not isinstance(name, str):
         raise TypeError(f"attribute names are str, not {name!r}")
-    key = encode_text(name)
-    if isinstance(value, str):
-        return _STRING, key, encode_text(value)
-    if isinstance(value, bool):  # before int, of which it is one
-        return _BOOL, key, b"\1" if value else b"\0"
-    if isinstance(value, int):
-        if -(1 << 63) <= value < 1 << 63:
-            return _INT, key, _pack_int(value)
+    if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
         # In hex, as ids are written, and as Python converts any number of digits of.
-        return _STRING, key, hex(value).encode()
-    if isinstance(value, float):
-        return _DOUBLE, key, _pack_double(value)
-    if isinstance(value, bytes):
-        return _BYTES, key, value
+        value = hex(value)
+    if isinstance(value, str):
+        return _STRING, encode_text(name), encode_text(value)
+    for allowed, (kind, encode) in _ENCODERS.items():
+        if isinstance(value, allowed):
+            return kind, encode_text(name), encode(value)
     raise TypeError(f"attribute {name!r} is {value!r}; allowed are str, int, float, bool, bytes")
+
+
+def _join(encoded: Iterable[_Encoded]) -> bytes:
+    return b"".join(
+        [_pack_header(kind, len(key), len(raw)) + key + raw for kind, key, raw in encoded]
+    )
+
+
+def _fit(encoded: list[_Encoded], room_bytes: int) -> bool:
+    return all(
+        len(key) <= _KEY_BYTES_MAX and len(raw) <= _VALUE_BYTES_MAX for _, key, raw in encoded
+    ) and room_bytes >= sum(_HEADER_BYTES + len(key) + len(raw) for _, key, raw in encoded)
 
 
 def _cut(encoded: list[_Encoded], room_bytes: int) -> Iterator[_Encoded]:
@@ -111,7 +131,7 @@ def _cut(encoded: list[_Encoded], room_bytes: int) -> Iterator[_Encoded]:
                 continue
         truncated += len(shorter_key) < len(key) or len(shorter) < len(value)
         yield kind, shorter_key, shorter
-    yield _INT, TRUNCATED_KEY.encode(), _pack_int(truncated)
+    yield _encode(TRUNCATED_KEY, truncated)
 
 
 def _shares(encoded: list[_Encoded], room_bytes: int) -> list[int]:
