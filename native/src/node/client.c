@@ -248,6 +248,7 @@ static int adopt_check(struct client *c, const struct bsn_client_fds *fds)
 		return err;
 	if (READ_ONCE(header_of(c)->magic) != BS_ABI_MAGIC ||
 	    READ_ONCE(header_of(c)->version) != BS_ABI_VERSION ||
+	    READ_ONCE(header_of(c)->arena_bytes) != c->arena_bytes ||
 	    READ_ONCE(c->context->magic) != BS_ABI_MAGIC ||
 	    READ_ONCE(c->context->version) != BS_ABI_VERSION)
 		return -EPROTO;

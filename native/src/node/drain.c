@@ -210,7 +210,7 @@ static enum step walk_step(struct bsn *n, struct client *c, struct frame *f,
 	uint16_t flags;
 
 	if (at + RUN_HEADER > limit)
-		return at == limit ? STEP_END : STEP_BAD;
+		return STEP_END;
 	h = (const struct bs_run_header *)(frame_bytes(f) + at);
 	if (load_acquire(&h->generation) != f->generation)
 		return STEP_END;

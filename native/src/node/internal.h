@@ -165,7 +165,7 @@ struct thread {
 	uint32_t tail;	      /* own copy of run_tail */
 	uint32_t frame;	      /* that it appends to, or NONE */
 	uint32_t unannounced; /* as last seen */
-	int32_t missing; /* news that was dropped, less runs found by walking */
+	int64_t missing; /* news that was dropped, less runs found by walking */
 	uint8_t saved;	 /* which progress is the newer */
 	bool dirty;	 /* tail or progress not yet published */
 };

@@ -459,7 +459,8 @@ static bool maybe_lossy(struct bsn *n, uint32_t t, uint32_t count)
 				return true;
 			continue;
 		}
-		if (c->untied_to_ns >= f->granted_ns && c->untied_to_ns &&
+		if (c->untied_to_ns &&
+		    coarse(c->untied_to_ns) >= coarse(f->granted_ns) &&
 		    coarse(c->untied_from_ns) <= n->index.traces[t].active)
 			return true;
 	}
