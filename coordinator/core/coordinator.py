@@ -67,7 +67,7 @@ from coordinator.core.records import (
 from coordinator.core.timers import Timers
 from coordinator.core.trace import PartState, Trace
 from coordinator.core.traversal import Traversal
-from coordinator.core.verdict import HEALABLE, ReasonKind, Verdict, VerdictKind, judge
+from coordinator.core.verdict import ELSEWHERE, HEALABLE, ReasonKind, Verdict, VerdictKind, judge
 from protocol.hashing import node_id
 from protocol.messages import (
     Abandoned,
@@ -128,6 +128,14 @@ class _Outcome:
     lengths: dict[NodeId, int]
     verdict: Verdict | None
 
+    @property
+    def is_empty(self) -> bool:
+        """Nobody had anything: whoever has it after all begins it anew."""
+        reasons = self.verdict.reasons if self.verdict is not None else ()
+        return not any(self.lengths.values()) and all(
+            reason.kind in HEALABLE or reason.kind is ReasonKind.NEVER_SEEN for reason in reasons
+        )
+
 
 class CoordinatorCore:
     """One coordinator. See the module; ``counters`` may be read at any time."""
@@ -154,6 +162,8 @@ class CoordinatorCore:
         self._assembly = Assembly(config, self._nodes, self._outbox)
         self._traces: OrderedDict[TraceId, Trace] = OrderedDict()  # by last news
         self._closed: OrderedDict[TraceId, _Outcome] = OrderedDict()
+        self._closing: dict[TraceId, int] = {}  # while that is not durable
+        self._closings = 0
         self._evidence_items = 0
         self._trace_timers: Timers[TraceId] = Timers()
         self._probe_timers: Timers[NodeId] = Timers()
@@ -215,7 +225,7 @@ class CoordinatorCore:
             case TriggerFired():
                 self._on_trigger(session, node, message, now_ns)
             case SliceStatus():
-                self._on_status(session, node, message, now_ns)
+                self._on_status(node, message, now_ns)
             case Abandoned():
                 self._on_abandoned(session, node, message.group, now_ns)
             case ClockReply():
@@ -331,7 +341,8 @@ class CoordinatorCore:
         else:
             for trace_id in (group.primary, *fired.laterals):
                 # A closed trace stays as it is, but for what was written since.
-                if trace_id not in self._closed:
+                outcome = self._closed.get(trace_id)
+                if outcome is None or outcome.is_empty:
                     trace = self._traces.get(trace_id) or self._begin(trace_id, now_ns)
                     self._traversal.fired(trace, group, node, now_ns)
                     self._traversal.join(trace, group)
@@ -341,19 +352,19 @@ class CoordinatorCore:
                 state.fired[node.name] = fired
         self._settle()
 
-    def _on_status(self, session: int, node: Node, status: SliceStatus, now_ns: int) -> None:
+    def _on_status(self, node: Node, status: SliceStatus, now_ns: int) -> None:
         trace = self._traces.get(status.trace)
         if trace is None:
             outcome = self._closed.get(status.trace)
             known = outcome.lengths.get(node.id, 0) if outcome is not None else 0
             if status.bytes <= known and (outcome is not None or not status.open_handles):
-                self._outbox.say(session, Release(status.trace))
+                self._release_again(status.trace, node)
                 return
             trace = self._begin(status.trace, now_ns)
         elif trace.released:
             part = trace.parts.get(node.id)
             if part is not None and status.bytes <= part.received:
-                self._outbox.say(session, Release(status.trace))
+                self._release_again(status.trace, node)
                 return
         if self._traversal.answered(trace, node, status, now_ns):
             self._outbox.write(PutStatus(node.name, status, node.clock.estimate(now_ns)))
@@ -408,10 +419,15 @@ class CoordinatorCore:
                 case _:
                     assert_never(effect)
 
+    def _release_again(self, trace_id: TraceId, node: Node) -> None:
+        """A node mentions what it may forget."""
+        if trace_id not in self._closing and node.session is not None:
+            self._outbox.say(node.session, Release(trace_id))
+
     def _on_closed(self, closed: Closed) -> None:
-        trace = self._traces.get(closed.trace)
-        if trace is not None and not trace.released:
+        if self._closing.get(closed.trace) != closed.number:
             return  # there were news meanwhile
+        del self._closing[closed.trace]
         for identity in closed.nodes:
             node = self._nodes.by_id.get(identity)
             if node is not None and node.session is not None:
@@ -427,9 +443,12 @@ class CoordinatorCore:
         self._traces[trace_id] = trace
         outcome = self._closed.pop(trace_id, None)
         if outcome is not None:
-            self.counters.traces_late += 1
-            self._outbox.write(PutReleased(trace_id, released=False))
-            self._go_on(trace, outcome, now_ns)
+            self._write_reopened(trace_id)
+            if outcome.is_empty:
+                trace.verdict = outcome.verdict
+            else:
+                self.counters.traces_late += 1
+                self._go_on(trace, outcome, now_ns)
         return trace
 
     def _go_on(self, trace: Trace, outcome: _Outcome, now_ns: int) -> None:
@@ -459,7 +478,7 @@ class CoordinatorCore:
         """Something changed: judge again, but not before it is quiet."""
         if trace.released:
             trace.released = False
-            self._outbox.write(PutReleased(trace.id, released=False))
+            self._write_reopened(trace.id)
         if trace.settled:
             trace.settled = False
             trace.provisional_at_ns = now_ns + self._config.provisional_ns
@@ -520,8 +539,9 @@ class CoordinatorCore:
         """How long a settled trace may still get news."""
         assert trace.verdict is not None
         if trace.abandoned_by is None and not trace.late:
+            away = any(not self._nodes.is_connected(identity) for identity in trace.parts)
             for reason in trace.verdict.reasons:
-                if reason.kind in HEALABLE:
+                if reason.kind in HEALABLE or (away and reason.kind in ELSEWHERE):
                     return self._config.missing_linger_ns
         return self._config.linger_ns
 
@@ -535,7 +555,14 @@ class CoordinatorCore:
     def _write_released(self, trace: Trace) -> None:
         # Of an abandoned trace they hold nothing; they were told to drop it.
         told = () if trace.abandoned_by is not None else tuple(trace.parts)
-        self._outbox.write(PutReleased(trace.id, released=True), Closed(trace.id, told))
+        self._closings += 1
+        self._closing[trace.id] = self._closings
+        effect = Closed(trace.id, told, self._closings)
+        self._outbox.write(PutReleased(trace.id, released=True), effect)
+
+    def _write_reopened(self, trace_id: TraceId) -> None:
+        self._closing.pop(trace_id, None)
+        self._outbox.write(PutReleased(trace_id, released=False))
 
     def _forget(self, trace: Trace) -> None:
         """Only its outcome stays in memory."""

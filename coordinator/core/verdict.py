@@ -132,6 +132,19 @@ HEALABLE = frozenset(
 )
 """What may still turn out well when a node comes back."""
 
+ELSEWHERE = frozenset(
+    {
+        ReasonKind.HOP_OUT_UNMET,
+        ReasonKind.HOP_IN_UNMET,
+        ReasonKind.PARENT_MISSING,
+        ReasonKind.SPAN_UNSTARTED,
+        ReasonKind.UNFINISHED,
+        ReasonKind.RUN_MISSING,
+    }
+)
+"""What a node that is away may have, though it had delivered all that it knew of
+before: a request may visit it twice."""
+
 _FLAGS = {
     SliceFlags.EVICTED: (ReasonKind.EVICTED, "the pool was overwritten before the trigger came"),
     SliceFlags.ABANDONED: (ReasonKind.ABANDONED, "given up under overload"),

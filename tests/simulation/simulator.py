@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 
 from appliance.core.node import NodeConfig
 from coordinator.core.config import CoordinatorConfig
-from coordinator.core.verdict import Verdict, VerdictKind
+from coordinator.core.verdict import ReasonKind, Verdict, VerdictKind
 from protocol.messages import Group, SliceFlags, TraceId
 from protocol.slices import Body, SliceDecoder
 from tests.simulation.cluster import SimCoordinator, SimNode
@@ -295,6 +295,11 @@ class Simulator:
             if not more:
                 break
             reached |= more
+        verdict = self.verdict(trace)
+        if verdict is not None and any(r.kind is ReasonKind.LATE for r in verdict.reasons):
+            named = [f for f in self.fired if trace in (f.group.primary, *f.laterals)]
+            if fired is not min(named, key=lambda f: f.time_ns):
+                return "it was closed on the evidence that an earlier firing led to"
         unreached = written - reached
         if unreached:
             return f"no crumb leads to {sorted(unreached)}"

@@ -241,6 +241,36 @@ def test_a_node_restart_loses_no_triggered_trace(name: str, after_ms: int) -> No
     collected_whole(sim, request)
 
 
+def test_a_node_that_is_away_may_have_more_than_it_had_told() -> None:
+    sim = cluster("a", "b", "c")
+    calls = [Call("b"), Call("c", work_ns=300 * MS), Call("b")]
+    request = sim.request(Call("a", calls, concurrent=False))
+    sim.run(0.05)
+    sim.fire("b", request.trace)
+    sim.run(0.1)
+    sim.nodes["b"].kill_daemon()  # its slice is delivered, and it is visited again
+    sim.run(5)
+    assert ("hop_out_unmet", "a") in reasons(sim, request.trace)
+    sim.nodes["b"].start()
+    sim.settle()
+    sim.check()
+    collected_whole(sim, request)
+
+
+def test_a_trace_that_nobody_had_is_begun_anew_when_somebody_has_it() -> None:
+    sim = cluster("a", "b")
+    request = sim.request(Call("b"))
+    other = sim.request(Call("a"))
+    sim.run(0.1)
+    sim.fire("a", other.trace, laterals=(request.trace,))  # a never saw it
+    sim.run(5)
+    assert reasons(sim, request.trace) == {("never_seen", "a")}
+    sim.fire("b", request.trace)
+    sim.settle()
+    sim.check()
+    collected_whole(sim, request)
+
+
 def test_a_process_that_is_killed_leaves_its_records_and_its_unfinished_spans() -> None:
     sim = cluster("a", "b")
     root = chain("a", "b")
