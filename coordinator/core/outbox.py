@@ -46,10 +46,11 @@ class BytesDurable:
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """A trace is closed: its nodes may forget it."""
+    """A trace is closed for the ``number``-th time: its nodes may forget it."""
 
     trace: TraceId
     nodes: tuple[NodeId, ...]
+    number: int
 
 
 Effect: TypeAlias = Say | BytesDurable | Closed

@@ -4,7 +4,7 @@
 - Nothing is acknowledged that the store has not made durable.
 - Versions of a verdict rise by one, and each differs from the one before.
 - The bytes in the store are contiguous, and what is in memory fits.
-- A node is asked for a trace and group once on each session.
+- A node is asked for a trace and group once on each session, until its release.
 """
 
 from __future__ import annotations
@@ -183,8 +183,8 @@ class Harness:
         for stream, reply in self.core.take_slice_replies():
             name = self._names[stream]
             for ack in reply.acks:
-                kept = self.store.traces[ack.trace].slices[name]
-                assert ack.offset <= len(kept.data), "acknowledged before it was durable"
+                durable = self._durable_bytes(ack.trace, name)
+                assert ack.offset <= durable, "acknowledged before it was durable"
             if self.streams.get(name) == stream:
                 self.credit[name] += reply.credit_bytes
             self.replied.append((name, reply))
@@ -202,22 +202,26 @@ class Harness:
         record = write.record
         if isinstance(record, AppendSlice):
             assert record.data
-            kept = self.store.traces.get(record.trace)
-            found = kept.slices.get(record.node) if kept is not None else None
-            length = len(found.data) if found is not None else 0
-            length += sum(
+            length = self._durable_bytes(record.trace, record.node) + sum(
                 len(other.record.data)
                 for other in self.written
                 if isinstance(other.record, AppendSlice)
                 and (other.record.trace, other.record.node) == (record.trace, record.node)
             )
             assert record.offset == length, "a slice in the store would have a hole or an overlap"
+        if isinstance(record, PutReleased):
+            self._asked = {key for key in self._asked if key[2] != record.trace}
         if isinstance(record, PutVerdict):
             before = self.verdicts.setdefault(record.trace, [])
             if before:
                 assert record.verdict.version == before[-1].version + 1
                 assert not record.verdict.same_as(before[-1])
             before.append(record.verdict)
+
+    def _durable_bytes(self, trace: TraceId, name: str) -> int:
+        kept = self.store.traces.get(trace)
+        found = kept.slices.get(name) if kept is not None else None
+        return len(found.data) if found is not None else 0
 
     def _check_message(self, session: int, message: CoordinatorMessage) -> None:
         name = self._names[session]

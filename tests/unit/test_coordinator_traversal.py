@@ -342,6 +342,11 @@ peer1. Give one of them another name, or stop it
           verdict T 2: partial: late, lossy n1, malformed n1
         wait 30s
           n1 < release T
+        wait 60s
+        trigger n1 T tB
+          n1 < ack tB/T
+        status n1 T 120
+          n1 < release T
     """,
 }
 

@@ -1,0 +1,601 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Verdicts: each reason by itself, that nothing incomplete is coherent, and when they are given."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from coordinator.core.coordinator import CoordinatorConfig
+from coordinator.core.verdict import REASONS_MAX, ReasonKind, Verdict, VerdictKind
+from protocol.messages import Abandoned, Drop, Group, Release, SliceFlags
+from protocol.slices import (
+    Body,
+    Data,
+    HopIn,
+    HopOut,
+    PieceKind,
+    RunFlags,
+    SpanEnd,
+    SpanStart,
+    encode_piece,
+    encode_record,
+)
+from tests.unit.coordinator_harness import (
+    Harness,
+    S,
+    crumb,
+    hop_in,
+    hop_out,
+    preamble,
+    run,
+    span,
+    trace_id,
+    two_nodes,
+)
+
+T = trace_id("T")
+F, L = RunFlags.FIRST, RunFlags.LAST
+
+
+def judged(slices: dict[str, bytes], harness: Harness | None = None) -> Verdict:
+    """The verdict when each node delivers its slice; the first one fires."""
+    harness = harness or Harness()
+    harness.cluster(*slices)
+    harness.fire(next(iter(slices)), T)
+    harness.deliver(T, slices)
+    harness.wait(S)
+    verdict = harness.verdict(T)
+    assert verdict is not None
+    assert verdict.kind is not VerdictKind.PROVISIONAL
+    return verdict
+
+
+def kinds(verdict: Verdict) -> list[ReasonKind]:
+    return [reason.kind for reason in verdict.reasons]
+
+
+# ------------------------------------------------------------- whole traces
+
+
+def test_a_whole_trace_is_coherent() -> None:
+    verdict = judged(two_nodes())
+    assert verdict == Verdict(
+        1,
+        VerdictKind.COHERENT,
+        (),
+        ("n1", "n2"),
+        sum(map(len, two_nodes().values())),
+        2,
+        verdict.start_ns,
+        verdict.end_ns,
+    )
+    assert verdict.start_ns is not None
+    assert verdict.end_ns is not None
+    assert verdict.end_ns - verdict.start_ns == 11
+
+
+@pytest.mark.parametrize(
+    "slices",
+    [
+        {"n1": preamble() + run(Data(1, b"no spans"))},
+        {"n1": preamble() + run(*span(1)) + run(*span(2), handle=2)},  # two roots
+        # A message that was delivered twice, and one hop number in two processes.
+        {
+            "n1": preamble() + run(*span(1), hop_out("n1", 1)),
+            "n2": preamble() + run(hop_in("n1", 1)) + run(hop_in("n1", 1), handle=2),
+        },
+        {
+            "n1": preamble() + run(*span(1), hop_out("n1", 0)) + run(hop_out("n1", 0), client=2),
+            "n2": preamble() + run(hop_in("n1", 0)) + run(hop_in("n1", 0), handle=2),
+        },
+        # Threads finish in any order: the end comes before the start, the last run first.
+        {"n1": preamble() + run(span(1)[1], seq=1, flags=L) + run(span(1)[0], flags=F)},
+    ],
+)
+def test_other_whole_traces(slices: dict[str, bytes]) -> None:
+    verdict = judged(slices)
+    assert verdict.reasons == ()
+    assert verdict.kind is VerdictKind.COHERENT
+
+
+# ------------------------------------------------------------- each reason
+
+
+def record(*bodies: Body) -> bytes:
+    return preamble() + run(*bodies)
+
+
+@pytest.mark.parametrize(
+    ("slices", "kind", "node", "words"),
+    [
+        (
+            {"n1": record(*span(1), hop_out("n1", 1, 7))},
+            ReasonKind.HOP_OUT_UNMET,
+            "n1",
+            "request 7 of span 0000000000000001 was sent",
+        ),
+        (
+            {
+                "n1": record(*span(1), hop_out("n1", 0)) + run(hop_out("n1", 0), client=2),
+                "n2": record(hop_in("n1", 0)),
+            },
+            ReasonKind.HOP_OUT_UNMET,
+            "n1",
+            "was sent",
+        ),
+        (
+            {"n1": record(*span(1)), "n2": record(hop_in("n1", 1))},
+            ReasonKind.HOP_IN_UNMET,
+            "n1",
+            "arrived on n2",
+        ),
+        (
+            {"n1": record(*span(2, 1))},
+            ReasonKind.PARENT_MISSING,
+            "n1",
+            "span 0000000000000001, the parent of 0000000000000002",
+        ),
+        (
+            {"n1": record(*span(1, ended=False))},
+            ReasonKind.UNFINISHED,
+            "n1",
+            "span 0000000000000001 'op1' of svc[101] never ended",
+        ),
+        (
+            {"n1": record(*span(1, ended=False)) + encode_piece(PieceKind.EXIT, client=1)},
+            ReasonKind.UNFINISHED,
+            "n1",
+            "svc[101]; the process is gone",
+        ),
+        (
+            {"n1": record(SpanEnd(1, 2, 0, "", b""))},
+            ReasonKind.SPAN_UNSTARTED,
+            "n1",
+            "its start is not here",
+        ),
+        (
+            {"n1": preamble() + run(*span(1), flags=F)},
+            ReasonKind.RUN_MISSING,
+            "n1",
+            "never closed",
+        ),
+        (
+            {"n1": preamble() + run(*span(1), flags=F) + run(seq=2, flags=L)},
+            ReasonKind.RUN_MISSING,
+            "n1",
+            "2 of 3 runs",
+        ),
+        (
+            {"n1": record(*span(1)) + encode_piece(PieceKind.LOSS, client=1)},
+            ReasonKind.LOSSY,
+            "n1",
+            "svc[101]",
+        ),
+        (
+            {"n1": preamble() + run(*span(1), flags=F | L | RunFlags.LOSSY)},
+            ReasonKind.LOSSY,
+            "n1",
+            "svc[101]",
+        ),
+        ({"n1": record(*span(1)) + b"\xff" * 24}, ReasonKind.MALFORMED, "n1", "make no sense"),
+        ({"n1": record(*span(1)) + b"\0"}, ReasonKind.MALFORMED, "n1", "make no sense"),
+        (
+            {
+                "n1": preamble()
+                + encode_piece(
+                    PieceKind.RUN,
+                    encode_record(Data(1, b"cut"), 0, truncated=True),
+                    flags=F | L,
+                    client=1,
+                )
+            },
+            ReasonKind.TRUNCATED,
+            "n1",
+            "1 records were cut",
+        ),
+    ],
+)
+def test_what_a_slice_says(
+    slices: dict[str, bytes], kind: ReasonKind, node: str, words: str
+) -> None:
+    verdict = judged(slices)
+    (reason,) = verdict.reasons
+    assert (reason.kind, reason.node) == (kind, node)
+    assert words in reason.detail
+    assert verdict.kind is reason.verdict
+    assert verdict.kind is not VerdictKind.COHERENT
+
+
+@pytest.mark.parametrize(
+    ("flag", "verdict"),
+    [
+        (SliceFlags.EVICTED, VerdictKind.PARTIAL),
+        (SliceFlags.ABANDONED, VerdictKind.PARTIAL),
+        (SliceFlags.LOSSY, VerdictKind.LOSSY),
+        (SliceFlags.MAYBE_LOSSY, VerdictKind.LOSSY),
+        (SliceFlags.STORE_FULL, VerdictKind.LOSSY),
+        (SliceFlags.CORRUPT, VerdictKind.LOSSY),
+        (SliceFlags.TRUNCATED, VerdictKind.TRUNCATED),
+        (SliceFlags.CRUMBS_CUT, VerdictKind.COHERENT),  # the slice itself has them all
+    ],
+)
+def test_what_a_node_says(flag: SliceFlags, verdict: VerdictKind) -> None:
+    harness = Harness()
+    slices = two_nodes()
+    harness.cluster(*slices)
+    harness.fire("n1", T)
+    harness.deliver(T, slices)
+    harness.status("n2", T, len(slices["n2"]), flags=flag)
+    harness.wait(S)
+    found = harness.verdict(T)
+    assert found is not None
+    assert found.kind is verdict
+
+
+def test_the_worst_reason_names_the_verdict() -> None:
+    slices = {"n1": record(*span(1, 9)) + encode_piece(PieceKind.LOSS, client=1)}
+    verdict = judged(slices)
+    assert kinds(verdict) == [ReasonKind.LOSSY, ReasonKind.PARENT_MISSING]
+    assert verdict.kind is VerdictKind.PARTIAL
+
+
+def test_crumbs_inside_a_slice_are_followed() -> None:
+    """Also those over the 64 that a status can name."""
+    harness = Harness()
+    harness.cluster("n1", "n2", "n3")
+    harness.fire("n1", T)
+    data = record(*span(1), crumb("n2"), hop_in("n3", 5))
+    harness.status("n1", T, len(data), flags=SliceFlags.CRUMBS_CUT)
+    assert harness.asked() == {}
+    harness.send("n1", T, 0, data)
+    assert harness.asked() == {"n2": [T], "n3": [T]}
+
+
+def test_an_unknown_node_is_called_by_the_name_on_its_crumb() -> None:
+    verdict = judged({"n1": record(*span(1), crumb("ghost"))})
+    # One second is the time that an unknown node has to turn up.
+    harness = Harness()
+    harness.cluster("n1")
+    harness.fire("n1", T)
+    harness.deliver(T, {"n1": record(*span(1), crumb("ghost"))})
+    harness.wait(2 * S)
+    found = harness.verdict(T)
+    assert found is not None
+    (reason,) = found.reasons
+    assert reason.kind is ReasonKind.UNKNOWN_NODE
+    assert "'ghost'" in reason.detail
+    assert verdict.kind is VerdictKind.PARTIAL
+
+
+# ------------------------------------- nothing that is incomplete is coherent
+
+
+def random_trace(rng: random.Random) -> dict[str, list[list[Body]]]:
+    """A tree of calls over a few nodes: by node, the records of each handle."""
+    nodes = [f"n{number}" for number in range(rng.randrange(1, 5))]
+    handles: dict[str, list[list[Body]]] = {}
+    spans = 0
+
+    def visit(node: str, caller: HopOut | None, depth: int) -> None:
+        nonlocal spans
+        spans += 1
+        mine = spans
+        records: list[Body] = []
+        handles.setdefault(node, []).append(records)
+        if caller is not None:
+            records.append(HopIn(caller.node_id, caller.span_id, caller.hop, caller.handle))
+        start, end = span(mine, caller.span_id if caller is not None else 0)
+        records.append(start)
+        for number in range(rng.randrange(3) if depth < 3 else 0):
+            callee = rng.choice(nodes)
+            hop = hop_out(node, mine, number)
+            records.append(hop)
+            visit(callee, hop, depth + 1)
+            records.append(crumb(callee))
+        records.append(end)
+
+    visit(nodes[0], None, 0)
+    return handles
+
+
+def encode_slice(handles: list[list[Body]], rng: random.Random) -> list[bytes]:
+    """The pieces: handles cut into runs at random, runs in any order."""
+    pieces: list[bytes] = []
+    for number, records in enumerate(handles):
+        places = range(1, len(records))
+        cuts = sorted({rng.choice(places) for _ in range(rng.randrange(3)) if places})
+        parts = [
+            records[begin:end] for begin, end in zip([0, *cuts], [*cuts, len(records)], strict=True)
+        ]
+        for seq, part in enumerate(parts):
+            flags = RunFlags.NONE
+            flags |= F if seq == 0 else flags
+            flags |= L if seq == len(parts) - 1 else flags
+            pieces.append(run(*part, handle=number, seq=seq, flags=flags))
+    rng.shuffle(pieces)
+    return [preamble(), *pieces]
+
+
+def send_all(harness: Harness, slices: dict[str, bytes], rng: random.Random) -> None:
+    """In chunks of any size, nodes interleaved."""
+    sent = dict.fromkeys(slices, 0)
+    while left := [name for name in slices if sent[name] < len(slices[name])]:
+        name = rng.choice(left)
+        size = rng.randrange(1, 400)
+        harness.send(name, T, sent[name], slices[name][sent[name] : sent[name] + size])
+        sent[name] += size
+
+
+@settings(max_examples=100)
+@given(st.randoms(use_true_random=False))
+def test_whatever_is_whole_is_coherent(rng: random.Random) -> None:
+    handles = random_trace(rng)
+    slices = {name: b"".join(encode_slice(found, rng)) for name, found in handles.items()}
+    harness = Harness()
+    harness.cluster(*slices)
+    harness.fire(rng.choice(list(slices)), T)
+    for name, data in slices.items():
+        harness.status(name, T, len(data), [*slices])
+    send_all(harness, slices, rng)
+    harness.wait(S)
+    verdict = harness.verdict(T)
+    assert verdict is not None
+    assert verdict.reasons == ()
+    assert verdict.kind is VerdictKind.COHERENT
+    assert verdict.span_count == sum(map(len, handles.values()))
+
+
+@settings(max_examples=300)
+@given(st.randoms(use_true_random=False))
+def test_whatever_misses_anything_is_not(rng: random.Random) -> None:
+    """One hop, parent, end, run, byte or node is taken from a whole trace."""
+    handles = random_trace(rng)
+    loss = rng.choice(("hop", "parent", "end", "run", "byte", "node", "loss"))
+    victims = [
+        (records, body)
+        for found in handles.values()
+        for records in found
+        for body in records
+        if isinstance(
+            body,
+            {"hop": HopOut | HopIn, "parent": SpanStart, "end": SpanEnd}.get(loss, Data),
+        )
+    ]
+    if loss == "parent":
+        # A leaf's start alone is no parent's, but its end has then no start.
+        loss = "start"
+    if victims:
+        records, body = rng.choice(victims)
+        records.remove(body)
+    elif loss == "hop":
+        loss = "byte"
+    encoded = {name: encode_slice(found, rng) for name, found in handles.items()}
+    missing = 0
+    where = rng.choice(list(encoded))
+    if loss == "run" and sum(map(len, encoded.values())) == 2:
+        # The only run there is: no slice says that it ever was.
+        loss = "byte"
+    if loss == "run":
+        encoded[where].pop(rng.randrange(1, len(encoded[where])))
+    elif loss == "loss":
+        encoded[where].append(encode_piece(PieceKind.LOSS, client=1))
+    slices = {name: b"".join(pieces) for name, pieces in encoded.items()}
+    if loss == "byte":
+        missing = rng.randrange(1, len(slices[where]))
+        slices[where] = slices[where][:-missing]
+
+    harness = Harness()
+    harness.cluster(*slices)
+    harness.fire(next(iter(slices)), T)
+    for name, data in slices.items():
+        if loss != "node" or name != where:
+            promised = len(data) + (missing if name == where else 0)
+            harness.status(name, T, promised, [*slices], held=True)
+        elif name == where:
+            del data
+    if loss == "node":
+        slices.pop(where)
+        if not slices:
+            harness.status(where, T, 1)
+    send_all(harness, slices, rng)
+    harness.wait(400 * S)
+    for verdict in harness.verdicts[T]:
+        assert verdict.kind is not VerdictKind.COHERENT
+        assert verdict.reasons
+        # Every reason says where, or is about the trace as a whole.
+        assert all(reason.detail for reason in verdict.reasons)
+
+
+# ---------------------------------------------------------------------- when
+
+
+def test_open_handles_make_it_wait_and_then_provisional() -> None:
+    harness = Harness()
+    slices = two_nodes()
+    harness.cluster(*slices)
+    harness.fire("n1", T)
+    harness.deliver(T, slices)
+    harness.status("n2", T, len(slices["n2"]), open_handles=1)
+    harness.wait(9 * S)
+    assert harness.verdict(T) is None
+    harness.wait(2 * S)
+    verdict = harness.verdict(T)
+    assert verdict is not None
+    assert verdict.kind is VerdictKind.PROVISIONAL
+    assert kinds(verdict) == [ReasonKind.OPEN]
+    assert verdict.reasons[0].detail == "1 handles are open"
+    # Nothing new, nothing to say.
+    harness.wait(100 * S)
+    assert harness.verdict(T) is verdict
+    harness.status("n2", T, len(slices["n2"]))
+    harness.wait(S)
+    final = harness.verdict(T)
+    assert final is not None
+    assert (final.version, final.kind) == (2, VerdictKind.COHERENT)
+
+
+def test_a_trace_that_never_ends_gets_a_verdict_each_while() -> None:
+    harness = Harness()
+    harness.cluster("n1")
+    harness.fire("n1", T)
+    data = preamble() + b"".join(
+        run(Data(1, b"tick"), seq=seq, flags=F if seq == 0 else RunFlags.NONE)
+        for seq in range(1000)
+    )
+    for begin in range(0, 20_000, 40):
+        harness.status("n1", T, begin + 40, open_handles=1)
+        harness.send("n1", T, begin, data[begin : begin + 40])
+        harness.wait(S // 10)
+    verdicts = harness.verdicts[T]
+    assert {verdict.kind for verdict in verdicts} == {VerdictKind.PROVISIONAL}
+    # Fifty seconds of it, at one version in ten seconds.
+    assert 4 <= len(verdicts) <= 5
+    # It falls silent, with its handle open: in the end that is called partial.
+    harness.wait(400 * S)
+    last = harness.verdict(T)
+    assert last is not None
+    assert last.kind is VerdictKind.PARTIAL
+    assert ReasonKind.STILL_WRITTEN in kinds(last)
+    assert [m.trace for _, m in harness.take_said() if isinstance(m, Release)] == [T]
+
+
+def test_what_comes_late_raises_the_version() -> None:
+    harness = Harness()
+    slices = two_nodes()
+    assert judged(slices, harness).version == 1
+    more = run(*span(3, 2), handle=2)
+    whole = slices["n2"] + more
+    harness.status("n2", T, len(whole))
+    harness.send("n2", T, len(slices["n2"]), more)
+    harness.wait(S)
+    verdict = harness.verdict(T)
+    assert verdict is not None
+    assert (verdict.version, verdict.kind, verdict.span_count) == (2, VerdictKind.COHERENT, 3)
+    # Between release and oblivion too.
+    harness.wait(31 * S)
+    assert any(isinstance(message, Release) for _, message in harness.take_said())
+    harness.status("n1", T, len(slices["n1"]), open_handles=1)
+    last = run(*span(4, 1), handle=3)
+    harness.status("n1", T, len(slices["n1"] + last))
+    harness.send("n1", T, len(slices["n1"]), last)
+    harness.wait(S)
+    verdict = harness.verdict(T)
+    assert verdict is not None
+    assert (verdict.version, verdict.kind, verdict.span_count) == (3, VerdictKind.COHERENT, 4)
+
+
+def test_a_partition_that_heals_is_made_good() -> None:
+    harness = Harness()
+    slices = two_nodes()
+    harness.cluster(*slices)
+    harness.lose("n2")
+    harness.lose_slices("n2")
+    harness.fire("n1", T)
+    harness.status("n1", T, len(slices["n1"]), ["n2"])
+    harness.send("n1", T, 0, slices["n1"])
+    harness.wait(100 * S)
+    verdict = harness.verdict(T)
+    assert verdict is not None
+    assert kinds(verdict) == [ReasonKind.HOP_OUT_UNMET, ReasonKind.NOT_CONNECTED]
+    harness.connect("n2")
+    harness.open_slices("n2")
+    harness.deliver(T, {"n2": slices["n2"]})
+    harness.wait(S)
+    verdict = harness.verdict(T)
+    assert verdict is not None
+    assert (verdict.version, verdict.kind) == (2, VerdictKind.COHERENT)
+
+
+def test_a_restart_judges_the_same() -> None:
+    harness = Harness()
+    slices = two_nodes()
+    before = judged(slices, harness)
+    harness.restart()
+    harness.wait(20 * S)
+    assert harness.verdict(T) == before
+    assert len(harness.verdicts[T]) == 1
+    # Nor does it forget how slices end in the middle of a piece.
+    harness.connect("n2")
+    harness.open_slices("n2")
+    more = run(*span(3, 2), handle=2)
+    harness.status("n2", T, len(slices["n2"] + more))
+    harness.send("n2", T, len(slices["n2"]), more[:10])
+    harness.restart()
+    harness.connect("n2")
+    harness.open_slices("n2")
+    harness.send("n2", T, len(slices["n2"]) + 10, more[10:])
+    harness.status("n2", T, len(slices["n2"] + more))
+    harness.wait(S)
+    verdict = harness.verdict(T)
+    assert verdict is not None
+    assert (verdict.kind, verdict.span_count) == (VerdictKind.COHERENT, 3)
+
+
+def test_a_whole_trace_stays_coherent_when_its_group_is_given_up() -> None:
+    harness = Harness()
+    before = judged(two_nodes(), harness)
+    harness.take_said()
+    harness.say("n2", Abandoned(Group("lat", T)))
+    harness.wait(100 * S)
+    assert harness.verdict(T) == before
+    assert [name for name, m in harness.take_said() if isinstance(m, Drop)] == ["n1", "n2"]
+
+
+def test_a_slice_without_a_trigger_is_kept_and_says_so() -> None:
+    harness = Harness()
+    harness.cluster("n1")
+    data = record(*span(1))
+    harness.deliver(T, {"n1": data})
+    harness.wait(S)
+    verdict = harness.verdict(T)
+    assert verdict is not None
+    assert kinds(verdict) == [ReasonKind.NO_TRIGGER]
+    harness.fire("n1", T)
+    harness.wait(S)
+    verdict = harness.verdict(T)
+    assert verdict is not None
+    assert verdict.kind is VerdictKind.COHERENT
+
+
+# -------------------------------------------------------------------- bounds
+
+
+def test_a_trace_with_more_than_is_judged_is_stored_and_says_so() -> None:
+    harness = Harness(CoordinatorConfig(evidence_per_trace_max=100))
+    data = preamble() + run(*(body for n in range(1, 200) for body in span(n)))
+    verdict = judged({"n1": data}, harness)
+    assert kinds(verdict) == [ReasonKind.TOO_LARGE]
+    assert verdict.kind is VerdictKind.TRUNCATED
+    assert bytes(harness.store.traces[T].slices["n1"].data) == data
+
+
+def test_evidence_of_all_traces_is_bounded() -> None:
+    harness = Harness(CoordinatorConfig(evidence_max=100))
+    harness.cluster("n1")
+    data = record(*(body for n in range(1, 11) for body in span(n)))
+    for number in range(50):
+        trace = trace_id(f"T{number}")
+        harness.fire("n1", trace)
+        harness.deliver(trace, {"n1": data})
+    assert harness.core.counters.traces_finished_early >= 40
+    # Early is not wrong: they were whole.
+    assert {v[-1].kind for v in harness.verdicts.values()} == {VerdictKind.COHERENT}
+
+
+def test_reasons_are_counted_where_there_are_many() -> None:
+    runs = [run(*span(n, n + 100_000), handle=n) for n in range(1, 1000)]
+    verdict = judged({"n1": preamble() + b"".join(runs)})
+    assert len(verdict.reasons) <= REASONS_MAX
+    assert verdict.reasons[-1].detail == "and 995 more of this kind"
+
+
+def test_versions_tell_when_only_they_differ() -> None:
+    verdict = Verdict(3, VerdictKind.PARTIAL, (), (), 0, 0, None, None)
+    assert replace(verdict, version=4).same_as(verdict)
+    assert not replace(verdict, bytes=1).same_as(verdict)
+    assert not verdict.same_as(None)
