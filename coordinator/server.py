@@ -17,10 +17,11 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import backsight_pb2 as pb
 import grpc
+from google.protobuf.message import Message
 
 from coordinator.core.coordinator import CoordinatorCore
 from coordinator.settings import Settings
@@ -34,6 +35,8 @@ from protocol.messages import (
     SliceReply,
     TraceId,
 )
+
+_Request = TypeVar("_Request", bound=Message)
 
 _SERVICE = "backsight.v1.Coordinator"
 
@@ -143,17 +146,17 @@ class CoordinatorServer:
                 "Slices": grpc.stream_stream_rpc_method_handler(self._slices),
                 "ListTraces": grpc.unary_stream_rpc_method_handler(
                     self._list_traces,
-                    pb.ListTracesRequest.FromString,
+                    None,
                     pb.TraceSummary.SerializeToString,
                 ),
                 "GetTrace": grpc.unary_unary_rpc_method_handler(
                     self._get_trace,
-                    pb.GetTraceRequest.FromString,
+                    None,
                     pb.TraceDetail.SerializeToString,
                 ),
                 "ListNodes": grpc.unary_unary_rpc_method_handler(
                     self._list_nodes,
-                    pb.ListNodesRequest.FromString,
+                    None,
                     pb.ListNodesReply.SerializeToString,
                 ),
             },
@@ -357,11 +360,22 @@ class CoordinatorServer:
 
     # -------------------------------------------------------------- queries
 
+    async def _question(
+        self, request: _Request, data: bytes, context: grpc.aio.ServicerContext[bytes, Any]
+    ) -> _Request:
+        try:
+            wire.parse(request, "request", data)
+        except wire.WireError as error:
+            self.counters.malformed += 1
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        return request
+
     async def _list_traces(
         self,
-        request: pb.ListTracesRequest,
-        context: grpc.aio.ServicerContext[pb.ListTracesRequest, pb.TraceSummary],
+        data: bytes,
+        context: grpc.aio.ServicerContext[bytes, pb.TraceSummary],
     ) -> AsyncIterator[pb.TraceSummary]:
+        request = await self._question(pb.ListTracesRequest(), data, context)
         async with self._reading:
             ids = await asyncio.to_thread(
                 self._reader.list_traces, request.limit, request.trigger, request.verdict
@@ -375,9 +389,10 @@ class CoordinatorServer:
 
     async def _get_trace(
         self,
-        request: pb.GetTraceRequest,
-        context: grpc.aio.ServicerContext[pb.GetTraceRequest, pb.TraceDetail],
+        data: bytes,
+        context: grpc.aio.ServicerContext[bytes, pb.TraceDetail],
     ) -> pb.TraceDetail:
+        request = await self._question(pb.GetTraceRequest(), data, context)
         try:
             trace = wire.parse_trace_id(request.trace.hex())
         except wire.WireError as error:
@@ -395,9 +410,10 @@ class CoordinatorServer:
 
     async def _list_nodes(
         self,
-        request: pb.ListNodesRequest,
-        context: grpc.aio.ServicerContext[pb.ListNodesRequest, pb.ListNodesReply],
+        data: bytes,
+        context: grpc.aio.ServicerContext[bytes, pb.ListNodesReply],
     ) -> pb.ListNodesReply:
+        await self._question(pb.ListNodesRequest(), data, context)
         return pb.ListNodesReply(
             nodes=[
                 pb.NodeStatus(

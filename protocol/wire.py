@@ -406,7 +406,8 @@ def _coordinator_message_in(message: pb.CoordinatorMessage) -> CoordinatorMessag
 # ------------------------------------------------------------------- batches
 
 
-def _parse(message: Message, name: str, data: bytes) -> None:
+def parse(message: Message, name: str, data: bytes) -> None:
+    """Fill a protobuf message from bytes; WireError, under the name, if they are none."""
     if len(data) > MESSAGE_BYTES_MAX:
         raise WireError(name, f"{len(data)} bytes; allowed: up to {MESSAGE_BYTES_MAX}")
     try:
@@ -426,7 +427,7 @@ def encode_node_batch(messages: Sequence[NodeMessage]) -> bytes:
 def decode_node_batch(data: bytes) -> list[NodeMessage]:
     """Decode what a node sent on its Control stream; WireError if any of it is malformed."""
     batch = pb.NodeBatch()
-    _parse(batch, "node batch", data)
+    parse(batch, "node batch", data)
     _count("messages", batch.messages, BATCH_MESSAGES_MAX)
     return [_node_message_in(message) for message in batch.messages]
 
@@ -440,7 +441,7 @@ def encode_coordinator_batch(messages: Sequence[CoordinatorMessage]) -> bytes:
 def decode_coordinator_batch(data: bytes) -> list[CoordinatorMessage]:
     """Decode what a coordinator sent on a Control stream; WireError if any of it is malformed."""
     batch = pb.CoordinatorBatch()
-    _parse(batch, "coordinator batch", data)
+    parse(batch, "coordinator batch", data)
     _count("messages", batch.messages, BATCH_MESSAGES_MAX)
     return [_coordinator_message_in(message) for message in batch.messages]
 
@@ -503,7 +504,7 @@ def encode_chunk(chunk: SliceChunk) -> bytes:
 def decode_slices_message(data: bytes) -> Opening | SliceChunk:
     """Decode what a node sent on a Slices stream; WireError if it is malformed."""
     message = pb.SliceChunk()
-    _parse(message, "slice chunk", data)
+    parse(message, "slice chunk", data)
     if message.node:
         if message.trace or message.data:
             raise WireError("slice_chunk.node", "stands in a message of its own, without a chunk")
@@ -540,7 +541,7 @@ def _acks_out(acks: Sequence[SliceAck]) -> Iterable[pb.SliceAck]:
 def decode_slice_reply(data: bytes) -> SliceReply:
     """Decode what a coordinator sent on a Slices stream; WireError if it is malformed."""
     message = pb.SliceReply()
-    _parse(message, "slice reply", data)
+    parse(message, "slice reply", data)
     _count("slice_reply.acks", message.acks, ACKS_MAX)
     return SliceReply(
         tuple(
