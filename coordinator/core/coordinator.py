@@ -345,7 +345,6 @@ class CoordinatorCore:
                 if outcome is None or outcome.is_empty:
                     trace = self._traces.get(trace_id) or self._begin(trace_id, now_ns)
                     self._traversal.fired(trace, group, node, now_ns)
-                    self._traversal.join(trace, group)
                     self._news(trace, now_ns)
             state = self._traversal.groups.get(group)
             if state is not None:

@@ -47,7 +47,7 @@ class Traversal:
 
     def join(self, trace: Trace, group: Group) -> None:
         """The trace belongs to the group: ask everyone who has a part in it."""
-        if group in trace.groups or len(trace.groups) >= self._config.groups_per_trace_max:
+        if group in trace.groups or self._is_full(trace):
             return
         trace.groups[group] = None
         self.groups.setdefault(group, GroupState()).traces[trace.id] = trace
@@ -57,12 +57,15 @@ class Traversal:
 
     def fired(self, trace: Trace, group: Group, node: Node, now_ns: int) -> None:
         """The group fired on a node, which collects by itself and will say so."""
+        if group not in trace.groups and self._is_full(trace):
+            return
         part = trace.parts.get(node.id)
         if part is None:
             part = self._add(trace, node.id, PartState.ASKED, FIRED, now_ns)
         elif part.state is PartState.UNASKED:
             part.state = PartState.ASKED
         part.told[group] = True
+        self.join(trace, group)
 
     def abandon(self, group: Group, by: str) -> list[Trace]:
         """Give up a group everywhere; the traces that nobody wants any more."""
@@ -231,6 +234,10 @@ class Traversal:
             part.state = PartState.ASKED
             return True
         return False
+
+    def _is_full(self, trace: Trace) -> bool:
+        """It is collected already; one name more would change little."""
+        return len(trace.groups) >= self._config.groups_per_trace_max
 
     def _reckon_abandoned(self, trace: Trace) -> None:
         by = [self.abandoned.get(group) for group in trace.groups]

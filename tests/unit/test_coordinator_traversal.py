@@ -561,6 +561,20 @@ def test_more_traces_than_there_is_memory_for_finish_the_oldest() -> None:
     assert released == traces[:15]
 
 
+def test_ten_thousand_triggers_on_one_trace() -> None:
+    """All are stored and acknowledged; the trace is traversed under the first."""
+    harness = Harness(CoordinatorConfig(groups_per_trace_max=8))
+    harness.cluster("n1", "n2")
+    trace = trace_id("T")
+    harness.status("n1", trace, 10, ["n2"])
+    for number in range(10_000):
+        harness.fire("n1", trace, f"t{number}")
+    said = [message for _, message in harness.take_said()]
+    assert sum(isinstance(message, TriggerAck) for message in said) == 10_000
+    asked = [m.group.trigger for m in said if isinstance(m, Collect)]
+    assert asked == [f"t{number}" for number in range(8)]
+
+
 def test_more_nodes_than_are_remembered_are_refused() -> None:
     harness = Harness(CoordinatorConfig(nodes_max=2))
     harness.cluster("n1", "n2")
