@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from appliance.daemon import Daemon
 from appliance.fdstore import ServiceManager, StoredFd, take_stored_fds
 from appliance.settings import Settings
-from config.daemon import logger, read_arguments, told_to_end
+from config.daemon import die_with_any_thread, logger, read_arguments, told_to_end
 
 _PROGRAM = "backsight-node"
 
@@ -43,6 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     # A connection and a pidfd for each client.
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    die_with_any_thread()
     with ServiceManager.from_environment(os.environ) as manager:
         try:
             asyncio.run(_serve(settings, manager, stored))

@@ -190,7 +190,6 @@ class Daemon:
                 if field.name != "triggers"
             },
             "dataplane": self._dataplane.metrics(),
-            "names_repaired": self._dataplane.names_repaired,
             "attach": dataclasses.asdict(self._attach.counters),
             "uplink": dataclasses.asdict(uplink.counters) if uplink else {},
             "polls": self._pump.polls,

@@ -39,7 +39,6 @@ from protocol.messages import (
     Source,
     TraceId,
 )
-from protocol.wire import trigger_name_is_valid
 
 # In one call; more wait for the next.
 _EVENTS_AT_ONCE = 256
@@ -127,8 +126,6 @@ class NativeDataPlane:
         self._ticks = ticks
         self._paired_ns = 0
         self._slice_bytes_max = settings.trace_bytes_max
-        self.names_repaired = 0
-        """Triggers whose name had characters that no trigger name has."""
         self.clock_pair()
 
     def __enter__(self) -> Self:
@@ -242,30 +239,22 @@ class NativeDataPlane:
         if raw.kind == lib.BSN_EVENT_CLIENT_DRAINED:
             return ClientDrained(raw.client)
         trace = _trace(raw.id)
-        if not any(trace):
-            return None
         if raw.kind == lib.BSN_EVENT_SLICE_CHANGED:
             return SliceChanged(trace)
         if raw.kind == lib.BSN_EVENT_STORE_FULL:
             return StoreFull(trace)
         if raw.kind != lib.BSN_EVENT_TRIGGER:
             return None
-        # What a process wrote: made fit for the wire here, so that a core only
-        # meets valid values.
-        name = _text(ffi.string(raw.trigger))
-        if not trigger_name_is_valid(name):
-            self.names_repaired += 1
-            name = "".join(c if trigger_name_is_valid(c) else "_" for c in name[:31]) or "_"
         laterals = (_trace(raw.laterals[i]) for i in range(min(raw.n_laterals, LATERALS_MAX)))
-        known = {int(source) for source in Source}
+        # The library has looked at the name, the source and the ids.
         return LocalTrigger(
             client=raw.client,
             fired_ns=raw.time_ns,
-            trigger=name,
+            trigger=_text(ffi.string(raw.trigger)),
             trace=trace,
             laterals=tuple(dict.fromkeys(t for t in laterals if any(t) and t != trace)),
             why=_cut(_text(ffi.string(raw.why)), WHY_BYTES_MAX),
-            source=Source(raw.source) if raw.source in known else Source.APPLICATION,
+            source=Source(raw.source),
         )
 
     # ---------------------------------------------------------------- slices

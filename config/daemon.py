@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -49,6 +51,20 @@ def logger(program: str) -> Callable[[str], None]:
         sys.stderr.flush()
 
     return log
+
+
+def die_with_any_thread() -> None:
+    """End the process when one of its threads fails.
+
+    A daemon without its data plane or its store would look alive and do
+    nothing; a dead one is started again, and recovers.
+    """
+
+    def end(failed: threading.ExceptHookArgs) -> None:
+        threading.__excepthook__(failed)
+        os._exit(1)
+
+    threading.excepthook = end
 
 
 async def told_to_end() -> None:

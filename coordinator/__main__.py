@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 
 from appliance.fdstore import ServiceManager
-from config.daemon import logger, read_arguments, told_to_end
+from config.daemon import die_with_any_thread, logger, read_arguments, told_to_end
 from coordinator.server import CoordinatorServer
 from coordinator.settings import Settings
 from coordinator.store import StoreError
@@ -30,6 +30,7 @@ async def _serve(settings: Settings, manager: ServiceManager) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run until told to end. Exit status 2 for a bad configuration, 1 for other failures."""
     settings = read_arguments(_PROGRAM, __doc__.splitlines()[0], Settings, argv)
+    die_with_any_thread()
     with ServiceManager.from_environment(os.environ) as manager:
         try:
             asyncio.run(_serve(settings, manager))

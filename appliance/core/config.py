@@ -47,7 +47,10 @@ class NodeConfig:
     """Settings of one node's core. Names end in their units.
 
     ``abandon_threshold`` is the fraction of the report store above which
-    groups are given up. ``triggered_max`` bounds the triggered traces that
+    groups are given up. A group younger than ``abandon_grace_ns`` is spared, as
+    long as the store is not filled by half of the rest too: another trigger may
+    be on its way to this node that wants the same trace, and what was given up
+    cannot be collected again. ``triggered_max`` bounds the triggered traces that
     hold nothing in the report store (never seen here, or reported already),
     the firings that wait for their acknowledgement and the remembered
     abandoned groups: a hundred bytes or two each. ``triggered_ttl_ns`` is how
@@ -65,6 +68,7 @@ class NodeConfig:
     report_bytes_per_s: int | None = None
     report_burst_bytes: int = 1 << 20
     abandon_threshold: float = 0.75
+    abandon_grace_ns: int = NS_PER_S // 2
     triggered_max: int = 65536
     triggered_ttl_ns: int = 60 * NS_PER_S
     trigger_names_max: int = 256

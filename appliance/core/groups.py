@@ -74,6 +74,7 @@ class HeldGroup:
     group: Group
     queue: str
     priority: int
+    since_ns: int
     traces: dict[TraceId, HeldTrace] = field(default_factory=dict)
     fired: TriggerFired | None = None
     acknowledged: bool = True

@@ -4,8 +4,9 @@
 It keeps the data plane, the report queues and the counters in step: whatever
 is collected, grows, is acknowledged or let go passes through here.
 
-Memory. A trace that occupies the report store is bounded by the store. Any
-other is *idle*, and their number is bounded by ``triggered_max``, oldest first:
+Memory. A trace with bytes in the report store is bounded by the store. Any
+other is *idle*: it only has its mark there. The number of those is bounded by
+``triggered_max`` and by a quarter of the store, oldest first:
   - those of no more use, or never seen here, also end after
     ``triggered_ttl_ns``;
   - those reported in full wait for the coordinator's Release.
@@ -28,6 +29,10 @@ from protocol.hashing import Domain, TraceHash
 from protocol.messages import Group, SliceFlags, TraceId
 
 
+MARK_BYTES = 2048
+"""Of the report store that a collected trace takes beside its bytes: a block (node.h)."""
+
+
 class Holdings:
     """Groups, their traces, and who is charged for them."""
 
@@ -39,6 +44,8 @@ class Holdings:
         self._config = config
         self._dataplane = dataplane
         self._priority = TraceHash(Domain.PRIORITY, config.cluster_seed)
+        marks_max = dataplane.store_usage().capacity_bytes // 4 // MARK_BYTES
+        self._idle_max = min(config.triggered_max, marks_max)
         self._names = TriggerNames(config.policies, config.trigger_names_max)
         self._expiring: OrderedDict[TraceId, int] = OrderedDict()
         self._reported: OrderedDict[TraceId, None] = OrderedDict()
@@ -70,7 +77,7 @@ class Holdings:
                     del self.groups[oldest]
                 elif not self._drop_oldest_idle(now_ns):
                     return None
-            held = self._new_group(group)
+            held = self._new_group(group, now_ns)
         return held
 
     def collect(self, group: HeldGroup, traces: Iterable[TraceId], now_ns: int) -> None:
@@ -92,7 +99,7 @@ class Holdings:
         """Take in what the report store of an earlier daemon still held."""
         for found in self._dataplane.slices():
             held = self._add(found)
-            self._join(held, self.groups.get(found.group) or self._new_group(found.group))
+            self._join(held, self.groups.get(found.group) or self._new_group(found.group, now_ns))
             self._refresh(held, now_ns)
 
     # ---------------------------------------------------------- changing
@@ -170,7 +177,7 @@ class Holdings:
         """Let go of idle traces, by time and by number."""
         while self._expiring and next(iter(self._expiring.values())) <= now_ns:
             self._forget(next(iter(self._expiring)), now_ns)
-        while len(self._expiring) + len(self._reported) > self._config.triggered_max:
+        while len(self._expiring) + len(self._reported) > self._idle_max:
             self._drop_oldest_idle(now_ns)
 
     def next_expiry_ns(self) -> int | None:
@@ -178,9 +185,9 @@ class Holdings:
 
     # ----------------------------------------------------------- inside
 
-    def _new_group(self, group: Group) -> HeldGroup:
+    def _new_group(self, group: Group, now_ns: int) -> HeldGroup:
         self.count(group.trigger).collected += 1
-        held = HeldGroup(group, self.queue(group.trigger), self._priority(group.primary))
+        held = HeldGroup(group, self.queue(group.trigger), self._priority(group.primary), now_ns)
         self.groups[group] = held
         return held
 

@@ -105,6 +105,7 @@ class NodeCore:
 
         self._slices_connected = False
         self._credit_bytes = 0
+        self._relieve_at_ns: int | None = None
 
         self._recover()
 
@@ -277,6 +278,8 @@ class NodeCore:
         expiry_ns = self._holdings.next_expiry_ns()
         if expiry_ns is not None:
             times.append(expiry_ns)
+        if self._relieve_at_ns is not None:
+            times.append(self._relieve_at_ns)
         if self._welcomed and self._statuses_later:
             times.append(min(self._statuses_later.values()))
         if self._slices_connected and self._credit_bytes > 0:
@@ -485,14 +488,21 @@ class NodeCore:
 
     def _relieve(self, now_ns: int) -> None:
         """Keep every bound: the store's by abandoning, the others by forgetting."""
-        capacity = self._config.abandon_threshold
+        threshold = self._config.abandon_threshold
+        grace_ns = self._config.abandon_grace_ns
+        self._relieve_at_ns = None
         while True:
             usage = self._dataplane.store_usage()
-            surplus = usage.used_bytes - int(capacity * usage.capacity_bytes)
+            capacity = usage.capacity_bytes
+            surplus = usage.used_bytes - int(threshold * capacity)
             if surplus <= 0:
                 break
-            group = self._holdings.reporter.lowest_group(surplus)
+            spare = usage.used_bytes <= int((1 + threshold) / 2 * capacity)
+            before_ns = now_ns - grace_ns if spare else now_ns
+            group = self._holdings.reporter.lowest_group(surplus, before_ns)
             if group is None:
+                # All are young, or all is shared with queues that hold less than their share.
+                self._relieve_at_ns = now_ns + max(1, grace_ns // 4)
                 break
             self._holdings.count(group.group.trigger).abandoned += 1
             self._abandon(group.group, unanswered=True, now_ns=now_ns)

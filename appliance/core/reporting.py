@@ -13,6 +13,7 @@ primary trace, highest first, which is the same on every node.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from appliance.core.abandonment import by_excess
@@ -47,8 +48,8 @@ class _SortedGroups:
     def first(self) -> HeldGroup:
         return self._groups[self._orders[0]]
 
-    def last(self) -> HeldGroup:
-        return self._groups[self._orders[-1]]
+    def backwards(self) -> Iterator[HeldGroup]:
+        return (self._groups[order] for order in reversed(self._orders))
 
 
 @dataclass(slots=True)
@@ -158,14 +159,18 @@ class Reporter:
             return min(times)
         return max(min(times), self._bucket.ready_ns(now_ns))
 
-    def lowest_group(self, surplus_bytes: int) -> HeldGroup | None:
-        """Whom to abandon so that the store shrinks by surplus_bytes."""
+    def lowest_group(self, surplus_bytes: int, before_ns: int) -> HeldGroup | None:
+        """Whom to abandon so that the store shrinks by surplus_bytes.
+
+        Only a group that came no later than ``before_ns``.
+        """
         demands = {name: q.held_bytes for name, q in self._queues.items() if q.held_bytes > 0}
         weights = {name: self._queues[name].weight for name in demands}
         capacity = max(0, sum(demands.values()) - surplus_bytes)
         for name in by_excess(demands, weights, capacity):
-            if len(self._queues[name].held):
-                return self._queues[name].held.last()
+            for group in self._queues[name].held.backwards():
+                if group.since_ns <= before_ns:
+                    return group
         return None
 
     def _queue(self, name: str, now_ns: int) -> _Queue:

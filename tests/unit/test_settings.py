@@ -4,6 +4,9 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -99,3 +102,20 @@ def test_a_bad_coordinator_configuration_is_refused(text: str, problem: str) -> 
 def test_a_coordinator_may_serve_a_network_if_told_to() -> None:
     settings = loads("listen: 0.0.0.0:4770\ninsecure: true", CoordinatorSettings, "f")
     assert settings.listen == "0.0.0.0:4770"
+
+
+@pytest.mark.parametrize("module", ["appliance", "coordinator"])
+def test_a_daemon_does_not_start_with_a_bad_configuration(module: str, tmp_path: Path) -> None:
+    path = tmp_path / "bad.yaml"
+    path.write_text("# a comment\nnope: 1\n")
+    done = subprocess.run(
+        [sys.executable, "-m", module, "--config", str(path)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"{path}:2: nope: unknown key; allowed: ")
+    path.write_text("")
+    good = [sys.executable, "-m", module, "--config", str(path), "--check"]
+    assert subprocess.run(good, check=False).returncode == 0
