@@ -12,8 +12,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import ipaddress
 import os
 import random
+import socket
 import time
 from collections.abc import Callable, Iterable
 from types import TracebackType
@@ -33,6 +35,21 @@ from protocol.messages import WHY_BYTES_MAX, Group, TraceId
 from protocol.wire import Opening
 
 _STORE, _KEEP = "store", "keep"
+
+
+def own_addresses(endpoint: str) -> tuple[str, ...]:
+    """The address of this machine that faces an endpoint; none for one on this machine itself."""
+    host, _, port = endpoint.rpartition(":")
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host.strip("[]"), int(port), type=socket.SOCK_DGRAM
+        )[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.connect(address)  # of a datagram socket: asks the routes, sends nothing
+            own = str(probe.getsockname()[0])
+    except OSError:
+        return ()
+    return () if ipaddress.ip_address(own.partition("%")[0]).is_loopback else (own,)
 
 
 class Daemon:
@@ -57,10 +74,13 @@ class Daemon:
             Clients(self._dataplane, manager, settings.arena_bytes_or_default, log)
         )
         self._recover(stored)
+        config = settings.core_config()
+        if not config.addresses and settings.coordinator is not None:
+            config = dataclasses.replace(
+                config, addresses=own_addresses(settings.coordinator.endpoint)
+            )
         now_ns = time.monotonic_ns()
-        self._core = NodeCore(
-            settings.core_config(), self._dataplane, incarnation, now_ns, time.time_ns() - now_ns
-        )
+        self._core = NodeCore(config, self._dataplane, incarnation, now_ns, time.time_ns() - now_ns)
         self._pump = Pump(self._dataplane, self._on_events)
         self._uplink: Uplink | None = None
         if settings.coordinator is not None:

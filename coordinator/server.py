@@ -14,7 +14,7 @@ import asyncio
 import contextlib
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -58,6 +58,9 @@ _OPTIONS = [
     # Saves a ping for each few frames of data.
     ("grpc.http2.bdp_probe", 0),
 ]
+
+# Of a listing, between which other readers have their turn.
+_ROWS_AT_ONCE = 256
 
 # At the end, for what is being sent.
 _STOP_GRACE_S = 0.5
@@ -380,12 +383,14 @@ class CoordinatorServer:
             ids = await asyncio.to_thread(
                 self._reader.list_traces, request.limit, request.trigger, request.verdict
             )
-        for trace in ids:
+        for start in range(0, len(ids), _ROWS_AT_ONCE):
+            some = ids[start : start + _ROWS_AT_ONCE]
             async with self._reading:
-                row = await asyncio.to_thread(self._reader.trace, trace)
-            # Deleted since the listing began: not there any more.
-            if row is not None:
-                yield _summary(row)
+                rows = await asyncio.to_thread(self._read_rows, some)
+            for row in rows:
+                # None: deleted since the listing began.
+                if row is not None:
+                    yield _summary(row)
 
     async def _get_trace(
         self,
@@ -403,6 +408,9 @@ class CoordinatorServer:
             await context.abort(grpc.StatusCode.NOT_FOUND, f"no trace {trace.hex()} is stored")
         row, slices = found
         return pb.TraceDetail(summary=_summary(row), slices=map(_slice, slices))
+
+    def _read_rows(self, traces: Sequence[TraceId]) -> list[TraceRow | None]:
+        return [self._reader.trace(trace) for trace in traces]
 
     def _read_trace(self, trace: TraceId) -> tuple[TraceRow, list[SliceRow]] | None:
         row = self._reader.trace(trace)

@@ -210,6 +210,20 @@ def test_both_nodes_are_known_with_their_clocks(two: Cluster) -> None:
         assert abs(node["clock_offset_ns"]) <= node["clock_error_ns"]
 
 
+def test_a_second_live_node_of_a_name_is_refused_with_both_addresses(
+    two: Cluster, tmp_path: Path
+) -> None:
+    other = two.network.host("impostor")
+    with Node(other, "alpha", tmp_path, two.coordinator, {"addresses": []}) as impostor:
+        said = ""
+        deadline_s = time.monotonic() + DEADLINE_S
+        while two.alpha.host.address not in said or other.address not in said:
+            assert time.monotonic() < deadline_s, impostor.last_words()
+            said = str(status(impostor)["refused"])
+        assert not status(impostor)["connected"]
+    assert status(two.alpha)["connected"]
+
+
 def test_an_idle_node_sleeps(two: Cluster, tmp_path: Path) -> None:
     with (
         Node(two.network.host("idle"), "idle", tmp_path, two.coordinator) as idle,
