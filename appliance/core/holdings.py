@@ -28,7 +28,6 @@ from appliance.core.reporting import Reporter
 from protocol.hashing import Domain, TraceHash
 from protocol.messages import Group, SliceFlags, TraceId
 
-
 MARK_BYTES = 2048
 """Of the report store that a collected trace takes beside its bytes: a block (node.h)."""
 

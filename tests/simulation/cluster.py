@@ -35,7 +35,6 @@ from tests.simulation.store import MemoryStore
 
 EPOCH_NS = 1_700_000_000 * S
 REDIAL_NS = 250 * MS
-POLL_NS = 50 * MS
 SLICES_IDLE_NS = S
 """How long a Slices stream stays open without a use: its credit is others' then."""
 
@@ -120,6 +119,7 @@ class SimNode:
     incarnation: int = 0
     dead: bool = False
     duplicate: bool = False
+    poll_ns: int = 50 * MS
     pool: PoolModel = field(init=False)
     core: NodeCore | None = None
     clients: list[ClientModel] = field(default_factory=list)
@@ -297,7 +297,7 @@ class SimNode:
     def _poll_loop(self, core: NodeCore) -> None:
         if self.core is core:
             self.look()
-            self.scheduler.after(POLL_NS, lambda: self._poll_loop(core))
+            self.scheduler.after(self.poll_ns, lambda: self._poll_loop(core))
 
     def look(self) -> None:
         if self.core is None:

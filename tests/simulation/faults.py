@@ -19,6 +19,8 @@ BUSY_S = 4.0
 
 NEVER_NS = 10**15
 
+ABANDONS = PoolConfig(store_bytes=4 * 32 * 2048)
+
 
 class Schedule:
     """One random run: build it, run it, check it."""
@@ -29,6 +31,7 @@ class Schedule:
         self.sim = Simulator(seed, trace_log=trace_log)
         self.names = [f"n{i}" for i in range(self.rng.randint(2, 6))]
         self._recent: list[TraceId] = []
+        self._payloads: tuple[int, ...] = (0, 50, 300, 900)
 
     def run(self) -> None:
         rng, sim = self.rng, self.sim
@@ -60,16 +63,19 @@ class Schedule:
                     segment_bytes=2048,
                     stock_segments=2,
                 ),
-                # Abandons.
-                PoolConfig(store_bytes=rng.randint(8, 40) * 2048),
+                # Abandons. A quarter of the store has room for the marks of all traces.
+                ABANDONS,
                 # Runs out of segments.
                 PoolConfig(pool_bytes=4 << 10, segment_bytes=1024, stock_segments=1),
             )
         )
+        if pool is ABANDONS:
+            self._payloads = (300, 5000, 20_000)
         config = NodeConfig(
             "",
             limits=TriggerLimits(1000, 1000, 1000, 1000),
             report_bytes_per_s=rng.choice((None, None, 20_000, 100_000)),
+            abandon_grace_ns=rng.choice((1, 100 * MS, 500 * MS)),
             report_burst_bytes=1000,
             chunk_bytes=rng.choice((100, 1000, 64 << 10)),
             triggered_ttl_ns=10 * S,
@@ -96,7 +102,7 @@ class Schedule:
             concurrent=rng.random() < 0.5,
             answers=rng.random() < 0.9,
             work_ns=rng.choice((MS // 10, MS, 50 * MS)),
-            payload_bytes=rng.choice((0, 50, 300, 900)),
+            payload_bytes=rng.choice(self._payloads),
         )
 
     def _request(self) -> None:

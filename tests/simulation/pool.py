@@ -216,7 +216,8 @@ class PoolModel:
         self._clock = (0, 0)
         self._now_ns = 0
         self.store_was_full_for: set[TraceId] = set()
-        """For the simulator's oracle, which wants to know it for ever."""
+        self.ever_collected: set[TraceId] = set()
+        """Two for the simulator's oracle, which wants to know for ever."""
 
     # ------------------------------------------------------------ writers
 
@@ -380,6 +381,7 @@ class PoolModel:
         found = SliceModel(trace, group, now_ns, now_ns, flags=entry.flags)
         entry.slice = found
         self._slices[trace] = found
+        self.ever_collected.add(trace)
         self._store_blocks += 1
         for run in entry.runs:
             if not run.dead:

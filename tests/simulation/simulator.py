@@ -217,6 +217,8 @@ class Simulator:
 
     def settle(self, seconds: float = 60.0, window: float = 10.0) -> None:
         """Run until all is said, and check that nobody says anything more."""
+        for node in self.nodes.values():
+            node.poll_ns = 500 * MS  # nobody writes any more
         self.run(seconds)
         before = self.messages()
         self.run(window)

@@ -297,6 +297,15 @@ def test_a_trace_never_seen_is_remembered_for_a_time_and_bounded() -> None:
     assert [s.trace for s in node.pool.slices()] == [trace(30)]
 
 
+def test_marks_alone_never_fill_the_report_store() -> None:
+    node = Node(pool=PoolConfig(store_bytes=64 * 2048))
+    node.connect()
+    for number in range(1, 100):
+        node.hear(Collect(Group("t", trace(number)), (trace(number),)))
+    assert len(list(node.pool.slices())) == 16
+    assert node.pool.store_usage().used_bytes == 16 * 2048
+
+
 def test_a_new_daemon_reports_what_the_store_held() -> None:
     node = Node()
     for number in (1, 2):
@@ -337,6 +346,33 @@ def test_overload_gives_up_the_lowest_priority_of_the_greediest_trigger() -> Non
     ranks = [rank(trace(n)) for n in order]
     assert ranks == sorted(ranks, reverse=True)
     assert max(rank(group.primary) for group in gone) < min(ranks)
+
+
+def test_a_young_group_is_spared_for_other_triggers_unless_the_store_is_nearly_full() -> None:
+    limits = TriggerLimits(1, 1000, 1, 1000)
+    config = NodeConfig("n1", ("10.0.0.1",), limits=limits, abandon_grace_ns=S)
+    node = Node(config, PoolConfig(store_bytes=200 * 2048))
+    fired = 0
+    while node.pool.store_usage().used_bytes <= 0.76 * 200 * 2048:
+        fired += 1
+        node.write(fired)
+        node.fire(fired)
+    assert not node.core.abandoned_groups
+    due_ns = node.core.next_wakeup_ns(node.now_ns)
+    assert due_ns is not None and due_ns < node.now_ns + S
+    while node.pool.store_usage().used_bytes <= 0.875 * 200 * 2048 - 4096:
+        fired += 1
+        node.write(fired)
+        node.fire(fired)
+    assert not node.core.abandoned_groups
+    for _ in range(3):
+        fired += 1
+        node.write(fired)
+        node.fire(fired)
+    assert node.core.abandoned_groups
+    node.now_ns += S
+    node.core.on_tick(node.now_ns)
+    assert node.pool.store_usage().used_bytes <= 0.75 * 200 * 2048
 
 
 def test_abandonment_is_told_until_the_coordinator_shows_that_it_knows() -> None:

@@ -38,7 +38,7 @@ class Queues:
         group = Group(queue, trace(number))
         found = Slice(trace(number), group, size, 0, 0, 0, 0, SliceFlags.HELD, ())
         held = HeldTrace(found, acked=0, sent=0)
-        owner = HeldGroup(group, queue, PRIORITY(trace(number)))
+        owner = HeldGroup(group, queue, PRIORITY(trace(number)), now_ns)
         held.groups.append(owner)
         owner.traces[held.trace] = held
         self.traces[number] = held
@@ -146,7 +146,7 @@ def test_a_queue_reports_by_priority_and_gives_up_from_the_other_end(
     for number in sorted(numbers):
         queues.add(number, "a", 300)
     ranked = sorted(numbers, key=lambda number: PRIORITY(trace(number)), reverse=True)
-    lowest = queues.reporter.lowest_group(1)
+    lowest = queues.reporter.lowest_group(1, 0)
     assert lowest is not None and lowest.group.primary == trace(ranked[-1])
     order: list[int] = []
     while (chunk := queues.send(chunk_bytes)) is not None:
