@@ -599,3 +599,16 @@ def test_versions_tell_when_only_they_differ() -> None:
     assert replace(verdict, version=4).same_as(verdict)
     assert not replace(verdict, bytes=1).same_as(verdict)
     assert not verdict.same_as(None)
+
+
+def test_bytes_repeated_after_the_end_begin_nothing() -> None:
+    harness = Harness()
+    slices = two_nodes()
+    before = judged(slices, harness)
+    harness.wait(100 * S)
+    harness.replied.clear()
+    harness.send("n1", T, 0, slices["n1"])
+    assert [ack.offset for _, reply in harness.replied for ack in reply.acks] == [len(slices["n1"])]
+    assert harness.core.counters.traces_late == 0
+    harness.wait(100 * S)
+    assert harness.verdict(T) == before
