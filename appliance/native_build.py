@@ -4,7 +4,7 @@
 Meson runs this (native/python/meson.build) and compiles the result with the
 stable ABI into build/native/python, which is on the tree's PYTHONPATH. It is a
 module of its own, not ``appliance._native``, because a package cannot lie in
-the source folder and in the build folder at once. ``appliance.dataplane`` is
+the source folder and in the build folder at once. ``appliance.native`` is
 its typed wrapper, and its only user.
 
 The declarations are read from the headers themselves, so that there is one
