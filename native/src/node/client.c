@@ -98,6 +98,7 @@ static struct client *client_new(struct bsn *n, int pid, const char *service,
 	c->segments_free = NONE;
 	c->rate_ns = c->drained_ns = n->now_ns;
 	list_init(&c->backed);
+	list_init(&c->unclaimed);
 	list_init(&c->sealed);
 	for (uint32_t i = 0; i < BS_THREAD_SLOTS; i++)
 		c->threads[i].frame = NONE;

@@ -267,6 +267,41 @@ static void finish_frame(struct bsn *n, struct client *c, struct thread *t,
 	frame_seal(n, f);
 }
 
+/*
+ * The thread is in this frame now. What it took before is complete; if its ring
+ * was full meanwhile, that may be whole segments that no news ever named.
+ */
+static void move_to_frame(struct bsn *n, struct client *c, uint32_t slot,
+			  uint32_t frame)
+{
+	struct thread *t = &c->threads[slot];
+	uint32_t before = NONE;
+	uint32_t i, next;
+
+	if (t->frame != NONE)
+		finish_frame(n, c, t, &n->frames[t->frame]);
+	t->frame = NONE;
+	for (i = c->unclaimed.head; i != NONE && i != frame; i = next) {
+		struct frame *f = &n->frames[i];
+		const struct bs_segment_header *h =
+			(const void *)frame_bytes(f);
+
+		next = f->next_own;
+		if (READ_ONCE(h->slot) != slot) {
+			before = i;
+			continue;
+		}
+		pool_unclaimed_remove(n, c, i, before);
+		f->slot = (uint16_t)slot;
+		finish_frame(n, c, t, f);
+	}
+	if (i == frame)
+		pool_unclaimed_remove(n, c, i, before);
+	n->frames[frame].slot = (uint16_t)slot;
+	t->frame = frame;
+	t->dirty = true;
+}
+
 /* ---------------------------------------------------------------- ring --- */
 
 /* Records were dropped where they were written. The entry goes into the
@@ -336,16 +371,10 @@ static void index_entry(struct bsn *n, struct client *c, uint32_t slot,
 	}
 	if (unlikely(f->state != FRAME_ACTIVE))
 		goto bad;
-	if (unlikely(f->slot != slot)) {
-		if (f->slot != SLOT_UNKNOWN)
-			goto bad;
-		f->slot = (uint16_t)slot;
-	}
-	if (unlikely(t->frame != i)) {
-		if (t->frame != NONE)
-			finish_frame(n, c, t, &n->frames[t->frame]);
-		t->frame = i;
-	}
+	if (unlikely(f->slot != slot && f->slot != SLOT_UNKNOWN))
+		goto bad;
+	if (unlikely(t->frame != i))
+		move_to_frame(n, c, slot, i);
 	if (unlikely(e->offset != f->indexed_to)) {
 		if (e->offset < f->indexed_to) {
 			/* The walk was here before the news. */
@@ -422,10 +451,10 @@ static void drain_thread(struct bsn *n, struct client *c, uint32_t slot)
 {
 	struct bs_thread_area *a = area_of(c, slot);
 	struct thread *t = &c->threads[slot];
-	/* In this order: what was announced or counted before the thread moved
-	 * on is seen before it is seen to have moved on. */
-	uint32_t segment = load_acquire(&a->segment);
+	/* In this order: a run that was counted lies in this segment or before
+	 * it, and the news of what lies before it is there. */
 	uint32_t unannounced = load_acquire(&a->runs_unannounced);
+	uint32_t segment = load_acquire(&a->segment);
 	uint32_t head = load_acquire(&a->run_head);
 
 	if (head != t->tail) {
@@ -435,14 +464,6 @@ static void drain_thread(struct bsn *n, struct client *c, uint32_t slot)
 			t->dirty = true;
 		}
 		drain_ring(n, c, slot, head);
-	}
-	if (unlikely(unannounced != t->unannounced)) {
-		t->missing += (int32_t)(unannounced - t->unannounced);
-		t->unannounced = unannounced;
-		if (t->frame != NONE)
-			t->missing -= (int32_t)walk(n, c, &n->frames[t->frame],
-						    false);
-		t->dirty = true;
 	}
 	if (segment < c->segments_fresh) {
 		uint32_t i = c->segments[segment].frame;
@@ -457,15 +478,17 @@ static void drain_thread(struct bsn *n, struct client *c, uint32_t slot)
 				pool_observe_grants(n, c);
 			if (f->state == FRAME_ACTIVE &&
 			    (f->slot == slot || (f->slot == SLOT_UNKNOWN &&
-						 READ_ONCE(h->slot) == slot))) {
-				if (t->frame != NONE)
-					finish_frame(n, c, t,
-						     &n->frames[t->frame]);
-				f->slot = (uint16_t)slot;
-				t->frame = i;
-				t->dirty = true;
-			}
+						 READ_ONCE(h->slot) == slot)))
+				move_to_frame(n, c, slot, i);
 		}
+	}
+	if (unlikely(unannounced != t->unannounced)) {
+		t->missing += (int32_t)(unannounced - t->unannounced);
+		t->unannounced = unannounced;
+		if (t->frame != NONE)
+			t->missing -= (int32_t)walk(n, c, &n->frames[t->frame],
+						    false);
+		t->dirty = true;
 	}
 	if (unlikely(t->missing > 0)) {
 		/* More news was dropped than runs were found: losses. (Less is
@@ -490,9 +513,23 @@ static void find_threads(struct bsn *n, struct client *c)
 		}
 		c->scanned_ns = n->now_ns ? n->now_ns : 1;
 	}
-	while (c->threads_used < BS_THREAD_SLOTS &&
-	       READ_ONCE(area_of(c, c->threads_used)->owner_tid))
+	/* A thread may have come, written and gone since the last look. */
+	for (uint32_t i = c->unclaimed.head; i != NONE;
+	     i = n->frames[i].next_own) {
+		const struct bs_segment_header *h =
+			(const void *)frame_bytes(&n->frames[i]);
+		uint32_t slot = READ_ONCE(h->slot);
+
+		if (slot < BS_THREAD_SLOTS && slot >= c->threads_used)
+			c->threads_used = slot + 1;
+	}
+	while (c->threads_used < BS_THREAD_SLOTS) {
+		const struct bs_thread_area *a = area_of(c, c->threads_used);
+
+		if (!READ_ONCE(a->owner_tid) && !READ_ONCE(a->run_head))
+			break;
 		c->threads_used++;
+	}
 }
 
 /* ------------------------------------------------------------ triggers --- */
@@ -692,6 +729,7 @@ void drain_rest(struct bsn *n, struct client *c)
 	uint32_t *found = malloc(((size_t)c->frames + 1) * sizeof(*found));
 	uint32_t count = 0;
 
+	list_init(&c->unclaimed);
 	for (uint32_t s = 0; s < c->segments_fresh; s++) {
 		uint32_t i = c->segments[s].frame;
 
@@ -830,8 +868,14 @@ int drain_adopted(struct bsn *n, struct client *c, uint32_t *sealed,
 		}
 		if (step == STEP_BAD)
 			corrupt(n, c);
-		if (t && !f->to_seal)
+		if (f->to_seal)
+			continue;
+		/* A thread may be between two: then it is in the older one,
+			 * until the drain sees it move. */
+		if (t && t->frame == NONE)
 			t->frame = all[k];
+		else
+			pool_unclaimed_add(n, c, all[k]);
 	}
 	n->adopting = false;
 	free(all);

@@ -137,6 +137,13 @@ void evict_frame(struct bsn *n, struct frame *f, bool second_chance)
 		for (uint32_t i = 0; i < x->chunks[k].used; i++) {
 			uint32_t t = x->runs[k * CHUNK_RUNS + i].trace;
 
+			if (i + 8 < x->chunks[k].used) {
+				uint32_t soon =
+					x->runs[k * CHUNK_RUNS + i + 8].trace;
+
+				if (soon != NONE)
+					__builtin_prefetch(&x->traces[soon], 1);
+			}
 			if (t != NONE)
 				evict_trace(n, t, f, second_chance);
 		}

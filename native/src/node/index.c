@@ -12,10 +12,11 @@
 
 #include "internal.h"
 
-/* When not configured: an index for runs of 512 bytes on average, of two runs
- * a trace. Smaller ones fill the index before the pool, which then reclaims
- * earlier. 12 + 32 / 2 + 4 bytes a run: six percent of the pool. */
-#define RUN_BYTES_EXPECTED 512u
+/* When not configured: an index for runs of 256 bytes on average, of two runs
+ * a trace; smaller ones fill the index before the pool, which then reclaims
+ * earlier. 12 + 32 / 2 + 4 bytes a run are 12 percent of the pool then, and
+ * less where runs are longer: only what is used is touched. */
+#define RUN_BYTES_EXPECTED 256u
 
 /* Every segment can have runs, and one more chunk makes what is left over. */
 #define CHUNKS_SPARE 8u

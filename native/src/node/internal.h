@@ -119,7 +119,7 @@ struct frame {
 	uint64_t granted_ns;
 	uint32_t segment;
 	uint32_t prev, next;  /* sealed list of the node; next: free list */
-	uint32_t next_own;    /* sealed or backed list of the client */
+	uint32_t next_own;    /* sealed, backed or unclaimed list */
 	uint32_t chunk;	      /* newest chunk of runs */
 	uint32_t indexed_to;  /* where the first run not in the index starts */
 	uint32_t open_run;    /* in the index, but still open: starts there */
@@ -186,7 +186,8 @@ struct client {
 	uint32_t segments_free;	 /* list */
 	uint32_t frames;	 /* with memory, in any state */
 	struct list backed;
-	struct list sealed; /* in the order of the node's list */
+	struct list unclaimed; /* active, by grant: whose, no news has told */
+	struct list sealed;    /* in the order of the node's list */
 
 	uint32_t grant_head, grant_tail;
 	uint32_t granted[BS_GRANT_RING_ENTRIES]; /* frames; the ring's own copy */
@@ -412,6 +413,9 @@ uint16_t frame_start(struct bsn *n, struct frame *f, uint32_t slot);
 bool pool_reclaim(struct bsn *n, bool second_chance);
 uint64_t pool_oldest_ns(const struct bsn *n);
 struct frame *frame_take_kept(struct bsn *n);
+void pool_unclaimed_add(struct bsn *n, struct client *c, uint32_t frame);
+void pool_unclaimed_remove(struct bsn *n, struct client *c, uint32_t frame,
+			   uint32_t before);
 void pool_observe_grants(struct bsn *n, struct client *c);
 void pool_grant(struct bsn *n, struct client *c);
 uint32_t pool_stock(const struct client *c);

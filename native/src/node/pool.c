@@ -429,6 +429,29 @@ uint32_t pool_stock(const struct client *c)
 	return c->grant_head - c->grant_tail;
 }
 
+/* A thread took it; which one, is seen when it is heard of. */
+void pool_unclaimed_add(struct bsn *n, struct client *c, uint32_t frame)
+{
+	frame_set_state(n, &n->frames[frame], FRAME_ACTIVE);
+	own_push(n, &c->unclaimed, &n->frames[frame]);
+}
+
+/* before: what stands before it in the list, or NONE. */
+void pool_unclaimed_remove(struct bsn *n, struct client *c, uint32_t frame,
+			   uint32_t before)
+{
+	uint32_t next = n->frames[frame].next_own;
+
+	if (before == NONE)
+		c->unclaimed.head = next;
+	else
+		n->frames[before].next_own = next;
+	if (next == NONE)
+		c->unclaimed.tail = before;
+	c->unclaimed.count--;
+	n->frames[frame].next_own = NONE;
+}
+
 /* The frames that threads took since the last look become theirs. */
 void pool_observe_grants(struct bsn *n, struct client *c)
 {
@@ -445,7 +468,7 @@ void pool_observe_grants(struct bsn *n, struct client *c)
 		uint32_t i =
 			c->granted[c->grant_tail++ % BS_GRANT_RING_ENTRIES];
 
-		frame_set_state(n, &n->frames[i], FRAME_ACTIVE);
+		pool_unclaimed_add(n, c, i);
 	}
 	c->taken += taken;
 	/* Whoever took it may be a thread that was never seen. */

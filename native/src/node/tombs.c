@@ -52,31 +52,44 @@ static void tomb_clear(struct bsn *n, uint32_t slot)
 	trace_put(n, t);
 }
 
+/* The oldest slot. The records that the next ones will touch are on their way
+ * meanwhile: in a steady state one is freed for each trace that is evicted. */
 static uint32_t next_slot(struct bsn *n)
 {
+	uint32_t entries = n->tombs->entries;
 	uint32_t slot = n->tombs->next;
+	uint32_t soon = (slot + 8) % entries, sooner = (slot + 4) % entries;
+	const struct tomb *tomb = &n->tombs->tombs[soon];
+	uint64_t hash;
 
-	n->tombs->next = slot + 1 < n->tombs->entries ? slot + 1 : 0;
+	if (n->tomb_traces[soon] != NONE) {
+		__builtin_prefetch(&n->index.traces[n->tomb_traces[soon]], 1);
+		hash = index_hash(&n->index,
+				  (struct bs_trace_id){tomb->hi, tomb->lo});
+		index_prefetch_bucket(&n->index, hash);
+	}
+	if (n->tomb_traces[sooner] != NONE) {
+		tomb = &n->tombs->tombs[sooner];
+		hash = index_hash(&n->index,
+				  (struct bs_trace_id){tomb->hi, tomb->lo});
+		index_prefetch_trace(&n->index, hash);
+	}
+	n->tombs->next = slot + 1 < entries ? slot + 1 : 0;
 	return slot;
 }
 
+/* Make room in the index: forget the oldest that has no run any more. */
 bool tombs_drop_oldest(struct bsn *n)
 {
-	uint32_t slot = n->tombs->next;
+	for (uint32_t i = 0; i < STEPS_MAX; i++) {
+		uint32_t slot = next_slot(n);
+		uint32_t before = n->index.traces_used;
 
-	for (uint32_t i = 0; i < n->tombs->entries; i++) {
-		if (n->tomb_traces[slot] != NONE && !matters(n, slot) &&
-		    !(n->index.traces[n->tomb_traces[slot]].flags &
-		      TRACE_COLLECTED)) {
-			uint32_t before = n->index.traces_used;
-
-			tomb_clear(n, slot);
-			if (n->index.traces_used < before)
-				return true;
-		}
-		slot = slot + 1 < n->tombs->entries ? slot + 1 : 0;
-		if (i == STEPS_MAX * STEPS_MAX)
-			break;
+		if (n->tomb_traces[slot] == NONE || matters(n, slot))
+			continue;
+		tomb_clear(n, slot);
+		if (n->index.traces_used < before)
+			return true;
 	}
 	return false;
 }

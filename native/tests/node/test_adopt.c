@@ -79,6 +79,26 @@ static void walks_when_the_ring_overflowed(void)
 	CHECK_EQ(s.flags, BSN_SLICE_HELD | BSN_SLICE_MAYBE_LOSSY);
 	writer_close(&w);
 	bsn_free(n);
+
+	/* Whole segments that no news named: the last one in use is known. */
+	n = test_node(&config);
+	writer_attach(&w, n, START);
+	t = writer_thread(&w, 0);
+	for (uint32_t i = 0; i < BS_RUN_RING_ENTRIES; i++)
+		CHECK(w_trace(&t, trace_id(i), 0, START));
+	for (uint32_t i = 0; i < 4; i++)
+		CHECK(w_trace(&t, trace_id(5000 + i), 30000, START));
+	CHECK_EQ(w_area(&w, 0)->runs_unannounced, 4);
+	bsn_poll(n, START);
+	bsn_get_metrics(n, &m);
+	CHECK_EQ(m.runs_indexed, BS_RUN_RING_ENTRIES + 4);
+	CHECK_EQ(m.active_bytes, SEG);
+	for (uint32_t i = 0; i < 4; i++) {
+		collect(n, trace_id(5000 + i), START, &s);
+		CHECK_EQ(s.flags, BSN_SLICE_HELD);
+	}
+	writer_close(&w);
+	bsn_free(n);
 }
 
 static void losses_are_told(void)

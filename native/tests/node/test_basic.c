@@ -367,6 +367,58 @@ static void peeks_without_collecting(void)
 	bsn_free(n);
 }
 
+/* While the node is away a thread fills its ring, and then whole segments that
+ * no news names. They are found, and come back into use. */
+static void finds_segments_that_no_news_names(void)
+{
+	struct bsn_config config = test_config(8 << 20);
+	struct bsn *n;
+	struct writer w;
+	struct wthread t;
+	struct bsn_slice s;
+	struct bsn_metrics m;
+	uint64_t written = 0;
+	uint64_t now = START;
+
+	/* For traces as small as these are. */
+	config.index_traces = config.index_runs = 1 << 18;
+	n = test_node(&config);
+	writer_attach(&w, n, now);
+	t = writer_thread(&w, 0);
+	for (int round = 0; round < 300; round++) {
+		uint32_t unannounced = w_area(&w, 0)->runs_unannounced;
+		uint64_t first = written;
+		uint32_t segments = 0;
+		uint32_t segment = t.segment;
+
+		while (w_trace(&t, trace_id(written), 8, now)) {
+			written++;
+			segments += t.segment != segment;
+			segment = t.segment;
+		}
+		CHECK(segments >= 4);
+		CHECK(w_area(&w, 0)->runs_unannounced - unannounced >
+		      (written - first) / segments);
+		now += MS;
+		bsn_poll(n, now);
+		bsn_get_metrics(n, &m);
+		CHECK(m.runs_drained + m.runs_walked >= written);
+		CHECK_EQ(m.corrupt, 0);
+		CHECK(m.active_bytes <= SEG);
+		/* In a segment that was announced, in one that was not. */
+		collect(n, trace_id(first + 1), now, &s);
+		CHECK_EQ(s.flags & ~BSN_SLICE_MAYBE_LOSSY, BSN_SLICE_HELD);
+		collect(n, trace_id(written - 1), now, &s);
+		CHECK_EQ(s.flags & ~BSN_SLICE_MAYBE_LOSSY, BSN_SLICE_HELD);
+		bsn_slice_release(n, trace_id(first + 1), false, now);
+		bsn_slice_release(n, trace_id(written - 1), false, now);
+	}
+	CHECK(m.reclaims > 300);
+	check_invariants(n);
+	writer_close(&w);
+	bsn_free(n);
+}
+
 int main(void)
 {
 	RUN(collects_what_was_written);
@@ -377,6 +429,7 @@ int main(void)
 	RUN(refuses_bad_configurations);
 	RUN(cuts_long_traces_on_records);
 	RUN(peeks_without_collecting);
+	RUN(finds_segments_that_no_news_names);
 	free(d.bytes);
 	return 0;
 }

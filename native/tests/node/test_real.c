@@ -1,0 +1,231 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * libbacksight itself against the node: four threads write and trigger, a
+ * worker sleeps on the doorbell and polls, a third party asks and collects.
+ */
+#include <pthread.h>
+#include <sched.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <time.h>
+
+#include "writer.h"
+
+#define THREADS 4
+#define TRACES 2000
+#define RECORDS 5
+#define EVERY 50 /* that is triggered */
+
+static struct bsn *node;
+static int listener;
+static uint32_t stopping; /* no more events will come */
+static uint32_t triggered[THREADS * TRACES];
+static int client_number;
+
+static uint64_t now_ns(void)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return (uint64_t)t.tv_sec * SECOND + (uint64_t)t.tv_nsec;
+}
+
+/* What appliance/attach.py does. */
+static void *serve(void *unused)
+{
+	union {
+		char bytes[CMSG_SPACE(3 * sizeof(int))];
+		struct cmsghdr align;
+	} control = {0};
+	struct bs_attach_request request;
+	struct bs_attach_reply reply = {
+		.magic = BS_ABI_MAGIC,
+		.version = BS_ABI_VERSION,
+		.token = {1, 2},
+	};
+	struct iovec iov = {&reply, sizeof(reply)};
+	struct msghdr message = {
+		.msg_iov = &iov,
+		.msg_iovlen = 1,
+		.msg_control = control.bytes,
+		.msg_controllen = sizeof(control.bytes),
+	};
+	struct cmsghdr *c = CMSG_FIRSTHDR(&message);
+	struct bsn_client_fds fds;
+	char byte;
+	int peer = accept(listener, NULL, NULL);
+
+	(void)unused;
+	CHECK(peer >= 0);
+	CHECK_EQ(recv(peer, &request, sizeof(request), 0), sizeof(request));
+	client_number = bsn_client_add(node, request.pid, request.service,
+				       now_ns(), &fds);
+	CHECK(client_number > 0);
+	reply.arena_bytes = (uint64_t)lseek(fds.arena, 0, SEEK_END);
+	c->cmsg_level = SOL_SOCKET;
+	c->cmsg_type = SCM_RIGHTS;
+	c->cmsg_len = CMSG_LEN(3 * sizeof(int));
+	memcpy(CMSG_DATA(c), (int[]){fds.arena, fds.channel, fds.context},
+	       3 * sizeof(int));
+	CHECK_EQ(sendmsg(peer, &message, 0), sizeof(reply));
+	close(fds.arena);
+	close(fds.channel);
+	close(fds.context);
+	CHECK_EQ(recv(peer, &byte, 1, 0), 0); /* until it hangs up */
+	close(peer);
+	return NULL;
+}
+
+static void *work(void *unused)
+{
+	struct bsn_event events[64];
+
+	(void)unused;
+	for (;;) {
+		bool last = load_acquire(&stopping);
+
+		bsn_poll(node, now_ns());
+		for (int n; (n = bsn_events(node, events, 64)) > 0;) {
+			for (int i = 0; i < n; i++) {
+				const struct bsn_event *e = &events[i];
+				struct bsn_slice s;
+
+				if (e->kind != BSN_EVENT_TRIGGER)
+					continue;
+				CHECK(!strcmp(e->trigger, "fiftieth"));
+				CHECK_EQ(bsn_collect(node, e->id, e->id,
+						     e->trigger, now_ns(), &s),
+					 0);
+				fetch_add(&triggered[e->id.lo - 1], 1);
+			}
+		}
+		if (last)
+			return NULL;
+		bsn_wait(node, -1);
+	}
+}
+
+static void *write_traces(void *argument)
+{
+	uint64_t thread = (uintptr_t)argument;
+
+	for (uint64_t i = 0; i < TRACES; i++) {
+		struct bs_trace_id id = {7, thread * TRACES + i + 1};
+
+		CHECK_EQ(bs_begin(id), 0);
+		for (uint64_t k = 0; k < RECORDS; k++) {
+			uint64_t payload[4] = {id.lo, k};
+
+			bs_tracepoint(payload, sizeof(payload));
+			if (k == 2 && i % EVERY == 0)
+				CHECK_EQ(bs_trigger(id, "fiftieth", "i", NULL,
+						    0),
+					 0);
+		}
+		CHECK_EQ(bs_end(), 0);
+		/* Not faster than the node is scheduled: it must not lose. */
+		while (i % EVERY == 0 && !READ_ONCE(triggered[id.lo - 1]))
+			sched_yield();
+	}
+	return NULL;
+}
+
+/* Somebody asks all the time. */
+static void *ask(void *unused)
+{
+	static uint8_t buffer[4096];
+
+	(void)unused;
+	for (uint64_t i = 0; !load_acquire(&stopping); i++) {
+		struct bs_trace_id id = {7, i % (THREADS * TRACES) + 1};
+		struct bsn_metrics m;
+		struct bsn_slice s;
+
+		bsn_peek(node, id, now_ns(), buffer, sizeof(buffer), &s);
+		bsn_get_metrics(node, &m);
+		CHECK(m.pool_used_bytes <= m.pool_bytes);
+	}
+	return NULL;
+}
+
+int main(void)
+{
+	struct bsn_config config = test_config(64 << 20);
+	struct sockaddr_un address = {.sun_family = AF_UNIX};
+	pthread_t server, worker, asker, writers[THREADS];
+	struct bsn_metrics m;
+	struct decoded d = {0};
+	char directory[] = "/tmp/backsight-test-XXXXXX";
+
+	node = test_node(&config);
+	CHECK(mkdtemp(directory));
+	snprintf(address.sun_path, sizeof(address.sun_path), "%s/node.sock",
+		 directory);
+	listener = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+	CHECK(listener >= 0);
+	CHECK_EQ(bind(listener, (void *)&address, sizeof(address)), 0);
+	CHECK_EQ(listen(listener, 1), 0);
+	CHECK_EQ(setenv("BACKSIGHT_SOCKET", address.sun_path, 1), 0);
+	CHECK_EQ(pthread_create(&server, NULL, serve, NULL), 0);
+	CHECK_EQ(bs_begin((struct bs_trace_id){1, 1}), 0); /* attaches */
+	bs_end();
+	CHECK_EQ(bs_wait_attached(60000), 0);
+	CHECK_EQ(pthread_create(&worker, NULL, work, NULL), 0);
+	CHECK_EQ(pthread_create(&asker, NULL, ask, NULL), 0);
+	for (uintptr_t i = 0; i < THREADS; i++)
+		CHECK_EQ(pthread_create(&writers[i], NULL, write_traces,
+					(void *)i),
+			 0);
+	for (int i = 0; i < THREADS; i++)
+		pthread_join(writers[i], NULL);
+	store_release(&stopping, 1);
+	bsn_wake(node);
+	pthread_join(worker, NULL);
+	pthread_join(asker, NULL);
+	bsn_poll(node, now_ns());
+
+	bsn_get_metrics(node, &m);
+	CHECK_EQ(m.corrupt, 0);
+	CHECK_EQ(m.triggers, THREADS * TRACES / EVERY);
+	CHECK_EQ(m.triggers_lost, 0);
+	for (uint32_t i = 0; i < THREADS * TRACES; i++) {
+		struct bs_trace_id id = {7, i + 1};
+		struct bsn_slice s;
+		uint32_t next = 0;
+
+		CHECK_EQ(triggered[i], i % TRACES % EVERY == 0);
+		if (!triggered[i])
+			continue;
+		CHECK_EQ(bsn_slice_info(node, id, &s), 0);
+		CHECK_EQ(s.open_handles, 0);
+		decode_slice(node, id, &d);
+		CHECK_EQ(s.flags, BSN_SLICE_HELD);
+		CHECK_EQ(d.records, RECORDS);
+		/* In order, and of this trace. */
+		for (uint32_t k = 0; k < d.n_pieces; k++) {
+			const uint8_t *at = d.content[k];
+
+			if (d.pieces[k].kind != BS_PIECE_RUN)
+				continue;
+			for (uint32_t b = 0; b < d.pieces[k].bytes; b += 48) {
+				uint64_t payload[2];
+
+				memcpy(payload, at + b + 16, sizeof(payload));
+				CHECK_EQ(payload[0], id.lo);
+				CHECK_EQ(payload[1], next++);
+			}
+		}
+	}
+	CHECK_EQ(m.records_lost, 0);
+	check_invariants(node);
+
+	bs_shutdown();
+	pthread_join(server, NULL);
+	CHECK_EQ(bsn_client_exited(node, client_number, now_ns()), 0);
+	bsn_free(node);
+	close(listener);
+	unlink(address.sun_path);
+	rmdir(directory);
+	free(d.bytes);
+	return 0;
+}
