@@ -163,9 +163,13 @@ class Daemon:
         self._on_fact()
 
     def _on_fact(self) -> None:
+        now_ns = time.monotonic_ns()
+        # The coordinator may just have asked for a trace that is being written.
+        if self._dataplane.has_slices():
+            self._pump.lively(now_ns)
         if self._uplink is not None:
             self._uplink.poke()
-        self._set_timer(time.monotonic_ns())
+        self._set_timer(now_ns)
 
     def _set_timer(self, now_ns: int) -> None:
         if self._timer is not None:

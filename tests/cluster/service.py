@@ -8,7 +8,8 @@ each, answering each with a line:
     request TRACE [HOST]           -> done          calls HOST:PORT inside, if given
     fire TRACE [HOST]              -> done          the same, and fires here at the end
     remote TRACE HOST              -> done          the same, and HOST fires
-    leave TRACE                    -> left          starts a span that never ends
+    leave TRACE                    -> left          starts a span, and leaves it open
+    finish                         -> finished      ends those that were left open
     stats                          -> ATTACHMENTS
 """
 
@@ -30,7 +31,7 @@ class Service:
 
     def __init__(self, port: int) -> None:
         self._port = port
-        self._open: list[backsight.Trace] = []
+        self._open: list[tuple[backsight.Trace, int]] = []
 
     def call(self, trace_id: str, host: str | None, *, fire: bool, remote: bool) -> None:
         """Handle a request that comes from outside."""
@@ -51,8 +52,16 @@ class Service:
     def leave(self, trace_id: str) -> None:
         """Start something, and do not end it."""
         trace = backsight.Trace(trace_id)
-        trace.span_start(secrets.randbits(63) + 1, 0, time.time_ns(), "endless")
-        self._open.append(trace)
+        span = secrets.randbits(63) + 1
+        trace.span_start(span, 0, time.time_ns(), "endless")
+        self._open.append((trace, span))
+
+    def finish(self) -> None:
+        """End it after all."""
+        for trace, span in self._open:
+            trace.span_end(span, time.time_ns())
+            trace.close()
+        self._open.clear()
 
     def serve(self) -> None:
         """Handle the requests of other services."""
@@ -92,6 +101,9 @@ def main() -> None:
             case ["leave", trace_id]:
                 service.leave(trace_id)
                 answer = "left"
+            case ["finish"]:
+                service.finish()
+                answer = "finished"
             case ["stats"]:
                 answer = str(backsight.stats().attachments)
             case _:

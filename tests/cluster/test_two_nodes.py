@@ -159,6 +159,27 @@ def test_a_trigger_on_one_node_brings_the_trace_of_both(
     assert trace in [line["trace_id"] for line in listed]
 
 
+def test_what_is_written_after_the_trigger_on_another_node_is_reported_too(two: Cluster) -> None:
+    trace = new_trace()
+    with service(two.alpha) as front, service(two.beta) as back:
+        back.do("leave", trace)
+        front.do("fire", trace, two.beta.host.address)
+
+        def beta_is_open(shown: Json) -> bool:
+            return any(part["node"] == "beta" and part["open"] for part in shown["slices"])
+
+        shown = two.trace(trace, beta_is_open)
+        assert shown["verdict"]["kind"] == "provisional"
+        # A record or two ring no bell: the node has to look by itself.
+        assert back.do("finish") == "finished"
+        shown = two.coherent(trace)
+    assert {span["name"]: span["unfinished"] for span in shown["spans"]} == {
+        "GET /": False,
+        "serve": False,
+        "endless": False,
+    }
+
+
 def test_what_was_not_triggered_stays_on_its_node(two: Cluster) -> None:
     quiet, loud = new_trace(), new_trace()
     with service(two.alpha) as front, service(two.beta):
