@@ -278,6 +278,12 @@ void bs_append_last(struct bs_thread *t, struct bs_trace *trace)
 			BS_COUNT(t->counters.runs_lost, 1);
 		return;
 	}
+	/* Another thread's run came after ours, and the last must be the one
+	 * with the highest number: up to there the reader expects runs. */
+	if (t->run_state == BS_RUN_OPEN && bs_run_is_of(t, trace) &&
+	    READ_ONCE(t->run->seq) + 1 !=
+		    (uint32_t)READ_ONCE(trace->handle_seq))
+		bs_run_close(t, 0);
 	if (!bs_run_is_of(t, trace)) {
 		/* Nothing written, nothing lost: nothing to say. */
 		if (!(uint32_t)READ_ONCE(trace->handle_seq) &&
