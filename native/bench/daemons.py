@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A coordinator and a node daemon on this machine as it is, pinned to a core."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.cluster.topology import Coordinator, Host, Node
+
+
+@dataclass(frozen=True, slots=True)
+class Cores:
+    """Where what runs: daemons on one core, a single writer on the other."""
+
+    daemons: int
+    writer: int
+
+    @classmethod
+    def choose(cls) -> Cores:
+        """Take the first and the last core that this process may use."""
+        allowed = sorted(os.sched_getaffinity(0))
+        return cls(allowed[0], allowed[-1])
+
+
+def on_core(core: int, command: Sequence[str]) -> list[str]:
+    """Bind the command to one core, and its life to ours."""
+    return ["setpriv", "--pdeathsig", "TERM", "taskset", "--cpu-list", str(core), *command]
+
+
+@dataclass(frozen=True, slots=True)
+class _ThisMachine(Host):
+    """No namespace: benchmarks of one node need no rights."""
+
+    core: int
+
+    def popen(
+        self,
+        command: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        **options: Any,  # noqa: ANN401 - what subprocess.Popen takes
+    ) -> subprocess.Popen[bytes]:
+        """Start a program on the core."""
+        return subprocess.Popen(
+            on_core(self.core, command), env={**os.environ, **(env or {})}, **options
+        )
+
+
+class _Coordinator(Coordinator):
+    """On a port that is free: one of the user's own may have the usual one."""
+
+    def __init__(self, host: Host, directory: Path) -> None:
+        with socket.socket() as probe:
+            probe.bind((host.address, 0))
+            endpoint = f"{host.address}:{probe.getsockname()[1]}"
+        super().__init__(host, directory, {"listen": endpoint})
+        self.endpoint = endpoint
+
+
+@contextlib.contextmanager
+def node(directory: Path, cores: Cores, config: Mapping[str, Any]) -> Iterator[Node]:
+    """A node daemon that is connected to a coordinator, as it is where it works."""
+    machine = _ThisMachine("localhost", "", "127.0.0.1", cores.daemons)
+    coordinator = _Coordinator(machine, directory)
+    with coordinator, Node(machine, "bench", directory, coordinator, config) as daemon:
+        yield daemon

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the benchmarks give: results, one JSON object a line, and the table made of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import statistics
+import subprocess
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+Param = bool | int | float | str
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One figure: the median of its repetitions, their extremes, and all that it depends on."""
+
+    metric: str
+    value: float
+    min: float
+    max: float
+    unit: str
+    params: Mapping[str, Param]
+
+    @classmethod
+    def of(
+        cls, metric: str, unit: str, samples: Sequence[float], params: Mapping[str, Param]
+    ) -> Result:
+        """Sum up the repetitions of one measurement."""
+        low, middle, high = min(samples), statistics.median(samples), max(samples)
+        return cls(metric, rounded(middle), rounded(low), rounded(high), unit, params)
+
+    def line(self) -> str:
+        """One line of JSON."""
+        return json.dumps(asdict(self))
+
+
+def rounded(value: float) -> float:
+    """Four significant digits: more is noise."""
+    return float(f"{value:.4g}")
+
+
+def read(path: Path) -> list[Result]:
+    """Read back what was written, a Result.line() each."""
+    return [Result(**json.loads(line)) for line in path.read_text().splitlines()]
+
+
+def _format(value: Param) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:g}"
+    return str(value)
+
+
+def table(results: Iterable[Result]) -> str:
+    """All results as Markdown, a table a metric."""
+    by_metric: dict[str, list[Result]] = {}
+    for result in results:
+        by_metric.setdefault(result.metric, []).append(result)
+    parts = []
+    for metric, rows in by_metric.items():
+        names = list(dict.fromkeys(name for row in rows for name in row.params))
+        lines = [
+            f"### {metric}",
+            "",
+            "| " + " | ".join([*names, f"median, {rows[0].unit}", "min", "max"]) + " |",
+            "|" + " ---: |" * (len(names) + 3),
+        ]
+        for row in rows:
+            cells = [_format(row.params[name]) if name in row.params else "" for name in names]
+            cells += [f"**{row.value:g}**", f"{row.min:g}", f"{row.max:g}"]
+            lines.append("| " + " | ".join(cells) + " |")
+        parts.append("\n".join(lines))
+    return "\n\n".join(parts) + "\n"
+
+
+def _first_match(path: str, pattern: str) -> str:
+    match = re.search(pattern, Path(path).read_text(), re.MULTILINE)
+    return match[1].strip() if match else "unknown"
+
+
+def machine() -> dict[str, str]:
+    """What the figures were measured on."""
+    flags = set(_first_match("/proc/cpuinfo", r"^flags\s*:(.*)$").split())
+    invariant = {"constant_tsc", "nonstop_tsc"} <= flags
+    clocksource = Path("/sys/devices/system/clocksource/clocksource0/current_clocksource")
+    compiler = subprocess.run(["cc", "--version"], capture_output=True, text=True, check=True)
+    return {
+        "cpu": _first_match("/proc/cpuinfo", r"^model name\s*:(.*)$"),
+        "cores": str(len(os.sched_getaffinity(0))),
+        "memory": _first_match("/proc/meminfo", r"^MemTotal:(.*)$"),
+        "virtualised": "yes" if "hypervisor" in flags else "no",
+        "kernel": platform.release(),
+        "compiler": compiler.stdout.splitlines()[0],
+        "tsc": f"{'' if invariant else 'not '}invariant, clock source {clocksource.read_text().strip()}",
+        "python": platform.python_version(),
+    }
+
+
+def load() -> float:
+    """How many processes ran or wanted to, on average over the last minute."""
+    return os.getloadavg()[0]

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""native/bench/run measures everything that it promises, in the form in which others read it.
+
+No figure is judged here: a quick run on a busy machine says nothing about time.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.timeout(300)
+
+Line = dict[str, Any]
+
+KEYS = ["metric", "value", "min", "max", "unit", "params"]
+SIZES = (8, 32, 128, 512, 2048)
+
+
+@pytest.fixture(scope="module")
+def output(build: Path, repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("bench") / "native.jsonl"
+    subprocess.run(
+        [repository / "native/bench/run", "--quick", "--output", path],
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
+    return path
+
+
+@pytest.fixture(scope="module")
+def lines(output: Path) -> list[Line]:
+    return [json.loads(line) for line in output.read_text().splitlines()]
+
+
+def of(lines: list[Line], metric: str) -> list[Line]:
+    return [line for line in lines if line["metric"] == metric]
+
+
+def params(lines: list[Line], metric: str, *names: str) -> set[tuple[Any, ...]]:
+    found = [tuple(line["params"][name] for name in names) for line in of(lines, metric)]
+    assert max(Counter(found).values(), default=0) <= 1
+    return set(found)
+
+
+def test_each_line_is_a_result(lines: list[Line]) -> None:
+    for line in lines:
+        assert list(line) == KEYS
+        assert 0 < line["min"] <= line["value"] <= line["max"], line
+        assert line["unit"] in {"ns", "ms", "ms/s"}
+        assert line["params"]["load"] >= 0
+
+
+def test_tracepoints_and_copies_are_measured_in_all_sizes(lines: list[Line]) -> None:
+    sizes = {(size, threads) for size in SIZES for threads in (1, 2)}
+    assert params(lines, "memcpy_ns", "bytes", "threads") == sizes
+    assert params(lines, "tracepoint_ns", "bytes", "threads", "timestamp") == {
+        (*size, timestamp) for size in sizes for timestamp in (False, True)
+    }
+    for line in of(lines, "tracepoint_ns"):
+        assert 0 <= line["params"]["lost_share"] <= 1
+
+
+def test_begin_and_end_are_measured_in_many_threads(lines: list[Line]) -> None:
+    assert params(lines, "begin_end_ns", "threads", "records") == {
+        (threads, records) for threads in (1, 2, 4, 8) for records in (0, 1)
+    }
+    for line in of(lines, "begin_end_ns"):
+        assert 0 <= line["params"]["null_begins"] <= line["params"]["begins"]
+        # Nothing is written, so nothing is missing.
+        assert line["params"]["records"] or not line["params"]["null_begins"]
+
+
+def test_traces_are_measured_unpaced_and_at_a_rate_without_loss(lines: list[Line]) -> None:
+    assert {(1, False), (2, False)} <= params(lines, "trace_ns", "threads", "paced")
+    for line in of(lines, "trace_ns"):
+        assert 0 <= line["params"]["lost_share"] <= 1
+        if line["params"]["paced"]:
+            assert line["params"]["lost_share"] < 0.01
+            assert line["params"]["traces_per_s"] > 0
+
+
+def test_the_rest_of_one_node_is_measured(lines: list[Line]) -> None:
+    assert params(lines, "interleaved_ns", "bytes", "handles") == {(32, 8), (128, 8)}
+    assert params(lines, "pickup_ms", "triggers") == {(5,)}
+    assert params(lines, "idle_cpu_ms_per_s", "clients") == {(1,)}
+
+
+@pytest.mark.root
+def test_collection_over_nodes_is_measured(lines: list[Line]) -> None:
+    assert params(lines, "trigger_to_trace_ms", "nodes", "fired_on", "until") == {
+        (2, fired_on, until) for fired_on in ("first", "last") for until in ("durable", "verdict")
+    }
+    for line in of(lines, "trigger_to_trace_ms"):
+        assert line["params"]["coherent"] == line["params"]["traces"]
+
+
+def test_without_root_the_cluster_is_left_out(lines: list[Line]) -> None:
+    assert (os.geteuid() == 0) == bool(of(lines, "trigger_to_trace_ms"))
+
+
+def test_the_table_has_a_row_a_line(repository: Path, output: Path, lines: list[Line]) -> None:
+    done = subprocess.run(
+        [repository / "native/bench/run", "--table", "--output", output],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    rows = [line for line in done.stdout.splitlines() if line.startswith("|")]
+    metrics = len({line["metric"] for line in lines})
+    assert len(rows) == len(lines) + 2 * metrics
+    assert done.stdout.count("### ") == metrics
