@@ -21,6 +21,11 @@ NodeId = NewType("NodeId", int)
 LATERALS_MAX = 32
 CRUMBS_MAX = 64
 CHUNK_BYTES_MAX = 1 << 20
+RECOVERED_WHY = "recovered from the report store after a restart of the node"
+"""Why a firing is repeated that the coordinator may never have heard of: a node's
+report store keeps that a trace was triggered, not where nor why. It counts only
+where no other firing of the group is known."""
+
 TRIGGER_NAME_BYTES_MAX = 31
 WHY_BYTES_MAX = 95
 NODE_NAME_BYTES_MAX = 63
@@ -143,7 +148,9 @@ class ClockProbe:
     number: int
 
 
-CoordinatorMessage: TypeAlias = Welcome | Refused | Collect | TriggerAck | Drop | Release | ClockProbe
+CoordinatorMessage: TypeAlias = (
+    Welcome | Refused | Collect | TriggerAck | Drop | Release | ClockProbe
+)
 
 
 # ------------------------------------------------------------------- slices

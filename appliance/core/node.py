@@ -30,6 +30,7 @@ from appliance.core.groups import HeldGroup, HeldTrace
 from appliance.core.holdings import Holdings
 from appliance.core.limits import Admission, Refusal
 from protocol.messages import (
+    RECOVERED_WHY,
     Abandoned,
     ClockProbe,
     ClockReply,
@@ -60,10 +61,6 @@ __all__ = [
     "TriggerLimits",
     "TriggerPolicy",
 ]
-
-RECOVERED_WHY = "recovered from the report store after a restart of the node"
-"""Why and laterals of a firing are not in the store; the coordinator keeps
-those that it heard before."""
 
 
 class NodeCore:

@@ -70,6 +70,7 @@ from coordinator.core.traversal import Traversal
 from coordinator.core.verdict import ELSEWHERE, HEALABLE, ReasonKind, Verdict, VerdictKind, judge
 from protocol.hashing import node_id
 from protocol.messages import (
+    RECOVERED_WHY,
     Abandoned,
     ClockProbe,
     ClockReply,
@@ -333,7 +334,10 @@ class CoordinatorCore:
         group = fired.group
         self.counters.triggers += 1
         state = self._traversal.groups.get(group)
-        if state is None or state.fired.get(node.name) != fired:
+        told = state.fired if state is not None else {}
+        known = bool(told) or group.primary in self._closed or group in self._traversal.abandoned
+        adds_nothing = fired.why == RECOVERED_WHY and known
+        if not adds_nothing and told.get(node.name) != fired:
             self._outbox.write(PutTrigger(node.name, fired))
         self._outbox.after_writes(Say(session, TriggerAck(group)))
         if group in self._traversal.abandoned:
@@ -347,7 +351,7 @@ class CoordinatorCore:
                     self._traversal.fired(trace, group, node, now_ns)
                     self._news(trace, now_ns)
             state = self._traversal.groups.get(group)
-            if state is not None:
+            if state is not None and not adds_nothing:
                 state.fired[node.name] = fired
         self._settle()
 

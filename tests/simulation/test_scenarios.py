@@ -241,6 +241,22 @@ def test_a_node_restart_loses_no_triggered_trace(name: str, after_ms: int) -> No
     collected_whole(sim, request)
 
 
+@pytest.mark.parametrize("after_ms", [0, 10, 500, 5000])
+def test_a_node_restart_does_not_change_who_fired_and_why(after_ms: int) -> None:
+    sim = cluster("a", "b", "c")
+    request = sim.request(chain("a", "b", "c"))
+    sim.run(0.1)
+    sim.fire("b", request.trace)
+    sim.run(0.1)  # the coordinator has heard of it
+    for node in sim.nodes.values():
+        sim.scheduler.after(after_ms * MS, node.kill_daemon)
+        sim.scheduler.after(after_ms * MS + S, node.start)
+    sim.settle()
+    sim.check()
+    (trigger,) = sim.coordinator.store.triggers.values()
+    assert (trigger.node, trigger.fired.why) == ("b", "test")
+
+
 def test_a_node_that_is_away_may_have_more_than_it_had_told() -> None:
     sim = cluster("a", "b", "c")
     calls = [Call("b"), Call("c", work_ns=300 * MS), Call("b")]
