@@ -57,6 +57,11 @@ def node_id(name: str) -> NodeId:
     return NodeId(fnv1a64(name.encode()))
 
 
+def address_id(address: str) -> NodeId:
+    """What a breadcrumb to a node's IP address carries: no node's id, since no name has an ``@``."""
+    return NodeId(fnv1a64(b"@" + address.encode()))
+
+
 def percentage_threshold(percent: float) -> int:
     """The threshold below which a trace's percentage hash means: record it.
 

@@ -197,7 +197,7 @@ class CoordinatorCore:
         node.incarnation = hello.incarnation
         self._outbox.say(session, Welcome(self._incarnation))
         if before is None or node.addresses != hello.addresses:
-            node.addresses = hello.addresses
+            self._nodes.move(node, hello.addresses)
             self._outbox.write(PutNode(node.name, node.addresses))
         for trace in self._traversal.connected(node, restarted=restarted, now_ns=now_ns):
             self._news(trace, now_ns)

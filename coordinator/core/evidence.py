@@ -53,6 +53,7 @@ class Evidence:
     orphans   parent id -> (node, span id) of a child, while it is not in spans
     hops      (injecting node, span id, hop) -> how it went
     names     what breadcrumbs say that a node is called
+    addresses crumbs that carry an IP address: whoever is there may be no node
     items     spans, hops, crumbs and runs: what its memory is counted in
     overflow  there were more than ``limit``: only sizes are known
     """
@@ -63,6 +64,7 @@ class Evidence:
         self.orphans: dict[int, tuple[NodeId, int]] = {}
         self.hops: dict[tuple[NodeId, int, int], Hop] = {}
         self.names: dict[NodeId, str] = {}
+        self.addresses: set[NodeId] = set()
         self.span_count = 0
         self.start_ns: int | None = None
         self.end_ns: int | None = None
@@ -92,6 +94,7 @@ class Evidence:
         for kept in (self.slices, self.orphans, self.hops, self.names):
             kept.clear()
         self.spans.clear()
+        self.addresses.clear()
         self.items = 0
 
     def _take(
@@ -114,7 +117,10 @@ class Evidence:
         elif isinstance(body, Breadcrumb):
             named[body.node_id] = None
             if body.name and node_id(body.name) == body.node_id:
-                self.names[body.node_id] = body.name
+                if body.name.startswith("@"):
+                    self.addresses.add(body.node_id)
+                else:
+                    self.names[body.node_id] = body.name
         else:
             return 0
         return 1

@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from coordinator.core.clock import ClockFilter
-from protocol.hashing import node_id
+from protocol.hashing import address_id, node_id
 from protocol.messages import Hello, NodeId
 
 
@@ -48,6 +48,7 @@ class Nodes:
     def __init__(self, limit: int) -> None:
         self.by_id: dict[NodeId, Node] = {}
         self._by_session: dict[int, Node] = {}
+        self._by_address: dict[NodeId, dict[NodeId, None]] = {}
         self._limit = limit
 
     def __iter__(self) -> Iterator[Node]:
@@ -57,7 +58,23 @@ class Nodes:
         """A node of which the store knows."""
         identity = node_id(name)
         if identity not in self.by_id:
-            self.by_id[identity] = Node(name, identity, addresses)
+            self.by_id[identity] = node = Node(name, identity)
+            self.move(node, addresses)
+
+    def move(self, node: Node, addresses: tuple[str, ...]) -> None:
+        """These are the node's addresses from now on; several nodes may share one."""
+        for address in node.addresses:
+            sharers = self._by_address[address_id(address)]
+            del sharers[node.id]
+            if not sharers:
+                del self._by_address[address_id(address)]
+        node.addresses = tuple(dict.fromkeys(addresses))
+        for address in node.addresses:
+            self._by_address.setdefault(address_id(address), {})[node.id] = None
+
+    def at_address(self, crumb: NodeId) -> tuple[NodeId, ...]:
+        """The nodes at the address that a crumb carries; none if it is none, or nobody's."""
+        return tuple(self._by_address.get(crumb, ()))
 
     def named(self, name: str) -> Node | None:
         known = self.by_id.get(node_id(name))

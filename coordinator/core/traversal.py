@@ -20,7 +20,7 @@ from coordinator.core.config import CoordinatorConfig
 from coordinator.core.nodes import Node, Nodes
 from coordinator.core.outbox import Outbox
 from coordinator.core.trace import Part, PartState, Trace
-from coordinator.core.verdict import FIRED, NOT_A_CRUMB, STORED
+from coordinator.core.verdict import FIRED, NOT_A_CRUMB, PEER, STORED
 from protocol.messages import Drop, Group, NodeId, SliceStatus, TraceId, TriggerFired
 
 
@@ -99,19 +99,30 @@ class Traversal:
     def named(self, trace: Trace, crumbs: Iterable[NodeId], by: str, now_ns: int) -> bool:
         """Crumbs were found. True if any names a node that has no part yet."""
         news = False
-        for identity in crumbs:
-            known = trace.parts.get(identity)
-            if known is not None:
-                if known.named_by in NOT_A_CRUMB:
-                    known.named_by = by
+        for crumb in crumbs:
+            peers = self._nodes.at_address(crumb)
+            for identity in peers:
+                news |= self._named(trace, identity, PEER, now_ns)
+            if peers:
                 continue
-            if len(trace.parts) >= self._config.nodes_per_trace_max:
-                trace.nodes_cut += 1
-                continue
-            part = self._add(trace, identity, PartState.UNASKED, by, now_ns)
-            self._ask(trace, part)
-            news = True
+            if crumb in trace.evidence.addresses:
+                # No node is there. A status, which has only ids, may have told of it before.
+                self._remove_part(trace, crumb)
+            else:
+                news |= self._named(trace, crumb, by, now_ns)
         return news
+
+    def _named(self, trace: Trace, identity: NodeId, by: str, now_ns: int) -> bool:
+        known = trace.parts.get(identity)
+        if known is not None:
+            if known.named_by in NOT_A_CRUMB and by not in NOT_A_CRUMB:
+                known.named_by = by
+            return False
+        if len(trace.parts) >= self._config.nodes_per_trace_max:
+            trace.nodes_cut += 1
+            return False
+        self._ask(trace, self._add(trace, identity, PartState.UNASKED, by, now_ns))
+        return True
 
     def answered(self, trace: Trace, node: Node, status: SliceStatus, now_ns: int) -> bool:
         """A node said what it holds. True if that is news."""
@@ -155,11 +166,8 @@ class Traversal:
 
     def remove(self, trace: Trace) -> None:
         """The trace leaves the memory."""
-        for identity in trace.parts:
-            traces = self._by_node[identity]
-            del traces[trace.id]
-            if not traces:
-                del self._by_node[identity]
+        for identity in list(trace.parts):
+            self._remove_part(trace, identity)
         for group in trace.groups:
             state = self.groups[group]
             del state.traces[trace.id]
@@ -219,6 +227,13 @@ class Traversal:
         part = trace.parts[identity] = Part(identity, state, by, deadline_ns)
         self._by_node.setdefault(identity, {})[trace.id] = trace
         return part
+
+    def _remove_part(self, trace: Trace, identity: NodeId) -> None:
+        if trace.parts.pop(identity, None) is not None:
+            traces = self._by_node[identity]
+            del traces[trace.id]
+            if not traces:
+                del self._by_node[identity]
 
     def _ask(self, trace: Trace, part: Part) -> bool:
         """Ask for what the node was not asked; True if it is asked now."""

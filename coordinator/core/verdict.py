@@ -59,9 +59,11 @@ if TYPE_CHECKING:
 
 FIRED = "the trigger"
 STORED = "the store"
-NOT_A_CRUMB = (FIRED, STORED)
+PEER = "a peer's address"
+NOT_A_CRUMB = (FIRED, STORED, PEER)
 """What names a node, in words, without saying that it saw the trace. A trigger may
-name traces that its node never saw: laterals, or what an operator asks for."""
+name traces that its node never saw: laterals, or what an operator asks for. What
+answers at an address may be a program that records nothing."""
 
 REASONS_PER_KIND_AND_NODE = 4
 """Beyond these a reason is only counted: a thousand lost spans are one fact."""

@@ -270,7 +270,9 @@ BS_EXPORT uint64_t bs_node_id(const char *name);
 BS_EXPORT const char *bs_node_ref(void);
 
 /* The trace was, or will be, on that node too: a node's name, or "#" and its
- * id in hex as bs_node_ref() gives it. -EINVAL for anything else. */
+ * id in hex as bs_node_ref() gives it, or "@" and an IP address as inet_ntop()
+ * writes it: a hint, worth a question if a node is there, and nothing missing
+ * if none is. -EINVAL for anything else. */
 BS_EXPORT int bs_breadcrumb(struct bs_trace *trace, const char *node);
 
 /*

@@ -196,7 +196,10 @@ class Worker:
         if (span.trace_id, span.parent_id) not in self._started:
             self._mailbox.send(event.to, Key(Kind.CANCELLED, span.trace_id, span.span_id))
             return
-        value = self._traces[span.trace_id].serialize(int(span.parent_id, 16))
+        trace = self._traces[span.trace_id]
+        # What a client span knows of its peer; the callee itself is named by its response, if any.
+        trace.breadcrumb(f"@{self._plan.peers[event.to]}")
+        value = trace.serialize(int(span.parent_id, 16))
         self._mailbox.send(event.to, Key(Kind.CONTEXT, span.trace_id, span.span_id), value)
 
     def _end(self, event: EndSpan) -> None:

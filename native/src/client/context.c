@@ -16,6 +16,7 @@
  * is left out. All characters are allowed in a tracestate value.
  */
 #include <errno.h>
+#include <netinet/in.h>
 
 #include "writer.h"
 
@@ -73,6 +74,14 @@ const char *bs_node_ref(void)
 {
 	bs_thread_enter(&bs_thread);
 	return bs_thread.node_ref;
+}
+
+/* "@" and what an address may consist of; "@" is in no node's name. */
+static bool address_is_valid(const char *address, size_t bytes)
+{
+	if (bytes < 2 || bytes > INET6_ADDRSTRLEN || address[0] != '@')
+		return false;
+	return strspn(address + 1, "0123456789abcdef.:") == bytes - 1;
 }
 
 static bool node_name_is_valid(const char *name, size_t bytes)
@@ -134,7 +143,7 @@ int bs_breadcrumb(struct bs_trace *trace, const char *node)
 			return -EINVAL;
 		return append_breadcrumb(t, trace, id, NULL, 0);
 	}
-	if (!node_name_is_valid(node, bytes))
+	if (!node_name_is_valid(node, bytes) && !address_is_valid(node, bytes))
 		return -EINVAL;
 	return append_breadcrumb(t, trace, bs_node_id(node), node, bytes);
 }

@@ -71,15 +71,22 @@ static void test_breadcrumbs(void)
 	CHECK_EQ(bs_breadcrumb(&handle, "#af63df4c8601f1a50"), -EINVAL);
 	CHECK_EQ(bs_breadcrumb(&handle, "#AF63DF4C8601F1A5"), -EINVAL);
 	CHECK_EQ(bs_breadcrumb(&handle, "a/b"), -EINVAL);
+	CHECK_EQ(bs_breadcrumb(&handle, "@"), -EINVAL);
+	CHECK_EQ(bs_breadcrumb(&handle, "@localhost"), -EINVAL);
+	CHECK_EQ(bs_breadcrumb(&handle, "@10.0.0.1 "), -EINVAL);
 	CHECK_EQ(bs_breadcrumb(&handle, name), -EINVAL);
 	name[BS_NODE_NAME_MAX] = '\0';
 	CHECK_EQ(bs_breadcrumb(&handle, name), 0);
+	CHECK_EQ(bs_breadcrumb(&handle, "@10.0.0.1"), 0);
+	CHECK_EQ(bs_breadcrumb(&handle, "@fe80::1"), 0);
 	CHECK_EQ(bs_close(&handle), 0);
 	CHECK_EQ(bs_breadcrumb(&handle, "a"), -ENOENT);
 	CHECK(fake_node_run(&node, 0, &run));
 	expect_crumb(&run, &offset, "a", true);
 	expect_crumb(&run, &offset, "b", false);
 	expect_crumb(&run, &offset, name, true);
+	expect_crumb(&run, &offset, "@10.0.0.1", true);
+	expect_crumb(&run, &offset, "@fe80::1", true);
 	CHECK(!fake_run_record(&run, &offset));
 }
 

@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Breadcrumbs to an address: a node that is there is asked, and nothing is missing if none is."""
+
+from __future__ import annotations
+
+from coordinator.core.verdict import ReasonKind, VerdictKind
+from protocol.hashing import address_id, node_id
+from protocol.messages import Hello
+from protocol.slices import Breadcrumb
+from tests.unit.coordinator_harness import (
+    Harness,
+    S,
+    crumb,
+    hop_out,
+    preamble,
+    run,
+    span,
+    trace_id,
+    two_nodes,
+)
+
+T = trace_id("T")
+
+
+def to_address(address: str) -> Breadcrumb:
+    return Breadcrumb(address_id(address), f"@{address}")
+
+
+def address_of(harness: Harness, name: str) -> str:
+    return next(n.addresses[0] for n in harness.core.nodes(harness.now_ns) if n.node == name)
+
+
+def test_an_address_is_no_name() -> None:
+    assert address_id("10.0.0.1") == node_id("@10.0.0.1") != node_id("10.0.0.1")
+
+
+def test_the_node_at_the_address_is_asked_before_any_response() -> None:
+    harness = Harness()
+    harness.cluster("n1", "n2")
+    address = address_of(harness, "n2")
+    harness.fire("n1", T)
+    harness.status("n1", T, 8, crumbs=[address_id(address)])
+    assert harness.asked()["n2"] == [T]
+    whole = {
+        "n1": preamble() + run(*span(1), hop_out("n1", 1), to_address(address)),
+        "n2": two_nodes()["n2"],
+    }
+    harness.deliver(T, whole)
+    harness.wait(S)
+    verdict = harness.verdict(T)
+    assert verdict is not None and verdict.kind is VerdictKind.COHERENT
+
+
+def test_an_address_of_no_node_is_not_missing() -> None:
+    harness = Harness()
+    harness.cluster("n1")
+    harness.fire("n1", T)
+    harness.status("n1", T, 0, crumbs=[address_id("192.0.2.7")], held=True)
+    slices = {"n1": preamble() + run(*span(1), to_address("192.0.2.7"))}
+    harness.deliver(T, slices)
+    harness.wait(S)
+    verdict = harness.verdict(T)
+    assert verdict is not None and verdict.kind is VerdictKind.COHERENT, verdict
+    assert verdict.nodes == ("n1",)
+
+
+def test_a_node_at_the_address_that_recorded_nothing_is_not_missing() -> None:
+    """As the node of a database that is not instrumented."""
+    harness = Harness()
+    harness.cluster("n1", "n2")
+    address = address_of(harness, "n2")
+    harness.fire("n1", T)
+    harness.deliver(T, {"n1": preamble() + run(*span(1), to_address(address))})
+    harness.status("n2", T, 0, held=False)
+    harness.wait(S)
+    verdict = harness.verdict(T)
+    assert verdict is not None and verdict.kind is VerdictKind.COHERENT, verdict
+
+
+def test_a_name_still_counts_where_an_address_came_first() -> None:
+    harness = Harness()
+    harness.cluster("n1", "n2")
+    address = address_of(harness, "n2")
+    harness.fire("n1", T)
+    harness.deliver(T, {"n1": preamble() + run(*span(1), to_address(address), crumb("n2"))})
+    harness.status("n2", T, 0, held=False)
+    harness.wait(S)
+    verdict = harness.verdict(T)
+    assert verdict is not None
+    assert [(reason.kind, reason.node) for reason in verdict.reasons] == [
+        (ReasonKind.NEVER_SEEN, "n2")
+    ]
+
+
+def test_a_request_that_nobody_took_is_still_missing() -> None:
+    harness = Harness()
+    harness.cluster("n1")
+    harness.fire("n1", T)
+    slices = {"n1": preamble() + run(*span(1), hop_out("n1", 1), to_address("192.0.2.7"))}
+    harness.deliver(T, slices)
+    harness.wait(S)
+    verdict = harness.verdict(T)
+    assert verdict is not None
+    assert [reason.kind for reason in verdict.reasons] == [ReasonKind.HOP_OUT_UNMET]
+
+
+def test_all_nodes_at_a_shared_address_are_asked_and_a_moved_one_is_not() -> None:
+    harness = Harness()
+    for number, name in ((101, "n1"), (102, "n2"), (103, "n3"), (104, "n4")):
+        shared = () if name == "n1" else ("10.9.9.9",)
+        harness.sessions[name] = number
+        harness._names[number] = name
+        harness.core.on_node_connected(number, Hello(name, 1, shared), name, harness.now_ns)
+    harness.fetch()
+    harness.lose("n4")
+    harness.sessions["n4"] = 105
+    harness._names[105] = "n4"
+    harness.core.on_node_connected(105, Hello("n4", 1, ("10.9.9.8",)), "n4", harness.now_ns)
+    harness.fetch()
+    harness.take_said()
+    harness.fire("n1", T)
+    harness.status("n1", T, 8, crumbs=[address_id("10.9.9.9")])
+    asked = harness.asked()
+    assert (asked.get("n2"), asked.get("n3"), asked.get("n4")) == ([T], [T], None)
+
+
+def test_addresses_survive_a_restart() -> None:
+    harness = Harness()
+    harness.connect("n1")
+    harness.connect("n2")
+    address = address_of(harness, "n2")
+    harness.save()
+    harness.restart()
+    harness.connect("n1", incarnation=1)
+    harness.take_said()
+    harness.fire("n1", T)
+    harness.status("n1", T, 8, crumbs=[address_id(address)])
+    harness.connect("n2")
+    assert harness.asked()["n2"] == [T]
