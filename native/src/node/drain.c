@@ -76,10 +76,8 @@ void client_untied_loss(struct bsn *n, struct client *c, uint64_t from_ns)
 
 	/* One interval: an old one is dropped when all that it could concern is
 	 * gone from the pool, else both are joined. */
-	if (!c->untied_to_ns ||
+	if (!c->untied_to_ns || from_ns < c->untied_from_ns ||
 	    (n->counts.reclaims && n->now_ns - c->untied_to_ns > oldest))
-		c->untied_from_ns = from_ns;
-	else if (from_ns < c->untied_from_ns)
 		c->untied_from_ns = from_ns;
 	c->untied_to_ns = n->now_ns;
 	n->untied_to_ns = n->now_ns;

@@ -105,6 +105,8 @@ static void evict_trace(struct bsn *n, uint32_t t, const struct frame *f,
 	bool holds = false;
 
 	if (trace->flags & TRACE_COLLECTED) {
+		/* Whole in its slice, but not here any more. */
+		trace->flags |= TRACE_PARTIAL;
 		unlink_frame(n, t, f);
 		return;
 	}

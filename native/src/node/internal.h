@@ -49,6 +49,7 @@
 
 /* What is known about a trace; the low bits are enum bsn_slice_flags. */
 #define TRACE_COLLECTED 0x8000u /* `slice` is its slice */
+#define TRACE_PARTIAL 0x4000u	/* only there is some of it, or may be */
 
 struct trace {
 	uint64_t hi;

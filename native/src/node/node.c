@@ -135,7 +135,7 @@ void bsn_free(struct bsn *n)
 {
 	if (!n)
 		return;
-	for (uint32_t i = 0; i < n->n_clients; i++)
+	for (uint32_t i = 0; n->clients && i < n->n_clients; i++)
 		client_free(n->clients[i]);
 	client_release_retired(n);
 	keep_free(n);
@@ -315,7 +315,8 @@ static void answer_without_slice(struct bsn *n, uint32_t t,
 	memset(out, 0, sizeof(*out));
 	out->id = id;
 	if (t != NONE)
-		out->flags = n->index.traces[t].flags & ~TRACE_COLLECTED;
+		out->flags = n->index.traces[t].flags &
+			     ~(TRACE_COLLECTED | TRACE_PARTIAL);
 }
 
 int bsn_collect(struct bsn *n, struct bs_trace_id id,
@@ -332,13 +333,14 @@ int bsn_collect(struct bsn *n, struct bs_trace_id id,
 	pthread_mutex_lock(&n->lock);
 	if (now_ns > n->now_ns)
 		n->now_ns = now_ns;
+	drain_all(n);
+	drain_open_runs(n);
 	s = find_slice(n, id);
 	if (s) {
+		publish_all(n);
 		slice_fill(s, out);
 		goto out;
 	}
-	drain_all(n);
-	drain_open_runs(n);
 	t = trace_get(n, id);
 	s = t == NONE ? NULL : slice_new(n, t, id, primary, trigger);
 	if (!s) {
@@ -409,6 +411,7 @@ int bsn_slice_trim(struct bsn *n, struct bs_trace_id id, uint64_t offset)
 int bsn_slice_release(struct bsn *n, struct bs_trace_id id, bool abandoned,
 		      uint64_t now_ns)
 {
+	struct trace *trace;
 	struct slice *s;
 	uint32_t t;
 
@@ -419,10 +422,16 @@ int bsn_slice_release(struct bsn *n, struct bs_trace_id id, bool abandoned,
 	if (s) {
 		t = s->trace;
 		slice_free(n, s);
-		n->index.traces[t].flags &= ~TRACE_COLLECTED;
-		n->index.traces[t].active = coarse(n->now_ns);
+		trace = &n->index.traces[t];
+		trace->flags &= ~TRACE_COLLECTED;
+		trace->active = coarse(n->now_ns);
+		/* What is left in the pool must not pass for all of it when the
+		 * next trigger names it. */
 		if (abandoned)
 			trace_evict(n, t, BSN_SLICE_ABANDONED);
+		else if (trace->flags & TRACE_PARTIAL)
+			trace_evict(n, t, BSN_SLICE_EVICTED);
+		trace->flags &= ~TRACE_PARTIAL;
 		trace_put(n, t);
 	}
 	pthread_mutex_unlock(&n->lock);

@@ -522,7 +522,8 @@ static void adopt_mark(struct bsn *n, uint32_t i)
 	slice->saved = saved;
 	slice->changed_ns = best->changed_ns;
 	slice->copy_again = m->copying;
-	n->index.traces[t].flags |= TRACE_COLLECTED;
+	/* How much of it was reclaimed since, nobody knows any more. */
+	n->index.traces[t].flags |= TRACE_COLLECTED | TRACE_PARTIAL;
 	n->index.traces[t].slice = i;
 	if (slice->copy_again)
 		return; /* its bytes were never read: they are copied anew */

@@ -112,7 +112,7 @@ int bsn_wait(struct bsn *n, int64_t timeout_ns)
 
 	pthread_mutex_lock(&n->lock);
 	woken = n->wakes_seen;
-	clients = calloc(n->n_clients + 1u, sizeof(*clients));
+	clients = calloc(n->n_clients + 1u, sizeof(struct client *));
 	rung = calloc(n->n_clients + 1u, sizeof(*rung));
 	if (!clients || !rung) {
 		/* Without a list the caller polls. */

@@ -204,6 +204,25 @@ static void evicts_whole_traces(void)
 	now = fill(n, &other, 5000, 150, 30000, now);
 	decode_slice(n, trace_id(1), &d);
 	CHECK_EQ(d.records, 1);
+
+	/* Collected, delivered and released; by then some had been reclaimed:
+	 * who asks again gets no part of it for the whole. */
+	CHECK(w_trace(&t, trace_id(3), 100, now));
+	CHECK(w_trace(&t, trace_id(4), 100, now));
+	collect(n, trace_id(3), now, &s);
+	collect(n, trace_id(4), now, &s);
+	CHECK_EQ(bsn_slice_release(n, trace_id(4), false, now), 0);
+	collect(n, trace_id(4), now, &s);
+	CHECK_EQ(s.flags, BSN_SLICE_HELD);
+	CHECK(w_trace(&other, trace_id(3), 100, now));
+	now = fill(n, &t, 9000, 150, 30000, now);
+	CHECK(w_trace(&t, trace_id(3), 100, now));
+	decode_slice(n, trace_id(3), &d);
+	collect(n, trace_id(3), now, &s);
+	CHECK_EQ(s.flags, BSN_SLICE_HELD);
+	CHECK_EQ(bsn_slice_release(n, trace_id(3), false, now), 0);
+	collect(n, trace_id(3), now, &s);
+	CHECK_EQ(s.flags, BSN_SLICE_EVICTED);
 	writer_close(&w);
 	bsn_free(n);
 }

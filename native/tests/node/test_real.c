@@ -107,7 +107,7 @@ static void *work(void *unused)
 
 static void *write_traces(void *argument)
 {
-	uint64_t thread = (uintptr_t)argument;
+	uint64_t thread = *(const uint64_t *)argument;
 
 	for (uint64_t i = 0; i < TRACES; i++) {
 		struct bs_trace_id id = {7, thread * TRACES + i + 1};
@@ -153,6 +153,7 @@ int main(void)
 	struct bsn_config config = test_config(64 << 20);
 	struct sockaddr_un address = {.sun_family = AF_UNIX};
 	pthread_t server, worker, asker, writers[THREADS];
+	uint64_t numbers[THREADS];
 	struct bsn_metrics m;
 	struct decoded d = {0};
 	char directory[] = "/tmp/backsight-test-XXXXXX";
@@ -172,10 +173,12 @@ int main(void)
 	CHECK_EQ(bs_wait_attached(60000), 0);
 	CHECK_EQ(pthread_create(&worker, NULL, work, NULL), 0);
 	CHECK_EQ(pthread_create(&asker, NULL, ask, NULL), 0);
-	for (uintptr_t i = 0; i < THREADS; i++)
+	for (uint64_t i = 0; i < THREADS; i++) {
+		numbers[i] = i;
 		CHECK_EQ(pthread_create(&writers[i], NULL, write_traces,
-					(void *)i),
+					&numbers[i]),
 			 0);
+	}
 	for (int i = 0; i < THREADS; i++)
 		pthread_join(writers[i], NULL);
 	store_release(&stopping, 1);

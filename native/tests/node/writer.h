@@ -289,8 +289,8 @@ static inline void w_trigger(struct writer *w, struct bs_trace_id id,
 	CHECK_EQ(load_acquire(&cell->seq), p);
 	memset(cell->name, 0, sizeof(cell->name));
 	memset(cell->why, 0, sizeof(cell->why));
-	strcpy(cell->name, name);
-	strcpy(cell->why, "because");
+	memcpy(cell->name, name, strlen(name));
+	memcpy(cell->why, "because", 7);
 	cell->trace_hi = id.hi;
 	cell->trace_lo = id.lo;
 	cell->ticks = ticks;
