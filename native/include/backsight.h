@@ -77,9 +77,9 @@ enum bs_record_type {
  */
 struct bs_record_header {
 	uint32_t payload_bytes;
-	uint16_t type;	 /* enum bs_record_type */
-	uint16_t flags;	 /* BS_RECORD_TRUNCATED */
-	uint64_t ticks;	 /* bs_clock_ticks() when it was written; 0: unknown */
+	uint16_t type;	/* enum bs_record_type */
+	uint16_t flags; /* BS_RECORD_TRUNCATED */
+	uint64_t ticks; /* bs_clock_ticks() when it was written; 0: unknown */
 };
 
 #define BS_RECORD_TRUNCATED 1u
@@ -90,11 +90,11 @@ struct bs_record_header {
  * segment (64 KiB), and half a segment bounds what is wasted at its end. */
 #define BS_PAYLOAD_MAX 32768u
 
-#define BS_NODE_NAME_MAX 63	/* bytes of a node's name, as of a DNS label */
-#define BS_TRIGGER_NAME_MAX 31	/* bytes; [a-z0-9_.-] */
-#define BS_TRIGGER_WHY_MAX 95	/* bytes; longer texts are cut */
-#define BS_LATERALS_MAX 32	/* more are cut; DESIGN: 32 a group */
-#define BS_CONTEXT_MAX 128	/* bytes of the tracestate value */
+#define BS_NODE_NAME_MAX 63    /* bytes of a node's name, as of a DNS label */
+#define BS_TRIGGER_NAME_MAX 31 /* bytes; [a-z0-9_.-] */
+#define BS_TRIGGER_WHY_MAX 95  /* bytes; longer texts are cut */
+#define BS_LATERALS_MAX 32     /* more are cut; DESIGN: 32 a group */
+#define BS_CONTEXT_MAX 128     /* bytes of the tracestate value */
 
 /*
  * A handle: one open trace of this process. The caller owns the memory and
@@ -121,7 +121,7 @@ struct bs_writer {
 	unsigned char *cursor;	/* where the next record header goes */
 	unsigned char *limit;	/* end of the segment */
 	uint32_t *committed;	/* the open run's committed length */
-	unsigned char *records;	/* the open run's first record */
+	unsigned char *records; /* the open run's first record */
 };
 
 extern BS_EXPORT __thread struct bs_writer bs_writer
@@ -208,10 +208,10 @@ BS_EXPORT int bs_write(struct bs_trace *trace, uint16_t type,
 
 struct bs_span_start {
 	uint64_t span_id;
-	uint64_t parent_id;	/* 0: the root */
-	uint64_t start_ns;	/* Unix time */
-	uint8_t kind;		/* OTLP SpanKind */
-	uint8_t name_bytes;	/* of the name that follows */
+	uint64_t parent_id; /* 0: the root */
+	uint64_t start_ns;  /* Unix time */
+	uint8_t kind;	    /* OTLP SpanKind */
+	uint8_t name_bytes; /* of the name that follows */
 	uint8_t zero[6];
 };
 
@@ -221,15 +221,15 @@ struct bs_span_start {
 
 struct bs_span_end {
 	uint64_t span_id;
-	uint64_t end_ns;	/* Unix time */
-	uint16_t name_bytes;	/* 0: the start record held it whole */
-	uint16_t status;	/* OTLP StatusCode: 0 unset, 1 ok, 2 error */
+	uint64_t end_ns;     /* Unix time */
+	uint16_t name_bytes; /* 0: the start record held it whole */
+	uint16_t status;     /* OTLP StatusCode: 0 unset, 1 ok, 2 error */
 	uint32_t attributes_bytes;
 };
 
 /* One attribute: this header, the key, the value, with no padding. */
 struct bs_attribute_header {
-	uint8_t type;		/* enum bs_attribute_type */
+	uint8_t type; /* enum bs_attribute_type */
 	uint8_t key_bytes;
 	uint16_t value_bytes;
 };
@@ -256,10 +256,10 @@ BS_EXPORT int bs_span_end(struct bs_trace *trace, uint64_t span_id,
  * span_id, hop); every hop out must be met by its hop in, or the trace is
  * reported as partial. */
 struct bs_hop {
-	uint64_t node_id;	/* the node that injected the context */
-	uint64_t span_id;	/* the span that injected it */
-	uint32_t hop;		/* counts the injections of that handle */
-	uint32_t handle;	/* the handle that injected it */
+	uint64_t node_id; /* the node that injected the context */
+	uint64_t span_id; /* the span that injected it */
+	uint32_t hop;	  /* counts the injections of that handle */
+	uint32_t handle;  /* the handle that injected it */
 };
 
 /* The id of a node: FNV-1a, 64 bits, of its name. */
@@ -308,14 +308,14 @@ BS_EXPORT int bs_trigger(struct bs_trace_id id, const char *trigger,
 /* ------------------------------------------------------------ status --- */
 
 struct bs_stats {
-	uint64_t runs;			/* written to the pool */
-	uint64_t runs_lost;		/* at least one record was dropped */
+	uint64_t runs;	    /* written to the pool */
+	uint64_t runs_lost; /* at least one record was dropped */
 	uint64_t records_lost;
 	uint64_t payload_bytes_lost;
-	uint64_t records_oversized;	/* refused with -EMSGSIZE */
+	uint64_t records_oversized; /* refused with -EMSGSIZE */
 	uint64_t contexts_malformed;
-	uint64_t triggers_lost;		/* the queue was full */
-	uint64_t attachments;		/* times attached since start */
+	uint64_t triggers_lost; /* the queue was full */
+	uint64_t attachments;	/* times attached since start */
 	bool attached;
 };
 

@@ -144,11 +144,13 @@ struct bs_segment_header {
 
 /* Run flags. FIRST/LAST bracket a handle: the trace is open on the node while
  * it has seen more FIRSTs than LASTs. */
-#define BS_RUN_FIRST 0x0001u  /* the handle's first run */
-#define BS_RUN_LAST 0x0002u   /* the handle was closed at the run's end */
-#define BS_RUN_LOSSY 0x0004u  /* records of this handle were dropped before or
+#define BS_RUN_FIRST 0x0001u /* the handle's first run */
+#define BS_RUN_LAST 0x0002u  /* the handle was closed at the run's end */
+#define BS_RUN_LOSSY                                                           \
+	0x0004u /* records of this handle were dropped before or
 			       * in this run */
-#define BS_RUN_CLOSED 0x8000u /* nothing will be appended (header only; set
+#define BS_RUN_CLOSED                                                          \
+	0x8000u /* nothing will be appended (header only; set
 			       * before the entry is announced) */
 
 struct bs_run_header {
@@ -181,7 +183,7 @@ struct bs_channel_header {
 	uint32_t magic;
 	uint32_t version;
 	uint64_t arena_bytes;
-	uint32_t clock_is_tsc;	       /* what record ticks are */
+	uint32_t clock_is_tsc; /* what record ticks are */
 	uint32_t zero;
 	uint64_t ticks_per_s;
 	uint64_t node_id;
@@ -223,14 +225,14 @@ struct bs_run_entry {
 
 struct bs_thread_area {
 	/* The writer's lines. */
-	uint32_t owner_tid;	 /* 0: free; claimed by compare and swap */
-	uint32_t run_head;	 /* store_release after the entry */
+	uint32_t owner_tid;	   /* 0: free; claimed by compare and swap */
+	uint32_t run_head;	   /* store_release after the entry */
 	uint32_t runs_unannounced; /* ring full: read the log instead */
-	uint32_t segment;	 /* being appended to, or BS_SEGMENT_NONE */
-	uint32_t cursor;	 /* valid while the area is free: where the
+	uint32_t segment;	   /* being appended to, or BS_SEGMENT_NONE */
+	uint32_t cursor;	   /* valid while the area is free: where the
 				  * next owner goes on in `segment` */
 	uint32_t zero;
-	uint64_t runs;		 /* counters, for metrics only */
+	uint64_t runs; /* counters, for metrics only */
 	uint64_t runs_lost;
 	uint64_t records_lost;
 	uint64_t payload_bytes;
@@ -365,7 +367,7 @@ enum bs_piece_kind {
 struct bs_piece_header {
 	uint32_t bytes; /* of content; a multiple of 8 */
 	uint16_t kind;
-	uint16_t flags; /* BS_RUN_* of the run so far */
+	uint16_t flags;	 /* BS_RUN_* of the run so far */
 	uint32_t client; /* a process's number on its node */
 	uint32_t handle;
 	uint32_t seq;

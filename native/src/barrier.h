@@ -19,17 +19,17 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#define READ_ONCE(x)		__atomic_load_n(&(x), __ATOMIC_RELAXED)
-#define WRITE_ONCE(x, v)	__atomic_store_n(&(x), (v), __ATOMIC_RELAXED)
-#define load_acquire(p)		__atomic_load_n((p), __ATOMIC_ACQUIRE)
-#define store_release(p, v)	__atomic_store_n((p), (v), __ATOMIC_RELEASE)
-#define full_fence()		__atomic_thread_fence(__ATOMIC_SEQ_CST)
-#define fetch_add(p, v)		__atomic_fetch_add((p), (v), __ATOMIC_RELAXED)
+#define READ_ONCE(x) __atomic_load_n(&(x), __ATOMIC_RELAXED)
+#define WRITE_ONCE(x, v) __atomic_store_n(&(x), (v), __ATOMIC_RELAXED)
+#define load_acquire(p) __atomic_load_n((p), __ATOMIC_ACQUIRE)
+#define store_release(p, v) __atomic_store_n((p), (v), __ATOMIC_RELEASE)
+#define full_fence() __atomic_thread_fence(__ATOMIC_SEQ_CST)
+#define fetch_add(p, v) __atomic_fetch_add((p), (v), __ATOMIC_RELAXED)
 #define compare_and_swap(p, expected, desired)                                 \
 	__atomic_compare_exchange_n((p), (expected), (desired), false,         \
 				    __ATOMIC_ACQ_REL, __ATOMIC_RELAXED)
 
-#define likely(x)		__builtin_expect(!!(x), 1)
-#define unlikely(x)		__builtin_expect(!!(x), 0)
+#define likely(x) __builtin_expect(!!(x), 1)
+#define unlikely(x) __builtin_expect(!!(x), 0)
 
 #endif

@@ -59,9 +59,11 @@ static inline uint64_t bs_hash_prepare(const char *domain, size_t domain_bytes,
 static inline uint64_t bs_hash_trace(uint64_t prepared, struct bs_trace_id id)
 {
 	for (int i = 56; i >= 0; i -= 8)
-		prepared = (prepared ^ ((id.hi >> i) & 0xff)) * BS_FNV1A64_PRIME;
+		prepared =
+			(prepared ^ ((id.hi >> i) & 0xff)) * BS_FNV1A64_PRIME;
 	for (int i = 56; i >= 0; i -= 8)
-		prepared = (prepared ^ ((id.lo >> i) & 0xff)) * BS_FNV1A64_PRIME;
+		prepared =
+			(prepared ^ ((id.lo >> i) & 0xff)) * BS_FNV1A64_PRIME;
 	return bs_fmix64(prepared);
 }
 

@@ -60,17 +60,17 @@ struct bsn;
 
 struct bsn_config {
 	char node_name[BS_NODE_NAME_MAX + 1];
-	uint64_t pool_bytes;	       /* all arenas together; >= 4 MiB */
-	uint64_t arena_bytes;	       /* of one process, virtual; <= pool */
-	uint64_t store_bytes;	       /* report store; >= 1 MiB */
-	uint64_t trace_bytes_max;      /* of a slice; more is `truncated` */
+	uint64_t pool_bytes;	  /* all arenas together; >= 4 MiB */
+	uint64_t arena_bytes;	  /* of one process, virtual; <= pool */
+	uint64_t store_bytes;	  /* report store; >= 1 MiB */
+	uint64_t trace_bytes_max; /* of a slice; more is `truncated` */
 	uint64_t cluster_seed;
 	uint64_t percentage_threshold; /* abi.h */
 	uint32_t reclaim_percent;      /* of the pool; 90 */
 	uint32_t clients_max;
 	uint32_t tombstones;
-	uint32_t index_traces;	       /* entries of the table; 0: from pool */
-	uint32_t index_runs;	       /* 0: from pool */
+	uint32_t index_traces; /* entries of the table; 0: from pool */
+	uint32_t index_runs;   /* 0: from pool */
 	bool trust_incoming;
 	bool clock_is_tsc;
 	uint64_t ticks_per_s;
@@ -78,15 +78,15 @@ struct bsn_config {
 
 /* Why a trace is not, or not whole, on this node. */
 enum bsn_slice_flags {
-	BSN_SLICE_HELD = 0x01,	     /* something is or was in the store */
-	BSN_SLICE_EVICTED = 0x02,    /* lost to eviction, wholly or in part */
-	BSN_SLICE_LOSSY = 0x04,	     /* records were dropped when written */
-	BSN_SLICE_TRUNCATED = 0x08,  /* more than trace_bytes_max */
-	BSN_SLICE_ABANDONED = 0x10,  /* given up under overload */
-	BSN_SLICE_STORE_FULL = 0x20, /* no room to copy it */
+	BSN_SLICE_HELD = 0x01,	      /* something is or was in the store */
+	BSN_SLICE_EVICTED = 0x02,     /* lost to eviction, wholly or in part */
+	BSN_SLICE_LOSSY = 0x04,	      /* records were dropped when written */
+	BSN_SLICE_TRUNCATED = 0x08,   /* more than trace_bytes_max */
+	BSN_SLICE_ABANDONED = 0x10,   /* given up under overload */
+	BSN_SLICE_STORE_FULL = 0x20,  /* no room to copy it */
 	BSN_SLICE_MAYBE_LOSSY = 0x40, /* a loss nearby could not be tied to
 				       * its trace */
-	BSN_SLICE_CORRUPT = 0x80,    /* the log contradicted the index */
+	BSN_SLICE_CORRUPT = 0x80,     /* the log contradicted the index */
 	BSN_SLICE_CRUMBS_CUT = 0x100, /* more than BSN_CRUMBS_MAX */
 };
 
@@ -98,19 +98,19 @@ struct bsn_slice {
 	struct bs_trace_id id;
 	struct bs_trace_id primary; /* the group: trace that was triggered */
 	char trigger[BS_TRIGGER_NAME_MAX + 1];
-	uint64_t bytes;		    /* appended so far, from the beginning */
-	uint64_t trimmed_bytes;	    /* of these, freed again */
-	uint64_t collected_ns;	    /* when it was triggered here */
-	uint64_t changed_ns;	    /* when something was last appended */
-	uint32_t open_handles;	    /* of live processes */
-	uint32_t flags;		    /* enum bsn_slice_flags */
+	uint64_t bytes;		/* appended so far, from the beginning */
+	uint64_t trimmed_bytes; /* of these, freed again */
+	uint64_t collected_ns;	/* when it was triggered here */
+	uint64_t changed_ns;	/* when something was last appended */
+	uint32_t open_handles;	/* of live processes */
+	uint32_t flags;		/* enum bsn_slice_flags */
 	uint32_t n_crumbs;
 	uint64_t crumbs[BSN_CRUMBS_MAX]; /* node ids: where else to look */
 };
 
 enum bsn_event_kind {
-	BSN_EVENT_TRIGGER = 1,	    /* a process fired one */
-	BSN_EVENT_SLICE_CHANGED = 2, /* bytes, crumbs, open_handles or flags of
+	BSN_EVENT_TRIGGER = 1,	      /* a process fired one */
+	BSN_EVENT_SLICE_CHANGED = 2,  /* bytes, crumbs, open_handles or flags of
 				      * a collected slice; coalesced */
 	BSN_EVENT_CLIENT_DRAINED = 3, /* a dead client's last segment is gone */
 	BSN_EVENT_STORE_FULL = 4,
@@ -119,31 +119,31 @@ enum bsn_event_kind {
 struct bsn_event {
 	uint32_t kind;
 	uint32_t client;
-	uint64_t time_ns;	     /* CLOCK_MONOTONIC, of the trigger */
+	uint64_t time_ns; /* CLOCK_MONOTONIC, of the trigger */
 	struct bs_trace_id id;
 	char trigger[BS_TRIGGER_NAME_MAX + 1];
 	char why[BS_TRIGGER_WHY_MAX + 1];
-	uint32_t source;	     /* enum bs_trigger_source */
+	uint32_t source; /* enum bs_trigger_source */
 	uint32_t n_laterals;
 	struct bs_trace_id laterals[BS_LATERALS_MAX];
 };
 
 struct bsn_metrics {
-	uint64_t pool_bytes;	   /* budget */
-	uint64_t pool_used_bytes;  /* granted: stock, active, sealed, kept */
+	uint64_t pool_bytes;	  /* budget */
+	uint64_t pool_used_bytes; /* granted: stock, active, sealed, kept */
 	uint64_t stock_bytes, active_bytes, sealed_bytes, keep_bytes;
 	uint64_t store_bytes, store_used_bytes;
-	uint64_t horizon_ns;	   /* age of the oldest sealed segment's grant,
+	uint64_t horizon_ns; /* age of the oldest sealed segment's grant,
 				    * 0 before the first reclaim */
-	uint64_t reclaims;	   /* segments */
+	uint64_t reclaims;   /* segments */
 	uint64_t traces_indexed, runs_indexed; /* now */
 	uint64_t runs_drained, runs_walked, runs_lost, records_lost;
 	uint64_t payload_bytes, payload_bytes_lost;
 	uint64_t traces_evicted, second_chances, tombstones;
-	uint64_t corrupt;	   /* contradictions met in shared memory */
+	uint64_t corrupt; /* contradictions met in shared memory */
 	uint64_t triggers, triggers_lost, cells_skipped;
 	uint64_t clients;
-	uint64_t slices;	   /* in the store or marked */
+	uint64_t slices; /* in the store or marked */
 };
 
 /* ------------------------------------------------------------- life --- */

@@ -82,7 +82,7 @@ class Host:
         command: Sequence[str],
         *,
         env: Mapping[str, str] | None = None,
-        **options: Any,  # noqa: ANN401 - what subprocess.Popen takes
+        **options: Any,
     ) -> subprocess.Popen[bytes]:
         """Start a program on this host; it ends with this process at the latest."""
         return subprocess.Popen(

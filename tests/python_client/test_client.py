@@ -338,7 +338,7 @@ def test_an_impossible_trace_id_is_a_mistake(wrong: bytes | str) -> None:
 
 
 @pytest.mark.parametrize("wrong", [None, 1, 1.5, ["a"]])
-def test_wrong_types_are_mistakes(wrong: Any) -> None:  # noqa: ANN401 # what it is about
+def test_wrong_types_are_mistakes(wrong: Any) -> None:  # what it is about
     with backsight.Trace(trace_id(1)) as trace:
         for call in (
             lambda: backsight.begin(wrong),

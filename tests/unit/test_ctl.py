@@ -152,10 +152,10 @@ class _Host:
         self.fired.append((name, trace, why))
 
 
-def _ask_server(directory: Path, host: _Host, *, ask: Any) -> Any:  # noqa: ANN401
+def _ask_server(directory: Path, host: _Host, *, ask: Any) -> Any:
     socket_path = directory / "node.sock"
 
-    async def serve() -> Any:  # noqa: ANN401
+    async def serve() -> Any:
         async with ControlServer(control_path(socket_path), "alpha", host):
             return await asyncio.to_thread(ask, str(socket_path))
 
@@ -203,7 +203,7 @@ def test_the_operator_fires_a_trigger(tmp_path: Path) -> None:
     ],
 )
 def test_bad_requests_get_an_answer(tmp_path: Path, line: bytes, expected: str) -> None:
-    def ask(path: str) -> Any:  # noqa: ANN401
+    def ask(path: str) -> Any:
         with socket.socket(socket.AF_UNIX) as connection:
             connection.connect(str(control_path(Path(path))))
             connection.sendall(line)
