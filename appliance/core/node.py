@@ -279,6 +279,8 @@ class NodeCore:
             times.append(self._relieve_at_ns)
         if self._welcomed and self._statuses_later:
             times.append(min(self._statuses_later.values()))
+        if self._welcomed and self._statuses_due:
+            times.append(now_ns)  # take_chunks may have made a length news
         if self._slices_connected and self._credit_bytes > 0:
             ready_ns = self._holdings.reporter.ready_ns(now_ns)
             if ready_ns is not None:

@@ -197,6 +197,7 @@ def test_growth_alone_is_told_when_the_rest_is_sent_and_not_too_often() -> None:
     assert node.take() == []  # the coordinator knows that more is to come
     node.connect_slices()
     node.report()
+    assert node.core.next_wakeup_ns(node.now_ns) == node.now_ns
     assert node.take() == []
     due_ns = node.core.next_wakeup_ns(node.now_ns)
     assert due_ns == node.now_ns + node.config.status_interval_ns
