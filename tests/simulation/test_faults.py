@@ -36,6 +36,7 @@ def _check(seeds: range) -> None:
     )
 
 
+@pytest.mark.timeout(600)
 def test_random_fault_schedules() -> None:
     _check(range(QUICK))
 
