@@ -29,9 +29,10 @@ class Cores:
         return cls(allowed[0], allowed[-1])
 
 
-def on_core(core: int, command: Sequence[str]) -> list[str]:
-    """Bind the command to one core, and its life to ours."""
-    return ["setpriv", "--pdeathsig", "TERM", "taskset", "--cpu-list", str(core), *command]
+def bound(command: Sequence[str], core: int | None) -> list[str]:
+    """Bind a command's life to ours, and it to a core if one is given."""
+    affinity = [] if core is None else ["taskset", "--cpu-list", str(core)]
+    return ["setpriv", "--pdeathsig", "TERM", *affinity, *command]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,7 @@ class _ThisMachine(Host):
     ) -> subprocess.Popen[bytes]:
         """Start a program on the core."""
         return subprocess.Popen(
-            on_core(self.core, command), env={**os.environ, **(env or {})}, **options
+            bound(command, self.core), env={**os.environ, **(env or {})}, **options
         )
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from native.bench.collection import Collection, chain
-from native.bench.daemons import Cores, on_core
+from native.bench.daemons import Cores, bound
 from native.bench.report import Param, Result, load, rounded
 from tests.cluster.topology import Node
 
@@ -79,7 +79,7 @@ class Bench:
         """Start the writer, on its own core or on any."""
         command = [str(self._writer), *map(str, arguments)]
         with subprocess.Popen(
-            on_core(self._cores.writer, command) if pinned else command,
+            bound(command, self._cores.writer if pinned else None),
             env={**os.environ, **self._node.client_environment("bench")},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

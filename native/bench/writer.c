@@ -384,16 +384,18 @@ static struct shared find_shared(void)
 	if (!maps)
 		die("/proc/self/maps cannot be read");
 	while (fgets(line, sizeof(line), maps)) {
-		uintptr_t from, to;
+		void *from, *to;
+		size_t bytes;
 
 		if (!strstr(line, " /memfd:") ||
-		    sscanf(line, "%" SCNxPTR "-%" SCNxPTR, &from, &to) != 2 ||
+		    sscanf(line, "%p-%p", &from, &to) != 2 ||
 		    *(const uint32_t *)from != BS_ABI_MAGIC)
 			continue;
-		if (to - from == context_bytes)
-			found.context = (struct bs_context_segment *)from;
-		else if (to - from == channel_bytes)
-			found.channel = (struct bs_channel_header *)from;
+		bytes = (size_t)((char *)to - (char *)from);
+		if (bytes == context_bytes)
+			found.context = from;
+		else if (bytes == channel_bytes)
+			found.channel = from;
 	}
 	fclose(maps);
 	if (!found.channel || !found.context)
