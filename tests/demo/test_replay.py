@@ -222,6 +222,21 @@ def _flags(replay: Replay, pod: str, trace_id: str) -> SliceFlags:
     return view.slices[0].flags
 
 
+def _abandoned(replay: Replay, pods: dict[str, set[str]]) -> dict[str, set[str]]:
+    """On which nodes each trace is marked as abandoned, once the last word of it went round."""
+    steady: dict[str, set[str]] | None = None
+    while True:
+        now = {
+            trace_id: {
+                pod for pod in held_on if SliceFlags.ABANDONED in _flags(replay, pod, trace_id)
+            }
+            for trace_id, held_on in pods.items()
+        }
+        if now == steady:
+            return now
+        steady = now
+
+
 @pytest.mark.slow
 def test_under_overload_rare_triggers_keep_their_traces_whole(tmp_path: Path) -> None:
     """Triggers tA on 0.1 %, tB on 1 % and a faulty tF on 50 % of the requests, little bandwidth."""
@@ -258,14 +273,7 @@ def test_under_overload_rare_triggers_keep_their_traces_whole(tmp_path: Path) ->
     ) as replay:
         replay.run()
         listing = {trace["trace_id"]: trace for trace in replay.traces()}
-        abandoned = {
-            trace_id: {
-                pod
-                for pod in pods[trace_id]
-                if SliceFlags.ABANDONED in _flags(replay, pod, trace_id)
-            }
-            for trace_id, _ in fire_on
-        }
+        abandoned = _abandoned(replay, {trace_id: pods[trace_id] for trace_id, _ in fire_on})
         for name in ("ta", "tb"):
             mine = [trace_id for (trace_id, _), (fired, _) in fire_on.items() if fired == name]
             coherent = [
@@ -277,7 +285,12 @@ def test_under_overload_rare_triggers_keep_their_traces_whole(tmp_path: Path) ->
             assert len(coherent) >= 0.99 * len(mine), (name, len(coherent), len(mine))
     given_up = {trace_id for trace_id, nodes in abandoned.items() if nodes}
     assert given_up, "nothing was abandoned: this was no overload"
-    assert all(abandoned[trace_id] == pods[trace_id] for trace_id in given_up)
+    differ = {
+        trace_id: pods[trace_id] - abandoned[trace_id]
+        for trace_id in given_up
+        if abandoned[trace_id] != pods[trace_id]
+    }
+    assert not differ, (len(differ), len(given_up), list(differ.items())[:5])
     coherent_tf = [
         trace_id
         for (trace_id, _), (fired, _) in fire_on.items()
