@@ -12,6 +12,7 @@ JOBS := $(shell nproc)
 # extension. pyproject.toml has the same list for pytest.
 export PYTHONPATH := $(CURDIR):$(CURDIR)/build/protocol:$(CURDIR)/build/native/python
 export PYTHONPYCACHEPREFIX := $(CURDIR)/build/.pycache
+export HYPOTHESIS_STORAGE_DIRECTORY := $(CURDIR)/build/.hypothesis
 
 SOURCES := .ci appliance bpf config coordinator ctl native packaging protocol scripts systemd tests vagrant
 PYTHON_SOURCES = $(shell { find $(SOURCES) -name '*.py'; grep -rlIE '^\#!.*python3?$$' $(SOURCES); } | sort -u)
@@ -66,16 +67,16 @@ build-tsan: setup build/tsan/build.ninja
 # address randomisation of newer kernels, so it runs without.
 MESON_TEST := $(MESON) test --no-rebuild --print-errorlogs --num-processes $(JOBS)
 test-c: build build-asan build-tsan
-	$(MESON_TEST) -C build
-	$(MESON_TEST) -C build/asan
-	TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1 \
+	scripts/with-tmp $(MESON_TEST) -C build
+	scripts/with-tmp $(MESON_TEST) -C build/asan
+	TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1 scripts/with-tmp \
 		setarch --addr-no-randomize $(MESON_TEST) -C build/tsan --suite concurrent
 
 test: test-c
-	$(PYTHON) -m pytest tests -m 'not slow'
+	scripts/with-tmp $(PYTHON) -m pytest tests -m 'not slow'
 
 test-all: test-c
-	$(PYTHON) -m pytest tests
+	scripts/with-tmp $(PYTHON) -m pytest tests
 
 $(LINT_STAMP): scripts/lint-requirements.txt | setup
 	rm -rf $(LINT)
@@ -118,10 +119,10 @@ pythonpath:
 # SPEED, FILE and KEEP, given on the command line, reach the programs in their
 # environment, as make does by itself.
 demo: build
-	$(PYTHON) -m tests.demo
+	scripts/with-tmp $(PYTHON) -m tests.demo
 
 bench-native: build
-	native/bench/run
+	scripts/with-tmp native/bench/run
 
 clean:
 	rm -rf build

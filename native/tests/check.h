@@ -41,4 +41,15 @@
 		test();                                                        \
 	} while (0)
 
+/* A directory for sockets, in $TMPDIR if that is set (scripts/with-tmp). */
+static inline void make_directory(char *path, size_t bytes)
+{
+	const char *base = getenv("TMPDIR");
+	int n = snprintf(path, bytes, "%s/test-XXXXXX",
+			 base && *base ? base : "/tmp");
+
+	CHECK(n > 0 && (size_t)n < bytes);
+	CHECK(mkdtemp(path));
+}
+
 #endif

@@ -29,9 +29,7 @@ void fake_node_open(struct fake_node *n)
 	n->connection = -1;
 	for (int i = 0; i < 3; i++)
 		n->fds[i] = -1;
-	snprintf(n->directory, sizeof(n->directory),
-		 "/tmp/backsight-test-XXXXXX");
-	CHECK(mkdtemp(n->directory));
+	make_directory(n->directory, sizeof(n->directory));
 	snprintf(n->path, sizeof(n->path), "%s/node.sock", n->directory);
 	snprintf(address.sun_path, sizeof(address.sun_path), "%s", n->path);
 	n->listener = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);

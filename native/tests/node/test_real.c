@@ -156,10 +156,10 @@ int main(void)
 	uint64_t numbers[THREADS];
 	struct bsn_metrics m;
 	struct decoded d = {0};
-	char directory[] = "/tmp/backsight-test-XXXXXX";
+	char directory[64];
 
 	node = test_node(&config);
-	CHECK(mkdtemp(directory));
+	make_directory(directory, sizeof(directory));
 	snprintf(address.sun_path, sizeof(address.sun_path), "%s/node.sock",
 		 directory);
 	listener = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
