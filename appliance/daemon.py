@@ -31,6 +31,7 @@ from appliance.native import NativeDataPlane, choose_tick_source
 from appliance.pump import Pump
 from appliance.settings import Settings
 from appliance.uplink import Uplink
+from config.daemon import die_if_it_fails
 from protocol.messages import WHY_BYTES_MAX, Group, TraceId
 from protocol.wire import Opening
 
@@ -141,9 +142,12 @@ class Daemon:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        await self._exits.aclose()
+        try:
+            await self._exits.aclose()
+        finally:
+            # The last events, taken at the end of the pump, set it once more.
+            if self._timer is not None:
+                self._timer.cancel()
 
     async def run(self) -> None:
         """Talk to the coordinator, until cancelled."""
@@ -179,6 +183,7 @@ class Daemon:
         if wakeup_ns is not None:
             self._timer = self._loop.call_later((wakeup_ns - now_ns) / 1e9, self._on_timer)
 
+    @die_if_it_fails
     def _on_timer(self) -> None:
         self._timer = None
         now_ns = time.monotonic_ns()

@@ -23,6 +23,7 @@ from typing import Self
 
 from appliance.core.dataplane import DataPlaneEvent
 from appliance.native import NativeDataPlane
+from config.daemon import die_if_it_fails
 
 # A trace's last spans come within its own duration of the trigger, mostly.
 _LIVELY_NS = 1_000_000_000
@@ -47,9 +48,9 @@ class Pump:
         self._stopping = False
         self._lively_until_ns = 0
         self._held = False
-        # Set: the loop has taken the events that were handed to it.
-        self._taken = threading.Event()
-        self._taken.set()
+        # Handed to the loop, which has not taken them yet. One after the other
+        # they pass through here, so that none is lost or taken twice at the end.
+        self._handed: list[DataPlaneEvent] = []
         self.polls = 0
 
     def __enter__(self) -> Self:
@@ -63,9 +64,13 @@ class Pump:
         traceback: TracebackType | None,
     ) -> None:
         self._stopping = True
-        self._taken.set()
         self._dataplane.wake()
         self._thread.join()
+        # A trigger that has left its process's queue is nowhere else. Collected, it
+        # is in the report store, from where the next daemon goes on.
+        self._take()
+        while events := self._dataplane.events():
+            self._on_events(events)
 
     def lively(self, now_ns: int) -> None:
         """Something was triggered, or a slice grew: more may follow soon."""
@@ -87,17 +92,21 @@ class Pump:
             self._held = self._dataplane.has_slices()
             # Events wait in the data plane while the loop is behind; what
             # processes write is drained all the same.
-            while have_events and self._taken.is_set() and not self._stopping:
-                events = self._dataplane.events()
-                if not events:
-                    break
-                self._taken.clear()
+            if have_events and not self._handed and not self._stopping:
+                self._handed = self._dataplane.events()
                 # The loop may be closed already when we are told to stop.
                 with contextlib.suppress(RuntimeError):
-                    self._loop.call_soon_threadsafe(self._deliver, events)
+                    self._loop.call_soon_threadsafe(self._deliver)
 
-    def _deliver(self, events: list[DataPlaneEvent]) -> None:
-        self._on_events(events)
-        self._taken.set()
+    @die_if_it_fails
+    def _deliver(self) -> None:
+        if self._stopping:
+            return
+        self._take()
         # There may be more, which did not find the loop ready.
         self._dataplane.wake()
+
+    def _take(self) -> None:
+        if self._handed:
+            self._on_events(self._handed)
+            self._handed = []

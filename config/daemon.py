@@ -5,19 +5,22 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import functools
 import os
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import ParamSpec, TypeVar
 
 from config.schema import ConfigError, load, loads
 
 EXIT_CONFIG = 2
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 
 def read_arguments(
@@ -65,6 +68,24 @@ def die_with_any_thread() -> None:
         os._exit(1)
 
     threading.excepthook = end
+
+
+def die_if_it_fails(callback: Callable[P, None]) -> Callable[P, None]:
+    """A callback of the event loop; a failure of it ends the process.
+
+    The loop would write the error down and go on, as if nothing was lost: what
+    was fetched from a core and not passed on, a timer that was not set again.
+    """
+
+    @functools.wraps(callback)
+    def call(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            callback(*args, **kwargs)
+        except Exception:  # noqa: BLE001 - whatever it is, the process ends
+            traceback.print_exc()
+            os._exit(1)
+
+    return call
 
 
 async def told_to_end() -> None:

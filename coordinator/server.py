@@ -23,6 +23,7 @@ import backsight_pb2 as pb
 import grpc
 from google.protobuf.message import Message
 
+from config.daemon import die_if_it_fails
 from coordinator.core.coordinator import CoordinatorCore
 from coordinator.settings import Settings
 from coordinator.store import SliceRow, Store, StoreReader, TraceRow
@@ -208,15 +209,18 @@ class CoordinatorServer:
             self._flush_due = True
             self._loop.call_soon(self._flush)
 
+    @die_if_it_fails
     def _on_durable(self, token: int) -> None:
         self._core.on_durable(token, time.monotonic_ns())
         self._changed()
 
+    @die_if_it_fails
     def _on_timer(self) -> None:
         self._timer = None
         self._core.on_tick(time.monotonic_ns())
         self._changed()
 
+    @die_if_it_fails
     def _flush(self) -> None:
         self._flush_due = False
         writes = self._core.take_writes()

@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""No event is lost between the data plane's thread and the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+
+from appliance.core.dataplane import DataPlaneEvent, LocalTrigger
+from appliance.native import NativeDataPlane
+from appliance.pump import Pump
+from tests.unit.test_native import MONOTONIC, SMALL, TRACE, fire
+
+FAILS = """
+import asyncio, os
+from appliance.native import NativeDataPlane
+from appliance.pump import Pump
+from tests.unit.test_native import MONOTONIC, SMALL, fire
+
+def fail(events):
+    raise RuntimeError("the core failed")
+
+async def run():
+    with NativeDataPlane(SMALL, MONOTONIC) as here, Pump(here, fail):
+        _, fds = here.client_add(os.getpid(), "shop")
+        fire(fds.context, b"slow", b"", [])
+        here.wake()
+        await asyncio.Event().wait()
+
+asyncio.run(run())
+"""
+
+
+def test_what_the_loop_did_not_take_is_taken_at_the_end() -> None:
+    taken: list[DataPlaneEvent] = []
+
+    async def run() -> None:
+        with NativeDataPlane(SMALL, MONOTONIC) as here:
+            with Pump(here, taken.extend):
+                _, fds = here.client_add(os.getpid(), "shop")
+                fire(fds.context, b"slow", b"", [])
+                for fd in fds:
+                    os.close(fd)
+                # The loop gets no turn from here to the end.
+                while here.metrics()["triggers"] == 0:
+                    here.wake()
+                assert taken == []
+            triggers = [event for event in taken if isinstance(event, LocalTrigger)]
+            assert [event.trace for event in triggers] == [TRACE]
+
+    asyncio.run(run())
+    # Nor is any taken again by what the loop still had to do.
+    assert len(taken) == 1
+
+
+def test_a_failure_to_take_them_ends_the_process() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", FAILS], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert ended.returncode == 1
+    assert "RuntimeError: the core failed" in ended.stderr
