@@ -273,7 +273,7 @@ class NativeDataPlane:
         )
         if result == -errno.ENOSPC:
             # No room even for the mark: held or not, it cannot be copied.
-            return Slice(trace, group, 0, 0, now_ns, now_ns, 0, SliceFlags.STORE_FULL, ())
+            return Slice(trace, group, 0, 0, 0, now_ns, now_ns, 0, SliceFlags.STORE_FULL, ())
         _check(result, f"collecting {trace.hex()}")
         return _slice(found)
 
@@ -378,6 +378,7 @@ def _slice(raw: Any) -> Slice:  # noqa: ANN401 - of cffi
     return Slice(
         trace=_trace(raw.id),
         group=Group(_text(ffi.string(raw.trigger)), _trace(raw.primary)),
+        epoch=raw.epoch,
         bytes=raw.bytes,
         trimmed_bytes=raw.trimmed_bytes,
         collected_ns=raw.collected_ns,

@@ -50,7 +50,7 @@ from protocol.messages import (
     TriggerFired,
 )
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 # "BSGT", so that `file` and we can tell a store from any other database.
 _APPLICATION_ID = 0x42534754
@@ -103,8 +103,11 @@ CREATE TABLE abandoned (
 CREATE TABLE slices (
     trace BLOB NOT NULL,
     node TEXT NOT NULL,
+    epoch INTEGER NOT NULL DEFAULT 0,   -- of the chunks; 0 before the first
     bytes INTEGER NOT NULL DEFAULT 0,   -- stored in chunks
+    restarted INTEGER NOT NULL DEFAULT 0,
     held INTEGER,                       -- NULL before the first status
+    status_epoch INTEGER,
     flags INTEGER,
     status_bytes INTEGER,
     open_handles INTEGER,
@@ -397,10 +400,13 @@ class Store:
         status, clock = record.status, record.clock
         self._slice(status.trace, record.node)
         self._connection.execute(
-            "UPDATE slices SET held = ?, flags = ?, status_bytes = ?, open_handles = ?,"
-            " crumbs = ?, clock_offset_ns = ?, clock_error_ns = ? WHERE trace = ? AND node = ?",
+            "UPDATE slices SET restarted = max(restarted, ?), held = ?, status_epoch = ?,"
+            " flags = ?, status_bytes = ?, open_handles = ?, crumbs = ?, clock_offset_ns = ?,"
+            " clock_error_ns = ? WHERE trace = ? AND node = ?",
             (
+                int(record.restarted),
                 int(status.held),
+                status.epoch,
                 int(status.flags),
                 status.bytes,
                 status.open_handles,
@@ -415,9 +421,19 @@ class Store:
     def _append(self, record: AppendSlice) -> None:
         self._slice(record.trace, record.node)
         key = (record.trace, record.node)
-        (stored,) = self._connection.execute(
-            "SELECT bytes FROM slices WHERE trace = ? AND node = ?", key
+        stored, epoch = self._connection.execute(
+            "SELECT bytes, epoch FROM slices WHERE trace = ? AND node = ?", key
         ).fetchone()
+        if record.epoch != epoch:
+            if record.offset == 0:
+                self._connection.execute("DELETE FROM chunks WHERE trace = ? AND node = ?", key)
+                self._connection.execute(
+                    "UPDATE slices SET restarted = max(restarted, bytes > 0), epoch = ?, bytes = 0,"
+                    " held = CASE WHEN status_epoch = ? THEN held END"
+                    " WHERE trace = ? AND node = ?",
+                    (record.epoch, record.epoch, *key),
+                )
+            stored = 0
         if record.offset > stored:
             # The trace was deleted for the bounds, and came up again: what is
             # left of the slice cannot be read without its beginning.
@@ -521,9 +537,14 @@ class Store:
             )
 
     def _recover_slices(self, trace: bytes, released: bool) -> Iterator[StoredSlice]:
-        for node, stored, status, _ in _slices(self._connection, trace):
+        rows = self._connection.execute(
+            "SELECT node, epoch, bytes, restarted FROM slices WHERE trace = ?", (trace,)
+        ).fetchall()
+        kept = {node: rest for node, *rest in rows}
+        for node, status, _ in _slices(self._connection, trace):
+            epoch, stored, restarted = kept[node]
             chunks = () if released else _Chunks(self._connection, trace, node)
-            yield StoredSlice(node, status, stored, chunks)
+            yield StoredSlice(node, status, epoch, stored, bool(restarted), chunks)
 
 
 class _Chunks(Iterable[bytes]):
@@ -602,13 +623,13 @@ def _verdict(connection: sqlite3.Connection, trace: bytes) -> Verdict | None:
 
 def _slices(
     connection: sqlite3.Connection, trace: bytes
-) -> Iterator[tuple[str, int, SliceStatus | None, ClockOffset | None]]:
+) -> Iterator[tuple[str, SliceStatus | None, ClockOffset | None]]:
     rows = connection.execute(
-        "SELECT node, bytes, held, flags, status_bytes, open_handles, crumbs, clock_offset_ns,"
-        " clock_error_ns FROM slices WHERE trace = ? ORDER BY node",
+        "SELECT node, held, status_epoch, flags, status_bytes, open_handles, crumbs,"
+        " clock_offset_ns, clock_error_ns FROM slices WHERE trace = ? ORDER BY node",
         (trace,),
     ).fetchall()
-    for node, stored, held, flags, status_bytes, open_handles, crumbs, offset, error in rows:
+    for node, held, epoch, flags, status_bytes, open_handles, crumbs, offset, error in rows:
         status = None
         if held is not None:
             status = SliceStatus(
@@ -621,8 +642,9 @@ def _slices(
                     NodeId(int.from_bytes(crumbs[i : i + 8], "little"))
                     for i in range(0, len(crumbs), 8)
                 ),
+                epoch,
             )
-        yield node, stored, status, None if offset is None else ClockOffset(offset, error)
+        yield node, status, None if offset is None else ClockOffset(offset, error)
 
 
 class StoreReader:
@@ -664,6 +686,6 @@ class StoreReader:
 
     def slices(self, trace: TraceId) -> Iterator[SliceRow]:
         """The slices of a trace with their bytes, by node name."""
-        for node, _, status, clock in _slices(self._connection, trace):
+        for node, status, clock in _slices(self._connection, trace):
             data = b"".join(_Chunks(self._connection, trace, node))
             yield SliceRow(node, status, clock, data)

@@ -92,6 +92,7 @@ class SliceStatus:
     bytes: int = 0
     open_handles: int = 0
     crumbs: tuple[NodeId, ...] = ()
+    epoch: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,12 +162,14 @@ class SliceChunk:
     trace: TraceId
     offset: int
     data: bytes
+    epoch: int
 
 
 @dataclass(frozen=True, slots=True)
 class SliceAck:
     trace: TraceId
     offset: int
+    epoch: int
 
 
 @dataclass(frozen=True, slots=True)

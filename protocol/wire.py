@@ -50,14 +50,14 @@ from protocol.messages import (
     Welcome,
 )
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Raised with every change that an old peer would misread."""
 
 BATCH_MESSAGES_MAX = 1024
 """Messages in one batch: under 1 MiB even if each is as large as it may be."""
 
 ACKS_MAX = 65536
-"""Acks in one reply: 28 bytes each, so under 2 MiB."""
+"""Acks in one reply: 39 bytes each, so under 3 MiB."""
 
 ADDRESSES_MAX = 64
 ADDRESS_BYTES_MAX = 64
@@ -141,6 +141,12 @@ def _trigger_name(field: str, value: str) -> str:
         raise WireError(
             field, f"{value[:64]!r}; allowed: 1 to {TRIGGER_NAME_BYTES_MAX} of a-z 0-9 _ . -"
         )
+    return value
+
+
+def _epoch(field: str, value: int, minimum: int = 1) -> int:
+    if not minimum <= value <= INTEGER_MAX:
+        raise WireError(field, f"{value}; allowed: {minimum} to {INTEGER_MAX}")
     return value
 
 
@@ -231,6 +237,7 @@ def _checked_slice_status(m: SliceStatus) -> SliceStatus:
     _flags("slice_status.flags", int(m.flags))
     _integer("slice_status.bytes", m.bytes)
     _integer("slice_status.open_handles", m.open_handles, _UINT32_MAX)
+    _epoch("slice_status.epoch", m.epoch, minimum=1 if m.held or m.bytes else 0)
     _count("slice_status.crumbs", m.crumbs, CRUMBS_MAX)
     for crumb in m.crumbs:
         _integer("slice_status.crumbs", crumb, _UINT64_MAX)
@@ -286,6 +293,7 @@ def _node_message_out(message: NodeMessage) -> pb.NodeMessage:
                     bytes=message.bytes,
                     open_handles=message.open_handles,
                     crumbs=message.crumbs,
+                    epoch=message.epoch,
                 )
             )
         case Abandoned():
@@ -336,6 +344,7 @@ def _node_message_in(message: pb.NodeMessage) -> NodeMessage:
                     status.bytes,
                     status.open_handles,
                     tuple(NodeId(crumb) for crumb in status.crumbs),
+                    status.epoch,
                 )
             )
         case "abandoned":
@@ -452,6 +461,7 @@ def decode_coordinator_batch(data: bytes) -> list[CoordinatorMessage]:
 def _checked_chunk(chunk: SliceChunk) -> SliceChunk:
     _trace("slice_chunk.trace", chunk.trace)
     _integer("slice_chunk.offset", chunk.offset, INTEGER_MAX - CHUNK_BYTES_MAX)
+    _epoch("slice_chunk.epoch", chunk.epoch)
     if not 1 <= len(chunk.data) <= CHUNK_BYTES_MAX:
         raise WireError(
             "slice_chunk.data", f"{len(chunk.data)} bytes; allowed: 1 to {CHUNK_BYTES_MAX}"
@@ -498,6 +508,7 @@ def encode_chunk(chunk: SliceChunk) -> bytes:
         offset=chunk.offset,
         data=deflated if compressed else chunk.data,
         compressed=compressed,
+        epoch=chunk.epoch,
     ).SerializeToString()
 
 
@@ -518,6 +529,7 @@ def decode_slices_message(data: bytes) -> Opening | SliceChunk:
             TraceId(message.trace),
             message.offset,
             _decompressed(message.data) if message.compressed else message.data,
+            message.epoch,
         )
     )
 
@@ -535,7 +547,8 @@ def _acks_out(acks: Sequence[SliceAck]) -> Iterable[pb.SliceAck]:
     for ack in acks:
         _trace("slice_reply.acks.trace", ack.trace)
         _integer("slice_reply.acks.offset", ack.offset)
-        yield pb.SliceAck(trace=ack.trace, offset=ack.offset)
+        _epoch("slice_reply.acks.epoch", ack.epoch)
+        yield pb.SliceAck(trace=ack.trace, offset=ack.offset, epoch=ack.epoch)
 
 
 def decode_slice_reply(data: bytes) -> SliceReply:
@@ -548,6 +561,7 @@ def decode_slice_reply(data: bytes) -> SliceReply:
             SliceAck(
                 _trace("slice_reply.acks.trace", ack.trace),
                 _integer("slice_reply.acks.offset", ack.offset),
+                _epoch("slice_reply.acks.epoch", ack.epoch),
             )
             for ack in message.acks
         ),

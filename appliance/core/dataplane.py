@@ -21,6 +21,8 @@ from protocol.messages import Group, NodeId, SliceFlags, Source, TraceId
 class Slice:
     """What the node holds of one trace.
 
+    ``epoch`` is another one each time that a trace is collected, also after the
+    report store was lost; 0: not collected, there was no room even for a mark.
     ``bytes`` counts all that was ever appended, ``trimmed_bytes`` what of it
     was freed after the coordinator made it durable. ``open_handles`` counts
     handles of live processes: while it is not zero, more may come.
@@ -28,6 +30,7 @@ class Slice:
 
     trace: TraceId
     group: Group
+    epoch: int
     bytes: int
     trimmed_bytes: int
     collected_ns: int

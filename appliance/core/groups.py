@@ -56,6 +56,7 @@ class HeldTrace:
             bytes=self.slice.bytes,
             open_handles=self.slice.open_handles,
             crumbs=self.slice.crumbs,
+            epoch=self.slice.epoch,
         )
 
 

@@ -209,7 +209,8 @@ class NodeCore:
         self._credit_bytes += reply.credit_bytes
         for ack in reply.acks:
             held = self._holdings.traces.get(ack.trace)
-            if held is not None:
+            # An ack for an earlier slice of the trace says nothing about this one.
+            if held is not None and ack.epoch == held.slice.epoch:
                 self._holdings.acked(held, ack.offset, now_ns)
         self._holdings.expire(now_ns)
 
@@ -257,7 +258,7 @@ class NodeCore:
             group, held = following
             count = min(self._config.chunk_bytes, held.unsent_bytes, self._credit_bytes)
             data = self._dataplane.read(held.trace, held.sent, count)
-            chunks.append(SliceChunk(held.trace, held.sent, data))
+            chunks.append(SliceChunk(held.trace, held.sent, data, held.slice.epoch))
             self._credit_bytes -= len(data)
             self._holdings.sent(group, held, len(data), now_ns)
             told = held.told

@@ -4,6 +4,12 @@
 A slice grows at its end only: a chunk that starts beyond it is dropped and
 answered with the durable offset, what lies before it is known already. So the
 bytes written to the store are the slice, whatever was repeated on the way.
+
+A node that lost its slice, or let go of it, may come with another one of the
+same trace, which the epoch tells apart. The bytes of two are never put
+together: the earlier one is kept where it is whole by its own status, else it
+is given up for the later one. Either way something may be missing that only
+the node knew of, so the part is a restarted one.
 """
 
 from __future__ import annotations
@@ -71,6 +77,45 @@ class Assembly:
         if part.durable and (unsure or part.missing_bytes):
             self._ack(stream, trace, part)
 
+    def meet(self, trace: Trace, part: Part, epoch: int, *, begins: bool, told: bool) -> bool:
+        """A slice of this epoch has come up; False if another one is kept for good.
+
+        Begins it where the part has none, or gives up what is not whole for it,
+        if it ``begins``: its first bytes are here, or announced. ``told``: a
+        status says so, which is of the slice that the node has now; a chunk may
+        be a late one of the slice before.
+        """
+        if epoch in (0, part.epoch):
+            return True
+        if epoch == part.epoch_before and (part.is_whole or not told):
+            return not part.is_whole
+        if part.is_empty:
+            part.epoch, part.status = epoch, None
+            return True
+        part.restarted = True
+        if part.is_whole:
+            part.epoch_before = epoch
+            return False
+        if begins:
+            part.epoch_before, part.epoch, part.status = part.epoch, epoch, None
+            part.received = part.durable = 0
+            trace.evidence.restart(part.node)
+        return True
+
+    def ignore(self, stream: int, chunk: SliceChunk) -> None:
+        """A chunk for which there was room is of no use."""
+        self.credit.free(len(chunk.data))
+        self.credit.top_up(stream)
+
+    def decline(self, stream: int, node: Node, chunk: SliceChunk, end: int) -> None:
+        """A chunk is not needed, for another slice is kept: the node may forget all before end.
+
+        When all that was written is durable, since the node may be left with
+        nothing that it could repeat instead.
+        """
+        self.ignore(stream, chunk)
+        self._outbox.after_writes(BytesDurable(chunk.trace, node.id, chunk.epoch, end, 0))
+
     def take(self, stream: int, node: Node, trace: Trace, part: Part, chunk: SliceChunk) -> bytes:
         """Take a chunk for which there was room; what of it is new."""
         size = len(chunk.data)
@@ -86,8 +131,8 @@ class Assembly:
             offset = part.received
             part.received += len(fresh)
             self._outbox.write(
-                AppendSlice(trace.id, node.name, offset, fresh),
-                BytesDurable(trace.id, node.id, part.received, len(fresh)),
+                AppendSlice(trace.id, node.name, part.epoch, offset, fresh),
+                BytesDurable(trace.id, node.id, part.epoch, part.received, len(fresh)),
             )
             self.credit.free(size - len(fresh))
         self.credit.top_up(stream)
@@ -98,16 +143,16 @@ class Assembly:
         self.credit.free(effect.size)
         node = self._nodes.by_id.get(effect.node)
         part = trace.parts.get(effect.node) if trace is not None else None
-        if trace is not None and part is not None:
+        if trace is not None and part is not None and part.epoch == effect.epoch:
             part.durable = effect.end
             if node is not None and node.stream is not None:
                 self._ack(node.stream, trace, part)
         elif node is not None and node.stream is not None:
-            self._outbox.ack(node.stream, effect.trace, effect.end)
+            self._outbox.ack(node.stream, effect.trace, effect.epoch, effect.end)
 
     def _ack(self, stream: int, trace: Trace, part: Part) -> None:
         part.acked_on = stream
-        self._outbox.ack(stream, trace.id, part.durable)
+        self._outbox.ack(stream, trace.id, part.epoch, part.durable)
 
     def _admit(self, stream: int) -> Node | None:
         known = self._streams[stream]

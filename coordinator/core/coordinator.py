@@ -65,7 +65,7 @@ from coordinator.core.records import (
     Write,
 )
 from coordinator.core.timers import Timers
-from coordinator.core.trace import PartState, Trace
+from coordinator.core.trace import Part, PartState, Trace
 from coordinator.core.traversal import Traversal
 from coordinator.core.verdict import ELSEWHERE, HEALABLE, ReasonKind, Verdict, VerdictKind, judge
 from protocol.hashing import node_id
@@ -124,16 +124,16 @@ class NodeView:
 
 @dataclass(frozen=True, slots=True)
 class _Outcome:
-    """What is remembered of a closed trace: how long its slices are, and the verdict."""
+    """What is remembered of a closed trace: its slices' epochs and lengths, and the verdict."""
 
-    lengths: dict[NodeId, int]
+    slices: dict[NodeId, tuple[int, int]]
     verdict: Verdict | None
 
     @property
     def is_empty(self) -> bool:
         """Nobody had anything: whoever has it after all begins it anew."""
         reasons = self.verdict.reasons if self.verdict is not None else ()
-        return not any(self.lengths.values()) and all(
+        return not any(length for _, length in self.slices.values()) and all(
             reason.kind in HEALABLE or reason.kind is ReasonKind.NEVER_SEEN for reason in reasons
         )
 
@@ -254,18 +254,36 @@ class CoordinatorCore:
         if not self._assembly.credit.arrived(stream, len(chunk.data)):
             self.counters.chunks_over_credit += 1
             return
+        end = chunk.offset + len(chunk.data)
         trace = self._traces.get(chunk.trace)
         if trace is None:
             outcome = self._closed.get(chunk.trace)
-            known = outcome.lengths.get(node.id, 0) if outcome is not None else 0
-            if outcome is not None and chunk.offset + len(chunk.data) <= known:
-                self._assembly.credit.free(len(chunk.data))
-                self._assembly.credit.top_up(stream)
-                self._outbox.after_writes(BytesDurable(chunk.trace, node.id, known, 0))
+            epoch, known = outcome.slices.get(node.id, (0, 0)) if outcome is not None else (0, 0)
+            if end <= known:
+                upto = known if chunk.epoch == epoch else end
+                self._assembly.decline(stream, node, chunk, upto)
                 self._settle()
                 return
             trace = self._begin(chunk.trace, now_ns)
         part = self._traversal.part_of(trace, node, now_ns)
+        was_restarted = part.restarted
+        begins = chunk.offset == 0
+        # As for a closed trace: no longer than what is here, so it says nothing new.
+        closed_on = trace.released and part.is_whole and end <= part.received
+        closed_on = closed_on and chunk.epoch != part.epoch
+        kept = closed_on or not self._meet(trace, part, chunk.epoch, begins=begins, told=False)
+        if part.restarted != was_restarted:
+            self._put_status(node, part, now_ns)
+            self._news(trace, now_ns)
+        if kept:
+            self._assembly.decline(stream, node, chunk, end)
+            self._settle()
+            return
+        if chunk.epoch != part.epoch:
+            # Late, of a slice that was given up; or the next one, from its middle.
+            self.counters.chunks_with_gap += not begins
+            self._assembly.ignore(stream, chunk)
+            return
         self.counters.chunks_with_gap += chunk.offset > part.received
         fresh = self._assembly.take(stream, node, trace, part, chunk)
         if fresh:
@@ -359,19 +377,35 @@ class CoordinatorCore:
         trace = self._traces.get(status.trace)
         if trace is None:
             outcome = self._closed.get(status.trace)
-            known = outcome.lengths.get(node.id, 0) if outcome is not None else 0
+            _, known = outcome.slices.get(node.id, (0, 0)) if outcome is not None else (0, 0)
             if status.bytes <= known and (outcome is not None or not status.open_handles):
                 self._release_again(status.trace, node)
                 return
             trace = self._begin(status.trace, now_ns)
         elif trace.released:
-            part = trace.parts.get(node.id)
-            if part is not None and status.bytes <= part.received:
+            known_part = trace.parts.get(node.id)
+            if known_part is not None and status.bytes <= known_part.received:
                 self._release_again(status.trace, node)
                 return
-        if self._traversal.answered(trace, node, status, now_ns):
-            self._outbox.write(PutStatus(node.name, status, node.clock.estimate(now_ns)))
+        part = self._traversal.part_of(trace, node, now_ns)
+        was_restarted = part.restarted
+        begins = status.bytes > 0
+        kept = not self._meet(trace, part, status.epoch, begins=begins, told=True)
+        news = self._traversal.answered(trace, part, node, status, now_ns, kept=kept)
+        if news or part.restarted != was_restarted:
+            self._put_status(node, part, now_ns)
             self._news(trace, now_ns)
+
+    def _meet(self, trace: Trace, part: Part, epoch: int, *, begins: bool, told: bool) -> bool:
+        items = trace.evidence.items
+        met = self._assembly.meet(trace, part, epoch, begins=begins, told=told)
+        self._evidence_items += trace.evidence.items - items
+        return met
+
+    def _put_status(self, node: Node, part: Part, now_ns: int) -> None:
+        if part.status is not None:
+            clock = node.clock.estimate(now_ns)
+            self._outbox.write(PutStatus(node.name, part.status, clock, part.restarted))
 
     def _on_abandoned(self, session: int, node: Node, group: Group, now_ns: int) -> None:
         if group not in self._traversal.abandoned:
@@ -469,13 +503,14 @@ class CoordinatorCore:
             trace.evidence.span_count = verdict.span_count
             trace.evidence.start_ns = verdict.start_ns
             trace.evidence.end_ns = verdict.end_ns
-        for identity, length in outcome.lengths.items():
+        for identity, (epoch, length) in outcome.slices.items():
             part = self._traversal.add_stored(trace, identity, now_ns)
             part.state = PartState.ANSWERED
             part.deadline_ns = None
-            part.status = SliceStatus(trace.id, held=True, bytes=length)
+            part.status = SliceStatus(trace.id, held=True, bytes=length, epoch=epoch)
+            part.epoch = epoch
             part.received = length
-            self._outbox.after_writes(BytesDurable(trace.id, identity, length, 0))
+            self._outbox.after_writes(BytesDurable(trace.id, identity, epoch, length, 0))
 
     def _news(self, trace: Trace, now_ns: int) -> None:
         """Something changed: judge again, but not before it is quiet."""
@@ -571,7 +606,10 @@ class CoordinatorCore:
         """Only its outcome stays in memory."""
         self._remember(
             trace.id,
-            _Outcome({part.node: part.received for part in trace.parts.values()}, trace.verdict),
+            _Outcome(
+                {part.node: (part.epoch, part.received) for part in trace.parts.values()},
+                trace.verdict,
+            ),
         )
         self._evidence_items -= trace.evidence.items
         self._traversal.remove(trace)
@@ -615,8 +653,8 @@ class CoordinatorCore:
         for abandoned in stored.abandoned:
             self._traversal.remember_abandoned(abandoned.group, abandoned.node)
         if stored.released:
-            lengths = {node_id(known.node): known.length for known in stored.slices}
-            self._remember(stored.trace, _Outcome(lengths, stored.verdict))
+            slices = {node_id(known.node): (known.epoch, known.length) for known in stored.slices}
+            self._remember(stored.trace, _Outcome(slices, stored.verdict))
             return
         trace = self._begin(stored.trace, now_ns)
         trace.verdict = stored.verdict
@@ -646,8 +684,16 @@ class CoordinatorCore:
     def _recover_slice(self, trace: Trace, known: StoredSlice, now_ns: int) -> None:
         identity = node_id(known.node)
         part = self._traversal.add_stored(trace, identity, now_ns)
+        part.restarted = known.restarted
+        part.epoch = known.epoch
+        status = known.status
+        chunks = known.chunks
+        if status is not None and status.bytes and status.epoch != known.epoch:
+            # Given up for another slice, of which nothing is durable.
+            part.epoch_before, part.epoch = known.epoch, status.epoch
+            chunks = ()
         items = trace.evidence.items
-        for chunk in known.chunks:
+        for chunk in chunks:
             part.received += len(chunk)
             named = trace.evidence.add(identity, chunk)
             self._traversal.named(trace, named, known.node, now_ns)

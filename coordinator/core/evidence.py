@@ -8,6 +8,7 @@ starts and ends, hops out and in are matched whichever comes first.
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass, field
 
 from protocol.hashing import node_id
@@ -25,12 +26,22 @@ from protocol.slices import (
 
 @dataclass(slots=True)
 class SliceEvidence:
-    """One node's slice. Spans are keyed by (client, span id)."""
+    """One node's slice. Spans are keyed by (client, span id).
+
+    ``spans`` (span id, parent id) and ``hops`` (injecting node, span id, hop,
+    whether extracted), one after the other, are what it added to the whole, so
+    that it can be taken out again.
+    """
 
     decoder: SliceDecoder = field(default_factory=SliceDecoder)
     open_spans: dict[tuple[int, int], list[SpanStart]] = field(default_factory=dict)
     early_ends: dict[tuple[int, int], int] = field(default_factory=dict)
     truncated_records: int = 0
+    spans: array[int] = field(default_factory=lambda: array("Q"))
+    hops: array[int] = field(default_factory=lambda: array("Q"))
+    start_ns: int | None = None
+    end_ns: int | None = None
+    items: int = 0
 
 
 @dataclass(slots=True)
@@ -81,12 +92,43 @@ class Evidence:
             known = self.slices[node] = SliceEvidence()
         runs = known.decoder.runs
         named: dict[NodeId, None] = {}
+        items = 0
         for record in known.decoder.feed(data):
-            self.items += self._take(node, known, record, named)
-        self.items += known.decoder.runs - runs
+            items += self._take(node, known, record, named)
+        items += known.decoder.runs - runs
+        known.items += items
+        self.items += items
         if self.items > self._limit:
             self.give_up()
         return list(named)
+
+    def restart(self, node: NodeId) -> None:
+        """Forget what a node's slice said: it begins another one."""
+        gone = self.slices.pop(node, None)
+        if gone is None:
+            return
+        self.items -= gone.items
+        self.spans.clear()
+        self.orphans.clear()
+        self.hops.clear()
+        for known in self.slices.values():
+            self.spans.update(known.spans[::2])
+        for other, known in self.slices.items():
+            for span_id, parent_id in zip(known.spans[::2], known.spans[1::2], strict=True):
+                if parent_id and parent_id not in self.spans:
+                    self.orphans.setdefault(parent_id, (other, span_id))
+            hops = (known.hops[i::4] for i in range(4))
+            for at, span_id, number, extracted in zip(*hops, strict=True):
+                hop = self.hops.setdefault((NodeId(at), span_id, number), Hop())
+                if extracted:
+                    hop.extracted += 1
+                    hop.extracted_on = other
+                else:
+                    hop.injected += 1
+        slices = self.slices.values()
+        self.span_count = sum(len(known.spans) // 2 for known in slices)
+        self.start_ns = min((k.start_ns for k in slices if k.start_ns is not None), default=None)
+        self.end_ns = max((k.end_ns for k in slices if k.end_ns is not None), default=None)
 
     def give_up(self) -> None:
         """Forget all but the sizes, for good."""
@@ -108,9 +150,9 @@ class Evidence:
         elif isinstance(body, SpanEnd):
             self._end(known, record.client, body)
         elif isinstance(body, HopOut):
-            self._hop(body).injected += 1
+            self._hop(known, body, extracted=False).injected += 1
         elif isinstance(body, HopIn):
-            hop = self._hop(body)
+            hop = self._hop(known, body, extracted=True)
             hop.extracted += 1
             hop.extracted_on = node
             named[body.node_id] = None
@@ -127,7 +169,8 @@ class Evidence:
 
     def _start(self, node: NodeId, known: SliceEvidence, client: int, start: SpanStart) -> None:
         self.span_count += 1
-        self._extend(start.start_ns)
+        self._extend(known, start.start_ns)
+        known.spans.extend((start.span_id, start.parent_id))
         self.spans.add(start.span_id)
         self.orphans.pop(start.span_id, None)
         if start.parent_id and start.parent_id not in self.spans:
@@ -141,7 +184,7 @@ class Evidence:
             known.early_ends[key] -= 1
 
     def _end(self, known: SliceEvidence, client: int, end: SpanEnd) -> None:
-        self._extend(end.end_ns)
+        self._extend(known, end.end_ns)
         key = (client, end.span_id)
         waiting = known.open_spans.get(key)
         if waiting is None:
@@ -151,15 +194,20 @@ class Evidence:
         else:
             waiting.pop()
 
-    def _hop(self, body: HopOut | HopIn) -> Hop:
+    def _hop(self, known: SliceEvidence, body: HopOut | HopIn, *, extracted: bool) -> Hop:
         key = (body.node_id, body.span_id, body.hop)
+        known.hops.extend((*key, extracted))
         hop = self.hops.get(key)
         if hop is None:
             hop = self.hops[key] = Hop()
         return hop
 
-    def _extend(self, time_ns: int) -> None:
-        if self.start_ns is None or time_ns < self.start_ns:
-            self.start_ns = time_ns
-        if self.end_ns is None or time_ns > self.end_ns:
-            self.end_ns = time_ns
+    def _extend(self, known: SliceEvidence, time_ns: int) -> None:
+        if known.start_ns is None or time_ns < known.start_ns:
+            known.start_ns = time_ns
+            if self.start_ns is None or time_ns < self.start_ns:
+                self.start_ns = time_ns
+        if known.end_ns is None or time_ns > known.end_ns:
+            known.end_ns = time_ns
+            if self.end_ns is None or time_ns > self.end_ns:
+                self.end_ns = time_ns

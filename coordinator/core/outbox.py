@@ -40,6 +40,7 @@ class BytesDurable:
 
     trace: TraceId
     node: NodeId
+    epoch: int
     end: int
     size: int
 
@@ -70,7 +71,7 @@ class Outbox:
     def __init__(self) -> None:
         self._control: list[tuple[int, CoordinatorMessage | _Asking]] = []
         self._asking: dict[tuple[int, Group], _Asking] = {}
-        self._acks: dict[int, dict[TraceId, int]] = {}
+        self._acks: dict[int, dict[tuple[TraceId, int], int]] = {}
         self._writes: list[Write] = []
         self._effects: deque[tuple[int, Effect]] = deque()
         self._token = 0
@@ -91,9 +92,9 @@ class Outbox:
             self._control.append((session, asking))
         asking.traces[trace] = None
 
-    def ack(self, stream: int, trace: TraceId, offset: int) -> None:
+    def ack(self, stream: int, trace: TraceId, epoch: int, offset: int) -> None:
         """Tell a Slices stream how far a slice is durable."""
-        self._acks.setdefault(stream, {})[trace] = offset
+        self._acks.setdefault(stream, {})[trace, epoch] = offset
 
     def forget_session(self, session: int) -> None:
         """It is gone: nothing more for it."""
@@ -144,7 +145,10 @@ class Outbox:
             (
                 stream,
                 SliceReply(
-                    tuple(SliceAck(t, offset) for t, offset in acks.get(stream, {}).items()),
+                    tuple(
+                        SliceAck(trace, offset, epoch)
+                        for (trace, epoch), offset in acks.get(stream, {}).items()
+                    ),
                     grants.get(stream, 0),
                 ),
             )

@@ -11,7 +11,8 @@ all is durable, so the store may batch them as it likes but not reorder them.
     PutTrigger    group, node         that node's firing of the group
     PutAbandoned  group               nothing
     PutStatus     trace, node         the slice's status, not its bytes
-    AppendSlice   trace, node         nothing: extends the bytes at ``offset``
+    AppendSlice   trace, node         nothing: extends the bytes at ``offset``; but all
+                                      bytes of another epoch, where ``offset`` is 0
     PutVerdict    trace               the verdict, if its version is higher
     PutReleased   trace               whether the trace is released
 """
@@ -53,19 +54,29 @@ class PutAbandoned:
 
 @dataclass(frozen=True, slots=True)
 class PutStatus:
-    """What a node says of its slice, and how its clock stood then."""
+    """What a node says of its slice, and how its clock stood then.
+
+    ``restarted``: it had another slice before, of which something may be lost.
+    Once that is stored, it stays.
+    """
 
     node: str
     status: SliceStatus
     clock: ClockOffset | None
+    restarted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class AppendSlice:
-    """Bytes of a slice. ``offset`` is the number of bytes appended before."""
+    """Bytes of a slice. ``offset`` is the number of bytes appended before.
+
+    Those that replace bytes of another epoch make the slice a restarted one, and a
+    status of another epoch goes with them.
+    """
 
     trace: TraceId
     node: str
+    epoch: int
     offset: int
     data: bytes
 
@@ -101,15 +112,18 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class StoredSlice:
-    """A slice as the store has it, ``length`` bytes of it.
+    """A slice as the store has it, ``length`` bytes of ``epoch`` (0: none).
 
-    ``chunks`` are its bytes, in order; none for a released trace, of which
+    The status may be of a later epoch, of which no bytes came. ``restarted``:
+    see PutStatus. ``chunks`` are its bytes, in order; none for a released trace, of which
     only the length is wanted.
     """
 
     node: str
     status: SliceStatus | None
+    epoch: int
     length: int
+    restarted: bool = False
     chunks: Iterable[bytes] = ()
 
 

@@ -45,8 +45,11 @@ class Part:
     ``told``: the groups for which the node was asked, and whether it said
     something since. ``received`` bytes of the slice came without a gap,
     ``durable`` of them are in the store. ``acked_on`` is the last Slices stream
-    that carried an ack. ``restarted``: the node lost the slice, or part of it,
-    and began another.
+    that carried an ack. ``epoch`` is that of the slice which they belong to, 0
+    while none is known; bytes of another are never put behind them.
+    ``epoch_before``: of the slice that was given up for this one, or that this
+    one was kept for. ``restarted``: the node began another slice, and may have
+    lost something of the one before.
     """
 
     node: NodeId
@@ -58,6 +61,8 @@ class Part:
     received: int = 0
     durable: int = 0
     acked_on: int | None = None
+    epoch: int = 0
+    epoch_before: int = 0
     restarted: bool = False
 
     @property
@@ -70,8 +75,17 @@ class Part:
     @property
     def lost(self) -> bool:
         """What the node had not yet sent, it no longer has."""
-        overdue = self.state is PartState.RETURNED and self.deadline_ns is None
-        return self.restarted or overdue
+        return self.state is PartState.RETURNED and self.deadline_ns is None
+
+    @property
+    def is_empty(self) -> bool:
+        """The slice of this epoch never had a byte."""
+        return self.received == 0 and (self.status is None or self.status.bytes == 0)
+
+    @property
+    def is_whole(self) -> bool:
+        """By its own status, all of the slice of this epoch is here."""
+        return self.status is not None and self.status.epoch == self.epoch and not self.is_due
 
     @property
     def is_due(self) -> bool:

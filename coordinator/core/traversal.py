@@ -124,20 +124,22 @@ class Traversal:
         self._ask(trace, self._add(trace, identity, PartState.UNASKED, by, now_ns))
         return True
 
-    def answered(self, trace: Trace, node: Node, status: SliceStatus, now_ns: int) -> bool:
-        """A node said what it holds. True if that is news."""
-        part = trace.parts.get(node.id)
-        if part is None:
-            part = self._add(trace, node.id, PartState.ASKED, f"{node.name} itself", now_ns)
+    def answered(
+        self, trace: Trace, part: Part, node: Node, status: SliceStatus, now_ns: int, *, kept: bool
+    ) -> bool:
+        """A node said what it holds. True if that is news.
+
+        ``kept``: it speaks of another slice than the one that is here and stays.
+        """
         back = part.state is PartState.RETURNED
-        news = part.state is not PartState.ANSWERED or status != part.status
-        if back and status.bytes < part.received:
-            part.restarted = True
-        if part.status is not None and status.bytes < part.status.bytes:
-            part.restarted = True
+        news = part.state is not PartState.ANSWERED or (not kept and status != part.status)
         part.state = PartState.ANSWERED
         part.deadline_ns = None
-        part.status = status
+        if not kept:
+            before = part.status.bytes if part.status is not None else 0
+            if status.bytes < (max(before, part.received) if back else before):
+                part.restarted = True
+            part.status = status
         for group in part.told:
             part.told[group] = True
         if back:

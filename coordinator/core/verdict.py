@@ -21,7 +21,8 @@ the worst kind among its reasons is the verdict's:
                                    that it never did
     too_many_nodes    partial      crumbs to more nodes than are asked for one
     bytes_missing     partial      a slice that did not come whole
-    restarted         partial      a node that lost its slice by a restart
+    restarted         partial      a node that lost its slice, or let go of it, and
+                                   may have begun another
     evicted           partial      a node whose pool was overwritten
     abandoned         partial      been given up under overload
     hop_out_unmet     partial      a context that was sent, and never arrived
@@ -297,6 +298,9 @@ def _part_reasons(trace: Trace, part: Part, nodes: Nodes) -> Iterator[Reason]:
         yield Reason(
             ReasonKind.RESTARTED, name, "the node was restarted, and no longer has the slice"
         )
+    elif part.restarted:
+        detail = "the node lost its slice, or let go of it, and began another"
+        yield Reason(ReasonKind.RESTARTED, name, detail)
     if part.status is None:
         if part.received:
             detail = f"{part.received} bytes came, but no word on how many there are"

@@ -44,6 +44,13 @@
  * new daemon finds every unreported slice in it. Full: the copy stops, the
  * slice is marked BSN_SLICE_STORE_FULL and BSN_EVENT_STORE_FULL is raised; the
  * control plane keeps it from coming to that by abandoning in time.
+ *
+ * Epochs. A trace that is collected, released and collected again has another
+ * slice, and so has one whose store was lost; their bytes must not be taken for
+ * each other's. So each collection gets a number of 1 to 2^63 - 1, which the
+ * store keeps with the slice: a random one to begin with, when the store is
+ * made, and one more each time. A time would not do: CLOCK_MONOTONIC begins
+ * anew with each boot, and two collections may fall into one instant.
  */
 #ifndef BACKSIGHT_NODE_H
 #define BACKSIGHT_NODE_H
@@ -102,6 +109,7 @@ struct bsn_slice {
 	uint64_t trimmed_bytes; /* of these, freed again */
 	uint64_t collected_ns;	/* when it was triggered here */
 	uint64_t changed_ns;	/* when something was last appended */
+	uint64_t epoch;		/* of this collection alone; see above */
 	uint32_t open_handles;	/* of live processes */
 	uint32_t flags;		/* enum bsn_slice_flags */
 	uint32_t n_crumbs;

@@ -130,6 +130,7 @@ class SimNode:
     report_bytes: int = 0
     store_used_max: int = 0
     restarts: int = 0
+    lost_slices: set[TraceId] = field(default_factory=set)
     _slices_used_ns: int = 0
     _looks_at_ns: int | None = None
     _looks: int = 0
@@ -186,6 +187,15 @@ class SimNode:
         self.restarts += 1
         self._break_all(coordinator_notices_ns=self.rng.choice((0, MS, 200 * MS)))
         self.core = self.control = self.slices = None
+
+    def lose_store(self) -> None:
+        """Kill -9 of backsight-node, and nobody kept its report store."""
+        if self.core is None:
+            return
+        self.kill_daemon()
+        self.log(self.name, "report store is lost")
+        self.lost_slices |= {found.trace for found in self.pool.slices()}
+        self.pool.lose_store()
 
     def die(self) -> None:
         """The machine is gone for good."""

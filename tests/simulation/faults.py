@@ -149,6 +149,7 @@ class Schedule:
             self._partition,
             self._slow,
             self._kill_daemon,
+            self._lose_store,
             self._kill_client,
             self._kill_coordinator,
             self._step_clock,
@@ -175,6 +176,11 @@ class Schedule:
     def _kill_daemon(self) -> None:
         node = self._node()
         node.kill_daemon()
+        self.sim.scheduler.after(self.rng.choice((50 * MS, 500 * MS, 3 * S)), node.start)
+
+    def _lose_store(self) -> None:
+        node = self._node()
+        node.lose_store()
         self.sim.scheduler.after(self.rng.choice((50 * MS, 500 * MS, 3 * S)), node.start)
 
     def _kill_client(self) -> None:

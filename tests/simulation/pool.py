@@ -160,6 +160,7 @@ class SliceModel:
 
     trace: TraceId
     group: Group
+    epoch: int
     collected_ns: int
     changed_ns: int
     data: bytearray = field(default_factory=bytearray)
@@ -210,6 +211,8 @@ class PoolModel:
         self._runs_indexed = 0
         self._tombs: OrderedDict[TraceId, SliceFlags] = OrderedDict()
         self._slices: dict[TraceId, SliceModel] = {}
+        # In the C library the first of a store is random; here no two are the same.
+        self._next_epoch = 1
         self._store_blocks = 0
         self._changed: dict[TraceId, None] = {}
         self._events: list[DataPlaneEvent] = []
@@ -337,6 +340,16 @@ class PoolModel:
             for run in entry.runs:
                 run.dead = False
 
+    def lose_store(self) -> None:
+        """The report store is gone, as after a restart without the fd store.
+
+        Its collected traces are so no more; what of them was reclaimed cannot be
+        copied again.
+        """
+        for found in list(self._slices.values()):
+            self.release(found.trace, abandoned=False, now_ns=self._now_ns)
+        self._changed.clear()
+
     def horizon_ns(self) -> int:
         """How far back the pool reaches; 0 before the first reclaim."""
         if not self.counters.reclaims or not self._sealed:
@@ -376,9 +389,10 @@ class PoolModel:
         self._drain(open_too=True)
         if self._store_blocks >= self._blocks_max:
             self.store_was_full_for.add(trace)
-            return Slice(trace, group, 0, 0, now_ns, now_ns, 0, SliceFlags.STORE_FULL, ())
+            return Slice(trace, group, 0, 0, 0, now_ns, now_ns, 0, SliceFlags.STORE_FULL, ())
         entry = self._entry(trace)
-        found = SliceModel(trace, group, now_ns, now_ns, flags=entry.flags)
+        found = SliceModel(trace, group, self._next_epoch, now_ns, now_ns, flags=entry.flags)
+        self._next_epoch += 1
         entry.slice = found
         self._slices[trace] = found
         self.ever_collected.add(trace)
@@ -708,6 +722,7 @@ class PoolModel:
         return Slice(
             found.trace,
             found.group,
+            found.epoch,
             found.bytes,
             found.trimmed_bytes,
             found.collected_ns,

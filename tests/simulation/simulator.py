@@ -282,6 +282,8 @@ class Simulator:
                 return f"{name} is dead"
             if node.core is None:
                 return f"{name} has no daemon"
+            if trace in node.lost_slices:
+                return f"{name} lost its slice"
             if trace in node.pool.store_was_full_for:
                 return f"{name} had no room"
             flags = node.pool.flags_of(trace)

@@ -31,6 +31,8 @@ from protocol.messages import Group, SliceStatus, TraceId
 @dataclass(slots=True)
 class KeptSlice:
     status: SliceStatus | None = None
+    epoch: int = 0
+    restarted: bool = False
     data: bytearray = field(default_factory=bytearray)
 
 
@@ -85,7 +87,9 @@ class MemoryStore:
                         StoredSlice(
                             node,
                             found.status,
+                            found.epoch,
                             len(found.data),
+                            found.restarted,
                             () if kept.released else (bytes(found.data),),
                         )
                         for node, found in kept.slices.items()
@@ -105,10 +109,19 @@ class MemoryStore:
             case PutAbandoned():
                 self.abandoned.setdefault(record.group, record)
             case PutStatus():
-                self._slice(record.status.trace, record.node).status = record.status
+                found = self._slice(record.status.trace, record.node)
+                found.status = record.status
+                found.restarted = found.restarted or record.restarted
             case AppendSlice():
                 self.undurable_bytes -= len(record.data)
                 kept = self._slice(record.trace, record.node)
+                if record.epoch != kept.epoch and record.offset == 0:
+                    kept.restarted = kept.restarted or len(kept.data) > 0
+                    kept.epoch = record.epoch
+                    kept.data.clear()
+                    if kept.status is not None and kept.status.epoch != record.epoch:
+                        kept.status = None
+                assert record.epoch == kept.epoch, "the store never mixes slices"
                 assert record.offset == len(kept.data), "the store appends at the end only"
                 kept.data += record.data
             case PutVerdict():

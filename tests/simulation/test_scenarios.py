@@ -303,6 +303,74 @@ def test_a_process_that_is_killed_leaves_its_records_and_its_unfinished_spans() 
     assert delivered_nodes(sim, request.trace) == {"a", "b"}
 
 
+def slice_of_one_visit(sim: Simulator, request: Request, node: str) -> bytes:
+    kept = sim.coordinator.store.traces[request.trace].slices[node]
+    return bytes(kept.data)
+
+
+@pytest.mark.parametrize("away_s", [0.05, 1, 10])
+@pytest.mark.parametrize("sent", ["whole", "part", "nothing"])
+def test_a_slice_after_the_store_was_lost_is_not_taken_for_the_one_before(
+    sent: str, away_s: float
+) -> None:
+    sim = cluster("a")
+    sim.add_node("b", NodeConfig("", chunk_bytes=100, triggered_ttl_ns=10 * S))
+    sim.run(0.2)
+    node = sim.nodes["b"]
+    request = sim.request(chain("a", "b"))
+    sim.run(0.1)
+    if sent != "whole":
+        node.link.bytes_per_s = 1000 if sent == "part" else 1
+    sim.fire("b", request.trace)
+    sim.run(0.3)
+    before = slice_of_one_visit(sim, request, "b") if sent != "nothing" else b""
+    assert (sent == "nothing") == (not before)
+    node.link.bytes_per_s = None
+    node.lose_store()
+    # The next slice is longer: it has what the first had, and another visit.
+    sim.request(Call("b", payload_bytes=900), request.trace)
+    sim.scheduler.after(int(away_s * S), node.start)
+    sim.run(away_s + 0.05)
+    sim.fire("b", request.trace, "again")
+    sim.settle()
+    sim.check()
+    after = slice_of_one_visit(sim, request, "b")
+    assert sim.kind(request.trace) == "partial"
+    late = {("late", "")} if sent == "whole" and away_s > 5 else set()  # it was closed meanwhile
+    assert reasons(sim, request.trace) == {("restarted", "b"), *late}
+    if sent == "whole":
+        assert after == before
+    else:
+        # What came of the first is no part of the second.
+        assert len(after) > 900
+        assert sim.missing(request.trace, sim.scheduler.now_ns) == []
+
+
+@pytest.mark.parametrize("more", [0, 900])
+def test_a_trace_collected_again_after_its_mark_expired_is_not_mixed(more: int) -> None:
+    sim = cluster("a", "b")
+    request = sim.request(chain("a", "b"))
+    sim.run(0.1)
+    sim.fire("a", request.trace)
+    sim.run(60)
+    collected_whole(sim, request)
+    node = sim.nodes["b"]
+    assert node.pool.slice(request.trace) is None  # it was released, and the mark has expired
+    before = slice_of_one_visit(sim, request, "b")
+    if more:
+        sim.request(Call("b", payload_bytes=more), request.trace)
+    sim.fire("b", request.trace, "again")
+    sim.settle()
+    sim.check()
+    assert slice_of_one_visit(sim, request, "b") == before
+    if more:
+        assert reasons(sim, request.trace) == {("late", ""), ("restarted", "b")}
+    else:
+        assert sim.kind(request.trace) == "coherent"
+    found = node.pool.slice(request.trace)
+    assert found is None or found.trimmed_bytes == found.bytes  # the node could let go of it
+
+
 # ----------------------------------------------------------------- eviction
 
 

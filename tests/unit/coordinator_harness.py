@@ -47,7 +47,7 @@ from protocol.slices import (
     encode_process,
     encode_record,
 )
-from tests.simulation.store import MemoryStore
+from tests.simulation.store import KeptSlice, MemoryStore
 
 S = 1_000_000_000
 MS = 1_000_000
@@ -138,8 +138,9 @@ class Harness:
         self.core.on_node_message(self.sessions[name], message, self.now_ns, REAL_NS + self.now_ns)
         self.fetch()
 
-    def send(self, name: str, trace: TraceId, offset: int, data: bytes) -> None:
-        self.core.on_chunk(self.streams[name], SliceChunk(trace, offset, data), self.now_ns)
+    def send(self, name: str, trace: TraceId, offset: int, data: bytes, epoch: int = 1) -> None:
+        chunk = SliceChunk(trace, offset, data, epoch)
+        self.core.on_chunk(self.streams[name], chunk, self.now_ns)
         self.credit[name] -= len(data)
         self.fetch()
 
@@ -183,8 +184,11 @@ class Harness:
         for stream, reply in self.core.take_slice_replies():
             name = self._names[stream]
             for ack in reply.acks:
-                durable = self._durable_bytes(ack.trace, name)
-                assert ack.offset <= durable, "acknowledged before it was durable"
+                kept = self._kept(ack.trace, name)
+                # Of another slice, where the one that is kept is whole: that is not needed.
+                declined = kept is not None and kept.data and ack.epoch != kept.epoch
+                durable = self._durable_bytes(ack.trace, name, ack.epoch)
+                assert declined or ack.offset <= durable, "acknowledged before it was durable"
             if self.streams.get(name) == stream:
                 self.credit[name] += reply.credit_bytes
             self.replied.append((name, reply))
@@ -202,12 +206,17 @@ class Harness:
         record = write.record
         if isinstance(record, AppendSlice):
             assert record.data
-            length = self._durable_bytes(record.trace, record.node) + sum(
-                len(other.record.data)
-                for other in self.written
-                if isinstance(other.record, AppendSlice)
-                and (other.record.trace, other.record.node) == (record.trace, record.node)
-            )
+            found = self._kept(record.trace, record.node)
+            epoch, length = (found.epoch, len(found.data)) if found is not None else (0, 0)
+            for other in (*(write.record for write in self.written), record):
+                if not isinstance(other, AppendSlice):
+                    continue
+                if (other.trace, other.node) != (record.trace, record.node):
+                    continue
+                if other.epoch != epoch:
+                    epoch, length = other.epoch, 0
+                if other is not record:
+                    length += len(other.data)
             assert record.offset == length, "a slice in the store would have a hole or an overlap"
         if isinstance(record, PutReleased):
             self._asked = {key for key in self._asked if key[2] != record.trace}
@@ -218,10 +227,13 @@ class Harness:
                 assert not record.verdict.same_as(before[-1])
             before.append(record.verdict)
 
-    def _durable_bytes(self, trace: TraceId, name: str) -> int:
+    def _kept(self, trace: TraceId, name: str) -> KeptSlice | None:
         kept = self.store.traces.get(trace)
-        found = kept.slices.get(name) if kept is not None else None
-        return len(found.data) if found is not None else 0
+        return kept.slices.get(name) if kept is not None else None
+
+    def _durable_bytes(self, trace: TraceId, name: str, epoch: int) -> int:
+        found = self._kept(trace, name)
+        return len(found.data) if found is not None and found.epoch == epoch else 0
 
     def _check_message(self, session: int, message: CoordinatorMessage) -> None:
         name = self._names[session]
@@ -277,18 +289,19 @@ class Harness:
         open_handles: int = 0,
         *,
         held: bool | None = None,
+        epoch: int = 1,
     ) -> None:
         ids = tuple(NodeId(c) if isinstance(c, int) else node_id(c) for c in crumbs)
         is_held = size > 0 if held is None else held
         if is_held:
             flags |= SliceFlags.HELD
-        self.say(name, SliceStatus(trace, is_held, flags, size, open_handles, ids))
+        self.say(name, SliceStatus(trace, is_held, flags, size, open_handles, ids, epoch))
 
-    def deliver(self, trace: TraceId, slices: Mapping[str, bytes]) -> None:
+    def deliver(self, trace: TraceId, slices: Mapping[str, bytes], epoch: int = 1) -> None:
         """Each node says what it holds, and sends it."""
         for name, data in slices.items():
-            self.status(name, trace, len(data), held=True)
-            self.send(name, trace, 0, data)
+            self.status(name, trace, len(data), held=True, epoch=epoch)
+            self.send(name, trace, 0, data, epoch)
 
     def cluster(self, *names: str) -> None:
         """Nodes that are connected on both streams."""

@@ -100,7 +100,7 @@ class Node:
         return sent
 
     def ack_all(self) -> None:
-        acks = tuple(SliceAck(s.trace, s.bytes) for s in self.pool.slices())
+        acks = tuple(SliceAck(s.trace, s.bytes, s.epoch) for s in self.pool.slices())
         self.core.on_slice_reply(SliceReply(acks), self.now_ns)
 
 
@@ -217,13 +217,39 @@ def test_a_new_stream_goes_on_from_what_is_durable() -> None:
     node.connect_slices(100)
     chunks = node.core.take_chunks(node.now_ns)
     assert [(c.offset, len(c.data)) for c in chunks] == [(0, 64), (64, 36)]
-    node.core.on_slice_reply(SliceReply((SliceAck(trace(1), 40),)), node.now_ns)
+    node.core.on_slice_reply(SliceReply((SliceAck(trace(1), 40, chunks[0].epoch),)), node.now_ns)
     node.core.on_slices_lost(node.now_ns)
     assert node.core.take_chunks(node.now_ns) == []
     node.core.on_slices_connected(node.now_ns)
     # What the coordinator has beyond is learned before anything is sent.
-    node.core.on_slice_reply(SliceReply((SliceAck(trace(1), 100),), 64), node.now_ns)
+    ack = SliceAck(trace(1), 100, chunks[0].epoch)
+    node.core.on_slice_reply(SliceReply((ack,), 64), node.now_ns)
     assert [c.offset for c in node.core.take_chunks(node.now_ns)] == [100]
+
+
+def test_each_slice_of_a_trace_has_an_epoch_of_its_own() -> None:
+    node = Node(NodeConfig("n1", ("10.0.0.1",), triggered_ttl_ns=1000))
+    node.write(1, 100)
+    node.fire(1)
+    node.connect()
+    node.connect_slices(1 << 20)
+    (first,) = node.core.take_chunks(node.now_ns)
+    node.ack_all()
+    node.hear(TriggerAck(Group("t", trace(1))))
+    node.hear(Release(trace(1)))
+    node.now_ns += 2000
+    node.core.on_tick(node.now_ns)
+    assert node.pool.slice(trace(1)) is None  # the mark has expired
+    statuses = node.hear(Collect(Group("u", trace(1)), (trace(1),)))
+    (status,) = (said for said in statuses if isinstance(said, SliceStatus))
+    assert status.epoch not in (0, first.epoch)
+    # What was said of the one before does not hold for this one.
+    late = SliceAck(trace(1), first.offset + len(first.data), first.epoch)
+    node.core.on_slice_reply(SliceReply((late,)), node.now_ns)
+    (second,) = node.core.take_chunks(node.now_ns)
+    assert (second.offset, len(second.data), second.epoch) == (0, status.bytes, status.epoch)
+    node.ack_all()
+    assert not node.core.wants_slices_connection()
 
 
 def test_two_groups_hold_a_trace_until_both_let_go() -> None:

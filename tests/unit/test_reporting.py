@@ -36,7 +36,7 @@ class Queues:
 
     def add(self, number: int, queue: str, size: int, now_ns: int = 0) -> None:
         group = Group(queue, trace(number))
-        found = Slice(trace(number), group, size, 0, 0, 0, 0, SliceFlags.HELD, ())
+        found = Slice(trace(number), group, 1, size, 0, 0, 0, 0, SliceFlags.HELD, ())
         held = HeldTrace(found, acked=0, sent=0)
         owner = HeldGroup(group, queue, PRIORITY(trace(number)), now_ns)
         held.groups.append(owner)

@@ -28,6 +28,7 @@ from coordinator.core.records import (
     PutTrigger,
     PutVerdict,
     Record,
+    StoredSlice,
     StoredTrace,
     Write,
 )
@@ -60,7 +61,7 @@ def trace_id(number: int) -> TraceId:
 T1, T2, T3 = trace_id(1), trace_id(2), trace_id(3)
 FIRED = TriggerFired(Group("latency", T1), (T2,), "p99 is 3 ms", Source.KERNEL, 1234, 5)
 STATUS = SliceStatus(
-    T1, True, SliceFlags.LOSSY, 300, 2, (NodeId(1), NodeId((1 << 64) - 1), NodeId(0))
+    T1, True, SliceFlags.LOSSY, 300, 2, (NodeId(1), NodeId((1 << 64) - 1), NodeId(0)), 1
 )
 VERDICT = Verdict(
     3,
@@ -130,9 +131,9 @@ def test_a_query_sees_what_was_written(tmp_path: Path) -> None:
         here.write(
             PutTrigger("a", FIRED),
             PutStatus("a", STATUS, clock),
-            AppendSlice(T1, "a", 0, b"abc"),
-            AppendSlice(T1, "a", 3, b"def"),
-            AppendSlice(T1, "b", 0, b"xyz"),
+            AppendSlice(T1, "a", 1, 0, b"abc"),
+            AppendSlice(T1, "a", 1, 3, b"def"),
+            AppendSlice(T1, "b", 1, 0, b"xyz"),
             PutVerdict(T1, VERDICT),
         )
         with StoreReader(path) as reader:
@@ -178,10 +179,10 @@ def test_everything_is_recovered(tmp_path: Path) -> None:
             PutTrigger("b", FIRED),
             abandoned,
             PutStatus("a", STATUS, None),
-            AppendSlice(T1, "a", 0, b"abc"),
-            AppendSlice(T1, "a", 3, b"def"),
+            AppendSlice(T1, "a", 1, 0, b"abc"),
+            AppendSlice(T1, "a", 1, 3, b"def"),
             PutVerdict(T1, VERDICT),
-            AppendSlice(T3, "c", 0, b"released"),
+            AppendSlice(T3, "c", 1, 0, b"released"),
             PutReleased(T3, released=True),
         )
     with driver(path) as here:
@@ -205,13 +206,49 @@ def test_everything_is_recovered(tmp_path: Path) -> None:
     assert [(s.node, s.length, s.chunks) for s in traces[T3].slices] == [("c", 8, ())]
 
 
+def test_the_bytes_of_a_slice_are_of_one_epoch(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    status = replace(STATUS, epoch=(1 << 63) - 1)
+    with driver(path) as here:
+        here.write(
+            PutStatus("a", replace(STATUS, epoch=3), None),
+            AppendSlice(T1, "a", 3, 0, b"abc"),
+            AppendSlice(T1, "a", 3, 3, b"def"),
+            PutStatus("b", status, None, restarted=True),
+            PutStatus("b", status, None),
+        )
+    one, two = recovered(path)[T1].slices
+    assert one == StoredSlice("a", replace(STATUS, epoch=3), 3, 6, chunks=(b"abc", b"def"))
+    assert two == StoredSlice("b", status, 0, 0, restarted=True)
+    # The next one begins at its beginning, and ends the one before with its status.
+    with driver(path) as here:
+        here.write(
+            AppendSlice(T1, "a", 4, 0, b"xy"),
+            AppendSlice(T1, "a", 4, 2, b"z"),
+            AppendSlice(T1, "b", status.epoch, 0, b"first"),
+        )
+    one, two = recovered(path)[T1].slices
+    assert one == StoredSlice("a", None, 4, 3, restarted=True, chunks=(b"xy", b"z"))
+    assert two == StoredSlice("b", status, status.epoch, 5, restarted=True, chunks=(b"first",))
+
+
+def test_a_slice_is_not_continued_with_another_one(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    here = Driver(path, ROOMY, Clock())
+    with here.store:
+        here.write(AppendSlice(T1, "a", 1, 0, b"abc"), AppendSlice(T1, "a", 2, 3, b"def"))
+    assert any("not stored" in line for line in here.log)
+    (one,) = recovered(path)[T1].slices
+    assert one == StoredSlice("a", None, 1, 3, chunks=(b"abc",))
+
+
 def test_only_the_last_released_are_recovered(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
     clock = Clock()
     with driver(path, clock=clock) as here:
         for number in range(1, 6):
             clock.now_s += 1
-            here.write(AppendSlice(trace_id(number), "a", 0, b"x"))
+            here.write(AppendSlice(trace_id(number), "a", 1, 0, b"x"))
             if number != 1:
                 here.write(PutReleased(trace_id(number), released=True))
     assert set(recovered(path, released_max=2)) == {T1, trace_id(4), trace_id(5)}
@@ -241,7 +278,7 @@ def test_repeated_and_overlapping_bytes_are_stored_once(
     with driver(path) as here:
         for back, size in [*steps, (0, len(content))]:
             start = max(0, have - back)
-            here.write(AppendSlice(T1, "a", start, content[start : start + size]))
+            here.write(AppendSlice(T1, "a", 1, start, content[start : start + size]))
             have = max(have, min(start + size, len(content)))
         with StoreReader(path) as reader:
             assert [row.data for row in reader.slices(T1)] == [content]
@@ -251,7 +288,7 @@ def test_a_slice_without_its_beginning_is_not_stored(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
     here = Driver(path, ROOMY, Clock())
     with here.store:
-        here.write(AppendSlice(T1, "a", 5, b"late"), AppendSlice(T2, "a", 0, b"whole"))
+        here.write(AppendSlice(T1, "a", 1, 5, b"late"), AppendSlice(T2, "a", 1, 0, b"whole"))
         with StoreReader(path) as reader:
             assert [row.data for row in reader.slices(T1)] == [b""]
             assert [row.data for row in reader.slices(T2)] == [b"whole"]
@@ -262,7 +299,7 @@ def test_a_slice_without_its_beginning_is_not_stored(tmp_path: Path) -> None:
 def test_a_trace_that_comes_up_again_is_in_assembly_again(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
     with driver(path) as here:
-        here.write(AppendSlice(T1, "a", 0, b"abc"), PutReleased(T1, released=True))
+        here.write(AppendSlice(T1, "a", 1, 0, b"abc"), PutReleased(T1, released=True))
         here.write(PutReleased(T1, released=False))
     assert not recovered(path)[T1].released
 
@@ -274,7 +311,7 @@ def test_a_failed_batch_is_tried_again_and_nothing_called_durable_before(tmp_pat
     here.store._log = logged.put
     with here.store:
         here.store._connection.execute("PRAGMA max_page_count = 1")  # a full disk
-        here.store.submit([Write(1, AppendSlice(T1, "a", 0, os.urandom(100_000)))])
+        here.store.submit([Write(1, AppendSlice(T1, "a", 1, 0, os.urandom(100_000)))])
         assert "will try again" in logged.get()
         assert here.durable.empty()
         here.store._connection.execute("PRAGMA max_page_count = 1000000")
@@ -286,7 +323,7 @@ def fill(here: Driver, number: int, size: int = 100_000, *, release: bool = True
     trace = trace_id(number)
     here.write(
         PutTrigger("a", replace(FIRED, group=Group("latency", trace), laterals=())),
-        AppendSlice(trace, "a", 0, os.urandom(size)),
+        AppendSlice(trace, "a", 1, 0, os.urandom(size)),
         PutVerdict(trace, VERDICT),
         *([PutReleased(trace, released=True)] if release else []),
     )
@@ -372,7 +409,7 @@ from coordinator.store import Store, StoreLimits
 from protocol.messages import TraceId
 with Store(Path(sys.argv[1]), StoreLimits(1 << 40, 1e9), lambda t: print(t, flush=True), print) as s:
     for n in range(1, 1_000_000):
-        s.submit([Write(n, AppendSlice(TraceId(b"t" * 16), "a", 8 * (n - 1), n.to_bytes(8, "big")))])
+        s.submit([Write(n, AppendSlice(TraceId(b"t" * 16), "a", 1, 8 * (n - 1), n.to_bytes(8, "big")))])
 """
 
 
@@ -418,4 +455,4 @@ def test_files_that_are_no_store_are_refused(tmp_path: Path) -> None:
     connection = sqlite3.connect(newer)
     connection.execute("PRAGMA user_version = 99")
     connection.close()
-    assert "has schema 99, this coordinator knows 1" in refusal(newer)
+    assert "has schema 99, this coordinator knows 2" in refusal(newer)

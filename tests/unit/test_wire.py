@@ -62,6 +62,7 @@ node_names = st.from_regex(r"[A-Za-z0-9_.-]{1,63}", fullmatch=True)
 crumbs = st.lists(UINT64.map(NodeId), max_size=CRUMBS_MAX).map(tuple)
 flags = st.integers(0, sum(SliceFlags)).map(SliceFlags)
 
+epochs = st.integers(1, (1 << 63) - 1)
 node_messages: st.SearchStrategy[NodeMessage] = st.one_of(
     st.builds(
         Hello,
@@ -78,7 +79,8 @@ node_messages: st.SearchStrategy[NodeMessage] = st.one_of(
         UINT63,
         UINT63,
     ),
-    st.builds(SliceStatus, trace_ids, st.booleans(), flags, UINT63, UINT32, crumbs),
+    st.builds(SliceStatus, trace_ids, st.booleans(), flags, UINT63, UINT32, crumbs, epochs),
+    st.builds(SliceStatus, trace_ids, st.just(False), flags),
     st.builds(Abandoned, groups),
     st.builds(ClockReply, UINT32, UINT63, UINT63),
 )
@@ -95,9 +97,11 @@ coordinator_messages: st.SearchStrategy[CoordinatorMessage] = st.one_of(
 )
 # Long and repetitive, so that compression takes both of its ways.
 chunk_data = st.builds(bytes.__mul__, st.binary(min_size=1, max_size=64), st.integers(1, 2000))
-chunks = st.builds(SliceChunk, trace_ids, st.integers(0, 1 << 62), chunk_data)
+chunks = st.builds(SliceChunk, trace_ids, st.integers(0, 1 << 62), chunk_data, epochs)
 slice_replies = st.builds(
-    SliceReply, st.lists(st.builds(SliceAck, trace_ids, UINT63), max_size=20).map(tuple), UINT63
+    SliceReply,
+    st.lists(st.builds(SliceAck, trace_ids, UINT63, epochs), max_size=20).map(tuple),
+    UINT63,
 )
 
 TRACE = TraceId(bytes(range(1, 17)))
@@ -199,7 +203,7 @@ def test_damaged_messages_are_messages_or_wire_errors(
 
 
 FIRED = TriggerFired(GROUP, (), "", Source.APPLICATION, 1, 0)
-STATUS = SliceStatus(TRACE, True)
+STATUS = SliceStatus(TRACE, True, epoch=1)
 
 
 @pytest.mark.parametrize(
@@ -258,8 +262,8 @@ def node_batch(message: pb.NodeMessage) -> bytes:
     ("field", "message"),
     [
         ("message", pb.NodeMessage()),
-        ("hello.protocol", pb.NodeMessage(hello=pb.Hello(protocol=2, node="n"))),
-        ("hello.node", pb.NodeMessage(hello=pb.Hello(protocol=1))),
+        ("hello.protocol", pb.NodeMessage(hello=pb.Hello(protocol=1, node="n"))),
+        ("hello.node", pb.NodeMessage(hello=pb.Hello(protocol=2))),
         ("trigger_fired.group.trigger", pb.NodeMessage(trigger_fired=pb.TriggerFired())),
         (
             "trigger_fired.source",
@@ -317,12 +321,12 @@ def test_largest_batch_fits_a_grpc_message() -> None:
         Group("t" * 31, TRACE), (TRACE,) * LATERALS_MAX, "w" * 95, Source.KERNEL, 1 << 62, 1 << 62
     )
     status = SliceStatus(
-        TRACE, True, SliceFlags.HELD, 1 << 62, 1 << 31, (NodeId((1 << 64) - 1),) * CRUMBS_MAX
+        TRACE, True, SliceFlags.HELD, 1 << 62, 1 << 31, (NodeId((1 << 64) - 1),) * CRUMBS_MAX, 1
     )
     for message in (largest, status):
         encoded = wire.encode_node_batch([message] * wire.BATCH_MESSAGES_MAX)
         assert len(encoded) < wire.MESSAGE_BYTES_MAX
-    acks = SliceReply((SliceAck(TRACE, 1 << 62),) * wire.ACKS_MAX, 1 << 62)
+    acks = SliceReply((SliceAck(TRACE, 1 << 62, 1),) * wire.ACKS_MAX, 1 << 62)
     assert len(wire.encode_slice_reply(acks)) < wire.MESSAGE_BYTES_MAX
 
 
@@ -331,13 +335,13 @@ def test_largest_batch_fits_a_grpc_message() -> None:
 def test_chunks_up_to_the_bound_pass(size: int, byte: bytes | None) -> None:
     noise = zlib.compress(bytes(range(256)) * 64, 9)  # deflated once, it does not shrink again
     data = byte * size if byte else (noise * (size // len(noise) + 1))[:size]
-    chunk = SliceChunk(TRACE, 7, data)
+    chunk = SliceChunk(TRACE, 7, data, 1)
     assert wire.decode_slices_message(wire.encode_chunk(chunk)) == chunk
 
 
-def chunk_bytes(data: bytes, *, compressed: bool, offset: int = 0) -> bytes:
+def chunk_bytes(data: bytes, *, compressed: bool, offset: int = 0, epoch: int = 1) -> bytes:
     return pb.SliceChunk(
-        trace=TRACE, offset=offset, data=data, compressed=compressed
+        trace=TRACE, offset=offset, data=data, compressed=compressed, epoch=epoch
     ).SerializeToString()
 
 
@@ -361,6 +365,8 @@ def chunk_bytes(data: bytes, *, compressed: bool, offset: int = 0) -> bytes:
         ("no valid zlib stream", chunk_bytes(b"abc", compressed=True)),
         ("0 bytes", chunk_bytes(zlib.compress(b""), compressed=True)),
         ("allowed", chunk_bytes(b"x", compressed=False, offset=(1 << 63) - 1)),
+        ("epoch: 0", chunk_bytes(b"x", compressed=False, epoch=0)),
+        ("epoch", chunk_bytes(b"x", compressed=False, epoch=1 << 63)),
         (
             "without a chunk",
             pb.SliceChunk(node="n", trace=TRACE, data=b"x").SerializeToString(),
@@ -370,6 +376,30 @@ def chunk_bytes(data: bytes, *, compressed: bool, offset: int = 0) -> bytes:
 def test_bad_chunks_are_refused(problem: str, message: bytes) -> None:
     with pytest.raises(wire.WireError, match=problem):
         wire.decode_slices_message(message)
+
+
+@pytest.mark.parametrize(
+    "status",
+    [
+        SliceStatus(TRACE, held=True, bytes=5),
+        SliceStatus(TRACE, held=False, bytes=5),
+        SliceStatus(TRACE, held=True, epoch=1 << 63),
+    ],
+)
+def test_a_slice_without_a_valid_epoch_is_refused(status: SliceStatus) -> None:
+    with pytest.raises(wire.WireError, match=r"slice_status\.epoch"):
+        wire.encode_node_batch([status])
+    raw = pb.SliceStatus(trace=TRACE, held=status.held, bytes=status.bytes, epoch=status.epoch)
+    batch = pb.NodeBatch(messages=[pb.NodeMessage(slice_status=raw)])
+    with pytest.raises(wire.WireError, match=r"slice_status\.epoch"):
+        wire.decode_node_batch(batch.SerializeToString())
+
+
+@pytest.mark.parametrize("epoch", [0, 1 << 63])
+def test_an_ack_without_a_valid_epoch_is_refused(epoch: int) -> None:
+    reply = pb.SliceReply(acks=[pb.SliceAck(trace=TRACE, offset=1, epoch=epoch)])
+    with pytest.raises(wire.WireError, match=r"acks\.epoch"):
+        wire.decode_slice_reply(reply.SerializeToString())
 
 
 def test_trace_ids_are_parsed_as_people_write_them() -> None:

@@ -237,6 +237,7 @@ struct slice {
 	char trigger[BS_TRIGGER_NAME_MAX + 1];
 	uint64_t bytes, trimmed_bytes;
 	uint64_t collected_ns, changed_ns;
+	uint64_t epoch;
 	uint32_t flags;
 	uint32_t trace; /* index */
 	uint32_t n_crumbs;

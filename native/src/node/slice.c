@@ -508,6 +508,7 @@ void slice_fill(const struct slice *s, struct bsn_slice *out)
 	out->trimmed_bytes = s->trimmed_bytes;
 	out->collected_ns = s->collected_ns;
 	out->changed_ns = s->changed_ns;
+	out->epoch = s->epoch;
 	out->open_handles = slice_open_handles(s);
 	out->flags = s->flags;
 	out->n_crumbs = s->n_crumbs;

@@ -14,12 +14,13 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/random.h>
 #include <unistd.h>
 
 #include "internal.h"
 
 #define STORE_MAGIC 0x45524f5453425342ull
-#define STORE_VERSION 1u
+#define STORE_VERSION 2u
 #define BLOCK_MAGIC 0x4b4c4253u
 
 enum block_kind {
@@ -34,6 +35,8 @@ struct store_header {
 	uint32_t n_blocks;
 	uint32_t epoch;	      /* of the last commit */
 	uint32_t next_client; /* number that no process had yet */
+	uint32_t zero;
+	uint64_t next_slice_epoch; /* number that no slice had yet */
 };
 
 struct block {
@@ -65,6 +68,7 @@ struct mark {
 	struct bs_trace_id primary;
 	char trigger[BS_TRIGGER_NAME_MAX + 1];
 	uint64_t collected_ns;
+	uint64_t slice_epoch;
 	uint32_t copying; /* the first copy is not done */
 	uint32_t zero;
 	struct mark_state state[2];
@@ -173,11 +177,13 @@ struct slice *slice_new(struct bsn *n, uint32_t trace, struct bs_trace_id id,
 	slice->primary = primary;
 	strncpy(slice->trigger, trigger, sizeof(slice->trigger) - 1);
 	slice->collected_ns = n->now_ns;
+	slice->epoch = header(s)->next_slice_epoch++;
 	m = mark_at(s, i);
 	memset(m, 0, sizeof(*m));
 	m->primary = primary;
 	memcpy(m->trigger, slice->trigger, sizeof(m->trigger));
 	m->collected_ns = n->now_ns;
+	m->slice_epoch = slice->epoch;
 	m->copying = 1;
 	block_fill(s, i, BLOCK_MARK, i, 0, id);
 	slice_dirty(n, slice);
@@ -439,12 +445,26 @@ static int store_tables(struct store *s)
 	return 0;
 }
 
+/* See node.h, "Epochs". Far from the end of what a signed number holds. */
+static int first_slice_epoch(uint64_t *epoch)
+{
+	if (getrandom(epoch, sizeof(*epoch), 0) != sizeof(*epoch))
+		return -EIO;
+	*epoch = (*epoch >> 2) + 1;
+	return 0;
+}
+
 int store_init(struct bsn *n)
 {
 	struct store *s = &n->store;
 	uint64_t bytes = n->config.store_bytes / BLOCK_BYTES * BLOCK_BYTES;
-	int fd = memfd_sealed("backsight-store", bytes);
+	uint64_t slice_epoch;
+	int err = first_slice_epoch(&slice_epoch);
+	int fd;
 
+	if (err)
+		return err;
+	fd = memfd_sealed("backsight-store", bytes);
 	if (fd < 0)
 		return fd;
 	s->fd = fd;
@@ -458,6 +478,7 @@ int store_init(struct bsn *n)
 		.block_bytes = BLOCK_BYTES,
 		.n_blocks = (uint32_t)(bytes / BLOCK_BYTES),
 		.next_client = 1,
+		.next_slice_epoch = slice_epoch,
 	};
 	return store_tables(s);
 }
@@ -505,9 +526,9 @@ static void adopt_mark(struct bsn *n, uint32_t i)
 		}
 	}
 	/* No commit: its trigger was not answered, and will come again. */
-	if (!best || best->n_crumbs > BSN_CRUMBS_MAX ||
-	    best->n_opens > MARK_OPENS || best->trimmed_bytes > best->bytes ||
-	    best->bytes > s->bytes)
+	if (!best || !m->slice_epoch || m->slice_epoch > INT64_MAX ||
+	    best->n_crumbs > BSN_CRUMBS_MAX || best->n_opens > MARK_OPENS ||
+	    best->trimmed_bytes > best->bytes || best->bytes > s->bytes)
 		return;
 	t = trace_get(n, id);
 	if (t == NONE || n->index.traces[t].flags & TRACE_COLLECTED)
@@ -519,6 +540,7 @@ static void adopt_mark(struct bsn *n, uint32_t i)
 	memcpy(slice->trigger, m->trigger, sizeof(slice->trigger));
 	slice->trigger[BS_TRIGGER_NAME_MAX] = 0;
 	slice->collected_ns = m->collected_ns;
+	slice->epoch = m->slice_epoch;
 	slice->saved = saved;
 	slice->changed_ns = best->changed_ns;
 	slice->copy_again = m->copying;
@@ -606,7 +628,8 @@ int store_adopt(struct bsn *n, int fd)
 		return -EPROTO;
 	if (h->magic != STORE_MAGIC || h->version != STORE_VERSION ||
 	    h->block_bytes != BLOCK_BYTES ||
-	    (uint64_t)h->n_blocks * BLOCK_BYTES != bytes) {
+	    (uint64_t)h->n_blocks * BLOCK_BYTES != bytes ||
+	    !h->next_slice_epoch || h->next_slice_epoch > INT64_MAX) {
 		munmap(h, bytes);
 		return -EPROTO;
 	}

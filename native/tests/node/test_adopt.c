@@ -262,6 +262,7 @@ static void a_restart_changes_nothing(void)
 	CHECK_EQ(s.flags, BSN_SLICE_HELD);
 	CHECK_EQ(s.open_handles, 1);
 	CHECK_EQ(s.collected_ns, START);
+	CHECK_EQ(s.epoch, before.epoch);
 	CHECK(!strcmp(s.trigger, "test"));
 	/* Of 3, the new record alone. */
 	CHECK_EQ(bsn_slice_info(n, trace_id(3), &s), 0);
@@ -269,6 +270,7 @@ static void a_restart_changes_nothing(void)
 	CHECK_EQ(s.open_handles, 1);
 	collect(n, trace_id(4), START + MS, &s);
 	CHECK(s.flags & BSN_SLICE_LOSSY);
+	CHECK(s.epoch > before.epoch);
 	/* All others are there, whole. */
 	for (uint32_t i = 100; i < 1500; i += 7) {
 		collect(n, trace_id(i), START + MS, &s);

@@ -61,6 +61,30 @@ static void collects_what_was_written(void)
 	bsn_free(n);
 }
 
+/* Collected again, even in the same instant or by another store, a trace has
+ * another slice. */
+static void slices_differ_in_epoch(void)
+{
+	struct bsn_config config = test_config(8 << 20);
+	uint64_t first = 0;
+
+	for (int store = 0; store < 2; store++) {
+		struct bsn *n = test_node(&config);
+		struct bsn_slice s, again;
+
+		collect(n, trace_id(1), START, &s);
+		CHECK(s.epoch > 0 && s.epoch <= INT64_MAX);
+		CHECK(s.epoch != first);
+		first = s.epoch;
+		collect(n, trace_id(1), START + MS, &again);
+		CHECK_EQ(again.epoch, s.epoch);
+		CHECK_EQ(bsn_slice_release(n, trace_id(1), false, START), 0);
+		collect(n, trace_id(1), START, &again);
+		CHECK(again.epoch != s.epoch);
+		bsn_free(n);
+	}
+}
+
 static void later_runs_follow(void)
 {
 	struct bsn_config config = test_config(8 << 20);
@@ -422,6 +446,7 @@ static void finds_segments_that_no_news_names(void)
 int main(void)
 {
 	RUN(collects_what_was_written);
+	RUN(slices_differ_in_epoch);
 	RUN(later_runs_follow);
 	RUN(names_other_nodes);
 	RUN(trims_and_releases);
