@@ -386,7 +386,7 @@ def test_the_numbers_are_those_of_the_headers(repository: Path) -> None:
     ).read_text()
     named = {
         name: int(value, 0)
-        for name, value in re.findall(r"\b(BS_[A-Z_]+)\s*=?\s+(0x[0-9a-fA-F]+|\d+)u?\b", text)
+        for name, value in re.findall(r"\b(BS_[A-Z_]+)\s*=?[\s\\]+(0x[0-9a-fA-F]+|\d+)u?\b", text)
     }
     expected = {
         "BS_SEGMENT_BYTES": slices.SEGMENT_BYTES,
