@@ -21,6 +21,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
 
+from config.printable import printable
+
 ABI_MAGIC = 0x54475342
 ABI_VERSION = 1
 
@@ -143,10 +145,9 @@ def parse_request(data: bytes) -> Request:
             errno.EPROTONOSUPPORT,
             f"ABI version {version}, the node speaks {ABI_VERSION}: use libbacksight of its version",
         )
-    name = service.partition(b"\0")[0].decode(errors="replace")
-    printable = "".join(c if c.isprintable() else "?" for c in name)
+    name = printable(service.partition(b"\0")[0].decode(errors="replace"))
     token = struct.pack("=2Q", token_hi, token_lo)
-    return Request(token if any(token) else None, printable or "unnamed")
+    return Request(token if any(token) else None, name or "unnamed")
 
 
 def _pack_reply(status: int, message: str = "", attachment: Attachment | None = None) -> bytes:

@@ -119,19 +119,27 @@ class ControlServer:
                 case "status":
                     return {"status": self._host.status()}
                 case "peek":
-                    peek = self._host.peek(parse_trace_id(str(request.get("trace"))))
-                    return {
-                        "node": self._node,
-                        "flags": int(peek.flags),
-                        "open_handles": peek.open_handles,
-                        "data": base64.b64encode(peek.data).decode(),
-                    }
+                    return self._peek(parse_trace_id(str(request.get("trace"))))
                 case "trigger":
                     return self._trigger(request)
                 case command:
                     return {"error": f"no command {command!r}; there is: status, peek, trigger"}
         except (WireError, UnicodeDecodeError, json.JSONDecodeError) as error:
             return {"error": str(error)}
+        except RecursionError:
+            return {"error": "a request is a flat JSON object"}
+
+    def _peek(self, trace: TraceId) -> dict[str, Any]:
+        try:
+            peek = self._host.peek(trace)
+        except OSError as error:
+            return {"error": str(error)}
+        return {
+            "node": self._node,
+            "flags": int(peek.flags),
+            "open_handles": peek.open_handles,
+            "data": base64.b64encode(peek.data).decode(),
+        }
 
     def _trigger(self, request: dict[str, Any]) -> dict[str, Any]:
         name, why = str(request.get("name")), str(request.get("why", ""))

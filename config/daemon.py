@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
+from config.printable import printable
 from config.schema import ConfigError, load, loads
 
 EXIT_CONFIG = 2
@@ -50,7 +51,7 @@ def logger(program: str) -> Callable[[str], None]:
     """Where a daemon says what an operator may want to know: a line on standard error."""
 
     def log(text: str) -> None:
-        sys.stderr.write(f"{program}: {text}\n")
+        sys.stderr.write(f"{program}: {printable(text)}\n")
         sys.stderr.flush()
 
     return log

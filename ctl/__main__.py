@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 
 import backsight_pb2 as pb
 
+from config.printable import printable
 from ctl.coordinator import AskError, CoordinatorClient
 from ctl.node import NodeClient
 from ctl.trace import summary_json, trace_view
@@ -26,7 +27,8 @@ _DEFAULT_NODE = "/run/backsight/node.sock"
 
 
 def _print_json(value: object) -> None:
-    print(json.dumps(value, ensure_ascii=False))
+    # In ASCII: other characters too can drive a terminal.
+    print(json.dumps(value))
 
 
 def _traces(arguments: argparse.Namespace) -> int:
@@ -84,7 +86,7 @@ def _nodes(arguments: argparse.Namespace) -> int:
                 else "clock not measured"
             )
             state = "connected" if node.connected else "gone"
-            print(f"{node.node:<40} {state:<10} {clock}  {' '.join(node.addresses)}")
+            print(f"{node.node:<40} {state:<10} {clock}  {printable(' '.join(node.addresses))}")
     return 0
 
 
@@ -100,7 +102,7 @@ def _status(arguments: argparse.Namespace) -> int:
             if isinstance(value, dict)
             else value
         )
-        print(f"{key:<{width}}  {text}")
+        print(f"{key:<{width}}  {printable(str(text))}")
     return 0
 
 
@@ -158,7 +160,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return run(arguments)
     except AskError as error:
-        sys.stderr.write(f"backsightctl: {error}\n")
+        sys.stderr.write(f"backsightctl: {printable(str(error))}\n")
         return 1
     except ValueError as error:
         parser.error(str(error))

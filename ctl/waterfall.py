@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
+from config.printable import printable
 from ctl.trace import Json, Placed, TraceView, in_tree_order
 
 _BAR_WIDTH_MIN = 20
@@ -26,8 +27,8 @@ def milliseconds(duration_ns: int) -> str:
 
 
 def cut(text: str, width: int) -> str:
-    """The text in so many columns; control characters, which a name may hold, are shown as '?'."""
-    text = "".join(character if character.isprintable() else "?" for character in text)
+    """The text in so many columns, made printable: a name may hold anything."""
+    text = printable(text)
     return text if len(text) <= width else text[: width - 1] + "~"
 
 

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import socket
 from pathlib import Path
@@ -11,6 +12,7 @@ import backsight_pb2 as pb
 import pytest
 
 from appliance.control import ControlServer, Peek, control_path
+from config.daemon import logger
 from ctl.__main__ import main
 from ctl.coordinator import AskError, NotFound
 from ctl.node import NodeClient
@@ -30,6 +32,7 @@ from protocol.slices import (
 )
 
 TRACE = TraceId(bytes.fromhex("0af7651916cd43dd8448eb211c80319c"))
+UNREADABLE = TraceId(b"unreadable trace")
 MS = 1_000_000
 
 
@@ -136,6 +139,21 @@ def test_a_name_cannot_drive_the_terminal() -> None:
     assert "\x1b" not in text and "?[2J?evil" in text
 
 
+def test_no_text_from_elsewhere_drives_a_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Refused(_Host):
+        def status(self) -> dict[str, Any]:
+            return {"refused": "no\x9b2J\nconnected True"}
+
+    for more in ([], ["--json"]):
+        command = ["status", *more]
+        _ask_server(tmp_path, Refused(), ask=lambda path, c=command: main(["--node", path, *c]))
+        assert "\x9b" not in capsys.readouterr().out
+    logger("backsight-node")("refused: no\x1b[2J\nbacksight-node: connected")
+    assert capsys.readouterr().err == "backsight-node: refused: no?[2J?backsight-node: connected\n"
+
+
 class _Host:
     def __init__(self) -> None:
         self.fired: list[tuple[str, bytes, str]] = []
@@ -144,6 +162,8 @@ class _Host:
         return {"node": "alpha", "clients": 3}
 
     def peek(self, trace: TraceId) -> Peek:
+        if trace == UNREADABLE:
+            raise OSError(errno.ENXIO, "no such device")
         if trace != TRACE:
             return Peek(SliceFlags.NONE, 0, b"")
         return Peek(SliceFlags.HELD, 1, _slice((1, 0, "GET /", 0, None)))
@@ -200,6 +220,8 @@ def test_the_operator_fires_a_trigger(tmp_path: Path) -> None:
         (b'{"command": "peek", "trace": "xyz"}\n', "32 hex digits"),
         (b'{"command": "trigger", "name": "A B", "trace": ""}\n', "[a-z0-9_.-]"),
         (b"x" * 10000 + b"\n", "at most 4096 bytes"),
+        (b"[" * 4000 + b"\n", "flat JSON object"),
+        (b'{"command": "peek", "trace": "%s"}\n' % UNREADABLE.hex().encode(), "no such device"),
     ],
 )
 def test_bad_requests_get_an_answer(tmp_path: Path, line: bytes, expected: str) -> None:
