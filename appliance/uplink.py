@@ -83,6 +83,7 @@ class UplinkCounters:
     control_lost: int = 0
     slices_connects: int = 0
     slices_lost: int = 0
+    slice_replies: int = 0
     malformed: int = 0
 
 
@@ -182,14 +183,17 @@ class Uplink:
             while not self._core.wants_slices_connection():
                 self._slices_due.clear()
                 await self._slices_due.wait()
-            connected = self.counters.slices_connects
+            replies = self.counters.slice_replies
             why = await self._connected(_SLICES, self._slices)
-            if self.counters.slices_connects > connected:
-                self._core.on_slices_lost(time.monotonic_ns())
-                self._on_fact()
+            self._core.on_slices_lost(time.monotonic_ns())
+            self._on_fact()
+            # A stream that merely opened may be refused for ever.
+            if self.counters.slice_replies > replies:
                 backoff.reset()
             if why is not _IDLE:
                 self.counters.slices_lost += 1
+                if self.welcomed:
+                    self._say(f"no slices go to {self._endpoint}: {why}; trying again")
                 await asyncio.sleep(backoff.next_s())
 
     async def _slices(self, call: _Call) -> str:
@@ -218,6 +222,7 @@ class Uplink:
 
     async def _read_slices(self, call: _Call) -> str:
         async for data in call:
+            self.counters.slice_replies += 1
             self._core.on_slice_reply(wire.decode_slice_reply(data), time.monotonic_ns())
             self._on_fact()
         return _ENDED

@@ -22,7 +22,7 @@ from coordinator.server import CoordinatorServer
 from coordinator.settings import Settings as CoordinatorSettings
 from coordinator.settings import StoreSettings
 from protocol import wire
-from protocol.messages import Refused
+from protocol.messages import Refused, Welcome
 
 # pytest undoes the filter of protocol.wire.
 pytestmark = pytest.mark.filterwarnings("ignore:Unexpected end-group tag")
@@ -86,9 +86,11 @@ class Node:
             await self.facts.get()
 
 
-async def serve(endpoint: str, control: Handler) -> grpc.aio.Server:
+async def serve(endpoint: str, control: Handler, slices: Handler | None = None) -> grpc.aio.Server:
     server = grpc.aio.server()
     handlers = {"Control": grpc.stream_stream_rpc_method_handler(control)}
+    if slices is not None:
+        handlers["Slices"] = grpc.stream_stream_rpc_method_handler(slices)
     server.add_generic_rpc_handlers(
         (grpc.method_handlers_generic_handler("backsight.v1.Coordinator", handlers),)
     )
@@ -138,6 +140,46 @@ def test_a_refusal_reaches_the_operator_once() -> None:
         await server.stop(None)
 
     asyncio.run(run())
+
+
+def test_slices_that_are_refused_are_tried_ever_more_seldom_and_said_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    waits: list[float] = []
+    next_s = Backoff.next_s
+
+    def counted(backoff: Backoff) -> float:
+        waits.append(next_s(backoff))
+        return 0.0
+
+    async def control(
+        requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext[bytes, bytes]
+    ) -> None:
+        await context.write(wire.encode_coordinator_batch([Welcome(1)]))
+        async for _ in requests:
+            pass
+
+    async def slices(
+        requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext[bytes, bytes]
+    ) -> None:
+        async for _ in requests:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "not like that")
+
+    monkeypatch.setattr(NodeCore, "wants_slices_connection", lambda core: True)
+    monkeypatch.setattr(Backoff, "next_s", counted)
+
+    async def run() -> None:
+        endpoint = f"127.0.0.1:{free_port()}"
+        server = await serve(endpoint, control, slices)
+        async with Node(endpoint) as node:
+            assert (await node.log.get()).startswith("connected to")
+            assert "not like that; trying again" in await node.log.get()
+            await node.until(lambda: len(waits) >= 8)
+            assert node.log.empty()
+        await server.stop(None)
+
+    asyncio.run(run())
+    assert max(waits) > 10 * waits[0]
 
 
 def test_a_node_waits_for_its_coordinator_and_finds_it_again(tmp_path: Path) -> None:
