@@ -196,17 +196,27 @@ enum step {
 	STEP_BAD,
 };
 
+/* To make room, a reclaim first looks at the open runs of all threads. That walks
+ * their segments, also the one whose runs are about to go into the index: so it
+ * is done before indexed_to is looked at, and not in between. */
+static void look_before_reclaim(struct bsn *n)
+{
+	if (unlikely(!run_room(n)) && !n->open_runs_seen)
+		drain_open_runs(n);
+}
+
 /* One run header at indexed_to, which may reach up to limit. killed: nobody
  * writes here any more, so an open run is over too. */
 static enum step walk_step(struct bsn *n, struct client *c, struct frame *f,
 			   uint32_t limit, bool killed)
 {
-	uint32_t at = f->indexed_to;
 	const struct bs_run_header *h;
 	struct bs_trace_id id;
-	uint32_t committed;
+	uint32_t committed, at;
 	uint16_t flags;
 
+	look_before_reclaim(n);
+	at = f->indexed_to;
 	if (at + RUN_HEADER > limit)
 		return STEP_END;
 	h = (const struct bs_run_header *)(frame_bytes(f) + at);
@@ -373,22 +383,21 @@ static void index_entry(struct bsn *n, struct client *c, uint32_t slot,
 		goto bad;
 	if (unlikely(t->frame != i))
 		move_to_frame(n, c, slot, i);
-	if (unlikely(e->offset != f->indexed_to)) {
-		if (e->offset < f->indexed_to) {
-			/* The walk was here before the news. */
-			t->missing++;
-			return;
+	/* Where news was dropped, the log tells. */
+	for (look_before_reclaim(n); unlikely(f->indexed_to < e->offset);
+	     look_before_reclaim(n)) {
+		if (walk_step(n, c, f, e->offset, true) != STEP_RUN) {
+			corrupt(n, c);
+			f->open_run = NONE;
+			f->indexed_to = e->offset;
+			break;
 		}
-		/* News was dropped: the log tells. */
-		while (f->indexed_to < e->offset) {
-			if (walk_step(n, c, f, e->offset, true) != STEP_RUN) {
-				corrupt(n, c);
-				f->open_run = NONE;
-				f->indexed_to = e->offset;
-				break;
-			}
-			t->missing--;
-		}
+		t->missing--;
+	}
+	if (unlikely(e->offset < f->indexed_to)) {
+		/* The walk was here before the news. */
+		t->missing++;
+		return;
 	}
 	if (unlikely(f->open_run != NONE)) {
 		const struct run *run = &n->index.runs[f->open_run];

@@ -196,6 +196,15 @@ static bool chunk_room(struct bsn *n)
 	return true;
 }
 
+/* Whether run_add() finds room without reclaiming. */
+bool run_room(struct bsn *n)
+{
+	const struct index *x = &n->index;
+
+	return (x->chunks_free != NONE || x->chunks_fresh < x->n_chunks) &&
+	       (x->traces_free != NONE || x->traces_fresh < x->n_traces);
+}
+
 /* A run of the frame's, not yet in any trace's chain. Reclaims nothing. */
 uint32_t run_alloc(struct bsn *n, struct frame *f, uint32_t offset,
 		   uint16_t flags)

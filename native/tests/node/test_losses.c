@@ -1,0 +1,56 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Nothing that was lost is forgotten, and nothing is there twice. */
+#include "writer.h"
+
+static struct decoded d;
+
+/* Where the index is full of runs, room is made while news is read: that looks
+ * at open runs, also in the segment that the news is about. */
+static void a_full_index_counts_each_run_once(void)
+{
+	struct bsn_config config = test_config(4 << 20);
+	struct bsn_metrics m;
+	struct bsn_slice s;
+	struct writer w;
+	struct wthread t;
+	struct bsn *n;
+	uint64_t now = START, written = 0, first;
+
+	config.index_traces = config.index_runs = 4096;
+	config.tombstones = 200;
+	n = test_node(&config);
+	writer_attach(&w, n, now);
+	t = writer_thread(&w, 0);
+	for (uint32_t round = 0; round < 200; round++) {
+		now += MS;
+		first = written;
+		for (uint32_t i = 0; i < 500; i++)
+			CHECK(w_trace(&t, trace_id(written++), 40, now));
+		/* Still open when the room is made. */
+		CHECK(w_begin(&t, trace_id(written), 1u << 30, 0, BS_RUN_FIRST,
+			      100));
+		w_record(&t, BS_RECORD_DATA, "a", 1, now);
+		bsn_poll(n, now);
+		w_end(&t, BS_RUN_LAST);
+		written++;
+		bsn_get_metrics(n, &m);
+		for (uint64_t i = first; i < written; i += 25) {
+			collect(n, trace_id(i), now, &s);
+			CHECK_EQ(s.flags, BSN_SLICE_HELD);
+			CHECK_EQ(s.open_handles, 0);
+			decode_slice(n, trace_id(i), &d);
+			CHECK_EQ(d.records, 1);
+			bsn_slice_release(n, trace_id(i), false, now);
+		}
+	}
+	CHECK(m.reclaims > 100);
+	writer_close(&w);
+	bsn_free(n);
+}
+
+int main(void)
+{
+	RUN(a_full_index_counts_each_run_once);
+	free(d.bytes);
+	return 0;
+}
