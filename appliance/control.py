@@ -5,7 +5,7 @@ A Unix stream socket beside the one where applications attach (its path with
 ``.ctl`` added). One line of JSON each way, then the connection is closed:
 
     {"command": "status"}               -> {"status": {...}}
-    {"command": "peek", "trace": HEX}   -> {"node", "flags", "open_handles", "data": BASE64}
+    {"command": "peek", "trace": HEX}   -> {"node", "flags", "open_handles", "trigger", "data": BASE64}
     {"command": "trigger", "name", "trace", "why"}  -> {}
 
 or ``{"error": "..."}``. Only the daemon's own user and root may ask.
@@ -40,11 +40,15 @@ def control_path(socket_path: Path) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Peek:
-    """What the node holds of a trace at this moment; asking triggers nothing."""
+    """What the node holds of a trace at this moment; asking triggers nothing.
+
+    ``trigger``: under which it is collected; empty while it is not.
+    """
 
     flags: SliceFlags
     open_handles: int
     data: bytes
+    trigger: str = ""
 
 
 class ControlHost(Protocol):
@@ -138,6 +142,7 @@ class ControlServer:
             "node": self._node,
             "flags": int(peek.flags),
             "open_handles": peek.open_handles,
+            "trigger": peek.trigger,
             "data": base64.b64encode(peek.data).decode(),
         }
 

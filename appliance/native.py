@@ -336,7 +336,9 @@ class NativeDataPlane:
             # Cut at the buffer's end: perhaps there is more.
             if got < size or size >= self._slice_bytes_max:
                 flags = SliceFlags(found.flags & _ALL_FLAGS)
-                return Peek(flags, found.open_handles, bytes(ffi.buffer(buffer, got)))
+                trigger = ffi.string(found.trigger).decode("ascii", "replace")
+                data = bytes(ffi.buffer(buffer, got))
+                return Peek(flags, found.open_handles, data, trigger)
             size = min(size * 8, self._slice_bytes_max)
 
     def _metrics(self) -> Any:  # noqa: ANN401 - of cffi

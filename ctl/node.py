@@ -40,7 +40,14 @@ class NodeClient:
         if not data and not flags:
             raise NotFound(f"node {reply['node']} holds nothing of trace {trace.hex()}")
         content = read_slice([data])
-        part = NodeSlice(reply["node"], len(data), flags, reply["open_handles"], content)
+        part = NodeSlice(
+            reply["node"],
+            len(data),
+            flags,
+            reply["open_handles"],
+            content,
+            trigger=reply["trigger"],
+        )
         return TraceView(
             {
                 "trace_id": trace.hex(),

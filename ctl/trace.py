@@ -23,7 +23,8 @@ class NodeSlice:
     """One node's part.
 
     ``clock_offset_ns`` is the node's clock minus the coordinator's, within ``clock_error_ns``; an
-    error of 0 says that it was not measured.
+    error of 0 says that it was not measured. ``trigger``: under which the node
+    collected it; only told by the node itself, and empty while it did not.
     """
 
     node: str
@@ -33,6 +34,7 @@ class NodeSlice:
     content: SliceContent
     clock_offset_ns: int = 0
     clock_error_ns: int = 0
+    trigger: str = ""
 
     @property
     def complete(self) -> bool:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import enum
 import json
 from collections.abc import Iterable
 from dataclasses import replace
@@ -214,23 +215,32 @@ def _scaled(name: str, copies: int) -> tuple[Recording, list[Span]]:
     )
 
 
-def _flags(replay: Replay, pod: str, trace_id: str) -> SliceFlags:
+class Fate(enum.Enum):
+    """What a node did with a trace that it recorded."""
+
+    UNTRIGGERED = enum.auto()
+    COLLECTED = enum.auto()
+    ABANDONED = enum.auto()
+
+
+def _fate(replay: Replay, pod: str, trace_id: str) -> Fate:
     try:
         view = NodeClient(str(replay.nodes[pod].socket_path)).peek(parse_trace_id(trace_id))
     except NotFound:
-        return SliceFlags.NONE
-    return view.slices[0].flags
+        return Fate.UNTRIGGERED
+    (part,) = view.slices
+    if SliceFlags.ABANDONED in part.flags:
+        return Fate.ABANDONED
+    return Fate.COLLECTED if part.trigger else Fate.UNTRIGGERED
 
 
-def _abandoned(replay: Replay, pods: dict[str, set[str]]) -> dict[str, set[str]]:
-    """On which nodes each trace is marked as abandoned, once the last word of it went round."""
-    steady: dict[str, set[str]] | None = None
+def _fates(replay: Replay, pods: dict[str, set[str]]) -> dict[str, dict[str, Fate]]:
+    """What became of each trace on each node, once the last word of it went round."""
+    steady: dict[str, dict[str, Fate]] | None = None
     while True:
         now = {
-            trace_id: {
-                pod for pod in held_on if SliceFlags.ABANDONED in _flags(replay, pod, trace_id)
-            }
-            for trace_id, held_on in pods.items()
+            trace_id: {pod: _fate(replay, pod, trace_id) for pod in recorded_on}
+            for trace_id, recorded_on in pods.items()
         }
         if now == steady:
             return now
@@ -273,7 +283,7 @@ def test_under_overload_rare_triggers_keep_their_traces_whole(tmp_path: Path) ->
     ) as replay:
         replay.run()
         listing = {trace["trace_id"]: trace for trace in replay.traces()}
-        abandoned = _abandoned(replay, {trace_id: pods[trace_id] for trace_id, _ in fire_on})
+        fates = _fates(replay, {trace_id: pods[trace_id] for trace_id, _ in fire_on})
         for name in ("ta", "tb"):
             mine = [trace_id for (trace_id, _), (fired, _) in fire_on.items() if fired == name]
             coherent = [
@@ -283,16 +293,14 @@ def test_under_overload_rare_triggers_keep_their_traces_whole(tmp_path: Path) ->
                 and _span_ids(_shown(replay, trace_id)["spans"]) == sorted(span_ids[trace_id])
             ]
             assert len(coherent) >= 0.99 * len(mine), (name, len(coherent), len(mine))
-    given_up = {trace_id for trace_id, nodes in abandoned.items() if nodes}
+    given_up = {t for t, on_nodes in fates.items() if Fate.ABANDONED in on_nodes.values()}
     assert given_up, "nothing was abandoned: this was no overload"
-    # Given up by the node where it fired before it was reported, it was never collected elsewhere.
-    fired_on = {root.trace_id: root.pod for root in roots}
-    expected = {
-        trace_id: pods[trace_id] if trace_id in listing else {fired_on[trace_id]}
-        for trace_id in given_up
-    }
-    differ = {t: (abandoned[t], expected[t]) for t in given_up if abandoned[t] != expected[t]}
-    assert not differ, (len(differ), len(given_up), list(differ.items())[:5])
+    # Given up on one node, it is given up on all that held it. Nodes that were not yet asked
+    # when it was never will be: to them it is one of the traces that nobody triggered.
+    kept = {t: fates[t] for t in given_up if Fate.COLLECTED in fates[t].values()}
+    assert not kept, (len(kept), len(given_up), list(kept.items())[:3])
+    whole = [t for t in given_up if set(fates[t].values()) == {Fate.ABANDONED}]
+    assert len(whole) >= 0.9 * len(given_up), (len(whole), len(given_up))
     coherent_tf = [
         trace_id
         for (trace_id, _), (fired, _) in fire_on.items()

@@ -166,7 +166,7 @@ class _Host:
             raise OSError(errno.ENXIO, "no such device")
         if trace != TRACE:
             return Peek(SliceFlags.NONE, 0, b"")
-        return Peek(SliceFlags.HELD, 1, _slice((1, 0, "GET /", 0, None)))
+        return Peek(SliceFlags.HELD, 1, _slice((1, 0, "GET /", 0, None)), "latency")
 
     def trigger(self, name: str, trace: TraceId, why: str) -> None:
         self.fired.append((name, trace, why))
@@ -191,6 +191,7 @@ def test_the_node_tells_its_status_and_what_it_holds(tmp_path: Path) -> None:
     (span,) = view.to_json()["spans"]
     assert span["name"] == "GET /" and span["unfinished"] and span["node"] == "alpha"
     assert view.to_json()["slices"][0]["open"] == 1
+    assert view.slices[0].trigger == "latency"
 
 
 def test_a_trace_that_the_node_never_saw_is_not_found(tmp_path: Path) -> None:
