@@ -132,7 +132,6 @@ class Daemon:
         except BaseException:
             await self._exits.aclose()
             raise
-        self._pump.lively(time.monotonic_ns())
         self._on_fact()
         return self
 
