@@ -605,7 +605,11 @@ void drain_triggers(struct bsn *n, struct client *c)
 {
 	struct bs_context_segment *x = c->context;
 
-	while (n->events_head - n->events_tail < EVENTS_MAX) {
+	/* Once around at most: who commits as fast as we take has our time for
+	 * that long, and the others' turn comes. */
+	for (uint32_t i = 0; i < BS_TRIGGER_CELLS &&
+			     n->events_head - n->events_tail < EVENTS_MAX;
+	     i++) {
 		uint32_t t = c->trigger_tail;
 		struct bs_trigger_cell *cell = &x->cells[t % BS_TRIGGER_CELLS];
 		uint32_t seq = load_acquire(&cell->seq);
