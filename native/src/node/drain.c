@@ -650,6 +650,15 @@ void drain_client(struct bsn *n, struct client *c)
 	find_threads(n, c);
 	for (uint32_t i = 0; i < c->threads_used; i++)
 		drain_thread(n, c, i);
+	/* A thread has taken one at most of which it has not told yet. More are
+	 * a lie, and would be memory that nobody can reclaim. */
+	while (unlikely(c->unclaimed.count > BS_THREAD_SLOTS)) {
+		uint32_t i = c->unclaimed.head;
+
+		corrupt(n, c);
+		pool_unclaimed_remove(n, c, i, NONE);
+		finish_frame(n, c, NULL, &n->frames[i]);
+	}
 	unattributed = READ_ONCE(c->context->records_unattributed);
 	if (unattributed != c->unattributed) {
 		c->unattributed = unattributed;

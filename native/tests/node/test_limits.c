@@ -50,9 +50,45 @@ static void triggers_without_end(void)
 	bsn_free(n);
 }
 
+/* Taken and never written to: as many as it can have threads. */
+static void grants_that_nobody_uses(void)
+{
+	struct bsn_config config = test_config(64 << 20);
+	struct bsn *n = test_node(&config);
+	struct writer liar, w;
+	struct wthread t;
+	struct bsn_metrics m;
+	struct bsn_slice s;
+	uint64_t now = START;
+
+	writer_attach(&liar, n, now);
+	writer_attach(&w, n, now);
+	t = writer_thread(&w, 0);
+	for (uint32_t i = 0; i < 1000; i++) {
+		struct bs_grant_ring *ring = w_grants(&liar);
+
+		now += MS;
+		store_release(&ring->tail, load_acquire(&ring->head));
+		CHECK(w_trace(&t, trace_id(i), 30000, now));
+		bsn_poll(n, now);
+		check_invariants(n);
+	}
+	bsn_get_metrics(n, &m);
+	CHECK(m.reclaims > 100);
+	CHECK(m.active_bytes <= (BS_THREAD_SLOTS + 1) * SEG);
+	collect(n, trace_id(999), now, &s);
+	CHECK_EQ(s.flags, BSN_SLICE_HELD);
+	decode_slice(n, trace_id(999), &d);
+	CHECK_EQ(d.records, 1);
+	writer_close(&liar);
+	writer_close(&w);
+	bsn_free(n);
+}
+
 int main(void)
 {
 	RUN(triggers_without_end);
+	RUN(grants_that_nobody_uses);
 	free(d.bytes);
 	return 0;
 }
