@@ -85,10 +85,35 @@ static void grants_that_nobody_uses(void)
 	bsn_free(n);
 }
 
+/* An arena as large as its number of segments allows comes back. */
+static void a_large_arena_is_adopted(void)
+{
+	struct bsn_config config = test_config(4ull << 30);
+	struct bsn *n;
+	struct writer w;
+	struct wthread t;
+	struct bsn_slice s;
+
+	config.index_traces = config.index_runs = 4096;
+	n = test_node(&config);
+	writer_attach(&w, n, START);
+	t = writer_thread(&w, 0);
+	CHECK(w_trace(&t, trace_id(1), 100, START));
+	bsn_poll(n, START);
+	bsn_free(n);
+	n = test_node(&config);
+	CHECK_EQ(bsn_client_adopt(n, 1234, "tester", START, &w.fds), w.number);
+	collect(n, trace_id(1), START, &s);
+	CHECK_EQ(s.flags, BSN_SLICE_HELD);
+	writer_close(&w);
+	bsn_free(n);
+}
+
 int main(void)
 {
 	RUN(triggers_without_end);
 	RUN(grants_that_nobody_uses);
+	RUN(a_large_arena_is_adopted);
 	free(d.bytes);
 	return 0;
 }
