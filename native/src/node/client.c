@@ -187,7 +187,8 @@ int bsn_client_add(struct bsn *n, int pid, const char *service, uint64_t now_ns,
 	int result;
 
 	pthread_mutex_lock(&n->lock);
-	n->now_ns = now_ns;
+	if (now_ns > n->now_ns)
+		n->now_ns = now_ns;
 	if (!make_room(n)) {
 		result = -ENOSPC;
 		goto fail;
@@ -385,7 +386,8 @@ int bsn_client_adopt(struct bsn *n, int pid, const char *service,
 	int result;
 
 	pthread_mutex_lock(&n->lock);
-	n->now_ns = now_ns;
+	if (now_ns > n->now_ns)
+		n->now_ns = now_ns;
 	result = -ENOSPC;
 	if (!make_room(n))
 		goto out;
@@ -454,7 +456,8 @@ int bsn_client_exited(struct bsn *n, int client, uint64_t now_ns)
 	struct client *c;
 
 	pthread_mutex_lock(&n->lock);
-	n->now_ns = now_ns;
+	if (now_ns > n->now_ns)
+		n->now_ns = now_ns;
 	c = client > 0 ? client_find(n, (uint32_t)client) : NULL;
 	if (!c || !c->live) {
 		pthread_mutex_unlock(&n->lock);

@@ -109,11 +109,41 @@ static void a_large_arena_is_adopted(void)
 	bsn_free(n);
 }
 
+/* Two threads of the caller read the clock, and come in the other order. */
+static void time_does_not_go_back(void)
+{
+	struct bsn_config config = test_config(4 << 20);
+	struct bsn *n = test_node(&config);
+	struct bsn_client_fds fds;
+	struct bsn_slice s;
+	struct writer w;
+
+	writer_attach(&w, n, START + MS);
+	CHECK(bsn_client_add(n, 1, "x", START, &fds) > 0);
+	collect(n, trace_id(1), START, &s);
+	CHECK_EQ(s.collected_ns, START + MS);
+	bsn_free(n);
+	close(fds.arena);
+	close(fds.channel);
+	close(fds.context);
+	n = test_node(&config);
+	bsn_poll(n, START + MS);
+	CHECK_EQ(bsn_client_adopt(n, 1234, "tester", START, &w.fds), w.number);
+	collect(n, trace_id(2), START, &s);
+	CHECK_EQ(s.collected_ns, START + MS);
+	CHECK_EQ(bsn_client_exited(n, w.number, START), 0);
+	collect(n, trace_id(3), START, &s);
+	CHECK_EQ(s.collected_ns, START + MS);
+	writer_close(&w);
+	bsn_free(n);
+}
+
 int main(void)
 {
 	RUN(triggers_without_end);
 	RUN(grants_that_nobody_uses);
 	RUN(a_large_arena_is_adopted);
+	RUN(time_does_not_go_back);
 	free(d.bytes);
 	return 0;
 }
