@@ -464,13 +464,13 @@ int bsn_client_exited(struct bsn *n, int client, uint64_t now_ns)
 		return -ENOENT;
 	}
 	drain_client(n, c);
-	drain_triggers(n, c);
 	drain_rest(n, c);
 	slice_client_exited(n, c);
 	drain_publish(n, c);
 	store_commit(n);
 	c->live = false;
-	c->exited_ns = now_ns;
+	c->exited_ns = n->now_ns;
+	drain_triggers(n, c); /* also behind a cell that stays claimed */
 	pool_drop_backed(n, c);
 	client_check_drained(n, c);
 	pthread_mutex_unlock(&n->lock);

@@ -48,8 +48,34 @@ static void a_full_index_counts_each_run_once(void)
 	bsn_free(n);
 }
 
+/* A thread was killed while it put a trigger into the queue: those of other
+ * threads behind it are the most wanted ones there are. */
+static void triggers_of_the_dead_are_taken(void)
+{
+	struct bsn_config config = test_config(4 << 20);
+	struct bsn *n = test_node(&config);
+	struct bsn_event e[4];
+	struct bsn_metrics m;
+	struct writer w;
+
+	writer_attach(&w, n, START);
+	w_trigger(&w, trace_id(1), "first", START);
+	w.context->trigger_head++;
+	w_trigger(&w, trace_id(2), "crash", START);
+	CHECK_EQ(bsn_client_exited(n, w.number, START), 0);
+	CHECK_EQ(bsn_events(n, e, 4), 3);
+	CHECK_EQ(e[0].id.lo, trace_id(1).lo);
+	CHECK_EQ(e[1].id.lo, trace_id(2).lo);
+	CHECK_EQ(e[2].kind, BSN_EVENT_CLIENT_DRAINED);
+	bsn_get_metrics(n, &m);
+	CHECK_EQ(m.cells_skipped, 1);
+	writer_close(&w);
+	bsn_free(n);
+}
+
 int main(void)
 {
+	RUN(triggers_of_the_dead_are_taken);
 	RUN(a_full_index_counts_each_run_once);
 	free(d.bytes);
 	return 0;
