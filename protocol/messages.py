@@ -19,6 +19,7 @@ NodeId = NewType("NodeId", int)
 """FNV-1a-64 of a node's name; what breadcrumbs carry."""
 
 LATERALS_MAX = 32
+COLLECT_TRACES_MAX = 1 + LATERALS_MAX
 CRUMBS_MAX = 64
 CHUNK_BYTES_MAX = 1 << 20
 RECOVERED_WHY = "recovered from the report store after a restart of the node"

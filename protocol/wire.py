@@ -21,6 +21,7 @@ from google.protobuf.message import DecodeError, Message
 
 from protocol.messages import (
     CHUNK_BYTES_MAX,
+    COLLECT_TRACES_MAX,
     CRUMBS_MAX,
     LATERALS_MAX,
     NODE_NAME_BYTES_MAX,
@@ -252,8 +253,7 @@ def _checked_clock_reply(m: ClockReply) -> ClockReply:
 
 
 def _checked_collect(m: Collect) -> Collect:
-    # The primary and its laterals.
-    _count("collect.traces", m.traces, 1 + LATERALS_MAX, minimum=1)
+    _count("collect.traces", m.traces, COLLECT_TRACES_MAX, minimum=1)
     for trace in m.traces:
         _trace("collect.traces", trace)
     return m

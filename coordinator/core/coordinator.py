@@ -510,7 +510,8 @@ class CoordinatorCore:
             part.status = SliceStatus(trace.id, held=True, bytes=length, epoch=epoch)
             part.epoch = epoch
             part.received = length
-            self._outbox.after_writes(BytesDurable(trace.id, identity, epoch, length, 0))
+            if length:
+                self._outbox.after_writes(BytesDurable(trace.id, identity, epoch, length, 0))
 
     def _news(self, trace: Trace, now_ns: int) -> None:
         """Something changed: judge again, but not before it is quiet."""

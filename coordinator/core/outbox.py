@@ -14,6 +14,7 @@ from typing import TypeAlias
 
 from coordinator.core.records import Record, Write
 from protocol.messages import (
+    COLLECT_TRACES_MAX,
     Collect,
     CoordinatorMessage,
     Drop,
@@ -87,7 +88,8 @@ class Outbox:
     def collect(self, session: int, group: Group, trace: TraceId) -> None:
         """Ask a session for a trace, together with what else it is asked for the group."""
         asking = self._asking.get((session, group))
-        if asking is None:
+        # Nodes that fire one trigger may each name other laterals.
+        if asking is None or len(asking.traces) == COLLECT_TRACES_MAX:
             asking = self._asking[session, group] = _Asking(group)
             self._control.append((session, asking))
         asking.traces[trace] = None

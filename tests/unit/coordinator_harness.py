@@ -5,6 +5,7 @@
 - Versions of a verdict rise by one, and each differs from the one before.
 - The bytes in the store are contiguous, and what is in memory fits.
 - A node is asked for a trace and group once on each session, until its release.
+- What is said fits the wire.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ from protocol.slices import (
     encode_process,
     encode_record,
 )
+from protocol.wire import encode_coordinator_batch, encode_slice_reply
 from tests.simulation.store import KeptSlice, MemoryStore
 
 S = 1_000_000_000
@@ -183,6 +185,7 @@ class Harness:
             self.said.append((self._names[session], message))
         for stream, reply in self.core.take_slice_replies():
             name = self._names[stream]
+            encode_slice_reply(reply)
             for ack in reply.acks:
                 kept = self._kept(ack.trace, name)
                 # Of another slice, where the one that is kept is whole: that is not needed.
@@ -236,6 +239,7 @@ class Harness:
         return len(found.data) if found is not None and found.epoch == epoch else 0
 
     def _check_message(self, session: int, message: CoordinatorMessage) -> None:
+        encode_coordinator_batch([message])  # or it could not be said
         name = self._names[session]
         if isinstance(message, TriggerAck):
             assert (message.group, name) in self.store.triggers, "acknowledged too early"

@@ -241,7 +241,7 @@ def test_acknowledgements_follow_durability_and_versions_rise(rng: random.Random
         data = slices[name]
         match rng.randrange(10):
             case 0:
-                harness.fire(name, T, rng.choice(("tA", "tB")))
+                harness.fire(name, T, rng.choice(("ta", "tb")))
             case 1 | 2:
                 size = rng.randrange(len(data) + 1)
                 harness.status(name, T, size, [other for other in names if other != name])
@@ -280,3 +280,19 @@ def test_one_reply_a_stream_carries_all_acks() -> None:
     (reply,) = [reply for _, reply in harness.replied]
     assert isinstance(reply, SliceReply)
     assert {ack.trace for ack in reply.acks} == set(traces)
+
+
+def test_nothing_is_acknowledged_to_a_node_that_never_had_any() -> None:
+    """What came late reopens a trace with all its nodes; an ack of no slice fits no wire."""
+    harness = Harness()
+    harness.cluster("n1", "n2")
+    harness.fire("n1", T)
+    harness.status("n1", T, 10, ["n2"])
+    harness.status("n2", T, epoch=0)
+    harness.send("n1", T, 0, bytes(10))
+    harness.wait(harness.config.missing_linger_ns + 2 * harness.config.linger_ns)
+    harness.replied.clear()
+    harness.send("n1", T, 10, bytes(10))
+    assert {name: [ack.offset for ack in reply.acks] for name, reply in harness.replied} == {
+        "n1": [20]
+    }

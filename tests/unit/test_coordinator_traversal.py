@@ -5,9 +5,9 @@ A script's lines are commands; the lines below one, indented, are all that the
 coordinator says and judges because of it (but for Welcomes and clock probes).
 
     connect n1 [incarnation]     lost n1
-    trigger n1 T [tA] [+L ...]   the trigger tA, "lat" if not said, with laterals
+    trigger n1 T [ta] [+L ...]   the trigger ta, "lat" if not said, with laterals
     status n1 T 100 [-> n2 ...] [open] [EVICTED ...]    it holds 100 bytes, with crumbs
-    abandon n1 T [tA]
+    abandon n1 T [ta]
     slices n1                    opens its Slices stream
     chunk n1 T 0 100             bytes from 0 on, 100 of them
     hold, save                   from now on nothing is durable; until now all is
@@ -100,16 +100,16 @@ SCRIPTS = {
     "a second trigger on the same trace is told to all that have a part in it": """
         connect n1
         connect n2
-        trigger n1 T tA
-          n1 < ack tA/T
+        trigger n1 T ta
+          n1 < ack ta/T
         status n1 T 10 -> n2
-          n2 < collect tA/T: T
+          n2 < collect ta/T: T
         status n2 T 10
-        trigger n2 T tB
-          n1 < collect tB/T: T
-          n2 < ack tB/T
-        trigger n1 T tB
-          n1 < ack tB/T
+        trigger n2 T tb
+          n1 < collect tb/T: T
+          n2 < ack tb/T
+        trigger n1 T tb
+          n1 < ack tb/T
     """,
     "a node that nobody knows": """
         connect n1
@@ -221,16 +221,16 @@ SCRIPTS = {
     "what another trigger needs is not given up": """
         connect n1
         connect n2
-        trigger n1 T tA
-          n1 < ack tA/T
-        trigger n1 T tF
-          n1 < ack tF/T
+        trigger n1 T ta
+          n1 < ack ta/T
+        trigger n1 T tf
+          n1 < ack tf/T
         status n1 T 0 LOSSY -> n2
-          n2 < collect tA/T: T
-          n2 < collect tF/T: T
-        abandon n1 T tF
-          n2 < drop tF/T
-          n1 < drop tF/T
+          n2 < collect ta/T: T
+          n2 < collect tf/T: T
+        abandon n1 T tf
+          n2 < drop tf/T
+          n1 < drop tf/T
         status n2 T 0 LOSSY
         wait 1s
           verdict T 1: lossy: lossy n1, lossy n2
@@ -266,8 +266,8 @@ peer1. Give one of them another name, or stop it
         wait 60s
         status n2 T 0 LOSSY
           n2 < release T
-        trigger n1 T tB
-          n1 < ack tB/T
+        trigger n1 T tb
+          n1 < ack tb/T
         status n1 T 0 LOSSY
           n1 < release T
     """,
@@ -343,8 +343,8 @@ peer1. Give one of them another name, or stop it
         wait 30s
           n1 < release T
         wait 60s
-        trigger n1 T tB
-          n1 < ack tB/T
+        trigger n1 T tb
+          n1 < ack tb/T
         status n1 T 120
           n1 < release T
     """,
@@ -546,6 +546,24 @@ def test_real_nodes_are_found_among_unknown_ones() -> None:
     harness.fire("n1", trace)
     harness.status("n1", trace, 10, [*range(1, 64), "n2"])
     assert harness.asked() == {"n2": [trace]}
+
+
+def test_nodes_that_fire_one_trigger_may_each_name_other_laterals() -> None:
+    harness = Harness()
+    harness.cluster("n1", "n2", "n3")
+    primary = trace_id("T")
+    laterals: list[bytes] = []
+    for name in ("n1", "n2"):
+        named = tuple(trace_id(f"{name}-{n}") for n in range(32))
+        harness.fire(name, primary, laterals=named)
+        for lateral in named:
+            harness.status(name, lateral, 10, ["n3"])
+        laterals += named
+    assert set(harness.asked()["n3"]) == set(laterals)
+    # All at once, when it comes back.
+    harness.lose("n3")
+    harness.connect("n3")
+    assert set(harness.asked()["n3"]) == set(laterals)
 
 
 def test_more_traces_than_there_is_memory_for_finish_the_oldest() -> None:
