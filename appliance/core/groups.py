@@ -23,7 +23,8 @@ class HeldTrace:
     status sent on the present Control stream, at ``told_ns``. ``released``:
     the coordinator has all that it wants; the mark remains for a while, so
     that what is written later continues the slice instead of starting another
-    under the same name.
+    under the same name. ``release_early``: it said so while bytes were not
+    known to be durable.
     """
 
     slice: Slice
@@ -34,6 +35,7 @@ class HeldTrace:
     told_ns: int = 0
     charged_bytes: int = 0
     released: bool = False
+    release_early: bool = False
 
     @property
     def trace(self) -> TraceId:

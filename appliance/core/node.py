@@ -30,6 +30,7 @@ from appliance.core.groups import HeldGroup, HeldTrace
 from appliance.core.holdings import Holdings
 from appliance.core.limits import Admission, Refusal
 from protocol.messages import (
+    LATERALS_MAX,
     RECOVERED_WHY,
     Abandoned,
     ClockProbe,
@@ -212,6 +213,9 @@ class NodeCore:
             # An ack for an earlier slice of the trace says nothing about this one.
             if held is not None and ack.epoch == held.slice.epoch:
                 self._holdings.acked(held, ack.offset, now_ns)
+                if held.release_early and held.held_bytes == 0:
+                    held.release_early = False
+                    self._answer(held.trace)
         self._holdings.expire(now_ns)
 
     def on_tick(self, now_ns: int) -> None:
@@ -297,9 +301,11 @@ class NodeCore:
                 # Only heard of: whoever fires a trigger collects its primary.
                 continue
             collected_ns = min(held.slice.collected_ns for held in group.traces.values())
+            # More of them if several nodes fired the group, each with laterals of its own.
+            laterals = tuple(trace for trace in group.traces if trace != group.group.primary)
             group.fired = TriggerFired(
                 group.group,
-                tuple(trace for trace in group.traces if trace != group.group.primary),
+                laterals[:LATERALS_MAX],
                 RECOVERED_WHY,
                 Source.NODE,
                 collected_ns + self._realtime_offset_ns,
@@ -433,8 +439,12 @@ class NodeCore:
 
     def _on_release(self, trace: TraceId, now_ns: int) -> None:
         held = self._holdings.traces.get(trace)
-        if held is None or held.held_bytes > 0:
-            # New bytes: the coordinator will hear of them and judge again.
+        if held is None:
+            return
+        if held.held_bytes > 0:
+            # New bytes, of which the coordinator will hear and judge again; or it has
+            # them all, and said so on the other stream: ask it again when that is here.
+            held.release_early = True
             return
         # It may not know yet of a group that needs the trace: ask it again then.
         unknown = [group for group in held.groups if not group.acknowledged]

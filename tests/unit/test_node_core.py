@@ -33,6 +33,7 @@ from protocol.messages import (
     Welcome,
 )
 from protocol.slices import Breadcrumb, Data
+from protocol.wire import encode_node_batch
 from tests.simulation.pool import ClientModel, Handle, PoolConfig, PoolModel
 
 MS = 1_000_000
@@ -304,6 +305,42 @@ def test_release_waits_for_news_bytes_and_unknown_groups() -> None:
     node.now_ns += node.config.triggered_ttl_ns
     node.core.on_tick(node.now_ns)
     assert list(node.pool.slices()) == []
+
+
+def test_a_release_that_overtakes_the_last_ack_is_asked_for_again() -> None:
+    """They come on two connections; no mark may wait for a release that was said already."""
+    node = Node()
+    node.write(1)
+    node.fire(1)
+    node.connect()
+    node.connect_slices()
+    node.hear(TriggerAck(Group("t", trace(1))))
+    node.report()
+    assert node.hear(Release(trace(1))) == []
+    node.ack_all()
+    (status,) = node.take()
+    assert isinstance(status, SliceStatus) and status.trace == trace(1)
+    assert node.hear(Release(trace(1))) == []
+    node.now_ns += node.config.triggered_ttl_ns
+    node.core.on_tick(node.now_ns)
+    assert list(node.pool.slices()) == []
+
+
+def test_what_is_recovered_fits_the_wire_however_many_laterals_others_named() -> None:
+    node = Node()
+    numbers = range(1, 66)
+    for number in numbers:
+        node.write(number)
+    group = Group("t", trace(1))
+    node.connect()
+    for start in (1, 33):
+        node.hear(Collect(group, tuple(trace(n) for n in range(start, start + 33))))
+    node.core.on_control_lost(node.now_ns)
+    node.pool.restart()
+    node.core = node.new_core(2)
+    messages = node.connect()
+    encode_node_batch(messages)
+    assert {m.trace for m in messages if isinstance(m, SliceStatus)} == {trace(n) for n in numbers}
 
 
 def test_a_trace_never_seen_is_remembered_for_a_time_and_bounded() -> None:
