@@ -332,8 +332,9 @@ static void index_loss(struct bsn *n, struct client *c, struct thread *t,
 
 		trace_flag(n, id, BSN_SLICE_LOSSY);
 		trace = trace_find(n, id);
-		if (trace != NONE &&
-		    n->index.traces[trace].flags & TRACE_COLLECTED)
+		if (trace == NONE)
+			client_untied_loss(n, c, c->drained_ns);
+		else if (n->index.traces[trace].flags & TRACE_COLLECTED)
 			slice_loss_arrived(n, trace, c, flags);
 	}
 }

@@ -4,6 +4,15 @@
 
 static struct decoded d;
 
+static uint32_t flags_of(struct bsn *n, struct bs_trace_id id, uint64_t now)
+{
+	struct bsn_slice s;
+	uint8_t buffer[1];
+
+	bsn_peek(n, id, now, buffer, 0, &s);
+	return s.flags;
+}
+
 /* Where the index is full of runs, room is made while news is read: that looks
  * at open runs, also in the segment that the news is about. */
 static void a_full_index_counts_each_run_once(void)
@@ -73,8 +82,33 @@ static void triggers_of_the_dead_are_taken(void)
 	bsn_free(n);
 }
 
+/* Lost before the thread had any segment, when the index had no room for the
+ * trace: then all that it does not know may be concerned. */
+static void losses_without_a_place_are_told(void)
+{
+	struct bsn_config config = test_config(4 << 20);
+	struct bsn *n;
+	struct writer w;
+	struct wthread t, other;
+
+	config.index_traces = 64;
+	n = test_node(&config);
+	writer_attach(&w, n, START);
+	t = writer_thread(&w, 0);
+	other = writer_thread(&w, 1);
+	for (uint32_t i = 0; i < 64; i++)
+		CHECK(w_trace(&t, trace_id(i), 0, START));
+	bsn_poll(n, START);
+	CHECK_EQ(flags_of(n, trace_id(100), START), 0);
+	w_lose(&other, trace_id(100), BS_RUN_FIRST | BS_RUN_LAST, 100);
+	CHECK_EQ(flags_of(n, trace_id(100), START), BSN_SLICE_MAYBE_LOSSY);
+	writer_close(&w);
+	bsn_free(n);
+}
+
 int main(void)
 {
+	RUN(losses_without_a_place_are_told);
 	RUN(triggers_of_the_dead_are_taken);
 	RUN(a_full_index_counts_each_run_once);
 	free(d.bytes);
