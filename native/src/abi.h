@@ -194,6 +194,8 @@ struct bs_channel_header {
 	uint32_t client_number;	       /* for the node's successor */
 	char node_name[64];
 	struct bs_doorbell doorbell;
+	uint64_t untied_to_ns; /* for the node's successor: the latest loss of
+				* nobody knows which trace; 0: none */
 };
 
 struct bs_grant {

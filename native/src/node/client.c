@@ -362,6 +362,21 @@ static uint32_t adopt_full(struct bsn *n, struct client *c,
 	return n_full;
 }
 
+/* Losses of before, whose traces nobody knows any more. */
+static void adopt_untied_loss(struct bsn *n, struct client *c)
+{
+	uint64_t untied = READ_ONCE(header_of(c)->untied_to_ns);
+
+	/* Flags of some traces may not have fitted in the tombstone ring. */
+	if (untied < n->tombs->overrun_ns)
+		untied = n->tombs->overrun_ns;
+	if (untied > n->now_ns)
+		untied = n->now_ns;
+	c->untied_to_ns = untied;
+	if (untied > n->untied_to_ns)
+		n->untied_to_ns = untied;
+}
+
 /* Where the queue stands: the first cell that was not given back. */
 static void adopt_triggers(struct client *c)
 {
@@ -419,17 +434,12 @@ int bsn_client_adopt(struct bsn *n, int pid, const char *service,
 	frames_sort(n, found, count);
 	adopt_stock(n, c);
 	adopt_triggers(c);
+	adopt_untied_loss(n, c);
 	n_full = adopt_full(n, c, found, count, full);
 	result = drain_adopted(n, c, full, n_full);
 	for (uint32_t i = 0; i < n_full; i++)
 		n->frames[full[i]].to_seal = false;
 	frames_merge_sealed(n, full, n_full);
-	if (n->tombs->overrun_ns) {
-		/* Flags of some traces did not fit in the tombstone ring. */
-		c->untied_to_ns = n->tombs->overrun_ns;
-		if (c->untied_to_ns > n->untied_to_ns)
-			n->untied_to_ns = c->untied_to_ns;
-	}
 	if (result) {
 		c->live = false;
 		pool_drop_client(n, c);

@@ -81,6 +81,7 @@ void client_untied_loss(struct bsn *n, struct client *c, uint64_t from_ns)
 		c->untied_from_ns = from_ns;
 	c->untied_to_ns = n->now_ns;
 	n->untied_to_ns = n->now_ns;
+	WRITE_ONCE(header_of(c)->untied_to_ns, n->now_ns);
 	slice_untied_loss(n, c, from_ns);
 }
 

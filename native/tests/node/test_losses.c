@@ -106,9 +106,45 @@ static void losses_without_a_place_are_told(void)
 	bsn_free(n);
 }
 
+/* News of a loss that did not fit into the ring concerns all that the process
+ * wrote then, also for the next daemon. */
+static void a_restart_forgets_no_loss(void)
+{
+	struct bsn_config config = test_config(4 << 20);
+	struct bsn *n = test_node(&config);
+	struct writer w[2];
+	struct wthread t[2];
+	uint64_t now = START;
+
+	for (int i = 0; i < 2; i++) {
+		writer_attach(&w[i], n, now);
+		t[i] = writer_thread(&w[i], 0);
+		CHECK(w_trace(&t[i], trace_id((uint64_t)i), 100, now));
+	}
+	for (uint32_t i = 0; i < BS_RUN_RING_ENTRIES; i++)
+		w_trace(&t[0], trace_id(10), 0, now);
+	w_lose(&t[0], trace_id(1000), BS_RUN_FIRST | BS_RUN_LAST, 100);
+	now += MS;
+	CHECK_EQ(flags_of(n, trace_id(0), now), BSN_SLICE_MAYBE_LOSSY);
+	CHECK_EQ(flags_of(n, trace_id(1), now), 0);
+	bsn_free(n);
+	n = test_node(&config);
+	for (int i = 0; i < 2; i++)
+		CHECK_EQ(bsn_client_adopt(n, 1234, "tester", now + MS,
+					  &w[i].fds),
+			 w[i].number);
+	now += 2 * MS;
+	CHECK_EQ(flags_of(n, trace_id(0), now), BSN_SLICE_MAYBE_LOSSY);
+	CHECK_EQ(flags_of(n, trace_id(1), now), 0);
+	for (int i = 0; i < 2; i++)
+		writer_close(&w[i]);
+	bsn_free(n);
+}
+
 int main(void)
 {
 	RUN(losses_without_a_place_are_told);
+	RUN(a_restart_forgets_no_loss);
 	RUN(triggers_of_the_dead_are_taken);
 	RUN(a_full_index_counts_each_run_once);
 	free(d.bytes);
