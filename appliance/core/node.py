@@ -297,9 +297,12 @@ class NodeCore:
     def _recover(self) -> None:
         self._holdings.recover(self._now_ns)
         for group in self._holdings.groups.values():
-            if group.group.primary not in group.traces:
+            primary = group.group.primary
+            if primary not in self._holdings.traces:
                 # Only heard of: whoever fires a trigger collects its primary.
                 continue
+            # The store names one group for each trace; this may be another one of it.
+            self._holdings.collect(group, (primary,), self._now_ns)
             collected_ns = min(held.slice.collected_ns for held in group.traces.values())
             # More of them if several nodes fired the group, each with laterals of its own.
             laterals = tuple(trace for trace in group.traces if trace != group.group.primary)

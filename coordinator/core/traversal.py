@@ -20,7 +20,7 @@ from coordinator.core.config import CoordinatorConfig
 from coordinator.core.nodes import Node, Nodes
 from coordinator.core.outbox import Outbox
 from coordinator.core.trace import Part, PartState, Trace
-from coordinator.core.verdict import FIRED, NOT_A_CRUMB, PEER, STORED
+from coordinator.core.verdict import FIRED, ITSELF, NOT_A_CRUMB, PEER, STORED
 from protocol.messages import Drop, Group, NodeId, SliceStatus, TraceId, TriggerFired
 
 
@@ -80,7 +80,8 @@ class Traversal:
             if trace.abandoned_by is not None:
                 unwanted.append(trace)
             for part in trace.parts.values():
-                if group in part.told:
+                # Who spoke up by itself may know the group from an earlier coordinator.
+                if group in part.told or not part.told:
                     dropped[part.node] = None
         for identity in dropped:
             node = self._nodes.by_id.get(identity)
@@ -144,13 +145,17 @@ class Traversal:
             part.told[group] = True
         if back:
             self._ask(trace, part)
+        if trace.abandoned_by is not None and not part.told and node.session is not None:
+            for group in trace.groups:
+                self._outbox.say(node.session, Drop(group))
+                part.told[group] = True
         return self.named(trace, status.crumbs, node.name, now_ns) or news
 
     def part_of(self, trace: Trace, node: Node, now_ns: int) -> Part:
         """The part of a node that sends bytes, also unasked."""
         part = trace.parts.get(node.id)
         if part is None:
-            part = self._add(trace, node.id, PartState.ASKED, f"{node.name} itself", now_ns)
+            part = self._add(trace, node.id, PartState.ASKED, ITSELF, now_ns)
         return part
 
     def add_stored(self, trace: Trace, identity: NodeId, now_ns: int) -> Part:

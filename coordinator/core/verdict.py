@@ -61,7 +61,8 @@ if TYPE_CHECKING:
 FIRED = "the trigger"
 STORED = "the store"
 PEER = "a peer's address"
-NOT_A_CRUMB = (FIRED, STORED, PEER)
+ITSELF = "itself"
+NOT_A_CRUMB = (FIRED, STORED, PEER, ITSELF)
 """What names a node, in words, without saying that it saw the trace. A trigger may
 name traces that its node never saw: laterals, or what an operator asks for. What
 answers at an address may be a program that records nothing."""

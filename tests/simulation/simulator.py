@@ -173,13 +173,21 @@ class Simulator:
         return found
 
     def missing(self, trace: TraceId, begun_before_ns: int) -> list[str]:
-        """What was written for the trace and is not in the store, in words."""
+        """What was written for the trace and is not in the store, in words.
+
+        What is written again after the trigger, on a node that dies with it or
+        loses its report store, nobody can know of.
+        """
         found = self.delivered(trace)
+        fired_ns = self.first_fired_ns(trace)
         problems = []
         for request in self.requests_of(trace):
             if request.begun_ns >= begun_before_ns:
                 continue
             for visit in request.visits:
+                node = self.nodes[visit.node]
+                if request.begun_ns > fired_ns and (node.dead or trace in node.lost_slices):
+                    continue
                 have = found.get(visit.node, Counter())
                 for body in visit.bodies:
                     key = (visit.client, visit.handle, body)
@@ -194,6 +202,13 @@ class Simulator:
                 problems.append(f"{request.unmet} calls reached nobody")
         return problems
 
+    def first_fired_ns(self, trace: TraceId) -> int:
+        """When a trigger first named the trace; now, if none did."""
+        return min(
+            (f.time_ns for f in self.fired if trace in (f.group.primary, *f.laterals)),
+            default=self.scheduler.now_ns,
+        )
+
     def _on_verdict(self, trace: TraceId, verdict: Verdict) -> None:
         self.verdicts.setdefault(trace, []).append(verdict)
         reasons = "; ".join(f"{r.node} {r.kind.value}: {r.detail}" for r in verdict.reasons)
@@ -202,11 +217,7 @@ class Simulator:
             f"verdict {verdict.version} of {trace.hex()[-8:]}: {verdict.kind.value} {reasons}",
         )
         if verdict.kind is VerdictKind.COHERENT:
-            first_ns = min(
-                (f.time_ns for f in self.fired if trace in (f.group.primary, *f.laterals)),
-                default=self.scheduler.now_ns,
-            )
-            problems = self.missing(trace, first_ns)
+            problems = self.missing(trace, self.first_fired_ns(trace))
             if problems:
                 raise OracleError(
                     f"seed {self.seed}: trace {trace.hex()} is called coherent, but lacks "
