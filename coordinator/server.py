@@ -41,9 +41,14 @@ _Request = TypeVar("_Request", bound=Message)
 
 _SERVICE = "backsight.v1.Coordinator"
 
-# Messages that wait for a node which does not read; then its stream is ended,
-# and it will be told again on the next one.
-_WAITING_MAX = 65536
+# What waits for a node which does not read; then its stream is ended, and it
+# will be told again on the next one. Ten times what a node is told that comes
+# back to a coordinator full of its traces.
+_WAITING_BYTES_MAX = 32 << 20
+
+# Writes that wait for a disk which is slow, or full. Beyond, nodes are not
+# listened to, and keep what they have to say; slices are bounded by credit.
+_UNDURABLE_WRITES_MAX = 65536
 
 _OPTIONS = [
     ("grpc.max_receive_message_length", wire.MESSAGE_BYTES_MAX),
@@ -83,14 +88,16 @@ class _Outgoing:
 
     def __init__(self) -> None:
         self._items: deque[bytes] = deque()
+        self._bytes = 0
         self._changed = asyncio.Event()
         self._ended = False
 
     def put(self, item: bytes) -> bool:
-        """Queue a message; False if there are too many already."""
-        if len(self._items) >= _WAITING_MAX:
+        """Queue a message; False if there is too much already."""
+        if self._bytes + len(item) > _WAITING_BYTES_MAX:
             return False
         self._items.append(item)
+        self._bytes += len(item)
         self._changed.set()
         return True
 
@@ -103,7 +110,9 @@ class _Outgoing:
         """Send until the end."""
         while True:
             while self._items:
-                await context.write(self._items.popleft())
+                item = self._items.popleft()
+                self._bytes -= len(item)
+                await context.write(item)
             if self._ended:
                 return
             self._changed.clear()
@@ -137,6 +146,9 @@ class CoordinatorServer:
         self._sessions: dict[int, _Outgoing] = {}
         self._streams: dict[int, _Outgoing] = {}
         self._last_number = 0
+        self._submitted = self._durable = 0  # the last tokens
+        self._keeps_up = asyncio.Event()
+        self._keeps_up.set()
         self._flush_due = False
         self._timer: asyncio.TimerHandle | None = None
         self._server = grpc.aio.server(options=_OPTIONS)
@@ -211,6 +223,7 @@ class CoordinatorServer:
 
     @die_if_it_fails
     def _on_durable(self, token: int) -> None:
+        self._durable = token
         self._core.on_durable(token, time.monotonic_ns())
         self._changed()
 
@@ -226,6 +239,11 @@ class CoordinatorServer:
         writes = self._core.take_writes()
         if writes:
             self._store.submit(writes)
+            self._submitted = writes[-1].token
+        if self._submitted - self._durable <= _UNDURABLE_WRITES_MAX:
+            self._keeps_up.set()
+        else:
+            self._keeps_up.clear()
         by_session: dict[int, list[CoordinatorMessage]] = {}
         for session, message in self._core.take_control():
             by_session.setdefault(session, []).append(message)
@@ -303,6 +321,7 @@ class CoordinatorServer:
                 self._core.on_node_connected(session, hello, peer, time.monotonic_ns())
                 messages = messages[1:]
             self._take(session, messages)
+            await self._keeps_up.wait()
         outgoing.end()
 
     def _take(self, session: int, messages: Iterable[NodeMessage]) -> None:
