@@ -69,26 +69,26 @@ bool log_read(struct bsn *n, uint32_t r, struct bs_run_header *header,
 	return true;
 }
 
-/* Losses of a client since from_ns, of nobody knows which traces. */
-void client_untied_loss(struct bsn *n, struct client *c, uint64_t from_ns)
+/* Losses of a client since its last drain, of nobody knows which traces. */
+static void untied_loss(struct bsn *n, struct client *c)
 {
 	uint64_t oldest = pool_oldest_ns(n);
 
 	/* One interval: an old one is dropped when all that it could concern is
 	 * gone from the pool, else both are joined. */
-	if (!c->untied_to_ns || from_ns < c->untied_from_ns ||
+	if (!c->untied_to_ns || c->drained_ns < c->untied_from_ns ||
 	    (n->counts.reclaims && n->now_ns - c->untied_to_ns > oldest))
-		c->untied_from_ns = from_ns;
+		c->untied_from_ns = c->drained_ns;
 	c->untied_to_ns = n->now_ns;
 	n->untied_to_ns = n->now_ns;
 	WRITE_ONCE(header_of(c)->untied_to_ns, n->now_ns);
-	slice_untied_loss(n, c, from_ns);
+	c->untied_news = true;
 }
 
 static void corrupt(struct bsn *n, struct client *c)
 {
 	n->counts.corrupt++;
-	client_untied_loss(n, c, c->drained_ns);
+	untied_loss(n, c);
 }
 
 /* How far into its log a predecessor copied what belonged to slices. */
@@ -154,7 +154,7 @@ static uint32_t index_run(struct bsn *n, struct client *c, struct frame *f,
 		/* The index is full of what may not be reclaimed. */
 		n->counts.runs_lost++;
 		trace_flag(n, id, BSN_SLICE_LOSSY);
-		client_untied_loss(n, c, c->drained_ns);
+		untied_loss(n, c);
 		return NONE;
 	}
 	if (unlikely(flags & BS_RUN_LOSSY))
@@ -334,7 +334,7 @@ static void index_loss(struct bsn *n, struct client *c, struct thread *t,
 		trace_flag(n, id, BSN_SLICE_LOSSY);
 		trace = trace_find(n, id);
 		if (trace == NONE)
-			client_untied_loss(n, c, c->drained_ns);
+			untied_loss(n, c);
 		else if (n->index.traces[trace].flags & TRACE_COLLECTED)
 			slice_loss_arrived(n, trace, c, flags);
 	}
@@ -502,7 +502,7 @@ static void drain_thread(struct bsn *n, struct client *c, uint32_t slot)
 	if (unlikely(t->missing > 0)) {
 		/* More news was dropped than runs were found: losses. (Less is
 		 * normal: a walk is ahead of the news.) */
-		client_untied_loss(n, c, c->drained_ns);
+		untied_loss(n, c);
 		t->missing = 0;
 	}
 }
@@ -664,7 +664,7 @@ void drain_client(struct bsn *n, struct client *c)
 	unattributed = READ_ONCE(c->context->records_unattributed);
 	if (unattributed != c->unattributed) {
 		c->unattributed = unattributed;
-		client_untied_loss(n, c, c->drained_ns);
+		untied_loss(n, c);
 	}
 	drain_publish(n, c);
 	c->drained_ns = n->now_ns;
@@ -707,6 +707,10 @@ void drain_publish(struct bsn *n, struct client *c)
 	uint32_t epoch = store_next_epoch(n);
 	bool any = false;
 
+	/* All slices are looked at: once a drain, not at each lie. */
+	if (unlikely(c->untied_news))
+		slice_untied_loss(n, c, c->drained_ns);
+	c->untied_news = false;
 	for (uint32_t i = 0; i < c->threads_used; i++) {
 		struct thread *t = &c->threads[i];
 		struct bs_thread_area *a = area_of(c, i);

@@ -212,6 +212,7 @@ struct client {
 
 	/* Losses that no trace could be blamed for happened between. */
 	uint64_t untied_from_ns, untied_to_ns;
+	bool untied_news; /* slices do not know of the latest */
 
 	struct client *retired; /* next, of those to be unmapped */
 };
@@ -497,7 +498,6 @@ void trace_flag_at(struct bsn *n, uint32_t trace, uint16_t flags);
 void client_check_drained(struct bsn *n, struct client *c);
 void client_release_retired(struct bsn *n);
 struct client *client_find(const struct bsn *n, uint32_t number);
-void client_untied_loss(struct bsn *n, struct client *c, uint64_t from_ns);
 void client_free(struct client *c);
 
 /* drain.c */
