@@ -206,10 +206,15 @@ static int lose(struct bs_thread *t, struct bs_trace *trace,
 
 static int refuse(struct bs_thread *t, struct bs_trace *trace)
 {
-	if (t->area)
+	struct bs_context_segment *context = t->attachment->context;
+
+	if (t->area) {
 		BS_COUNT(t->area->records_oversized, 1);
-	else
+	} else {
 		BS_COUNT(t->counters.records_oversized, 1);
+		if (context)
+			fetch_add(&context->records_unattributed, 1);
+	}
 	mark_lossy(t, trace);
 	return -EMSGSIZE;
 }

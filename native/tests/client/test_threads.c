@@ -94,6 +94,7 @@ static void *hold_slot(void *argument)
  * it takes that. */
 static void test_all_slots_in_use(void)
 {
+	static const char oversized[BS_PAYLOAD_MAX + 1];
 	static pthread_t threads[BS_THREAD_SLOTS];
 	struct bs_stats before = stats();
 	struct fake_run run;
@@ -108,9 +109,14 @@ static void test_all_slots_in_use(void)
 	CHECK_EQ(bs_tracepoint("123", 3), -ENOSPC);
 	CHECK_EQ(bs_end(), 0);
 	CHECK_EQ(node.context->records_unattributed, 1);
+	/* Nor can it say otherwise that a record was too large. */
+	CHECK_EQ(bs_begin(trace(2)), 0);
+	CHECK_EQ(bs_tracepoint(oversized, sizeof(oversized)), -EMSGSIZE);
+	CHECK_EQ(bs_end(), 0);
+	CHECK_EQ(node.context->records_unattributed, 2);
 	CHECK_EQ(stats().records_lost - before.records_lost, 1);
 	CHECK_EQ(stats().payload_bytes_lost - before.payload_bytes_lost, 3);
-	CHECK_EQ(stats().runs_lost - before.runs_lost, 1);
+	CHECK_EQ(stats().runs_lost - before.runs_lost, 2);
 	CHECK_EQ(bs_begin(trace(3)), 0);
 	CHECK_EQ(bs_tracepoint("123", 3), -ENOSPC);
 	pthread_barrier_wait(&may_end);
