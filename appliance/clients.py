@@ -188,7 +188,13 @@ class Clients:
             raise AttachRefused(error.errno or errno.EIO, message) from error
         client = Client(number, os.urandom(_TOKEN_BYTES), pid, start_ticks, service, True, pidfd)
         self._remember(client)
-        self._store(client, fds)
+        try:
+            self._store(client, fds)
+        except OSError as error:
+            self._log(
+                f"process {pid} ({service}) will not outlast a restart of the node: its memory"
+                f" cannot be kept by the service manager: {error.strerror}"
+            )
         return Attachment(client.token, self._arena_bytes, tuple(fds))
 
     def _remember(self, client: Client) -> None:
@@ -219,8 +225,7 @@ class Clients:
         if client is None:
             return
         del self._by_token[client.token]
-        for part in _PARTS:
-            self._manager.remove(f"{client.stored_as}.{part}")
+        self._unstore(client.stored_as)
 
     # ------------------------------------------------------ over the restart
 
@@ -250,6 +255,14 @@ class Clients:
         finally:
             os.close(about)
 
+    def _unstore(self, stored_as: str) -> None:
+        try:
+            for part in _PARTS:
+                self._manager.remove(f"{stored_as}.{part}")
+        except OSError as error:
+            # It comes back at the next start, as a client whose process is gone.
+            self._log(f"the service manager still keeps client {stored_as}: {error.strerror}")
+
     def adopt(self, stored: Iterable[StoredFd]) -> None:
         """Go on with the clients whose fds came back from the service manager.
 
@@ -269,8 +282,7 @@ class Clients:
                 self._adopt_one(stored_as, parts)
             except (OSError, ValueError, KeyError, TypeError) as error:
                 self._log(f"client {stored_as} of before the restart is lost: {error!r}")
-                for part in _PARTS:
-                    self._manager.remove(f"{stored_as}.{part}")
+                self._unstore(stored_as)
             finally:
                 for fd in parts.values():
                     os.close(fd)

@@ -461,6 +461,29 @@ def test_a_restarted_daemon_knows_its_clients(directory: Path) -> None:
 
 
 @pytest.mark.root
+def test_clients_attach_and_go_though_the_service_manager_does_not_answer(
+    directory: Path,
+) -> None:
+    async def run() -> None:
+        store = Store(directory)
+        with ServiceManager(str(store.path)) as manager:
+            async with node(directory, manager=manager) as here:
+                store.socket.close()
+                peer = Peer(here.path)
+                reply = await peer.ask(request())
+                assert (reply.status, len(reply.fds)) == (0, 3)
+                (client,) = here.clients
+                here.clients._exited(client)
+                here.clients.drained(client.number)
+                close_fds(reply)
+                peer.close()
+        assert len(here.log) == 2
+        assert "(shop) will not outlast a restart of the node" in here.log[0]
+        assert "the service manager still keeps client" in here.log[1]
+
+    asyncio.run(run())
+
+
 def test_a_process_that_died_meanwhile_has_exited(directory: Path) -> None:
     async def run() -> None:
         store = Store(directory)
