@@ -86,8 +86,9 @@ class NodeCore:
         self._realtime_offset_ns = realtime_offset_ns
         self._admission = Admission(config.limits)
         self._holdings = Holdings(config, dataplane, now_ns)
-        # True: given up here, and the coordinator has not said that it knows.
-        self._abandoned: OrderedDict[Group, bool] = OrderedDict()
+        # What the node had of a group that it gave up by itself, until the
+        # coordinator says that it knows; None: it does.
+        self._abandoned: OrderedDict[Group, tuple[SliceStatus, ...] | None] = OrderedDict()
 
         self._connected = False
         self._hello_due = False
@@ -244,7 +245,10 @@ class NodeCore:
                 held.unanswered += 1
                 messages.append(held.fired)
         self._firings_due.clear()
-        messages += [Abandoned(group) for group in self._abandonments_due]
+        for group in self._abandonments_due:
+            # Bytes that were never told of are what the coordinator now lacks.
+            messages += self._abandoned.get(group) or ()
+            messages.append(Abandoned(group))
         self._abandonments_due.clear()
         messages += self._answers
         self._answers.clear()
@@ -333,8 +337,8 @@ class NodeCore:
             group.unanswered = 0
             if not group.acknowledged:
                 self._firings_due[group.group] = None
-        for given_up, unanswered in self._abandoned.items():
-            if unanswered:
+        for given_up, had in self._abandoned.items():
+            if had is not None:
                 self._abandonments_due[given_up] = None
         for held in self._holdings.traces.values():
             held.told = None
@@ -435,7 +439,7 @@ class NodeCore:
 
     def _on_drop(self, group: Group, now_ns: int) -> None:
         if group in self._abandoned:
-            self._abandoned[group] = False
+            self._abandoned[group] = None
             return
         self._holdings.count(group.trigger).dropped_remote += 1
         self._abandon(group, unanswered=False, now_ns=now_ns)
@@ -522,12 +526,16 @@ class NodeCore:
         self._holdings.expire(now_ns)
 
     def _abandon(self, group: Group, *, unanswered: bool, now_ns: int) -> None:
-        self._abandoned[group] = unanswered
+        held = self._holdings.groups.get(group)
+        traces = held.traces.values() if held is not None and unanswered else ()
+        had = tuple(
+            trace.status() for trace in traces if trace.held_bytes and len(trace.groups) == 1
+        )
+        self._abandoned[group] = had if unanswered else None
         while len(self._abandoned) > self._config.triggered_max:
             self._abandoned.popitem(last=False)
             self.counters.abandonments_forgotten += 1
         if unanswered and self._welcomed:
             self._abandonments_due[group] = None
-        held = self._holdings.groups.get(group)
         if held is not None:
             self._holdings.abandon(held, now_ns)

@@ -578,7 +578,11 @@ class CoordinatorCore:
         """How long a settled trace may still get news."""
         assert trace.verdict is not None
         if trace.abandoned_by is None and not trace.late:
-            away = any(not self._nodes.is_connected(identity) for identity in trace.parts)
+            parts = trace.parts.values()
+            if any(part.lost for part in parts):
+                # It came back and says nothing: lost, or slow.
+                return self._config.missing_linger_ns
+            away = any(not self._nodes.is_connected(part.node) for part in parts)
             for reason in trace.verdict.reasons:
                 if reason.kind in HEALABLE or (away and reason.kind in ELSEWHERE):
                     return self._config.missing_linger_ns

@@ -273,6 +273,25 @@ def test_a_node_that_is_away_may_have_more_than_it_had_told() -> None:
     collected_whole(sim, request)
 
 
+def test_a_restarted_node_that_is_slow_to_speak_has_not_lost_its_slice() -> None:
+    sim = cluster("a", "b")
+    for node in sim.nodes.values():
+        node.link.stream_delay_ns["slices"] = 500 * MS
+    request = sim.request(chain("a", "b"))
+    sim.run(0.05)
+    sim.fire("a", request.trace)
+    sim.run(0.1)  # the status is there, the bytes are not
+    sim.nodes["b"].kill_daemon()
+    sim.nodes["b"].link.slow_ns = 4 * S
+    sim.nodes["b"].start()
+    sim.run(3)
+    assert ("restarted", "b") in reasons(sim, request.trace)
+    sim.nodes["b"].link.slow_ns = 0
+    sim.settle()
+    sim.check()
+    collected_whole(sim, request)
+
+
 def test_a_trace_that_nobody_had_is_begun_anew_when_somebody_has_it() -> None:
     sim = cluster("a", "b")
     request = sim.request(Call("b"))

@@ -452,6 +452,20 @@ def test_abandonment_is_told_until_the_coordinator_shows_that_it_knows() -> None
     assert [m.group for m in node.connect() if isinstance(m, Abandoned)] == gone[1:]
 
 
+def test_what_is_given_up_is_told_in_full_before() -> None:
+    config = NodeConfig("n1", ("10.0.0.1",), limits=TriggerLimits(1, 1000, 1, 1000))
+    node = Node(config, PoolConfig(store_bytes=1 << 20))
+    for number in range(1, 300):
+        node.write(number, 4000)
+        node.fire(number)
+    messages = node.connect()
+    for index, message in enumerate(messages):
+        if isinstance(message, Abandoned):
+            last = messages[index - 1]
+            assert isinstance(last, SliceStatus)
+            assert last.trace == message.group.primary and last.bytes > 4000
+
+
 def test_a_clock_probe_is_answered_with_both_times() -> None:
     node = Node()
     node.connect()
