@@ -32,7 +32,7 @@ def _check(seeds: range) -> None:
     failures = [failure for failure in outcomes if failure is not None]
     assert len(outcomes) == len(seeds)
     assert not failures, f"{len(failures)} of {len(seeds)} schedules failed:\n" + "\n".join(
-        failures[:5]
+        failures[:20]
     )
 
 
