@@ -258,7 +258,7 @@ def main() -> int:
             say("done")
             while os.read(0, 65536):
                 pass
-        except EOFError:
+        except (EOFError, KeyboardInterrupt):
             pass
     return 0
 
