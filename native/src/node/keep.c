@@ -82,6 +82,17 @@ void keep_free(struct bsn *n)
 
 /* ------------------------------------------------------------- writing --- */
 
+/* What stands there is left from an earlier life of the segment, perhaps what a
+ * process wrote to look like a header of this one: a successor must not take it
+ * for the next run. */
+static void keep_end(const struct frame *f, uint32_t at)
+{
+	struct bs_run_header *h = (struct bs_run_header *)(frame_bytes(f) + at);
+
+	if (at <= SEGMENT - RUN_HEADER)
+		WRITE_ONCE(h->generation, 0);
+}
+
 static bool keep_next_frame(struct bsn *n)
 {
 	struct frame *f;
@@ -92,6 +103,7 @@ static bool keep_next_frame(struct bsn *n)
 	f = frame_take_kept(n);
 	if (!f)
 		return false;
+	keep_end(f, FIRST_RUN);
 	frame_start(n, f, 0);
 	frame_set_state(n, f, FRAME_ACTIVE);
 	n->keep_frame = frame_number(n, f);
@@ -125,9 +137,10 @@ static uint32_t keep_append(struct bsn *n, struct bs_trace_id id,
 	h->handle = like ? like->handle : 0;
 	h->seq = like ? like->seq : 0;
 	h->flags = flags;
+	n->keep_at += RUN_HEADER + head_bytes + body_bytes;
+	keep_end(f, n->keep_at);
 	/* A successor must not find half a run. */
 	store_release(&h->generation, f->generation);
-	n->keep_at += RUN_HEADER + head_bytes + body_bytes;
 	return at;
 }
 

@@ -141,8 +141,56 @@ static void a_restart_forgets_no_loss(void)
 	bsn_free(n);
 }
 
+/* What an earlier life of a segment of the keep arena left there is no run, also
+ * where it looks like one of this life. */
+static void a_restart_finds_no_run_that_is_none(void)
+{
+	struct bsn_config config = test_config(4 << 20);
+	struct bsn *n = test_node(&config);
+	/* At any offset of eight: committed 8, generation 1. */
+	const uint64_t left = 8 | 1ull << 32;
+	const size_t arena_bytes = 1 << 20;
+	int keep = dup(bsn_keep_fd(n));
+	off_t offset = lseek(keep, 0, SEEK_END) - (off_t)arena_bytes;
+	uint64_t *arena = mmap(NULL, arena_bytes, PROT_READ | PROT_WRITE,
+			       MAP_SHARED, keep, offset);
+	static uint8_t payload[30000], buffer[4096];
+	struct bsn_metrics m;
+	struct bsn_slice s;
+	struct writer w;
+	struct wthread t;
+	uint64_t now = START;
+
+	CHECK(arena != MAP_FAILED);
+	for (size_t i = 0; i < arena_bytes / 8; i++)
+		arena[i] = left;
+	writer_attach(&w, n, now);
+	t = writer_thread(&w, 0);
+	/* They stay open: the first are kept. */
+	for (uint32_t i = 0; i < 140; i++) {
+		now += MS;
+		CHECK(w_begin(&t, trace_id(i), i, 0, BS_RUN_FIRST, 30100));
+		w_record(&t, BS_RECORD_DATA, payload, 30000, now);
+		w_end(&t, 0);
+		bsn_poll(n, now);
+	}
+	bsn_free(n);
+	n = test_node(&config);
+	CHECK_EQ(bsn_adopt_keep(n, keep), 0);
+	bsn_get_metrics(n, &m);
+	CHECK(m.runs_indexed > 4);
+	CHECK_EQ(bsn_peek(n, (struct bs_trace_id){left, left}, now, buffer,
+			  sizeof(buffer), &s),
+		 0);
+	munmap(arena, arena_bytes);
+	close(keep);
+	writer_close(&w);
+	bsn_free(n);
+}
+
 int main(void)
 {
+	RUN(a_restart_finds_no_run_that_is_none);
 	RUN(losses_without_a_place_are_told);
 	RUN(a_restart_forgets_no_loss);
 	RUN(triggers_of_the_dead_are_taken);

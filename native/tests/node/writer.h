@@ -135,6 +135,18 @@ static inline struct bs_thread_area *w_area(const struct writer *w,
 
 /* -------------------------------------------------------------- thread --- */
 
+/* The log ends here, whatever an earlier life of the segment left. */
+static inline void w_end_log(const struct wthread *t)
+{
+	struct bs_run_header *h =
+		(struct bs_run_header *)(t->w->arena +
+					 (uint64_t)t->segment * SEG +
+					 t->cursor);
+
+	if (t->cursor + sizeof(*h) <= SEG)
+		WRITE_ONCE(h->generation, 0);
+}
+
 static inline struct wthread writer_thread(struct writer *w, uint32_t slot)
 {
 	struct wthread t = {.w = w, .slot = slot, .segment = BS_SEGMENT_NONE};
@@ -163,6 +175,7 @@ static inline bool w_take_segment(struct wthread *t)
 	t->segment = grant.segment;
 	t->generation = grant.generation;
 	t->cursor = sizeof(*h);
+	w_end_log(t);
 	h = (struct bs_segment_header *)(t->w->arena +
 					 (uint64_t)grant.segment * SEG);
 	WRITE_ONCE(h->slot, t->slot);
@@ -251,6 +264,7 @@ static inline void w_end(struct wthread *t, uint16_t flags)
 	struct bs_run_header *h = t->run;
 	struct bs_run_entry e;
 
+	w_end_log(t);
 	store_release(&h->flags, (uint16_t)(h->flags | flags | BS_RUN_CLOSED));
 	e.trace_hi = h->trace_hi;
 	e.trace_lo = h->trace_lo;
