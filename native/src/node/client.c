@@ -408,8 +408,7 @@ int bsn_client_adopt(struct bsn *n, int pid, const char *service,
 		goto out;
 	result = -EPROTO;
 	if (memfd_check(fds->arena, &arena_bytes) || !arena_bytes ||
-	    arena_bytes % SEGMENT ||
-	    arena_bytes / SEGMENT > INT32_MAX)
+	    arena_bytes % SEGMENT || arena_bytes / SEGMENT > INT32_MAX)
 		goto out;
 	result = -ENOMEM;
 	c = client_new(n, pid, service, arena_bytes);
