@@ -12,8 +12,9 @@ uint64_t bs_clock_ticks_slow(void)
 	return (uint64_t)now.tv_sec * 1000000000ull + (uint64_t)now.tv_nsec;
 }
 
-static inline void open_trace(struct bs_thread *t, struct bs_trace *trace,
-			      struct bs_trace_id id)
+/* Inlined: as a call it costs bs_begin() a tenth of its time. */
+static inline __attribute__((always_inline)) void
+open_trace(struct bs_thread *t, struct bs_trace *trace, struct bs_trace_id id)
 {
 	bs_thread_has_slot(t);
 	/* Word by word: as a whole it would go through memory, and be read
