@@ -235,6 +235,10 @@ class NativeDataPlane:
                 events.append(event)
         return events
 
+    def events_done(self) -> None:
+        """All events that were taken are seen to; their triggers need not outlive this daemon."""
+        lib.bsn_events_done(self._node)
+
     def _event(self, raw: Any) -> DataPlaneEvent | None:  # noqa: ANN401 - of cffi
         if raw.kind == lib.BSN_EVENT_CLIENT_DRAINED:
             return ClientDrained(raw.client)

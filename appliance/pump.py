@@ -71,6 +71,7 @@ class Pump:
         self._take()
         while events := self._dataplane.events():
             self._on_events(events)
+        self._dataplane.events_done()
 
     def lively(self, now_ns: int) -> None:
         """Something was triggered, or a slice grew: more may follow soon."""
@@ -109,4 +110,5 @@ class Pump:
     def _take(self) -> None:
         if self._handed:
             self._on_events(self._handed)
+            self._dataplane.events_done()
             self._handed = []

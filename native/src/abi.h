@@ -273,8 +273,9 @@ struct bs_thread_slot {
  *   producer  claim position p by compare and swap of head, when
  *             load_acquire(cell[p % N].seq) == p; fill;
  *             store_release(seq, p + 1)
- *   consumer  cell is ready when load_acquire(seq) == t + 1; copy;
- *             store_release(seq, t + N); t++ (t is the node's own)
+ *   consumer  cell is ready when load_acquire(seq) == t + 1; copy; t++ (t is
+ *             the node's own); store_release(seq, t + N) when the trigger is
+ *             seen to, so that it outlives the death of the daemon
  *
  * A producer that was killed between claim and commit would stop the queue:
  * the node skips a claimed cell after 100 ms, and counts it.

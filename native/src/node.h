@@ -208,6 +208,11 @@ BSN_EXPORT int bsn_poll(struct bsn *node, uint64_t now_ns);
 /* Take up to n events. Returns how many. */
 BSN_EXPORT int bsn_events(struct bsn *node, struct bsn_event *events, int n);
 
+/* All events that were taken are seen to: collected, or refused. Until then
+ * their triggers stand in their processes' queues too, where a successor finds
+ * them if this daemon is killed, and where they take up room. */
+BSN_EXPORT void bsn_events_done(struct bsn *node);
+
 /* Sleep until a doorbell rings, bsn_wake() or the timeout. The protocol of
  * abi.h is inside. Returns 1 for work, 0 for the timeout. Not under the lock. */
 BSN_EXPORT int bsn_wait(struct bsn *node, int64_t timeout_ns);

@@ -64,7 +64,9 @@ def _pair(pair: tuple[T, T], party: int, value: T) -> tuple[T, T]:
     return (value, pair[1]) if party == 0 else (pair[0], value)
 
 
-def _successors(state: State, programs: tuple[tuple[Step, ...], tuple[Step, ...]]) -> Iterator[State]:
+def _successors(
+    state: State, programs: tuple[tuple[Step, ...], tuple[Step, ...]]
+) -> Iterator[State]:
     for party in (0, 1):
         buffer = state.buffers[party]
         if buffer:

@@ -69,9 +69,7 @@ def write_run(fds: Any, payload: bytes) -> None:
         record = struct.pack("=IHHQ", len(payload), 1, 0, NOW_NS) + payload
         record += bytes(-len(record) % 8)
         at = segment * SEGMENT_BYTES + 64
-        header = struct.pack(
-            "=QQIIIHH", *TRACE, len(record), 1, 0, generation, FIRST_LAST | CLOSED
-        )
+        header = struct.pack("=QQIIIHH", *TRACE, len(record), 1, 0, generation, FIRST_LAST | CLOSED)
         arena[at : at + len(header) + len(record)] = header + record
         entry = struct.pack("=QQIHHII", *TRACE, segment, generation, FIRST_LAST, 64, len(record))
         struct.pack_into("=I", ch, CHANNEL_AREAS_OFFSET, os.getpid())

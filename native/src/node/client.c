@@ -389,6 +389,7 @@ static void adopt_triggers(struct client *c)
 		       &x->cells[c->trigger_tail % BS_TRIGGER_CELLS].seq) ==
 		       c->trigger_tail + BS_TRIGGER_CELLS)
 		c->trigger_tail++;
+	c->trigger_kept = c->trigger_tail;
 }
 
 int bsn_client_adopt(struct bsn *n, int pid, const char *service,

@@ -600,9 +600,15 @@ static void take_trigger(struct bsn *n, struct client *c,
 	    n->now_ns - e->time_ns > TRIGGER_AGE_MAX_NS)
 		e->time_ns = n->now_ns;
 	n->events_head++;
+	n->triggers_unsettled = true;
 	n->counts.triggers++;
 }
 
+/*
+ * Cells are not given back here, but when the control plane has seen to what
+ * stood in them (drain_triggers_done): a trigger that was taken out of its
+ * queue and not yet collected would be nowhere if the daemon were killed.
+ */
 void drain_triggers(struct bsn *n, struct client *c)
 {
 	struct bs_context_segment *x = c->context;
@@ -617,6 +623,8 @@ void drain_triggers(struct bsn *n, struct client *c)
 		uint32_t seq = load_acquire(&cell->seq);
 		uint32_t claimed = READ_ONCE(x->trigger_head) - t;
 
+		if (t - c->trigger_kept == BS_TRIGGER_CELLS)
+			break;
 		if (seq == t + 1) {
 			take_trigger(n, c, cell);
 		} else if (!claimed || claimed > BS_TRIGGER_CELLS) {
@@ -635,8 +643,17 @@ void drain_triggers(struct bsn *n, struct client *c)
 			n->counts.cells_skipped++;
 		}
 		c->stuck_ns = 0;
-		store_release(&cell->seq, t + BS_TRIGGER_CELLS);
 		c->trigger_tail = t + 1;
+	}
+}
+
+void drain_triggers_done(struct client *c)
+{
+	for (; c->trigger_kept != c->trigger_tail; c->trigger_kept++) {
+		uint32_t t = c->trigger_kept;
+
+		store_release(&c->context->cells[t % BS_TRIGGER_CELLS].seq,
+			      t + BS_TRIGGER_CELLS);
 	}
 }
 

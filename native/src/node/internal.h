@@ -206,7 +206,8 @@ struct client {
 	struct thread threads[BS_THREAD_SLOTS];
 
 	uint32_t trigger_tail;
-	uint64_t stuck_ns; /* since when a claimed cell is not committed */
+	uint32_t trigger_kept; /* cells before are given back to the client */
+	uint64_t stuck_ns;     /* since when a claimed cell is not committed */
 
 	struct progress *progress; /* of each thread, while being adopted */
 
@@ -347,6 +348,7 @@ struct bsn {
 
 	struct bsn_event *events;
 	uint32_t events_head, events_tail;
+	bool triggers_unsettled; /* taken since the control plane was done */
 
 	uint32_t wake_word;  /* futex; counts bsn_wake() */
 	uint32_t wakes_seen; /* by a bsn_wait() that returned */
@@ -505,6 +507,7 @@ bool log_read(struct bsn *n, uint32_t run, struct bs_run_header *header,
 	      uint8_t *records, uint32_t *bytes, uint32_t *from);
 void drain_client(struct bsn *n, struct client *c);
 void drain_triggers(struct bsn *n, struct client *c);
+void drain_triggers_done(struct client *c);
 void drain_open_runs(struct bsn *n);
 void drain_publish(struct bsn *n, struct client *c);
 void drain_rest(struct bsn *n, struct client *c);

@@ -228,6 +228,12 @@ static void publish_all(struct bsn *n)
 		store_commit(n);
 }
 
+static void give_back_cells(struct bsn *n)
+{
+	for (uint32_t i = 0; i < n->n_clients; i++)
+		drain_triggers_done(n->clients[i]);
+}
+
 int bsn_poll(struct bsn *n, uint64_t now_ns)
 {
 	int waiting;
@@ -249,6 +255,9 @@ int bsn_poll(struct bsn *n, uint64_t now_ns)
 		if (n->clients[i]->live)
 			drain_triggers(n, n->clients[i]);
 	}
+	/* What was skipped or refused is nobody's business. */
+	if (!n->triggers_unsettled)
+		give_back_cells(n);
 	if (n->store.n_slices)
 		drain_open_runs(n);
 	for (uint32_t i = 0; i < n->n_clients; i++) {
@@ -298,6 +307,17 @@ int bsn_events(struct bsn *n, struct bsn_event *events, int room)
 	}
 	pthread_mutex_unlock(&n->lock);
 	return count;
+}
+
+void bsn_events_done(struct bsn *n)
+{
+	pthread_mutex_lock(&n->lock);
+	/* Triggers that wait here are in nobody's hands yet. */
+	if (n->events_head == n->events_tail) {
+		n->triggers_unsettled = false;
+		give_back_cells(n);
+	}
+	pthread_mutex_unlock(&n->lock);
 }
 
 /* -------------------------------------------------------------- slices --- */

@@ -409,6 +409,42 @@ static void refuses_what_is_not_ours(void)
 	close(h.keep);
 }
 
+/* A daemon that is killed between taking a trigger and collecting its trace
+ * leaves the trigger to its successor; one that was seen to is gone. */
+static void a_trigger_outlives_who_took_it(void)
+{
+	struct bsn_config config = test_config(8 << 20);
+	struct bsn *n = test_node(&config);
+	struct bsn_event e[4];
+	struct writer w;
+
+	writer_attach(&w, n, START);
+	w_trigger(&w, trace_id(1), "slow", START);
+	bsn_poll(n, START);
+	CHECK_EQ(bsn_events(n, e, 4), 1);
+	bsn_events_done(n);
+	w_trigger(&w, trace_id(2), "slow", START);
+	w_trigger(&w, trace_id(3), "slow", START);
+	bsn_poll(n, START);
+	CHECK_EQ(bsn_events(n, e, 1), 1);
+	/* One more waits, in nobody's hands. */
+	bsn_events_done(n);
+	n = restart(n, &config, &w, 1, START + MS);
+	CHECK_EQ(bsn_poll(n, START + MS), 2);
+	CHECK_EQ(bsn_events(n, e, 4), 2);
+	CHECK_EQ(e[0].id.lo, trace_id(2).lo);
+	CHECK_EQ(e[1].id.lo, trace_id(3).lo);
+	bsn_events_done(n);
+	n = restart(n, &config, &w, 1, START + 2 * MS);
+	CHECK_EQ(bsn_poll(n, START + 2 * MS), 0);
+	/* All cells are free again, and more are not taken than there are. */
+	for (uint32_t i = 0; i < BS_TRIGGER_CELLS; i++)
+		w_trigger(&w, trace_id(10 + i), "slow", START + 2 * MS);
+	CHECK_EQ(bsn_poll(n, START + 2 * MS), BS_TRIGGER_CELLS);
+	writer_close(&w);
+	bsn_free(n);
+}
+
 static void clients_are_bounded(void)
 {
 	struct bsn_config config = test_config(8 << 20);
@@ -452,6 +488,7 @@ int main(void)
 	RUN(a_restart_changes_nothing);
 	RUN(a_restart_keeps_second_chances_and_tombstones);
 	RUN(refuses_what_is_not_ours);
+	RUN(a_trigger_outlives_who_took_it);
 	RUN(clients_are_bounded);
 	free(d.bytes);
 	return 0;

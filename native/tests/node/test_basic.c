@@ -278,6 +278,7 @@ static void triggers_arrive(void)
 		bsn_poll(n, START + 103 * MS);
 		while (bsn_events(n, e, 4))
 			;
+		bsn_events_done(n);
 	}
 	bsn_get_metrics(n, &m);
 	CHECK_EQ(m.triggers, 2 + 3 * BS_TRIGGER_CELLS);
