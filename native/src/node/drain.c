@@ -613,16 +613,13 @@ void drain_triggers(struct bsn *n, struct client *c)
 {
 	struct bs_context_segment *x = c->context;
 
-	/* Once around at most: who commits as fast as we take has our time for
-	 * that long, and the others' turn comes. */
-	for (uint32_t i = 0; i < BS_TRIGGER_CELLS &&
-			     n->events_head - n->events_tail < EVENTS_MAX;
-	     i++) {
+	while (n->events_head - n->events_tail < EVENTS_MAX) {
 		uint32_t t = c->trigger_tail;
 		struct bs_trigger_cell *cell = &x->cells[t % BS_TRIGGER_CELLS];
 		uint32_t seq = load_acquire(&cell->seq);
 		uint32_t claimed = READ_ONCE(x->trigger_head) - t;
 
+		/* Once around at most, however fast cells are committed. */
 		if (t - c->trigger_kept == BS_TRIGGER_CELLS)
 			break;
 		if (seq == t + 1) {

@@ -37,7 +37,7 @@ static void triggers_without_end(void)
 	writer_attach(&w, n, START);
 	CHECK_EQ(pthread_create(&liar, NULL, commit_for_ever, w.context), 0);
 	bsn_get_metrics(n, &after);
-	while (after.corrupt < 1000 * BS_TRIGGER_CELLS) {
+	while (after.corrupt < 50 * BS_TRIGGER_CELLS) {
 		before = after;
 		bsn_poll(n, START);
 		bsn_get_metrics(n, &after);
