@@ -348,12 +348,13 @@ struct bsn {
 
 	struct bsn_event *events;
 	uint32_t events_head, events_tail;
-	bool triggers_unsettled; /* taken since the control plane was done */
 
 	uint32_t wake_word;  /* futex; counts bsn_wake() */
 	uint32_t wakes_seen; /* by a bsn_wait() that returned */
 	bool recovered;	     /* the first poll was */
-	uint32_t waiting;    /* threads in bsn_wait */
+	/* A trigger was taken since the control plane was done with all. */
+	bool triggers_unsettled;
+	uint32_t waiting; /* threads in bsn_wait */
 	struct client *retired;
 
 	struct bsn_metrics counts; /* what only grows, of clients gone too */
