@@ -287,6 +287,9 @@ class Simulator:
             released_ns = None if kept is None else kept.first_released_ns
             if released_ns is not None and request.begun_ns > released_ns - S:
                 return "written again when it was closed"
+        for name, node in self.nodes.items():
+            if trace in node.pool.store_was_full_for:
+                return f"{name} had no room, and cannot say whether it had anything"
         for name in written:
             node = self.nodes[name]
             if node.dead:
@@ -295,8 +298,6 @@ class Simulator:
                 return f"{name} has no daemon"
             if trace in node.lost_slices:
                 return f"{name} lost its slice"
-            if trace in node.pool.store_was_full_for:
-                return f"{name} had no room"
             flags = node.pool.flags_of(trace)
             found = node.pool.slice(trace)
             if found is not None:
@@ -312,6 +313,8 @@ class Simulator:
             reached |= more
         verdict = self.verdict(trace)
         if verdict is not None and any(r.kind is ReasonKind.LATE for r in verdict.reasons):
+            if self.verdicts[trace][0].kind is VerdictKind.COHERENT and len(requests) > 1:
+                return "what was written again was told when it was closed"
             named = [f for f in self.fired if trace in (f.group.primary, *f.laterals)]
             if fired is not min(named, key=lambda f: f.time_ns):
                 return "it was closed on the evidence that an earlier firing led to"
