@@ -81,6 +81,9 @@ void client_check_drained(struct bsn *n, struct client *c)
 	}
 	drained_push(n, c->number);
 	metrics_add_client(c, &n->counts);
+	n->counts.triggers_lost += drain_triggers_left(c);
+	if (c->untied_to_ns > n->tombs->gone_untied_ns)
+		n->tombs->gone_untied_ns = c->untied_to_ns;
 	client_retire(n, c);
 }
 
@@ -446,6 +449,7 @@ int bsn_client_adopt(struct bsn *n, int pid, const char *service,
 	} else {
 		drain_client(n, c);
 		pool_grant(n, c);
+		drain_publish(n);
 		result = (int)number;
 	}
 	c = NULL;
@@ -476,7 +480,6 @@ int bsn_client_exited(struct bsn *n, int client, uint64_t now_ns)
 	drain_client(n, c);
 	drain_rest(n, c);
 	slice_client_exited(n, c);
-	drain_publish(n, c);
 	store_commit(n);
 	c->live = false;
 	c->exited_ns = n->now_ns;

@@ -77,11 +77,13 @@ static void untied_loss(struct bsn *n, struct client *c)
 	/* One interval: an old one is dropped when all that it could concern is
 	 * gone from the pool, else both are joined. */
 	if (!c->untied_to_ns || c->drained_ns < c->untied_from_ns ||
-	    (n->counts.reclaims && n->now_ns - c->untied_to_ns > oldest))
+	    (n->counts.reclaims && ns_since(n, c->untied_to_ns) > oldest))
 		c->untied_from_ns = c->drained_ns;
-	c->untied_to_ns = n->now_ns;
-	n->untied_to_ns = n->now_ns;
-	WRITE_ONCE(header_of(c)->untied_to_ns, n->now_ns);
+	/* Not before any segment that it may concern, of which those granted in
+	 * this instant have numbers behind it. */
+	c->untied_to_ns = n->granted_ns > n->now_ns ? n->granted_ns : n->now_ns;
+	n->untied_to_ns = c->untied_to_ns;
+	WRITE_ONCE(header_of(c)->untied_to_ns, c->untied_to_ns);
 	c->untied_news = true;
 }
 
@@ -96,7 +98,7 @@ static const struct progress *progress_of(const struct client *c,
 					  const struct frame *f)
 {
 	if (f->slot >= BS_THREAD_SLOTS || !c->progress ||
-	    !c->progress[f->slot].epoch)
+	    !progress_epoch(&c->progress[f->slot]))
 		return NULL;
 	return &c->progress[f->slot];
 }
@@ -111,7 +113,8 @@ static bool was_passed(const struct bsn *n, const struct client *c,
 	if (!p || p->segment >= c->n_segments)
 		return false;
 	if (p->segment == f->segment)
-		return p->generation == f->generation && offset < p->indexed_to;
+		return p->generation == f->generation &&
+		       offset < p->indexed_to8 * 8u;
 	i = c->segments[p->segment].frame;
 	return i < n->n_frames && n->frames[i].client == c &&
 	       n->frames[i].segment == p->segment &&
@@ -132,7 +135,7 @@ static bool was_copied(const struct bsn *n, const struct client *c,
 	if (was_passed(n, c, f, run->offset8 * 8u))
 		return true;
 	if (p && p->segment == f->segment && p->generation == f->generation &&
-	    p->indexed_to == run->offset8 * 8u)
+	    p->indexed_to8 == run->offset8)
 		*copied = p->open_copied;
 	return false;
 }
@@ -326,9 +329,16 @@ static void index_loss(struct bsn *n, struct client *c, struct thread *t,
 		corrupt(n, c);
 		return;
 	}
-	if (t->frame != NONE)
-		index_run(n, c, &n->frames[t->frame], id, 0, flags);
-	else {
+	if (t->frame != NONE) {
+		struct frame *f = &n->frames[t->frame];
+
+		if (f->ghosts == GHOSTS_MAX) {
+			untied_loss(n, c);
+			return;
+		}
+		f->ghosts++;
+		index_run(n, c, f, id, 0, flags);
+	} else {
 		uint32_t trace;
 
 		trace_flag(n, id, BSN_SLICE_LOSSY);
@@ -644,6 +654,15 @@ void drain_triggers(struct bsn *n, struct client *c)
 	}
 }
 
+/* Claimed and not yet taken. */
+uint32_t drain_triggers_left(const struct client *c)
+{
+	uint32_t claimed =
+		READ_ONCE(c->context->trigger_head) - c->trigger_tail;
+
+	return claimed <= BS_TRIGGER_CELLS ? claimed : 0;
+}
+
 void drain_triggers_done(struct client *c)
 {
 	for (; c->trigger_kept != c->trigger_tail; c->trigger_kept++) {
@@ -680,7 +699,10 @@ void drain_client(struct bsn *n, struct client *c)
 		c->unattributed = unattributed;
 		untied_loss(n, c);
 	}
-	drain_publish(n, c);
+	/* All slices are looked at: once a drain, not at each lie. */
+	if (unlikely(c->untied_news))
+		slice_untied_loss(n, c, c->drained_ns);
+	c->untied_news = false;
 	c->drained_ns = n->now_ns;
 }
 
@@ -688,10 +710,11 @@ void drain_client(struct bsn *n, struct client *c)
  * is collected. */
 void drain_open_runs(struct bsn *n)
 {
-	n->open_runs_seen = true;
-	for (uint32_t k = 0; k < n->n_clients; k++) {
-		struct client *c = n->clients[k];
+	struct client *c;
 
+	n->open_runs_seen = true;
+	for_each_client(n, c)
+	{
 		if (!c->live)
 			continue;
 		for (uint32_t i = 0; i < c->threads_used; i++) {
@@ -714,53 +737,74 @@ void drain_open_runs(struct bsn *n)
 	}
 }
 
-/* Save how far each thread's log is in the index, together with what was
- * copied on the way; then let the threads have their ring entries back. */
-void drain_publish(struct bsn *n, struct client *c)
+/* Save how far each thread's log is in the index, with the number of the commit
+ * that also saves what was copied on the way. */
+void drain_save(struct bsn *n, uint64_t epoch)
 {
-	uint32_t epoch = store_next_epoch(n);
-	bool any = false;
+	struct client *c;
 
-	/* All slices are looked at: once a drain, not at each lie. */
-	if (unlikely(c->untied_news))
-		slice_untied_loss(n, c, c->drained_ns);
-	c->untied_news = false;
-	for (uint32_t i = 0; i < c->threads_used; i++) {
-		struct thread *t = &c->threads[i];
-		struct bs_thread_area *a = area_of(c, i);
-		struct progress p = {
-			.epoch = epoch,
-			.tail = t->tail,
-			.segment = BS_SEGMENT_NONE,
-			.open_copied = NONE,
-			.unannounced = t->unannounced,
-		};
+	for_each_client(n, c)
+	{
+		for (uint32_t i = 0; c->live && i < c->threads_used; i++) {
+			struct thread *t = &c->threads[i];
+			struct bs_thread_area *a = area_of(c, i);
+			struct progress p = {
+				.epoch_high = (uint32_t)(epoch >> 32),
+				.epoch_low = (uint32_t)epoch,
+				.tail = t->tail,
+				.segment = BS_SEGMENT_NONE,
+				.open_copied = NONE,
+				.unannounced = t->unannounced,
+			};
 
-		if (!t->dirty)
-			continue;
-		any = true;
-		if (t->frame != NONE) {
-			const struct frame *f = &n->frames[t->frame];
+			if (!t->dirty)
+				continue;
+			if (t->frame != NONE) {
+				const struct frame *f = &n->frames[t->frame];
 
-			p.segment = f->segment;
-			p.generation = f->generation;
-			p.indexed_to = f->indexed_to;
-			p.open_copied = f->open_copied;
+				p.segment = f->segment;
+				p.generation = f->generation;
+				p.indexed_to8 = (uint16_t)(f->indexed_to / 8);
+				p.open_copied = f->open_copied;
+			}
+			t->saved ^= 1;
+			memcpy(&a->node_private[t->saved * sizeof(p) / 4], &p,
+			       sizeof(p));
 		}
-		t->saved ^= 1;
-		memcpy(&a->node_private[t->saved * sizeof(p) / 4], &p,
-		       sizeof(p));
 	}
-	if (!any)
-		return;
-	store_commit(n);
-	for (uint32_t i = 0; i < c->threads_used; i++) {
-		struct thread *t = &c->threads[i];
+}
 
-		if (t->dirty)
-			store_release(&area_of(c, i)->run_tail, t->tail);
-		t->dirty = false;
+/* That is committed: the threads may have their ring entries back. */
+void drain_give_back(struct bsn *n)
+{
+	struct client *c;
+
+	for_each_client(n, c)
+	{
+		for (uint32_t i = 0; c->live && i < c->threads_used; i++) {
+			struct thread *t = &c->threads[i];
+
+			if (t->dirty)
+				store_release(&area_of(c, i)->run_tail,
+					      t->tail);
+			t->dirty = false;
+		}
 	}
+}
+
+/* Commit if there is something to commit. */
+void drain_publish(struct bsn *n)
+{
+	bool any = n->store.dirty != NONE;
+	struct client *c;
+
+	for_each_client(n, c)
+	{
+		for (uint32_t i = 0; c->live && i < c->threads_used; i++)
+			any |= c->threads[i].dirty;
+	}
+	if (any)
+		store_commit(n);
 }
 
 /* The process is gone: all that it wrote is final. */
@@ -815,7 +859,8 @@ static struct progress saved_progress(const struct bsn *n,
 			words[i] = READ_ONCE(
 				a->node_private[k * sizeof(p) / 4 + i]);
 		memcpy(&p, words, sizeof(p));
-		if (p.epoch > best.epoch && p.epoch <= store_epoch(n)) {
+		if (progress_epoch(&p) > progress_epoch(&best) &&
+		    progress_epoch(&p) <= store_epoch(n)) {
 			best = p;
 			*saved = (uint8_t)k;
 		}
@@ -848,7 +893,7 @@ static void adopt_thread(struct bsn *n, struct client *c, uint32_t slot)
 	*p = saved_progress(n, a, &t->saved);
 	t->dirty = true;
 	t->tail = READ_ONCE(a->run_tail);
-	if (p->epoch) {
+	if (progress_epoch(p)) {
 		if (head - p->tail <= BS_RUN_RING_ENTRIES)
 			t->tail = p->tail;
 		t->unannounced = p->unannounced;

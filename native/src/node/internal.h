@@ -127,10 +127,17 @@ struct frame {
 	uint32_t open_copied; /* of its records, into a slice; NONE: nothing, not
 			       * even that there is such a run */
 	uint16_t generation;
-	uint16_t slot; /* SLOT_UNKNOWN until it is seen */
+	uint16_t slot;	 /* SLOT_UNKNOWN until it is seen */
+	uint16_t ghosts; /* runs of it that are losses: at most GHOSTS_MAX */
 	uint8_t state;
 	bool to_seal; /* found full, while its process is being adopted */
 };
+
+/* Losses that a thread announces while it stands in one segment get an entry
+ * in the index each, up to as many as the segment could hold runs of one
+ * record: so the index is no cheaper to fill by announcing than by writing. */
+#define GHOSTS_MAX                                                             \
+	(SEGMENT / (RUN_HEADER + (uint32_t)sizeof(struct bs_record_header)))
 
 #define SLOT_UNKNOWN 0xffffu
 
@@ -150,17 +157,24 @@ struct segment {
  * that a successor knows what was copied into slices already. Two of them:
  * the newest whose epoch the report store has committed counts. */
 struct progress {
-	uint32_t epoch; /* 0: none */
+	uint32_t epoch_high; /* of 64 bits: 32 are through in weeks */
+	uint32_t epoch_low;
 	uint32_t tail;
 	uint32_t segment;
-	uint32_t generation;
-	uint32_t indexed_to;
+	uint16_t generation;
+	uint16_t indexed_to8; /* / 8 */
 	uint32_t open_copied;
 	uint32_t unannounced;
 };
 _Static_assert(sizeof(struct progress) * 2 <=
 		       sizeof(((struct bs_thread_area *)0)->node_private),
 	       "two of them fit on the node's line");
+
+/* 0: none. */
+static inline uint64_t progress_epoch(const struct progress *p)
+{
+	return (uint64_t)p->epoch_high << 32 | p->epoch_low;
+}
 
 struct thread {
 	uint32_t tail;	      /* own copy of run_tail */
@@ -224,7 +238,10 @@ struct client {
 #define BLOCK_HEADER 32u
 #define BLOCK_CONTENT (BLOCK_BYTES - BLOCK_HEADER)
 
-/* Processes with open handles that a mark remembers over a restart. */
+/* Processes with open handles that a mark remembers over a restart, as many as
+ * fit. Of further ones a successor thinks that they have the trace closed: it
+ * may tell earlier that the trace is quiet, and what comes is reported all the
+ * same. */
 #define MARK_OPENS 48u
 
 struct part {
@@ -318,7 +335,7 @@ struct bsn {
 	bool open_runs_seen;		 /* in this poll */
 	bool adopting;			 /* walking what a predecessor knew */
 	uint64_t granted_ns;		 /* of the latest grant: all differ */
-	uint64_t untied_to_ns;		 /* the latest loss of that kind */
+	uint64_t untied_to_ns;		 /* the latest untied loss of any */
 
 	struct index index;
 
@@ -391,11 +408,38 @@ static inline struct frame *run_frame(const struct bsn *n, uint32_t run)
 	return &n->frames[n->index.chunks[run / CHUNK_RUNS].frame];
 }
 
-/* About a millisecond, in 32 bits: differences are right for 26 days. */
+static inline uint64_t ns_since(const struct bsn *n, uint64_t then_ns)
+{
+	return n->now_ns > then_ns ? n->now_ns - then_ns : 0;
+}
+
+/* About a millisecond, in 32 bits: it wraps after 52 days, so only ages are
+ * compared. */
 static inline uint32_t coarse(uint64_t ns)
 {
 	return (uint32_t)(ns >> 20);
 }
+
+static inline uint64_t coarse_age(const struct bsn *n, uint64_t then_ns)
+{
+	return n->now_ns > then_ns ? (n->now_ns >> 20) - (then_ns >> 20) : 0;
+}
+
+/*
+ * All processes, live or not, from the last to the first: when one that is gone
+ * leaves the array meanwhile, the last takes its place, which was seen already.
+ */
+static inline struct client *client_before(const struct bsn *n, uint32_t *i)
+{
+	while ((*i)-- > 0) {
+		if (*i < n->n_clients)
+			return n->clients[*i];
+	}
+	return NULL;
+}
+
+#define for_each_client(n, c)                                                  \
+	for (uint32_t i_ = (n)->n_clients; ((c) = client_before(n, &i_));)
 
 static inline bool id_is(const struct trace *t, struct bs_trace_id id)
 {
@@ -460,8 +504,9 @@ struct keep_owner {
 	char service[64];
 };
 struct kept_run {
-	uint32_t owner; /* offset of its keep_owner in the segment */
-	uint32_t from;	/* offset of the records in the run as written */
+	uint64_t granted_ns; /* of the segment that it was written in */
+	uint32_t owner;	     /* offset of its keep_owner in the segment */
+	uint32_t from;	     /* offset of the records in the run as written */
 };
 #define KEPT_OWNER 0x2000u /* header flag: content is a keep_owner */
 #define KEPT_GHOST 0x1000u /* header flag: RUN_GHOST */
@@ -470,6 +515,7 @@ int keep_adopt(struct bsn *n, int fd);
 void keep_free(struct bsn *n);
 bool keep_run(struct bsn *n, uint32_t run, uint32_t *newest, uint32_t *oldest);
 bool keep_owner_of(const struct bsn *n, uint32_t run, struct keep_owner *owner);
+uint64_t keep_granted_ns(const struct bsn *n, uint32_t run);
 
 /* tombs.c */
 struct tomb {
@@ -486,7 +532,10 @@ struct tomb_ring {
 	uint32_t keep_segments;
 	uint32_t next;
 	uint64_t overrun_ns; /* when one that mattered was dropped */
-	uint8_t pad[4096 - 40];
+	/* The latest untied loss of a process that is forgotten, but whose runs
+	 * may still be kept. */
+	uint64_t gone_untied_ns;
+	uint8_t pad[4096 - 48];
 	struct tomb tombs[];
 };
 uint64_t tombs_bytes(uint32_t entries);
@@ -509,8 +558,11 @@ bool log_read(struct bsn *n, uint32_t run, struct bs_run_header *header,
 void drain_client(struct bsn *n, struct client *c);
 void drain_triggers(struct bsn *n, struct client *c);
 void drain_triggers_done(struct client *c);
+uint32_t drain_triggers_left(const struct client *c);
 void drain_open_runs(struct bsn *n);
-void drain_publish(struct bsn *n, struct client *c);
+void drain_publish(struct bsn *n);
+void drain_save(struct bsn *n, uint64_t epoch);
+void drain_give_back(struct bsn *n);
 void drain_rest(struct bsn *n, struct client *c);
 int drain_adopted(struct bsn *n, struct client *c, uint32_t *sealed,
 		  uint32_t count);
@@ -534,8 +586,7 @@ void slice_dirty(struct bsn *n, struct slice *s);
 bool slice_append(struct bsn *n, struct slice *s, const void *head,
 		  size_t head_bytes, const void *body, size_t body_bytes);
 void store_commit(struct bsn *n);
-uint32_t store_epoch(const struct bsn *n);
-uint32_t store_next_epoch(const struct bsn *n);
+uint64_t store_epoch(const struct bsn *n);
 uint32_t store_next_client(struct bsn *n, uint32_t at_least);
 
 /* slice.c */

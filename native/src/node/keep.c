@@ -180,6 +180,17 @@ bool keep_owner_of(const struct bsn *n, uint32_t r, struct keep_owner *owner)
 	return true;
 }
 
+/* When the segment was granted that the run was written in. */
+uint64_t keep_granted_ns(const struct bsn *n, uint32_t r)
+{
+	const struct kept_run *kept =
+		(const struct kept_run *)(frame_bytes(run_frame(n, r)) +
+					  n->index.runs[r].offset8 * 8u +
+					  RUN_HEADER);
+
+	return kept->granted_ns;
+}
+
 /*
  * Copy a run of a sealed segment, in one part or in several, each a run of its
  * own to the index, from *newest to *oldest. False: no room, or the log holds
@@ -196,11 +207,13 @@ bool keep_run(struct bsn *n, uint32_t r, uint32_t *newest, uint32_t *oldest)
 	uint16_t ghost = run->flags & RUN_GHOST ? KEPT_GHOST : 0;
 	uint16_t run_flags = run->flags;
 	uint32_t bytes = 0, done = 0, from = 0;
+	uint64_t granted_ns = f->granted_ns;
 
 	*newest = *oldest = NONE;
 	if (f->client == &n->keep) {
 		if (!keep_owner_of(n, r, &owner))
 			return false;
+		granted_ns = keep_granted_ns(n, r);
 	} else {
 		owner.number = f->client->number;
 		owner.pid = (uint32_t)f->client->pid;
@@ -247,6 +260,7 @@ bool keep_run(struct bsn *n, uint32_t r, uint32_t *newest, uint32_t *oldest)
 			flags &= ~BS_RUN_FIRST;
 		if (done + part < bytes)
 			flags &= ~BS_RUN_LAST;
+		kept.granted_ns = granted_ns;
 		kept.owner = at;
 		kept.from = from + done;
 		at = keep_append(n, id, &like, flags | ghost | BS_RUN_CLOSED,
@@ -328,6 +342,11 @@ int keep_adopt(struct bsn *n, int fd)
 	n->keep_fd = fd;
 	n->keep_map_bytes = bytes;
 	n->tombs = ring;
+	/* Flags of traces of processes that are gone may not have fitted. */
+	if (ring->gone_untied_ns < ring->overrun_ns)
+		ring->gone_untied_ns = ring->overrun_ns;
+	if (ring->gone_untied_ns > n->untied_to_ns)
+		n->untied_to_ns = ring->gone_untied_ns;
 	err = keep_ready(n);
 	if (err)
 		return err;

@@ -12,8 +12,12 @@
 #define POOL_MIN (4ull << 20)
 #define STORE_MIN (1ull << 20)
 
-/* Frames, runs and blocks are numbered in 32 bits. */
-#define BYTES_MAX (1ull << 42)
+/* Runs are numbered in 32 bits, and one of 256 bytes is what index_init()
+ * reckons with: half of what that allows, for what it adds on top. */
+#define POOL_MAX (1ull << 39)
+
+/* So are blocks of 2 KiB. */
+#define STORE_MAX (1ull << 41)
 
 /* A slice must hold at least one record of the largest size. */
 #define TRACE_BYTES_MIN (2ull * BS_PAYLOAD_MAX)
@@ -61,7 +65,7 @@ static int check_config(const struct bsn_config *c, const struct complaint *to)
 			BS_NODE_NAME_MAX);
 	err = err ? err
 		  : check_range(to, "pool_bytes", c->pool_bytes, POOL_MIN,
-				BYTES_MAX);
+				POOL_MAX);
 	err = err ? err
 		  : check_range(to, "arena_bytes", c->arena_bytes, SEGMENT,
 				c->pool_bytes);
@@ -71,10 +75,10 @@ static int check_config(const struct bsn_config *c, const struct complaint *to)
 			(unsigned long long)c->arena_bytes, SEGMENT);
 	err = err ? err
 		  : check_range(to, "store_bytes", c->store_bytes, STORE_MIN,
-				BYTES_MAX);
+				STORE_MAX);
 	err = err ? err
 		  : check_range(to, "trace_bytes_max", c->trace_bytes_max,
-				TRACE_BYTES_MIN, BYTES_MAX);
+				TRACE_BYTES_MIN, STORE_MAX);
 	err = err ? err
 		  : check_range(to, "reclaim_percent", c->reclaim_percent, 10,
 				100);
@@ -213,29 +217,22 @@ static int events_waiting(struct bsn *n)
 /* Everything that was written so far, into the index. */
 static void drain_all(struct bsn *n)
 {
-	n->open_runs_seen = false;
-	for (uint32_t i = 0; i < n->n_clients; i++)
-		drain_client(n, n->clients[i]);
-}
+	struct client *c;
 
-static void publish_all(struct bsn *n)
-{
-	for (uint32_t i = 0; i < n->n_clients; i++) {
-		if (n->clients[i]->live)
-			drain_publish(n, n->clients[i]);
-	}
-	if (n->store.dirty != NONE)
-		store_commit(n);
+	n->open_runs_seen = false;
+	for_each_client(n, c) drain_client(n, c);
 }
 
 static void give_back_cells(struct bsn *n)
 {
-	for (uint32_t i = 0; i < n->n_clients; i++)
-		drain_triggers_done(n->clients[i]);
+	struct client *c;
+
+	for_each_client(n, c) drain_triggers_done(c);
 }
 
 int bsn_poll(struct bsn *n, uint64_t now_ns)
 {
+	struct client *c;
 	int waiting;
 
 	pthread_mutex_lock(&n->lock);
@@ -251,20 +248,20 @@ int bsn_poll(struct bsn *n, uint64_t now_ns)
 		}
 	}
 	drain_all(n);
-	for (uint32_t i = 0; i < n->n_clients; i++) {
-		if (n->clients[i]->live)
-			drain_triggers(n, n->clients[i]);
-	}
+	/* Also of those that are gone: they may have left more than there was
+	 * room for. */
+	for_each_client(n, c) drain_triggers(n, c);
 	/* What was skipped or refused is nobody's business. */
 	if (!n->triggers_unsettled)
 		give_back_cells(n);
 	if (n->store.n_slices)
 		drain_open_runs(n);
-	for (uint32_t i = 0; i < n->n_clients; i++) {
-		if (n->clients[i]->live)
-			pool_grant(n, n->clients[i]);
+	for_each_client(n, c)
+	{
+		if (c->live)
+			pool_grant(n, c);
 	}
-	publish_all(n);
+	drain_publish(n);
 	waiting = events_waiting(n);
 	pthread_mutex_unlock(&n->lock);
 	return waiting;
@@ -357,7 +354,7 @@ int bsn_collect(struct bsn *n, struct bs_trace_id id,
 	drain_open_runs(n);
 	s = find_slice(n, id);
 	if (s) {
-		publish_all(n);
+		drain_publish(n);
 		slice_fill(s, out);
 		goto out;
 	}
@@ -375,7 +372,7 @@ int bsn_collect(struct bsn *n, struct bs_trace_id id,
 	slice_copy_trace(n, &to, t);
 	n->index.traces[t].flags |= TRACE_COLLECTED;
 	n->index.traces[t].slice = s->mark;
-	publish_all(n);
+	drain_publish(n);
 	slice_copied(n, s);
 	slice_fill(s, out);
 out:
@@ -500,7 +497,7 @@ int64_t bsn_peek(struct bsn *n, struct bs_trace_id id, uint64_t now_ns,
 		result = (int64_t)look.bytes;
 		free(look.parts);
 	}
-	publish_all(n);
+	drain_publish(n);
 	pthread_mutex_unlock(&n->lock);
 	return result;
 }

@@ -211,12 +211,9 @@ void frames_merge_sealed(struct bsn *n, uint32_t *frames, uint32_t count)
  * time is still here. */
 uint64_t pool_oldest_ns(const struct bsn *n)
 {
-	uint64_t granted;
-
 	if (n->sealed.head == NONE)
 		return 0;
-	granted = n->frames[n->sealed.head].granted_ns;
-	return n->now_ns > granted ? n->now_ns - granted : 0;
+	return ns_since(n, n->frames[n->sealed.head].granted_ns);
 }
 
 static void reclaim(struct bsn *n, struct frame *f, bool second_chance)
@@ -420,6 +417,7 @@ uint16_t frame_start(struct bsn *n, struct frame *f, uint32_t slot)
 	f->indexed_to = FIRST_RUN;
 	f->open_run = NONE;
 	f->open_copied = NONE;
+	f->ghosts = 0;
 	f->slot = SLOT_UNKNOWN;
 	return s->generation;
 }

@@ -218,10 +218,9 @@ static void put_bare(struct bsn *n, struct sink *to, enum bs_piece_kind kind,
 	put_piece(n, to, &h, NULL);
 }
 
-static void count_flags(struct bsn *n, struct part *part, bool live,
-			uint16_t flags, bool first_piece)
+static void count_flags(struct part *part, bool live, uint16_t flags,
+			bool first_piece)
 {
-	(void)n;
 	if (!part || !live)
 		return;
 	part->open += first_piece && flags & BS_RUN_FIRST;
@@ -272,7 +271,7 @@ static uint32_t copy_run(struct bsn *n, struct sink *to, uint32_t r,
 		return copied;
 	}
 	part = slice_part(s, owner.number);
-	count_flags(n, part, live, flags, copied == NONE);
+	count_flags(part, live, flags, copied == NONE);
 	if (flags & BS_RUN_LOSSY)
 		s->flags |= BSN_SLICE_LOSSY;
 	if (part)
@@ -359,7 +358,7 @@ void slice_loss_arrived(struct bsn *n, uint32_t trace, const struct client *c,
 	struct part *part = slice_part(s, c->number);
 
 	memcpy(owner.service, c->service, sizeof(owner.service));
-	count_flags(n, part, c->live, flags, true);
+	count_flags(part, c->live, flags, true);
 	if (part)
 		put_process(n, &to, part, &owner);
 	put_bare(n, &to, BS_PIECE_LOSS, c->number, flags & RUN_ABI_FLAGS);
@@ -434,34 +433,54 @@ static void copy_exits(struct bsn *n, struct sink *to, uint32_t count)
 	}
 }
 
+/* Some process has it open, or had when it died. */
+static bool chain_is_open(const struct bsn *n, uint32_t count)
+{
+	int open = 0;
+
+	for (uint32_t i = 0; i < count; i++) {
+		uint16_t flags = n->index.runs[n->chain[i]].flags;
+
+		open += !!(flags & BS_RUN_FIRST);
+		open -= !!(flags & BS_RUN_LAST);
+	}
+	return open > 0;
+}
+
 /* Was a loss that could not be blamed on a trace close to this one? */
 static bool maybe_lossy(struct bsn *n, uint32_t t, uint32_t count)
 {
 	uint64_t oldest = pool_oldest_ns(n);
+	const struct trace *trace;
+	uint32_t idle = 0;
 
 	if (!n->untied_to_ns)
 		return false;
 	if (t == NONE || !count)
 		return !n->counts.reclaims ||
-		       n->now_ns - n->untied_to_ns <= oldest;
+		       ns_since(n, n->untied_to_ns) <= oldest;
+	trace = &n->index.traces[t];
+	/* What a trace that is open was to write last may be what was lost; and
+	 * when a collected one was last active is not known any more. */
+	if (!(trace->flags & TRACE_COLLECTED) && !chain_is_open(n, count))
+		idle = coarse(n->now_ns) - trace->active;
 	for (uint32_t i = 0; i < count; i++) {
 		const struct frame *f = run_frame(n, n->chain[i]);
 		const struct client *c = f->client;
+		uint64_t granted_ns = f->granted_ns;
 
 		if (c == &n->keep) {
 			struct keep_owner owner;
 
 			if (!keep_owner_of(n, n->chain[i], &owner))
 				return true;
+			granted_ns = keep_granted_ns(n, n->chain[i]);
 			c = client_find(n, owner.number);
-			/* Kept runs have a new grant: older than they look. */
-			if (c && c->untied_to_ns)
+			if (!c && n->tombs->gone_untied_ns >= granted_ns)
 				return true;
-			continue;
 		}
-		if (c->untied_to_ns &&
-		    coarse(c->untied_to_ns) >= coarse(f->granted_ns) &&
-		    coarse(c->untied_from_ns) <= n->index.traces[t].active)
+		if (c && c->untied_to_ns >= granted_ns &&
+		    coarse_age(n, c->untied_from_ns) >= idle)
 			return true;
 	}
 	return false;

@@ -20,7 +20,7 @@
 #include "internal.h"
 
 #define STORE_MAGIC 0x45524f5453425342ull
-#define STORE_VERSION 2u
+#define STORE_VERSION 3u
 #define BLOCK_MAGIC 0x4b4c4253u
 
 enum block_kind {
@@ -33,9 +33,8 @@ struct store_header {
 	uint32_t version;
 	uint32_t block_bytes;
 	uint32_t n_blocks;
-	uint32_t epoch;	      /* of the last commit */
-	uint32_t next_client; /* number that no process had yet */
-	uint32_t zero;
+	uint32_t next_client;	   /* number that no process had yet */
+	uint64_t epoch;		   /* of the last commit */
 	uint64_t next_slice_epoch; /* number that no slice had yet */
 };
 
@@ -52,10 +51,11 @@ struct block {
 _Static_assert(sizeof(struct block) == BLOCK_HEADER, "32 of 2048 bytes");
 
 struct mark_state {
-	uint32_t epoch; /* 0: none */
-	uint32_t flags;
+	uint64_t epoch; /* 0: none */
 	uint64_t bytes, trimmed_bytes, changed_ns;
+	uint32_t flags;
 	uint32_t n_crumbs, n_opens;
+	uint32_t zero;
 	uint64_t crumbs[BSN_CRUMBS_MAX];
 	struct {
 		uint32_t client;
@@ -359,17 +359,12 @@ void slice_trim(struct bsn *n, struct slice *slice, uint64_t offset)
 
 /* -------------------------------------------------------------- commit --- */
 
-uint32_t store_epoch(const struct bsn *n)
+uint64_t store_epoch(const struct bsn *n)
 {
 	return header(&n->store)->epoch;
 }
 
-uint32_t store_next_epoch(const struct bsn *n)
-{
-	return header(&n->store)->epoch + 1;
-}
-
-static void mark_write(struct bsn *n, struct slice *slice, uint32_t epoch)
+static void mark_write(struct bsn *n, struct slice *slice, uint64_t epoch)
 {
 	struct mark_state *m;
 
@@ -393,11 +388,14 @@ static void mark_write(struct bsn *n, struct slice *slice, uint32_t epoch)
 	store_release(&m->epoch, epoch);
 }
 
+/* One commit for all: a slice has runs of many threads, and what was copied of
+ * each must not count without its place in that thread's log. */
 void store_commit(struct bsn *n)
 {
 	struct store *s = &n->store;
-	uint32_t epoch = store_next_epoch(n);
+	uint64_t epoch = header(s)->epoch + 1;
 
+	drain_save(n, epoch);
 	while (s->dirty != NONE) {
 		struct slice *slice = s->slices[s->dirty];
 
@@ -406,6 +404,7 @@ void store_commit(struct bsn *n)
 		mark_write(n, slice, epoch);
 	}
 	store_release(&header(s)->epoch, epoch);
+	drain_give_back(n);
 }
 
 /* A number for a new process, and for all of that store's life its own. */

@@ -12,7 +12,7 @@
 #include "internal.h"
 
 #define TOMB_MAGIC 0x425354424d4f5442ull
-#define TOMB_VERSION 1u
+#define TOMB_VERSION 2u
 
 /* Entries that still matter are stepped over. So many at a time: in a mass
  * loss all matter, and then one is overwritten, which the ring notes. */

@@ -88,8 +88,16 @@ static int sleep_on(struct bsn *n, struct client **clients, uint32_t *rung,
 				   rung[first + i], false);
 		err = futex_wait_any(waiters, some + 1, slice);
 		/* -EAGAIN: a word had changed already. */
-		if (err != -ETIMEDOUT && err != -EINTR)
+		if (!err || err == -EAGAIN)
 			return 1;
+		if (err != -ETIMEDOUT && err != -EINTR) {
+			/* No such call, or no memory for it: poll, at the pace
+			 * that a pick-up needs. */
+			const struct timespec pace = {.tv_nsec = ROUND_NS};
+
+			nanosleep(&pace, NULL);
+			return 1;
+		}
 		if (left >= 0) {
 			left -= slice;
 			if (err == -ETIMEDOUT && left <= 0)

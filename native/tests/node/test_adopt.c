@@ -307,6 +307,52 @@ static void a_restart_changes_nothing(void)
 	bsn_free(n);
 }
 
+/* Slices have runs of many threads: what was copied of all of them, and how far
+ * each log is, must be true at once, so it is committed at once. */
+static void a_poll_commits_once(void)
+{
+	struct bsn_config config = test_config(8 << 20);
+	struct bsn *n = test_node(&config);
+	/* Where store.c has the number of the last commit. */
+	uint64_t *header = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED,
+				bsn_store_fd(n), 0);
+	uint64_t *commits = &header[3], before;
+	struct bsn_slice s;
+	struct writer w[3];
+	struct wthread t[3];
+
+	CHECK(header != MAP_FAILED);
+	/* Far more of them than 32 bits count: some weeks. */
+	*commits = UINT32_MAX - 3ull;
+	for (int i = 0; i < 3; i++) {
+		writer_attach(&w[i], n, START);
+		t[i] = writer_thread(&w[i], 0);
+		CHECK(w_begin(&t[i], trace_id(1), 1, 0, BS_RUN_FIRST, 30000));
+	}
+	collect(n, trace_id(1), START, &s);
+	for (uint32_t round = 0; round < 8; round++) {
+		for (int i = 0; i < 3; i++) {
+			CHECK(w_trace(&t[i], trace_id(100 + round), 100,
+				      START));
+			CHECK(w_begin(&t[i], trace_id(1), 1, round + 1, 0,
+				      3000));
+			w_record(&t[i], BS_RECORD_DATA, "a", 1, START);
+		}
+		before = *commits;
+		bsn_poll(n, START);
+		CHECK_EQ(*commits, before + 1);
+	}
+	CHECK(*commits > UINT32_MAX);
+	n = restart(n, &config, w, 3, START);
+	bsn_poll(n, START);
+	decode_slice(n, trace_id(1), &d);
+	CHECK_EQ(d.records, 8 * 3);
+	munmap(header, 4096);
+	for (int i = 0; i < 3; i++)
+		writer_close(&w[i]);
+	bsn_free(n);
+}
+
 static void a_restart_keeps_second_chances_and_tombstones(void)
 {
 	struct bsn_config config = test_config(4 << 20);
@@ -486,6 +532,7 @@ int main(void)
 	RUN(losses_are_told);
 	RUN(an_exit_leaves_the_open_run);
 	RUN(a_restart_changes_nothing);
+	RUN(a_poll_commits_once);
 	RUN(a_restart_keeps_second_chances_and_tombstones);
 	RUN(refuses_what_is_not_ours);
 	RUN(a_trigger_outlives_who_took_it);

@@ -303,7 +303,7 @@ static void refuses_bad_configurations(void)
 		CHECK_EQ(bsn_new(&bad, &n, NULL, 0), -EINVAL);                 \
 	} while (0)
 	REFUSES(pool_bytes, (4 << 20) - 1);
-	REFUSES(pool_bytes, UINT64_MAX);
+	REFUSES(pool_bytes, (1ull << 39) + 1);
 	REFUSES(arena_bytes, good.pool_bytes + SEG);
 	REFUSES(arena_bytes, SEG + 1);
 	REFUSES(store_bytes, 1000);

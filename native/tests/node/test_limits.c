@@ -1,7 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What one process can make the node do, and take from others: so much. */
+#include <limits.h>
+#include <linux/futex.h>
 #include <pthread.h>
 #include <sched.h>
+#include <sys/syscall.h>
 #include <time.h>
 
 #include "writer.h"
@@ -139,6 +142,92 @@ static void time_does_not_go_back(void)
 	bsn_free(n);
 }
 
+/* To announce losses takes no memory of the pool: so it must not take the
+ * index's, which others need. */
+static void losses_without_end(void)
+{
+	struct bsn_config config = test_config(4 << 20);
+	struct bsn *n;
+	struct writer liar, w;
+	struct wthread lies, t;
+	struct bsn_metrics m;
+	struct bsn_slice s;
+
+	config.index_traces = config.index_runs = 16384;
+	n = test_node(&config);
+	writer_attach(&liar, n, START);
+	writer_attach(&w, n, START);
+	t = writer_thread(&w, 0);
+	lies = writer_thread(&liar, 0);
+	CHECK(w_trace(&t, trace_id(1), 100, START));
+	CHECK(w_trace(&lies, trace_id(2), 100, START));
+	for (uint64_t i = 0; i < 50000; i++) {
+		w_lose(&lies, trace_id(100 + i), BS_RUN_FIRST, 0);
+		if (i % 500 == 0)
+			bsn_poll(n, START + i);
+	}
+	bsn_get_metrics(n, &m);
+	CHECK_EQ(m.reclaims, 0);
+	CHECK(m.runs_indexed < 2048);
+	/* Of each is known that it lost, or that it may have. */
+	collect(n, trace_id(100), START, &s);
+	CHECK(s.flags & BSN_SLICE_LOSSY);
+	collect(n, trace_id(50099), START, &s);
+	CHECK_EQ(s.flags, BSN_SLICE_MAYBE_LOSSY);
+	writer_close(&liar);
+	writer_close(&w);
+	bsn_free(n);
+}
+
+/* As a client does it, once the node is about to sleep. */
+static void *ring(void *argument)
+{
+	struct writer *w = argument;
+	struct bs_doorbell *bell = &w_header(w)->doorbell;
+
+	while (!READ_ONCE(bell->sleeping))
+		sched_yield();
+	w_trigger(w, trace_id(1), "ring", START);
+	full_fence();
+	__atomic_fetch_add(&bell->rung, 1, __ATOMIC_RELEASE);
+	syscall(SYS_futex, &bell->rung, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+	return NULL;
+}
+
+/* More processes than one call of the kernel's waits for. */
+static void the_last_of_many_rings(void)
+{
+	enum {
+		MANY = 130
+	};
+	struct bsn_config config = test_config(64 << 20);
+	struct bsn *n;
+	static struct writer w[MANY];
+
+	config.clients_max = MANY;
+	config.arena_bytes = 1 << 20;
+	n = test_node(&config);
+	for (int i = 0; i < MANY; i++)
+		writer_attach(&w[i], n, START);
+	CHECK_EQ(bsn_wait(n, 0), 1); /* for those that came */
+	bsn_poll(n, START);
+	CHECK_EQ(bsn_wait(n, 20 * MS), 0);
+	for (int i = 0; i < MANY; i += MANY - 1) {
+		struct bsn_event e[2];
+		pthread_t ringer;
+
+		CHECK_EQ(pthread_create(&ringer, NULL, ring, &w[i]), 0);
+		CHECK_EQ(bsn_wait(n, -1), 1);
+		pthread_join(ringer, NULL);
+		bsn_poll(n, START);
+		CHECK_EQ(bsn_events(n, e, 2), 1);
+		CHECK_EQ(e[0].client, w[i].number);
+	}
+	for (int i = 0; i < MANY; i++)
+		writer_close(&w[i]);
+	bsn_free(n);
+}
+
 static uint64_t cpu_ns(void)
 {
 	struct timespec t;
@@ -198,6 +287,8 @@ int main(void)
 	RUN(a_large_arena_is_adopted);
 	RUN(time_does_not_go_back);
 	RUN(nonsense_costs_no_more_with_slices);
+	RUN(losses_without_end);
+	RUN(the_last_of_many_rings);
 	free(d.bytes);
 	return 0;
 }
