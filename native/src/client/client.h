@@ -251,6 +251,7 @@ struct bs_fired {
 	char names[BS_FIRED_NAMES][BS_TRIGGER_NAME_MAX + 1];
 };
 bool bs_fired_get(struct bs_trace_id id, struct bs_fired *fired);
+void bs_fired_forget(void);
 
 int bs_trigger_push(struct bs_trace_id id, enum bs_trigger_source source,
 		    const char *name, size_t name_bytes, const char *why,

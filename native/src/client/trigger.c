@@ -67,6 +67,15 @@ bool bs_fired_get(struct bs_trace_id id, struct bs_fired *fired)
 	return true;
 }
 
+/* In a child after fork(): a thread that is not there any more may have been in
+ * the middle of an entry, which nobody would ever finish. */
+void bs_fired_forget(void)
+{
+	if (fired_any)
+		memset(fired_table, 0, sizeof(fired_table));
+	fired_any = false;
+}
+
 static void fired_add(struct bs_trace_id id, const char *name, size_t bytes)
 {
 	struct fired_entry *e = fired_entry(id);
