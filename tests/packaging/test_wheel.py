@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `pip install` gives to an application, whose Python knows nothing of this tree.
+
+pip fetches what the wheel is built with, so these tests need the network.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+import subprocess
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ctl.node import NodeClient
+from native.bench.daemons import Cores, node
+from protocol.messages import TraceId
+from tests.cluster.topology import Node
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+DISTRIBUTION = "/usr/bin/python3"
+NEWER = (12, 13, 14)  # one wheel is for all of them
+
+# Says which files it runs from, and what it wrote.
+PROGRAM = """
+import dataclasses, json, sys, backsight
+
+attached = backsight.wait_attached(float(sys.argv[2]))
+with backsight.Trace(sys.argv[1]) as trace:
+    trace.span_start(1, 0, 1_700_000_000_000_000_000, "GET /cart")
+    trace.write(b"seen")
+    trace.span_end(1, 1_700_000_000_001_000_000)
+with open("/proc/self/maps") as maps:
+    libraries = sorted({line.split()[-1] for line in maps if "libbacksight" in line})
+print(json.dumps({
+    "attached": attached,
+    "package": backsight.__file__,
+    "libraries": libraries,
+    "stats": dataclasses.asdict(backsight.stats()),
+}))
+"""
+
+
+def pythons() -> list[str]:
+    """The distribution's, and the newer ones that are on the path and run."""
+    found = [shutil.which(f"python3.{minor}") for minor in NEWER]
+    return [DISTRIBUTION] + [
+        path
+        for path in found
+        if path
+        and not subprocess.run([path, "-c", ""], capture_output=True, check=False).returncode
+    ]
+
+
+def clean_environment() -> dict[str, str]:
+    """Without what would lead a Python, or the loader, to this tree."""
+    ours = ("PYTHON", "LD_LIBRARY_PATH", "BACKSIGHT_")
+    return {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+
+
+def run(command: list[str | Path], directory: Path) -> str:
+    done = subprocess.run(
+        command,
+        cwd=directory,
+        env=clean_environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+def new_environment(python: str, directory: Path) -> Path:
+    """The Python of a new virtual environment."""
+    run([python, "-m", "venv", directory], directory.parent)
+    return directory / "bin/python"
+
+
+def pip(python: Path, *arguments: str | Path) -> None:
+    run([python, "-m", "pip", "--disable-pip-version-check", *arguments], python.parent)
+
+
+@pytest.fixture(scope="module")
+def wheel(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("wheel")
+    # Debian's pip is in no package that we ask for; every virtual environment has one.
+    python = new_environment(DISTRIBUTION, directory / "builder")
+    pip(python, "wheel", "--no-deps", "--wheel-dir", directory, repository)
+    (wheel,) = directory.glob("*.whl")
+    return wheel
+
+
+@pytest.fixture(scope="module", params=pythons())
+def python(
+    request: pytest.FixtureRequest, wheel: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """A Python in which the wheel is installed, and what it requires."""
+    installed = new_environment(request.param, tmp_path_factory.mktemp("application") / "venv")
+    pip(installed, "install", wheel)
+    return installed
+
+
+@pytest.fixture(scope="module")
+def daemon(build: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+    assert build.is_dir()
+    with node(tmp_path_factory.mktemp("node"), Cores.choose(), {}) as daemon:
+        yield daemon
+
+
+def trace(
+    python: Path, directory: Path, trace_id: str, timeout_s: float, environment: dict[str, str]
+) -> Any:
+    done = subprocess.run(
+        [python, "-c", PROGRAM, trace_id, str(timeout_s)],
+        cwd=directory,
+        env=clean_environment() | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    return json.loads(done.stdout)
+
+
+def test_it_holds_the_client_and_nothing_else(wheel: Path, repository: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+    package = repository / "native/python/backsight"
+    sources = {
+        f"backsight/{path.name}"
+        for path in package.iterdir()
+        if path.suffix in (".py", ".pyi", ".typed")
+    }
+    built = {"backsight/libbacksight.so.0", "backsight/_native.abi3.so"}
+    assert {name for name in names if ".dist-info/" not in name} == sources | built
+    assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
+
+
+def test_it_traces_to_a_node(python: Path, daemon: Node, tmp_path: Path) -> None:
+    trace_id = secrets.token_hex(16)
+    said = trace(python, tmp_path, trace_id, 30.0, daemon.client_environment("shop"))
+    package = Path(said["package"]).parent
+    assert package.is_relative_to(python.parent.parent)
+    assert said["libraries"] == [str(package / "libbacksight.so.0")]
+    assert said["attached"]
+    assert (said["stats"]["runs"], said["stats"]["records_lost"]) == (1, 0)
+
+    held = NodeClient(str(daemon.socket_path)).peek(TraceId(bytes.fromhex(trace_id)))
+    (part,) = held.slices
+    assert part.complete
+    assert [span.name for span in part.content.spans] == ["GET /cart"]
+
+
+def test_a_program_runs_without_a_node(python: Path, tmp_path: Path) -> None:
+    said = trace(
+        python,
+        tmp_path,
+        secrets.token_hex(16),
+        0.0,
+        {"BACKSIGHT_SOCKET": str(tmp_path / "none.sock")},
+    )
+    assert not said["attached"]
+    assert (said["stats"]["runs"], said["stats"]["records_lost"]) == (0, 3)
