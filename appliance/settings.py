@@ -28,6 +28,10 @@ Rate = Annotated[float, Range(0.001, 1e9)]
 
 _SEGMENT_BYTES = 65536
 
+# The data plane's index numbers runs in 32 bits. It counts on one each 256 bytes
+# of the pool and some more each segment; the next power of two has too many.
+_POOL_BYTES_MAX = 512 << 30
+
 # All names of stored fds must fit into one environment variable (appliance.fdstore).
 _CLIENTS_MAX = 1024
 
@@ -118,8 +122,8 @@ class Settings:
     addresses: tuple[Address, ...] = ()
     allow: AllowSettings = field(default_factory=AllowSettings)
 
-    pool_bytes: Annotated[int, Size(4 << 20, 1 << 42)] = 256 << 20
-    arena_bytes: Annotated[int, Size(_SEGMENT_BYTES, 1 << 42)] | None = None
+    pool_bytes: Annotated[int, Size(4 << 20, _POOL_BYTES_MAX)] = 256 << 20
+    arena_bytes: Annotated[int, Size(_SEGMENT_BYTES, _POOL_BYTES_MAX)] | None = None
     store_bytes: Annotated[int, Size(1 << 20, 1 << 42)] = 64 << 20
     trace_bytes_max: Annotated[int, Size(64 << 10, 1 << 42)] = 16 << 20
     reclaim_percent: Annotated[int, Range(10, 100)] = 90

@@ -25,6 +25,10 @@ def test_a_node_needs_no_configuration() -> None:
     assert settings.arena_bytes_or_default == settings.pool_bytes
 
 
+def test_the_largest_pool_is_admitted() -> None:
+    assert loads("pool_bytes: 512GiB", Settings, "f").pool_bytes == 512 << 30
+
+
 @pytest.mark.parametrize(("percentage", "threshold"), PERCENTAGES)
 def test_percentage_is_a_threshold_of_hashes(percentage: int, threshold: int) -> None:
     settings = loads(f"percentage: {percentage}", Settings, "f")
@@ -51,7 +55,8 @@ report: {bytes_per_s: 2MiB, chunk_bytes: 4KiB}
     ("text", "problem"),
     [
         ("node: a b", "f:1: node: a b; allowed: 1 to 63 characters"),
-        ("pool_bytes: 1MiB", "f:1: pool_bytes: 1MiB; allowed: 4MiB to 4TiB"),
+        ("pool_bytes: 1MiB", "f:1: pool_bytes: 1MiB; allowed: 4MiB to 512GiB"),
+        ("pool_bytes: 513GiB", "f:1: pool_bytes: 513GiB; allowed: 4MiB to 512GiB"),
         ("pool_bytes: 8MiB\narena_bytes: 16MiB", "f:2: arena_bytes: 16777216 is more than"),
         ("arena_bytes: 65537", "f:1: arena_bytes: 65537; allowed: multiples of 65536"),
         ("clients_max: 2000", "f:1: clients_max: 2000; allowed: a number from 1 to 1024"),
