@@ -190,7 +190,9 @@ def traces(bench: Bench) -> Iterator[Result]:
     for threads in (1, 2):
 
         def at(rate_per_s: int, threads: int = threads) -> tuple[list[Repetition], float]:
-            done = bench.repeat("trace", rate_per_s, threads, bench.scale.operations // threads)
+            # A paced repetition takes a second, whatever the pace.
+            operations = min(bench.scale.operations, rate_per_s or bench.scale.operations)
+            done = bench.repeat("trace", rate_per_s, threads, operations // threads)
             return done, _lost_share(done, "runs_lost")
 
         done, lost = at(0)
