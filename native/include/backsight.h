@@ -25,8 +25,9 @@
  * stays the parent's.
  *
  * Functions return 0 or a positive count for success and a negative errno
- * for failure. A caller may ignore all of them: a failure is counted and
- * costs that record only.
+ * for failure. A caller may ignore all of them: a failure costs that record or
+ * trigger only, and is counted (bs_get_stats), but for -ENOENT and the zero
+ * id, which say that there is no trace.
  *
  * Environment: BACKSIGHT_SOCKET  the daemon's socket
  *                                (default /run/backsight/node.sock)
@@ -272,7 +273,7 @@ BS_EXPORT const char *bs_node_ref(void);
 /* The trace was, or will be, on that node too: a node's name, or "#" and its
  * id in hex as bs_node_ref() gives it, or "@" and an IP address as inet_ntop()
  * writes it: a hint, worth a question if a node is there, and nothing missing
- * if none is. -EINVAL for anything else. */
+ * if none is. -EINVAL (counted) for anything else. */
 BS_EXPORT int bs_breadcrumb(struct bs_trace *trace, const char *node);
 
 /*
@@ -298,8 +299,8 @@ BS_EXPORT int bs_deserialize(struct bs_trace *trace, uint64_t span_id,
 /*
  * Collect this trace and, as one group that is kept or dropped whole, its
  * laterals. trigger: the rule's name. why: for the person who reads the
- * trace, or NULL. -EAGAIN when the trigger queue is full (counted), -ENOTCONN
- * while unattached.
+ * trace, or NULL. Counted: -EAGAIN when the trigger queue is full, -ENOTCONN
+ * while unattached, -EINVAL for the zero id or a name that is none.
  */
 BS_EXPORT int bs_trigger(struct bs_trace_id id, const char *trigger,
 			 const char *why, const struct bs_trace_id *laterals,
@@ -314,8 +315,12 @@ struct bs_stats {
 	uint64_t payload_bytes_lost;
 	uint64_t records_oversized; /* refused with -EMSGSIZE */
 	uint64_t contexts_malformed;
-	uint64_t triggers_lost; /* the queue was full */
-	uint64_t attachments;	/* times attached since start */
+	uint64_t breadcrumbs_malformed;
+	uint64_t attributes_malformed; /* ends of spans refused for them */
+	uint64_t triggers_malformed;
+	uint64_t triggers_unattached; /* there was no node to tell */
+	uint64_t triggers_lost;	      /* the queue was full */
+	uint64_t attachments;	      /* times attached since start */
 	bool attached;
 };
 

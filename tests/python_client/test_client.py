@@ -281,6 +281,8 @@ def test_a_trace_may_be_left_in_another_context_than_entered(node: Node) -> None
 def test_refused_records_are_counted_and_cost_only_themselves(node: Node) -> None:
     result = node.run("refused")
     assert (result["records_oversized"], result["contexts_malformed"]) == (2, 2)
+    assert result["breadcrumbs_malformed"] == 2
+    assert result["attributes_malformed"] == 0
     content = node.slice(1)
     assert payloads(content) == [b"x" * 32768]
     assert not content.breadcrumbs
@@ -310,6 +312,7 @@ def test_without_a_node_everything_is_lost_and_nothing_fails(
     # Of the handle: bytes, span start and end, breadcrumb. Of the thread: bytes, breadcrumb.
     assert (result["records_lost"], result["runs_lost"]) == (6, 2)
     assert result["contexts_malformed"] == 2
+    assert (result["triggers_unattached"], result["triggers_malformed"]) == (1, 0)
 
 
 def test_waiting_for_a_node_can_be_interrupted(run_program: RunProgram, tmp_path: Path) -> None:

@@ -195,6 +195,14 @@ class Stats:
     """Payloads over 32768 bytes."""
     contexts_malformed: int
     """Values that deserialize() could not read."""
+    breadcrumbs_malformed: int
+    """Nodes that breadcrumb() could not read."""
+    attributes_malformed: int
+    """Ends of spans refused for their attributes; those of this package are well-formed."""
+    triggers_malformed: int
+    """Triggers refused for their name, or for the trace id of all zeros."""
+    triggers_unattached: int
+    """There was no node to tell."""
     triggers_lost: int
     """The trigger queue was full."""
     attachments: int

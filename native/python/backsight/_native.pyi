@@ -14,6 +14,10 @@ class _Stats(Protocol):
     payload_bytes_lost: int
     records_oversized: int
     contexts_malformed: int
+    breadcrumbs_malformed: int
+    attributes_malformed: int
+    triggers_malformed: int
+    triggers_unattached: int
     triggers_lost: int
     attachments: int
     attached: bool

@@ -130,6 +130,10 @@ struct bs_counters {
 	uint64_t payload_bytes_lost;
 	uint64_t records_oversized;
 	uint64_t contexts_malformed;
+	uint64_t breadcrumbs_malformed;
+	uint64_t attributes_malformed;
+	uint64_t triggers_malformed;
+	uint64_t triggers_unattached;
 	uint64_t triggers_lost;
 };
 

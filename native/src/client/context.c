@@ -140,12 +140,16 @@ int bs_breadcrumb(struct bs_trace *trace, const char *node)
 		return -ENOENT;
 	if (get_char(&node, end, '#')) {
 		if (!get_hex(&node, end, HEX64, &id) || node != end)
-			return -EINVAL;
+			goto malformed;
 		return append_breadcrumb(t, trace, id, NULL, 0);
 	}
 	if (!node_name_is_valid(node, bytes) && !address_is_valid(node, bytes))
-		return -EINVAL;
+		goto malformed;
 	return append_breadcrumb(t, trace, bs_node_id(node), node, bytes);
+malformed:
+	bs_thread_enter(t);
+	BS_COUNT(t->counters.breadcrumbs_malformed, 1);
+	return -EINVAL;
 }
 
 /* ----------------------------------------------------------- contexts --- */

@@ -86,8 +86,11 @@ int bs_span_end(struct bs_trace *trace, uint64_t span_id, uint64_t end_ns,
 	}
 	if (attributes) {
 		whole = whole_attributes(attributes, attributes_bytes, room);
-		if (whole < 0)
+		if (whole < 0) {
+			bs_thread_enter(t);
+			BS_COUNT(t->counters.attributes_malformed, 1);
 			return (int)whole;
+		}
 		parts[2].bytes = attributes;
 		parts[2].n = (size_t)whole;
 		if (parts[2].n < attributes_bytes)

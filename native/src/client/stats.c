@@ -30,6 +30,10 @@ static void add(struct bs_counters *sum, const struct bs_counters *c)
 	sum->payload_bytes_lost += READ_ONCE(c->payload_bytes_lost);
 	sum->records_oversized += READ_ONCE(c->records_oversized);
 	sum->contexts_malformed += READ_ONCE(c->contexts_malformed);
+	sum->breadcrumbs_malformed += READ_ONCE(c->breadcrumbs_malformed);
+	sum->attributes_malformed += READ_ONCE(c->attributes_malformed);
+	sum->triggers_malformed += READ_ONCE(c->triggers_malformed);
+	sum->triggers_unattached += READ_ONCE(c->triggers_unattached);
 	sum->triggers_lost += READ_ONCE(c->triggers_lost);
 }
 
@@ -72,6 +76,10 @@ void bs_get_stats(struct bs_stats *stats)
 		.payload_bytes_lost = sum.payload_bytes_lost,
 		.records_oversized = sum.records_oversized,
 		.contexts_malformed = sum.contexts_malformed,
+		.breadcrumbs_malformed = sum.breadcrumbs_malformed,
+		.attributes_malformed = sum.attributes_malformed,
+		.triggers_malformed = sum.triggers_malformed,
+		.triggers_unattached = sum.triggers_unattached,
 		.triggers_lost = sum.triggers_lost,
 		.attachments = attachments,
 		.attached = attached,

@@ -154,8 +154,10 @@ int bs_trigger_push(struct bs_trace_id id, enum bs_trigger_source source,
 
 	bs_thread_enter(t);
 	c = t->attachment->context;
-	if (!c)
+	if (!c) {
+		BS_COUNT(t->counters.triggers_unattached, 1);
 		return -ENOTCONN;
+	}
 	cell = cell_claim(c, &position);
 	if (!cell) {
 		fetch_add(&c->triggers_lost, 1);
@@ -195,10 +197,14 @@ int bs_trigger(struct bs_trace_id id, const char *trigger, const char *why,
 	       const struct bs_trace_id *laterals, size_t n_laterals)
 {
 	size_t bytes = strnlen(trigger, BS_TRIGGER_NAME_MAX + 1);
+	struct bs_thread *t = &bs_thread;
 
 	if (bs_trace_id_is_zero(id) ||
-	    !bs_trigger_name_is_valid(trigger, bytes))
+	    !bs_trigger_name_is_valid(trigger, bytes)) {
+		bs_thread_enter(t);
+		BS_COUNT(t->counters.triggers_malformed, 1);
 		return -EINVAL;
+	}
 	return bs_trigger_push(id, BS_TRIGGER_APPLICATION, trigger, bytes, why,
 			       laterals, n_laterals);
 }

@@ -56,6 +56,7 @@ static void test_ids(void)
 static void test_breadcrumbs(void)
 {
 	static char name[80];
+	struct bs_stats stats;
 	struct bs_trace handle;
 	struct fake_run run;
 	uint32_t offset = 0;
@@ -75,6 +76,8 @@ static void test_breadcrumbs(void)
 	CHECK_EQ(bs_breadcrumb(&handle, "@localhost"), -EINVAL);
 	CHECK_EQ(bs_breadcrumb(&handle, "@10.0.0.1 "), -EINVAL);
 	CHECK_EQ(bs_breadcrumb(&handle, name), -EINVAL);
+	bs_get_stats(&stats);
+	CHECK_EQ(stats.breadcrumbs_malformed, 10);
 	name[BS_NODE_NAME_MAX] = '\0';
 	CHECK_EQ(bs_breadcrumb(&handle, name), 0);
 	CHECK_EQ(bs_breadcrumb(&handle, "@10.0.0.1"), 0);

@@ -13,9 +13,19 @@ static struct bs_trace_id trace(uint64_t number)
 	return (struct bs_trace_id){0xabcdull << 48, number};
 }
 
+static struct bs_stats stats(void)
+{
+	struct bs_stats s;
+
+	bs_get_stats(&s);
+	return s;
+}
+
 static void test_unattached(void)
 {
 	CHECK_EQ(bs_trigger(trace(1), "slow", NULL, NULL, 0), -ENOTCONN);
+	CHECK_EQ(stats().triggers_unattached, 1);
+	CHECK_EQ(stats().triggers_lost, 0);
 }
 
 static void test_cell(void)
@@ -62,6 +72,7 @@ static void test_names(void)
 		 -EINVAL);
 	CHECK_EQ(bs_trigger((struct bs_trace_id){0, 0}, "a", NULL, NULL, 0),
 		 -EINVAL);
+	CHECK_EQ(stats().triggers_malformed, 6);
 	CHECK(!fake_node_trigger(&node, &cell));
 	CHECK_EQ(bs_trigger(trace(1), "a23456789.123456789-123456789_1", NULL,
 			    NULL, 0),
@@ -73,15 +84,14 @@ static void test_names(void)
 static void test_queue_full(void)
 {
 	struct bs_trigger_cell cell;
-	struct bs_stats stats;
 
 	for (uint64_t i = 1; i <= BS_TRIGGER_CELLS; i++)
 		CHECK_EQ(bs_trigger(trace(i), "t", NULL, NULL, 0), 0);
 	for (int i = 0; i < 3; i++)
 		CHECK_EQ(bs_trigger(trace(999), "t", NULL, NULL, 0), -EAGAIN);
 	CHECK_EQ(node.context->triggers_lost, 3);
-	bs_get_stats(&stats);
-	CHECK_EQ(stats.triggers_lost, 3);
+	CHECK_EQ(stats().triggers_lost, 3);
+	CHECK_EQ(stats().triggers_unattached, 1);
 	for (uint64_t i = 1; i <= BS_TRIGGER_CELLS; i++) {
 		CHECK(fake_node_trigger(&node, &cell));
 		CHECK_EQ(cell.trace_lo, i);
@@ -216,6 +226,7 @@ static void test_span(void)
 	bs_begin(trace(1));
 	CHECK_EQ(bs_span_end(NULL, 9, 8, 2, NULL, attributes, 20001), -EINVAL);
 	CHECK_EQ(bs_span_end(NULL, 9, 8, 2, NULL, attributes, 19999), -EINVAL);
+	CHECK_EQ(stats().attributes_malformed, 2);
 	bs_end();
 	CHECK(!fake_node_run(&node, 0, &run));
 }
