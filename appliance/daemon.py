@@ -38,13 +38,17 @@ from protocol.wire import Opening
 _STORE, _KEEP = "store", "keep"
 
 
-def own_addresses(endpoint: str) -> tuple[str, ...]:
-    """The address of this machine that faces an endpoint; none for one on this machine itself."""
+async def own_addresses(endpoint: str) -> tuple[str, ...]:
+    """The address of this machine that faces an endpoint; none for one on this machine itself.
+
+    Of this moment: the next one may be another, or the first (DHCP, a cable).
+    """
     host, _, port = endpoint.rpartition(":")
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
+        found = await asyncio.get_running_loop().getaddrinfo(
             host.strip("[]"), int(port), type=socket.SOCK_DGRAM
-        )[0]
+        )
+        family, kind, protocol, _, address = found[0]
         with socket.socket(family, kind, protocol) as probe:
             probe.connect(address)  # of a datagram socket: asks the routes, sends nothing
             own = str(probe.getsockname()[0])
@@ -75,13 +79,14 @@ class Daemon:
             Clients(self._dataplane, manager, settings.arena_bytes_or_default, log)
         )
         self._recover(stored)
-        config = settings.core_config()
-        if not config.addresses and settings.coordinator is not None:
-            config = dataclasses.replace(
-                config, addresses=own_addresses(settings.coordinator.endpoint)
-            )
         now_ns = time.monotonic_ns()
-        self._core = NodeCore(config, self._dataplane, incarnation, now_ns, time.time_ns() - now_ns)
+        self._core = NodeCore(
+            settings.core_config(),
+            self._dataplane,
+            incarnation,
+            now_ns,
+            time.time_ns() - now_ns,
+        )
         self._pump = Pump(self._dataplane, self._on_events)
         self._uplink: Uplink | None = None
         if settings.coordinator is not None:
@@ -89,6 +94,7 @@ class Daemon:
                 settings.coordinator.endpoint,
                 Opening(settings.node, incarnation),
                 self._core,
+                self._addresses,
                 self._on_fact,
                 log,
                 random.Random(incarnation),
@@ -152,6 +158,11 @@ class Daemon:
         """Talk to the coordinator, until cancelled."""
         if self._uplink is not None:
             await self._uplink.run()
+
+    async def _addresses(self) -> tuple[str, ...]:
+        """By which peers know this node: as configured, else the one that faces the coordinator."""
+        assert self._settings.coordinator is not None
+        return self._settings.addresses or await own_addresses(self._settings.coordinator.endpoint)
 
     # ----------------------------------------------------------------- facts
 

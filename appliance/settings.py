@@ -176,7 +176,6 @@ class Settings:
         triggers, report = self.triggers, self.report
         return NodeConfig(
             node=self.node,
-            addresses=self.addresses,
             cluster_seed=self.cluster_seed,
             limits=TriggerLimits(
                 triggers.per_process_per_s,

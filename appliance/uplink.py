@@ -15,13 +15,14 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 
 import grpc
 
 from appliance.core.node import NodeCore
 from protocol import wire
+from protocol.messages import NodeMessage
 
 _CONTROL = "/backsight.v1.Coordinator/Control"
 _SLICES = "/backsight.v1.Coordinator/Slices"
@@ -40,9 +41,6 @@ _OPTIONS = [
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.http2.bdp_probe", 0),
 ]
-
-# How long a Slices connection without anything to report stays.
-_SLICES_IDLE_S = 30.0
 
 _BACKOFF_FIRST_S = 0.1
 _BACKOFF_MAX_S = 10.0
@@ -84,20 +82,29 @@ class UplinkCounters:
     slices_connects: int = 0
     slices_lost: int = 0
     slice_replies: int = 0
-    malformed: int = 0
+    malformed: int = 0  # messages of the coordinator
+    unsendable: int = 0  # messages of this node that break the protocol
 
 
 class Uplink:
-    """Drives the core's messages; ``on_fact`` is called when the core learned something."""
+    """Drives the core's messages.
+
+    ``addresses`` tells by which ones peers know this node, asked at each connect;
+    ``on_fact`` is called when the core learned something. A Slices connection that
+    had nothing to report for ``slices_idle_s`` is closed: the credit that it holds
+    is memory of the coordinator, which others may want.
+    """
 
     def __init__(
         self,
         endpoint: str,
         opening: wire.Opening,
         core: NodeCore,
+        addresses: Callable[[], Awaitable[tuple[str, ...]]],
         on_fact: Callable[[], None],
         log: Callable[[str], None],
         rng: random.Random,
+        slices_idle_s: float = 30.0,
     ) -> None:
         self.counters = UplinkCounters()
         self.welcomed = False
@@ -105,9 +112,11 @@ class Uplink:
         self._endpoint = endpoint
         self._opening = opening
         self._core = core
+        self._addresses = addresses
         self._on_fact = on_fact
         self._log = log
         self._rng = rng
+        self._slices_idle_s = slices_idle_s
         self._control_due = asyncio.Event()
         self._slices_due = asyncio.Event()
         self._said = ""
@@ -146,8 +155,11 @@ class Uplink:
             self._log(text)
 
     async def _control(self, call: _Call) -> str:
+        # The address that faces the coordinator may have come with the way to it.
+        await call.wait_for_connection()
+        addresses = await self._addresses()
         self.counters.control_connects += 1
-        self._core.on_control_connected(time.monotonic_ns())
+        self._core.on_control_connected(time.monotonic_ns(), addresses)
         self._control_due.set()
         return await _first_to_end(self._write_control(call), self._read_control(call))
 
@@ -158,10 +170,32 @@ class Uplink:
             messages = self._core.take_control(time.time_ns())
             for start in range(0, len(messages), wire.BATCH_MESSAGES_MAX):
                 batch = messages[start : start + wire.BATCH_MESSAGES_MAX]
-                await call.write(wire.encode_node_batch(batch))
+                for data in self._encoded_batch(batch):
+                    await call.write(data)
             if messages:
                 # What was said may have set a time for the next.
                 self._on_fact()
+
+    def _encoded_batch(self, batch: Sequence[NodeMessage]) -> Iterator[bytes]:
+        """One message of the stream; one each, without those that cannot be, where any cannot."""
+        try:
+            yield wire.encode_node_batch(batch)
+        except wire.WireError as error:
+            if len(batch) == 1:
+                self._cannot_send(error)
+                return
+            for message in batch:
+                yield from self._encoded_batch([message])
+
+    def _cannot_send(self, error: wire.WireError) -> None:
+        """Leave a message out: it would be no better on the next stream, and end that one too."""
+        self.counters.unsendable += 1
+        if self.counters.unsendable == 1:
+            self._log(
+                f"not sent, for this node's own message breaks the protocol: {error}. That is a"
+                " bug of backsight-node, please report it; further ones are only counted, as"
+                " uplink.unsendable in `backsightctl status`"
+            )
 
     async def _read_control(self, call: _Call) -> str:
         async for data in call:
@@ -205,18 +239,27 @@ class Uplink:
 
     async def _write_slices(self, call: _Call) -> str:
         """Send chunks until there has been nothing to report for a while."""
+        loop = asyncio.get_running_loop()
+        idle_at_s = loop.time() + self._slices_idle_s
         while True:
             try:
-                async with asyncio.timeout(_SLICES_IDLE_S):
+                async with asyncio.timeout_at(idle_at_s):
                     await self._slices_due.wait()
             except TimeoutError:
                 if not self._core.wants_slices_connection():
                     return _IDLE
-                continue
             self._slices_due.clear()
+            # Facts that have nothing to do with slices come all the time.
+            if self._core.wants_slices_connection():
+                idle_at_s = loop.time() + self._slices_idle_s
             chunks = self._core.take_chunks(time.monotonic_ns())
             for chunk in chunks:
-                await call.write(wire.encode_chunk(chunk))
+                try:
+                    data = wire.encode_chunk(chunk)
+                except wire.WireError as error:
+                    self._cannot_send(error)
+                else:
+                    await call.write(data)
             if chunks:
                 self._on_fact()
 
@@ -236,6 +279,7 @@ class Uplink:
             try:
                 return await use(call)
             except wire.WireError as error:
+                # Of what was read: what cannot be written is left out.
                 self.counters.malformed += 1
                 return f"it sends what makes no sense: {error}"
             except grpc.aio.AioRpcError as error:

@@ -60,7 +60,6 @@ class NodeConfig:
     """
 
     node: str
-    addresses: tuple[str, ...] = ()
     cluster_seed: int = 0
     limits: TriggerLimits = field(default_factory=TriggerLimits)
     policies: Mapping[str, TriggerPolicy] = field(default_factory=dict)

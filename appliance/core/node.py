@@ -91,7 +91,7 @@ class NodeCore:
         self._abandoned: OrderedDict[Group, tuple[SliceStatus, ...] | None] = OrderedDict()
 
         self._connected = False
-        self._hello_due = False
+        self._hello_due: Hello | None = None
         self._welcomed = False
         self.refused: str | None = None
         """Why the coordinator refused this node, for the operator."""
@@ -154,11 +154,12 @@ class NodeCore:
         self._fire(group, laterals, why, Source.OPERATOR, now_ns, now_ns)
         self._relieve(now_ns)
 
-    def on_control_connected(self, now_ns: int) -> None:
+    def on_control_connected(self, now_ns: int, addresses: tuple[str, ...]) -> None:
+        """A Control stream is there. ``addresses``: by which peers know this node now."""
         self._now_ns = now_ns
         self._forget_control()
         self._connected = True
-        self._hello_due = True
+        self._hello_due = Hello(self._config.node, self._incarnation, addresses)
 
     def on_control_lost(self, now_ns: int) -> None:
         self._now_ns = now_ns
@@ -231,10 +232,9 @@ class NodeCore:
         messages: list[NodeMessage] = []
         if not self._connected:
             return messages
-        if self._hello_due:
-            self._hello_due = False
-            config = self._config
-            messages.append(Hello(config.node, self._incarnation, config.addresses))
+        if self._hello_due is not None:
+            messages.append(self._hello_due)
+            self._hello_due = None
         if not self._welcomed:
             return messages
         messages += [ClockReply(n, received, realtime_ns) for n, received in self._clock_replies]
@@ -321,7 +321,8 @@ class NodeCore:
         self._relieve(self._now_ns)
 
     def _forget_control(self) -> None:
-        self._connected = self._hello_due = self._welcomed = False
+        self._connected = self._welcomed = False
+        self._hello_due = None
         self._firings_due.clear()
         self._abandonments_due.clear()
         self._statuses_due.clear()

@@ -113,6 +113,7 @@ class SimNode:
     link: Link
     coordinator: SimCoordinator
     log: Log
+    addresses: tuple[str, ...] = ()
     mono_offset_ns: int = 0
     clock_offset_ns: int = 0
     incarnations: int = 0
@@ -221,7 +222,7 @@ class SimNode:
             return
         core = self.core
         self.control = Stream(self, self.coordinator, "control")
-        core.on_control_connected(self.mono_ns())
+        core.on_control_connected(self.mono_ns(), self.addresses)
         self.pump()
 
     def _redial(self) -> None:

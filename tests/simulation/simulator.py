@@ -99,11 +99,12 @@ class Simulator:
             self.scheduler,
             self.rng,
             name,
-            replace(base, node=name, addresses=(f"10.0.0.{number + 1}",)),
+            replace(base, node=name),
             pool or PoolConfig(),
             link or Link(jitter_ns=MS // 2),
             self.coordinator,
             self.log,
+            addresses=(f"10.0.0.{number + 1}",),
             mono_offset_ns=(number + 1) * 1000 * S,
             clock_offset_ns=clock_offset_ns,
         )

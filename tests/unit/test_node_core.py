@@ -49,7 +49,7 @@ class Node:
     """A core and its data plane, driven by hand."""
 
     def __init__(self, config: NodeConfig | None = None, pool: PoolConfig | None = None) -> None:
-        self.config = config or NodeConfig("n1", ("10.0.0.1",))
+        self.config = config or NodeConfig("n1")
         self.pool = PoolModel(pool or PoolConfig(), self.config.node)
         self.now_ns = S
         self.core = self.new_core(1)
@@ -75,7 +75,7 @@ class Node:
 
     def connect(self) -> list[NodeMessage]:
         """Connect, be welcomed; return what follows."""
-        self.core.on_control_connected(self.now_ns)
+        self.core.on_control_connected(self.now_ns, ("10.0.0.1",))
         hello = self.take()
         assert hello == [Hello("n1", hello[0].incarnation, ("10.0.0.1",))]  # type: ignore[union-attr]
         self.core.on_control(Welcome(7), self.now_ns, self.now_ns + REAL_NS)
@@ -125,7 +125,7 @@ def test_a_trigger_collects_at_once_and_is_told_until_acknowledged() -> None:
 def test_nothing_is_said_before_the_welcome_and_a_refusal_is_kept() -> None:
     node = Node()
     node.fire(1)
-    node.core.on_control_connected(node.now_ns)
+    node.core.on_control_connected(node.now_ns, ())
     assert [type(m) for m in node.take()] == [Hello]
     assert node.hear(Refused("another n1 lives at 10.0.0.9")) == []
     assert node.core.refused == "another n1 lives at 10.0.0.9"
@@ -134,7 +134,7 @@ def test_nothing_is_said_before_the_welcome_and_a_refusal_is_kept() -> None:
 
 def test_limits_are_per_process_first_and_the_suppressed_travel_with_the_next() -> None:
     limits = TriggerLimits(1, 2, 1, 3)
-    node = Node(NodeConfig("n1", ("10.0.0.1",), limits=limits))
+    node = Node(NodeConfig("n1", limits=limits))
     for number in range(5):
         node.fire(number + 1)
     other = node.pool.add_client(101, "other", node.now_ns)
@@ -152,7 +152,7 @@ def test_limits_are_per_process_first_and_the_suppressed_travel_with_the_next() 
 
 
 def test_remote_triggers_are_never_limited_and_each_trace_is_answered() -> None:
-    node = Node(NodeConfig("n1", ("10.0.0.1",), limits=TriggerLimits(1, 1, 1, 1)))
+    node = Node(NodeConfig("n1", limits=TriggerLimits(1, 1, 1, 1)))
     node.write(1)
     node.connect()
     for number in range(1, 50):
@@ -210,7 +210,7 @@ def test_growth_alone_is_told_when_the_rest_is_sent_and_not_too_often() -> None:
 
 
 def test_a_new_stream_goes_on_from_what_is_durable() -> None:
-    node = Node(NodeConfig("n1", ("10.0.0.1",), chunk_bytes=64))
+    node = Node(NodeConfig("n1", chunk_bytes=64))
     node.write(1, 1000)
     node.fire(1)
     node.connect()
@@ -229,7 +229,7 @@ def test_a_new_stream_goes_on_from_what_is_durable() -> None:
 
 
 def test_each_slice_of_a_trace_has_an_epoch_of_its_own() -> None:
-    node = Node(NodeConfig("n1", ("10.0.0.1",), triggered_ttl_ns=1000))
+    node = Node(NodeConfig("n1", triggered_ttl_ns=1000))
     node.write(1, 100)
     node.fire(1)
     node.connect()
@@ -344,7 +344,7 @@ def test_what_is_recovered_fits_the_wire_however_many_laterals_others_named() ->
 
 
 def test_a_trace_never_seen_is_remembered_for_a_time_and_bounded() -> None:
-    config = NodeConfig("n1", ("10.0.0.1",), triggered_max=10)
+    config = NodeConfig("n1", triggered_max=10)
     node = Node(config)
     node.connect()
     for number in range(1, 31):
@@ -387,7 +387,7 @@ def test_a_new_daemon_reports_what_the_store_held() -> None:
 
 
 def test_overload_gives_up_the_lowest_priority_of_the_greediest_trigger() -> None:
-    config = NodeConfig("n1", ("10.0.0.1",), limits=TriggerLimits(1, 1000, 1, 1000))
+    config = NodeConfig("n1", limits=TriggerLimits(1, 1000, 1, 1000))
     node = Node(config, PoolConfig(store_bytes=1 << 20))
     node.connect()
     for number in range(1, 6):
@@ -414,7 +414,7 @@ def test_overload_gives_up_the_lowest_priority_of_the_greediest_trigger() -> Non
 
 def test_a_young_group_is_spared_for_other_triggers_unless_the_store_is_nearly_full() -> None:
     limits = TriggerLimits(1, 1000, 1, 1000)
-    config = NodeConfig("n1", ("10.0.0.1",), limits=limits, abandon_grace_ns=S)
+    config = NodeConfig("n1", limits=limits, abandon_grace_ns=S)
     node = Node(config, PoolConfig(store_bytes=200 * 2048))
     fired = 0
     while node.pool.store_usage().used_bytes <= 0.76 * 200 * 2048:
@@ -440,7 +440,7 @@ def test_a_young_group_is_spared_for_other_triggers_unless_the_store_is_nearly_f
 
 
 def test_abandonment_is_told_until_the_coordinator_shows_that_it_knows() -> None:
-    config = NodeConfig("n1", ("10.0.0.1",), limits=TriggerLimits(1, 1000, 1, 1000))
+    config = NodeConfig("n1", limits=TriggerLimits(1, 1000, 1, 1000))
     node = Node(config, PoolConfig(store_bytes=1 << 20))
     for number in range(1, 300):
         node.write(number, 4000)
@@ -453,7 +453,7 @@ def test_abandonment_is_told_until_the_coordinator_shows_that_it_knows() -> None
 
 
 def test_what_is_given_up_is_told_in_full_before() -> None:
-    config = NodeConfig("n1", ("10.0.0.1",), limits=TriggerLimits(1, 1000, 1, 1000))
+    config = NodeConfig("n1", limits=TriggerLimits(1, 1000, 1, 1000))
     node = Node(config, PoolConfig(store_bytes=1 << 20))
     for number in range(1, 300):
         node.write(number, 4000)
@@ -474,7 +474,7 @@ def test_a_clock_probe_is_answered_with_both_times() -> None:
 
 
 def test_more_trigger_names_than_allowed_share_one_entry() -> None:
-    config = NodeConfig("n1", ("10.0.0.1",), trigger_names_max=3, policies={"own": TriggerPolicy()})
+    config = NodeConfig("n1", trigger_names_max=3, policies={"own": TriggerPolicy()})
     node = Node(config)
     for number in range(1, 20):
         node.fire(number, f"name{number}")
@@ -484,11 +484,11 @@ def test_more_trigger_names_than_allowed_share_one_entry() -> None:
 
 
 def test_firings_that_lost_their_traces_are_bounded() -> None:
-    node = Node(NodeConfig("n1", ("10.0.0.1",), triggered_max=5))
+    node = Node(NodeConfig("n1", triggered_max=5))
     for number in range(1, 50):
         node.write(number)
         node.fire(number)
-        node.core.on_control_connected(node.now_ns)
+        node.core.on_control_connected(node.now_ns, ())
         node.hear(Welcome(1))
         node.hear(Drop(Group("t", trace(number))))
         node.core.on_control_lost(node.now_ns)

@@ -14,15 +14,30 @@ from typing import Self
 import grpc
 import pytest
 
+from appliance import daemon
 from appliance.core.node import NodeConfig, NodeCore
-from appliance.native import NativeDataPlane, TickSource
+from appliance.daemon import Daemon
+from appliance.fdstore import ServiceManager
+from appliance.settings import CoordinatorSettings as Uplinked
 from appliance.settings import Settings
 from appliance.uplink import Backoff, Uplink
 from coordinator.server import CoordinatorServer
 from coordinator.settings import Settings as CoordinatorSettings
 from coordinator.settings import StoreSettings
 from protocol import wire
-from protocol.messages import Refused, Welcome
+from protocol.messages import (
+    Group,
+    Hello,
+    NodeMessage,
+    Refused,
+    SliceAck,
+    SliceReply,
+    TraceId,
+    TriggerFired,
+    Welcome,
+)
+from protocol.slices import Data
+from tests.simulation.pool import PoolConfig, PoolModel
 
 # pytest undoes the filter of protocol.wire.
 pytestmark = pytest.mark.filterwarnings("ignore:Unexpected end-group tag")
@@ -49,24 +64,44 @@ def free_port() -> int:
         return port
 
 
-class Node:
-    """A core on a real data plane with an uplink; what it logs can be awaited."""
+def trace(number: int) -> TraceId:
+    return TraceId(number.to_bytes(16, "big"))
 
-    def __init__(self, endpoint: str) -> None:
-        settings = Settings(node="n", pool_bytes=8 << 20, store_bytes=1 << 20)
-        self.dataplane = NativeDataPlane(settings, TickSource(False, 1_000_000_000))
+
+class Node:
+    """A core with an uplink; what it logs can be awaited."""
+
+    def __init__(self, endpoint: str, slices_idle_s: float = 30.0) -> None:
         now_ns = time.monotonic_ns()
-        core = NodeCore(NodeConfig("n"), self.dataplane, 7, now_ns, time.time_ns() - now_ns)
+        self.pool = PoolModel(PoolConfig(), "n")
+        self.pool.clock_pair(now_ns, time.time_ns())
+        self.client = self.pool.add_client(100, "service", now_ns)
+        self.core = NodeCore(NodeConfig("n"), self.pool, 7, now_ns, time.time_ns() - now_ns)
         self.log: asyncio.Queue[str] = asyncio.Queue()
         self.facts: asyncio.Queue[None] = asyncio.Queue()
         self.uplink = Uplink(
             endpoint,
             wire.Opening("n", 7),
-            core,
+            self.core,
+            self._no_addresses,
             self._on_fact,
             self.log.put_nowait,
             random.Random(1),
+            slices_idle_s,
         )
+
+    @staticmethod
+    async def _no_addresses() -> tuple[str, ...]:
+        return ()
+
+    def fire(self, number: int, why: str = "") -> None:
+        """A process writes something into a trace, and the operator wants to see it."""
+        handle = self.pool.open(self.client, trace(number))
+        self.pool.write(handle, 0, Data(1, bytes(100)), 0)
+        self.pool.close(handle, 0)
+        now_ns = time.monotonic_ns()
+        self.core.on_operator_trigger(Group("t", trace(number)), (), why, now_ns)
+        self._on_fact()
 
     def _on_fact(self) -> None:
         self.facts.put_nowait(None)
@@ -79,7 +114,6 @@ class Node:
     async def __aexit__(self, *_: object) -> None:
         self._running.cancel()
         await asyncio.gather(self._running, return_exceptions=True)
-        self.dataplane.close()
 
     async def until(self, done: Callable[[], bool]) -> None:
         while not done():
@@ -194,5 +228,161 @@ def test_a_node_waits_for_its_coordinator_and_finds_it_again(tmp_path: Path) -> 
                 async with CoordinatorServer(settings, 1, lambda _: None):
                     assert (await node.log.get()).startswith("connected to")
                 assert (await node.log.get()).startswith("no coordinator at")
+
+    asyncio.run(run())
+
+
+class Coordinator:
+    """Welcomes the node; what arrives can be awaited, acks are the test's to give."""
+
+    def __init__(self) -> None:
+        self.said: asyncio.Queue[NodeMessage] = asyncio.Queue()
+        self.chunks: asyncio.Queue[SliceAck] = asyncio.Queue()
+        self.acks: asyncio.Queue[SliceAck] = asyncio.Queue()
+        self.slices_ended: asyncio.Queue[None] = asyncio.Queue()
+
+    async def control(
+        self, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext[bytes, bytes]
+    ) -> None:
+        await context.write(wire.encode_coordinator_batch([Welcome(1)]))
+        async for data in requests:
+            for message in wire.decode_node_batch(data):
+                self.said.put_nowait(message)
+
+    async def slices(
+        self, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext[bytes, bytes]
+    ) -> None:
+        async def acknowledge() -> None:
+            await context.write(wire.encode_slice_reply(SliceReply((), 1 << 20)))
+            while True:
+                ack = await self.acks.get()
+                await context.write(wire.encode_slice_reply(SliceReply((ack,))))
+
+        acknowledging = asyncio.ensure_future(acknowledge())
+        try:
+            async for data in requests:
+                chunk = wire.decode_slices_message(data)
+                if not isinstance(chunk, wire.Opening):
+                    end = chunk.offset + len(chunk.data)
+                    self.chunks.put_nowait(SliceAck(chunk.trace, end, chunk.epoch))
+        finally:
+            acknowledging.cancel()
+            self.slices_ended.put_nowait(None)
+
+
+def test_what_this_node_cannot_say_is_its_own_fault_and_costs_nothing_else() -> None:
+    async def run() -> None:
+        endpoint, coordinator = f"127.0.0.1:{free_port()}", Coordinator()
+        server = await serve(endpoint, coordinator.control, coordinator.slices)
+        async with Node(endpoint) as node:
+            for number in range(1, 4):
+                # The second and the third are longer than the wire lets through.
+                node.fire(number, "x" * (60 + 20 * number))
+            fired: list[TriggerFired] = []
+            while len(fired) < 1:
+                said = await coordinator.said.get()
+                fired += [said] if isinstance(said, TriggerFired) else []
+            assert [one.group.primary for one in fired] == [trace(1)]
+            assert {(await coordinator.chunks.get()).trace for _ in range(3)} == {
+                trace(number) for number in range(1, 4)
+            }
+            assert (await node.log.get()).startswith("connected to")
+            assert "this node's own message breaks the protocol: trigger_fired.why" in (
+                node.log.get_nowait()
+            )
+            assert node.log.empty()
+            counters = node.uplink.counters
+            assert (counters.unsendable, counters.malformed, counters.control_lost) == (2, 0, 0)
+        await server.stop(None)
+
+    asyncio.run(run())
+
+
+def test_a_node_registers_the_addresses_that_it_has_when_it_connects(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    has: list[tuple[str, ...]] = [(), ("10.0.0.7",), ("10.0.0.8",)]
+
+    async def addresses(_: str) -> tuple[str, ...]:
+        return has.pop(0)
+
+    monkeypatch.setattr(daemon, "own_addresses", addresses)
+
+    async def run() -> None:
+        endpoint, hellos = f"127.0.0.1:{free_port()}", asyncio.Queue[NodeMessage]()
+
+        async def control(
+            requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext[bytes, bytes]
+        ) -> None:
+            async for data in requests:
+                hellos.put_nowait(wire.decode_node_batch(data)[0])
+                return  # and so it connects again
+
+        server = await serve(endpoint, control)
+        settings = Settings(
+            node="n",
+            socket=str(tmp_path / "n.sock"),
+            coordinator=Uplinked(endpoint),
+            pool_bytes=8 << 20,
+            store_bytes=1 << 20,
+        )
+        manager = ServiceManager.from_environment({})
+        async with Daemon(settings, 7, manager, (), lambda _: None) as here:
+            running = asyncio.ensure_future(here.run())
+            said = [await hellos.get() for _ in range(3)]
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+        await server.stop(None)
+        assert said == [Hello("n", 7, had) for had in ((), ("10.0.0.7",), ("10.0.0.8",))]
+
+    asyncio.run(run())
+
+
+def test_a_slices_connection_ends_when_nothing_was_to_report_for_a_while() -> None:
+    async def run() -> None:
+        endpoint, coordinator = f"127.0.0.1:{free_port()}", Coordinator()
+        server = await serve(endpoint, coordinator.control, coordinator.slices)
+        async with Node(endpoint, slices_idle_s=0.001) as node:
+            counters = node.uplink.counters
+            for connects in (1, 2):
+                node.fire(connects)
+                ack = await coordinator.chunks.get()
+                assert ack.trace == trace(connects)
+                coordinator.acks.put_nowait(ack)
+                await coordinator.slices_ended.get()
+                assert (counters.slices_connects, counters.slices_lost) == (connects, 0)
+        await server.stop(None)
+
+    asyncio.run(run())
+
+
+def test_a_slices_connection_stays_while_something_is_not_durable(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looks: asyncio.Queue[bool] = asyncio.Queue()
+    wants = NodeCore.wants_slices_connection
+
+    def look(core: NodeCore) -> bool:
+        wanted = wants(core)
+        looks.put_nowait(wanted)
+        return wanted
+
+    async def run() -> None:
+        endpoint, coordinator = f"127.0.0.1:{free_port()}", Coordinator()
+        server = await serve(endpoint, coordinator.control, coordinator.slices)
+        async with Node(endpoint, slices_idle_s=0.001) as node:
+            node.fire(1)
+            ack = await coordinator.chunks.get()
+            monkeypatch.setattr(NodeCore, "wants_slices_connection", look)
+            for _ in range(20):  # it would have ended ten times
+                assert await looks.get()
+            assert coordinator.slices_ended.empty()
+            coordinator.acks.put_nowait(ack)
+            # What happens otherwise does not keep it.
+            while coordinator.slices_ended.empty():
+                node.uplink.poke()
+                await asyncio.sleep(0)
+            assert node.uplink.counters.slices_connects == 1
+        await server.stop(None)
 
     asyncio.run(run())
