@@ -67,6 +67,8 @@ class Settings:
             missing_linger_ns=_ns(self.missing_linger_s),
             memory_bytes=self.memory_bytes,
             credit_window_bytes=self.credit_window_bytes,
+            # The other half is what the store deletes from when it is full.
+            assembly_bytes_max=self.store.bytes_max // 2,
         )
 
 

@@ -141,6 +141,10 @@ _HEADROOM = 0.05
 # Deleted in one transaction, which delays the durability of what waits.
 _DELETE_AT_ONCE = 64
 
+# Slices that end for good where they were deleted: one line of log for each,
+# not for each chunk.
+_CUT_REMEMBERED = 1024
+
 # Age is checked at most so often.
 _AGE_CHECK_S = 60.0
 
@@ -247,8 +251,11 @@ class Store:
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="store")
         self._age_checked_s = 0.0
+        self._cut: set[tuple[TraceId, str]] = set()
         self.deleted = 0
         """Traces deleted for the bounds, since start."""
+        self.cut_bytes = 0
+        """Bytes not stored since what comes before them was deleted, since start."""
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -437,10 +444,15 @@ class Store:
         if record.offset > stored:
             # The trace was deleted for the bounds, and came up again: what is
             # left of the slice cannot be read without its beginning.
-            self._log(
-                f"slice {record.trace.hex()} of {record.node}: not stored, since its first"
-                f" {record.offset} bytes were deleted"
-            )
+            self.cut_bytes += len(record.data)
+            if key not in self._cut:
+                self._log(
+                    f"slice {record.trace.hex()} of {record.node}: not stored from here on, since"
+                    f" its first {record.offset} bytes were deleted"
+                )
+                if len(self._cut) == _CUT_REMEMBERED:
+                    self._cut.clear()
+                self._cut.add(key)
             return
         data = record.data[stored - record.offset :]
         if not data:

@@ -42,6 +42,8 @@ class CoordinatorConfig:
                           finish the oldest trace early
       evidence_per_trace_max  the same, of one trace that is judged. A larger one
                           is stored, and called truncated
+      assembly_bytes_max  slice bytes of the traces in memory, which the store must
+                          not delete yet. More finish the oldest trace early
       closed_max          traces remembered only by their outcome, to answer
                           nodes that come back late
       nodes_max           node names known, also of nodes that are gone
@@ -61,6 +63,7 @@ class CoordinatorConfig:
     traces_max: int = 16384
     evidence_max: int = 1 << 21
     evidence_per_trace_max: int = 1 << 18
+    assembly_bytes_max: int = 4 << 30
     closed_max: int = 65536
     nodes_max: int = 16384
     nodes_per_trace_max: int = 1024

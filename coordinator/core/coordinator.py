@@ -83,6 +83,7 @@ from protocol.messages import (
     Refused,
     Release,
     SliceChunk,
+    SliceFlags,
     SliceReply,
     SliceStatus,
     TraceId,
@@ -101,7 +102,7 @@ class CoordinatorCounters:
     hellos_refused: int = 0
     triggers: int = 0
     groups_abandoned: int = 0
-    traces_finished_early: int = 0  # traces_max or evidence_max was reached
+    traces_finished_early: int = 0  # one of traces_max, evidence_max, assembly_bytes_max was reached
     traces_late: int = 0  # bytes came for a closed trace
     chunks_unwelcome: int = 0  # on a stream that may not send
     chunks_over_credit: int = 0
@@ -138,6 +139,17 @@ class _Outcome:
         )
 
 
+def _may_add(status: SliceStatus, epoch: int, length: int) -> bool:
+    """Whether a node may have what a released slice of that epoch and length had not.
+
+    Collected again, a slice is what is left in the pool. All of it is there unless some
+    was evicted, so no more bytes are nothing new; what was evicted was collected before,
+    so any bytes are what was written since.
+    """
+    evicted = SliceFlags.EVICTED in status.flags and status.epoch not in (0, epoch)
+    return status.bytes > (0 if evicted else length)
+
+
 class CoordinatorCore:
     """One coordinator. See the module; ``counters`` may be read at any time."""
 
@@ -166,6 +178,7 @@ class CoordinatorCore:
         self._closing: dict[TraceId, int] = {}  # while that is not durable
         self._closings = 0
         self._evidence_items = 0
+        self._slice_bytes = 0  # of the traces in memory
         self._trace_timers: Timers[TraceId] = Timers()
         self._probe_timers: Timers[NodeId] = Timers()
 
@@ -290,6 +303,7 @@ class CoordinatorCore:
             items = trace.evidence.items
             named = trace.evidence.add(node.id, fresh)
             self._evidence_items += trace.evidence.items - items
+            self._slice_bytes += len(fresh)
             self._traversal.named(trace, named, node.name, now_ns)
             self._news(trace, now_ns)
             self._make_room(now_ns, keep=trace)
@@ -355,7 +369,8 @@ class CoordinatorCore:
         told = state.fired if state is not None else {}
         known = bool(told) or group.primary in self._closed or group in self._traversal.abandoned
         adds_nothing = fired.why == RECOVERED_WHY and known
-        if not adds_nothing and told.get(node.name) != fired:
+        is_new = not adds_nothing and told.get(node.name) != fired
+        if is_new:
             self._outbox.write(PutTrigger(node.name, fired))
         self._outbox.after_writes(Say(session, TriggerAck(group)))
         if group in self._traversal.abandoned:
@@ -371,20 +386,26 @@ class CoordinatorCore:
             state = self._traversal.groups.get(group)
             if state is not None and not adds_nothing:
                 state.fired[node.name] = fired
+        if is_new:
+            for trace_id in (group.primary, *fired.laterals):
+                self._put_released_unless_here(trace_id)
         self._settle()
 
     def _on_status(self, node: Node, status: SliceStatus, now_ns: int) -> None:
         trace = self._traces.get(status.trace)
         if trace is None:
             outcome = self._closed.get(status.trace)
-            _, known = outcome.slices.get(node.id, (0, 0)) if outcome is not None else (0, 0)
-            if status.bytes <= known and (outcome is not None or not status.open_handles):
+            epoch, known = outcome.slices.get(node.id, (0, 0)) if outcome is not None else (0, 0)
+            adds = _may_add(status, epoch, known)
+            if not adds and (outcome is not None or not status.open_handles):
                 self._release_again(status.trace, node)
                 return
             trace = self._begin(status.trace, now_ns)
         elif trace.released:
             known_part = trace.parts.get(node.id)
-            if known_part is not None and status.bytes <= known_part.received:
+            if known_part is not None and not _may_add(
+                status, known_part.epoch, known_part.received
+            ):
                 self._release_again(status.trace, node)
                 return
         part = self._traversal.part_of(trace, node, now_ns)
@@ -396,10 +417,16 @@ class CoordinatorCore:
             self._put_status(node, part, now_ns)
             self._news(trace, now_ns)
 
+    def _put_released_unless_here(self, trace_id: TraceId) -> None:
+        """What was just written concerns a trace that nobody waits for: the store may delete it."""
+        if trace_id not in self._traces:
+            self._outbox.write(PutReleased(trace_id))
+
     def _meet(self, trace: Trace, part: Part, epoch: int, *, begins: bool, told: bool) -> bool:
-        items = trace.evidence.items
+        items, received = trace.evidence.items, part.received
         met = self._assembly.meet(trace, part, epoch, begins=begins, told=told)
         self._evidence_items += trace.evidence.items - items
+        self._slice_bytes += part.received - received
         return met
 
     def _put_status(self, node: Node, part: Part, now_ns: int) -> None:
@@ -411,6 +438,7 @@ class CoordinatorCore:
         if group not in self._traversal.abandoned:
             self.counters.groups_abandoned += 1
             self._outbox.write(PutAbandoned(group, node.name))
+            self._put_released_unless_here(group.primary)
             for trace in self._traversal.abandon(group, node.name):
                 if self._is_coherent(trace):
                     # Everything is here: that a node gave up the rest is no loss.
@@ -510,6 +538,7 @@ class CoordinatorCore:
             part.status = SliceStatus(trace.id, held=True, bytes=length, epoch=epoch)
             part.epoch = epoch
             part.received = length
+            self._slice_bytes += length
             if length:
                 self._outbox.after_writes(BytesDurable(trace.id, identity, epoch, length, 0))
 
@@ -617,6 +646,7 @@ class CoordinatorCore:
             ),
         )
         self._evidence_items -= trace.evidence.items
+        self._slice_bytes -= trace.bytes
         self._traversal.remove(trace)
         self._trace_timers.cancel(trace.id)
         del self._traces[trace.id]
@@ -629,9 +659,11 @@ class CoordinatorCore:
     def _make_room(self, now_ns: int, keep: Trace | None = None) -> None:
         """Close the traces without news for longest, until another one fits."""
         limit = self._config.traces_max - (keep is None)
-        while (
-            len(self._traces) > limit or self._evidence_items > self._config.evidence_max
-        ) and self._traces:
+        while self._traces and (
+            len(self._traces) > limit
+            or self._evidence_items > self._config.evidence_max
+            or self._slice_bytes > self._config.assembly_bytes_max
+        ):
             trace = next(iter(self._traces.values()))
             if trace is keep:
                 return
@@ -704,6 +736,7 @@ class CoordinatorCore:
             self._traversal.named(trace, named, known.node, now_ns)
         self._evidence_items += trace.evidence.items - items
         part.durable = part.received
+        self._slice_bytes += part.received
         if known.status is not None:
             part.status = known.status
             if not part.is_due:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from coordinator.core.evidence import Evidence
 from protocol.hashing import node_id
-from protocol.messages import SliceAck
+from protocol.messages import SliceAck, SliceFlags
 from tests.unit.coordinator_harness import (
     Harness,
     S,
@@ -174,6 +174,24 @@ def test_a_closed_trace_stays_unless_there_is_more(*, crash: bool) -> None:
     assert judged(harness) == ("partial", {("late", ""), ("restarted", "n2")})
     assert stored(harness) == (1, N2)
     assert acked(harness)[-1] == SliceAck(T, len(LONGER), 3)
+
+
+@pytest.mark.parametrize("wait_s", [35, 100])
+def test_what_was_written_after_the_end_is_not_passed_over_for_being_short(wait_s: int) -> None:
+    """The node no longer has what it reported: what it has is something else."""
+    harness = collected(whole=True)
+    harness.wait(wait_s * S)
+    assert judged(harness) == ("coherent", set())
+    late = preamble() + run(*span(9), handle=9)
+    assert len(late) < len(N2)
+    harness.status("n2", T, len(late), flags=SliceFlags.EVICTED, epoch=2)
+    harness.send("n2", T, 0, late, 2)
+    harness.wait(1 * S)
+    kind, reasons = judged(harness)
+    assert kind == "partial"
+    assert ("restarted", "n2") in reasons
+    assert stored(harness) == (1, N2)
+    assert acked(harness)[-1] == SliceAck(T, len(late), 2)
 
 
 @settings(max_examples=150, deadline=None)

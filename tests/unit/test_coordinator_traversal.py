@@ -42,7 +42,7 @@ from protocol.messages import (
     TriggerFired,
     Welcome,
 )
-from tests.unit.coordinator_harness import MS, Harness, S, trace_id, trace_name
+from tests.unit.coordinator_harness import MS, Harness, S, trace_id, trace_name, two_nodes
 
 SCRIPTS = {
     "backwards, forwards, and round in circles": """
@@ -577,6 +577,43 @@ def test_more_traces_than_there_is_memory_for_finish_the_oldest() -> None:
     assert set(harness.verdicts) == set(traces[:15])
     released = [m.trace for _, m in harness.take_said() if isinstance(m, Release)]
     assert released == traces[:15]
+
+
+def test_more_bytes_than_the_store_may_hold_back_finish_the_oldest() -> None:
+    harness = Harness(CoordinatorConfig(assembly_bytes_max=1000))
+    harness.cluster("n1", "n2")
+    traces = [trace_id(f"T{n}") for n in range(20)]
+    for trace in traces:
+        harness.fire("n1", trace)
+        # Never whole, so that nothing else finishes it.
+        harness.status("n1", trace, 300)
+        harness.send("n1", trace, 0, bytes(200))
+        assert sum(not kept.released for kept in harness.store.traces.values()) <= 5
+    assert harness.core.counters.traces_finished_early == 15
+    # One that begins anew counts anew, and one that goes on counts as it was.
+    harness.send("n1", traces[-1], 0, bytes(250), epoch=2)
+    harness.send("n1", traces[0], 200, bytes(50))
+    assert harness.core.counters.traces_finished_early == 17
+    # One alone is not finished for its size: its nodes bound that.
+    harness.send("n1", traces[-1], 250, bytes(5000), epoch=2)
+    assert not harness.store.traces[traces[-1]].released
+
+
+def test_what_is_said_of_a_trace_that_nobody_waits_for_keeps_nothing_in_the_store() -> None:
+    harness = Harness()
+    harness.cluster("n1", "n2")
+    trace, other = trace_id("T"), trace_id("U")
+    harness.fire("n1", trace)
+    harness.deliver(trace, {"n1": two_nodes()["n1"]})
+    harness.wait(1000 * S)
+    assert harness.store.traces[trace].released
+    # The store deletes it for its bounds.
+    del harness.store.traces[trace]
+    harness.fire("n2", trace, "again")
+    harness.say("n1", Abandoned(Group("lat", other)))
+    harness.fire("n2", other)
+    harness.wait(1000 * S)
+    assert all(kept.released for kept in harness.store.traces.values())
 
 
 def test_ten_thousand_triggers_on_one_trace() -> None:

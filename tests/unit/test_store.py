@@ -289,9 +289,12 @@ def test_a_slice_without_its_beginning_is_not_stored(tmp_path: Path) -> None:
     here = Driver(path, ROOMY, Clock())
     with here.store:
         here.write(AppendSlice(T1, "a", 1, 5, b"late"), AppendSlice(T2, "a", 1, 0, b"whole"))
+        here.write(AppendSlice(T1, "a", 1, 9, b"later"))
         with StoreReader(path) as reader:
             assert [row.data for row in reader.slices(T1)] == [b""]
             assert [row.data for row in reader.slices(T2)] == [b"whole"]
+    # Counted in bytes, and told once.
+    assert here.store.cut_bytes == len(b"late" + b"later")
     assert len(here.log) == 1
     assert "its first 5 bytes were deleted" in here.log[0]
 
