@@ -102,7 +102,7 @@ class CoordinatorCounters:
     hellos_refused: int = 0
     triggers: int = 0
     groups_abandoned: int = 0
-    traces_finished_early: int = 0  # one of traces_max, evidence_max, assembly_bytes_max was reached
+    traces_finished_early: int = 0  # traces, evidence or bytes over their bound
     traces_late: int = 0  # bytes came for a closed trace
     chunks_unwelcome: int = 0  # on a stream that may not send
     chunks_over_credit: int = 0
