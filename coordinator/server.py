@@ -41,10 +41,17 @@ _Request = TypeVar("_Request", bound=Message)
 
 _SERVICE = "backsight.v1.Coordinator"
 
-# What waits for a node which does not read; then its stream is ended, and it
-# will be told again on the next one. Ten times what a node is told that comes
-# back to a coordinator full of its traces.
+# What waits for a node which does not read; then it is dropped, the stream ends,
+# and the node will be told again on the next one. Ten times what a node is told
+# that comes back to a coordinator full of its traces.
 _WAITING_BYTES_MAX = 32 << 20
+
+# How long a message may take to be sent: a node that is alive, so that pings are
+# answered, and does not read gets no longer than one that vanished.
+_UNREAD_TIMEOUT_S = 60.0
+
+# For a peer to say who it is. Until then nobody misses it.
+_GREETING_TIMEOUT_S = 10.0
 
 # Writes that wait for a disk which is slow, or full. Beyond, nodes are not
 # listened to, and keep what they have to say; slices are bounded by credit.
@@ -54,6 +61,9 @@ _OPTIONS = [
     ("grpc.max_receive_message_length", wire.MESSAGE_BYTES_MAX),
     ("grpc.max_send_message_length", -1),  # a trace for backsightctl is one message
     ("grpc.so_reuseport", 0),  # a second coordinator must not share the port
+    # A stream that was ended lasts, with a message, until its peer reads that it
+    # was; a node has one on a connection, backsightctl a few.
+    ("grpc.max_concurrent_streams", 64),
     # Nodes send a ping each 30 s at most; a quarter of that is no abuse yet.
     ("grpc.http2.min_ping_interval_without_data_ms", 7500),
     ("grpc.http2.max_ping_strikes", 0),
@@ -83,36 +93,53 @@ class ServerCounters:
     not_reading: int = 0
 
 
+class Unread(Exception):
+    """A peer does not read what it is sent."""
+
+
 class _Outgoing:
     """What waits to be sent on one stream."""
 
     def __init__(self) -> None:
         self._items: deque[bytes] = deque()
-        self._bytes = 0
+        self.waiting_bytes = 0
         self._changed = asyncio.Event()
         self._ended = False
+        self._overflowed = False
 
-    def put(self, item: bytes) -> bool:
-        """Queue a message; False if there is too much already."""
-        if self._bytes + len(item) > _WAITING_BYTES_MAX:
-            return False
-        self._items.append(item)
-        self._bytes += len(item)
+    def put(self, item: bytes) -> None:
+        """Queue a message. One too many drops them all, and ends the stream."""
         self._changed.set()
-        return True
+        self._overflowed = self._overflowed or self.waiting_bytes + len(item) > _WAITING_BYTES_MAX
+        if self._overflowed:
+            self._drop()
+        else:
+            self._items.append(item)
+            self.waiting_bytes += len(item)
 
     def end(self) -> None:
         """Let the stream end after what is queued."""
         self._ended = True
         self._changed.set()
 
+    def _drop(self) -> None:
+        self._items.clear()
+        self.waiting_bytes = 0
+
     async def send_all(self, context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
-        """Send until the end."""
+        """Send until the end. Unread if the peer reads too little, or too late."""
         while True:
             while self._items:
                 item = self._items.popleft()
-                self._bytes -= len(item)
-                await context.write(item)
+                self.waiting_bytes -= len(item)
+                try:
+                    async with asyncio.timeout(_UNREAD_TIMEOUT_S):
+                        await context.write(item)
+                except TimeoutError:
+                    self._drop()
+                    raise Unread from None
+            if self._overflowed:
+                raise Unread
             if self._ended:
                 return
             self._changed.clear()
@@ -265,18 +292,14 @@ class CoordinatorServer:
             return
         for start in range(0, len(messages), wire.BATCH_MESSAGES_MAX):
             batch = messages[start : start + wire.BATCH_MESSAGES_MAX]
-            if not outgoing.put(wire.encode_coordinator_batch(batch)):
-                self.counters.not_reading += 1
-                outgoing.end()
-                return
+            outgoing.put(wire.encode_coordinator_batch(batch))
         if any(isinstance(message, Refused) for message in messages):
             outgoing.end()
 
     def _reply(self, stream: int, reply: SliceReply) -> None:
         outgoing = self._streams.get(stream)
-        if outgoing is not None and not outgoing.put(wire.encode_slice_reply(reply)):
-            self.counters.not_reading += 1
-            outgoing.end()
+        if outgoing is not None:
+            outgoing.put(wire.encode_slice_reply(reply))
 
     # -------------------------------------------------------------- streams
 
@@ -289,40 +312,71 @@ class CoordinatorServer:
         session, peer = self._number(), context.peer()
         outgoing = self._sessions[session] = _Outgoing()
         try:
-            await _until_either(
-                outgoing.send_all(context), self._hear(requests, session, peer, outgoing)
+            reads = await self._converse(
+                context, outgoing, self._hear(requests, session, peer, outgoing)
             )
         finally:
             del self._sessions[session]
             self._core.on_node_lost(session, time.monotonic_ns())
             self._changed()
+        if not reads:
+            await self._end_unread(context)
+
+    async def _converse(
+        self,
+        context: grpc.aio.ServicerContext[bytes, bytes],
+        outgoing: _Outgoing,
+        receiver: Coroutine[None, None, None],
+    ) -> bool:
+        """Run a stream to its end. False: the peer does not read."""
+        try:
+            await _until_either(outgoing.send_all(context), receiver)
+        except Unread:
+            return False
+        return True
+
+    async def _end_unread(self, context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
+        """End a stream for good, of which nothing more is kept here.
+
+        Waits until the peer reads that, or is gone: gRPC has a message of ours
+        that comes before, and does not let a server take it back.
+        """
+        self.counters.not_reading += 1
+        self._log(f"{context.peer()}: does not read what it is told, so its stream is ended")
+        await context.abort(
+            grpc.StatusCode.RESOURCE_EXHAUSTED,
+            f"ended, since for {_UNREAD_TIMEOUT_S:g} s, or {_WAITING_BYTES_MAX >> 20} MiB,"
+            " nothing was read of what the coordinator said",
+        )
 
     async def _hear(
         self, requests: AsyncIterator[bytes], session: int, peer: str, outgoing: _Outgoing
     ) -> None:
         """Take what a node says; a Refused ends the stream from the other task."""
-        greeted = False
-        async for data in requests:
-            try:
-                messages = wire.decode_node_batch(data)
-            except wire.WireError as error:
-                self.counters.malformed += 1
-                self._log(f"{peer}: malformed message refused: {error}")
-                self._refuse(outgoing, f"malformed message: {error}")
-                return
-            if messages and not greeted:
-                hello = messages[0]
+        try:
+            first = await _first(requests)
+            if first is not None:
+                messages = wire.decode_node_batch(first)
+                hello = messages[0] if messages else None
                 if not isinstance(hello, Hello):
                     self.counters.no_hello += 1
                     self._refuse(outgoing, "the first message of a stream must be a Hello")
                     return
-                greeted = True
                 self._log(f"node {hello.node} connected from {peer}")
                 self._core.on_node_connected(session, hello, peer, time.monotonic_ns())
-                messages = messages[1:]
-            self._take(session, messages)
-            await self._keeps_up.wait()
-        outgoing.end()
+                self._take(session, messages[1:])
+                await self._keeps_up.wait()
+                async for data in requests:
+                    self._take(session, wire.decode_node_batch(data))
+                    await self._keeps_up.wait()
+            outgoing.end()
+        except TimeoutError:
+            self.counters.no_hello += 1
+            self._refuse(outgoing, f"no Hello came within {_GREETING_TIMEOUT_S:g} s")
+        except wire.WireError as error:
+            self.counters.malformed += 1
+            self._log(f"{peer}: malformed message refused: {error}")
+            self._refuse(outgoing, f"malformed message: {error}")
 
     def _take(self, session: int, messages: Iterable[NodeMessage]) -> None:
         now_ns, realtime_ns = time.monotonic_ns(), time.time_ns()
@@ -345,13 +399,15 @@ class CoordinatorServer:
         stream = self._number()
         outgoing = self._streams[stream] = _Outgoing()
         try:
-            await _until_either(
-                outgoing.send_all(context), self._receive(requests, stream, context, outgoing)
+            reads = await self._converse(
+                context, outgoing, self._receive(requests, stream, context, outgoing)
             )
         finally:
             del self._streams[stream]
             self._core.on_slices_lost(stream, time.monotonic_ns())
             self._changed()
+        if not reads:
+            await self._end_unread(context)
 
     async def _receive(
         self,
@@ -360,29 +416,36 @@ class CoordinatorServer:
         context: grpc.aio.ServicerContext[bytes, bytes],
         outgoing: _Outgoing,
     ) -> None:
-        opened = False
-        async for data in requests:
-            try:
-                message = wire.decode_slices_message(data)
-            except wire.WireError as error:
-                self.counters.malformed += 1
-                self._log(f"{context.peer()}: malformed slice data refused: {error}")
-                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-            now_ns = time.monotonic_ns()
-            if isinstance(message, wire.Opening):
-                if opened:
-                    await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "opened twice")
-                opened = True
-                self._core.on_slices_connected(stream, message.node, message.incarnation, now_ns)
-            elif not opened:
-                self.counters.no_opening += 1
-                await context.abort(
-                    grpc.StatusCode.INVALID_ARGUMENT, "the first message must say who sends"
+        try:
+            first = await _first(requests)
+            if first is not None:
+                opening = wire.decode_slices_message(first)
+                if not isinstance(opening, wire.Opening):
+                    self.counters.no_opening += 1
+                    await context.abort(
+                        grpc.StatusCode.INVALID_ARGUMENT, "the first message must say who sends"
+                    )
+                self._core.on_slices_connected(
+                    stream, opening.node, opening.incarnation, time.monotonic_ns()
                 )
-            else:
-                self._core.on_chunk(stream, message, now_ns)
-            self._changed()
-        outgoing.end()
+                self._changed()
+                async for data in requests:
+                    chunk = wire.decode_slices_message(data)
+                    if isinstance(chunk, wire.Opening):
+                        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "opened twice")
+                    self._core.on_chunk(stream, chunk, time.monotonic_ns())
+                    self._changed()
+            outgoing.end()
+        except TimeoutError:
+            self.counters.no_opening += 1
+            await context.abort(
+                grpc.StatusCode.DEADLINE_EXCEEDED,
+                f"nobody said within {_GREETING_TIMEOUT_S:g} s who sends",
+            )
+        except wire.WireError as error:
+            self.counters.malformed += 1
+            self._log(f"{context.peer()}: malformed slice data refused: {error}")
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
 
     # -------------------------------------------------------------- queries
 
@@ -466,6 +529,12 @@ def _call_soon(
     # At the end the loop is closed before the store has written its last.
     with contextlib.suppress(RuntimeError):
         loop.call_soon_threadsafe(callback, token)
+
+
+async def _first(requests: AsyncIterator[bytes]) -> bytes | None:
+    """The message by which a peer says who it is; None if it ended instead, TimeoutError if neither."""
+    async with asyncio.timeout(_GREETING_TIMEOUT_S):
+        return await anext(requests, None)
 
 
 async def _until_either(

@@ -7,7 +7,9 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
+from typing import Self
 
+import grpc
 import pytest
 
 from coordinator import server
@@ -16,7 +18,8 @@ from coordinator.server import CoordinatorServer
 from coordinator.settings import Settings, StoreSettings
 from coordinator.store import Store
 from protocol import wire
-from protocol.messages import Group, Hello, TraceId, TriggerFired
+from protocol.messages import Drop, Group, Hello, Refused, TraceId, TriggerFired
+from tests.unit.test_uplink import free_port
 
 BATCHES = 50
 
@@ -61,6 +64,42 @@ def test_nodes_are_not_listened_to_while_the_disk_is_behind(
     asyncio.run(run())
 
 
+class Client:
+    """Calls a coordinator as a node does; what the coordinator logs can be awaited."""
+
+    def __init__(self, directory: Path) -> None:
+        self.endpoint = f"127.0.0.1:{free_port()}"
+        self.log: asyncio.Queue[str] = asyncio.Queue()
+        store = StoreSettings(str(directory / "t.sqlite"))
+        self.server = CoordinatorServer(
+            Settings(self.endpoint, store=store), 1, self.log.put_nowait
+        )
+        # A small window, so that it is soon full.
+        self._channel = grpc.aio.insecure_channel(
+            self.endpoint, options=[("grpc.http2.lookahead_bytes", 1000)]
+        )
+
+    async def __aenter__(self) -> Self:
+        await self.server.__aenter__()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._channel.close(None)
+        await self.server.__aexit__(None, None, None)
+
+    def call(self, method: str) -> grpc.aio.StreamStreamCall[bytes, bytes]:
+        return self._channel.stream_stream(f"/backsight.v1.Coordinator/{method}", None, None)(None)
+
+    async def logged(self, text: str) -> None:
+        while text not in await self.log.get():
+            pass
+
+
+async def read_to_the_end(call: grpc.aio.StreamStreamCall[bytes, bytes]) -> int:
+    """How many messages there are; an AioRpcError if they do not end well."""
+    return len([message async for message in call])
+
+
 def test_what_waits_for_a_node_is_bounded_by_its_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     class Context:
         def __init__(self) -> None:
@@ -72,12 +111,77 @@ def test_what_waits_for_a_node_is_bounded_by_its_bytes(monkeypatch: pytest.Monke
     async def run() -> None:
         monkeypatch.setattr(server, "_WAITING_BYTES_MAX", 1000)
         outgoing, context = server._Outgoing(), Context()
-        assert outgoing.put(bytes(600))
-        assert not outgoing.put(bytes(600))
-        assert outgoing.put(bytes(400))
+        outgoing.put(bytes(600))
+        outgoing.put(bytes(400))
         outgoing.end()
         await outgoing.send_all(context)  # type: ignore[arg-type]
         assert context.sent == 1000
-        assert outgoing.put(bytes(1000))
+        outgoing.put(bytes(1000))
+        assert outgoing.waiting_bytes == 1000
+        outgoing.put(b"x")
+        outgoing.put(b"y")
+        assert outgoing.waiting_bytes == 0
+        with pytest.raises(server.Unread):
+            await outgoing.send_all(context)  # type: ignore[arg-type]
+        assert context.sent == 1000
+
+    asyncio.run(run())
+
+
+def test_a_node_that_does_not_read_is_given_up_in_bounded_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "_UNREAD_TIMEOUT_S", 0.2)
+
+    async def run() -> None:
+        async with Client(tmp_path) as client:
+            here, call = client.server, client.call("Control")
+            await call.write(wire.encode_node_batch([Hello("n", 1)]))
+            await client.logged("node n connected")
+            (outgoing,) = here._sessions.values()
+            said = wire.encode_coordinator_batch([Drop(trigger(1).group)] * wire.BATCH_MESSAGES_MAX)
+            # gRPC itself takes some 4 MB, so that some of this waits here.
+            for _ in range((8 << 20) // len(said)):
+                outgoing.put(said)
+            await client.logged("does not read what it is told")
+            # Nothing is kept for it, and it may come again, though it did not notice yet.
+            assert not here._sessions and not outgoing.waiting_bytes
+            assert here.counters.not_reading == 1
+            assert not call.done()
+            again = client.call("Control")
+            await again.write(wire.encode_node_batch([Hello("n", 2)]))
+            await client.logged("node n connected")
+            # Once it reads on, it learns what happened.
+            with pytest.raises(grpc.aio.AioRpcError) as ended:
+                await read_to_the_end(call)
+            assert ended.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+            assert "nothing was read" in (ended.value.details() or "")
+
+    asyncio.run(run())
+
+
+def test_who_does_not_say_who_it_is_does_not_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "_GREETING_TIMEOUT_S", 0.01)
+
+    async def run() -> None:
+        async with Client(tmp_path) as client:
+            (refused,) = [message async for message in client.call("Control")]
+            assert wire.decode_coordinator_batch(refused) == [
+                Refused("no Hello came within 0.01 s")
+            ]
+            with pytest.raises(grpc.aio.AioRpcError) as ended:
+                await read_to_the_end(client.call("Slices"))
+            assert ended.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+            counters = client.server.counters
+            assert (counters.no_hello, counters.no_opening) == (1, 1)
+            # Who said it may be silent for as long as it likes.
+            call, slices = client.call("Control"), client.call("Slices")
+            await call.write(wire.encode_node_batch([Hello("n", 1)]))
+            await slices.write(wire.encode_opening(wire.Opening("n", 1)))
+            assert await call.read() and await slices.read()
+            await read_to_the_end(client.call("Control"))
+            assert not call.done() and not slices.done()
 
     asyncio.run(run())
