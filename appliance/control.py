@@ -5,7 +5,8 @@ A Unix stream socket beside the one where applications attach (its path with
 ``.ctl`` added). One line of JSON each way, then the connection is closed:
 
     {"command": "status"}               -> {"status": {...}}
-    {"command": "peek", "trace": HEX}   -> {"node", "flags", "open_handles", "trigger", "data": BASE64}
+    {"command": "peek", "trace": HEX}   -> {"node", "flags", "open_handles", "trigger", "bytes": N}
+                                           and N bytes of slice behind the line
     {"command": "trigger", "name", "trace", "why"}  -> {}
 
 or ``{"error": "..."}``. Only the daemon's own user and root may ask.
@@ -14,7 +15,6 @@ or ``{"error": "..."}``. Only the daemon's own user and root may ask.
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
 import json
 import os
@@ -30,6 +30,10 @@ from protocol.wire import WireError, parse_trace_id, trigger_name_is_valid
 
 REQUEST_BYTES_MAX = 4096
 _REQUEST_TIMEOUT_S = 5.0
+
+# Written at once; between them the event loop has its turn.
+_WRITE_BYTES = 1 << 20
+
 _UCRED = struct.Struct("=iII")
 
 
@@ -58,7 +62,7 @@ class ControlHost(Protocol):
         """Figures about the node, ready for JSON."""
 
     def peek(self, trace: TraceId) -> Peek:
-        """What the node holds of a trace."""
+        """What the node holds of a trace. Called in a thread, one at a time: it may be much."""
 
     def trigger(self, name: str, trace: TraceId, why: str) -> None:
         """Fire a trigger as the operator."""
@@ -72,6 +76,7 @@ class ControlServer:
         self._node = node
         self._host = host
         self._server: asyncio.Server | None = None
+        self._peeking = asyncio.Lock()
 
     async def __aenter__(self) -> Self:
         self._path.unlink(missing_ok=True)
@@ -90,18 +95,28 @@ class ControlServer:
         if self._server is not None:
             self._server.close()
             await self._server.wait_closed()
+        # The host must stay until nobody looks at it.
+        async with self._peeking:
+            pass
         self._path.unlink(missing_ok=True)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(ConnectionError, TimeoutError):
+            data = b""
             try:
                 async with asyncio.timeout(_REQUEST_TIMEOUT_S):
                     line = await reader.readline()
-                reply = self._answer(line) if self._may_ask(writer) else {"error": "not allowed"}
+                if self._may_ask(writer):
+                    reply, data = await self._answer(line)
+                else:
+                    reply = {"error": "not allowed"}
             except ValueError:
                 # From readline: the line is longer than any request.
                 reply = {"error": f"a request has at most {REQUEST_BYTES_MAX} bytes"}
             writer.write(json.dumps(reply).encode() + b"\n")
+            for start in range(0, len(data), _WRITE_BYTES):
+                writer.write(data[start : start + _WRITE_BYTES])
+                await writer.drain()
             await writer.drain()
         writer.close()
         with contextlib.suppress(ConnectionError):
@@ -114,37 +129,40 @@ class ControlServer:
         _, uid, _ = _UCRED.unpack(raw)
         return uid in (0, os.geteuid())
 
-    def _answer(self, line: bytes) -> dict[str, Any]:
+    async def _answer(self, line: bytes) -> tuple[dict[str, Any], bytes]:
+        """The line to answer with, and what follows it."""
         try:
             request = json.loads(line)
             if not isinstance(request, dict):
-                return {"error": "a request is a JSON object"}
+                return {"error": "a request is a JSON object"}, b""
             match request.get("command"):
                 case "status":
-                    return {"status": self._host.status()}
+                    return {"status": self._host.status()}, b""
                 case "peek":
-                    return self._peek(parse_trace_id(str(request.get("trace"))))
+                    return await self._peek(parse_trace_id(str(request.get("trace"))))
                 case "trigger":
-                    return self._trigger(request)
+                    return self._trigger(request), b""
                 case command:
-                    return {"error": f"no command {command!r}; there is: status, peek, trigger"}
+                    known = "status, peek, trigger"
+                    return {"error": f"no command {command!r}; there is: {known}"}, b""
         except (WireError, UnicodeDecodeError, json.JSONDecodeError) as error:
-            return {"error": str(error)}
+            return {"error": str(error)}, b""
         except RecursionError:
-            return {"error": "a request is a flat JSON object"}
+            return {"error": "a request is a flat JSON object"}, b""
 
-    def _peek(self, trace: TraceId) -> dict[str, Any]:
+    async def _peek(self, trace: TraceId) -> tuple[dict[str, Any], bytes]:
         try:
-            peek = self._host.peek(trace)
+            async with self._peeking:
+                peek = await asyncio.to_thread(self._host.peek, trace)
         except OSError as error:
-            return {"error": str(error)}
+            return {"error": str(error)}, b""
         return {
             "node": self._node,
             "flags": int(peek.flags),
             "open_handles": peek.open_handles,
             "trigger": peek.trigger,
-            "data": base64.b64encode(peek.data).decode(),
-        }
+            "bytes": len(peek.data),
+        }, peek.data
 
     def _trigger(self, request: dict[str, Any]) -> dict[str, Any]:
         name, why = str(request.get("name")), str(request.get("why", ""))

@@ -56,6 +56,10 @@ _PAIR_INTERVAL_NS = 1_000_000_000
 
 _NS_PER_S = 1_000_000_000
 
+# What is shown of a trace that was not collected: far above what one may be when
+# it is (16 MiB by default), and nothing beside a node's memory.
+_PEEK_BYTES_MAX = 256 << 20
+
 _ALL_FLAGS = sum(SliceFlags)
 
 
@@ -125,7 +129,7 @@ class NativeDataPlane:
         self._node = node[0]
         self._ticks = ticks
         self._paired_ns = 0
-        self._slice_bytes_max = settings.trace_bytes_max
+        self._peek_bytes_max = min(settings.trace_bytes_max, _PEEK_BYTES_MAX)
         self.clock_pair()
 
     def __enter__(self) -> Self:
@@ -326,10 +330,13 @@ class NativeDataPlane:
     # --------------------------------------------------------------- looking
 
     def peek(self, trace: TraceId) -> Peek:
-        """What the node holds of a trace at this moment; nothing is triggered."""
+        """What the node holds of a trace at this moment; nothing is triggered.
+
+        TRUNCATED says that more is there than is shown.
+        """
         now_ns = time.monotonic_ns()
         self.clock_pair_if_due(now_ns)
-        size = 1 << 20
+        size = min(1 << 20, self._peek_bytes_max)
         while True:
             buffer = ffi.new("char[]", size)
             found = ffi.new("struct bsn_slice *")
@@ -338,12 +345,14 @@ class NativeDataPlane:
                 f"trace {trace.hex()}",
             )
             # Cut at the buffer's end: perhaps there is more.
-            if got < size or size >= self._slice_bytes_max:
+            if got < size or size == self._peek_bytes_max:
                 flags = SliceFlags(found.flags & _ALL_FLAGS)
+                if got == size:
+                    flags |= SliceFlags.TRUNCATED
                 trigger = ffi.string(found.trigger).decode("ascii", "replace")
                 data = bytes(ffi.buffer(buffer, got))
                 return Peek(flags, found.open_handles, data, trigger)
-            size = min(size * 8, self._slice_bytes_max)
+            size = min(size * 8, self._peek_bytes_max)
 
     def _metrics(self) -> Any:  # noqa: ANN401 - of cffi
         metrics = ffi.new("struct bsn_metrics *")

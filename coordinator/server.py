@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
@@ -59,7 +60,7 @@ _UNDURABLE_WRITES_MAX = 65536
 
 _OPTIONS = [
     ("grpc.max_receive_message_length", wire.MESSAGE_BYTES_MAX),
-    ("grpc.max_send_message_length", -1),  # a trace for backsightctl is one message
+    ("grpc.max_send_message_length", wire.MESSAGE_BYTES_MAX),
     ("grpc.so_reuseport", 0),  # a second coordinator must not share the port
     # A stream that was ended lasts, with a message, until its peer reads that it
     # was; a node has one on a connection, backsightctl a few.
@@ -192,15 +193,20 @@ class CoordinatorServer:
                     None,
                     pb.TraceSummary.SerializeToString,
                 ),
-                "GetTrace": grpc.unary_unary_rpc_method_handler(
+                "GetTrace": grpc.unary_stream_rpc_method_handler(
                     self._get_trace,
                     None,
                     pb.TraceDetail.SerializeToString,
                 ),
-                "ListNodes": grpc.unary_unary_rpc_method_handler(
+                "ListNodes": grpc.unary_stream_rpc_method_handler(
                     self._list_nodes,
                     None,
-                    pb.ListNodesReply.SerializeToString,
+                    pb.NodeStatus.SerializeToString,
+                ),
+                "GetCounters": grpc.unary_unary_rpc_method_handler(
+                    self._get_counters,
+                    None,
+                    pb.GetCountersReply.SerializeToString,
                 ),
             },
         )
@@ -482,7 +488,7 @@ class CoordinatorServer:
         self,
         data: bytes,
         context: grpc.aio.ServicerContext[bytes, pb.TraceDetail],
-    ) -> pb.TraceDetail:
+    ) -> AsyncIterator[pb.TraceDetail]:
         request = await self._question(pb.GetTraceRequest(), data, context)
         try:
             trace = wire.parse_trace_id(request.trace.hex())
@@ -493,34 +499,63 @@ class CoordinatorServer:
         if found is None:
             await context.abort(grpc.StatusCode.NOT_FOUND, f"no trace {trace.hex()} is stored")
         row, slices = found
-        return pb.TraceDetail(summary=_summary(row), slices=map(_slice, slices))
+        yield pb.TraceDetail(summary=_summary(row), slices=map(_slice, slices))
+        for part in slices:
+            offset = 0
+            while offset < part.bytes:
+                async with self._reading:
+                    chunk = await asyncio.to_thread(self._reader.chunk, trace, part, offset)
+                if chunk is None:
+                    await context.abort(
+                        grpc.StatusCode.ABORTED,
+                        f"trace {trace.hex()} was deleted, or begun anew, while it was read: ask again",
+                    )
+                offset += len(chunk)
+                yield pb.TraceDetail(slices=[pb.NodeSlice(node=part.node, data=chunk)])
 
     def _read_rows(self, traces: Sequence[TraceId]) -> list[TraceRow | None]:
         return [self._reader.trace(trace) for trace in traces]
 
     def _read_trace(self, trace: TraceId) -> tuple[TraceRow, list[SliceRow]] | None:
         row = self._reader.trace(trace)
-        return None if row is None else (row, list(self._reader.slices(trace)))
+        return None if row is None else (row, self._reader.slices(trace))
 
     async def _list_nodes(
         self,
         data: bytes,
-        context: grpc.aio.ServicerContext[bytes, pb.ListNodesReply],
-    ) -> pb.ListNodesReply:
+        context: grpc.aio.ServicerContext[bytes, pb.NodeStatus],
+    ) -> AsyncIterator[pb.NodeStatus]:
         await self._question(pb.ListNodesRequest(), data, context)
-        return pb.ListNodesReply(
-            nodes=[
-                pb.NodeStatus(
-                    node=view.node,
-                    node_id=view.id,
-                    connected=view.connected,
-                    addresses=view.addresses,
-                    clock_offset_ns=view.clock.offset_ns if view.clock else 0,
-                    clock_error_ns=view.clock.error_ns if view.clock else 0,
-                )
-                for view in self._core.nodes(time.monotonic_ns())
-            ]
-        )
+        for view in self._core.nodes(time.monotonic_ns()):
+            yield pb.NodeStatus(
+                node=view.node,
+                node_id=view.id,
+                connected=view.connected,
+                addresses=view.addresses,
+                clock_offset_ns=view.clock.offset_ns if view.clock else 0,
+                clock_error_ns=view.clock.error_ns if view.clock else 0,
+            )
+
+    async def _get_counters(
+        self,
+        data: bytes,
+        context: grpc.aio.ServicerContext[bytes, pb.GetCountersReply],
+    ) -> pb.GetCountersReply:
+        await self._question(pb.GetCountersRequest(), data, context)
+        return pb.GetCountersReply(counters=self.counted())
+
+    def counted(self) -> dict[str, int]:
+        """All that was counted, by part and name."""
+        parts = {
+            "core": dataclasses.asdict(self._core.counters),
+            "server": dataclasses.asdict(self.counters),
+            "store": dataclasses.asdict(self._store.counters),
+        }
+        return {
+            f"{part}.{name}": value
+            for part, counters in parts.items()
+            for name, value in counters.items()
+        }
 
 
 def _call_soon(
@@ -570,6 +605,7 @@ def _summary(row: TraceRow) -> pb.TraceSummary:
             )
             for put in row.triggers
         ],
+        triggers_omitted=row.triggers_omitted,
     )
     if verdict is None:
         # Judged once it is quiet; until then nothing is claimed.
@@ -590,10 +626,9 @@ def _summary(row: TraceRow) -> pb.TraceSummary:
 def _slice(row: SliceRow) -> pb.NodeSlice:
     return pb.NodeSlice(
         node=row.node,
-        bytes=len(row.data),
+        bytes=row.bytes,
         flags=int(row.status.flags) if row.status else 0,
         open_handles=row.status.open_handles if row.status else 0,
         clock_offset_ns=row.clock.offset_ns if row.clock else 0,
         clock_error_ns=row.clock.error_ns if row.clock else 0,
-        data=row.data,
     )

@@ -145,6 +145,10 @@ _DELETE_AT_ONCE = 64
 # not for each chunk.
 _CUT_REMEMBERED = 1024
 
+# Of one trace, that a query shows. Any number may be stored: a faulty rule can
+# fire for one trace without end, and a person reads the first.
+_TRIGGERS_SHOWN_MAX = 256
+
 # Age is checked at most so often.
 _AGE_CHECK_S = 60.0
 
@@ -166,22 +170,38 @@ class TraceRow:
     """What is stored of a trace, but for its slices.
 
     ``triggers`` are those of all groups that it belongs to, as primary or as
-    lateral; ``verdict`` is None before the first.
+    lateral: the first of them, and how many were omitted. ``verdict`` is None
+    before the first.
     """
 
     trace: TraceId
     triggers: tuple[PutTrigger, ...]
+    triggers_omitted: int
     verdict: Verdict | None
 
 
 @dataclass(frozen=True, slots=True)
 class SliceRow:
-    """A slice with its bytes, and how its node's clock stood."""
+    """What is stored of a slice, but for its ``bytes`` bytes, and how its node's clock stood.
+
+    They are of ``epoch`` (0: none came yet), the status may be of a later one.
+    """
 
     node: str
     status: SliceStatus | None
     clock: ClockOffset | None
-    data: bytes
+    epoch: int
+    bytes: int
+    restarted: bool = False
+
+
+@dataclass(slots=True)
+class StoreCounters:
+    """What the store could not do, or not keep, since its start. They only rise."""
+
+    traces_deleted: int = 0  # for the bounds
+    bytes_cut: int = 0  # not stored, since what comes before them was deleted
+    writes_failed: int = 0  # and tried again
 
 
 def _connect(path: Path, *, writable: bool) -> sqlite3.Connection:
@@ -252,10 +272,7 @@ class Store:
         self._thread = threading.Thread(target=self._run, name="store")
         self._age_checked_s = 0.0
         self._cut: set[tuple[TraceId, str]] = set()
-        self.deleted = 0
-        """Traces deleted for the bounds, since start."""
-        self.cut_bytes = 0
-        """Bytes not stored since what comes before them was deleted, since start."""
+        self.counters = StoreCounters()
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -307,6 +324,7 @@ class Store:
                 for write in batch:
                     self._apply(write.record)
         except sqlite3.Error as error:
+            self.counters.writes_failed += 1
             self._log(
                 f"{self._path}: cannot write, will try again: {error}."
                 " Nodes keep what is not durable here."
@@ -444,7 +462,7 @@ class Store:
         if record.offset > stored:
             # The trace was deleted for the bounds, and came up again: what is
             # left of the slice cannot be read without its beginning.
-            self.cut_bytes += len(record.data)
+            self.counters.bytes_cut += len(record.data)
             if key not in self._cut:
                 self._log(
                     f"slice {record.trace.hex()} of {record.node}: not stored from here on, since"
@@ -510,7 +528,7 @@ class Store:
                 " WHERE members.name = triggers.name"
                 " AND members.primary_trace = triggers.primary_trace)"
             )
-        self.deleted += len(traces)
+        self.counters.traces_deleted += len(traces)
         return bool(traces)
 
     # --------------------------------------------------------------- recovery
@@ -549,14 +567,9 @@ class Store:
             )
 
     def _recover_slices(self, trace: bytes, released: bool) -> Iterator[StoredSlice]:
-        rows = self._connection.execute(
-            "SELECT node, epoch, bytes, restarted FROM slices WHERE trace = ?", (trace,)
-        ).fetchall()
-        kept = {node: rest for node, *rest in rows}
-        for node, status, _ in _slices(self._connection, trace):
-            epoch, stored, restarted = kept[node]
-            chunks = () if released else _Chunks(self._connection, trace, node)
-            yield StoredSlice(node, status, epoch, stored, bool(restarted), chunks)
+        for row in _slices(self._connection, trace):
+            chunks = () if released else _Chunks(self._connection, trace, row.node)
+            yield StoredSlice(row.node, row.status, row.epoch, row.bytes, row.restarted, chunks)
 
 
 class _Chunks(Iterable[bytes]):
@@ -571,17 +584,23 @@ class _Chunks(Iterable[bytes]):
             "SELECT data FROM chunks WHERE trace = ? AND node = ? ORDER BY offset", self._key
         )
         for (data,) in rows:
-            yield zlib.decompress(data, bufsize=CHUNK_BYTES_MAX)
+            yield _decompressed(data)
 
 
-def _triggers(connection: sqlite3.Connection, trace: bytes) -> tuple[PutTrigger, ...]:
+def _decompressed(data: bytes) -> bytes:
+    return zlib.decompress(data, bufsize=CHUNK_BYTES_MAX)
+
+
+def _triggers(
+    connection: sqlite3.Connection, trace: bytes, limit: int = -1
+) -> tuple[PutTrigger, ...]:
     """The firings of all groups that a trace belongs to, in the order in which they fired."""
     rows = connection.execute(
         "SELECT t.name, t.primary_trace, t.node, laterals, why, source, fired_at_ns, suppressed"
         " FROM members AS m JOIN triggers AS t ON t.name = m.name"
         " AND t.primary_trace = m.primary_trace WHERE m.trace = ?"
-        " ORDER BY fired_at_ns, t.node, t.name",
-        (trace,),
+        " ORDER BY fired_at_ns, t.node, t.name LIMIT ?",
+        (trace, limit),
     )
     return tuple(
         PutTrigger(
@@ -633,17 +652,17 @@ def _verdict(connection: sqlite3.Connection, trace: bytes) -> Verdict | None:
     )
 
 
-def _slices(
-    connection: sqlite3.Connection, trace: bytes
-) -> Iterator[tuple[str, SliceStatus | None, ClockOffset | None]]:
+def _slices(connection: sqlite3.Connection, trace: bytes) -> Iterator[SliceRow]:
     rows = connection.execute(
-        "SELECT node, held, status_epoch, flags, status_bytes, open_handles, crumbs,"
-        " clock_offset_ns, clock_error_ns FROM slices WHERE trace = ? ORDER BY node",
+        "SELECT node, epoch, bytes, restarted, clock_offset_ns, clock_error_ns,"
+        " held, flags, status_bytes, open_handles, crumbs, status_epoch"
+        " FROM slices WHERE trace = ? ORDER BY node",
         (trace,),
     ).fetchall()
-    for node, held, epoch, flags, status_bytes, open_handles, crumbs, offset, error in rows:
+    for node, epoch, stored, restarted, offset, error, held, *said in rows:
         status = None
         if held is not None:
+            flags, status_bytes, open_handles, crumbs, status_epoch = said
             status = SliceStatus(
                 TraceId(trace),
                 bool(held),
@@ -654,9 +673,10 @@ def _slices(
                     NodeId(int.from_bytes(crumbs[i : i + 8], "little"))
                     for i in range(0, len(crumbs), 8)
                 ),
-                epoch,
+                status_epoch,
             )
-        yield node, status, None if offset is None else ClockOffset(offset, error)
+        clock = None if offset is None else ClockOffset(offset, error)
+        yield SliceRow(node, status, clock, epoch, stored, bool(restarted))
 
 
 class StoreReader:
@@ -692,12 +712,30 @@ class StoreReader:
         row = self._connection.execute("SELECT 1 FROM traces WHERE trace = ?", (trace,)).fetchone()
         if row is None:
             return None
-        return TraceRow(
-            trace, _triggers(self._connection, trace), _verdict(self._connection, trace)
-        )
+        triggers = _triggers(self._connection, trace, _TRIGGERS_SHOWN_MAX)
+        omitted = 0
+        if len(triggers) == _TRIGGERS_SHOWN_MAX:
+            (count,) = self._connection.execute(
+                "SELECT count(*) FROM members AS m JOIN triggers AS t ON t.name = m.name"
+                " AND t.primary_trace = m.primary_trace WHERE m.trace = ?",
+                (trace,),
+            ).fetchone()
+            omitted = count - len(triggers)
+        return TraceRow(trace, triggers, omitted, _verdict(self._connection, trace))
 
-    def slices(self, trace: TraceId) -> Iterator[SliceRow]:
-        """The slices of a trace with their bytes, by node name."""
-        for node, status, clock in _slices(self._connection, trace):
-            data = b"".join(_Chunks(self._connection, trace, node))
-            yield SliceRow(node, status, clock, data)
+    def slices(self, trace: TraceId) -> list[SliceRow]:
+        """The slices of a trace, by node name."""
+        return list(_slices(self._connection, trace))
+
+    def chunk(self, trace: TraceId, part: SliceRow, offset: int) -> bytes | None:
+        """The bytes of a slice from an offset on, at most CHUNK_BYTES_MAX.
+
+        ``offset`` is 0, or where the last ones ended. None: the slice is not stored
+        any more, or is another one.
+        """
+        row = self._connection.execute(
+            "SELECT data FROM slices JOIN chunks USING (trace, node)"
+            " WHERE trace = ? AND node = ? AND epoch = ? AND offset = ?",
+            (trace, part.node, part.epoch, offset),
+        ).fetchone()
+        return None if row is None else _decompressed(row[0])

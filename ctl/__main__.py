@@ -106,6 +106,17 @@ def _status(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _counters(arguments: argparse.Namespace) -> int:
+    with CoordinatorClient(arguments.coordinator) as coordinator:
+        counters = coordinator.counters()
+    if arguments.json:
+        _print_json(counters)
+        return 0
+    for name, value in counters.items():
+        print(f"{printable(name):<40} {value}")
+    return 0
+
+
 def _trigger(arguments: argparse.Namespace) -> int:
     NodeClient(arguments.node or _DEFAULT_NODE).trigger(
         arguments.name, parse_trace_id(arguments.trace), arguments.why
@@ -140,6 +151,7 @@ def _parser() -> argparse.ArgumentParser:
     show = command("show", _show, "one trace over all its nodes; with --node, what that node holds")
     show.add_argument("trace", help="32 hex digits")
     nodes = command("nodes", _nodes, "the nodes that the coordinator knows")
+    counters = command("counters", _counters, "what the coordinator counted since its start")
     status = command("status", _status, "the node on this machine")
     trigger = command("trigger", _trigger, "fire a trigger on the node on this machine")
     trigger.add_argument("name", help="the trigger's name, 1 to 31 of [a-z0-9_.-]")
@@ -147,7 +159,7 @@ def _parser() -> argparse.ArgumentParser:
     trigger.add_argument(
         "--why", default="fired by hand", help="for the person who reads the trace"
     )
-    for sub in (traces, show, nodes, status):
+    for sub in (traces, show, nodes, counters, status):
         sub.add_argument("--json", action="store_true", help="for programs")
     return parser
 

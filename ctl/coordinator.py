@@ -12,7 +12,7 @@ import grpc
 from backsight_pb2_grpc import CoordinatorStub
 
 _TIMEOUT_S = 30.0
-_MESSAGE_BYTES_MAX = 1 << 30  # a trace of many nodes is one message
+_TRACE_TIMEOUT_S = 300.0  # of many nodes, and large, over a slow network
 
 
 class AskError(RuntimeError):
@@ -28,9 +28,7 @@ class CoordinatorClient:
 
     def __init__(self, endpoint: str) -> None:
         self._endpoint = endpoint
-        self._channel = grpc.insecure_channel(
-            endpoint, options=[("grpc.max_receive_message_length", _MESSAGE_BYTES_MAX)]
-        )
+        self._channel = grpc.insecure_channel(endpoint)
         self._stub = CoordinatorStub(self._channel)
 
     def __enter__(self) -> Self:
@@ -51,16 +49,35 @@ class CoordinatorClient:
             raise self._failure(error) from error
 
     def trace(self, trace: bytes) -> pb.TraceDetail:
+        """A trace with all its bytes, put together from the pieces in which it comes."""
+        data: dict[str, list[bytes]] = {}
         try:
-            return self._stub.GetTrace(pb.GetTraceRequest(trace=trace), timeout=_TIMEOUT_S)
+            pieces: Iterator[pb.TraceDetail] = iter(
+                self._stub.GetTrace(pb.GetTraceRequest(trace=trace), timeout=_TRACE_TIMEOUT_S)
+            )
+            detail = next(pieces)
+            for piece in pieces:
+                for part in piece.slices:
+                    data.setdefault(part.node, []).append(part.data)
         except grpc.RpcError as error:
             raise self._failure(error) from error
+        for part in detail.slices:
+            part.data = b"".join(data.get(part.node, ()))
+        return detail
 
     def nodes(self) -> list[pb.NodeStatus]:
         try:
-            return list(self._stub.ListNodes(pb.ListNodesRequest(), timeout=_TIMEOUT_S).nodes)
+            return list(self._stub.ListNodes(pb.ListNodesRequest(), timeout=_TIMEOUT_S))
         except grpc.RpcError as error:
             raise self._failure(error) from error
+
+    def counters(self) -> dict[str, int]:
+        """What the coordinator counted since its start, by part and name."""
+        try:
+            reply = self._stub.GetCounters(pb.GetCountersRequest(), timeout=_TIMEOUT_S)
+        except grpc.RpcError as error:
+            raise self._failure(error) from error
+        return dict(sorted(reply.counters.items()))
 
     def _failure(self, error: grpc.RpcError) -> AskError:
         code, detail = error.code(), error.details() or str(error)

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import socket
 from dataclasses import dataclass
@@ -26,7 +25,8 @@ class NodeClient:
     socket_path: str
 
     def status(self) -> dict[str, Any]:
-        status: dict[str, Any] = self._ask({"command": "status"})["status"]
+        reply, _ = self._ask({"command": "status"})
+        status: dict[str, Any] = reply["status"]
         return status
 
     def trigger(self, name: str, trace: TraceId, why: str) -> None:
@@ -34,8 +34,12 @@ class NodeClient:
 
     def peek(self, trace: TraceId) -> TraceView:
         """What the node holds of a trace; nothing is triggered. NotFound if it holds nothing."""
-        reply = self._ask({"command": "peek", "trace": trace.hex()})
-        data = base64.b64decode(reply["data"])
+        reply, data = self._ask({"command": "peek", "trace": trace.hex()})
+        if len(data) != reply["bytes"]:
+            raise AskError(
+                f"node {reply['node']} broke off after {len(data)} of {reply['bytes']} bytes of"
+                f" trace {trace.hex()}"
+            )
         flags = SliceFlags(reply["flags"])
         if not data and not flags:
             raise NotFound(f"node {reply['node']} holds nothing of trace {trace.hex()}")
@@ -52,6 +56,7 @@ class NodeClient:
             {
                 "trace_id": trace.hex(),
                 "triggers": [],
+                "triggers_omitted": 0,
                 # One node cannot judge a trace.
                 "verdict": {"kind": "unjudged", "version": 0, "reasons": []},
                 "nodes": [reply["node"]],
@@ -61,7 +66,8 @@ class NodeClient:
             (part,),
         )
 
-    def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
+    def _ask(self, request: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
+        """The answer, and the bytes that follow it."""
         path = control_path(Path(self.socket_path))
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
@@ -70,6 +76,7 @@ class NodeClient:
                 connection.sendall(json.dumps(request).encode() + b"\n")
                 with connection.makefile("rb") as stream:
                     line = stream.readline()
+                    data = stream.read()
         except OSError as error:
             raise AskError(
                 f"no node answers at {path} ({error.strerror or error}); give --node SOCKET, the "
@@ -80,4 +87,4 @@ class NodeClient:
         reply: dict[str, Any] = json.loads(line)
         if "error" in reply:
             raise AskError(f"the node at {path}: {reply['error']}")
-        return reply
+        return reply, data

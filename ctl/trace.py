@@ -164,6 +164,7 @@ def summary_json(summary: pb.TraceSummary) -> Json:
             }
             for trigger in summary.triggers
         ],
+        "triggers_omitted": summary.triggers_omitted,
         "verdict": {
             "kind": summary.verdict.kind,
             "version": summary.verdict.version,

@@ -42,6 +42,8 @@ def headline(summary: Json) -> Iterator[str]:
         yield f"  trigger {trigger['name']} on {trigger['node']}{laterals}" + (
             f": {why}" if why else ""
         )
+    if summary["triggers_omitted"]:
+        yield f"  and {summary['triggers_omitted']} more triggers"
     for reason in verdict["reasons"]:
         where = f" on {reason['node']}" if reason["node"] else ""
         yield f"  {reason['kind']}{where}: {cut(reason['detail'], 160)}"

@@ -5,6 +5,7 @@ import asyncio
 import errno
 import json
 import socket
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -164,6 +165,7 @@ class _Host:
     def peek(self, trace: TraceId) -> Peek:
         if trace == UNREADABLE:
             raise OSError(errno.ENXIO, "no such device")
+        assert threading.current_thread() is not threading.main_thread()
         if trace != TRACE:
             return Peek(SliceFlags.NONE, 0, b"")
         return Peek(SliceFlags.HELD, 1, _slice((1, 0, "GET /", 0, None)), "latency")
@@ -192,6 +194,31 @@ def test_the_node_tells_its_status_and_what_it_holds(tmp_path: Path) -> None:
     assert span["name"] == "GET /" and span["unfinished"] and span["node"] == "alpha"
     assert view.to_json()["slices"][0]["open"] == 1
     assert view.slices[0].trigger == "latency"
+
+
+def test_a_node_answers_while_it_looks_for_what_somebody_asked(tmp_path: Path) -> None:
+    looking, answered = threading.Event(), threading.Event()
+    data = _slice((1, 0, "GET /", 0, 1)) + encode_piece(PieceKind.EXIT, client=1) * (1 << 20)
+
+    class Busy(_Host):
+        def peek(self, trace: TraceId) -> Peek:
+            looking.set()
+            assert answered.wait(60)
+            return Peek(SliceFlags.HELD, 0, data)
+
+    def ask(path: str) -> Any:
+        views: list[Any] = []
+        asking = threading.Thread(target=lambda: views.append(NodeClient(path).peek(TRACE)))
+        asking.start()
+        looking.wait()
+        assert NodeClient(path).status()["node"] == "alpha"
+        answered.set()
+        asking.join()
+        return views[0]
+
+    view = _ask_server(tmp_path, Busy(), ask=ask)
+    assert view.slices[0].bytes == len(data) > 20_000_000
+    assert [placed.span.name for placed in view.spans] == ["GET /"]
 
 
 def test_a_trace_that_the_node_never_saw_is_not_found(tmp_path: Path) -> None:

@@ -11,9 +11,12 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from backsight_node_native import lib
 
+from appliance import native
 from appliance.core.dataplane import LocalTrigger, Slice, SliceChanged
 from appliance.native import (
     NativeDataPlane,
@@ -91,6 +94,24 @@ def test_peek_triggers_nothing() -> None:
     with dataplane() as here:
         assert here.peek(TRACE).data == b""
         assert not here.has_slices()
+
+
+def test_peek_shows_so_much_and_says_that_there_is_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Endless:
+        """The library, with a trace that fills any buffer."""
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(lib, name)
+
+        def bsn_peek(self, *arguments: Any) -> int:
+            size: int = arguments[4]
+            return size
+
+    monkeypatch.setattr(native, "_PEEK_BYTES_MAX", 3 << 20)
+    monkeypatch.setattr(native, "lib", Endless())
+    with dataplane() as here:
+        peeked = here.peek(TRACE)
+    assert (len(peeked.data), peeked.flags) == (3 << 20, SliceFlags.TRUNCATED)
 
 
 def test_wait_ends_by_wake_also_when_it_came_before() -> None:

@@ -4,21 +4,33 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Self
 
+import backsight_pb2 as pb
 import grpc
 import pytest
 
 from coordinator import server
-from coordinator.core.records import Write
+from coordinator.core.records import AppendSlice, Write
 from coordinator.server import CoordinatorServer
 from coordinator.settings import Settings, StoreSettings
-from coordinator.store import Store
+from coordinator.store import Store, StoreReader
+from ctl.__main__ import main
 from protocol import wire
-from protocol.messages import Drop, Group, Hello, Refused, TraceId, TriggerFired
+from protocol.messages import (
+    CHUNK_BYTES_MAX,
+    Drop,
+    Group,
+    Hello,
+    Refused,
+    TraceId,
+    TriggerFired,
+)
+from protocol.slices import Data, PieceKind, RunFlags, encode_piece, encode_record
 from tests.unit.test_uplink import free_port
 
 BATCHES = 50
@@ -183,5 +195,65 @@ def test_who_does_not_say_who_it_is_does_not_stay(
             assert await call.read() and await slices.read()
             await read_to_the_end(client.call("Control"))
             assert not call.done() and not slices.done()
+
+    asyncio.run(run())
+
+
+def test_a_large_trace_is_shown_in_messages_of_common_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace = TraceId(b"a trace of 20 MB")
+    data = encode_record(Data(1, bytes(32000)), 0) * 2
+    runs = b"".join(
+        encode_piece(PieceKind.RUN, data, flags=flags, client=1, handle=1, seq=seq)
+        for seq, flags in [(0, RunFlags.FIRST), *((n, RunFlags.NONE) for n in range(1, 313))]
+    )
+    assert len(runs) > 20_000_000
+
+    async def run() -> None:
+        async with Client(tmp_path) as client:
+            appended = [
+                AppendSlice(trace, node, 1, start, runs[start : start + CHUNK_BYTES_MAX])
+                for node in ("n1", "n2")
+                for start in range(0, len(runs), CHUNK_BYTES_MAX)
+            ]
+            durable = asyncio.Event()
+            monkeypatch.setattr(client.server, "_on_durable", lambda _: durable.set())
+            client.server._store.submit([Write(n, one) for n, one in enumerate(appended, 1)])
+            await durable.wait()
+            request = pb.GetTraceRequest(trace=trace).SerializeToString()
+            # A client with gRPC's own bounds.
+            channel = grpc.aio.insecure_channel(client.endpoint)
+            get = channel.unary_stream("/backsight.v1.Coordinator/GetTrace", None, None)
+            sizes = [len(message) async for message in get(request)]
+            assert len(sizes) == 1 + 2 * 20
+            assert max(sizes) < CHUNK_BYTES_MAX + 1000
+            ctl = ["--coordinator", client.endpoint, "show", trace.hex()]
+            assert await asyncio.to_thread(main, [*ctl, "--json"]) == 0
+            shown = json.loads(capsys.readouterr().out)
+            assert shown["records"] == 2 * 2 * 313
+            assert [part["bytes"] for part in shown["slices"]] == [len(runs)] * 2
+            monkeypatch.setattr(StoreReader, "chunk", lambda *_: None)
+            assert await asyncio.to_thread(main, ctl) == 1
+            assert "was deleted, or begun anew, while it was read" in capsys.readouterr().err
+            await channel.close(None)
+
+    asyncio.run(run())
+
+
+def test_what_was_refused_can_be_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def run() -> None:
+        async with Client(tmp_path) as client:
+            await client.call("Control").write(b"\xff")
+            await client.logged("malformed message refused")
+            ask = ["--coordinator", client.endpoint, "counters"]
+            assert await asyncio.to_thread(main, [*ask, "--json"]) == 0
+            counters = json.loads(capsys.readouterr().out)
+            assert counters["server.malformed"] == 1
+            assert counters["core.hellos_refused"] == counters["store.traces_deleted"] == 0
+            assert await asyncio.to_thread(main, ask) == 0
+            assert "server.malformed                         1" in capsys.readouterr().out
 
     asyncio.run(run())

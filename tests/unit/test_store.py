@@ -113,6 +113,19 @@ def driver(path: Path, limits: StoreLimits = ROOMY, clock: Clock | None = None) 
     assert here.log == []
 
 
+def read(reader: StoreReader, trace: TraceId) -> list[bytes]:
+    """The bytes of a trace's slices."""
+    slices = []
+    for part in reader.slices(trace):
+        data = b""
+        while len(data) < part.bytes:
+            chunk = reader.chunk(trace, part, len(data))
+            assert chunk
+            data += chunk
+        slices.append(data)
+    return slices
+
+
 def recovered(path: Path, released_max: int = 100) -> dict[TraceId, StoredTrace]:
     with driver(path) as here:
         return {
@@ -138,14 +151,41 @@ def test_a_query_sees_what_was_written(tmp_path: Path) -> None:
         )
         with StoreReader(path) as reader:
             fired = (PutTrigger("a", FIRED),)
-            assert reader.trace(T1) == TraceRow(T1, fired, VERDICT)
-            assert reader.trace(T2) == TraceRow(T2, fired, None)
+            assert reader.trace(T1) == TraceRow(T1, fired, 0, VERDICT)
+            assert reader.trace(T2) == TraceRow(T2, fired, 0, None)
             assert reader.trace(T3) is None
-            assert list(reader.slices(T1)) == [
-                SliceRow("a", STATUS, clock, b"abcdef"),
-                SliceRow("b", None, None, b"xyz"),
+            assert reader.slices(T1) == [
+                SliceRow("a", STATUS, clock, 1, 6),
+                SliceRow("b", None, None, 1, 3),
             ]
-            assert list(reader.slices(T3)) == []
+            assert read(reader, T1) == [b"abcdef", b"xyz"]
+            assert reader.slices(T3) == []
+
+
+def test_a_query_never_joins_the_bytes_of_two_slices(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    with driver(path) as here, StoreReader(path) as reader:
+        here.write(AppendSlice(T1, "a", 1, 0, b"abc"), AppendSlice(T1, "a", 1, 3, b"def"))
+        (part,) = reader.slices(T1)
+        assert reader.chunk(T1, part, 0) == b"abc"
+        here.write(AppendSlice(T1, "a", 2, 0, b"xyz"), AppendSlice(T1, "a", 2, 3, b"uvw"))
+        assert reader.chunk(T1, part, 3) is None
+        assert read(reader, T1) == [b"xyzuvw"]
+
+
+def test_a_query_shows_the_first_of_many_triggers(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    fired = [
+        PutTrigger("a", replace(FIRED, group=Group(f"rule{number}", T1), fired_at_ns=number))
+        for number in range(300)
+    ]
+    with driver(path) as here:
+        here.write(*fired)
+        with StoreReader(path) as reader:
+            row = reader.trace(T1)
+            assert row is not None
+            assert row.triggers == tuple(fired[:256])
+            assert row.triggers_omitted == 44
 
 
 def test_listing_selects_and_goes_from_new_to_old(tmp_path: Path) -> None:
@@ -281,7 +321,7 @@ def test_repeated_and_overlapping_bytes_are_stored_once(
             here.write(AppendSlice(T1, "a", 1, start, content[start : start + size]))
             have = max(have, min(start + size, len(content)))
         with StoreReader(path) as reader:
-            assert [row.data for row in reader.slices(T1)] == [content]
+            assert read(reader, T1) == [content]
 
 
 def test_a_slice_without_its_beginning_is_not_stored(tmp_path: Path) -> None:
@@ -291,10 +331,10 @@ def test_a_slice_without_its_beginning_is_not_stored(tmp_path: Path) -> None:
         here.write(AppendSlice(T1, "a", 1, 5, b"late"), AppendSlice(T2, "a", 1, 0, b"whole"))
         here.write(AppendSlice(T1, "a", 1, 9, b"later"))
         with StoreReader(path) as reader:
-            assert [row.data for row in reader.slices(T1)] == [b""]
-            assert [row.data for row in reader.slices(T2)] == [b"whole"]
+            assert read(reader, T1) == [b""]
+            assert read(reader, T2) == [b"whole"]
     # Counted in bytes, and told once.
-    assert here.store.cut_bytes == len(b"late" + b"later")
+    assert here.store.counters.bytes_cut == len(b"late" + b"later")
     assert len(here.log) == 1
     assert "its first 5 bytes were deleted" in here.log[0]
 
