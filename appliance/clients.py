@@ -59,8 +59,8 @@ class ClientDataPlane(Protocol):
     def client_add(self, pid: int, service: str) -> tuple[int, ClientFds]:
         """Make a client's shared memory: its number, and fds that the caller closes."""
 
-    def client_adopt(self, pid: int, service: str, fds: ClientFds) -> int:
-        """Go on with a client from before a restart: its number."""
+    def client_adopt(self, number: int, pid: int, service: str, fds: ClientFds) -> None:
+        """Go on with a client from before a restart, under its number."""
 
     def client_exited(self, number: int) -> None:
         """Its process is gone."""
@@ -238,6 +238,7 @@ class Clients:
                 about,
                 json.dumps(
                     {
+                        "number": client.number,
                         "token": client.token.hex(),
                         "pid": client.pid,
                         "start_ticks": client.start_ticks,
@@ -294,7 +295,9 @@ class Clients:
         if len(token) != _TOKEN_BYTES or not token.hex().startswith(stored_as):
             raise ValueError("its token is not the one of its name")
         fds = ClientFds(parts["arena"], parts["channel"], parts["context"])
-        number = self._dataplane.client_adopt(pid, service, fds)
+        # From here and not from its memory, which it can write to.
+        number = int(about["number"])
+        self._dataplane.client_adopt(number, pid, service, fds)
         pidfd = _open_if_same(pid, start_ticks)
         self._remember(Client(number, token, pid, start_ticks, service, False, pidfd))
         if pidfd is None:

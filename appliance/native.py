@@ -163,11 +163,17 @@ class NativeDataPlane:
 
     def adopt_store(self, fd: int) -> None:
         """Go on with an earlier report store; OSError if it is none. The caller closes fd."""
-        _check(lib.bsn_adopt_store(self._node, fd), "the report store of before the restart")
+        _check(
+            lib.bsn_adopt_store(self._node, time.monotonic_ns(), fd),
+            "the report store of before the restart",
+        )
 
     def adopt_keep(self, fd: int) -> None:
         """Go on with an earlier keep arena; OSError if it is none. The caller closes fd."""
-        _check(lib.bsn_adopt_keep(self._node, fd), "the keep arena of before the restart")
+        _check(
+            lib.bsn_adopt_keep(self._node, time.monotonic_ns(), fd),
+            "the keep arena of before the restart",
+        )
 
     # --------------------------------------------------------------- clients
 
@@ -181,11 +187,12 @@ class NativeDataPlane:
         self.wake()
         return number, ClientFds(fds.arena, fds.channel, fds.context)
 
-    def client_adopt(self, pid: int, service: str, fds: ClientFds) -> int:
-        """Go on with a client from before a restart: its number. The caller closes the fds."""
-        number = _check(
+    def client_adopt(self, number: int, pid: int, service: str, fds: ClientFds) -> None:
+        """Go on with a client from before a restart, under its number. The caller closes the fds."""
+        _check(
             lib.bsn_client_adopt(
                 self._node,
+                number,
                 pid,
                 service.encode(),
                 time.monotonic_ns(),
@@ -194,7 +201,6 @@ class NativeDataPlane:
             f"the memory of process {pid} ({service})",
         )
         self.wake()
-        return number
 
     def client_exited(self, number: int) -> None:
         """Its process is gone."""

@@ -191,7 +191,7 @@ struct bs_channel_header {
 	uint64_t percentage_threshold; /* record iff hash < this, or all-ones */
 	uint32_t trust_incoming;       /* honour triggers that come with a
 					* request */
-	uint32_t client_number;	       /* for the node's successor */
+	uint32_t client_number;	       /* for who looks; the node has its own */
 	char node_name[64];
 	struct bs_doorbell doorbell;
 	uint64_t untied_to_ns; /* for the node's successor: the latest loss of

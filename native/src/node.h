@@ -166,8 +166,8 @@ BSN_EXPORT void bsn_free(struct bsn *node);
  * client and rebuild what is in them; -EPROTO when the content is not ours. */
 BSN_EXPORT int bsn_store_fd(struct bsn *node);
 BSN_EXPORT int bsn_keep_fd(struct bsn *node);
-BSN_EXPORT int bsn_adopt_store(struct bsn *node, int fd);
-BSN_EXPORT int bsn_adopt_keep(struct bsn *node, int fd);
+BSN_EXPORT int bsn_adopt_store(struct bsn *node, uint64_t now_ns, int fd);
+BSN_EXPORT int bsn_adopt_keep(struct bsn *node, uint64_t now_ns, int fd);
 
 /* One second apart at best: the relation of the three clocks. */
 BSN_EXPORT int bsn_clock_pair(struct bsn *node, uint64_t ticks,
@@ -190,9 +190,11 @@ struct bsn_client_fds {
 BSN_EXPORT int bsn_client_add(struct bsn *node, int pid, const char *service,
 			      uint64_t now_ns, struct bsn_client_fds *fds);
 
-/* One from before a restart: maps, validates, and walks its log. */
-BSN_EXPORT int bsn_client_adopt(struct bsn *node, int pid, const char *service,
-				uint64_t now_ns,
+/* One from before a restart, with the number that it had: maps, validates, and
+ * walks its log. The number is the caller's to keep, where the client cannot
+ * write. -EINVAL where it is none, or another client's. */
+BSN_EXPORT int bsn_client_adopt(struct bsn *node, int number, int pid,
+				const char *service, uint64_t now_ns,
 				const struct bsn_client_fds *fds);
 
 /* Its process is gone (pidfd): what it had open is closed as unfinished; its

@@ -56,7 +56,7 @@ class RecordingDataPlane:
 
     clients_max: int = 4
     added: list[tuple[int, str]] = field(default_factory=list)
-    adopted: list[tuple[int, str, bytes]] = field(default_factory=list)
+    adopted: list[tuple[int, int, str, bytes]] = field(default_factory=list)
     exited: asyncio.Queue[int] = field(default_factory=asyncio.Queue)
 
     def client_add(self, pid: int, service: str) -> tuple[int, ClientFds]:
@@ -68,10 +68,9 @@ class RecordingDataPlane:
             os.write(fd, name.encode())
         return len(self.added), fds
 
-    def client_adopt(self, pid: int, service: str, fds: ClientFds) -> int:
+    def client_adopt(self, number: int, pid: int, service: str, fds: ClientFds) -> None:
         contents = b" ".join(os.pread(fd, 100, 0) for fd in fds)
-        self.adopted.append((pid, service, contents))
-        return 70 + len(self.adopted)
+        self.adopted.append((number, pid, service, contents))
 
     def client_exited(self, number: int) -> None:
         self.exited.put_nowait(number)
@@ -446,13 +445,15 @@ def test_a_restarted_daemon_knows_its_clients(directory: Path) -> None:
             assert removed == []
             async with node(directory, manager=manager, stored=stored) as after:
                 assert after.log == []
-                assert after.dataplane.adopted == [(os.getpid(), "shop", b"arena channel context")]
+                assert after.dataplane.adopted == [
+                    (1, os.getpid(), "shop", b"arena channel context")
+                ]
                 peer = Peer(after.path)
                 again = await peer.ask(request(token=first.token))
                 assert (again.status, again.resumed, again.fds) == (0, True, [])
                 assert after.dataplane.exited.empty()
                 peer.close()
-                after.clients.drained(71)
+                after.clients.drained(1)
                 assert store.take() == ([], names)
                 assert len(after.clients) == 0
         store.socket.close()
@@ -494,8 +495,8 @@ def test_a_process_that_died_meanwhile_has_exited(directory: Path) -> None:
                 await before.dataplane.exited.get()
             stored, _ = store.take()
             async with node(directory, manager=manager, stored=stored) as after:
-                assert after.dataplane.adopted == [(pid, "other", b"arena channel context")]
-                assert after.dataplane.exited.get_nowait() == 71
+                assert after.dataplane.adopted == [(1, pid, "other", b"arena channel context")]
+                assert after.dataplane.exited.get_nowait() == 1
         store.socket.close()
 
     asyncio.run(run())

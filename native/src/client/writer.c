@@ -165,18 +165,20 @@ static int rebind(struct bs_thread *t, struct bs_trace *trace)
 	pthread_mutex_lock(&bs_lock);
 	epoch = READ_ONCE(trace->attachment);
 	if (epoch > bs_fork_epoch && epoch < t->epoch) {
-		uint64_t seq = (uint32_t)READ_ONCE(trace->handle_seq);
-		uint32_t flags = READ_ONCE(trace->flags);
+		uint64_t next = (uint64_t)bs_thread_draw_handle(t) << 32;
+		uint64_t last = READ_ONCE(trace->handle_seq);
+		uint32_t flags = READ_ONCE(trace->flags) & BS_RUN_LOSSY;
 
 		/* In between it belongs to no attachment (bs_trace_draw_seq). */
 		store_release(&trace->attachment, UINT64_MAX);
-		flags &= BS_RUN_LOSSY;
-		if (seq)
+		/* Who looked before that may still draw: what counts is how many
+		 * runs the handle had when it was given up. */
+		while (!compare_and_swap(&trace->handle_seq, &last, next))
+			;
+		if ((uint32_t)last)
 			flags |= BS_RUN_LOSSY;
 		WRITE_ONCE(trace->flags,
 			   flags | bs_thread_recorded(t, trace->id));
-		store_release(&trace->handle_seq,
-			      (uint64_t)bs_thread_draw_handle(t) << 32);
 		store_release(&trace->attachment, t->epoch);
 	}
 	pthread_mutex_unlock(&bs_lock);

@@ -278,10 +278,13 @@ static uint32_t adopt_segments(struct bsn *n, struct client *c, int fd,
 		s->touched = 1;
 		if (segment_has_memory(fd, (uint64_t)i * SEGMENT)) {
 			s->generation = READ_ONCE(h->generation);
+			/* Also over a budget that has shrunk: somebody may write
+			 * there. It is reclaimed as all else is. */
 			if (READ_ONCE(h->magic) == BS_ABI_MAGIC &&
-			    READ_ONCE(h->segment) == i && s->generation)
+			    READ_ONCE(h->segment) == i && s->generation &&
+			    !frames_reserve(n, 1))
 				f = frame_new(n, c, i, FRAME_ACTIVE);
-			if (!f) /* old, or over a budget that has shrunk */
+			if (!f)
 				(void)madvise(c->arena + (uint64_t)i * SEGMENT,
 					      SEGMENT, MADV_REMOVE);
 		}
@@ -321,7 +324,7 @@ static void adopt_stock(struct bsn *n, struct client *c)
 				     ? c->segments[segment].frame
 				     : NONE;
 
-		if (i >= n->n_frames || n->frames[i].client != c ||
+		if (i >= n->frames_room || n->frames[i].client != c ||
 		    n->frames[i].segment != segment ||
 		    n->frames[i].generation != generation ||
 		    n->frames[i].state != FRAME_ACTIVE) {
@@ -365,11 +368,24 @@ static uint32_t adopt_full(struct bsn *n, struct client *c,
 	return n_full;
 }
 
+/* It lost something of nobody knows which traces, until now. */
+void client_note_untied(struct bsn *n, struct client *c)
+{
+	/* Not before any segment that it may concern, of which those granted in
+	 * this instant have numbers behind it. */
+	c->untied_to_ns = n->granted_ns > n->now_ns ? n->granted_ns : n->now_ns;
+	n->untied_to_ns = c->untied_to_ns;
+	WRITE_ONCE(header_of(c)->untied_to_ns, c->untied_to_ns);
+}
+
 /* Losses of before, whose traces nobody knows any more. */
 static void adopt_untied_loss(struct bsn *n, struct client *c)
 {
 	uint64_t untied = READ_ONCE(header_of(c)->untied_to_ns);
 
+	/* Which traces lost something stood there. */
+	if (!n->keep_adopted || !n->store_adopted)
+		untied = n->now_ns;
 	/* Flags of some traces may not have fitted in the tombstone ring. */
 	if (untied < n->tombs->overrun_ns)
 		untied = n->tombs->overrun_ns;
@@ -395,18 +411,22 @@ static void adopt_triggers(struct client *c)
 	c->trigger_kept = c->trigger_tail;
 }
 
-int bsn_client_adopt(struct bsn *n, int pid, const char *service,
+int bsn_client_adopt(struct bsn *n, int number, int pid, const char *service,
 		     uint64_t now_ns, const struct bsn_client_fds *fds)
 {
 	struct client *c = NULL;
 	uint32_t *found = NULL, *full = NULL;
-	uint32_t count, n_full, number;
+	uint32_t count, n_full;
 	uint64_t arena_bytes;
 	int result;
 
 	pthread_mutex_lock(&n->lock);
 	if (now_ns > n->now_ns)
 		n->now_ns = now_ns;
+	result = -EINVAL;
+	if (number < 1 || number == INT32_MAX ||
+	    client_find(n, (uint32_t)number))
+		goto out;
 	result = -ENOSPC;
 	if (!make_room(n))
 		goto out;
@@ -425,11 +445,9 @@ int bsn_client_adopt(struct bsn *n, int pid, const char *service,
 	result = adopt_check(c, fds);
 	if (result)
 		goto out;
-	number = READ_ONCE(header_of(c)->client_number);
-	if (!number || number >= INT32_MAX || client_find(n, number))
-		number = store_next_client(n, 1);
-	store_reserve_client(n, number);
-	c->number = number;
+	store_reserve_client(n, (uint32_t)number);
+	c->number = (uint32_t)number;
+	c->drained_ns = 0;
 	c->live = true;
 	n->clients[n->n_clients++] = c;
 	fill_header(n, c);
@@ -449,8 +467,7 @@ int bsn_client_adopt(struct bsn *n, int pid, const char *service,
 	} else {
 		drain_client(n, c);
 		pool_grant(n, c);
-		drain_publish(n);
-		result = (int)number;
+		result = number;
 	}
 	c = NULL;
 out:
@@ -480,9 +497,9 @@ int bsn_client_exited(struct bsn *n, int client, uint64_t now_ns)
 	drain_client(n, c);
 	drain_rest(n, c);
 	slice_client_exited(n, c);
-	store_commit(n);
 	c->live = false;
 	c->exited_ns = n->now_ns;
+	drain_publish(n);
 	drain_triggers(n, c); /* also behind a cell that stays claimed */
 	pool_drop_backed(n, c);
 	client_check_drained(n, c);

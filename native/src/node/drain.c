@@ -79,11 +79,7 @@ static void untied_loss(struct bsn *n, struct client *c)
 	if (!c->untied_to_ns || c->drained_ns < c->untied_from_ns ||
 	    (n->counts.reclaims && ns_since(n, c->untied_to_ns) > oldest))
 		c->untied_from_ns = c->drained_ns;
-	/* Not before any segment that it may concern, of which those granted in
-	 * this instant have numbers behind it. */
-	c->untied_to_ns = n->granted_ns > n->now_ns ? n->granted_ns : n->now_ns;
-	n->untied_to_ns = c->untied_to_ns;
-	WRITE_ONCE(header_of(c)->untied_to_ns, c->untied_to_ns);
+	client_note_untied(n, c);
 	c->untied_news = true;
 }
 
@@ -116,7 +112,7 @@ static bool was_passed(const struct bsn *n, const struct client *c,
 		return p->generation == f->generation &&
 		       offset < p->indexed_to8 * 8u;
 	i = c->segments[p->segment].frame;
-	return i < n->n_frames && n->frames[i].client == c &&
+	return i < n->frames_room && n->frames[i].client == c &&
 	       n->frames[i].segment == p->segment &&
 	       n->frames[i].generation == p->generation &&
 	       f->granted_ns < n->frames[i].granted_ns;
@@ -130,8 +126,6 @@ static bool was_copied(const struct bsn *n, const struct client *c,
 	const struct run *run = &n->index.runs[r];
 	const struct progress *p = progress_of(c, f);
 
-	if (slice_of(n, run->trace)->copy_again)
-		return false;
 	if (was_passed(n, c, f, run->offset8 * 8u))
 		return true;
 	if (p && p->segment == f->segment && p->generation == f->generation &&
@@ -249,6 +243,11 @@ static enum step walk_step(struct bsn *n, struct client *c, struct frame *f,
 		n->counts.runs_walked++;
 	}
 	f->indexed_to = at + RUN_HEADER + committed;
+	/* Behind the one that its thread was killed in there is none: what looks
+	 * like it is a payload that was being written. */
+	if (!(flags & BS_RUN_CLOSED) && limit == SEGMENT)
+		f->indexed_to = SEGMENT;
+	frame_progressed(f);
 	return STEP_RUN;
 }
 
@@ -311,6 +310,7 @@ static void move_to_frame(struct bsn *n, struct client *c, uint32_t slot,
 		pool_unclaimed_remove(n, c, i, before);
 	n->frames[frame].slot = (uint16_t)slot;
 	t->frame = frame;
+	t->homeless = 0;
 	t->dirty = true;
 }
 
@@ -341,6 +341,11 @@ static void index_loss(struct bsn *n, struct client *c, struct thread *t,
 	} else {
 		uint32_t trace;
 
+		if (t->homeless == GHOSTS_MAX) {
+			untied_loss(n, c);
+			return;
+		}
+		t->homeless++;
 		trace_flag(n, id, BSN_SLICE_LOSSY);
 		trace = trace_find(n, id);
 		if (trace == NONE)
@@ -354,10 +359,12 @@ static void entry_bad(struct bsn *n, struct client *c,
 		      const struct bs_run_entry *e)
 {
 	struct bs_trace_id id = {e->trace_hi, e->trace_lo};
+	uint32_t trace = trace_find(n, id);
 
+	/* Of a trace that nobody else knows nothing is remembered for a lie. */
 	corrupt(n, c);
-	if (id.hi | id.lo)
-		trace_flag(n, id, BSN_SLICE_CORRUPT);
+	if (trace != NONE)
+		trace_flag_at(n, trace, BSN_SLICE_CORRUPT);
 }
 
 static void index_entry(struct bsn *n, struct client *c, uint32_t slot,
@@ -376,7 +383,7 @@ static void index_entry(struct bsn *n, struct client *c, uint32_t slot,
 	if (unlikely(e->segment >= c->n_segments))
 		goto bad;
 	i = c->segments[e->segment].frame;
-	if (unlikely(e->segment >= c->segments_fresh || i >= n->n_frames))
+	if (unlikely(e->segment >= c->segments_fresh || i >= n->frames_room))
 		goto bad;
 	f = &n->frames[i];
 	if (unlikely(f->client != c || f->segment != e->segment ||
@@ -486,7 +493,7 @@ static void drain_thread(struct bsn *n, struct client *c, uint32_t slot)
 	}
 	if (segment < c->segments_fresh) {
 		uint32_t i = c->segments[segment].frame;
-		struct frame *f = i < n->n_frames ? &n->frames[i] : NULL;
+		struct frame *f = i < n->frames_room ? &n->frames[i] : NULL;
 
 		if (f && f->client == c && f->segment == segment &&
 		    i != t->frame) {
@@ -713,8 +720,7 @@ void drain_open_runs(struct bsn *n)
 	struct client *c;
 
 	n->open_runs_seen = true;
-	for_each_client(n, c)
-	{
+	for_each_client(n, c) {
 		if (!c->live)
 			continue;
 		for (uint32_t i = 0; i < c->threads_used; i++) {
@@ -725,6 +731,8 @@ void drain_open_runs(struct bsn *n)
 			if (t->frame == NONE)
 				continue;
 			f = &n->frames[t->frame];
+			if (f->state != FRAME_ACTIVE)
+				continue;
 			r = f->open_run;
 			if (r == NONE)
 				t->missing -= (int32_t)walk(n, c, f, false);
@@ -743,9 +751,8 @@ void drain_save(struct bsn *n, uint64_t epoch)
 {
 	struct client *c;
 
-	for_each_client(n, c)
-	{
-		for (uint32_t i = 0; c->live && i < c->threads_used; i++) {
+	for_each_client(n, c) {
+		for (uint32_t i = 0; i < c->threads_used; i++) {
 			struct thread *t = &c->threads[i];
 			struct bs_thread_area *a = area_of(c, i);
 			struct progress p = {
@@ -757,9 +764,11 @@ void drain_save(struct bsn *n, uint64_t epoch)
 				.unannounced = t->unannounced,
 			};
 
-			if (!t->dirty)
+			if (!t->dirty || (!c->live && t->frame == NONE))
 				continue;
-			if (t->frame != NONE) {
+			/* Of one that is gone it may be another's by now. */
+			if (t->frame != NONE &&
+			    n->frames[t->frame].client == c) {
 				const struct frame *f = &n->frames[t->frame];
 
 				p.segment = f->segment;
@@ -779,15 +788,16 @@ void drain_give_back(struct bsn *n)
 {
 	struct client *c;
 
-	for_each_client(n, c)
-	{
-		for (uint32_t i = 0; c->live && i < c->threads_used; i++) {
+	for_each_client(n, c) {
+		for (uint32_t i = 0; i < c->threads_used; i++) {
 			struct thread *t = &c->threads[i];
 
 			if (t->dirty)
 				store_release(&area_of(c, i)->run_tail,
 					      t->tail);
 			t->dirty = false;
+			if (!c->live)
+				t->frame = NONE;
 		}
 	}
 }
@@ -798,12 +808,11 @@ void drain_publish(struct bsn *n)
 	bool any = n->store.dirty != NONE;
 	struct client *c;
 
-	for_each_client(n, c)
-	{
-		for (uint32_t i = 0; c->live && i < c->threads_used; i++)
+	for_each_client(n, c) {
+		for (uint32_t i = 0; i < c->threads_used; i++)
 			any |= c->threads[i].dirty;
 	}
-	if (any)
+	if (any && n->recovered)
 		store_commit(n);
 }
 
@@ -817,7 +826,7 @@ void drain_rest(struct bsn *n, struct client *c)
 	for (uint32_t s = 0; s < c->segments_fresh; s++) {
 		uint32_t i = c->segments[s].frame;
 
-		if (i >= n->n_frames || n->frames[i].client != c ||
+		if (i >= n->frames_room || n->frames[i].client != c ||
 		    n->frames[i].segment != s)
 			continue;
 		if (n->frames[i].state == FRAME_STOCK) {
@@ -832,15 +841,15 @@ void drain_rest(struct bsn *n, struct client *c)
 	frames_sort(n, found, count);
 	for (uint32_t k = 0; k < count; k++) {
 		struct frame *f = &n->frames[found[k]];
+		struct thread *t =
+			f->slot < BS_THREAD_SLOTS ? &c->threads[f->slot] : NULL;
 
-		finish_frame(n, c,
-			     f->slot < BS_THREAD_SLOTS ? &c->threads[f->slot]
-						       : NULL,
-			     f);
+		/* Its last place, until that is committed. */
+		if (t)
+			t->frame = found[k];
+		finish_frame(n, c, t, f);
 	}
 	free(found);
-	for (uint32_t i = 0; i < c->threads_used; i++)
-		c->threads[i].frame = NONE;
 }
 
 /* ------------------------------------------------------------ adoption --- */
@@ -925,7 +934,8 @@ int drain_adopted(struct bsn *n, struct client *c, uint32_t *sealed,
 		all[n_all++] = sealed[k];
 	for (uint32_t s = 0; s < c->n_segments; s++) {
 		uint32_t i = c->segments[s].frame;
-		const struct frame *f = i < n->n_frames ? &n->frames[i] : NULL;
+		const struct frame *f = i < n->frames_room ? &n->frames[i]
+							   : NULL;
 
 		if (!f || f->client != c || f->segment != s)
 			continue;
@@ -970,12 +980,13 @@ int drain_adopted(struct bsn *n, struct client *c, uint32_t *sealed,
 }
 
 /* Something of what rings the doorbell: see abi.h. */
-bool client_has_work(const struct client *c)
+bool client_has_work(const struct bsn *n, const struct client *c)
 {
 	const struct bs_trigger_cell *cell =
 		&c->context->cells[c->trigger_tail % BS_TRIGGER_CELLS];
 
-	if (load_acquire(&cell->seq) == c->trigger_tail + 1)
+	if (load_acquire(&cell->seq) == c->trigger_tail + 1 &&
+	    n->events_head - n->events_tail < EVENTS_MAX)
 		return true;
 	if (c->stock_granted && c->grant_head - READ_ONCE(grants_of(c)->tail) <=
 					c->stock_granted / 2)

@@ -181,8 +181,9 @@ struct thread {
 	uint32_t frame;	      /* that it appends to, or NONE */
 	uint32_t unannounced; /* as last seen */
 	int64_t missing; /* news that was dropped, less runs found by walking */
-	uint8_t saved;	 /* which progress is the newer */
-	bool dirty;	 /* tail or progress not yet published */
+	uint32_t homeless; /* losses told before it had a segment */
+	uint8_t saved;	   /* which progress is the newer */
+	bool dirty;	   /* tail or progress not yet published */
 };
 
 struct client {
@@ -274,7 +275,7 @@ struct slice {
 	bool dirty;	 /* mark not yet written */
 	bool changed;	 /* event waits */
 	bool full_event; /* event waits */
-	bool copy_again; /* a predecessor died while it copied */
+	bool adopted;	 /* begun by a predecessor */
 	uint32_t next_dirty;
 };
 
@@ -326,7 +327,9 @@ struct bsn {
 	uint64_t now_ns;
 
 	struct frame *frames;
-	uint32_t n_frames, frames_fresh, frames_free;
+	uint32_t n_frames;    /* the budget */
+	uint32_t frames_room; /* of the table: what a predecessor granted, too */
+	uint32_t frames_fresh, frames_free;
 	uint32_t frames_used; /* that have memory */
 	uint32_t threshold;   /* reclaim above it */
 	uint32_t keep_max;
@@ -368,7 +371,11 @@ struct bsn {
 
 	uint32_t wake_word;  /* futex; counts bsn_wake() */
 	uint32_t wakes_seen; /* by a bsn_wait() that returned */
-	bool recovered;	     /* the first poll was */
+	/* The first poll was. Before it nothing is committed: what a predecessor
+	 * saved and did not commit, in logs that are not adopted yet, would
+	 * count from then on. */
+	bool recovered;
+	bool keep_adopted, store_adopted;
 	/* A trigger was taken since the control plane was done with all. */
 	bool triggers_unsettled;
 	uint32_t waiting; /* threads in bsn_wait */
@@ -406,6 +413,13 @@ static inline uint32_t frame_number(const struct bsn *n, const struct frame *f)
 static inline struct frame *run_frame(const struct bsn *n, uint32_t run)
 {
 	return &n->frames[n->index.chunks[run / CHUNK_RUNS].frame];
+}
+
+/* The place in its thread's log has moved. */
+static inline void frame_progressed(const struct frame *f)
+{
+	if (f->slot < BS_THREAD_SLOTS)
+		f->client->threads[f->slot].dirty = true;
 }
 
 static inline uint64_t ns_since(const struct bsn *n, uint64_t then_ns)
@@ -450,8 +464,10 @@ static inline bool id_is(const struct trace *t, struct bs_trace_id id)
 int pool_init(struct bsn *n);
 void pool_free(struct bsn *n);
 void list_init(struct list *l);
+int frames_reserve(struct bsn *n, uint32_t count);
 struct frame *frame_new(struct bsn *n, struct client *c, uint32_t segment,
 			enum frame_state state);
+void frame_back(struct bsn *n, struct frame *f);
 void frame_drop(struct bsn *n, struct frame *f);
 void frame_set_state(struct bsn *n, struct frame *f, enum frame_state state);
 void frame_seal(struct bsn *n, struct frame *f);
@@ -461,6 +477,7 @@ void frames_merge_sealed(struct bsn *n, uint32_t *frames, uint32_t count);
 struct frame *frame_take(struct bsn *n, struct client *c);
 uint16_t frame_start(struct bsn *n, struct frame *f, uint32_t slot);
 bool pool_reclaim(struct bsn *n, bool second_chance);
+void pool_shrink(struct bsn *n);
 uint64_t pool_oldest_ns(const struct bsn *n);
 struct frame *frame_take_kept(struct bsn *n);
 void pool_unclaimed_add(struct bsn *n, struct client *c, uint32_t frame);
@@ -516,6 +533,8 @@ void keep_free(struct bsn *n);
 bool keep_run(struct bsn *n, uint32_t run, uint32_t *newest, uint32_t *oldest);
 bool keep_owner_of(const struct bsn *n, uint32_t run, struct keep_owner *owner);
 uint64_t keep_granted_ns(const struct bsn *n, uint32_t run);
+void keep_reclaim_begins(struct bsn *n);
+void keep_reclaim_ends(struct bsn *n);
 
 /* tombs.c */
 struct tomb {
@@ -535,7 +554,11 @@ struct tomb_ring {
 	/* The latest untied loss of a process that is forgotten, but whose runs
 	 * may still be kept. */
 	uint64_t gone_untied_ns;
-	uint8_t pad[4096 - 48];
+	/* While a segment is reclaimed: what was kept before. What was kept since
+	 * stands in that segment too, and is not to be found twice. 0: none. */
+	uint64_t reclaim_granted_ns; /* of the latest segment */
+	uint32_t reclaim_segment, reclaim_at;
+	uint8_t pad[4096 - 64];
 	struct tomb tombs[];
 };
 uint64_t tombs_bytes(uint32_t entries);
@@ -550,6 +573,7 @@ void trace_flag_at(struct bsn *n, uint32_t trace, uint16_t flags);
 void client_check_drained(struct bsn *n, struct client *c);
 void client_release_retired(struct bsn *n);
 struct client *client_find(const struct bsn *n, uint32_t number);
+void client_note_untied(struct bsn *n, struct client *c);
 void client_free(struct client *c);
 
 /* drain.c */
@@ -566,7 +590,7 @@ void drain_give_back(struct bsn *n);
 void drain_rest(struct bsn *n, struct client *c);
 int drain_adopted(struct bsn *n, struct client *c, uint32_t *sealed,
 		  uint32_t count);
-bool client_has_work(const struct client *c);
+bool client_has_work(const struct bsn *n, const struct client *c);
 
 /* store.c */
 int store_init(struct bsn *n);
@@ -574,7 +598,6 @@ int store_adopt(struct bsn *n, int fd);
 void store_free(struct bsn *n);
 struct slice *slice_new(struct bsn *n, uint32_t trace, struct bs_trace_id id,
 			struct bs_trace_id primary, const char *trigger);
-void slice_copied(struct bsn *n, struct slice *s);
 size_t slice_read(const struct bsn *n, const struct slice *s, uint64_t offset,
 		  uint8_t *to, size_t bytes);
 void slice_trim(struct bsn *n, struct slice *s, uint64_t offset);
@@ -596,7 +619,8 @@ void slice_run_arrived(struct bsn *n, uint32_t run, uint32_t copied);
 void slice_loss_arrived(struct bsn *n, uint32_t trace, const struct client *c,
 			uint16_t flags);
 void slice_untied_loss(struct bsn *n, const struct client *c, uint64_t from_ns);
-void slice_client_exited(struct bsn *n, struct client *c);
+void slice_client_exited(struct bsn *n, const struct client *c);
+void slice_absent_exited(struct bsn *n);
 void slice_copy_trace(struct bsn *n, struct sink *to, uint32_t trace);
 void slice_fill(const struct slice *s, struct bsn_slice *out);
 struct part *slice_part(struct slice *s, uint32_t client);

@@ -112,6 +112,28 @@ static bool keep_next_frame(struct bsn *n)
 	return true;
 }
 
+/*
+ * A segment is reclaimed: what of it is kept stands there twice until it is
+ * given up. If that is never (the daemon is killed), a successor leaves the
+ * copies out that were made since, and makes them again in its time.
+ */
+void keep_reclaim_begins(struct bsn *n)
+{
+	struct tomb_ring *ring = n->tombs;
+
+	ring->reclaim_segment = ring->reclaim_at = 0;
+	if (n->keep_frame != NONE) {
+		ring->reclaim_segment = n->frames[n->keep_frame].segment;
+		ring->reclaim_at = n->keep_at;
+	}
+	store_release(&ring->reclaim_granted_ns, n->granted_ns);
+}
+
+void keep_reclaim_ends(struct bsn *n)
+{
+	store_release(&n->tombs->reclaim_granted_ns, 0ull);
+}
+
 static uint32_t keep_room(const struct bsn *n)
 {
 	return n->keep_frame == NONE ? 0 : SEGMENT - n->keep_at;
@@ -280,12 +302,23 @@ bool keep_run(struct bsn *n, uint32_t r, uint32_t *newest, uint32_t *oldest)
 
 /* ------------------------------------------------------------ adoption --- */
 
+/* Something that was kept is not found again, nobody knows of which traces. */
+static void keep_lost(struct bsn *n)
+{
+	n->tombs->overrun_ns = n->tombs->gone_untied_ns = n->now_ns;
+}
+
 static void keep_walk(struct bsn *n, struct frame *f)
 {
+	const struct tomb_ring *ring = n->tombs;
 	const uint8_t *bytes = frame_bytes(f);
 	uint32_t at = FIRST_RUN;
+	uint32_t end = SEGMENT;
 
-	while (at + RUN_HEADER <= SEGMENT) {
+	if (ring->reclaim_granted_ns && ring->reclaim_at &&
+	    f->segment == ring->reclaim_segment)
+		end = ring->reclaim_at;
+	while (at + RUN_HEADER <= end) {
 		const struct bs_run_header *h =
 			(const struct bs_run_header *)(bytes + at);
 		uint32_t content = h->committed_bytes;
@@ -300,7 +333,7 @@ static void keep_walk(struct bsn *n, struct frame *f)
 		if (!(h->flags & KEPT_OWNER) &&
 		    content >= sizeof(struct kept_run)) {
 			if (run_add(n, id, f, at, flags) == NONE)
-				n->tombs->overrun_ns = n->now_ns;
+				keep_lost(n);
 			n->counts.runs_walked++;
 		}
 		at += RUN_HEADER + content;
@@ -364,8 +397,14 @@ int keep_adopt(struct bsn *n, int fd)
 			memcpy(&h, n->keep.arena + (uint64_t)i * SEGMENT,
 			       sizeof(h));
 		s->generation = h.generation;
-		if (h.magic == BS_ABI_MAGIC && h.segment == i && h.generation)
-			f = frame_new(n, &n->keep, i, FRAME_ACTIVE);
+		if (h.magic == BS_ABI_MAGIC && h.segment == i && h.generation &&
+		    (!ring->reclaim_granted_ns ||
+		     h.granted_ns <= ring->reclaim_granted_ns)) {
+			if (!frames_reserve(n, 1))
+				f = frame_new(n, &n->keep, i, FRAME_ACTIVE);
+			else
+				keep_lost(n);
+		}
 		if (!f) {
 			s->frame = n->keep.segments_free;
 			n->keep.segments_free = i;
@@ -377,7 +416,9 @@ int keep_adopt(struct bsn *n, int fd)
 	frames_sort(n, found, count);
 	for (uint32_t i = 0; i < count; i++)
 		keep_walk(n, &n->frames[found[i]]);
+	keep_reclaim_ends(n);
 	frames_merge_sealed(n, found, count);
 	free(found);
+	n->keep_adopted = true;
 	return 0;
 }

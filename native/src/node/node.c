@@ -165,42 +165,26 @@ int bsn_keep_fd(struct bsn *n)
 	return n->keep_fd;
 }
 
-/* A predecessor died while it made a first copy: do it now, from what is
- * kept. What is in the processes' own arenas follows when they are adopted. */
-static void copy_again_kept(struct bsn *n)
-{
-	for (uint32_t i = 1; i < n->store.n_blocks; i++) {
-		struct slice *s = n->store.slices[i];
-
-		if (s && s->copy_again && !s->bytes) {
-			struct sink to = {.slice = s};
-
-			slice_copy_trace(n, &to, s->trace);
-			slice_dirty(n, s);
-		}
-	}
-}
-
-int bsn_adopt_store(struct bsn *n, int fd)
+int bsn_adopt_store(struct bsn *n, uint64_t now_ns, int fd)
 {
 	int err;
 
 	pthread_mutex_lock(&n->lock);
+	if (now_ns > n->now_ns)
+		n->now_ns = now_ns;
 	err = n->n_clients || n->store.n_slices ? -EBUSY : store_adopt(n, fd);
-	if (!err)
-		copy_again_kept(n);
 	pthread_mutex_unlock(&n->lock);
 	return err;
 }
 
-int bsn_adopt_keep(struct bsn *n, int fd)
+int bsn_adopt_keep(struct bsn *n, uint64_t now_ns, int fd)
 {
 	int err;
 
 	pthread_mutex_lock(&n->lock);
+	if (now_ns > n->now_ns)
+		n->now_ns = now_ns;
 	err = n->n_clients || n->keep.frames ? -EBUSY : keep_adopt(n, fd);
-	if (!err)
-		copy_again_kept(n);
 	pthread_mutex_unlock(&n->lock);
 	return err;
 }
@@ -220,14 +204,26 @@ static void drain_all(struct bsn *n)
 	struct client *c;
 
 	n->open_runs_seen = false;
-	for_each_client(n, c) drain_client(n, c);
+	for_each_client(n, c)
+		drain_client(n, c);
 }
 
 static void give_back_cells(struct bsn *n)
 {
 	struct client *c;
 
-	for_each_client(n, c) drain_triggers_done(c);
+	for_each_client(n, c)
+		drain_triggers_done(c);
+}
+
+/* All of before is adopted: from here on it is committed what becomes of it. */
+static void recover(struct bsn *n)
+{
+	if (n->recovered)
+		return;
+	n->recovered = true;
+	slice_absent_exited(n);
+	pool_shrink(n);
 }
 
 int bsn_poll(struct bsn *n, uint64_t now_ns)
@@ -238,26 +234,18 @@ int bsn_poll(struct bsn *n, uint64_t now_ns)
 	pthread_mutex_lock(&n->lock);
 	if (now_ns > n->now_ns)
 		n->now_ns = now_ns;
-	if (!n->recovered) {
-		/* All of before is adopted. */
-		n->recovered = true;
-		for (uint32_t i = 1; i < n->store.n_blocks; i++) {
-			if (n->store.slices[i] &&
-			    n->store.slices[i]->copy_again)
-				slice_copied(n, n->store.slices[i]);
-		}
-	}
+	recover(n);
 	drain_all(n);
 	/* Also of those that are gone: they may have left more than there was
 	 * room for. */
-	for_each_client(n, c) drain_triggers(n, c);
+	for_each_client(n, c)
+		drain_triggers(n, c);
 	/* What was skipped or refused is nobody's business. */
 	if (!n->triggers_unsettled)
 		give_back_cells(n);
 	if (n->store.n_slices)
 		drain_open_runs(n);
-	for_each_client(n, c)
-	{
+	for_each_client(n, c) {
 		if (c->live)
 			pool_grant(n, c);
 	}
@@ -270,8 +258,10 @@ int bsn_poll(struct bsn *n, uint64_t now_ns)
 int bsn_events(struct bsn *n, struct bsn_event *events, int room)
 {
 	int count = 0;
+	bool was_full;
 
 	pthread_mutex_lock(&n->lock);
+	was_full = n->events_head - n->events_tail == EVENTS_MAX;
 	while (count < room) {
 		struct bsn_event *e = &events[count];
 		struct slice *s;
@@ -303,6 +293,9 @@ int bsn_events(struct bsn *n, struct bsn_event *events, int room)
 		count++;
 	}
 	pthread_mutex_unlock(&n->lock);
+	/* Triggers that found no room wait in their queues, and ring no more. */
+	if (was_full && count)
+		bsn_wake(n);
 	return count;
 }
 
@@ -350,6 +343,7 @@ int bsn_collect(struct bsn *n, struct bs_trace_id id,
 	pthread_mutex_lock(&n->lock);
 	if (now_ns > n->now_ns)
 		n->now_ns = now_ns;
+	recover(n);
 	drain_all(n);
 	drain_open_runs(n);
 	s = find_slice(n, id);
@@ -373,7 +367,6 @@ int bsn_collect(struct bsn *n, struct bs_trace_id id,
 	n->index.traces[t].flags |= TRACE_COLLECTED;
 	n->index.traces[t].slice = s->mark;
 	drain_publish(n);
-	slice_copied(n, s);
 	slice_fill(s, out);
 out:
 	pthread_mutex_unlock(&n->lock);
@@ -414,6 +407,7 @@ int bsn_slice_trim(struct bsn *n, struct bs_trace_id id, uint64_t offset)
 	int err = 0;
 
 	pthread_mutex_lock(&n->lock);
+	recover(n);
 	s = find_slice(n, id);
 	if (!s)
 		err = -ENOENT;
@@ -435,20 +429,21 @@ int bsn_slice_release(struct bsn *n, struct bs_trace_id id, bool abandoned,
 	pthread_mutex_lock(&n->lock);
 	if (now_ns > n->now_ns)
 		n->now_ns = now_ns;
+	recover(n);
 	s = find_slice(n, id);
 	if (s) {
 		t = s->trace;
-		slice_free(n, s);
 		trace = &n->index.traces[t];
 		trace->flags &= ~TRACE_COLLECTED;
 		trace->active = coarse(n->now_ns);
 		/* What is left in the pool must not pass for all of it when the
-		 * next trigger names it. */
+		 * next trigger names it, or a successor's: so this comes first. */
 		if (abandoned)
 			trace_evict(n, t, BSN_SLICE_ABANDONED);
 		else if (trace->flags & TRACE_PARTIAL)
 			trace_evict(n, t, BSN_SLICE_EVICTED);
 		trace->flags &= ~TRACE_PARTIAL;
+		slice_free(n, s);
 		trace_put(n, t);
 	}
 	pthread_mutex_unlock(&n->lock);
@@ -480,6 +475,7 @@ int64_t bsn_peek(struct bsn *n, struct bs_trace_id id, uint64_t now_ns,
 	pthread_mutex_lock(&n->lock);
 	if (now_ns > n->now_ns)
 		n->now_ns = now_ns;
+	recover(n);
 	drain_all(n);
 	drain_open_runs(n);
 	s = find_slice(n, id);

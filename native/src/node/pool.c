@@ -80,6 +80,26 @@ void frame_set_state(struct bsn *n, struct frame *f, enum frame_state state)
 	f->state = state;
 }
 
+/* Room in the table for so many more, beyond the budget where a predecessor had
+ * a larger one. The table may move. */
+int frames_reserve(struct bsn *n, uint32_t count)
+{
+	uint32_t room = n->frames_room;
+	struct frame *frames;
+
+	if (n->frames_used + count <= room)
+		return 0;
+	room += room / 2 + count;
+	frames = realloc(n->frames, room * sizeof(*frames));
+	if (!frames)
+		return -ENOMEM;
+	memset(frames + n->frames_room, 0,
+	       (room - n->frames_room) * sizeof(*frames));
+	n->frames = frames;
+	n->frames_room = room;
+	return 0;
+}
+
 struct frame *frame_new(struct bsn *n, struct client *c, uint32_t segment,
 			enum frame_state state)
 {
@@ -88,7 +108,7 @@ struct frame *frame_new(struct bsn *n, struct client *c, uint32_t segment,
 	if (n->frames_free != NONE) {
 		f = &n->frames[n->frames_free];
 		n->frames_free = f->next;
-	} else if (n->frames_fresh < n->n_frames) {
+	} else if (n->frames_fresh < n->frames_room) {
 		f = &n->frames[n->frames_fresh++];
 	} else {
 		return NULL;
@@ -216,18 +236,29 @@ uint64_t pool_oldest_ns(const struct bsn *n)
 	return ns_since(n, n->frames[n->sealed.head].granted_ns);
 }
 
+/* It has memory, and waits to be granted again. */
+void frame_back(struct bsn *n, struct frame *f)
+{
+	/* A successor must not take what is left there for a segment in use. */
+	WRITE_ONCE(((struct bs_segment_header *)frame_bytes(f))->magic, 0);
+	frame_set_state(n, f, FRAME_BACKED);
+	own_push(n, &f->client->backed, f);
+}
+
 static void reclaim(struct bsn *n, struct frame *f, bool second_chance)
 {
 	struct client *c = f->client;
 
+	keep_reclaim_begins(n);
 	evict_frame(n, f, second_chance);
-	sealed_remove(n, f);
-	/* A successor must not take what is left there for a segment in use. */
+	keep_reclaim_ends(n);
+	/* Here a kill leaves it and its copies; the reader of slices drops what
+	 * is there twice. */
 	WRITE_ONCE(((struct bs_segment_header *)frame_bytes(f))->magic, 0);
+	sealed_remove(n, f);
 	n->counts.reclaims++;
 	if (c->live) {
-		frame_set_state(n, f, FRAME_BACKED);
-		own_push(n, &c->backed, f);
+		frame_back(n, f);
 		return;
 	}
 	frame_drop(n, f);
@@ -250,7 +281,7 @@ void pool_drop_client(struct bsn *n, struct client *c)
 		uint32_t i = c->segments[s].frame;
 
 		/* Only of a process whose adoption failed. */
-		if (i < n->n_frames && n->frames[i].client == c &&
+		if (i < n->frames_room && n->frames[i].client == c &&
 		    n->frames[i].segment == s &&
 		    n->frames[i].state != FRAME_SEALED)
 			frame_seal(n, &n->frames[i]);
@@ -331,6 +362,15 @@ static bool steal(struct bsn *n, const struct client *for_whom)
 	return false;
 }
 
+/* A predecessor had a larger budget. */
+void pool_shrink(struct bsn *n)
+{
+	while (n->frames_used > n->n_frames) {
+		if (!steal(n, NULL) && !pool_reclaim(n, true))
+			break;
+	}
+}
+
 /*
  * A segment with memory for c, or NULL. The loop is bounded: each round either
  * ends, or takes one from the list of the sealed; those that came to it
@@ -388,7 +428,7 @@ struct frame *frame_take_kept(struct bsn *n)
 		return f;
 	if (n->keep.frames >= n->keep_max)
 		return NULL;
-	if (n->frames_used == n->n_frames && !steal(n, &n->keep))
+	if (n->frames_used >= n->n_frames && !steal(n, &n->keep))
 		return NULL;
 	return frame_unused(n, &n->keep);
 }
@@ -520,8 +560,7 @@ static void stock_shrink(struct bsn *n, struct client *c)
 		}
 		f = &n->frames[c->granted[c->grant_tail++ %
 					  BS_GRANT_RING_ENTRIES]];
-		frame_set_state(n, f, FRAME_BACKED);
-		own_push(n, &c->backed, f);
+		frame_back(n, f);
 	}
 }
 
@@ -610,6 +649,7 @@ int pool_init(struct bsn *n)
 	n->threshold = (uint32_t)((uint64_t)n->n_frames *
 				  n->config.reclaim_percent / 100);
 	n->keep_max = n->n_frames / 4;
+	n->frames_room = n->n_frames;
 	n->frames_free = NONE;
 	list_init(&n->sealed);
 	n->frames = calloc(n->n_frames, sizeof(*n->frames));

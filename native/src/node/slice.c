@@ -288,7 +288,9 @@ static uint32_t copy_run(struct bsn *n, struct sink *to, uint32_t r,
 		return copied;
 	}
 	grew = bytes > from;
-	if (!grew && copied != NONE && !(flags & (BS_RUN_LAST | BS_RUN_LOSSY)))
+	/* Flags of an open run are told when it is closed, and not at each look. */
+	if (!grew && copied != NONE &&
+	    (run->flags & RUN_OPEN || !(flags & (BS_RUN_LAST | BS_RUN_LOSSY))))
 		return copied;
 	whole = records_whole(n->scratch + from, bytes - from, SEGMENT,
 			      &malformed);
@@ -321,7 +323,8 @@ static uint32_t copy_run(struct bsn *n, struct sink *to, uint32_t r,
 	piece.bytes = fits;
 	if (fits || !whole)
 		put_piece(n, to, &piece, n->scratch + from);
-	return from + whole;
+	/* What cannot be read is not read again. */
+	return malformed ? bytes : from + whole;
 }
 
 /* -------------------------------------------------------------- slices --- */
@@ -340,8 +343,7 @@ void slice_run_arrived(struct bsn *n, uint32_t r, uint32_t copied)
 	copied = copy_run(n, &to, r, copied);
 	if (run->flags & RUN_OPEN || f->open_run == r) {
 		f->open_copied = copied;
-		if (f->slot < BS_THREAD_SLOTS)
-			f->client->threads[f->slot].dirty = true;
+		frame_progressed(f);
 	}
 	if (s->bytes != bytes || s->flags != flags || s->n_crumbs != crumbs ||
 	    slice_open_handles(s) != open)
@@ -374,6 +376,12 @@ void slice_untied_loss(struct bsn *n, const struct client *c, uint64_t from_ns)
 
 		if (!s || s->flags & BSN_SLICE_MAYBE_LOSSY)
 			continue;
+		if (s->adopted && s->changed_ns >= from_ns) {
+			/* Which processes had a part in it is forgotten. */
+			s->flags |= BSN_SLICE_MAYBE_LOSSY;
+			slice_dirty(n, s);
+			continue;
+		}
 		for (uint32_t k = 0; k < s->n_parts; k++) {
 			if (s->parts[k].client == c->number &&
 			    (s->parts[k].open > 0 ||
@@ -386,23 +394,42 @@ void slice_untied_loss(struct bsn *n, const struct client *c, uint64_t from_ns)
 	}
 }
 
+static void slice_exited(struct bsn *n, struct slice *s, struct part *part)
+{
+	struct sink to = {.slice = s};
+
+	if (part->open <= 0)
+		return;
+	part->open = 0;
+	put_bare(n, &to, BS_PIECE_EXIT, part->client, 0);
+	slice_dirty(n, s);
+}
+
 /* What it had open stays unfinished. */
-void slice_client_exited(struct bsn *n, struct client *c)
+void slice_client_exited(struct bsn *n, const struct client *c)
 {
 	for (uint32_t i = 1; i < n->store.n_blocks; i++) {
 		struct slice *s = n->store.slices[i];
-		struct sink to = {.slice = s};
 
-		if (!s)
-			continue;
-		for (uint32_t k = 0; k < s->n_parts; k++) {
-			struct part *part = &s->parts[k];
+		for (uint32_t k = 0; s && k < s->n_parts; k++) {
+			if (s->parts[k].client == c->number)
+				slice_exited(n, s, &s->parts[k]);
+		}
+	}
+}
 
-			if (part->client != c->number || part->open <= 0)
-				continue;
-			part->open = 0;
-			put_bare(n, &to, BS_PIECE_EXIT, c->number, 0);
-			slice_dirty(n, s);
+/* The same of processes that did not come back over a restart. */
+void slice_absent_exited(struct bsn *n)
+{
+	for (uint32_t i = 1; i < n->store.n_blocks; i++) {
+		struct slice *s = n->store.slices[i];
+
+		for (uint32_t k = 0; s && k < s->n_parts; k++) {
+			const struct client *c =
+				client_find(n, s->parts[k].client);
+
+			if (!c || !c->live)
+				slice_exited(n, s, &s->parts[k]);
 		}
 	}
 }
@@ -511,7 +538,7 @@ void slice_copy_trace(struct bsn *n, struct sink *to, uint32_t t)
 
 		if (!to->buffer && f->open_run == r) {
 			f->open_copied = copied;
-			f->client->threads[f->slot].dirty = true;
+			frame_progressed(f);
 		}
 	}
 	copy_exits(n, to, count);

@@ -69,8 +69,6 @@ struct mark {
 	char trigger[BS_TRIGGER_NAME_MAX + 1];
 	uint64_t collected_ns;
 	uint64_t slice_epoch;
-	uint32_t copying; /* the first copy is not done */
-	uint32_t zero;
 	struct mark_state state[2];
 };
 _Static_assert(sizeof(struct mark) <= BLOCK_BYTES, "a mark is one block");
@@ -158,7 +156,8 @@ static struct slice *slice_make(struct store *s, uint32_t mark, uint32_t trace,
 	return slice;
 }
 
-/* A slice with a mark that says: being copied. NULL: no room. */
+/* A slice with a mark. Until the commit it does not count, so a successor does
+ * not find one that was being copied: its trigger comes again. NULL: no room. */
 struct slice *slice_new(struct bsn *n, uint32_t trace, struct bs_trace_id id,
 			struct bs_trace_id primary, const char *trigger)
 {
@@ -184,17 +183,9 @@ struct slice *slice_new(struct bsn *n, uint32_t trace, struct bs_trace_id id,
 	memcpy(m->trigger, slice->trigger, sizeof(m->trigger));
 	m->collected_ns = n->now_ns;
 	m->slice_epoch = slice->epoch;
-	m->copying = 1;
 	block_fill(s, i, BLOCK_MARK, i, 0, id);
 	slice_dirty(n, slice);
 	return slice;
-}
-
-void slice_copied(struct bsn *n, struct slice *slice)
-{
-	store_commit(n);
-	slice->copy_again = false;
-	WRITE_ONCE(mark_at(&n->store, slice->mark)->copying, 0);
 }
 
 void slice_free(struct bsn *n, struct slice *slice)
@@ -413,6 +404,8 @@ uint32_t store_next_client(struct bsn *n, uint32_t at_least)
 	struct store_header *h = header(&n->store);
 	uint32_t number = h->next_client > at_least ? h->next_client : at_least;
 
+	while (client_find(n, number))
+		number = number < INT32_MAX ? number + 1 : 1;
 	h->next_client = number < INT32_MAX ? number + 1 : 1;
 	return number;
 }
@@ -542,12 +535,10 @@ static void adopt_mark(struct bsn *n, uint32_t i)
 	slice->epoch = m->slice_epoch;
 	slice->saved = saved;
 	slice->changed_ns = best->changed_ns;
-	slice->copy_again = m->copying;
+	slice->adopted = true;
 	/* How much of it was reclaimed since, nobody knows any more. */
 	n->index.traces[t].flags |= TRACE_COLLECTED | TRACE_PARTIAL;
 	n->index.traces[t].slice = i;
-	if (slice->copy_again)
-		return; /* its bytes were never read: they are copied anew */
 	slice->bytes = best->bytes;
 	slice->trimmed_bytes = best->trimmed_bytes;
 	slice->flags = best->flags;
@@ -615,7 +606,7 @@ int store_adopt(struct bsn *n, int fd)
 {
 	struct store *s = &n->store;
 	struct store_header *h;
-	uint64_t bytes;
+	uint64_t bytes, changed_ns;
 	int err = memfd_check(fd, &bytes);
 
 	if (err)
@@ -667,7 +658,10 @@ int store_adopt(struct bsn *n, int fd)
 		if (!slice)
 			continue;
 		adopt_check(n, slice);
+		changed_ns = slice->changed_ns;
 		slice_dirty(n, slice);
+		slice->changed_ns = changed_ns;
 	}
+	n->store_adopted = true;
 	return 0;
 }

@@ -87,6 +87,9 @@ bool tombs_drop_oldest(struct bsn *n)
 
 		if (n->tomb_traces[slot] == NONE || matters(n, slot))
 			continue;
+		/* Whether it does is not known before all logs are walked. */
+		if (!n->recovered)
+			n->tombs->overrun_ns = n->now_ns;
 		tomb_clear(n, slot);
 		if (n->index.traces_used < before)
 			return true;

@@ -7,38 +7,6 @@
 
 static struct decoded d;
 
-/* The fds as a holder would have them. */
-struct held {
-	int store, keep;
-};
-
-static struct held hold(struct bsn *n)
-{
-	struct held h = {dup(bsn_store_fd(n)), dup(bsn_keep_fd(n))};
-
-	CHECK(h.store >= 0 && h.keep >= 0);
-	return h;
-}
-
-static struct bsn *restart(struct bsn *n, const struct bsn_config *config,
-			   struct writer *w, int writers, uint64_t now)
-{
-	struct held h = hold(n);
-	int number;
-
-	bsn_free(n); /* writes nothing: as good as a kill */
-	n = test_node(config);
-	CHECK_EQ(bsn_adopt_keep(n, h.keep), 0);
-	CHECK_EQ(bsn_adopt_store(n, h.store), 0);
-	for (int i = 0; i < writers; i++) {
-		number = bsn_client_adopt(n, 1234, "tester", now, &w[i].fds);
-		CHECK_EQ(number, w[i].number);
-	}
-	close(h.store);
-	close(h.keep);
-	return n;
-}
-
 static void walks_when_the_ring_overflowed(void)
 {
 	struct bsn_config config = test_config(16 << 20);
@@ -413,42 +381,42 @@ static void refuses_what_is_not_ours(void)
 	/* Wrong magic, wrong version, wrong size, no seals, no memfd. */
 	bsn_client_exited(n, w.number, START);
 	w_header(&w)->magic++;
-	CHECK_EQ(bsn_client_adopt(n, 1, "x", START, &w.fds), -EPROTO);
+	CHECK_EQ(bsn_client_adopt(n, 1, 1, "x", START, &w.fds), -EPROTO);
 	w_header(&w)->magic--;
 	w_header(&w)->version++;
-	CHECK_EQ(bsn_client_adopt(n, 1, "x", START, &w.fds), -EPROTO);
+	CHECK_EQ(bsn_client_adopt(n, 1, 1, "x", START, &w.fds), -EPROTO);
 	w_header(&w)->version--;
 	w.context->version++;
-	CHECK_EQ(bsn_client_adopt(n, 1, "x", START, &w.fds), -EPROTO);
+	CHECK_EQ(bsn_client_adopt(n, 1, 1, "x", START, &w.fds), -EPROTO);
 	w.context->version--;
 	bad = w.fds;
 	bad.arena = w.fds.channel;
-	CHECK_EQ(bsn_client_adopt(n, 1, "x", START, &bad), -EPROTO);
+	CHECK_EQ(bsn_client_adopt(n, 1, 1, "x", START, &bad), -EPROTO);
 	bad.arena = open("/dev/null", O_RDWR | O_CLOEXEC);
-	CHECK_EQ(bsn_client_adopt(n, 1, "x", START, &bad), -EPROTO);
+	CHECK_EQ(bsn_client_adopt(n, 1, 1, "x", START, &bad), -EPROTO);
 	close(bad.arena);
 	bad.arena = memfd_create("unsealed", MFD_CLOEXEC);
 	CHECK_EQ(ftruncate(bad.arena, 8 << 20), 0);
-	CHECK_EQ(bsn_client_adopt(n, 1, "x", START, &bad), -EPROTO);
+	CHECK_EQ(bsn_client_adopt(n, 1, 1, "x", START, &bad), -EPROTO);
 	close(bad.arena);
 	bad.arena = -1;
-	CHECK_EQ(bsn_client_adopt(n, 1, "x", START, &bad), -EPROTO);
+	CHECK_EQ(bsn_client_adopt(n, 1, 1, "x", START, &bad), -EPROTO);
 	bsn_free(n);
 
 	n = test_node(&config);
 	fd = memfd_create("unsealed", MFD_CLOEXEC);
-	CHECK_EQ(bsn_adopt_store(n, fd), -EPROTO);
-	CHECK_EQ(bsn_adopt_keep(n, fd), -EPROTO);
-	CHECK_EQ(bsn_adopt_store(n, h.keep), -EPROTO);
-	CHECK_EQ(bsn_adopt_keep(n, h.store), -EPROTO);
-	CHECK_EQ(bsn_adopt_store(n, w.fds.arena), -EPROTO);
+	CHECK_EQ(bsn_adopt_store(n, START, fd), -EPROTO);
+	CHECK_EQ(bsn_adopt_keep(n, START, fd), -EPROTO);
+	CHECK_EQ(bsn_adopt_store(n, START, h.keep), -EPROTO);
+	CHECK_EQ(bsn_adopt_keep(n, START, h.store), -EPROTO);
+	CHECK_EQ(bsn_adopt_store(n, START, w.fds.arena), -EPROTO);
 	close(fd);
-	CHECK_EQ(bsn_adopt_store(n, -1), -EPROTO);
+	CHECK_EQ(bsn_adopt_store(n, START, -1), -EPROTO);
 	/* After the first client it is too late. */
 	writer_close(&w);
 	writer_attach(&w, n, START);
-	CHECK_EQ(bsn_adopt_store(n, h.store), -EBUSY);
-	CHECK_EQ(bsn_adopt_keep(n, h.keep), -EBUSY);
+	CHECK_EQ(bsn_adopt_store(n, START, h.store), -EBUSY);
+	CHECK_EQ(bsn_adopt_keep(n, START, h.keep), -EBUSY);
 	writer_close(&w);
 	bsn_free(n);
 	close(h.store);

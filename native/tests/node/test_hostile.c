@@ -158,8 +158,8 @@ static void add_up(struct bsn *n)
 	total.cells_skipped += m.cells_skipped;
 }
 
-static struct bsn *restart(struct bsn *n, const struct bsn_config *config,
-			   struct writer *w, int writers, uint64_t now)
+static struct bsn *come_back(struct bsn *n, const struct bsn_config *config,
+			     struct writer *w, int writers, uint64_t now)
 {
 	int store = dup(bsn_store_fd(n)), keep = dup(bsn_keep_fd(n));
 
@@ -167,14 +167,15 @@ static struct bsn *restart(struct bsn *n, const struct bsn_config *config,
 	bsn_free(n);
 	n = test_node(config);
 	if (below(2)) {
-		CHECK_EQ(bsn_adopt_store(n, store), 0);
-		CHECK_EQ(bsn_adopt_keep(n, keep), 0);
+		CHECK_EQ(bsn_adopt_store(n, now, store), 0);
+		CHECK_EQ(bsn_adopt_keep(n, now, keep), 0);
 	} else {
-		CHECK_EQ(bsn_adopt_keep(n, keep), 0);
-		CHECK_EQ(bsn_adopt_store(n, store), 0);
+		CHECK_EQ(bsn_adopt_keep(n, now, keep), 0);
+		CHECK_EQ(bsn_adopt_store(n, now, store), 0);
 	}
 	for (int i = 0; i < writers; i++) {
-		int number = bsn_client_adopt(n, 1, "again", now, &w[i].fds);
+		int number = bsn_client_adopt(n, w[i].number, 1, "again", now,
+					      &w[i].fds);
 
 		/* The magic itself may be spoilt. */
 		CHECK(number > 0 || (i && number < 0));
@@ -232,7 +233,7 @@ static void lies(uint64_t rounds)
 			}
 		}
 		if (below(2000) == 0) {
-			n = restart(n, &config, w, 2, now);
+			n = come_back(n, &config, w, 2, now);
 			check_invariants(n);
 		}
 		if (w[1].number < 0 || below(64) == 0) {

@@ -104,9 +104,7 @@ static void a_large_arena_is_adopted(void)
 	t = writer_thread(&w, 0);
 	CHECK(w_trace(&t, trace_id(1), 100, START));
 	bsn_poll(n, START);
-	bsn_free(n);
-	n = test_node(&config);
-	CHECK_EQ(bsn_client_adopt(n, 1234, "tester", START, &w.fds), w.number);
+	n = restart(n, &config, &w, 1, START);
 	collect(n, trace_id(1), START, &s);
 	CHECK_EQ(s.flags, BSN_SLICE_HELD);
 	writer_close(&w);
@@ -132,7 +130,8 @@ static void time_does_not_go_back(void)
 	close(fds.context);
 	n = test_node(&config);
 	bsn_poll(n, START + MS);
-	CHECK_EQ(bsn_client_adopt(n, 1234, "tester", START, &w.fds), w.number);
+	CHECK_EQ(bsn_client_adopt(n, w.number, 1234, "tester", START, &w.fds),
+		 w.number);
 	collect(n, trace_id(2), START, &s);
 	CHECK_EQ(s.collected_ns, START + MS);
 	CHECK_EQ(bsn_client_exited(n, w.number, START), 0);

@@ -127,12 +127,7 @@ static void a_restart_forgets_no_loss(void)
 	now += MS;
 	CHECK_EQ(flags_of(n, trace_id(0), now), BSN_SLICE_MAYBE_LOSSY);
 	CHECK_EQ(flags_of(n, trace_id(1), now), 0);
-	bsn_free(n);
-	n = test_node(&config);
-	for (int i = 0; i < 2; i++)
-		CHECK_EQ(bsn_client_adopt(n, 1234, "tester", now + MS,
-					  &w[i].fds),
-			 w[i].number);
+	n = restart(n, &config, w, 2, now + MS);
 	now += 2 * MS;
 	CHECK_EQ(flags_of(n, trace_id(0), now), BSN_SLICE_MAYBE_LOSSY);
 	CHECK_EQ(flags_of(n, trace_id(1), now), 0);
@@ -176,7 +171,7 @@ static void a_restart_finds_no_run_that_is_none(void)
 	}
 	bsn_free(n);
 	n = test_node(&config);
-	CHECK_EQ(bsn_adopt_keep(n, keep), 0);
+	CHECK_EQ(bsn_adopt_keep(n, now, keep), 0);
 	bsn_get_metrics(n, &m);
 	CHECK(m.runs_indexed > 4);
 	CHECK_EQ(bsn_peek(n, (struct bs_trace_id){left, left}, now, buffer,
@@ -232,7 +227,7 @@ static void what_is_kept_of_the_gone_is_in_doubt(void)
 	bsn_free(n);
 	n = test_node(&config);
 	bsn_poll(n, now);
-	CHECK_EQ(bsn_adopt_keep(n, keep), 0);
+	CHECK_EQ(bsn_adopt_keep(n, now, keep), 0);
 	CHECK_EQ(flags_of(n, trace_id(1), now), BSN_SLICE_MAYBE_LOSSY);
 	close(keep);
 	writer_close(&w);

@@ -133,6 +133,42 @@ static inline struct bs_thread_area *w_area(const struct writer *w,
 	       slot;
 }
 
+/* ------------------------------------------------------------- restart --- */
+
+/* The fds as a holder would have them. */
+struct held {
+	int store, keep;
+};
+
+static inline struct held hold(struct bsn *n)
+{
+	struct held h = {dup(bsn_store_fd(n)), dup(bsn_keep_fd(n))};
+
+	CHECK(h.store >= 0 && h.keep >= 0);
+	return h;
+}
+
+static inline struct bsn *restart(struct bsn *n,
+				  const struct bsn_config *config,
+				  struct writer *w, int writers, uint64_t now)
+{
+	struct held h = hold(n);
+	int number;
+
+	bsn_free(n); /* writes nothing: as good as a kill */
+	n = test_node(config);
+	CHECK_EQ(bsn_adopt_keep(n, now, h.keep), 0);
+	CHECK_EQ(bsn_adopt_store(n, now, h.store), 0);
+	for (int i = 0; i < writers; i++) {
+		number = bsn_client_adopt(n, w[i].number, 1234, "tester", now,
+					  &w[i].fds);
+		CHECK_EQ(number, w[i].number);
+	}
+	close(h.store);
+	close(h.keep);
+	return n;
+}
+
 /* -------------------------------------------------------------- thread --- */
 
 /* The log ends here, whatever an earlier life of the segment left. */
