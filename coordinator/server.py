@@ -54,8 +54,9 @@ _UNREAD_TIMEOUT_S = 60.0
 # For a peer to say who it is. Until then nobody misses it.
 _GREETING_TIMEOUT_S = 10.0
 
-# Writes that wait for a disk which is slow, or full. Beyond, nodes are not
-# listened to, and keep what they have to say; slices are bounded by credit.
+# Writes, and replies, that wait for a disk which is slow, or full. Beyond, nodes
+# are not listened to, and keep what they have to say; the bytes of slices are
+# bounded by credit.
 _UNDURABLE_WRITES_MAX = 65536
 
 _OPTIONS = [
@@ -273,7 +274,8 @@ class CoordinatorServer:
         if writes:
             self._store.submit(writes)
             self._submitted = writes[-1].token
-        if self._submitted - self._durable <= _UNDURABLE_WRITES_MAX:
+        waiting = max(self._submitted - self._durable, self._core.waiting_effects)
+        if waiting <= _UNDURABLE_WRITES_MAX:
             self._keeps_up.set()
         else:
             self._keeps_up.clear()
@@ -441,6 +443,7 @@ class CoordinatorServer:
                         await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "opened twice")
                     self._core.on_chunk(stream, chunk, time.monotonic_ns())
                     self._changed()
+                    await self._keeps_up.wait()
             outgoing.end()
         except TimeoutError:
             self.counters.no_opening += 1

@@ -44,6 +44,7 @@ class Settings:
     missing_linger_s: Seconds = 300.0
     memory_bytes: Annotated[int, Size(CHUNK_BYTES_MAX, 1 << 40)] = 256 << 20
     credit_window_bytes: Annotated[int, Size(64 << 10, 1 << 30)] = 4 << 20
+    slice_bytes_max: Annotated[int, Size(64 << 10, 1 << 40)] = 256 << 20
 
     def __post_init__(self) -> None:
         if not self.insecure and not is_loopback(self.listen):
@@ -67,6 +68,7 @@ class Settings:
             missing_linger_ns=_ns(self.missing_linger_s),
             memory_bytes=self.memory_bytes,
             credit_window_bytes=self.credit_window_bytes,
+            slice_bytes_max=self.slice_bytes_max,
             # The other half is what the store deletes from when it is full.
             assembly_bytes_max=self.store.bytes_max // 2,
         )

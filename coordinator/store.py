@@ -50,7 +50,7 @@ from protocol.messages import (
     TriggerFired,
 )
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 # "BSGT", so that `file` and we can tell a store from any other database.
 _APPLICATION_ID = 0x42534754
@@ -92,6 +92,7 @@ CREATE TABLE members (
     primary_trace BLOB NOT NULL,
     PRIMARY KEY (trace, name, primary_trace)
 ) WITHOUT ROWID;
+CREATE INDEX members_by_group ON members (name, primary_trace);
 
 CREATE TABLE abandoned (
     name TEXT NOT NULL,
@@ -513,7 +514,13 @@ class Store:
                 " ORDER BY stored_ns, trace LIMIT ?",
                 ((1 << 63) - 1 if before_ns is None else before_ns, count),
             ).fetchall()
+            groups: set[tuple[str, bytes]] = set()
             for key in traces:
+                groups.update(
+                    self._connection.execute(
+                        "SELECT name, primary_trace FROM members WHERE trace = ?", key
+                    )
+                )
                 for statement in (
                     "DELETE FROM chunks WHERE trace = ?",
                     "DELETE FROM slices WHERE trace = ?",
@@ -523,10 +530,11 @@ class Store:
                 ):
                     self._connection.execute(statement, key)
             # A firing goes with the last trace of its group.
-            self._connection.execute(
-                "DELETE FROM triggers WHERE NOT EXISTS (SELECT 1 FROM members"
-                " WHERE members.name = triggers.name"
-                " AND members.primary_trace = triggers.primary_trace)"
+            self._connection.executemany(
+                "DELETE FROM triggers WHERE name = ? AND primary_trace = ? AND NOT EXISTS"
+                " (SELECT 1 FROM members WHERE members.name = triggers.name"
+                " AND members.primary_trace = triggers.primary_trace)",
+                groups,
             )
         self.counters.traces_deleted += len(traces)
         return bool(traces)
@@ -541,7 +549,7 @@ class Store:
     def recover_traces(self, released_max: int) -> Iterator[StoredTrace]:
         """All traces in assembly, and the last released ones, oldest first. Before the first submit() only.
 
-        The chunks of a trace are read when they are asked for.
+        Triggers and chunks of a trace are read when they are asked for.
         """
         rows = self._connection.execute(
             "SELECT trace, released FROM traces WHERE released = 0 OR trace IN"
@@ -555,11 +563,7 @@ class Store:
             )
             yield StoredTrace(
                 TraceId(trace),
-                tuple(
-                    trigger
-                    for trigger in _triggers(self._connection, trace)
-                    if trigger.fired.group.primary == trace
-                ),
+                _Triggers(self._connection, trace),
                 tuple(PutAbandoned(Group(name, TraceId(trace)), node) for name, node in abandoned),
                 tuple(self._recover_slices(trace, bool(released))),
                 _verdict(self._connection, trace),
@@ -591,30 +595,43 @@ def _decompressed(data: bytes) -> bytes:
     return zlib.decompress(data, bufsize=CHUNK_BYTES_MAX)
 
 
-def _triggers(
-    connection: sqlite3.Connection, trace: bytes, limit: int = -1
-) -> tuple[PutTrigger, ...]:
-    """The firings of all groups that a trace belongs to, in the order in which they fired."""
-    rows = connection.execute(
-        "SELECT t.name, t.primary_trace, t.node, laterals, why, source, fired_at_ns, suppressed"
-        " FROM members AS m JOIN triggers AS t ON t.name = m.name"
-        " AND t.primary_trace = m.primary_trace WHERE m.trace = ?"
-        " ORDER BY fired_at_ns, t.node, t.name LIMIT ?",
-        (trace, limit),
-    )
-    return tuple(
-        PutTrigger(
-            node,
-            TriggerFired(
-                Group(name, TraceId(primary)),
-                tuple(TraceId(laterals[i : i + 16]) for i in range(0, len(laterals), 16)),
-                why,
-                Source(source),
-                fired_at_ns,
-                suppressed,
+_FIRED = "t.name, t.primary_trace, t.node, laterals, why, source, fired_at_ns, suppressed"
+_FOR_A_MEMBER = (
+    "FROM members AS m JOIN triggers AS t ON t.name = m.name"
+    " AND t.primary_trace = m.primary_trace WHERE m.trace = ?"
+)
+_IN_ORDER = "ORDER BY fired_at_ns, t.node, t.name"
+
+
+class _Triggers(Iterable[PutTrigger]):
+    """The firings of the groups whose primary a trace is, in the order in which they fired."""
+
+    def __init__(self, connection: sqlite3.Connection, trace: bytes) -> None:
+        self._connection = connection
+        self._trace = trace
+
+    def __iter__(self) -> Iterator[PutTrigger]:
+        return map(
+            _put_trigger,
+            self._connection.execute(
+                f"SELECT {_FIRED} FROM triggers AS t WHERE t.primary_trace = ? {_IN_ORDER}",
+                (self._trace,),
             ),
         )
-        for name, primary, node, laterals, why, source, fired_at_ns, suppressed in rows
+
+
+def _put_trigger(row: tuple[str, bytes, str, bytes, str, int, int, int]) -> PutTrigger:
+    name, primary, node, laterals, why, source, fired_at_ns, suppressed = row
+    return PutTrigger(
+        node,
+        TriggerFired(
+            Group(name, TraceId(primary)),
+            tuple(TraceId(laterals[i : i + 16]) for i in range(0, len(laterals), 16)),
+            why,
+            Source(source),
+            fired_at_ns,
+            suppressed,
+        ),
     )
 
 
@@ -712,13 +729,14 @@ class StoreReader:
         row = self._connection.execute("SELECT 1 FROM traces WHERE trace = ?", (trace,)).fetchone()
         if row is None:
             return None
-        triggers = _triggers(self._connection, trace, _TRIGGERS_SHOWN_MAX)
+        fired = self._connection.execute(
+            f"SELECT {_FIRED} {_FOR_A_MEMBER} {_IN_ORDER} LIMIT ?", (trace, _TRIGGERS_SHOWN_MAX)
+        )
+        triggers = tuple(map(_put_trigger, fired))
         omitted = 0
         if len(triggers) == _TRIGGERS_SHOWN_MAX:
             (count,) = self._connection.execute(
-                "SELECT count(*) FROM members AS m JOIN triggers AS t ON t.name = m.name"
-                " AND t.primary_trace = m.primary_trace WHERE m.trace = ?",
-                (trace,),
+                f"SELECT count(*) {_FOR_A_MEMBER}", (trace,)
             ).fetchone()
             omitted = count - len(triggers)
         return TraceRow(trace, triggers, omitted, _verdict(self._connection, trace))

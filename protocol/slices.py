@@ -241,7 +241,6 @@ class SliceDecoder:
     handles    (client, handle) -> its runs
     processes  client -> who it is
     exited     clients that are gone: what they had open stays open
-    runs       how many, over all handles: what is remembered grows with them
     lossy      clients that lost records of this trace
     malformed  how often something made no sense
     broken     the sizes themselves make no sense: nothing more is read
@@ -252,7 +251,7 @@ class SliceDecoder:
         self.processes: dict[int, Process] = {}
         self.exited: set[int] = set()
         self.lossy: set[int] = set()
-        self.runs = 0
+        self._runs = 0
         self.malformed = 0
         self.broken = False
 
@@ -268,6 +267,12 @@ class SliceDecoder:
     def whole(self) -> bool:
         """The bytes so far end where a piece ends."""
         return not self.broken and self._run is None and not self._skip and not self._pending
+
+    @property
+    def items(self) -> int:
+        """What it remembers, in pieces of some 150 bytes: runs, clients, and what waits for more."""
+        clients = len(self.processes) + len(self.exited) + len(self.lossy)
+        return self._runs + clients + len(self._pending) // 150
 
     def feed(self, data: bytes) -> list[Record]:
         """Take the next bytes; return the records that became whole."""
@@ -358,7 +363,7 @@ class SliceDecoder:
         known = self.handles.get((client, handle))
         if known is None:
             known = self.handles[client, handle] = Handle()
-        self.runs += seq not in known.run_bytes
+        self._runs += seq not in known.run_bytes
         known.add(seq, flags, start, size)
 
     def _read_record(

@@ -39,6 +39,7 @@ class Assembly:
 
     def __init__(self, config: CoordinatorConfig, nodes: Nodes, outbox: Outbox) -> None:
         self.credit = Credit(config.memory_bytes, config.credit_window_bytes)
+        self._slice_bytes_max = config.slice_bytes_max
         self._nodes = nodes
         self._outbox = outbox
         self._streams: dict[int, _Stream] = {}
@@ -117,22 +118,28 @@ class Assembly:
         self._outbox.after_writes(BytesDurable(chunk.trace, node.id, chunk.epoch, end, 0))
 
     def take(self, stream: int, node: Node, trace: Trace, part: Part, chunk: SliceChunk) -> bytes:
-        """Take a chunk for which there was room; what of it is new."""
+        """Take a chunk for which there was room; what of it is new.
+
+        What lies beyond the largest slice is dropped; the node may forget it.
+        """
         size = len(chunk.data)
+        end = chunk.offset + size
         fresh = b""
         if chunk.offset <= part.received:
-            fresh = chunk.data[part.received - chunk.offset :]
+            fresh = chunk.data[part.received - chunk.offset : self._slice_bytes_max - chunk.offset]
         if not fresh:
             # A gap, or nothing new: where to go on.
             self.credit.free(size)
-            if chunk.offset > part.received or chunk.offset + size <= part.durable:
+            if part.received >= self._slice_bytes_max:
+                self._outbox.after_writes(BytesDurable(trace.id, node.id, part.epoch, end, 0))
+            elif chunk.offset > part.received or end <= part.durable:
                 self._ack(stream, trace, part)
         else:
             offset = part.received
             part.received += len(fresh)
             self._outbox.write(
                 AppendSlice(trace.id, node.name, part.epoch, offset, fresh),
-                BytesDurable(trace.id, node.id, part.epoch, part.received, len(fresh)),
+                BytesDurable(trace.id, node.id, part.epoch, end, len(fresh)),
             )
             self.credit.free(size - len(fresh))
         self.credit.top_up(stream)
@@ -144,7 +151,7 @@ class Assembly:
         node = self._nodes.by_id.get(effect.node)
         part = trace.parts.get(effect.node) if trace is not None else None
         if trace is not None and part is not None and part.epoch == effect.epoch:
-            part.durable = effect.end
+            part.durable = max(part.durable, effect.end)
             if node is not None and node.stream is not None:
                 self._ack(node.stream, trace, part)
         elif node is not None and node.stream is not None:

@@ -37,15 +37,18 @@ class CoordinatorConfig:
                           and not durable
       credit_window_bytes of one node that may be under way
       traces_max          traces in memory. One more finishes the oldest early
-      evidence_max        spans, hops, crumbs and runs in memory, 150 bytes or
-                          so each, until the verdict can change no more. More
-                          finish the oldest trace early
+      evidence_max        spans, hops, crumbs, runs, nodes and reasons in memory,
+                          150 bytes or so each, until the verdict can change no
+                          more. More finish the oldest trace early
       evidence_per_trace_max  the same, of one trace that is judged. A larger one
                           is stored, and called truncated
-      assembly_bytes_max  slice bytes of the traces in memory, which the store must
-                          not delete yet. More finish the oldest trace early
+      assembly_bytes_max  what is stored of the traces in memory, which the store
+                          must not delete yet. More finish the oldest trace early
+      slice_bytes_max     of one slice that are stored. What is beyond is taken from
+                          its node and dropped, and the slice called truncated
       closed_max          traces remembered only by their outcome, to answer
-                          nodes that come back late
+                          nodes that come back late; fewer where outcomes have
+                          more slices and reasons in all than evidence_max
       nodes_max           node names known, also of nodes that are gone
       nodes_per_trace_max nodes that are asked for one trace
       groups_per_trace_max triggers under which one trace is traversed
@@ -64,6 +67,7 @@ class CoordinatorConfig:
     evidence_max: int = 1 << 21
     evidence_per_trace_max: int = 1 << 18
     assembly_bytes_max: int = 4 << 30
+    slice_bytes_max: int = 256 << 20
     closed_max: int = 65536
     nodes_max: int = 16384
     nodes_per_trace_max: int = 1024

@@ -44,7 +44,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import assert_never
 
 from coordinator.core.assembly import Assembly
@@ -97,11 +97,12 @@ __all__ = ["CoordinatorConfig", "CoordinatorCore", "CoordinatorCounters", "NodeV
 
 @dataclass(slots=True)
 class CoordinatorCounters:
-    """Since start. Each is a fact that an operator may have to act on."""
+    """Since start; they only rise. Each is a fact that an operator may have to act on."""
 
     hellos_refused: int = 0
     triggers: int = 0
     groups_abandoned: int = 0
+    bytes_over_slice_max: int = 0  # of slices, dropped for slice_bytes_max
     traces_finished_early: int = 0  # traces, evidence or bytes over their bound
     traces_late: int = 0  # bytes came for a closed trace
     chunks_unwelcome: int = 0  # on a stream that may not send
@@ -125,10 +126,20 @@ class NodeView:
 
 @dataclass(frozen=True, slots=True)
 class _Outcome:
-    """What is remembered of a closed trace: its slices' epochs and lengths, and the verdict."""
+    """What is remembered of a closed trace: its slices' epochs and lengths, and the verdict.
+
+    ``stored_bytes`` as in Trace.
+    """
 
     slices: dict[NodeId, tuple[int, int]]
     verdict: Verdict | None
+    stored_bytes: int
+
+    @property
+    def items(self) -> int:
+        """What it takes of the memory, in pieces of some 150 bytes."""
+        reasons = len(self.verdict.reasons) if self.verdict is not None else 0
+        return 2 + len(self.slices) + 2 * reasons
 
     @property
     def is_empty(self) -> bool:
@@ -148,6 +159,11 @@ def _may_add(status: SliceStatus, epoch: int, length: int) -> bool:
     """
     evicted = SliceFlags.EVICTED in status.flags and status.epoch not in (0, epoch)
     return status.bytes > (0 if evicted else length)
+
+
+# What a firing takes of the store: most of it its laterals, once in it and once
+# each as members of its group.
+FIRING_BYTES = 2048
 
 
 class CoordinatorCore:
@@ -177,19 +193,20 @@ class CoordinatorCore:
         self._closed: OrderedDict[TraceId, _Outcome] = OrderedDict()
         self._closing: dict[TraceId, int] = {}  # while that is not durable
         self._closings = 0
-        self._evidence_items = 0
-        self._slice_bytes = 0  # of the traces in memory
+        self._closed_items = 0  # of all outcomes
+        self._items = self._stored_bytes = 0  # of the traces in memory
         self._trace_timers: Timers[TraceId] = Timers()
         self._probe_timers: Timers[NodeId] = Timers()
 
         for known in known_nodes:
             self._nodes.remember(known.node, known.addresses)
-        triggers: list[PutTrigger] = []
+        fired: list[Iterable[PutTrigger]] = []
         for stored in recovered:
             self._recover(stored, now_ns)
-            triggers += stored.triggers
-        for trigger in triggers:
-            self._recover_trigger(trigger, now_ns)
+            fired.append(stored.triggers)
+        for triggers in fired:
+            for trigger in triggers:
+                self._recover_trigger(trigger, now_ns)
 
     # ---------------------------------------------------------- facts in
 
@@ -248,6 +265,7 @@ class CoordinatorCore:
                 self.counters.messages_unexpected += 1
             case _:
                 assert_never(message)
+        self._settle()
 
     def on_slices_connected(self, stream: int, node: str, incarnation: int, now_ns: int) -> None:
         """A Slices stream opened. It gets credit once its node has said Hello."""
@@ -260,53 +278,8 @@ class CoordinatorCore:
 
     def on_chunk(self, stream: int, chunk: SliceChunk, now_ns: int) -> None:
         """Bytes of a slice."""
-        node = self._assembly.sender(stream)
-        if node is None:
-            self.counters.chunks_unwelcome += 1
-            return
-        if not self._assembly.credit.arrived(stream, len(chunk.data)):
-            self.counters.chunks_over_credit += 1
-            return
-        end = chunk.offset + len(chunk.data)
-        trace = self._traces.get(chunk.trace)
-        if trace is None:
-            outcome = self._closed.get(chunk.trace)
-            epoch, known = outcome.slices.get(node.id, (0, 0)) if outcome is not None else (0, 0)
-            if end <= known:
-                upto = known if chunk.epoch == epoch else end
-                self._assembly.decline(stream, node, chunk, upto)
-                self._settle()
-                return
-            trace = self._begin(chunk.trace, now_ns)
-        part = self._traversal.part_of(trace, node, now_ns)
-        was_restarted = part.restarted
-        begins = chunk.offset == 0
-        # As for a closed trace: no longer than what is here, so it says nothing new.
-        closed_on = trace.released and part.is_whole and end <= part.received
-        closed_on = closed_on and chunk.epoch != part.epoch
-        kept = closed_on or not self._meet(trace, part, chunk.epoch, begins=begins, told=False)
-        if part.restarted != was_restarted:
-            self._put_status(node, part, now_ns)
-            self._news(trace, now_ns)
-        if kept:
-            self._assembly.decline(stream, node, chunk, end)
-            self._settle()
-            return
-        if chunk.epoch != part.epoch:
-            # Late, of a slice that was given up; or the next one, from its middle.
-            self.counters.chunks_with_gap += not begins
-            self._assembly.ignore(stream, chunk)
-            return
-        self.counters.chunks_with_gap += chunk.offset > part.received
-        fresh = self._assembly.take(stream, node, trace, part, chunk)
-        if fresh:
-            items = trace.evidence.items
-            named = trace.evidence.add(node.id, fresh)
-            self._evidence_items += trace.evidence.items - items
-            self._slice_bytes += len(fresh)
-            self._traversal.named(trace, named, node.name, now_ns)
-            self._news(trace, now_ns)
-            self._make_room(now_ns, keep=trace)
+        self._on_chunk(stream, chunk, now_ns)
+        self._settle()
 
     def on_durable(self, token: int, now_ns: int) -> None:
         """All writes up to and including the token's are durable."""
@@ -360,6 +333,11 @@ class CoordinatorCore:
         """Slice bytes that are not durable, and credit that is out."""
         return self._assembly.credit.used_bytes
 
+    @property
+    def waiting_effects(self) -> int:
+        """What is to be said when more is durable: a node can make more of it at any rate."""
+        return self._outbox.waiting_effects
+
     # ---------------------------------------------------------- messages
 
     def _on_trigger(self, session: int, node: Node, fired: TriggerFired, now_ns: int) -> None:
@@ -369,7 +347,7 @@ class CoordinatorCore:
         told = state.fired if state is not None else {}
         known = bool(told) or group.primary in self._closed or group in self._traversal.abandoned
         adds_nothing = fired.why == RECOVERED_WHY and known
-        is_new = not adds_nothing and told.get(node.name) != fired
+        is_new = not adds_nothing and told.get(node.name) != hash(fired)
         if is_new:
             self._outbox.write(PutTrigger(node.name, fired))
         self._outbox.after_writes(Say(session, TriggerAck(group)))
@@ -381,17 +359,21 @@ class CoordinatorCore:
                 outcome = self._closed.get(trace_id)
                 if outcome is None or outcome.is_empty:
                     trace = self._traces.get(trace_id) or self._begin(trace_id, now_ns)
-                    self._traversal.fired(trace, group, node, now_ns)
-                    self._news(trace, now_ns)
+                    if self._traversal.fired(trace, group, node, now_ns):
+                        self._news(trace, now_ns)
             state = self._traversal.groups.get(group)
             if state is not None and not adds_nothing:
-                state.fired[node.name] = fired
+                state.fired[node.name] = hash(fired)
         if is_new:
+            primary = self._traces.get(group.primary)
+            if primary is not None:
+                self._stored(primary, FIRING_BYTES)
             for trace_id in (group.primary, *fired.laterals):
                 self._put_released_unless_here(trace_id)
-        self._settle()
+        self._make_room(now_ns)
 
     def _on_status(self, node: Node, status: SliceStatus, now_ns: int) -> None:
+        status = self._within_bounds(status)
         trace = self._traces.get(status.trace)
         if trace is None:
             outcome = self._closed.get(status.trace)
@@ -416,6 +398,64 @@ class CoordinatorCore:
         if news or part.restarted != was_restarted:
             self._put_status(node, part, now_ns)
             self._news(trace, now_ns)
+            self._make_room(now_ns)
+
+    def _on_chunk(self, stream: int, chunk: SliceChunk, now_ns: int) -> None:
+        node = self._assembly.sender(stream)
+        if node is None:
+            self.counters.chunks_unwelcome += 1
+            return
+        if not self._assembly.credit.arrived(stream, len(chunk.data)):
+            self.counters.chunks_over_credit += 1
+            return
+        end = chunk.offset + len(chunk.data)
+        trace = self._traces.get(chunk.trace)
+        if trace is None:
+            outcome = self._closed.get(chunk.trace)
+            epoch, known = outcome.slices.get(node.id, (0, 0)) if outcome is not None else (0, 0)
+            same = chunk.epoch == epoch
+            if end <= known or (same and known >= self._config.slice_bytes_max):
+                upto = max(known, end) if same else end
+                self._assembly.decline(stream, node, chunk, upto)
+                return
+            trace = self._begin(chunk.trace, now_ns)
+            self._news(trace, now_ns)
+        part = self._traversal.part_of(trace, node, now_ns)
+        was_restarted = part.restarted
+        begins = chunk.offset == 0
+        # As for a closed trace: no longer than what is here, so it says nothing new.
+        closed_on = trace.released and part.is_whole and end <= part.received
+        closed_on = closed_on and chunk.epoch != part.epoch
+        kept = closed_on or not self._meet(trace, part, chunk.epoch, begins=begins, told=False)
+        if part.restarted != was_restarted:
+            self._put_status(node, part, now_ns)
+            self._news(trace, now_ns)
+        if kept:
+            self._assembly.decline(stream, node, chunk, end)
+            return
+        if chunk.epoch != part.epoch:
+            # Late, of a slice that was given up; or the next one, from its middle.
+            self.counters.chunks_with_gap += not begins
+            self._assembly.ignore(stream, chunk)
+            return
+        over = end - max(chunk.offset, self._config.slice_bytes_max)
+        self.counters.bytes_over_slice_max += max(0, over)
+        gap = chunk.offset > part.received and over <= 0
+        self.counters.chunks_with_gap += gap
+        fresh = self._assembly.take(stream, node, trace, part, chunk)
+        if fresh:
+            named = trace.evidence.add(node.id, fresh)
+            self._stored(trace, len(fresh))
+            self._traversal.named(trace, named, node.name, now_ns)
+            self._news(trace, now_ns)
+            self._make_room(now_ns)
+
+    def _within_bounds(self, status: SliceStatus) -> SliceStatus:
+        """What a node says of its slice, as far as it is stored."""
+        limit = self._config.slice_bytes_max
+        if status.bytes <= limit:
+            return status
+        return replace(status, bytes=limit, flags=status.flags | SliceFlags.TRUNCATED)
 
     def _put_released_unless_here(self, trace_id: TraceId) -> None:
         """What was just written concerns a trace that nobody waits for: the store may delete it."""
@@ -423,11 +463,21 @@ class CoordinatorCore:
             self._outbox.write(PutReleased(trace_id))
 
     def _meet(self, trace: Trace, part: Part, epoch: int, *, begins: bool, told: bool) -> bool:
-        items, received = trace.evidence.items, part.received
+        received = part.received
         met = self._assembly.meet(trace, part, epoch, begins=begins, told=told)
-        self._evidence_items += trace.evidence.items - items
-        self._slice_bytes += part.received - received
+        self._stored(trace, part.received - received)
         return met
+
+    def _stored(self, trace: Trace, count: int) -> None:
+        """So many bytes more of a trace are stored, or will be."""
+        trace.stored_bytes += count
+        self._stored_bytes += count
+
+    def _charge(self, trace: Trace) -> None:
+        """Count what a trace takes of the memory now."""
+        items = trace.items
+        self._items += items - trace.charged_items
+        trace.charged_items = items
 
     def _put_status(self, node: Node, part: Part, now_ns: int) -> None:
         if part.status is not None:
@@ -447,7 +497,6 @@ class CoordinatorCore:
                 else:
                     self._news(trace, now_ns)
         self._outbox.after_writes(Say(session, Drop(group)))
-        self._settle()
 
     def _on_clock_reply(self, node: Node, reply: ClockReply, now_ns: int, realtime_ns: int) -> None:
         taken = node.clock.answer(
@@ -502,12 +551,14 @@ class CoordinatorCore:
 
     def _begin(self, trace_id: TraceId, now_ns: int) -> Trace:
         """A trace that is not in memory; a closed one goes on from its outcome."""
-        self._make_room(now_ns)
+        self._make_room(now_ns, one_more=True)
         evidence = Evidence(self._config.evidence_per_trace_max)
         trace = Trace(trace_id, evidence, now_ns, now_ns + self._config.provisional_ns)
         self._traces[trace_id] = trace
         outcome = self._closed.pop(trace_id, None)
         if outcome is not None:
+            self._closed_items -= outcome.items
+            self._stored(trace, outcome.stored_bytes)
             self._write_reopened(trace_id)
             if outcome.is_empty:
                 trace.verdict = outcome.verdict
@@ -538,12 +589,12 @@ class CoordinatorCore:
             part.status = SliceStatus(trace.id, held=True, bytes=length, epoch=epoch)
             part.epoch = epoch
             part.received = length
-            self._slice_bytes += length
             if length:
                 self._outbox.after_writes(BytesDurable(trace.id, identity, epoch, length, 0))
 
     def _news(self, trace: Trace, now_ns: int) -> None:
         """Something changed: judge again, but not before it is quiet."""
+        self._charge(trace)
         if trace.released:
             trace.released = False
             self._write_reopened(trace.id)
@@ -601,6 +652,7 @@ class CoordinatorCore:
         verdict = judge(trace, self._nodes, final=final)
         if verdict != trace.verdict:
             trace.verdict = verdict
+            self._charge(trace)
             self._outbox.write(PutVerdict(trace.id, verdict))
 
     def _linger_ns(self, trace: Trace) -> int:
@@ -643,30 +695,32 @@ class CoordinatorCore:
             _Outcome(
                 {part.node: (part.epoch, part.received) for part in trace.parts.values()},
                 trace.verdict,
+                trace.stored_bytes,
             ),
         )
-        self._evidence_items -= trace.evidence.items
-        self._slice_bytes -= trace.bytes
+        self._items -= trace.charged_items
+        self._stored_bytes -= trace.stored_bytes
         self._traversal.remove(trace)
         self._trace_timers.cancel(trace.id)
         del self._traces[trace.id]
 
     def _remember(self, trace_id: TraceId, outcome: _Outcome) -> None:
+        config = self._config
         self._closed[trace_id] = outcome
-        while len(self._closed) > self._config.closed_max:
-            self._closed.popitem(last=False)
+        self._closed_items += outcome.items
+        while len(self._closed) > config.closed_max or self._closed_items > config.evidence_max:
+            _, forgotten = self._closed.popitem(last=False)
+            self._closed_items -= forgotten.items
 
-    def _make_room(self, now_ns: int, keep: Trace | None = None) -> None:
-        """Close the traces without news for longest, until another one fits."""
-        limit = self._config.traces_max - (keep is None)
+    def _make_room(self, now_ns: int, *, one_more: bool = False) -> None:
+        """Close the traces without news for longest, until all fit, and another one if need be."""
+        limit = self._config.traces_max - one_more
         while self._traces and (
             len(self._traces) > limit
-            or self._evidence_items > self._config.evidence_max
-            or self._slice_bytes > self._config.assembly_bytes_max
+            or self._items > self._config.evidence_max
+            or self._stored_bytes > self._config.assembly_bytes_max
         ):
             trace = next(iter(self._traces.values()))
-            if trace is keep:
-                return
             if not trace.released:
                 self.counters.traces_finished_early += 1
                 self._judge(trace, final=True)
@@ -691,14 +745,15 @@ class CoordinatorCore:
             self._traversal.remember_abandoned(abandoned.group, abandoned.node)
         if stored.released:
             slices = {node_id(known.node): (known.epoch, known.length) for known in stored.slices}
-            self._remember(stored.trace, _Outcome(slices, stored.verdict))
+            length = sum(known.length for known in stored.slices)
+            self._remember(stored.trace, _Outcome(slices, stored.verdict, length))
             return
         trace = self._begin(stored.trace, now_ns)
         trace.verdict = stored.verdict
         for known in stored.slices:
             self._recover_slice(trace, known, now_ns)
         self._wait_for_nodes(trace, now_ns)
-        self._make_room(now_ns, keep=trace)
+        self._make_room(now_ns)
 
     def _recover_trigger(self, trigger: PutTrigger, now_ns: int) -> None:
         group = trigger.fired.group
@@ -713,10 +768,11 @@ class CoordinatorCore:
                 if other.state is PartState.ANSWERED or group in self._traversal.abandoned:
                     other.told[group] = True
             self._traversal.join(trace, group)
+            self._stored(trace, FIRING_BYTES * (trace_id == group.primary))
             self._wait_for_nodes(trace, now_ns)
         state = self._traversal.groups.get(group)
         if state is not None:
-            state.fired[trigger.node] = trigger.fired
+            state.fired[trigger.node] = hash(trigger.fired)
 
     def _recover_slice(self, trace: Trace, known: StoredSlice, now_ns: int) -> None:
         identity = node_id(known.node)
@@ -729,16 +785,14 @@ class CoordinatorCore:
             # Given up for another slice, of which nothing is durable.
             part.epoch_before, part.epoch = known.epoch, status.epoch
             chunks = ()
-        items = trace.evidence.items
         for chunk in chunks:
             part.received += len(chunk)
             named = trace.evidence.add(identity, chunk)
             self._traversal.named(trace, named, known.node, now_ns)
-        self._evidence_items += trace.evidence.items - items
         part.durable = part.received
-        self._slice_bytes += part.received
+        self._stored(trace, part.received)
         if known.status is not None:
-            part.status = known.status
+            part.status = self._within_bounds(known.status)
             if not part.is_due:
                 part.state = PartState.ANSWERED
             self._traversal.named(trace, known.status.crumbs, known.node, now_ns)

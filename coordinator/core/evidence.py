@@ -65,7 +65,7 @@ class Evidence:
     hops      (injecting node, span id, hop) -> how it went
     names     what breadcrumbs say that a node is called
     addresses crumbs that carry an IP address: whoever is there may be no node
-    items     spans, hops, crumbs and runs: what its memory is counted in
+    items     spans, hops, crumbs, runs and other pieces: what its memory is counted in
     overflow  there were more than ``limit``: only sizes are known
     """
 
@@ -90,12 +90,12 @@ class Evidence:
         known = self.slices.get(node)
         if known is None:
             known = self.slices[node] = SliceEvidence()
-        runs = known.decoder.runs
+        kept = known.decoder.items
         named: dict[NodeId, None] = {}
         items = 0
         for record in known.decoder.feed(data):
             items += self._take(node, known, record, named)
-        items += known.decoder.runs - runs
+        items += known.decoder.items - kept
         known.items += items
         self.items += items
         if self.items > self._limit:

@@ -117,6 +117,10 @@ class Outbox:
         """The effect follows when all that was written so far is durable."""
         self._effects.append((self._token, effect))
 
+    @property
+    def waiting_effects(self) -> int:
+        return len(self._effects)
+
     def settle(self) -> Iterator[Effect]:
         """The effects of what is durable, in order."""
         while self._effects and self._effects[0][0] <= self._durable:

@@ -132,11 +132,11 @@ class StoredTrace:
     """A trace as the store has it.
 
     ``triggers`` and ``abandoned`` are those of the groups whose primary trace
-    this is.
+    this is; there may be any number of triggers.
     """
 
     trace: TraceId
-    triggers: tuple[PutTrigger, ...] = ()
+    triggers: Iterable[PutTrigger] = ()
     abandoned: tuple[PutAbandoned, ...] = ()
     slices: tuple[StoredSlice, ...] = ()
     verdict: Verdict | None = None

@@ -109,7 +109,8 @@ class Trace:
     ``nodes_cut`` counts crumbs over the bound. ``settled``: the verdict is
     final, and nothing came since. ``released``: its nodes are told to forget
     it. ``late``: bytes came when its evidence was forgotten; what was wrong with
-    it before that stands in ``reasons_before``.
+    it before that stands in ``reasons_before``. ``stored_bytes`` are in the
+    store, of slices and firings.
     """
 
     id: TraceId
@@ -125,6 +126,17 @@ class Trace:
     released: bool = False
     late: bool = False
     reasons_before: tuple[Reason, ...] = ()
+    stored_bytes: int = 0
+    charged_items: int = 0
+    """Of ``items``, what the core counts for it in its total."""
+
+    @property
+    def items(self) -> int:
+        """What it takes of the memory, in pieces of some 150 bytes."""
+        parts, groups = len(self.parts), len(self.groups)
+        reasons = len(self.verdict.reasons) if self.verdict is not None else 0
+        # Each part has an entry in `told` for each group.
+        return self.evidence.items + 4 * (parts + groups) + parts * groups + 2 * reasons
 
     @property
     def is_open(self) -> bool:

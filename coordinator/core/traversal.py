@@ -21,15 +21,15 @@ from coordinator.core.nodes import Node, Nodes
 from coordinator.core.outbox import Outbox
 from coordinator.core.trace import Part, PartState, Trace
 from coordinator.core.verdict import FIRED, ITSELF, NOT_A_CRUMB, PEER, STORED
-from protocol.messages import Drop, Group, NodeId, SliceStatus, TraceId, TriggerFired
+from protocol.messages import Drop, Group, NodeId, SliceStatus, TraceId
 
 
 @dataclass(slots=True)
 class GroupState:
-    """A group's traces, and what each node said when it fired there."""
+    """A group's traces, and the hash of what each node said when it fired there."""
 
     traces: dict[TraceId, Trace] = field(default_factory=dict)
-    fired: dict[str, TriggerFired] = field(default_factory=dict)
+    fired: dict[str, int] = field(default_factory=dict)
 
 
 class Traversal:
@@ -55,10 +55,13 @@ class Traversal:
         for part in trace.parts.values():
             self._ask(trace, part)
 
-    def fired(self, trace: Trace, group: Group, node: Node, now_ns: int) -> None:
-        """The group fired on a node, which collects by itself and will say so."""
+    def fired(self, trace: Trace, group: Group, node: Node, now_ns: int) -> bool:
+        """The group fired on a node, which collects by itself and will say so.
+
+        False if the trace has so many groups that one more is no news.
+        """
         if group not in trace.groups and self._is_full(trace):
-            return
+            return False
         part = trace.parts.get(node.id)
         if part is None:
             part = self._add(trace, node.id, PartState.ASKED, FIRED, now_ns)
@@ -66,6 +69,7 @@ class Traversal:
             part.state = PartState.ASKED
         part.told[group] = True
         self.join(trace, group)
+        return True
 
     def abandon(self, group: Group, by: str) -> list[Trace]:
         """Give up a group everywhere; the traces that nobody wants any more."""

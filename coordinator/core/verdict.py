@@ -73,6 +73,9 @@ REASONS_PER_KIND_AND_NODE = 4
 REASONS_MAX = 256
 """In one verdict: what a person may still read, and a store still hold."""
 
+DETAIL_MAX = 256
+"""Characters of one reason's words; names in it may come from anybody."""
+
 
 class VerdictKind(enum.StrEnum):
     """From best to worst."""
@@ -159,7 +162,10 @@ _FLAGS = {
     ),
     SliceFlags.STORE_FULL: (ReasonKind.STORE_FULL, "the report store had no room for all of it"),
     SliceFlags.CORRUPT: (ReasonKind.CORRUPT, "the log contradicted itself"),
-    SliceFlags.TRUNCATED: (ReasonKind.TRUNCATED, "longer than a slice may be"),
+    SliceFlags.TRUNCATED: (
+        ReasonKind.TRUNCATED,
+        "longer than a slice may be: trace_bytes_max of the node, slice_bytes_max of the coordinator",
+    ),
 }
 """CRUMBS_CUT is none of them: the slice itself has every crumb."""
 
@@ -235,7 +241,7 @@ def _limit(reasons: Iterator[Reason]) -> list[Reason]:
         key = (reason.node, reason.kind)
         listed = by_key.setdefault(key, [])
         if len(listed) < REASONS_PER_KIND_AND_NODE:
-            listed.append(reason)
+            listed.append(replace(reason, detail=reason.detail[:DETAIL_MAX]))
         else:
             more[key] = more.get(key, 0) + 1
     limited = []
@@ -343,7 +349,9 @@ def _slice_reasons(part: Part, evidence: SliceEvidence, name: str) -> Iterator[R
         gone = "; the process is gone" if client in decoder.exited else ""
         return f"{process or f'client {client}'}{gone}"
 
-    if decoder.malformed or (not decoder.whole and not part.missing_bytes):
+    # Where a slice is cut at a bound, so may be what stands there.
+    cut = part.status is not None and SliceFlags.TRUNCATED in part.status.flags
+    if decoder.malformed or not (decoder.whole or part.missing_bytes or cut):
         count = decoder.malformed or 1
         yield Reason(ReasonKind.MALFORMED, name, f"{count} places make no sense")
     if evidence.truncated_records:

@@ -73,11 +73,8 @@ class MemoryStore:
 
     def recovered(self) -> tuple[list[StoredTrace], list[PutNode]]:
         """What a new coordinator reads."""
-        primaries = {group.primary for group, _ in self.triggers}
-        primaries |= {group.primary for group in self.abandoned}
         traces = []
-        for trace in dict.fromkeys([*self.traces, *sorted(primaries)]):
-            kept = self.traces.get(trace, KeptTrace())
+        for trace, kept in self.traces.items():
             traces.append(
                 StoredTrace(
                     trace,
@@ -106,8 +103,11 @@ class MemoryStore:
                 self.nodes[record.node] = record
             case PutTrigger():
                 self.triggers[record.fired.group, record.node] = record
+                for member in (record.fired.group.primary, *record.fired.laterals):
+                    self._trace(member)
             case PutAbandoned():
                 self.abandoned.setdefault(record.group, record)
+                self._trace(record.group.primary)
             case PutStatus():
                 found = self._slice(record.status.trace, record.node)
                 found.status = record.status

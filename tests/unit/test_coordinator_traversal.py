@@ -23,7 +23,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.core.coordinator import CoordinatorConfig
+from coordinator.core.coordinator import FIRING_BYTES, CoordinatorConfig
 from protocol.hashing import node_id
 from protocol.messages import (
     Abandoned,
@@ -580,7 +580,7 @@ def test_more_traces_than_there_is_memory_for_finish_the_oldest() -> None:
 
 
 def test_more_bytes_than_the_store_may_hold_back_finish_the_oldest() -> None:
-    harness = Harness(CoordinatorConfig(assembly_bytes_max=1000))
+    harness = Harness(CoordinatorConfig(assembly_bytes_max=5 * (FIRING_BYTES + 200)))
     harness.cluster("n1", "n2")
     traces = [trace_id(f"T{n}") for n in range(20)]
     for trace in traces:
@@ -594,9 +594,61 @@ def test_more_bytes_than_the_store_may_hold_back_finish_the_oldest() -> None:
     harness.send("n1", traces[-1], 0, bytes(250), epoch=2)
     harness.send("n1", traces[0], 200, bytes(50))
     assert harness.core.counters.traces_finished_early == 17
-    # One alone is not finished for its size: its nodes bound that.
-    harness.send("n1", traces[-1], 250, bytes(5000), epoch=2)
-    assert not harness.store.traces[traces[-1]].released
+    # One that is too much alone is finished too; what comes then can be deleted.
+    harness.send("n1", traces[-1], 250, bytes(50_000), epoch=2)
+    assert all(kept.released for kept in harness.store.traces.values())
+    harness.send("n1", traces[-1], 50_250, bytes(50_000), epoch=2)
+    assert all(kept.released for kept in harness.store.traces.values())
+
+
+def test_firings_on_one_trace_are_bounded_in_the_store() -> None:
+    bound = 100 * FIRING_BYTES
+    harness = Harness(CoordinatorConfig(assembly_bytes_max=bound, groups_per_trace_max=8))
+    harness.cluster("n1")
+    trace = trace_id("T")
+    for number in range(1, 300):
+        if number == 50:
+            harness.restart()
+            harness.cluster("n1")
+        harness.fire("n1", trace, f"t{number}")
+        # From then on the store may delete it, whatever comes.
+        assert harness.store.traces[trace].released == (number > 100)
+    assert harness.core.counters.traces_finished_early > 0
+
+
+def test_firings_that_change_nothing_do_not_keep_a_trace_open() -> None:
+    harness = Harness(CoordinatorConfig(groups_per_trace_max=8))
+    harness.cluster("n1")
+    trace = trace_id("T")
+    harness.fire("n1", trace)
+    harness.deliver(trace, {"n1": two_nodes()["n2"]})
+    for number in range(100):
+        harness.fire("n1", trace, f"t{number}")
+        harness.wait(S)
+    assert harness.store.traces[trace].released
+
+
+def test_named_nodes_are_bounded_over_all_traces() -> None:
+    harness = Harness(CoordinatorConfig(evidence_max=5000))
+    harness.cluster("n1")
+    for number in range(100):
+        trace = trace_id(f"T{number}")
+        harness.fire("n1", trace)
+        for crumbs in range(4):
+            harness.status("n1", trace, 10, [1 << 32 | crumbs << 16 | n for n in range(64)])
+        # Four entries a node, and one of it in the group.
+        assert len(harness.core._traces) <= 5000 // (256 * 5)
+    assert harness.core.counters.traces_finished_early >= 90
+    # What is left of them is bounded too.
+    assert sum(len(outcome.slices) for outcome in harness.core._closed.values()) <= 5000
+
+
+def test_bytes_out_of_nowhere_are_forgotten_again() -> None:
+    harness = Harness()
+    harness.cluster("n1")
+    harness.send("n1", trace_id("T"), 100, bytes(10))
+    harness.wait(1000 * S)
+    assert not harness.core._traces
 
 
 def test_what_is_said_of_a_trace_that_nobody_waits_for_keeps_nothing_in_the_store() -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import random
+import struct
 from dataclasses import replace
 
 import pytest
@@ -12,13 +13,14 @@ from hypothesis import strategies as st
 
 from coordinator.core.coordinator import CoordinatorConfig
 from coordinator.core.verdict import REASONS_MAX, ReasonKind, Verdict, VerdictKind
-from protocol.messages import Abandoned, Drop, Group, Release, SliceFlags
+from protocol.messages import Abandoned, Drop, Group, Release, SliceAck, SliceFlags
 from protocol.slices import (
     Body,
     Data,
     HopIn,
     HopOut,
     PieceKind,
+    RecordType,
     RunFlags,
     SpanEnd,
     SpanStart,
@@ -26,6 +28,7 @@ from protocol.slices import (
     encode_record,
 )
 from tests.unit.coordinator_harness import (
+    REAL_NS,
     Harness,
     S,
     crumb,
@@ -574,8 +577,55 @@ def test_a_trace_with_more_than_is_judged_is_stored_and_says_so() -> None:
     assert bytes(harness.store.traces[T].slices["n1"].data) == data
 
 
+@pytest.mark.parametrize("kind", [PieceKind.EXIT, PieceKind.LOSS, PieceKind.PROCESS])
+def test_clients_are_evidence(kind: PieceKind) -> None:
+    content = bytes(72) if kind is PieceKind.PROCESS else b""
+    data = b"".join(encode_piece(kind, content, client=client) for client in range(200))
+    harness = Harness(CoordinatorConfig(evidence_per_trace_max=100))
+    assert kinds(judged({"n1": data}, harness)) == [ReasonKind.TOO_LARGE]
+
+
+def test_a_slice_is_stored_up_to_a_bound_and_says_so() -> None:
+    harness = Harness(CoordinatorConfig(slice_bytes_max=1000))
+    data = preamble() + run(*(body for n in range(1, 50) for body in span(n)))
+    assert len(data) > 3000
+    harness.cluster("n1")
+    harness.fire("n1", T)
+    harness.status("n1", T, len(data), held=True)
+    for start in (0, 400, 800, 1200):
+        harness.send("n1", T, start, data[start : start + 400])
+    harness.restart()
+    harness.cluster("n1")
+    harness.status("n1", T, len(data), held=True)
+    harness.send("n1", T, 1600, data[1600:])
+    harness.wait(1 * S)
+    # The node gets rid of all of it.
+    assert harness.replied[-1][1].acks == (SliceAck(T, len(data), 1),)
+    assert bytes(harness.store.traces[T].slices["n1"].data) == data[:1000]
+    verdict = harness.verdict(T)
+    assert verdict is not None
+    (reason,) = [reason for reason in verdict.reasons if reason.kind is ReasonKind.TRUNCATED]
+    assert "slice_bytes_max of the coordinator" in reason.detail
+    assert ReasonKind.MALFORMED not in kinds(verdict)
+    assert ReasonKind.BYTES_MISSING not in kinds(verdict)
+    assert harness.core.counters.bytes_over_slice_max == len(data) - 1600
+    # Also when it is closed.
+    harness.wait(1000 * S)
+    harness.send("n1", T, 2000, data[2000:])
+    harness.status("n1", T, len(data) + 100, held=True)
+    assert harness.replied[-1][1].acks == (SliceAck(T, len(data), 1),)
+    assert not harness.core._traces
+
+
+def test_words_of_a_reason_are_no_longer_than_a_person_reads() -> None:
+    # As no client of ours writes it: the name has 255 bytes, and each is shown as four.
+    start = Data(RecordType.SPAN_START, struct.pack("<QQQBB6x", 1, 0, REAL_NS, 2, 255) + bytes(255))
+    verdict = judged({"n1": preamble() + run(start)})
+    assert [len(reason.detail) for reason in verdict.reasons] == [256]
+
+
 def test_evidence_of_all_traces_is_bounded() -> None:
-    harness = Harness(CoordinatorConfig(evidence_max=100))
+    harness = Harness(CoordinatorConfig(evidence_max=300))
     harness.cluster("n1")
     data = record(*(body for n in range(1, 11) for body in span(n)))
     for number in range(50):

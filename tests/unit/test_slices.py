@@ -109,7 +109,7 @@ def state(decoder: SliceDecoder) -> tuple[object, ...]:
         decoder.processes,
         decoder.exited,
         decoder.lossy,
-        decoder.runs,
+        decoder.items,
         decoder.malformed,
         decoder.broken,
         decoder.whole,
