@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import enum
 import struct
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -173,11 +174,11 @@ Body: TypeAlias = Data | SpanStart | SpanEnd | HopOut | HopIn | Breadcrumb
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One record. ``time_ns``: Unix time by the node's clock, None if unknown."""
+    """One record. ``ticks``: when it was written, see ClockPairs; 0: unknown."""
 
     client: int
     handle: int
-    time_ns: int | None
+    ticks: int
     truncated: bool
     body: Body
 
@@ -191,6 +192,39 @@ class Process:
 
     def __str__(self) -> str:
         return f"{self.service or 'process'}[{self.pid}]"
+
+
+class ClockPairs:
+    """What a slice says of how the ticks of its records relate to Unix time.
+
+    The node names a pair for each run; the pair nearest to a record may be one of
+    another run, before it in the slice or behind. Nearest, and not in proportion
+    to those on both sides: between them somebody may have set the clock.
+    """
+
+    def __init__(self) -> None:
+        self._pairs: dict[int, tuple[int, int]] = {}
+        self._sorted: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self._pairs)
+
+    def add(self, ticks: int, realtime_ns: int, ticks_per_s: int) -> None:
+        """At ``ticks`` it was ``realtime_ns``; of two that contradict each other the later holds."""
+        self._pairs[ticks] = (realtime_ns, ticks_per_s)
+
+    def time_ns(self, ticks: int) -> int | None:
+        """Unix time by the node's clock; None for 0, without a pair, or where no clock has it."""
+        if not ticks or not self._pairs:
+            return None
+        if len(self._sorted) != len(self._pairs):
+            self._sorted = sorted(self._pairs)
+        after = bisect_left(self._sorted, ticks)
+        around = self._sorted[max(0, after - 1) : after + 1]
+        nearest = min(around, key=lambda pair: abs(pair - ticks))
+        realtime_ns, ticks_per_s = self._pairs[nearest]
+        time_ns = realtime_ns + (ticks - nearest) * 1_000_000_000 // ticks_per_s
+        return time_ns if 0 <= time_ns <= _TIME_MAX_NS else None
 
 
 @dataclass(slots=True)
@@ -239,6 +273,7 @@ class SliceDecoder:
     a whole accumulates in the attributes, which the caller only reads.
 
     handles    (client, handle) -> its runs
+    clock      what the ticks of records mean
     processes  client -> who it is
     exited     clients that are gone: what they had open stays open
     lossy      clients that lost records of this trace
@@ -248,6 +283,7 @@ class SliceDecoder:
 
     def __init__(self) -> None:
         self.handles: dict[tuple[int, int], Handle] = {}
+        self.clock = ClockPairs()
         self.processes: dict[int, Process] = {}
         self.exited: set[int] = set()
         self.lossy: set[int] = set()
@@ -255,7 +291,6 @@ class SliceDecoder:
         self.malformed = 0
         self.broken = False
 
-        self._clock: tuple[int, int, int] | None = None
         self._pending = bytearray()
         self._needed = _PIECE.size  # bytes from where it is worth looking again
         # The run piece being read: its header, and how much of it is left.
@@ -270,9 +305,9 @@ class SliceDecoder:
 
     @property
     def items(self) -> int:
-        """What it remembers, in pieces of some 150 bytes: runs, clients, and what waits for more."""
+        """What it remembers, in pieces of some 150 bytes: runs, clients, clock pairs, loose ends."""
         clients = len(self.processes) + len(self.exited) + len(self.lossy)
-        return self._runs + clients + len(self._pending) // 150
+        return self._runs + clients + len(self.clock) + len(self._pending) // 150
 
     def feed(self, data: bytes) -> list[Record]:
         """Take the next bytes; return the records that became whole."""
@@ -346,7 +381,7 @@ class SliceDecoder:
         if kind == _CLOCK_PIECE:
             ticks, realtime_ns, ticks_per_s = _CLOCK.unpack_from(data, content)
             if ticks_per_s:
-                self._clock = (ticks, realtime_ns, ticks_per_s)
+                self.clock.add(ticks, realtime_ns, ticks_per_s)
             else:
                 self.malformed += 1
         elif kind == _PROCESS_PIECE:
@@ -397,7 +432,7 @@ class SliceDecoder:
             self.malformed += 1
         else:
             truncated = bool(flags & _RECORD_TRUNCATED)
-            records.append(Record(run[0], run[1], self._time_ns(ticks), truncated, body))
+            records.append(Record(run[0], run[1], ticks, truncated, body))
         return size
 
     def _skip_within(self, available: int) -> int:
@@ -408,13 +443,6 @@ class SliceDecoder:
         if not step:
             self._needed = 1
         return step
-
-    def _time_ns(self, ticks: int) -> int | None:
-        if not ticks or self._clock is None:
-            return None
-        clock_ticks, realtime_ns, ticks_per_s = self._clock
-        time_ns = realtime_ns + (ticks - clock_ticks) * 1_000_000_000 // ticks_per_s
-        return time_ns if 0 <= time_ns <= _TIME_MAX_NS else None
 
 
 def _text(raw: bytes) -> str:
@@ -535,9 +563,10 @@ class Span:
 class SliceContent:
     """All that a slice says, in the order in which it was written.
 
-    ``records`` are the DATA records, ``ends_without_start`` the ends of spans
-    whose start is not in the slice, ``whole`` says that the bytes end where a
-    piece ends and that all of them made sense.
+    ``records`` are the DATA records, ``clock`` what their ticks mean,
+    ``ends_without_start`` the ends of spans whose start is not in the slice,
+    ``whole`` says that the bytes end where a piece ends and that all of them made
+    sense.
     """
 
     spans: tuple[Span, ...]
@@ -547,6 +576,7 @@ class SliceContent:
     breadcrumbs: tuple[Breadcrumb, ...]
     ends_without_start: tuple[SpanEnd, ...]
     handles: Mapping[tuple[int, int], Handle]
+    clock: ClockPairs
     processes: Mapping[int, Process]
     exited: frozenset[int]
     lossy: frozenset[int]
@@ -618,6 +648,7 @@ def read_slice(chunks: Iterable[bytes]) -> SliceContent:
         tuple(breadcrumbs),
         tuple(without_start),
         decoder.handles,
+        decoder.clock,
         decoder.processes,
         frozenset(decoder.exited),
         frozenset(decoder.lossy),
@@ -644,7 +675,7 @@ def encode_piece(
 
 
 def encode_clock(ticks: int, realtime_ns: int, ticks_per_s: int) -> bytes:
-    """A piece that gives the records after it their time."""
+    """A pair of clock values, by which the records near to it get their time."""
     return encode_piece(PieceKind.CLOCK, _CLOCK.pack(ticks, realtime_ns, ticks_per_s))
 
 

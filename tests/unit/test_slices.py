@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 from pathlib import Path
 
@@ -106,6 +107,7 @@ def feed(data: bytes) -> tuple[list[Record], SliceDecoder]:
 def state(decoder: SliceDecoder) -> tuple[object, ...]:
     return (
         decoder.handles,
+        len(decoder.clock),
         decoder.processes,
         decoder.exited,
         decoder.lossy,
@@ -126,7 +128,7 @@ def test_a_record_reads_back(body: Body, truncated: bool) -> None:
     if isinstance(body, SpanStart):
         name = body.name.encode()[: slices.SPAN_START_NAME_BYTES_MAX].decode("utf-8", "replace")
         body = SpanStart(body.span_id, body.parent_id, body.start_ns, body.kind, name)
-    assert records == [Record(4, 5, None, truncated, body)]
+    assert records == [Record(4, 5, 7, truncated, body)]
     assert decoder.whole
     assert decoder.malformed == 0
 
@@ -281,39 +283,66 @@ def test_malformed_attributes_are_counted_and_the_others_kept() -> None:
 # ----------------------------------------------------------------- clocks
 
 
-def test_a_clock_pair_holds_for_what_follows() -> None:
-    records, _ = feed(
-        b"".join(
-            [
-                encode_piece(PieceKind.RUN, encode_record(Data(1, b""), 5), client=1),
-                encode_clock(1000, 10**18, 2 * 10**9),
-                encode_piece(
-                    PieceKind.RUN,
-                    encode_record(Data(1, b""), 3000)
-                    + encode_record(Data(1, b""), 400)  # before the pair
-                    + encode_record(Data(1, b""), 0),  # unknown
-                    client=2,
-                ),
-                encode_clock(1000, 10**18 + 7, 10**9),
-                encode_piece(PieceKind.RUN, encode_record(Data(1, b""), 1001), client=3),
-            ]
-        )
-    )
-    assert [record.time_ns for record in records] == [
-        None,
-        10**18 + 1000,
+def written(*ticks: int, client: int = 1) -> bytes:
+    """A run with a record of each time."""
+    content = b"".join(encode_record(Data(1, b""), at) for at in ticks)
+    return encode_piece(PieceKind.RUN, content, client=client)
+
+
+def times(*parts: bytes) -> list[int | None]:
+    content = read_slice(parts)
+    return [content.clock.time_ns(record.ticks) for record in content.records]
+
+
+def test_a_record_has_the_time_of_the_nearest_pair_wherever_that_stands() -> None:
+    assert times(
+        written(900, client=1),
+        encode_clock(1000, 10**18, 2 * 10**9),
+        written(3000, 400, 0, client=2),  # 0: unknown
+        encode_clock(5000, 10**18 + 7, 10**9),
+        written(2999, 4999, 6000, 1001, client=3),
+    ) == [
+        10**18 - 50,
+        10**18 + 1000,  # as far from both: the earlier one
         10**18 - 300,
         None,
-        10**18 + 8,
+        10**18 + 999,
+        10**18 + 6,
+        10**18 + 1007,
+        10**18,
     ]
 
 
+@given(
+    st.integers(-200, 200),
+    st.lists(st.integers(1, 10**6), min_size=1, max_size=20, unique=True),
+    st.lists(st.integers(1, 10**6), max_size=20),
+    st.randoms(use_true_random=False),
+)
+def test_a_time_is_no_worse_than_the_drift_since_the_nearest_pair(
+    ppm: int, paired_ms: list[int], written_ms: list[int], rng: random.Random
+) -> None:
+    """A tick is taken for a nanosecond, and is off by so many millionths."""
+
+    def real_ns(ms: int) -> int:
+        return 10**18 + ms * (10**6 + ppm)
+
+    parts = [encode_clock(ms * 10**6, real_ns(ms), 10**9) for ms in paired_ms]
+    parts += [written(ms * 10**6, client=number) for number, ms in enumerate(written_ms)]
+    rng.shuffle(parts)
+    content = read_slice(parts)
+    assert len(content.records) == len(written_ms)
+    for record in content.records:
+        ms = written_ms[record.client]
+        time_ns = content.clock.time_ns(record.ticks)
+        assert time_ns is not None
+        nearest_ms = min(abs(ms - paired) for paired in paired_ms)
+        assert abs(time_ns - real_ns(ms)) <= nearest_ms * abs(ppm)
+
+
 def test_times_that_no_clock_has_are_unknown() -> None:
-    far = encode_clock(1, 1, 1) + run(Data(1, b""))
-    content = encode_record(Data(1, b""), 2**64 - 1)
-    records, decoder = feed(far + encode_piece(PieceKind.RUN, content, client=2))
-    assert [record.time_ns for record in records] == [None, None]
-    assert decoder.malformed == 0
+    assert times(encode_clock(1, 1, 1), written(2**64 - 1)) == [None]
+    assert times(written(1)) == [None]
     assert feed(encode_clock(1, 1, 0))[1].malformed == 1
 
 
