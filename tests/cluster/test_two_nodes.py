@@ -79,7 +79,7 @@ class Cluster:
         shown: Json | None = None
         while time.monotonic() < deadline_s:
             with contextlib.suppress(subprocess.CalledProcessError):
-                shown = json.loads(self.coordinator.ctl("show", trace_id, "--json"))
+                (shown,) = self.coordinator.ctl_json("show", trace_id)
                 if until(shown):
                     return shown
         raise AssertionError(f"after {DEADLINE_S} s the coordinator shows {shown}")
@@ -110,16 +110,6 @@ def cluster(name: str, directory: Path) -> Iterator[Cluster]:
 def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     with cluster("two", tmp_path_factory.mktemp("two")) as here:
         yield here
-
-
-def status(node: Node) -> Json:
-    done = subprocess.run(
-        [PYTHON, "-m", "ctl", "--node", str(node.socket_path), "status", "--json"],
-        capture_output=True,
-        check=True,
-    )
-    answer: Json = json.loads(done.stdout)
-    return answer
 
 
 @pytest.mark.parametrize(
@@ -155,8 +145,7 @@ def test_a_trigger_on_one_node_brings_the_trace_of_both(
         ("in", "beta"),
     }
     assert all(part["complete"] and part["open"] == 0 for part in shown["slices"])
-    listed = [json.loads(line) for line in two.coordinator.ctl("traces", "--json").splitlines()]
-    assert trace in [line["trace_id"] for line in listed]
+    assert trace in [line["trace_id"] for line in two.coordinator.ctl_json("traces")]
 
 
 def test_what_is_written_after_the_trigger_on_another_node_is_reported_too(two: Cluster) -> None:
@@ -220,8 +209,7 @@ def test_an_operator_fires_on_one_node(two: Cluster) -> None:
 
 
 def test_both_nodes_are_known_with_their_clocks(two: Cluster) -> None:
-    lines = two.coordinator.ctl("nodes", "--json").splitlines()
-    nodes = {node["node"]: node for node in map(json.loads, lines)}
+    nodes = {node["node"]: node for node in two.coordinator.ctl_json("nodes")}
     assert set(nodes) == {"alpha", "beta"}
     for name, node in nodes.items():
         assert node["connected"]
@@ -240,9 +228,9 @@ def test_a_second_live_node_of_a_name_is_refused_with_both_addresses(
         deadline_s = time.monotonic() + DEADLINE_S
         while two.alpha.host.address not in said or other.address not in said:
             assert time.monotonic() < deadline_s, impostor.last_words()
-            said = str(status(impostor)["refused"])
-        assert not status(impostor)["connected"]
-    assert status(two.alpha)["connected"]
+            said = str(impostor.control.status()["refused"])
+        assert not impostor.control.status()["connected"]
+    assert two.alpha.control.status()["connected"]
 
 
 def test_an_idle_node_sleeps(two: Cluster, tmp_path: Path) -> None:
@@ -251,14 +239,14 @@ def test_an_idle_node_sleeps(two: Cluster, tmp_path: Path) -> None:
         service(idle) as here,
     ):
         assert here.do("request", new_trace()) == "done"
-        before = status(idle)["polls"]
+        before = idle.control.status()["polls"]
         # A second of another node's life, as long as anything could tick.
         other = new_trace()
         with service(two.alpha) as front, service(two.beta):
             front.do("fire", other, two.beta.host.address)
             two.coherent(other)
         # Asking for the status wakes nothing.
-        assert status(idle)["polls"] <= before + 1
+        assert idle.control.status()["polls"] <= before + 1
 
 
 def test_a_killed_process_leaves_its_last_words(two: Cluster) -> None:
@@ -289,7 +277,7 @@ def test_a_killed_node_reports_after_its_restart(tmp_path: Path) -> None:
             front.do("fire", trace, here.beta.host.address)
         fired = 0
         while fired < len(traces):
-            fired = status(here.alpha)["triggers_unreported"]
+            fired = here.alpha.control.status()["triggers_unreported"]
         here.alpha.kill_daemon()
         here.beta.kill_daemon()
         # Both processes write on into what they have.
@@ -303,7 +291,7 @@ def test_a_killed_node_reports_after_its_restart(tmp_path: Path) -> None:
             assert shown["span_count"] == 2
         # They resumed: nobody had to attach anew.
         for node in here.nodes:
-            attach = status(node)["attach"]
+            attach = node.control.status()["attach"]
             assert (attach["resumed"], attach["attached"]) == (1, 0)
 
 
@@ -383,11 +371,7 @@ for data in (b"", b"x", bytes(96), bytes(50_000)):
 
 def test_garbage_does_no_harm(two: Cluster) -> None:
     pids = [daemon.daemon_pid() for daemon in (two.coordinator, *two.nodes)]
-    with two.coordinator.host.popen(
-        [PYTHON, "-c", GARBAGE, two.coordinator.endpoint], stdout=subprocess.PIPE
-    ) as garbage:
-        output = garbage.communicate()[0].decode()
-    assert garbage.returncode == 0
+    output = two.coordinator.host.run(PYTHON, "-c", GARBAGE, two.coordinator.endpoint)
     # A refusal with its reason on Control, an error on the others.
     assert output.splitlines() == [
         "Control answered 1",
@@ -403,17 +387,9 @@ def test_garbage_does_no_harm(two: Cluster) -> None:
         "ListNodes INVALID_ARGUMENT",
         "Nothing UNIMPLEMENTED",
     ]
-    with two.alpha.host.popen(
-        [
-            PYTHON,
-            "-c",
-            ATTACK,
-            str(two.alpha.socket_path),
-        ],
-        stdout=subprocess.PIPE,
-    ) as attacker:
-        assert attacker.communicate()[0].split() == [b"0", b"168", b"168", b"168"]
-    assert status(two.alpha)["attach"]["malformed"] == 3
+    attacked = two.alpha.host.run(PYTHON, "-c", ATTACK, str(two.alpha.socket_path))
+    assert attacked.split() == ["0", "168", "168", "168"]
+    assert two.alpha.control.status()["attach"]["malformed"] == 3
     trace = new_trace()
     with service(two.alpha) as front, service(two.beta):
         front.do("fire", trace, two.beta.host.address)

@@ -14,9 +14,11 @@ the run. What a killed run left behind is removed by the next one.
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import ctypes
 import ipaddress
+import json
 import os
 import select
 import signal
@@ -31,6 +33,8 @@ from types import TracebackType
 from typing import IO, Any, Self
 
 import yaml
+
+from ctl.node import NodeClient
 
 PYTHON = "/usr/bin/python3"
 COORDINATOR_PORT = 4770
@@ -69,6 +73,34 @@ def remove_stale_namespaces() -> None:
                 _ip("netns", "delete", name)
 
 
+class Opened(abc.ABC):
+    """What a with block opens and closes; closed too if opening fails half-way."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> Self:
+        try:
+            self.open()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    @abc.abstractmethod
+    def open(self) -> None: ...
+
+    @abc.abstractmethod
+    def close(self) -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Host:
     """A network namespace with one address."""
@@ -86,15 +118,24 @@ class Host:
     ) -> subprocess.Popen[bytes]:
         """Start a program on this host; it ends with this process at the latest."""
         return subprocess.Popen(
-            ["ip", "netns", "exec", self.namespace, *command],
+            self._inside(command),
             env={**os.environ, **(env or {})},
             preexec_fn=_die_with_parent,  # noqa: PLW1509 - one libc call, no locks
             **options,
         )
 
+    def run(self, *command: str, said: str = "") -> str:
+        """What a program prints on this host; CalledProcessError if it fails. ``said``: its input."""
+        return subprocess.run(
+            self._inside(command), input=said, stdout=subprocess.PIPE, text=True, check=True
+        ).stdout
+
+    def _inside(self, command: Sequence[str]) -> list[str]:
+        return ["ip", "netns", "exec", self.namespace, *command]
+
 
 @dataclass(slots=True)
-class Network:
+class Network(Opened):
     """A bridge in a namespace of its own, and hosts on it."""
 
     name: str
@@ -105,24 +146,11 @@ class Network:
     def _hub(self) -> str:
         return f"{_PREFIX}-{os.getpid()}-{self.name}-hub"
 
-    def __enter__(self) -> Self:
+    def open(self) -> None:
         remove_stale_namespaces()
-        try:
-            self._add_namespace(self._hub)
-            _ip("-n", self._hub, "link", "add", "bridge", "type", "bridge")
-            _ip("-n", self._hub, "link", "set", "bridge", "up")
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
+        self._add_namespace(self._hub)
+        _ip("-n", self._hub, "link", "add", "bridge", "type", "bridge")
+        _ip("-n", self._hub, "link", "set", "bridge", "up")
 
     def _add_namespace(self, namespace: str) -> None:
         self._namespaces.append(namespace)
@@ -158,7 +186,7 @@ class DaemonError(RuntimeError):
     """A daemon did not start, or did not stop; the message holds its last words."""
 
 
-class Daemon:
+class Daemon(Opened):
     """A daemon under the holder, in a host's namespace; ready when entered."""
 
     def __init__(
@@ -174,22 +202,9 @@ class Daemon:
         self._process: subprocess.Popen[bytes] | None = None
         self._log: IO[bytes] | None = None
 
-    def __enter__(self) -> Self:
+    def open(self) -> None:
         self.start()
-        try:
-            self.wait_ready()
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
+        self.wait_ready()
 
     def start(self) -> None:
         """Start it without waiting; `wait_ready` waits."""
@@ -289,14 +304,11 @@ class Coordinator(Daemon):
 
     def ctl(self, *arguments: str) -> str:
         """What ``backsightctl`` prints, asked from the coordinator's own host."""
-        with self.host.popen(
-            [PYTHON, "-m", "ctl", "--coordinator", self.endpoint, *arguments],
-            stdout=subprocess.PIPE,
-        ) as process:
-            output, _ = process.communicate()
-            if process.returncode:
-                raise subprocess.CalledProcessError(process.returncode, "backsightctl", output)
-        return output.decode()
+        return self.host.run(PYTHON, "-m", "ctl", "--coordinator", self.endpoint, *arguments)
+
+    def ctl_json(self, *arguments: str) -> list[dict[str, Any]]:
+        """The same with ``--json``: an object a line."""
+        return [json.loads(line) for line in self.ctl(*arguments, "--json").splitlines()]
 
 
 class Node(Daemon):
@@ -324,6 +336,11 @@ class Node(Daemon):
                 **(config or {}),
             },
         )
+
+    @property
+    def control(self) -> NodeClient:
+        """What ``backsightctl --node`` asks."""
+        return NodeClient(str(self.socket_path))
 
     def client_environment(self, service: str | None = None) -> dict[str, str]:
         """What a program needs to find this node."""

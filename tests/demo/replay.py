@@ -17,10 +17,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
-from ctl.node import NodeClient
 from protocol import slices
 from protocol.messages import NodeId
 from tests.cluster.topology import (
@@ -30,6 +28,7 @@ from tests.cluster.topology import (
     Host,
     Network,
     Node,
+    Opened,
     started,
 )
 from tests.demo.report import Result, verdict_counts
@@ -146,7 +145,7 @@ class Fault:
 
 
 @dataclass(slots=True)
-class Replay:
+class Replay(Opened):
     """A cluster that replays one recording.
 
     Entering it starts the network, the coordinator and a node for each pod;
@@ -169,25 +168,12 @@ class Replay:
     workers: dict[str, _Worker] = field(default_factory=dict, init=False)
     _stack: contextlib.ExitStack = field(default_factory=contextlib.ExitStack, init=False)
 
-    def __enter__(self) -> Self:
-        try:
-            self._start()
-        except BaseException:
-            self._stack.close()
-            raise
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._stack.close()
-
     # -------------------------------------------------------------- start
 
-    def _start(self) -> None:
+    def close(self) -> None:
+        self._stack.close()
+
+    def open(self) -> None:
         pods = list(self.recording.schedule.pods)
         self.on_step(
             f"starting a coordinator and {len(pods)} nodes, each in its own network namespace"
@@ -202,7 +188,7 @@ class Replay:
         self._stack.enter_context(self.coordinator)
         hosts = {pod: network.host(pod) for pod in pods}
         for host in hosts.values():
-            count_sent_to(host.namespace, COORDINATOR_PORT)
+            count_sent_to(host, COORDINATOR_PORT)
         self.nodes = {
             pod: Node(host, pod, directory, self.coordinator, self.node_config)
             for pod, host in hosts.items()
@@ -326,14 +312,14 @@ class Replay:
 
     def traces(self) -> list[dict[str, Any]]:
         """What ``backsightctl traces --json`` prints."""
-        return [json.loads(line) for line in self.coordinator.ctl("traces", "--json").splitlines()]
+        return self.coordinator.ctl_json("traces")
 
     def node_status(self, pod: str) -> dict[str, Any]:
         """What ``backsightctl --node SOCKET status --json`` prints."""
-        return NodeClient(str(self.nodes[pod].socket_path)).status()
+        return self.nodes[pod].control.status()
 
     def bytes_left(self) -> int:
-        return sum(payload_bytes_sent(node.host.namespace) for node in self.nodes.values())
+        return sum(payload_bytes_sent(node.host) for node in self.nodes.values())
 
     def judge(self) -> Result:
         """Write down what was collected, and let the independent checker judge it."""

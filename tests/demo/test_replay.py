@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from ctl.coordinator import NotFound
-from ctl.node import NodeClient
 from protocol.messages import SliceFlags
 from protocol.wire import parse_trace_id
 from tests.demo.replay import Fault, Recording, Replay
@@ -51,7 +50,7 @@ def _widest(traces: dict[str, dict[str, Span]]) -> dict[str, Span]:
 
 
 def _shown(replay: Replay, trace_id: str) -> dict[str, Any]:
-    shown: dict[str, Any] = json.loads(replay.coordinator.ctl("show", trace_id, "--json"))
+    (shown,) = replay.coordinator.ctl_json("show", trace_id)
     return shown
 
 
@@ -225,7 +224,7 @@ class Fate(enum.Enum):
 
 def _fate(replay: Replay, pod: str, trace_id: str) -> Fate:
     try:
-        view = NodeClient(str(replay.nodes[pod].socket_path)).peek(parse_trace_id(trace_id))
+        view = replay.nodes[pod].control.peek(parse_trace_id(trace_id))
     except NotFound:
         return Fate.UNTRIGGERED
     (part,) = view.slices

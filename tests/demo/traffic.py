@@ -10,7 +10,8 @@ sent to the port counts, retransmissions too.
 from __future__ import annotations
 
 import json
-import subprocess
+
+from tests.cluster.topology import Host
 
 TABLE = "backsight_traffic"
 
@@ -19,8 +20,8 @@ _TCP_WORD_BYTES = 4
 _DATA_OFFSETS = range(5, 16)  # RFC 9293: words of the TCP header
 
 
-def count_sent_to(namespace: str, port: int) -> None:
-    """Start counting in a network namespace; from zero if it already did."""
+def count_sent_to(host: Host, port: int) -> None:
+    """Start counting on a host; from zero if it already did."""
     rules = "\n".join(f"    tcp dport {port} tcp doff {words} counter" for words in _DATA_OFFSETS)
     script = f"""table inet {TABLE}
 delete table inet {TABLE}
@@ -31,19 +32,12 @@ table inet {TABLE} {{
   }}
 }}
 """
-    subprocess.run(
-        ["ip", "netns", "exec", namespace, "nft", "-f", "-"], input=script, text=True, check=True
-    )
+    host.run("nft", "-f", "-", said=script)
 
 
-def payload_bytes_sent(namespace: str) -> int:
+def payload_bytes_sent(host: Host) -> int:
     """TCP payload sent since counting started, in bytes."""
-    listing = subprocess.run(
-        ["ip", "netns", "exec", namespace, "nft", "-j", "list", "table", "inet", TABLE],
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
+    listing = host.run("nft", "-j", "list", "table", "inet", TABLE)
     total = 0
     for item in json.loads(listing)["nftables"]:
         if "rule" not in item:
