@@ -115,8 +115,7 @@ struct bs_trace {
 /*
  * The thread's position in its segment. Published here only so that
  * bs_tracepoint can be inlined: a bounds check, a copy, one ordered store.
- * cursor == limit == NULL when no run is open, which sends every write to the
- * slow path.
+ * cursor == limit == NULL when no run is open, so that none has room.
  */
 struct bs_writer {
 	unsigned char *cursor;	/* where the next record header goes */
@@ -155,6 +154,10 @@ BS_EXPORT int bs_begin(struct bs_trace_id id);
 /* End it. -ENOENT when none is open. */
 BS_EXPORT int bs_end(void);
 
+/* Before the first record of a run: begin the run in bs_writer, with room for a
+ * record of so many bytes with its header. False where there is more to do than
+ * that, which bs_tracepoint_slow() does. */
+BS_EXPORT bool bs_writer_open(size_t record_bytes);
 BS_EXPORT int bs_tracepoint_slow(uint16_t type, const void *payload,
 				 size_t payload_bytes, uint64_t ticks);
 
@@ -164,16 +167,17 @@ static inline int bs_record_at(uint16_t type, const void *payload,
 			       size_t payload_bytes, uint64_t ticks)
 {
 	struct bs_writer *w = &bs_writer;
-	size_t room = (size_t)(w->limit - w->cursor);
-	struct bs_record_header *h = (struct bs_record_header *)w->cursor;
+	struct bs_record_header *h;
 	size_t need;
 
 	if (__builtin_expect(payload_bytes > BS_PAYLOAD_MAX, 0))
 		return bs_tracepoint_slow(type, payload, payload_bytes, ticks);
 	need = (sizeof(*h) + payload_bytes + BS_RECORD_ALIGN - 1) &
 	       ~(size_t)(BS_RECORD_ALIGN - 1);
-	if (__builtin_expect(need > room, 0))
+	if (__builtin_expect(need > (size_t)(w->limit - w->cursor), 0) &&
+	    !bs_writer_open(need))
 		return bs_tracepoint_slow(type, payload, payload_bytes, ticks);
+	h = (struct bs_record_header *)w->cursor;
 	h->payload_bytes = (uint32_t)payload_bytes;
 	h->type = type;
 	h->flags = 0;

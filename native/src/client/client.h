@@ -154,7 +154,7 @@ struct bs_thread {
 	 * to the thread's own trace, else in `writer`: bs_tracepoint writes to
 	 * wherever bs_writer is. */
 	uint8_t run_state; /* enum bs_run_state */
-	bool run_is_own;
+	bool run_is_own;   /* else whose, in the next two */
 	uint16_t run_flags;
 	uint32_t run_handle;
 	struct bs_trace_id run_id;
@@ -206,7 +206,13 @@ static inline bool bs_thread_has_slot(struct bs_thread *t)
 	return READ_ONCE(t->attachment->slots_free) && bs_thread_claim(t);
 }
 
-/* A number for a new handle. */
+/* A number for a new handle of a thread with a slot. */
+static inline uint32_t bs_thread_draw_own_handle(struct bs_thread *t)
+{
+	return t->slot_number << BS_HANDLE_COUNT_BITS |
+	       (t->next_handle++ & BS_HANDLE_COUNT_MASK);
+}
+
 static inline uint32_t bs_thread_draw_handle(struct bs_thread *t)
 {
 	struct bs_attachment *a = t->attachment;
@@ -214,8 +220,7 @@ static inline uint32_t bs_thread_draw_handle(struct bs_thread *t)
 	if (unlikely(t->area == NULL))
 		return BS_HANDLE_SHARED | (fetch_add(&a->shared_handles, 1) &
 					   BS_HANDLE_COUNT_MASK);
-	return t->slot_number << BS_HANDLE_COUNT_BITS |
-	       (t->next_handle++ & BS_HANDLE_COUNT_MASK);
+	return bs_thread_draw_own_handle(t);
 }
 
 /* 0, or BS_TRACE_UNRECORDED. */

@@ -12,21 +12,29 @@ uint64_t bs_clock_ticks_slow(void)
 	return (uint64_t)now.tv_sec * 1000000000ull + (uint64_t)now.tv_nsec;
 }
 
-/* Inlined: as a call it costs bs_begin() a tenth of its time. */
-static inline __attribute__((always_inline)) void
-open_trace(struct bs_thread *t, struct bs_trace *trace, struct bs_trace_id id)
+static inline void fill_in(struct bs_thread *t, struct bs_trace *trace,
+			   struct bs_trace_id id, uint32_t handle,
+			   uint32_t flags)
 {
-	bs_thread_has_slot(t);
 	/* Word by word: as a whole it would go through memory, and be read
-	 * back wider than it was written (see bs_run_open). */
+	 * back wider than it was written (see bs_run_place). */
 	WRITE_ONCE(trace->id.hi, id.hi);
 	WRITE_ONCE(trace->id.lo, id.lo);
-	trace->handle_seq = (uint64_t)bs_thread_draw_handle(t) << 32;
+	trace->handle_seq = (uint64_t)handle << 32;
 	trace->next_hop = 0;
-	trace->flags = bs_thread_recorded(t, id);
+	trace->flags = flags;
 	for (int i = 0; i < 3; i++)
 		trace->crumbs[i] = 0;
 	trace->attachment = t->epoch;
+}
+
+static void open_trace(struct bs_thread *t, struct bs_trace *trace,
+		       struct bs_trace_id id)
+{
+	bs_thread_enter(t);
+	bs_thread_has_slot(t);
+	fill_in(t, trace, id, bs_thread_draw_handle(t),
+		bs_thread_recorded(t, id));
 }
 
 /* -------------------------------------------------- thread-local form --- */
@@ -40,27 +48,34 @@ static inline void show_trace(struct bs_thread *t, struct bs_trace_id id)
 	WRITE_ONCE(t->slot->trace_lo, id.lo);
 }
 
-static inline void end_own(struct bs_thread *t)
+static __attribute__((noinline)) int begin_slow(struct bs_thread *t,
+						struct bs_trace_id id)
 {
-	if (likely(t->run_state == BS_RUN_OPEN && t->run_is_own))
-		bs_run_close(t, BS_RUN_LAST);
-	else
-		bs_append_last(t, &t->own);
-	t->own_open = false;
+	bs_end();
+	open_trace(t, &t->own, id);
+	t->own_open = true;
+	show_trace(t, id);
+	return 0;
 }
 
+/* What is rare is in a function of its own: with calls in its midst, this one
+ * would have registers to save. */
 int bs_begin(struct bs_trace_id id)
 {
 	struct bs_thread *t = &bs_thread;
 
 	if (unlikely(bs_trace_id_is_zero(id)))
 		return -EINVAL;
-	if (unlikely(t->own_open))
-		end_own(t);
-	bs_thread_enter(t);
-	open_trace(t, &t->own, id);
+	if (unlikely(t->own_open) ||
+	    unlikely(t->attachment != READ_ONCE(bs_current)) ||
+	    unlikely(!t->area) ||
+	    unlikely(READ_ONCE(*t->attachment->percentage_threshold) !=
+		     UINT64_MAX))
+		return begin_slow(t, id);
+	fill_in(t, &t->own, id, bs_thread_draw_own_handle(t), 0);
 	t->own_open = true;
-	show_trace(t, id);
+	WRITE_ONCE(t->slot->trace_hi, id.hi);
+	WRITE_ONCE(t->slot->trace_lo, id.lo);
 	return 0;
 }
 
@@ -70,19 +85,39 @@ int bs_end(void)
 
 	if (unlikely(!t->own_open))
 		return -ENOENT;
-	end_own(t);
+	t->own_open = false;
 	show_trace(t, (struct bs_trace_id){0, 0});
+	if (likely(t->run_state == BS_RUN_OPEN && t->run_is_own))
+		bs_run_close(t, BS_RUN_LAST);
+	else if (bs_trace_has_run(&t->own))
+		bs_append_last(t, &t->own);
 	return 0;
+}
+
+bool bs_writer_open(size_t record_bytes)
+{
+	struct bs_thread *t = &bs_thread;
+	uint64_t handle_seq;
+
+	if (unlikely(!t->own_open) || unlikely(t->run_state != BS_RUN_NONE) ||
+	    unlikely(!bs_trace_is_at_hand(t, &t->own)) ||
+	    unlikely(!bs_run_fits(t, record_bytes)))
+		return false;
+	bs_trace_draw_seq(t, &t->own, &handle_seq);
+	bs_run_name(t, &t->own, handle_seq);
+	bs_run_place(t, &t->own, handle_seq);
+	return true;
 }
 
 int bs_tracepoint_slow(uint16_t type, const void *payload, size_t payload_bytes,
 		       uint64_t ticks)
 {
+	const struct bs_part part = {payload, payload_bytes};
 	struct bs_thread *t = &bs_thread;
 
 	if (unlikely(!t->own_open))
 		return -ENOENT;
-	return bs_append_bytes(t, &t->own, type, payload, payload_bytes, ticks);
+	return bs_append(t, &t->own, type, 0, ticks, &part, 1);
 }
 
 /* ------------------------------------------------------------ handles --- */
@@ -93,7 +128,6 @@ int bs_open(struct bs_trace *trace, struct bs_trace_id id)
 
 	if (unlikely(bs_trace_id_is_zero(id)))
 		return -EINVAL;
-	bs_thread_enter(t);
 	open_trace(t, trace, id);
 	return 0;
 }

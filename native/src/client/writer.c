@@ -23,10 +23,21 @@ void bs_doorbell_ring(struct bs_attachment *a)
 	syscall(SYS_futex, &bell->rung, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
 }
 
-bool bs_run_ring_look(struct bs_thread *t)
+void bs_run_announce_late(struct bs_thread *t, uint32_t segment,
+			  uint16_t generation, uint16_t flags, uint32_t offset,
+			  uint32_t committed_bytes)
 {
-	t->run_tail = load_acquire(&t->area->run_tail);
-	return t->run_head - t->run_tail < BS_RUN_RING_ENTRIES;
+	struct bs_thread_area *area = t->area;
+
+	t->run_tail = load_acquire(&area->run_tail);
+	if (t->run_head - t->run_tail >= BS_RUN_RING_ENTRIES) {
+		store_release(&area->runs_unannounced,
+			      area->runs_unannounced + 1);
+		return;
+	}
+	bs_run_put(t, segment, generation, flags, offset, committed_bytes);
+	if ((t->run_head - t->run_tail) % BS_RUN_RING_QUARTER == 0)
+		bs_doorbell_ring(t->attachment);
 }
 
 /* ----------------------------------------------------------- segments --- */
@@ -143,6 +154,15 @@ void bs_run_open_lost(struct bs_thread *t, struct bs_trace *trace)
 	t->run_state = BS_RUN_LOST;
 	t->lost_bytes = 0;
 	mark_lossy(t, trace);
+}
+
+void bs_run_close_lost(struct bs_thread *t, uint16_t flags)
+{
+	BS_COUNT(t->area->runs_lost, 1);
+	bs_run_announce(t, BS_SEGMENT_NONE, 0, flags, 0,
+			t->lost_bytes < UINT32_MAX ? (uint32_t)t->lost_bytes
+						   : UINT32_MAX);
+	t->run_state = BS_RUN_NONE;
 }
 
 /*
@@ -292,9 +312,7 @@ void bs_append_last(struct bs_thread *t, struct bs_trace *trace)
 		    (uint32_t)READ_ONCE(trace->handle_seq))
 		bs_run_close(t, 0);
 	if (!bs_run_is_of(t, trace)) {
-		/* Nothing written, nothing lost: nothing to say. */
-		if (!(uint32_t)READ_ONCE(trace->handle_seq) &&
-		    !(READ_ONCE(trace->flags) & BS_RUN_LOSSY))
+		if (!bs_trace_has_run(trace))
 			return;
 		if (t->run_state != BS_RUN_NONE)
 			bs_run_close(t, 0);

@@ -35,9 +35,10 @@ void bs_append_last(struct bs_thread *t, struct bs_trace *trace);
 /* Take the next granted segment, if there is one. */
 bool bs_segment_take(struct bs_thread *t);
 
-/* The ring is a quarter full by the tail that we saw last: look again. False
- * when there is no room. */
-bool bs_run_ring_look(struct bs_thread *t);
+/* The ring is a quarter full by the tail that we saw last: look again. */
+__attribute__((cold)) void
+bs_run_announce_late(struct bs_thread *t, uint32_t segment, uint16_t generation,
+		     uint16_t flags, uint32_t offset, uint32_t committed_bytes);
 
 #define BS_RUN_RING_QUARTER (BS_RUN_RING_ENTRIES / 4)
 
@@ -53,31 +54,43 @@ static inline uint64_t bs_trace_next(uint64_t handle_seq)
 	return (handle_seq & ~0xffffffffull) | (uint32_t)(handle_seq + 1);
 }
 
-static inline void bs_run_announce(struct bs_thread *t, uint32_t segment,
-				   uint16_t generation, uint16_t flags,
-				   uint32_t offset, uint32_t committed_bytes)
+/* Something was written to it, or lost. */
+static inline bool bs_trace_has_run(const struct bs_trace *trace)
+{
+	return (uint32_t)READ_ONCE(trace->handle_seq) ||
+	       READ_ONCE(trace->flags) & BS_RUN_LOSSY;
+}
+
+static inline void bs_run_put(struct bs_thread *t, uint32_t segment,
+			      uint16_t generation, uint16_t flags,
+			      uint32_t offset, uint32_t committed_bytes)
 {
 	struct bs_thread_area *area = t->area;
-	struct bs_run_entry *e;
+	const struct bs_trace_id *id = t->run_is_own ? &t->own.id : &t->run_id;
+	struct bs_run_entry *e =
+		&area->entries[t->run_head % BS_RUN_RING_ENTRIES];
 
-	if (unlikely(t->run_head - t->run_tail >= BS_RUN_RING_QUARTER - 1) &&
-	    !bs_run_ring_look(t)) {
-		store_release(&area->runs_unannounced,
-			      area->runs_unannounced + 1);
-		return;
-	}
-	e = &area->entries[t->run_head % BS_RUN_RING_ENTRIES];
-	/* Word by word, as in bs_run_open(). */
-	e->trace_hi = READ_ONCE(t->run_id.hi);
-	e->trace_lo = READ_ONCE(t->run_id.lo);
+	/* Word by word, as in bs_run_place(). */
+	e->trace_hi = READ_ONCE(id->hi);
+	e->trace_lo = READ_ONCE(id->lo);
 	e->segment = segment;
 	e->generation = generation;
 	e->flags = flags;
 	e->offset = offset;
 	e->committed_bytes = committed_bytes;
 	store_release(&area->run_head, ++t->run_head);
-	if (unlikely((t->run_head - t->run_tail) % BS_RUN_RING_QUARTER == 0))
-		bs_doorbell_ring(t->attachment);
+}
+
+static inline void bs_run_announce(struct bs_thread *t, uint32_t segment,
+				   uint16_t generation, uint16_t flags,
+				   uint32_t offset, uint32_t committed_bytes)
+{
+	if (unlikely(t->run_head - t->run_tail >= BS_RUN_RING_QUARTER - 1))
+		bs_run_announce_late(t, segment, generation, flags, offset,
+				     committed_bytes);
+	else
+		bs_run_put(t, segment, generation, flags, offset,
+			   committed_bytes);
 }
 
 static inline uint32_t bs_segment_offset(const struct bs_thread *t,
@@ -87,8 +100,12 @@ static inline uint32_t bs_segment_offset(const struct bs_thread *t,
 			  (size_t)(t->limit - (const unsigned char *)p));
 }
 
+__attribute__((cold)) void bs_run_close_lost(struct bs_thread *t,
+					     uint16_t flags);
+
 /* flags: BS_RUN_LAST or 0. A run must be open. */
-static inline void bs_run_close(struct bs_thread *t, uint16_t flags)
+static inline __attribute__((always_inline)) void
+bs_run_close(struct bs_thread *t, uint16_t flags)
 {
 	struct bs_thread_area *area = t->area;
 	struct bs_run_header *run = t->run;
@@ -96,12 +113,7 @@ static inline void bs_run_close(struct bs_thread *t, uint16_t flags)
 
 	flags |= t->run_flags;
 	if (unlikely(t->run_state == BS_RUN_LOST)) {
-		BS_COUNT(area->runs_lost, 1);
-		bs_run_announce(t, BS_SEGMENT_NONE, 0, flags, 0,
-				t->lost_bytes < UINT32_MAX
-					? (uint32_t)t->lost_bytes
-					: UINT32_MAX);
-		t->run_state = BS_RUN_NONE;
+		bs_run_close_lost(t, flags);
 		return;
 	}
 	if (t->run_is_own) {
@@ -161,48 +173,41 @@ static inline bool bs_run_fits(const struct bs_thread *t, size_t bytes)
 	       sizeof(struct bs_run_header) + bytes;
 }
 
-/* The run that was to be opened is lost: see the top of this file. */
-void bs_run_open_lost(struct bs_thread *t, struct bs_trace *trace);
+/* Whose the run is that is opened next. */
+static inline void bs_run_name(struct bs_thread *t, struct bs_trace *trace,
+			       uint64_t handle_seq)
+{
+	uint16_t flags = (uint16_t)(READ_ONCE(trace->flags) & BS_RUN_LOSSY);
+
+	if ((uint32_t)handle_seq == 0)
+		flags |= BS_RUN_FIRST;
+	t->run_flags = flags;
+	t->run_is_own = trace == &t->own;
+	if (trace == &t->own)
+		return;
+	WRITE_ONCE(t->run_id.hi, READ_ONCE(trace->id.hi));
+	WRITE_ONCE(t->run_id.lo, READ_ONCE(trace->id.lo));
+	t->run_handle = bs_trace_handle(handle_seq);
+}
 
 /*
- * Open a run with room for `bytes` of records, or a lost one. The thread has
- * a slot and no open run. False as bs_trace_draw_seq().
+ * Begin it where the thread stands; there is room.
  *
  * The words of the id are copied one by one: it was just written so, and a
  * processor cannot forward two stores to one wider load.
  */
-static inline bool bs_run_open(struct bs_thread *t, struct bs_trace *trace,
-			       size_t bytes)
+static inline void bs_run_place(struct bs_thread *t, struct bs_trace *trace,
+				uint64_t handle_seq)
 {
-	bool is_own = trace == &t->own;
-	struct bs_writer *w = is_own ? &bs_writer : &t->writer;
-	struct bs_run_header *run;
-	uint64_t handle_seq, hi, lo;
-	uint16_t flags;
+	struct bs_writer *w = trace == &t->own ? &bs_writer : &t->writer;
+	struct bs_run_header *run = (struct bs_run_header *)t->cursor;
 
-	if (!bs_trace_draw_seq(t, trace, &handle_seq))
-		return false;
-	hi = READ_ONCE(trace->id.hi);
-	lo = READ_ONCE(trace->id.lo);
-	flags = (uint16_t)(READ_ONCE(trace->flags) & BS_RUN_LOSSY);
-	if ((uint32_t)handle_seq == 0)
-		flags |= BS_RUN_FIRST;
-	t->run_is_own = is_own;
-	WRITE_ONCE(t->run_id.hi, hi);
-	WRITE_ONCE(t->run_id.lo, lo);
-	t->run_handle = bs_trace_handle(handle_seq);
-	t->run_flags = flags;
-	if (unlikely(!bs_run_fits(t, bytes)) && !bs_segment_take(t)) {
-		bs_run_open_lost(t, trace);
-		return true;
-	}
-	run = (struct bs_run_header *)t->cursor;
-	WRITE_ONCE(run->trace_hi, hi);
-	WRITE_ONCE(run->trace_lo, lo);
+	WRITE_ONCE(run->trace_hi, READ_ONCE(trace->id.hi));
+	WRITE_ONCE(run->trace_lo, READ_ONCE(trace->id.lo));
 	run->committed_bytes = 0;
 	run->handle = bs_trace_handle(handle_seq);
 	run->seq = (uint32_t)handle_seq;
-	run->flags = flags;
+	run->flags = t->run_flags;
 	store_release(&run->generation, t->generation);
 
 	t->run = run;
@@ -211,6 +216,25 @@ static inline bool bs_run_open(struct bs_thread *t, struct bs_trace *trace,
 	w->cursor = w->records;
 	w->limit = t->limit;
 	w->committed = &run->committed_bytes;
+}
+
+/* The run that was to be opened is lost: see the top of this file. */
+void bs_run_open_lost(struct bs_thread *t, struct bs_trace *trace);
+
+/* Open a run with room for `bytes` of records, or a lost one. The thread has
+ * a slot and no open run. False as bs_trace_draw_seq(). */
+static inline bool bs_run_open(struct bs_thread *t, struct bs_trace *trace,
+			       size_t bytes)
+{
+	uint64_t handle_seq;
+
+	if (!bs_trace_draw_seq(t, trace, &handle_seq))
+		return false;
+	bs_run_name(t, trace, handle_seq);
+	if (unlikely(!bs_run_fits(t, bytes)) && !bs_segment_take(t))
+		bs_run_open_lost(t, trace);
+	else
+		bs_run_place(t, trace, handle_seq);
 	return true;
 }
 
