@@ -61,6 +61,35 @@ static inline bool bs_trace_has_run(const struct bs_trace *trace)
 	       READ_ONCE(trace->flags) & BS_RUN_LOSSY;
 }
 
+/*
+ * Lines are asked for before they are written. Those of the segment were last
+ * used as long ago as the pool reaches back, so they are in memory; those of the
+ * ring the node has read, so they are in its core's cache. Stores take effect in
+ * order, and one that waits for its line holds up all behind it. Asking saves a
+ * quarter of what a trace of 100 bytes costs beside a node that drains.
+ *
+ * In the segment, ahead of the next run by some traces of that size, and as many
+ * lines as one takes with its headers; what a longer run needs, each of its
+ * records asks for. In the ring, eight lines.
+ */
+#define BS_SEGMENT_AHEAD 512
+#define BS_SEGMENT_AHEAD_LINES 3
+#define BS_RUN_RING_AHEAD 16
+
+static inline void bs_prefetch_segment(const unsigned char *cursor)
+{
+	for (size_t i = 0; i < BS_SEGMENT_AHEAD_LINES; i++)
+		__builtin_prefetch(
+			cursor + BS_SEGMENT_AHEAD + i * BS_CACHE_LINE, 1);
+}
+
+static inline void bs_prefetch_ring(const struct bs_thread *t)
+{
+	__builtin_prefetch(&t->area->entries[(t->run_head + BS_RUN_RING_AHEAD) %
+					     BS_RUN_RING_ENTRIES],
+			   1);
+}
+
 static inline void bs_run_put(struct bs_thread *t, uint32_t segment,
 			      uint16_t generation, uint16_t flags,
 			      uint32_t offset, uint32_t committed_bytes)
@@ -70,6 +99,7 @@ static inline void bs_run_put(struct bs_thread *t, uint32_t segment,
 	struct bs_run_entry *e =
 		&area->entries[t->run_head % BS_RUN_RING_ENTRIES];
 
+	bs_prefetch_ring(t);
 	/* Word by word, as in bs_run_place(). */
 	e->trace_hi = READ_ONCE(id->hi);
 	e->trace_lo = READ_ONCE(id->lo);
@@ -124,6 +154,7 @@ bs_run_close(struct bs_thread *t, uint16_t flags)
 		t->cursor = t->writer.cursor;
 	}
 	t->run_state = BS_RUN_NONE;
+	bs_prefetch_segment(t->cursor);
 	committed = (uint32_t)(t->cursor - (unsigned char *)(run + 1));
 	/* Who walks the log looks for the next header once it sees CLOSED. What
 	 * stands there is left from an earlier life of the segment, perhaps a
