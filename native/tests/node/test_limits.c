@@ -178,7 +178,7 @@ static void losses_without_end(void)
 	bsn_free(n);
 }
 
-/* As a client does it, once the node is about to sleep. */
+/* As a client does it, but that this one has seen that the node will sleep. */
 static void *ring(void *argument)
 {
 	struct writer *w = argument;
@@ -187,7 +187,6 @@ static void *ring(void *argument)
 	while (!READ_ONCE(bell->sleeping))
 		sched_yield();
 	w_trigger(w, trace_id(1), "ring", START);
-	full_fence();
 	__atomic_fetch_add(&bell->rung, 1, __ATOMIC_RELEASE);
 	syscall(SYS_futex, &bell->rung, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
 	return NULL;
