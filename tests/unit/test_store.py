@@ -359,6 +359,7 @@ def test_a_failed_batch_is_tried_again_and_nothing_called_durable_before(tmp_pat
         here.store.submit([Write(1, AppendSlice(T1, "a", 1, 0, os.urandom(100_000)))])
         assert "will try again" in logged.get()
         assert here.durable.empty()
+        assert here.store.counters.writes_failed > 0
         here.store._connection.execute("PRAGMA max_page_count = 1000000")
         assert here.durable.get() == 1
     assert recovered(path)[T1].slices[0].length == 100_000
