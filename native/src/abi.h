@@ -359,7 +359,7 @@ struct bs_attach_reply {
  */
 enum bs_piece_kind {
 	BS_PIECE_RUN = 1,     /* whole records of a run */
-	BS_PIECE_CLOCK = 2,   /* struct bs_clock_pair: holds for what follows */
+	BS_PIECE_CLOCK = 2,   /* struct bs_clock_pair: for records near to it */
 	BS_PIECE_PROCESS = 3, /* struct bs_piece_process of `client` */
 	BS_PIECE_LOSS = 4,    /* no content: records of this client's part of
 			       * the trace were dropped */
