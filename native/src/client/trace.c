@@ -87,7 +87,7 @@ int bs_end(void)
 		return -ENOENT;
 	t->own_open = false;
 	show_trace(t, (struct bs_trace_id){0, 0});
-	if (likely(t->run_state == BS_RUN_OPEN && t->run_is_own))
+	if (likely(t->run_state != BS_RUN_NONE && t->run_is_own))
 		bs_run_close(t, BS_RUN_LAST);
 	else if (bs_trace_has_run(&t->own))
 		bs_append_last(t, &t->own);

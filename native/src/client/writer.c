@@ -277,6 +277,9 @@ int bs_append(struct bs_thread *t, struct bs_trace *trace, uint16_t type,
 				bs_run_close(t, 0);
 			if (unlikely(!bs_run_open(t, trace, bytes)))
 				continue;
+			/* Just now there was no segment. */
+			if (unlikely(t->run_state == BS_RUN_LOST))
+				return lose(t, trace, payload_bytes);
 		}
 		if (unlikely(t->run_state == BS_RUN_LOST)) {
 			if (!bs_run_fits(t, bytes) && !bs_segment_take(t))
