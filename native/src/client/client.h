@@ -162,9 +162,10 @@ struct bs_thread {
 	struct bs_writer writer;
 	uint64_t lost_bytes; /* payload, in this run */
 
-	/* The run ring: our end, and the node's as we last saw it. */
+	/* The run ring: our end, and for how many entries the node's need not be
+	 * looked at, which is in a line that the node writes. */
 	uint32_t run_head;
-	uint32_t run_tail;
+	uint32_t run_room;
 
 	uint32_t next_handle;
 	uint32_t slot_number;

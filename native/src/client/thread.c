@@ -165,7 +165,7 @@ bool bs_thread_claim(struct bs_thread *t)
 			WRITE_ONCE(t->area->segment, BS_SEGMENT_NONE);
 		}
 		t->run_head = t->area->run_head;
-		t->run_tail = t->run_head - BS_RUN_RING_QUARTER;
+		t->run_room = 0;
 		WRITE_ONCE(t->slot->tid, (uint32_t)t->tid);
 		if (t->own_open) {
 			WRITE_ONCE(t->slot->trace_hi, t->own.id.hi);

@@ -28,16 +28,19 @@ void bs_run_announce_late(struct bs_thread *t, uint32_t segment,
 			  uint32_t committed_bytes)
 {
 	struct bs_thread_area *area = t->area;
+	uint32_t waiting = t->run_head - load_acquire(&area->run_tail);
 
-	t->run_tail = load_acquire(&area->run_tail);
-	if (t->run_head - t->run_tail >= BS_RUN_RING_ENTRIES) {
+	if (waiting >= BS_RUN_RING_ENTRIES) {
 		store_release(&area->runs_unannounced,
 			      area->runs_unannounced + 1);
 		return;
 	}
 	bs_run_put(t, segment, generation, flags, offset, committed_bytes);
-	if ((t->run_head - t->run_tail) % BS_RUN_RING_QUARTER == 0)
+	if (++waiting % BS_RUN_RING_QUARTER == 0)
 		bs_doorbell_ring(t->attachment);
+	if (waiting < BS_RUN_RING_ENTRIES)
+		t->run_room =
+			BS_RUN_RING_QUARTER - 1 - waiting % BS_RUN_RING_QUARTER;
 }
 
 /* ----------------------------------------------------------- segments --- */

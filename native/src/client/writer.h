@@ -35,7 +35,8 @@ void bs_append_last(struct bs_thread *t, struct bs_trace *trace);
 /* Take the next granted segment, if there is one. */
 bool bs_segment_take(struct bs_thread *t);
 
-/* The ring is a quarter full by the tail that we saw last: look again. */
+/* By the tail that we saw last, this entry fills a quarter of the ring, or finds
+ * it full: look again. */
 __attribute__((cold)) void
 bs_run_announce_late(struct bs_thread *t, uint32_t segment, uint16_t generation,
 		     uint16_t flags, uint32_t offset, uint32_t committed_bytes);
@@ -115,12 +116,13 @@ static inline void bs_run_announce(struct bs_thread *t, uint32_t segment,
 				   uint16_t generation, uint16_t flags,
 				   uint32_t offset, uint32_t committed_bytes)
 {
-	if (unlikely(t->run_head - t->run_tail >= BS_RUN_RING_QUARTER - 1))
+	if (unlikely(!t->run_room)) {
 		bs_run_announce_late(t, segment, generation, flags, offset,
 				     committed_bytes);
-	else
-		bs_run_put(t, segment, generation, flags, offset,
-			   committed_bytes);
+		return;
+	}
+	t->run_room--;
+	bs_run_put(t, segment, generation, flags, offset, committed_bytes);
 }
 
 static inline uint32_t bs_segment_offset(const struct bs_thread *t,
