@@ -13,7 +13,7 @@ from appliance.control import control_path
 from ctl.coordinator import AskError, NotFound
 from ctl.trace import NodeSlice, TraceView
 from protocol.messages import SliceFlags, TraceId
-from protocol.slices import read_slice
+from protocol.spans import read_slice
 
 _TIMEOUT_S = 30.0
 

@@ -10,7 +10,8 @@ from typing import Any
 import backsight_pb2 as pb
 
 from protocol.messages import NodeId, SliceFlags
-from protocol.slices import AttributeValue, HopIn, HopOut, SliceContent, Span, read_slice
+from protocol.slices import AttributeValue, HopIn, HopOut
+from protocol.spans import SliceContent, Span, read_slice
 
 _STATUS = {0: "unset", 1: "ok", 2: "error"}
 _NOT_WHOLE = ~SliceFlags.HELD
@@ -118,8 +119,14 @@ def _hop_json(hop: HopOut | HopIn) -> Json:
     }
 
 
-def _attribute_json(value: AttributeValue) -> str | int | float | bool:
-    return value.hex() if isinstance(value, bytes) else value
+def _attribute_json(value: AttributeValue) -> object:
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, list):
+        return [_attribute_json(item) for item in value]
+    if isinstance(value, dict):
+        return _attributes_json(value)
+    return value
 
 
 def _attributes_json(attributes: Mapping[str, AttributeValue]) -> Json:

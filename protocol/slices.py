@@ -11,7 +11,7 @@ byte, and may be cut short for good. So:
   prefix of the whole one, and any split into chunks reads as the whole;
 * what is remembered of a slice is bounded by the bytes that were fed.
 
-``SliceDecoder`` is the incremental reader, ``read_slice`` joins what it gives
+``SliceDecoder`` is the incremental reader, ``protocol.spans`` joins what it gives
 into spans, and the ``encode_*`` functions write the format (for the pool model
 of the simulator, and tests).
 """
@@ -21,9 +21,9 @@ from __future__ import annotations
 import enum
 import struct
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from protocol.messages import NODE_NAME_BYTES_MAX, NodeId
 
@@ -60,6 +60,9 @@ class RecordType(enum.IntEnum):
     HOP_OUT = 4
     HOP_IN = 5
     BREADCRUMB = 6
+    RESOURCE = 7
+    SCOPE = 8
+    SPAN_DETAIL = 9
 
 
 class AttributeType(enum.IntEnum):
@@ -70,14 +73,17 @@ class AttributeType(enum.IntEnum):
     BYTES = 5
 
 
-AttributeValue: TypeAlias = str | int | float | bool | bytes
+AttributeValue: TypeAlias = "str | int | float | bool | bytes | list[Any] | dict[str, Any] | None"
+"""Lists and mappings hold values of this type again."""
+
+Attributes: TypeAlias = Mapping[str, AttributeValue]
 
 # Plain integers for the inner loop, where the arithmetic of enums is what costs.
 _RUN, _CLOCK_PIECE, _PROCESS_PIECE, _LOSS = (
     kind.value for kind in (PieceKind.RUN, PieceKind.CLOCK, PieceKind.PROCESS, PieceKind.LOSS)
 )
 _FIRST, _LAST, _LOSSY = (flag.value for flag in (RunFlags.FIRST, RunFlags.LAST, RunFlags.LOSSY))
-_START, _END, _OUT, _IN, _CRUMB = (
+_START, _END, _OUT, _IN, _CRUMB, _RESOURCE, _SCOPE, _DETAIL = (
     record.value
     for record in (
         RecordType.SPAN_START,
@@ -85,6 +91,9 @@ _START, _END, _OUT, _IN, _CRUMB = (
         RecordType.HOP_OUT,
         RecordType.HOP_IN,
         RecordType.BREADCRUMB,
+        RecordType.RESOURCE,
+        RecordType.SCOPE,
+        RecordType.SPAN_DETAIL,
     )
 )
 
@@ -96,6 +105,8 @@ _SPAN_START = struct.Struct("<QQQBB6x")
 _SPAN_END = struct.Struct("<QQHHI")
 _HOP = struct.Struct("<QQII")
 _BREADCRUMB = struct.Struct("<Q")
+_SCOPE_HEADER = struct.Struct("<I")
+_DETAIL_HEADER = struct.Struct("<QIHH")
 _ATTRIBUTE = struct.Struct("<BBH")
 _INT = struct.Struct("<q")
 _DOUBLE = struct.Struct("<d")
@@ -169,7 +180,46 @@ class Breadcrumb:
     name: str
 
 
-Body: TypeAlias = Data | SpanStart | SpanEnd | HopOut | HopIn | Breadcrumb
+@dataclass(frozen=True, slots=True)
+class ResourceRecord:
+    """What the spans of a handle are of: MessagePack, see ``protocol.spans.Resource``."""
+
+    encoded: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ScopeRecord:
+    """What made some spans of a handle, which name it by its number: MessagePack, see ``protocol.spans``."""
+
+    number: int
+    encoded: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class SpanDetail:
+    """All of a span that its end does not hold: MessagePack in ``parts`` parts, see ``protocol.spans``.
+
+    ``scope`` is a number of the handle's, 0 for none.
+    """
+
+    span_id: int
+    scope: int
+    part: int
+    parts: int
+    encoded: bytes
+
+
+Body: TypeAlias = (
+    Data
+    | SpanStart
+    | SpanEnd
+    | HopOut
+    | HopIn
+    | Breadcrumb
+    | ResourceRecord
+    | ScopeRecord
+    | SpanDetail
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -488,6 +538,20 @@ def _body(kind: int, data: bytes, begin: int, size: int) -> Body | None:
             return None
         (node,) = _BREADCRUMB.unpack_from(data, begin)
         return Breadcrumb(NodeId(node), _text(data[begin + _BREADCRUMB.size : end]))
+    if kind == _DETAIL:
+        if size < _DETAIL_HEADER.size:
+            return None
+        span_id, scope, part, parts = _DETAIL_HEADER.unpack_from(data, begin)
+        if part >= parts:
+            return None
+        return SpanDetail(span_id, scope, part, parts, data[begin + _DETAIL_HEADER.size : end])
+    if kind == _RESOURCE:
+        return ResourceRecord(data[begin:end])
+    if kind == _SCOPE:
+        if size < _SCOPE_HEADER.size:
+            return None
+        (number,) = _SCOPE_HEADER.unpack_from(data, begin)
+        return ScopeRecord(number, data[begin + _SCOPE_HEADER.size : end])
     return Data(kind, data[begin:end])
 
 
@@ -530,131 +594,6 @@ def _attribute_value(kind: int, raw: bytes) -> AttributeValue | None:
     if kind == AttributeType.BOOL and len(raw) == 1:
         return raw != b"\0"
     return None
-
-
-# ----------------------------------------------------------- a whole slice
-
-
-@dataclass(slots=True)
-class Span:
-    """A span as its node saw it; times are Unix time by the node's clock.
-
-    ``end_ns`` is None for a span without its end (``unfinished``).
-    """
-
-    span_id: int
-    parent_id: int
-    name: str
-    kind: int
-    start_ns: int
-    client: int
-    handle: int
-    process: Process | None
-    end_ns: int | None = None
-    status: int = 0
-    attributes: Mapping[str, AttributeValue] = field(default_factory=dict)
-
-    @property
-    def unfinished(self) -> bool:
-        return self.end_ns is None
-
-
-@dataclass(frozen=True, slots=True)
-class SliceContent:
-    """All that a slice says, in the order in which it was written.
-
-    ``records`` are the DATA records, ``clock`` what their ticks mean,
-    ``ends_without_start`` the ends of spans whose start is not in the slice,
-    ``whole`` says that the bytes end where a piece ends and that all of them made
-    sense.
-    """
-
-    spans: tuple[Span, ...]
-    records: tuple[Record, ...]
-    hops_out: tuple[HopOut, ...]
-    hops_in: tuple[HopIn, ...]
-    breadcrumbs: tuple[Breadcrumb, ...]
-    ends_without_start: tuple[SpanEnd, ...]
-    handles: Mapping[tuple[int, int], Handle]
-    clock: ClockPairs
-    processes: Mapping[int, Process]
-    exited: frozenset[int]
-    lossy: frozenset[int]
-    malformed: int
-    whole: bool
-
-
-def read_slice(chunks: Iterable[bytes]) -> SliceContent:
-    """Read a slice and join the starts and ends of its spans.
-
-    The threads of a process write one trace into several runs, and the slice
-    may hold the end of a span before its start, so they are joined last.
-    """
-    decoder = SliceDecoder()
-    spans: list[Span] = []
-    by_id: dict[tuple[int, int], list[Span]] = {}
-    ends: list[tuple[int, SpanEnd]] = []
-    data: list[Record] = []
-    hops_out: list[HopOut] = []
-    hops_in: list[HopIn] = []
-    breadcrumbs: list[Breadcrumb] = []
-    for chunk in chunks:
-        for record in decoder.feed(chunk):
-            body = record.body
-            if isinstance(body, SpanStart):
-                span = Span(
-                    body.span_id,
-                    body.parent_id,
-                    body.name,
-                    body.kind,
-                    body.start_ns,
-                    record.client,
-                    record.handle,
-                    None,
-                )
-                spans.append(span)
-                by_id.setdefault((record.client, body.span_id), []).append(span)
-            elif isinstance(body, SpanEnd):
-                ends.append((record.client, body))
-            elif isinstance(body, HopOut):
-                hops_out.append(body)
-            elif isinstance(body, HopIn):
-                hops_in.append(body)
-            elif isinstance(body, Breadcrumb):
-                breadcrumbs.append(body)
-            else:
-                data.append(record)
-
-    malformed = decoder.malformed
-    without_start: list[SpanEnd] = []
-    for client, end in ends:
-        open_spans = by_id.get((client, end.span_id))
-        if not open_spans:
-            without_start.append(end)
-            continue
-        span = open_spans.pop(0)
-        span.end_ns = end.end_ns
-        span.status = end.status
-        span.name = end.name or span.name
-        span.attributes, bad = decode_attributes(end.encoded_attributes)
-        malformed += bad
-    for span in spans:
-        span.process = decoder.processes.get(span.client)
-    return SliceContent(
-        tuple(spans),
-        tuple(data),
-        tuple(hops_out),
-        tuple(hops_in),
-        tuple(breadcrumbs),
-        tuple(without_start),
-        decoder.handles,
-        decoder.clock,
-        decoder.processes,
-        frozenset(decoder.exited),
-        frozenset(decoder.lossy),
-        malformed,
-        decoder.whole and not malformed,
-    )
 
 
 # ------------------------------------------------------------------ encoder
@@ -713,6 +652,13 @@ def _encode_body(body: Body) -> tuple[int, bytes]:
         return RecordType.HOP_IN, _HOP.pack(body.node_id, body.span_id, body.hop, body.handle)
     if isinstance(body, Breadcrumb):
         return RecordType.BREADCRUMB, _BREADCRUMB.pack(body.node_id) + body.name.encode()
+    if isinstance(body, ResourceRecord):
+        return RecordType.RESOURCE, body.encoded
+    if isinstance(body, ScopeRecord):
+        return RecordType.SCOPE, _SCOPE_HEADER.pack(body.number) + body.encoded
+    if isinstance(body, SpanDetail):
+        header = _DETAIL_HEADER.pack(body.span_id, body.scope, body.part, body.parts)
+        return RecordType.SPAN_DETAIL, header + body.encoded
     return body.type, body.payload
 
 
@@ -743,4 +689,6 @@ def _encode_value(value: AttributeValue) -> tuple[AttributeType, bytes]:
         return AttributeType.DOUBLE, _DOUBLE.pack(value)
     if isinstance(value, bytes):
         return AttributeType.BYTES, value
-    return AttributeType.STRING, value.encode()
+    if isinstance(value, str):
+        return AttributeType.STRING, value.encode()
+    raise ValueError(f"an attribute of the plain form is no {type(value).__name__}")

@@ -28,7 +28,7 @@ from appliance.native import NativeDataPlane, TickSource
 from appliance.settings import Settings
 from protocol.hashing import node_id
 from protocol.messages import Group, TraceId
-from protocol.slices import SliceContent, read_slice
+from protocol.spans import SliceContent, read_slice
 from tests.python_client.programs import trace_id
 
 NODE_NAME = "test-node"

@@ -13,7 +13,8 @@ import pytest
 import backsight
 from appliance.core.dataplane import LocalTrigger
 from protocol.messages import SliceFlags, Source, TraceId
-from protocol.slices import Breadcrumb, Data, HopIn, HopOut, SliceContent
+from protocol.slices import Breadcrumb, Data, HopIn, HopOut
+from protocol.spans import SliceContent
 from tests.python_client.conftest import Node, RunProgram
 from tests.python_client.programs import LONG_NAME, START_NS, THREADS, trace_id
 

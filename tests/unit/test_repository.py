@@ -70,7 +70,12 @@ def is_script(path: Path) -> bool:
 
 
 def is_data(path: Path) -> bool:
-    return path.is_relative_to("tests/data")
+    return path.is_relative_to("tests/data") or is_vendored(path)
+
+
+def is_vendored(path: Path) -> bool:
+    """As published by others; what is ours beside it says from where."""
+    return path.is_relative_to("protocol/opentelemetry") and path.suffix == ".proto"
 
 
 def texts(repository: Path) -> dict[Path, str]:
@@ -182,7 +187,11 @@ def test_no_source_is_large(repository: Path) -> None:
 
 
 def test_recorded_data_has_its_licence_beside_it(repository: Path) -> None:
-    folders = {path.parent for path in tracked(repository) if is_data(path)}
+    folders = {
+        Path("protocol/opentelemetry") if is_vendored(path) else path.parent
+        for path in tracked(repository)
+        if is_data(path)
+    }
     folders.discard(Path("tests/data"))  # what we computed ourselves
     assert folders
     assert [folder for folder in folders if not (repository / folder / "LICENSE").is_file()] == []

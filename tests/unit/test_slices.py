@@ -35,8 +35,8 @@ from protocol.slices import (
     encode_piece,
     encode_process,
     encode_record,
-    read_slice,
 )
+from protocol.spans import read_slice
 
 U64 = st.integers(0, 2**64 - 1)
 U32 = st.integers(0, 2**32 - 1)

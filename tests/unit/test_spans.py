@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Spans of OpenTelemetry, from the records of a slice, and as OTLP."""
+
+from __future__ import annotations
+
+import msgpack
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from protocol.messages import TraceId
+from protocol.otlp import UNFINISHED, NodeSpans, any_value, traces_data
+from protocol.slices import (
+    Body,
+    PieceKind,
+    Process,
+    ResourceRecord,
+    RunFlags,
+    ScopeRecord,
+    SpanDetail,
+    SpanEnd,
+    SpanStart,
+    encode_piece,
+    encode_process,
+    encode_record,
+)
+from protocol.spans import Event, Link, Resource, Scope, SliceContent, read_slice
+
+TRACE = TraceId(bytes(range(16)))
+START = SpanStart(1, 0, 10, 2, "GET /")
+END = SpanEnd(1, 20, 2, "", b"")
+
+
+def content(*bodies: Body, handle: int = 1) -> SliceContent:
+    run = b"".join(encode_record(body, 0) for body in bodies)
+    flags = RunFlags.FIRST | RunFlags.LAST
+    return read_slice(
+        [
+            encode_process(1, Process(7, "shop")),
+            encode_piece(PieceKind.RUN, run, flags=flags, client=1, handle=handle),
+        ]
+    )
+
+
+def detail(*items: object, scope: int = 0, parts: int = 1) -> list[SpanDetail]:
+    packed = msgpack.packb(list(items))
+    size = -(-len(packed) // parts)
+    return [
+        SpanDetail(1, scope, part, parts, packed[part * size : (part + 1) * size])
+        for part in range(parts)
+    ]
+
+
+def test_all_that_a_detail_may_say() -> None:
+    link = [bytes(16), 5, {"l": 1}, "a=b", 0x300, 2]
+    said = detail(
+        {"n": None, "list": [1, "x", {"deep": b"\0"}]},
+        [["exception", 15, {"type": "E"}, 1], ["short"]],
+        [link],
+        "why",
+        "vendor=x",
+        0x100,
+        3,
+        4,
+        5,
+        scope=2,
+        parts=3,
+    )
+    found = content(
+        ResourceRecord(msgpack.packb([{"service.name": "shop"}, "https://r"])),
+        START,
+        ScopeRecord(2, msgpack.packb(["lib", "1", "https://s", {"s": True}])),
+        *said,
+        END,
+    )
+    assert found.whole
+    (span,) = found.spans
+    assert span.resource == Resource({"service.name": "shop"}, "https://r")
+    assert span.scope == Scope("lib", "1", "https://s", {"s": True})
+    assert span.attributes == {"n": None, "list": [1, "x", {"deep": b"\0"}]}
+    assert span.events == (Event("exception", 15, {"type": "E"}, 1), Event("short", 0))
+    assert span.links == (Link(bytes(16), 5, {"l": 1}, "a=b", 0x300, 2),)
+    assert (span.status, span.status_message, span.trace_state) == (2, "why", "vendor=x")
+    assert (span.flags, span.dropped_attributes) == (0x100, 3)
+    assert (span.dropped_events, span.dropped_links) == (4, 5)
+
+
+def test_what_makes_no_sense_is_counted_and_the_rest_is_read() -> None:
+    for broken in (
+        detail({"a": 1}, parts=2)[:1],  # a part is missing
+        [SpanDetail(1, 0, 0, 1, b"\xc1")],  # no MessagePack
+        detail("attributes"),
+        detail({}, [["event", -1]]),
+        detail({1: "a key that is no text"}),
+        detail({}, [], [[b"short", 1]]),
+    ):
+        found = content(START, *broken, END)
+        assert found.malformed
+        assert not found.whole
+        (span,) = found.spans
+        assert (span.name, span.end_ns) == ("GET /", 20)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    encoded=st.binary(max_size=200), scope=st.binary(max_size=50), resource=st.binary(max_size=50)
+)
+def test_no_bytes_raise(encoded: bytes, scope: bytes, resource: bytes) -> None:
+    found = content(
+        ResourceRecord(resource),
+        ScopeRecord(1, scope),
+        START,
+        SpanDetail(1, 1, 0, 1, encoded),
+        END,
+    )
+    data = traces_data(TRACE, [NodeSpans("n1", found.spans)])
+    assert len(data.resource_spans[0].scope_spans[0].spans) == 1
+
+
+def test_a_process_that_says_nothing_is_described_by_its_node() -> None:
+    found = content(START)
+    data = traces_data(TRACE, [NodeSpans("n1", found.spans)])
+    (resource,) = data.resource_spans
+    said = {item.key: item.value for item in resource.resource.attributes}
+    assert said["service.name"].string_value == "shop"
+    assert said["process.pid"].int_value == 7
+    assert said["host.name"].string_value == "n1"
+    (span,) = resource.scope_spans[0].spans
+    assert (span.trace_id, span.span_id) == (TRACE, (1).to_bytes(8, "big"))
+    assert span.parent_span_id == b""
+    assert [item.key for item in span.attributes] == [UNFINISHED]
+
+
+def test_integers_that_are_too_large_become_text() -> None:
+    assert any_value((1 << 63) - 1).int_value == (1 << 63) - 1
+    assert any_value(1 << 63).string_value == str(1 << 63)
+    assert any_value([]).HasField("array_value")
+    assert any_value({}).HasField("kvlist_value")
+    assert any_value(None).WhichOneof("value") is None
