@@ -70,6 +70,9 @@ enum bs_record_type {
 	BS_RECORD_HOP_OUT = 4,	  /* struct bs_hop: a context was injected */
 	BS_RECORD_HOP_IN = 5,	  /* struct bs_hop: a context was extracted */
 	BS_RECORD_BREADCRUMB = 6, /* u64 node id + node name, no terminator */
+	BS_RECORD_RESOURCE = 7,	  /* of the handle's spans; protocol/spans.py */
+	BS_RECORD_SCOPE = 8,	  /* u32 number + the scope; as above */
+	BS_RECORD_SPAN_DETAIL = 9, /* struct bs_span_detail + a part */
 };
 
 /*
@@ -238,6 +241,20 @@ struct bs_span_end {
 	uint32_t attributes_bytes;
 };
 
+/*
+ * What OpenTelemetry says of a span beyond that: attributes of all types,
+ * events, links, and so on, in MessagePack (protocol/spans.py), which is cut
+ * into parts where it is larger than a record. Written before the end of the
+ * span, whose own attributes are then empty. A handle's RESOURCE and SCOPE
+ * records stand in its log before the first span that needs them.
+ */
+struct bs_span_detail {
+	uint64_t span_id;
+	uint32_t scope; /* number of a SCOPE record of this handle; 0: none */
+	uint16_t part;	/* 0, 1, ... */
+	uint16_t parts; /* at least 1 */
+};
+
 /* One attribute: this header, the key, the value, with no padding. */
 struct bs_attribute_header {
 	uint8_t type; /* enum bs_attribute_type */
@@ -303,6 +320,10 @@ BS_EXPORT int bs_serialize(struct bs_trace *trace, uint64_t span_id,
  */
 BS_EXPORT int bs_deserialize(struct bs_trace *trace, uint64_t span_id,
 			     const char *value, size_t value_bytes);
+
+/* Whether this node's operator has what comes with a request believed: what
+ * fired upstream, or was sampled there. False while unattached. */
+BS_EXPORT bool bs_trusts_incoming(void);
 
 /* ---------------------------------------------------------- triggers --- */
 

@@ -21,6 +21,8 @@ DECLARATIONS = """
 #define BS_ATTRIBUTE_BOOL ...
 #define BS_ATTRIBUTE_BYTES ...
 #define SPAN_END_BYTES ...
+#define BS_RECORD_RESOURCE ...
+#define BS_RECORD_SCOPE ...
 
 struct bs_trace_id {
     uint64_t hi;
@@ -59,6 +61,13 @@ int bs_span_end(struct bs_trace *trace, uint64_t span_id, uint64_t end_ns,
                 uint16_t status, const char *name, const void *attributes,
                 size_t attributes_bytes);
 
+int bs_write(struct bs_trace *trace, uint16_t type, const void *payload,
+             size_t payload_bytes);
+int span_end_detailed(struct bs_trace *trace, uint64_t span_id, uint64_t end_ns,
+                      uint16_t status, const char *name, uint32_t scope,
+                      const void *detail, size_t detail_bytes);
+bool bs_trusts_incoming(void);
+
 const char *bs_node_ref(void);
 int bs_breadcrumb(struct bs_trace *trace, const char *node);
 int bs_serialize(struct bs_trace *trace, uint64_t span_id, char *value, size_t size);
@@ -79,6 +88,7 @@ int wait_attached(int timeout_ms);
 # on one thread never meets a write on another inside the library. The one that
 # waits releases it by hand.
 SOURCE = r"""
+#include <errno.h>
 #include <backsight.h>
 
 #undef Py_BEGIN_ALLOW_THREADS
@@ -107,6 +117,34 @@ static int write_data(struct bs_trace *trace, const void *payload,
                       size_t payload_bytes)
 {
     return bs_write(trace, BS_RECORD_DATA, payload, payload_bytes);
+}
+
+/* A detail in as many parts as it needs, and the end: one call for both, as each
+ * costs as much as several records do. */
+static int span_end_detailed(struct bs_trace *trace, uint64_t span_id,
+                             uint64_t end_ns, uint16_t status,
+                             const char *name, uint32_t scope,
+                             const void *detail, size_t detail_bytes)
+{
+    enum { PART = BS_PAYLOAD_MAX - sizeof(struct bs_span_detail) };
+    unsigned char payload[BS_PAYLOAD_MAX];
+    size_t parts = (detail_bytes + PART - 1) / PART;
+
+    if (parts > UINT16_MAX)
+        return -EMSGSIZE;
+    for (size_t part = 0; part < parts; part++) {
+        struct bs_span_detail h = {span_id, scope, (uint16_t)part,
+                                   (uint16_t)parts};
+        size_t bytes = detail_bytes - part * PART;
+
+        if (bytes > PART)
+            bytes = PART;
+        memcpy(payload, &h, sizeof(h));
+        memcpy(payload + sizeof(h),
+               (const unsigned char *)detail + part * PART, bytes);
+        bs_write(trace, BS_RECORD_SPAN_DETAIL, payload, sizeof(h) + bytes);
+    }
+    return bs_span_end(trace, span_id, end_ns, status, name, NULL, 0);
 }
 
 static int trigger(uint64_t hi, uint64_t lo, const char *name, const char *why,

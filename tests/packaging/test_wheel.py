@@ -136,8 +136,8 @@ def test_it_holds_the_client_and_nothing_else(wheel: Path, repository: Path) -> 
         names = set(archive.namelist())
     package = repository / "native/python/backsight"
     sources = {
-        f"backsight/{path.name}"
-        for path in package.iterdir()
+        f"backsight/{path.relative_to(package)}"
+        for path in package.rglob("*")
         if path.suffix in (".py", ".pyi", ".typed")
     }
     built = {"backsight/libbacksight.so.0", "backsight/_native.abi3.so"}

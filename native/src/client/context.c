@@ -265,6 +265,15 @@ int bs_serialize(struct bs_trace *trace, uint64_t span_id, char *value,
 	return (int)bytes;
 }
 
+bool bs_trusts_incoming(void)
+{
+	const struct bs_channel_header *channel;
+
+	bs_thread_enter(&bs_thread);
+	channel = bs_thread.attachment->channel;
+	return channel && READ_ONCE(channel->trust_incoming);
+}
+
 /* What fired upstream counts as fired here, where such things are believed. */
 static void fire_incoming(struct bs_thread *t, struct bs_trace_id id,
 			  const struct context *c)

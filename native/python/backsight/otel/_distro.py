@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How ``opentelemetry-instrument`` finds all of this; see the package."""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import TYPE_CHECKING, Any
+
+from opentelemetry.instrumentation import propagators
+from opentelemetry.instrumentation.distro import BaseDistro  # type: ignore[attr-defined]
+from opentelemetry.sdk._configuration import _OTelSDKConfigurator
+from opentelemetry.trace import get_tracer_provider
+
+from backsight.otel import _hooks
+from backsight.otel._processor import BacksightSpanProcessor
+from backsight.otel._propagator import BacksightResponsePropagator, Current
+from backsight.otel._rules import Rules, from_environment
+from backsight.otel._sampler import AlwaysRecordSampler
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+    from opentelemetry.sdk.trace import TracerProvider
+
+_log = logging.getLogger("backsight")
+
+_DEFAULTS = {
+    # Nothing leaves the node but what is triggered, unless somebody asks for more.
+    "OTEL_TRACES_SAMPLER": "parentbased_always_off",
+    "OTEL_TRACES_EXPORTER": "none",
+    "OTEL_METRICS_EXPORTER": "none",
+    "OTEL_LOGS_EXPORTER": "none",
+}
+
+
+def install(provider: TracerProvider, rules: Rules | None = None) -> BacksightSpanProcessor:
+    """Have a tracer provider of the SDK write all spans to the pool of this node.
+
+    What ``opentelemetry-instrument`` does by itself with this package installed. Call it before
+    the first tracer is made, since tracers keep the sampler of their beginning.
+    """
+    if rules is None:
+        rules = Rules(from_environment(os.environ, lambda text: _log.warning("%s", text)))
+    processor = BacksightSpanProcessor(rules)
+    provider.sampler = AlwaysRecordSampler(provider.sampler)
+    provider.add_span_processor(processor)
+    Current.processor = processor
+    propagators.set_global_response_propagator(  # type: ignore[no-untyped-call]
+        BacksightResponsePropagator(propagators.get_global_response_propagator())  # type: ignore[no-untyped-call]
+    )
+    return processor
+
+
+class BacksightConfigurator(_OTelSDKConfigurator):
+    """The SDK's own, and then ours on top of whatever it made."""
+
+    def _configure(self, **kwargs: Any) -> None:  # noqa: ANN401 # the SDK's
+        super()._configure(**kwargs)  # type: ignore[no-untyped-call]
+        provider = get_tracer_provider()
+        if hasattr(provider, "add_span_processor"):
+            install(provider)  # type: ignore[arg-type]
+
+
+class BacksightDistro(BaseDistro):  # type: ignore[misc]
+    """The environment, where it says nothing else, and hooks for instrumentations."""
+
+    def _configure(self, **kwargs: Any) -> None:  # noqa: ANN401 # the SDK's
+        for name, value in _DEFAULTS.items():
+            os.environ.setdefault(name, value)
+        names = os.environ.get("OTEL_PROPAGATORS", "tracecontext,baggage").split(",")
+        if "backsight" not in [name.strip() for name in names]:
+            os.environ["OTEL_PROPAGATORS"] = ",".join([*names, "backsight"])
+
+    def load_instrumentor(self, entry_point: EntryPoint, **kwargs: Any) -> None:  # noqa: ANN401
+        """As the base does, with what we want to know of responses."""
+        # Before the instrumentation's own patches, so that ours are inside.
+        if entry_point.name == "grpc_server":
+            _hooks.patch_grpc_server()
+        elif entry_point.name == "grpc_client":
+            _hooks.patch_grpc_client()
+        super().load_instrumentor(
+            entry_point, **{**_hooks.instrumentor_arguments(entry_point.name), **kwargs}
+        )

@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Applications of these tests: ``programs.py NAME ARGUMENTS``, under the Python of requirements.txt."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from opentelemetry import trace
+from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan, SpanLimits, SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
+from opentelemetry.trace import (
+    Link,
+    NonRecordingSpan,
+    SpanContext,
+    SpanKind,
+    Status,
+    StatusCode,
+    TraceFlags,
+    TraceState,
+    set_span_in_context,
+)
+
+import backsight
+from backsight.otel import BacksightPropagator, install
+
+
+class Keeper(SpanProcessor):
+    """Keeps what the SDK's own exporter would be given."""
+
+    def __init__(self) -> None:
+        self.spans: list[ReadableSpan] = []
+
+    def on_end(self, span: ReadableSpan) -> None:
+        self.spans.append(span)
+
+
+@contextmanager
+def provided(
+    resource: Resource | None = None, span_limits: SpanLimits | None = None
+) -> Iterator[tuple[TracerProvider, Keeper]]:
+    assert backsight.wait_attached(20)
+    provider = TracerProvider(
+        sampler=ALWAYS_OFF, resource=resource, shutdown_on_exit=False, span_limits=span_limits
+    )
+    keeper = Keeper()
+    install(provider)
+    provider.add_span_processor(keeper)
+    yield provider, keeper
+    stats = backsight.stats()
+    assert stats.records_lost == stats.attributes_malformed == 0
+
+
+def hexadecimal(span: trace.Span) -> str:
+    return format(span.get_span_context().trace_id, "032x")
+
+
+def fidelity(output: str) -> None:
+    """One trace of everything that a span may have; what the SDK would send goes to output."""
+    resource = Resource.create(
+        {"service.name": "shop", "numbers": [1, 2], "ratio": 0.5}, "https://schema/resource"
+    )
+    limits = SpanLimits(max_span_attributes=24, max_events=3, max_links=2, max_event_attributes=2)
+    with provided(resource=resource, span_limits=limits) as (provider, keeper):
+        tracer = provider.get_tracer("lib", "1.2", "https://schema/lib", {"scope": True})
+        other = provider.get_tracer("other")
+        remote = SpanContext(
+            int("0af7651916cd43dd8448eb211c80319c", 16),
+            int("00f067aa0ba902b7", 16),
+            is_remote=True,
+            trace_flags=TraceFlags(0),
+            trace_state=TraceState([("vendor", "x"), ("ot", "rv:12345678901234")]),
+        )
+        context = set_span_in_context(NonRecordingSpan(remote))
+        attributes: dict[str, Any] = {
+            "text": "Grüße\n\0",
+            "empty": "",
+            "yes": True,
+            "no": False,
+            "zero": 0,
+            "low": -(1 << 63),
+            "high": (1 << 63) - 1,
+            "float": -1.5,
+            "infinite": float("inf"),
+            "bytes": b"\xff\x00",
+            "texts": ["a", "b"],
+            "numbers": [1, 2, 3],
+            "floats": [0.5, 1.0],
+            "flags": [True, False],
+            "none": [],
+        }
+        links = [
+            Link(remote, {"why": "because", "n": 1}),
+            Link(SpanContext(1, 2, is_remote=False)),
+            Link(SpanContext(3, 4, is_remote=False)),
+        ]
+        with tracer.start_as_current_span(
+            "GET /cart", context, SpanKind.SERVER, attributes, links
+        ) as root:
+            for number in range(5):
+                root.add_event(f"event {number}", {"a": number, "b": 2.5, "c": "cut"}, 10 + number)
+            for number in range(20):
+                root.set_attribute(f"more {number}", number)
+            root.update_name("GET /cart/{id}")
+            with other.start_as_current_span(
+                "a name of more than thirty-two bytes", kind=SpanKind.CLIENT
+            ):
+                pass
+            try:
+                with tracer.start_as_current_span("fails", kind=SpanKind.PRODUCER):
+                    raise ValueError("no such item")
+            except ValueError:
+                pass
+            with tracer.start_as_current_span("large", kind=SpanKind.CONSUMER) as large:
+                large.set_attribute("query", "x" * 40_000)
+            with other.start_as_current_span("fine") as fine:
+                fine.set_status(Status(StatusCode.OK))
+        Path(output).write_bytes(encode_spans(keeper.spans).SerializeToString())
+        print(hexadecimal(root))
+
+
+def unusual() -> None:
+    """Values that neither side can carry, threads, and a fork: nothing fails."""
+    with provided() as (provider, _):
+        tracer = provider.get_tracer("lib")
+        with tracer.start_as_current_span("root") as root:
+            context = set_span_in_context(root)
+            root.set_attribute("huge", 1 << 70)
+            root.set_attribute("surrogate", "\udc80")
+
+            def work() -> None:
+                for _ in range(50):
+                    with tracer.start_as_current_span("thread", context):
+                        pass
+
+            threads = [threading.Thread(target=work) for _ in range(4)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            child = os.fork()
+            if child == 0:
+                # What the parent has open is the parent's.
+                root.end()
+                assert backsight.wait_attached(20)
+                with tracer.start_as_current_span("child", context):
+                    pass
+                os._exit(0)
+            assert os.waitpid(child, 0)[1] == 0
+        print(hexadecimal(root))
+
+
+def contexts() -> None:
+    """Foreign members of tracestate are kept, and ours comes first."""
+    with provided() as (provider, _):
+        tracer = provider.get_tracer("lib")
+        remote = SpanContext(
+            5, 6, is_remote=True, trace_state=TraceState([("vendor", "x"), ("bs", "1-0-0-1")])
+        )
+        carrier: dict[str, str] = {}
+        with tracer.start_as_current_span("root", set_span_in_context(NonRecordingSpan(remote))):
+            BacksightPropagator().inject(carrier)
+        outside: dict[str, str] = {}
+        BacksightPropagator().inject(outside)
+        print(json.dumps([carrier, outside]))
+
+
+def triggers() -> None:
+    """Which of a list of spans fire what, told by the node."""
+    with provided() as (provider, _):
+        tracer = provider.get_tracer("lib")
+        fired = {}
+        with tracer.start_as_current_span("ok", kind=SpanKind.SERVER) as span:
+            fired["ok"] = hexadecimal(span)
+        try:
+            with tracer.start_as_current_span("fails", kind=SpanKind.SERVER) as span:
+                fired["error"] = hexadecimal(span)
+                with tracer.start_as_current_span("inner"):
+                    raise KeyError("lost")
+        except KeyError:
+            pass
+        with tracer.start_as_current_span("pays", kind=SpanKind.SERVER) as span:
+            span.set_attribute("http.response.status_code", 402)
+            fired["refused"] = hexadecimal(span)
+        with tracer.start_as_current_span("caller") as span:
+            fired["answered"] = hexadecimal(span)
+            with tracer.start_as_current_span("call", kind=SpanKind.CLIENT) as call:
+                from backsight.otel import _hooks
+
+                _hooks.answered(call, {"backsight-node": "#0000000000000001"})
+                call.set_status(StatusCode.ERROR)
+        print(json.dumps(fired))
+
+
+if __name__ == "__main__":
+    {f.__name__: f for f in (fidelity, unusual, contexts, triggers)}[sys.argv[1]](*sys.argv[2:])

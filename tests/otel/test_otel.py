@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The OpenTelemetry integration, run by PyPI's SDK, read back from the pool of a real node."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+from opentelemetry.proto.trace.v1.trace_pb2 import Span, TracesData
+
+from ctl.node import NodeClient
+from ctl.trace import TraceView
+from protocol.messages import TraceId
+from protocol.otlp import NodeSpans, traces_data
+from tests.otel.conftest import Application
+
+
+def peek(application: Application, trace: str) -> TraceView:
+    return NodeClient(str(application.socket)).peek(TraceId(bytes.fromhex(trace.strip())))
+
+
+def otlp(application: Application, trace: str) -> TracesData:
+    identity = TraceId(bytes.fromhex(trace.strip()))
+    view = NodeClient(str(application.socket)).peek(identity)
+    return traces_data(identity, [NodeSpans(part.node, part.content.spans) for part in view.slices])
+
+
+def by_name(data: TracesData) -> dict[str, tuple[str, str, Span]]:
+    """Each span with its resource and scope, as text."""
+    return {
+        span.name: (
+            f"{resource.resource}{resource.schema_url}",
+            f"{scope.scope}{scope.schema_url}",
+            span,
+        )
+        for resource in data.resource_spans
+        for scope in resource.scope_spans
+        for span in scope.spans
+    }
+
+
+def test_otlp_is_what_the_sdk_would_have_sent(application: Application, tmp_path: Path) -> None:
+    sent = tmp_path / "sent"
+    trace = application.run("fidelity", sent)
+    # The request has the fields of TracesData.
+    wanted = TracesData.FromString(sent.read_bytes())
+    got = otlp(application, trace)
+    assert sorted(by_name(got)) == sorted(by_name(wanted))
+    assert len(by_name(wanted)) == 5
+    for name, expected in by_name(wanted).items():
+        resource, scope, span = by_name(got)[name]
+        assert (resource, scope) == expected[:2], name
+        assert span == expected[2], name
+    root = by_name(got)["GET /cart/{id}"][2]
+    # The limits of the SDK were at work, and are told.
+    assert root.dropped_attributes_count > 0
+    assert root.dropped_events_count == 2
+    assert root.dropped_links_count == 1
+    assert root.events[0].dropped_attributes_count == 1
+    assert root.trace_state == "vendor=x,ot=rv:12345678901234"
+    assert len(got.resource_spans) == len(wanted.resource_spans) == 1
+
+
+def names(view: TraceView) -> Iterable[str]:
+    return (placed.span.name for placed in view.spans)
+
+
+def test_what_is_unusual_is_recorded_as_well_as_may_be(application: Application) -> None:
+    view = peek(application, application.run("unusual"))
+    assert sorted(names(view)) == ["child", "root"] + ["thread"] * 200
+    assert all(part.content.whole for part in view.slices)
+    (root,) = (placed.span for placed in view.spans if placed.span.name == "root")
+    assert root.attributes == {"huge": str(1 << 70), "surrogate": "?"}
+    assert not root.unfinished
+
+
+def test_tracestate_is_shared_with_others(application: Application) -> None:
+    inside, outside = json.loads(application.run("contexts"))
+    first, *others = inside["tracestate"].split(",")
+    assert first.startswith("bs=1-")
+    assert others == ["vendor=x"]
+    assert outside == {}
+
+
+def test_rules_fire_for_what_they_are_meant_for(application: Application, tmp_path: Path) -> None:
+    rules = tmp_path / "triggers.yaml"
+    rules.write_text(
+        "error:\nwhen:\n- name: refused\n  attributes: {http.response.status_code: [402]}\n"
+    )
+    fired = json.loads(application.run("triggers", BACKSIGHT_TRIGGERS_FILE=str(rules)))
+    triggers = {
+        what: next(iter(peek(application, trace).slices)).trigger for what, trace in fired.items()
+    }
+    assert triggers == {"ok": "", "error": "error", "refused": "refused", "answered": ""}
