@@ -22,6 +22,9 @@ LATERALS_MAX = 32
 COLLECT_TRACES_MAX = 1 + LATERALS_MAX
 CRUMBS_MAX = 64
 CHUNK_BYTES_MAX = 1 << 20
+DRY_RUN_PREFIX = "dry."
+"""Triggers of such names are counted where they fire, after all limits, and collect nothing."""
+
 RECOVERED_WHY = "recovered from the report store after a restart of the node"
 """Why a firing is repeated that the coordinator may never have heard of: a node's
 report store keeps that a trace was triggered, not where nor why. It counts only

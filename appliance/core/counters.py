@@ -15,7 +15,8 @@ class TriggerCounters:
     """One trigger name's counters. They only rise.
 
     ``rate_limited_process`` and ``rate_limited_trigger`` count refused
-    firings, ``merged`` those of a group that was known already. ``collected``
+    firings, ``merged`` those of a group that was known already, ``dry_run`` those
+    that were only to be counted, by their name (DRY_RUN_PREFIX). ``collected``
     counts groups taken in, fired here or elsewhere; ``evicted_before`` traces
     that had lost something to eviction when the trigger came, ``lossy`` those
     that had lost records when written. ``reported_bytes`` counts what was put
@@ -28,6 +29,7 @@ class TriggerCounters:
     rate_limited_process: int = 0
     rate_limited_trigger: int = 0
     merged: int = 0
+    dry_run: int = 0
     laterals_cut: int = 0
     collected: int = 0
     evicted_before: int = 0

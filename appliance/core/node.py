@@ -30,6 +30,7 @@ from appliance.core.groups import HeldGroup, HeldTrace
 from appliance.core.holdings import Holdings
 from appliance.core.limits import Admission, Refusal
 from protocol.messages import (
+    DRY_RUN_PREFIX,
     LATERALS_MAX,
     RECOVERED_WHY,
     Abandoned,
@@ -355,6 +356,8 @@ class NodeCore:
                 counters.rate_limited_process += 1
             case Refusal.TRIGGER:
                 counters.rate_limited_trigger += 1
+            case None if event.trigger.startswith(DRY_RUN_PREFIX):
+                counters.dry_run += 1
             case None:
                 group = Group(event.trigger, event.trace)
                 self._fire(group, event.laterals, event.why, event.source, event.fired_ns, now_ns)

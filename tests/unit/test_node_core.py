@@ -151,6 +151,18 @@ def test_limits_are_per_process_first_and_the_suppressed_travel_with_the_next() 
     assert [m.suppressed for m in node.take() if isinstance(m, TriggerFired)] == [1]
 
 
+def test_a_dry_run_is_limited_and_counted_and_collects_nothing() -> None:
+    node = Node(NodeConfig("n1", limits=TriggerLimits(1, 3, 1, 10)))
+    for number in range(5):
+        node.write(number + 1)
+        node.fire(number + 1, "dry.latency")
+    counters = node.core.counters.triggers["dry.latency"]
+    assert (counters.fired, counters.dry_run, counters.collected) == (5, 3, 0)
+    assert counters.rate_limited_process == 2
+    assert node.connect() == []
+    assert list(node.pool.slices()) == []
+
+
 def test_remote_triggers_are_never_limited_and_each_trace_is_answered() -> None:
     node = Node(NodeConfig("n1", limits=TriggerLimits(1, 1, 1, 1)))
     node.write(1)
