@@ -44,6 +44,7 @@ _HAS_IS_REMOTE, _IS_REMOTE = 0x100, 0x200  # OTLP SpanFlags
 _MASK_64 = (1 << 64) - 1
 _INT_MIN, _INT_MAX = -(1 << 63), (1 << 64) - 1
 
+_START_NAME_MAX: int = lib.BS_SPAN_START_NAME_MAX
 _new_handle = ffi.typeof("struct bs_trace *")
 
 
@@ -119,7 +120,7 @@ class BacksightSpanProcessor(SpanProcessor):
             return  # of the parent process, or of a trace that was open too long
         name = span.name
         encoded_name = encode_text(name)
-        is_told = name == trace.spans[span_id] and len(encoded_name) <= lib.BS_SPAN_START_NAME_MAX
+        is_told = name == trace.spans[span_id] and len(encoded_name) <= _START_NAME_MAX
         detail = self._detail(span)
         lib.span_end_detailed(
             trace.handle,
@@ -230,26 +231,24 @@ class BacksightSpanProcessor(SpanProcessor):
 
     def _detail(self, span: ReadableSpan) -> bytes:
         """MessagePack of what protocol/spans.py of the coordinator reads, without its empty end."""
-        status, parent = span.status, span.parent
-        state = span.context.trace_state
+        status, state = span.status, span.context.trace_state
         items: list[Any] = [
-            _plain(span.attributes),
+            # Past the properties, each of which copies.
+            _plain(span._attributes),
             [
                 [event.name, event.timestamp, _plain(event.attributes), event.dropped_attributes]
-                if event.dropped_attributes
-                else [event.name, event.timestamp, _plain(event.attributes)]
-                for event in span.events
-            ],
-            [_link(link) for link in span.links],
+                for event in span._events
+            ]
+            if span._events
+            else [],
+            [_link(link) for link in span._links] if span._links else [],
             (status.description or "") if status.status_code is StatusCode.ERROR else "",
             ",".join([f"{key}={value}" for key, value in state.items()]) if state else "",
-            _flags(parent),
-            span.dropped_attributes,
-            span.dropped_events,
-            span.dropped_links,
+            _flags(span.parent),
         ]
-        while not items[-1]:
-            items.pop()
+        dropped = (span.dropped_attributes, span.dropped_events, span.dropped_links)
+        if dropped != (0, 0, 0):
+            items += dropped
         encoded = self._pack(items)
         return encoded if len(encoded) <= _DETAIL_BYTES_MAX else self._pack(_shortened(items))
 
@@ -286,12 +285,13 @@ def _link(link: Any) -> list[Any]:  # noqa: ANN401 # of the API or the SDK
     ]
 
 
-def _plain(attributes: Mapping[str, Any] | None) -> dict[str, Any]:
+def _plain(attributes: Any) -> dict[str, Any]:  # noqa: ANN401 # a mapping, or None
     """Attributes as a dict; of the SDK's own container, the one inside."""
-    if not attributes:
-        return {}
-    inner = getattr(attributes, "_dict", None)
-    return inner if type(inner) is dict else dict(attributes)
+    try:
+        inner = attributes._dict
+    except AttributeError:
+        return dict(attributes) if attributes else {}
+    return inner if isinstance(inner, dict) else dict(attributes)
 
 
 def _default(value: object) -> object:

@@ -436,9 +436,10 @@ class Rules:
 
     def _error(self, span: ReadableSpan, buckets: _Buckets) -> str | None:
         is_error = span.status.status_code is StatusCode.ERROR
-        if not is_error and not span.events:
+        if not is_error and not span._events:
             return None
-        exception = next((e for e in reversed(span.events) if e.name == "exception"), None)
+        events = span.events
+        exception = next((e for e in reversed(events) if e.name == "exception"), None)
         if not is_error and exception is None:
             return None
         thrown = (exception.attributes or {}) if exception is not None else {}
