@@ -581,6 +581,8 @@ def refused() -> Result:
 
 def interrupted() -> Result:
     """Ctrl-C gets through while it waits for a daemon that never comes."""
+    # A shell that runs tests in the background has it ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
     try:
         backsight.wait_attached(3600)
