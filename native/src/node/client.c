@@ -215,7 +215,7 @@ int bsn_client_add(struct bsn *n, int pid, const char *service, uint64_t now_ns,
 	result = client_map(c, &made);
 	if (result)
 		goto fail;
-	c->number = store_next_client(n, 1);
+	c->number = store_next_client(n);
 	c->live = true;
 	fill_header(n, c);
 	fill_context(c);
@@ -496,9 +496,9 @@ int bsn_client_exited(struct bsn *n, int client, uint64_t now_ns)
 	}
 	drain_client(n, c);
 	drain_rest(n, c);
-	slice_client_exited(n, c);
 	c->live = false;
 	c->exited_ns = n->now_ns;
+	slice_close_gone(n);
 	drain_publish(n);
 	drain_triggers(n, c); /* also behind a cell that stays claimed */
 	pool_drop_backed(n, c);

@@ -11,10 +11,6 @@
 
 #include "internal.h"
 
-/* A producer between claim and commit runs a few instructions; after this long
- * it was killed there. */
-#define CELL_STUCK_NS (100 * NS_PER_MS)
-
 /* Slots beyond the highest known are looked for where a segment was taken, and
  * this often besides: for threads that only ever lost. */
 #define SCAN_NS NS_PER_S
@@ -311,7 +307,7 @@ static void move_to_frame(struct bsn *n, struct client *c, uint32_t slot,
 	n->frames[frame].slot = (uint16_t)slot;
 	t->frame = frame;
 	t->homeless = 0;
-	t->dirty = true;
+	thread_progressed(c, slot);
 }
 
 /* ---------------------------------------------------------------- ring --- */
@@ -470,7 +466,7 @@ static void drain_ring(struct bsn *n, struct client *c, uint32_t slot,
 			index_entry(n, c, slot, &batch[i]);
 		t->tail += count;
 	}
-	t->dirty = true;
+	thread_progressed(c, slot);
 }
 
 static void drain_thread(struct bsn *n, struct client *c, uint32_t slot)
@@ -487,7 +483,7 @@ static void drain_thread(struct bsn *n, struct client *c, uint32_t slot)
 		if (unlikely(head - t->tail > BS_RUN_RING_ENTRIES)) {
 			corrupt(n, c);
 			t->tail = head;
-			t->dirty = true;
+			thread_progressed(c, slot);
 		}
 		drain_ring(n, c, slot, head);
 	}
@@ -514,7 +510,7 @@ static void drain_thread(struct bsn *n, struct client *c, uint32_t slot)
 		if (t->frame != NONE)
 			t->missing -= (int32_t)walk(n, c, &n->frames[t->frame],
 						    false);
-		t->dirty = true;
+		thread_progressed(c, slot);
 	}
 	if (unlikely(t->missing > 0)) {
 		/* More news was dropped than runs were found: losses. (Less is
@@ -752,7 +748,7 @@ void drain_save(struct bsn *n, uint64_t epoch)
 	struct client *c;
 
 	for_each_client(n, c) {
-		for (uint32_t i = 0; i < c->threads_used; i++) {
+		for (uint32_t i = 0; c->dirty && i < c->threads_used; i++) {
 			struct thread *t = &c->threads[i];
 			struct bs_thread_area *a = area_of(c, i);
 			struct progress p = {
@@ -789,7 +785,7 @@ void drain_give_back(struct bsn *n)
 	struct client *c;
 
 	for_each_client(n, c) {
-		for (uint32_t i = 0; i < c->threads_used; i++) {
+		for (uint32_t i = 0; c->dirty && i < c->threads_used; i++) {
 			struct thread *t = &c->threads[i];
 
 			if (t->dirty)
@@ -799,6 +795,7 @@ void drain_give_back(struct bsn *n)
 			if (!c->live)
 				t->frame = NONE;
 		}
+		c->dirty = false;
 	}
 }
 
@@ -808,10 +805,8 @@ void drain_publish(struct bsn *n)
 	bool any = n->store.dirty != NONE;
 	struct client *c;
 
-	for_each_client(n, c) {
-		for (uint32_t i = 0; i < c->threads_used; i++)
-			any |= c->threads[i].dirty;
-	}
+	for_each_client(n, c)
+		any |= c->dirty;
 	if (any && n->recovered)
 		store_commit(n);
 }
@@ -900,7 +895,7 @@ static void adopt_thread(struct bsn *n, struct client *c, uint32_t slot)
 	struct progress *p = &c->progress[slot];
 
 	*p = saved_progress(n, a, &t->saved);
-	t->dirty = true;
+	thread_progressed(c, slot);
 	t->tail = READ_ONCE(a->run_tail);
 	if (progress_epoch(p)) {
 		if (head - p->tail <= BS_RUN_RING_ENTRIES)

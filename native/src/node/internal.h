@@ -219,6 +219,7 @@ struct client {
 	uint64_t drained_ns;
 	uint64_t exited_ns;
 	struct thread threads[BS_THREAD_SLOTS];
+	bool dirty; /* one of them is */
 
 	uint32_t trigger_tail;
 	uint32_t trigger_kept; /* cells before are given back to the client */
@@ -315,6 +316,10 @@ struct clock {
 };
 
 /* -------------------------------------------------------------- node --- */
+
+/* A producer between claim and commit of a trigger cell runs a few instructions;
+ * after this long it was killed there. */
+#define CELL_STUCK_NS (100 * NS_PER_MS)
 
 /* Triggers that wait for the control plane; more stay in the clients' queues,
  * which then fill and count. */
@@ -415,11 +420,17 @@ static inline struct frame *run_frame(const struct bsn *n, uint32_t run)
 	return &n->frames[n->index.chunks[run / CHUNK_RUNS].frame];
 }
 
-/* The place in its thread's log has moved. */
+/* How far the node got with a thread is other than what is committed. */
+static inline void thread_progressed(struct client *c, uint32_t slot)
+{
+	c->threads[slot].dirty = true;
+	c->dirty = true;
+}
+
 static inline void frame_progressed(const struct frame *f)
 {
 	if (f->slot < BS_THREAD_SLOTS)
-		f->client->threads[f->slot].dirty = true;
+		thread_progressed(f->client, f->slot);
 }
 
 static inline uint64_t ns_since(const struct bsn *n, uint64_t then_ns)
@@ -610,7 +621,7 @@ bool slice_append(struct bsn *n, struct slice *s, const void *head,
 		  size_t head_bytes, const void *body, size_t body_bytes);
 void store_commit(struct bsn *n);
 uint64_t store_epoch(const struct bsn *n);
-uint32_t store_next_client(struct bsn *n, uint32_t at_least);
+uint32_t store_next_client(struct bsn *n);
 
 /* slice.c */
 uint32_t records_whole(const uint8_t *records, uint32_t bytes, uint32_t room,
@@ -619,8 +630,7 @@ void slice_run_arrived(struct bsn *n, uint32_t run, uint32_t copied);
 void slice_loss_arrived(struct bsn *n, uint32_t trace, const struct client *c,
 			uint16_t flags);
 void slice_untied_loss(struct bsn *n, const struct client *c, uint64_t from_ns);
-void slice_client_exited(struct bsn *n, const struct client *c);
-void slice_absent_exited(struct bsn *n);
+void slice_close_gone(struct bsn *n);
 void slice_copy_trace(struct bsn *n, struct sink *to, uint32_t trace);
 void slice_fill(const struct slice *s, struct bsn_slice *out);
 struct part *slice_part(struct slice *s, uint32_t client);

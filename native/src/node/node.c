@@ -222,7 +222,7 @@ static void recover(struct bsn *n)
 	if (n->recovered)
 		return;
 	n->recovered = true;
-	slice_absent_exited(n);
+	slice_close_gone(n);
 	pool_shrink(n);
 }
 

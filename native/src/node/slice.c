@@ -394,42 +394,25 @@ void slice_untied_loss(struct bsn *n, const struct client *c, uint64_t from_ns)
 	}
 }
 
-static void slice_exited(struct bsn *n, struct slice *s, struct part *part)
-{
-	struct sink to = {.slice = s};
-
-	if (part->open <= 0)
-		return;
-	part->open = 0;
-	put_bare(n, &to, BS_PIECE_EXIT, part->client, 0);
-	slice_dirty(n, s);
-}
-
-/* What it had open stays unfinished. */
-void slice_client_exited(struct bsn *n, const struct client *c)
+/* What processes that are gone had open stays unfinished. */
+void slice_close_gone(struct bsn *n)
 {
 	for (uint32_t i = 1; i < n->store.n_blocks; i++) {
 		struct slice *s = n->store.slices[i];
+		struct sink to = {.slice = s};
 
 		for (uint32_t k = 0; s && k < s->n_parts; k++) {
-			if (s->parts[k].client == c->number)
-				slice_exited(n, s, &s->parts[k]);
-		}
-	}
-}
+			struct part *part = &s->parts[k];
+			const struct client *c;
 
-/* The same of processes that did not come back over a restart. */
-void slice_absent_exited(struct bsn *n)
-{
-	for (uint32_t i = 1; i < n->store.n_blocks; i++) {
-		struct slice *s = n->store.slices[i];
-
-		for (uint32_t k = 0; s && k < s->n_parts; k++) {
-			const struct client *c =
-				client_find(n, s->parts[k].client);
-
-			if (!c || !c->live)
-				slice_exited(n, s, &s->parts[k]);
+			if (part->open <= 0)
+				continue;
+			c = client_find(n, part->client);
+			if (c && c->live)
+				continue;
+			part->open = 0;
+			put_bare(n, &to, BS_PIECE_EXIT, part->client, 0);
+			slice_dirty(n, s);
 		}
 	}
 }

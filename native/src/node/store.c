@@ -399,10 +399,10 @@ void store_commit(struct bsn *n)
 }
 
 /* A number for a new process, and for all of that store's life its own. */
-uint32_t store_next_client(struct bsn *n, uint32_t at_least)
+uint32_t store_next_client(struct bsn *n)
 {
 	struct store_header *h = header(&n->store);
-	uint32_t number = h->next_client > at_least ? h->next_client : at_least;
+	uint32_t number = h->next_client;
 
 	while (client_find(n, number))
 		number = number < INT32_MAX ? number + 1 : 1;

@@ -18,9 +18,6 @@
  * all other turns at most, which must stay below the 5 ms of a pick-up. */
 #define ROUND_NS (4 * NS_PER_MS)
 
-/* How soon a node looks again whether a claimed trigger cell is committed. */
-#define STUCK_NS ((int64_t)(100 * NS_PER_MS))
-
 static int futex_wait_any(struct futex_waitv *waiters, uint32_t count,
 			  int64_t timeout_ns)
 {
@@ -138,8 +135,9 @@ int bsn_wait(struct bsn *n, int64_t timeout_ns)
 		if (!c->live)
 			continue;
 		/* A cell that stays claimed is passed over in time. */
-		if (c->stuck_ns && (timeout_ns < 0 || timeout_ns > STUCK_NS))
-			timeout_ns = STUCK_NS;
+		if (c->stuck_ns &&
+		    (timeout_ns < 0 || timeout_ns > (int64_t)CELL_STUCK_NS))
+			timeout_ns = (int64_t)CELL_STUCK_NS;
 		clients[count] = c;
 		rung[count++] = load_acquire(bell(c));
 		WRITE_ONCE(header_of(c)->doorbell.sleeping, 1);
