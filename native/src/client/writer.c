@@ -261,6 +261,9 @@ int bs_append(struct bs_thread *t, struct bs_trace *trace, uint16_t type,
 	}
 	bytes = bs_record_bytes(payload_bytes);
 
+	/* A child that only still has its parent's handles need not attach. */
+	if (unlikely(READ_ONCE(trace->attachment) <= bs_fork_epoch))
+		return -ENOENT;
 	for (;;) {
 		bs_thread_enter(t);
 		if (unlikely(load_acquire(&trace->attachment) != t->epoch)) {

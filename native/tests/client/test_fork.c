@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <pthread.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -33,6 +34,7 @@ static void join_child(pid_t pid)
 static void in_child(void)
 {
 	struct bs_stats stats;
+	struct stat tasks;
 	char value[BS_CONTEXT_MAX + 1];
 
 	CHECK_EQ(bs_tracepoint("", 0), -ENOENT);
@@ -40,11 +42,15 @@ static void in_child(void)
 	CHECK_EQ(bs_write(&inherited, BS_RECORD_DATA, "", 0), -ENOENT);
 	CHECK_EQ(bs_breadcrumb(&inherited, "a"), -ENOENT);
 	CHECK_EQ(bs_serialize(&inherited, 1, value, sizeof(value)), -ENOENT);
-	CHECK_EQ(bs_trigger(trace(1), "t", NULL, NULL, 0), -ENOTCONN);
 	bs_get_stats(&stats);
 	CHECK(!stats.attached);
 	CHECK_EQ(stats.runs, 0);
 	CHECK_EQ(stats.attachments, 0);
+	/* Nor does a thread try to: one task, and two links of every folder. */
+	CHECK_EQ(stat("/proc/self/task", &tasks), 0);
+	CHECK_EQ(tasks.st_nlink, 3);
+	/* This is for the node, so it attaches, which may be done at once. */
+	CHECK_EQ(bs_trigger(trace(1), "t", NULL, NULL, 0), -ENOTCONN);
 }
 
 static void test_child_that_does_not_record(void)
