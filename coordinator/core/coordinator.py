@@ -150,6 +150,11 @@ class _Outcome:
         )
 
 
+def _slice_of(outcome: _Outcome | None, node: Node) -> tuple[int, int]:
+    """Epoch and length of what a closed trace had from that node; zeros without any."""
+    return (0, 0) if outcome is None else outcome.slices.get(node.id, (0, 0))
+
+
 def _may_add(status: SliceStatus, epoch: int, length: int) -> bool:
     """Whether a node may have what a released slice of that epoch and length had not.
 
@@ -377,7 +382,7 @@ class CoordinatorCore:
         trace = self._traces.get(status.trace)
         if trace is None:
             outcome = self._closed.get(status.trace)
-            epoch, known = outcome.slices.get(node.id, (0, 0)) if outcome is not None else (0, 0)
+            epoch, known = _slice_of(outcome, node)
             adds = _may_add(status, epoch, known)
             if not adds and (outcome is not None or not status.open_handles):
                 self._release_again(status.trace, node)
@@ -412,7 +417,7 @@ class CoordinatorCore:
         trace = self._traces.get(chunk.trace)
         if trace is None:
             outcome = self._closed.get(chunk.trace)
-            epoch, known = outcome.slices.get(node.id, (0, 0)) if outcome is not None else (0, 0)
+            epoch, known = _slice_of(outcome, node)
             same = chunk.epoch == epoch
             if end <= known or (same and known >= self._config.slice_bytes_max):
                 upto = max(known, end) if same else end

@@ -305,7 +305,8 @@ bool keep_run(struct bsn *n, uint32_t r, uint32_t *newest, uint32_t *oldest)
 /* Something that was kept is not found again, nobody knows of which traces. */
 static void keep_lost(struct bsn *n)
 {
-	n->tombs->overrun_ns = n->tombs->gone_untied_ns = n->now_ns;
+	n->tombs->overrun_ns = n->now_ns;
+	n->tombs->gone_untied_ns = n->untied_to_ns = n->now_ns;
 }
 
 static void keep_walk(struct bsn *n, struct frame *f)

@@ -203,6 +203,16 @@ void slice_free(struct bsn *n, struct slice *slice)
 	free(slice);
 }
 
+/* Its mark is written with the next commit. */
+static void mark_dirty(struct store *s, struct slice *slice)
+{
+	if (slice->dirty)
+		return;
+	slice->dirty = true;
+	slice->next_dirty = s->dirty;
+	s->dirty = slice->mark;
+}
+
 /* Its mark must be written, and its owner told. */
 void slice_dirty(struct bsn *n, struct slice *slice)
 {
@@ -210,11 +220,7 @@ void slice_dirty(struct bsn *n, struct slice *slice)
 
 	slice->changed_ns = n->now_ns;
 	slice->changed = true;
-	if (!slice->dirty) {
-		slice->dirty = true;
-		slice->next_dirty = s->dirty;
-		s->dirty = slice->mark;
-	}
+	mark_dirty(s, slice);
 	if (!s->queued[slice->mark]) {
 		s->queued[slice->mark] = true;
 		s->changed_next[slice->mark] = NONE;
@@ -332,11 +338,7 @@ void slice_trim(struct bsn *n, struct slice *slice, uint64_t offset)
 		return;
 	slice->trimmed_bytes = offset;
 	drop = (uint32_t)(offset / BLOCK_CONTENT) - slice->first_block;
-	if (!slice->dirty) {
-		slice->dirty = true;
-		slice->next_dirty = n->store.dirty;
-		n->store.dirty = slice->mark;
-	}
+	mark_dirty(&n->store, slice);
 	store_commit(n); /* before: a successor must not look for them */
 	if (!drop)
 		return;

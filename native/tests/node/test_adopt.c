@@ -281,15 +281,11 @@ static void a_poll_commits_once(void)
 {
 	struct bsn_config config = test_config(8 << 20);
 	struct bsn *n = test_node(&config);
-	/* Where store.c has the number of the last commit. */
-	uint64_t *header = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED,
-				bsn_store_fd(n), 0);
-	uint64_t *commits = &header[3], before;
+	uint64_t *commits = commits_map(n), before;
 	struct bsn_slice s;
 	struct writer w[3];
 	struct wthread t[3];
 
-	CHECK(header != MAP_FAILED);
 	/* Far more of them than 32 bits count: some weeks. */
 	*commits = UINT32_MAX - 3ull;
 	for (int i = 0; i < 3; i++) {
@@ -315,7 +311,7 @@ static void a_poll_commits_once(void)
 	bsn_poll(n, START);
 	decode_slice(n, trace_id(1), &d);
 	CHECK_EQ(d.records, 8 * 3);
-	munmap(header, 4096);
+	commits_unmap(commits);
 	for (int i = 0; i < 3; i++)
 		writer_close(&w[i]);
 	bsn_free(n);

@@ -17,15 +17,6 @@ static uint64_t fill(struct bsn *n, struct wthread *t, uint64_t first,
 	return now;
 }
 
-static uint32_t flags_of(struct bsn *n, uint64_t i, uint64_t now)
-{
-	struct bsn_slice s;
-	uint8_t buffer[1];
-
-	bsn_peek(n, trace_id(i), now, buffer, 0, &s);
-	return s.flags;
-}
-
 /* 4 MiB are 64 segments; two traces of 30000 bytes fill one. */
 static void oldest_goes_first_over_arenas(void)
 {
@@ -68,7 +59,7 @@ static void oldest_goes_first_over_arenas(void)
 	/* Whoever wrote: what is gone is older than what is there. */
 	gone = 0;
 	for (uint64_t i = 0; i < 400; i++) {
-		uint32_t flags = flags_of(n, i, now);
+		uint32_t flags = flags_of(n, trace_id(i), now);
 
 		CHECK(flags == BSN_SLICE_EVICTED || flags == 0);
 		if (flags == BSN_SLICE_EVICTED)
@@ -106,7 +97,7 @@ static void open_traces_get_a_second_chance(void)
 	CHECK(m.reclaims > 100);
 	CHECK(m.second_chances >= 1);
 	CHECK(m.keep_bytes > 0);
-	CHECK_EQ(flags_of(n, 2, now), BSN_SLICE_EVICTED);
+	CHECK_EQ(flags_of(n, trace_id(2), now), BSN_SLICE_EVICTED);
 
 	/* It goes on, and is whole. */
 	CHECK(w_begin(&t, trace_id(1), 1, 1, 0, 5000));
@@ -253,7 +244,7 @@ static void tombstones_that_matter_stay(void)
 	 * tombstones did not push it out. */
 	collect(n, trace_id(1), now, &s);
 	CHECK_EQ(s.flags, BSN_SLICE_EVICTED);
-	CHECK_EQ(flags_of(n, 2, now), 0);
+	CHECK_EQ(flags_of(n, trace_id(2), now), 0);
 	writer_close(&w);
 	bsn_free(n);
 }
@@ -346,7 +337,7 @@ static void index_full(void)
 	CHECK_EQ(m.traces_indexed, 100);
 	CHECK(m.runs_lost >= 200);
 	for (uint32_t i = 0; i < 300; i++) {
-		uint32_t flags = flags_of(n, i, now);
+		uint32_t flags = flags_of(n, trace_id(i), now);
 
 		if (i >= 100)
 			CHECK(flags &

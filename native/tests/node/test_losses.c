@@ -4,15 +4,6 @@
 
 static struct decoded d;
 
-static uint32_t flags_of(struct bsn *n, struct bs_trace_id id, uint64_t now)
-{
-	struct bsn_slice s;
-	uint8_t buffer[1];
-
-	bsn_peek(n, id, now, buffer, 0, &s);
-	return s.flags;
-}
-
 /* Where the index is full of runs, room is made while news is read: that looks
  * at open runs, also in the segment that the news is about. */
 static void a_full_index_counts_each_run_once(void)

@@ -10,30 +10,6 @@
 
 static struct decoded d;
 
-static uint32_t flags_of(struct bsn *n, struct bs_trace_id id, uint64_t now)
-{
-	struct bsn_slice s;
-	uint8_t buffer[1];
-
-	bsn_peek(n, id, now, buffer, 0, &s);
-	return s.flags;
-}
-
-/* Where store.c has the number of the last commit. */
-static uint64_t *commits(struct bsn *n)
-{
-	uint64_t *header = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED,
-				bsn_store_fd(n), 0);
-
-	CHECK(header != MAP_FAILED);
-	return &header[3];
-}
-
-static void forget(uint64_t *commits)
-{
-	munmap(commits - 3, 4096);
-}
-
 /* The slot in a segment's header is the client's to write. */
 static void a_slot_that_is_none(void)
 {
@@ -63,7 +39,7 @@ static void progress_that_was_not_committed(void)
 {
 	struct bsn_config config = test_config(8 << 20);
 	struct bsn *n = test_node(&config);
-	uint64_t *last = commits(n), before;
+	uint64_t *last = commits_map(n), before;
 	uint32_t tails[2];
 	struct bsn_slice s;
 	struct writer w[2];
@@ -102,7 +78,7 @@ static void progress_that_was_not_committed(void)
 	decode_slice(n, trace_id(1), &d);
 	CHECK_EQ(d.records, 6);
 	CHECK_EQ(d.by_kind[BS_PIECE_LOSS], 1);
-	forget(last);
+	commits_unmap(last);
 	for (int i = 0; i < 2; i++)
 		writer_close(&w[i]);
 	bsn_free(n);
@@ -321,7 +297,8 @@ static void nothing_passes_for_whole(void)
 	without_what_a_predecessor_knew(true, false);
 }
 
-static void kept_runs_that_find_no_room(void)
+/* Whether their process comes back or not. */
+static void kept_runs_find_no_room(bool comes_back)
 {
 	struct bsn_config config = test_config(4 << 20);
 	struct bsn *n = test_node(&config);
@@ -345,11 +322,17 @@ static void kept_runs_that_find_no_room(void)
 	}
 	CHECK(m.second_chances >= 300);
 	config.index_traces = config.index_runs = 64;
-	n = restart(n, &config, &w, 1, now);
+	n = restart(n, &config, &w, comes_back, now);
 	for (uint32_t i = 0; i < 300; i++)
 		CHECK(flags_of(n, trace_id(i), now));
 	writer_close(&w);
 	bsn_free(n);
+}
+
+static void kept_runs_that_find_no_room(void)
+{
+	kept_runs_find_no_room(true);
+	kept_runs_find_no_room(false);
 }
 
 /* Its process did not come back: nobody closes what it had open. */

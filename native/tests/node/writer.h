@@ -169,6 +169,23 @@ static inline struct bsn *restart(struct bsn *n,
 	return n;
 }
 
+/* Where store.c has the number of the last commit. */
+#define COMMITS_WORD 3
+
+static inline uint64_t *commits_map(struct bsn *n)
+{
+	uint64_t *header = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED,
+				bsn_store_fd(n), 0);
+
+	CHECK(header != MAP_FAILED);
+	return &header[COMMITS_WORD];
+}
+
+static inline void commits_unmap(uint64_t *commits)
+{
+	munmap(commits - COMMITS_WORD, 4096);
+}
+
 /* -------------------------------------------------------------- thread --- */
 
 /* The log ends here, whatever an earlier life of the segment left. */
@@ -412,6 +429,17 @@ static inline void collect(struct bsn *n, struct bs_trace_id id, uint64_t now,
 			   struct bsn_slice *s)
 {
 	CHECK_EQ(bsn_collect(n, id, id, "test", now, s), 0);
+}
+
+/* Without collecting it. */
+static inline uint32_t flags_of(struct bsn *n, struct bs_trace_id id,
+				uint64_t now)
+{
+	struct bsn_slice s;
+	uint8_t buffer[1];
+
+	bsn_peek(n, id, now, buffer, 0, &s);
+	return s.flags;
 }
 
 /* What must hold whatever clients do. */
