@@ -65,10 +65,19 @@ class _Coordinator(Coordinator):
         self.endpoint = endpoint
 
 
+def _this_machine(cores: Cores) -> _ThisMachine:
+    return _ThisMachine("localhost", "", "127.0.0.1", cores.daemons)
+
+
 @contextlib.contextmanager
 def node(directory: Path, cores: Cores, config: Mapping[str, Any]) -> Iterator[Node]:
     """A node daemon that is connected to a coordinator, as it is where it works."""
-    machine = _ThisMachine("localhost", "", "127.0.0.1", cores.daemons)
+    machine = _this_machine(cores)
     coordinator = _Coordinator(machine, directory)
     with coordinator, Node(machine, "bench", directory, coordinator, config) as daemon:
         yield daemon
+
+
+def lone_node(directory: Path, cores: Cores, config: Mapping[str, Any]) -> Node:
+    """A node daemon without a coordinator, to be started: it keeps what it collects."""
+    return Node(_this_machine(cores), "bench", directory, None, config)

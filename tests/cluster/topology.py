@@ -319,7 +319,7 @@ class Node(Daemon):
         host: Host,
         name: str,
         directory: Path,
-        coordinator: Coordinator,
+        coordinator: Coordinator | None,
         config: Mapping[str, Any] | None = None,
     ) -> None:
         self.socket_path = directory / f"{name}.sock"
@@ -331,7 +331,11 @@ class Node(Daemon):
             {
                 "node": name,
                 "socket": str(self.socket_path),
-                "coordinator": {"endpoint": coordinator.endpoint, "insecure": True},
+                **(
+                    {"coordinator": {"endpoint": coordinator.endpoint, "insecure": True}}
+                    if coordinator is not None
+                    else {}
+                ),
                 "addresses": [host.address],
                 **(config or {}),
             },

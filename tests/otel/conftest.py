@@ -4,13 +4,16 @@
 from __future__ import annotations
 
 import fcntl
-import os
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+from native.bench.daemons import Cores, lone_node
+from tests.cluster.topology import Node
+from tests.venvs import DISTRIBUTION, clean_environment, new_environment, pip
 
 REPOSITORY = Path(__file__).parents[2]
 _HERE = Path(__file__).parent
@@ -27,12 +30,8 @@ def otel_python() -> Path:
     with Path(f"{_VENV}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not stamp.is_file() or stamp.read_text() != wanted:
-            subprocess.run(["/usr/bin/python3", "-m", "venv", "--clear", _VENV], check=True)
-            subprocess.run(
-                [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check",
-                 "--requirement", _HERE / "requirements.txt"],
-                check=True,
-            )  # fmt: skip
+            new_environment(DISTRIBUTION, _VENV)
+            pip(python, "install", "--requirement", _HERE / "requirements.txt")
             stamp.write_text(wanted)
     return python
 
@@ -42,18 +41,15 @@ class Application:
     """Runs tests/otel/programs.py, attached to the node."""
 
     python: Path
-    socket: Path
+    node: Node
 
     def run(self, program: str, *arguments: object, **environment: str) -> str:
         """Its output; AssertionError with what it complained of if it failed."""
         done = subprocess.run(
             [self.python, _HERE / "programs.py", program, *map(str, arguments)],
             env={
-                **{
-                    k: v for k, v in os.environ.items() if not k.startswith(("OTEL_", "BACKSIGHT_"))
-                },
-                "BACKSIGHT_SOCKET": str(self.socket),
-                "BACKSIGHT_SERVICE": "shop",
+                **clean_environment(),
+                **self.node.client_environment("shop"),
                 "PYTHONPATH": str(REPOSITORY / "build/native/python"),
                 **environment,
             },
@@ -67,26 +63,12 @@ class Application:
 
 
 @pytest.fixture
-def node_socket(tmp_path: Path) -> Iterator[Path]:
-    """Where a node daemon serves."""
-    socket = tmp_path / "node.sock"
-    configuration = tmp_path / "node.yaml"
-    configuration.write_text(f"node: n1\nsocket: {socket}\npool_bytes: 16MiB\n")
-    with subprocess.Popen(
-        ["/usr/bin/python3", "-m", "appliance", "--config", configuration],
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=REPOSITORY,
-    ) as daemon:
-        assert daemon.stderr is not None
-        try:
-            assert "serves on" in daemon.stderr.readline()
-            yield socket
-        finally:
-            daemon.terminate()
-            daemon.stderr.read()
+def daemon(tmp_path: Path) -> Iterator[Node]:
+    # Alone, so that what is triggered can be read here.
+    with lone_node(tmp_path, Cores.choose(), {}) as daemon:
+        yield daemon
 
 
 @pytest.fixture
-def application(otel_python: Path, node_socket: Path) -> Application:
-    return Application(otel_python, node_socket)
+def application(otel_python: Path, daemon: Node) -> Application:
+    return Application(otel_python, daemon)

@@ -17,12 +17,12 @@ from tests.otel.conftest import Application
 
 
 def peek(application: Application, trace: str) -> TraceView:
-    return NodeClient(str(application.socket)).peek(TraceId(bytes.fromhex(trace.strip())))
+    return NodeClient(str(application.node.socket_path)).peek(TraceId(bytes.fromhex(trace.strip())))
 
 
 def otlp(application: Application, trace: str) -> TracesData:
     identity = TraceId(bytes.fromhex(trace.strip()))
-    view = NodeClient(str(application.socket)).peek(identity)
+    view = NodeClient(str(application.node.socket_path)).peek(identity)
     return traces_data(identity, [NodeSpans(part.node, part.content.spans) for part in view.slices])
 
 

@@ -7,7 +7,6 @@ pip fetches what the wheel is built with, so these tests need the network.
 from __future__ import annotations
 
 import json
-import os
 import secrets
 import shutil
 import subprocess
@@ -22,10 +21,10 @@ from ctl.node import NodeClient
 from native.bench.daemons import Cores, node
 from protocol.messages import TraceId
 from tests.cluster.topology import Node
+from tests.venvs import DISTRIBUTION, clean_environment, new_environment, pip
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-DISTRIBUTION = "/usr/bin/python3"
 NEWER = (12, 13, 14)  # one wheel is for all of them
 
 # Says which files it runs from, and what it wrote.
@@ -57,36 +56,6 @@ def pythons() -> list[str]:
         if path
         and not subprocess.run([path, "-c", ""], capture_output=True, check=False).returncode
     ]
-
-
-def clean_environment() -> dict[str, str]:
-    """Without what would lead a Python, or the loader, to this tree."""
-    ours = ("PYTHON", "LD_LIBRARY_PATH", "BACKSIGHT_")
-    return {name: value for name, value in os.environ.items() if not name.startswith(ours)}
-
-
-def run(command: list[str | Path], directory: Path) -> str:
-    done = subprocess.run(
-        command,
-        cwd=directory,
-        env=clean_environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout
-    return done.stdout
-
-
-def new_environment(python: str, directory: Path) -> Path:
-    """The Python of a new virtual environment."""
-    run([python, "-m", "venv", directory], directory.parent)
-    return directory / "bin/python"
-
-
-def pip(python: Path, *arguments: str | Path) -> None:
-    run([python, "-m", "pip", "--disable-pip-version-check", *arguments], python.parent)
 
 
 @pytest.fixture(scope="module")

@@ -36,7 +36,7 @@ _unpack_id = struct.Struct(">QQ").unpack
 
 # Longer than the name of any operation, and leaves a span's end record room
 # for its attributes.
-_SPAN_NAME_BYTES_MAX = 1024
+SPAN_NAME_BYTES_MAX = 1024
 
 # Names that were cut in the start record wait for the end record. A trace with
 # more spans in progress than this has ends whose names stay cut.
@@ -121,15 +121,15 @@ def serialize(span_id: int) -> str:
 
     Send it along, for deserialize() at the other end. Empty when there is nothing to pass on.
     """
-    return _serialize(ffi.NULL, span_id)
+    return serialize_to(ffi.NULL, span_id)
 
 
 def deserialize(span_id: int, value: str) -> None:
     """Take in what serialize() gave where the request comes from; span_id is the caller's span."""
-    _deserialize(ffi.NULL, span_id, value)
+    deserialize_from(ffi.NULL, span_id, value)
 
 
-def _serialize(handle: CData, span_id: int) -> str:
+def serialize_to(handle: CData, span_id: int) -> str:
     size: int = lib.BS_CONTEXT_MAX + 1
     value = ffi.new("char[]", size)
     if lib.bs_serialize(handle, span_id, value, size) < 0:
@@ -137,7 +137,7 @@ def _serialize(handle: CData, span_id: int) -> str:
     return ffi.string(value).decode("ascii", "replace")
 
 
-def _deserialize(handle: CData, span_id: int, value: str) -> None:
+def deserialize_from(handle: CData, span_id: int, value: str) -> None:
     encoded = encode_text(value)
     lib.bs_deserialize(handle, span_id, encoded, len(encoded))
 
@@ -159,7 +159,7 @@ def trigger(
     ``laterals`` are up to 32 other traces, kept or dropped together with this
     one.
     """
-    _trigger(_id_pair(trace_id), name, why, laterals)
+    trigger_pair(_id_pair(trace_id), name, why, laterals)
 
 
 def _trigger_name(name: str) -> bytes:
@@ -168,8 +168,8 @@ def _trigger_name(name: str) -> bytes:
     return name.encode()
 
 
-def _trigger(
-    pair: tuple[int, int], name: str, why: str | None, laterals: Iterable[TraceId]
+def trigger_pair(
+    pair: tuple[int, int], name: str, why: str | None, laterals: Iterable[TraceId] = ()
 ) -> None:
     pairs = [_id_pair(lateral) for lateral in islice(laterals, lib.BS_LATERALS_MAX)]
     reason = ffi.NULL if why is None else encode_text(why)
@@ -244,7 +244,7 @@ def current() -> Trace | None:
     return None if trace is None or trace.closed else trace
 
 
-_HANDLE = ffi.typeof("struct bs_trace *")
+HANDLE = ffi.typeof("struct bs_trace *")
 
 
 class Trace:
@@ -266,7 +266,7 @@ class Trace:
     def __init__(self, trace_id: TraceId) -> None:
         self._pair = _id_pair(trace_id)
         # Owns the handle's memory, which stays in place.
-        self._handle = ffi.new(_HANDLE)
+        self._handle = ffi.new(HANDLE)
         self._long_names: dict[int, bytes] = {}
         self._token: Token[Trace | None] | None = None
         self.closed = False
@@ -315,7 +315,7 @@ class Trace:
         kind: int = SpanKind.INTERNAL,
     ) -> None:
         """A span starts; parent_id 0 is the root. Of the name, 1024 bytes are kept."""
-        encoded = cut_utf8(encode_text(name), _SPAN_NAME_BYTES_MAX)
+        encoded = cut_utf8(encode_text(name), SPAN_NAME_BYTES_MAX)
         if len(encoded) > lib.BS_SPAN_START_NAME_MAX and len(self._long_names) < _LONG_NAMES_MAX:
             self._long_names[span_id] = encoded
         lib.bs_span_start(self._handle, span_id, parent_id, start_ns, kind, encoded)
@@ -344,12 +344,12 @@ class Trace:
 
     def serialize(self, span_id: int) -> str:
         """What the module's ``serialize`` does, for this trace."""
-        return _serialize(self._handle, span_id)
+        return serialize_to(self._handle, span_id)
 
     def deserialize(self, span_id: int, value: str) -> None:
         """What the module's ``deserialize`` does, for this trace."""
-        _deserialize(self._handle, span_id, value)
+        deserialize_from(self._handle, span_id, value)
 
     def trigger(self, name: str, why: str | None = None, laterals: Iterable[TraceId] = ()) -> None:
         """What the module's ``trigger`` does, for this trace; works after close too."""
-        _trigger(self._pair, name, why, laterals)
+        trigger_pair(self._pair, name, why, laterals)

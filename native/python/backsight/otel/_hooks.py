@@ -47,38 +47,22 @@ def answered(span: Span, headers: Any) -> None:  # noqa: ANN401 # anything with 
 # ------------------------------------------------------------ response hooks
 
 
-def _requests(span: Span, request: Any, response: Any) -> None:  # noqa: ANN401
+def _on_response(span: Span, request: Any, response: Any) -> None:  # noqa: ANN401
+    """requests, urllib3 and urllib give their own response, httpx a named tuple of parts."""
     answered(span, getattr(response, "headers", None))
 
 
-def _httpx(span: Span, request: Any, response: Any) -> None:  # noqa: ANN401
-    # A named tuple of status, headers, stream, extensions.
-    answered(span, getattr(response, "headers", None))
-
-
-async def _async_httpx(span: Span, request: Any, response: Any) -> None:  # noqa: ANN401
-    _httpx(span, request, response)
-
-
-def _urllib3(span: Span, pool: Any, response: Any) -> None:  # noqa: ANN401
-    answered(span, getattr(response, "headers", None))
-
-
-def _urllib(span: Span, request: Any, response: Any) -> None:  # noqa: ANN401
-    answered(span, getattr(response, "headers", None))
+async def _on_async_response(span: Span, request: Any, response: Any) -> None:  # noqa: ANN401
+    _on_response(span, request, response)
 
 
 def instrumentor_arguments(name: str) -> dict[str, Any]:
     """What to give to the instrumentor of that entry point."""
     match name:
-        case "requests":
-            return {"response_hook": _requests}
         case "httpx":
-            return {"response_hook": _httpx, "async_response_hook": _async_httpx}
-        case "urllib3":
-            return {"response_hook": _urllib3}
-        case "urllib":
-            return {"response_hook": _urllib}
+            return {"response_hook": _on_response, "async_response_hook": _on_async_response}
+        case "requests" | "urllib3" | "urllib":
+            return {"response_hook": _on_response}
     return {}
 
 

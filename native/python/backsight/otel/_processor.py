@@ -14,6 +14,7 @@ import msgpack
 from opentelemetry.sdk.trace import SpanProcessor
 from opentelemetry.trace import SpanKind, StatusCode
 
+from backsight import _client
 from backsight._attributes import cut_utf8, encode_text
 from backsight._native import ffi, lib
 
@@ -38,14 +39,11 @@ _OPEN_MAX = 16384
 _DETAIL_BYTES_MAX = 1 << 20
 _TEXT_CUT = 4096
 
-_NAME_BYTES_MAX = 1024
-
 _HAS_IS_REMOTE, _IS_REMOTE = 0x100, 0x200  # OTLP SpanFlags
 _MASK_64 = (1 << 64) - 1
 _INT_MIN, _INT_MAX = -(1 << 63), (1 << 64) - 1
 
 _START_NAME_MAX: int = lib.BS_SPAN_START_NAME_MAX
-_new_handle = ffi.typeof("struct bs_trace *")
 
 
 @dataclass(slots=True)
@@ -127,7 +125,7 @@ class BacksightSpanProcessor(SpanProcessor):
             span_id,
             span.end_time or 0,
             span.status.status_code.value,
-            ffi.NULL if is_told else cut_utf8(encoded_name, _NAME_BYTES_MAX),
+            ffi.NULL if is_told else cut_utf8(encoded_name, _client.SPAN_NAME_BYTES_MAX),
             self._scope(trace, span.instrumentation_scope),
             detail,
             len(detail),
@@ -154,13 +152,7 @@ class BacksightSpanProcessor(SpanProcessor):
     def inject(self, context: SpanContext) -> str:
         """The value of our member of tracestate for a request that this span sends; "" for none."""
         trace = self._open.get(context.trace_id)
-        if trace is None:
-            return ""
-        size: int = lib.BS_CONTEXT_MAX + 1
-        value = ffi.new("char[]", size)
-        if lib.bs_serialize(trace.handle, context.span_id, value, size) < 0:
-            return ""
-        return ffi.string(value).decode("ascii", "replace")
+        return "" if trace is None else _client.serialize_to(trace.handle, context.span_id)
 
     def answered(self, context: SpanContext, node: str) -> None:
         """The request of this client span was answered by a process on that node (bs_node_ref)."""
@@ -171,8 +163,7 @@ class BacksightSpanProcessor(SpanProcessor):
     def _extract(self, handle: CData, parent: SpanContext) -> None:
         value = parent.trace_state.get(TRACESTATE_KEY)
         if value:
-            encoded = value.encode("ascii", "replace")
-            lib.bs_deserialize(handle, parent.span_id, encoded, len(encoded))
+            _client.deserialize_from(handle, parent.span_id, value)
 
     def _peer(self, trace: OpenTrace, span: ReadableSpan) -> None:
         """Whom a client span called is a hint where else to look, also if no answer came."""
@@ -197,7 +188,7 @@ class BacksightSpanProcessor(SpanProcessor):
             lib.bs_close(oldest.handle)
         pair = (trace_id >> 64, trace_id & _MASK_64)
         # Owns the memory of the handle, which stays in place.
-        trace = self._open[trace_id] = OpenTrace(pair, ffi.new(_new_handle))
+        trace = self._open[trace_id] = OpenTrace(pair, ffi.new(_client.HANDLE))
         lib.open_trace(trace.handle, *pair)
         known = self._resources.get(id(resource))
         if known is None:
@@ -266,7 +257,7 @@ class BacksightSpanProcessor(SpanProcessor):
 
 
 def _fire(trace: OpenTrace, trigger: str, why: str) -> None:
-    lib.trigger(*trace.pair, trigger.encode(), encode_text(why), [], 0)
+    _client.trigger_pair(trace.pair, trigger, why)
 
 
 def _flags(context: SpanContext | None) -> int:
