@@ -24,6 +24,9 @@ _BYTES = (8, 32, 128, 512, 2048)
 # "sustained without loss" (DESIGN.md, part 8) allows for this much.
 _LOST_SHARE_MAX = 0.01
 
+# A burst that a thread's ring, and the segments that wait for it, have room for.
+_BURST_TRACES = 600
+
 # Halvings of the interval in which the highest rate is sought: to a hundredth.
 _SEARCH_STEPS = 7
 
@@ -224,6 +227,23 @@ def traces(bench: Bench) -> Iterator[Result]:
                     "load": rounded(load()),
                 },
             )
+
+
+def bursts(bench: Bench) -> Iterator[Result]:
+    """Begin, 100 bytes, end: as fast as it goes, in bursts that the node reads in between."""
+    for threads in (1, 2):
+        operations = bench.scale.operations // 10 // threads
+        done = bench.repeat("burst", _BURST_TRACES, threads, operations)
+        yield _result(
+            "trace_burst_ns",
+            done,
+            {
+                "threads": threads,
+                "bytes": 100,
+                "burst": _BURST_TRACES,
+                "lost_share": _lost_share(done, "runs_lost"),
+            },
+        )
 
 
 def interleaved(bench: Bench) -> Iterator[Result]:

@@ -6,13 +6,16 @@
  *   writer memcpy      BYTES           THREADS OPERATIONS REPETITIONS POOL
  *   writer begin_end   RECORDS         THREADS OPERATIONS REPETITIONS POOL
  *   writer trace       RATE_PER_S      THREADS OPERATIONS REPETITIONS POOL
+ *   writer burst       TRACES          THREADS OPERATIONS REPETITIONS POOL
  *   writer interleaved BYTES           THREADS OPERATIONS REPETITIONS POOL
  *   writer pickup      TRIGGERS
  *   writer idle
  *
  * OPERATIONS are those of one thread in one repetition; POOL is the node's
  * budget in bytes, which the writer fills once before the first repetition.
- * RATE_PER_S is the rate of all threads together, 0: as fast as it goes.
+ * RATE_PER_S is the rate of all threads together, 0: as fast as it goes. A
+ * burst of TRACES goes as fast as it may, and the next one begins when the node
+ * has read it; that wait is not in the times.
  *
  * Each repetition prints one line of JSON: what an operation cost the thread
  * that did it in CPU time and in elapsed time, in ns, and what was lost. Both
@@ -22,10 +25,13 @@
  */
 #include <errno.h>
 #include <inttypes.h>
+#include <limits.h>
+#include <linux/futex.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -54,6 +60,7 @@ enum operation {
 	MEMCPY,
 	BEGIN_END,
 	TRACE,
+	BURST,
 	INTERLEAVED
 };
 
@@ -63,6 +70,8 @@ struct job {
 	bool timestamp;
 	unsigned int records;
 	uint64_t rate_per_s; /* of this thread */
+	uint64_t burst;
+	struct bs_channel_header *channel;
 	uint64_t operations; /* at least; whole traces are written */
 	uint64_t done;
 	unsigned char *memory;
@@ -206,6 +215,13 @@ static uint64_t run_begin_end(const struct job *job,
 	return done;
 }
 
+ALWAYS_INLINE void write_trace(uint64_t *counter, const unsigned char *payload)
+{
+	bs_begin(next_id(counter));
+	bs_record_at(BS_RECORD_DATA, payload, SHORT_TRACE_BYTES, 0);
+	bs_end();
+}
+
 static uint64_t run_traces(const struct job *job, const unsigned char *payload)
 {
 	uint64_t counter = job->seed;
@@ -221,9 +237,47 @@ static uint64_t run_traces(const struct job *job, const unsigned char *payload)
 			while (clock_ns(CLOCK_MONOTONIC) < due)
 				;
 		}
-		bs_begin(next_id(&counter));
-		bs_record_at(BS_RECORD_DATA, payload, SHORT_TRACE_BYTES, 0);
-		bs_end();
+		write_trace(&counter, payload);
+	}
+	return done;
+}
+
+/* Until the node has read what all threads announced. It would sleep on while
+ * that is little, so it is woken. */
+static void wait_for_node(struct bs_channel_header *channel)
+{
+	const struct bs_thread_area *areas =
+		(const void *)((const char *)channel + BS_CHANNEL_AREAS_OFFSET);
+	struct bs_doorbell *bell = &channel->doorbell;
+
+	for (unsigned int i = 0; i < BS_THREAD_SLOTS; i++) {
+		while (load_acquire(&areas[i].run_tail) !=
+		       READ_ONCE(areas[i].run_head)) {
+			if (!READ_ONCE(bell->sleeping))
+				continue;
+			fetch_add(&bell->rung, 1);
+			syscall(SYS_futex, &bell->rung, FUTEX_WAKE, INT_MAX,
+				NULL, NULL, 0);
+		}
+	}
+}
+
+static uint64_t run_bursts(struct job *job, const unsigned char *payload)
+{
+	uint64_t counter = job->seed;
+	uint64_t done = 0;
+
+	while (done < job->operations) {
+		uint64_t elapsed_ns, cpu_ns;
+
+		wait_for_node(job->channel);
+		elapsed_ns = clock_ns(CLOCK_MONOTONIC);
+		cpu_ns = clock_ns(CLOCK_THREAD_CPUTIME_ID);
+		for (uint64_t i = 0; i < job->burst; i++)
+			write_trace(&counter, payload);
+		job->cpu_ns += clock_ns(CLOCK_THREAD_CPUTIME_ID) - cpu_ns;
+		job->elapsed_ns += clock_ns(CLOCK_MONOTONIC) - elapsed_ns;
+		done += job->burst;
 	}
 	return done;
 }
@@ -283,12 +337,16 @@ static void *run(void *argument)
 	case TRACE:
 		job->done = run_traces(job, payload);
 		break;
+	case BURST:
+		job->done = run_bursts(job, payload);
+		goto out;
 	case INTERLEAVED:
 		job->done = run_interleaved(job, payload);
 		break;
 	}
 	job->cpu_ns = clock_ns(CLOCK_THREAD_CPUTIME_ID) - cpu_ns;
 	job->elapsed_ns = clock_ns(CLOCK_MONOTONIC) - elapsed_ns;
+out:
 	free(payload);
 	return NULL;
 }
@@ -504,6 +562,9 @@ int main(int argc, char **argv)
 	} else if (!strcmp(name, "trace") && argc == 7) {
 		job.operation = TRACE;
 		job.rate_per_s = number(*rest++);
+	} else if (!strcmp(name, "burst") && argc == 7) {
+		job.operation = BURST;
+		job.burst = number(*rest++);
 	} else if (!strcmp(name, "interleaved") && argc == 7) {
 		job.operation = INTERLEAVED;
 		job.bytes = number(*rest++);
@@ -522,6 +583,7 @@ int main(int argc, char **argv)
 	} else {
 		must_attach();
 		warm_up(pool_bytes);
+		job.channel = find_shared().channel;
 	}
 	/* The zeroth repetition is for caches, branches and clock speed. */
 	for (unsigned int i = 0; i <= repetitions; i++)

@@ -220,7 +220,7 @@ int bsn_client_add(struct bsn *n, int pid, const char *service, uint64_t now_ns,
 	fill_header(n, c);
 	fill_context(c);
 	n->clients[n->n_clients++] = c;
-	pool_grant(n, c);
+	pool_grant_first(n, c);
 	*fds = made;
 	result = (int)c->number;
 	pthread_mutex_unlock(&n->lock);

@@ -495,6 +495,8 @@ void pool_unclaimed_add(struct bsn *n, struct client *c, uint32_t frame);
 void pool_unclaimed_remove(struct bsn *n, struct client *c, uint32_t frame,
 			   uint32_t before);
 void pool_observe_grants(struct bsn *n, struct client *c);
+/* To a process that has just attached. */
+void pool_grant_first(struct bsn *n, struct client *c);
 void pool_grant(struct bsn *n, struct client *c);
 uint32_t pool_stock(const struct client *c);
 void pool_drop_backed(struct bsn *n, struct client *c);

@@ -18,9 +18,15 @@
  * the rate is an estimate. */
 #define STOCK_NS (20 * NS_PER_MS)
 
-/* What a process that has not written yet finds: its first threads start
- * without waiting for the node. */
+/* What a quiet process finds: a few threads start without waiting for the
+ * node. */
 #define STOCK_MIN 4u
+
+/* What a process finds that has just attached, when all threads of its pool may
+ * begin at once. It decays like any rate, so that workers that were forked and
+ * wait hold little. */
+#define STOCK_FIRST 32u
+#define RATE_FIRST_PER_S ((STOCK_FIRST - STOCK_MIN) * (NS_PER_S / STOCK_NS))
 
 /* The rate's peak is forgotten by half in this time, so that a burst that
  * comes back within a second is met by some stock. */
@@ -562,6 +568,13 @@ static void stock_shrink(struct bsn *n, struct client *c)
 					  BS_GRANT_RING_ENTRIES]];
 		frame_back(n, f);
 	}
+}
+
+void pool_grant_first(struct bsn *n, struct client *c)
+{
+	c->rate_per_s = RATE_FIRST_PER_S;
+	c->rate_ns = n->now_ns;
+	pool_grant(n, c);
 }
 
 void pool_grant(struct bsn *n, struct client *c)

@@ -444,6 +444,33 @@ static void finds_segments_that_no_news_names(void)
 	bsn_free(n);
 }
 
+/* Its threads may all begin at once; if they do not, others have the memory. */
+static void a_new_process_has_a_large_stock(void)
+{
+	struct bsn_config config = test_config(16 << 20);
+	struct bsn *n = test_node(&config);
+	struct bsn_metrics m;
+	struct wthread t[32];
+	struct writer w;
+
+	writer_attach(&w, n, START);
+	for (uint32_t i = 0; i < 32; i++) {
+		t[i] = writer_thread(&w, i);
+		CHECK(w_trace(&t[i], trace_id(i), 100, START));
+	}
+	writer_close(&w);
+	writer_attach(&w, n, START);
+	for (uint64_t ms = 1; ms <= 4000; ms++)
+		bsn_poll(n, START + ms * MS);
+	bsn_get_metrics(n, &m);
+	/* The first one is still there, and quiet too. */
+	CHECK(m.stock_bytes <= 2 * 8 * SEG);
+	CHECK(m.stock_bytes >= 2 * 4 * SEG);
+	check_invariants(n);
+	writer_close(&w);
+	bsn_free(n);
+}
+
 int main(void)
 {
 	RUN(collects_what_was_written);
@@ -456,6 +483,7 @@ int main(void)
 	RUN(cuts_long_traces_on_records);
 	RUN(peeks_without_collecting);
 	RUN(finds_segments_that_no_news_names);
+	RUN(a_new_process_has_a_large_stock);
 	free(d.bytes);
 	return 0;
 }
