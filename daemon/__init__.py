@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What both daemons are made of beside their cores: command line, log, HTTP, metrics."""
