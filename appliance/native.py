@@ -226,9 +226,15 @@ class NativeDataPlane:
         self.clock_pair_if_due(now_ns)
         return _check(lib.bsn_poll(self._node, now_ns), "a poll") > 0
 
-    def wait(self, timeout_ns: int | None) -> None:
-        """Sleep until there may be work, wake() or the timeout; None: no timeout."""
-        lib.bsn_wait(self._node, -1 if timeout_ns is None else timeout_ns)
+    def wait_and_poll(self, timeout_ns: int | None) -> bool:
+        """Sleep until there may be work, wake() or the timeout; then what poll() does.
+
+        None: no timeout. Between the two no other thread of Python is waited for.
+        """
+        # After it, as it is for what is copied once the events are known.
+        found = lib.wait_and_poll(self._node, -1 if timeout_ns is None else timeout_ns)
+        self.clock_pair_if_due(time.monotonic_ns())
+        return _check(found, "a poll") > 0
 
     def wake(self) -> None:
         """End a wait(), or the next one."""

@@ -31,6 +31,22 @@ _CLIENT_CONSTANTS = (
 )
 _CLIENT_STRUCT = "bs_trace_id"
 
+# Threads of Python wait for each other up to 5 ms (sys.getswitchinterval), which is all
+# that a trigger has from the queue to its pick-up; so none is waited for in between.
+_WAIT_AND_POLL = """
+#include <time.h>
+#include "node.h"
+
+static int wait_and_poll(struct bsn *node, int64_t timeout_ns)
+{
+	struct timespec now;
+
+	bsn_wait(node, timeout_ns);
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	return bsn_poll(node, (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec);
+}
+"""
+
 
 def _constant(header: str, name: str) -> str:
     found = re.search(rf"^#define {name}\s+(\d+)", header, re.MULTILINE)
@@ -65,7 +81,8 @@ def builder(client_header: Path, node_header: Path) -> FFI:
     """Return the cffi builder of the extension module."""
     ffi = FFI()
     ffi.cdef(declarations(client_header.read_text(), node_header.read_text()))
-    ffi.set_source(MODULE, '#include "node.h"')
+    ffi.cdef("static int wait_and_poll(struct bsn *node, int64_t timeout_ns);")
+    ffi.set_source(MODULE, _WAIT_AND_POLL)
     return ffi
 
 

@@ -87,9 +87,8 @@ class Pump:
 
     def _run(self) -> None:
         while not self._stopping:
-            self._dataplane.wait(self._timeout_ns(time.monotonic_ns()))
+            have_events = self._dataplane.wait_and_poll(self._timeout_ns(time.monotonic_ns()))
             self.polls += 1
-            have_events = self._dataplane.poll(time.monotonic_ns())
             self._held = self._dataplane.has_slices()
             # Events wait in the data plane while the loop is behind; what
             # processes write is drained all the same.

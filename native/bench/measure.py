@@ -74,7 +74,7 @@ class Bench:
     def __init__(self, writer: Path, node: Node, cores: Cores, scale: Scale) -> None:
         self._writer = writer
         self._node = node
-        self._cores = cores
+        self.cores = cores
         self.scale = scale
 
     @contextlib.contextmanager
@@ -82,7 +82,7 @@ class Bench:
         """Start the writer, on its own core or on any."""
         command = [str(self._writer), *map(str, arguments)]
         with subprocess.Popen(
-            bound(command, self._cores.writer if pinned else None),
+            bound(command, self.cores.writer if pinned else None),
             env={**os.environ, **self._node.client_environment("bench")},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -193,27 +193,33 @@ def traces(bench: Bench) -> Iterator[Result]:
     for threads in (1, 2):
 
         def at(rate_per_s: int, threads: int = threads) -> tuple[list[Repetition], float]:
+            nonlocal node_ns
             # A paced repetition takes a second, whatever the pace.
             operations = min(bench.scale.operations, rate_per_s or bench.scale.operations)
+            before_ns = bench.node_cpu_ns()
             done = bench.repeat("trace", rate_per_s, threads, operations // threads)
+            # Of the repetition that is dropped too.
+            written = sum(one.runs for one in done) * (1 + 1 / len(done))
+            node_ns = (bench.node_cpu_ns() - before_ns) / written
             return done, _lost_share(done, "runs_lost")
 
+        node_ns = 0.0
         done, lost = at(0)
         params: dict[str, Param] = {"threads": threads, "bytes": 100}
         yield _result("trace_ns", done, {**params, "paced": False, "lost_share": lost})
 
         high = threads * 1e9 / statistics.median(one.elapsed_ns for one in done)
-        best = (done, lost, high) if lost < _LOST_SHARE_MAX else None
+        best = (done, lost, high, node_ns) if lost < _LOST_SHARE_MAX else None
         low = 0.0
         for _ in range(bench.scale.search_steps if best is None else 0):
             rate = (low + high) / 2
             done, lost = at(int(rate))
             if lost < _LOST_SHARE_MAX:
-                low, best = rate, (done, lost, rate)
+                low, best = rate, (done, lost, rate, node_ns)
             else:
                 high = rate
         if best is not None:
-            done, lost, rate = best
+            done, lost, rate, node_ns = best
             # Between its traces the writer waits: what a trace takes is the pace.
             yield Result.of(
                 "trace_ns",
@@ -224,6 +230,7 @@ def traces(bench: Bench) -> Iterator[Result]:
                     "paced": True,
                     "lost_share": lost,
                     "traces_per_s": rounded(rate),
+                    "node_ns": rounded(node_ns),
                     "load": rounded(load()),
                 },
             )
@@ -256,13 +263,18 @@ def interleaved(bench: Bench) -> Iterator[Result]:
         )
 
 
-def pickup(bench: Bench) -> Iterator[Result]:
-    """From bs_trigger() until a node that slept has taken the trigger out of the queue."""
-    lines = bench.lines("pickup", bench.scale.triggers)
-    samples = sorted(json.loads(line)["pickup_ns"] / 1e6 for line in lines)
+def _latencies(metric: str, lines: Sequence[str]) -> Result:
+    samples = sorted(next(iter(json.loads(line).values())) / 1e6 for line in lines)
     p99 = samples[min(len(samples) - 1, len(samples) * 99 // 100)]
-    params: dict[str, Param] = {"triggers": len(samples), "p99": rounded(p99)}
-    yield Result.of("pickup_ms", "ms", samples, {**params, "load": rounded(load())})
+    params: dict[str, Param] = {"times": len(samples), "p99": rounded(p99)}
+    return Result.of(metric, "ms", samples, {**params, "load": rounded(load())})
+
+
+def pickup(bench: Bench) -> Iterator[Result]:
+    """From bs_trigger() until a node that slept has done with it; and the wake-up alone."""
+    count = bench.scale.triggers
+    yield _latencies("pickup_ms", bench.lines("pickup", count))
+    yield _latencies("wake_ms", bench.lines("wake", bench.cores.daemons, count))
 
 
 def idle(bench: Bench) -> Iterator[Result]:

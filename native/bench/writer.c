@@ -9,6 +9,7 @@
  *   writer burst       TRACES          THREADS OPERATIONS REPETITIONS POOL
  *   writer interleaved BYTES           THREADS OPERATIONS REPETITIONS POOL
  *   writer pickup      TRIGGERS
+ *   writer wake        CORE WAKES
  *   writer idle
  *
  * OPERATIONS are those of one thread in one repetition; POOL is the node's
@@ -20,7 +21,8 @@
  * Each repetition prints one line of JSON: what an operation cost the thread
  * that did it in CPU time and in elapsed time, in ns, and what was lost. Both
  * clocks are around the whole loop, so no clock's own cost is inside. `pickup`
- * prints a line a trigger, `idle` one when it is attached; it stays until its
+ * prints a line a trigger, `wake`
+ * one a wake-up, with no node in it, `idle` one when it is attached; it stays until its
  * standard input is closed.
  */
 #include <errno.h>
@@ -28,10 +30,12 @@
 #include <limits.h>
 #include <linux/futex.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
+#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -494,6 +498,64 @@ static void pickup(uint64_t triggers)
 	}
 }
 
+/* ---------------------------------------------------------------- wake --- */
+
+static void bind_to(uint64_t core)
+{
+	cpu_set_t set;
+
+	CPU_ZERO(&set);
+	CPU_SET(core, &set);
+	if (core >= CPU_SETSIZE || sched_setaffinity(0, sizeof(set), &set))
+		die("no such core");
+}
+
+struct bell {
+	uint32_t rung;
+	uint32_t apart[15];
+	uint32_t answered;
+};
+
+/* What a pick-up cannot be faster than: another process, which sleeps on that
+ * core, is woken by a futex and answers. */
+static void wake(uint64_t core, uint64_t wakes)
+{
+	const struct timespec pause = {.tv_nsec = PICKUP_PAUSE_NS};
+	struct bell *bell = mmap(NULL, sizeof(*bell), PROT_READ | PROT_WRITE,
+				 MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	pid_t sleeper;
+
+	if (bell == MAP_FAILED)
+		die("out of memory");
+	sleeper = fork();
+	if (sleeper < 0)
+		die("no process");
+	for (uint32_t i = 0; sleeper == 0 && i < wakes; i++) {
+		if (i == 0)
+			bind_to(core);
+		while (load_acquire(&bell->rung) == i)
+			syscall(SYS_futex, &bell->rung, FUTEX_WAIT, i, NULL,
+				NULL, 0);
+		store_release(&bell->answered, i + 1);
+	}
+	if (sleeper == 0)
+		_exit(0);
+	for (uint32_t i = 0; i < wakes; i++) {
+		uint64_t begun_ns;
+
+		nanosleep(&pause, NULL);
+		begun_ns = clock_ns(CLOCK_MONOTONIC);
+		fetch_add(&bell->rung, 1);
+		syscall(SYS_futex, &bell->rung, FUTEX_WAKE, INT_MAX, NULL, NULL,
+			0);
+		while (load_acquire(&bell->answered) != i + 1)
+			;
+		printf("{\"wake_ns\": %" PRIu64 "}\n",
+		       clock_ns(CLOCK_MONOTONIC) - begun_ns);
+	}
+	waitpid(sleeper, NULL, 0);
+}
+
 /* ---------------------------------------------------------------- main --- */
 
 static uint64_t number(const char *text)
@@ -538,6 +600,10 @@ int main(int argc, char **argv)
 	if (!strcmp(name, "pickup") && argc == 3) {
 		must_attach();
 		pickup(number(argv[2]));
+		return 0;
+	}
+	if (!strcmp(name, "wake") && argc == 4) {
+		wake(number(argv[2]), number(argv[3]));
 		return 0;
 	}
 	if (!strcmp(name, "idle") && argc == 2) {

@@ -111,8 +111,7 @@ class Node:
 
     def _work(self) -> None:
         while not self._stopped:
-            self._plane.wait(None)
-            self._plane.poll(time.monotonic_ns())
+            self._plane.wait_and_poll(None)
 
     # ------------------------------------------------------------ programs
 

@@ -90,7 +90,7 @@ def test_traces_are_measured_unpaced_and_at_a_rate_without_loss(lines: list[Line
 
 def test_the_rest_of_one_node_is_measured(lines: list[Line]) -> None:
     assert params(lines, "interleaved_ns", "bytes", "handles") == {(32, 8), (128, 8)}
-    assert params(lines, "pickup_ms", "triggers") == {(5,)}
+    assert params(lines, "pickup_ms", "times") == params(lines, "wake_ms", "times") == {(5,)}
     assert params(lines, "idle_cpu_ms_per_s", "clients") == {(1,)}
 
 

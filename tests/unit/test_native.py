@@ -117,8 +117,8 @@ def test_peek_shows_so_much_and_says_that_there_is_more(monkeypatch: pytest.Monk
 def test_wait_ends_by_wake_also_when_it_came_before() -> None:
     with dataplane() as here:
         here.wake()
-        here.wait(None)
-        waiter = threading.Thread(target=here.wait, args=(None,))
+        here.wait_and_poll(None)
+        waiter = threading.Thread(target=here.wait_and_poll, args=(None,))
         waiter.start()
         here.wake()
         waiter.join()
