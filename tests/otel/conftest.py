@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,27 +12,15 @@ import pytest
 
 from native.bench.daemons import Cores, lone_node
 from tests.cluster.topology import Node
-from tests.venvs import DISTRIBUTION, clean_environment, new_environment, pip
+from tests.venvs import clean_environment, otel_python
 
 REPOSITORY = Path(__file__).parents[2]
 _HERE = Path(__file__).parent
-_VENV = REPOSITORY / "build/venv-otel"
 
 
 @pytest.fixture(scope="session")
-def otel_python() -> Path:
-    """A Python that has requirements.txt, made once for a build directory."""
-    wanted = (_HERE / "requirements.txt").read_text()
-    stamp = _VENV / ".installed"
-    python = _VENV / "bin/python"
-    _VENV.parent.mkdir(exist_ok=True)
-    with Path(f"{_VENV}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not stamp.is_file() or stamp.read_text() != wanted:
-            new_environment(DISTRIBUTION, _VENV)
-            pip(python, "install", "--requirement", _HERE / "requirements.txt")
-            stamp.write_text(wanted)
-    return python
+def python() -> Path:
+    return otel_python()
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,5 +57,5 @@ def daemon(tmp_path: Path) -> Iterator[Node]:
 
 
 @pytest.fixture
-def application(otel_python: Path, daemon: Node) -> Application:
-    return Application(otel_python, daemon)
+def application(python: Path, daemon: Node) -> Application:
+    return Application(python, daemon)
