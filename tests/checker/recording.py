@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads a recording: the columns that tests/data/nezha/README.md names.
 
-The replay has a reader of its own (tests/demo/schedule.py), on purpose: a row that one of them
+The replay has a reader of its own (tests/replay/schedule.py), on purpose: a row that one of them
 loses must show as a difference.
 """
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from tests.checker.recording import read_recording
 from tests.checker.rule import Window, firing_spans, read_parameters
-from tests.demo.schedule import (
+from tests.replay.schedule import (
     CloseTrace,
     EndSpan,
     Event,

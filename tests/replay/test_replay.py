@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The demo as a test: real daemons, real sockets, the independent checker."""
+"""The replay as a test: real daemons, real sockets, the independent checker."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ import pytest
 from ctl.coordinator import NotFound
 from protocol.messages import SliceFlags
 from protocol.wire import parse_trace_id
-from tests.demo.replay import Fault, Recording, Replay
-from tests.demo.report import Result
-from tests.demo.schedule import Span, StartSpan, build_schedule, read_spans
+from tests.replay.replay import Fault, Recording, Replay
+from tests.replay.report import Result
+from tests.replay.schedule import Span, StartSpan, build_schedule, read_spans
 
 DATA = Path(__file__).resolve().parent.parent / "data" / "nezha"
 CONTENTION = "onlineboutique-cartservice-cpu-contention"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``sudo make demo``: a recorded minute of a real system, on nodes of your own.
+"""``sudo make replay``: a recorded minute of a real system, on nodes of your own.
 
 Environment: SPEED (1: as recorded; 10: ten times as fast), FILE (a recording;
 tests/data/nezha), KEEP (1: leave everything up at the end, to look around).
@@ -14,13 +14,13 @@ from pathlib import Path
 from types import FrameType
 
 from tests.cluster.topology import DaemonError
-from tests.demo.replay import Recording, Replay, ReplayError, progress_bar
-from tests.demo.report import table
-from tests.demo.schedule import ScheduleError
+from tests.replay.replay import Recording, Replay, ReplayError, progress_bar
+from tests.replay.report import table
+from tests.replay.schedule import ScheduleError
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 DATA = ROOT / "tests" / "data" / "nezha"
-OUTPUT = ROOT / "build" / "demo"
+OUTPUT = ROOT / "build" / "replay"
 DEFAULT_FILE = DATA / "onlineboutique-cartservice-cpu-contention.csv.xz"
 
 
@@ -74,7 +74,9 @@ def _interrupt(_number: int, _frame: FrameType | None) -> None:
 def main() -> int:
     signal.signal(signal.SIGTERM, _interrupt)
     if os.geteuid() != 0:
-        sys.stderr.write("the demo makes network namespaces, which needs root: sudo make demo\n")
+        sys.stderr.write(
+            "the replay makes network namespaces, which needs root: sudo make replay\n"
+        )
         return 2
     try:
         speed = _speed(os.environ.get("SPEED") or "1")
@@ -105,7 +107,7 @@ def main() -> int:
         sys.stderr.write("\nstopped; everything was removed\n")
         return 130
     except (DaemonError, ReplayError, ScheduleError) as error:
-        sys.stderr.write(f"demo: {error}\n")
+        sys.stderr.write(f"replay: {error}\n")
         return 1
     return 0 if result.checker_ok else 1
 

@@ -31,8 +31,9 @@ from tests.cluster.topology import (
     Opened,
     started,
 )
-from tests.demo.report import Result, verdict_counts
-from tests.demo.schedule import (
+from tests.cluster.traffic import count_sent_to, payload_bytes_sent
+from tests.replay.report import Result, verdict_counts
+from tests.replay.schedule import (
     EndSpan,
     ReceiveResponse,
     Schedule,
@@ -42,8 +43,7 @@ from tests.demo.schedule import (
     build_schedule,
     read_spans,
 )
-from tests.demo.traffic import count_sent_to, payload_bytes_sent
-from tests.demo.worker import LatencyRule, Plan
+from tests.replay.worker import LatencyRule, Plan
 
 _START_DELAY_NS = 500_000_000  # for `go` to reach every worker before the first event
 _SETTLE_TIMEOUT_S = 60.0
@@ -217,7 +217,7 @@ class Replay(Opened):
         path = directory / f"{pod}.plan"
         path.write_bytes(pickle.dumps(plan))
         process = host.popen(
-            [PYTHON, "-m", "tests.demo.worker", str(path)],
+            [PYTHON, "-m", "tests.replay.worker", str(path)],
             env=self.nodes[pod].client_environment(),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One pod of the recording, replayed by one process: ``python3 -m tests.demo.worker PLAN``.
+"""One pod of the recording, replayed by one process: ``python3 -m tests.replay.worker PLAN``.
 
 It does what the service did, at the recorded times: starts and ends spans in
 the request's handle, passes contexts to the pods that it called, fires the
@@ -23,8 +23,8 @@ from pathlib import Path
 
 import backsight
 from backsight.autotrigger import LatencyTrigger
-from tests.demo.mailbox import Key, Kind, Mailbox
-from tests.demo.schedule import (
+from tests.replay.mailbox import Key, Kind, Mailbox
+from tests.replay.schedule import (
     CloseTrace,
     EndSpan,
     Event,
@@ -109,7 +109,7 @@ class Worker:
     def _read_control(self) -> None:
         data = os.read(0, 65536)
         if not data:
-            raise EOFError("the demo went away")
+            raise EOFError("the replay went away")
         *lines, self._input = (self._input + data).split(b"\n")
         for line in lines:
             word, value = line.decode().split(" ", 1)

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Recorded traffic replayed by real processes on ten nodes."""
