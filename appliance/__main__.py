@@ -11,9 +11,9 @@ import sys
 from collections.abc import Sequence
 
 from appliance.daemon import Daemon
-from appliance.fdstore import ServiceManager, StoredFd, take_stored_fds
 from appliance.settings import Settings
-from config.daemon import die_with_any_thread, logger, read_arguments, told_to_end
+from daemon.main import die_with_any_thread, logger, read_arguments, told_to_end
+from daemon.service_manager import ServiceManager, StoredFd, take_stored_fds
 
 _PROGRAM = "backsight-node"
 

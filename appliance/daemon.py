@@ -26,12 +26,12 @@ from appliance.clients import Clients
 from appliance.control import ControlServer, Peek, control_path
 from appliance.core.dataplane import ClientDrained, DataPlaneEvent
 from appliance.core.node import NodeCore
-from appliance.fdstore import ServiceManager, StoredFd
 from appliance.native import NativeDataPlane, choose_tick_source
 from appliance.pump import Pump
 from appliance.settings import Settings
 from appliance.uplink import Uplink
-from config.daemon import die_if_it_fails
+from daemon.main import die_if_it_fails
+from daemon.service_manager import ServiceManager, StoredFd
 from protocol.messages import WHY_BYTES_MAX, Group, TraceId
 from protocol.wire import Opening
 

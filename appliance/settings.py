@@ -32,7 +32,7 @@ _SEGMENT_BYTES = 65536
 # of the pool and some more each segment; the next power of two has too many.
 _POOL_BYTES_MAX = 512 << 30
 
-# All names of stored fds must fit into one environment variable (appliance.fdstore).
+# All names of stored fds must fit into one environment variable (daemon.service_manager).
 _CLIENTS_MAX = 1024
 
 # sun_path, without the NUL and the ".ctl" of the socket beside it.

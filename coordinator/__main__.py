@@ -9,11 +9,11 @@ import secrets
 import sys
 from collections.abc import Sequence
 
-from appliance.fdstore import ServiceManager
-from config.daemon import die_with_any_thread, logger, read_arguments, told_to_end
 from coordinator.server import CoordinatorServer
 from coordinator.settings import Settings
 from coordinator.store import StoreError
+from daemon.main import die_with_any_thread, logger, read_arguments, told_to_end
+from daemon.service_manager import ServiceManager
 
 _PROGRAM = "backsight-coordinator"
 

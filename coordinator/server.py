@@ -24,10 +24,10 @@ import backsight_pb2 as pb
 import grpc
 from google.protobuf.message import Message
 
-from config.daemon import die_if_it_fails
 from coordinator.core.coordinator import CoordinatorCore
 from coordinator.settings import Settings
 from coordinator.store import SliceRow, Store, StoreReader, TraceRow
+from daemon.main import die_if_it_fails
 from protocol import wire
 from protocol.messages import (
     CoordinatorMessage,

@@ -21,7 +21,7 @@ import pytest
 
 from appliance.attach import ABI_MAGIC, ABI_VERSION, Allowed, AttachServer
 from appliance.clients import ClientFds, Clients
-from appliance.fdstore import ServiceManager, StoredFd, take_stored_fds
+from daemon.service_manager import ServiceManager, StoredFd, take_stored_fds
 
 REQUEST = struct.Struct("=IIiI16s64s")
 REPLY = struct.Struct("=IIiI16sQ128s")

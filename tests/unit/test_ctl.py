@@ -13,12 +13,12 @@ import backsight_pb2 as pb
 import pytest
 
 from appliance.control import ControlServer, Peek, control_path
-from config.daemon import logger
 from ctl.__main__ import main
 from ctl.coordinator import AskError, NotFound
 from ctl.node import NodeClient
 from ctl.trace import in_tree_order, trace_view
 from ctl.waterfall import waterfall
+from daemon.main import logger
 from protocol.messages import SliceFlags, TraceId
 from protocol.slices import (
     PieceKind,

@@ -17,13 +17,13 @@ import pytest
 from appliance import daemon
 from appliance.core.node import NodeConfig, NodeCore
 from appliance.daemon import Daemon
-from appliance.fdstore import ServiceManager
 from appliance.settings import CoordinatorSettings as Uplinked
 from appliance.settings import Settings
 from appliance.uplink import Backoff, Uplink
 from coordinator.server import CoordinatorServer
 from coordinator.settings import Settings as CoordinatorSettings
 from coordinator.settings import StoreSettings
+from daemon.service_manager import ServiceManager
 from protocol import wire
 from protocol.messages import (
     Group,
