@@ -34,6 +34,7 @@ help:
 	@echo '     make lint        style, types and static analysis of all sources'
 	@echo '     make format      rewrite the sources in the style that lint wants'
 	@echo '     make bench-native  measure the data path; results in build/bench/'
+	@echo '     make bench-otel  measure what tracing costs an OpenTelemetry application'
 	@echo '     make build       build into build/'
 	@echo '     make clean       remove build/'
 	@echo 'Packages are installed by each of them where missing, which needs sudo.'
@@ -123,6 +124,9 @@ replay: build
 
 bench-native: build
 	scripts/with-tmp native/bench/run
+
+bench-otel: build
+	scripts/with-tmp native/bench/otel/run
 
 clean:
 	rm -rf build

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from ctl.node import NodeClient
 from ctl.trace import TraceView
 from protocol.messages import TraceId
 from protocol.otlp import NodeSpans, traces_data
-from tests.otel.conftest import Application
+from tests.otel.conftest import REPOSITORY, Application
 
 
 def peek(application: Application, trace: str) -> TraceView:
@@ -93,3 +94,17 @@ def test_rules_fire_for_what_they_are_meant_for(application: Application, tmp_pa
         what: next(iter(peek(application, trace).slices)).trigger for what, trace in fired.items()
     }
     assert triggers == {"ok": "", "error": "error", "refused": "refused", "answered": ""}
+
+
+def test_the_benchmark_measures_all_three_processors(tmp_path: Path) -> None:
+    output = tmp_path / "otel.jsonl"
+    subprocess.run(
+        [REPOSITORY / "native/bench/otel/run", "--quick", "--output", output],
+        stdout=subprocess.DEVNULL,
+        check=True,
+    )
+    results = [json.loads(line) for line in output.read_text().splitlines()]
+    assert [result["params"]["processor"] for result in results] == ["noop", "backsight", "otlp"]
+    for result in results:
+        assert (result["metric"], result["unit"]) == ("cpu_us_per_span", "us")
+        assert 0 < result["min"] <= result["value"] <= result["max"]

@@ -15,7 +15,7 @@ import time
 
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
-from opentelemetry.sdk.trace.sampling import ALWAYS_ON
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, ParentBased
 from opentelemetry.trace import SpanKind, Tracer
 
 SPANS_PER_REQUEST = 10
@@ -46,7 +46,9 @@ def describe(span: object, number: int) -> None:
 def provider(processor: str, endpoint: str) -> TracerProvider:
     """A tracer provider with that processor and no other."""
     made = TracerProvider(
-        sampler=ALWAYS_ON, resource=Resource.create({"service.name": "bench"}), shutdown_on_exit=False
+        sampler=ParentBased(ALWAYS_ON),
+        resource=Resource.create({"service.name": "bench"}),
+        shutdown_on_exit=False,
     )
     match processor:
         case "noop":
@@ -54,9 +56,10 @@ def provider(processor: str, endpoint: str) -> TracerProvider:
         case "backsight":
             import backsight
             from backsight.otel import install
-            from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 
-            made.sampler = ALWAYS_OFF  # what it is out of the box; all spans are recorded still
+            made.sampler = ParentBased(
+                ALWAYS_OFF
+            )  # what it is out of the box; all spans are recorded still
             install(made)
             if not backsight.wait_attached(30):
                 sys.exit("application.py: no node daemon to attach to")

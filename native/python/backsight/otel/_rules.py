@@ -106,12 +106,11 @@ class When:
     kind: str | None = None
     attributes: Mapping[str, Callable[[object], bool]] = field(default_factory=dict)
 
-    def holds(self, span: ReadableSpan) -> bool:
+    def holds(self, span: ReadableSpan, attributes: Mapping[str, Any]) -> bool:
         if self.operation is not None and span.name != self.operation:
             return False
         if self.kind is not None and span.kind.name.lower() != self.kind:
             return False
-        attributes = span.attributes or {}
         return all(
             key in attributes and condition(attributes[key])
             for key, condition in self.attributes.items()
@@ -404,42 +403,47 @@ class Rules:
         """A trace begins that a sampler chose."""
         return self._prefix + SAMPLED, "chosen by the head sampler"
 
-    def ended(self, span: ReadableSpan, *, answered: bool) -> list[tuple[str, str]]:
-        """The triggers that an ended span fires, with the reason for each.
+    def ended(
+        self, span: ReadableSpan, attributes: Mapping[str, Any], *, answered: bool
+    ) -> list[tuple[str, str]]:
+        """The triggers that an ended span of these attributes fires, with the reason for each.
 
         ``answered``: a client span whose answer came from a node; its error is the
         callee's, who has seen it too.
         """
-        return [(self._prefix + name, why) for name, why in self._fired(span, answered=answered)]
+        fired = self._fired(span, attributes, answered=answered)
+        return [(self._prefix + name, why) for name, why in fired]
 
-    def _fired(self, span: ReadableSpan, *, answered: bool) -> Iterator[tuple[str, str]]:
+    def _fired(
+        self, span: ReadableSpan, attributes: Mapping[str, Any], *, answered: bool
+    ) -> Iterator[tuple[str, str]]:
         if self._buckets is not None and not answered:
             why = self._error(span, self._buckets)
             if why is not None:
                 yield ERROR, why
-        parent = span.parent
+        parent = span._parent
         if self._slow is not None and (parent is None or parent.is_remote):
             duration_ns = (span.end_time or 0) - (span.start_time or 0)
             if self._slow.observe(duration_ns, span.name):
                 yield LATENCY, f"{span.name} took {duration_ns / 1e6:.1f} ms"
         for attribute, shares in self._rare:
-            value = (span.attributes or {}).get(attribute)
+            value = attributes.get(attribute)
             if value is not None:
                 with self._lock:
                     rare = shares.is_rare(value)
                 if rare:
                     yield RARE, f"{attribute} is {value}"
         for rule in self._rules.when:
-            if rule.holds(span):
+            if rule.holds(span, attributes):
                 yield rule.name, f"{span.name} is {rule.name}"
                 break
 
     def _error(self, span: ReadableSpan, buckets: _Buckets) -> str | None:
-        is_error = span.status.status_code is StatusCode.ERROR
-        if not is_error and not span._events:
-            return None
-        events = span.events
-        exception = next((e for e in reversed(events) if e.name == "exception"), None)
+        is_error = span._status.status_code is StatusCode.ERROR
+        exception = None
+        for event in span._events or ():
+            if event.name == "exception":
+                exception = event
         if not is_error and exception is None:
             return None
         thrown = (exception.attributes or {}) if exception is not None else {}

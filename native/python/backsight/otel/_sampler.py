@@ -6,13 +6,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from opentelemetry.sdk.trace.sampling import Decision, Sampler, SamplingResult
+from opentelemetry.sdk.trace.sampling import (
+    Decision,
+    ParentBased,
+    Sampler,
+    SamplingResult,
+    StaticSampler,
+    TraceIdRatioBased,
+)
 from opentelemetry.trace import get_current_span
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
     from opentelemetry.trace import Link, SpanKind, TraceState
     from opentelemetry.util.types import Attributes
+
+
+# They take tracestate from the parent by themselves.
+_OF_THE_SDK = (StaticSampler, ParentBased, TraceIdRatioBased)
 
 
 class AlwaysRecordSampler(Sampler):
@@ -25,6 +36,7 @@ class AlwaysRecordSampler(Sampler):
 
     def __init__(self, inner: Sampler) -> None:
         self.inner = inner
+        self._looks_itself = isinstance(inner, _OF_THE_SDK)
 
     def should_sample(
         self,
@@ -37,17 +49,22 @@ class AlwaysRecordSampler(Sampler):
         trace_state: TraceState | None = None,
     ) -> SamplingResult:
         """As the inner one decides, but no drop."""
-        if trace_state is None:
+        if trace_state is None and not self._looks_itself:
             trace_state = get_current_span(parent_context).get_span_context().trace_state
         result = self.inner.should_sample(
             parent_context, trace_id, name, kind, attributes, links, trace_state
         )
-        decision = result.decision
-        if decision is Decision.DROP:
-            decision = Decision.RECORD_ONLY
+        state = result.trace_state
+        if state is None:
+            state = trace_state
+        if state is None:
+            state = get_current_span(parent_context).get_span_context().trace_state
+        if result.decision is Decision.DROP:
             # A sampler that drops gives no attributes; those of the caller are the span's.
-            return SamplingResult(decision, attributes, result.trace_state or trace_state)
-        return SamplingResult(decision, result.attributes, result.trace_state or trace_state)
+            return SamplingResult(Decision.RECORD_ONLY, attributes, state)
+        if state is result.trace_state:
+            return result
+        return SamplingResult(result.decision, result.attributes, state)
 
     def get_description(self) -> str:
         return f"BacksightAlwaysRecord{{{self.inner.get_description()}}}"
