@@ -192,8 +192,7 @@ def traces(bench: Bench) -> Iterator[Result]:
     """Begin, 100 bytes, end: as fast as it goes, and as fast as nothing is lost."""
     for threads in (1, 2):
 
-        def at(rate_per_s: int, threads: int = threads) -> tuple[list[Repetition], float]:
-            nonlocal node_ns
+        def at(rate_per_s: int, threads: int = threads) -> tuple[list[Repetition], float, float]:
             # A paced repetition takes a second, whatever the pace.
             operations = min(bench.scale.operations, rate_per_s or bench.scale.operations)
             before_ns = bench.node_cpu_ns()
@@ -201,10 +200,9 @@ def traces(bench: Bench) -> Iterator[Result]:
             # Of the repetition that is dropped too.
             written = sum(one.runs for one in done) * (1 + 1 / len(done))
             node_ns = (bench.node_cpu_ns() - before_ns) / written
-            return done, _lost_share(done, "runs_lost")
+            return done, _lost_share(done, "runs_lost"), node_ns
 
-        node_ns = 0.0
-        done, lost = at(0)
+        done, lost, node_ns = at(0)
         params: dict[str, Param] = {"threads": threads, "bytes": 100}
         yield _result("trace_ns", done, {**params, "paced": False, "lost_share": lost})
 
@@ -213,7 +211,7 @@ def traces(bench: Bench) -> Iterator[Result]:
         low = 0.0
         for _ in range(bench.scale.search_steps if best is None else 0):
             rate = (low + high) / 2
-            done, lost = at(int(rate))
+            done, lost, node_ns = at(int(rate))
             if lost < _LOST_SHARE_MAX:
                 low, best = rate, (done, lost, rate, node_ns)
             else:
