@@ -14,7 +14,7 @@ export PYTHONPATH := $(CURDIR):$(CURDIR)/build/protocol:$(CURDIR)/build/native/p
 export PYTHONPYCACHEPREFIX := $(CURDIR)/build/.pycache
 export HYPOTHESIS_STORAGE_DIRECTORY := $(CURDIR)/build/.hypothesis
 
-SOURCES := .ci appliance bpf config coordinator ctl daemon native packaging protocol scripts systemd tests vagrant
+SOURCES := .ci appliance bpf config coordinator ctl daemon export native packaging protocol scripts systemd tests vagrant
 PYTHON_SOURCES = $(shell { find $(SOURCES) -name '*.py'; grep -rlIE '^\#!.*python3?$$' $(SOURCES); } | sort -u)
 SHELL_SOURCES = $(shell grep -rlIE '^\#!.*\<(ba)?sh$$' $(SOURCES) | sort)
 C_SOURCES = $(shell find $(SOURCES) -name '*.[ch]' | sort)

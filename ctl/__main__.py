@@ -11,15 +11,19 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 import backsight_pb2 as pb
 
 from config.printable import printable
-from ctl.coordinator import AskError, CoordinatorClient
+from ctl.coordinator import AskError, CoordinatorClient, NotFound
+from ctl.export import FORMATS, on_one_clock, write_export
 from ctl.node import NodeClient
 from ctl.trace import summary_json, trace_view
 from ctl.waterfall import cut, waterfall
+from export.stamped import StampedTrace, stamped
+from protocol.messages import TraceId
 from protocol.wire import parse_trace_id
 
 _DEFAULT_COORDINATOR = "127.0.0.1:4770"
@@ -31,10 +35,14 @@ def _print_json(value: object) -> None:
     print(json.dumps(value))
 
 
-def _traces(arguments: argparse.Namespace) -> int:
-    request = pb.ListTracesRequest(
+def _request(arguments: argparse.Namespace) -> pb.ListTracesRequest:
+    return pb.ListTracesRequest(
         limit=arguments.limit, trigger=arguments.trigger or "", verdict=arguments.verdict or ""
     )
+
+
+def _traces(arguments: argparse.Namespace) -> int:
+    request = _request(arguments)
     with CoordinatorClient(arguments.coordinator) as coordinator:
         for summary in coordinator.traces(request):
             line = summary_json(summary)
@@ -61,6 +69,35 @@ def _show(arguments: argparse.Namespace) -> int:
         _print_json(view.to_json())
     else:
         print("\n".join(waterfall(view)))
+    return 0
+
+
+def _export(arguments: argparse.Namespace) -> int:
+    request = _request(arguments)
+    if bool(arguments.traces) == (request != pb.ListTracesRequest()):
+        raise ValueError("export: name traces, or choose them by --limit, --trigger, --verdict")
+    named = [parse_trace_id(text) for text in arguments.traces]
+    traces = spans = 0
+
+    def collected(coordinator: CoordinatorClient) -> Iterator[StampedTrace]:
+        nonlocal traces, spans
+        # All at once: to read them may take longer than a listing may.
+        chosen = named or [TraceId(found.trace) for found in list(coordinator.traces(request))]
+        for trace in chosen:
+            try:
+                detail = coordinator.trace(trace)
+            except NotFound:
+                if named:
+                    raise
+                continue  # deleted since it was listed
+            result = stamped(detail, one_clock=on_one_clock(arguments.format))
+            traces += 1
+            spans += result.span_count
+            yield result
+
+    with CoordinatorClient(arguments.coordinator) as coordinator:
+        write_export(collected(coordinator), arguments.format, arguments.output)
+    sys.stderr.write(f"backsightctl: exported {traces} traces, {spans} spans\n")
     return 0
 
 
@@ -145,9 +182,16 @@ def _parser() -> argparse.ArgumentParser:
         return sub
 
     traces = command("traces", _traces, "what the coordinator collected, newest first")
-    traces.add_argument("--limit", type=int, default=0, metavar="N", help="at most so many")
-    traces.add_argument("--trigger", metavar="NAME", help="only those of this trigger")
-    traces.add_argument("--verdict", metavar="KIND", help="only coherent, partial, lossy, ...")
+    export = command("export", _export, "collected traces as a file for another tool")
+    export.add_argument("traces", nargs="*", metavar="TRACE", help="32 hex digits each")
+    export.add_argument(
+        "--format", choices=FORMATS, default="otlp-json", help="default: %(default)s"
+    )
+    export.add_argument("--output", type=Path, metavar="FILE", help="default: standard output")
+    for sub in (traces, export):
+        sub.add_argument("--limit", type=int, default=0, metavar="N", help="only the newest N")
+        sub.add_argument("--trigger", metavar="NAME", help="only those of this trigger")
+        sub.add_argument("--verdict", metavar="KIND", help="only coherent, partial, lossy, ...")
     show = command("show", _show, "one trace over all its nodes; with --node, what that node holds")
     show.add_argument("trace", help="32 hex digits")
     nodes = command("nodes", _nodes, "the nodes that the coordinator knows")

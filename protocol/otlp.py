@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Spans as OTLP, the form in which everybody else wants them.
 
-Times and ids are as the application wrote them. What is known of a span beyond
-that stands in attributes named ``backsight.*``.
+Times and ids are as the application wrote them, unless a clock's offset is given.
+What is known of a span beyond that stands in attributes named ``backsight.*``.
 """
 
 from __future__ import annotations
@@ -23,14 +23,16 @@ UNFINISHED = "backsight.unfinished"
 """True on a span whose end nobody wrote: it was running when its process died, or still runs."""
 
 _INT_MIN, _INT_MAX = -(1 << 63), (1 << 63) - 1
+_UINT_MAX = (1 << 64) - 1
 
 
 @dataclass(frozen=True, slots=True)
 class NodeSpans:
-    """The spans of one node, under its name."""
+    """The spans of one node, under its name; ``clock_offset_ns`` is taken off all their times."""
 
     node: str
     spans: Sequence[Span]
+    clock_offset_ns: int = 0
 
 
 def traces_data(trace: TraceId, parts: Iterable[NodeSpans]) -> TracesData:
@@ -61,7 +63,7 @@ def traces_data(trace: TraceId, parts: Iterable[NodeSpans]) -> TracesData:
                     scope=scope_pb if span.scope is not None else None,
                     schema_url=scope.schema_url,
                 )
-            scopes[scope_key].spans.append(_span(trace, span))
+            scopes[scope_key].spans.append(_span(trace, span, part.clock_offset_ns))
     return data
 
 
@@ -122,7 +124,11 @@ def _id(number: int) -> bytes:
     return number.to_bytes(8, "big") if number else b""
 
 
-def _span(trace: TraceId, span: Span) -> SpanPb:
+def _time(time_ns: int, clock_offset_ns: int) -> int:
+    return min(max(time_ns - clock_offset_ns, 0), _UINT_MAX) if time_ns else 0
+
+
+def _span(trace: TraceId, span: Span, clock_offset_ns: int) -> SpanPb:
     encoded = SpanPb(
         trace_id=trace,
         span_id=_id(span.span_id),
@@ -131,8 +137,8 @@ def _span(trace: TraceId, span: Span) -> SpanPb:
         flags=span.flags & 0xFFFFFFFF,
         name=span.name,
         kind=SpanPb.SpanKind.ValueType(span.kind),
-        start_time_unix_nano=span.start_ns,
-        end_time_unix_nano=span.end_ns or 0,
+        start_time_unix_nano=_time(span.start_ns, clock_offset_ns),
+        end_time_unix_nano=_time(span.end_ns or 0, clock_offset_ns),
         attributes=key_values(span.attributes),
         dropped_attributes_count=span.dropped_attributes & 0xFFFFFFFF,
         dropped_events_count=span.dropped_events & 0xFFFFFFFF,
@@ -141,7 +147,7 @@ def _span(trace: TraceId, span: Span) -> SpanPb:
     for event in span.events:
         encoded.events.add(
             name=event.name,
-            time_unix_nano=event.time_ns,
+            time_unix_nano=_time(event.time_ns, clock_offset_ns),
             attributes=key_values(event.attributes),
             dropped_attributes_count=event.dropped_attributes & 0xFFFFFFFF,
         )
