@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import resource
 import secrets
@@ -11,8 +12,10 @@ import sys
 from collections.abc import Sequence
 
 from appliance.daemon import Daemon
+from appliance.metrics import METRICS, PREFIX
 from appliance.settings import Settings
 from daemon.main import die_with_any_thread, logger, read_arguments, told_to_end
+from daemon.metrics import serving
 from daemon.service_manager import ServiceManager, StoredFd, take_stored_fds
 
 _PROGRAM = "backsight-node"
@@ -20,7 +23,11 @@ _PROGRAM = "backsight-node"
 
 async def _serve(settings: Settings, manager: ServiceManager, stored: list[StoredFd]) -> None:
     log = logger(_PROGRAM)
-    async with Daemon(settings, secrets.randbits(64), manager, stored, log) as daemon:
+    async with contextlib.AsyncExitStack() as stack:
+        daemon = await stack.enter_async_context(
+            Daemon(settings, secrets.randbits(64), manager, stored, log)
+        )
+        stack.enter_context(serving(settings.metrics.listen, PREFIX, METRICS, daemon.status, log))
         log(f"node {settings.node} serves on {settings.socket}")
         manager.ready()
         running, told = asyncio.ensure_future(daemon.run()), asyncio.ensure_future(told_to_end())

@@ -24,18 +24,22 @@ from typing import Any, Self
 from appliance.attach import AttachServer
 from appliance.clients import Clients
 from appliance.control import ControlServer, Peek, control_path
-from appliance.core.dataplane import ClientDrained, DataPlaneEvent
+from appliance.core.dataplane import ClientDrained, DataPlaneEvent, LocalTrigger
 from appliance.core.node import NodeCore
 from appliance.native import NativeDataPlane, choose_tick_source
 from appliance.pump import Pump
 from appliance.settings import Settings
 from appliance.uplink import Uplink
+from daemon.histogram import Histogram
 from daemon.main import die_if_it_fails
 from daemon.service_manager import ServiceManager, StoredFd
 from protocol.messages import WHY_BYTES_MAX, Group, TraceId
 from protocol.wire import Opening
 
 _STORE, _KEEP = "store", "keep"
+
+# 5 ms is what a trigger shall be picked up in; far above it only a daemon that was away.
+_PICK_UP_BOUNDS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1.0, 10.0)
 
 
 async def own_addresses(endpoint: str) -> tuple[str, ...]:
@@ -87,6 +91,7 @@ class Daemon:
             now_ns,
             time.time_ns() - now_ns,
         )
+        self._pick_up = Histogram(_PICK_UP_BOUNDS_S)
         self._pump = Pump(self._dataplane, self._on_events)
         self._uplink: Uplink | None = None
         if settings.coordinator is not None:
@@ -170,6 +175,8 @@ class Daemon:
         now_ns = time.monotonic_ns()
         self._core.on_dataplane(events, now_ns)
         for event in events:
+            if isinstance(event, LocalTrigger):
+                self._pick_up.observe((now_ns - event.fired_ns) / 1e9)
             if isinstance(event, ClientDrained):
                 self._clients.drained(event.client)
             else:
@@ -220,6 +227,10 @@ class Daemon:
             "refused": self._core.refused or "",
             "clients": len(self._clients),
             "triggers_unreported": self._core.unreported_groups,
+            "triggered_traces": self._core.triggered_traces,
+            "queues": {
+                name: dataclasses.asdict(depth) for name, depth in self._core.queues.items()
+            },
             "triggers": {
                 name: dataclasses.asdict(counted) for name, counted in counters.triggers.items()
             },
@@ -232,6 +243,8 @@ class Daemon:
             "attach": dataclasses.asdict(self._attach.counters),
             "uplink": dataclasses.asdict(uplink.counters) if uplink else {},
             "polls": self._pump.polls,
+            "events_waiting": self._pump.events_waiting,
+            "pick_up": dataclasses.asdict(self._pick_up),
         }
 
     def peek(self, trace: TraceId) -> Peek:

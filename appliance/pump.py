@@ -73,6 +73,11 @@ class Pump:
             self._on_events(events)
         self._dataplane.events_done()
 
+    @property
+    def events_waiting(self) -> int:
+        """Events that the event loop was handed and has not seen to."""
+        return len(self._handed)
+
     def lively(self, now_ns: int) -> None:
         """Something was triggered, or a slice grew: more may follow soon."""
         sleeping = now_ns >= self._lively_until_ns

@@ -14,7 +14,8 @@ from typing import Annotated
 
 from appliance.attach import Allowed
 from appliance.core.config import NodeConfig, TriggerLimits, TriggerPolicy
-from config.endpoint import Endpoint, is_loopback
+from config.endpoint import Endpoint, OptionalEndpoint, is_loopback
+from config.endpoint import MetricsSettings as _MetricsSettings
 from config.schema import InvalidValue, Matching, Range, Size
 from protocol.messages import CHUNK_BYTES_MAX, LATERALS_MAX
 from protocol.wire import ADDRESSES_MAX
@@ -113,6 +114,13 @@ class ReportSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class MetricsSettings(_MetricsSettings):
+    """Where Prometheus finds the node's figures."""
+
+    listen: OptionalEndpoint = "127.0.0.1:4771"
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     """All of it. Sizes are bytes; ``percentage`` of all traces are recorded."""
 
@@ -136,6 +144,7 @@ class Settings:
 
     triggers: TriggerSettings = field(default_factory=TriggerSettings)
     report: ReportSettings = field(default_factory=ReportSettings)
+    metrics: MetricsSettings = field(default_factory=MetricsSettings)
 
     def __post_init__(self) -> None:
         if self.arena_bytes is not None:

@@ -9,10 +9,12 @@ import secrets
 import sys
 from collections.abc import Sequence
 
+from coordinator.metrics import METRICS, PREFIX
 from coordinator.server import CoordinatorServer
 from coordinator.settings import Settings
 from coordinator.store import StoreError
 from daemon.main import die_with_any_thread, logger, read_arguments, told_to_end
+from daemon.metrics import serving
 from daemon.service_manager import ServiceManager
 
 _PROGRAM = "backsight-coordinator"
@@ -20,11 +22,12 @@ _PROGRAM = "backsight-coordinator"
 
 async def _serve(settings: Settings, manager: ServiceManager) -> None:
     log = logger(_PROGRAM)
-    async with CoordinatorServer(settings, secrets.randbits(64), log):
-        log(f"serves on {settings.listen}")
-        manager.ready()
-        await told_to_end()
-        manager.stopping()
+    async with CoordinatorServer(settings, secrets.randbits(64), log) as server:
+        with serving(settings.metrics.listen, PREFIX, METRICS, server.status, log):
+            log(f"serves on {settings.listen}")
+            manager.ready()
+            await told_to_end()
+            manager.stopping()
 
 
 def main(argv: Sequence[str] | None = None) -> int:

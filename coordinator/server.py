@@ -15,7 +15,15 @@ import contextlib
 import dataclasses
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Callable,
+    Coroutine,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -545,20 +553,41 @@ class CoordinatorServer:
         context: grpc.aio.ServicerContext[bytes, pb.GetCountersReply],
     ) -> pb.GetCountersReply:
         await self._question(pb.GetCountersRequest(), data, context)
-        return pb.GetCountersReply(counters=self.counted())
+        return pb.GetCountersReply(counters=dict(_flat("", self.counted())))
 
-    def counted(self) -> dict[str, int]:
+    def counted(self) -> dict[str, Any]:
         """All that was counted, by part and name."""
-        parts = {
+        return {
             "core": dataclasses.asdict(self._core.counters),
             "server": dataclasses.asdict(self.counters),
             "store": dataclasses.asdict(self._store.counters),
         }
+
+    def status(self) -> dict[str, Any]:
+        """All that was counted, and how things stand. On the event loop only."""
         return {
-            f"{part}.{name}": value
-            for part, counters in parts.items()
-            for name, value in counters.items()
+            **self.counted(),
+            "now": dataclasses.asdict(self._core.figures()),
+            "queues": {
+                "writes": self._submitted - self._durable,
+                "messages_bytes": sum(
+                    outgoing.waiting_bytes
+                    for outgoing in (*self._sessions.values(), *self._streams.values())
+                ),
+            },
+            "stored_bytes": self._store.stored_bytes,
+            "traversal": dataclasses.asdict(self._core.traversal_s),
+            "verdict": dataclasses.asdict(self._core.verdict_s),
         }
+
+
+def _flat(prefix: str, counted: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
+    """The figures of a tree, under their paths with dots."""
+    for name, value in counted.items():
+        if isinstance(value, Mapping):
+            yield from _flat(f"{prefix}{name}.", value)
+        else:
+            yield f"{prefix}{name}", value
 
 
 def _call_soon(

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
-from config.endpoint import Endpoint, is_loopback
-from config.schema import InvalidValue, Range, Size
+from config.endpoint import Endpoint, OptionalEndpoint, check_listen
+from config.endpoint import MetricsSettings as _MetricsSettings
+from config.schema import Range, Size
 from coordinator.core.config import NS_PER_S, CoordinatorConfig
 from coordinator.store import StoreLimits
 from protocol.messages import CHUNK_BYTES_MAX
@@ -30,12 +31,20 @@ class StoreSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class MetricsSettings(_MetricsSettings):
+    """Where Prometheus finds the coordinator's figures."""
+
+    listen: OptionalEndpoint = "127.0.0.1:4772"
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     """All of it. ``insecure``: serve in clear text over a network too."""
 
     listen: Endpoint = "127.0.0.1:4770"
     insecure: bool = False
     store: StoreSettings = field(default_factory=StoreSettings)
+    metrics: MetricsSettings = field(default_factory=MetricsSettings)
 
     answer_timeout_s: Seconds = 1.0
     quiet_s: Seconds = 0.2
@@ -47,12 +56,7 @@ class Settings:
     slice_bytes_max: Annotated[int, Size(64 << 10, 1 << 40)] = 256 << 20
 
     def __post_init__(self) -> None:
-        if not self.insecure and not is_loopback(self.listen):
-            raise InvalidValue(
-                "listen",
-                f"{self.listen} can be reached from other machines, and what is sent is not"
-                " encrypted; allowed: a loopback address, or `insecure: true`",
-            )
+        check_listen(self.listen, insecure=self.insecure)
 
     @property
     def store_path(self) -> Path:

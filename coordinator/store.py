@@ -274,6 +274,8 @@ class Store:
         self._age_checked_s = 0.0
         self._cut: set[tuple[TraceId, str]] = set()
         self.counters = StoreCounters()
+        self.stored_bytes = self.used_bytes()
+        """Of the database file that hold something, at the last commit; for any thread."""
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -500,11 +502,12 @@ class Store:
             before_ns = int((now_s - self._limits.age_max_s) * 1e9)
             while self._delete_oldest(before_ns, _DELETE_AT_ONCE):
                 pass
-        if self.used_bytes() <= self._limits.bytes_max:
+        self.stored_bytes = self.used_bytes()
+        if self.stored_bytes <= self._limits.bytes_max:
             return
         target = int(self._limits.bytes_max * (1 - _HEADROOM))
-        while self.used_bytes() > target and self._delete_oldest(None, 1):
-            pass
+        while self.stored_bytes > target and self._delete_oldest(None, 1):
+            self.stored_bytes = self.used_bytes()
 
     def _delete_oldest(self, before_ns: int | None, count: int) -> bool:
         """Delete the oldest released traces; whether there were any."""

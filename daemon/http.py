@@ -6,18 +6,23 @@ internet needs. It listens on loopback unless configured otherwise; in front of 
 that is wanted, a proxy.
 """
 
+# ruff: noqa: ANN401 (of the standard library's server: a request is a socket, an address anything)
+
 from __future__ import annotations
 
+import contextlib
 import socket
+import sys
 import threading
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Iterable
 from socketserver import ThreadingMixIn
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 if TYPE_CHECKING:
-    from wsgiref.types import WSGIApplication
+    from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 # For a client to send its request, and to take the answer. One that does neither holds a thread.
 _TIMEOUT_S = 30.0
@@ -25,14 +30,18 @@ _TIMEOUT_S = 30.0
 # Scrapers and people, not a public site.
 _REQUESTS_AT_ONCE = 32
 
+_BUSY = b"HTTP/1.0 503 Service Unavailable\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+
+# The server looks by itself whether it shall end. It is told so by its socket, and needs no looking.
+_LOOK_S = 3600.0
+
 
 class _Server(ThreadingMixIn, WSGIServer):
     daemon_threads = True  # none is waited for at the end
     allow_reuse_address = True
     request_queue_size = 64
 
-    def __init__(self, host: str, port: int, log: Callable[[str], None]) -> None:
-        self._log = log
+    def __init__(self, host: str, port: int) -> None:
         self._slots = threading.BoundedSemaphore(_REQUESTS_AT_ONCE)
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         super().__init__((host, port), _Handler)
@@ -46,11 +55,27 @@ class _Server(ThreadingMixIn, WSGIServer):
         self.server_name = str(host)
         self.setup_environ()
 
-    def process_request_thread(self, request: object, client_address: object) -> None:
-        with self._slots:
-            super().process_request_thread(request, client_address)  # type: ignore[arg-type]
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Begin a thread, if there may be one more; else say so at once, in this one."""
+        if not self._slots.acquire(blocking=False):
+            request.setblocking(False)
+            with contextlib.suppress(OSError):
+                request.send(_BUSY)
+            self.shutdown_request(request)
+            return
+        try:
+            super().process_request(request, client_address)
+        except BaseException:
+            self._slots.release()
+            raise
 
-    def handle_error(self, request: object, client_address: object) -> None:
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._slots.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
         """A peer that broke off is no error of ours; what is, the handler has answered with 500."""
 
 
@@ -59,6 +84,22 @@ class _Handler(WSGIRequestHandler):
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 # the parent's name
         """Not each request of a scraper."""
+
+
+def _guarded(application: WSGIApplication, log: Callable[[str], None]) -> WSGIApplication:
+    """The application; where it fails, that is in the log, and no more than that for who asked."""
+
+    def serve(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        try:
+            return application(environ, start_response)
+        except Exception:  # noqa: BLE001 - whatever it is, the daemon goes on
+            asked = f"{environ['REQUEST_METHOD']} {environ['PATH_INFO']}"
+            log(f"{asked} failed: {traceback.format_exc()}")
+            text = [("Content-Type", "text/plain; charset=utf-8")]
+            start_response("500 Internal Server Error", text, sys.exc_info())
+            return [b"it failed; the daemon's log says how\n"]
+
+    return serve
 
 
 class HttpServer:
@@ -73,11 +114,13 @@ class HttpServer:
     ) -> None:
         host, _, port = endpoint.rpartition(":")
         try:
-            self._server = _Server(host.strip("[]"), int(port), log)
+            self._server = _Server(host.strip("[]"), int(port))
         except OSError as error:
             raise OSError(f"cannot listen on {endpoint}: {error.strerror or error}") from error
-        self._server.set_app(application)
-        self._thread = threading.Thread(target=self._server.serve_forever, name="http")
+        self._server.set_app(_guarded(application, log))
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(_LOOK_S,), name="http"
+        )
         self.port: int = self._server.server_port
 
     def __enter__(self) -> Self:
@@ -90,6 +133,8 @@ class HttpServer:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        # Wakes the thread, which finds nobody to accept until it is told to end.
+        self._server.socket.shutdown(socket.SHUT_RDWR)
         self._server.shutdown()
         self._thread.join()
         self._server.server_close()

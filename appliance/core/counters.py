@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-OTHER_NAMES = "*"
+OTHER_NAMES = "(other)"
 """Stands for all trigger names beyond ``trigger_names_max``; not a valid name."""
 
 
@@ -14,9 +14,10 @@ OTHER_NAMES = "*"
 class TriggerCounters:
     """One trigger name's counters. They only rise.
 
-    ``rate_limited_process`` and ``rate_limited_trigger`` count refused
-    firings, ``merged`` those of a group that was known already, ``dry_run`` those
-    that were only to be counted, by their name (DRY_RUN_PREFIX). ``collected``
+    ``fired`` is the sum of four: ``rate_limited_process`` and
+    ``rate_limited_trigger`` count refused firings, ``dry_run`` those that were only
+    to be counted, by their name (DRY_RUN_PREFIX), ``admitted`` the others. ``merged``
+    counts those of a group that was known already. ``collected``
     counts groups taken in, fired here or elsewhere; ``evicted_before`` traces
     that had lost something to eviction when the trigger came, ``lossy`` those
     that had lost records when written. ``reported_bytes`` counts what was put
@@ -28,8 +29,9 @@ class TriggerCounters:
     fired: int = 0
     rate_limited_process: int = 0
     rate_limited_trigger: int = 0
-    merged: int = 0
     dry_run: int = 0
+    admitted: int = 0
+    merged: int = 0
     laterals_cut: int = 0
     collected: int = 0
     evicted_before: int = 0

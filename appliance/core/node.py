@@ -29,6 +29,7 @@ from appliance.core.dataplane import (
 from appliance.core.groups import HeldGroup, HeldTrace
 from appliance.core.holdings import Holdings
 from appliance.core.limits import Admission, Refusal
+from appliance.core.reporting import QueueDepth
 from protocol.messages import (
     DRY_RUN_PREFIX,
     LATERALS_MAX,
@@ -125,6 +126,16 @@ class NodeCore:
             not group.acknowledged or group.held_bytes > 0
             for group in self._holdings.groups.values()
         )
+
+    @property
+    def triggered_traces(self) -> int:
+        """Traces that are collected, or marked so that what comes of them will be."""
+        return len(self._holdings.traces)
+
+    @property
+    def queues(self) -> dict[str, QueueDepth]:
+        """What waits to be reported, by the bounded names of triggers."""
+        return self._holdings.reporter.depths()
 
     # ---------------------------------------------------------- facts in
 
@@ -359,6 +370,7 @@ class NodeCore:
             case None if event.trigger.startswith(DRY_RUN_PREFIX):
                 counters.dry_run += 1
             case None:
+                counters.admitted += 1
                 group = Group(event.trigger, event.trace)
                 self._fire(group, event.laterals, event.why, event.source, event.fired_ns, now_ns)
 

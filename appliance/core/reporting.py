@@ -71,6 +71,14 @@ class _Queue:
         return self.begun.first() if len(self.begun) else self.waiting.first()
 
 
+@dataclass(frozen=True, slots=True)
+class QueueDepth:
+    """Groups of one trigger with bytes in the report store, and those bytes, not durable elsewhere."""
+
+    groups: int
+    bytes: int
+
+
 class Reporter:
     """The queues. Whoever changes a trace or a group tells it by refresh()."""
 
@@ -118,6 +126,13 @@ class Reporter:
     def held_bytes(self) -> int:
         """Bytes in the report store that are not durable elsewhere."""
         return sum(queue.held_bytes for queue in self._queues.values())
+
+    def depths(self) -> dict[str, QueueDepth]:
+        """How much each queue holds."""
+        return {
+            name: QueueDepth(len(queue.held), queue.held_bytes)
+            for name, queue in self._queues.items()
+        }
 
     def next_trace(self, now_ns: int) -> tuple[HeldGroup, HeldTrace] | None:
         """What may be sent now, None when nothing waits or no rate allows it."""

@@ -44,12 +44,12 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import assert_never
 
 from coordinator.core.assembly import Assembly
 from coordinator.core.clock import PROBES_AT_CONNECT, ClockOffset
-from coordinator.core.config import CoordinatorConfig
+from coordinator.core.config import NS_PER_S, CoordinatorConfig
 from coordinator.core.evidence import Evidence
 from coordinator.core.nodes import Node, Nodes
 from coordinator.core.outbox import BytesDurable, Closed, Outbox, Say
@@ -68,6 +68,7 @@ from coordinator.core.timers import Timers
 from coordinator.core.trace import Part, PartState, Trace
 from coordinator.core.traversal import Traversal
 from coordinator.core.verdict import ELSEWHERE, HEALABLE, ReasonKind, Verdict, VerdictKind, judge
+from daemon.histogram import Histogram
 from protocol.hashing import node_id
 from protocol.messages import (
     RECOVERED_WHY,
@@ -92,12 +93,43 @@ from protocol.messages import (
     Welcome,
 )
 
-__all__ = ["CoordinatorConfig", "CoordinatorCore", "CoordinatorCounters", "NodeView"]
+__all__ = [
+    "CoordinatorConfig",
+    "CoordinatorCore",
+    "CoordinatorCounters",
+    "CoordinatorFigures",
+    "NodeView",
+]
+
+
+# 20 ms is what following a request over ten nodes shall take, 0.2 s the quiet after
+# which it is judged, 300 s for how long what is missing is waited for.
+_DURATION_BOUNDS_S = (
+    0.005,
+    0.01,
+    0.02,
+    0.05,
+    0.1,
+    0.2,
+    0.3,
+    0.5,
+    1.0,
+    2.0,
+    5.0,
+    10.0,
+    30.0,
+    60.0,
+    300.0,
+)
 
 
 @dataclass(slots=True)
 class CoordinatorCounters:
-    """Since start; they only rise. Each is a fact that an operator may have to act on."""
+    """Since start; they only rise. Each is a fact that an operator may have to act on.
+
+    ``verdicts`` counts every version of a trace's verdict by its kind, ``reasons`` those of
+    them that have a reason of that kind.
+    """
 
     hellos_refused: int = 0
     triggers: int = 0
@@ -110,6 +142,30 @@ class CoordinatorCounters:
     chunks_with_gap: int = 0
     clock_replies_refused: int = 0
     messages_unexpected: int = 0
+    verdicts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(VerdictKind, 0))
+    reasons: dict[str, int] = field(default_factory=lambda: dict.fromkeys(ReasonKind, 0))
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinatorFigures:
+    """How things stand.
+
+    ``traces_open`` wait for an answer, bytes, or the end of what is written; ``traces_settled`` have
+    their verdict and may still grow; ``traces_closed`` are remembered by their outcome.
+    ``memory_bytes`` is undurable bytes and credit that is out; ``assembly_bytes`` what is stored of
+    the traces that are not closed.
+    """
+
+    nodes_known: int
+    nodes_connected: int
+    traces_open: int
+    traces_settled: int
+    traces_closed: int
+    groups: int
+    memory_bytes: int
+    undurable_bytes: int
+    assembly_bytes: int
+    answers_waiting: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +244,10 @@ class CoordinatorCore:
         the youngest last.
         """
         self.counters = CoordinatorCounters()
+        self.traversal_s = Histogram(_DURATION_BOUNDS_S)
+        """From the first report of a trace to the last that was new, of those with a final verdict."""
+        self.verdict_s = Histogram(_DURATION_BOUNDS_S)
+        """From the first report of a trace to its first final verdict."""
         self._config = config
         self._incarnation = incarnation
         self._outbox = Outbox()
@@ -332,6 +392,22 @@ class CoordinatorCore:
             for node in self._nodes
         ]
         return sorted(views, key=lambda view: view.node)
+
+    def figures(self) -> CoordinatorFigures:
+        """How things stand."""
+        settled = sum(trace.settled or trace.released for trace in self._traces.values())
+        return CoordinatorFigures(
+            nodes_known=len(self._nodes.by_id),
+            nodes_connected=sum(node.session is not None for node in self._nodes),
+            traces_open=len(self._traces) - settled,
+            traces_settled=settled,
+            traces_closed=len(self._closed),
+            groups=len(self._traversal.groups),
+            memory_bytes=self.memory_bytes,
+            undurable_bytes=self._assembly.credit.undurable_bytes,
+            assembly_bytes=self._stored_bytes,
+            answers_waiting=self.waiting_effects,
+        )
 
     @property
     def memory_bytes(self) -> int:
@@ -558,7 +634,8 @@ class CoordinatorCore:
         """A trace that is not in memory; a closed one goes on from its outcome."""
         self._make_room(now_ns, one_more=True)
         evidence = Evidence(self._config.evidence_per_trace_max)
-        trace = Trace(trace_id, evidence, now_ns, now_ns + self._config.provisional_ns)
+        provisional_at_ns = now_ns + self._config.provisional_ns
+        trace = Trace(trace_id, evidence, now_ns, provisional_at_ns, reported_ns=now_ns)
         self._traces[trace_id] = trace
         outcome = self._closed.pop(trace_id, None)
         if outcome is not None:
@@ -575,6 +652,7 @@ class CoordinatorCore:
     def _go_on(self, trace: Trace, outcome: _Outcome, now_ns: int) -> None:
         """Take up a closed trace, whose evidence is gone."""
         trace.late = True
+        trace.reported_ns = None
         trace.evidence.give_up()
         verdict = outcome.verdict
         if verdict is not None:
@@ -627,10 +705,12 @@ class CoordinatorCore:
         elif not trace.is_open and now_ns >= trace.last_news_ns + config.quiet_ns:
             trace.settled = True
             self._judge(trace, final=True)
+            self._time(trace, now_ns)
             due_ns = trace.last_news_ns + self._linger_ns(trace)
         elif now_ns >= trace.last_news_ns + config.missing_linger_ns:
             trace.settled = True
             self._judge(trace, final=True)
+            self._time(trace, now_ns)
             self._release(trace, now_ns)
             return
         else:
@@ -657,8 +737,18 @@ class CoordinatorCore:
         verdict = judge(trace, self._nodes, final=final)
         if verdict != trace.verdict:
             trace.verdict = verdict
+            self.counters.verdicts[verdict.kind] += 1
+            for kind in {reason.kind for reason in verdict.reasons}:
+                self.counters.reasons[kind] += 1
             self._charge(trace)
             self._outbox.write(PutVerdict(trace.id, verdict))
+
+    def _time(self, trace: Trace, now_ns: int) -> None:
+        """Count how long it took from the first report to here; once a trace."""
+        if trace.reported_ns is not None:
+            self.traversal_s.observe((trace.last_news_ns - trace.reported_ns) / NS_PER_S)
+            self.verdict_s.observe((now_ns - trace.reported_ns) / NS_PER_S)
+            trace.reported_ns = None
 
     def _linger_ns(self, trace: Trace) -> int:
         """How long a settled trace may still get news."""
@@ -754,6 +844,7 @@ class CoordinatorCore:
             self._remember(stored.trace, _Outcome(slices, stored.verdict, length))
             return
         trace = self._begin(stored.trace, now_ns)
+        trace.reported_ns = None
         trace.verdict = stored.verdict
         for known in stored.slices:
             self._recover_slice(trace, known, now_ns)
@@ -766,6 +857,7 @@ class CoordinatorCore:
             if trace_id in self._closed:
                 continue
             trace = self._traces.get(trace_id) or self._begin(trace_id, now_ns)
+            trace.reported_ns = None
             part = self._traversal.add_stored(trace, node_id(trigger.node), now_ns)
             part.told[group] = True
             for other in trace.parts.values():

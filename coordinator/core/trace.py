@@ -105,7 +105,8 @@ class Part:
 class Trace:
     """One trace: under which groups, on which nodes, and what is known of it.
 
-    ``abandoned_by``: no group wants it any more; that node was the first.
+    ``reported_ns``: when it was first heard of; None where that is not known (another
+    coordinator heard it) or told already. ``abandoned_by``: no group wants it any more; that node was the first.
     ``nodes_cut`` counts crumbs over the bound. ``settled``: the verdict is
     final, and nothing came since. ``released``: its nodes are told to forget
     it. ``late``: bytes came when its evidence was forgotten; what was wrong with
@@ -117,6 +118,7 @@ class Trace:
     evidence: Evidence
     last_news_ns: int
     provisional_at_ns: int
+    reported_ns: int | None = None
     groups: dict[Group, None] = field(default_factory=dict)
     parts: dict[NodeId, Part] = field(default_factory=dict)
     abandoned_by: str | None = None

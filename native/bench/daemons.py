@@ -54,14 +54,18 @@ class _ThisMachine(Host):
         )
 
 
+# The user's own daemons may have the usual ports, and so may another benchmark's.
+_NO_METRICS = {"metrics": {"listen": None}}
+
+
 class _Coordinator(Coordinator):
-    """On a port that is free: one of the user's own may have the usual one."""
+    """On a port that is free."""
 
     def __init__(self, host: Host, directory: Path) -> None:
         with socket.socket() as probe:
             probe.bind((host.address, 0))
             endpoint = f"{host.address}:{probe.getsockname()[1]}"
-        super().__init__(host, directory, {"listen": endpoint})
+        super().__init__(host, directory, {"listen": endpoint, **_NO_METRICS})
         self.endpoint = endpoint
 
 
@@ -74,10 +78,13 @@ def node(directory: Path, cores: Cores, config: Mapping[str, Any]) -> Iterator[N
     """A node daemon that is connected to a coordinator, as it is where it works."""
     machine = _this_machine(cores)
     coordinator = _Coordinator(machine, directory)
-    with coordinator, Node(machine, "bench", directory, coordinator, config) as daemon:
+    with (
+        coordinator,
+        Node(machine, "bench", directory, coordinator, {**_NO_METRICS, **config}) as daemon,
+    ):
         yield daemon
 
 
 def lone_node(directory: Path, cores: Cores, config: Mapping[str, Any]) -> Node:
     """A node daemon without a coordinator, to be started: it keeps what it collects."""
-    return Node(_this_machine(cores), "bench", directory, None, config)
+    return Node(_this_machine(cores), "bench", directory, None, {**_NO_METRICS, **config})

@@ -82,6 +82,25 @@ def test_a_whole_trace_is_coherent() -> None:
     assert verdict.end_ns - verdict.start_ns == 11
 
 
+def test_verdicts_are_counted_and_timed_once_a_trace() -> None:
+    harness = Harness()
+    judged(two_nodes(), harness)
+    counters = harness.core.counters
+    assert {kind: n for kind, n in counters.verdicts.items() if n} == {VerdictKind.COHERENT: 1}
+    assert set(counters.reasons.values()) == {0}
+    assert (sum(harness.core.traversal_s.counts), sum(harness.core.verdict_s.counts)) == (1, 1)
+    # Nothing is whole before it is quiet, and nothing is judged before it is whole.
+    assert harness.core.traversal_s.sum < harness.core.verdict_s.sum
+    figures = harness.core.figures()
+    assert (figures.nodes_connected, figures.traces_open, figures.traces_settled) == (2, 0, 1)
+    harness.lose("n1")
+    harness.restart()
+    harness.wait(20 * S)
+    assert harness.core.figures().nodes_known == 2
+    # A new coordinator does not know when the trace was first reported.
+    assert sum(harness.core.verdict_s.counts) == 0
+
+
 @pytest.mark.parametrize(
     "slices",
     [

@@ -8,6 +8,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
+from appliance.core.counters import OTHER_NAMES
 from appliance.core.limits import TokenBucket
 from appliance.core.node import NodeConfig, NodeCore, TriggerLimits, TriggerPolicy
 from protocol.hashing import Domain, TraceHash
@@ -158,6 +159,7 @@ def test_a_dry_run_is_limited_and_counted_and_collects_nothing() -> None:
         node.fire(number + 1, "dry.latency")
     counters = node.core.counters.triggers["dry.latency"]
     assert (counters.fired, counters.dry_run, counters.collected) == (5, 3, 0)
+    assert counters.admitted == 0
     assert counters.rate_limited_process == 2
     assert node.connect() == []
     assert list(node.pool.slices()) == []
@@ -491,8 +493,8 @@ def test_more_trigger_names_than_allowed_share_one_entry() -> None:
     for number in range(1, 20):
         node.fire(number, f"name{number}")
     node.fire(30, "own")
-    assert set(node.core.counters.triggers) == {"name1", "name2", "name3", "*", "own"}
-    assert node.core.counters.triggers["*"].fired == 16
+    assert set(node.core.counters.triggers) == {"name1", "name2", "name3", OTHER_NAMES, "own"}
+    assert node.core.counters.triggers[OTHER_NAMES].fired == 16
 
 
 def test_firings_that_lost_their_traces_are_bounded() -> None:

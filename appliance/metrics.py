@@ -1,0 +1,247 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What Prometheus is told of a node: every figure of Daemon.status(), with its meaning.
+
+Names of triggers are labels, and bounded (appliance.core.counters.TriggerNames); nothing
+that there may be any number of is one.
+"""
+
+from __future__ import annotations
+
+from daemon.metrics import Metric
+
+PREFIX = "backsight_node"
+
+_NS = 1e-9
+
+METRICS = (
+    # The pool, and what it holds.
+    Metric("pool_capacity_bytes", "Memory that records may take, in all.", "dataplane/pool_bytes"),
+    Metric(
+        "pool_bytes",
+        "Memory of the pool by what it is used for: stock was granted and is empty, active is"
+        " being written, sealed is full, keep holds what got a second chance.",
+        {
+            "dataplane/stock_bytes": {"state": "stock"},
+            "dataplane/active_bytes": {"state": "active"},
+            "dataplane/sealed_bytes": {"state": "sealed"},
+            "dataplane/keep_bytes": {"state": "keep"},
+        },
+    ),
+    Metric(
+        "event_horizon_seconds",
+        "How far back the pool reaches; 0 until it was full for the first time.",
+        "dataplane/horizon_ns",
+        scale=_NS,
+    ),
+    Metric(
+        "segments_reclaimed_total", "Segments taken back from the oldest.", "dataplane/reclaims"
+    ),
+    Metric(
+        "traces_indexed", "Traces that the pool holds something of.", "dataplane/traces_indexed"
+    ),
+    Metric("runs_indexed", "Runs that the pool holds.", "dataplane/runs_indexed"),
+    Metric("runs_drained_total", "Runs taken into the index.", "dataplane/runs_drained"),
+    Metric(
+        "runs_walked_total",
+        "Runs found in the log, since no ring had told of them.",
+        "dataplane/runs_walked",
+    ),
+    Metric(
+        "traces_evicted_total", "Traces overwritten, each as a whole.", "dataplane/traces_evicted"
+    ),
+    Metric(
+        "second_chances_total",
+        "Runs kept at an eviction, since their trace was open or lately active.",
+        "dataplane/second_chances",
+    ),
+    Metric(
+        "tombstones", "Traces that are gone, and of which is known why.", "dataplane/tombstones"
+    ),
+    Metric(
+        "corrupt_total",
+        "Contradictions met in memory that is shared with processes.",
+        "dataplane/corrupt",
+    ),
+    # What processes write.
+    Metric("clients", "Processes that are attached.", "clients"),
+    Metric("clients_alive", "Processes with memory in the pool that live.", "dataplane/clients"),
+    Metric(
+        "generated_bytes_total",
+        "Payload that processes wrote into the pool, by their own word.",
+        "dataplane/payload_bytes",
+    ),
+    Metric(
+        "lost_bytes_total",
+        "Payload that processes dropped for want of a segment, by their own word.",
+        "dataplane/payload_bytes_lost",
+    ),
+    Metric("lost_records_total", "Records that processes dropped.", "dataplane/records_lost"),
+    Metric("lossy_runs_total", "Runs that lack records.", "dataplane/runs_lost"),
+    # Triggers, by name.
+    Metric(
+        "triggers_total",
+        "Triggers that processes fired, by what became of them: admitted; refused by a limit; or"
+        " only counted, as a dry run, which would have been admitted.",
+        {
+            "triggers/{trigger}/admitted": {"outcome": "admitted"},
+            "triggers/{trigger}/rate_limited_process": {"outcome": "refused_by_process_limit"},
+            "triggers/{trigger}/rate_limited_trigger": {"outcome": "refused_by_trigger_limit"},
+            "triggers/{trigger}/dry_run": {"outcome": "dry_run"},
+        },
+    ),
+    Metric(
+        "triggers_merged_total",
+        "Triggers for a trace that was triggered already.",
+        "triggers/{trigger}/merged",
+    ),
+    Metric(
+        "laterals_cut_total",
+        "Neighbours of triggered traces, more than laterals_max.",
+        "triggers/{trigger}/laterals_cut",
+    ),
+    Metric(
+        "groups_collected_total",
+        "Triggered traces taken in with their neighbours, fired here or elsewhere.",
+        "triggers/{trigger}/collected",
+    ),
+    Metric(
+        "groups_abandoned_total",
+        "Triggered traces given up under overload, here or because another node did.",
+        {
+            "triggers/{trigger}/abandoned": {"by": "this_node"},
+            "triggers/{trigger}/dropped_remote": {"by": "another_node"},
+        },
+    ),
+    Metric(
+        "slices_incomplete_total",
+        "Collected slices that lack something: evicted before the trigger came, lossy when"
+        " written, or without room in the report store.",
+        {
+            "triggers/{trigger}/evicted_before": {"reason": "evicted"},
+            "triggers/{trigger}/lossy": {"reason": "lossy"},
+            "triggers/{trigger}/store_full": {"reason": "store_full"},
+        },
+    ),
+    Metric(
+        "slices_reported_total",
+        "Slices that the coordinator has made durable as a whole.",
+        "triggers/{trigger}/reported",
+    ),
+    Metric(
+        "reported_bytes_total",
+        "Bytes of slices that left the node, repetitions included.",
+        "triggers/{trigger}/reported_bytes",
+    ),
+    Metric(
+        "slices_forgotten_total",
+        "Triggered traces let go of: nothing came of them, or no more.",
+        "triggers/{trigger}/forgotten",
+    ),
+    Metric("triggers_lost_total", "Triggers that found a full queue.", "dataplane/triggers_lost"),
+    Metric("triggers_read_total", "Triggers read from processes' queues.", "dataplane/triggers"),
+    Metric(
+        "trigger_cells_skipped_total",
+        "Places in a trigger queue that their writer never filled.",
+        "dataplane/cells_skipped",
+    ),
+    Metric(
+        "pick_up_seconds",
+        "From the moment when a process fired a trigger to that when the node acted on it.",
+        "pick_up",
+        histogram=True,
+    ),
+    # The report store, and what waits.
+    Metric("store_capacity_bytes", "What slices may take, in all.", "dataplane/store_bytes"),
+    Metric(
+        "store_bytes", "What slices take that wait to be reported.", "dataplane/store_used_bytes"
+    ),
+    Metric("slices", "Slices in the report store, or marked to be.", "dataplane/slices"),
+    Metric("triggered_traces", "Traces that are triggered here.", "triggered_traces"),
+    Metric(
+        "report_queue_groups",
+        "Triggered traces with bytes that are not durable elsewhere.",
+        "queues/{trigger}/groups",
+    ),
+    Metric(
+        "report_queue_bytes",
+        "Bytes of slices that are not durable elsewhere.",
+        "queues/{trigger}/bytes",
+    ),
+    Metric(
+        "triggers_unreported",
+        "Triggered traces that the coordinator has not, or not all of.",
+        "triggers_unreported",
+    ),
+    Metric(
+        "events_waiting",
+        "Events of the data plane that the control plane has not seen to.",
+        "events_waiting",
+    ),
+    Metric("polls_total", "Times that the data plane looked for work.", "polls"),
+    Metric(
+        "marks_dropped_total",
+        "Triggered traces let go of early, since they were too many.",
+        "core/marks_dropped",
+    ),
+    Metric(
+        "firings_dropped_total",
+        "Triggers without room among those that wait to be acknowledged.",
+        "core/firings_dropped",
+    ),
+    Metric(
+        "abandonments_forgotten_total",
+        "Abandoned groups no longer remembered, since they were too many.",
+        "core/abandonments_forgotten",
+    ),
+    # The coordinator, and processes that attach.
+    Metric("connected", "1 while the coordinator has taken this node in.", "connected"),
+    Metric("refusals_total", "Times that the coordinator refused this node.", "core/refused"),
+    Metric(
+        "unexpected_messages_total",
+        "Messages of the coordinator at a time when it has nothing to say.",
+        "core/unexpected_messages",
+    ),
+    Metric(
+        "connects_total",
+        "Streams to the coordinator that opened.",
+        {
+            "uplink/control_connects": {"stream": "control"},
+            "uplink/slices_connects": {"stream": "slices"},
+        },
+    ),
+    Metric(
+        "connections_lost_total",
+        "Streams to the coordinator that were lost, or did not open.",
+        {
+            "uplink/control_lost": {"stream": "control"},
+            "uplink/slices_lost": {"stream": "slices"},
+        },
+    ),
+    Metric("slice_replies_total", "Answers to slices that were sent.", "uplink/slice_replies"),
+    Metric(
+        "malformed_messages_total",
+        "Messages that break the protocol: read, or to be sent.",
+        {
+            "uplink/malformed": {"direction": "received"},
+            "uplink/unsendable": {"direction": "sent"},
+        },
+    ),
+    Metric("attach_connections_total", "Connections to the attach socket.", "attach/connections"),
+    Metric(
+        "attach_total",
+        "Connections to the attach socket, by what became of them.",
+        {
+            "attach/attached": {"outcome": "attached"},
+            "attach/resumed": {"outcome": "resumed"},
+            "attach/not_allowed": {"outcome": "not_allowed"},
+            "attach/malformed": {"outcome": "malformed"},
+            "attach/other_version": {"outcome": "other_version"},
+            "attach/refused": {"outcome": "refused"},
+            "attach/silent": {"outcome": "silent"},
+            "attach/too_many": {"outcome": "too_many"},
+        },
+    ),
+)
+
+SUMS = frozenset({"triggers/{trigger}/fired", "dataplane/pool_used_bytes"})
+"""Figures that are sums of others, and so no metrics of their own."""

@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What Prometheus is told of a coordinator: every figure of CoordinatorServer.status(), with its meaning."""
+
+from __future__ import annotations
+
+from daemon.metrics import Metric
+
+PREFIX = "backsight_coordinator"
+
+METRICS = (
+    # Nodes.
+    Metric("nodes_known", "Nodes that ever connected.", "now/nodes_known"),
+    Metric("nodes_connected", "Nodes that are connected.", "now/nodes_connected"),
+    Metric("streams_total", "Streams that nodes opened.", "server/streams"),
+    Metric("hellos_refused_total", "Nodes that were refused.", "core/hellos_refused"),
+    Metric(
+        "streams_refused_total",
+        "Streams that were ended for what their peer did: malformed messages, none that says who"
+        " it is, or not reading.",
+        {
+            "server/malformed": {"reason": "malformed"},
+            "server/no_hello": {"reason": "no_hello"},
+            "server/no_opening": {"reason": "no_opening"},
+            "server/not_reading": {"reason": "not_reading"},
+        },
+    ),
+    Metric(
+        "unexpected_messages_total",
+        "Messages of nodes that are not connected, or that were due before.",
+        "core/messages_unexpected",
+    ),
+    Metric(
+        "clock_replies_refused_total",
+        "Answers to clock probes that cannot be right.",
+        "core/clock_replies_refused",
+    ),
+    # Traces and verdicts.
+    Metric("triggers_total", "Triggers reported by nodes, repetitions included.", "core/triggers"),
+    Metric(
+        "traces",
+        "Traces in memory: open wait for something, settled have their verdict and may still"
+        " grow, closed are remembered by their outcome.",
+        {
+            "now/traces_open": {"state": "open"},
+            "now/traces_settled": {"state": "settled"},
+            "now/traces_closed": {"state": "closed"},
+        },
+    ),
+    Metric("groups", "Triggered traces with their neighbours, in memory.", "now/groups"),
+    Metric(
+        "groups_abandoned_total",
+        "Triggered traces that nodes gave up under overload.",
+        "core/groups_abandoned",
+    ),
+    Metric(
+        "verdicts_total",
+        "Verdicts by kind. A trace counts once for each version of its verdict.",
+        "core/verdicts/{kind}",
+    ),
+    Metric(
+        "verdict_reasons_total",
+        "Verdicts that have such a reason not to be coherent.",
+        "core/reasons/{reason}",
+    ),
+    Metric(
+        "traversal_seconds",
+        "From the first report of a trace to the last that told something new, before its first"
+        " final verdict.",
+        "traversal",
+        histogram=True,
+    ),
+    Metric(
+        "verdict_seconds",
+        "From the first report of a trace to its first final verdict.",
+        "verdict",
+        histogram=True,
+    ),
+    Metric(
+        "traces_finished_early_total",
+        "Traces closed before their time, to keep within a bound.",
+        "core/traces_finished_early",
+    ),
+    Metric("traces_late_total", "Closed traces that bytes came for.", "core/traces_late"),
+    # Slices and memory.
+    Metric(
+        "memory_bytes",
+        "Bytes of slices that are not durable, and what nodes may send beyond.",
+        "now/memory_bytes",
+    ),
+    Metric("undurable_bytes", "Bytes of slices that are not durable.", "now/undurable_bytes"),
+    Metric(
+        "slice_bytes_dropped_total",
+        "Bytes of slices beyond slice_bytes_max.",
+        "core/bytes_over_slice_max",
+    ),
+    Metric(
+        "chunks_refused_total",
+        "Pieces of slices that were not taken: of a stream that may not send, over its credit, or"
+        " with a gap before.",
+        {
+            "core/chunks_unwelcome": {"reason": "unwelcome"},
+            "core/chunks_over_credit": {"reason": "over_credit"},
+            "core/chunks_with_gap": {"reason": "gap"},
+        },
+    ),
+    # Queues and the store.
+    Metric("writes_waiting", "Writes that are not durable.", "queues/writes"),
+    Metric("answers_waiting", "Answers to nodes that wait for writes.", "now/answers_waiting"),
+    Metric("messages_waiting_bytes", "Messages that wait to be sent.", "queues/messages_bytes"),
+    Metric("store_bytes", "Of the store's file that hold something.", "stored_bytes"),
+    Metric(
+        "assembly_bytes",
+        "Stored of traces that are not closed, and cannot be deleted.",
+        "now/assembly_bytes",
+    ),
+    Metric(
+        "traces_deleted_total",
+        "Traces deleted to keep the store within bytes_max and age_max_s.",
+        "store/traces_deleted",
+    ),
+    Metric(
+        "store_bytes_cut_total",
+        "Bytes not stored, since what comes before them was deleted.",
+        "store/bytes_cut",
+    ),
+    Metric(
+        "store_writes_failed_total",
+        "Transactions that failed, and are tried again.",
+        "store/writes_failed",
+    ),
+)
+
+SUMS: frozenset[str] = frozenset()
+"""Figures that are sums of others, and so no metrics of their own."""

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The HTTP server serves what it has threads for, and ends at once."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import socket
+import threading
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import pytest
+
+from daemon import http as daemon_http
+from daemon.http import HttpServer
+
+if TYPE_CHECKING:
+    from wsgiref.types import StartResponse, WSGIEnvironment
+
+
+def hello(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+    start_response("200 OK", [("Content-Type", "text/plain")])
+    return [environ["PATH_INFO"].encode()]
+
+
+def silent(_: str) -> None:
+    """A log that nobody reads."""
+
+
+def get(server: HttpServer, path: str = "/", host: str = "127.0.0.1") -> tuple[int, bytes]:
+    with contextlib.closing(http.client.HTTPConnection(host, server.port)) as connection:
+        connection.request("GET", path)
+        response = connection.getresponse()
+        return response.status, response.read()
+
+
+@pytest.mark.parametrize(("endpoint", "host"), [("127.0.0.1:0", "127.0.0.1"), ("[::1]:0", "::1")])
+def test_it_serves_both_families(endpoint: str, host: str) -> None:
+    with HttpServer(endpoint, hello, silent) as server:
+        assert get(server, "/x", host) == (200, b"/x")
+
+
+def test_one_that_fails_is_answered_with_500_and_logged() -> None:
+    def fail(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        raise LookupError(environ["PATH_INFO"])
+
+    log: list[str] = []
+    with HttpServer("127.0.0.1:0", fail, log.append) as server:
+        status, text = get(server, "/lost")
+        assert status == 500 and b"LookupError" not in text
+        # The next one finds a thread too.
+        assert get(server, "/again")[0] == 500
+    assert len(log) == 2 and log[0].startswith("GET /lost failed: ") and "LookupError" in log[0]
+
+
+def test_one_too_many_is_refused_at_once_and_the_next_is_served(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(daemon_http, "_REQUESTS_AT_ONCE", 2)
+    inside = threading.Semaphore(0)
+    go_on = threading.Event()
+
+    def slow(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        inside.release()
+        assert go_on.wait(60)
+        return hello(environ, start_response)
+
+    answers: list[int] = []
+    with HttpServer("127.0.0.1:0", slow, silent) as server:
+        asking = [threading.Thread(target=lambda: answers.append(get(server)[0])) for _ in range(2)]
+        for thread in asking:
+            thread.start()
+        for _ in asking:
+            inside.acquire()
+        before = threading.active_count()
+        assert get(server)[0] == 503
+        assert threading.active_count() == before
+        go_on.set()
+        for thread in asking:
+            thread.join()
+        assert answers == [200, 200]
+        # Each gave its thread back.
+        while (status := get(server)[0]) == 503:
+            pass
+        assert status == 200
+
+
+def test_it_ends_while_somebody_is_connected_and_says_nothing() -> None:
+    with (
+        HttpServer("127.0.0.1:0", hello, silent) as server,
+        socket.create_connection(("127.0.0.1", server.port)),
+    ):
+        assert get(server)[0] == 200
+        port = server.port
+    with pytest.raises(ConnectionRefusedError), socket.create_connection(("127.0.0.1", port)):
+        pass
+
+
+def test_nobody_can_listen_twice_on_one_port() -> None:
+    with (
+        HttpServer("127.0.0.1:0", hello, silent) as server,
+        pytest.raises(OSError, match=f"cannot listen on 127.0.0.1:{server.port}: Address already"),
+    ):
+        HttpServer(f"127.0.0.1:{server.port}", hello, silent)
+
+
+def test_a_peer_that_breaks_off_is_no_error(capfd: pytest.CaptureFixture[str]) -> None:
+    with HttpServer("127.0.0.1:0", hello, silent) as server:
+        for _ in range(3):
+            with socket.create_connection(("127.0.0.1", server.port)) as broken:
+                broken.send(b"GET / HTTP/1.0\r\n")
+        assert get(server)[0] == 200
+    assert capfd.readouterr().err == ""

@@ -1,0 +1,319 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What Prometheus reads of a daemon is what the daemon counts, by the rules for names."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import re
+import socket
+import subprocess
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
+from prometheus_client.parser import text_string_to_metric_families as parse
+
+import appliance.metrics
+import coordinator.metrics
+from appliance.core.counters import TriggerCounters
+from appliance.daemon import Daemon
+from appliance.settings import CoordinatorSettings, MetricsSettings
+from appliance.settings import Settings as NodeSettings
+from coordinator.core.coordinator import CoordinatorCounters
+from coordinator.server import CoordinatorServer
+from coordinator.settings import Settings, StoreSettings
+from daemon import VERSION
+from daemon.histogram import Histogram
+from daemon.http import HttpServer
+from daemon.metrics import Account, Metric, application, serving
+from daemon.service_manager import ServiceManager
+from protocol.messages import TraceId
+
+TABLES = {
+    "node": (appliance.metrics.PREFIX, appliance.metrics.METRICS, appliance.metrics.SUMS),
+    "coordinator": (
+        coordinator.metrics.PREFIX,
+        coordinator.metrics.METRICS,
+        coordinator.metrics.SUMS,
+    ),
+}
+
+
+def silent(_: str) -> None:
+    """A log that nobody reads."""
+
+
+def get(port: int, path: str = "/metrics", accept: str = "text/plain") -> tuple[int, str]:
+    """Status and text, asked as a scraper does."""
+    request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", headers={"Accept": accept})
+    try:
+        with urllib.request.urlopen(request) as response:
+            return response.status, response.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def samples(text: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in parse(text)  # type: ignore[no-untyped-call]
+        for sample in family.samples
+    }
+
+
+async def node_account(directory: Path) -> dict[str, Any]:
+    """The account of a node on which something was triggered, and that has a coordinator."""
+    settings = NodeSettings(
+        "alpha",
+        str(directory / "node.sock"),
+        CoordinatorSettings("127.0.0.1:9"),
+        pool_bytes=4 << 20,
+        metrics=MetricsSettings(None),
+    )
+    with ServiceManager(None) as manager:
+        async with Daemon(settings, 1, manager, (), silent) as node:
+            node.trigger("by-hand", TraceId(bytes(15) + b"\1"), "for the test")
+            return node.status()
+
+
+async def coordinator_account(directory: Path) -> dict[str, Any]:
+    settings = Settings("127.0.0.1:0", store=StoreSettings(str(directory / "t.sqlite")))
+    async with CoordinatorServer(settings, 1, silent) as server:
+        return server.status()
+
+
+ACCOUNTS: dict[str, Callable[[Path], Any]] = {
+    "node": node_account,
+    "coordinator": coordinator_account,
+}
+
+
+@pytest.fixture(params=sorted(ACCOUNTS))
+def daemon(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def account(daemon: str, tmp_path: Path) -> Account:
+    read: Account = asyncio.run(ACCOUNTS[daemon](tmp_path))
+    return read
+
+
+def scraped(prefix: str, table: tuple[Metric, ...], account: Account, accept: str = "") -> str:
+    """The account as it is served."""
+
+    async def run() -> str:
+        with serving("127.0.0.1:0", prefix, table, lambda: account, silent) as server:
+            assert server is not None
+            status, text = await asyncio.to_thread(get, server.port, "/metrics", accept)
+            assert status == 200
+            return text
+
+    return asyncio.run(run())
+
+
+def figures(account: Account, path: str = "") -> Iterator[tuple[str, float]]:
+    """All paths of an account with a number; a histogram is one."""
+    for name, value in account.items():
+        if isinstance(value, Mapping):
+            if "bounds" in value:
+                yield f"{path}{name}", value["sum"]
+            else:
+                yield from figures(value, f"{path}{name}/")
+        elif isinstance(value, int | float):
+            yield f"{path}{name}", value
+
+
+def test_every_figure_is_a_metric(daemon: str, account: Account) -> None:
+    _, table, sums = TABLES[daemon]
+    told = [path for metric in table for path in metric.places]
+    assert len(told) == len(set(told))
+    patterns = [re.compile(re.sub(r"{\w+}", "[^/]+", path)) for path in (*told, *sums)]
+    found = [path for path, _ in figures(account)]
+    assert [path for path in found if not any(p.fullmatch(path) for p in patterns)] == []
+    # And none names what is not there.
+    assert [p.pattern for p in patterns if not any(p.fullmatch(path) for path in found)] == []
+
+
+def test_all_samples_have_the_figures_of_the_account(daemon: str, account: Account) -> None:
+    prefix, table, sums = TABLES[daemon]
+    # Another number for each figure, so that none can stand in for another.
+    numbers = iter(range(1000, 1_000_000))
+
+    def numbered(tree: Account) -> dict[str, Any]:
+        return {
+            name: value
+            if isinstance(value, Mapping) and "bounds" in value
+            else numbered(value)
+            if isinstance(value, Mapping)
+            else next(numbers)
+            if isinstance(value, int | float)
+            else value
+            for name, value in tree.items()
+        }
+
+    account = numbered(account)
+    values = sorted(samples(scraped(prefix, table, account)).values())
+    scales = {path: metric.scale for metric in table for path in metric.places}
+    expected = [
+        value * scales.get(path, 1)
+        for path, value in figures(account)
+        if value and not any(re.fullmatch(re.sub(r"{\w+}", "[^/]+", s), path) for s in sums)
+    ]
+    assert len(expected) > 30
+    assert [value for value in expected if value not in values] == []
+
+
+def test_the_exposition_is_as_promtool_wants_it(daemon: str, account: Account) -> None:
+    prefix, table, _ = TABLES[daemon]
+    text = scraped(prefix, table, account)
+    done = subprocess.run(
+        ["promtool", "check", "metrics"], input=text, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_promtool_would_complain() -> None:
+    bad = "# TYPE backsightMs counter\nbacksightMs 1\n"
+    done = subprocess.run(
+        ["promtool", "check", "metrics"], input=bad, capture_output=True, text=True, check=False
+    )
+    assert done.returncode != 0 and "backsightMs" in done.stderr
+
+
+def test_names_are_in_base_units_and_have_help(daemon: str, account: Account) -> None:
+    prefix, table, _ = TABLES[daemon]
+    families = list(parse(scraped(prefix, table, account)))  # type: ignore[no-untyped-call]
+    own = [family for family in families if family.name.startswith(prefix)]
+    assert len(own) == len(table) + 1  # and the build's
+    for family in own:
+        assert re.fullmatch(r"[a-z][a-z0-9_]+", family.name)
+        assert family.documentation.endswith((".", "1."))
+        assert not re.search(r"_(ns|us|ms|kib|mib|percent)(_|$)", family.name)
+    assert {family.name for family in families} >= {"process_cpu_seconds", "process_open_fds"}
+    build = next(family for family in own if family.name == f"{prefix}_build_info")
+    assert build.samples[0].labels["version"] == VERSION
+
+
+def test_openmetrics_is_served_to_who_asks_for_it(daemon: str, account: Account) -> None:
+    prefix, table, _ = TABLES[daemon]
+    text = scraped(prefix, table, account, "application/openmetrics-text")
+    assert len(list(parse_openmetrics(text))) > len(table)  # type: ignore[no-untyped-call]
+
+
+def test_no_label_has_a_trace_id(daemon: str, account: Account) -> None:
+    prefix, table, _ = TABLES[daemon]
+    text = scraped(prefix, table, account)
+    if daemon == "node":
+        assert 'trigger="by-hand"' in text
+    assert not re.search(r'"[^"]*[0-9a-f]{16}[^"]*"', text)
+
+
+def test_the_version_is_that_of_the_build(repository: Path) -> None:
+    assert f"version: '{VERSION}'" in (repository / "meson.build").read_text()
+
+
+def test_counters_that_were_never_used_are_zero() -> None:
+    # What a rate is computed from must be there before it rises.
+    assert set(CoordinatorCounters().verdicts.values()) == {0}
+    assert set(dataclasses.asdict(TriggerCounters()).values()) == {0}
+
+
+def test_a_histogram_counts_each_value_up_to_its_bound() -> None:
+    histogram = Histogram((1.0, 2.0))
+    for value in (0.5, 1.0, 1.5, 7.0):
+        histogram.observe(value)
+    assert (histogram.counts, histogram.sum) == ([2, 1, 1], 10.0)
+    table = (Metric("age_seconds", "Age.", "age", histogram=True),)
+    text = scraped("x", table, {"age": dataclasses.asdict(histogram)})
+    found = samples(text)
+    assert [found["x_age_seconds_bucket", (("le", le),)] for le in ("1", "2", "+Inf")] == [2, 3, 4]
+    assert found["x_age_seconds_count", ()] == 4
+    assert found["x_age_seconds_sum", ()] == 10
+
+
+def test_a_daemon_whose_loop_hangs_answers_503_and_recovers() -> None:
+    account = {"age": 7}
+    table = (Metric("age", "Age.", "age"),)
+    hanging, go_on = threading.Event(), threading.Event()
+
+    def hang() -> None:
+        hanging.set()
+        assert go_on.wait(60)
+
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+        app = application("x", table, lambda: account, loop, timeout_s=0.2)
+        with HttpServer("127.0.0.1:0", app, silent) as server:
+            assert (await asyncio.to_thread(get, server.port))[0] == 200
+            answers: list[tuple[int, str]] = []
+
+            def ask() -> None:
+                hanging.wait()
+                answers.append(get(server.port))
+                go_on.set()
+
+            asking = threading.Thread(target=ask)
+            asking.start()
+            loop.call_soon(hang)
+            # The loop hangs here, until the other thread has its answer.
+            await asyncio.to_thread(asking.join)
+            ((status, text),) = answers
+            assert status == 503 and "did not answer within 0.2 s" in text
+            assert (await asyncio.to_thread(get, server.port))[0] == 200
+
+    asyncio.run(run())
+
+
+def test_a_daemon_that_has_ended_answers_503() -> None:
+    loop = asyncio.new_event_loop()
+    loop.close()
+    with HttpServer("127.0.0.1:0", application("x", (), dict, loop), silent) as server:
+        assert get(server.port) == (503, "the daemon ends\n")
+
+
+def test_there_is_only_metrics() -> None:
+    async def run() -> None:
+        with serving("127.0.0.1:0", "x", (), dict, silent) as server:
+            assert server is not None
+            assert (await asyncio.to_thread(get, server.port, "/"))[0] == 404
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("endpoint", ["", None])
+def test_no_endpoint_no_server(endpoint: str | None) -> None:
+    with serving(endpoint, "x", (), dict, silent) as server:
+        assert server is None
+
+
+def test_a_port_in_use_says_which_key_names_it() -> None:
+    async def run(port: int) -> None:
+        with serving(f"127.0.0.1:{port}", "x", (), dict, silent):
+            pass
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(
+            OSError, match=rf"metrics\.listen: cannot listen on 127\.0\.0\.1:{port}"
+        ):
+            asyncio.run(run(port))
+
+
+def test_the_documentation_names_metrics_that_there_are(repository: Path) -> None:
+    text = (repository / "docs" / "running.md").read_text()
+    named = re.findall(r"`(backsight_(?:node|coordinator)_\w+?)(?:{([\w,]+)})?`", text)
+    known = {
+        f"{prefix}_{metric.name}": metric
+        for prefix, table, _ in TABLES.values()
+        for metric in table
+    }
+    assert len(named) > 10
+    for name, labels in named:
+        assert sorted(known[name].label_names) == sorted(filter(None, labels.split(",")))
