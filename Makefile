@@ -126,7 +126,7 @@ bench-native: build
 	scripts/with-tmp native/bench/run
 
 bench-otel: build
-	scripts/with-tmp native/bench/otel/run
+	scripts/with-tmp native/bench/otel.py
 
 clean:
 	rm -rf build

@@ -99,7 +99,7 @@ def test_rules_fire_for_what_they_are_meant_for(application: Application, tmp_pa
 def test_the_benchmark_measures_all_three_processors(tmp_path: Path) -> None:
     output = tmp_path / "otel.jsonl"
     subprocess.run(
-        [REPOSITORY / "native/bench/otel/run", "--quick", "--output", output],
+        [REPOSITORY / "native/bench/otel.py", "--quick", "--output", output],
         stdout=subprocess.DEVNULL,
         check=True,
     )

@@ -7,14 +7,21 @@ import logging
 import os
 from typing import TYPE_CHECKING, Any
 
+from opentelemetry import propagate
 from opentelemetry.instrumentation import propagators
 from opentelemetry.instrumentation.distro import BaseDistro  # type: ignore[attr-defined]
+from opentelemetry.propagators.composite import CompositePropagator
 from opentelemetry.sdk._configuration import _OTelSDKConfigurator
 from opentelemetry.trace import get_tracer_provider
 
 from backsight.otel import _hooks
 from backsight.otel._processor import BacksightSpanProcessor
-from backsight.otel._propagator import BacksightResponsePropagator, Current
+from backsight.otel._propagator import (
+    BacksightPropagator,
+    BacksightResponsePropagator,
+    Current,
+    propagates,
+)
 from backsight.otel._rules import Rules, from_environment
 from backsight.otel._sampler import AlwaysRecordSampler
 
@@ -46,6 +53,11 @@ def install(provider: TracerProvider, rules: Rules | None = None) -> BacksightSp
     provider.sampler = AlwaysRecordSampler(provider.sampler)
     provider.add_span_processor(processor)
     Current.processor = processor
+    # Not by OTEL_PROPAGATORS: who reads it may have been imported before us.
+    if not propagates(propagate.get_global_textmap()):
+        propagate.set_global_textmap(
+            CompositePropagator([propagate.get_global_textmap(), BacksightPropagator()])
+        )
     propagators.set_global_response_propagator(  # type: ignore[no-untyped-call]
         BacksightResponsePropagator(propagators.get_global_response_propagator())  # type: ignore[no-untyped-call]
     )
@@ -68,9 +80,6 @@ class BacksightDistro(BaseDistro):  # type: ignore[misc]
     def _configure(self, **kwargs: Any) -> None:  # noqa: ANN401 # the SDK's
         for name, value in _DEFAULTS.items():
             os.environ.setdefault(name, value)
-        names = os.environ.get("OTEL_PROPAGATORS", "tracecontext,baggage").split(",")
-        if "backsight" not in [name.strip() for name in names]:
-            os.environ["OTEL_PROPAGATORS"] = ",".join([*names, "backsight"])
 
     def load_instrumentor(self, entry_point: EntryPoint, **kwargs: Any) -> None:  # noqa: ANN401
         """As the base does, with what we want to know of responses."""

@@ -76,6 +76,8 @@ class BacksightSpanProcessor(SpanProcessor):
 
     def _forget(self) -> None:
         """In a child: what was open is the parent's, and a lock may be nobody's."""
+        # Begins to attach, so that a worker need not lose its first request.
+        _client.node_ref()
         self._lock = threading.Lock()
         self._open: OrderedDict[int, OpenTrace] = OrderedDict()
         self._resources: dict[int, tuple[Resource, bytes]] = {}

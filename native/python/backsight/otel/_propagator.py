@@ -79,6 +79,13 @@ class BacksightPropagator(TextMapPropagator):
         return {_TRACESTATE}
 
 
+def propagates(propagator: TextMapPropagator) -> bool:
+    """Whether ours is in it."""
+    if isinstance(propagator, BacksightPropagator):
+        return True
+    return any(propagates(inner) for inner in getattr(propagator, "_propagators", ()))
+
+
 class BacksightResponsePropagator:
     """Tells the caller which node answered; beside another one that was set before."""
 

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measures what tracing costs an OpenTelemetry application. docs/benchmarks.md says how and what.
 
-native/bench/otel/run            all processors; one JSON object a line in build/bench/otel.jsonl
-native/bench/otel/run --quick    a little of it, to see that it works
-native/bench/otel/run --table    what was measured last, as Markdown
+native/bench/otel.py            all processors; one JSON object a line in build/bench/otel.jsonl
+native/bench/otel.py --quick    a little of it, to see that it works
+native/bench/otel.py --table    what was measured last, as Markdown
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-_ROOT = Path(__file__).resolve().parents[3]
+_ROOT = Path(__file__).resolve().parents[2]
 _BUILD = _ROOT / "build"
 
 # The Makefile's PYTHONPATH, for who calls this without make.
@@ -39,7 +39,7 @@ from native.bench import report  # noqa: E402
 from native.bench.daemons import Cores, bound, node  # noqa: E402
 from tests.venvs import clean_environment, otel_python  # noqa: E402
 
-_APPLICATION = Path(__file__).with_name("application.py")
+_APPLICATION = Path(__file__).with_name("otel_application.py")
 _PROCESSORS = ("noop", "backsight", "otlp")
 _POOL_BYTES = 256 << 20
 
@@ -86,7 +86,9 @@ class Receiver:
         self, request: ExportTraceServiceRequest, _: grpc.ServicerContext
     ) -> ExportTraceServiceResponse:
         self.spans += sum(
-            len(scope.spans) for resource in request.resource_spans for scope in resource.scope_spans
+            len(scope.spans)
+            for resource in request.resource_spans
+            for scope in resource.scope_spans
         )
         return ExportTraceServiceResponse()
 
@@ -96,7 +98,12 @@ def _say(text: str) -> None:
 
 
 def _run(
-    python: Path, cores: Cores, scale: Scale, processor: str, environment: dict[str, str], *more: str
+    python: Path,
+    cores: Cores,
+    scale: Scale,
+    processor: str,
+    environment: dict[str, str],
+    *more: str,
 ) -> list[float]:
     """CPU time a span in us, a repetition each."""
     done = subprocess.run(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A process whose requests are spans: ``application.py PROCESSOR REQUESTS REPETITIONS [ENDPOINT]``.
+"""A process whose requests are spans: ``otel_application.py PROCESSOR REQUESTS REPETITIONS [ENDPOINT]``.
 
 Runs under the Python of tests/otel/requirements.txt. A request is a trace of ten spans, each with
 eight attributes and an event, like those of an instrumented web service. PROCESSOR is noop,
@@ -62,7 +62,7 @@ def provider(processor: str, endpoint: str) -> TracerProvider:
             )  # what it is out of the box; all spans are recorded still
             install(made)
             if not backsight.wait_attached(30):
-                sys.exit("application.py: no node daemon to attach to")
+                sys.exit("otel_application.py: no node daemon to attach to")
         case "otlp":
             from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
             from opentelemetry.sdk.trace.export import BatchSpanProcessor
@@ -71,7 +71,7 @@ def provider(processor: str, endpoint: str) -> TracerProvider:
                 BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint, insecure=True))
             )
         case _:
-            sys.exit("application.py: PROCESSOR is noop, backsight or otlp")
+            sys.exit("otel_application.py: PROCESSOR is noop, backsight or otlp")
     return made
 
 
@@ -100,7 +100,7 @@ def main() -> None:
 
         lost = backsight.stats().records_lost
         if lost:
-            sys.exit(f"application.py: {lost} records were lost, which makes spans cheaper")
+            sys.exit(f"otel_application.py: {lost} records were lost, which makes spans cheaper")
 
 
 if __name__ == "__main__":
