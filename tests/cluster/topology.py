@@ -36,7 +36,7 @@ import yaml
 
 from ctl.node import NodeClient
 
-PYTHON = "/usr/bin/python3"
+PYTHON = sys.executable
 COORDINATOR_PORT = 4770
 
 _SUBNET = ipaddress.ip_network("10.77.0.0/16")
