@@ -14,21 +14,23 @@ from collections.abc import Sequence
 from appliance.daemon import Daemon
 from appliance.metrics import METRICS, PREFIX
 from appliance.settings import Settings
-from daemon.main import die_with_any_thread, logger, read_arguments, told_to_end
+from daemon.log import Log
+from daemon.main import die_with_any_thread, read_arguments, told_to_end
 from daemon.metrics import serving
 from daemon.service_manager import ServiceManager, StoredFd, take_stored_fds
 
 _PROGRAM = "backsight-node"
 
 
-async def _serve(settings: Settings, manager: ServiceManager, stored: list[StoredFd]) -> None:
-    log = logger(_PROGRAM)
+async def _serve(
+    settings: Settings, manager: ServiceManager, stored: list[StoredFd], log: Log
+) -> None:
     async with contextlib.AsyncExitStack() as stack:
         daemon = await stack.enter_async_context(
             Daemon(settings, secrets.randbits(64), manager, stored, log)
         )
         stack.enter_context(serving(settings.metrics.listen, PREFIX, METRICS, daemon.status, log))
-        log(f"node {settings.node} serves on {settings.socket}")
+        log.info(f"node {settings.node} serves on {settings.socket}")
         manager.ready()
         running, told = asyncio.ensure_future(daemon.run()), asyncio.ensure_future(told_to_end())
         try:
@@ -51,11 +53,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     die_with_any_thread()
+    log = Log.of(_PROGRAM, settings.level, node=settings.node)
     with ServiceManager.from_environment(os.environ) as manager:
         try:
-            asyncio.run(_serve(settings, manager, stored))
+            asyncio.run(_serve(settings, manager, stored, log))
         except (OSError, ValueError) as error:
-            logger(_PROGRAM)(str(error))
+            log.error(str(error))
             return 1
     return 0
 

@@ -15,13 +15,14 @@ import errno
 import os
 import socket
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
 
 from config.printable import printable
+from daemon.log import Log
 
 ABI_MAGIC = 0x54475342
 ABI_VERSION = 1
@@ -179,7 +180,7 @@ class AttachServer:
         path: Path,
         allowed: Allowed,
         host: AttachHost,
-        log: Callable[[str], None],
+        log: Log,
     ) -> None:
         self.counters = AttachCounters()
         self._path = path
@@ -215,7 +216,7 @@ class AttachServer:
             return
         except OSError as error:
             # Out of fds: the connection stays in the backlog, and we would spin.
-            self._log(f"cannot accept on {self._path}: {error.strerror}")
+            self._log.error(f"cannot accept on {self._path}: {error.strerror}")
             self._loop.remove_reader(self._listener)
             self._loop.call_later(1.0, self._loop.add_reader, self._listener, self._accept)
             return
@@ -275,14 +276,16 @@ class AttachServer:
             self._refuse(connection, refused)
             return
         except OSError as error:
-            self._log(f"cannot tell who connected: {error.strerror}")
+            self._log.warning(f"cannot tell who connected: {error.strerror}")
             self._close(connection)
             return
         try:
             attachment = self._host.attach(peer, request)
         except AttachRefused as refused:
             self.counters.refused += 1
-            self._log(f"process {peer.pid} ({request.service}) not attached: {refused.message}")
+            self._log.warning(
+                f"process {peer.pid} ({request.service}) not attached: {refused.message}"
+            )
             self._refuse(connection, refused)
             return
         try:

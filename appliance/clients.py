@@ -23,13 +23,14 @@ import fcntl
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
 
 from appliance.attach import Attachment, AttachRefused, Peer, Request
+from daemon.log import Log
 from daemon.service_manager import ServiceManager, StoredFd
 
 _PARTS = ("arena", "channel", "context", "about")
@@ -102,7 +103,7 @@ class Clients:
         dataplane: ClientDataPlane,
         manager: ServiceManager,
         arena_bytes: int,
-        log: Callable[[str], None],
+        log: Log,
     ) -> None:
         self._dataplane = dataplane
         self._manager = manager
@@ -191,7 +192,7 @@ class Clients:
         try:
             self._store(client, fds)
         except OSError as error:
-            self._log(
+            self._log.warning(
                 f"process {pid} ({service}) will not outlast a restart of the node: its memory"
                 f" cannot be kept by the service manager: {error.strerror}"
             )
@@ -262,7 +263,9 @@ class Clients:
                 self._manager.remove(f"{stored_as}.{part}")
         except OSError as error:
             # It comes back at the next start, as a client whose process is gone.
-            self._log(f"the service manager still keeps client {stored_as}: {error.strerror}")
+            self._log.warning(
+                f"the service manager still keeps client {stored_as}: {error.strerror}"
+            )
 
     def adopt(self, stored: Iterable[StoredFd]) -> None:
         """Go on with the clients whose fds came back from the service manager.
@@ -274,7 +277,7 @@ class Clients:
         for item in stored:
             match = _NAME.fullmatch(item.name)
             if match is None or match[2] in by_id.get(match[1], {}):
-                self._log(f"a stored fd named {item.name!r} is not ours, or there twice")
+                self._log.warning(f"a stored fd named {item.name!r} is not ours, or there twice")
                 os.close(item.fd)
             else:
                 by_id.setdefault(match[1], {})[match[2]] = item.fd
@@ -282,7 +285,7 @@ class Clients:
             try:
                 self._adopt_one(stored_as, parts)
             except (OSError, ValueError, KeyError, TypeError) as error:
-                self._log(f"client {stored_as} of before the restart is lost: {error!r}")
+                self._log.warning(f"client {stored_as} of before the restart is lost: {error!r}")
                 self._unstore(stored_as)
             finally:
                 for fd in parts.values():

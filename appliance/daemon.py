@@ -17,7 +17,7 @@ import os
 import random
 import socket
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from types import TracebackType
 from typing import Any, Self
 
@@ -31,6 +31,7 @@ from appliance.pump import Pump
 from appliance.settings import Settings
 from appliance.uplink import Uplink
 from daemon.histogram import Histogram
+from daemon.log import Level, Log
 from daemon.main import die_if_it_fails
 from daemon.service_manager import ServiceManager, StoredFd
 from protocol.messages import WHY_BYTES_MAX, Group, TraceId
@@ -70,7 +71,7 @@ class Daemon:
         incarnation: int,
         manager: ServiceManager,
         stored: Iterable[StoredFd],
-        log: Callable[[str], None],
+        log: Log,
     ) -> None:
         self._settings = settings
         self._manager = manager
@@ -122,7 +123,7 @@ class Daemon:
                 adopt(item.fd)
                 found.add(item.name)
             except OSError as error:
-                self._log(f"{error}; starting with an empty one")
+                self._log.warning(f"{error}; starting with an empty one")
                 self._manager.remove(item.name)
             finally:
                 os.close(item.fd)
@@ -132,7 +133,7 @@ class Daemon:
             self._manager.store(_KEEP, self._dataplane.keep_fd)
         self._clients.adopt(others)
         if len(self._clients):
-            self._log(f"took up {len(self._clients)} clients of before the restart")
+            self._log.info(f"took up {len(self._clients)} clients of before the restart")
 
     async def __aenter__(self) -> Self:
         try:
@@ -177,11 +178,20 @@ class Daemon:
         for event in events:
             if isinstance(event, LocalTrigger):
                 self._pick_up.observe((now_ns - event.fired_ns) / 1e9)
+                self._say_fired(event)
             if isinstance(event, ClientDrained):
                 self._clients.drained(event.client)
             else:
                 self._pump.lively(now_ns)
         self._on_fact()
+
+    def _say_fired(self, event: LocalTrigger) -> None:
+        if self._log.says(Level.DEBUG):
+            self._log.debug(
+                f"trigger {event.trigger} fired for {event.trace.hex()}: {event.why}",
+                trigger=event.trigger,
+                trace_id=event.trace.hex(),
+            )
 
     def _on_fact(self) -> None:
         now_ns = time.monotonic_ns()

@@ -17,6 +17,7 @@ from appliance.core.config import NodeConfig, TriggerLimits, TriggerPolicy
 from config.endpoint import Endpoint, OptionalEndpoint, is_loopback
 from config.endpoint import MetricsSettings as _MetricsSettings
 from config.schema import InvalidValue, Matching, Range, Size
+from daemon.log import Level, LevelName
 from protocol.messages import CHUNK_BYTES_MAX, LATERALS_MAX
 from protocol.wire import ADDRESSES_MAX
 
@@ -145,6 +146,7 @@ class Settings:
     triggers: TriggerSettings = field(default_factory=TriggerSettings)
     report: ReportSettings = field(default_factory=ReportSettings)
     metrics: MetricsSettings = field(default_factory=MetricsSettings)
+    log_level: LevelName = "info"
 
     def __post_init__(self) -> None:
         if self.arena_bytes is not None:
@@ -162,6 +164,10 @@ class Settings:
             raise InvalidValue(
                 "socket", f"{self.socket}; allowed: paths of at most {_SOCKET_PATH_BYTES_MAX} bytes"
             )
+
+    @property
+    def level(self) -> Level:
+        return Level[self.log_level.upper()]
 
     @property
     def socket_path(self) -> Path:

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 import grpc
 
 from appliance.core.node import NodeCore
+from daemon.log import Log, MessageId
 from protocol import wire
 from protocol.messages import NodeMessage
 
@@ -102,7 +103,7 @@ class Uplink:
         core: NodeCore,
         addresses: Callable[[], Awaitable[tuple[str, ...]]],
         on_fact: Callable[[], None],
-        log: Callable[[str], None],
+        log: Log,
         rng: random.Random,
         slices_idle_s: float = 30.0,
     ) -> None:
@@ -145,14 +146,16 @@ class Uplink:
                 self.welcomed = False
                 backoff.reset()
             why = self._core.refused or why
-            self._say(f"no coordinator at {self._endpoint}: {why}; trying again")
+            self._warn(
+                f"no coordinator at {self._endpoint}: {why}; trying again", MessageId.DISCONNECTED
+            )
             await asyncio.sleep(backoff.next_s())
 
-    def _say(self, text: str) -> None:
+    def _warn(self, text: str, message_id: str) -> None:
         # Once, not with each attempt.
         if text != self._said:
             self._said = text
-            self._log(text)
+            self._log.warning(text, message_id=message_id)
 
     async def _control(self, call: _Call) -> str:
         # The address that faces the coordinator may have come with the way to it.
@@ -191,7 +194,7 @@ class Uplink:
         """Leave a message out: it would be no better on the next stream, and end that one too."""
         self.counters.unsendable += 1
         if self.counters.unsendable == 1:
-            self._log(
+            self._log.error(
                 f"not sent, for this node's own message breaks the protocol: {error}. That is a"
                 " bug of backsight-node, please report it; further ones are only counted, as"
                 " uplink.unsendable in `backsightctl status`"
@@ -205,7 +208,12 @@ class Uplink:
                 self._core.on_control(message, now_ns, realtime_ns)
             if not self.welcomed and self._core.refused is None:
                 self.welcomed = True
-                self._say(f"connected to the coordinator at {self._endpoint}")
+                # What was wrong before is news if it comes again.
+                self._said = ""
+                self._log.info(
+                    f"connected to the coordinator at {self._endpoint}",
+                    message_id=MessageId.CONNECTED,
+                )
             self._on_fact()
         return _ENDED
 
@@ -227,7 +235,10 @@ class Uplink:
             if why is not _IDLE:
                 self.counters.slices_lost += 1
                 if self.welcomed:
-                    self._say(f"no slices go to {self._endpoint}: {why}; trying again")
+                    self._warn(
+                        f"no slices go to {self._endpoint}: {why}; trying again",
+                        MessageId.DISCONNECTED,
+                    )
                 await asyncio.sleep(backoff.next_s())
 
     async def _slices(self, call: _Call) -> str:

@@ -13,18 +13,18 @@ from coordinator.metrics import METRICS, PREFIX
 from coordinator.server import CoordinatorServer
 from coordinator.settings import Settings
 from coordinator.store import StoreError
-from daemon.main import die_with_any_thread, logger, read_arguments, told_to_end
+from daemon.log import Log
+from daemon.main import die_with_any_thread, read_arguments, told_to_end
 from daemon.metrics import serving
 from daemon.service_manager import ServiceManager
 
 _PROGRAM = "backsight-coordinator"
 
 
-async def _serve(settings: Settings, manager: ServiceManager) -> None:
-    log = logger(_PROGRAM)
+async def _serve(settings: Settings, manager: ServiceManager, log: Log) -> None:
     async with CoordinatorServer(settings, secrets.randbits(64), log) as server:
         with serving(settings.metrics.listen, PREFIX, METRICS, server.status, log):
-            log(f"serves on {settings.listen}")
+            log.info(f"serves on {settings.listen}")
             manager.ready()
             await told_to_end()
             manager.stopping()
@@ -34,11 +34,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run until told to end. Exit status 2 for a bad configuration, 1 for other failures."""
     settings = read_arguments(_PROGRAM, __doc__.splitlines()[0], Settings, argv)
     die_with_any_thread()
+    log = Log.of(_PROGRAM, settings.level)
     with ServiceManager.from_environment(os.environ) as manager:
         try:
-            asyncio.run(_serve(settings, manager))
+            asyncio.run(_serve(settings, manager, log))
         except (StoreError, OSError) as error:
-            logger(_PROGRAM)(str(error))
+            log.error(str(error))
             return 1
     return 0
 

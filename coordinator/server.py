@@ -33,8 +33,10 @@ import grpc
 from google.protobuf.message import Message
 
 from coordinator.core.coordinator import CoordinatorCore
+from coordinator.core.records import PutVerdict, Write
 from coordinator.settings import Settings
 from coordinator.store import SliceRow, Store, StoreReader, TraceRow
+from daemon.log import Level, Log
 from daemon.main import die_if_it_fails
 from protocol import wire
 from protocol.messages import (
@@ -159,7 +161,7 @@ class _Outgoing:
 class CoordinatorServer:
     """One coordinator. Use as ``async with``; serves while it is entered."""
 
-    def __init__(self, settings: Settings, incarnation: int, log: Callable[[str], None]) -> None:
+    def __init__(self, settings: Settings, incarnation: int, log: Log) -> None:
         self.counters = ServerCounters()
         self._settings = settings
         self._log = log
@@ -280,6 +282,7 @@ class CoordinatorServer:
         self._flush_due = False
         writes = self._core.take_writes()
         if writes:
+            self._say_verdicts(writes)
             self._store.submit(writes)
             self._submitted = writes[-1].token
         waiting = max(self._submitted - self._durable, self._core.waiting_effects)
@@ -301,6 +304,20 @@ class CoordinatorServer:
         wakeup_ns = self._core.next_wakeup_ns(now_ns)
         if wakeup_ns is not None:
             self._timer = self._loop.call_later((wakeup_ns - now_ns) / 1e9, self._on_timer)
+
+    def _say_verdicts(self, writes: Sequence[Write]) -> None:
+        if not self._log.says(Level.DEBUG):
+            return
+        for write in writes:
+            record = write.record
+            if isinstance(record, PutVerdict):
+                verdict = record.verdict
+                reasons = "; ".join(f"{r.kind} {r.node}: {r.detail}" for r in verdict.reasons)
+                self._log.debug(
+                    f"trace {record.trace.hex()} is {verdict.kind}: {reasons or 'all is here'}",
+                    trace_id=record.trace.hex(),
+                    verdict=verdict.kind,
+                )
 
     def _say(self, session: int, messages: list[CoordinatorMessage]) -> None:
         outgoing = self._sessions.get(session)
@@ -358,7 +375,9 @@ class CoordinatorServer:
         that comes before, and does not let a server take it back.
         """
         self.counters.not_reading += 1
-        self._log(f"{context.peer()}: does not read what it is told, so its stream is ended")
+        self._log.warning(
+            f"{context.peer()}: does not read what it is told, so its stream is ended"
+        )
         await context.abort(
             grpc.StatusCode.RESOURCE_EXHAUSTED,
             f"ended, since for {_UNREAD_TIMEOUT_S:g} s, or {_WAITING_BYTES_MAX >> 20} MiB,"
@@ -378,7 +397,7 @@ class CoordinatorServer:
                     self.counters.no_hello += 1
                     self._refuse(outgoing, "the first message of a stream must be a Hello")
                     return
-                self._log(f"node {hello.node} connected from {peer}")
+                self._log.info(f"node {hello.node} connected from {peer}", node=hello.node)
                 self._core.on_node_connected(session, hello, peer, time.monotonic_ns())
                 self._take(session, messages[1:])
                 await self._keeps_up.wait()
@@ -391,7 +410,7 @@ class CoordinatorServer:
             self._refuse(outgoing, f"no Hello came within {_GREETING_TIMEOUT_S:g} s")
         except wire.WireError as error:
             self.counters.malformed += 1
-            self._log(f"{peer}: malformed message refused: {error}")
+            self._log.warning(f"{peer}: malformed message refused: {error}")
             self._refuse(outgoing, f"malformed message: {error}")
 
     def _take(self, session: int, messages: Iterable[NodeMessage]) -> None:
@@ -461,7 +480,7 @@ class CoordinatorServer:
             )
         except wire.WireError as error:
             self.counters.malformed += 1
-            self._log(f"{context.peer()}: malformed slice data refused: {error}")
+            self._log.warning(f"{context.peer()}: malformed slice data refused: {error}")
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
 
     # -------------------------------------------------------------- queries

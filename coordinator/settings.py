@@ -12,6 +12,7 @@ from config.endpoint import MetricsSettings as _MetricsSettings
 from config.schema import Range, Size
 from coordinator.core.config import NS_PER_S, CoordinatorConfig
 from coordinator.store import StoreLimits
+from daemon.log import Level, LevelName
 from protocol.messages import CHUNK_BYTES_MAX
 
 Seconds = Annotated[float, Range(0.001, 86400)]
@@ -45,6 +46,7 @@ class Settings:
     insecure: bool = False
     store: StoreSettings = field(default_factory=StoreSettings)
     metrics: MetricsSettings = field(default_factory=MetricsSettings)
+    log_level: LevelName = "info"
 
     answer_timeout_s: Seconds = 1.0
     quiet_s: Seconds = 0.2
@@ -57,6 +59,10 @@ class Settings:
 
     def __post_init__(self) -> None:
         check_listen(self.listen, insecure=self.insecure)
+
+    @property
+    def level(self) -> Level:
+        return Level[self.log_level.upper()]
 
     @property
     def store_path(self) -> Path:

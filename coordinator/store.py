@@ -39,6 +39,7 @@ from coordinator.core.records import (
     Write,
 )
 from coordinator.core.verdict import Reason, ReasonKind, Verdict, VerdictKind
+from daemon.log import Log, MessageId
 from protocol.messages import (
     CHUNK_BYTES_MAX,
     Group,
@@ -258,7 +259,7 @@ class Store:
         path: Path,
         limits: StoreLimits,
         on_durable: Callable[[int], None],
-        log: Callable[[str], None],
+        log: Log,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._path = path
@@ -319,7 +320,10 @@ class Store:
             try:
                 self._enforce_limits()
             except sqlite3.Error as error:
-                self._log(f"{self._path}: cannot delete old traces: {error}")
+                self._log.error(
+                    f"{self._path}: cannot delete old traces: {error}",
+                    message_id=MessageId.STORE_FAILED,
+                )
 
     def _commit(self, batch: Sequence[Write]) -> bool:
         try:
@@ -328,9 +332,10 @@ class Store:
                     self._apply(write.record)
         except sqlite3.Error as error:
             self.counters.writes_failed += 1
-            self._log(
+            self._log.error(
                 f"{self._path}: cannot write, will try again: {error}."
-                " Nodes keep what is not durable here."
+                " Nodes keep what is not durable here.",
+                message_id=MessageId.STORE_FAILED,
             )
             return False
         return True
@@ -467,9 +472,11 @@ class Store:
             # left of the slice cannot be read without its beginning.
             self.counters.bytes_cut += len(record.data)
             if key not in self._cut:
-                self._log(
+                self._log.warning(
                     f"slice {record.trace.hex()} of {record.node}: not stored from here on, since"
-                    f" its first {record.offset} bytes were deleted"
+                    f" its first {record.offset} bytes were deleted",
+                    trace_id=record.trace.hex(),
+                    node=record.node,
                 )
                 if len(self._cut) == _CUT_REMEMBERED:
                     self._cut.clear()

@@ -15,11 +15,13 @@ import socket
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from socketserver import ThreadingMixIn
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
+
+from daemon.log import Log
 
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
@@ -86,15 +88,16 @@ class _Handler(WSGIRequestHandler):
         """Not each request of a scraper."""
 
 
-def _guarded(application: WSGIApplication, log: Callable[[str], None]) -> WSGIApplication:
+def _guarded(application: WSGIApplication, log: Log) -> WSGIApplication:
     """The application; where it fails, that is in the log, and no more than that for who asked."""
 
     def serve(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         try:
             return application(environ, start_response)
-        except Exception:  # noqa: BLE001 - whatever it is, the daemon goes on
+        except Exception as error:  # noqa: BLE001 - whatever it is, the daemon goes on
             asked = f"{environ['REQUEST_METHOD']} {environ['PATH_INFO']}"
-            log(f"{asked} failed: {traceback.format_exc()}")
+            at = traceback.extract_tb(error.__traceback__)[-1]
+            log.error(f"{asked} failed: {error!r}, in {at.filename}:{at.lineno}")
             text = [("Content-Type", "text/plain; charset=utf-8")]
             start_response("500 Internal Server Error", text, sys.exc_info())
             return [b"it failed; the daemon's log says how\n"]
@@ -109,9 +112,7 @@ class HttpServer:
     OSError if it cannot listen there.
     """
 
-    def __init__(
-        self, endpoint: str, application: WSGIApplication, log: Callable[[str], None]
-    ) -> None:
+    def __init__(self, endpoint: str, application: WSGIApplication, log: Log) -> None:
         host, _, port = endpoint.rpartition(":")
         try:
             self._server = _Server(host.strip("[]"), int(port))

@@ -15,7 +15,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
-from config.printable import printable
 from config.schema import ConfigError, load, loads
 
 EXIT_CONFIG = 2
@@ -45,16 +44,6 @@ def read_arguments(
     if arguments.check:
         sys.exit(0)
     return settings
-
-
-def logger(program: str) -> Callable[[str], None]:
-    """Where a daemon says what an operator may want to know: a line on standard error."""
-
-    def log(text: str) -> None:
-        sys.stderr.write(f"{program}: {printable(text)}\n")
-        sys.stderr.flush()
-
-    return log
 
 
 def die_with_any_thread() -> None:

@@ -29,6 +29,7 @@ from prometheus_client.registry import Collector
 
 from daemon import VERSION
 from daemon.http import HttpServer
+from daemon.log import Log
 
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
@@ -196,7 +197,7 @@ def serving(
     prefix: str,
     table: Sequence[Metric],
     read: Callable[[], Account],
-    log: Callable[[str], None],
+    log: Log,
 ) -> contextlib.AbstractContextManager[HttpServer | None]:
     """Serve the metrics at HOST:PORT while entered, on the running loop; nowhere without an endpoint.
 

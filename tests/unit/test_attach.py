@@ -22,6 +22,7 @@ import pytest
 from appliance.attach import ABI_MAGIC, ABI_VERSION, Allowed, AttachServer
 from appliance.clients import ClientFds, Clients
 from daemon.service_manager import ServiceManager, StoredFd, take_stored_fds
+from tests.unit.logs import logs_to
 
 REQUEST = struct.Struct("=IIiI16s64s")
 REPLY = struct.Struct("=IIiI16sQ128s")
@@ -105,9 +106,9 @@ async def node(
     log: list[str] = []
     path = directory / "node.sock"
     dataplane = RecordingDataPlane()
-    with Clients(dataplane, manager or ServiceManager(None), ARENA_BYTES, log.append) as clients:
+    with Clients(dataplane, manager or ServiceManager(None), ARENA_BYTES, logs_to(log)) as clients:
         clients.adopt(stored or [])
-        with AttachServer(path, Allowed(uids, gids), clients, log.append) as server:
+        with AttachServer(path, Allowed(uids, gids), clients, logs_to(log)) as server:
             yield Node(path, dataplane, clients, server, log)
 
 

@@ -18,7 +18,7 @@ from ctl.coordinator import AskError, NotFound
 from ctl.node import NodeClient
 from ctl.trace import in_tree_order, trace_view
 from ctl.waterfall import waterfall
-from daemon.main import logger
+from daemon.log import Log
 from protocol.messages import SliceFlags, TraceId
 from protocol.slices import (
     PieceKind,
@@ -151,7 +151,7 @@ def test_no_text_from_elsewhere_drives_a_terminal(
         command = ["status", *more]
         _ask_server(tmp_path, Refused(), ask=lambda path, c=command: main(["--node", path, *c]))
         assert "\x9b" not in capsys.readouterr().out
-    logger("backsight-node")("refused: no\x1b[2J\nbacksight-node: connected")
+    Log.of("backsight-node").info("refused: no\x1b[2J\nbacksight-node: connected")
     assert capsys.readouterr().err == "backsight-node: refused: no?[2J?backsight-node: connected\n"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import re
 import socket
 import threading
 from collections.abc import Iterable
@@ -14,6 +15,7 @@ import pytest
 
 from daemon import http as daemon_http
 from daemon.http import HttpServer
+from tests.unit.logs import SILENT, logs_to
 
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIEnvironment
@@ -22,10 +24,6 @@ if TYPE_CHECKING:
 def hello(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
     start_response("200 OK", [("Content-Type", "text/plain")])
     return [environ["PATH_INFO"].encode()]
-
-
-def silent(_: str) -> None:
-    """A log that nobody reads."""
 
 
 def get(server: HttpServer, path: str = "/", host: str = "127.0.0.1") -> tuple[int, bytes]:
@@ -37,7 +35,7 @@ def get(server: HttpServer, path: str = "/", host: str = "127.0.0.1") -> tuple[i
 
 @pytest.mark.parametrize(("endpoint", "host"), [("127.0.0.1:0", "127.0.0.1"), ("[::1]:0", "::1")])
 def test_it_serves_both_families(endpoint: str, host: str) -> None:
-    with HttpServer(endpoint, hello, silent) as server:
+    with HttpServer(endpoint, hello, SILENT) as server:
         assert get(server, "/x", host) == (200, b"/x")
 
 
@@ -46,12 +44,14 @@ def test_one_that_fails_is_answered_with_500_and_logged() -> None:
         raise LookupError(environ["PATH_INFO"])
 
     log: list[str] = []
-    with HttpServer("127.0.0.1:0", fail, log.append) as server:
+    with HttpServer("127.0.0.1:0", fail, logs_to(log)) as server:
         status, text = get(server, "/lost")
         assert status == 500 and b"LookupError" not in text
         # The next one finds a thread too.
         assert get(server, "/again")[0] == 500
-    assert len(log) == 2 and log[0].startswith("GET /lost failed: ") and "LookupError" in log[0]
+    assert len(log) == 2 and re.fullmatch(
+        r"GET /lost failed: LookupError\('/lost'\), in \S+test_http\.py:\d+", log[0]
+    )
 
 
 def test_one_too_many_is_refused_at_once_and_the_next_is_served(
@@ -67,7 +67,7 @@ def test_one_too_many_is_refused_at_once_and_the_next_is_served(
         return hello(environ, start_response)
 
     answers: list[int] = []
-    with HttpServer("127.0.0.1:0", slow, silent) as server:
+    with HttpServer("127.0.0.1:0", slow, SILENT) as server:
         asking = [threading.Thread(target=lambda: answers.append(get(server)[0])) for _ in range(2)]
         for thread in asking:
             thread.start()
@@ -88,7 +88,7 @@ def test_one_too_many_is_refused_at_once_and_the_next_is_served(
 
 def test_it_ends_while_somebody_is_connected_and_says_nothing() -> None:
     with (
-        HttpServer("127.0.0.1:0", hello, silent) as server,
+        HttpServer("127.0.0.1:0", hello, SILENT) as server,
         socket.create_connection(("127.0.0.1", server.port)),
     ):
         assert get(server)[0] == 200
@@ -99,14 +99,14 @@ def test_it_ends_while_somebody_is_connected_and_says_nothing() -> None:
 
 def test_nobody_can_listen_twice_on_one_port() -> None:
     with (
-        HttpServer("127.0.0.1:0", hello, silent) as server,
+        HttpServer("127.0.0.1:0", hello, SILENT) as server,
         pytest.raises(OSError, match=f"cannot listen on 127.0.0.1:{server.port}: Address already"),
     ):
-        HttpServer(f"127.0.0.1:{server.port}", hello, silent)
+        HttpServer(f"127.0.0.1:{server.port}", hello, SILENT)
 
 
 def test_a_peer_that_breaks_off_is_no_error(capfd: pytest.CaptureFixture[str]) -> None:
-    with HttpServer("127.0.0.1:0", hello, silent) as server:
+    with HttpServer("127.0.0.1:0", hello, SILENT) as server:
         for _ in range(3):
             with socket.create_connection(("127.0.0.1", server.port)) as broken:
                 broken.send(b"GET / HTTP/1.0\r\n")

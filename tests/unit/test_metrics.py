@@ -34,6 +34,7 @@ from daemon.http import HttpServer
 from daemon.metrics import Account, Metric, application, serving
 from daemon.service_manager import ServiceManager
 from protocol.messages import TraceId
+from tests.unit.logs import SILENT
 
 TABLES = {
     "node": (appliance.metrics.PREFIX, appliance.metrics.METRICS, appliance.metrics.SUMS),
@@ -43,10 +44,6 @@ TABLES = {
         coordinator.metrics.SUMS,
     ),
 }
-
-
-def silent(_: str) -> None:
-    """A log that nobody reads."""
 
 
 def get(port: int, path: str = "/metrics", accept: str = "text/plain") -> tuple[int, str]:
@@ -77,14 +74,14 @@ async def node_account(directory: Path) -> dict[str, Any]:
         metrics=MetricsSettings(None),
     )
     with ServiceManager(None) as manager:
-        async with Daemon(settings, 1, manager, (), silent) as node:
+        async with Daemon(settings, 1, manager, (), SILENT) as node:
             node.trigger("by-hand", TraceId(bytes(15) + b"\1"), "for the test")
             return node.status()
 
 
 async def coordinator_account(directory: Path) -> dict[str, Any]:
     settings = Settings("127.0.0.1:0", store=StoreSettings(str(directory / "t.sqlite")))
-    async with CoordinatorServer(settings, 1, silent) as server:
+    async with CoordinatorServer(settings, 1, SILENT) as server:
         return server.status()
 
 
@@ -109,7 +106,7 @@ def scraped(prefix: str, table: tuple[Metric, ...], account: Account, accept: st
     """The account as it is served."""
 
     async def run() -> str:
-        with serving("127.0.0.1:0", prefix, table, lambda: account, silent) as server:
+        with serving("127.0.0.1:0", prefix, table, lambda: account, SILENT) as server:
             assert server is not None
             status, text = await asyncio.to_thread(get, server.port, "/metrics", accept)
             assert status == 200
@@ -250,7 +247,7 @@ def test_a_daemon_whose_loop_hangs_answers_503_and_recovers() -> None:
     async def run() -> None:
         loop = asyncio.get_running_loop()
         app = application("x", table, lambda: account, loop, timeout_s=0.2)
-        with HttpServer("127.0.0.1:0", app, silent) as server:
+        with HttpServer("127.0.0.1:0", app, SILENT) as server:
             assert (await asyncio.to_thread(get, server.port))[0] == 200
             answers: list[tuple[int, str]] = []
 
@@ -274,13 +271,13 @@ def test_a_daemon_whose_loop_hangs_answers_503_and_recovers() -> None:
 def test_a_daemon_that_has_ended_answers_503() -> None:
     loop = asyncio.new_event_loop()
     loop.close()
-    with HttpServer("127.0.0.1:0", application("x", (), dict, loop), silent) as server:
+    with HttpServer("127.0.0.1:0", application("x", (), dict, loop), SILENT) as server:
         assert get(server.port) == (503, "the daemon ends\n")
 
 
 def test_there_is_only_metrics() -> None:
     async def run() -> None:
-        with serving("127.0.0.1:0", "x", (), dict, silent) as server:
+        with serving("127.0.0.1:0", "x", (), dict, SILENT) as server:
             assert server is not None
             assert (await asyncio.to_thread(get, server.port, "/"))[0] == 404
 
@@ -289,13 +286,13 @@ def test_there_is_only_metrics() -> None:
 
 @pytest.mark.parametrize("endpoint", ["", None])
 def test_no_endpoint_no_server(endpoint: str | None) -> None:
-    with serving(endpoint, "x", (), dict, silent) as server:
+    with serving(endpoint, "x", (), dict, SILENT) as server:
         assert server is None
 
 
 def test_a_port_in_use_says_which_key_names_it() -> None:
     async def run(port: int) -> None:
-        with serving(f"127.0.0.1:{port}", "x", (), dict, silent):
+        with serving(f"127.0.0.1:{port}", "x", (), dict, SILENT):
             pass
 
     with socket.create_server(("127.0.0.1", 0)) as taken:

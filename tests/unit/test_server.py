@@ -20,6 +20,7 @@ from coordinator.server import CoordinatorServer
 from coordinator.settings import Settings, StoreSettings
 from coordinator.store import Store, StoreReader
 from ctl.__main__ import main
+from daemon.log import Log
 from protocol import wire
 from protocol.messages import (
     CHUNK_BYTES_MAX,
@@ -31,6 +32,7 @@ from protocol.messages import (
     TriggerFired,
 )
 from protocol.slices import Data, PieceKind, RunFlags, encode_piece, encode_record
+from tests.unit.logs import SILENT
 from tests.unit.test_uplink import free_port
 
 BATCHES = 50
@@ -65,7 +67,7 @@ def test_nodes_are_not_listened_to_while_the_disk_is_behind(
 
     async def run() -> None:
         settings = Settings("127.0.0.1:0", store=StoreSettings(str(tmp_path / "t.sqlite")))
-        async with CoordinatorServer(settings, 1, lambda _: None) as here:
+        async with CoordinatorServer(settings, 1, SILENT) as here:
             hearing = asyncio.ensure_future(here._hear(say(), 1, "peer", server._Outgoing()))
             for _ in range(20 * BATCHES):
                 await asyncio.sleep(0)
@@ -86,7 +88,9 @@ class Client:
         self.log: asyncio.Queue[str] = asyncio.Queue()
         store = StoreSettings(str(directory / "t.sqlite"))
         self.server = CoordinatorServer(
-            Settings(self.endpoint, store=store), 1, self.log.put_nowait
+            Settings(self.endpoint, store=store),
+            1,
+            Log(lambda entry: self.log.put_nowait(entry.message)),
         )
         # A small window, so that it is soon full.
         self._channel = grpc.aio.insecure_channel(

@@ -42,6 +42,7 @@ from coordinator.store import (
     StoreReader,
     TraceRow,
 )
+from daemon.log import Log
 from protocol.messages import (
     Group,
     NodeId,
@@ -51,6 +52,7 @@ from protocol.messages import (
     TraceId,
     TriggerFired,
 )
+from tests.unit.logs import SILENT, logs_to
 
 ROOMY = StoreLimits(bytes_max=1 << 40, age_max_s=1e9)
 
@@ -92,7 +94,7 @@ class Driver:
     def __init__(self, path: Path, limits: StoreLimits, clock: Clock) -> None:
         self.durable: queue.SimpleQueue[int] = queue.SimpleQueue()
         self.log: list[str] = []
-        self.store = Store(path, limits, self.durable.put, self.log.append, clock)
+        self.store = Store(path, limits, self.durable.put, logs_to(self.log), clock)
         self.token = 0
 
     def write(self, *records: Record) -> None:
@@ -353,7 +355,7 @@ def test_a_failed_batch_is_tried_again_and_nothing_called_durable_before(tmp_pat
     path = tmp_path / "store.db"
     here = Driver(path, ROOMY, Clock())
     logged: queue.SimpleQueue[str] = queue.SimpleQueue()
-    here.store._log = logged.put
+    here.store._log = Log(lambda entry: logged.put(entry.message))
     with here.store:
         here.store._connection.execute("PRAGMA max_page_count = 1")  # a full disk
         here.store.submit([Write(1, AppendSlice(T1, "a", 1, 0, os.urandom(100_000)))])
@@ -472,8 +474,9 @@ import os, sys
 from pathlib import Path
 from coordinator.core.records import AppendSlice, Write
 from coordinator.store import Store, StoreLimits
+from daemon.log import Log
 from protocol.messages import TraceId
-with Store(Path(sys.argv[1]), StoreLimits(1 << 40, 1e9), lambda t: print(t, flush=True), print) as s:
+with Store(Path(sys.argv[1]), StoreLimits(1 << 40, 1e9), lambda t: print(t, flush=True), Log.of("store")) as s:
     for n in range(1, 1_000_000):
         s.submit([Write(n, AppendSlice(TraceId(b"t" * 16), "a", 1, 8 * (n - 1), n.to_bytes(8, "big")))])
 """
@@ -503,7 +506,7 @@ def test_what_was_durable_survives_a_killed_coordinator(tmp_path: Path) -> None:
 def test_files_that_are_no_store_are_refused(tmp_path: Path) -> None:
     def refusal(path: Path) -> str:
         with pytest.raises(StoreError) as caught:
-            Store(path, ROOMY, lambda _: None, print)
+            Store(path, ROOMY, lambda _: None, SILENT)
         return str(caught.value)
 
     other = tmp_path / "other.db"

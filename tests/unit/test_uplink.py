@@ -23,6 +23,7 @@ from appliance.uplink import Backoff, Uplink
 from coordinator.server import CoordinatorServer
 from coordinator.settings import Settings as CoordinatorSettings
 from coordinator.settings import StoreSettings
+from daemon.log import Log
 from daemon.service_manager import ServiceManager
 from protocol import wire
 from protocol.messages import (
@@ -38,6 +39,7 @@ from protocol.messages import (
 )
 from protocol.slices import Data
 from tests.simulation.pool import PoolConfig, PoolModel
+from tests.unit.logs import SILENT
 
 # pytest undoes the filter of protocol.wire.
 pytestmark = pytest.mark.filterwarnings("ignore:Unexpected end-group tag")
@@ -85,7 +87,7 @@ class Node:
             self.core,
             self._no_addresses,
             self._on_fact,
-            self.log.put_nowait,
+            Log(lambda entry: self.log.put_nowait(entry.message)),
             random.Random(1),
             slices_idle_s,
         )
@@ -225,7 +227,7 @@ def test_a_node_waits_for_its_coordinator_and_finds_it_again(tmp_path: Path) -> 
         async with Node(endpoint) as node:
             assert (await node.log.get()).startswith("no coordinator at")
             for _ in range(2):
-                async with CoordinatorServer(settings, 1, lambda _: None):
+                async with CoordinatorServer(settings, 1, SILENT):
                     assert (await node.log.get()).startswith("connected to")
                 assert (await node.log.get()).startswith("no coordinator at")
 
@@ -327,7 +329,7 @@ def test_a_node_registers_the_addresses_that_it_has_when_it_connects(
             store_bytes=1 << 20,
         )
         manager = ServiceManager.from_environment({})
-        async with Daemon(settings, 7, manager, (), lambda _: None) as here:
+        async with Daemon(settings, 7, manager, (), SILENT) as here:
             running = asyncio.ensure_future(here.run())
             said = [await hellos.get() for _ in range(3)]
             running.cancel()
