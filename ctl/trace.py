@@ -14,6 +14,7 @@ from protocol.slices import AttributeValue, HopIn, HopOut
 from protocol.spans import SliceContent, Span, read_slice
 
 _STATUS = {0: "unset", 1: "ok", 2: "error"}
+_KIND = {0: "unspecified", 1: "internal", 2: "server", 3: "client", 4: "producer", 5: "consumer"}
 _NOT_WHOLE = ~SliceFlags.HELD
 
 Json = dict[str, Any]
@@ -145,8 +146,18 @@ def _span_json(placed: Placed) -> Json:
         "pid": process.pid if process else 0,
         "start_ns": span.start_ns,
         "end_ns": span.end_ns,
+        "kind": _KIND.get(span.kind, str(span.kind)),
         "status": _STATUS.get(span.status, str(span.status)),
+        "status_message": span.status_message,
         "attributes": _attributes_json(span.attributes),
+        "events": [
+            {
+                "name": event.name,
+                "time_ns": event.time_ns,
+                "attributes": _attributes_json(event.attributes),
+            }
+            for event in span.events
+        ],
         "unfinished": span.unfinished,
     }
 

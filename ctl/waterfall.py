@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from config.printable import printable
 from ctl.trace import Json, Placed, TraceView, in_tree_order
@@ -12,6 +12,7 @@ from ctl.trace import Json, Placed, TraceView, in_tree_order
 _BAR_WIDTH_MIN = 20
 _NAME_WIDTH_MAX = 44
 _NODE_WIDTH_MAX = 22
+_STACK_WIDTH_MAX = 160
 
 
 def milliseconds(duration_ns: int) -> str:
@@ -86,6 +87,28 @@ def waterfall(view: TraceView, width: int | None = None) -> Iterator[str]:
     for part in view.slices:
         if not part.content.spans:
             yield f"  {cut(part.node, node_width):<{node_width}} no spans, {part.bytes} bytes"
+    yield from _exceptions(spans)
+
+
+def _exceptions(spans: Sequence[Placed]) -> Iterator[str]:
+    """What was thrown, with its stack; an exception that passed through several spans once."""
+    seen: set[tuple[str, str]] = set()
+    # Those that began last are nearest to where it was thrown.
+    for placed in reversed(spans):
+        for event in placed.span.events:
+            if event.name != "exception":
+                continue
+            thrown, stack = (
+                str(event.attributes.get(f"exception.{key}", "")) for key in ("type", "stacktrace")
+            )
+            message = str(event.attributes.get("exception.message", ""))
+            if (thrown, message) in seen:
+                continue
+            seen.add((thrown, message))
+            where = f"{thrown} on {placed.part.node}, in {placed.span.name}: {message}"
+            yield f"  {cut(where, _STACK_WIDTH_MAX)}"
+            for line in stack.expandtabs().splitlines():
+                yield f"    {cut(line, _STACK_WIDTH_MAX)}"
 
 
 def _bar(placed: Placed, begin_ns: int, total_ns: int, width: int) -> str:

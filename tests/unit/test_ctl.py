@@ -31,6 +31,7 @@ from protocol.slices import (
     encode_process,
     encode_record,
 )
+from protocol.spans import Event
 
 TRACE = TraceId(bytes.fromhex("0af7651916cd43dd8448eb211c80319c"))
 UNREADABLE = TraceId(b"unreadable trace")
@@ -92,6 +93,36 @@ def test_a_trace_becomes_one_tree_over_its_nodes() -> None:
     ]
     assert spans[0]["attributes"] == {"pod": "p"}
     json.dumps(view.to_json())
+
+
+def test_an_exception_is_shown_once_with_its_stack_where_it_was_thrown() -> None:
+    view = trace_view(
+        _detail(front=_slice((1, 0, "GET /", 0, 100)), back=_slice((2, 1, "query", 20, 60)))
+    )
+    for placed in view.spans:
+        placed.span.events = (
+            Event("retry", 30),
+            Event(
+                "exception",
+                50,
+                {
+                    "exception.type": "KeyError",
+                    "exception.message": "'milk\x1b'",
+                    "exception.stacktrace": "Traceback:\n  in shelf()",
+                },
+            ),
+        )
+    lines = list(waterfall(view, width=120))
+    assert lines[-3:] == [
+        "  KeyError on back, in query: 'milk?'",
+        "    Traceback:",
+        "      in shelf()",
+    ]
+    assert sum("KeyError" in line for line in lines) == 1
+    assert [event["name"] for event in view.to_json()["spans"][0]["events"]] == [
+        "retry",
+        "exception",
+    ]
 
 
 def test_the_waterfall_says_why_and_what_is_missing() -> None:
