@@ -26,7 +26,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -186,6 +186,31 @@ class DaemonError(RuntimeError):
     """A daemon did not start, or did not stop; the message holds its last words."""
 
 
+def await_ready(
+    notify: socket.socket,
+    process: subprocess.Popen[bytes],
+    name: str,
+    last_words: Callable[[], str],
+) -> None:
+    """Until a process says READY=1 on its NOTIFY_SOCKET. DaemonError if it ends or takes too long."""
+    pidfd = os.pidfd_open(process.pid)
+    try:
+        deadline_s = time.monotonic() + _READY_TIMEOUT_S
+        while True:
+            left_s = deadline_s - time.monotonic()
+            ready = notify.fileno()
+            readable, _, _ = select.select([ready, pidfd], [], [], max(0.0, left_s))
+            if ready in readable:
+                if b"READY=1" in notify.recv(4096).split(b"\n"):
+                    return
+            elif pidfd in readable:
+                raise DaemonError(f"{name} ended at its start:\n{last_words()}")
+            elif left_s <= 0:
+                raise DaemonError(f"{name} is not ready in time:\n{last_words()}")
+    finally:
+        os.close(pidfd)
+
+
 class Daemon(Opened):
     """A daemon under the holder, in a host's namespace; ready when entered."""
 
@@ -229,22 +254,7 @@ class Daemon(Opened):
     def wait_ready(self) -> None:
         """Until the daemon says READY=1. Raises DaemonError if it ends or takes too long."""
         assert self._process is not None
-        pidfd = os.pidfd_open(self._process.pid)
-        try:
-            deadline_s = time.monotonic() + _READY_TIMEOUT_S
-            while True:
-                left_s = deadline_s - time.monotonic()
-                notify = self._notify.fileno()
-                readable, _, _ = select.select([notify, pidfd], [], [], max(0.0, left_s))
-                if notify in readable:
-                    if b"READY=1" in self._notify.recv(4096).split(b"\n"):
-                        return
-                elif pidfd in readable:
-                    raise DaemonError(f"{self.name} ended at its start:\n{self.last_words()}")
-                elif left_s <= 0:
-                    raise DaemonError(f"{self.name} is not ready in time:\n{self.last_words()}")
-        finally:
-            os.close(pidfd)
+        await_ready(self._notify, self._process, self.name, self.last_words)
 
     def daemon_pid(self) -> int:
         """The pid of the daemon itself, below the holder."""

@@ -13,8 +13,9 @@ import sys
 from pathlib import Path
 from types import FrameType
 
+from tests.cluster.progress import progress_bar
 from tests.cluster.topology import DaemonError
-from tests.replay.replay import Recording, Replay, ReplayError, progress_bar
+from tests.replay.replay import Progress, Recording, Replay, ReplayError
 from tests.replay.report import table
 from tests.replay.schedule import ScheduleError
 
@@ -83,26 +84,31 @@ def main() -> int:
         recording = Recording.read(
             _file(os.environ.get("FILE") or str(DEFAULT_FILE)), DATA / "rules.json"
         )
-        with (
-            progress_bar() as draw,
-            Replay(
+        with progress_bar() as draw:
+
+            def on_progress(progress: Progress) -> None:
+                draw(
+                    progress.events / max(progress.events_total, 1),
+                    f"{progress.spans:,} spans, {progress.triggers} triggers",
+                )
+
+            with Replay(
                 recording,
                 captured=OUTPUT / "captured",
                 speed=speed,
-                on_progress=draw,
+                on_progress=on_progress,
                 on_step=_say,
-            ) as replay,
-        ):
-            replay.run()
-            result = replay.judge()
-            result.write(OUTPUT / "result.json")
-            print(f"\n{table(result)}\n")
-            shown = max(replay.traces(), key=lambda trace: len(trace["nodes"]), default=None)
-            if shown is not None:
-                print(replay.coordinator.ctl("show", shown["trace_id"]))
-            print(f"figures: {OUTPUT / 'result.json'}   what was collected: {replay.captured}")
-            if os.environ.get("KEEP") == "1":
-                _keep(replay)
+            ) as replay:
+                replay.run()
+                result = replay.judge()
+                result.write(OUTPUT / "result.json")
+                print(f"\n{table(result)}\n")
+                shown = max(replay.traces(), key=lambda trace: len(trace["nodes"]), default=None)
+                if shown is not None:
+                    print(replay.coordinator.ctl("show", shown["trace_id"]))
+                print(f"figures: {OUTPUT / 'result.json'}   what was collected: {replay.captured}")
+                if os.environ.get("KEEP") == "1":
+                    _keep(replay)
     except KeyboardInterrupt:
         sys.stderr.write("\nstopped; everything was removed\n")
         return 130

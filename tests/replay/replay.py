@@ -11,10 +11,9 @@ import selectors
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -416,27 +415,3 @@ def check(recording: Path, captured: Path, *options: str) -> dict[str, Any]:
         )
     judged: dict[str, Any] = json.loads(done.stdout)
     return judged
-
-
-@contextlib.contextmanager
-def progress_bar() -> Iterator[Callable[[Progress], None]]:
-    """A bar on the terminal; a line now and then where there is none."""
-    is_terminal = sys.stderr.isatty()
-    width = 40
-    last_percent = -1
-
-    def draw(progress: Progress) -> None:
-        nonlocal last_percent
-        percent = 100 * progress.events // max(progress.events_total, 1)
-        text = f"{percent:3d} %  {progress.spans:,} spans, {progress.triggers} triggers"
-        if is_terminal:
-            done = width * percent // 100
-            sys.stderr.write(f"\r  [{'#' * done}{'.' * (width - done)}] {text} ")
-            sys.stderr.flush()
-        elif percent // 20 != last_percent // 20:
-            sys.stderr.write(f"  {text}\n")
-        last_percent = percent
-
-    yield draw
-    if is_terminal:
-        sys.stderr.write("\n")

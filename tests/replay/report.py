@@ -56,11 +56,13 @@ def verdict_counts(listing: Iterable[dict[str, Any]]) -> tuple[dict[str, int], d
     return dict(kinds.most_common()), dict(reasons.most_common())
 
 
-def _counts(counts: dict[str, int]) -> str:
-    return ", ".join(f"{name} {count}" for name, count in counts.items()) or "none"
+def counts(counted: dict[str, int]) -> str:
+    """Names with their numbers."""
+    return ", ".join(f"{name} {count}" for name, count in counted.items()) or "none"
 
 
-def _share(value: float | None) -> str:
+def share(value: float | None) -> str:
+    """As a percentage; None is nothing to take a share of."""
     return "-" if value is None else f"{100 * value:.1f} %"
 
 
@@ -72,17 +74,17 @@ def table(result: Result) -> str:
         ("requests", f"{result.requests:,}"),
         ("spans", f"{result.spans:,}"),
         ("bytes written to the pools", f"{result.bytes_generated:,}"),
-        ("bytes that left the nodes", f"{result.bytes_left:,} ({_share(left)} of those written)"),
-        ("triggers fired", _counts(result.triggers)),
+        ("bytes that left the nodes", f"{result.bytes_left:,} ({share(left)} of those written)"),
+        ("triggers fired", counts(result.triggers)),
         (
             "selected by the rule",
-            f"{result.selected:,} traces ({_share(result.selected_share)}), by the checker",
+            f"{result.selected:,} traces ({share(result.selected_share)}), by the checker",
         ),
         ("traces collected", f"{result.collected:,}"),
-        ("recall", _share(result.recall)),
-        ("verdicts", _counts(result.verdicts)),
-        ("reasons", _counts(result.reasons)),
-        ("coherent by the checker", _share(result.coherent_by_checker)),
+        ("recall", share(result.recall)),
+        ("verdicts", counts(result.verdicts)),
+        ("reasons", counts(result.reasons)),
+        ("coherent by the checker", share(result.coherent_by_checker)),
         ("falsely called coherent", f"{result.false_coherent}"),
         (
             "checker",
