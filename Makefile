@@ -26,9 +26,10 @@ LINT_STAMP := $(LINT)/.stamp
 .DELETE_ON_ERROR:
 .PHONY: help setup build build-asan build-tsan test test-all test-newest test-c lint \
 	lint-ruff lint-mypy lint-shell lint-clang-format lint-clang-tidy format \
-	pythonpath replay bench-native clean
+	pythonpath demo replay bench-native clean
 
 help:
+	@echo 'sudo make demo        a shop of live services on three nodes, with trouble (DURATION= KEEP=1)'
 	@echo 'sudo make replay      replay recorded traffic on ten nodes (SPEED= FILE= KEEP=1)'
 	@echo 'sudo make test        set up, build, run the tests (15 minutes at most)'
 	@echo 'sudo make test-all    the same, and the tests that take longer'
@@ -134,8 +135,11 @@ format: $(LINT_STAMP)
 pythonpath:
 	@echo '$(PYTHONPATH)'
 
-# SPEED, FILE and KEEP, given on the command line, reach the programs in their
+# DURATION, SPEED, FILE and KEEP, given on the command line, reach the programs in their
 # environment, as make does by itself.
+demo: build
+	scripts/with-tmp $(PYTHON) -m tests.demo
+
 replay: build
 	scripts/with-tmp $(PYTHON) -m tests.replay
 

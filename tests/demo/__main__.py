@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``sudo make demo``: a shop of live services on three nodes, and what became of its trouble.
+
+Environment: DURATION (30: seconds of load), KEEP (1: leave everything up at the
+end, to look around).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+from types import FrameType
+
+from tests.cluster.progress import progress_bar
+from tests.cluster.topology import DaemonError
+from tests.demo.live import DemoError, Live, Progress
+from tests.demo.report import table
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+OUTPUT = ROOT / "build" / "demo"
+
+_SECONDS_MAX = 3600
+
+
+def _say(step: str) -> None:
+    sys.stderr.write(f"- {step}\n")
+
+
+def _seconds(text: str) -> int:
+    if not text.isdecimal() or not 0 < int(text) <= _SECONDS_MAX:
+        raise DemoError(f"DURATION={text}: want whole seconds, 1 to {_SECONDS_MAX}")
+    return int(text)
+
+
+def _keep(live: Live) -> None:
+    coordinator = live.coordinator
+    inside = f"ip netns exec {coordinator.host.namespace} env PYTHONPATH={os.environ['PYTHONPATH']}"
+    ctl = f"{inside} /usr/bin/python3 -m ctl --coordinator {coordinator.endpoint}"
+    node = live.nodes["stock"]
+    print(
+        f"""
+Everything stays up. To look around, as root:
+
+  {ctl} traces
+  {ctl} show TRACE
+  {ctl} nodes
+  one node's own view:   /usr/bin/python3 -m ctl --node {node.socket_path} status
+  another order:         ip netns exec {coordinator.host.namespace} \\
+                           /usr/bin/python3 -c 'import urllib.request as r; \\
+                           print(r.urlopen("{live.url}/orders/100001").read())'
+  a shell on a node:     ip netns exec {node.host.namespace} bash
+  logs, configurations:  {live.directory}
+
+Ctrl-C here (or kill {os.getpid()}) stops and removes it all."""
+    )
+    signal.pause()
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def main() -> int:
+    signal.signal(signal.SIGTERM, _interrupt)
+    if os.geteuid() != 0:
+        sys.stderr.write("the demo makes network namespaces, which needs root: sudo make demo\n")
+        return 2
+    try:
+        with progress_bar() as draw:
+
+            def on_progress(progress: Progress) -> None:
+                draw(progress.elapsed_s / progress.duration_s, f"{progress.requests:,} orders")
+
+            with Live(
+                OUTPUT / "captured",
+                duration_s=_seconds(os.environ.get("DURATION") or "30"),
+                on_progress=on_progress,
+                on_step=_say,
+            ) as live:
+                live.run()
+                result = live.judge()
+                result.write(OUTPUT / "result.json")
+                print(f"\n{table(result)}\n")
+                # One of those that failed on the last node: the whole story, with its stack.
+                if "a" in result.shown:
+                    print(live.coordinator.ctl("show", result.shown["a"]))
+                print(f"figures: {OUTPUT / 'result.json'}   what was collected: {live.captured}")
+                if os.environ.get("KEEP") == "1":
+                    _keep(live)
+    except KeyboardInterrupt:
+        sys.stderr.write("\nstopped; everything was removed\n")
+        return 130
+    except (DaemonError, DemoError) as error:
+        sys.stderr.write(f"demo: {error}\n")
+        return 1
+    return 0 if result.checker_ok else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,277 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The shop on three nodes under load, and what became of its trouble."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.cluster.topology import (
+    COORDINATOR_PORT,
+    PYTHON,
+    Coordinator,
+    Host,
+    Network,
+    Node,
+    Opened,
+    started,
+)
+from tests.cluster.traffic import count_sent_to, payload_bytes_sent
+from tests.demo.processes import Postgresql, Process, Redis, Service
+from tests.demo.report import Result
+from tests.venvs import made_once
+
+_HERE = Path(__file__).parent
+_REPOSITORY = _HERE.parents[1]
+
+# Where each service runs.
+SERVICES = {"front": "node-1", "orders": "node-2", "stock": "node-3"}
+_PORTS = {"front": 8000, "orders": 8001, "stock": 50051}
+_THREADS = 8
+
+# 16 connections with a pause of 150 ms on average: about 100 requests a second, which
+# leaves two cores room for the daemons, so that what is slow is slow for its own reason.
+_CONNECTIONS = 16
+_PAUSE_MS = 140
+
+# Connections made, code imported, threads started: no service goes live without.
+_WARM_UP_REQUESTS = 64
+
+_PROGRESS_INTERVAL_S = 0.5
+_SETTLE_TIMEOUT_S = 60.0
+_OPEN_VERDICTS = ("provisional",)
+
+
+class DemoError(RuntimeError):
+    """The demo did not come to its end; the message says where it stopped."""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far the load is."""
+
+    elapsed_s: float
+    duration_s: float
+    requests: int
+
+
+@dataclass(slots=True)
+class Live(Opened):
+    """The shop on its nodes, with a coordinator beside them.
+
+    Entering it starts everything; ``run`` puts it under load; leaving it stops and
+    removes what it started. ``captured``: where what was collected is written down.
+    """
+
+    captured: Path
+    duration_s: int = 30
+    on_progress: Callable[[Progress], None] = lambda _: None
+    on_step: Callable[[str], None] = lambda _: None
+    directory: Path = field(init=False)
+    coordinator: Coordinator = field(init=False)
+    nodes: dict[str, Node] = field(default_factory=dict, init=False)
+    services: dict[str, Service] = field(default_factory=dict, init=False)
+    _client: Host = field(init=False)
+    _stack: contextlib.ExitStack = field(default_factory=contextlib.ExitStack, init=False)
+
+    # -------------------------------------------------------------- start
+
+    def close(self) -> None:
+        self._stack.close()
+
+    def open(self) -> None:
+        self.on_step("making the shop's virtual environment, if it is not there")
+        python = made_once("shop", _HERE / "requirements.txt", client=True)
+        self.on_step("starting a coordinator and three nodes, each in its own network namespace")
+        # Short, because a Unix socket's path has at most 107 bytes.
+        self.directory = Path(tempfile.mkdtemp(prefix="backsight-"))
+        self._stack.callback(shutil.rmtree, self.directory, ignore_errors=True)
+        # The databases run as another user.
+        self.directory.chmod(0o755)
+        network = self._stack.enter_context(Network("shop"))
+        self.coordinator = Coordinator(network.host("coordinator"), self.directory)
+        self._stack.enter_context(self.coordinator)
+        hosts = {service: network.host(node) for service, node in SERVICES.items()}
+        self._client = network.host("client")
+        for service, host in hosts.items():
+            count_sent_to(host, COORDINATOR_PORT)
+            self.nodes[service] = Node(host, SERVICES[service], self.directory, self.coordinator)
+        self._stack.enter_context(started(list(self.nodes.values())))
+        self.on_step("starting PostgreSQL, Redis and the shop's three services")
+        self._stack.enter_context(Postgresql(hosts["stock"], self.directory))
+        self._stack.enter_context(Redis(hosts["orders"], self.directory))
+        at = {name: f"{hosts[name].address}:{port}" for name, port in _PORTS.items()}
+        self._service(
+            python, "stock", ["python", "-m", "shop.stock", at["stock"]],
+            DATABASE_URL=Postgresql.URL,
+        )  # fmt: skip
+        self._service(
+            python, "orders",
+            [
+                "gunicorn", "--bind", at["orders"], "--threads", str(_THREADS),
+                # The front end keeps its connections.
+                "--keep-alive", "60", "shop.orders:app",
+            ],
+            REDIS_URL=Redis.URL,
+            STOCK_ADDRESS=at["stock"],
+        )  # fmt: skip
+        self._service(
+            python, "front",
+            [
+                "uvicorn", "--host", hosts["front"].address, "--port", str(_PORTS["front"]),
+                # Else a request may begin in the context of the one before it on its
+                # connection, as a part of that one's trace (cpython #140947).
+                "--reset-contextvars", "--no-access-log", "shop.front:app",
+            ],
+            ORDERS_URL=f"http://{at['orders']}",
+        )  # fmt: skip
+        self._await_health()
+
+    def _service(self, python: Path, name: str, command: Sequence[str], **own: str) -> None:
+        node = self.nodes[name]
+        service = Service(
+            node.host,
+            name,
+            python,
+            command,
+            self.directory,
+            {
+                **node.client_environment(name),
+                "BACKSIGHT_TRIGGERS_FILE": str(_HERE / "triggers.yaml"),
+                "PYTHONPATH": str(_HERE),
+                "PYTHONPYCACHEPREFIX": str(_REPOSITORY / "build" / ".pycache"),
+                **own,
+            },
+        )
+        self.services[name] = self._stack.enter_context(service)
+
+    @property
+    def url(self) -> str:
+        """The front end, as clients see it."""
+        return f"http://{self.nodes['front'].host.address}:{_PORTS['front']}"
+
+    def _await_health(self) -> None:
+        try:
+            self._client.run(
+                PYTHON, "-m", "tests.demo.await_health", f"{self.url}/health",
+                str(_WARM_UP_REQUESTS),
+            )  # fmt: skip
+        except subprocess.CalledProcessError as error:
+            said = "\n".join(
+                f"--- {name}\n{service.last_words()}" for name, service in self.services.items()
+            )
+            raise DemoError(f"the shop does not open:\n{said}") from error
+
+    # ---------------------------------------------------------------- run
+
+    def run(self) -> None:
+        """Load for as long as wanted, and wait until every verdict stands."""
+        self.on_step(f"{self.duration_s} s of orders by wrk, {_CONNECTIONS} connections")
+        load = Process(
+            self._client,
+            "wrk",
+            [
+                "wrk", "--threads", "1", "--connections", str(_CONNECTIONS),
+                "--duration", f"{self.duration_s}s", "--timeout", "20s",
+                "--script", str(_HERE / "load.lua"), self.url, "--", str(_PAUSE_MS),
+            ],
+            self.directory,
+            {"PATH": os.environ["PATH"]},
+        )  # fmt: skip
+        begin_s = time.monotonic()
+        with load:
+            while load.process.poll() is None:
+                self._progress(begin_s)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    load.process.wait(_PROGRESS_INTERVAL_S)
+            self._progress(begin_s)
+            if load.process.returncode:
+                raise DemoError(f"wrk ended with {load.process.returncode}:\n{load.last_words()}")
+        self.on_step("waiting for the last verdicts")
+        self._settle()
+
+    def _progress(self, begin_s: float) -> None:
+        elapsed_s = min(time.monotonic() - begin_s, self.duration_s)
+        self.on_progress(Progress(elapsed_s, self.duration_s, len(self._logged("front"))))
+
+    def _logged(self, service: str) -> list[str]:
+        log = self.services[service].access_log
+        return log.read_text().splitlines() if log.exists() else []
+
+    def _settle(self) -> None:
+        """Until no service works any more and each trace that was triggered has its last verdict."""
+        deadline_s = time.monotonic() + _SETTLE_TIMEOUT_S
+        steady: object = None
+        while True:
+            listing = self.traces()
+            now = (
+                [len(self._logged(service)) for service in SERVICES],
+                [(trace["trace_id"], trace["verdict"]) for trace in listing],
+            )
+            fired = sum(
+                node.control.status()["triggers_unreported"] for node in self.nodes.values()
+            )
+            is_open = any(trace["verdict"]["kind"] in _OPEN_VERDICTS for trace in listing)
+            if fired == 0 and not is_open and steady == now:
+                return
+            steady = now
+            if time.monotonic() > deadline_s:
+                self.on_step("some verdicts are still open; going on without them")
+                return
+
+    # ------------------------------------------------------------ looking
+
+    def traces(self) -> list[dict[str, Any]]:
+        """What ``backsightctl traces --json`` prints."""
+        return self.coordinator.ctl_json("traces")
+
+    def judge(self) -> Result:
+        """Write down what was collected, and let the independent check judge it."""
+        self.on_step("asking the independent check")
+        bytes_left = sum(payload_bytes_sent(node.host) for node in self.nodes.values())
+        planes = [node.control.status()["dataplane"] for node in self.nodes.values()]
+        shutil.rmtree(self.captured, ignore_errors=True)
+        self.captured.mkdir(parents=True)
+        for service in self.services.values():
+            shutil.copy(service.access_log, self.captured)
+        self.coordinator.host.run(
+            PYTHON, "-m", "tests.demo.fetch", self.coordinator.endpoint, str(self.captured)
+        )
+        checked = check(self.captured)
+        listing = [
+            json.loads(line) for line in (self.captured / "traces.jsonl").read_text().splitlines()
+        ]
+        return Result.of(
+            checked,
+            listing,
+            nodes=len(self.nodes),
+            bytes_generated=sum(plane["payload_bytes"] for plane in planes),
+            bytes_left=bytes_left,
+            duration_s=self.duration_s,
+        )
+
+
+def check(captured: Path) -> dict[str, Any]:
+    """What the independent check says, as a program of its own."""
+    done = subprocess.run(
+        [
+            PYTHON, "-m", "tests.demo.check", str(captured), "--json",
+            *(f"--service={service}={node}" for service, node in SERVICES.items()),
+        ],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
+    )  # fmt: skip
+    if done.returncode not in (0, 1):
+        raise DemoError(f"the check could not read what was captured (status {done.returncode})")
+    judged: dict[str, Any] = json.loads(done.stdout)
+    return judged
