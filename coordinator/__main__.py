@@ -9,6 +9,7 @@ import secrets
 import sys
 from collections.abc import Sequence
 
+from coordinator import query
 from coordinator.metrics import METRICS, PREFIX
 from coordinator.server import CoordinatorServer
 from coordinator.settings import Settings
@@ -23,7 +24,10 @@ _PROGRAM = "backsight-coordinator"
 
 async def _serve(settings: Settings, manager: ServiceManager, log: Log) -> None:
     async with CoordinatorServer(settings, secrets.randbits(64), log) as server:
-        with serving(settings.metrics.listen, PREFIX, METRICS, server.status, log):
+        with (
+            serving(settings.metrics.listen, PREFIX, METRICS, server.status, log),
+            query.serving(settings.query.listen, settings.store_path, log),
+        ):
             log.info(f"serves on {settings.listen}")
             manager.ready()
             await told_to_end()

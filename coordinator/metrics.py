@@ -128,6 +128,23 @@ METRICS = (
         "Transactions that failed, and are tried again.",
         "store/writes_failed",
     ),
+    # The index of searches.
+    Metric(
+        "traces_indexed_total",
+        "Traces made ready for searches, once for each version of their verdict.",
+        "index/traces_indexed",
+    ),
+    Metric(
+        "traces_not_indexed_total",
+        "Traces that no search finds, since what they say could not be read.",
+        "index/traces_failed",
+    ),
+    Metric(
+        "index_busy_seconds_total",
+        "CPU time that went into reading traces for the index.",
+        "index/busy_us",
+        scale=1e-6,
+    ),
 )
 
 SUMS: frozenset[str] = frozenset()

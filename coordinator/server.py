@@ -32,8 +32,10 @@ import backsight_pb2 as pb
 import grpc
 from google.protobuf.message import Message
 
+from coordinator.answers import slice_of, summary_of
 from coordinator.core.coordinator import CoordinatorCore
 from coordinator.core.records import PutVerdict, Write
+from coordinator.follower import Indexer
 from coordinator.settings import Settings
 from coordinator.store import SliceRow, Store, StoreReader, TraceRow
 from daemon.log import Level, Log
@@ -183,6 +185,8 @@ class CoordinatorServer:
         self._reader = StoreReader(settings.store_path)
         self._reading = asyncio.Lock()
         self._sessions: dict[int, _Outgoing] = {}
+        self._indexer = Indexer(self._store, settings.store_path, log)
+        self._followers = contextlib.ExitStack()
         self._streams: dict[int, _Outgoing] = {}
         self._last_number = 0
         self._submitted = self._durable = 0  # the last tokens
@@ -233,6 +237,7 @@ class CoordinatorServer:
                 raise OSError(f"cannot listen on {self._settings.listen}: is it in use?")
             await self._server.start()
         except BaseException:
+            self._followers.enter_context(self._indexer.follower)
             self._store.__exit__(None, None, None)
             self._reader.__exit__(None, None, None)
             raise
@@ -248,7 +253,8 @@ class CoordinatorServer:
         await self._server.stop(_STOP_GRACE_S)
         if self._timer is not None:
             self._timer.cancel()
-        # In a thread: it waits for the disk.
+        # In threads: they wait for the disk.
+        await asyncio.to_thread(self._followers.close)
         await asyncio.to_thread(self._store.__exit__, None, None, None)
         async with self._reading:
             self._reader.__exit__(None, None, None)
@@ -512,7 +518,7 @@ class CoordinatorServer:
             for row in rows:
                 # None: deleted since the listing began.
                 if row is not None:
-                    yield _summary(row)
+                    yield summary_of(row)
 
     async def _get_trace(
         self,
@@ -529,7 +535,7 @@ class CoordinatorServer:
         if found is None:
             await context.abort(grpc.StatusCode.NOT_FOUND, f"no trace {trace.hex()} is stored")
         row, slices = found
-        yield pb.TraceDetail(summary=_summary(row), slices=map(_slice, slices))
+        yield pb.TraceDetail(summary=summary_of(row), slices=map(slice_of, slices))
         for part in slices:
             offset = 0
             while offset < part.bytes:
@@ -605,6 +611,7 @@ def _flat(prefix: str, counted: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
     for name, value in counted.items():
         if isinstance(value, Mapping):
             yield from _flat(f"{prefix}{name}.", value)
+            "index": dataclasses.asdict(self._indexer.counters),
         else:
             yield f"{prefix}{name}", value
 
@@ -637,49 +644,3 @@ async def _until_either(
         sending.cancel()
         receiving.cancel()
         await asyncio.gather(sending, receiving, return_exceptions=True)
-
-
-def _summary(row: TraceRow) -> pb.TraceSummary:
-    verdict = row.verdict
-    summary = pb.TraceSummary(
-        trace=row.trace,
-        triggers=[
-            pb.Trigger(
-                name=put.fired.group.trigger,
-                why=put.fired.why,
-                node=put.node,
-                source=pb.Source.ValueType(put.fired.source),
-                fired_at_ns=put.fired.fired_at_ns,
-                primary=put.fired.group.primary,
-                laterals=put.fired.laterals,
-                suppressed=put.fired.suppressed,
-            )
-            for put in row.triggers
-        ],
-        triggers_omitted=row.triggers_omitted,
-    )
-    if verdict is None:
-        # Judged once it is quiet; until then nothing is claimed.
-        summary.verdict.kind = "provisional"
-        return summary
-    summary.verdict.kind = verdict.kind
-    summary.verdict.version = verdict.version
-    for reason in verdict.reasons:
-        summary.verdict.reasons.add(kind=reason.kind, node=reason.node, detail=reason.detail)
-    summary.nodes.extend(verdict.nodes)
-    summary.span_count = verdict.span_count
-    summary.bytes = verdict.bytes
-    summary.start_ns = verdict.start_ns or 0
-    summary.end_ns = verdict.end_ns or 0
-    return summary
-
-
-def _slice(row: SliceRow) -> pb.NodeSlice:
-    return pb.NodeSlice(
-        node=row.node,
-        bytes=row.bytes,
-        flags=int(row.status.flags) if row.status else 0,
-        open_handles=row.status.open_handles if row.status else 0,
-        clock_offset_ns=row.clock.offset_ns if row.clock else 0,
-        clock_error_ns=row.clock.error_ns if row.clock else 0,
-    )

@@ -39,6 +39,17 @@ class MetricsSettings(_MetricsSettings):
 
 
 @dataclass(frozen=True, slots=True)
+class QuerySettings:
+    """Where Jaeger UI and Grafana ask. ``insecure``: in clear text over a network too."""
+
+    listen: OptionalEndpoint = "127.0.0.1:16686"
+    insecure: bool = False
+
+    def __post_init__(self) -> None:
+        check_listen(self.listen, insecure=self.insecure)
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     """All of it. ``insecure``: serve in clear text over a network too."""
 
@@ -46,6 +57,7 @@ class Settings:
     insecure: bool = False
     store: StoreSettings = field(default_factory=StoreSettings)
     metrics: MetricsSettings = field(default_factory=MetricsSettings)
+    query: QuerySettings = field(default_factory=QuerySettings)
     log_level: LevelName = "info"
 
     answer_timeout_s: Seconds = 1.0

@@ -6,6 +6,10 @@ puts it into one, and commits with ``synchronous=FULL``: a token is durable
 when the disk says so. Readers have connections of their own, and see whole
 transactions (WAL).
 
+What is made of traces elsewhere comes back as notes: the index of searches
+(coordinator.index), and what was exported. They are written by the same thread,
+and say nothing that could not be made again.
+
 Bounded by bytes and by age: the oldest traces go first, but never one that is
 still in assembly (not released), for its nodes wait for it.
 """
@@ -22,8 +26,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Self, assert_never
+from typing import Self, TypeAlias, assert_never
 
+from coordinator import index
 from coordinator.core.clock import ClockOffset
 from coordinator.core.records import (
     AppendSlice,
@@ -51,10 +56,31 @@ from protocol.messages import (
     TriggerFired,
 )
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 
 # "BSGT", so that `file` and we can tell a store from any other database.
 _APPLICATION_ID = 0x42534754
+
+_FOLLOWED = f"""
+{index.SCHEMA}
+
+-- Traces that shall be exported, in the order in which they were closed.
+CREATE TABLE to_export (
+    number INTEGER PRIMARY KEY,
+    trace BLOB NOT NULL UNIQUE
+);
+
+-- What was exported of a trace; failed or not.
+CREATE TABLE exported (
+    trace BLOB PRIMARY KEY,
+    bytes INTEGER NOT NULL              -- as the verdict says, of the last time
+) WITHOUT ROWID;
+"""
+
+# From each version to the next.
+_MIGRATIONS = {
+    3: f"{_FOLLOWED} INSERT INTO to_index SELECT trace FROM traces WHERE verdict IS NOT NULL;",
+}
 
 _SCHEMA = f"""
 CREATE TABLE nodes (
@@ -127,6 +153,8 @@ CREATE TABLE chunks (
     data BLOB NOT NULL,                 -- zlib
     UNIQUE (trace, node, offset)
 );
+
+{_FOLLOWED}
 
 PRAGMA application_id = {_APPLICATION_ID};
 PRAGMA user_version = {SCHEMA_VERSION};
@@ -232,6 +260,13 @@ def _open(path: Path) -> sqlite3.Connection:
             connection.executescript(f"BEGIN EXCLUSIVE; {_SCHEMA} COMMIT;")
         elif application != _APPLICATION_ID:
             raise StoreError(f"{path}: is a database, but not a store of Backsight")
+        elif version in _MIGRATIONS:
+            while version in _MIGRATIONS:
+                connection.executescript(
+                    f"BEGIN EXCLUSIVE; {_MIGRATIONS[version]}"
+                    f" PRAGMA user_version = {version + 1}; COMMIT;"
+                )
+                version += 1
         elif version != SCHEMA_VERSION:
             raise StoreError(
                 f"{path}: has schema {version}, this coordinator knows {SCHEMA_VERSION};"
@@ -248,8 +283,30 @@ def _open(path: Path) -> sqlite3.Connection:
     return connection
 
 
+@dataclass(frozen=True, slots=True)
+class PutExported:
+    """A trace was exported, or given up: when its verdict spoke of so many bytes."""
+
+    trace: TraceId
+    bytes: int
+
+
+Note: TypeAlias = index.TraceIndex | PutExported
+"""What is made of a trace that is stored. One of a trace that was deleted is nothing."""
+
+
+@dataclass(slots=True, eq=False)
+class _Noted:
+    """Notes on their way to the disk; ``written`` is set once they are there, or never will be."""
+
+    notes: Sequence[Note]
+    written: threading.Event
+
+
 class Store:
     """The writing side. ``on_durable`` is called in the writer's thread.
+
+    ``exports``: which verdicts a trace must have, when it is closed, to be exported.
 
     A with block starts the thread; its end writes what is queued and stops it.
     """
@@ -261,7 +318,10 @@ class Store:
         on_durable: Callable[[int], None],
         log: Log,
         clock: Callable[[], float] = time.time,
+        exports: frozenset[VerdictKind] = frozenset(),
     ) -> None:
+        self._exports = exports
+        self._followers: list[Callable[[], None]] = []
         self._path = path
         self._limits = limits
         self._on_durable = on_durable
@@ -269,7 +329,7 @@ class Store:
         self._clock = clock
         self._connection = _open(path)
         self._changed = threading.Condition()
-        self._queue: list[Write] = []
+        self._queue: list[Write | _Noted] = []
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="store")
         self._age_checked_s = 0.0
@@ -301,6 +361,20 @@ class Store:
             self._queue.extend(writes)
             self._changed.notify()
 
+    def note(self, notes: Sequence[Note]) -> None:
+        """Write notes, and wait until that is done, or the store ends. For threads of their own."""
+        noted = _Noted(notes, threading.Event())
+        with self._changed:
+            if self._closing:
+                return
+            self._queue.append(noted)
+            self._changed.notify()
+        noted.written.wait()
+
+    def follow(self, wake: Callable[[], None]) -> None:
+        """Call ``wake`` in the writer's thread when there may be news of a trace that is judged, or closed."""
+        self._followers.append(wake)
+
     # -------------------------------------------------------- writer's thread
 
     def _run(self) -> None:
@@ -311,12 +385,18 @@ class Store:
                 if not self._queue:
                     return
                 batch, self._queue = self._queue, []
-            while not self._commit(batch):
-                with self._changed:
-                    if self._closing:
-                        return
-                    self._changed.wait(_RETRY_S)
-            self._on_durable(batch[-1].token)
+            try:
+                if not self._commit_at_last(batch):
+                    return
+            finally:
+                for item in batch:
+                    if isinstance(item, _Noted):
+                        item.written.set()
+            tokens = [item.token for item in batch if isinstance(item, Write)]
+            if tokens:
+                self._on_durable(tokens[-1])
+                for wake in self._followers:
+                    wake()
             try:
                 self._enforce_limits()
             except sqlite3.Error as error:
@@ -325,11 +405,23 @@ class Store:
                     message_id=MessageId.STORE_FAILED,
                 )
 
-    def _commit(self, batch: Sequence[Write]) -> bool:
+    def _commit_at_last(self, batch: Sequence[Write | _Noted]) -> bool:
+        """Try until it is done. False: it was not, and the store ends."""
+        while not self._commit(batch):
+            with self._changed:
+                if self._closing:
+                    return False
+                self._changed.wait(_RETRY_S)
+        return True
+
+    def _commit(self, batch: Sequence[Write | _Noted]) -> bool:
         try:
             with self._transaction():
-                for write in batch:
-                    self._apply(write.record)
+                for item in batch:
+                    if isinstance(item, Write):
+                        self._apply(item.record)
+                    else:
+                        self._apply_notes(item.notes)
         except sqlite3.Error as error:
             self.counters.writes_failed += 1
             self._log.error(
@@ -385,20 +477,48 @@ class Store:
                         verdict.version,
                     ),
                 )
+                execute("INSERT OR IGNORE INTO to_index VALUES (?)", (record.trace,))
             case PutReleased():
                 self._touch(record.trace)
                 execute(
                     "UPDATE traces SET released = ? WHERE trace = ?",
                     (int(record.released), record.trace),
                 )
+                if record.released:
+                    self._queue_export(record.trace)
             case _:
                 assert_never(record)
+
+    def _apply_notes(self, notes: Sequence[Note]) -> None:
+        for note in notes:
+            match note:
+                case index.TraceIndex():
+                    index.put(self._connection, note)
+                case PutExported():
+                    self._connection.execute("DELETE FROM to_export WHERE trace = ?", (note.trace,))
+                    self._connection.execute(
+                        "INSERT OR REPLACE INTO exported SELECT trace, ? FROM traces WHERE trace = ?",
+                        (note.bytes, note.trace),
+                    )
+                case _:
+                    assert_never(note)
 
     def _touch(self, trace: TraceId) -> None:
         self._connection.execute(
             "INSERT OR IGNORE INTO traces (trace, stored_ns) VALUES (?, ?)",
             (trace, int(self._clock() * 1e9)),
         )
+
+    def _queue_export(self, trace: TraceId) -> None:
+        """Have a closed trace exported, unless it was, and has not grown since."""
+        verdict = _verdict(self._connection, trace)
+        if verdict is None or verdict.kind not in self._exports or not verdict.bytes:
+            return
+        row = self._connection.execute(
+            "SELECT bytes FROM exported WHERE trace = ?", (trace,)
+        ).fetchone()
+        if row is None or row[0] < verdict.bytes:
+            self._connection.execute("INSERT OR IGNORE INTO to_export (trace) VALUES (?)", (trace,))
 
     def _put_trigger(self, record: PutTrigger) -> None:
         fired = record.fired
@@ -536,9 +656,12 @@ class Store:
                     "DELETE FROM slices WHERE trace = ?",
                     "DELETE FROM members WHERE trace = ?",
                     "DELETE FROM abandoned WHERE primary_trace = ?",
+                    "DELETE FROM to_export WHERE trace = ?",
+                    "DELETE FROM exported WHERE trace = ?",
                     "DELETE FROM traces WHERE trace = ?",
                 ):
                     self._connection.execute(statement, key)
+            index.forget(self._connection, [trace for (trace,) in traces])
             # A firing goes with the last trace of its group.
             self._connection.executemany(
                 "DELETE FROM triggers WHERE name = ? AND primary_trace = ? AND NOT EXISTS"
@@ -723,6 +846,32 @@ class StoreReader:
     ) -> None:
         self._connection.close()
 
+    @property
+    def searches(self) -> index.IndexReader:
+        """What can be asked of the index."""
+        return index.IndexReader(self._connection)
+
+    @contextlib.contextmanager
+    def moment(self) -> Iterator[None]:
+        """All that is read within is as of one moment, whatever is written meanwhile."""
+        self._connection.execute("BEGIN")
+        try:
+            yield
+        finally:
+            self._connection.execute("COMMIT")
+
+    def to_index(self, limit: int) -> list[TraceId]:
+        """Traces that the index lacks, or has by an earlier verdict."""
+        rows = self._connection.execute("SELECT trace FROM to_index LIMIT ?", (limit,))
+        return [TraceId(trace) for (trace,) in rows]
+
+    def to_export(self, limit: int) -> list[TraceId]:
+        """Traces that shall be exported, those closed first at first."""
+        rows = self._connection.execute(
+            "SELECT trace FROM to_export ORDER BY number LIMIT ?", (limit,)
+        )
+        return [TraceId(trace) for (trace,) in rows]
+
     def list_traces(self, limit: int, trigger: str, verdict: str) -> list[TraceId]:
         """Ids, newest first; limit 0: all. trigger and verdict: "" or only those."""
         rows = self._connection.execute(
@@ -754,6 +903,16 @@ class StoreReader:
     def slices(self, trace: TraceId) -> list[SliceRow]:
         """The slices of a trace, by node name."""
         return list(_slices(self._connection, trace))
+
+    def data(self, trace: TraceId, part: SliceRow, bytes_max: int) -> bytes:
+        """The first bytes of a slice, within the moment() in which it was listed."""
+        chunks = []
+        for chunk in _Chunks(self._connection, trace, part.node):
+            chunks.append(chunk[:bytes_max])
+            bytes_max -= len(chunk)
+            if bytes_max <= 0:
+                break
+        return b"".join(chunks)
 
     def chunk(self, trace: TraceId, part: SliceRow, offset: int) -> bytes | None:
         """The bytes of a slice from an offset on, at most CHUNK_BYTES_MAX.

@@ -65,7 +65,9 @@ class _Coordinator(Coordinator):
         with socket.socket() as probe:
             probe.bind((host.address, 0))
             endpoint = f"{host.address}:{probe.getsockname()[1]}"
-        super().__init__(host, directory, {"listen": endpoint, **_NO_METRICS})
+        super().__init__(
+            host, directory, {"listen": endpoint, **_NO_METRICS, "query": {"listen": None}}
+        )
         self.endpoint = endpoint
 
 

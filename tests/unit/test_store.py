@@ -524,4 +524,4 @@ def test_files_that_are_no_store_are_refused(tmp_path: Path) -> None:
     connection = sqlite3.connect(newer)
     connection.execute("PRAGMA user_version = 99")
     connection.close()
-    assert "has schema 99, this coordinator knows 3" in refusal(newer)
+    assert "has schema 99, this coordinator knows 4" in refusal(newer)

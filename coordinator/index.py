@@ -1,0 +1,369 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What searches look at, so that they need to read no trace: tables of the store.
+
+A row for each span, in the order (service and operation, start), with the
+hashes of its tags; what a list of traces shows of each; and who called whom.
+All of it is made of the slices once a verdict was given on them, and made anew
+with the next verdict. Times are Unix nanoseconds on the coordinator's clock.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sqlite3
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from export.jaeger import KINDS, implied_tags, service_name, text_of
+from export.stamped import StampedTrace
+from protocol.messages import TraceId
+
+SCHEMA = """
+-- Traces with a verdict newer than what is in the index.
+CREATE TABLE to_index (trace BLOB PRIMARY KEY) WITHOUT ROWID;
+
+CREATE TABLE summaries (
+    trace BLOB PRIMARY KEY,
+    summary TEXT NOT NULL               -- JSON, see TraceSummary
+) WITHOUT ROWID;
+
+CREATE TABLE operations (
+    id INTEGER PRIMARY KEY,
+    service TEXT NOT NULL,
+    operation TEXT NOT NULL,
+    kind TEXT NOT NULL,                 -- as Jaeger calls it, or empty
+    UNIQUE (service, operation, kind)
+);
+
+CREATE TABLE spans (
+    operation INTEGER NOT NULL,         -- operations.id
+    start_ns INTEGER NOT NULL,
+    trace BLOB NOT NULL,
+    number INTEGER NOT NULL,            -- within the trace
+    duration_ns INTEGER NOT NULL,
+    tags BLOB NOT NULL,                 -- 8 bytes each, see tag_hash()
+    PRIMARY KEY (operation, start_ns, trace, number)
+) WITHOUT ROWID;
+CREATE INDEX spans_by_trace ON spans (trace);
+
+CREATE TABLE calls (
+    trace BLOB NOT NULL,
+    caller TEXT NOT NULL,
+    callee TEXT NOT NULL,
+    start_ns INTEGER NOT NULL,          -- of the trace
+    count INTEGER NOT NULL,
+    PRIMARY KEY (trace, caller, callee)
+) WITHOUT ROWID;
+CREATE INDEX calls_by_start ON calls (start_ns);
+"""
+
+SPANS_MAX = 20_000
+"""Of one trace that can be found; the others are in it all the same."""
+
+# Of one span: attributes, its resource's, those of its events. SDKs stop at 128 attributes.
+_TAGS_MAX = 192
+_HASH_BYTES = 8
+
+_TIME_MAX_NS = (1 << 63) - 1
+
+# A search that reads so long is of no use to who waits for it; ten seconds is
+# when Jaeger UI gives up.
+_SEARCH_TIMEOUT_S = 10.0
+
+# Steps of SQLite's machine between two looks at the clock: a millisecond or so.
+_STEPS = 20_000
+
+
+class SearchTooLong(Exception):
+    """A search was given up; who asks must narrow it."""
+
+
+@dataclass(frozen=True, slots=True)
+class IndexedSpan:
+    service: str
+    operation: str
+    kind: str
+    start_ns: int
+    duration_ns: int
+    tags: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceSummary:
+    name: str
+    span_count: int
+    error_span_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class TraceSummary:
+    """What a list of traces shows; an orphan is a span whose parent nobody delivered."""
+
+    root_service: str
+    root_operation: str
+    start_ns: int
+    end_ns: int
+    span_count: int
+    error_span_count: int
+    orphan_span_count: int
+    services: tuple[ServiceSummary, ...]
+
+    def to_json(self) -> str:
+        services = [(s.name, s.span_count, s.error_span_count) for s in self.services]
+        return json.dumps({name: getattr(self, name) for name in _SUMMARY} | {"services": services})
+
+    @classmethod
+    def from_json(cls, text: str) -> TraceSummary:
+        said = json.loads(text)
+        services = tuple(ServiceSummary(*service) for service in said.pop("services"))
+        return cls(**said, services=services)
+
+
+_SUMMARY = [name for name in TraceSummary.__slots__ if name != "services"]
+
+
+@dataclass(frozen=True, slots=True)
+class TraceIndex:
+    """All that the index has of one trace, by its verdict of that version."""
+
+    trace: TraceId
+    version: int
+    spans: tuple[IndexedSpan, ...]
+    summary: TraceSummary | None
+    calls: Mapping[tuple[str, str], int]
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """Traces with a span that is all of this; an empty text is any.
+
+    The span began from ``start_min_ns`` to ``start_max_ns``, and took from
+    ``duration_min_ns`` to ``duration_max_ns``; ``tags`` are texts as Jaeger shows them.
+    """
+
+    service: str = ""
+    operation: str = ""
+    tags: Mapping[str, str] = field(default_factory=dict)
+    start_min_ns: int = 0
+    start_max_ns: int = _TIME_MAX_NS
+    duration_min_ns: int = 0
+    duration_max_ns: int = _TIME_MAX_NS
+    limit: int = 20
+
+
+def tag_hash(key: str, value: str) -> bytes:
+    """What stands for a tag in the index; the value as Jaeger shows it."""
+    # So long that two tags never meet, and short against what they stand for.
+    joined = key.encode(errors="replace") + b"\0" + value.encode(errors="replace")
+    return hashlib.blake2b(joined, digest_size=_HASH_BYTES).digest()
+
+
+# -------------------------------------------------------------------- making
+
+
+def index_of(trace: StampedTrace, version: int) -> TraceIndex:
+    """The index of a trace whose times are on one clock."""
+    spans: list[IndexedSpan] = []
+    service_by_id: dict[bytes, str] = {}
+    parents: list[tuple[bytes, str]] = []
+    counts: Counter[str] = Counter()
+    errors: Counter[str] = Counter()
+    roots: list[tuple[int, str, str]] = []
+    ends: list[int] = []
+    starts: list[int] = []
+    for resource_spans in trace.otlp().resource_spans:
+        resource = resource_spans.resource.attributes
+        service = service_name(resource)
+        of_resource = [(item.key, text_of(item.value)) for item in resource]
+        for scope_spans in resource_spans.scope_spans:
+            for span in scope_spans.spans:
+                start_ns = min(span.start_time_unix_nano, _TIME_MAX_NS)
+                end_ns = min(max(span.end_time_unix_nano, start_ns), _TIME_MAX_NS)
+                starts.append(start_ns)
+                ends.append(end_ns)
+                service_by_id[span.span_id] = service
+                counts[service] += 1
+                errors[service] += span.status.code == span.status.STATUS_CODE_ERROR
+                if span.parent_span_id:
+                    parents.append((span.parent_span_id, service))
+                else:
+                    roots.append((start_ns, service, span.name))
+                if len(spans) < SPANS_MAX:
+                    tags = [(item.key, text_of(item.value)) for item in span.attributes]
+                    tags += [
+                        (k, "true" if v is True else str(v))
+                        for k, v in implied_tags(span, scope_spans)
+                    ]
+                    tags += of_resource
+                    for event in span.events:
+                        tags.append(("event", event.name))
+                        tags += [(item.key, text_of(item.value)) for item in event.attributes]
+                    hashes = dict.fromkeys(tag_hash(*tag) for tag in tags[:_TAGS_MAX])
+                    kind = KINDS.get(span.kind, "")
+                    spans.append(
+                        IndexedSpan(
+                            service, span.name, kind, start_ns, end_ns - start_ns, b"".join(hashes)
+                        )
+                    )
+    if not starts:
+        return TraceIndex(trace.trace, version, (), None, {})
+    calls = Counter(
+        (service_by_id[parent], service)
+        for parent, service in parents
+        if service_by_id.get(parent, service) != service
+    )
+    _, root_service, root_operation = min(roots, default=(0, "", ""))
+    summary = TraceSummary(
+        root_service,
+        root_operation,
+        min(starts),
+        max(ends),
+        len(starts),
+        errors.total(),
+        sum(parent not in service_by_id for parent, _ in parents),
+        tuple(ServiceSummary(name, counts[name], errors[name]) for name in sorted(counts)),
+    )
+    return TraceIndex(trace.trace, version, tuple(spans), summary, calls)
+
+
+def put(connection: sqlite3.Connection, index: TraceIndex) -> None:
+    """Write the index of a trace over what there was, within the caller's transaction."""
+    row = connection.execute(
+        "SELECT verdict_version FROM traces WHERE trace = ?", (index.trace,)
+    ).fetchone()
+    if row is None:
+        return  # deleted meanwhile
+    forget(connection, [index.trace])
+    if row[0] > index.version:
+        connection.execute("INSERT INTO to_index VALUES (?)", (index.trace,))
+    if index.summary is None:
+        return
+    connection.execute(
+        "INSERT INTO summaries VALUES (?, ?)", (index.trace, index.summary.to_json())
+    )
+    ids: dict[tuple[str, str, str], int] = {}
+    for number, span in enumerate(index.spans):
+        key = (span.service, span.operation, span.kind)
+        if key not in ids:
+            ids[key] = _operation_id(connection, key)
+        connection.execute(
+            "INSERT INTO spans VALUES (?, ?, ?, ?, ?, ?)",
+            (ids[key], span.start_ns, index.trace, number, span.duration_ns, span.tags),
+        )
+    connection.executemany(
+        "INSERT INTO calls VALUES (?, ?, ?, ?, ?)",
+        [
+            (index.trace, caller, callee, index.summary.start_ns, count)
+            for (caller, callee), count in index.calls.items()
+        ],
+    )
+
+
+def _operation_id(connection: sqlite3.Connection, key: tuple[str, str, str]) -> int:
+    connection.execute(
+        "INSERT OR IGNORE INTO operations (service, operation, kind) VALUES (?, ?, ?)", key
+    )
+    (number,) = connection.execute(
+        "SELECT id FROM operations WHERE service = ? AND operation = ? AND kind = ?", key
+    ).fetchone()
+    return int(number)
+
+
+def forget(connection: sqlite3.Connection, traces: Iterable[bytes]) -> None:
+    """Delete what the index has of traces, within the caller's transaction."""
+    operations: set[tuple[int]] = set()
+    for trace in traces:
+        operations.update(
+            connection.execute("SELECT DISTINCT operation FROM spans WHERE trace = ?", (trace,))
+        )
+        for table in ("to_index", "summaries", "spans", "calls"):
+            connection.execute(f"DELETE FROM {table} WHERE trace = ?", (trace,))
+    # Names of operations may be made by a faulty program: none stays without a span.
+    connection.executemany(
+        "DELETE FROM operations WHERE id = ?"
+        " AND NOT EXISTS (SELECT 1 FROM spans WHERE spans.operation = operations.id)",
+        operations,
+    )
+
+
+# -------------------------------------------------------------------- asking
+
+
+class IndexReader:
+    """Questions to the index, over a connection that only this thread uses."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+        connection.create_function("has_tags", 2, _has_tags, deterministic=True)
+
+    def services(self) -> list[str]:
+        rows = self._connection.execute("SELECT DISTINCT service FROM operations ORDER BY service")
+        return [service for (service,) in rows]
+
+    def operations(self, service: str, kind: str = "") -> list[tuple[str, str]]:
+        """Names and kinds; ``service`` or ``kind`` empty: of any."""
+        rows = self._connection.execute(
+            "SELECT DISTINCT operation, kind FROM operations WHERE (:service = '' OR service = :service)"
+            " AND (:kind = '' OR kind = :kind) ORDER BY operation, kind",
+            {"service": service, "kind": kind},
+        )
+        return [(operation, found) for operation, found in rows]
+
+    def search(self, search: Search) -> list[TraceId]:
+        """The traces that match, those whose matching span began last first. SearchTooLong if it is."""
+        deadline_s = time.monotonic() + _SEARCH_TIMEOUT_S
+        self._connection.set_progress_handler(lambda: time.monotonic() > deadline_s, _STEPS)
+        try:
+            rows = self._connection.execute(
+                "SELECT trace, max(start_ns) AS latest FROM spans WHERE operation IN"
+                " (SELECT id FROM operations WHERE (:service = '' OR service = :service)"
+                "   AND (:operation = '' OR operation = :operation))"
+                " AND start_ns BETWEEN :start_min AND :start_max"
+                " AND duration_ns BETWEEN :duration_min AND :duration_max"
+                " AND (:wanted = x'' OR has_tags(tags, :wanted))"
+                " GROUP BY trace ORDER BY latest DESC, trace LIMIT :limit",
+                {
+                    "service": search.service,
+                    "operation": search.operation,
+                    "start_min": search.start_min_ns,
+                    "start_max": search.start_max_ns,
+                    "duration_min": search.duration_min_ns,
+                    "duration_max": search.duration_max_ns,
+                    "wanted": b"".join(tag_hash(*tag) for tag in search.tags.items()),
+                    "limit": search.limit,
+                },
+            ).fetchall()
+        except sqlite3.OperationalError as error:
+            if "interrupted" in str(error):
+                raise SearchTooLong(
+                    f"given up after {_SEARCH_TIMEOUT_S:g} s; narrow it by service, operation or time"
+                ) from error
+            raise
+        finally:
+            self._connection.set_progress_handler(None, 0)
+        return [TraceId(trace) for trace, _ in rows]
+
+    def summaries(self, traces: Sequence[TraceId]) -> Iterator[tuple[TraceId, TraceSummary]]:
+        """What a list shows of each, in this order; none of one that was deleted meanwhile."""
+        for trace in traces:
+            row = self._connection.execute(
+                "SELECT summary FROM summaries WHERE trace = ?", (trace,)
+            ).fetchone()
+            if row is not None:
+                yield trace, TraceSummary.from_json(row[0])
+
+    def calls(self, start_min_ns: int, start_max_ns: int) -> list[tuple[str, str, int]]:
+        """Caller, callee and how often, in traces that began in this time."""
+        return self._connection.execute(
+            "SELECT caller, callee, sum(count) FROM calls WHERE start_ns BETWEEN ? AND ?"
+            " GROUP BY caller, callee ORDER BY caller, callee",
+            (start_min_ns, start_max_ns),
+        ).fetchall()
+
+
+def _has_tags(tags: bytes, wanted: bytes) -> bool:
+    known = {tags[i : i + _HASH_BYTES] for i in range(0, len(tags), _HASH_BYTES)}
+    return all(wanted[i : i + _HASH_BYTES] in known for i in range(0, len(wanted), _HASH_BYTES))

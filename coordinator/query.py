@@ -1,0 +1,577 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Jaeger's HTTP API, legacy and v3, over what is stored: for Jaeger UI and Grafana.
+
+Paths, parameters and answers are those of jaegertracing/jaeger,
+cmd/jaeger/internal/extension/jaegerquery/internal: http_handler.go, query_parser.go
+and apiv3/. Times are put on the coordinator's clock, unless raw traces are wanted.
+
+Runs in the threads of daemon.http, each request with a reader of its own.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import contextlib
+import datetime
+import json
+import re
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import parse_qs
+
+from opentelemetry.proto.trace.v1.trace_pb2 import TracesData
+
+from coordinator.answers import trace_detail
+from coordinator.index import Search, SearchTooLong
+from coordinator.store import StoreReader
+from daemon.http import HttpServer
+from daemon.log import Log
+from export.jaeger import KINDS, answer, trace_json
+from export.otlp_json import otlp_json
+from export.stamped import stamped
+from protocol.messages import TraceId
+from protocol.wire import WireError, parse_trace_id
+
+if TYPE_CHECKING:
+    from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
+
+Json = dict[str, Any]
+
+_Value = TypeVar("_Value")
+
+# As with Jaeger, where nothing is said.
+_LIMIT = 100
+_LOOKBACK_NS = 2 * 86400 * 10**9
+_DEPENDENCIES_LOOKBACK_NS = 7 * 86400 * 10**9
+
+# What Jaeger UI lets choose at most.
+_LIMIT_MAX = 1500
+
+# Traces of one answer, as nodes wrote them; JSON is some times as long.
+_BYTES_MAX = 32 << 20
+
+_STATUS = {
+    200: "200 OK",
+    400: "400 Bad Request",
+    404: "404 Not Found",
+    405: "405 Method Not Allowed",
+    413: "413 Content Too Large",
+    503: "503 Service Unavailable",
+}
+
+_TIME_MAX_NS = (1 << 63) - 1
+_UNITS_NS = {
+    "ns": 1,
+    "us": 10**3,
+    "µs": 10**3,  # micro sign
+    "μs": 10**3,  # Greek mu
+    "ms": 10**6,
+    "s": 10**9,
+    "m": 60 * 10**9,
+    "h": 3600 * 10**9,
+    "d": 86400 * 10**9,  # in Jaeger UI's lookback
+    "w": 7 * 86400 * 10**9,
+}
+_DURATION_PART = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)([a-zµμ]+)")
+_TRUE = {"1", "t", "T", "true", "TRUE", "True"}
+_FALSE = {"0", "f", "F", "false", "FALSE", "False"}
+
+
+class Refused(Exception):
+    """A request that is not answered, by which status, and why."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class _Parameters:
+    """Of one request: each by its name, or by an older one."""
+
+    def __init__(self, query: str) -> None:
+        self._values = parse_qs(
+            query, keep_blank_values=True, errors="replace", max_num_fields=1000
+        )
+
+    def text(self, *names: str) -> str:
+        """The first value of the first name that has one."""
+        return self._named(*names)[1]
+
+    def all(self, name: str) -> list[str]:
+        return [value for value in self._values.get(name, ()) if value]
+
+    def number(self, *names: str) -> int | None:
+        """A whole number, not negative."""
+        return self._parsed(_number, *names)
+
+    def duration_ns(self, *names: str) -> int | None:
+        return self._parsed(duration_ns, *names)
+
+    def time_ns(self, *names: str) -> int | None:
+        """A time of RFC 3339."""
+        return self._parsed(_rfc3339_ns, *names)
+
+    def flag(self, *names: str) -> bool:
+        return bool(self._parsed(_flag, *names))
+
+    def _named(self, *names: str) -> tuple[str, str]:
+        for name in names:
+            for value in self._values.get(name, ()):
+                if value:
+                    return name, value
+        return names[0], ""
+
+    def _parsed(self, parse: Callable[[str], _Value], *names: str) -> _Value | None:
+        name, value = self._named(*names)
+        if not value:
+            return None
+        try:
+            return parse(value)
+        except (ValueError, OverflowError) as error:
+            raise Refused(400, f"malformed parameter {name}: {error}") from error
+
+
+def _number(text: str) -> int:
+    if not re.fullmatch(r"[0-9]{1,19}", text, re.ASCII):
+        raise ValueError(f"{text!r} is no whole number")
+    return int(text)
+
+
+def _flag(text: str) -> bool:
+    if text not in _TRUE | _FALSE:
+        raise ValueError(f"{text!r} is neither true nor false")
+    return text in _TRUE
+
+
+def duration_ns(text: str) -> int:
+    """A duration as Go writes it, as "1.5s", "1h30m" or "100us"; ValueError if it is none."""
+    end, total_ns = 0, 0.0
+    while match := _DURATION_PART.match(text, end):
+        if match[2] not in _UNITS_NS:
+            break
+        total_ns += float(match[1]) * _UNITS_NS[match[2]]
+        end = match.end()
+    if end != len(text) or not 0 <= total_ns <= _TIME_MAX_NS:
+        raise ValueError(f'{text!r} is no duration, as "1.5s", "100ms" or "1h30m"')
+    return round(total_ns)
+
+
+def _rfc3339_ns(text: str) -> int:
+    # A plus sign that was not encoded arrives as a space, and clients do not encode it.
+    match = re.fullmatch(
+        r"([0-9-]{10}[Tt][0-9:]{8})(\.[0-9]{1,9})?[0-9]*([Zz]|[+ -][0-9:]{5})", text, re.ASCII
+    )
+    if match is None:
+        raise ValueError(f'{text!r} is no time, as "2026-11-21T20:00:00.123456789Z"')
+    zone = "+00:00" if match[3] in "Zz" else match[3].replace(" ", "+")
+    seconds = int(datetime.datetime.fromisoformat(match[1].upper() + zone).timestamp())
+    return seconds * 10**9 + int((match[2] or ".")[1:].ljust(9, "0"))
+
+
+def logfmt(text: str) -> dict[str, str]:
+    """Pairs as ``error=true http.route="/a b"``; a key alone is true. ValueError if it is none."""
+    pairs: dict[str, str] = {}
+    end = 0
+    for match in re.finditer(r'\s*([^\s="]+)(?:=("(?:[^"\\]|\\.)*"|[^\s"]*))?', text):
+        if match.start() != end:
+            break
+        end = match.end()
+        value = match[2]
+        if value is None:
+            value = "true"
+        elif value.startswith('"'):
+            value = json.loads(value)
+        pairs[match[1]] = value
+    if text[end:].strip():
+        raise ValueError(f"{text[end:].strip()!r} is no pair, as key=value")
+    return pairs
+
+
+def tags_of(text: str) -> dict[str, str]:
+    """Tags as a JSON object of texts, or as logfmt; ValueError if it is neither."""
+    if not text.lstrip().startswith("{"):
+        return logfmt(text)
+    pairs = json.loads(text)
+    tags = {}
+    for key, value in pairs.items():
+        match value:
+            case bool():
+                tags[key] = "true" if value else "false"
+            case str() | int() | float():
+                tags[key] = str(value)
+            case _:
+                raise ValueError(f"{key!r} must have a text")
+    return tags
+
+
+def _trace_id(text: str) -> TraceId:
+    """From hexadecimal, leading zeros left out, or from Base64, as with Jaeger."""
+    raw = text
+    if not re.fullmatch(r"[0-9a-fA-F]{1,32}", text):
+        try:
+            raw = base64.b64decode(text.replace("-", "+").replace("_", "/"), validate=True).hex()
+        except (binascii.Error, ValueError):
+            raw = ""
+    try:
+        return parse_trace_id(raw.zfill(32) if raw else text)
+    except (WireError, ValueError) as error:
+        raise Refused(400, f"malformed parameter traceID: {error}") from error
+
+
+def _search_only(search: Search) -> Search:
+    if search.start_max_ns < search.start_min_ns:
+        raise Refused(400, "the end of the time range is before its start")
+    if search.duration_max_ns < search.duration_min_ns:
+        raise Refused(400, "'maxDuration' should be greater than 'minDuration'")
+    return replace(search, limit=min(search.limit, _LIMIT_MAX))
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """What is asked, with what it is answered from."""
+
+    reader: StoreReader
+    parameters: _Parameters
+    path: tuple[str, ...]  # what stands for the stars of the route
+    now_ns: int
+
+    def traces(self, ids: Iterable[TraceId], *, raw: bool) -> list[TracesData]:
+        """Those that are there, as many as may be in one answer, but one at least."""
+        found: list[TracesData] = []
+        left = _BYTES_MAX
+        for trace in ids:
+            detail = trace_detail(self.reader, trace, _BYTES_MAX + 1)
+            if detail is None:
+                continue
+            size = sum(len(part.data) for part in detail.slices)
+            if size > _BYTES_MAX and not found:
+                raise Refused(
+                    413,
+                    f"trace {trace.hex()} has more than {_BYTES_MAX >> 20} MiB;"
+                    " use `backsightctl export`",
+                )
+            left -= size
+            if left < 0:
+                break
+            data = stamped(detail, one_clock=not raw).otlp()
+            if data.resource_spans:
+                found.append(data)
+        return found
+
+
+# -------------------------------------------------------------------- legacy
+
+
+def _services(request: _Request) -> Json:
+    services = request.reader.searches.services()
+    return answer(services, len(services))
+
+
+def _service_operations(request: _Request) -> Json:
+    found = request.reader.searches.operations(request.path[0])
+    names = list(dict.fromkeys(name for name, _ in found))
+    return answer(names, len(names))
+
+
+def _operations(request: _Request) -> Json:
+    service = request.parameters.text("service")
+    if not service:
+        raise Refused(400, "parameter 'service' is required")
+    found = request.reader.searches.operations(service, request.parameters.text("spanKind"))
+    return answer([{"name": name, "spanKind": kind} for name, kind in found], len(found))
+
+
+def _legacy_tags(parameters: _Parameters) -> dict[str, str]:
+    tags: dict[str, str] = {}
+    for pair in parameters.all("tag"):
+        key, colon, value = pair.partition(":")
+        if not colon:
+            raise Refused(400, f"malformed 'tag' parameter, expecting key:value, received: {pair}")
+        tags[key] = value
+    for text in parameters.all("tags"):
+        try:
+            tags |= tags_of(text)
+        except ValueError as error:
+            raise Refused(400, f"malformed 'tags' parameter, cannot unmarshal: {error}") from error
+    return tags
+
+
+def _legacy_search(request: _Request) -> Search:
+    parameters = request.parameters
+    end_us = parameters.number("end")
+    end_ns = request.now_ns if end_us is None else end_us * 1000
+    start_us = parameters.number("start")
+    if start_us is not None:
+        start_ns = start_us * 1000
+    else:
+        # Jaeger UI says "custom" beside a start, and Grafana says none.
+        lookback = parameters.text("lookback")
+        lookback_ns = _LOOKBACK_NS
+        if lookback and lookback != "custom":
+            lookback_ns = parameters.duration_ns("lookback") or 0
+        start_ns = end_ns - lookback_ns
+    longest_ns = parameters.duration_ns("maxDuration")
+    limit = parameters.number("limit")
+    return _search_only(
+        Search(
+            parameters.text("service"),
+            parameters.text("operation"),
+            _legacy_tags(parameters),
+            min(max(start_ns, 0), _TIME_MAX_NS),
+            min(end_ns, _TIME_MAX_NS),
+            parameters.duration_ns("minDuration") or 0,
+            longest_ns or _TIME_MAX_NS,
+            _LIMIT if limit is None else limit,
+        )
+    )
+
+
+def _find(request: _Request) -> Json:
+    parameters = request.parameters
+    raw = parameters.flag("raw")
+    ids = [_trace_id(text) for text in parameters.all("traceID")[:_LIMIT_MAX]]
+    if ids:
+        found = request.traces(ids, raw=raw)
+        known = {_id_of(data) for data in found}
+        errors = [
+            {"msg": "trace not found", "traceID": trace.hex()}
+            for trace in ids
+            if trace not in known
+        ]
+        return answer([trace_json(data) for data in found], len(found), errors or None)
+    if not parameters.text("service"):
+        raise Refused(400, "parameter 'service' is required")
+    found = request.traces(request.reader.searches.search(_legacy_search(request)), raw=raw)
+    return answer([trace_json(data) for data in found], len(found))
+
+
+def _id_of(data: TracesData) -> bytes:
+    return data.resource_spans[0].scope_spans[0].spans[0].trace_id
+
+
+def _trace(request: _Request) -> Json:
+    parameters = request.parameters
+    parameters.number("start")  # hints to a sharded store, which are checked all the same
+    parameters.number("end")
+    found = request.traces([_trace_id(request.path[0])], raw=parameters.flag("raw"))
+    if not found:
+        raise Refused(404, "trace not found")
+    return answer([trace_json(found[0])], 1)
+
+
+def _dependencies(request: _Request) -> Json:
+    parameters = request.parameters
+    end_ms = parameters.number("endTs")
+    lookback_ms = parameters.number("lookback")
+    end_ns = request.now_ns if end_ms is None else min(end_ms * 10**6, _TIME_MAX_NS)
+    lookback_ns = _DEPENDENCIES_LOOKBACK_NS if lookback_ms is None else lookback_ms * 10**6
+    service = parameters.text("service")
+    links = [
+        {"parent": caller, "child": callee, "callCount": count}
+        for caller, callee, count in request.reader.searches.calls(
+            max(end_ns - lookback_ns, 0), end_ns
+        )
+        if service in ("", caller, callee)
+    ]
+    return answer(links, len(links))
+
+
+# ------------------------------------------------------------------------ v3
+
+
+def _v3_services(request: _Request) -> Json:
+    return {"services": request.reader.searches.services()}
+
+
+def _v3_operations(request: _Request) -> Json:
+    parameters = request.parameters
+    service = parameters.text("service")
+    if not service:
+        raise Refused(400, "malformed parameter service: it is required")
+    found = request.reader.searches.operations(service, parameters.text("spanKind", "span_kind"))
+    return {"operations": [{"name": name, "spanKind": kind or KINDS[1]} for name, kind in found]}
+
+
+def _v3_search(request: _Request) -> Search:
+    parameters = request.parameters
+    start_ns = parameters.time_ns("query.startTimeMin", "query.start_time_min")
+    end_ns = parameters.time_ns("query.startTimeMax", "query.start_time_max")
+    if start_ns is None or end_ns is None:
+        raise Refused(400, "query.startTimeMin and query.startTimeMax are required")
+    if parameters.text("query.filter"):
+        raise Refused(400, "query.filter is not supported; allowed: query.attributes")
+    tags: dict[str, str] = {}
+    for text in parameters.all("query.attributes"):
+        try:
+            tags |= tags_of(text)
+        except ValueError as error:
+            raise Refused(400, f"malformed parameter query.attributes: {error}") from error
+    depth = parameters.number("query.searchDepth", "query.search_depth", "query.num_traces")
+    longest_ns = parameters.duration_ns("query.durationMax", "query.duration_max")
+    return _search_only(
+        Search(
+            parameters.text("query.serviceName", "query.service_name"),
+            # The last is what a version of Jaeger UI says.
+            parameters.text("query.operationName", "query.operation_name", "query.span_name"),
+            tags,
+            min(max(start_ns, 0), _TIME_MAX_NS),
+            min(end_ns, _TIME_MAX_NS),
+            parameters.duration_ns("query.durationMin", "query.duration_min") or 0,
+            longest_ns or _TIME_MAX_NS,
+            depth or _LIMIT,
+        )
+    )
+
+
+def _v3_result(found: Sequence[TracesData]) -> Json:
+    if not found:
+        raise Refused(404, "No traces found")
+    joined = TracesData()
+    for data in found:
+        joined.resource_spans.extend(data.resource_spans)
+    _leave_out_valueless(joined)
+    return {"result": otlp_json(joined)}
+
+
+def _leave_out_valueless(data: TracesData) -> None:
+    """Attributes without a value, which OTLP has and Jaeger UI takes for an error of the whole."""
+    for resource_spans in data.resource_spans:
+        holders: list[Any] = [resource_spans.resource]
+        for scope_spans in resource_spans.scope_spans:
+            holders.append(scope_spans.scope)
+            for span in scope_spans.spans:
+                holders += [span, *span.events, *span.links]
+        for holder in holders:
+            kept = [item for item in holder.attributes if item.value.WhichOneof("value")]
+            if len(kept) < len(holder.attributes):
+                del holder.attributes[:]
+                holder.attributes.extend(kept)
+
+
+def _v3_find(request: _Request) -> Json:
+    raw = request.parameters.flag("query.rawTraces", "query.raw_traces")
+    ids = request.reader.searches.search(_v3_search(request))
+    return _v3_result(request.traces(ids, raw=raw))
+
+
+def _v3_trace(request: _Request) -> Json:
+    parameters = request.parameters
+    parameters.time_ns("startTime", "start_time")
+    parameters.time_ns("endTime", "end_time")
+    raw = parameters.flag("rawTraces", "raw_traces")
+    return _v3_result(request.traces([_trace_id(request.path[0])], raw=raw))
+
+
+def _v3_summaries(request: _Request) -> Json:
+    searches = request.reader.searches
+    ids = searches.search(_v3_search(request))
+    return {
+        "summaries": [
+            {
+                "traceId": trace.hex(),
+                "rootServiceName": summary.root_service,
+                "rootOperationName": summary.root_operation,
+                "minStartTimeUnixNano": str(summary.start_ns),
+                "maxEndTimeUnixNano": str(summary.end_ns),
+                "spanCount": summary.span_count,
+                "errorSpanCount": summary.error_span_count,
+                "orphanSpanCount": summary.orphan_span_count,
+                "services": [
+                    {
+                        "name": service.name,
+                        "spanCount": service.span_count,
+                        "errorSpanCount": service.error_span_count,
+                    }
+                    for service in summary.services
+                ],
+            }
+            for trace, summary in searches.summaries(ids)
+        ]
+    }
+
+
+def _error(status: int, message: str) -> Json:
+    return answer(None, 0, [{"code": status, "msg": message}])
+
+
+def _v3_error(status: int, message: str) -> Json:
+    return {"error": {"httpCode": status, "message": message}}
+
+
+_LEGACY: Mapping[str, Callable[[_Request], Json]] = {
+    "/api/services": _services,
+    "/api/services/*/operations": _service_operations,
+    "/api/operations": _operations,
+    "/api/traces": _find,
+    "/api/traces/*": _trace,
+    "/api/dependencies": _dependencies,
+}
+_V3: Mapping[str, Callable[[_Request], Json]] = {
+    "/api/v3/services": _v3_services,
+    "/api/v3/operations": _v3_operations,
+    "/api/v3/traces": _v3_find,
+    "/api/v3/traces/*": _v3_trace,
+    "/api/v3/trace-summaries": _v3_summaries,
+}
+_ROUTES = [
+    (re.compile(re.escape(path).replace(r"\*", "(.+)")), handler, error)
+    for routes, error in ((_LEGACY, _error), (_V3, _v3_error))
+    for path, handler in routes.items()
+]
+
+
+def serving(
+    endpoint: str | None, path: Path, log: Log
+) -> contextlib.AbstractContextManager[HttpServer | None]:
+    """Serve the store at HOST:PORT while entered; nowhere without an endpoint.
+
+    OSError if nobody can listen there.
+    """
+    if not endpoint:
+        return contextlib.nullcontext()
+    try:
+        return HttpServer(endpoint, application(path), log)
+    except OSError as error:
+        raise OSError(
+            f"query.listen: {error}; give it another endpoint, or null to have none"
+        ) from error
+
+
+def application(path: Path, now_ns: Callable[[], int] = time.time_ns) -> WSGIApplication:
+    """Serves the store at ``path``."""
+
+    def serve(environ: WSGIEnvironment, start_response: StartResponse) -> list[bytes]:
+        status, body = _respond(path, environ, now_ns)
+        encoded = json.dumps(body).encode()
+        headers = [("Content-Type", "application/json"), ("Content-Length", str(len(encoded)))]
+        start_response(_STATUS[status], headers)
+        return [encoded]
+
+    return serve
+
+
+def _respond(path: Path, environ: WSGIEnvironment, now_ns: Callable[[], int]) -> tuple[int, Json]:
+    # WSGI gives the bytes of a path as characters.
+    asked = environ["PATH_INFO"].encode("latin-1").decode("utf-8", "replace")
+    for pattern, handler, error in _ROUTES:
+        match = pattern.fullmatch(asked)
+        if match is None:
+            continue
+        try:
+            if environ["REQUEST_METHOD"] != "GET":
+                raise Refused(405, "allowed: GET")
+            parameters = _Parameters(environ.get("QUERY_STRING", ""))
+            with StoreReader(path) as reader:
+                return 200, handler(_Request(reader, parameters, match.groups(), now_ns()))
+        except Refused as refused:
+            return refused.status, error(refused.status, str(refused))
+        except SearchTooLong as too_long:
+            return 503, error(503, str(too_long))
+        except ValueError as invalid:  # too many parameters
+            return 400, error(400, str(invalid))
+    described = ", ".join((*_LEGACY, *_V3))
+    return 404, _error(404, f"nothing is at {asked[:200]}; allowed: {described}")

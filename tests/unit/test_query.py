@@ -1,0 +1,581 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Jaeger's HTTP API: what Jaeger UI and Grafana ask is answered in the shapes that they parse.
+
+The requests are those of their sources, each named where it is used:
+
+    jaegertracing/jaeger-ui  packages/jaeger-ui/src/api/jaeger.ts (legacy)
+                             packages/jaeger-ui/src/api/v3/client.ts, schemas.ts (v3)
+    grafana/grafana          pkg/tsdb/jaeger/client.go (legacy), grpc_client.go (v3)
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import sqlite3
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlencode
+
+import pytest
+
+from coordinator import index, query
+from coordinator.core.clock import ClockOffset
+from coordinator.core.records import (
+    AppendSlice,
+    PutReleased,
+    PutStatus,
+    PutTrigger,
+    PutVerdict,
+)
+from coordinator.core.verdict import Verdict, VerdictKind
+from coordinator.follower import Indexer
+from coordinator.store import Store, StoreLimits, StoreReader
+from daemon.http import HttpServer
+from daemon.log import Log
+from protocol.messages import Group, SliceFlags, SliceStatus, Source, TraceId, TriggerFired
+from tests.export.collected import (
+    BEGIN_NS,
+    CART,
+    FRONT,
+    MS,
+    SPANS,
+    STOCK,
+    TRACE,
+    Said,
+    process_bytes,
+)
+from tests.unit.test_store import ROOMY, Clock, Driver, driver
+
+SILENT = Log(lambda _: None)
+OTHER = TraceId(bytes(15) + b"\x2a")
+S = 1000 * MS
+BEGIN_US = BEGIN_NS // 1000
+
+
+def put_trace(
+    here: Driver, trace: TraceId, slices: dict[str, bytes], version: int = 1, epoch: int = 1
+) -> None:
+    """Store a trace as the core does; back's clock is 5 ms ahead."""
+    fired = TriggerFired(Group("error", trace), (), "OutOfStock", Source.APPLICATION, BEGIN_NS)
+    here.write(PutTrigger("back", fired))
+    for node, data in slices.items():
+        status = SliceStatus(trace, True, SliceFlags.HELD, len(data), epoch=epoch)
+        clock = ClockOffset(5 * MS if node == "back" else 0, 1)
+        here.write(PutStatus(node, status, clock), AppendSlice(trace, node, epoch, 0, data))
+    size = sum(map(len, slices.values()))
+    verdict = Verdict(
+        version, VerdictKind.COHERENT, (), tuple(slices), size, SPANS, BEGIN_NS, BEGIN_NS + 100 * MS
+    )
+    here.write(PutVerdict(trace, verdict))
+
+
+def bring_up_to_date(store: Store, path: Path) -> Indexer:
+    indexer = Indexer(store, path, SILENT)
+    with StoreReader(path) as reader:
+        while indexer._work(reader) is not None:
+            pass
+    return indexer
+
+
+# A minute later; of the same front end, and of a service with a name that must be quoted.
+OTHER_FRONT = process_bytes(
+    1,
+    "front",
+    Said(0x11, 0, "GET /", 60_000, 60_002, attributes={"http.route": "/", "user": "a b"}),
+)
+OTHER_TEAM = process_bytes(2, "team/ж", Said(0x12, 0x11, "GET /", 60_001, 60_002))
+
+
+@dataclass(frozen=True, slots=True)
+class Api:
+    """The API of a store with two traces."""
+
+    url: str
+
+    def get(self, path: str, **parameters: object) -> Any:
+        status, body = self.ask(path, **parameters)
+        assert status == 200, body
+        return body
+
+    def ask(self, path: str, **parameters: object) -> tuple[int, Any]:
+        asked = f"{self.url}{path}" + (
+            f"?{urlencode(parameters, doseq=True)}" if parameters else ""
+        )
+        return self.ask_url(asked)
+
+    @staticmethod
+    def ask_url(asked: str) -> tuple[int, Any]:
+        try:
+            with urllib.request.urlopen(asked) as response:
+                assert response.headers["Content-Type"] == "application/json"
+                return response.status, json.load(response)
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, json.load(error)
+
+    def found(self, **parameters: object) -> list[str]:
+        """The ids that a legacy search finds."""
+        return [trace["traceID"] for trace in self.get("/api/traces", **parameters)["data"]]
+
+
+@pytest.fixture(scope="module")
+def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
+    path = tmp_path_factory.mktemp("query") / "t.sqlite"
+    with driver(path) as here:
+        put_trace(here, TRACE, {"edge": FRONT, "back": CART + STOCK})
+        put_trace(here, OTHER, {"edge": OTHER_FRONT + OTHER_TEAM})
+        indexer = bring_up_to_date(here.store, path)
+        assert (indexer.counters.traces_indexed, indexer.counters.traces_failed) == (2, 0)
+        now_ns = BEGIN_NS + 120 * S
+        with HttpServer("127.0.0.1:0", query.application(path, lambda: now_ns), SILENT) as server:
+            yield Api(f"http://127.0.0.1:{server.port}")
+
+
+SERVICES = ["cart", "front", "stock", "team/ж"]
+
+
+# -------------------------------------------- Grafana, pkg/tsdb/jaeger/client.go
+
+
+def test_grafana_lists_services_and_operations(api: Api) -> None:
+    # ServicesResponse
+    assert api.get("/api/services") == {
+        "data": SERVICES,
+        "total": 4,
+        "limit": 0,
+        "offset": 0,
+        "errors": None,
+    }
+    assert api.get("/api/services/cart/operations")["data"] == [
+        "POST /cart",
+        "Reserve",
+        "redis GET",
+    ]
+    assert api.get(f"/api/services/{quote('team/ж', safe='')}/operations")["data"] == ["GET /"]
+    assert api.get("/api/services/nobody/operations")["data"] == []
+
+
+def test_grafana_searches(api: Api) -> None:
+    # Search(): no times at all, tags as JSON of what was logfmt, empty ones left out.
+    answer = api.get(
+        "/api/traces",
+        limit=20,
+        service="stock",
+        operation="stock.Stock/Reserve",
+        tags='{"error":"true","rpc.system":"grpc"}',
+        minDuration="5ms",
+        maxDuration="1.2s",
+    )
+    (trace,) = answer["data"]
+    assert trace["traceID"] == TRACE.hex()
+    assert len(trace["spans"]) == SPANS
+    # types.go: what it reads of a span and of a process
+    for span in trace["spans"]:
+        assert {"traceID", "spanID", "operationName", "references", "processID"} <= span.keys()
+        assert isinstance(span["startTime"], int) and isinstance(span["duration"], int)
+        assert isinstance(span["tags"], list) and isinstance(span["logs"], list)
+        assert span["processID"] in trace["processes"]
+    assert {p["serviceName"] for p in trace["processes"].values()} == {"front", "cart", "stock"}
+
+
+def test_grafana_shows_a_trace(api: Api) -> None:
+    # Trace(): with and without the time range around it
+    for parameters in ({}, {"start": BEGIN_US, "end": BEGIN_US + 10**6}):
+        answer = api.get(f"/api/traces/{TRACE.hex()}", **parameters)
+        assert len(answer["data"][0]["spans"]) == SPANS
+    status, answer = api.ask(f"/api/traces/{'7' * 32}")
+    assert status == 404
+    assert answer["errors"] == [{"code": 404, "msg": "trace not found"}]
+
+
+# -------------------------------------- Grafana, pkg/tsdb/jaeger/grpc_client.go
+
+
+def test_grafana_v3(api: Api) -> None:
+    assert api.get("/api/v3/services") == {"services": SERVICES}
+    assert {"name": "Reserve", "spanKind": "client"} in api.get(
+        "/api/v3/operations", service="cart"
+    )["operations"]
+    # GrpcSearch(): times are not encoded, so that a plus sign means a space.
+    times = (
+        "query.start_time_min=2026-09-21T14:13:00+00:00&query.start_time_max=2026-09-21T14:14:00.5Z"
+    )
+    search = urlencode({"query.service_name": "front", "query.attributes": '{"http.route":"/buy"}'})
+    status, answer = api.ask_url(f"{api.url}/api/v3/traces?{search}&{times}")
+    assert status == 200
+    assert_traces_data(answer["result"], SPANS)
+    # and its GrpcTrace
+    assert_traces_data(api.get(f"/api/v3/traces/{TRACE.hex()}")["result"], SPANS)
+    status, answer = api.ask(f"/api/v3/traces/{'7' * 32}")
+    assert (status, answer) == (404, {"error": {"httpCode": 404, "message": "No traces found"}})
+
+
+def assert_traces_data(result: Any, count: int) -> None:
+    """What jaeger-ui's schemas.ts, refinedTracesData, demands."""
+    spans = [
+        span
+        for resource in result["resourceSpans"]
+        for scope in resource["scopeSpans"]
+        for span in scope["spans"]
+    ]
+    assert len(spans) == count
+    for span in spans:
+        assert re.fullmatch("[0-9a-f]{32}", span["traceId"])
+        assert re.fullmatch("(?!0+$)[0-9a-f]{16}", span["spanId"])
+        assert re.fullmatch("(?!0+$)[0-9a-f]{16}", span.get("parentSpanId", "1" * 16))
+        assert isinstance(span["kind"], int)
+        assert re.fullmatch(r"\d+", span["startTimeUnixNano"])
+        for item in span.get("attributes", ()):
+            assert len(item["value"]) == 1, item
+            assert re.fullmatch(r"-?\d+", item["value"].get("intValue", "1"))
+        for event in span.get("events", ()):
+            assert re.fullmatch(r"\d+", event["timeUnixNano"])
+
+
+# ------------------------------- Jaeger UI, packages/jaeger-ui/src/api/jaeger.ts
+
+
+def test_jaeger_ui_legacy(api: Api) -> None:
+    # fetchServiceServerOps
+    answer = api.get("/api/operations", service="stock", spanKind="server")
+    assert answer["data"] == [{"name": "stock.Stock/Reserve", "spanKind": "server"}]
+    # fetchDependencies, in milliseconds
+    links = api.get("/api/dependencies", endTs=BEGIN_NS // MS + 1000, lookback=604800000)["data"]
+    assert links == [
+        {"parent": "cart", "child": "stock", "callCount": 1},
+        {"parent": "front", "child": "cart", "callCount": 1},
+    ]
+    assert len(api.get("/api/dependencies")["data"]) == 3
+    before = api.get("/api/dependencies", endTs=BEGIN_NS // MS - 1000, lookback=1000)
+    assert before["data"] == []
+    # the search of versions before v3
+    search = {
+        "service": "front",
+        "start": BEGIN_US - 3_600_000_000,
+        "end": BEGIN_US + 120_000_000,
+        "lookback": "1h",
+        "limit": 20,
+        "maxDuration": "",
+        "minDuration": "",
+    }
+    assert api.found(**search) == [OTHER.hex(), TRACE.hex()]  # newest first
+    assert api.found(**{**search, "limit": 1}) == [OTHER.hex()]
+    # traceID, repeated, of the comparison
+    ids = [TRACE.hex(), "2a", "7" * 32]
+    answer = api.get("/api/traces", traceID=ids)
+    assert [trace["traceID"] for trace in answer["data"]] == [TRACE.hex(), OTHER.hex()]
+    assert answer["errors"] == [{"msg": "trace not found", "traceID": "7" * 32}]
+
+
+# ------------------------------ Jaeger UI, packages/jaeger-ui/src/api/v3/client.ts
+
+
+def test_jaeger_ui_v3_summaries(api: Api) -> None:
+    # fetchTraceSummaries, of the version with camelCase and of the one before it
+    camel = {
+        "query.serviceName": "front",
+        "query.operationName": "GET /buy",
+        "query.startTimeMin": "2026-09-21T14:13:00.000Z",
+        "query.startTimeMax": "2026-09-21T14:15:00.000Z",
+        "query.searchDepth": 20,
+        "query.durationMin": "1ms",
+        "query.attributes": '{"error":"true"}',
+    }
+    snake = {
+        "query.service_name": "front",
+        "query.span_name": "GET /buy",
+        "query.start_time_min": "2026-09-21T14:13:00.000Z",
+        "query.start_time_max": "2026-09-21T14:15:00.000Z",
+        "query.num_traces": 20,
+    }
+    for search in (camel, snake):
+        (summary,) = api.get("/api/v3/trace-summaries", **search)["summaries"]
+        assert summary == {
+            "traceId": TRACE.hex(),
+            "rootServiceName": "front",
+            "rootOperationName": "GET /buy",
+            "minStartTimeUnixNano": str(BEGIN_NS),
+            "maxEndTimeUnixNano": str(BEGIN_NS + 100 * MS),
+            "spanCount": SPANS,
+            "errorSpanCount": 2,
+            "orphanSpanCount": 0,
+            "services": [
+                {"name": "cart", "spanCount": 3, "errorSpanCount": 0},
+                {"name": "front", "spanCount": 2, "errorSpanCount": 1},
+                {"name": "stock", "spanCount": 2, "errorSpanCount": 1},
+            ],
+        }
+    nothing = {**snake, "query.span_name": "GET /sell"}
+    assert api.get("/api/v3/trace-summaries", **nothing) == {"summaries": []}
+
+
+def test_v3_takes_ids_in_base64_and_gives_raw_times(api: Api) -> None:
+    encoded = quote(base64.b64encode(TRACE).decode(), safe="")
+
+    def start_of_stock(**parameters: object) -> int:
+        result = api.get(f"/api/v3/traces/{encoded}", **parameters)["result"]
+        (start,) = (
+            span["startTimeUnixNano"]
+            for resource in result["resourceSpans"]
+            for scope in resource["scopeSpans"]
+            for span in scope["spans"]
+            if span["name"] == "stock.Stock/Reserve"
+        )
+        return int(start)
+
+    assert start_of_stock() == BEGIN_NS + 40 * MS
+    assert start_of_stock(rawTraces="true") == BEGIN_NS + 45 * MS
+
+
+# ------------------------------------------------------------------ searches
+
+IN_TIME = {"start": BEGIN_US, "end": BEGIN_US + 120_000_000}
+
+
+@pytest.mark.parametrize(
+    ("search", "found"),
+    [
+        ({"service": "cart"}, [TRACE]),
+        ({"service": "front", "operation": "GET /"}, [OTHER]),
+        ({"service": "front", "operation": "redis GET"}, []),  # another service's
+        ({"service": "front", "tags": '{"http.route":"/buy"}'}, [TRACE]),
+        ({"service": "front", "tags": 'http.route=/ user="a b"'}, [OTHER]),
+        ({"service": "front", "tag": "user:a b"}, [OTHER]),
+        # All tags on one span, though each is somewhere in the trace.
+        ({"service": "cart", "tags": "rpc.system=grpc"}, []),
+        ({"service": "stock", "tags": "rpc.system=grpc error"}, [TRACE]),
+        ({"service": "stock", "tags": "exception.type=OutOfStock"}, [TRACE]),
+        ({"service": "front", "tags": f'{{"n":"{1 << 60}"}}'}, [TRACE]),
+        ({"service": "front", "tags": "ok=false share=0.5 span.kind=client"}, [TRACE]),
+        ({"service": "stock", "tags": "process.pid=102"}, [TRACE]),
+        ({"service": "front", "tags": "backsight.trigger=error"}, [OTHER, TRACE]),
+        ({"service": "front", "minDuration": "80ms"}, [TRACE]),
+        ({"service": "front", "minDuration": "100.001ms"}, []),
+        ({"service": "front", "maxDuration": "79999us"}, [OTHER]),
+        ({"service": "front", "start": BEGIN_US + 1, "end": BEGIN_US + 50_000_000}, [TRACE]),
+        ({"service": "front", "start": BEGIN_US + 10_001, "end": BEGIN_US + 50_000_000}, []),
+        ({"service": "front", "end": BEGIN_US + 120_000_000, "lookback": "70s"}, [OTHER]),
+    ],
+)
+def test_what_a_search_finds(api: Api, search: dict[str, Any], found: list[TraceId]) -> None:
+    times = {} if "end" in search else IN_TIME
+    assert api.found(**times, **search) == [trace.hex() for trace in found]
+
+
+@pytest.mark.parametrize(
+    ("path", "parameters", "message"),
+    [
+        ("/api/traces", {}, "parameter 'service' is required"),
+        ("/api/traces", {"service": "a", "start": "now"}, "malformed parameter start: 'now'"),
+        ("/api/traces", {"service": "a", "limit": "-1"}, "malformed parameter limit: '-1'"),
+        ("/api/traces", {"service": "a", "minDuration": "5"}, "malformed parameter minDuration"),
+        ("/api/traces", {"service": "a", "lookback": "1y"}, "malformed parameter lookback"),
+        ("/api/traces", {"service": "a", "tags": "{"}, "malformed 'tags' parameter"),
+        ("/api/traces", {"service": "a", "tags": '{"a":[1]}'}, "malformed 'tags' parameter"),
+        ("/api/traces", {"service": "a", "tags": 'a="b'}, "malformed 'tags' parameter"),
+        ("/api/traces", {"service": "a", "tag": "ab"}, "malformed 'tag' parameter"),
+        (
+            "/api/traces",
+            {"service": "a", "minDuration": "2s", "maxDuration": "1s"},
+            "'maxDuration' should be greater than 'minDuration'",
+        ),
+        ("/api/traces", {"service": "a", "start": 2, "end": 1}, "the end of the time range"),
+        ("/api/traces", {"traceID": "xyz!"}, "malformed parameter traceID"),
+        ("/api/traces/00", {}, "malformed parameter traceID"),
+        ("/api/traces/1", {"raw": "perhaps"}, "malformed parameter raw"),
+        ("/api/operations", {}, "parameter 'service' is required"),
+        ("/api/dependencies", {"endTs": "x"}, "malformed parameter endTs"),
+        ("/api/v3/operations", {}, "malformed parameter service"),
+        ("/api/v3/traces", {"query.serviceName": "a"}, "are required"),
+        (
+            "/api/v3/trace-summaries",
+            {"query.startTimeMin": "yesterday", "query.startTimeMax": "2026-11-21T00:00:00Z"},
+            "malformed parameter query.startTimeMin",
+        ),
+    ],
+)
+def test_what_is_malformed_is_refused_in_jaegers_shape(
+    api: Api, path: str, parameters: dict[str, Any], message: str
+) -> None:
+    status, body = api.ask(path, **parameters)
+    assert status == 400
+    if "/v3/" in path:
+        assert body["error"]["httpCode"] == 400
+        said = body["error"]["message"]
+    else:
+        assert body["data"] is None
+        assert body["errors"][0]["code"] == 400
+        said = body["errors"][0]["msg"]
+    assert message in said
+
+
+def test_what_is_not_there_is_told(api: Api) -> None:
+    status, body = api.ask("/api/metrics/calls")
+    assert status == 404
+    assert "/api/v3/trace-summaries" in body["errors"][0]["msg"]
+
+
+def test_an_answer_is_bounded(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    size = len(OTHER_FRONT + OTHER_TEAM)
+    monkeypatch.setattr(query, "_BYTES_MAX", size + 1)
+    assert api.found(service="front", **IN_TIME) == [OTHER.hex()]
+    status, body = api.ask(f"/api/traces/{TRACE.hex()}")
+    assert status == 413
+    assert "backsightctl export" in body["errors"][0]["msg"]
+    monkeypatch.setattr(query, "_LIMIT_MAX", 1)
+    assert api.found(service="front", limit=10**9, **IN_TIME) == [OTHER.hex()]
+
+
+def test_a_search_that_takes_too_long_is_given_up(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(index, "_SEARCH_TIMEOUT_S", -1.0)
+    monkeypatch.setattr(index, "_STEPS", 1)
+    status, body = api.ask("/api/traces", service="front", **IN_TIME)
+    assert status == 503
+    assert "narrow it" in body["errors"][0]["msg"]
+
+
+# ------------------------------------------------------------------ the index
+
+
+def rows(path: Path) -> dict[str, int]:
+    connection = sqlite3.connect(path)
+    counts = {
+        table: connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0]
+        for table in ("to_index", "summaries", "operations", "spans", "calls")
+    }
+    connection.close()
+    return counts
+
+
+EMPTY = {"to_index": 0, "summaries": 0, "operations": 0, "spans": 0, "calls": 0}
+
+
+def test_a_new_verdict_replaces_what_the_index_has(tmp_path: Path) -> None:
+    path = tmp_path / "t.sqlite"
+    with driver(path) as here:
+        put_trace(here, TRACE, {"edge": FRONT})
+        assert rows(path)["to_index"] == 1
+        bring_up_to_date(here.store, path)
+        assert rows(path) == {**EMPTY, "summaries": 1, "operations": 2, "spans": 2}
+        put_trace(here, TRACE, {"edge": FRONT, "back": CART + STOCK}, version=2)
+        bring_up_to_date(here.store, path)
+        after = {"to_index": 0, "summaries": 1, "operations": 7, "spans": 7, "calls": 2}
+        assert rows(path) == after
+        with StoreReader(path) as reader:
+            summaries = dict(reader.searches.summaries([TRACE, OTHER]))
+        assert summaries[TRACE].span_count == SPANS
+        assert OTHER not in summaries
+
+
+def test_a_verdict_that_comes_while_the_index_is_made_is_not_missed(tmp_path: Path) -> None:
+    path = tmp_path / "t.sqlite"
+    with driver(path) as here:
+        put_trace(here, TRACE, {"edge": FRONT})
+        made = index.TraceIndex(TRACE, 1, (), None, {})
+        put_trace(here, TRACE, {"edge": FRONT, "back": CART}, version=2)
+        here.store.note([made])
+        assert rows(path)["to_index"] == 1
+        bring_up_to_date(here.store, path)
+        assert rows(path)["spans"] == 5
+
+
+def test_the_index_goes_with_its_traces(tmp_path: Path) -> None:
+    path, clock = tmp_path / "t.sqlite", Clock()
+    with driver(path, StoreLimits(ROOMY.bytes_max, 3600), clock) as here:
+        put_trace(here, TRACE, {"edge": FRONT, "back": CART + STOCK})
+        bring_up_to_date(here.store, path)
+        assert rows(path)["spans"] == SPANS
+        here.write(PutReleased(TRACE))
+        clock.now_s += 7200
+        put_trace(here, OTHER, {"edge": OTHER_FRONT})
+        here.write(PutReleased(OTHER))  # the bounds are looked at after a transaction
+        here.store.note([index.TraceIndex(TRACE, 1, (), None, {})])  # too late
+        assert rows(path) == {**EMPTY, "to_index": 1}
+        bring_up_to_date(here.store, path)
+        assert rows(path) == {**EMPTY, "summaries": 1, "operations": 1, "spans": 1}
+
+
+def test_a_store_of_the_version_before_gets_its_index(tmp_path: Path) -> None:
+    path = tmp_path / "t.sqlite"
+    with driver(path) as here:
+        put_trace(here, TRACE, {"edge": FRONT, "back": CART + STOCK})
+    connection = sqlite3.connect(path)
+    for table in (*EMPTY, "to_export", "exported"):
+        connection.execute(f"DROP TABLE {table}")
+    connection.execute("PRAGMA user_version = 3")
+    connection.close()
+    with driver(path) as here:
+        bring_up_to_date(here.store, path)
+        assert rows(path)["spans"] == SPANS
+
+
+def test_what_cannot_be_read_stops_no_other_trace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "t.sqlite"
+    with driver(path) as here:
+        put_trace(here, TRACE, {"edge": b"no slice at all"})
+        put_trace(here, OTHER, {"edge": OTHER_FRONT})
+        indexer = bring_up_to_date(here.store, path)
+        assert rows(path) == {**EMPTY, "summaries": 1, "operations": 1, "spans": 1}
+        assert indexer.counters.traces_indexed == 2
+
+        def fail(*_: object) -> None:
+            raise OverflowError
+
+        monkeypatch.setattr("coordinator.follower.index_of", fail)
+        put_trace(here, OTHER, {"edge": OTHER_FRONT}, version=2)
+        indexer = bring_up_to_date(here.store, path)
+        assert indexer.counters.traces_failed == 1
+        assert rows(path) == EMPTY
+
+
+def test_what_is_found_of_a_trace_is_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(index, "SPANS_MAX", 3)
+    path = tmp_path / "t.sqlite"
+    with driver(path) as here:
+        put_trace(here, TRACE, {"edge": FRONT, "back": CART + STOCK})
+        bring_up_to_date(here.store, path)
+        assert rows(path)["spans"] == 3
+        with StoreReader(path) as reader:
+            ((_, summary),) = reader.searches.summaries([TRACE])
+        assert summary.span_count == SPANS
+
+
+def test_the_indexer_works_when_there_are_news(tmp_path: Path) -> None:
+    path = tmp_path / "t.sqlite"
+    with driver(path) as here:
+        indexer = Indexer(here.store, path, SILENT)
+        with indexer.follower:
+            put_trace(here, TRACE, {"edge": FRONT})
+            # Its note is written before the next one of ours, once it has read the trace.
+            while not indexer.counters.traces_indexed:
+                put_trace(here, OTHER, {"edge": OTHER_FRONT}, version=2)
+        assert rows(path)["spans"] >= 2
+
+
+@pytest.mark.parametrize(
+    ("text", "ns"),
+    [("1.5s", 1_500_000_000), ("100us", 100_000), ("1h30m", 5400 * 10**9), (".5ms", 500_000)],
+)
+def test_durations_are_those_of_go(text: str, ns: int) -> None:
+    assert query.duration_ns(text) == ns
+
+
+def test_logfmt() -> None:
+    assert query.logfmt(r'error a.b=c  q="x \"y\"" empty=') == {
+        "error": "true",
+        "a.b": "c",
+        "q": 'x "y"',
+        "empty": "",
+    }
