@@ -184,9 +184,9 @@ class CoordinatorServer:
         )
         self._reader = StoreReader(settings.store_path)
         self._reading = asyncio.Lock()
-        self._sessions: dict[int, _Outgoing] = {}
         self._indexer = Indexer(self._store, settings.store_path, log)
         self._followers = contextlib.ExitStack()
+        self._sessions: dict[int, _Outgoing] = {}
         self._streams: dict[int, _Outgoing] = {}
         self._last_number = 0
         self._submitted = self._durable = 0  # the last tokens
@@ -236,8 +236,8 @@ class CoordinatorServer:
             if port == 0:
                 raise OSError(f"cannot listen on {self._settings.listen}: is it in use?")
             await self._server.start()
-        except BaseException:
             self._followers.enter_context(self._indexer.follower)
+        except BaseException:
             self._store.__exit__(None, None, None)
             self._reader.__exit__(None, None, None)
             raise
@@ -586,6 +586,7 @@ class CoordinatorServer:
             "core": dataclasses.asdict(self._core.counters),
             "server": dataclasses.asdict(self.counters),
             "store": dataclasses.asdict(self._store.counters),
+            "index": dataclasses.asdict(self._indexer.counters),
         }
 
     def status(self) -> dict[str, Any]:
@@ -611,7 +612,6 @@ def _flat(prefix: str, counted: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
     for name, value in counted.items():
         if isinstance(value, Mapping):
             yield from _flat(f"{prefix}{name}.", value)
-            "index": dataclasses.asdict(self._indexer.counters),
         else:
             yield f"{prefix}{name}", value
 
