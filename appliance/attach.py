@@ -184,7 +184,8 @@ class AttachServer:
     ) -> None:
         self.counters = AttachCounters()
         self._path = path
-        self._allowed = allowed
+        self.allowed = allowed
+        """Who may attach from now on; who has, stays."""
         self._host = host
         self._log = log
         self._loop = asyncio.get_running_loop()
@@ -257,7 +258,7 @@ class AttachServer:
     def _answer(self, connection: _Connection, data: bytes) -> None:
         try:
             peer = peer_of(connection.socket)
-            if not self._allowed.admits(peer):
+            if not self.allowed.admits(peer):
                 self.counters.not_allowed += 1
                 self._refuse(
                     connection,

@@ -231,7 +231,7 @@ class Clients:
     # ------------------------------------------------------ over the restart
 
     def _store(self, client: Client, fds: ClientFds) -> None:
-        if not self._manager.keeps_fds:
+        if not self._manager.is_there:
             return
         about = os.memfd_create("backsight-about", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:

@@ -34,6 +34,7 @@ from daemon.histogram import Histogram
 from daemon.log import Level, Log
 from daemon.main import die_if_it_fails
 from daemon.service_manager import ServiceManager, StoredFd
+from daemon.watchdog import Ask
 from protocol.messages import WHY_BYTES_MAX, Group, TraceId
 from protocol.wire import Opening
 
@@ -222,6 +223,37 @@ class Daemon:
         wakeup_ns = self._core.next_wakeup_ns(now_ns)
         if wakeup_ns is not None and wakeup_ns > now_ns:
             self._set_timer(now_ns)
+
+    # ------------------------------------------- as the service manager sees it
+
+    @property
+    def threads(self) -> dict[str, Ask]:
+        """What must move so that the node does."""
+        return {"data plane": self._pump.give_sign}
+
+    def status_text(self) -> str:
+        """How the node is, in a line."""
+        if self._uplink is None:
+            uplink = "no coordinator configured"
+        elif self._core.refused is not None:
+            uplink = f"refused by the coordinator: {self._core.refused}"
+        else:
+            assert self._settings.coordinator is not None
+            state = "connected to" if self._uplink.welcomed else "not connected to"
+            uplink = f"{state} {self._settings.coordinator.endpoint}"
+        horizon_ns = self._dataplane.metrics()["horizon_ns"]
+        horizon = f"{horizon_ns / 1e9:.0f} s back" if horizon_ns else "all since the start"
+        return (
+            f"{uplink}; {len(self._clients)} clients; pool holds {horizon};"
+            f" {self._core.unreported_groups} triggers unreported"
+        )
+
+    def reconfigure(self, settings: Settings) -> None:
+        """Go on with other settings, of which those that cannot be changed are the same."""
+        self._settings = settings
+        self._attach.allowed = settings.allow.resolve()
+        self._core.reconfigure(settings.core_config(), time.monotonic_ns())
+        self._on_fact()
 
     # ------------------------------------------------------------ ControlHost
 

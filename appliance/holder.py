@@ -8,7 +8,9 @@ place: it gives the daemon a $NOTIFY_SOCKET, keeps the fds that the daemon
 stores, starts it again when it dies of anything but being told to, and hands
 it the fds as $LISTEN_FDS. SIGTERM, SIGINT and SIGHUP are passed on. It ends
 when the daemon ends cleanly, with the daemon's exit status. The daemon's
-READY=1 is passed on to the holder's own $NOTIFY_SOCKET, if it has one.
+READY=1 is passed on to the holder's own $NOTIFY_SOCKET, if it has one. With
+--watchdog-s, a daemon that was ready and gives no sign of life for so long is
+killed, and started again.
 """
 
 from __future__ import annotations
@@ -62,7 +64,11 @@ class _Held:
 class Holder:
     """Runs one daemon. Bring it up with ``with``, then run()."""
 
-    def __init__(self, command: Sequence[str], manager: ServiceManager) -> None:
+    def __init__(
+        self, command: Sequence[str], manager: ServiceManager, watchdog_s: float | None = None
+    ) -> None:
+        self._watchdog_s = watchdog_s
+        self._alive_until: float | None = None
         self._command = list(command)
         self._manager = manager
         self._held: list[_Held] = []
@@ -123,21 +129,34 @@ class Holder:
         print(f"holder: {text}", file=sys.stderr, flush=True)
 
     def _run_once(self) -> int:
-        self._ready_since = None
+        self._ready_since = self._alive_until = None
         self._child = self._spawn()
         poll = select.poll()
         poll.register(self._notify, select.POLLIN)
         poll.register(self._signals_in, select.POLLIN)
         while True:
-            poll.poll()
+            poll.poll(self._poll_timeout_ms())
             self._take_messages()
             self._take_signals()
+            self._kill_if_overdue(self._child)
             pid, status = os.waitpid(self._child, os.WNOHANG)
             if pid:
                 # What it said last may have come after our last look.
                 self._take_messages()
                 self._child = None
                 return status
+
+    def _poll_timeout_ms(self) -> float | None:
+        if self._alive_until is None:
+            return None
+        return max(0.0, 1000 * (self._alive_until - time.monotonic()))
+
+    def _kill_if_overdue(self, child: int) -> None:
+        if self._alive_until is not None and time.monotonic() >= self._alive_until:
+            self._say(f"no sign of life from {self._command[0]} for {self._watchdog_s:g} s; killed")
+            self._alive_until = None
+            # A signal that it could take would find nobody who takes it.
+            os.kill(child, signal.SIGKILL)
 
     def _wait_told_to_end(self, seconds: float) -> bool:
         deadline = time.monotonic() + seconds
@@ -179,6 +198,11 @@ class Holder:
             if os.getppid() != holder:
                 os._exit(1)
             environment = os.environ | {"NOTIFY_SOCKET": notify_name}
+            if self._watchdog_s is not None:
+                environment |= {
+                    "WATCHDOG_USEC": str(int(self._watchdog_s * 1e6)),
+                    "WATCHDOG_PID": str(os.getpid()),
+                }
             if self._held:
                 # First out of the way of the numbers that they shall get.
                 high = LISTEN_FDS_START + len(self._held)
@@ -238,6 +262,8 @@ class Holder:
                 if held.name == name:
                     os.close(held.fd)
             self._held = [held for held in self._held if held.name != name]
+        if self._watchdog_s is not None and "1" in (said.get("READY"), said.get("WATCHDOG")):
+            self._alive_until = time.monotonic() + self._watchdog_s
         if said.get("READY") == "1":
             self._ready_since = time.monotonic()
             self._manager.ready()
@@ -257,6 +283,12 @@ def main() -> int:
         prog="python3 -m appliance.holder",
         description="Keep a daemon running, and its file descriptors over restarts.",
     )
+    parser.add_argument(
+        "--watchdog-s",
+        type=float,
+        metavar="SECONDS",
+        help="start it again when it gives no sign of life for so long (default: never)",
+    )
     parser.add_argument("command", nargs="+", help="the daemon and its arguments, after --")
     arguments = parser.parse_args()
     # Room for the fds of all clients, here and in the daemon.
@@ -264,7 +296,7 @@ def main() -> int:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     with (
         ServiceManager.from_environment(os.environ) as manager,
-        Holder(arguments.command, manager) as holder,
+        Holder(arguments.command, manager, arguments.watchdog_s) as holder,
     ):
         return holder.run()
 

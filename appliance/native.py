@@ -128,7 +128,7 @@ class NativeDataPlane:
             raise ValueError(f"the data plane refuses its configuration: {text}")
         self._node = node[0]
         self._ticks = ticks
-        self._paired_ns = 0
+        self._paired_ns = ffi.new("uint64_t *")
         self._peek_bytes_max = min(settings.trace_bytes_max, _PEEK_BYTES_MAX)
         self.clock_pair()
 
@@ -212,13 +212,13 @@ class NativeDataPlane:
     def clock_pair(self) -> None:
         """Store how the clocks stand."""
         ticks, monotonic_ns, realtime_ns = read_clocks(self._ticks.is_tsc)
-        self._paired_ns = monotonic_ns
+        self._paired_ns[0] = monotonic_ns
         # -EINVAL: another thread stored a later one in between.
         lib.bsn_clock_pair(self._node, ticks, monotonic_ns, realtime_ns)
 
     def clock_pair_if_due(self, now_ns: int) -> None:
         """Store how the clocks stand, unless that was done within the last second."""
-        if now_ns - self._paired_ns >= _PAIR_INTERVAL_NS:
+        if now_ns - self._paired_ns[0] >= _PAIR_INTERVAL_NS:
             self.clock_pair()
 
     def poll(self, now_ns: int) -> bool:
@@ -231,9 +231,13 @@ class NativeDataPlane:
 
         None: no timeout. Between the two no other thread of Python is waited for.
         """
-        # After it, as it is for what is copied once the events are known.
-        found = lib.wait_and_poll(self._node, -1 if timeout_ns is None else timeout_ns)
-        self.clock_pair_if_due(time.monotonic_ns())
+        found = lib.wait_and_poll(
+            self._node,
+            -1 if timeout_ns is None else timeout_ns,
+            self._ticks.is_tsc,
+            _PAIR_INTERVAL_NS,
+            self._paired_ns,
+        )
         return _check(found, "a poll") > 0
 
     def wake(self) -> None:

@@ -34,16 +34,23 @@ _CLIENT_STRUCT = "bs_trace_id"
 # Threads of Python wait for each other up to 5 ms (sys.getswitchinterval), which is all
 # that a trigger has from the queue to its pick-up; so none is waited for in between.
 _WAIT_AND_POLL = """
-#include <time.h>
 #include "node.h"
 
-static int wait_and_poll(struct bsn *node, int64_t timeout_ns)
+/* A pair first, if the last one is older than that: by it the poll knows when
+ * the triggers were fired that it finds. */
+static int wait_and_poll(struct bsn *node, int64_t timeout_ns, bool tsc,
+			 uint64_t pair_interval_ns, uint64_t *paired_ns)
 {
-	struct timespec now;
+	uint64_t ticks, monotonic_ns, realtime_ns;
 
 	bsn_wait(node, timeout_ns);
-	clock_gettime(CLOCK_MONOTONIC, &now);
-	return bsn_poll(node, (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec);
+	bsn_clock_read(tsc, &ticks, &monotonic_ns, &realtime_ns);
+	if (monotonic_ns - *paired_ns >= pair_interval_ns) {
+		/* -EINVAL: another thread stored a later one. */
+		bsn_clock_pair(node, ticks, monotonic_ns, realtime_ns);
+		*paired_ns = monotonic_ns;
+	}
+	return bsn_poll(node, monotonic_ns);
 }
 """
 
@@ -81,7 +88,10 @@ def builder(client_header: Path, node_header: Path) -> FFI:
     """Return the cffi builder of the extension module."""
     ffi = FFI()
     ffi.cdef(declarations(client_header.read_text(), node_header.read_text()))
-    ffi.cdef("static int wait_and_poll(struct bsn *node, int64_t timeout_ns);")
+    ffi.cdef(
+        "static int wait_and_poll(struct bsn *node, int64_t timeout_ns, bool tsc,"
+        " uint64_t pair_interval_ns, uint64_t *paired_ns);"
+    )
     ffi.set_source(MODULE, _WAIT_AND_POLL)
     return ffi
 

@@ -17,6 +17,7 @@ import asyncio
 import contextlib
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from types import TracebackType
 from typing import Self
@@ -51,6 +52,7 @@ class Pump:
         # Handed to the loop, which has not taken them yet. One after the other
         # they pass through here, so that none is lost or taken twice at the end.
         self._handed: list[DataPlaneEvent] = []
+        self._asked: deque[Callable[[], None]] = deque()
         self.polls = 0
 
     def __enter__(self) -> Self:
@@ -78,6 +80,11 @@ class Pump:
         """Events that the event loop was handed and has not seen to."""
         return len(self._handed)
 
+    def give_sign(self, sign: Callable[[], None]) -> None:
+        """Have the thread call ``sign`` when it has polled, which it does now if it was asleep."""
+        self._asked.append(sign)
+        self._dataplane.wake()
+
     def lively(self, now_ns: int) -> None:
         """Something was triggered, or a slice grew: more may follow soon."""
         sleeping = now_ns >= self._lively_until_ns
@@ -95,6 +102,8 @@ class Pump:
             have_events = self._dataplane.wait_and_poll(self._timeout_ns(time.monotonic_ns()))
             self.polls += 1
             self._held = self._dataplane.has_slices()
+            while self._asked:
+                self._asked.popleft()()
             # Events wait in the data plane while the loop is behind; what
             # processes write is drained all the same.
             if have_events and not self._handed and not self._stopping:

@@ -16,7 +16,7 @@ from appliance.attach import Allowed
 from appliance.core.config import NodeConfig, TriggerLimits, TriggerPolicy
 from config.endpoint import Endpoint, OptionalEndpoint, is_loopback
 from config.endpoint import MetricsSettings as _MetricsSettings
-from config.schema import InvalidValue, Matching, Range, Size
+from config.schema import RELOADABLE, InvalidValue, Matching, Range, Size
 from daemon.log import Level, LevelName
 from protocol.messages import CHUNK_BYTES_MAX, LATERALS_MAX
 from protocol.wire import ADDRESSES_MAX
@@ -129,7 +129,7 @@ class Settings:
     socket: str = "/run/backsight/node.sock"
     coordinator: CoordinatorSettings | None = None
     addresses: tuple[Address, ...] = ()
-    allow: AllowSettings = field(default_factory=AllowSettings)
+    allow: Annotated[AllowSettings, RELOADABLE] = field(default_factory=AllowSettings)
 
     pool_bytes: Annotated[int, Size(4 << 20, _POOL_BYTES_MAX)] = 256 << 20
     arena_bytes: Annotated[int, Size(_SEGMENT_BYTES, _POOL_BYTES_MAX)] | None = None
@@ -143,10 +143,10 @@ class Settings:
     percentage: Annotated[float, Range(0, 100)] = 100.0
     trust_incoming: bool = False
 
-    triggers: TriggerSettings = field(default_factory=TriggerSettings)
-    report: ReportSettings = field(default_factory=ReportSettings)
+    triggers: Annotated[TriggerSettings, RELOADABLE] = field(default_factory=TriggerSettings)
+    report: Annotated[ReportSettings, RELOADABLE] = field(default_factory=ReportSettings)
     metrics: MetricsSettings = field(default_factory=MetricsSettings)
-    log_level: LevelName = "info"
+    log_level: Annotated[LevelName, RELOADABLE] = "info"
 
     def __post_init__(self) -> None:
         if self.arena_bytes is not None:

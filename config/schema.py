@@ -8,6 +8,7 @@ defaults, their types the types; bounds stand beside the type:
     node: Annotated[str, Matching(r"[a-z]+", "lower-case letters")]
     limits: Limits = Limits()             # a section: a dataclass of its own
     policies: Mapping[str, Policy] = ...  # names chosen by the user
+    rate: Annotated[float, Range(1, 9), RELOADABLE] = 1  # config.reload
 
 An unknown or repeated key, a wrong type, a value out of bounds: each becomes
 one line with file, line, key, value and what is allowed, and all of them are
@@ -117,6 +118,13 @@ class Matching:
         return value
 
 
+class Reloadable:
+    """Beside the type of a key, or section: a daemon takes a change of it up while it runs."""
+
+
+RELOADABLE = Reloadable()
+
+
 def format_size(size_bytes: int) -> str:
     """Write a number of bytes with the largest binary unit that divides it."""
     for unit in ("TiB", "GiB", "MiB", "KiB"):
@@ -193,7 +201,7 @@ class _Reader:
         bounds: tuple[Bound, ...] = ()
         if typing.get_origin(kind) is Annotated:
             kind, *bounds_list = typing.get_args(kind)
-            bounds = tuple(bounds_list)
+            bounds = tuple(bound for bound in bounds_list if bound is not RELOADABLE)
         origin = typing.get_origin(kind)
         if origin in (types.UnionType, typing.Union):
             if node.tag.endswith(":null") and type(None) in typing.get_args(kind):

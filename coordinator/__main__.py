@@ -15,33 +15,32 @@ from coordinator.server import CoordinatorServer
 from coordinator.settings import Settings
 from coordinator.store import StoreError
 from daemon.log import Log
-from daemon.main import die_with_any_thread, read_arguments, told_to_end
+from daemon.main import Configuration, die_with_any_thread, read_arguments, supervise
 from daemon.metrics import serving
 from daemon.service_manager import ServiceManager
 
 _PROGRAM = "backsight-coordinator"
 
 
-async def _serve(settings: Settings, manager: ServiceManager, log: Log) -> None:
+async def _serve(configuration: Configuration[Settings], manager: ServiceManager, log: Log) -> None:
+    settings = configuration.settings
     async with CoordinatorServer(settings, secrets.randbits(64), log) as server:
         with (
             serving(settings.metrics.listen, PREFIX, METRICS, server.status, log),
             query.serving(settings.query.listen, settings.store_path, log),
         ):
             log.info(f"serves on {settings.listen}")
-            manager.ready()
-            await told_to_end()
-            manager.stopping()
+            await supervise(server, configuration, manager, log)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run until told to end. Exit status 2 for a bad configuration, 1 for other failures."""
-    settings = read_arguments(_PROGRAM, __doc__.splitlines()[0], Settings, argv)
+    configuration = read_arguments(_PROGRAM, __doc__.splitlines()[0], Settings, argv)
     die_with_any_thread()
-    log = Log.of(_PROGRAM, settings.level)
+    log = Log.of(_PROGRAM, configuration.settings.level)
     with ServiceManager.from_environment(os.environ) as manager:
         try:
-            asyncio.run(_serve(settings, manager, log))
+            asyncio.run(_serve(configuration, manager, log))
         except (StoreError, OSError) as error:
             log.error(str(error))
             return 1

@@ -35,11 +35,13 @@ from google.protobuf.message import Message
 from coordinator.answers import slice_of, summary_of
 from coordinator.core.coordinator import CoordinatorCore
 from coordinator.core.records import PutVerdict, Write
+from coordinator.exporter import ExportCounters, Exporter
 from coordinator.follower import Indexer
 from coordinator.settings import Settings
 from coordinator.store import SliceRow, Store, StoreReader, TraceRow
 from daemon.log import Level, Log
 from daemon.main import die_if_it_fails
+from daemon.watchdog import Ask
 from protocol import wire
 from protocol.messages import (
     CoordinatorMessage,
@@ -173,6 +175,7 @@ class CoordinatorServer:
             settings.store.limits,
             lambda token: _call_soon(self._loop, self._on_durable, token),
             log,
+            exports=settings.export.exported_verdicts,
         )
         config = settings.core_config()
         self._core = CoordinatorCore(
@@ -185,6 +188,9 @@ class CoordinatorServer:
         self._reader = StoreReader(settings.store_path)
         self._reading = asyncio.Lock()
         self._indexer = Indexer(self._store, settings.store_path, log)
+        self._exporter: Exporter | None = None
+        if settings.export.endpoint:
+            self._exporter = Exporter(settings.export, self._store, settings.store_path, log)
         self._followers = contextlib.ExitStack()
         self._sessions: dict[int, _Outgoing] = {}
         self._streams: dict[int, _Outgoing] = {}
@@ -237,6 +243,8 @@ class CoordinatorServer:
                 raise OSError(f"cannot listen on {self._settings.listen}: is it in use?")
             await self._server.start()
             self._followers.enter_context(self._indexer.follower)
+            if self._exporter is not None:
+                self._followers.enter_context(self._exporter)
         except BaseException:
             self._store.__exit__(None, None, None)
             self._reader.__exit__(None, None, None)
@@ -580,6 +588,30 @@ class CoordinatorServer:
         await self._question(pb.GetCountersRequest(), data, context)
         return pb.GetCountersReply(counters=dict(_flat("", self.counted())))
 
+    @property
+    def threads(self) -> dict[str, Ask]:
+        """What must move so that the coordinator does."""
+        return {"store": self._store.give_sign}
+
+    def status_text(self) -> str:
+        """How the coordinator is, in a line."""
+        now = self._core.figures()
+        return (
+            f"{now.nodes_connected} of {now.nodes_known} nodes connected;"
+            f" {now.traces_open} traces open, {now.traces_settled} settled;"
+            f" store {self._store.stored_bytes >> 20} of {self._store.limits.bytes_max >> 20} MiB"
+        )
+
+    def reconfigure(self, settings: Settings) -> None:
+        """Go on with other settings, of which those that cannot be changed are the same."""
+        self._settings = settings
+        self._store.limits = settings.store.limits
+        self._core.reconfigure(settings.core_config())
+        self._changed()
+
+    async def run(self) -> None:
+        """All happens in callbacks."""
+
     def counted(self) -> dict[str, Any]:
         """All that was counted, by part and name."""
         return {
@@ -587,6 +619,9 @@ class CoordinatorServer:
             "server": dataclasses.asdict(self.counters),
             "store": dataclasses.asdict(self._store.counters),
             "index": dataclasses.asdict(self._indexer.counters),
+            "export": dataclasses.asdict(
+                self._exporter.counters if self._exporter is not None else ExportCounters()
+            ),
         }
 
     def status(self) -> dict[str, Any]:
@@ -595,6 +630,7 @@ class CoordinatorServer:
             **self.counted(),
             "now": dataclasses.asdict(self._core.figures()),
             "queues": {
+                "export_traces": self._exporter.waiting if self._exporter is not None else 0,
                 "writes": self._submitted - self._durable,
                 "messages_bytes": sum(
                     outgoing.waiting_bytes

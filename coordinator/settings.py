@@ -3,19 +3,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
+from urllib.parse import urlsplit
 
-from config.endpoint import Endpoint, OptionalEndpoint, check_listen
+from config.endpoint import Endpoint, OptionalEndpoint, check_listen, is_loopback
 from config.endpoint import MetricsSettings as _MetricsSettings
-from config.schema import Range, Size
+from config.schema import RELOADABLE, InvalidValue, Matching, Range, Size
 from coordinator.core.config import NS_PER_S, CoordinatorConfig
+from coordinator.core.verdict import VerdictKind
 from coordinator.store import StoreLimits
 from daemon.log import Level, LevelName
 from protocol.messages import CHUNK_BYTES_MAX
 
-Seconds = Annotated[float, Range(0.001, 86400)]
+Seconds = Annotated[float, Range(0.001, 86400), RELOADABLE]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +26,8 @@ class StoreSettings:
     """Where traces are kept, how many bytes of them, for how long."""
 
     path: str = "/var/lib/backsight/traces.sqlite"
-    bytes_max: Annotated[int, Size(16 << 20, 1 << 50)] = 10 << 30
-    age_max_s: Annotated[float, Range(60, 1e10)] = 7 * 86400.0
+    bytes_max: Annotated[int, Size(16 << 20, 1 << 50), RELOADABLE] = 10 << 30
+    age_max_s: Annotated[float, Range(60, 1e10), RELOADABLE] = 7 * 86400.0
 
     @property
     def limits(self) -> StoreLimits:
@@ -49,6 +52,65 @@ class QuerySettings:
         check_listen(self.listen, insecure=self.insecure)
 
 
+_HEADER_NAME = Matching("[A-Za-z0-9_.-]{1,128}", "letters, digits and _.-")
+# Of HTTP and of gRPC; a line break would begin another header.
+_HEADER_VALUE = Matching("[ -~]{0,4096}", "printable ASCII")
+
+_VERDICTS = ("coherent", "partial", "lossy", "truncated")
+
+
+@dataclass(frozen=True, slots=True)
+class ExportSettings:
+    """Where closed traces are sent by OTLP. ``insecure``: in clear text over a network too."""
+
+    endpoint: (
+        Annotated[
+            str, Matching(r"https?://(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+)(:[0-9]{1,5})?(/[!-~]*)?", "a URL")
+        ]
+        | None
+    ) = None
+    protocol: Annotated[str, Matching("grpc|http/protobuf", "grpc or http/protobuf")] = "grpc"
+    insecure: bool = False
+    ca_file: str | None = None
+    headers: Mapping[Annotated[str, _HEADER_NAME], Annotated[str, _HEADER_VALUE]] = field(
+        default_factory=dict
+    )
+    compression: Annotated[str, Matching("none|gzip", "none or gzip")] = "gzip"
+    timeout_s: Annotated[float, Range(0.1, 600)] = 10.0
+    verdicts: tuple[Annotated[str, Matching("|".join(_VERDICTS), ", ".join(_VERDICTS))], ...] = (
+        _VERDICTS
+    )
+
+    @property
+    def exported_verdicts(self) -> frozenset[VerdictKind]:
+        """Those of which a trace must have one; none without an endpoint."""
+        return frozenset(map(VerdictKind, self.verdicts)) if self.endpoint else frozenset()
+
+    def __post_init__(self) -> None:
+        if self.endpoint is None:
+            return
+        url = urlsplit(self.endpoint)
+        host = f"[{url.hostname}]" if ":" in (url.hostname or "") else url.hostname
+        if url.scheme == "http" and not self.insecure and not is_loopback(f"{host}:0"):
+            raise InvalidValue(
+                "endpoint",
+                f"{self.endpoint} is in clear text, and on another machine; allowed: https, a"
+                " loopback address, or `insecure: true` beside it",
+            )
+        try:
+            port_is_valid = url.port != 0
+        except ValueError:
+            port_is_valid = False
+        if not port_is_valid:
+            raise InvalidValue("endpoint", f"{self.endpoint}; allowed: a port from 1 to 65535")
+        if self.protocol == "grpc" and url.path not in ("", "/"):
+            raise InvalidValue(
+                "endpoint",
+                f"{self.endpoint} has a path, which gRPC has no use for; allowed: a URL without"
+                " one, or `protocol: http/protobuf`",
+            )
+
+
 @dataclass(frozen=True, slots=True)
 class Settings:
     """All of it. ``insecure``: serve in clear text over a network too."""
@@ -58,16 +120,17 @@ class Settings:
     store: StoreSettings = field(default_factory=StoreSettings)
     metrics: MetricsSettings = field(default_factory=MetricsSettings)
     query: QuerySettings = field(default_factory=QuerySettings)
-    log_level: LevelName = "info"
+    export: ExportSettings = field(default_factory=ExportSettings)
+    log_level: Annotated[LevelName, RELOADABLE] = "info"
 
     answer_timeout_s: Seconds = 1.0
     quiet_s: Seconds = 0.2
     provisional_s: Seconds = 10.0
     linger_s: Seconds = 30.0
     missing_linger_s: Seconds = 300.0
-    memory_bytes: Annotated[int, Size(CHUNK_BYTES_MAX, 1 << 40)] = 256 << 20
-    credit_window_bytes: Annotated[int, Size(64 << 10, 1 << 30)] = 4 << 20
-    slice_bytes_max: Annotated[int, Size(64 << 10, 1 << 40)] = 256 << 20
+    memory_bytes: Annotated[int, Size(CHUNK_BYTES_MAX, 1 << 40), RELOADABLE] = 256 << 20
+    credit_window_bytes: Annotated[int, Size(64 << 10, 1 << 30), RELOADABLE] = 4 << 20
+    slice_bytes_max: Annotated[int, Size(64 << 10, 1 << 40), RELOADABLE] = 256 << 20
 
     def __post_init__(self) -> None:
         check_listen(self.listen, insecure=self.insecure)

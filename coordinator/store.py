@@ -22,6 +22,7 @@ import sqlite3
 import threading
 import time
 import zlib
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -323,12 +324,14 @@ class Store:
         self._exports = exports
         self._followers: list[Callable[[], None]] = []
         self._path = path
-        self._limits = limits
+        self.limits = limits
+        """In force from the next commit on; for any thread to change."""
         self._on_durable = on_durable
         self._log = log
         self._clock = clock
         self._connection = _open(path)
         self._changed = threading.Condition()
+        self._asked: deque[Callable[[], None]] = deque()
         self._queue: list[Write | _Noted] = []
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="store")
@@ -375,16 +378,29 @@ class Store:
         """Call ``wake`` in the writer's thread when there may be news of a trace that is judged, or closed."""
         self._followers.append(wake)
 
+    def give_sign(self, sign: Callable[[], None]) -> None:
+        """Have the thread call ``sign`` when it next is between two transactions."""
+        with self._changed:
+            self._asked.append(sign)
+            self._changed.notify()
+
     # -------------------------------------------------------- writer's thread
+
+    def _give_signs(self) -> None:
+        while self._asked:
+            self._asked.popleft()()
 
     def _run(self) -> None:
         while True:
             with self._changed:
-                while not self._queue and not self._closing:
+                while not self._queue and not self._closing and not self._asked:
                     self._changed.wait()
-                if not self._queue:
+                if not self._queue and self._closing:
                     return
                 batch, self._queue = self._queue, []
+            self._give_signs()
+            if not batch:
+                continue
             try:
                 if not self._commit_at_last(batch):
                     return
@@ -412,6 +428,7 @@ class Store:
                 if self._closing:
                     return False
                 self._changed.wait(_RETRY_S)
+            self._give_signs()
         return True
 
     def _commit(self, batch: Sequence[Write | _Noted]) -> bool:
@@ -500,6 +517,11 @@ class Store:
                         "INSERT OR REPLACE INTO exported SELECT trace, ? FROM traces WHERE trace = ?",
                         (note.bytes, note.trace),
                     )
+                    # It may have grown, and been closed again, while it was exported.
+                    if self._connection.execute(
+                        "SELECT 1 FROM traces WHERE trace = ? AND released = 1", (note.trace,)
+                    ).fetchone():
+                        self._queue_export(note.trace)
                 case _:
                     assert_never(note)
 
@@ -626,18 +648,19 @@ class Store:
         now_s = self._clock()
         if now_s - self._age_checked_s >= _AGE_CHECK_S or now_s < self._age_checked_s:
             self._age_checked_s = now_s
-            before_ns = int((now_s - self._limits.age_max_s) * 1e9)
+            before_ns = int((now_s - self.limits.age_max_s) * 1e9)
             while self._delete_oldest(before_ns, _DELETE_AT_ONCE):
                 pass
         self.stored_bytes = self.used_bytes()
-        if self.stored_bytes <= self._limits.bytes_max:
+        if self.stored_bytes <= self.limits.bytes_max:
             return
-        target = int(self._limits.bytes_max * (1 - _HEADROOM))
+        target = int(self.limits.bytes_max * (1 - _HEADROOM))
         while self.stored_bytes > target and self._delete_oldest(None, 1):
             self.stored_bytes = self.used_bytes()
 
     def _delete_oldest(self, before_ns: int | None, count: int) -> bool:
         """Delete the oldest released traces; whether there were any."""
+        self._give_signs()
         with self._transaction():
             traces = self._connection.execute(
                 "SELECT trace FROM traces WHERE released = 1 AND stored_ns < ?"
@@ -871,6 +894,11 @@ class StoreReader:
             "SELECT trace FROM to_export ORDER BY number LIMIT ?", (limit,)
         )
         return [TraceId(trace) for (trace,) in rows]
+
+    def waiting_for_export(self) -> int:
+        """How many traces wait."""
+        (count,) = self._connection.execute("SELECT count(*) FROM to_export").fetchone()
+        return int(count)
 
     def list_traces(self, limit: int, trigger: str, verdict: str) -> list[TraceId]:
         """Ids, newest first; limit 0: all. trigger and verdict: "" or only those."""

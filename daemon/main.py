@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the main functions of both daemons share."""
+"""What the main functions of both daemons share: arguments, and how they live and end."""
 
 from __future__ import annotations
 
@@ -11,21 +11,53 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import ParamSpec, TypeVar
+from typing import Any, Generic, ParamSpec, Protocol, TypeVar
 
+from config.reload import Merged, merge
 from config.schema import ConfigError, load, loads
+from daemon.log import Level, Log, MessageId
+from daemon.service_manager import ServiceManager
+from daemon.watchdog import Ask, report, watch
 
 EXIT_CONFIG = 2
 
-T = TypeVar("T")
 P = ParamSpec("P")
 
 
+class HasLevel(Protocol):
+    """Settings of any daemon."""
+
+    @property
+    def level(self) -> Level:
+        """How much it says."""
+
+
+S = TypeVar("S", bound=HasLevel)
+S_contra = TypeVar("S_contra", contravariant=True)
+
+
+@dataclass(slots=True)
+class Configuration(Generic[S]):
+    """A daemon's settings, and the file that they are from; None: all defaults."""
+
+    settings: S
+    path: Path | None
+
+    def reload(self) -> Merged[S]:
+        """Read the file again, and take up what can be; ConfigError leaves all as it was."""
+        if self.path is None:
+            raise ConfigError(["nothing to reload: the daemon was started without --config"])
+        merged = merge(self.settings, load(self.path, type(self.settings)))
+        self.settings = merged.settings
+        return merged
+
+
 def read_arguments(
-    program: str, description: str, schema: type[T], argv: Sequence[str] | None
-) -> T:
+    program: str, description: str, schema: type[S], argv: Sequence[str] | None
+) -> Configuration[S]:
     """Parse the command line and read the configuration; exits with EXIT_CONFIG if it is bad."""
     parser = argparse.ArgumentParser(prog=program, description=description)
     parser.add_argument(
@@ -43,7 +75,7 @@ def read_arguments(
         sys.exit(EXIT_CONFIG)
     if arguments.check:
         sys.exit(0)
-    return settings
+    return Configuration(settings, arguments.config)
 
 
 def die_with_any_thread() -> None:
@@ -78,10 +110,82 @@ def die_if_it_fails(callback: Callable[P, None]) -> Callable[P, None]:
     return call
 
 
-async def told_to_end() -> None:
-    """Wait for SIGTERM or SIGINT."""
-    told = asyncio.Event()
+class Supervised(Protocol[S_contra]):
+    """A daemon that serves, as supervise() sees it."""
+
+    @property
+    def threads(self) -> Mapping[str, Ask]:
+        """Those that must move so that the daemon does, by name."""
+
+    def status_text(self) -> str:
+        """How it is, in a line."""
+
+    def reconfigure(self, settings: S_contra) -> None:
+        """Go on with other settings, of which those that cannot be changed are the same."""
+
+    async def run(self) -> None:
+        """Do what it does beside answering; may end early."""
+
+
+async def supervise(
+    daemon: Supervised[S], configuration: Configuration[S], manager: ServiceManager, log: Log
+) -> None:
+    """Run a daemon that serves until SIGTERM or SIGINT; SIGHUP reloads its configuration.
+
+    The service manager hears when it is ready, how it is, that it lives, when it reloads and ends.
+    """
     loop = asyncio.get_running_loop()
+    told = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, told.set)
-    await told.wait()
+
+    @die_if_it_fails
+    def hang_up() -> None:
+        manager.reloading()
+        reload(daemon, configuration, log)
+        manager.ready()
+
+    loop.add_signal_handler(signal.SIGHUP, hang_up)
+    manager.ready()
+    end = asyncio.ensure_future(told.wait())
+    tasks: set[asyncio.Future[Any]] = {
+        end,
+        asyncio.ensure_future(daemon.run()),
+        asyncio.ensure_future(watch(manager, daemon.threads, log)),
+        asyncio.ensure_future(report(manager, daemon.status_text)),
+    }
+    try:
+        while not end.done():
+            done, tasks = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        manager.stopping()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def reload(daemon: Supervised[S], configuration: Configuration[S], log: Log) -> None:
+    """Read the configuration again. A bad one changes nothing, and each of its problems is logged."""
+    try:
+        merged = configuration.reload()
+    except ConfigError as error:
+        for problem in error.problems:
+            log.error(problem, message_id=MessageId.RELOAD_REFUSED)
+        log.error("the configuration is kept as it was", message_id=MessageId.RELOAD_REFUSED)
+        return
+    daemon.reconfigure(merged.settings)
+    log.level = merged.settings.level
+    log.info(
+        f"{configuration.path}: reloaded; {_keys(merged.taken)} changed",
+        message_id=MessageId.RELOADED,
+    )
+    if merged.waiting:
+        log.warning(
+            f"{configuration.path}: {_keys(merged.waiting)} changed, and wait for a restart"
+        )
+
+
+def _keys(keys: Sequence[str]) -> str:
+    return ", ".join(keys) or "nothing"

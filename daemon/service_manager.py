@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The service manager's side of things: readiness, and fds that outlive the daemon.
+"""The service manager's side of things: readiness, signs of life, and fds that outlive the daemon.
 
-systemd's notification protocol (sd_notify(3), sd_listen_fds(3),
+systemd's notification protocol (sd_notify(3), sd_watchdog_enabled(3), sd_listen_fds(3),
 FileDescriptorStoreMax= in systemd.service(5)), which ``appliance.holder``
 speaks as well: datagrams of ``KEY=value`` lines to $NOTIFY_SOCKET, with fds as
 SCM_RIGHTS; at the next start the fds come back from number 3 on, their names
@@ -13,10 +13,13 @@ from __future__ import annotations
 import os
 import re
 import socket
+import time
 from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
+
+from config.printable import printable
 
 LISTEN_FDS_START = 3
 
@@ -36,7 +39,9 @@ class StoredFd:
 class ServiceManager:
     """The way to whoever started this process; without one, every call does nothing."""
 
-    def __init__(self, address: str | None) -> None:
+    def __init__(self, address: str | None, watchdog_s: float | None = None) -> None:
+        """``watchdog_s``: without a sign of life for so long, it ends the daemon; None: never."""
+        self.watchdog_s = watchdog_s if address is not None else None
         self._socket: socket.socket | None = None
         if address is None:
             return
@@ -52,7 +57,11 @@ class ServiceManager:
     @classmethod
     def from_environment(cls, environ: MutableMapping[str, str]) -> Self:
         """Connect to $NOTIFY_SOCKET, and take it from the environment of our children."""
-        return cls(environ.pop("NOTIFY_SOCKET", None))
+        usec = environ.pop("WATCHDOG_USEC", "")
+        # Inherited through a process that it was meant for, it says another pid.
+        ours = environ.pop("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
+        watchdog_s = int(usec) / 1e6 if ours and usec.isdecimal() and int(usec) > 0 else None
+        return cls(environ.pop("NOTIFY_SOCKET", None), watchdog_s)
 
     def __enter__(self) -> Self:
         return self
@@ -68,13 +77,26 @@ class ServiceManager:
             self._socket = None
 
     @property
-    def keeps_fds(self) -> bool:
-        """Whether there is somebody to keep them."""
+    def is_there(self) -> bool:
+        """Whether there is one: who is told, and keeps fds."""
         return self._socket is not None
 
     def ready(self) -> None:
         """Say that the daemon serves."""
         self._notify(["READY=1"])
+
+    def reloading(self) -> None:
+        """Say that the configuration is being read again; ready() ends it."""
+        now_us = time.monotonic_ns() // 1000
+        self._notify(["RELOADING=1", f"MONOTONIC_USEC={now_us}"])
+
+    def alive(self) -> None:
+        """Give a sign of life."""
+        self._notify(["WATCHDOG=1"])
+
+    def status(self, text: str) -> None:
+        """Say in one line how the daemon is."""
+        self._notify([f"STATUS={printable(text)}"])
 
     def stopping(self) -> None:
         """Say that the daemon ends because it was told to."""

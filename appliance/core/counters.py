@@ -68,6 +68,10 @@ class TriggerNames:
         self._own = set(configured)
         self._left = names_max
 
+    def configure(self, names: Iterable[str]) -> None:
+        """Give these names their own; what was counted for others stays there."""
+        self._own.update(names)
+
     def key(self, trigger: str) -> str:
         if trigger in self._own:
             return trigger

@@ -50,6 +50,12 @@ class Holdings:
         self._reported: OrderedDict[TraceId, None] = OrderedDict()
         self._traceless: OrderedDict[Group, None] = OrderedDict()
 
+    def reconfigure(self, config: NodeConfig, now_ns: int) -> None:
+        """Go on with other limits and policies; what is held stays in the queue that it is in."""
+        self._config = config
+        self._names.configure(config.policies)
+        self.reporter.reconfigure(config, now_ns)
+
     # ------------------------------------------------------------- names
 
     def queue(self, trigger: str) -> str:

@@ -37,6 +37,13 @@ class TokenBucket:
         self._level = self._burst
         self._at_ns = now_ns
 
+    def change(self, rate_per_s: float, burst: float, now_ns: int) -> None:
+        """Go on at another rate, with the tokens that there are, as far as they fit."""
+        self._refill(now_ns)
+        changed = TokenBucket(rate_per_s, burst, now_ns)
+        self._rate, self._burst = changed._rate, changed._burst
+        self._level = min(self._level, self._burst)
+
     def _refill(self, now_ns: int) -> None:
         if now_ns > self._at_ns:
             self._level = min(self._burst, self._level + int(self._rate * (now_ns - self._at_ns)))
@@ -114,6 +121,14 @@ class Admission:
             name.suppressed += 1
             return Refusal.TRIGGER
         return None
+
+    def reconfigure(self, limits: TriggerLimits, now_ns: int) -> None:
+        """Go on with other limits; nobody gets tokens by it."""
+        self._limits = limits
+        for process in self._processes.values():
+            process.change(limits.per_process_per_s, limits.per_process_burst, now_ns)
+        for name in self._names.values():
+            name.bucket.change(limits.per_trigger_per_s, limits.per_trigger_burst, now_ns)
 
     def take_suppressed(self, trigger: str) -> int:
         """Firings of that name refused since this was last asked."""

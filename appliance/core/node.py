@@ -137,6 +137,14 @@ class NodeCore:
         """What waits to be reported, by the bounded names of triggers."""
         return self._holdings.reporter.depths()
 
+    def reconfigure(self, config: NodeConfig, now_ns: int) -> None:
+        """Go on with other limits, policies and rates. The node and its seed stay the same."""
+        self._now_ns = now_ns
+        self._config = config
+        self._admission.reconfigure(config.limits, now_ns)
+        self._holdings.reconfigure(config, now_ns)
+        self._relieve(now_ns)
+
     # ---------------------------------------------------------- facts in
 
     def on_dataplane(self, events: Iterable[DataPlaneEvent], now_ns: int) -> None:

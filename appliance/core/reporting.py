@@ -88,6 +88,15 @@ class Reporter:
         self._queues: dict[str, _Queue] = {}
         self._clock = 0.0
 
+    def reconfigure(self, config: NodeConfig, now_ns: int) -> None:
+        """Go on with other weights and rates."""
+        self._config = config
+        self._bucket = self._new_bucket(config.report_bytes_per_s, now_ns)
+        for queue in self._queues.values():
+            policy = config.policy(queue.name)
+            queue.weight = policy.weight
+            queue.bucket = self._new_bucket(policy.report_bytes_per_s, now_ns)
+
     def refresh(self, trace: HeldTrace, now_ns: int) -> None:
         """Place the trace's groups anew, and charge its bytes to the first."""
         if trace.groups:

@@ -44,6 +44,11 @@ class Assembly:
         self._outbox = outbox
         self._streams: dict[int, _Stream] = {}
 
+    def reconfigure(self, config: CoordinatorConfig) -> None:
+        """Go on with other bounds; credit that is out stays out."""
+        self.credit.reconfigure(config.memory_bytes, config.credit_window_bytes)
+        self._slice_bytes_max = config.slice_bytes_max
+
     def connect(self, stream: int, name: str, incarnation: int) -> Node | None:
         """A stream opened; its node, if it may send now."""
         self._streams[stream] = _Stream(name, incarnation)

@@ -393,6 +393,12 @@ class CoordinatorCore:
         ]
         return sorted(views, key=lambda view: view.node)
 
+    def reconfigure(self, config: CoordinatorConfig) -> None:
+        """Go on with other times and bounds, each from when it is next looked at."""
+        self._config = config
+        self._traversal.reconfigure(config)
+        self._assembly.reconfigure(config)
+
     def figures(self) -> CoordinatorFigures:
         """How things stand."""
         settled = sum(trace.settled or trace.released for trace in self._traces.values())

@@ -30,6 +30,14 @@ class Credit:
         self._granted: dict[int, int] = {}
         self.undurable_bytes = 0
 
+    def reconfigure(self, memory_bytes: int, window_bytes: int) -> None:
+        """Go on with other bounds. What is out over them is not called back, and not renewed."""
+        self._memory_bytes = memory_bytes
+        self._window_bytes = window_bytes
+        for stream in self._out:
+            self._want(stream)
+        self._serve()
+
     @property
     def used_bytes(self) -> int:
         return self.undurable_bytes + self._out_bytes

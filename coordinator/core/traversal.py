@@ -43,6 +43,10 @@ class Traversal:
         self._outbox = outbox
         self._by_node: dict[NodeId, dict[TraceId, Trace]] = {}
 
+    def reconfigure(self, config: CoordinatorConfig) -> None:
+        """Go on with other times and bounds."""
+        self._config = config
+
     # ------------------------------------------------------------ groups
 
     def join(self, trace: Trace, group: Group) -> None:

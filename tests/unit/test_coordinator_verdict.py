@@ -82,6 +82,20 @@ def test_a_whole_trace_is_coherent() -> None:
     assert verdict.end_ns - verdict.start_ns == 11
 
 
+def test_other_times_and_bounds_hold_for_traces_that_are_here() -> None:
+    harness = Harness(CoordinatorConfig(quiet_ns=100 * S, provisional_ns=1000 * S))
+    harness.cluster("n1", "n2")
+    harness.fire("n1", T)
+    harness.deliver(T, two_nodes())
+    harness.wait(10 * S)
+    assert harness.verdict(T) is None
+    harness.core.reconfigure(CoordinatorConfig(quiet_ns=S))
+    harness.deliver(T, two_nodes(), epoch=2)
+    harness.wait(2 * S)
+    verdict = harness.verdict(T)
+    assert verdict is not None and verdict.kind is not VerdictKind.PROVISIONAL
+
+
 def test_verdicts_are_counted_and_timed_once_a_trace() -> None:
     harness = Harness()
     judged(two_nodes(), harness)

@@ -574,3 +574,52 @@ def test_configuration_errors_name_the_value_and_what_is_allowed() -> None:
             assert str(error) == text
         else:
             raise AssertionError(f"{change} was accepted")
+
+
+def test_other_limits_hold_at_once_and_give_nobody_tokens() -> None:
+    node = Node(NodeConfig("n1", limits=TriggerLimits(1, 2, 1, 100)))
+    for number in range(4):
+        node.fire(number + 1)
+    counters = node.core.counters.triggers["t"]
+    assert (counters.admitted, counters.rate_limited_process) == (2, 2)
+    wide = replace(node.config, limits=TriggerLimits(10, 10, 1000, 100))
+    node.core.reconfigure(wide, node.now_ns)
+    node.fire(5)
+    assert (counters.admitted, counters.rate_limited_process) == (2, 3)
+    node.now_ns += S // 2
+    for number in range(10, 17):
+        node.fire(number)
+    assert (counters.admitted, counters.rate_limited_process) == (7, 5)
+    node.core.reconfigure(
+        replace(node.config, limits=TriggerLimits(10, 10, 1, 1, laterals_max=0)), node.now_ns
+    )
+    node.now_ns += 2 * S
+    node.write(22)
+    node.fire(21, laterals=(22,))
+    node.fire(23)
+    assert (counters.admitted, counters.rate_limited_trigger, counters.laterals_cut) == (8, 1, 1)
+
+
+def test_other_policies_hold_for_what_waits_already() -> None:
+    config = NodeConfig("n1", chunk_bytes=1000)
+    node = Node(config)
+    for number in (1, 2, 3, 4):
+        node.write(number, 10_000)
+        node.fire(number, "a" if number % 2 else "b")
+    node.connect()
+    slow = replace(
+        config,
+        policies={"a": TriggerPolicy(report_bytes_per_s=1), "later": TriggerPolicy()},
+        report_burst_bytes=1,
+        trigger_names_max=2,
+    )
+    node.core.reconfigure(slow, node.now_ns)
+    node.connect_slices()
+    sent = node.report()
+    # The burst is one byte, and a chunk the least that goes.
+    assert sum(sent.get(number, 0) for number in (1, 3)) <= 1000
+    assert all(sent[number] > 10_000 for number in (2, 4))
+    node.core.reconfigure(config, node.now_ns)
+    assert sum(node.report().values()) > 19_000
+    node.fire(5, "later")
+    assert "later" in node.core.counters.triggers

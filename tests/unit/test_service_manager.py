@@ -186,7 +186,7 @@ def test_without_a_manager_nothing_happens() -> None:
     environment: dict[str, str] = {}
     assert take_stored_fds(environment) == []
     with ServiceManager.from_environment(environment) as manager:
-        assert not manager.keeps_fds
+        assert not manager.is_there
         manager.ready()
         manager.store("name", 0)
         manager.remove("name")

@@ -1,0 +1,410 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a daemon tells its service manager: that it serves, lives, how it is, that it is told something new."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+import pytest
+
+from appliance.daemon import Daemon
+from appliance.native import NativeDataPlane
+from appliance.settings import MetricsSettings
+from appliance.settings import Settings as NodeSettings
+from coordinator.core.records import Write
+from coordinator.server import CoordinatorServer
+from coordinator.settings import Settings, StoreSettings
+from coordinator.store import Store
+from daemon.log import Log
+from daemon.main import Configuration, reload
+from daemon.service_manager import ServiceManager
+from daemon.watchdog import report, watch
+from tests.unit.logs import SILENT, logs_to
+
+# Of the watchdog: short, since the tests wait for what comes twice in it.
+WATCHDOG_S = 0.1
+
+READY_TIMEOUT_S = 60.0
+
+
+@dataclass
+class Manager:
+    """A service manager's socket, and what daemons said to it."""
+
+    path: Path
+    said: list[str] = field(default_factory=list)
+
+    def __enter__(self) -> Self:
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.bind(str(self.path))
+        self._socket.settimeout(READY_TIMEOUT_S)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._socket.close()
+
+    def hear(self) -> str:
+        """The next message."""
+        self.said.append(self._socket.recv(4096).decode())
+        return self.said[-1]
+
+    def hear_until(self, pattern: str) -> list[str]:
+        """All messages up to the first one that matches, with it."""
+        heard = [self.hear()]
+        while not re.fullmatch(pattern, heard[-1]):
+            heard.append(self.hear())
+        return heard
+
+    def connect(self, watchdog_s: float | None = WATCHDOG_S) -> ServiceManager:
+        return ServiceManager(str(self.path), watchdog_s)
+
+
+@pytest.fixture
+def manager(tmp_path: Path) -> Iterator[Manager]:
+    with Manager(tmp_path / "notify") as manager:
+        yield manager
+
+
+@pytest.mark.parametrize(
+    ("environment", "watchdog_s"),
+    [
+        ({"WATCHDOG_USEC": "3000000"}, 3.0),
+        ({"WATCHDOG_USEC": "3000000", "WATCHDOG_PID": str(os.getpid())}, 3.0),
+        ({"WATCHDOG_USEC": "3000000", "WATCHDOG_PID": "1"}, None),
+        ({"WATCHDOG_USEC": "0"}, None),
+        ({"WATCHDOG_USEC": "soon"}, None),
+        ({}, None),
+    ],
+)
+def test_the_watchdog_is_the_one_that_is_meant_for_this_process(
+    manager: Manager, environment: dict[str, str], watchdog_s: float | None
+) -> None:
+    environment = {**environment, "NOTIFY_SOCKET": str(manager.path), "OTHER": "x"}
+    with ServiceManager.from_environment(environment) as connected:
+        assert connected.watchdog_s == watchdog_s
+    assert environment == {"OTHER": "x"}  # children shall not speak for us
+
+
+def test_without_a_service_manager_there_is_no_watchdog() -> None:
+    with ServiceManager.from_environment({"WATCHDOG_USEC": "1"}) as nobody:
+        assert nobody.watchdog_s is None
+        asyncio.run(watch(nobody, {}, SILENT))
+        asyncio.run(report(nobody, lambda: "never asked"))
+
+
+def test_how_it_is_is_told_when_it_is_news(manager: Manager) -> None:
+    texts = ["a", "a", "b\nREADY=1", "b\nREADY=1", "c"]
+    left = iter(texts)
+
+    async def run() -> None:
+        with manager.connect() as connected, contextlib.suppress(RuntimeError):
+            await report(connected, lambda: next(left), interval_s=0)
+
+    asyncio.run(run())
+    assert manager.hear_until("STATUS=c") == ["STATUS=a", "STATUS=b?READY=1", "STATUS=c"]
+
+
+class Signs:
+    """A thread that gives its sign at once, unless it is stuck."""
+
+    def __init__(self) -> None:
+        self.stuck = False
+        self._waiting: list[Callable[[], None]] = []
+
+    def ask(self, sign: Callable[[], None]) -> None:
+        if self.stuck:
+            self._waiting.append(sign)
+        else:
+            sign()
+
+    def go_on(self) -> None:
+        self.stuck = False
+        for sign in self._waiting:
+            sign()
+
+
+@contextlib.asynccontextmanager
+async def watched(manager: ServiceManager, threads: dict[str, Any], log: Log) -> Any:
+    watching = asyncio.ensure_future(watch(manager, threads, log))
+    try:
+        yield
+    finally:
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+
+
+def test_signs_of_life_end_with_any_thread_and_come_back_with_it(manager: Manager) -> None:
+    one, other = Signs(), Signs()
+    log: asyncio.Queue[str] = asyncio.Queue()
+
+    async def run() -> None:
+        loop_log = Log(lambda entry: log.put_nowait(entry.message))
+        with manager.connect() as connected:
+            async with watched(connected, {"one": one.ask, "other": other.ask}, loop_log):
+                for _ in range(3):
+                    assert await asyncio.to_thread(manager.hear) == "WATCHDOG=1"
+                other.stuck = True
+                assert "the other thread did not move for 0.05 s" in await log.get()
+                connected.status("freed")
+                other.go_on()
+                heard = await asyncio.to_thread(manager.hear_until, "STATUS=freed")
+                # What was on its way when it got stuck, at the most.
+                assert heard in (["STATUS=freed"], ["WATCHDOG=1", "STATUS=freed"])
+                for _ in range(2):
+                    assert await asyncio.to_thread(manager.hear) == "WATCHDOG=1"
+        assert log.empty()
+
+    asyncio.run(run())
+
+
+def stuck(monkeypatch: pytest.MonkeyPatch, kind: type, name: str) -> threading.Event:
+    """Have a method wait for the event, whenever it is cleared."""
+    go_on = threading.Event()
+    go_on.set()
+    method = getattr(kind, name)
+
+    def wait(self: Any, *arguments: Any) -> Any:
+        assert go_on.wait(READY_TIMEOUT_S)
+        return method(self, *arguments)
+
+    monkeypatch.setattr(kind, name, wait)
+    return go_on
+
+
+async def check_a_stuck_thread(
+    manager: Manager, daemon: Daemon | CoordinatorServer, name: str, go_on: threading.Event
+) -> None:
+    messages: asyncio.Queue[str] = asyncio.Queue()
+    log = Log(lambda entry: messages.put_nowait(entry.message))
+    with manager.connect() as connected:
+        async with watched(connected, dict(daemon.threads), log):
+            for _ in range(3):
+                assert await asyncio.to_thread(manager.hear) == "WATCHDOG=1"
+            assert messages.empty()
+            go_on.clear()
+            assert (await messages.get()).startswith(f"the {name} thread did not move for")
+            connected.status("freed")
+            go_on.set()
+            heard = await asyncio.to_thread(manager.hear_until, "STATUS=freed")
+            assert len(heard) <= 2
+            assert await asyncio.to_thread(manager.hear) == "WATCHDOG=1"
+
+
+def node_settings(directory: Path) -> NodeSettings:
+    return NodeSettings(
+        "alpha",
+        str(directory / "node.sock"),
+        pool_bytes=4 << 20,
+        metrics=MetricsSettings(None),
+    )
+
+
+def test_a_node_whose_data_plane_is_stuck_gives_no_sign(
+    manager: Manager, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_on = stuck(monkeypatch, NativeDataPlane, "wait_and_poll")
+
+    async def run() -> None:
+        with ServiceManager(None) as nobody:
+            async with Daemon(node_settings(tmp_path), 1, nobody, (), SILENT) as node:
+                assert "no coordinator configured; 0 clients" in node.status_text()
+                await check_a_stuck_thread(manager, node, "data plane", go_on)
+
+    asyncio.run(run())
+
+
+def test_a_coordinator_whose_store_is_stuck_gives_no_sign(
+    manager: Manager, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_on = stuck(monkeypatch, Store, "_give_signs")
+
+    async def run() -> None:
+        store = StoreSettings(str(tmp_path / "t.sqlite"))
+        async with CoordinatorServer(Settings("127.0.0.1:0", store=store), 1, SILENT) as server:
+            assert server.status_text().startswith("0 of 0 nodes connected; 0 traces open")
+            await check_a_stuck_thread(manager, server, "store", go_on)
+
+    asyncio.run(run())
+
+
+def test_a_full_disk_is_no_stuck_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Store, "_commit", lambda _store, _batch: False)
+    signs: threading.Semaphore = threading.Semaphore(0)
+    settings = StoreSettings(str(tmp_path / "t.sqlite"))
+    store = Store(tmp_path / "t.sqlite", settings.limits, lambda _: None, SILENT)
+    with store:
+        store.submit([Write(1, None)])  # type: ignore[arg-type] # it is never looked at
+        for _ in range(3):
+            store.give_sign(signs.release)
+            assert signs.acquire(timeout=READY_TIMEOUT_S)
+
+
+# ------------------------------------------------------------- whole daemons
+
+
+@dataclass
+class Started:
+    """A daemon of its own, told where its service manager is."""
+
+    process: subprocess.Popen[str]
+    config: Path
+
+    def ends(self, number: signal.Signals) -> tuple[int, str]:
+        self.process.send_signal(number)
+        _, stderr = self.process.communicate()
+        return self.process.returncode, stderr
+
+
+def write_config(directory: Path, module: str, more: str = "") -> Path:
+    path = directory / f"{module}.yaml"
+    path.write_text(
+        f"node: alpha\nsocket: {directory}/node.sock\npool_bytes: 4MiB\nmetrics: {{listen: null}}\n{more}"
+        if module == "appliance"
+        else f"listen: 127.0.0.1:0\nstore: {{path: {directory}/t.sqlite}}\n"
+        f"metrics: {{listen: null}}\n{more}"
+    )
+    return path
+
+
+@contextlib.contextmanager
+def started(
+    manager: Manager, command: Sequence[str], config: Path, **environment: str
+) -> Iterator[Started]:
+    with subprocess.Popen(
+        [sys.executable, "-m", *command, "--config", str(config)],
+        env={**os.environ, "NOTIFY_SOCKET": str(manager.path), **environment},
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            yield Started(process, config)
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize("module", ["appliance", "coordinator"])
+def test_a_daemon_says_all_that_a_service_manager_may_hear(
+    module: str, manager: Manager, tmp_path: Path
+) -> None:
+    config = write_config(tmp_path, module)
+    with started(manager, [module], config, WATCHDOG_USEC="100000") as daemon:
+        heard = manager.hear_until("READY=1")
+        assert all(text.startswith("FDSTORE=1") for text in heard[:-1])
+        heard = [manager.hear() for _ in range(4)]
+        assert sorted({text.partition("=")[0] for text in heard}) == ["STATUS", "WATCHDOG"]
+        daemon.process.send_signal(signal.SIGHUP)
+        reloading = manager.hear_until(r"RELOADING=1\nMONOTONIC_USEC=\d+")[-1]
+        assert int(reloading.rpartition("=")[2]) > 0
+        # Nothing comes between, so that no sign is taken for the end of it.
+        assert manager.hear() == "READY=1"
+        code, stderr = daemon.ends(signal.SIGTERM)
+        assert manager.hear_until("STOPPING=1")
+        assert code == 0
+        assert f"{config}: reloaded; nothing changed" in stderr
+
+
+def test_a_daemon_that_does_not_move_is_started_again(manager: Manager, tmp_path: Path) -> None:
+    config = write_config(tmp_path, "appliance")
+    holder = ["appliance.holder", "--watchdog-s", "1", "--", sys.executable, "-m", "appliance"]
+    with started(manager, holder, config) as held:
+        assert manager.hear() == "READY=1"
+        children = Path(f"/proc/{held.process.pid}/task/{held.process.pid}/children")
+        (stopped,) = children.read_text().split()
+        os.kill(int(stopped), signal.SIGSTOP)
+        assert manager.hear() == "READY=1"
+        (again,) = children.read_text().split()
+        assert again != stopped
+        code, stderr = held.ends(signal.SIGTERM)
+        assert code == 0
+        assert "no sign of life" in stderr and "ended by signal 9; again in" in stderr
+
+
+# -------------------------------------------------------------------- SIGHUP
+
+
+def reloaded(
+    manager: Manager, tmp_path: Path, module: str, before: str, after: str
+) -> tuple[int, str]:
+    """Start with one configuration, reload another: exit status and what it said."""
+    config = write_config(tmp_path, module, before)
+    with started(manager, [module], config) as daemon:
+        manager.hear_until("READY=1")
+        write_config(tmp_path, module, after)
+        daemon.process.send_signal(signal.SIGHUP)
+        manager.hear_until("RELOADING=1\n.*")
+        manager.hear_until("READY=1")
+        return daemon.ends(signal.SIGTERM)
+
+
+@pytest.mark.parametrize(
+    ("module", "before", "after", "taken"),
+    [
+        ("appliance", "", "triggers: {laterals_max: 3}\n", "triggers.laterals_max"),
+        ("appliance", "allow: {users: [root]}\n", "", "allow.users"),
+        ("appliance", "log_level: debug\n", "", "log_level"),
+        ("coordinator", "", "quiet_s: 0.5\nmemory_bytes: 64MiB\n", "quiet_s, memory_bytes"),
+    ],
+)
+def test_sighup_takes_up_what_can_be(
+    manager: Manager, tmp_path: Path, module: str, before: str, after: str, taken: str
+) -> None:
+    code, stderr = reloaded(manager, tmp_path, module, before, after)
+    assert code == 0
+    assert f"reloaded; {taken} changed\n" in stderr
+    assert "restart" not in stderr
+
+
+@pytest.mark.parametrize(
+    ("module", "after", "waiting"),
+    [
+        ("appliance", "tombstones: 7\nclients_max: 5\n", "clients_max, tombstones"),
+        ("coordinator", "insecure: true\n", "insecure"),
+    ],
+)
+def test_keys_that_need_a_restart_are_named(
+    manager: Manager, tmp_path: Path, module: str, after: str, waiting: str
+) -> None:
+    code, stderr = reloaded(manager, tmp_path, module, "", after)
+    assert code == 0
+    assert "reloaded; nothing changed\n" in stderr
+    assert f"warning: {tmp_path}/{module}.yaml: {waiting} changed, and wait for a restart" in stderr
+
+
+@pytest.mark.parametrize("module", ["appliance", "coordinator"])
+def test_a_bad_configuration_is_not_taken_up(manager: Manager, tmp_path: Path, module: str) -> None:
+    code, stderr = reloaded(manager, tmp_path, module, "", "log_level: loud\nnope: 1\n")
+    assert code == 0
+    lines = [line.partition(": error: ")[2] for line in stderr.splitlines() if ": error: " in line]
+    assert [line.partition(": ")[2].partition(":")[0] for line in lines[:2]] == [
+        "log_level",
+        "nope",
+    ]
+    assert lines[2:] == ["the configuration is kept as it was"]
+
+
+def test_without_a_file_there_is_nothing_to_reload(tmp_path: Path) -> None:
+    messages: list[str] = []
+
+    async def run() -> None:
+        settings = node_settings(tmp_path)
+        with ServiceManager(None) as nobody:
+            async with Daemon(settings, 1, nobody, (), SILENT) as node:
+                reload(node, Configuration(settings, None), logs_to(messages))
+
+    asyncio.run(run())
+    assert messages == [
+        "nothing to reload: the daemon was started without --config",
+        "the configuration is kept as it was",
+    ]
