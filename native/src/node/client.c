@@ -466,6 +466,7 @@ int bsn_client_adopt(struct bsn *n, int number, int pid, const char *service,
 		pool_drop_client(n, c);
 	} else {
 		drain_client(n, c);
+		pool_take_back(n, c);
 		pool_grant(n, c);
 		result = number;
 	}
@@ -498,7 +499,9 @@ int bsn_client_exited(struct bsn *n, int client, uint64_t now_ns)
 	drain_rest(n, c);
 	c->live = false;
 	c->exited_ns = n->now_ns;
-	slice_close_gone(n);
+	/* Before all are adopted, who lives is not known yet. */
+	if (n->recovered)
+		slice_close_gone(n);
 	drain_publish(n);
 	drain_triggers(n, c); /* also behind a cell that stays claimed */
 	pool_drop_backed(n, c);

@@ -211,6 +211,7 @@ struct client {
 	uint32_t stock_granted; /* that waited when it was last filled */
 	uint32_t taken;		/* since rate_ns */
 	uint64_t rate_ns;
+	uint64_t decayed_ns;
 	uint64_t rate_per_s; /* segments, peak hold */
 
 	uint32_t threads_used; /* none beyond was ever used */
@@ -497,6 +498,8 @@ void pool_unclaimed_remove(struct bsn *n, struct client *c, uint32_t frame,
 void pool_observe_grants(struct bsn *n, struct client *c);
 /* To a process that has just attached. */
 void pool_grant_first(struct bsn *n, struct client *c);
+/* What a process has too much of, before others get what they lack. */
+void pool_take_back(struct bsn *n, struct client *c);
 void pool_grant(struct bsn *n, struct client *c);
 uint32_t pool_stock(const struct client *c);
 void pool_drop_backed(struct bsn *n, struct client *c);

@@ -247,6 +247,10 @@ int bsn_poll(struct bsn *n, uint64_t now_ns)
 		drain_open_runs(n);
 	for_each_client(n, c) {
 		if (c->live)
+			pool_take_back(n, c);
+	}
+	for_each_client(n, c) {
+		if (c->live)
 			pool_grant(n, c);
 	}
 	drain_publish(n);

@@ -145,6 +145,7 @@ void frame_drop(struct bsn *n, struct frame *f)
 	 * arena; the next generation tells them from new ones. */
 	(void)madvise(frame_bytes(f), SEGMENT, MADV_REMOVE);
 	frame_set_state(n, f, FRAME_FREE);
+	s->touched = 0; /* the process's pages are gone too */
 	s->frame = c->segments_free;
 	c->segments_free = f->segment;
 	c->frames--;
@@ -519,11 +520,24 @@ void pool_observe_grants(struct bsn *n, struct client *c)
 	c->scanned_ns = 0;
 }
 
+/* Together, stocks may hold half of the pool, and one half of its arena. */
+static uint32_t stock_most(const struct bsn *n, const struct client *c)
+{
+	uint32_t most = n->n_frames / 2 / (n->n_clients > 2 ? n->n_clients : 2);
+
+	if (most > c->n_segments / 2)
+		most = c->n_segments / 2;
+	if (most > BS_GRANT_RING_ENTRIES)
+		most = BS_GRANT_RING_ENTRIES;
+	return most < 1 ? 1 : most;
+}
+
 static void stock_adapt(struct bsn *n, struct client *c)
 {
 	uint64_t passed = n->now_ns - c->rate_ns;
-	uint64_t halves = passed / RATE_HALF_LIFE_NS;
-	uint64_t rate, target, most;
+	uint64_t halves = (n->now_ns - c->decayed_ns) / RATE_HALF_LIFE_NS;
+	uint64_t rate, target;
+	uint32_t most = stock_most(n, c);
 
 	if (passed >= NS_PER_MS) {
 		rate = c->taken * NS_PER_S / passed;
@@ -534,29 +548,27 @@ static void stock_adapt(struct bsn *n, struct client *c)
 			c->rate_per_s = halves < 64 ? c->rate_per_s >> halves
 						    : 0;
 		}
+		c->decayed_ns += halves * RATE_HALF_LIFE_NS;
 		if (rate > c->rate_per_s)
 			c->rate_per_s = rate;
 		if (halves || c->taken)
 			c->rate_ns = n->now_ns;
 		c->taken = 0;
 	}
-	/* Together, stocks may hold half of the pool. */
-	most = n->n_frames / 2 / (n->n_clients > 2 ? n->n_clients : 2);
-	if (most < 1)
-		most = 1;
-	if (most > BS_GRANT_RING_ENTRIES)
-		most = BS_GRANT_RING_ENTRIES;
 	target = STOCK_MIN + c->rate_per_s * STOCK_NS / NS_PER_S;
 	c->stock_target = (uint32_t)(target < most ? target : most);
 }
 
-/* Take back what a process that has become quiet will not need: the node takes
- * a grant as a thread does. */
+/* Take back what a process that has become quiet will not need, or may not have
+ * since there are more of them: the node takes a grant as a thread does. */
 static void stock_shrink(struct bsn *n, struct client *c)
 {
 	struct bs_grant_ring *ring = grants_of(c);
+	uint32_t most = stock_most(n, c);
 
-	while (pool_stock(c) > 2 * c->stock_target) {
+	if (most > 2 * c->stock_target)
+		most = 2 * c->stock_target;
+	while (pool_stock(c) > most) {
 		uint32_t tail = c->grant_tail;
 		struct frame *f;
 
@@ -566,6 +578,10 @@ static void stock_shrink(struct bsn *n, struct client *c)
 		}
 		f = &n->frames[c->granted[c->grant_tail++ %
 					  BS_GRANT_RING_ENTRIES]];
+		/* It has not met that memory yet. */
+		if (READ_ONCE(
+			    ring->entries[tail % BS_GRANT_RING_ENTRIES].fresh))
+			c->segments[f->segment].touched = 0;
 		frame_back(n, f);
 	}
 }
@@ -573,17 +589,22 @@ static void stock_shrink(struct bsn *n, struct client *c)
 void pool_grant_first(struct bsn *n, struct client *c)
 {
 	c->rate_per_s = RATE_FIRST_PER_S;
-	c->rate_ns = n->now_ns;
+	c->rate_ns = c->decayed_ns = n->now_ns;
+	pool_take_back(n, c);
 	pool_grant(n, c);
+}
+
+void pool_take_back(struct bsn *n, struct client *c)
+{
+	pool_observe_grants(n, c);
+	stock_adapt(n, c);
+	stock_shrink(n, c);
 }
 
 void pool_grant(struct bsn *n, struct client *c)
 {
 	struct bs_grant_ring *ring = grants_of(c);
 
-	pool_observe_grants(n, c);
-	stock_adapt(n, c);
-	stock_shrink(n, c);
 	while (pool_stock(c) < c->stock_target) {
 		struct frame *f = frame_take(n, c);
 		struct segment *s;

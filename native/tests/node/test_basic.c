@@ -471,6 +471,94 @@ static void a_new_process_has_a_large_stock(void)
 	bsn_free(n);
 }
 
+static uint32_t stock_of(const struct writer *w)
+{
+	return w_grants(w)->head - w_grants(w)->tail;
+}
+
+/* Also of a process that takes one now and then, and is looked at often. */
+static void a_first_stock_is_not_for_ever(void)
+{
+	struct bsn_config config = test_config(64 << 20);
+	struct bsn *n = test_node(&config);
+	struct wthread t;
+	struct writer w;
+
+	writer_attach(&w, n, START);
+	t = writer_thread(&w, 0);
+	for (uint64_t ms = 0; ms <= 5000; ms += 20) {
+		if (ms % 200 == 0)
+			CHECK(w_take_segment(&t));
+		bsn_poll(n, START + ms * MS);
+	}
+	CHECK(stock_of(&w) <= 10);
+	writer_close(&w);
+	bsn_free(n);
+}
+
+/* However many come at once, or one after the other. */
+static void stocks_leave_half_of_the_pool(bool polls_between)
+{
+	struct bsn_config config = test_config(64 << 20);
+	static struct writer w[128];
+	uint64_t now = START;
+	struct bsn_metrics m;
+	struct bsn *n;
+
+	config.clients_max = 128;
+	n = test_node(&config);
+	for (int i = 0; i < 128; i++) {
+		writer_attach(&w[i], n, now);
+		now += MS;
+		if (polls_between)
+			bsn_poll(n, now);
+	}
+	bsn_poll(n, now);
+	bsn_get_metrics(n, &m);
+	CHECK(m.stock_bytes <= (32 << 20));
+	for (int i = 0; i < 128; i++) {
+		CHECK(stock_of(&w[i]) >= 1);
+		writer_close(&w[i]);
+	}
+	check_invariants(n);
+	bsn_free(n);
+}
+
+static void stocks_are_shared(void)
+{
+	stocks_leave_half_of_the_pool(false);
+	stocks_leave_half_of_the_pool(true);
+}
+
+/* What was taken back, the process never touched: it must populate it. */
+static void segments_come_back_fresh(void)
+{
+	struct bsn_config config = test_config(16 << 20);
+	struct bsn *n = test_node(&config);
+	bool seen[256] = {false};
+	uint64_t now = START;
+	struct wthread t;
+	struct writer w;
+
+	writer_attach(&w, n, now);
+	for (int i = 0; i < 3000; i++)
+		bsn_poll(n, now += MS);
+	CHECK(stock_of(&w) <= 8);
+	t = writer_thread(&w, 0);
+	for (int i = 0; i < 20; i++) {
+		const struct bs_grant_ring *ring = w_grants(&w);
+		struct bs_grant g =
+			ring->entries[ring->tail % BS_GRANT_RING_ENTRIES];
+
+		CHECK(w_take_segment(&t));
+		CHECK(g.fresh || seen[g.segment]);
+		seen[g.segment] = true;
+		bsn_poll(n, now += 10 * MS);
+	}
+	writer_close(&w);
+	bsn_free(n);
+}
+
 int main(void)
 {
 	RUN(collects_what_was_written);
@@ -484,6 +572,9 @@ int main(void)
 	RUN(peeks_without_collecting);
 	RUN(finds_segments_that_no_news_names);
 	RUN(a_new_process_has_a_large_stock);
+	RUN(a_first_stock_is_not_for_ever);
+	RUN(stocks_are_shared);
+	RUN(segments_come_back_fresh);
 	free(d.bytes);
 	return 0;
 }

@@ -360,6 +360,48 @@ static void handles_of_nobody_are_closed(void)
 	bsn_free(n);
 }
 
+/* It ended while there was no daemon, and is adopted before another that lives. */
+static void who_lives_is_known_when_all_are_adopted(void)
+{
+	struct bsn_config config = test_config(8 << 20);
+	struct bsn *n = test_node(&config);
+	struct bsn_slice s;
+	struct writer w[2];
+	struct wthread t[2];
+	struct held h;
+
+	for (int i = 0; i < 2; i++) {
+		writer_attach(&w[i], n, START);
+		t[i] = writer_thread(&w[i], 0);
+		CHECK(w_begin(&t[i], trace_id(1), 1, 0, BS_RUN_FIRST, 100));
+		w_record(&t[i], BS_RECORD_DATA, "a", 1, START);
+	}
+	collect(n, trace_id(1), START, &s);
+	bsn_poll(n, START);
+	h = hold(n);
+	bsn_free(n);
+	n = test_node(&config);
+	CHECK_EQ(bsn_adopt_keep(n, START, h.keep), 0);
+	CHECK_EQ(bsn_adopt_store(n, START, h.store), 0);
+	for (int i = 0; i < 2; i++) {
+		CHECK_EQ(bsn_client_adopt(n, w[i].number, 1234, "tester", START,
+					  &w[i].fds),
+			 w[i].number);
+		if (i == 0)
+			CHECK_EQ(bsn_client_exited(n, w[0].number, START), 0);
+	}
+	close(h.store);
+	close(h.keep);
+	bsn_poll(n, START);
+	CHECK_EQ(bsn_slice_info(n, trace_id(1), &s), 0);
+	CHECK_EQ(s.open_handles, 1);
+	decode_slice(n, trace_id(1), &d);
+	CHECK_EQ(d.by_kind[BS_PIECE_EXIT], 1);
+	for (int i = 0; i < 2; i++)
+		writer_close(&w[i]);
+	bsn_free(n);
+}
+
 /* Killed while it wrote a record: what the payload looks like is no run. */
 static void nothing_is_behind_the_last_run(void)
 {
@@ -485,6 +527,7 @@ int main(void)
 	RUN(nothing_passes_for_whole);
 	RUN(kept_runs_that_find_no_room);
 	RUN(handles_of_nobody_are_closed);
+	RUN(who_lives_is_known_when_all_are_adopted);
 	RUN(nothing_is_behind_the_last_run);
 	RUN(open_runs_are_told_once);
 	RUN(waits_for_what_it_can_do);
