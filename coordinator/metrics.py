@@ -128,6 +128,41 @@ METRICS = (
         "Transactions that failed, and are tried again.",
         "store/writes_failed",
     ),
+    # Export by OTLP.
+    Metric(
+        "export_traces_waiting",
+        "Traces that wait to be exported, when the last one was begun.",
+        "queues/export_traces",
+    ),
+    Metric(
+        "exported_traces_total",
+        "Traces exported, by what the receiver made of them: refused ones are not sent again.",
+        {
+            "export/traces": {"outcome": "taken"},
+            "export/traces_refused": {"outcome": "refused"},
+        },
+    ),
+    Metric(
+        "exported_spans_total",
+        "Spans exported, by what the receiver made of them: rejected ones in a request of which"
+        " it took others, refused ones in a request of which it took nothing.",
+        {
+            "export/spans": {"outcome": "taken"},
+            "export/spans_rejected": {"outcome": "rejected"},
+            "export/spans_refused": {"outcome": "refused"},
+        },
+    ),
+    Metric("export_requests_total", "Requests to the receiver.", "export/requests"),
+    Metric(
+        "export_requests_retried_total",
+        "Requests that failed, and are tried again.",
+        "export/requests_retried",
+    ),
+    Metric(
+        "export_request_bytes_total",
+        "Sent to the receiver, before compression.",
+        "export/request_bytes",
+    ),
     # The index of searches.
     Metric(
         "traces_indexed_total",

@@ -35,6 +35,7 @@ from google.protobuf.message import Message
 from coordinator.answers import slice_of, summary_of
 from coordinator.core.coordinator import CoordinatorCore
 from coordinator.core.records import PutVerdict, Write
+from coordinator.exporter import ExportCounters, Exporter
 from coordinator.follower import Indexer
 from coordinator.settings import Settings
 from coordinator.store import SliceRow, Store, StoreReader, TraceRow
@@ -174,6 +175,7 @@ class CoordinatorServer:
             settings.store.limits,
             lambda token: _call_soon(self._loop, self._on_durable, token),
             log,
+            exports=settings.export.exported_verdicts,
         )
         config = settings.core_config()
         self._core = CoordinatorCore(
@@ -186,6 +188,9 @@ class CoordinatorServer:
         self._reader = StoreReader(settings.store_path)
         self._reading = asyncio.Lock()
         self._indexer = Indexer(self._store, settings.store_path, log)
+        self._exporter: Exporter | None = None
+        if settings.export.endpoint:
+            self._exporter = Exporter(settings.export, self._store, settings.store_path, log)
         self._followers = contextlib.ExitStack()
         self._sessions: dict[int, _Outgoing] = {}
         self._streams: dict[int, _Outgoing] = {}
@@ -238,6 +243,8 @@ class CoordinatorServer:
                 raise OSError(f"cannot listen on {self._settings.listen}: is it in use?")
             await self._server.start()
             self._followers.enter_context(self._indexer.follower)
+            if self._exporter is not None:
+                self._followers.enter_context(self._exporter)
         except BaseException:
             self._store.__exit__(None, None, None)
             self._reader.__exit__(None, None, None)
@@ -612,6 +619,9 @@ class CoordinatorServer:
             "server": dataclasses.asdict(self.counters),
             "store": dataclasses.asdict(self._store.counters),
             "index": dataclasses.asdict(self._indexer.counters),
+            "export": dataclasses.asdict(
+                self._exporter.counters if self._exporter is not None else ExportCounters()
+            ),
         }
 
     def status(self) -> dict[str, Any]:
@@ -620,6 +630,7 @@ class CoordinatorServer:
             **self.counted(),
             "now": dataclasses.asdict(self._core.figures()),
             "queues": {
+                "export_traces": self._exporter.waiting if self._exporter is not None else 0,
                 "writes": self._submitted - self._durable,
                 "messages_bytes": sum(
                     outgoing.waiting_bytes

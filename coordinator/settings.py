@@ -3,14 +3,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
+from urllib.parse import urlsplit
 
-from config.endpoint import Endpoint, OptionalEndpoint, check_listen
+from config.endpoint import Endpoint, OptionalEndpoint, check_listen, is_loopback
 from config.endpoint import MetricsSettings as _MetricsSettings
-from config.schema import RELOADABLE, Range, Size
+from config.schema import RELOADABLE, InvalidValue, Matching, Range, Size
 from coordinator.core.config import NS_PER_S, CoordinatorConfig
+from coordinator.core.verdict import VerdictKind
 from coordinator.store import StoreLimits
 from daemon.log import Level, LevelName
 from protocol.messages import CHUNK_BYTES_MAX
@@ -49,6 +52,68 @@ class QuerySettings:
         check_listen(self.listen, insecure=self.insecure)
 
 
+_HEADER_NAME = Matching("[A-Za-z0-9_.-]{1,128}", "letters, digits and _.-")
+# Of HTTP and of gRPC; a line break would begin another header.
+_HEADER_VALUE = Matching("[ -~]{0,4096}", "printable ASCII")
+
+_VERDICTS = ("coherent", "partial", "lossy", "truncated")
+
+
+@dataclass(frozen=True, slots=True)
+class ExportSettings:
+    """Where closed traces are sent by OTLP. ``insecure``: in clear text over a network too."""
+
+    endpoint: (
+        Annotated[
+            str,
+            Matching(
+                r"https?://(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+)(:[0-9]{1,5})?(/[!-~]*)?", "a URL"
+            ),
+        ]
+        | None
+    ) = None
+    protocol: Annotated[str, Matching("grpc|http/protobuf", "grpc or http/protobuf")] = "grpc"
+    insecure: bool = False
+    ca_file: str | None = None
+    headers: Mapping[Annotated[str, _HEADER_NAME], Annotated[str, _HEADER_VALUE]] = field(
+        default_factory=dict
+    )
+    compression: Annotated[str, Matching("none|gzip", "none or gzip")] = "gzip"
+    timeout_s: Annotated[float, Range(0.1, 600)] = 10.0
+    verdicts: tuple[Annotated[str, Matching("|".join(_VERDICTS), ", ".join(_VERDICTS))], ...] = (
+        _VERDICTS
+    )
+
+    @property
+    def exported_verdicts(self) -> frozenset[VerdictKind]:
+        """Those of which a trace must have one; none without an endpoint."""
+        return frozenset(map(VerdictKind, self.verdicts)) if self.endpoint else frozenset()
+
+    def __post_init__(self) -> None:
+        if self.endpoint is None:
+            return
+        url = urlsplit(self.endpoint)
+        host = f"[{url.hostname}]" if ":" in (url.hostname or "") else url.hostname
+        if url.scheme == "http" and not self.insecure and not is_loopback(f"{host}:0"):
+            raise InvalidValue(
+                "endpoint",
+                f"{self.endpoint} is in clear text, and on another machine; allowed: https, a"
+                " loopback address, or `insecure: true` beside it",
+            )
+        try:
+            port_is_valid = url.port != 0
+        except ValueError:
+            port_is_valid = False
+        if not port_is_valid:
+            raise InvalidValue("endpoint", f"{self.endpoint}; allowed: a port from 1 to 65535")
+        if self.protocol == "grpc" and url.path not in ("", "/"):
+            raise InvalidValue(
+                "endpoint",
+                f"{self.endpoint} has a path, which gRPC has no use for; allowed: a URL without"
+                " one, or `protocol: http/protobuf`",
+            )
+
+
 @dataclass(frozen=True, slots=True)
 class Settings:
     """All of it. ``insecure``: serve in clear text over a network too."""
@@ -58,6 +123,7 @@ class Settings:
     store: StoreSettings = field(default_factory=StoreSettings)
     metrics: MetricsSettings = field(default_factory=MetricsSettings)
     query: QuerySettings = field(default_factory=QuerySettings)
+    export: ExportSettings = field(default_factory=ExportSettings)
     log_level: Annotated[LevelName, RELOADABLE] = "info"
 
     answer_timeout_s: Seconds = 1.0

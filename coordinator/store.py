@@ -517,6 +517,11 @@ class Store:
                         "INSERT OR REPLACE INTO exported SELECT trace, ? FROM traces WHERE trace = ?",
                         (note.bytes, note.trace),
                     )
+                    # It may have grown, and been closed again, while it was exported.
+                    if self._connection.execute(
+                        "SELECT 1 FROM traces WHERE trace = ? AND released = 1", (note.trace,)
+                    ).fetchone():
+                        self._queue_export(note.trace)
                 case _:
                     assert_never(note)
 
@@ -889,6 +894,11 @@ class StoreReader:
             "SELECT trace FROM to_export ORDER BY number LIMIT ?", (limit,)
         )
         return [TraceId(trace) for (trace,) in rows]
+
+    def waiting_for_export(self) -> int:
+        """How many traces wait."""
+        (count,) = self._connection.execute("SELECT count(*) FROM to_export").fetchone()
+        return int(count)
 
     def list_traces(self, limit: int, trigger: str, verdict: str) -> list[TraceId]:
         """Ids, newest first; limit 0: all. trigger and verdict: "" or only those."""

@@ -1,0 +1,493 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sends traces that are closed to an OTLP receiver, by gRPC or HTTP.
+
+What waits stands in the store, so nothing is lost when the coordinator is started
+again, and no more is sent twice than what was under way: a trace is marked once
+all of it was taken, or refused for good. In memory is one batch. It is sent as
+OTLP's specification says: what may be tried again is, with growing pauses, for as
+long as the store has the trace; a part that was rejected is not.
+
+One thread does it all, so that a slow receiver holds up nothing else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import email.utils
+import gzip
+import http.client
+import math
+import random
+import socket
+import ssl
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol, Self, TypeAlias
+from urllib.parse import SplitResult, urlsplit
+
+import grpc
+from google.protobuf.message import DecodeError
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
+from opentelemetry.proto.trace.v1.trace_pb2 import TracesData
+from rpc_status_pb2 import RetryInfo, Status
+
+from coordinator.answers import trace_detail
+from coordinator.follower import Follower
+from coordinator.settings import ExportSettings
+from coordinator.store import PutExported, Store, StoreReader
+from daemon import VERSION
+from daemon.log import Log
+from export.stamped import stamped
+
+# Receivers by gRPC take 4 MiB where nobody configured more.
+_REQUEST_BYTES_MAX = 3 << 20
+
+# Traces that go together: one request for a few hundred small ones a second.
+_TRACES_AT_ONCE = 64
+_BATCH_BYTES = 1 << 20
+
+# Of one trace, in memory some times; what a larger one has beyond is not sent.
+_TRACE_BYTES_MAX = 64 << 20
+
+# What OTLP's specification allows a server to answer.
+_RESPONSE_BYTES_MAX = 4 << 20
+
+# The first pause, by how much it grows, and how long it gets, as with the
+# OpenTelemetry Collector.
+_BACKOFF_FIRST_S = 5.0
+_BACKOFF_FACTOR = 1.5
+_BACKOFF_MAX_S = 30.0
+
+# A receiver may ask for a longer one, but not for ever.
+_RETRY_AFTER_MAX_S = 3600.0
+
+# OTLP's specification, "Failures": what may be tried again.
+_RETRYABLE_CODES = frozenset(
+    {
+        grpc.StatusCode.CANCELLED,
+        grpc.StatusCode.DEADLINE_EXCEEDED,
+        grpc.StatusCode.ABORTED,
+        grpc.StatusCode.OUT_OF_RANGE,
+        grpc.StatusCode.UNAVAILABLE,
+        grpc.StatusCode.DATA_LOSS,
+    }
+)
+_RETRYABLE_STATUS = frozenset({429, 502, 503, 504})
+
+_METHOD = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
+_HTTP_PATH = "/v1/traces"
+_USER_AGENT = f"Backsight-Coordinator/{VERSION}"
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """The receiver took it, but for some spans; ``message`` is for a person, and mostly empty."""
+
+    rejected_spans: int = 0
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TryAgain:
+    """It may be taken later: not before ``after_s``, if the receiver says so."""
+
+    why: str
+    after_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """It will never be taken."""
+
+    why: str
+
+
+Outcome: TypeAlias = Accepted | TryAgain | Refused
+
+
+class Transport(Protocol):
+    """A way to a receiver, for one thread."""
+
+    def send(self, request: bytes) -> Outcome:
+        """Send an ExportTraceServiceRequest."""
+
+    def interrupt(self) -> None:
+        """From another thread: let what is being sent fail at once, and all that comes after it."""
+
+    def close(self) -> None: ...
+
+
+# ----------------------------------------------------------------- transports
+
+
+class GrpcTransport:
+    """OTLP/gRPC."""
+
+    def __init__(self, settings: ExportSettings) -> None:
+        url = urlsplit(settings.endpoint or "")
+        target = f"{url.hostname if ':' not in (url.hostname or '') else f'[{url.hostname}]'}"
+        target += f":{url.port or 4317}"
+        # gRPC has pauses of its own between connections, up to two minutes: no longer than ours.
+        longest_ms = int(_BACKOFF_MAX_S * 1000)
+        options = [
+            ("grpc.primary_user_agent", _USER_AGENT),
+            ("grpc.max_reconnect_backoff_ms", longest_ms),
+        ]
+        if url.scheme == "https":
+            roots = Path(settings.ca_file).read_bytes() if settings.ca_file else None
+            credentials = grpc.ssl_channel_credentials(roots)
+            self._channel = grpc.secure_channel(target, credentials, options)
+        else:
+            self._channel = grpc.insecure_channel(target, options)
+        self._export = self._channel.unary_unary(_METHOD, None, None)
+        self._metadata = tuple((name.lower(), value) for name, value in settings.headers.items())
+        gzipped = settings.compression == "gzip"
+        self._compression = grpc.Compression.Gzip if gzipped else grpc.Compression.NoCompression
+        self._timeout_s = settings.timeout_s
+
+    def send(self, request: bytes) -> Outcome:
+        try:
+            reply = self._export(
+                request,
+                timeout=self._timeout_s,
+                metadata=self._metadata,
+                compression=self._compression,
+            )
+        except grpc.RpcError as error:
+            return _grpc_failure(error)
+        except ValueError:  # of a channel that is closed
+            return TryAgain("the coordinator ends")
+        return _accepted(reply)
+
+    def interrupt(self) -> None:
+        self._channel.close()
+
+    def close(self) -> None:
+        self._channel.close()
+
+
+def _grpc_failure(error: grpc.RpcError) -> Outcome:
+    code = error.code()
+    why = f"{code.name}: {error.details()}"
+    after_s = _retry_delay_s(error.trailing_metadata() or ())
+    # A server that is overloaded for good says so without a delay.
+    if code in _RETRYABLE_CODES or (
+        code is grpc.StatusCode.RESOURCE_EXHAUSTED and after_s is not None
+    ):
+        return TryAgain(why, after_s)
+    return Refused(why)
+
+
+def _retry_delay_s(metadata: Iterable[Any]) -> float | None:
+    for key, value in metadata:
+        if key != "grpc-status-details-bin" or isinstance(value, str):
+            continue
+        with contextlib.suppress(DecodeError):
+            for detail in Status.FromString(value).details:
+                if detail.type_url.endswith("/google.rpc.RetryInfo"):
+                    delay = RetryInfo.FromString(detail.value).retry_delay
+                    return max(delay.seconds + delay.nanos / 1e9, 0.0)
+    return None
+
+
+class HttpTransport:
+    """OTLP/HTTP with binary protobuf. The connection is kept, and made anew after a failure."""
+
+    def __init__(self, settings: ExportSettings, clock: Callable[[], float] = time.time) -> None:
+        url = urlsplit(settings.endpoint or "")
+        self._clock = clock
+        self._connection = _http_connection(url, settings)
+        self._path = (url.path if url.path not in ("", "/") else _HTTP_PATH) + (
+            f"?{url.query}" if url.query else ""
+        )
+        self._gzip = settings.compression == "gzip"
+        self._headers = {
+            "User-Agent": _USER_AGENT,
+            **settings.headers,
+            "Content-Type": "application/x-protobuf",
+        }
+        if self._gzip:
+            self._headers["Content-Encoding"] = "gzip"
+        self._ending = False
+
+    def send(self, request: bytes) -> Outcome:
+        body = gzip.compress(request) if self._gzip else request
+        fresh = self._connection.sock is None
+        outcome = self._post(body)
+        if isinstance(outcome, TryAgain) and not fresh and self._connection.sock is None:
+            # A server may close a connection that was idle, which says nothing about it.
+            outcome = self._post(body)
+        return outcome
+
+    def _post(self, body: bytes) -> Outcome:
+        if self._ending:
+            return TryAgain("the coordinator ends")
+        try:
+            self._connection.request("POST", self._path, body, self._headers)
+            response = self._connection.getresponse()
+            reply = response.read(_RESPONSE_BYTES_MAX + 1)
+        except (OSError, http.client.HTTPException) as error:
+            self._connection.close()
+            return TryAgain(f"{type(error).__name__}: {error}")
+        if len(reply) > _RESPONSE_BYTES_MAX:
+            self._connection.close()  # there is more that nobody reads
+        if response.status == 200:
+            return _accepted(reply if response.headers.get_content_subtype() != "json" else b"")
+        why = f"HTTP {response.status} {response.reason}{_said(reply)}"
+        if response.status in _RETRYABLE_STATUS:
+            return TryAgain(why, self._retry_after_s(response.headers.get("Retry-After")))
+        return Refused(why)
+
+    def _retry_after_s(self, text: str | None) -> float | None:
+        """Of the header: seconds, or a date."""
+        if text is None:
+            return None
+        if text.strip().isascii() and text.strip().isdigit():
+            return float(text)
+        try:
+            return max(email.utils.parsedate_to_datetime(text).timestamp() - self._clock(), 0.0)
+        except (TypeError, ValueError, OverflowError):
+            return None
+
+    def interrupt(self) -> None:
+        self._ending = True
+        connected = self._connection.sock
+        if connected is not None:
+            with contextlib.suppress(OSError):
+                connected.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+def _http_connection(url: SplitResult, settings: ExportSettings) -> http.client.HTTPConnection:
+    host = url.hostname or ""
+    if url.scheme == "https":
+        context = ssl.create_default_context(cafile=settings.ca_file)
+        return http.client.HTTPSConnection(
+            host, url.port, timeout=settings.timeout_s, context=context
+        )
+    return http.client.HTTPConnection(host, url.port or 4318, timeout=settings.timeout_s)
+
+
+def _said(reply: bytes) -> str:
+    """What a google.rpc.Status says, for a log."""
+    with contextlib.suppress(DecodeError):
+        message = Status.FromString(reply).message
+        return f": {message}" if message else ""
+    return ""
+
+
+def _accepted(reply: bytes) -> Accepted:
+    try:
+        partial = ExportTraceServiceResponse.FromString(reply).partial_success
+    except DecodeError:
+        return Accepted()
+    return Accepted(max(partial.rejected_spans, 0), partial.error_message)
+
+
+def transport_of(settings: ExportSettings) -> Transport:
+    """As configured. OSError if the file of certificates cannot be read."""
+    try:
+        if settings.protocol == "grpc":
+            return GrpcTransport(settings)
+        return HttpTransport(settings)
+    except OSError as error:
+        raise OSError(f"export.ca_file: {settings.ca_file}: {error.strerror or error}") from error
+
+
+# ------------------------------------------------------------------ requests
+
+
+def requests_of(traces: Iterable[TracesData], bytes_max: int) -> Iterator[tuple[bytes, int]]:
+    """ExportTraceServiceRequests of about so many bytes, and how many spans are in each.
+
+    A span that is larger goes alone.
+    """
+    packed, size, count = TracesData(), 0, 0
+    for data in traces:
+        for resource_spans in data.resource_spans:
+            of_resource = None
+            for scope_spans in resource_spans.scope_spans:
+                of_scope = None
+                for span in scope_spans.spans:
+                    span_bytes = span.ByteSize()
+                    if count and size + span_bytes > bytes_max:
+                        yield packed.SerializeToString(), count
+                        packed, size, count = TracesData(), 0, 0
+                        of_resource = of_scope = None
+                    if of_resource is None:
+                        of_resource = packed.resource_spans.add(
+                            resource=resource_spans.resource, schema_url=resource_spans.schema_url
+                        )
+                        size += of_resource.ByteSize()
+                    if of_scope is None:
+                        of_scope = of_resource.scope_spans.add(
+                            scope=scope_spans.scope if scope_spans.HasField("scope") else None,
+                            schema_url=scope_spans.schema_url,
+                        )
+                        size += of_scope.ByteSize()
+                    of_scope.spans.append(span)
+                    size += span_bytes
+                    count += 1
+    if count:
+        yield packed.SerializeToString(), count
+
+
+# ------------------------------------------------------------------ exporter
+
+
+@dataclass(slots=True)
+class ExportCounters:
+    """Since its start. They only rise."""
+
+    traces: int = 0  # all of which was taken, but for rejected spans
+    traces_refused: int = 0  # of which something was refused for good
+    requests: int = 0
+    requests_retried: int = 0
+    request_bytes: int = 0  # before compression
+    spans: int = 0
+    spans_rejected: int = 0
+    spans_refused: int = 0
+
+
+@dataclass(slots=True)
+class _Batch:
+    """Traces on their way; ``request`` is the one that is due, None if all were sent."""
+
+    notes: list[PutExported]
+    requests: Iterator[tuple[bytes, int]]
+    request: tuple[bytes, int] | None = None
+    refused: bool = False
+
+    def go_on(self) -> None:
+        self.request = next(self.requests, None)
+
+
+class Exporter:
+    """Exports while it is entered. ``waiting`` is how many traces wait, as last seen."""
+
+    def __init__(
+        self,
+        settings: ExportSettings,
+        store: Store,
+        path: Path,
+        log: Log,
+        transport: Transport | None = None,
+        chance: Callable[[], float] = random.random,
+    ) -> None:
+        self.counters = ExportCounters()
+        self.waiting = 0
+        self._endpoint = settings.endpoint
+        self._store = store
+        self._log = log
+        self._transport = transport or transport_of(settings)
+        self._chance = chance
+        self._batch: _Batch | None = None
+        self._failures = 0  # in a row
+        self._last_message = ""
+        self._follower = Follower("exporter", store, path, self.work)
+
+    def __enter__(self) -> Self:
+        self._follower.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._follower.ending.set()
+        self._transport.interrupt()
+        self._follower.__exit__(kind, error, traceback)
+        self._transport.close()
+
+    def work(self, reader: StoreReader) -> float | None:
+        """Send one request, if there is one; in how many seconds to go on, None when there are news."""
+        if self._batch is None:
+            self._batch = self._next_batch(reader)
+            if self._batch is None:
+                return None
+        if self._batch.request is not None:
+            pause_s = self._send(self._batch, *self._batch.request)
+            if pause_s:
+                return pause_s
+        if self._batch.request is None:
+            self._store.note(self._batch.notes)
+            if self._batch.refused:
+                self.counters.traces_refused += len(self._batch.notes)
+            else:
+                self.counters.traces += len(self._batch.notes)
+            self._batch = None
+        return 0
+
+    def _next_batch(self, reader: StoreReader) -> _Batch | None:
+        self.waiting = reader.waiting_for_export()
+        notes: list[PutExported] = []
+        traces: list[TracesData] = []
+        size = 0
+        for trace in reader.to_export(_TRACES_AT_ONCE):
+            detail = trace_detail(reader, trace, _TRACE_BYTES_MAX)
+            if detail is None:
+                continue  # deleted since
+            traces.append(stamped(detail, one_clock=False).otlp())
+            notes.append(PutExported(trace, detail.summary.bytes))
+            size += sum(len(part.data) for part in detail.slices)
+            if size >= _BATCH_BYTES:
+                break
+        if not notes:
+            return None
+        batch = _Batch(notes, requests_of(traces, _REQUEST_BYTES_MAX))
+        batch.go_on()
+        return batch
+
+    def _send(self, batch: _Batch, request: bytes, spans: int) -> float:
+        """Send what is due; how long to wait before it is tried again, 0 if it need not be."""
+        self.counters.requests += 1
+        self.counters.request_bytes += len(request)
+        outcome = self._transport.send(request)
+        match outcome:
+            case TryAgain():
+                return self._put_off(outcome)
+            case Accepted():
+                self.counters.spans += max(spans - outcome.rejected_spans, 0)
+                self.counters.spans_rejected += min(outcome.rejected_spans, spans)
+                if outcome.message or outcome.rejected_spans:
+                    self._complain(
+                        f"rejected {outcome.rejected_spans} of {spans} spans", outcome.message
+                    )
+            case Refused():
+                self.counters.spans_refused += spans
+                batch.refused = True
+                self._complain(f"refused {spans} spans for good", outcome.why)
+        if self._failures:
+            self._failures = 0
+            self._log.info(f"export to {self._endpoint} works again")
+        batch.go_on()
+        return 0.0
+
+    def _put_off(self, outcome: TryAgain) -> float:
+        if self._follower.ending.is_set():
+            return 1.0  # it failed because we end, and will be sent by the next one
+        self.counters.requests_retried += 1
+        if not self._failures:
+            self._log.warning(
+                f"export to {self._endpoint} fails, and will be tried again: {outcome.why}."
+                " What is to be exported waits in the store."
+            )
+        # Jitter: half to one and a half, so that many coordinators do not come together.
+        grown_s = _BACKOFF_FIRST_S * _BACKOFF_FACTOR ** min(self._failures, 64)
+        pause_s = min(grown_s, _BACKOFF_MAX_S) * (0.5 + self._chance())
+        self._failures += 1
+        asked_s = outcome.after_s or 0.0
+        return max(pause_s, min(asked_s, _RETRY_AFTER_MAX_S) if math.isfinite(asked_s) else 0.0)
+
+    def _complain(self, what: str, message: str) -> None:
+        """Once, until it says something else: it may say so with each request."""
+        if message != self._last_message:
+            self._last_message = message
+            self._log.warning(f"export: {self._endpoint} {what}: {message}")

@@ -1,0 +1,584 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Closed traces reach an OTLP receiver, by gRPC and HTTP, whatever it answers, once it is there."""
+
+from __future__ import annotations
+
+import contextlib
+import email.utils
+import gzip
+import queue
+import socket
+import threading
+from concurrent import futures
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import grpc
+import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
+    ExportTracePartialSuccess,
+    ExportTraceServiceRequest,
+    ExportTraceServiceResponse,
+)
+from opentelemetry.proto.trace.v1.trace_pb2 import TracesData
+from rpc_status_pb2 import Any as AnyDetail
+from rpc_status_pb2 import Duration, RetryInfo, Status
+
+from config.schema import ConfigError, loads
+from coordinator import exporter
+from coordinator.core.records import PutReleased
+from coordinator.core.verdict import VerdictKind
+from coordinator.exporter import Exporter, HttpTransport, TryAgain, requests_of
+from coordinator.settings import ExportSettings, Settings
+from coordinator.store import PutExported, Store, StoreReader
+from daemon.log import Entry, Log
+from export import stamped as names
+from export.stamped import stamped
+from protocol.messages import TraceId
+from tests.export.collected import BEGIN_NS, CART, FRONT, MS, SPANS, STOCK, TRACE, detail
+from tests.unit.test_query import put_trace
+from tests.unit.test_store import ROOMY, Driver
+from tests.unit.test_uplink import free_port
+
+T = TypeVar("T")
+EXPORTED = frozenset({VerdictKind.COHERENT})
+ALL = {"edge": FRONT, "back": CART + STOCK}
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a receiver says to one request; ``code`` and ``status`` are gRPC's and HTTP's."""
+
+    code: grpc.StatusCode = grpc.StatusCode.OK
+    status: int = 200
+    retry_after_s: float | None = None
+    rejected: int = 0
+    message: str = ""
+
+
+OK = Answer()
+BUSY = Answer(grpc.StatusCode.UNAVAILABLE, 503, message="busy")
+
+
+@dataclass(slots=True)
+class Heard:
+    """A request as it arrived."""
+
+    request: ExportTraceServiceRequest
+    headers: dict[str, str]
+    compressed: bool
+
+    @property
+    def spans(self) -> list[Any]:
+        return [
+            span
+            for resource in self.request.resource_spans
+            for scope in resource.scope_spans
+            for span in scope.spans
+        ]
+
+
+class Receiver(Protocol):
+    """A live OTLP receiver, while it is entered."""
+
+    protocol: str
+    port: int
+    url: str
+    heard: queue.Queue[Heard]
+    answers: list[Answer]
+
+    def __enter__(self) -> Receiver: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+@dataclass
+class GrpcReceiver:
+    """The service of the vendored definition, by gRPC."""
+
+    port: int
+    answers: list[Answer] = field(default_factory=list)
+    heard: queue.Queue[Heard] = field(default_factory=queue.Queue)
+    protocol = "grpc"
+
+    def __post_init__(self) -> None:
+        self.url = f"http://127.0.0.1:{self.port}"
+
+    def __enter__(self) -> GrpcReceiver:
+        self._server = grpc.server(
+            futures.ThreadPoolExecutor(1), options=[("grpc.so_reuseport", 0)]
+        )
+        handler = grpc.unary_unary_rpc_method_handler(
+            self._export,
+            ExportTraceServiceRequest.FromString,
+            ExportTraceServiceResponse.SerializeToString,
+        )
+        service = "opentelemetry.proto.collector.trace.v1.TraceService"
+        self._server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler(service, {"Export": handler}),)
+        )
+        assert self._server.add_insecure_port(f"127.0.0.1:{self.port}") == self.port
+        self._server.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.stop(None).wait()
+
+    def _export(self, request: ExportTraceServiceRequest, context: Any) -> Any:
+        headers = dict(context.invocation_metadata())
+        self.heard.put(Heard(request, headers, compressed=False))
+        answer = self.answers.pop(0) if self.answers else OK
+        if answer.retry_after_s is not None:
+            seconds, part = divmod(answer.retry_after_s, 1)
+            delay = RetryInfo(retry_delay=Duration(seconds=int(seconds), nanos=int(part * 1e9)))
+            packed = AnyDetail(
+                type_url="type.googleapis.com/google.rpc.RetryInfo", value=delay.SerializeToString()
+            )
+            said = Status(code=8, details=[packed]).SerializeToString()
+            context.set_trailing_metadata((("grpc-status-details-bin", said),))
+        if answer.code is not grpc.StatusCode.OK:
+            context.abort(answer.code, answer.message)
+        return response_of(answer)
+
+
+def response_of(answer: Answer) -> ExportTraceServiceResponse:
+    if not answer.rejected and not answer.message:
+        return ExportTraceServiceResponse()
+    return ExportTraceServiceResponse(
+        partial_success=ExportTracePartialSuccess(
+            rejected_spans=answer.rejected, error_message=answer.message
+        )
+    )
+
+
+@dataclass
+class HttpReceiver:
+    """OTLP/HTTP with binary protobuf."""
+
+    port: int
+    answers: list[Answer] = field(default_factory=list)
+    heard: queue.Queue[Heard] = field(default_factory=queue.Queue)
+    protocol = "http/protobuf"
+
+    def __post_init__(self) -> None:
+        self.url = f"http://127.0.0.1:{self.port}"
+
+    def __enter__(self) -> HttpReceiver:
+        receiver = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_POST(self) -> None:  # the parent's name
+                assert self.path == "/v1/traces"
+                assert self.headers["Content-Type"] == "application/x-protobuf"
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                compressed = self.headers.get("Content-Encoding") == "gzip"
+                request = ExportTraceServiceRequest.FromString(
+                    gzip.decompress(body) if compressed else body
+                )
+                headers = {key.lower(): value for key, value in self.headers.items()}
+                receiver.heard.put(Heard(request, headers, compressed))
+                answer = receiver.answers.pop(0) if receiver.answers else OK
+                reply: Any = response_of(answer)
+                if answer.status != 200:
+                    reply = Status(message=answer.message)
+                self.send_response(answer.status)
+                if answer.retry_after_s is not None:
+                    self.send_header("Retry-After", str(int(answer.retry_after_s)))
+                encoded = reply.SerializeToString()
+                self.send_header("Content-Type", "application/x-protobuf")
+                self.send_header("Content-Length", str(len(encoded)))
+                self.end_headers()
+                self.wfile.write(encoded)
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", self.port), Handler)
+        self._server.daemon_threads = True
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,))
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+
+@pytest.fixture(params=[GrpcReceiver, HttpReceiver])
+def receiver(request: pytest.FixtureRequest) -> Receiver:
+    made: Receiver = request.param(free_port())
+    return made
+
+
+class Here:
+    """A store that exports, and its exporter, worked by hand or by its own thread."""
+
+    def __init__(self, path: Path, receiver: Receiver, **settings: Any) -> None:
+        self.path = path
+        self.said: list[Entry] = []
+        self.settings = ExportSettings(receiver.url, receiver.protocol, **settings)
+        self.driver = Driver.__new__(Driver)
+        self.driver.durable = queue.SimpleQueue()
+        self.driver.token = 0
+        self.driver.store = Store(
+            path, ROOMY, self.driver.durable.put, Log(self.said.append), exports=EXPORTED
+        )
+        self.exporter = Exporter(
+            self.settings, self.driver.store, path, Log(self.said.append), chance=lambda: 0.5
+        )
+
+    def __enter__(self) -> Here:
+        self.driver.store.__enter__()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.exporter._transport.close()
+        self.driver.store.__exit__(None, None, None)
+
+    def close_trace(self, trace: TraceId, slices: dict[str, bytes], version: int = 1) -> None:
+        put_trace(self.driver, trace, slices, version, epoch=version)
+        self.driver.write(PutReleased(trace))
+
+    def work(self) -> list[float]:
+        """Work until there is no more to do, without waiting; how long it would have waited."""
+        pauses = []
+        with StoreReader(self.path) as reader:
+            while (pause_s := self.exporter.work(reader)) is not None:
+                if pause_s:
+                    pauses.append(pause_s)
+        return pauses
+
+    @property
+    def messages(self) -> list[str]:
+        return [entry.message for entry in self.said]
+
+
+@pytest.fixture
+def store_path(tmp_path: Path) -> Path:
+    return tmp_path / "t.sqlite"
+
+
+def ids(number: int) -> list[TraceId]:
+    return [TraceId(n.to_bytes(16, "big")) for n in range(1, number + 1)]
+
+
+def test_a_closed_trace_is_sent_once_with_its_stamps(store_path: Path, receiver: Receiver) -> None:
+    settings = {"headers": {"X-Scope-OrgID": "shop"}, "compression": "gzip"}
+    with receiver, Here(store_path, receiver, **settings) as here:
+        put_trace(here.driver, TRACE, ALL)
+        assert here.work() == []
+        assert receiver.heard.empty()  # it may still grow
+        here.driver.write(PutReleased(TRACE))
+        assert here.work() == []
+        heard = receiver.heard.get_nowait()
+        assert receiver.heard.empty()
+        assert heard.headers["x-scope-orgid"] == "shop"
+        assert heard.headers["user-agent"].startswith("Backsight-Coordinator/")
+        assert heard.compressed == (receiver.protocol != "grpc")  # gRPC unpacks by itself
+        assert len(heard.spans) == SPANS
+        (stock,) = (span for span in heard.spans if span.name == "stock.Stock/Reserve")
+        assert stock.start_time_unix_nano == BEGIN_NS + 45 * MS  # as its node wrote it
+        said = {item.key: item.value.string_value for item in stock.attributes}
+        assert (said[names.TRIGGER], said[names.VERDICT]) == ("error", "coherent")
+        assert here.work() == []
+        here.driver.write(PutReleased(TRACE))  # again, and nothing more
+        assert here.work() == []
+        assert receiver.heard.empty()
+        counters = here.exporter.counters
+        assert (counters.traces, counters.spans, counters.requests) == (1, SPANS, 1)
+        assert here.messages == []
+
+
+def test_a_trace_that_grew_is_sent_again(store_path: Path, receiver: Receiver) -> None:
+    with receiver, Here(store_path, receiver) as here:
+        here.close_trace(TRACE, {"edge": FRONT})
+        here.work()
+        here.driver.write(PutReleased(TRACE, released=False))
+        here.close_trace(TRACE, ALL, version=2)
+        here.work()
+        sizes = [len(receiver.heard.get_nowait().spans) for _ in range(2)]
+        assert sizes == [2, SPANS]
+
+
+def test_a_trace_that_grows_while_it_is_sent_is_sent_again(
+    store_path: Path, receiver: Receiver
+) -> None:
+    with receiver, Here(store_path, receiver) as here:
+        here.close_trace(TRACE, ALL)
+        here.driver.store.note([PutExported(TRACE, len(FRONT))])  # what was there before
+        assert here.work() == []
+        assert len(receiver.heard.get_nowait().spans) == SPANS
+
+
+def test_only_the_verdicts_that_are_wanted_go(store_path: Path, receiver: Receiver) -> None:
+    with receiver, Here(store_path, receiver) as here:
+        here.driver.store._exports = frozenset({VerdictKind.LOSSY})
+        here.close_trace(TRACE, ALL)
+        assert here.work() == []
+        assert receiver.heard.empty()
+
+
+def test_many_small_traces_go_together(store_path: Path, receiver: Receiver) -> None:
+    with receiver, Here(store_path, receiver) as here:
+        for trace in ids(100):
+            here.close_trace(trace, {"edge": FRONT})
+        here.work()
+        heard = [receiver.heard.get_nowait() for _ in range(2)]
+        assert receiver.heard.empty()
+        order = [span.trace_id for one in heard for span in one.spans if span.span_id[-1] == 1]
+        assert order == ids(100)
+
+
+RETRIED = [
+    Answer(grpc.StatusCode.UNAVAILABLE, 503),
+    Answer(grpc.StatusCode.DEADLINE_EXCEEDED, 502),
+    Answer(grpc.StatusCode.ABORTED, 504),
+    Answer(grpc.StatusCode.RESOURCE_EXHAUSTED, 429, retry_after_s=1),
+]
+
+
+def test_what_may_be_tried_again_is_with_growing_pauses(
+    store_path: Path, receiver: Receiver
+) -> None:
+    receiver.answers = [*RETRIED]
+    with receiver, Here(store_path, receiver) as here:
+        here.close_trace(TRACE, ALL)
+        pauses = here.work()
+        # Without jitter (chance 0.5): 5 s, half as much again each time.
+        assert pauses == pytest.approx([5.0, 7.5, 11.25, 16.875])
+        requests = [receiver.heard.get_nowait().request for _ in range(5)]
+        assert receiver.heard.empty()
+        assert all(request == requests[0] for request in requests)
+        counters = here.exporter.counters
+        assert (counters.requests_retried, counters.traces, counters.spans) == (4, 1, SPANS)
+        # Said once, and once that it is over.
+        assert len(here.messages) == 2
+        assert "will be tried again" in here.messages[0]
+        assert "works again" in here.messages[1]
+
+
+def test_pauses_end_growing_and_differ(
+    store_path: Path, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    receiver.answers = [BUSY] * 20
+    chances = iter([0.0, 0.999] * 10)
+    with receiver, Here(store_path, receiver) as here:
+        here.exporter._chance = lambda: next(chances)
+        here.close_trace(TRACE, ALL)
+        pauses = here.work()
+    assert max(pauses) <= 1.5 * exporter._BACKOFF_MAX_S
+    assert min(pauses[10:]) >= 0.5 * exporter._BACKOFF_MAX_S
+    assert pauses[-1] > 2 * pauses[-2]
+
+
+def test_the_receiver_says_when_to_come_again(store_path: Path, receiver: Receiver) -> None:
+    receiver.answers = [
+        Answer(grpc.StatusCode.UNAVAILABLE, 503, retry_after_s=120),
+        Answer(grpc.StatusCode.RESOURCE_EXHAUSTED, 429, retry_after_s=10**7),
+    ]
+    with receiver, Here(store_path, receiver) as here:
+        here.close_trace(TRACE, ALL)
+        assert here.work() == [120, exporter._RETRY_AFTER_MAX_S]
+
+
+REFUSED = [
+    Answer(grpc.StatusCode.INVALID_ARGUMENT, 400, message="bad data"),
+    Answer(grpc.StatusCode.RESOURCE_EXHAUSTED, 413, message="too large"),  # without RetryInfo
+    Answer(grpc.StatusCode.UNAUTHENTICATED, 401, message="who are you"),
+    Answer(grpc.StatusCode.INTERNAL, 500, message="a fault"),
+]
+
+
+@pytest.mark.parametrize("answer", REFUSED, ids=lambda answer: answer.code.name)
+def test_what_is_refused_for_good_is_not_tried_again(
+    store_path: Path, receiver: Receiver, answer: Answer
+) -> None:
+    receiver.answers = [answer]
+    with receiver, Here(store_path, receiver) as here:
+        here.close_trace(TRACE, ALL)
+        assert here.work() == []
+        assert here.work() == []
+        assert receiver.heard.qsize() == 1
+        (message,) = here.messages
+        assert f"refused {SPANS} spans for good" in message
+        assert answer.message in message
+        here.close_trace(ids(1)[0], {"edge": FRONT})  # the next one is sent all the same
+        here.work()
+        counters = here.exporter.counters
+        assert (counters.traces_refused, counters.spans_refused) == (1, SPANS)
+        assert (counters.traces, counters.spans) == (1, 2)
+
+
+def test_what_is_rejected_in_part_is_told_and_not_sent_again(
+    store_path: Path, receiver: Receiver
+) -> None:
+    partial = Answer(rejected=3, message="3 spans are too old")
+    receiver.answers = [partial, partial, Answer(message="a warning")]
+    with receiver, Here(store_path, receiver) as here:
+        for trace in ids(3):
+            here.close_trace(trace, ALL)
+            assert here.work() == []
+        assert receiver.heard.qsize() == 3
+        # The same words once.
+        assert [message.rpartition(": ")[2] for message in here.messages] == [
+            "3 spans are too old",
+            "a warning",
+        ]
+        counters = here.exporter.counters
+        assert (counters.spans, counters.spans_rejected) == (3 * SPANS - 6, 6)
+        assert (counters.traces, counters.traces_refused) == (3, 0)
+
+
+def test_a_receiver_that_is_down_gets_all_when_it_is_up(
+    store_path: Path, receiver: Receiver
+) -> None:
+    with Here(store_path, receiver) as here:
+        for trace in ids(3):
+            here.close_trace(trace, {"edge": FRONT})
+        with StoreReader(store_path) as reader:
+            assert [here.exporter.work(reader) for _ in range(2)] == [5.0, 7.5]
+            assert here.exporter.waiting == 3
+        with receiver:
+            deadline = 100  # gRPC has pauses of its own between connections
+            while here.work() and (deadline := deadline - 1):
+                pass
+            sent = [span.trace_id for span in receiver.heard.get_nowait().spans]
+            assert sorted(set(sent)) == ids(3)
+            assert here.exporter.counters.traces == 3
+
+
+def test_what_waits_is_sent_after_a_restart_and_what_was_sent_is_not(
+    store_path: Path, receiver: Receiver
+) -> None:
+    with receiver:
+        with Here(store_path, receiver) as here:
+            here.close_trace(ids(1)[0], {"edge": FRONT})
+            here.work()
+            here.close_trace(ids(2)[1], {"edge": FRONT})
+        with Here(store_path, receiver) as here:
+            here.work()
+        heard = [receiver.heard.get_nowait() for _ in range(2)]
+        assert receiver.heard.empty()
+        assert [one.spans[0].trace_id for one in heard] == ids(2)
+
+
+def test_the_exporter_works_by_itself_and_ends_at_once(
+    store_path: Path, receiver: Receiver
+) -> None:
+    with Here(store_path, receiver, timeout_s=600) as here:
+        with receiver:
+            with Exporter(
+                here.settings, here.driver.store, store_path, Log(here.said.append)
+            ) as running:
+                here.close_trace(TRACE, ALL)
+                assert len(receiver.heard.get().spans) == SPANS
+            assert running.counters.requests_retried == 0
+        # One that takes the connection and says nothing: the end does not wait for it.
+        with contextlib.ExitStack() as connections:
+            silent = connections.enter_context(socket.create_server(("127.0.0.1", receiver.port)))
+            with Exporter(
+                here.settings, here.driver.store, store_path, Log(here.said.append)
+            ) as running:
+                here.close_trace(ids(1)[0], {"edge": FRONT})
+                connections.enter_context(silent.accept()[0]).recv(1)
+            assert (running.counters.requests, running.counters.traces) == (1, 0)
+
+
+# ------------------------------------------------------------------ requests
+
+
+def test_a_large_trace_goes_in_several_requests() -> None:
+    data = stamped(detail(), one_clock=False).otlp()
+    whole = list(requests_of([data], 1 << 30))
+    assert [spans for _, spans in whole] == [SPANS]
+    assert TracesData.FromString(whole[0][0]) == data
+    parts = list(requests_of([data, data], 600))
+    assert sum(spans for _, spans in parts) == 2 * SPANS
+    assert len(parts) > 4
+    for encoded, spans in parts:
+        assert len(encoded) < 600 + 300 or spans == 1
+        for resource in TracesData.FromString(encoded).resource_spans:
+            assert resource.resource.attributes
+            assert resource.scope_spans[0].scope.name == "shop.instrumentation"
+
+
+def test_each_request_of_a_trace_is_tried_by_itself(
+    store_path: Path, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exporter, "_REQUEST_BYTES_MAX", 600)
+    receiver.answers = [OK, BUSY]
+    with receiver, Here(store_path, receiver) as here:
+        here.close_trace(TRACE, ALL)
+        assert len(here.work()) == 1
+        heard = [receiver.heard.get_nowait() for _ in range(receiver.heard.qsize())]
+        assert heard[1].request == heard[2].request
+        del heard[2]
+        sent = [span.span_id for one in heard for span in one.spans]
+        assert len(sent) == len(set(sent)) == SPANS
+
+
+def test_retry_after_may_be_a_date() -> None:
+    transport = HttpTransport(ExportSettings("http://127.0.0.1:1"), lambda: 1_000_000.0)
+    date = email.utils.formatdate(1_000_030, usegmt=True)
+    assert transport._retry_after_s(date) == 30
+    assert transport._retry_after_s("7") == 7
+    assert transport._retry_after_s("soon") is None
+    assert transport._retry_after_s(None) is None
+
+
+def test_a_connection_that_was_closed_while_idle_is_no_failure(tmp_path: Path) -> None:
+    receiver = HttpReceiver(free_port())
+    transport = HttpTransport(ExportSettings(receiver.url, "http/protobuf"))
+    with receiver:
+        assert not isinstance(transport.send(b""), TryAgain)
+        assert transport._connection.sock is not None
+        transport._connection.sock.shutdown(socket.SHUT_RDWR)
+        assert not isinstance(transport.send(b""), TryAgain)
+    transport.close()
+
+
+# ------------------------------------------------------------------ settings
+
+
+@pytest.mark.parametrize(
+    ("yaml", "problem"),
+    [
+        ("endpoint: collector:4317", "allowed: a URL"),
+        ("endpoint: http://collector:4317", "in clear text"),
+        ("endpoint: https://collector:4317/v1/traces", "has a path"),
+        ("endpoint: https://collector:99999", "a port from 1 to 65535"),
+        ("protocol: http/json", "grpc or http/protobuf"),
+        ("compression: zstd", "none or gzip"),
+        ("verdicts: [provisional]", "coherent, partial, lossy, truncated"),
+        ('headers: {"a b": c}', "letters, digits"),
+        ('headers: {a: "b\\nc: d"}', "printable ASCII"),
+    ],
+)
+def test_a_wrong_setting_is_refused(yaml: str, problem: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        loads("export:\n  " + yaml, Settings, "c.yaml")
+    assert refused.value.problems[0].startswith("c.yaml:2: export.")
+    assert problem in refused.value.problems[0]
+
+
+def test_good_settings_are_taken() -> None:
+    text = """
+export:
+  endpoint: http://collector.internal:4318/otlp/v1/traces
+  protocol: http/protobuf
+  insecure: true
+  headers: {Authorization: "Bearer x"}
+  compression: none
+  timeout_s: 5
+  verdicts: [coherent, partial]
+"""
+    export = loads(text, Settings, "c.yaml").export
+    assert export.headers == {"Authorization": "Bearer x"}
+    assert export.exported_verdicts == {VerdictKind.COHERENT, VerdictKind.PARTIAL}
+    assert HttpTransport(export)._path == "/otlp/v1/traces"
+    assert loads("", Settings, "c.yaml").export.exported_verdicts == frozenset()
