@@ -14,6 +14,7 @@ import contextlib
 import errno
 import os
 import socket
+import stat
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -333,12 +334,32 @@ def _close_all(fds: Sequence[int]) -> None:
         os.close(fd)
 
 
+def make_way(path: Path) -> None:
+    """Check that a socket can be made there; OSError if nothing but a socket would have to go."""
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        if not path.parent.is_dir():
+            raise OSError(
+                f"{path}: the directory {path.parent} does not exist; make it, or name"
+                " another path as `socket`"
+            ) from None
+    except OSError as error:
+        raise OSError(f"{path}: {error.strerror}") from error
+    else:
+        if not stat.S_ISSOCK(mode):
+            raise OSError(f"{path}: exists, and is no socket; remove it, or name another path")
+    if not os.access(path.parent, os.W_OK):
+        raise OSError(f"{path}: no permission to make a socket in {path.parent}")
+
+
 def listen(path: Path, kind: socket.SocketKind) -> socket.socket:
     """Listen on a Unix socket; one that a killed daemon left is replaced.
 
-    OSError EADDRINUSE if somebody listens there. Anybody may connect: who may
-    do what is decided by credentials.
+    OSError says what is in the way. Anybody may connect: who may do what is
+    decided by credentials.
     """
+    make_way(path)
     listener = socket.socket(socket.AF_UNIX, kind | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
     try:
         with socket.socket(socket.AF_UNIX, kind) as probe:
@@ -348,9 +369,9 @@ def listen(path: Path, kind: socket.SocketKind) -> socket.socket:
             except (FileNotFoundError, ConnectionRefusedError):
                 pass
             except BlockingIOError as error:
-                raise OSError(errno.EADDRINUSE, "another daemon listens there", path) from error
+                raise OSError(f"{path}: another daemon listens there") from error
             else:
-                raise OSError(errno.EADDRINUSE, "another daemon listens there", path)
+                raise OSError(f"{path}: another daemon listens there")
         path.unlink(missing_ok=True)
         listener.bind(str(path))
         path.chmod(0o666)

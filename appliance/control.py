@@ -25,6 +25,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
 
+from appliance.attach import make_way
 from protocol.messages import SliceFlags, TraceId
 from protocol.wire import WireError, parse_trace_id, trigger_name_is_valid
 
@@ -79,6 +80,7 @@ class ControlServer:
         self._peeking = asyncio.Lock()
 
     async def __aenter__(self) -> Self:
+        make_way(self._path)
         self._path.unlink(missing_ok=True)
         self._server = await asyncio.start_unix_server(
             self._serve, str(self._path), limit=REQUEST_BYTES_MAX

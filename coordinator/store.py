@@ -17,7 +17,9 @@ still in assembly (not released), for its nodes wait for it.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
+import os
 import sqlite3
 import threading
 import time
@@ -248,6 +250,38 @@ def _connect(path: Path, *, writable: bool) -> sqlite3.Connection:
     return connection
 
 
+def _lock(path: Path) -> int:
+    """Make the file, for our eyes only, if there is none; a descriptor that holds it for us alone.
+
+    Beside the file, since SQLite has locks of its own in it, of each write.
+    """
+    lock = Path(f"{path}.lock")
+    try:
+        held = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except FileNotFoundError:
+        raise StoreError(
+            f"{path}: the directory {path.parent} does not exist; make it, or name another"
+            " file as `store.path`"
+        ) from None
+    except OSError as error:
+        raise StoreError(f"{lock}: cannot be opened: {error.strerror}") from error
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with contextlib.suppress(FileExistsError):
+            # What is captured is whatever applications said: not for everybody.
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+    except BlockingIOError:
+        os.close(held)
+        raise StoreError(
+            f"{path}: another coordinator has it; stop that one, or name another file as"
+            " `store.path`"
+        ) from None
+    except OSError as error:
+        os.close(held)
+        raise StoreError(f"{path}: cannot be made: {error.strerror}") from error
+    return held
+
+
 def _open(path: Path) -> sqlite3.Connection:
     try:
         connection = _connect(path, writable=True)
@@ -329,7 +363,12 @@ class Store:
         self._on_durable = on_durable
         self._log = log
         self._clock = clock
-        self._connection = _open(path)
+        self._held = _lock(path)
+        try:
+            self._connection = _open(path)
+        except BaseException:
+            os.close(self._held)
+            raise
         self._changed = threading.Condition()
         self._asked: deque[Callable[[], None]] = deque()
         self._queue: list[Write | _Noted] = []
@@ -357,6 +396,7 @@ class Store:
         if self._thread.ident is not None:
             self._thread.join()
         self._connection.close()
+        os.close(self._held)
 
     def submit(self, writes: Sequence[Write]) -> None:
         """Queue writes; on_durable tells when they are."""

@@ -10,7 +10,7 @@ from typing import Any
 import backsight_pb2 as pb
 
 from protocol.messages import NodeId, SliceFlags
-from protocol.slices import AttributeValue, HopIn, HopOut
+from protocol.slices import AttributeValue, Data, HopIn, HopOut, Record
 from protocol.spans import SliceContent, Span, read_slice
 
 _STATUS = {0: "unset", 1: "ok", 2: "error"}
@@ -98,7 +98,11 @@ class TraceView:
                 for kind, hops in (("out", part.content.hops_out), ("in", part.content.hops_in))
                 for hop in hops
             ],
-            "records": sum(len(part.content.records) for part in self.slices),
+            "records": [
+                _record_json(part, record)
+                for part in self.slices
+                for record in part.content.records
+            ],
         }
 
 
@@ -109,6 +113,23 @@ def flag_names(flags: SliceFlags) -> list[str]:
         for flag in SliceFlags
         if flag.name is not None and flag & flags and flag is not SliceFlags.HELD
     ]
+
+
+def _record_json(part: NodeSlice, record: Record) -> Json:
+    """Bytes of the application: as text where they are printable, in hexadecimal anyway."""
+    payload = record.body.payload if isinstance(record.body, Data) else b""
+    try:
+        text: str | None = payload.decode()
+    except UnicodeDecodeError:
+        text = None
+    return {
+        "node": part.node,
+        "time_ns": part.content.clock.time_ns(record.ticks) if record.ticks else None,
+        "bytes": len(payload),
+        "truncated": record.truncated,
+        "text": text if text is not None and text.isprintable() else None,
+        "hex": payload.hex(),
+    }
 
 
 def _hop_json(hop: HopOut | HopIn) -> Json:

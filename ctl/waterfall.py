@@ -14,6 +14,10 @@ _NAME_WIDTH_MAX = 44
 _NODE_WIDTH_MAX = 22
 _STACK_WIDTH_MAX = 160
 
+# To see what kind of bytes these are; all of them are in the JSON.
+_RECORDS_MAX = 20
+_RECORD_WIDTH_MAX = 80
+
 
 def milliseconds(duration_ns: int) -> str:
     """A duration with three significant digits or so."""
@@ -55,9 +59,8 @@ def waterfall(view: TraceView, width: int | None = None) -> Iterator[str]:
     yield from headline(view.summary)
     spans = view.spans
     if not spans:
-        yield "  no spans" + (
-            f", {records} records" if (records := view.to_json()["records"]) else ""
-        )
+        yield "  no spans"
+        yield from _records(view)
         return
     if width is None:
         try:
@@ -87,7 +90,23 @@ def waterfall(view: TraceView, width: int | None = None) -> Iterator[str]:
     for part in view.slices:
         if not part.content.spans:
             yield f"  {cut(part.node, node_width):<{node_width}} no spans, {part.bytes} bytes"
+    yield from _records(view)
     yield from _exceptions(spans)
+
+
+def _records(view: TraceView) -> Iterator[str]:
+    """What the application wrote in its own bytes, the first ones of it."""
+    records = view.to_json()["records"]
+    if not records:
+        return
+    yield f"  {len(records)} records of the application's own"
+    begin_ns = min((r["time_ns"] for r in records if r["time_ns"] is not None), default=0)
+    for record in records[:_RECORDS_MAX]:
+        at = "?" if record["time_ns"] is None else f"+{milliseconds(record['time_ns'] - begin_ns)}"
+        said = record["text"] if record["text"] is not None else record["hex"]
+        yield f"    {at:>10}  {record['bytes']:>6} bytes  {cut(said, _RECORD_WIDTH_MAX)}"
+    if len(records) > _RECORDS_MAX:
+        yield f"    and {len(records) - _RECORDS_MAX} more; see --json"
 
 
 def _exceptions(spans: Sequence[Placed]) -> Iterator[str]:

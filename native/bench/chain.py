@@ -29,6 +29,7 @@ class Service:
 
     def __init__(self, port: int) -> None:
         self._port = port
+        self._listener = socket.create_server(("", port))
 
     def visit(self, trace_id: str, parent: int, context: str | None, rest: list[str]) -> None:
         """Do this service's part of a request, and have the rest do theirs."""
@@ -47,9 +48,8 @@ class Service:
 
     def serve(self) -> None:
         """Requests come from another of the chain."""
-        listener = socket.create_server(("", self._port))
         while True:
-            connection, _ = listener.accept()
+            connection, _ = self._listener.accept()
             with connection, connection.makefile("rw") as stream:
                 self.visit(*json.loads(stream.readline()))
                 stream.write(backsight.node_ref() + "\n")

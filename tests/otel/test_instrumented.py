@@ -150,6 +150,20 @@ def test_whatever_processes_do(
             assert parents.get(placed.span.parent_id) == wanted
 
 
+@pytest.mark.parametrize("propagators", ["tracecontext", "tracecontext,backsight"])
+def test_breadcrumbs_go_out_once(instrumented: Instrumented, propagators: str) -> None:
+    said = instrumented.run(
+        "python", "-c",
+        "import backsight, json; assert backsight.wait_attached(20);"
+        "from opentelemetry import propagate, trace; carrier = {};\n"
+        "with trace.get_tracer('t').start_as_current_span('s'):\n"
+        "    propagate.inject(carrier)\n"
+        "print(json.dumps(carrier))",
+        OTEL_PROPAGATORS=propagators,
+    )  # fmt: skip
+    assert json.loads(said)["tracestate"].count("bs=1-") == 1
+
+
 def test_the_environment_has_the_last_word(instrumented: Instrumented) -> None:
     said = instrumented.run(
         "python", "-c",

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from appliance.attach import ABI_MAGIC, ABI_VERSION, Allowed, AttachServer
+from appliance.attach import ABI_MAGIC, ABI_VERSION, Allowed, AttachServer, listen
 from appliance.clients import ClientFds, Clients
 from daemon.service_manager import ServiceManager, StoredFd, take_stored_fds
 from tests.unit.logs import logs_to
@@ -588,3 +588,17 @@ def test_listen_variables_do_not_reach_children() -> None:
     environment = {"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": "0", "LISTEN_FDNAMES": ""}
     assert take_stored_fds(environment) == []
     assert environment == {}
+
+
+def test_nothing_but_a_socket_is_replaced(tmp_path: Path) -> None:
+    precious = tmp_path / "data.txt"
+    precious.write_text("precious")
+    with pytest.raises(OSError, match="exists, and is no socket"):
+        listen(precious, socket.SOCK_SEQPACKET)
+    link = tmp_path / "link"
+    link.symlink_to(precious)
+    with pytest.raises(OSError, match="exists, and is no socket"):
+        listen(link, socket.SOCK_SEQPACKET)
+    with pytest.raises(OSError, match=r"the directory .*/none does not exist; make it"):
+        listen(tmp_path / "none" / "node.sock", socket.SOCK_SEQPACKET)
+    assert precious.read_text() == "precious"

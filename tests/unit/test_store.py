@@ -517,7 +517,7 @@ def test_files_that_are_no_store_are_refused(tmp_path: Path) -> None:
     text = tmp_path / "text"
     text.write_text("no database " * 100)
     assert "cannot be used: file is not a database" in refusal(text)
-    assert "cannot be opened" in refusal(tmp_path / "absent" / "store.db")
+    assert "absent does not exist; make it" in refusal(tmp_path / "absent" / "store.db")
     newer = tmp_path / "newer.db"
     with driver(newer):
         pass
@@ -525,3 +525,16 @@ def test_files_that_are_no_store_are_refused(tmp_path: Path) -> None:
     connection.execute("PRAGMA user_version = 99")
     connection.close()
     assert "has schema 99, this coordinator knows 4" in refusal(newer)
+
+
+def test_a_store_is_one_coordinators_and_nobody_elses_to_read(tmp_path: Path) -> None:
+    path = tmp_path / "traces.sqlite"
+    with Store(path, ROOMY, lambda _: None, SILENT):
+        assert {file.stat().st_mode & 0o777 for file in tmp_path.iterdir()} == {0o600}
+        with (
+            pytest.raises(StoreError, match="another coordinator has it"),
+            Store(path, ROOMY, lambda _: None, SILENT),
+        ):
+            pass
+    with Store(path, ROOMY, lambda _: None, SILENT):
+        pass

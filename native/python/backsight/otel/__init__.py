@@ -15,11 +15,30 @@ What else fires is told by ``BACKSIGHT_TRIGGERS`` (``backsight.otel._rules``).
 In a program that makes its own tracer provider, call ``install(provider)``.
 """
 
-from backsight.otel._distro import BacksightConfigurator, BacksightDistro, install
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 from backsight.otel._processor import BacksightSpanProcessor
 from backsight.otel._propagator import BacksightPropagator, BacksightResponsePropagator
 from backsight.otel._rules import Rules, RuleSet, from_environment
 from backsight.otel._sampler import AlwaysRecordSampler
+
+if TYPE_CHECKING:
+    from backsight.otel._distro import BacksightConfigurator, BacksightDistro, install
+
+_OF_THE_DISTRO = ("BacksightConfigurator", "BacksightDistro", "install")
+
+
+def __getattr__(name: str) -> object:
+    # Imported late: OTEL_PROPAGATORS=...,backsight has our propagator imported in the middle
+    # of opentelemetry.instrumentation, which the distro needs whole.
+    if name in _OF_THE_DISTRO:
+        from backsight.otel import _distro
+
+        return getattr(_distro, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
 
 __all__ = [
     "AlwaysRecordSampler",

@@ -80,6 +80,10 @@ class BacksightDistro(BaseDistro):  # type: ignore[misc]
     def _configure(self, **kwargs: Any) -> None:  # noqa: ANN401 # the SDK's
         for name, value in _DEFAULTS.items():
             os.environ.setdefault(name, value)
+        # What the node calls this process, too.
+        service = os.environ.get("OTEL_SERVICE_NAME")
+        if service:
+            os.environ.setdefault("BACKSIGHT_SERVICE", service)
 
     def load_instrumentor(self, entry_point: EntryPoint, **kwargs: Any) -> None:  # noqa: ANN401
         """As the base does, with what we want to know of responses."""
