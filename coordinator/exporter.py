@@ -346,6 +346,7 @@ class ExportCounters:
 
     traces: int = 0  # all of which was taken, but for rejected spans
     traces_refused: int = 0  # of which something was refused for good
+    traces_unreadable: int = 0
     requests: int = 0
     requests_retried: int = 0
     request_bytes: int = 0  # before compression
@@ -359,6 +360,7 @@ class _Batch:
     """Traces on their way; ``request`` is the one that is due, None if all were sent."""
 
     notes: list[PutExported]
+    traces: int
     requests: Iterator[tuple[bytes, int]]
     request: tuple[bytes, int] | None = None
     refused: bool = False
@@ -419,9 +421,9 @@ class Exporter:
         if self._batch.request is None:
             self._store.note(self._batch.notes)
             if self._batch.refused:
-                self.counters.traces_refused += len(self._batch.notes)
+                self.counters.traces_refused += self._batch.traces
             else:
-                self.counters.traces += len(self._batch.notes)
+                self.counters.traces += self._batch.traces
             self._batch = None
         return 0
 
@@ -434,14 +436,20 @@ class Exporter:
             detail = trace_detail(reader, trace, _TRACE_BYTES_MAX)
             if detail is None:
                 continue  # deleted since
-            traces.append(stamped(detail, one_clock=False).otlp())
             notes.append(PutExported(trace, detail.summary.bytes))
+            try:
+                traces.append(stamped(detail, one_clock=False).otlp())
+            except Exception as error:  # noqa: BLE001 - what applications wrote must not stop the others
+                self.counters.traces_unreadable += 1
+                self._log.warning(
+                    f"trace {trace.hex()}: cannot be exported: {error!r}", trace_id=trace.hex()
+                )
             size += sum(len(part.data) for part in detail.slices)
             if size >= _BATCH_BYTES:
                 break
         if not notes:
             return None
-        batch = _Batch(notes, requests_of(traces, _REQUEST_BYTES_MAX))
+        batch = _Batch(notes, len(traces), requests_of(traces, _REQUEST_BYTES_MAX))
         batch.go_on()
         return batch
 

@@ -17,9 +17,11 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from export.jaeger import KINDS, implied_tags, service_name, text_of
-from export.stamped import StampedTrace
+from export.jaeger import KINDS, fields_of, tags_of, text_of
+from export.stamped import StampedTrace, service_of
 from protocol.messages import TraceId
+from protocol.otlp import resource_of
+from protocol.slices import AttributeValue
 
 SCHEMA = """
 -- Traces with a verdict newer than what is in the index.
@@ -68,6 +70,8 @@ _TAGS_MAX = 192
 _HASH_BYTES = 8
 
 _TIME_MAX_NS = (1 << 63) - 1
+
+_ERROR = 2  # OTLP's status code
 
 # A search that reads so long is of no use to who waits for it; ten seconds is
 # when Jaeger UI gives up.
@@ -167,66 +171,64 @@ def tag_hash(key: str, value: str) -> bytes:
 def index_of(trace: StampedTrace, version: int) -> TraceIndex:
     """The index of a trace whose times are on one clock."""
     spans: list[IndexedSpan] = []
-    service_by_id: dict[bytes, str] = {}
-    parents: list[tuple[bytes, str]] = []
+    service_by_id: dict[int, str] = {}
+    children: list[tuple[int, str]] = []  # parent's id, own service
     counts: Counter[str] = Counter()
     errors: Counter[str] = Counter()
     roots: list[tuple[int, str, str]] = []
-    ends: list[int] = []
-    starts: list[int] = []
-    for resource_spans in trace.otlp().resource_spans:
-        resource = resource_spans.resource.attributes
-        service = service_name(resource)
-        of_resource = [(item.key, text_of(item.value)) for item in resource]
-        for scope_spans in resource_spans.scope_spans:
-            for span in scope_spans.spans:
-                start_ns = min(span.start_time_unix_nano, _TIME_MAX_NS)
-                end_ns = min(max(span.end_time_unix_nano, start_ns), _TIME_MAX_NS)
-                starts.append(start_ns)
-                ends.append(end_ns)
-                service_by_id[span.span_id] = service
-                counts[service] += 1
-                errors[service] += span.status.code == span.status.STATUS_CODE_ERROR
-                if span.parent_span_id:
-                    parents.append((span.parent_span_id, service))
-                else:
-                    roots.append((start_ns, service, span.name))
-                if len(spans) < SPANS_MAX:
-                    tags = [(item.key, text_of(item.value)) for item in span.attributes]
-                    tags += [
-                        (k, "true" if v is True else str(v))
-                        for k, v in implied_tags(span, scope_spans)
-                    ]
-                    tags += of_resource
-                    for event in span.events:
-                        tags.append(("event", event.name))
-                        tags += [(item.key, text_of(item.value)) for item in event.attributes]
-                    hashes = dict.fromkeys(tag_hash(*tag) for tag in tags[:_TAGS_MAX])
-                    kind = KINDS.get(span.kind, "")
-                    spans.append(
-                        IndexedSpan(
-                            service, span.name, kind, start_ns, end_ns - start_ns, b"".join(hashes)
-                        )
-                    )
-    if not starts:
+    start_ns, end_ns = _TIME_MAX_NS, 0
+    for part in trace.parts:
+        resources: dict[int, list[bytes]] = {}
+        for span in part.spans:
+            service = service_of(span)
+            begun_ns = min(max(span.start_ns - part.clock_offset_ns, 0), _TIME_MAX_NS)
+            duration_ns = 0 if span.end_ns is None else max(span.end_ns - span.start_ns, 0)
+            duration_ns = min(duration_ns, _TIME_MAX_NS - begun_ns)
+            start_ns, end_ns = min(start_ns, begun_ns), max(end_ns, begun_ns + duration_ns)
+            service_by_id[span.span_id] = service
+            counts[service] += 1
+            errors[service] += span.status == _ERROR
+            if span.parent_id:
+                children.append((span.parent_id, service))
+            else:
+                roots.append((begun_ns, service, span.name))
+            if len(spans) == SPANS_MAX:
+                continue
+            resource = resource_of(span, part.node)
+            of_resource = resources.get(id(resource))
+            if of_resource is None:
+                of_resource = [_hash(*item) for item in resource.attributes.items()]
+                if span.resource is not None:  # else it is made for each span
+                    resources[id(resource)] = of_resource
+            tags = [_hash(*item) for item in tags_of(span)]
+            tags += of_resource
+            tags += (_hash(*item) for event in span.events for item in fields_of(event))
+            packed = b"".join(dict.fromkeys(tags[:_TAGS_MAX]))
+            kind = KINDS.get(span.kind, "")
+            spans.append(IndexedSpan(service, span.name, kind, begun_ns, duration_ns, packed))
+    if not counts:
         return TraceIndex(trace.trace, version, (), None, {})
     calls = Counter(
         (service_by_id[parent], service)
-        for parent, service in parents
+        for parent, service in children
         if service_by_id.get(parent, service) != service
     )
     _, root_service, root_operation = min(roots, default=(0, "", ""))
     summary = TraceSummary(
         root_service,
         root_operation,
-        min(starts),
-        max(ends),
-        len(starts),
+        start_ns,
+        end_ns,
+        counts.total(),
         errors.total(),
-        sum(parent not in service_by_id for parent, _ in parents),
+        sum(parent not in service_by_id for parent, _ in children),
         tuple(ServiceSummary(name, counts[name], errors[name]) for name in sorted(counts)),
     )
     return TraceIndex(trace.trace, version, tuple(spans), summary, calls)
+
+
+def _hash(key: str, value: AttributeValue) -> bytes:
+    return tag_hash(key, text_of(value))
 
 
 def put(connection: sqlite3.Connection, index: TraceIndex) -> None:

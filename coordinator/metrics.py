@@ -136,10 +136,12 @@ METRICS = (
     ),
     Metric(
         "exported_traces_total",
-        "Traces exported, by what the receiver made of them: refused ones are not sent again.",
+        "Traces exported, by what the receiver made of them: those of a refused request are not sent"
+        " again, and unreadable ones never.",
         {
             "export/traces": {"outcome": "taken"},
             "export/traces_refused": {"outcome": "refused"},
+            "export/traces_unreadable": {"outcome": "unreadable"},
         },
     ),
     Metric(

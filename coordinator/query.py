@@ -32,7 +32,7 @@ from daemon.http import HttpServer
 from daemon.log import Log
 from export.jaeger import KINDS, answer, trace_json
 from export.otlp_json import otlp_json
-from export.stamped import stamped
+from export.stamped import StampedTrace, stamped
 from protocol.messages import TraceId
 from protocol.wire import WireError, parse_trace_id
 
@@ -239,9 +239,9 @@ class _Request:
     path: tuple[str, ...]  # what stands for the stars of the route
     now_ns: int
 
-    def traces(self, ids: Iterable[TraceId], *, raw: bool) -> list[TracesData]:
+    def traces(self, ids: Iterable[TraceId], *, raw: bool) -> list[StampedTrace]:
         """Those that are there, as many as may be in one answer, but one at least."""
-        found: list[TracesData] = []
+        found: list[StampedTrace] = []
         left = _BYTES_MAX
         for trace in ids:
             detail = trace_detail(self.reader, trace, _BYTES_MAX + 1)
@@ -257,9 +257,9 @@ class _Request:
             left -= size
             if left < 0:
                 break
-            data = stamped(detail, one_clock=not raw).otlp()
-            if data.resource_spans:
-                found.append(data)
+            read = stamped(detail, one_clock=not raw)
+            if read.span_count:
+                found.append(read)
         return found
 
 
@@ -336,21 +336,17 @@ def _find(request: _Request) -> Json:
     ids = [_trace_id(text) for text in parameters.all("traceID")[:_LIMIT_MAX]]
     if ids:
         found = request.traces(ids, raw=raw)
-        known = {_id_of(data) for data in found}
+        known = {one.trace for one in found}
         errors = [
             {"msg": "trace not found", "traceID": trace.hex()}
             for trace in ids
             if trace not in known
         ]
-        return answer([trace_json(data) for data in found], len(found), errors or None)
+        return answer([trace_json(one) for one in found], len(found), errors or None)
     if not parameters.text("service"):
         raise Refused(400, "parameter 'service' is required")
     found = request.traces(request.reader.searches.search(_legacy_search(request)), raw=raw)
-    return answer([trace_json(data) for data in found], len(found))
-
-
-def _id_of(data: TracesData) -> bytes:
-    return data.resource_spans[0].scope_spans[0].spans[0].trace_id
+    return answer([trace_json(one) for one in found], len(found))
 
 
 def _trace(request: _Request) -> Json:
@@ -427,12 +423,12 @@ def _v3_search(request: _Request) -> Search:
     )
 
 
-def _v3_result(found: Sequence[TracesData]) -> Json:
+def _v3_result(found: Sequence[StampedTrace]) -> Json:
     if not found:
         raise Refused(404, "No traces found")
     joined = TracesData()
-    for data in found:
-        joined.resource_spans.extend(data.resource_spans)
+    for one in found:
+        joined.resource_spans.extend(one.otlp().resource_spans)
     _leave_out_valueless(joined)
     return {"result": otlp_json(joined)}
 

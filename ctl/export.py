@@ -30,7 +30,7 @@ def _jaeger(traces: Iterable[StampedTrace]) -> Iterator[bytes]:
     head, tail = json.dumps(answer([None], 0)).split("[null]")
     yield head.encode() + b"["
     for number, trace in enumerate(traces):
-        yield (b",\n" if number else b"\n") + json.dumps(trace_json(trace.otlp())).encode()
+        yield (b",\n" if number else b"\n") + json.dumps(trace_json(trace)).encode()
     yield b"\n]" + tail.encode() + b"\n"
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""OTLP as the JSON of Jaeger's UI, which its HTTP API answers with and its page imports.
+"""Traces as the JSON of Jaeger's UI, which its HTTP API answers with and its page imports.
 
 The shape is that of jaegertracing/jaeger, internal/uimodel/model.go; how a span of
-OTLP becomes one of Jaeger, that of opentelemetry-collector-contrib,
+OpenTelemetry becomes one of Jaeger, that of opentelemetry-collector-contrib,
 pkg/translator/jaeger. Times are microseconds.
 """
 
@@ -11,18 +11,17 @@ from __future__ import annotations
 import base64
 import json
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
-from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
-from opentelemetry.proto.trace.v1.trace_pb2 import ScopeSpans, Span, Status, TracesData
-
-from protocol.otlp import UNFINISHED
+from export.stamped import StampedTrace, service_of
+from protocol.otlp import UNFINISHED, NodeSpans, resource_of
+from protocol.slices import AttributeValue
+from protocol.spans import Event, Resource, Span
 
 Json = dict[str, Any]
 
 SERVICE = "service.name"
-NO_SERVICE = "unknown_service"
 
 # Larger ones are not exact in JavaScript; Jaeger sends them as texts.
 _EXACT_MAX = (1 << 53) - 1
@@ -30,24 +29,23 @@ _EXACT_MAX = (1 << 53) - 1
 KINDS = {1: "internal", 2: "server", 3: "client", 4: "producer", 5: "consumer"}
 """Jaeger's words for the kinds of spans."""
 
+_OK, _ERROR = 1, 2
 
-def trace_json(data: TracesData) -> Json:
+
+def trace_json(trace: StampedTrace) -> Json:
     """One trace."""
     spans: list[Json] = []
-    processes: dict[str, Json] = {}
-    trace_id = ""
-    for number, resource_spans in enumerate(data.resource_spans, 1):
-        process = f"p{number}"
-        attributes = resource_spans.resource.attributes
-        processes[process] = {
-            "serviceName": service_name(attributes),
-            "tags": [_tag(item) for item in attributes if item.key != SERVICE],
-        }
-        for scope_spans in resource_spans.scope_spans:
-            for span in scope_spans.spans:
-                trace_id = span.trace_id.hex()
-                spans.append(_span(span, scope_spans, process))
-    return {"traceID": trace_id, "spans": spans, "processes": processes, "warnings": None}
+    processes = _Processes()
+    for part in trace.parts:
+        for span in part.spans:
+            process = processes.of(span, part.node)
+            spans.append(_span(trace.trace.hex(), span, part, process))
+    return {
+        "traceID": trace.trace.hex(),
+        "spans": spans,
+        "processes": processes.json,
+        "warnings": None,
+    }
 
 
 def answer(data: list[Any] | None, total: int, errors: list[Json] | None = None) -> Json:
@@ -55,127 +53,139 @@ def answer(data: list[Any] | None, total: int, errors: list[Json] | None = None)
     return {"data": data, "total": total, "limit": 0, "offset": 0, "errors": errors}
 
 
-def service_name(attributes: Iterable[KeyValue]) -> str:
-    """Of a resource."""
-    for item in attributes:
-        if item.key == SERVICE:
-            return text_of(item.value) or NO_SERVICE
-    return NO_SERVICE
-
-
-def text_of(value: AnyValue) -> str:
+def text_of(value: AttributeValue) -> str:
     """A value as Jaeger shows, and compares, it."""
-    match value.WhichOneof("value"):
-        case "string_value":
-            return value.string_value
-        case "bool_value":
-            return "true" if value.bool_value else "false"
-        case "int_value":
-            return str(value.int_value)
-        case "double_value":
-            number = value.double_value
-            return str(int(number)) if number.is_integer() and abs(number) < 1e21 else repr(number)
-        case "bytes_value":
-            return base64.b64encode(value.bytes_value).decode()
+    match value:
+        case str():
+            return value
+        case bool():
+            return "true" if value else "false"
+        case float():
+            return str(int(value)) if value.is_integer() and abs(value) < 1e21 else repr(value)
+        case bytes():
+            return base64.b64encode(value).decode()
         case None:
             return ""
-        case _:
+        case list() | dict():
             return json.dumps(_plain(value), separators=(",", ":"))
+        case _:
+            return str(value)
 
 
-def implied_tags(span: Span, scope: ScopeSpans) -> Iterator[tuple[str, str | bool]]:
-    """What stands in fields of OTLP, and in tags with Jaeger."""
-    if scope.scope.name:
-        yield "otel.scope.name", scope.scope.name
-    if scope.scope.version:
-        yield "otel.scope.version", scope.scope.version
+def tags_of(span: Span) -> Iterator[tuple[str, AttributeValue]]:
+    """A span's attributes, and what stands in fields with OpenTelemetry and in tags with Jaeger."""
+    yield from span.attributes.items()
+    if span.unfinished:
+        yield UNFINISHED, True
+    if span.scope is not None and span.scope.name:
+        yield "otel.scope.name", span.scope.name
+    if span.scope is not None and span.scope.version:
+        yield "otel.scope.version", span.scope.version
     if span.kind in KINDS:
         yield "span.kind", KINDS[span.kind]
-    if span.status.code == Status.STATUS_CODE_ERROR:
+    if span.status == _ERROR:
         yield "otel.status_code", "ERROR"
         yield "error", True
-    elif span.status.code == Status.STATUS_CODE_OK:
+    elif span.status == _OK:
         yield "otel.status_code", "OK"
-    if span.status.message:
-        yield "otel.status_description", span.status.message
+    if span.status_message:
+        yield "otel.status_description", span.status_message
     if span.trace_state:
         yield "w3c.tracestate", span.trace_state
 
 
-def _span(span: Span, scope: ScopeSpans, process: str) -> Json:
+def fields_of(event: Event) -> Iterator[tuple[str, AttributeValue]]:
+    """An event's name and attributes."""
+    yield "event", event.name
+    yield from event.attributes.items()
+
+
+class _Processes:
+    """The processes of a trace, each once, under names of their own."""
+
+    def __init__(self) -> None:
+        self.json: dict[str, Json] = {}
+        self._known: dict[tuple[str, int], list[tuple[Resource, str]]] = {}
+
+    def of(self, span: Span, node: str) -> str:
+        resource = resource_of(span, node)
+        # Of equal resources one object is made a handle; there are few.
+        known = self._known.setdefault((node, span.client), [])
+        for other, name in known:
+            if other is resource or other == resource:
+                return name
+        name = f"p{len(self.json) + 1}"
+        known.append((resource, name))
+        tags = [_tag(key, value) for key, value in resource.attributes.items() if key != SERVICE]
+        self.json[name] = {"serviceName": service_of(span), "tags": tags}
+        return name
+
+
+def _span(trace_id: str, span: Span, part: NodeSpans, process: str) -> Json:
     references = []
-    if span.parent_span_id:
-        references.append(_reference("CHILD_OF", span.trace_id, span.parent_span_id))
-    references += [_reference("FOLLOWS_FROM", link.trace_id, link.span_id) for link in span.links]
-    unfinished = any(item.key == UNFINISHED for item in span.attributes)
+    if span.parent_id:
+        references.append(_reference("CHILD_OF", trace_id, span.parent_id))
+    references += [
+        _reference("FOLLOWS_FROM", link.trace_id.hex(), link.span_id) for link in span.links
+    ]
+    end_ns = span.start_ns if span.end_ns is None else span.end_ns
+    warning = "no end was recorded: it still ran, or its process died"
     return {
-        "traceID": span.trace_id.hex(),
-        "spanID": span.span_id.hex() or "0" * 16,
+        "traceID": trace_id,
+        "spanID": f"{span.span_id:016x}",
         "flags": span.flags & 1,
         "operationName": span.name,
         "references": references,
-        "startTime": span.start_time_unix_nano // 1000,
-        "duration": max(span.end_time_unix_nano - span.start_time_unix_nano, 0) // 1000,
-        "tags": [_tag(item) for item in span.attributes]
-        + [
-            {"key": key, "type": "bool" if value is True else "string", "value": value}
-            for key, value in implied_tags(span, scope)
-        ],
+        "startTime": max(span.start_ns - part.clock_offset_ns, 0) // 1000,
+        "duration": max(end_ns - span.start_ns, 0) // 1000,
+        "tags": [_tag(key, value) for key, value in tags_of(span)],
         "logs": [
             {
-                "timestamp": event.time_unix_nano // 1000,
-                "fields": [
-                    {"key": "event", "type": "string", "value": event.name},
-                    *(_tag(item) for item in event.attributes),
-                ],
+                "timestamp": max(event.time_ns - part.clock_offset_ns, 0) // 1000,
+                "fields": [_tag(key, value) for key, value in fields_of(event)],
             }
             for event in span.events
         ],
         "processID": process,
-        "warnings": ["no end was recorded: it still ran, or its process died"]
-        if unfinished
-        else None,
+        "warnings": [warning] if span.unfinished else None,
     }
 
 
-def _reference(kind: str, trace_id: bytes, span_id: bytes) -> Json:
-    return {"refType": kind, "traceID": trace_id.hex(), "spanID": span_id.hex()}
+def _reference(kind: str, trace_id: str, span_id: int) -> Json:
+    return {"refType": kind, "traceID": trace_id, "spanID": f"{span_id:016x}"}
 
 
-def _tag(item: KeyValue) -> Json:
-    value = item.value
-    kind, shown = "string", text_of(value)
-    result: object = shown
-    match value.WhichOneof("value"):
-        case "bool_value":
-            kind, result = "bool", value.bool_value
-        case "int_value":
+def _tag(key: str, value: AttributeValue) -> Json:
+    kind = "string"
+    shown: object = text_of(value)
+    match value:
+        case bool():
+            kind, shown = "bool", value
+        case int():
             kind = "int64"
-            result = value.int_value if abs(value.int_value) <= _EXACT_MAX else shown
-        case "double_value":
+            if abs(value) <= _EXACT_MAX:
+                shown = value
+        case float():
             kind = "float64"
             # JSON has no others.
-            result = value.double_value if math.isfinite(value.double_value) else shown
-        case "bytes_value":
+            if math.isfinite(value):
+                shown = value
+        case bytes():
             kind = "binary"
         case _:
             pass
-    return {"key": item.key, "type": kind, "value": result}
+    return {"key": key, "type": kind, "value": shown}
 
 
-def _plain(value: AnyValue) -> object:
-    match value.WhichOneof("value"):
-        case "array_value":
-            return [_plain(item) for item in value.array_value.values]
-        case "kvlist_value":
-            return {item.key: _plain(item.value) for item in value.kvlist_value.values}
-        case "int_value":
-            return value.int_value
-        case "bool_value":
-            return value.bool_value
-        case "double_value" if math.isfinite(value.double_value):
-            return value.double_value
-        case None:
-            return None
-        case _:
+def _plain(value: AttributeValue) -> object:
+    match value:
+        case list():
+            return [_plain(item) for item in value]
+        case dict():
+            return {key: _plain(item) for key, item in value.items()}
+        case bytes():
             return text_of(value)
+        case float() if not math.isfinite(value):
+            return text_of(value)
+        case _:
+            return value

@@ -16,7 +16,7 @@ import perfetto_pb2 as pf
 
 from export.jaeger import KINDS, text_of
 from export.stamped import StampedTrace, service_of
-from protocol.otlp import UNFINISHED, any_value
+from protocol.otlp import UNFINISHED
 from protocol.slices import Attributes, AttributeValue
 from protocol.spans import Event, Span
 
@@ -259,4 +259,4 @@ def _annotate(event: pf.TrackEvent, attributes: Attributes) -> None:
             case str():
                 annotation.string_value = value
             case _:
-                annotation.string_value = text_of(any_value(value))
+                annotation.string_value = text_of(value)

@@ -46,7 +46,7 @@ def traces_data(trace: TraceId, parts: Iterable[NodeSpans]) -> TracesData:
         groups: dict[tuple[int, int], tuple[ResourceSpans, dict[int, ScopeSpans]]] = {}
         for span in part.spans:
             # Of equal resources one object is made a handle: told apart by what they say.
-            resource = span.resource if span.resource is not None else _described(span, part.node)
+            resource = resource_of(span, part.node)
             encoded = _resource(resource)
             key = (span.client, hash(encoded.SerializeToString(deterministic=True)))
             if key not in groups:
@@ -101,7 +101,10 @@ def any_value(value: AttributeValue) -> AnyValue:
     return result
 
 
-def _described(span: Span, node: str) -> Resource:
+def resource_of(span: Span, node: str) -> Resource:
+    """What a span's process says that it is, or else what its node knows of it."""
+    if span.resource is not None:
+        return span.resource
     attributes: dict[str, AttributeValue] = {}
     if span.process is not None:
         attributes["service.name"] = span.process.service or "unknown_service"

@@ -251,7 +251,8 @@ class _Fields:
     def of(cls, encoded: bytes) -> Self:
         try:
             return cls(msgpack.unpackb(encoded, unicode_errors="replace", strict_map_key=False))
-        except (ValueError, msgpack.exceptions.UnpackException, RecursionError):
+        # TypeError: of a map with a key that is a map, or a list.
+        except (ValueError, TypeError, msgpack.exceptions.UnpackException, RecursionError):
             return cls(None)
 
     def _next(self, empty: _Item) -> _Item:

@@ -131,7 +131,7 @@ def base64_of(hexadecimal: str) -> str:
 
 
 def test_jaeger_json_is_what_its_page_imports() -> None:
-    encoded = json.loads(json.dumps(trace_json(stamped(detail(), one_clock=True).otlp())))
+    encoded = json.loads(json.dumps(trace_json(stamped(detail(), one_clock=True))))
     assert encoded["traceID"] == TRACE.hex()
     services = {name: process["serviceName"] for name, process in encoded["processes"].items()}
     spans = {span["spanID"]: span for span in encoded["spans"]}

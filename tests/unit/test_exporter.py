@@ -7,8 +7,10 @@ import contextlib
 import email.utils
 import gzip
 import queue
+import random
 import socket
 import threading
+from collections.abc import Callable
 from concurrent import futures
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -32,14 +34,14 @@ from coordinator.core.records import PutReleased
 from coordinator.core.verdict import VerdictKind
 from coordinator.exporter import Exporter, HttpTransport, TryAgain, requests_of
 from coordinator.settings import ExportSettings, Settings
-from coordinator.store import PutExported, Store, StoreReader
-from daemon.log import Entry, Log
+from coordinator.store import PutExported, StoreReader
 from export import stamped as names
 from export.stamped import stamped
 from protocol.messages import TraceId
 from tests.export.collected import BEGIN_NS, CART, FRONT, MS, SPANS, STOCK, TRACE, detail
+from tests.unit.logs import logs_to
 from tests.unit.test_query import put_trace
-from tests.unit.test_store import ROOMY, Driver
+from tests.unit.test_store import ROOMY, Clock, Driver
 from tests.unit.test_uplink import free_port
 
 T = TypeVar("T")
@@ -220,17 +222,13 @@ class Here:
 
     def __init__(self, path: Path, receiver: Receiver, **settings: Any) -> None:
         self.path = path
-        self.said: list[Entry] = []
         self.settings = ExportSettings(receiver.url, receiver.protocol, **settings)
-        self.driver = Driver.__new__(Driver)
-        self.driver.durable = queue.SimpleQueue()
-        self.driver.token = 0
-        self.driver.store = Store(
-            path, ROOMY, self.driver.durable.put, Log(self.said.append), exports=EXPORTED
-        )
-        self.exporter = Exporter(
-            self.settings, self.driver.store, path, Log(self.said.append), chance=lambda: 0.5
-        )
+        self.driver = Driver(path, ROOMY, Clock(), EXPORTED)
+        self.exporter = self.new_exporter(lambda: 0.5)
+
+    def new_exporter(self, chance: Callable[[], float] = random.random) -> Exporter:
+        log = logs_to(self.driver.log)
+        return Exporter(self.settings, self.driver.store, self.path, log, chance=chance)
 
     def __enter__(self) -> Here:
         self.driver.store.__enter__()
@@ -252,10 +250,6 @@ class Here:
                 if pause_s:
                     pauses.append(pause_s)
         return pauses
-
-    @property
-    def messages(self) -> list[str]:
-        return [entry.message for entry in self.said]
 
 
 @pytest.fixture
@@ -291,7 +285,7 @@ def test_a_closed_trace_is_sent_once_with_its_stamps(store_path: Path, receiver:
         assert receiver.heard.empty()
         counters = here.exporter.counters
         assert (counters.traces, counters.spans, counters.requests) == (1, SPANS, 1)
-        assert here.messages == []
+        assert here.driver.log == []
 
 
 def test_a_trace_that_grew_is_sent_again(store_path: Path, receiver: Receiver) -> None:
@@ -313,6 +307,25 @@ def test_a_trace_that_grows_while_it_is_sent_is_sent_again(
         here.driver.store.note([PutExported(TRACE, len(FRONT))])  # what was there before
         assert here.work() == []
         assert len(receiver.heard.get_nowait().spans) == SPANS
+
+
+def test_a_trace_that_cannot_be_read_stops_no_other(
+    store_path: Path, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read(found: Any, **options: Any) -> Any:
+        if found.summary.trace == TRACE:
+            raise OverflowError
+        return stamped(found, **options)
+
+    monkeypatch.setattr(exporter, "stamped", read)
+    with receiver, Here(store_path, receiver) as here:
+        here.close_trace(TRACE, ALL)
+        here.close_trace(ids(1)[0], {"edge": FRONT})
+        here.work()
+        assert len(receiver.heard.get_nowait().spans) == 2
+        assert here.work() == []
+        counters = here.exporter.counters
+        assert (counters.traces, counters.traces_unreadable, here.exporter.waiting) == (1, 1, 0)
 
 
 def test_only_the_verdicts_that_are_wanted_go(store_path: Path, receiver: Receiver) -> None:
@@ -357,9 +370,9 @@ def test_what_may_be_tried_again_is_with_growing_pauses(
         counters = here.exporter.counters
         assert (counters.requests_retried, counters.traces, counters.spans) == (4, 1, SPANS)
         # Said once, and once that it is over.
-        assert len(here.messages) == 2
-        assert "will be tried again" in here.messages[0]
-        assert "works again" in here.messages[1]
+        assert len(here.driver.log) == 2
+        assert "will be tried again" in here.driver.log[0]
+        assert "works again" in here.driver.log[1]
 
 
 def test_pauses_end_growing_and_differ(
@@ -404,7 +417,7 @@ def test_what_is_refused_for_good_is_not_tried_again(
         assert here.work() == []
         assert here.work() == []
         assert receiver.heard.qsize() == 1
-        (message,) = here.messages
+        (message,) = here.driver.log
         assert f"refused {SPANS} spans for good" in message
         assert answer.message in message
         here.close_trace(ids(1)[0], {"edge": FRONT})  # the next one is sent all the same
@@ -425,7 +438,7 @@ def test_what_is_rejected_in_part_is_told_and_not_sent_again(
             assert here.work() == []
         assert receiver.heard.qsize() == 3
         # The same words once.
-        assert [message.rpartition(": ")[2] for message in here.messages] == [
+        assert [message.rpartition(": ")[2] for message in here.driver.log] == [
             "3 spans are too old",
             "a warning",
         ]
@@ -472,18 +485,14 @@ def test_the_exporter_works_by_itself_and_ends_at_once(
 ) -> None:
     with Here(store_path, receiver, timeout_s=600) as here:
         with receiver:
-            with Exporter(
-                here.settings, here.driver.store, store_path, Log(here.said.append)
-            ) as running:
+            with here.new_exporter() as running:
                 here.close_trace(TRACE, ALL)
                 assert len(receiver.heard.get().spans) == SPANS
             assert running.counters.requests_retried == 0
         # One that takes the connection and says nothing: the end does not wait for it.
         with contextlib.ExitStack() as connections:
             silent = connections.enter_context(socket.create_server(("127.0.0.1", receiver.port)))
-            with Exporter(
-                here.settings, here.driver.store, store_path, Log(here.said.append)
-            ) as running:
+            with here.new_exporter() as running:
                 here.close_trace(ids(1)[0], {"edge": FRONT})
                 connections.enter_context(silent.accept()[0]).recv(1)
             assert (running.counters.requests, running.counters.traces) == (1, 0)

@@ -37,7 +37,6 @@ from coordinator.core.verdict import Verdict, VerdictKind
 from coordinator.follower import Indexer
 from coordinator.store import Store, StoreLimits, StoreReader
 from daemon.http import HttpServer
-from daemon.log import Log
 from protocol.messages import Group, SliceFlags, SliceStatus, Source, TraceId, TriggerFired
 from tests.export.collected import (
     BEGIN_NS,
@@ -50,9 +49,9 @@ from tests.export.collected import (
     Said,
     process_bytes,
 )
+from tests.unit.logs import SILENT
 from tests.unit.test_store import ROOMY, Clock, Driver, driver
 
-SILENT = Log(lambda _: None)
 OTHER = TraceId(bytes(15) + b"\x2a")
 S = 1000 * MS
 BEGIN_US = BEGIN_NS // 1000

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import msgpack
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from protocol.messages import TraceId
@@ -101,6 +101,7 @@ def test_what_makes_no_sense_is_counted_and_the_rest_is_read() -> None:
 
 
 @settings(max_examples=300, deadline=None)
+@example(encoded=b"\x91\x81\x80\x00", scope=b"\x91\x81\x90\x00", resource=b"\x81\x80\x00")
 @given(
     encoded=st.binary(max_size=200), scope=st.binary(max_size=50), resource=st.binary(max_size=50)
 )

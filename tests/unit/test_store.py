@@ -91,10 +91,16 @@ class Clock:
 class Driver:
     """A store, the tokens that it called durable, and what it logged."""
 
-    def __init__(self, path: Path, limits: StoreLimits, clock: Clock) -> None:
+    def __init__(
+        self,
+        path: Path,
+        limits: StoreLimits,
+        clock: Clock,
+        exports: frozenset[VerdictKind] = frozenset(),
+    ) -> None:
         self.durable: queue.SimpleQueue[int] = queue.SimpleQueue()
         self.log: list[str] = []
-        self.store = Store(path, limits, self.durable.put, logs_to(self.log), clock)
+        self.store = Store(path, limits, self.durable.put, logs_to(self.log), clock, exports)
         self.token = 0
 
     def write(self, *records: Record) -> None:
