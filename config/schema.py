@@ -23,7 +23,7 @@ import dataclasses
 import re
 import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Protocol, TypeVar
@@ -31,6 +31,9 @@ from typing import Annotated, Any, Protocol, TypeVar
 import yaml
 
 T = TypeVar("T")
+
+EXIT_CONFIG = 2
+"""What a program ends with that refuses its configuration; as of wrong usage."""
 
 _UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 
@@ -70,12 +73,17 @@ class Range:
     maximum: float
 
     def allowed(self) -> str:
-        return f"a number from {self.minimum} to {self.maximum}"
+        return f"a number from {_plain(self.minimum)} to {_plain(self.maximum)}"
 
     def admit(self, value: float) -> float:
         if not self.minimum <= value <= self.maximum:
             raise ValueError
         return value
+
+
+def _plain(number: float) -> str:
+    """Without a power of ten, and without a fraction where there is none."""
+    return str(int(number)) if number == int(number) else str(number)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,9 +166,25 @@ _WORDS: dict[type, str] = {
 _TAGS = {"bool": bool, "int": int, "float": float, "str": str}
 
 
+def allowed_words(kind: type, bounds: Iterable[Bound]) -> str:
+    """What is allowed for a scalar of that type within these bounds."""
+    words = "; ".join(bound.allowed() for bound in bounds) or _WORDS[kind]
+    return words.replace("a number from", "a whole number from") if kind is int else words
+
+
 def _tag(node: yaml.Node) -> str:
     """What YAML takes the node for: str, int, map, ..."""
     return str(node.tag).rpartition(":")[2]
+
+
+def _shown(node: yaml.Node) -> str:
+    """A value as it was written, cut if it is long."""
+    if isinstance(node, yaml.SequenceNode):
+        return "a list"
+    if isinstance(node, yaml.MappingNode):
+        return "a section"
+    assert isinstance(node, yaml.ScalarNode)
+    return (repr(node.value) if node.style else (node.value or "nothing"))[:80]
 
 
 class _Absent:
@@ -220,11 +244,10 @@ class _Reader:
         return self._scalar(node, kind, bounds, key)
 
     def _scalar(self, node: yaml.Node, kind: type, bounds: tuple[Bound, ...], key: str) -> object:
-        allowed = "; ".join(bound.allowed() for bound in bounds) or _WORDS[kind]
+        allowed = allowed_words(kind, bounds)
         if not isinstance(node, yaml.ScalarNode):
-            return self._refuse(node, key, f"a list or section; allowed: {allowed}")
-        shown = repr(node.value) if node.style else (node.value or "nothing")
-        refusal = f"{shown[:80]}; allowed: {allowed}"
+            return self._refuse(node, key, f"{_shown(node)}; allowed: {allowed}")
+        refusal = f"{_shown(node)}; allowed: {allowed}"
         tag = _TAGS.get(_tag(node))
         sized = any(isinstance(bound, Size) for bound in bounds)
         if tag is not kind and (tag, kind) != (int, float) and not (tag is str and sized):
@@ -241,7 +264,7 @@ class _Reader:
 
     def _list(self, node: yaml.Node, kind: Any, key: str) -> object:
         if not isinstance(node, yaml.SequenceNode):
-            return self._refuse(node, key, "allowed: a list")
+            return self._refuse(node, key, f"{_shown(node)}; allowed: a list")
         items = [self._value(item, kind, f"{key}[{i}]") for i, item in enumerate(node.value)]
         return _ABSENT if any(item is _ABSENT for item in items) else tuple(items)
 
@@ -267,7 +290,7 @@ class _Reader:
         key: str,
     ) -> object:
         if not isinstance(node, yaml.MappingNode):
-            return self._refuse(node, key, "allowed: a section of names")
+            return self._refuse(node, key, f"{_shown(node)}; allowed: a section of names")
         result: dict[object, object] = {}
         for name, name_node, value_node in self._keys(node, key):
             path = f"{key}.{name}"
@@ -280,7 +303,8 @@ class _Reader:
     def _section(self, node: yaml.Node, kind: Any, key: str) -> object:
         fields = {field.name: field for field in dataclasses.fields(kind)}
         if not isinstance(node, yaml.MappingNode):
-            return self._refuse(node, key, f"allowed: a section with {', '.join(fields)}")
+            allowed = f"allowed: a section with {', '.join(fields)}"
+            return self._refuse(node, key, f"{_shown(node)}; {allowed}")
         hints = typing.get_type_hints(kind, include_extras=True)
         values: dict[str, object] = {}
         nodes: dict[str, yaml.Node] = {}

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """``backsightctl``: what was collected, why, and whether it is whole.
 
-Exit status: 0 done; 1 not found, or nobody answered; 2 wrong usage.
+Exit status: 0 done; 1 not found, or nobody answered; 2 wrong usage, or a bad configuration.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from pathlib import Path
 import backsight_pb2 as pb
 
 from config.printable import printable
+from config.schema import EXIT_CONFIG, ConfigError
+from ctl.config import SCHEMAS, check
 from ctl.coordinator import AskError, CoordinatorClient, NotFound
 from ctl.export import FORMATS, on_one_clock, write_export
 from ctl.node import NodeClient
@@ -161,6 +163,22 @@ def _trigger(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _config_check(arguments: argparse.Namespace) -> int:
+    kinds: list[str] = []
+    problems: list[str] = []
+    try:
+        kinds = check(arguments.file, arguments.kind)
+    except ConfigError as error:
+        problems = error.problems
+    if arguments.json:
+        _print_json({"file": str(arguments.file), "valid_for": kinds, "problems": problems})
+    elif problems:
+        sys.stderr.write("".join(f"{printable(problem)}\n" for problem in problems))
+    else:
+        print(f"{arguments.file}: valid for {' and '.join(f'backsight-{kind}' for kind in kinds)}")
+    return EXIT_CONFIG if problems else 0
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="backsightctl", description=__doc__.splitlines()[0])
     parser.add_argument(
@@ -197,13 +215,22 @@ def _parser() -> argparse.ArgumentParser:
     nodes = command("nodes", _nodes, "the nodes that the coordinator knows")
     counters = command("counters", _counters, "what the coordinator counted since its start")
     status = command("status", _status, "the node on this machine")
+    config = commands.add_parser("config", help="configuration files of the daemons")
+    on_config = config.add_subparsers(required=True, metavar="COMMAND")
+    check_help = "whether a daemon would start with it, and if not, why"
+    config_check = on_config.add_parser("check", help=check_help, description=check_help)
+    config_check.set_defaults(run=_config_check)
+    config_check.add_argument("file", type=Path, help="YAML")
+    config_check.add_argument(
+        "--kind", choices=SCHEMAS, help="what it is for (default: whose keys it has)"
+    )
     trigger = command("trigger", _trigger, "fire a trigger on the node on this machine")
     trigger.add_argument("name", help="the trigger's name, 1 to 31 of [a-z0-9_.-]")
     trigger.add_argument("trace", help="32 hex digits")
     trigger.add_argument(
         "--why", default="fired by hand", help="for the person who reads the trace"
     )
-    for sub in (traces, show, nodes, counters, status):
+    for sub in (traces, show, nodes, counters, status, config_check):
         sub.add_argument("--json", action="store_true", help="for programs")
     return parser
 

@@ -17,12 +17,10 @@ from pathlib import Path
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar
 
 from config.reload import Merged, merge
-from config.schema import ConfigError, load, loads
+from config.schema import EXIT_CONFIG, ConfigError, load, loads
 from daemon.log import Level, Log, MessageId
 from daemon.service_manager import ServiceManager
 from daemon.watchdog import Ask, report, watch
-
-EXIT_CONFIG = 2
 
 P = ParamSpec("P")
 
@@ -74,6 +72,7 @@ def read_arguments(
         sys.stderr.write(f"{error}\n")
         sys.exit(EXIT_CONFIG)
     if arguments.check:
+        print(f"{arguments.config or 'defaults'}: valid for {program}")
         sys.exit(0)
     return Configuration(settings, arguments.config)
 

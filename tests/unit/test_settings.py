@@ -59,10 +59,13 @@ report: {bytes_per_s: 2MiB, chunk_bytes: 4KiB}
         ("pool_bytes: 513GiB", "f:1: pool_bytes: 513GiB; allowed: 4MiB to 512GiB"),
         ("pool_bytes: 8MiB\narena_bytes: 16MiB", "f:2: arena_bytes: 16777216 is more than"),
         ("arena_bytes: 65537", "f:1: arena_bytes: 65537; allowed: multiples of 65536"),
-        ("clients_max: 2000", "f:1: clients_max: 2000; allowed: a number from 1 to 1024"),
+        ("clients_max: 2000", "f:1: clients_max: 2000; allowed: a whole number from 1 to 1024"),
         ("percentage: 101", "f:1: percentage: 101; allowed: a number from 0 to 100"),
         ("socket: /" + "x" * 103, "allowed: paths of at most 103 bytes"),
-        ("coordinator: host:1", "f:1: coordinator: allowed: a section with endpoint, insecure"),
+        (
+            "coordinator: host:1",
+            "f:1: coordinator: host:1; allowed: a section with endpoint, insecure",
+        ),
         (
             "coordinator:\n  endpoint: 10.0.0.1:4770",
             "f:2: coordinator.endpoint: 10.0.0.1:4770 is not on this machine",
