@@ -200,5 +200,44 @@ def triggers() -> None:
         print(json.dumps(fired))
 
 
+class OnlyText(dict[str, str]):
+    """As httpx has them: asked for anything but text, they fail."""
+
+    def get(self, key: str, default: Any = None) -> Any:
+        return super().get(str.lower(key), default)
+
+
+class Broken:
+    def get(self, key: str) -> str:
+        raise RuntimeError("no header today")
+
+
+def answers() -> None:
+    """Calls that fail, answered with headers of several kinds: which of them are told here."""
+    from backsight.otel import _hooks
+
+    node = "#0000000000000001"
+    headers: dict[str, Any] = {
+        "none": None,
+        "empty": {},
+        "text": OnlyText(),
+        "broken": Broken(),
+        "pairs": [(b"date", b"today")],
+        "named": OnlyText({"backsight-node": node}),
+        "named pairs": [("date", "today"), (b"Backsight-Node", node.encode())],
+    }
+    with provided() as (provider, _):
+        tracer = provider.get_tracer("lib")
+        traces = {}
+        for what, given in headers.items():
+            with tracer.start_as_current_span("call", kind=SpanKind.CLIENT) as call:
+                traces[what] = hexadecimal(call)
+                _hooks.answered(call, given)
+                call.set_status(StatusCode.ERROR)
+        print(json.dumps(traces))
+
+
 if __name__ == "__main__":
-    {f.__name__: f for f in (fidelity, unusual, contexts, triggers)}[sys.argv[1]](*sys.argv[2:])
+    {f.__name__: f for f in (fidelity, unusual, contexts, triggers, answers)}[sys.argv[1]](
+        *sys.argv[2:]
+    )

@@ -108,3 +108,13 @@ def test_the_benchmark_measures_all_three_processors(tmp_path: Path) -> None:
     for result in results:
         assert (result["metric"], result["unit"]) == ("cpu_us_per_span", "us")
         assert 0 < result["min"] <= result["value"] <= result["max"]
+
+
+def test_no_request_fails_for_the_headers_of_its_answer(application: Application) -> None:
+    traces = json.loads(application.run("answers"))
+    told = {
+        what: next(iter(peek(application, trace).slices)).trigger for what, trace in traces.items()
+    }
+    # A call that no node answered is told here; else by who answered.
+    nameless = dict.fromkeys(("none", "empty", "text", "broken", "pairs"), "error")
+    assert told == {**nameless, "named": "", "named pairs": ""}

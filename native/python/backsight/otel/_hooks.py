@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -22,26 +23,35 @@ from backsight.otel._propagator import RESPONSE_HEADER, Current
 if TYPE_CHECKING:
     from opentelemetry.trace import Span
 
+_log = logging.getLogger("backsight")
 
-def answered(span: Span, headers: Any) -> None:  # noqa: ANN401 # anything with .get(), or pairs
+
+def answered(span: Span, headers: Any) -> None:  # noqa: ANN401 # see _answering_node
     """The request of this client span was answered with these headers."""
     processor = Current.processor
     if processor is None or headers is None:
         return
-    node: object = None
+    try:
+        node = _answering_node(headers)
+    except Exception:  # noqa: BLE001 - a class of others, in the middle of a request
+        _log.debug("response headers of %s cannot be read", type(headers), exc_info=True)
+        return
+    if node:
+        processor.answered(span.get_span_context(), node)
+
+
+def _answering_node(headers: Any) -> str:  # noqa: ANN401 # anything with .get(), or pairs
+    """The node that they name; "" for none."""
     if hasattr(headers, "get"):
         node = headers.get(RESPONSE_HEADER)
-        if node is None:
-            node = headers.get(RESPONSE_HEADER.encode())
     else:
-        for key, value in headers:
-            name = key.decode("latin-1") if isinstance(key, bytes) else key
-            if name.lower() == RESPONSE_HEADER:
-                node = value
-    if isinstance(node, bytes):
-        node = node.decode("latin-1")
-    if isinstance(node, str):
-        processor.answered(span.get_span_context(), node)
+        named = (value for key, value in headers if _text(key).lower() == RESPONSE_HEADER)
+        node = next(named, None)
+    return "" if node is None else _text(node)
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode("latin-1") if isinstance(value, bytes) else value
 
 
 # ------------------------------------------------------------ response hooks
