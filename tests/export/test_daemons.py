@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an application wrote arrives elsewhere: real daemons, on this machine."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import perfetto_pb2 as pf
+import pytest
+
+from export import stamped as names
+from tests.cluster.topology import Coordinator, Host, Node, started
+from tests.export.receivers import GrpcReceiver
+from tests.unit.test_uplink import free_port
+
+pytestmark = pytest.mark.timeout(180)
+
+
+class ThisMachine(Host):
+    """No namespace: one node needs no rights."""
+
+    def _inside(self, command: Sequence[str]) -> list[str]:
+        return [*command]
+
+
+@dataclass(frozen=True, slots=True)
+class Here:
+    """A coordinator, and an application on a node of it."""
+
+    coordinator: Coordinator
+    receiver: GrpcReceiver
+    query: str
+    application: subprocess.Popen[bytes]
+
+    def do(self, *words: str) -> str:
+        assert self.application.stdin is not None
+        assert self.application.stdout is not None
+        self.application.stdin.write(" ".join(words).encode() + b"\n")
+        self.application.stdin.flush()
+        return self.application.stdout.readline().decode().strip()
+
+    def ask(self, path: str) -> Any:
+        with urllib.request.urlopen(f"{self.query}{path}") as response:
+            return json.load(response)
+
+
+@pytest.fixture
+def here(build: Path, tmp_path: Path) -> Iterator[Here]:
+    machine = ThisMachine("localhost", "", "127.0.0.1")
+    query = f"127.0.0.1:{free_port()}"
+    with ExitStack() as stack:
+        receiver = stack.enter_context(GrpcReceiver(free_port()))
+        config = {
+            "listen": f"127.0.0.1:{free_port()}",
+            "linger_s": 0.5,
+            "metrics": {"listen": None},
+            "query": {"listen": query},
+            "export": {"endpoint": receiver.url},
+        }
+        coordinator = Coordinator(machine, tmp_path, config)
+        coordinator.endpoint = str(config["listen"])
+        node = Node(machine, "alpha", tmp_path, coordinator, {"metrics": {"listen": None}})
+        stack.enter_context(started([coordinator, node]))
+        application = machine.popen(
+            [sys.executable, "-m", "tests.cluster.service", str(free_port())],
+            env=node.client_environment("shop"),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        stack.enter_context(application)
+        stack.callback(application.kill)
+        yield Here(coordinator, receiver, f"http://{query}", application)
+
+
+def test_a_triggered_trace_is_exported_and_found_and_written_to_files(
+    here: Here, tmp_path: Path
+) -> None:
+    assert here.do("attach") == "attached"
+    trace = secrets.token_hex(16)
+    assert here.do("fire", trace) == "done"
+
+    # OTLP: it comes when the trace is closed, and by then it was judged.
+    (span,) = here.receiver.heard.get(timeout=60).spans
+    assert span.trace_id.hex() == trace
+    assert span.name == "GET /"
+    said = {item.key: item.value.string_value for item in span.attributes}
+    assert (said[names.TRIGGER], said[names.TRIGGER_WHY]) == ("front", "told to")
+    assert (said[names.VERDICT], said[names.NODE]) == ("coherent", "alpha")
+
+    # Jaeger: the index follows the verdict, beside the export.
+    while not (found := here.ask("/api/services")["data"]):
+        pass
+    assert found == ["shop"]
+    search = "/api/traces?service=shop&tags=backsight.trigger%3Dfront"
+    (jaeger,) = here.ask(f"{search}&raw=true")["data"]
+    assert jaeger["traceID"] == trace
+    assert jaeger["spans"][0]["startTime"] == span.start_time_unix_nano // 1000
+
+    # Files
+    output = tmp_path / "out"
+    here.coordinator.ctl("export", "--trigger", "front", "--output", str(output))
+    (resource,) = json.loads(output.read_text())["resourceSpans"]
+    assert resource["scopeSpans"][0]["spans"][0]["traceId"] == trace
+    here.coordinator.ctl("export", trace, "--format", "perfetto", "--output", str(output))
+    packets = pf.Trace.FromString(output.read_bytes()).packet
+    begun = [packet.track_event.name for packet in packets if packet.track_event.type == 1]
+    assert begun == ["GET /"]
+
+    counters = {name: n for one in here.coordinator.ctl_json("counters") for name, n in one.items()}
+    assert counters["export.traces"] == counters["export.spans"] == 1
+    assert counters["index.traces_failed"] == 0
