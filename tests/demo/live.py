@@ -119,7 +119,7 @@ class Live(Opened):
             [
                 "gunicorn", "--bind", at["orders"], "--threads", str(_THREADS),
                 # The front end keeps its connections.
-                "--keep-alive", "60", "shop.orders:app",
+                "--keep-alive", "60", "--no-control-socket", "shop.orders:app",
             ],
             REDIS_URL=Redis.URL,
             STOCK_ADDRESS=at["stock"],

@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The demo as a test: a real shop on real nodes, for a few seconds."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.topology import PYTHON
+from tests.demo.live import Live
+from tests.demo.report import BYTES_LEFT_SHARE_MAX
+
+# The virtual environment is made by the first who wants it.
+pytestmark = [pytest.mark.timeout(400)]
+
+# The first trouble is in order 525: enough for it at half of the usual speed.
+SECONDS = 12
+
+
+def namespaces_of(pid: int) -> list[str]:
+    listing = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True)
+    names = (line.split()[0] for line in listing.stdout.splitlines())
+    return [name for name in names if name.startswith(f"backsight-{pid}-")]
+
+
+def processes_in(directory: str) -> list[str]:
+    """Command lines that name the directory, by pid."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            command = entry.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            if directory in command:
+                found.append(f"{entry.parent.name}: {command}")
+    return found
+
+
+@pytest.mark.root
+def test_the_trouble_of_live_services_is_captured_whole(tmp_path: Path) -> None:
+    with Live(tmp_path / "captured", duration_s=SECONDS) as live:
+        live.run()
+        result = live.judge()
+        directory = live.directory
+        story = live.coordinator.ctl("show", result.shown["a"])
+    assert result.checker_ok, result.checker_failures
+    for letter, kind in result.kinds.items():
+        assert kind["happened"] > 0, letter
+        assert kind["captured"] == kind["of_all_nodes"] == kind["happened"], letter
+    for letter in ("c", "d"):
+        assert result.kinds[letter]["one_node_fired"] == result.kinds[letter]["happened"]
+    assert set(result.kinds["c"]["firing_nodes"]) == {"node-1"}
+    assert set(result.kinds["d"]["firing_nodes"]) == {"node-3"}
+    assert result.recall == 1
+    assert result.coherent_by_checker is not None and result.coherent_by_checker >= 0.99
+    assert result.false_coherent == 0
+    assert 0 < result.bytes_left < BYTES_LEFT_SHARE_MAX * result.bytes_generated
+    # Who fired, why, and where it was thrown.
+    assert re.search(r"trigger error on node-3: .*StockMiscountedError", story)
+    assert re.search(r"raise StockMiscountedError\(", story)
+    result.write(tmp_path / "result.json")
+    assert set(json.loads((tmp_path / "result.json").read_text())["kinds"]) == set("abcd")
+    assert not directory.exists()
+    assert namespaces_of(os.getpid()) == []
+    assert processes_in(str(directory)) == []
+
+
+@pytest.mark.root
+def test_ctrl_c_removes_everything() -> None:
+    # Not pytest's own directory, into which other users may not look.
+    with tempfile.TemporaryDirectory(prefix="backsight-") as directory:
+        Path(directory).chmod(0o755)
+        process = subprocess.Popen(
+            [PYTHON, "-m", "tests.demo"],
+            env={**os.environ, "DURATION": "600", "TMPDIR": directory},
+            stderr=subprocess.PIPE,
+            text=True,
+            preexec_fn=_heed_ctrl_c,  # noqa: PLW1509 - one libc call, no locks
+        )
+        with process:
+            assert process.stderr is not None
+            said = []
+            for line in process.stderr:
+                said.append(line)
+                if "s of orders" in line:
+                    break
+            assert namespaces_of(process.pid), said
+            assert processes_in(directory)
+            process.send_signal(signal.SIGINT)
+            rest = process.stderr.read()
+        assert process.returncode == 130, (said, rest)
+        assert rest.endswith("stopped; everything was removed\n")
+        assert namespaces_of(process.pid) == []
+        assert processes_in(directory) == []
+        assert list(Path(directory).iterdir()) == []
+
+
+def _heed_ctrl_c() -> None:
+    """It is ignored in what was started in the background, and in what that starts."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def test_the_shop_knows_nothing_of_tracing() -> None:
+    files = [path for path in (Path(__file__).parent / "shop").rglob("*") if path.is_file()]
+    assert {"front.py", "orders.py", "stock.py"} <= {path.name for path in files}
+    for path in files:
+        found = re.search(
+            rb"(?i)backsight|opentelemetry|otel|tracer|traceparent", path.read_bytes()
+        )
+        assert found is None, (path, found)
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("text", ["0", "-1", "2.5", "x", "3601"])
+def test_a_duration_that_makes_no_sense_is_refused(text: str) -> None:
+    done = subprocess.run(
+        [PYTHON, "-m", "tests.demo"],
+        env={**os.environ, "DURATION": text},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (
+        1,
+        f"demo: DURATION={text}: want whole seconds, 1 to 3600\n",
+    )
