@@ -241,10 +241,11 @@ class Daemon:
             assert self._settings.coordinator is not None
             state = "connected to" if self._uplink.welcomed else "not connected to"
             uplink = f"{state} {self._settings.coordinator.endpoint}"
-        horizon_ns = self._dataplane.metrics()["horizon_ns"]
+        figures = self._dataplane.metrics()
+        horizon_ns = figures["horizon_ns"]
         horizon = f"{horizon_ns / 1e9:.0f} s back" if horizon_ns else "all since the start"
         return (
-            f"{uplink}; {len(self._clients)} clients; pool holds {horizon};"
+            f"{uplink}; {figures['clients']} clients; pool holds {horizon};"
             f" {self._core.unreported_groups} triggers unreported"
         )
 

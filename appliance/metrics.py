@@ -63,8 +63,12 @@ METRICS = (
         "dataplane/corrupt",
     ),
     # What processes write.
-    Metric("clients", "Processes that are attached.", "clients"),
-    Metric("clients_alive", "Processes with memory in the pool that live.", "dataplane/clients"),
+    Metric("clients", "Processes that are attached, and live.", "dataplane/clients"),
+    Metric(
+        "clients_in_pool",
+        "Processes that the pool has memory of, those that ended too.",
+        "clients",
+    ),
     Metric(
         "generated_bytes_total",
         "Payload that processes wrote into the pool, by their own word.",

@@ -20,6 +20,8 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["PYTHONPATH"] = os.pathsep.join(str(path) for path in config.getini("pythonpath"))
     os.environ["PYTHONPYCACHEPREFIX"] = str(BUILD / ".pycache")
     os.environ["HYPOTHESIS_STORAGE_DIRECTORY"] = str(BUILD / ".hypothesis")
+    # What tests read is not the journal, though it may be our own standard error.
+    os.environ.pop("JOURNAL_STREAM", None)
     # No deadline per example: it is wall-clock time, on machines that are busy.
     hypothesis.settings.register_profile("backsight", deadline=None, print_blob=True)
     hypothesis.settings.load_profile("backsight")
