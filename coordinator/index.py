@@ -244,8 +244,8 @@ def put(connection: sqlite3.Connection, index: TraceIndex) -> None:
     row = connection.execute(
         "SELECT verdict_version FROM traces WHERE trace = ?", (index.trace,)
     ).fetchone()
-    if row is None:
-        return  # deleted meanwhile
+    if row is None or row[0] is None:
+        return  # deleted meanwhile; and it may have come up again
     forget(connection, [index.trace])
     if row[0] > index.version:
         connection.execute("INSERT INTO to_index VALUES (?)", (index.trace,))

@@ -498,6 +498,9 @@ def test_the_index_goes_with_its_traces(tmp_path: Path) -> None:
         here.write(PutReleased(OTHER))  # the bounds are looked at after a transaction
         here.store.note([index.TraceIndex(TRACE, 1, (), None, {})])  # too late
         assert rows(path) == {**EMPTY, "to_index": 1}
+        fired = TriggerFired(Group("again", TRACE), (), "", Source.APPLICATION, BEGIN_NS)
+        here.write(PutTrigger("back", fired))  # it comes up again, without a verdict
+        here.store.note([index.TraceIndex(TRACE, 1, (), None, {})])
         bring_up_to_date(here.store, path)
         assert rows(path) == {**EMPTY, "summaries": 1, "operations": 1, "spans": 1}
 
