@@ -25,6 +25,11 @@ METRICS = (
         },
     ),
     Metric(
+        "tail_overflows_total",
+        "Traces that `backsightctl tail` was not shown, since its reader was too slow.",
+        "server/tail_overflowed",
+    ),
+    Metric(
         "unexpected_messages_total",
         "Messages of nodes that are not connected, or that were due before.",
         "core/messages_unexpected",

@@ -38,7 +38,7 @@ from coordinator.core.records import PutVerdict, Write
 from coordinator.exporter import ExportCounters, Exporter
 from coordinator.follower import Indexer
 from coordinator.settings import Settings
-from coordinator.store import SliceRow, Store, StoreReader, TraceRow
+from coordinator.store import SliceRow, Store, StoreReader, TraceRow, Wanted
 from daemon.log import Level, Log
 from daemon.main import die_if_it_fails
 from daemon.watchdog import Ask
@@ -94,6 +94,9 @@ _OPTIONS = [
 # Of a listing, between which other readers have their turn.
 _ROWS_AT_ONCE = 256
 
+# Judged and not yet told to who follows; a page of them is more than anybody reads.
+_TAIL_TRACES_MAX = 1024
+
 # At the end, for what is being sent.
 _STOP_GRACE_S = 0.5
 
@@ -107,6 +110,7 @@ class ServerCounters:
     no_hello: int = 0
     no_opening: int = 0
     not_reading: int = 0
+    tail_overflowed: int = 0
 
 
 class Unread(Exception):
@@ -196,6 +200,8 @@ class CoordinatorServer:
         self._streams: dict[int, _Outgoing] = {}
         self._last_number = 0
         self._submitted = self._durable = 0  # the last tokens
+        self._tails: set[asyncio.Queue[TraceId]] = set()
+        self._judged: deque[tuple[int, TraceId]] = deque()  # not durable yet
         self._keeps_up = asyncio.Event()
         self._keeps_up.set()
         self._flush_due = False
@@ -211,6 +217,11 @@ class CoordinatorServer:
                 "Slices": grpc.stream_stream_rpc_method_handler(self._slices),
                 "ListTraces": grpc.unary_stream_rpc_method_handler(
                     self._list_traces,
+                    None,
+                    pb.TraceSummary.SerializeToString,
+                ),
+                "TailTraces": grpc.unary_stream_rpc_method_handler(
+                    self._tail_traces,
                     None,
                     pb.TraceSummary.SerializeToString,
                 ),
@@ -282,6 +293,13 @@ class CoordinatorServer:
     @die_if_it_fails
     def _on_durable(self, token: int) -> None:
         self._durable = token
+        while self._judged and self._judged[0][0] <= token:
+            _, trace = self._judged.popleft()
+            for tail in self._tails:
+                try:
+                    tail.put_nowait(trace)
+                except asyncio.QueueFull:
+                    self.counters.tail_overflowed += 1
         self._core.on_durable(token, time.monotonic_ns())
         self._changed()
 
@@ -298,6 +316,12 @@ class CoordinatorServer:
         if writes:
             self._say_verdicts(writes)
             self._store.submit(writes)
+            if self._tails:
+                self._judged += [
+                    (write.token, write.record.trace)
+                    for write in writes
+                    if isinstance(write.record, PutVerdict)
+                ]
             self._submitted = writes[-1].token
         waiting = max(self._submitted - self._durable, self._core.waiting_effects)
         if waiting <= _UNDURABLE_WRITES_MAX:
@@ -516,9 +540,7 @@ class CoordinatorServer:
     ) -> AsyncIterator[pb.TraceSummary]:
         request = await self._question(pb.ListTracesRequest(), data, context)
         async with self._reading:
-            ids = await asyncio.to_thread(
-                self._reader.list_traces, request.limit, request.trigger, request.verdict
-            )
+            ids = await asyncio.to_thread(self._reader.list_traces, _wanted(request), request.limit)
         for start in range(0, len(ids), _ROWS_AT_ONCE):
             some = ids[start : start + _ROWS_AT_ONCE]
             async with self._reading:
@@ -527,6 +549,35 @@ class CoordinatorServer:
                 # None: deleted since the listing began.
                 if row is not None:
                     yield summary_of(row)
+
+    async def _tail_traces(
+        self,
+        data: bytes,
+        context: grpc.aio.ServicerContext[bytes, pb.TraceSummary],
+    ) -> AsyncIterator[pb.TraceSummary]:
+        request = await self._question(pb.ListTracesRequest(), data, context)
+        wanted = _wanted(request)
+        if wanted.service:
+            await context.abort(
+                grpc.StatusCode.INVALID_ARGUMENT,
+                "which services a trace has is known only some time after its verdict",
+            )
+        judged: asyncio.Queue[TraceId] = asyncio.Queue(_TAIL_TRACES_MAX)
+        self._tails.add(judged)
+        try:
+            # At once, so that the caller knows that nothing is missed from here on.
+            await context.send_initial_metadata(())
+            while True:
+                trace = await judged.get()
+                async with self._reading:
+                    row = await asyncio.to_thread(self._read_wanted, trace, wanted)
+                if row is not None:
+                    yield summary_of(row)
+        finally:
+            self._tails.discard(judged)
+
+    def _read_wanted(self, trace: TraceId, wanted: Wanted) -> TraceRow | None:
+        return self._reader.trace(trace) if self._reader.is_wanted(trace, wanted) else None
 
     async def _get_trace(
         self,
@@ -658,6 +709,12 @@ def _call_soon(
     # At the end the loop is closed before the store has written its last.
     with contextlib.suppress(RuntimeError):
         loop.call_soon_threadsafe(callback, token)
+
+
+def _wanted(request: pb.ListTracesRequest) -> Wanted:
+    return Wanted(
+        request.trigger, request.verdict, request.service, request.since_ns, request.until_ns
+    )
 
 
 async def _first(requests: AsyncIterator[bytes]) -> bytes | None:

@@ -17,6 +17,7 @@ still in assembly (not released), for its nodes wait for it.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import fcntl
 import json
 import os
@@ -892,6 +893,29 @@ def _slices(connection: sqlite3.Connection, trace: bytes) -> Iterator[SliceRow]:
         yield SliceRow(node, status, clock, epoch, stored, bool(restarted))
 
 
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which traces to list: all that are given must hold. Times are Unix nanoseconds, as stored.
+
+    ``service`` is that of a span, found once the trace is in the index.
+    """
+
+    trigger: str = ""
+    verdict: str = ""
+    service: str = ""
+    since_ns: int = 0
+    until_ns: int = 0
+
+
+_WANTED = """(:verdict = '' OR verdict = :verdict)
+    AND (:since_ns = 0 OR stored_ns >= :since_ns)
+    AND (:until_ns = 0 OR stored_ns <= :until_ns)
+    AND (:trigger = '' OR EXISTS (SELECT 1 FROM members
+        WHERE members.trace = traces.trace AND members.name = :trigger))
+    AND (:service = '' OR EXISTS (SELECT 1 FROM spans JOIN operations ON spans.operation = operations.id
+        WHERE spans.trace = traces.trace AND operations.service = :service))"""
+
+
 class StoreReader:
     """The reading side, for queries; one thread at a time."""
 
@@ -940,16 +964,21 @@ class StoreReader:
         (count,) = self._connection.execute("SELECT count(*) FROM to_export").fetchone()
         return int(count)
 
-    def list_traces(self, limit: int, trigger: str, verdict: str) -> list[TraceId]:
-        """Ids, newest first; limit 0: all. trigger and verdict: "" or only those."""
+    def list_traces(self, wanted: Wanted, limit: int = 0) -> list[TraceId]:
+        """Ids, newest first; limit 0: all."""
         rows = self._connection.execute(
-            "SELECT trace FROM traces WHERE (:verdict = '' OR verdict = :verdict)"
-            " AND (:trigger = '' OR EXISTS (SELECT 1 FROM members"
-            "   WHERE members.trace = traces.trace AND members.name = :trigger))"
-            " ORDER BY stored_ns DESC, trace LIMIT :limit",
-            {"verdict": verdict, "trigger": trigger, "limit": limit or -1},
+            f"SELECT trace FROM traces WHERE {_WANTED} ORDER BY stored_ns DESC, trace LIMIT :limit",
+            {**dataclasses.asdict(wanted), "limit": limit or -1},
         )
         return [TraceId(trace) for (trace,) in rows]
+
+    def is_wanted(self, trace: TraceId, wanted: Wanted) -> bool:
+        """Whether a listing would have it."""
+        rows = self._connection.execute(
+            f"SELECT 1 FROM traces WHERE trace = :trace AND {_WANTED}",
+            {**dataclasses.asdict(wanted), "trace": trace},
+        )
+        return rows.fetchone() is not None
 
     def trace(self, trace: TraceId) -> TraceRow | None:
         """One trace, None if nothing is stored of it."""

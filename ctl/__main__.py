@@ -7,23 +7,28 @@ Exit status: 0 done; 1 not found, or nobody answered; 2 wrong usage, or a bad co
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
+import re
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime
 from pathlib import Path
 
 import backsight_pb2 as pb
 
 from config.printable import printable
 from config.schema import EXIT_CONFIG, ConfigError
+from coordinator.core.verdict import VerdictKind
 from ctl.config import SCHEMAS, check
 from ctl.coordinator import AskError, CoordinatorClient, NotFound
 from ctl.export import FORMATS, on_one_clock, write_export
 from ctl.node import NodeClient
-from ctl.trace import summary_json, trace_view
-from ctl.waterfall import cut, waterfall
+from ctl.trace import Json, summary_json, trace_view
+from ctl.waterfall import cut, milliseconds, waterfall
 from export.stamped import StampedTrace, stamped
 from protocol.messages import TraceId
 from protocol.wire import parse_trace_id
@@ -39,25 +44,69 @@ def _print_json(value: object) -> None:
 
 def _request(arguments: argparse.Namespace) -> pb.ListTracesRequest:
     return pb.ListTracesRequest(
-        limit=arguments.limit, trigger=arguments.trigger or "", verdict=arguments.verdict or ""
+        limit=arguments.limit,
+        trigger=arguments.trigger or "",
+        verdict=arguments.verdict or "",
+        service=arguments.service or "",
+        since_ns=0 if arguments.last is None else time.time_ns() - arguments.last,
     )
 
 
-def _traces(arguments: argparse.Namespace) -> int:
-    request = _request(arguments)
-    with CoordinatorClient(arguments.coordinator) as coordinator:
-        for summary in coordinator.traces(request):
-            line = summary_json(summary)
-            if arguments.json:
-                _print_json(line)
-            else:
-                triggers = ",".join(sorted({trigger["name"] for trigger in line["triggers"]}))
-                duration_ms = (line["end_ns"] - line["start_ns"]) / 1e6
-                print(
-                    f"{line['trace_id']}  {line['verdict']['kind']:<11} {len(line['nodes']):>3} nodes "
-                    f"{line['span_count']:>5} spans {duration_ms:>10.1f} ms  {cut(triggers, 60)}"
-                )
+_HEADING = f"{'TRACE':<32}  {'BEGAN':<19}  {'VERDICT':<11} {'NODES':>5} {'SPANS':>5} {'TOOK':>10}  TRIGGERS"
+
+
+def _line(summary: Json) -> str:
+    triggers = ",".join(sorted({trigger["name"] for trigger in summary["triggers"]}))
+    began = "-"
+    if summary["start_ns"]:
+        began = datetime.fromtimestamp(summary["start_ns"] / 1e9).strftime("%Y-%m-%d %H:%M:%S")
+    return (
+        f"{summary['trace_id']}  {began:<19}  {summary['verdict']['kind']:<11}"
+        f" {len(summary['nodes']):>5} {summary['span_count']:>5}"
+        f" {milliseconds(summary['end_ns'] - summary['start_ns']):>10}  {cut(triggers, 60)}"
+    )
+
+
+def _list(arguments: argparse.Namespace, found: Iterator[pb.TraceSummary]) -> int:
+    if not arguments.json and sys.stdout.isatty():
+        print(_HEADING)
+    for number, summary in enumerate(found, 1):
+        line = summary_json(summary)
+        if arguments.json:
+            _print_json(line)
+        else:
+            print(_line(line))
+        # Who follows sees each at once, also through a pipe.
+        sys.stdout.flush()
+        if number == arguments.limit:
+            break
     return 0
+
+
+def _traces(arguments: argparse.Namespace) -> int:
+    with CoordinatorClient(arguments.coordinator) as coordinator:
+        return _list(arguments, coordinator.traces(_request(arguments)))
+
+
+def _tail(arguments: argparse.Namespace) -> int:
+    request = pb.ListTracesRequest(trigger=arguments.trigger or "", verdict=arguments.verdict or "")
+    with (
+        CoordinatorClient(arguments.coordinator) as coordinator,
+        contextlib.suppress(KeyboardInterrupt),
+    ):
+        return _list(arguments, coordinator.tail(request))
+    return 0
+
+
+def _duration_ns(text: str) -> int:
+    """As ``30s``, ``10m``, ``1.5h``, ``7d``."""
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h|d)", text)
+    if match is None:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no duration; allowed: 500ms, 30s, 10m, 1.5h, 7d"
+        )
+    unit_ns = {"ms": 10**6, "s": 10**9, "m": 60 * 10**9, "h": 3600 * 10**9, "d": 86400 * 10**9}
+    return int(float(match[1]) * unit_ns[match[2]])
 
 
 def _show(arguments: argparse.Namespace) -> int:
@@ -77,7 +126,9 @@ def _show(arguments: argparse.Namespace) -> int:
 def _export(arguments: argparse.Namespace) -> int:
     request = _request(arguments)
     if bool(arguments.traces) == (request != pb.ListTracesRequest()):
-        raise ValueError("export: name traces, or choose them by --limit, --trigger, --verdict")
+        raise ValueError(
+            "export: name traces, or choose them by --limit, --trigger, --verdict, --service, --last"
+        )
     named = [parse_trace_id(text) for text in arguments.traces]
     traces = spans = 0
 
@@ -206,10 +257,25 @@ def _parser() -> argparse.ArgumentParser:
         "--format", choices=FORMATS, default="otlp-json", help="default: %(default)s"
     )
     export.add_argument("--output", type=Path, metavar="FILE", help="default: standard output")
+    tail = command("tail", _tail, "traces from now on, as verdicts are given on them")
+    tail.add_argument("--limit", type=int, default=0, metavar="N", help="end after N")
     for sub in (traces, export):
         sub.add_argument("--limit", type=int, default=0, metavar="N", help="only the newest N")
+        sub.add_argument("--service", metavar="NAME", help="only those with a span of this service")
+        sub.add_argument(
+            "--last",
+            type=_duration_ns,
+            metavar="TIME",
+            help="only those of the last 30s, 10m, 2h, 7d",
+        )
+    for sub in (traces, export, tail):
         sub.add_argument("--trigger", metavar="NAME", help="only those of this trigger")
-        sub.add_argument("--verdict", metavar="KIND", help="only coherent, partial, lossy, ...")
+        sub.add_argument(
+            "--verdict",
+            metavar="KIND",
+            choices=[kind.value for kind in VerdictKind],
+            help="only these: %(choices)s",
+        )
     show = command("show", _show, "one trace over all its nodes; with --node, what that node holds")
     show.add_argument("trace", help="32 hex digits")
     nodes = command("nodes", _nodes, "the nodes that the coordinator knows")
@@ -230,7 +296,7 @@ def _parser() -> argparse.ArgumentParser:
     trigger.add_argument(
         "--why", default="fired by hand", help="for the person who reads the trace"
     )
-    for sub in (traces, show, nodes, counters, status, config_check):
+    for sub in (traces, tail, show, nodes, counters, status, config_check):
         sub.add_argument("--json", action="store_true", help="for programs")
     return parser
 

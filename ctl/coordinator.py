@@ -48,6 +48,13 @@ class CoordinatorClient:
         except grpc.RpcError as error:
             raise self._failure(error) from error
 
+    def tail(self, request: pb.ListTracesRequest) -> Iterator[pb.TraceSummary]:
+        """Traces as verdicts are given on them, until the coordinator ends."""
+        try:
+            yield from self._stub.TailTraces(request)
+        except grpc.RpcError as error:
+            raise self._failure(error) from error
+
     def trace(self, trace: bytes) -> pb.TraceDetail:
         """A trace with all its bytes, put together from the pieces in which it comes."""
         data: dict[str, list[bytes]] = {}

@@ -263,3 +263,51 @@ def test_what_was_refused_can_be_asked_for(
             assert "server.malformed                         1" in capsys.readouterr().out
 
     asyncio.run(run())
+
+
+def test_who_follows_is_told_of_each_trace_that_was_judged(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def run() -> None:
+        async with Client(tmp_path) as client:
+            channel = grpc.aio.insecure_channel(client.endpoint)
+            follow = channel.unary_stream("/backsight.v1.Coordinator/TailTraces", None, None)
+
+            def tail(request: pb.ListTracesRequest) -> grpc.aio.UnaryStreamCall[bytes, bytes]:
+                call: grpc.aio.UnaryStreamCall[bytes, bytes] = follow(request.SerializeToString())
+                return call
+
+            async def tails(count: int) -> None:
+                while len(client.server._tails) != count:  # noqa: ASYNC110 # nobody tells
+                    await asyncio.sleep(0)
+
+            everything = tail(pb.ListTracesRequest())
+            others = tail(pb.ListTracesRequest(trigger="other"))
+            await everything.initial_metadata()
+            await others.initial_metadata()
+            printing = asyncio.ensure_future(
+                asyncio.to_thread(
+                    main,
+                    ["--coordinator", client.endpoint, "tail", "--json", "--limit", "1",
+                     "--verdict", "partial"],
+                )
+            )  # fmt: skip
+            await tails(3)
+            node = client.call("Control")
+            await node.write(wire.encode_node_batch([Hello("n", 1)]))
+            # Nobody has anything of it, so that it is partial.
+            await node.write(wire.encode_node_batch([trigger(7)]))
+            message = await everything.read()
+            assert isinstance(message, bytes)
+            told = pb.TraceSummary.FromString(message)
+            assert (told.trace, told.verdict.kind) == (trigger(7).group.primary, "partial")
+            assert await printing == 0
+            assert json.loads(capsys.readouterr().out)["trace_id"] == told.trace.hex()
+            others.cancel()
+            everything.cancel()
+            await tails(0)
+            refused = tail(pb.ListTracesRequest(service="shop"))
+            assert await refused.code() is grpc.StatusCode.INVALID_ARGUMENT
+            await channel.close(None)
+
+    asyncio.run(run())

@@ -41,6 +41,7 @@ from coordinator.store import (
     StoreLimits,
     StoreReader,
     TraceRow,
+    Wanted,
 )
 from daemon.log import Log
 from protocol.messages import (
@@ -201,6 +202,7 @@ def test_a_query_shows_the_first_of_many_triggers(tmp_path: Path) -> None:
 def test_listing_selects_and_goes_from_new_to_old(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
     clock = Clock()
+    first_ns = int((clock.now_s + 1) * 1e9)
     with driver(path, clock=clock) as here:
         for number, kind in enumerate((VerdictKind.COHERENT, VerdictKind.LOSSY, None), start=1):
             clock.now_s += 1
@@ -210,11 +212,18 @@ def test_listing_selects_and_goes_from_new_to_old(tmp_path: Path) -> None:
             if kind is not None:
                 here.write(PutVerdict(trace, replace(VERDICT, kind=kind)))
         with StoreReader(path) as reader:
-            assert reader.list_traces(0, "", "") == [T3, T2, T1]
-            assert reader.list_traces(2, "", "") == [T3, T2]
-            assert reader.list_traces(0, "odd", "") == [T3, T1]
-            assert reader.list_traces(0, "", "lossy") == [T2]
-            assert reader.list_traces(0, "odd", "lossy") == []
+            assert reader.list_traces(Wanted()) == [T3, T2, T1]
+            assert reader.list_traces(Wanted(), 2) == [T3, T2]
+            assert reader.list_traces(Wanted(trigger="odd")) == [T3, T1]
+            assert reader.list_traces(Wanted(verdict="lossy")) == [T2]
+            assert reader.list_traces(Wanted(trigger="odd", verdict="lossy")) == []
+            second = reader.list_traces(
+                Wanted(since_ns=first_ns + 10**9, until_ns=first_ns + 10**9)
+            )
+            assert second == [T2]
+            assert reader.is_wanted(T2, Wanted(since_ns=first_ns + 10**9))
+            assert not reader.is_wanted(T1, Wanted(since_ns=first_ns + 10**9))
+            assert not reader.is_wanted(T1, Wanted(service="shop"))
 
 
 def test_everything_is_recovered(tmp_path: Path) -> None:
@@ -395,7 +404,7 @@ def test_bytes_are_bounded_and_the_oldest_go_first(tmp_path: Path) -> None:
         fill(here, 101, size=1)  # the bounds are kept after a commit; wait for the last
     with driver(path) as here, StoreReader(path) as reader:
         assert here.store.used_bytes() <= limit
-        kept = reader.list_traces(0, "", "")
+        kept = reader.list_traces(Wanted())
         assert kept == [trace_id(number) for number in range(101, 101 - len(kept), -1)]
         assert 5 <= len(kept) <= 10
     connection = sqlite3.connect(path)
@@ -438,7 +447,7 @@ def test_a_trace_in_assembly_is_never_deleted(tmp_path: Path) -> None:
         clock.now_s += 1
         fill(here, 20, size=1)
     with StoreReader(path) as reader:
-        kept = reader.list_traces(0, "", "")
+        kept = reader.list_traces(Wanted())
         assert T1 in kept
         assert T2 not in kept
     assert recovered(path)[T1].slices[0].length == 100_000
@@ -455,7 +464,7 @@ def test_age_is_bounded(tmp_path: Path) -> None:
         fill(here, 3, size=10)
         fill(here, 4, size=10)
         with StoreReader(path) as reader:
-            assert set(reader.list_traces(0, "", "")) == {T2, T3, trace_id(4)}
+            assert set(reader.list_traces(Wanted())) == {T2, T3, trace_id(4)}
 
 
 def test_a_lateral_outlives_its_primary_with_its_trigger(tmp_path: Path) -> None:
