@@ -69,10 +69,8 @@ class Log:
     @classmethod
     def of(cls, program: str, level: Level = Level.INFO, **fields: str) -> Log:
         """Where this process logs to: the journal if that is its standard error, else that."""
-        to_journal = stderr_is_journal(os.environ.get("JOURNAL_STREAM", ""))
-        return cls(
-            _Journal(program).write if to_journal else _Stderr(program).write, level, **fields
-        )
+        writer = _Journal(program) if stderr_is_journal() else _Stderr(program)
+        return cls(writer.write, level, **fields)
 
     def says(self, level: Level) -> bool:
         """Whether it is worth while to find words for something."""
@@ -101,8 +99,9 @@ class Log:
             self._write(Entry(level, printable(message), named))
 
 
-def stderr_is_journal(journal_stream: str) -> bool:
+def stderr_is_journal() -> bool:
     """Whether $JOURNAL_STREAM, DEVICE:INODE, is what standard error goes to (systemd.exec(5))."""
+    journal_stream = os.environ.get("JOURNAL_STREAM", "")
     try:
         stderr = os.fstat(sys.__stderr__.fileno() if sys.__stderr__ else -1)
     except OSError:

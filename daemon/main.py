@@ -18,7 +18,7 @@ from typing import Any, Generic, ParamSpec, Protocol, TypeVar
 
 from config.reload import Merged, merge
 from config.schema import EXIT_CONFIG, ConfigError, load, loads
-from daemon.log import Level, Log, MessageId
+from daemon.log import Level, Log, MessageId, stderr_is_journal
 from daemon.service_manager import ServiceManager
 from daemon.watchdog import Ask, report, watch
 
@@ -69,7 +69,12 @@ def read_arguments(
         else:
             settings = load(arguments.config, schema)
     except ConfigError as error:
-        sys.stderr.write(f"{error}\n")
+        if stderr_is_journal():
+            for problem in error.problems:
+                Log.of(program).error(problem)
+        else:
+            # Whoever starts it by hand wants FILE:LINE first, as of a compiler.
+            sys.stderr.write(f"{error}\n")
         sys.exit(EXIT_CONFIG)
     if arguments.check:
         print(f"{arguments.config or 'defaults'}: valid for {program}")

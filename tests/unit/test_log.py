@@ -16,6 +16,7 @@ from tests.unit.logs import logs_to
 JOURNAL = """
 import os, socket, sys
 from pathlib import Path
+from coordinator.__main__ import main
 from daemon.log import Log, MessageId
 
 Path("/run/systemd/journal").mkdir(parents=True)
@@ -26,6 +27,12 @@ os.environ["JOURNAL_STREAM"] = f"{stderr.st_dev}:{stderr.st_ino}"
 log = Log.of("backsight-node", node="web-1")
 log.debug("not said")
 log.warning("odd:\\nPRIORITY=1", trace_id="ab" * 16, trigger="slow", message_id=MessageId.HANGS)
+sys.stdout.buffer.write(journal.recv(4096))
+sys.argv = ["", "--config", "/nowhere.yaml"]
+try:
+    main()
+except SystemExit as ended:
+    assert ended.code == 2
 sys.stdout.buffer.write(journal.recv(4096))
 journal.close()
 log.info("nobody keeps it")
@@ -44,7 +51,8 @@ def test_the_journal_gets_fields() -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert sorted(done.stdout.splitlines()) == [
+    lines = done.stdout.splitlines()
+    assert [*sorted(lines[:7]), *sorted(lines[7:])] == [
         "MESSAGE=odd:?PRIORITY=1",
         f"MESSAGE_ID={MessageId.HANGS}",
         "NODE=web-1",
@@ -52,6 +60,10 @@ def test_the_journal_gets_fields() -> None:
         "SYSLOG_IDENTIFIER=backsight-node",
         f"TRACE_ID={'ab' * 16}",
         "TRIGGER=slow",
+        # Why a daemon did not start is found by its priority too.
+        "MESSAGE=/nowhere.yaml: cannot be read: No such file or directory",
+        "PRIORITY=3",
+        "SYSLOG_IDENTIFIER=backsight-coordinator",
     ]
     # A journal that is gone loses nothing.
     assert done.stderr == "backsight-node: nobody keeps it\n"
@@ -94,13 +106,18 @@ def test_fields_go_with_everything_unless_said_otherwise() -> None:
 
 
 @pytest.mark.parametrize("stream", ["", "1:2", "nonsense"])
-def test_another_stream_is_not_the_journal(stream: str) -> None:
-    assert not stderr_is_journal(stream)
+def test_another_stream_is_not_the_journal(stream: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not stderr_is_journal()
+    monkeypatch.setenv("JOURNAL_STREAM", stream)
+    assert not stderr_is_journal()
 
 
-def test_the_stream_that_systemd_names_is(capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_stream_that_systemd_names_is(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     stderr = os.fstat(2)
-    assert stderr_is_journal(f"{stderr.st_dev}:{stderr.st_ino}")
+    monkeypatch.setenv("JOURNAL_STREAM", f"{stderr.st_dev}:{stderr.st_ino}")
+    assert stderr_is_journal()
 
 
 def test_message_ids_differ() -> None:

@@ -315,9 +315,12 @@ def test_a_daemon_says_all_that_a_service_manager_may_hear(
         assert f"{config}: reloaded; nothing changed" in stderr
 
 
-def test_a_daemon_that_does_not_move_is_started_again(manager: Manager, tmp_path: Path) -> None:
-    config = write_config(tmp_path, "appliance")
-    holder = ["appliance.holder", "--watchdog-s", "1", "--", sys.executable, "-m", "appliance"]
+@pytest.mark.parametrize("module", ["appliance", "coordinator"])
+def test_a_daemon_that_does_not_move_is_started_again(
+    module: str, manager: Manager, tmp_path: Path
+) -> None:
+    config = write_config(tmp_path, module)
+    holder = ["appliance.holder", "--watchdog-s", "1", "--", sys.executable, "-m", module]
     with started(manager, holder, config) as held:
         assert manager.hear() == "READY=1"
         children = Path(f"/proc/{held.process.pid}/task/{held.process.pid}/children")
