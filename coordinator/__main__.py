@@ -21,6 +21,10 @@ from daemon.service_manager import ServiceManager
 
 _PROGRAM = "backsight-coordinator"
 
+# The index, exports and queries compute beside the event loop. By default each turn of the
+# loop would wait for them for 5 ms, and to follow a trace over its nodes takes some turns.
+_SWITCH_INTERVAL_S = 0.0005
+
 
 async def _serve(configuration: Configuration[Settings], manager: ServiceManager, log: Log) -> None:
     settings = configuration.settings
@@ -37,6 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run until told to end. Exit status 2 for a bad configuration, 1 for other failures."""
     configuration = read_arguments(_PROGRAM, __doc__.splitlines()[0], Settings, argv)
     die_with_any_thread()
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
     log = Log.of(_PROGRAM, configuration.settings.level)
     with ServiceManager.from_environment(os.environ) as manager:
         try:

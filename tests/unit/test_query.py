@@ -23,6 +23,8 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from coordinator import index, query
 from coordinator.core.clock import ClockOffset
@@ -564,6 +566,17 @@ def test_the_indexer_works_when_there_are_news(tmp_path: Path) -> None:
             while not indexer.counters.traces_indexed:
                 put_trace(here, OTHER, {"edge": OTHER_FRONT}, version=2)
         assert rows(path)["spans"] >= 2
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(),
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    ),
+    st.integers(0, 4),
+)
+def test_pieces_of_json_are_json(value: object, depth: int) -> None:
+    assert json.loads(b"".join(query._encoded(value, depth))) == value
 
 
 @pytest.mark.parametrize(
