@@ -5,10 +5,13 @@ from __future__ import annotations
 
 import gzip
 import queue
+import ssl
+import subprocess
 import threading
 from concurrent import futures
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any, Protocol
 
 import grpc
@@ -34,6 +37,29 @@ class Answer:
 
 OK = Answer()
 BUSY = Answer(grpc.StatusCode.UNAVAILABLE, 503, message="busy")
+
+
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """Of 127.0.0.1, signed by itself."""
+
+    key: Path
+    certificate: Path
+
+    @classmethod
+    def new(cls, directory: Path) -> Certificate:
+        made = cls(directory / "key.pem", directory / "certificate.pem")
+        subprocess.run(
+            [
+                *("openssl", "req", "-x509", "-nodes", "-days", "2", "-subj", "/CN=127.0.0.1"),
+                *("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"),
+                *("-addext", "subjectAltName=IP:127.0.0.1"),
+                *("-keyout", made.key, "-out", made.certificate),
+            ],
+            check=True,
+            capture_output=True,
+        )
+        return made
 
 
 @dataclass(slots=True)
@@ -75,10 +101,11 @@ class GrpcReceiver:
     port: int
     answers: list[Answer] = field(default_factory=list)
     heard: queue.Queue[Heard] = field(default_factory=queue.Queue)
+    tls: Certificate | None = None
     protocol = "grpc"
 
     def __post_init__(self) -> None:
-        self.url = f"http://127.0.0.1:{self.port}"
+        self.url = f"http{'s' if self.tls else ''}://127.0.0.1:{self.port}"
 
     def __enter__(self) -> GrpcReceiver:
         self._server = grpc.server(
@@ -93,7 +120,13 @@ class GrpcReceiver:
         self._server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler(service, {"Export": handler}),)
         )
-        assert self._server.add_insecure_port(f"127.0.0.1:{self.port}") == self.port
+        address = f"127.0.0.1:{self.port}"
+        if self.tls is None:
+            port = self._server.add_insecure_port(address)
+        else:
+            pair = (self.tls.key.read_bytes(), self.tls.certificate.read_bytes())
+            port = self._server.add_secure_port(address, grpc.ssl_server_credentials([pair]))
+        assert port == self.port
         self._server.start()
         return self
 
@@ -134,10 +167,11 @@ class HttpReceiver:
     port: int
     answers: list[Answer] = field(default_factory=list)
     heard: queue.Queue[Heard] = field(default_factory=queue.Queue)
+    tls: Certificate | None = None
     protocol = "http/protobuf"
 
     def __post_init__(self) -> None:
-        self.url = f"http://127.0.0.1:{self.port}"
+        self.url = f"http{'s' if self.tls else ''}://127.0.0.1:{self.port}"
 
     def __enter__(self) -> HttpReceiver:
         receiver = self
@@ -173,6 +207,10 @@ class HttpReceiver:
 
         self._server = ThreadingHTTPServer(("127.0.0.1", self.port), Handler)
         self._server.daemon_threads = True
+        if self.tls is not None:
+            context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+            context.load_cert_chain(self.tls.certificate, self.tls.key)
+            self._server.socket = context.wrap_socket(self._server.socket, server_side=True)
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,))
         self._thread.start()
         return self

@@ -19,14 +19,22 @@ from config.schema import ConfigError, loads
 from coordinator import exporter
 from coordinator.core.records import PutReleased
 from coordinator.core.verdict import VerdictKind
-from coordinator.exporter import Exporter, HttpTransport, TryAgain, requests_of
+from coordinator.exporter import Exporter, HttpTransport, TryAgain, requests_of, transport_of
 from coordinator.settings import ExportSettings, Settings
 from coordinator.store import PutExported, StoreReader
 from export import stamped as names
 from export.stamped import stamped
 from protocol.messages import TraceId
 from tests.export.collected import BEGIN_NS, CART, FRONT, MS, SPANS, STOCK, TRACE, detail
-from tests.export.receivers import BUSY, OK, Answer, GrpcReceiver, HttpReceiver, Receiver
+from tests.export.receivers import (
+    BUSY,
+    OK,
+    Answer,
+    Certificate,
+    GrpcReceiver,
+    HttpReceiver,
+    Receiver,
+)
 from tests.unit.logs import logs_to
 from tests.unit.test_query import put_trace
 from tests.unit.test_store import ROOMY, Clock, Driver
@@ -322,6 +330,29 @@ def test_the_exporter_works_by_itself_and_ends_at_once(
                 here.close_trace(ids(1)[0], {"edge": FRONT})
                 connections.enter_context(silent.accept()[0]).recv(1)
             assert (running.counters.requests, running.counters.traces) == (1, 0)
+
+
+@pytest.mark.parametrize("kind", [GrpcReceiver, HttpReceiver])
+def test_a_receiver_is_only_trusted_by_its_certificate(
+    store_path: Path, tmp_path: Path, kind: type[GrpcReceiver | HttpReceiver]
+) -> None:
+    certificate = Certificate.new(tmp_path)
+    receiver = kind(free_port(), tls=certificate)
+    with receiver:
+        with Here(store_path, receiver) as here, StoreReader(store_path) as reader:
+            here.close_trace(TRACE, ALL)
+            assert here.exporter.work(reader) == 5.0  # it waits for a better one
+            assert receiver.heard.empty()
+        with Here(store_path, receiver, ca_file=str(certificate.certificate)) as here:
+            here.work()
+            assert len(receiver.heard.get_nowait().spans) == SPANS
+
+
+def test_a_file_of_certificates_that_is_not_there_is_named(tmp_path: Path) -> None:
+    for protocol in ("grpc", "http/protobuf"):
+        settings = ExportSettings("https://127.0.0.1:1", protocol, ca_file=str(tmp_path / "no.pem"))
+        with pytest.raises(OSError, match=r"export\.ca_file: .*no\.pem: No such file"):
+            transport_of(settings)
 
 
 # ------------------------------------------------------------------ requests
