@@ -197,6 +197,11 @@ def triggers() -> None:
 
                 _hooks.answered(call, {"backsight-node": "#0000000000000001"})
                 call.set_status(StatusCode.ERROR)
+        with tracer.start_as_current_span("sends", kind=SpanKind.SERVER) as span:
+            fired["message"] = hexadecimal(span)
+            with tracer.start_as_current_span("sends http send") as message:
+                message.set_attribute("asgi.event.type", "http.response.start")
+                message.set_status(StatusCode.ERROR)
         print(json.dumps(fired))
 
 

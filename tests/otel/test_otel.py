@@ -93,7 +93,13 @@ def test_rules_fire_for_what_they_are_meant_for(application: Application, tmp_pa
     triggers = {
         what: next(iter(peek(application, trace).slices)).trigger for what, trace in fired.items()
     }
-    assert triggers == {"ok": "", "error": "error", "refused": "refused", "answered": ""}
+    assert triggers == {
+        "ok": "",
+        "error": "error",
+        "refused": "refused",
+        "answered": "",
+        "message": "",
+    }
 
 
 def test_the_benchmark_measures_all_three_processors(tmp_path: Path) -> None:

@@ -61,6 +61,9 @@ DRY_RUN_PREFIX = "dry."
 _DEFAULT = "error,latency"
 _NAME = re.compile(r"[a-z0-9_.-]{1,27}")
 
+# On the spans that the ASGI instrumentation makes of each message of a response.
+_ASGI_MESSAGE = "asgi.event.type"
+
 # Operations times types of errors, of one service.
 _KEYS_MAX = 1024
 
@@ -446,6 +449,8 @@ class Rules:
                 exception = event
         if not is_error and exception is None:
             return None
+        if exception is None and _ASGI_MESSAGE in (span.attributes or ()):
+            return None  # the request's own span says the same a moment later, and why
         thrown = (exception.attributes or {}) if exception is not None else {}
         error_type = str(
             thrown.get("exception.type") or (span.attributes or {}).get("error.type") or "error"
