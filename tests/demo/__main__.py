@@ -47,9 +47,9 @@ Everything stays up. To look around, as root:
   {ctl} show TRACE
   {ctl} nodes
   one node's own view:   /usr/bin/python3 -m ctl --node {node.socket_path} status
-  another order:         ip netns exec {coordinator.host.namespace} \\
+  order one that fails:  ip netns exec {coordinator.host.namespace} \\
                            /usr/bin/python3 -c 'import urllib.request as r; \\
-                           print(r.urlopen("{live.url}/orders/100001").read())'
+                           print(r.urlopen("{live.url}/orders/100199").read())'
   a shell on a node:     ip netns exec {node.host.namespace} bash
   logs, configurations:  {live.directory}
 
