@@ -44,6 +44,9 @@ _REQUEST_TIMEOUT_S = 5.0
 
 _BACKLOG = 1024
 
+# Told of once each; more are a matter for the counter.
+_REFUSED_USERS_MAX = 16
+
 
 @dataclass(frozen=True, slots=True)
 class Peer:
@@ -189,6 +192,7 @@ class AttachServer:
         """Who may attach from now on; who has, stays."""
         self._host = host
         self._log = log
+        self._refused_users: set[int] = set()
         self._loop = asyncio.get_running_loop()
         self._connections: dict[int, _Connection] = {}
         self._waiting = 0
@@ -256,11 +260,22 @@ class AttachServer:
         else:
             self._answer(connection, data)
 
+    def _tell_once(self, peer: Peer) -> None:
+        """Whose applications record nothing: they say so only where BACKSIGHT_DEBUG is set."""
+        if peer.uid in self._refused_users or len(self._refused_users) >= _REFUSED_USERS_MAX:
+            return
+        self._refused_users.add(peer.uid)
+        self._log.warning(
+            f"process {peer.pid} of user {peer.uid} may not attach, and records nothing; to let"
+            " it, name the user, or a group of it, in `allow`"
+        )
+
     def _answer(self, connection: _Connection, data: bytes) -> None:
         try:
             peer = peer_of(connection.socket)
             if not self.allowed.admits(peer):
                 self.counters.not_allowed += 1
+                self._tell_once(peer)
                 self._refuse(
                     connection,
                     AttachRefused(

@@ -36,10 +36,10 @@ _CLIENT_STRUCT = "bs_trace_id"
 _WAIT_AND_POLL = """
 #include "node.h"
 
-/* A pair first, if the last one is older than that: by it the poll knows when
- * the triggers were fired that it finds. */
+/* A pair first, if the last one is older than that: by it the poll knows when the triggers
+were fired that it finds. */
 static int wait_and_poll(struct bsn *node, int64_t timeout_ns, bool tsc,
-			 uint64_t pair_interval_ns, uint64_t *paired_ns)
+		uint64_t pair_interval_ns, uint64_t *paired_ns)
 {
 	uint64_t ticks, monotonic_ns, realtime_ns;
 

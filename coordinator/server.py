@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import socket
 import time
 from collections import deque
 from collections.abc import (
@@ -251,7 +252,9 @@ class CoordinatorServer:
             except RuntimeError:
                 port = 0
             if port == 0:
-                raise OSError(f"cannot listen on {self._settings.listen}: is it in use?")
+                raise OSError(
+                    f"cannot listen on {self._settings.listen}: {_why_not(self._settings.listen)}"
+                )
             await self._server.start()
             self._followers.enter_context(self._indexer.follower)
             if self._exporter is not None:
@@ -709,6 +712,22 @@ def _call_soon(
     # At the end the loop is closed before the store has written its last.
     with contextlib.suppress(RuntimeError):
         loop.call_soon_threadsafe(callback, token)
+
+
+def _why_not(endpoint: str) -> str:
+    """Why nothing can listen there, which gRPC writes to its own log only."""
+    host, _, port = endpoint.rpartition(":")
+    try:
+        for family, kind, protocol, _, address in socket.getaddrinfo(
+            host.strip("[]"), int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        ):
+            with socket.socket(family, kind, protocol) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind(address)
+                probe.listen()
+    except OSError as error:
+        return error.strerror or str(error)
+    return "gRPC refused it"
 
 
 def _wanted(request: pb.ListTracesRequest) -> Wanted:

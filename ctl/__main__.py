@@ -15,7 +15,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 
 import backsight_pb2 as pb
@@ -59,7 +59,11 @@ def _line(summary: Json) -> str:
     triggers = ",".join(sorted({trigger["name"] for trigger in summary["triggers"]}))
     began = "-"
     if summary["start_ns"]:
-        began = datetime.fromtimestamp(summary["start_ns"] / 1e9).strftime("%Y-%m-%d %H:%M:%S")
+        began = (
+            datetime.fromtimestamp(summary["start_ns"] / 1e9, UTC)
+            .astimezone()
+            .strftime("%Y-%m-%d %H:%M:%S")
+        )
     return (
         f"{summary['trace_id']}  {began:<19}  {summary['verdict']['kind']:<11}"
         f" {len(summary['nodes']):>5} {summary['span_count']:>5}"
@@ -185,15 +189,31 @@ def _status(arguments: argparse.Namespace) -> int:
     if arguments.json:
         _print_json(status)
         return 0
-    width = max(len(key) for key in status)
-    for key, value in status.items():
-        text = (
-            "  ".join(f"{name} {item}" for name, item in value.items())
-            if isinstance(value, dict)
-            else value
-        )
-        print(f"{key:<{width}}  {printable(str(text))}")
+    rows = list(_rows(status))
+    width = max(len(name) for name, _ in rows)
+    for name, value in rows:
+        print(f"{printable(name):<{width}}  {_said(name, value)}")
     return 0
+
+
+def _rows(section: Json, prefix: str = "") -> Iterator[tuple[str, object]]:
+    """Figures by their path, those at the top first."""
+    for name, value in section.items():
+        if not isinstance(value, dict):
+            yield prefix + name, value
+    for name, value in section.items():
+        if isinstance(value, dict):
+            yield from _rows(value, f"{prefix}{name}.")
+
+
+def _said(name: str, value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int) and name.endswith("_bytes") and value:
+        return f"{value}  ({value / (1 << 20):.1f} MiB)"
+    if isinstance(value, int) and name.endswith("_ns") and value:
+        return f"{value}  ({milliseconds(value)})"
+    return printable(str(value)) if value != "" else "-"
 
 
 def _counters(arguments: argparse.Namespace) -> int:

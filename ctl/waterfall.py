@@ -59,7 +59,10 @@ def waterfall(view: TraceView, width: int | None = None) -> Iterator[str]:
     yield from headline(view.summary)
     spans = view.spans
     if not spans:
-        yield "  no spans"
+        if not view.slices or any(part.bytes for part in view.slices):
+            yield "  no spans"
+        else:
+            yield "  nothing: what there was is reported already, or not written yet"
         yield from _records(view)
         return
     if width is None:

@@ -49,8 +49,9 @@ def _file(text: str) -> Path:
 
 def _keep(replay: Replay) -> None:
     coordinator = replay.coordinator
-    inside = f"ip netns exec {coordinator.host.namespace} env PYTHONPATH={os.environ['PYTHONPATH']}"
-    ctl = f"{inside} /usr/bin/python3 -m ctl --coordinator {coordinator.endpoint}"
+    python = f"env PYTHONPATH={os.environ['PYTHONPATH']} /usr/bin/python3"
+    inside = f"ip netns exec {coordinator.host.namespace}"
+    ctl = f"{inside} {python} -m ctl --coordinator {coordinator.endpoint}"
     node = next(iter(replay.nodes.values()))
     print(
         f"""
@@ -59,7 +60,7 @@ Everything stays up. To look around, as root:
   {ctl} traces
   {ctl} show TRACE
   {ctl} nodes
-  one node's own view:   /usr/bin/python3 -m ctl --node {node.socket_path} status
+  one node's own view:   {python} -m ctl --node {node.socket_path} status
   a shell on a node:     ip netns exec {node.host.namespace} bash
   logs, configurations:  {node.directory}
 

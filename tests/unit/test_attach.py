@@ -375,6 +375,8 @@ def test_only_whom_the_configuration_names_may_attach(
             async with client_process(here.path, uid, gid, groups) as (_, answered):
                 assert answered == status
             assert here.server.counters.not_allowed == (status != 0)
+            told = [line for line in here.log if f"of user {uid} may not attach" in line]
+            assert len(told) == (status != 0)
             # Of who comes later, what the node was told last counts.
             here.server.allowed = Allowed(frozenset({uid}) if status else frozenset(), frozenset())
             async with client_process(here.path, uid, gid, groups) as (_, answered):

@@ -191,7 +191,13 @@ class _Host:
         self.fired: list[tuple[str, bytes, str]] = []
 
     def status(self) -> dict[str, Any]:
-        return {"node": "alpha", "clients": 3}
+        return {
+            "node": "alpha",
+            "dataplane": {"pool_bytes": 4 << 20, "horizon_ns": 1_500_000},
+            "connected": False,
+            "refused": "",
+            "clients": 3,
+        }
 
     def peek(self, trace: TraceId) -> Peek:
         if trace == UNREADABLE:
@@ -220,11 +226,23 @@ def test_the_node_tells_its_status_and_what_it_holds(tmp_path: Path) -> None:
     status, view = _ask_server(
         tmp_path, host, ask=lambda path: (NodeClient(path).status(), NodeClient(path).peek(TRACE))
     )
-    assert status == {"node": "alpha", "clients": 3}
+    assert status == host.status()
     (span,) = view.to_json()["spans"]
     assert span["name"] == "GET /" and span["unfinished"] and span["node"] == "alpha"
     assert view.to_json()["slices"][0]["open"] == 1
     assert view.slices[0].trigger == "latency"
+
+
+def test_the_status_is_a_figure_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    _ask_server(tmp_path, _Host(), ask=lambda path: main(["--node", path, "status"]))
+    assert capsys.readouterr().out.splitlines() == [
+        "node                  alpha",
+        "connected             no",
+        "refused               -",
+        "clients               3",
+        "dataplane.pool_bytes  4194304  (4.0 MiB)",
+        "dataplane.horizon_ns  1500000  (1.5 ms)",
+    ]
 
 
 def test_a_node_answers_while_it_looks_for_what_somebody_asked(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import threading
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
@@ -311,3 +312,21 @@ def test_who_follows_is_told_of_each_trace_that_was_judged(
             await channel.close(None)
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "reason"),
+    [("127.0.0.1:{port}", "Address already in use"), ("192.0.2.1:0", "Cannot assign requested")],
+)
+def test_why_it_cannot_listen_is_said(tmp_path: Path, endpoint: str, reason: str) -> None:
+    async def run(endpoint: str) -> None:
+        settings = Settings(
+            endpoint, insecure=True, store=StoreSettings(str(tmp_path / "t.sqlite"))
+        )
+        async with CoordinatorServer(settings, 1, SILENT):
+            pass
+
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        named = endpoint.format(port=other.getsockname()[1])
+        with pytest.raises(OSError, match=f"cannot listen on {named}: {reason}"):
+            asyncio.run(run(named))
