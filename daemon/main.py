@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar
 
 from config.reload import Merged, merge
-from config.schema import EXIT_CONFIG, ConfigError, load, loads
+from config.schema import EXIT_CONFIG, ConfigError, InvalidValue, load, loads
 from daemon.log import Level, Log, MessageId, stderr_is_journal
 from daemon.service_manager import ServiceManager
 from daemon.watchdog import Ask, report, watch
@@ -48,7 +48,13 @@ class Configuration(Generic[S]):
         """Read the file again, and take up what can be; ConfigError leaves all as it was."""
         if self.path is None:
             raise ConfigError(["nothing to reload: the daemon was started without --config"])
-        merged = merge(self.settings, load(self.path, type(self.settings)))
+        wanted = load(self.path, type(self.settings))
+        try:
+            merged = merge(self.settings, wanted)
+        except InvalidValue as error:
+            raise ConfigError(
+                [f"{self.path}: {error}: with the keys that wait for a restart; restart the daemon"]
+            ) from error
         self.settings = merged.settings
         return merged
 

@@ -10,6 +10,7 @@ in $LISTEN_FDNAMES.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import socket
@@ -83,27 +84,27 @@ class ServiceManager:
 
     def ready(self) -> None:
         """Say that the daemon serves."""
-        self._notify(["READY=1"])
+        self._tell(["READY=1"])
 
     def reloading(self) -> None:
         """Say that the configuration is being read again; ready() ends it."""
         now_us = time.monotonic_ns() // 1000
-        self._notify(["RELOADING=1", f"MONOTONIC_USEC={now_us}"])
+        self._tell(["RELOADING=1", f"MONOTONIC_USEC={now_us}"])
 
     def alive(self) -> None:
         """Give a sign of life."""
-        self._notify(["WATCHDOG=1"])
+        self._tell(["WATCHDOG=1"], socket.MSG_DONTWAIT)
 
     def status(self, text: str) -> None:
         """Say in one line how the daemon is."""
-        self._notify([f"STATUS={printable(text)}"])
+        self._tell([f"STATUS={printable(text)}"], socket.MSG_DONTWAIT)
 
     def stopping(self) -> None:
         """Say that the daemon ends because it was told to."""
-        self._notify(["STOPPING=1"])
+        self._tell(["STOPPING=1"])
 
     def store(self, name: str, fd: int) -> None:
-        """Have a duplicate of an fd kept under a name; the caller keeps its own."""
+        """Have a duplicate of an fd kept under a name; the caller keeps its own. OSError if it is not."""
         # FDPOLL=0: an mmapable BPF map reports an error when polled, for which
         # the manager would drop it; and nothing of ours ever hangs up.
         self._notify(["FDSTORE=1", f"FDNAME={_checked(name)}", "FDPOLL=0"], [fd])
@@ -111,6 +112,12 @@ class ServiceManager:
     def remove(self, name: str) -> None:
         """Have all fds of that name closed."""
         self._notify(["FDSTOREREMOVE=1", f"FDNAME={_checked(name)}"])
+
+    def _tell(self, assignments: Sequence[str], flags: int = 0) -> None:
+        # A manager that is gone, or does not listen, is no reason to end.
+        if self._socket is not None:
+            with contextlib.suppress(OSError):
+                self._socket.send("\n".join(assignments).encode(), flags)
 
     def _notify(self, assignments: Sequence[str], fds: Sequence[int] = ()) -> None:
         if self._socket is not None:

@@ -9,12 +9,17 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from config.schema import ConfigError
 from ctl.__main__ import main
+from ctl.config import check
 
 # Of each file: for whom it is meant, and all that is said of it.
 BROKEN = {
@@ -222,6 +227,17 @@ def test_it_finds_by_itself_what_a_file_is_for(
     captured = capsys.readouterr()
     assert said in captured.out + captured.err
     assert status == (0 if "valid for" in said else 2)
+
+
+@given(st.text(max_size=60))
+def test_any_text_is_valid_or_told_why_not(text: str) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "x.yaml"
+        path.write_text(text, "utf-8", "surrogatepass")
+        try:
+            assert set(check(path, None)) <= set(MODULES)
+        except ConfigError as error:
+            assert all(problem.startswith(str(path)) for problem in error.problems)
 
 
 def test_a_file_that_is_not_there_is_told_once(

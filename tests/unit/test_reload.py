@@ -5,10 +5,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated
 
+import pytest
+
 from config.reload import merge
-from config.schema import RELOADABLE, Range, loads
+from config.schema import RELOADABLE, ConfigError, InvalidValue, Range, loads
+from daemon.log import Level
+from daemon.main import Configuration
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +64,33 @@ def test_each_key_is_taken_or_waits() -> None:
     # What waits, waits still when it is asked for again.
     again = merge(merged.settings, wanted)
     assert (again.taken, again.waiting) == ((), merged.waiting)
+
+
+@dataclass(frozen=True, slots=True)
+class Bounded:
+    """The one must stay below the other, which can only be changed by a restart."""
+
+    low: Annotated[int, RELOADABLE] = 1
+    high: int = 2
+
+    def __post_init__(self) -> None:
+        if self.low > self.high:
+            raise InvalidValue("low", f"{self.low} is above high, {self.high}")
+
+    @property
+    def level(self) -> Level:
+        return Level.INFO
+
+
+def test_what_does_not_go_with_the_rest_of_the_running_is_not_taken(tmp_path: Path) -> None:
+    path = tmp_path / "x.yaml"
+    path.write_text("low: 5\nhigh: 6\n")
+    configuration = Configuration(Bounded(), path)
+    with pytest.raises(ConfigError, match="low: 5 is above high, 2: with the keys that wait"):
+        configuration.reload()
+    assert configuration.settings == Bounded()
+    path.write_text("low: 2\nhigh: 6\n")
+    assert configuration.reload().settings == Bounded(2, 2)
 
 
 def test_the_mark_is_no_bound() -> None:

@@ -116,6 +116,27 @@ def test_how_it_is_is_told_when_it_is_news(manager: Manager) -> None:
     assert manager.hear_until("STATUS=c") == ["STATUS=a", "STATUS=b?READY=1", "STATUS=c"]
 
 
+def test_a_manager_that_is_gone_ends_nothing_but_keeps_nothing(tmp_path: Path) -> None:
+    with Manager(tmp_path / "notify") as manager:
+        connected = manager.connect()
+    with connected:
+        for tell in (connected.ready, connected.reloading, connected.alive, connected.stopping):
+            tell()
+        connected.status("alone")
+        with pytest.raises(OSError, match="not connected|refused"):
+            connected.store("name", 0)
+
+
+def test_a_manager_that_does_not_listen_is_not_waited_for(manager: Manager) -> None:
+    with manager.connect() as connected:
+        # Far more than its socket takes.
+        for number in range(10_000):
+            connected.status(str(number))
+            connected.alive()
+        heard = [manager.hear() for _ in range(4)]
+    assert heard == ["STATUS=0", "WATCHDOG=1", "STATUS=1", "WATCHDOG=1"]
+
+
 class Signs:
     """A thread that gives its sign at once, unless it is stuck."""
 
