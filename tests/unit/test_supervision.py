@@ -123,7 +123,7 @@ def test_a_manager_that_is_gone_ends_nothing_but_keeps_nothing(tmp_path: Path) -
         for tell in (connected.ready, connected.reloading, connected.alive, connected.stopping):
             tell()
         connected.status("alone")
-        with pytest.raises(OSError, match="not connected|refused"):
+        with pytest.raises(OSError, match=r"not connected|refused"):
             connected.store("name", 0)
 
 
