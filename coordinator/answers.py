@@ -9,16 +9,19 @@ from coordinator.store import SliceRow, StoreReader, TraceRow
 from protocol.messages import TraceId
 
 
-def trace_detail(reader: StoreReader, trace: TraceId, bytes_max: int) -> pb.TraceDetail | None:
+def trace_detail(
+    reader: StoreReader, trace: TraceId, bytes_max: int, node: str | None = None
+) -> pb.TraceDetail | None:
     """A trace with its bytes, as of one moment; None if it is not stored.
 
-    Of slices that are longer than ``bytes_max`` in all, the longest are cut short.
+    With ``node``, only that node's slice is in it. Of slices that are longer than
+    ``bytes_max`` in all, the longest are cut short.
     """
     with reader.moment():
         row = reader.trace(trace)
         if row is None:
             return None
-        parts = reader.slices(trace)
+        parts = [part for part in reader.slices(trace) if node in (None, part.node)]
         detail = pb.TraceDetail(summary=summary_of(row), slices=map(slice_of, parts))
         pairs = sorted(zip(parts, detail.slices, strict=True), key=lambda pair: pair[0].bytes)
         for number, (part, message) in enumerate(pairs):

@@ -41,6 +41,7 @@ from coordinator.store import PutExported, Store, StoreReader
 from daemon import VERSION
 from daemon.log import Log
 from export.stamped import stamped
+from protocol.messages import TraceId
 
 # Receivers by gRPC take 4 MiB where nobody configured more.
 _REQUEST_BYTES_MAX = 3 << 20
@@ -49,8 +50,9 @@ _REQUEST_BYTES_MAX = 3 << 20
 _TRACES_AT_ONCE = 64
 _BATCH_BYTES = 1 << 20
 
-# Of one trace, in memory some times; what a larger one has beyond is not sent.
-_TRACE_BYTES_MAX = 64 << 20
+# Of one slice, which is in memory as a whole, and as spans some times as large. Nodes
+# have slices of 16 MiB at most unless they are configured otherwise.
+_SLICE_BYTES_MAX = 32 << 20
 
 # What OTLP's specification allows a server to answer.
 _RESPONSE_BYTES_MAX = 4 << 20
@@ -346,7 +348,8 @@ class ExportCounters:
 
     traces: int = 0  # all of which was taken, but for rejected spans
     traces_refused: int = 0  # of which something was refused for good
-    traces_unreadable: int = 0
+    slices_cut: int = 0  # longer than may be sent
+    slices_unreadable: int = 0
     requests: int = 0
     requests_retried: int = 0
     request_bytes: int = 0  # before compression
@@ -360,7 +363,6 @@ class _Batch:
     """Traces on their way; ``request`` is the one that is due, None if all were sent."""
 
     notes: list[PutExported]
-    traces: int
     requests: Iterator[tuple[bytes, int]]
     request: tuple[bytes, int] | None = None
     refused: bool = False
@@ -421,37 +423,56 @@ class Exporter:
         if self._batch.request is None:
             self._store.note(self._batch.notes)
             if self._batch.refused:
-                self.counters.traces_refused += self._batch.traces
+                self.counters.traces_refused += len(self._batch.notes)
             else:
-                self.counters.traces += self._batch.traces
+                self.counters.traces += len(self._batch.notes)
             self._batch = None
         return 0
 
     def _next_batch(self, reader: StoreReader) -> _Batch | None:
         self.waiting = reader.waiting_for_export()
         notes: list[PutExported] = []
-        traces: list[TracesData] = []
+        slices: list[tuple[TraceId, str]] = []
         size = 0
         for trace in reader.to_export(_TRACES_AT_ONCE):
-            detail = trace_detail(reader, trace, _TRACE_BYTES_MAX)
-            if detail is None:
+            found = trace_detail(reader, trace, 0)
+            if found is None:
                 continue  # deleted since
-            notes.append(PutExported(trace, detail.summary.bytes))
-            try:
-                traces.append(stamped(detail, one_clock=False).otlp())
-            except Exception as error:  # noqa: BLE001 - what applications wrote must not stop the others
-                self.counters.traces_unreadable += 1
-                self._log.warning(
-                    f"trace {trace.hex()}: cannot be exported: {error!r}", trace_id=trace.hex()
-                )
-            size += sum(len(part.data) for part in detail.slices)
+            notes.append(PutExported(trace, found.summary.bytes))
+            slices += ((trace, part.node) for part in found.slices)
+            size += sum(part.bytes for part in found.slices)
             if size >= _BATCH_BYTES:
                 break
         if not notes:
             return None
-        batch = _Batch(notes, len(traces), requests_of(traces, _REQUEST_BYTES_MAX))
+        batch = _Batch(notes, requests_of(self._read(reader, slices), _REQUEST_BYTES_MAX))
         batch.go_on()
         return batch
+
+    def _read(
+        self, reader: StoreReader, slices: Iterable[tuple[TraceId, str]]
+    ) -> Iterator[TracesData]:
+        """The spans of slices, one slice after the other, each when it is its turn."""
+        for trace, node in slices:
+            found = trace_detail(reader, trace, _SLICE_BYTES_MAX, node)
+            if found is None or not found.slices:
+                continue  # deleted since
+            (part,) = found.slices
+            where = {"trace_id": trace.hex(), "node": node}
+            if len(part.data) < part.bytes:
+                self.counters.slices_cut += 1
+                self._log.warning(
+                    f"slice {trace.hex()} of {node}: only its first {len(part.data)} of"
+                    f" {part.bytes} bytes are exported",
+                    **where,
+                )
+            try:
+                yield stamped(found, one_clock=False).otlp()
+            except Exception as error:  # noqa: BLE001 - what applications wrote must not stop the others
+                self.counters.slices_unreadable += 1
+                self._log.warning(
+                    f"slice {trace.hex()} of {node}: cannot be exported: {error!r}", **where
+                )
 
     def _send(self, batch: _Batch, request: bytes, spans: int) -> float:
         """Send what is due; how long to wait before it is tried again, 0 if it need not be."""

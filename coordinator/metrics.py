@@ -141,12 +141,10 @@ METRICS = (
     ),
     Metric(
         "exported_traces_total",
-        "Traces exported, by what the receiver made of them: those of a refused request are not sent"
-        " again, and unreadable ones never.",
+        "Traces exported, by what the receiver made of them: refused ones are not sent again.",
         {
             "export/traces": {"outcome": "taken"},
             "export/traces_refused": {"outcome": "refused"},
-            "export/traces_unreadable": {"outcome": "unreadable"},
         },
     ),
     Metric(
@@ -157,6 +155,14 @@ METRICS = (
             "export/spans": {"outcome": "taken"},
             "export/spans_rejected": {"outcome": "rejected"},
             "export/spans_refused": {"outcome": "refused"},
+        },
+    ),
+    Metric(
+        "export_slices_incomplete_total",
+        "Slices of which not all was sent: they are too long, or what they say could not be read.",
+        {
+            "export/slices_cut": {"reason": "too_long"},
+            "export/slices_unreadable": {"reason": "unreadable"},
         },
     ),
     Metric("export_requests_total", "Requests to the receiver.", "export/requests"),

@@ -16,6 +16,7 @@ import contextlib
 import datetime
 import json
 import re
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -51,8 +52,10 @@ _DEPENDENCIES_LOOKBACK_NS = 7 * 86400 * 10**9
 # What Jaeger UI lets choose at most.
 _LIMIT_MAX = 1500
 
-# Traces of one answer, as nodes wrote them; JSON is some times as long.
-_BYTES_MAX = 32 << 20
+# Traces of one answer, as nodes wrote them, which is 30,000 spans or so. As objects and
+# JSON they take 50 times as much; so few answers are made at a time.
+_BYTES_MAX = 8 << 20
+_ANSWERS_AT_ONCE = 2
 
 _STATUS = {
     200: "200 OK",
@@ -63,9 +66,9 @@ _STATUS = {
     503: "503 Service Unavailable",
 }
 
-# How deep the single spans are in v3's answers, which are the deepest: result,
-# resourceSpans, its items, scopeSpans, its items, spans.
-_PIECES_DEPTH = 7
+# How deep single spans are: in data, a trace, spans; in result, resourceSpans, an item,
+# scopeSpans, an item, spans.
+_SPANS_DEPTH = {"data": 4, "result": 7}
 
 _TIME_MAX_NS = (1 << 63) - 1
 _UNITS_NS = {
@@ -543,10 +546,13 @@ def serving(
 
 def application(path: Path, now_ns: Callable[[], int] = time.time_ns) -> WSGIApplication:
     """Serves the store at ``path``."""
+    places = threading.BoundedSemaphore(_ANSWERS_AT_ONCE)
 
     def serve(environ: WSGIEnvironment, start_response: StartResponse) -> list[bytes]:
-        status, body = _respond(path, environ, now_ns)
-        pieces = list(_encoded(body, _PIECES_DEPTH))
+        with places:
+            status, body = _respond(path, environ, now_ns)
+            depth = max(_SPANS_DEPTH.get(key, 0) for key in body)
+            pieces = list(_encoded(body, depth))
         length = sum(map(len, pieces))
         headers = [("Content-Type", "application/json"), ("Content-Length", str(length))]
         start_response(_STATUS[status], headers)

@@ -143,11 +143,11 @@ def test_a_trace_that_grows_while_it_is_sent_is_sent_again(
         assert len(receiver.heard.get_nowait().spans) == SPANS
 
 
-def test_a_trace_that_cannot_be_read_stops_no_other(
+def test_a_slice_that_cannot_be_read_stops_no_other(
     store_path: Path, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def read(found: Any, **options: Any) -> Any:
-        if found.summary.trace == TRACE:
+        if found.slices[0].node == "back":
             raise OverflowError
         return stamped(found, **options)
 
@@ -156,10 +156,27 @@ def test_a_trace_that_cannot_be_read_stops_no_other(
         here.close_trace(TRACE, ALL)
         here.close_trace(ids(1)[0], {"edge": FRONT})
         here.work()
-        assert len(receiver.heard.get_nowait().spans) == 2
+        assert len(receiver.heard.get_nowait().spans) == 2 + 2
         assert here.work() == []
         counters = here.exporter.counters
-        assert (counters.traces, counters.traces_unreadable, here.exporter.waiting) == (1, 1, 0)
+        assert (counters.traces, counters.slices_unreadable, here.exporter.waiting) == (2, 1, 0)
+        (message,) = here.driver.log
+        assert message == f"slice {TRACE.hex()} of back: cannot be exported: OverflowError()"
+
+
+def test_a_slice_that_is_too_long_is_cut_and_that_is_told(
+    store_path: Path, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exporter, "_SLICE_BYTES_MAX", len(CART))
+    with receiver, Here(store_path, receiver) as here:
+        here.close_trace(TRACE, ALL)
+        here.work()
+        names_sent = {span.name for span in receiver.heard.get_nowait().spans}
+        assert {"GET /buy", "POST cart"} < names_sent
+        assert "stock.Stock/Reserve" not in names_sent
+        assert here.exporter.counters.slices_cut == 1
+        (message,) = here.driver.log
+        assert f"only its first {len(CART)} of {len(CART + STOCK)} bytes" in message
 
 
 def test_only_the_verdicts_that_are_wanted_go(store_path: Path, receiver: Receiver) -> None:
