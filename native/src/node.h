@@ -260,6 +260,15 @@ BSN_EXPORT int64_t bsn_peek(struct bsn *node, struct bs_trace_id id,
 			    uint64_t now_ns, void *buffer, size_t bytes,
 			    struct bsn_slice *slice);
 
+/* Traces that are not collected, of which a process of that service (empty: any)
+ * wrote something within the last age_ns: the ids of at most `room` of them, those
+ * of the highest priority (hash.h), highest first. Returns how many, and in *found
+ * of how many. It looks at the whole index, piece by piece under the lock: for a
+ * thread that may take its time. */
+BSN_EXPORT int bsn_recent(struct bsn *node, uint64_t now_ns, uint64_t age_ns,
+			  const char *service, struct bs_trace_id *ids,
+			  int room, uint64_t *found);
+
 BSN_EXPORT void bsn_get_metrics(struct bsn *node, struct bsn_metrics *metrics);
 
 #endif

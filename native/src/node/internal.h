@@ -439,6 +439,9 @@ static inline uint64_t ns_since(const struct bsn *n, uint64_t then_ns)
 	return n->now_ns > then_ns ? n->now_ns - then_ns : 0;
 }
 
+/* Read all that processes announced, and what they have open. */
+void node_catch_up(struct bsn *n, uint64_t now_ns);
+
 /* About a millisecond, in 32 bits: it wraps after 52 days, so only ages are
  * compared. */
 static inline uint32_t coarse(uint64_t ns)

@@ -226,6 +226,15 @@ static void recover(struct bsn *n)
 	pool_shrink(n);
 }
 
+void node_catch_up(struct bsn *n, uint64_t now_ns)
+{
+	if (now_ns > n->now_ns)
+		n->now_ns = now_ns;
+	recover(n);
+	drain_all(n);
+	drain_open_runs(n);
+}
+
 int bsn_poll(struct bsn *n, uint64_t now_ns)
 {
 	struct client *c;
@@ -345,11 +354,7 @@ int bsn_collect(struct bsn *n, struct bs_trace_id id,
 	if (!(id.hi | id.lo))
 		return -EINVAL;
 	pthread_mutex_lock(&n->lock);
-	if (now_ns > n->now_ns)
-		n->now_ns = now_ns;
-	recover(n);
-	drain_all(n);
-	drain_open_runs(n);
+	node_catch_up(n, now_ns);
 	s = find_slice(n, id);
 	if (s) {
 		drain_publish(n);
@@ -477,11 +482,7 @@ int64_t bsn_peek(struct bsn *n, struct bs_trace_id id, uint64_t now_ns,
 	int64_t result;
 
 	pthread_mutex_lock(&n->lock);
-	if (now_ns > n->now_ns)
-		n->now_ns = now_ns;
-	recover(n);
-	drain_all(n);
-	drain_open_runs(n);
+	node_catch_up(n, now_ns);
 	s = find_slice(n, id);
 	if (s) {
 		result = (int64_t)slice_read(n, s, s->trimmed_bytes, buffer,

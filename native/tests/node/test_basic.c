@@ -471,6 +471,49 @@ static void a_new_process_has_a_large_stock(void)
 	bsn_free(n);
 }
 
+/* Of the last seconds, of one service or of all, the highest priority first. */
+static void finds_what_is_recent(void)
+{
+	struct bsn_config config = test_config(16 << 20);
+	struct bsn *n = test_node(&config);
+	struct bs_trace_id ids[100], some[10];
+	struct bsn_slice s;
+	struct wthread t;
+	struct writer w;
+	uint64_t found;
+
+	writer_attach(&w, n, START);
+	t = writer_thread(&w, 0);
+	for (uint32_t i = 0; i < 100; i++)
+		CHECK(w_trace(&t, trace_id(i), 100, START));
+	bsn_poll(n, START);
+	for (uint32_t i = 100; i < 130; i++)
+		CHECK(w_trace(&t, trace_id(i), 100, START + 10 * SECOND));
+	CHECK_EQ(bsn_recent(n, START + 10 * SECOND, 20 * SECOND, "", ids, 100,
+			    &found),
+		 100);
+	CHECK_EQ(found, 130);
+	CHECK_EQ(bsn_recent(n, START + 10 * SECOND, 5 * SECOND, "tester", ids,
+			    100, &found),
+		 30);
+	CHECK_EQ(found, 30);
+	CHECK_EQ(bsn_recent(n, START + 10 * SECOND, 5 * SECOND, "", some, 10,
+			    &found),
+		 10);
+	CHECK_EQ(found, 30);
+	CHECK(!memcmp(some, ids, sizeof(some)));
+	CHECK_EQ(bsn_recent(n, START + 10 * SECOND, 5 * SECOND, "other", ids,
+			    100, &found),
+		 0);
+	collect(n, trace_id(110), START + 10 * SECOND, &s);
+	CHECK_EQ(bsn_recent(n, START + 10 * SECOND, 5 * SECOND, "", ids, 100,
+			    &found),
+		 29);
+	CHECK_EQ(bsn_recent(n, START, SECOND, "", ids, 0, &found), -EINVAL);
+	writer_close(&w);
+	bsn_free(n);
+}
+
 static uint32_t stock_of(const struct writer *w)
 {
 	return w_grants(w)->head - w_grants(w)->tail;
@@ -572,6 +615,7 @@ int main(void)
 	RUN(peeks_without_collecting);
 	RUN(finds_segments_that_no_news_names);
 	RUN(a_new_process_has_a_large_stock);
+	RUN(finds_what_is_recent);
 	RUN(a_first_stock_is_not_for_ever);
 	RUN(stocks_are_shared);
 	RUN(segments_come_back_fresh);
