@@ -27,6 +27,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator import index, query
+from coordinator.answers import trace_detail
 from coordinator.core.clock import ClockOffset
 from coordinator.core.records import (
     AppendSlice,
@@ -431,6 +432,28 @@ def test_an_answer_is_bounded(api: Api, monkeypatch: pytest.MonkeyPatch) -> None
     assert "backsightctl export" in body["errors"][0]["msg"]
     monkeypatch.setattr(query, "_LIMIT_MAX", 1)
     assert api.found(service="front", limit=10**9, **IN_TIME) == [OTHER.hex()]
+
+
+def test_a_search_reads_only_the_traces_that_it_shows(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[TraceId] = []
+
+    def counted(reader: StoreReader, trace: TraceId, *rest: Any) -> Any:
+        read.append(trace)
+        return trace_detail(reader, trace, *rest)
+
+    monkeypatch.setattr(query, "trace_detail", counted)
+    assert api.found(service="stock", tags="error", **IN_TIME) == [TRACE.hex()]
+    assert read == [TRACE]
+    times = {
+        "query.startTimeMin": "2026-09-21T14:13:00Z",
+        "query.startTimeMax": "2026-09-21T14:15:00Z",
+    }
+    assert len(api.get("/api/v3/trace-summaries", **times)["summaries"]) == 2
+    api.get("/api/dependencies")
+    api.get("/api/services/front/operations")
+    assert read == [TRACE]
 
 
 def test_a_search_that_takes_too_long_is_given_up(
