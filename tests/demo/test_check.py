@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import ast
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -272,3 +274,19 @@ def test_empty_logs_judge_nothing(tmp_path: Path) -> None:
     case.logs, case.traces = {}, {}
     case.write(tmp_path)
     assert main([str(tmp_path), *ARGUMENTS]) == 2
+
+
+def test_the_check_shares_no_code_with_what_it_judges() -> None:
+    tree = ast.parse((Path(__file__).parent / "check.py").read_text())
+    imported = {
+        name.split(".")[0]
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for name in (
+            [alias.name for alias in node.names]
+            if isinstance(node, ast.Import)
+            else [node.module or "."]
+        )
+    }
+    assert "json" in imported
+    assert imported <= sys.stdlib_module_names
