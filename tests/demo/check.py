@@ -411,8 +411,8 @@ def _count(
         return
     result.captured += 1
     nodes = {node for _, node in fired}
-    for node in sorted(nodes):
-        result.firing_nodes[node] = result.firing_nodes.get(node, 0) + 1
+    counted = Counter(result.firing_nodes) + Counter(nodes)
+    result.firing_nodes = dict(sorted(counted.items()))
     result.one_node_fired += len(nodes) == 1
     delivered = {span.node for trace in traces for span in trace.spans}
     result.of_all_nodes += delivered >= set(services.values())
