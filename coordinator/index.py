@@ -375,5 +375,14 @@ class IndexReader:
 
 
 def _has_tags(tags: bytes, wanted: bytes) -> bool:
-    known = {tags[i : i + _HASH_BYTES] for i in range(0, len(tags), _HASH_BYTES)}
-    return all(wanted[i : i + _HASH_BYTES] in known for i in range(0, len(wanted), _HASH_BYTES))
+    return all(
+        _has_tag(tags, wanted[i : i + _HASH_BYTES]) for i in range(0, len(wanted), _HASH_BYTES)
+    )
+
+
+def _has_tag(tags: bytes, wanted: bytes) -> bool:
+    # Found by bytes, which is quick; where one hash ends and the next begins is none.
+    at = tags.find(wanted)
+    while at % _HASH_BYTES and at >= 0:
+        at = tags.find(wanted, at + 1)
+    return at >= 0

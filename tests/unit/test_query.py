@@ -434,6 +434,19 @@ def test_an_answer_is_bounded(api: Api, monkeypatch: pytest.MonkeyPatch) -> None
     assert api.found(service="front", limit=10**9, **IN_TIME) == [OTHER.hex()]
 
 
+@given(
+    st.lists(st.binary(min_size=5, max_size=5), min_size=2),
+    st.lists(st.integers(0, 30)),
+    st.integers(0, 4),
+)
+def test_tags_are_found_where_they_begin(hashes: list[bytes], chosen: list[int], at: int) -> None:
+    packed = b"".join(hashes)
+    wanted = [hashes[i] for i in chosen if i < len(hashes)]
+    assert index._has_tags(packed, b"".join(wanted))
+    between = packed[at : at + 5]
+    assert index._has_tags(packed, between) == (between in hashes)
+
+
 def test_a_search_reads_only_the_traces_that_it_shows(
     api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
