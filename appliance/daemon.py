@@ -26,6 +26,7 @@ from appliance.clients import Clients
 from appliance.control import ControlServer, Peek, control_path
 from appliance.core.dataplane import ClientDrained, DataPlaneEvent, LocalTrigger
 from appliance.core.node import NodeCore
+from appliance.core.snapshot import TRACES_MAX
 from appliance.native import NativeDataPlane, choose_tick_source
 from appliance.pump import Pump
 from appliance.settings import Settings
@@ -35,7 +36,7 @@ from daemon.log import Level, Log
 from daemon.main import die_if_it_fails
 from daemon.service_manager import ServiceManager, StoredFd
 from daemon.watchdog import Ask
-from protocol.messages import WHY_BYTES_MAX, Group, TraceId
+from protocol.messages import WHY_BYTES_MAX, Group, Snapshot, TraceId
 from protocol.wire import Opening
 
 _STORE, _KEEP = "store", "keep"
@@ -79,6 +80,7 @@ class Daemon:
         self._log = log
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
+        self._looking: set[asyncio.Task[None]] = set()
         self._exits = contextlib.AsyncExitStack()
         self._dataplane = self._exits.enter_context(NativeDataPlane(settings, choose_tick_source()))
         self._clients = self._exits.enter_context(
@@ -141,6 +143,7 @@ class Daemon:
             self._exits.enter_context(self._attach)
             control = control_path(self._settings.socket_path)
             await self._exits.enter_async_context(ControlServer(control, self._settings.node, self))
+            self._exits.push_async_callback(self._await_looking)
             self._exits.enter_context(self._pump)
         except BaseException:
             await self._exits.aclose()
@@ -201,7 +204,27 @@ class Daemon:
             self._pump.lively(now_ns)
         if self._uplink is not None:
             self._uplink.poke()
+        self._look_for_recent()
         self._set_timer(now_ns)
+
+    def _look_for_recent(self) -> None:
+        """For a snapshot: in a thread, since it looks at the whole index."""
+        order = self._core.take_recent_question()
+        if order is not None:
+            task = asyncio.ensure_future(self._answer_recent(order))
+            self._looking.add(task)
+            task.add_done_callback(self._looking.discard)
+
+    async def _answer_recent(self, order: Snapshot) -> None:
+        found, traces = await asyncio.to_thread(
+            self._dataplane.recent, order.age_ns, order.service, TRACES_MAX
+        )
+        self._core.on_recent(order, found, traces, time.monotonic_ns())
+        self._on_fact()
+
+    async def _await_looking(self) -> None:
+        """The data plane must stay until nobody looks at it."""
+        await asyncio.gather(*self._looking, return_exceptions=True)
 
     def _set_timer(self, now_ns: int) -> None:
         if self._timer is not None:

@@ -345,6 +345,21 @@ class NativeDataPlane:
 
     # --------------------------------------------------------------- looking
 
+    def recent(self, age_ns: int, service: str, traces_max: int) -> tuple[int, list[TraceId]]:
+        """How many traces were written to so lately, and those of the highest priority.
+
+        ``service``: by a process of it; "": by any. It may take long: for a thread.
+        """
+        ids = ffi.new("struct bs_trace_id[]", traces_max)
+        found = ffi.new("uint64_t *")
+        count = _check(
+            lib.bsn_recent(
+                self._node, time.monotonic_ns(), age_ns, service.encode(), ids, traces_max, found
+            ),
+            "the traces of the last seconds",
+        )
+        return int(found[0]), [_trace(ids[i]) for i in range(count)]
+
     def peek(self, trace: TraceId) -> Peek:
         """What the node holds of a trace at this moment; nothing is triggered.
 

@@ -45,11 +45,13 @@ from daemon.main import die_if_it_fails
 from daemon.watchdog import Ask
 from protocol import wire
 from protocol.messages import (
+    SNAPSHOT_TRIGGER,
     CoordinatorMessage,
     Hello,
     NodeMessage,
     Refused,
     SliceReply,
+    Snapshot,
     TraceId,
 )
 
@@ -97,6 +99,9 @@ _ROWS_AT_ONCE = 256
 
 # Judged and not yet told to who follows; a page of them is more than anybody reads.
 _TAIL_TRACES_MAX = 1024
+
+# For people, who see no faster changes.
+_PROGRESS_INTERVAL_S = 0.2
 
 # At the end, for what is being sent.
 _STOP_GRACE_S = 0.5
@@ -201,6 +206,7 @@ class CoordinatorServer:
         self._streams: dict[int, _Outgoing] = {}
         self._last_number = 0
         self._submitted = self._durable = 0  # the last tokens
+        self._snapshot_numbers: deque[int] = deque(maxlen=64)
         self._tails: set[asyncio.Queue[TraceId]] = set()
         self._judged: deque[tuple[int, TraceId]] = deque()  # not durable yet
         self._keeps_up = asyncio.Event()
@@ -225,6 +231,11 @@ class CoordinatorServer:
                     self._tail_traces,
                     None,
                     pb.TraceSummary.SerializeToString,
+                ),
+                "TakeSnapshot": grpc.unary_stream_rpc_method_handler(
+                    self._take_snapshot,
+                    None,
+                    pb.SnapshotProgress.SerializeToString,
                 ),
                 "GetTrace": grpc.unary_stream_rpc_method_handler(
                     self._get_trace,
@@ -578,6 +589,46 @@ class CoordinatorServer:
                     yield summary_of(row)
         finally:
             self._tails.discard(judged)
+
+    async def _take_snapshot(
+        self,
+        data: bytes,
+        context: grpc.aio.ServicerContext[bytes, pb.SnapshotProgress],
+    ) -> AsyncIterator[pb.SnapshotProgress]:
+        request = await self._question(pb.SnapshotRequest(), data, context)
+        # By its time: unlike those before a restart, whose traces are in the store.
+        number = int(time.time()) & 0xFFFFFFFF
+        while number in self._snapshot_numbers:
+            number = (number + 1) & 0xFFFFFFFF
+        self._snapshot_numbers.append(number)
+        order = Snapshot(
+            number, SNAPSHOT_TRIGGER, request.age_ns, request.service, request.bytes_max
+        )
+        try:
+            wire.encode_coordinator_batch([order])
+        except wire.WireError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        state = self._core.snapshots.start(order)
+        self._changed()
+        while True:
+            # What was said before is in the store; what comes later belongs to no end.
+            is_stored = state.ended and not self._flush_due and self._durable >= self._submitted
+            async with self._reading:
+                traces, judged = await asyncio.to_thread(self._reader.judged, state.trigger)
+            yield pb.SnapshotProgress(
+                trigger=state.trigger,
+                nodes=len(state.nodes),
+                nodes_done=state.done,
+                nodes_lost=sorted(state.lost.values()),
+                found=state.total("found"),
+                fired=state.total("fired"),
+                bytes=state.total("bytes"),
+                traces=traces,
+                judged=judged,
+            )
+            if is_stored and judged == traces:
+                return
+            await asyncio.sleep(_PROGRESS_INTERVAL_S)
 
     def _read_wanted(self, trace: TraceId, wanted: Wanted) -> TraceRow | None:
         return self._reader.trace(trace) if self._reader.is_wanted(trace, wanted) else None

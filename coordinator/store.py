@@ -980,6 +980,15 @@ class StoreReader:
         )
         return rows.fetchone() is not None
 
+    def judged(self, trigger: str) -> tuple[int, int]:
+        """How many traces belong to groups of that trigger, and how many have a verdict."""
+        traces, judged = self._connection.execute(
+            "SELECT count(*), count(verdict) FROM traces WHERE trace IN"
+            " (SELECT trace FROM members WHERE name = ?)",
+            (trigger,),
+        ).fetchone()
+        return traces, judged
+
     def trace(self, trace: TraceId) -> TraceRow | None:
         """One trace, None if nothing is stored of it."""
         row = self._connection.execute("SELECT 1 FROM traces WHERE trace = ?", (trace,)).fetchone()

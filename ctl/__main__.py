@@ -21,12 +21,13 @@ from pathlib import Path
 import backsight_pb2 as pb
 
 from config.printable import printable
-from config.schema import EXIT_CONFIG, ConfigError
+from config.schema import EXIT_CONFIG, ConfigError, Size
 from coordinator.core.verdict import VerdictKind
 from ctl.config import SCHEMAS, check
 from ctl.coordinator import AskError, CoordinatorClient, NotFound
 from ctl.export import FORMATS, on_one_clock, write_export
 from ctl.node import NodeClient
+from ctl.progress import progress_bar
 from ctl.trace import Json, summary_json, trace_view
 from ctl.waterfall import cut, milliseconds, waterfall
 from export.stamped import StampedTrace, stamped
@@ -100,6 +101,59 @@ def _tail(arguments: argparse.Namespace) -> int:
     ):
         return _list(arguments, coordinator.tail(request))
     return 0
+
+
+def _snapshot(arguments: argparse.Namespace) -> int:
+    request = pb.SnapshotRequest(
+        age_ns=arguments.last, service=arguments.service or "", bytes_max=arguments.bytes
+    )
+    last = pb.SnapshotProgress()
+    with CoordinatorClient(arguments.coordinator) as coordinator, progress_bar() as draw:
+        for last in coordinator.snapshot(request):
+            # Half of the way is to trigger, the other to collect and judge.
+            share = 0.5 * last.nodes_done / max(1, last.nodes)
+            share += 0.5 * last.judged / max(1, last.traces) if last.traces else share
+            draw(
+                min(1.0, share),
+                f"{last.nodes_done} of {last.nodes} nodes, {last.judged} of {last.traces} traces,"
+                f" {last.bytes / (1 << 20):.1f} MiB",
+            )
+    missing = last.found - last.fired
+    if arguments.json:
+        _print_json(
+            {
+                "trigger": last.trigger,
+                "nodes": last.nodes,
+                "nodes_done": last.nodes_done,
+                "nodes_lost": list(last.nodes_lost),
+                "found": last.found,
+                "fired": last.fired,
+                "bytes": last.bytes,
+                "traces": last.traces,
+                "judged": last.judged,
+            }
+        )
+    else:
+        print(f"{last.traces} traces; see them with: backsightctl traces --trigger {last.trigger}")
+        if missing:
+            print(
+                f"{missing} more were left where they are, for --bytes {arguments.bytes}"
+                " (a trace counts on each node that has a part of it)"
+            )
+        for node in last.nodes_lost:
+            print(f"node {printable(node)} left before it was done")
+    if last.nodes == 0:
+        sys.stderr.write("backsightctl: no node is connected\n")
+    return 0 if last.nodes and not last.nodes_lost else 1
+
+
+def _size_bytes(text: str) -> int:
+    try:
+        return int(Size(1, 1 << 40).admit(text))
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no size; allowed: {Size(1, 1 << 40).allowed()}"
+        ) from None
 
 
 def _duration_ns(text: str) -> int:
@@ -279,6 +333,20 @@ def _parser() -> argparse.ArgumentParser:
     export.add_argument("--output", type=Path, metavar="FILE", help="default: standard output")
     tail = command("tail", _tail, "traces from now on, as verdicts are given on them")
     tail.add_argument("--limit", type=int, default=0, metavar="N", help="end after N")
+    snapshot = command("snapshot", _snapshot, "collect what all pools hold of the last seconds")
+    snapshot.add_argument(
+        "--last", type=_duration_ns, default="30s", metavar="TIME", help="default: %(default)s"
+    )
+    snapshot.add_argument(
+        "--bytes",
+        type=_size_bytes,
+        default="64MiB",
+        metavar="SIZE",
+        help="stop when the nodes have so much of it (default: %(default)s)",
+    )
+    snapshot.add_argument(
+        "--service", metavar="NAME", help="only traces that a process of this service wrote to"
+    )
     for sub in (traces, export):
         sub.add_argument("--limit", type=int, default=0, metavar="N", help="only the newest N")
         sub.add_argument("--service", metavar="NAME", help="only those with a span of this service")
@@ -316,7 +384,7 @@ def _parser() -> argparse.ArgumentParser:
     trigger.add_argument(
         "--why", default="fired by hand", help="for the person who reads the trace"
     )
-    for sub in (traces, tail, show, nodes, counters, status, config_check):
+    for sub in (traces, tail, snapshot, show, nodes, counters, status, config_check):
         sub.add_argument("--json", action="store_true", help="for programs")
     return parser
 

@@ -55,6 +55,13 @@ class CoordinatorClient:
         except grpc.RpcError as error:
             raise self._failure(error) from error
 
+    def snapshot(self, request: pb.SnapshotRequest) -> Iterator[pb.SnapshotProgress]:
+        """Have all nodes collect their last seconds; how far that is, until it has ended."""
+        try:
+            yield from self._stub.TakeSnapshot(request)
+        except grpc.RpcError as error:
+            raise self._failure(error) from error
+
     def trace(self, trace: bytes) -> pb.TraceDetail:
         """A trace with all its bytes, put together from the pieces in which it comes."""
         data: dict[str, list[bytes]] = {}

@@ -33,6 +33,9 @@ where no other firing of the group is known."""
 TRIGGER_NAME_BYTES_MAX = 31
 WHY_BYTES_MAX = 95
 NODE_NAME_BYTES_MAX = 63
+SERVICE_BYTES_MAX = 63
+SNAPSHOT_TRIGGER = "snapshot"
+"""Triggers of snapshots are named so, and the number of the snapshot after a dot."""
 
 
 class Source(enum.IntEnum):
@@ -111,7 +114,18 @@ class ClockReply:
     sent_ns: int
 
 
-NodeMessage: TypeAlias = Hello | TriggerFired | SliceStatus | Abandoned | ClockReply
+@dataclass(frozen=True, slots=True)
+class SnapshotStatus:
+    number: int
+    found: int
+    fired: int
+    bytes: int
+    done: bool
+
+
+NodeMessage: TypeAlias = (
+    Hello | TriggerFired | SliceStatus | Abandoned | ClockReply | SnapshotStatus
+)
 
 
 # ------------------------------------------------------ coordinator to node
@@ -153,8 +167,17 @@ class ClockProbe:
     number: int
 
 
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    number: int
+    trigger: str
+    age_ns: int
+    service: str = ""
+    bytes_max: int = 0
+
+
 CoordinatorMessage: TypeAlias = (
-    Welcome | Refused | Collect | TriggerAck | Drop | Release | ClockProbe
+    Welcome | Refused | Collect | TriggerAck | Drop | Release | ClockProbe | Snapshot
 )
 
 

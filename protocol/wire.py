@@ -25,6 +25,7 @@ from protocol.messages import (
     CRUMBS_MAX,
     LATERALS_MAX,
     NODE_NAME_BYTES_MAX,
+    SERVICE_BYTES_MAX,
     TRIGGER_NAME_BYTES_MAX,
     WHY_BYTES_MAX,
     Abandoned,
@@ -44,6 +45,8 @@ from protocol.messages import (
     SliceFlags,
     SliceReply,
     SliceStatus,
+    Snapshot,
+    SnapshotStatus,
     Source,
     TraceId,
     TriggerAck,
@@ -51,7 +54,7 @@ from protocol.messages import (
     Welcome,
 )
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Raised with every change that an old peer would misread."""
 
 BATCH_MESSAGES_MAX = 1024
@@ -252,6 +255,23 @@ def _checked_clock_reply(m: ClockReply) -> ClockReply:
     return m
 
 
+def _checked_snapshot_status(m: SnapshotStatus) -> SnapshotStatus:
+    _integer("snapshot_status.number", m.number, _UINT32_MAX)
+    _integer("snapshot_status.found", m.found)
+    _integer("snapshot_status.fired", m.fired)
+    _integer("snapshot_status.bytes", m.bytes)
+    return m
+
+
+def _checked_snapshot(m: Snapshot) -> Snapshot:
+    _integer("snapshot.number", m.number, _UINT32_MAX)
+    _trigger_name("snapshot.trigger", m.trigger)
+    _integer("snapshot.age_ns", m.age_ns)
+    _text("snapshot.service", m.service, SERVICE_BYTES_MAX)
+    _integer("snapshot.bytes_max", m.bytes_max)
+    return m
+
+
 def _checked_collect(m: Collect) -> Collect:
     _count("collect.traces", m.traces, COLLECT_TRACES_MAX, minimum=1)
     for trace in m.traces:
@@ -309,6 +329,17 @@ def _node_message_out(message: NodeMessage) -> pb.NodeMessage:
                     sent_ns=message.sent_ns,
                 )
             )
+        case SnapshotStatus():
+            _checked_snapshot_status(message)
+            return pb.NodeMessage(
+                snapshot_status=pb.SnapshotStatus(
+                    number=message.number,
+                    found=message.found,
+                    fired=message.fired,
+                    bytes=message.bytes,
+                    done=message.done,
+                )
+            )
 
 
 def _node_message_in(message: pb.NodeMessage) -> NodeMessage:
@@ -352,6 +383,11 @@ def _node_message_in(message: pb.NodeMessage) -> NodeMessage:
         case "clock_reply":
             reply = message.clock_reply
             return _checked_clock_reply(ClockReply(reply.number, reply.received_ns, reply.sent_ns))
+        case "snapshot_status":
+            of = message.snapshot_status
+            return _checked_snapshot_status(
+                SnapshotStatus(of.number, of.found, of.fired, of.bytes, of.done)
+            )
         case _:
             raise WireError("message", "none of those that a node sends")
 
@@ -385,6 +421,17 @@ def _coordinator_message_out(message: CoordinatorMessage) -> pb.CoordinatorMessa
         case ClockProbe():
             _integer("clock_probe.number", message.number, _UINT32_MAX)
             return pb.CoordinatorMessage(clock_probe=pb.ClockProbe(number=message.number))
+        case Snapshot():
+            _checked_snapshot(message)
+            return pb.CoordinatorMessage(
+                snapshot=pb.Snapshot(
+                    number=message.number,
+                    trigger=message.trigger,
+                    age_ns=message.age_ns,
+                    service=message.service,
+                    bytes_max=message.bytes_max,
+                )
+            )
 
 
 def _coordinator_message_in(message: pb.CoordinatorMessage) -> CoordinatorMessage:
@@ -408,6 +455,11 @@ def _coordinator_message_in(message: pb.CoordinatorMessage) -> CoordinatorMessag
             return Release(_trace("release.trace", message.release.trace))
         case "clock_probe":
             return ClockProbe(message.clock_probe.number)
+        case "snapshot":
+            of = message.snapshot
+            return _checked_snapshot(
+                Snapshot(of.number, of.trigger, of.age_ns, of.service, of.bytes_max)
+            )
         case _:
             raise WireError("message", "none of those that a coordinator sends")
 

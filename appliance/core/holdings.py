@@ -26,7 +26,7 @@ from appliance.core.dataplane import DataPlane, Slice
 from appliance.core.groups import HeldGroup, HeldTrace
 from appliance.core.reporting import Reporter
 from protocol.hashing import Domain, TraceHash
-from protocol.messages import Group, SliceFlags, TraceId
+from protocol.messages import SNAPSHOT_TRIGGER, Group, SliceFlags, TraceId
 
 MARK_BYTES = 2048
 """Of the report store that a collected trace takes beside its bytes: a block (node.h)."""
@@ -60,6 +60,9 @@ class Holdings:
 
     def queue(self, trigger: str) -> str:
         """The bounded name under which a trigger is limited and counted."""
+        # Each has a number of its own, and together they are one kind of trigger.
+        if trigger.startswith(f"{SNAPSHOT_TRIGGER}."):
+            trigger = SNAPSHOT_TRIGGER
         return self._names.key(trigger)
 
     def count(self, trigger: str) -> TriggerCounters:

@@ -30,10 +30,12 @@ from appliance.core.groups import HeldGroup, HeldTrace
 from appliance.core.holdings import Holdings
 from appliance.core.limits import Admission, Refusal
 from appliance.core.reporting import QueueDepth
+from appliance.core.snapshot import SnapshotRun
 from protocol.messages import (
     DRY_RUN_PREFIX,
     LATERALS_MAX,
     RECOVERED_WHY,
+    WHY_BYTES_MAX,
     Abandoned,
     ClockProbe,
     ClockReply,
@@ -49,6 +51,7 @@ from protocol.messages import (
     SliceFlags,
     SliceReply,
     SliceStatus,
+    Snapshot,
     Source,
     TraceId,
     TriggerAck,
@@ -64,6 +67,9 @@ __all__ = [
     "TriggerLimits",
     "TriggerPolicy",
 ]
+
+# Between two portions of a snapshot, so that the event loop has its other turns.
+_SNAPSHOT_PAUSE_NS = 1_000_000
 
 
 class NodeCore:
@@ -103,6 +109,7 @@ class NodeCore:
         self._statuses_later: dict[TraceId, int] = {}
         self._answers: list[SliceStatus] = []
         self._clock_replies: list[tuple[int, int]] = []
+        self._snapshot: SnapshotRun | None = None
 
         self._slices_connected = False
         self._credit_bytes = 0
@@ -174,6 +181,22 @@ class NodeCore:
         self._fire(group, laterals, why, Source.OPERATOR, now_ns, now_ns)
         self._relieve(now_ns)
 
+    def take_recent_question(self) -> Snapshot | None:
+        """An order for which ``on_recent`` is to tell which traces there are; once each."""
+        run = self._snapshot
+        if run is None or run.asked:
+            return None
+        run.asked = True
+        return run.order
+
+    def on_recent(
+        self, order: Snapshot, found: int, traces: Iterable[TraceId], now_ns: int
+    ) -> None:
+        """The pool holds ``found`` traces that the order is for; these are to be triggered."""
+        self._now_ns = now_ns
+        if self._snapshot is not None and self._snapshot.order is order:
+            self._snapshot.begin(found, traces)
+
     def on_control_connected(self, now_ns: int, addresses: tuple[str, ...]) -> None:
         """A Control stream is there. ``addresses``: by which peers know this node now."""
         self._now_ns = now_ns
@@ -208,6 +231,8 @@ class NodeCore:
                 self._on_release(message.trace, now_ns)
             case ClockProbe():
                 self._clock_replies.append((message.number, realtime_ns))
+            case Snapshot():
+                self._snapshot = SnapshotRun(message)
             case _:
                 assert_never(message)
         self._relieve(now_ns)
@@ -243,6 +268,7 @@ class NodeCore:
     def on_tick(self, now_ns: int) -> None:
         """Time passed: see next_wakeup_ns."""
         self._now_ns = now_ns
+        self._go_on_with_snapshot(now_ns)
         self._relieve(now_ns)
 
     # ----------------------------------------------------------- outputs
@@ -273,6 +299,10 @@ class NodeCore:
         messages += self._answers
         self._answers.clear()
         messages += self._take_statuses()
+        # After the firings, so that what it counts is known.
+        news = self._snapshot.take_news() if self._snapshot is not None else None
+        if news is not None:
+            messages.append(news)
         return messages
 
     def take_chunks(self, now_ns: int) -> list[SliceChunk]:
@@ -306,6 +336,8 @@ class NodeCore:
             times.append(expiry_ns)
         if self._relieve_at_ns is not None:
             times.append(self._relieve_at_ns)
+        if self._snapshot is not None and self._snapshot.waits:
+            times.append(now_ns + _SNAPSHOT_PAUSE_NS)
         if self._welcomed and self._statuses_later:
             times.append(min(self._statuses_later.values()))
         if self._welcomed and self._statuses_due:
@@ -354,6 +386,8 @@ class NodeCore:
         """The stream is open: repeat all that the other side may have missed."""
         self._welcomed = True
         self.refused = None
+        if self._snapshot is not None:
+            self._snapshot.told = None
         for group in self._holdings.groups.values():
             group.unanswered = 0
             if not group.acknowledged:
@@ -418,6 +452,20 @@ class NodeCore:
         held.acknowledged = False
         self._firings_due[group] = None
         self._collect(held, (group.primary, *named), now_ns)
+
+    def _go_on_with_snapshot(self, now_ns: int) -> None:
+        run = self._snapshot
+        if run is None:
+            return
+        why = f"of the last {run.order.age_ns / 1e9:g} s" + (
+            f" of {run.order.service}" if run.order.service else ""
+        )
+        why = why.encode(errors="replace")[:WHY_BYTES_MAX].decode(errors="ignore")
+        for trace in run.next_traces():
+            group = Group(run.order.trigger, trace)
+            self._fire(group, (), why, Source.OPERATOR, now_ns, now_ns)
+            held = self._holdings.traces.get(trace)
+            run.triggered(held.slice.bytes if held is not None else 0)
 
     def _on_collect(self, message: Collect, now_ns: int) -> None:
         """A remote trigger: never limited, and every trace is answered."""

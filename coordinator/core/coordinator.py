@@ -64,6 +64,7 @@ from coordinator.core.records import (
     StoredTrace,
     Write,
 )
+from coordinator.core.snapshots import Snapshots
 from coordinator.core.timers import Timers
 from coordinator.core.trace import Part, PartState, Trace
 from coordinator.core.traversal import Traversal
@@ -87,6 +88,7 @@ from protocol.messages import (
     SliceFlags,
     SliceReply,
     SliceStatus,
+    SnapshotStatus,
     TraceId,
     TriggerAck,
     TriggerFired,
@@ -254,6 +256,7 @@ class CoordinatorCore:
         self._nodes = Nodes(config.nodes_max)
         self._traversal = Traversal(config, self._nodes, self._outbox)
         self._assembly = Assembly(config, self._nodes, self._outbox)
+        self.snapshots = Snapshots(self._nodes, self._outbox)
         self._traces: OrderedDict[TraceId, Trace] = OrderedDict()  # by last news
         self._closed: OrderedDict[TraceId, _Outcome] = OrderedDict()
         self._closing: dict[TraceId, int] = {}  # while that is not durable
@@ -307,6 +310,7 @@ class CoordinatorCore:
         node = self._nodes.disconnect(session)
         if node is not None:
             self._traversal.lost(node)
+            self.snapshots.lost(node)
             self._probe_timers.cancel(node.id)
 
     def on_node_message(
@@ -326,6 +330,8 @@ class CoordinatorCore:
                 self._on_abandoned(session, node, message.group, now_ns)
             case ClockReply():
                 self._on_clock_reply(node, message, now_ns, realtime_ns)
+            case SnapshotStatus():
+                self.snapshots.on_status(node, message)
             case Hello():
                 self.counters.messages_unexpected += 1
             case _:

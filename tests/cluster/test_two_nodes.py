@@ -208,6 +208,31 @@ def test_an_operator_fires_on_one_node(two: Cluster) -> None:
     ]
 
 
+def test_a_snapshot_collects_the_last_seconds_of_all_nodes(two: Cluster) -> None:
+    traces = {new_trace() for _ in range(200)}
+    with service(two.alpha) as front, service(two.beta):
+        for trace in traces:
+            front.do("request", trace, two.beta.host.address)
+        (few,) = two.coordinator.ctl_json("snapshot", "--last", "1m", "--bytes", "1KiB")
+        (taken,) = two.coordinator.ctl_json("snapshot", "--last", "1m")
+        (other,) = two.coordinator.ctl_json("snapshot", "--last", "1m", "--service", "nobody")
+    # A kilobyte is one or two of them on each node, and those are the same ones.
+    assert few["nodes_done"] == few["nodes"] == 2
+    assert few["found"] >= 2 * len(traces) > 2 * few["fired"] > 0
+    assert few["judged"] == few["traces"] <= few["fired"]
+    assert few["bytes"] >= 1024
+    assert taken["fired"] == taken["found"] > 0
+    collected = two.coordinator.ctl_json("traces", "--trigger", taken["trigger"])
+    collected += two.coordinator.ctl_json("traces", "--trigger", few["trigger"])
+    assert traces <= {trace["trace_id"] for trace in collected}
+    for trace in collected:
+        if trace["trace_id"] in traces:
+            assert trace["nodes"] == ["alpha", "beta"]
+            assert trace["verdict"]["kind"] == "coherent"
+            assert {fired["source"] for fired in trace["triggers"]} == {"operator"}
+    assert (other["found"], other["traces"], other["judged"]) == (0, 0, 0)
+
+
 def test_both_nodes_are_known_with_their_clocks(two: Cluster) -> None:
     nodes = {node["node"]: node for node in two.coordinator.ctl_json("nodes")}
     assert set(nodes) == {"alpha", "beta"}

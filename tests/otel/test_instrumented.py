@@ -38,7 +38,7 @@ def served(instrumented: Instrumented, application: str, **environment: str) -> 
         listener.set_inheritable(True)
         with instrumented.popen(
             "gunicorn", "--preload", "--workers", 1, "--bind", f"fd://{listener.fileno()}",
-            "--log-level", "warning", f"web:{application}",
+            "--log-level", "warning", "--no-control-socket", f"web:{application}",
             service=application, pipes=False, pass_fds=(listener.fileno(),), more=environment,
         ) as process:  # fmt: skip
             try:

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from types import FrameType
 
-from tests.cluster.progress import progress_bar
+from ctl.progress import progress_bar
 from tests.cluster.topology import DaemonError
 from tests.replay.replay import Progress, Recording, Replay, ReplayError
 from tests.replay.report import table

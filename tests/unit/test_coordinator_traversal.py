@@ -38,6 +38,7 @@ from protocol.messages import (
     SliceFlags,
     SliceReply,
     SliceStatus,
+    Snapshot,
     TriggerAck,
     TriggerFired,
     Welcome,
@@ -353,7 +354,7 @@ peer1. Give one of them another name, or stop it
 
 def say(message: CoordinatorMessage) -> str | None:
     match message:
-        case Welcome() | ClockProbe():
+        case Welcome() | ClockProbe() | Snapshot():
             return None
         case Refused(reason):
             return f"refused: {reason}"

@@ -27,6 +27,8 @@ from protocol.messages import (
     SliceFlags,
     SliceReply,
     SliceStatus,
+    Snapshot,
+    SnapshotStatus,
     Source,
     TraceId,
     TriggerAck,
@@ -623,3 +625,57 @@ def test_other_policies_hold_for_what_waits_already() -> None:
     assert sum(node.report().values()) > 19_000
     node.fire(5, "later")
     assert "later" in node.core.counters.triggers
+
+
+def test_a_snapshot_triggers_the_highest_priorities_up_to_its_bytes() -> None:
+    node = Node()
+    node.connect()
+    traces = [trace(number) for number in range(1, 301)]
+    for number in range(1, 301):
+        node.write(number)
+    order = Snapshot(3, "snapshot.00000003", 30 * S, "shop", 1 << 20)
+    node.core.on_control(order, node.now_ns, node.now_ns + REAL_NS)
+    assert node.core.take_recent_question() is order
+    assert node.core.take_recent_question() is None
+    assert node.take() == [SnapshotStatus(3, 0, 0, 0, done=False)]
+    node.core.on_recent(order, 1000, traces, node.now_ns)
+    told: list[SnapshotStatus] = []
+    fired: list[TriggerFired] = []
+    while not told or not told[-1].done:
+        wakeup_ns = node.core.next_wakeup_ns(node.now_ns)
+        assert wakeup_ns is not None and wakeup_ns > node.now_ns
+        node.now_ns = wakeup_ns
+        node.core.on_tick(node.now_ns)
+        messages = node.take()
+        fired += [message for message in messages if isinstance(message, TriggerFired)]
+        told += [message for message in messages if isinstance(message, SnapshotStatus)]
+        # What it counts was said before it.
+        assert told[-1].fired == len(fired)
+        assert isinstance(messages[-1], SnapshotStatus)
+    # Not all in one turn of the event loop.
+    assert len(told) > 2
+    assert [message.group.primary for message in fired] == traces
+    assert {(m.source, m.why) for m in fired} == {(Source.OPERATOR, "of the last 30 s of shop")}
+    assert told[-1] == SnapshotStatus(3, 1000, 300, told[-1].bytes, done=True)
+    assert list(node.core.counters.triggers) == ["snapshot"]
+    # Told again on another stream.
+    node.core.on_control_lost(node.now_ns)
+    assert told[-1] in node.connect()
+
+    few = Snapshot(4, "snapshot.00000004", 30 * S, "", 1000)
+    node.core.on_control(few, node.now_ns, node.now_ns + REAL_NS)
+    node.core.on_recent(order, 9, traces, node.now_ns)  # of the one before: nobody's
+    node.core.on_recent(few, 300, traces, node.now_ns)
+    node.now_ns += S
+    node.core.on_tick(node.now_ns)
+    (last,) = (message for message in node.take() if isinstance(message, SnapshotStatus))
+    assert last.done and 0 < last.fired < 300 and last.bytes >= 1000
+
+
+def test_a_snapshot_of_nothing_is_done_at_once() -> None:
+    node = Node()
+    node.connect()
+    order = Snapshot(3, "snapshot.00000003", S)
+    node.core.on_control(order, node.now_ns, node.now_ns + REAL_NS)
+    node.core.on_recent(order, 0, (), node.now_ns)
+    assert node.take() == [SnapshotStatus(3, 0, 0, 0, done=True)]

@@ -34,6 +34,8 @@ from protocol.messages import (
     SliceFlags,
     SliceReply,
     SliceStatus,
+    Snapshot,
+    SnapshotStatus,
     Source,
     TraceId,
     TriggerAck,
@@ -83,6 +85,7 @@ node_messages: st.SearchStrategy[NodeMessage] = st.one_of(
     st.builds(SliceStatus, trace_ids, st.just(False), flags),
     st.builds(Abandoned, groups),
     st.builds(ClockReply, UINT32, UINT63, UINT63),
+    st.builds(SnapshotStatus, UINT32, UINT63, UINT63, UINT63, st.booleans()),
 )
 coordinator_messages: st.SearchStrategy[CoordinatorMessage] = st.one_of(
     st.builds(Welcome, UINT64),
@@ -94,6 +97,14 @@ coordinator_messages: st.SearchStrategy[CoordinatorMessage] = st.one_of(
     st.builds(Drop, groups),
     st.builds(Release, trace_ids),
     st.builds(ClockProbe, UINT32),
+    st.builds(
+        Snapshot,
+        UINT32,
+        st.from_regex(r"[a-z0-9_.-]{1,31}", fullmatch=True),
+        UINT63,
+        texts(63),
+        UINT63,
+    ),
 )
 # Long and repetitive, so that compression takes both of its ways.
 chunk_data = st.builds(bytes.__mul__, st.binary(min_size=1, max_size=64), st.integers(1, 2000))
@@ -263,7 +274,7 @@ def node_batch(message: pb.NodeMessage) -> bytes:
     [
         ("message", pb.NodeMessage()),
         ("hello.protocol", pb.NodeMessage(hello=pb.Hello(protocol=1, node="n"))),
-        ("hello.node", pb.NodeMessage(hello=pb.Hello(protocol=2))),
+        ("hello.node", pb.NodeMessage(hello=pb.Hello(protocol=3))),
         ("trigger_fired.group.trigger", pb.NodeMessage(trigger_fired=pb.TriggerFired())),
         (
             "trigger_fired.source",
