@@ -225,11 +225,11 @@ def test_a_snapshot_collects_the_last_seconds_of_all_nodes(two: Cluster) -> None
     collected = two.coordinator.ctl_json("traces", "--trigger", taken["trigger"])
     collected += two.coordinator.ctl_json("traces", "--trigger", few["trigger"])
     assert traces <= {trace["trace_id"] for trace in collected}
-    for trace in collected:
-        if trace["trace_id"] in traces:
-            assert trace["nodes"] == ["alpha", "beta"]
-            assert trace["verdict"]["kind"] == "coherent"
-            assert {fired["source"] for fired in trace["triggers"]} == {"operator"}
+    for found in collected:
+        if found["trace_id"] in traces:
+            assert found["nodes"] == ["alpha", "beta"]
+            assert found["verdict"]["kind"] == "coherent"
+            assert {fired["source"] for fired in found["triggers"]} == {"operator"}
     assert (other["found"], other["traces"], other["judged"]) == (0, 0, 0)
 
 

@@ -30,6 +30,7 @@ from protocol.hashing import node_id
 from protocol.messages import Group, TraceId
 from protocol.spans import SliceContent, read_slice
 from tests.python_client.programs import trace_id
+from tests.unit.logs import logs_to
 
 NODE_NAME = "test-node"
 
@@ -99,7 +100,7 @@ class Node:
                 self._settings.socket_path,
                 self._settings.allow.resolve(),
                 _Host(self._plane, self._settings),
-                self.messages.append,
+                logs_to(self.messages),
             ):
                 self._is_serving.set()
                 await self._stop.wait()
