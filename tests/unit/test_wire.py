@@ -165,7 +165,7 @@ def test_random_bytes_are_a_message_or_a_wire_error(decoder: str, data: bytes) -
 
 @pytest.mark.parametrize("decoder", DECODERS)
 def test_a_message_that_ends_early_is_refused(decoder: str) -> None:
-    with pytest.raises(wire.WireError, match="ends after"):
+    with pytest.raises(wire.WireError, match="no valid protobuf message"):
         DECODERS[decoder](b"\x0c\x01")  # a group's end without its start
 
 
