@@ -14,6 +14,7 @@ from pathlib import Path
 from types import FrameType
 
 from ctl.progress import progress_bar
+from tests.cluster.keep import keep_up
 from tests.cluster.topology import DaemonError
 from tests.demo.live import DemoError, Live, Progress
 from tests.demo.report import table
@@ -35,27 +36,12 @@ def _seconds(text: str) -> int:
 
 
 def _keep(live: Live) -> None:
-    coordinator = live.coordinator
-    inside = f"ip netns exec {coordinator.host.namespace} env PYTHONPATH={os.environ['PYTHONPATH']}"
-    ctl = f"{inside} /usr/bin/python3 -m ctl --coordinator {coordinator.endpoint}"
-    node = live.nodes["stock"]
-    print(
-        f"""
-Everything stays up. To look around, as root:
-
-  {ctl} traces
-  {ctl} show TRACE
-  {ctl} nodes
-  one node's own view:   /usr/bin/python3 -m ctl --node {node.socket_path} status
-  order one that fails:  ip netns exec {coordinator.host.namespace} \\
+    more = f"""\
+  order one that fails:  ip netns exec {live.coordinator.host.namespace} \\
                            /usr/bin/python3 -c 'import urllib.request as r; \\
                            print(r.urlopen("{live.url}/orders/100199").read())'
-  a shell on a node:     ip netns exec {node.host.namespace} bash
-  logs, configurations:  {live.directory}
-
-Ctrl-C here (or kill {os.getpid()}) stops and removes it all."""
-    )
-    signal.pause()
+"""
+    keep_up(live.coordinator, live.nodes["stock"], live.directory, more)
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import FrameType
 
 from ctl.progress import progress_bar
+from tests.cluster.keep import keep_up
 from tests.cluster.topology import DaemonError
 from tests.replay.replay import Progress, Recording, Replay, ReplayError
 from tests.replay.report import table
@@ -48,25 +49,8 @@ def _file(text: str) -> Path:
 
 
 def _keep(replay: Replay) -> None:
-    coordinator = replay.coordinator
-    python = f"env PYTHONPATH={os.environ['PYTHONPATH']} /usr/bin/python3"
-    inside = f"ip netns exec {coordinator.host.namespace}"
-    ctl = f"{inside} {python} -m ctl --coordinator {coordinator.endpoint}"
     node = next(iter(replay.nodes.values()))
-    print(
-        f"""
-Everything stays up. To look around, as root:
-
-  {ctl} traces
-  {ctl} show TRACE
-  {ctl} nodes
-  one node's own view:   {python} -m ctl --node {node.socket_path} status
-  a shell on a node:     ip netns exec {node.host.namespace} bash
-  logs, configurations:  {node.directory}
-
-Ctrl-C here (or kill {os.getpid()}) stops and removes it all."""
-    )
-    signal.pause()
+    keep_up(replay.coordinator, node, node.directory)
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> None:
