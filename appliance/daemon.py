@@ -276,6 +276,7 @@ class Daemon:
         """Go on with other settings, of which those that cannot be changed are the same."""
         self._settings = settings
         self._attach.allowed = settings.allow.resolve()
+        self._dataplane.set_sampling(settings)
         self._core.reconfigure(settings.core_config(), time.monotonic_ns())
         self._on_fact()
 

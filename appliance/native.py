@@ -207,6 +207,10 @@ class NativeDataPlane:
         _check(lib.bsn_client_exited(self._node, number, time.monotonic_ns()), f"client {number}")
         self.wake()
 
+    def set_sampling(self, settings: Settings) -> None:
+        """Take up ``percentage`` and ``trust_incoming``: of processes that are attached, too."""
+        lib.bsn_set_sampling(self._node, settings.percentage_threshold, settings.trust_incoming)
+
     # ------------------------------------------------------------------ work
 
     def clock_pair(self) -> None:

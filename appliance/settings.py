@@ -140,8 +140,8 @@ class Settings:
     tombstones: Annotated[int, Range(1, 1 << 28)] = 65536
 
     cluster_seed: Annotated[int, Range(0, (1 << 64) - 1)] = 0
-    percentage: Annotated[float, Range(0, 100)] = 100.0
-    trust_incoming: bool = False
+    percentage: Annotated[float, Range(0, 100), RELOADABLE] = 100.0
+    trust_incoming: Annotated[bool, RELOADABLE] = False
 
     triggers: Annotated[TriggerSettings, RELOADABLE] = field(default_factory=TriggerSettings)
     report: Annotated[ReportSettings, RELOADABLE] = field(default_factory=ReportSettings)

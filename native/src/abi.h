@@ -187,10 +187,15 @@ struct bs_channel_header {
 	uint32_t zero;
 	uint64_t ticks_per_s;
 	uint64_t node_id;
-	uint64_t cluster_seed;	       /* of the three hashes, see hash.h */
-	uint64_t percentage_threshold; /* record iff hash < this, or all-ones */
+	uint64_t cluster_seed; /* of the three hashes, see hash.h */
+	/* The next two may change at any time (bsn_set_sampling()). Each is a
+	 * word of its own that orders nothing: the node says WRITE_ONCE, threads
+	 * READ_ONCE. */
+	uint64_t percentage_threshold; /* record iff hash < this, or all-ones;
+					* read when a handle is opened, which is
+					* recorded as a whole or not at all */
 	uint32_t trust_incoming;       /* honour triggers that come with a
-					* request */
+					* request; read when one comes */
 	uint32_t client_number;	       /* for who looks; the node has its own */
 	char node_name[64];
 	struct bs_doorbell doorbell;

@@ -197,6 +197,13 @@ BSN_EXPORT int bsn_client_adopt(struct bsn *node, int number, int pid,
 				const char *service, uint64_t now_ns,
 				const struct bsn_client_fds *fds);
 
+/* Change what struct bsn_config said of these two: for clients that are attached,
+ * from the next trace on that each of their threads begins, and for those to
+ * come. */
+BSN_EXPORT void bsn_set_sampling(struct bsn *node,
+				 uint64_t percentage_threshold,
+				 bool trust_incoming);
+
 /* Its process is gone (pidfd): what it had open is closed as unfinished; its
  * segments stay until they are reclaimed. */
 BSN_EXPORT int bsn_client_exited(struct bsn *node, int client, uint64_t now_ns);

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import os
 import re
 import signal
@@ -27,10 +28,12 @@ from coordinator.core.records import Write
 from coordinator.server import CoordinatorServer
 from coordinator.settings import Settings, StoreSettings
 from coordinator.store import Store
+from ctl.node import NodeClient
 from daemon.log import Log
 from daemon.main import Configuration, reload
 from daemon.service_manager import ServiceManager
 from daemon.watchdog import report, watch
+from protocol.messages import TraceId
 from tests.unit.logs import SILENT, logs_to
 
 # Short, since the tests wait for what comes twice in it; long for a thread that only waits for a core.
@@ -378,6 +381,12 @@ def reloaded(
         ("appliance", "", "triggers: {laterals_max: 3}\n", "triggers.laterals_max"),
         ("appliance", "allow: {users: [root]}\n", "", "allow.users"),
         ("appliance", "log_level: debug\n", "", "log_level"),
+        (
+            "appliance",
+            "",
+            "percentage: 10\ntrust_incoming: true\n",
+            "percentage, trust_incoming",
+        ),
         ("coordinator", "", "quiet_s: 0.5\nmemory_bytes: 64MiB\n", "quiet_s, memory_bytes"),
     ],
 )
@@ -388,6 +397,57 @@ def test_sighup_takes_up_what_can_be(
     assert code == 0
     assert f"reloaded; {taken} changed\n" in stderr
     assert "restart" not in stderr
+
+
+WRITER = """
+import sys, backsight
+assert backsight.wait_attached(60)
+for line in sys.stdin:
+    for number in range(int(line), int(line) + 1000):
+        with backsight.Trace(f"{number:032x}") as trace:
+            trace.write(b"x")
+    print("written", flush=True)
+"""
+
+
+def test_a_process_that_is_attached_follows_the_percentage(
+    manager: Manager, tmp_path: Path
+) -> None:
+    config = write_config(tmp_path, "appliance")
+    socket_path = f"{tmp_path}/node.sock"
+
+    def indexed() -> int:
+        node = NodeClient(socket_path)
+        node.peek(TraceId((1).to_bytes(16, "big")))  # for which all is drained
+        return int(node.status()["dataplane"]["traces_indexed"])
+
+    with started(manager, ["appliance"], config) as daemon:
+        manager.hear_until("READY=1")
+        with subprocess.Popen(
+            [sys.executable, "-c", WRITER],
+            env={**os.environ, "BACKSIGHT_SOCKET": socket_path},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as writer:
+            assert writer.stdin is not None and writer.stdout is not None
+            found = [0]
+            for number, more in enumerate(("", "percentage: 0", "percentage: 10", "")):
+                if number:
+                    write_config(tmp_path, "appliance", more)
+                    daemon.process.send_signal(signal.SIGHUP)
+                    manager.hear_until("RELOADING=1\n.*")
+                    manager.hear_until("READY=1")
+                writer.stdin.write(f"{number * 1000 + 1}\n")
+                writer.stdin.flush()
+                assert writer.stdout.readline() == "written\n"
+                found.append(indexed())
+            writer.stdin.close()
+    all_of_them, none, some, all_again = (
+        after - before for before, after in itertools.pairwise(found)
+    )
+    assert (all_of_them, none, all_again) == (1000, 0, 1000)
+    assert 50 < some < 200
 
 
 @pytest.mark.parametrize(

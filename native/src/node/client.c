@@ -121,6 +121,15 @@ static int client_map(struct client *c, const struct bsn_client_fds *fds)
 	return c->arena && c->channel && c->context ? 0 : -ENOMEM;
 }
 
+/* Its threads read these whenever a trace begins, or comes in. */
+static void fill_sampling(const struct bsn *n, const struct client *c)
+{
+	struct bs_channel_header *h = header_of(c);
+
+	WRITE_ONCE(h->percentage_threshold, n->config.percentage_threshold);
+	WRITE_ONCE(h->trust_incoming, n->config.trust_incoming);
+}
+
 static void fill_header(const struct bsn *n, const struct client *c)
 {
 	struct bs_channel_header *h = header_of(c);
@@ -131,8 +140,7 @@ static void fill_header(const struct bsn *n, const struct client *c)
 	h->ticks_per_s = n->config.ticks_per_s;
 	h->node_id = n->node_id;
 	h->cluster_seed = n->config.cluster_seed;
-	h->percentage_threshold = n->config.percentage_threshold;
-	h->trust_incoming = n->config.trust_incoming;
+	fill_sampling(n, c);
 	h->client_number = c->number;
 	memcpy(h->node_name, n->config.node_name, sizeof(h->node_name));
 	h->magic = BS_ABI_MAGIC;
@@ -232,6 +240,17 @@ fail:
 		client_free(c);
 	pthread_mutex_unlock(&n->lock);
 	return result;
+}
+
+void bsn_set_sampling(struct bsn *n, uint64_t percentage_threshold,
+		      bool trust_incoming)
+{
+	pthread_mutex_lock(&n->lock);
+	n->config.percentage_threshold = percentage_threshold;
+	n->config.trust_incoming = trust_incoming;
+	for (uint32_t i = 0; i < n->n_clients; i++)
+		fill_sampling(n, n->clients[i]);
+	pthread_mutex_unlock(&n->lock);
 }
 
 /* ------------------------------------------------------------ adoption --- */

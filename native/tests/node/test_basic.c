@@ -602,6 +602,40 @@ static void segments_come_back_fresh(void)
 	bsn_free(n);
 }
 
+static void check_sampling(const struct writer *w, uint64_t threshold,
+			   uint32_t trusts)
+{
+	CHECK_EQ(READ_ONCE(w_header(w)->percentage_threshold), threshold);
+	CHECK_EQ(READ_ONCE(w_header(w)->trust_incoming), trusts);
+}
+
+/* Of those that are attached, of those to come, and after a restart as it is
+ * configured then. */
+static void sampling_can_change(void)
+{
+	struct bsn_config config = test_config(8 << 20);
+	struct bsn *n = test_node(&config);
+	struct writer w[3];
+
+	writer_attach(&w[0], n, START);
+	writer_attach(&w[1], n, START);
+	for (int i = 0; i < 2; i++)
+		check_sampling(&w[i], UINT64_MAX, 0);
+	bsn_set_sampling(n, 12345, true);
+	writer_attach(&w[2], n, START);
+	for (int i = 0; i < 3; i++)
+		check_sampling(&w[i], 12345, 1);
+	n = restart(n, &config, w, 3, START + MS);
+	for (int i = 0; i < 3; i++)
+		check_sampling(&w[i], UINT64_MAX, 0);
+	bsn_set_sampling(n, 0, true);
+	for (int i = 0; i < 3; i++) {
+		check_sampling(&w[i], 0, 1);
+		writer_close(&w[i]);
+	}
+	bsn_free(n);
+}
+
 int main(void)
 {
 	RUN(collects_what_was_written);
@@ -619,6 +653,7 @@ int main(void)
 	RUN(a_first_stock_is_not_for_ever);
 	RUN(stocks_are_shared);
 	RUN(segments_come_back_fresh);
+	RUN(sampling_can_change);
 	free(d.bytes);
 	return 0;
 }

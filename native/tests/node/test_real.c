@@ -148,6 +148,41 @@ static void *ask(void *unused)
 	return NULL;
 }
 
+/* Whether one that begins now is recorded. */
+static bool is_recorded(uint64_t number)
+{
+	struct bs_trace_id id = {9, number};
+	struct bsn_slice s;
+
+	CHECK_EQ(bs_begin(id), 0);
+	CHECK_EQ(bs_tracepoint("", 0), 0);
+	CHECK_EQ(bs_end(), 0);
+	CHECK_EQ(bsn_collect(node, id, id, "test", now_ns(), &s), 0);
+	return s.flags & BSN_SLICE_HELD;
+}
+
+/* What an operator changes, a process that is attached takes up. */
+static void follows_the_sampling(void)
+{
+	struct bs_trace_id open = {9, 1};
+	struct bsn_slice s;
+
+	CHECK(!bs_trusts_incoming());
+	CHECK_EQ(bs_begin(open), 0);
+	CHECK_EQ(bs_tracepoint("", 0), 0);
+	bsn_set_sampling(node, 0, true);
+	CHECK(bs_trusts_incoming());
+	/* It goes on with what it has begun. */
+	CHECK_EQ(bs_tracepoint("", 0), 0);
+	CHECK_EQ(bs_end(), 0);
+	CHECK_EQ(bsn_collect(node, open, open, "test", now_ns(), &s), 0);
+	CHECK_EQ(s.flags, BSN_SLICE_HELD);
+	CHECK(!is_recorded(2));
+	bsn_set_sampling(node, UINT64_MAX, false);
+	CHECK(is_recorded(3));
+	CHECK(!bs_trusts_incoming());
+}
+
 int main(void)
 {
 	struct bsn_config config = test_config(64 << 20);
@@ -220,6 +255,7 @@ int main(void)
 		}
 	}
 	CHECK_EQ(m.records_lost, 0);
+	follows_the_sampling();
 	check_invariants(node);
 
 	bs_shutdown();
