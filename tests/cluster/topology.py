@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import abc
 import contextlib
-import ctypes
 import ipaddress
 import json
 import os
@@ -43,12 +42,11 @@ _SUBNET = ipaddress.ip_network("10.77.0.0/16")
 _PREFIX = "backsight"
 _READY_TIMEOUT_S = 120.0  # 75 Python processes start on two cores
 _STOP_TIMEOUT_S = 20.0
-_PR_SET_PDEATHSIG = 1
-_libc = ctypes.CDLL(None, use_errno=True)
 
-
-def _die_with_parent() -> None:
-    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+# By a program and not by preexec_fn, for which Popen would fork: grpcio 1.80 and
+# later start their poller again in a forked child, where it finds its epoll fd
+# closed and aborts before exec, if this process has a channel (grpc issue 43055).
+DIES_WITH_PARENT = ("setpriv", "--pdeathsig", "TERM")
 
 
 def _ip(*arguments: str) -> None:
@@ -118,9 +116,8 @@ class Host:
     ) -> subprocess.Popen[bytes]:
         """Start a program on this host; it ends with this process at the latest."""
         return subprocess.Popen(
-            self._inside(command),
+            [*DIES_WITH_PARENT, *self._inside(command)],
             env={**os.environ, **(env or {})},
-            preexec_fn=_die_with_parent,  # noqa: PLW1509 - one libc call, no locks
             **options,
         )
 
