@@ -79,6 +79,9 @@ _RETRYABLE_CODES = frozenset(
 )
 _RETRYABLE_STATUS = frozenset({429, 502, 503, 504})
 
+# Nobody reads it: who interrupts has an outcome of its own in mind.
+_INTERRUPTED = "interrupted"
+
 _METHOD = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
 _HTTP_PATH = "/v1/traces"
 _USER_AGENT = f"Backsight-Coordinator/{VERSION}"
@@ -161,7 +164,7 @@ class GrpcTransport:
         except grpc.RpcError as error:
             return _grpc_failure(error)
         except ValueError:  # of a channel that is closed
-            return TryAgain("the coordinator ends")
+            return TryAgain(_INTERRUPTED)
         return _accepted(reply)
 
     def interrupt(self) -> None:
@@ -213,7 +216,7 @@ class HttpTransport:
         }
         if self._gzip:
             self._headers["Content-Encoding"] = "gzip"
-        self._ending = False
+        self._interrupted = False
 
     def send(self, request: bytes) -> Outcome:
         body = gzip.compress(request) if self._gzip else request
@@ -225,8 +228,8 @@ class HttpTransport:
         return outcome
 
     def _post(self, body: bytes) -> Outcome:
-        if self._ending:
-            return TryAgain("the coordinator ends")
+        if self._interrupted:
+            return TryAgain(_INTERRUPTED)
         try:
             self._connection.request("POST", self._path, body, self._headers)
             response = self._connection.getresponse()
@@ -255,7 +258,7 @@ class HttpTransport:
             return None
 
     def interrupt(self) -> None:
-        self._ending = True
+        self._interrupted = True
         connected = self._connection.sock
         if connected is not None:
             with contextlib.suppress(OSError):
@@ -371,8 +374,33 @@ class _Batch:
         self.request = next(self.requests, None)
 
 
+class _Receiver:
+    """Where it goes, and what the exporter knows of it. One without an endpoint takes nothing."""
+
+    def __init__(self, settings: ExportSettings) -> None:
+        self.settings = settings
+        self.transport = transport_of(settings) if settings.endpoint else None
+        self.failures = 0  # in a row
+        self.last_message = ""
+
+    @property
+    def endpoint(self) -> str:
+        return self.settings.endpoint or ""
+
+    def interrupt(self) -> None:
+        if self.transport is not None:
+            self.transport.interrupt()
+
+    def close(self) -> None:
+        if self.transport is not None:
+            self.transport.close()
+
+
 class Exporter:
-    """Exports while it is entered. ``waiting`` is how many traces wait, as last seen."""
+    """Exports while it is entered. ``waiting`` is how many traces wait, as last seen.
+
+    OSError if the settings name a file that cannot be read.
+    """
 
     def __init__(
         self,
@@ -380,19 +408,15 @@ class Exporter:
         store: Store,
         path: Path,
         log: Log,
-        transport: Transport | None = None,
         chance: Callable[[], float] = random.random,
     ) -> None:
         self.counters = ExportCounters()
         self.waiting = 0
-        self._endpoint = settings.endpoint
         self._store = store
         self._log = log
-        self._transport = transport or transport_of(settings)
+        self._receiver = self._wanted = _Receiver(settings)
         self._chance = chance
         self._batch: _Batch | None = None
-        self._failures = 0  # in a row
-        self._last_message = ""
         self._follower = Follower("exporter", store, path, self.work)
 
     def __enter__(self) -> Self:
@@ -406,18 +430,38 @@ class Exporter:
         traceback: TracebackType | None,
     ) -> None:
         self._follower.ending.set()
-        self._transport.interrupt()
+        self._wanted.interrupt()
         self._follower.__exit__(kind, error, traceback)
-        self._transport.close()
+        self._receiver.close()
+
+    def reconfigure(self, settings: ExportSettings) -> None:
+        """Send to another receiver, or in another way, or no more; OSError leaves all as it was.
+
+        For another thread than that which works. What is under way is interrupted, and begins
+        anew there: what waits stands in the store, and is only marked once it was taken.
+        """
+        before = self._wanted
+        if settings == before.settings:
+            return
+        self._wanted = _Receiver(settings)
+        before.interrupt()
+        self._follower.wake()
 
     def work(self, reader: StoreReader) -> float | None:
         """Send one request, if there is one; in how many seconds to go on, None when there are news."""
+        wanted = self._wanted
+        if self._receiver is not wanted:
+            self._receiver.close()
+            self._receiver, self._batch = wanted, None
+        if wanted.transport is None:
+            self.waiting = 0
+            return None
         if self._batch is None:
             self._batch = self._next_batch(reader)
             if self._batch is None:
                 return None
         if self._batch.request is not None:
-            pause_s = self._send(self._batch, *self._batch.request)
+            pause_s = self._send(wanted.transport, self._batch, *self._batch.request)
             if pause_s:
                 return pause_s
         if self._batch.request is None:
@@ -474,11 +518,11 @@ class Exporter:
                     f"slice {trace.hex()} of {node}: cannot be exported: {error!r}", **where
                 )
 
-    def _send(self, batch: _Batch, request: bytes, spans: int) -> float:
+    def _send(self, transport: Transport, batch: _Batch, request: bytes, spans: int) -> float:
         """Send what is due; how long to wait before it is tried again, 0 if it need not be."""
         self.counters.requests += 1
         self.counters.request_bytes += len(request)
-        outcome = self._transport.send(request)
+        outcome = transport.send(request)
         match outcome:
             case TryAgain():
                 return self._put_off(outcome)
@@ -493,30 +537,31 @@ class Exporter:
                 self.counters.spans_refused += spans
                 batch.refused = True
                 self._complain(f"refused {spans} spans for good", outcome.why)
-        if self._failures:
-            self._failures = 0
-            self._log.info(f"export to {self._endpoint} works again")
+        if self._receiver.failures:
+            self._receiver.failures = 0
+            self._log.info(f"export to {self._receiver.endpoint} works again")
         batch.go_on()
         return 0.0
 
     def _put_off(self, outcome: TryAgain) -> float:
-        if self._follower.ending.is_set():
-            return 1.0  # it failed because we end, and will be sent by the next one
+        if self._follower.ending.is_set() or self._receiver is not self._wanted:
+            return _BACKOFF_FIRST_S  # interrupted, and woken: it is sent by who comes next
+        receiver = self._receiver
         self.counters.requests_retried += 1
-        if not self._failures:
+        if not receiver.failures:
             self._log.warning(
-                f"export to {self._endpoint} fails, and will be tried again: {outcome.why}."
+                f"export to {receiver.endpoint} fails, and will be tried again: {outcome.why}."
                 " What is to be exported waits in the store."
             )
         # Jitter: half to one and a half, so that many coordinators do not come together.
-        grown_s = _BACKOFF_FIRST_S * _BACKOFF_FACTOR ** min(self._failures, 64)
+        grown_s = _BACKOFF_FIRST_S * _BACKOFF_FACTOR ** min(receiver.failures, 64)
         pause_s = min(grown_s, _BACKOFF_MAX_S) * (0.5 + self._chance())
-        self._failures += 1
+        receiver.failures += 1
         asked_s = outcome.after_s or 0.0
         return max(pause_s, min(asked_s, _RETRY_AFTER_MAX_S) if math.isfinite(asked_s) else 0.0)
 
     def _complain(self, what: str, message: str) -> None:
         """Once, until it says something else: it may say so with each request."""
-        if message != self._last_message:
-            self._last_message = message
-            self._log.warning(f"export: {self._endpoint} {what}: {message}")
+        if message != self._receiver.last_message:
+            self._receiver.last_message = message
+            self._log.warning(f"export: {self._receiver.endpoint} {what}: {message}")

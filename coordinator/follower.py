@@ -39,6 +39,7 @@ class Follower:
     ) -> None:
         self.ending = threading.Event()
         self._news = threading.Event()
+        self._woken = threading.Event()
         self._path = path
         self._work = work
         self._thread = threading.Thread(target=self._run, name=name)
@@ -55,18 +56,27 @@ class Follower:
         traceback: TracebackType | None,
     ) -> None:
         self.ending.set()
-        self._news.set()
+        self.wake()
         self._thread.join()
+
+    def wake(self) -> None:
+        """Call ``work`` now, whatever it waits for."""
+        self._woken.set()
+        self._news.set()
 
     def _run(self) -> None:
         with StoreReader(self._path) as reader:
-            while not self.ending.is_set():
+            while True:
+                # Before all that is looked at: what changes after that wakes again.
                 self._news.clear()
+                self._woken.clear()
+                if self.ending.is_set():
+                    return
                 again_s = self._work(reader)
                 if again_s is None:
                     self._news.wait()
                 elif again_s > 0:
-                    self.ending.wait(again_s)
+                    self._woken.wait(again_s)
 
 
 @dataclass(slots=True)

@@ -33,10 +33,11 @@ import backsight_pb2 as pb
 import grpc
 from google.protobuf.message import Message
 
+from config.schema import ConfigError
 from coordinator.answers import slice_of, summary_of
 from coordinator.core.coordinator import CoordinatorCore
 from coordinator.core.records import PutVerdict, Write
-from coordinator.exporter import ExportCounters, Exporter
+from coordinator.exporter import Exporter
 from coordinator.follower import Indexer
 from coordinator.settings import Settings
 from coordinator.store import SliceRow, Store, StoreReader, TraceRow, Wanted
@@ -198,9 +199,7 @@ class CoordinatorServer:
         self._reader = StoreReader(settings.store_path)
         self._reading = asyncio.Lock()
         self._indexer = Indexer(self._store, settings.store_path, log)
-        self._exporter: Exporter | None = None
-        if settings.export.endpoint:
-            self._exporter = Exporter(settings.export, self._store, settings.store_path, log)
+        self._exporter = Exporter(settings.export, self._store, settings.store_path, log)
         self._followers = contextlib.ExitStack()
         self._sessions: dict[int, _Outgoing] = {}
         self._streams: dict[int, _Outgoing] = {}
@@ -268,8 +267,7 @@ class CoordinatorServer:
                 )
             await self._server.start()
             self._followers.enter_context(self._indexer.follower)
-            if self._exporter is not None:
-                self._followers.enter_context(self._exporter)
+            self._followers.enter_context(self._exporter)
         except BaseException:
             self._store.__exit__(None, None, None)
             self._reader.__exit__(None, None, None)
@@ -709,8 +707,13 @@ class CoordinatorServer:
 
     def reconfigure(self, settings: Settings) -> None:
         """Go on with other settings, of which those that cannot be changed are the same."""
+        try:
+            self._exporter.reconfigure(settings.export)
+        except OSError as error:
+            raise ConfigError([str(error)]) from error
         self._settings = settings
         self._store.limits = settings.store.limits
+        self._store.exports = settings.export.exported_verdicts
         self._core.reconfigure(settings.core_config())
         self._changed()
 
@@ -724,9 +727,7 @@ class CoordinatorServer:
             "server": dataclasses.asdict(self.counters),
             "store": dataclasses.asdict(self._store.counters),
             "index": dataclasses.asdict(self._indexer.counters),
-            "export": dataclasses.asdict(
-                self._exporter.counters if self._exporter is not None else ExportCounters()
-            ),
+            "export": dataclasses.asdict(self._exporter.counters),
         }
 
     def status(self) -> dict[str, Any]:
@@ -735,7 +736,7 @@ class CoordinatorServer:
             **self.counted(),
             "now": dataclasses.asdict(self._core.figures()),
             "queues": {
-                "export_traces": self._exporter.waiting if self._exporter is not None else 0,
+                "export_traces": self._exporter.waiting,
                 "writes": self._submitted - self._durable,
                 "messages_bytes": sum(
                     outgoing.waiting_bytes

@@ -123,7 +123,7 @@ class Settings:
     store: StoreSettings = field(default_factory=StoreSettings)
     metrics: MetricsSettings = field(default_factory=MetricsSettings)
     query: QuerySettings = field(default_factory=QuerySettings)
-    export: ExportSettings = field(default_factory=ExportSettings)
+    export: Annotated[ExportSettings, RELOADABLE] = field(default_factory=ExportSettings)
     log_level: Annotated[LevelName, RELOADABLE] = "info"
 
     answer_timeout_s: Seconds = 1.0

@@ -356,7 +356,8 @@ class Store:
         clock: Callable[[], float] = time.time,
         exports: frozenset[VerdictKind] = frozenset(),
     ) -> None:
-        self._exports = exports
+        self.exports = exports
+        """In force from the next commit on; for any thread to change."""
         self._followers: list[Callable[[], None]] = []
         self._path = path
         self.limits = limits
@@ -575,7 +576,7 @@ class Store:
     def _queue_export(self, trace: TraceId) -> None:
         """Have a closed trace exported, unless it was, and has not grown since."""
         verdict = _verdict(self._connection, trace)
-        if verdict is None or verdict.kind not in self._exports or not verdict.bytes:
+        if verdict is None or verdict.kind not in self.exports or not verdict.bytes:
             return
         row = self._connection.execute(
             "SELECT bytes FROM exported WHERE trace = ?", (trace,)

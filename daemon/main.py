@@ -44,8 +44,8 @@ class Configuration(Generic[S]):
     settings: S
     path: Path | None
 
-    def reload(self) -> Merged[S]:
-        """Read the file again, and take up what can be; ConfigError leaves all as it was."""
+    def reload(self, take_up: Callable[[S], None]) -> Merged[S]:
+        """Read the file again, and have what can be ``take_up``; ConfigError leaves all as it was."""
         if self.path is None:
             raise ConfigError(["nothing to reload: the daemon was started without --config"])
         wanted = load(self.path, type(self.settings))
@@ -55,6 +55,10 @@ class Configuration(Generic[S]):
             raise ConfigError(
                 [f"{self.path}: {error}: with the keys that wait for a restart; restart the daemon"]
             ) from error
+        try:
+            take_up(merged.settings)
+        except ConfigError as error:
+            raise ConfigError([f"{self.path}: {problem}" for problem in error.problems]) from error
         self.settings = merged.settings
         return merged
 
@@ -131,7 +135,10 @@ class Supervised(Protocol[S_contra]):
         """How it is, in a line."""
 
     def reconfigure(self, settings: S_contra) -> None:
-        """Go on with other settings, of which those that cannot be changed are the same."""
+        """Go on with other settings, of which those that cannot be changed are the same.
+
+        ConfigError leaves all as it was.
+        """
 
     async def run(self) -> None:
         """Do what it does beside answering; may end early."""
@@ -179,13 +186,12 @@ async def supervise(
 def reload(daemon: Supervised[S], configuration: Configuration[S], log: Log) -> None:
     """Read the configuration again. A bad one changes nothing, and each of its problems is logged."""
     try:
-        merged = configuration.reload()
+        merged = configuration.reload(daemon.reconfigure)
     except ConfigError as error:
         for problem in error.problems:
             log.error(problem, message_id=MessageId.RELOAD_REFUSED)
         log.error("the configuration is kept as it was", message_id=MessageId.RELOAD_REFUSED)
         return
-    daemon.reconfigure(merged.settings)
     log.level = merged.settings.level
     log.info(
         f"{configuration.path}: reloaded; {_keys(merged.taken)} changed",

@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import json
+import os
 import secrets
+import signal
 import subprocess
 import sys
 import urllib.request
@@ -16,6 +18,7 @@ from typing import Any
 
 import perfetto_pb2 as pf
 import pytest
+import yaml
 
 from export import stamped as names
 from tests.cluster.topology import Coordinator, Host, Node, started
@@ -54,7 +57,13 @@ class Here:
 
 
 @pytest.fixture
-def here(build: Path, tmp_path: Path) -> Iterator[Here]:
+def exports() -> bool:
+    """Whether the coordinator exports from the beginning."""
+    return True
+
+
+@pytest.fixture
+def here(build: Path, tmp_path: Path, exports: bool) -> Iterator[Here]:
     machine = ThisMachine("localhost", "", "127.0.0.1")
     query = f"127.0.0.1:{free_port()}"
     with ExitStack() as stack:
@@ -64,7 +73,7 @@ def here(build: Path, tmp_path: Path) -> Iterator[Here]:
             "linger_s": 0.5,
             "metrics": {"listen": None},
             "query": {"listen": query},
-            "export": {"endpoint": receiver.url},
+            "export": {"endpoint": receiver.url} if exports else {},
         }
         coordinator = Coordinator(machine, tmp_path, config)
         coordinator.endpoint = str(config["listen"])
@@ -118,3 +127,38 @@ def test_a_triggered_trace_is_exported_and_found_and_written_to_files(
     counters = {name: n for one in here.coordinator.ctl_json("counters") for name, n in one.items()}
     assert counters["export.traces"] == counters["export.spans"] == 1
     assert counters["index.traces_failed"] == 0
+
+
+def reload(coordinator: Coordinator, export: dict[str, Any]) -> None:
+    """Have a coordinator export in another way, and wait until it does."""
+    config = yaml.safe_load(coordinator.config_path.read_text())
+    coordinator.config_path.write_text(yaml.safe_dump(config | {"export": export}))
+    os.kill(coordinator.daemon_pid(), signal.SIGHUP)
+    coordinator.wait_ready()
+
+
+@pytest.mark.parametrize("exports", [False])
+def test_where_traces_are_exported_can_change(here: Here) -> None:
+    pid = here.coordinator.daemon_pid()
+    assert here.do("attach") == "attached"
+    with GrpcReceiver(free_port()) as other:
+        for receiver in (here.receiver, other):
+            reload(here.coordinator, {"endpoint": receiver.url})
+            trace = secrets.token_hex(16)
+            assert here.do("fire", trace) == "done"
+            (span,) = receiver.heard.get(timeout=60).spans
+            assert span.trace_id.hex() == trace
+        reload(here.coordinator, {"endpoint": here.receiver.url, "ca_file": "/no.pem"})
+        # In clear text nothing is read of it.
+        assert "reloaded; export.endpoint, export.ca_file changed" in here.coordinator.last_words()
+        reload(here.coordinator, {"endpoint": "https://127.0.0.1:1", "ca_file": "/no.pem"})
+        words = here.coordinator.last_words()
+        assert f"{here.coordinator.config_path}: export.ca_file: /no.pem: No such file" in words
+        assert words.endswith("the configuration is kept as it was")
+        assert here.do("fire", trace := secrets.token_hex(16)) == "done"
+        (span,) = here.receiver.heard.get(timeout=60).spans
+        assert span.trace_id.hex() == trace
+        assert other.heard.empty()
+    assert here.coordinator.daemon_pid() == pid
+    counters = {name: n for one in here.coordinator.ctl_json("counters") for name, n in one.items()}
+    assert counters["export.traces"] == 3

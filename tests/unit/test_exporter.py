@@ -69,7 +69,7 @@ class Here:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.exporter._transport.close()
+        self.exporter._receiver.close()
         self.driver.store.__exit__(None, None, None)
 
     def close_trace(self, trace: TraceId, slices: dict[str, bytes], version: int = 1) -> None:
@@ -181,7 +181,7 @@ def test_a_slice_that_is_too_long_is_cut_and_that_is_told(
 
 def test_only_the_verdicts_that_are_wanted_go(store_path: Path, receiver: Receiver) -> None:
     with receiver, Here(store_path, receiver) as here:
-        here.driver.store._exports = frozenset({VerdictKind.LOSSY})
+        here.driver.store.exports = frozenset({VerdictKind.LOSSY})
         here.close_trace(TRACE, ALL)
         assert here.work() == []
         assert receiver.heard.empty()
@@ -347,6 +347,74 @@ def test_the_exporter_works_by_itself_and_ends_at_once(
                 here.close_trace(ids(1)[0], {"edge": FRONT})
                 connections.enter_context(silent.accept()[0]).recv(1)
             assert (running.counters.requests, running.counters.traces) == (1, 0)
+
+
+def test_another_receiver_gets_what_the_first_puts_off(
+    store_path: Path, receiver: Receiver
+) -> None:
+    for_hours = Answer(grpc.StatusCode.UNAVAILABLE, 503, retry_after_s=3600)
+    with receiver, GrpcReceiver(free_port(), answers=[for_hours]) as first:
+        with Here(store_path, first) as here, here.new_exporter() as running:
+            here.close_trace(TRACE, ALL)
+            assert len(first.heard.get().spans) == SPANS
+            while not running.counters.requests_retried:
+                pass
+            running.reconfigure(ExportSettings(receiver.url, receiver.protocol))
+            assert len(receiver.heard.get().spans) == SPANS
+            while not running.counters.traces:
+                pass
+        assert first.heard.empty()
+        assert here.driver.log == [here.driver.log[0]]
+        assert f"export to {first.url} fails" in here.driver.log[0]
+
+
+def test_another_receiver_gets_the_whole_of_what_was_under_way(
+    store_path: Path, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exporter, "_REQUEST_BYTES_MAX", 600)
+    with (
+        receiver,
+        Here(store_path, receiver, timeout_s=600) as here,
+        contextlib.ExitStack() as connections,
+    ):
+        other = type(receiver)(free_port())  # type: ignore[call-arg] # of either kind
+        silent = connections.enter_context(socket.create_server(("127.0.0.1", 0)))
+        port = silent.getsockname()[1]
+        here.settings = ExportSettings(f"http://127.0.0.1:{port}", receiver.protocol, timeout_s=600)
+        with here.new_exporter() as running, other:
+            here.close_trace(TRACE, ALL)
+            connections.enter_context(silent.accept()[0]).recv(1)
+            running.reconfigure(ExportSettings(other.url, other.protocol))
+            heard = 0
+            while heard < SPANS:
+                heard += len(other.heard.get().spans)
+            assert heard == SPANS
+            while not running.counters.traces:
+                pass
+        assert running.counters.requests_retried == 0
+        assert here.driver.log == []
+
+
+def test_without_a_receiver_it_waits_in_the_store_for_the_next_one(
+    store_path: Path, receiver: Receiver
+) -> None:
+    with receiver, Here(store_path, receiver) as here:
+        here.exporter.reconfigure(ExportSettings())
+        here.close_trace(TRACE, ALL)
+        assert here.work() == []
+        assert (receiver.heard.qsize(), here.exporter.waiting) == (0, 0)
+        here.exporter.reconfigure(here.settings)
+        assert here.work() == []
+        assert len(receiver.heard.get_nowait().spans) == SPANS
+
+
+def test_a_receiver_that_cannot_be_is_not_taken_up(store_path: Path, receiver: Receiver) -> None:
+    with receiver, Here(store_path, receiver) as here:
+        with pytest.raises(OSError, match=r"export\.ca_file"):
+            here.exporter.reconfigure(ExportSettings("https://127.0.0.1:1", ca_file="/no.pem"))
+        here.close_trace(TRACE, ALL)
+        assert here.work() == []
+        assert len(receiver.heard.get_nowait().spans) == SPANS
 
 
 @pytest.mark.parametrize("kind", [GrpcReceiver, HttpReceiver])

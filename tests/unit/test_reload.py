@@ -87,10 +87,10 @@ def test_what_does_not_go_with_the_rest_of_the_running_is_not_taken(tmp_path: Pa
     path.write_text("low: 5\nhigh: 6\n")
     configuration = Configuration(Bounded(), path)
     with pytest.raises(ConfigError, match="low: 5 is above high, 2: with the keys that wait"):
-        configuration.reload()
+        configuration.reload(lambda _: None)
     assert configuration.settings == Bounded()
     path.write_text("low: 2\nhigh: 6\n")
-    assert configuration.reload().settings == Bounded(2, 2)
+    assert configuration.reload(lambda _: None).settings == Bounded(2, 2)
 
 
 def test_the_mark_is_no_bound() -> None:

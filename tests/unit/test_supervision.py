@@ -388,6 +388,7 @@ def reloaded(
             "percentage, trust_incoming",
         ),
         ("coordinator", "", "quiet_s: 0.5\nmemory_bytes: 64MiB\n", "quiet_s, memory_bytes"),
+        ("coordinator", "export: {endpoint: 'http://[::1]:1'}\n", "", "export.endpoint"),
     ],
 )
 def test_sighup_takes_up_what_can_be(
