@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import backsight_pb2 as pb
 
@@ -43,6 +44,12 @@ def _print_json(value: object) -> None:
     print(json.dumps(value))
 
 
+def _print_heading(arguments: argparse.Namespace, heading: str) -> None:
+    """For a person; a program that reads lines wants none."""
+    if not arguments.json and sys.stdout.isatty():
+        print(heading)
+
+
 def _request(arguments: argparse.Namespace) -> pb.ListTracesRequest:
     return pb.ListTracesRequest(
         limit=arguments.limit,
@@ -53,7 +60,7 @@ def _request(arguments: argparse.Namespace) -> pb.ListTracesRequest:
     )
 
 
-_HEADING = f"{'TRACE':<32}  {'BEGAN':<19}  {'VERDICT':<11} {'NODES':>5} {'SPANS':>5} {'TOOK':>10}  TRIGGERS"
+_TRACES_HEADING = f"{'TRACE':<32}  {'BEGAN':<19}  {'VERDICT':<11} {'NODES':>5} {'SPANS':>5} {'TOOK':>10}  TRIGGERS"
 
 
 def _line(summary: Json) -> str:
@@ -73,8 +80,7 @@ def _line(summary: Json) -> str:
 
 
 def _list(arguments: argparse.Namespace, found: Iterator[pb.TraceSummary]) -> int:
-    if not arguments.json and sys.stdout.isatty():
-        print(_HEADING)
+    _print_heading(arguments, _TRACES_HEADING)
     for number, summary in enumerate(found, 1):
         line = summary_json(summary)
         if arguments.json:
@@ -187,6 +193,10 @@ def _export(arguments: argparse.Namespace) -> int:
         raise ValueError(
             "export: name traces, or choose them by --limit, --trigger, --verdict, --service, --last"
         )
+    if arguments.json and arguments.output is None:
+        raise ValueError(
+            "export: --json wants --output FILE, for standard output has the traces else"
+        )
     named = [parse_trace_id(text) for text in arguments.traces]
     traces = spans = 0
 
@@ -208,13 +218,27 @@ def _export(arguments: argparse.Namespace) -> int:
 
     with CoordinatorClient(arguments.coordinator) as coordinator:
         write_export(collected(coordinator), arguments.format, arguments.output)
-    sys.stderr.write(f"backsightctl: exported {traces} traces, {spans} spans\n")
+    if arguments.json:
+        _print_json(
+            {
+                "output": str(arguments.output),
+                "format": arguments.format,
+                "traces": traces,
+                "spans": spans,
+            }
+        )
+    else:
+        sys.stderr.write(f"backsightctl: exported {traces} traces, {spans} spans\n")
     return 0
+
+
+_NODES_HEADING = f"{'NODE':<40} {'STATE':<10} {'CLOCK':<28} ADDRESSES"
 
 
 def _nodes(arguments: argparse.Namespace) -> int:
     with CoordinatorClient(arguments.coordinator) as coordinator:
         nodes = coordinator.nodes()
+    _print_heading(arguments, _NODES_HEADING)
     for node in nodes:
         if arguments.json:
             _print_json(
@@ -229,12 +253,13 @@ def _nodes(arguments: argparse.Namespace) -> int:
             )
         else:
             clock = (
-                f"clock {node.clock_offset_ns / 1e6:+.3f} ms +- {node.clock_error_ns / 1e6:.3f} ms"
+                f"{node.clock_offset_ns / 1e6:+.3f} ms +- {node.clock_error_ns / 1e6:.3f} ms"
                 if node.clock_error_ns
-                else "clock not measured"
+                else "not measured"
             )
             state = "connected" if node.connected else "gone"
-            print(f"{node.node:<40} {state:<10} {clock}  {printable(' '.join(node.addresses))}")
+            addresses = printable(" ".join(node.addresses))
+            print(f"{printable(node.node):<40} {state:<10} {clock:<28} {addresses}")
     return 0
 
 
@@ -282,9 +307,10 @@ def _counters(arguments: argparse.Namespace) -> int:
 
 
 def _trigger(arguments: argparse.Namespace) -> int:
-    NodeClient(arguments.node or _DEFAULT_NODE).trigger(
-        arguments.name, parse_trace_id(arguments.trace), arguments.why
-    )
+    trace = parse_trace_id(arguments.trace)
+    NodeClient(arguments.node or _DEFAULT_NODE).trigger(arguments.name, trace, arguments.why)
+    if arguments.json:
+        _print_json({"trigger": arguments.name, "trace_id": trace.hex(), "why": arguments.why})
     return 0
 
 
@@ -309,8 +335,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--coordinator",
         metavar="HOST:PORT",
-        default=os.environ.get("BACKSIGHT_COORDINATOR", _DEFAULT_COORDINATOR),
-        help="default: $BACKSIGHT_COORDINATOR, or %(default)s",
+        help=f"default: $BACKSIGHT_COORDINATOR, or {_DEFAULT_COORDINATOR}",
     )
     parser.add_argument(
         "--node", metavar="SOCKET", help=f"ask a node on this machine (default {_DEFAULT_NODE})"
@@ -318,10 +343,16 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     def command(
-        name: str, run: Callable[[argparse.Namespace], int], text: str
+        name: str,
+        run: Callable[[argparse.Namespace], int],
+        text: str,
+        *,
+        asks: Sequence[str] = ("coordinator",),
+        of: Any = commands,  # noqa: ANN401 - argparse does not name its type
     ) -> argparse.ArgumentParser:
-        sub = commands.add_parser(name, help=text, description=text)
-        sub.set_defaults(run=run)
+        sub: argparse.ArgumentParser = of.add_parser(name, help=text, description=text)
+        sub.set_defaults(run=run, asks=asks, command=sub.prog.partition(" ")[2])
+        sub.add_argument("--json", action="store_true", help="for programs")
         return sub
 
     traces = command("traces", _traces, "what the coordinator collected, newest first")
@@ -364,29 +395,50 @@ def _parser() -> argparse.ArgumentParser:
             choices=[kind.value for kind in VerdictKind],
             help="only these: %(choices)s",
         )
-    show = command("show", _show, "one trace over all its nodes; with --node, what that node holds")
+    show = command(
+        "show",
+        _show,
+        "one trace over all its nodes; with --node, what that node holds",
+        asks=("coordinator", "node"),
+    )
     show.add_argument("trace", help="32 hex digits")
-    nodes = command("nodes", _nodes, "the nodes that the coordinator knows")
-    counters = command("counters", _counters, "what the coordinator counted since its start")
-    status = command("status", _status, "the node on this machine")
+    command("nodes", _nodes, "the nodes that the coordinator knows")
+    command("counters", _counters, "what the coordinator counted since its start")
+    command("status", _status, "the node on this machine", asks=("node",))
     config = commands.add_parser("config", help="configuration files of the daemons")
     on_config = config.add_subparsers(required=True, metavar="COMMAND")
     check_help = "whether a daemon would start with it, and if not, why"
-    config_check = on_config.add_parser("check", help=check_help, description=check_help)
-    config_check.set_defaults(run=_config_check)
+    config_check = command("check", _config_check, check_help, asks=(), of=on_config)
     config_check.add_argument("file", type=Path, help="YAML")
     config_check.add_argument(
         "--kind", choices=SCHEMAS, help="what it is for (default: whose keys it has)"
     )
-    trigger = command("trigger", _trigger, "fire a trigger on the node on this machine")
+    trigger = command(
+        "trigger", _trigger, "fire a trigger on the node on this machine", asks=("node",)
+    )
     trigger.add_argument("name", help="the trigger's name, 1 to 31 of [a-z0-9_.-]")
     trigger.add_argument("trace", help="32 hex digits")
     trigger.add_argument(
         "--why", default="fired by hand", help="for the person who reads the trace"
     )
-    for sub in (traces, tail, snapshot, show, nodes, counters, status, config_check):
-        sub.add_argument("--json", action="store_true", help="for programs")
     return parser
+
+
+_WHOM = {"coordinator": "the coordinator", "node": "the node on this machine"}
+
+
+def _check_whom(arguments: argparse.Namespace) -> None:
+    """ValueError if it was said whom to ask, and the command asks another; else fill that in."""
+    given = [name for name in _WHOM if getattr(arguments, name) is not None]
+    whom = " or ".join(_WHOM[name] for name in arguments.asks) or "nobody"
+    for name in given:
+        if name not in arguments.asks:
+            raise ValueError(f"{arguments.command} asks {whom}: leave out --{name}")
+    if len(given) > 1:
+        raise ValueError(f"{arguments.command} asks {whom}: leave out --coordinator or --node")
+    arguments.coordinator = (
+        arguments.coordinator or os.environ.get("BACKSIGHT_COORDINATOR") or _DEFAULT_COORDINATOR
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -395,6 +447,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     run: Callable[[argparse.Namespace], int] = arguments.run
     try:
+        _check_whom(arguments)
         return run(arguments)
     except AskError as error:
         sys.stderr.write(f"backsightctl: {printable(str(error))}\n")

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -144,6 +145,8 @@ def _hop_json(hop: HopOut | HopIn) -> Json:
 def _attribute_json(value: AttributeValue) -> object:
     if isinstance(value, bytes):
         return value.hex()
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)  # JSON has no number for it
     if isinstance(value, list):
         return [_attribute_json(item) for item in value]
     if isinstance(value, dict):

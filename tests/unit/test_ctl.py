@@ -4,8 +4,11 @@ from __future__ import annotations
 import asyncio
 import errno
 import json
+import re
 import socket
+import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,7 @@ import backsight_pb2 as pb
 import pytest
 
 from appliance.control import ControlServer, Peek, control_path
+from ctl import __main__ as ctl
 from ctl.__main__ import main
 from ctl.coordinator import AskError, NotFound
 from ctl.node import NodeClient
@@ -319,6 +323,208 @@ def test_nobody_there_is_said_in_words(tmp_path: Path, capsys: pytest.CaptureFix
     assert "give --node SOCKET" in capsys.readouterr().err
     assert main(["--coordinator", "127.0.0.1:9", "traces"]) == 1
     assert "no coordinator answers at 127.0.0.1:9" in capsys.readouterr().err
+
+
+NODE = pb.NodeStatus(
+    node="alpha",
+    node_id=7,
+    connected=True,
+    addresses=["10.0.0.1", "10.0.0.2"],
+    clock_offset_ns=1_234_567,
+    clock_error_ns=20_000,
+)
+
+
+class _Coordinator:
+    """Has one trace and two nodes, and says yes to everything."""
+
+    def __init__(self, endpoint: str) -> None:
+        self.endpoint = endpoint
+
+    def __enter__(self) -> _Coordinator:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def traces(self, _: pb.ListTracesRequest) -> Iterator[pb.TraceSummary]:
+        yield _detail(front=b"").summary
+
+    tail = traces
+
+    def snapshot(self, _: pb.SnapshotRequest) -> Iterator[pb.SnapshotProgress]:
+        yield pb.SnapshotProgress(trigger="snapshot.1", nodes=1, nodes_done=1)
+
+    def trace(self, _: bytes) -> pb.TraceDetail:
+        return _detail(front=_slice((1, 0, "GET /", 0, 100)))
+
+    def nodes(self) -> list[pb.NodeStatus]:
+        return [NODE, pb.NodeStatus(node="beta")]
+
+    def counters(self) -> dict[str, int]:
+        return {"core.triggers": 3}
+
+
+@pytest.fixture
+def coordinator(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ctl, "CoordinatorClient", _Coordinator)
+
+
+ASK_COORDINATOR = {
+    "traces": [],
+    "tail": ["--limit", "1"],
+    "show": [TRACE.hex()],
+    "snapshot": [],
+    "counters": [],
+    "nodes": [],
+    "export": [TRACE.hex(), "--output", "out"],
+}
+ASK_NODE = {"status": [], "show": [TRACE.hex()], "trigger": ["slow", TRACE.hex()]}
+
+
+def test_every_command_is_for_programs_too(
+    coordinator: None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "node.yaml").write_text("pool_bytes: 4MiB\n")
+    told: dict[str, list[dict[str, Any]]] = {}
+
+    def run(label: str, *command: str) -> None:
+        assert main([*command, "--json"]) == 0
+        told[label] = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+    for name, more in ASK_COORDINATOR.items():
+        run(name, name, *more)
+    run("config check", "config", "check", "node.yaml")
+    for name, more in ASK_NODE.items():
+        _ask_server(
+            tmp_path,
+            _Host(),
+            ask=lambda path, c=(name, *more): run(f"node: {c[0]}", "--node", path, *c),
+        )
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    offered = re.findall("^    ([a-z]+) ", capsys.readouterr().out, re.MULTILINE)
+    assert {label.removeprefix("node: ").partition(" ")[0] for label in told} == set(offered)
+    assert {label: set(lines[0]) for label, lines in told.items() if label != "node: status"} == {
+        "traces": set(told["traces"][0]),
+        "tail": set(told["traces"][0]),
+        "show": set(told["show"][0]),
+        # When it began and ended, it takes all nodes to tell.
+        "node: show": set(told["show"][0]) - {"start_ns", "end_ns"},
+        "snapshot": {
+            *("trigger", "nodes", "nodes_done", "nodes_lost"),
+            *("found", "fired", "bytes", "traces", "judged"),
+        },
+        "counters": {"core.triggers"},
+        "nodes": {
+            *("node", "node_id", "connected", "addresses"),
+            *("clock_offset_ns", "clock_error_ns"),
+        },
+        "export": {"output", "format", "traces", "spans"},
+        "config check": {"file", "valid_for", "problems"},
+        "node: trigger": {"trigger", "trace_id", "why"},
+    }
+    assert told["show"][0]["trace_id"] == told["traces"][0]["trace_id"] == TRACE.hex()
+    assert [node["node"] for node in told["nodes"]] == ["alpha", "beta"]
+    assert told["export"] == [{"output": "out", "format": "otlp-json", "traces": 1, "spans": 1}]
+    assert told["node: trigger"] == [
+        {"trigger": "slow", "trace_id": TRACE.hex(), "why": "fired by hand"}
+    ]
+
+
+def test_what_json_has_no_number_for_is_a_text() -> None:
+    view = trace_view(_detail(front=_slice((1, 0, "GET /", 0, 100))))
+    view.spans[0].span.attributes = {"share": float("nan"), "most": [float("inf"), 1.5]}
+    (span,) = view.to_json()["spans"]
+    assert span["attributes"] == {"share": "nan", "most": ["inf", 1.5]}
+
+
+def test_json_beside_an_export_to_standard_output_is_wrong_usage(
+    coordinator: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as usage:
+        main(["export", TRACE.hex(), "--json"])
+    assert usage.value.code == 2
+    assert "--json wants --output FILE" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("command", "problem"),
+    [
+        *(
+            (["--node", "/s", name, *more], f"{name} asks the coordinator: leave out --node")
+            for name, more in ASK_COORDINATOR.items()
+            if name not in ASK_NODE
+        ),
+        *(
+            (
+                ["--coordinator", "127.0.0.1:9", name, *more],
+                f"{name} asks the node on this machine: leave out --coordinator",
+            )
+            for name, more in ASK_NODE.items()
+            if name not in ASK_COORDINATOR
+        ),
+        (
+            ["--node", "/s", "--coordinator", "127.0.0.1:9", "show", TRACE.hex()],
+            "show asks the coordinator or the node on this machine: leave out --coordinator or --node",
+        ),
+        (
+            ["--coordinator", "h:1", "config", "check", "f"],
+            "config check asks nobody: leave out --coordinator",
+        ),
+        (["--node", "/s", "config", "check", "f"], "config check asks nobody: leave out --node"),
+    ],
+)
+def test_who_is_not_asked_must_not_be_named(
+    command: list[str],
+    problem: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    # In the environment it stands for all commands.
+    monkeypatch.setenv("BACKSIGHT_COORDINATOR", "127.0.0.1:9")
+    with pytest.raises(SystemExit) as usage:
+        main(command)
+    assert usage.value.code == 2
+    assert problem in capsys.readouterr().err
+
+
+def test_the_environment_names_the_coordinator(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("BACKSIGHT_COORDINATOR", "127.0.0.1:9")
+    assert main(["nodes"]) == 1
+    assert "no coordinator answers at 127.0.0.1:9" in capsys.readouterr().err
+    status = _ask_server(tmp_path, _Host(), ask=lambda path: main(["--node", path, "status"]))
+    assert status == 0
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_a_terminal_gets_a_heading_over_the_nodes(
+    coordinator: None,
+    is_terminal: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: is_terminal)
+    assert main(["nodes"]) == 0
+    *heading, alpha, beta = capsys.readouterr().out.splitlines()
+    assert len(heading) == is_terminal
+    assert alpha.split(maxsplit=2) == [
+        "alpha",
+        "connected",
+        "+1.235 ms +- 0.020 ms        10.0.0.1 10.0.0.2",
+    ]
+    assert beta.split() == ["beta", "gone", "not", "measured"]
+    for line in heading:
+        assert line.split() == ["NODE", "STATE", "CLOCK", "ADDRESSES"]
+        assert line.index("STATE") == alpha.index("connected") == beta.index("gone")
+        assert line.index("CLOCK") == alpha.index("+1.235") == beta.index("not")
+        assert line.index("ADDRESSES") == alpha.index("10.0.0.1")
 
 
 def test_wrong_usage_is_status_2() -> None:
