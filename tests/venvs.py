@@ -47,7 +47,7 @@ def pip(python: Path, *arguments: str | Path) -> None:
     run([python, "-m", "pip", "--quiet", "--disable-pip-version-check", *arguments], python.parent)
 
 
-def made_once(name: str, requirements: Path, *, client: bool = False) -> Path:
+def made_once(name: str, *requirements: Path, client: bool = False) -> Path:
     """The Python of build/venv-NAME, which has these requirements; others wait for who makes it.
 
     ``client``: and ``backsight[otel]`` as the tree has it, installed as users do.
@@ -57,10 +57,11 @@ def made_once(name: str, requirements: Path, *, client: bool = False) -> Path:
     directory.parent.mkdir(exist_ok=True)
     with Path(f"{directory}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        with _stamped(directory / ".installed", requirements.read_text()) as is_new:
+        wanted = "".join(file.read_text() for file in requirements)
+        with _stamped(directory / ".installed", wanted) as is_new:
             if is_new:
                 new_environment(DISTRIBUTION, directory)
-                pip(python, "install", "--requirement", requirements)
+                pip(python, "install", *(f"--requirement={file}" for file in requirements))
         if client:
             with _stamped(directory / ".client", _client_sources()) as is_other:
                 if is_other:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.cluster.topology import Coordinator, Host, Node
+from tests.cluster.topology import DIES_WITH_PARENT, Coordinator, Host, Node
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Cores:
 def bound(command: Sequence[str], core: int | None) -> list[str]:
     """Bind a command's life to ours, and it to a core if one is given."""
     affinity = [] if core is None else ["taskset", "--cpu-list", str(core)]
-    return ["setpriv", "--pdeathsig", "TERM", *affinity, *command]
+    return [*DIES_WITH_PARENT, *affinity, *command]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,14 +71,15 @@ class _Coordinator(Coordinator):
         self.endpoint = endpoint
 
 
-def _this_machine(cores: Cores) -> _ThisMachine:
-    return _ThisMachine("localhost", "", "127.0.0.1", cores.daemons)
+def this_machine(core: int) -> Host:
+    """This machine as a host whose programs run on one core."""
+    return _ThisMachine("localhost", "", "127.0.0.1", core)
 
 
 @contextlib.contextmanager
 def node(directory: Path, cores: Cores, config: Mapping[str, Any]) -> Iterator[Node]:
     """A node daemon that is connected to a coordinator, as it is where it works."""
-    machine = _this_machine(cores)
+    machine = this_machine(cores.daemons)
     coordinator = _Coordinator(machine, directory)
     with (
         coordinator,
@@ -89,4 +90,4 @@ def node(directory: Path, cores: Cores, config: Mapping[str, Any]) -> Iterator[N
 
 def lone_node(directory: Path, cores: Cores, config: Mapping[str, Any]) -> Node:
     """A node daemon without a coordinator, to be started: it keeps what it collects."""
-    return Node(_this_machine(cores), "bench", directory, None, {**_NO_METRICS, **config})
+    return Node(this_machine(cores.daemons), "bench", directory, None, {**_NO_METRICS, **config})

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import os
 import signal
@@ -18,9 +19,9 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 _ROOT = Path(__file__).resolve().parents[2]
 _BUILD = _ROOT / "build"
@@ -29,68 +30,26 @@ _BUILD = _ROOT / "build"
 _PACKAGES = [str(_ROOT), str(_BUILD / "protocol"), str(_BUILD / "native/python")]
 sys.path[:0] = _PACKAGES
 
-import grpc  # noqa: E402 - found by the path above
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (  # noqa: E402
-    ExportTraceServiceRequest,
-    ExportTraceServiceResponse,
-)
-
-from native.bench import report  # noqa: E402
+from native.bench import otel_service, report  # noqa: E402 - found by the path above
 from native.bench.daemons import Cores, bound, node  # noqa: E402
+from native.bench.otel_receiver import Receiver  # noqa: E402
 from tests.venvs import clean_environment, otel_python  # noqa: E402
 
 _APPLICATION = Path(__file__).with_name("otel_application.py")
-_PROCESSORS = ("noop", "backsight", "otlp")
 _POOL_BYTES = 256 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """How much is done: requests of ten spans a repetition, repetitions, and rounds of all."""
+    """How much is done: requests of ten spans a repetition, repetitions, and rounds of all.
+
+    ``service_s``: how long a service is under load, each round.
+    """
 
     requests: int
     repetitions: int
     rounds: int
-
-
-class Receiver:
-    """An OTLP/gRPC receiver that takes everything, and counts it."""
-
-    def __init__(self) -> None:
-        self.spans = 0
-        self._server = grpc.server(ThreadPoolExecutor(2))
-        self._server.add_generic_rpc_handlers(
-            (
-                grpc.method_handlers_generic_handler(
-                    "opentelemetry.proto.collector.trace.v1.TraceService",
-                    {
-                        "Export": grpc.unary_unary_rpc_method_handler(
-                            self._export,
-                            ExportTraceServiceRequest.FromString,
-                            ExportTraceServiceResponse.SerializeToString,
-                        )
-                    },
-                ),
-            )
-        )
-        self.endpoint = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
-
-    def __enter__(self) -> Receiver:
-        self._server.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._server.stop(None).wait()
-
-    def _export(
-        self, request: ExportTraceServiceRequest, _: grpc.ServicerContext
-    ) -> ExportTraceServiceResponse:
-        self.spans += sum(
-            len(scope.spans)
-            for resource in request.resource_spans
-            for scope in resource.scope_spans
-        )
-        return ExportTraceServiceResponse()
+    service_s: int
 
 
 def _say(text: str) -> None:
@@ -131,14 +90,14 @@ def _surroundings(directory: Path, cores: Cores) -> Iterator[tuple[dict[str, str
 
 def _measure(scale: Scale, cores: Cores) -> Iterator[report.Result]:
     python = otel_python()
-    samples: dict[str, list[float]] = {name: [] for name in _PROCESSORS}
+    samples: dict[str, list[float]] = {name: [] for name in otel_service.PROCESSORS}
     with (
         tempfile.TemporaryDirectory(prefix="backsight-bench-") as directory,
         _surroundings(Path(directory), cores) as (environment, receiver),
     ):
         # In turn, so that all meet the same neighbours.
         for number in range(scale.rounds):
-            for processor in _PROCESSORS:
+            for processor in otel_service.PROCESSORS:
                 some = _run(python, cores, scale, processor, environment,
                             *([receiver.endpoint] if processor == "otlp" else []))  # fmt: skip
                 samples[processor] += some
@@ -147,7 +106,7 @@ def _measure(scale: Scale, cores: Cores) -> Iterator[report.Result]:
         if receiver.spans != wanted:
             sys.exit(f"the receiver got {receiver.spans} of {wanted} spans; the rest cost less")
     noop, otlp = (report.Result.of("", "", samples[name], {}).value for name in ("noop", "otlp"))
-    for processor in _PROCESSORS:
+    for processor in otel_service.PROCESSORS:
         params: dict[str, report.Param] = {
             "processor": processor,
             "attributes": 8,
@@ -160,6 +119,34 @@ def _measure(scale: Scale, cores: Cores) -> Iterator[report.Result]:
             added = report.rounded((result.value - noop) / (otlp - noop))
             params["of_what_otlp_adds"] = added
         yield result
+
+
+def _measure_service(scale: Scale, cores: Cores) -> Iterator[report.Result]:
+    """Requests a second and latencies of one of the shop's services."""
+    units = {
+        "requests_per_s": "1/s",
+        "cpu_ms_per_request": "ms",
+        "p50_ms": "ms",
+        "p99_ms": "ms",
+    }
+    runs: dict[str, list[dict[str, Any]]] = {name: [] for name in otel_service.PROCESSORS}
+    for run in otel_service.samples(cores, scale.service_s, scale.rounds):
+        runs[run["processor"]].append(run)
+        figures = ", ".join(f"{run[name]:.4g} {unit}" for name, unit in units.items())
+        _say(f"  service, {run['processor']}: {figures}")
+    for name, unit in units.items():
+        for processor in otel_service.PROCESSORS:
+            yield report.Result.of(
+                f"service_{name}",
+                unit,
+                [run[name] for run in runs[processor]],
+                {
+                    "processor": processor,
+                    "connections": otel_service.CONNECTIONS,
+                    "seconds": scale.service_s,
+                    "load": report.rounded(report.load()),
+                },
+            )
 
 
 def main() -> int:
@@ -179,20 +166,24 @@ def main() -> int:
         print(report.table(report.read(options.output)), end="")
         return 0
 
+    if os.geteuid():
+        sys.exit("the databases of the shop's service need root: sudo make bench-otel")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the daemons are taken down
     os.environ["PYTHONPATH"] = os.pathsep.join(_PACKAGES)
     cores = Cores.choose()
-    scale = Scale(20, 1, 1) if options.quick else Scale(1000, 3, 3)
+    scale = Scale(20, 1, 1, 1) if options.quick else Scale(1000, 3, 3, 10)
     for name, value in report.machine().items():
         _say(f"{name:12} {value}")
     _say(f"{'pinned':12} the application to core {cores.writer}, daemons to core {cores.daemons}")
     _say(f"{'scale':12} {scale}")
     options.output.parent.mkdir(parents=True, exist_ok=True)
     with options.output.open("w") as lines:
-        for result in _measure(scale, cores):
+        for result in itertools.chain(_measure(scale, cores), _measure_service(scale, cores)):
             lines.write(result.line() + "\n")
             params = " ".join(f"{name}={value}" for name, value in result.params.items())
-            _say(f"  {result.metric} {params}: {result.min:g} {result.value:g} {result.max:g} us")
+            _say(
+                f"  {result.metric} {params}: {result.min:g} {result.value:g} {result.max:g} {result.unit}"
+            )
     _say(f"\nwritten to {options.output}")
     return 0
 

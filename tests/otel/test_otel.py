@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 
+import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, TracesData
 
 from ctl.node import NodeClient
@@ -102,7 +103,8 @@ def test_rules_fire_for_what_they_are_meant_for(application: Application, tmp_pa
     }
 
 
-def test_the_benchmark_measures_all_three_processors(tmp_path: Path) -> None:
+@pytest.mark.root
+def test_the_benchmark_measures_a_process_and_a_service_each_way(tmp_path: Path) -> None:
     output = tmp_path / "otel.jsonl"
     subprocess.run(
         [REPOSITORY / "native/bench/otel.py", "--quick", "--output", output],
@@ -110,9 +112,21 @@ def test_the_benchmark_measures_all_three_processors(tmp_path: Path) -> None:
         check=True,
     )
     results = [json.loads(line) for line in output.read_text().splitlines()]
-    assert [result["params"]["processor"] for result in results] == ["noop", "backsight", "otlp"]
+    units = {
+        "cpu_us_per_span": "us",
+        "service_requests_per_s": "1/s",
+        "service_cpu_ms_per_request": "ms",
+        "service_p50_ms": "ms",
+        "service_p99_ms": "ms",
+    }
+    assert [
+        (result["metric"], result["unit"], result["params"]["processor"]) for result in results
+    ] == [
+        (metric, unit, processor)
+        for metric, unit in units.items()
+        for processor in ("noop", "backsight", "otlp")
+    ]
     for result in results:
-        assert (result["metric"], result["unit"]) == ("cpu_us_per_span", "us")
         assert 0 < result["min"] <= result["value"] <= result["max"]
 
 

@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Puts one service of the demo's shop under load, traced in each of the ways that are compared.
+
+``python3 -m native.bench.otel_service PYTHON CORES SECONDS ROUNDS``, in a network namespace of its own
+with its loopback up, as root: the databases have their usual ports, and a user of their own.
+The service is ``orders`` (Flask under gunicorn; two calls to Redis and one by gRPC a request),
+alone on its core; the others, which are not traced, the daemons and the load share the other.
+Prints a line of JSON a run: processor, requests_per_s, cpu_ms_per_request (of the service),
+p50_ms, p99_ms.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from native.bench.daemons import Cores, bound, node, this_machine
+from native.bench.otel_receiver import Receiver
+from tests.cluster.topology import PYTHON, Node
+from tests.demo.processes import Postgresql, Process, Redis, Service
+from tests.venvs import made_once
+
+_HERE = Path(__file__).parent
+_SHOP = _HERE.parents[1] / "tests/demo"
+_ORDERS, _STOCK = "127.0.0.1:8001", "127.0.0.1:50051"
+
+# As many as the service has threads: more would wait, and wrk would measure the queue.
+CONNECTIONS = _THREADS = 8
+_WARM_UP_REQUESTS = 200
+_SPANS_PER_REQUEST = 4  # of the server, two of Redis, one of the call by gRPC
+
+PROCESSORS = ("noop", "backsight", "otlp")
+
+
+def service_python() -> Path:
+    """The Python of the services, made if it is not there, which needs the network."""
+    return made_once(
+        "service",
+        _SHOP / "requirements.txt",
+        _HERE / "otel-service-requirements.txt",
+        client=True,
+    )
+
+
+def samples(cores: Cores, seconds: int, rounds: int) -> Iterator[dict[str, Any]]:
+    """Run this program in its namespace; what each of its lines says. SystemExit if it fails."""
+    command = [
+        PYTHON, "-m", __name__, str(service_python()), f"{cores.daemons},{cores.writer}",
+        str(seconds), str(rounds),
+    ]  # fmt: skip
+    with subprocess.Popen(
+        bound(
+            ["unshare", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "sh", *command], None
+        ),
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        yield from map(json.loads, process.stdout)
+    if process.returncode:
+        sys.exit("the shop's service could not be measured; the reason stands above")
+
+
+def _tracing(processor: str, daemon: Node, receiver: Receiver) -> dict[str, str]:
+    """What the environment says to ``opentelemetry-instrument``; else it is as out of the box."""
+    published = {
+        "OTEL_PYTHON_DISTRO": "distro",
+        "OTEL_PYTHON_CONFIGURATOR": "configurator",
+        "OTEL_METRICS_EXPORTER": "none",
+        "OTEL_LOGS_EXPORTER": "none",
+    }
+    match processor:
+        case "backsight":
+            return {
+                "OTEL_PYTHON_DISTRO": "backsight",
+                "OTEL_PYTHON_CONFIGURATOR": "backsight",
+                **daemon.client_environment("orders"),
+            }
+        case "otlp":
+            return {
+                **published,
+                "OTEL_TRACES_EXPORTER": "otlp_proto_grpc",
+                "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://{receiver.endpoint}",
+            }
+        case _:
+            # Spans are made and recorded, and nobody is told.
+            return {**published, "OTEL_TRACES_EXPORTER": "none"}
+
+
+def _await_health() -> None:
+    subprocess.run(
+        [PYTHON, "-m", "tests.demo.await_health", f"http://{_ORDERS}/health",
+         str(_WARM_UP_REQUESTS)],
+        check=True,
+    )  # fmt: skip
+
+
+def _cpu_s(pid: int) -> float:
+    """CPU time of a process and of its children that live."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    # proc(5); after the name, which may hold anything, utime and stime are the 12th and 13th.
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    ticks = int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK") + sum(_cpu_s(int(child)) for child in children)
+
+
+def _load(cores: Cores, seconds: int) -> dict[str, int]:
+    done = subprocess.run(
+        bound(
+            [
+                "wrk", "--threads", "1", "--connections", str(CONNECTIONS),
+                "--duration", f"{seconds}s", "--timeout", "20s",
+                "--script", str(_HERE / "otel_service.lua"), f"http://{_ORDERS}",
+            ],
+            cores.daemons,
+        ),
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )  # fmt: skip
+    measured: dict[str, int] = json.loads(done.stdout.splitlines()[-1])
+    return measured
+
+
+def _run(
+    processor: str, python: Path, directory: Path, cores: Cores, seconds: int, daemon: Node
+) -> dict[str, float | str]:
+    with Receiver() as receiver:
+        service = Service(
+            this_machine(cores.writer),
+            "orders",
+            python,
+            [
+                "gunicorn", "--bind", _ORDERS, "--threads", str(_THREADS),
+                "--keep-alive", "60", "--no-control-socket", "shop.orders:app",
+            ],
+            directory,
+            {
+                **_tracing(processor, daemon, receiver),
+                "PYTHONPATH": str(_SHOP),
+                "REDIS_URL": Redis.URL,
+                "STOCK_ADDRESS": _STOCK,
+            },
+        )  # fmt: skip
+        with service:
+            _await_health()
+            generated = daemon.control.status()["dataplane"]["payload_bytes"]
+            cpu_s = _cpu_s(service.process.pid)
+            measured = _load(cores, seconds)
+            cpu_s = _cpu_s(service.process.pid) - cpu_s
+            generated = daemon.control.status()["dataplane"]["payload_bytes"] - generated
+        if measured["failed"]:
+            sys.exit(f"otel_service: {measured['failed']} requests failed:\n{service.last_words()}")
+    if processor == "otlp" and receiver.spans < _SPANS_PER_REQUEST * measured["requests"]:
+        sys.exit(
+            f"otel_service: the receiver got {receiver.spans} spans of {measured['requests']}"
+            f" requests of {_SPANS_PER_REQUEST} each; what was dropped cost less"
+        )
+    if (processor == "backsight") != (generated > 0):
+        sys.exit(f"otel_service: {generated} bytes went into the pool with {processor}")
+    return {
+        "processor": processor,
+        "requests_per_s": measured["requests"] / (measured["duration_us"] / 1e6),
+        "cpu_ms_per_request": cpu_s * 1e3 / measured["requests"],
+        "p50_ms": measured["p50_us"] / 1e3,
+        "p99_ms": measured["p99_us"] / 1e3,
+    }
+
+
+def main() -> None:
+    """Do as the command line says."""
+    python = Path(sys.argv[1])
+    cores = Cores(*map(int, sys.argv[2].split(",")))
+    seconds, rounds = map(int, sys.argv[3:])
+    with tempfile.TemporaryDirectory(prefix="backsight-bench-") as name:
+        directory = Path(name)
+        directory.chmod(0o755)  # the databases run as another user
+        others = this_machine(cores.daemons)
+        stock = Process(
+            others,
+            "stock",
+            [str(python), "-m", "shop.stock", _STOCK],
+            directory,
+            {
+                "PATH": os.environ["PATH"],
+                "PYTHONPATH": str(_SHOP),
+                "DATABASE_URL": Postgresql.URL,
+                "ACCESS_LOG": str(directory / "stock.access.jsonl"),
+            },
+        )
+        with (
+            Postgresql(others, directory),
+            Redis(others, directory),
+            stock,
+            node(directory, cores, {}) as daemon,
+        ):
+            # In turn, so that all meet the same neighbours.
+            for _ in range(rounds):
+                for processor in PROCESSORS:
+                    run = _run(processor, python, directory, cores, seconds, daemon)
+                    print(json.dumps(run), flush=True)
+
+
+if __name__ == "__main__":
+    main()
