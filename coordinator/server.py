@@ -41,7 +41,7 @@ from coordinator.exporter import Exporter
 from coordinator.follower import Indexer
 from coordinator.settings import Settings
 from coordinator.store import SliceRow, Store, StoreReader, TraceRow, Wanted
-from daemon.log import Level, Log
+from daemon.log import Level, Log, MessageId
 from daemon.main import die_if_it_fails
 from daemon.watchdog import Ask
 from protocol import wire
@@ -103,6 +103,9 @@ _TAIL_TRACES_MAX = 1024
 
 # For people, who see no faster changes.
 _PROGRESS_INTERVAL_S = 0.2
+
+# Of nodes that are refused, and come again and again.
+_SAID_REFUSED_MAX = 256
 
 # At the end, for what is being sent.
 _STOP_GRACE_S = 0.5
@@ -203,6 +206,7 @@ class CoordinatorServer:
         self._followers = contextlib.ExitStack()
         self._sessions: dict[int, _Outgoing] = {}
         self._streams: dict[int, _Outgoing] = {}
+        self._said_refused: dict[tuple[str, str], str] = {}  # by name and address; latest last
         self._last_number = 0
         self._submitted = self._durable = 0  # the last tokens
         self._snapshot_numbers: deque[int] = deque(maxlen=64)
@@ -447,8 +451,8 @@ class CoordinatorServer:
                     self.counters.no_hello += 1
                     self._refuse(outgoing, "the first message of a stream must be a Hello")
                     return
-                self._log.info(f"node {hello.node} connected from {peer}", node=hello.node)
-                self._core.on_node_connected(session, hello, peer, time.monotonic_ns())
+                refused = self._core.on_node_connected(session, hello, peer, time.monotonic_ns())
+                self._say_met(hello.node, peer, refused)
                 self._take(session, messages[1:])
                 await self._keeps_up.wait()
                 async for data in requests:
@@ -462,6 +466,23 @@ class CoordinatorServer:
             self.counters.malformed += 1
             self._log.warning(f"{peer}: malformed message refused: {error}")
             self._refuse(outgoing, f"malformed message: {error}")
+
+    def _say_met(self, node: str, peer: str, refused: Refused | None) -> None:
+        """A node came. It comes back for as long as it is refused, which is said once."""
+        who = (node, peer.rpartition(":")[0])
+        if refused is None:
+            self._said_refused = {
+                key: said for key, said in self._said_refused.items() if key[0] != node
+            }
+            self._log.info(
+                f"node {node} connected from {peer}", node=node, message_id=MessageId.CONNECTED
+            )
+            return
+        if self._said_refused.pop(who, None) != refused.reason:
+            self._log.warning(f"{refused.reason}. Further attempts are only counted", node=node)
+        self._said_refused[who] = refused.reason
+        if len(self._said_refused) > _SAID_REFUSED_MAX:
+            del self._said_refused[next(iter(self._said_refused))]
 
     def _take(self, session: int, messages: Iterable[NodeMessage]) -> None:
         now_ns, realtime_ns = time.monotonic_ns(), time.time_ns()

@@ -205,7 +205,10 @@ class NodeCore:
         self._hello_due = Hello(self._config.node, self._incarnation, addresses)
 
     def on_control_lost(self, now_ns: int) -> None:
+        """A Control stream ended, or could not be had."""
         self._now_ns = now_ns
+        if not self._connected:
+            self.refused = None  # who said so is not there
         self._forget_control()
 
     def on_control(self, message: CoordinatorMessage, now_ns: int, realtime_ns: int) -> None:

@@ -278,15 +278,21 @@ class CoordinatorCore:
 
     # ---------------------------------------------------------- facts in
 
-    def on_node_connected(self, session: int, hello: Hello, peer: str, now_ns: int) -> None:
-        """A Control stream opened with a Hello. ``peer``: its address, in words."""
+    def on_node_connected(
+        self, session: int, hello: Hello, peer: str, now_ns: int
+    ) -> Refused | None:
+        """A Control stream opened with a Hello. ``peer``: its address, in words.
+
+        What the node is told if it is not taken in.
+        """
         before = self._nodes.named(hello.node)
         replaced = before.session if before is not None else None
         node = self._nodes.connect(session, hello, peer)
         if isinstance(node, str):
             self.counters.hellos_refused += 1
-            self._outbox.say(session, Refused(node))
-            return
+            refused = Refused(node)
+            self._outbox.say(session, refused)
+            return refused
         if replaced is not None:
             self._traversal.lost(node)
             self._outbox.forget_session(replaced)
@@ -303,6 +309,7 @@ class CoordinatorCore:
             self._resume(stream, node)
         node.probes_left = PROBES_AT_CONNECT
         self._probe(node, now_ns)
+        return None
 
     def on_node_lost(self, session: int, now_ns: int) -> None:
         """A Control stream ended, for whatever reason."""

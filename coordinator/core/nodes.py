@@ -86,26 +86,28 @@ class Nodes:
     def connect(self, session: int, hello: Hello, peer: str) -> Node | str:
         """The node that is connected now, or why it is refused.
 
+        A node that tries again is told the same: without its port, which is another each time.
         The session that this one replaces, if any, stays known to
         ``of_session`` as nobody's.
         """
         identity = node_id(hello.node)
         known = self.by_id.get(identity)
+        host = peer.rpartition(":")[0] or peer
         if known is None:
             if len(self.by_id) >= self._limit:
                 return (
-                    f"node {hello.node!r} at {peer} is one more than the {self._limit} names "
+                    f"node {hello.node!r} at {host} is one more than the {self._limit} names "
                     "that this coordinator remembers (nodes_max)"
                 )
             known = self.by_id[identity] = Node(hello.node, identity)
         elif known.name != hello.node:
             return (
-                f"node {hello.node!r} at {peer} has the same id as node {known.name!r} "
+                f"node {hello.node!r} at {host} has the same id as node {known.name!r} "
                 f"at {known.peer or 'an earlier time'}: give it another name"
             )
         elif known.session is not None and known.incarnation != hello.incarnation:
             return (
-                f"node {hello.node!r} at {peer} is refused: a node of that name is connected "
+                f"node {hello.node!r} at {host} is refused: a node of that name is connected "
                 f"from {known.peer}. Give one of them another name, or stop it"
             )
         if known.session is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 import socket
 import time
 from collections.abc import AsyncIterator, Callable
@@ -14,7 +15,7 @@ from typing import Self
 import grpc
 import pytest
 
-from appliance import daemon
+from appliance import daemon, uplink
 from appliance.core.node import NodeConfig, NodeCore
 from appliance.daemon import Daemon
 from appliance.settings import CoordinatorSettings as Uplinked
@@ -73,17 +74,18 @@ def trace(number: int) -> TraceId:
 class Node:
     """A core with an uplink; what it logs can be awaited."""
 
-    def __init__(self, endpoint: str, slices_idle_s: float = 30.0) -> None:
+    def __init__(self, endpoint: str, slices_idle_s: float = 30.0, incarnation: int = 7) -> None:
         now_ns = time.monotonic_ns()
         self.pool = PoolModel(PoolConfig(), "n")
         self.pool.clock_pair(now_ns, time.time_ns())
         self.client = self.pool.add_client(100, "service", now_ns)
-        self.core = NodeCore(NodeConfig("n"), self.pool, 7, now_ns, time.time_ns() - now_ns)
+        realtime_offset_ns = time.time_ns() - now_ns
+        self.core = NodeCore(NodeConfig("n"), self.pool, incarnation, now_ns, realtime_offset_ns)
         self.log: asyncio.Queue[str] = asyncio.Queue()
         self.facts: asyncio.Queue[None] = asyncio.Queue()
         self.uplink = Uplink(
             endpoint,
-            wire.Opening("n", 7),
+            wire.Opening("n", incarnation),
             self.core,
             self._no_addresses,
             self._on_fact,
@@ -173,7 +175,46 @@ def test_a_refusal_reaches_the_operator_once() -> None:
             await node.until(lambda: node.uplink.counters.control_lost >= 3)
             assert "name taken by 10.0.0.1; trying again" in node.log.get_nowait()
             assert node.log.empty()
-        await server.stop(None)
+            # Nobody is there any more who would refuse it.
+            await server.stop(None)
+            assert "name taken" not in await node.log.get()
+            assert node.core.refused is None
+
+    asyncio.run(run())
+
+
+def test_two_nodes_of_one_name_are_told_once_and_the_second_follows_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(uplink, "_BACKOFF_MAX_S", 0.1)
+    said: asyncio.Queue[str] = asyncio.Queue()
+
+    async def run() -> None:
+        endpoint = f"127.0.0.1:{free_port()}"
+        settings = CoordinatorSettings(
+            endpoint, store=StoreSettings(str(tmp_path / "traces.sqlite"))
+        )
+        log = Log(lambda entry: said.put_nowait(entry.message))
+        refusal = (
+            r"node 'n' at ipv4:127\.0\.0\.1 is refused: a node of that name is connected from"
+            r" ipv4:127\.0\.0\.1:\d+\. Give one of them another name, or stop it"
+        )
+        async with CoordinatorServer(settings, 1, log), Node(endpoint, incarnation=1) as first:
+            assert (await said.get()).startswith("node n connected from ipv4:127.0.0.1:")
+            assert (await first.log.get()).startswith("connected to")
+            async with Node(endpoint, incarnation=2) as second:
+                await second.until(lambda: second.core.counters.refused >= 5)
+                told = await said.get()
+                assert re.fullmatch(rf"{refusal}\. Further attempts are only counted", told)
+                assert re.search(f": {refusal}; trying again", await second.log.get())
+                assert said.empty() and first.log.empty() and second.log.empty()
+                await first.__aexit__()
+                assert (await second.log.get()).startswith("connected to")
+                assert (await said.get()).startswith("node n connected from ipv4:127.0.0.1:")
+                # What was said is news again once it was over.
+                async with Node(endpoint, incarnation=3) as third:
+                    assert re.match(refusal, await said.get())
+                    assert re.search(refusal, await third.log.get())
 
     asyncio.run(run())
 
