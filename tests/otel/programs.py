@@ -242,7 +242,24 @@ def answers() -> None:
         print(json.dumps(traces))
 
 
+def rules(directory: str) -> None:
+    """Of each file of rules: what is complained of, and which rules hold."""
+    from backsight.otel._rules import from_environment
+
+    told = {}
+    for path in Path(directory).iterdir():
+        complaints: list[str] = []
+        found = from_environment({"BACKSIGHT_TRIGGERS_FILE": str(path)}, complaints.append)
+        holds = [
+            *(name for name in ("error", "latency", "dry_run") if getattr(found, name)),
+            *(f"rare {rule.attribute}" for rule in found.rare),
+            *(f"when {rule.name}" for rule in found.when),
+        ]
+        told[path.name] = [complaints, holds]
+    print(json.dumps(told))
+
+
 if __name__ == "__main__":
-    {f.__name__: f for f in (fidelity, unusual, contexts, triggers, answers)}[sys.argv[1]](
+    {f.__name__: f for f in (fidelity, unusual, contexts, triggers, answers, rules)}[sys.argv[1]](
         *sys.argv[2:]
     )

@@ -32,8 +32,8 @@ From ``BACKSIGHT_TRIGGERS``, a list of rules, or ``BACKSIGHT_TRIGGERS_FILE``, a 
           debug: true                               # equal
     dry_run: false        # only count, under the names dry.error, dry.latency, ...
 
-A rule that makes no sense is told in the log, and the application runs on with the
-others: whatever is wrong here, no request may fail for it.
+A rule that makes no sense is told in the log (file, line, key, and what is allowed), and
+the application runs on with the others: whatever is wrong here, no request may fail for it.
 """
 
 from __future__ import annotations
@@ -43,9 +43,10 @@ import re
 import threading
 import time
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 
 from opentelemetry.trace import SpanKind, StatusCode
 
@@ -68,8 +69,15 @@ _ASGI_MESSAGE = "asgi.event.type"
 _KEYS_MAX = 1024
 
 
+_Path: TypeAlias = tuple[str | int, ...]
+"""Of a key: all keys and numbers of items on the way to it."""
+
+_Refuse: TypeAlias = Callable[[_Path, str], None]
+"""Tells what is wrong at a key; the rule in which it stands is left out."""
+
+
 class RuleError(ValueError):
-    """A rule makes no sense; says which, why, and what is allowed."""
+    """There are no rules to be had of a file; says which, where, why, and what is allowed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,8 +149,11 @@ def from_environment(environment: Mapping[str, str], complain: Callable[[str], N
         try:
             return from_yaml(path, complain)
         except (OSError, RuleError, ImportError) as error:
-            complain(f"BACKSIGHT_TRIGGERS_FILE: {error}; the default rules ({_DEFAULT}) hold")
-            return from_list(_DEFAULT, complain)
+            why = str(error)
+        except Exception as error:  # noqa: BLE001 # whatever it is, the application goes on
+            why = f"{path}: {error!r}"
+        complain(f"BACKSIGHT_TRIGGERS_FILE: {why}; the default rules ({_DEFAULT}) hold")
+        return from_list(_DEFAULT, complain)
     return from_list(environment.get("BACKSIGHT_TRIGGERS") or _DEFAULT, complain)
 
 
@@ -176,55 +187,109 @@ def from_yaml(path: str, complain: Callable[[str], None]) -> RuleSet:
 
     with open(path, encoding="utf-8") as file:  # noqa: PTH123 # no more imports than needed
         try:
-            content = yaml.safe_load(file)
+            loader = yaml.SafeLoader(file.read())
+            root = loader.get_single_node()
+            if root is None:
+                raise RuleError(f"{path}: nothing; allowed: a section with {', '.join(_READERS)}")
+            # Of the nodes as they were written, before merge keys are put into them.
+            lines = _lines(root, path, complain)
+            content: object = loader.construct_document(root)  # type: ignore[no-untyped-call]
+        except UnicodeDecodeError as error:
+            raise RuleError(f"{path}: is no UTF-8 text: {error.reason}") from error
         except yaml.YAMLError as error:
-            raise RuleError(f"{path}: {error}") from error
+            mark = getattr(error, "problem_mark", None)
+            where = f"{path}:{mark.line + 1}" if mark else path
+            why = getattr(error, "problem", None) or " ".join(str(error).split())
+            raise RuleError(f"{where}: no valid YAML: {why}") from error
     if not isinstance(content, dict):
-        raise RuleError(f"{path}: must be a mapping of rules, not {content!r}")
-    return from_mapping(content, path, complain)
+        allowed = f"a section with {', '.join(_READERS)}"
+        raise RuleError(f"{path}:{lines[()]}: {_shown(content)}; allowed: {allowed}")
+    return from_mapping(content, path, complain, lines)
+
+
+def _lines(root: Any, where: str, complain: Callable[[str], None]) -> dict[_Path, int]:  # noqa: ANN401 # yaml.Node
+    """In which line each key and item stands. Of a key that stands twice the last one holds, as told."""
+    lines: dict[_Path, int] = {(): root.start_mark.line + 1}
+    nodes: list[tuple[_Path, Any]] = [((), root)]
+    seen: set[int] = set()  # an alias is a node that was there before
+    for path, node in nodes:
+        if isinstance(node.value, str) or id(node) in seen:
+            continue
+        seen.add(id(node))
+        names: dict[str, int] = {}
+        for number, item in enumerate(node.value):
+            if isinstance(item, tuple):
+                key, value = item
+                if not isinstance(key.value, str):
+                    continue  # no rule has such a key
+                here, line = (*path, key.value), key.start_mark.line + 1
+                if key.value in names:
+                    told = f"stands in line {names[key.value]} already; the last one holds"
+                    complain(f"{where}:{line}: {_dotted(here)}: {told}")
+                names.setdefault(key.value, line)
+            else:
+                value, here, line = item, (*path, number), item.start_mark.line + 1
+            lines[here] = line
+            nodes.append((here, value))
+    return lines
+
+
+def _dotted(path: _Path) -> str:
+    text = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path)
+    return text.removeprefix(".")
+
+
+def _shown(value: object) -> str:
+    """A value in a message, which must not grow with it."""
+    if isinstance(value, dict | list):
+        return "a section" if isinstance(value, dict) else "a list"
+    if value is None or isinstance(value, bool):
+        return "nothing" if value is None else str(value).lower()
+    return repr(value)[:80]
 
 
 def from_mapping(
-    content: Mapping[str, Any], where: str, complain: Callable[[str], None]
+    content: Mapping[str, Any],
+    where: str,
+    complain: Callable[[str], None],
+    lines: Mapping[_Path, int] | None = None,
 ) -> RuleSet:
     """Each rule by itself: one that makes no sense is told and left out."""
+    lines = lines or {}
     found: dict[str, Any] = {}
-    readers: dict[str, Callable[[Any], object]] = {
-        "error": lambda value: _rule(Error, value),
-        "latency": lambda value: _rule(Latency, value),
-        "rare": lambda value: tuple(
-            _rule(Rare, item) for item in (value if isinstance(value, list) else [value])
-        ),
-        "when": lambda value: tuple(_when(item) for item in _list(value)),
-        "dry_run": _bool,
-    }
     for key, value in content.items():
-        reader = readers.get(key)
-        try:
-            if reader is None:
-                raise RuleError(f"is no rule; allowed are {', '.join(readers)}")
-            found[key] = reader(value)
-        except RuleError as error:
-            complain(f"{where}: {key}: {error}")
+        problems: list[str] = []
+
+        def refuse(path: _Path, problem: str, problems: list[str] = problems) -> None:
+            at = path
+            # What is missing has no line, and what an alias stands for is elsewhere.
+            while at and at not in lines:
+                at = at[:-1]
+            line = f":{lines[at]}" if at in lines else ""
+            problems.append(f"{where}{line}: {_dotted(path)}: {problem}")
+
+        if key not in _READERS:
+            refuse((str(key),), f"unknown key; allowed: {', '.join(_READERS)}")
+        else:
+            rule = _READERS[key](value, (key,), refuse)
+            if not problems:
+                found[key] = rule
+        for problem in problems:
+            complain(problem)
     return RuleSet(**found)
 
 
-def _rule(kind: type, value: Any) -> Any:  # noqa: ANN401 # read from YAML
-    value = {} if value is None else value
-    known = {known.name: known for known in fields(kind)}
+def _section(
+    value: object, path: _Path, refuse: _Refuse, known: Sequence[str]
+) -> dict[str, Any] | None:
+    """The known keys of a section, None if it is none."""
     if not isinstance(value, dict):
-        raise RuleError(f"must be a mapping, not {value!r}")
-    arguments: dict[str, Any] = {}
-    for key, item in value.items():
+        refuse(path, f"{_shown(value)}; allowed: a section with {', '.join(known)}")
+        return None
+    for key in value:
         if key not in known:
-            raise RuleError(f"{key}: is unknown; allowed are {', '.join(known)}")
-        arguments[key] = _checked(key, item)
-    if kind is Rare and "attribute" not in arguments:
-        raise RuleError("attribute: is missing; name the attribute whose values are looked at")
-    rule = kind(**arguments)
-    if kind is not Error and rule.warmup > rule.window:
-        raise RuleError(f"warmup: is {rule.warmup}; allowed: 1 to the window, {rule.window}")
-    return rule
+            refuse((*path, str(key)), f"unknown key; allowed: {', '.join(known)}")
+    return {key: item for key, item in value.items() if key in known}
 
 
 _RANGES: dict[str, tuple[float, float]] = {
@@ -238,18 +303,41 @@ _RANGES: dict[str, tuple[float, float]] = {
 }
 
 
-def _checked(key: str, value: object) -> object:
+def _rule(kind: type, value: object, path: _Path, refuse: _Refuse) -> Any:  # noqa: ANN401 # a kind
+    known = [known.name for known in fields(kind)]
+    given = _section({} if value is None else value, path, refuse, known)
+    if given is None:
+        return None
+    if "attribute" in known:
+        given = {"attribute": None, **given}
+    wrong = {key: words for key, item in given.items() if (words := _wrong(key, item))}
+    for key, allowed in wrong.items():
+        refuse((*path, key), f"{_shown(given[key])}; allowed: {allowed}")
+    if wrong:
+        return None
+    rule = kind(**given)
+    if kind is not Error and rule.warmup > rule.window:
+        allowed = f"a whole number from 1 to the window, {rule.window}"
+        refuse((*path, "warmup"), f"{rule.warmup}; allowed: {allowed}")
+    return rule
+
+
+def _wrong(key: str, value: object) -> str:
+    """What is allowed for a key if this is not; else empty."""
     if key == "attribute":
-        if isinstance(value, str) and value:
-            return value
-        raise RuleError(f"attribute: is {value!r}; the name of an attribute is wanted")
+        return "" if isinstance(value, str) and value else "the name of an attribute"
     low, high = _RANGES[key]
     whole = key in ("window", "warmup")
-    is_number = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
-    if not is_number or not low <= value <= high:  # type: ignore[operator] # a number
-        kind = "a whole number" if whole else "a number"
-        raise RuleError(f"{key}: is {value!r}; allowed: {kind} from {low:g} to {high:g}")
-    return value
+    if _is_number(value) and low <= value <= high and (isinstance(value, int) or not whole):
+        return ""
+    low_shown, high_shown = (f"{bound:f}".rstrip("0").rstrip(".") for bound in (low, high))
+    return f"a {'whole ' if whole else ''}number from {low_shown} to {high_shown}"
+
+
+def _rare(value: object, path: _Path, refuse: _Refuse) -> tuple[Rare, ...]:
+    if not isinstance(value, list):
+        return (_rule(Rare, value, path, refuse),)
+    return tuple(_rule(Rare, item, (*path, i), refuse) for i, item in enumerate(value))
 
 
 def _number(text: str) -> object:
@@ -259,45 +347,50 @@ def _number(text: str) -> object:
         return text
 
 
-def _list(value: object) -> list[Any]:
-    if not isinstance(value, list):
-        raise RuleError(f"must be a list, not {value!r}")
-    return value
-
-
-def _bool(value: object) -> bool:
+def _bool(value: object, path: _Path, refuse: _Refuse) -> object:
     if not isinstance(value, bool):
-        raise RuleError(f"is {value!r}; allowed: true, false")
+        refuse(path, f"{_shown(value)}; allowed: true or false")
     return value
 
 
-def _when(value: object) -> When:
-    if not isinstance(value, dict):
-        raise RuleError(f"must be mappings, not {value!r}")
-    name = value.get("name")
+_WHEN = ("name", "operation", "kind", "attributes")
+
+
+def _whens(value: object, path: _Path, refuse: _Refuse) -> tuple[When | None, ...]:
+    if not isinstance(value, list):
+        refuse(path, f"{_shown(value)}; allowed: a list of sections with {', '.join(_WHEN)}")
+        return ()
+    return tuple(_when(item, (*path, i), refuse) for i, item in enumerate(value))
+
+
+def _when(value: object, path: _Path, refuse: _Refuse) -> When | None:
+    given = _section(value, path, refuse, _WHEN)
+    if given is None:
+        return None
+    name, kind, operation = given.get("name"), given.get("kind"), given.get("operation")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise RuleError(f"name: is {name!r}; allowed: 1 to 27 of [a-z0-9_.-]")
-    unknown = set(value) - {"name", "operation", "kind", "attributes"}
-    if unknown:
-        raise RuleError(
-            f"{name}: {min(map(str, unknown))}: is unknown; allowed are name, operation, kind, attributes"
-        )
+        refuse((*path, "name"), f"{_shown(name)}; allowed: 1 to 27 characters of a-z 0-9 _ . -")
     kinds = [kind.name.lower() for kind in SpanKind]
-    kind, operation = value.get("kind"), value.get("operation")
     if kind is not None and kind not in kinds:
-        raise RuleError(f"{name}: kind: is {kind!r}; allowed are {', '.join(kinds)}")
+        refuse((*path, "kind"), f"{_shown(kind)}; allowed: {', '.join(kinds)}")
     if operation is not None and not isinstance(operation, str):
-        raise RuleError(f"{name}: operation: is {operation!r}; the name of a span is wanted")
-    attributes = value.get("attributes", {})
+        refuse((*path, "operation"), f"{_shown(operation)}; allowed: the name of a span")
+    attributes = given.get("attributes", {})
     if not isinstance(attributes, dict):
-        raise RuleError(f"{name}: attributes: must be a mapping, not {attributes!r}")
+        refuse(
+            (*path, "attributes"), f"{_shown(attributes)}; allowed: a section of attributes' names"
+        )
+        return None
     if kind is None and operation is None and not attributes:
-        raise RuleError(f"{name}: would fire for every span; give operation, kind or attributes")
-    conditions = {str(key): _condition(f"{name}: {key}", item) for key, item in attributes.items()}
-    return When(name, operation, kind, conditions)
+        refuse(path, "would fire for every span; give operation, kind or attributes")
+    conditions = {
+        str(key): _condition(item, (*path, "attributes", str(key)), refuse)
+        for key, item in attributes.items()
+    }
+    return When(str(name), operation, kind, conditions)
 
 
-def _condition(where: str, wanted: object) -> Callable[[object], bool]:
+def _condition(wanted: object, path: _Path, refuse: _Refuse) -> Callable[[object], bool]:
     if isinstance(wanted, list):
         return lambda value: any(_equal(value, item) for item in wanted)
     if not isinstance(wanted, dict):
@@ -306,23 +399,40 @@ def _condition(where: str, wanted: object) -> Callable[[object], bool]:
         try:
             pattern = re.compile(wanted["regex"])
         except (re.error, TypeError) as error:
-            raise RuleError(f"{where}: regex: {wanted['regex']!r} is none: {error}") from error
+            told = f"{_shown(wanted['regex'])}; allowed: a regular expression ({error})"
+            refuse((*path, "regex"), told)
+            return lambda _: False
         return lambda value: isinstance(value, str) and pattern.fullmatch(value) is not None
     if wanted and set(wanted) <= {"min", "max"}:
         low, high = wanted.get("min", float("-inf")), wanted.get("max", float("inf"))
-        for bound in (low, high):
-            if isinstance(bound, bool) or not isinstance(bound, int | float):
-                raise RuleError(f"{where}: min and max are numbers, not {bound!r}")
+        for key, bound in wanted.items():
+            if not _is_number(bound):
+                refuse((*path, key), f"{_shown(bound)}; allowed: a number")
         return lambda value: _is_number(value) and low <= value <= high
-    raise RuleError(f"{where}: is {wanted!r}; allowed: a value, a list of values, min, max, regex")
+    keys = ", ".join(map(str, wanted)) or "no key"
+    refuse(
+        path,
+        f"a section with {keys[:80]}; allowed: a value, a list of values, or a section with min and"
+        " max, or with regex",
+    )
+    return lambda _: False
 
 
-def _is_number(value: object) -> bool:
+def _is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _equal(value: object, wanted: object) -> bool:
     return isinstance(value, bool) == isinstance(wanted, bool) and value == wanted
+
+
+_READERS: dict[str, Callable[[object, _Path, _Refuse], object]] = {
+    "error": partial(_rule, Error),
+    "latency": partial(_rule, Latency),
+    "rare": _rare,
+    "when": _whens,
+    "dry_run": _bool,
+}
 
 
 # -------------------------------------------------------------------- firing
