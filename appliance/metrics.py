@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What Prometheus is told of a node: every figure of Daemon.status(), with its meaning.
 
-Names of triggers are labels, and bounded (appliance.core.counters.TriggerNames); nothing
+Names of triggers are labels, and bounded (daemon.trigger_names); nothing
 that there may be any number of is one.
 """
 

@@ -42,6 +42,17 @@ METRICS = (
     # Traces and verdicts.
     Metric("triggers_total", "Triggers reported by nodes, repetitions included.", "core/triggers"),
     Metric(
+        "trigger_reports_total",
+        "The same by the trigger's name.",
+        "core/by_trigger/{trigger}/reports",
+    ),
+    Metric(
+        "traces_collected_total",
+        "Traces that were triggered, neighbours included; one with triggers of several names"
+        " counts for each of them.",
+        "core/by_trigger/{trigger}/traces",
+    ),
+    Metric(
         "traces",
         "Traces in memory: open wait for something, settled have their verdict and may still"
         " grow, closed are remembered by their outcome.",

@@ -3,11 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
-
-OTHER_NAMES = "(other)"
-"""Stands for all trigger names beyond ``trigger_names_max``; not a valid name."""
 
 
 @dataclass(slots=True)
@@ -54,29 +50,3 @@ class NodeCounters:
     abandonments_forgotten: int = 0
     refused: int = 0
     unexpected_messages: int = 0
-
-
-class TriggerNames:
-    """Bounds the trigger names that have a queue, limits and counters.
-
-    Names are said by processes, so there may be any number. Configured names
-    always have their own; of others the first ``names_max``. What is beyond
-    shares one queue, one limit and one set of counters, OTHER_NAMES.
-    """
-
-    def __init__(self, configured: Iterable[str], names_max: int) -> None:
-        self._own = set(configured)
-        self._left = names_max
-
-    def configure(self, names: Iterable[str]) -> None:
-        """Give these names their own; what was counted for others stays there."""
-        self._own.update(names)
-
-    def key(self, trigger: str) -> str:
-        if trigger in self._own:
-            return trigger
-        if self._left == 0:
-            return OTHER_NAMES
-        self._left -= 1
-        self._own.add(trigger)
-        return trigger

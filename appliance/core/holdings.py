@@ -21,12 +21,13 @@ from collections import OrderedDict
 from collections.abc import Iterable
 
 from appliance.core.config import NodeConfig
-from appliance.core.counters import NodeCounters, TriggerCounters, TriggerNames
+from appliance.core.counters import NodeCounters, TriggerCounters
 from appliance.core.dataplane import DataPlane, Slice
 from appliance.core.groups import HeldGroup, HeldTrace
 from appliance.core.reporting import Reporter
+from daemon.trigger_names import TriggerNames
 from protocol.hashing import Domain, TraceHash
-from protocol.messages import SNAPSHOT_TRIGGER, Group, SliceFlags, TraceId
+from protocol.messages import Group, SliceFlags, TraceId
 
 MARK_BYTES = 2048
 """Of the report store that a collected trace takes beside its bytes: a block (node.h)."""
@@ -45,7 +46,7 @@ class Holdings:
         self._priority = TraceHash(Domain.PRIORITY, config.cluster_seed)
         marks_max = dataplane.store_usage().capacity_bytes // 4 // MARK_BYTES
         self._idle_max = min(config.triggered_max, marks_max)
-        self._names = TriggerNames(config.policies, config.trigger_names_max)
+        self._names = TriggerNames(config.trigger_names_max, config.policies)
         self._expiring: OrderedDict[TraceId, int] = OrderedDict()
         self._reported: OrderedDict[TraceId, None] = OrderedDict()
         self._traceless: OrderedDict[Group, None] = OrderedDict()
@@ -60,9 +61,6 @@ class Holdings:
 
     def queue(self, trigger: str) -> str:
         """The bounded name under which a trigger is limited and counted."""
-        # Each has a number of its own, and together they are one kind of trigger.
-        if trigger.startswith(f"{SNAPSHOT_TRIGGER}."):
-            trigger = SNAPSHOT_TRIGGER
         return self._names.key(trigger)
 
     def count(self, trigger: str) -> TriggerCounters:

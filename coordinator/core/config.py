@@ -52,6 +52,7 @@ class CoordinatorConfig:
       nodes_max           node names known, also of nodes that are gone
       nodes_per_trace_max nodes that are asked for one trace
       groups_per_trace_max triggers under which one trace is traversed
+      trigger_names_max   trigger names with counters of their own; the rest share one
     """
 
     answer_timeout_ns: int = 1 * NS_PER_S
@@ -72,6 +73,7 @@ class CoordinatorConfig:
     nodes_max: int = 16384
     nodes_per_trace_max: int = 1024
     groups_per_trace_max: int = 64
+    trigger_names_max: int = 256
 
     def __post_init__(self) -> None:
         for setting in fields(self):

@@ -70,6 +70,7 @@ from coordinator.core.trace import Part, PartState, Trace
 from coordinator.core.traversal import Traversal
 from coordinator.core.verdict import ELSEWHERE, HEALABLE, ReasonKind, Verdict, VerdictKind, judge
 from daemon.histogram import Histogram
+from daemon.trigger_names import TriggerNames
 from protocol.hashing import node_id
 from protocol.messages import (
     RECOVERED_WHY,
@@ -126,11 +127,22 @@ _DURATION_BOUNDS_S = (
 
 
 @dataclass(slots=True)
+class TriggerCounters:
+    """Of one trigger name: reports by nodes, repetitions included; and traces that it collected.
+
+    A trace of several names counts once for each.
+    """
+
+    reports: int = 0
+    traces: int = 0
+
+
+@dataclass(slots=True)
 class CoordinatorCounters:
     """Since start; they only rise. Each is a fact that an operator may have to act on.
 
     ``verdicts`` counts every version of a trace's verdict by its kind, ``reasons`` those of
-    them that have a reason of that kind.
+    them that have a reason of that kind. ``triggers`` is the sum of what ``by_trigger`` has.
     """
 
     hellos_refused: int = 0
@@ -146,6 +158,7 @@ class CoordinatorCounters:
     messages_unexpected: int = 0
     verdicts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(VerdictKind, 0))
     reasons: dict[str, int] = field(default_factory=lambda: dict.fromkeys(ReasonKind, 0))
+    by_trigger: dict[str, TriggerCounters] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,6 +267,7 @@ class CoordinatorCore:
         self._incarnation = incarnation
         self._outbox = Outbox()
         self._nodes = Nodes(config.nodes_max)
+        self._trigger_names = TriggerNames(config.trigger_names_max)
         self._traversal = Traversal(config, self._nodes, self._outbox)
         self._assembly = Assembly(config, self._nodes, self._outbox)
         self.snapshots = Snapshots(self._nodes, self._outbox)
@@ -442,7 +456,10 @@ class CoordinatorCore:
 
     def _on_trigger(self, session: int, node: Node, fired: TriggerFired, now_ns: int) -> None:
         group = fired.group
+        name = self._trigger_names.key(group.trigger)
+        counters = self.counters.by_trigger.setdefault(name, TriggerCounters())
         self.counters.triggers += 1
+        counters.reports += 1
         state = self._traversal.groups.get(group)
         told = state.fired if state is not None else {}
         known = bool(told) or group.primary in self._closed or group in self._traversal.abandoned
@@ -459,8 +476,10 @@ class CoordinatorCore:
                 outcome = self._closed.get(trace_id)
                 if outcome is None or outcome.is_empty:
                     trace = self._traces.get(trace_id) or self._begin(trace_id, now_ns)
+                    named = self._is_named(trace, name)
                     if self._traversal.fired(trace, group, node, now_ns):
                         self._news(trace, now_ns)
+                        counters.traces += not named
             state = self._traversal.groups.get(group)
             if state is not None and not adds_nothing:
                 state.fired[node.name] = hash(fired)
@@ -471,6 +490,10 @@ class CoordinatorCore:
             for trace_id in (group.primary, *fired.laterals):
                 self._put_released_unless_here(trace_id)
         self._make_room(now_ns)
+
+    def _is_named(self, trace: Trace, name: str) -> bool:
+        """Whether a trace has a trigger that counts under this name."""
+        return any(self._trigger_names.key(group.trigger) == name for group in trace.groups)
 
     def _on_status(self, node: Node, status: SliceStatus, now_ns: int) -> None:
         status = self._within_bounds(status)

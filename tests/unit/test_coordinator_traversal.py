@@ -24,6 +24,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coordinator.core.coordinator import FIRING_BYTES, CoordinatorConfig
+from daemon.trigger_names import OTHER_NAMES
 from protocol.hashing import node_id
 from protocol.messages import (
     Abandoned,
@@ -697,3 +698,36 @@ def test_messages_without_a_hello_are_counted() -> None:
     harness.core.on_node_message(99, TriggerFired(Group("lat", trace_id("T"))), 0, 0)
     assert harness.core.counters.messages_unexpected == 1
     assert harness.core.take_control() == []
+
+
+def test_triggers_count_by_a_bounded_number_of_names() -> None:
+    harness = Harness(CoordinatorConfig(trigger_names_max=3))
+    harness.connect("n1")
+    harness.connect("n2")
+
+    def fire(node: str, name: str, primary: str, *laterals: str) -> None:
+        group = Group(name, trace_id(primary))
+        harness.say(node, TriggerFired(group, tuple(map(trace_id, laterals))))
+
+    fire("n1", "slow", "a", "b")
+    fire("n1", "slow", "a", "b")  # repeated
+    fire("n2", "slow", "a", "c")  # with another neighbour there
+    fire("n1", "slow", "b", "a")  # both are collected under that name already
+    fire("n1", "error", "a")
+    for number in (7, 8):
+        fire("n1", f"snapshot.{number}", f"s{number}")
+    for name in ("more", "and-more"):
+        fire("n1", name, "a")
+    fire("n1", "more", "d")
+    assert {
+        name: (counted.reports, counted.traces)
+        for name, counted in harness.core.counters.by_trigger.items()
+    } == {"slow": (4, 3), "error": (1, 1), "snapshot": (2, 2), OTHER_NAMES: (3, 2)}
+    assert harness.core.counters.triggers == 10
+    # They are those of one coordinator: what the next one finds was counted by this one.
+    harness.restart()
+    assert harness.core.counters.by_trigger == {}
+    harness.connect("n1")
+    fire("n1", "slow", "a", "b")
+    (counted,) = harness.core.counters.by_trigger.values()
+    assert (counted.reports, counted.traces) == (1, 0)

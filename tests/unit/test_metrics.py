@@ -11,7 +11,7 @@ import subprocess
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from appliance.core.counters import TriggerCounters
 from appliance.daemon import Daemon
 from appliance.settings import CoordinatorSettings, MetricsSettings
 from appliance.settings import Settings as NodeSettings
+from coordinator import server
 from coordinator.core.coordinator import CoordinatorCounters
 from coordinator.server import CoordinatorServer
 from coordinator.settings import Settings, StoreSettings
@@ -33,7 +34,8 @@ from daemon.histogram import Histogram
 from daemon.http import HttpServer
 from daemon.metrics import Account, Metric, application, serving
 from daemon.service_manager import ServiceManager
-from protocol.messages import TraceId
+from protocol import wire
+from protocol.messages import Group, Hello, TraceId, TriggerFired
 from tests.unit.logs import SILENT
 
 TABLES = {
@@ -80,9 +82,17 @@ async def node_account(directory: Path) -> dict[str, Any]:
 
 
 async def coordinator_account(directory: Path) -> dict[str, Any]:
+    """The account of a coordinator to which a trigger was reported."""
+
+    async def said() -> AsyncIterator[bytes]:
+        yield wire.encode_node_batch([Hello("alpha", 1)])
+        trigger = TriggerFired(Group("by-hand", TraceId(bytes(15) + b"\1")))
+        yield wire.encode_node_batch([trigger])
+
     settings = Settings("127.0.0.1:0", store=StoreSettings(str(directory / "t.sqlite")))
-    async with CoordinatorServer(settings, 1, SILENT) as server:
-        return server.status()
+    async with CoordinatorServer(settings, 1, SILENT) as here:
+        await here._hear(said(), 1, "peer", server._Outgoing())
+        return here.status()
 
 
 ACCOUNTS: dict[str, Callable[[Path], Any]] = {
@@ -207,8 +217,7 @@ def test_openmetrics_is_served_to_who_asks_for_it(daemon: str, account: Account)
 def test_no_label_has_a_trace_id(daemon: str, account: Account) -> None:
     prefix, table, _ = TABLES[daemon]
     text = scraped(prefix, table, account)
-    if daemon == "node":
-        assert 'trigger="by-hand"' in text
+    assert 'trigger="by-hand"' in text
     assert not re.search(r'"[^"]*[0-9a-f]{16}[^"]*"', text)
 
 

@@ -8,9 +8,9 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from appliance.core.counters import OTHER_NAMES
 from appliance.core.limits import TokenBucket
 from appliance.core.node import NodeConfig, NodeCore, TriggerLimits, TriggerPolicy
+from daemon.trigger_names import OTHER_NAMES
 from protocol.hashing import Domain, TraceHash
 from protocol.messages import (
     Abandoned,
