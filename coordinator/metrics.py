@@ -43,7 +43,7 @@ METRICS = (
     Metric("triggers_total", "Triggers reported by nodes, repetitions included.", "core/triggers"),
     Metric(
         "trigger_reports_total",
-        "The same by the trigger's name.",
+        "Triggers reported by nodes, repetitions included, by the trigger's name.",
         "core/by_trigger/{trigger}/reports",
     ),
     Metric(
