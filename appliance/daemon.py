@@ -213,7 +213,7 @@ class Daemon:
         if order is not None:
             task = asyncio.ensure_future(self._answer_recent(order))
             self._looking.add(task)
-            task.add_done_callback(self._looking.discard)
+            task.add_done_callback(self._looked)
 
     async def _answer_recent(self, order: Snapshot) -> None:
         found, traces = await asyncio.to_thread(
@@ -221,6 +221,11 @@ class Daemon:
         )
         self._core.on_recent(order, found, traces, time.monotonic_ns())
         self._on_fact()
+
+    @die_if_it_fails
+    def _looked(self, task: asyncio.Task[None]) -> None:
+        self._looking.discard(task)
+        task.result()
 
     async def _await_looking(self) -> None:
         """The data plane must stay until nobody looks at it."""

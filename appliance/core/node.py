@@ -194,7 +194,7 @@ class NodeCore:
     ) -> None:
         """The pool holds ``found`` traces that the order is for; these are to be triggered."""
         self._now_ns = now_ns
-        if self._snapshot is not None and self._snapshot.order is order:
+        if self._snapshot is not None and self._snapshot.order.number == order.number:
             self._snapshot.begin(found, traces)
 
     def on_control_connected(self, now_ns: int, addresses: tuple[str, ...]) -> None:
@@ -235,7 +235,10 @@ class NodeCore:
             case ClockProbe():
                 self._clock_replies.append((message.number, realtime_ns))
             case Snapshot():
-                self._snapshot = SnapshotRun(message)
+                if self._snapshot is not None and self._snapshot.order.number == message.number:
+                    self._snapshot.limit(message.bytes_max)
+                else:
+                    self._snapshot = SnapshotRun(message)
             case _:
                 assert_never(message)
         self._relieve(now_ns)
@@ -339,7 +342,7 @@ class NodeCore:
             times.append(expiry_ns)
         if self._relieve_at_ns is not None:
             times.append(self._relieve_at_ns)
-        if self._snapshot is not None and self._snapshot.waits:
+        if self._may_go_on_with_snapshot():
             times.append(now_ns + _SNAPSHOT_PAUSE_NS)
         if self._welcomed and self._statuses_later:
             times.append(min(self._statuses_later.values()))
@@ -456,9 +459,17 @@ class NodeCore:
         self._firings_due[group] = None
         self._collect(held, (group.primary, *named), now_ns)
 
+    def _may_go_on_with_snapshot(self) -> bool:
+        """Whether the coordinator knows of all that was triggered, and there is more."""
+        run = self._snapshot
+        if run is None or not run.waits:
+            return False
+        groups = (self._holdings.groups.get(group) for group in run.round)
+        return all(group is None or group.acknowledged for group in groups)
+
     def _go_on_with_snapshot(self, now_ns: int) -> None:
         run = self._snapshot
-        if run is None:
+        if run is None or not self._may_go_on_with_snapshot():
             return
         why = f"of the last {run.order.age_ns / 1e9:g} s" + (
             f" of {run.order.service}" if run.order.service else ""
@@ -468,7 +479,7 @@ class NodeCore:
             group = Group(run.order.trigger, trace)
             self._fire(group, (), why, Source.OPERATOR, now_ns, now_ns)
             held = self._holdings.traces.get(trace)
-            run.triggered(held.slice.bytes if held is not None else 0)
+            run.triggered(trace, held.slice.bytes if held is not None else 0)
 
     def _on_collect(self, message: Collect, now_ns: int) -> None:
         """A remote trigger: never limited, and every trace is answered."""
@@ -480,6 +491,10 @@ class NodeCore:
             self._refuse(message.traces, SliceFlags.STORE_FULL)
             return
         self._collect(group, message.traces, now_ns)
+        run = self._snapshot
+        if run is not None and run.order.trigger == message.group.trigger:
+            for trace in message.traces:
+                run.holds(trace, self._holdings.traces[trace].slice.bytes)
 
     def _refuse(self, traces: Iterable[TraceId], flags: SliceFlags) -> None:
         """Answer without collecting, but for what another group holds."""

@@ -18,21 +18,30 @@ _REMEMBERED_MAX = 16
 class SnapshotState:
     """One snapshot: the last status of each node that was asked, None before its first."""
 
-    trigger: str
+    order: Snapshot
     nodes: dict[NodeId, SnapshotStatus | None]
     lost: dict[NodeId, str] = field(default_factory=dict)
 
     @property
+    def trigger(self) -> str:
+        """Under which its traces are found."""
+        return self.order.trigger
+
+    @property
+    def undone(self) -> list[NodeId]:
+        """The nodes that have not triggered yet all that they will."""
+        return [
+            identity for identity, status in self.nodes.items() if status is None or not status.done
+        ]
+
+    @property
     def done(self) -> int:
-        """How many nodes have triggered all that they will."""
-        return sum(status is not None and status.done for status in self.nodes.values())
+        """How many nodes have."""
+        return len(self.nodes) - len(self.undone)
 
     @property
     def ended(self) -> bool:
-        return all(
-            identity in self.lost or (status is not None and status.done)
-            for identity, status in self.nodes.items()
-        )
+        return all(identity in self.lost for identity in self.undone)
 
     def total(self, field_name: str) -> int:
         """The sum over the nodes of ``found``, ``fired`` or ``bytes``."""
@@ -51,27 +60,35 @@ class Snapshots:
     def start(self, wanted: Snapshot) -> SnapshotState:
         """Ask all nodes that are connected; each for its share of the bytes."""
         asked = [node for node in self._nodes if node.session is not None]
-        state = SnapshotState(
-            f"{wanted.trigger}.{wanted.number:08x}", {node.id: None for node in asked}
-        )
-        for node in asked:
-            assert node.session is not None
-            share = max(1, wanted.bytes_max // len(asked))
-            self._outbox.say(node.session, replace(wanted, trigger=state.trigger, bytes_max=share))
+        order = replace(wanted, trigger=f"{wanted.trigger}.{wanted.number:08x}")
+        state = SnapshotState(order, {node.id: None for node in asked})
+        share = max(1, wanted.bytes_max // max(1, len(asked)))
+        self._order(state, share)
         self._states[wanted.number] = state
         while len(self._states) > _REMEMBERED_MAX:
-            self._states.popitem(last=False)
+            _, forgotten = self._states.popitem(last=False)
+            for identity in forgotten.undone:
+                forgotten.lost[identity] = self._nodes.by_id[identity].name
         return state
+
+    def _order(self, state: SnapshotState, bytes_max: int) -> None:
+        """To those that are not done: up to so many bytes."""
+        for identity in state.undone:
+            session = self._nodes.by_id[identity].session
+            if session is not None:
+                self._outbox.say(session, replace(state.order, bytes_max=bytes_max))
 
     def on_status(self, node: Node, status: SnapshotStatus) -> None:
         state = self._states.get(status.number)
         if state is not None and node.id in state.nodes:
             state.nodes[node.id] = status
             state.lost.pop(node.id, None)
+            # What one node triggers fills others too, of which it knows nothing.
+            if state.total("bytes") >= state.order.bytes_max:
+                self._order(state, 0)
 
     def lost(self, node: Node) -> None:
         """It left. What it has triggered it reports when it is back, and no more."""
         for state in self._states.values():
-            status = state.nodes.get(node.id)
-            if node.id in state.nodes and not (status is not None and status.done):
+            if node.id in state.undone:
                 state.lost[node.id] = node.name

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from protocol.messages import SNAPSHOT_TRIGGER, Snapshot, SnapshotStatus
 from tests.unit.coordinator_harness import Harness, S
 
@@ -30,6 +32,39 @@ def test_each_node_that_is_connected_is_asked_for_its_share() -> None:
     harness.say("b", SnapshotStatus(0x1234, 5, 5, 100, done=True))
     assert (state.done, state.ended) == (2, True)
     assert [state.total(name) for name in ("found", "fired", "bytes")] == [15, 12, 600]
+    harness.fetch()
+    assert not orders(harness)
+
+
+def test_when_all_together_have_enough_the_others_end() -> None:
+    harness = Harness()
+    for name in ("a", "b", "c"):
+        harness.connect(name)
+    harness.core.snapshots.start(ORDER)
+    harness.fetch()
+    assert {name: order.bytes_max for name, order in orders(harness).items()} == {
+        "a": 333, "b": 333, "c": 333,
+    }  # fmt: skip
+    harness.say("c", SnapshotStatus(0x1234, 9, 9, 10, done=True))
+    harness.say("a", SnapshotStatus(0x1234, 9, 1, 100, done=False))
+    harness.fetch()
+    assert not orders(harness)
+    # It holds what a triggered, too.
+    harness.say("b", SnapshotStatus(0x1234, 9, 0, 900, done=False))
+    harness.fetch()
+    ended = Snapshot(0x1234, "snapshot.00001234", 30 * S, "shop", 0)
+    assert orders(harness) == {"a": ended, "b": ended}
+
+
+def test_one_that_nobody_remembers_has_ended() -> None:
+    harness = Harness()
+    harness.connect("a")
+    states = [
+        harness.core.snapshots.start(dataclasses.replace(ORDER, number=number))
+        for number in range(17)
+    ]
+    assert [state.ended for state in states] == [True, *[False] * 16]
+    assert list(states[0].lost.values()) == ["a"]
 
 
 def test_a_node_that_leaves_is_named_until_it_is_back() -> None:
