@@ -11,9 +11,11 @@ that is wanted, a proxy.
 from __future__ import annotations
 
 import contextlib
+import errno
 import socket
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Iterable
 from socketserver import ThreadingMixIn
@@ -26,8 +28,12 @@ from daemon.log import Log
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
-# For a client to send its request, and to take the answer. One that does neither holds a thread.
+# For a client to send its request, and to take the answer. One that does neither for so long is
+# given up; one that does, but a byte at a time, if others want its thread.
 _TIMEOUT_S = 30.0
+
+# Until it is tried again to accept, where this process has no more fds.
+_NO_FDS_PAUSE_S = 1.0
 
 # Scrapers and people, not a public site.
 _REQUESTS_AT_ONCE = 32
@@ -43,8 +49,11 @@ class _Server(ThreadingMixIn, WSGIServer):
     allow_reuse_address = True
     request_queue_size = 64
 
-    def __init__(self, host: str, port: int) -> None:
+    def __init__(self, host: str, port: int, log: Log) -> None:
+        self.ending = threading.Event()
+        self._log = log
         self._slots = threading.BoundedSemaphore(_REQUESTS_AT_ONCE)
+        self._overdue_s: dict[socket.socket, float] = {}
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         super().__init__((host, port), _Handler)
 
@@ -57,25 +66,50 @@ class _Server(ThreadingMixIn, WSGIServer):
         self.server_name = str(host)
         self.setup_environ()
 
+    def get_request(self) -> Any:
+        """The next connection; OSError if there is none."""
+        try:
+            return super().get_request()
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE) and not self.ending.is_set():
+                # It stays in the backlog, and we would spin.
+                self._log.error(f"cannot accept on {self.server_address}: {error.strerror}")
+                self.ending.wait(_NO_FDS_PAUSE_S)
+            raise
+
     def process_request(self, request: Any, client_address: Any) -> None:
         """Begin a thread, if there may be one more; else say so at once, in this one."""
         if not self._slots.acquire(blocking=False):
+            self._give_up_overdue()
             request.setblocking(False)
             with contextlib.suppress(OSError):
                 request.send(_BUSY)
             self.shutdown_request(request)
             return
+        self._overdue_s[request] = time.monotonic() + _TIMEOUT_S
         try:
             super().process_request(request, client_address)
         except BaseException:
-            self._slots.release()
+            self._ended(request)
             raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:
             super().process_request_thread(request, client_address)
         finally:
-            self._slots.release()
+            self._ended(request)
+
+    def _ended(self, request: socket.socket) -> None:
+        del self._overdue_s[request]
+        self._slots.release()
+
+    def _give_up_overdue(self) -> None:
+        """End the threads of clients that take too long; what they wait for fails."""
+        now_s = time.monotonic()
+        for request, overdue_s in list(self._overdue_s.items()):
+            if now_s >= overdue_s:
+                with contextlib.suppress(OSError):  # it may just be closed
+                    request.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A peer that broke off is no error of ours; what is, the handler has answered with 500."""
@@ -115,7 +149,7 @@ class HttpServer:
     def __init__(self, endpoint: str, application: WSGIApplication, log: Log) -> None:
         host, _, port = endpoint.rpartition(":")
         try:
-            self._server = _Server(host.strip("[]"), int(port))
+            self._server = _Server(host.strip("[]"), int(port), log)
         except OSError as error:
             raise OSError(f"cannot listen on {endpoint}: {error.strerror or error}") from error
         self._server.set_app(_guarded(application, log))
@@ -134,6 +168,7 @@ class HttpServer:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        self._server.ending.set()
         # Wakes the thread, which finds nobody to accept until it is told to end.
         self._server.socket.shutdown(socket.SHUT_RDWR)
         self._server.shutdown()

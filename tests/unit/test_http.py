@@ -4,9 +4,12 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import http.client
+import os
 import re
 import socket
+import socketserver
 import threading
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
@@ -116,3 +119,60 @@ def test_a_peer_that_breaks_off_is_no_error(capfd: pytest.CaptureFixture[str]) -
                 broken.send(b"GET / HTTP/1.0\r\n")
         assert get(server)[0] == 200
     assert capfd.readouterr().err == ""
+
+
+def test_clients_that_take_too_long_hold_no_thread_that_others_want(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(daemon_http, "_REQUESTS_AT_ONCE", 2)
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(HttpServer("127.0.0.1:0", hello, SILENT))
+        slow = [
+            stack.enter_context(socket.create_connection(("127.0.0.1", server.port)))
+            for _ in range(2)
+        ]
+        for client in slow:
+            client.send(b"GET / HT")
+        assert get(server)[0] == 503
+        # Not before it is time.
+        for client in slow:
+            client.setblocking(False)
+            with pytest.raises(BlockingIOError):
+                client.recv(1)
+            client.setblocking(True)
+        server._server._overdue_s = dict.fromkeys(server._server._overdue_s, 0.0)
+        assert get(server)[0] == 503
+        for client in slow:
+            assert client.recv(1) == b""
+        while (status := get(server)[0]) == 503:
+            pass
+        assert status == 200
+
+
+class Waits(threading.Event):
+    """Is never waited for; counts how often it was to be."""
+
+    count = 0
+
+    def wait(self, timeout: float | None = None) -> bool:
+        assert timeout is not None and timeout > 0
+        self.count += 1
+        return False
+
+
+def test_without_fds_it_waits_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    failures = [errno.EMFILE, errno.ENFILE, errno.ECONNABORTED]
+    accept = socketserver.TCPServer.get_request
+
+    def get_request(self: socketserver.TCPServer) -> tuple[object, object]:
+        if failures:
+            raise OSError(failures[0], os.strerror(failures.pop(0)))
+        return accept(self)
+
+    log: list[str] = []
+    monkeypatch.setattr(socketserver.TCPServer, "get_request", get_request)
+    with HttpServer("127.0.0.1:0", hello, logs_to(log)) as server:
+        waits = server._server.ending = Waits()
+        assert get(server)[0] == 200
+        assert waits.count == 2
+    assert ["Too many open files" in line for line in log] == [True, True]
