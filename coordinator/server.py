@@ -288,7 +288,8 @@ class CoordinatorServer:
         await self._server.stop(_STOP_GRACE_S)
         if self._timer is not None:
             self._timer.cancel()
-        # In threads: they wait for the disk.
+        # In threads: they wait for the disk, but not for one that is full.
+        self._store.stop_trying_again()
         await asyncio.to_thread(self._followers.close)
         await asyncio.to_thread(self._store.__exit__, None, None, None)
         async with self._reading:

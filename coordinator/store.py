@@ -339,6 +339,13 @@ class _Noted:
     written: threading.Event
 
 
+def _release(items: Iterable[Write | _Noted]) -> None:
+    """Let who waits for notes go on."""
+    for item in items:
+        if isinstance(item, _Noted):
+            item.written.set()
+
+
 class Store:
     """The writing side. ``on_durable`` is called in the writer's thread.
 
@@ -375,6 +382,8 @@ class Store:
         self._asked: deque[Callable[[], None]] = deque()
         self._queue: list[Write | _Noted] = []
         self._closing = False
+        self._tries_again = True
+        self._ended = False
         self._thread = threading.Thread(target=self._run, name="store")
         self._age_checked_s = 0.0
         self._cut: set[tuple[TraceId, str]] = set()
@@ -394,11 +403,20 @@ class Store:
     ) -> None:
         with self._changed:
             self._closing = True
-            self._changed.notify()
+        self.stop_trying_again()
         if self._thread.ident is not None:
             self._thread.join()
         self._connection.close()
         os.close(self._held)
+
+    def stop_trying_again(self) -> None:
+        """What cannot be written from now on is given up, and the thread with it.
+
+        For the end, before who waits in note() is joined: a full disk must not hold it up.
+        """
+        with self._changed:
+            self._tries_again = False
+            self._changed.notify()
 
     def submit(self, writes: Sequence[Write]) -> None:
         """Queue writes; on_durable tells when they are."""
@@ -410,7 +428,7 @@ class Store:
         """Write notes, and wait until that is done, or the store ends. For threads of their own."""
         noted = _Noted(notes, threading.Event())
         with self._changed:
-            if self._closing:
+            if self._closing or self._ended:
                 return
             self._queue.append(noted)
             self._changed.notify()
@@ -433,6 +451,14 @@ class Store:
             self._asked.popleft()()
 
     def _run(self) -> None:
+        try:
+            self._write_until_closed()
+        finally:
+            with self._changed:
+                self._ended = True
+            _release(self._queue)
+
+    def _write_until_closed(self) -> None:
         while True:
             with self._changed:
                 while not self._queue and not self._closing and not self._asked:
@@ -447,9 +473,7 @@ class Store:
                 if not self._commit_at_last(batch):
                     return
             finally:
-                for item in batch:
-                    if isinstance(item, _Noted):
-                        item.written.set()
+                _release(batch)
             tokens = [item.token for item in batch if isinstance(item, Write)]
             if tokens:
                 self._on_durable(tokens[-1])
@@ -467,7 +491,7 @@ class Store:
         """Try until it is done. False: it was not, and the store ends."""
         while not self._commit(batch):
             with self._changed:
-                if self._closing:
+                if not self._tries_again:
                     return False
                 self._changed.wait(_RETRY_S)
             self._give_signs()

@@ -33,7 +33,10 @@ from protocol.messages import (
     TriggerFired,
 )
 from protocol.slices import Data, PieceKind, RunFlags, encode_piece, encode_record
+from tests.export.collected import FRONT, TRACE
 from tests.unit.logs import SILENT
+from tests.unit.test_query import put_trace
+from tests.unit.test_store import driver
 from tests.unit.test_uplink import free_port
 
 BATCHES = 50
@@ -77,6 +80,30 @@ def test_nodes_are_not_listened_to_while_the_disk_is_behind(
             await hearing
             assert 0 < heard_before < BATCHES
             assert heard == BATCHES
+
+    asyncio.run(run())
+
+
+@pytest.mark.timeout(30)
+def test_a_full_disk_does_not_hold_up_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "t.sqlite"
+    with driver(path) as earlier:
+        put_trace(earlier, TRACE, {"edge": FRONT})  # for the index
+    indexer_waits = threading.Event()
+
+    def commit(_: Store, batch: Sequence[object]) -> bool:
+        indexer_waits.set()
+        return False
+
+    monkeypatch.setattr(Store, "_commit", commit)
+
+    async def run() -> None:
+        async with CoordinatorServer(
+            Settings("127.0.0.1:0", store=StoreSettings(str(path))), 1, SILENT
+        ):
+            assert await asyncio.to_thread(indexer_waits.wait, 20)
 
     asyncio.run(run())
 

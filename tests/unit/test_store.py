@@ -10,6 +10,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -35,6 +36,7 @@ from coordinator.core.records import (
 )
 from coordinator.core.verdict import Reason, ReasonKind, Verdict, VerdictKind
 from coordinator.store import (
+    PutExported,
     SliceRow,
     Store,
     StoreError,
@@ -380,6 +382,39 @@ def test_a_failed_batch_is_tried_again_and_nothing_called_durable_before(tmp_pat
         here.store._connection.execute("PRAGMA max_page_count = 1000000")
         assert here.durable.get() == 1
     assert recovered(path)[T1].slices[0].length == 100_000
+
+
+def test_who_waits_for_a_disk_that_is_full_does_not_hold_up_the_end(tmp_path: Path) -> None:
+    store = Store(tmp_path / "store.db", ROOMY, lambda _: None, SILENT)
+    tried, first, second = threading.Event(), (PutExported(T1, 1),), (PutExported(T2, 1),)
+
+    def commit(batch: object) -> bool:
+        tried.set()
+        return False
+
+    store._commit = commit  # type: ignore[method-assign] # a full disk
+    with store:
+        noting = [threading.Thread(target=store.note, args=(notes,)) for notes in (first, second)]
+        noting[0].start()
+        assert tried.wait(60)
+        noting[1].start()
+        while not store._queue:  # behind what is tried again
+            pass
+        store.stop_trying_again()
+        for thread in noting:
+            thread.join(60)
+        assert not any(thread.is_alive() for thread in noting)
+        store.note(first)  # nobody writes it any more
+
+
+def test_what_is_noted_at_the_end_is_written(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    with driver(path) as here:
+        here.write(PutTrigger("a", FIRED))
+        here.store.stop_trying_again()
+        here.store.note([PutExported(T1, 1)])
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("SELECT trace FROM exported").fetchall() == [(T1,)]
 
 
 def fill(here: Driver, number: int, size: int = 100_000, *, release: bool = True) -> None:
