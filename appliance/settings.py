@@ -16,7 +16,7 @@ from appliance.attach import Allowed
 from appliance.core.config import NodeConfig, TriggerLimits, TriggerPolicy
 from config.endpoint import Endpoint, OptionalEndpoint, is_loopback
 from config.endpoint import MetricsSettings as _MetricsSettings
-from config.schema import RELOADABLE, InvalidValue, Matching, Range, Size
+from config.schema import PATH, RELOADABLE, InvalidValue, Matching, Range, Size
 from daemon.log import Level, LevelName
 from protocol.messages import CHUNK_BYTES_MAX, LATERALS_MAX
 from protocol.wire import ADDRESSES_MAX
@@ -126,7 +126,7 @@ class Settings:
     """All of it. Sizes are bytes; ``percentage`` of all traces are recorded."""
 
     node: NodeName = field(default_factory=socket.gethostname)
-    socket: str = "/run/backsight/node.sock"
+    socket: Annotated[str, PATH] = "/run/backsight/node.sock"
     coordinator: CoordinatorSettings | None = None
     addresses: tuple[Address, ...] = ()
     allow: Annotated[AllowSettings, RELOADABLE] = field(default_factory=AllowSettings)

@@ -101,7 +101,7 @@ class Size:
 
     def admit(self, value: int | str) -> int:
         if isinstance(value, str):
-            match = re.fullmatch(r"([0-9]{1,15}) ?(KiB|MiB|GiB|TiB|)", value)
+            match = re.fullmatch(r"(0|[1-9][0-9]{0,14}) ?(KiB|MiB|GiB|TiB|)", value)
             if match is None:
                 raise ValueError
             value = int(match[1]) * _UNITS[match[2]]
@@ -124,6 +124,9 @@ class Matching:
         if not re.fullmatch(self.pattern, value):
             raise ValueError
         return value
+
+
+PATH = Matching(r"[^\0]+", "a path")
 
 
 class Reloadable:
@@ -187,6 +190,27 @@ def _shown(node: yaml.Node) -> str:
     return (repr(node.value) if node.style else (node.value or "nothing"))[:80]
 
 
+# As in YAML 1.2, but for numbers that are not decimal.
+_WHOLE = re.compile(r"[-+]?(0|[1-9][0-9]*)")
+_NUMBER = re.compile(rf"({_WHOLE.pattern}(\.[0-9]*)?|[-+]?\.[0-9]+)([eE][-+]?[0-9]+)?")
+_BOOLEANS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+
+
+def _parsed(node: yaml.ScalarNode, kind: type) -> object:
+    """The value as one of that type; ValueError if it is none. Whatever its tag claims."""
+    text = node.value
+    if kind is str and _tag(node) == "str":
+        return text
+    if node.style is None:
+        if kind is bool and text.lower() in _BOOLEANS:
+            return _BOOLEANS[text.lower()]
+        if kind is int and _WHOLE.fullmatch(text):
+            return int(text)
+        if kind is float and _NUMBER.fullmatch(text):
+            return float(text)
+    raise ValueError
+
+
 class _Absent:
     """What stands for a value that was refused."""
 
@@ -248,18 +272,15 @@ class _Reader:
         if not isinstance(node, yaml.ScalarNode):
             return self._refuse(node, key, f"{_shown(node)}; allowed: {allowed}")
         refusal = f"{_shown(node)}; allowed: {allowed}"
-        tag = _TAGS.get(_tag(node))
         sized = any(isinstance(bound, Size) for bound in bounds)
-        if tag is not kind and (tag, kind) != (int, float) and not (tag is str and sized):
-            return self._refuse(node, key, refusal)
         try:
-            value = node.value if tag is str else yaml.safe_load(node.value)
-            if kind is float:
-                value = float(value)
+            value = node.value if sized and _tag(node) == "str" else _parsed(node, kind)
             for bound in bounds:
                 value = bound.admit(value)
         except (ValueError, OverflowError):
-            return self._refuse(node, key, refusal)
+            # YAML 1.1 would take them for octal, hexadecimal or sexagesimal ones, among others.
+            strange = _TAGS.get(_tag(node)) in (int, float) and not _NUMBER.fullmatch(node.value)
+            return self._refuse(node, key, f"{refusal}, written plainly" if strange else refusal)
         return value
 
     def _list(self, node: yaml.Node, kind: Any, key: str) -> object:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from appliance.settings import Settings
 from config.schema import (
     ConfigError,
     InvalidValue,
@@ -119,6 +121,16 @@ policies:
             "f:4: policies.slow.weight: 0.1; allowed: a number from 0.5 to 100",
         ),
         ("name: a\npolicies:\n  slow: {weight: .nan}", "f:3: policies.slow.weight: .nan; allowed"),
+        # What YAML 1.1 takes for other numbers than they look like, and what a tag claims.
+        ("name: a\npool_bytes: 010485760", "f:2: pool_bytes: 010485760; allowed: 1MiB to"),
+        ("name: a\npool_bytes: 010MiB", "f:2: pool_bytes: 010MiB; allowed: 1MiB to"),
+        ("name: a\nsection: {high: 1:30}", "high: 1:30; allowed: a whole number, written plainly"),
+        ("name: a\nsection: {high: 0x7}", "high: 0x7; allowed: a whole number, written plainly"),
+        ("name: a\nsection: {high: 1_0}", "high: 1_0; allowed: a whole number, written plainly"),
+        ("name: a\nsection: {high: !!int abc}", "f:2: section.high: abc; allowed: a whole number"),
+        ("name: a\ntrust: !!bool maybe", "f:2: trust: maybe; allowed: true or false"),
+        ("name: a\npolicies: {slow: {weight: !!float x}}", "weight: x; allowed: a number from"),
+        ("name: a\npolicies: {slow: {weight: .inf}}", "weight: .inf; allowed: a number from"),
         ("- a", "f:1: a list; allowed: a section with name"),
         ("name: a\n? [b]\n: c", "f:2: a key is a text"),
         ("name: {", "f:1: no valid YAML"),
@@ -159,6 +171,38 @@ def test_any_text_is_a_configuration_or_a_config_error(text: str) -> None:
         assert isinstance(loads(text, Example, "f"), Example)
     except ConfigError as error:
         assert error.problems
+
+
+SCALARS = st.one_of(
+    st.from_regex(r"[-+]?[0-9_:.eExob]{1,8}(KiB|MiB)?", fullmatch=True),
+    st.sampled_from(["yes", "off", "~", "null", ".nan", "-.inf", "1e3", "!!int", "!!bool", "'"]),
+    st.text(max_size=8),
+)
+
+
+@given(st.sampled_from(["pool_bytes", "trust", "section.low", "policies.slow.weight"]), SCALARS)
+def test_any_value_of_a_key_is_taken_or_told_by_the_key(key: str, value: str) -> None:
+    *sections, last = key.split(".")
+    text = "name: a\n" + "".join(f"{'  ' * i}{name}:\n" for i, name in enumerate(sections))
+    try:
+        loads(f"{text}{'  ' * len(sections)}{last}: {value}\n", Example, "f")
+    except ConfigError as error:
+        assert all(re.match(r"f:\d+: |f: no valid YAML", problem) for problem in error.problems)
+
+
+@pytest.mark.parametrize(
+    ("text", "weight"),
+    [("1e1", 10), ("2.5", 2.5), ("+3", 3), ("3.", 3), ("25e-1", 2.5), (".5", 0.5)],
+)
+def test_numbers_are_those_of_yaml_1_2(text: str, weight: float) -> None:
+    read = loads(f"name: a\npolicies: {{slow: {{weight: {text}}}}}", Example, "f")
+    assert read.policies["slow"].weight == weight
+
+
+@pytest.mark.parametrize("text", ["''", '"a\\0b"'])
+def test_what_is_no_path_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"f:1: socket: .*; allowed: a path"):
+        loads(f"socket: {text}", Settings, "f")
 
 
 @given(st.integers(1, 1 << 40))
