@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +12,7 @@ from urllib.parse import urlsplit
 
 from config.endpoint import Endpoint, OptionalEndpoint, check_listen, is_loopback
 from config.endpoint import MetricsSettings as _MetricsSettings
-from config.schema import RELOADABLE, InvalidValue, Matching, Range, Size
+from config.schema import PATH, RELOADABLE, InvalidValue, Matching, Range, Size
 from coordinator.core.config import NS_PER_S, CoordinatorConfig
 from coordinator.core.verdict import VerdictKind
 from coordinator.store import StoreLimits
@@ -25,7 +26,7 @@ Seconds = Annotated[float, Range(0.001, 86400), RELOADABLE]
 class StoreSettings:
     """Where traces are kept, how many bytes of them, for how long."""
 
-    path: str = "/var/lib/backsight/traces.sqlite"
+    path: Annotated[str, PATH] = "/var/lib/backsight/traces.sqlite"
     bytes_max: Annotated[int, Size(16 << 20, 1 << 50), RELOADABLE] = 10 << 30
     age_max_s: Annotated[float, Range(60, 1e10), RELOADABLE] = 7 * 86400.0
 
@@ -56,7 +57,36 @@ _HEADER_NAME = Matching("[A-Za-z0-9_.-]{1,128}", "letters, digits and _.-")
 # Of HTTP and of gRPC; a line break would begin another header.
 _HEADER_VALUE = Matching("[ -~]{0,4096}", "printable ASCII")
 
+# They say how a request is sent, which only who sends it knows.
+_OWN_HEADERS = frozenset(
+    {
+        "connection",
+        "content-encoding",
+        "content-length",
+        "content-type",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+    }
+)
+_OWN_HEADERS_TEXT = ", ".join(sorted(_OWN_HEADERS))
+
+# RFC 1035: of one part of a name, and of all of it.
+_LABEL_MAX = 63
+_NAME_MAX = 253
+
 _VERDICTS = ("coherent", "partial", "lossy", "truncated")
+
+
+def _host(name: str) -> str:
+    """A host as it stands in HOST:PORT; ValueError if nothing can have that name."""
+    if ":" in name:
+        return f"[{ipaddress.IPv6Address(name)}]"
+    labels = name.removesuffix(".").split(".")
+    if len(name) > _NAME_MAX or not all(1 <= len(label) <= _LABEL_MAX for label in labels):
+        raise ValueError(name)
+    return name
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +104,7 @@ class ExportSettings:
     ) = None
     protocol: Annotated[str, Matching("grpc|http/protobuf", "grpc or http/protobuf")] = "grpc"
     insecure: bool = False
-    ca_file: str | None = None
+    ca_file: Annotated[str | None, PATH] = None
     headers: Mapping[Annotated[str, _HEADER_NAME], Annotated[str, _HEADER_VALUE]] = field(
         default_factory=dict
     )
@@ -92,8 +122,15 @@ class ExportSettings:
     def __post_init__(self) -> None:
         if self.endpoint is None:
             return
-        url = urlsplit(self.endpoint)
-        host = f"[{url.hostname}]" if ":" in (url.hostname or "") else url.hostname
+        try:
+            url = urlsplit(self.endpoint)
+            host = _host(url.hostname or "")
+        except ValueError:
+            raise InvalidValue(
+                "endpoint",
+                f"{self.endpoint}; allowed: a URL with an IP address, or with a host name of labels"
+                f" of 1 to {_LABEL_MAX} characters between dots",
+            ) from None
         if url.scheme == "http" and not self.insecure and not is_loopback(f"{host}:0"):
             raise InvalidValue(
                 "endpoint",
@@ -112,6 +149,18 @@ class ExportSettings:
                 f"{self.endpoint} has a path, which gRPC has no use for; allowed: a URL without"
                 " one, or `protocol: http/protobuf`",
             )
+        for name in self.headers:
+            said = name.lower()
+            if said in _OWN_HEADERS:
+                raise InvalidValue(
+                    "headers", f"{name} is the exporter's own; allowed: any but {_OWN_HEADERS_TEXT}"
+                )
+            if self.protocol == "grpc" and (said.startswith("grpc-") or said.endswith("-bin")):
+                raise InvalidValue(
+                    "headers",
+                    f"{name} is binary, or gRPC's own; allowed: a name that does not begin with grpc-"
+                    " and does not end with -bin, or `protocol: http/protobuf`",
+                )
 
 
 @dataclass(frozen=True, slots=True)

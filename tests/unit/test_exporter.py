@@ -503,6 +503,15 @@ def test_a_connection_that_was_closed_while_idle_is_no_failure(tmp_path: Path) -
         ("endpoint: http://collector:4317", "in clear text"),
         ("endpoint: https://collector:4317/v1/traces", "has a path"),
         ("endpoint: https://collector:99999", "a port from 1 to 65535"),
+        ("endpoint: https://[:::::1]:4317", "an IP address"),
+        ("endpoint: https://[::1", "allowed: a URL"),
+        ("endpoint: https://[1.2.3.4]", "an IP address"),
+        ("endpoint: https://otel..collector", "labels of 1 to 63 characters"),
+        (f"endpoint: https://{'a' * 64}.example", "labels of 1 to 63 characters"),
+        (f"endpoint: https://{'a.' * 130}example", "labels of 1 to 63 characters"),
+        ("endpoint: https://c\n  headers: {X-Bin: a}", "does not end with -bin"),
+        ("endpoint: https://c\n  headers: {grpc-tags: a}", "does not begin with grpc-"),
+        ("endpoint: https://c\n  headers: {Content-Length: a}", "any but connection"),
         ("protocol: http/json", "grpc or http/protobuf"),
         ("compression: zstd", "none or gzip"),
         ("verdicts: [provisional]", "coherent, partial, lossy, truncated"),
@@ -513,7 +522,8 @@ def test_a_connection_that_was_closed_while_idle_is_no_failure(tmp_path: Path) -
 def test_a_wrong_setting_is_refused(yaml: str, problem: str) -> None:
     with pytest.raises(ConfigError) as refused:
         loads("export:\n  " + yaml, Settings, "c.yaml")
-    assert refused.value.problems[0].startswith("c.yaml:2: export.")
+    line = 2 + yaml.count("\n")
+    assert refused.value.problems[0].startswith(f"c.yaml:{line}: export.")
     assert problem in refused.value.problems[0]
 
 
