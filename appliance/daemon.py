@@ -279,8 +279,9 @@ class Daemon:
 
     def reconfigure(self, settings: Settings) -> None:
         """Go on with other settings, of which those that cannot be changed are the same."""
-        self._settings = settings
+        # First, since a name may be gone by now.
         self._attach.allowed = settings.allow.resolve()
+        self._settings = settings
         self._dataplane.set_sampling(settings)
         self._core.reconfigure(settings.core_config(), time.monotonic_ns())
         self._on_fact()

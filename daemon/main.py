@@ -12,7 +12,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar
 
@@ -39,10 +39,14 @@ S_contra = TypeVar("S_contra", contravariant=True)
 
 @dataclass(slots=True)
 class Configuration(Generic[S]):
-    """A daemon's settings, and the file that they are from; None: all defaults."""
+    """A daemon's settings, and the file that they are from; None: all defaults.
+
+    ``asked_early``: a reload was asked for before the daemon served.
+    """
 
     settings: S
     path: Path | None
+    asked_early: threading.Event = field(default_factory=threading.Event)
 
     def reload(self, take_up: Callable[[S], None]) -> Merged[S]:
         """Read the file again, and have what can be ``take_up``; ConfigError leaves all as it was."""
@@ -59,6 +63,8 @@ class Configuration(Generic[S]):
             take_up(merged.settings)
         except ConfigError as error:
             raise ConfigError([f"{self.path}: {problem}" for problem in error.problems]) from error
+        except InvalidValue as error:  # it was valid a moment ago: a user, say, is gone
+            raise ConfigError([f"{self.path}: {error}"]) from error
         self.settings = merged.settings
         return merged
 
@@ -66,7 +72,12 @@ class Configuration(Generic[S]):
 def read_arguments(
     program: str, description: str, schema: type[S], argv: Sequence[str] | None
 ) -> Configuration[S]:
-    """Parse the command line and read the configuration; exits with EXIT_CONFIG if it is bad."""
+    """Parse the command line and read the configuration; exits with EXIT_CONFIG if it is bad.
+
+    A SIGHUP from here on is one that supervise() heeds.
+    """
+    asked_early = threading.Event()
+    signal.signal(signal.SIGHUP, lambda *_: asked_early.set())
     parser = argparse.ArgumentParser(prog=program, description=description)
     parser.add_argument(
         "--config", type=Path, metavar="FILE", help="YAML; without it, all defaults"
@@ -89,7 +100,7 @@ def read_arguments(
     if arguments.check:
         print(f"{arguments.config or 'defaults'}: valid for {program}")
         sys.exit(0)
-    return Configuration(settings, arguments.config)
+    return Configuration(settings, arguments.config, asked_early)
 
 
 def die_with_any_thread() -> None:
@@ -164,6 +175,8 @@ async def supervise(
 
     loop.add_signal_handler(signal.SIGHUP, hang_up)
     manager.ready()
+    if configuration.asked_early.is_set():
+        hang_up()
     end = asyncio.ensure_future(told.wait())
     tasks: set[asyncio.Future[Any]] = {
         end,

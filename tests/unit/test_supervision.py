@@ -375,6 +375,28 @@ def reloaded(
         return daemon.ends(signal.SIGTERM)
 
 
+@pytest.mark.parametrize("module", ["appliance", "coordinator"])
+def test_sighup_before_the_daemon_serves_reloads_when_it_does(
+    manager: Manager, tmp_path: Path, module: str
+) -> None:
+    """It waits for its configuration, which comes through a pipe, when it gets the signal."""
+    config = write_config(tmp_path, module)
+    text = config.read_text()
+    config.unlink()
+    os.mkfifo(config)
+    with started(manager, [module], config) as daemon:
+        with config.open("w") as pipe:
+            daemon.process.send_signal(signal.SIGHUP)
+            pipe.write(text)
+        manager.hear_until("READY=1")
+        manager.hear_until("RELOADING=1\n.*")
+        config.write_text(text + "log_level: debug\n")
+        manager.hear_until("READY=1")
+        code, stderr = daemon.ends(signal.SIGTERM)
+    assert code == 0
+    assert "reloaded; log_level changed\n" in stderr
+
+
 @pytest.mark.parametrize(
     ("module", "before", "after", "taken"),
     [
