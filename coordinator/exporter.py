@@ -17,9 +17,11 @@ import email.utils
 import gzip
 import http.client
 import math
+import queue
 import random
 import socket
 import ssl
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -82,6 +84,14 @@ _RETRYABLE_STATUS = frozenset({429, 502, 503, 504})
 # Nobody reads it: who interrupts has an outcome of its own in mind.
 _INTERRUPTED = "interrupted"
 
+# Where a URL has none. 443 is what a https URL means, with gRPC and all SDKs too.
+_PORTS = {
+    ("http", "grpc"): 4317,
+    ("http", "http/protobuf"): 4318,
+    ("https", "grpc"): 443,
+    ("https", "http/protobuf"): 443,
+}
+
 _METHOD = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
 _HTTP_PATH = "/v1/traces"
 _USER_AGENT = f"Backsight-Coordinator/{VERSION}"
@@ -117,7 +127,7 @@ class Transport(Protocol):
     """A way to a receiver, for one thread."""
 
     def send(self, request: bytes) -> Outcome:
-        """Send an ExportTraceServiceRequest."""
+        """Send an ExportTraceServiceRequest. What it raises is a try that failed."""
 
     def interrupt(self) -> None:
         """From another thread: let what is being sent fail at once, and all that comes after it."""
@@ -134,7 +144,7 @@ class GrpcTransport:
     def __init__(self, settings: ExportSettings) -> None:
         url = urlsplit(settings.endpoint or "")
         target = f"{url.hostname if ':' not in (url.hostname or '') else f'[{url.hostname}]'}"
-        target += f":{url.port or 4317}"
+        target += f":{url.port or _PORTS[url.scheme, settings.protocol]}"
         # gRPC has pauses of its own between connections, up to two minutes: no longer than ours.
         longest_ms = int(_BACKOFF_MAX_S * 1000)
         options = [
@@ -163,8 +173,6 @@ class GrpcTransport:
             )
         except grpc.RpcError as error:
             return _grpc_failure(error)
-        except ValueError:  # of a channel that is closed
-            return TryAgain(_INTERRUPTED)
         return _accepted(reply)
 
     def interrupt(self) -> None:
@@ -198,6 +206,79 @@ def _retry_delay_s(metadata: Iterable[Any]) -> float | None:
     return None
 
 
+class _Connection(http.client.HTTPConnection):
+    """One that another thread can break off at any time, also while it is being made.
+
+    ``tls``: in clear text without it.
+    """
+
+    def __init__(
+        self, host: str, port: int, timeout_s: float, tls: ssl.SSLContext | None = None
+    ) -> None:
+        super().__init__(host, port, timeout=timeout_s)
+        self._timeout_s = timeout_s
+        self._tls = tls
+        if tls is not None:
+            self.default_port = http.client.HTTPS_PORT
+        self._looked_up: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._is_broken_off = False
+
+    def connect(self) -> None:
+        problem = OSError(f"{self.host} has no address")
+        for family, kind, protocol, _, address in self._addresses():
+            try:
+                # First where break_off() finds it, then a look whether that was already.
+                self.sock = socket.socket(family, kind, protocol)
+                self._go_on()
+                self.sock.settimeout(self._timeout_s)
+                self.sock.connect(address)
+                self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                if self._tls is not None:
+                    self.sock = self._tls.wrap_socket(
+                        self.sock, server_hostname=self.host, do_handshake_on_connect=False
+                    )
+                    self._go_on()
+                    self.sock.do_handshake()
+                return
+            except OSError as error:
+                self.close()
+                problem = error
+        raise problem
+
+    def _addresses(self) -> Iterable[Any]:
+        """In a thread of its own, since nothing can end a look-up."""
+        looked_up = self._looked_up = queue.SimpleQueue()
+        self._go_on()
+
+        def look_up() -> None:
+            try:
+                looked_up.put(socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM))
+            except Exception as error:  # noqa: BLE001 - it is raised where it is waited for
+                looked_up.put(error)
+
+        threading.Thread(target=look_up, name="look-up", daemon=True).start()
+        try:
+            found = looked_up.get(timeout=self._timeout_s)
+        except queue.Empty:
+            raise TimeoutError(f"no address of {self.host} in {self._timeout_s:g} s") from None
+        if isinstance(found, Exception):
+            raise found
+        return found  # type: ignore[no-any-return]
+
+    def _go_on(self) -> None:
+        if self._is_broken_off:
+            raise OSError(_INTERRUPTED)
+
+    def break_off(self) -> None:
+        """Let what is under way fail, and all that comes after it."""
+        self._is_broken_off = True
+        self._looked_up.put(OSError(_INTERRUPTED))
+        if self.sock is not None:
+            with contextlib.suppress(OSError):
+                # Not TLS's own, which takes away what the other thread works with.
+                socket.socket.shutdown(self.sock, socket.SHUT_RDWR)
+
+
 class HttpTransport:
     """OTLP/HTTP with binary protobuf. The connection is kept, and made anew after a failure."""
 
@@ -216,7 +297,6 @@ class HttpTransport:
         }
         if self._gzip:
             self._headers["Content-Encoding"] = "gzip"
-        self._interrupted = False
 
     def send(self, request: bytes) -> Outcome:
         body = gzip.compress(request) if self._gzip else request
@@ -228,18 +308,16 @@ class HttpTransport:
         return outcome
 
     def _post(self, body: bytes) -> Outcome:
-        if self._interrupted:
-            return TryAgain(_INTERRUPTED)
         try:
             self._connection.request("POST", self._path, body, self._headers)
             response = self._connection.getresponse()
             reply = response.read(_RESPONSE_BYTES_MAX + 1)
-        except (OSError, http.client.HTTPException) as error:
+        except Exception as error:  # noqa: BLE001 - whatever it is, the connection is of no more use
             self._connection.close()
             return TryAgain(f"{type(error).__name__}: {error}")
         if len(reply) > _RESPONSE_BYTES_MAX:
             self._connection.close()  # there is more that nobody reads
-        if response.status == 200:
+        if 200 <= response.status < 300:
             return _accepted(reply if response.headers.get_content_subtype() != "json" else b"")
         why = f"HTTP {response.status} {response.reason}{_said(reply)}"
         if response.status in _RETRYABLE_STATUS:
@@ -258,24 +336,16 @@ class HttpTransport:
             return None
 
     def interrupt(self) -> None:
-        self._interrupted = True
-        connected = self._connection.sock
-        if connected is not None:
-            with contextlib.suppress(OSError):
-                connected.shutdown(socket.SHUT_RDWR)
+        self._connection.break_off()
 
     def close(self) -> None:
         self._connection.close()
 
 
-def _http_connection(url: SplitResult, settings: ExportSettings) -> http.client.HTTPConnection:
-    host = url.hostname or ""
-    if url.scheme == "https":
-        context = ssl.create_default_context(cafile=settings.ca_file)
-        return http.client.HTTPSConnection(
-            host, url.port, timeout=settings.timeout_s, context=context
-        )
-    return http.client.HTTPConnection(host, url.port or 4318, timeout=settings.timeout_s)
+def _http_connection(url: SplitResult, settings: ExportSettings) -> _Connection:
+    tls = ssl.create_default_context(cafile=settings.ca_file) if url.scheme == "https" else None
+    port = url.port or _PORTS[url.scheme, settings.protocol]
+    return _Connection(url.hostname or "", port, settings.timeout_s, tls)
 
 
 def _said(reply: bytes) -> str:
@@ -522,7 +592,10 @@ class Exporter:
         """Send what is due; how long to wait before it is tried again, 0 if it need not be."""
         self.counters.requests += 1
         self.counters.request_bytes += len(request)
-        outcome = transport.send(request)
+        try:
+            outcome = transport.send(request)
+        except Exception as error:  # noqa: BLE001 - it must not end the thread, and the coordinator
+            outcome = TryAgain(f"{type(error).__name__}: {error}")
         match outcome:
             case TryAgain():
                 return self._put_off(outcome)

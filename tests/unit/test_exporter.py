@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import contextlib
 import email.utils
+import queue
 import random
 import socket
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,7 +21,15 @@ from config.schema import ConfigError, loads
 from coordinator import exporter
 from coordinator.core.records import PutReleased
 from coordinator.core.verdict import VerdictKind
-from coordinator.exporter import Exporter, HttpTransport, TryAgain, requests_of, transport_of
+from coordinator.exporter import (
+    Exporter,
+    HttpTransport,
+    Outcome,
+    Transport,
+    TryAgain,
+    requests_of,
+    transport_of,
+)
 from coordinator.settings import ExportSettings, Settings
 from coordinator.store import PutExported, StoreReader
 from export import stamped as names
@@ -417,6 +427,97 @@ def test_a_receiver_that_cannot_be_is_not_taken_up(store_path: Path, receiver: R
         assert len(receiver.heard.get_nowait().spans) == SPANS
 
 
+def test_whatever_goes_wrong_in_sending_is_a_try_that_failed(
+    store_path: Path, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: bytes) -> Outcome:
+        raise UnicodeError("no such name")
+
+    with receiver, Here(store_path, receiver) as here, StoreReader(store_path) as reader:
+        here.close_trace(TRACE, ALL)
+        transport = here.exporter._receiver.transport
+        with monkeypatch.context() as patched:
+            patched.setattr(transport, "send", fail)
+            assert here.exporter.work(reader) == 5.0
+        assert "UnicodeError: no such name" in here.driver.log[0]
+        assert here.work() == []
+        assert len(receiver.heard.get_nowait().spans) == SPANS
+
+
+def test_a_look_up_that_fails_somehow_is_a_try_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise UnicodeError("label empty or too long")
+
+    monkeypatch.setattr(socket, "getaddrinfo", fail)
+    with closing_transport(ExportSettings("http://127.0.0.1:1", "http/protobuf")) as transport:
+        assert transport.send(b"") == TryAgain("UnicodeError: label empty or too long")
+
+
+@contextlib.contextmanager
+def closing_transport(settings: ExportSettings) -> Iterator[Transport]:
+    transport = transport_of(settings)
+    try:
+        yield transport
+    finally:
+        transport.close()
+
+
+def ends_when_interrupted(settings: ExportSettings, is_under_way: Callable[[Any], object]) -> bool:
+    """Whether sending ends at once, although it may take minutes."""
+    with closing_transport(settings) as transport:
+        outcomes: queue.Queue[Outcome] = queue.Queue()
+        threading.Thread(
+            target=lambda: outcomes.put(transport.send(b"")), name="sends", daemon=True
+        ).start()
+        while not is_under_way(transport):
+            pass
+        transport.interrupt()
+        return isinstance(outcomes.get(timeout=60), TryAgain) and isinstance(
+            transport.send(b""), TryAgain
+        )
+
+
+def test_a_look_up_is_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, answer = threading.Event(), threading.Event()
+
+    def look_up(*_: object, **__: object) -> list[object]:
+        asked.set()
+        answer.wait(60)
+        return []
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    settings = ExportSettings("http://127.0.0.1:1", "http/protobuf", timeout_s=600)
+    assert ends_when_interrupted(settings, lambda _: asked.wait(60))
+    answer.set()
+
+
+def test_connecting_is_interrupted() -> None:
+    with contextlib.ExitStack() as sockets:
+        full = sockets.enter_context(socket.socket())
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        for _ in range(3):  # one is in the queue, and nothing answers the others
+            waiting = sockets.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(full.getsockname())
+        url = f"http://127.0.0.1:{full.getsockname()[1]}"
+        settings = ExportSettings(url, "http/protobuf", timeout_s=600)
+        assert ends_when_interrupted(settings, lambda transport: transport._connection.sock)
+
+
+def test_a_handshake_is_interrupted() -> None:
+    with contextlib.ExitStack() as sockets:
+        silent = sockets.enter_context(socket.create_server(("127.0.0.1", 0)))
+        url = f"https://127.0.0.1:{silent.getsockname()[1]}"
+
+        def said_hello(_: object) -> bytes:
+            return sockets.enter_context(silent.accept()[0]).recv(1)
+
+        assert ends_when_interrupted(
+            ExportSettings(url, "http/protobuf", timeout_s=600), said_hello
+        )
+
+
 @pytest.mark.parametrize("kind", [GrpcReceiver, HttpReceiver])
 def test_a_receiver_is_only_trusted_by_its_certificate(
     store_path: Path, tmp_path: Path, kind: type[GrpcReceiver | HttpReceiver]
@@ -471,6 +572,42 @@ def test_each_request_of_a_trace_is_tried_by_itself(
         del heard[2]
         sent = [span.span_id for one in heard for span in one.spans]
         assert len(sent) == len(set(sent)) == SPANS
+
+
+def test_any_success_of_http_is_one(store_path: Path) -> None:
+    receiver = HttpReceiver(free_port(), answers=[Answer(status=202)])
+    with receiver, Here(store_path, receiver) as here:
+        here.close_trace(TRACE, ALL)
+        assert here.work() == []
+        assert (here.exporter.counters.traces, here.driver.log) == (1, [])
+
+
+@pytest.mark.parametrize(
+    ("scheme", "protocol", "port"),
+    [
+        ("http", "grpc", 4317),
+        ("http", "http/protobuf", 4318),
+        ("https", "grpc", 443),
+        ("https", "http/protobuf", 443),
+    ],
+)
+def test_where_a_url_without_a_port_leads(
+    monkeypatch: pytest.MonkeyPatch, scheme: str, protocol: str, port: int
+) -> None:
+    asked: list[str] = []
+
+    real = grpc.insecure_channel
+
+    def channel(target: str, *_: object) -> grpc.Channel:
+        asked.append(target)
+        return real(target)
+
+    monkeypatch.setattr(grpc, "secure_channel", channel)
+    monkeypatch.setattr(grpc, "insecure_channel", channel)
+    with closing_transport(ExportSettings(f"{scheme}://127.0.0.1", protocol)) as transport:
+        if isinstance(transport, HttpTransport):
+            asked.append(f"{transport._connection.host}:{transport._connection.port}")
+    assert asked == [f"127.0.0.1:{port}"]
 
 
 def test_retry_after_may_be_a_date() -> None:
