@@ -416,8 +416,12 @@ def _parser() -> argparse.ArgumentParser:
     trigger = command(
         "trigger", _trigger, "fire a trigger on the node on this machine", asks=("node",)
     )
-    trigger.add_argument("name", help="the trigger's name, 1 to 31 of [a-z0-9_.-]")
     trigger.add_argument("trace", help="32 hex digits")
+    trigger.add_argument(
+        "--name",
+        default="operator",
+        help="the trigger's name, 1 to 31 of [a-z0-9_.-] (default: %(default)s)",
+    )
     trigger.add_argument(
         "--why", default="fired by hand", help="for the person who reads the trace"
     )

@@ -197,7 +197,7 @@ def test_an_operator_fires_on_one_node(two: Cluster) -> None:
         subprocess.run(
             [
                 PYTHON, "-m", "ctl", "--node", str(two.beta.socket_path),
-                "trigger", "look", trace, "--why", "I want to see it",
+                "trigger", trace, "--name", "look", "--why", "I want to see it",
             ],
             check=True,
         )  # fmt: skip
@@ -282,7 +282,7 @@ def test_a_killed_process_leaves_its_last_words(two: Cluster) -> None:
         front.do("leave", trace)
         front.close()
         subprocess.run(
-            [PYTHON, "-m", "ctl", "--node", str(two.alpha.socket_path), "trigger", "crash", trace],
+            [PYTHON, "-m", "ctl", "--node", str(two.alpha.socket_path), "trigger", trace],
             check=True,
         )
         shown = two.trace(trace, lambda shown: shown["verdict"]["kind"] == "partial")

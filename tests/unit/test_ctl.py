@@ -285,10 +285,13 @@ def test_the_operator_fires_a_trigger(tmp_path: Path) -> None:
     status = _ask_server(
         tmp_path,
         host,
-        ask=lambda path: main(["--node", path, "trigger", "by-hand", TRACE.hex(), "--why", "odd"]),
+        ask=lambda path: (
+            main(["--node", path, "trigger", TRACE.hex()])
+            or main(["--node", path, "trigger", TRACE.hex(), "--name", "by-hand", "--why", "odd"])
+        ),
     )
     assert status == 0
-    assert host.fired == [("by-hand", TRACE, "odd")]
+    assert host.fired == [("operator", TRACE, "fired by hand"), ("by-hand", TRACE, "odd")]
 
 
 @pytest.mark.parametrize(
@@ -379,7 +382,7 @@ ASK_COORDINATOR = {
     "nodes": [],
     "export": [TRACE.hex(), "--output", "out"],
 }
-ASK_NODE = {"status": [], "show": [TRACE.hex()], "trigger": ["slow", TRACE.hex()]}
+ASK_NODE = {"status": [], "show": [TRACE.hex()], "trigger": [TRACE.hex()]}
 
 
 def test_every_command_is_for_programs_too(
@@ -432,7 +435,7 @@ def test_every_command_is_for_programs_too(
     assert [node["node"] for node in told["nodes"]] == ["alpha", "beta"]
     assert told["export"] == [{"output": "out", "format": "otlp-json", "traces": 1, "spans": 1}]
     assert told["node: trigger"] == [
-        {"trigger": "slow", "trace_id": TRACE.hex(), "why": "fired by hand"}
+        {"trigger": "operator", "trace_id": TRACE.hex(), "why": "fired by hand"}
     ]
 
 
