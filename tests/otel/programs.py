@@ -242,6 +242,54 @@ def answers() -> None:
         print(json.dumps(traces))
 
 
+class Context:
+    """Of a gRPC server, with trailing metadata that was set before."""
+
+    def __init__(self) -> None:
+        self.said: Any = [("before", "1")]
+
+    def set_trailing_metadata(self, metadata: Any) -> None:
+        self.said = list(metadata)
+
+    def trailing_metadata(self) -> Any:
+        return self.said
+
+
+class Slotted(Context):
+    __slots__ = ()
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name != "said":
+            raise AttributeError(name)
+        super().__setattr__(name, value)
+
+
+class Unreadable(Context):
+    def trailing_metadata(self) -> Any:
+        raise NotImplementedError
+
+
+def contexts_of_servers() -> None:
+    """What several classes of them have for the caller before and after a handler set its own."""
+    from backsight.otel import _hooks
+
+    told: dict[str, list[Any]] = {}
+    with provided() as (provider, _):
+        tracer = provider.get_tracer("lib")
+        for kind in (Context, Slotted, Unreadable):
+            with tracer.start_as_current_span("served", kind=SpanKind.SERVER):
+                context = kind()
+                _hooks._tell(context)
+                before = context.said
+                context.set_trailing_metadata((("after", "2"),))
+                told[kind.__name__] = [[key for key, _ in said] for said in (before, context.said)]
+                _hooks._tell(object())
+        untraced = Context()
+        _hooks._tell(untraced)
+        told["untraced"] = [[key for key, _ in untraced.said]]
+    print(json.dumps(told))
+
+
 def rules(directory: str) -> None:
     """Of each file of rules: what is complained of, and which rules hold."""
     from backsight.otel._rules import from_environment
@@ -260,6 +308,5 @@ def rules(directory: str) -> None:
 
 
 if __name__ == "__main__":
-    {f.__name__: f for f in (fidelity, unusual, contexts, triggers, answers, rules)}[sys.argv[1]](
-        *sys.argv[2:]
-    )
+    PROGRAMS = (fidelity, unusual, contexts, contexts_of_servers, triggers, answers, rules)
+    {f.__name__: f for f in PROGRAMS}[sys.argv[1]](*sys.argv[2:])

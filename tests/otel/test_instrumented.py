@@ -93,26 +93,50 @@ def test_a_failure_behind_a_fall_back_is_caught_where_it_is(instrumented: Instru
     assert "raise LookupError" in str(exception.attributes["exception.stacktrace"])
 
 
-def test_grpc_servers_say_where_they_run_in_all_kinds_of_calls(instrumented: Instrumented) -> None:
-    with instrumented.popen("python", "calls.py", "serve", service="stock") as server:
+def test_aiohttp_learns_who_answered(instrumented: Instrumented) -> None:
+    with served(instrumented, "back") as back:
+        output = instrumented.run("python", "fetch.py", f"http://{back}/items/fine")
+    (part,) = instrumented.peek(output).slices
+    assert len(part.content.hops_out) == len(part.content.hops_in) == 1
+    assert len([crumb for crumb in part.content.breadcrumbs if not crumb.name]) == 1
+
+
+@contextlib.contextmanager
+def calls(instrumented: Instrumented, serve: str) -> Iterator[str]:
+    """A server of calls.py, and its port."""
+    with instrumented.popen("python", "calls.py", serve, service="stock") as server:
         assert server.stdin is not None
         assert server.stdout is not None
-        port = server.stdout.readline().strip()
-        output = instrumented.run("python", "calls.py", "call", port)
+        yield server.stdout.readline().strip()
         server.stdin.close()
+
+
+@pytest.mark.parametrize(
+    ("serve", "call", "unary"), [("serve", "call", 2), ("serve_aio", "call_aio", 1)]
+)
+def test_grpc_servers_say_where_they_run_in_all_kinds_of_calls(
+    instrumented: Instrumented, serve: str, call: str, unary: int
+) -> None:
+    with calls(instrumented, serve) as port:
+        output = instrumented.run("python", "calls.py", call, port)
     view = instrumented.peek(output)
     assert services(view) == {"shop", "stock"}
     assert spans(view) == {
         "calls": 1,
         **{f"/shop.Stock/{name}": 2 for name in ("StreamOut", "StreamIn", "StreamBoth", "Broken")},
-        "/shop.Stock/Unary": 4,
+        "/shop.Stock/Unary": 2 * unary,
     }
     (part,) = view.slices
     # From the server's trailing metadata, one a call.
     answers = [crumb for crumb in part.content.breadcrumbs if not crumb.name]
-    assert len(answers) == 6
+    assert len(answers) == 4 + unary
     assert instrumented.node.control.status()["triggers"]["error"]["fired"] == 1
     assert part.trigger == "error"
+
+
+def test_no_grpc_call_waits_for_another(instrumented: Instrumented) -> None:
+    with calls(instrumented, "serve") as port:
+        instrumented.run("python", "calls.py", "meet_all", port)
 
 
 @pytest.mark.parametrize(

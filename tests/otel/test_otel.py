@@ -138,3 +138,17 @@ def test_no_request_fails_for_the_headers_of_its_answer(application: Application
     # A call that no node answered is told here; else by who answered.
     nameless = dict.fromkeys(("none", "empty", "text", "broken", "pairs"), "error")
     assert told == {**nameless, "named": "", "named pairs": ""}
+
+
+def test_a_server_names_its_node_beside_what_others_tell_the_caller(
+    application: Application,
+) -> None:
+    told = json.loads(application.run("contexts_of_servers"))
+    node = "backsight-node"
+    assert told == {
+        "Context": [[node, "before"], [node, "after"]],
+        "Slotted": [[node, "before"], ["after"]],
+        "Unreadable": [["before"], [node, "after"]],
+        # Nobody is sent here for a request of which there is no span here.
+        "untraced": [["before"]],
+    }

@@ -88,10 +88,7 @@ class BacksightDistro(BaseDistro):  # type: ignore[misc]
     def load_instrumentor(self, entry_point: EntryPoint, **kwargs: Any) -> None:  # noqa: ANN401
         """As the base does, with what we want to know of responses."""
         # Before the instrumentation's own patches, so that ours are inside.
-        if entry_point.name == "grpc_server":
-            _hooks.patch_grpc_server()
-        elif entry_point.name == "grpc_client":
-            _hooks.patch_grpc_client()
+        _hooks.patch(entry_point.name)
         super().load_instrumentor(
             entry_point, **{**_hooks.instrumentor_arguments(entry_point.name), **kwargs}
         )

@@ -4,15 +4,17 @@
 HTTP servers name their node in a response header, by the response propagator of
 opentelemetry.instrumentation; gRPC servers in the trailing metadata, by an interceptor
 of ours. Clients read it in the response hooks of their instrumentations, and for gRPC
-in an interceptor. Without any of this the peer's address is a hint.
+in an interceptor; gRPC's asyncio has its own of both. Without any of this the peer's
+address is a hint.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import logging
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any
 
 from opentelemetry.trace import get_current_span
@@ -62,6 +64,11 @@ def _on_response(span: Span, request: Any, response: Any) -> None:  # noqa: ANN4
     answered(span, getattr(response, "headers", None))
 
 
+def _on_aiohttp_response(span: Span, parameters: Any) -> None:  # noqa: ANN401
+    """Of a request that ended, or of an exception, which has no response."""
+    answered(span, getattr(getattr(parameters, "response", None), "headers", None))
+
+
 async def _on_async_response(span: Span, request: Any, response: Any) -> None:  # noqa: ANN401
     _on_response(span, request, response)
 
@@ -73,27 +80,67 @@ def instrumentor_arguments(name: str) -> dict[str, Any]:
             return {"response_hook": _on_response, "async_response_hook": _on_async_response}
         case "requests" | "urllib3" | "urllib":
             return {"response_hook": _on_response}
+        case "aiohttp-client":
+            return {"response_hook": _on_aiohttp_response}
     return {}
 
 
 # --------------------------------------------------------------------- gRPC
 
 
-def _trailing(metadata: Any) -> list[tuple[str, Any]]:  # noqa: ANN401 # of gRPC
-    return [(RESPONSE_HEADER, node_ref()), *(metadata or ())]
+def _trailing(metadata: Any) -> tuple[Any, ...]:  # noqa: ANN401 # of gRPC
+    others = [item for item in metadata or () if item[0] != RESPONSE_HEADER]
+    return ((RESPONSE_HEADER, node_ref()), *others)
+
+
+def _is_told() -> bool:
+    """Nobody is told to look here for a request of which no span is made here."""
+    return bool(node_ref()) and get_current_span().get_span_context().is_valid
+
+
+def _tell_now(context: Any) -> None:  # noqa: ANN401 # of gRPC
+    """Name this node in the trailing metadata, beside what is set there."""
+    if not _is_told():
+        return
+    # The context may be of a class of others. What it cannot do is left undone.
+    try:
+        context.set_trailing_metadata(_trailing(context.trailing_metadata()))
+    except Exception:  # noqa: BLE001 - a class of others, in the middle of a request
+        _log.debug("%s does not tell the caller of this node", type(context), exc_info=True)
 
 
 def _tell(context: Any) -> None:  # noqa: ANN401 # of gRPC
-    """Name this node in the trailing metadata, also in what the handler sets later."""
-    if not node_ref():
+    """The same, also in what the handler sets later."""
+    if not _is_told():
         return
-    original = context.set_trailing_metadata
-    context.set_trailing_metadata = lambda metadata: original(_trailing(metadata))
-    context.set_trailing_metadata(())
+    _tell_now(context)
+    with contextlib.suppress(AttributeError, TypeError):  # of a class with __slots__, say
+        original = context.set_trailing_metadata
+        context.set_trailing_metadata = lambda metadata: original(_trailing(metadata))
+
+
+def _wrapped(handler: Any, wrap: Callable[[Callable[..., Any]], Any]) -> Any:  # noqa: ANN401
+    """The same handler of a method, None if there is none, around its behaviour."""
+    import grpc
+
+    if handler is None:
+        return None
+    kinds = {
+        (False, False): ("unary_unary", grpc.unary_unary_rpc_method_handler),
+        (False, True): ("unary_stream", grpc.unary_stream_rpc_method_handler),
+        (True, False): ("stream_unary", grpc.stream_unary_rpc_method_handler),
+        (True, True): ("stream_stream", grpc.stream_stream_rpc_method_handler),
+    }
+    name, make = kinds[handler.request_streaming, handler.response_streaming]
+    return make(
+        wrap(getattr(handler, name)),
+        request_deserializer=handler.request_deserializer,
+        response_serializer=handler.response_serializer,
+    )
 
 
 def grpc_server_interceptor() -> Any:  # noqa: ANN401 # grpc is imported only where it is used
-    """For ``grpc.server``: innermost, so that it sees the real context."""
+    """For ``grpc.server``: innermost, where the span of the request is the current one."""
     import grpc
 
     def telling(behaviour: Callable[..., Any]) -> Callable[..., Any]:
@@ -106,23 +153,18 @@ def grpc_server_interceptor() -> Any:  # noqa: ANN401 # grpc is imported only wh
 
     class Interceptor(grpc.ServerInterceptor):  # type: ignore[type-arg]
         def intercept_service(self, continuation: Any, details: Any) -> Any:  # noqa: ANN401
-            handler = continuation(details)
-            if handler is None:
-                return None
-            kinds = {
-                (False, False): ("unary_unary", grpc.unary_unary_rpc_method_handler),
-                (False, True): ("unary_stream", grpc.unary_stream_rpc_method_handler),
-                (True, False): ("stream_unary", grpc.stream_unary_rpc_method_handler),
-                (True, True): ("stream_stream", grpc.stream_stream_rpc_method_handler),
-            }
-            name, make = kinds[handler.request_streaming, handler.response_streaming]
-            return make(
-                telling(getattr(handler, name)),
-                request_deserializer=handler.request_deserializer,
-                response_serializer=handler.response_serializer,
-            )
+            return _wrapped(continuation(details), telling)
 
     return Interceptor()
+
+
+def _trailed(span: Span, call: Any) -> None:  # noqa: ANN401 # of gRPC
+    """The call of this client span is over."""
+    try:
+        metadata = call.trailing_metadata()
+    except Exception:  # noqa: BLE001 - one that failed before it was sent, say
+        return
+    answered(span, metadata)
 
 
 def grpc_client_interceptor() -> Any:  # noqa: ANN401
@@ -130,8 +172,13 @@ def grpc_client_interceptor() -> Any:  # noqa: ANN401
     import grpc
 
     def look(call: Any) -> Any:  # noqa: ANN401
+        # At once for a call that is over. No other is asked, since that would wait for its end.
+        # Callbacks are called in turn, so this is before the one that ends the span.
         span = get_current_span()
-        call.add_done_callback(lambda done: answered(span, done.trailing_metadata()))
+        try:
+            call.add_done_callback(lambda done: _trailed(span, done))
+        except Exception:  # noqa: BLE001 - a class of others, in the middle of a request
+            _log.debug("%s does not say who answered", type(call), exc_info=True)
         return call
 
     class Interceptor(
@@ -141,13 +188,7 @@ def grpc_client_interceptor() -> Any:  # noqa: ANN401
         grpc.StreamStreamClientInterceptor,  # type: ignore[type-arg]
     ):
         def intercept_unary_unary(self, continuation: Any, details: Any, request: Any) -> Any:  # noqa: ANN401
-            # The call is over here, or blocks when it is asked for its end; so it is
-            # before the span ends.
-            call = continuation(details, request)
-            span = get_current_span()
-            with contextlib.suppress(grpc.RpcError):
-                answered(span, call.trailing_metadata())
-            return call
+            return look(continuation(details, request))
 
         def intercept_unary_stream(self, continuation: Any, details: Any, request: Any) -> Any:  # noqa: ANN401
             return look(continuation(details, request))
@@ -161,32 +202,133 @@ def grpc_client_interceptor() -> Any:  # noqa: ANN401
     return Interceptor()
 
 
-def patch_grpc_server() -> None:
-    """Servers made from here on have our interceptor as their innermost."""
-    import grpc
+def grpc_aio_server_interceptor() -> Any:  # noqa: ANN401
+    """For ``grpc.aio.server``: innermost, as the other.
 
-    original = grpc.server
+    Its context lets nothing be set on it, so the node is named before the handler and once
+    more after it; what is sent by an ``abort()`` after trailing metadata is the handler's.
+    """
+    import grpc.aio
+
+    def telling(behaviour: Callable[..., Any]) -> Callable[..., Any]:
+        # Of the same kind: gRPC and the instrumentation look. They want no other kinds.
+        if inspect.isasyncgenfunction(behaviour):
+
+            @functools.wraps(behaviour)
+            async def stream(request: Any, context: Any) -> AsyncIterator[Any]:  # noqa: ANN401
+                _tell_now(context)
+                async with contextlib.aclosing(behaviour(request, context)) as responses:
+                    async for response in responses:
+                        yield response
+                _tell_now(context)
+
+            return stream
+        if inspect.iscoroutinefunction(behaviour):
+
+            @functools.wraps(behaviour)
+            async def handle(request: Any, context: Any) -> Any:  # noqa: ANN401
+                _tell_now(context)
+                try:
+                    return await behaviour(request, context)
+                finally:
+                    _tell_now(context)
+
+            return handle
+        return behaviour
+
+    class Interceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
+        async def intercept_service(self, continuation: Any, details: Any) -> Any:  # noqa: ANN401
+            return _wrapped(await continuation(details), telling)
+
+    return Interceptor()
+
+
+def grpc_aio_client_interceptors() -> Sequence[Any]:
+    """For channels of ``grpc.aio``, of which each interceptor is of one kind."""
+    import grpc.aio
+
+    def trailed(span: Span, call: Any) -> None:  # noqa: ANN401
+        # Nothing is to be waited for any more, and nobody could: this is no coroutine.
+        coroutine: Coroutine[Any, Any, Any] = call.trailing_metadata()
+        try:
+            coroutine.send(None)
+        except StopIteration as done:
+            answered(span, done.value)
+        finally:
+            coroutine.close()
+
+    async def look(self: Any, continuation: Any, details: Any, request: Any) -> Any:  # noqa: ANN401
+        span = get_current_span()
+        call = await continuation(details, request)
+        try:
+            call.add_done_callback(functools.partial(trailed, span))
+        except Exception:  # noqa: BLE001 - a class of others, in the middle of a request
+            _log.debug("%s does not say who answered", type(call), exc_info=True)
+        return call
+
+    return [
+        type("Interceptor", (base,), {f"intercept_{kind}": look})()
+        for kind, base in (
+            ("unary_unary", grpc.aio.UnaryUnaryClientInterceptor),
+            ("unary_stream", grpc.aio.UnaryStreamClientInterceptor),
+            ("stream_unary", grpc.aio.StreamUnaryClientInterceptor),
+            ("stream_stream", grpc.aio.StreamStreamClientInterceptor),
+        )
+    ]
+
+
+def _with_more(
+    original: Callable[..., Any], position: int, more: Callable[[], Sequence[Any]]
+) -> Callable[..., Any]:
+    """The same function, with more in the last places of its parameter ``interceptors``."""
 
     @functools.wraps(original)
-    def server(*arguments: Any, **options: Any) -> Any:  # noqa: ANN401
-        options["interceptors"] = (*(options.get("interceptors") or ()), grpc_server_interceptor())
+    def patched(*arguments: Any, **options: Any) -> Any:  # noqa: ANN401
+        if len(arguments) > position:
+            given = (*(arguments[position] or ()), *more())
+            arguments = (*arguments[:position], given, *arguments[position + 1 :])
+        else:
+            options["interceptors"] = (*(options.get("interceptors") or ()), *more())
         return original(*arguments, **options)
 
-    grpc.server = server
+    return patched
 
 
-def patch_grpc_client() -> None:
-    """Channels made from here on have our interceptor as their innermost."""
+def patch(name: str) -> None:
+    """Servers and channels made from here on have our interceptor as their innermost.
+
+    ``name`` is the entry point of an instrumentor that is to be loaded after this.
+    """
+    match name:
+        case "grpc_server":
+            import grpc
+
+            grpc.server = _with_more(grpc.server, 2, lambda: [grpc_server_interceptor()])
+        case "grpc_client":
+            import grpc
+
+            for channel in ("insecure_channel", "secure_channel"):
+                setattr(grpc, channel, _intercepted(getattr(grpc, channel)))
+        case "grpc_aio_server":
+            import grpc.aio
+
+            grpc.aio.server = _with_more(
+                grpc.aio.server, 2, lambda: [grpc_aio_server_interceptor()]
+            )
+        case "grpc_aio_client":
+            import grpc.aio
+
+            for channel, position in (("insecure_channel", 3), ("secure_channel", 4)):
+                original = getattr(grpc.aio, channel)
+                more = _with_more(original, position, grpc_aio_client_interceptors)
+                setattr(grpc.aio, channel, more)
+
+
+def _intercepted(original: Callable[..., Any]) -> Callable[..., Any]:
     import grpc
 
-    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def channel(*arguments: Any, **options: Any) -> Any:  # noqa: ANN401
-            return grpc.intercept_channel(
-                original(*arguments, **options), grpc_client_interceptor()
-            )
+    @functools.wraps(original)
+    def channel(*arguments: Any, **options: Any) -> Any:  # noqa: ANN401
+        return grpc.intercept_channel(original(*arguments, **options), grpc_client_interceptor())
 
-        return channel
-
-    grpc.insecure_channel = wrap(grpc.insecure_channel)
-    grpc.secure_channel = wrap(grpc.secure_channel)
+    return channel
