@@ -18,7 +18,7 @@ import json
 import re
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -57,12 +57,21 @@ _LIMIT_MAX = 1500
 _BYTES_MAX = 8 << 20
 _ANSWERS_AT_ONCE = 2
 
+# Of answers that are made and being read, which a client may do slowly; larger than one of
+# them is. Small ones are not counted: the server has few threads.
+_SENDING_BYTES_MAX = 64 << 20
+_SMALL_BYTES = 64 << 10
+
+# For the others to read theirs.
+_ROOM_TIMEOUT_S = 10.0
+
 _STATUS = {
     200: "200 OK",
     400: "400 Bad Request",
     404: "404 Not Found",
     405: "405 Method Not Allowed",
     413: "413 Content Too Large",
+    500: "500 Internal Server Error",
     503: "503 Service Unavailable",
 }
 
@@ -202,7 +211,10 @@ def tags_of(text: str) -> dict[str, str]:
     """Tags as a JSON object of texts, or as logfmt; ValueError if it is neither."""
     if not text.lstrip().startswith("{"):
         return logfmt(text)
-    pairs = json.loads(text)
+    try:
+        pairs = json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
     tags = {}
     for key, value in pairs.items():
         match value:
@@ -245,29 +257,55 @@ class _Request:
     parameters: _Parameters
     path: tuple[str, ...]  # what stands for the stars of the route
     now_ns: int
+    log: Log
 
-    def traces(self, ids: Iterable[TraceId], *, raw: bool) -> list[StampedTrace]:
-        """Those that are there, as many as may be in one answer, but one at least."""
-        found: list[StampedTrace] = []
+    def traces(
+        self, ids: Iterable[TraceId], form: Callable[[StampedTrace], Json], *, raw: bool
+    ) -> tuple[dict[TraceId, Json], dict[TraceId, Refused]]:
+        """Those that are there, as many as may be in one answer, and why others are not in it."""
+        shown: dict[TraceId, Json] = {}
+        left_out: dict[TraceId, Refused] = {}
         left = _BYTES_MAX
-        for trace in ids:
-            detail = trace_detail(self.reader, trace, _BYTES_MAX + 1)
+        for trace in dict.fromkeys(ids):
+            size = sum(part.bytes for part in self.reader.slices(trace))
+            if size > left:
+                left_out[trace] = _too_large(trace, size)
+                continue
+            detail = trace_detail(self.reader, trace, left)
             if detail is None:
                 continue
-            size = sum(len(part.data) for part in detail.slices)
-            if size > _BYTES_MAX and not found:
-                raise Refused(
-                    413,
-                    f"trace {trace.hex()} has more than {_BYTES_MAX >> 20} MiB;"
-                    " use `backsightctl export`",
-                )
             left -= size
-            if left < 0:
-                break
-            read = stamped(detail, one_clock=not raw)
-            if read.span_count:
-                found.append(read)
-        return found
+            try:
+                read = stamped(detail, one_clock=not raw)
+                if read.span_count:
+                    shown[trace] = form(read)
+            except Exception as error:  # noqa: BLE001 - what applications wrote must not stop the others
+                self.log.warning(
+                    f"trace {trace.hex()}: cannot be shown: {error!r}", trace_id=trace.hex()
+                )
+                left_out[trace] = Refused(
+                    500, f"trace {trace.hex()} cannot be read; the coordinator's log says why"
+                )
+        return shown, left_out
+
+    def trace(
+        self, trace: TraceId, form: Callable[[StampedTrace], Json], *, raw: bool
+    ) -> Json | None:
+        """One, if it is there."""
+        shown, left_out = self.traces([trace], form, raw=raw)
+        if left_out:
+            raise left_out[trace]
+        return shown.get(trace)
+
+
+def _too_large(trace: TraceId, size: int) -> Refused:
+    limit = f"{_BYTES_MAX >> 20} MiB"
+    if size > _BYTES_MAX:
+        return Refused(413, f"trace {trace.hex()} has more than {limit}; use `backsightctl export`")
+    return Refused(
+        413,
+        f"trace {trace.hex()} is left out, with which there were more than {limit}; ask for it alone",
+    )
 
 
 # -------------------------------------------------------------------- legacy
@@ -341,29 +379,43 @@ def _find(request: _Request) -> Json:
     parameters = request.parameters
     raw = parameters.flag("raw")
     ids = [_trace_id(text) for text in parameters.all("traceID")[:_LIMIT_MAX]]
+    if len(ids) == 1:
+        one = request.trace(ids[0], trace_json, raw=raw)
+        return _legacy_answer({} if one is None else {ids[0]: one}, {}, ids)
     if ids:
-        found = request.traces(ids, raw=raw)
-        known = {one.trace for one in found}
-        errors = [
-            {"msg": "trace not found", "traceID": trace.hex()}
-            for trace in ids
-            if trace not in known
-        ]
-        return answer([trace_json(one) for one in found], len(found), errors or None)
+        return _legacy_answer(*request.traces(ids, trace_json, raw=raw), ids)
     if not parameters.text("service"):
         raise Refused(400, "parameter 'service' is required")
-    found = request.traces(request.reader.searches.search(_legacy_search(request)), raw=raw)
-    return answer([trace_json(one) for one in found], len(found))
+    found = request.reader.searches.search(_legacy_search(request))
+    return _legacy_answer(*request.traces(found, trace_json, raw=raw))
+
+
+def _legacy_answer(
+    shown: Mapping[TraceId, Json],
+    left_out: Mapping[TraceId, Refused],
+    asked: Iterable[TraceId] = (),
+) -> Json:
+    """Traces, why some of them are left out, and which of those that were asked for are not there."""
+    errors: list[Json] = [
+        {"code": refused.status, "msg": str(refused), "traceID": trace.hex()}
+        for trace, refused in left_out.items()
+    ]
+    errors += [
+        {"msg": "trace not found", "traceID": trace.hex()}
+        for trace in asked
+        if trace not in shown and trace not in left_out
+    ]
+    return answer(list(shown.values()), len(shown), errors or None)
 
 
 def _trace(request: _Request) -> Json:
     parameters = request.parameters
     parameters.number("start")  # hints to a sharded store, which are checked all the same
     parameters.number("end")
-    found = request.traces([_trace_id(request.path[0])], raw=parameters.flag("raw"))
-    if not found:
+    found = request.trace(_trace_id(request.path[0]), trace_json, raw=parameters.flag("raw"))
+    if found is None:
         raise Refused(404, "trace not found")
-    return answer([trace_json(found[0])], 1)
+    return answer([found], 1)
 
 
 def _dependencies(request: _Request) -> Json:
@@ -430,14 +482,18 @@ def _v3_search(request: _Request) -> Search:
     )
 
 
-def _v3_result(found: Sequence[StampedTrace]) -> Json:
-    if not found:
-        raise Refused(404, "No traces found")
-    joined = TracesData()
-    for one in found:
-        joined.resource_spans.extend(one.otlp().resource_spans)
-    _leave_out_valueless(joined)
-    return {"result": otlp_json(joined)}
+def _v3_json(trace: StampedTrace) -> Json:
+    data = trace.otlp()
+    _leave_out_valueless(data)
+    return otlp_json(data)
+
+
+def _v3_result(request: _Request, ids: Iterable[TraceId], *, raw: bool) -> Json:
+    shown, left_out = request.traces(ids, _v3_json, raw=raw)
+    if not shown:
+        raise next(iter(left_out.values()), Refused(404, "No traces found"))
+    joined = [part for one in shown.values() for part in one.get("resourceSpans", ())]
+    return {"result": {"resourceSpans": joined}}
 
 
 def _leave_out_valueless(data: TracesData) -> None:
@@ -458,7 +514,7 @@ def _leave_out_valueless(data: TracesData) -> None:
 def _v3_find(request: _Request) -> Json:
     raw = request.parameters.flag("query.rawTraces", "query.raw_traces")
     ids = request.reader.searches.search(_v3_search(request))
-    return _v3_result(request.traces(ids, raw=raw))
+    return _v3_result(request, ids, raw=raw)
 
 
 def _v3_trace(request: _Request) -> Json:
@@ -466,7 +522,7 @@ def _v3_trace(request: _Request) -> Json:
     parameters.time_ns("startTime", "start_time")
     parameters.time_ns("endTime", "end_time")
     raw = parameters.flag("rawTraces", "raw_traces")
-    return _v3_result(request.traces([_trace_id(request.path[0])], raw=raw))
+    return _v3_result(request, [_trace_id(request.path[0])], raw=raw)
 
 
 def _v3_summaries(request: _Request) -> Json:
@@ -537,26 +593,74 @@ def serving(
     if not endpoint:
         return contextlib.nullcontext()
     try:
-        return HttpServer(endpoint, application(path), log)
+        return HttpServer(endpoint, application(path, log), log)
     except OSError as error:
         raise OSError(
             f"query.listen: {error}; give it another endpoint, or null to have none"
         ) from error
 
 
-def application(path: Path, now_ns: Callable[[], int] = time.time_ns) -> WSGIApplication:
+class _Room:
+    """For answers that are made, until they are read."""
+
+    def __init__(self) -> None:
+        self._taken = 0
+        self._changed = threading.Condition()
+
+    def take(self, size: int) -> bool:
+        """Wait for room, not for long; whether there is."""
+        with self._changed:
+            is_there = self._changed.wait_for(
+                lambda: not self._taken or self._taken + size <= _SENDING_BYTES_MAX,
+                _ROOM_TIMEOUT_S,
+            )
+            self._taken += size if is_there else 0
+            return is_there
+
+    def give_back(self, size: int) -> None:
+        with self._changed:
+            self._taken -= size
+            self._changed.notify_all()
+
+
+class _Body:
+    """An answer as WSGI has it, which takes room until it is closed. Refused if there is none."""
+
+    def __init__(self, pieces: list[bytes], room: _Room) -> None:
+        self.size = sum(map(len, pieces))
+        self._pieces = pieces
+        self._room = room
+        self._taken = 0
+        if self.size > _SMALL_BYTES:
+            if not room.take(self.size):
+                raise Refused(503, "others have not read their answers yet; ask again")
+            self._taken = self.size
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self._pieces)
+
+    def close(self) -> None:
+        """Called by who sends it, whether or not it was taken; perhaps twice."""
+        self._pieces = []
+        taken, self._taken = self._taken, 0
+        self._room.give_back(taken)
+
+
+def application(path: Path, log: Log, now_ns: Callable[[], int] = time.time_ns) -> WSGIApplication:
     """Serves the store at ``path``."""
     places = threading.BoundedSemaphore(_ANSWERS_AT_ONCE)
+    room = _Room()
 
-    def serve(environ: WSGIEnvironment, start_response: StartResponse) -> list[bytes]:
+    def body_of(answered: Json) -> _Body:
+        depth = max(_SPANS_DEPTH.get(key, 0) for key in answered)
+        return _Body(list(_encoded(answered, depth)), room)
+
+    def serve(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         with places:
-            status, body = _respond(path, environ, now_ns)
-            depth = max(_SPANS_DEPTH.get(key, 0) for key in body)
-            pieces = list(_encoded(body, depth))
-        length = sum(map(len, pieces))
-        headers = [("Content-Type", "application/json"), ("Content-Length", str(length))]
+            status, body = _respond(path, environ, now_ns, log, body_of)
+        headers = [("Content-Type", "application/json"), ("Content-Length", str(body.size))]
         start_response(_STATUS[status], headers)
-        return pieces
+        return body
 
     return serve
 
@@ -581,7 +685,13 @@ def _encoded(value: object, depth: int) -> Iterator[bytes]:
         yield json.dumps(value).encode()
 
 
-def _respond(path: Path, environ: WSGIEnvironment, now_ns: Callable[[], int]) -> tuple[int, Json]:
+def _respond(
+    path: Path,
+    environ: WSGIEnvironment,
+    now_ns: Callable[[], int],
+    log: Log,
+    body_of: Callable[[Json], _Body],
+) -> tuple[int, _Body]:
     # WSGI gives the bytes of a path as characters.
     asked = environ["PATH_INFO"].encode("latin-1").decode("utf-8", "replace")
     for pattern, handler, error in _ROUTES:
@@ -591,14 +701,17 @@ def _respond(path: Path, environ: WSGIEnvironment, now_ns: Callable[[], int]) ->
         try:
             if environ["REQUEST_METHOD"] != "GET":
                 raise Refused(405, "allowed: GET")
-            parameters = _Parameters(environ.get("QUERY_STRING", ""))
+            try:
+                parameters = _Parameters(environ.get("QUERY_STRING", ""))
+            except ValueError as invalid:  # too many of them
+                raise Refused(400, str(invalid)) from invalid
             with StoreReader(path) as reader:
-                return 200, handler(_Request(reader, parameters, match.groups(), now_ns()))
+                request = _Request(reader, parameters, match.groups(), now_ns(), log)
+                return 200, body_of(handler(request))
         except Refused as refused:
-            return refused.status, error(refused.status, str(refused))
+            return refused.status, body_of(error(refused.status, str(refused)))
         except SearchTooLong as too_long:
-            return 503, error(503, str(too_long))
-        except ValueError as invalid:  # too many parameters
-            return 400, error(400, str(invalid))
+            return 503, body_of(error(503, str(too_long)))
     described = ", ".join((*_LEGACY, *_V3))
-    return 404, _error(404, f"nothing is at {asked[:200]}; allowed: {described}")
+    missing = _error(404, f"nothing is at {asked[:200]}; allowed: {described}")
+    return 404, body_of(missing)

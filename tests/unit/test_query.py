@@ -11,12 +11,13 @@ The requests are those of their sources, each named where it is used:
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import re
 import sqlite3
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,7 +53,7 @@ from tests.export.collected import (
     Said,
     process_bytes,
 )
-from tests.unit.logs import SILENT
+from tests.unit.logs import SILENT, logs_to
 from tests.unit.test_store import ROOMY, Clock, Driver, driver
 
 OTHER = TraceId(bytes(15) + b"\x2a")
@@ -96,9 +97,11 @@ OTHER_TEAM = process_bytes(2, "team/ж", Said(0x12, 0x11, "GET /", 60_001, 60_00
 
 @dataclass(frozen=True, slots=True)
 class Api:
-    """The API of a store with two traces."""
+    """The API of a store with two traces, and what it logged."""
 
     url: str
+    path: Path
+    log: list[str]
 
     def get(self, path: str, **parameters: object) -> Any:
         status, body = self.ask(path, **parameters)
@@ -135,8 +138,10 @@ def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
         indexer = bring_up_to_date(here.store, path)
         assert (indexer.counters.traces_indexed, indexer.counters.traces_failed) == (2, 0)
         now_ns = BEGIN_NS + 120 * S
-        with HttpServer("127.0.0.1:0", query.application(path, lambda: now_ns), SILENT) as server:
-            yield Api(f"http://127.0.0.1:{server.port}")
+        log: list[str] = []
+        application = query.application(path, logs_to(log), lambda: now_ns)
+        with HttpServer("127.0.0.1:0", application, SILENT) as server:
+            yield Api(f"http://127.0.0.1:{server.port}", path, log)
 
 
 SERVICES = ["cart", "front", "stock", "team/ж"]
@@ -387,6 +392,7 @@ def test_what_a_search_finds(api: Api, search: dict[str, Any], found: list[Trace
             {"service": "a", "minDuration": "2s", "maxDuration": "1s"},
             "'maxDuration' should be greater than 'minDuration'",
         ),
+        ("/api/traces", {"service": "a", "tags": '{"a":' + "[" * 9000}, "nested too deeply"),
         ("/api/traces", {"service": "a", "start": 2, "end": 1}, "the end of the time range"),
         ("/api/traces", {"traceID": "xyz!"}, "malformed parameter traceID"),
         ("/api/traces/00", {}, "malformed parameter traceID"),
@@ -432,6 +438,143 @@ def test_an_answer_is_bounded(api: Api, monkeypatch: pytest.MonkeyPatch) -> None
     assert "backsightctl export" in body["errors"][0]["msg"]
     monkeypatch.setattr(query, "_LIMIT_MAX", 1)
     assert api.found(service="front", limit=10**9, **IN_TIME) == [OTHER.hex()]
+
+
+V3_TIMES = {
+    "query.serviceName": "front",
+    "query.startTimeMin": "2026-09-21T14:13:00Z",
+    "query.startTimeMax": "2026-09-21T14:15:00Z",
+}
+
+
+def ids_of_v3(body: Any) -> set[str]:
+    return {
+        span["traceId"]
+        for resource in body["result"]["resourceSpans"]
+        for scope in resource["scopeSpans"]
+        for span in scope["spans"]
+    }
+
+
+def test_a_trace_that_is_too_large_hides_no_other(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The newest that a search finds is too large for any answer.
+    large = len(FRONT + CART + STOCK)
+    monkeypatch.setattr(query, "_BYTES_MAX", large)
+    with padded(api, OTHER):
+        search = api.get("/api/traces", service="front", **IN_TIME)
+        assert [trace["traceID"] for trace in search["data"]] == [TRACE.hex()]
+        (error,) = search["errors"]
+        assert (error["code"], error["traceID"]) == (413, OTHER.hex())
+        assert "use `backsightctl export`" in error["msg"]
+        assert ids_of_v3(api.get("/api/v3/traces", **V3_TIMES)) == {TRACE.hex()}
+        for asked in ([TRACE.hex(), OTHER.hex()], [OTHER.hex(), TRACE.hex(), TRACE.hex()]):
+            body = api.get("/api/traces", traceID=asked)
+            assert [trace["traceID"] for trace in body["data"]] == [TRACE.hex()]
+            assert body["errors"] == search["errors"]
+        for path in (f"/api/traces/{OTHER.hex()}", f"/api/v3/traces/{OTHER.hex()}"):
+            assert api.ask(path)[0] == 413
+        assert api.ask("/api/traces", traceID=OTHER.hex())[0] == 413
+    # Each has room, but not both.
+    body = api.get("/api/traces", service="front", **IN_TIME)
+    assert [trace["traceID"] for trace in body["data"]] == [OTHER.hex()]
+    assert "ask for it alone" in body["errors"][0]["msg"]
+    assert api.get(f"/api/traces/{TRACE.hex()}")["total"] == 1
+
+
+@contextlib.contextmanager
+def padded(api: Api, trace: TraceId) -> Iterator[None]:
+    """Let the store say that there is more of a trace."""
+    with contextlib.closing(sqlite3.connect(api.path)) as connection:
+        change = "UPDATE slices SET bytes = bytes + ? WHERE trace = ?"
+        with connection:
+            connection.execute(change, (1 << 30, trace))
+        yield
+        with connection:
+            connection.execute(change, (-(1 << 30), trace))
+
+
+@pytest.mark.parametrize(
+    ("form", "id_of"),
+    [
+        ("stamped", lambda detail: detail.summary.trace),
+        ("trace_json", lambda read: read.trace),
+        ("otlp_json", lambda data: data.resource_spans[0].scope_spans[0].spans[0].trace_id),
+    ],
+)
+def test_a_trace_that_cannot_be_read_hides_no_other(
+    api: Api, monkeypatch: pytest.MonkeyPatch, form: str, id_of: Callable[[Any], bytes]
+) -> None:
+    real = getattr(query, form)
+
+    def read(given: Any, **options: Any) -> Any:
+        if id_of(given) == OTHER:
+            raise ValueError("what a client wrote")
+        return real(given, **options)
+
+    monkeypatch.setattr(query, form, read)
+    del api.log[:]
+    if form != "otlp_json":
+        body = api.get("/api/traces", service="front", **IN_TIME)
+        assert [trace["traceID"] for trace in body["data"]] == [TRACE.hex()]
+        assert (body["errors"][0]["code"], body["errors"][0]["traceID"]) == (500, OTHER.hex())
+        status, body = api.ask(f"/api/traces/{OTHER.hex()}")
+        assert (status, body["errors"][0]["code"]) == (500, 500)
+    if form != "trace_json":
+        assert ids_of_v3(api.get("/api/v3/traces", **V3_TIMES)) == {TRACE.hex()}
+        assert api.ask(f"/api/v3/traces/{OTHER.hex()}")[0] == 500
+    assert set(api.log) == {
+        f"trace {OTHER.hex()}: cannot be shown: ValueError('what a client wrote')"
+    }
+
+
+def test_a_fault_of_ours_is_not_the_askers(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: object) -> None:
+        raise ValueError
+
+    monkeypatch.setattr(index.IndexReader, "services", fail)
+    with pytest.raises(urllib.error.HTTPError) as failed:
+        urllib.request.urlopen(f"{api.url}/api/services")
+    with failed.value:
+        assert failed.value.code == 500
+    status, body = api.ask_url(f"{api.url}/api/services?" + "a=b&" * 2000)
+    assert (status, body["errors"][0]["code"]) == (400, 400)
+
+
+def test_answers_that_nobody_reads_are_bounded(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(query, "_SMALL_BYTES", 2000)
+    monkeypatch.setattr(query, "_ROOM_TIMEOUT_S", 0.0)
+    serve = query.application(api.path, SILENT, lambda: BEGIN_NS)
+    statuses: list[str] = []
+
+    def ask(path: str) -> Any:
+        environ = {"REQUEST_METHOD": "GET", "PATH_INFO": path}
+        return serve(environ, lambda status, _: statuses.append(status[:3]))  # type: ignore[arg-type]
+
+    large = f"/api/traces/{TRACE.hex()}"
+    size = sum(map(len, ask(large)))
+    for sending_max, read_slowly in ((size // 2, 1), (2 * size, 2)):
+        monkeypatch.setattr(query, "_SENDING_BYTES_MAX", sending_max)
+        serve = query.application(api.path, SILENT, lambda: BEGIN_NS)
+        del statuses[:]
+        answers = [ask(large) for _ in range(read_slowly)]
+        ask(large).close()
+        ask("/api/services").close()  # a small one has room
+        for answer in answers:
+            answer.close()
+            answer.close()
+        ask(large).close()
+        ask(large).close()
+        assert statuses == ["200"] * read_slowly + ["503", "200", "200", "200"]
+
+
+def test_an_answer_that_was_read_leaves_room(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(query, "_SMALL_BYTES", 0)
+    monkeypatch.setattr(query, "_SENDING_BYTES_MAX", 1)
+    for _ in range(3):
+        assert api.get(f"/api/traces/{TRACE.hex()}")["total"] == 1
+        assert api.ask("/api/metrics")[0] == 404
 
 
 @given(
