@@ -149,6 +149,7 @@ class _Joiner:
     details: dict[_SpanKey, list[SpanDetail]] = field(default_factory=dict)
     resources: dict[tuple[int, int], Resource] = field(default_factory=dict)
     scopes: dict[tuple[int, int, int], Scope] = field(default_factory=dict)
+    long_names: list[tuple[Span, str]] = field(default_factory=list)
     without_start: list[SpanEnd] = field(default_factory=list)
     malformed: int = 0
 
@@ -196,6 +197,9 @@ class _Joiner:
             if end.encoded_attributes:
                 span.attributes, bad = decode_attributes(end.encoded_attributes)
                 self.malformed += bad
+        # Those of their start and end records are cut.
+        for span, name in self.long_names:
+            span.name = name
         for span in self.spans:
             span.process = processes.get(span.client)
             span.resource = self.resources.get((span.client, span.handle))
@@ -233,6 +237,9 @@ class _Joiner:
         span.dropped_attributes = fields.number()
         span.dropped_events = fields.number()
         span.dropped_links = fields.number()
+        name = fields.text()
+        if name:
+            self.long_names.append((span, name))
         self.malformed += fields.malformed
 
 

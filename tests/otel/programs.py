@@ -3,19 +3,31 @@
 
 from __future__ import annotations
 
+import io
 import json
+import logging
 import os
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import grpc
 from opentelemetry import trace
-from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
+from opentelemetry.context import Context
+from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import ReadableSpan, SpanLimits, SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace import (
+    ReadableSpan,
+    SpanLimits,
+    SpanProcessor,
+    TracerProvider,
+)
+from opentelemetry.sdk.trace.export import SpanExportResult
+from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from opentelemetry.trace import (
     Link,
@@ -31,6 +43,7 @@ from opentelemetry.trace import (
 
 import backsight
 from backsight.otel import BacksightPropagator, install
+from backsight.otel._propagator import Current
 
 
 class Keeper(SpanProcessor):
@@ -63,8 +76,30 @@ def hexadecimal(span: trace.Span) -> str:
     return format(span.get_span_context().trace_id, "032x")
 
 
+def received(spans: Sequence[ReadableSpan]) -> bytes:
+    """What a receiver gets of the SDK's own exporter."""
+    requests: list[bytes] = []
+
+    def export(request: bytes, _: grpc.ServicerContext) -> bytes:
+        requests.append(request)
+        return b""
+
+    server = grpc.server(ThreadPoolExecutor(1))
+    service = "opentelemetry.proto.collector.trace.v1.TraceService"
+    handlers = {"Export": grpc.unary_unary_rpc_method_handler(export)}
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    exporter = OTLPSpanExporter(f"http://127.0.0.1:{port}", insecure=True)
+    assert exporter.export(spans) is SpanExportResult.SUCCESS
+    exporter.shutdown()
+    server.stop(None).wait()
+    (request,) = requests
+    return request
+
+
 def fidelity(output: str) -> None:
-    """One trace of everything that a span may have; what the SDK would send goes to output."""
+    """One trace of everything that a span may have; what the SDK sends goes to output."""
     resource = Resource.create(
         {"service.name": "shop", "numbers": [1, 2], "ratio": 0.5}, "https://schema/resource"
     )
@@ -123,7 +158,110 @@ def fidelity(output: str) -> None:
                 large.set_attribute("query", "x" * 40_000)
             with other.start_as_current_span("fine") as fine:
                 fine.set_status(Status(StatusCode.OK))
-        Path(output).write_bytes(encode_spans(keeper.spans).SerializeToString())
+            for name in ("ä" * 3000, "a\0b", "x" * 1030 + "\0"):
+                with other.start_as_current_span(name):
+                    pass
+        Path(output).write_bytes(received(keeper.spans))
+        print(hexadecimal(root))
+
+
+def misused(tracer: trace.Tracer, context: Context) -> None:
+    """All that the SDK takes without a word, and its processors get to see."""
+
+    def start(name: Any, kind: Any = SpanKind.INTERNAL, start_time: Any = None) -> trace.Span:
+        return tracer.start_span(name, context, kind, start_time=start_time)
+
+    start("float start", start_time=1.5e18).end()
+    start("negative start", start_time=-5).end()
+    start("text start", start_time="now").end()
+    start("float end").end(1.5e18)  # type: ignore[arg-type]
+    start("large end").end(1 << 70)
+    for name in (None, 7, b"bytes"):
+        start(name).end()
+    renamed = start("renamed")
+    renamed.update_name(None)  # type: ignore[arg-type]
+    renamed.end()
+    start("number of a kind", kind=3).end()
+    start("no kind", kind="server").end()
+    linked = start("linked")
+    linked.add_link(SpanContext(1 << 130, 5, is_remote=False), {"why": "broken"})
+    linked.add_link(SpanContext(5, 6, is_remote=False))
+    linked.end()
+    told = start("event")
+    told.add_event(None, timestamp=1.5)  # type: ignore[arg-type]
+    told.end()
+
+
+class Beyond(RandomIdGenerator):
+    def generate_trace_id(self) -> int:
+        return 1 << 130
+
+
+def unwritable() -> None:
+    """What cannot be recorded is left out, told once, and fails no request."""
+    told = io.StringIO()
+    logging.getLogger("backsight").addHandler(logging.StreamHandler(told))
+    with provided() as (provider, _):
+        processor = Current.processor
+        assert processor is not None
+        provider.id_generator = Beyond()
+        with provider.get_tracer("ids").start_as_current_span("beyond"):
+            pass
+        assert processor.failures == 1
+        provider.id_generator = RandomIdGenerator()
+        with provider.get_tracer("lib").start_as_current_span("root") as root:
+            trace_id = root.get_span_context().trace_id
+            assert processor.inject(SpanContext(trace_id, 1 << 70, is_remote=False)) == ""
+        with provider.get_tracer("lib").start_as_current_span("whose rules fail") as span:
+            processor._rules = None  # type: ignore[assignment]
+        assert processor.failures == 3
+        assert not processor._open
+        assert told.getvalue().count("said once") == 1
+        print(hexadecimal(span))
+
+
+class Meeting(dict[bytes, int]):
+    """Threads that count at the same time, if they can, see the same."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._together = threading.Barrier(2, timeout=1)
+
+    def __len__(self) -> int:
+        count = super().__len__()
+        with suppress(threading.BrokenBarrierError):
+            self._together.wait()
+        return count
+
+
+def scopes() -> None:
+    """A tracer a request, as frameworks make them, and threads that end spans of one trace."""
+    with provided() as (provider, _):
+        processor = Current.processor
+        assert processor is not None
+        for number in range(1030):
+            with provider.get_tracer("lib", attributes={"n": number}).start_as_current_span("s"):
+                pass
+        assert len(processor._scopes) <= 1024
+        with provider.get_tracer("lib").start_as_current_span("root") as root:
+            # Equal to each other, and which older SDKs make again and again.
+            for _ in range(3):
+                processor._scopes.clear()
+                with provider.get_tracer("lib").start_as_current_span("again"):
+                    pass
+            (opened,) = processor._open.values()
+            assert len(opened.scopes) == 1
+        with provider.get_tracer("lib").start_as_current_span("threads") as parent:
+            context = set_span_in_context(parent)
+            (opened,) = processor._open.values()
+            opened.scopes = Meeting()
+            spans = [provider.get_tracer(f"{n}").start_span("s", context) for n in range(2)]
+            threads = [threading.Thread(target=span.end) for span in spans]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            assert sorted(opened.scopes.values()) == [1, 2]
         print(hexadecimal(root))
 
 
@@ -135,6 +273,7 @@ def unusual() -> None:
             context = set_span_in_context(root)
             root.set_attribute("huge", 1 << 70)
             root.set_attribute("surrogate", "\udc80")
+            misused(tracer, context)
 
             def work() -> None:
                 for _ in range(50):
@@ -242,7 +381,7 @@ def answers() -> None:
         print(json.dumps(traces))
 
 
-class Context:
+class ServerContext:
     """Of a gRPC server, with trailing metadata that was set before."""
 
     def __init__(self) -> None:
@@ -255,7 +394,7 @@ class Context:
         return self.said
 
 
-class Slotted(Context):
+class Slotted(ServerContext):
     __slots__ = ()
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -264,7 +403,7 @@ class Slotted(Context):
         super().__setattr__(name, value)
 
 
-class Unreadable(Context):
+class Unreadable(ServerContext):
     def trailing_metadata(self) -> Any:
         raise NotImplementedError
 
@@ -276,7 +415,7 @@ def contexts_of_servers() -> None:
     told: dict[str, list[Any]] = {}
     with provided() as (provider, _):
         tracer = provider.get_tracer("lib")
-        for kind in (Context, Slotted, Unreadable):
+        for kind in (ServerContext, Slotted, Unreadable):
             with tracer.start_as_current_span("served", kind=SpanKind.SERVER):
                 context = kind()
                 _hooks._tell(context)
@@ -284,7 +423,7 @@ def contexts_of_servers() -> None:
                 context.set_trailing_metadata((("after", "2"),))
                 told[kind.__name__] = [[key for key, _ in said] for said in (before, context.said)]
                 _hooks._tell(object())
-        untraced = Context()
+        untraced = ServerContext()
         _hooks._tell(untraced)
         told["untraced"] = [[key for key, _ in untraced.said]]
     print(json.dumps(told))
@@ -308,5 +447,8 @@ def rules(directory: str) -> None:
 
 
 if __name__ == "__main__":
-    PROGRAMS = (fidelity, unusual, contexts, contexts_of_servers, triggers, answers, rules)
+    PROGRAMS = (
+        *(fidelity, unusual, unwritable, scopes, contexts, contexts_of_servers),
+        *(triggers, answers, rules),
+    )
     {f.__name__: f for f in PROGRAMS}[sys.argv[1]](*sys.argv[2:])

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -49,7 +50,7 @@ def test_otlp_is_what_the_sdk_would_have_sent(application: Application, tmp_path
     wanted = TracesData.FromString(sent.read_bytes())
     got = otlp(application, trace)
     assert sorted(by_name(got)) == sorted(by_name(wanted))
-    assert len(by_name(wanted)) == 5
+    assert len(by_name(wanted)) == 8
     for name, expected in by_name(wanted).items():
         resource, scope, span = by_name(got)[name]
         assert (resource, scope) == expected[:2], name
@@ -70,11 +71,35 @@ def names(view: TraceView) -> Iterable[str]:
 
 def test_what_is_unusual_is_recorded_as_well_as_may_be(application: Application) -> None:
     view = peek(application, application.run("unusual"))
-    assert sorted(names(view)) == ["child", "root"] + ["thread"] * 200
+    misused = [
+        *("float start", "negative start", "text start", "float end", "large end"),
+        *("None", "7", "bytes", "None", "number of a kind", "no kind", "linked", "event"),
+    ]
+    assert Counter(names(view)) == Counter(["child", "root", *misused]) + Counter(thread=200)
     assert all(part.content.whole for part in view.slices)
     (root,) = (placed.span for placed in view.spans if placed.span.name == "root")
     assert root.attributes == {"huge": str(1 << 70), "surrogate": "?"}
-    assert not root.unfinished
+    assert not any(placed.span.unfinished for placed in view.spans)
+    spans = {placed.span.name: placed.span for placed in view.spans}
+    assert spans["float start"].start_ns == spans["float end"].end_ns == 1_500_000_000_000_000_000
+    assert spans["negative start"].start_ns == spans["text start"].start_ns == 0
+    assert spans["number of a kind"].kind == Span.SPAN_KIND_PRODUCER
+    assert spans["no kind"].kind == Span.SPAN_KIND_UNSPECIFIED
+    assert [link.span_id for link in spans["linked"].links] == [6]
+    assert spans["linked"].dropped_links == 1
+    assert [(event.name, event.time_ns) for event in spans["event"].events] == [("None", 1)]
+
+
+def test_what_cannot_be_recorded_is_counted_and_fails_no_request(application: Application) -> None:
+    view = peek(application, application.run("unwritable", BACKSIGHT_TRIGGERS="none"))
+    assert list(names(view)) == ["whose rules fail"]
+
+
+def test_scopes_have_numbers_of_their_own_and_take_no_more_memory_than_some(
+    application: Application,
+) -> None:
+    view = peek(application, application.run("scopes", BACKSIGHT_TRIGGERS="none"))
+    assert Counter(names(view)) == {"root": 1, "again": 3}
 
 
 def test_tracestate_is_shared_with_others(application: Application) -> None:
@@ -146,7 +171,7 @@ def test_a_server_names_its_node_beside_what_others_tell_the_caller(
     told = json.loads(application.run("contexts_of_servers"))
     node = "backsight-node"
     assert told == {
-        "Context": [[node, "before"], [node, "after"]],
+        "ServerContext": [[node, "before"], [node, "after"]],
         "Slotted": [[node, "before"], ["after"]],
         "Unreadable": [["before"], [node, "after"]],
         # Nobody is sent here for a request of which there is no span here.

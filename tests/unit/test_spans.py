@@ -50,6 +50,15 @@ def detail(*items: object, scope: int = 0, parts: int = 1) -> list[SpanDetail]:
     ]
 
 
+def test_a_name_that_start_and_end_cut_is_whole_in_the_detail() -> None:
+    name = "ä" * 3000
+    said = detail({}, [], [], "", "", 0, 0, 0, 0, name)
+    found = content(START, *said, SpanEnd(1, 20, 2, name[:512], b""))
+    assert found.whole
+    (span,) = found.spans
+    assert (span.name, span.end_ns) == (name, 20)
+
+
 def test_all_that_a_detail_may_say() -> None:
     link = [bytes(16), 5, {"l": 1}, "a=b", 0x300, 2]
     said = detail(

@@ -35,11 +35,10 @@ def answered(span: Span, headers: Any) -> None:  # noqa: ANN401 # see _answering
         return
     try:
         node = _answering_node(headers)
+        if node:
+            processor.answered(span.get_span_context(), node)
     except Exception:  # noqa: BLE001 - a class of others, in the middle of a request
         _log.debug("response headers of %s cannot be read", type(headers), exc_info=True)
-        return
-    if node:
-        processor.answered(span.get_span_context(), node)
 
 
 def _answering_node(headers: Any) -> str:  # noqa: ANN401 # anything with .get(), or pairs

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from collections import OrderedDict
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from backsight._native import CData
     from backsight.otel._rules import Rules
 
+_log = logging.getLogger("backsight")
+
 TRACESTATE_KEY = "bs"
 """Our member of tracestate (backsight.h, bs_serialize)."""
 
@@ -41,6 +44,9 @@ _TEXT_CUT = 4096
 
 _HAS_IS_REMOTE, _IS_REMOTE = 0x100, 0x200  # OTLP SpanFlags
 _MASK_64 = (1 << 64) - 1
+# Programs that make a tracer a request have as many scopes as requests.
+_KNOWN_MAX = 1024
+
 _INT_MIN, _INT_MAX = -(1 << 63), (1 << 64) - 1
 
 _START_NAME_MAX: int = lib.BS_SPAN_START_NAME_MAX
@@ -57,7 +63,7 @@ class OpenTrace:
     pair: tuple[int, int]
     handle: CData
     spans: dict[int, str] = field(default_factory=dict)
-    scopes: dict[int, int] = field(default_factory=dict)
+    scopes: dict[bytes, int] = field(default_factory=dict)
     answered: set[int] = field(default_factory=set)
 
 
@@ -65,7 +71,9 @@ class BacksightSpanProcessor(SpanProcessor):
     """Writes what it is told to the pool of this node; see the package.
 
     A trace is open in the pool from the start of its first span in this process
-    until none of them is open any more.
+    until none of them is open any more. The SDK hands on to the application what a
+    processor raises, so nothing is: a span that cannot be written is left out, counted
+    in ``failures``, and the first one is told in the log.
     """
 
     def __init__(self, rules: Rules) -> None:
@@ -81,73 +89,117 @@ class BacksightSpanProcessor(SpanProcessor):
         self._lock = threading.Lock()
         self._open: OrderedDict[int, OpenTrace] = OrderedDict()
         self._resources: dict[int, tuple[Resource, bytes]] = {}
-        self._scopes: dict[int, tuple[InstrumentationScope | None, bytes]] = {}
+        self._scopes: dict[int, tuple[InstrumentationScope, bytes]] = {}
+        self.failures = 0
 
     # ------------------------------------------------------- SpanProcessor
 
     def on_start(self, span: Span, parent_context: Context | None = None) -> None:
         """A span starts: open its trace, take in where the request comes from."""
-        context = span.context
-        trace_id, span_id, name = context.trace_id, context.span_id, span.name
-        parent = span.parent
-        with self._lock:
-            trace = self._open.get(trace_id)
-            if trace is None:
-                trace = self._begin(trace_id, span.resource)
-            trace.spans[span_id] = name
-        handle = trace.handle
-        if parent is None:
-            parent_id = 0
-        else:
-            parent_id = parent.span_id
-            if parent.is_remote:
+        # All of it in one block, which costs nothing where nothing is raised.
+        try:
+            context = span.context
+            trace_id, span_id, name = context.trace_id, context.span_id, span.name
+            parent = span.parent
+            with self._lock:
+                trace = self._open.get(trace_id)
+                if trace is None:
+                    trace = self._begin(trace_id, span.resource)
+                trace.spans[span_id] = name
+            handle = trace.handle
+            parent_id = 0 if parent is None else parent.span_id
+            try:
+                lib.bs_span_start(
+                    handle,
+                    span_id,
+                    parent_id,
+                    span.start_time or 0,
+                    span.kind.value + 1,
+                    encode_text(name),
+                )
+            except (AttributeError, OverflowError, TypeError):
+                # The SDK takes all that it is given for a time, a kind and a name.
+                start_ns, kind = _whole(span.start_time), _kind(span.kind)
+                encoded = encode_text(_text(name))
+                lib.bs_span_start(handle, span_id, parent_id, start_ns, kind, encoded)
+            if parent is not None and parent.is_remote:
                 self._extract(handle, parent)
-        lib.bs_span_start(
-            handle, span_id, parent_id, span.start_time or 0, span.kind.value + 1, encode_text(name)
-        )
-        # A flag that came with the request counts where what comes is believed.
-        if context.trace_flags & 1 and (
-            parent is None or (parent.is_remote and lib.bs_trusts_incoming())
-        ):
-            _fire(trace, *self._rules.sampled())
+            # A flag that came with the request counts where what comes is believed.
+            if context.trace_flags & 1 and (
+                parent is None or (parent.is_remote and lib.bs_trusts_incoming())
+            ):
+                _fire(trace, *self._rules.sampled())
+        except Exception:  # noqa: BLE001 # see the class
+            self._fail("record the start of a span")
+            self._leave(span)
 
     def on_end(self, span: ReadableSpan) -> None:
         """A span ends: write all of it, and see whether a rule fires."""
-        # Here and below, past the properties of the SDK, which copy, and of enumerations,
-        # which are slow: together they were a third of what a span costs.
-        context = span._context
-        assert context is not None
-        trace_id, span_id = context.trace_id, context.span_id
-        trace = self._open.get(trace_id)
-        if trace is None or span_id not in trace.spans:
-            return  # of the parent process, or of a trace that was open too long
-        name = span._name
-        encoded_name = encode_text(name)
-        is_told = name == trace.spans[span_id] and len(encoded_name) <= _START_NAME_MAX
-        attributes = _plain(span._attributes)
-        detail = self._detail(span, attributes)
-        lib.span_end_detailed(
-            trace.handle,
-            span_id,
-            span._end_time or 0,
-            span._status.status_code._value_,
-            ffi.NULL if is_told else cut_utf8(encoded_name, _client.SPAN_NAME_BYTES_MAX),
-            self._scope(trace, span._instrumentation_scope),
-            detail,
-            len(detail),
-        )
-        if span._kind is SpanKind.CLIENT:
-            self._peer(trace, attributes)
-        answered = span_id in trace.answered
-        for trigger, why in self._rules.ended(span, attributes, answered=answered):
-            _fire(trace, trigger, why)
-        with self._lock:
-            del trace.spans[span_id]
-            if answered:
+        try:
+            # Here and below, past the properties of the SDK, which copy, and of enumerations,
+            # which are slow: together they were a third of what a span costs.
+            context = span._context
+            trace_id, span_id = context.trace_id, context.span_id  # type: ignore[union-attr]
+            trace = self._open.get(trace_id)
+            if trace is None or span_id not in trace.spans:
+                return  # of the parent process, or of a trace that was open too long
+            name = span._name
+            if type(name) is not str:
+                name = _text(name)
+            encoded_name = encode_text(name)
+            is_told = name == trace.spans[span_id] and len(encoded_name) <= _START_NAME_MAX
+            is_long = len(encoded_name) > _client.SPAN_NAME_BYTES_MAX or "\0" in name
+            attributes = _plain(span._attributes)
+            detail = self._detail(span, attributes, name if is_long else "")
+            end_ns = span._end_time or 0
+            lib.span_end_detailed(
+                trace.handle,
+                span_id,
+                end_ns if type(end_ns) is int and 0 <= end_ns <= _MASK_64 else _whole(end_ns),
+                span._status.status_code._value_,
+                ffi.NULL if is_told else cut_utf8(encoded_name, _client.SPAN_NAME_BYTES_MAX),
+                self._scope(trace, span._instrumentation_scope),
+                detail,
+                len(detail),
+            )
+            if span._kind is SpanKind.CLIENT:
+                self._peer(trace, attributes)
+            answered = span_id in trace.answered
+            for trigger, why in self._rules.ended(span, attributes, answered=answered):
+                _fire(trace, trigger, why)
+            with self._lock:
+                del trace.spans[span_id]
+                if answered:
+                    trace.answered.discard(span_id)
+                if not trace.spans and self._open.get(trace_id) is trace:
+                    del self._open[trace_id]
+                    lib.bs_close(trace.handle)
+        except Exception:  # noqa: BLE001 # see the class
+            self._fail("record the end of a span")
+            self._leave(span)
+
+    def _leave(self, span: ReadableSpan) -> None:
+        """Whatever became of the span, it is not open any more."""
+        try:
+            context = span._context
+            trace_id, span_id = context.trace_id, context.span_id  # type: ignore[union-attr]
+            with self._lock:
+                trace = self._open.get(trace_id)
+                if trace is None:
+                    return
+                trace.spans.pop(span_id, None)
                 trace.answered.discard(span_id)
-            if not trace.spans and self._open.get(trace_id) is trace:
-                del self._open[trace_id]
-                lib.bs_close(trace.handle)
+                if not trace.spans:
+                    del self._open[trace_id]
+                    lib.bs_close(trace.handle)
+        except Exception:  # noqa: BLE001 # no more can be done
+            self._fail("forget a span")
+
+    def _fail(self, what: str) -> None:
+        """Called where an exception is handled."""
+        self.failures += 1
+        if self.failures == 1:
+            _log.warning("cannot %s; said once, counted from here on", what, exc_info=True)
 
     def shutdown(self) -> None:
         """Nothing to flush: what is written is in the pool, and what is open shows as unfinished."""
@@ -160,7 +212,13 @@ class BacksightSpanProcessor(SpanProcessor):
     def inject(self, context: SpanContext) -> str:
         """The value of our member of tracestate for a request that this span sends; "" for none."""
         trace = self._open.get(context.trace_id)
-        return "" if trace is None else _client.serialize_to(trace.handle, context.span_id)
+        if trace is None:
+            return ""
+        try:
+            return _client.serialize_to(trace.handle, context.span_id)
+        except Exception:  # noqa: BLE001 # see the class
+            self._fail("send a context along")
+            return ""
 
     def answered(self, context: SpanContext, node: str) -> None:
         """The request of this client span was answered by a process on that node (bs_node_ref)."""
@@ -195,11 +253,14 @@ class BacksightSpanProcessor(SpanProcessor):
             lib.bs_close(oldest.handle)
         pair = (trace_id >> 64, trace_id & _MASK_64)
         # Owns the memory of the handle, which stays in place.
-        trace = self._open[trace_id] = OpenTrace(pair, ffi.new(_client.HANDLE))
+        trace = OpenTrace(pair, ffi.new(_client.HANDLE))
         lib.open_trace(trace.handle, *pair)
+        self._open[trace_id] = trace
         known = self._resources.get(id(resource))
         if known is None:
             encoded = self._pack([_plain(resource.attributes), resource.schema_url or ""])
+            if len(self._resources) >= _KNOWN_MAX:
+                self._resources.clear()
             # Held, so that its id is no other's.
             known = self._resources[id(resource)] = (resource, encoded)
         lib.bs_write(trace.handle, lib.BS_RECORD_RESOURCE, known[1], len(known[1]))
@@ -209,47 +270,59 @@ class BacksightSpanProcessor(SpanProcessor):
         """The number of the scope in this handle, telling of it if it is the first time."""
         if scope is None:
             return 0
-        number = trace.scopes.get(id(scope))
+        known = self._scopes.get(id(scope))
+        if known is None:
+            encoded = self._pack(
+                [scope.name, scope.version or "", scope.schema_url or "", _plain(scope.attributes)]
+            )
+            if len(self._scopes) >= _KNOWN_MAX:
+                self._scopes.clear()
+            # Held, so that its id is no other's.
+            known = self._scopes[id(scope)] = (scope, encoded)
+        encoded = known[1]
+        number = trace.scopes.get(encoded)
         if number is None:
-            known = self._scopes.get(id(scope))
-            if known is None:
-                encoded = self._pack(
-                    [
-                        scope.name,
-                        scope.version or "",
-                        scope.schema_url or "",
-                        _plain(scope.attributes),
-                    ]
-                )
-                known = self._scopes[id(scope)] = (scope, encoded)
-            number = trace.scopes[id(scope)] = len(trace.scopes) + 1
-            payload = number.to_bytes(4, "little") + known[1]
+            with self._lock:
+                number = trace.scopes.setdefault(encoded, len(trace.scopes) + 1)
+            # Another thread may say the same once more.
+            payload = number.to_bytes(4, "little") + encoded
             lib.bs_write(trace.handle, lib.BS_RECORD_SCOPE, payload, len(payload))
         return number
 
-    def _detail(self, span: ReadableSpan, attributes: Mapping[str, Any]) -> bytes:
+    def _detail(self, span: ReadableSpan, attributes: Mapping[str, Any], long_name: str) -> bytes:
         """MessagePack of what protocol/spans.py of the coordinator reads, without its empty end."""
         events, links = span._events, span._links
         status, state = span._status, span.context.trace_state
+        encoded_links = [link for link in map(_link, links) if link] if links else []
+        links_lost = len(links) - len(encoded_links) if links else 0
         items: list[Any] = [
             attributes,
             [
-                [event.name, event.timestamp, _plain(event.attributes), event.dropped_attributes]
+                [
+                    _text(event._name),
+                    _whole(event._timestamp),
+                    _plain(event.attributes),
+                    event.dropped_attributes,
+                ]
                 for event in events
             ]
             if events
             else [],
-            [_link(link) for link in links] if links else [],
+            encoded_links,
             (status.description or "") if status.status_code is StatusCode.ERROR else "",
             ",".join([f"{key}={value}" for key, value in state.items()]) if state else "",
             _flags(span._parent),
         ]
         if (
-            getattr(span._attributes, "dropped", 0)
+            long_name
+            or links_lost
+            or getattr(span._attributes, "dropped", 0)
             or getattr(events, "dropped", 0)
             or getattr(links, "dropped", 0)
         ):
-            items += (span.dropped_attributes, span.dropped_events, span.dropped_links)
+            items += (span.dropped_attributes, span.dropped_events, span.dropped_links + links_lost)
+            if long_name:
+                items.append(long_name)
         encoded = self._pack(items)
         return encoded if len(encoded) <= _DETAIL_BYTES_MAX else self._pack(_shortened(items))
 
@@ -274,16 +347,45 @@ def _flags(context: SpanContext | None) -> int:
     return _HAS_IS_REMOTE | (_IS_REMOTE if context is not None and context.is_remote else 0)
 
 
-def _link(link: Any) -> list[Any]:  # noqa: ANN401 # of the API or the SDK
+def _link(link: Any) -> list[Any] | None:  # noqa: ANN401 # of the API or the SDK
+    """None for one with ids that are none."""
     context = link.context
+    try:
+        trace_id = context.trace_id.to_bytes(16, "big")
+        context.span_id.to_bytes(8, "big")
+    except (AttributeError, OverflowError):
+        return None
     return [
-        context.trace_id.to_bytes(16, "big"),
+        trace_id,
         context.span_id,
         _plain(link.attributes),
         "",
         _flags(context),
         link.dropped_attributes,
     ]
+
+
+def _text(name: Any) -> str:  # noqa: ANN401 # whatever was given for a name
+    if type(name) is str:
+        return name
+    return name.decode("utf-8", "replace") if isinstance(name, bytes) else str(name)
+
+
+def _whole(time_ns: Any) -> int:  # noqa: ANN401 # whatever was given for a time
+    if type(time_ns) is int and 0 <= time_ns <= _MASK_64:
+        return time_ns
+    try:
+        return min(max(int(time_ns), 0), _MASK_64)
+    except (OverflowError, TypeError, ValueError):
+        return 0
+
+
+def _kind(kind: Any) -> int:  # noqa: ANN401 # whatever was given for a kind
+    """OTLP's; 0 is that of an unknown one."""
+    try:
+        return SpanKind(kind).value + 1
+    except ValueError:
+        return 0
 
 
 def _plain(attributes: Any) -> dict[str, Any]:  # noqa: ANN401 # a mapping, or None
