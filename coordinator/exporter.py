@@ -7,6 +7,9 @@ all of it was taken, or refused for good. In memory is one batch. It is sent as
 OTLP's specification says: what may be tried again is, with growing pauses, for as
 long as the store has the trace; a part that was rejected is not.
 
+What is put off again and again goes behind what else waits, and then trace by
+trace: it may be at fault, and no receiver that is down.
+
 One thread does it all, so that a slow receiver holds up nothing else.
 """
 
@@ -17,13 +20,13 @@ import email.utils
 import gzip
 import http.client
 import math
-import queue
 import random
 import socket
 import ssl
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -67,6 +70,12 @@ _BACKOFF_MAX_S = 30.0
 
 # A receiver may ask for a longer one, but not for ever.
 _RETRY_AFTER_MAX_S = 3600.0
+
+# So often in a row a request is put off before others have their turn.
+_TRIES = 3
+
+# Traces of which it is known that others go first. Further ones are forgotten, and are as new.
+_BEHIND_MAX = 4096
 
 # OTLP's specification, "Failures": what may be tried again.
 _RETRYABLE_CODES = frozenset(
@@ -220,50 +229,47 @@ class _Connection(http.client.HTTPConnection):
         self._tls = tls
         if tls is not None:
             self.default_port = http.client.HTTPS_PORT
-        self._looked_up: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._connecting: Future[socket.socket] = Future()
         self._is_broken_off = False
 
     def connect(self) -> None:
-        problem = OSError(f"{self.host} has no address")
-        for family, kind, protocol, _, address in self._addresses():
-            try:
-                # First where break_off() finds it, then a look whether that was already.
-                self.sock = socket.socket(family, kind, protocol)
-                self._go_on()
-                self.sock.settimeout(self._timeout_s)
-                self.sock.connect(address)
-                self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                if self._tls is not None:
-                    self.sock = self._tls.wrap_socket(
-                        self.sock, server_hostname=self.host, do_handshake_on_connect=False
-                    )
-                    self._go_on()
-                    self.sock.do_handshake()
-                return
-            except OSError as error:
-                self.close()
-                problem = error
-        raise problem
-
-    def _addresses(self) -> Iterable[Any]:
-        """In a thread of its own, since nothing can end a look-up."""
-        looked_up = self._looked_up = queue.SimpleQueue()
+        # Each is first where break_off() finds it, and then it is looked whether that was already.
+        self._connecting = Future()
         self._go_on()
+        self.sock = self._connected(self._connecting)
+        self._go_on()
+        self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if self._tls is not None:
+            self.sock = self._tls.wrap_socket(
+                self.sock, server_hostname=self.host, do_handshake_on_connect=False
+            )
+            self._go_on()
+            self.sock.do_handshake()
 
-        def look_up() -> None:
+    def _connected(self, connecting: Future[socket.socket]) -> socket.socket:
+        """In a thread of its own, since nothing can end the look-up of a name."""
+
+        def work() -> None:
             try:
-                looked_up.put(socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM))
+                made = socket.create_connection((self.host, self.port), self._timeout_s)
             except Exception as error:  # noqa: BLE001 - it is raised where it is waited for
-                looked_up.put(error)
+                with contextlib.suppress(InvalidStateError):
+                    connecting.set_exception(error)
+                return
+            try:
+                connecting.set_result(made)
+            except InvalidStateError:  # nobody waits for it any more
+                made.close()
 
-        threading.Thread(target=look_up, name="look-up", daemon=True).start()
+        threading.Thread(target=work, name="connect", daemon=True).start()
         try:
-            found = looked_up.get(timeout=self._timeout_s)
-        except queue.Empty:
-            raise TimeoutError(f"no address of {self.host} in {self._timeout_s:g} s") from None
-        if isinstance(found, Exception):
-            raise found
-        return found  # type: ignore[no-any-return]
+            return connecting.result(self._timeout_s)
+        except TimeoutError:
+            if connecting.cancel():
+                raise TimeoutError(
+                    f"no connection to {self.host} in {self._timeout_s:g} s"
+                ) from None
+            return connecting.result()
 
     def _go_on(self) -> None:
         if self._is_broken_off:
@@ -272,7 +278,7 @@ class _Connection(http.client.HTTPConnection):
     def break_off(self) -> None:
         """Let what is under way fail, and all that comes after it."""
         self._is_broken_off = True
-        self._looked_up.put(OSError(_INTERRUPTED))
+        self._connecting.cancel()
         if self.sock is not None:
             with contextlib.suppress(OSError):
                 # Not TLS's own, which takes away what the other thread works with.
@@ -433,15 +439,21 @@ class ExportCounters:
 
 @dataclass(slots=True)
 class _Batch:
-    """Traces on their way; ``request`` is the one that is due, None if all were sent."""
+    """Traces on their way; ``request`` is the one that is due, None if all were sent.
+
+    ``behind``: it is a trace that was put off before.
+    """
 
     notes: list[PutExported]
     requests: Iterator[tuple[bytes, int]]
+    behind: bool
     request: tuple[bytes, int] | None = None
     refused: bool = False
+    failures: int = 0  # of this request, in a row
 
     def go_on(self) -> None:
         self.request = next(self.requests, None)
+        self.failures = 0
 
 
 class _Receiver:
@@ -451,6 +463,7 @@ class _Receiver:
         self.settings = settings
         self.transport = transport_of(settings) if settings.endpoint else None
         self.failures = 0  # in a row
+        self.is_said_to_fail = False
         self.last_message = ""
 
     @property
@@ -487,6 +500,7 @@ class Exporter:
         self._receiver = self._wanted = _Receiver(settings)
         self._chance = chance
         self._batch: _Batch | None = None
+        self._behind: dict[TraceId, bool] = {}  # the next first; whether that was said
         self._follower = Follower("exporter", store, path, self.work)
 
     def __enter__(self) -> Self:
@@ -523,9 +537,12 @@ class Exporter:
         if self._receiver is not wanted:
             self._receiver.close()
             self._receiver, self._batch = wanted, None
+            self._behind.clear()
         if wanted.transport is None:
             self.waiting = 0
             return None
+        if self._batch is not None and not self._is_due_again(reader, self._batch):
+            self._batch = None
         if self._batch is None:
             self._batch = self._next_batch(reader)
             if self._batch is None:
@@ -536,6 +553,8 @@ class Exporter:
                 return pause_s
         if self._batch.request is None:
             self._store.note(self._batch.notes)
+            for note in self._batch.notes:
+                self._behind.pop(note.trace, None)
             if self._batch.refused:
                 self.counters.traces_refused += len(self._batch.notes)
             else:
@@ -548,7 +567,8 @@ class Exporter:
         notes: list[PutExported] = []
         slices: list[tuple[TraceId, str]] = []
         size = 0
-        for trace in reader.to_export(_TRACES_AT_ONCE):
+        traces, behind = self._next_traces(reader)
+        for trace in traces:
             found = trace_detail(reader, trace, 0)
             if found is None:
                 continue  # deleted since
@@ -559,9 +579,36 @@ class Exporter:
                 break
         if not notes:
             return None
-        batch = _Batch(notes, requests_of(self._read(reader, slices), _REQUEST_BYTES_MAX))
+        batch = _Batch(notes, requests_of(self._read(reader, slices), _REQUEST_BYTES_MAX), behind)
         batch.go_on()
         return batch
+
+    def _next_traces(self, reader: StoreReader) -> tuple[list[TraceId], bool]:
+        """What goes together next; where nothing else waits, one that others went before."""
+        waiting = reader.to_export(_TRACES_AT_ONCE + len(self._behind))
+        new = [trace for trace in waiting if trace not in self._behind]
+        if new:
+            return new[:_TRACES_AT_ONCE], False
+        left = set(waiting)  # all that wait; others were deleted
+        self._behind = {trace: said for trace, said in self._behind.items() if trace in left}
+        return list(self._behind)[:1], True
+
+    def _is_due_again(self, reader: StoreReader, batch: _Batch) -> bool:
+        """Whether what failed is next, and not deleted in part, or behind all else that waits."""
+        if not batch.failures:
+            return True
+        mine = [note.trace for note in batch.notes]
+        if not all(map(reader.waits_for_export, mine)):
+            return False
+        if batch.failures < (1 if batch.behind else _TRIES):
+            return True
+        if set(reader.to_export(len(mine) + 1)) <= set(mine):
+            return True
+        for trace in mine:
+            self._behind[trace] = self._behind.pop(trace, False)
+        for trace in list(self._behind)[:-_BEHIND_MAX]:
+            del self._behind[trace]
+        return False
 
     def _read(
         self, reader: StoreReader, slices: Iterable[tuple[TraceId, str]]
@@ -598,7 +645,7 @@ class Exporter:
             outcome = TryAgain(f"{type(error).__name__}: {error}")
         match outcome:
             case TryAgain():
-                return self._put_off(outcome)
+                return self._put_off(batch, outcome)
             case Accepted():
                 self.counters.spans += max(spans - outcome.rejected_spans, 0)
                 self.counters.spans_rejected += min(outcome.rejected_spans, spans)
@@ -610,28 +657,47 @@ class Exporter:
                 self.counters.spans_refused += spans
                 batch.refused = True
                 self._complain(f"refused {spans} spans for good", outcome.why)
-        if self._receiver.failures:
-            self._receiver.failures = 0
+        self._receiver.failures = 0
+        if self._receiver.is_said_to_fail:
+            self._receiver.is_said_to_fail = False
             self._log.info(f"export to {self._receiver.endpoint} works again")
         batch.go_on()
         return 0.0
 
-    def _put_off(self, outcome: TryAgain) -> float:
+    def _put_off(self, batch: _Batch, outcome: TryAgain) -> float:
         if self._follower.ending.is_set() or self._receiver is not self._wanted:
             return _BACKOFF_FIRST_S  # interrupted, and woken: it is sent by who comes next
         receiver = self._receiver
         self.counters.requests_retried += 1
-        if not receiver.failures:
-            self._log.warning(
-                f"export to {receiver.endpoint} fails, and will be tried again: {outcome.why}."
-                " What is to be exported waits in the store."
-            )
+        self._say_put_off(batch, outcome.why)
         # Jitter: half to one and a half, so that many coordinators do not come together.
         grown_s = _BACKOFF_FIRST_S * _BACKOFF_FACTOR ** min(receiver.failures, 64)
         pause_s = min(grown_s, _BACKOFF_MAX_S) * (0.5 + self._chance())
         receiver.failures += 1
+        batch.failures += 1
         asked_s = outcome.after_s or 0.0
         return max(pause_s, min(asked_s, _RETRY_AFTER_MAX_S) if math.isfinite(asked_s) else 0.0)
+
+    def _say_put_off(self, batch: _Batch, why: str) -> None:
+        """Once, until it works again; of a trace while others are taken, once."""
+        endpoint = self._receiver.endpoint
+        if self._receiver.is_said_to_fail:
+            return
+        if not batch.behind:
+            self._receiver.is_said_to_fail = True
+            self._log.warning(
+                f"export to {endpoint} fails, and will be tried again: {why}."
+                " What is to be exported waits in the store."
+            )
+            return
+        for trace in (note.trace for note in batch.notes):
+            if not self._behind.get(trace):
+                self._behind[trace] = True
+                self._log.warning(
+                    f"trace {trace.hex()}: {endpoint} puts it off again and again, and takes others:"
+                    f" {why}. It is tried when nothing else waits.",
+                    trace_id=trace.hex(),
+                )
 
     def _complain(self, what: str, message: str) -> None:
         """Once, until it says something else: it may say so with each request."""

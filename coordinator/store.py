@@ -984,6 +984,11 @@ class StoreReader:
         )
         return [TraceId(trace) for (trace,) in rows]
 
+    def waits_for_export(self, trace: TraceId) -> bool:
+        """Whether it shall still be exported: not if it was deleted."""
+        found = self._connection.execute("SELECT 1 FROM to_export WHERE trace = ?", (trace,))
+        return found.fetchone() is not None
+
     def waiting_for_export(self) -> int:
         """How many traces wait."""
         (count,) = self._connection.execute("SELECT count(*) FROM to_export").fetchone()

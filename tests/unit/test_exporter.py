@@ -22,6 +22,7 @@ from coordinator import exporter
 from coordinator.core.records import PutReleased
 from coordinator.core.verdict import VerdictKind
 from coordinator.exporter import (
+    Accepted,
     Exporter,
     HttpTransport,
     Outcome,
@@ -234,6 +235,103 @@ def test_what_may_be_tried_again_is_with_growing_pauses(
         assert len(here.driver.log) == 2
         assert "will be tried again" in here.driver.log[0]
         assert "works again" in here.driver.log[1]
+
+
+class Picky:
+    """A transport to a receiver that takes all but what has one of certain traces."""
+
+    def __init__(self, *disliked: TraceId) -> None:
+        self.disliked = set(disliked)
+        self.sent: list[list[TraceId]] = []
+        self.taken: list[TraceId] = []
+
+    def send(self, request: bytes) -> Outcome:
+        resources = TracesData.FromString(request).resource_spans
+        spans = [span for resource in resources for span in resource.scope_spans[0].spans]
+        traces = list(dict.fromkeys(TraceId(span.trace_id) for span in spans))
+        self.sent.append(traces)
+        if self.disliked & set(traces):
+            return TryAgain("HTTP 503 of this one")
+        self.taken += traces
+        return Accepted()
+
+    def interrupt(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def test_a_trace_that_is_always_put_off_holds_up_no_other(
+    store_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exporter, "_TRACES_AT_ONCE", 4)
+    traces = ids(12)
+    picky = Picky(traces[1])
+    with Here(store_path, HttpReceiver(1)) as here, StoreReader(store_path) as reader:
+        here.exporter._receiver.transport = picky
+        for trace in traces[:10]:
+            here.close_trace(trace, {"edge": FRONT})
+        pauses = [here.exporter.work(reader) for _ in range(12)]
+        # Four together; when three tries failed, the others go, and then the four one by one.
+        assert picky.sent[:5] == [traces[:4]] * 3 + [traces[4:8], traces[8:10]]
+        assert (
+            picky.sent[5:]
+            == [[traces[0]], [traces[1]], [traces[2]], [traces[3]]] + [[traces[1]]] * 3
+        )
+        # Each failure has its pause, which begins anew after a success.
+        assert pauses == [5.0, 7.5, 11.25, 0, 0, 0, 5.0, 0, 0, 5.0, 7.5, 11.25]
+        # What comes meanwhile goes first.
+        for trace in traces[10:]:
+            here.close_trace(trace, {"edge": FRONT})
+            assert here.exporter.work(reader) == 0
+            assert here.exporter.work(reader) == 5.0
+        assert set(picky.taken) == {*traces} - {traces[1]}
+        assert len(picky.taken) == 11
+        assert [message.split(":")[0] for message in here.driver.log] == [
+            "export to http",
+            "export to http",
+            f"trace {traces[1].hex()}",
+        ]
+        assert "works again" in here.driver.log[1]
+        assert "puts it off again and again" in here.driver.log[2]
+        picky.disliked.clear()
+        assert here.exporter.work(reader) == 0
+        assert here.exporter.work(reader) is None
+        assert (here.exporter.counters.traces, here.exporter.waiting) == (12, 0)
+        assert here.exporter._behind == {}
+
+
+def test_while_a_receiver_is_down_what_goes_behind_is_bounded(
+    store_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exporter, "_TRACES_AT_ONCE", 2)
+    monkeypatch.setattr(exporter, "_BEHIND_MAX", 3)
+    traces = ids(10)
+    picky = Picky(*traces)
+    with Here(store_path, HttpReceiver(1)) as here, StoreReader(store_path) as reader:
+        here.exporter._receiver.transport = picky
+        for trace in traces:
+            here.close_trace(trace, {"edge": FRONT})
+        for _ in range(40):
+            assert here.exporter.work(reader) == pytest.approx(30, abs=25)
+            assert len(here.exporter._behind) <= 3
+        assert len(here.driver.log) == 1
+        picky.disliked.clear()
+        assert here.work() == []
+        assert sorted(picky.taken) == traces
+
+
+def test_what_the_store_deleted_is_not_tried_again(store_path: Path) -> None:
+    first, second = ids(2)
+    picky = Picky(first)
+    with Here(store_path, HttpReceiver(1)) as here, StoreReader(store_path) as reader:
+        here.exporter._receiver.transport = picky
+        here.close_trace(first, {"edge": FRONT})
+        assert here.exporter.work(reader) == 5.0
+        here.close_trace(second, {"edge": FRONT})
+        here.driver.store._delete_oldest(None, 1)
+        assert here.exporter.work(reader) == 0
+        assert picky.sent == [[first], [second]]
+        assert here.exporter.work(reader) is None
 
 
 def test_pauses_end_growing_and_differ(
@@ -502,7 +600,28 @@ def test_connecting_is_interrupted() -> None:
             waiting.connect_ex(full.getsockname())
         url = f"http://127.0.0.1:{full.getsockname()[1]}"
         settings = ExportSettings(url, "http/protobuf", timeout_s=600)
-        assert ends_when_interrupted(settings, lambda transport: transport._connection.sock)
+        assert ends_when_interrupted(
+            settings,
+            lambda _: any(thread.name == "connect" for thread in threading.enumerate()),
+        )
+
+
+def test_a_connection_that_comes_too_late_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    here, there = socket.socketpair()
+    given_up = threading.Event()
+
+    def connect(*_: object) -> socket.socket:
+        given_up.wait(60)
+        return here
+
+    monkeypatch.setattr(socket, "create_connection", connect)
+    with closing_transport(
+        ExportSettings("http://127.0.0.1:1", "http/protobuf", timeout_s=0.1)
+    ) as transport:
+        assert transport.send(b"") == TryAgain("TimeoutError: no connection to 127.0.0.1 in 0.1 s")
+        given_up.set()
+        with there:
+            assert there.recv(1) == b""
 
 
 def test_a_handshake_is_interrupted() -> None:
