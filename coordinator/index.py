@@ -9,12 +9,13 @@ with the next verdict. Times are Unix nanoseconds on the coordinator's clock.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import sqlite3
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from export.jaeger import KINDS, fields_of, tags_of, text_of
@@ -89,6 +90,25 @@ _STEPS = 20_000
 
 class SearchTooLong(Exception):
     """A search was given up; who asks must narrow it."""
+
+
+@contextlib.contextmanager
+def time_limit(
+    connection: sqlite3.Connection, is_over: Callable[[], bool] = lambda: False
+) -> Iterator[None]:
+    """What is read within is given up after a time, or once ``is_over``: SearchTooLong."""
+    deadline_s = time.monotonic() + _SEARCH_TIMEOUT_S
+    connection.set_progress_handler(lambda: is_over() or time.monotonic() > deadline_s, _STEPS)
+    try:
+        yield
+    except sqlite3.OperationalError as error:
+        if "interrupted" in str(error):
+            raise SearchTooLong(
+                f"given up after {_SEARCH_TIMEOUT_S:g} s; narrow it, as by service or time"
+            ) from error
+        raise
+    finally:
+        connection.set_progress_handler(None, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,9 +344,7 @@ class IndexReader:
 
     def search(self, search: Search) -> list[TraceId]:
         """The traces that match, those whose matching span began last first. SearchTooLong if it is."""
-        deadline_s = time.monotonic() + _SEARCH_TIMEOUT_S
-        self._connection.set_progress_handler(lambda: time.monotonic() > deadline_s, _STEPS)
-        try:
+        with time_limit(self._connection):
             rows = self._connection.execute(
                 "SELECT trace, max(start_ns) AS latest FROM spans WHERE operation IN"
                 " (SELECT id FROM operations WHERE (:service = '' OR service = :service)"
@@ -346,14 +364,6 @@ class IndexReader:
                     "limit": search.limit,
                 },
             ).fetchall()
-        except sqlite3.OperationalError as error:
-            if "interrupted" in str(error):
-                raise SearchTooLong(
-                    f"given up after {_SEARCH_TIMEOUT_S:g} s; narrow it by service, operation or time"
-                ) from error
-            raise
-        finally:
-            self._connection.set_progress_handler(None, 0)
         return [TraceId(trace) for trace, _ in rows]
 
     def summaries(self, traces: Sequence[TraceId]) -> Iterator[tuple[TraceId, TraceSummary]]:

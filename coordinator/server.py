@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import dataclasses
 import socket
+import threading
 import time
 from collections import deque
 from collections.abc import (
@@ -25,7 +26,9 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -39,6 +42,7 @@ from coordinator.core.coordinator import CoordinatorCore
 from coordinator.core.records import PutVerdict, Write
 from coordinator.exporter import Exporter
 from coordinator.follower import Indexer
+from coordinator.index import SearchTooLong
 from coordinator.settings import Settings
 from coordinator.store import SliceRow, Store, StoreReader, TraceRow, Wanted
 from daemon.log import Level, Log, MessageId
@@ -57,6 +61,7 @@ from protocol.messages import (
 )
 
 _Request = TypeVar("_Request", bound=Message)
+_Row = TypeVar("_Row")
 
 _SERVICE = "backsight.v1.Coordinator"
 
@@ -95,8 +100,11 @@ _OPTIONS = [
     ("grpc.http2.bdp_probe", 0),
 ]
 
-# Of a listing, between which other readers have their turn.
+# Of a listing, between which others have their turn.
 _ROWS_AT_ONCE = 256
+
+# Others wait for one of them.
+_LISTINGS_AT_ONCE = 2
 
 # Judged and not yet told to who follows; a page of them is more than anybody reads.
 _TAIL_TRACES_MAX = 1024
@@ -201,6 +209,8 @@ class CoordinatorServer:
         )
         self._reader = StoreReader(settings.store_path)
         self._reading = asyncio.Lock()
+        self._listers = ThreadPoolExecutor(_LISTINGS_AT_ONCE, "list")
+        self._ending = threading.Event()
         self._indexer = Indexer(self._store, settings.store_path, log)
         self._exporter = Exporter(settings.export, self._store, settings.store_path, log)
         self._followers = contextlib.ExitStack()
@@ -286,6 +296,8 @@ class CoordinatorServer:
         traceback: TracebackType | None,
     ) -> None:
         await self._server.stop(_STOP_GRACE_S)
+        self._ending.set()
+        await asyncio.to_thread(self._listers.shutdown)
         if self._timer is not None:
             self._timer.cancel()
         # In threads: they wait for the disk, but not for one that is full.
@@ -573,16 +585,33 @@ class CoordinatorServer:
         context: grpc.aio.ServicerContext[bytes, pb.TraceSummary],
     ) -> AsyncIterator[pb.TraceSummary]:
         request = await self._question(pb.ListTracesRequest(), data, context)
-        async with self._reading:
-            ids = await asyncio.to_thread(self._reader.list_traces, _wanted(request), request.limit)
+        wanted = _wanted(request)
+        ids = await self._list(context, lambda reader: reader.list_traces(wanted, request.limit))
         for start in range(0, len(ids), _ROWS_AT_ONCE):
             some = ids[start : start + _ROWS_AT_ONCE]
-            async with self._reading:
-                rows = await asyncio.to_thread(self._read_rows, some)
-            for row in rows:
+            for row in await self._list(context, partial(_rows_of, some)):
                 # None: deleted since the listing began.
                 if row is not None:
                     yield summary_of(row)
+
+    async def _list(
+        self,
+        context: grpc.aio.ServicerContext[bytes, Any],
+        read: Callable[[StoreReader], Iterable[_Row]],
+    ) -> Sequence[_Row]:
+        """Read what may take long, where nothing else waits for it; ends the call if it is too long."""
+
+        def listed() -> Sequence[_Row]:
+            with (
+                StoreReader(self._settings.store_path) as reader,
+                reader.time_limit(self._ending.is_set),
+            ):
+                return list(read(reader))
+
+        try:
+            return await self._loop.run_in_executor(self._listers, listed)
+        except SearchTooLong as too_long:
+            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, str(too_long))
 
     async def _tail_traces(
         self,
@@ -681,9 +710,6 @@ class CoordinatorServer:
                     )
                 offset += len(chunk)
                 yield pb.TraceDetail(slices=[pb.NodeSlice(node=part.node, data=chunk)])
-
-    def _read_rows(self, traces: Sequence[TraceId]) -> list[TraceRow | None]:
-        return [self._reader.trace(trace) for trace in traces]
 
     def _read_trace(self, trace: TraceId) -> tuple[TraceRow, list[SliceRow]] | None:
         row = self._reader.trace(trace)
@@ -802,6 +828,10 @@ def _why_not(endpoint: str) -> str:
     except OSError as error:
         return error.strerror or str(error)
     return "gRPC refused it"
+
+
+def _rows_of(traces: Iterable[TraceId], reader: StoreReader) -> Iterable[TraceRow | None]:
+    return map(reader.trace, traces)
 
 
 def _wanted(request: pb.ListTracesRequest) -> Wanted:

@@ -963,6 +963,10 @@ class StoreReader:
         """What can be asked of the index."""
         return index.IndexReader(self._connection)
 
+    def time_limit(self, is_over: Callable[[], bool]) -> contextlib.AbstractContextManager[None]:
+        """What is read within is given up after a time, or once ``is_over``: index.SearchTooLong."""
+        return index.time_limit(self._connection, is_over)
+
     @contextlib.contextmanager
     def moment(self) -> Iterator[None]:
         """All that is read within is as of one moment, whatever is written meanwhile."""

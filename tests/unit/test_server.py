@@ -14,12 +14,13 @@ from typing import Self
 import backsight_pb2 as pb
 import grpc
 import pytest
+from google.protobuf.message import Message
 
-from coordinator import server
+from coordinator import index, server
 from coordinator.core.records import AppendSlice, Write
 from coordinator.server import CoordinatorServer
 from coordinator.settings import Settings, StoreSettings
-from coordinator.store import Store, StoreReader
+from coordinator.store import Store, StoreReader, Wanted
 from ctl.__main__ import main
 from daemon.log import Log
 from protocol import wire
@@ -135,6 +136,10 @@ class Client:
 
     def call(self, method: str) -> grpc.aio.StreamStreamCall[bytes, bytes]:
         return self._channel.stream_stream(f"/backsight.v1.Coordinator/{method}", None, None)(None)
+
+    def ask(self, method: str, question: Message) -> grpc.aio.UnaryStreamCall[bytes, bytes]:
+        ask = self._channel.unary_stream(f"/backsight.v1.Coordinator/{method}", None, None)
+        return ask(question.SerializeToString())
 
     async def logged(self, text: str) -> None:
         while text not in await self.log.get():
@@ -337,6 +342,68 @@ def test_who_follows_is_told_of_each_trace_that_was_judged(
             refused = tail(pb.ListTracesRequest(service="shop"))
             assert await refused.code() is grpc.StatusCode.INVALID_ARGUMENT
             await channel.close(None)
+
+    asyncio.run(run())
+
+
+def test_a_listing_that_takes_long_holds_up_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with driver(tmp_path / "t.sqlite") as earlier:
+        put_trace(earlier, TRACE, {"edge": FRONT})
+    entered, go_on = threading.Semaphore(0), threading.Event()
+    list_traces = StoreReader.list_traces
+
+    def slow(reader: StoreReader, wanted: Wanted, limit: int = 0) -> list[TraceId]:
+        entered.release()
+        go_on.wait(60)
+        return list_traces(reader, wanted, limit)
+
+    monkeypatch.setattr(StoreReader, "list_traces", slow)
+
+    async def run() -> None:
+        async with Client(tmp_path) as client:
+            get = client.ask("GetTrace", pb.GetTraceRequest(trace=TRACE))
+            listings = [client.ask("ListTraces", pb.ListTracesRequest()) for _ in range(9)]
+            reading = [asyncio.ensure_future(listing.read()) for listing in listings]
+            for _ in range(server._LISTINGS_AT_ONCE):
+                assert await asyncio.to_thread(entered.acquire, timeout=60)
+            detail = pb.TraceDetail.FromString(await get.read())  # type: ignore[arg-type] # it is there
+            assert detail.summary.trace == TRACE
+            go_on.set()
+            for message in await asyncio.gather(*reading):
+                assert isinstance(message, bytes)
+                assert pb.TraceSummary.FromString(message).trace == TRACE
+            # One that would read for too long is given up, and says so.
+            monkeypatch.setattr(index, "_SEARCH_TIMEOUT_S", -1.0)
+            monkeypatch.setattr(index, "_STEPS", 1)
+            given_up = client.ask("ListTraces", pb.ListTracesRequest())
+            assert await given_up.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+            assert "narrow it" in await given_up.details()
+
+    asyncio.run(run())
+
+
+def test_a_listing_does_not_hold_up_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(index, "_SEARCH_TIMEOUT_S", 1e9)
+    monkeypatch.setattr(index, "_STEPS", 1)
+    entered = threading.Event()
+
+    def endless(reader: StoreReader, *_: object) -> list[TraceId]:
+        entered.set()
+        count = "WITH RECURSIVE n(i) AS (VALUES (1) UNION ALL SELECT i + 1 FROM n) SELECT i FROM n"
+        return [row[0] for row in reader._connection.execute(count) if row[0] == 0]
+
+    monkeypatch.setattr(StoreReader, "list_traces", endless)
+
+    async def run() -> None:
+        async with Client(tmp_path) as client:
+            listing = asyncio.ensure_future(client.ask("ListTraces", pb.ListTracesRequest()).read())
+            assert await asyncio.to_thread(entered.wait, 60)
+        with pytest.raises((grpc.aio.AioRpcError, asyncio.CancelledError)):
+            await listing
 
     asyncio.run(run())
 
