@@ -98,9 +98,11 @@ class BacksightSpanProcessor(SpanProcessor):
         """A span starts: open its trace, take in where the request comes from."""
         # All of it in one block, which costs nothing where nothing is raised.
         try:
-            context = span.context
-            trace_id, span_id, name = context.trace_id, context.span_id, span.name
-            parent = span.parent
+            # Here and below, past the properties of the SDK, which copy, and of enumerations,
+            # which are slow: together they were a third of what a span costs.
+            context = span._context
+            trace_id, span_id = context.trace_id, context.span_id  # type: ignore[union-attr]
+            name, parent = span._name, span._parent
             with self._lock:
                 trace = self._open.get(trace_id)
                 if trace is None:
@@ -113,8 +115,8 @@ class BacksightSpanProcessor(SpanProcessor):
                     handle,
                     span_id,
                     parent_id,
-                    span.start_time or 0,
-                    span.kind.value + 1,
+                    span._start_time or 0,
+                    span._kind._value_ + 1,
                     encode_text(name),
                 )
             except (AttributeError, OverflowError, TypeError):
@@ -125,7 +127,7 @@ class BacksightSpanProcessor(SpanProcessor):
             if parent is not None and parent.is_remote:
                 self._extract(handle, parent)
             # A flag that came with the request counts where what comes is believed.
-            if context.trace_flags & 1 and (
+            if context.trace_flags & 1 and (  # type: ignore[union-attr]
                 parent is None or (parent.is_remote and lib.bs_trusts_incoming())
             ):
                 _fire(trace, *self._rules.sampled())
@@ -136,8 +138,6 @@ class BacksightSpanProcessor(SpanProcessor):
     def on_end(self, span: ReadableSpan) -> None:
         """A span ends: write all of it, and see whether a rule fires."""
         try:
-            # Here and below, past the properties of the SDK, which copy, and of enumerations,
-            # which are slow: together they were a third of what a span costs.
             context = span._context
             trace_id, span_id = context.trace_id, context.span_id  # type: ignore[union-attr]
             trace = self._open.get(trace_id)
@@ -156,7 +156,7 @@ class BacksightSpanProcessor(SpanProcessor):
                 trace.handle,
                 span_id,
                 end_ns if type(end_ns) is int and 0 <= end_ns <= _MASK_64 else _whole(end_ns),
-                span._status.status_code._value_,
+                span._status._status_code._value_,
                 ffi.NULL if is_told else cut_utf8(encoded_name, _client.SPAN_NAME_BYTES_MAX),
                 self._scope(trace, span._instrumentation_scope),
                 detail,
@@ -292,24 +292,14 @@ class BacksightSpanProcessor(SpanProcessor):
     def _detail(self, span: ReadableSpan, attributes: Mapping[str, Any], long_name: str) -> bytes:
         """MessagePack of what protocol/spans.py of the coordinator reads, without its empty end."""
         events, links = span._events, span._links
-        status, state = span._status, span.context.trace_state
+        status, state = span._status, span._context.trace_state  # type: ignore[union-attr]
         encoded_links = [link for link in map(_link, links) if link] if links else []
         links_lost = len(links) - len(encoded_links) if links else 0
         items: list[Any] = [
             attributes,
-            [
-                [
-                    _text(event._name),
-                    _whole(event._timestamp),
-                    _plain(event.attributes),
-                    event.dropped_attributes,
-                ]
-                for event in events
-            ]
-            if events
-            else [],
+            [_event(event) for event in events] if events else [],
             encoded_links,
-            (status.description or "") if status.status_code is StatusCode.ERROR else "",
+            (status._description or "") if status._status_code is StatusCode.ERROR else "",
             ",".join([f"{key}={value}" for key, value in state.items()]) if state else "",
             _flags(span._parent),
         ]
@@ -347,6 +337,16 @@ def _flags(context: SpanContext | None) -> int:
     return _HAS_IS_REMOTE | (_IS_REMOTE if context is not None and context.is_remote else 0)
 
 
+def _event(event: Any) -> list[Any]:  # noqa: ANN401 # of the SDK
+    name, time_ns, attributes = event._name, event._timestamp, event._attributes
+    return [
+        name if type(name) is str else _text(name),
+        time_ns if type(time_ns) is int and 0 <= time_ns <= _MASK_64 else _whole(time_ns),
+        _plain(attributes),
+        getattr(attributes, "dropped", 0),
+    ]
+
+
 def _link(link: Any) -> list[Any] | None:  # noqa: ANN401 # of the API or the SDK
     """None for one with ids that are none."""
     context = link.context
@@ -366,14 +366,10 @@ def _link(link: Any) -> list[Any] | None:  # noqa: ANN401 # of the API or the SD
 
 
 def _text(name: Any) -> str:  # noqa: ANN401 # whatever was given for a name
-    if type(name) is str:
-        return name
     return name.decode("utf-8", "replace") if isinstance(name, bytes) else str(name)
 
 
 def _whole(time_ns: Any) -> int:  # noqa: ANN401 # whatever was given for a time
-    if type(time_ns) is int and 0 <= time_ns <= _MASK_64:
-        return time_ns
     try:
         return min(max(int(time_ns), 0), _MASK_64)
     except (OverflowError, TypeError, ValueError):
