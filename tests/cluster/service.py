@@ -74,7 +74,7 @@ class Service:
                     trace.deserialize(int(parent), context.strip())
                     span = secrets.randbits(63) + 1
                     trace.span_start(span, int(parent), time.time_ns(), "serve")
-                    trace.write(b"what a request leaves behind" * 20)
+                    trace.write(b"what a request leaves behind" * 400)
                     trace.span_end(span, time.time_ns())
                     if int(fire):
                         trace.trigger("back", "told to")
