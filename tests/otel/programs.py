@@ -329,13 +329,25 @@ def triggers() -> None:
         with tracer.start_as_current_span("pays", kind=SpanKind.SERVER) as span:
             span.set_attribute("http.response.status_code", 402)
             fired["refused"] = hexadecimal(span)
-        with tracer.start_as_current_span("caller") as span:
-            fired["answered"] = hexadecimal(span)
-            with tracer.start_as_current_span("call", kind=SpanKind.CLIENT) as call:
-                from backsight.otel import _hooks
+        from backsight.otel import _hooks
 
-                _hooks.answered(call, {"backsight-node": "#0000000000000001"})
-                call.set_status(StatusCode.ERROR)
+        statuses: dict[str, tuple[str, object]] = {
+            "answered 500": ("http.response.status_code", 500),
+            "answered 404": ("http.response.status_code", 404),
+            "answered 503 of old": ("http.status_code", 503),
+            "answered 429 of old": ("http.status_code", 429),
+            "answered UNAVAILABLE": ("rpc.grpc.status_code", 14),
+            "answered NOT_FOUND": ("rpc.grpc.status_code", 5),
+            "answered INTERNAL": ("rpc.response.status_code", "INTERNAL"),
+            "answered nothing": ("peer.service", "stock"),
+        }
+        for what, (key, value) in statuses.items():
+            with tracer.start_as_current_span("caller") as span:
+                fired[what] = hexadecimal(span)
+                with tracer.start_as_current_span("call", kind=SpanKind.CLIENT) as call:
+                    _hooks.answered(call, {"backsight-node": "#0000000000000001"})
+                    call.set_attribute(key, value)  # type: ignore[arg-type]
+                    call.set_status(StatusCode.ERROR)
         with tracer.start_as_current_span("sends", kind=SpanKind.SERVER) as span:
             fired["message"] = hexadecimal(span)
             with tracer.start_as_current_span("sends http send") as message:
@@ -377,6 +389,7 @@ def answers() -> None:
             with tracer.start_as_current_span("call", kind=SpanKind.CLIENT) as call:
                 traces[what] = hexadecimal(call)
                 _hooks.answered(call, given)
+                call.set_attribute("http.response.status_code", 503)
                 call.set_status(StatusCode.ERROR)
         print(json.dumps(traces))
 

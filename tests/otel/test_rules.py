@@ -12,6 +12,8 @@ import pytest
 from tests.otel.conftest import REPOSITORY
 from tests.venvs import clean_environment
 
+DIGITS = ", of at most three digits after the point"
+
 # A file; what is complained of, F for the file; the rules that hold all the same.
 FILES = {
     "good": (
@@ -53,14 +55,23 @@ FILES = {
             "rare:\n- attribute: a\n- attribute: b\n  share: 0\n"
         ),
         [
-            "F:2: latency.quantile: 2; allowed: a number from 0.001 to 1",
-            "F:3: latency.factor: nan; allowed: a number from 0.001 to 1000000",
+            f"F:2: latency.quantile: 2; allowed: a number from 0.001 to 1{DIGITS}",
+            f"F:3: latency.factor: nan; allowed: a number from 0.001 to 1000000{DIGITS}",
             "F:4: latency.window: 10.5; allowed: a whole number from 1 to 100000",
             "F:5: latency.warmup: true; allowed: a whole number from 1 to 100000",
             "F:9: rare[1].share: 0; allowed: a number from 0.000001 to 1",
         ],
         [],
     ),
+    "too fine": (
+        "error:\nlatency:\n  quantile: 0.9995\n  factor: 1.0001\n",
+        [
+            f"F:3: latency.quantile: 0.9995; allowed: a number from 0.001 to 1{DIGITS}",
+            f"F:4: latency.factor: 1.0001; allowed: a number from 0.001 to 1000000{DIGITS}",
+        ],
+        ["error"],
+    ),
+    "just so fine": ("latency: {quantile: 0.999, factor: 1.005}\n", [], ["latency"]),
     "do not go together": (
         "error:\nlatency:\n  window: 50\n",
         ["F:2: latency.warmup: 100; allowed: a whole number from 1 to the window, 50"],

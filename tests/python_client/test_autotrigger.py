@@ -84,14 +84,36 @@ def test_operations_do_not_see_each_other(
         assert together.observe(ns, operation) == alone[operation].observe(ns)
 
 
-def test_operations_are_bounded_and_refusals_counted() -> None:
+def test_of_too_many_operations_the_one_not_seen_for_longest_is_forgotten(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     trigger = LatencyTrigger(
         quantile_permille=500, warmup=1, window=2, factor_permille=1000, operations_max=2
     )
-    for operation in ("a", "b", "c"):
+    for operation in ("a", "b", "a", "c"):
         trigger.observe(1, operation)
-    assert [trigger.observe(9, operation) for operation in ("a", "b", "c")] == [True, True, False]
-    assert trigger.operations_refused == 2
+    # "b" made room, and warms up again; for it "c" made room.
+    assert [trigger.observe(9, operation) for operation in ("a", "b", "c")] == [True, False, False]
+    assert trigger.operations_forgotten == 3
+    (record,) = caplog.records
+    assert record.getMessage() == (
+        "latency: more than 2 operations, 'b' was not seen for the longest time and is forgotten;"
+        " such names may have values in them (said once)"
+    )
+
+
+def test_a_scanner_blinds_no_operation() -> None:
+    trigger = LatencyTrigger(
+        quantile_permille=990, warmup=10, window=20, factor_permille=1500, operations_max=8
+    )
+    for number in range(100):
+        assert not trigger.observe(1, "GET /cart")
+        for scanned in range(5):
+            trigger.observe(1, f"GET /{number}/{scanned}")
+    assert trigger.observe(2, "GET /cart")
+    for _ in range(11):
+        trigger.observe(1, "GET /new")
+    assert trigger.observe(2, "GET /new")
 
 
 @pytest.mark.parametrize(

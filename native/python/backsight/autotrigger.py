@@ -3,12 +3,15 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import weakref
 from bisect import bisect_left, insort
-from collections import deque
+from collections import OrderedDict, deque
 from dataclasses import dataclass, field
+
+_log = logging.getLogger("backsight")
 
 
 @dataclass(slots=True)
@@ -41,9 +44,11 @@ class LatencyTrigger:
 
     Parameters: ``quantile_permille`` 1..1000; ``warmup`` 1..``window``;
     ``window`` and ``factor_permille`` 1 or more; ``operations_max``, how many
-    operations are told apart: observations of any further one never fire and
-    are counted in ``operations_refused``, so that names made up from requests
-    cannot eat the memory. ValueError for other values.
+    operations are told apart: one more takes the place of the one that was
+    seen last the longest ago, so that names made up from requests can neither
+    eat the memory nor blind the rule. Those forgotten are counted in
+    ``operations_forgotten``, and the first is told in the log: where they go on,
+    names have values in them, and each new one has to warm up. ValueError for other values.
     """
 
     def __init__(
@@ -84,8 +89,8 @@ class LatencyTrigger:
 
     def _reset(self) -> None:
         self._lock = threading.Lock()
-        self._windows: dict[str, _Window] = {}
-        self.operations_refused = 0
+        self._windows: OrderedDict[str, _Window] = OrderedDict()
+        self.operations_forgotten = 0
 
     def observe(self, duration_ns: int, operation: str = "") -> bool:
         """Whether this duration fires; takes it into the operation's window."""
@@ -93,9 +98,10 @@ class LatencyTrigger:
             window = self._windows.get(operation)
             if window is None:
                 if len(self._windows) >= self._operations_max:
-                    self.operations_refused += 1
-                    return False
+                    self._forget_oldest()
                 window = self._windows[operation] = _Window()
+            else:
+                self._windows.move_to_end(operation)
             ordered = window.ordered
             count = len(ordered)
             fires = False
@@ -107,3 +113,15 @@ class LatencyTrigger:
             if count == self._window:
                 del ordered[bisect_left(ordered, window.arrived.popleft())]
             return fires
+
+    def _forget_oldest(self) -> None:
+        """Make room for another operation; the lock is held."""
+        name, _ = self._windows.popitem(last=False)
+        self.operations_forgotten += 1
+        if self.operations_forgotten == 1:
+            _log.warning(
+                "latency: more than %d operations, %.80r was not seen for the longest time and is"
+                " forgotten; such names may have values in them (said once)",
+                self._operations_max,
+                name,
+            )

@@ -12,7 +12,7 @@ From ``BACKSIGHT_TRIGGERS``, a list of rules, or ``BACKSIGHT_TRIGGERS_FILE``, a 
       per_s: 1.0          # of one operation and type of error; each trace fires once
       burst: 10
     latency:              # of local roots: what a request took in this process
-      quantile: 0.99      # fires if longer than factor times this quantile
+      quantile: 0.99      # fires if longer than factor times this quantile; three digits
       factor: 1.5
       window: 500         # of the latest so many of the operation,
       warmup: 100         # not before so many
@@ -64,6 +64,14 @@ _NAME = re.compile(r"[a-z0-9_.-]{1,27}")
 
 # On the spans that the ASGI instrumentation makes of each message of a response.
 _ASGI_MESSAGE = "asgi.event.type"
+
+# What a server says that the semantic conventions make an error of its span. Of all else,
+# HTTP 404 or gRPC's NOT_FOUND say, only the client's span is one.
+_HTTP_SERVER_ERROR_MIN = 500
+_GRPC_SERVER_ERRORS = (
+    *(2, "UNKNOWN", 4, "DEADLINE_EXCEEDED", 12, "UNIMPLEMENTED"),
+    *(13, "INTERNAL", 14, "UNAVAILABLE", 15, "DATA_LOSS"),
+)
 
 # Operations times types of errors, of one service.
 _KEYS_MAX = 1024
@@ -322,16 +330,26 @@ def _rule(kind: type, value: object, path: _Path, refuse: _Refuse) -> Any:  # no
     return rule
 
 
+# What is compared with durations is made of whole thousandths.
+_THOUSANDTHS = ("quantile", "factor")
+
+
 def _wrong(key: str, value: object) -> str:
     """What is allowed for a key if this is not; else empty."""
     if key == "attribute":
         return "" if isinstance(value, str) and value else "the name of an attribute"
     low, high = _RANGES[key]
     whole = key in ("window", "warmup")
-    if _is_number(value) and low <= value <= high and (isinstance(value, int) or not whole):
+    if (
+        _is_number(value)
+        and low <= value <= high
+        and (isinstance(value, int) or not whole)
+        and (key not in _THOUSANDTHS or round(value * 1000) / 1000 == value)
+    ):
         return ""
     low_shown, high_shown = (f"{bound:f}".rstrip("0").rstrip(".") for bound in (low, high))
-    return f"a {'whole ' if whole else ''}number from {low_shown} to {high_shown}"
+    fine = ", of at most three digits after the point" if key in _THOUSANDTHS else ""
+    return f"a {'whole ' if whole else ''}number from {low_shown} to {high_shown}{fine}"
 
 
 def _rare(value: object, path: _Path, refuse: _Refuse) -> tuple[Rare, ...]:
@@ -483,6 +501,15 @@ class _Shares:
         return rare
 
 
+def _is_callees(attributes: Mapping[str, Any]) -> bool:
+    """Whether who gave the answer that this client span tells of counts it as an error of its own."""
+    status = attributes.get("http.response.status_code", attributes.get("http.status_code"))
+    if status is not None:
+        return _is_number(status) and status >= _HTTP_SERVER_ERROR_MIN
+    code = attributes.get("rpc.grpc.status_code", attributes.get("rpc.response.status_code"))
+    return code in _GRPC_SERVER_ERRORS
+
+
 class Rules:
     """The rules at work. Threads may share one object; after a fork it begins anew."""
 
@@ -493,10 +520,10 @@ class Rules:
         latency = rules.latency
         self._slow = (
             LatencyTrigger(
-                quantile_permille=max(1, round(latency.quantile * 1000)),
+                quantile_permille=round(latency.quantile * 1000),
                 warmup=latency.warmup,
                 window=latency.window,
-                factor_permille=max(1, round(latency.factor * 1000)),
+                factor_permille=round(latency.factor * 1000),
             )
             if latency is not None
             else None
@@ -521,8 +548,8 @@ class Rules:
     ) -> list[tuple[str, str]]:
         """The triggers that an ended span of these attributes fires, with the reason for each.
 
-        ``answered``: a client span whose answer came from a node; its error is the
-        callee's, who has seen it too.
+        ``answered``: a client span whose answer came from a node. An error that is one
+        of the callee too is told there.
         """
         fired = self._fired(span, attributes, answered=answered)
         return [(self._prefix + name, why) for name, why in fired]
@@ -530,7 +557,7 @@ class Rules:
     def _fired(
         self, span: ReadableSpan, attributes: Mapping[str, Any], *, answered: bool
     ) -> Iterator[tuple[str, str]]:
-        if self._buckets is not None and not answered:
+        if self._buckets is not None and not (answered and _is_callees(attributes)):
             why = self._error(span, self._buckets)
             if why is not None:
                 yield ERROR, why
