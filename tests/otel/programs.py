@@ -28,7 +28,7 @@ from opentelemetry.sdk.trace import (
 )
 from opentelemetry.sdk.trace.export import SpanExportResult
 from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
-from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, ParentBased
 from opentelemetry.trace import (
     Link,
     NonRecordingSpan,
@@ -265,6 +265,17 @@ def scopes() -> None:
         print(hexadecimal(root))
 
 
+def samplers() -> None:
+    """What decides what is exported, by how a provider was made."""
+    given = {"none": None, "always": ParentBased(ALWAYS_ON), "never": ALWAYS_OFF}
+    made = {}
+    for what, sampler in given.items():
+        provider = TracerProvider(sampler=sampler, shutdown_on_exit=False)
+        install(provider)
+        made[what] = provider.sampler.get_description()
+    print(json.dumps(made))
+
+
 def unusual() -> None:
     """Values that neither side can carry, threads, and a fork: nothing fails."""
     with provided() as (provider, _):
@@ -461,7 +472,7 @@ def rules(directory: str) -> None:
 
 if __name__ == "__main__":
     PROGRAMS = (
-        *(fidelity, unusual, unwritable, scopes, contexts, contexts_of_servers),
+        *(samplers, fidelity, unusual, unwritable, scopes, contexts, contexts_of_servers),
         *(triggers, answers, rules),
     )
     {f.__name__: f for f in PROGRAMS}[sys.argv[1]](*sys.argv[2:])

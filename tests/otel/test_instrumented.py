@@ -11,6 +11,7 @@ import urllib.error
 import urllib.request
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -203,3 +204,26 @@ def test_the_environment_has_the_last_word(instrumented: Instrumented) -> None:
     assert sampler == "BacksightAlwaysRecord{AlwaysOnSampler}"
     assert fields == ["b3", "tracestate"]
     assert exporter == "console"
+
+
+@pytest.mark.parametrize(
+    ("sampler", "root"),
+    [("", "Off"), ("sampler: {parent_based: {root: {always_on: {}}}}", "On")],
+)
+def test_a_declared_provider_exports_what_it_was_told_to(
+    instrumented: Instrumented, tmp_path: Path, sampler: str, root: str
+) -> None:
+    file = tmp_path / "otel.yaml"
+    file.write_text(
+        "file_format: '1.0'\n"
+        "tracer_provider:\n"
+        "  processors: [{simple: {exporter: {console: {}}}}]\n"
+        f"  {sampler}\n"
+    )
+    said = instrumented.run(
+        "python", "-c",
+        "from opentelemetry.trace import get_tracer_provider as p;"
+        "print(p().sampler.get_description())",
+        OTEL_CONFIG_FILE=str(file),
+    )  # fmt: skip
+    assert f"BacksightAlwaysRecord{{ParentBased{{root:Always{root}Sampler" in said

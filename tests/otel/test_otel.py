@@ -182,3 +182,15 @@ def test_a_server_names_its_node_beside_what_others_tell_the_caller(
         # Nobody is sent here for a request of which there is no span here.
         "untraced": [["before"]],
     }
+
+
+@pytest.mark.parametrize("chosen", ["", "parentbased_always_on"])
+def test_a_provider_that_was_told_nothing_samples_nothing(
+    application: Application, chosen: str
+) -> None:
+    environment = {"OTEL_TRACES_SAMPLER": chosen} if chosen else {}
+    made = json.loads(application.run("samplers", **environment))
+    root = {what: sampler.partition("root:")[2].partition(",")[0] for what, sampler in made.items()}
+    assert root["none"] == ("AlwaysOnSampler" if chosen else "AlwaysOffSampler")
+    assert root["always"] == "AlwaysOnSampler"
+    assert made["never"] == "BacksightAlwaysRecord{AlwaysOffSampler}"

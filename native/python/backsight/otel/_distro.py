@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from typing import TYPE_CHECKING, Any
 
 from opentelemetry import propagate
@@ -12,6 +13,7 @@ from opentelemetry.instrumentation import propagators
 from opentelemetry.instrumentation.distro import BaseDistro  # type: ignore[attr-defined]
 from opentelemetry.propagators.composite import CompositePropagator
 from opentelemetry.sdk._configuration import _OTelSDKConfigurator
+from opentelemetry.sdk.trace.sampling import DEFAULT_OFF, DEFAULT_ON
 from opentelemetry.trace import get_tracer_provider
 
 from backsight.otel import _hooks
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
     from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.sampling import Sampler
 
 _log = logging.getLogger("backsight")
 
@@ -46,11 +49,17 @@ def install(provider: TracerProvider, rules: Rules | None = None) -> BacksightSp
 
     What ``opentelemetry-instrument`` does by itself with this package installed. Call it before
     the first tracer is made, since tracers keep the sampler of their beginning.
+
+    The provider's sampler decides what is exported and triggered as ``sampled``. That of a
+    provider of which nobody chose one would be the SDK's ``parentbased_always_on``, and all
+    would be collected: it becomes ``parentbased_always_off``, unless OTEL_TRACES_SAMPLER
+    says otherwise. Who wants all gives the provider a ``ParentBased(ALWAYS_ON)``.
     """
     if rules is None:
         rules = Rules(from_environment(os.environ, lambda text: _log.warning("%s", text)))
     processor = BacksightSpanProcessor(rules)
-    provider.sampler = AlwaysRecordSampler(provider.sampler)
+    sampler = DEFAULT_OFF if _is_default(provider.sampler) else provider.sampler
+    provider.sampler = AlwaysRecordSampler(sampler)
     provider.add_span_processor(processor)
     Current.processor = processor
     # Not by OTEL_PROPAGATORS: who reads it may have been imported before us.
@@ -62,6 +71,15 @@ def install(provider: TracerProvider, rules: Rules | None = None) -> BacksightSp
         BacksightResponsePropagator(propagators.get_global_response_propagator())  # type: ignore[no-untyped-call]
     )
     return processor
+
+
+def _is_default(sampler: Sampler) -> bool:
+    """Whether nobody chose it."""
+    # With OTEL_CONFIG_FILE, which does without the environment's.
+    declared = sys.modules.get("opentelemetry.configuration._tracer_provider")
+    if declared is not None and sampler is getattr(declared, "_DEFAULT_SAMPLER", None):
+        return True
+    return sampler is DEFAULT_ON and not os.environ.get("OTEL_TRACES_SAMPLER")
 
 
 class BacksightConfigurator(_OTelSDKConfigurator):
