@@ -7,8 +7,9 @@ all of it was taken, or refused for good. In memory is one batch. It is sent as
 OTLP's specification says: what may be tried again is, with growing pauses, for as
 long as the store has the trace; a part that was rejected is not.
 
-What is put off again and again goes behind what else waits, and then trace by
-trace: it may be at fault, and no receiver that is down.
+What is put off again and again goes behind what else waits, and from then on
+trace by trace, each from its beginning: one of them may be at fault, and not the
+receiver.
 
 One thread does it all, so that a slow receiver holds up nothing else.
 """

@@ -57,9 +57,9 @@ _LIMIT_MAX = 1500
 _BYTES_MAX = 8 << 20
 _ANSWERS_AT_ONCE = 2
 
-# Of answers that are made and being read, which a client may do slowly; larger than one of
-# them is. Small ones are not counted: the server has few threads.
-_SENDING_BYTES_MAX = 64 << 20
+# Of answers that are made and being read, which a client may do slowly; one that is larger
+# is read alone. Small ones are not counted: the server has few threads.
+_SENDING_BYTES_MAX = 32 << 20
 _SMALL_BYTES = 64 << 10
 
 # For the others to read theirs.
