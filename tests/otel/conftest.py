@@ -37,8 +37,12 @@ class Application:
 
     def run(self, program: str, *arguments: object, **environment: str) -> str:
         """Its output; AssertionError with what it complained of if it failed."""
+        return self.run_file("programs.py", program, *arguments, **environment)
+
+    def run_file(self, file: str, *arguments: object, **environment: str) -> str:
+        """The same of another file than programs.py."""
         done = subprocess.run(
-            [self.python, _HERE / "programs.py", program, *map(str, arguments)],
+            [self.python, _HERE / file, *map(str, arguments)],
             env={
                 **clean_environment(),
                 **self.node.client_environment("shop"),

@@ -16,7 +16,9 @@ from ctl.node import NodeClient
 from ctl.trace import TraceView
 from protocol.messages import TraceId
 from protocol.otlp import NodeSpans, traces_data
+from tests.cluster.topology import Node
 from tests.otel.conftest import REPOSITORY, Application
+from tests.venvs import made_once
 
 
 def peek(application: Application, trace: str) -> TraceView:
@@ -194,3 +196,19 @@ def test_a_provider_that_was_told_nothing_samples_nothing(
     assert root["none"] == ("AlwaysOnSampler" if chosen else "AlwaysOffSampler")
     assert root["always"] == "AlwaysOnSampler"
     assert made["never"] == "BacksightAlwaysRecord{AlwaysOffSampler}"
+
+
+def test_the_oldest_sdk_that_is_admitted_loses_nothing(daemon: Node) -> None:
+    python = made_once("otel-oldest", REPOSITORY / "tests/otel/oldest.txt")
+    application = Application(python, daemon)
+    view = peek(application, application.run_file("oldest.py"))
+    spans = {placed.span.name: placed.span for placed in view.spans}
+    assert set(spans) == {"root", "fails", "told"}
+    root = spans["root"]
+    assert (root.dropped_attributes, root.dropped_events, root.dropped_links) == (1, 1, 1)
+    assert root.scope is not None
+    assert (root.scope.name, root.scope.version) == ("lib", "1")
+    assert [event.name for event in root.events] == ["e1", "e2"]
+    assert [link.attributes for link in root.links] == [{"n": 6}]
+    assert [event.name for event in spans["fails"].events] == ["exception"]
+    assert spans["told"].status_message == "why"

@@ -273,7 +273,12 @@ class BacksightSpanProcessor(SpanProcessor):
         known = self._scopes.get(id(scope))
         if known is None:
             encoded = self._pack(
-                [scope.name, scope.version or "", scope.schema_url or "", _plain(scope.attributes)]
+                [
+                    scope.name,
+                    scope.version or "",
+                    scope.schema_url or "",
+                    _plain(getattr(scope, "attributes", None)),  # not of older SDKs
+                ]
             )
             if len(self._scopes) >= _KNOWN_MAX:
                 self._scopes.clear()
@@ -361,7 +366,7 @@ def _link(link: Any) -> list[Any] | None:  # noqa: ANN401 # of the API or the SD
         _plain(link.attributes),
         "",
         _flags(context),
-        link.dropped_attributes,
+        getattr(link, "dropped_attributes", 0),  # not of older SDKs
     ]
 
 
