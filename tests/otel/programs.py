@@ -305,6 +305,8 @@ def unusual() -> None:
                     pass
                 os._exit(0)
             assert os.waitpid(child, 0)[1] == 0
+        assert Current.processor is not None
+        assert Current.processor.failures == 0
         print(hexadecimal(root))
 
 

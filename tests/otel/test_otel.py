@@ -71,8 +71,12 @@ def names(view: TraceView) -> Iterable[str]:
     return (placed.span.name for placed in view.spans)
 
 
-def test_what_is_unusual_is_recorded_as_well_as_may_be(application: Application) -> None:
-    view = peek(application, application.run("unusual"))
+def test_what_is_unusual_is_recorded_as_well_as_may_be(
+    application: Application, tmp_path: Path
+) -> None:
+    rules = tmp_path / "triggers.yaml"
+    rules.write_text("error:\nwhen: [{name: served, kind: server}]\n")
+    view = peek(application, application.run("unusual", BACKSIGHT_TRIGGERS_FILE=str(rules)))
     misused = [
         *("float start", "negative start", "text start", "float end", "large end"),
         *("None", "7", "bytes", "None", "number of a kind", "no kind", "linked", "event"),

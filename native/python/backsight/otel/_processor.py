@@ -18,6 +18,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 from backsight import _client
 from backsight._attributes import cut_utf8, encode_text
 from backsight._native import ffi, lib
+from backsight.otel._rules import listed
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
@@ -298,11 +299,13 @@ class BacksightSpanProcessor(SpanProcessor):
         """MessagePack of what protocol/spans.py of the coordinator reads, without its empty end."""
         events, links = span._events, span._links
         status, state = span._status, span._context.trace_state  # type: ignore[union-attr]
-        encoded_links = [link for link in map(_link, links) if link] if links else []
-        links_lost = len(links) - len(encoded_links) if links else 0
+        encoded_links = [_link(link) for link in listed(links)]
+        links_lost = encoded_links.count(None)
+        if links_lost:
+            encoded_links = [link for link in encoded_links if link is not None]
         items: list[Any] = [
             attributes,
-            [_event(event) for event in events] if events else [],
+            [_event(event) for event in listed(events)],
             encoded_links,
             (status._description or "") if status._status_code is StatusCode.ERROR else "",
             ",".join([f"{key}={value}" for key, value in state.items()]) if state else "",

@@ -43,7 +43,7 @@ import re
 import threading
 import time
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
@@ -128,7 +128,8 @@ class When:
     def holds(self, span: ReadableSpan, attributes: Mapping[str, Any]) -> bool:
         if self.operation is not None and span.name != self.operation:
             return False
-        if self.kind is not None and span.kind.name.lower() != self.kind:
+        # Applications may give what is no SpanKind.
+        if self.kind is not None and getattr(span.kind, "name", "").lower() != self.kind:
             return False
         return all(
             key in attributes and condition(attributes[key])
@@ -510,6 +511,14 @@ def _is_callees(attributes: Mapping[str, Any]) -> bool:
     return code in _GRPC_SERVER_ERRORS
 
 
+def listed(items: Any) -> Any:  # noqa: ANN401 # the SDK's container, or a sequence, or None
+    """What can be iterated over: of the SDK's own container, which locks and copies, the one inside."""
+    try:
+        return items._dq
+    except AttributeError:
+        return items or ()
+
+
 class Rules:
     """The rules at work. Threads may share one object; after a fork it begins anew."""
 
@@ -551,38 +560,36 @@ class Rules:
         ``answered``: a client span whose answer came from a node. An error that is one
         of the callee too is told there.
         """
-        fired = self._fired(span, attributes, answered=answered)
-        return [(self._prefix + name, why) for name, why in fired]
-
-    def _fired(
-        self, span: ReadableSpan, attributes: Mapping[str, Any], *, answered: bool
-    ) -> Iterator[tuple[str, str]]:
+        # A list and no generator, as this is done for every span.
+        fired: list[tuple[str, str]] = []
         if self._buckets is not None and not (answered and _is_callees(attributes)):
             why = self._error(span, self._buckets)
             if why is not None:
-                yield ERROR, why
+                fired.append((self._prefix + ERROR, why))
         parent = span._parent
         if self._slow is not None and (parent is None or parent.is_remote):
             duration_ns = (span.end_time or 0) - (span.start_time or 0)
             if self._slow.observe(duration_ns, span.name):
-                yield LATENCY, f"{span.name} took {duration_ns / 1e6:.1f} ms"
+                why = f"{span.name} took {duration_ns / 1e6:.1f} ms"
+                fired.append((self._prefix + LATENCY, why))
         for attribute, shares in self._rare:
             value = attributes.get(attribute)
             if value is not None:
                 with self._lock:
                     rare = shares.is_rare(value)
                 if rare:
-                    yield RARE, f"{attribute} is {value}"
+                    fired.append((self._prefix + RARE, f"{attribute} is {value}"))
         for rule in self._rules.when:
             if rule.holds(span, attributes):
-                yield rule.name, f"{span.name} is {rule.name}"
+                fired.append((self._prefix + rule.name, f"{span.name} is {rule.name}"))
                 break
+        return fired
 
     def _error(self, span: ReadableSpan, buckets: _Buckets) -> str | None:
-        is_error = span._status.status_code is StatusCode.ERROR
+        is_error = span._status._status_code is StatusCode.ERROR
         exception = None
-        for event in span._events or ():
-            if event.name == "exception":
+        for event in listed(span._events):
+            if event._name == "exception":
                 exception = event
         if not is_error and exception is None:
             return None
