@@ -43,6 +43,9 @@ _OPEN_MAX = 16384
 _DETAIL_BYTES_MAX = 1 << 20
 _TEXT_CUT = 4096
 
+# Where they stand in a SpanContext, which is a tuple: its properties cost as much as a record.
+_TRACE_ID, _SPAN_ID, _REMOTE, _FLAGS, _STATE = range(5)
+
 _HAS_IS_REMOTE, _IS_REMOTE = 0x100, 0x200  # OTLP SpanFlags
 _MASK_64 = (1 << 64) - 1
 # Programs that make a tracer a request have as many scopes as requests.
@@ -101,16 +104,17 @@ class BacksightSpanProcessor(SpanProcessor):
         try:
             # Here and below, past the properties of the SDK, which copy, and of enumerations,
             # which are slow: together they were a third of what a span costs.
-            context = span._context
-            trace_id, span_id = context.trace_id, context.span_id  # type: ignore[union-attr]
-            name, parent = span._name, span._parent
+            context: Any = span._context
+            trace_id, span_id = context[_TRACE_ID], context[_SPAN_ID]
+            name = span._name
+            parent: Any = span._parent
             with self._lock:
                 trace = self._open.get(trace_id)
                 if trace is None:
                     trace = self._begin(trace_id, span.resource)
                 trace.spans[span_id] = name
             handle = trace.handle
-            parent_id = 0 if parent is None else parent.span_id
+            parent_id = 0 if parent is None else parent[_SPAN_ID]
             try:
                 lib.bs_span_start(
                     handle,
@@ -125,11 +129,11 @@ class BacksightSpanProcessor(SpanProcessor):
                 start_ns, kind = _whole(span.start_time), _kind(span.kind)
                 encoded = encode_text(_text(name))
                 lib.bs_span_start(handle, span_id, parent_id, start_ns, kind, encoded)
-            if parent is not None and parent.is_remote:
+            if parent is not None and parent[_REMOTE]:
                 self._extract(handle, parent)
             # A flag that came with the request counts where what comes is believed.
-            if context.trace_flags & 1 and (  # type: ignore[union-attr]
-                parent is None or (parent.is_remote and lib.bs_trusts_incoming())
+            if context[_FLAGS] & 1 and (
+                parent is None or (parent[_REMOTE] and lib.bs_trusts_incoming())
             ):
                 _fire(trace, *self._rules.sampled())
         except Exception:  # noqa: BLE001 # see the class
@@ -139,8 +143,8 @@ class BacksightSpanProcessor(SpanProcessor):
     def on_end(self, span: ReadableSpan) -> None:
         """A span ends: write all of it, and see whether a rule fires."""
         try:
-            context = span._context
-            trace_id, span_id = context.trace_id, context.span_id  # type: ignore[union-attr]
+            context: Any = span._context
+            trace_id, span_id = context[_TRACE_ID], context[_SPAN_ID]
             trace = self._open.get(trace_id)
             if trace is None or span_id not in trace.spans:
                 return  # of the parent process, or of a trace that was open too long
@@ -298,7 +302,8 @@ class BacksightSpanProcessor(SpanProcessor):
     def _detail(self, span: ReadableSpan, attributes: Mapping[str, Any], long_name: str) -> bytes:
         """MessagePack of what protocol/spans.py of the coordinator reads, without its empty end."""
         events, links = span._events, span._links
-        status, state = span._status, span._context.trace_state  # type: ignore[union-attr]
+        status = span._status
+        state: Any = span._context[_STATE]  # type: ignore[index]
         encoded_links = [_link(link) for link in listed(links)]
         links_lost = encoded_links.count(None)
         if links_lost:
@@ -342,7 +347,8 @@ def _fire(trace: OpenTrace, trigger: str, why: str) -> None:
 
 
 def _flags(context: SpanContext | None) -> int:
-    return _HAS_IS_REMOTE | (_IS_REMOTE if context is not None and context.is_remote else 0)
+    """OTLP's, of a link or a span with this one as its parent."""
+    return _HAS_IS_REMOTE | (_IS_REMOTE if context is not None and context[_REMOTE] else 0)
 
 
 def _event(event: Any) -> list[Any]:  # noqa: ANN401 # of the SDK
