@@ -9,7 +9,8 @@ long as the store has the trace; a part that was rejected is not.
 
 What is put off again and again goes behind what else waits, and from then on
 trace by trace, each from its beginning: one of them may be at fault, and not the
-receiver.
+receiver. Others may never end coming, so now and then it is its turn all the same;
+and it is as new once a receiver works again that took nothing else either.
 
 One thread does it all, so that a slow receiver holds up nothing else.
 """
@@ -77,6 +78,11 @@ _TRIES = 3
 
 # Traces of which it is known that others go first. Further ones are forgotten, and are as new.
 _BEHIND_MAX = 4096
+
+# One of them has its turn after so many batches of others, and after twice as many each time
+# that one is put off again: each costs the others a pause.
+_TURN_FIRST = 3
+_TURN_MAX = 192
 
 # OTLP's specification, "Failures": what may be tried again.
 _RETRYABLE_CODES = frozenset(
@@ -464,6 +470,7 @@ class _Receiver:
         self.settings = settings
         self.transport = transport_of(settings) if settings.endpoint else None
         self.failures = 0  # in a row
+        self.batches_failed = 0  # since it last took something; new ones
         self.is_said_to_fail = False
         self.last_message = ""
 
@@ -502,6 +509,9 @@ class Exporter:
         self._chance = chance
         self._batch: _Batch | None = None
         self._behind: dict[TraceId, bool] = {}  # the next first; whether that was said
+        self._pardoned: frozenset[TraceId] = frozenset()  # were behind when it last worked again
+        self._others = 0  # batches since one that was behind
+        self._turn = _TURN_FIRST
         self._follower = Follower("exporter", store, path, self.work)
 
     def __enter__(self) -> Self:
@@ -539,6 +549,7 @@ class Exporter:
             self._receiver.close()
             self._receiver, self._batch = wanted, None
             self._behind.clear()
+            self._turn = _TURN_FIRST
         if wanted.transport is None:
             self.waiting = 0
             return None
@@ -588,11 +599,15 @@ class Exporter:
         """What goes together next; where nothing else waits, one that others went before."""
         waiting = reader.to_export(_TRACES_AT_ONCE + len(self._behind))
         new = [trace for trace in waiting if trace not in self._behind]
-        if new:
+        if new and self._others < self._turn:
+            self._others += bool(self._behind)
             return new[:_TRACES_AT_ONCE], False
-        left = set(waiting)  # all that wait; others were deleted
-        self._behind = {trace: said for trace, said in self._behind.items() if trace in left}
-        return list(self._behind)[:1], True
+        self._others = 0
+        for trace in list(self._behind):
+            if reader.waits_for_export(trace):
+                return [trace], True
+            del self._behind[trace]
+        return new[:_TRACES_AT_ONCE], False
 
     def _is_due_again(self, reader: StoreReader, batch: _Batch) -> bool:
         """Whether what failed is next, and not deleted in part, or behind all else that waits."""
@@ -659,11 +674,23 @@ class Exporter:
                 batch.refused = True
                 self._complain(f"refused {spans} spans for good", outcome.why)
         self._receiver.failures = 0
+        if batch.behind:
+            self._turn = _TURN_FIRST
+        if self._receiver.batches_failed > 1:
+            self._pardon()
+        self._receiver.batches_failed = 0
         if self._receiver.is_said_to_fail:
             self._receiver.is_said_to_fail = False
             self._log.info(f"export to {self._receiver.endpoint} works again")
         batch.go_on()
         return 0.0
+
+    def _pardon(self) -> None:
+        """What is behind is as new, but for what was before, or failed while others were taken."""
+        before, self._pardoned = self._pardoned, frozenset(self._behind)
+        self._behind = {
+            trace: said for trace, said in self._behind.items() if said or trace in before
+        }
 
     def _put_off(self, batch: _Batch, outcome: TryAgain) -> float:
         if self._follower.ending.is_set() or self._receiver is not self._wanted:
@@ -674,6 +701,10 @@ class Exporter:
         # Jitter: half to one and a half, so that many coordinators do not come together.
         grown_s = _BACKOFF_FIRST_S * _BACKOFF_FACTOR ** min(receiver.failures, 64)
         pause_s = min(grown_s, _BACKOFF_MAX_S) * (0.5 + self._chance())
+        if batch.behind:
+            self._turn = min(self._turn * 2, _TURN_MAX)
+        elif not batch.failures:
+            receiver.batches_failed += 1
         receiver.failures += 1
         batch.failures += 1
         asked_s = outcome.after_s or 0.0
@@ -696,7 +727,7 @@ class Exporter:
                 self._behind[trace] = True
                 self._log.warning(
                     f"trace {trace.hex()}: {endpoint} puts it off again and again, and takes others:"
-                    f" {why}. It is tried when nothing else waits.",
+                    f" {why}. It is tried again, but more rarely than others.",
                     trace_id=trace.hex(),
                 )
 

@@ -300,6 +300,82 @@ def test_a_trace_that_is_always_put_off_holds_up_no_other(
         assert here.exporter._behind == {}
 
 
+class Load:
+    """New traces for ever, one before each time that the exporter works."""
+
+    def __init__(self, here: Here, reader: StoreReader) -> None:
+        self.here = here
+        self.reader = reader
+        self.number = 1 << 64
+
+    def work(self, times: int) -> None:
+        for _ in range(times):
+            self.number += 1
+            trace = TraceId(self.number.to_bytes(16, "big"))
+            self.here.close_trace(trace, {"edge": FRONT})
+            self.here.exporter.work(self.reader)
+
+
+class Down(Picky):
+    """One that puts off all while it is down."""
+
+    is_down = True
+
+    def send(self, request: bytes) -> Outcome:
+        return TryAgain("HTTP 503") if self.is_down else super().send(request)
+
+
+def test_after_an_outage_all_is_taken_although_there_is_always_more(store_path: Path) -> None:
+    down = Down()
+    with Here(store_path, HttpReceiver(1)) as here, StoreReader(store_path) as reader:
+        load = Load(here, reader)
+        here.exporter._receiver.transport = down
+        for trace in ids(300):
+            here.close_trace(trace, {"edge": FRONT})
+        load.work(7)
+        assert len(here.exporter._behind) == 128
+        down.is_down = False
+        load.work(8)
+        assert set(ids(300)) <= set(down.taken)
+        assert here.exporter._behind == {}
+
+
+def test_what_is_behind_has_its_turn_although_there_is_always_more(store_path: Path) -> None:
+    traces = ids(8)
+    picky = Picky(traces[1])
+    with Here(store_path, HttpReceiver(1)) as here, StoreReader(store_path) as reader:
+        load = Load(here, reader)
+        here.exporter._receiver.transport = picky
+        for trace in traces:
+            here.close_trace(trace, {"edge": FRONT})
+        load.work(60)
+        assert set(traces) - set(picky.taken) == {traces[1]}
+        # Three times with others, and then more and more rarely.
+        load.work(340)
+        assert 3 + 5 < sum(traces[1] in sent for sent in picky.sent) < 3 + 10
+        picky.disliked.clear()
+        load.work(exporter._TURN_MAX)
+        assert traces[1] in picky.taken
+        assert here.exporter._turn == exporter._TURN_FIRST
+
+
+def test_several_that_are_always_put_off_hold_up_the_others_twice_at_most(
+    store_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exporter, "_TRACES_AT_ONCE", 1)
+    traces = ids(3)
+    picky = Picky(*traces[:2])
+    with Here(store_path, HttpReceiver(1)) as here, StoreReader(store_path) as reader:
+        load = Load(here, reader)
+        here.exporter._receiver.transport = picky
+        for trace in traces:
+            here.close_trace(trace, {"edge": FRONT})
+        load.work(100)
+        put_off = sum(bool(picky.disliked & set(sent)) for sent in picky.sent)
+        assert 2 * 2 * exporter._TRIES <= put_off < 2 * 2 * exporter._TRIES + 10
+        assert len(picky.taken) == 100 - put_off
+
+
 def test_while_a_receiver_is_down_what_goes_behind_is_bounded(
     store_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
