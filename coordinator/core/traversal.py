@@ -117,6 +117,8 @@ class Traversal:
             if crumb in trace.evidence.addresses:
                 # No node is there. A status, which has only ids, may have told of it before.
                 self._remove_part(trace, crumb)
+            elif trace.evidence.overflow and not self._nodes.is_known(crumb):
+                pass  # which of its crumbs are addresses, nobody knows any more
             else:
                 news |= self._named(trace, crumb, by, now_ns)
         return news

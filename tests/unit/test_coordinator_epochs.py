@@ -194,6 +194,16 @@ def test_what_was_written_after_the_end_is_not_passed_over_for_being_short(wait_
     assert acked(harness)[-1] == SliceAck(T, len(late), 2)
 
 
+def test_a_closed_trace_that_is_longer_does_not_miss_whom_its_addresses_hint_at() -> None:
+    """Once it is closed, nobody knows which of its crumbs carry an address where no node is."""
+    harness = collected(whole=True)
+    harness.wait(100 * S)
+    harness.status("n2", T, len(LONGER), ["@127.0.0.1"], epoch=3)
+    harness.send("n2", T, 0, LONGER, 3)
+    harness.wait(1 * S)
+    assert judged(harness) == ("partial", {("late", ""), ("restarted", "n2")})
+
+
 @settings(max_examples=150, deadline=None)
 @given(rng=st.randoms(use_true_random=False), steps=st.integers(5, 60))
 def test_whatever_comes_in_whatever_order_is_of_one_slice(rng: random.Random, steps: int) -> None:

@@ -178,6 +178,7 @@ static void close_run(struct bsn *n, struct frame *f, uint16_t flags)
 			slice_run_arrived(n, r, f->open_copied);
 		else
 			trace->active = coarse(n->now_ns);
+		trace->flags &= ~TRACE_REPORTED;
 	}
 	f->open_run = NONE;
 	f->open_copied = NONE;

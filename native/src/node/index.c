@@ -263,6 +263,7 @@ uint32_t run_add(struct bsn *n, struct bs_trace_id id, struct frame *f,
 	x->traces[t].newest = r;
 	if (!(x->traces[t].flags & TRACE_COLLECTED))
 		x->traces[t].active = coarse(n->now_ns);
+	x->traces[t].flags &= ~TRACE_REPORTED;
 	return r;
 }
 

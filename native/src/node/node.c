@@ -338,8 +338,7 @@ static void answer_without_slice(struct bsn *n, uint32_t t,
 	memset(out, 0, sizeof(*out));
 	out->id = id;
 	if (t != NONE)
-		out->flags = n->index.traces[t].flags &
-			     ~(TRACE_COLLECTED | TRACE_PARTIAL);
+		out->flags = n->index.traces[t].flags & ~TRACE_OWN_FLAGS;
 }
 
 int bsn_collect(struct bsn *n, struct bs_trace_id id,
@@ -451,6 +450,8 @@ int bsn_slice_release(struct bsn *n, struct bs_trace_id id, bool abandoned,
 			trace_evict(n, t, BSN_SLICE_ABANDONED);
 		else if (trace->flags & TRACE_PARTIAL)
 			trace_evict(n, t, BSN_SLICE_EVICTED);
+		else
+			trace->flags |= TRACE_REPORTED;
 		trace->flags &= ~TRACE_PARTIAL;
 		slice_free(n, s);
 		trace_put(n, t);

@@ -78,8 +78,10 @@ static bool is_wanted(struct bsn *n, uint32_t t, uint32_t age,
 	const struct index *x = &n->index;
 	const struct trace *trace = &x->traces[t];
 
-	if (trace->newest == NONE || trace->flags & TRACE_COLLECTED ||
-	    trace->flags & BSN_SLICE_ABANDONED ||
+	/* What was collected already is on its way, or arrived. */
+	if (trace->newest == NONE ||
+	    trace->flags &
+		    (TRACE_COLLECTED | TRACE_REPORTED | BSN_SLICE_ABANDONED) ||
 	    coarse(n->now_ns) - trace->active > age)
 		return false;
 	for (uint32_t r = trace->newest; r != NONE; r = x->runs[r].older) {

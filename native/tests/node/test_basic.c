@@ -509,6 +509,18 @@ static void finds_what_is_recent(void)
 	CHECK_EQ(bsn_recent(n, START + 10 * SECOND, 5 * SECOND, "", ids, 100,
 			    &found),
 		 29);
+	/* Nor what was reported, unless it is written to again. */
+	CHECK_EQ(bsn_slice_release(n, trace_id(110), false,
+				   START + 90 * SECOND),
+		 0);
+	CHECK_EQ(bsn_recent(n, START + 90 * SECOND, 81 * SECOND, "", ids, 100,
+			    &found),
+		 29);
+	CHECK(w_trace(&t, trace_id(110), 100, START + 91 * SECOND));
+	CHECK_EQ(bsn_recent(n, START + 91 * SECOND, 5 * SECOND, "", ids, 100,
+			    &found),
+		 1);
+	CHECK_EQ(ids[0].lo, trace_id(110).lo);
 	CHECK_EQ(bsn_recent(n, START, SECOND, "", ids, 0, &found), -EINVAL);
 	writer_close(&w);
 	bsn_free(n);
