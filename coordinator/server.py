@@ -650,14 +650,12 @@ class CoordinatorServer:
         while number in self._snapshot_numbers:
             number = (number + 1) & 0xFFFFFFFF
         self._snapshot_numbers.append(number)
-        order = Snapshot(
-            number, SNAPSHOT_TRIGGER, request.age_ns, request.service, request.bytes_max
-        )
+        order = Snapshot(number, SNAPSHOT_TRIGGER, request.age_ns, request.service)
         try:
             wire.encode_coordinator_batch([order])
         except wire.WireError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-        state = self._core.snapshots.start(order)
+        state = self._core.snapshots.start(order, request.bytes_max)
         self._changed()
         while True:
             # What was said before is in the store; what comes later belongs to no end.
@@ -671,7 +669,7 @@ class CoordinatorServer:
                 nodes_lost=sorted(state.lost.values()),
                 found=state.total("found"),
                 fired=state.total("fired"),
-                bytes=state.total("bytes"),
+                bytes=state.bytes,
                 traces=traces,
                 judged=judged,
             )

@@ -119,7 +119,6 @@ class SnapshotStatus:
     number: int
     found: int
     fired: int
-    bytes: int
     done: bool
 
 
@@ -173,7 +172,7 @@ class Snapshot:
     trigger: str
     age_ns: int
     service: str = ""
-    bytes_max: int = 0
+    traces: int = 0
 
 
 CoordinatorMessage: TypeAlias = (

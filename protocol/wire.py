@@ -54,7 +54,7 @@ from protocol.messages import (
     Welcome,
 )
 
-PROTOCOL = 3
+PROTOCOL = 4
 """Raised with every change that an old peer would misread."""
 
 BATCH_MESSAGES_MAX = 1024
@@ -259,7 +259,6 @@ def _checked_snapshot_status(m: SnapshotStatus) -> SnapshotStatus:
     _integer("snapshot_status.number", m.number, _UINT32_MAX)
     _integer("snapshot_status.found", m.found)
     _integer("snapshot_status.fired", m.fired)
-    _integer("snapshot_status.bytes", m.bytes)
     return m
 
 
@@ -268,7 +267,7 @@ def _checked_snapshot(m: Snapshot) -> Snapshot:
     _trigger_name("snapshot.trigger", m.trigger)
     _integer("snapshot.age_ns", m.age_ns)
     _text("snapshot.service", m.service, SERVICE_BYTES_MAX)
-    _integer("snapshot.bytes_max", m.bytes_max)
+    _integer("snapshot.traces", m.traces, _UINT32_MAX)
     return m
 
 
@@ -336,7 +335,6 @@ def _node_message_out(message: NodeMessage) -> pb.NodeMessage:
                     number=message.number,
                     found=message.found,
                     fired=message.fired,
-                    bytes=message.bytes,
                     done=message.done,
                 )
             )
@@ -385,9 +383,7 @@ def _node_message_in(message: pb.NodeMessage) -> NodeMessage:
             return _checked_clock_reply(ClockReply(reply.number, reply.received_ns, reply.sent_ns))
         case "snapshot_status":
             of = message.snapshot_status
-            return _checked_snapshot_status(
-                SnapshotStatus(of.number, of.found, of.fired, of.bytes, of.done)
-            )
+            return _checked_snapshot_status(SnapshotStatus(of.number, of.found, of.fired, of.done))
         case _:
             raise WireError("message", "none of those that a node sends")
 
@@ -429,7 +425,7 @@ def _coordinator_message_out(message: CoordinatorMessage) -> pb.CoordinatorMessa
                     trigger=message.trigger,
                     age_ns=message.age_ns,
                     service=message.service,
-                    bytes_max=message.bytes_max,
+                    traces=message.traces,
                 )
             )
 
@@ -458,7 +454,7 @@ def _coordinator_message_in(message: pb.CoordinatorMessage) -> CoordinatorMessag
         case "snapshot":
             of = message.snapshot
             return _checked_snapshot(
-                Snapshot(of.number, of.trigger, of.age_ns, of.service, of.bytes_max)
+                Snapshot(of.number, of.trigger, of.age_ns, of.service, of.traces)
             )
         case _:
             raise WireError("message", "none of those that a coordinator sends")

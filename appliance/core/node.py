@@ -68,9 +68,6 @@ __all__ = [
     "TriggerPolicy",
 ]
 
-# Between two portions of a snapshot, so that the event loop has its other turns.
-_SNAPSHOT_PAUSE_NS = 1_000_000
-
 
 class NodeCore:
     """One node. See the module; ``counters`` may be read at any time."""
@@ -235,10 +232,7 @@ class NodeCore:
             case ClockProbe():
                 self._clock_replies.append((message.number, realtime_ns))
             case Snapshot():
-                if self._snapshot is not None and self._snapshot.order.number == message.number:
-                    self._snapshot.limit(message.bytes_max)
-                else:
-                    self._snapshot = SnapshotRun(message)
+                self._on_snapshot(message, now_ns)
             case _:
                 assert_never(message)
         self._relieve(now_ns)
@@ -274,7 +268,6 @@ class NodeCore:
     def on_tick(self, now_ns: int) -> None:
         """Time passed: see next_wakeup_ns."""
         self._now_ns = now_ns
-        self._go_on_with_snapshot(now_ns)
         self._relieve(now_ns)
 
     # ----------------------------------------------------------- outputs
@@ -342,8 +335,6 @@ class NodeCore:
             times.append(expiry_ns)
         if self._relieve_at_ns is not None:
             times.append(self._relieve_at_ns)
-        if self._may_go_on_with_snapshot():
-            times.append(now_ns + _SNAPSHOT_PAUSE_NS)
         if self._welcomed and self._statuses_later:
             times.append(min(self._statuses_later.values()))
         if self._welcomed and self._statuses_due:
@@ -459,27 +450,18 @@ class NodeCore:
         self._firings_due[group] = None
         self._collect(held, (group.primary, *named), now_ns)
 
-    def _may_go_on_with_snapshot(self) -> bool:
-        """Whether the coordinator knows of all that was triggered, and there is more."""
+    def _on_snapshot(self, order: Snapshot, now_ns: int) -> None:
         run = self._snapshot
-        if run is None or not run.waits:
-            return False
-        groups = (self._holdings.groups.get(group) for group in run.round)
-        return all(group is None or group.acknowledged for group in groups)
-
-    def _go_on_with_snapshot(self, now_ns: int) -> None:
-        run = self._snapshot
-        if run is None or not self._may_go_on_with_snapshot():
+        if run is None or run.order.number != order.number:
+            self._snapshot = SnapshotRun(order)
             return
         why = f"of the last {run.order.age_ns / 1e9:g} s" + (
             f" of {run.order.service}" if run.order.service else ""
         )
         why = why.encode(errors="replace")[:WHY_BYTES_MAX].decode(errors="ignore")
-        for trace in run.next_traces():
+        for trace in run.go_on(order.traces):
             group = Group(run.order.trigger, trace)
             self._fire(group, (), why, Source.OPERATOR, now_ns, now_ns)
-            held = self._holdings.traces.get(trace)
-            run.triggered(trace, held.slice.bytes if held is not None else 0)
 
     def _on_collect(self, message: Collect, now_ns: int) -> None:
         """A remote trigger: never limited, and every trace is answered."""
@@ -491,10 +473,6 @@ class NodeCore:
             self._refuse(message.traces, SliceFlags.STORE_FULL)
             return
         self._collect(group, message.traces, now_ns)
-        run = self._snapshot
-        if run is not None and run.order.trigger == message.group.trigger:
-            for trace in message.traces:
-                run.holds(trace, self._holdings.traces[trace].slice.bytes)
 
     def _refuse(self, traces: Iterable[TraceId], flags: SliceFlags) -> None:
         """Answer without collecting, but for what another group holds."""

@@ -332,6 +332,7 @@ class CoordinatorCore:
         if node is not None:
             self._traversal.lost(node)
             self.snapshots.lost(node)
+            self.snapshots.go_on(self._traces)
             self._probe_timers.cancel(node.id)
 
     def on_node_message(
@@ -358,6 +359,7 @@ class CoordinatorCore:
             case _:
                 assert_never(message)
         self._settle()
+        self.snapshots.go_on(self._traces)
 
     def on_slices_connected(self, stream: int, node: str, incarnation: int, now_ns: int) -> None:
         """A Slices stream opened. It gets credit once its node has said Hello."""
@@ -384,6 +386,7 @@ class CoordinatorCore:
             self._probe(self._nodes.by_id[identity], now_ns)
         while (trace_id := self._trace_timers.pop(now_ns)) is not None:
             self._review(self._traces[trace_id], now_ns)
+        self.snapshots.go_on(self._traces)
 
     # ----------------------------------------------------------- outputs
 
@@ -456,6 +459,7 @@ class CoordinatorCore:
 
     def _on_trigger(self, session: int, node: Node, fired: TriggerFired, now_ns: int) -> None:
         group = fired.group
+        self.snapshots.on_fired(group)
         name = self._trigger_names.key(group.trigger)
         counters = self.counters.by_trigger.setdefault(name, TriggerCounters())
         self.counters.triggers += 1

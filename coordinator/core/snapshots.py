@@ -4,23 +4,36 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from coordinator.core.nodes import Node, Nodes
 from coordinator.core.outbox import Outbox
-from protocol.messages import NodeId, Snapshot, SnapshotStatus
+from coordinator.core.trace import PartState, Trace
+from protocol.messages import Group, NodeId, Snapshot, SnapshotStatus, TraceId
 
-# Somebody watches each; an older one goes on, unwatched.
+# Somebody watches each; an older one goes on no more.
 _REMEMBERED_MAX = 16
+
+# A trigger costs a node some 0.1 ms of its event loop, which has other work too.
+_TRACES_AT_ONCE = 64
 
 
 @dataclass(slots=True)
 class SnapshotState:
-    """One snapshot: the last status of each node that was asked, None before its first."""
+    """One snapshot: the last status of each node that was asked, None before its first.
+
+    ``bytes`` are those of the slices of its traces on all nodes, as far as these have answered.
+    """
 
     order: Snapshot
+    bytes_max: int
     nodes: dict[NodeId, SnapshotStatus | None]
     lost: dict[NodeId, str] = field(default_factory=dict)
+    bytes: int = 0
+    traces: set[TraceId] = field(default_factory=set)
+    unanswered: set[TraceId] = field(default_factory=set)
+    waiting: set[NodeId] = field(default_factory=set)
 
     @property
     def trigger(self) -> str:
@@ -44,51 +57,98 @@ class SnapshotState:
         return all(identity in self.lost for identity in self.undone)
 
     def total(self, field_name: str) -> int:
-        """The sum over the nodes of ``found``, ``fired`` or ``bytes``."""
+        """The sum over the nodes of ``found`` or ``fired``."""
         statuses = self.nodes.values()
         return sum(getattr(status, field_name) for status in statuses if status is not None)
 
+    def next_round(self) -> int:
+        """How many traces each node that waits may trigger now: what fits by what those so far took."""
+        left = self.bytes_max - self.bytes
+        if left <= 0:
+            return 0
+        if not self.traces:
+            return 1
+        fitting = left * len(self.traces) // (max(1, self.bytes) * max(1, len(self.undone)))
+        return min(max(1, fitting), _TRACES_AT_ONCE)
+
 
 class Snapshots:
-    """Those of late, by number."""
+    """Those of late, by number.
+
+    Each goes on in rounds: when all nodes that were asked for its traces have answered, it is
+    known what they take, and the nodes that wait are told how many more they may trigger.
+    """
 
     def __init__(self, nodes: Nodes, outbox: Outbox) -> None:
         self._nodes = nodes
         self._outbox = outbox
         self._states: OrderedDict[int, SnapshotState] = OrderedDict()
+        self._by_trigger: dict[str, SnapshotState] = {}
 
-    def start(self, wanted: Snapshot) -> SnapshotState:
-        """Ask all nodes that are connected; each for its share of the bytes."""
+    def start(self, wanted: Snapshot, bytes_max: int) -> SnapshotState:
+        """Have all nodes that are connected look what they have."""
         asked = [node for node in self._nodes if node.session is not None]
         order = replace(wanted, trigger=f"{wanted.trigger}.{wanted.number:08x}")
-        state = SnapshotState(order, {node.id: None for node in asked})
-        share = max(1, wanted.bytes_max // max(1, len(asked)))
-        self._order(state, share)
-        self._states[wanted.number] = state
+        state = SnapshotState(order, bytes_max, {node.id: None for node in asked})
+        for node in asked:
+            assert node.session is not None
+            self._outbox.say(node.session, order)
+        self._states[wanted.number] = self._by_trigger[state.trigger] = state
         while len(self._states) > _REMEMBERED_MAX:
             _, forgotten = self._states.popitem(last=False)
+            del self._by_trigger[forgotten.trigger]
             for identity in forgotten.undone:
                 forgotten.lost[identity] = self._nodes.by_id[identity].name
         return state
 
-    def _order(self, state: SnapshotState, bytes_max: int) -> None:
-        """To those that are not done: up to so many bytes."""
-        for identity in state.undone:
-            session = self._nodes.by_id[identity].session
-            if session is not None:
-                self._outbox.say(session, replace(state.order, bytes_max=bytes_max))
+    def on_fired(self, group: Group) -> None:
+        """A node triggered a trace, of a snapshot maybe."""
+        state = self._by_trigger.get(group.trigger)
+        if state is not None and group.primary not in state.traces:
+            state.traces.add(group.primary)
+            state.unanswered.add(group.primary)
 
     def on_status(self, node: Node, status: SnapshotStatus) -> None:
         state = self._states.get(status.number)
         if state is not None and node.id in state.nodes:
             state.nodes[node.id] = status
             state.lost.pop(node.id, None)
-            # What one node triggers fills others too, of which it knows nothing.
-            if state.total("bytes") >= state.order.bytes_max:
-                self._order(state, 0)
+            if not status.done:
+                state.waiting.add(node.id)
 
     def lost(self, node: Node) -> None:
-        """It left. What it has triggered it reports when it is back, and no more."""
+        """It left. What it has triggered it reports when it is back, and says how far it is."""
         for state in self._states.values():
+            state.waiting.discard(node.id)
             if node.id in state.undone:
                 state.lost[node.id] = node.name
+
+    def go_on(self, traces: Mapping[TraceId, Trace]) -> None:
+        """Begin the next round where the last one is answered."""
+        for state in self._states.values():
+            if not state.waiting:
+                continue
+            for trace_id in [t for t in state.unanswered if _is_answered(traces.get(t))]:
+                state.unanswered.discard(trace_id)
+                state.bytes += _bytes_of(traces.get(trace_id))
+            if not state.unanswered:
+                order = replace(state.order, traces=state.next_round())
+                for identity in state.waiting:
+                    session = self._nodes.by_id[identity].session
+                    if session is not None:
+                        self._outbox.say(session, order)
+                state.waiting.clear()
+
+
+def _is_answered(trace: Trace | None) -> bool:
+    """Whether all nodes that were asked for it have said what they hold, or take too long."""
+    return trace is None or not any(
+        part.state is PartState.ASKED and part.deadline_ns is not None
+        for part in trace.parts.values()
+    )
+
+
+def _bytes_of(trace: Trace | None) -> int:
+    if trace is None:
+        return 0
+    return sum(part.status.bytes for part in trace.parts.values() if part.status is not None)

@@ -216,13 +216,13 @@ def test_a_snapshot_collects_the_last_seconds_of_all_nodes(two: Cluster) -> None
         (few,) = two.coordinator.ctl_json("snapshot", "--last", "1m", "--bytes", "64KiB")
         (taken,) = two.coordinator.ctl_json("snapshot", "--last", "1m")
         (other,) = two.coordinator.ctl_json("snapshot", "--last", "1m", "--service", "nobody")
-    # Those few are the same ones on both nodes, of which one has little of each; and what was
-    # asked for last is no more than all before.
+    # Those few are the same ones on both nodes, of which one has little of each. What fits is
+    # reckoned from those so far, which all take the same.
     assert few["nodes_done"] == few["nodes"] == 2
     assert few["found"] >= 2 * len(traces) > 2 * few["fired"] > 0
     assert few["judged"] == few["traces"] <= few["fired"]
     stored = two.coordinator.ctl_json("traces", "--trigger", few["trigger"])
-    assert 32 << 10 <= sum(trace["bytes"] for trace in stored) <= 2 * (64 << 10)
+    assert 32 << 10 <= sum(trace["bytes"] for trace in stored) <= 80 << 10
     assert taken["fired"] == taken["found"] > 0
     collected = two.coordinator.ctl_json("traces", "--trigger", taken["trigger"])
     collected += two.coordinator.ctl_json("traces", "--trigger", few["trigger"])

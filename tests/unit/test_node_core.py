@@ -627,112 +627,52 @@ def test_other_policies_hold_for_what_waits_already() -> None:
     assert "later" in node.core.counters.triggers
 
 
-def test_a_snapshot_triggers_the_highest_priorities_up_to_its_bytes() -> None:
-    node = Node()
-    node.connect()
-    traces = [trace(number) for number in range(1, 301)]
-    for number in range(1, 301):
-        node.write(number)
-    order = Snapshot(3, "snapshot.00000003", 30 * S, "shop", 1 << 20)
-    node.core.on_control(order, node.now_ns, node.now_ns + REAL_NS)
-    assert node.core.take_recent_question() is order
-    assert node.core.take_recent_question() is None
-    assert node.take() == [SnapshotStatus(3, 0, 0, 0, done=False)]
-    node.core.on_recent(order, 1000, traces, node.now_ns)
-    told: list[SnapshotStatus] = []
-    fired: list[TriggerFired] = []
-    rounds: list[int] = []
-    while not told or not told[-1].done:
-        wakeup_ns = node.core.next_wakeup_ns(node.now_ns)
-        assert wakeup_ns is not None and wakeup_ns > node.now_ns
-        node.now_ns = wakeup_ns
-        node.core.on_tick(node.now_ns)
-        messages = node.take()
-        news = [message for message in messages if isinstance(message, TriggerFired)]
-        rounds.append(len(news))
-        fired += news
-        told += [message for message in messages if isinstance(message, SnapshotStatus)]
-        # What it counts was said before it.
-        assert told[-1].fired == len(fired)
-        assert isinstance(messages[-1], SnapshotStatus)
-        for message in news:
-            # No more of them, while the coordinator does not know of all of these.
-            node.core.on_tick(node.now_ns + S)
-            assert not any(isinstance(m, TriggerFired) for m in node.take())
-            ack = TriggerAck(message.group)
-            node.core.on_control(ack, node.now_ns, node.now_ns + REAL_NS)
-    assert rounds == [1, 2, 4, 8, 16, 32, 64, 64, 64, 45]
-    assert [message.group.primary for message in fired] == traces
-    assert {(m.source, m.why) for m in fired} == {(Source.OPERATOR, "of the last 30 s of shop")}
-    assert told[-1] == SnapshotStatus(3, 1000, 300, told[-1].bytes, done=True)
-    assert list(node.core.counters.triggers) == ["snapshot"]
-    # Told again on another stream.
-    node.core.on_control_lost(node.now_ns)
-    assert told[-1] in node.connect()
-
-
-def test_a_snapshot_ends_at_its_bytes() -> None:
-    node = Node()
-    node.connect()
-    traces = [trace(number) for number in range(1, 301)]
-    for number in range(1, 301):
-        node.write(number)
-    order = Snapshot(3, "snapshot.00000003", 30 * S, "", 1000)
-    node.hear(order)
-    few = Snapshot(4, "snapshot.00000004", 30 * S, "", 1000)
-    node.core.on_control(few, node.now_ns, node.now_ns + REAL_NS)
-    node.core.on_recent(order, 9, traces, node.now_ns)  # of the one before: nobody's
-    node.core.on_recent(few, 300, traces, node.now_ns)
-    last = SnapshotStatus(4, 0, 0, 0, done=False)
-    while not last.done:
-        node.now_ns += S
-        node.core.on_tick(node.now_ns)
-        for message in node.take():
-            if isinstance(message, SnapshotStatus):
-                last = message
-            elif isinstance(message, TriggerFired):
-                ack = TriggerAck(message.group)
-                node.core.on_control(ack, node.now_ns, node.now_ns + REAL_NS)
-    held = node.pool.slice(traces[0])
-    assert held is not None
-    assert last.fired == -(-1000 // held.bytes)
-    assert last.bytes == last.fired * held.bytes
-
-
-def test_a_snapshot_counts_what_other_nodes_trigger_and_ends_when_told() -> None:
+def test_a_snapshot_triggers_as_many_as_it_is_told_in_the_order_of_priority() -> None:
     node = Node()
     node.connect()
     traces = [trace(number) for number in range(1, 101)]
     for number in range(1, 101):
         node.write(number)
+    order = Snapshot(3, "snapshot.00000003", 30 * S, "shop")
+    assert node.hear(order) == [SnapshotStatus(3, 0, 0, done=False)]
+    assert node.core.take_recent_question() is order
+    assert node.core.take_recent_question() is None
+    node.core.on_recent(order, 1000, traces, node.now_ns)
+    assert node.take() == [SnapshotStatus(3, 1000, 0, done=False)]
+    fired: list[TriggerFired] = []
+    for count in (1, 64, 100):
+        messages = node.hear(replace(order, traces=count))
+        fired += [message for message in messages if isinstance(message, TriggerFired)]
+        # What it counts was said before it.
+        assert messages[-1] == SnapshotStatus(3, 1000, len(fired), done=len(fired) == 100)
+    assert [message.group.primary for message in fired] == traces
+    assert {(m.source, m.why) for m in fired} == {(Source.OPERATOR, "of the last 30 s of shop")}
+    assert list(node.core.counters.triggers) == ["snapshot"]
+    # Told again on another stream.
+    node.core.on_control_lost(node.now_ns)
+    assert SnapshotStatus(3, 1000, 100, done=True) in node.connect()
 
-    def status(message: object) -> SnapshotStatus:
-        return [said for said in node.hear(message) if isinstance(said, SnapshotStatus)][-1]
 
-    order = Snapshot(3, "snapshot.00000003", 30 * S, "", 1000)
+def test_a_snapshot_ends_when_told() -> None:
+    node = Node()
+    node.connect()
+    traces = [trace(number) for number in range(1, 11)]
+    for number in range(1, 11):
+        node.write(number)
+    order = Snapshot(3, "snapshot.00000003", 30 * S)
     node.hear(order)
-    node.hear(Collect(Group("another", traces[6]), (traces[6],)))
-    both = Collect(Group(order.trigger, traces[5]), (traces[5], trace(999)))
-    one = status(both)
-    assert (one.fired, one.done) == (0, False)
-    assert 0 < one.bytes < 1000
-    # The one that it holds already, and then one of its own.
-    node.hear(both)
-    node.core.on_recent(order, 100, [traces[5], *traces[10:]], node.now_ns)
-    for _ in range(2):
-        node.core.on_tick(node.now_ns)
-        node.hear(TriggerAck(Group(order.trigger, traces[5])))
-    # All nodes together have enough.
-    last = status(replace(order, bytes_max=0))
-    assert (last.found, last.fired, last.bytes, last.done) == (100, 3, 3 * one.bytes, True)
-    node.core.on_tick(node.now_ns + S)
-    assert not any(isinstance(said, TriggerFired) for said in node.take())
-    # Before anything was found, too.
-    early = Snapshot(4, "snapshot.00000004", 30 * S, "", 1000)
+    node.core.on_recent(order, 10, traces, node.now_ns)
+    node.hear(replace(order, traces=4))
+    assert node.hear(order) == [SnapshotStatus(3, 10, 4, done=True)]
+    assert not node.hear(replace(order, traces=4))
+    # Before anything was found, too; and what is found for another one is nobody's.
+    early = Snapshot(4, "snapshot.00000004", 30 * S)
     node.hear(early)
-    node.hear(replace(early, bytes_max=0))
-    node.core.on_recent(early, 100, traces, node.now_ns)
-    assert node.take() == [SnapshotStatus(4, 100, 0, 0, done=True)]
+    node.hear(early)
+    node.core.on_recent(order, 10, traces, node.now_ns)
+    assert not node.take()
+    node.core.on_recent(early, 10, traces, node.now_ns)
+    assert node.take() == [SnapshotStatus(4, 10, 0, done=True)]
 
 
 def test_a_snapshot_of_nothing_is_done_at_once() -> None:
@@ -741,4 +681,4 @@ def test_a_snapshot_of_nothing_is_done_at_once() -> None:
     order = Snapshot(3, "snapshot.00000003", S)
     node.core.on_control(order, node.now_ns, node.now_ns + REAL_NS)
     node.core.on_recent(order, 0, (), node.now_ns)
-    assert node.take() == [SnapshotStatus(3, 0, 0, 0, done=True)]
+    assert node.take() == [SnapshotStatus(3, 0, 0, done=True)]

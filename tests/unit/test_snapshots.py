@@ -6,82 +6,113 @@ from __future__ import annotations
 import dataclasses
 
 from protocol.messages import SNAPSHOT_TRIGGER, Snapshot, SnapshotStatus
-from tests.unit.coordinator_harness import Harness, S
+from tests.unit.coordinator_harness import Harness, S, trace_id
 
-ORDER = Snapshot(0x1234, SNAPSHOT_TRIGGER, 30 * S, "shop", 1001)
+ORDER = Snapshot(0x1234, SNAPSHOT_TRIGGER, 30 * S, "shop")
+TRIGGER = "snapshot.00001234"
 
 
 def orders(harness: Harness) -> dict[str, Snapshot]:
+    harness.fetch()
     return {name: m for name, m in harness.take_said() if isinstance(m, Snapshot)}
 
 
-def test_each_node_that_is_connected_is_asked_for_its_share() -> None:
+def rounds(harness: Harness) -> dict[str, int]:
+    return {name: order.traces for name, order in orders(harness).items()}
+
+
+def test_each_node_that_is_connected_is_asked() -> None:
     harness = Harness()
     for name in ("a", "b", "gone"):
         harness.connect(name)
     harness.lose("gone")
-    state = harness.core.snapshots.start(ORDER)
-    harness.fetch()
-    wanted = Snapshot(0x1234, "snapshot.00001234", 30 * S, "shop", 500)
+    state = harness.core.snapshots.start(ORDER, 1000)
+    wanted = dataclasses.replace(ORDER, trigger=TRIGGER)
     assert orders(harness) == {"a": wanted, "b": wanted}
     assert (state.done, state.ended) == (0, False)
-    harness.say("a", SnapshotStatus(0x1234, 10, 4, 300, done=False))
-    harness.say("a", SnapshotStatus(0x1234, 10, 7, 500, done=True))
-    harness.say("b", SnapshotStatus(0x9999, 1, 1, 1, done=True))  # of no snapshot
+    harness.say("a", SnapshotStatus(0x1234, 10, 4, done=False))
+    harness.say("a", SnapshotStatus(0x1234, 10, 10, done=True))
+    harness.say("b", SnapshotStatus(0x9999, 1, 1, done=True))  # of no snapshot
     assert (state.done, state.ended) == (1, False)
-    harness.say("b", SnapshotStatus(0x1234, 5, 5, 100, done=True))
+    harness.say("b", SnapshotStatus(0x1234, 5, 2, done=True))
     assert (state.done, state.ended) == (2, True)
-    assert [state.total(name) for name in ("found", "fired", "bytes")] == [15, 12, 600]
-    harness.fetch()
-    assert not orders(harness)
+    assert [state.total(name) for name in ("found", "fired")] == [15, 12]
 
 
-def test_when_all_together_have_enough_the_others_end() -> None:
+def test_a_round_begins_when_all_nodes_have_answered_for_the_last_and_the_bytes_are_those_of_all() -> (
+    None
+):
     harness = Harness()
-    for name in ("a", "b", "c"):
-        harness.connect(name)
-    harness.core.snapshots.start(ORDER)
-    harness.fetch()
-    assert {name: order.bytes_max for name, order in orders(harness).items()} == {
-        "a": 333, "b": 333, "c": 333,
-    }  # fmt: skip
-    harness.say("c", SnapshotStatus(0x1234, 9, 9, 10, done=True))
-    harness.say("a", SnapshotStatus(0x1234, 9, 1, 100, done=False))
-    harness.fetch()
-    assert not orders(harness)
-    # It holds what a triggered, too.
-    harness.say("b", SnapshotStatus(0x1234, 9, 0, 900, done=False))
-    harness.fetch()
-    ended = Snapshot(0x1234, "snapshot.00001234", 30 * S, "shop", 0)
-    assert orders(harness) == {"a": ended, "b": ended}
+    harness.cluster("a", "b")
+    state = harness.core.snapshots.start(ORDER, 10_000)
+    assert set(orders(harness)) == {"a", "b"}
+    harness.say("a", SnapshotStatus(0x1234, 100, 0, done=False))
+    assert rounds(harness) == {"a": 1}
+    # a holds a little of it, and b much, which b has not said yet.
+    first = trace_id("first")
+    harness.fire("a", first, TRIGGER)
+    harness.status("a", first, 10, ["b"])
+    harness.say("a", SnapshotStatus(0x1234, 100, 1, done=False))
+    harness.say("b", SnapshotStatus(0x1234, 100, 0, done=False))
+    assert not rounds(harness)
+    harness.status("b", first, 990)
+    assert state.bytes == 1000
+    # Nine more would fit, which two nodes share.
+    assert rounds(harness) == {"a": 4, "b": 4}
+    # The same trace by both is one.
+    harness.fire("b", first, TRIGGER)
+    big = trace_id("big")
+    harness.fire("b", big, TRIGGER)
+    harness.status("b", big, 9_500)
+    harness.say("b", SnapshotStatus(0x1234, 100, 2, done=False))
+    assert (state.bytes, len(state.traces)) == (10_500, 2)
+    # That is enough: for the other one, too, as soon as it asks.
+    assert rounds(harness) == {"b": 0}
+    harness.say("a", SnapshotStatus(0x1234, 100, 5, done=False))
+    assert rounds(harness) == {"a": 0}
 
 
-def test_one_that_nobody_remembers_has_ended() -> None:
+def test_a_node_that_does_not_answer_holds_up_no_round_for_good() -> None:
     harness = Harness()
-    harness.connect("a")
-    states = [
-        harness.core.snapshots.start(dataclasses.replace(ORDER, number=number))
-        for number in range(17)
-    ]
-    assert [state.ended for state in states] == [True, *[False] * 16]
-    assert list(states[0].lost.values()) == ["a"]
+    harness.cluster("a", "b")
+    harness.core.snapshots.start(ORDER, 10_000)
+    harness.fire("a", trace_id("first"), TRIGGER)
+    harness.status("a", trace_id("first"), 10, ["b"])
+    orders(harness)
+    harness.say("a", SnapshotStatus(0x1234, 100, 1, done=False))
+    assert not rounds(harness)
+    harness.wait(2 * S)
+    assert rounds(harness) == {"a": 64}
 
 
 def test_a_node_that_leaves_is_named_until_it_is_back() -> None:
     harness = Harness()
     harness.connect("a")
     harness.connect("b")
-    state = harness.core.snapshots.start(ORDER)
-    harness.say("b", SnapshotStatus(0x1234, 5, 5, 100, done=True))
+    state = harness.core.snapshots.start(ORDER, 1000)
+    harness.say("b", SnapshotStatus(0x1234, 5, 5, done=True))
     harness.lose("a")
     harness.lose("b")
     assert list(state.lost.values()) == ["a"]
     assert state.ended
     harness.connect("a")
-    harness.say("a", SnapshotStatus(0x1234, 5, 1, 10, done=False))
+    orders(harness)
+    harness.say("a", SnapshotStatus(0x1234, 5, 1, done=False))
     assert not state.lost
     assert not state.ended
+    assert rounds(harness) == {"a": 1}
+
+
+def test_one_that_nobody_remembers_has_ended() -> None:
+    harness = Harness()
+    harness.connect("a")
+    states = [
+        harness.core.snapshots.start(dataclasses.replace(ORDER, number=number), 1000)
+        for number in range(17)
+    ]
+    assert [state.ended for state in states] == [True, *[False] * 16]
+    assert list(states[0].lost.values()) == ["a"]
 
 
 def test_nobody_is_connected() -> None:
-    assert Harness().core.snapshots.start(ORDER).ended
+    assert Harness().core.snapshots.start(ORDER, 1000).ended

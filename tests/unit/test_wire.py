@@ -85,7 +85,7 @@ node_messages: st.SearchStrategy[NodeMessage] = st.one_of(
     st.builds(SliceStatus, trace_ids, st.just(False), flags),
     st.builds(Abandoned, groups),
     st.builds(ClockReply, UINT32, UINT63, UINT63),
-    st.builds(SnapshotStatus, UINT32, UINT63, UINT63, UINT63, st.booleans()),
+    st.builds(SnapshotStatus, UINT32, UINT63, UINT63, st.booleans()),
 )
 coordinator_messages: st.SearchStrategy[CoordinatorMessage] = st.one_of(
     st.builds(Welcome, UINT64),
@@ -103,7 +103,7 @@ coordinator_messages: st.SearchStrategy[CoordinatorMessage] = st.one_of(
         st.from_regex(r"[a-z0-9_.-]{1,31}", fullmatch=True),
         UINT63,
         texts(63),
-        UINT63,
+        UINT32,
     ),
 )
 # Long and repetitive, so that compression takes both of its ways.
