@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import gc
 import json
+import logging
 import math
 import os
 import threading
 import weakref
+from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -155,6 +157,59 @@ def test_threads_may_share_one() -> None:
         thread.join()
     assert fired == [False] * 8000
     assert trigger.observe(8)
+
+
+class Interrupting(str):
+    """An operation that is observed as a signal handler would: in the middle of another."""
+
+    __slots__ = ("interrupt",)
+
+    interrupt: Callable[[], None]
+
+    def __hash__(self) -> int:
+        self.interrupt()
+        return super().__hash__()
+
+    def __eq__(self, other: object) -> bool:
+        return super().__eq__(other)
+
+
+@pytest.mark.timeout(20)
+def test_an_observation_in_the_middle_of_another_is_left_out() -> None:
+    trigger = LatencyTrigger(quantile_permille=1000, warmup=2, window=2, factor_permille=1000)
+    answers: list[bool] = []
+    name = Interrupting("a")
+    name.interrupt = lambda: answers.append(trigger.observe(100, "a"))
+    assert [trigger.observe(ns, name) for ns in (1, 2, 3)] == [False, False, True]
+    assert answers
+    assert not any(answers)
+    # The window has 2 and 3.
+    assert not trigger.observe(3, "a")
+    assert trigger.observe(4, "a")
+
+
+def test_a_log_handler_may_wait_for_one_that_observes() -> None:
+    trigger = LatencyTrigger(
+        quantile_permille=500, warmup=1, window=2, factor_permille=1000, operations_max=1
+    )
+    waited: list[bool] = []
+
+    class Waiting(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            thread = threading.Thread(target=trigger.observe, args=(1, "b"), daemon=True)
+            thread.start()
+            thread.join(timeout=20)  # of one that waits for us
+            waited.append(thread.is_alive())
+
+    handler = Waiting()
+    logger = logging.getLogger("backsight")
+    logger.addHandler(handler)
+    try:
+        trigger.observe(1, "a")
+        trigger.observe(1, "b")
+    finally:
+        logger.removeHandler(handler)
+    assert waited == [False]
 
 
 def test_a_child_starts_with_empty_windows_even_if_a_thread_held_the_lock() -> None:

@@ -40,6 +40,8 @@ class LatencyTrigger:
     An observation costs O(log window) comparisons and the shift of a list of
     ``window`` pointers: about a microsecond up to a window of 1000. Threads
     may share one object; their observations take effect one after the other.
+    One in the middle of another in the same thread (a signal handler's, a
+    finalizer's) is left out, and does not fire.
     A process that was forked starts with empty windows.
 
     Parameters: ``quantile_permille`` 1..1000; ``warmup`` 1..``window``;
@@ -88,40 +90,48 @@ class LatencyTrigger:
         os.register_at_fork(after_in_child=reset_in_child)
 
     def _reset(self) -> None:
-        self._lock = threading.Lock()
+        # Finalizers and signal handlers may observe while their own thread holds it.
+        self._lock = threading.RLock()
+        self._at_work = False
         self._windows: OrderedDict[str, _Window] = OrderedDict()
         self.operations_forgotten = 0
 
     def observe(self, duration_ns: int, operation: str = "") -> bool:
         """Whether this duration fires; takes it into the operation's window."""
+        forgotten: str | None = None
         with self._lock:
-            window = self._windows.get(operation)
-            if window is None:
-                if len(self._windows) >= self._operations_max:
-                    self._forget_oldest()
-                window = self._windows[operation] = _Window()
-            else:
-                self._windows.move_to_end(operation)
-            ordered = window.ordered
-            count = len(ordered)
-            fires = False
-            if count >= self._warmup:
-                rank = -(-self._quantile_permille * count // 1000)
-                fires = duration_ns * 1000 > self._factor_permille * ordered[rank - 1]
-            window.arrived.append(duration_ns)
-            insort(ordered, duration_ns)
-            if count == self._window:
-                del ordered[bisect_left(ordered, window.arrived.popleft())]
-            return fires
-
-    def _forget_oldest(self) -> None:
-        """Make room for another operation; the lock is held."""
-        name, _ = self._windows.popitem(last=False)
-        self.operations_forgotten += 1
-        if self.operations_forgotten == 1:
+            if self._at_work:
+                return False
+            self._at_work = True
+            try:
+                window = self._windows.get(operation)
+                if window is None:
+                    if len(self._windows) >= self._operations_max:
+                        forgotten, _ = self._windows.popitem(last=False)
+                        self.operations_forgotten += 1
+                        if self.operations_forgotten > 1:
+                            forgotten = None
+                    window = self._windows[operation] = _Window()
+                else:
+                    self._windows.move_to_end(operation)
+                ordered = window.ordered
+                count = len(ordered)
+                fires = False
+                if count >= self._warmup:
+                    rank = -(-self._quantile_permille * count // 1000)
+                    fires = duration_ns * 1000 > self._factor_permille * ordered[rank - 1]
+                window.arrived.append(duration_ns)
+                insort(ordered, duration_ns)
+                if count == self._window:
+                    del ordered[bisect_left(ordered, window.arrived.popleft())]
+            finally:
+                self._at_work = False
+        if forgotten is not None:
+            # Without the lock: a handler may wait for a thread that observes.
             _log.warning(
                 "latency: more than %d operations, %.80r was not seen for the longest time and is"
                 " forgotten; such names may have values in them (said once)",
                 self._operations_max,
-                name,
+                forgotten,
             )
+        return fires
