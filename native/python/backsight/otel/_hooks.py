@@ -14,6 +14,7 @@ import contextlib
 import functools
 import inspect
 import logging
+import weakref
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -115,7 +116,17 @@ def _tell(context: Any) -> None:  # noqa: ANN401 # of gRPC
     _tell_now(context)
     with contextlib.suppress(AttributeError, TypeError):  # of a class with __slots__, say
         original = context.set_trailing_metadata
+        # Of a method, no more than the function: a context that held itself would stay, with
+        # the request, until the garbage collector comes.
+        if getattr(original, "__self__", None) is context:
+            original = functools.partial(_call_method, weakref.ref(context), original.__func__)
         context.set_trailing_metadata = lambda metadata: original(_trailing(metadata))
+
+
+def _call_method(owner: weakref.ref[Any], method: Callable[..., Any], metadata: Any) -> None:  # noqa: ANN401
+    context = owner()
+    if context is not None:
+        method(context, metadata)
 
 
 def _wrapped(handler: Any, wrap: Callable[[Callable[..., Any]], Any]) -> Any:  # noqa: ANN401
