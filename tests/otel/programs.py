@@ -3,16 +3,21 @@
 
 from __future__ import annotations
 
+import faulthandler
+import gc
 import io
 import json
 import logging
 import os
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import grpc
@@ -221,21 +226,28 @@ def unwritable() -> None:
 
 
 class Meeting(dict[bytes, int]):
-    """Threads that count at the same time, if they can, see the same."""
+    """Who asks what is in it, to add to that, is overtaken once by another between the two."""
 
-    def __init__(self) -> None:
+    def __init__(self, other: Callable[[], None]) -> None:
         super().__init__()
-        self._together = threading.Barrier(2, timeout=1)
+        self._others = [other]
+
+    def _overtaken(self) -> None:
+        if self._others:
+            self._others.pop()()
 
     def __len__(self) -> int:
         count = super().__len__()
-        with suppress(threading.BrokenBarrierError):
-            self._together.wait()
+        self._overtaken()
         return count
+
+    def setdefault(self, key: bytes, default: int = 0, /) -> int:
+        self._overtaken()
+        return super().setdefault(key, default)
 
 
 def scopes() -> None:
-    """A tracer a request, as frameworks make them, and threads that end spans of one trace."""
+    """A tracer a request, as frameworks make them, and spans of one trace that end at a time."""
     with provided() as (provider, _):
         processor = Current.processor
         assert processor is not None
@@ -251,17 +263,13 @@ def scopes() -> None:
                     pass
             (opened,) = processor._open.values()
             assert len(opened.scopes) == 1
-        with provider.get_tracer("lib").start_as_current_span("threads") as parent:
+        with provider.get_tracer("lib").start_as_current_span("overtaken") as parent:
             context = set_span_in_context(parent)
             (opened,) = processor._open.values()
-            opened.scopes = Meeting()
             spans = [provider.get_tracer(f"{n}").start_span("s", context) for n in range(2)]
-            threads = [threading.Thread(target=span.end) for span in spans]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-            assert sorted(opened.scopes.values()) == [1, 2]
+            opened.scopes = Meeting(spans[1].end)
+            spans[0].end()
+            assert len(set(opened.scopes.values())) == len(opened.scopes) == 2
         print(hexadecimal(root))
 
 
@@ -455,6 +463,121 @@ def contexts_of_servers() -> None:
     print(json.dumps(told))
 
 
+def contexts_that_go() -> None:
+    """Contexts of gRPC servers are no garbage: each is gone with the last use of it."""
+    from backsight.otel import _hooks
+
+    told = {}
+    with provided() as (provider, _):
+        tracer = provider.get_tracer("lib")
+        gc.disable()
+        for kind in (ServerContext, Slotted, Unreadable):
+            with tracer.start_as_current_span("served", kind=SpanKind.SERVER):
+                context: ServerContext | None = kind()
+                assert context is not None
+                _hooks._tell(context)
+                context.set_trailing_metadata((("after", "2"),))
+                left = weakref.ref(context)
+                context = None
+                told[kind.__name__] = left() is None
+    print(json.dumps(told))
+
+
+@contextmanager
+def interrupted(after: int, interrupt: Callable[[], None]) -> Iterator[Callable[[], bool]]:
+    """Calls once, after so many calls to and from the package's code: there, a signal handler may run.
+
+    What is given tells whether there were as many.
+    """
+    package = str(Path(backsight.__file__).parent)
+    left = after
+
+    def profile(frame: FrameType, event: str, _: object) -> None:
+        nonlocal left
+        if frame.f_code.co_filename.startswith(package):
+            left -= 1
+            if left == 0:
+                interrupt()
+
+    sys.setprofile(profile)
+    try:
+        yield lambda: left <= 0
+    finally:
+        sys.setprofile(None)
+
+
+class Watched:
+    """The library, with an eye on which handles are open."""
+
+    def __init__(self, library: Any) -> None:
+        self._library = library
+        self.open: set[Any] = set()
+
+    def open_trace(self, handle: Any, *pair: int) -> None:
+        assert handle not in self.open
+        self.open.add(handle)
+        self._library.open_trace(handle, *pair)
+
+    def bs_close(self, handle: Any) -> None:
+        self.open.remove(handle)
+        self._library.bs_close(handle)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._library, name)
+
+
+def reentered() -> None:
+    """Spans that start and end in the middle of another's start and end, at each place in turn."""
+    from backsight.otel import _processor
+
+    # What waits for itself is told where.
+    faulthandler.dump_traceback_later(40, exit=True)
+    with provided() as (provider, _):
+        processor = Current.processor
+        assert processor is not None
+        module: Any = _processor
+        watched = module.lib = Watched(module.lib)
+        remote = SpanContext(7, 8, is_remote=True)
+        context = set_span_in_context(NonRecordingSpan(remote))
+        made: Counter[str] = Counter()
+
+        def start(name: str) -> trace.Span:
+            made[name] += 1
+            span = provider.get_tracer(name).start_span(
+                name, context, SpanKind.SERVER, {"rare": len(made)}
+            )
+            span.set_status(StatusCode.ERROR)
+            return span
+
+        def work(after: int, *, leave: bool) -> bool:
+            """Whether there was a place of that number to interrupt."""
+            processor._scopes.clear()
+            processor._resources.clear()
+            spans = [start("before")]
+
+            def interrupt() -> None:
+                spans.pop().end()
+                start("in between").end()
+                if leave:
+                    spans.append(start("left"))
+
+            with interrupted(after, interrupt) as was_interrupted:
+                start("interrupted").end()
+            for span in spans:
+                span.end()
+            assert not processor._open, after
+            assert not watched.open, after
+            return was_interrupted()
+
+        for leave in (False, True):
+            after = 1
+            while work(after, leave=leave):
+                after += 1
+            assert after > 20
+        assert processor.failures == 0
+        print(json.dumps([format(7, "032x"), made]))
+
+
 def rules(directory: str) -> None:
     """Of each file of rules: what is complained of, and which rules hold."""
     from backsight.otel._rules import from_environment
@@ -475,6 +598,6 @@ def rules(directory: str) -> None:
 if __name__ == "__main__":
     PROGRAMS = (
         *(samplers, fidelity, unusual, unwritable, scopes, contexts, contexts_of_servers),
-        *(triggers, answers, rules),
+        *(triggers, answers, rules, contexts_that_go, reentered),
     )
     {f.__name__: f for f in PROGRAMS}[sys.argv[1]](*sys.argv[2:])

@@ -190,6 +190,30 @@ def test_a_server_names_its_node_beside_what_others_tell_the_caller(
     }
 
 
+def test_a_context_of_a_server_is_gone_with_its_request(application: Application) -> None:
+    gone = json.loads(application.run("contexts_that_go"))
+    assert gone == {"ServerContext": True, "Slotted": True, "Unreadable": True}
+
+
+def test_finalizers_and_signal_handlers_may_make_spans_at_any_place(
+    application: Application, tmp_path: Path
+) -> None:
+    rules = tmp_path / "triggers.yaml"
+    rules.write_text(
+        "error:\nlatency: {warmup: 1, window: 2}\nrare: {attribute: rare, window: 300}\n"
+    )
+    trace, made = json.loads(application.run("reentered", BACKSIGHT_TRIGGERS_FILE=str(rules)))
+    view = peek(application, trace)
+    assert Counter(names(view)) == made
+    assert all(part.content.whole for part in view.slices)
+    assert not any(placed.span.unfinished for placed in view.spans)
+    # Each of its own scope, whose number is no other's.
+    assert all(
+        placed.span.scope is not None and placed.span.scope.name == placed.span.name
+        for placed in view.spans
+    )
+
+
 @pytest.mark.parametrize("chosen", ["", "parentbased_always_on"])
 def test_a_provider_that_was_told_nothing_samples_nothing(
     application: Application, chosen: str

@@ -7,8 +7,10 @@ import logging
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import msgpack
@@ -60,14 +62,16 @@ _START_NAME_MAX: int = lib.BS_SPAN_START_NAME_MAX
 class OpenTrace:
     """One trace while spans of it are open in this process.
 
-    ``spans``: the open ones, and the names that they started with. ``answered``:
-    client spans that were answered by a process on a node, which sees its own errors.
+    ``spans``: the open ones, and the names that they started with. ``numbers``: for
+    scopes that have none yet. ``answered``: client spans that were answered by a
+    process on a node, which sees its own errors.
     """
 
     pair: tuple[int, int]
     handle: CData
     spans: dict[int, str] = field(default_factory=dict)
     scopes: dict[bytes, int] = field(default_factory=dict)
+    numbers: Iterator[int] = field(default_factory=partial(count, 1))
     answered: set[int] = field(default_factory=set)
 
 
@@ -82,7 +86,8 @@ class BacksightSpanProcessor(SpanProcessor):
 
     def __init__(self, rules: Rules) -> None:
         self._rules = rules
-        self._local = threading.local()
+        # Those at rest: one at work may be asked for more by a finalizer, which would cut in.
+        self._packers: list[msgpack.Packer] = []
         self._forget()
         os.register_at_fork(after_in_child=self._forget)
 
@@ -90,7 +95,9 @@ class BacksightSpanProcessor(SpanProcessor):
         """In a child: what was open is the parent's, and a lock may be nobody's."""
         # Begins to attach, so that a worker need not lose its first request.
         _client.node_ref()
-        self._lock = threading.Lock()
+        # Finalizers and signal handlers may make and end spans while their own thread holds
+        # it: from any call to what follows, the open traces may become others.
+        self._lock = threading.RLock()
         self._open: OrderedDict[int, OpenTrace] = OrderedDict()
         self._resources: dict[int, tuple[Resource, bytes]] = {}
         self._scopes: dict[int, tuple[InstrumentationScope, bytes]] = {}
@@ -109,10 +116,12 @@ class BacksightSpanProcessor(SpanProcessor):
             name = span._name
             parent: Any = span._parent
             with self._lock:
-                trace = self._open.get(trace_id)
-                if trace is None:
-                    trace = self._begin(trace_id, span.resource)
-                trace.spans[span_id] = name
+                while True:
+                    trace = self._open.get(trace_id) or self._begin(trace_id, span.resource)
+                    trace.spans[span_id] = name
+                    # From here on the span keeps it open.
+                    if self._open.get(trace_id) is trace:
+                        break
             handle = trace.handle
             parent_id = 0 if parent is None else parent[_SPAN_ID]
             try:
@@ -172,13 +181,7 @@ class BacksightSpanProcessor(SpanProcessor):
             answered = span_id in trace.answered
             for trigger, why in self._rules.ended(span, attributes, answered=answered):
                 _fire(trace, trigger, why)
-            with self._lock:
-                del trace.spans[span_id]
-                if answered:
-                    trace.answered.discard(span_id)
-                if not trace.spans and self._open.get(trace_id) is trace:
-                    del self._open[trace_id]
-                    lib.bs_close(trace.handle)
+            self._close(trace, trace_id, span_id)
         except Exception:  # noqa: BLE001 # see the class
             self._fail("record the end of a span")
             self._leave(span)
@@ -188,17 +191,21 @@ class BacksightSpanProcessor(SpanProcessor):
         try:
             context = span._context
             trace_id, span_id = context.trace_id, context.span_id  # type: ignore[union-attr]
-            with self._lock:
-                trace = self._open.get(trace_id)
-                if trace is None:
-                    return
-                trace.spans.pop(span_id, None)
-                trace.answered.discard(span_id)
-                if not trace.spans:
-                    del self._open[trace_id]
-                    lib.bs_close(trace.handle)
+            trace = self._open.get(trace_id)
+            if trace is not None:
+                self._close(trace, trace_id, span_id)
         except Exception:  # noqa: BLE001 # no more can be done
             self._fail("forget a span")
+
+    def _close(self, trace: OpenTrace, trace_id: int, span_id: int) -> None:
+        """A span of the trace is not open any more, nor is the trace after its last one."""
+        with self._lock:
+            trace.spans.pop(span_id, None)
+            trace.answered.discard(span_id)
+            # Without a call from the question to the deletion, nothing comes in between.
+            if not trace.spans and trace_id in self._open and self._open[trace_id] is trace:
+                del self._open[trace_id]
+                lib.bs_close(trace.handle)
 
     def _fail(self, what: str) -> None:
         """Called where an exception is handled."""
@@ -256,11 +263,6 @@ class BacksightSpanProcessor(SpanProcessor):
         while len(self._open) >= _OPEN_MAX:
             _, oldest = self._open.popitem(last=False)
             lib.bs_close(oldest.handle)
-        pair = (trace_id >> 64, trace_id & _MASK_64)
-        # Owns the memory of the handle, which stays in place.
-        trace = OpenTrace(pair, ffi.new(_client.HANDLE))
-        lib.open_trace(trace.handle, *pair)
-        self._open[trace_id] = trace
         known = self._resources.get(id(resource))
         if known is None:
             encoded = self._pack([_plain(resource.attributes), resource.schema_url or ""])
@@ -268,8 +270,15 @@ class BacksightSpanProcessor(SpanProcessor):
                 self._resources.clear()
             # Held, so that its id is no other's.
             known = self._resources[id(resource)] = (resource, encoded)
+        pair = (trace_id >> 64, trace_id & _MASK_64)
+        # Owns the memory of the handle, which stays in place.
+        trace = OpenTrace(pair, ffi.new(_client.HANDLE))
+        lib.open_trace(trace.handle, *pair)
         lib.bs_write(trace.handle, lib.BS_RECORD_RESOURCE, known[1], len(known[1]))
-        return trace
+        begun = self._open.setdefault(trace_id, trace)
+        if begun is not trace:
+            lib.bs_close(trace.handle)
+        return begun
 
     def _scope(self, trace: OpenTrace, scope: InstrumentationScope | None) -> int:
         """The number of the scope in this handle, telling of it if it is the first time."""
@@ -292,8 +301,8 @@ class BacksightSpanProcessor(SpanProcessor):
         encoded = known[1]
         number = trace.scopes.get(encoded)
         if number is None:
-            with self._lock:
-                number = trace.scopes.setdefault(encoded, len(trace.scopes) + 1)
+            # In one step, without the lock: no two scopes get the same number.
+            number = trace.scopes.setdefault(encoded, next(trace.numbers))
             # Another thread may say the same once more.
             payload = number.to_bytes(4, "little") + encoded
             lib.bs_write(trace.handle, lib.BS_RECORD_SCOPE, payload, len(payload))
@@ -331,14 +340,15 @@ class BacksightSpanProcessor(SpanProcessor):
 
     def _pack(self, items: list[Any]) -> bytes:
         try:
-            packer = self._local.packer
-        except AttributeError:
-            packer = self._local.packer = msgpack.Packer(default=_default, unicode_errors="replace")
+            packer = self._packers.pop()
+        except IndexError:
+            packer = msgpack.Packer(default=_default, unicode_errors="replace")
         try:
             encoded: bytes = packer.pack(items)
         except (OverflowError, TypeError, ValueError, RecursionError):
             packer.reset()
             encoded = packer.pack(_packable(items))
+        self._packers.append(packer)
         return encoded
 
 

@@ -482,9 +482,22 @@ class _Shares:
         self._rule = rule
         self._latest: deque[object] = deque()
         self._counts: Counter[object] = Counter()
+        self._at_work = False
 
     def is_rare(self, value: object) -> bool:
-        """Take it in; whether it is rare among those before it."""
+        """Take it in; whether it is rare among those before it.
+
+        One in the middle of another in the same thread is left out, and is not.
+        """
+        if self._at_work:
+            return False
+        self._at_work = True
+        try:
+            return self._take(value)
+        finally:
+            self._at_work = False
+
+    def _take(self, value: object) -> bool:
         try:
             seen = self._counts[value]
         except TypeError:
@@ -541,7 +554,8 @@ class Rules:
         os.register_at_fork(after_in_child=self._reset)
 
     def _reset(self) -> None:
-        self._lock = threading.Lock()
+        # Finalizers and signal handlers may end spans while their own thread holds it.
+        self._lock = threading.RLock()
         error = self._rules.error
         self._buckets = _Buckets(error.per_s, error.burst, self._clock) if error else None
         self._rare = [(rule.attribute, _Shares(rule)) for rule in self._rules.rare]
@@ -604,6 +618,8 @@ class Rules:
         with self._lock:
             if trace in self._told or not buckets.take((span.name, error_type)):
                 return None
+            if trace in self._told:
+                return None  # by a finalizer or a signal handler, in the meantime
             self._told[trace] = None
             if len(self._told) > _KEYS_MAX:
                 self._told.popitem(last=False)
