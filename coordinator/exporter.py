@@ -222,11 +222,28 @@ def _retry_delay_s(metadata: Iterable[Any]) -> float | None:
     return None
 
 
+# The other side closed. By TLS, the last two.
+_CLOSED = (ConnectionResetError, BrokenPipeError, ssl.SSLEOFError, ssl.SSLZeroReturnError)
+
+
+class _Response(http.client.HTTPResponse):
+    """RemoteDisconnected means here that not a byte of it came, for whatever reason."""
+
+    def begin(self) -> None:
+        try:
+            self.fp.peek(1)
+        except _CLOSED as error:
+            raise http.client.RemoteDisconnected(str(error)) from error
+        super().begin()
+
+
 class _Connection(http.client.HTTPConnection):
     """One that another thread can break off at any time, also while it is being made.
 
     ``tls``: in clear text without it.
     """
+
+    response_class = _Response
 
     def __init__(
         self, host: str, port: int, timeout_s: float, tls: ssl.SSLContext | None = None
@@ -237,17 +254,38 @@ class _Connection(http.client.HTTPConnection):
         if tls is not None:
             self.default_port = http.client.HTTPS_PORT
         self._connecting: Future[socket.socket] = Future()
+        self._made: socket.socket | None = None  # also while only the answer still has it
         self._is_broken_off = False
+        self._late = ""  # with what; empty while it is in time
+
+    @contextlib.contextmanager
+    def in_time(self) -> Iterator[None]:
+        """For one request with its answer, however slowly they come. TimeoutError if it is late."""
+        self._late = ""
+        timer = threading.Timer(self._timeout_s, self._be_late)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+            timer.join()
+            if self._late:
+                raise TimeoutError(
+                    f"no {self._late} {self.host} in {self._timeout_s:g} s"
+                ) from None
 
     def connect(self) -> None:
-        # Each is first where break_off() finds it, and then it is looked whether that was already.
+        # Each is first where _end() finds it, and then it is looked whether that was already.
+        self._made = None
         self._connecting = Future()
         self._go_on()
-        self.sock = self._connected(self._connecting)
+        self.sock = self._made = self._connected(self._connecting)
         self._go_on()
+        self.sock.settimeout(None)  # in_time() is for all of it
         self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if self._tls is not None:
-            self.sock = self._tls.wrap_socket(
+            self.sock = self._made = self._tls.wrap_socket(
                 self.sock, server_hostname=self.host, do_handshake_on_connect=False
             )
             self._go_on()
@@ -269,27 +307,28 @@ class _Connection(http.client.HTTPConnection):
                 made.close()
 
         threading.Thread(target=work, name="connect", daemon=True).start()
-        try:
-            return connecting.result(self._timeout_s)
-        except TimeoutError:
-            if connecting.cancel():
-                raise TimeoutError(
-                    f"no connection to {self.host} in {self._timeout_s:g} s"
-                ) from None
-            return connecting.result()
+        return connecting.result()
 
     def _go_on(self) -> None:
-        if self._is_broken_off:
+        if self._is_broken_off or self._late:
             raise OSError(_INTERRUPTED)
 
     def break_off(self) -> None:
         """Let what is under way fail, and all that comes after it."""
         self._is_broken_off = True
+        self._end()
+
+    def _be_late(self) -> None:
+        self._late = "connection to" if self._made is None else "answer of"
+        self._end()
+
+    def _end(self) -> None:
         self._connecting.cancel()
-        if self.sock is not None:
+        made = self._made  # once: the other thread may make another meanwhile
+        if made is not None:
             with contextlib.suppress(OSError):
                 # Not TLS's own, which takes away what the other thread works with.
-                socket.socket.shutdown(self.sock, socket.SHUT_RDWR)
+                socket.socket.shutdown(made, socket.SHUT_RDWR)
 
 
 class HttpTransport:
@@ -313,21 +352,24 @@ class HttpTransport:
 
     def send(self, request: bytes) -> Outcome:
         body = gzip.compress(request) if self._gzip else request
-        fresh = self._connection.sock is None
-        outcome = self._post(body)
-        if isinstance(outcome, TryAgain) and not fresh and self._connection.sock is None:
-            # A server may close a connection that was idle, which says nothing about it.
-            outcome = self._post(body)
-        return outcome
-
-    def _post(self, body: bytes) -> Outcome:
         try:
-            self._connection.request("POST", self._path, body, self._headers)
-            response = self._connection.getresponse()
-            reply = response.read(_RESPONSE_BYTES_MAX + 1)
+            with self._connection.in_time():
+                return self._post(body)
         except Exception as error:  # noqa: BLE001 - whatever it is, the connection is of no more use
             self._connection.close()
             return TryAgain(f"{type(error).__name__}: {error}")
+
+    def _post(self, body: bytes) -> Outcome:
+        was_idle = self._connection.sock is not None
+        try:
+            response = self._answer_to(body)
+        except http.client.RemoteDisconnected:
+            self._connection.close()
+            if not was_idle:
+                raise
+            # A server may close a connection that was idle, which says nothing about it.
+            response = self._answer_to(body)
+        reply = response.read(_RESPONSE_BYTES_MAX + 1)
         if len(reply) > _RESPONSE_BYTES_MAX:
             self._connection.close()  # there is more that nobody reads
         if 200 <= response.status < 300:
@@ -336,6 +378,14 @@ class HttpTransport:
         if response.status in _RETRYABLE_STATUS:
             return TryAgain(why, self._retry_after_s(response.headers.get("Retry-After")))
         return Refused(why)
+
+    def _answer_to(self, body: bytes) -> http.client.HTTPResponse:
+        """Its beginning; RemoteDisconnected if there is none."""
+        try:
+            self._connection.request("POST", self._path, body, self._headers)
+        except _CLOSED as error:
+            raise http.client.RemoteDisconnected(str(error)) from error
+        return self._connection.getresponse()
 
     def _retry_after_s(self, text: str | None) -> float | None:
         """Of the header: seconds, or a date."""

@@ -825,6 +825,104 @@ def test_a_connection_that_was_closed_while_idle_is_no_failure(tmp_path: Path) -
     transport.close()
 
 
+Script = Callable[[socket.socket], object]
+KEPT = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"
+
+
+def says(*answers: bytes) -> Script:
+    """To each request the next of them; and then it closes."""
+
+    def play(connection: socket.socket) -> None:
+        for answer in answers:
+            asked = b""
+            while not asked.endswith(b"\r\n\r\n"):  # there is no body
+                asked += connection.recv(1 << 16)
+            connection.sendall(answer)
+
+    return play
+
+
+@contextlib.contextmanager
+def scripted(*scripts: Script, timeout_s: float = 600) -> Iterator[Transport]:
+    """A transport to a server that does one after the other with its connections."""
+
+    def serve() -> None:
+        for script in scripts:
+            with contextlib.suppress(OSError), server.accept()[0] as connection:
+                script(connection)
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        url = f"http://127.0.0.1:{server.getsockname()[1]}"
+        settings = ExportSettings(url, "http/protobuf", compression="none", timeout_s=timeout_s)
+        with closing_transport(settings) as transport:
+            yield transport
+        server.shutdown(socket.SHUT_RDWR)
+        thread.join(60)
+
+
+@pytest.mark.parametrize(
+    ("answer", "outcome"),
+    [
+        (
+            b"HTTP/1.1 503 Busy\r\nRetry-After: 7\r\nContent-Length: 0\r\nConnection: close\r\n\r\n",
+            TryAgain("HTTP 503 Busy", 7.0),
+        ),
+        (b"HTTP/1.1 2", TryAgain("BadStatusLine: HTTP/1.1 2")),
+    ],
+)
+def test_what_was_answered_is_not_sent_again_at_once(answer: bytes, outcome: Outcome) -> None:
+    with scripted(says(KEPT, answer), says(KEPT)) as transport:
+        assert transport.send(b"") == Accepted()
+        assert transport.send(b"") == outcome
+
+
+def test_what_a_server_is_silent_about_is_not_sent_again_at_once() -> None:
+    def fall_silent(connection: socket.socket) -> None:
+        says(KEPT)(connection)
+        while connection.recv(1 << 16):
+            pass
+
+    with scripted(fall_silent, says(KEPT), timeout_s=0.5) as transport:
+        assert transport.send(b"") == Accepted()
+        assert transport.send(b"") == TryAgain("TimeoutError: no answer of 127.0.0.1 in 0.5 s")
+
+
+@pytest.mark.parametrize("more", [b"", b"Connection: close\r\n"])
+def test_an_answer_that_trickles_is_not_waited_for(more: bytes) -> None:
+    def trickle(connection: socket.socket) -> None:
+        says(b"HTTP/1.1 200 OK\r\n" + more + b"Content-Length: 500\r\n\r\n")(connection)
+        for _ in range(500):
+            given_up.wait(0.01)
+            connection.sendall(b"a")
+
+    given_up = threading.Event()
+    with scripted(trickle, says(KEPT), timeout_s=0.5) as transport:
+        late = transport.send(b"")
+        given_up.set()
+        assert late == TryAgain("TimeoutError: no answer of 127.0.0.1 in 0.5 s")
+        assert transport.send(b"") == Accepted()
+
+
+def test_a_connection_that_goes_while_it_is_broken_off_is_no_failure() -> None:
+    class Going(exporter._Connection):
+        """Has its socket once."""
+
+        @property
+        def _made(self) -> socket.socket | None:
+            return sockets.pop() if sockets else None
+
+        @_made.setter
+        def _made(self, _: object) -> None: ...
+
+    sockets: list[socket.socket] = []
+    going = Going("127.0.0.1", 1, 600)
+    with socket.socket() as here:
+        sockets.append(here)
+        going.break_off()
+
+
 # ------------------------------------------------------------------ settings
 
 
