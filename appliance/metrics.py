@@ -157,7 +157,9 @@ METRICS = (
     # The report store, and what waits.
     Metric("store_capacity_bytes", "What slices may take, in all.", "dataplane/store_bytes"),
     Metric(
-        "store_bytes", "What slices take that wait to be reported.", "dataplane/store_used_bytes"
+        "store_bytes",
+        "What slices take: the bytes that wait to be reported, and 4 KiB of each that is held.",
+        "dataplane/store_used_bytes",
     ),
     Metric("slices", "Slices in the report store, or marked to be.", "dataplane/slices"),
     Metric("triggered_traces", "Traces that are triggered here.", "triggered_traces"),

@@ -331,7 +331,8 @@ BS_EXPORT bool bs_trusts_incoming(void);
  * Collect this trace and, as one group that is kept or dropped whole, its
  * laterals. trigger: the rule's name. why: for the person who reads the
  * trace, or NULL. Counted: -EAGAIN when the trigger queue is full, -ENOTCONN
- * while unattached, -EINVAL for the zero id or a name that is none.
+ * while unattached, -EINVAL for the zero id or a name that is none, -ENODATA
+ * where none of these traces is among the percentage that is recorded.
  */
 BS_EXPORT int bs_trigger(struct bs_trace_id id, const char *trigger,
 			 const char *why, const struct bs_trace_id *laterals,
@@ -350,6 +351,7 @@ struct bs_stats {
 	uint64_t attributes_malformed; /* ends of spans refused for them */
 	uint64_t triggers_malformed;
 	uint64_t triggers_unattached; /* there was no node to tell */
+	uint64_t triggers_unrecorded; /* of traces of which nothing is recorded */
 	uint64_t triggers_lost;	      /* the queue was full */
 	uint64_t attachments;	      /* times attached since start */
 	bool attached;

@@ -42,6 +42,7 @@ struct bs_stats {
     uint64_t attributes_malformed;
     uint64_t triggers_malformed;
     uint64_t triggers_unattached;
+    uint64_t triggers_unrecorded;
     uint64_t triggers_lost;
     uint64_t attachments;
     bool attached;

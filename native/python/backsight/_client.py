@@ -203,6 +203,8 @@ class Stats:
     """Triggers refused for their name, or for the trace id of all zeros."""
     triggers_unattached: int
     """There was no node to tell."""
+    triggers_unrecorded: int
+    """Of traces that are not among the percentage that is recorded."""
     triggers_lost: int
     """The trigger queue was full."""
     attachments: int

@@ -18,6 +18,7 @@ class _Stats(Protocol):
     attributes_malformed: int
     triggers_malformed: int
     triggers_unattached: int
+    triggers_unrecorded: int
     triggers_lost: int
     attachments: int
     attached: bool

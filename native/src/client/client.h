@@ -134,6 +134,7 @@ struct bs_counters {
 	uint64_t attributes_malformed;
 	uint64_t triggers_malformed;
 	uint64_t triggers_unattached;
+	uint64_t triggers_unrecorded;
 	uint64_t triggers_lost;
 };
 

@@ -34,6 +34,7 @@ static void add(struct bs_counters *sum, const struct bs_counters *c)
 	sum->attributes_malformed += READ_ONCE(c->attributes_malformed);
 	sum->triggers_malformed += READ_ONCE(c->triggers_malformed);
 	sum->triggers_unattached += READ_ONCE(c->triggers_unattached);
+	sum->triggers_unrecorded += READ_ONCE(c->triggers_unrecorded);
 	sum->triggers_lost += READ_ONCE(c->triggers_lost);
 }
 
@@ -80,6 +81,7 @@ void bs_get_stats(struct bs_stats *stats)
 		.attributes_malformed = sum.attributes_malformed,
 		.triggers_malformed = sum.triggers_malformed,
 		.triggers_unattached = sum.triggers_unattached,
+		.triggers_unrecorded = sum.triggers_unrecorded,
 		.triggers_lost = sum.triggers_lost,
 		.attachments = attachments,
 		.attached = attached,

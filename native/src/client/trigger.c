@@ -143,6 +143,19 @@ static struct bs_trigger_cell *cell_claim(struct bs_context_segment *c,
 	return NULL;
 }
 
+/* What nobody recorded would be collected as a trace of which all is missing. */
+static bool any_recorded(const struct bs_thread *t, struct bs_trace_id id,
+			 const struct bs_trace_id *laterals, size_t n_laterals)
+{
+	if (!bs_thread_recorded(t, id))
+		return true;
+	for (size_t i = 0; i < n_laterals && i < BS_LATERALS_MAX; i++) {
+		if (!bs_thread_recorded(t, laterals[i]))
+			return true;
+	}
+	return false;
+}
+
 int bs_trigger_push(struct bs_trace_id id, enum bs_trigger_source source,
 		    const char *name, size_t name_bytes, const char *why,
 		    const struct bs_trace_id *laterals, size_t n_laterals)
@@ -157,6 +170,10 @@ int bs_trigger_push(struct bs_trace_id id, enum bs_trigger_source source,
 	if (!c) {
 		BS_COUNT(t->counters.triggers_unattached, 1);
 		return -ENOTCONN;
+	}
+	if (!any_recorded(t, id, laterals, n_laterals)) {
+		BS_COUNT(t->counters.triggers_unrecorded, 1);
+		return -ENODATA;
 	}
 	cell = cell_claim(c, &position);
 	if (!cell) {

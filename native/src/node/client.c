@@ -516,6 +516,8 @@ int bsn_client_exited(struct bsn *n, int client, uint64_t now_ns)
 	}
 	drain_client(n, c);
 	drain_rest(n, c);
+	/* Its stock is the node's again, where a successor must not look for it. */
+	WRITE_ONCE(grants_of(c)->head, load_acquire(&grants_of(c)->tail));
 	c->live = false;
 	c->exited_ns = n->now_ns;
 	/* Before all are adopted, who lives is not known yet. */

@@ -121,6 +121,7 @@ static void test_percentage(void)
 					 strlen(BS_HASH_PERCENTAGE), 42);
 	struct bs_trigger_cell cell;
 	struct bs_trace handle;
+	struct bs_trace_id some = {0}, other = {0};
 	struct fake_run run;
 	int recorded = 0;
 
@@ -144,12 +145,19 @@ static void test_percentage(void)
 				CHECK_EQ(run.entry.trace_lo, i);
 		}
 		recorded += expected;
-		if (i == 1) {
-			CHECK_EQ(bs_trigger(trace(i), "t", NULL, NULL, 0), 0);
-			CHECK(fake_node_trigger(&node, &cell));
-		}
+		CHECK_EQ(bs_trigger(trace(i), "t", NULL, NULL, 0),
+			 expected ? 0 : -ENODATA);
+		CHECK_EQ(fake_node_trigger(&node, &cell), expected);
+		if (expected)
+			some = trace(i);
+		else
+			other = trace(i);
 	}
 	CHECK(recorded > 50 && recorded < 200);
+	CHECK_EQ(stats().triggers_unrecorded, 1000 - recorded);
+	CHECK_EQ(bs_trigger(other, "t", NULL, &some, 1), 0);
+	CHECK(fake_node_trigger(&node, &cell));
+	CHECK_EQ(bs_trigger(other, "t", NULL, &other, 1), -ENODATA);
 	WRITE_ONCE(node.channel->percentage_threshold, UINT64_MAX);
 }
 

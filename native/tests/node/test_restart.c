@@ -174,6 +174,36 @@ static void a_stock_taken_back_is_not_in_use(void)
 	bsn_free(n);
 }
 
+/* A process that ended, whose records are in the pool still, left no stock. */
+static void a_process_that_ended_contradicts_nothing(void)
+{
+	struct bsn_config config = test_config(16 << 20);
+	struct bsn *n = test_node(&config);
+	struct bsn_metrics m;
+	struct bsn_slice s;
+	struct writer w;
+	struct wthread t;
+
+	writer_attach(&w, n, START);
+	t = writer_thread(&w, 0);
+	CHECK(w_trace(&t, trace_id(1), 100, START));
+	bsn_poll(n, START);
+	CHECK_EQ(bsn_client_exited(n, w.number, START), 0);
+	for (int i = 0; i < 2; i++) {
+		n = restart(n, &config, &w, 1, START);
+		CHECK_EQ(bsn_client_exited(n, w.number, START), 0);
+		bsn_poll(n, START);
+		bsn_get_metrics(n, &m);
+		CHECK_EQ(m.corrupt, 0);
+		CHECK_EQ(m.stock_bytes, 0);
+	}
+	collect(n, trace_id(1), START, &s);
+	decode_slice(n, trace_id(1), &d);
+	CHECK_EQ(d.records, 1);
+	writer_close(&w);
+	bsn_free(n);
+}
+
 /* What no longer fits is reclaimed, as always, and not dropped; and a thread
  * keeps the segment that it writes to. */
 static void a_pool_that_has_shrunk(void)
@@ -522,6 +552,7 @@ int main(void)
 	RUN(what_a_dead_process_wrote_is_copied_once);
 	RUN(what_was_walked_is_copied_once);
 	RUN(a_stock_taken_back_is_not_in_use);
+	RUN(a_process_that_ended_contradicts_nothing);
 	RUN(a_pool_that_has_shrunk);
 	RUN(numbers_are_not_the_clients);
 	RUN(nothing_passes_for_whole);
