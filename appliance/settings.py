@@ -16,7 +16,7 @@ from appliance.attach import Allowed
 from appliance.core.config import NodeConfig, TriggerLimits, TriggerPolicy
 from config.endpoint import Endpoint, OptionalEndpoint, is_loopback
 from config.endpoint import MetricsSettings as _MetricsSettings
-from config.schema import PATH, RELOADABLE, InvalidValue, Matching, Range, Size
+from config.schema import PATH, RELOADABLE, InvalidValue, Matching, Range, Size, format_size
 from daemon.log import Level, LevelName
 from protocol.messages import CHUNK_BYTES_MAX, LATERALS_MAX
 from protocol.wire import ADDRESSES_MAX
@@ -152,7 +152,9 @@ class Settings:
         if self.arena_bytes is not None:
             if self.arena_bytes > self.pool_bytes:
                 raise InvalidValue(
-                    "arena_bytes", f"{self.arena_bytes} is more than pool_bytes, {self.pool_bytes}"
+                    "arena_bytes",
+                    f"{format_size(self.arena_bytes)}; allowed: at most pool_bytes, which is"
+                    f" {format_size(self.pool_bytes)}",
                 )
             if self.arena_bytes % _SEGMENT_BYTES:
                 raise InvalidValue(

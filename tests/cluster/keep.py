@@ -23,7 +23,10 @@ Everything stays up. To look around, as root:
   {ctl} show TRACE
   {ctl} nodes
   one node's own view:   {python} -m ctl --node {node.socket_path} status
-{more}  a shell on a node:     ip netns exec {node.host.namespace} bash
+{more}  a shell on {node.name}:     ip netns exec {node.host.namespace} bash
+  Jaeger's API, metrics: http://127.0.0.1:16686/api/services and http://127.0.0.1:4772/metrics
+                         after {inside},
+                         http://127.0.0.1:4771/metrics on the node
   logs, configurations:  {directory}
 
 Ctrl-C here (or kill {os.getpid()}) stops and removes it all."""

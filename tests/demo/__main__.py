@@ -37,7 +37,8 @@ def _seconds(text: str) -> int:
 
 def _keep(live: Live) -> None:
     more = f"""\
-  order one that fails:  ip netns exec {live.coordinator.host.namespace} \\
+  order one more, where the last service fails, and its caller falls back:
+                         ip netns exec {live.coordinator.host.namespace} \\
                            /usr/bin/python3 -c 'import urllib.request as r; \\
                            print(r.urlopen("{live.url}/orders/100199").read())'
 """
