@@ -6,6 +6,7 @@ from __future__ import annotations
 import faulthandler
 import gc
 import io
+import itertools
 import json
 import logging
 import os
@@ -549,14 +550,15 @@ def reentered() -> None:
             span.set_status(StatusCode.ERROR)
             return span
 
-        def work(after: int, *, leave: bool) -> bool:
+        def work(after: int, *, before: bool, leave: bool) -> bool:
             """Whether there was a place of that number to interrupt."""
             processor._scopes.clear()
             processor._resources.clear()
-            spans = [start("before")]
+            spans = [start("before")] if before else []
 
             def interrupt() -> None:
-                spans.pop().end()
+                if before:
+                    spans.pop().end()
                 start("in between").end()
                 if leave:
                     spans.append(start("left"))
@@ -569,9 +571,9 @@ def reentered() -> None:
             assert not watched.open, after
             return was_interrupted()
 
-        for leave in (False, True):
+        for before, leave in itertools.product((False, True), repeat=2):
             after = 1
-            while work(after, leave=leave):
+            while work(after, before=before, leave=leave):
                 after += 1
             assert after > 20
         assert processor.failures == 0

@@ -118,7 +118,7 @@ def _tell(context: Any) -> None:  # noqa: ANN401 # of gRPC
         original = context.set_trailing_metadata
         # Of a method, no more than the function: a context that held itself would stay, with
         # the request, until the garbage collector comes.
-        if getattr(original, "__self__", None) is context:
+        if inspect.ismethod(original) and original.__self__ is context:
             original = functools.partial(_call_method, weakref.ref(context), original.__func__)
         context.set_trailing_metadata = lambda metadata: original(_trailing(metadata))
 
