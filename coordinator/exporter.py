@@ -586,8 +586,8 @@ class Exporter:
         anew there: what waits stands in the store, and is only marked once it was taken.
         """
         before = self._wanted
-        if settings == before.settings:
-            return
+        if settings == before.settings and settings.ca_file is None:
+            return  # else the file may have changed
         self._wanted = _Receiver(settings)
         before.interrupt()
         self._follower.wake()

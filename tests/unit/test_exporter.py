@@ -729,6 +729,25 @@ def test_a_receiver_is_only_trusted_by_its_certificate(
             assert len(receiver.heard.get_nowait().spans) == SPANS
 
 
+def test_a_file_of_certificates_that_was_replaced_is_read_again(
+    store_path: Path, tmp_path: Path
+) -> None:
+    of_the_receiver, of_another = (tmp_path / name for name in ("receiver", "another"))
+    of_the_receiver.mkdir()
+    of_another.mkdir()
+    certificate = Certificate.new(of_the_receiver)
+    trusted = Certificate.new(of_another).certificate
+    receiver = HttpReceiver(free_port(), tls=certificate)
+    with receiver, Here(store_path, receiver, ca_file=str(trusted)) as here:
+        here.close_trace(TRACE, ALL)
+        with StoreReader(store_path) as reader:
+            assert here.exporter.work(reader) == 5.0
+            certificate.certificate.replace(trusted)
+            here.exporter.reconfigure(here.settings)
+            assert here.exporter.work(reader) == 0
+        assert len(receiver.heard.get_nowait().spans) == SPANS
+
+
 def test_a_file_of_certificates_that_is_not_there_is_named(tmp_path: Path) -> None:
     for protocol in ("grpc", "http/protobuf"):
         settings = ExportSettings("https://127.0.0.1:1", protocol, ca_file=str(tmp_path / "no.pem"))
