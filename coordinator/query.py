@@ -29,7 +29,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import TracesData
 from coordinator.answers import trace_detail
 from coordinator.index import Search, SearchTooLong
 from coordinator.store import StoreReader
-from daemon.http import HttpServer
+from daemon.http import GIVE_UP_OVERDUE, HttpServer
 from daemon.log import Log
 from export.jaeger import KINDS, answer, trace_json
 from export.otlp_json import otlp_json
@@ -62,8 +62,9 @@ _ANSWERS_AT_ONCE = 2
 _SENDING_BYTES_MAX = 32 << 20
 _SMALL_BYTES = 64 << 10
 
-# For the others to read theirs.
+# For the others to read theirs; and how often it is looked who takes too long.
 _ROOM_TIMEOUT_S = 10.0
+_ROOM_LOOK_S = 1.0
 
 _STATUS = {
     200: "200 OK",
@@ -601,40 +602,57 @@ def serving(
 
 
 class _Room:
-    """For answers that are made, until they are read."""
+    """For answers that are made, until they are read; whose comes first has it first."""
 
     def __init__(self) -> None:
-        self._taken = 0
+        self._taken: dict[_Body, int] = {}
+        self._waiting: list[_Body] = []
         self._changed = threading.Condition()
 
-    def take(self, size: int) -> bool:
+    def take(self, body: _Body) -> bool:
         """Wait for room, not for long; whether there is."""
+        until_s = time.monotonic() + _ROOM_TIMEOUT_S
         with self._changed:
-            is_there = self._changed.wait_for(
-                lambda: not self._taken or self._taken + size <= _SENDING_BYTES_MAX,
-                _ROOM_TIMEOUT_S,
-            )
-            self._taken += size if is_there else 0
-            return is_there
+            if len(self._waiting) >= _ANSWERS_AT_ONCE:
+                return False  # they are in memory while they wait
+            self._waiting.append(body)
+            try:
+                while not self._is_there_for(body):
+                    left_s = until_s - time.monotonic()
+                    if left_s <= 0:
+                        return False
+                    for other in list(self._taken):
+                        other.give_up_overdue()
+                    if not self._is_there_for(body):
+                        self._changed.wait(min(left_s, _ROOM_LOOK_S))
+                self._taken[body] = body.size
+                return True
+            finally:
+                self._waiting.remove(body)
+                self._changed.notify_all()
 
-    def give_back(self, size: int) -> None:
+    def _is_there_for(self, body: _Body) -> bool:
+        taken = sum(self._taken.values())
+        return self._waiting[0] is body and (not taken or taken + body.size <= _SENDING_BYTES_MAX)
+
+    def give_back(self, body: _Body) -> None:
         with self._changed:
-            self._taken -= size
+            self._taken.pop(body, None)
             self._changed.notify_all()
 
 
 class _Body:
     """An answer as WSGI has it, which takes room until it is closed. Refused if there is none."""
 
-    def __init__(self, pieces: list[bytes], room: _Room) -> None:
+    def __init__(
+        self, pieces: list[bytes], room: _Room, give_up_overdue: Callable[[], object]
+    ) -> None:
         self.size = sum(map(len, pieces))
+        self.give_up_overdue = give_up_overdue
         self._pieces = pieces
         self._room = room
-        self._taken = 0
-        if self.size > _SMALL_BYTES:
-            if not room.take(self.size):
-                raise Refused(503, "others have not read their answers yet; ask again")
-            self._taken = self.size
+        if self.size > _SMALL_BYTES and not room.take(self):
+            raise Refused(503, "others have not read their answers yet; ask again")
 
     def __iter__(self) -> Iterator[bytes]:
         return iter(self._pieces)
@@ -642,8 +660,7 @@ class _Body:
     def close(self) -> None:
         """Called by who sends it, whether or not it was taken; perhaps twice."""
         self._pieces = []
-        taken, self._taken = self._taken, 0
-        self._room.give_back(taken)
+        self._room.give_back(self)
 
 
 def application(path: Path, log: Log, now_ns: Callable[[], int] = time.time_ns) -> WSGIApplication:
@@ -651,18 +668,25 @@ def application(path: Path, log: Log, now_ns: Callable[[], int] = time.time_ns) 
     places = threading.BoundedSemaphore(_ANSWERS_AT_ONCE)
     room = _Room()
 
-    def body_of(answered: Json) -> _Body:
-        depth = max(_SPANS_DEPTH.get(key, 0) for key in answered)
-        return _Body(list(_encoded(answered, depth)), room)
-
     def serve(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        give_up_overdue = environ.get(GIVE_UP_OVERDUE, lambda: None)
         with places:
-            status, body = _respond(path, environ, now_ns, log, body_of)
+            status, pieces, error = _respond(path, environ, now_ns, log)
+        # In no place: what waits for a slow reader holds up nobody who makes an answer.
+        try:
+            body = _Body(pieces, room, give_up_overdue)
+        except Refused as refused:
+            status, pieces = refused.status, _pieces(error(refused.status, str(refused)))
+            body = _Body(pieces, room, give_up_overdue)
         headers = [("Content-Type", "application/json"), ("Content-Length", str(body.size))]
         start_response(_STATUS[status], headers)
         return body
 
     return serve
+
+
+def _pieces(answered: Json) -> list[bytes]:
+    return list(_encoded(answered, max(_SPANS_DEPTH.get(key, 0) for key in answered)))
 
 
 def _encoded(value: object, depth: int) -> Iterator[bytes]:
@@ -690,8 +714,8 @@ def _respond(
     environ: WSGIEnvironment,
     now_ns: Callable[[], int],
     log: Log,
-    body_of: Callable[[Json], _Body],
-) -> tuple[int, _Body]:
+) -> tuple[int, list[bytes], Callable[[int, str], Json]]:
+    """Status, answer, and the form that errors have there."""
     # WSGI gives the bytes of a path as characters.
     asked = environ["PATH_INFO"].encode("latin-1").decode("utf-8", "replace")
     for pattern, handler, error in _ROUTES:
@@ -707,11 +731,12 @@ def _respond(
                 raise Refused(400, str(invalid)) from invalid
             with StoreReader(path) as reader:
                 request = _Request(reader, parameters, match.groups(), now_ns(), log)
-                return 200, body_of(handler(request))
+                answered = handler(request)
+            return 200, _pieces(answered), error
         except Refused as refused:
-            return refused.status, body_of(error(refused.status, str(refused)))
+            return refused.status, _pieces(error(refused.status, str(refused))), error
         except SearchTooLong as too_long:
-            return 503, body_of(error(503, str(too_long)))
+            return 503, _pieces(error(503, str(too_long))), error
     described = ", ".join((*_LEGACY, *_V3))
     missing = _error(404, f"nothing is at {asked[:200]}; allowed: {described}")
-    return 404, body_of(missing)
+    return 404, _pieces(missing), _error

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
+import math
 import socket
 import sys
 import threading
@@ -31,6 +33,10 @@ if TYPE_CHECKING:
 # For a client to send its request, and to take the answer. One that does neither for so long is
 # given up; one that does, but a byte at a time, if others want its thread.
 _TIMEOUT_S = 30.0
+
+# In the environment of a request: a function that ends it if it takes too long, for an application
+# that lacks what its client holds by reading slowly.
+GIVE_UP_OVERDUE = "backsight.give_up_overdue"
 
 # Until it is tried again to accept, where this process has no more fds.
 _NO_FDS_PAUSE_S = 1.0
@@ -80,7 +86,8 @@ class _Server(ThreadingMixIn, WSGIServer):
     def process_request(self, request: Any, client_address: Any) -> None:
         """Begin a thread, if there may be one more; else say so at once, in this one."""
         if not self._slots.acquire(blocking=False):
-            self._give_up_overdue()
+            for other in list(self._overdue_s):
+                self.give_up_overdue(other)
             request.setblocking(False)
             with contextlib.suppress(OSError):
                 request.send(_BUSY)
@@ -103,13 +110,11 @@ class _Server(ThreadingMixIn, WSGIServer):
         del self._overdue_s[request]
         self._slots.release()
 
-    def _give_up_overdue(self) -> None:
-        """End the threads of clients that take too long; what they wait for fails."""
-        now_s = time.monotonic()
-        for request, overdue_s in list(self._overdue_s.items()):
-            if now_s >= overdue_s:
-                with contextlib.suppress(OSError):  # it may just be closed
-                    request.shutdown(socket.SHUT_RDWR)
+    def give_up_overdue(self, request: socket.socket) -> None:
+        """End the thread of a client if it takes too long; what it waits for fails."""
+        if time.monotonic() >= self._overdue_s.get(request, math.inf):
+            with contextlib.suppress(OSError):  # it may just be closed
+                request.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A peer that broke off is no error of ours; what is, the handler has answered with 500."""
@@ -117,6 +122,11 @@ class _Server(ThreadingMixIn, WSGIServer):
 
 class _Handler(WSGIRequestHandler):
     timeout = _TIMEOUT_S
+    server: _Server
+
+    def get_environ(self) -> WSGIEnvironment:
+        give_up = functools.partial(self.server.give_up_overdue, self.connection)
+        return super().get_environ() | {GIVE_UP_OVERDUE: give_up}
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 # the parent's name
         """Not each request of a scraper."""

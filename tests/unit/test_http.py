@@ -7,6 +7,7 @@ import contextlib
 import errno
 import http.client
 import os
+import queue
 import re
 import socket
 import socketserver
@@ -147,6 +148,35 @@ def test_clients_that_take_too_long_hold_no_thread_that_others_want(
         while (status := get(server)[0]) == 503:
             pass
         assert status == 200
+
+
+def test_an_application_can_end_a_request_that_takes_too_long() -> None:
+    environs: queue.SimpleQueue[WSGIEnvironment] = queue.SimpleQueue()
+    go_on = threading.Event()
+
+    def slow(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        environs.put(environ)
+        assert go_on.wait(60)
+        return hello(environ, start_response)
+
+    with (
+        HttpServer("127.0.0.1:0", slow, SILENT) as server,
+        socket.create_connection(("127.0.0.1", server.port)) as client,
+    ):
+        client.send(b"GET / HTTP/1.0\r\n\r\n")
+        give_up_overdue = environs.get(timeout=60)[daemon_http.GIVE_UP_OVERDUE]
+        client.setblocking(False)
+        give_up_overdue()  # it is not
+        with pytest.raises(BlockingIOError):
+            client.recv(1)
+        client.setblocking(True)
+        server._server._overdue_s = dict.fromkeys(server._server._overdue_s, 0.0)
+        give_up_overdue()
+        assert client.recv(1) == b""
+        go_on.set()
+        while server._server._overdue_s:
+            pass
+        give_up_overdue()  # it ended
 
 
 class Waits(threading.Event):

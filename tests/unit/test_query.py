@@ -13,8 +13,10 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
+import queue
 import re
 import sqlite3
+import threading
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -40,7 +42,7 @@ from coordinator.core.records import (
 from coordinator.core.verdict import Verdict, VerdictKind
 from coordinator.follower import Indexer
 from coordinator.store import Store, StoreLimits, StoreReader
-from daemon.http import HttpServer
+from daemon.http import GIVE_UP_OVERDUE, HttpServer
 from protocol.messages import Group, SliceFlags, SliceStatus, Source, TraceId, TriggerFired
 from tests.export.collected import (
     BEGIN_NS,
@@ -567,6 +569,76 @@ def test_answers_that_nobody_reads_are_bounded(api: Api, monkeypatch: pytest.Mon
         ask(large).close()
         ask(large).close()
         assert statuses == ["200"] * read_slowly + ["503", "200", "200", "200"]
+
+
+def test_who_waits_for_room_holds_up_nobody_else(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(query, "_SMALL_BYTES", 2000)
+    monkeypatch.setattr(query, "_SENDING_BYTES_MAX", 1)
+    room = query._Room()
+    monkeypatch.setattr(query, "_Room", lambda: room)
+    serve = query.application(api.path, SILENT, lambda: BEGIN_NS)
+    large = f"/api/traces/{TRACE.hex()}"
+
+    def ask(path: str, give_up: Callable[[], object] = lambda: None) -> tuple[str, Any]:
+        statuses: list[str] = []
+        environ = {"REQUEST_METHOD": "GET", "PATH_INFO": path, GIVE_UP_OVERDUE: give_up}
+        answer = serve(environ, lambda status, _: statuses.append(status[:3]))  # type: ignore[arg-type]
+        return statuses[0], answer
+
+    is_overdue = False
+    status, unread = ask(large, lambda: unread.close() if is_overdue else None)
+    assert status == "200"
+
+    def read() -> None:
+        status, answer = ask(large)
+        answers.append(status)
+        answer.close()
+
+    answers: list[str] = []
+    waiting = [threading.Thread(target=read) for _ in range(2)]
+    for thread in waiting:
+        thread.start()
+    while len(room._waiting) < 2:
+        assert any(thread.is_alive() for thread in waiting)
+    assert ask("/api/services")[0] == "200"
+    assert ask(large)[0] == "503"  # at once: there is no more memory for those that wait
+    assert (len(room._waiting), answers) == (2, [])
+    is_overdue = True
+    for thread in waiting:
+        thread.join()
+    assert answers == ["200", "200"]
+    assert room._taken == {}
+
+
+def test_a_large_answer_does_not_wait_for_smaller_ones_that_came_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(query, "_SMALL_BYTES", 0)
+    monkeypatch.setattr(query, "_SENDING_BYTES_MAX", 10)
+    room = query._Room()
+    bodies: queue.SimpleQueue[query._Body] = queue.SimpleQueue()
+
+    def body(size: int) -> query._Body:
+        return query._Body([bytes(size)], room, lambda: None)
+
+    def wait(size: int) -> threading.Thread:
+        before = len(room._waiting)
+        thread = threading.Thread(target=lambda: bodies.put(body(size)))
+        thread.start()
+        while len(room._waiting) == before:
+            assert thread.is_alive()
+        return thread
+
+    first = body(6)
+    threads = [wait(10), wait(3)]
+    first.close()
+    for size in (10, 3):
+        got = bodies.get(timeout=60)
+        assert got.size == size
+        assert bodies.empty()
+        got.close()
+    for thread in threads:
+        thread.join()
 
 
 def test_an_answer_that_was_read_leaves_room(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
