@@ -57,7 +57,10 @@ report: {bytes_per_s: 2MiB, chunk_bytes: 4KiB}
         ("node: a b", "f:1: node: a b; allowed: 1 to 63 characters"),
         ("pool_bytes: 1MiB", "f:1: pool_bytes: 1MiB; allowed: 4MiB to 512GiB"),
         ("pool_bytes: 513GiB", "f:1: pool_bytes: 513GiB; allowed: 4MiB to 512GiB"),
-        ("pool_bytes: 8MiB\narena_bytes: 16MiB", "f:2: arena_bytes: 16MiB; allowed: at most pool_bytes, which is 8MiB"),
+        (
+            "pool_bytes: 8MiB\narena_bytes: 16MiB",
+            "f:2: arena_bytes: 16MiB; allowed: at most pool_bytes, which is 8MiB",
+        ),
         ("arena_bytes: 65537", "f:1: arena_bytes: 65537; allowed: multiples of 65536"),
         ("clients_max: 2000", "f:1: clients_max: 2000; allowed: a whole number from 1 to 1024"),
         ("percentage: 101", "f:1: percentage: 101; allowed: a number from 0 to 100"),
