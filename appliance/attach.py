@@ -24,6 +24,7 @@ from typing import Protocol, Self
 
 from config.printable import printable
 from daemon.log import Log
+from protocol.messages import cut_utf8
 
 ABI_MAGIC = 0x54475342
 ABI_VERSION = 1
@@ -165,7 +166,7 @@ def _pack_reply(status: int, message: str = "", attachment: Attachment | None = 
         *token,
         attachment.arena_bytes if attachment else 0,
         # 127 bytes, so that a NUL follows; cut between characters.
-        message.encode()[:127].decode(errors="ignore").encode(),
+        cut_utf8(message, 127).encode(),
     )
 
 

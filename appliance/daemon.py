@@ -36,7 +36,7 @@ from daemon.log import Level, Log
 from daemon.main import die_if_it_fails
 from daemon.service_manager import ServiceManager, StoredFd
 from daemon.watchdog import Ask
-from protocol.messages import WHY_BYTES_MAX, Group, Snapshot, TraceId
+from protocol.messages import WHY_BYTES_MAX, Group, Snapshot, TraceId, cut_utf8
 from protocol.wire import Opening
 
 _STORE, _KEEP = "store", "keep"
@@ -327,7 +327,7 @@ class Daemon:
     def trigger(self, name: str, trace: TraceId, why: str) -> None:
         """Fire a trigger as the operator."""
         now_ns = time.monotonic_ns()
-        cut = why.encode(errors="replace")[:WHY_BYTES_MAX].decode(errors="ignore")
+        cut = cut_utf8(why, WHY_BYTES_MAX)
         self._core.on_operator_trigger(Group(name, trace), (), cut, now_ns)
         self._pump.lively(now_ns)
         self._on_fact()

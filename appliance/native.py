@@ -38,6 +38,7 @@ from protocol.messages import (
     SliceFlags,
     Source,
     TraceId,
+    cut_utf8,
 )
 
 # In one call; more wait for the next.
@@ -281,7 +282,7 @@ class NativeDataPlane:
             trigger=_text(ffi.string(raw.trigger)),
             trace=trace,
             laterals=tuple(dict.fromkeys(t for t in laterals if any(t) and t != trace)),
-            why=_cut(_text(ffi.string(raw.why)), WHY_BYTES_MAX),
+            why=cut_utf8(_text(ffi.string(raw.why)), WHY_BYTES_MAX),
             source=Source(raw.source),
         )
 
@@ -408,11 +409,6 @@ def _check(result: int, what: str) -> int:
 
 def _text(raw: bytes) -> str:
     return raw.decode(errors="replace")
-
-
-def _cut(text: str, bytes_max: int) -> str:
-    """As much of a text as fits; what was replaced in it may have made it longer."""
-    return text.encode()[:bytes_max].decode(errors="ignore")
 
 
 def _id(trace: TraceId) -> Any:  # noqa: ANN401 - of cffi

@@ -58,6 +58,7 @@ from protocol.messages import (
     SliceReply,
     Snapshot,
     TraceId,
+    cut_utf8,
 )
 
 _Request = TypeVar("_Request", bound=Message)
@@ -505,8 +506,8 @@ class CoordinatorServer:
 
     @staticmethod
     def _refuse(outgoing: _Outgoing, reason: str) -> None:
-        encoded = reason.encode()[: wire.REASON_BYTES_MAX].decode(errors="ignore")
-        outgoing.put(wire.encode_coordinator_batch([Refused(encoded)]))
+        refused = Refused(cut_utf8(reason, wire.REASON_BYTES_MAX))
+        outgoing.put(wire.encode_coordinator_batch([refused]))
         outgoing.end()
 
     async def _slices(

@@ -11,6 +11,9 @@ OTHER_NAMES = "(other)"
 """Stands for all trigger names over the bound; not a valid name."""
 
 
+_SNAPSHOTS = f"{SNAPSHOT_TRIGGER}."
+
+
 class TriggerNames:
     """Bounds the trigger names that have a queue, limits or counters of their own.
 
@@ -30,7 +33,7 @@ class TriggerNames:
     def key(self, trigger: str) -> str:
         """The bounded name under which a trigger counts."""
         # Each has a number of its own, and together they are one kind of trigger.
-        if trigger.startswith(f"{SNAPSHOT_TRIGGER}."):
+        if trigger.startswith(_SNAPSHOTS):
             trigger = SNAPSHOT_TRIGGER
         if trigger in self._own:
             return trigger

@@ -38,6 +38,11 @@ SNAPSHOT_TRIGGER = "snapshot"
 """Triggers of snapshots are named so, and the number of the snapshot after a dot."""
 
 
+def cut_utf8(text: str, bytes_max: int) -> str:
+    """As much of a text as so many bytes of UTF-8 hold, in whole characters."""
+    return text.encode(errors="replace")[:bytes_max].decode(errors="ignore")
+
+
 class Source(enum.IntEnum):
     """Who fired a trigger."""
 

@@ -57,6 +57,7 @@ from protocol.messages import (
     TriggerAck,
     TriggerFired,
     Welcome,
+    cut_utf8,
 )
 
 __all__ = [
@@ -458,7 +459,7 @@ class NodeCore:
         why = f"of the last {run.order.age_ns / 1e9:g} s" + (
             f" of {run.order.service}" if run.order.service else ""
         )
-        why = why.encode(errors="replace")[:WHY_BYTES_MAX].decode(errors="ignore")
+        why = cut_utf8(why, WHY_BYTES_MAX)
         for trace in run.go_on(order.traces):
             group = Group(run.order.trigger, trace)
             self._fire(group, (), why, Source.OPERATOR, now_ns, now_ns)

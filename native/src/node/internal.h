@@ -50,9 +50,7 @@
 /* What is known about a trace; the low bits are enum bsn_slice_flags. */
 #define TRACE_COLLECTED 0x8000u /* `slice` is its slice */
 #define TRACE_PARTIAL 0x4000u	/* only there is some of it, or may be */
-#define TRACE_REPORTED                                                         \
-	0x2000u /* all that the pool has of it, in a slice that
-				 * was released */
+#define TRACE_REPORTED 0x2000u	/* all of it, by a slice that was released */
 #define TRACE_OWN_FLAGS (TRACE_COLLECTED | TRACE_PARTIAL | TRACE_REPORTED)
 
 struct trace {
