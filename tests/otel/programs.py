@@ -445,7 +445,7 @@ class Unreadable(ServerContext):
 
 def contexts_of_servers() -> None:
     """What several classes of them have for the caller before and after a handler set its own."""
-    from backsight.otel import _hooks
+    from backsight.otel import _grpc
 
     told: dict[str, list[Any]] = {}
     with provided() as (provider, _):
@@ -453,20 +453,20 @@ def contexts_of_servers() -> None:
         for kind in (ServerContext, Slotted, Unreadable):
             with tracer.start_as_current_span("served", kind=SpanKind.SERVER):
                 context = kind()
-                _hooks._tell(context)
+                _grpc._tell(context)
                 before = context.said
                 context.set_trailing_metadata((("after", "2"),))
                 told[kind.__name__] = [[key for key, _ in said] for said in (before, context.said)]
-                _hooks._tell(object())
+                _grpc._tell(object())
         untraced = ServerContext()
-        _hooks._tell(untraced)
+        _grpc._tell(untraced)
         told["untraced"] = [[key for key, _ in untraced.said]]
     print(json.dumps(told))
 
 
 def contexts_that_go() -> None:
     """Contexts of gRPC servers are no garbage: each is gone with the last use of it."""
-    from backsight.otel import _hooks
+    from backsight.otel import _grpc
 
     told = {}
     with provided() as (provider, _):
@@ -476,7 +476,7 @@ def contexts_that_go() -> None:
             with tracer.start_as_current_span("served", kind=SpanKind.SERVER):
                 context: ServerContext | None = kind()
                 assert context is not None
-                _hooks._tell(context)
+                _grpc._tell(context)
                 context.set_trailing_metadata((("after", "2"),))
                 left = weakref.ref(context)
                 context = None
