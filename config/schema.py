@@ -278,9 +278,13 @@ class _Reader:
             for bound in bounds:
                 value = bound.admit(value)
         except (ValueError, OverflowError):
+            written_as = _TAGS.get(_tag(node), str)
+            if kind is str and written_as is not str:
+                refusal += ", in quotes"
             # YAML 1.1 would take them for octal, hexadecimal or sexagesimal ones, among others.
-            strange = _TAGS.get(_tag(node)) in (int, float) and not _NUMBER.fullmatch(node.value)
-            return self._refuse(node, key, f"{refusal}, written plainly" if strange else refusal)
+            elif written_as in (int, float) and not _NUMBER.fullmatch(node.value):
+                refusal += ", written plainly"
+            return self._refuse(node, key, refusal)
         return value
 
     def _list(self, node: yaml.Node, kind: Any, key: str) -> object:

@@ -62,7 +62,7 @@ def waterfall(view: TraceView, width: int | None = None) -> Iterator[str]:
         if not view.slices or any(part.bytes for part in view.slices):
             yield "  no spans"
         else:
-            yield "  nothing: what there was is reported already, or not written yet"
+            yield "  nothing: reported before, evicted, or not written yet"
         yield from _records(view)
         return
     if width is None:

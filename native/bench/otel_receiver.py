@@ -11,6 +11,8 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceResponse,
 )
 
+from tests.export.receivers import trace_service
+
 
 class Receiver:
     """Listens on a free port of the loopback address while it is entered; ``spans`` is what came."""
@@ -19,20 +21,7 @@ class Receiver:
         self.spans = 0
         # One thread, since it counts without a lock.
         self._server = grpc.server(ThreadPoolExecutor(1))
-        self._server.add_generic_rpc_handlers(
-            (
-                grpc.method_handlers_generic_handler(
-                    "opentelemetry.proto.collector.trace.v1.TraceService",
-                    {
-                        "Export": grpc.unary_unary_rpc_method_handler(
-                            self._export,
-                            ExportTraceServiceRequest.FromString,
-                            ExportTraceServiceResponse.SerializeToString,
-                        )
-                    },
-                ),
-            )
-        )
+        self._server.add_generic_rpc_handlers((trace_service(self._export),))
         self.endpoint = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
 
     def __enter__(self) -> Receiver:

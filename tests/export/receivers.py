@@ -8,6 +8,7 @@ import queue
 import ssl
 import subprocess
 import threading
+from collections.abc import Callable
 from concurrent import futures
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -94,6 +95,19 @@ class Receiver(Protocol):
     def __exit__(self, *_: object) -> None: ...
 
 
+def trace_service(
+    export: Callable[[ExportTraceServiceRequest, Any], ExportTraceServiceResponse],
+) -> grpc.GenericRpcHandler[Any, Any]:
+    """OTLP's service for a server of gRPC."""
+    handler = grpc.unary_unary_rpc_method_handler(
+        export,
+        ExportTraceServiceRequest.FromString,
+        ExportTraceServiceResponse.SerializeToString,
+    )
+    service = "opentelemetry.proto.collector.trace.v1.TraceService"
+    return grpc.method_handlers_generic_handler(service, {"Export": handler})
+
+
 @dataclass
 class GrpcReceiver:
     """The service of the vendored definition, by gRPC."""
@@ -111,15 +125,7 @@ class GrpcReceiver:
         self._server = grpc.server(
             futures.ThreadPoolExecutor(1), options=[("grpc.so_reuseport", 0)]
         )
-        handler = grpc.unary_unary_rpc_method_handler(
-            self._export,
-            ExportTraceServiceRequest.FromString,
-            ExportTraceServiceResponse.SerializeToString,
-        )
-        service = "opentelemetry.proto.collector.trace.v1.TraceService"
-        self._server.add_generic_rpc_handlers(
-            (grpc.method_handlers_generic_handler(service, {"Export": handler}),)
-        )
+        self._server.add_generic_rpc_handlers((trace_service(self._export),))
         address = f"127.0.0.1:{self.port}"
         if self.tls is None:
             port = self._server.add_insecure_port(address)

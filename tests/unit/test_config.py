@@ -107,7 +107,7 @@ policies:
         ("name: a\ntrust: 'true'", "f:2: trust: 'true'; allowed: true or false"),
         ("name: a\nusers: alice", "f:2: users: alice; allowed: a list"),
         ("name: a\nusers:\n- x\n- 7", "f:4: users[1]: 7; allowed: a text"),
-        ("name: a\nids:\n- 1.5", "f:3: ids[0]: 1.5; allowed: a text"),
+        ("name: a\nids:\n- 1.5", "f:3: ids[0]: 1.5; allowed: a text, in quotes"),
         ("name: a\nsection: 1", "f:2: section: 1; allowed: a section with low, high"),
         ("name: a\nsection:\n  low: 3", "f:3: section.low: 3 is above high, 2"),
         ("name: a\nsection:\n  high: 1_0x", "f:3: section.high: 1_0x; allowed: a whole number"),
