@@ -177,7 +177,7 @@ def main() -> int:
     _say(f"{'pinned':12} the application to core {cores.writer}, daemons to core {cores.daemons}")
     _say(f"{'scale':12} {scale}")
     options.output.parent.mkdir(parents=True, exist_ok=True)
-    with options.output.open("w") as lines:
+    with options.output.open("w") as lines, report.stolen_told():
         for result in itertools.chain(_measure(scale, cores), _measure_service(scale, cores)):
             lines.write(result.line() + "\n")
             params = " ".join(f"{name}={value}" for name, value in result.params.items())

@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform
 import re
 import statistics
 import subprocess
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -101,6 +102,25 @@ def machine() -> dict[str, str]:
         "tsc": f"{'' if invariant else 'not '}invariant, clock source {clocksource.read_text().strip()}",
         "python": platform.python_version(),
     }
+
+
+@contextlib.contextmanager
+def stolen_told() -> Iterator[None]:
+    """Tell how much of the cores' time others of this machine's host had meanwhile.
+
+    What is measured beside much of it is an upper bound, whatever the load here.
+    """
+    before = _core_times()
+    yield
+    spent = [after - since for after, since in zip(_core_times(), before, strict=True)]
+    # user nice system idle iowait irq softirq steal (proc(5)); those of guests are in the first two.
+    share = spent[7] / max(sum(spent[:8]), 1)
+    print(f"  stolen: {share:.1%} of the cores' time, by others of this machine's host", flush=True)
+
+
+def _core_times() -> list[int]:
+    """Of all cores together, in ticks."""
+    return [int(ticks) for ticks in Path("/proc/stat").read_text().splitlines()[0].split()[1:]]
 
 
 def load() -> float:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 from collections import Counter
 from pathlib import Path
@@ -26,12 +27,17 @@ SIZES = (8, 32, 128, 512, 2048)
 @pytest.fixture(scope="module")
 def output(build: Path, repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("bench") / "native.jsonl"
-    subprocess.run(
-        [repository / "native/bench/run", "--quick", "--output", path],
-        check=True,
-        stdout=subprocess.DEVNULL,
-    )
+    with printed(path).open("w") as stdout:
+        subprocess.run(
+            [repository / "native/bench/run", "--quick", "--output", path],
+            check=True,
+            stdout=stdout,
+        )
     return path
+
+
+def printed(output: Path) -> Path:
+    return output.with_suffix(".txt")
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +63,18 @@ def test_each_line_is_a_result(lines: list[Line]) -> None:
         assert line["max"] > 0 or line["metric"] == "idle_cpu_ms_per_s", line
         assert line["unit"] in {"ns", "ms", "ms/s"}
         assert line["params"]["load"] >= 0
+
+
+def test_each_metric_says_how_much_time_others_of_the_host_had(output: Path) -> None:
+    metrics = re.split(r"^(\w+): ", printed(output).read_text(), flags=re.MULTILINE)
+    stolen = {
+        name: re.findall(r"^  stolen: ([\d.]+)% of", text, flags=re.MULTILINE)
+        for name, text in zip(metrics[1::2], metrics[2::2], strict=True)
+    }
+    assert {"idle", "pickup", "trigger_to_trace"} <= set(stolen)
+    for shares in stolen.values():
+        (share,) = shares
+        assert 0 <= float(share) <= 100
 
 
 def test_tracepoints_and_copies_are_measured_in_all_sizes(lines: list[Line]) -> None:
