@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 import msgpack
 from opentelemetry.sdk.trace import SpanProcessor
-from opentelemetry.trace import SpanKind, StatusCode
+from opentelemetry.trace import SpanKind
 
 from backsight import _client
 from backsight._attributes import cut_utf8, encode_text
 from backsight._native import ffi, lib
-from backsight.otel._rules import listed
+from backsight.otel._rules import STATUS_ERROR, listed
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
@@ -47,6 +47,8 @@ _TEXT_CUT = 4096
 
 # Where they stand in a SpanContext, which is a tuple: its properties cost as much as a record.
 _TRACE_ID, _SPAN_ID, _REMOTE, _FLAGS, _STATE = range(5)
+
+_CLIENT = SpanKind.CLIENT  # see STATUS_ERROR
 
 _HAS_IS_REMOTE, _IS_REMOTE = 0x100, 0x200  # OTLP SpanFlags
 _MASK_64 = (1 << 64) - 1
@@ -176,7 +178,7 @@ class BacksightSpanProcessor(SpanProcessor):
                 detail,
                 len(detail),
             )
-            if span._kind is SpanKind.CLIENT:
+            if span._kind is _CLIENT:
                 self._peer(trace, attributes)
             answered = span_id in trace.answered
             for trigger, why in self._rules.ended(span, attributes, answered=answered):
@@ -313,15 +315,17 @@ class BacksightSpanProcessor(SpanProcessor):
         events, links = span._events, span._links
         status = span._status
         state: Any = span._context[_STATE]  # type: ignore[index]
-        encoded_links = [_link(link) for link in listed(links)]
+        # A comprehension is a call: most spans have none of them.
+        listed_events, listed_links = listed(events), listed(links)
+        encoded_links = [_link(link) for link in listed_links] if listed_links else []
         links_lost = encoded_links.count(None)
         if links_lost:
             encoded_links = [link for link in encoded_links if link is not None]
         items: list[Any] = [
             attributes,
-            [_event(event) for event in listed(events)],
+            [_event(event) for event in listed_events] if listed_events else [],
             encoded_links,
-            (status._description or "") if status._status_code is StatusCode.ERROR else "",
+            (status._description or "") if status._status_code is STATUS_ERROR else "",
             ",".join([f"{key}={value}" for key, value in state.items()]) if state else "",
             _flags(span._parent),
         ]
@@ -342,12 +346,14 @@ class BacksightSpanProcessor(SpanProcessor):
         try:
             packer = self._packers.pop()
         except IndexError:
-            packer = msgpack.Packer(default=_default, unicode_errors="replace")
+            packer = msgpack.Packer(default=_default)
         try:
             encoded: bytes = packer.pack(items)
         except (OverflowError, TypeError, ValueError, RecursionError):
             packer.reset()
-            encoded = packer.pack(_packable(items))
+            # Which takes a copy of each text, so it is not the one for all.
+            replacing = msgpack.Packer(unicode_errors="replace")
+            encoded = replacing.pack(_packable(items))
         self._packers.append(packer)
         return encoded
 

@@ -59,6 +59,9 @@ ERROR, LATENCY, RARE, SAMPLED = "error", "latency", "rare", "sampled"
 DRY_RUN_PREFIX = "dry."
 """Triggers of such names are counted by the node, and collect nothing."""
 
+STATUS_ERROR = StatusCode.ERROR
+"""By a name of ours, for what is done for every span: an enumeration takes long to find a member."""
+
 _DEFAULT = "error,latency"
 _NAME = re.compile(r"[a-z0-9_.-]{1,27}")
 
@@ -600,7 +603,7 @@ class Rules:
         return fired
 
     def _error(self, span: ReadableSpan, buckets: _Buckets) -> str | None:
-        is_error = span._status._status_code is StatusCode.ERROR
+        is_error = span._status._status_code is STATUS_ERROR
         exception = None
         for event in listed(span._events):
             if event._name == "exception":
