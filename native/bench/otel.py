@@ -15,10 +15,11 @@ import itertools
 import json
 import os
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,18 +38,19 @@ from tests.venvs import clean_environment, otel_python  # noqa: E402
 
 _APPLICATION = Path(__file__).with_name("otel_application.py")
 _POOL_BYTES = 256 << 20
+_ROUNDS_TOLD = 10  # every so many
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """How much is done: requests of ten spans a repetition, repetitions, and rounds of all.
+    """How much is done: rounds of all in turn, and how many requests of ten spans a turn.
 
-    ``service_s``: how long a service is under load, each round.
+    ``service_rounds``, ``service_s``: the same of services, and how long each is under load.
     """
 
-    requests: int
-    repetitions: int
     rounds: int
+    requests: int
+    service_rounds: int
     service_s: int
 
 
@@ -56,30 +58,34 @@ def _say(text: str) -> None:
     print(text, flush=True)
 
 
-def _run(
-    python: Path,
-    cores: Cores,
-    scale: Scale,
-    processor: str,
-    environment: dict[str, str],
-    *more: str,
-) -> list[float]:
-    """CPU time a span in us, a repetition each."""
-    done = subprocess.run(
-        bound(
-            [str(python), str(_APPLICATION), processor, str(scale.requests), str(scale.repetitions),
-             *more],
-            cores.writer,
-        ),
+@contextlib.contextmanager
+def _application(
+    python: Path, cores: Cores, processor: str, environment: dict[str, str], *more: str
+) -> Iterator[Callable[[int], float]]:
+    """A process that makes as many requests as it is told, and gives its CPU time a span in us."""
+    failed = f"the application with {processor} failed; its reason stands above"
+    with subprocess.Popen(
+        bound([str(python), str(_APPLICATION), processor, *more], cores.writer),
         env={**clean_environment(), "PYTHONPATH": str(_BUILD / "native/python"), **environment},
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        check=False,
-    )  # fmt: skip
-    if done.returncode:
-        sys.exit(f"the application with {processor} failed; its reason stands above")
-    lines = [json.loads(line) for line in done.stdout.splitlines()]
-    return [line["cpu_ns"] / line["spans"] / 1000 for line in lines]
+    ) as process:
+        asked, told = process.stdin, process.stdout
+        assert asked is not None
+        assert told is not None
+
+        def turn(requests: int) -> float:
+            print(requests, file=asked, flush=True)
+            line = told.readline()
+            if not line:
+                sys.exit(failed)
+            done = json.loads(line)
+            return float(done["cpu_ns"] / done["spans"] / 1000)
+
+        yield turn
+    if process.returncode:
+        sys.exit(failed)
 
 
 @contextlib.contextmanager
@@ -90,22 +96,32 @@ def _surroundings(directory: Path, cores: Cores) -> Iterator[tuple[dict[str, str
 
 def _measure(scale: Scale, cores: Cores) -> Iterator[report.Result]:
     python = otel_python()
-    samples: dict[str, list[float]] = {name: [] for name in otel_service.PROCESSORS}
+    rounds: list[dict[str, float]] = []
     with (
         tempfile.TemporaryDirectory(prefix="backsight-bench-") as directory,
         _surroundings(Path(directory), cores) as (environment, receiver),
     ):
-        # In turn, so that all meet the same neighbours.
-        for number in range(scale.rounds):
-            for processor in otel_service.PROCESSORS:
-                some = _run(python, cores, scale, processor, environment,
-                            *([receiver.endpoint] if processor == "otlp" else []))  # fmt: skip
-                samples[processor] += some
-                _say(f"  round {number + 1} of {scale.rounds}, {processor}: {min(some):.1f} us")
-        wanted = scale.rounds * (scale.repetitions + 1) * scale.requests * 10
+        with contextlib.ExitStack() as stack:
+            turns = {
+                processor: stack.enter_context(
+                    _application(python, cores, processor, environment,
+                                 *([receiver.endpoint] if processor == "otlp" else []))
+                )
+                for processor in otel_service.PROCESSORS
+            }  # fmt: skip
+            for turn in turns.values():
+                turn(scale.requests)  # for caches, and for what is made once
+            while len(rounds) < scale.rounds:
+                # So short that all meet the same neighbours.
+                rounds.append({name: turn(scale.requests) for name, turn in turns.items()})
+                if len(rounds) % _ROUNDS_TOLD == 0:
+                    figures = ", ".join(f"{name} {us:.1f} us" for name, us in rounds[-1].items())
+                    _say(f"  round {len(rounds)} of {scale.rounds}: {figures}")
+        wanted = (scale.rounds + 1) * scale.requests * 10
         if receiver.spans != wanted:
             sys.exit(f"the receiver got {receiver.spans} of {wanted} spans; the rest cost less")
-    noop, otlp = (report.Result.of("", "", samples[name], {}).value for name in ("noop", "otlp"))
+    # Within each round, since a core that is slower for a while is so for all three.
+    shares = [(each["backsight"] - each["noop"]) / (each["otlp"] - each["noop"]) for each in rounds]
     for processor in otel_service.PROCESSORS:
         params: dict[str, report.Param] = {
             "processor": processor,
@@ -114,11 +130,10 @@ def _measure(scale: Scale, cores: Cores) -> Iterator[report.Result]:
             "spans": scale.requests * 10,
             "load": report.rounded(report.load()),
         }
-        result = report.Result.of("cpu_us_per_span", "us", samples[processor], params)
         if processor == "backsight":
-            added = report.rounded((result.value - noop) / (otlp - noop))
-            params["of_what_otlp_adds"] = added
-        yield result
+            params["of_what_otlp_adds"] = report.rounded(statistics.median(shares))
+        us = [each[processor] for each in rounds]
+        yield report.Result.of("cpu_us_per_span", "us", us, params)
 
 
 def _measure_service(scale: Scale, cores: Cores) -> Iterator[report.Result]:
@@ -130,20 +145,25 @@ def _measure_service(scale: Scale, cores: Cores) -> Iterator[report.Result]:
         "p99_ms": "ms",
     }
     runs: dict[str, list[dict[str, Any]]] = {name: [] for name in otel_service.PROCESSORS}
-    for run in otel_service.samples(cores, scale.service_s, scale.rounds):
+    for run in otel_service.samples(cores, scale.service_s, scale.service_rounds):
         runs[run["processor"]].append(run)
         figures = ", ".join(f"{run[name]:.4g} {unit}" for name, unit in units.items())
         _say(f"  service, {run['processor']}: {figures}")
     for name, unit in units.items():
+        noop = [run[name] for run in runs["noop"]]
         for processor in otel_service.PROCESSORS:
+            samples = [run[name] for run in runs[processor]]
+            # Within each round, as above.
+            of_noop = [value / base for value, base in zip(samples, noop, strict=True)]
             yield report.Result.of(
                 f"service_{name}",
                 unit,
-                [run[name] for run in runs[processor]],
+                samples,
                 {
                     "processor": processor,
                     "connections": otel_service.CONNECTIONS,
                     "seconds": scale.service_s,
+                    "of_noop": report.rounded(statistics.median(of_noop)),
                     "load": report.rounded(report.load()),
                 },
             )
@@ -171,7 +191,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the daemons are taken down
     os.environ["PYTHONPATH"] = os.pathsep.join(_PACKAGES)
     cores = Cores.choose()
-    scale = Scale(20, 1, 1, 1) if options.quick else Scale(1000, 3, 3, 10)
+    scale = Scale(1, 20, 1, 1) if options.quick else Scale(60, 200, 6, 5)
     for name, value in report.machine().items():
         _say(f"{name:12} {value}")
     _say(f"{'pinned':12} the application to core {cores.writer}, daemons to core {cores.daemons}")

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A process whose requests are spans: ``otel_application.py PROCESSOR REQUESTS REPETITIONS [ENDPOINT]``.
+"""A process whose requests are spans: ``otel_application.py PROCESSOR [ENDPOINT]``.
 
 Runs under the Python of tests/otel/requirements.txt. A request is a trace of ten spans, each with
 eight attributes and an event, like those of an instrumented web service. PROCESSOR is noop,
-backsight, or otlp, with a receiver at ENDPOINT. Each repetition prints one line of JSON: spans,
-and the CPU time of the process, all threads, in ns, until all of them are out of its hands.
+backsight, or otlp, with a receiver at ENDPOINT. For each line of its input, a number of requests,
+it makes these and prints one line of JSON: spans, and the CPU time of the process, all threads,
+in ns, until all of them are out of its hands.
 """
 
 from __future__ import annotations
@@ -72,13 +73,13 @@ def provider(processor: str, endpoint: str) -> TracerProvider:
 
 def main() -> None:
     """Do as the command line says."""
-    processor, requests, repetitions, *rest = sys.argv[1:]
+    processor, *rest = sys.argv[1:]
     made = provider(processor, rest[0] if rest else "")
     tracer = made.get_tracer("bench", "1.0")
-    # The zeroth repetition is for caches, and for what is made once.
-    for repetition in range(int(repetitions) + 1):
+    for line in sys.stdin:
+        requests = int(line)
         begun_ns = time.process_time_ns()
-        for number in range(int(requests)):
+        for number in range(requests):
             request(tracer, number)
             # As a service pauses between requests, so that no batch is dropped for the
             # queue being full: what is dropped costs less.
@@ -86,9 +87,8 @@ def main() -> None:
                 made.force_flush()
         made.force_flush()
         cpu_ns = time.process_time_ns() - begun_ns
-        if repetition:
-            spans = int(requests) * SPANS_PER_REQUEST
-            print(json.dumps({"spans": spans, "cpu_ns": cpu_ns}), flush=True)
+        spans = requests * SPANS_PER_REQUEST
+        print(json.dumps({"spans": spans, "cpu_ns": cpu_ns}), flush=True)
     made.shutdown()
     if processor == "backsight":
         import backsight

@@ -4,13 +4,14 @@
 ``python3 -m native.bench.otel_service PYTHON CORES SECONDS ROUNDS``, in a network namespace of its own
 with its loopback up, as root: the databases have their usual ports, and a user of their own.
 The service is ``orders`` (Flask under gunicorn; two calls to Redis and one by gRPC a request),
-alone on its core; the others, which are not traced, the daemons and the load share the other.
-Prints a line of JSON a run: processor, requests_per_s, cpu_ms_per_request (of the service),
-p50_ms, p99_ms.
+one process for each way on one core; the others, which are not traced, the daemons and the load
+share the other. Prints a line of JSON a run: processor, requests, requests_per_s,
+cpu_ms_per_request (of the service), p50_ms, p99_ms.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -29,7 +30,7 @@ from tests.venvs import made_once
 
 _HERE = Path(__file__).parent
 _SHOP = _HERE.parents[1] / "tests/demo"
-_ORDERS, _STOCK = "127.0.0.1:8001", "127.0.0.1:50051"
+_STOCK = "127.0.0.1:50051"
 
 # As many as the service has threads: more would wait, and wrk would measure the queue.
 CONNECTIONS = _THREADS = 8
@@ -39,6 +40,7 @@ _DRAIN_TIMEOUT_S = 30.0
 _SPANS_PER_REQUEST = 4  # of the server, two of Redis, one of the call by gRPC
 
 PROCESSORS = ("noop", "backsight", "otlp")
+_ORDERS = {processor: f"127.0.0.1:{8001 + i}" for i, processor in enumerate(PROCESSORS)}
 
 
 def service_python() -> Path:
@@ -96,9 +98,9 @@ def _tracing(processor: str, daemon: Node, receiver: Receiver) -> dict[str, str]
             return {**published, "OTEL_TRACES_EXPORTER": "none"}
 
 
-def _await_health() -> None:
+def _await_health(address: str) -> None:
     subprocess.run(
-        [PYTHON, "-m", "tests.demo.await_health", f"http://{_ORDERS}/health",
+        [PYTHON, "-m", "tests.demo.await_health", f"http://{address}/health",
          str(_WARM_UP_REQUESTS)],
         check=True,
     )  # fmt: skip
@@ -129,13 +131,13 @@ def _cpu_s(pid: int) -> float:
     return ticks / os.sysconf("SC_CLK_TCK") + sum(_cpu_s(int(child)) for child in children)
 
 
-def _load(cores: Cores, seconds: int) -> dict[str, int]:
+def _load(address: str, cores: Cores, seconds: int) -> dict[str, int]:
     done = subprocess.run(
         bound(
             [
                 "wrk", "--threads", "1", "--connections", str(CONNECTIONS),
                 "--duration", f"{seconds}s", "--timeout", "20s",
-                "--script", str(_HERE / "otel_service.lua"), f"http://{_ORDERS}",
+                "--script", str(_HERE / "otel_service.lua"), f"http://{address}",
             ],
             cores.daemons,
         ),
@@ -147,49 +149,73 @@ def _load(cores: Cores, seconds: int) -> dict[str, int]:
     return measured
 
 
-def _run(
-    processor: str, python: Path, directory: Path, cores: Cores, seconds: int, daemon: Node
-) -> dict[str, float | str]:
-    with Receiver() as receiver:
-        service = Service(
-            this_machine(cores.writer),
-            "orders",
-            python,
-            [
-                "gunicorn", "--bind", _ORDERS, "--threads", str(_THREADS),
-                "--keep-alive", "60", "--no-control-socket", "shop.orders:app",
-            ],
-            directory,
-            {
-                **_tracing(processor, daemon, receiver),
-                "PYTHONPATH": str(_SHOP),
-                "REDIS_URL": Redis.URL,
-                "STOCK_ADDRESS": _STOCK,
-            },
-        )  # fmt: skip
-        before = _recorded_bytes(daemon)
-        with service:
-            _await_health()
-            cpu_s = _cpu_s(service.process.pid)
-            measured = _load(cores, seconds)
-            cpu_s = _cpu_s(service.process.pid) - cpu_s
-        if measured["failed"]:
-            sys.exit(f"otel_service: {measured['failed']} requests failed:\n{service.last_words()}")
-    if processor == "otlp" and receiver.spans < _SPANS_PER_REQUEST * measured["requests"]:
-        sys.exit(
-            f"otel_service: the receiver got {receiver.spans} spans of {measured['requests']}"
-            f" requests of {_SPANS_PER_REQUEST} each; what was dropped cost less"
-        )
-    if processor == "backsight":
-        spans = _SPANS_PER_REQUEST * measured["requests"]
-        _await_recorded(daemon, before + spans * _SPAN_BYTES_MIN)
+def _service(
+    processor: str, python: Path, directory: Path, cores: Cores, tracing: dict[str, str]
+) -> Service:
+    own = directory / processor
+    own.mkdir()
+    return Service(
+        this_machine(cores.writer),
+        "orders",
+        python,
+        [
+            "gunicorn", "--bind", _ORDERS[processor], "--threads", str(_THREADS),
+            "--keep-alive", "60", "--no-control-socket", "shop.orders:app",
+        ],
+        own,
+        {
+            **tracing,
+            "PYTHONPATH": str(_SHOP),
+            "REDIS_URL": Redis.URL,
+            "STOCK_ADDRESS": _STOCK,
+        },
+    )  # fmt: skip
+
+
+def _run(processor: str, service: Service, cores: Cores, seconds: int) -> dict[str, Any]:
+    cpu_s = _cpu_s(service.process.pid)
+    measured = _load(_ORDERS[processor], cores, seconds)
+    cpu_s = _cpu_s(service.process.pid) - cpu_s
+    if measured["failed"]:
+        sys.exit(f"otel_service: {measured['failed']} requests failed:\n{service.last_words()}")
     return {
         "processor": processor,
+        "requests": measured["requests"],
         "requests_per_s": measured["requests"] / (measured["duration_us"] / 1e6),
         "cpu_ms_per_request": cpu_s * 1e3 / measured["requests"],
         "p50_ms": measured["p50_us"] / 1e3,
         "p99_ms": measured["p99_us"] / 1e3,
     }
+
+
+def _measure(
+    python: Path, directory: Path, cores: Cores, seconds: int, rounds: int, daemon: Node
+) -> None:
+    spans = dict.fromkeys(PROCESSORS, 0)
+    with Receiver() as receiver:
+        before = _recorded_bytes(daemon)
+        with contextlib.ExitStack() as stack:
+            services = {
+                processor: stack.enter_context(
+                    _service(processor, python, directory, cores,
+                             _tracing(processor, daemon, receiver))
+                )
+                for processor in PROCESSORS
+            }  # fmt: skip
+            for address in _ORDERS.values():
+                _await_health(address)
+            for _ in range(rounds):
+                # In turn, so that all meet the same neighbours; who has no load is idle.
+                for processor, service in services.items():
+                    run = _run(processor, service, cores, seconds)
+                    spans[processor] += _SPANS_PER_REQUEST * run["requests"]
+                    print(json.dumps(run), flush=True)
+        if receiver.spans < spans["otlp"]:
+            sys.exit(
+                f"otel_service: the receiver got {receiver.spans} of {spans['otlp']} spans; what"
+                " was dropped cost less"
+            )
+        _await_recorded(daemon, before + spans["backsight"] * _SPAN_BYTES_MIN)
 
 
 def main() -> None:
@@ -219,11 +245,7 @@ def main() -> None:
             stock,
             node(directory, cores, {}) as daemon,
         ):
-            # In turn, so that all meet the same neighbours.
-            for _ in range(rounds):
-                for processor in PROCESSORS:
-                    run = _run(processor, python, directory, cores, seconds, daemon)
-                    print(json.dumps(run), flush=True)
+            _measure(python, directory, cores, seconds, rounds, daemon)
 
 
 if __name__ == "__main__":
