@@ -134,7 +134,7 @@ class Live(Opened):
             ],
             ORDERS_URL=f"http://{at['orders']}",
         )  # fmt: skip
-        self._await_health()
+        self._await(f"{self.url}/health", _WARM_UP_REQUESTS)
 
     def _service(self, python: Path, name: str, command: Sequence[str], **own: str) -> None:
         node = self.nodes[name]
@@ -153,18 +153,17 @@ class Live(Opened):
             },
         )
         self.services[name] = self._stack.enter_context(service)
+        # Who called one that does not listen yet would fail, and be captured as an error.
+        self._await(f"tcp://{node.host.address}:{_PORTS[name]}", 1)
 
     @property
     def url(self) -> str:
         """The front end, as clients see it."""
         return f"http://{self.nodes['front'].host.address}:{_PORTS['front']}"
 
-    def _await_health(self) -> None:
+    def _await(self, url: str, times: int) -> None:
         try:
-            self._client.run(
-                PYTHON, "-m", "tests.demo.await_health", f"{self.url}/health",
-                str(_WARM_UP_REQUESTS),
-            )  # fmt: skip
+            self._client.run(PYTHON, "-m", "tests.demo.await_health", url, str(times))
         except subprocess.CalledProcessError as error:
             said = "\n".join(
                 f"--- {name}\n{service.last_words()}" for name, service in self.services.items()
