@@ -76,9 +76,12 @@ def _application(
         assert told is not None
 
         def turn(requests: int) -> float:
-            print(requests, file=asked, flush=True)
+            with contextlib.suppress(BrokenPipeError):
+                print(requests, file=asked, flush=True)
             line = told.readline()
             if not line:
+                with contextlib.suppress(BrokenPipeError):  # of what it did not take
+                    asked.close()
                 sys.exit(failed)
             done = json.loads(line)
             return float(done["cpu_ns"] / done["spans"] / 1000)
@@ -113,7 +116,9 @@ def _measure(scale: Scale, cores: Cores) -> Iterator[report.Result]:
                 turn(scale.requests)  # for caches, and for what is made once
             while len(rounds) < scale.rounds:
                 # So short that all meet the same neighbours.
-                rounds.append({name: turn(scale.requests) for name, turn in turns.items()})
+                rounds.append(
+                    {name: turns[name](scale.requests) for name in otel_service.order(len(rounds))}
+                )
                 if len(rounds) % _ROUNDS_TOLD == 0:
                     figures = ", ".join(f"{name} {us:.1f} us" for name, us in rounds[-1].items())
                     _say(f"  round {len(rounds)} of {scale.rounds}: {figures}")

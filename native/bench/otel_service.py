@@ -43,6 +43,12 @@ PROCESSORS = ("noop", "backsight", "otlp")
 _ORDERS = {processor: f"127.0.0.1:{8001 + i}" for i, processor in enumerate(PROCESSORS)}
 
 
+def order(number: int) -> tuple[str, ...]:
+    """Of the processors in that round: in each another one is the first, as what one leaves is the next's."""
+    first = number % len(PROCESSORS)
+    return PROCESSORS[first:] + PROCESSORS[:first]
+
+
 def service_python() -> Path:
     """The Python of the services, made if it is not there, which needs the network."""
     return made_once(
@@ -204,10 +210,10 @@ def _measure(
             }  # fmt: skip
             for address in _ORDERS.values():
                 _await_health(address)
-            for _ in range(rounds):
+            for number in range(rounds):
                 # In turn, so that all meet the same neighbours; who has no load is idle.
-                for processor, service in services.items():
-                    run = _run(processor, service, cores, seconds)
+                for processor in order(number):
+                    run = _run(processor, services[processor], cores, seconds)
                     spans[processor] += _SPANS_PER_REQUEST * run["requests"]
                     print(json.dumps(run), flush=True)
         if receiver.spans < spans["otlp"]:

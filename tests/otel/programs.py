@@ -370,6 +370,12 @@ def triggers() -> None:
                     _hooks.answered(call, {"backsight-node": "#0000000000000001"})
                     call.set_attribute(key, value)  # type: ignore[arg-type]
                     call.set_status(StatusCode.ERROR)
+        # By a call without a span, of a service that the instrumentation leaves out say.
+        with tracer.start_as_current_span("serves", kind=SpanKind.SERVER) as span:
+            fired["served"] = hexadecimal(span)
+            _hooks.answered(span, {"backsight-node": "#0000000000000001"})
+            span.set_attribute("http.response.status_code", 500)
+            span.set_status(StatusCode.ERROR)
         with tracer.start_as_current_span("sends", kind=SpanKind.SERVER) as span:
             fired["message"] = hexadecimal(span)
             with tracer.start_as_current_span("sends http send") as message:

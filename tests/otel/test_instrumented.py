@@ -140,6 +140,11 @@ def test_no_grpc_call_waits_for_another(instrumented: Instrumented) -> None:
         instrumented.run("python", "calls.py", "meet_all", port)
 
 
+def test_a_stream_that_the_application_drops_is_cancelled(instrumented: Instrumented) -> None:
+    with calls(instrumented, "serve") as port:
+        instrumented.run("python", "calls.py", "drop", port)
+
+
 @pytest.mark.parametrize(
     ("program", "expected"),
     [

@@ -135,6 +135,7 @@ def test_rules_fire_for_what_they_are_meant_for(application: Application, tmp_pa
         # These are none there.
         **dict.fromkeys(("answered 404", "answered 429 of old", "answered NOT_FOUND"), "error"),
         "answered nothing": "error",
+        "served": "error",
         "message": "",
     }
 

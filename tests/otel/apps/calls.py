@@ -66,6 +66,22 @@ def meet_both(requests: Iterator[bytes], _: grpc.ServicerContext) -> Iterator[by
     yield from requests
 
 
+_left = threading.Event()
+
+
+def endless(request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
+    """Says one thing, and no more until the caller has left."""
+    context.add_callback(_left.set)
+    yield request
+    _left.wait(15)
+
+
+def await_left(request: bytes, context: grpc.ServicerContext) -> bytes:
+    if not _left.wait(10):
+        context.abort(grpc.StatusCode.FAILED_PRECONDITION, "the caller of Endless has not left")
+    return request
+
+
 class Marking(grpc.ServerInterceptor):  # type: ignore[type-arg]
     """Sets trailing metadata before the handler, as the instrumentation's own might."""
 
@@ -111,6 +127,8 @@ def handlers(
             "Meet": grpc.unary_unary_rpc_method_handler(meet),
             "MeetIn": grpc.stream_unary_rpc_method_handler(meet_in),
             "MeetBoth": grpc.stream_stream_rpc_method_handler(meet_both),
+            "Endless": grpc.unary_stream_rpc_method_handler(endless),
+            "AwaitLeft": grpc.unary_unary_rpc_method_handler(await_left),
         },
     )
 
@@ -166,6 +184,15 @@ def meet_all(port: str) -> None:
         assert [future.result() for future in futures] == [b"a", b"a"]
         streams = [method("stream_stream", "MeetBoth")(iter([b"a"])) for _ in range(2)]
         assert [list(stream) for stream in streams] == [[b"a"], [b"a"]]
+
+
+def drop(port: str) -> None:
+    """Takes one message of a stream, and holds it no longer."""
+    assert backsight.wait_attached(20)
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        method = Methods(channel)
+        assert next(iter(method("unary_stream", "Endless")(b"a"))) == b"a"
+        assert method("unary_unary", "AwaitLeft")(b"a") == b"a"
 
 
 # ------------------------------------------------------------------- asyncio
@@ -243,6 +270,6 @@ def call_aio(port: str) -> None:
 
 
 if __name__ == "__main__":
-    {f.__name__: f for f in (serve, call, meet_all, serve_aio, call_aio)}[sys.argv[1]](
+    {f.__name__: f for f in (serve, call, meet_all, drop, serve_aio, call_aio)}[sys.argv[1]](
         *sys.argv[2:]
     )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The same of gRPC: servers name their node in the trailing metadata, and clients read it there.
+"""Who answered a call by gRPC: servers name their node in trailing metadata, clients read it there.
 
 Servers by an interceptor, clients in a channel; those of asyncio by interceptors both. Imported
 only where an instrumentation of gRPC is, since it imports gRPC.
@@ -115,11 +115,18 @@ def _trailed(span: Span, call: Any) -> None:  # noqa: ANN401 # of gRPC
 
 def _look_after(call: Any) -> Any:  # noqa: ANN401 # of gRPC
     """The same call; who answered it is read when it is over."""
-    # Asked for now, trailing metadata would be waited for. Callbacks are called in turn, so
-    # this is before the one that ends the span.
-    span = get_current_span()
+    # Asked for now, trailing metadata would be waited for. gRPC cancels a stream that nobody
+    # holds any more, so neither may this: no add_done_callback().
+    span, reference = get_current_span(), weakref.ref(call)
+
+    def over() -> None:
+        done = reference()
+        if done is not None:
+            _trailed(span, done)
+
     try:
-        call.add_done_callback(lambda done: _trailed(span, done))
+        if not call.add_callback(over):
+            over()
     except Exception:  # noqa: BLE001 - a class of others, in the middle of a request
         _log.debug("%s does not say who answered", type(call), exc_info=True)
     return call
@@ -283,6 +290,16 @@ def _with_more(
     return patched
 
 
+def _with_answers_read(original: Callable[..., grpc.Channel]) -> Callable[..., grpc.Channel]:
+    """The same function, of whose channels the answers are read."""
+
+    @functools.wraps(original)
+    def channel(*arguments: Any, **options: Any) -> grpc.Channel:  # noqa: ANN401
+        return _Channel(original(*arguments, **options))
+
+    return channel
+
+
 def patch(name: str) -> None:
     """Servers and channels made from here on have ours as their innermost.
 
@@ -293,20 +310,10 @@ def patch(name: str) -> None:
             grpc.server = _with_more(grpc.server, 2, lambda: [_ServerInterceptor()])
         case "grpc_client":
             for channel in ("insecure_channel", "secure_channel"):
-                setattr(grpc, channel, _read(getattr(grpc, channel)))
+                setattr(grpc, channel, _with_answers_read(getattr(grpc, channel)))
         case "grpc_aio_server":
             grpc.aio.server = _with_more(grpc.aio.server, 2, lambda: [_AioServerInterceptor()])
         case "grpc_aio_client":
             for channel, position in (("insecure_channel", 3), ("secure_channel", 4)):
                 original = getattr(grpc.aio, channel)
                 setattr(grpc.aio, channel, _with_more(original, position, _aio_client_interceptors))
-
-
-def _read(original: Callable[..., grpc.Channel]) -> Callable[..., grpc.Channel]:
-    """The same function, of whose channels the answers are read."""
-
-    @functools.wraps(original)
-    def channel(*arguments: Any, **options: Any) -> grpc.Channel:  # noqa: ANN401
-        return _Channel(original(*arguments, **options))
-
-    return channel

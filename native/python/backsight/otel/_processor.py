@@ -180,7 +180,8 @@ class BacksightSpanProcessor(SpanProcessor):
             )
             if span._kind is _CLIENT:
                 self._peer(trace, attributes)
-            answered = span_id in trace.answered
+            # The channel or session of a call without a span of its own names the one around it.
+            answered = span_id in trace.answered and span._kind is _CLIENT
             for trigger, why in self._rules.ended(span, attributes, answered=answered):
                 _fire(trace, trigger, why)
             self._close(trace, trace_id, span_id)
