@@ -180,6 +180,15 @@ def _tag(node: yaml.Node) -> str:
     return str(node.tag).rpartition(":")[2]
 
 
+def _is_admitted(value: object, bounds: Iterable[Bound]) -> bool:
+    try:
+        for bound in bounds:
+            value = bound.admit(value)
+    except (ValueError, OverflowError):
+        return False
+    return True
+
+
 def _shown(node: yaml.Node) -> str:
     """A value as it was written, cut if it is long."""
     if isinstance(node, yaml.SequenceNode):
@@ -279,7 +288,7 @@ class _Reader:
                 value = bound.admit(value)
         except (ValueError, OverflowError):
             written_as = _TAGS.get(_tag(node), str)
-            if kind is str and written_as is not str:
+            if kind is str and _tag(node) != "str" and _is_admitted(node.value, bounds):
                 refusal += ", in quotes"
             # YAML 1.1 would take them for octal, hexadecimal or sexagesimal ones, among others.
             elif written_as in (int, float) and not _NUMBER.fullmatch(node.value):

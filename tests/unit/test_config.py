@@ -108,6 +108,7 @@ policies:
         ("name: a\nusers: alice", "f:2: users: alice; allowed: a list"),
         ("name: a\nusers:\n- x\n- 7", "f:4: users[1]: 7; allowed: a text"),
         ("name: a\nids:\n- 1.5", "f:3: ids[0]: 1.5; allowed: a text, in quotes"),
+        ("name: a\nids:\n- 2020-01-01", "f:3: ids[0]: 2020-01-01; allowed: a text, in quotes"),
         ("name: a\nsection: 1", "f:2: section: 1; allowed: a section with low, high"),
         ("name: a\nsection:\n  low: 3", "f:3: section.low: 3 is above high, 2"),
         ("name: a\nsection:\n  high: 1_0x", "f:3: section.high: 1_0x; allowed: a whole number"),
@@ -144,6 +145,11 @@ def test_what_is_wrong_is_named(text: str, problem: str) -> None:
     with pytest.raises(ConfigError) as caught:
         loads(text, Example, "f")
     assert problem in str(caught.value)
+
+
+def test_quotes_are_not_named_where_they_do_not_help() -> None:
+    with pytest.raises(ConfigError, match=r"f:1: name: 7; allowed: lower-case letters$"):
+        loads("name: 7", Example, "f")
 
 
 def test_all_problems_are_told_at_once() -> None:
