@@ -284,8 +284,8 @@ class CoordinatorServer:
             self._followers.enter_context(self._indexer.follower)
             self._followers.enter_context(self._exporter)
         except BaseException:
-            self._store.__exit__(None, None, None)
             self._reader.__exit__(None, None, None)
+            self._store.__exit__(None, None, None)
             raise
         self._changed()
         return self
@@ -304,9 +304,10 @@ class CoordinatorServer:
         # In threads: they wait for the disk, but not for one that is full.
         self._store.stop_trying_again()
         await asyncio.to_thread(self._followers.close)
-        await asyncio.to_thread(self._store.__exit__, None, None, None)
+        # The last connection takes SQLite's journal into the file, which only one that writes can.
         async with self._reading:
             self._reader.__exit__(None, None, None)
+        await asyncio.to_thread(self._store.__exit__, None, None, None)
 
     # ----------------------------------------------------------------- core
 

@@ -346,6 +346,23 @@ def test_who_follows_is_told_of_each_trace_that_was_judged(
     asyncio.run(run())
 
 
+def test_one_file_is_left_of_a_store_that_was_read(tmp_path: Path) -> None:
+    with driver(tmp_path / "t.sqlite") as earlier:
+        put_trace(earlier, TRACE, {"edge": FRONT})
+
+    async def run() -> None:
+        async with Client(tmp_path) as client:
+            await client.call("Control").write(b"\xff")
+            await client.logged("malformed message refused")
+            assert isinstance(
+                await client.ask("GetTrace", pb.GetTraceRequest(trace=TRACE)).read(), bytes
+            )
+            assert (tmp_path / "t.sqlite-wal").exists()
+
+    asyncio.run(run())
+    assert {file.name for file in tmp_path.glob("t.sqlite*")} == {"t.sqlite", "t.sqlite.lock"}
+
+
 def test_a_listing_that_takes_long_holds_up_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
