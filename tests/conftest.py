@@ -20,6 +20,8 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["PYTHONPATH"] = os.pathsep.join(str(path) for path in config.getini("pythonpath"))
     os.environ["PYTHONPYCACHEPREFIX"] = str(BUILD / ".pycache")
     os.environ["HYPOTHESIS_STORAGE_DIRECTORY"] = str(BUILD / ".hypothesis")
+    # Nobody attaches to the node of the machine that the tests run on.
+    os.environ["BACKSIGHT_SOCKET"] = str(BUILD / "no-node.sock")
     # What tests read is not the journal, though it may be our own standard error.
     os.environ.pop("JOURNAL_STREAM", None)
     # No deadline per example: it is wall-clock time, on machines that are busy.

@@ -78,7 +78,7 @@ class Result(replay.Result):
 
 def table(result: Result) -> str:
     """The figures, one a line, and a line for each kind of trouble."""
-    left = share(result.bytes_left / result.bytes_generated)
+    left = share(result.bytes_left / max(result.bytes_generated, 1))
     rows = [
         ("load", f"{result.file}, {result.requests:,} orders on {result.nodes} nodes"),
         ("spans", f"{result.spans:,} at least, by the access logs"),
