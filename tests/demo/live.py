@@ -211,13 +211,14 @@ class Live(Opened):
         deadline_s = time.monotonic() + _SETTLE_TIMEOUT_S
         steady: object = None
         while True:
+            # Before the listing: what a node has handed over by now is in it.
+            fired = sum(
+                node.control.status()["triggers_unreported"] for node in self.nodes.values()
+            )
             listing = self.traces()
             now = (
                 [len(self._logged(service)) for service in SERVICES],
                 [(trace["trace_id"], trace["verdict"]) for trace in listing],
-            )
-            fired = sum(
-                node.control.status()["triggers_unreported"] for node in self.nodes.values()
             )
             is_open = any(trace["verdict"]["kind"] in _OPEN_VERDICTS for trace in listing)
             if fired == 0 and not is_open and steady == now:
