@@ -227,13 +227,36 @@ def test_who_does_not_say_who_it_is_does_not_stay(
             assert ended.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
             counters = client.server.counters
             assert (counters.no_hello, counters.no_opening) == (1, 1)
-            # Who said it may be silent for as long as it likes.
-            call, slices = client.call("Control"), client.call("Slices")
-            await call.write(wire.encode_node_batch([Hello("n", 1)]))
-            await slices.write(wire.encode_opening(wire.Opening("n", 1)))
-            assert await call.read() and await slices.read()
-            await read_to_the_end(client.call("Control"))
-            assert not call.done() and not slices.done()
+    asyncio.run(run())
+
+
+def test_who_said_who_it_is_may_be_silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "_GREETING_TIMEOUT_S", 0.01)
+    all_over = asyncio.Event()
+
+    # No gRPC, over which a greeting may well take longer than that.
+    async def say(*greeting: bytes) -> AsyncIterator[bytes]:
+        for message in greeting:
+            yield message
+        await all_over.wait()
+
+    async def run() -> None:
+        settings = Settings("127.0.0.1:0", store=StoreSettings(str(tmp_path / "t.sqlite")))
+        async with CoordinatorServer(settings, 1, SILENT) as here:
+            hello = say(wire.encode_node_batch([Hello("n", 1)]))
+            opening = say(wire.encode_opening(wire.Opening("n", 1)))
+            greeted = [
+                asyncio.ensure_future(here._hear(hello, 1, "peer", server._Outgoing())),
+                asyncio.ensure_future(
+                    here._receive(opening, 2, None, server._Outgoing())  # type: ignore[arg-type]
+                ),
+            ]
+            await asyncio.sleep(0)  # they begin to wait before the one that says nothing
+            await here._hear(say(), 3, "peer", server._Outgoing())
+            assert not any(task.done() for task in greeted)
+            all_over.set()
+            await asyncio.gather(*greeted)
+            assert (here.counters.no_hello, here.counters.no_opening) == (1, 0)
 
     asyncio.run(run())
 
