@@ -19,6 +19,7 @@ reported at once.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import re
 import types
@@ -180,13 +181,22 @@ def _tag(node: yaml.Node) -> str:
     return str(node.tag).rpartition(":")[2]
 
 
-def _is_admitted(value: object, bounds: Iterable[Bound]) -> bool:
-    try:
-        for bound in bounds:
-            value = bound.admit(value)
-    except (ValueError, OverflowError):
-        return False
-    return True
+def _admitted(value: object, bounds: Iterable[Bound]) -> object:
+    for bound in bounds:
+        value = bound.admit(value)
+    return value
+
+
+def _how_to_write(node: yaml.ScalarNode, kind: type, bounds: tuple[Bound, ...]) -> str:
+    """What helps where YAML took it for something else than was meant; empty if nothing is known."""
+    tag = _tag(node)
+    if kind is str and tag != "str":
+        with contextlib.suppress(ValueError, OverflowError):
+            _admitted(node.value, bounds)
+            return ", in quotes"
+    # YAML 1.1 would take them for octal, hexadecimal or sexagesimal ones, among others.
+    strange = _TAGS.get(tag) in (int, float) and not _NUMBER.fullmatch(node.value)
+    return ", written plainly" if strange else ""
 
 
 def _shown(node: yaml.Node) -> str:
@@ -284,17 +294,9 @@ class _Reader:
         sized = any(isinstance(bound, Size) for bound in bounds)
         try:
             value = node.value if sized and _tag(node) == "str" else _parsed(node, kind)
-            for bound in bounds:
-                value = bound.admit(value)
+            return _admitted(value, bounds)
         except (ValueError, OverflowError):
-            written_as = _TAGS.get(_tag(node), str)
-            if kind is str and _tag(node) != "str" and _is_admitted(node.value, bounds):
-                refusal += ", in quotes"
-            # YAML 1.1 would take them for octal, hexadecimal or sexagesimal ones, among others.
-            elif written_as in (int, float) and not _NUMBER.fullmatch(node.value):
-                refusal += ", written plainly"
-            return self._refuse(node, key, refusal)
-        return value
+            return self._refuse(node, key, refusal + _how_to_write(node, kind, bounds))
 
     def _list(self, node: yaml.Node, kind: Any, key: str) -> object:
         if not isinstance(node, yaml.SequenceNode):

@@ -91,19 +91,15 @@ def _application(
         sys.exit(failed)
 
 
-@contextlib.contextmanager
-def _surroundings(directory: Path, cores: Cores) -> Iterator[tuple[dict[str, str], Receiver]]:
-    with node(directory, cores, {"pool_bytes": _POOL_BYTES}) as daemon, Receiver() as receiver:
-        yield daemon.client_environment("bench"), receiver
-
-
 def _measure(scale: Scale, cores: Cores) -> Iterator[report.Result]:
     python = otel_python()
     rounds: list[dict[str, float]] = []
     with (
         tempfile.TemporaryDirectory(prefix="backsight-bench-") as directory,
-        _surroundings(Path(directory), cores) as (environment, receiver),
+        node(Path(directory), cores, {"pool_bytes": _POOL_BYTES}) as daemon,
+        Receiver() as receiver,
     ):
+        environment = daemon.client_environment("bench")
         with contextlib.ExitStack() as stack:
             turns = {
                 processor: stack.enter_context(

@@ -25,7 +25,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -42,6 +42,7 @@ _SUBNET = ipaddress.ip_network("10.77.0.0/16")
 _PREFIX = "backsight"
 _READY_TIMEOUT_S = 120.0  # 75 Python processes start on two cores
 _STOP_TIMEOUT_S = 20.0
+_SETTLE_TIMEOUT_S = 60.0
 
 # By a program and not by preexec_fn, for which Popen would fork: grpcio 1.80 and
 # later start their poller again in a forked child, where it finds its epoll fd
@@ -372,6 +373,27 @@ def started(daemons: Sequence[Daemon]) -> Iterator[None]:
             daemon.wait_ready()
         yield
         stack.close()
+
+
+def await_settled(
+    coordinator: Coordinator, nodes: Collection[Node], written: Callable[[], object] = lambda: None
+) -> bool:
+    """Until each trace that any of the nodes triggered has its last verdict. False: not in time.
+
+    ``written``: how far those are who write still. They are at rest when it stays the same.
+    """
+    deadline_s = time.monotonic() + _SETTLE_TIMEOUT_S
+    before: object = None
+    while time.monotonic() < deadline_s:
+        # The nodes first: what they have handed over by now is in the listing.
+        unreported = sum(node.control.status()["triggers_unreported"] for node in nodes)
+        verdicts = {trace["trace_id"]: trace["verdict"] for trace in coordinator.ctl_json("traces")}
+        is_open = any(verdict["kind"] == "provisional" for verdict in verdicts.values())
+        now = (written(), verdicts)
+        if not unreported and not is_open and now == before:
+            return True
+        before = now
+    return False
 
 
 def main() -> int:

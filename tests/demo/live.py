@@ -23,6 +23,7 @@ from tests.cluster.topology import (
     Network,
     Node,
     Opened,
+    await_settled,
     started,
 )
 from tests.cluster.traffic import count_sent_to, payload_bytes_sent
@@ -47,8 +48,6 @@ _PAUSE_MS = 140
 _WARM_UP_REQUESTS = 64
 
 _PROGRESS_INTERVAL_S = 0.5
-_SETTLE_TIMEOUT_S = 60.0
-_OPEN_VERDICTS = ("provisional",)
 
 
 class DemoError(RuntimeError):
@@ -196,7 +195,12 @@ class Live(Opened):
             if load.process.returncode:
                 raise DemoError(f"wrk ended with {load.process.returncode}:\n{load.last_words()}")
         self.on_step("waiting for the last verdicts")
-        self._settle()
+        if not await_settled(
+            self.coordinator,
+            self.nodes.values(),
+            lambda: [len(self._logged(service)) for service in SERVICES],
+        ):
+            self.on_step("some verdicts are still open; going on without them")
 
     def _progress(self, begin_s: float) -> None:
         elapsed_s = min(time.monotonic() - begin_s, self.duration_s)
@@ -205,28 +209,6 @@ class Live(Opened):
     def _logged(self, service: str) -> list[str]:
         log = self.services[service].access_log
         return log.read_text().splitlines() if log.exists() else []
-
-    def _settle(self) -> None:
-        """Until no service works any more and each trace that was triggered has its last verdict."""
-        deadline_s = time.monotonic() + _SETTLE_TIMEOUT_S
-        steady: object = None
-        while True:
-            # Before the listing: what a node has handed over by now is in it.
-            fired = sum(
-                node.control.status()["triggers_unreported"] for node in self.nodes.values()
-            )
-            listing = self.traces()
-            now = (
-                [len(self._logged(service)) for service in SERVICES],
-                [(trace["trace_id"], trace["verdict"]) for trace in listing],
-            )
-            is_open = any(trace["verdict"]["kind"] in _OPEN_VERDICTS for trace in listing)
-            if fired == 0 and not is_open and steady == now:
-                return
-            steady = now
-            if time.monotonic() > deadline_s:
-                self.on_step("some verdicts are still open; going on without them")
-                return
 
     # ------------------------------------------------------------ looking
 

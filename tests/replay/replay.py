@@ -28,6 +28,7 @@ from tests.cluster.topology import (
     Network,
     Node,
     Opened,
+    await_settled,
     started,
 )
 from tests.cluster.traffic import count_sent_to, payload_bytes_sent
@@ -45,10 +46,6 @@ from tests.replay.schedule import (
 from tests.replay.worker import LatencyRule, Plan
 
 _START_DELAY_NS = 500_000_000  # for `go` to reach every worker before the first event
-_SETTLE_TIMEOUT_S = 60.0
-_SETTLE_POLL_S = 0.2
-# A verdict that things are still open in is not the last word.
-_OPEN_VERDICTS = ("provisional",)
 
 
 class ReplayError(RuntimeError):
@@ -249,7 +246,8 @@ class Replay(Opened):
 
         self._listen(finished)
         self.on_step("waiting for the last verdicts")
-        self._settle()
+        if not await_settled(self.coordinator, self.nodes.values()):
+            self.on_step("some verdicts are still open; going on without them")
 
     def _progress(self, total: int) -> Progress:
         workers = self.workers.values()
@@ -272,28 +270,6 @@ class Replay(Opened):
                     if not worker.read():
                         selector.unregister(entry.fileobj)
                         self._lost(worker)
-
-    def _settle(self) -> None:
-        """Until each trace that any node triggered has a verdict that is not open any more."""
-        deadline_s = time.monotonic() + _SETTLE_TIMEOUT_S
-        steady: tuple[int, list[str]] | None = None
-        while True:
-            listing = self.traces()
-            verdicts = [
-                f"{trace['trace_id']} {trace['verdict']['kind']} {trace['verdict']['version']}"
-                for trace in listing
-            ]
-            fired = sum(self.node_status(pod)["triggers_unreported"] for pod in self.nodes)
-            is_open = any(trace["verdict"]["kind"] in _OPEN_VERDICTS for trace in listing)
-            if fired == 0 and not is_open and steady == (fired, verdicts):
-                return
-            steady = (fired, verdicts)
-            if time.monotonic() > deadline_s:
-                self.on_step("some verdicts are still open; going on without them")
-                return
-            select_nothing = selectors.DefaultSelector()
-            with select_nothing:
-                select_nothing.select(_SETTLE_POLL_S)
 
     # ------------------------------------------------------------- faults
 

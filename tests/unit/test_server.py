@@ -227,6 +227,7 @@ def test_who_does_not_say_who_it_is_does_not_stay(
             assert ended.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
             counters = client.server.counters
             assert (counters.no_hello, counters.no_opening) == (1, 1)
+
     asyncio.run(run())
 
 
