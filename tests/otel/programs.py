@@ -13,7 +13,7 @@ import os
 import sys
 import threading
 import weakref
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -384,6 +384,21 @@ def triggers() -> None:
         print(json.dumps(fired))
 
 
+def limited() -> None:
+    """What the error rule says of requests that fail at these times, in s."""
+    from backsight.otel._rules import Error, Rules, RuleSet
+
+    times_s = deque([0, 0, 0, 0, 0.5, 1.5, 1.5, 2, 9])
+    rules = Rules(RuleSet(Error(per_s=1, burst=2)), times_s.popleft)
+    tracer = TracerProvider().get_tracer("lib")
+    told = []
+    while times_s:
+        with tracer.start_as_current_span("pays") as span:
+            span.set_status(StatusCode.ERROR, "no money")
+        told.append([why for _, why in rules.ended(span, {}, answered=False)])  # type: ignore[arg-type]
+    print(json.dumps(told))
+
+
 class OnlyText(dict[str, str]):
     """As httpx has them: asked for anything but text, they fail."""
 
@@ -606,6 +621,6 @@ def rules(directory: str) -> None:
 if __name__ == "__main__":
     PROGRAMS = (
         *(samplers, fidelity, unusual, unwritable, scopes, contexts, contexts_of_servers),
-        *(triggers, answers, rules, contexts_that_go, reentered),
+        *(triggers, limited, answers, rules, contexts_that_go, reentered),
     )
     {f.__name__: f for f in PROGRAMS}[sys.argv[1]](*sys.argv[2:])

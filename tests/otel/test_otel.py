@@ -140,6 +140,19 @@ def test_rules_fire_for_what_they_are_meant_for(application: Application, tmp_pa
     }
 
 
+def test_a_limited_error_says_how_many_more_there_were(application: Application) -> None:
+    def told(more: str = "") -> list[str]:
+        return [f"pays: error{more}: no money"]
+
+    assert json.loads(application.run("limited")) == [
+        *(told(), told(), [], [], []),
+        told(" (3 more since the last trigger)"),
+        [],
+        told(" (1 more since the last trigger)"),
+        told(),
+    ]
+
+
 @pytest.mark.root
 def test_the_benchmark_measures_a_process_and_a_service_each_way(tmp_path: Path) -> None:
     output = tmp_path / "otel.jsonl"

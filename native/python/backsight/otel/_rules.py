@@ -465,17 +465,20 @@ class _Buckets:
 
     def __init__(self, per_s: float, burst: float, clock: Callable[[], float]) -> None:
         self._per_s, self._burst, self._clock = per_s, burst, clock
-        self._levels: dict[tuple[str, str], tuple[float, float]] = {}
+        self._levels: dict[tuple[str, str], tuple[float, float, int]] = {}
 
-    def take(self, key: tuple[str, str]) -> bool:
+    def take(self, key: tuple[str, str]) -> int | None:
+        """How often there was none for that key since there was one; None if there is none now."""
         now = self._clock()
         if key not in self._levels and len(self._levels) >= _KEYS_MAX:
             key = ("", "")
-        level, since = self._levels.get(key, (self._burst, now))
+        level, since, missed = self._levels.get(key, (self._burst, now, 0))
         level = min(self._burst, level + (now - since) * self._per_s)
-        taken = level >= 1
-        self._levels[key] = (level - taken, now)
-        return taken
+        if level < 1:
+            self._levels[key] = (level, now, missed + 1)
+            return None
+        self._levels[key] = (level - 1, now, 0)
+        return missed
 
 
 class _Shares:
@@ -619,12 +622,15 @@ class Rules:
         assert span.context is not None
         trace = span.context.trace_id
         with self._lock:
-            if trace in self._told or not buckets.take((span.name, error_type)):
-                return None
             if trace in self._told:
-                return None  # by a finalizer or a signal handler, in the meantime
+                return None
+            held_back = buckets.take((span.name, error_type))
+            # Or it was told by a finalizer or a signal handler in the meantime.
+            if held_back is None or trace in self._told:
+                return None
             self._told[trace] = None
             if len(self._told) > _KEYS_MAX:
                 self._told.popitem(last=False)
         message = thrown.get("exception.message") or span.status.description or ""
-        return f"{span.name}: {error_type}" + (f": {message}" if message else "")
+        more = f" ({held_back} more since the last trigger)" if held_back else ""
+        return f"{span.name}: {error_type}{more}" + (f": {message}" if message else "")
