@@ -19,7 +19,6 @@ reported at once.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import re
 import types
@@ -191,12 +190,14 @@ def _how_to_write(node: yaml.ScalarNode, kind: type, bounds: tuple[Bound, ...]) 
     """What helps where YAML took it for something else than was meant; empty if nothing is known."""
     tag = _tag(node)
     if kind is str and tag != "str":
-        with contextlib.suppress(ValueError, OverflowError):
+        try:
             _admitted(node.value, bounds)
-            return ", in quotes"
-    # YAML 1.1 would take them for octal, hexadecimal or sexagesimal ones, among others.
-    strange = _TAGS.get(tag) in (int, float) and not _NUMBER.fullmatch(node.value)
-    return ", written plainly" if strange else ""
+        except (ValueError, OverflowError):
+            return ""
+        return ", in quotes"
+    # YAML 1.1 has octal, hexadecimal and sexagesimal numbers, among others.
+    is_odd = _TAGS.get(tag) in (int, float) and not _NUMBER.fullmatch(node.value)
+    return ", written plainly" if is_odd and kind in (int, float) else ""
 
 
 def _shown(node: yaml.Node) -> str:

@@ -376,23 +376,30 @@ def started(daemons: Sequence[Daemon]) -> Iterator[None]:
 
 
 def await_settled(
-    coordinator: Coordinator, nodes: Collection[Node], written: Callable[[], object] = lambda: None
+    coordinator: Coordinator,
+    nodes: Collection[Node],
+    written: Callable[[], object] = lambda: None,
+    *,
+    silent_s: float = 0,
 ) -> bool:
     """Until each trace that any of the nodes triggered has its last verdict. False: not in time.
 
-    ``written``: how far those are who write still. They are at rest when it stays the same.
+    ``written``: how far those are who write still. They are at rest when it did not change for
+    ``silent_s``.
     """
     deadline_s = time.monotonic() + _SETTLE_TIMEOUT_S
     before: object = None
-    while time.monotonic() < deadline_s:
+    since_s = 0.0
+    while (now_s := time.monotonic()) < deadline_s:
         # The nodes first: what they have handed over by now is in the listing.
         unreported = sum(node.control.status()["triggers_unreported"] for node in nodes)
         verdicts = {trace["trace_id"]: trace["verdict"] for trace in coordinator.ctl_json("traces")}
         is_open = any(verdict["kind"] == "provisional" for verdict in verdicts.values())
         now = (written(), verdicts)
-        if not unreported and not is_open and now == before:
+        if now != before:
+            before, since_s = now, now_s
+        elif not unreported and not is_open and now_s - since_s >= silent_s:
             return True
-        before = now
     return False
 
 

@@ -13,7 +13,7 @@ import os
 import sys
 import threading
 import weakref
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -386,17 +386,34 @@ def triggers() -> None:
 
 def limited() -> None:
     """What the error rule says of requests that fail at these times, in s."""
-    from backsight.otel._rules import Error, Rules, RuleSet
+    from backsight.otel import _rules
 
-    times_s = deque([0, 0, 0, 0, 0.5, 1.5, 1.5, 2, 9])
-    rules = Rules(RuleSet(Error(per_s=1, burst=2)), times_s.popleft)
+    now_s = 0.0
     tracer = TracerProvider().get_tracer("lib")
-    told = []
-    while times_s:
-        with tracer.start_as_current_span("pays") as span:
+
+    def limit() -> _rules.Rules:
+        return _rules.Rules(_rules.RuleSet(_rules.Error(per_s=1, burst=2)), lambda: now_s)
+
+    def fail(rules: _rules.Rules, at_s: float, name: str, error: str = "error") -> list[str]:
+        nonlocal now_s
+        now_s = at_s
+        with tracer.start_as_current_span(name, attributes={"error.type": error}) as span:
             span.set_status(StatusCode.ERROR, "no money")
-        told.append([why for _, why in rules.ended(span, {}, answered=False)])  # type: ignore[arg-type]
-    print(json.dumps(told))
+        # As if of two spans of one trace, of which the second has no more to tell.
+        ended = [*rules.ended(span, {}, answered=False), *rules.ended(span, {}, answered=False)]  # type: ignore[arg-type]
+        return [why for _, why in ended]
+
+    rules = limit()
+    told = [
+        *(fail(rules, 0, "pays") for _ in range(3)),
+        *(fail(rules, 0, "ships"), fail(rules, 0, "pays", "Timeout")),
+        *(fail(rules, at_s, "pays") for at_s in (0.5, 1.5, 1.5, 2)),
+        *(fail(rules, 2, "ships"), fail(rules, 9, "pays")),
+    ]
+    _rules._KEYS_MAX = 1  # of all kinds but one nobody remembers which it was
+    rules = limit()
+    rest = [fail(rules, 9, f"one of {i}") for i in range(4)]
+    print(json.dumps([told, rest, fail(rules, 10, "last")]))
 
 
 class OnlyText(dict[str, str]):

@@ -140,17 +140,18 @@ def test_rules_fire_for_what_they_are_meant_for(application: Application, tmp_pa
     }
 
 
-def test_a_limited_error_says_how_many_more_there_were(application: Application) -> None:
-    def told(more: str = "") -> list[str]:
-        return [f"pays: error{more}: no money"]
-
-    assert json.loads(application.run("limited")) == [
-        *(told(), told(), [], [], []),
-        told(" (3 more since the last trigger)"),
-        [],
-        told(" (1 more since the last trigger)"),
-        told(),
+def test_a_limited_error_says_how_many_were_suppressed(application: Application) -> None:
+    told, rest, last = json.loads(application.run("limited"))
+    assert told == [
+        *(["pays: error: no money"], ["pays: error: no money"], []),
+        *(["ships: error: no money"], ["pays: Timeout: no money"]),
+        # Two spans a trace.
+        *([], ["pays: error (4 suppressed before): no money"], []),
+        *(["pays: error (2 suppressed before): no money"], ["ships: error: no money"]),
+        ["pays: error: no money"],
     ]
+    assert [len(whys) for whys in rest] == [1, 1, 1, 0]
+    assert last == ["last: error: no money"]
 
 
 @pytest.mark.root

@@ -247,7 +247,7 @@ class Replay(Opened):
         self._listen(finished)
         self.on_step("waiting for the last verdicts")
         if not await_settled(self.coordinator, self.nodes.values()):
-            self.on_step("some verdicts are still open; going on without them")
+            self.on_step("not all is at rest; going on with what is there")
 
     def _progress(self, total: int) -> Progress:
         workers = self.workers.values()

@@ -460,25 +460,42 @@ _READERS: dict[str, Callable[[object, _Path, _Refuse], object]] = {
 # -------------------------------------------------------------------- firing
 
 
+_REST = ("", "")
+
+
+@dataclass(slots=True)
+class _Bucket:
+    level: float
+    since_s: float
+    suppressed: int = 0  # how many were refused since the last that was not
+
+
 class _Buckets:
     """A token bucket a key; of more keys than are remembered, the rest share one."""
 
     def __init__(self, per_s: float, burst: float, clock: Callable[[], float]) -> None:
         self._per_s, self._burst, self._clock = per_s, burst, clock
-        self._levels: dict[tuple[str, str], tuple[float, float, int]] = {}
+        self._buckets: dict[tuple[str, str], _Bucket] = {}
 
     def take(self, key: tuple[str, str]) -> int | None:
-        """How often there was none for that key since there was one; None if there is none now."""
-        now = self._clock()
-        if key not in self._levels and len(self._levels) >= _KEYS_MAX:
-            key = ("", "")
-        level, since, missed = self._levels.get(key, (self._burst, now, 0))
-        level = min(self._burst, level + (now - since) * self._per_s)
+        """How many were suppressed before this one, since the last that was not; None if it is too."""
+        if key not in self._buckets and len(self._buckets) >= _KEYS_MAX:
+            key = _REST
+        now_s = self._clock()
+        bucket = self._buckets.setdefault(key, _Bucket(self._burst, now_s))
+        # No call from here on, after which a finalizer or a signal handler could be at it too.
+        level = bucket.level + (now_s - bucket.since_s) * self._per_s
+        if level > self._burst:
+            level = self._burst
+        bucket.since_s = now_s
         if level < 1:
-            self._levels[key] = (level, now, missed + 1)
+            bucket.level = level
+            bucket.suppressed += 1
             return None
-        self._levels[key] = (level - 1, now, 0)
-        return missed
+        bucket.level = level - 1
+        suppressed, bucket.suppressed = bucket.suppressed, 0
+        # Of the rest nobody knows which they were.
+        return 0 if key is _REST else suppressed
 
 
 class _Shares:
@@ -624,13 +641,13 @@ class Rules:
         with self._lock:
             if trace in self._told:
                 return None
-            held_back = buckets.take((span.name, error_type))
+            suppressed = buckets.take((span.name, error_type))
             # Or it was told by a finalizer or a signal handler in the meantime.
-            if held_back is None or trace in self._told:
+            if suppressed is None or trace in self._told:
                 return None
             self._told[trace] = None
             if len(self._told) > _KEYS_MAX:
                 self._told.popitem(last=False)
         message = thrown.get("exception.message") or span.status.description or ""
-        more = f" ({held_back} more since the last trigger)" if held_back else ""
-        return f"{span.name}: {error_type}{more}" + (f": {message}" if message else "")
+        before = f" ({suppressed} suppressed before)" if suppressed else ""
+        return f"{span.name}: {error_type}{before}" + (f": {message}" if message else "")
