@@ -298,7 +298,7 @@ class Daemon:
             else "",
             "connected": uplink is not None and uplink.welcomed,
             "refused": self._core.refused or "",
-            "clients": len(self._clients),
+            "clients_in_pool": len(self._clients),
             "triggers_unreported": self._core.unreported_groups,
             "triggered_traces": self._core.triggered_traces,
             "queues": {

@@ -67,7 +67,7 @@ METRICS = (
     Metric(
         "clients_in_pool",
         "Processes that the pool has memory of, those that ended too.",
-        "clients",
+        "clients_in_pool",
     ),
     Metric(
         "generated_bytes_total",

@@ -97,7 +97,8 @@ class ExportSettings:
         Annotated[
             str,
             Matching(
-                r"https?://(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+)(:[0-9]{1,5})?(/[!-~]*)?", "a URL"
+                r"https?://(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+)(:[0-9]{1,5})?(/[!-~]*)?",
+                "a URL, as https://HOST:PORT",
             ),
         ]
         | None

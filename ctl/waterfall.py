@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Sequence
 
 from config.printable import printable
@@ -17,6 +18,8 @@ _STACK_WIDTH_MAX = 160
 # To see what kind of bytes these are; all of them are in the JSON.
 _RECORDS_MAX = 20
 _RECORD_WIDTH_MAX = 80
+
+_LINE_BREAKS = re.compile(r"[\r\n\t]+")
 
 
 def milliseconds(duration_ns: int) -> str:
@@ -33,7 +36,7 @@ def milliseconds(duration_ns: int) -> str:
 
 def cut(text: str, width: int) -> str:
     """The text in so many columns, made printable: a name may hold anything."""
-    text = printable(text)
+    text = printable(_LINE_BREAKS.sub(" ", text))
     return text if len(text) <= width else text[: width - 1] + "~"
 
 
@@ -59,7 +62,9 @@ def waterfall(view: TraceView, width: int | None = None) -> Iterator[str]:
     yield from headline(view.summary)
     spans = view.spans
     if not spans:
-        if not view.slices or any(part.bytes for part in view.slices):
+        # What is missing has its reasons in the head.
+        is_explained = view.summary["verdict"]["reasons"] or not view.slices
+        if is_explained or any(part.bytes for part in view.slices):
             yield "  no spans"
         else:
             yield "  nothing: reported before, evicted, or not written yet"

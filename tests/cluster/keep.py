@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from pathlib import Path
@@ -31,4 +32,6 @@ Everything stays up. To look around, as root:
 
 Ctrl-C here (or kill {os.getpid()}) stops and removes it all."""
     )
-    signal.pause()
+    with contextlib.suppress(KeyboardInterrupt):
+        signal.pause()
+    print("\nstopping")

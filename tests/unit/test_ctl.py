@@ -169,10 +169,20 @@ def test_spans_in_a_circle_are_each_shown_once() -> None:
     assert sorted(placed.span.span_id for _, placed in in_tree_order(view.spans)) == [1, 2, 3]
 
 
+def test_that_there_are_no_spans_is_explained_once() -> None:
+    detail = _detail(front=b"")
+    assert list(waterfall(trace_view(detail)))[-2:] == [
+        "  missing on gone: did not answer",
+        "  no spans",
+    ]
+    del detail.summary.verdict.reasons[:]
+    assert list(waterfall(trace_view(detail)))[-1].startswith("  nothing: reported before")
+
+
 def test_a_name_cannot_drive_the_terminal() -> None:
     view = trace_view(_detail(front=_slice((1, 0, "\x1b[2J\nevil", 0, 1))))
     text = "".join(waterfall(view, width=100))
-    assert "\x1b" not in text and "?[2J?evil" in text
+    assert "\x1b" not in text and "?[2J evil" in text
 
 
 def test_no_text_from_elsewhere_drives_a_terminal(
@@ -200,7 +210,7 @@ class _Host:
             "dataplane": {"pool_bytes": 4 << 20, "horizon_ns": 1_500_000},
             "connected": False,
             "refused": "",
-            "clients": 3,
+            "clients_in_pool": 3,
         }
 
     def peek(self, trace: TraceId) -> Peek:
@@ -243,7 +253,7 @@ def test_the_status_is_a_figure_a_line(tmp_path: Path, capsys: pytest.CaptureFix
         "node                  alpha",
         "connected             no",
         "refused               -",
-        "clients               3",
+        "clients_in_pool       3",
         "dataplane.pool_bytes  4194304  (4.0 MiB)",
         "dataplane.horizon_ns  1500000  (1.5 ms)",
     ]
