@@ -1,0 +1,200 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The channel: what one process and the node tell each other about the arena.
+ *
+ *   offset
+ *        0  channel header   who the node is, its clock, the doorbell
+ *     4096  grant ring       segments that may be written to (node -> threads)
+ *    73728  open handles     which handles are open (threads -> node)
+ *   335872  thread area 0    place in the log, counters, ring of losses
+ *      ...  thread area 255
+ *
+ * Who writes what (everything else is read-only to that side)
+ * -----------------------------------------------------------
+ *
+ *   channel header, grant entries and grant head, loss tails     node
+ *   grant tail (compare and swap; the node too, when it takes
+ *     grants back), open handles, thread areas, loss entries     client
+ *
+ * The node believes nothing that it reads here.
+ *
+ * Grants
+ * ------
+ *
+ * The node keeps a stock of segments in the ring that lasts for ten seconds at
+ * the process's own rate, so that nothing is lost while the daemon is stopped,
+ * starved or restarted. A segment costs memory when it is touched.
+ *
+ * Losses
+ * ------
+ *
+ * A run that found no segment has no place in the log. Its thread tells of it
+ * in a ring of its own; when that is full, it counts.
+ *
+ * Open handles
+ * ------------
+ *
+ * When the oldest segment is reclaimed, the runs of handles that are still
+ * open are kept. Which are: the thread-local trace of each thread stands in
+ * its area (own_handle); the handles of bs_open() in the table. A handle's
+ * number names its place there:
+ *
+ *   number   | slot that drew it : 9 | count : 23 |
+ *   place    (slot * 256 + count) % BS_OPEN_HANDLES
+ *
+ * bs_open() draws counts until a place is free (it is 0) and takes it by
+ * compare and swap; whoever closes the handle writes 0. After
+ * BS_OPEN_PROBES places it goes without: then it is counted
+ * (handles_unlisted), and its first runs go when their segments go.
+ *
+ * The doorbell
+ * ------------
+ *
+ * The node sleeps on the futex word `rung`. Nobody writes an fd: a daemonising
+ * application may have closed it and got the number back for something else.
+ *
+ *   node                                client
+ *   ----                                ------
+ *   WRITE_ONCE(sleeping, 1)             publish work (store_release)
+ *   full_fence()                        full_fence()
+ *   look for work once more             if READ_ONCE(sleeping):
+ *   if none: futex_wait(rung, r)            fetch_add(rung, 1); futex_wake
+ *   (r read before sleeping was set)
+ *
+ * Either the client sees sleeping == 1 and rings, or its publication came
+ * before the node's second look. Two things ring: a trigger, and a stock of
+ * which half is used. What is written does not ring.
+ */
+#ifndef BS_ABI_CHANNEL_H
+#define BS_ABI_CHANNEL_H
+
+#include <stddef.h>
+
+#include "abi/types.h"
+
+/* Threads of one process that can write at the same time. More are counted
+ * and write nothing. A slot costs no memory before its first use. */
+#define BS_THREAD_SLOTS 256u
+
+/* Granted segments that can wait: 8192 x 64 KiB = 512 MiB, ten seconds at 50
+ * MB/s; a process that writes faster has a shorter stock. */
+#define BS_GRANT_RING_ENTRIES 8192u
+
+/* Handles of bs_open() that are protected from eviction while they are open. */
+#define BS_OPEN_HANDLES 65536u
+#define BS_OPEN_PROBES 64u
+
+/* Losses that a thread can tell of while the node is away. */
+#define BS_LOSS_RING_ENTRIES 64u
+
+struct bs_doorbell {
+	uint32_t rung;	   /* futex word; counts rings */
+	uint32_t sleeping; /* node is about to sleep */
+	uint32_t pad[14];
+};
+
+/* What record ticks are. */
+enum bs_clock {
+	BS_CLOCK_MONOTONIC = 0, /* CLOCK_MONOTONIC, ns */
+	BS_CLOCK_COUNTER = 1,	/* the CPU's: TSC, CNTVCT_EL0 */
+};
+
+struct bs_channel_header {
+	uint32_t magic;
+	uint32_t version;
+	uint64_t arena_bytes;
+	uint32_t clock; /* enum bs_clock */
+	uint32_t client_number; /* for who looks; the node has its own */
+	uint64_t ticks_per_s;
+	uint64_t node_id;
+	uint64_t cluster_seed; /* of the three hashes, see hash.h */
+	uint8_t pad[16];
+	char node_name[64];
+	struct bs_doorbell doorbell;
+};
+
+struct bs_grant {
+	uint32_t segment;    /* and BS_GRANT_FRESH */
+	uint32_t generation; /* as in the segment's header */
+};
+
+/* It has no memory, or none that this process has met: populate it before use. */
+#define BS_GRANT_FRESH 0x80000000u
+
+struct bs_grant_ring {
+	uint32_t head; /* node; never wrapped, entry = head % ENTRIES */
+	uint32_t pad0[15];
+	uint32_t tail; /* by compare and swap */
+	uint32_t pad1[15];
+	struct bs_grant entries[BS_GRANT_RING_ENTRIES];
+};
+
+struct bs_loss {
+	uint64_t trace_hi;
+	uint64_t trace_lo;
+	uint32_t handle;
+	uint32_t flags; /* FIRST, LAST as of the run that was lost */
+	uint64_t payload_bytes;
+};
+
+struct bs_thread_area {
+	/* The writer's lines. */
+	uint32_t owner_tid;  /* 0: free; claimed by compare and swap */
+	uint32_t segment;    /* being appended to, or BS_SEGMENT_NONE; after
+			      * the segment's `slot`, with store_release */
+	uint32_t own_handle; /* of the thread-local trace; 0: none is open */
+	uint32_t loss_head;  /* store_release after the entry */
+	uint32_t losses_untold; /* the ring was full */
+	uint32_t zero;
+	uint64_t runs; /* counters, for metrics only */
+	uint64_t runs_lost;
+	uint64_t records_lost;
+	uint64_t payload_bytes;
+	uint64_t payload_bytes_lost;
+	uint64_t records_oversized;
+	uint64_t handles_unlisted;
+	uint8_t pad0[128 - 4 * 6 - 8 * 7];
+	/* The node's line. */
+	uint32_t loss_tail;
+	uint32_t pad1[15];
+	struct bs_loss losses[BS_LOSS_RING_ENTRIES];
+};
+
+#define BS_CHANNEL_GRANTS_OFFSET 4096u
+#define BS_CHANNEL_HANDLES_OFFSET 73728u
+#define BS_CHANNEL_AREAS_OFFSET                                                \
+	(BS_CHANNEL_HANDLES_OFFSET +                                           \
+	 BS_OPEN_HANDLES * (uint32_t)sizeof(uint32_t))
+#define BS_CHANNEL_BYTES                                                       \
+	(BS_CHANNEL_AREAS_OFFSET +                                             \
+	 (size_t)BS_THREAD_SLOTS * sizeof(struct bs_thread_area))
+
+/* A handle's number. */
+#define BS_HANDLE_COUNT_BITS 23
+#define BS_HANDLE_COUNT_MASK ((1u << BS_HANDLE_COUNT_BITS) - 1)
+
+static inline uint32_t bs_handle_slot(uint32_t handle)
+{
+	return handle >> BS_HANDLE_COUNT_BITS;
+}
+
+static inline uint32_t bs_handle_place(uint32_t handle)
+{
+	return (bs_handle_slot(handle) * 256 +
+		(handle & BS_HANDLE_COUNT_MASK)) %
+	       BS_OPEN_HANDLES;
+}
+
+_Static_assert(sizeof(struct bs_doorbell) == BS_CACHE_LINE, "ABI");
+_Static_assert(offsetof(struct bs_channel_header, node_name) == 64, "ABI");
+_Static_assert(offsetof(struct bs_channel_header, doorbell) == 128, "ABI");
+_Static_assert(sizeof(struct bs_grant) == 8, "ABI");
+_Static_assert(offsetof(struct bs_grant_ring, tail) == BS_CACHE_LINE, "ABI");
+_Static_assert(BS_CHANNEL_GRANTS_OFFSET + sizeof(struct bs_grant_ring) <=
+		       BS_CHANNEL_HANDLES_OFFSET,
+	       "the grant ring fits before the open handles");
+_Static_assert(sizeof(struct bs_loss) == 32, "ABI");
+_Static_assert(offsetof(struct bs_thread_area, loss_tail) == 128, "ABI");
+_Static_assert(sizeof(struct bs_thread_area) % BS_CACHE_LINE == 0, "ABI");
+
+#endif
