@@ -10,34 +10,27 @@
  * the caller's.
  *
  *      clients' arenas, channels, contexts  (abi.h)
- *                 |  bsn_poll: drain, index, grant, reclaim
- *                 v
- *      index: trace -> newest run -> older run ...     tombstones
- *                 |  bsn_collect: copy out at once; bsn_poll: what comes later
- *                 v
+ *                 |  bsn_poll: what is full, what was lost, grants, reclaim
+ *                 |
+ *                 |  a trigger: one pass over the directories for all traces
+ *                 v  that wait; bsn_poll: what they write later
  *      report store: trace -> slice (a byte string in 2 KiB blocks)
  *                 |  bsn_slice_read / _trim / _release
  *                 v
  *      the control plane
  *
- * Index. A hash table with one record a trace (chained; the full id stands in
- * it, because in the log a client could change it) and an array of runs linked
- * from newest to oldest. Bounded: when either is full, the oldest segments are
- * reclaimed as if the pool were.
+ * No index. The node does nothing for a trace that is not triggered; its work
+ * is per segment. What a trace wrote is found when somebody asks for it, in
+ * the directories that the writers keep (abi/arena.h).
  *
  * Eviction. The pool is a budget of segments over all arenas. Above
- * reclaim_percent of it the segment that was sealed first is reclaimed. For
- * each trace in it:
- *   - triggered: nothing to do, it was copied out;
- *   - open, or last active within the youngest quarter of the horizon: second
- *     chance, the run is copied forward into the keep arena (a memfd of the
- *     node's own, same format, same budget, at most a quarter of it);
- *   - else: evicted as a whole. Its runs in younger segments leave the index
- *     too, and a tombstone says evicted, and when.
- * A trace with a tombstone is never complete again: what is written about it
- * later is indexed, and its slice carries BSN_SLICE_EVICTED. Tombstones that
- * still matter (runs of the trace may yet be in the pool) are never dropped
- * early; beyond that the youngest `tombstones` are kept for answers.
+ * reclaim_percent of it the segment that was sealed first is reclaimed. Runs
+ * of handles that are still open are copied forward into the keep arena (in
+ * the ledger, of the same budget, at most a quarter of it). All other runs
+ * leave the fingerprint of their trace behind (`tombstones`). Whether a trace
+ * is whole is judged when it is collected: a fingerprint that was left behind,
+ * a handle without its first run or with a gap in the numbers of its runs
+ * makes it BSN_SLICE_EVICTED, also after a restart: the ledger stays.
  *
  * Report store. A memfd of its own of store_bytes, in blocks that describe
  * themselves (trace, primary, trigger, number in the slice, bytes), so that a
@@ -75,9 +68,8 @@ struct bsn_config {
 	uint64_t percentage_threshold; /* abi.h */
 	uint32_t reclaim_percent;      /* of the pool; 90 */
 	uint32_t clients_max;
-	uint32_t tombstones;
-	uint32_t index_traces; /* entries of the table; 0: from pool */
-	uint32_t index_runs;   /* 0: from pool */
+	uint32_t tombstones; /* traces that lost something, to be remembered, 4
+			      * bytes each; 0: from pool */
 	bool trust_incoming;
 	bool clock_is_tsc;
 	uint64_t ticks_per_s;
@@ -93,8 +85,11 @@ enum bsn_slice_flags {
 	BSN_SLICE_STORE_FULL = 0x20,  /* no room to copy it */
 	BSN_SLICE_MAYBE_LOSSY = 0x40, /* a loss nearby could not be tied to
 				       * its trace */
-	BSN_SLICE_CORRUPT = 0x80,     /* the log contradicted the index */
+	BSN_SLICE_CORRUPT = 0x80,     /* a directory or a record of it made no
+				       * sense */
 	BSN_SLICE_CRUMBS_CUT = 0x100, /* more than BSN_CRUMBS_MAX */
+	BSN_SLICE_SEARCHING = 0x200,  /* what is held of it is not known yet;
+				       * BSN_EVENT_SLICE_CHANGED when it is */
 };
 
 /* Distinct nodes that one trace's slice on one node may name: generous for a
@@ -144,10 +139,13 @@ struct bsn_metrics {
 	uint64_t horizon_ns; /* age of the oldest sealed segment's grant,
 				    * 0 before the first reclaim */
 	uint64_t reclaims;   /* segments */
-	uint64_t traces_indexed, runs_indexed; /* now */
-	uint64_t runs_drained, runs_walked, runs_lost, records_lost;
+	uint64_t runs_lost, records_lost;
 	uint64_t payload_bytes, payload_bytes_lost;
-	uint64_t traces_evicted, second_chances, tombstones;
+	uint64_t runs_evicted, second_chances;
+	uint64_t gone, gone_forgotten; /* fingerprints: held; dropped for others */
+	uint64_t searches, passes;     /* traces looked for; passes for them */
+	uint64_t entries_searched;     /* of directories */
+	uint64_t false_hits;	       /* fingerprints of another trace */
 	uint64_t corrupt; /* contradictions met in shared memory */
 	uint64_t triggers, triggers_lost, cells_skipped;
 	uint64_t clients;
@@ -162,8 +160,9 @@ BSN_EXPORT int bsn_new(const struct bsn_config *config, struct bsn **node,
 BSN_EXPORT void bsn_free(struct bsn *node);
 
 /* The fds that outlive the daemon in the fd store, or are given back from it:
- * the report store and the keep arena. bsn_adopt_* must come before the first
- * client and rebuild what is in them; -EPROTO when the content is not ours. */
+ * the report store and the ledger, of which the keep arena is a part.
+ * bsn_adopt_* must come before the first client; -EPROTO when the content is
+ * not ours. Without the ledger no client can be adopted. */
 BSN_EXPORT int bsn_store_fd(struct bsn *node);
 BSN_EXPORT int bsn_keep_fd(struct bsn *node);
 BSN_EXPORT int bsn_adopt_store(struct bsn *node, uint64_t now_ns, int fd);
@@ -190,12 +189,25 @@ struct bsn_client_fds {
 BSN_EXPORT int bsn_client_add(struct bsn *node, int pid, const char *service,
 			      uint64_t now_ns, struct bsn_client_fds *fds);
 
-/* One from before a restart, with the number that it had: maps, validates, and
- * walks its log. The number is the caller's to keep, where the client cannot
- * write. -EINVAL where it is none, or another client's. */
+/* One from before a restart, with the number that it had. The number is the
+ * caller's to keep, where the client cannot write. -EINVAL where it is none,
+ * or another client's; -EPROTO after the first poll, or where nobody knows
+ * what it was granted. */
 BSN_EXPORT int bsn_client_adopt(struct bsn *node, int number, int pid,
 				const char *service, uint64_t now_ns,
 				const struct bsn_client_fds *fds);
+
+/* The policy table, for all clients: read-only for whoever maps it. */
+BSN_EXPORT int bsn_policy_fd(struct bsn *node);
+
+/* Replace a client's context segment: by the one of fd (a BPF map), or by a new
+ * memfd (fd < 0). Returns the new one's fd, which is the caller's to send to
+ * the client; -EBUSY while an earlier one is not done with. Both queues are
+ * drained, until the client says that it has moved and the caller says so
+ * here: -EAGAIN as long as triggers of the old one are not seen to. */
+BSN_EXPORT int bsn_client_context(struct bsn *node, int client, int fd);
+BSN_EXPORT int bsn_client_context_done(struct bsn *node, int client,
+				       uint64_t now_ns);
 
 /* Change what struct bsn_config said of these two: for clients that are attached,
  * from the next trace on that each of their threads begins, and for those to
@@ -210,8 +222,9 @@ BSN_EXPORT int bsn_client_exited(struct bsn *node, int client, uint64_t now_ns);
 
 /* -------------------------------------------------------------- work --- */
 
-/* Drain, index, copy what belongs to collected traces, grant, reclaim.
- * Returns the number of events that wait. */
+/* See what is full and what was lost, look for traces that wait, copy what
+ * belongs to collected ones, grant, reclaim. In pieces: others have the lock
+ * in between. Returns the number of events that wait. */
 BSN_EXPORT int bsn_poll(struct bsn *node, uint64_t now_ns);
 
 /* Take up to n events. Returns how many. */
@@ -230,9 +243,10 @@ BSN_EXPORT void bsn_wake(struct bsn *node);
 /* ------------------------------------------------------------ slices --- */
 
 /* A trigger reached this node: copy all that it holds of the trace, and
- * everything written later. Idempotent. Drains first. The answer (also for a
- * trace never seen: flags without HELD) goes to *slice. -ENOSPC when the mark
- * itself has no room. */
+ * everything written later. Idempotent. The answer (also for a trace never
+ * seen: flags without HELD) goes to *slice. In a large pool the next poll
+ * looks for the trace, with all others that wait; until then the slice is
+ * BSN_SLICE_SEARCHING. -ENOSPC when the mark itself has no room. */
 BSN_EXPORT int bsn_collect(struct bsn *node, struct bs_trace_id id,
 			   struct bs_trace_id primary, const char *trigger,
 			   uint64_t now_ns, struct bsn_slice *slice);
@@ -251,8 +265,8 @@ BSN_EXPORT int64_t bsn_slice_read(struct bsn *node, struct bs_trace_id id,
 BSN_EXPORT int bsn_slice_trim(struct bsn *node, struct bs_trace_id id,
 			      uint64_t offset);
 
-/* Forget it: memory and mark. abandoned: leave a tombstone that says so, and
- * drop its runs from the index. */
+/* Forget it: memory and mark. A fingerprint says that it was reported, or
+ * abandoned. */
 BSN_EXPORT int bsn_slice_release(struct bsn *node, struct bs_trace_id id,
 				 bool abandoned, uint64_t now_ns);
 
@@ -267,14 +281,23 @@ BSN_EXPORT int64_t bsn_peek(struct bsn *node, struct bs_trace_id id,
 			    uint64_t now_ns, void *buffer, size_t bytes,
 			    struct bsn_slice *slice);
 
-/* Traces that are not collected, of which a process of that service (empty: any)
- * wrote something within the last age_ns: the ids of at most `room` of them, those
- * of the highest priority (hash.h), highest first. Returns how many, and in *found
- * of how many. It looks at the whole index, piece by piece under the lock: for a
- * thread that may take its time. */
+/* Traces that are not and were not collected, of which a process of that service
+ * (empty: any) wrote something into a segment that was in use within the last
+ * age_ns: the ids of at most `room` of them, those of the highest priority
+ * (hash.h), highest first. Returns how many, and in *found of about how many.
+ * It looks at the whole pool, piece by piece under the lock: for a thread that
+ * may take its time. */
 BSN_EXPORT int bsn_recent(struct bsn *node, uint64_t now_ns, uint64_t age_ns,
 			  const char *service, struct bs_trace_id *ids,
 			  int room, uint64_t *found);
+
+/* What is asked often, and costs nothing. */
+struct bsn_usage {
+	uint64_t store_bytes, store_used_bytes;
+	uint64_t slices;
+};
+
+BSN_EXPORT void bsn_get_usage(struct bsn *node, struct bsn_usage *usage);
 
 BSN_EXPORT void bsn_get_metrics(struct bsn *node, struct bsn_metrics *metrics);
 

@@ -53,9 +53,11 @@
  *   SEALED  full; waits, in the order of sealing over all arenas of the node,
  *           to be reclaimed
  *
- * The node sets `runs` to 0 before it grants a segment, and the entries above
- * are never read: what an earlier life left is out of reach. Which segments
- * are granted, to whom and when, the node keeps where no client can write.
+ * The thread that takes a segment writes its header: `runs` 0, its slot, and
+ * then, with store_release, the generation of the grant. Before that the node
+ * takes the segment for empty, and entries from `runs` on are never read: what
+ * an earlier life left is out of reach. Which segments are granted, to whom
+ * and when, the node keeps where no client can write.
  */
 #ifndef BS_ABI_ARENA_H
 #define BS_ABI_ARENA_H
@@ -73,13 +75,11 @@
 #define BS_SEGMENT_NONE 0xffffffffu
 
 struct bs_segment_header {
-	uint32_t magic;	     /* node */
-	uint32_t segment;    /* node: its own number */
-	uint32_t generation; /* node: of this grant, as in struct bs_grant */
-	uint32_t slot;	     /* writer: the thread slot that took it */
-	uint32_t runs;	     /* writer: entries in the directory; store_release */
+	uint32_t generation; /* of the grant (struct bs_grant); written last */
+	uint32_t slot;	     /* of the thread that took it */
+	uint32_t runs;	     /* entries in the directory; store_release */
 	uint32_t zero;
-	uint64_t reserved[5];
+	uint64_t reserved[6];
 };
 
 struct bs_run_header {

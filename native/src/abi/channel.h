@@ -23,7 +23,8 @@
  *
  * The node keeps a stock of segments in the ring that lasts for ten seconds at
  * the process's own rate, so that nothing is lost while the daemon is stopped,
- * starved or restarted. A segment costs memory when it is touched.
+ * starved or restarted. A segment costs memory when it is touched, so the node
+ * does not write to it: whoever takes it writes its header (arena.h).
  *
  * Losses
  * ------
@@ -125,7 +126,9 @@ struct bs_grant_ring {
 	uint32_t head; /* node; never wrapped, entry = head % ENTRIES */
 	uint32_t pad0[15];
 	uint32_t tail; /* by compare and swap */
-	uint32_t pad1[15];
+	uint32_t losses; /* fetch_add after each loss, told or not: where it has
+			  * not moved, the node need not look at the areas */
+	uint32_t pad1[14];
 	struct bs_grant entries[BS_GRANT_RING_ENTRIES];
 };
 

@@ -9,13 +9,45 @@
 #include "hash.h"
 #include "internal.h"
 
+static struct client **bucket_of(const struct bsn *n, uint32_t number)
+{
+	return (struct client **)&n->clients.numbered[number % CLIENT_BUCKETS];
+}
+
 struct client *client_find(const struct bsn *n, uint32_t number)
 {
-	for (uint32_t i = 0; i < n->n_clients; i++) {
-		if (n->clients[i]->number == number)
-			return n->clients[i];
+	struct client *c = *bucket_of(n, number);
+
+	while (c && c->number != number)
+		c = c->next_numbered;
+	return c;
+}
+
+/* It is one of the node's from here on. */
+void client_enter(struct bsn *n, struct client *c, uint32_t number)
+{
+	struct client **bucket = bucket_of(n, number);
+
+	c->number = number;
+	c->live = true;
+	c->next_numbered = *bucket;
+	*bucket = c;
+	n->clients.all[n->clients.count++] = c;
+}
+
+static void client_leave(struct bsn *n, struct client *c)
+{
+	struct client **link = bucket_of(n, c->number);
+
+	while (*link != c)
+		link = &(*link)->next_numbered;
+	*link = c->next_numbered;
+	for (uint32_t i = 0; i < n->clients.count; i++) {
+		if (n->clients.all[i] != c)
+			continue;
+		n->clients.all[i] = n->clients.all[--n->clients.count];
+		break;
 	}
-	return NULL;
 }
 
 void client_free(struct client *c)
@@ -24,30 +56,33 @@ void client_free(struct client *c)
 		munmap(c->arena, c->arena_bytes);
 	if (c->channel)
 		munmap(c->channel, BS_CHANNEL_BYTES);
-	if (c->context)
-		munmap(c->context, sizeof(*c->context));
+	if (c->queue.context)
+		munmap(c->queue.context, sizeof(*c->queue.context));
+	if (c->queue_before.context)
+		munmap(c->queue_before.context,
+		       sizeof(*c->queue_before.context));
 	free(c->segments);
-	free(c->progress);
+	free(c->granted);
 	free(c);
 }
 
 /* A thread may sleep on its doorbell: unmapped once none does. */
 static void client_retire(struct bsn *n, struct client *c)
 {
-	if (!n->waiting) {
+	if (!n->waiting.threads) {
 		client_free(c);
 		return;
 	}
-	c->retired = n->retired;
-	n->retired = c;
+	c->retired = n->clients.retired;
+	n->clients.retired = c;
 }
 
 void client_release_retired(struct bsn *n)
 {
-	while (n->retired) {
-		struct client *c = n->retired;
+	while (n->clients.retired) {
+		struct client *c = n->clients.retired;
 
-		n->retired = c->retired;
+		n->clients.retired = c->retired;
 		client_free(c);
 	}
 }
@@ -55,40 +90,53 @@ void client_release_retired(struct bsn *n)
 /* For BSN_EVENT_CLIENT_DRAINED. */
 static void drained_push(struct bsn *n, uint32_t number)
 {
-	if (n->n_drained == n->drained_room) {
-		uint32_t room = n->drained_room ? 2 * n->drained_room : 16;
+	struct clients *all = &n->clients;
+
+	if (all->n_drained == all->drained_room) {
+		uint32_t room = all->drained_room ? 2 * all->drained_room : 16;
 		uint32_t *drained =
-			realloc(n->drained, room * sizeof(*drained));
+			realloc(all->drained, room * sizeof(*drained));
 
 		if (!drained)
 			return;
-		n->drained = drained;
-		n->drained_room = room;
+		all->drained = drained;
+		all->drained_room = room;
 	}
-	n->drained[n->n_drained++] = number;
+	all->drained[all->n_drained++] = number;
 }
 
 /* Forget a process that is gone once its last segment is. */
 void client_check_drained(struct bsn *n, struct client *c)
 {
-	if (c->live || c->frames || c == &n->keep)
+	if (c->live || c->frames || c == &n->keep.arena)
 		return;
-	for (uint32_t i = 0; i < n->n_clients; i++) {
-		if (n->clients[i] != c)
-			continue;
-		n->clients[i] = n->clients[--n->n_clients];
-		break;
-	}
+	client_leave(n, c);
 	drained_push(n, c->number);
-	metrics_add_client(c, &n->counts);
-	n->counts.triggers_lost += drain_triggers_left(c);
-	if (c->untied_to_ns > n->tombs->gone_untied_ns)
-		n->tombs->gone_untied_ns = c->untied_to_ns;
+	metrics_read_client(n, c);
+	n->counts.triggers_lost += triggers_left(c);
 	client_retire(n, c);
 }
 
-static struct client *client_new(struct bsn *n, int pid, const char *service,
-				 uint64_t arena_bytes)
+/* It lost something of nobody knows which traces, since the last look. */
+void client_untied_loss(struct bsn *n, struct client *c)
+{
+	uint64_t latest_ns = n->ledger.header->granted_ns;
+
+	/* One interval: an old one is dropped when all that it could concern is
+	 * gone from the pool, else both are joined. */
+	if (!c->untied_to_ns || c->losses_read_ns < c->untied_from_ns ||
+	    (n->counts.reclaims &&
+	     ns_since(n, c->untied_to_ns) > pool_oldest_ns(n)))
+		c->untied_from_ns = c->losses_read_ns;
+	/* Not before any segment that it may concern, of which those granted in
+	 * this instant have numbers behind it. */
+	c->untied_to_ns = latest_ns > n->now_ns ? latest_ns : n->now_ns;
+	n->ledger.header->untied_to_ns = c->untied_to_ns;
+	c->untied_news = true;
+}
+
+struct client *client_new(struct bsn *n, int pid, const char *service,
+			  uint64_t arena_bytes)
 {
 	struct client *c = calloc(1, sizeof(*c));
 
@@ -99,57 +147,48 @@ static struct client *client_new(struct bsn *n, int pid, const char *service,
 	c->arena_bytes = arena_bytes;
 	c->n_segments = (uint32_t)(arena_bytes / SEGMENT);
 	c->segments_free = NONE;
-	c->rate_ns = c->drained_ns = n->now_ns;
+	c->window_ns = c->peak_ns = c->losses_read_ns = n->now_ns;
 	list_init(&c->backed);
 	list_init(&c->unclaimed);
 	list_init(&c->sealed);
 	for (uint32_t i = 0; i < BS_THREAD_SLOTS; i++)
 		c->threads[i].frame = NONE;
 	c->segments = calloc(c->n_segments, sizeof(*c->segments));
-	if (!c->segments) {
-		free(c);
+	c->granted = calloc(BS_GRANT_RING_ENTRIES, sizeof(*c->granted));
+	if (!c->segments || !c->granted) {
+		client_free(c);
 		return NULL;
 	}
 	return c;
 }
 
-static int client_map(struct client *c, const struct bsn_client_fds *fds)
+int client_map(struct client *c, const struct bsn_client_fds *fds)
 {
 	c->arena = map_shared(fds->arena, c->arena_bytes);
 	c->channel = map_shared(fds->channel, BS_CHANNEL_BYTES);
-	c->context = map_shared(fds->context, sizeof(*c->context));
-	return c->arena && c->channel && c->context ? 0 : -ENOMEM;
+	c->queue.context =
+		map_shared(fds->context, sizeof(struct bs_context_segment));
+	return c->arena && c->channel && c->queue.context ? 0 : -ENOMEM;
 }
 
-/* Its threads read these whenever a trace begins, or comes in. */
-static void fill_sampling(const struct bsn *n, const struct client *c)
-{
-	struct bs_channel_header *h = header_of(c);
-
-	WRITE_ONCE(h->percentage_threshold, n->config.percentage_threshold);
-	WRITE_ONCE(h->trust_incoming, n->config.trust_incoming);
-}
-
-static void fill_header(const struct bsn *n, const struct client *c)
+void client_fill_header(const struct bsn *n, const struct client *c)
 {
 	struct bs_channel_header *h = header_of(c);
 
 	h->version = BS_ABI_VERSION;
 	h->arena_bytes = c->arena_bytes;
-	h->clock_is_tsc = n->config.clock_is_tsc;
+	h->clock = n->config.clock_is_tsc ? BS_CLOCK_COUNTER
+					  : BS_CLOCK_MONOTONIC;
 	h->ticks_per_s = n->config.ticks_per_s;
 	h->node_id = n->node_id;
 	h->cluster_seed = n->config.cluster_seed;
-	fill_sampling(n, c);
 	h->client_number = c->number;
 	memcpy(h->node_name, n->config.node_name, sizeof(h->node_name));
 	h->magic = BS_ABI_MAGIC;
 }
 
-static void fill_context(const struct client *c)
+static void fill_context(struct bs_context_segment *x)
 {
-	struct bs_context_segment *x = c->context;
-
 	x->version = BS_ABI_VERSION;
 	x->thread_slots = BS_THREAD_SLOTS;
 	x->trigger_cells = BS_TRIGGER_CELLS;
@@ -160,15 +199,15 @@ static void fill_context(const struct client *c)
 
 /* Room for one more: the process that has been gone longest gives up what is
  * left of it. */
-static bool make_room(struct bsn *n)
+bool client_make_room(struct bsn *n)
 {
 	struct client *oldest = NULL;
-	uint32_t before = n->n_clients;
+	uint32_t before = n->clients.count;
 
-	if (n->n_clients < n->config.clients_max)
+	if (n->clients.count < n->config.clients_max)
 		return true;
-	for (uint32_t i = 0; i < n->n_clients; i++) {
-		struct client *c = n->clients[i];
+	for (uint32_t i = 0; i < n->clients.count; i++) {
+		struct client *c = n->clients.all[i];
 
 		if (!c->live && (!oldest || c->exited_ns < oldest->exited_ns))
 			oldest = c;
@@ -176,7 +215,7 @@ static bool make_room(struct bsn *n)
 	if (!oldest)
 		return false;
 	pool_drop_client(n, oldest);
-	return n->n_clients < before;
+	return n->clients.count < before;
 }
 
 static void close_fds(struct bsn_client_fds *fds)
@@ -197,10 +236,9 @@ int bsn_client_add(struct bsn *n, int pid, const char *service, uint64_t now_ns,
 	struct client *c = NULL;
 	int result;
 
-	pthread_mutex_lock(&n->lock);
-	if (now_ns > n->now_ns)
-		n->now_ns = now_ns;
-	if (!make_room(n)) {
+	node_lock(n);
+	node_set_time(n, now_ns);
+	if (!client_make_room(n)) {
 		result = -ENOSPC;
 		goto fail;
 	}
@@ -217,287 +255,99 @@ int bsn_client_add(struct bsn *n, int pid, const char *service, uint64_t now_ns,
 	if (result < 0)
 		goto fail;
 	made.context = result =
-		memfd_sealed("backsight-context", sizeof(*c->context));
+		memfd_sealed("backsight-context",
+					     sizeof(struct bs_context_segment));
 	if (result < 0)
 		goto fail;
 	result = client_map(c, &made);
 	if (result)
 		goto fail;
-	c->number = store_next_client(n);
-	c->live = true;
-	fill_header(n, c);
-	fill_context(c);
-	n->clients[n->n_clients++] = c;
-	pool_grant_first(n, c);
+	client_enter(n, c, store_next_client(n));
+	client_fill_header(n, c);
+	fill_context(c->queue.context);
+	grants_first(n, c);
 	*fds = made;
 	result = (int)c->number;
-	pthread_mutex_unlock(&n->lock);
+	node_unlock(n);
 	bsn_wake(n); /* a thread that sleeps does not listen to it yet */
 	return result;
 fail:
 	close_fds(&made);
 	if (c)
 		client_free(c);
-	pthread_mutex_unlock(&n->lock);
+	node_unlock(n);
 	return result;
 }
 
-void bsn_set_sampling(struct bsn *n, uint64_t percentage_threshold,
-		      bool trust_incoming)
+int bsn_client_context(struct bsn *n, int client, int fd)
 {
-	pthread_mutex_lock(&n->lock);
-	n->config.percentage_threshold = percentage_threshold;
-	n->config.trust_incoming = trust_incoming;
-	for (uint32_t i = 0; i < n->n_clients; i++)
-		fill_sampling(n, n->clients[i]);
-	pthread_mutex_unlock(&n->lock);
-}
-
-/* ------------------------------------------------------------ adoption --- */
-
-static int adopt_check(struct client *c, const struct bsn_client_fds *fds)
-{
-	uint64_t arena, channel, context;
-	int err;
-
-	if (memfd_check(fds->arena, &arena) ||
-	    memfd_check(fds->channel, &channel) ||
-	    memfd_check(fds->context, &context))
-		return -EPROTO;
-	if (arena != c->arena_bytes || channel != BS_CHANNEL_BYTES ||
-	    context != sizeof(*c->context))
-		return -EPROTO;
-	err = client_map(c, fds);
-	if (err)
-		return err;
-	if (READ_ONCE(header_of(c)->magic) != BS_ABI_MAGIC ||
-	    READ_ONCE(header_of(c)->version) != BS_ABI_VERSION ||
-	    READ_ONCE(header_of(c)->arena_bytes) != c->arena_bytes ||
-	    READ_ONCE(c->context->magic) != BS_ABI_MAGIC ||
-	    READ_ONCE(c->context->version) != BS_ABI_VERSION)
-		return -EPROTO;
-	return 0;
-}
-
-/* Frames for the segments that have memory; *found: their numbers. */
-static uint32_t adopt_segments(struct bsn *n, struct client *c, int fd,
-			       uint32_t *found)
-{
-	uint32_t count = 0;
-
-	c->segments_fresh = c->n_segments;
-	for (uint32_t i = 0; i < c->n_segments; i++) {
-		const struct bs_segment_header *h =
-			(const void *)(c->arena + (uint64_t)i * SEGMENT);
-		struct segment *s = &c->segments[i];
-		struct frame *f = NULL;
-		uint64_t granted;
-		uint32_t slot;
-
-		s->touched = 1;
-		if (segment_has_memory(fd, (uint64_t)i * SEGMENT)) {
-			s->generation = READ_ONCE(h->generation);
-			/* Also over a budget that has shrunk: somebody may write
-			 * there. It is reclaimed as all else is. */
-			if (READ_ONCE(h->magic) == BS_ABI_MAGIC &&
-			    READ_ONCE(h->segment) == i && s->generation &&
-			    !frames_reserve(n, 1))
-				f = frame_new(n, c, i, FRAME_ACTIVE);
-			if (!f)
-				(void)madvise(c->arena + (uint64_t)i * SEGMENT,
-					      SEGMENT, MADV_REMOVE);
-		}
-		if (!f) {
-			s->frame = c->segments_free;
-			c->segments_free = i;
-			continue;
-		}
-		granted = READ_ONCE(h->granted_ns);
-		slot = READ_ONCE(h->slot);
-		f->granted_ns = granted < n->now_ns ? granted : n->now_ns;
-		f->slot = slot < BS_THREAD_SLOTS ? (uint16_t)slot
-						 : SLOT_UNKNOWN;
-		f->open_copied = NONE;
-		found[count++] = frame_number(n, f);
-	}
-	return count;
-}
-
-/* Those that wait in the ring. */
-static void adopt_stock(struct bsn *n, struct client *c)
-{
-	struct bs_grant_ring *ring = grants_of(c);
-	uint32_t tail = load_acquire(&ring->tail);
-	uint32_t head = READ_ONCE(ring->head);
-
-	if (head - tail > BS_GRANT_RING_ENTRIES) {
-		n->counts.corrupt++;
-		head = tail;
-	}
-	c->grant_head = c->grant_tail = tail;
-	for (; c->grant_head != head; c->grant_head++) {
-		uint32_t at = c->grant_head % BS_GRANT_RING_ENTRIES;
-		uint32_t segment = READ_ONCE(ring->entries[at].segment);
-		uint16_t generation = READ_ONCE(ring->entries[at].generation);
-		uint32_t i = segment < c->n_segments
-				     ? c->segments[segment].frame
-				     : NONE;
-
-		if (i >= n->frames_room || n->frames[i].client != c ||
-		    n->frames[i].segment != segment ||
-		    n->frames[i].generation != generation ||
-		    n->frames[i].state != FRAME_ACTIVE) {
-			/* What follows cannot be told: take it back. */
-			n->counts.corrupt++;
-			WRITE_ONCE(ring->head, c->grant_head);
-			break;
-		}
-		frame_set_state(n, &n->frames[i], FRAME_STOCK);
-		c->granted[at] = i;
-	}
-	c->stock_granted = pool_stock(c);
-}
-
-/* Which segments are full: those that a thread left for a newer one. One that
- * was just taken, and where no thread has put its number yet, is in use. */
-static uint32_t adopt_full(struct bsn *n, struct client *c,
-			   const uint32_t *sorted, uint32_t count,
-			   uint32_t *full)
-{
-	uint32_t newest[BS_THREAD_SLOTS];
-	uint32_t n_full = 0;
-
-	memset(newest, 0xff, sizeof(newest));
-	for (uint32_t k = 0; k < count; k++) {
-		const struct frame *f = &n->frames[sorted[k]];
-
-		if (f->state == FRAME_ACTIVE && f->slot < BS_THREAD_SLOTS)
-			newest[f->slot] = sorted[k];
-	}
-	for (uint32_t k = 0; k < count; k++) {
-		struct frame *f = &n->frames[sorted[k]];
-
-		if (f->state != FRAME_ACTIVE || f->slot >= BS_THREAD_SLOTS ||
-		    newest[f->slot] == sorted[k] ||
-		    READ_ONCE(area_of(c, f->slot)->segment) == f->segment)
-			continue;
-		f->to_seal = true;
-		full[n_full++] = sorted[k];
-	}
-	return n_full;
-}
-
-/* It lost something of nobody knows which traces, until now. */
-void client_note_untied(struct bsn *n, struct client *c)
-{
-	/* Not before any segment that it may concern, of which those granted in
-	 * this instant have numbers behind it. */
-	c->untied_to_ns = n->granted_ns > n->now_ns ? n->granted_ns : n->now_ns;
-	n->untied_to_ns = c->untied_to_ns;
-	WRITE_ONCE(header_of(c)->untied_to_ns, c->untied_to_ns);
-}
-
-/* Losses of before, whose traces nobody knows any more. */
-static void adopt_untied_loss(struct bsn *n, struct client *c)
-{
-	uint64_t untied = READ_ONCE(header_of(c)->untied_to_ns);
-
-	/* Which traces lost something stood there. */
-	if (!n->keep_adopted || !n->store_adopted)
-		untied = n->now_ns;
-	/* Flags of some traces may not have fitted in the tombstone ring. */
-	if (untied < n->tombs->overrun_ns)
-		untied = n->tombs->overrun_ns;
-	if (untied > n->now_ns)
-		untied = n->now_ns;
-	c->untied_to_ns = untied;
-	if (untied > n->untied_to_ns)
-		n->untied_to_ns = untied;
-}
-
-/* Where the queue stands: the first cell that was not given back. */
-static void adopt_triggers(struct client *c)
-{
-	const struct bs_context_segment *x = c->context;
-	uint32_t head = READ_ONCE(x->trigger_head);
-
-	c->trigger_tail = head - BS_TRIGGER_CELLS;
-	while (c->trigger_tail != head &&
-	       load_acquire(
-		       &x->cells[c->trigger_tail % BS_TRIGGER_CELLS].seq) ==
-		       c->trigger_tail + BS_TRIGGER_CELLS)
-		c->trigger_tail++;
-	c->trigger_kept = c->trigger_tail;
-}
-
-int bsn_client_adopt(struct bsn *n, int number, int pid, const char *service,
-		     uint64_t now_ns, const struct bsn_client_fds *fds)
-{
-	struct client *c = NULL;
-	uint32_t *found = NULL, *full = NULL;
-	uint32_t count, n_full;
-	uint64_t arena_bytes;
+	struct bs_context_segment *x;
+	struct client *c;
+	int made = -1;
 	int result;
 
-	pthread_mutex_lock(&n->lock);
-	if (now_ns > n->now_ns)
-		n->now_ns = now_ns;
-	result = -EINVAL;
-	if (number < 1 || number == INT32_MAX ||
-	    client_find(n, (uint32_t)number))
-		goto out;
-	result = -ENOSPC;
-	if (!make_room(n))
-		goto out;
-	result = -EPROTO;
-	if (memfd_check(fds->arena, &arena_bytes) || !arena_bytes ||
-	    arena_bytes % SEGMENT || arena_bytes / SEGMENT > INT32_MAX)
-		goto out;
-	result = -ENOMEM;
-	c = client_new(n, pid, service, arena_bytes);
-	if (!c)
-		goto out;
-	found = malloc(c->n_segments * sizeof(*found));
-	full = malloc(c->n_segments * sizeof(*full));
-	if (!found || !full)
-		goto out;
-	result = adopt_check(c, fds);
+	node_lock(n);
+	c = client > 0 ? client_find(n, (uint32_t)client) : NULL;
+	result = !c || !c->live ? -ENOENT : 0;
+	if (!result && c->queue_before.context)
+		result = -EBUSY;
+	if (!result && fd < 0) {
+		made = fd = memfd_sealed("backsight-context", sizeof(*x));
+		result = fd < 0 ? fd : 0;
+	}
 	if (result)
 		goto out;
-	store_reserve_client(n, (uint32_t)number);
-	c->number = (uint32_t)number;
-	c->drained_ns = 0;
-	c->live = true;
-	n->clients[n->n_clients++] = c;
-	fill_header(n, c);
-	count = adopt_segments(n, c, fds->arena, found);
-	frames_sort(n, found, count);
-	adopt_stock(n, c);
-	adopt_triggers(c);
-	adopt_untied_loss(n, c);
-	n_full = adopt_full(n, c, found, count, full);
-	result = drain_adopted(n, c, full, n_full);
-	for (uint32_t i = 0; i < n_full; i++)
-		n->frames[full[i]].to_seal = false;
-	frames_merge_sealed(n, full, n_full);
-	if (result) {
-		c->live = false;
-		pool_drop_client(n, c);
-	} else {
-		drain_client(n, c);
-		pool_take_back(n, c);
-		pool_grant(n, c);
-		result = number;
+	x = map_shared(fd, sizeof(*x));
+	if (!x) {
+		result = -ENOMEM;
+		if (made >= 0)
+			close(made);
+		goto out;
 	}
-	c = NULL;
+	fill_context(x);
+	c->queue_before = c->queue;
+	c->queue = (struct queue){.context = x};
+	c->unattributed = 0;
+	result = fd;
 out:
-	free(found);
-	free(full);
-	if (c)
-		client_free(c);
-	pthread_mutex_unlock(&n->lock);
-	bsn_wake(n);
+	node_unlock(n);
 	return result;
+}
+
+int bsn_client_context_done(struct bsn *n, int client, uint64_t now_ns)
+{
+	struct client *c;
+	int result = 0;
+
+	node_lock(n);
+	node_set_time(n, now_ns);
+	c = client > 0 ? client_find(n, (uint32_t)client) : NULL;
+	if (!c || !c->queue_before.context) {
+		result = -ENOENT;
+		goto out;
+	}
+	/* Nobody pushes there any more: what is there is all. Triggers that wait
+	 * for room, or for the control plane, are there still. */
+	triggers_take(n, c);
+	if (c->queue_before.kept != READ_ONCE(c->queue_before.context
+						      ->trigger_head)) {
+		result = -EAGAIN;
+		goto out;
+	}
+	munmap(c->queue_before.context, sizeof(*c->queue_before.context));
+	c->queue_before.context = NULL;
+out:
+	node_unlock(n);
+	return result;
+}
+
+/* Something of what rings the doorbell: see abi/channel.h. */
+bool client_has_work(const struct bsn *n, const struct client *c)
+{
+	if (triggers_wait(n, c))
+		return true;
+	return c->stock_granted && c->grant_head - READ_ONCE(grants_of(c)->tail) <=
+					   c->stock_granted / 2;
 }
 
 /* ----------------------------------------------------------------- end --- */
@@ -506,28 +356,28 @@ int bsn_client_exited(struct bsn *n, int client, uint64_t now_ns)
 {
 	struct client *c;
 
-	pthread_mutex_lock(&n->lock);
-	if (now_ns > n->now_ns)
-		n->now_ns = now_ns;
+	node_lock(n);
+	node_set_time(n, now_ns);
 	c = client > 0 ? client_find(n, (uint32_t)client) : NULL;
 	if (!c || !c->live) {
-		pthread_mutex_unlock(&n->lock);
+		node_unlock(n);
 		return -ENOENT;
 	}
-	drain_client(n, c);
-	drain_rest(n, c);
+	threads_observe(n, c);
+	threads_read_losses(n, c);
 	/* Its stock is the node's again, where a successor must not look for it. */
-	WRITE_ONCE(grants_of(c)->head, load_acquire(&grants_of(c)->tail));
+	WRITE_ONCE(grants_of(c)->head, c->grant_tail);
+	threads_finish(n, c);
 	c->live = false;
 	c->exited_ns = n->now_ns;
 	/* Before all are adopted, who lives is not known yet. */
 	if (n->recovered)
 		slice_close_gone(n);
-	drain_publish(n);
-	drain_triggers(n, c); /* also behind a cell that stays claimed */
+	store_publish(n);
+	triggers_take(n, c); /* also behind a cell that stays claimed */
 	pool_drop_backed(n, c);
 	client_check_drained(n, c);
-	pthread_mutex_unlock(&n->lock);
+	node_unlock(n);
 	bsn_wake(n);
 	return 0;
 }

@@ -5,6 +5,9 @@
 
 #include "internal.h"
 
+/* Readings that pass each other on their way differ by far less. */
+#define WENT_BACK_NS NS_PER_S
+
 static uint64_t distance(uint64_t a, uint64_t b)
 {
 	return a > b ? a - b : b - a;
@@ -58,10 +61,19 @@ int bsn_clock_pair(struct bsn *n, uint64_t ticks, uint64_t monotonic_ns,
 	struct clock *k = &n->clock;
 	int err = 0;
 
-	pthread_mutex_lock(&n->lock);
+	node_lock(n);
 	if (k->n && ticks <= k->pairs[k->n - 1].ticks) {
-		err = -EINVAL;
-		goto out;
+		/* An earlier reading, by a thread that was slow to store it. */
+		if (monotonic_ns <= k->pairs[k->n - 1].monotonic_ns &&
+		    k->pairs[k->n - 1].monotonic_ns - monotonic_ns <
+			    WENT_BACK_NS) {
+			err = -EINVAL;
+			goto out;
+		}
+		/* The counter began anew (suspend, a restored machine): what it
+		 * reached before says nothing of now. */
+		while (k->n && ticks <= k->pairs[k->n - 1].ticks)
+			k->n--;
 	}
 	if (k->n == CLOCK_PAIRS) {
 		/* Every other one of the older half: dense for the last
@@ -78,6 +90,6 @@ int bsn_clock_pair(struct bsn *n, uint64_t ticks, uint64_t monotonic_ns,
 	k->pairs[k->n].monotonic_ns = monotonic_ns;
 	k->pairs[k->n++].realtime_ns = realtime_ns;
 out:
-	pthread_mutex_unlock(&n->lock);
+	node_unlock(n);
 	return err;
 }

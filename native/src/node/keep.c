@@ -1,17 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The keep arena: runs that got a second chance. A memfd of the node's own, of
- * segments and runs like any arena, so that a successor finds everything by
- * walking it. Two differences: a run's content begins with struct kept_run,
- * and each segment names the processes whose runs it holds (struct keep_owner
- * as the content of a run without a trace), because they may be long gone.
+ * The keep arena: runs of open handles, from segments that were reclaimed. A
+ * part of the ledger, of segments and runs like any arena, so that a search
+ * finds them like any others. Two differences: a run's content begins with
+ * struct kept_run, and each segment names the processes whose runs it holds
+ * (struct keep_owner, between the runs), because they may be long gone.
  */
-#include <errno.h>
-#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <unistd.h>
 
 #include "internal.h"
 
@@ -19,96 +15,60 @@
  * begun there: a header costs more than it is worth. */
 #define PART_MIN 1024u
 
-static int keep_map(struct bsn *n, int fd, uint64_t bytes)
-{
-	void *map = map_shared(fd, bytes);
-
-	if (!map)
-		return -ENOMEM;
-	n->keep_fd = fd;
-	n->keep_map_bytes = bytes;
-	n->tombs = map;
-	return 0;
-}
-
-static int keep_ready(struct bsn *n)
-{
-	struct client *k = &n->keep;
-
-	k->n_segments = n->tombs->keep_segments;
-	k->arena = (uint8_t *)n->tombs + tombs_bytes(n->tombs->entries);
-	k->arena_bytes = (uint64_t)k->n_segments * SEGMENT;
-	k->segments = calloc(k->n_segments, sizeof(*k->segments));
-	k->segments_free = NONE;
-	k->segments_fresh = 0;
-	k->live = true;
-	list_init(&k->backed);
-	list_init(&k->sealed);
-	n->keep_frame = NONE;
-	return k->segments ? tombs_load(n) : -ENOMEM;
-}
+#define ENTRY 8u
 
 int keep_init(struct bsn *n)
 {
-	uint64_t bytes = tombs_bytes(n->config.tombstones) +
-			 (uint64_t)n->keep_max * SEGMENT;
-	int fd = memfd_sealed("backsight-keep", bytes);
-	int err;
+	struct client *k = &n->keep.arena;
 
-	if (fd < 0)
-		return fd;
-	err = keep_map(n, fd, bytes);
-	if (err) {
-		close(fd);
-		return err;
-	}
-	tombs_make(n, n->config.tombstones, n->keep_max);
-	return keep_ready(n);
+	free(k->segments);
+	memset(&n->keep, 0, sizeof(n->keep));
+	k->n_segments = n->ledger.header->keep_segments;
+	k->arena = n->ledger.keep;
+	k->arena_bytes = (uint64_t)k->n_segments * SEGMENT;
+	k->segments_free = NONE;
+	k->live = true;
+	list_init(&k->backed);
+	list_init(&k->sealed);
+	list_init(&k->unclaimed);
+	n->keep.frame = NONE;
+	k->segments = calloc(k->n_segments, sizeof(*k->segments));
+	return k->segments ? 0 : -1;
 }
 
 void keep_free(struct bsn *n)
 {
-	if (n->tombs)
-		munmap(n->tombs, n->keep_map_bytes);
-	if (n->keep_fd >= 0)
-		close(n->keep_fd);
-	free(n->keep.segments);
-	free(n->tomb_traces);
-	n->tombs = NULL;
-	n->keep_fd = -1;
-	n->keep.segments = NULL;
-	n->tomb_traces = NULL;
+	free(n->keep.arena.segments);
+	n->keep.arena.segments = NULL;
 }
 
 /* ------------------------------------------------------------- writing --- */
 
-/* What stands there is left from an earlier life of the segment, perhaps what a
- * process wrote to look like a header of this one: a successor must not take it
- * for the next run. */
-static void keep_end(const struct frame *f, uint32_t at)
+static struct bs_segment_header *header_at(const struct frame *f)
 {
-	struct bs_run_header *h = (struct bs_run_header *)(frame_bytes(f) + at);
-
-	if (at <= SEGMENT - RUN_HEADER)
-		WRITE_ONCE(h->generation, 0);
+	return (struct bs_segment_header *)f->bytes;
 }
 
-static bool keep_next_frame(struct bsn *n)
+static bool next_frame(struct bsn *n)
 {
+	struct bs_segment_header *h;
 	struct frame *f;
 
-	if (n->keep_frame != NONE)
-		frame_seal(n, &n->frames[n->keep_frame]);
-	n->keep_frame = NONE;
+	if (n->keep.frame != NONE)
+		frame_seal(n, frame_at(n, n->keep.frame));
+	n->keep.frame = NONE;
 	f = frame_take_kept(n);
 	if (!f)
 		return false;
-	keep_end(f, FIRST_RUN);
 	frame_start(n, f, 0);
+	h = header_at(f);
+	h->runs = 0;
+	h->slot = 0;
+	store_release(&h->generation, record_of(n, f)->generation);
 	frame_set_state(n, f, FRAME_ACTIVE);
-	n->keep_frame = frame_number(n, f);
-	n->keep_at = FIRST_RUN;
-	n->keep_owners = 0;
+	n->keep.frame = frame_number(n, f);
+	n->keep.at = FIRST_RUN;
+	n->keep.n_owners = 0;
 	return true;
 }
 
@@ -117,309 +77,169 @@ static bool keep_next_frame(struct bsn *n)
  * given up. If that is never (the daemon is killed), a successor leaves the
  * copies out that were made since, and makes them again in its time.
  */
-void keep_reclaim_begins(struct bsn *n)
+void keep_reclaim_begins(struct bsn *n, const struct frame *f)
 {
-	struct tomb_ring *ring = n->tombs;
+	struct ledger_header *h = n->ledger.header;
 
-	ring->reclaim_segment = ring->reclaim_at = 0;
-	if (n->keep_frame != NONE) {
-		ring->reclaim_segment = n->frames[n->keep_frame].segment;
-		ring->reclaim_at = n->keep_at;
-	}
-	store_release(&ring->reclaim_granted_ns, n->granted_ns);
+	h->reclaim_keep = n->keep.frame;
+	if (n->keep.frame != NONE)
+		h->reclaim_runs = header_at(frame_at(n, n->keep.frame))->runs;
+	h->reclaim_granted_ns = h->granted_ns;
+	store_release(&h->reclaiming, frame_number(n, f));
 }
 
 void keep_reclaim_ends(struct bsn *n)
 {
-	store_release(&n->tombs->reclaim_granted_ns, 0ull);
+	store_release(&n->ledger.header->reclaiming, NONE);
 }
 
-static uint32_t keep_room(const struct bsn *n)
+/* Behind what is there; before the directory. */
+static uint32_t room_left(const struct bsn *n)
 {
-	return n->keep_frame == NONE ? 0 : SEGMENT - n->keep_at;
+	uint32_t floor;
+
+	if (n->keep.frame == NONE)
+		return 0;
+	floor = SEGMENT -
+		ENTRY * header_at(frame_at(n, n->keep.frame))->runs;
+	return floor > n->keep.at ? floor - n->keep.at : 0;
 }
 
-/* Append header and content; there is room. Returns the header's offset. */
-static uint32_t keep_append(struct bsn *n, struct bs_trace_id id,
-			    const struct bs_run_header *like, uint16_t flags,
-			    const void *head, uint32_t head_bytes,
-			    const void *body, uint32_t body_bytes)
+static uint32_t find_owner(const struct bsn *n, uint32_t number)
 {
-	struct frame *f = &n->frames[n->keep_frame];
-	uint32_t at = n->keep_at;
-	uint8_t *to = frame_bytes(f) + at;
-	struct bs_run_header *h = (struct bs_run_header *)to;
-
-	memcpy(to + RUN_HEADER, head, head_bytes);
-	if (body_bytes)
-		memcpy(to + RUN_HEADER + head_bytes, body, body_bytes);
-	h->trace_hi = id.hi;
-	h->trace_lo = id.lo;
-	h->committed_bytes = head_bytes + body_bytes;
-	h->handle = like ? like->handle : 0;
-	h->seq = like ? like->seq : 0;
-	h->flags = flags;
-	n->keep_at += RUN_HEADER + head_bytes + body_bytes;
-	keep_end(f, n->keep_at);
-	/* A successor must not find half a run. */
-	store_release(&h->generation, f->generation);
-	return at;
-}
-
-static uint32_t keep_find_owner(const struct bsn *n, uint32_t number)
-{
-	for (uint32_t i = 0; i < n->keep_owners; i++) {
-		if (n->keep_owner[i].number == number)
-			return n->keep_owner[i].at;
+	for (uint32_t i = 0; i < n->keep.n_owners; i++) {
+		if (n->keep.owners[i].number == number)
+			return n->keep.owners[i].at;
 	}
 	return NONE;
 }
 
-static uint32_t keep_put_owner(struct bsn *n, const struct keep_owner *owner)
+static uint32_t put_owner(struct bsn *n, const struct keep_owner *owner)
 {
-	struct bs_trace_id none = {0};
-	uint32_t at = keep_append(n, none, NULL, KEPT_OWNER | BS_RUN_CLOSED,
-				  owner, sizeof(*owner), NULL, 0);
+	struct keep *k = &n->keep;
+	uint32_t at = k->at;
 
-	if (n->keep_owners < sizeof(n->keep_owner) / sizeof(*n->keep_owner)) {
-		n->keep_owner[n->keep_owners].number = owner->number;
-		n->keep_owner[n->keep_owners++].at = at;
+	memcpy(frame_at(n, k->frame)->bytes + at, owner, sizeof(*owner));
+	k->at += (uint32_t)sizeof(*owner);
+	if (k->n_owners < KEEP_OWNERS) {
+		k->owners[k->n_owners].number = owner->number;
+		k->owners[k->n_owners++].at = at;
 	}
 	return at;
 }
 
-bool keep_owner_of(const struct bsn *n, uint32_t r, struct keep_owner *owner)
+bool keep_owner_of(const struct frame *f, uint32_t offset,
+		   struct keep_owner *owner)
 {
-	const struct frame *f = run_frame(n, r);
-	const uint8_t *bytes = frame_bytes(f);
-	uint32_t offset = n->index.runs[r].offset8 * 8u;
-	const struct kept_run *kept =
-		(const struct kept_run *)(bytes + offset + RUN_HEADER);
-
-	if (kept->owner > SEGMENT - RUN_HEADER - sizeof(*owner))
+	if (offset < FIRST_RUN || offset > SEGMENT - sizeof(*owner))
 		return false;
-	memcpy(owner, bytes + kept->owner + RUN_HEADER, sizeof(*owner));
+	memcpy(owner, f->bytes + offset, sizeof(*owner));
 	return true;
 }
 
-/* When the segment was granted that the run was written in. */
-uint64_t keep_granted_ns(const struct bsn *n, uint32_t r)
+static void put_run(struct bsn *n, const struct run *run, uint64_t fingerprint,
+		    uint32_t flags, const struct kept_run *kept,
+		    const uint8_t *records, uint32_t bytes)
 {
-	const struct kept_run *kept =
-		(const struct kept_run *)(frame_bytes(run_frame(n, r)) +
-					  n->index.runs[r].offset8 * 8u +
-					  RUN_HEADER);
+	struct frame *f = frame_at(n, n->keep.frame);
+	struct bs_segment_header *h = header_at(f);
+	uint8_t *to = f->bytes + n->keep.at;
+	struct bs_run_header header = run->header;
 
-	return kept->granted_ns;
+	header.committed_bytes = (uint32_t)sizeof(*kept) + bytes;
+	header.zero = 0;
+	memcpy(to, &header, sizeof(header));
+	memcpy(to + RUN_HEADER, kept, sizeof(*kept));
+	if (bytes)
+		memcpy(to + RUN_HEADER + sizeof(*kept), records, bytes);
+	*bs_directory(f->bytes, h->runs) =
+		bs_entry(fingerprint, n->keep.at, flags | BS_RUN_CLOSED);
+	n->keep.at += RUN_HEADER + header.committed_bytes;
+	/* A successor must not find half a run. */
+	store_release(&h->runs, h->runs + 1);
 }
 
 /*
- * Copy a run of a sealed segment, in one part or in several, each a run of its
- * own to the index, from *newest to *oldest. False: no room, or the log holds
- * something else than the index says.
+ * Copy a run, in one part or in several, each a run of its own with the number
+ * of the whole. False: no room, or its records make no sense.
  */
-bool keep_run(struct bsn *n, uint32_t r, uint32_t *newest, uint32_t *oldest)
+bool keep_run(struct bsn *n, const struct run *run, uint64_t fingerprint)
 {
-	const struct run *run = &n->index.runs[r];
-	const struct trace *trace = &n->index.traces[run->trace];
-	const struct frame *f = run_frame(n, r);
-	struct bs_trace_id id = {trace->hi, trace->lo};
-	struct bs_run_header like = {0};
-	struct keep_owner owner = {0};
-	uint16_t ghost = run->flags & RUN_GHOST ? KEPT_GHOST : 0;
-	uint16_t run_flags = run->flags;
-	uint32_t bytes = 0, done = 0, from = 0;
-	uint64_t granted_ns = f->granted_ns;
+	uint32_t bytes = run->bytes, done = 0;
+	bool malformed = false;
 
-	*newest = *oldest = NONE;
-	if (f->client == &n->keep) {
-		if (!keep_owner_of(n, r, &owner))
-			return false;
-		granted_ns = keep_granted_ns(n, r);
-	} else {
-		owner.number = f->client->number;
-		owner.pid = (uint32_t)f->client->pid;
-		memcpy(owner.service, f->client->service,
-		       sizeof(owner.service));
-	}
-	if (!ghost && !log_read(n, r, &like, n->scratch, &bytes, &from)) {
-		n->counts.corrupt++;
-		trace_flag(n, id, BSN_SLICE_CORRUPT);
-		return false;
-	}
+	memcpy(n->scratch, run->frame->bytes + run->records, bytes);
 	do {
-		uint32_t at = keep_find_owner(n, owner.number), room, part, k;
-		uint32_t overhead = RUN_HEADER + sizeof(struct kept_run);
+		uint32_t at = find_owner(n, run->owner.number);
+		uint32_t overhead = RUN_HEADER + ENTRY +
+				    (uint32_t)sizeof(struct kept_run);
+		uint32_t flags = run->flags, room, part;
 		struct kept_run kept;
-		uint16_t flags;
-		bool malformed = false;
 
 		if (at == NONE)
-			overhead += RUN_HEADER + sizeof(owner);
-		room = keep_room(n);
+			overhead += (uint32_t)sizeof(run->owner);
+		room = room_left(n);
 		if (room < overhead || (room - overhead < bytes - done &&
 					room - overhead < PART_MIN)) {
-			if (!keep_next_frame(n))
+			if (!next_frame(n))
 				return false;
 			continue;
 		}
-		room -= overhead;
-		part = records_whole(n->scratch + done, bytes - done, room,
-				     &malformed);
-		if (malformed) {
-			trace_flag(n, id, BSN_SLICE_CORRUPT);
+		part = records_whole(n->scratch + done, bytes - done,
+				     room - overhead, &malformed);
+		if (malformed)
 			bytes = done + part; /* what follows cannot be read */
-		}
 		if (!part && done < bytes) {
-			if (!keep_next_frame(n))
+			if (!next_frame(n))
 				return false;
 			continue;
 		}
 		if (at == NONE)
-			at = keep_put_owner(n, &owner);
-		flags = run_flags & RUN_ABI_FLAGS;
+			at = put_owner(n, &run->owner);
 		if (done)
 			flags &= ~BS_RUN_FIRST;
 		if (done + part < bytes)
 			flags &= ~BS_RUN_LAST;
-		kept.granted_ns = granted_ns;
+		kept.granted_ns = run->granted_ns;
 		kept.owner = at;
-		kept.from = from + done;
-		at = keep_append(n, id, &like, flags | ghost | BS_RUN_CLOSED,
-				 &kept, sizeof(kept), n->scratch + done, part);
-		k = run_alloc(n, &n->frames[n->keep_frame], at,
-			      flags | (ghost ? RUN_GHOST : 0));
-		if (k == NONE)
-			return false;
-		n->index.runs[k].older = *newest;
-		if (*oldest == NONE)
-			*oldest = k;
-		*newest = k;
+		kept.from = run->from + done;
+		put_run(n, run, fingerprint, flags, &kept, n->scratch + done,
+			part);
 		done += part;
-	} while (done < bytes || *newest == NONE);
-	return true;
+	} while (done < bytes);
+	if (malformed)
+		n->counts.corrupt++;
+	return !malformed;
 }
 
 /* ------------------------------------------------------------ adoption --- */
 
-/* Something that was kept is not found again, nobody knows of which traces. */
-static void keep_lost(struct bsn *n)
+/* A predecessor's frames are there. It was killed while it reclaimed one, which
+ * is still there: drop what it had kept of it. */
+void keep_adopt(struct bsn *n)
 {
-	n->tombs->overrun_ns = n->now_ns;
-	n->tombs->gone_untied_ns = n->untied_to_ns = n->now_ns;
-}
+	struct ledger_header *h = n->ledger.header;
+	const struct list *sealed = &n->keep.arena.sealed;
+	uint32_t i = h->reclaiming, next;
 
-static void keep_walk(struct bsn *n, struct frame *f)
-{
-	const struct tomb_ring *ring = n->tombs;
-	const uint8_t *bytes = frame_bytes(f);
-	uint32_t at = FIRST_RUN;
-	uint32_t end = SEGMENT;
+	if (i >= n->pool.frames_room ||
+	    n->ledger.records[i].state != FRAME_SEALED)
+		goto out;
+	if (h->reclaim_keep < n->pool.frames_room &&
+	    n->pool.frames[h->reclaim_keep].client == &n->keep.arena &&
+	    n->ledger.records[h->reclaim_keep].granted_ns <=
+		    h->reclaim_granted_ns) {
+		struct bs_segment_header *k =
+			header_at(frame_at(n, h->reclaim_keep));
 
-	if (ring->reclaim_granted_ns && ring->reclaim_at &&
-	    f->segment == ring->reclaim_segment)
-		end = ring->reclaim_at;
-	while (at + RUN_HEADER <= end) {
-		const struct bs_run_header *h =
-			(const struct bs_run_header *)(bytes + at);
-		uint32_t content = h->committed_bytes;
-		struct bs_trace_id id = {h->trace_hi, h->trace_lo};
-		uint16_t flags = h->flags & RUN_ABI_FLAGS;
-
-		if (load_acquire(&h->generation) != f->generation ||
-		    content % 8 || content > SEGMENT - RUN_HEADER - at)
-			break;
-		if (h->flags & KEPT_GHOST)
-			flags |= RUN_GHOST;
-		if (!(h->flags & KEPT_OWNER) &&
-		    content >= sizeof(struct kept_run)) {
-			if (run_add(n, id, f, at, flags) == NONE)
-				keep_lost(n);
-			n->counts.runs_walked++;
-		}
-		at += RUN_HEADER + content;
+		if (h->reclaim_runs < k->runs)
+			k->runs = h->reclaim_runs;
 	}
-	f->indexed_to = at;
-}
-
-/* What a predecessor kept. Nothing else is in the pool yet. */
-int keep_adopt(struct bsn *n, int fd)
-{
-	uint64_t bytes;
-	int err = memfd_check(fd, &bytes);
-	struct tomb_ring *ring;
-	uint32_t *found, count = 0;
-
-	if (err)
-		return err;
-	ring = map_shared(fd, bytes ? bytes : 1);
-	if (!ring)
-		return -EPROTO;
-	if (!tombs_valid(ring, bytes)) {
-		munmap(ring, bytes);
-		return -EPROTO;
+	for (uint32_t k = sealed->head; k != NONE; k = next) {
+		next = frame_at(n, k)->next_own;
+		if (n->ledger.records[k].granted_ns > h->reclaim_granted_ns)
+			header_at(frame_at(n, k))->runs = 0;
 	}
-	fd = fcntl(fd, F_DUPFD_CLOEXEC, 0);
-	if (fd < 0) {
-		err = -errno;
-		munmap(ring, bytes);
-		return err;
-	}
-	for (uint32_t i = 0; i < n->tombs->entries; i++) {
-		if (n->tomb_traces[i] == NONE)
-			continue;
-		n->index.traces[n->tomb_traces[i]].tombs = 0;
-		trace_put(n, n->tomb_traces[i]);
-	}
-	keep_free(n);
-	n->counts.tombstones = 0;
-	n->keep_fd = fd;
-	n->keep_map_bytes = bytes;
-	n->tombs = ring;
-	/* Flags of traces of processes that are gone may not have fitted. */
-	if (ring->gone_untied_ns < ring->overrun_ns)
-		ring->gone_untied_ns = ring->overrun_ns;
-	if (ring->gone_untied_ns > n->untied_to_ns)
-		n->untied_to_ns = ring->gone_untied_ns;
-	err = keep_ready(n);
-	if (err)
-		return err;
-	found = malloc(((size_t)n->keep.n_segments + 1) * sizeof(*found));
-	if (!found)
-		return -ENOMEM;
-	n->keep.segments_fresh = n->keep.n_segments;
-	for (uint32_t i = 0; i < n->keep.n_segments; i++) {
-		struct segment *s = &n->keep.segments[i];
-		struct bs_segment_header h = {0};
-		struct frame *f = NULL;
-
-		if (segment_has_memory(fd, tombs_bytes(ring->entries) +
-						   (uint64_t)i * SEGMENT))
-			memcpy(&h, n->keep.arena + (uint64_t)i * SEGMENT,
-			       sizeof(h));
-		s->generation = h.generation;
-		if (h.magic == BS_ABI_MAGIC && h.segment == i && h.generation &&
-		    (!ring->reclaim_granted_ns ||
-		     h.granted_ns <= ring->reclaim_granted_ns)) {
-			if (!frames_reserve(n, 1))
-				f = frame_new(n, &n->keep, i, FRAME_ACTIVE);
-			else
-				keep_lost(n);
-		}
-		if (!f) {
-			s->frame = n->keep.segments_free;
-			n->keep.segments_free = i;
-			continue;
-		}
-		f->granted_ns = h.granted_ns;
-		found[count++] = frame_number(n, f);
-	}
-	frames_sort(n, found, count);
-	for (uint32_t i = 0; i < count; i++)
-		keep_walk(n, &n->frames[found[i]]);
+out:
 	keep_reclaim_ends(n);
-	frames_merge_sealed(n, found, count);
-	free(found);
-	n->keep_adopted = true;
-	return 0;
 }

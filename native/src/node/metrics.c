@@ -4,42 +4,81 @@
 
 #include "internal.h"
 
-/* What processes counted themselves: their word, and no decision rests on it. */
-void metrics_add_client(const struct client *c, struct bsn_metrics *m)
+/* More than any process counts between two looks: what jumps further, or falls,
+ * is a lie, and is not counted. */
+#define STEP_MAX (1ull << 40)
+
+static void believe(struct bsn *n, uint64_t *sum, uint64_t *told, uint64_t now)
 {
+	if (now < *told || now - *told > STEP_MAX) {
+		n->counts.corrupt += *told != now;
+		*told = now;
+		return;
+	}
+	*sum += now - *told;
+	*told = now;
+}
+
+/* What a process counted itself: its word, and no decision rests on it. */
+void metrics_read_client(struct bsn *n, struct client *c)
+{
+	struct told now = {0};
+
 	for (uint32_t i = 0; i < c->threads_used; i++) {
 		const struct bs_thread_area *a = area_of(c, i);
 
-		m->runs_lost += READ_ONCE(a->runs_lost);
-		m->records_lost += READ_ONCE(a->records_lost);
-		m->payload_bytes += READ_ONCE(a->payload_bytes);
-		m->payload_bytes_lost += READ_ONCE(a->payload_bytes_lost);
+		now.runs_lost += READ_ONCE(a->runs_lost);
+		now.records_lost += READ_ONCE(a->records_lost);
+		now.payload_bytes += READ_ONCE(a->payload_bytes);
+		now.payload_bytes_lost += READ_ONCE(a->payload_bytes_lost);
 	}
-	m->records_lost += READ_ONCE(c->context->records_unattributed);
-	m->triggers_lost += READ_ONCE(c->context->triggers_lost);
+	now.records_lost += READ_ONCE(c->queue.context->records_unattributed);
+	now.triggers_lost = READ_ONCE(c->queue.context->triggers_lost);
+	believe(n, &n->counts.runs_lost, &c->told.runs_lost, now.runs_lost);
+	believe(n, &n->counts.records_lost, &c->told.records_lost,
+		now.records_lost);
+	believe(n, &n->counts.payload_bytes, &c->told.payload_bytes,
+		now.payload_bytes);
+	believe(n, &n->counts.payload_bytes_lost, &c->told.payload_bytes_lost,
+		now.payload_bytes_lost);
+	believe(n, &n->counts.triggers_lost, &c->told.triggers_lost,
+		now.triggers_lost);
+}
+
+void bsn_get_usage(struct bsn *n, struct bsn_usage *u)
+{
+	node_lock(n);
+	u->store_bytes = n->store.bytes;
+	u->store_used_bytes = (uint64_t)n->store.used * BLOCK_BYTES;
+	u->slices = n->store.n_slices;
+	node_unlock(n);
 }
 
 void bsn_get_metrics(struct bsn *n, struct bsn_metrics *m)
 {
-	pthread_mutex_lock(&n->lock);
-	*m = n->counts;
-	for (uint32_t i = 0; i < n->n_clients; i++) {
-		metrics_add_client(n->clients[i], m);
-		m->clients += n->clients[i]->live;
+	const struct pool *p = &n->pool;
+	const struct client *keep = &n->keep.arena;
+	struct client *c;
+	uint64_t live = 0;
+
+	node_lock(n);
+	for_each_client(n, c) {
+		metrics_read_client(n, c);
+		live += c->live;
 	}
+	*m = n->counts;
+	m->clients = live;
 	m->pool_bytes = n->config.pool_bytes;
-	m->stock_bytes = (uint64_t)n->by_state[FRAME_STOCK] * SEGMENT;
-	m->active_bytes = (uint64_t)n->by_state[FRAME_ACTIVE] * SEGMENT;
-	m->sealed_bytes = (uint64_t)n->by_state[FRAME_SEALED] * SEGMENT;
+	m->stock_bytes = (uint64_t)p->by_state[FRAME_STOCK] * SEGMENT;
+	m->active_bytes = (uint64_t)p->by_state[FRAME_ACTIVE] * SEGMENT;
+	m->sealed_bytes = (uint64_t)p->by_state[FRAME_SEALED] * SEGMENT;
 	m->keep_bytes =
-		(uint64_t)(n->keep.frames - n->keep.backed.count) * SEGMENT;
+		(uint64_t)(keep->frames - keep->backed.count) * SEGMENT;
 	m->pool_used_bytes = m->stock_bytes + m->active_bytes +
 			     m->sealed_bytes + m->keep_bytes;
 	m->store_bytes = n->store.bytes;
 	m->store_used_bytes = (uint64_t)n->store.used * BLOCK_BYTES;
 	m->horizon_ns = n->counts.reclaims ? pool_oldest_ns(n) : 0;
-	m->traces_indexed = n->index.traces_used;
-	m->runs_indexed = n->index.runs_used;
 	m->slices = n->store.n_slices;
-	pthread_mutex_unlock(&n->lock);
+	node_unlock(n);
 }

@@ -12,8 +12,7 @@
 #define POOL_MIN (4ull << 20)
 #define STORE_MIN (1ull << 20)
 
-/* Runs are numbered in 32 bits, and one of 256 bytes is what index_init()
- * reckons with: half of what that allows, for what it adds on top. */
+/* Frames are numbered in 32 bits; far more than a machine has. */
 #define POOL_MAX (1ull << 39)
 
 /* So are blocks of 2 KiB. */
@@ -85,16 +84,10 @@ static int check_config(const struct bsn_config *c, const struct complaint *to)
 	err = err ? err
 		  : check_range(to, "clients_max", c->clients_max, 1, 65536);
 	err = err ? err
-		  : check_range(to, "tombstones", c->tombstones, 1, 1u << 28);
+		  : check_range(to, "tombstones", c->tombstones, 0, 1u << 30);
 	err = err ? err
 		  : check_range(to, "ticks_per_s", c->ticks_per_s, 1000,
 				1000000000000ull);
-	if (!err && c->index_traces)
-		err = check_range(to, "index_traces", c->index_traces, 64,
-				  1u << 31);
-	if (!err && c->index_runs)
-		err = check_range(to, "index_runs", c->index_runs, 64,
-				  1u << 31);
 	return err;
 }
 
@@ -112,19 +105,21 @@ int bsn_new(const struct bsn_config *config, struct bsn **node, char *message,
 	n = calloc(1, sizeof(*n));
 	if (!n)
 		return -ENOMEM;
+	pthread_mutex_init(&n->gate, NULL);
 	pthread_mutex_init(&n->lock, NULL);
 	n->config = *config;
 	n->node_id = bs_fnv1a64(BS_FNV1A64_BASIS, config->node_name,
 				strlen(config->node_name));
-	n->keep_fd = n->store.fd = -1;
+	n->ledger.fd = n->store.fd = n->policy_fd = -1;
 	n->scratch = malloc(SEGMENT);
-	n->events = calloc(EVENTS_MAX, sizeof(*n->events));
-	n->clients = calloc(config->clients_max, sizeof(struct client *));
-	err = n->scratch && n->events && n->clients ? 0 : -ENOMEM;
+	n->events.ring = calloc(EVENTS_MAX, sizeof(*n->events.ring));
+	n->clients.all = calloc(config->clients_max, sizeof(struct client *));
+	err = n->scratch && n->events.ring && n->clients.all ? 0 : -ENOMEM;
+	err = err ? err : ledger_init(n);
 	err = err ? err : pool_init(n);
-	err = err ? err : index_init(n);
 	err = err ? err : keep_init(n);
 	err = err ? err : store_init(n);
+	err = err ? err : policy_init(n);
 	if (err) {
 		complain(&to, "no memory for the pool's tables: %s",
 			 strerror(-err));
@@ -139,19 +134,28 @@ void bsn_free(struct bsn *n)
 {
 	if (!n)
 		return;
-	for (uint32_t i = 0; n->clients && i < n->n_clients; i++)
-		client_free(n->clients[i]);
+	for (uint32_t i = 0; n->clients.all && i < n->clients.count; i++)
+		client_free(n->clients.all[i]);
 	client_release_retired(n);
+	while (n->searches) {
+		struct search *s = n->searches;
+
+		n->searches = s->next;
+		search_free(s);
+		free(s);
+	}
 	keep_free(n);
 	store_free(n);
-	index_free(&n->index);
 	pool_free(n);
-	free(n->clients);
-	free(n->events);
+	ledger_free(n);
+	policy_free(n);
+	free(n->adoption.frames);
+	free(n->clients.all);
+	free(n->clients.drained);
+	free(n->events.ring);
 	free(n->scratch);
-	free(n->chain);
-	free(n->drained);
 	pthread_mutex_destroy(&n->lock);
+	pthread_mutex_destroy(&n->gate);
 	free(n);
 }
 
@@ -162,50 +166,48 @@ int bsn_store_fd(struct bsn *n)
 
 int bsn_keep_fd(struct bsn *n)
 {
-	return n->keep_fd;
+	return n->ledger.fd;
 }
 
-int bsn_adopt_store(struct bsn *n, uint64_t now_ns, int fd)
-{
-	int err;
+/* ---------------------------------------------------------------- lock --- */
 
+/* A mutex alone lets a thread that gives it up and takes it again pass one that
+ * waits. Who waits for `lock` holds `gate`. */
+void node_lock(struct bsn *n)
+{
+	pthread_mutex_lock(&n->gate);
 	pthread_mutex_lock(&n->lock);
-	if (now_ns > n->now_ns)
-		n->now_ns = now_ns;
-	err = n->n_clients || n->store.n_slices ? -EBUSY : store_adopt(n, fd);
-	pthread_mutex_unlock(&n->lock);
-	return err;
+	pthread_mutex_unlock(&n->gate);
 }
 
-int bsn_adopt_keep(struct bsn *n, uint64_t now_ns, int fd)
+void node_unlock(struct bsn *n)
 {
-	int err;
+	pthread_mutex_unlock(&n->lock);
+}
 
-	pthread_mutex_lock(&n->lock);
+void node_give_way(struct bsn *n)
+{
+	node_unlock(n);
+	node_lock(n);
+}
+
+void node_set_time(struct bsn *n, uint64_t now_ns)
+{
 	if (now_ns > n->now_ns)
 		n->now_ns = now_ns;
-	err = n->n_clients || n->keep.frames ? -EBUSY : keep_adopt(n, fd);
-	pthread_mutex_unlock(&n->lock);
-	return err;
 }
 
 /* ---------------------------------------------------------------- work --- */
 
+/* Clients between which others have the lock. */
+#define CLIENTS_A_PIECE 16u
+
 static int events_waiting(struct bsn *n)
 {
-	uint64_t waiting = n->events_head - n->events_tail + n->n_drained;
+	uint64_t waiting = n->events.head - n->events.tail +
+			   n->clients.n_drained;
 
 	return (int)(waiting + (store_next_changed(n) != NULL));
-}
-
-/* Everything that was written so far, into the index. */
-static void drain_all(struct bsn *n)
-{
-	struct client *c;
-
-	n->open_runs_seen = false;
-	for_each_client(n, c)
-		drain_client(n, c);
 }
 
 static void give_back_cells(struct bsn *n)
@@ -213,7 +215,25 @@ static void give_back_cells(struct bsn *n)
 	struct client *c;
 
 	for_each_client(n, c)
-		drain_triggers_done(c);
+		triggers_done(c);
+}
+
+/* Look for a slice's trace with the next poll. */
+static void search_later(struct bsn *n, struct slice *slice)
+{
+	struct sink to = {.slice = slice};
+	struct search *s = malloc(sizeof(*s));
+
+	if (!s || search_init(s, slice->id, to)) {
+		free(s);
+		slice->flags |= BSN_SLICE_MAYBE_LOSSY;
+		slice->flags &= ~(uint32_t)BSN_SLICE_SEARCHING;
+		return;
+	}
+	slice->flags |= BSN_SLICE_SEARCHING;
+	slice->search = s;
+	s->next = n->searches;
+	n->searches = s;
 }
 
 /* All of before is adopted: from here on it is committed what becomes of it. */
@@ -222,49 +242,103 @@ static void recover(struct bsn *n)
 	if (n->recovered)
 		return;
 	n->recovered = true;
+	adopt_end(n);
 	slice_close_gone(n);
+	for (uint32_t i = 1; n->store.n_slices && i < n->store.n_blocks; i++) {
+		struct slice *s = n->store.slices[i];
+
+		if (s && s->flags & BSN_SLICE_SEARCHING && !s->search)
+			search_later(n, s);
+	}
 	pool_shrink(n);
 }
 
+static void observe_all(struct bsn *n, bool give_way)
+{
+	struct client *c;
+	uint32_t count = 0;
+
+	for_each_client(n, c) {
+		if (c->live) {
+			threads_observe(n, c);
+			threads_read_losses(n, c);
+		}
+		/* Also of those that are gone: they may have left more than
+		 * there was room for. */
+		triggers_take(n, c);
+		if (give_way && ++count % CLIENTS_A_PIECE == 0)
+			node_give_way(n);
+	}
+}
+
+/* What was written so far can be found. */
 void node_catch_up(struct bsn *n, uint64_t now_ns)
 {
-	if (now_ns > n->now_ns)
-		n->now_ns = now_ns;
+	struct client *c;
+
+	node_set_time(n, now_ns);
 	recover(n);
-	drain_all(n);
-	drain_open_runs(n);
+	for_each_client(n, c) {
+		if (!c->live)
+			continue;
+		threads_observe(n, c);
+		threads_read_losses(n, c);
+	}
+}
+
+static void search_waiting(struct bsn *n)
+{
+	struct search *all = n->searches;
+
+	if (!all)
+		return;
+	n->searches = NULL;
+	search_all(n, all, true);
+	while (all) {
+		struct search *s = all;
+
+		all = s->next;
+		search_free(s);
+		free(s);
+	}
+}
+
+static void grant_all(struct bsn *n)
+{
+	struct client *c;
+	uint32_t count = 0;
+
+	for_each_client(n, c) {
+		if (c->live)
+			grants_take_back(n, c);
+	}
+	for_each_client(n, c) {
+		if (!c->live)
+			continue;
+		grants_fill(n, c);
+		if (++count % CLIENTS_A_PIECE == 0)
+			node_give_way(n);
+	}
 }
 
 int bsn_poll(struct bsn *n, uint64_t now_ns)
 {
-	struct client *c;
 	int waiting;
 
-	pthread_mutex_lock(&n->lock);
-	if (now_ns > n->now_ns)
-		n->now_ns = now_ns;
+	node_lock(n);
+	node_set_time(n, now_ns);
 	recover(n);
-	drain_all(n);
-	/* Also of those that are gone: they may have left more than there was
-	 * room for. */
-	for_each_client(n, c)
-		drain_triggers(n, c);
+	observe_all(n, true);
 	/* What was skipped or refused is nobody's business. */
-	if (!n->triggers_unsettled)
+	if (!n->events.unsettled)
 		give_back_cells(n);
 	if (n->store.n_slices)
-		drain_open_runs(n);
-	for_each_client(n, c) {
-		if (c->live)
-			pool_take_back(n, c);
-	}
-	for_each_client(n, c) {
-		if (c->live)
-			pool_grant(n, c);
-	}
-	drain_publish(n);
+		watch_all(n, true);
+	search_waiting(n);
+	grant_all(n);
+	store_publish(n);
 	waiting = events_waiting(n);
-	pthread_mutex_unlock(&n->lock);
+	node_unlock(n);
 	return waiting;
 }
 
@@ -273,22 +347,22 @@ int bsn_events(struct bsn *n, struct bsn_event *events, int room)
 	int count = 0;
 	bool was_full;
 
-	pthread_mutex_lock(&n->lock);
-	was_full = n->events_head - n->events_tail == EVENTS_MAX;
+	node_lock(n);
+	was_full = n->events.head - n->events.tail == EVENTS_MAX;
 	while (count < room) {
 		struct bsn_event *e = &events[count];
 		struct slice *s;
 
-		if (n->events_head != n->events_tail) {
-			*e = n->events[n->events_tail++ % EVENTS_MAX];
+		if (n->events.head != n->events.tail) {
+			*e = n->events.ring[n->events.tail++ % EVENTS_MAX];
 			count++;
 			continue;
 		}
 		memset(e, 0, sizeof(*e));
 		e->time_ns = n->now_ns;
-		if (n->n_drained) {
+		if (n->clients.n_drained) {
 			e->kind = BSN_EVENT_CLIENT_DRAINED;
-			e->client = n->drained[--n->n_drained];
+			e->client = n->clients.drained[--n->clients.n_drained];
 			count++;
 			continue;
 		}
@@ -305,7 +379,7 @@ int bsn_events(struct bsn *n, struct bsn_event *events, int room)
 		}
 		count++;
 	}
-	pthread_mutex_unlock(&n->lock);
+	node_unlock(n);
 	/* Triggers that found no room wait in their queues, and ring no more. */
 	if (was_full && count)
 		bsn_wake(n);
@@ -314,70 +388,73 @@ int bsn_events(struct bsn *n, struct bsn_event *events, int room)
 
 void bsn_events_done(struct bsn *n)
 {
-	pthread_mutex_lock(&n->lock);
+	node_lock(n);
 	/* Triggers that wait here are in nobody's hands yet. */
-	if (n->events_head == n->events_tail) {
-		n->triggers_unsettled = false;
+	if (n->events.head == n->events.tail) {
+		n->events.unsettled = false;
 		give_back_cells(n);
 	}
-	pthread_mutex_unlock(&n->lock);
+	node_unlock(n);
 }
 
 /* -------------------------------------------------------------- slices --- */
 
-static struct slice *find_slice(struct bsn *n, struct bs_trace_id id)
-{
-	uint32_t t = trace_find(n, id);
+/* Up to so many entries a trace is looked for at once: a pool of 64 MiB. */
+#define SEARCH_AT_ONCE 500000u
 
-	return t == NONE ? NULL : slice_of(n, t);
-}
-
-static void answer_without_slice(struct bsn *n, uint32_t t,
-				 struct bs_trace_id id, struct bsn_slice *out)
+static int answer_without_slice(struct bsn *n, struct bs_trace_id id,
+				struct bsn_slice *out)
 {
+	uint32_t why = gone_why(n, bs_fingerprint(id.hi, id.lo));
+
 	memset(out, 0, sizeof(*out));
 	out->id = id;
-	if (t != NONE)
-		out->flags = n->index.traces[t].flags & ~TRACE_OWN_FLAGS;
+	out->flags = BSN_SLICE_STORE_FULL;
+	if (why & GONE_EVICTED)
+		out->flags |= BSN_SLICE_EVICTED;
+	if (why & GONE_LOSSY)
+		out->flags |= BSN_SLICE_LOSSY;
+	if (why & GONE_ABANDONED)
+		out->flags |= BSN_SLICE_ABANDONED;
+	return -ENOSPC;
 }
 
 int bsn_collect(struct bsn *n, struct bs_trace_id id,
 		struct bs_trace_id primary, const char *trigger,
 		uint64_t now_ns, struct bsn_slice *out)
 {
-	struct sink to = {0};
 	struct slice *s;
-	uint32_t t;
 	int err = 0;
 
 	if (!(id.hi | id.lo))
 		return -EINVAL;
-	pthread_mutex_lock(&n->lock);
+	node_lock(n);
 	node_catch_up(n, now_ns);
-	s = find_slice(n, id);
-	if (s) {
-		drain_publish(n);
-		slice_fill(s, out);
+	s = slice_find(n, id);
+	if (s)
 		goto out;
-	}
-	t = trace_get(n, id);
-	s = t == NONE ? NULL : slice_new(n, t, id, primary, trigger);
+	s = slice_new(n, id, primary, trigger);
 	if (!s) {
-		answer_without_slice(n, t, id, out);
-		out->flags |= BSN_SLICE_STORE_FULL;
-		if (t != NONE)
-			trace_put(n, t);
-		err = -ENOSPC;
-		goto out;
+		err = answer_without_slice(n, id, out);
+		goto unlock;
 	}
-	to.slice = s;
-	slice_copy_trace(n, &to, t);
-	n->index.traces[t].flags |= TRACE_COLLECTED;
-	n->index.traces[t].slice = s->mark;
-	drain_publish(n);
-	slice_fill(s, out);
+	search_later(n, s);
+	/* The pass takes along what waits already. */
+	if (search_cost(n) <= SEARCH_AT_ONCE)
+		search_waiting(n);
+	/* The lock was given up meanwhile. */
+	s = slice_find(n, id);
+	if (!s) {
+		err = answer_without_slice(n, id, out);
+		goto unlock;
+	}
 out:
-	pthread_mutex_unlock(&n->lock);
+	store_publish(n);
+	slice_fill(s, out);
+unlock:
+	node_unlock(n);
+	if (!err && out->flags & BSN_SLICE_SEARCHING)
+		bsn_wake(n);
 	return err;
 }
 
@@ -385,11 +462,11 @@ int bsn_slice_info(struct bsn *n, struct bs_trace_id id, struct bsn_slice *out)
 {
 	struct slice *s;
 
-	pthread_mutex_lock(&n->lock);
-	s = find_slice(n, id);
+	node_lock(n);
+	s = slice_find(n, id);
 	if (s)
 		slice_fill(s, out);
-	pthread_mutex_unlock(&n->lock);
+	node_unlock(n);
 	return s ? 0 : -ENOENT;
 }
 
@@ -399,13 +476,13 @@ int64_t bsn_slice_read(struct bsn *n, struct bs_trace_id id, uint64_t offset,
 	struct slice *s;
 	int64_t result = -ENOENT;
 
-	pthread_mutex_lock(&n->lock);
-	s = find_slice(n, id);
+	node_lock(n);
+	s = slice_find(n, id);
 	if (s && offset < s->trimmed_bytes)
 		result = -ESTALE;
 	else if (s)
 		result = (int64_t)slice_read(n, s, offset, buffer, bytes);
-	pthread_mutex_unlock(&n->lock);
+	node_unlock(n);
 	return result;
 }
 
@@ -414,49 +491,36 @@ int bsn_slice_trim(struct bsn *n, struct bs_trace_id id, uint64_t offset)
 	struct slice *s;
 	int err = 0;
 
-	pthread_mutex_lock(&n->lock);
+	node_lock(n);
 	recover(n);
-	s = find_slice(n, id);
+	s = slice_find(n, id);
 	if (!s)
 		err = -ENOENT;
 	else if (offset > s->bytes)
 		err = -EINVAL;
 	else
 		slice_trim(n, s, offset);
-	pthread_mutex_unlock(&n->lock);
+	node_unlock(n);
 	return err;
 }
 
 int bsn_slice_release(struct bsn *n, struct bs_trace_id id, bool abandoned,
 		      uint64_t now_ns)
 {
-	struct trace *trace;
 	struct slice *s;
-	uint32_t t;
 
-	pthread_mutex_lock(&n->lock);
-	if (now_ns > n->now_ns)
-		n->now_ns = now_ns;
+	node_lock(n);
+	node_set_time(n, now_ns);
 	recover(n);
-	s = find_slice(n, id);
+	s = slice_find(n, id);
 	if (s) {
-		t = s->trace;
-		trace = &n->index.traces[t];
-		trace->flags &= ~TRACE_COLLECTED;
-		trace->active = coarse(n->now_ns);
 		/* What is left in the pool must not pass for all of it when the
 		 * next trigger names it, or a successor's: so this comes first. */
-		if (abandoned)
-			trace_evict(n, t, BSN_SLICE_ABANDONED);
-		else if (trace->flags & TRACE_PARTIAL)
-			trace_evict(n, t, BSN_SLICE_EVICTED);
-		else
-			trace->flags |= TRACE_REPORTED;
-		trace->flags &= ~TRACE_PARTIAL;
+		gone_add(n, s->fingerprint,
+			 abandoned ? GONE_ABANDONED : GONE_REPORTED);
 		slice_free(n, s);
-		trace_put(n, t);
 	}
-	pthread_mutex_unlock(&n->lock);
+	node_unlock(n);
 	return s ? 0 : -ENOENT;
 }
 
@@ -466,12 +530,12 @@ int bsn_slices(struct bsn *n, uint64_t *cursor, struct bsn_slice *slices,
 	uint64_t i = *cursor ? *cursor : 1;
 	int count = 0;
 
-	pthread_mutex_lock(&n->lock);
+	node_lock(n);
 	for (; i < n->store.n_blocks && count < room; i++) {
 		if (n->store.slices[i])
 			slice_fill(n->store.slices[i], &slices[count++]);
 	}
-	pthread_mutex_unlock(&n->lock);
+	node_unlock(n);
 	*cursor = i;
 	return count;
 }
@@ -479,27 +543,31 @@ int bsn_slices(struct bsn *n, uint64_t *cursor, struct bsn_slice *slices,
 int64_t bsn_peek(struct bsn *n, struct bs_trace_id id, uint64_t now_ns,
 		 void *buffer, size_t bytes, struct bsn_slice *out)
 {
+	struct slice look = {.id = id};
+	struct sink to = {.slice = &look, .buffer = buffer, .room = bytes};
+	struct search search;
 	struct slice *s;
 	int64_t result;
 
-	pthread_mutex_lock(&n->lock);
+	node_lock(n);
 	node_catch_up(n, now_ns);
-	s = find_slice(n, id);
+	s = slice_find(n, id);
 	if (s) {
 		result = (int64_t)slice_read(n, s, s->trimmed_bytes, buffer,
 					     bytes);
 		slice_fill(s, out);
-	} else {
-		struct slice look = {.id = id};
-		struct sink to = {
-			.slice = &look, .buffer = buffer, .room = bytes};
-
-		slice_copy_trace(n, &to, trace_find(n, id));
-		slice_fill(&look, out);
-		result = (int64_t)look.bytes;
-		free(look.parts);
+		goto out;
 	}
-	drain_publish(n);
-	pthread_mutex_unlock(&n->lock);
+	result = search_init(&search, id, to);
+	if (result)
+		goto out;
+	search_all(n, &search, true);
+	search_free(&search);
+	slice_fill(&look, out);
+	result = (int64_t)look.bytes;
+	free(look.parts);
+out:
+	store_publish(n);
+	node_unlock(n);
 	return result;
 }

@@ -2,10 +2,11 @@
 /*
  * What the pool holds of the last seconds: for who asks for all of it at once.
  *
- * There may be millions of traces, and each is looked at, so that goes on piece
- * by piece, and between two the lock is given up. Of all that are found those of
- * the highest priority are kept, in a heap whose root is the lowest of them: the
- * same ones on each node that has them.
+ * Which segments are recent, their times of sealing tell. There may be millions
+ * of traces, and each is looked at, so that goes on piece by piece, and between
+ * two the lock is given up. Of all that are found those of the highest priority
+ * are kept, in a heap whose root is the lowest of them: the same ones on each
+ * node that has them.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -14,8 +15,8 @@
 #include "hash.h"
 #include "internal.h"
 
-/* 2 MiB of the table: under a millisecond. */
-#define TRACES_A_PIECE 65536u
+/* Under 100 us, at a cache miss an entry. */
+#define ENTRIES_A_PIECE 1000u
 
 struct candidate {
 	uint64_t priority;
@@ -60,86 +61,173 @@ static int by_priority(const void *a, const void *b)
 	return x->priority < y->priority ? 1 : -(x->priority > y->priority);
 }
 
-static bool is_written_by(const struct bsn *n, uint32_t run,
-			  const char *service)
-{
-	const struct client *c = run_frame(n, run)->client;
-	struct keep_owner owner;
+/* Whether it is among those that are kept: a set of their priorities. */
+struct set {
+	uint64_t *places; /* 0: free */
+	uint32_t room;
+};
 
-	if (c != &n->keep)
-		return !strcmp(c->service, service);
-	return keep_owner_of(n, run, &owner) &&
-	       !strncmp(owner.service, service, sizeof(owner.service));
+static uint32_t place_of(const struct set *set, uint64_t priority)
+{
+	uint32_t i = (uint32_t)priority & (set->room - 1);
+
+	while (set->places[i] && set->places[i] != priority)
+		i = (i + 1) & (set->room - 1);
+	return i;
 }
 
-static bool is_wanted(struct bsn *n, uint32_t t, uint32_t age,
-		      const char *service)
+static void set_remove(struct set *set, uint64_t priority)
 {
-	const struct index *x = &n->index;
-	const struct trace *trace = &x->traces[t];
+	uint32_t hole = place_of(set, priority);
+	uint32_t i = hole;
 
-	/* What was collected already is on its way, or arrived. */
-	if (trace->newest == NONE ||
-	    trace->flags &
-		    (TRACE_COLLECTED | TRACE_REPORTED | BSN_SLICE_ABANDONED) ||
-	    coarse(n->now_ns) - trace->active > age)
-		return false;
-	for (uint32_t r = trace->newest; r != NONE; r = x->runs[r].older) {
-		if (x->runs[r].flags & (RUN_DEAD | RUN_GHOST))
+	set->places[hole] = 0;
+	/* What was pushed on by it moves up. */
+	for (;;) {
+		uint32_t home;
+
+		i = (i + 1) & (set->room - 1);
+		if (!set->places[i])
+			return;
+		home = (uint32_t)set->places[i] & (set->room - 1);
+		if (((i - home) & (set->room - 1)) <
+		    ((i - hole) & (set->room - 1)))
 			continue;
-		if (!service[0] || is_written_by(n, r, service))
-			return true;
+		set->places[hole] = set->places[i];
+		set->places[i] = 0;
+		hole = i;
 	}
-	return false;
+}
+
+struct recent {
+	uint64_t domain;
+	const char *service;
+	struct candidate *heap;
+	uint32_t count, room;
+	struct set set;
+};
+
+static void offer(struct recent *r, struct bs_trace_id id)
+{
+	struct candidate c = {.id = id};
+	uint32_t place;
+
+	c.priority = bs_hash_trace(r->domain, id);
+	if (!c.priority)
+		c.priority = 1; /* 0 is a free place in the set */
+	if (r->count == r->room && c.priority <= r->heap[0].priority)
+		return;
+	place = place_of(&r->set, c.priority);
+	if (r->set.places[place])
+		return;
+	if (r->count < r->room) {
+		r->set.places[place] = c.priority;
+		r->heap[r->count] = c;
+		sift_up(r->heap, r->count++);
+		return;
+	}
+	set_remove(&r->set, r->heap[0].priority);
+	r->set.places[place_of(&r->set, c.priority)] = c.priority;
+	r->heap[0] = c;
+	sift_down(r->heap, r->count, 0);
+}
+
+static bool is_written_by(const struct bsn *n, struct frame *f, uint32_t index,
+			  uint64_t entry, uint32_t runs, const char *service)
+{
+	struct run run;
+
+	if (f->client != &n->keep.arena)
+		return !strcmp(f->client->service, service);
+	return run_open((struct bsn *)n, f, index, entry, runs, &run) &&
+	       !strncmp(run.owner.service, service, sizeof(run.owner.service));
+}
+
+static uint32_t offer_frame(struct bsn *n, struct recent *r, struct frame *f)
+{
+	uint32_t runs = runs_count(f, record_of(n, f)->generation);
+
+	if (r->service[0] && f->client != &n->keep.arena &&
+	    strcmp(f->client->service, r->service) != 0)
+		return 0;
+	for (uint32_t i = 0; i < runs; i++) {
+		uint64_t entry = run_entry(f, i);
+		struct bs_trace_id id = run_id(f, entry);
+		uint32_t why = gone_why(n, bs_entry_fingerprint(entry));
+
+		/* What was collected already is on its way, or arrived. */
+		if (!(id.hi | id.lo) ||
+		    why & (GONE_REPORTED | GONE_ABANDONED) ||
+		    slice_find(n, id))
+			continue;
+		if (r->service[0] &&
+		    !is_written_by(n, f, i, entry, runs, r->service))
+			continue;
+		offer(r, id);
+	}
+	return runs;
+}
+
+static bool is_recent(const struct bsn *n, uint32_t i, uint64_t age_ns)
+{
+	const struct grant_record *r = &n->ledger.records[i];
+
+	if (!n->pool.frames[i].client)
+		return false;
+	return r->state == FRAME_ACTIVE ||
+	       (r->state == FRAME_SEALED && ns_since(n, r->sealed) <= age_ns);
+}
+
+/* How many there are, known by the lowest priority of the highest: if all are
+ * kept, their number; else as many as fit the part of all priorities above it.
+ * (Priorities are hashes; of 10,000 the error is one in a hundred.) */
+static uint64_t estimate(const struct recent *r)
+{
+	double above;
+
+	if (r->count < r->room)
+		return r->count;
+	above = (double)(UINT64_MAX - r->heap[0].priority) / 0x1p64;
+	return above > 0 ? (uint64_t)((r->count - 1) / above) : r->count;
 }
 
 int bsn_recent(struct bsn *n, uint64_t now_ns, uint64_t age_ns,
 	       const char *service, struct bs_trace_id *ids, int room,
 	       uint64_t *found)
 {
-	uint64_t domain = bs_hash_prepare(BS_HASH_PRIORITY,
-					  strlen(BS_HASH_PRIORITY),
-					  n->config.cluster_seed);
-	struct candidate *heap;
-	uint32_t count = 0;
-	/* Of a time that the index cannot tell from a younger one: all. */
-	uint32_t age = age_ns >> 20 < UINT32_MAX / 2 ? coarse(age_ns)
-						     : UINT32_MAX;
+	struct recent r = {.service = service, .room = (uint32_t)room};
+	uint32_t looked = 0;
 
 	*found = 0;
 	if (room <= 0)
 		return -EINVAL;
-	heap = malloc((size_t)room * sizeof(*heap));
-	if (!heap)
+	r.domain = bs_hash_prepare(BS_HASH_PRIORITY, strlen(BS_HASH_PRIORITY),
+				   n->config.cluster_seed);
+	for (r.set.room = 64; r.set.room < 2 * r.room; r.set.room *= 2)
+		;
+	r.heap = malloc((size_t)room * sizeof(*r.heap));
+	r.set.places = calloc(r.set.room, sizeof(*r.set.places));
+	if (!r.heap || !r.set.places) {
+		free(r.heap);
+		free(r.set.places);
 		return -ENOMEM;
-	for (uint32_t at = 0, end = 1; at < end; at += TRACES_A_PIECE) {
-		pthread_mutex_lock(&n->lock);
-		if (at == 0) {
-			node_catch_up(n, now_ns);
-			drain_publish(n);
-		}
-		end = n->index.traces_fresh;
-		for (uint32_t t = at; t < end && t - at < TRACES_A_PIECE; t++) {
-			const struct trace *trace = &n->index.traces[t];
-			struct candidate c = {.id = {trace->hi, trace->lo}};
-
-			if (!is_wanted(n, t, age, service))
-				continue;
-			++*found;
-			c.priority = bs_hash_trace(domain, c.id);
-			if (count < (uint32_t)room) {
-				heap[count] = c;
-				sift_up(heap, count++);
-			} else if (c.priority > heap[0].priority) {
-				heap[0] = c;
-				sift_down(heap, count, 0);
-			}
-		}
-		pthread_mutex_unlock(&n->lock);
 	}
-	qsort(heap, count, sizeof(*heap), by_priority);
-	for (uint32_t i = 0; i < count; i++)
-		ids[i] = heap[i].id;
-	free(heap);
-	return (int)count;
+	node_lock(n);
+	node_catch_up(n, now_ns);
+	for (uint32_t i = 0; i < n->pool.frames_fresh; i++) {
+		if (is_recent(n, i, age_ns))
+			looked += offer_frame(n, &r, frame_at(n, i));
+		if (++looked > ENTRIES_A_PIECE) {
+			node_give_way(n);
+			looked = 0;
+		}
+	}
+	node_unlock(n);
+	*found = estimate(&r);
+	qsort(r.heap, r.count, sizeof(*r.heap), by_priority);
+	for (uint32_t i = 0; i < r.count; i++)
+		ids[i] = r.heap[i].id;
+	free(r.heap);
+	free(r.set.places);
+	return (int)r.count;
 }

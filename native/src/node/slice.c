@@ -62,7 +62,8 @@ static void add_crumb(struct bsn *n, struct slice *s, uint64_t node)
 
 /* Crumbs of whole records; also the time of the first that has one. */
 static uint64_t scan_records(struct bsn *n, struct slice *s,
-			     const uint8_t *records, uint32_t bytes)
+			     const uint8_t *records, uint32_t bytes,
+			     uint64_t *last_ticks)
 {
 	uint64_t ticks = 0;
 
@@ -78,6 +79,8 @@ static uint64_t scan_records(struct bsn *n, struct slice *s,
 		memcpy(&h, records + at, sizeof(h));
 		if (!ticks)
 			ticks = h.ticks;
+		if (h.ticks)
+			*last_ticks = h.ticks;
 		/* Both payloads begin with a node's id: of the node that is
 		 * named, of the one that injected the context. A hop out names
 		 * this node, which is no news. */
@@ -207,18 +210,18 @@ static void put_pair(struct bsn *n, struct sink *to, uint64_t ticks)
 }
 
 static void put_bare(struct bsn *n, struct sink *to, enum bs_piece_kind kind,
-		     uint32_t client, uint16_t flags)
+		     uint32_t client, uint32_t flags)
 {
 	struct bs_piece_header h = {
 		.kind = (uint16_t)kind,
-		.flags = flags,
+		.flags = (uint16_t)flags,
 		.client = client,
 	};
 
 	put_piece(n, to, &h, NULL);
 }
 
-static void count_flags(struct part *part, bool live, uint16_t flags,
+static void count_flags(struct part *part, bool live, uint32_t flags,
 			bool first_piece)
 {
 	if (!part || !live)
@@ -227,85 +230,60 @@ static void count_flags(struct part *part, bool live, uint16_t flags,
 	part->open -= !!(flags & BS_RUN_LAST);
 }
 
-static bool owner_of(const struct bsn *n, uint32_t r, struct keep_owner *owner,
-		     bool *live)
-{
-	const struct client *c = run_frame(n, r)->client;
-
-	if (c == &n->keep) {
-		if (!keep_owner_of(n, r, owner))
-			return false;
-		c = client_find(n, owner->number);
-	} else {
-		owner->number = c->number;
-		owner->pid = (uint32_t)c->pid;
-		memcpy(owner->service, c->service, sizeof(owner->service));
-	}
-	*live = c && c->live;
-	return true;
-}
-
 /*
  * Copy a run, or what it grew by since `copied` bytes of it were (NONE: it is
- * new to the slice). Returns how much of it is copied now.
+ * new to the slice). Returns how much of it is copied now; *last_ticks: of its
+ * last record that has a time.
  */
-static uint32_t copy_run(struct bsn *n, struct sink *to, uint32_t r,
-			 uint32_t copied)
+uint32_t slice_copy_run(struct bsn *n, struct sink *to, const struct run *run,
+			uint32_t copied, uint64_t *last_ticks)
 {
-	const struct run *run = &n->index.runs[r];
 	struct slice *s = to->slice;
-	struct keep_owner owner;
-	struct bs_run_header h;
 	struct bs_piece_header piece = {.kind = BS_PIECE_RUN};
-	struct part *part;
-	uint32_t bytes, base, from, whole, fits;
-	uint16_t flags = run->flags & RUN_ABI_FLAGS;
-	bool live, malformed = false, grew;
-	uint64_t ticks;
+	uint32_t flags = run->flags & ~BS_RUN_CLOSED;
+	struct part *part = slice_part(s, run->owner.number);
+	uint32_t from = copied == NONE ? 0 : copied;
+	uint32_t whole, fits;
+	bool malformed = false;
+	uint64_t ticks = 0;
 
-	if (!owner_of(n, r, &owner, &live) ||
-	    (!(run->flags & RUN_GHOST) &&
-	     !log_read(n, r, &h, n->scratch, &bytes, &base))) {
-		n->counts.corrupt++;
-		s->flags |= BSN_SLICE_CORRUPT;
-		return copied;
+	*last_ticks = 0;
+	/* Its flags are told when it is closed, and not at each look. */
+	if (!(run->flags & BS_RUN_CLOSED) && run->live) {
+		flags &= ~BS_RUN_LAST;
+		if (copied == run->bytes)
+			return copied;
 	}
-	part = slice_part(s, owner.number);
-	count_flags(part, live, flags, copied == NONE);
+	count_flags(part, run->live, flags, copied == NONE);
 	if (flags & BS_RUN_LOSSY)
 		s->flags |= BSN_SLICE_LOSSY;
 	if (part)
-		put_process(n, to, part, &owner);
-	if (run->flags & RUN_GHOST) {
-		put_bare(n, to, BS_PIECE_LOSS, owner.number, flags);
-		return 0;
-	}
-	from = copied == NONE ? 0 : copied;
-	if (from > bytes) {
+		put_process(n, to, part, &run->owner);
+	if (from > run->bytes) {
 		/* Committed bytes never shrink. */
 		n->counts.corrupt++;
 		s->flags |= BSN_SLICE_CORRUPT;
 		return copied;
 	}
-	grew = bytes > from;
-	/* Flags of an open run are told when it is closed, and not at each look. */
-	if (!grew && copied != NONE &&
-	    (run->flags & RUN_OPEN || !(flags & (BS_RUN_LAST | BS_RUN_LOSSY))))
+	if (run->bytes == from && copied != NONE &&
+	    !(flags & (BS_RUN_LAST | BS_RUN_LOSSY)))
 		return copied;
-	whole = records_whole(n->scratch + from, bytes - from, SEGMENT,
+	memcpy(n->scratch, run->frame->bytes + run->records + from,
+	       run->bytes - from);
+	whole = records_whole(n->scratch, run->bytes - from, SEGMENT,
 			      &malformed);
 	if (malformed) {
 		n->counts.corrupt++;
 		s->flags |= BSN_SLICE_CORRUPT;
 	}
-	ticks = scan_records(n, s, n->scratch + from, whole);
+	ticks = scan_records(n, s, n->scratch, whole, last_ticks);
 	if (ticks)
 		put_pair(n, to, ticks);
-	piece.flags = flags;
-	piece.client = owner.number;
-	piece.handle = h.handle;
-	piece.seq = h.seq;
-	piece.from = base + from;
+	piece.flags = (uint16_t)flags;
+	piece.client = run->owner.number;
+	piece.handle = run->header.handle;
+	piece.seq = run->header.seq;
+	piece.from = run->from + from;
 	/* Cut on whole records what would exceed the limit. */
 	fits = whole;
 	if (s->bytes + sizeof(piece) + whole > n->config.trace_bytes_max) {
@@ -314,7 +292,7 @@ static uint32_t copy_run(struct bsn *n, struct sink *to, uint32_t r,
 		fits = used >= n->config.trace_bytes_max
 			       ? 0
 			       : records_whole(
-					 n->scratch + from, whole,
+					 n->scratch, whole,
 					 (uint32_t)(n->config.trace_bytes_max -
 						    used),
 					 &malformed);
@@ -322,38 +300,16 @@ static uint32_t copy_run(struct bsn *n, struct sink *to, uint32_t r,
 	}
 	piece.bytes = fits;
 	if (fits || !whole)
-		put_piece(n, to, &piece, n->scratch + from);
+		put_piece(n, to, &piece, n->scratch);
 	/* What cannot be read is not read again. */
-	return malformed ? bytes : from + whole;
+	return malformed ? run->bytes : from + whole;
 }
 
 /* -------------------------------------------------------------- slices --- */
 
-/* A run of a collected trace came, or grew, or was closed. */
-void slice_run_arrived(struct bsn *n, uint32_t r, uint32_t copied)
+void slice_loss_arrived(struct bsn *n, struct slice *s, const struct client *c,
+			uint32_t flags)
 {
-	struct frame *f = run_frame(n, r);
-	const struct run *run = &n->index.runs[r];
-	struct slice *s = slice_of(n, run->trace);
-	struct sink to = {.slice = s};
-	uint64_t bytes = s->bytes;
-	uint32_t open = slice_open_handles(s), flags = s->flags,
-		 crumbs = s->n_crumbs;
-
-	copied = copy_run(n, &to, r, copied);
-	if (run->flags & RUN_OPEN || f->open_run == r) {
-		f->open_copied = copied;
-		frame_progressed(f);
-	}
-	if (s->bytes != bytes || s->flags != flags || s->n_crumbs != crumbs ||
-	    slice_open_handles(s) != open)
-		slice_dirty(n, s);
-}
-
-void slice_loss_arrived(struct bsn *n, uint32_t trace, const struct client *c,
-			uint16_t flags)
-{
-	struct slice *s = slice_of(n, trace);
 	struct sink to = {.slice = s};
 	struct keep_owner owner = {.number = c->number,
 				   .pid = (uint32_t)c->pid};
@@ -361,9 +317,10 @@ void slice_loss_arrived(struct bsn *n, uint32_t trace, const struct client *c,
 
 	memcpy(owner.service, c->service, sizeof(owner.service));
 	count_flags(part, c->live, flags, true);
+	s->flags |= BSN_SLICE_LOSSY;
 	if (part)
 		put_process(n, &to, part, &owner);
-	put_bare(n, &to, BS_PIECE_LOSS, c->number, flags & RUN_ABI_FLAGS);
+	put_bare(n, &to, BS_PIECE_LOSS, c->number, flags);
 	slice_dirty(n, s);
 }
 
@@ -397,7 +354,7 @@ void slice_untied_loss(struct bsn *n, const struct client *c, uint64_t from_ns)
 /* What processes that are gone had open stays unfinished. */
 void slice_close_gone(struct bsn *n)
 {
-	for (uint32_t i = 1; i < n->store.n_blocks; i++) {
+	for (uint32_t i = 1; n->store.n_slices && i < n->store.n_blocks; i++) {
 		struct slice *s = n->store.slices[i];
 		struct sink to = {.slice = s};
 
@@ -411,120 +368,15 @@ void slice_close_gone(struct bsn *n)
 			if (c && c->live)
 				continue;
 			part->open = 0;
-			put_bare(n, &to, BS_PIECE_EXIT, part->client, 0);
+			slice_put_exit(n, &to, part->client);
 			slice_dirty(n, s);
 		}
 	}
 }
 
-/* Processes that are gone and had the trace open, as the index knows it. */
-static void copy_exits(struct bsn *n, struct sink *to, uint32_t count)
+void slice_put_exit(struct bsn *n, struct sink *to, uint32_t client)
 {
-	for (uint32_t k = 0; k < to->slice->n_parts; k++) {
-		uint32_t number = to->slice->parts[k].client;
-		const struct client *c = client_find(n, number);
-		int open = 0;
-
-		if (c && c->live)
-			continue;
-		for (uint32_t i = 0; i < count; i++) {
-			const struct run *run = &n->index.runs[n->chain[i]];
-			struct keep_owner owner;
-			bool live;
-
-			if (!owner_of(n, n->chain[i], &owner, &live) ||
-			    owner.number != number)
-				continue;
-			open += !!(run->flags & BS_RUN_FIRST);
-			open -= !!(run->flags & BS_RUN_LAST);
-		}
-		if (open > 0)
-			put_bare(n, to, BS_PIECE_EXIT, number, 0);
-	}
-}
-
-/* Some process has it open, or had when it died. */
-static bool chain_is_open(const struct bsn *n, uint32_t count)
-{
-	int open = 0;
-
-	for (uint32_t i = 0; i < count; i++) {
-		uint16_t flags = n->index.runs[n->chain[i]].flags;
-
-		open += !!(flags & BS_RUN_FIRST);
-		open -= !!(flags & BS_RUN_LAST);
-	}
-	return open > 0;
-}
-
-/* Was a loss that could not be blamed on a trace close to this one? */
-static bool maybe_lossy(struct bsn *n, uint32_t t, uint32_t count)
-{
-	uint64_t oldest = pool_oldest_ns(n);
-	const struct trace *trace;
-	uint32_t idle = 0;
-
-	if (!n->untied_to_ns)
-		return false;
-	if (t == NONE || !count)
-		return !n->counts.reclaims ||
-		       ns_since(n, n->untied_to_ns) <= oldest;
-	trace = &n->index.traces[t];
-	/* What a trace that is open was to write last may be what was lost; and
-	 * when a collected one was last active is not known any more. */
-	if (!(trace->flags & TRACE_COLLECTED) && !chain_is_open(n, count))
-		idle = coarse(n->now_ns) - trace->active;
-	for (uint32_t i = 0; i < count; i++) {
-		const struct frame *f = run_frame(n, n->chain[i]);
-		const struct client *c = f->client;
-		uint64_t granted_ns = f->granted_ns;
-
-		if (c == &n->keep) {
-			struct keep_owner owner;
-
-			if (!keep_owner_of(n, n->chain[i], &owner))
-				return true;
-			granted_ns = keep_granted_ns(n, n->chain[i]);
-			c = client_find(n, owner.number);
-			if (!c && n->tombs->gone_untied_ns >= granted_ns)
-				return true;
-		}
-		if (c && c->untied_to_ns >= granted_ns &&
-		    coarse_age(n, c->untied_from_ns) >= idle)
-			return true;
-	}
-	return false;
-}
-
-/* All that the index has of a trace, oldest first. t may be NONE. */
-void slice_copy_trace(struct bsn *n, struct sink *to, uint32_t t)
-{
-	struct slice *s = to->slice;
-	uint32_t count = 0;
-
-	if (t != NONE) {
-		s->flags |= n->index.traces[t].flags &
-			    (BSN_SLICE_EVICTED | BSN_SLICE_LOSSY |
-			     BSN_SLICE_ABANDONED | BSN_SLICE_CORRUPT);
-		count = trace_chain(n, t);
-		if (count == NONE) {
-			s->flags |= BSN_SLICE_STORE_FULL;
-			count = 0;
-		}
-	}
-	if (maybe_lossy(n, t, count))
-		s->flags |= BSN_SLICE_MAYBE_LOSSY;
-	for (uint32_t i = 0; i < count; i++) {
-		uint32_t r = n->chain[i];
-		uint32_t copied = copy_run(n, to, r, NONE);
-		struct frame *f = run_frame(n, r);
-
-		if (!to->buffer && f->open_run == r) {
-			f->open_copied = copied;
-			frame_progressed(f);
-		}
-	}
-	copy_exits(n, to, count);
+	put_bare(n, to, BS_PIECE_EXIT, client, 0);
 }
 
 void slice_fill(const struct slice *s, struct bsn_slice *out)

@@ -49,8 +49,8 @@ static void waiter_set(struct futex_waitv *w, uint32_t *word, uint32_t value,
 
 void bsn_wake(struct bsn *n)
 {
-	__atomic_fetch_add(&n->wake_word, 1, __ATOMIC_RELEASE);
-	syscall(SYS_futex, &n->wake_word, FUTEX_WAKE_PRIVATE, INT_MAX, NULL,
+	__atomic_fetch_add(&n->waiting.wake_word, 1, __ATOMIC_RELEASE);
+	syscall(SYS_futex, &n->waiting.wake_word, FUTEX_WAKE_PRIVATE, INT_MAX, NULL,
 		NULL, 0);
 }
 
@@ -82,7 +82,7 @@ static int sleep_on(struct bsn *n, struct client **clients, uint32_t *rung,
 			if (left < 0 || share < left)
 				slice = share;
 		}
-		waiter_set(&waiters[0], &n->wake_word, woken, true);
+		waiter_set(&waiters[0], &n->waiting.wake_word, woken, true);
 		for (uint32_t i = 0; i < some; i++)
 			waiter_set(&waiters[i + 1], bell(clients[first + i]),
 				   rung[first + i], false);
@@ -118,24 +118,24 @@ int bsn_wait(struct bsn *n, int64_t timeout_ns)
 	bool work = false;
 	int result;
 
-	pthread_mutex_lock(&n->lock);
-	woken = n->wakes_seen;
-	clients = calloc(n->n_clients + 1u, sizeof(struct client *));
-	rung = calloc(n->n_clients + 1u, sizeof(*rung));
+	node_lock(n);
+	woken = n->waiting.wakes_seen;
+	clients = calloc(n->clients.count + 1u, sizeof(struct client *));
+	rung = calloc(n->clients.count + 1u, sizeof(*rung));
 	if (!clients || !rung) {
 		/* Without a list the caller polls. */
-		pthread_mutex_unlock(&n->lock);
+		node_unlock(n);
 		free(clients);
 		free(rung);
 		return 1;
 	}
-	for (uint32_t i = 0; i < n->n_clients; i++) {
-		struct client *c = n->clients[i];
+	for (uint32_t i = 0; i < n->clients.count; i++) {
+		struct client *c = n->clients.all[i];
 
 		if (!c->live)
 			continue;
 		/* A cell that stays claimed is passed over in time. */
-		if (c->stuck_ns &&
+		if ((c->queue.stuck_ns || c->queue_before.stuck_ns) &&
 		    (timeout_ns < 0 || timeout_ns > (int64_t)CELL_STUCK_NS))
 			timeout_ns = (int64_t)CELL_STUCK_NS;
 		clients[count] = c;
@@ -145,21 +145,21 @@ int bsn_wait(struct bsn *n, int64_t timeout_ns)
 	full_fence();
 	for (uint32_t i = 0; i < count && !work; i++)
 		work = client_has_work(n, clients[i]);
-	n->waiting++;
-	pthread_mutex_unlock(&n->lock);
+	n->waiting.threads++;
+	node_unlock(n);
 
 	result = work ? 1
 		      : sleep_on(n, clients, rung, count, woken, timeout_ns);
 
-	pthread_mutex_lock(&n->lock);
-	if (load_acquire(&n->wake_word) != woken)
+	node_lock(n);
+	if (load_acquire(&n->waiting.wake_word) != woken)
 		result = 1;
-	n->wakes_seen = load_acquire(&n->wake_word);
+	n->waiting.wakes_seen = load_acquire(&n->waiting.wake_word);
 	for (uint32_t i = 0; i < count; i++)
 		WRITE_ONCE(header_of(clients[i])->doorbell.sleeping, 0);
-	if (!--n->waiting)
+	if (!--n->waiting.threads)
 		client_release_retired(n);
-	pthread_mutex_unlock(&n->lock);
+	node_unlock(n);
 	free(clients);
 	free(rung);
 	return result;

@@ -34,11 +34,10 @@ struct wthread {
 	struct writer *w;
 	uint32_t slot;
 	uint32_t segment;
-	uint16_t generation;
 	uint32_t cursor; /* where the next run or record goes */
+	uint32_t runs;	 /* in the segment's directory */
 	struct bs_run_header *run;
 	uint32_t run_offset;
-	uint32_t head;
 	uint32_t handle;
 };
 
@@ -188,16 +187,14 @@ static inline void commits_unmap(uint64_t *commits)
 
 /* -------------------------------------------------------------- thread --- */
 
-/* The log ends here, whatever an earlier life of the segment left. */
-static inline void w_end_log(const struct wthread *t)
+static inline uint8_t *w_segment(const struct wthread *t)
 {
-	struct bs_run_header *h =
-		(struct bs_run_header *)(t->w->arena +
-					 (uint64_t)t->segment * SEG +
-					 t->cursor);
+	return t->w->arena + (uint64_t)t->segment * SEG;
+}
 
-	if (t->cursor + sizeof(*h) <= SEG)
-		WRITE_ONCE(h->generation, 0);
+static inline struct bs_segment_header *w_segment_header(const struct wthread *t)
+{
+	return (struct bs_segment_header *)w_segment(t);
 }
 
 static inline struct wthread writer_thread(struct writer *w, uint32_t slot)
@@ -208,82 +205,94 @@ static inline struct wthread writer_thread(struct writer *w, uint32_t slot)
 	WRITE_ONCE(a->segment, BS_SEGMENT_NONE);
 	store_release(&a->owner_tid, 100 + slot);
 	WRITE_ONCE(w->context->slots[slot].tid, 100 + slot);
-	t.head = READ_ONCE(a->run_head);
-	t.handle = slot << 20;
+	t.handle = slot << BS_HANDLE_COUNT_BITS;
 	return t;
 }
 
-static inline bool w_take_segment(struct wthread *t)
+/* Take a grant, and do not tell who did. */
+static inline bool w_grab(struct wthread *t, struct bs_grant *grant)
 {
 	struct bs_grant_ring *ring = w_grants(t->w);
-	struct bs_grant grant;
 	uint32_t tail = READ_ONCE(ring->tail);
-	struct bs_segment_header *h;
 
 	do {
 		if (tail == load_acquire(&ring->head))
 			return false;
-		grant = ring->entries[tail % BS_GRANT_RING_ENTRIES];
+		*grant = ring->entries[tail % BS_GRANT_RING_ENTRIES];
 	} while (!compare_and_swap(&ring->tail, &tail, tail + 1));
-	t->segment = grant.segment;
-	t->generation = grant.generation;
-	t->cursor = sizeof(*h);
-	w_end_log(t);
-	h = (struct bs_segment_header *)(t->w->arena +
-					 (uint64_t)grant.segment * SEG);
-	WRITE_ONCE(h->slot, t->slot);
-	store_release(&w_area(t->w, t->slot)->segment, grant.segment);
 	return true;
 }
 
-static inline bool w_announce(struct wthread *t, const struct bs_run_entry *e)
+static inline void w_settle(struct wthread *t, const struct bs_grant *grant)
 {
-	struct bs_thread_area *a = w_area(t->w, t->slot);
+	struct bs_segment_header *h;
 
-	if (t->head - load_acquire(&a->run_tail) == BS_RUN_RING_ENTRIES) {
-		store_release(&a->runs_unannounced, a->runs_unannounced + 1);
+	t->segment = grant->segment & ~BS_GRANT_FRESH;
+	t->cursor = sizeof(*h);
+	t->runs = 0;
+	h = w_segment_header(t);
+	WRITE_ONCE(h->runs, 0);
+	WRITE_ONCE(h->slot, t->slot);
+	store_release(&h->generation, grant->generation);
+	store_release(&w_area(t->w, t->slot)->segment, t->segment);
+}
+
+static inline bool w_take_segment(struct wthread *t)
+{
+	struct bs_grant grant;
+
+	if (!w_grab(t, &grant))
 		return false;
-	}
-	a->entries[t->head % BS_RUN_RING_ENTRIES] = *e;
-	store_release(&a->run_head, ++t->head);
+	w_settle(t, &grant);
 	return true;
 }
 
 static inline void w_lose(struct wthread *t, struct bs_trace_id id,
-			  uint16_t flags, uint32_t bytes)
+			  uint32_t flags, uint32_t bytes)
 {
-	struct bs_run_entry e = {
-		.trace_hi = id.hi,
-		.trace_lo = id.lo,
-		.segment = BS_SEGMENT_NONE,
-		.flags = flags | BS_RUN_LOSSY,
-		.committed_bytes = bytes,
-	};
+	struct bs_thread_area *a = w_area(t->w, t->slot);
+	uint32_t head = a->loss_head;
 
-	w_announce(t, &e);
+	if (head - load_acquire(&a->loss_tail) == BS_LOSS_RING_ENTRIES) {
+		store_release(&a->losses_untold, a->losses_untold + 1);
+	} else {
+		a->losses[head % BS_LOSS_RING_ENTRIES] = (struct bs_loss){
+			.trace_hi = id.hi,
+			.trace_lo = id.lo,
+			.flags = flags,
+			.payload_bytes = bytes,
+		};
+		store_release(&a->loss_head, head + 1);
+	}
+	__atomic_fetch_add(&w_grants(t->w)->losses, 1, __ATOMIC_RELEASE);
+}
+
+static inline void w_put_entry(struct wthread *t, uint32_t i, uint64_t entry)
+{
+	store_release(bs_directory(w_segment(t), i), entry);
 }
 
 /* Open a run with room for bytes of records. False: no segment. */
 static inline bool w_begin(struct wthread *t, struct bs_trace_id id,
-			   uint32_t handle, uint32_t seq, uint16_t flags,
+			   uint32_t handle, uint32_t seq, uint32_t flags,
 			   uint32_t bytes)
 {
 	struct bs_run_header *h;
 
 	if (t->segment == BS_SEGMENT_NONE ||
-	    t->cursor + sizeof(*h) + bytes > SEG) {
+	    t->cursor + sizeof(*h) + bytes + 8 > SEG - 8 * t->runs) {
 		if (!w_take_segment(t))
 			return false;
 	}
-	h = (struct bs_run_header *)(t->w->arena + (uint64_t)t->segment * SEG +
-				     t->cursor);
+	h = (struct bs_run_header *)(w_segment(t) + t->cursor);
 	h->trace_hi = id.hi;
 	h->trace_lo = id.lo;
 	WRITE_ONCE(h->committed_bytes, 0);
 	h->handle = handle;
 	h->seq = seq;
-	WRITE_ONCE(h->flags, flags);
-	store_release(&h->generation, t->generation);
+	w_put_entry(t, t->runs,
+		    bs_entry(bs_fingerprint(id.hi, id.lo), t->cursor, flags));
+	store_release(&w_segment_header(t)->runs, ++t->runs);
 	t->run = h;
 	t->run_offset = t->cursor;
 	t->cursor += sizeof(*h);
@@ -312,22 +321,18 @@ static inline void w_record(struct wthread *t, uint16_t type,
 		      t->cursor - t->run_offset - (uint32_t)sizeof(*t->run));
 }
 
-static inline void w_end(struct wthread *t, uint16_t flags)
+static inline void w_end(struct wthread *t, uint32_t flags)
 {
-	struct bs_run_header *h = t->run;
-	struct bs_run_entry e;
+	uint64_t entry = READ_ONCE(*bs_directory(w_segment(t), t->runs - 1));
 
-	w_end_log(t);
-	store_release(&h->flags, (uint16_t)(h->flags | flags | BS_RUN_CLOSED));
-	e.trace_hi = h->trace_hi;
-	e.trace_lo = h->trace_lo;
-	e.segment = t->segment;
-	e.generation = t->generation;
-	e.flags = h->flags & (BS_RUN_FIRST | BS_RUN_LAST | BS_RUN_LOSSY);
-	e.offset = t->run_offset;
-	e.committed_bytes = h->committed_bytes;
-	w_announce(t, &e);
+	w_put_entry(t, t->runs - 1, entry | flags | BS_RUN_CLOSED);
 	t->run = NULL;
+}
+
+/* The handle is open, or not, as the thread shows it. */
+static inline void w_show(const struct wthread *t, uint32_t handle)
+{
+	WRITE_ONCE(w_area(t->w, t->slot)->own_handle, handle);
 }
 
 /* A whole trace: one run of one record. */

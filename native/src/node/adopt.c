@@ -1,0 +1,417 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Processes and segments that a predecessor knew. The ledger says what was
+ * granted to whom; of a client's memory only this is read: how many of its
+ * grants its threads took meanwhile.
+ *
+ *   bsn_adopt_store, bsn_adopt_keep   the memfds of the node
+ *   bsn_client_adopt                  each process, with the segments it has
+ *   adopt_end, at the first poll      what is of nobody is free; the order of
+ *                                     the sealed; slices go on
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "internal.h"
+
+/* ---------------------------------------------------------------- ledger --- */
+
+int bsn_adopt_store(struct bsn *n, uint64_t now_ns, int fd)
+{
+	int err;
+
+	node_lock(n);
+	node_set_time(n, now_ns);
+	err = n->clients.count || n->store.n_slices ? -EBUSY
+						     : store_adopt(n, fd);
+	node_unlock(n);
+	return err;
+}
+
+static int by_client(const void *a, const void *b, void *records)
+{
+	const struct grant_record *r =
+		(const struct grant_record *)records + *(const uint32_t *)a;
+	const struct grant_record *s =
+		(const struct grant_record *)records + *(const uint32_t *)b;
+
+	if (r->client != s->client)
+		return r->client < s->client ? -1 : 1;
+	return r->granted_ns < s->granted_ns ? -1
+					     : r->granted_ns > s->granted_ns;
+}
+
+/* All frames that are granted, by client. */
+static int list_granted(struct bsn *n)
+{
+	struct adoption *a = &n->adoption;
+
+	a->frames = malloc((size_t)n->pool.frames_room * sizeof(*a->frames));
+	if (!a->frames)
+		return -ENOMEM;
+	a->count = 0;
+	for (uint32_t i = 0; i < n->pool.frames_room; i++) {
+		if (n->ledger.records[i].state == FRAME_FREE)
+			continue;
+		a->frames[a->count++] = i;
+		n->pool.frames_fresh = i + 1;
+	}
+	qsort_r(a->frames, a->count, sizeof(*a->frames), by_client,
+		n->ledger.records);
+	return 0;
+}
+
+/* Where the client's begin in the list. */
+static uint32_t first_of(const struct bsn *n, uint32_t client)
+{
+	const struct adoption *a = &n->adoption;
+	uint32_t low = 0, high = a->count;
+
+	while (low < high) {
+		uint32_t middle = (low + high) / 2;
+
+		if (n->ledger.records[a->frames[middle]].client < client)
+			low = middle + 1;
+		else
+			high = middle;
+	}
+	return low;
+}
+
+static bool is_of(const struct bsn *n, uint32_t k, uint32_t client)
+{
+	return k < n->adoption.count &&
+	       n->ledger.records[n->adoption.frames[k]].client == client;
+}
+
+/* Segments without a frame, below the highest that has one. */
+static void list_free(const struct bsn *n, struct client *c)
+{
+	for (uint32_t s = c->segments_fresh; s-- > 0;) {
+		uint32_t i = c->segments[s].frame;
+
+		if (i < n->pool.frames_room && n->pool.frames[i].client == c &&
+		    n->ledger.records[i].segment == s)
+			continue;
+		c->segments[s].frame = c->segments_free;
+		c->segments_free = s;
+	}
+}
+
+/* Its frames get their places; false: a record makes no sense. */
+static bool take_frames(struct bsn *n, struct client *c)
+{
+	for (uint32_t s = 0; s < c->n_segments; s++)
+		c->segments[s].frame = NONE;
+	for (uint32_t k = first_of(n, c->number); is_of(n, k, c->number); k++) {
+		uint32_t i = n->adoption.frames[k];
+		uint32_t s = n->ledger.records[i].segment;
+
+		if (s >= c->n_segments || c->segments[s].frame != NONE)
+			return false;
+		frame_adopt(n, i, c);
+		watch_adopt(n, frame_at(n, i));
+		if (s >= c->segments_fresh)
+			c->segments_fresh = s + 1;
+	}
+	list_free(n, c);
+	return true;
+}
+
+int bsn_adopt_keep(struct bsn *n, uint64_t now_ns, int fd)
+{
+	int err = -EBUSY;
+
+	node_lock(n);
+	node_set_time(n, now_ns);
+	if (n->clients.count || n->ledger.adopted)
+		goto out;
+	err = ledger_adopt(n, fd);
+	err = err ? err : pool_init(n);
+	err = err ? err : keep_init(n);
+	err = err ? err : list_granted(n);
+	if (!err && !take_frames(n, &n->keep.arena))
+		err = -EPROTO;
+out:
+	node_unlock(n);
+	return err;
+}
+
+/* --------------------------------------------------------------- clients --- */
+
+static int check(struct client *c, const struct bsn_client_fds *fds)
+{
+	const struct bs_context_segment *x;
+	uint64_t arena, channel;
+	int err;
+
+	if (memfd_check(fds->arena, &arena) ||
+	    memfd_check(fds->channel, &channel))
+		return -EPROTO;
+	if (arena != c->arena_bytes || channel != BS_CHANNEL_BYTES)
+		return -EPROTO;
+	err = client_map(c, fds);
+	if (err)
+		return err;
+	x = c->queue.context;
+	if (READ_ONCE(header_of(c)->magic) != BS_ABI_MAGIC ||
+	    READ_ONCE(header_of(c)->version) < BS_ABI_OLDEST ||
+	    READ_ONCE(header_of(c)->version) > BS_ABI_VERSION ||
+	    READ_ONCE(x->magic) != BS_ABI_MAGIC)
+		return -EPROTO;
+	return 0;
+}
+
+/* Which of its stock still waits in the ring. */
+static uint32_t adopt_ring(struct bsn *n, struct client *c)
+{
+	struct bs_grant_ring *ring = grants_of(c);
+	uint32_t tail = load_acquire(&ring->tail);
+	uint32_t head = READ_ONCE(ring->head);
+	uint32_t last = NONE;
+
+	if (head - tail > BS_GRANT_RING_ENTRIES) {
+		n->counts.corrupt++;
+		head = tail;
+	}
+	if (head)
+		last = READ_ONCE(ring->entries[(head - 1) %
+					       BS_GRANT_RING_ENTRIES]
+					 .segment) &
+		       ~BS_GRANT_FRESH;
+	c->grant_head = c->grant_tail = tail;
+	for (; c->grant_head != head; c->grant_head++) {
+		uint32_t at = c->grant_head % BS_GRANT_RING_ENTRIES;
+		uint32_t s = READ_ONCE(ring->entries[at].segment) &
+			     ~BS_GRANT_FRESH;
+		uint32_t i = s < c->n_segments ? c->segments[s].frame : NONE;
+
+		if (i >= n->pool.frames_room || n->pool.frames[i].client != c ||
+		    n->ledger.records[i].segment != s ||
+		    n->ledger.records[i].state != FRAME_STOCK ||
+		    n->ledger.records[i].generation !=
+			    READ_ONCE(ring->entries[at].generation)) {
+			/* What follows cannot be told: take it back. */
+			n->counts.corrupt++;
+			break;
+		}
+		c->granted[at] = i;
+	}
+	WRITE_ONCE(ring->head, c->grant_head);
+	c->stock_granted = grants_stock(c);
+	return last;
+}
+
+static bool waits(const struct client *c, uint32_t i)
+{
+	for (uint32_t t = c->grant_tail; t != c->grant_head; t++) {
+		if (c->granted[t % BS_GRANT_RING_ENTRIES] == i)
+			return true;
+	}
+	return false;
+}
+
+static void place(struct bsn *n, struct client *c, uint32_t i, uint32_t last)
+{
+	struct grant_record *r = &n->ledger.records[i];
+	struct frame *f = frame_at(n, i);
+	struct thread *t;
+
+	switch (r->state) {
+	case FRAME_BACKED:
+		own_push(n, &c->backed, f);
+		break;
+	case FRAME_STOCK:
+		if (waits(c, i))
+			break;
+		/* The latest may not have come as far as the ring. */
+		if (r->granted_ns == n->ledger.header->granted_ns &&
+		    r->segment != last) {
+			frame_back(n, f);
+			break;
+		}
+		frame_set_state(n, f, FRAME_ACTIVE);
+		own_push(n, &c->unclaimed, f);
+		break;
+	case FRAME_ACTIVE:
+		if (r->slot >= BS_THREAD_SLOTS) {
+			own_push(n, &c->unclaimed, f);
+			break;
+		}
+		/* Of two the older is full: it was not sealed yet. */
+		t = &c->threads[r->slot];
+		if (t->frame != NONE) {
+			ledger_number_seal(n, t->frame);
+			frame_set_state(n, frame_at(n, t->frame), FRAME_SEALED);
+		}
+		t->frame = i;
+		if (r->slot >= c->threads_used)
+			c->threads_used = r->slot + 1u;
+		break;
+	default:
+		break; /* sealed: adopt_end() */
+	}
+}
+
+static void adopt_threads(struct client *c)
+{
+	for (uint32_t i = 0; i < BS_THREAD_SLOTS; i++) {
+		const struct bs_thread_area *a = area_of(c, i);
+
+		if (!READ_ONCE(c->queue.context->slots[i].tid) &&
+		    i >= c->threads_used)
+			continue;
+		c->threads[i].loss_tail = READ_ONCE(a->loss_tail);
+		if (i >= c->threads_used)
+			c->threads_used = i + 1;
+	}
+}
+
+int bsn_client_adopt(struct bsn *n, int number, int pid, const char *service,
+		     uint64_t now_ns, const struct bsn_client_fds *fds)
+{
+	struct client *c = NULL;
+	uint64_t arena_bytes;
+	uint32_t last;
+	int result;
+
+	node_lock(n);
+	node_set_time(n, now_ns);
+	result = -EINVAL;
+	if (number < 1 || number == INT32_MAX ||
+	    client_find(n, (uint32_t)number))
+		goto out;
+	result = -ENOSPC;
+	if (!client_make_room(n))
+		goto out;
+	/* What it was granted nobody knows any more. */
+	result = -EPROTO;
+	if (!n->ledger.adopted || n->recovered ||
+	    memfd_check(fds->arena, &arena_bytes) || !arena_bytes ||
+	    arena_bytes % SEGMENT || arena_bytes / SEGMENT > INT32_MAX)
+		goto out;
+	result = -ENOMEM;
+	c = client_new(n, pid, service, arena_bytes);
+	if (!c)
+		goto out;
+	result = check(c, fds);
+	if (result)
+		goto out;
+	store_reserve_client(n, (uint32_t)number);
+	client_enter(n, c, (uint32_t)number);
+	client_fill_header(n, c);
+	result = number;
+	if (!take_frames(n, c)) {
+		n->counts.corrupt++;
+		result = -EPROTO;
+	}
+	last = adopt_ring(n, c);
+	for (uint32_t k = first_of(n, c->number); is_of(n, k, c->number); k++)
+		place(n, c, n->adoption.frames[k], last);
+	triggers_start(&c->queue);
+	adopt_threads(c);
+	/* Since when it may have lost something is not known. */
+	c->losses_read_ns = 0;
+	c->untied_to_ns = n->ledger.header->untied_to_ns;
+	c = NULL;
+out:
+	if (c)
+		client_free(c);
+	node_unlock(n);
+	bsn_wake(n);
+	return result;
+}
+
+/* ------------------------------------------------------------------- end --- */
+
+static int by_seal(const void *a, const void *b, void *records)
+{
+	const struct grant_record *r =
+		(const struct grant_record *)records + *(const uint32_t *)a;
+	const struct grant_record *s =
+		(const struct grant_record *)records + *(const uint32_t *)b;
+
+	return r->sealed < s->sealed ? -1 : r->sealed > s->sealed;
+}
+
+/* The order of sealing over all processes, some of which may have sealed more
+ * since they were adopted. */
+static void order_sealed(struct bsn *n, uint32_t *frames, uint32_t count)
+{
+	struct client *c;
+	uint32_t sealed = 0;
+
+	list_init(&n->pool.sealed);
+	list_init(&n->keep.arena.sealed);
+	for_each_client(n, c)
+		list_init(&c->sealed);
+	for (uint32_t k = 0; k < count; k++) {
+		if (n->ledger.records[frames[k]].state == FRAME_SEALED)
+			frames[sealed++] = frames[k];
+	}
+	qsort_r(frames, sealed, sizeof(*frames), by_seal, n->ledger.records);
+	for (uint32_t k = 0; k < sealed; k++)
+		frame_seal_again(n, frame_at(n, frames[k]));
+}
+
+/* Segments of nobody: their process was not adopted. */
+static uint32_t free_the_rest(struct bsn *n, uint32_t *used)
+{
+	struct pool *p = &n->pool;
+	uint32_t count = 0;
+
+	p->frames_free = NONE;
+	for (uint32_t i = p->frames_fresh; i-- > 0;) {
+		struct frame *f = &p->frames[i];
+
+		if (f->client) {
+			used[count++] = i;
+			continue;
+		}
+		n->ledger.records[i].state = FRAME_FREE;
+		f->next = p->frames_free;
+		p->frames_free = i;
+	}
+	return count;
+}
+
+/* All of before is adopted. */
+void adopt_end(struct bsn *n)
+{
+	uint64_t committed = store_sealed(n);
+	uint32_t *frames = n->adoption.frames;
+	uint32_t i, count;
+
+	if (!frames)
+		return;
+	n->adoption.frames = NULL;
+	count = free_the_rest(n, frames);
+	order_sealed(n, frames, count);
+	free(frames);
+	for (i = n->keep.arena.segments_fresh; i-- > 0;) {
+		uint32_t k = n->keep.arena.segments[i].frame;
+
+		if (k < n->pool.frames_room &&
+		    n->pool.frames[k].client == &n->keep.arena &&
+		    n->ledger.records[k].segment == i) {
+			if (n->ledger.records[k].state == FRAME_ACTIVE)
+				frame_seal(n, frame_at(n, k));
+			if (n->ledger.records[k].state == FRAME_BACKED)
+				own_push(n, &n->keep.arena.backed,
+					 frame_at(n, k));
+		}
+	}
+	keep_adopt(n);
+	/* What was sealed after the last commit, for slices that go on. */
+	if (!n->store.adopted)
+		return;
+	for (i = n->pool.sealed.tail;
+	     i != NONE && n->ledger.records[i].sealed > committed;)
+		i = frame_at(n, i)->prev;
+	i = i == NONE ? n->pool.sealed.head : frame_at(n, i)->next;
+	for (; i != NONE; i = frame_at(n, i)->next) {
+		if (frame_at(n, i)->client != &n->keep.arena)
+			watch_frame(n, frame_at(n, i), true);
+	}
+}

@@ -1,0 +1,90 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What is remembered of traces that lost something here: a set of fingerprints
+ * in the ledger, 4 bytes each.
+ *
+ *   bucket: a cache line, the youngest entry first    entry: tag : 27 | why : 5
+ *
+ * The bucket is chosen by the low bits of the fingerprint, the tag is made of
+ * the bits above. So two traces are taken for each other once in 2^27 / 16,
+ * or 8 million, look-ups, whatever the size of the table. A full bucket
+ * forgets its oldest entry: on the whole the table remembers as many traces as
+ * it has entries, the youngest.
+ */
+#include <string.h>
+
+#include "internal.h"
+
+#define WHY_BITS 5
+#define WHY_MASK ((1u << WHY_BITS) - 1)
+#define ENTRIES (BS_CACHE_LINE / sizeof(uint32_t))
+#define BUCKETS_MIN 64u
+#define BUCKETS_MAX (1u << 26)
+
+_Static_assert(BS_FINGERPRINT_BITS - 20 == 32 - WHY_BITS,
+	       "with 2^20 buckets no bit of a fingerprint is left out");
+
+uint32_t gone_buckets(uint64_t entries)
+{
+	uint32_t buckets = BUCKETS_MIN;
+
+	while (buckets < BUCKETS_MAX && buckets * ENTRIES < entries)
+		buckets *= 2;
+	return buckets;
+}
+
+static uint32_t *bucket_of(const struct bsn *n, uint64_t fingerprint)
+{
+	uint64_t i = fingerprint & (n->ledger.header->n_buckets - 1);
+
+	return n->ledger.gone + i * ENTRIES;
+}
+
+static uint32_t tag_of(const struct bsn *n, uint64_t fingerprint)
+{
+	/* The number of buckets is a power of two. */
+	return (uint32_t)(fingerprint / n->ledger.header->n_buckets)
+	       << WHY_BITS;
+}
+
+void gone_prefetch(const struct bsn *n, uint64_t fingerprint)
+{
+	__builtin_prefetch(bucket_of(n, fingerprint), 1);
+}
+
+static uint32_t *find(const struct bsn *n, uint64_t fingerprint)
+{
+	uint32_t *bucket = bucket_of(n, fingerprint);
+	uint32_t tag = tag_of(n, fingerprint);
+
+	for (uint32_t i = 0; i < ENTRIES; i++) {
+		if ((bucket[i] & ~WHY_MASK) == tag && bucket[i] & WHY_MASK)
+			return &bucket[i];
+	}
+	return NULL;
+}
+
+void gone_add(struct bsn *n, uint64_t fingerprint, uint32_t why)
+{
+	uint32_t *bucket = bucket_of(n, fingerprint);
+	uint32_t *entry = find(n, fingerprint);
+
+	if (entry) {
+		*entry |= why;
+		return;
+	}
+	if (bucket[ENTRIES - 1])
+		n->counts.gone_forgotten++;
+	else
+		n->counts.gone++;
+	memmove(bucket + 1, bucket, (ENTRIES - 1) * sizeof(*bucket));
+	bucket[0] = tag_of(n, fingerprint) | why;
+}
+
+/* enum gone; 0: nothing is known. */
+uint32_t gone_why(const struct bsn *n, uint64_t fingerprint)
+{
+	const uint32_t *entry = find(n, fingerprint);
+
+	return entry ? *entry & WHY_MASK : 0;
+}

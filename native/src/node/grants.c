@@ -1,0 +1,147 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Stocks: how many segments wait in a process's grant ring. They must outlast
+ * the time that the daemon may be away, at the rate at which the process
+ * wrote when it wrote most, lately. A segment that waits costs no memory, but
+ * it counts towards the budget; so all stocks together may have a quarter.
+ */
+#include "internal.h"
+
+/* A daemon that is stopped, starved or restarted is away for seconds. */
+#define STOCK_S 10u
+
+/* What a quiet process finds: a few threads start without waiting for the
+ * node. */
+#define STOCK_MIN 4u
+
+/* What a process finds that has just attached, when all its threads may begin
+ * at once: one for each of a large pool of threads. */
+#define STOCK_FIRST 64u
+
+/* The rate is that of a second: shorter bursts are in it, and longer ones have
+ * it for most of their time. */
+#define WINDOW_NS NS_PER_S
+
+/* The peak is forgotten by half in this time: a process that works once a
+ * minute finds its stock. */
+#define PEAK_HALF_LIFE_NS (30 * NS_PER_S)
+
+/* Of the pool, all stocks together; one also of its arena. */
+#define STOCKS_SHARE 4u
+
+uint32_t grants_stock(const struct client *c)
+{
+	return c->grant_head - c->grant_tail;
+}
+
+static uint32_t stock_most(const struct bsn *n, const struct client *c)
+{
+	uint32_t clients = n->clients.count ? n->clients.count : 1;
+	uint32_t most = n->pool.n_frames / STOCKS_SHARE / clients;
+
+	if (most > c->n_segments / STOCKS_SHARE)
+		most = c->n_segments / STOCKS_SHARE;
+	if (most > BS_GRANT_RING_ENTRIES)
+		most = BS_GRANT_RING_ENTRIES;
+	return most < 1 ? 1 : most;
+}
+
+static void stock_adapt(struct bsn *n, struct client *c)
+{
+	uint64_t passed = ns_since(n, c->window_ns);
+	uint64_t halves = ns_since(n, c->peak_ns) / PEAK_HALF_LIFE_NS;
+	uint64_t rate = 0, target;
+	uint32_t most = stock_most(n, c);
+
+	if (halves) {
+		c->peak_per_s = halves < 64 ? c->peak_per_s >> halves : 0;
+		c->peak_ns += halves * PEAK_HALF_LIFE_NS;
+	}
+	/* Within the window what was taken so far is the least that it will be. */
+	rate = passed > WINDOW_NS ? c->taken * NS_PER_S / passed : c->taken;
+	/* Half of a stock is gone: what would be taken of a larger one is
+	 * unknown, and may be twice as much in the time that is meant. */
+	if (c->stock_granted && grants_stock(c) <= c->stock_granted / 2 &&
+	    rate * STOCK_S < 2ull * c->stock_granted)
+		rate = (2ull * c->stock_granted + STOCK_S - 1) / STOCK_S;
+	if (rate > c->peak_per_s) {
+		c->peak_per_s = rate;
+		c->peak_ns = n->now_ns;
+	}
+	if (passed >= WINDOW_NS) {
+		c->window_ns = n->now_ns;
+		c->taken = 0;
+	}
+	target = STOCK_MIN + c->peak_per_s * STOCK_S;
+	c->stock_target = (uint32_t)(target < most ? target : most);
+}
+
+/* Take back what a process that has become quiet will not need, or may not have
+ * since there are more of them: the node takes a grant as a thread does. */
+static void stock_shrink(struct bsn *n, struct client *c)
+{
+	struct bs_grant_ring *ring = grants_of(c);
+	uint32_t most = stock_most(n, c);
+
+	if (most > 2 * c->stock_target)
+		most = 2 * c->stock_target;
+	while (grants_stock(c) > most) {
+		uint32_t tail = c->grant_tail;
+		uint32_t at = tail % BS_GRANT_RING_ENTRIES;
+		struct frame *f;
+
+		if (!compare_and_swap(&ring->tail, &tail, tail + 1)) {
+			threads_observe(n, c);
+			/* It says that it took more than there was. */
+			if (c->grant_tail != READ_ONCE(ring->tail))
+				return;
+			continue;
+		}
+		f = frame_at(n, c->granted[at]);
+		c->grant_tail++;
+		/* It has not met that memory yet. */
+		if (READ_ONCE(ring->entries[at].segment) & BS_GRANT_FRESH)
+			c->segments[record_of(n, f)->segment].touched = false;
+		frame_back(n, f);
+	}
+}
+
+void grants_first(struct bsn *n, struct client *c)
+{
+	c->peak_per_s = STOCK_FIRST / STOCK_S;
+	c->window_ns = c->peak_ns = n->now_ns;
+	grants_take_back(n, c);
+	grants_fill(n, c);
+}
+
+void grants_take_back(struct bsn *n, struct client *c)
+{
+	stock_adapt(n, c);
+	stock_shrink(n, c);
+}
+
+void grants_fill(struct bsn *n, struct client *c)
+{
+	struct bs_grant_ring *ring = grants_of(c);
+
+	while (grants_stock(c) < c->stock_target) {
+		struct frame *f = frame_take(n, c);
+		uint32_t at = c->grant_head % BS_GRANT_RING_ENTRIES;
+		struct grant_record *r;
+		struct segment *s;
+
+		if (!f)
+			break;
+		frame_start(n, f, SLOT_UNKNOWN);
+		r = record_of(n, f);
+		s = &c->segments[r->segment];
+		WRITE_ONCE(ring->entries[at].segment,
+			   r->segment | (s->touched ? 0 : BS_GRANT_FRESH));
+		WRITE_ONCE(ring->entries[at].generation, r->generation);
+		s->touched = true;
+		frame_set_state(n, f, FRAME_STOCK);
+		c->granted[at] = frame_number(n, f);
+		store_release(&ring->head, ++c->grant_head);
+	}
+	c->stock_granted = grants_stock(c);
+}

@@ -1,0 +1,104 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * One run of one segment. A directory is its client's word: that offsets
+ * ascend, stay inside and leave room for what a header claims is checked here,
+ * for each run that is looked at. So all runs of a segment together have no
+ * more bytes than it has, whatever stands there.
+ */
+#include <string.h>
+
+#include "internal.h"
+
+/* Entries that can be read. What an earlier life of the segment left is none. */
+uint32_t runs_count(const struct frame *f, uint32_t generation)
+{
+	const struct bs_segment_header *h = (const void *)f->bytes;
+	uint32_t runs;
+
+	if (load_acquire(&h->generation) != generation)
+		return 0;
+	runs = load_acquire(&h->runs);
+	return runs < BS_SEGMENT_RUNS_MAX ? runs : BS_SEGMENT_RUNS_MAX;
+}
+
+/* With acquire: if it says CLOSED, the run is final. */
+uint64_t run_entry(const struct frame *f, uint32_t index)
+{
+	return load_acquire(bs_directory(f->bytes, index));
+}
+
+struct bs_trace_id run_id(const struct frame *f, uint64_t entry)
+{
+	uint32_t offset = bs_entry_offset(entry);
+	const struct bs_run_header *h = (const void *)(f->bytes + offset);
+	struct bs_trace_id none = {0, 0}, id;
+
+	if (offset < FIRST_RUN || offset > SEGMENT - RUN_HEADER)
+		return none;
+	id.hi = READ_ONCE(h->trace_hi);
+	id.lo = READ_ONCE(h->trace_lo);
+	return id;
+}
+
+static bool own(struct bsn *n, struct run *run)
+{
+	const struct frame *f = run->frame;
+	const struct client *c = f->client;
+	const struct kept_run *kept;
+
+	if (c != &n->keep.arena) {
+		run->owner.number = c->number;
+		run->owner.pid = (uint32_t)c->pid;
+		memcpy(run->owner.service, c->service,
+		       sizeof(run->owner.service));
+		run->live = c->live;
+		run->granted_ns = record_of(n, f)->granted_ns;
+		run->from = 0;
+		return true;
+	}
+	kept = (const void *)(f->bytes + run->records);
+	if (run->bytes < sizeof(*kept) ||
+	    !keep_owner_of(f, kept->owner, &run->owner))
+		return false;
+	c = client_find(n, run->owner.number);
+	run->live = c && c->live;
+	run->granted_ns = kept->granted_ns;
+	run->from = kept->from;
+	run->records += (uint32_t)sizeof(*kept);
+	run->bytes -= (uint32_t)sizeof(*kept);
+	return true;
+}
+
+/* Read an entry's run, of a directory of that many. False: it lies. */
+bool run_open(struct bsn *n, struct frame *f, uint32_t index, uint64_t entry,
+	      uint32_t runs, struct run *run)
+{
+	uint32_t offset = bs_entry_offset(entry);
+	uint32_t floor = SEGMENT - 8 * runs;
+	uint32_t end = floor;
+	const struct bs_run_header *h;
+
+	if (index + 1 < runs)
+		end = bs_entry_offset(READ_ONCE(*bs_directory(f->bytes,
+							      index + 1)));
+	if (offset < FIRST_RUN || end > floor || end < offset + RUN_HEADER)
+		return false;
+	if (index && bs_entry_offset(READ_ONCE(*bs_directory(
+			     f->bytes, index - 1))) >= offset)
+		return false;
+	h = (const void *)(f->bytes + offset);
+	run->frame = f;
+	run->index = index;
+	run->offset = offset;
+	run->flags = bs_entry_flags(entry);
+	run->end = end;
+	run->bytes = load_acquire(&h->committed_bytes);
+	run->header.trace_hi = READ_ONCE(h->trace_hi);
+	run->header.trace_lo = READ_ONCE(h->trace_lo);
+	run->header.handle = READ_ONCE(h->handle);
+	run->header.seq = READ_ONCE(h->seq);
+	run->records = offset + RUN_HEADER;
+	if (run->bytes % BS_RECORD_ALIGN || run->bytes > end - run->records)
+		return false;
+	return own(n, run);
+}

@@ -1,0 +1,486 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A pass over the directories of all segments, for all traces that wait: each
+ * entry is read once, however many they are.
+ *
+ *   keep arena, in the order of sealing   what was written first
+ *   sealed segments, likewise
+ *   segments that are written to          up to where watch.c goes on
+ *
+ * It goes on in pieces, between which others have the lock. Each frame that
+ * was passed is marked; one that is reclaimed before its turn is looked at
+ * then (search_before_reclaim).
+ *
+ * Whether all of a trace was there is judged at the end, by its handles: the
+ * runs of each are numbered, and a number that is missing was reclaimed, or
+ * lost when it was written. A handle that is gone as a whole leaves its
+ * fingerprint in gone.c.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "internal.h"
+
+/* What is done under one hold of the lock, in entries: 100 us at 2.5 ns an
+ * entry. A frame is as dear as some entries, because its directory is not in
+ * the cache; so are bytes that are copied. */
+#define PIECE_ENTRIES 20000u
+#define FRAME_ENTRIES 50u
+#define BYTES_AN_ENTRY 16u
+
+/* Fingerprints have 47 bits: that an honest directory meets so many of them
+ * by chance in one pass does not happen. */
+#define FALSE_HITS_MAX 16u
+
+#define MET_ROOM_MIN 8u
+
+void filter_add(struct filter *f, uint64_t fingerprint)
+{
+	f->words[fingerprint % FILTER_BITS / 64] |= 1ull << (fingerprint % 64);
+}
+
+/* ------------------------------------------------------------- handles --- */
+
+int search_init(struct search *s, struct bs_trace_id id, struct sink to)
+{
+	memset(s, 0, sizeof(*s));
+	s->id = id;
+	s->fingerprint = bs_fingerprint(id.hi, id.lo);
+	s->to = to;
+	s->untied_from_ns = UINT64_MAX;
+	s->met = malloc(MET_ROOM_MIN * sizeof(*s->met));
+	if (!s->met)
+		return -ENOMEM;
+	s->met_room = MET_ROOM_MIN;
+	memset(s->met, 0xff, MET_ROOM_MIN * sizeof(*s->met));
+	return 0;
+}
+
+void search_free(struct search *s)
+{
+	free(s->met);
+	s->met = NULL;
+}
+
+static struct met *met_place(struct met *table, uint32_t room, uint32_t client,
+			     uint32_t handle)
+{
+	uint32_t i = (handle * 0x9e3779b1u ^ client * 0x85ebca77u) >> 7;
+
+	for (;; i++) {
+		struct met *m = &table[i % room];
+
+		if (m->client == NONE ||
+		    (m->client == client && m->handle == handle))
+			return m;
+	}
+}
+
+static struct met *met_get(struct search *s, uint32_t client, uint32_t handle)
+{
+	struct met *m;
+
+	if (s->n_met * 2 >= s->met_room) {
+		uint32_t room = 2 * s->met_room;
+		struct met *table = malloc(room * sizeof(*table));
+
+		if (!table)
+			return NULL;
+		memset(table, 0xff, room * sizeof(*table));
+		for (uint32_t i = 0; i < s->met_room; i++) {
+			if (s->met[i].client != NONE)
+				*met_place(table, room, s->met[i].client,
+					   s->met[i].handle) = s->met[i];
+		}
+		free(s->met);
+		s->met = table;
+		s->met_room = room;
+	}
+	m = met_place(s->met, s->met_room, client, handle);
+	if (m->client == NONE) {
+		*m = (struct met){.client = client, .handle = handle};
+		s->n_met++;
+	}
+	return m;
+}
+
+static void meet(struct bsn *n, struct search *s, const struct run *run,
+		 uint64_t last_ticks)
+{
+	const struct client *c = client_find(n, run->owner.number);
+	uint64_t last_ns = clock_monotonic(n, last_ticks);
+	struct met *m;
+
+	if (last_ns > s->active_ns)
+		s->active_ns = last_ns;
+	if (!c) {
+		/* Of one that is forgotten, only the latest loss is known. */
+		if (n->ledger.header->untied_to_ns >= run->granted_ns)
+			s->untied_from_ns = 0;
+	} else if (c->untied_to_ns >= run->granted_ns &&
+		   c->untied_from_ns < s->untied_from_ns) {
+		s->untied_from_ns = c->untied_from_ns;
+	}
+	m = met_get(s, run->owner.number, run->header.handle);
+	if (!m) {
+		s->failed = true;
+		return;
+	}
+	m->live = run->live;
+	m->first |= run->flags & BS_RUN_FIRST && !run->header.seq;
+	m->last |= !!(run->flags & BS_RUN_LAST);
+	m->lossy |= !!(run->flags & BS_RUN_LOSSY);
+	/* A kept run may be in parts, of which the first counts. */
+	m->runs += !run->from;
+	if (run->header.seq > m->seq_max)
+		m->seq_max = run->header.seq;
+}
+
+/* --------------------------------------------------------------- frames --- */
+
+static bool is_visited(const struct pass *p, uint32_t i)
+{
+	return p->visited[i / 64] >> (i % 64) & 1;
+}
+
+bool search_has_passed(const struct bsn *n, const struct search *s,
+		       const struct frame *f)
+{
+	return s->pass && is_visited(s->pass, frame_number(n, f));
+}
+
+/* Returns what it cost, in entries. */
+static uint32_t hit(struct bsn *n, struct search *s, struct frame *f,
+		    uint32_t index, uint32_t runs)
+{
+	uint64_t entry = run_entry(f, index);
+	uint64_t last_ticks = 0;
+	struct run run;
+
+	/* Released meanwhile. */
+	if (!s->to.slice)
+		return 0;
+	if (!id_equal(run_id(f, entry), s->id)) {
+		f->client->false_hits++;
+		n->counts.false_hits++;
+		return 1;
+	}
+	if (!run_open(n, f, index, entry, runs, &run)) {
+		n->counts.corrupt++;
+		s->to.slice->flags |= BSN_SLICE_CORRUPT;
+		return 1;
+	}
+	slice_copy_run(n, &s->to, &run, NONE, &last_ticks);
+	meet(n, s, &run, last_ticks);
+	return run.bytes / BYTES_AN_ENTRY;
+}
+
+static uint32_t look(struct bsn *n, const struct pass *p, struct frame *f,
+		     uint32_t index, uint32_t runs)
+{
+	uint64_t fingerprint = bs_entry_fingerprint(
+		READ_ONCE(*bs_directory(f->bytes, index)));
+	uint32_t cost = 0;
+
+	for (uint32_t i = (uint32_t)fingerprint; p->searches[i % p->room];
+	     i++) {
+		struct search *s = p->searches[i % p->room];
+
+		if (s->fingerprint == fingerprint)
+			cost += hit(n, s, f, index, runs);
+	}
+	return cost;
+}
+
+static uint32_t visit(struct bsn *n, struct pass *p, struct frame *f)
+{
+	uint32_t i = frame_number(n, f);
+	const struct grant_record *r = record_of(n, f);
+	uint32_t cost = FRAME_ENTRIES;
+	uint32_t runs, limit;
+	const uint64_t *entry;
+
+	if (is_visited(p, i) || f->client->false_hits > FALSE_HITS_MAX)
+		return 0;
+	p->visited[i / 64] |= 1ull << (i % 64);
+	runs = runs_count(f, r->generation);
+	limit = runs;
+	if (r->state == FRAME_ACTIVE && f->client != &n->keep.arena &&
+	    !p->is_peek && f->scanned < runs)
+		limit = f->scanned;
+	entry = bs_directory(f->bytes, 0);
+	for (uint32_t k = 0; k < limit; k++) {
+		if (unlikely(filter_has(&p->filter,
+					bs_entry_fingerprint(
+						READ_ONCE(*(entry - k))))))
+			cost += look(n, p, f, k, runs);
+	}
+	n->counts.entries_searched += limit;
+	return cost + limit;
+}
+
+void search_before_reclaim(struct bsn *n, struct frame *f)
+{
+	for (struct pass *p = n->passes; p; p = p->next)
+		visit(n, p, f);
+}
+
+static void prefetch(const struct frame *f)
+{
+	__builtin_prefetch(f->bytes);
+	for (uint32_t i = 1; i <= 4; i++)
+		__builtin_prefetch(f->bytes + SEGMENT - i * BS_CACHE_LINE);
+}
+
+struct cursor {
+	bool keep; /* its own list, else the node's */
+	uint32_t at;
+	uint64_t sealed;
+};
+
+/* The next of the sealed; the order of sealing tells where we were. */
+static struct frame *next_sealed(const struct bsn *n, struct cursor *c)
+{
+	const struct list *l = c->keep ? &n->keep.arena.sealed
+				       : &n->pool.sealed;
+	uint32_t i = l->head;
+
+	if (c->at != NONE) {
+		const struct grant_record *r = &n->ledger.records[c->at];
+		const struct frame *f = frame_at(n, c->at);
+
+		/* If not, it was reclaimed, and so were all before it. */
+		if (r->state == FRAME_SEALED && r->sealed == c->sealed)
+			i = c->keep ? f->next_own : f->next;
+	}
+	if (i == NONE)
+		return NULL;
+	c->at = i;
+	c->sealed = n->ledger.records[i].sealed;
+	return frame_at(n, i);
+}
+
+static void visit_sealed(struct bsn *n, struct pass *p, bool keep,
+			 bool give_way, uint32_t *cost)
+{
+	struct cursor c = {.keep = keep, .at = NONE};
+	struct frame *f;
+
+	while ((f = next_sealed(n, &c))) {
+		uint32_t soon = keep ? f->next_own : f->next;
+
+		if (soon != NONE)
+			prefetch(frame_at(n, soon));
+		*cost += visit(n, p, f);
+		if (give_way && *cost > PIECE_ENTRIES) {
+			node_give_way(n);
+			*cost = 0;
+		}
+	}
+}
+
+static void visit_active(struct bsn *n, struct pass *p, bool give_way,
+			 uint32_t *cost)
+{
+	struct client *c;
+
+	for_each_client(n, c) {
+		for (uint32_t i = 0; i < c->threads_used; i++) {
+			if (c->threads[i].frame != NONE)
+				*cost += visit(n, p,
+					       frame_at(n, c->threads[i].frame));
+		}
+		if (give_way && *cost > PIECE_ENTRIES) {
+			node_give_way(n);
+			*cost = 0;
+		}
+	}
+}
+
+/* ---------------------------------------------------------------- verdict --- */
+
+static void put_exits(struct bsn *n, struct search *s)
+{
+	for (uint32_t i = 0; i < s->met_room; i++) {
+		struct met *m = &s->met[i];
+		bool open = m->client != NONE && m->first && !m->last;
+
+		if (!open || m->live)
+			continue;
+		slice_put_exit(n, &s->to, m->client);
+		/* Once for each process. */
+		for (uint32_t k = i; k < s->met_room; k++) {
+			if (s->met[k].client == m->client)
+				s->met[k].last = true;
+		}
+	}
+}
+
+/* Its last run was lost where it was to be written: no entry will say so. */
+static void close_lost(struct bsn *n, struct search *s)
+{
+	for (uint32_t i = 0; i < s->met_room; i++) {
+		const struct met *m = &s->met[i];
+		const struct client *c;
+		struct part *part;
+
+		if (m->client == NONE || !m->first || m->last || !m->live ||
+		    !(s->to.slice->flags & BSN_SLICE_LOSSY))
+			continue;
+		c = client_find(n, m->client);
+		part = slice_part(s->to.slice, m->client);
+		if (c && part && !handle_is_open(c, m->handle))
+			part->open--;
+	}
+}
+
+static bool has_gaps(const struct search *s)
+{
+	for (uint32_t i = 0; i < s->met_room; i++) {
+		const struct met *m = &s->met[i];
+
+		if (m->client == NONE || m->lossy)
+			continue;
+		if (!m->first || m->runs < m->seq_max + 1)
+			return true;
+	}
+	return false;
+}
+
+/* Was a loss that could not be blamed on a trace close to this one? */
+static bool is_maybe_lossy(const struct bsn *n, const struct search *s)
+{
+	uint64_t untied_to_ns = n->ledger.header->untied_to_ns;
+	uint64_t active_ns = s->active_ns;
+
+	if (!untied_to_ns)
+		return false;
+	if (!s->n_met)
+		return !n->counts.reclaims ||
+		       ns_since(n, untied_to_ns) <= pool_oldest_ns(n);
+	/* What a trace that is open was to write last may be what was lost. */
+	for (uint32_t i = 0; i < s->met_room; i++) {
+		if (s->met[i].client != NONE && !s->met[i].last)
+			active_ns = n->now_ns;
+	}
+	return s->untied_from_ns <= active_ns;
+}
+
+static void conclude(struct bsn *n, struct search *s)
+{
+	struct slice *slice = s->to.slice;
+	/* What was reclaimed during the pass was looked at before. */
+	uint32_t why = s->why | (gone_why(n, s->fingerprint) & GONE_LOSSY);
+
+	if (!slice)
+		return;
+	if (why & GONE_EVICTED || has_gaps(s))
+		slice->flags |= BSN_SLICE_EVICTED;
+	if (why & GONE_ABANDONED)
+		slice->flags |= BSN_SLICE_ABANDONED;
+	if (why & GONE_LOSSY)
+		slice->flags |= BSN_SLICE_LOSSY;
+	if (s->failed || is_maybe_lossy(n, s))
+		slice->flags |= BSN_SLICE_MAYBE_LOSSY;
+	slice->flags &= ~(uint32_t)BSN_SLICE_SEARCHING;
+	put_exits(n, s);
+	if (s->to.buffer)
+		return;
+	close_lost(n, s);
+	slice->search = NULL;
+	slice_dirty(n, slice);
+}
+
+/* ------------------------------------------------------------------ pass --- */
+
+static int pass_init(const struct bsn *n, struct pass *p,
+		     struct search *searches)
+{
+	uint32_t count = 0;
+
+	memset(p, 0, sizeof(*p));
+	for (const struct search *s = searches; s; s = s->next)
+		count++;
+	for (p->room = 4; p->room < 2 * count; p->room *= 2)
+		;
+	p->searches = calloc(p->room, sizeof(struct search *));
+	p->visited = calloc(n->pool.frames_room / 64 + 1, sizeof(uint64_t));
+	if (!p->searches || !p->visited)
+		return -ENOMEM;
+	for (struct search *s = searches; s; s = s->next) {
+		uint32_t i = (uint32_t)s->fingerprint;
+
+		while (p->searches[i % p->room])
+			i++;
+		p->searches[i % p->room] = s;
+		filter_add(&p->filter, s->fingerprint);
+		p->is_peek |= s->to.buffer != NULL;
+	}
+	return 0;
+}
+
+static void pass_end(struct bsn *n, struct pass *p)
+{
+	for (struct pass **link = &n->passes; *link; link = &(*link)->next) {
+		if (*link == p) {
+			*link = p->next;
+			break;
+		}
+	}
+	free(p->searches);
+	free(p->visited);
+}
+
+/* What a pass costs, in entries of 100 bytes of the log. */
+uint64_t search_cost(const struct bsn *n)
+{
+	uint64_t frames = n->pool.sealed.count +
+			  n->pool.by_state[FRAME_ACTIVE];
+
+	return frames * (SEGMENT / 160);
+}
+
+int search_all(struct bsn *n, struct search *searches, bool give_way)
+{
+	uint32_t cost = 0;
+	struct client *c;
+	struct pass p;
+	int err = pass_init(n, &p, searches);
+
+	if (!err) {
+		p.next = n->passes;
+		n->passes = &p;
+		for_each_client(n, c)
+			c->false_hits = 0;
+		/* From here on, what is new is watched. */
+		for (struct search *s = searches; s; s = s->next) {
+			s->pass = &p;
+			s->why = gone_why(n, s->fingerprint);
+		}
+		if (!p.is_peek)
+			watch_all(n, false);
+		visit_sealed(n, &p, true, give_way, &cost);
+		if (n->keep.frame != NONE)
+			visit(n, &p, frame_at(n, n->keep.frame));
+		visit_sealed(n, &p, false, give_way, &cost);
+		visit_active(n, &p, give_way, &cost);
+		/* What was sealed meanwhile. */
+		visit_sealed(n, &p, true, false, &cost);
+		visit_sealed(n, &p, false, false, &cost);
+		n->counts.passes++;
+	}
+	for (struct search *s = searches; s; s = s->next) {
+		s->failed |= err != 0;
+		s->pass = NULL;
+		n->counts.searches++;
+		conclude(n, s);
+	}
+	if (!err)
+		pass_end(n, &p);
+	else {
+		free(p.searches);
+		free(p.visited);
+	}
+	return err;
+}

@@ -1,0 +1,251 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What the threads of a process did with what they were granted: a segment is
+ * full when its thread took the next one. And what they lost.
+ */
+#include <stdlib.h>
+#include <sys/mman.h>
+
+#include "internal.h"
+
+/* Slots beyond the highest known are looked for this often, for threads that
+ * only ever lost. */
+#define SCAN_NS NS_PER_S
+
+/* ------------------------------------------------------------ segments --- */
+
+static void seal(struct bsn *n, struct frame *f)
+{
+	watch_frame(n, f, true);
+	frame_seal(n, f);
+}
+
+/* The thread is in this frame now: what it took before is complete. */
+static void thread_moves(struct bsn *n, struct client *c, uint32_t slot,
+			 struct frame *f)
+{
+	struct thread *t = &c->threads[slot];
+
+	if (t->frame != NONE)
+		seal(n, frame_at(n, t->frame));
+	t->frame = frame_number(n, f);
+	record_of(n, f)->slot = (uint16_t)slot;
+	if (slot >= c->threads_used)
+		c->threads_used = slot + 1;
+}
+
+/* Frames whose takers have written their headers, in the order of taking. */
+static void claim(struct bsn *n, struct client *c)
+{
+	uint32_t next;
+
+	for (uint32_t i = c->unclaimed.head; i != NONE; i = next) {
+		struct frame *f = frame_at(n, i);
+		const struct bs_segment_header *h = (const void *)f->bytes;
+		uint32_t slot;
+
+		next = f->next_own;
+		if (load_acquire(&h->generation) != record_of(n, f)->generation)
+			continue;
+		slot = READ_ONCE(h->slot);
+		if (slot >= BS_THREAD_SLOTS)
+			continue;
+		own_remove(n, &c->unclaimed, f);
+		thread_moves(n, c, slot, f);
+	}
+	/* A thread has taken one at most whose header it has not written yet.
+	 * More are a lie, and would be memory that nobody can reclaim. */
+	while (unlikely(c->unclaimed.count > BS_THREAD_SLOTS)) {
+		n->counts.corrupt++;
+		seal(n, own_pop(n, &c->unclaimed));
+	}
+}
+
+void threads_observe(struct bsn *n, struct client *c)
+{
+	uint32_t tail = load_acquire(&grants_of(c)->tail);
+	uint32_t taken = tail - c->grant_tail;
+
+	if (taken > grants_stock(c)) {
+		n->counts.corrupt++;
+		taken = 0;
+	}
+	c->taken += taken;
+	while (taken--) {
+		uint32_t i = c->granted[c->grant_tail++ % BS_GRANT_RING_ENTRIES];
+
+		frame_set_state(n, frame_at(n, i), FRAME_ACTIVE);
+		own_push(n, &c->unclaimed, frame_at(n, i));
+	}
+	if (c->unclaimed.count)
+		claim(n, c);
+}
+
+/* -------------------------------------------------------------- losses --- */
+
+/* Threads in use, without touching the areas of those that are not: each would
+ * cost a page. */
+static void find_threads(struct bsn *n, struct client *c)
+{
+	const struct bs_context_segment *x = c->queue.context;
+
+	if (c->scanned_ns && ns_since(n, c->scanned_ns) < SCAN_NS)
+		return;
+	for (uint32_t i = BS_THREAD_SLOTS; i-- > c->threads_used;) {
+		if (READ_ONCE(x->slots[i].tid)) {
+			c->threads_used = i + 1;
+			break;
+		}
+	}
+	while (c->threads_used < BS_THREAD_SLOTS &&
+	       READ_ONCE(area_of(c, c->threads_used)->loss_head))
+		c->threads_used++;
+	c->scanned_ns = n->now_ns ? n->now_ns : 1;
+}
+
+static void read_loss(struct bsn *n, struct client *c,
+		      const struct bs_loss *loss)
+{
+	struct bs_trace_id id = {READ_ONCE(loss->trace_hi),
+				 READ_ONCE(loss->trace_lo)};
+	uint32_t flags = READ_ONCE(loss->flags) & (BS_RUN_FIRST | BS_RUN_LAST);
+	struct slice *s;
+
+	if (!(id.hi | id.lo)) {
+		n->counts.corrupt++;
+		return;
+	}
+	gone_add(n, bs_fingerprint(id.hi, id.lo), GONE_LOSSY);
+	s = slice_find(n, id);
+	if (s)
+		slice_loss_arrived(n, s, c, flags);
+}
+
+static void read_thread(struct bsn *n, struct client *c, uint32_t slot)
+{
+	struct bs_thread_area *a = area_of(c, slot);
+	struct thread *t = &c->threads[slot];
+	uint32_t untold = load_acquire(&a->losses_untold);
+	uint32_t head = load_acquire(&a->loss_head);
+
+	if (head - t->loss_tail > BS_LOSS_RING_ENTRIES) {
+		n->counts.corrupt++;
+		client_untied_loss(n, c);
+		t->loss_tail = head;
+	}
+	while (t->loss_tail != head)
+		read_loss(n, c,
+			  &a->losses[t->loss_tail++ % BS_LOSS_RING_ENTRIES]);
+	store_release(&a->loss_tail, t->loss_tail);
+	if (untold != t->losses_untold) {
+		t->losses_untold = untold;
+		client_untied_loss(n, c);
+	}
+}
+
+void threads_read_losses(struct bsn *n, struct client *c)
+{
+	uint32_t losses = load_acquire(&grants_of(c)->losses);
+	uint64_t unattributed;
+
+	if (losses == c->losses)
+		goto out;
+	c->losses = losses;
+	c->scanned_ns = 0;
+	find_threads(n, c);
+	for (uint32_t i = 0; i < c->threads_used; i++)
+		read_thread(n, c, i);
+	unattributed = READ_ONCE(c->queue.context->records_unattributed);
+	if (unattributed != c->unattributed) {
+		c->unattributed = unattributed;
+		client_untied_loss(n, c);
+	}
+	/* All slices are looked at: once, and not at each loss. */
+	if (c->untied_news)
+		slice_untied_loss(n, c, c->losses_read_ns);
+	c->untied_news = false;
+out:
+	c->losses_read_ns = n->now_ns;
+}
+
+/* ------------------------------------------------------------- handles --- */
+
+bool handle_is_open(const struct client *c, uint32_t handle)
+{
+	const uint32_t *table =
+		(const void *)(c->channel + BS_CHANNEL_HANDLES_OFFSET);
+	uint32_t slot = bs_handle_slot(handle);
+
+	if (!c->live || !handle || slot >= BS_THREAD_SLOTS)
+		return false;
+	return READ_ONCE(area_of(c, slot)->own_handle) == handle ||
+	       READ_ONCE(table[bs_handle_place(handle)]) == handle;
+}
+
+/* ----------------------------------------------------------------- end --- */
+
+static int by_grant(const void *a, const void *b, void *node)
+{
+	const struct bsn *n = node;
+	const struct grant_record *r = &n->ledger.records[*(const uint32_t *)a];
+	const struct grant_record *s = &n->ledger.records[*(const uint32_t *)b];
+
+	return r->granted_ns < s->granted_ns ? -1
+					     : r->granted_ns > s->granted_ns;
+}
+
+void frames_sort(struct bsn *n, uint32_t *frames, uint32_t count)
+{
+	qsort_r(frames, count, sizeof(*frames), by_grant, n);
+}
+
+static bool is_granted(const struct bsn *n, const struct client *c, uint32_t s)
+{
+	uint32_t i = c->segments[s].frame;
+
+	return s < c->segments_fresh && i < n->pool.frames_room &&
+	       n->pool.frames[i].client == c &&
+	       n->ledger.records[i].segment == s;
+}
+
+/* What the process touched and was not granted. */
+static void drop_the_rest(const struct bsn *n, const struct client *c)
+{
+	uint32_t from = 0;
+
+	for (uint32_t s = 0; s <= c->n_segments; s++) {
+		if (s < c->n_segments && !is_granted(n, c, s))
+			continue;
+		if (s > from)
+			(void)madvise(c->arena + (uint64_t)from * SEGMENT,
+				      (uint64_t)(s - from) * SEGMENT,
+				      MADV_REMOVE);
+		from = s + 1;
+	}
+}
+
+/* The process is gone: all that it wrote is final. */
+void threads_finish(struct bsn *n, struct client *c)
+{
+	uint32_t found[2 * BS_THREAD_SLOTS];
+	uint32_t count = 0;
+
+	while (c->grant_tail != c->grant_head) {
+		uint32_t i = c->granted[c->grant_tail++ % BS_GRANT_RING_ENTRIES];
+
+		frame_drop(n, frame_at(n, i));
+	}
+	for (uint32_t i = 0; i < BS_THREAD_SLOTS; i++) {
+		if (c->threads[i].frame != NONE)
+			found[count++] = c->threads[i].frame;
+		c->threads[i].frame = NONE;
+	}
+	for (uint32_t i = c->unclaimed.head; i != NONE;
+	     i = frame_at(n, i)->next_own)
+		found[count++] = i;
+	list_init(&c->unclaimed);
+	frames_sort(n, found, count);
+	for (uint32_t k = 0; k < count; k++)
+		seal(n, frame_at(n, found[k]));
+	drop_the_rest(n, c);
+}

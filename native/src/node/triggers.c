@@ -1,0 +1,175 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The trigger queues of clients (abi/context.h); two while a context segment
+ * is being replaced. */
+#include <string.h>
+
+#include "internal.h"
+
+/* A trigger that claims to be older was stamped by a clock that is not ours. */
+#define TRIGGER_AGE_MAX_NS (3600 * NS_PER_S)
+
+static bool name_is_valid(const char *name)
+{
+	size_t i = 0;
+
+	for (; i < BS_TRIGGER_NAME_MAX + 1 && name[i]; i++) {
+		char ch = name[i];
+
+		if (!((ch >= 'a' && ch <= 'z') || (ch >= '0' && ch <= '9') ||
+		      ch == '_' || ch == '.' || ch == '-'))
+			return false;
+	}
+	return i && i <= BS_TRIGGER_NAME_MAX;
+}
+
+static void copy_text(char *to, const char *from, size_t bytes)
+{
+	for (size_t i = 0; i < bytes; i++)
+		to[i] = READ_ONCE(from[i]);
+	to[bytes - 1] = 0;
+	/* Nothing after the end: it may be anything. */
+	memset(to + strlen(to), 0, bytes - strlen(to));
+}
+
+static void take(struct bsn *n, struct client *c,
+		 const struct bs_trigger_cell *cell)
+{
+	struct bsn_event *e = &n->events.ring[n->events.head % EVENTS_MAX];
+	uint16_t n_laterals = READ_ONCE(cell->n_laterals);
+	uint64_t ticks = READ_ONCE(cell->ticks);
+
+	memset(e, 0, sizeof(*e));
+	e->kind = BSN_EVENT_TRIGGER;
+	e->client = c->number;
+	e->id.hi = READ_ONCE(cell->trace_hi);
+	e->id.lo = READ_ONCE(cell->trace_lo);
+	e->source = READ_ONCE(cell->source);
+	copy_text(e->trigger, cell->name, sizeof(e->trigger));
+	copy_text(e->why, cell->why, sizeof(e->why));
+	if (!(e->id.hi | e->id.lo) || !name_is_valid(e->trigger) ||
+	    e->source < BS_TRIGGER_APPLICATION ||
+	    e->source > BS_TRIGGER_KERNEL || n_laterals > BS_LATERALS_MAX) {
+		n->counts.corrupt++;
+		return;
+	}
+	for (uint32_t i = 0; i < n_laterals; i++) {
+		struct bs_trace_id id;
+
+		id.hi = READ_ONCE(cell->laterals[i].hi);
+		id.lo = READ_ONCE(cell->laterals[i].lo);
+		if (id.hi | id.lo)
+			e->laterals[e->n_laterals++] = id;
+	}
+	e->time_ns = clock_monotonic(n, ticks);
+	if (e->time_ns > n->now_ns ||
+	    n->now_ns - e->time_ns > TRIGGER_AGE_MAX_NS)
+		e->time_ns = n->now_ns;
+	n->events.head++;
+	n->events.unsettled = true;
+	n->counts.triggers++;
+}
+
+/* Where a queue stands: at the first cell that was not given back. */
+void triggers_start(struct queue *q)
+{
+	const struct bs_context_segment *x = q->context;
+	uint32_t head = READ_ONCE(x->trigger_head);
+
+	q->tail = head - BS_TRIGGER_CELLS;
+	while (q->tail != head &&
+	       load_acquire(&x->cells[q->tail % BS_TRIGGER_CELLS].seq) ==
+		       q->tail + BS_TRIGGER_CELLS)
+		q->tail++;
+	q->kept = q->tail;
+	q->stuck_ns = 0;
+}
+
+/*
+ * Cells are not given back here, but when the control plane has seen to what
+ * stood in them (triggers_done): a trigger that was taken out of its queue and
+ * not yet collected would be nowhere if the daemon were killed.
+ */
+static void take_queue(struct bsn *n, struct client *c, struct queue *q)
+{
+	struct bs_context_segment *x = q->context;
+
+	while (n->events.head - n->events.tail < EVENTS_MAX) {
+		uint32_t t = q->tail;
+		struct bs_trigger_cell *cell = &x->cells[t % BS_TRIGGER_CELLS];
+		uint32_t seq = load_acquire(&cell->seq);
+		uint32_t claimed = READ_ONCE(x->trigger_head) - t;
+
+		/* Once around at most, however fast cells are committed. */
+		if (t - q->kept == BS_TRIGGER_CELLS)
+			break;
+		if (seq == t + 1) {
+			take(n, c, cell);
+		} else if (!claimed || claimed > BS_TRIGGER_CELLS) {
+			/* Empty. A late commit of a cell that was skipped would
+			 * stop the queue when it comes round again. */
+			if (seq != t) {
+				n->counts.corrupt++;
+				store_release(&cell->seq, t);
+			}
+			break;
+		} else {
+			if (!q->stuck_ns)
+				q->stuck_ns = n->now_ns ? n->now_ns : 1;
+			if (ns_since(n, q->stuck_ns) < CELL_STUCK_NS && c->live)
+				break;
+			n->counts.cells_skipped++;
+		}
+		q->stuck_ns = 0;
+		q->tail = t + 1;
+	}
+}
+
+void triggers_take(struct bsn *n, struct client *c)
+{
+	if (c->queue_before.context)
+		take_queue(n, c, &c->queue_before);
+	take_queue(n, c, &c->queue);
+}
+
+static uint32_t left_in(const struct queue *q)
+{
+	uint32_t claimed = READ_ONCE(q->context->trigger_head) - q->tail;
+
+	return claimed <= BS_TRIGGER_CELLS ? claimed : 0;
+}
+
+/* Claimed and not yet taken. */
+uint32_t triggers_left(const struct client *c)
+{
+	return left_in(&c->queue) +
+	       (c->queue_before.context ? left_in(&c->queue_before) : 0);
+}
+
+static void done_with(struct queue *q)
+{
+	for (; q->kept != q->tail; q->kept++)
+		store_release(
+			&q->context->cells[q->kept % BS_TRIGGER_CELLS].seq,
+			q->kept + BS_TRIGGER_CELLS);
+}
+
+void triggers_done(struct client *c)
+{
+	if (c->queue_before.context)
+		done_with(&c->queue_before);
+	done_with(&c->queue);
+}
+
+static bool is_ready(const struct queue *q)
+{
+	return load_acquire(&q->context->cells[q->tail % BS_TRIGGER_CELLS].seq) ==
+	       q->tail + 1;
+}
+
+bool triggers_wait(const struct bsn *n, const struct client *c)
+{
+	if (n->events.head - n->events.tail == EVENTS_MAX)
+		return false;
+	return is_ready(&c->queue) ||
+	       (c->queue_before.context && is_ready(&c->queue_before));
+}

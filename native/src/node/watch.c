@@ -1,0 +1,144 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What is written of traces that are collected already. While there are
+ * slices, new entries of the segments that are written to are compared with
+ * them, at each poll; without, nothing is looked at.
+ *
+ *   entries |  scanned  | open run | not there yet
+ *           0           ^ f->scanned, of which f->copied bytes are in its slice
+ *
+ * All slices were served what lies before f->scanned: by this, or by the
+ * search that made them (search.c). How far that is, is saved with the slices,
+ * in one commit (mark.c), so a successor goes on in the same place.
+ */
+#include "internal.h"
+
+static void set_dirty(struct bsn *n, struct frame *f)
+{
+	if (f->dirty)
+		return;
+	f->dirty = true;
+	n->pool.dirty[n->pool.n_dirty++] = frame_number(n, f);
+}
+
+/* A run into the slice of its trace, if it has one that is served here. */
+static uint32_t serve(struct bsn *n, struct frame *f, uint64_t entry,
+		      uint32_t runs)
+{
+	uint64_t fingerprint = bs_entry_fingerprint(entry);
+	struct slice *s = NULL;
+	struct run run;
+
+	while ((s = slice_next(n, fingerprint, s))) {
+		uint32_t open = slice_open_handles(s), flags = s->flags;
+		uint32_t crumbs = s->n_crumbs;
+		uint64_t bytes = s->bytes, ticks;
+		struct sink to = {.slice = s};
+
+		if (!id_equal(run_id(f, entry), s->id) ||
+		    (s->search && !search_has_passed(n, s->search, f)))
+			continue;
+		if (!run_open(n, f, f->scanned, entry, runs, &run)) {
+			n->counts.corrupt++;
+			s->flags |= BSN_SLICE_CORRUPT;
+			slice_dirty(n, s);
+			return NONE;
+		}
+		f->copied = slice_copy_run(n, &to, &run, f->copied, &ticks);
+		set_dirty(n, f);
+		if (s->bytes != bytes || s->flags != flags ||
+		    s->n_crumbs != crumbs || slice_open_handles(s) != open)
+			slice_dirty(n, s);
+		return f->copied;
+	}
+	return NONE;
+}
+
+/* final: nobody writes there any more, so an open run is over too. */
+void watch_frame(struct bsn *n, struct frame *f, bool final)
+{
+	uint32_t runs;
+
+	if (!n->store.n_slices)
+		return;
+	runs = runs_count(f, record_of(n, f)->generation);
+	while (f->scanned < runs) {
+		uint64_t entry = run_entry(f, f->scanned);
+
+		if (filter_has(&n->store.filter, bs_entry_fingerprint(entry)))
+			f->copied = serve(n, f, entry, runs);
+		if (!(bs_entry_flags(entry) & BS_RUN_CLOSED) && !final)
+			return;
+		f->scanned++;
+		f->copied = NONE;
+		set_dirty(n, f);
+	}
+}
+
+static void watch_client(struct bsn *n, struct client *c)
+{
+	for (uint32_t i = 0; i < c->threads_used; i++) {
+		if (c->threads[i].frame != NONE)
+			watch_frame(n, frame_at(n, c->threads[i].frame), false);
+	}
+}
+
+/* Clients between which the lock is given up. */
+#define CLIENTS_A_PIECE 16u
+
+void watch_all(struct bsn *n, bool give_way)
+{
+	struct client *c;
+	uint32_t count = 0;
+
+	for_each_client(n, c) {
+		if (!c->live)
+			continue;
+		watch_client(n, c);
+		if (give_way && ++count % CLIENTS_A_PIECE == 0)
+			node_give_way(n);
+	}
+}
+
+bool watch_is_dirty(const struct bsn *n)
+{
+	return n->pool.n_dirty > 0;
+}
+
+void watch_save(struct bsn *n, uint64_t epoch)
+{
+	struct pool *p = &n->pool;
+
+	while (p->n_dirty) {
+		uint32_t i = p->dirty[--p->n_dirty];
+		struct grant_record *r = &n->ledger.records[i];
+		struct frame *f = frame_at(n, i);
+		struct watched *w;
+
+		f->dirty = false;
+		if (!f->client)
+			continue;
+		w = &r->watched[r->watched[0].epoch > r->watched[1].epoch];
+		w->epoch = 0;
+		w->scanned = f->scanned;
+		w->copied = f->copied;
+		store_release(&w->epoch, epoch);
+	}
+}
+
+/* Go on where a predecessor had committed that it was. */
+void watch_adopt(struct bsn *n, struct frame *f)
+{
+	const struct grant_record *r = record_of(n, f);
+	uint64_t best = 0;
+
+	for (uint32_t k = 0; k < 2; k++) {
+		const struct watched *w = &r->watched[k];
+
+		if (w->epoch <= best || w->epoch > store_epoch(n))
+			continue;
+		best = w->epoch;
+		f->scanned = w->scanned;
+		f->copied = w->copied;
+	}
+}
