@@ -183,7 +183,8 @@ struct bs_channel_header {
 	uint32_t magic;
 	uint32_t version;
 	uint64_t arena_bytes;
-	uint32_t clock_is_tsc; /* what record ticks are */
+	uint32_t clock_is_counter; /* what record ticks are: 0: CLOCK_MONOTONIC
+				    * ns; 1: the CPU's counter */
 	uint32_t zero;
 	uint64_t ticks_per_s;
 	uint64_t node_id;

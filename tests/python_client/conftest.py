@@ -34,8 +34,8 @@ from tests.unit.logs import logs_to
 
 NODE_NAME = "test-node"
 
-# Records are timed by CLOCK_MONOTONIC: the rate of the TSC needs not be measured.
-TICKS = TickSource(is_tsc=False, per_s=1_000_000_000)
+# Records are timed by CLOCK_MONOTONIC: the rate of the CPU's counter needs not be measured.
+TICKS = TickSource(is_counter=False, per_s=1_000_000_000)
 
 Result: TypeAlias = dict[str, Any]
 RunProgram: TypeAlias = Callable[[str, Mapping[str, str]], Result]

@@ -136,7 +136,7 @@ static void fill_header(const struct bsn *n, const struct client *c)
 
 	h->version = BS_ABI_VERSION;
 	h->arena_bytes = c->arena_bytes;
-	h->clock_is_tsc = n->config.clock_is_tsc;
+	h->clock_is_counter = n->config.clock_is_counter;
 	h->ticks_per_s = n->config.ticks_per_s;
 	h->node_id = n->node_id;
 	h->cluster_seed = n->config.cluster_seed;
