@@ -7,14 +7,15 @@ MESON := /usr/bin/meson
 PYTHON := /usr/bin/python3
 JOBS := $(shell nproc)
 
-# Where the tree's Python packages are: the tree itself, the generated protocol,
-# and the client library, which Meson completes in the build directory with its
-# extension. pyproject.toml has the same list for pytest.
-export PYTHONPATH := $(CURDIR):$(CURDIR)/build/protocol:$(CURDIR)/build/native/python
+# Where the tree's Python packages are: the tree itself, the generated protocol and
+# formats, the node's extension, and the client library, which Meson completes in
+# the build directory with its extension; applications get that one alone. pyproject.toml has the same list for pytest.
+export PYTHONPATH := $(CURDIR):$(CURDIR)/build/protocol:$(CURDIR)/build/formats:$(CURDIR)/build/appliance:$(CURDIR)/build/native/python
 export PYTHONPYCACHEPREFIX := $(CURDIR)/build/.pycache
 export HYPOTHESIS_STORAGE_DIRECTORY := $(CURDIR)/build/.hypothesis
 
-SOURCES := .ci appliance bpf config coordinator ctl daemon export native packaging protocol scripts systemd tests vagrant
+SOURCES := .ci appliance bench bpf coordinator counting ctl formats native packaging protocol runtime scripts systemd \
+	testbed tests vagrant
 PYTHON_SOURCES = $(shell { find $(SOURCES) -name '*.py'; grep -rlIE '^\#!.*python3?$$' $(SOURCES); } | sort -u)
 SHELL_SOURCES = $(shell grep -rlIE '^\#!.*\<(ba)?sh$$' $(SOURCES) | sort)
 C_SOURCES = $(shell find $(SOURCES) -name '*.[ch]' | sort)
@@ -90,12 +91,12 @@ test-newest: build
 		--requirement tests/newest-requirements.txt
 	rm -rf build/newest
 	mkdir -p build/newest
-	$(NEWEST)/bin/python -m grpc_tools.protoc --proto_path=protocol \
+	$(NEWEST)/bin/python -m grpc_tools.protoc --proto_path=protocol --proto_path=formats \
 		--python_out=build/newest --grpc_python_out=build/newest \
-		$$(find protocol -name '*.proto')
+		$$(find protocol formats -name '*.proto')
 	PYTHONPYCACHEPREFIX=$(CURDIR)/build/newest/.pycache \
 		scripts/with-tmp $(NEWEST)/bin/python -m pytest tests/unit tests/cluster \
-		-m 'not slow' -o pythonpath='. build/newest build/native/python'
+		-m 'not slow' -o pythonpath='. build/newest build/appliance build/native/python'
 
 $(LINT_STAMP): scripts/lint-requirements.txt | setup
 	rm -rf $(LINT)
@@ -125,7 +126,7 @@ lint-clang-format: setup
 
 lint-clang-tidy: build
 	run-clang-tidy -p build -quiet -j $(JOBS) -extra-arg=-Wno-unknown-warning-option \
-		'^$(CURDIR)/(native|tests)/'
+		'^$(CURDIR)/(bench|native|tests)/'
 
 format: $(LINT_STAMP)
 	$(LINT)/bin/ruff check --fix-only $(PYTHON_SOURCES)
@@ -144,10 +145,10 @@ replay: build
 	scripts/with-tmp $(PYTHON) -m tests.replay
 
 bench-native: build
-	scripts/with-tmp native/bench/run
+	scripts/with-tmp bench/run
 
 bench-otel: build
-	scripts/with-tmp native/bench/otel.py
+	scripts/with-tmp bench/otel.py
 
 clean:
 	rm -rf build

@@ -31,13 +31,13 @@ from appliance.native import NativeDataPlane, choose_tick_source
 from appliance.pump import Pump
 from appliance.settings import Settings
 from appliance.uplink import Uplink
-from daemon.histogram import Histogram
-from daemon.log import Level, Log
-from daemon.main import die_if_it_fails
-from daemon.service_manager import ServiceManager, StoredFd
-from daemon.watchdog import Ask
+from counting.histogram import Histogram
 from protocol.messages import WHY_BYTES_MAX, Group, Snapshot, TraceId, cut_utf8
 from protocol.wire import Opening
+from runtime.log import Level, Log
+from runtime.main import die_if_it_fails
+from runtime.service_manager import ServiceManager, StoredFd
+from runtime.watchdog import Ask
 
 _STORE, _KEEP = "store", "keep"
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Generate the C source of ``backsight_node_native``, the data plane for Python.
 
-Meson runs this (native/python/meson.build) and compiles the result with the
-stable ABI into build/native/python, which is on the tree's PYTHONPATH. It is a
+Meson runs this (appliance/meson.build) and compiles the result with the
+stable ABI into build/appliance, which is on the tree's PYTHONPATH. It is a
 module of its own, not ``appliance._native``, because a package cannot lie in
 the source folder and in the build folder at once. ``appliance.native`` is
 its typed wrapper, and its only user.

@@ -14,12 +14,12 @@ from typing import Annotated
 
 from appliance.attach import Allowed
 from appliance.core.config import NodeConfig, TriggerLimits, TriggerPolicy
-from config.endpoint import Endpoint, OptionalEndpoint, is_loopback
-from config.endpoint import MetricsSettings as _MetricsSettings
-from config.schema import PATH, RELOADABLE, InvalidValue, Matching, Range, Size, format_size
-from daemon.log import Level, LevelName
 from protocol.messages import CHUNK_BYTES_MAX, LATERALS_MAX
 from protocol.wire import ADDRESSES_MAX
+from runtime.endpoint import Endpoint, OptionalEndpoint, is_loopback
+from runtime.endpoint import MetricsSettings as _MetricsSettings
+from runtime.log import Level, LevelName
+from runtime.schema import PATH, RELOADABLE, InvalidValue, Matching, Range, Size, format_size
 
 NodeName = Annotated[
     str, Matching(r"[A-Za-z0-9_.-]{1,63}", "1 to 63 characters of A-Z a-z 0-9 _ . -")
@@ -34,7 +34,7 @@ _SEGMENT_BYTES = 65536
 # of the pool and some more each segment; the next power of two has too many.
 _POOL_BYTES_MAX = 512 << 30
 
-# All names of stored fds must fit into one environment variable (daemon.service_manager).
+# All names of stored fds must fit into one environment variable (runtime.service_manager).
 _CLIENTS_MAX = 1024
 
 # sun_path, without the NUL and the ".ctl" of the socket beside it.

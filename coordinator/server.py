@@ -36,7 +36,6 @@ import backsight_pb2 as pb
 import grpc
 from google.protobuf.message import Message
 
-from config.schema import ConfigError
 from coordinator.answers import slice_of, summary_of
 from coordinator.core.coordinator import CoordinatorCore
 from coordinator.core.records import PutVerdict, Write
@@ -45,9 +44,6 @@ from coordinator.follower import Indexer
 from coordinator.index import SearchTooLong
 from coordinator.settings import Settings
 from coordinator.store import SliceRow, Store, StoreReader, TraceRow, Wanted
-from daemon.log import Level, Log, MessageId
-from daemon.main import die_if_it_fails
-from daemon.watchdog import Ask
 from protocol import wire
 from protocol.messages import (
     SNAPSHOT_TRIGGER,
@@ -60,6 +56,10 @@ from protocol.messages import (
     TraceId,
     cut_utf8,
 )
+from runtime.log import Level, Log, MessageId
+from runtime.main import die_if_it_fails
+from runtime.schema import ConfigError
+from runtime.watchdog import Ask
 
 _Request = TypeVar("_Request", bound=Message)
 _Row = TypeVar("_Row")

@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Annotated
 from urllib.parse import urlsplit
 
-from config.endpoint import Endpoint, OptionalEndpoint, check_listen, is_loopback
-from config.endpoint import MetricsSettings as _MetricsSettings
-from config.schema import PATH, RELOADABLE, InvalidValue, Matching, Range, Size
 from coordinator.core.config import NS_PER_S, CoordinatorConfig
 from coordinator.core.verdict import VerdictKind
 from coordinator.store import StoreLimits
-from daemon.log import Level, LevelName
 from protocol.messages import CHUNK_BYTES_MAX
+from runtime.endpoint import Endpoint, OptionalEndpoint, check_listen, is_loopback
+from runtime.endpoint import MetricsSettings as _MetricsSettings
+from runtime.log import Level, LevelName
+from runtime.schema import PATH, RELOADABLE, InvalidValue, Matching, Range, Size
 
 Seconds = Annotated[float, Range(0.001, 86400), RELOADABLE]
 

@@ -48,7 +48,6 @@ from coordinator.core.records import (
     Write,
 )
 from coordinator.core.verdict import Reason, ReasonKind, Verdict, VerdictKind
-from daemon.log import Log, MessageId
 from protocol.messages import (
     CHUNK_BYTES_MAX,
     Group,
@@ -59,6 +58,7 @@ from protocol.messages import (
     TraceId,
     TriggerFired,
 )
+from runtime.log import Log, MessageId
 
 SCHEMA_VERSION = 4
 

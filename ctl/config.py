@@ -11,7 +11,7 @@ import yaml
 
 import appliance.settings
 import coordinator.settings
-from config.schema import ConfigError, load
+from runtime.schema import ConfigError, load
 
 SCHEMAS: dict[str, type[Any]] = {
     "node": appliance.settings.Settings,

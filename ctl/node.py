@@ -12,8 +12,8 @@ from typing import Any
 from appliance.control import control_path
 from ctl.coordinator import AskError, NotFound
 from ctl.trace import NodeSlice, TraceView
+from formats.spans import read_slice
 from protocol.messages import SliceFlags, TraceId
-from protocol.spans import read_slice
 
 _TIMEOUT_S = 30.0
 

@@ -68,7 +68,7 @@ enum bs_record_type {
 	BS_RECORD_HOP_OUT = 4,	  /* struct bs_hop: a context was injected */
 	BS_RECORD_HOP_IN = 5,	  /* struct bs_hop: a context was extracted */
 	BS_RECORD_BREADCRUMB = 6, /* u64 node id + node name, no terminator */
-	BS_RECORD_RESOURCE = 7,	  /* of the handle's spans; protocol/spans.py */
+	BS_RECORD_RESOURCE = 7,	  /* for the handle's spans; formats/spans.py */
 	BS_RECORD_SCOPE = 8,	  /* u32 number + the scope; as above */
 	BS_RECORD_SPAN_DETAIL = 9, /* struct bs_span_detail + a part */
 };
@@ -263,7 +263,7 @@ struct bs_span_end {
 
 /*
  * What OpenTelemetry says of a span beyond that: attributes of all types,
- * events, links, and so on, in MessagePack (protocol/spans.py), which is cut
+ * events, links, and so on, in MessagePack (formats/spans.py), which is cut
  * into parts where it is larger than a record. Written before the end of the
  * span, whose own attributes are then empty. A handle's RESOURCE and SCOPE
  * records stand in its log before the first span that needs them.

@@ -17,11 +17,11 @@ from typing import Any
 
 import pytest
 
+from bench.daemons import Cores, node
 from ctl.node import NodeClient
-from native.bench.daemons import Cores, node
 from protocol.messages import TraceId
-from tests.cluster.topology import Node
-from tests.venvs import DISTRIBUTION, clean_environment, new_environment, pip
+from testbed.topology import Node
+from testbed.venvs import DISTRIBUTION, clean_environment, new_environment, pip
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -26,9 +26,9 @@ from appliance.attach import Attachment, AttachServer, Peer, Request
 from appliance.core.dataplane import LocalTrigger, Slice
 from appliance.native import NativeDataPlane, TickSource
 from appliance.settings import Settings
+from formats.spans import SliceContent, read_slice
 from protocol.hashing import node_id
 from protocol.messages import Group, TraceId
-from protocol.spans import SliceContent, read_slice
 from tests.python_client.programs import trace_id
 from tests.unit.logs import logs_to
 

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from appliance.settings import Settings
-from config.schema import (
+from runtime.schema import (
     ConfigError,
     InvalidValue,
     Matching,

@@ -4,9 +4,9 @@
 from __future__ import annotations
 
 from coordinator.core.verdict import ReasonKind, VerdictKind
+from formats.slices import Breadcrumb
 from protocol.hashing import address_id, node_id
 from protocol.messages import Hello
-from protocol.slices import Breadcrumb
 from tests.unit.coordinator_harness import (
     Harness,
     S,

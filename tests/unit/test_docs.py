@@ -12,7 +12,7 @@ import pytest
 
 import appliance.settings
 import coordinator.settings
-from config.schema import load
+from runtime.schema import load
 
 SETTINGS = {
     "coordinator.yaml": coordinator.settings.Settings,

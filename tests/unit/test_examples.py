@@ -16,7 +16,7 @@ import pytest
 
 import appliance.settings
 import coordinator.settings
-from config.schema import RELOADABLE, ConfigError, allowed_words, load, loads
+from runtime.schema import RELOADABLE, ConfigError, allowed_words, load, loads
 
 EXAMPLES = {
     "node.yaml": appliance.settings.Settings,

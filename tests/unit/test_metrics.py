@@ -29,13 +29,13 @@ from coordinator import server
 from coordinator.core.coordinator import CoordinatorCounters
 from coordinator.server import CoordinatorServer
 from coordinator.settings import Settings, StoreSettings
-from daemon import VERSION
-from daemon.histogram import Histogram
-from daemon.http import HttpServer
-from daemon.metrics import Account, Metric, application, serving
-from daemon.service_manager import ServiceManager
+from counting.histogram import Histogram
 from protocol import wire
 from protocol.messages import Group, Hello, TraceId, TriggerFired
+from runtime import VERSION
+from runtime.http import HttpServer
+from runtime.metrics import Account, Metric, application, serving
+from runtime.service_manager import ServiceManager
 from tests.unit.logs import SILENT
 
 TABLES = {

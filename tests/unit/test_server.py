@@ -22,7 +22,7 @@ from coordinator.server import CoordinatorServer
 from coordinator.settings import Settings, StoreSettings
 from coordinator.store import Store, StoreReader, Wanted
 from ctl.__main__ import main
-from daemon.log import Log
+from formats.slices import Data, PieceKind, RunFlags, encode_piece, encode_record
 from protocol import wire
 from protocol.messages import (
     CHUNK_BYTES_MAX,
@@ -33,7 +33,7 @@ from protocol.messages import (
     TraceId,
     TriggerFired,
 )
-from protocol.slices import Data, PieceKind, RunFlags, encode_piece, encode_record
+from runtime.log import Log
 from tests.export.collected import FRONT, TRACE
 from tests.unit.logs import SILENT
 from tests.unit.test_query import put_trace

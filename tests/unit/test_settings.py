@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from appliance.settings import Settings
-from config.schema import ConfigError, loads
 from coordinator.settings import Settings as CoordinatorSettings
+from runtime.schema import ConfigError, loads
 
 PERCENTAGES = [(0, 0), (50, 1 << 63), (100, (1 << 64) - 1)]
 

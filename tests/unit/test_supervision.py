@@ -29,11 +29,11 @@ from coordinator.server import CoordinatorServer
 from coordinator.settings import Settings, StoreSettings
 from coordinator.store import Store
 from ctl.node import NodeClient
-from daemon.log import Log
-from daemon.main import Configuration, reload
-from daemon.service_manager import ServiceManager
-from daemon.watchdog import report, watch
 from protocol.messages import TraceId
+from runtime.log import Log
+from runtime.main import Configuration, reload
+from runtime.service_manager import ServiceManager
+from runtime.watchdog import report, watch
 from tests.unit.logs import SILENT, logs_to
 
 # Short, since the tests wait for what comes twice in it; long for a thread that only waits for a core.

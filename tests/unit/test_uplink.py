@@ -24,8 +24,7 @@ from appliance.uplink import Backoff, Uplink
 from coordinator.server import CoordinatorServer
 from coordinator.settings import Settings as CoordinatorSettings
 from coordinator.settings import StoreSettings
-from daemon.log import Log
-from daemon.service_manager import ServiceManager
+from formats.slices import Data
 from protocol import wire
 from protocol.messages import (
     Group,
@@ -38,7 +37,8 @@ from protocol.messages import (
     TriggerFired,
     Welcome,
 )
-from protocol.slices import Data
+from runtime.log import Log
+from runtime.service_manager import ServiceManager
 from tests.simulation.pool import PoolConfig, PoolModel
 from tests.unit.logs import SILENT
 
