@@ -29,9 +29,10 @@ from opentelemetry.proto.trace.v1.trace_pb2 import TracesData
 from coordinator.answers import trace_detail
 from coordinator.index import Search, SearchTooLong
 from coordinator.store import StoreReader
-from formats.jaeger import KINDS, answer, trace_json
+from formats.jaeger import answer, trace_json
 from formats.otlp_json import otlp_json
 from formats.stamped import StampedTrace, stamped
+from formats.tags import KINDS
 from protocol.messages import TraceId
 from protocol.wire import WireError, parse_trace_id
 from runtime.http import GIVE_UP_OVERDUE, HttpServer

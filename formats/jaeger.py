@@ -8,16 +8,14 @@ pkg/translator/jaeger. Times are microseconds.
 
 from __future__ import annotations
 
-import base64
-import json
 import math
-from collections.abc import Iterator
 from typing import Any
 
-from formats.otlp import UNFINISHED, NodeSpans, resource_of
+from formats.otlp import NodeSpans, resource_of
 from formats.slices import AttributeValue
-from formats.spans import Event, Resource, Span
+from formats.spans import Resource, Span
 from formats.stamped import StampedTrace, service_of
+from formats.tags import fields_of, tags_of, text_of
 
 Json = dict[str, Any]
 
@@ -25,11 +23,6 @@ SERVICE = "service.name"
 
 # Larger ones are not exact in JavaScript; Jaeger sends them as texts.
 _EXACT_MAX = (1 << 53) - 1
-
-KINDS = {1: "internal", 2: "server", 3: "client", 4: "producer", 5: "consumer"}
-"""Jaeger's words for the kinds of spans."""
-
-_OK, _ERROR = 1, 2
 
 
 def trace_json(trace: StampedTrace) -> Json:
@@ -51,53 +44,6 @@ def trace_json(trace: StampedTrace) -> Json:
 def answer(data: list[Any] | None, total: int, errors: list[Json] | None = None) -> Json:
     """What all of Jaeger's legacy API puts around its data."""
     return {"data": data, "total": total, "limit": 0, "offset": 0, "errors": errors}
-
-
-def text_of(value: AttributeValue) -> str:
-    """A value as Jaeger shows, and compares, it."""
-    match value:
-        case str():
-            return value
-        case bool():
-            return "true" if value else "false"
-        case float():
-            return str(int(value)) if value.is_integer() and abs(value) < 1e21 else repr(value)
-        case bytes():
-            return base64.b64encode(value).decode()
-        case None:
-            return ""
-        case list() | dict():
-            return json.dumps(_plain(value), separators=(",", ":"))
-        case _:
-            return str(value)
-
-
-def tags_of(span: Span) -> Iterator[tuple[str, AttributeValue]]:
-    """A span's attributes, and what stands in fields with OpenTelemetry and in tags with Jaeger."""
-    yield from span.attributes.items()
-    if span.unfinished:
-        yield UNFINISHED, True
-    if span.scope is not None and span.scope.name:
-        yield "otel.scope.name", span.scope.name
-    if span.scope is not None and span.scope.version:
-        yield "otel.scope.version", span.scope.version
-    if span.kind in KINDS:
-        yield "span.kind", KINDS[span.kind]
-    if span.status == _ERROR:
-        yield "otel.status_code", "ERROR"
-        yield "error", True
-    elif span.status == _OK:
-        yield "otel.status_code", "OK"
-    if span.status_message:
-        yield "otel.status_description", span.status_message
-    if span.trace_state:
-        yield "w3c.tracestate", span.trace_state
-
-
-def fields_of(event: Event) -> Iterator[tuple[str, AttributeValue]]:
-    """An event's name and attributes."""
-    yield "event", event.name
-    yield from event.attributes.items()
 
 
 class _Processes:
@@ -175,17 +121,3 @@ def _tag(key: str, value: AttributeValue) -> Json:
         case _:
             pass
     return {"key": key, "type": kind, "value": shown}
-
-
-def _plain(value: AttributeValue) -> object:
-    match value:
-        case list():
-            return [_plain(item) for item in value]
-        case dict():
-            return {key: _plain(item) for key, item in value.items()}
-        case bytes():
-            return text_of(value)
-        case float() if not math.isfinite(value):
-            return text_of(value)
-        case _:
-            return value

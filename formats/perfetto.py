@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 
 import perfetto_pb2 as pf
 
-from formats.jaeger import KINDS, text_of
 from formats.otlp import UNFINISHED
 from formats.slices import Attributes, AttributeValue
 from formats.spans import Event, Span
 from formats.stamped import StampedTrace, service_of
+from formats.tags import KINDS, text_of
 
 SPAN, EVENT = "span", "event"
 """The categories of slices and of instants."""
