@@ -29,7 +29,6 @@ from appliance.core.dataplane import (
     StoreFull,
     StoreUsage,
 )
-from appliance.settings import Settings
 from protocol.messages import (
     LATERALS_MAX,
     WHY_BYTES_MAX,
@@ -40,6 +39,7 @@ from protocol.messages import (
     TraceId,
     cut_utf8,
 )
+from runtime.settings.node import Settings
 
 # In one call; more wait for the next.
 _EVENTS_AT_ONCE = 256

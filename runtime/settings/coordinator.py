@@ -10,10 +10,8 @@ from pathlib import Path
 from typing import Annotated
 from urllib.parse import urlsplit
 
-from coordinator.core.config import NS_PER_S, CoordinatorConfig
-from coordinator.core.verdict import VerdictKind
-from coordinator.store import StoreLimits
 from protocol.messages import CHUNK_BYTES_MAX
+from protocol.verdicts import VerdictKind
 from runtime.endpoint import Endpoint, OptionalEndpoint, check_listen, is_loopback
 from runtime.endpoint import MetricsSettings as _MetricsSettings
 from runtime.log import Level, LevelName
@@ -29,10 +27,6 @@ class StoreSettings:
     path: Annotated[str, PATH] = "/var/lib/backsight/traces.sqlite"
     bytes_max: Annotated[int, Size(16 << 20, 1 << 50), RELOADABLE] = 10 << 30
     age_max_s: Annotated[float, Range(60, 1e10), RELOADABLE] = 7 * 86400.0
-
-    @property
-    def limits(self) -> StoreLimits:
-        return StoreLimits(self.bytes_max, self.age_max_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,22 +189,3 @@ class Settings:
     @property
     def store_path(self) -> Path:
         return Path(self.store.path)
-
-    def core_config(self) -> CoordinatorConfig:
-        """The part that the core decides by."""
-        return CoordinatorConfig(
-            answer_timeout_ns=_ns(self.answer_timeout_s),
-            quiet_ns=_ns(self.quiet_s),
-            provisional_ns=_ns(self.provisional_s),
-            linger_ns=_ns(self.linger_s),
-            missing_linger_ns=_ns(self.missing_linger_s),
-            memory_bytes=self.memory_bytes,
-            credit_window_bytes=self.credit_window_bytes,
-            slice_bytes_max=self.slice_bytes_max,
-            # The other half is what the store deletes from when it is full.
-            assembly_bytes_max=self.store.bytes_max // 2,
-        )
-
-
-def _ns(seconds: float) -> int:
-    return int(seconds * NS_PER_S)

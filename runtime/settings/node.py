@@ -12,8 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
-from appliance.attach import Allowed
-from appliance.core.config import NodeConfig, TriggerLimits, TriggerPolicy
 from protocol.messages import CHUNK_BYTES_MAX, LATERALS_MAX
 from protocol.wire import ADDRESSES_MAX
 from runtime.endpoint import Endpoint, OptionalEndpoint, is_loopback
@@ -67,8 +65,8 @@ class AllowSettings:
     def __post_init__(self) -> None:
         self.resolve()
 
-    def resolve(self) -> Allowed:
-        """Look the names up. InvalidValue names one that does not exist."""
+    def resolve(self) -> tuple[frozenset[int], frozenset[int]]:
+        """Look the names up: uids and gids. InvalidValue names one that does not exist."""
         uids, gids = {0, os.geteuid()}, set()
         for user in self.users:
             try:
@@ -80,7 +78,7 @@ class AllowSettings:
                 gids.add(group if isinstance(group, int) else grp.getgrnam(group).gr_gid)
             except KeyError:
                 raise InvalidValue("groups", f"there is no group {group!r}") from None
-        return Allowed(frozenset(uids), frozenset(gids))
+        return frozenset(uids), frozenset(gids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,28 +185,3 @@ class Settings:
         """A trace is recorded whose hash is below; all-ones: every one (native/src/abi.h)."""
         all_ones = (1 << 64) - 1
         return all_ones if self.percentage == 100 else int(self.percentage / 100 * (1 << 64))
-
-    def core_config(self) -> NodeConfig:
-        """The part that the core decides by."""
-        triggers, report = self.triggers, self.report
-        return NodeConfig(
-            node=self.node,
-            cluster_seed=self.cluster_seed,
-            limits=TriggerLimits(
-                triggers.per_process_per_s,
-                triggers.per_process_burst,
-                triggers.per_trigger_per_s,
-                triggers.per_trigger_burst,
-                triggers.laterals_max,
-            ),
-            policies={name: _policy(policy) for name, policy in triggers.policies.items()},
-            default_policy=_policy(triggers.default_policy),
-            report_bytes_per_s=report.bytes_per_s,
-            report_burst_bytes=report.burst_bytes,
-            abandon_threshold=report.abandon_threshold,
-            chunk_bytes=report.chunk_bytes,
-        )
-
-
-def _policy(settings: PolicySettings) -> TriggerPolicy:
-    return TriggerPolicy(settings.weight, settings.report_bytes_per_s)

@@ -25,10 +25,11 @@ import pytest
 from appliance.attach import Attachment, AttachServer, Peer, Request
 from appliance.core.dataplane import LocalTrigger, Slice
 from appliance.native import NativeDataPlane, TickSource
-from appliance.settings import Settings
+from appliance.settings import allowed
 from formats.spans import SliceContent, read_slice
 from protocol.hashing import node_id
 from protocol.messages import Group, TraceId
+from runtime.settings.node import Settings
 from tests.python_client.programs import trace_id
 from tests.unit.logs import logs_to
 
@@ -98,7 +99,7 @@ class Node:
         async def until_stopped() -> None:
             with AttachServer(
                 self._settings.socket_path,
-                self._settings.allow.resolve(),
+                allowed(self._settings),
                 _Host(self._plane, self._settings),
                 logs_to(self.messages),
             ):

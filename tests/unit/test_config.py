@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from appliance.settings import Settings
 from runtime.schema import (
     ConfigError,
     InvalidValue,
@@ -24,6 +23,7 @@ from runtime.schema import (
     load,
     loads,
 )
+from runtime.settings.node import Settings
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coordinator.core.coordinator import CoordinatorConfig
-from coordinator.core.verdict import REASONS_MAX, ReasonKind, Verdict, VerdictKind
+from coordinator.core.verdict import REASONS_MAX, ReasonKind, Verdict
 from formats.slices import (
     Body,
     Data,
@@ -27,6 +27,7 @@ from formats.slices import (
     encode_record,
 )
 from protocol.messages import Abandoned, Drop, Group, Release, SliceAck, SliceFlags
+from protocol.verdicts import VerdictKind
 from tests.unit.coordinator_harness import (
     REAL_NS,
     Harness,

@@ -15,7 +15,7 @@ from typing import Any
 import backsight_pb2 as pb
 import pytest
 
-from appliance.control import ControlServer, Peek, control_path
+from appliance.control import ControlServer, Peek
 from ctl import __main__ as ctl
 from ctl.__main__ import main
 from ctl.coordinator import AskError, NotFound
@@ -34,6 +34,7 @@ from formats.slices import (
     encode_record,
 )
 from formats.spans import Event
+from protocol.control import control_path
 from protocol.messages import SliceFlags, TraceId
 from runtime.log import Log
 

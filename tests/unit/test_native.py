@@ -26,8 +26,8 @@ from appliance.native import (
     counter_is_steady,
     read_clocks,
 )
-from appliance.settings import Settings
 from protocol.messages import Group, SliceFlags, Source, TraceId
+from runtime.settings.node import Settings
 
 MONOTONIC = TickSource(False, 1_000_000_000)
 SMALL = Settings(node="here", pool_bytes=8 << 20, arena_bytes=4 << 20, store_bytes=1 << 20)

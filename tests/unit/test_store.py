@@ -34,7 +34,7 @@ from coordinator.core.records import (
     StoredTrace,
     Write,
 )
-from coordinator.core.verdict import Reason, ReasonKind, Verdict, VerdictKind
+from coordinator.core.verdict import Reason, ReasonKind, Verdict
 from coordinator.store import (
     PutExported,
     SliceRow,
@@ -54,6 +54,7 @@ from protocol.messages import (
     TraceId,
     TriggerFired,
 )
+from protocol.verdicts import VerdictKind
 from runtime.log import Log
 from tests.unit.logs import SILENT, logs_to
 

@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the parts of the node take of its settings (runtime.settings.node)."""
+
+from __future__ import annotations
+
+from appliance.attach import Allowed
+from appliance.core.config import NodeConfig, TriggerLimits, TriggerPolicy
+from runtime.settings.node import PolicySettings, Settings
+
+
+def allowed(settings: Settings) -> Allowed:
+    """Who may attach. InvalidValue names a user or group that does not exist."""
+    return Allowed(*settings.allow.resolve())
+
+
+def core_config(settings: Settings) -> NodeConfig:
+    """The part that the core decides by."""
+    triggers, report = settings.triggers, settings.report
+    return NodeConfig(
+        node=settings.node,
+        cluster_seed=settings.cluster_seed,
+        limits=TriggerLimits(
+            triggers.per_process_per_s,
+            triggers.per_process_burst,
+            triggers.per_trigger_per_s,
+            triggers.per_trigger_burst,
+            triggers.laterals_max,
+        ),
+        policies={name: _policy(policy) for name, policy in triggers.policies.items()},
+        default_policy=_policy(triggers.default_policy),
+        report_bytes_per_s=report.bytes_per_s,
+        report_burst_bytes=report.burst_bytes,
+        abandon_threshold=report.abandon_threshold,
+        chunk_bytes=report.chunk_bytes,
+    )
+
+
+def _policy(settings: PolicySettings) -> TriggerPolicy:
+    return TriggerPolicy(settings.weight, settings.report_bytes_per_s)

@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the parts of the coordinator take of its settings (runtime.settings.coordinator)."""
+
+from __future__ import annotations
+
+from coordinator.core.config import NS_PER_S, CoordinatorConfig
+from coordinator.store import StoreLimits
+from runtime.settings.coordinator import Settings, StoreSettings
+
+
+def store_limits(settings: StoreSettings) -> StoreLimits:
+    """How much is kept, for how long."""
+    return StoreLimits(settings.bytes_max, settings.age_max_s)
+
+
+def core_config(settings: Settings) -> CoordinatorConfig:
+    """The part that the core decides by."""
+    return CoordinatorConfig(
+        answer_timeout_ns=_ns(settings.answer_timeout_s),
+        quiet_ns=_ns(settings.quiet_s),
+        provisional_ns=_ns(settings.provisional_s),
+        linger_ns=_ns(settings.linger_s),
+        missing_linger_ns=_ns(settings.missing_linger_s),
+        memory_bytes=settings.memory_bytes,
+        credit_window_bytes=settings.credit_window_bytes,
+        slice_bytes_max=settings.slice_bytes_max,
+        # The other half is what the store deletes from when it is full.
+        assembly_bytes_max=settings.store.bytes_max // 2,
+    )
+
+
+def _ns(seconds: float) -> int:
+    return int(seconds * NS_PER_S)
