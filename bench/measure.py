@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.collection import Collection, chain
-from bench.daemons import Cores, bound
 from bench.report import Param, Result, load, rounded
+from testbed.daemons import Cores, bound
 from testbed.topology import Node
 
 _RECORD_HEADER_BYTES = 16

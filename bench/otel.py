@@ -33,8 +33,8 @@ _PACKAGES = [str(_ROOT), *(str(_BUILD / folder) for folder in _GENERATED)]
 sys.path[:0] = _PACKAGES
 
 from bench import otel_service, report  # noqa: E402 - found by the path above
-from bench.daemons import Cores, bound, node  # noqa: E402
 from bench.otel_receiver import Receiver  # noqa: E402
+from testbed.daemons import Cores, bound, node  # noqa: E402
 from testbed.venvs import clean_environment, otel_python  # noqa: E402
 
 _APPLICATION = Path(__file__).with_name("otel_application.py")

@@ -22,8 +22,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bench.daemons import Cores, bound, node, this_machine
 from bench.otel_receiver import Receiver
+from testbed.daemons import Cores, bound, node, this_machine
 from testbed.processes import APPS, Postgresql, Process, Redis, Service
 from testbed.topology import PYTHON, Node
 from testbed.venvs import made_once

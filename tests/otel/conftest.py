@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from bench.daemons import Cores, lone_node
 from ctl.trace import TraceView
 from protocol.messages import TraceId
+from testbed.daemons import Cores, lone_node
 from testbed.topology import Node
 from testbed.venvs import clean_environment, made_once, otel_python
 

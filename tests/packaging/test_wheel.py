@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 
-from bench.daemons import Cores, node
 from ctl.node import NodeClient
 from protocol.messages import TraceId
+from testbed.daemons import Cores, node
 from testbed.topology import Node
 from testbed.venvs import DISTRIBUTION, clean_environment, new_environment, pip
 

@@ -46,7 +46,7 @@ class _ThisMachine(Host):
         command: Sequence[str],
         *,
         env: Mapping[str, str] | None = None,
-        **options: Any,  # noqa: ANN401 - what subprocess.Popen takes
+        **options: Any,
     ) -> subprocess.Popen[bytes]:
         """Start a program on the core."""
         return subprocess.Popen(
