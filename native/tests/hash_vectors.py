@@ -58,11 +58,13 @@ def trace(domain: str, seed: str, trace_id: str, hash_digits: str) -> str:
 
 
 def array(struct: str, name: str, elements: Iterable[str]) -> str:
+    """A table of such structs."""
     lines = "".join(f"\t{element},\n" for element in elements)
     return f"\nstatic const struct {struct} {name}[] = {{\n{lines}}};\n"
 
 
 def main(source: Path, target: Path) -> None:
+    """Make the header of the vectors."""
     vectors = json.loads(source.read_text("utf-8"))
     texts = [text(v["text"], v["hash"]) for v in vectors["fnv1a64"]]
     nodes = [text(v["name"], v["id"]) for v in vectors["node_id"]]
