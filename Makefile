@@ -25,7 +25,8 @@ NEWEST := build/venv-newest
 LINT_STAMP := $(LINT)/.stamp
 
 .DELETE_ON_ERROR:
-.PHONY: help setup build build-asan build-tsan test test-all test-newest test-c lint \
+.PHONY: help setup build build-asan build-tsan build-arm64 test test-all test-newest \
+	test-c test-arm64 lint \
 	lint-ruff lint-mypy lint-shell lint-clang-format lint-clang-tidy format \
 	pythonpath demo replay mutants bench-native clean
 
@@ -34,6 +35,7 @@ help:
 	@echo 'sudo make replay      replay recorded traffic on ten nodes (SPEED= FILE= KEEP=1)'
 	@echo 'sudo make test        set up, build, run the tests (15 minutes at most)'
 	@echo 'sudo make test-all    the same, and the tests that take longer'
+	@echo 'sudo make test-arm64  the C tests for arm64, emulated'
 	@echo 'sudo make test-newest  the daemons on the newest releases of PyPI'
 	@echo 'sudo make bench-otel  measure what tracing costs an OpenTelemetry application'
 	@echo '     make mutants     put deliberate defects in, and see that tests notice (ONLY=)'
@@ -59,6 +61,9 @@ build/asan/build.ninja: | setup
 build/tsan/build.ninja: | setup
 	$(configure) -Db_sanitize=thread
 
+build/arm64/build.ninja: | setup
+	$(configure) --cross-file native/arm64.ini
+
 build: setup build/build.ninja
 	ninja -C build -j$(JOBS)
 
@@ -67,6 +72,9 @@ build-asan: setup build/asan/build.ninja
 
 build-tsan: setup build/tsan/build.ninja
 	ninja -C build/tsan -j$(JOBS)
+
+build-arm64: setup build/arm64/build.ninja
+	ninja -C build/arm64 -j$(JOBS)
 
 # The C tests as users run the code, then under ASan and UBSan, and those with
 # several threads under TSan. TSan cannot lay out its shadow memory under the
@@ -78,10 +86,14 @@ test-c: build build-asan build-tsan
 	TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1 scripts/with-tmp \
 		setarch --addr-no-randomize $(MESON_TEST) -C build/tsan --suite concurrent
 
+# Emulated code is some four times as slow.
+test-arm64: build-arm64
+	scripts/with-tmp $(MESON_TEST) --timeout-multiplier 4 -C build/arm64
+
 test: test-c
 	scripts/with-tmp $(PYTHON) -m pytest tests -m 'not slow'
 
-test-all: test-c
+test-all: test-c test-arm64
 	scripts/with-tmp $(PYTHON) -m pytest tests
 	scripts/with-tmp $(PYTHON) -m tests.mutants
 
