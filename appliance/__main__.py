@@ -13,11 +13,11 @@ from collections.abc import Sequence
 
 from appliance.daemon import Daemon
 from appliance.metrics import METRICS, PREFIX
-from appliance.settings import Settings
-from daemon.log import Log
-from daemon.main import Configuration, die_with_any_thread, read_arguments, supervise
-from daemon.metrics import serving
-from daemon.service_manager import ServiceManager, StoredFd, take_stored_fds
+from runtime.log import Log
+from runtime.main import Configuration, die_with_any_thread, read_arguments, supervise
+from runtime.metrics import serving
+from runtime.service_manager import ServiceManager, StoredFd, take_stored_fds
+from runtime.settings.node import Settings
 
 _PROGRAM = "backsight-node"
 

@@ -22,9 +22,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
 
-from config.printable import printable
-from daemon.log import Log
 from protocol.messages import cut_utf8
+from runtime.log import Log
+from runtime.printable import printable
 
 ABI_MAGIC = 0x54475342
 ABI_VERSION = 1

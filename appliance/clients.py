@@ -6,7 +6,7 @@ the id is the beginning of the token in hex: its arena, channel and context, and
 ``about``, a sealed memfd of a hundred bytes that says whose they are (token,
 pid, start time, service). It is a memfd and
 not part of the fds' names because all names together must fit into one
-environment variable (daemon.service_manager); it comes and goes with the fds that it
+environment variable (runtime.service_manager); it comes and goes with the fds that it
 describes, so it cannot disagree with them.
 
 That a process is dead, its pidfd tells. A hang-up alone does not: applications
@@ -30,8 +30,8 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from appliance.attach import Attachment, AttachRefused, Peer, Request
-from daemon.log import Log
-from daemon.service_manager import ServiceManager, StoredFd
+from runtime.log import Log
+from runtime.service_manager import ServiceManager, StoredFd
 
 _PARTS = ("arena", "channel", "context", "about")
 _NAME = re.compile(r"([0-9a-f]{12})\.(arena|channel|context|about)")

@@ -1,15 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where ``backsightctl`` asks the node on its own machine.
 
-A Unix stream socket beside the one where applications attach (its path with
-``.ctl`` added). One line of JSON each way, then the connection is closed:
-
-    {"command": "status"}               -> {"status": {...}}
-    {"command": "peek", "trace": HEX}   -> {"node", "flags", "open_handles", "trigger", "bytes": N}
-                                           and N bytes of slice behind the line
-    {"command": "trigger", "name", "trace", "why"}  -> {}
-
-or ``{"error": "..."}``. Only the daemon's own user and root may ask.
+protocol.control says how. Only the daemon's own user and root may ask.
 """
 
 from __future__ import annotations
@@ -26,21 +18,16 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 from appliance.attach import make_way
+from protocol.control import REQUEST_BYTES_MAX
 from protocol.messages import SliceFlags, TraceId
 from protocol.wire import WireError, parse_trace_id, trigger_name_is_valid
 
-REQUEST_BYTES_MAX = 4096
 _REQUEST_TIMEOUT_S = 5.0
 
 # Written at once; between them the event loop has its turn.
 _WRITE_BYTES = 1 << 20
 
 _UCRED = struct.Struct("=iII")
-
-
-def control_path(socket_path: Path) -> Path:
-    """Where the control socket of a node is that applications reach at ``socket_path``."""
-    return socket_path.with_name(socket_path.name + ".ctl")
 
 
 @dataclass(frozen=True, slots=True)

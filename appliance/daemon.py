@@ -23,21 +23,23 @@ from typing import Any, Self
 
 from appliance.attach import AttachServer
 from appliance.clients import Clients
-from appliance.control import ControlServer, Peek, control_path
+from appliance.control import ControlServer, Peek
 from appliance.core.dataplane import ClientDrained, DataPlaneEvent, LocalTrigger
 from appliance.core.node import NodeCore
 from appliance.core.snapshot import TRACES_MAX
 from appliance.native import NativeDataPlane, choose_tick_source
 from appliance.pump import Pump
-from appliance.settings import Settings
+from appliance.settings import allowed, core_config
 from appliance.uplink import Uplink
-from daemon.histogram import Histogram
-from daemon.log import Level, Log
-from daemon.main import die_if_it_fails
-from daemon.service_manager import ServiceManager, StoredFd
-from daemon.watchdog import Ask
+from counting.histogram import Histogram
+from protocol.control import control_path
 from protocol.messages import WHY_BYTES_MAX, Group, Snapshot, TraceId, cut_utf8
 from protocol.wire import Opening
+from runtime.log import Level, Log
+from runtime.main import die_if_it_fails
+from runtime.service_manager import ServiceManager, StoredFd
+from runtime.settings.node import Settings
+from runtime.watchdog import Ask
 
 _STORE, _KEEP = "store", "keep"
 
@@ -89,7 +91,7 @@ class Daemon:
         self._recover(stored)
         now_ns = time.monotonic_ns()
         self._core = NodeCore(
-            settings.core_config(),
+            core_config(settings),
             self._dataplane,
             incarnation,
             now_ns,
@@ -108,9 +110,7 @@ class Daemon:
                 log,
                 random.Random(incarnation),
             )
-        self._attach = AttachServer(
-            settings.socket_path, settings.allow.resolve(), self._clients, log
-        )
+        self._attach = AttachServer(settings.socket_path, allowed(settings), self._clients, log)
 
     def _recover(self, stored: Iterable[StoredFd]) -> None:
         """Take up what the service manager kept; the store and the keep arena first."""
@@ -280,10 +280,10 @@ class Daemon:
     def reconfigure(self, settings: Settings) -> None:
         """Go on with other settings, of which those that cannot be changed are the same."""
         # First, since a name may be gone by now.
-        self._attach.allowed = settings.allow.resolve()
+        self._attach.allowed = allowed(settings)
         self._settings = settings
         self._dataplane.set_sampling(settings)
-        self._core.reconfigure(settings.core_config(), time.monotonic_ns())
+        self._core.reconfigure(core_config(settings), time.monotonic_ns())
         self._on_fact()
 
     # ------------------------------------------------------------ ControlHost

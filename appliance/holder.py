@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from types import FrameType, TracebackType
 from typing import NoReturn, Self
 
-from daemon.service_manager import LISTEN_FDS_START, ServiceManager
+from runtime.service_manager import LISTEN_FDS_START, ServiceManager
 
 # As systemd's Restart=on-failure: how a service may end that was told to.
 _CLEAN_SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGPIPE)

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """What Prometheus is told of a node: every figure of Daemon.status(), with its meaning.
 
-Names of triggers are labels, and bounded (daemon.trigger_names); nothing
+Names of triggers are labels, and bounded (counting.trigger_names); nothing
 that there may be any number of is one.
 """
 
 from __future__ import annotations
 
-from daemon.metrics import Metric
+from runtime.metrics import Metric
 
 PREFIX = "backsight_node"
 

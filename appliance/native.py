@@ -29,7 +29,6 @@ from appliance.core.dataplane import (
     StoreFull,
     StoreUsage,
 )
-from appliance.settings import Settings
 from protocol.messages import (
     LATERALS_MAX,
     WHY_BYTES_MAX,
@@ -40,6 +39,7 @@ from protocol.messages import (
     TraceId,
     cut_utf8,
 )
+from runtime.settings.node import Settings
 
 # In one call; more wait for the next.
 _EVENTS_AT_ONCE = 256
@@ -68,12 +68,22 @@ _ALL_FLAGS = sum(SliceFlags)
 class TickSource:
     """What the ticks of records are."""
 
-    is_tsc: bool
+    is_counter: bool
     per_s: int
 
 
-def tsc_is_invariant() -> bool:
-    """Whether the kernel trusts the CPU's time-stamp counter to run evenly, in every state."""
+def counter_is_steady() -> bool:
+    """Whether the CPU's counter is the same on all CPUs and runs evenly, in every state."""
+    machine = os.uname().machine
+    if machine == "aarch64":
+        # The architecture promises it. Where a chip is known to break the promise, the
+        # kernel does not let programs read the counter but answers in its place.
+        return True
+    return machine == "x86_64" and _tsc_is_invariant()
+
+
+def _tsc_is_invariant() -> bool:
+    """Whether the kernel trusts the time-stamp counter."""
     sources = Path("/sys/devices/system/clocksource/clocksource0/available_clocksource")
     try:
         available = sources.read_text().split()
@@ -86,8 +96,12 @@ def tsc_is_invariant() -> bool:
 
 
 def choose_tick_source() -> TickSource:
-    """The TSC with its measured rate where it is invariant, else CLOCK_MONOTONIC. Takes 50 ms."""
-    if not tsc_is_invariant():
+    """The CPU's counter with its measured rate where it is steady, else CLOCK_MONOTONIC. Takes 50 ms.
+
+    Measured, although arm64 has a register for it: what counts is the rate against
+    CLOCK_MONOTONIC, which NTP steers, and firmware is known to fill in that register wrongly.
+    """
+    if not counter_is_steady():
         return TickSource(False, _NS_PER_S)
     ticks0, monotonic0, _ = read_clocks(True)
     time.sleep(_CALIBRATION_S)
@@ -95,10 +109,10 @@ def choose_tick_source() -> TickSource:
     return TickSource(True, (ticks1 - ticks0) * _NS_PER_S // (monotonic1 - monotonic0))
 
 
-def read_clocks(tsc: bool) -> tuple[int, int, int]:
+def read_clocks(counter: bool) -> tuple[int, int, int]:
     """Ticks, CLOCK_MONOTONIC ns and Unix ns of one moment."""
     values = ffi.new("uint64_t[3]")
-    lib.bsn_clock_read(tsc, values, values + 1, values + 2)
+    lib.bsn_clock_read(counter, values, values + 1, values + 2)
     return values[0], values[1], values[2]
 
 
@@ -119,7 +133,7 @@ class NativeDataPlane:
         config.clients_max = settings.clients_max
         config.tombstones = settings.tombstones
         config.trust_incoming = settings.trust_incoming
-        config.clock_is_tsc = ticks.is_tsc
+        config.clock_is_counter = ticks.is_counter
         config.ticks_per_s = ticks.per_s
         node = ffi.new("struct bsn **")
         message = ffi.new("char[]", _MESSAGE_BYTES)
@@ -216,7 +230,7 @@ class NativeDataPlane:
 
     def clock_pair(self) -> None:
         """Store how the clocks stand."""
-        ticks, monotonic_ns, realtime_ns = read_clocks(self._ticks.is_tsc)
+        ticks, monotonic_ns, realtime_ns = read_clocks(self._ticks.is_counter)
         self._paired_ns[0] = monotonic_ns
         # -EINVAL: another thread stored a later one in between.
         lib.bsn_clock_pair(self._node, ticks, monotonic_ns, realtime_ns)
@@ -239,7 +253,7 @@ class NativeDataPlane:
         found = lib.wait_and_poll(
             self._node,
             -1 if timeout_ns is None else timeout_ns,
-            self._ticks.is_tsc,
+            self._ticks.is_counter,
             _PAIR_INTERVAL_NS,
             self._paired_ns,
         )

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Generate the C source of ``backsight_node_native``, the data plane for Python.
 
-Meson runs this (native/python/meson.build) and compiles the result with the
-stable ABI into build/native/python, which is on the tree's PYTHONPATH. It is a
+Meson runs this (appliance/meson.build) and compiles the result with the
+stable ABI into build/appliance, which is on the tree's PYTHONPATH. It is a
 module of its own, not ``appliance._native``, because a package cannot lie in
 the source folder and in the build folder at once. ``appliance.native`` is
 its typed wrapper, and its only user.
@@ -38,13 +38,13 @@ _WAIT_AND_POLL = """
 
 /* A pair first, if the last one is older than that: by it the poll knows when the triggers
 were fired that it finds. */
-static int wait_and_poll(struct bsn *node, int64_t timeout_ns, bool tsc,
+static int wait_and_poll(struct bsn *node, int64_t timeout_ns, bool counter,
 		uint64_t pair_interval_ns, uint64_t *paired_ns)
 {
 	uint64_t ticks, monotonic_ns, realtime_ns;
 
 	bsn_wait(node, timeout_ns);
-	bsn_clock_read(tsc, &ticks, &monotonic_ns, &realtime_ns);
+	bsn_clock_read(counter, &ticks, &monotonic_ns, &realtime_ns);
 	if (monotonic_ns - *paired_ns >= pair_interval_ns) {
 		/* -EINVAL: another thread stored a later one. */
 		bsn_clock_pair(node, ticks, monotonic_ns, realtime_ns);
@@ -89,7 +89,7 @@ def builder(client_header: Path, node_header: Path) -> FFI:
     ffi = FFI()
     ffi.cdef(declarations(client_header.read_text(), node_header.read_text()))
     ffi.cdef(
-        "static int wait_and_poll(struct bsn *node, int64_t timeout_ns, bool tsc,"
+        "static int wait_and_poll(struct bsn *node, int64_t timeout_ns, bool counter,"
         " uint64_t pair_interval_ns, uint64_t *paired_ns);"
     )
     ffi.set_source(MODULE, _WAIT_AND_POLL)

@@ -24,7 +24,7 @@ from typing import Self
 
 from appliance.core.dataplane import DataPlaneEvent
 from appliance.native import NativeDataPlane
-from daemon.main import die_if_it_fails
+from runtime.main import die_if_it_fails
 
 # A trace's last spans come within its own duration of the trigger, mostly.
 _LIVELY_NS = 1_000_000_000

@@ -1,213 +1,38 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The configuration file of ``backsight-node``: every key, its bounds, its default."""
+"""What the parts of the node take of its settings (runtime.settings.node)."""
 
 from __future__ import annotations
 
-import grp
-import os
-import pwd
-import socket
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Annotated
-
 from appliance.attach import Allowed
 from appliance.core.config import NodeConfig, TriggerLimits, TriggerPolicy
-from config.endpoint import Endpoint, OptionalEndpoint, is_loopback
-from config.endpoint import MetricsSettings as _MetricsSettings
-from config.schema import PATH, RELOADABLE, InvalidValue, Matching, Range, Size, format_size
-from daemon.log import Level, LevelName
-from protocol.messages import CHUNK_BYTES_MAX, LATERALS_MAX
-from protocol.wire import ADDRESSES_MAX
-
-NodeName = Annotated[
-    str, Matching(r"[A-Za-z0-9_.-]{1,63}", "1 to 63 characters of A-Z a-z 0-9 _ . -")
-]
-TriggerName = Annotated[str, Matching(r"[a-z0-9_.-]{1,31}", "1 to 31 characters of a-z 0-9 _ . -")]
-Address = Annotated[str, Matching(r"[0-9A-Fa-f:.]{2,45}", "an IP address")]
-Rate = Annotated[float, Range(0.001, 1e9)]
-
-_SEGMENT_BYTES = 65536
-
-# The data plane's index numbers runs in 32 bits. It counts on one each 256 bytes
-# of the pool and some more each segment; the next power of two has too many.
-_POOL_BYTES_MAX = 512 << 30
-
-# All names of stored fds must fit into one environment variable (daemon.service_manager).
-_CLIENTS_MAX = 1024
-
-# sun_path, without the NUL and the ".ctl" of the socket beside it.
-_SOCKET_PATH_BYTES_MAX = 103
+from runtime.settings.node import PolicySettings, Settings
 
 
-@dataclass(frozen=True, slots=True)
-class CoordinatorSettings:
-    """Where slices go. ``insecure``: also in clear text over a network."""
-
-    endpoint: Endpoint
-    insecure: bool = False
-
-    def __post_init__(self) -> None:
-        if not self.insecure and not is_loopback(self.endpoint):
-            raise InvalidValue(
-                "endpoint",
-                f"{self.endpoint} is not on this machine, and what is sent is not encrypted;"
-                " allowed: a loopback address, or `insecure: true` beside it",
-            )
+def allowed(settings: Settings) -> Allowed:
+    """Who may attach. InvalidValue names a user or group that does not exist."""
+    return Allowed(*settings.allow.resolve())
 
 
-@dataclass(frozen=True, slots=True)
-class AllowSettings:
-    """Who may attach, beside root and the daemon's own user: names or numbers."""
-
-    users: tuple[str | int, ...] = ()
-    groups: tuple[str | int, ...] = ()
-
-    def __post_init__(self) -> None:
-        self.resolve()
-
-    def resolve(self) -> Allowed:
-        """Look the names up. InvalidValue names one that does not exist."""
-        uids, gids = {0, os.geteuid()}, set()
-        for user in self.users:
-            try:
-                uids.add(user if isinstance(user, int) else pwd.getpwnam(user).pw_uid)
-            except KeyError:
-                raise InvalidValue("users", f"there is no user {user!r}") from None
-        for group in self.groups:
-            try:
-                gids.add(group if isinstance(group, int) else grp.getgrnam(group).gr_gid)
-            except KeyError:
-                raise InvalidValue("groups", f"there is no group {group!r}") from None
-        return Allowed(frozenset(uids), frozenset(gids))
-
-
-@dataclass(frozen=True, slots=True)
-class PolicySettings:
-    """A trigger name's part of the report bandwidth and of the report store."""
-
-    weight: Annotated[float, Range(0.001, 1e6)] = 1.0
-    report_bytes_per_s: Annotated[int, Size(1, 1 << 40)] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class TriggerSettings:
-    """How often local triggers may fire, and how they share what is reported."""
-
-    per_process_per_s: Rate = 100.0
-    per_process_burst: Rate = 100.0
-    per_trigger_per_s: Rate = 100.0
-    per_trigger_burst: Rate = 100.0
-    laterals_max: Annotated[int, Range(0, LATERALS_MAX)] = LATERALS_MAX
-    default_policy: PolicySettings = field(default_factory=PolicySettings)
-    policies: Mapping[TriggerName, PolicySettings] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class ReportSettings:
-    """How fast slices leave the node."""
-
-    bytes_per_s: Annotated[int, Size(1, 1 << 40)] | None = None
-    burst_bytes: Annotated[int, Size(1, 1 << 40)] = 1 << 20
-    chunk_bytes: Annotated[int, Size(1024, CHUNK_BYTES_MAX)] = 64 << 10
-    abandon_threshold: Annotated[float, Range(0.01, 1)] = 0.75
-
-
-@dataclass(frozen=True, slots=True)
-class MetricsSettings(_MetricsSettings):
-    """Where Prometheus finds the node's figures."""
-
-    listen: OptionalEndpoint = "127.0.0.1:4771"
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """All of it. Sizes are bytes; ``percentage`` of all traces are recorded."""
-
-    node: NodeName = field(default_factory=socket.gethostname)
-    socket: Annotated[str, PATH] = "/run/backsight/node.sock"
-    coordinator: CoordinatorSettings | None = None
-    addresses: tuple[Address, ...] = ()
-    allow: Annotated[AllowSettings, RELOADABLE] = field(default_factory=AllowSettings)
-
-    pool_bytes: Annotated[int, Size(4 << 20, _POOL_BYTES_MAX)] = 256 << 20
-    arena_bytes: Annotated[int, Size(_SEGMENT_BYTES, _POOL_BYTES_MAX)] | None = None
-    store_bytes: Annotated[int, Size(1 << 20, 1 << 42)] = 64 << 20
-    trace_bytes_max: Annotated[int, Size(64 << 10, 1 << 42)] = 16 << 20
-    reclaim_percent: Annotated[int, Range(10, 100)] = 90
-    clients_max: Annotated[int, Range(1, _CLIENTS_MAX)] = 256
-    tombstones: Annotated[int, Range(1, 1 << 28)] = 65536
-
-    cluster_seed: Annotated[int, Range(0, (1 << 64) - 1)] = 0
-    percentage: Annotated[float, Range(0, 100), RELOADABLE] = 100.0
-    trust_incoming: Annotated[bool, RELOADABLE] = False
-
-    triggers: Annotated[TriggerSettings, RELOADABLE] = field(default_factory=TriggerSettings)
-    report: Annotated[ReportSettings, RELOADABLE] = field(default_factory=ReportSettings)
-    metrics: MetricsSettings = field(default_factory=MetricsSettings)
-    log_level: Annotated[LevelName, RELOADABLE] = "info"
-
-    def __post_init__(self) -> None:
-        if self.arena_bytes is not None:
-            if self.arena_bytes > self.pool_bytes:
-                raise InvalidValue(
-                    "arena_bytes",
-                    f"{format_size(self.arena_bytes)}; allowed: at most pool_bytes, which is"
-                    f" {format_size(self.pool_bytes)}",
-                )
-            if self.arena_bytes % _SEGMENT_BYTES:
-                raise InvalidValue(
-                    "arena_bytes", f"{self.arena_bytes}; allowed: multiples of {_SEGMENT_BYTES}"
-                )
-        if len(self.addresses) > ADDRESSES_MAX:
-            raise InvalidValue("addresses", f"{len(self.addresses)}; allowed: {ADDRESSES_MAX}")
-        if len(os.fsencode(self.socket)) > _SOCKET_PATH_BYTES_MAX:
-            raise InvalidValue(
-                "socket", f"{self.socket}; allowed: paths of at most {_SOCKET_PATH_BYTES_MAX} bytes"
-            )
-
-    @property
-    def level(self) -> Level:
-        return Level[self.log_level.upper()]
-
-    @property
-    def socket_path(self) -> Path:
-        return Path(self.socket)
-
-    @property
-    def arena_bytes_or_default(self) -> int:
-        """As configured; else one process may fill the pool alone."""
-        if self.arena_bytes is not None:
-            return self.arena_bytes
-        return self.pool_bytes // _SEGMENT_BYTES * _SEGMENT_BYTES
-
-    @property
-    def percentage_threshold(self) -> int:
-        """A trace is recorded whose hash is below; all-ones: every one (native/src/abi.h)."""
-        all_ones = (1 << 64) - 1
-        return all_ones if self.percentage == 100 else int(self.percentage / 100 * (1 << 64))
-
-    def core_config(self) -> NodeConfig:
-        """The part that the core decides by."""
-        triggers, report = self.triggers, self.report
-        return NodeConfig(
-            node=self.node,
-            cluster_seed=self.cluster_seed,
-            limits=TriggerLimits(
-                triggers.per_process_per_s,
-                triggers.per_process_burst,
-                triggers.per_trigger_per_s,
-                triggers.per_trigger_burst,
-                triggers.laterals_max,
-            ),
-            policies={name: _policy(policy) for name, policy in triggers.policies.items()},
-            default_policy=_policy(triggers.default_policy),
-            report_bytes_per_s=report.bytes_per_s,
-            report_burst_bytes=report.burst_bytes,
-            abandon_threshold=report.abandon_threshold,
-            chunk_bytes=report.chunk_bytes,
-        )
+def core_config(settings: Settings) -> NodeConfig:
+    """The part that the core decides by."""
+    triggers, report = settings.triggers, settings.report
+    return NodeConfig(
+        node=settings.node,
+        cluster_seed=settings.cluster_seed,
+        limits=TriggerLimits(
+            triggers.per_process_per_s,
+            triggers.per_process_burst,
+            triggers.per_trigger_per_s,
+            triggers.per_trigger_burst,
+            triggers.laterals_max,
+        ),
+        policies={name: _policy(policy) for name, policy in triggers.policies.items()},
+        default_policy=_policy(triggers.default_policy),
+        report_bytes_per_s=report.bytes_per_s,
+        report_burst_bytes=report.burst_bytes,
+        abandon_threshold=report.abandon_threshold,
+        chunk_bytes=report.chunk_bytes,
+    )
 
 
 def _policy(settings: PolicySettings) -> TriggerPolicy:

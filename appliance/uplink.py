@@ -21,9 +21,9 @@ from dataclasses import dataclass
 import grpc
 
 from appliance.core.node import NodeCore
-from daemon.log import Log, MessageId
 from protocol import wire
 from protocol.messages import NodeMessage
+from runtime.log import Log, MessageId
 
 _CONTROL = "/backsight.v1.Coordinator/Control"
 _SLICES = "/backsight.v1.Coordinator/Slices"

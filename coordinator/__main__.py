@@ -12,12 +12,12 @@ from collections.abc import Sequence
 from coordinator import query
 from coordinator.metrics import METRICS, PREFIX
 from coordinator.server import CoordinatorServer
-from coordinator.settings import Settings
 from coordinator.store import StoreError
-from daemon.log import Log
-from daemon.main import Configuration, die_with_any_thread, read_arguments, supervise
-from daemon.metrics import serving
-from daemon.service_manager import ServiceManager
+from runtime.log import Log
+from runtime.main import Configuration, die_with_any_thread, read_arguments, supervise
+from runtime.metrics import serving
+from runtime.service_manager import ServiceManager
+from runtime.settings.coordinator import Settings
 
 _PROGRAM = "backsight-coordinator"
 

@@ -43,12 +43,12 @@ from rpc_status_pb2 import RetryInfo, Status
 
 from coordinator.answers import trace_detail
 from coordinator.follower import Follower
-from coordinator.settings import ExportSettings
 from coordinator.store import PutExported, Store, StoreReader
-from daemon import VERSION
-from daemon.log import Log
-from export.stamped import stamped
+from formats.stamped import stamped
 from protocol.messages import TraceId
+from runtime import VERSION
+from runtime.log import Log
+from runtime.settings.coordinator import ExportSettings
 
 # Receivers by gRPC take 4 MiB where nobody configured more.
 _REQUEST_BYTES_MAX = 3 << 20

@@ -14,9 +14,9 @@ from typing import Self
 from coordinator.answers import trace_detail
 from coordinator.index import TraceIndex, index_of
 from coordinator.store import Store, StoreReader
-from daemon.log import Log
-from export.stamped import stamped
+from formats.stamped import stamped
 from protocol.messages import TraceId
+from runtime.log import Log
 
 # Of one trace that is looked at for the index; one that is larger is found by its first spans.
 _INDEXED_BYTES_MAX = 16 << 20

@@ -18,11 +18,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from export.jaeger import KINDS, fields_of, tags_of, text_of
-from export.stamped import StampedTrace, service_of
+from formats.otlp import resource_of
+from formats.slices import AttributeValue
+from formats.stamped import StampedTrace, service_of
+from formats.tags import KINDS, fields_of, tags_of, text_of
 from protocol.messages import TraceId
-from protocol.otlp import resource_of
-from protocol.slices import AttributeValue
 
 SCHEMA = """
 -- Traces with a verdict newer than what is in the index.
@@ -37,7 +37,7 @@ CREATE TABLE operations (
     id INTEGER PRIMARY KEY,
     service TEXT NOT NULL,
     operation TEXT NOT NULL,
-    kind TEXT NOT NULL,                 -- as Jaeger calls it, or empty
+    kind TEXT NOT NULL,                 -- one of formats.tags.KINDS, or empty
     UNIQUE (service, operation, kind)
 );
 

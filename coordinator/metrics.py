@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from daemon.metrics import Metric
+from runtime.metrics import Metric
 
 PREFIX = "backsight_coordinator"
 

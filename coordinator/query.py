@@ -5,7 +5,7 @@ Paths, parameters and answers are those of jaegertracing/jaeger,
 cmd/jaeger/internal/extension/jaegerquery/internal: http_handler.go, query_parser.go
 and apiv3/. Times are put on the coordinator's clock, unless raw traces are wanted.
 
-Runs in the threads of daemon.http, each request with a reader of its own.
+Runs in the threads of runtime.http, each request with a reader of its own.
 """
 
 from __future__ import annotations
@@ -29,13 +29,14 @@ from opentelemetry.proto.trace.v1.trace_pb2 import TracesData
 from coordinator.answers import trace_detail
 from coordinator.index import Search, SearchTooLong
 from coordinator.store import StoreReader
-from daemon.http import GIVE_UP_OVERDUE, HttpServer
-from daemon.log import Log
-from export.jaeger import KINDS, answer, trace_json
-from export.otlp_json import otlp_json
-from export.stamped import StampedTrace, stamped
+from formats.jaeger import answer, trace_json
+from formats.otlp_json import otlp_json
+from formats.stamped import StampedTrace, stamped
+from formats.tags import KINDS
 from protocol.messages import TraceId
 from protocol.wire import WireError, parse_trace_id
+from runtime.http import GIVE_UP_OVERDUE, HttpServer
+from runtime.log import Log
 
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment

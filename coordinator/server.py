@@ -36,18 +36,14 @@ import backsight_pb2 as pb
 import grpc
 from google.protobuf.message import Message
 
-from config.schema import ConfigError
 from coordinator.answers import slice_of, summary_of
 from coordinator.core.coordinator import CoordinatorCore
 from coordinator.core.records import PutVerdict, Write
 from coordinator.exporter import Exporter
 from coordinator.follower import Indexer
 from coordinator.index import SearchTooLong
-from coordinator.settings import Settings
+from coordinator.settings import core_config, store_limits
 from coordinator.store import SliceRow, Store, StoreReader, TraceRow, Wanted
-from daemon.log import Level, Log, MessageId
-from daemon.main import die_if_it_fails
-from daemon.watchdog import Ask
 from protocol import wire
 from protocol.messages import (
     SNAPSHOT_TRIGGER,
@@ -60,6 +56,11 @@ from protocol.messages import (
     TraceId,
     cut_utf8,
 )
+from runtime.log import Level, Log, MessageId
+from runtime.main import die_if_it_fails
+from runtime.schema import ConfigError
+from runtime.settings.coordinator import Settings
+from runtime.watchdog import Ask
 
 _Request = TypeVar("_Request", bound=Message)
 _Row = TypeVar("_Row")
@@ -195,12 +196,12 @@ class CoordinatorServer:
         self._loop = asyncio.get_running_loop()
         self._store = Store(
             settings.store_path,
-            settings.store.limits,
+            store_limits(settings.store),
             lambda token: _call_soon(self._loop, self._on_durable, token),
             log,
             exports=settings.export.exported_verdicts,
         )
-        config = settings.core_config()
+        config = core_config(settings)
         self._core = CoordinatorCore(
             config,
             incarnation,
@@ -760,9 +761,9 @@ class CoordinatorServer:
         except OSError as error:
             raise ConfigError([str(error)]) from error
         self._settings = settings
-        self._store.limits = settings.store.limits
+        self._store.limits = store_limits(settings.store)
         self._store.exports = settings.export.exported_verdicts
-        self._core.reconfigure(settings.core_config())
+        self._core.reconfigure(core_config(settings))
         self._changed()
 
     async def run(self) -> None:

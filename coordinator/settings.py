@@ -1,215 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The configuration file of ``backsight-coordinator``: every key, its bounds, its default."""
+"""What the parts of the coordinator take of its settings (runtime.settings.coordinator)."""
 
 from __future__ import annotations
 
-import ipaddress
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Annotated
-from urllib.parse import urlsplit
-
-from config.endpoint import Endpoint, OptionalEndpoint, check_listen, is_loopback
-from config.endpoint import MetricsSettings as _MetricsSettings
-from config.schema import PATH, RELOADABLE, InvalidValue, Matching, Range, Size
 from coordinator.core.config import NS_PER_S, CoordinatorConfig
-from coordinator.core.verdict import VerdictKind
 from coordinator.store import StoreLimits
-from daemon.log import Level, LevelName
-from protocol.messages import CHUNK_BYTES_MAX
-
-Seconds = Annotated[float, Range(0.001, 86400), RELOADABLE]
+from runtime.settings.coordinator import Settings, StoreSettings
 
 
-@dataclass(frozen=True, slots=True)
-class StoreSettings:
-    """Where traces are kept, how many bytes of them, for how long."""
-
-    path: Annotated[str, PATH] = "/var/lib/backsight/traces.sqlite"
-    bytes_max: Annotated[int, Size(16 << 20, 1 << 50), RELOADABLE] = 10 << 30
-    age_max_s: Annotated[float, Range(60, 1e10), RELOADABLE] = 7 * 86400.0
-
-    @property
-    def limits(self) -> StoreLimits:
-        return StoreLimits(self.bytes_max, self.age_max_s)
+def store_limits(settings: StoreSettings) -> StoreLimits:
+    """How much is kept, for how long."""
+    return StoreLimits(settings.bytes_max, settings.age_max_s)
 
 
-@dataclass(frozen=True, slots=True)
-class MetricsSettings(_MetricsSettings):
-    """Where Prometheus finds the coordinator's figures."""
-
-    listen: OptionalEndpoint = "127.0.0.1:4772"
-
-
-@dataclass(frozen=True, slots=True)
-class QuerySettings:
-    """Where Jaeger UI and Grafana ask. ``insecure``: in clear text over a network too."""
-
-    listen: OptionalEndpoint = "127.0.0.1:16686"
-    insecure: bool = False
-
-    def __post_init__(self) -> None:
-        check_listen(self.listen, insecure=self.insecure)
-
-
-_HEADER_NAME = Matching("[A-Za-z0-9_.-]{1,128}", "letters, digits and _.-")
-# Of HTTP and of gRPC; a line break would begin another header.
-_HEADER_VALUE = Matching("[ -~]{0,4096}", "printable ASCII")
-
-# They say how a request is sent, which only who sends it knows.
-_OWN_HEADERS = frozenset(
-    {
-        "connection",
-        "content-encoding",
-        "content-length",
-        "content-type",
-        "te",
-        "trailer",
-        "transfer-encoding",
-        "upgrade",
-    }
-)
-_OWN_HEADERS_TEXT = ", ".join(sorted(_OWN_HEADERS))
-
-# RFC 1035: of one part of a name, and of all of it.
-_LABEL_MAX = 63
-_NAME_MAX = 253
-
-_VERDICTS = ("coherent", "partial", "lossy", "truncated")
-
-
-def _host(name: str) -> str:
-    """A host as it stands in HOST:PORT; ValueError if nothing can have that name."""
-    if ":" in name:
-        return f"[{ipaddress.IPv6Address(name)}]"
-    labels = name.removesuffix(".").split(".")
-    if len(name) > _NAME_MAX or not all(1 <= len(label) <= _LABEL_MAX for label in labels):
-        raise ValueError(name)
-    return name
-
-
-@dataclass(frozen=True, slots=True)
-class ExportSettings:
-    """Where closed traces are sent by OTLP. ``insecure``: in clear text over a network too."""
-
-    endpoint: (
-        Annotated[
-            str,
-            Matching(
-                r"https?://(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+)(:[0-9]{1,5})?(/[!-~]*)?",
-                "a URL, as https://HOST:PORT",
-            ),
-        ]
-        | None
-    ) = None
-    protocol: Annotated[str, Matching("grpc|http/protobuf", "grpc or http/protobuf")] = "grpc"
-    insecure: bool = False
-    ca_file: Annotated[str | None, PATH] = None
-    headers: Mapping[Annotated[str, _HEADER_NAME], Annotated[str, _HEADER_VALUE]] = field(
-        default_factory=dict
+def core_config(settings: Settings) -> CoordinatorConfig:
+    """The part that the core decides by."""
+    return CoordinatorConfig(
+        answer_timeout_ns=_ns(settings.answer_timeout_s),
+        quiet_ns=_ns(settings.quiet_s),
+        provisional_ns=_ns(settings.provisional_s),
+        linger_ns=_ns(settings.linger_s),
+        missing_linger_ns=_ns(settings.missing_linger_s),
+        memory_bytes=settings.memory_bytes,
+        credit_window_bytes=settings.credit_window_bytes,
+        slice_bytes_max=settings.slice_bytes_max,
+        # The other half is what the store deletes from when it is full.
+        assembly_bytes_max=settings.store.bytes_max // 2,
     )
-    compression: Annotated[str, Matching("none|gzip", "none or gzip")] = "gzip"
-    timeout_s: Annotated[float, Range(0.1, 600)] = 10.0
-    verdicts: tuple[Annotated[str, Matching("|".join(_VERDICTS), ", ".join(_VERDICTS))], ...] = (
-        _VERDICTS
-    )
-
-    @property
-    def exported_verdicts(self) -> frozenset[VerdictKind]:
-        """Those of which a trace must have one; none without an endpoint."""
-        return frozenset(map(VerdictKind, self.verdicts)) if self.endpoint else frozenset()
-
-    def __post_init__(self) -> None:
-        if self.endpoint is None:
-            return
-        try:
-            url = urlsplit(self.endpoint)
-            host = _host(url.hostname or "")
-        except ValueError:
-            raise InvalidValue(
-                "endpoint",
-                f"{self.endpoint}; allowed: a URL with an IP address, or with a host name of labels"
-                f" of 1 to {_LABEL_MAX} characters between dots",
-            ) from None
-        if url.scheme == "http" and not self.insecure and not is_loopback(f"{host}:0"):
-            raise InvalidValue(
-                "endpoint",
-                f"{self.endpoint} is in clear text, and on another machine; allowed: https, a"
-                " loopback address, or `insecure: true` beside it",
-            )
-        try:
-            port_is_valid = url.port != 0
-        except ValueError:
-            port_is_valid = False
-        if not port_is_valid:
-            raise InvalidValue("endpoint", f"{self.endpoint}; allowed: a port from 1 to 65535")
-        if self.protocol == "grpc" and url.path not in ("", "/"):
-            raise InvalidValue(
-                "endpoint",
-                f"{self.endpoint} has a path, which gRPC has no use for; allowed: a URL without"
-                " one, or `protocol: http/protobuf`",
-            )
-        for name in self.headers:
-            said = name.lower()
-            if said in _OWN_HEADERS:
-                raise InvalidValue(
-                    "headers", f"{name} is the exporter's own; allowed: any but {_OWN_HEADERS_TEXT}"
-                )
-            if self.protocol == "grpc" and (said.startswith("grpc-") or said.endswith("-bin")):
-                raise InvalidValue(
-                    "headers",
-                    f"{name} is binary, or gRPC's own; allowed: a name that does not begin with grpc-"
-                    " and does not end with -bin, or `protocol: http/protobuf`",
-                )
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """All of it. ``insecure``: serve in clear text over a network too."""
-
-    listen: Endpoint = "127.0.0.1:4770"
-    insecure: bool = False
-    store: StoreSettings = field(default_factory=StoreSettings)
-    metrics: MetricsSettings = field(default_factory=MetricsSettings)
-    query: QuerySettings = field(default_factory=QuerySettings)
-    export: Annotated[ExportSettings, RELOADABLE] = field(default_factory=ExportSettings)
-    log_level: Annotated[LevelName, RELOADABLE] = "info"
-
-    answer_timeout_s: Seconds = 1.0
-    quiet_s: Seconds = 0.2
-    provisional_s: Seconds = 10.0
-    linger_s: Seconds = 30.0
-    missing_linger_s: Seconds = 300.0
-    memory_bytes: Annotated[int, Size(CHUNK_BYTES_MAX, 1 << 40), RELOADABLE] = 256 << 20
-    credit_window_bytes: Annotated[int, Size(64 << 10, 1 << 30), RELOADABLE] = 4 << 20
-    slice_bytes_max: Annotated[int, Size(64 << 10, 1 << 40), RELOADABLE] = 256 << 20
-
-    def __post_init__(self) -> None:
-        check_listen(self.listen, insecure=self.insecure)
-
-    @property
-    def level(self) -> Level:
-        return Level[self.log_level.upper()]
-
-    @property
-    def store_path(self) -> Path:
-        return Path(self.store.path)
-
-    def core_config(self) -> CoordinatorConfig:
-        """The part that the core decides by."""
-        return CoordinatorConfig(
-            answer_timeout_ns=_ns(self.answer_timeout_s),
-            quiet_ns=_ns(self.quiet_s),
-            provisional_ns=_ns(self.provisional_s),
-            linger_ns=_ns(self.linger_s),
-            missing_linger_ns=_ns(self.missing_linger_s),
-            memory_bytes=self.memory_bytes,
-            credit_window_bytes=self.credit_window_bytes,
-            slice_bytes_max=self.slice_bytes_max,
-            # The other half is what the store deletes from when it is full.
-            assembly_bytes_max=self.store.bytes_max // 2,
-        )
 
 
 def _ns(seconds: float) -> int:

@@ -47,8 +47,7 @@ from coordinator.core.records import (
     StoredTrace,
     Write,
 )
-from coordinator.core.verdict import Reason, ReasonKind, Verdict, VerdictKind
-from daemon.log import Log, MessageId
+from coordinator.core.verdict import Reason, ReasonKind, Verdict
 from protocol.messages import (
     CHUNK_BYTES_MAX,
     Group,
@@ -59,6 +58,8 @@ from protocol.messages import (
     TraceId,
     TriggerFired,
 )
+from protocol.verdicts import VerdictKind
+from runtime.log import Log, MessageId
 
 SCHEMA_VERSION = 4
 

@@ -21,9 +21,6 @@ from typing import Any
 
 import backsight_pb2 as pb
 
-from config.printable import printable
-from config.schema import EXIT_CONFIG, ConfigError, Size
-from coordinator.core.verdict import VerdictKind
 from ctl.config import SCHEMAS, check
 from ctl.coordinator import AskError, CoordinatorClient, NotFound
 from ctl.export import FORMATS, on_one_clock, write_export
@@ -31,9 +28,12 @@ from ctl.node import NodeClient
 from ctl.progress import progress_bar
 from ctl.trace import Json, summary_json, trace_view
 from ctl.waterfall import cut, milliseconds, waterfall
-from export.stamped import StampedTrace, stamped
+from formats.stamped import StampedTrace, stamped
 from protocol.messages import TraceId
+from protocol.verdicts import VerdictKind
 from protocol.wire import parse_trace_id
+from runtime.printable import printable
+from runtime.schema import EXIT_CONFIG, ConfigError, Size
 
 _DEFAULT_COORDINATOR = "127.0.0.1:4770"
 _DEFAULT_NODE = "/run/backsight/node.sock"

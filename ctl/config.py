@@ -9,13 +9,13 @@ from typing import Any
 
 import yaml
 
-import appliance.settings
-import coordinator.settings
-from config.schema import ConfigError, load
+import runtime.settings.coordinator
+import runtime.settings.node
+from runtime.schema import ConfigError, load
 
 SCHEMAS: dict[str, type[Any]] = {
-    "node": appliance.settings.Settings,
-    "coordinator": coordinator.settings.Settings,
+    "node": runtime.settings.node.Settings,
+    "coordinator": runtime.settings.coordinator.Settings,
 }
 
 

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO
 
-from export.jaeger import answer, trace_json
-from export.otlp_json import otlp_json
-from export.perfetto import PerfettoWriter
-from export.stamped import StampedTrace
+from formats.jaeger import answer, trace_json
+from formats.otlp_json import otlp_json
+from formats.perfetto import PerfettoWriter
+from formats.stamped import StampedTrace
 
 _BINARY = ("perfetto",)
 

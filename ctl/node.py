@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Questions to the node on this machine (appliance.control)."""
+"""Questions to the node on this machine (protocol.control)."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from appliance.control import control_path
 from ctl.coordinator import AskError, NotFound
 from ctl.trace import NodeSlice, TraceView
+from formats.spans import read_slice
+from protocol.control import control_path
 from protocol.messages import SliceFlags, TraceId
-from protocol.spans import read_slice
 
 _TIMEOUT_S = 30.0
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import backsight_pb2 as pb
 
+from formats.slices import AttributeValue, Data, HopIn, HopOut, Record
+from formats.spans import SliceContent, Span, read_slice
 from protocol.messages import NodeId, SliceFlags
-from protocol.slices import AttributeValue, Data, HopIn, HopOut, Record
-from protocol.spans import SliceContent, Span, read_slice
 
 _STATUS = {0: "unset", 1: "ok", 2: "error"}
 _KIND = {0: "unspecified", 1: "internal", 2: "server", 3: "client", 4: "producer", 5: "consumer"}

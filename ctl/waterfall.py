@@ -7,8 +7,8 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 
-from config.printable import printable
 from ctl.trace import Json, Placed, TraceView, in_tree_order
+from runtime.printable import printable
 
 _BAR_WIDTH_MIN = 20
 _NAME_WIDTH_MAX = 44

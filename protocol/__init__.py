@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What node and coordinator agree on: messages, wire format, hashes, slices."""
+"""What programs agree on: messages, wire format, hashes, verdicts, the node's control socket."""

@@ -195,11 +195,6 @@ def _group_out(field: str, group: Group) -> pb.Group:
     return pb.Group(trigger=group.trigger, primary=group.primary)
 
 
-def node_name_is_valid(name: str) -> bool:
-    """Whether a node may be called so: 1 to 63 characters of A-Z a-z 0-9 _ . -."""
-    return _NODE_NAME.fullmatch(name) is not None
-
-
 def trigger_name_is_valid(name: str) -> bool:
     """Whether a trigger may be called so: 1 to 31 characters of a-z 0-9 _ . -."""
     return _TRIGGER_NAME.fullmatch(name) is not None

@@ -25,7 +25,7 @@ from appliance.core.counters import NodeCounters, TriggerCounters
 from appliance.core.dataplane import DataPlane, Slice
 from appliance.core.groups import HeldGroup, HeldTrace
 from appliance.core.reporting import Reporter
-from daemon.trigger_names import TriggerNames
+from counting.trigger_names import TriggerNames
 from protocol.hashing import Domain, TraceHash
 from protocol.messages import Group, SliceFlags, TraceId
 

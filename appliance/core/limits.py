@@ -103,7 +103,7 @@ class Admission:
     def admit(self, client: int, trigger: str, now_ns: int) -> Refusal | None:
         """Charge one firing; None if it is admitted.
 
-        ``trigger`` is a bounded name (daemon.trigger_names).
+        ``trigger`` is a bounded name (counting.trigger_names).
         """
         process = self._processes.get(client)
         if process is None:

@@ -68,9 +68,9 @@ from coordinator.core.snapshots import Snapshots
 from coordinator.core.timers import Timers
 from coordinator.core.trace import Part, PartState, Trace
 from coordinator.core.traversal import Traversal
-from coordinator.core.verdict import ELSEWHERE, HEALABLE, ReasonKind, Verdict, VerdictKind, judge
-from daemon.histogram import Histogram
-from daemon.trigger_names import TriggerNames
+from coordinator.core.verdict import ELSEWHERE, HEALABLE, ReasonKind, Verdict, judge
+from counting.histogram import Histogram
+from counting.trigger_names import TriggerNames
 from protocol.hashing import node_id
 from protocol.messages import (
     RECOVERED_WHY,
@@ -95,6 +95,7 @@ from protocol.messages import (
     TriggerFired,
     Welcome,
 )
+from protocol.verdicts import VerdictKind
 
 __all__ = [
     "CoordinatorConfig",

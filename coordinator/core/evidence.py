@@ -11,9 +11,7 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass, field
 
-from protocol.hashing import node_id
-from protocol.messages import NodeId
-from protocol.slices import (
+from formats.slices import (
     Breadcrumb,
     HopIn,
     HopOut,
@@ -22,6 +20,8 @@ from protocol.slices import (
     SpanEnd,
     SpanStart,
 )
+from protocol.hashing import node_id
+from protocol.messages import NodeId
 
 
 @dataclass(slots=True)

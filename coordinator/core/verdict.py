@@ -53,6 +53,7 @@ from typing import TYPE_CHECKING
 
 from coordinator.core.nodes import Nodes
 from protocol.messages import SliceFlags
+from protocol.verdicts import VerdictKind
 
 if TYPE_CHECKING:
     from coordinator.core.evidence import SliceEvidence
@@ -75,16 +76,6 @@ REASONS_MAX = 256
 
 DETAIL_MAX = 256
 """Characters of one reason's words; names in it may come from anybody."""
-
-
-class VerdictKind(enum.StrEnum):
-    """From best to worst."""
-
-    COHERENT = "coherent"
-    TRUNCATED = "truncated"
-    LOSSY = "lossy"
-    PARTIAL = "partial"
-    PROVISIONAL = "provisional"
 
 
 class ReasonKind(enum.StrEnum):

@@ -71,7 +71,7 @@ struct bsn_config {
 	uint32_t tombstones; /* traces that lost something, to be remembered, 4
 			      * bytes each; 0: from pool */
 	bool trust_incoming;
-	bool clock_is_tsc;
+	bool clock_is_counter;
 	uint64_t ticks_per_s;
 };
 
@@ -172,9 +172,9 @@ BSN_EXPORT int bsn_adopt_keep(struct bsn *node, uint64_t now_ns, int fd);
 BSN_EXPORT int bsn_clock_pair(struct bsn *node, uint64_t ticks,
 			      uint64_t monotonic_ns, uint64_t realtime_ns);
 
-/* For bsn_clock_pair(): the three clocks, read together. tsc: ticks are the
- * CPU's time-stamp counter; else CLOCK_MONOTONIC ns. */
-BSN_EXPORT void bsn_clock_read(bool tsc, uint64_t *ticks,
+/* For bsn_clock_pair(): the three clocks, read together. counter: ticks are
+ * those of the CPU's counter; else CLOCK_MONOTONIC ns. */
+BSN_EXPORT void bsn_clock_read(bool counter, uint64_t *ticks,
 			       uint64_t *monotonic_ns, uint64_t *realtime_ns);
 
 /* ---------------------------------------------------------- clients --- */

@@ -7,6 +7,7 @@
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/stat.h>
 
 #define CHECK(condition)                                                       \
 	do {                                                                   \
@@ -40,6 +41,15 @@
 		fflush(stdout);                                                \
 		test();                                                        \
 	} while (0)
+
+/* Of this process. An emulator may have one more, of its own. */
+static inline int count_threads(void)
+{
+	struct stat tasks;
+
+	CHECK_EQ(stat("/proc/self/task", &tasks), 0);
+	return (int)tasks.st_nlink - 2; /* two links of every folder */
+}
 
 /* A directory for sockets, in $TMPDIR if that is set (scripts/with-tmp). */
 static inline void make_directory(char *path, size_t bytes)

@@ -8,7 +8,7 @@ import os
 import signal
 from pathlib import Path
 
-from tests.cluster.topology import Coordinator, Node
+from testbed.topology import Coordinator, Node
 
 
 def keep_up(coordinator: Coordinator, node: Node, directory: Path, more: str = "") -> None:

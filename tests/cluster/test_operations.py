@@ -12,8 +12,8 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
+from testbed.topology import PYTHON, Daemon, Node
 from tests.cluster.test_two_nodes import Cluster, cluster, new_trace, service
-from tests.cluster.topology import PYTHON, Daemon, Node
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(180)]
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.topology import PYTHON, Coordinator, Host, Network, Node, started
+from testbed.topology import PYTHON, Coordinator, Host, Network, Node, started
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(180)]
 

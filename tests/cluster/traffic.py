@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 
-from tests.cluster.topology import Host
+from testbed.topology import Host
 
 TABLE = "backsight_traffic"
 

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The live demo: a small shop (``shop``) on three nodes, with real trouble in it."""
+"""The live demo: a small shop (``testbed/apps/shop``) on three nodes, with real trouble in it."""

@@ -14,8 +14,8 @@ from pathlib import Path
 from types import FrameType
 
 from ctl.progress import progress_bar
+from testbed.topology import DaemonError
 from tests.cluster.keep import keep_up
-from tests.cluster.topology import DaemonError
 from tests.demo.live import DemoError, Live, Progress
 from tests.demo.report import table
 

@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.cluster.topology import (
+from testbed.processes import APPS, Postgresql, Process, Redis, Service
+from testbed.topology import (
     COORDINATOR_PORT,
     PYTHON,
     Coordinator,
@@ -26,10 +27,9 @@ from tests.cluster.topology import (
     await_settled,
     started,
 )
+from testbed.venvs import made_once
 from tests.cluster.traffic import count_sent_to, payload_bytes_sent
-from tests.demo.processes import Postgresql, Process, Redis, Service
 from tests.demo.report import Result
-from tests.venvs import made_once
 
 _HERE = Path(__file__).parent
 _REPOSITORY = _HERE.parents[1]
@@ -90,7 +90,7 @@ class Live(Opened):
 
     def open(self) -> None:
         self.on_step("making the shop's virtual environment, if it is not there")
-        python = made_once("shop", _HERE / "requirements.txt", client=True)
+        python = made_once("shop", APPS / "shop-requirements.txt", client=True)
         self.on_step("starting a coordinator and three nodes, each in its own network namespace")
         # Short, because a Unix socket's path has at most 107 bytes.
         self.directory = Path(tempfile.mkdtemp(prefix="backsight-"))
@@ -147,7 +147,7 @@ class Live(Opened):
             {
                 **node.client_environment(name),
                 "BACKSIGHT_TRIGGERS_FILE": str(_HERE / "triggers.yaml"),
-                "PYTHONPATH": str(_HERE),
+                "PYTHONPATH": str(APPS),
                 "PYTHONPYCACHEPREFIX": str(_REPOSITORY / "build" / ".pycache"),
                 **own,
             },
@@ -163,7 +163,7 @@ class Live(Opened):
 
     def _await(self, url: str, times: int) -> None:
         try:
-            self._client.run(PYTHON, "-m", "tests.demo.await_health", url, str(times))
+            self._client.run(PYTHON, "-m", "testbed.await_health", url, str(times))
         except subprocess.CalledProcessError as error:
             said = "\n".join(
                 f"--- {name}\n{service.last_words()}" for name, service in self.services.items()

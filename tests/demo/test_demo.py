@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.topology import PYTHON
+from testbed.processes import APPS
+from testbed.topology import PYTHON
 from tests.demo.live import Live
 from tests.demo.report import BYTES_LEFT_SHARE_MAX
 
@@ -102,7 +103,7 @@ def test_ctrl_c_removes_everything() -> None:
 
 
 def test_the_shop_knows_nothing_of_tracing() -> None:
-    files = [path for path in (Path(__file__).parent / "shop").rglob("*") if path.is_file()]
+    files = [path for path in (APPS / "shop").rglob("*") if path.is_file()]
     assert {"front.py", "orders.py", "stock.py"} <= {path.name for path in files}
     for path in files:
         found = re.search(

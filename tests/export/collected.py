@@ -9,8 +9,7 @@ from typing import Any
 import backsight_pb2 as pb
 import msgpack
 
-from protocol.messages import SliceFlags, TraceId
-from protocol.slices import (
+from formats.slices import (
     PieceKind,
     Process,
     ResourceRecord,
@@ -23,6 +22,7 @@ from protocol.slices import (
     encode_process,
     encode_record,
 )
+from protocol.messages import SliceFlags, TraceId
 
 TRACE = TraceId(bytes.fromhex("0af7651916cd43dd8448eb211c80319c"))
 MS = 1_000_000

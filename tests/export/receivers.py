@@ -8,7 +8,6 @@ import queue
 import ssl
 import subprocess
 import threading
-from collections.abc import Callable
 from concurrent import futures
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -23,6 +22,8 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 )
 from rpc_status_pb2 import Any as AnyDetail
 from rpc_status_pb2 import Duration, RetryInfo, Status
+
+from testbed.otlp import trace_service
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,19 +94,6 @@ class Receiver(Protocol):
     def __enter__(self) -> Receiver: ...
 
     def __exit__(self, *_: object) -> None: ...
-
-
-def trace_service(
-    export: Callable[[ExportTraceServiceRequest, Any], ExportTraceServiceResponse],
-) -> grpc.GenericRpcHandler[Any, Any]:
-    """OTLP's service for a server of gRPC."""
-    handler = grpc.unary_unary_rpc_method_handler(
-        export,
-        ExportTraceServiceRequest.FromString,
-        ExportTraceServiceResponse.SerializeToString,
-    )
-    service = "opentelemetry.proto.collector.trace.v1.TraceService"
-    return grpc.method_handlers_generic_handler(service, {"Export": handler})
 
 
 @dataclass

@@ -20,8 +20,8 @@ import perfetto_pb2 as pf
 import pytest
 import yaml
 
-from export import stamped as names
-from tests.cluster.topology import Coordinator, Host, Node, started
+from formats import stamped as names
+from testbed.topology import Coordinator, Host, Node, started
 from tests.export.receivers import GrpcReceiver
 from tests.unit.test_uplink import free_port
 

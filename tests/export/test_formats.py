@@ -16,11 +16,11 @@ from opentelemetry.proto.trace.v1.trace_pb2 import TracesData
 
 from ctl import __main__ as ctl
 from ctl.coordinator import NotFound
-from export import stamped as names
-from export.jaeger import trace_json
-from export.otlp_json import otlp_json
-from export.perfetto import PerfettoWriter
-from export.stamped import stamped
+from formats import stamped as names
+from formats.jaeger import trace_json
+from formats.otlp_json import otlp_json
+from formats.perfetto import PerfettoWriter
+from formats.stamped import stamped
 from protocol.messages import TraceId
 from tests.export.collected import BEGIN_NS, EVENTS, FLOWS, MS, SPANS, TRACE, detail
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from export import stamped as names
-from export.perfetto import PerfettoWriter
-from export.stamped import stamped
+from formats import stamped as names
+from formats.perfetto import PerfettoWriter
+from formats.stamped import stamped
 from protocol.messages import TraceId
+from testbed.venvs import made_once, run
 from tests.export.collected import BEGIN_NS, EVENTS, FLOWS, MS, SPANS, detail
-from tests.venvs import made_once, run
 
 _HERE = Path(__file__).parent
 

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from ctl.trace import TraceView
-from native.bench.daemons import Cores, lone_node
 from protocol.messages import TraceId
-from tests.cluster.topology import Node
-from tests.venvs import clean_environment, made_once, otel_python
+from testbed.daemons import Cores, lone_node
+from testbed.topology import Node
+from testbed.venvs import clean_environment, made_once, otel_python
 
 REPOSITORY = Path(__file__).parents[2]
 _HERE = Path(__file__).parent

@@ -14,11 +14,11 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span, TracesData
 
 from ctl.node import NodeClient
 from ctl.trace import TraceView
+from formats.otlp import NodeSpans, traces_data
 from protocol.messages import TraceId
-from protocol.otlp import NodeSpans, traces_data
-from tests.cluster.topology import Node
+from testbed.topology import Node
+from testbed.venvs import made_once
 from tests.otel.conftest import REPOSITORY, Application
-from tests.venvs import made_once
 
 
 def peek(application: Application, trace: str) -> TraceView:
@@ -158,7 +158,7 @@ def test_a_limited_error_says_how_many_were_suppressed(application: Application)
 def test_the_benchmark_measures_a_process_and_a_service_each_way(tmp_path: Path) -> None:
     output = tmp_path / "otel.jsonl"
     subprocess.run(
-        [REPOSITORY / "native/bench/otel.py", "--quick", "--output", output],
+        [REPOSITORY / "bench/otel.py", "--quick", "--output", output],
         stdout=subprocess.DEVNULL,
         check=True,
     )

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from testbed.venvs import clean_environment
 from tests.otel.conftest import REPOSITORY
-from tests.venvs import clean_environment
 
 DIGITS = ", of at most three digits after the point"
 

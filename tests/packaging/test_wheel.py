@@ -18,10 +18,10 @@ from typing import Any
 import pytest
 
 from ctl.node import NodeClient
-from native.bench.daemons import Cores, node
 from protocol.messages import TraceId
-from tests.cluster.topology import Node
-from tests.venvs import DISTRIBUTION, clean_environment, new_environment, pip
+from testbed.daemons import Cores, node
+from testbed.topology import Node
+from testbed.venvs import DISTRIBUTION, clean_environment, new_environment, pip
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

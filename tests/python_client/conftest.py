@@ -25,17 +25,21 @@ import pytest
 from appliance.attach import Attachment, AttachServer, Peer, Request
 from appliance.core.dataplane import LocalTrigger, Slice
 from appliance.native import NativeDataPlane, TickSource
-from appliance.settings import Settings
+from appliance.settings import allowed
+from formats.spans import SliceContent, read_slice
 from protocol.hashing import node_id
 from protocol.messages import Group, TraceId
-from protocol.spans import SliceContent, read_slice
+from runtime.settings.node import Settings
 from tests.python_client.programs import trace_id
 from tests.unit.logs import logs_to
 
 NODE_NAME = "test-node"
 
-# Records are timed by CLOCK_MONOTONIC: the rate of the TSC needs not be measured.
-TICKS = TickSource(is_tsc=False, per_s=1_000_000_000)
+# Not 0, which a hash that leaves the seed out would take for it.
+CLUSTER_SEED = 0x0123456789ABCDEF
+
+# Records are timed by CLOCK_MONOTONIC: the rate of the CPU's counter needs not be measured.
+TICKS = TickSource(is_counter=False, per_s=1_000_000_000)
 
 Result: TypeAlias = dict[str, Any]
 RunProgram: TypeAlias = Callable[[str, Mapping[str, str]], Result]
@@ -66,7 +70,9 @@ class Node:
     def __init__(self, directory: Path) -> None:
         self.id = node_id(NODE_NAME)
         self.messages: list[str] = []
-        self._settings = Settings(node=NODE_NAME, socket=str(directory / "node.sock"))
+        self._settings = Settings(
+            node=NODE_NAME, socket=str(directory / "node.sock"), cluster_seed=CLUSTER_SEED
+        )
         self._plane = NativeDataPlane(self._settings, TICKS)
         self._loop = asyncio.new_event_loop()
         self._stop = asyncio.Event()
@@ -98,7 +104,7 @@ class Node:
         async def until_stopped() -> None:
             with AttachServer(
                 self._settings.socket_path,
-                self._settings.allow.resolve(),
+                allowed(self._settings),
                 _Host(self._plane, self._settings),
                 logs_to(self.messages),
             ):
@@ -157,6 +163,10 @@ class Node:
         content = self._plane.read(about.trace, 0, about.bytes)
         assert len(content) == about.bytes
         return read_slice([content])
+
+    def recent(self, traces_max: int) -> tuple[int, list[TraceId]]:
+        """How many traces there are of any age, and those that a snapshot takes first."""
+        return self._plane.recent(time.monotonic_ns(), "", traces_max)
 
     def triggers(self) -> list[LocalTrigger]:
         """The triggers that programs have fired since this was asked last."""

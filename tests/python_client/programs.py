@@ -36,6 +36,9 @@ ATTACH_S = 30.0
 # that nothing is lost on a machine too busy to let the node run in time.
 THREADS = 4
 
+MANY = 400
+"""Traces that many_traces() writes."""
+
 LONG_NAME = "GET /products/{id}/recommendations?currency=€ of the frontend"
 START_NS = 1_700_000_000_000_000_000
 
@@ -589,6 +592,15 @@ def interrupted() -> Result:
     except KeyboardInterrupt:
         return {"interrupted": True}
     return {"interrupted": False}
+
+
+def many_traces() -> Result:
+    """As many as lie in one segment, 24 KB of it."""
+    _attach()
+    for number in range(1, MANY + 1):
+        with backsight.Trace(trace_id(number)) as trace:
+            trace.write(b"12345678")
+    return _stats()
 
 
 def waits_an_hour() -> Result:

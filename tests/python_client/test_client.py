@@ -12,9 +12,9 @@ import pytest
 
 import backsight
 from appliance.core.dataplane import LocalTrigger
+from formats.slices import Breadcrumb, Data, HopIn, HopOut
+from formats.spans import SliceContent
 from protocol.messages import SliceFlags, Source, TraceId
-from protocol.slices import Breadcrumb, Data, HopIn, HopOut
-from protocol.spans import SliceContent
 from tests.python_client.conftest import Node, RunProgram
 from tests.python_client.programs import LONG_NAME, START_NS, THREADS, trace_id
 

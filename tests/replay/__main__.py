@@ -14,8 +14,8 @@ from pathlib import Path
 from types import FrameType
 
 from ctl.progress import progress_bar
+from testbed.topology import DaemonError
 from tests.cluster.keep import keep_up
-from tests.cluster.topology import DaemonError
 from tests.replay.replay import Progress, Recording, Replay, ReplayError
 from tests.replay.report import table
 from tests.replay.schedule import ScheduleError

@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from protocol import slices
+from formats import slices
 from protocol.messages import NodeId
-from tests.cluster.topology import (
+from testbed.topology import (
     COORDINATOR_PORT,
     PYTHON,
     Coordinator,

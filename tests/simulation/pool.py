@@ -28,9 +28,7 @@ from appliance.core.dataplane import (
     StoreFull,
     StoreUsage,
 )
-from protocol.hashing import node_id
-from protocol.messages import CRUMBS_MAX, Group, NodeId, SliceFlags, Source, TraceId
-from protocol.slices import (
+from formats.slices import (
     Body,
     Breadcrumb,
     HopIn,
@@ -42,6 +40,8 @@ from protocol.slices import (
     encode_process,
     encode_record,
 )
+from protocol.hashing import node_id
+from protocol.messages import CRUMBS_MAX, Group, NodeId, SliceFlags, Source, TraceId
 
 SEGMENT_HEADER_BYTES = 64
 RUN_HEADER_BYTES = 32

@@ -15,9 +15,10 @@ from dataclasses import dataclass, field, replace
 
 from appliance.core.node import NodeConfig
 from coordinator.core.config import CoordinatorConfig
-from coordinator.core.verdict import ReasonKind, Verdict, VerdictKind
+from coordinator.core.verdict import ReasonKind, Verdict
+from formats.slices import Body, SliceDecoder
 from protocol.messages import Group, SliceFlags, TraceId
-from protocol.slices import Body, SliceDecoder
+from protocol.verdicts import VerdictKind
 from tests.simulation.cluster import SimCoordinator, SimNode
 from tests.simulation.network import MS, Link, S, Scheduler
 from tests.simulation.pool import PoolConfig

@@ -9,8 +9,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from formats.slices import Body, Data, SliceDecoder
 from protocol.messages import Group, SliceFlags, TraceId
-from protocol.slices import Body, Data, SliceDecoder
 from tests.simulation.pool import ClientModel, Handle, PoolConfig, PoolModel
 
 S = 1_000_000_000

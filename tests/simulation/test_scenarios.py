@@ -9,9 +9,9 @@ import pytest
 
 from appliance.core.node import NodeConfig
 from coordinator.core.verdict import ReasonKind
+from formats.slices import Data
 from protocol.hashing import Domain, TraceHash
 from protocol.messages import Collect, Group, SliceFlags, TraceId
-from protocol.slices import Data
 from tests.simulation.network import MS, Link, S
 from tests.simulation.pool import Handle, PoolConfig
 from tests.simulation.simulator import Simulator

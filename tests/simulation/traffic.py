@@ -13,9 +13,9 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from formats.slices import Body, Breadcrumb, Data, HopIn, HopOut, SpanEnd, SpanStart
 from protocol.hashing import node_id
 from protocol.messages import TraceId
-from protocol.slices import Body, Breadcrumb, Data, HopIn, HopOut, SpanEnd, SpanStart
 from tests.simulation.cluster import SimNode
 from tests.simulation.network import MS, Scheduler
 from tests.simulation.pool import ClientModel, Handle

@@ -15,6 +15,21 @@ from collections.abc import Iterable, Mapping
 from coordinator.core.coordinator import CoordinatorConfig, CoordinatorCore
 from coordinator.core.records import AppendSlice, PutReleased, PutVerdict, Write
 from coordinator.core.verdict import Verdict
+from formats.slices import (
+    Body,
+    Breadcrumb,
+    HopIn,
+    HopOut,
+    PieceKind,
+    Process,
+    RunFlags,
+    SpanEnd,
+    SpanStart,
+    encode_clock,
+    encode_piece,
+    encode_process,
+    encode_record,
+)
 from protocol.hashing import node_id
 from protocol.messages import (
     Collect,
@@ -32,21 +47,6 @@ from protocol.messages import (
     TraceId,
     TriggerAck,
     TriggerFired,
-)
-from protocol.slices import (
-    Body,
-    Breadcrumb,
-    HopIn,
-    HopOut,
-    PieceKind,
-    Process,
-    RunFlags,
-    SpanEnd,
-    SpanStart,
-    encode_clock,
-    encode_piece,
-    encode_process,
-    encode_record,
 )
 from protocol.wire import encode_coordinator_batch, encode_slice_reply
 from tests.simulation.store import KeptSlice, MemoryStore

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from daemon.log import Log
+from runtime.log import Log
 
 SILENT = Log(lambda _: None)
 """Nobody reads it."""

@@ -21,7 +21,7 @@ import pytest
 
 from appliance.attach import ABI_MAGIC, ABI_VERSION, Allowed, AttachServer, listen
 from appliance.clients import ClientFds, Clients
-from daemon.service_manager import ServiceManager, StoredFd, take_stored_fds
+from runtime.service_manager import ServiceManager, StoredFd, take_stored_fds
 from tests.unit.logs import logs_to
 
 REQUEST = struct.Struct("=IIiI16s64s")

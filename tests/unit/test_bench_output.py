@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""native/bench/run measures everything that it promises, in the form in which others read it.
+"""bench/run measures everything that it promises, in the form in which others read it.
 
 No figure is judged here: a quick run on a busy machine says nothing about time.
 """
@@ -29,7 +29,7 @@ def output(build: Path, repository: Path, tmp_path_factory: pytest.TempPathFacto
     path = tmp_path_factory.mktemp("bench") / "native.jsonl"
     with printed(path).open("w") as stdout:
         subprocess.run(
-            [repository / "native/bench/run", "--quick", "--output", path],
+            [repository / "bench/run", "--quick", "--output", path],
             check=True,
             stdout=stdout,
         )
@@ -127,7 +127,7 @@ def test_without_root_the_cluster_is_left_out(lines: list[Line]) -> None:
 
 def test_the_table_has_a_row_a_line(repository: Path, output: Path, lines: list[Line]) -> None:
     done = subprocess.run(
-        [repository / "native/bench/run", "--table", "--output", output],
+        [repository / "bench/run", "--table", "--output", output],
         check=True,
         capture_output=True,
         text=True,

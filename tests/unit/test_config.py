@@ -13,8 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from appliance.settings import Settings
-from config.schema import (
+from runtime.schema import (
     ConfigError,
     InvalidValue,
     Matching,
@@ -24,6 +23,7 @@ from config.schema import (
     load,
     loads,
 )
+from runtime.settings.node import Settings
 
 
 @dataclass(frozen=True)

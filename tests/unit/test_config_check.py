@@ -17,9 +17,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from config.schema import ConfigError
 from ctl.__main__ import main
 from ctl.config import check
+from runtime.schema import ConfigError
 
 # Of each file: for whom it is meant, and all that is said of it.
 BROKEN = {

@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
-from coordinator.core.verdict import ReasonKind, VerdictKind
+from coordinator.core.verdict import ReasonKind
+from formats.slices import Breadcrumb
 from protocol.hashing import address_id, node_id
 from protocol.messages import Hello
-from protocol.slices import Breadcrumb
+from protocol.verdicts import VerdictKind
 from tests.unit.coordinator_harness import (
     Harness,
     S,

@@ -24,7 +24,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coordinator.core.coordinator import FIRING_BYTES, CoordinatorConfig
-from daemon.trigger_names import OTHER_NAMES
+from counting.trigger_names import OTHER_NAMES
 from protocol.hashing import node_id
 from protocol.messages import (
     Abandoned,

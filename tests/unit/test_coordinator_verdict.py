@@ -12,9 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coordinator.core.coordinator import CoordinatorConfig
-from coordinator.core.verdict import REASONS_MAX, ReasonKind, Verdict, VerdictKind
-from protocol.messages import Abandoned, Drop, Group, Release, SliceAck, SliceFlags
-from protocol.slices import (
+from coordinator.core.verdict import REASONS_MAX, ReasonKind, Verdict
+from formats.slices import (
     Body,
     Data,
     HopIn,
@@ -27,6 +26,8 @@ from protocol.slices import (
     encode_piece,
     encode_record,
 )
+from protocol.messages import Abandoned, Drop, Group, Release, SliceAck, SliceFlags
+from protocol.verdicts import VerdictKind
 from tests.unit.coordinator_harness import (
     REAL_NS,
     Harness,

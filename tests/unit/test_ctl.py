@@ -15,16 +15,14 @@ from typing import Any
 import backsight_pb2 as pb
 import pytest
 
-from appliance.control import ControlServer, Peek, control_path
+from appliance.control import ControlServer, Peek
 from ctl import __main__ as ctl
 from ctl.__main__ import main
 from ctl.coordinator import AskError, NotFound
 from ctl.node import NodeClient
 from ctl.trace import in_tree_order, trace_view
 from ctl.waterfall import waterfall
-from daemon.log import Log
-from protocol.messages import SliceFlags, TraceId
-from protocol.slices import (
+from formats.slices import (
     PieceKind,
     Process,
     RunFlags,
@@ -35,7 +33,10 @@ from protocol.slices import (
     encode_process,
     encode_record,
 )
-from protocol.spans import Event
+from formats.spans import Event
+from protocol.control import control_path
+from protocol.messages import SliceFlags, TraceId
+from runtime.log import Log
 
 TRACE = TraceId(bytes.fromhex("0af7651916cd43dd8448eb211c80319c"))
 UNREADABLE = TraceId(b"unreadable trace")

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-import appliance.settings
-import coordinator.settings
-from config.schema import load
+import runtime.settings.coordinator
+import runtime.settings.node
+from runtime.schema import load
 
 SETTINGS = {
-    "coordinator.yaml": coordinator.settings.Settings,
-    "node.yaml": appliance.settings.Settings,
+    "coordinator.yaml": runtime.settings.coordinator.Settings,
+    "node.yaml": runtime.settings.node.Settings,
 }
 
 

@@ -14,13 +14,13 @@ from typing import Annotated, Any
 
 import pytest
 
-import appliance.settings
-import coordinator.settings
-from config.schema import RELOADABLE, ConfigError, allowed_words, load, loads
+import runtime.settings.coordinator
+import runtime.settings.node
+from runtime.schema import RELOADABLE, ConfigError, allowed_words, load, loads
 
 EXAMPLES = {
-    "node.yaml": appliance.settings.Settings,
-    "coordinator.yaml": coordinator.settings.Settings,
+    "node.yaml": runtime.settings.node.Settings,
+    "coordinator.yaml": runtime.settings.coordinator.Settings,
 }
 
 # A key that is commented out: "#" and no blank, or more than one.

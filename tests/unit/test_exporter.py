@@ -17,10 +17,8 @@ import grpc
 import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import TracesData
 
-from config.schema import ConfigError, loads
 from coordinator import exporter
 from coordinator.core.records import PutReleased
-from coordinator.core.verdict import VerdictKind
 from coordinator.exporter import (
     Accepted,
     Exporter,
@@ -31,11 +29,13 @@ from coordinator.exporter import (
     requests_of,
     transport_of,
 )
-from coordinator.settings import ExportSettings, Settings
 from coordinator.store import PutExported, StoreReader
-from export import stamped as names
-from export.stamped import stamped
+from formats import stamped as names
+from formats.stamped import stamped
 from protocol.messages import TraceId
+from protocol.verdicts import VerdictKind
+from runtime.schema import ConfigError, loads
+from runtime.settings.coordinator import ExportSettings, Settings
 from tests.export.collected import BEGIN_NS, CART, FRONT, MS, SPANS, STOCK, TRACE, detail
 from tests.export.receivers import (
     BUSY,

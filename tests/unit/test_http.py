@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from daemon import http as daemon_http
-from daemon.http import HttpServer
+from runtime import http as daemon_http
+from runtime.http import HttpServer
 from tests.unit.logs import SILENT, logs_to
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from daemon.log import Entry, Level, Log, MessageId, stderr_is_journal
+from runtime.log import Entry, Level, Log, MessageId, stderr_is_journal
 from tests.unit.logs import logs_to
 
 # In a mount namespace of its own, where it is the journal as well as who logs.
@@ -17,7 +17,7 @@ JOURNAL = """
 import os, socket, sys
 from pathlib import Path
 from coordinator.__main__ import main
-from daemon.log import Log, MessageId
+from runtime.log import Log, MessageId
 
 Path("/run/systemd/journal").mkdir(parents=True)
 journal = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)

@@ -23,19 +23,19 @@ import appliance.metrics
 import coordinator.metrics
 from appliance.core.counters import TriggerCounters
 from appliance.daemon import Daemon
-from appliance.settings import CoordinatorSettings, MetricsSettings
-from appliance.settings import Settings as NodeSettings
 from coordinator import server
 from coordinator.core.coordinator import CoordinatorCounters
 from coordinator.server import CoordinatorServer
-from coordinator.settings import Settings, StoreSettings
-from daemon import VERSION
-from daemon.histogram import Histogram
-from daemon.http import HttpServer
-from daemon.metrics import Account, Metric, application, serving
-from daemon.service_manager import ServiceManager
+from counting.histogram import Histogram
 from protocol import wire
 from protocol.messages import Group, Hello, TraceId, TriggerFired
+from runtime import VERSION
+from runtime.http import HttpServer
+from runtime.metrics import Account, Metric, application, serving
+from runtime.service_manager import ServiceManager
+from runtime.settings.coordinator import Settings, StoreSettings
+from runtime.settings.node import CoordinatorSettings, MetricsSettings
+from runtime.settings.node import Settings as NodeSettings
 from tests.unit.logs import SILENT
 
 TABLES = {

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,11 +23,11 @@ from appliance.native import (
     NativeDataPlane,
     TickSource,
     choose_tick_source,
+    counter_is_steady,
     read_clocks,
-    tsc_is_invariant,
 )
-from appliance.settings import Settings
 from protocol.messages import Group, SliceFlags, Source, TraceId
+from runtime.settings.node import Settings
 
 MONOTONIC = TickSource(False, 1_000_000_000)
 SMALL = Settings(node="here", pool_bytes=8 << 20, arena_bytes=4 << 20, store_bytes=1 << 20)
@@ -43,17 +44,25 @@ def dataplane(settings: Settings = SMALL) -> Iterator[NativeDataPlane]:
 
 def test_clocks_are_read_together() -> None:
     ticks = choose_tick_source()
-    assert ticks.is_tsc == tsc_is_invariant()
-    first, second = read_clocks(ticks.is_tsc), read_clocks(ticks.is_tsc)
+    assert ticks.is_counter == counter_is_steady()
+    first, second = read_clocks(ticks.is_counter), read_clocks(ticks.is_counter)
     assert all(b > a for a, b in zip(first, second, strict=True))
     assert abs(first[2] - time.time_ns()) < 60 * 1_000_000_000
     assert abs(first[1] - time.monotonic_ns()) < 60 * 1_000_000_000
     # Rate and readings agree: an interval is as long by ticks as by the clock.
-    start = read_clocks(ticks.is_tsc)
-    while (end := read_clocks(ticks.is_tsc))[1] - start[1] < 20_000_000:
+    start = read_clocks(ticks.is_counter)
+    while (end := read_clocks(ticks.is_counter))[1] - start[1] < 20_000_000:
         pass
     by_ticks = (end[0] - start[0]) * 1_000_000_000 / ticks.per_s
     assert by_ticks / (end[1] - start[1]) == pytest.approx(1, rel=1e-3)
+
+
+@pytest.mark.parametrize(("machine", "steady"), [("aarch64", True), ("riscv64", False)])
+def test_the_counter_is_the_clock_where_the_architecture_promises_it(
+    machine: str, steady: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "uname", lambda: SimpleNamespace(machine=machine))
+    assert counter_is_steady() == steady
 
 
 def test_what_the_library_refuses_is_named() -> None:

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from appliance.core.limits import TokenBucket
 from appliance.core.node import NodeConfig, NodeCore, TriggerLimits, TriggerPolicy
-from daemon.trigger_names import OTHER_NAMES
+from counting.trigger_names import OTHER_NAMES
+from formats.slices import Breadcrumb, Data
 from protocol.hashing import Domain, TraceHash
 from protocol.messages import (
     Abandoned,
@@ -35,7 +36,6 @@ from protocol.messages import (
     TriggerFired,
     Welcome,
 )
-from protocol.slices import Breadcrumb, Data
 from protocol.wire import encode_node_batch
 from tests.simulation.pool import ClientModel, Handle, PoolConfig, PoolModel
 

@@ -39,11 +39,12 @@ from coordinator.core.records import (
     PutTrigger,
     PutVerdict,
 )
-from coordinator.core.verdict import Verdict, VerdictKind
+from coordinator.core.verdict import Verdict
 from coordinator.follower import Indexer
 from coordinator.store import Store, StoreLimits, StoreReader
-from daemon.http import GIVE_UP_OVERDUE, HttpServer
 from protocol.messages import Group, SliceFlags, SliceStatus, Source, TraceId, TriggerFired
+from protocol.verdicts import VerdictKind
+from runtime.http import GIVE_UP_OVERDUE, HttpServer
 from tests.export.collected import (
     BEGIN_NS,
     CART,

@@ -10,10 +10,10 @@ from typing import Annotated
 
 import pytest
 
-from config.reload import merge
-from config.schema import RELOADABLE, ConfigError, InvalidValue, Range, loads
-from daemon.log import Level
-from daemon.main import Configuration
+from runtime.log import Level
+from runtime.main import Configuration
+from runtime.reload import merge
+from runtime.schema import RELOADABLE, ConfigError, InvalidValue, Range, loads
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,7 +75,7 @@ def is_data(path: Path) -> bool:
 
 def is_vendored(path: Path) -> bool:
     """As published by others; what is ours beside it says from where."""
-    return path.is_relative_to("protocol/opentelemetry") and path.suffix == ".proto"
+    return path.is_relative_to("formats/opentelemetry") and path.suffix == ".proto"
 
 
 def texts(repository: Path) -> dict[Path, str]:
@@ -188,7 +188,7 @@ def test_no_source_is_large(repository: Path) -> None:
 
 def test_recorded_data_has_its_licence_beside_it(repository: Path) -> None:
     folders = {
-        Path("protocol/opentelemetry") if is_vendored(path) else path.parent
+        Path("formats/opentelemetry") if is_vendored(path) else path.parent
         for path in tracked(repository)
         if is_data(path)
     }

@@ -19,10 +19,9 @@ from google.protobuf.message import Message
 from coordinator import index, server
 from coordinator.core.records import AppendSlice, Write
 from coordinator.server import CoordinatorServer
-from coordinator.settings import Settings, StoreSettings
 from coordinator.store import Store, StoreReader, Wanted
 from ctl.__main__ import main
-from daemon.log import Log
+from formats.slices import Data, PieceKind, RunFlags, encode_piece, encode_record
 from protocol import wire
 from protocol.messages import (
     CHUNK_BYTES_MAX,
@@ -33,7 +32,8 @@ from protocol.messages import (
     TraceId,
     TriggerFired,
 )
-from protocol.slices import Data, PieceKind, RunFlags, encode_piece, encode_record
+from runtime.log import Log
+from runtime.settings.coordinator import Settings, StoreSettings
 from tests.export.collected import FRONT, TRACE
 from tests.unit.logs import SILENT
 from tests.unit.test_query import put_trace

@@ -14,13 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from daemon.service_manager import ServiceManager, take_stored_fds
+from runtime.service_manager import ServiceManager, take_stored_fds
 
 # A daemon: says on its standard output what it was given, then does as it is told
 # on its standard input, a line of Python each.
 DAEMON = """
 import os, signal, sys
-from daemon.service_manager import ServiceManager, take_stored_fds
+from runtime.service_manager import ServiceManager, take_stored_fds
 
 def content(fd):
     return os.pread(fd, 100, 0).decode()

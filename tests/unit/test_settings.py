@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from appliance.settings import Settings
-from config.schema import ConfigError, loads
-from coordinator.settings import Settings as CoordinatorSettings
+from appliance.settings import allowed, core_config
+from runtime.schema import ConfigError, loads
+from runtime.settings.coordinator import Settings as CoordinatorSettings
+from runtime.settings.node import Settings
 
 PERCENTAGES = [(0, 0), (50, 1 << 63), (100, (1 << 64) - 1)]
 
@@ -20,8 +21,8 @@ PERCENTAGES = [(0, 0), (50, 1 << 63), (100, (1 << 64) - 1)]
 def test_a_node_needs_no_configuration() -> None:
     settings = loads("", Settings, "f")
     assert settings.coordinator is None
-    assert settings.allow.resolve().uids == {0, os.geteuid()}
-    assert settings.core_config().node == settings.node
+    assert allowed(settings).uids == {0, os.geteuid()}
+    assert core_config(settings).node == settings.node
     assert settings.arena_bytes_or_default == settings.pool_bytes
 
 
@@ -43,7 +44,7 @@ triggers:
     latency: {weight: 3, report_bytes_per_s: 1MiB}
 report: {bytes_per_s: 2MiB, chunk_bytes: 4KiB}
 """
-    config = loads(text, Settings, "f").core_config()
+    config = core_config(loads(text, Settings, "f"))
     assert config.limits.per_process_per_s == 7
     assert config.policy("latency").weight == 3
     assert config.policy("latency").report_bytes_per_s == 1 << 20

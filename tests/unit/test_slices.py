@@ -11,9 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol import slices
-from protocol.messages import NodeId
-from protocol.slices import (
+from formats import slices
+from formats.slices import (
     AttributeType,
     AttributeValue,
     Body,
@@ -36,7 +35,8 @@ from protocol.slices import (
     encode_process,
     encode_record,
 )
-from protocol.spans import read_slice
+from formats.spans import read_slice
+from protocol.messages import NodeId
 
 U64 = st.integers(0, 2**64 - 1)
 U32 = st.integers(0, 2**32 - 1)

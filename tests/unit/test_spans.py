@@ -7,9 +7,8 @@ import msgpack
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from protocol.messages import TraceId
-from protocol.otlp import UNFINISHED, NodeSpans, any_value, traces_data
-from protocol.slices import (
+from formats.otlp import UNFINISHED, NodeSpans, any_value, traces_data
+from formats.slices import (
     Body,
     PieceKind,
     Process,
@@ -23,7 +22,8 @@ from protocol.slices import (
     encode_process,
     encode_record,
 )
-from protocol.spans import Event, Link, Resource, Scope, SliceContent, read_slice
+from formats.spans import Event, Link, Resource, Scope, SliceContent, read_slice
+from protocol.messages import TraceId
 
 TRACE = TraceId(bytes(range(16)))
 START = SpanStart(1, 0, 10, 2, "GET /")

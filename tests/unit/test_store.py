@@ -34,7 +34,7 @@ from coordinator.core.records import (
     StoredTrace,
     Write,
 )
-from coordinator.core.verdict import Reason, ReasonKind, Verdict, VerdictKind
+from coordinator.core.verdict import Reason, ReasonKind, Verdict
 from coordinator.store import (
     PutExported,
     SliceRow,
@@ -45,7 +45,6 @@ from coordinator.store import (
     TraceRow,
     Wanted,
 )
-from daemon.log import Log
 from protocol.messages import (
     Group,
     NodeId,
@@ -55,6 +54,8 @@ from protocol.messages import (
     TraceId,
     TriggerFired,
 )
+from protocol.verdicts import VerdictKind
+from runtime.log import Log
 from tests.unit.logs import SILENT, logs_to
 
 ROOMY = StoreLimits(bytes_max=1 << 40, age_max_s=1e9)
@@ -524,7 +525,7 @@ import os, sys
 from pathlib import Path
 from coordinator.core.records import AppendSlice, Write
 from coordinator.store import Store, StoreLimits
-from daemon.log import Log
+from runtime.log import Log
 from protocol.messages import TraceId
 with Store(Path(sys.argv[1]), StoreLimits(1 << 40, 1e9), lambda t: print(t, flush=True), Log.of("store")) as s:
     for n in range(1, 1_000_000):

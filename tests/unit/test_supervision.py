@@ -22,18 +22,19 @@ import pytest
 
 from appliance.daemon import Daemon
 from appliance.native import NativeDataPlane
-from appliance.settings import MetricsSettings
-from appliance.settings import Settings as NodeSettings
 from coordinator.core.records import Write
 from coordinator.server import CoordinatorServer
-from coordinator.settings import Settings, StoreSettings
+from coordinator.settings import store_limits
 from coordinator.store import Store
 from ctl.node import NodeClient
-from daemon.log import Log
-from daemon.main import Configuration, reload
-from daemon.service_manager import ServiceManager
-from daemon.watchdog import report, watch
 from protocol.messages import TraceId
+from runtime.log import Log
+from runtime.main import Configuration, reload
+from runtime.service_manager import ServiceManager
+from runtime.settings.coordinator import Settings, StoreSettings
+from runtime.settings.node import MetricsSettings
+from runtime.settings.node import Settings as NodeSettings
+from runtime.watchdog import report, watch
 from tests.unit.logs import SILENT, logs_to
 
 # Short, since the tests wait for what comes twice in it; long for a thread that only waits for a core.
@@ -267,7 +268,7 @@ def test_a_full_disk_is_no_stuck_thread(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(Store, "_commit", lambda _store, _batch: False)
     signs: threading.Semaphore = threading.Semaphore(0)
     settings = StoreSettings(str(tmp_path / "t.sqlite"))
-    store = Store(tmp_path / "t.sqlite", settings.limits, lambda _: None, SILENT)
+    store = Store(tmp_path / "t.sqlite", store_limits(settings), lambda _: None, SILENT)
     with store:
         store.submit([Write(1, None)])  # type: ignore[arg-type] # it is never looked at
         for _ in range(3):

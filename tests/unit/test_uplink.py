@@ -18,14 +18,9 @@ import pytest
 from appliance import daemon, uplink
 from appliance.core.node import NodeConfig, NodeCore
 from appliance.daemon import Daemon
-from appliance.settings import CoordinatorSettings as Uplinked
-from appliance.settings import Settings
 from appliance.uplink import Backoff, Uplink
 from coordinator.server import CoordinatorServer
-from coordinator.settings import Settings as CoordinatorSettings
-from coordinator.settings import StoreSettings
-from daemon.log import Log
-from daemon.service_manager import ServiceManager
+from formats.slices import Data
 from protocol import wire
 from protocol.messages import (
     Group,
@@ -38,7 +33,12 @@ from protocol.messages import (
     TriggerFired,
     Welcome,
 )
-from protocol.slices import Data
+from runtime.log import Log
+from runtime.service_manager import ServiceManager
+from runtime.settings.coordinator import Settings as CoordinatorSettings
+from runtime.settings.coordinator import StoreSettings
+from runtime.settings.node import CoordinatorSettings as Uplinked
+from runtime.settings.node import Settings
 from tests.simulation.pool import PoolConfig, PoolModel
 from tests.unit.logs import SILENT
 

@@ -177,7 +177,7 @@ void client_fill_header(const struct bsn *n, const struct client *c)
 
 	h->version = BS_ABI_VERSION;
 	h->arena_bytes = c->arena_bytes;
-	h->clock = n->config.clock_is_tsc ? BS_CLOCK_COUNTER
+	h->clock = n->config.clock_is_counter ? BS_CLOCK_COUNTER
 					  : BS_CLOCK_MONOTONIC;
 	h->ticks_per_s = n->config.ticks_per_s;
 	h->node_id = n->node_id;

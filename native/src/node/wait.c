@@ -59,6 +59,37 @@ static uint32_t *bell(struct client *c)
 	return &header_of(c)->doorbell.rung;
 }
 
+/* The same without futex_waitv, which Linux before 5.16, some sandboxes and
+ * emulators do not have: sleep on the node's own word, and look at the bells at
+ * the pace that a pick-up needs. */
+static int look_at(struct bsn *n, struct client **clients, const uint32_t *rung,
+		   uint32_t count, uint32_t woken, int64_t timeout_ns)
+{
+	int64_t left = timeout_ns;
+
+	for (;;) {
+		int64_t slice = left >= 0 && left < (int64_t)ROUND_NS
+					? left
+					: (int64_t)ROUND_NS;
+		const struct timespec pace = {.tv_nsec = slice};
+
+		/* It was woken, its word had changed already, or a signal came. */
+		if (!syscall(SYS_futex, &n->wake_word, FUTEX_WAIT_PRIVATE,
+			     woken, &pace, NULL, 0) ||
+		    errno != ETIMEDOUT)
+			return 1;
+		for (uint32_t i = 0; i < count; i++) {
+			if (load_acquire(bell(clients[i])) != rung[i])
+				return 1;
+		}
+		if (left >= 0) {
+			left -= slice;
+			if (left == 0)
+				return 0;
+		}
+	}
+}
+
 /* Sleep on all of them. 1: something rang. */
 static int sleep_on(struct bsn *n, struct client **clients, uint32_t *rung,
 		    uint32_t count, uint32_t woken, int64_t timeout_ns)
@@ -90,14 +121,9 @@ static int sleep_on(struct bsn *n, struct client **clients, uint32_t *rung,
 		/* -EAGAIN: a word had changed already. */
 		if (!err || err == -EAGAIN)
 			return 1;
-		if (err != -ETIMEDOUT && err != -EINTR) {
-			/* No such call, or no memory for it: poll, at the pace
-			 * that a pick-up needs. */
-			const struct timespec pace = {.tv_nsec = ROUND_NS};
-
-			nanosleep(&pace, NULL);
-			return 1;
-		}
+		/* No such call, or no memory for it. */
+		if (err != -ETIMEDOUT && err != -EINTR)
+			return look_at(n, clients, rung, count, woken, left);
 		if (left >= 0) {
 			left -= slice;
 			if (err == -ETIMEDOUT && left <= 0)

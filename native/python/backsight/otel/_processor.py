@@ -312,7 +312,7 @@ class BacksightSpanProcessor(SpanProcessor):
         return number
 
     def _detail(self, span: ReadableSpan, attributes: Mapping[str, Any], long_name: str) -> bytes:
-        """MessagePack of what protocol/spans.py of the coordinator reads, without its empty end."""
+        """MessagePack of what formats/spans.py of the coordinator reads, without its empty end."""
         events, links = span._events, span._links
         status = span._status
         state: Any = span._context[_STATE]  # type: ignore[index]

@@ -1,0 +1,21 @@
+-- SPDX-License-Identifier: Apache-2.0
+--
+-- wrk -s otel_service.lua ... URL: asks for orders that meet no trouble
+-- (testbed/apps/shop/trouble.py), without a pause, and ends with a line of JSON.
+
+local order = 0
+
+function request()
+  order = order % 399 + 1
+  return wrk.format("GET", "/orders/" .. order)
+end
+
+function done(summary, latency, requests)
+  local failed = 0
+  for _, count in pairs(summary.errors) do
+    failed = failed + count
+  end
+  print(string.format(
+    '{"requests": %d, "failed": %d, "duration_us": %d, "p50_us": %d, "p99_us": %d}',
+    summary.requests, failed, summary.duration, latency:percentile(50), latency:percentile(99)))
+end

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What cores count with. Without I/O, and known to both."""

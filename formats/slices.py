@@ -1,0 +1,694 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the bytes of a slice say.
+
+A slice is what one node holds of one trace, in the format of
+``native/src/abi.h`` ("slices") and ``native/include/backsight.h`` (records).
+It comes from machines that are not trusted, in chunks that may end at any
+byte, and may be cut short for good. So:
+
+* no input raises; what makes no sense is counted as ``malformed``;
+* a record is given out as soon as it is whole, so that a cut slice reads as a
+  prefix of the whole one, and any split into chunks reads as the whole;
+* what is remembered of a slice is bounded by the bytes that were fed.
+
+``SliceDecoder`` is the incremental reader, ``formats.spans`` joins what it gives
+into spans, and the ``encode_*`` functions write the format (for the pool model
+of the simulator, and tests).
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from bisect import bisect_left
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from protocol.messages import NODE_NAME_BYTES_MAX, NodeId
+
+SEGMENT_BYTES = 65536
+"""A run lies in one segment, so no piece is larger."""
+
+PAYLOAD_BYTES_MAX = 32768
+SPAN_START_NAME_BYTES_MAX = 32
+
+_RECORD_TRUNCATED = 1
+_TIME_MAX_NS = (1 << 63) - 1
+
+
+class PieceKind(enum.IntEnum):
+    RUN = 1
+    CLOCK = 2
+    PROCESS = 3
+    LOSS = 4
+    EXIT = 5
+
+
+class RunFlags(enum.IntFlag):
+    NONE = 0
+    FIRST = 0x0001
+    LAST = 0x0002
+    LOSSY = 0x0004
+    CLOSED = 0x8000
+
+
+class RecordType(enum.IntEnum):
+    DATA = 1
+    SPAN_START = 2
+    SPAN_END = 3
+    HOP_OUT = 4
+    HOP_IN = 5
+    BREADCRUMB = 6
+    RESOURCE = 7
+    SCOPE = 8
+    SPAN_DETAIL = 9
+
+
+class AttributeType(enum.IntEnum):
+    STRING = 1
+    INT = 2
+    DOUBLE = 3
+    BOOL = 4
+    BYTES = 5
+
+
+AttributeValue: TypeAlias = "str | int | float | bool | bytes | list[Any] | dict[str, Any] | None"
+"""Lists and mappings hold values of this type again."""
+
+Attributes: TypeAlias = Mapping[str, AttributeValue]
+
+# Plain integers for the inner loop, where the arithmetic of enums is what costs.
+_RUN, _CLOCK_PIECE, _PROCESS_PIECE, _LOSS = (
+    kind.value for kind in (PieceKind.RUN, PieceKind.CLOCK, PieceKind.PROCESS, PieceKind.LOSS)
+)
+_FIRST, _LAST, _LOSSY = (flag.value for flag in (RunFlags.FIRST, RunFlags.LAST, RunFlags.LOSSY))
+_START, _END, _OUT, _IN, _CRUMB, _RESOURCE, _SCOPE, _DETAIL = (
+    record.value
+    for record in (
+        RecordType.SPAN_START,
+        RecordType.SPAN_END,
+        RecordType.HOP_OUT,
+        RecordType.HOP_IN,
+        RecordType.BREADCRUMB,
+        RecordType.RESOURCE,
+        RecordType.SCOPE,
+        RecordType.SPAN_DETAIL,
+    )
+)
+
+_PIECE = struct.Struct("<IHHIIII")
+_RECORD = struct.Struct("<IHHQ")
+_CLOCK = struct.Struct("<QQQ")
+_PROCESS = struct.Struct("<II64s")
+_SPAN_START = struct.Struct("<QQQBB6x")
+_SPAN_END = struct.Struct("<QQHHI")
+_HOP = struct.Struct("<QQII")
+_BREADCRUMB = struct.Struct("<Q")
+_SCOPE_HEADER = struct.Struct("<I")
+_DETAIL_HEADER = struct.Struct("<QIHH")
+_ATTRIBUTE = struct.Struct("<BBH")
+_INT = struct.Struct("<q")
+_DOUBLE = struct.Struct("<d")
+
+_CONTENT_BYTES = {
+    PieceKind.CLOCK: _CLOCK.size,
+    PieceKind.PROCESS: _PROCESS.size,
+    PieceKind.LOSS: 0,
+    PieceKind.EXIT: 0,
+}
+
+
+# ------------------------------------------------------------- what is read
+
+
+@dataclass(frozen=True, slots=True)
+class Data:
+    """Bytes of the application, or of a record type that is newer than this reader."""
+
+    type: int
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class SpanStart:
+    """``parent_id`` 0: a root. ``start_ns`` is Unix time by the node's clock."""
+
+    span_id: int
+    parent_id: int
+    start_ns: int
+    kind: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class SpanEnd:
+    """``name`` is empty where the start record held it whole."""
+
+    span_id: int
+    end_ns: int
+    status: int
+    name: str
+    encoded_attributes: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class HopOut:
+    """A context was injected, on node ``node_id``."""
+
+    node_id: NodeId
+    span_id: int
+    hop: int
+    handle: int
+
+
+@dataclass(frozen=True, slots=True)
+class HopIn:
+    """A context was extracted that had been injected on node ``node_id``."""
+
+    node_id: NodeId
+    span_id: int
+    hop: int
+    handle: int
+
+
+@dataclass(frozen=True, slots=True)
+class Breadcrumb:
+    """The trace was on that node too; ``name`` may be empty."""
+
+    node_id: NodeId
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class ResourceRecord:
+    """What the spans of a handle are of: MessagePack, see ``formats.spans.Resource``."""
+
+    encoded: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ScopeRecord:
+    """What made some spans of a handle, which name it by its number: MessagePack, see ``formats.spans``."""
+
+    number: int
+    encoded: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class SpanDetail:
+    """All of a span that its end does not hold: MessagePack in ``parts`` parts, see ``formats.spans``.
+
+    ``scope`` is a number of the handle's, 0 for none.
+    """
+
+    span_id: int
+    scope: int
+    part: int
+    parts: int
+    encoded: bytes
+
+
+Body: TypeAlias = (
+    Data
+    | SpanStart
+    | SpanEnd
+    | HopOut
+    | HopIn
+    | Breadcrumb
+    | ResourceRecord
+    | ScopeRecord
+    | SpanDetail
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One record. ``ticks``: when it was written, see ClockPairs; 0: unknown."""
+
+    client: int
+    handle: int
+    ticks: int
+    truncated: bool
+    body: Body
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """Who a client is on its node."""
+
+    pid: int
+    service: str
+
+    def __str__(self) -> str:
+        return f"{self.service or 'process'}[{self.pid}]"
+
+
+class ClockPairs:
+    """What a slice says of how the ticks of its records relate to Unix time.
+
+    The node names a pair for each run; the pair nearest to a record may be one of
+    another run, before it in the slice or behind. Nearest, and not in proportion
+    to those on both sides: between them somebody may have set the clock.
+    """
+
+    def __init__(self) -> None:
+        self._pairs: dict[int, tuple[int, int]] = {}
+        self._sorted: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self._pairs)
+
+    def add(self, ticks: int, realtime_ns: int, ticks_per_s: int) -> None:
+        """At ``ticks`` it was ``realtime_ns``; of two that contradict each other the later holds."""
+        self._pairs[ticks] = (realtime_ns, ticks_per_s)
+
+    def time_ns(self, ticks: int) -> int | None:
+        """Unix time by the node's clock; None for 0, without a pair, or where no clock has it."""
+        if not ticks or not self._pairs:
+            return None
+        if len(self._sorted) != len(self._pairs):
+            self._sorted = sorted(self._pairs)
+        after = bisect_left(self._sorted, ticks)
+        around = self._sorted[max(0, after - 1) : after + 1]
+        nearest = min(around, key=lambda pair: abs(pair - ticks))
+        realtime_ns, ticks_per_s = self._pairs[nearest]
+        time_ns = realtime_ns + (ticks - nearest) * 1_000_000_000 // ticks_per_s
+        return time_ns if 0 <= time_ns <= _TIME_MAX_NS else None
+
+
+@dataclass(slots=True)
+class Handle:
+    """What was delivered of one handle: its runs, each up to some byte."""
+
+    run_bytes: dict[int, int] = field(default_factory=dict)
+    first: bool = False
+    last_seq: int | None = None
+    lossy: bool = False
+    holes: int = 0
+
+    def problem(self) -> str | None:
+        """Why the handle's runs are not whole, from FIRST to LAST; None if they are."""
+        if not self.first:
+            return "its first run is missing"
+        if self.holes:
+            return "bytes inside a run are missing"
+        if self.last_seq is None:
+            return "it was never closed"
+        if len(self.run_bytes) != self.last_seq + 1 or max(self.run_bytes) != self.last_seq:
+            return f"{len(self.run_bytes)} of {self.last_seq + 1} runs are there"
+        return None
+
+    def add(self, seq: int, flags: int, start: int, size: int) -> None:
+        """Take note of one whole piece of a run."""
+        end = self.run_bytes.get(seq, 0)
+        if start > end:
+            self.holes += 1
+        self.run_bytes[seq] = max(end, start + size)
+        if flags & _FIRST and seq == 0:
+            self.first = True
+        if flags & _LAST:
+            self.last_seq = seq
+        if flags & _LOSSY:
+            self.lossy = True
+
+
+# ------------------------------------------------------------------ decoder
+
+
+class SliceDecoder:
+    """Reads a slice in order, in chunks of any size.
+
+    ``feed`` returns the records that became whole. What concerns the slice as
+    a whole accumulates in the attributes, which the caller only reads.
+
+    handles    (client, handle) -> its runs
+    clock      what the ticks of records mean
+    processes  client -> who it is
+    exited     clients that are gone: what they had open stays open
+    lossy      clients that lost records of this trace
+    malformed  how often something made no sense
+    broken     the sizes themselves make no sense: nothing more is read
+    """
+
+    def __init__(self) -> None:
+        self.handles: dict[tuple[int, int], Handle] = {}
+        self.clock = ClockPairs()
+        self.processes: dict[int, Process] = {}
+        self.exited: set[int] = set()
+        self.lossy: set[int] = set()
+        self._runs = 0
+        self.malformed = 0
+        self.broken = False
+
+        self._pending = bytearray()
+        self._needed = _PIECE.size  # bytes from where it is worth looking again
+        # The run piece being read: its header, and how much of it is left.
+        self._run: tuple[int, int, int, int, int, int] | None = None
+        self._left = 0
+        self._skip = 0  # of that, content to pass over without a look
+
+    @property
+    def whole(self) -> bool:
+        """The bytes so far end where a piece ends."""
+        return not self.broken and self._run is None and not self._skip and not self._pending
+
+    @property
+    def items(self) -> int:
+        """What it remembers, in pieces of some 150 bytes: runs, clients, clock pairs, loose ends."""
+        clients = len(self.processes) + len(self.exited) + len(self.lossy)
+        return self._runs + clients + len(self.clock) + len(self._pending) // 150
+
+    def feed(self, data: bytes) -> list[Record]:
+        """Take the next bytes; return the records that became whole."""
+        records: list[Record] = []
+        if self.broken:
+            return records
+        if self._pending or len(data) < self._needed:
+            self._pending += data
+            if len(self._pending) < self._needed:
+                return records
+            data = bytes(self._pending)
+            self._pending.clear()
+        position = self._read(data, records)
+        if not self.broken:
+            self._pending += data[position:]
+        return records
+
+    def _read(self, data: bytes, records: list[Record]) -> int:
+        """Read all that is whole; return where the rest begins."""
+        position, size = 0, len(data)
+        while not self.broken:
+            if self._skip:
+                step = min(self._skip, size - position)
+                self._skip -= step
+                self._left -= step
+                position += step
+                if self._skip:
+                    self._needed = 1
+                    return position
+            if self._run is not None:
+                if self._left:
+                    step = self._read_record(data, position, self._run, records)
+                    if not step:
+                        return position
+                    position += step
+                    continue
+                self._end_run(self._run)
+                self._run = None
+            step = self._read_piece(data, position)
+            if not step:
+                return position
+            position += step
+        return position
+
+    def _read_piece(self, data: bytes, position: int) -> int:
+        """Begin a piece, or read a small one; 0 if more bytes are needed."""
+        self._needed = _PIECE.size
+        if len(data) - position < _PIECE.size:
+            return 0
+        size, kind, flags, client, handle, seq, start = _PIECE.unpack_from(data, position)
+        if size > SEGMENT_BYTES or size % 8:
+            self.malformed += 1
+            self.broken = True
+            return _PIECE.size
+        if kind == _RUN:
+            self._run = (client, handle, seq, flags, start, size)
+            self._left = size
+            known = self.handles.get((client, handle))
+            if known is not None:
+                # Copied twice, as by a node that was restarted in between.
+                self._skip = max(0, min(size, known.run_bytes.get(seq, 0) - start))
+            return _PIECE.size
+        if _CONTENT_BYTES.get(kind) != size:
+            self.malformed += 1
+            self._left = self._skip = size
+            return _PIECE.size
+        self._needed = _PIECE.size + size
+        if len(data) - position < self._needed:
+            return 0
+        content = position + _PIECE.size
+        if kind == _CLOCK_PIECE:
+            ticks, realtime_ns, ticks_per_s = _CLOCK.unpack_from(data, content)
+            if ticks_per_s:
+                self.clock.add(ticks, realtime_ns, ticks_per_s)
+            else:
+                self.malformed += 1
+        elif kind == _PROCESS_PIECE:
+            pid, _, service = _PROCESS.unpack_from(data, content)
+            self.processes[client] = Process(pid, _text(service.split(b"\0", 1)[0]))
+        elif kind == _LOSS:
+            self.lossy.add(client)
+        else:
+            self.exited.add(client)
+        return self._needed
+
+    def _end_run(self, run: tuple[int, int, int, int, int, int]) -> None:
+        client, handle, seq, flags, start, size = run
+        known = self.handles.get((client, handle))
+        if known is None:
+            known = self.handles[client, handle] = Handle()
+        self._runs += seq not in known.run_bytes
+        known.add(seq, flags, start, size)
+
+    def _read_record(
+        self,
+        data: bytes,
+        position: int,
+        run: tuple[int, int, int, int, int, int],
+        records: list[Record],
+    ) -> int:
+        """Read one record of the run; 0 if more bytes are needed."""
+        self._needed = _RECORD.size
+        if self._left < _RECORD.size:
+            self.malformed += 1
+            self._skip = self._left
+            return self._skip_within(len(data) - position)
+        if len(data) - position < _RECORD.size:
+            return 0
+        payload_bytes, kind, flags, ticks = _RECORD.unpack_from(data, position)
+        size: int = _RECORD.size + (payload_bytes + 7 & ~7)
+        if payload_bytes > PAYLOAD_BYTES_MAX or size > self._left:
+            self.malformed += 1
+            self._skip = self._left
+            return self._skip_within(len(data) - position)
+        if len(data) - position < size:
+            self._needed = size
+            return 0
+        self._left -= size
+        begin = position + _RECORD.size
+        body = _body(kind, data, begin, payload_bytes)
+        if body is None:
+            self.malformed += 1
+        else:
+            truncated = bool(flags & _RECORD_TRUNCATED)
+            records.append(Record(run[0], run[1], ticks, truncated, body))
+        return size
+
+    def _skip_within(self, available: int) -> int:
+        """Pass over what is there of the content to skip; 0 if more bytes are needed."""
+        step: int = min(self._skip, available)
+        self._skip -= step
+        self._left -= step
+        if not step:
+            self._needed = 1
+        return step
+
+
+def _text(raw: bytes) -> str:
+    return raw.decode("utf-8", "replace")
+
+
+def _body(kind: int, data: bytes, begin: int, size: int) -> Body | None:
+    """The payload of a record; None if it is too short for its type."""
+    end = begin + size
+    if kind == _START:
+        if size < _SPAN_START.size:
+            return None
+        span_id, parent_id, start_ns, span_kind, name_bytes = _SPAN_START.unpack_from(data, begin)
+        begin += _SPAN_START.size
+        if begin + name_bytes > end:
+            return None
+        return SpanStart(
+            span_id, parent_id, start_ns, span_kind, _text(data[begin : begin + name_bytes])
+        )
+    if kind == _END:
+        if size < _SPAN_END.size:
+            return None
+        span_id, end_ns, name_bytes, status, attributes_bytes = _SPAN_END.unpack_from(data, begin)
+        begin += _SPAN_END.size
+        middle = begin + name_bytes
+        if middle + attributes_bytes > end:
+            return None
+        return SpanEnd(
+            span_id,
+            end_ns,
+            status,
+            _text(data[begin:middle]),
+            data[middle : middle + attributes_bytes],
+        )
+    if kind in (_OUT, _IN):
+        if size < _HOP.size:
+            return None
+        node, span_id, hop, handle = _HOP.unpack_from(data, begin)
+        hop_type = HopOut if kind == _OUT else HopIn
+        return hop_type(NodeId(node), span_id, hop, handle)
+    if kind == _CRUMB:
+        if not _BREADCRUMB.size <= size <= _BREADCRUMB.size + NODE_NAME_BYTES_MAX:
+            return None
+        (node,) = _BREADCRUMB.unpack_from(data, begin)
+        return Breadcrumb(NodeId(node), _text(data[begin + _BREADCRUMB.size : end]))
+    if kind == _DETAIL:
+        if size < _DETAIL_HEADER.size:
+            return None
+        span_id, scope, part, parts = _DETAIL_HEADER.unpack_from(data, begin)
+        if part >= parts:
+            return None
+        return SpanDetail(span_id, scope, part, parts, data[begin + _DETAIL_HEADER.size : end])
+    if kind == _RESOURCE:
+        return ResourceRecord(data[begin:end])
+    if kind == _SCOPE:
+        if size < _SCOPE_HEADER.size:
+            return None
+        (number,) = _SCOPE_HEADER.unpack_from(data, begin)
+        return ScopeRecord(number, data[begin + _SCOPE_HEADER.size : end])
+    return Data(kind, data[begin:end])
+
+
+def decode_attributes(encoded: bytes) -> tuple[dict[str, AttributeValue], int]:
+    """The attributes of a span, and how many made no sense.
+
+    After one whose sizes make no sense the rest cannot be told apart, and
+    counts as one.
+    """
+    attributes: dict[str, AttributeValue] = {}
+    malformed = position = 0
+    while position < len(encoded):
+        if len(encoded) - position < _ATTRIBUTE.size:
+            return attributes, malformed + 1
+        kind, key_bytes, value_bytes = _ATTRIBUTE.unpack_from(encoded, position)
+        key_at = position + _ATTRIBUTE.size
+        value_at = key_at + key_bytes
+        position = value_at + value_bytes
+        if position > len(encoded):
+            return attributes, malformed + 1
+        value = _attribute_value(kind, encoded[value_at:position])
+        if value is None:
+            malformed += 1
+        else:
+            attributes[_text(encoded[key_at:value_at])] = value
+    return attributes, malformed
+
+
+def _attribute_value(kind: int, raw: bytes) -> AttributeValue | None:
+    if kind == AttributeType.STRING:
+        return _text(raw)
+    if kind == AttributeType.BYTES:
+        return raw
+    if kind == AttributeType.INT and len(raw) == _INT.size:
+        integer: int = _INT.unpack(raw)[0]
+        return integer
+    if kind == AttributeType.DOUBLE and len(raw) == _DOUBLE.size:
+        number: float = _DOUBLE.unpack(raw)[0]
+        return number
+    if kind == AttributeType.BOOL and len(raw) == 1:
+        return raw != b"\0"
+    return None
+
+
+# ------------------------------------------------------------------ encoder
+
+
+def encode_piece(
+    kind: PieceKind,
+    content: bytes = b"",
+    *,
+    flags: RunFlags = RunFlags.NONE,
+    client: int = 0,
+    handle: int = 0,
+    seq: int = 0,
+    start: int = 0,
+) -> bytes:
+    """One piece; ``start`` is the offset of the content in its run."""
+    return _PIECE.pack(len(content), kind, flags, client, handle, seq, start) + content
+
+
+def encode_clock(ticks: int, realtime_ns: int, ticks_per_s: int) -> bytes:
+    """A pair of clock values, by which the records near to it get their time."""
+    return encode_piece(PieceKind.CLOCK, _CLOCK.pack(ticks, realtime_ns, ticks_per_s))
+
+
+def encode_process(client: int, process: Process) -> bytes:
+    """A piece that names a client."""
+    content = _PROCESS.pack(process.pid, 0, process.service.encode()[:63])
+    return encode_piece(PieceKind.PROCESS, content, client=client)
+
+
+def encode_record(body: Body, ticks: int, *, truncated: bool = False) -> bytes:
+    """One record with its padding, as it stands in a run."""
+    kind, payload = _encode_body(body)
+    flags = _RECORD_TRUNCATED if truncated else 0
+    return _RECORD.pack(len(payload), kind, flags, ticks) + payload + bytes(-len(payload) % 8)
+
+
+def _encode_body(body: Body) -> tuple[int, bytes]:
+    if isinstance(body, SpanStart):
+        name = body.name.encode()[:SPAN_START_NAME_BYTES_MAX]
+        return RecordType.SPAN_START, (
+            _SPAN_START.pack(body.span_id, body.parent_id, body.start_ns, body.kind, len(name))
+            + name
+        )
+    if isinstance(body, SpanEnd):
+        name = body.name.encode()
+        attributes = body.encoded_attributes
+        return RecordType.SPAN_END, (
+            _SPAN_END.pack(body.span_id, body.end_ns, len(name), body.status, len(attributes))
+            + name
+            + attributes
+        )
+    if isinstance(body, HopOut):
+        return RecordType.HOP_OUT, _HOP.pack(body.node_id, body.span_id, body.hop, body.handle)
+    if isinstance(body, HopIn):
+        return RecordType.HOP_IN, _HOP.pack(body.node_id, body.span_id, body.hop, body.handle)
+    if isinstance(body, Breadcrumb):
+        return RecordType.BREADCRUMB, _BREADCRUMB.pack(body.node_id) + body.name.encode()
+    if isinstance(body, ResourceRecord):
+        return RecordType.RESOURCE, body.encoded
+    if isinstance(body, ScopeRecord):
+        return RecordType.SCOPE, _SCOPE_HEADER.pack(body.number) + body.encoded
+    if isinstance(body, SpanDetail):
+        header = _DETAIL_HEADER.pack(body.span_id, body.scope, body.part, body.parts)
+        return RecordType.SPAN_DETAIL, header + body.encoded
+    return body.type, body.payload
+
+
+def encode_attributes(attributes: Mapping[str, AttributeValue]) -> bytes:
+    """Attributes as they stand in the record of a span's end.
+
+    ValueError for a key over 255 or a value over 65535 bytes.
+    """
+    encoded = bytearray()
+    for key, value in attributes.items():
+        kind, raw = _encode_value(value)
+        key_raw = key.encode()
+        if len(key_raw) > 255 or len(raw) > 65535:
+            raise ValueError(
+                f"attribute {key[:40]!r}: {len(key_raw)} bytes of key and {len(raw)} of value; "
+                "255 and 65535 are allowed"
+            )
+        encoded += _ATTRIBUTE.pack(kind, len(key_raw), len(raw)) + key_raw + raw
+    return bytes(encoded)
+
+
+def _encode_value(value: AttributeValue) -> tuple[AttributeType, bytes]:
+    if isinstance(value, bool):
+        return AttributeType.BOOL, bytes([value])
+    if isinstance(value, int):
+        return AttributeType.INT, _INT.pack(value)
+    if isinstance(value, float):
+        return AttributeType.DOUBLE, _DOUBLE.pack(value)
+    if isinstance(value, bytes):
+        return AttributeType.BYTES, value
+    if isinstance(value, str):
+        return AttributeType.STRING, value.encode()
+    raise ValueError(f"an attribute of the plain form is no {type(value).__name__}")

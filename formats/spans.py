@@ -1,0 +1,373 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The spans of a slice, joined from the records of ``formats.slices``.
+
+What an OpenTelemetry SDK says beyond ids, names, times and a status stands in
+records of MessagePack (RESOURCE, SCOPE, SPAN_DETAIL): arrays, of which the
+last items may be left out where they are empty or zero. Times are Unix
+nanoseconds, span ids unsigned integers, trace ids 16 bytes. No input raises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Self, TypeAlias, TypeVar, cast
+
+import msgpack
+
+from formats.slices import (
+    Attributes,
+    AttributeValue,
+    Breadcrumb,
+    ClockPairs,
+    Handle,
+    HopIn,
+    HopOut,
+    Process,
+    Record,
+    ResourceRecord,
+    ScopeRecord,
+    SliceDecoder,
+    SpanDetail,
+    SpanEnd,
+    SpanStart,
+    decode_attributes,
+)
+
+_Item = TypeVar("_Item")
+
+
+@dataclass(frozen=True, slots=True)
+class Resource:
+    """What a process says that it is. MessagePack: ``[attributes, schema_url]``."""
+
+    attributes: Attributes = field(default_factory=dict)
+    schema_url: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """The instrumentation that made a span. MessagePack: ``[name, version, schema_url, attributes]``."""
+
+    name: str = ""
+    version: str = ""
+    schema_url: str = ""
+    attributes: Attributes = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """MessagePack: ``[name, time_ns, attributes, dropped_attributes]``."""
+
+    name: str
+    time_ns: int
+    attributes: Attributes = field(default_factory=dict)
+    dropped_attributes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """MessagePack: ``[trace_id, span_id, attributes, trace_state, flags, dropped_attributes]``."""
+
+    trace_id: bytes
+    span_id: int
+    attributes: Attributes = field(default_factory=dict)
+    trace_state: str = ""
+    flags: int = 0
+    dropped_attributes: int = 0
+
+
+@dataclass(slots=True)
+class Span:
+    """A span as its node saw it; times are Unix time by the node's clock.
+
+    ``end_ns`` is None for a span without its end (``unfinished``). What is
+    said from ``resource`` on is OTLP's, and only written by its SDKs.
+    """
+
+    span_id: int
+    parent_id: int
+    name: str
+    kind: int
+    start_ns: int
+    client: int
+    handle: int
+    process: Process | None
+    end_ns: int | None = None
+    status: int = 0
+    attributes: Attributes = field(default_factory=dict)
+    resource: Resource | None = None
+    scope: Scope | None = None
+    events: tuple[Event, ...] = ()
+    links: tuple[Link, ...] = ()
+    status_message: str = ""
+    trace_state: str = ""
+    flags: int = 0
+    dropped_attributes: int = 0
+    dropped_events: int = 0
+    dropped_links: int = 0
+
+    @property
+    def unfinished(self) -> bool:
+        return self.end_ns is None
+
+
+@dataclass(frozen=True, slots=True)
+class SliceContent:
+    """All that a slice says, in the order in which it was written.
+
+    ``records`` are the DATA records, ``ends_without_start`` the ends of spans
+    whose start is not in the slice, ``whole`` says that the bytes end where a
+    piece ends and that all of them made sense.
+    """
+
+    spans: tuple[Span, ...]
+    records: tuple[Record, ...]
+    hops_out: tuple[HopOut, ...]
+    hops_in: tuple[HopIn, ...]
+    breadcrumbs: tuple[Breadcrumb, ...]
+    ends_without_start: tuple[SpanEnd, ...]
+    handles: Mapping[tuple[int, int], Handle]
+    processes: Mapping[int, Process]
+    exited: frozenset[int]
+    lossy: frozenset[int]
+    malformed: int
+    whole: bool
+    clock: ClockPairs
+
+
+_SpanKey: TypeAlias = tuple[int, int]  # client, span id
+
+
+@dataclass(slots=True)
+class _Joiner:
+    """Spans from their records, which come in any order."""
+
+    spans: list[Span] = field(default_factory=list)
+    by_id: dict[_SpanKey, list[Span]] = field(default_factory=dict)
+    ends: list[tuple[int, SpanEnd]] = field(default_factory=list)
+    details: dict[_SpanKey, list[SpanDetail]] = field(default_factory=dict)
+    resources: dict[tuple[int, int], Resource] = field(default_factory=dict)
+    scopes: dict[tuple[int, int, int], Scope] = field(default_factory=dict)
+    long_names: list[tuple[Span, str]] = field(default_factory=list)
+    without_start: list[SpanEnd] = field(default_factory=list)
+    malformed: int = 0
+
+    def start(self, record: Record, body: SpanStart) -> None:
+        span = Span(
+            body.span_id,
+            body.parent_id,
+            body.name,
+            body.kind,
+            body.start_ns,
+            record.client,
+            record.handle,
+            None,
+        )
+        self.spans.append(span)
+        self.by_id.setdefault((record.client, body.span_id), []).append(span)
+
+    def resource(self, record: Record, body: ResourceRecord) -> None:
+        fields = _Fields.of(body.encoded)
+        self.resources[record.client, record.handle] = Resource(fields.attributes(), fields.text())
+        self.malformed += fields.malformed
+
+    def scope(self, record: Record, body: ScopeRecord) -> None:
+        fields = _Fields.of(body.encoded)
+        self.scopes[record.client, record.handle, body.number] = Scope(
+            fields.text(), fields.text(), fields.text(), fields.attributes()
+        )
+        self.malformed += fields.malformed
+
+    def join(self, processes: Mapping[int, Process]) -> None:
+        """All records are there."""
+        # Ends take the starts of their id in order, but a detail goes with any.
+        for (client, span_id), parts in self.details.items():
+            for span in self.by_id.get((client, span_id), ()):
+                self._describe(span, parts)
+        for client, end in self.ends:
+            open_spans = self.by_id.get((client, end.span_id))
+            if not open_spans:
+                self.without_start.append(end)
+                continue
+            span = open_spans.pop(0)
+            span.end_ns = end.end_ns
+            span.status = end.status
+            span.name = end.name or span.name
+            if end.encoded_attributes:
+                span.attributes, bad = decode_attributes(end.encoded_attributes)
+                self.malformed += bad
+        # Those of their start and end records are cut.
+        for span, name in self.long_names:
+            span.name = name
+        for span in self.spans:
+            span.process = processes.get(span.client)
+            span.resource = self.resources.get((span.client, span.handle))
+
+    def _describe(self, span: Span, parts: list[SpanDetail]) -> None:
+        """MessagePack: an array of what follows here, which may end early."""
+        first = parts[0]
+        if len(parts) != first.parts or any(
+            (detail.part, detail.parts) != (number, first.parts)
+            for number, detail in enumerate(parts)
+        ):
+            self.malformed += 1
+            return
+        fields = _Fields.of(b"".join(detail.encoded for detail in parts))
+        span.scope = self.scopes.get((span.client, span.handle, first.scope))
+        span.attributes = fields.attributes()
+        span.events = tuple(
+            Event(event.text(), event.number(), event.attributes(), event.number())
+            for event in fields.each()
+        )
+        span.links = tuple(
+            Link(
+                link.raw(16),
+                link.number(),
+                link.attributes(),
+                link.text(),
+                link.number(),
+                link.number(),
+            )
+            for link in fields.each()
+        )
+        span.status_message = fields.text()
+        span.trace_state = fields.text()
+        span.flags = fields.number()
+        span.dropped_attributes = fields.number()
+        span.dropped_events = fields.number()
+        span.dropped_links = fields.number()
+        name = fields.text()
+        if name:
+            self.long_names.append((span, name))
+        self.malformed += fields.malformed
+
+
+class _Fields:
+    """A MessagePack array, item by item. What makes no sense is counted, and reads as empty."""
+
+    def __init__(self, items: object) -> None:
+        self.malformed = 0
+        self._items: Iterator[Any] = iter(())
+        if isinstance(items, list):
+            self._items = iter(items)
+        else:
+            self.malformed = 1
+
+    @classmethod
+    def of(cls, encoded: bytes) -> Self:
+        try:
+            return cls(msgpack.unpackb(encoded, unicode_errors="replace", strict_map_key=False))
+        # TypeError: of a map with a key that is a map, or a list.
+        except (ValueError, TypeError, msgpack.exceptions.UnpackException, RecursionError):
+            return cls(None)
+
+    def _next(self, empty: _Item) -> _Item:
+        """The next item, if it is of the type of ``empty``; that at the end, too."""
+        item = next(self._items, empty)
+        # Not isinstance: True is no number.
+        if type(item) is type(empty):
+            return item
+        self.malformed += item is not empty
+        return empty
+
+    def text(self) -> str:
+        return self._next("")
+
+    def number(self) -> int:
+        """Unsigned, of 64 bits."""
+        number = self._next(0)
+        if 0 <= number < 1 << 64:
+            return number
+        self.malformed += 1
+        return 0
+
+    def raw(self, size: int) -> bytes:
+        raw = self._next(b"")
+        if len(raw) == size:
+            return raw
+        self.malformed += 1
+        return bytes(size)
+
+    def attributes(self) -> dict[str, AttributeValue]:
+        attributes: dict[str, AttributeValue] = {}
+        for key, value in self._next(cast(dict[object, object], {})).items():
+            if isinstance(key, str) and _is_value(value):
+                attributes[key] = cast(AttributeValue, value)
+            else:
+                self.malformed += 1
+        return attributes
+
+    def each(self) -> Iterator[_Fields]:
+        for item in self._next(cast(list[object], [])):
+            fields = _Fields(item)
+            yield fields
+            self.malformed += fields.malformed
+
+
+# Deeper than any attribute is meant to be, and shallower than Python's stack.
+_DEPTH_MAX = 32
+
+
+def _is_value(value: object, depth: int = 0) -> bool:
+    if value is None or isinstance(value, str | int | float | bytes):
+        return True
+    if depth == _DEPTH_MAX:
+        return False
+    if isinstance(value, list):
+        return all(_is_value(item, depth + 1) for item in value)
+    return isinstance(value, dict) and all(
+        isinstance(key, str) and _is_value(item, depth + 1) for key, item in value.items()
+    )
+
+
+def read_slice(chunks: Iterable[bytes]) -> SliceContent:
+    """Read a slice and join the records of its spans.
+
+    The threads of a process write one trace into several runs, and the slice
+    may hold the end of a span before its start, so they are joined last.
+    """
+    decoder = SliceDecoder()
+    joiner = _Joiner()
+    data: list[Record] = []
+    hops_out: list[HopOut] = []
+    hops_in: list[HopIn] = []
+    breadcrumbs: list[Breadcrumb] = []
+    for chunk in chunks:
+        for record in decoder.feed(chunk):
+            match record.body:
+                case SpanStart() as body:
+                    joiner.start(record, body)
+                case SpanEnd() as body:
+                    joiner.ends.append((record.client, body))
+                case SpanDetail() as body:
+                    joiner.details.setdefault((record.client, body.span_id), []).append(body)
+                case ResourceRecord() as body:
+                    joiner.resource(record, body)
+                case ScopeRecord() as body:
+                    joiner.scope(record, body)
+                case HopOut() as body:
+                    hops_out.append(body)
+                case HopIn() as body:
+                    hops_in.append(body)
+                case Breadcrumb() as body:
+                    breadcrumbs.append(body)
+                case _:
+                    data.append(record)
+    joiner.join(decoder.processes)
+    malformed = decoder.malformed + joiner.malformed
+    return SliceContent(
+        tuple(joiner.spans),
+        tuple(data),
+        tuple(hops_out),
+        tuple(hops_in),
+        tuple(breadcrumbs),
+        tuple(joiner.without_start),
+        decoder.handles,
+        decoder.processes,
+        frozenset(decoder.exited),
+        frozenset(decoder.lossy),
+        malformed,
+        decoder.whole and not malformed,
+        decoder.clock,
+    )

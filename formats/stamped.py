@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A collected trace, ready to be exported: why it is there stands on its spans.
+
+The local roots, the first span of the trace in each process, get attributes
+that say which trigger fired and what the verdict is. Their names are these,
+and stand nowhere else:
+
+    attribute                    type      says
+    backsight.trigger            string    the trigger that fired first; missing if none is known
+    backsight.trigger_why        string    in its words
+    backsight.trigger_node       string    where
+    backsight.trigger_source     string    application, context, kernel, node or operator
+    backsight.other_triggers     string[]  the others that fired, if any did
+    backsight.lateral            bool      true if it was only collected with the trace that fired
+    backsight.verdict            string    coherent, partial, lossy, truncated, provisional
+    backsight.verdict_version    int       rises with each
+    backsight.verdict_reasons    string[]  what is missing, where
+    backsight.node               string    on which node the span was recorded
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import backsight_pb2 as pb
+from opentelemetry.proto.trace.v1.trace_pb2 import TracesData
+
+from formats.otlp import NodeSpans, traces_data
+from formats.slices import AttributeValue
+from formats.spans import Span, read_slice
+from protocol.messages import TraceId
+
+TRIGGER = "backsight.trigger"
+TRIGGER_WHY = "backsight.trigger_why"
+TRIGGER_NODE = "backsight.trigger_node"
+TRIGGER_SOURCE = "backsight.trigger_source"
+OTHER_TRIGGERS = "backsight.other_triggers"
+LATERAL = "backsight.lateral"
+VERDICT = "backsight.verdict"
+VERDICT_VERSION = "backsight.verdict_version"
+VERDICT_REASONS = "backsight.verdict_reasons"
+NODE = "backsight.node"
+
+# They stand on each local root; a reader of one span wants the gist.
+_REASONS_MAX = 16
+
+
+@dataclass(frozen=True, slots=True)
+class StampedTrace:
+    """The spans of one trace by node, with their stamps."""
+
+    trace: TraceId
+    parts: tuple[NodeSpans, ...]
+
+    def otlp(self) -> TracesData:
+        """All of it as OTLP."""
+        return traces_data(self.trace, self.parts)
+
+    @property
+    def span_count(self) -> int:
+        return sum(len(part.spans) for part in self.parts)
+
+
+def stamped(detail: pb.TraceDetail, *, one_clock: bool) -> StampedTrace:
+    """What is stored of a trace, with all its bytes, as spans.
+
+    ``one_clock``: times are put on the coordinator's clock, as pictures want
+    them; else they are as each node wrote them.
+    """
+    about = _about(detail.summary)
+    return StampedTrace(
+        TraceId(detail.summary.trace),
+        tuple(
+            NodeSpans(
+                part.node,
+                tuple(_stamped(read_slice([part.data]).spans, {**about, NODE: part.node})),
+                part.clock_offset_ns if one_clock else 0,
+            )
+            for part in detail.slices
+        ),
+    )
+
+
+def service_of(span: Span) -> str:
+    """What the span's process calls itself."""
+    if span.resource is not None:
+        name = span.resource.attributes.get("service.name")
+        if isinstance(name, str) and name:
+            return name
+    return (span.process.service if span.process else "") or "unknown_service"
+
+
+def _stamped(spans: tuple[Span, ...], about: dict[str, AttributeValue]) -> Iterator[Span]:
+    known = {(span.client, span.span_id) for span in spans}
+    for span in spans:
+        is_local_root = (span.client, span.parent_id) not in known
+        yield replace(span, attributes={**span.attributes, **about}) if is_local_root else span
+
+
+def _about(summary: pb.TraceSummary) -> dict[str, AttributeValue]:
+    about: dict[str, AttributeValue] = {}
+    if summary.triggers:
+        first = min(summary.triggers, key=lambda trigger: trigger.fired_at_ns)
+        about[TRIGGER] = first.name
+        about[TRIGGER_WHY] = first.why
+        about[TRIGGER_NODE] = first.node
+        about[TRIGGER_SOURCE] = pb.Source.Name(first.source).removeprefix("SOURCE_").lower()
+        others: list[AttributeValue] = [*sorted({t.name for t in summary.triggers} - {first.name})]
+        if others:
+            about[OTHER_TRIGGERS] = others
+        if all(trigger.primary != summary.trace for trigger in summary.triggers):
+            about[LATERAL] = True
+    about[VERDICT] = summary.verdict.kind
+    about[VERDICT_VERSION] = summary.verdict.version
+    reasons = summary.verdict.reasons
+    if reasons:
+        words: list[AttributeValue] = [
+            " ".join(filter(None, (f"{reason.kind}", reason.node and f"on {reason.node}")))
+            + f": {reason.detail}"
+            for reason in reasons[:_REASONS_MAX]
+        ]
+        if len(reasons) > _REASONS_MAX:
+            words.append(f"and {len(reasons) - _REASONS_MAX} more")
+        about[VERDICT_REASONS] = words
+    return about

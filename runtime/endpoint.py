@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Network endpoints in configurations."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from dataclasses import dataclass
+from typing import Annotated
+
+from runtime.schema import InvalidValue
+
+_ENDPOINT = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+):([0-9]{1,5})")
+_PORT_MAX = 65535
+
+
+@dataclass(frozen=True, slots=True)
+class HostAndPort:
+    """A text that names an endpoint; the empty one, for none, where it ``may_be_empty``."""
+
+    may_be_empty: bool = False
+
+    def allowed(self) -> str:
+        words = f"HOST:PORT or [IPV6]:PORT, with a port up to {_PORT_MAX}"
+        return f"{words}; or nothing" if self.may_be_empty else words
+
+    def admit(self, value: str) -> str:
+        match = _ENDPOINT.fullmatch(value)
+        if not (match and int(match[1]) <= _PORT_MAX) and not (self.may_be_empty and value == ""):
+            raise ValueError
+        return value
+
+
+Endpoint = Annotated[str, HostAndPort()]
+OptionalEndpoint = Annotated[str, HostAndPort(may_be_empty=True)] | None
+
+
+def is_loopback(endpoint: str) -> bool:
+    """Whether an endpoint can only be reached from its own machine."""
+    host = endpoint.rpartition(":")[0].strip("[]")
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def check_listen(endpoint: str | None, *, insecure: bool) -> None:
+    """For the key ``listen`` of a section: InvalidValue if others can read what nobody agreed to show."""
+    if endpoint and not insecure and not is_loopback(endpoint):
+        raise InvalidValue(
+            "listen",
+            f"{endpoint} can be reached from other machines, and what is sent is not"
+            " encrypted; allowed: a loopback address, or `insecure: true` beside it",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsSettings:
+    """Where Prometheus finds ``/metrics``. ``insecure``: in clear text over a network too."""
+
+    listen: OptionalEndpoint = None
+    insecure: bool = False
+
+    def __post_init__(self) -> None:
+        check_listen(self.listen, insecure=self.insecure)

@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a daemon says to its operator: to the journal with fields, else a line on standard error.
+
+    log.warning("slice 12ab… is not stored from here on", trace_id=…, node=…)
+
+Fields are what an operator filters by (``journalctl TRACE_ID=…``). Any thread may
+log. Whatever comes from elsewhere may stand in a text: it cannot forge a line.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import os
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Annotated
+
+from systemd.journal import sendv
+
+from runtime.printable import printable
+from runtime.schema import Matching
+
+
+class Level(enum.IntEnum):
+    """As syslog(3) numbers them: the lower, the more it matters."""
+
+    ERROR = 3
+    WARNING = 4
+    INFO = 6
+    DEBUG = 7
+
+
+LevelName = Annotated[str, Matching("error|warning|info|debug", "error, warning, info or debug")]
+
+
+class MessageId(enum.StrEnum):
+    """Of events that somebody may want to be told of by a machine: ``journalctl MESSAGE_ID=…``."""
+
+    CONNECTED = "cdc4ea00739c428ca49cc436bed78ff9"
+    DISCONNECTED = "7810842f4d1b46c0a5a84957d0e4f44b"
+    RELOADED = "6034524b13104ddba7afcf0ea96bc342"
+    RELOAD_REFUSED = "3185f77a5aea42008ecc48baa734685b"
+    STORE_FAILED = "25434e6a42d94535a0bf5996652dd668"
+    HANGS = "eff1ba688fda4276b324d922c346c548"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One thing that was said. Names of ``fields`` are upper-case."""
+
+    level: Level
+    message: str
+    fields: Mapping[str, str]
+
+
+class Log:
+    """Passes what is at least as important as ``level`` on to a writer."""
+
+    def __init__(
+        self, write: Callable[[Entry], None], level: Level = Level.INFO, **fields: str
+    ) -> None:
+        """``fields`` go with everything."""
+        self.level = level
+        self._write = write
+        self._fields = fields
+
+    @classmethod
+    def of(cls, program: str, level: Level = Level.INFO, **fields: str) -> Log:
+        """Where this process logs to: the journal if that is its standard error, else that."""
+        writer = _Journal(program) if stderr_is_journal() else _Stderr(program)
+        return cls(writer.write, level, **fields)
+
+    def says(self, level: Level) -> bool:
+        """Whether it is worth while to find words for something."""
+        return level <= self.level
+
+    def error(self, message: str, **fields: str) -> None:
+        """Something does not work, and somebody must act."""
+        self._say(Level.ERROR, message, fields)
+
+    def warning(self, message: str, **fields: str) -> None:
+        """Something was lost or refused, and the daemon goes on."""
+        self._say(Level.WARNING, message, fields)
+
+    def info(self, message: str, **fields: str) -> None:
+        """Something that an operator may want to know."""
+        self._say(Level.INFO, message, fields)
+
+    def debug(self, message: str, **fields: str) -> None:
+        """What happens with each trace."""
+        self._say(Level.DEBUG, message, fields)
+
+    def _say(self, level: Level, message: str, fields: Mapping[str, str]) -> None:
+        if self.says(level):
+            given = {**self._fields, **fields}
+            named = {name.upper(): printable(value) for name, value in given.items()}
+            self._write(Entry(level, printable(message), named))
+
+
+def stderr_is_journal() -> bool:
+    """Whether $JOURNAL_STREAM, DEVICE:INODE, is what standard error goes to (systemd.exec(5))."""
+    journal_stream = os.environ.get("JOURNAL_STREAM", "")
+    try:
+        stderr = os.fstat(sys.__stderr__.fileno() if sys.__stderr__ else -1)
+    except OSError:
+        return False
+    return journal_stream == f"{stderr.st_dev}:{stderr.st_ino}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Stderr:
+    program: str
+
+    def write(self, entry: Entry) -> None:
+        how_bad = f"{entry.level.name.lower()}: " if entry.level < Level.INFO else ""
+        # A closed pipe is no reason to end.
+        with contextlib.suppress(OSError):
+            sys.stderr.write(f"{self.program}: {how_bad}{entry.message}\n")
+            sys.stderr.flush()
+
+
+@dataclass(frozen=True, slots=True)
+class _Journal:
+    program: str
+
+    def write(self, entry: Entry) -> None:
+        fields = {
+            "MESSAGE": entry.message,
+            "PRIORITY": str(int(entry.level)),
+            "SYSLOG_IDENTIFIER": self.program,
+            **entry.fields,
+        }
+        try:
+            sendv(*(f"{name}={value}" for name, value in fields.items()))
+        except OSError:
+            _Stderr(self.program).write(entry)

@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A daemon's account of itself, for Prometheus.
+
+The account is a tree of names and figures, made of the dataclasses that count;
+``backsightctl`` prints the same. A table of ``Metric`` says which of its paths is
+exposed as what. The tree is read on the event loop, where all of it changes,
+and served from another thread: a daemon whose loop hangs answers 503.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import platform
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.metrics_core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+)
+from prometheus_client.metrics_core import Metric as Family
+from prometheus_client.registry import Collector
+
+from runtime import VERSION
+from runtime.http import HttpServer
+from runtime.log import Log
+
+if TYPE_CHECKING:
+    from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
+
+Account: TypeAlias = Mapping[str, Any]
+"""Names, and under each a number, a text, or more names."""
+
+# Half of what Prometheus waits by default, so that it hears why.
+_ANSWER_TIMEOUT_S = 5.0
+
+_CONTENT_TYPE_TEXT = "text/plain; charset=utf-8"
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One family of samples, and where in the account they are.
+
+    ``name`` lacks the daemon's prefix; what ends in ``_total`` only rises. ``at`` is a path,
+    its steps joined by "/", or several, each with the labels of its sample. A step {label}
+    stands for all names there are, and is a label too. ``scale`` makes base units of the
+    account's. A ``histogram`` has a counting.histogram.Histogram there, as a tree.
+    """
+
+    name: str
+    help: str
+    at: str | Mapping[str, Mapping[str, str]]
+    scale: float = 1
+    histogram: bool = False
+
+    @property
+    def places(self) -> Mapping[str, Mapping[str, str]]:
+        """All paths, each with the labels that are the same for all that is found there."""
+        return {self.at: {}} if isinstance(self.at, str) else self.at
+
+    @property
+    def label_names(self) -> tuple[str, ...]:
+        """Of all samples, in the order in which they are exposed."""
+        path, labels = next(iter(self.places.items()))
+        return (*(step[1:-1] for step in path.split("/") if step.startswith("{")), *labels)
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    figure: Any
+    labels: dict[str, str] = field(default_factory=dict)
+
+
+def _find(account: Account, path: Sequence[str]) -> Iterator[_Found]:
+    step, *rest = path
+    if step.startswith("{"):
+        for name in account:
+            for found in _find(account, (name, *rest)):
+                yield _Found(found.figure, {step[1:-1]: name} | found.labels)
+    elif step in account:
+        if rest:
+            yield from _find(account[step], rest)
+        else:
+            yield _Found(account[step])
+
+
+def _family(prefix: str, metric: Metric) -> Family:
+    arguments = (f"{prefix}_{metric.name}", metric.help)
+    if metric.histogram:
+        return HistogramMetricFamily(*arguments, labels=metric.label_names)
+    if metric.name.endswith("_total"):
+        return CounterMetricFamily(*arguments, labels=metric.label_names)
+    return GaugeMetricFamily(*arguments, labels=metric.label_names)
+
+
+def _add(family: Any, labels: Sequence[str], figure: Any, scale: float) -> None:  # noqa: ANN401
+    if isinstance(family, HistogramMetricFamily):
+        bounds = (*(f"{bound:g}" for bound in figure["bounds"]), "+Inf")
+        counts = accumulate(figure["counts"])
+        family.add_metric(labels, list(zip(bounds, counts, strict=True)), figure["sum"])
+    else:
+        family.add_metric(labels, figure * scale)
+
+
+def families(prefix: str, table: Iterable[Metric], account: Account) -> Iterator[Family]:
+    """All metrics of an account; what is not in it has no samples."""
+    for metric in table:
+        family = _family(prefix, metric)
+        for path, labels in metric.places.items():
+            for found in _find(account, path.split("/")):
+                known = {**found.labels, **labels}
+                values = [known[name] for name in metric.label_names]
+                _add(family, values, found.figure, metric.scale)
+        yield family
+
+
+class _Daemon(Collector):
+    """Collects one account, which was taken before."""
+
+    def __init__(self, prefix: str, table: Iterable[Metric], account: Account) -> None:
+        self._prefix = prefix
+        self._table = table
+        self._account = account
+
+    def collect(self) -> Iterator[Family]:
+        yield from families(self._prefix, self._table, self._account)
+        build = {"version": VERSION, "python": platform.python_version()}
+        # As a gauge, since a type of info exists in OpenMetrics only.
+        family = GaugeMetricFamily(
+            f"{self._prefix}_build_info", "Which Backsight this is; always 1.", labels=list(build)
+        )
+        family.add_metric(list(build.values()), 1)
+        yield family
+
+
+class Hangs(Exception):
+    """The event loop does not answer in time, or is gone."""
+
+
+def ask_loop(
+    loop: asyncio.AbstractEventLoop, read: Callable[[], Account], timeout_s: float
+) -> Account:
+    """What ``read`` returns on the event loop, for another thread; Hangs if it takes too long."""
+
+    async def on_loop() -> Account:
+        return read()
+
+    asked = on_loop()
+    try:
+        answer = asyncio.run_coroutine_threadsafe(asked, loop)
+    except RuntimeError as error:
+        asked.close()
+        raise Hangs("the daemon ends") from error
+    try:
+        return answer.result(timeout_s)
+    except TimeoutError as error:
+        answer.cancel()
+        raise Hangs(f"the daemon's event loop did not answer within {timeout_s:g} s") from error
+
+
+def application(
+    prefix: str,
+    table: Sequence[Metric],
+    read: Callable[[], Account],
+    loop: asyncio.AbstractEventLoop,
+    timeout_s: float = _ANSWER_TIMEOUT_S,
+) -> WSGIApplication:
+    """Serves ``/metrics``; ``read`` is called on the loop."""
+
+    def serve(environ: WSGIEnvironment, start_response: StartResponse) -> list[bytes]:
+        if environ["PATH_INFO"] != "/metrics":
+            start_response("404 Not Found", [("Content-Type", _CONTENT_TYPE_TEXT)])
+            return [b"there is only /metrics\n"]
+        try:
+            account = ask_loop(loop, read, timeout_s)
+        except Hangs as hangs:
+            start_response("503 Service Unavailable", [("Content-Type", _CONTENT_TYPE_TEXT)])
+            return [f"{hangs}\n".encode()]
+        registry = CollectorRegistry()
+        registry.register(_Daemon(prefix, table, account))
+        ProcessCollector(registry=registry)
+        encode, content_type = choose_encoder(environ.get("HTTP_ACCEPT", ""))
+        start_response("200 OK", [("Content-Type", content_type)])
+        return [encode(registry)]
+
+    return serve
+
+
+def serving(
+    endpoint: str | None,
+    prefix: str,
+    table: Sequence[Metric],
+    read: Callable[[], Account],
+    log: Log,
+) -> contextlib.AbstractContextManager[HttpServer | None]:
+    """Serve the metrics at HOST:PORT while entered, on the running loop; nowhere without an endpoint.
+
+    OSError if nobody can listen there.
+    """
+    if not endpoint:
+        return contextlib.nullcontext()
+    try:
+        loop = asyncio.get_running_loop()
+        return HttpServer(endpoint, application(prefix, table, read, loop), log)
+    except OSError as error:
+        raise OSError(
+            f"metrics.listen: {error}; give it another endpoint, or null to have none"
+        ) from error

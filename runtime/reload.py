@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which part of a changed configuration a running daemon can take up.
+
+Keys say so themselves, in the schema: ``RELOADABLE`` stands beside the type of a
+key, or of a whole section.
+"""
+
+# ruff: noqa: ANN401 (settings are any dataclass)
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from runtime.schema import RELOADABLE
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Merged(Generic[T]):
+    """What is in force from now on: keys ``taken`` are new, those that ``wait`` for a restart as before."""
+
+    settings: T
+    taken: tuple[str, ...]
+    waiting: tuple[str, ...]
+
+
+def merge(running: T, wanted: T) -> Merged[T]:
+    """The running settings, with all of the wanted ones that can be taken up now."""
+    taken: list[str] = []
+    waiting: list[str] = []
+
+    def section(before: Any, after: Any, key: str, *, reloadable: bool) -> Any:
+        hints = typing.get_type_hints(type(before), include_extras=True)
+        changes = {}
+        for field in dataclasses.fields(before):
+            old, new = getattr(before, field.name), getattr(after, field.name)
+            if old == new:
+                continue
+            path = f"{key}{field.name}"
+            may = reloadable or RELOADABLE in getattr(hints[field.name], "__metadata__", ())
+            if dataclasses.is_dataclass(old) and dataclasses.is_dataclass(new):
+                changes[field.name] = section(old, new, f"{path}.", reloadable=may)
+            elif may:
+                taken.append(path)
+                changes[field.name] = new
+            else:
+                waiting.append(path)
+        return dataclasses.replace(before, **changes)
+
+    return Merged(section(running, wanted, "", reloadable=False), tuple(taken), tuple(waiting))

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A coordinator and a node daemon on this machine as it is, pinned to a core."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from testbed.topology import DIES_WITH_PARENT, Coordinator, Host, Node
+
+
+@dataclass(frozen=True, slots=True)
+class Cores:
+    """Where what runs: daemons on one core, a single writer on the other."""
+
+    daemons: int
+    writer: int
+
+    @classmethod
+    def choose(cls) -> Cores:
+        """Take the first and the last core that this process may use."""
+        allowed = sorted(os.sched_getaffinity(0))
+        return cls(allowed[0], allowed[-1])
+
+
+def bound(command: Sequence[str], core: int | None) -> list[str]:
+    """Bind a command's life to ours, and it to a core if one is given."""
+    affinity = [] if core is None else ["taskset", "--cpu-list", str(core)]
+    return [*DIES_WITH_PARENT, *affinity, *command]
+
+
+@dataclass(frozen=True, slots=True)
+class _ThisMachine(Host):
+    """No namespace: benchmarks of one node need no rights."""
+
+    core: int
+
+    def popen(
+        self,
+        command: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        **options: Any,
+    ) -> subprocess.Popen[bytes]:
+        """Start a program on the core."""
+        return subprocess.Popen(
+            bound(command, self.core), env={**os.environ, **(env or {})}, **options
+        )
+
+
+# The user's own daemons may have the usual ports, and so may another benchmark's.
+_NO_METRICS = {"metrics": {"listen": None}}
+
+
+class _Coordinator(Coordinator):
+    """On a port that is free."""
+
+    def __init__(self, host: Host, directory: Path) -> None:
+        with socket.socket() as probe:
+            probe.bind((host.address, 0))
+            endpoint = f"{host.address}:{probe.getsockname()[1]}"
+        super().__init__(
+            host, directory, {"listen": endpoint, **_NO_METRICS, "query": {"listen": None}}
+        )
+        self.endpoint = endpoint
+
+
+def this_machine(core: int) -> Host:
+    """This machine as a host whose programs run on one core."""
+    return _ThisMachine("localhost", "", "127.0.0.1", core)
+
+
+@contextlib.contextmanager
+def node(directory: Path, cores: Cores, config: Mapping[str, Any]) -> Iterator[Node]:
+    """A node daemon that is connected to a coordinator, as it is where it works."""
+    machine = this_machine(cores.daemons)
+    coordinator = _Coordinator(machine, directory)
+    with (
+        coordinator,
+        Node(machine, "bench", directory, coordinator, {**_NO_METRICS, **config}) as daemon,
+    ):
+        yield daemon
+
+
+def lone_node(directory: Path, cores: Cores, config: Mapping[str, Any]) -> Node:
+    """A node daemon without a coordinator, to be started: it keeps what it collects."""
+    return Node(this_machine(cores.daemons), "bench", directory, None, {**_NO_METRICS, **config})
