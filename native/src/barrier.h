@@ -10,7 +10,9 @@
  *   full_fence               orders everything, stores before loads too; used
  *                            where each of two parties publishes a word and
  *                            then reads the other's (the doorbell)
- *   compare_and_swap         acquire + release on success
+ *   compare_and_swap         acquire + release on success; acquire on failure,
+ *                            since the caller goes on with the value that it
+ *                            was given, and with what stands behind it
  *   fetch_add                no ordering: for numbers that must only differ
  */
 #ifndef BS_BARRIER_H
@@ -27,7 +29,7 @@
 #define fetch_add(p, v) __atomic_fetch_add((p), (v), __ATOMIC_RELAXED)
 #define compare_and_swap(p, expected, desired)                                 \
 	__atomic_compare_exchange_n((p), (expected), (desired), false,         \
-				    __ATOMIC_ACQ_REL, __ATOMIC_RELAXED)
+				    __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)
 
 #define likely(x) __builtin_expect(!!(x), 1)
 #define unlikely(x) __builtin_expect(!!(x), 0)
