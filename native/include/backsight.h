@@ -44,8 +44,6 @@
 
 #if defined(__x86_64__)
 #include <x86intrin.h>
-#else
-#include <time.h>
 #endif
 
 #ifdef __cplusplus
@@ -135,18 +133,40 @@ extern BS_EXPORT __thread struct bs_writer bs_writer
 
 /* ------------------------------------------------------------- clock --- */
 
-/* Ticks of the node's record clock: the TSC where the kernel says that it is
- * invariant, else CLOCK_MONOTONIC nanoseconds. The node stores the relation
- * to real time beside the data once a second. */
+/* The CPU's counter: the TSC, or arm64's virtual counter, which the kernel's
+ * own clock reads. A call of the kernel's would cost several times as much. */
+#if defined(__x86_64__)
+#define BS_HAS_CPU_COUNTER 1
+static inline uint64_t bs_cpu_counter(void)
+{
+	return __rdtsc();
+}
+#elif defined(__aarch64__)
+#define BS_HAS_CPU_COUNTER 1
+static inline uint64_t bs_cpu_counter(void)
+{
+	uint64_t ticks;
+
+	__asm__ __volatile__("mrs %0, cntvct_el0" : "=r"(ticks));
+	return ticks;
+}
+#else
+#define BS_HAS_CPU_COUNTER 0
+#endif
+
+/* Ticks of the node's record clock: the CPU's counter where the node knows
+ * that it is the same on all CPUs and runs evenly, else CLOCK_MONOTONIC
+ * nanoseconds. The node stores the relation to real time beside the data once
+ * a second. */
 BS_EXPORT uint64_t bs_clock_ticks_slow(void);
-extern BS_EXPORT bool bs_clock_is_tsc;
+extern BS_EXPORT bool bs_clock_is_counter;
 
 static inline uint64_t bs_clock_ticks(void)
 {
-#if defined(__x86_64__)
+#if BS_HAS_CPU_COUNTER
 	if (__builtin_expect(
-		    __atomic_load_n(&bs_clock_is_tsc, __ATOMIC_RELAXED), 1))
-		return __rdtsc();
+		    __atomic_load_n(&bs_clock_is_counter, __ATOMIC_RELAXED), 1))
+		return bs_cpu_counter();
 #endif
 	return bs_clock_ticks_slow();
 }

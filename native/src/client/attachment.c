@@ -23,13 +23,9 @@ uint64_t bs_fork_epoch;
 pthread_mutex_t bs_lock = PTHREAD_MUTEX_INITIALIZER;
 pthread_cond_t bs_changed = PTHREAD_COND_INITIALIZER;
 
-/* Ticks of the record clock: the TSC until a daemon says otherwise, since what
- * is stamped before is dropped anyway. */
-#if defined(__x86_64__)
-bool bs_clock_is_tsc = true;
-#else
-bool bs_clock_is_tsc;
-#endif
+/* Ticks of the record clock: the counter until a daemon says otherwise, since
+ * what is stamped before is dropped anyway. */
+bool bs_clock_is_counter = BS_HAS_CPU_COUNTER;
 
 /* Map one of the three. The seals promise that it cannot be truncated under
  * our feet; its size must be what the layout says. */
@@ -66,12 +62,8 @@ static const char *check_channel(const struct bs_attachment *a)
 		return "the channel has another version";
 	if (h->arena_bytes != a->arena_bytes)
 		return "the channel is of another arena";
-	if (h->clock_is_tsc > 1 || h->ticks_per_s == 0)
+	if (h->clock_is_counter > BS_HAS_CPU_COUNTER || h->ticks_per_s == 0)
 		return "the channel's clock makes no sense";
-#if !defined(__x86_64__)
-	if (h->clock_is_tsc)
-		return "the channel's clock makes no sense";
-#endif
 	if (name_bytes == 0 || name_bytes > BS_NODE_NAME_MAX ||
 	    bs_fnv1a64(BS_FNV1A64_BASIS, h->node_name, name_bytes) !=
 		    h->node_id)
@@ -139,7 +131,7 @@ struct bs_attachment *bs_attachment_map(const struct bs_attach_reply *reply,
 					      sizeof(BS_HASH_PERCENTAGE) - 1,
 					      a->channel->cluster_seed);
 	a->node_id = a->channel->node_id;
-	WRITE_ONCE(bs_clock_is_tsc, a->channel->clock_is_tsc != 0);
+	WRITE_ONCE(bs_clock_is_counter, a->channel->clock_is_counter != 0);
 	return a;
 }
 

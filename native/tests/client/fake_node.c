@@ -96,6 +96,7 @@ void fake_node_make(struct fake_node *n, uint32_t segments)
 	n->channel->magic = BS_ABI_MAGIC;
 	n->channel->version = BS_ABI_VERSION;
 	n->channel->arena_bytes = (uint64_t)segments * BS_SEGMENT_BYTES;
+	n->channel->clock_is_counter = n->clock_is_counter;
 	n->channel->ticks_per_s = 1000000000;
 	n->channel->node_id = bs_node_id(FAKE_NODE_NAME);
 	n->channel->percentage_threshold = UINT64_MAX;

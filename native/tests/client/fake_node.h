@@ -21,7 +21,8 @@ struct fake_node {
 	int listener;
 	int connection; /* -1: none */
 	struct bs_attach_request request;
-	uint64_t token; /* of the last attachment */
+	uint64_t token;		   /* of the last attachment */
+	uint32_t clock_is_counter; /* of the next; 0 unless a test says so */
 
 	/* The attachment; one that is replaced stays mapped by the client. */
 	int fds[3];

@@ -222,7 +222,7 @@ static void bad_channel_arena(void)
 
 static void bad_channel_clock(void)
 {
-	node.channel->clock_is_tsc = 2;
+	node.channel->clock_is_counter = 2;
 }
 
 static void bad_channel_ticks(void)
