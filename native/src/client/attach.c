@@ -1,16 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The attach thread: connect, say who we are, get three mappings, then wait for
- * the daemon to hang up; from the beginning. It is the only thread that makes
- * system calls which may wait, and nothing waits for it.
- *
- * It owns one file descriptor. A daemonising application may close it, and get
- * its number back for a file of its own, so the descriptor is used only while
- * it still is the socket that it was.
+ * The attach thread: connect, say who we are, get four mappings, then do what
+ * the daemon says until it hangs up; from the beginning. It is the only thread
+ * that makes system calls which may wait, and nothing waits for it.
  */
 #include <errno.h>
 #include <fcntl.h>
-#include <poll.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -22,6 +17,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "link.h"
 #include "writer.h"
 
 #define DEFAULT_SOCKET "/run/backsight/node.sock"
@@ -37,9 +33,6 @@
 /* How often to see whether everybody else has left (is_last_thread). */
 #define LAST_THREAD_CHECK_MS 5000
 
-/* A reply has three; more are noticed, and closed. */
-#define FDS_MAX 8
-
 /* All under bs_lock. */
 static pthread_t thread;
 static bool is_started;
@@ -48,10 +41,6 @@ static uint64_t n_attachments;
 static struct sockaddr_un address;
 static struct bs_attach_request request;
 static bool is_debugging;
-
-static int sock = -1;
-static dev_t sock_dev;
-static ino_t sock_ino;
 
 /* ---------------------------------------------------------- debugging --- */
 
@@ -117,6 +106,8 @@ static bool configure(void)
 	memset(&request, 0, sizeof(request));
 	request.magic = BS_ABI_MAGIC;
 	request.version = BS_ABI_VERSION;
+	request.oldest = BS_ABI_OLDEST;
+	request.features = BS_FEATURES;
 	request.pid = getpid();
 	memcpy(request.service, service,
 	       bs_utf8_cut(service, strlen(service),
@@ -124,119 +115,54 @@ static bool configure(void)
 	return true;
 }
 
-/* ------------------------------------------------------------- socket --- */
-
-static bool sock_is_ours(void)
-{
-	struct stat st;
-
-	return sock >= 0 && !fstat(sock, &st) && S_ISSOCK(st.st_mode) &&
-	       st.st_dev == sock_dev && st.st_ino == sock_ino;
-}
-
-static void sock_close(void)
-{
-	if (sock_is_ours())
-		close(sock);
-	sock = -1;
-}
-
-static bool sock_open(void)
-{
-	struct stat st;
-
-	sock = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK,
-		      0);
-	if (sock < 0)
-		return false;
-	if (fstat(sock, &st)) {
-		close(sock);
-		sock = -1;
-		return false;
-	}
-	sock_dev = st.st_dev;
-	sock_ino = st.st_ino;
-	return true;
-}
-
-/* Wait until there is something to read; bs_lock is given up meanwhile. 0 on
- * time-out, -ECONNRESET if the socket is not ours any more. */
-static int sock_wait(int timeout_ms)
-{
-	struct pollfd p = {.fd = sock, .events = POLLIN};
-	int n;
-
-	if (!sock_is_ours())
-		return -ECONNRESET;
-	pthread_mutex_unlock(&bs_lock);
-	n = poll(&p, 1, timeout_ms);
-	pthread_mutex_lock(&bs_lock);
-	if (n > 0 && !sock_is_ours())
-		return -ECONNRESET;
-	return n < 0 ? 0 : n;
-}
-
 /* ----------------------------------------------------------- exchange --- */
 
-/* Returns how many descriptors came; they are the caller's. */
-static int receive(struct bs_attach_reply *reply, ssize_t *bytes,
-		   int fds[FDS_MAX])
+/* NULL if we speak it; else who is to be updated. */
+static const char *who_is_too_old(uint32_t version)
 {
-	union {
-		char bytes[CMSG_SPACE(FDS_MAX * sizeof(int))];
-		struct cmsghdr align;
-	} control;
-	struct iovec iov = {reply, sizeof(*reply)};
-	struct msghdr msg = {
-		.msg_iov = &iov,
-		.msg_iovlen = 1,
-		.msg_control = control.bytes,
-		.msg_controllen = sizeof(control.bytes),
-	};
-	int n_fds = 0;
-
-	*bytes = recvmsg(sock, &msg, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
-	if (*bytes < 0)
-		return 0;
-	for (struct cmsghdr *c = CMSG_FIRSTHDR(&msg); c;
-	     c = CMSG_NXTHDR(&msg, c)) {
-		size_t n;
-
-		if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS)
-			continue;
-		n = (c->cmsg_len - CMSG_LEN(0)) / sizeof(int);
-		for (size_t i = 0; i < n && n_fds < FDS_MAX; i++)
-			memcpy(&fds[n_fds++], CMSG_DATA(c) + i * sizeof(int),
-			       sizeof(int));
-	}
-	if (msg.msg_flags & (MSG_TRUNC | MSG_CTRUNC))
-		*bytes = 0;
-	return n_fds;
+	if (version < BS_ABI_OLDEST)
+		return "the daemon";
+	return version > BS_ABI_VERSION ? "this library" : NULL;
 }
 
-static bool take_reply(const struct bs_attach_reply *reply, int n_fds,
-		       const int fds[FDS_MAX])
+static bool reply_is_a_yes(const struct bs_attach_reply *reply)
 {
-	struct bs_attachment *a;
-	const char *reason;
+	const char *old = who_is_too_old(reply->version);
 
 	if (reply->magic != BS_ABI_MAGIC) {
 		complain("this is not a Backsight daemon");
 		return false;
 	}
-	if (reply->status) {
+	/* A daemon that refuses us says why; one from before it knew of us may
+	 * not know what to advise. */
+	if (reply->status && reply->version >= BS_ABI_OLDEST) {
 		complain("refused: %.*s",
 			 (int)strnlen(reply->message, sizeof(reply->message)),
 			 reply->message);
 		return false;
 	}
-	if (reply->version != BS_ABI_VERSION) {
+	if (old) {
 		complain(
-			"the daemon speaks version %u, this library %u: "
-			"update the older of them",
-			reply->version, BS_ABI_VERSION);
+			"the daemon speaks version %u of the shared memory, "
+			"this library %u to %u: update %s",
+			reply->version, BS_ABI_OLDEST, BS_ABI_VERSION, old);
 		return false;
 	}
+	if (reply->features & ~request.features) {
+		complain("the daemon uses features that nobody offered");
+		return false;
+	}
+	return true;
+}
+
+static bool take_reply(const struct bs_attach_reply *reply, int n_fds,
+		       const int fds[BS_LINK_FDS_MAX])
+{
+	struct bs_attachment *a;
+	const char *reason;
+
+	if (!reply_is_a_yes(reply))
+		return false;
 	if (reply->resumed) {
 		if (n_fds || bs_current == &bs_nowhere ||
 		    memcmp(reply->token, bs_current->token,
@@ -267,38 +193,28 @@ static bool take_reply(const struct bs_attach_reply *reply, int n_fds,
 static bool exchange(void)
 {
 	struct bs_attach_reply reply;
-	int fds[FDS_MAX];
-	ssize_t bytes;
-	bool ok;
-	int n_fds, ret;
+	struct bs_packet packet;
+	int ret = bs_link_open(&address);
+	bool ok = false;
 
-	if (!sock_open()) {
-		complain("socket: %m");
+	if (!ret)
+		ret = bs_link_send(&request, sizeof(request));
+	if (ret) {
+		complain("connect: %s", strerrordesc_np(-ret));
 		return false;
 	}
-	/* A socket that does not block, on a local address: now or never. */
-	if (connect(sock, (const struct sockaddr *)&address, sizeof(address)) ||
-	    send(sock, &request, sizeof(request), MSG_NOSIGNAL) !=
-		    (ssize_t)sizeof(request)) {
-		complain("connect: %m");
-		return false;
-	}
-	ret = sock_wait(REPLY_TIMEOUT_MS);
-	if (ret <= 0) {
+	if (bs_link_wait(REPLY_TIMEOUT_MS) <= 0 || !bs_link_receive(&packet)) {
 		if (!is_stopped)
 			complain("no answer");
 		return false;
 	}
-	n_fds = receive(&reply, &bytes, fds);
-	if (bytes == (ssize_t)sizeof(reply)) {
-		ok = take_reply(&reply, n_fds, fds);
-	} else {
-		if (!is_stopped)
-			complain("the answer has the wrong size");
-		ok = false;
-	}
-	for (int i = 0; i < n_fds; i++)
-		close(fds[i]);
+	/* What an older daemon does not say counts as 0. */
+	memcpy(&reply, packet.content, sizeof(reply));
+	if (packet.bytes >= offsetof(struct bs_attach_reply, features))
+		ok = take_reply(&reply, packet.n_fds, packet.fds);
+	else
+		complain("the answer is too short");
+	bs_packet_close_fds(&packet);
 	return ok;
 }
 
@@ -347,13 +263,19 @@ static struct timespec deadline_after(int ms)
 	return t;
 }
 
-/* Until the daemon hangs up. It has nothing more to say: whatever it sends is
- * a hang-up too. */
-static void wait_for_hangup(void)
+/* Until the daemon hangs up. */
+static void wait_for_news(void)
 {
-	while (!is_stopped && !sock_wait(LAST_THREAD_CHECK_MS) &&
-	       !is_last_thread())
-		;
+	struct bs_packet packet;
+	int ret;
+
+	while (!is_stopped && !is_last_thread()) {
+		ret = bs_link_wait(LAST_THREAD_CHECK_MS);
+		if (ret < 0 || (ret > 0 && !bs_link_receive(&packet)))
+			return;
+		if (ret > 0)
+			bs_packet_close_fds(&packet);
+	}
 }
 
 static void *attach_thread(void *arg)
@@ -367,12 +289,12 @@ static void *attach_thread(void *arg)
 		if (exchange()) {
 			n_attachments++;
 			pthread_cond_broadcast(&bs_changed);
-			wait_for_hangup();
+			wait_for_news();
 			backoff_ms = BACKOFF_MIN_MS;
-			sock_close();
+			bs_link_close();
 			continue;
 		}
-		sock_close();
+		bs_link_close();
 		deadline = deadline_after(backoff_ms);
 		while (!is_stopped &&
 		       !pthread_cond_clockwait(&bs_changed, &bs_lock,
@@ -410,7 +332,7 @@ void bs_attach_start(void)
 void bs_attach_forget(void)
 {
 	/* The connection is the parent's; the daemon would take us for it. */
-	sock_close();
+	bs_link_close();
 	is_started = false;
 	n_attachments = 0;
 }
@@ -454,8 +376,7 @@ void bs_shutdown(void)
 	is_started = false;
 	if (join) {
 		joined = thread;
-		if (sock_is_ours())
-			shutdown(sock, SHUT_RDWR);
+		bs_link_shut();
 	}
 	pthread_cond_broadcast(&bs_changed);
 	pthread_mutex_unlock(&bs_lock);

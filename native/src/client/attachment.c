@@ -8,12 +8,14 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 
-static const uint64_t record_all = UINT64_MAX;
+static const struct bs_policy nobodys_policy = {
+	.percentage_threshold = BS_PERCENTAGE_ALL,
+};
 
 struct bs_attachment bs_nowhere = {
 	.epoch = 1,
 	.refs = 2, /* it stays when nobody is in it */
-	.percentage_threshold = &record_all,
+	.policy = &nobodys_policy,
 };
 
 struct bs_attachment *bs_current = &bs_nowhere;
@@ -27,9 +29,9 @@ pthread_cond_t bs_changed = PTHREAD_COND_INITIALIZER;
  * what is stamped before is dropped anyway. */
 bool bs_clock_is_counter = BS_HAS_CPU_COUNTER;
 
-/* Map one of the three. The seals promise that it cannot be truncated under
+/* Map one of the four. The seals promise that it cannot be truncated under
  * our feet; its size must be what the layout says. */
-static void *map_fd(int fd, size_t bytes)
+static void *map_fd(int fd, size_t bytes, int protection)
 {
 	const int seals = F_SEAL_GROW | F_SEAL_SHRINK;
 	struct stat st;
@@ -41,7 +43,7 @@ static void *map_fd(int fd, size_t bytes)
 	got = fcntl(fd, F_GET_SEALS);
 	if (got < 0 || (got & seals) != seals)
 		return NULL;
-	p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	p = mmap(NULL, bytes, protection, MAP_SHARED, fd, 0);
 	if (p == MAP_FAILED)
 		return NULL;
 	/* A core dump must not hold the pool, a child must not write to it. */
@@ -53,16 +55,23 @@ static void *map_fd(int fd, size_t bytes)
 	return p;
 }
 
+static bool version_is_spoken(uint32_t version)
+{
+	return version >= BS_ABI_OLDEST && version <= BS_ABI_VERSION;
+}
+
 static const char *check_channel(const struct bs_attachment *a)
 {
 	const struct bs_channel_header *h = a->channel;
 	size_t name_bytes = strnlen(h->node_name, sizeof(h->node_name));
 
-	if (h->magic != BS_ABI_MAGIC || h->version != BS_ABI_VERSION)
+	if (h->magic != BS_ABI_MAGIC || !version_is_spoken(h->version))
 		return "the channel has another version";
 	if (h->arena_bytes != a->arena_bytes)
 		return "the channel is of another arena";
-	if (h->clock_is_counter > BS_HAS_CPU_COUNTER || h->ticks_per_s == 0)
+	if (h->clock > BS_CLOCK_COUNTER ||
+	    (h->clock == BS_CLOCK_COUNTER && !BS_HAS_CPU_COUNTER) ||
+	    h->ticks_per_s == 0)
 		return "the channel's clock makes no sense";
 	if (name_bytes == 0 || name_bytes > BS_NODE_NAME_MAX ||
 	    bs_fnv1a64(BS_FNV1A64_BASIS, h->node_name, name_bytes) !=
@@ -73,7 +82,7 @@ static const char *check_channel(const struct bs_attachment *a)
 
 static const char *check_context(const struct bs_context_segment *c)
 {
-	if (c->magic != BS_ABI_MAGIC || c->version != BS_ABI_VERSION)
+	if (c->magic != BS_ABI_MAGIC || !version_is_spoken(c->version))
 		return "the context segment has another version";
 	if (c->thread_slots != BS_THREAD_SLOTS ||
 	    c->trigger_cells != BS_TRIGGER_CELLS)
@@ -81,20 +90,36 @@ static const char *check_context(const struct bs_context_segment *c)
 	return NULL;
 }
 
+static const char *check_policy(const struct bs_policy *p)
+{
+	if (p->magic != BS_ABI_MAGIC || !version_is_spoken(p->version))
+		return "the policy table has another version";
+	return NULL;
+}
+
 static const char *map_all(struct bs_attachment *a, const int fds[BS_FDS])
 {
 	const char *reason;
 
-	a->arena = map_fd(fds[BS_FD_ARENA], a->arena_bytes);
-	a->channel_bytes = map_fd(fds[BS_FD_CHANNEL], BS_CHANNEL_BYTES);
-	a->context = map_fd(fds[BS_FD_CONTEXT], sizeof(*a->context));
-	if (!a->arena || !a->channel_bytes || !a->context)
+	const int read_write = PROT_READ | PROT_WRITE;
+
+	a->arena = map_fd(fds[BS_FD_ARENA], a->arena_bytes, read_write);
+	a->channel_bytes =
+		map_fd(fds[BS_FD_CHANNEL], BS_CHANNEL_BYTES, read_write);
+	a->context =
+		map_fd(fds[BS_FD_CONTEXT], sizeof(*a->context), read_write);
+	a->policy = map_fd(fds[BS_FD_POLICY], BS_POLICY_BYTES, PROT_READ);
+	if (!a->arena || !a->channel_bytes || !a->context || !a->policy)
 		return "a mapping has the wrong size, no seals, or no room";
 	a->channel = (struct bs_channel_header *)a->channel_bytes;
 	a->grants = (struct bs_grant_ring *)(a->channel_bytes +
 					     BS_CHANNEL_GRANTS_OFFSET);
+	a->open_handles =
+		(uint32_t *)(a->channel_bytes + BS_CHANNEL_HANDLES_OFFSET);
 	reason = check_channel(a);
-	return reason ? reason : check_context(a->context);
+	if (!reason)
+		reason = check_context(a->context);
+	return reason ? reason : check_policy(a->policy);
 }
 
 struct bs_attachment *bs_attachment_map(const struct bs_attach_reply *reply,
@@ -126,13 +151,18 @@ struct bs_attachment *bs_attachment_map(const struct bs_attach_reply *reply,
 		bs_attachment_unmap(a);
 		return NULL;
 	}
-	a->percentage_threshold = &a->channel->percentage_threshold;
 	a->percentage_state = bs_hash_prepare(BS_HASH_PERCENTAGE,
 					      sizeof(BS_HASH_PERCENTAGE) - 1,
 					      a->channel->cluster_seed);
 	a->node_id = a->channel->node_id;
-	WRITE_ONCE(bs_clock_is_counter, a->channel->clock_is_counter != 0);
+	WRITE_ONCE(bs_clock_is_counter, a->channel->clock == BS_CLOCK_COUNTER);
 	return a;
+}
+
+uint64_t bs_hash_percentage(const struct bs_attachment *a,
+			    struct bs_trace_id id)
+{
+	return bs_hash_trace(a->percentage_state, id);
 }
 
 struct bs_attachment *bs_attachment_publish(struct bs_attachment *a)
@@ -176,6 +206,8 @@ void bs_attachment_unmap(struct bs_attachment *a)
 		munmap(a->channel_bytes, BS_CHANNEL_BYTES);
 	if (a->context)
 		munmap(a->context, sizeof(*a->context));
+	if (a->policy)
+		munmap((void *)a->policy, BS_POLICY_BYTES);
 	free(a);
 	errno = saved;
 }

@@ -2,10 +2,12 @@
 /*
  * What the parts of libbacksight share.
  *
- *   attachment.c  what one attachment is: three mappings, checked
+ *   attachment.c  what one attachment is: four mappings, checked
  *   attach.c      the thread that gets one, and the next one
+ *   link.[ch]     its connection to the daemon
  *   thread.c      a thread's place in the current attachment
- *   writer.[ch]   runs and records in the thread's segment, news about them
+ *   writer.[ch]   runs and records in the thread's segment
+ *   handles.c     numbers of handles, and the table of those that are open
  *   trace.c       the two forms of the API on top of it
  *   context.c     breadcrumbs, and the value that travels with a request
  *   trigger.c     the trigger queue
@@ -32,19 +34,17 @@
 
 /* -------------------------------------------------------- attachment --- */
 
-/* A handle number is the slot that drew it, and a count: no two threads share
- * a counter. Threads without a slot draw from one that they do share. */
-#define BS_HANDLE_COUNT_BITS 23
-#define BS_HANDLE_COUNT_MASK ((1u << BS_HANDLE_COUNT_BITS) - 1)
+/* Handle numbers say whose they are (abi/channel.h), so no two threads share a
+ * counter. Threads without a slot draw from one that they do share. */
 #define BS_HANDLE_SHARED (BS_THREAD_SLOTS << BS_HANDLE_COUNT_BITS)
 
-/* Where the next owner of a slot goes on. Kept here and not only in the area,
- * so that nothing read from shared memory has to be believed. */
+/* Where the next owner of a slot goes on. Kept here, so that nothing read from
+ * shared memory has to be believed. */
 struct bs_slot_state {
 	uint32_t segment; /* BS_SEGMENT_NONE: none yet */
 	uint32_t cursor;  /* offset in it */
+	uint32_t runs;	  /* in its directory */
 	uint32_t next_handle;
-	uint16_t generation;
 };
 
 struct bs_attachment {
@@ -61,9 +61,10 @@ struct bs_attachment {
 	unsigned char *channel_bytes;
 	struct bs_channel_header *channel; /* NULL: unattached, as are... */
 	struct bs_grant_ring *grants;
+	uint32_t *open_handles;
 	struct bs_context_segment *context; /* ...these */
 
-	const uint64_t *percentage_threshold;
+	const struct bs_policy *policy;
 	uint64_t percentage_state; /* bs_hash_prepare() */
 	uint64_t node_id;
 	uint64_t token[2];
@@ -85,13 +86,6 @@ extern uint64_t bs_epoch;		     /* last one given; bs_lock */
 extern uint64_t bs_fork_epoch; /* up to here they were the parent's */
 extern pthread_mutex_t bs_lock;
 extern pthread_cond_t bs_changed; /* bs_current, or something of attach.c */
-
-enum {
-	BS_FD_ARENA,
-	BS_FD_CHANNEL,
-	BS_FD_CONTEXT,
-	BS_FDS
-};
 
 /* Map and check what a daemon sent. NULL, and why in *reason. */
 struct bs_attachment *bs_attachment_map(const struct bs_attach_reply *reply,
@@ -144,29 +138,25 @@ struct bs_thread {
 	struct bs_thread_area *area;	  /* NULL: no slot */
 	struct bs_thread_slot *slot;
 
-	/* The segment. cursor: where the next run header goes, while no run is
-	 * open. */
+	/* The segment: its first free byte, while no run is open, and the last
+	 * entry of its directory. In between there is room. */
 	unsigned char *cursor;
-	unsigned char *limit;
-	uint32_t segment;
-	uint16_t generation;
+	unsigned char *floor;
+	struct bs_segment_header *segment; /* NULL: none */
+	uint32_t runs;			   /* in the directory */
 
 	/* The run. While it is open, its position is in bs_writer if it belongs
 	 * to the thread's own trace, else in `writer`: bs_tracepoint writes to
 	 * wherever bs_writer is. */
 	uint8_t run_state; /* enum bs_run_state */
 	bool run_is_own;   /* else whose, in the next two */
-	uint16_t run_flags;
 	uint32_t run_handle;
 	struct bs_trace_id run_id;
 	struct bs_run_header *run;
+	uint64_t run_entry; /* as in the directory; of a lost run the flags */
 	struct bs_writer writer;
 	uint64_t lost_bytes; /* payload, in this run */
-
-	/* The run ring: our end, and for how many entries the node's need not be
-	 * looked at, which is in a line that the node writes. */
-	uint32_t run_head;
-	uint32_t run_room;
+	uint32_t loss_head;  /* our end of the ring */
 
 	uint32_t next_handle;
 	uint32_t slot_number;
@@ -208,37 +198,43 @@ static inline bool bs_thread_has_slot(struct bs_thread *t)
 	return READ_ONCE(t->attachment->slots_free) && bs_thread_claim(t);
 }
 
-/* A number for a new handle of a thread with a slot. */
+/* A number for a new handle of a thread with a slot; 0 is none. */
 static inline uint32_t bs_thread_draw_own_handle(struct bs_thread *t)
 {
-	return t->slot_number << BS_HANDLE_COUNT_BITS |
-	       (t->next_handle++ & BS_HANDLE_COUNT_MASK);
+	uint32_t handle;
+
+	do {
+		handle = t->slot_number << BS_HANDLE_COUNT_BITS |
+			 (t->next_handle++ & BS_HANDLE_COUNT_MASK);
+	} while (unlikely(!handle));
+	return handle;
 }
 
-static inline uint32_t bs_thread_draw_handle(struct bs_thread *t)
-{
-	struct bs_attachment *a = t->attachment;
-
-	if (unlikely(t->area == NULL))
-		return BS_HANDLE_SHARED | (fetch_add(&a->shared_handles, 1) &
-					   BS_HANDLE_COUNT_MASK);
-	return bs_thread_draw_own_handle(t);
-}
+uint64_t bs_hash_percentage(const struct bs_attachment *a,
+			    struct bs_trace_id id);
 
 /* 0, or BS_TRACE_UNRECORDED. */
 static inline uint32_t bs_thread_recorded(const struct bs_thread *t,
 					  struct bs_trace_id id)
 {
-	uint64_t threshold = READ_ONCE(*t->attachment->percentage_threshold);
+	const struct bs_attachment *a = t->attachment;
+	uint64_t threshold = READ_ONCE(a->policy->percentage_threshold);
 
-	if (likely(threshold == UINT64_MAX) ||
-	    bs_hash_trace(t->attachment->percentage_state, id) < threshold)
+	if (likely(threshold == BS_PERCENTAGE_ALL) ||
+	    bs_hash_percentage(a, id) < threshold)
 		return 0;
 	return BS_TRACE_UNRECORDED;
 }
 
 /* Add to a counter that others may read. */
 #define BS_COUNT(counter, n) WRITE_ONCE((counter), (counter) + (n))
+
+/* ----------------------------------------------------------- handles --- */
+
+uint32_t bs_handle_draw(struct bs_thread *t);
+/* And list it as open, where there is a place. */
+uint32_t bs_handle_draw_listed(struct bs_thread *t);
+void bs_handle_unlist(const struct bs_attachment *a, uint32_t handle);
 
 /* ------------------------------------------------------------ attach --- */
 

@@ -267,20 +267,15 @@ int bs_serialize(struct bs_trace *trace, uint64_t span_id, char *value,
 
 bool bs_trusts_incoming(void)
 {
-	const struct bs_channel_header *channel;
-
 	bs_thread_enter(&bs_thread);
-	channel = bs_thread.attachment->channel;
-	return channel && READ_ONCE(channel->trust_incoming);
+	return READ_ONCE(bs_thread.attachment->policy->trust_incoming);
 }
 
 /* What fired upstream counts as fired here, where such things are believed. */
 static void fire_incoming(struct bs_thread *t, struct bs_trace_id id,
 			  const struct context *c)
 {
-	const struct bs_channel_header *channel = t->attachment->channel;
-
-	if (!channel || !READ_ONCE(channel->trust_incoming))
+	if (!READ_ONCE(t->attachment->policy->trust_incoming))
 		return;
 	for (int i = 0; i < c->n_triggers; i++)
 		bs_trigger_push(id, BS_TRIGGER_CONTEXT, c->triggers[i],

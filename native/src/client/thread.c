@@ -66,15 +66,18 @@ static void release_slot(struct bs_thread *t)
 	struct bs_slot_state *state = &a->slots[i];
 
 	state->next_handle = t->next_handle;
-	state->segment = t->segment;
-	state->generation = t->generation;
-	state->cursor = BS_SEGMENT_BYTES;
-	if (t->segment != BS_SEGMENT_NONE)
+	state->segment = BS_SEGMENT_NONE;
+	if (t->segment) {
+		state->segment =
+			(uint32_t)(((unsigned char *)t->segment - a->arena) /
+				   BS_SEGMENT_BYTES);
 		state->cursor = bs_segment_offset(t, t->cursor);
+		state->runs = t->runs;
+	}
+	WRITE_ONCE(t->area->own_handle, 0);
 	WRITE_ONCE(t->slot->trace_hi, 0);
 	WRITE_ONCE(t->slot->trace_lo, 0);
 	WRITE_ONCE(t->slot->tid, 0);
-	WRITE_ONCE(t->area->cursor, state->cursor);
 	store_release(&t->area->owner_tid, 0);
 	a->slots_used[i / 64] &= ~(1ull << (i % 64));
 	WRITE_ONCE(a->slots_free, a->slots_free + 1);
@@ -93,8 +96,9 @@ void bs_thread_leave(struct bs_thread *t)
 		release_slot(t);
 	t->area = NULL;
 	t->slot = NULL;
+	t->segment = NULL;
 	t->cursor = NULL;
-	t->limit = NULL;
+	t->floor = NULL;
 	t->attachment = NULL;
 	a = bs_attachment_put(a);
 	pthread_mutex_unlock(&bs_lock);
@@ -124,10 +128,37 @@ void bs_thread_move(struct bs_thread *t)
 	errno = saved;
 }
 
+/* Where the slot's last owner stopped. */
+static void go_on_in_segment(struct bs_thread *t,
+			     const struct bs_slot_state *state)
+{
+	if (state->segment == BS_SEGMENT_NONE) {
+		WRITE_ONCE(t->area->segment, BS_SEGMENT_NONE);
+		return;
+	}
+	t->segment = (struct bs_segment_header *)(t->attachment->arena +
+						  (size_t)state->segment *
+							  BS_SEGMENT_BYTES);
+	t->runs = state->runs;
+	t->cursor = (unsigned char *)t->segment + state->cursor;
+	t->floor = (unsigned char *)bs_directory(t->segment, t->runs) +
+		   sizeof(uint64_t);
+}
+
+/* The thread's own trace was open before the thread had a slot. */
+static void show_own(struct bs_thread *t)
+{
+	WRITE_ONCE(t->slot->trace_hi, t->own.id.hi);
+	WRITE_ONCE(t->slot->trace_lo, t->own.id.lo);
+	/* Of another attachment: it gets another handle before it writes. */
+	if (READ_ONCE(t->own.attachment) == t->epoch)
+		WRITE_ONCE(t->area->own_handle,
+			   bs_trace_handle(t->own.handle_seq));
+}
+
 bool bs_thread_claim(struct bs_thread *t)
 {
 	struct bs_attachment *a = t->attachment;
-	const struct bs_slot_state *state;
 	bool got = false;
 	uint32_t i;
 
@@ -151,26 +182,14 @@ bool bs_thread_claim(struct bs_thread *t)
 		/* Nobody of ours: never to be used. */
 	}
 	if (got) {
-		state = &a->slots[i];
 		t->slot = &a->context->slots[i];
 		t->slot_number = i;
-		t->next_handle = state->next_handle;
-		t->segment = state->segment;
-		t->generation = state->generation;
-		if (t->segment != BS_SEGMENT_NONE) {
-			t->limit = a->arena +
-				   ((size_t)t->segment + 1) * BS_SEGMENT_BYTES;
-			t->cursor = t->limit - BS_SEGMENT_BYTES + state->cursor;
-		} else {
-			WRITE_ONCE(t->area->segment, BS_SEGMENT_NONE);
-		}
-		t->run_head = t->area->run_head;
-		t->run_room = 0;
+		t->next_handle = a->slots[i].next_handle;
+		t->loss_head = READ_ONCE(t->area->loss_head);
+		go_on_in_segment(t, &a->slots[i]);
 		WRITE_ONCE(t->slot->tid, (uint32_t)t->tid);
-		if (t->own_open) {
-			WRITE_ONCE(t->slot->trace_hi, t->own.id.hi);
-			WRITE_ONCE(t->slot->trace_lo, t->own.id.lo);
-		}
+		if (t->own_open)
+			show_own(t);
 	} else {
 		t->area = NULL;
 	}

@@ -28,33 +28,35 @@ static inline void fill_in(struct bs_thread *t, struct bs_trace *trace,
 	trace->attachment = t->epoch;
 }
 
-static void open_trace(struct bs_thread *t, struct bs_trace *trace,
-		       struct bs_trace_id id)
+static void enter(struct bs_thread *t)
 {
 	bs_thread_enter(t);
 	bs_thread_has_slot(t);
-	fill_in(t, trace, id, bs_thread_draw_handle(t),
-		bs_thread_recorded(t, id));
 }
 
 /* -------------------------------------------------- thread-local form --- */
 
 /* What the thread works on, for who watches from outside. */
-static inline void show_trace(struct bs_thread *t, struct bs_trace_id id)
+static inline void show_trace(struct bs_thread *t, struct bs_trace_id id,
+			      uint32_t handle)
 {
-	if (unlikely(!t->slot))
-		return;
 	WRITE_ONCE(t->slot->trace_hi, id.hi);
 	WRITE_ONCE(t->slot->trace_lo, id.lo);
+	WRITE_ONCE(t->area->own_handle, handle);
 }
 
 static __attribute__((noinline)) int begin_slow(struct bs_thread *t,
 						struct bs_trace_id id)
 {
+	uint32_t handle;
+
 	bs_end();
-	open_trace(t, &t->own, id);
+	enter(t);
+	handle = bs_handle_draw(t);
+	fill_in(t, &t->own, id, handle, bs_thread_recorded(t, id));
 	t->own_open = true;
-	show_trace(t, id);
+	if (t->area)
+		show_trace(t, id, handle);
 	return 0;
 }
 
@@ -63,19 +65,20 @@ static __attribute__((noinline)) int begin_slow(struct bs_thread *t,
 int bs_begin(struct bs_trace_id id)
 {
 	struct bs_thread *t = &bs_thread;
+	uint32_t handle;
 
 	if (unlikely(bs_trace_id_is_zero(id)))
 		return -EINVAL;
 	if (unlikely(t->own_open) ||
 	    unlikely(t->attachment != READ_ONCE(bs_current)) ||
 	    unlikely(!t->area) ||
-	    unlikely(READ_ONCE(*t->attachment->percentage_threshold) !=
-		     UINT64_MAX))
+	    unlikely(READ_ONCE(t->attachment->policy->percentage_threshold) !=
+		     BS_PERCENTAGE_ALL))
 		return begin_slow(t, id);
-	fill_in(t, &t->own, id, bs_thread_draw_own_handle(t), 0);
+	handle = bs_thread_draw_own_handle(t);
+	fill_in(t, &t->own, id, handle, 0);
 	t->own_open = true;
-	WRITE_ONCE(t->slot->trace_hi, id.hi);
-	WRITE_ONCE(t->slot->trace_lo, id.lo);
+	show_trace(t, id, handle);
 	return 0;
 }
 
@@ -86,11 +89,12 @@ int bs_end(void)
 	if (unlikely(!t->own_open))
 		return -ENOENT;
 	t->own_open = false;
-	show_trace(t, (struct bs_trace_id){0, 0});
 	if (likely(t->run_state != BS_RUN_NONE && t->run_is_own))
 		bs_run_close(t, BS_RUN_LAST);
 	else if (bs_trace_has_run(&t->own))
 		bs_append_last(t, &t->own);
+	if (likely(t->area != NULL))
+		show_trace(t, (struct bs_trace_id){0, 0}, 0);
 	return 0;
 }
 
@@ -125,10 +129,14 @@ int bs_tracepoint_slow(uint16_t type, const void *payload, size_t payload_bytes,
 int bs_open(struct bs_trace *trace, struct bs_trace_id id)
 {
 	struct bs_thread *t = &bs_thread;
+	uint32_t handle, unrecorded;
 
 	if (unlikely(bs_trace_id_is_zero(id)))
 		return -EINVAL;
-	open_trace(t, trace, id);
+	enter(t);
+	unrecorded = bs_thread_recorded(t, id);
+	handle = unrecorded ? bs_handle_draw(t) : bs_handle_draw_listed(t);
+	fill_in(t, trace, id, handle, unrecorded);
 	return 0;
 }
 
@@ -142,6 +150,9 @@ int bs_close(struct bs_trace *trace)
 		return -ENOENT;
 	bs_thread_enter(t);
 	bs_append_last(t, trace);
+	if (READ_ONCE(trace->attachment) == t->epoch)
+		bs_handle_unlist(t->attachment,
+				 bs_trace_handle(READ_ONCE(trace->handle_seq)));
 	WRITE_ONCE(trace->attachment, 0);
 	return 0;
 }

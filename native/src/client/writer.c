@@ -23,26 +23,6 @@ void bs_doorbell_ring(struct bs_attachment *a)
 	syscall(SYS_futex, &bell->rung, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
 }
 
-void bs_run_announce_late(struct bs_thread *t, uint32_t segment,
-			  uint16_t generation, uint16_t flags, uint32_t offset,
-			  uint32_t committed_bytes)
-{
-	struct bs_thread_area *area = t->area;
-	uint32_t waiting = t->run_head - load_acquire(&area->run_tail);
-
-	if (waiting >= BS_RUN_RING_ENTRIES) {
-		store_release(&area->runs_unannounced,
-			      area->runs_unannounced + 1);
-		return;
-	}
-	bs_run_put(t, segment, generation, flags, offset, committed_bytes);
-	if (++waiting % BS_RUN_RING_QUARTER == 0)
-		bs_doorbell_ring(t->attachment);
-	if (waiting < BS_RUN_RING_ENTRIES)
-		t->run_room =
-			BS_RUN_RING_QUARTER - 1 - waiting % BS_RUN_RING_QUARTER;
-}
-
 /* ----------------------------------------------------------- segments --- */
 
 /* Our page tables know nothing of pages that the node has touched in its own:
@@ -53,7 +33,7 @@ static void populate(unsigned char *segment)
 	long page = sysconf(_SC_PAGESIZE);
 
 	if (madvise(segment, BS_SEGMENT_BYTES, MADV_POPULATE_WRITE)) {
-		/* Linux before 5.14. The node has written the header. */
+		/* Linux before 5.14. */
 		for (size_t at = 0; at < BS_SEGMENT_BYTES; at += (size_t)page) {
 			volatile unsigned char *p = segment + at;
 
@@ -66,7 +46,9 @@ static void populate(unsigned char *segment)
 static bool grant_take(struct bs_attachment *a, struct bs_grant *grant)
 {
 	struct bs_grant_ring *ring = a->grants;
-	uint32_t tail = READ_ONCE(ring->tail);
+	/* Whoever moved the tail saw a head in front of it. With acquire, here
+	 * and where the swap fails, we see that one or a newer one. */
+	uint32_t tail = load_acquire(&ring->tail);
 	uint32_t head, waiting;
 
 	do {
@@ -80,7 +62,6 @@ static bool grant_take(struct bs_attachment *a, struct bs_grant *grant)
 			&ring->entries[tail % BS_GRANT_RING_ENTRIES];
 		grant->segment = READ_ONCE(e->segment);
 		grant->generation = READ_ONCE(e->generation);
-		grant->fresh = READ_ONCE(e->fresh);
 	} while (!compare_and_swap(&ring->tail, &tail, tail + 1));
 
 	/* Threads that race here disturb each other's idea of when the stock
@@ -94,19 +75,19 @@ static bool grant_take(struct bs_attachment *a, struct bs_grant *grant)
 	return true;
 }
 
+static struct bs_segment_header *segment_at(const struct bs_attachment *a,
+					    uint32_t segment)
+{
+	return (struct bs_segment_header *)(a->arena +
+					    (size_t)segment * BS_SEGMENT_BYTES);
+}
+
 /* A daemon that grants nonsense harms nobody: it is not written to. */
 static bool grant_is_sane(const struct bs_attachment *a,
 			  const struct bs_grant *grant)
 {
-	const struct bs_segment_header *h;
-
-	if (grant->segment >= a->segments || grant->generation == 0)
-		return false;
-	h = (const struct bs_segment_header *)(a->arena +
-					       (size_t)grant->segment *
-						       BS_SEGMENT_BYTES);
-	return h->magic == BS_ABI_MAGIC && h->segment == grant->segment &&
-	       h->generation == grant->generation;
+	return (grant->segment & ~BS_GRANT_FRESH) < a->segments &&
+	       grant->generation != 0;
 }
 
 bool bs_segment_take(struct bs_thread *t)
@@ -114,25 +95,25 @@ bool bs_segment_take(struct bs_thread *t)
 	struct bs_attachment *a = t->attachment;
 	struct bs_segment_header *h;
 	struct bs_grant grant;
-	unsigned char *base;
+	uint32_t segment;
 
 	do {
 		if (!grant_take(a, &grant))
 			return false;
 	} while (!grant_is_sane(a, &grant));
 
-	base = a->arena + (size_t)grant.segment * BS_SEGMENT_BYTES;
-	if (grant.fresh)
-		populate(base);
-	h = (struct bs_segment_header *)base;
-	t->segment = grant.segment;
-	t->generation = grant.generation;
-	t->cursor = base + sizeof(*h);
-	t->limit = base + BS_SEGMENT_BYTES;
-	/* As in bs_run_close(). */
-	WRITE_ONCE(((struct bs_run_header *)t->cursor)->generation, 0);
-	store_release(&h->slot, t->slot_number);
-	store_release(&t->area->segment, grant.segment);
+	segment = grant.segment & ~BS_GRANT_FRESH;
+	h = segment_at(a, segment);
+	if (grant.segment & BS_GRANT_FRESH)
+		populate((unsigned char *)h);
+	t->segment = h;
+	t->runs = 0;
+	t->cursor = (unsigned char *)(h + 1);
+	t->floor = (unsigned char *)h + BS_SEGMENT_BYTES;
+	WRITE_ONCE(h->runs, 0);
+	WRITE_ONCE(h->slot, t->slot_number);
+	store_release(&h->generation, grant.generation);
+	store_release(&t->area->segment, segment);
 	return true;
 }
 
@@ -147,9 +128,9 @@ static void mark_lossy(struct bs_thread *t, struct bs_trace *trace)
 				  __ATOMIC_RELAXED);
 	if (!bs_run_is_of(t, trace))
 		return;
-	t->run_flags |= BS_RUN_LOSSY;
+	t->run_entry |= BS_RUN_LOSSY;
 	if (t->run_state == BS_RUN_OPEN)
-		WRITE_ONCE(t->run->flags, t->run_flags);
+		WRITE_ONCE(*(uint64_t *)t->floor, t->run_entry);
 }
 
 void bs_run_open_lost(struct bs_thread *t, struct bs_trace *trace)
@@ -159,13 +140,49 @@ void bs_run_open_lost(struct bs_thread *t, struct bs_trace *trace)
 	mark_lossy(t, trace);
 }
 
-void bs_run_close_lost(struct bs_thread *t, uint16_t flags)
+/* The node looks for losses where this has moved. */
+static void bs_loss_tell(struct bs_attachment *a)
 {
-	BS_COUNT(t->area->runs_lost, 1);
-	bs_run_announce(t, BS_SEGMENT_NONE, 0, flags, 0,
-			t->lost_bytes < UINT32_MAX ? (uint32_t)t->lost_bytes
-						   : UINT32_MAX);
+	__atomic_fetch_add(&a->grants->losses, 1, __ATOMIC_RELEASE);
+}
+
+void bs_run_close_lost(struct bs_thread *t, uint32_t flags)
+{
+	struct bs_thread_area *area = t->area;
+	const struct bs_trace *own = t->run_is_own ? &t->own : NULL;
+	uint32_t head = t->loss_head;
+
+	BS_COUNT(area->runs_lost, 1);
 	t->run_state = BS_RUN_NONE;
+	if (head - load_acquire(&area->loss_tail) >= BS_LOSS_RING_ENTRIES) {
+		BS_COUNT(area->losses_untold, 1);
+		goto out;
+	}
+	area->losses[head % BS_LOSS_RING_ENTRIES] = (struct bs_loss){
+		.trace_hi = own ? own->id.hi : t->run_id.hi,
+		.trace_lo = own ? own->id.lo : t->run_id.lo,
+		.handle = own ? bs_trace_handle(own->handle_seq)
+			      : t->run_handle,
+		.flags = (t->run_entry & BS_RUN_FIRST) | flags,
+		.payload_bytes = t->lost_bytes,
+	};
+	store_release(&area->loss_head, ++t->loss_head);
+out:
+	bs_loss_tell(t->attachment);
+}
+
+static uint32_t rebind_handle(struct bs_thread *t, const struct bs_trace *trace,
+			      bool unrecorded)
+{
+	uint32_t handle;
+
+	if (trace != &t->own)
+		return unrecorded ? bs_handle_draw(t)
+				  : bs_handle_draw_listed(t);
+	handle = bs_handle_draw(t);
+	if (t->area)
+		WRITE_ONCE(t->area->own_handle, handle);
+	return handle;
 }
 
 /*
@@ -188,9 +205,11 @@ static int rebind(struct bs_thread *t, struct bs_trace *trace)
 	pthread_mutex_lock(&bs_lock);
 	epoch = READ_ONCE(trace->attachment);
 	if (epoch > bs_fork_epoch && epoch < t->epoch) {
-		uint64_t next = (uint64_t)bs_thread_draw_handle(t) << 32;
 		uint64_t last = READ_ONCE(trace->handle_seq);
 		uint32_t flags = READ_ONCE(trace->flags) & BS_RUN_LOSSY;
+		uint32_t unrecorded = bs_thread_recorded(t, trace->id);
+		uint64_t next = (uint64_t)rebind_handle(t, trace, unrecorded)
+				<< 32;
 
 		/* In between it belongs to no attachment (bs_trace_draw_seq). */
 		store_release(&trace->attachment, UINT64_MAX);
@@ -200,8 +219,7 @@ static int rebind(struct bs_thread *t, struct bs_trace *trace)
 			;
 		if ((uint32_t)last)
 			flags |= BS_RUN_LOSSY;
-		WRITE_ONCE(trace->flags,
-			   flags | bs_thread_recorded(t, trace->id));
+		WRITE_ONCE(trace->flags, flags | unrecorded);
 		store_release(&trace->attachment, t->epoch);
 	}
 	pthread_mutex_unlock(&bs_lock);

@@ -2,14 +2,14 @@
 /*
  * Runs and records.
  *
- * A thread's position is (cursor, limit) in its segment. A run is opened by its
- * first record, so begin and end without records cost no memory; it is closed
- * when its trace ends, when the thread writes for another trace, or when the
- * segment is full.
+ * A thread's room in its segment is from `cursor` to `floor`, where the
+ * directory ends. A run is opened by its first record, so begin and end without
+ * records cost no memory; it is closed when its trace ends, when the thread
+ * writes for another trace, or when the segment is full.
  *
  * The null segment has no memory behind it: a run that is BS_RUN_LOST counts
- * its records, holds its number in the handle's sequence, and is announced
- * like any other when it is closed.
+ * its records and holds its number in the handle's sequence; when it is closed,
+ * the ring of losses tells of it.
  */
 #ifndef BS_WRITER_H
 #define BS_WRITER_H
@@ -35,14 +35,6 @@ void bs_append_last(struct bs_thread *t, struct bs_trace *trace);
 /* Take the next granted segment, if there is one. */
 bool bs_segment_take(struct bs_thread *t);
 
-/* By the tail that we saw last, this entry fills a quarter of the ring, or finds
- * it full: look again. */
-__attribute__((cold)) void
-bs_run_announce_late(struct bs_thread *t, uint32_t segment, uint16_t generation,
-		     uint16_t flags, uint32_t offset, uint32_t committed_bytes);
-
-#define BS_RUN_RING_QUARTER (BS_RUN_RING_ENTRIES / 4)
-
 /* bs_trace.handle_seq: the handle in the upper half, and the next run's number
  * in the lower one, so that threads which share a handle draw both at once. */
 static inline uint32_t bs_trace_handle(uint64_t handle_seq)
@@ -63,87 +55,41 @@ static inline bool bs_trace_has_run(const struct bs_trace *trace)
 }
 
 /*
- * Lines are asked for before they are written. Those of the segment were last
- * used as long ago as the pool reaches back, so they are in memory; those of the
- * ring the node has read, so they are in its core's cache. Stores take effect in
- * order, and one that waits for its line holds up all behind it. Asking saves a
- * quarter of what a trace of 100 bytes costs beside a node that drains.
- *
- * In the segment, ahead of the next run by some traces of that size, and as many
- * lines as one takes with its headers; what a longer run needs, each of its
- * records asks for. In the ring, eight lines.
+ * Lines are asked for before they are written. They were last used as long ago
+ * as the pool reaches back, so they are in memory. Stores take effect in order,
+ * and one that waits for its line holds up all behind it.
  */
-#define BS_SEGMENT_AHEAD 512
+#ifndef BS_SEGMENT_AHEAD
+#define BS_SEGMENT_AHEAD 2048
 #define BS_SEGMENT_AHEAD_LINES 3
-#define BS_RUN_RING_AHEAD 16
+#define BS_DIRECTORY_AHEAD 256
+#endif
 
-static inline void bs_prefetch_segment(const unsigned char *cursor)
+static inline void bs_prefetch_segment(const unsigned char *cursor,
+				       const unsigned char *floor)
 {
 	for (size_t i = 0; i < BS_SEGMENT_AHEAD_LINES; i++)
 		__builtin_prefetch(
 			cursor + BS_SEGMENT_AHEAD + i * BS_CACHE_LINE, 1);
-}
-
-static inline void bs_prefetch_ring(const struct bs_thread *t)
-{
-	__builtin_prefetch(&t->area->entries[(t->run_head + BS_RUN_RING_AHEAD) %
-					     BS_RUN_RING_ENTRIES],
-			   1);
-}
-
-static inline void bs_run_put(struct bs_thread *t, uint32_t segment,
-			      uint16_t generation, uint16_t flags,
-			      uint32_t offset, uint32_t committed_bytes)
-{
-	struct bs_thread_area *area = t->area;
-	const struct bs_trace_id *id = t->run_is_own ? &t->own.id : &t->run_id;
-	struct bs_run_entry *e =
-		&area->entries[t->run_head % BS_RUN_RING_ENTRIES];
-
-	bs_prefetch_ring(t);
-	/* Word by word, as in bs_run_place(). */
-	e->trace_hi = READ_ONCE(id->hi);
-	e->trace_lo = READ_ONCE(id->lo);
-	e->segment = segment;
-	e->generation = generation;
-	e->flags = flags;
-	e->offset = offset;
-	e->committed_bytes = committed_bytes;
-	store_release(&area->run_head, ++t->run_head);
-}
-
-static inline void bs_run_announce(struct bs_thread *t, uint32_t segment,
-				   uint16_t generation, uint16_t flags,
-				   uint32_t offset, uint32_t committed_bytes)
-{
-	if (unlikely(!t->run_room)) {
-		bs_run_announce_late(t, segment, generation, flags, offset,
-				     committed_bytes);
-		return;
-	}
-	t->run_room--;
-	bs_run_put(t, segment, generation, flags, offset, committed_bytes);
+	__builtin_prefetch(floor - BS_DIRECTORY_AHEAD, 1);
 }
 
 static inline uint32_t bs_segment_offset(const struct bs_thread *t,
 					 const void *p)
 {
-	return (uint32_t)(BS_SEGMENT_BYTES -
-			  (size_t)(t->limit - (const unsigned char *)p));
+	return (uint32_t)((const unsigned char *)p -
+			  (const unsigned char *)t->segment);
 }
 
 __attribute__((cold)) void bs_run_close_lost(struct bs_thread *t,
-					     uint16_t flags);
+					     uint32_t flags);
 
 /* flags: BS_RUN_LAST or 0. A run must be open. */
 static inline __attribute__((always_inline)) void
-bs_run_close(struct bs_thread *t, uint16_t flags)
+bs_run_close(struct bs_thread *t, uint32_t flags)
 {
 	struct bs_thread_area *area = t->area;
-	struct bs_run_header *run = t->run;
-	uint32_t committed;
 
-	flags |= t->run_flags;
 	if (unlikely(t->run_state == BS_RUN_LOST)) {
 		bs_run_close_lost(t, flags);
 		return;
@@ -156,18 +102,12 @@ bs_run_close(struct bs_thread *t, uint16_t flags)
 		t->cursor = t->writer.cursor;
 	}
 	t->run_state = BS_RUN_NONE;
-	bs_prefetch_segment(t->cursor);
-	committed = (uint32_t)(t->cursor - (unsigned char *)(run + 1));
-	/* Who walks the log looks for the next header once it sees CLOSED. What
-	 * stands there is left from an earlier life of the segment, perhaps a
-	 * payload in which this generation's number happens to stand. */
-	if (likely((size_t)(t->limit - t->cursor) >= sizeof(*run)))
-		WRITE_ONCE(((struct bs_run_header *)t->cursor)->generation, 0);
-	store_release(&run->flags, (uint16_t)(flags | BS_RUN_CLOSED));
+	store_release((uint64_t *)t->floor,
+		      t->run_entry | BS_RUN_CLOSED | flags);
+	bs_prefetch_segment(t->cursor, t->floor);
 	BS_COUNT(area->runs, 1);
-	BS_COUNT(area->payload_bytes, committed);
-	bs_run_announce(t, t->segment, t->generation, flags,
-			bs_segment_offset(t, run), committed);
+	BS_COUNT(area->payload_bytes,
+		 (uint64_t)(t->cursor - (unsigned char *)(t->run + 1)));
 }
 
 /* The handle's next number. False when another thread gave the trace a new
@@ -202,19 +142,17 @@ static inline bool bs_run_is_of(const struct bs_thread *t,
 
 static inline bool bs_run_fits(const struct bs_thread *t, size_t bytes)
 {
-	return (size_t)(t->limit - t->cursor) >=
-	       sizeof(struct bs_run_header) + bytes;
+	return (size_t)(t->floor - t->cursor) >=
+	       sizeof(struct bs_run_header) + sizeof(t->run_entry) + bytes;
 }
 
 /* Whose the run is that is opened next. */
 static inline void bs_run_name(struct bs_thread *t, struct bs_trace *trace,
 			       uint64_t handle_seq)
 {
-	uint16_t flags = (uint16_t)(READ_ONCE(trace->flags) & BS_RUN_LOSSY);
-
+	t->run_entry = READ_ONCE(trace->flags) & BS_RUN_LOSSY;
 	if ((uint32_t)handle_seq == 0)
-		flags |= BS_RUN_FIRST;
-	t->run_flags = flags;
+		t->run_entry |= BS_RUN_FIRST;
 	t->run_is_own = trace == &t->own;
 	if (trace == &t->own)
 		return;
@@ -234,20 +172,27 @@ static inline void bs_run_place(struct bs_thread *t, struct bs_trace *trace,
 {
 	struct bs_writer *w = trace == &t->own ? &bs_writer : &t->writer;
 	struct bs_run_header *run = (struct bs_run_header *)t->cursor;
+	uint64_t hi = READ_ONCE(trace->id.hi);
+	uint64_t lo = READ_ONCE(trace->id.lo);
 
-	WRITE_ONCE(run->trace_hi, READ_ONCE(trace->id.hi));
-	WRITE_ONCE(run->trace_lo, READ_ONCE(trace->id.lo));
+	WRITE_ONCE(run->trace_hi, hi);
+	WRITE_ONCE(run->trace_lo, lo);
 	run->committed_bytes = 0;
 	run->handle = bs_trace_handle(handle_seq);
 	run->seq = (uint32_t)handle_seq;
-	run->flags = t->run_flags;
-	store_release(&run->generation, t->generation);
+	run->zero = 0;
+
+	t->run_entry |=
+		bs_entry(bs_fingerprint(hi, lo), bs_segment_offset(t, run), 0);
+	t->floor -= sizeof(t->run_entry);
+	WRITE_ONCE(*(uint64_t *)t->floor, t->run_entry);
+	store_release(&t->segment->runs, ++t->runs);
 
 	t->run = run;
 	t->run_state = BS_RUN_OPEN;
 	w->records = (unsigned char *)(run + 1);
 	w->cursor = w->records;
-	w->limit = t->limit;
+	w->limit = t->floor;
 	w->committed = &run->committed_bytes;
 }
 

@@ -74,7 +74,7 @@ static int look_at(struct bsn *n, struct client **clients, const uint32_t *rung,
 		const struct timespec pace = {.tv_nsec = slice};
 
 		/* It was woken, its word had changed already, or a signal came. */
-		if (!syscall(SYS_futex, &n->wake_word, FUTEX_WAIT_PRIVATE,
+		if (!syscall(SYS_futex, &n->waiting.wake_word, FUTEX_WAIT_PRIVATE,
 			     woken, &pace, NULL, 0) ||
 		    errno != ETIMEDOUT)
 			return 1;

@@ -27,7 +27,7 @@ void fake_node_open(struct fake_node *n)
 
 	memset(n, 0, sizeof(*n));
 	n->connection = -1;
-	for (int i = 0; i < 3; i++)
+	for (int i = 0; i < BS_FDS; i++)
 		n->fds[i] = -1;
 	make_directory(n->directory, sizeof(n->directory));
 	snprintf(n->path, sizeof(n->path), "%s/node.sock", n->directory);
@@ -48,7 +48,8 @@ static void drop_attachment(struct fake_node *n)
 	munmap(n->arena, (size_t)n->segments * BS_SEGMENT_BYTES);
 	munmap(n->channel, BS_CHANNEL_BYTES);
 	munmap(n->context, sizeof(*n->context));
-	for (int i = 0; i < 3; i++) {
+	munmap(n->policy, BS_POLICY_BYTES);
+	for (int i = 0; i < BS_FDS; i++) {
 		close(n->fds[i]);
 		n->fds[i] = -1;
 	}
@@ -84,22 +85,28 @@ void fake_node_make(struct fake_node *n, uint32_t segments)
 	n->segments = segments;
 	n->generation = 0;
 	n->trigger_tail = 0;
+	memset(n->read, 0, sizeof(n->read));
 	n->token++;
-	n->arena = make_fd(&n->fds[0], (size_t)segments * BS_SEGMENT_BYTES);
-	channel = make_fd(&n->fds[1], BS_CHANNEL_BYTES);
-	n->context = make_fd(&n->fds[2], sizeof(*n->context));
+	n->arena = make_fd(&n->fds[BS_FD_ARENA],
+			   (size_t)segments * BS_SEGMENT_BYTES);
+	channel = make_fd(&n->fds[BS_FD_CHANNEL], BS_CHANNEL_BYTES);
+	n->context = make_fd(&n->fds[BS_FD_CONTEXT], sizeof(*n->context));
+	n->policy = make_fd(&n->fds[BS_FD_POLICY], BS_POLICY_BYTES);
+	/* Others attach to it too. */
+	CHECK_EQ(fcntl(n->fds[BS_FD_POLICY], F_ADD_SEALS, F_SEAL_FUTURE_WRITE),
+		 0);
 	n->channel = (struct bs_channel_header *)channel;
 	n->grants =
 		(struct bs_grant_ring *)(channel + BS_CHANNEL_GRANTS_OFFSET);
+	n->open_handles = (uint32_t *)(channel + BS_CHANNEL_HANDLES_OFFSET);
 	n->areas = (struct bs_thread_area *)(channel + BS_CHANNEL_AREAS_OFFSET);
 
 	n->channel->magic = BS_ABI_MAGIC;
 	n->channel->version = BS_ABI_VERSION;
 	n->channel->arena_bytes = (uint64_t)segments * BS_SEGMENT_BYTES;
-	n->channel->clock_is_counter = n->clock_is_counter;
+	n->channel->clock = n->clock;
 	n->channel->ticks_per_s = 1000000000;
 	n->channel->node_id = bs_node_id(FAKE_NODE_NAME);
-	n->channel->percentage_threshold = UINT64_MAX;
 	snprintf(n->channel->node_name, sizeof(n->channel->node_name),
 		 FAKE_NODE_NAME);
 
@@ -109,6 +116,12 @@ void fake_node_make(struct fake_node *n, uint32_t segments)
 	n->context->trigger_cells = BS_TRIGGER_CELLS;
 	for (uint32_t i = 0; i < BS_TRIGGER_CELLS; i++)
 		n->context->cells[i].seq = i;
+
+	n->policy->magic = BS_ABI_MAGIC;
+	n->policy->version = BS_ABI_VERSION;
+	n->policy->bytes = BS_POLICY_BYTES;
+	n->policy->number = 1;
+	n->policy->percentage_threshold = BS_PERCENTAGE_ALL;
 }
 
 void fake_node_accept(struct fake_node *n)
@@ -190,69 +203,119 @@ void fake_node_attach(struct fake_node *n, uint32_t segments, uint32_t granted)
 	bs_wait_attached(0);
 	fake_node_accept(n);
 	fake_node_fill_reply(n, &reply);
-	fake_node_send(n, &reply, sizeof(reply), n->fds, 3);
+	fake_node_send(n, &reply, sizeof(reply), n->fds, BS_FDS);
 	CHECK_EQ(bs_wait_attached(PATIENCE_MS), 0);
+}
+
+static struct bs_segment_header *segment_at(const struct fake_node *n,
+					    uint32_t segment)
+{
+	CHECK(segment < n->segments);
+	return (struct bs_segment_header *)(n->arena +
+					    (size_t)segment * BS_SEGMENT_BYTES);
 }
 
 void fake_node_grant(struct fake_node *n, uint32_t segment, bool fresh)
 {
-	struct bs_segment_header *h =
-		(struct bs_segment_header *)(n->arena +
-					     (size_t)segment *
-						     BS_SEGMENT_BYTES);
 	struct bs_grant *g =
 		&n->grants->entries[n->grants->head % BS_GRANT_RING_ENTRIES];
 
-	if (++n->generation == 0)
-		n->generation = 1;
-	*h = (struct bs_segment_header){
-		.magic = BS_ABI_MAGIC,
-		.generation = n->generation,
-		.segment = segment,
-		.slot = UINT32_MAX,
-	};
-	g->segment = segment;
-	g->generation = n->generation;
-	g->fresh = fresh;
+	g->segment = segment | (fresh ? BS_GRANT_FRESH : 0);
+	g->generation = ++n->generation;
 	store_release(&n->grants->head, n->grants->head + 1);
 }
 
-bool fake_node_run_at(const struct fake_node *n, uint32_t segment,
-		      uint32_t offset, struct fake_run *run)
+/* The segment that a slot reads next from, if it has a run there. */
+static struct bs_segment_header *next_segment(struct fake_node *n,
+					      uint32_t slot)
 {
-	const unsigned char *base =
-		n->arena + (size_t)segment * BS_SEGMENT_BYTES;
-	const struct bs_segment_header *h =
-		(const struct bs_segment_header *)base;
+	struct fake_place *place = &n->read[slot];
+	struct bs_segment_header *h;
 
-	CHECK(segment < n->segments);
-	if (offset + sizeof(*run->header) > BS_SEGMENT_BYTES)
+	while (place->grant != load_acquire(&n->grants->tail)) {
+		const struct bs_grant *g =
+			&n->grants->entries[place->grant %
+					    BS_GRANT_RING_ENTRIES];
+		uint32_t segment = g->segment & ~BS_GRANT_FRESH;
+		uint32_t owner;
+
+		h = segment_at(n, segment);
+		if (load_acquire(&h->generation) != g->generation)
+			return NULL; /* just being taken */
+		owner = READ_ONCE(h->slot);
+		if (owner == slot) {
+			bool left = load_acquire(&n->areas[slot].segment) !=
+				    segment;
+
+			if (place->run < load_acquire(&h->runs))
+				return h;
+			if (!left)
+				return NULL;
+		}
+		place->grant++;
+		place->run = 0;
+		place->end = sizeof(*h);
+	}
+	return NULL;
+}
+
+static bool look_at_run(struct fake_node *n, uint32_t slot, bool closed,
+			struct fake_run *run)
+{
+	struct bs_segment_header *h = next_segment(n, slot);
+	struct fake_place *place = &n->read[slot];
+	uint64_t entry;
+
+	if (!h)
 		return false;
-	run->header = (const struct bs_run_header *)(base + offset);
+	entry = load_acquire(bs_directory(h, place->run));
+	run->flags = bs_entry_flags(entry);
+	if (!(run->flags & BS_RUN_CLOSED) == closed)
+		return false;
+	run->flags &= ~BS_RUN_CLOSED;
+	run->segment = (uint32_t)(((unsigned char *)h - n->arena) /
+				  BS_SEGMENT_BYTES);
+	run->offset = bs_entry_offset(entry);
+	run->header = (const struct bs_run_header *)((unsigned char *)h +
+						     run->offset);
 	run->records = (const unsigned char *)(run->header + 1);
-	return load_acquire(&run->header->generation) == h->generation;
+
+	/* Side by side, and below the directory. */
+	CHECK_EQ(run->offset, place->end ? place->end : sizeof(*h));
+	CHECK(run->records + load_acquire(&run->header->committed_bytes) <=
+	      (unsigned char *)bs_directory(h, h->runs - 1));
+	CHECK_EQ(bs_entry_fingerprint(entry),
+		 bs_fingerprint(run->header->trace_hi, run->header->trace_lo));
+	return true;
 }
 
 bool fake_node_run(struct fake_node *n, uint32_t slot, struct fake_run *run)
 {
-	struct bs_thread_area *area = &n->areas[slot];
-	uint32_t tail = area->run_tail;
+	struct fake_place *place = &n->read[slot];
 
-	memset(run, 0, sizeof(*run));
-	if (load_acquire(&area->run_head) == tail)
+	if (!look_at_run(n, slot, true, run))
 		return false;
-	run->entry = area->entries[tail % BS_RUN_RING_ENTRIES];
-	store_release(&area->run_tail, tail + 1);
-	if (run->entry.segment == BS_SEGMENT_NONE)
-		return true;
+	place->run++;
+	place->end = run->offset + sizeof(*run->header) +
+		     run->header->committed_bytes;
+	return true;
+}
 
-	/* What is announced stands in the log, and is closed. */
-	CHECK(fake_node_run_at(n, run->entry.segment, run->entry.offset, run));
-	CHECK_EQ(run->header->generation, run->entry.generation);
-	CHECK_EQ(run->header->trace_hi, run->entry.trace_hi);
-	CHECK_EQ(run->header->trace_lo, run->entry.trace_lo);
-	CHECK_EQ(run->header->committed_bytes, run->entry.committed_bytes);
-	CHECK_EQ(run->header->flags, run->entry.flags | BS_RUN_CLOSED);
+bool fake_node_open_run(struct fake_node *n, uint32_t slot,
+			struct fake_run *run)
+{
+	return look_at_run(n, slot, false, run);
+}
+
+bool fake_node_loss(struct fake_node *n, uint32_t slot, struct bs_loss *loss)
+{
+	struct bs_thread_area *area = &n->areas[slot];
+	uint32_t tail = area->loss_tail;
+
+	if (load_acquire(&area->loss_head) == tail)
+		return false;
+	*loss = area->losses[tail % BS_LOSS_RING_ENTRIES];
+	store_release(&area->loss_tail, tail + 1);
 	return true;
 }
 
@@ -294,6 +357,15 @@ bool fake_node_trigger(struct fake_node *n, struct bs_trigger_cell *cell)
 	store_release(&from->seq, tail + BS_TRIGGER_CELLS);
 	n->trigger_tail++;
 	return true;
+}
+
+uint32_t fake_node_open_handles(const struct fake_node *n)
+{
+	uint32_t open = 0;
+
+	for (uint32_t i = 0; i < BS_OPEN_HANDLES; i++)
+		open += load_acquire(&n->open_handles[i]) != 0;
+	return open;
 }
 
 int fake_node_owned_slots(const struct fake_node *n)

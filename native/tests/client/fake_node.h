@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The daemon's side of abi.h, by hand: a test decides what is granted, when an
- * answer comes and what is wrong with it, and reads the log and the rings as a
+ * answer comes and what is wrong with it, and reads directories and rings as a
  * node would. One process's client at a time.
  */
 #ifndef BS_FAKE_NODE_H
@@ -21,25 +21,34 @@ struct fake_node {
 	int listener;
 	int connection; /* -1: none */
 	struct bs_attach_request request;
-	uint64_t token;		   /* of the last attachment */
-	uint32_t clock_is_counter; /* of the next; 0 unless a test says so */
+	uint64_t token; /* of the last attachment */
+	uint32_t clock; /* enum bs_clock; of the next */
 
 	/* The attachment; one that is replaced stays mapped by the client. */
-	int fds[3];
+	int fds[BS_FDS];
 	uint32_t segments;
 	unsigned char *arena;
 	struct bs_channel_header *channel;
 	struct bs_grant_ring *grants;
+	uint32_t *open_handles;
 	struct bs_thread_area *areas;
 	struct bs_context_segment *context;
-	uint16_t generation; /* of the last grant */
+	struct bs_policy *policy;
+	uint32_t generation; /* of the last grant */
 	uint32_t trigger_tail;
+	struct fake_place {
+		uint32_t grant; /* by its position in the ring */
+		uint32_t run;	/* of that segment */
+		uint32_t end;	/* of the last run; 0: none */
+	} read[BS_THREAD_SLOTS];
 };
 
-/* A run as it was announced, and what the log says of it. */
+/* A run as the directory tells of it, and what stands there. */
 struct fake_run {
-	struct bs_run_entry entry;
-	const struct bs_run_header *header; /* NULL: lost */
+	uint32_t segment;
+	uint32_t offset;
+	uint32_t flags;
+	const struct bs_run_header *header;
 	const unsigned char *records;
 };
 
@@ -47,7 +56,7 @@ struct fake_run {
 void fake_node_open(struct fake_node *n);
 void fake_node_close(struct fake_node *n);
 
-/* Make the three memfds of a new attachment, filled in as they should be. */
+/* Make the four memfds of a new attachment, filled in as they should be. */
 void fake_node_make(struct fake_node *n, uint32_t segments);
 
 /* Wait for a client that is still there, and read its request. */
@@ -67,12 +76,13 @@ void fake_node_attach(struct fake_node *n, uint32_t segments, uint32_t granted);
 /* Grant a segment: a new generation. */
 void fake_node_grant(struct fake_node *n, uint32_t segment, bool fresh);
 
-/* The next announced run of a slot; false when there is none. */
+/* The next closed run of a slot; false when there is none. */
 bool fake_node_run(struct fake_node *n, uint32_t slot, struct fake_run *run);
-/* The run whose header stands there; false when none of this life of the
- * segment does. */
-bool fake_node_run_at(const struct fake_node *n, uint32_t segment,
-		      uint32_t offset, struct fake_run *run);
+/* The one after it, which is open; false when there is none. */
+bool fake_node_open_run(struct fake_node *n, uint32_t slot,
+			struct fake_run *run);
+/* The next loss that a slot tells of; false when there is none. */
+bool fake_node_loss(struct fake_node *n, uint32_t slot, struct bs_loss *loss);
 /* The record at *offset, which moves on; NULL at the end. */
 const struct bs_record_header *fake_run_record(const struct fake_run *run,
 					       uint32_t *offset);
@@ -80,6 +90,9 @@ int fake_run_count(const struct fake_run *run);
 
 /* The next trigger, copied; false when there is none. */
 bool fake_node_trigger(struct fake_node *n, struct bs_trigger_cell *cell);
+
+/* Places of the table of open handles that are taken. */
+uint32_t fake_node_open_handles(const struct fake_node *n);
 
 /* Slots that threads own. */
 int fake_node_owned_slots(const struct fake_node *n);

@@ -38,12 +38,15 @@ static void expect_run(uint64_t number, uint16_t flags, int records)
 	struct fake_run run;
 
 	CHECK(fake_node_run(&node, 0, &run));
-	CHECK_EQ(run.entry.trace_lo, number);
-	CHECK_EQ(run.entry.flags, flags);
+	CHECK_EQ(run.header->trace_lo, number);
+	CHECK_EQ(run.flags, flags);
 	CHECK_EQ(fake_run_count(&run), records);
 }
 
-/* Mappings of memfds in this process; the node has three of its own. */
+#define NODE_MAPPINGS BS_FDS
+#define CLIENT_MAPPINGS BS_FDS
+
+/* Mappings of memfds in this process; the node has four of its own. */
 static int mappings(void)
 {
 	char line[512];
@@ -87,6 +90,8 @@ static void test_request(void)
 	setenv("BACKSIGHT_SERVICE", "checkout", 1);
 	fake_node_attach(&node, 2, 2);
 	CHECK_EQ(node.request.version, BS_ABI_VERSION);
+	CHECK_EQ(node.request.oldest, BS_ABI_OLDEST);
+	CHECK_EQ(node.request.features, BS_FEATURES);
 	CHECK_EQ(node.request.pid, getpid());
 	CHECK_EQ(node.request.token[0] | node.request.token[1], 0);
 	CHECK(!strcmp(node.request.service, "checkout"));
@@ -137,7 +142,17 @@ static void bad_magic(void)
 
 static void bad_version(void)
 {
-	reply.version++;
+	reply.version = BS_ABI_VERSION + 1;
+}
+
+static void bad_old_version(void)
+{
+	reply.version = BS_ABI_OLDEST - 1;
+}
+
+static void bad_features(void)
+{
+	reply.features = 1ull << 63;
 }
 
 static void bad_status(void)
@@ -157,6 +172,11 @@ static void bad_size(void)
 	n_bytes = 10;
 }
 
+static void bad_half(void)
+{
+	n_bytes = offsetof(struct bs_attach_reply, features) - 1;
+}
+
 static void bad_empty(void)
 {
 	n_bytes = 0;
@@ -168,14 +188,14 @@ static void bad_no_fds(void)
 	n_sent = 0;
 }
 
-static void bad_two_fds(void)
+static void bad_three_fds(void)
 {
-	n_sent = 2;
+	n_sent = 3;
 }
 
 static void bad_many_fds(void)
 {
-	for (n_sent = 3; n_sent < MANY_FDS; n_sent++)
+	for (n_sent = BS_FDS; n_sent < MANY_FDS; n_sent++)
 		sent_fds[n_sent] = node.fds[0];
 }
 
@@ -227,7 +247,7 @@ static void bad_channel_arena(void)
 
 static void bad_channel_clock(void)
 {
-	node.channel->clock_is_counter = 2;
+	node.channel->clock = 2;
 }
 
 static void bad_channel_ticks(void)
@@ -255,6 +275,21 @@ static void bad_context_slots(void)
 	node.context->thread_slots = 1;
 }
 
+static void bad_policy_magic(void)
+{
+	node.policy->magic++;
+}
+
+static void bad_policy_version(void)
+{
+	node.policy->version = BS_ABI_VERSION + 1;
+}
+
+static void bad_policy_size(void)
+{
+	sent_fds[BS_FD_POLICY] = sent_fds[BS_FD_ARENA];
+}
+
 static void bad_unsealed(void)
 {
 	sent_fds[2] = memfd_create("test", MFD_CLOEXEC);
@@ -264,12 +299,15 @@ static void bad_unsealed(void)
 static void (*const faults[])(void) = {
 	bad_magic,
 	bad_version,
+	bad_old_version,
+	bad_features,
+	bad_half,
 	bad_status,
 	bad_resumed,
 	bad_size,
 	bad_empty,
 	bad_no_fds,
-	bad_two_fds,
+	bad_three_fds,
 	bad_many_fds,
 	bad_fd,
 	bad_order,
@@ -286,6 +324,9 @@ static void (*const faults[])(void) = {
 	bad_node_name,
 	bad_context_version,
 	bad_context_slots,
+	bad_policy_magic,
+	bad_policy_version,
+	bad_policy_size,
 	bad_unsealed,
 };
 
@@ -348,7 +389,7 @@ static void test_bad_answers(void)
 		fake_node_make(&node, 2);
 		fake_node_fill_reply(&node, &reply);
 		memcpy(sent_fds, node.fds, sizeof(node.fds));
-		n_sent = 3;
+		n_sent = BS_FDS;
 		n_bytes = sizeof(reply);
 		faults[i]();
 		fake_node_accept(&node);
@@ -361,7 +402,7 @@ static void test_bad_answers(void)
 		fake_node_make(&node, 2);
 		fake_node_accept(&node);
 		fake_node_fill_reply(&node, &reply);
-		fake_node_send(&node, &reply, sizeof(reply), node.fds, 3);
+		fake_node_send(&node, &reply, sizeof(reply), node.fds, BS_FDS);
 		while (stats().attachments == i)
 			sched_yield();
 		/* This thread is in the old one until it does something. */
@@ -372,12 +413,40 @@ static void test_bad_answers(void)
 			before += unheard;
 		CHECK_EQ(open_fds(), before);
 		/* The node's own, and the client's. */
-		CHECK_EQ(mappings(), 6);
+		CHECK_EQ(mappings(), NODE_MAPPINGS + CLIENT_MAPPINGS);
 		fake_node_hang_up(&node);
 	}
 }
 
-/* -------------------------------------------------------- re-attaching --- */
+/* ------------------------------------------------- packets of others --- */
+
+static void attach_with(const void *bytes, size_t size)
+{
+	fake_node_accept(&node);
+	fake_node_send(&node, bytes, size, node.fds, BS_FDS);
+	CHECK_EQ(bs_wait_attached(-1), 0);
+}
+
+/* A newer daemon says more. */
+static void test_longer_reply(void)
+{
+	unsigned char bytes[4096];
+
+	fake_node_make(&node, 2);
+	bs_wait_attached(0);
+	memset(bytes, 0xff, sizeof(bytes));
+	fake_node_fill_reply(&node, (struct bs_attach_reply *)bytes);
+	attach_with(bytes, sizeof(bytes));
+}
+
+/* One from before there were features says less. */
+static void test_shorter_reply(void)
+{
+	fake_node_make(&node, 2);
+	bs_wait_attached(0);
+	fake_node_fill_reply(&node, &reply);
+	attach_with(&reply, offsetof(struct bs_attach_reply, features));
+}
 
 static void resume(struct fake_node *n)
 {
@@ -392,6 +461,31 @@ static void resume(struct fake_node *n)
 	while (stats().attachments == attachments)
 		sched_yield();
 }
+
+/* News of a kind that this library does not know costs nothing, least of all
+ * the connection. */
+static void test_unknown_news(void)
+{
+	unsigned char bytes[4096] = {0};
+	struct bs_attach_news *news = (struct bs_attach_news *)bytes;
+	int before;
+
+	fake_node_attach(&node, 2, 2);
+	before = open_fds();
+	*news = (struct bs_attach_news){
+		.magic = BS_ABI_MAGIC,
+		.kind = 1000,
+		.number = 1,
+	};
+	fake_node_send(&node, bytes, sizeof(*news), node.fds, 1);
+	fake_node_send(&node, bytes, sizeof(bytes), NULL, 0);
+	fake_node_send(&node, bytes, 4, NULL, 0);
+	fake_node_hang_up(&node);
+	resume(&node);
+	CHECK_EQ(open_fds(), before);
+}
+
+/* -------------------------------------------------------- re-attaching --- */
 
 static void test_resumed(void)
 {
@@ -425,7 +519,7 @@ static void attach_anew(void)
 	fake_node_grant(&node, 0, true);
 	fake_node_accept(&node);
 	fake_node_fill_reply(&node, &reply);
-	fake_node_send(&node, &reply, sizeof(reply), node.fds, 3);
+	fake_node_send(&node, &reply, sizeof(reply), node.fds, BS_FDS);
 	while (stats().attachments == attachments)
 		sched_yield();
 }
@@ -448,12 +542,12 @@ static void test_fresh(void)
 	/* The trace that is being written goes on where it was. */
 	CHECK_EQ(bs_tracepoint("", 0), 0);
 	CHECK(!fake_node_run(&node, 0, &run));
-	CHECK_EQ(mappings(), 9);
+	CHECK_EQ(mappings(), NODE_MAPPINGS + 2 * CLIENT_MAPPINGS);
 	CHECK_EQ(bs_end(), 0);
 
 	/* The thread moves, and takes its open handles with it. */
 	CHECK_EQ(bs_begin(trace(5)), 0);
-	CHECK_EQ(mappings(), 6);
+	CHECK_EQ(mappings(), NODE_MAPPINGS + CLIENT_MAPPINGS);
 	CHECK_EQ(bs_tracepoint("", 0), 0);
 	CHECK_EQ(bs_write(&handle, BS_RECORD_DATA, "", 0), 0);
 	CHECK_EQ(bs_write(&unused, BS_RECORD_DATA, "", 0), 0);
@@ -499,8 +593,11 @@ static void test_closed_socket(void)
 
 	fake_node_attach(&node, 2, 2);
 	for (int fd = 3; fd < 1024; fd++) {
-		if (fd != keep && fd != node.connection && fd != node.fds[0] &&
-		    fd != node.fds[1] && fd != node.fds[2])
+		bool is_nodes = fd == keep || fd == node.connection;
+
+		for (int i = 0; i < BS_FDS; i++)
+			is_nodes |= fd == node.fds[i];
+		if (!is_nodes)
 			close(fd);
 	}
 	/* These get the number back, and are not the library's. */
@@ -520,7 +617,7 @@ static void test_shutdown(void)
 	CHECK_EQ(bs_tracepoint("", 0), 0);
 	bs_shutdown();
 	fake_node_wait_hangup(&node);
-	CHECK_EQ(mappings(), 3);
+	CHECK_EQ(mappings(), NODE_MAPPINGS);
 	CHECK_EQ(fake_node_owned_slots(&node), 0);
 	CHECK_EQ(bs_tracepoint("", 0), -ENOSPC);
 	CHECK_EQ(bs_end(), 0);
@@ -583,9 +680,9 @@ static void test_signals(void)
 	CHECK_EQ(signals_taken, 0);
 }
 
-static void test_silent(void)
+/* What the library says while the daemon refuses it twice. */
+static void hear(char text[4096], void (*refuse)(void))
 {
-	char text[4096];
 	int fds[2], saved = dup(STDERR_FILENO);
 	ssize_t n;
 
@@ -596,27 +693,60 @@ static void test_silent(void)
 	for (int i = 0; i < 2; i++) {
 		fake_node_accept(&node);
 		fake_node_fill_reply(&node, &reply);
-		bad_status();
+		refuse();
 		fake_node_send(&node, &reply, sizeof(reply), NULL, 0);
 		fake_node_wait_hangup(&node);
 	}
-	n = read(fds[0], text, sizeof(text) - 1);
+	n = read(fds[0], text, 4095);
 	dup2(saved, STDERR_FILENO);
-	if (!getenv("BACKSIGHT_DEBUG")) {
-		CHECK_EQ(n, -1);
-		return;
-	}
-	/* Once for each reason. */
-	CHECK(n > 0);
-	text[n] = '\0';
-	CHECK(strstr(text, "refused: mmmm"));
-	CHECK_EQ(strchr(text, '\n') - text, n - 1);
+	text[n > 0 ? n : 0] = '\0';
+}
+
+static void test_silent(void)
+{
+	char text[4096];
+
+	hear(text, bad_status);
+	CHECK_EQ(text[0], '\0');
 }
 
 static void test_debug(void)
 {
+	char text[4096];
+
 	setenv("BACKSIGHT_DEBUG", "1", 1);
-	test_silent();
+	hear(text, bad_status);
+	/* Once for each reason. */
+	CHECK(strstr(text, "refused: mmmm"));
+	CHECK_EQ(strchr(text, '\n') - text, strlen(text) - 1);
+}
+
+/* As daemons before version 2 refuse whom they do not know. */
+static void refuse_as_version_1(void)
+{
+	reply.version = 1;
+	reply.status = -EPROTO;
+	snprintf(reply.message, sizeof(reply.message), "ABI version 2, not 1");
+}
+
+static void test_debug_old_daemon(void)
+{
+	char text[4096];
+
+	setenv("BACKSIGHT_DEBUG", "1", 1);
+	hear(text, refuse_as_version_1);
+	CHECK(strstr(text,
+		     "the daemon speaks version 1 of the shared memory, "
+		     "this library 2 to 2: update the daemon"));
+}
+
+static void test_debug_old_library(void)
+{
+	char text[4096];
+
+	setenv("BACKSIGHT_DEBUG", "1", 1);
+	hear(text, bad_version);
+	CHECK(strstr(text, "update this library"));
 }
 
 static void *use(void *arg)
@@ -660,6 +790,9 @@ static const struct {
 	{"request", test_request},
 	{"daemon_comes_late", test_daemon_comes_late},
 	{"bad_answers", test_bad_answers},
+	{"longer_reply", test_longer_reply},
+	{"shorter_reply", test_shorter_reply},
+	{"unknown_news", test_unknown_news},
 	{"resumed", test_resumed},
 	{"fresh", test_fresh},
 	{"fresh_with_own_trace_open", test_fresh_with_own_trace_open},
@@ -668,6 +801,8 @@ static const struct {
 	{"signals", test_signals},
 	{"silent", test_silent},
 	{"debug", test_debug},
+	{"debug_old_daemon", test_debug_old_daemon},
+	{"debug_old_library", test_debug_old_library},
 	{"main_thread_leaves", test_main_thread_leaves},
 	{"exit", test_exit},
 };

@@ -16,12 +16,12 @@ static uint64_t monotonic_ns(void)
 	return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
-static void attach_to_clock(bool counter)
+static void attach_to_clock(enum bs_clock clock)
 {
 	struct bs_stats before, now;
 
 	bs_get_stats(&before);
-	node.clock_is_counter = counter;
+	node.clock = clock;
 	fake_node_attach(&node, 4, 4);
 	/* It counts as attached while the old node's memory is there. */
 	do {
@@ -47,7 +47,7 @@ static void test_monotonic(void)
 {
 	uint64_t before, ticks, after;
 
-	attach_to_clock(false);
+	attach_to_clock(BS_CLOCK_MONOTONIC);
 	before = monotonic_ns();
 	ticks = ticks_of_one_record();
 	after = monotonic_ns();
@@ -60,7 +60,7 @@ static void test_counter(void)
 {
 	uint64_t before, ticks, after;
 
-	attach_to_clock(true);
+	attach_to_clock(BS_CLOCK_COUNTER);
 	before = bs_cpu_counter();
 	ticks = ticks_of_one_record();
 	after = bs_cpu_counter();

@@ -263,7 +263,7 @@ static void test_triggers_travel(void)
 	while (fake_node_trigger(&node, &cell))
 		;
 
-	WRITE_ONCE(node.channel->trust_incoming, 1);
+	WRITE_ONCE(node.policy->trust_incoming, 1);
 	bs_begin(trace(6));
 	CHECK_EQ(bs_deserialize(NULL, 1, incoming, strlen(incoming)), 0);
 	CHECK(fake_node_trigger(&node, &cell));
@@ -277,7 +277,7 @@ static void test_triggers_travel(void)
 	CHECK(bs_serialize(NULL, 2, value, sizeof(value)) > 0);
 	CHECK(!strcmp(strchr(value, ';'), ";up.stream;error"));
 	bs_end();
-	WRITE_ONCE(node.channel->trust_incoming, 0);
+	WRITE_ONCE(node.policy->trust_incoming, 0);
 	while (fake_node_run(&node, 0, &run))
 		;
 }

@@ -53,7 +53,7 @@ static void in_child(void)
 
 static void test_child_that_does_not_record(void)
 {
-	uint32_t head = node.areas[0].run_head;
+	uint64_t runs = node.areas[0].runs;
 	pid_t pid = fork();
 
 	if (pid == 0) {
@@ -62,7 +62,7 @@ static void test_child_that_does_not_record(void)
 		exit(0);
 	}
 	join_child(pid);
-	CHECK_EQ(node.areas[0].run_head, head);
+	CHECK_EQ(node.areas[0].runs, runs);
 	CHECK_EQ(bs_tracepoint("", 0), 0);
 }
 
@@ -103,13 +103,13 @@ static void test_child_that_records(void)
 	fake_node_make(&node, 2);
 	fake_node_grant(&node, 0, true);
 	fake_node_fill_reply(&node, &reply);
-	fake_node_send(&node, &reply, sizeof(reply), node.fds, 3);
+	fake_node_send(&node, &reply, sizeof(reply), node.fds, BS_FDS);
 	join_child(pid);
 	CHECK_EQ(read(ready[0], &byte, 1), 0);
 	close(ready[0]);
 	CHECK(fake_node_run(&node, 0, &run));
-	CHECK_EQ(run.entry.trace_lo, 10);
-	CHECK_EQ(run.entry.flags, BS_RUN_FIRST | BS_RUN_LAST);
+	CHECK_EQ(run.header->trace_lo, 10);
+	CHECK_EQ(run.flags, BS_RUN_FIRST | BS_RUN_LAST);
 	CHECK(!fake_node_run(&node, 0, &run));
 	fake_node_hang_up(&node);
 	node.connection = parent_connection;

@@ -64,14 +64,13 @@ static void test_slot_is_handed_on(void)
 		CHECK_EQ(node.context->slots[0].tid, 0);
 		CHECK_EQ(node.context->slots[0].trace_lo, 0);
 		CHECK(fake_node_run(&node, 0, &run));
-		CHECK_EQ(run.entry.trace_lo, i + 1);
-		CHECK_EQ(run.entry.flags, BS_RUN_FIRST | BS_RUN_LAST);
-		CHECK_EQ(run.entry.offset, offset);
+		CHECK_EQ(run.header->trace_lo, i + 1);
+		CHECK_EQ(run.flags, BS_RUN_FIRST | BS_RUN_LAST);
+		CHECK_EQ(run.offset, offset);
 		offset += sizeof(*run.header) + 24;
-		CHECK_EQ(node.areas[0].cursor, offset);
 		if (i == 0)
-			segment = run.entry.segment;
-		CHECK_EQ(run.entry.segment, segment);
+			segment = run.segment;
+		CHECK_EQ(run.segment, segment);
 		handles[i] = run.header->handle;
 	}
 	CHECK(handles[0] != handles[1] && handles[1] != handles[2] &&
@@ -130,8 +129,8 @@ static void test_all_slots_in_use(void)
 	CHECK_EQ(bs_end(), 0);
 	while (!fake_node_run(&node, 0, &run))
 		;
-	CHECK_EQ(run.entry.trace_lo, 3);
-	CHECK_EQ(run.entry.flags, BS_RUN_FIRST | BS_RUN_LAST | BS_RUN_LOSSY);
+	CHECK_EQ(run.header->trace_lo, 3);
+	CHECK_EQ(run.flags, BS_RUN_FIRST | BS_RUN_LAST | BS_RUN_LOSSY);
 }
 
 /* ----------------------------------------------------- shared handles --- */
@@ -177,16 +176,16 @@ static void test_shared_handle(void)
 		while (fake_node_run(&node, slot, &run)) {
 			uint32_t offset = 0;
 
-			if (run.entry.trace_lo != 4)
+			if (run.header->trace_lo != 4)
 				continue;
 			CHECK(!seen_seqs[run.header->seq]);
 			seen_seqs[run.header->seq] = true;
 			if (run.header->seq > highest)
 				highest = run.header->seq;
 			runs++;
-			firsts += !!(run.entry.flags & BS_RUN_FIRST);
-			lasts += !!(run.entry.flags & BS_RUN_LAST);
-			CHECK(!(run.entry.flags & BS_RUN_LOSSY));
+			firsts += !!(run.flags & BS_RUN_FIRST);
+			lasts += !!(run.flags & BS_RUN_LAST);
+			CHECK(!(run.flags & BS_RUN_LOSSY));
 			while ((h = fake_run_record(&run, &offset))) {
 				uint64_t number;
 
@@ -252,15 +251,15 @@ static void test_daemon_is_replaced(void)
 			fake_node_grant(&node, i, i % 2);
 		fake_node_accept(&node);
 		fake_node_fill_reply(&node, &reply);
-		fake_node_send(&node, &reply, sizeof(reply), node.fds, 3);
+		fake_node_send(&node, &reply, sizeof(reply), node.fds, BS_FDS);
 		while (stats().attachments == attachments)
 			sched_yield();
 		until = READ_ONCE(written) + 1000;
 		while (READ_ONCE(written) < until) {
 			for (uint32_t slot = 0; slot < 8; slot++) {
 				if (fake_node_run(&node, slot, &run))
-					CHECK(run.entry.trace_lo > 0 &&
-					      run.entry.trace_lo < 105);
+					CHECK(run.header->trace_lo > 0 &&
+					      run.header->trace_lo < 105);
 			}
 			if (fake_node_trigger(&node, &cell))
 				CHECK(!strcmp(cell.why, "why"));

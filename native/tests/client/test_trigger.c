@@ -128,7 +128,7 @@ static void test_percentage(void)
 	/* Of a fresh attachment, as the seed is read once. */
 	while (fake_node_trigger(&node, &cell))
 		;
-	WRITE_ONCE(node.channel->percentage_threshold, threshold);
+	WRITE_ONCE(node.policy->percentage_threshold, threshold);
 	for (uint64_t i = 1; i <= 1000; i++) {
 		bool expected = bs_hash_trace(state, trace(i)) < threshold;
 
@@ -142,7 +142,7 @@ static void test_percentage(void)
 		for (int form = 0; form < 2; form++) {
 			CHECK_EQ(fake_node_run(&node, 0, &run), expected);
 			if (expected)
-				CHECK_EQ(run.entry.trace_lo, i);
+				CHECK_EQ(run.header->trace_lo, i);
 		}
 		recorded += expected;
 		CHECK_EQ(bs_trigger(trace(i), "t", NULL, NULL, 0),
@@ -158,7 +158,7 @@ static void test_percentage(void)
 	CHECK_EQ(bs_trigger(other, "t", NULL, &some, 1), 0);
 	CHECK(fake_node_trigger(&node, &cell));
 	CHECK_EQ(bs_trigger(other, "t", NULL, &other, 1), -ENODATA);
-	WRITE_ONCE(node.channel->percentage_threshold, UINT64_MAX);
+	WRITE_ONCE(node.policy->percentage_threshold, UINT64_MAX);
 }
 
 static const struct bs_record_header *last_record(struct fake_run *run)
@@ -251,7 +251,7 @@ int main(void)
 		fake_node_grant(&node, i, true);
 	fake_node_accept(&node);
 	fake_node_fill_reply(&node, &reply);
-	fake_node_send(&node, &reply, sizeof(reply), node.fds, 3);
+	fake_node_send(&node, &reply, sizeof(reply), node.fds, BS_FDS);
 	CHECK_EQ(bs_wait_attached(-1), 0);
 	RUN(test_cell);
 	RUN(test_names);

@@ -16,9 +16,9 @@ static struct bs_trace_id trace(uint64_t number)
 static void check_run(const struct fake_run *run, uint64_t number,
 		      uint16_t flags, int records)
 {
-	CHECK_EQ(run->entry.trace_hi, trace(number).hi);
-	CHECK_EQ(run->entry.trace_lo, number);
-	CHECK_EQ(run->entry.flags, flags);
+	CHECK_EQ(run->header->trace_hi, trace(number).hi);
+	CHECK_EQ(run->header->trace_lo, number);
+	CHECK_EQ(run->flags, flags);
 	CHECK_EQ(fake_run_count(run), records);
 }
 
@@ -54,18 +54,20 @@ static void test_begin_tracepoint_end(void)
 	CHECK_EQ(bs_record_at(BS_RECORD_DATA, "abc", 3, 77), 0);
 	expect_nothing();
 
-	/* Open runs are found in the log. */
-	CHECK(fake_node_run_at(&node, node.areas[0].segment,
-			       sizeof(struct bs_segment_header), &run));
-	CHECK_EQ(run.header->flags, BS_RUN_FIRST);
+	/* What is open is found too. */
+	CHECK(fake_node_open_run(&node, 0, &run));
+	CHECK_EQ(run.flags, BS_RUN_FIRST);
 	CHECK_EQ(fake_run_count(&run), 3);
+	CHECK_EQ(node.areas[0].own_handle, run.header->handle);
+	CHECK(run.header->handle != 0);
 
 	CHECK_EQ(bs_end(), 0);
 	CHECK_EQ(node.context->slots[0].trace_lo, 0);
+	CHECK_EQ(node.areas[0].own_handle, 0);
 	CHECK_EQ(bs_tracepoint(payload, 1), -ENOENT);
 	CHECK(fake_node_run(&node, 0, &run));
 	check_run(&run, 0x11, BS_RUN_FIRST | BS_RUN_LAST, 3);
-	CHECK_EQ(run.entry.offset, sizeof(struct bs_segment_header));
+	CHECK_EQ(run.offset, sizeof(struct bs_segment_header));
 	CHECK_EQ(run.header->seq, 0);
 	h = fake_run_record(&run, &offset);
 	CHECK_EQ(h->payload_bytes, sizeof(payload));
@@ -180,27 +182,32 @@ static void test_oversized(void)
 	CHECK_EQ(stats.records_lost, 0);
 }
 
-/* Runs go on in the next segment; a walk over the log finds what the ring
- * announced, in the order in which it was written, and no more, also where the
- * memory looks like headers of the generation to come. */
+/* Whatever an earlier life left in the segments to come, but for their headers:
+ * nobody must be misled by it. */
+static void soil_stock(void)
+{
+	const struct bs_grant *grants = node.grants->entries;
+
+	for (uint32_t i = node.grants->tail; i != node.grants->head; i++) {
+		unsigned char *segment =
+			node.arena +
+			(size_t)(grants[i].segment & ~BS_GRANT_FRESH) *
+				BS_SEGMENT_BYTES;
+
+		memset(segment + sizeof(struct bs_segment_header), 0xff,
+		       BS_SEGMENT_BYTES - sizeof(struct bs_segment_header));
+	}
+}
+
+/* Runs go on in the next segment. */
 static void test_segments(void)
 {
 	const struct bs_record_header *h;
-	struct bs_grant *grants = node.grants->entries;
 	uint64_t expected = 0, got;
-	struct fake_run run, walked;
-	uint32_t seq = 0, at = 0;
+	struct fake_run run;
+	uint32_t seq = 0;
 
-	for (uint32_t i = node.grants->tail; i != node.grants->head; i++) {
-		uint16_t *from =
-			(uint16_t *)(node.arena + (size_t)grants[i].segment *
-							  BS_SEGMENT_BYTES);
-
-		for (at = sizeof(struct bs_segment_header) / 2;
-		     at < BS_SEGMENT_BYTES / 2; at++)
-			from[at] = grants[i].generation;
-	}
-
+	soil_stock();
 	CHECK_EQ(bs_begin(trace(0x40)), 0);
 	for (uint64_t i = 0; i < 5000; i++)
 		CHECK_EQ(bs_tracepoint(&i, sizeof(i)), 0);
@@ -211,38 +218,128 @@ static void test_segments(void)
 
 		CHECK(fake_node_run(&node, 0, &run));
 		CHECK_EQ(run.header->seq, seq);
-		CHECK_EQ((run.entry.flags & BS_RUN_FIRST) != 0, seq == 0);
-		if (seq++ > 0) {
-			at = sizeof(struct bs_segment_header);
-			CHECK(fake_node_run_at(&node, run.entry.segment, at,
-					       &walked));
-			CHECK(walked.header == run.header);
-			at += sizeof(*run.header) + run.header->committed_bytes;
-			CHECK(!fake_node_run_at(&node, run.entry.segment, at,
-						&walked));
-		}
+		CHECK_EQ(run.header->zero, 0);
+		CHECK_EQ((run.flags & BS_RUN_FIRST) != 0, seq == 0);
+		if (seq++ > 0)
+			CHECK_EQ(run.offset, sizeof(struct bs_segment_header));
 		while ((h = fake_run_record(&run, &offset))) {
 			memcpy(&got, h + 1, sizeof(got));
 			CHECK_EQ(got, expected++);
 		}
-	} while (!(run.entry.flags & BS_RUN_LAST));
+	} while (!(run.flags & BS_RUN_LAST));
 	CHECK_EQ(expected, 5000);
 	CHECK_EQ(seq, 3);
 	expect_nothing();
+}
 
-	/* The next run stands where the last one ended. */
-	CHECK_EQ(bs_begin(trace(0x41)), 0);
-	CHECK_EQ(bs_tracepoint("", 1), 0);
-	CHECK(fake_node_run_at(&node, run.entry.segment, at, &walked));
-	CHECK_EQ(walked.header->trace_lo, 0x41);
+static uint32_t runs_in(uint32_t segment)
+{
+	return ((struct bs_segment_header *)(node.arena +
+					     (size_t)segment *
+						     BS_SEGMENT_BYTES))
+		->runs;
+}
+
+/* A segment is full where the next run and its entry would meet, not before. */
+static void test_segment_is_filled(void)
+{
+	const uint32_t run_bytes = sizeof(struct bs_run_header) +
+				   sizeof(struct bs_record_header) +
+				   sizeof(uint64_t);
+	const uint32_t room =
+		BS_SEGMENT_BYTES - sizeof(struct bs_segment_header);
+	struct bs_thread_area *area = &node.areas[0];
+	uint32_t first = area->segment, full;
+	struct fake_run run;
+
+	while (area->segment == first) {
+		CHECK_EQ(bs_begin(trace(0x50)), 0);
+		CHECK_EQ(bs_tracepoint("", 0), 0);
+		CHECK_EQ(bs_end(), 0);
+	}
+	full = area->segment;
+	while (area->segment == full) {
+		CHECK_EQ(bs_begin(trace(0x51)), 0);
+		CHECK_EQ(bs_tracepoint("", 0), 0);
+		CHECK_EQ(bs_end(), 0);
+	}
+	CHECK_EQ(runs_in(full), room / run_bytes);
+	CHECK_EQ(runs_in(area->segment), 1);
+	while (fake_node_run(&node, 0, &run))
+		CHECK_EQ(fake_run_count(&run), 1);
+
+	/* Nor do the records of a run come nearer to the directory than that. */
+	full = area->segment;
+	CHECK_EQ(bs_begin(trace(0x52)), 0);
+	while (area->segment == full)
+		CHECK_EQ(bs_tracepoint("", 0), 0);
 	CHECK_EQ(bs_end(), 0);
-	expect_run(0x41, BS_RUN_FIRST | BS_RUN_LAST, 1);
+	CHECK(fake_node_run(&node, 0, &run));
+	CHECK_EQ(run.segment, full);
+	CHECK(BS_SEGMENT_BYTES - 2 * sizeof(uint64_t) - run.offset -
+		      sizeof(*run.header) - run.header->committed_bytes <
+	      sizeof(struct bs_record_header));
+	CHECK(fake_node_run(&node, 0, &run));
+	expect_nothing();
+}
+
+/* --------------------------------------------------------- open handles --- */
+
+static void test_open_handles_are_listed(void)
+{
+	static struct bs_trace many[3 * BS_OPEN_PROBES];
+	const uint32_t n = sizeof(many) / sizeof(many[0]);
+	struct fake_run run;
+
+	CHECK_EQ(fake_node_open_handles(&node), 0);
+	for (uint32_t i = 0; i < n; i++)
+		CHECK_EQ(bs_open(&many[i], trace(0x60 + i)), 0);
+	CHECK_EQ(fake_node_open_handles(&node), n);
+	CHECK_EQ(bs_write(&many[5], BS_RECORD_DATA, "", 0), 0);
+	CHECK(fake_node_open_run(&node, 0, &run));
+	CHECK_EQ(node.open_handles[bs_handle_place(run.header->handle)],
+		 run.header->handle);
+	for (uint32_t i = 0; i < n; i++) {
+		CHECK_EQ(bs_close(&many[i]), 0);
+		CHECK_EQ(fake_node_open_handles(&node), n - 1 - i);
+	}
+	expect_run(0x65, BS_RUN_FIRST | BS_RUN_LAST, 1);
+	CHECK_EQ(node.areas[0].handles_unlisted, 0);
+}
+
+/* Handles that stay open are stepped over; where too many stand side by side,
+ * the next one goes without, and takes nobody's place when it is closed. */
+static void test_open_handles_without_a_place(void)
+{
+	struct bs_trace handle, next;
+
+	for (uint32_t i = 0; i < BS_OPEN_HANDLES; i++)
+		node.open_handles[i] = UINT32_MAX;
+	CHECK_EQ(bs_open(&handle, trace(0x70)), 0);
+	CHECK_EQ(node.areas[0].handles_unlisted, 1);
+	CHECK_EQ(bs_write(&handle, BS_RECORD_DATA, "", 0), 0);
+	CHECK_EQ(bs_close(&handle), 0);
+	expect_run(0x70, BS_RUN_FIRST | BS_RUN_LAST, 1);
+	CHECK_EQ(fake_node_open_handles(&node), BS_OPEN_HANDLES);
+
+	/* The one place that is left is found if it is near. */
+	CHECK_EQ(bs_open(&handle, trace(0x71)), 0);
+	node.open_handles[((handle.handle_seq >> 32) + BS_OPEN_PROBES) %
+			  BS_OPEN_HANDLES] = 0;
+	CHECK_EQ(bs_open(&next, trace(0x72)), 0);
+	CHECK_EQ(fake_node_open_handles(&node), BS_OPEN_HANDLES);
+	CHECK_EQ(node.areas[0].handles_unlisted, 2);
+	CHECK_EQ(bs_close(&next), 0);
+	CHECK_EQ(fake_node_open_handles(&node), BS_OPEN_HANDLES - 1);
+	CHECK_EQ(bs_close(&handle), 0);
+	memset(node.open_handles, 0, BS_OPEN_HANDLES * sizeof(uint32_t));
+	expect_nothing();
 }
 
 int main(void)
 {
 	fake_node_open(&node);
-	fake_node_attach(&node, 8, 8);
+	fake_node_attach(&node, 16, 16);
 	RUN(test_begin_tracepoint_end);
 	RUN(test_begin_without_records_costs_no_memory);
 	RUN(test_begin_ends_what_was_open);
@@ -250,6 +347,9 @@ int main(void)
 	RUN(test_closed_handle);
 	RUN(test_oversized);
 	RUN(test_segments);
+	RUN(test_segment_is_filled);
+	RUN(test_open_handles_are_listed);
+	RUN(test_open_handles_without_a_place);
 	bs_shutdown();
 	fake_node_close(&node);
 	return 0;

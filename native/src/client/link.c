@@ -1,0 +1,135 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "link.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "client.h"
+
+static int sock = -1;
+static dev_t sock_dev;
+static ino_t sock_ino;
+
+static bool is_ours(void)
+{
+	struct stat st;
+
+	return sock >= 0 && !fstat(sock, &st) && S_ISSOCK(st.st_mode) &&
+	       st.st_dev == sock_dev && st.st_ino == sock_ino;
+}
+
+int bs_link_open(const struct sockaddr_un *address)
+{
+	struct stat st;
+
+	sock = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK,
+		      0);
+	if (sock < 0)
+		return -errno;
+	if (fstat(sock, &st)) {
+		int failed = -errno;
+
+		close(sock);
+		sock = -1;
+		return failed;
+	}
+	sock_dev = st.st_dev;
+	sock_ino = st.st_ino;
+	/* A socket that does not block, on a local address: now or never. */
+	if (connect(sock, (const struct sockaddr *)address, sizeof(*address)))
+		return -errno;
+	return 0;
+}
+
+void bs_link_close(void)
+{
+	if (is_ours())
+		close(sock);
+	sock = -1;
+}
+
+void bs_link_shut(void)
+{
+	if (is_ours())
+		shutdown(sock, SHUT_RDWR);
+}
+
+int bs_link_send(const void *packet, size_t bytes)
+{
+	if (!is_ours())
+		return -ECONNRESET;
+	if (send(sock, packet, bytes, MSG_NOSIGNAL | MSG_DONTWAIT) !=
+	    (ssize_t)bytes)
+		return -errno;
+	return 0;
+}
+
+int bs_link_wait(int timeout_ms)
+{
+	struct pollfd p = {.fd = sock, .events = POLLIN};
+	int n;
+
+	if (!is_ours())
+		return -ECONNRESET;
+	pthread_mutex_unlock(&bs_lock);
+	n = poll(&p, 1, timeout_ms);
+	pthread_mutex_lock(&bs_lock);
+	if (n > 0 && !is_ours())
+		return -ECONNRESET;
+	return n < 0 ? 0 : n;
+}
+
+static void take_fds(struct bs_packet *packet, struct msghdr *msg)
+{
+	for (struct cmsghdr *c = CMSG_FIRSTHDR(msg); c;
+	     c = CMSG_NXTHDR(msg, c)) {
+		size_t n;
+
+		if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS)
+			continue;
+		n = (c->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+		for (size_t i = 0; i < n && packet->n_fds < BS_LINK_FDS_MAX;
+		     i++)
+			memcpy(&packet->fds[packet->n_fds++],
+			       CMSG_DATA(c) + i * sizeof(int), sizeof(int));
+	}
+}
+
+bool bs_link_receive(struct bs_packet *packet)
+{
+	union {
+		char bytes[CMSG_SPACE(BS_LINK_FDS_MAX * sizeof(int))];
+		struct cmsghdr align;
+	} control;
+	struct iovec iov = {packet->content, sizeof(packet->content)};
+	struct msghdr msg = {
+		.msg_iov = &iov,
+		.msg_iovlen = 1,
+		.msg_control = control.bytes,
+		.msg_controllen = sizeof(control.bytes),
+	};
+	ssize_t got;
+
+	memset(packet, 0, sizeof(*packet));
+	got = recvmsg(sock, &msg, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
+	if (got <= 0)
+		return false;
+	packet->bytes = (size_t)got;
+	take_fds(packet, &msg);
+	if (msg.msg_flags & MSG_CTRUNC) {
+		bs_packet_close_fds(packet);
+		packet->n_fds = -1;
+	}
+	return true;
+}
+
+void bs_packet_close_fds(struct bs_packet *packet)
+{
+	for (int i = 0; i < packet->n_fds; i++)
+		close(packet->fds[i]);
+	packet->n_fds = 0;
+}
