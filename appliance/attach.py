@@ -27,10 +27,25 @@ from runtime.log import Log
 from runtime.printable import printable
 
 ABI_MAGIC = 0x54475342
-ABI_VERSION = 1
+ABI_VERSION = 2
+"""The newest that the node speaks; an older one that it speaks too is what a client of it gets."""
 
-_REQUEST = struct.Struct("=IIiI2Q64s")
-_REPLY = struct.Struct("=IIiI2QQ128s")
+ABI_OLDEST = 2
+ABI_FEATURES = 0
+
+_REQUEST = struct.Struct("=IIIiQ2Q64s")
+_REPLY = struct.Struct("=IIiI2QQ128sQ")
+_NEWS = struct.Struct("=IIQ")
+_NEWS_POLICY = 2
+
+# Of any version: a magic number and the newest that is spoken.
+_OPENING = struct.Struct("=II")
+
+# What version 1 had of a reply; its clients take no other size.
+_REPLY_1_BYTES = 168
+
+# A newer peer may say more than is known here.
+_PACKET_BYTES_MAX = 4096
 _UCRED = struct.Struct("=iII")
 _SO_PEERGROUPS = 59
 
@@ -71,18 +86,27 @@ class Allowed:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a client asked for. ``token`` names an earlier attachment; None: a first one."""
+    """What a client asked for. ``token`` names an earlier attachment; None: a first one.
+
+    ``version`` is what both speak, ``features`` are the bits that both know.
+    """
 
     token: bytes | None
     service: str
+    version: int = ABI_VERSION
+    features: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Attachment:
-    """What it is given. No fds: it may go on with those that it has."""
+    """What it is given. No fds: it may go on with those that it has.
+
+    ``policy`` is the fd of the policy table, which stays the host's.
+    """
 
     token: bytes
     arena_bytes: int
+    policy: int
     fds: tuple[int, ...] = ()
 
     @property
@@ -93,10 +117,12 @@ class Attachment:
 class AttachRefused(Exception):
     """The host of attachments says no: an errno, and why."""
 
-    def __init__(self, status: int, message: str) -> None:
+    def __init__(self, status: int, message: str, *, version: int = ABI_VERSION) -> None:
         super().__init__(message)
         self.status = status
         self.message = message
+        self.version = version
+        """Of the client: it may understand no newer reply than that."""
 
 
 class AttachHost(Protocol):
@@ -139,35 +165,61 @@ def peer_of(connection: socket.socket) -> Peer:
 
 def parse_request(data: bytes) -> Request:
     """Parse a bs_attach_request; AttachRefused says what is wrong with it."""
-    if len(data) != _REQUEST.size:
+    if len(data) < _OPENING.size:
+        raise AttachRefused(errno.EPROTO, f"not an attach request: {len(data)} bytes")
+    magic, newest = _OPENING.unpack_from(data)
+    if magic != ABI_MAGIC:
+        raise AttachRefused(errno.EPROTO, f"not an attach request: magic {magic:#x}")
+    if newest < ABI_OLDEST:
+        raise AttachRefused(
+            errno.EPROTONOSUPPORT,
+            f"the library speaks ABI {newest}, the node {_window(ABI_OLDEST, ABI_VERSION)}:"
+            " update libbacksight",
+            version=newest,
+        )
+    if len(data) < _REQUEST.size:
         raise AttachRefused(
             errno.EPROTO, f"not an attach request: {len(data)} bytes instead of {_REQUEST.size}"
         )
-    magic, version, _, _, token_hi, token_lo, service = _REQUEST.unpack(data)
-    if magic != ABI_MAGIC:
-        raise AttachRefused(errno.EPROTO, f"not an attach request: magic {magic:#x}")
-    if version != ABI_VERSION:
+    _, _, oldest, _, features, token_hi, token_lo, service = _REQUEST.unpack_from(data)
+    if oldest > ABI_VERSION:
         raise AttachRefused(
             errno.EPROTONOSUPPORT,
-            f"ABI version {version}, the node speaks {ABI_VERSION}: use libbacksight of its version",
+            f"the library speaks ABI {_window(oldest, newest)}, the node"
+            f" {_window(ABI_OLDEST, ABI_VERSION)}: update backsight-node",
         )
     name = printable(service.partition(b"\0")[0].decode(errors="replace"))
     token = struct.pack("=2Q", token_hi, token_lo)
-    return Request(token if any(token) else None, name or "unnamed")
+    return Request(
+        token if any(token) else None,
+        name or "unnamed",
+        min(newest, ABI_VERSION),
+        features & ABI_FEATURES,
+    )
 
 
-def _pack_reply(status: int, message: str = "", attachment: Attachment | None = None) -> bytes:
-    token = struct.unpack("=2Q", attachment.token) if attachment else (0, 0)
+def _window(oldest: int, newest: int) -> str:
+    return f"{oldest}" if oldest == newest else f"{oldest} to {newest}"
+
+
+def _pack_reply(request: Request, attachment: Attachment) -> bytes:
     return _REPLY.pack(
         ABI_MAGIC,
-        ABI_VERSION,
-        -status,
-        int(attachment.resumed) if attachment else 0,
-        *token,
-        attachment.arena_bytes if attachment else 0,
-        # 127 bytes, so that a NUL follows; cut between characters.
-        cut_utf8(message, 127).encode(),
+        request.version,
+        0,
+        int(attachment.resumed),
+        *struct.unpack("=2Q", attachment.token),
+        attachment.arena_bytes,
+        b"",
+        request.features,
     )
+
+
+def _pack_refusal(refused: AttachRefused) -> bytes:
+    # 127 bytes, so that a NUL follows; cut between characters.
+    message = cut_utf8(refused.message, 127).encode()
+    reply = _REPLY.pack(ABI_MAGIC, ABI_VERSION, -refused.status, 0, 0, 0, 0, message, 0)
+    return reply[:_REPLY_1_BYTES] if refused.version < ABI_OLDEST else reply
 
 
 @dataclass(slots=True)
@@ -246,8 +298,7 @@ class AttachServer:
 
     def _readable(self, connection: _Connection) -> None:
         try:
-            # A byte more than a request, to tell an oversized packet.
-            data = connection.socket.recv(_REQUEST.size + 1)
+            data = connection.socket.recv(_PACKET_BYTES_MAX)
         except BlockingIOError:
             return
         except OSError:
@@ -307,8 +358,7 @@ class AttachServer:
             self._refuse(connection, refused)
             return
         try:
-            reply = _pack_reply(0, attachment=attachment)
-            socket.send_fds(connection.socket, [reply], list(attachment.fds))
+            self._send(connection, request, attachment)
         except OSError:
             # It hung up in the meantime; it exists for the host all the same.
             connection.token = attachment.token
@@ -324,10 +374,23 @@ class AttachServer:
         connection.token = attachment.token
         self._answered(connection)
 
+    def _send(
+        self, connection: _Connection, request: Request, attachment: Attachment
+    ) -> None:
+        reply = _pack_reply(request, attachment)
+        if not attachment.resumed:
+            fds = [*attachment.fds, attachment.policy]
+            socket.send_fds(connection.socket, [reply], fds)
+            return
+        connection.socket.send(reply)
+        # The table that it has is an earlier daemon's, which nobody writes any more.
+        news = _NEWS.pack(ABI_MAGIC, _NEWS_POLICY, 1)
+        socket.send_fds(connection.socket, [news], [attachment.policy])
+
     def _refuse(self, connection: _Connection, refused: AttachRefused) -> None:
         # A peer that does not wait for the answer misses it.
         with contextlib.suppress(OSError):
-            connection.socket.send(_pack_reply(refused.status, refused.message))
+            connection.socket.send(_pack_refusal(refused))
         self._close(connection)
 
     def _answered(self, connection: _Connection) -> None:

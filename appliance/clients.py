@@ -66,6 +66,10 @@ class ClientDataPlane(Protocol):
     def client_exited(self, number: int) -> None:
         """Its process is gone."""
 
+    @property
+    def policy_fd(self) -> int:
+        """Of the policy table; the data plane closes it."""
+
 
 @dataclass(slots=True)
 class Client:
@@ -174,7 +178,7 @@ class Clients:
                 errno.EBUSY, f"process {client.pid} is attached already, by another connection"
             )
         client.connected = True
-        return Attachment(client.token, self._arena_bytes)
+        return Attachment(client.token, self._arena_bytes, self._dataplane.policy_fd)
 
     def _new(self, pid: int, start_ticks: int, service: str, pidfd: int) -> Attachment:
         try:
@@ -196,7 +200,9 @@ class Clients:
                 f"process {pid} ({service}) will not outlast a restart of the node: its memory"
                 f" cannot be kept by the service manager: {error.strerror}"
             )
-        return Attachment(client.token, self._arena_bytes, tuple(fds))
+        return Attachment(
+            client.token, self._arena_bytes, self._dataplane.policy_fd, tuple(fds)
+        )
 
     def _remember(self, client: Client) -> None:
         self._by_number[client.number] = client

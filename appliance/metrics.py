@@ -36,26 +36,37 @@ METRICS = (
     Metric(
         "segments_reclaimed_total", "Segments taken back from the oldest.", "dataplane/reclaims"
     ),
-    Metric(
-        "traces_indexed", "Traces that the pool holds something of.", "dataplane/traces_indexed"
-    ),
-    Metric("runs_indexed", "Runs that the pool holds.", "dataplane/runs_indexed"),
-    Metric("runs_drained_total", "Runs taken into the index.", "dataplane/runs_drained"),
-    Metric(
-        "runs_walked_total",
-        "Runs found in the log, since no ring had told of them.",
-        "dataplane/runs_walked",
-    ),
-    Metric(
-        "traces_evicted_total", "Traces overwritten, each as a whole.", "dataplane/traces_evicted"
-    ),
+    Metric("runs_evicted_total", "Runs overwritten.", "dataplane/runs_evicted"),
     Metric(
         "second_chances_total",
-        "Runs kept at an eviction, since their trace was open or lately active.",
+        "Runs kept when their segment was reclaimed, since their handle was open.",
         "dataplane/second_chances",
     ),
     Metric(
-        "tombstones", "Traces that are gone, and of which is known why.", "dataplane/tombstones"
+        "tombstones",
+        "Traces that lost something here, as far as they are remembered, by a fingerprint each.",
+        "dataplane/gone",
+    ),
+    Metric(
+        "tombstones_dropped_total",
+        "Traces that lost something and were forgotten to remember younger ones.",
+        "dataplane/gone_forgotten",
+    ),
+    Metric("searches_total", "Traces that were looked for in the pool.", "dataplane/searches"),
+    Metric(
+        "search_passes_total",
+        "Passes over the pool, each for all traces that waited.",
+        "dataplane/passes",
+    ),
+    Metric(
+        "searched_runs_total",
+        "Runs that passes looked at, by their entries in directories.",
+        "dataplane/entries_searched",
+    ),
+    Metric(
+        "false_hits_total",
+        "Runs of other traces that passes met. More than a few: a process lies.",
+        "dataplane/false_hits",
     ),
     Metric(
         "corrupt_total",

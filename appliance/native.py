@@ -173,7 +173,7 @@ class NativeDataPlane:
 
     @property
     def keep_fd(self) -> int:
-        """Of the keep arena; the library closes it."""
+        """Of the ledger, with the keep arena; the library closes it."""
         return int(lib.bsn_keep_fd(self._node))
 
     def adopt_store(self, fd: int) -> None:
@@ -184,10 +184,10 @@ class NativeDataPlane:
         )
 
     def adopt_keep(self, fd: int) -> None:
-        """Go on with an earlier keep arena; OSError if it is none. The caller closes fd."""
+        """Go on with an earlier ledger; OSError if it is none. The caller closes fd."""
         _check(
             lib.bsn_adopt_keep(self._node, time.monotonic_ns(), fd),
-            "the keep arena of before the restart",
+            "the ledger of before the restart",
         )
 
     # --------------------------------------------------------------- clients
@@ -221,6 +221,11 @@ class NativeDataPlane:
         """Its process is gone."""
         _check(lib.bsn_client_exited(self._node, number, time.monotonic_ns()), f"client {number}")
         self.wake()
+
+    @property
+    def policy_fd(self) -> int:
+        """Of the policy table, for all clients; the library closes it."""
+        return int(lib.bsn_policy_fd(self._node))
 
     def set_sampling(self, settings: Settings) -> None:
         """Take up ``percentage`` and ``trust_incoming``: of processes that are attached, too."""
@@ -355,12 +360,17 @@ class NativeDataPlane:
 
     def store_usage(self) -> StoreUsage:
         """How full the report store is."""
-        metrics = self._metrics()
-        return StoreUsage(metrics.store_used_bytes, metrics.store_bytes)
+        usage = self._usage()
+        return StoreUsage(usage.store_used_bytes, usage.store_bytes)
 
     def has_slices(self) -> bool:
         """Whether any trace is triggered."""
-        return bool(self._metrics().slices)
+        return bool(self._usage().slices)
+
+    def _usage(self) -> Any:  # noqa: ANN401 - of cffi
+        usage = ffi.new("struct bsn_usage *")
+        lib.bsn_get_usage(self._node, usage)
+        return usage
 
     # --------------------------------------------------------------- looking
 

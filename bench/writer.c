@@ -16,7 +16,7 @@
  * budget in bytes, which the writer fills once before the first repetition.
  * RATE_PER_S is the rate of all threads together, 0: as fast as it goes. A
  * burst of TRACES goes as fast as it may, and the next one begins when the node
- * has read it; that wait is not in the times.
+ * has filled the stock of segments up; that wait is not in the times.
  *
  * Each repetition prints one line of JSON: what an operation cost the thread
  * that did it in CPU time and in elapsed time, in ns, and what was lost. Both
@@ -246,35 +246,40 @@ static uint64_t run_traces(const struct job *job, const unsigned char *payload)
 	return done;
 }
 
-/* Until the node has read what all threads announced. It would sleep on while
- * that is little, so it is woken. */
-static void wait_for_node(struct bs_channel_header *channel)
+static uint32_t stock(struct bs_channel_header *channel)
 {
-	const struct bs_thread_area *areas =
-		(const void *)((const char *)channel + BS_CHANNEL_AREAS_OFFSET);
+	const struct bs_grant_ring *ring =
+		(const void *)((const char *)channel +
+			       BS_CHANNEL_GRANTS_OFFSET);
+
+	return load_acquire(&ring->head) - READ_ONCE(ring->tail);
+}
+
+/* Until the node has filled the stock up again, or nearly. It would sleep on
+ * while that is half full, so it is woken. */
+static void wait_for_node(struct bs_channel_header *channel, uint32_t before)
+{
 	struct bs_doorbell *bell = &channel->doorbell;
 
-	for (unsigned int i = 0; i < BS_THREAD_SLOTS; i++) {
-		while (load_acquire(&areas[i].run_tail) !=
-		       READ_ONCE(areas[i].run_head)) {
-			if (!READ_ONCE(bell->sleeping))
-				continue;
-			fetch_add(&bell->rung, 1);
-			syscall(SYS_futex, &bell->rung, FUTEX_WAKE, INT_MAX,
-				NULL, NULL, 0);
-		}
+	while (stock(channel) < before - before / 8) {
+		if (!READ_ONCE(bell->sleeping))
+			continue;
+		fetch_add(&bell->rung, 1);
+		syscall(SYS_futex, &bell->rung, FUTEX_WAKE, INT_MAX, NULL,
+			NULL, 0);
 	}
 }
 
 static uint64_t run_bursts(struct job *job, const unsigned char *payload)
 {
+	uint32_t before = stock(job->channel);
 	uint64_t counter = job->seed;
 	uint64_t done = 0;
 
 	while (done < job->operations) {
 		uint64_t elapsed_ns, cpu_ns;
 
-		wait_for_node(job->channel);
+		wait_for_node(job->channel, before);
 		elapsed_ns = clock_ns(CLOCK_MONOTONIC);
 		cpu_ns = clock_ns(CLOCK_THREAD_CPUTIME_ID);
 		for (uint64_t i = 0; i < job->burst; i++)

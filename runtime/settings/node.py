@@ -135,7 +135,7 @@ class Settings:
     trace_bytes_max: Annotated[int, Size(64 << 10, 1 << 42)] = 16 << 20
     reclaim_percent: Annotated[int, Range(10, 100)] = 90
     clients_max: Annotated[int, Range(1, _CLIENTS_MAX)] = 256
-    tombstones: Annotated[int, Range(1, 1 << 28)] = 65536
+    tombstones: Annotated[int, Range(0, 1 << 30)] = 0
 
     cluster_seed: Annotated[int, Range(0, (1 << 64) - 1)] = 0
     percentage: Annotated[float, Range(0, 100), RELOADABLE] = 100.0

@@ -237,7 +237,7 @@ def test_foreign_memory_is_not_adopted(tmp_path: Path) -> None:
     with dataplane() as here:
         with pytest.raises(OSError, match="the report store of before the restart"):
             here.adopt_store(fd)
-        with pytest.raises(OSError, match="the keep arena of before the restart"):
+        with pytest.raises(OSError, match="the ledger of before the restart"):
             here.adopt_keep(fd)
     os.close(fd)
 

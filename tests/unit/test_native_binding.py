@@ -19,14 +19,16 @@ SECOND_NS = 1_000_000_000
 NOW_NS = 1000 * SECOND_NS
 TRACE = (0x0AF7651916CD43DD, 0x8448EB211C80319C)
 
-# abi.h
+# abi/channel.h
 CHANNEL_GRANTS_OFFSET = 4096
 GRANT_ENTRIES_OFFSET = 128
-CHANNEL_AREAS_OFFSET = 16384
-AREA_ENTRIES_OFFSET = 192
+GRANT_FRESH = 0x8000_0000
+
+# abi/arena.h
 SEGMENT_BYTES = 65536
+SEGMENT_HEADER_BYTES = 64
 FIRST_LAST = 3
-CLOSED = 0x8000
+CLOSED = 8
 
 
 @pytest.fixture
@@ -64,18 +66,26 @@ def write_run(fds: Any, payload: bytes) -> None:
     channel_bytes = os.fstat(fds.channel).st_size
     with mmap.mmap(fds.arena, arena_bytes) as arena, mmap.mmap(fds.channel, channel_bytes) as ch:
         grant = CHANNEL_GRANTS_OFFSET + GRANT_ENTRIES_OFFSET
-        segment, generation = struct.unpack_from("=IH", ch, grant)
+        segment, generation = struct.unpack_from("=II", ch, grant)
         struct.pack_into("=I", ch, CHANNEL_GRANTS_OFFSET + 64, 1)  # the tail: taken
         record = struct.pack("=IHHQ", len(payload), 1, 0, NOW_NS) + payload
         record += bytes(-len(record) % 8)
-        at = segment * SEGMENT_BYTES + 64
-        header = struct.pack("=QQIIIHH", *TRACE, len(record), 1, 0, generation, FIRST_LAST | CLOSED)
+        start = (segment & ~GRANT_FRESH) * SEGMENT_BYTES
+        header = struct.pack("=QQIIII", *TRACE, len(record), 1, 0, 0)
+        at = start + SEGMENT_HEADER_BYTES
         arena[at : at + len(header) + len(record)] = header + record
-        entry = struct.pack("=QQIHHII", *TRACE, segment, generation, FIRST_LAST, 64, len(record))
-        struct.pack_into("=I", ch, CHANNEL_AREAS_OFFSET, os.getpid())
-        entries = CHANNEL_AREAS_OFFSET + AREA_ENTRIES_OFFSET
-        ch[entries : entries + len(entry)] = entry
-        struct.pack_into("=I", ch, CHANNEL_AREAS_OFFSET + 4, 1)  # the head
+        entry = fingerprint(*TRACE) << 17 | SEGMENT_HEADER_BYTES // 8 << 4 | FIRST_LAST | CLOSED
+        struct.pack_into("=Q", arena, start + SEGMENT_BYTES - 8, entry)
+        # Generation, slot and number of runs.
+        struct.pack_into("=III", arena, start, generation, 0, 1)
+
+
+def fingerprint(hi: int, lo: int) -> int:
+    """bs_fingerprint() of abi/arena.h."""
+    mask = (1 << 64) - 1
+    h = ((hi ^ (lo >> 32)) * 0x9E3779B97F4A7C15) & mask
+    h = ((h ^ (h >> 32) ^ lo) * 0xFF51AFD7ED558CCD) & mask
+    return (h ^ (h >> 29)) >> 17
 
 
 def test_every_function_of_the_header_is_there(native: Any, repository: Path) -> None:
@@ -115,7 +125,7 @@ def test_a_slice_comes_back_as_bytes(native: Any, node: Any) -> None:
     assert events[0].kind == lib.BSN_EVENT_SLICE_CHANGED
     metrics = ffi.new("struct bsn_metrics *")
     lib.bsn_get_metrics(node, metrics)
-    assert (metrics.corrupt, metrics.runs_drained, metrics.slices) == (0, 1, 1)
+    assert (metrics.corrupt, metrics.searches, metrics.slices) == (0, 1, 1)
     for fd in (fds.arena, fds.channel, fds.context):
         os.close(fd)
 

@@ -441,9 +441,11 @@ def test_a_process_that_is_attached_follows_the_percentage(
     socket_path = f"{tmp_path}/node.sock"
 
     def indexed() -> int:
+        """Runs in the pool: a search for a trace reads an entry of each."""
         node = NodeClient(socket_path)
-        node.peek(TraceId((1).to_bytes(16, "big")))  # for which all is drained
-        return int(node.status()["dataplane"]["traces_indexed"])
+        before = int(node.status()["dataplane"]["entries_searched"])
+        node.peek(TraceId((1).to_bytes(16, "big")))
+        return int(node.status()["dataplane"]["entries_searched"]) - before
 
     with started(manager, ["appliance"], config) as daemon:
         manager.hear_until("READY=1")

@@ -242,8 +242,10 @@ static int lose(struct bs_thread *t, struct bs_trace *trace,
 	}
 	BS_COUNT(t->counters.records_lost, 1);
 	BS_COUNT(t->counters.payload_bytes_lost, payload_bytes);
-	if (context)
+	if (context) {
 		fetch_add(&context->records_unattributed, 1);
+		bs_loss_tell(t->attachment);
+	}
 	return -ENOSPC;
 }
 
@@ -255,8 +257,10 @@ static int refuse(struct bs_thread *t, struct bs_trace *trace)
 		BS_COUNT(t->area->records_oversized, 1);
 	} else {
 		BS_COUNT(t->counters.records_oversized, 1);
-		if (context)
+		if (context) {
 			fetch_add(&context->records_unattributed, 1);
+			bs_loss_tell(t->attachment);
+		}
 	}
 	mark_lossy(t, trace);
 	return -EMSGSIZE;
