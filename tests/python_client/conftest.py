@@ -58,7 +58,12 @@ class _Host:
     def attach(self, peer: Peer, request: Request) -> Attachment:
         number, fds = self._plane.client_add(peer.pid, request.service)
         arena_bytes = self._settings.arena_bytes_or_default
-        return Attachment(number.to_bytes(16), arena_bytes, (fds.arena, fds.channel, fds.context))
+        return Attachment(
+            number.to_bytes(16),
+            arena_bytes,
+            self._plane.policy_fd,
+            (fds.arena, fds.channel, fds.context),
+        )
 
     def hung_up(self, token: bytes) -> None:
         self._plane.client_exited(int.from_bytes(token))

@@ -20,5 +20,8 @@ def test_a_snapshot_takes_the_traces_of_the_highest_priority(node: Node) -> None
     traces = [TraceId(bytes.fromhex(trace_id(number))) for number in range(1, MANY + 1)]
     in_order = sorted(traces, key=priority, reverse=True)
     assert node.recent(MANY + 1) == (MANY, in_order)
-    assert node.recent(50) == (MANY, in_order[:50])
+    found, highest = node.recent(50)
+    assert highest == in_order[:50]
+    # Of more than are asked for the number is an estimate: of 50 it is right to 1 in 7.
+    assert MANY / 2 < found < MANY * 2
     assert node.recent(1) == (MANY, in_order[:1])
