@@ -625,6 +625,7 @@ static inline bool filter_has(const struct filter *f, uint64_t fingerprint)
 void watch_frame(struct bsn *n, struct frame *f, bool final);
 /* All that live processes write to now. */
 void watch_all(struct bsn *n, bool give_way);
+void watch_from(struct bsn *n, struct frame *f, uint32_t copied);
 void watch_save(struct bsn *n, uint64_t epoch);
 bool watch_is_dirty(const struct bsn *n);
 void watch_adopt(struct bsn *n, struct frame *f);

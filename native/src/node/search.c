@@ -5,7 +5,8 @@
  *
  *   keep arena, in the order of sealing   what was written first
  *   sealed segments, likewise
- *   segments that are written to          up to where watch.c goes on
+ *   segments that are written to          up to where watch.c goes on: with
+ *                                         the run that is open, as far as it is
  *
  * It goes on in pieces, between which others have the lock. Each frame that
  * was passed is marked; one that is reclaimed before its turn is looked at
@@ -150,12 +151,22 @@ bool search_has_passed(const struct bsn *n, const struct search *s,
 	return s->pass && is_visited(s->pass, frame_number(n, f));
 }
 
+/* watch.c goes on in it. A peek has no slice that it could go on for. */
+static bool is_watched(const struct bsn *n, const struct pass *p,
+		       const struct frame *f)
+{
+	return record_of(n, f)->state == FRAME_ACTIVE &&
+	       f->client != &n->keep.arena && !p->is_peek;
+}
+
 /* Returns what it cost, in entries. */
 static uint32_t hit(struct bsn *n, struct search *s, struct frame *f,
 		    uint32_t index, uint32_t runs)
 {
+	bool watched = is_watched(n, s->pass, f) && index == f->scanned;
 	uint64_t entry = run_entry(f, index);
 	uint64_t last_ticks = 0;
+	uint32_t copied;
 	struct run run;
 
 	/* Released meanwhile. */
@@ -171,7 +182,12 @@ static uint32_t hit(struct bsn *n, struct search *s, struct frame *f,
 		s->to.slice->flags |= BSN_SLICE_CORRUPT;
 		return 1;
 	}
-	slice_copy_run(n, &s->to, &run, NONE, &last_ticks);
+	/* That it is closed by now, watch.c will tell. */
+	if (watched)
+		run.flags &= ~(BS_RUN_LAST | BS_RUN_CLOSED);
+	copied = slice_copy_run(n, &s->to, &run, NONE, &last_ticks);
+	if (watched)
+		watch_from(n, f, copied);
 	meet(n, s, &run, last_ticks);
 	return run.bytes / BYTES_AN_ENTRY;
 }
@@ -206,9 +222,8 @@ static uint32_t visit(struct bsn *n, struct pass *p, struct frame *f)
 	p->visited[i / 64] |= 1ull << (i % 64);
 	runs = runs_count(f, r->generation);
 	limit = runs;
-	if (r->state == FRAME_ACTIVE && f->client != &n->keep.arena &&
-	    !p->is_peek && f->scanned < runs)
-		limit = f->scanned;
+	if (is_watched(n, p, f) && f->scanned < runs)
+		limit = f->scanned + 1;
 	entry = bs_directory(f->bytes, 0);
 	for (uint32_t k = 0; k < limit; k++) {
 		if (unlikely(filter_has(&p->filter,

@@ -21,6 +21,13 @@ static void set_dirty(struct bsn *n, struct frame *f)
 	n->pool.dirty[n->pool.n_dirty++] = frame_number(n, f);
 }
 
+/* Of the run that is looked at next, so much is in its slice already. */
+void watch_from(struct bsn *n, struct frame *f, uint32_t copied)
+{
+	f->copied = copied;
+	set_dirty(n, f);
+}
+
 /* A run into the slice of its trace, if it has one that is served here. */
 static uint32_t serve(struct bsn *n, struct frame *f, uint64_t entry,
 		      uint32_t runs)
@@ -44,8 +51,8 @@ static uint32_t serve(struct bsn *n, struct frame *f, uint64_t entry,
 			slice_dirty(n, s);
 			return NONE;
 		}
-		f->copied = slice_copy_run(n, &to, &run, f->copied, &ticks);
-		set_dirty(n, f);
+		watch_from(n, f,
+			   slice_copy_run(n, &to, &run, f->copied, &ticks));
 		if (s->bytes != bytes || s->flags != flags ||
 		    s->n_crumbs != crumbs || slice_open_handles(s) != open)
 			slice_dirty(n, s);

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Write, index, collect, read: the way of the data, and what adds to it. */
+/* Write, collect, read, release: the way of the data. */
 #include <errno.h>
 
 #include "writer.h"
 
 static struct decoded d;
+static const uint8_t payload[BS_PAYLOAD_MAX];
 
 static void collects_what_was_written(void)
 {
@@ -22,11 +23,13 @@ static void collects_what_was_written(void)
 	for (uint32_t i = 0; i < 1000; i++)
 		CHECK(w_trace(&t, trace_id(i), 100, START + i));
 	CHECK_EQ(bsn_poll(n, START + MS), 0);
-	bsn_get_metrics(n, &m);
-	CHECK_EQ(m.runs_drained, 1000);
-	CHECK_EQ(m.traces_indexed, 1000);
-	CHECK_EQ(m.corrupt, 0);
 	collect(n, trace_id(7), START + MS, &s);
+	bsn_get_metrics(n, &m);
+	CHECK_EQ(m.searches, 1);
+	CHECK_EQ(m.passes, 1);
+	CHECK_EQ(m.entries_searched, 1000);
+	CHECK_EQ(m.false_hits, 0);
+	CHECK_EQ(m.corrupt, 0);
 	CHECK_EQ(s.flags, BSN_SLICE_HELD);
 	CHECK_EQ(s.open_handles, 0);
 	CHECK_EQ(s.n_crumbs, 0);
@@ -133,6 +136,149 @@ static void later_runs_follow(void)
 	bsn_free(n);
 }
 
+/* An entry is there before the first record. What stands in a run that is open
+ * belongs to the answer. */
+static void open_runs_are_found(void)
+{
+	struct bsn_config config = test_config(8 << 20);
+	struct bsn *n = test_node(&config);
+	struct bsn_slice s;
+	struct writer w;
+	struct wthread t;
+
+	writer_attach(&w, n, START);
+	t = writer_thread(&w, 0);
+	CHECK(w_trace(&t, trace_id(9), 100, START));
+	CHECK(w_begin(&t, trace_id(1), 9, 0, BS_RUN_FIRST, 1000));
+	collect(n, trace_id(1), START, &s);
+	CHECK_EQ(s.flags, BSN_SLICE_HELD);
+	CHECK_EQ(s.open_handles, 1);
+	CHECK_EQ(bsn_slice_release(n, trace_id(1), false, START), 0);
+
+	w_record(&t, BS_RECORD_DATA, "abc", 3, START);
+	collect(n, trace_id(1), START, &s);
+	CHECK_EQ(s.flags, BSN_SLICE_HELD);
+	CHECK_EQ(s.open_handles, 1);
+	decode_slice(n, trace_id(1), &d);
+	CHECK_EQ(d.records, 1);
+	/* As far as it is; the rest follows. */
+	w_record(&t, BS_RECORD_DATA, "def", 3, START);
+	bsn_poll(n, START);
+	w_record(&t, BS_RECORD_DATA, "ghi", 3, START);
+	w_end(&t, BS_RUN_LAST);
+	bsn_poll(n, START);
+	CHECK_EQ(bsn_slice_info(n, trace_id(1), &s), 0);
+	CHECK_EQ(s.open_handles, 0);
+	decode_slice(n, trace_id(1), &d);
+	CHECK_EQ(d.records, 3);
+	CHECK_EQ(d.by_kind[BS_PIECE_RUN], 3);
+	CHECK_EQ(check_order(&d), 1);
+
+	/* Collected after it was closed, or while its segment is left. */
+	CHECK_EQ(bsn_slice_release(n, trace_id(1), false, START), 0);
+	collect(n, trace_id(1), START, &s);
+	decode_slice(n, trace_id(1), &d);
+	CHECK_EQ(d.records, 3);
+	CHECK_EQ(d.by_kind[BS_PIECE_RUN], 1);
+	CHECK_EQ(s.open_handles, 0);
+	CHECK(w_begin(&t, trace_id(2), 10, 0, BS_RUN_FIRST, 1000));
+	w_record(&t, BS_RECORD_DATA, "abc", 3, START);
+	collect(n, trace_id(2), START, &s);
+	w_record(&t, BS_RECORD_DATA, "def", 3, START);
+	w_end(&t, BS_RUN_LAST);
+	CHECK(w_take_segment(&t));
+	bsn_poll(n, START);
+	decode_slice(n, trace_id(2), &d);
+	CHECK_EQ(d.records, 2);
+	CHECK_EQ(check_order(&d), 1);
+	CHECK_EQ(bsn_slice_info(n, trace_id(2), &s), 0);
+	CHECK_EQ(s.flags, BSN_SLICE_HELD);
+	CHECK_EQ(s.open_handles, 0);
+	writer_close(&w);
+	bsn_free(n);
+}
+
+/* However it was reached: while nobody looked, or poll by poll. */
+static void is_whole_over_segments_and_processes(bool polls_between)
+{
+	enum {
+		PROCESSES = 3,
+		THREADS = 2,
+		RUNS = 12
+	};
+	struct bsn_config config = test_config(32 << 20);
+	struct bsn *n;
+	struct writer w[PROCESSES];
+	struct wthread t[PROCESSES][THREADS];
+	struct bsn_slice s;
+	uint64_t other = 1000;
+
+	config.trace_bytes_max = 4 << 20;
+	n = test_node(&config);
+	for (uint32_t i = 0; i < PROCESSES; i++) {
+		writer_attach(&w[i], n, START);
+		for (uint32_t k = 0; k < THREADS; k++) {
+			t[i][k] = writer_thread(&w[i], k);
+			w_show(&t[i][k], ++t[i][k].handle);
+		}
+	}
+	for (uint32_t r = 0; r < RUNS; r++) {
+		for (uint32_t i = 0; i < PROCESSES * THREADS; i++) {
+			struct wthread *at = &t[i / THREADS][i % THREADS];
+			uint32_t own = w_area(at->w, at->slot)->own_handle;
+
+			CHECK(w_begin(at, trace_id(1), own, r,
+				      r ? 0 : BS_RUN_FIRST, 20000));
+			w_record(at, BS_RECORD_DATA, payload, 10000, START + r);
+			w_record(at, BS_RECORD_DATA, payload, 10000, START + r);
+			/* The last stays open. */
+			if (r + 1 == RUNS)
+				continue;
+			w_end(at, 0);
+			CHECK(w_trace(at, trace_id(other++), 30000, START));
+		}
+		if (polls_between)
+			bsn_poll(n, START + r);
+	}
+	collect(n, trace_id(1), START + MS, &s);
+	CHECK_EQ(s.flags, BSN_SLICE_HELD);
+	CHECK_EQ(s.open_handles, PROCESSES * THREADS);
+	decode_slice(n, trace_id(1), &d);
+	CHECK_EQ(d.records, 2 * RUNS * PROCESSES * THREADS);
+	CHECK_EQ(d.by_kind[BS_PIECE_PROCESS], PROCESSES);
+	CHECK_EQ(check_order(&d), PROCESSES * THREADS);
+
+	/* It goes on, into further segments. */
+	for (uint32_t i = 0; i < PROCESSES * THREADS; i++) {
+		struct wthread *at = &t[i / THREADS][i % THREADS];
+		uint32_t own = w_area(at->w, at->slot)->own_handle;
+
+		w_record(at, BS_RECORD_DATA, "more", 5, START + MS);
+		w_end(at, 0);
+		CHECK(w_begin(at, trace_id(1), own, RUNS, 0, 60000));
+		w_record(at, BS_RECORD_DATA, payload, 30000, START + MS);
+		w_end(at, BS_RUN_LAST);
+		w_show(at, 0);
+	}
+	bsn_poll(n, START + 2 * MS);
+	CHECK_EQ(bsn_slice_info(n, trace_id(1), &s), 0);
+	CHECK_EQ(s.flags, BSN_SLICE_HELD);
+	CHECK_EQ(s.open_handles, 0);
+	decode_slice(n, trace_id(1), &d);
+	CHECK_EQ(d.records, 2 * (RUNS + 1) * PROCESSES * THREADS);
+	CHECK_EQ(check_order(&d), PROCESSES * THREADS);
+	check_invariants(n);
+	bsn_free(n);
+	for (uint32_t i = 0; i < PROCESSES; i++)
+		writer_close(&w[i]);
+}
+
+static void is_whole_over_segments(void)
+{
+	is_whole_over_segments_and_processes(false);
+	is_whole_over_segments_and_processes(true);
+}
+
 static void names_other_nodes(void)
 {
 	struct bsn_config config = test_config(8 << 20);
@@ -221,67 +367,44 @@ static void trims_and_releases(void)
 	CHECK_EQ(after.slices, 0);
 	CHECK_EQ(after.store_used_bytes, 2048);
 
-	/* Abandoned ones are remembered as that. */
-	CHECK(w_trace(&t, trace_id(2), 100, START));
-	collect(n, trace_id(2), START, &s);
-	CHECK_EQ(bsn_slice_release(n, trace_id(2), true, START), 0);
-	collect(n, trace_id(2), START, &s);
-	CHECK_EQ(s.flags, BSN_SLICE_ABANDONED);
-	CHECK_EQ(s.bytes, 0);
 	writer_close(&w);
 	bsn_free(n);
 }
 
-static void triggers_arrive(void)
+/* What is left of it in the pool is found again, as another slice. If it was
+ * given up, that is said; if it was reported, it was no loss. */
+static void what_was_released_is_collected_anew(void)
 {
 	struct bsn_config config = test_config(8 << 20);
 	struct bsn *n = test_node(&config);
-	struct bsn_event e[4];
-	struct bsn_metrics m;
+	struct bsn_slice s, again;
 	struct writer w;
+	struct wthread t;
 
 	writer_attach(&w, n, START);
-	w_trigger(&w, trace_id(3), "slow", START + 5);
-	w_trigger(&w, trace_id(4), "Not a name", START + 5);
-	CHECK_EQ(bsn_wait(n, -1), 1);
-	CHECK_EQ(bsn_poll(n, START + MS), 1);
-	CHECK_EQ(bsn_events(n, e, 4), 1);
-	CHECK_EQ(e[0].kind, BSN_EVENT_TRIGGER);
-	CHECK_EQ(e[0].client, w.number);
-	CHECK_EQ(e[0].time_ns, START + 5);
-	CHECK_EQ(e[0].id.lo, trace_id(3).lo);
-	CHECK(!strcmp(e[0].trigger, "slow"));
-	CHECK(!strcmp(e[0].why, "because"));
-	bsn_get_metrics(n, &m);
-	CHECK_EQ(m.corrupt, 1);
-	CHECK_EQ(m.triggers, 1);
+	t = writer_thread(&w, 0);
+	for (uint32_t abandoned = 0; abandoned < 2; abandoned++) {
+		struct bs_trace_id id = trace_id(abandoned);
+		uint32_t flags = abandoned ? BSN_SLICE_ABANDONED : 0;
 
-	/* Claimed and never committed: skipped after 100 ms, not before. */
-	w.context->trigger_head++;
-	w_trigger(&w, trace_id(5), "slow", START + MS);
-	CHECK_EQ(bsn_poll(n, START + 2 * MS), 0);
-	CHECK_EQ(bsn_poll(n, START + 101 * MS), 0);
-	CHECK_EQ(bsn_poll(n, START + 102 * MS), 1);
-	CHECK_EQ(bsn_events(n, e, 4), 1);
-	CHECK_EQ(e[0].id.lo, trace_id(5).lo);
-	bsn_get_metrics(n, &m);
-	CHECK_EQ(m.cells_skipped, 1);
-	/* Its late commit does not stop the queue. */
-	store_release(&w.context->cells[2].seq, 3);
-	for (uint32_t i = 0; i < 3 * BS_TRIGGER_CELLS; i++) {
-		uint32_t p = w.context->trigger_head;
-
-		bsn_poll(n, START + 103 * MS);
-		if (load_acquire(&w.context->cells[p % BS_TRIGGER_CELLS].seq) ==
-		    p)
-			w_trigger(&w, trace_id(6), "slow", START);
-		bsn_poll(n, START + 103 * MS);
-		while (bsn_events(n, e, 4))
-			;
-		bsn_events_done(n);
+		CHECK(w_trace(&t, id, 100, START));
+		collect(n, id, START, &s);
+		CHECK_EQ(s.flags, BSN_SLICE_HELD);
+		CHECK_EQ(bsn_slice_release(n, id, abandoned, START), 0);
+		CHECK_EQ(flags_of(n, id, START), flags);
+		collect(n, id, START, &again);
+		CHECK_EQ(again.flags, BSN_SLICE_HELD | flags);
+		CHECK_EQ(again.bytes, s.bytes);
+		CHECK(again.epoch != s.epoch);
+		/* Nothing was there. */
+		id = trace_id(10 + abandoned);
+		collect(n, id, START, &s);
+		CHECK_EQ(s.flags, 0);
+		CHECK_EQ(bsn_slice_release(n, id, abandoned, START), 0);
+		CHECK_EQ(flags_of(n, id, START), flags);
 	}
-	bsn_get_metrics(n, &m);
-	CHECK_EQ(m.triggers, 2 + 3 * BS_TRIGGER_CELLS);
+	/* Never seen. */
+	CHECK_EQ(flags_of(n, trace_id(100), START), 0);
 	writer_close(&w);
 	bsn_free(n);
 }
@@ -311,10 +434,8 @@ static void refuses_bad_configurations(void)
 	REFUSES(reclaim_percent, 0);
 	REFUSES(reclaim_percent, 101);
 	REFUSES(clients_max, 0);
-	REFUSES(tombstones, 0);
+	REFUSES(tombstones, (1u << 30) + 1);
 	REFUSES(ticks_per_s, 0);
-	REFUSES(index_runs, 1);
-	REFUSES(index_traces, 1);
 	bad = good;
 	bad.node_name[0] = 0;
 	CHECK_EQ(bsn_new(&bad, &n, message, sizeof(message)), -EINVAL);
@@ -328,7 +449,6 @@ static void cuts_long_traces_on_records(void)
 	struct bsn_slice s;
 	struct writer w;
 	struct wthread t;
-	uint8_t payload[1000] = {0};
 
 	config.trace_bytes_max = 65536;
 	n = test_node(&config);
@@ -392,280 +512,19 @@ static void peeks_without_collecting(void)
 	bsn_free(n);
 }
 
-/* While the node is away a thread fills its ring, and then whole segments that
- * no news names. They are found, and come back into use. */
-static void finds_segments_that_no_news_names(void)
-{
-	struct bsn_config config = test_config(8 << 20);
-	struct bsn *n;
-	struct writer w;
-	struct wthread t;
-	struct bsn_slice s;
-	struct bsn_metrics m;
-	uint64_t written = 0;
-	uint64_t now = START;
-
-	/* For traces as small as these are. */
-	config.index_traces = config.index_runs = 1 << 18;
-	n = test_node(&config);
-	writer_attach(&w, n, now);
-	t = writer_thread(&w, 0);
-	for (int round = 0; round < 300; round++) {
-		uint32_t unannounced = w_area(&w, 0)->runs_unannounced;
-		uint64_t first = written;
-		uint32_t segments = 0;
-		uint32_t segment = t.segment;
-
-		while (w_trace(&t, trace_id(written), 8, now)) {
-			written++;
-			segments += t.segment != segment;
-			segment = t.segment;
-		}
-		CHECK(segments >= 4);
-		CHECK(w_area(&w, 0)->runs_unannounced - unannounced >
-		      (written - first) / segments);
-		now += MS;
-		bsn_poll(n, now);
-		bsn_get_metrics(n, &m);
-		CHECK(m.runs_drained + m.runs_walked >= written);
-		CHECK_EQ(m.corrupt, 0);
-		CHECK(m.active_bytes <= SEG);
-		/* In a segment that was announced, in one that was not. */
-		collect(n, trace_id(first + 1), now, &s);
-		CHECK_EQ(s.flags & ~BSN_SLICE_MAYBE_LOSSY, BSN_SLICE_HELD);
-		collect(n, trace_id(written - 1), now, &s);
-		CHECK_EQ(s.flags & ~BSN_SLICE_MAYBE_LOSSY, BSN_SLICE_HELD);
-		bsn_slice_release(n, trace_id(first + 1), false, now);
-		bsn_slice_release(n, trace_id(written - 1), false, now);
-	}
-	CHECK(m.reclaims > 300);
-	check_invariants(n);
-	writer_close(&w);
-	bsn_free(n);
-}
-
-/* Its threads may all begin at once; if they do not, others have the memory. */
-static void a_new_process_has_a_large_stock(void)
-{
-	struct bsn_config config = test_config(16 << 20);
-	struct bsn *n = test_node(&config);
-	struct bsn_metrics m;
-	struct wthread t[32];
-	struct writer w;
-
-	writer_attach(&w, n, START);
-	for (uint32_t i = 0; i < 32; i++) {
-		t[i] = writer_thread(&w, i);
-		CHECK(w_trace(&t[i], trace_id(i), 100, START));
-	}
-	writer_close(&w);
-	writer_attach(&w, n, START);
-	for (uint64_t ms = 1; ms <= 4000; ms++)
-		bsn_poll(n, START + ms * MS);
-	bsn_get_metrics(n, &m);
-	/* The first one is still there, and quiet too. */
-	CHECK(m.stock_bytes <= 2 * 8 * SEG);
-	CHECK(m.stock_bytes >= 2 * 4 * SEG);
-	check_invariants(n);
-	writer_close(&w);
-	bsn_free(n);
-}
-
-/* Of the last seconds, of one service or of all, the highest priority first. */
-static void finds_what_is_recent(void)
-{
-	struct bsn_config config = test_config(16 << 20);
-	struct bsn *n = test_node(&config);
-	struct bs_trace_id ids[100], some[10];
-	struct bsn_slice s;
-	struct wthread t;
-	struct writer w;
-	uint64_t found;
-
-	writer_attach(&w, n, START);
-	t = writer_thread(&w, 0);
-	for (uint32_t i = 0; i < 100; i++)
-		CHECK(w_trace(&t, trace_id(i), 100, START));
-	bsn_poll(n, START);
-	for (uint32_t i = 100; i < 130; i++)
-		CHECK(w_trace(&t, trace_id(i), 100, START + 10 * SECOND));
-	CHECK_EQ(bsn_recent(n, START + 10 * SECOND, 20 * SECOND, "", ids, 100,
-			    &found),
-		 100);
-	CHECK_EQ(found, 130);
-	CHECK_EQ(bsn_recent(n, START + 10 * SECOND, 5 * SECOND, "tester", ids,
-			    100, &found),
-		 30);
-	CHECK_EQ(found, 30);
-	CHECK_EQ(bsn_recent(n, START + 10 * SECOND, 5 * SECOND, "", some, 10,
-			    &found),
-		 10);
-	CHECK_EQ(found, 30);
-	CHECK(!memcmp(some, ids, sizeof(some)));
-	CHECK_EQ(bsn_recent(n, START + 10 * SECOND, 5 * SECOND, "other", ids,
-			    100, &found),
-		 0);
-	collect(n, trace_id(110), START + 10 * SECOND, &s);
-	CHECK_EQ(bsn_recent(n, START + 10 * SECOND, 5 * SECOND, "", ids, 100,
-			    &found),
-		 29);
-	/* Nor what was reported, unless it is written to again. */
-	CHECK_EQ(bsn_slice_release(n, trace_id(110), false,
-				   START + 90 * SECOND),
-		 0);
-	CHECK_EQ(bsn_recent(n, START + 90 * SECOND, 81 * SECOND, "", ids, 100,
-			    &found),
-		 29);
-	CHECK(w_trace(&t, trace_id(110), 100, START + 91 * SECOND));
-	CHECK_EQ(bsn_recent(n, START + 91 * SECOND, 5 * SECOND, "", ids, 100,
-			    &found),
-		 1);
-	CHECK_EQ(ids[0].lo, trace_id(110).lo);
-	CHECK_EQ(bsn_recent(n, START, SECOND, "", ids, 0, &found), -EINVAL);
-	writer_close(&w);
-	bsn_free(n);
-}
-
-static uint32_t stock_of(const struct writer *w)
-{
-	return w_grants(w)->head - w_grants(w)->tail;
-}
-
-/* Also of a process that takes one now and then, and is looked at often. */
-static void a_first_stock_is_not_for_ever(void)
-{
-	struct bsn_config config = test_config(64 << 20);
-	struct bsn *n = test_node(&config);
-	struct wthread t;
-	struct writer w;
-
-	writer_attach(&w, n, START);
-	t = writer_thread(&w, 0);
-	for (uint64_t ms = 0; ms <= 5000; ms += 20) {
-		if (ms % 200 == 0)
-			CHECK(w_take_segment(&t));
-		bsn_poll(n, START + ms * MS);
-	}
-	CHECK(stock_of(&w) <= 10);
-	writer_close(&w);
-	bsn_free(n);
-}
-
-/* However many come at once, or one after the other. */
-static void stocks_leave_half_of_the_pool(bool polls_between)
-{
-	struct bsn_config config = test_config(64 << 20);
-	static struct writer w[128];
-	uint64_t now = START;
-	struct bsn_metrics m;
-	struct bsn *n;
-
-	config.clients_max = 128;
-	n = test_node(&config);
-	for (int i = 0; i < 128; i++) {
-		writer_attach(&w[i], n, now);
-		now += MS;
-		if (polls_between)
-			bsn_poll(n, now);
-	}
-	bsn_poll(n, now);
-	bsn_get_metrics(n, &m);
-	CHECK(m.stock_bytes <= (32 << 20));
-	for (int i = 0; i < 128; i++) {
-		CHECK(stock_of(&w[i]) >= 1);
-		writer_close(&w[i]);
-	}
-	check_invariants(n);
-	bsn_free(n);
-}
-
-static void stocks_are_shared(void)
-{
-	stocks_leave_half_of_the_pool(false);
-	stocks_leave_half_of_the_pool(true);
-}
-
-/* What was taken back, the process never touched: it must populate it. */
-static void segments_come_back_fresh(void)
-{
-	struct bsn_config config = test_config(16 << 20);
-	struct bsn *n = test_node(&config);
-	bool seen[256] = {false};
-	uint64_t now = START;
-	struct wthread t;
-	struct writer w;
-
-	writer_attach(&w, n, now);
-	for (int i = 0; i < 3000; i++)
-		bsn_poll(n, now += MS);
-	CHECK(stock_of(&w) <= 8);
-	t = writer_thread(&w, 0);
-	for (int i = 0; i < 20; i++) {
-		const struct bs_grant_ring *ring = w_grants(&w);
-		struct bs_grant g =
-			ring->entries[ring->tail % BS_GRANT_RING_ENTRIES];
-
-		CHECK(w_take_segment(&t));
-		CHECK(g.fresh || seen[g.segment]);
-		seen[g.segment] = true;
-		bsn_poll(n, now += 10 * MS);
-	}
-	writer_close(&w);
-	bsn_free(n);
-}
-
-static void check_sampling(const struct writer *w, uint64_t threshold,
-			   uint32_t trusts)
-{
-	CHECK_EQ(READ_ONCE(w_header(w)->percentage_threshold), threshold);
-	CHECK_EQ(READ_ONCE(w_header(w)->trust_incoming), trusts);
-}
-
-/* Of those that are attached, of those to come, and after a restart as it is
- * configured then. */
-static void sampling_can_change(void)
-{
-	struct bsn_config config = test_config(8 << 20);
-	struct bsn *n = test_node(&config);
-	struct writer w[3];
-
-	writer_attach(&w[0], n, START);
-	writer_attach(&w[1], n, START);
-	for (int i = 0; i < 2; i++)
-		check_sampling(&w[i], UINT64_MAX, 0);
-	bsn_set_sampling(n, 12345, true);
-	writer_attach(&w[2], n, START);
-	for (int i = 0; i < 3; i++)
-		check_sampling(&w[i], 12345, 1);
-	n = restart(n, &config, w, 3, START + MS);
-	for (int i = 0; i < 3; i++)
-		check_sampling(&w[i], UINT64_MAX, 0);
-	bsn_set_sampling(n, 0, true);
-	for (int i = 0; i < 3; i++) {
-		check_sampling(&w[i], 0, 1);
-		writer_close(&w[i]);
-	}
-	bsn_free(n);
-}
-
 int main(void)
 {
 	RUN(collects_what_was_written);
 	RUN(slices_differ_in_epoch);
 	RUN(later_runs_follow);
+	RUN(open_runs_are_found);
+	RUN(is_whole_over_segments);
+	RUN(what_was_released_is_collected_anew);
 	RUN(names_other_nodes);
 	RUN(trims_and_releases);
-	RUN(triggers_arrive);
 	RUN(refuses_bad_configurations);
 	RUN(cuts_long_traces_on_records);
 	RUN(peeks_without_collecting);
-	RUN(finds_segments_that_no_news_names);
-	RUN(a_new_process_has_a_large_stock);
-	RUN(finds_what_is_recent);
-	RUN(a_first_stock_is_not_for_ever);
-	RUN(stocks_are_shared);
-	RUN(segments_come_back_fresh);
-	RUN(sampling_can_change);
 	free(d.bytes);
 	return 0;
 }

@@ -430,13 +430,42 @@ static inline void decode_slice(struct bsn *n, struct bs_trace_id id,
 	decode(d);
 }
 
+/* Each handle's runs are there from the first, none is missing, none twice, and
+ * they are in order. Returns how many handles that are. */
+static inline uint32_t check_order(const struct decoded *d)
+{
+	uint32_t handles = 0;
+
+	for (uint32_t i = 0; i < d->n_pieces; i++) {
+		const struct bs_piece_header *h = &d->pieces[i], *last = NULL;
+
+		if (h->kind != BS_PIECE_RUN)
+			continue;
+		for (uint32_t k = i; k-- && !last;) {
+			if (d->pieces[k].kind == BS_PIECE_RUN &&
+			    d->pieces[k].client == h->client &&
+			    d->pieces[k].handle == h->handle)
+				last = &d->pieces[k];
+		}
+		if (last && h->seq == last->seq) {
+			CHECK_EQ(h->from, last->from + last->bytes);
+			continue;
+		}
+		CHECK_EQ(h->seq, last ? last->seq + 1 : 0);
+		CHECK_EQ(h->from, 0);
+		CHECK_EQ(h->flags & BS_RUN_FIRST, last ? 0 : BS_RUN_FIRST);
+		handles += !last;
+	}
+	return handles;
+}
+
 static inline void collect(struct bsn *n, struct bs_trace_id id, uint64_t now,
 			   struct bsn_slice *s)
 {
 	CHECK_EQ(bsn_collect(n, id, id, "test", now, s), 0);
 }
 
-/* Without collecting it. */
+/* Without collecting it, or reading any of it: so HELD is not among them. */
 static inline uint32_t flags_of(struct bsn *n, struct bs_trace_id id,
 				uint64_t now)
 {
