@@ -108,9 +108,20 @@ static void stock_shrink(struct bsn *n, struct client *c)
 
 void grants_first(struct bsn *n, struct client *c)
 {
+	struct client *other;
+
 	c->peak_per_s = STOCK_FIRST / STOCK_S;
 	c->window_ns = c->peak_ns = n->now_ns;
 	grants_take_back(n, c);
+	grants_fill(n, c);
+	if (grants_stock(c) == c->stock_target)
+		return;
+	/* Others have what is its share since it came: it may begin to write
+	 * before the next poll. */
+	for_each_client(n, other) {
+		if (other->live)
+			grants_take_back(n, other);
+	}
 	grants_fill(n, c);
 }
 

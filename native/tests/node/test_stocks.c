@@ -1,0 +1,333 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* How many segments a process has in hand, and what becomes of them. */
+#include "writer.h"
+
+/* Ten seconds of the recent peak, and what a quiet process has. */
+#define STOCK_S 10
+#define STOCK_MIN 4
+#define STOCK_FIRST 64
+
+static uint32_t stock_of(const struct writer *w)
+{
+	return w_grants(w)->head - w_grants(w)->tail;
+}
+
+/* Write full segments at a rate, a poll each 100 ms. */
+static uint64_t write_at(struct bsn *n, struct wthread *t, uint32_t segments_per_s,
+			 uint32_t seconds, uint64_t now)
+{
+	for (uint32_t tick = 0; tick < 10 * seconds; tick++) {
+		uint32_t due = segments_per_s * (tick % 10 + 1) / 10 -
+			       segments_per_s * (tick % 10) / 10;
+
+		while (due--)
+			CHECK(w_take_segment(t));
+		now += 100 * MS;
+		bsn_poll(n, now);
+	}
+	return now;
+}
+
+/* While the node is away a thread fills its stock. All is found, and the segments
+ * come back into use. */
+static void finds_what_was_written_while_it_was_away(void)
+{
+	struct bsn_config config = test_config(8 << 20);
+	struct bsn *n = test_node(&config);
+	struct writer w;
+	struct wthread t;
+	struct bsn_slice s;
+	struct bsn_metrics m;
+	uint64_t written = 0;
+	uint64_t now = START;
+
+	writer_attach(&w, n, now);
+	t = writer_thread(&w, 0);
+	for (int round = 0; round < 60; round++) {
+		uint64_t first = written;
+		uint32_t segments = 0;
+		uint32_t segment = t.segment;
+
+		while (w_trace(&t, trace_id(written), 8, now)) {
+			written++;
+			segments += t.segment != segment;
+			segment = t.segment;
+		}
+		CHECK_EQ(segments, 32);
+		now += MS;
+		bsn_poll(n, now);
+		bsn_get_metrics(n, &m);
+		CHECK_EQ(m.corrupt, 0);
+		CHECK(m.active_bytes <= SEG);
+		/* In the oldest of its segments, in the one that is open. */
+		collect(n, trace_id(first + 1), now, &s);
+		CHECK_EQ(s.flags, BSN_SLICE_HELD);
+		collect(n, trace_id(written - 1), now, &s);
+		CHECK_EQ(s.flags, BSN_SLICE_HELD);
+		bsn_slice_release(n, trace_id(first + 1), false, now);
+		bsn_slice_release(n, trace_id(written - 1), false, now);
+	}
+	CHECK(m.reclaims > 1500);
+	check_invariants(n);
+	writer_close(&w);
+	bsn_free(n);
+}
+
+/* More than it can have threads, between two polls: it is a fast writer, and no
+ * liar. */
+static void many_segments_in_one_poll_are_no_lie(void)
+{
+	struct bsn_config config = test_config(256 << 20);
+	struct bsn *n = test_node(&config);
+	struct bsn_metrics m;
+	struct bsn_slice s;
+	struct writer w;
+	struct wthread t;
+	uint64_t now = START;
+
+	writer_attach(&w, n, now);
+	t = writer_thread(&w, 0);
+	now = write_at(n, &t, 40, 2, now);
+	CHECK(stock_of(&w) >= 400);
+	for (uint32_t i = 0; i < 400; i++) {
+		CHECK(w_take_segment(&t));
+		CHECK(w_trace(&t, trace_id(i), 100, now));
+	}
+	bsn_poll(n, now + MS);
+	bsn_get_metrics(n, &m);
+	CHECK_EQ(m.corrupt, 0);
+	CHECK_EQ(m.active_bytes, SEG);
+	CHECK_EQ(m.sealed_bytes, (80 + 399) * SEG);
+	for (uint32_t i = 0; i < 400; i += 57) {
+		collect(n, trace_id(i), now + MS, &s);
+		CHECK_EQ(s.flags, BSN_SLICE_HELD);
+	}
+	check_invariants(n);
+	writer_close(&w);
+	bsn_free(n);
+}
+
+/* So a daemon may be away for that long. */
+static void ten_seconds_of_the_peak_are_in_hand(void)
+{
+	struct bsn_config config = test_config(256 << 20);
+	struct bsn *n = test_node(&config);
+	struct writer w;
+	struct wthread t;
+	uint64_t now = START;
+
+	writer_attach(&w, n, now);
+	CHECK_EQ(stock_of(&w), STOCK_FIRST);
+	t = writer_thread(&w, 0);
+	now = write_at(n, &t, 20, 4, now);
+	CHECK(stock_of(&w) >= STOCK_S * 20);
+	CHECK(stock_of(&w) <= STOCK_S * 25);
+	/* Faster. */
+	now = write_at(n, &t, 60, 4, now);
+	CHECK(stock_of(&w) >= STOCK_S * 60);
+	CHECK(stock_of(&w) <= STOCK_S * 70);
+	/* A burst is remembered when it is over: half of it for half a
+	 * minute, and so on. */
+	now = write_at(n, &t, 0, 20, now);
+	CHECK(stock_of(&w) >= STOCK_S * 60);
+	for (uint32_t i = 0; i < 300; i++)
+		bsn_poll(n, now += SECOND);
+	CHECK(stock_of(&w) >= STOCK_MIN);
+	CHECK(stock_of(&w) <= 2 * STOCK_MIN);
+	check_invariants(n);
+	writer_close(&w);
+	bsn_free(n);
+}
+
+/* A process that outruns what it has in hand gets twice as much, before a second
+ * is over. */
+static void a_stock_grows_as_it_is_used_up(void)
+{
+	struct bsn_config config = test_config(256 << 20);
+	struct bsn *n = test_node(&config);
+	struct writer w;
+	struct wthread t;
+
+	writer_attach(&w, n, START);
+	t = writer_thread(&w, 0);
+	for (uint32_t i = 0; i < STOCK_FIRST; i++)
+		CHECK(w_take_segment(&t));
+	bsn_poll(n, START + MS);
+	CHECK(stock_of(&w) >= 2 * STOCK_FIRST);
+	writer_close(&w);
+	bsn_free(n);
+}
+
+/* Also where it writes all it can. */
+static void stocks_are_a_quarter_of_the_pool(void)
+{
+	struct bsn_config config = test_config(16 << 20);
+	struct bsn *n = test_node(&config);
+	struct bsn_metrics m;
+	struct writer w;
+	struct wthread t;
+	uint64_t now = START;
+
+	writer_attach(&w, n, now);
+	t = writer_thread(&w, 0);
+	for (uint32_t i = 0; i < 50; i++) {
+		while (w_take_segment(&t))
+			;
+		bsn_poll(n, now += 100 * MS);
+		bsn_get_metrics(n, &m);
+		CHECK_EQ(m.stock_bytes, 4 << 20);
+		check_invariants(n);
+	}
+	writer_close(&w);
+	bsn_free(n);
+
+	/* And of its own arena. */
+	config.arena_bytes = 4 << 20;
+	n = test_node(&config);
+	writer_attach(&w, n, now);
+	CHECK_EQ(stock_of(&w), 16);
+	writer_close(&w);
+	bsn_free(n);
+}
+
+/* Its threads may all begin at once; if they do not, others have the memory. */
+static void a_new_process_has_a_large_stock(void)
+{
+	struct bsn_config config = test_config(64 << 20);
+	struct bsn *n = test_node(&config);
+	struct bsn_metrics m;
+	struct wthread t[STOCK_FIRST];
+	struct writer w[2];
+
+	for (uint32_t k = 0; k < 2; k++) {
+		writer_attach(&w[k], n, START);
+		CHECK_EQ(stock_of(&w[k]), STOCK_FIRST);
+	}
+	for (uint32_t i = 0; i < STOCK_FIRST; i++) {
+		t[i] = writer_thread(&w[0], i);
+		CHECK(w_trace(&t[i], trace_id(i), 100, START));
+	}
+	for (uint64_t s = 1; s <= 300; s++)
+		bsn_poll(n, START + s * SECOND);
+	bsn_get_metrics(n, &m);
+	CHECK(m.stock_bytes <= 2 * 2 * STOCK_MIN * SEG);
+	CHECK(m.stock_bytes >= 2 * STOCK_MIN * SEG);
+	check_invariants(n);
+	for (uint32_t k = 0; k < 2; k++)
+		writer_close(&w[k]);
+	bsn_free(n);
+}
+
+/* Also of a process that takes one now and then, and is looked at often. */
+static void a_first_stock_is_not_for_ever(void)
+{
+	struct bsn_config config = test_config(64 << 20);
+	struct bsn *n = test_node(&config);
+	struct wthread t;
+	struct writer w;
+
+	writer_attach(&w, n, START);
+	t = writer_thread(&w, 0);
+	for (uint64_t ms = 0; ms <= 300000; ms += 50) {
+		if (ms % 20000 == 0)
+			CHECK(w_take_segment(&t));
+		bsn_poll(n, START + ms * MS);
+	}
+	/* One in a second is the highest rate that it ever had. */
+	CHECK(stock_of(&w) <= 2 * (STOCK_MIN + STOCK_S));
+	writer_close(&w);
+	bsn_free(n);
+}
+
+/* However many come at once, or one after the other: what the first had more than
+ * the last may have is taken back. */
+static void stocks_leave_the_pool(bool polls_between)
+{
+	struct bsn_config config = test_config(64 << 20);
+	static struct writer w[128];
+	uint64_t now = START;
+	struct bsn_metrics m;
+	struct bsn *n;
+
+	config.clients_max = 128;
+	n = test_node(&config);
+	for (int i = 0; i < 128; i++) {
+		writer_attach(&w[i], n, now);
+		CHECK(stock_of(&w[i]) >= 1);
+		now += MS;
+		if (!polls_between)
+			continue;
+		bsn_poll(n, now);
+		bsn_get_metrics(n, &m);
+		CHECK(m.stock_bytes <= (16 << 20));
+	}
+	bsn_poll(n, now);
+	bsn_get_metrics(n, &m);
+	CHECK(m.stock_bytes <= (16 << 20));
+	for (int i = 0; i < 128; i++)
+		CHECK_EQ(stock_of(&w[i]), 2);
+	check_invariants(n);
+	/* Fewer again: so there is more for each. */
+	for (int i = 0; i < 127; i++)
+		CHECK_EQ(bsn_client_exited(n, w[i].number, now), 0);
+	bsn_poll(n, now);
+	CHECK_EQ(stock_of(&w[127]), STOCK_FIRST);
+	for (int i = 0; i < 128; i++)
+		writer_close(&w[i]);
+	bsn_free(n);
+}
+
+static void stocks_are_shared(void)
+{
+	stocks_leave_the_pool(false);
+	stocks_leave_the_pool(true);
+}
+
+/* What was taken back, the process never touched: it must populate it. */
+static void segments_come_back_fresh(void)
+{
+	struct bsn_config config = test_config(16 << 20);
+	struct bsn *n = test_node(&config);
+	bool seen[256] = {false};
+	uint64_t now = START;
+	uint32_t fresh = 0;
+	struct wthread t;
+	struct writer w;
+
+	writer_attach(&w, n, now);
+	for (int i = 0; i < 300; i++)
+		bsn_poll(n, now += SECOND);
+	CHECK(stock_of(&w) <= 2 * STOCK_MIN);
+	t = writer_thread(&w, 0);
+	for (int i = 0; i < 400; i++) {
+		const struct bs_grant_ring *ring = w_grants(&w);
+		struct bs_grant g =
+			ring->entries[ring->tail % BS_GRANT_RING_ENTRIES];
+		uint32_t segment = g.segment & ~BS_GRANT_FRESH;
+
+		CHECK(w_take_segment(&t));
+		CHECK_EQ(t.segment, segment);
+		CHECK_EQ(!(g.segment & BS_GRANT_FRESH), seen[segment]);
+		fresh += !seen[segment];
+		seen[segment] = true;
+		bsn_poll(n, now += 10 * MS);
+	}
+	/* And no other is populated twice. */
+	CHECK(fresh > STOCK_MIN && fresh < 256);
+	writer_close(&w);
+	bsn_free(n);
+}
+
+int main(void)
+{
+	RUN(finds_what_was_written_while_it_was_away);
+	RUN(many_segments_in_one_poll_are_no_lie);
+	RUN(ten_seconds_of_the_peak_are_in_hand);
+	RUN(a_stock_grows_as_it_is_used_up);
+	RUN(stocks_are_a_quarter_of_the_pool);
+	RUN(a_new_process_has_a_large_stock);
+	RUN(a_first_stock_is_not_for_ever);
+	RUN(stocks_are_shared);
+	RUN(segments_come_back_fresh);
+	return 0;
+}
