@@ -246,8 +246,7 @@ static void place(struct bsn *n, struct client *c, uint32_t i, uint32_t last)
 			frame_set_state(n, frame_at(n, t->frame), FRAME_SEALED);
 		}
 		t->frame = i;
-		if (r->slot >= c->threads_used)
-			c->threads_used = r->slot + 1u;
+		threads_use(c, r->slot + 1u);
 		break;
 	default:
 		break; /* sealed: adopt_end() */
@@ -256,15 +255,9 @@ static void place(struct bsn *n, struct client *c, uint32_t i, uint32_t last)
 
 static void adopt_threads(struct client *c)
 {
-	for (uint32_t i = 0; i < BS_THREAD_SLOTS; i++) {
-		const struct bs_thread_area *a = area_of(c, i);
-
-		if (!READ_ONCE(c->queue.context->slots[i].tid) &&
-		    i >= c->threads_used)
-			continue;
-		c->threads[i].loss_tail = READ_ONCE(a->loss_tail);
-		if (i >= c->threads_used)
-			c->threads_used = i + 1;
+	for (uint32_t i = BS_THREAD_SLOTS; i-- > c->threads_used;) {
+		if (READ_ONCE(c->queue.context->slots[i].tid))
+			threads_use(c, i + 1);
 	}
 }
 

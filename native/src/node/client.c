@@ -307,7 +307,6 @@ int bsn_client_context(struct bsn *n, int client, int fd)
 	fill_context(x);
 	c->queue_before = c->queue;
 	c->queue = (struct queue){.context = x};
-	c->unattributed = 0;
 	result = fd;
 out:
 	node_unlock(n);
@@ -334,8 +333,10 @@ int bsn_client_context_done(struct bsn *n, int client, uint64_t now_ns)
 		result = -EAGAIN;
 		goto out;
 	}
+	threads_read_losses(n, c);
+	metrics_read_client(n, c);
 	munmap(c->queue_before.context, sizeof(*c->queue_before.context));
-	c->queue_before.context = NULL;
+	c->queue_before = (struct queue){0};
 out:
 	node_unlock(n);
 	return result;

@@ -165,13 +165,15 @@ struct queue {
 	uint32_t tail;
 	uint32_t kept;	   /* cells before are given back to the client */
 	uint64_t stuck_ns; /* since when a claimed cell is not committed */
+	uint64_t unattributed; /* records, as last seen */
+	/* Its counters, as last believed. */
+	uint64_t records_told, triggers_told;
 };
 
 /* Counters that a process writes, as last believed. */
 struct told {
 	uint64_t runs_lost, records_lost;
 	uint64_t payload_bytes, payload_bytes_lost;
-	uint64_t triggers_lost;
 };
 
 struct client {
@@ -204,9 +206,7 @@ struct client {
 	uint64_t peak_ns;    /* when it was last halved, or reached */
 
 	uint32_t threads_used; /* none beyond was ever used */
-	uint64_t scanned_ns;   /* all slots; 0: do it */
-	uint32_t losses; /* as last seen, as is the next */
-	uint64_t unattributed;
+	uint32_t losses;       /* as last seen */
 	uint64_t losses_read_ns;
 	uint64_t exited_ns;
 	struct thread threads[BS_THREAD_SLOTS];
@@ -566,6 +566,7 @@ void grants_fill(struct bsn *n, struct client *c);
 uint32_t grants_stock(const struct client *c);
 
 /* threads.c */
+void threads_use(struct client *c, uint32_t slots);
 void threads_observe(struct bsn *n, struct client *c);
 void threads_read_losses(struct bsn *n, struct client *c);
 void threads_finish(struct bsn *n, struct client *c);

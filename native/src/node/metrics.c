@@ -19,6 +19,16 @@ static void believe(struct bsn *n, uint64_t *sum, uint64_t *told, uint64_t now)
 	*told = now;
 }
 
+static void read_queue(struct bsn *n, struct queue *q)
+{
+	if (!q->context)
+		return;
+	believe(n, &n->counts.records_lost, &q->records_told,
+		READ_ONCE(q->context->records_unattributed));
+	believe(n, &n->counts.triggers_lost, &q->triggers_told,
+		READ_ONCE(q->context->triggers_lost));
+}
+
 /* What a process counted itself: its word, and no decision rests on it. */
 void metrics_read_client(struct bsn *n, struct client *c)
 {
@@ -32,8 +42,8 @@ void metrics_read_client(struct bsn *n, struct client *c)
 		now.payload_bytes += READ_ONCE(a->payload_bytes);
 		now.payload_bytes_lost += READ_ONCE(a->payload_bytes_lost);
 	}
-	now.records_lost += READ_ONCE(c->queue.context->records_unattributed);
-	now.triggers_lost = READ_ONCE(c->queue.context->triggers_lost);
+	read_queue(n, &c->queue);
+	read_queue(n, &c->queue_before);
 	believe(n, &n->counts.runs_lost, &c->told.runs_lost, now.runs_lost);
 	believe(n, &n->counts.records_lost, &c->told.records_lost,
 		now.records_lost);
@@ -41,8 +51,6 @@ void metrics_read_client(struct bsn *n, struct client *c)
 		now.payload_bytes);
 	believe(n, &n->counts.payload_bytes_lost, &c->told.payload_bytes_lost,
 		now.payload_bytes_lost);
-	believe(n, &n->counts.triggers_lost, &c->told.triggers_lost,
-		now.triggers_lost);
 }
 
 void bsn_get_usage(struct bsn *n, struct bsn_usage *u)

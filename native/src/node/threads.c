@@ -8,9 +8,13 @@
 
 #include "internal.h"
 
-/* Slots beyond the highest known are looked for this often, for threads that
- * only ever lost. */
-#define SCAN_NS NS_PER_S
+/* So many slots were used. Losses that a predecessor read are not read again. */
+void threads_use(struct client *c, uint32_t slots)
+{
+	for (; c->threads_used < slots; c->threads_used++)
+		c->threads[c->threads_used].loss_tail =
+			READ_ONCE(area_of(c, c->threads_used)->loss_tail);
+}
 
 /* ------------------------------------------------------------ segments --- */
 
@@ -30,8 +34,7 @@ static void thread_moves(struct bsn *n, struct client *c, uint32_t slot,
 		seal(n, frame_at(n, t->frame));
 	t->frame = frame_number(n, f);
 	record_of(n, f)->slot = (uint16_t)slot;
-	if (slot >= c->threads_used)
-		c->threads_used = slot + 1;
+	threads_use(c, slot + 1);
 }
 
 /* Frames whose takers have written their headers, in the order of taking. */
@@ -83,24 +86,27 @@ void threads_observe(struct bsn *n, struct client *c)
 
 /* -------------------------------------------------------------- losses --- */
 
-/* Threads in use, without touching the areas of those that are not: each would
- * cost a page. */
-static void find_threads(struct bsn *n, struct client *c)
+/* Threads that only ever lost, without touching the areas of those that are not
+ * in use: each would cost a page. Only if those that are known did not lose as
+ * much as is counted, one lost and was gone before it was seen. */
+static void find_threads(struct client *c, uint32_t losses)
 {
 	const struct bs_context_segment *x = c->queue.context;
+	uint32_t known = 0;
 
-	if (c->scanned_ns && ns_since(n, c->scanned_ns) < SCAN_NS)
-		return;
 	for (uint32_t i = BS_THREAD_SLOTS; i-- > c->threads_used;) {
 		if (READ_ONCE(x->slots[i].tid)) {
-			c->threads_used = i + 1;
+			threads_use(c, i + 1);
 			break;
 		}
 	}
-	while (c->threads_used < BS_THREAD_SLOTS &&
-	       READ_ONCE(area_of(c, c->threads_used)->loss_head))
-		c->threads_used++;
-	c->scanned_ns = n->now_ns ? n->now_ns : 1;
+	for (uint32_t i = 0; i < c->threads_used; i++) {
+		const struct bs_thread_area *a = area_of(c, i);
+
+		known += READ_ONCE(a->loss_head) + READ_ONCE(a->losses_untold);
+	}
+	if ((int32_t)(losses - known) > 0)
+		threads_use(c, BS_THREAD_SLOTS);
 }
 
 static void read_loss(struct bsn *n, struct client *c,
@@ -143,28 +149,36 @@ static void read_thread(struct bsn *n, struct client *c, uint32_t slot)
 	}
 }
 
+/* Of threads that have no area. In the line that triggers_take() reads anyway. */
+static void read_unattributed(struct bsn *n, struct client *c, struct queue *q)
+{
+	uint64_t unattributed;
+
+	if (!q->context)
+		return;
+	unattributed = READ_ONCE(q->context->records_unattributed);
+	if (unattributed == q->unattributed)
+		return;
+	q->unattributed = unattributed;
+	client_untied_loss(n, c);
+}
+
 void threads_read_losses(struct bsn *n, struct client *c)
 {
 	uint32_t losses = load_acquire(&grants_of(c)->losses);
-	uint64_t unattributed;
 
-	if (losses == c->losses)
-		goto out;
-	c->losses = losses;
-	c->scanned_ns = 0;
-	find_threads(n, c);
-	for (uint32_t i = 0; i < c->threads_used; i++)
-		read_thread(n, c, i);
-	unattributed = READ_ONCE(c->queue.context->records_unattributed);
-	if (unattributed != c->unattributed) {
-		c->unattributed = unattributed;
-		client_untied_loss(n, c);
+	if (losses != c->losses) {
+		c->losses = losses;
+		find_threads(c, losses);
+		for (uint32_t i = 0; i < c->threads_used; i++)
+			read_thread(n, c, i);
 	}
+	read_unattributed(n, c, &c->queue);
+	read_unattributed(n, c, &c->queue_before);
 	/* All slices are looked at: once, and not at each loss. */
 	if (c->untied_news)
 		slice_untied_loss(n, c, c->losses_read_ns);
 	c->untied_news = false;
-out:
 	c->losses_read_ns = n->now_ns;
 }
 

@@ -85,6 +85,15 @@ static inline struct bs_trace_id trace_id(uint64_t i)
 
 /* -------------------------------------------------------------- client --- */
 
+static inline struct bs_context_segment *w_map_context(int fd)
+{
+	struct bs_context_segment *x = mmap(
+		NULL, sizeof(*x), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+
+	CHECK((void *)x != MAP_FAILED);
+	return x;
+}
+
 static inline void writer_map(struct writer *w)
 {
 	w->arena_bytes = (uint64_t)lseek(w->fds.arena, 0, SEEK_END);
@@ -92,10 +101,8 @@ static inline void writer_map(struct writer *w)
 			MAP_SHARED, w->fds.arena, 0);
 	w->channel = mmap(NULL, BS_CHANNEL_BYTES, PROT_READ | PROT_WRITE,
 			  MAP_SHARED, w->fds.channel, 0);
-	w->context = mmap(NULL, sizeof(*w->context), PROT_READ | PROT_WRITE,
-			  MAP_SHARED, w->fds.context, 0);
-	CHECK(w->arena != MAP_FAILED && w->channel != MAP_FAILED &&
-	      (void *)w->context != MAP_FAILED);
+	w->context = w_map_context(w->fds.context);
+	CHECK(w->arena != MAP_FAILED && w->channel != MAP_FAILED);
 }
 
 static inline void writer_attach(struct writer *w, struct bsn *n, uint64_t now)
