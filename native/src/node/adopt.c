@@ -24,7 +24,7 @@ int bsn_adopt_store(struct bsn *n, uint64_t now_ns, int fd)
 	node_lock(n);
 	node_set_time(n, now_ns);
 	err = n->clients.count || n->store.n_slices ? -EBUSY
-						     : store_adopt(n, fd);
+						    : store_adopt(n, fd);
 	node_unlock(n);
 	return err;
 }
@@ -176,9 +176,9 @@ static uint32_t adopt_ring(struct bsn *n, struct client *c)
 		head = tail;
 	}
 	if (head)
-		last = READ_ONCE(ring->entries[(head - 1) %
-					       BS_GRANT_RING_ENTRIES]
-					 .segment) &
+		last = READ_ONCE(
+			       ring->entries[(head - 1) % BS_GRANT_RING_ENTRIES]
+				       .segment) &
 		       ~BS_GRANT_FRESH;
 	c->grant_head = c->grant_tail = tail;
 	for (; c->grant_head != head; c->grant_head++) {

@@ -178,7 +178,7 @@ void client_fill_header(const struct bsn *n, const struct client *c)
 	h->version = BS_ABI_VERSION;
 	h->arena_bytes = c->arena_bytes;
 	h->clock = n->config.clock_is_counter ? BS_CLOCK_COUNTER
-					  : BS_CLOCK_MONOTONIC;
+					      : BS_CLOCK_MONOTONIC;
 	h->ticks_per_s = n->config.ticks_per_s;
 	h->node_id = n->node_id;
 	h->cluster_seed = n->config.cluster_seed;
@@ -254,8 +254,7 @@ int bsn_client_add(struct bsn *n, int pid, const char *service, uint64_t now_ns,
 		memfd_sealed("backsight-channel", BS_CHANNEL_BYTES);
 	if (result < 0)
 		goto fail;
-	made.context = result =
-		memfd_sealed("backsight-context",
+	made.context = result = memfd_sealed("backsight-context",
 					     sizeof(struct bs_context_segment));
 	if (result < 0)
 		goto fail;
@@ -328,8 +327,8 @@ int bsn_client_context_done(struct bsn *n, int client, uint64_t now_ns)
 	/* Nobody pushes there any more: what is there is all. Triggers that wait
 	 * for room, or for the control plane, are there still. */
 	triggers_take(n, c);
-	if (c->queue_before.kept != READ_ONCE(c->queue_before.context
-						      ->trigger_head)) {
+	if (c->queue_before.kept !=
+	    READ_ONCE(c->queue_before.context->trigger_head)) {
 		result = -EAGAIN;
 		goto out;
 	}
@@ -347,8 +346,9 @@ bool client_has_work(const struct bsn *n, const struct client *c)
 {
 	if (triggers_wait(n, c))
 		return true;
-	return c->stock_granted && c->grant_head - READ_ONCE(grants_of(c)->tail) <=
-					   c->stock_granted / 2;
+	return c->stock_granted &&
+	       c->grant_head - READ_ONCE(grants_of(c)->tail) <=
+		       c->stock_granted / 2;
 }
 
 /* ----------------------------------------------------------------- end --- */

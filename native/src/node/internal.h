@@ -91,12 +91,12 @@ struct ledger_header {
 	uint32_t n_records;
 	uint32_t n_buckets; /* of gone.c */
 	uint32_t keep_segments;
-	uint64_t granted_ns; /* of the latest grant */
-	uint64_t sealed;     /* of the latest seal */
+	uint64_t granted_ns;   /* of the latest grant */
+	uint64_t sealed;       /* of the latest seal */
 	uint64_t untied_to_ns; /* the latest loss of nobody knows which trace */
 	/* While a segment is reclaimed: where the keep arena ended before. What
 	 * was kept since stands in that segment too. NONE: none is. */
-	uint32_t reclaiming; /* frame */
+	uint32_t reclaiming;   /* frame */
 	uint32_t reclaim_keep; /* frame that was appended to, or NONE */
 	uint32_t reclaim_runs; /* of it */
 	uint32_t zero;
@@ -120,11 +120,11 @@ struct ledger {
 struct frame {
 	struct client *client;
 	uint8_t *bytes;
-	uint32_t prev, next;   /* sealed list of the node; next: free list */
+	uint32_t prev, next; /* sealed list of the node; next: free list */
 	uint32_t prev_own, next_own; /* sealed, backed or unclaimed list */
-	uint32_t scanned; /* entries that all slices were served */
-	uint32_t copied;  /* of the open run after them, into its slice; NONE */
-	bool dirty;	  /* differs from what is committed */
+	uint32_t scanned;	     /* entries that all slices were served */
+	uint32_t copied; /* of the open run after them, into its slice; NONE */
+	bool dirty;	 /* differs from what is committed */
 };
 
 struct list {
@@ -163,8 +163,8 @@ struct thread {
 struct queue {
 	struct bs_context_segment *context;
 	uint32_t tail;
-	uint32_t kept;	   /* cells before are given back to the client */
-	uint64_t stuck_ns; /* since when a claimed cell is not committed */
+	uint32_t kept;	       /* cells before are given back to the client */
+	uint64_t stuck_ns;     /* since when a claimed cell is not committed */
 	uint64_t unattributed; /* records, as last seen */
 	/* Its counters, as last believed. */
 	uint64_t records_told, triggers_told;
@@ -216,9 +216,9 @@ struct client {
 	uint64_t untied_from_ns, untied_to_ns;
 	bool untied_news; /* slices do not know of the latest */
 
-	uint32_t false_hits; /* in the pass that goes on */
+	uint32_t false_hits;	      /* in the pass that goes on */
 	struct client *next_numbered; /* of the same bucket */
-	struct client *retired; /* next, of those to be unmapped */
+	struct client *retired;	      /* next, of those to be unmapped */
 };
 
 #define CLIENT_BUCKETS 1024u
@@ -302,7 +302,7 @@ struct store {
 	uint32_t n_buckets;
 	struct filter filter; /* of all slices, and of some that were */
 	uint32_t removed;     /* slices, since the filter was made */
-	uint32_t dirty;			     /* list of slices */
+	uint32_t dirty;	      /* list of slices */
 	uint32_t changed_head, changed_tail; /* queue of marks */
 	uint32_t *changed_next;
 	bool *queued;
@@ -333,11 +333,11 @@ struct search {
 	struct sink to;
 	struct met *met; /* a hash table */
 	uint32_t n_met, met_room;
-	uint64_t active_ns; /* of the latest record */
+	uint64_t active_ns;	 /* of the latest record */
 	uint64_t untied_from_ns; /* of losses after its runs' segments began */
-	uint32_t why; /* enum gone, when the pass began */
-	bool failed; /* no memory: what was met is not known */
-	struct pass *pass; /* that looks for it now */
+	uint32_t why;		 /* enum gone, when the pass began */
+	bool failed;		 /* no memory: what was met is not known */
+	struct pass *pass;	 /* that looks for it now */
 	struct search *next;
 };
 
@@ -617,8 +617,7 @@ bool search_has_passed(const struct bsn *n, const struct search *s,
 void filter_add(struct filter *f, uint64_t fingerprint);
 static inline bool filter_has(const struct filter *f, uint64_t fingerprint)
 {
-	return f->words[fingerprint % FILTER_BITS / 64] >>
-		       (fingerprint % 64) &
+	return f->words[fingerprint % FILTER_BITS / 64] >> (fingerprint % 64) &
 	       1;
 }
 

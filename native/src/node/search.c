@@ -195,8 +195,8 @@ static uint32_t hit(struct bsn *n, struct search *s, struct frame *f,
 static uint32_t look(struct bsn *n, const struct pass *p, struct frame *f,
 		     uint32_t index, uint32_t runs)
 {
-	uint64_t fingerprint = bs_entry_fingerprint(
-		READ_ONCE(*bs_directory(f->bytes, index)));
+	uint64_t fingerprint =
+		bs_entry_fingerprint(READ_ONCE(*bs_directory(f->bytes, index)));
 	uint32_t cost = 0;
 
 	for (uint32_t i = (uint32_t)fingerprint; p->searches[i % p->room];
@@ -226,9 +226,9 @@ static uint32_t visit(struct bsn *n, struct pass *p, struct frame *f)
 		limit = f->scanned + 1;
 	entry = bs_directory(f->bytes, 0);
 	for (uint32_t k = 0; k < limit; k++) {
-		if (unlikely(filter_has(&p->filter,
-					bs_entry_fingerprint(
-						READ_ONCE(*(entry - k))))))
+		if (unlikely(filter_has(
+			    &p->filter,
+			    bs_entry_fingerprint(READ_ONCE(*(entry - k))))))
 			cost += look(n, p, f, k, runs);
 	}
 	n->counts.entries_searched += limit;
@@ -303,8 +303,8 @@ static void visit_active(struct bsn *n, struct pass *p, bool give_way,
 	for_each_client(n, c) {
 		for (uint32_t i = 0; i < c->threads_used; i++) {
 			if (c->threads[i].frame != NONE)
-				*cost += visit(n, p,
-					       frame_at(n, c->threads[i].frame));
+				*cost += visit(
+					n, p, frame_at(n, c->threads[i].frame));
 		}
 		if (give_way && *cost > PIECE_ENTRIES) {
 			node_give_way(n);
@@ -450,8 +450,7 @@ static void pass_end(struct bsn *n, struct pass *p)
 /* What a pass costs, in entries of 100 bytes of the log. */
 uint64_t search_cost(const struct bsn *n)
 {
-	uint64_t frames = n->pool.sealed.count +
-			  n->pool.by_state[FRAME_ACTIVE];
+	uint64_t frames = n->pool.sealed.count + n->pool.by_state[FRAME_ACTIVE];
 
 	return frames * (SEGMENT / 160);
 }

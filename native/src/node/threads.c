@@ -75,7 +75,8 @@ void threads_observe(struct bsn *n, struct client *c)
 	}
 	c->taken += taken;
 	while (taken--) {
-		uint32_t i = c->granted[c->grant_tail++ % BS_GRANT_RING_ENTRIES];
+		uint32_t i =
+			c->granted[c->grant_tail++ % BS_GRANT_RING_ENTRIES];
 
 		frame_set_state(n, frame_at(n, i), FRAME_ACTIVE);
 		own_push(n, &c->unclaimed, frame_at(n, i));
@@ -245,7 +246,8 @@ void threads_finish(struct bsn *n, struct client *c)
 	uint32_t count = 0;
 
 	while (c->grant_tail != c->grant_head) {
-		uint32_t i = c->granted[c->grant_tail++ % BS_GRANT_RING_ENTRIES];
+		uint32_t i =
+			c->granted[c->grant_tail++ % BS_GRANT_RING_ENTRIES];
 
 		frame_drop(n, frame_at(n, i));
 	}

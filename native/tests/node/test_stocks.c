@@ -13,8 +13,9 @@ static uint32_t stock_of(const struct writer *w)
 }
 
 /* Write full segments at a rate, a poll each 100 ms. */
-static uint64_t write_at(struct bsn *n, struct wthread *t, uint32_t segments_per_s,
-			 uint32_t seconds, uint64_t now)
+static uint64_t write_at(struct bsn *n, struct wthread *t,
+			 uint32_t segments_per_s, uint32_t seconds,
+			 uint64_t now)
 {
 	for (uint32_t tick = 0; tick < 10 * seconds; tick++) {
 		uint32_t due = segments_per_s * (tick % 10 + 1) / 10 -

@@ -199,7 +199,8 @@ static inline uint8_t *w_segment(const struct wthread *t)
 	return t->w->arena + (uint64_t)t->segment * SEG;
 }
 
-static inline struct bs_segment_header *w_segment_header(const struct wthread *t)
+static inline struct bs_segment_header *
+w_segment_header(const struct wthread *t)
 {
 	return (struct bs_segment_header *)w_segment(t);
 }
