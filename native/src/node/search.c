@@ -479,9 +479,13 @@ int search_all(struct bsn *n, struct search *searches, bool give_way)
 			visit(n, &p, frame_at(n, n->keep.frame));
 		visit_sealed(n, &p, false, give_way, &cost);
 		visit_active(n, &p, give_way, &cost);
-		/* What was sealed meanwhile. */
+		/* What was taken or sealed meanwhile. */
+		visit_active(n, &p, false, &cost);
 		visit_sealed(n, &p, true, false, &cost);
 		visit_sealed(n, &p, false, false, &cost);
+		/* All was passed: open runs are watch.c's. */
+		if (!p.is_peek)
+			watch_all(n, false);
 		n->counts.passes++;
 	}
 	for (struct search *s = searches; s; s = s->next) {
