@@ -12,6 +12,7 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "internal.h"
 
@@ -99,8 +100,20 @@ static void list_free(const struct bsn *n, struct client *c)
 	}
 }
 
-/* Its frames get their places; false: a record makes no sense. */
-static bool take_frames(struct bsn *n, struct client *c)
+/* Its arena has all the segments that were granted to that number. */
+static bool has_frames(const struct bsn *n, const struct client *c,
+		       uint32_t number)
+{
+	for (uint32_t k = first_of(n, number); is_of(n, k, number); k++) {
+		if (n->ledger.records[n->adoption.frames[k]].segment >=
+		    c->n_segments)
+			return false;
+	}
+	return true;
+}
+
+/* Its frames get their places. */
+static void take_frames(struct bsn *n, struct client *c)
 {
 	for (uint32_t s = 0; s < c->n_segments; s++)
 		c->segments[s].frame = NONE;
@@ -108,15 +121,12 @@ static bool take_frames(struct bsn *n, struct client *c)
 		uint32_t i = n->adoption.frames[k];
 		uint32_t s = n->ledger.records[i].segment;
 
-		if (s >= c->n_segments || c->segments[s].frame != NONE)
-			return false;
 		frame_adopt(n, i, c);
 		watch_adopt(n, frame_at(n, i));
 		if (s >= c->segments_fresh)
 			c->segments_fresh = s + 1;
 	}
 	list_free(n, c);
-	return true;
 }
 
 int bsn_adopt_keep(struct bsn *n, uint64_t now_ns, int fd)
@@ -131,14 +141,30 @@ int bsn_adopt_keep(struct bsn *n, uint64_t now_ns, int fd)
 	err = err ? err : pool_init(n);
 	err = err ? err : keep_init(n);
 	err = err ? err : list_granted(n);
-	if (!err && !take_frames(n, &n->keep.arena))
+	if (!err && !has_frames(n, &n->keep.arena, 0))
 		err = -EPROTO;
+	if (!err)
+		take_frames(n, &n->keep.arena);
 out:
 	node_unlock(n);
 	return err;
 }
 
 /* --------------------------------------------------------------- clients --- */
+
+/* A memfd that is shorter than its mapping is a SIGBUS; a BPF map is no file,
+ * and the kernel maps no more of it than there is. */
+static bool context_fits(int fd)
+{
+	struct stat st;
+	uint64_t bytes;
+
+	if (fstat(fd, &st))
+		return false;
+	return !S_ISREG(st.st_mode) ||
+	       (!memfd_check(fd, &bytes) &&
+		bytes == sizeof(struct bs_context_segment));
+}
 
 static int check(struct client *c, const struct bsn_client_fds *fds)
 {
@@ -149,7 +175,8 @@ static int check(struct client *c, const struct bsn_client_fds *fds)
 	if (memfd_check(fds->arena, &arena) ||
 	    memfd_check(fds->channel, &channel))
 		return -EPROTO;
-	if (arena != c->arena_bytes || channel != BS_CHANNEL_BYTES)
+	if (arena != c->arena_bytes || channel != BS_CHANNEL_BYTES ||
+	    !context_fits(fds->context))
 		return -EPROTO;
 	err = client_map(c, fds);
 	if (err)
@@ -289,16 +316,15 @@ int bsn_client_adopt(struct bsn *n, int number, int pid, const char *service,
 	if (!c)
 		goto out;
 	result = check(c, fds);
+	if (!result && !has_frames(n, c, (uint32_t)number))
+		result = -EPROTO; /* another's arena */
 	if (result)
 		goto out;
 	store_reserve_client(n, (uint32_t)number);
 	client_enter(n, c, (uint32_t)number);
 	client_fill_header(n, c);
 	result = number;
-	if (!take_frames(n, c)) {
-		n->counts.corrupt++;
-		result = -EPROTO;
-	}
+	take_frames(n, c);
 	last = adopt_ring(n, c);
 	for (uint32_t k = first_of(n, c->number); is_of(n, k, c->number); k++)
 		place(n, c, n->adoption.frames[k], last);
