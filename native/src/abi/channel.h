@@ -104,7 +104,7 @@ struct bs_channel_header {
 	uint32_t magic;
 	uint32_t version;
 	uint64_t arena_bytes;
-	uint32_t clock; /* enum bs_clock */
+	uint32_t clock;		/* enum bs_clock */
 	uint32_t client_number; /* for who looks; the node has its own */
 	uint64_t ticks_per_s;
 	uint64_t node_id;
@@ -125,7 +125,7 @@ struct bs_grant {
 struct bs_grant_ring {
 	uint32_t head; /* node; never wrapped, entry = head % ENTRIES */
 	uint32_t pad0[15];
-	uint32_t tail; /* by compare and swap */
+	uint32_t tail;	 /* by compare and swap */
 	uint32_t losses; /* fetch_add after each loss, told or not: where it has
 			  * not moved, the node need not look at the areas */
 	uint32_t pad1[14];
@@ -142,11 +142,11 @@ struct bs_loss {
 
 struct bs_thread_area {
 	/* The writer's lines. */
-	uint32_t owner_tid;  /* 0: free; claimed by compare and swap */
-	uint32_t segment;    /* being appended to, or BS_SEGMENT_NONE; after
+	uint32_t owner_tid;	/* 0: free; claimed by compare and swap */
+	uint32_t segment;	/* being appended to, or BS_SEGMENT_NONE; after
 			      * the segment's `slot`, with store_release */
-	uint32_t own_handle; /* of the thread-local trace; 0: none is open */
-	uint32_t loss_head;  /* store_release after the entry */
+	uint32_t own_handle;	/* of the thread-local trace; 0: none is open */
+	uint32_t loss_head;	/* store_release after the entry */
 	uint32_t losses_untold; /* the ring was full */
 	uint32_t zero;
 	uint64_t runs; /* counters, for metrics only */
@@ -159,7 +159,9 @@ struct bs_thread_area {
 	uint8_t pad0[128 - 4 * 6 - 8 * 7];
 	/* The node's line. */
 	uint32_t loss_tail;
-	uint32_t pad1[15];
+	uint32_t loss_tail_seen; /* what loss_tail is from the commit on */
+	uint64_t loss_commit;	 /* of the node's report store; 0: none */
+	uint32_t pad1[12];
 	struct bs_loss losses[BS_LOSS_RING_ENTRIES];
 };
 

@@ -190,56 +190,91 @@ static int check(struct client *c, const struct bsn_client_fds *fds)
 	return 0;
 }
 
-/* Which of its stock still waits in the ring. */
-static uint32_t adopt_ring(struct bsn *n, struct client *c)
+static struct bs_grant read_grant(const struct client *c, uint32_t place)
+{
+	const struct bs_grant *at =
+		&grants_of(c)->entries[place % BS_GRANT_RING_ENTRIES];
+	struct bs_grant grant;
+
+	grant.segment = READ_ONCE(at->segment) & ~BS_GRANT_FRESH;
+	grant.generation = READ_ONCE(at->generation);
+	return grant;
+}
+
+/* The stock of that grant; NONE: there is none. */
+static uint32_t stock_of(const struct bsn *n, const struct client *c,
+			 struct bs_grant grant)
+{
+	const struct grant_record *r;
+	uint32_t i = NONE;
+
+	if (grant.segment < c->n_segments)
+		i = c->segments[grant.segment].frame;
+	if (i >= n->pool.frames_room || n->pool.frames[i].client != c)
+		return NONE;
+	r = &n->ledger.records[i];
+	return r->segment == grant.segment && r->state == FRAME_STOCK &&
+			       r->generation == grant.generation
+		       ? i
+		       : NONE;
+}
+
+/* Which of its stock still waits in the ring. Returns the latest grant that
+ * came as far as the ring. */
+static struct bs_grant adopt_ring(struct bsn *n, struct client *c)
 {
 	struct bs_grant_ring *ring = grants_of(c);
 	uint32_t tail = load_acquire(&ring->tail);
 	uint32_t head = READ_ONCE(ring->head);
-	uint32_t last = NONE;
+	struct bs_grant last = {.segment = BS_SEGMENT_NONE};
+	uint64_t before_ns = 0;
 
 	if (head - tail > BS_GRANT_RING_ENTRIES) {
 		n->counts.corrupt++;
 		head = tail;
 	}
 	if (head)
-		last = READ_ONCE(
-			       ring->entries[(head - 1) % BS_GRANT_RING_ENTRIES]
-				       .segment) &
-		       ~BS_GRANT_FRESH;
+		last = read_grant(c, head - 1);
 	c->grant_head = c->grant_tail = tail;
 	for (; c->grant_head != head; c->grant_head++) {
-		uint32_t at = c->grant_head % BS_GRANT_RING_ENTRIES;
-		uint32_t s = READ_ONCE(ring->entries[at].segment) &
-			     ~BS_GRANT_FRESH;
-		uint32_t i = s < c->n_segments ? c->segments[s].frame : NONE;
+		uint32_t i = stock_of(n, c, read_grant(c, c->grant_head));
 
-		if (i >= n->pool.frames_room || n->pool.frames[i].client != c ||
-		    n->ledger.records[i].segment != s ||
-		    n->ledger.records[i].state != FRAME_STOCK ||
-		    n->ledger.records[i].generation !=
-			    READ_ONCE(ring->entries[at].generation)) {
-			/* What follows cannot be told: take it back. */
+		/* In the order of granting, so none of them twice. What follows
+		 * a lie cannot be told: it counts as taken. */
+		if (i == NONE || n->ledger.records[i].granted_ns <= before_ns) {
 			n->counts.corrupt++;
 			break;
 		}
-		c->granted[at] = i;
+		before_ns = n->ledger.records[i].granted_ns;
+		c->granted[c->grant_head % BS_GRANT_RING_ENTRIES] = i;
 	}
 	WRITE_ONCE(ring->head, c->grant_head);
 	c->stock_granted = grants_stock(c);
 	return last;
 }
 
-static bool waits(const struct client *c, uint32_t i)
+/* It is in the ring, which is in the order of granting. */
+static bool waits(const struct bsn *n, const struct client *c, uint32_t i)
 {
-	for (uint32_t t = c->grant_tail; t != c->grant_head; t++) {
-		if (c->granted[t % BS_GRANT_RING_ENTRIES] == i)
+	uint64_t granted_ns = n->ledger.records[i].granted_ns;
+	uint32_t low = 0, high = grants_stock(c);
+
+	while (low < high) {
+		uint32_t middle = (low + high) / 2;
+		uint32_t at = (c->grant_tail + middle) % BS_GRANT_RING_ENTRIES;
+
+		if (c->granted[at] == i)
 			return true;
+		if (n->ledger.records[c->granted[at]].granted_ns < granted_ns)
+			low = middle + 1;
+		else
+			high = middle;
 	}
 	return false;
 }
 
-static void place(struct bsn *n, struct client *c, uint32_t i, uint32_t last)
+static void place(struct bsn *n, struct client *c, uint32_t i,
+		  struct bs_grant last)
 {
 	struct grant_record *r = &n->ledger.records[i];
 	struct frame *f = frame_at(n, i);
@@ -250,11 +285,12 @@ static void place(struct bsn *n, struct client *c, uint32_t i, uint32_t last)
 		own_push(n, &c->backed, f);
 		break;
 	case FRAME_STOCK:
-		if (waits(c, i))
+		if (waits(n, c, i))
 			break;
 		/* The latest may not have come as far as the ring. */
 		if (r->granted_ns == n->ledger.header->granted_ns &&
-		    r->segment != last) {
+		    (r->segment != last.segment ||
+		     r->generation != last.generation)) {
 			frame_back(n, f);
 			break;
 		}
@@ -273,18 +309,18 @@ static void place(struct bsn *n, struct client *c, uint32_t i, uint32_t last)
 			frame_set_state(n, frame_at(n, t->frame), FRAME_SEALED);
 		}
 		t->frame = i;
-		threads_use(c, r->slot + 1u);
+		threads_use(n, c, r->slot + 1u);
 		break;
 	default:
 		break; /* sealed: adopt_end() */
 	}
 }
 
-static void adopt_threads(struct client *c)
+static void adopt_threads(struct bsn *n, struct client *c)
 {
 	for (uint32_t i = BS_THREAD_SLOTS; i-- > c->threads_used;) {
 		if (READ_ONCE(c->queue.context->slots[i].tid))
-			threads_use(c, i + 1);
+			threads_use(n, c, i + 1);
 	}
 }
 
@@ -293,7 +329,7 @@ int bsn_client_adopt(struct bsn *n, int number, int pid, const char *service,
 {
 	struct client *c = NULL;
 	uint64_t arena_bytes;
-	uint32_t last;
+	struct bs_grant last;
 	int result;
 
 	node_lock(n);
@@ -305,8 +341,10 @@ int bsn_client_adopt(struct bsn *n, int number, int pid, const char *service,
 	result = -ENOSPC;
 	if (!client_make_room(n))
 		goto out;
-	/* What it was granted nobody knows any more. */
 	result = -EPROTO;
+	/* What it was granted nobody knows any more. What it wrote is lost. */
+	if (!n->ledger.adopted)
+		n->ledger.header->untied_to_ns = n->now_ns;
 	if (!n->ledger.adopted || n->recovered ||
 	    memfd_check(fds->arena, &arena_bytes) || !arena_bytes ||
 	    arena_bytes % SEGMENT || arena_bytes / SEGMENT > INT32_MAX)
@@ -329,7 +367,7 @@ int bsn_client_adopt(struct bsn *n, int number, int pid, const char *service,
 	for (uint32_t k = first_of(n, c->number); is_of(n, k, c->number); k++)
 		place(n, c, n->adoption.frames[k], last);
 	triggers_start(&c->queue);
-	adopt_threads(c);
+	adopt_threads(n, c);
 	/* Since when it may have lost something is not known. */
 	c->losses_read_ns = 0;
 	c->untied_to_ns = n->ledger.header->untied_to_ns;

@@ -206,6 +206,9 @@ bool client_make_room(struct bsn *n)
 
 	if (n->clients.count < n->config.clients_max)
 		return true;
+	/* Nothing is reclaimed before all are adopted. */
+	if (!n->recovered && n->ledger.adopted)
+		return false;
 	for (uint32_t i = 0; i < n->clients.count; i++) {
 		struct client *c = n->clients.all[i];
 
@@ -366,8 +369,6 @@ int bsn_client_exited(struct bsn *n, int client, uint64_t now_ns)
 	}
 	threads_observe(n, c);
 	threads_read_losses(n, c);
-	/* Its stock is the node's again, where a successor must not look for it. */
-	WRITE_ONCE(grants_of(c)->head, c->grant_tail);
 	threads_finish(n, c);
 	c->live = false;
 	c->exited_ns = n->now_ns;

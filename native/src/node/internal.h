@@ -154,8 +154,8 @@ struct segment {
 };
 
 struct thread {
-	uint32_t frame; /* that it appends to, or NONE */
-	uint32_t loss_tail;
+	uint32_t frame;		/* that it appends to, or NONE */
+	uint32_t loss_tail;	/* read; given back with the commit */
 	uint32_t losses_untold; /* as last seen */
 };
 
@@ -208,6 +208,7 @@ struct client {
 	uint32_t threads_used; /* none beyond was ever used */
 	uint32_t losses;       /* as last seen */
 	uint64_t losses_read_ns;
+	bool losses_unsaved; /* some were read since the last commit */
 	uint64_t exited_ns;
 	struct thread threads[BS_THREAD_SLOTS];
 	struct told told;
@@ -566,9 +567,13 @@ void grants_fill(struct bsn *n, struct client *c);
 uint32_t grants_stock(const struct client *c);
 
 /* threads.c */
-void threads_use(struct client *c, uint32_t slots);
+void threads_use(const struct bsn *n, struct client *c, uint32_t slots);
 void threads_observe(struct bsn *n, struct client *c);
 void threads_read_losses(struct bsn *n, struct client *c);
+/* How far losses were read, in the commit with what came of them; and then give
+ * their places back. */
+void threads_save_losses(struct bsn *n, uint64_t epoch);
+void threads_give_losses_back(struct bsn *n);
 void threads_finish(struct bsn *n, struct client *c);
 void frames_sort(struct bsn *n, uint32_t *frames, uint32_t count);
 bool handle_is_open(const struct client *c, uint32_t handle);

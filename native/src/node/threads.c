@@ -8,12 +8,29 @@
 
 #include "internal.h"
 
-/* So many slots were used. Losses that a predecessor read are not read again. */
-void threads_use(struct client *c, uint32_t slots)
+/* The losses up to here are in slices, and committed. */
+static uint32_t losses_seen(const struct bsn *n, struct bs_thread_area *a)
 {
-	for (; c->threads_used < slots; c->threads_used++)
+	uint32_t tail = READ_ONCE(a->loss_tail);
+	uint32_t seen = READ_ONCE(a->loss_tail_seen);
+	uint64_t commit = READ_ONCE(a->loss_commit);
+
+	/* A commit that never was must not become another one. */
+	WRITE_ONCE(a->loss_commit, 0);
+	return commit && commit <= store_epoch(n) &&
+			       seen - tail <= BS_LOSS_RING_ENTRIES
+		       ? seen
+		       : tail;
+}
+
+/* So many slots were used. Losses that a predecessor read are not read again. */
+void threads_use(const struct bsn *n, struct client *c, uint32_t slots)
+{
+	for (; c->threads_used < slots; c->threads_used++) {
 		c->threads[c->threads_used].loss_tail =
-			READ_ONCE(area_of(c, c->threads_used)->loss_tail);
+			losses_seen(n, area_of(c, c->threads_used));
+		c->losses_unsaved = true;
+	}
 }
 
 /* ------------------------------------------------------------ segments --- */
@@ -34,7 +51,7 @@ static void thread_moves(struct bsn *n, struct client *c, uint32_t slot,
 		seal(n, frame_at(n, t->frame));
 	t->frame = frame_number(n, f);
 	record_of(n, f)->slot = (uint16_t)slot;
-	threads_use(c, slot + 1);
+	threads_use(n, c, slot + 1);
 }
 
 /* Frames whose takers have written their headers, in the order of taking. */
@@ -51,10 +68,13 @@ static void claim(struct bsn *n, struct client *c)
 		if (load_acquire(&h->generation) != record_of(n, f)->generation)
 			continue;
 		slot = READ_ONCE(h->slot);
-		if (slot >= BS_THREAD_SLOTS)
-			continue;
 		own_remove(n, &c->unclaimed, f);
-		thread_moves(n, c, slot, f);
+		if (likely(slot < BS_THREAD_SLOTS)) {
+			thread_moves(n, c, slot, f);
+		} else {
+			n->counts.corrupt++;
+			seal(n, f);
+		}
 	}
 	/* A thread has taken one at most whose header it has not written yet.
 	 * More are a lie, and would be memory that nobody can reclaim. */
@@ -90,14 +110,14 @@ void threads_observe(struct bsn *n, struct client *c)
 /* Threads that only ever lost, without touching the areas of those that are not
  * in use: each would cost a page. Only if those that are known did not lose as
  * much as is counted, one lost and was gone before it was seen. */
-static void find_threads(struct client *c, uint32_t losses)
+static void find_threads(const struct bsn *n, struct client *c, uint32_t losses)
 {
 	const struct bs_context_segment *x = c->queue.context;
 	uint32_t known = 0;
 
 	for (uint32_t i = BS_THREAD_SLOTS; i-- > c->threads_used;) {
 		if (READ_ONCE(x->slots[i].tid)) {
-			threads_use(c, i + 1);
+			threads_use(n, c, i + 1);
 			break;
 		}
 	}
@@ -107,7 +127,7 @@ static void find_threads(struct client *c, uint32_t losses)
 		known += READ_ONCE(a->loss_head) + READ_ONCE(a->losses_untold);
 	}
 	if ((int32_t)(losses - known) > 0)
-		threads_use(c, BS_THREAD_SLOTS);
+		threads_use(n, c, BS_THREAD_SLOTS);
 }
 
 static void read_loss(struct bsn *n, struct client *c,
@@ -143,7 +163,7 @@ static void read_thread(struct bsn *n, struct client *c, uint32_t slot)
 	while (t->loss_tail != head)
 		read_loss(n, c,
 			  &a->losses[t->loss_tail++ % BS_LOSS_RING_ENTRIES]);
-	store_release(&a->loss_tail, t->loss_tail);
+	c->losses_unsaved = true;
 	if (untold != t->losses_untold) {
 		t->losses_untold = untold;
 		client_untied_loss(n, c);
@@ -170,7 +190,7 @@ void threads_read_losses(struct bsn *n, struct client *c)
 
 	if (losses != c->losses) {
 		c->losses = losses;
-		find_threads(c, losses);
+		find_threads(n, c, losses);
 		for (uint32_t i = 0; i < c->threads_used; i++)
 			read_thread(n, c, i);
 	}
@@ -181,6 +201,38 @@ void threads_read_losses(struct bsn *n, struct client *c)
 		slice_untied_loss(n, c, c->losses_read_ns);
 	c->untied_news = false;
 	c->losses_read_ns = n->now_ns;
+}
+
+void threads_save_losses(struct bsn *n, uint64_t epoch)
+{
+	struct client *c;
+
+	for_each_client(n, c) {
+		for (uint32_t i = 0; c->losses_unsaved && i < c->threads_used;
+		     i++) {
+			struct bs_thread_area *a = area_of(c, i);
+
+			if (READ_ONCE(a->loss_tail) == c->threads[i].loss_tail)
+				continue;
+			store_release(&a->loss_commit, 0);
+			store_release(&a->loss_tail_seen,
+				      c->threads[i].loss_tail);
+			store_release(&a->loss_commit, epoch);
+		}
+	}
+}
+
+void threads_give_losses_back(struct bsn *n)
+{
+	struct client *c;
+
+	for_each_client(n, c) {
+		for (uint32_t i = 0; c->losses_unsaved && i < c->threads_used;
+		     i++)
+			store_release(&area_of(c, i)->loss_tail,
+				      c->threads[i].loss_tail);
+		c->losses_unsaved = false;
+	}
 }
 
 /* ------------------------------------------------------------- handles --- */
@@ -245,10 +297,13 @@ void threads_finish(struct bsn *n, struct client *c)
 	uint32_t found[2 * BS_THREAD_SLOTS];
 	uint32_t count = 0;
 
+	/* Its stock is the node's again, one by one: of what is no longer in the
+	 * ring a successor would think that it was taken. */
 	while (c->grant_tail != c->grant_head) {
 		uint32_t i =
-			c->granted[c->grant_tail++ % BS_GRANT_RING_ENTRIES];
+			c->granted[--c->grant_head % BS_GRANT_RING_ENTRIES];
 
+		WRITE_ONCE(grants_of(c)->head, c->grant_head);
 		frame_drop(n, frame_at(n, i));
 	}
 	for (uint32_t i = 0; i < BS_THREAD_SLOTS; i++) {

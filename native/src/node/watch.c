@@ -77,6 +77,7 @@ void watch_frame(struct bsn *n, struct frame *f, bool final)
 		if (!(bs_entry_flags(entry) & BS_RUN_CLOSED) && !final)
 			return;
 		f->scanned++;
+		n->counts.entries_watched++;
 		f->copied = NONE;
 		set_dirty(n, f);
 	}
@@ -136,13 +137,16 @@ void watch_save(struct bsn *n, uint64_t epoch)
 /* Go on where a predecessor had committed that it was. */
 void watch_adopt(struct bsn *n, struct frame *f)
 {
-	const struct grant_record *r = record_of(n, f);
+	struct grant_record *r = record_of(n, f);
 	uint64_t best = 0;
 
 	for (uint32_t k = 0; k < 2; k++) {
-		const struct watched *w = &r->watched[k];
+		struct watched *w = &r->watched[k];
 
-		if (w->epoch <= best || w->epoch > store_epoch(n))
+		/* A commit that never was must not become another one. */
+		if (w->epoch > store_epoch(n))
+			w->epoch = 0;
+		if (w->epoch <= best)
 			continue;
 		best = w->epoch;
 		f->scanned = w->scanned;
