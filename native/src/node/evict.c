@@ -17,8 +17,9 @@ static bool is_collected(const struct bsn *n, const struct frame *f,
 	if (!filter_has(&n->store.filter, fingerprint))
 		return false;
 	while ((s = slice_next(n, fingerprint, s))) {
+		/* Of one whose search has not begun nothing was copied. */
 		if (id_equal(run_id(f, entry), s->id))
-			return true;
+			return !s->search || s->search->pass;
 	}
 	return false;
 }

@@ -204,8 +204,8 @@ void node_set_time(struct bsn *n, uint64_t now_ns)
 
 static int events_waiting(struct bsn *n)
 {
-	uint64_t waiting = n->events.head - n->events.tail +
-			   n->clients.n_drained;
+	uint64_t waiting =
+		n->events.head - n->events.tail + n->clients.n_drained;
 
 	return (int)(waiting + (store_next_changed(n) != NULL));
 }
@@ -335,6 +335,8 @@ int bsn_poll(struct bsn *n, uint64_t now_ns)
 	if (n->store.n_slices)
 		watch_all(n, true);
 	search_waiting(n);
+	/* Before anything is reclaimed of which it holds a copy. */
+	store_publish(n);
 	grant_all(n);
 	store_publish(n);
 	waiting = events_waiting(n);

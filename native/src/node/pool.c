@@ -222,6 +222,9 @@ static void reclaim(struct bsn *n, struct frame *f, bool second_chance)
 	struct client *c = f->client;
 
 	search_before_reclaim(n, f);
+	/* What was copied of it must count before it is gone. */
+	if (f->dirty)
+		store_publish(n);
 	keep_reclaim_begins(n, f);
 	evict_frame(n, f, second_chance);
 	sealed_remove(n, f);
@@ -316,6 +319,10 @@ void pool_shrink(struct bsn *n)
 	}
 }
 
+/* To make room again for what will be kept: so many segments at a time, whose
+ * runs, all of them open, are copied in 100 us. */
+#define MAKE_ROOM_SEGMENTS 8u
+
 /*
  * A segment for c, or NULL. The loop is bounded: each round either ends, or
  * takes one from the list of the sealed; those that came to it meanwhile (the
@@ -325,16 +332,24 @@ struct frame *frame_take(struct bsn *n, struct client *c)
 {
 	struct pool *p = &n->pool;
 	uint32_t chances = p->sealed.count;
+	uint32_t left = MAKE_ROOM_SEGMENTS;
 
 	for (;;) {
-		struct frame *f = own_pop(n, &c->backed);
 		bool arena_full = c->segments_free == NONE &&
 				  c->segments_fresh == c->n_segments;
+		/* What was kept took the room for what will be kept. */
+		bool crowded = p->frames_used > p->threshold && left;
 		bool second_chance;
+		struct frame *f;
 
-		if (f)
-			return f;
-		if (!arena_full) {
+		if (crowded && steal(n, NULL))
+			continue;
+		if (!crowded) {
+			f = own_pop(n, &c->backed);
+			if (f)
+				return f;
+		}
+		if (!crowded && !arena_full) {
 			if (p->frames_used < p->threshold)
 				return frame_unused(n, c);
 			if (steal(n, c))
@@ -343,6 +358,8 @@ struct frame *frame_take(struct bsn *n, struct client *c)
 		second_chance = chances > 0;
 		if (chances)
 			chances--;
+		if (crowded)
+			left--;
 		if (arena_full) {
 			/* Its arena is smaller than its share: its own oldest
 			 * must go. */

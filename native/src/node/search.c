@@ -483,9 +483,6 @@ int search_all(struct bsn *n, struct search *searches, bool give_way)
 		visit_active(n, &p, false, &cost);
 		visit_sealed(n, &p, true, false, &cost);
 		visit_sealed(n, &p, false, false, &cost);
-		/* All was passed: open runs are watch.c's. */
-		if (!p.is_peek)
-			watch_all(n, false);
 		n->counts.passes++;
 	}
 	for (struct search *s = searches; s; s = s->next) {
