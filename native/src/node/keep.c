@@ -100,8 +100,7 @@ static uint32_t room_left(const struct bsn *n)
 
 	if (n->keep.frame == NONE)
 		return 0;
-	floor = SEGMENT -
-		ENTRY * header_at(frame_at(n, n->keep.frame))->runs;
+	floor = SEGMENT - ENTRY * header_at(frame_at(n, n->keep.frame))->runs;
 	return floor > n->keep.at ? floor - n->keep.at : 0;
 }
 
@@ -171,8 +170,8 @@ bool keep_run(struct bsn *n, const struct run *run, uint64_t fingerprint)
 	memcpy(n->scratch, run->frame->bytes + run->records, bytes);
 	do {
 		uint32_t at = find_owner(n, run->owner.number);
-		uint32_t overhead = RUN_HEADER + ENTRY +
-				    (uint32_t)sizeof(struct kept_run);
+		uint32_t overhead =
+			RUN_HEADER + ENTRY + (uint32_t)sizeof(struct kept_run);
 		uint32_t flags = run->flags, room, part;
 		struct kept_run kept;
 

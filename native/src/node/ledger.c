@@ -129,8 +129,8 @@ void ledger_free(struct bsn *n)
 static bool is_valid(const struct ledger_header *h, uint64_t bytes)
 {
 	return bytes >= HEADER_BYTES && h->magic == LEDGER_MAGIC &&
-	       h->version == LEDGER_VERSION && h->n_records &&
-	       h->n_buckets && !(h->n_buckets & (h->n_buckets - 1)) &&
+	       h->version == LEDGER_VERSION && h->n_records && h->n_buckets &&
+	       !(h->n_buckets & (h->n_buckets - 1)) &&
 	       bytes == ledger_bytes(h->n_records, h->n_buckets,
 				     h->keep_segments);
 }

@@ -157,8 +157,7 @@ static uint32_t offer_frame(struct bsn *n, struct recent *r, struct frame *f)
 
 		/* What was collected already is on its way, or arrived. */
 		if (!(id.hi | id.lo) ||
-		    why & (GONE_REPORTED | GONE_ABANDONED) ||
-		    slice_find(n, id))
+		    why & (GONE_REPORTED | GONE_ABANDONED) || slice_find(n, id))
 			continue;
 		if (r->service[0] &&
 		    !is_written_by(n, f, i, entry, runs, r->service))

@@ -79,12 +79,12 @@ bool run_open(struct bsn *n, struct frame *f, uint32_t index, uint64_t entry,
 	const struct bs_run_header *h;
 
 	if (index + 1 < runs)
-		end = bs_entry_offset(READ_ONCE(*bs_directory(f->bytes,
-							      index + 1)));
+		end = bs_entry_offset(
+			READ_ONCE(*bs_directory(f->bytes, index + 1)));
 	if (offset < FIRST_RUN || end > floor || end < offset + RUN_HEADER)
 		return false;
-	if (index && bs_entry_offset(READ_ONCE(*bs_directory(
-			     f->bytes, index - 1))) >= offset)
+	if (index && bs_entry_offset(READ_ONCE(
+			     *bs_directory(f->bytes, index - 1))) >= offset)
 		return false;
 	h = (const void *)(f->bytes + offset);
 	run->frame = f;

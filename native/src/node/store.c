@@ -413,4 +413,3 @@ void store_free(struct bsn *n)
 	memset(s, 0, sizeof(*s));
 	s->fd = -1;
 }
-

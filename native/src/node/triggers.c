@@ -162,7 +162,8 @@ void triggers_done(struct client *c)
 
 static bool is_ready(const struct queue *q)
 {
-	return load_acquire(&q->context->cells[q->tail % BS_TRIGGER_CELLS].seq) ==
+	return load_acquire(
+		       &q->context->cells[q->tail % BS_TRIGGER_CELLS].seq) ==
 	       q->tail + 1;
 }
 

@@ -50,8 +50,8 @@ static void waiter_set(struct futex_waitv *w, uint32_t *word, uint32_t value,
 void bsn_wake(struct bsn *n)
 {
 	__atomic_fetch_add(&n->waiting.wake_word, 1, __ATOMIC_RELEASE);
-	syscall(SYS_futex, &n->waiting.wake_word, FUTEX_WAKE_PRIVATE, INT_MAX, NULL,
-		NULL, 0);
+	syscall(SYS_futex, &n->waiting.wake_word, FUTEX_WAKE_PRIVATE, INT_MAX,
+		NULL, NULL, 0);
 }
 
 static uint32_t *bell(struct client *c)
@@ -74,8 +74,8 @@ static int look_at(struct bsn *n, struct client **clients, const uint32_t *rung,
 		const struct timespec pace = {.tv_nsec = slice};
 
 		/* It was woken, its word had changed already, or a signal came. */
-		if (!syscall(SYS_futex, &n->waiting.wake_word, FUTEX_WAIT_PRIVATE,
-			     woken, &pace, NULL, 0) ||
+		if (!syscall(SYS_futex, &n->waiting.wake_word,
+			     FUTEX_WAIT_PRIVATE, woken, &pace, NULL, 0) ||
 		    errno != ETIMEDOUT)
 			return 1;
 		for (uint32_t i = 0; i < count; i++) {

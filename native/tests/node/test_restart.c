@@ -10,12 +10,11 @@
 
 static struct decoded d;
 
-/* The slot in a segment's header is the client's to write. */
-static void a_slot_that_is_none(void)
+/* The slot in a segment's header is the client's to write, and read once. */
+static void a_slot_that_is_none(bool known)
 {
 	struct bsn_config config = test_config(8 << 20);
 	struct bsn *n = test_node(&config);
-	struct bs_segment_header *h;
 	struct bsn_slice s;
 	struct writer w;
 	struct wthread t;
@@ -24,23 +23,41 @@ static void a_slot_that_is_none(void)
 	t = writer_thread(&w, 0);
 	CHECK(w_begin(&t, trace_id(1), 1, 0, BS_RUN_FIRST, 100));
 	w_record(&t, BS_RECORD_DATA, "a", 1, START);
-	h = (struct bs_segment_header *)(w.arena + (uint64_t)t.segment * SEG);
-	h->slot = 0xffff;
+	if (known)
+		bsn_poll(n, START);
+	w_segment_header(&t)->slot = 0xffff;
 	n = restart(n, &config, &w, 1, START);
 	collect(n, trace_id(1), START, &s);
 	decode_slice(n, trace_id(1), &d);
 	CHECK_EQ(d.records, 1);
+	/* What is told later is told to who did not lie. */
+	w_record(&t, BS_RECORD_DATA, "b", 1, START);
+	bsn_poll(n, START);
+	decode_slice(n, trace_id(1), &d);
+	CHECK_EQ(d.records, known ? 2 : 1);
 	writer_close(&w);
 	bsn_free(n);
 }
 
-/* Two threads of two processes get on, and the commit of that never is. */
-static void progress_that_was_not_committed(void)
+static void slots_that_are_none(void)
+{
+	a_slot_that_is_none(true);
+	a_slot_that_is_none(false);
+}
+
+enum killed {
+	BEFORE_THE_COMMIT,
+	AFTER_THE_COMMIT, /* losses are not given back yet */
+};
+
+/* Threads of two processes get on, and the commit of that never is; two times,
+ * the second time to another end. */
+static void progress(enum killed when)
 {
 	struct bsn_config config = test_config(8 << 20);
 	struct bsn *n = test_node(&config);
 	uint64_t *last = commits_map(n), before;
-	uint32_t tails[2];
+	uint32_t tail;
 	struct bsn_slice s;
 	struct writer w[2];
 	struct wthread t[2];
@@ -48,40 +65,53 @@ static void progress_that_was_not_committed(void)
 	for (int i = 0; i < 2; i++) {
 		writer_attach(&w[i], n, START);
 		t[i] = writer_thread(&w[i], 0);
-		CHECK(w_begin(&t[i], trace_id(1), 1, 0, BS_RUN_FIRST, 30000));
+		CHECK(w_begin(&t[i], trace_id(1), 1, 0, BS_RUN_FIRST, 3000));
 		w_record(&t[i], BS_RECORD_DATA, "a", 1, START);
 	}
 	collect(n, trace_id(1), START, &s);
 	bsn_poll(n, START);
-	before = *last;
-	for (int i = 0; i < 2; i++) {
-		tails[i] = w_area(&w[i], 0)->run_tail;
-		w_record(&t[i], BS_RECORD_DATA, "b", 1, START);
-		w_end(&t[i], 0);
+	for (uint32_t round = 0; round < 2; round++) {
+		before = *last;
+		for (int i = 0; i < 2; i++) {
+			w_record(&t[i], BS_RECORD_DATA, "b", 1, START);
+			if (round == 0)
+				continue;
+			w_end(&t[i], 0);
+			CHECK(w_begin(&t[i], trace_id(1), 1, 1, 0, 3000));
+			w_record(&t[i], BS_RECORD_DATA, "c", 1, START);
+		}
+		w_lose(&t[1], trace_id(1), BS_RUN_FIRST, 100);
+		tail = w_area(&w[1], 0)->loss_tail;
+		bsn_poll(n, START);
+		CHECK_EQ(*last, before + 1);
+		CHECK_EQ(w_area(&w[1], 0)->loss_tail, round + 1);
+		w_area(&w[1], 0)->loss_tail = tail;
+		if (when == BEFORE_THE_COMMIT)
+			*last = before;
+		n = restart(n, &config, w, 2, START + MS);
 	}
-	w_lose(&t[1], trace_id(1), 0, 100);
-	bsn_poll(n, START);
-	CHECK_EQ(*last, before + 1);
-	*last = before;
-	for (int i = 0; i < 2; i++)
-		w_area(&w[i], 0)->run_tail = tails[i];
-	n = restart(n, &config, w, 2, START + MS);
 	for (int i = 0; i < 2; i++) {
-		CHECK(w_begin(&t[i], trace_id(1), 1, 1, 0, 3000));
-		w_record(&t[i], BS_RECORD_DATA, "c", 1, START);
+		w_record(&t[i], BS_RECORD_DATA, "d", 1, START);
 		w_end(&t[i], BS_RUN_LAST);
 	}
 	bsn_poll(n, START + MS);
+	CHECK_EQ(w_area(&w[1], 0)->loss_tail, 2);
 	CHECK_EQ(bsn_slice_info(n, trace_id(1), &s), 0);
 	CHECK(s.flags & BSN_SLICE_LOSSY);
-	CHECK_EQ(s.open_handles, 0);
+	CHECK_EQ(s.open_handles, 2); /* those that were lost */
 	decode_slice(n, trace_id(1), &d);
-	CHECK_EQ(d.records, 6);
-	CHECK_EQ(d.by_kind[BS_PIECE_LOSS], 1);
+	CHECK_EQ(d.records, 2 * 5);
+	CHECK_EQ(d.by_kind[BS_PIECE_LOSS], 2);
 	commits_unmap(last);
 	for (int i = 0; i < 2; i++)
 		writer_close(&w[i]);
 	bsn_free(n);
+}
+
+static void progress_is_neither_lost_nor_doubled(void)
+{
+	progress(BEFORE_THE_COMMIT);
+	progress(AFTER_THE_COMMIT);
 }
 
 static void what_a_dead_process_wrote_is_copied_once(void)
@@ -112,31 +142,42 @@ static void what_a_dead_process_wrote_is_copied_once(void)
 	bsn_free(n);
 }
 
-/* Found by walking the log, before its news. */
-static void what_was_walked_is_copied_once(void)
+/* Segments that were sealed since are looked at again, from where the commit
+ * says, however many there are. */
+static void what_was_sealed_since_is_copied_once(void)
 {
 	struct bsn_config config = test_config(8 << 20);
 	struct bsn *n = test_node(&config);
+	uint64_t *last = commits_map(n), before;
 	struct bsn_slice s;
 	struct writer w;
 	struct wthread t;
+	uint32_t records = 3;
 
 	writer_attach(&w, n, START);
 	t = writer_thread(&w, 0);
-	CHECK(w_trace(&t, trace_id(1), 100, START));
+	for (uint32_t i = 0; i < records; i++)
+		CHECK(w_trace(&t, trace_id(1), 100, START));
 	collect(n, trace_id(1), START, &s);
-	CHECK(w_begin(&t, trace_id(1), 9, 0, BS_RUN_FIRST, 100));
-	w_record(&t, BS_RECORD_DATA, "a", 1, START);
-	w_end_log(&t);
-	store_release(&t.run->flags,
-		      (uint16_t)(BS_RUN_FIRST | BS_RUN_LAST | BS_RUN_CLOSED));
 	bsn_poll(n, START);
-	decode_slice(n, trace_id(1), &d);
-	CHECK_EQ(d.records, 2);
-	n = restart(n, &config, &w, 1, START);
+	before = *last;
+	for (uint32_t i = 0; i < 20; i++) {
+		CHECK(w_trace(&t, trace_id(100 + i), 30000, START));
+		CHECK(w_trace(&t, trace_id(1), 100, START));
+		records++;
+	}
 	bsn_poll(n, START);
+	CHECK_EQ(*last, before + 1);
 	decode_slice(n, trace_id(1), &d);
-	CHECK_EQ(d.records, 2);
+	CHECK_EQ(d.records, records);
+	*last = before;
+	for (uint32_t i = 0; i < 2; i++) {
+		n = restart(n, &config, &w, 1, START);
+		bsn_poll(n, START);
+		decode_slice(n, trace_id(1), &d);
+		CHECK_EQ(d.records, records);
+	}
+	commits_unmap(last);
 	writer_close(&w);
 	bsn_free(n);
 }
@@ -160,11 +201,12 @@ static void a_stock_taken_back_is_not_in_use(void)
 		bsn_poll(n, now);
 	}
 	for (uint32_t i = 0; i < 100; i++) {
-		now += 100 * MS;
+		now += 10 * SECOND;
 		bsn_poll(n, now);
 	}
 	bsn_get_metrics(n, &m);
 	CHECK_EQ(m.active_bytes, SEG);
+	CHECK(m.stock_bytes <= 8 * SEG);
 	n = restart(n, &config, &w, 1, now);
 	bsn_poll(n, now);
 	bsn_get_metrics(n, &m);
@@ -274,8 +316,8 @@ static void numbers_are_not_the_clients(void)
 	bsn_free(n);
 }
 
-/* What a trace lost stands in the keep memfd, and what was collected in the
- * store: without either, nothing passes for whole. */
+/* What a trace lost stands in the ledger, and what was collected in the store:
+ * without either, nothing passes for whole. */
 static void without_what_a_predecessor_knew(bool with_keep, bool with_store)
 {
 	struct bsn_config config = test_config(4 << 20);
@@ -283,7 +325,7 @@ static void without_what_a_predecessor_knew(bool with_keep, bool with_store)
 	struct bsn_metrics m = {0};
 	struct bsn_slice s;
 	struct held h;
-	struct writer w;
+	struct writer w, other;
 	struct wthread t;
 	uint64_t now = START;
 
@@ -308,15 +350,29 @@ static void without_what_a_predecessor_knew(bool with_keep, bool with_store)
 		CHECK_EQ(bsn_adopt_keep(n, now, h.keep), 0);
 	if (with_store)
 		CHECK_EQ(bsn_adopt_store(n, now, h.store), 0);
-	CHECK_EQ(bsn_client_adopt(n, w.number, 1, "t", now, &w.fds), w.number);
+	CHECK_EQ(bsn_client_adopt(n, w.number, 1, "t", now, &w.fds),
+		 with_keep ? w.number : -EPROTO);
 	bsn_poll(n, now);
 	collect(n, trace_id(1), now, &s);
 	decode_slice(n, trace_id(1), &d);
-	CHECK_EQ(d.records, 3);
+	CHECK_EQ(d.records, with_keep ? 3 : 0);
 	CHECK(s.flags & (BSN_SLICE_EVICTED | BSN_SLICE_MAYBE_LOSSY));
+	/* And all goes on: it attaches anew, as another. */
+	writer_attach(&other, n, now);
+	CHECK_EQ(other.number == w.number, !with_keep && !with_store);
+	t = writer_thread(&other, 0);
+	for (uint64_t i = 0; i < 300; i++) {
+		now += MS;
+		CHECK(w_trace(&t, trace_id(2000 + i), 30000, now));
+		bsn_poll(n, now);
+	}
+	collect(n, trace_id(2299), now, &s);
+	CHECK_EQ(s.flags & ~(uint32_t)BSN_SLICE_MAYBE_LOSSY, BSN_SLICE_HELD);
+	check_invariants(n);
 	close(h.keep);
 	close(h.store);
 	writer_close(&w);
+	writer_close(&other);
 	bsn_free(n);
 }
 
@@ -325,22 +381,28 @@ static void nothing_passes_for_whole(void)
 	without_what_a_predecessor_knew(true, true);
 	without_what_a_predecessor_knew(false, true);
 	without_what_a_predecessor_knew(true, false);
+	without_what_a_predecessor_knew(false, false);
 }
 
-/* Whether their process comes back or not. */
-static void kept_runs_find_no_room(bool comes_back)
+/* What was kept of open handles is there, whether their process comes back or
+ * not. */
+static void kept_runs(bool comes_back)
 {
 	struct bsn_config config = test_config(4 << 20);
 	struct bsn *n = test_node(&config);
 	struct bsn_metrics m = {0};
+	struct bsn_slice s;
 	struct writer w;
 	struct wthread t;
+	uint32_t *open;
 	uint64_t now = START;
 
 	writer_attach(&w, n, now);
+	open = (uint32_t *)(w.channel + BS_CHANNEL_HANDLES_OFFSET);
 	t = writer_thread(&w, 0);
-	for (uint32_t i = 0; i < 300; i++) {
-		CHECK(w_begin(&t, trace_id(i), 2 * i, 0, BS_RUN_FIRST, 100));
+	for (uint32_t i = 1; i <= 300; i++) {
+		open[bs_handle_place(i)] = i;
+		CHECK(w_begin(&t, trace_id(i), i, 0, BS_RUN_FIRST, 100));
 		w_record(&t, BS_RECORD_DATA, "x", 1, now);
 		w_end(&t, 0);
 	}
@@ -350,19 +412,85 @@ static void kept_runs_find_no_room(bool comes_back)
 		bsn_poll(n, now);
 		bsn_get_metrics(n, &m);
 	}
-	CHECK(m.second_chances >= 300);
-	config.index_traces = config.index_runs = 64;
+	CHECK_EQ(m.second_chances, 300);
+	CHECK(m.keep_bytes);
 	n = restart(n, &config, &w, comes_back, now);
-	for (uint32_t i = 0; i < 300; i++)
-		CHECK(flags_of(n, trace_id(i), now));
+	for (uint32_t i = 1; i <= 300; i++) {
+		collect(n, trace_id(i), now, &s);
+		CHECK_EQ(s.flags, BSN_SLICE_HELD);
+		CHECK_EQ(s.open_handles, comes_back);
+		decode_slice(n, trace_id(i), &d);
+		CHECK_EQ(d.records, 1);
+		CHECK_EQ(d.by_kind[BS_PIECE_EXIT], !comes_back);
+		CHECK_EQ(d.by_kind[BS_PIECE_PROCESS], 1);
+		CHECK_EQ(d.pieces[0].client, w.number);
+	}
 	writer_close(&w);
 	bsn_free(n);
 }
 
-static void kept_runs_that_find_no_room(void)
+static void kept_runs_are_found(void)
 {
-	kept_runs_find_no_room(true);
-	kept_runs_find_no_room(false);
+	kept_runs(true);
+	kept_runs(false);
+}
+
+/* Runs that are kept go from one segment of the keep arena to the next, over
+ * restarts. */
+static void kept_runs_move_on(void)
+{
+	enum {
+		HANDLES = 8
+	};
+	struct bsn_config config = test_config(4 << 20);
+	struct bsn *n = test_node(&config);
+	struct bsn_metrics m = {0};
+	struct bsn_slice s;
+	struct writer w;
+	struct wthread t;
+	uint32_t *open, reclaims;
+	uint64_t now = START;
+
+	writer_attach(&w, n, now);
+	open = (uint32_t *)(w.channel + BS_CHANNEL_HANDLES_OFFSET);
+	t = writer_thread(&w, 0);
+	/* Each of so many bytes that they fill some segments of both arenas. */
+	for (uint32_t round = 0; round < 4; round++) {
+		for (uint32_t i = 1; i <= HANDLES; i++) {
+			open[bs_handle_place(i)] = i;
+			CHECK(w_begin(&t, trace_id(i), i, round,
+				      round ? 0 : BS_RUN_FIRST, 20000));
+			w_record(&t, BS_RECORD_DATA, open, 19000, now);
+			w_end(&t, 0);
+		}
+	}
+	for (uint64_t i = 0; m.reclaims < 5; i++) {
+		now += MS;
+		CHECK(w_trace(&t, trace_id(1000 + i), 30000, now));
+		bsn_poll(n, now);
+		bsn_get_metrics(n, &m);
+	}
+	CHECK(m.second_chances > 10);
+	for (uint32_t round = 0; round < 6; round++) {
+		n = restart(n, &config, &w, 1, now);
+		bsn_get_metrics(n, &m);
+		reclaims = 0;
+		while (reclaims < 1) {
+			now += MS;
+			CHECK(w_trace(&t, trace_id(2000), 30000, now));
+			bsn_poll(n, now);
+			bsn_get_metrics(n, &m);
+			reclaims = (uint32_t)m.reclaims;
+		}
+	}
+	for (uint32_t i = 1; i <= HANDLES; i++) {
+		collect(n, trace_id(i), now, &s);
+		CHECK_EQ(s.flags, BSN_SLICE_HELD);
+		decode_slice(n, trace_id(i), &d);
+		CHECK_EQ(d.records, 4);
+	}
+	writer_close(&w);
+	bsn_free(n);
 }
 
 /* Its process did not come back: nobody closes what it had open. */
@@ -432,30 +560,184 @@ static void who_lives_is_known_when_all_are_adopted(void)
 	bsn_free(n);
 }
 
-/* Killed while it wrote a record: what the payload looks like is no run. */
+/* Killed before it counted the entry that it wrote: what stands there is none,
+ * whatever it looks like. */
 static void nothing_is_behind_the_last_run(void)
 {
 	struct bsn_config config = test_config(8 << 20);
 	struct bsn *n = test_node(&config);
 	struct bsn_metrics m;
+	struct bsn_slice s;
 	struct writer w;
 	struct wthread t;
-	struct bs_run_header forged = {
-		.trace_hi = 7,
-		.trace_lo = 7,
-	};
 
 	writer_attach(&w, n, START);
 	t = writer_thread(&w, 0);
 	CHECK(w_begin(&t, trace_id(1), 9, 0, BS_RUN_FIRST, 100));
 	w_record(&t, BS_RECORD_DATA, "a", 1, START);
-	forged.generation = t.generation;
-	memcpy(w.arena + (uint64_t)t.segment * SEG + t.cursor, &forged,
-	       sizeof(forged));
+	w_end(&t, BS_RUN_LAST);
+	CHECK(w_begin(&t, trace_id(2), 10, 0, BS_RUN_FIRST, 100));
+	w_record(&t, BS_RECORD_DATA, "b", 1, START);
+	store_release(&w_segment_header(&t)->runs, 1);
+	n = restart(n, &config, &w, 1, START);
+	CHECK_EQ(bsn_client_exited(n, w.number, START), 0);
+	collect(n, trace_id(2), START, &s);
+	CHECK_EQ(s.flags, 0);
+	collect(n, trace_id(1), START, &s);
+	CHECK_EQ(s.flags, BSN_SLICE_HELD);
+	bsn_get_metrics(n, &m);
+	CHECK_EQ(m.corrupt, 0);
+	writer_close(&w);
+	bsn_free(n);
+}
+
+/* A thread that was killed between taking a segment and writing its header: it
+ * is nobody's, and holds nothing, but what is behind it goes on. */
+static void a_segment_without_a_header(bool adopted)
+{
+	struct bsn_config config = test_config(8 << 20);
+	struct bsn *n = test_node(&config);
+	struct bs_grant grant;
+	struct bsn_metrics m;
+	struct bsn_slice s;
+	struct writer w;
+	struct wthread t[2];
+
+	writer_attach(&w, n, START);
+	for (uint32_t i = 0; i < 2; i++)
+		t[i] = writer_thread(&w, i);
+	CHECK(w_grab(&t[0], &grant));
+	CHECK(w_trace(&t[1], trace_id(1), 100, START));
+	for (uint32_t i = 0; i < 2; i++) {
+		if (adopted)
+			n = restart(n, &config, &w, 1, START);
+		bsn_poll(n, START);
+		bsn_get_metrics(n, &m);
+		CHECK_EQ(m.active_bytes, 2 * SEG);
+		CHECK_EQ(m.corrupt, 0);
+	}
+	/* It lived, after all. */
+	w_settle(&t[0], &grant);
+	CHECK(w_trace(&t[0], trace_id(2), 100, START));
+	bsn_poll(n, START);
+	for (uint64_t i = 1; i <= 2; i++) {
+		collect(n, trace_id(i), START, &s);
+		CHECK_EQ(s.flags, BSN_SLICE_HELD);
+	}
+	/* And once more, until the end of the process. */
+	CHECK(w_grab(&t[0], &grant));
+	if (adopted)
+		n = restart(n, &config, &w, 1, START);
 	CHECK_EQ(bsn_client_exited(n, w.number, START), 0);
 	bsn_get_metrics(n, &m);
-	CHECK_EQ(m.traces_indexed, 1);
+	CHECK_EQ(m.active_bytes, 0);
+	CHECK_EQ(m.stock_bytes, 0);
 	CHECK_EQ(m.corrupt, 0);
+	writer_close(&w);
+	bsn_free(n);
+}
+
+static void segments_without_a_header(void)
+{
+	a_segment_without_a_header(false);
+	a_segment_without_a_header(true);
+}
+
+/* What is evicted is what was sealed first, over both processes, as if there
+ * had been no restarts. A trace fills a segment, which is sealed when its thread
+ * writes the next. */
+static void sealed_in_order(uint64_t pool_bytes_after, bool evicts)
+{
+	enum {
+		BEFORE = 70,
+		TRACES = 150
+	};
+	struct bsn_config config = test_config(8 << 20);
+	struct bsn *n = test_node(&config);
+	struct bsn_slice s;
+	struct writer w[2];
+	struct wthread t[2];
+	uint64_t order[TRACES], latest[2] = {TRACES, TRACES};
+	uint64_t now = START, written = 0;
+	uint32_t sealed = 0, gone = 0;
+
+	for (int i = 0; i < 2; i++) {
+		writer_attach(&w[i], n, now);
+		t[i] = writer_thread(&w[i], 0);
+	}
+	for (uint64_t i = 0; i < TRACES; i++) {
+		uint32_t who = i % 5 < 3;
+
+		if (i == BEFORE)
+			config.pool_bytes = config.arena_bytes =
+				pool_bytes_after;
+		if (i >= BEFORE)
+			n = restart(n, &config, w, 2, now);
+		now += MS;
+		if (w_trace(&t[who], trace_id(i), BS_PAYLOAD_MAX, now)) {
+			if (latest[who] < TRACES)
+				order[sealed++] = latest[who];
+			latest[who] = written = i;
+		}
+		bsn_poll(n, now);
+		check_invariants(n);
+		gone = 0;
+		while (gone < sealed && flags_of(n, trace_id(order[gone]), now))
+			gone++;
+		for (uint32_t k = gone; k < sealed; k++)
+			CHECK_EQ(flags_of(n, trace_id(order[k]), now), 0);
+	}
+	CHECK(sealed > BEFORE);
+	CHECK(evicts ? gone > BEFORE / 2 : !gone);
+	CHECK_EQ(flags_of(n, trace_id(order[0]), now),
+		 evicts ? BSN_SLICE_EVICTED : 0);
+	collect(n, trace_id(written), now, &s);
+	CHECK_EQ(s.flags, BSN_SLICE_HELD);
+	for (int i = 0; i < 2; i++)
+		writer_close(&w[i]);
+	bsn_free(n);
+}
+
+static void the_order_of_sealing_stays(void)
+{
+	sealed_in_order(8 << 20, true);
+	sealed_in_order(4 << 20, true);
+	sealed_in_order(64 << 20, false);
+}
+
+/* A successor reads what the ledger says, and no directory. */
+static void a_successor_looks_at_no_run(void)
+{
+	struct bsn_config config = test_config(32 << 20);
+	struct bsn *n = test_node(&config);
+	struct bsn_metrics m;
+	struct bsn_slice s;
+	struct writer w;
+	struct wthread t;
+	uint64_t now = START;
+
+	writer_attach(&w, n, now);
+	t = writer_thread(&w, 0);
+	CHECK(w_trace(&t, trace_id(1), 100, now));
+	collect(n, trace_id(1), now, &s);
+	for (uint64_t i = 0; i < 100000; i++) {
+		now += MS / 10;
+		CHECK(w_trace(&t, trace_id(1000 + i), 200, now));
+		if (i % 100 == 0)
+			bsn_poll(n, now);
+	}
+	bsn_poll(n, now);
+	bsn_get_metrics(n, &m);
+	CHECK(m.entries_watched > 90000);
+	CHECK(m.sealed_bytes > 20 << 20);
+	n = restart(n, &config, &w, 1, now);
+	bsn_poll(n, now);
+	bsn_get_metrics(n, &m);
+	CHECK_EQ(m.entries_searched, 0);
+	/* Of one segment, from where the commit was. */
+	CHECK(m.entries_watched <= 1);
+	collect(n, trace_id(1000 + 99999), now, &s);
+	CHECK_EQ(s.flags, BSN_SLICE_HELD);
 	writer_close(&w);
 	bsn_free(n);
 }
@@ -547,19 +829,23 @@ static void waits_for_what_it_can_do(void)
 
 int main(void)
 {
-	RUN(a_slot_that_is_none);
-	RUN(progress_that_was_not_committed);
+	RUN(slots_that_are_none);
+	RUN(progress_is_neither_lost_nor_doubled);
 	RUN(what_a_dead_process_wrote_is_copied_once);
-	RUN(what_was_walked_is_copied_once);
+	RUN(what_was_sealed_since_is_copied_once);
 	RUN(a_stock_taken_back_is_not_in_use);
 	RUN(a_process_that_ended_contradicts_nothing);
 	RUN(a_pool_that_has_shrunk);
 	RUN(numbers_are_not_the_clients);
 	RUN(nothing_passes_for_whole);
-	RUN(kept_runs_that_find_no_room);
+	RUN(kept_runs_are_found);
+	RUN(kept_runs_move_on);
 	RUN(handles_of_nobody_are_closed);
 	RUN(who_lives_is_known_when_all_are_adopted);
 	RUN(nothing_is_behind_the_last_run);
+	RUN(segments_without_a_header);
+	RUN(the_order_of_sealing_stays);
+	RUN(a_successor_looks_at_no_run);
 	RUN(open_runs_are_told_once);
 	RUN(waits_for_what_it_can_do);
 	free(d.bytes);
