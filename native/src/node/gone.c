@@ -21,6 +21,7 @@
 #define BUCKETS_MIN 64u
 #define BUCKETS_MAX (1u << 26)
 
+_Static_assert(ENTRIES == 16, "four times four lanes");
 _Static_assert(BS_FINGERPRINT_BITS - 20 == 32 - WHY_BITS,
 	       "with 2^20 buckets no bit of a fingerprint is left out");
 
@@ -40,11 +41,14 @@ static uint32_t *bucket_of(const struct bsn *n, uint64_t fingerprint)
 	return n->ledger.gone + i * ENTRIES;
 }
 
+/* Never 0, which is a free place. */
 static uint32_t tag_of(const struct bsn *n, uint64_t fingerprint)
 {
 	/* The number of buckets is a power of two. */
-	return (uint32_t)(fingerprint / n->ledger.header->n_buckets)
-	       << WHY_BITS;
+	uint32_t tag = (uint32_t)(fingerprint >> n->ledger.bucket_bits)
+		       << WHY_BITS;
+
+	return tag ? tag : 1u << WHY_BITS;
 }
 
 void gone_prefetch(const struct bsn *n, uint64_t fingerprint)
@@ -52,13 +56,35 @@ void gone_prefetch(const struct bsn *n, uint64_t fingerprint)
 	__builtin_prefetch(bucket_of(n, fingerprint), 1);
 }
 
+/* Four entries at a time, as SSE2 and NEON have it. */
+typedef uint32_t lanes __attribute__((vector_size(16)));
+
+static bool has(const uint32_t *bucket, uint32_t tag)
+{
+	const lanes *four = (const lanes *)bucket;
+	const lanes mask = {~WHY_MASK, ~WHY_MASK, ~WHY_MASK, ~WHY_MASK};
+	const lanes want = {tag, tag, tag, tag};
+	union {
+		lanes lanes;
+		uint64_t words[2];
+	} met;
+
+	met.lanes = (lanes)((four[0] & mask) == want) |
+		    (lanes)((four[1] & mask) == want) |
+		    (lanes)((four[2] & mask) == want) |
+		    (lanes)((four[3] & mask) == want);
+	return met.words[0] | met.words[1];
+}
+
 static uint32_t *find(const struct bsn *n, uint64_t fingerprint)
 {
 	uint32_t *bucket = bucket_of(n, fingerprint);
 	uint32_t tag = tag_of(n, fingerprint);
 
+	if (likely(!has(bucket, tag)))
+		return NULL;
 	for (uint32_t i = 0; i < ENTRIES; i++) {
-		if ((bucket[i] & ~WHY_MASK) == tag && bucket[i] & WHY_MASK)
+		if ((bucket[i] & ~WHY_MASK) == tag)
 			return &bucket[i];
 	}
 	return NULL;

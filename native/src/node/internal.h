@@ -110,6 +110,7 @@ struct ledger {
 	struct ledger_header *header;
 	struct grant_record *records;
 	uint32_t *gone;
+	uint32_t bucket_bits; /* of gone: 2 to this are its buckets */
 	uint8_t *keep;
 	bool adopted;
 };
@@ -440,6 +441,7 @@ struct bsn {
 	struct waiting waiting;
 	struct pass *passes;	 /* that go on */
 	struct search *searches; /* that wait for the next poll's pass */
+	bool searched_at_once;	 /* since the latest poll */
 	struct bs_policy *policy;
 	int policy_fd;
 

@@ -65,6 +65,7 @@ static void ledger_point(struct ledger *l, int fd, void *map, uint64_t bytes)
 	l->records = (struct grant_record *)(l->map + HEADER_BYTES);
 	l->gone = (uint32_t *)(l->map + HEADER_BYTES +
 			       records_bytes(h->n_records));
+	l->bucket_bits = (uint32_t)__builtin_ctz(h->n_buckets);
 	l->keep = l->map + keep_offset(h->n_records, h->n_buckets);
 	/* Look-ups are random: with small pages each would miss the TLB too. */
 	(void)madvise(l->gone, gone_bytes(h->n_buckets), MADV_HUGEPAGE);

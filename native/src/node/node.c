@@ -441,9 +441,12 @@ int bsn_collect(struct bsn *n, struct bs_trace_id id,
 		goto unlock;
 	}
 	search_later(n, s);
-	/* The pass takes along what waits already. */
-	if (search_cost(n) <= SEARCH_AT_ONCE)
+	/* The first one; those that come in the same moment wait for the next
+	 * poll, and share its pass. This one takes along what waits already. */
+	if (!n->searched_at_once && search_cost(n) <= SEARCH_AT_ONCE) {
+		n->searched_at_once = true;
 		search_waiting(n);
+	}
 	/* The lock was given up meanwhile. */
 	s = slice_find(n, id);
 	if (!s) {
