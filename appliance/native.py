@@ -355,12 +355,12 @@ class NativeDataPlane:
 
     def store_usage(self) -> StoreUsage:
         """How full the report store is."""
-        metrics = self._metrics()
-        return StoreUsage(metrics.store_used_bytes, metrics.store_bytes)
+        usage = self._usage()
+        return StoreUsage(usage.store_used_bytes, usage.store_bytes)
 
     def has_slices(self) -> bool:
         """Whether any trace is triggered."""
-        return bool(self._metrics().slices)
+        return bool(self._usage().slices)
 
     # --------------------------------------------------------------- looking
 
@@ -403,6 +403,11 @@ class NativeDataPlane:
                 data = bytes(ffi.buffer(buffer, got))
                 return Peek(flags, found.open_handles, data, trigger)
             size = min(size * 8, self._peek_bytes_max)
+
+    def _usage(self) -> Any:  # noqa: ANN401 - of cffi
+        usage = ffi.new("struct bsn_usage *")
+        lib.bsn_get_usage(self._node, usage)
+        return usage
 
     def _metrics(self) -> Any:  # noqa: ANN401 - of cffi
         metrics = ffi.new("struct bsn_metrics *")

@@ -99,6 +99,31 @@ def test_many_slices_are_all_listed() -> None:
         assert {found.trace for found in listed} == traces
 
 
+def test_what_the_store_holds_is_asked_without_a_look_at_the_clients(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """At every turn; metrics would look at each thread of each of them."""
+
+    class WithoutMetrics:
+        def __getattr__(self, name: str) -> Any:
+            assert name != "bsn_get_metrics"
+            return getattr(lib, name)
+
+    with dataplane() as here:
+        here.collect(TRACE, GROUP, time.monotonic_ns())
+        here.collect(OTHER, GROUP, time.monotonic_ns())
+        figures = here.metrics()
+        monkeypatch.setattr(native, "lib", WithoutMetrics())
+        usage = here.store_usage()
+        assert (usage.capacity_bytes, usage.used_bytes) == (
+            figures["store_bytes"],
+            figures["store_used_bytes"],
+        )
+        assert usage.capacity_bytes == SMALL.store_bytes
+        assert 0 < usage.used_bytes < usage.capacity_bytes
+        assert here.has_slices()
+
+
 def test_peek_triggers_nothing() -> None:
     with dataplane() as here:
         assert here.peek(TRACE).data == b""

@@ -43,3 +43,12 @@ void bsn_get_metrics(struct bsn *n, struct bsn_metrics *m)
 	m->slices = n->store.n_slices;
 	pthread_mutex_unlock(&n->lock);
 }
+
+void bsn_get_usage(struct bsn *n, struct bsn_usage *u)
+{
+	pthread_mutex_lock(&n->lock);
+	u->store_bytes = n->store.bytes;
+	u->store_used_bytes = (uint64_t)n->store.used * BLOCK_BYTES;
+	u->slices = n->store.n_slices;
+	pthread_mutex_unlock(&n->lock);
+}
