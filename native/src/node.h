@@ -95,6 +95,9 @@ enum bsn_slice_flags {
 				       * its trace */
 	BSN_SLICE_CORRUPT = 0x80,     /* the log contradicted the index */
 	BSN_SLICE_CRUMBS_CUT = 0x100, /* more than BSN_CRUMBS_MAX */
+	BSN_SLICE_SEARCHING = 0x200,  /* not all was looked through: nothing
+				       * else of the slice is known yet. Its
+				       * end is a BSN_EVENT_SLICE_CHANGED */
 };
 
 /* Distinct nodes that one trace's slice on one node may name: generous for a
