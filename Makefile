@@ -41,7 +41,7 @@ help:
 	@echo '     make mutants     put deliberate defects in, and see that tests notice (ONLY=)'
 	@echo '     make lint        style, types and static analysis of all sources'
 	@echo '     make format      rewrite the sources in the style that lint wants'
-	@echo '     make bench-native  measure the data path; results in build/bench/'
+	@echo '     make bench-native  measure the data path; results in build/bench/ (BASE=COMMIT: both in turn)'
 	@echo '     make build       build into build/'
 	@echo '     make clean       remove build/'
 	@echo 'Packages are installed by each of them where missing, which needs sudo.'
@@ -163,7 +163,7 @@ replay: build
 	scripts/with-tmp $(PYTHON) -m tests.replay
 
 bench-native: build
-	scripts/with-tmp bench/run
+	scripts/with-tmp bench/run $(if $(BASE),--base '$(BASE)')
 
 bench-otel: build
 	scripts/with-tmp bench/otel.py

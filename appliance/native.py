@@ -28,6 +28,7 @@ from appliance.core.dataplane import (
     SliceChanged,
     StoreFull,
     StoreUsage,
+    no_room,
 )
 from protocol.messages import (
     LATERALS_MAX,
@@ -308,7 +309,7 @@ class NativeDataPlane:
     # ---------------------------------------------------------------- slices
 
     def collect(self, trace: TraceId, group: Group, now_ns: int) -> Slice:
-        """Copy out what is held of a trace and all that comes later."""
+        """Copy out what is held of a trace and all that comes later; maybe after a search."""
         self.clock_pair_if_due(now_ns)
         found = ffi.new("struct bsn_slice *")
         result = lib.bsn_collect(
@@ -320,8 +321,7 @@ class NativeDataPlane:
             found,
         )
         if result == -errno.ENOSPC:
-            # No room even for the mark: held or not, it cannot be copied.
-            return Slice(trace, group, 0, 0, 0, now_ns, now_ns, 0, SliceFlags.STORE_FULL, ())
+            return no_room(trace, group, now_ns)
         _check(result, f"collecting {trace.hex()}")
         return _slice(found)
 
@@ -367,11 +367,6 @@ class NativeDataPlane:
         """Whether any trace is triggered."""
         return bool(self._usage().slices)
 
-    def _usage(self) -> Any:  # noqa: ANN401 - of cffi
-        usage = ffi.new("struct bsn_usage *")
-        lib.bsn_get_usage(self._node, usage)
-        return usage
-
     # --------------------------------------------------------------- looking
 
     def recent(self, age_ns: int, service: str, traces_max: int) -> tuple[int, list[TraceId]]:
@@ -413,6 +408,11 @@ class NativeDataPlane:
                 data = bytes(ffi.buffer(buffer, got))
                 return Peek(flags, found.open_handles, data, trigger)
             size = min(size * 8, self._peek_bytes_max)
+
+    def _usage(self) -> Any:  # noqa: ANN401 - of cffi
+        usage = ffi.new("struct bsn_usage *")
+        lib.bsn_get_usage(self._node, usage)
+        return usage
 
     def _metrics(self) -> Any:  # noqa: ANN401 - of cffi
         metrics = ffi.new("struct bsn_metrics *")
@@ -456,4 +456,5 @@ def _slice(raw: Any) -> Slice:  # noqa: ANN401 - of cffi
         open_handles=raw.open_handles,
         flags=SliceFlags(raw.flags & _ALL_FLAGS),
         crumbs=tuple(NodeId(raw.crumbs[i]) for i in range(raw.n_crumbs)),
+        searching=bool(raw.flags & lib.BSN_SLICE_SEARCHING),
     )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One service of a chain: ``python3 -m bench.chain PORT``.
+"""One service of a chain: ``python3 chain.py PORT``.
 
 A request goes from host to host, each calling the next, with real contexts on
 the way there and breadcrumbs from the way back. Told by lines on standard

@@ -13,6 +13,7 @@ from pathlib import Path
 from testbed.topology import PYTHON, Coordinator, Host, Network, Node, started
 
 _PORT = 8080
+_HERE = Path(__file__).resolve().parent
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +29,12 @@ class _Program:
     """One of this package's programs on a host, and the pipes by which it is told what to do."""
 
     def __init__(
-        self, host: Host, module: str, argument: str, env: Mapping[str, str] | None = None
+        self, host: Host, name: str, argument: str, env: Mapping[str, str] | None = None
     ) -> None:
         self.host = host
         self._process = host.popen(
-            [PYTHON, "-m", module, argument],
+            # By its path: another commit's packages come first where that is measured.
+            [PYTHON, "-P", str(_HERE / f"{name}.py"), argument],
             env=env,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -91,12 +93,12 @@ def chain(directory: Path, nodes: int) -> Iterator[Chain]:
             for i in range(nodes)
         ]
         stack.enter_context(started([coordinator, *daemons]))
-        watch = _Program(coordinator.host, "bench.watch", coordinator.endpoint)
+        watch = _Program(coordinator.host, "watch", coordinator.endpoint)
         stack.callback(watch.close)
         services = []
         for daemon in daemons:
             environment = daemon.client_environment()
-            service = _Program(daemon.host, "bench.chain", str(_PORT), environment)
+            service = _Program(daemon.host, "chain", str(_PORT), environment)
             stack.callback(service.close)
             services.append(service)
         for service in services:

@@ -15,50 +15,21 @@ from pathlib import Path
 
 from bench.collection import Collection, chain
 from bench.report import Param, Result, load, rounded
+from bench.scale import Scale
 from testbed.daemons import Cores, bound
 from testbed.topology import Node
 
 _RECORD_HEADER_BYTES = 16
 _BYTES = (8, 32, 128, 512, 2048)
+_TRACE_BYTES = 100
 
 # "sustained without loss" (DESIGN.md, part 8) allows for this much.
 _LOST_SHARE_MAX = 0.01
 
-# A burst that a thread's ring, and the segments that wait for it, have room for.
-_BURST_TRACES = 600
-
-# Halvings of the interval in which the highest rate is sought: to a hundredth.
-_SEARCH_STEPS = 7
-
-
-@dataclass(frozen=True, slots=True)
-class Scale:
-    """How much is done. The results of a quick run mean nothing but that everything works."""
-
-    pool_bytes: int
-    repetitions: int
-    written_bytes: int  # a repetition of what is counted in bytes
-    operations: int  # a repetition of what is not
-    triggers: int
-    idle_s: float
-    collections: int
-    chains: tuple[int, ...]
-    search_steps: int
-
-    @classmethod
-    def full(cls) -> Scale:
-        """About ten minutes. The pool is as large as published benchmarks of such systems have it."""
-        return cls(1 << 30, 5, 2 << 30, 10_000_000, 200, 10.0, 20, (2, 10), _SEARCH_STEPS)
-
-    @classmethod
-    def quick(cls) -> Scale:
-        """Seconds."""
-        return cls(16 << 20, 2, 4 << 20, 20_000, 5, 0.2, 2, (2,), 1)
-
 
 @dataclass(frozen=True, slots=True)
 class Repetition:
-    """A line of writer.c."""
+    """A line of writer.c, and the CPU time that the node daemon took meanwhile for an operation."""
 
     cpu_ns: float
     elapsed_ns: float
@@ -66,6 +37,7 @@ class Repetition:
     runs: int
     runs_lost: int
     records_lost: int
+    node_ns: float
 
 
 class Bench:
@@ -98,8 +70,7 @@ class Bench:
         """All that the writer prints."""
         with self.start(*arguments, pinned=pinned) as process:
             output, _ = process.communicate()
-            if process.returncode:
-                raise RuntimeError(f"{process.args!r} failed; its reason stands above")
+        _check_ended(process)
         return output.splitlines()
 
     def repeat(
@@ -107,16 +78,35 @@ class Bench:
     ) -> list[Repetition]:
         """Repeat an operation in so many threads. The first repetition warms up, and is dropped."""
         scale = self.scale
-        lines = self.lines(
+        repetitions = []
+        with self.start(
             operation, argument, *more, threads, operations, scale.repetitions, scale.pool_bytes,
             pinned=threads == 1,
-        )  # fmt: skip
-        return [Repetition(**json.loads(line)) for line in lines[1:]]
+        ) as process:  # fmt: skip
+            assert process.stdout is not None
+            before_ns = 0
+            for line in process.stdout:
+                one, after_ns = json.loads(line), self.node_cpu_ns()
+                node_ns = (after_ns - before_ns) / one["operations"]
+                repetitions.append(Repetition(**one, node_ns=node_ns))
+                before_ns = after_ns
+        _check_ended(process)
+        return repetitions[1:]
+
+    @property
+    def node_pid(self) -> int:
+        """The daemon's."""
+        return self._node.daemon_pid()
 
     def node_cpu_ns(self) -> int:
         """CPU time of the node daemon, all threads, dead ones too."""
         # The clock of a process, from its pid: clock_getcpuclockid(3).
         return time.clock_gettime_ns((~self._node.daemon_pid() << 3) | 2)
+
+
+def _check_ended(process: subprocess.Popen[str]) -> None:
+    if process.returncode:
+        raise RuntimeError(f"{process.args!r} failed; its reason stands above")
 
 
 def _lost_share(repetitions: Sequence[Repetition], field: str) -> float:
@@ -188,36 +178,37 @@ def begin_end(bench: Bench) -> Iterator[Result]:
             )
 
 
+def _node_ns(repetitions: Sequence[Repetition]) -> float:
+    return rounded(statistics.median(one.node_ns for one in repetitions))
+
+
+def _traces(bench: Bench, rate_per_s: int, threads: int) -> list[Repetition]:
+    # A paced repetition takes a second, whatever the pace.
+    operations = min(bench.scale.operations, rate_per_s or bench.scale.operations)
+    return bench.repeat("trace", rate_per_s, threads, operations // threads)
+
+
 def traces(bench: Bench) -> Iterator[Result]:
     """Begin, 100 bytes, end: as fast as it goes, and as fast as nothing is lost."""
     for threads in (1, 2):
-
-        def at(rate_per_s: int, threads: int = threads) -> tuple[list[Repetition], float, float]:
-            # A paced repetition takes a second, whatever the pace.
-            operations = min(bench.scale.operations, rate_per_s or bench.scale.operations)
-            before_ns = bench.node_cpu_ns()
-            done = bench.repeat("trace", rate_per_s, threads, operations // threads)
-            # Of the repetition that is dropped too.
-            written = sum(one.runs for one in done) * (1 + 1 / len(done))
-            node_ns = (bench.node_cpu_ns() - before_ns) / written
-            return done, _lost_share(done, "runs_lost"), node_ns
-
-        done, lost, node_ns = at(0)
-        params: dict[str, Param] = {"threads": threads, "bytes": 100}
-        yield _result("trace_ns", done, {**params, "paced": False, "lost_share": lost})
+        done = _traces(bench, 0, threads)
+        lost = _lost_share(done, "runs_lost")
+        params: dict[str, Param] = {"threads": threads, "bytes": _TRACE_BYTES}
+        unpaced: dict[str, Param] = {"paced": False, "lost_share": lost, "node_ns": _node_ns(done)}
+        yield _result("trace_ns", done, {**params, **unpaced})
 
         high = threads * 1e9 / statistics.median(one.elapsed_ns for one in done)
-        best = (done, lost, high, node_ns) if lost < _LOST_SHARE_MAX else None
+        best = (done, high) if lost < _LOST_SHARE_MAX else None
         low = 0.0
         for _ in range(bench.scale.search_steps if best is None else 0):
             rate = (low + high) / 2
-            done, lost, node_ns = at(int(rate))
-            if lost < _LOST_SHARE_MAX:
-                low, best = rate, (done, lost, rate, node_ns)
+            done = _traces(bench, int(rate), threads)
+            if _lost_share(done, "runs_lost") < _LOST_SHARE_MAX:
+                low, best = rate, (done, rate)
             else:
                 high = rate
         if best is not None:
-            done, lost, rate, node_ns = best
+            done, rate = best
             # Between its traces the writer waits: what a trace takes is the pace.
             yield Result.of(
                 "trace_ns",
@@ -226,29 +217,67 @@ def traces(bench: Bench) -> Iterator[Result]:
                 {
                     **params,
                     "paced": True,
-                    "lost_share": lost,
+                    "lost_share": _lost_share(done, "runs_lost"),
                     "traces_per_s": rounded(rate),
-                    "node_ns": rounded(node_ns),
+                    "node_ns": _node_ns(done),
                     "load": rounded(load()),
                 },
             )
 
 
+def sustained(bench: Bench) -> Iterator[Result]:
+    """Begin, 100 bytes, end: as fast as one thread can, for a minute without a pause."""
+    fast = statistics.median(one.elapsed_ns for one in _traces(bench, 0, 1))
+    operations = int(bench.scale.sustained_s * 1e9 / fast)
+    # No repetition: only the one that else is dropped.
+    before_ns = bench.node_cpu_ns()
+    (line,) = bench.lines("trace", 0, 1, operations, 0, bench.scale.pool_bytes)
+    one = json.loads(line)
+    yield Result.of(
+        "sustained_ns",
+        "ns",
+        [one["elapsed_ns"]],
+        {
+            "threads": 1,
+            "bytes": _TRACE_BYTES,
+            "traces": one["operations"],
+            "lost": one["runs_lost"],
+            "seconds": rounded(one["elapsed_ns"] * one["operations"] / 1e9),
+            "traces_per_s": rounded(1e9 / one["elapsed_ns"]),
+            "node_ns": rounded((bench.node_cpu_ns() - before_ns) / one["operations"]),
+            "load": rounded(load()),
+        },
+    )
+
+
+def node_cost(bench: Bench) -> Iterator[Result]:
+    """CPU time of the node daemon for a trace of 100 bytes, by how many come in a second."""
+    for rate_per_s in bench.scale.rates_per_s:
+        done = _traces(bench, rate_per_s, 1)
+        params: dict[str, Param] = {
+            "rate_per_s": rate_per_s,
+            "bytes": _TRACE_BYTES,
+            "traces_per_s": rounded(1e9 / statistics.median(one.elapsed_ns for one in done)),
+            "lost_share": _lost_share(done, "runs_lost"),
+            "load": rounded(load()),
+        }
+        yield Result.of("node_ns", "ns", [one.node_ns for one in done], params)
+
+
 def bursts(bench: Bench) -> Iterator[Result]:
-    """Begin, 100 bytes, end: as fast as it goes, in bursts that the node reads in between."""
-    for threads in (1, 2):
-        operations = bench.scale.operations // 10 // threads
-        done = bench.repeat("burst", _BURST_TRACES, threads, operations)
-        yield _result(
-            "trace_burst_ns",
-            done,
-            {
+    """Begin, 100 bytes, end: as fast as it goes, in bursts, between which the node comes to rest."""
+    for burst, times in bench.scale.bursts:
+        for threads in (1, 2):
+            done = bench.repeat("burst", burst, threads, burst * times, bench.node_pid)
+            params: dict[str, Param] = {
                 "threads": threads,
-                "bytes": 100,
-                "burst": _BURST_TRACES,
+                "bytes": _TRACE_BYTES,
+                "burst": burst,
+                "bursts": times * len(done),
+                "lost": sum(one.runs_lost for one in done),
                 "lost_share": _lost_share(done, "runs_lost"),
-            },
-        )
+            }
+            yield _result("trace_burst_ns", done, params)
 
 
 def interleaved(bench: Bench) -> Iterator[Result]:
@@ -271,7 +300,7 @@ def _latencies(metric: str, lines: Sequence[str]) -> Result:
 def pickup(bench: Bench) -> Iterator[Result]:
     """From bs_trigger() until a node that slept has done with it; and the wake-up alone."""
     count = bench.scale.triggers
-    yield _latencies("pickup_ms", bench.lines("pickup", count))
+    yield _latencies("pickup_ms", bench.lines("pickup", count, bench.node_pid))
     yield _latencies("wake_ms", bench.lines("wake", bench.cores.daemons, count))
 
 

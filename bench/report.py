@@ -51,7 +51,8 @@ def read(path: Path) -> list[Result]:
     return [Result(**json.loads(line)) for line in path.read_text().splitlines()]
 
 
-def _format(value: Param) -> str:
+def format_param(value: Param) -> str:
+    """As a table shows it."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):
@@ -74,7 +75,7 @@ def table(results: Iterable[Result]) -> str:
             "|" + " ---: |" * (len(names) + 3),
         ]
         for row in rows:
-            cells = [_format(row.params[name]) if name in row.params else "" for name in names]
+            cells = [format_param(row.params[name]) if name in row.params else "" for name in names]
             cells += [f"**{row.value:g}**", f"{row.min:g}", f"{row.max:g}"]
             lines.append("| " + " | ".join(cells) + " |")
         parts.append("\n".join(lines))

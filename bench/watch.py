@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Waits for traces at a coordinator: ``python3 -m bench.watch ENDPOINT``.
+"""Waits for traces at a coordinator: ``python3 watch.py ENDPOINT``.
 
 Told by a line ``TRACE NODES`` on standard input, it answers with two: the time,
 CLOCK_MONOTONIC ns, at which slices of so many nodes were durable, and then the

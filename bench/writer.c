@@ -6,9 +6,9 @@
  *   writer memcpy      BYTES           THREADS OPERATIONS REPETITIONS POOL
  *   writer begin_end   RECORDS         THREADS OPERATIONS REPETITIONS POOL
  *   writer trace       RATE_PER_S      THREADS OPERATIONS REPETITIONS POOL
- *   writer burst       TRACES          THREADS OPERATIONS REPETITIONS POOL
+ *   writer burst       TRACES NODE     THREADS OPERATIONS REPETITIONS POOL
  *   writer interleaved BYTES           THREADS OPERATIONS REPETITIONS POOL
- *   writer pickup      TRIGGERS
+ *   writer pickup      TRIGGERS NODE
  *   writer wake        CORE WAKES
  *   writer idle
  *
@@ -16,7 +16,10 @@
  * budget in bytes, which the writer fills once before the first repetition.
  * RATE_PER_S is the rate of all threads together, 0: as fast as it goes. A
  * burst of TRACES goes as fast as it may, and the next one begins when the node
- * has filled the stock of segments up; that wait is not in the times.
+ * daemon, whose pid NODE is, has come to rest; that wait is not in the times.
+ *
+ * What is measured is public: of the shared memory only the trigger queue is
+ * read, to see when a trigger is picked up.
  *
  * Each repetition prints one line of JSON: what an operation cost the thread
  * that did it in CPU time and in elapsed time, in ns, and what was lost. Both
@@ -25,6 +28,7 @@
  * one a wake-up, with no node in it, `idle` one when it is attached; it stays until its
  * standard input is closed.
  */
+#include <dirent.h>
 #include <errno.h>
 #include <inttypes.h>
 #include <limits.h>
@@ -55,6 +59,10 @@
 #define THREADS_MAX 64u
 /* Long against what the daemon does after a trigger, so that it sleeps. */
 #define PICKUP_PAUSE_NS 10000000
+/* A daemon that sleeps and used no CPU time for so long has nothing to do. */
+#define REST_NS 1000000
+#define REST_POLL_NS 20000
+#define REST_TIMEOUT_NS 10000000000
 
 #define ALWAYS_INLINE static inline __attribute__((always_inline))
 #define HIDE_FROM_COMPILER() __asm__ volatile("" : : : "memory")
@@ -70,12 +78,13 @@ enum operation {
 
 struct job {
 	enum operation operation;
+	pid_t node;
 	size_t bytes;
-	bool timestamp;
 	unsigned int records;
+	bool timestamp;
+	bool is_first;	     /* of the threads */
 	uint64_t rate_per_s; /* of this thread */
 	uint64_t burst;
-	struct bs_channel_header *channel;
 	uint64_t operations; /* at least; whole traces are written */
 	uint64_t done;
 	unsigned char *memory;
@@ -246,40 +255,77 @@ static uint64_t run_traces(const struct job *job, const unsigned char *payload)
 	return done;
 }
 
-static uint32_t stock(struct bs_channel_header *channel)
+/* Whether a thread of the process runs, or wants to. */
+static bool is_runnable(pid_t pid)
 {
-	const struct bs_grant_ring *ring =
-		(const void *)((const char *)channel +
-			       BS_CHANNEL_GRANTS_OFFSET);
+	char path[64], stat[512];
+	bool runnable = false;
+	struct dirent *task;
+	DIR *tasks;
 
-	return load_acquire(&ring->head) - READ_ONCE(ring->tail);
+	snprintf(path, sizeof(path), "/proc/%d/task", pid);
+	tasks = opendir(path);
+	if (!tasks)
+		die("the node daemon is gone");
+	while (!runnable && (task = readdir(tasks))) {
+		const char *state;
+		FILE *file;
+
+		snprintf(path, sizeof(path), "/proc/%d/task/%.16s/stat", pid,
+			 task->d_name);
+		file = fopen(path, "r");
+		if (!file)
+			continue; /* "." and "..", or a thread that ended */
+		/* proc(5): the name, which may hold anything, and the state. */
+		state = fgets(stat, sizeof(stat), file) ? strrchr(stat, ')')
+							: NULL;
+		runnable = state && state[1] && state[2] == 'R';
+		fclose(file);
+	}
+	closedir(tasks);
+	return runnable;
 }
 
-/* Until the node has filled the stock up again, or nearly. It would sleep on
- * while that is half full, so it is woken. */
-static void wait_for_node(struct bs_channel_header *channel, uint32_t before)
+/* Until the node has done what there is to do for it now. How it learns what
+ * was written, and when, is its own affair. */
+static void await_rest(pid_t pid)
 {
-	struct bs_doorbell *bell = &channel->doorbell;
+	uint64_t begun_ns = clock_ns(CLOCK_MONOTONIC);
+	uint64_t since_ns = begun_ns, time_ns = begun_ns;
+	uint64_t used_ns = 0;
+	clockid_t clock;
 
-	while (stock(channel) < before - before / 8) {
-		if (!READ_ONCE(bell->sleeping))
-			continue;
-		fetch_add(&bell->rung, 1);
-		syscall(SYS_futex, &bell->rung, FUTEX_WAKE, INT_MAX, NULL,
-			NULL, 0);
+	if (clock_getcpuclockid(pid, &clock))
+		die("the node daemon is gone");
+	while (time_ns - since_ns < REST_NS || is_runnable(pid)) {
+		uint64_t next_ns = time_ns + REST_POLL_NS;
+		uint64_t now_used_ns = clock_ns(clock);
+
+		if (now_used_ns != used_ns) {
+			used_ns = now_used_ns;
+			since_ns = time_ns;
+		}
+		/* No sleep: this core stays awake, as under load. */
+		while ((time_ns = clock_ns(CLOCK_MONOTONIC)) < next_ns)
+			;
+		if (time_ns - begun_ns > REST_TIMEOUT_NS)
+			die("the node daemon does not come to rest");
 	}
 }
 
 static uint64_t run_bursts(struct job *job, const unsigned char *payload)
 {
-	uint32_t before = stock(job->channel);
 	uint64_t counter = job->seed;
 	uint64_t done = 0;
 
 	while (done < job->operations) {
 		uint64_t elapsed_ns, cpu_ns;
 
-		wait_for_node(job->channel, before);
+		/* One waits for all, and all begin together. */
+		pthread_barrier_wait(job->barrier);
+		if (job->is_first)
+			await_rest(job->node);
+		pthread_barrier_wait(job->barrier);
 		elapsed_ns = clock_ns(CLOCK_MONOTONIC);
 		cpu_ns = clock_ns(CLOCK_THREAD_CPUTIME_ID);
 		for (uint64_t i = 0; i < job->burst; i++)
@@ -375,6 +421,7 @@ static void repeat(const struct job *pattern, unsigned int threads,
 	for (unsigned int i = 0; i < threads; i++) {
 		jobs[i] = *pattern;
 		jobs[i].barrier = &barrier;
+		jobs[i].is_first = i == 0;
 		jobs[i].rate_per_s = pattern->rate_per_s / threads;
 		jobs[i].seed = ((uint64_t)repetition * threads + i + 1) << 40;
 		jobs[i].memory_bytes = pattern->memory_bytes / threads;
@@ -431,20 +478,13 @@ static void warm_up(uint64_t pool_bytes)
 
 /* -------------------------------------------------------------- pickup --- */
 
-struct shared {
-	struct bs_channel_header *channel;
-	struct bs_context_segment *context;
-};
-
-/* What the library shares with the node, by its size and its magic. */
-static struct shared find_shared(void)
+/* The context, by its size and its magic, among what is shared with the node. */
+static struct bs_context_segment *find_context(void)
 {
 	const size_t page = (size_t)sysconf(_SC_PAGESIZE);
-	const size_t context_bytes =
-		(sizeof(struct bs_context_segment) + page - 1) & ~(page - 1);
-	const size_t channel_bytes = (BS_CHANNEL_BYTES + page - 1) &
-				     ~(page - 1);
-	struct shared found = {NULL, NULL};
+	const size_t wanted = (sizeof(struct bs_context_segment) + page - 1) &
+			      ~(page - 1);
+	struct bs_context_segment *found = NULL;
 	FILE *maps = fopen("/proc/self/maps", "r");
 	char line[512];
 
@@ -452,47 +492,41 @@ static struct shared find_shared(void)
 		die("/proc/self/maps cannot be read");
 	while (fgets(line, sizeof(line), maps)) {
 		void *from, *to;
-		size_t bytes;
 
-		if (!strstr(line, " /memfd:") ||
-		    sscanf(line, "%p-%p", &from, &to) != 2 ||
-		    *(const uint32_t *)from != BS_ABI_MAGIC)
-			continue;
-		bytes = (size_t)((char *)to - (char *)from);
-		if (bytes == context_bytes)
-			found.context = from;
-		else if (bytes == channel_bytes)
-			found.channel = from;
+		if (strstr(line, " /memfd:") &&
+		    sscanf(line, "%p-%p", &from, &to) == 2 &&
+		    (size_t)((char *)to - (char *)from) == wanted &&
+		    *(const uint32_t *)from == BS_ABI_MAGIC)
+			found = from;
 	}
 	fclose(maps);
-	if (!found.channel || !found.context)
-		die("no channel or no context is mapped");
+	if (!found)
+		die("no context is mapped");
 	return found;
 }
 
 /* The node frees a trigger's cell when it takes the trigger; that is the
  * moment. It must sleep before: how fast it looks when it is awake, a loop
  * would not tell. */
-static void pickup(uint64_t triggers)
+static void pickup(uint64_t triggers, pid_t node)
 {
 	const struct timespec pause = {.tv_nsec = PICKUP_PAUSE_NS};
 	static const unsigned char payload[SHORT_TRACE_BYTES];
-	struct shared shared = find_shared();
+	struct bs_context_segment *context = find_context();
 	uint64_t counter = 0;
 
 	for (uint64_t i = 0; i < triggers; i++) {
-		uint32_t position = READ_ONCE(shared.context->trigger_head);
+		uint32_t position = READ_ONCE(context->trigger_head);
 		struct bs_trigger_cell *cell =
-			&shared.context->cells[position % BS_TRIGGER_CELLS];
+			&context->cells[position % BS_TRIGGER_CELLS];
 		struct bs_trace_id id = next_id(&counter);
 		uint64_t begun_ns;
 
 		bs_begin(id);
 		bs_tracepoint(payload, sizeof(payload));
 		bs_end();
-		do {
-			nanosleep(&pause, NULL);
-		} while (!READ_ONCE(shared.channel->doorbell.sleeping));
+		nanosleep(&pause, NULL);
+		await_rest(node);
 		begun_ns = clock_ns(CLOCK_MONOTONIC);
 		if (bs_trigger(id, "bench", NULL, NULL, 0))
 			die("a trigger was refused");
@@ -602,9 +636,9 @@ int main(int argc, char **argv)
 	uint64_t threads, repetitions, pool_bytes;
 	char **rest = argv + 2;
 
-	if (!strcmp(name, "pickup") && argc == 3) {
+	if (!strcmp(name, "pickup") && argc == 4) {
 		must_attach();
-		pickup(number(argv[2]));
+		pickup(number(argv[2]), (pid_t)number(argv[3]));
 		return 0;
 	}
 	if (!strcmp(name, "wake") && argc == 4) {
@@ -633,9 +667,10 @@ int main(int argc, char **argv)
 	} else if (!strcmp(name, "trace") && argc == 7) {
 		job.operation = TRACE;
 		job.rate_per_s = number(*rest++);
-	} else if (!strcmp(name, "burst") && argc == 7) {
+	} else if (!strcmp(name, "burst") && argc == 8) {
 		job.operation = BURST;
 		job.burst = number(*rest++);
+		job.node = (pid_t)number(*rest++);
 	} else if (!strcmp(name, "interleaved") && argc == 7) {
 		job.operation = INTERLEAVED;
 		job.bytes = number(*rest++);
@@ -654,7 +689,6 @@ int main(int argc, char **argv)
 	} else {
 		must_attach();
 		warm_up(pool_bytes);
-		job.channel = find_shared().channel;
 	}
 	/* The zeroth repetition is for caches, branches and clock speed. */
 	for (unsigned int i = 0; i <= repetitions; i++)

@@ -51,8 +51,8 @@ class NodeConfig:
     long as the store is not filled by half of the rest too: another trigger may
     be on its way to this node that wants the same trace, and what was given up
     cannot be collected again. ``triggered_max`` bounds the triggered traces that
-    hold nothing in the report store (never seen here, or reported already),
-    the firings that wait for their acknowledgement and the remembered
+    hold nothing in the report store (never seen here, reported already, or
+    still searched for), the firings that wait for their acknowledgement and the remembered
     abandoned groups: a hundred bytes or two each. ``triggered_ttl_ns`` is how
     long a trace that is of no more use, or was never seen, stays triggered.
     ``status_interval_ns`` is the least time between two statuses of a trace

@@ -26,6 +26,10 @@ class Slice:
     ``bytes`` counts all that was ever appended, ``trimmed_bytes`` what of it
     was freed after the coordinator made it durable. ``open_handles`` counts
     handles of live processes: while it is not zero, more may come.
+
+    ``searching``: the data plane still looks for the trace. What there is of it, and
+    whether that is all, is known when the search is over, which a SliceChanged tells;
+    until then the other figures mean nothing, and nothing may be read.
     """
 
     trace: TraceId
@@ -38,6 +42,12 @@ class Slice:
     open_handles: int
     flags: SliceFlags
     crumbs: tuple[NodeId, ...]
+    searching: bool = False
+
+
+def no_room(trace: TraceId, group: Group, now_ns: int) -> Slice:
+    """What is said of a trace that could not even be marked: held or not, it cannot be copied."""
+    return Slice(trace, group, 0, 0, 0, now_ns, now_ns, 0, SliceFlags.STORE_FULL, ())
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +65,7 @@ class LocalTrigger:
 
 @dataclass(frozen=True, slots=True)
 class SliceChanged:
-    """Bytes, crumbs, open handles or flags of a collected slice changed."""
+    """Bytes, crumbs, open handles or flags of a collected slice changed, or its search is over."""
 
     trace: TraceId
 
@@ -87,7 +97,7 @@ class DataPlane(Protocol):
     """See native/src/node.h. Times are CLOCK_MONOTONIC nanoseconds."""
 
     def collect(self, trace: TraceId, group: Group, now_ns: int) -> Slice:
-        """Copy out what is held of a trace and all that comes later."""
+        """Copy out what is held of a trace and all that comes later; maybe after a search."""
 
     def slice(self, trace: TraceId) -> Slice | None:
         """The slice of a collected trace, None if it is not collected."""

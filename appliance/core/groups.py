@@ -25,6 +25,8 @@ class HeldTrace:
     that what is written later continues the slice instead of starting another
     under the same name. ``release_early``: it said so while bytes were not
     known to be durable.
+
+    Of a trace that the data plane still searches for there are no bytes yet, and no status.
     """
 
     slice: Slice
@@ -42,13 +44,22 @@ class HeldTrace:
         return self.slice.trace
 
     @property
+    def searching(self) -> bool:
+        return self.slice.searching
+
+    @property
+    def bytes(self) -> int:
+        """Of all that was ever in the slice, as far as that is known."""
+        return 0 if self.slice.searching else self.slice.bytes
+
+    @property
     def unsent_bytes(self) -> int:
-        return self.slice.bytes - self.sent
+        return self.bytes - self.sent
 
     @property
     def held_bytes(self) -> int:
         """What it occupies in the report store, but for the rounding to blocks."""
-        return self.slice.bytes - self.acked
+        return self.bytes - self.acked
 
     def status(self) -> SliceStatus:
         return SliceStatus(
@@ -100,3 +111,10 @@ class HeldGroup:
     @property
     def held_bytes(self) -> int:
         return sum(trace.held_bytes for trace in self.traces.values())
+
+    @property
+    def is_reported(self) -> bool:
+        """Whether the coordinator has all that there is of it, and knows why."""
+        return self.acknowledged and not any(
+            trace.searching or trace.held_bytes > 0 for trace in self.traces.values()
+        )

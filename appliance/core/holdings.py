@@ -5,11 +5,14 @@ It keeps the data plane, the report queues and the counters in step: whatever
 is collected, grows, is acknowledged or let go passes through here.
 
 Memory. A trace with bytes in the report store is bounded by the store. Any
-other is *idle*: it only has its mark there. The number of those is bounded by
-``triggered_max`` and by a quarter of the store, oldest first:
+other only has its mark there, and the number of those is bounded by
+``triggered_max`` and by a quarter of the store. Either it is *idle*, and goes
+when there are too many, oldest first:
   - those of no more use, or never seen here, also end after
     ``triggered_ttl_ns``;
   - those reported in full wait for the coordinator's Release.
+Or the data plane still searches for it: that takes milliseconds, and there may
+yet be bytes of it, so it stays, and idle ones go in its place.
 Groups are bounded by the same number. One more costs the oldest firing that has
 lost its traces and was not acknowledged, else the oldest idle trace; when there
 is neither, it is refused.
@@ -45,11 +48,13 @@ class Holdings:
         self._dataplane = dataplane
         self._priority = TraceHash(Domain.PRIORITY, config.cluster_seed)
         marks_max = dataplane.store_usage().capacity_bytes // 4 // MARK_BYTES
-        self._idle_max = min(config.triggered_max, marks_max)
+        self._marks_max = min(config.triggered_max, marks_max)
         self._names = TriggerNames(config.trigger_names_max, config.policies)
         self._expiring: OrderedDict[TraceId, int] = OrderedDict()
         self._reported: OrderedDict[TraceId, None] = OrderedDict()
+        self._searching: set[TraceId] = set()
         self._traceless: OrderedDict[Group, None] = OrderedDict()
+        self._forgotten: list[HeldTrace] = []
 
     def reconfigure(self, config: NodeConfig, now_ns: int) -> None:
         """Go on with other limits and policies; what is held stays in the queue that it is in."""
@@ -91,14 +96,12 @@ class Holdings:
         for trace in traces:
             if trace in group.traces:
                 continue
-            held = self.traces.get(trace)
-            if held is None:
-                held = self._add(self._dataplane.collect(trace, group.group, now_ns))
-                counters = self.count(group.group.trigger)
-                counters.evicted_before += SliceFlags.EVICTED in held.slice.flags
-                counters.lossy += SliceFlags.LOSSY in held.slice.flags
+            known = self.traces.get(trace)
+            held = known or self._add(self._dataplane.collect(trace, group.group, now_ns))
             held.released = False
             self._join(held, group)
+            if known is None and not held.searching:
+                self._count_found(held)
             self._refresh(held, now_ns)
 
     def recover(self, now_ns: int) -> None:
@@ -118,8 +121,11 @@ class Holdings:
         now = self._dataplane.slice(trace)
         if now is None:
             return None
+        was_searching = held.searching
         held.released = held.released and now.bytes == held.slice.bytes
         held.slice = now
+        if was_searching and not held.searching:
+            self._count_found(held)
         self._refresh(held, now_ns)
         return held
 
@@ -134,13 +140,13 @@ class Holdings:
 
     def acked(self, held: HeldTrace, offset: int, now_ns: int) -> None:
         """Everything before offset is durable at the coordinator."""
-        offset = min(offset, held.slice.bytes)
+        offset = min(offset, held.bytes)
         if offset <= held.acked:
             return
         self._dataplane.trim(held.trace, offset)
         held.acked = offset
         held.sent = max(held.sent, offset)
-        if held.acked == held.slice.bytes:
+        if held.acked == held.bytes:
             self.count(held.groups[0].group.trigger).reported += 1
         self._refresh(held, now_ns)
 
@@ -179,12 +185,15 @@ class Holdings:
         else:
             self._traceless.setdefault(group.group)
 
-    def expire(self, now_ns: int) -> None:
-        """Let go of idle traces, by time and by number."""
+    def expire(self, now_ns: int) -> list[HeldTrace]:
+        """Let go of idle traces, by time and by number; those that went since the last time."""
         while self._expiring and next(iter(self._expiring.values())) <= now_ns:
             self._forget(next(iter(self._expiring)), now_ns)
-        while len(self._expiring) + len(self._reported) > self._idle_max:
-            self._drop_oldest_idle(now_ns)
+        while len(self._expiring) + len(self._reported) + len(self._searching) > self._marks_max:
+            if not self._drop_oldest_idle(now_ns):
+                break
+        forgotten, self._forgotten = self._forgotten, []
+        return forgotten
 
     def next_expiry_ns(self) -> int | None:
         return next(iter(self._expiring.values()), None)
@@ -196,6 +205,12 @@ class Holdings:
         held = HeldGroup(group, self.queue(group.trigger), self._priority(group.primary), now_ns)
         self.groups[group] = held
         return held
+
+    def _count_found(self, held: HeldTrace) -> None:
+        """Count what there was of a trace when its trigger came; once it is known."""
+        counters = self.count(held.groups[0].group.trigger)
+        counters.evicted_before += SliceFlags.EVICTED in held.slice.flags
+        counters.lossy += SliceFlags.LOSSY in held.slice.flags
 
     def _add(self, found: Slice) -> HeldTrace:
         held = HeldTrace(found, acked=found.trimmed_bytes, sent=found.trimmed_bytes)
@@ -215,12 +230,17 @@ class Holdings:
 
     def _refresh(self, held: HeldTrace, now_ns: int) -> None:
         self.reporter.refresh(held, now_ns)
-        expires = held.released or held.slice.bytes == 0
-        if held.held_bytes > 0 or not expires:
+        if held.searching:
+            self._searching.add(held.trace)
+        else:
+            self._searching.discard(held.trace)
+        idle = not held.searching and held.held_bytes == 0
+        expires = held.released or held.bytes == 0
+        if not (idle and expires):
             self._expiring.pop(held.trace, None)
         elif held.trace not in self._expiring:
             self._expiring[held.trace] = now_ns + self._config.triggered_ttl_ns
-        if held.held_bytes > 0 or expires:
+        if not idle or expires:
             self._reported.pop(held.trace, None)
         else:
             self._reported.setdefault(held.trace)
@@ -241,6 +261,7 @@ class Holdings:
             self._leave(held, group)
             self.reporter.place(group, now_ns)
         self._remove(held, abandoned=False, now_ns=now_ns)
+        self._forgotten.append(held)
         for group in groups:
             self.drop_if_empty(group)
 
@@ -248,4 +269,5 @@ class Holdings:
         self._dataplane.release(held.trace, abandoned=abandoned, now_ns=now_ns)
         self._expiring.pop(held.trace, None)
         self._reported.pop(held.trace, None)
+        self._searching.discard(held.trace)
         del self.traces[held.trace]

@@ -127,10 +127,7 @@ class NodeCore:
     @property
     def unreported_groups(self) -> int:
         """Groups that the coordinator does not know of, or has not all of, yet."""
-        return sum(
-            not group.acknowledged or group.held_bytes > 0
-            for group in self._holdings.groups.values()
-        )
+        return sum(not group.is_reported for group in self._holdings.groups.values())
 
     @property
     def triggered_traces(self) -> int:
@@ -264,7 +261,7 @@ class NodeCore:
                 if held.release_early and held.held_bytes == 0:
                     held.release_early = False
                     self._answer(held.trace)
-        self._holdings.expire(now_ns)
+        self._expire(now_ns)
 
     def on_tick(self, now_ns: int) -> None:
         """Time passed: see next_wakeup_ns."""
@@ -515,7 +512,8 @@ class NodeCore:
 
     def _on_release(self, trace: TraceId, now_ns: int) -> None:
         held = self._holdings.traces.get(trace)
-        if held is None:
+        if held is None or held.searching:
+            # It is told what the search finds, and says so again if it needs none of it.
             return
         if held.held_bytes > 0:
             # New bytes, of which the coordinator will hear and judge again; or it has
@@ -544,7 +542,8 @@ class NodeCore:
         statuses = []
         for trace in self._statuses_due:
             held = self._holdings.traces.get(trace)
-            if held is None:
+            if held is None or held.searching:
+                # The end of the search is an event, and makes it due again.
                 continue
             status = held.status()
             if held.told is not None and not self._is_news(held, held.told, status, now_ns):
@@ -592,7 +591,14 @@ class NodeCore:
                 break
             self._holdings.count(group.group.trigger).abandoned += 1
             self._abandon(group.group, unanswered=True, now_ns=now_ns)
-        self._holdings.expire(now_ns)
+        self._expire(now_ns)
+
+    def _expire(self, now_ns: int) -> None:
+        for held in self._holdings.expire(now_ns):
+            # Who asked for it gets an answer, also if there was no room to remember that.
+            is_due = held.trace in self._statuses_due and held.told is None
+            if is_due and len(self._answers) < self._config.triggered_max:
+                self._answers.append(held.status())
 
     def _abandon(self, group: Group, *, unanswered: bool, now_ns: int) -> None:
         held = self._holdings.groups.get(group)

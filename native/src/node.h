@@ -153,6 +153,12 @@ struct bsn_metrics {
 	uint64_t slices; /* in the store or marked */
 };
 
+/* Of the report store: what is asked at every turn. */
+struct bsn_usage {
+	uint64_t store_bytes, store_used_bytes;
+	uint64_t slices; /* in the store or marked */
+};
+
 /* ------------------------------------------------------------- life --- */
 
 /* -EINVAL names the field in message (may be NULL). */
@@ -292,14 +298,10 @@ BSN_EXPORT int bsn_recent(struct bsn *node, uint64_t now_ns, uint64_t age_ns,
 			  const char *service, struct bs_trace_id *ids,
 			  int room, uint64_t *found);
 
-/* What is asked often, and costs nothing. */
-struct bsn_usage {
-	uint64_t store_bytes, store_used_bytes;
-	uint64_t slices;
-};
-
-BSN_EXPORT void bsn_get_usage(struct bsn *node, struct bsn_usage *usage);
-
+/* Looks at every thread of every client: for who asks now and then. */
 BSN_EXPORT void bsn_get_metrics(struct bsn *node, struct bsn_metrics *metrics);
+
+/* In constant time. */
+BSN_EXPORT void bsn_get_usage(struct bsn *node, struct bsn_usage *usage);
 
 #endif

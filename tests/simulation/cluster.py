@@ -351,8 +351,8 @@ class SimNode:
         usage = self.pool.store_usage()
         self.store_used_max = max(self.store_used_max, usage.used_bytes)
         assert usage.used_bytes <= usage.capacity_bytes
-        wakeup_ns = core.next_wakeup_ns(now_ns)
-        if wakeup_ns is not None:
+        times = (core.next_wakeup_ns(now_ns), self.pool.next_search_ns())
+        for wakeup_ns in (time for time in times if time is not None):
             # A core that wants to be woken at once, for ever, would never let time pass.
             self.look_after(max(wakeup_ns - now_ns, MS // 10))
 

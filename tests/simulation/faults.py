@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 
 from appliance.core.node import NodeConfig, TriggerLimits
 from protocol.messages import TraceId
@@ -80,6 +81,8 @@ class Schedule:
             chunk_bytes=rng.choice((100, 1000, 64 << 10)),
             triggered_ttl_ns=10 * S,
         )
+        # Each node on its own: large pools are searched for long, small ones at once.
+        searches_ns = rng.choice(((0,), (0, MS, 20 * MS), (20 * MS, 300 * MS, 3 * S)))
         for name in self.names:
             link = Link(
                 latency_ns=rng.choice((MS // 10, MS, 20 * MS)),
@@ -88,7 +91,12 @@ class Schedule:
             )
             offset_ns = rng.choice((0, 0, rng.randint(-S, S), rng.randint(-3600 * S, 3600 * S)))
             self.sim.add_node(
-                name, config, pool, link, clients=rng.randint(1, 2), clock_offset_ns=offset_ns
+                name,
+                config,
+                replace(pool, search_ns=rng.choice(searches_ns)),
+                link,
+                clients=rng.randint(1, 2),
+                clock_offset_ns=offset_ns,
             )
 
     def _tree(self, depth: int) -> Call:

@@ -27,6 +27,7 @@ from appliance.core.dataplane import (
     SliceChanged,
     StoreFull,
     StoreUsage,
+    no_room,
 )
 from formats.slices import (
     Body,
@@ -58,7 +59,8 @@ class PoolConfig:
 
     ``segment_bytes`` is 65536 in the C library; small ones make small
     simulations meet eviction. ``stock_segments``: what each process is given in
-    advance while it writes at no great rate.
+    advance while it writes at no great rate. ``search_ns``: how long collect() searches
+    for a trace before anything of it is known; 0: it answers at once.
     """
 
     pool_bytes: int = 4 << 20
@@ -71,6 +73,7 @@ class PoolConfig:
     stock_segments: int = 4
     index_traces: int = 1 << 20
     index_runs: int = 1 << 22
+    search_ns: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -172,6 +175,7 @@ class SliceModel:
     opened: dict[int, int] = field(default_factory=dict)
     introduced: set[int] = field(default_factory=set)
     clock: tuple[int, int] | None = None
+    searched_at_ns: int | None = None  # when the search will be over; None: it is
 
     @property
     def bytes(self) -> int:
@@ -322,6 +326,7 @@ class PoolModel:
             while client.triggers:
                 self._events.append(client.triggers.popleft())
             self._grant(client)
+        self._end_searches()
         events, self._events = self._events, []
         changed = [SliceChanged(trace) for trace in self._changed if trace in self._slices]
         self._changed.clear()
@@ -339,6 +344,9 @@ class PoolModel:
         for entry in self._index.values():
             for run in entry.runs:
                 run.dead = False
+        for found in self._slices.values():
+            if found.searched_at_ns is not None:
+                found.searched_at_ns = self._now_ns + self.config.search_ns
 
     def lose_store(self) -> None:
         """The report store is gone, as after a restart without the fd store.
@@ -389,10 +397,12 @@ class PoolModel:
         self._drain(open_too=True)
         if self._store_blocks >= self._blocks_max:
             self.store_was_full_for.add(trace)
-            return Slice(trace, group, 0, 0, 0, now_ns, now_ns, 0, SliceFlags.STORE_FULL, ())
+            return no_room(trace, group, now_ns)
         entry = self._entry(trace)
         found = SliceModel(trace, group, self._next_epoch, now_ns, now_ns, flags=entry.flags)
         self._next_epoch += 1
+        if self.config.search_ns:
+            found.searched_at_ns = now_ns + self.config.search_ns
         entry.slice = found
         self._slices[trace] = found
         self.ever_collected.add(trace)
@@ -407,14 +417,14 @@ class PoolModel:
         return None if found is None else self._view(found)
 
     def read(self, trace: TraceId, offset: int, size: int) -> bytes:
-        found = self._slices[trace]
+        found = self._searched(trace)
         if offset < found.trimmed_bytes:
             raise ValueError(f"offset {offset} was trimmed at {found.trimmed_bytes}")
         begin = offset - found.base_bytes
         return bytes(found.data[begin : begin + size])
 
     def trim(self, trace: TraceId, offset: int) -> None:
-        found = self._slices[trace]
+        found = self._searched(trace)
         found.trimmed_bytes = max(found.trimmed_bytes, min(offset, found.bytes))
         whole = (found.trimmed_bytes - found.base_bytes) // BLOCK_CONTENT_BYTES
         del found.data[: whole * BLOCK_CONTENT_BYTES]
@@ -444,6 +454,11 @@ class PoolModel:
 
     def slices(self) -> Iterable[Slice]:
         return [self._view(found) for found in self._slices.values()]
+
+    def next_search_ns(self) -> int | None:
+        """When the next search will be over, which poll() tells."""
+        ends = [s.searched_at_ns for s in self._slices.values() if s.searched_at_ns is not None]
+        return min(ends, default=None)
 
     def store_usage(self) -> StoreUsage:
         return StoreUsage(self._store_blocks * BLOCK_BYTES, self._blocks_max * BLOCK_BYTES)
@@ -716,20 +731,36 @@ class PoolModel:
     def _blocks_max(self) -> int:
         return self.config.store_bytes // BLOCK_BYTES
 
+    def _searched(self, trace: TraceId) -> SliceModel:
+        found = self._slices[trace]
+        if found.searched_at_ns is not None:
+            raise ValueError(f"{trace.hex()} is still searched for: nothing of it is known yet")
+        return found
+
+    def _end_searches(self) -> None:
+        for found in self._slices.values():
+            if found.searched_at_ns is not None and found.searched_at_ns <= self._now_ns:
+                found.searched_at_ns = None
+                self._changed[found.trace] = None
+
     def _view(self, found: SliceModel) -> Slice:
         live = {number for number, client in self._clients.items() if client.live}
         opened = sum(max(0, n) for client, n in found.opened.items() if client in live)
+        # Meanwhile there is what was copied so far, which says nothing: here nothing, then all.
+        searching = found.searched_at_ns is not None
+        left_ns = max(0, (found.searched_at_ns or 0) - self._now_ns)
         return Slice(
             found.trace,
             found.group,
             found.epoch,
-            found.bytes,
+            0 if left_ns > self.config.search_ns // 2 else found.bytes,
             found.trimmed_bytes,
             found.collected_ns,
             found.changed_ns,
-            opened,
-            found.flags,
-            tuple(found.crumbs),
+            0 if searching else opened,
+            SliceFlags.NONE if searching else found.flags,
+            () if searching else tuple(found.crumbs),
+            searching,
         )
 
     def _touch(self, found: SliceModel) -> None:

@@ -4,11 +4,20 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+)
 
+from appliance.core.dataplane import SliceChanged
 from formats.slices import Body, Data, SliceDecoder
 from protocol.messages import Group, SliceFlags, TraceId
 from tests.simulation.pool import ClientModel, Handle, PoolConfig, PoolModel
@@ -38,6 +47,10 @@ class PoolMachine(RuleBasedStateMachine):
         self.open: list[Handle] = []
         self.written: dict[TraceId, Written] = {trace: Counter() for trace in TRACES}
         self.serial = 0
+
+    @initialize(search_ns=st.sampled_from((0, S // 2)))
+    def search_for(self, search_ns: int) -> None:
+        self.pool.config = replace(self.pool.config, search_ns=search_ns)
 
     def new_client(self) -> ClientModel:
         return self.pool.add_client(1, "service", S)
@@ -126,6 +139,10 @@ class PoolMachine(RuleBasedStateMachine):
                 continue
             found = self.pool.slice(trace)
             assert found is not None
+            if found.searching:
+                with pytest.raises(ValueError, match="still searched for"):
+                    self.pool.read(trace, 0, 1)
+                continue
             data = self.pool.read(trace, 0, found.bytes)
             decoder = SliceDecoder()
             records = decoder.feed(data)
@@ -143,3 +160,25 @@ def _payload(body: Body) -> bytes:
 
 TestPoolMachine = PoolMachine.TestCase
 TestPoolMachine.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
+
+
+def test_the_end_of_a_search_is_an_event_and_only_then_anything_is_known() -> None:
+    pool = PoolModel(PoolConfig(search_ns=10), "n1")
+    client = pool.add_client(1, "service", S)
+    handle = pool.open(client, TRACES[0])
+    pool.write(handle, 0, Data(1, b"x"), S)
+    asked = pool.collect(TRACES[0], Group("t", TRACES[0]), S)
+    assert asked.searching
+    assert (asked.bytes, asked.flags, asked.open_handles) == (0, SliceFlags.NONE, 0)
+    assert pool.next_search_ns() == S + 10
+    pool.poll(S + 9)
+    copied = pool.slice(TRACES[0])
+    assert copied is not None
+    assert copied.bytes > 0
+    assert copied == replace(asked, bytes=copied.bytes)
+    assert SliceChanged(TRACES[0]) in pool.poll(S + 10)
+    found = pool.slice(TRACES[0])
+    assert found is not None
+    assert not found.searching
+    assert (found.flags, found.open_handles) == (SliceFlags.HELD, 1)
+    assert pool.next_search_ns() is None

@@ -61,7 +61,7 @@ def test_each_line_is_a_result(lines: list[Line]) -> None:
         assert 0 <= line["min"] <= line["value"] <= line["max"], line
         # An idle daemon may well use less than the clock can tell; nothing else costs nothing.
         assert line["max"] > 0 or line["metric"] == "idle_cpu_ms_per_s", line
-        assert line["unit"] in {"ns", "ms", "ms/s"}
+        assert line["unit"] in {"ns", "ms", "ms/s", "ratio"}
         assert line["params"]["load"] >= 0
 
 
@@ -110,6 +110,41 @@ def test_the_rest_of_one_node_is_measured(lines: list[Line]) -> None:
     assert params(lines, "interleaved_ns", "bytes", "handles") == {(32, 8), (128, 8)}
     assert params(lines, "pickup_ms", "times") == params(lines, "wake_ms", "times") == {(5,)}
     assert params(lines, "idle_cpu_ms_per_s", "clients") == {(1,)}
+
+
+def test_bursts_of_both_sizes_are_measured(lines: list[Line]) -> None:
+    assert params(lines, "trace_burst_ns", "burst", "threads") == {
+        (burst, threads) for burst in (600, 100_000) for threads in (1, 2)
+    }
+    for line in of(lines, "trace_burst_ns"):
+        of_burst = line["params"]
+        assert of_burst["bursts"] > 0
+        assert 0 <= of_burst["lost"] <= of_burst["bursts"] * of_burst["burst"] * of_burst["threads"]
+
+
+def test_a_minute_without_a_pause_and_the_nodes_cost_by_rate_are_measured(
+    lines: list[Line],
+) -> None:
+    (sustained,) = of(lines, "sustained_ns")
+    assert 0 <= sustained["params"]["lost"] <= sustained["params"]["traces"]
+    assert params(lines, "node_ns", "rate_per_s") == {(10_000,), (100_000,)}
+
+
+def test_what_a_full_pool_holds_is_measured(lines: list[Line]) -> None:
+    sizes = {(100,), (1024,)}
+    assert params(lines, "horizon_ratio", "trace_bytes") == sizes
+    assert params(lines, "payload_share", "trace_bytes") == sizes
+    for line in of(lines, "horizon_ratio"):
+        held, size = line["params"]["traces_held"], line["params"]["trace_bytes"]
+        assert 0 < held * size < line["params"]["pool_bytes"]
+
+
+def test_lookups_and_restarts_are_measured(lines: list[Line]) -> None:
+    assert params(lines, "lookup_ms", "trace_bytes", "traces") == {
+        (size, traces) for size in (100, 1024) for traces in (1, 100)
+    }
+    (restart,) = of(lines, "restart_cpu_ms")
+    assert restart["params"]["times"] == 2
 
 
 @pytest.mark.root

@@ -99,6 +99,55 @@ def test_many_slices_are_all_listed() -> None:
         assert {found.trace for found in listed} == traces
 
 
+def test_what_the_store_holds_is_asked_without_a_look_at_the_clients(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """At every turn; metrics would look at each thread of each of them."""
+
+    class WithoutMetrics:
+        def __getattr__(self, name: str) -> Any:
+            assert name != "bsn_get_metrics"
+            return getattr(lib, name)
+
+    with dataplane() as here:
+        here.collect(TRACE, GROUP, time.monotonic_ns())
+        here.collect(OTHER, GROUP, time.monotonic_ns())
+        figures = here.metrics()
+        monkeypatch.setattr(native, "lib", WithoutMetrics())
+        usage = here.store_usage()
+        assert (usage.capacity_bytes, usage.used_bytes) == (
+            figures["store_bytes"],
+            figures["store_used_bytes"],
+        )
+        assert usage.capacity_bytes == SMALL.store_bytes
+        assert 0 < usage.used_bytes < usage.capacity_bytes
+        assert here.has_slices()
+
+
+def test_a_search_that_is_not_over_is_no_flag_of_the_slice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Searching:
+        """The library, as it answers where there is much to look through."""
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(lib, name)
+
+        def bsn_collect(self, *arguments: Any) -> int:
+            result: int = lib.bsn_collect(*arguments)
+            arguments[-1].flags |= lib.BSN_SLICE_SEARCHING
+            return result
+
+    with dataplane() as here:
+        found = here.collect(TRACE, GROUP, time.monotonic_ns())
+        assert not found.searching
+        here.release(TRACE, abandoned=False, now_ns=time.monotonic_ns())
+        monkeypatch.setattr(native, "lib", Searching())
+        found = here.collect(TRACE, GROUP, time.monotonic_ns())
+        assert found.searching
+        assert found.flags == SliceFlags.NONE
+
+
 def test_peek_triggers_nothing() -> None:
     with dataplane() as here:
         assert here.peek(TRACE).data == b""

@@ -76,6 +76,12 @@ class Node:
     def poll(self) -> None:
         self.core.on_dataplane(self.pool.poll(self.now_ns), self.now_ns)
 
+    def end_searches(self) -> None:
+        """Let time pass until the data plane knows what there is of all traces."""
+        while (due_ns := self.pool.next_search_ns()) is not None:
+            self.now_ns = max(self.now_ns, due_ns)
+            self.poll()
+
     def connect(self) -> list[NodeMessage]:
         """Connect, be welcomed; return what follows."""
         self.core.on_control_connected(self.now_ns, ("10.0.0.1",))
@@ -480,6 +486,185 @@ def test_what_is_given_up_is_told_in_full_before() -> None:
             last = messages[index - 1]
             assert isinstance(last, SliceStatus)
             assert last.trace == message.group.primary and last.bytes > 4000
+
+
+SEARCH_NS = 20 * MS
+SEARCHES = PoolConfig(search_ns=SEARCH_NS)
+
+
+def test_while_a_trace_is_searched_for_nothing_of_it_is_said_or_sent() -> None:
+    node = Node(pool=SEARCHES)
+    handle = node.write(1, close=False)
+    node.connect()
+    node.connect_slices()
+    asked = Collect(Group("t", trace(1)), (trace(1), trace(2)))
+    assert node.hear(asked) == []
+    assert node.hear(asked) == []  # asked again
+    node.now_ns += SEARCH_NS // 2
+    node.pool.write(handle, 0, Breadcrumb(99, "n9"), node.now_ns)  # type: ignore[arg-type]
+    node.poll()
+    copied = node.pool.slice(trace(1))
+    assert copied is not None
+    assert copied.bytes > 0
+    assert node.take() == []
+    assert node.report() == {}
+    assert not node.core.wants_slices_connection()
+    assert node.core.unreported_groups == 1
+    # On another stream, too.
+    node.core.on_control_lost(node.now_ns)
+    assert node.connect() == []
+    node.end_searches()
+    answers = {m.trace: m for m in node.take() if isinstance(m, SliceStatus)}
+    assert list(answers) == [trace(1), trace(2)]
+    assert (answers[trace(1)].held, answers[trace(2)].held) == (True, False)
+    assert answers[trace(1)].crumbs == (99,)
+    assert node.report() == {1: answers[trace(1)].bytes}
+    node.ack_all()
+    assert node.core.unreported_groups == 0
+
+
+def test_a_firing_is_told_at_once_and_its_slice_when_it_is_found() -> None:
+    node = Node(pool=SEARCHES)
+    node.write(1)
+    node.connect()
+    node.fire(1)
+    assert [type(message) for message in node.take()] == [TriggerFired]
+    node.hear(TriggerAck(Group("t", trace(1))))
+    node.end_searches()
+    (status,) = node.take()
+    assert isinstance(status, SliceStatus) and status.held
+
+
+def test_what_was_lost_before_the_trigger_is_counted_once_the_search_is_over() -> None:
+    pool = PoolConfig(pool_bytes=8 << 10, segment_bytes=1024, stock_segments=2, search_ns=SEARCH_NS)
+    node = Node(pool=pool)
+    for number in range(1, 30):
+        node.write(number, 500)
+        node.now_ns += S
+        node.poll()
+    assert SliceFlags.EVICTED in node.pool.flags_of(trace(1))
+    for _ in range(20):
+        node.write(40, 500)  # and nobody grants segments in between
+    assert node.pool.counters.records_lost > 0
+    node.fire(1)
+    node.fire(40)
+    counters = node.core.counters.triggers["t"]
+    assert (counters.collected, counters.evicted_before, counters.lossy) == (2, 0, 0)
+    node.end_searches()
+    assert (counters.evicted_before, counters.lossy) == (1, 1)
+    node.pool.write(node.pool.open(node.client, trace(1)), 0, Data(1, b"late"), node.now_ns)
+    node.poll()
+    assert (counters.evicted_before, counters.lossy) == (1, 1)
+
+
+def test_a_trace_that_is_searched_for_is_not_idle() -> None:
+    config = NodeConfig("n1", triggered_max=10, triggered_ttl_ns=MS)
+    node = Node(config, SEARCHES)
+    node.connect()
+    for number in range(1, 6):
+        node.hear(Collect(Group("t", trace(number)), (trace(number),)))
+    node.now_ns += 10 * MS
+    node.core.on_tick(node.now_ns)
+    assert node.core.triggered_traces == 5
+    assert node.core.next_wakeup_ns(node.now_ns) is None
+    # Never seen, it now ends by time.
+    node.now_ns += 10 * MS
+    node.end_searches()
+    assert len(node.take()) == 5
+    assert node.core.next_wakeup_ns(node.now_ns) == node.now_ns + config.triggered_ttl_ns
+    node.now_ns += config.triggered_ttl_ns
+    node.core.on_tick(node.now_ns)
+    assert node.core.triggered_traces == 0
+
+
+def test_what_is_searched_for_displaces_what_is_idle() -> None:
+    node = Node(pool=PoolConfig(store_bytes=64 * 2048, search_ns=SEARCH_NS))
+    node.connect()
+    for number in range(1, 17):
+        node.hear(Collect(Group("t", trace(number)), (trace(number),)))
+    node.end_searches()
+    assert len(node.take()) == 16
+    node.write(30)
+    for number in range(21, 41):
+        node.hear(Collect(Group("t", trace(number)), (trace(number),)))
+    # A quarter of the store has room for 16 marks, but no search is cut short for that.
+    assert {found.trace for found in node.pool.slices()} == {trace(n) for n in range(21, 41)}
+    assert node.core.counters.marks_dropped == 16
+    node.end_searches()
+    told = {m.trace: m.held for m in node.take() if isinstance(m, SliceStatus)}
+    assert told == {trace(number): number == 30 for number in range(21, 41)}
+    assert len(list(node.pool.slices())) == 17  # one has bytes
+
+
+def test_what_is_searched_for_can_be_given_up() -> None:
+    node = Node(pool=SEARCHES)
+    node.write(1)
+    node.write(2)
+    node.fire(1)
+    node.fire(2, "other")
+    node.fire(2)
+    node.connect()
+    for number in (1, 2):
+        node.hear(Drop(Group("t", trace(number))))
+    assert SliceFlags.ABANDONED in node.pool.flags_of(trace(1))
+    node.end_searches()
+    # Of the second trace another group holds on.
+    assert [m.trace for m in node.take() if isinstance(m, SliceStatus)] == [trace(2)]
+    assert [found.trace for found in node.pool.slices()] == [trace(2)]
+
+
+def test_a_release_in_the_middle_of_a_search_waits_for_what_is_found() -> None:
+    node = Node(pool=SEARCHES)
+    handle = node.write(1, close=False)
+    node.connect()
+    node.connect_slices()
+    node.hear(Collect(Group("t", trace(1)), (trace(1), trace(2))))
+    node.now_ns += SEARCH_NS // 2
+    node.pool.close(handle, 0)
+    node.poll()  # all is copied, and nothing said
+    node.hear(Release(trace(1)))
+    node.hear(Release(trace(2)))
+    node.end_searches()
+    assert [m.trace for m in node.take() if isinstance(m, SliceStatus)] == [trace(1), trace(2)]
+    assert list(node.report()) == [1]
+    node.ack_all()
+    node.now_ns += node.config.triggered_ttl_ns
+    node.core.on_tick(node.now_ns)
+    # The one never seen has ended by time; the other waits for the word on what was found.
+    assert [found.trace for found in node.pool.slices()] == [trace(1)]
+    node.hear(Release(trace(1)))
+    node.now_ns += node.config.triggered_ttl_ns
+    node.core.on_tick(node.now_ns)
+    assert node.core.triggered_traces == 0
+
+
+def test_a_new_daemon_waits_for_the_search_that_it_begins_anew() -> None:
+    node = Node(pool=SEARCHES)
+    node.write(1)
+    node.fire(1)
+    node.now_ns += SEARCH_NS // 2
+    node.poll()
+    node.pool.restart()
+    node.core = node.new_core(2)
+    assert [type(message) for message in node.connect()] == [TriggerFired]
+    node.now_ns += SEARCH_NS // 2  # when the first one would have ended
+    node.poll()
+    assert node.take() == []
+    node.end_searches()
+    assert [m.trace for m in node.take() if isinstance(m, SliceStatus)] == [trace(1)]
+
+
+def test_a_store_that_fills_up_in_a_search_is_told_at_its_end() -> None:
+    node = Node(pool=PoolConfig(store_bytes=8 * 2048, search_ns=SEARCH_NS))
+    node.write(1, 20_000)
+    node.connect()
+    node.fire(1)
+    node.poll()
+    assert node.core.counters.triggers["t"].store_full == 1
+    assert [type(message) for message in node.take()] == [TriggerFired]
+    node.end_searches()
+    (status,) = node.take()
+    assert isinstance(status, SliceStatus) and SliceFlags.STORE_FULL in status.flags
 
 
 def test_a_clock_probe_is_answered_with_both_times() -> None:

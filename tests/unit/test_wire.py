@@ -297,6 +297,11 @@ def node_batch(message: pb.NodeMessage) -> bytes:
             "slice_status.flags",
             pb.NodeMessage(slice_status=pb.SliceStatus(trace=TRACE, flags=1 << 31)),
         ),
+        # BSN_SLICE_SEARCHING is the node's own business.
+        (
+            "slice_status.flags",
+            pb.NodeMessage(slice_status=pb.SliceStatus(trace=TRACE, flags=0x200)),
+        ),
         (
             "slice_status.bytes",
             pb.NodeMessage(slice_status=pb.SliceStatus(trace=TRACE, bytes=1 << 63)),

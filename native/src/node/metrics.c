@@ -89,3 +89,4 @@ void bsn_get_metrics(struct bsn *n, struct bsn_metrics *m)
 	m->slices = n->store.n_slices;
 	node_unlock(n);
 }
+

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two commits that were measured in turn: which figures are of the same thing, and their ratio."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from bench.report import Param, Result, format_param, rounded
+
+# What is found out beside a figure, and not what it depends on. Over rounds, counts are added up,
+# and of the rest the mean is taken.
+_COUNTS = frozenset(
+    ("begins", "bursts", "coherent", "lost", "null_begins", "pairs", "requests", "times", "traces")
+)
+_OBSERVED = _COUNTS | frozenset(
+    (
+        "adopt_ms", "elapsed_ms", "elapsed_ns", "first_poll_ms", "load", "lost_share", "node_ns",
+        "p99", "seconds", "traces_held", "traces_per_s",
+    )
+)  # fmt: skip
+
+Rounds = Sequence[Sequence[Result]]
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """One figure of both commits; ratio: after by before, the median of the rounds."""
+
+    before: Result
+    after: Result
+    ratio: float | None  # None: before was 0
+
+
+def _is_condition(metric: str, name: str) -> bool:
+    # There it is how many were looked for at once; elsewhere, how many were made.
+    return name not in _OBSERVED or (metric, name) == ("lookup_ms", "traces")
+
+
+def key(result: Result) -> tuple[object, ...]:
+    """Equal for two figures of the same thing."""
+    conditions = ((k, v) for k, v in result.params.items() if _is_condition(result.metric, k))
+    return (result.metric, *sorted(conditions))
+
+
+def merged(rounds: Rounds) -> list[Result]:
+    """One figure for all rounds: the median of their medians, and the extremes of all."""
+    by_key: dict[tuple[object, ...], list[Result]] = {}
+    for result in (result for one in rounds for result in one):
+        by_key.setdefault(key(result), []).append(result)
+    return [
+        replace(
+            same[0],
+            value=rounded(statistics.median(one.value for one in same)),
+            min=min(one.min for one in same),
+            max=max(one.max for one in same),
+            params={name: _over_rounds(name, same) for name in same[0].params},
+        )
+        for same in by_key.values()
+    ]
+
+
+def _over_rounds(name: str, same: Sequence[Result]) -> Param:
+    values = [one.params[name] for one in same]
+    if not _is_condition(same[0].metric, name):
+        numbers = [float(value) for value in values]
+        return int(sum(numbers)) if name in _COUNTS else rounded(statistics.mean(numbers))
+    return values[0]
+
+
+def compared(before: Rounds, after: Rounds) -> list[Compared]:
+    """All that both have. Within each round, since the machine differs from one to the next."""
+    ratios: dict[tuple[object, ...], list[float]] = {}
+    for earlier, later in zip(before, after, strict=True):
+        values = {key(result): result.value for result in earlier}
+        for result in later:
+            if values.get(key(result)):
+                ratios.setdefault(key(result), []).append(result.value / values[key(result)])
+    earlier_by_key = {key(result): result for result in merged(before)}
+    return [
+        Compared(
+            earlier_by_key[key(result)],
+            result,
+            rounded(statistics.median(ratios[key(result)])) if key(result) in ratios else None,
+        )
+        for result in merged(after)
+        if key(result) in earlier_by_key
+    ]
+
+
+def table(figures: Iterable[Compared], before: str, after: str) -> str:
+    """As Markdown: before, after and their ratio, and what was lost at either."""
+    lines = [
+        f"| metric | of | {before} | {after} | unit | ratio | lost before | lost after |",
+        "| --- | --- | ---: | ---: | --- | ---: | ---: | ---: |",
+    ]
+    for figure in figures:
+        result = figure.after
+        conditions = " ".join(
+            f"{name}={format_param(value)}"
+            for name, value in result.params.items()
+            if _is_condition(result.metric, name)
+        )
+        ratio = "" if figure.ratio is None else f"**{figure.ratio:g}**"
+        lines.append(
+            f"| {result.metric} | {conditions} | {_spread(figure.before)} | {_spread(result)} |"
+            f" {result.unit} | {ratio} | {_lost(figure.before)} | {_lost(result)} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def _spread(result: Result) -> str:
+    return f"{result.value:g} ({result.min:g} to {result.max:g})"
+
+
+def _lost(result: Result) -> str:
+    for name in ("lost_share", "lost", "null_begins"):
+        if name in result.params:
+            return format_param(result.params[name])
+    return ""

@@ -1,0 +1,485 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What a full pool holds, and what it takes to find a trace in it.
+ *
+ *   pool horizon POOL TRACE_BYTES SAMPLES
+ *   pool lookup  POOL TRACE_BYTES TRACES TIMES
+ *   pool restart POOL TRACE_BYTES TIMES
+ *
+ * The data plane (node.h) is in this process, without a daemon around it, so
+ * that its CPU time is that of the process. A child writes with libbacksight,
+ * and waits after each piece until the node has polled: nothing is lost,
+ * however busy the machine is, so what is held tells of the pool alone.
+ *
+ * The pool of POOL bytes is written over until each segment was reclaimed once,
+ * with traces of TRACE_BYTES of payload in records of at most 128 bytes, by one
+ * handle each. Then one line of JSON is printed: `horizon` says how many traces
+ * can be had back whole (of SAMPLES, spread evenly), `lookup` and `restart` a
+ * line each time. CPU time is that of all threads of this process, in ns.
+ */
+#include <errno.h>
+#include <inttypes.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "abi.h"
+#include "backsight.h"
+#include "barrier.h"
+#include "node.h"
+
+#define SECOND_NS 1000000000ull
+#define ATTACH_TIMEOUT_S 30
+#define RECORD_BYTES 128u
+#define TRACE_BYTES_MAX (1u << 20)
+#define LOOKUPS_MAX 1000u
+
+/* What the child writes between two polls: what any stock of segments and any
+ * ring has room for. */
+#define PIECE_TRACES 256u
+#define PIECE_BYTES (96u << 10)
+
+/* Of the pool, in payload: headers add to it, so it is gone round for sure. */
+#define WRITTEN_OF_POOL 1.25
+
+/* Traces to look for are among the younger half of those held: of the oldest,
+ * some are kept longer than others. */
+#define LOOKED_FOR_OF_HELD 0.5
+#define LOOKUP_SAMPLES 256u
+#define LOOKUP_TIMEOUT_NS (60 * SECOND_NS)
+
+#define CLIENT_FDS (sizeof(struct bsn_client_fds) / sizeof(int))
+
+/* Between this process and the child. */
+struct progress {
+	uint64_t polls;
+	uint64_t written; /* traces */
+	uint64_t lost;
+	uint32_t is_done;
+};
+
+struct bench {
+	struct bsn *node;
+	struct bsn_config config;
+	struct progress *progress;
+	uint64_t trace_bytes;
+	uint64_t traces; /* to write */
+	uint64_t paired_ns;
+	int client;
+	pid_t writer;
+	struct bsn_client_fds fds;
+	unsigned char *buffer;
+};
+
+__attribute__((noreturn)) static void die(const char *what)
+{
+	fprintf(stderr, "pool: %s\n", what);
+	exit(1);
+}
+
+static uint64_t clock_ns(clockid_t clock)
+{
+	struct timespec t;
+
+	if (clock_gettime(clock, &t))
+		die("a clock cannot be read");
+	return (uint64_t)t.tv_sec * SECOND_NS + (uint64_t)t.tv_nsec;
+}
+
+static uint64_t now_ns(void)
+{
+	return clock_ns(CLOCK_MONOTONIC);
+}
+
+/* From 1 on, in the order in which they are written; spread as real ids are. */
+static struct bs_trace_id trace_id(uint64_t number)
+{
+	return (struct bs_trace_id){number * 0x9e3779b97f4a7c15ull, number};
+}
+
+/* --------------------------------------------------------------- writer --- */
+
+static bool write_trace(uint64_t number, uint64_t trace_bytes)
+{
+	static const unsigned char payload[RECORD_BYTES];
+	bool lost = false;
+
+	bs_begin(trace_id(number));
+	for (uint64_t left = trace_bytes; left;) {
+		size_t bytes = left < RECORD_BYTES ? left : RECORD_BYTES;
+
+		lost |= bs_tracepoint(payload, bytes) != 0;
+		left -= bytes;
+	}
+	bs_end();
+	return !lost;
+}
+
+/* Two more: one may have begun before. */
+static void await_poll(const struct progress *p)
+{
+	uint64_t wanted = load_acquire(&p->polls) + 2;
+
+	while (load_acquire(&p->polls) < wanted)
+		sched_yield();
+}
+
+static void write_all(const struct bench *b)
+{
+	struct progress *p = b->progress;
+	uint64_t bytes = 0;
+
+	if (bs_wait_attached(ATTACH_TIMEOUT_S * 1000))
+		die("the writer is not attached");
+	for (uint64_t i = 1; i <= b->traces; i++) {
+		if (!write_trace(i, b->trace_bytes))
+			p->lost++;
+		bytes += b->trace_bytes;
+		if (i % PIECE_TRACES && bytes < PIECE_BYTES)
+			continue;
+		bytes = 0;
+		await_poll(p);
+	}
+	await_poll(p);
+	store_release(&p->is_done, 1);
+	/* Attached as long as it is looked at. */
+	for (;;)
+		pause();
+}
+
+/* ----------------------------------------------------------------- node --- */
+
+/* What appliance/attach.py does, for the one process that asks. */
+static void attach(struct bench *b, int listener)
+{
+	union {
+		char bytes[CMSG_SPACE(sizeof(b->fds))];
+		struct cmsghdr align;
+	} control = {0};
+	struct bs_attach_request request;
+	struct bs_attach_reply reply = {
+		.magic = BS_ABI_MAGIC,
+		.version = BS_ABI_VERSION,
+		.token = {1, 2},
+	};
+	struct iovec iov = {&reply, sizeof(reply)};
+	struct msghdr message = {
+		.msg_iov = &iov,
+		.msg_iovlen = 1,
+		.msg_control = control.bytes,
+		.msg_controllen = sizeof(control.bytes),
+	};
+	struct cmsghdr *c = CMSG_FIRSTHDR(&message);
+	int peer = accept(listener, NULL, NULL);
+
+	if (peer < 0 || recv(peer, &request, sizeof(request), 0) !=
+				(ssize_t)sizeof(request))
+		die("the writer does not ask to be attached");
+	b->client = bsn_client_add(b->node, request.pid, request.service,
+				   now_ns(), &b->fds);
+	if (b->client <= 0)
+		die("the node takes no client");
+	reply.arena_bytes = (uint64_t)lseek(b->fds.arena, 0, SEEK_END);
+	c->cmsg_level = SOL_SOCKET;
+	c->cmsg_type = SCM_RIGHTS;
+	c->cmsg_len = CMSG_LEN(sizeof(b->fds));
+	memcpy(CMSG_DATA(c), &b->fds, sizeof(b->fds));
+	if (sendmsg(peer, &message, 0) != (ssize_t)sizeof(reply))
+		die("the writer does not take its attachment");
+	/* The connection stays open with this process. */
+}
+
+static void pair_clocks(struct bench *b, uint64_t time_ns)
+{
+	uint64_t ticks, monotonic_ns, realtime_ns;
+
+	if (b->paired_ns && time_ns - b->paired_ns < SECOND_NS)
+		return;
+	bsn_clock_read(false, &ticks, &monotonic_ns, &realtime_ns);
+	bsn_clock_pair(b->node, ticks, monotonic_ns, realtime_ns);
+	b->paired_ns = time_ns;
+}
+
+static void poll_once(struct bench *b)
+{
+	struct bsn_event events[64];
+	uint64_t time_ns = now_ns();
+
+	pair_clocks(b, time_ns);
+	if (bsn_poll(b->node, time_ns) < 0)
+		die("a poll failed");
+	while (bsn_events(b->node, events, 64) > 0)
+		;
+	bsn_events_done(b->node);
+}
+
+static void new_node(struct bench *b)
+{
+	char message[256] = "";
+
+	if (bsn_new(&b->config, &b->node, message, sizeof(message)))
+		die(message);
+	b->paired_ns = 0;
+}
+
+/* A writer that has filled the pool, and the node that holds it. */
+static void fill(struct bench *b)
+{
+	struct sockaddr_un address = {.sun_family = AF_UNIX};
+	struct timeval timeout = {.tv_sec = ATTACH_TIMEOUT_S};
+	const char *tmp = getenv("TMPDIR");
+	char directory[sizeof(address.sun_path) - sizeof("/node.sock")];
+	int listener = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+
+	snprintf(directory, sizeof(directory), "%s/backsight-bench-XXXXXX",
+		 tmp ? tmp : "/tmp");
+	if (!mkdtemp(directory))
+		die("no temporary directory, or TMPDIR is too long");
+	snprintf(address.sun_path, sizeof(address.sun_path), "%s/node.sock",
+		 directory);
+	if (listener < 0 || setsockopt(listener, SOL_SOCKET, SO_RCVTIMEO,
+				       &timeout, sizeof(timeout)))
+		die("no socket");
+	if (bind(listener, (void *)&address, sizeof(address)) ||
+	    listen(listener, 1) ||
+	    setenv("BACKSIGHT_SOCKET", address.sun_path, 1))
+		die("no socket to attach at");
+	b->progress = mmap(NULL, sizeof(*b->progress), PROT_READ | PROT_WRITE,
+			   MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	if (b->progress == MAP_FAILED)
+		die("out of memory");
+	b->writer = fork();
+	if (b->writer < 0)
+		die("no process");
+	if (!b->writer) {
+		prctl(PR_SET_PDEATHSIG, SIGKILL);
+		write_all(b);
+	}
+	new_node(b);
+	attach(b, listener);
+	close(listener);
+	unlink(address.sun_path);
+	rmdir(directory);
+	while (!load_acquire(&b->progress->is_done)) {
+		if (waitpid(b->writer, NULL, WNOHANG))
+			die("the writer ended");
+		poll_once(b);
+		store_release(&b->progress->polls, b->progress->polls + 1);
+	}
+	if (b->progress->lost)
+		die("a trace was lost while the pool was filled");
+}
+
+/* ------------------------------------------------------------- measured --- */
+
+static bool is_held(struct bench *b, uint64_t number)
+{
+	struct bsn_slice slice;
+	int64_t bytes = bsn_peek(b->node, trace_id(number), now_ns(), b->buffer,
+				 2 * TRACE_BYTES_MAX, &slice);
+
+	if (bytes < 0)
+		die("a trace cannot be looked at");
+	return (uint64_t)bytes >= b->trace_bytes && !slice.open_handles &&
+	       !(slice.flags & ~(uint32_t)BSN_SLICE_HELD);
+}
+
+/* How many traces can be had back whole: of so many, spread evenly over more
+ * than the pool can hold. */
+static double count_held(struct bench *b, uint64_t samples)
+{
+	double span = (double)b->config.pool_bytes / (double)b->trace_bytes;
+	uint64_t held = 0;
+
+	if (span > (double)b->traces)
+		span = (double)b->traces;
+	for (uint64_t k = 0; k < samples; k++) {
+		double age = ((double)k + 0.5) * span / (double)samples;
+
+		held += is_held(b, b->traces - (uint64_t)age);
+	}
+	return span * (double)held / (double)samples;
+}
+
+static void horizon(struct bench *b, uint64_t samples)
+{
+	fill(b);
+	printf("{\"traces_held\": %.1f, \"traces_written\": %" PRIu64 "}\n",
+	       count_held(b, samples), b->traces);
+}
+
+/* Collected, and nothing is missing. While a node is still looking, it says
+ * something else of the trace. */
+static bool is_found(struct bench *b, struct bs_trace_id id, uint32_t *flags)
+{
+	struct bsn_slice slice;
+
+	if (bsn_slice_info(b->node, id, &slice))
+		die("a trace that was asked for is not collected");
+	*flags = slice.flags;
+	return slice.flags == BSN_SLICE_HELD && slice.bytes >= b->trace_bytes;
+}
+
+static void await_found(struct bench *b, struct bs_trace_id id)
+{
+	uint64_t deadline_ns = now_ns() + LOOKUP_TIMEOUT_NS;
+	uint32_t flags;
+
+	while (!is_found(b, id, &flags)) {
+		if (now_ns() > deadline_ns) {
+			fprintf(stderr,
+				"pool: trace %" PRIu64 " of %" PRIu64
+				" was not found: flags %#x\n",
+				id.lo, b->traces, flags);
+			exit(1);
+		}
+		poll_once(b);
+	}
+}
+
+static void look_up(struct bench *b, uint64_t count, uint64_t held,
+		    uint64_t *random)
+{
+	uint64_t cpu_ns, elapsed_ns;
+	struct bs_trace_id ids[LOOKUPS_MAX];
+	struct bsn_slice slice;
+
+	for (uint64_t i = 0; i < count; i++) {
+		*random = *random * 6364136223846793005ull + 1;
+		/* Each from a part of its own, so that none is there twice. */
+		ids[i] = trace_id(b->traces - i * (held / count) -
+				  (*random >> 33) % (held / count));
+	}
+	elapsed_ns = now_ns();
+	cpu_ns = clock_ns(CLOCK_PROCESS_CPUTIME_ID);
+	for (uint64_t i = 0; i < count; i++) {
+		if (bsn_collect(b->node, ids[i], ids[i], "bench", now_ns(),
+				&slice))
+			die("a trace cannot be collected");
+	}
+	for (uint64_t i = 0; i < count; i++)
+		await_found(b, ids[i]);
+	cpu_ns = clock_ns(CLOCK_PROCESS_CPUTIME_ID) - cpu_ns;
+	elapsed_ns = now_ns() - elapsed_ns;
+	for (uint64_t i = 0; i < count; i++)
+		bsn_slice_release(b->node, ids[i], false, now_ns());
+	poll_once(b);
+	printf("{\"cpu_ns\": %" PRIu64 ", \"elapsed_ns\": %" PRIu64 "}\n",
+	       cpu_ns, elapsed_ns);
+}
+
+static void lookup(struct bench *b, uint64_t count, uint64_t times)
+{
+	uint64_t random = 1, held;
+
+	if (count < 1 || count > LOOKUPS_MAX)
+		die("1 to 1000 traces at once");
+	fill(b);
+	held = (uint64_t)(LOOKED_FOR_OF_HELD * count_held(b, LOOKUP_SAMPLES));
+	if (held < count)
+		die("the pool does not hold as many traces as are looked for");
+	for (uint64_t i = 0; i < times; i++)
+		look_up(b, count, held, &random);
+}
+
+/* The node is gone as by a kill, and its successor goes on with its memory. */
+static void restart_once(struct bench *b)
+{
+	int store = dup(bsn_store_fd(b->node));
+	int keep = dup(bsn_keep_fd(b->node));
+	uint64_t begun_ns, adopted_ns, polled_ns;
+
+	if (store < 0 || keep < 0)
+		die("no file descriptors");
+	bsn_free(b->node);
+	begun_ns = clock_ns(CLOCK_PROCESS_CPUTIME_ID);
+	new_node(b);
+	pair_clocks(b, now_ns());
+	if (bsn_adopt_keep(b->node, now_ns(), keep) ||
+	    bsn_adopt_store(b->node, now_ns(), store) ||
+	    bsn_client_adopt(b->node, b->client, b->writer, "pool", now_ns(),
+			     &b->fds) != b->client)
+		die("the successor does not adopt what was there");
+	adopted_ns = clock_ns(CLOCK_PROCESS_CPUTIME_ID);
+	if (bsn_poll(b->node, now_ns()) < 0)
+		die("a poll failed");
+	polled_ns = clock_ns(CLOCK_PROCESS_CPUTIME_ID);
+	close(store);
+	close(keep);
+	printf("{\"adopt_ns\": %" PRIu64 ", \"first_poll_ns\": %" PRIu64 "}\n",
+	       adopted_ns - begun_ns, polled_ns - adopted_ns);
+}
+
+static void restart(struct bench *b, uint64_t times)
+{
+	fill(b);
+	for (uint64_t i = 0; i < times; i++)
+		restart_once(b);
+	if (!is_held(b, b->traces))
+		die("the successor does not hold the youngest trace");
+}
+
+/* ----------------------------------------------------------------- main --- */
+
+static uint64_t number(const char *text)
+{
+	char *end;
+	uint64_t value;
+
+	errno = 0;
+	value = strtoull(text, &end, 10);
+	if (!*text || *end || errno)
+		die("arguments are whole numbers, see the head of pool.c");
+	return value;
+}
+
+int main(int argc, char **argv)
+{
+	const char *name = argc > 1 ? argv[1] : "";
+	struct bench b = {.client = 0};
+
+	if (argc < 5)
+		die("usage: see the head of pool.c");
+	/* As `backsight-node` has it by default. */
+	b.config = (struct bsn_config){
+		.node_name = "bench",
+		.pool_bytes = number(argv[2]),
+		.arena_bytes = number(argv[2]),
+		.store_bytes = 64 << 20,
+		.trace_bytes_max = 16 << 20,
+		.percentage_threshold = UINT64_MAX,
+		.reclaim_percent = 90,
+		.clients_max = 256,
+		.tombstones = 65536,
+		.ticks_per_s = SECOND_NS,
+	};
+	b.trace_bytes = number(argv[3]);
+	if (b.trace_bytes < 1 || b.trace_bytes > TRACE_BYTES_MAX)
+		die("TRACE_BYTES is 1 to 1048576");
+	b.traces = (uint64_t)(WRITTEN_OF_POOL * (double)b.config.pool_bytes /
+			      (double)b.trace_bytes);
+	b.buffer = malloc(2 * TRACE_BYTES_MAX);
+	if (!b.buffer)
+		die("out of memory");
+	if (!strcmp(name, "horizon") && argc == 5)
+		horizon(&b, number(argv[4]));
+	else if (!strcmp(name, "lookup") && argc == 6)
+		lookup(&b, number(argv[4]), number(argv[5]));
+	else if (!strcmp(name, "restart") && argc == 5)
+		restart(&b, number(argv[4]));
+	else
+		die("usage: see the head of pool.c");
+	bsn_free(b.node);
+	free(b.buffer);
+	kill(b.writer, SIGKILL);
+	waitpid(b.writer, NULL, 0);
+	return 0;
+}

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two commits beside each other: the same figures meet, and their ratio is that of each round."""
+
+from __future__ import annotations
+
+from bench import compare
+from bench.report import Param, Result
+
+
+def result(value: float, metric: str = "trace_ns", **params: Param) -> Result:
+    return Result.of(metric, "ns", [value], params)
+
+
+def test_what_is_observed_beside_a_figure_does_not_tell_two_apart() -> None:
+    one = result(1, threads=1, paced=False, load=0.1, lost_share=0.5, node_ns=7.0)
+    same = result(2, threads=1, paced=False, load=3.2, lost_share=0.0, node_ns=9.0)
+    other = result(1, threads=2, paced=False, load=0.1, lost_share=0.5, node_ns=7.0)
+    assert compare.key(one) == compare.key(same)
+    assert compare.key(one) != compare.key(other)
+
+
+def test_a_hundred_lookups_are_not_one() -> None:
+    assert compare.key(result(1, "lookup_ms", traces=1)) != compare.key(
+        result(1, "lookup_ms", traces=100)
+    )
+
+
+def test_rounds_make_one_figure_with_the_extremes_of_all() -> None:
+    rounds = [[result(value, threads=1, lost=1, lost_share=share)]
+              for value, share in ((3, 0.1), (1, 0.2), (2, 0.6))]  # fmt: skip
+    (merged,) = compare.merged(rounds)
+    assert (merged.min, merged.value, merged.max) == (1, 2, 3)
+    # Counts are added up; of shares the mean is taken.
+    assert merged.params == {"threads": 1, "lost": 3, "lost_share": 0.3}
+
+
+def test_the_ratio_is_the_median_of_the_rounds() -> None:
+    # The machine is ten times as slow in the second round, for both.
+    before = [[result(10)], [result(100)], [result(10)]]
+    after = [[result(5)], [result(50)], [result(20)]]
+    (figure,) = compare.compared(before, after)
+    assert figure.ratio == 0.5
+    assert (figure.before.value, figure.after.value) == (10, 20)
+
+
+def test_what_only_one_has_is_left_out_and_of_nothing_there_is_no_ratio() -> None:
+    before = [[result(0, threads=1), result(1, threads=2)]]
+    after = [[result(4, threads=1), result(1, threads=4)]]
+    (figure,) = compare.compared(before, after)
+    assert (figure.after.params, figure.ratio) == ({"threads": 1}, None)
+
+
+def test_the_table_has_a_row_a_figure() -> None:
+    before = [[result(10, threads=1, load=1.0, lost_share=0.5), result(3, "pickup_ms", times=5)]]
+    after = [[result(5, threads=1, load=2.0, lost_share=0.0), result(3, "pickup_ms", times=5)]]
+    rows = compare.table(compare.compared(before, after), "181b7fb", "this tree").splitlines()
+    assert rows[2:] == [
+        "| trace_ns | threads=1 | 10 (10 to 10) | 5 (5 to 5) | ns | **0.5** | 0.5 | 0 |",
+        "| pickup_ms |  | 3 (3 to 3) | 3 (3 to 3) | ns | **1** |  |  |",
+    ]
