@@ -240,8 +240,8 @@ static int lose(struct bs_thread *t, struct bs_trace *trace,
 		BS_COUNT(t->area->payload_bytes_lost, payload_bytes);
 		return -ENOSPC;
 	}
-	BS_COUNT(t->counters.records_lost, 1);
-	BS_COUNT(t->counters.payload_bytes_lost, payload_bytes);
+	BS_COUNT_THREAD(t, records_lost, 1);
+	BS_COUNT_THREAD(t, payload_bytes_lost, payload_bytes);
 	if (context)
 		fetch_add(&context->records_unattributed, 1);
 	return -ENOSPC;
@@ -254,7 +254,7 @@ static int refuse(struct bs_thread *t, struct bs_trace *trace)
 	if (t->area) {
 		BS_COUNT(t->area->records_oversized, 1);
 	} else {
-		BS_COUNT(t->counters.records_oversized, 1);
+		BS_COUNT_THREAD(t, records_oversized, 1);
 		if (context)
 			fetch_add(&context->records_unattributed, 1);
 	}
@@ -329,7 +329,7 @@ void bs_append_last(struct bs_thread *t, struct bs_trace *trace)
 		return;
 	if (unlikely(!bs_thread_has_slot(t))) {
 		if (READ_ONCE(trace->flags) & BS_RUN_LOSSY)
-			BS_COUNT(t->counters.runs_lost, 1);
+			BS_COUNT_THREAD(t, runs_lost, 1);
 		return;
 	}
 	/* Another thread's run came after ours, and the last must be the one
