@@ -233,9 +233,11 @@ static bool is_last_thread(void)
 	ssize_t n;
 	int fd;
 
-	/* Two links, the thread that has left, and this one. */
+	/* Two links, the thread that has left, and ours. */
+	const nlink_t links = 4 + bs_prefault_runs();
+
 	bs_thread_reap();
-	if (bs_members || stat("/proc/self/task", &st) || st.st_nlink != 4)
+	if (bs_members || stat("/proc/self/task", &st) || st.st_nlink != links)
 		return false;
 	snprintf(path, sizeof(path), "/proc/self/task/%d/stat", getpid());
 	fd = open(path, O_RDONLY | O_CLOEXEC);
@@ -326,6 +328,7 @@ static void *attach_thread(void *arg)
 		if (exchange()) {
 			n_attachments++;
 			pthread_cond_broadcast(&bs_changed);
+			bs_prefault_start();
 			wait_for_news();
 			backoff_ms = BACKOFF_MIN_MS;
 			bs_link_close();
@@ -342,6 +345,7 @@ static void *attach_thread(void *arg)
 			backoff_ms = BACKOFF_MAX_MS;
 	}
 	pthread_mutex_unlock(&bs_lock);
+	bs_prefault_stop();
 	return NULL;
 }
 

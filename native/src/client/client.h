@@ -8,6 +8,7 @@
  *   link.[ch]     its connection to the daemon
  *   thread.c      a thread's place in the current attachment
  *   writer.[ch]   runs and records in the thread's segment
+ *   prefault.c    the thread that meets the pages of segments to come
  *   handles.c     numbers of handles, and the table of those that are open
  *   trace.c       the two forms of the API on top of it
  *   context.c     breadcrumbs, and the value that travels with a request
@@ -73,6 +74,11 @@ struct bs_attachment {
 	uint64_t node_id;
 	uint64_t token[2];
 
+	/* Up to which position of the grant ring segments are populated, and
+	 * when the last one was taken; 0: never. */
+	uint32_t populated_to;
+	uint64_t taken_ns;
+
 	/* How far the node filled the stock when it last did: the head then,
 	 * and the number that waited. */
 	uint32_t stock_head;
@@ -113,6 +119,28 @@ bs_attachment_area(const struct bs_attachment *a, uint32_t slot)
 					 BS_CHANNEL_AREAS_OFFSET) +
 	       slot;
 }
+
+static inline struct bs_segment_header *
+bs_segment_at(const struct bs_attachment *a, uint32_t segment)
+{
+	return (struct bs_segment_header *)(a->arena +
+					    (size_t)segment * BS_SEGMENT_BYTES);
+}
+
+/* ---------------------------------------------------------- prefault --- */
+
+/* Meet its pages. */
+void bs_segment_populate(struct bs_segment_header *segment);
+bool bs_prefault_is_ready(const struct bs_attachment *a, uint32_t position);
+/* Somebody took the grant at this position. */
+void bs_prefault_taken(struct bs_attachment *a, uint32_t position);
+
+/* For the attach thread. */
+void bs_prefault_start(void);
+void bs_prefault_stop(void);
+bool bs_prefault_runs(void);
+/* After fork(), in the child. */
+void bs_prefault_forget(void);
 
 /* ----------------------------------------------------------- mapping --- */
 

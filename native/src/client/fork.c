@@ -42,6 +42,7 @@ static void after_fork_in_child(void)
 	bs_current = &bs_nowhere;
 	bs_stats_forget();
 	bs_attach_forget();
+	bs_prefault_forget();
 	bs_fired_forget();
 	/* Who waited on it was another thread. */
 	pthread_cond_init(&bs_changed, NULL);

@@ -193,9 +193,7 @@ static void go_on_in_segment(struct bs_thread *t,
 		WRITE_ONCE(t->area->segment, BS_SEGMENT_NONE);
 		return;
 	}
-	t->segment = (struct bs_segment_header *)(t->attachment->arena +
-						  (size_t)state->segment *
-							  BS_SEGMENT_BYTES);
+	t->segment = bs_segment_at(t->attachment, state->segment);
 	t->runs = state->runs;
 	t->cursor = (unsigned char *)t->segment + state->cursor;
 	t->floor = (unsigned char *)bs_directory(t->segment, t->runs) +

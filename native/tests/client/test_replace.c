@@ -183,6 +183,59 @@ static void test_bpf_map(void)
 	replace(none_is_expected);
 }
 
+/* --------------------------------------------- begin while it happens --- */
+
+#define CHANGES 200
+
+static uint32_t round_begun, round_done;
+
+static void spin(uint32_t n)
+{
+	for (volatile uint32_t i = 0; i < n; i++)
+		;
+}
+
+static void *begin_once_a_round(void *argument)
+{
+	uint32_t random = 1;
+
+	(void)argument;
+	for (uint32_t round = 1; round <= CHANGES; round++) {
+		while (load_acquire(&round_begun) != round)
+			sched_yield();
+		random = random * 1664525 + 1013904223;
+		spin(random >> 15);
+		/* Both words differ from those of the last round. */
+		bs_begin((struct bs_trace_id){round, round});
+		store_release(&round_done, round);
+	}
+	while (load_acquire(&round_begun) == CHANGES)
+		sched_yield();
+	bs_end();
+	return NULL;
+}
+
+/* Whatever the thread wrote last stands there, whichever of both contexts it was
+ * written to. */
+static void test_begin_meanwhile(void)
+{
+	const struct bs_thread_slot *slot;
+	pthread_t thread;
+
+	CHECK_EQ(pthread_create(&thread, NULL, begin_once_a_round, NULL), 0);
+	for (uint32_t round = 1; round <= CHANGES; round++) {
+		store_release(&round_begun, round);
+		replace(none_is_expected);
+		while (load_acquire(&round_done) != round)
+			sched_yield();
+		slot = &node.context->slots[1];
+		CHECK_EQ(slot->trace_hi, round);
+		CHECK_EQ(slot->trace_lo, round);
+	}
+	store_release(&round_begun, CHANGES + 1);
+	pthread_join(thread, NULL);
+}
+
 /* -------------------------------------------------------------- policy --- */
 
 static bool is_recorded(uint64_t number)
@@ -343,6 +396,7 @@ int main(void)
 	RUN(test_old_queue_is_drained);
 	RUN(test_nonsense_is_refused);
 	RUN(test_bpf_map);
+	RUN(test_begin_meanwhile);
 	RUN(test_policy);
 	RUN(test_under_load);
 	bs_shutdown();
