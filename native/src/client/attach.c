@@ -233,8 +233,11 @@ static bool is_last_thread(void)
 	ssize_t n;
 	int fd;
 
-	/* Two links, the thread that has left, and this one. */
-	if (bs_threads || stat("/proc/self/task", &st) || st.st_nlink != 4)
+	/* Two links, the thread that has left, and ours. */
+	const nlink_t links = 4 + bs_prefault_runs();
+
+	bs_thread_reap();
+	if (bs_members || stat("/proc/self/task", &st) || st.st_nlink != links)
 		return false;
 	snprintf(path, sizeof(path), "/proc/self/task/%d/stat", getpid());
 	fd = open(path, O_RDONLY | O_CLOEXEC);
@@ -263,6 +266,40 @@ static struct timespec deadline_after(int ms)
 	return t;
 }
 
+static void take_context(const struct bs_attach_news *news,
+			 struct bs_packet *packet)
+{
+	struct bs_context_segment *old_queue;
+	const char *reason =
+		bs_context_replace(bs_current, packet->fds[0], &old_queue);
+
+	if (reason) {
+		complain("a new context was not taken: %s", reason);
+		return;
+	}
+	bs_packet_close_fds(packet);
+	bs_queue_unmap(old_queue);
+	bs_link_send(news, sizeof(*news));
+}
+
+/* What the daemon says while we are attached. */
+static void take_news(struct bs_packet *packet)
+{
+	struct bs_attach_news news;
+	const char *reason;
+
+	memcpy(&news, packet->content, sizeof(news));
+	if (news.magic != BS_ABI_MAGIC || packet->n_fds != 1)
+		return;
+	if (news.kind == BS_NEWS_CONTEXT)
+		take_context(&news, packet);
+	if (news.kind == BS_NEWS_POLICY) {
+		reason = bs_policy_replace(bs_current, packet->fds[0]);
+		if (reason)
+			complain("a new policy was not taken: %s", reason);
+	}
+}
+
 /* Until the daemon hangs up. */
 static void wait_for_news(void)
 {
@@ -273,8 +310,10 @@ static void wait_for_news(void)
 		ret = bs_link_wait(LAST_THREAD_CHECK_MS);
 		if (ret < 0 || (ret > 0 && !bs_link_receive(&packet)))
 			return;
-		if (ret > 0)
-			bs_packet_close_fds(&packet);
+		if (ret == 0)
+			continue;
+		take_news(&packet);
+		bs_packet_close_fds(&packet);
 	}
 }
 
@@ -289,6 +328,7 @@ static void *attach_thread(void *arg)
 		if (exchange()) {
 			n_attachments++;
 			pthread_cond_broadcast(&bs_changed);
+			bs_prefault_start();
 			wait_for_news();
 			backoff_ms = BACKOFF_MIN_MS;
 			bs_link_close();
@@ -305,6 +345,7 @@ static void *attach_thread(void *arg)
 			backoff_ms = BACKOFF_MAX_MS;
 	}
 	pthread_mutex_unlock(&bs_lock);
+	bs_prefault_stop();
 	return NULL;
 }
 

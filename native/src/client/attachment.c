@@ -2,11 +2,8 @@
 #include "client.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
 
 static const struct bs_policy nobodys_policy = {
 	.percentage_threshold = BS_PERCENTAGE_ALL,
@@ -29,43 +26,12 @@ pthread_cond_t bs_changed = PTHREAD_COND_INITIALIZER;
  * what is stamped before is dropped anyway. */
 bool bs_clock_is_counter = BS_HAS_CPU_COUNTER;
 
-/* Map one of the four. The seals promise that it cannot be truncated under
- * our feet; its size must be what the layout says. */
-static void *map_fd(int fd, size_t bytes, int protection)
-{
-	const int seals = F_SEAL_GROW | F_SEAL_SHRINK;
-	struct stat st;
-	void *p;
-	int got;
-
-	if (fstat(fd, &st) || st.st_size < 0 || (size_t)st.st_size != bytes)
-		return NULL;
-	got = fcntl(fd, F_GET_SEALS);
-	if (got < 0 || (got & seals) != seals)
-		return NULL;
-	p = mmap(NULL, bytes, protection, MAP_SHARED, fd, 0);
-	if (p == MAP_FAILED)
-		return NULL;
-	/* A core dump must not hold the pool, a child must not write to it. */
-	if (madvise(p, bytes, MADV_DONTDUMP) ||
-	    madvise(p, bytes, MADV_DONTFORK)) {
-		munmap(p, bytes);
-		return NULL;
-	}
-	return p;
-}
-
-static bool version_is_spoken(uint32_t version)
-{
-	return version >= BS_ABI_OLDEST && version <= BS_ABI_VERSION;
-}
-
 static const char *check_channel(const struct bs_attachment *a)
 {
 	const struct bs_channel_header *h = a->channel;
 	size_t name_bytes = strnlen(h->node_name, sizeof(h->node_name));
 
-	if (h->magic != BS_ABI_MAGIC || !version_is_spoken(h->version))
+	if (h->magic != BS_ABI_MAGIC || !bs_version_is_spoken(h->version))
 		return "the channel has another version";
 	if (h->arena_bytes != a->arena_bytes)
 		return "the channel is of another arena";
@@ -80,46 +46,28 @@ static const char *check_channel(const struct bs_attachment *a)
 	return NULL;
 }
 
-static const char *check_context(const struct bs_context_segment *c)
-{
-	if (c->magic != BS_ABI_MAGIC || !version_is_spoken(c->version))
-		return "the context segment has another version";
-	if (c->thread_slots != BS_THREAD_SLOTS ||
-	    c->trigger_cells != BS_TRIGGER_CELLS)
-		return "the context segment has another size";
-	return NULL;
-}
-
-static const char *check_policy(const struct bs_policy *p)
-{
-	if (p->magic != BS_ABI_MAGIC || !version_is_spoken(p->version))
-		return "the policy table has another version";
-	return NULL;
-}
-
 static const char *map_all(struct bs_attachment *a, const int fds[BS_FDS])
 {
-	const char *reason;
+	const char *reason = NULL;
 
-	const int read_write = PROT_READ | PROT_WRITE;
-
-	a->arena = map_fd(fds[BS_FD_ARENA], a->arena_bytes, read_write);
-	a->channel_bytes =
-		map_fd(fds[BS_FD_CHANNEL], BS_CHANNEL_BYTES, read_write);
-	a->context =
-		map_fd(fds[BS_FD_CONTEXT], sizeof(*a->context), read_write);
-	a->policy = map_fd(fds[BS_FD_POLICY], BS_POLICY_BYTES, PROT_READ);
-	if (!a->arena || !a->channel_bytes || !a->context || !a->policy)
-		return "a mapping has the wrong size, no seals, or no room";
+	a->arena = bs_map(fds[BS_FD_ARENA], a->arena_bytes, true);
+	a->channel_bytes = bs_map(fds[BS_FD_CHANNEL], BS_CHANNEL_BYTES, true);
+	if (!a->arena || !a->channel_bytes)
+		return bs_map_failed;
 	a->channel = (struct bs_channel_header *)a->channel_bytes;
 	a->grants = (struct bs_grant_ring *)(a->channel_bytes +
 					     BS_CHANNEL_GRANTS_OFFSET);
 	a->open_handles =
 		(uint32_t *)(a->channel_bytes + BS_CHANNEL_HANDLES_OFFSET);
 	reason = check_channel(a);
-	if (!reason)
-		reason = check_context(a->context);
-	return reason ? reason : check_policy(a->policy);
+	if (reason)
+		return reason;
+	a->context = bs_context_map(fds[BS_FD_CONTEXT], &reason);
+	if (a->context)
+		a->queue = bs_context_map(fds[BS_FD_CONTEXT], &reason);
+	if (a->queue)
+		a->policy = bs_policy_map(fds[BS_FD_POLICY], &reason);
+	return reason;
 }
 
 struct bs_attachment *bs_attachment_map(const struct bs_attach_reply *reply,
@@ -200,14 +148,11 @@ void bs_attachment_unmap(struct bs_attachment *a)
 
 	if (!a)
 		return;
-	if (a->arena)
-		munmap(a->arena, a->arena_bytes);
-	if (a->channel_bytes)
-		munmap(a->channel_bytes, BS_CHANNEL_BYTES);
-	if (a->context)
-		munmap(a->context, sizeof(*a->context));
-	if (a->policy)
-		munmap((void *)a->policy, BS_POLICY_BYTES);
+	bs_unmap(a->arena, a->arena_bytes);
+	bs_unmap(a->channel_bytes, BS_CHANNEL_BYTES);
+	bs_unmap(a->context, sizeof(*a->context));
+	bs_unmap(a->queue, sizeof(*a->queue));
+	bs_unmap(a->policy, BS_POLICY_BYTES);
 	free(a);
 	errno = saved;
 }

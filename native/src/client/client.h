@@ -2,11 +2,13 @@
 /*
  * What the parts of libbacksight share.
  *
- *   attachment.c  what one attachment is: four mappings, checked
+ *   attachment.c  what one attachment is: four segments, checked
+ *   mapping.c     mapping them, and putting another one in a mapping's place
  *   attach.c      the thread that gets one, and the next one
  *   link.[ch]     its connection to the daemon
  *   thread.c      a thread's place in the current attachment
  *   writer.[ch]   runs and records in the thread's segment
+ *   prefault.c    the thread that meets the pages of segments to come
  *   handles.c     numbers of handles, and the table of those that are open
  *   trace.c       the two forms of the API on top of it
  *   context.c     breadcrumbs, and the value that travels with a request
@@ -62,12 +64,20 @@ struct bs_attachment {
 	struct bs_channel_header *channel; /* NULL: unattached, as are... */
 	struct bs_grant_ring *grants;
 	uint32_t *open_handles;
+	/* One segment, mapped twice: mapping.c says why. Of the first only the
+	 * thread slots are used, and it stays where it is. */
 	struct bs_context_segment *context; /* ...these */
+	struct bs_context_segment *queue;
 
 	const struct bs_policy *policy;
 	uint64_t percentage_state; /* bs_hash_prepare() */
 	uint64_t node_id;
 	uint64_t token[2];
+
+	/* Up to which position of the grant ring segments are populated, and
+	 * when the last one was taken; 0: never. */
+	uint32_t populated_to;
+	uint64_t taken_ns;
 
 	/* How far the node filled the stock when it last did: the head then,
 	 * and the number that waited. */
@@ -97,6 +107,11 @@ struct bs_attachment *bs_attachment_publish(struct bs_attachment *a);
 struct bs_attachment *bs_attachment_put(struct bs_attachment *a);
 void bs_attachment_unmap(struct bs_attachment *a);
 
+static inline bool bs_version_is_spoken(uint32_t version)
+{
+	return version >= BS_ABI_OLDEST && version <= BS_ABI_VERSION;
+}
+
 static inline struct bs_thread_area *
 bs_attachment_area(const struct bs_attachment *a, uint32_t slot)
 {
@@ -104,6 +119,47 @@ bs_attachment_area(const struct bs_attachment *a, uint32_t slot)
 					 BS_CHANNEL_AREAS_OFFSET) +
 	       slot;
 }
+
+static inline struct bs_segment_header *
+bs_segment_at(const struct bs_attachment *a, uint32_t segment)
+{
+	return (struct bs_segment_header *)(a->arena +
+					    (size_t)segment * BS_SEGMENT_BYTES);
+}
+
+/* ---------------------------------------------------------- prefault --- */
+
+/* Meet its pages. */
+void bs_segment_populate(struct bs_segment_header *segment);
+bool bs_prefault_is_ready(const struct bs_attachment *a, uint32_t position);
+/* Somebody took the grant at this position. */
+void bs_prefault_taken(struct bs_attachment *a, uint32_t position);
+
+/* For the attach thread. */
+void bs_prefault_start(void);
+void bs_prefault_stop(void);
+bool bs_prefault_runs(void);
+/* After fork(), in the child. */
+void bs_prefault_forget(void);
+
+/* ----------------------------------------------------------- mapping --- */
+
+/* NULL where the size is not this, or the seals do not hold it. */
+void *bs_map(int fd, size_t bytes, bool writable);
+void bs_unmap(const void *mapping, size_t bytes);
+extern const char bs_map_failed[];
+
+/* A mapping of a context or a policy table: NULL, and why in *reason. */
+struct bs_context_segment *bs_context_map(int fd, const char **reason);
+const struct bs_policy *bs_policy_map(int fd, const char **reason);
+
+/* The daemon sent another one, which takes the place of the one in use. bs_lock
+ * held. NULL, or why not. */
+const char *bs_policy_replace(struct bs_attachment *a, int fd);
+const char *bs_context_replace(struct bs_attachment *a, int fd,
+			       struct bs_context_segment **old_queue);
+/* Wait until nobody fires into it; bs_lock is given up meanwhile. */
+void bs_queue_unmap(struct bs_context_segment *queue);
 
 /* ------------------------------------------------------------ thread --- */
 
@@ -163,10 +219,7 @@ struct bs_thread {
 	struct bs_trace own; /* the thread-local form's handle */
 	bool own_open;
 
-	bool registered;
-	pid_t tid;
-	struct bs_thread *next, **link; /* of all threads; bs_lock */
-	struct bs_counters counters;
+	struct bs_member *member; /* NULL: none */
 	char node_ref[24];
 };
 
@@ -176,7 +229,24 @@ _Static_assert(sizeof(struct bs_thread) + sizeof(struct bs_writer) <= 512,
 
 extern __thread struct bs_thread bs_thread
 	__attribute__((tls_model("initial-exec")));
-extern struct bs_thread *bs_threads; /* bs_lock */
+
+/*
+ * What others need of a thread. It is not in the thread's own memory, because
+ * a thread can end without telling us: its destructors may trace after ours ran
+ * for the last time. Whoever is missing then is found by bs_thread_reap().
+ */
+struct bs_member {
+	struct bs_member *next, **link; /* of all; bs_lock */
+	pid_t tid;
+	struct bs_attachment *attachment; /* bs_lock */
+	uint32_t slot_number;		  /* BS_THREAD_SLOTS: none; bs_lock */
+	struct bs_counters counters;
+	/* The trigger queue that the thread is inside of. */
+	const struct bs_context_segment *pushing;
+};
+
+extern struct bs_member *bs_members; /* bs_lock */
+extern struct bs_counters bs_strays; /* of threads that are no members */
 
 /* Join bs_current, leaving what the thread was in. */
 void bs_thread_move(struct bs_thread *t);
@@ -184,6 +254,8 @@ void bs_thread_move(struct bs_thread *t);
 void bs_thread_leave(struct bs_thread *t);
 /* Take a slot if one is free. */
 bool bs_thread_claim(struct bs_thread *t);
+/* Members whose thread is gone leave. bs_lock held. */
+void bs_thread_reap(void);
 
 static inline void bs_thread_enter(struct bs_thread *t)
 {
@@ -229,6 +301,15 @@ static inline uint32_t bs_thread_recorded(const struct bs_thread *t,
 /* Add to a counter that others may read. */
 #define BS_COUNT(counter, n) WRITE_ONCE((counter), (counter) + (n))
 
+/* To one of the thread's. */
+#define BS_COUNT_THREAD(t, counter, n)                                         \
+	do {                                                                   \
+		if (likely((t)->member != NULL))                               \
+			BS_COUNT((t)->member->counters.counter, n);            \
+		else                                                           \
+			fetch_add(&bs_strays.counter, n);                      \
+	} while (0)
+
 /* ----------------------------------------------------------- handles --- */
 
 uint32_t bs_handle_draw(struct bs_thread *t);
@@ -270,7 +351,7 @@ size_t bs_utf8_cut(const char *text, size_t bytes, size_t max);
 
 /* Folded: what has no owner any more. bs_lock. */
 void bs_stats_fold_attachment(const struct bs_attachment *a);
-void bs_stats_fold_thread(struct bs_thread *t);
+void bs_stats_fold_member(const struct bs_member *m);
 void bs_stats_forget(void);
 
 static inline bool bs_trace_id_is_zero(struct bs_trace_id id)

@@ -148,7 +148,7 @@ int bs_breadcrumb(struct bs_trace *trace, const char *node)
 	return append_breadcrumb(t, trace, bs_node_id(node), node, bytes);
 malformed:
 	bs_thread_enter(t);
-	BS_COUNT(t->counters.breadcrumbs_malformed, 1);
+	BS_COUNT_THREAD(t, breadcrumbs_malformed, 1);
 	return -EINVAL;
 }
 
@@ -295,7 +295,7 @@ int bs_deserialize(struct bs_trace *trace, uint64_t span_id, const char *value,
 		return -ENOENT;
 	bs_thread_enter(t);
 	if (!parse(value, value_bytes, &c)) {
-		BS_COUNT(t->counters.contexts_malformed, 1);
+		BS_COUNT_THREAD(t, contexts_malformed, 1);
 		return -EINVAL;
 	}
 	hop = (struct bs_hop){

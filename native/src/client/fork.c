@@ -24,7 +24,12 @@ static void after_fork_in_child(void)
 {
 	memset(&bs_writer, 0, sizeof(bs_writer));
 	memset(&bs_thread, 0, sizeof(bs_thread));
-	bs_threads = NULL;
+	while (bs_members) {
+		struct bs_member *m = bs_members;
+
+		bs_members = m->next;
+		free(m);
+	}
 	while (bs_attachments) {
 		struct bs_attachment *a = bs_attachments;
 
@@ -37,6 +42,7 @@ static void after_fork_in_child(void)
 	bs_current = &bs_nowhere;
 	bs_stats_forget();
 	bs_attach_forget();
+	bs_prefault_forget();
 	bs_fired_forget();
 	/* Who waited on it was another thread. */
 	pthread_cond_init(&bs_changed, NULL);

@@ -88,7 +88,7 @@ int bs_span_end(struct bs_trace *trace, uint64_t span_id, uint64_t end_ns,
 		whole = whole_attributes(attributes, attributes_bytes, room);
 		if (whole < 0) {
 			bs_thread_enter(t);
-			BS_COUNT(t->counters.attributes_malformed, 1);
+			BS_COUNT_THREAD(t, attributes_malformed, 1);
 			return (int)whole;
 		}
 		parts[2].bytes = attributes;

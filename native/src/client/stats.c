@@ -5,10 +5,11 @@
 
 /*
  * Threads with a slot count in their area, where the node sees it; threads
- * without one, and what areas have no field for, in struct bs_thread. When
+ * without one, and what areas have no field for, in struct bs_member. When
  * either goes, what it counted moves to `folded`.
  */
 static struct bs_counters folded; /* bs_lock */
+struct bs_counters bs_strays;
 
 static void add_areas(struct bs_counters *sum, const struct bs_attachment *a)
 {
@@ -43,15 +44,15 @@ void bs_stats_fold_attachment(const struct bs_attachment *a)
 	add_areas(&folded, a);
 }
 
-void bs_stats_fold_thread(struct bs_thread *t)
+void bs_stats_fold_member(const struct bs_member *m)
 {
-	add(&folded, &t->counters);
-	memset(&t->counters, 0, sizeof(t->counters));
+	add(&folded, &m->counters);
 }
 
 void bs_stats_forget(void)
 {
 	memset(&folded, 0, sizeof(folded));
+	memset(&bs_strays, 0, sizeof(bs_strays));
 }
 
 void bs_get_stats(struct bs_stats *stats)
@@ -64,8 +65,9 @@ void bs_get_stats(struct bs_stats *stats)
 	sum = folded;
 	for (const struct bs_attachment *a = bs_attachments; a; a = a->next)
 		add_areas(&sum, a);
-	for (const struct bs_thread *t = bs_threads; t; t = t->next)
-		add(&sum, &t->counters);
+	for (const struct bs_member *m = bs_members; m; m = m->next)
+		add(&sum, &m->counters);
+	add(&sum, &bs_strays);
 	attachments = bs_attach_count();
 	attached = bs_current != &bs_nowhere;
 	pthread_mutex_unlock(&bs_lock);

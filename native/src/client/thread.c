@@ -8,29 +8,37 @@
 #include "writer.h"
 
 __thread struct bs_thread bs_thread;
-struct bs_thread *bs_threads;
+struct bs_member *bs_members;
 
 static pthread_key_t exit_key;
 static bool exit_key_is_made;
 
-/* ------------------------------------------------------- registration --- */
+/* --------------------------------------------------------- membership --- */
+
+/* bs_lock held; it has left its attachment. */
+static void remove_member(struct bs_member *m)
+{
+	*m->link = m->next;
+	if (m->next)
+		m->next->link = m->link;
+	bs_stats_fold_member(m);
+	free(m);
+}
 
 /* The thread exits. What it had open ends here: nobody else can write to it.
- * Destructors of others may still use us; then this one is called again. */
+ * Destructors of others may still use us; then this one is called again, unless
+ * it was the last time that any is. */
 static void on_exit_of_thread(void *arg)
 {
 	struct bs_thread *t = arg;
 
-	if (!t->registered)
+	if (!t->member)
 		return;
 	bs_end();
 	bs_thread_leave(t);
 	pthread_mutex_lock(&bs_lock);
-	*t->link = t->next;
-	if (t->next)
-		t->next->link = t->link;
-	t->registered = false;
-	bs_stats_fold_thread(t);
+	remove_member(t->member);
+	t->member = NULL;
 	pthread_mutex_unlock(&bs_lock);
 }
 
@@ -39,48 +47,58 @@ __attribute__((constructor)) static void make_exit_key(void)
 	exit_key_is_made = !pthread_key_create(&exit_key, on_exit_of_thread);
 }
 
-/* Without a destructor the slot of a dead thread would never be freed, so a
- * thread that cannot have one stays out. */
-static bool register_thread(struct bs_thread *t)
+/* Without a destructor the slot of a dead thread would be free late, so a
+ * thread that cannot have one stays out. bs_lock held. */
+static bool become_member(struct bs_thread *t)
 {
-	if (t->registered)
+	struct bs_member *m;
+
+	if (t->member)
 		return true;
 	if (!exit_key_is_made || pthread_setspecific(exit_key, t))
 		return false;
-	t->registered = true;
-	t->tid = (pid_t)syscall(SYS_gettid);
-	t->next = bs_threads;
-	t->link = &bs_threads;
-	if (t->next)
-		t->next->link = &t->next;
-	bs_threads = t;
+	m = calloc(1, sizeof(*m));
+	if (!m)
+		return false;
+	m->tid = (pid_t)syscall(SYS_gettid);
+	m->slot_number = BS_THREAD_SLOTS;
+	m->next = bs_members;
+	m->link = &bs_members;
+	if (m->next)
+		m->next->link = &m->next;
+	bs_members = m;
+	t->member = m;
 	return true;
 }
 
 /* --------------------------------------------------------- attachment --- */
 
-static void release_slot(struct bs_thread *t)
+/* bs_lock held. */
+static void release_slot(struct bs_attachment *a, uint32_t slot_number)
 {
-	struct bs_attachment *a = t->attachment;
-	uint32_t i = t->slot_number;
-	struct bs_slot_state *state = &a->slots[i];
+	struct bs_thread_area *area = bs_attachment_area(a, slot_number);
+	struct bs_thread_slot *slot = &a->context->slots[slot_number];
 
+	WRITE_ONCE(slot->trace_hi, 0);
+	WRITE_ONCE(slot->trace_lo, 0);
+	WRITE_ONCE(slot->tid, 0);
+	WRITE_ONCE(area->own_handle, 0);
+	store_release(&area->owner_tid, 0);
+	a->slots_used[slot_number / 64] &= ~(1ull << (slot_number % 64));
+	WRITE_ONCE(a->slots_free, a->slots_free + 1);
+}
+
+static void keep_place(const struct bs_thread *t, struct bs_slot_state *state)
+{
 	state->next_handle = t->next_handle;
 	state->segment = BS_SEGMENT_NONE;
-	if (t->segment) {
-		state->segment =
-			(uint32_t)(((unsigned char *)t->segment - a->arena) /
-				   BS_SEGMENT_BYTES);
-		state->cursor = bs_segment_offset(t, t->cursor);
-		state->runs = t->runs;
-	}
-	WRITE_ONCE(t->area->own_handle, 0);
-	WRITE_ONCE(t->slot->trace_hi, 0);
-	WRITE_ONCE(t->slot->trace_lo, 0);
-	WRITE_ONCE(t->slot->tid, 0);
-	store_release(&t->area->owner_tid, 0);
-	a->slots_used[i / 64] &= ~(1ull << (i % 64));
-	WRITE_ONCE(a->slots_free, a->slots_free + 1);
+	if (!t->segment)
+		return;
+	state->segment = (uint32_t)(((unsigned char *)t->segment -
+				     t->attachment->arena) /
+				    BS_SEGMENT_BYTES);
+	state->cursor = bs_segment_offset(t, t->cursor);
+	state->runs = t->runs;
 }
 
 void bs_thread_leave(struct bs_thread *t)
@@ -92,17 +110,54 @@ void bs_thread_leave(struct bs_thread *t)
 	if (t->run_state != BS_RUN_NONE)
 		bs_run_close(t, 0);
 	pthread_mutex_lock(&bs_lock);
-	if (t->area)
-		release_slot(t);
+	if (t->area) {
+		keep_place(t, &a->slots[t->slot_number]);
+		release_slot(a, t->slot_number);
+		t->member->slot_number = BS_THREAD_SLOTS;
+	}
 	t->area = NULL;
 	t->slot = NULL;
 	t->segment = NULL;
 	t->cursor = NULL;
 	t->floor = NULL;
 	t->attachment = NULL;
+	if (t->member)
+		t->member->attachment = NULL;
 	a = bs_attachment_put(a);
 	pthread_mutex_unlock(&bs_lock);
 	bs_attachment_unmap(a);
+}
+
+/* Where the thread stood is not known any more, so its segment is not gone on
+ * in; the node sees that the slot has another owner. */
+static struct bs_attachment *leave_for(struct bs_member *m)
+{
+	struct bs_attachment *a = m->attachment;
+
+	if (!a)
+		return NULL;
+	if (m->slot_number != BS_THREAD_SLOTS) {
+		struct bs_slot_state *state = &a->slots[m->slot_number];
+
+		state->segment = BS_SEGMENT_NONE;
+		/* Nobody knows how far it counted. */
+		state->next_handle += BS_HANDLE_COUNT_MASK / 2;
+		release_slot(a, m->slot_number);
+	}
+	return bs_attachment_put(a);
+}
+
+void bs_thread_reap(void)
+{
+	struct bs_member *next;
+
+	for (struct bs_member *m = bs_members; m; m = next) {
+		next = m->next;
+		if (!syscall(SYS_tgkill, getpid(), m->tid, 0) || errno != ESRCH)
+			continue;
+		bs_attachment_unmap(leave_for(m));
+		remove_member(m);
+	}
 }
 
 void bs_thread_move(struct bs_thread *t)
@@ -112,12 +167,14 @@ void bs_thread_move(struct bs_thread *t)
 	if (t->attachment != READ_ONCE(bs_current))
 		bs_thread_leave(t);
 	pthread_mutex_lock(&bs_lock);
-	if (register_thread(t))
+	if (become_member(t))
 		bs_attach_start();
 	/* One that is published after we looked is for the next move. */
 	if (!t->attachment) {
-		t->attachment = t->registered ? bs_current : &bs_nowhere;
+		t->attachment = t->member ? bs_current : &bs_nowhere;
 		t->attachment->refs++;
+		if (t->member)
+			t->member->attachment = t->attachment;
 	}
 	t->epoch = t->attachment->epoch;
 	t->node_ref[0] = '\0';
@@ -136,9 +193,7 @@ static void go_on_in_segment(struct bs_thread *t,
 		WRITE_ONCE(t->area->segment, BS_SEGMENT_NONE);
 		return;
 	}
-	t->segment = (struct bs_segment_header *)(t->attachment->arena +
-						  (size_t)state->segment *
-							  BS_SEGMENT_BYTES);
+	t->segment = bs_segment_at(t->attachment, state->segment);
 	t->runs = state->runs;
 	t->cursor = (unsigned char *)t->segment + state->cursor;
 	t->floor = (unsigned char *)bs_directory(t->segment, t->runs) +
@@ -176,7 +231,7 @@ bool bs_thread_claim(struct bs_thread *t)
 			a->slots_touched = i + 1;
 		t->area = bs_attachment_area(a, i);
 		got = compare_and_swap(&t->area->owner_tid, &nobody,
-				       (uint32_t)t->tid);
+				       (uint32_t)t->member->tid);
 		if (got)
 			break;
 		/* Nobody of ours: never to be used. */
@@ -184,10 +239,11 @@ bool bs_thread_claim(struct bs_thread *t)
 	if (got) {
 		t->slot = &a->context->slots[i];
 		t->slot_number = i;
+		t->member->slot_number = i;
 		t->next_handle = a->slots[i].next_handle;
 		t->loss_head = READ_ONCE(t->area->loss_head);
 		go_on_in_segment(t, &a->slots[i]);
-		WRITE_ONCE(t->slot->tid, (uint32_t)t->tid);
+		WRITE_ONCE(t->slot->tid, (uint32_t)t->member->tid);
 		if (t->own_open)
 			show_own(t);
 	} else {

@@ -156,31 +156,38 @@ static bool any_recorded(const struct bs_thread *t, struct bs_trace_id id,
 	return false;
 }
 
-int bs_trigger_push(struct bs_trace_id id, enum bs_trigger_source source,
-		    const char *name, size_t name_bytes, const char *why,
-		    const struct bs_trace_id *laterals, size_t n_laterals)
+/*
+ * The queue, which is mapped until queue_leave(). Either we see the one that
+ * was published last, or whoever wants to unmap ours sees that we are inside.
+ */
+static struct bs_context_segment *queue_enter(const struct bs_thread *t)
 {
-	struct bs_thread *t = &bs_thread;
-	struct bs_context_segment *c;
-	struct bs_trigger_cell *cell;
-	uint32_t position;
+	struct bs_context_segment **current = &t->attachment->queue;
+	struct bs_context_segment *queue = load_acquire(current);
 
-	bs_thread_enter(t);
-	c = t->attachment->context;
-	if (!c) {
-		BS_COUNT(t->counters.triggers_unattached, 1);
-		return -ENOTCONN;
+	for (;;) {
+		struct bs_context_segment *entered = queue;
+
+		if (!queue)
+			return NULL;
+		WRITE_ONCE(t->member->pushing, entered);
+		full_fence();
+		queue = load_acquire(current);
+		if (queue == entered)
+			return queue;
 	}
-	if (!any_recorded(t, id, laterals, n_laterals)) {
-		BS_COUNT(t->counters.triggers_unrecorded, 1);
-		return -ENODATA;
-	}
-	cell = cell_claim(c, &position);
-	if (!cell) {
-		fetch_add(&c->triggers_lost, 1);
-		BS_COUNT(t->counters.triggers_lost, 1);
-		return -EAGAIN;
-	}
+}
+
+static void queue_leave(const struct bs_thread *t)
+{
+	store_release(&t->member->pushing, NULL);
+}
+
+static void cell_fill(struct bs_trigger_cell *cell, struct bs_trace_id id,
+		      enum bs_trigger_source source, const char *name,
+		      size_t name_bytes, const char *why,
+		      const struct bs_trace_id *laterals, size_t n_laterals)
+{
 	if (n_laterals > BS_LATERALS_MAX)
 		n_laterals = BS_LATERALS_MAX;
 	cell->n_laterals = (uint16_t)n_laterals;
@@ -198,11 +205,41 @@ int bs_trigger_push(struct bs_trace_id id, enum bs_trigger_source source,
 	if (n_laterals)
 		memcpy(cell->laterals, laterals,
 		       n_laterals * sizeof(laterals[0]));
-	/* The node skips a cell that stays claimed for too long, after which it
-	 * may be somebody else's. */
-	if (!compare_and_swap(&cell->seq, &position, position + 1)) {
-		fetch_add(&c->triggers_lost, 1);
-		BS_COUNT(t->counters.triggers_lost, 1);
+}
+
+int bs_trigger_push(struct bs_trace_id id, enum bs_trigger_source source,
+		    const char *name, size_t name_bytes, const char *why,
+		    const struct bs_trace_id *laterals, size_t n_laterals)
+{
+	struct bs_thread *t = &bs_thread;
+	struct bs_context_segment *queue;
+	struct bs_trigger_cell *cell;
+	uint32_t position;
+	bool pushed = false;
+
+	bs_thread_enter(t);
+	if (!any_recorded(t, id, laterals, n_laterals)) {
+		BS_COUNT_THREAD(t, triggers_unrecorded, 1);
+		return -ENODATA;
+	}
+	queue = queue_enter(t);
+	if (!queue) {
+		BS_COUNT_THREAD(t, triggers_unattached, 1);
+		return -ENOTCONN;
+	}
+	cell = cell_claim(queue, &position);
+	if (cell) {
+		cell_fill(cell, id, source, name, name_bytes, why, laterals,
+			  n_laterals);
+		/* The node skips a cell that stays claimed for too long, after
+		 * which it may be somebody else's. */
+		pushed = compare_and_swap(&cell->seq, &position, position + 1);
+	}
+	if (!pushed)
+		fetch_add(&queue->triggers_lost, 1);
+	queue_leave(t);
+	if (!pushed) {
+		BS_COUNT_THREAD(t, triggers_lost, 1);
 		return -EAGAIN;
 	}
 	bs_doorbell_ring(t->attachment);
@@ -219,7 +256,7 @@ int bs_trigger(struct bs_trace_id id, const char *trigger, const char *why,
 	if (bs_trace_id_is_zero(id) ||
 	    !bs_trigger_name_is_valid(trigger, bytes)) {
 		bs_thread_enter(t);
-		BS_COUNT(t->counters.triggers_malformed, 1);
+		BS_COUNT_THREAD(t, triggers_malformed, 1);
 		return -EINVAL;
 	}
 	return bs_trigger_push(id, BS_TRIGGER_APPLICATION, trigger, bytes, why,

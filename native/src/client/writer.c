@@ -4,7 +4,6 @@
 #include <errno.h>
 #include <limits.h>
 #include <linux/futex.h>
-#include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -25,25 +24,9 @@ void bs_doorbell_ring(struct bs_attachment *a)
 
 /* ----------------------------------------------------------- segments --- */
 
-/* Our page tables know nothing of pages that the node has touched in its own:
- * at one fault a page, the first records would cost microseconds each. */
-static void populate(unsigned char *segment)
-{
-	int saved = errno;
-	long page = sysconf(_SC_PAGESIZE);
-
-	if (madvise(segment, BS_SEGMENT_BYTES, MADV_POPULATE_WRITE)) {
-		/* Linux before 5.14. */
-		for (size_t at = 0; at < BS_SEGMENT_BYTES; at += (size_t)page) {
-			volatile unsigned char *p = segment + at;
-
-			p[sizeof(struct bs_segment_header)] = 0;
-		}
-	}
-	errno = saved;
-}
-
-static bool grant_take(struct bs_attachment *a, struct bs_grant *grant)
+/* By its position in the ring. */
+static bool grant_take(struct bs_attachment *a, struct bs_grant *grant,
+		       uint32_t *position)
 {
 	struct bs_grant_ring *ring = a->grants;
 	/* Whoever moved the tail saw a head in front of it. With acquire, here
@@ -72,14 +55,8 @@ static bool grant_take(struct bs_attachment *a, struct bs_grant *grant)
 	}
 	if ((waiting - 1) * 2 <= READ_ONCE(a->stock_full))
 		bs_doorbell_ring(a);
+	*position = tail;
 	return true;
-}
-
-static struct bs_segment_header *segment_at(const struct bs_attachment *a,
-					    uint32_t segment)
-{
-	return (struct bs_segment_header *)(a->arena +
-					    (size_t)segment * BS_SEGMENT_BYTES);
 }
 
 /* A daemon that grants nonsense harms nobody: it is not written to. */
@@ -95,17 +72,19 @@ bool bs_segment_take(struct bs_thread *t)
 	struct bs_attachment *a = t->attachment;
 	struct bs_segment_header *h;
 	struct bs_grant grant;
-	uint32_t segment;
+	uint32_t segment, position;
 
 	do {
-		if (!grant_take(a, &grant))
+		if (!grant_take(a, &grant, &position))
 			return false;
 	} while (!grant_is_sane(a, &grant));
 
 	segment = grant.segment & ~BS_GRANT_FRESH;
-	h = segment_at(a, segment);
-	if (grant.segment & BS_GRANT_FRESH)
-		populate((unsigned char *)h);
+	h = bs_segment_at(a, segment);
+	if (grant.segment & BS_GRANT_FRESH &&
+	    !bs_prefault_is_ready(a, position))
+		bs_segment_populate(h);
+	bs_prefault_taken(a, position);
 	t->segment = h;
 	t->runs = 0;
 	t->cursor = (unsigned char *)(h + 1);
@@ -240,8 +219,8 @@ static int lose(struct bs_thread *t, struct bs_trace *trace,
 		BS_COUNT(t->area->payload_bytes_lost, payload_bytes);
 		return -ENOSPC;
 	}
-	BS_COUNT(t->counters.records_lost, 1);
-	BS_COUNT(t->counters.payload_bytes_lost, payload_bytes);
+	BS_COUNT_THREAD(t, records_lost, 1);
+	BS_COUNT_THREAD(t, payload_bytes_lost, payload_bytes);
 	if (context) {
 		fetch_add(&context->records_unattributed, 1);
 		bs_loss_tell(t->attachment);
@@ -256,7 +235,7 @@ static int refuse(struct bs_thread *t, struct bs_trace *trace)
 	if (t->area) {
 		BS_COUNT(t->area->records_oversized, 1);
 	} else {
-		BS_COUNT(t->counters.records_oversized, 1);
+		BS_COUNT_THREAD(t, records_oversized, 1);
 		if (context) {
 			fetch_add(&context->records_unattributed, 1);
 			bs_loss_tell(t->attachment);
@@ -333,7 +312,7 @@ void bs_append_last(struct bs_thread *t, struct bs_trace *trace)
 		return;
 	if (unlikely(!bs_thread_has_slot(t))) {
 		if (READ_ONCE(trace->flags) & BS_RUN_LOSSY)
-			BS_COUNT(t->counters.runs_lost, 1);
+			BS_COUNT_THREAD(t, runs_lost, 1);
 		return;
 	}
 	/* Another thread's run came after ours, and the last must be the one

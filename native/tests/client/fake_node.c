@@ -77,6 +77,19 @@ static void *make_fd(int *fd, size_t bytes)
 	return p;
 }
 
+struct bs_context_segment *fake_node_make_context(int *fd)
+{
+	struct bs_context_segment *c = make_fd(fd, sizeof(*c));
+
+	c->magic = BS_ABI_MAGIC;
+	c->version = BS_ABI_VERSION;
+	c->thread_slots = BS_THREAD_SLOTS;
+	c->trigger_cells = BS_TRIGGER_CELLS;
+	for (uint32_t i = 0; i < BS_TRIGGER_CELLS; i++)
+		c->cells[i].seq = i;
+	return c;
+}
+
 void fake_node_make(struct fake_node *n, uint32_t segments)
 {
 	unsigned char *channel;
@@ -90,7 +103,7 @@ void fake_node_make(struct fake_node *n, uint32_t segments)
 	n->arena = make_fd(&n->fds[BS_FD_ARENA],
 			   (size_t)segments * BS_SEGMENT_BYTES);
 	channel = make_fd(&n->fds[BS_FD_CHANNEL], BS_CHANNEL_BYTES);
-	n->context = make_fd(&n->fds[BS_FD_CONTEXT], sizeof(*n->context));
+	n->context = fake_node_make_context(&n->fds[BS_FD_CONTEXT]);
 	n->policy = make_fd(&n->fds[BS_FD_POLICY], BS_POLICY_BYTES);
 	/* Others attach to it too. */
 	CHECK_EQ(fcntl(n->fds[BS_FD_POLICY], F_ADD_SEALS, F_SEAL_FUTURE_WRITE),
@@ -109,13 +122,6 @@ void fake_node_make(struct fake_node *n, uint32_t segments)
 	n->channel->node_id = bs_node_id(FAKE_NODE_NAME);
 	snprintf(n->channel->node_name, sizeof(n->channel->node_name),
 		 FAKE_NODE_NAME);
-
-	n->context->magic = BS_ABI_MAGIC;
-	n->context->version = BS_ABI_VERSION;
-	n->context->thread_slots = BS_THREAD_SLOTS;
-	n->context->trigger_cells = BS_TRIGGER_CELLS;
-	for (uint32_t i = 0; i < BS_TRIGGER_CELLS; i++)
-		n->context->cells[i].seq = i;
 
 	n->policy->magic = BS_ABI_MAGIC;
 	n->policy->version = BS_ABI_VERSION;
@@ -273,8 +279,8 @@ static bool look_at_run(struct fake_node *n, uint32_t slot, bool closed,
 	if (!(run->flags & BS_RUN_CLOSED) == closed)
 		return false;
 	run->flags &= ~BS_RUN_CLOSED;
-	run->segment = (uint32_t)(((unsigned char *)h - n->arena) /
-				  BS_SEGMENT_BYTES);
+	run->segment =
+		(uint32_t)(((unsigned char *)h - n->arena) / BS_SEGMENT_BYTES);
 	run->offset = bs_entry_offset(entry);
 	run->header = (const struct bs_run_header *)((unsigned char *)h +
 						     run->offset);
@@ -345,18 +351,58 @@ int fake_run_count(const struct fake_run *run)
 	return count;
 }
 
-bool fake_node_trigger(struct fake_node *n, struct bs_trigger_cell *cell)
+void fake_node_news(struct fake_node *n, enum bs_news_kind kind,
+		    uint64_t number, int fd)
 {
-	uint32_t tail = n->trigger_tail;
-	struct bs_trigger_cell *from =
-		&n->context->cells[tail % BS_TRIGGER_CELLS];
+	const struct bs_attach_news news = {
+		.magic = BS_ABI_MAGIC,
+		.kind = kind,
+		.number = number,
+	};
 
-	if (load_acquire(&from->seq) != tail + 1)
+	fake_node_send(n, &news, sizeof(news), &fd, 1);
+}
+
+bool fake_node_answered(struct fake_node *n, uint64_t number)
+{
+	struct bs_attach_news answer;
+	ssize_t got =
+		recv(n->connection, &answer, sizeof(answer), MSG_DONTWAIT);
+
+	if (got < 0)
+		return false;
+	CHECK_EQ(got, sizeof(answer));
+	CHECK_EQ(answer.magic, BS_ABI_MAGIC);
+	CHECK_EQ(answer.kind, BS_NEWS_CONTEXT);
+	CHECK_EQ(answer.number, number);
+	return true;
+}
+
+void fake_node_use_context(struct fake_node *n,
+			   struct bs_context_segment *context, int fd)
+{
+	close(n->fds[BS_FD_CONTEXT]);
+	n->fds[BS_FD_CONTEXT] = fd;
+	n->context = context;
+	n->trigger_tail = 0;
+}
+
+bool fake_queue_trigger(struct bs_context_segment *queue, uint32_t *tail,
+			struct bs_trigger_cell *cell)
+{
+	struct bs_trigger_cell *from = &queue->cells[*tail % BS_TRIGGER_CELLS];
+
+	if (load_acquire(&from->seq) != *tail + 1)
 		return false;
 	*cell = *from;
-	store_release(&from->seq, tail + BS_TRIGGER_CELLS);
-	n->trigger_tail++;
+	store_release(&from->seq, *tail + BS_TRIGGER_CELLS);
+	++*tail;
 	return true;
+}
+
+bool fake_node_trigger(struct fake_node *n, struct bs_trigger_cell *cell)
+{
+	return fake_queue_trigger(n->context, &n->trigger_tail, cell);
 }
 
 uint32_t fake_node_open_handles(const struct fake_node *n)

@@ -88,6 +88,19 @@ const struct bs_record_header *fake_run_record(const struct fake_run *run,
 					       uint32_t *offset);
 int fake_run_count(const struct fake_run *run);
 
+/* Another context, as it should be, and its fd. */
+struct bs_context_segment *fake_node_make_context(int *fd);
+void fake_node_news(struct fake_node *n, enum bs_news_kind kind,
+		    uint64_t number, int fd);
+/* Whether the answer to that news has come. */
+bool fake_node_answered(struct fake_node *n, uint64_t number);
+/* From now on this context is the node's; the old one is the caller's. */
+void fake_node_use_context(struct fake_node *n,
+			   struct bs_context_segment *context, int fd);
+
+/* The next trigger of a queue. */
+bool fake_queue_trigger(struct bs_context_segment *queue, uint32_t *tail,
+			struct bs_trigger_cell *cell);
 /* The next trigger, copied; false when there is none. */
 bool fake_node_trigger(struct fake_node *n, struct bs_trigger_cell *cell);
 

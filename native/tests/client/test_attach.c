@@ -44,7 +44,7 @@ static void expect_run(uint64_t number, uint16_t flags, int records)
 }
 
 #define NODE_MAPPINGS BS_FDS
-#define CLIENT_MAPPINGS BS_FDS
+#define CLIENT_MAPPINGS (BS_FDS + 1) /* the context twice */
 
 /* Mappings of memfds in this process; the node has four of its own. */
 static int mappings(void)

@@ -1,0 +1,231 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Mapping what the daemon sends, and putting another segment in the place of
+ * one that threads use.
+ *
+ * Threads write to their slots at every begin and end, and read the policy at
+ * every begin. They take no lock for that and must not be waited for. So what
+ * is replaced is the memory behind their addresses: mremap() puts the new
+ * mapping where the old one was. A thread that comes by meanwhile waits in the
+ * page fault; once mremap() has returned, no processor knows the old pages any
+ * more. A pointer to a slot never changes, and there is nothing to free.
+ *
+ * That does not do for the trigger queue: who has claimed a cell of the old one
+ * must fill that cell. The context is therefore mapped twice. Threads show
+ * themselves through one mapping, whose memory changes. They fire through the
+ * other, whose address changes; who is inside says so (struct bs_member), and
+ * the old one is unmapped when nobody is.
+ *
+ * Who reads more than a word of the policy reads its `number` before and after,
+ * and begins anew where it changed.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "client.h"
+
+/* For whoever fires; a push takes less than a microsecond, unless its thread
+ * waits for a processor. */
+#define PUSH_PAUSE_NS 100000
+
+const char bs_map_failed[] =
+	"a segment has the wrong size, no seals, or no room";
+
+/* ---------------------------------------------------------------- one --- */
+
+static void *map(int fd, size_t bytes, bool writable)
+{
+	int protection = writable ? PROT_READ | PROT_WRITE : PROT_READ;
+	void *p = mmap(NULL, bytes, protection, MAP_SHARED, fd, 0);
+
+	if (p == MAP_FAILED)
+		return NULL;
+	/* A core dump must not hold the pool, a child must not write to it. */
+	if (madvise(p, bytes, MADV_DONTDUMP) ||
+	    madvise(p, bytes, MADV_DONTFORK)) {
+		munmap(p, bytes);
+		return NULL;
+	}
+	return p;
+}
+
+/* The seals promise that it cannot be truncated under our feet; its size must
+ * be what the layout says. */
+void *bs_map(int fd, size_t bytes, bool writable)
+{
+	const int seals = F_SEAL_GROW | F_SEAL_SHRINK;
+	struct stat st;
+	int got;
+
+	if (fstat(fd, &st) || st.st_size < 0 || (size_t)st.st_size != bytes)
+		return NULL;
+	got = fcntl(fd, F_GET_SEALS);
+	if (got < 0 || (got & seals) != seals)
+		return NULL;
+	return map(fd, bytes, writable);
+}
+
+void bs_unmap(const void *mapping, size_t bytes)
+{
+	if (mapping)
+		munmap((void *)mapping, bytes);
+}
+
+/* A BPF map has no seals, and needs none: it never changes its size, and the
+ * kernel maps no more than there is. */
+static bool is_bpf_map(int fd)
+{
+	static const char expected[] = "anon_inode:bpf-map";
+	char path[32], name[sizeof(expected)];
+
+	snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+	return readlink(path, name, sizeof(name)) == sizeof(expected) - 1 &&
+	       !memcmp(name, expected, sizeof(expected) - 1);
+}
+
+struct bs_context_segment *bs_context_map(int fd, const char **reason)
+{
+	struct bs_context_segment *c;
+
+	c = is_bpf_map(fd) ? map(fd, sizeof(*c), true)
+			   : bs_map(fd, sizeof(*c), true);
+	*reason = NULL;
+	if (!c)
+		*reason = bs_map_failed;
+	else if (c->magic != BS_ABI_MAGIC || !bs_version_is_spoken(c->version))
+		*reason = "the context segment has another version";
+	else if (c->thread_slots != BS_THREAD_SLOTS ||
+		 c->trigger_cells != BS_TRIGGER_CELLS)
+		*reason = "the context segment has another size";
+	if (!*reason)
+		return c;
+	bs_unmap(c, sizeof(*c));
+	return NULL;
+}
+
+const struct bs_policy *bs_policy_map(int fd, const char **reason)
+{
+	const struct bs_policy *p = bs_map(fd, BS_POLICY_BYTES, false);
+
+	*reason = NULL;
+	if (!p)
+		*reason = bs_map_failed;
+	else if (p->magic != BS_ABI_MAGIC || !bs_version_is_spoken(p->version))
+		*reason = "the policy table has another version";
+	if (!*reason)
+		return p;
+	bs_unmap(p, BS_POLICY_BYTES);
+	return NULL;
+}
+
+/* -------------------------------------------------- one for the other --- */
+
+/* `with` is unmapped where it was, also on failure. */
+static bool put_in_place(const void *place, const void *with, size_t bytes)
+{
+	if (mremap((void *)with, bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED,
+		   place) != MAP_FAILED)
+		return true;
+	/* Out of memory for the kernel's own bookkeeping. If it had unmapped
+	 * the place before it found out, threads must still find memory there:
+	 * this does nothing where something is mapped. */
+	mmap((void *)place, bytes, PROT_READ | PROT_WRITE,
+	     MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
+	bs_unmap(with, bytes);
+	return false;
+}
+
+const char *bs_policy_replace(struct bs_attachment *a, int fd)
+{
+	const char *reason;
+	const struct bs_policy *p = bs_policy_map(fd, &reason);
+
+	if (p && !put_in_place(a->policy, p, BS_POLICY_BYTES))
+		reason = bs_map_failed;
+	return reason;
+}
+
+/* What stands in a slot of the new context until it is known what its thread
+ * shows: no trace has this id. Nobody finds it, since the slot has no tid. */
+#define UNKNOWN 0xdf0b7a1c5e92a843ull
+
+static void settle(uint64_t *word, uint64_t shown)
+{
+	uint64_t unknown = UNKNOWN;
+
+	/* If it is something else, the thread has begun or ended since. */
+	compare_and_swap(word, &unknown, shown);
+}
+
+/* The slots of the old context do not change any more. */
+static void copy_slots(const struct bs_attachment *a,
+		       struct bs_context_segment *to,
+		       const struct bs_context_segment *from)
+{
+	for (uint32_t i = 0; i < a->slots_touched; i++) {
+		const struct bs_thread_slot *old = &from->slots[i];
+		struct bs_thread_slot *slot = &to->slots[i];
+
+		settle(&slot->trace_hi, READ_ONCE(old->trace_hi));
+		settle(&slot->trace_lo, READ_ONCE(old->trace_lo));
+		store_release(&slot->tid, READ_ONCE(old->tid));
+	}
+}
+
+const char *bs_context_replace(struct bs_attachment *a, int fd,
+			       struct bs_context_segment **old)
+{
+	struct bs_context_segment *context, *queue;
+	const char *reason;
+
+	context = bs_context_map(fd, &reason);
+	if (!context)
+		return reason;
+	queue = bs_context_map(fd, &reason);
+	if (!queue) {
+		bs_unmap(context, sizeof(*context));
+		return reason;
+	}
+	for (uint32_t i = 0; i < a->slots_touched; i++) {
+		WRITE_ONCE(queue->slots[i].tid, 0);
+		WRITE_ONCE(queue->slots[i].trace_hi, UNKNOWN);
+		WRITE_ONCE(queue->slots[i].trace_lo, UNKNOWN);
+	}
+	if (!put_in_place(a->context, context, sizeof(*context))) {
+		bs_unmap(queue, sizeof(*queue));
+		return bs_map_failed;
+	}
+	*old = a->queue;
+	copy_slots(a, queue, *old);
+	store_release(&a->queue, queue);
+	return NULL;
+}
+
+static bool anybody_pushes(const struct bs_context_segment *queue)
+{
+	for (const struct bs_member *m = bs_members; m; m = m->next) {
+		if (load_acquire(&m->pushing) == queue)
+			return true;
+	}
+	return false;
+}
+
+void bs_queue_unmap(struct bs_context_segment *queue)
+{
+	const struct timespec pause = {.tv_nsec = PUSH_PAUSE_NS};
+
+	/* See queue_enter(). */
+	full_fence();
+	while (anybody_pushes(queue)) {
+		pthread_mutex_unlock(&bs_lock);
+		nanosleep(&pause, NULL);
+		pthread_mutex_lock(&bs_lock);
+	}
+	bs_unmap(queue, sizeof(*queue));
+}

@@ -1,0 +1,124 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Whose time, and how much memory, it takes to meet new pages. */
+#include <sched.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include "check.h"
+#include "fake_node.h"
+
+#define SEGMENTS 64u
+#define AHEAD 4u /* as in prefault.c */
+
+static struct fake_node node;
+
+static struct bs_trace_id trace(uint64_t number)
+{
+	return (struct bs_trace_id){6, number};
+}
+
+/* Pages of a segment that have memory. */
+static uint32_t pages(uint32_t segment)
+{
+	unsigned char resident[BS_SEGMENT_BYTES / 4096];
+	size_t page = (size_t)sysconf(_SC_PAGESIZE);
+	uint32_t n = 0;
+
+	CHECK_EQ(mincore(node.arena + (size_t)segment * BS_SEGMENT_BYTES,
+			 BS_SEGMENT_BYTES, resident),
+		 0);
+	for (size_t i = 0; i < BS_SEGMENT_BYTES / page; i++)
+		n += resident[i] & 1;
+	return n * (uint32_t)(page / 4096);
+}
+
+static uint32_t populated(void)
+{
+	uint32_t n = 0;
+
+	while (n < SEGMENTS && pages(n) == BS_SEGMENT_BYTES / 4096)
+		n++;
+	for (uint32_t i = n + 1; i < SEGMENTS; i++)
+		CHECK_EQ(pages(i), 0);
+	return n;
+}
+
+/* Write until the n-th segment is in use. */
+static void use_segments(uint32_t n)
+{
+	CHECK_EQ(bs_begin(trace(n)), 0);
+	while (node.grants->tail < n)
+		CHECK_EQ(bs_tracepoint("0123456789", 10), 0);
+	CHECK_EQ(bs_end(), 0);
+}
+
+static uint64_t faults(void)
+{
+	struct rusage usage;
+
+	CHECK_EQ(getrusage(RUSAGE_THREAD, &usage), 0);
+	return (uint64_t)usage.ru_minflt;
+}
+
+static void test_unused_stock_has_no_memory(void)
+{
+	CHECK_EQ(populated(), 0);
+	CHECK_EQ(bs_begin(trace(1)), 0);
+	CHECK_EQ(populated(), 0);
+	CHECK_EQ(bs_tracepoint("", 0), 0);
+	CHECK_EQ(bs_end(), 0);
+	/* That one, by the thread itself. */
+	CHECK_EQ(populated(), 1);
+}
+
+/* Until half of what it may be ahead is ready. Only who takes one within a second
+ * of another gets that, which on a starved machine takes more than one try. */
+static void wait_until_ready(void)
+{
+	for (uint32_t spins = 1; populated() < node.grants->tail + AHEAD / 2;
+	     spins++) {
+		if (spins % 1000000 == 0)
+			use_segments(node.grants->tail + 1);
+		sched_yield();
+	}
+}
+
+/* Who takes one soon after another gets the next ones ready, and no more. */
+static void test_next_segments_are_ready(void)
+{
+	for (uint32_t n = 2; n < 12; n++) {
+		use_segments(n);
+		wait_until_ready();
+		CHECK(populated() <= node.grants->tail + AHEAD);
+	}
+}
+
+/* The thread that writes meets none of their pages. */
+static void test_writer_has_no_faults(void)
+{
+	uint64_t before;
+
+	wait_until_ready();
+	before = faults();
+	use_segments(node.grants->tail + AHEAD / 2);
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+	/* A sanitizer's own memory aside. */
+	CHECK(faults() - before < BS_SEGMENT_BYTES / 4096);
+#else
+	(void)before;
+#endif
+}
+
+int main(void)
+{
+	fake_node_open(&node);
+	fake_node_attach(&node, SEGMENTS, SEGMENTS);
+	RUN(test_unused_stock_has_no_memory);
+	RUN(test_next_segments_are_ready);
+	RUN(test_writer_has_no_faults);
+	bs_shutdown();
+	fake_node_close(&node);
+	return 0;
+}
