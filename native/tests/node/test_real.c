@@ -34,7 +34,7 @@ static uint64_t now_ns(void)
 static void *serve(void *unused)
 {
 	union {
-		char bytes[CMSG_SPACE(3 * sizeof(int))];
+		char bytes[CMSG_SPACE(BS_FDS * sizeof(int))];
 		struct cmsghdr align;
 	} control = {0};
 	struct bs_attach_request request;
@@ -64,9 +64,11 @@ static void *serve(void *unused)
 	reply.arena_bytes = (uint64_t)lseek(fds.arena, 0, SEEK_END);
 	c->cmsg_level = SOL_SOCKET;
 	c->cmsg_type = SCM_RIGHTS;
-	c->cmsg_len = CMSG_LEN(3 * sizeof(int));
-	memcpy(CMSG_DATA(c), (int[]){fds.arena, fds.channel, fds.context},
-	       3 * sizeof(int));
+	c->cmsg_len = CMSG_LEN(BS_FDS * sizeof(int));
+	memcpy(CMSG_DATA(c),
+	       (int[]){fds.arena, fds.channel, fds.context,
+		       bsn_policy_fd(node)},
+	       BS_FDS * sizeof(int));
 	CHECK_EQ(sendmsg(peer, &message, 0), sizeof(reply));
 	close(fds.arena);
 	close(fds.channel);
@@ -157,7 +159,7 @@ static bool is_recorded(uint64_t number)
 	CHECK_EQ(bs_begin(id), 0);
 	CHECK_EQ(bs_tracepoint("", 0), 0);
 	CHECK_EQ(bs_end(), 0);
-	CHECK_EQ(bsn_collect(node, id, id, "test", now_ns(), &s), 0);
+	collect(node, id, now_ns(), &s);
 	return s.flags & BSN_SLICE_HELD;
 }
 
@@ -175,7 +177,7 @@ static void follows_the_sampling(void)
 	/* It goes on with what it has begun. */
 	CHECK_EQ(bs_tracepoint("", 0), 0);
 	CHECK_EQ(bs_end(), 0);
-	CHECK_EQ(bsn_collect(node, open, open, "test", now_ns(), &s), 0);
+	collect(node, open, now_ns(), &s);
 	CHECK_EQ(s.flags, BSN_SLICE_HELD);
 	CHECK(!is_recorded(2));
 	bsn_set_sampling(node, UINT64_MAX, false);

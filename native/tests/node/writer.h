@@ -471,6 +471,11 @@ static inline void collect(struct bsn *n, struct bs_trace_id id, uint64_t now,
 			   struct bsn_slice *s)
 {
 	CHECK_EQ(bsn_collect(n, id, id, "test", now, s), 0);
+	/* One that came with others waits for the pass of the next poll. */
+	if (s->flags & BSN_SLICE_SEARCHING) {
+		bsn_poll(n, now);
+		CHECK_EQ(bsn_slice_info(n, id, s), 0);
+	}
 }
 
 /* Without collecting it, or reading any of it: so HELD is not among them. */
