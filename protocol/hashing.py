@@ -49,7 +49,8 @@ class TraceHash:
 
     def __call__(self, trace: TraceId) -> int:
         """64 bits, uniform over trace ids however they were made."""
-        return fmix64(fnv1a64(trace, self._prepared))
+        first, second = int.from_bytes(trace[:8], "big"), int.from_bytes(trace[8:], "big")
+        return fmix64(fmix64(self._prepared ^ first) ^ second)
 
 
 def node_id(name: str) -> NodeId:

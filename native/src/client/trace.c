@@ -71,12 +71,10 @@ int bs_begin(struct bs_trace_id id)
 		return -EINVAL;
 	if (unlikely(t->own_open) ||
 	    unlikely(t->attachment != READ_ONCE(bs_current)) ||
-	    unlikely(!t->area) ||
-	    unlikely(READ_ONCE(t->attachment->policy->percentage_threshold) !=
-		     BS_PERCENTAGE_ALL))
+	    unlikely(!t->area))
 		return begin_slow(t, id);
 	handle = bs_thread_draw_own_handle(t);
-	fill_in(t, &t->own, id, handle, 0);
+	fill_in(t, &t->own, id, handle, bs_thread_recorded(t, id));
 	t->own_open = true;
 	show_trace(t, id, handle);
 	return 0;
