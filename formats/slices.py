@@ -295,7 +295,9 @@ class Handle:
             return "bytes inside a run are missing"
         if self.last_seq is None:
             return "it was never closed"
-        if len(self.run_bytes) != self.last_seq + 1 or max(self.run_bytes) != self.last_seq:
+        if max(self.run_bytes) > self.last_seq:
+            return f"run {max(self.run_bytes)} comes after the last, {self.last_seq}"
+        if len(self.run_bytes) != self.last_seq + 1:
             return f"{len(self.run_bytes)} of {self.last_seq + 1} runs are there"
         return None
 

@@ -33,6 +33,6 @@ def by_excess(
     """The names above their fair share, those furthest above it first."""
     shares = fair_shares(demands, weights, capacity)
     excess = {name: demands[name] - shares[name] for name in demands}
-    # Half a byte is the noise of dividing.
-    over = [name for name in excess if excess[name] > 0.5]
+    # A byte too many may be spread over all of them; what is less is the noise of dividing.
+    over = [name for name in excess if excess[name] > 0.5 / len(excess)]
     return sorted(over, key=lambda name: (-excess[name], name))

@@ -3,7 +3,8 @@
 
 - Nothing is acknowledged that the store has not made durable.
 - Versions of a verdict rise by one, and each differs from the one before.
-- The bytes in the store are contiguous, and what is in memory fits.
+- The bytes in the store are contiguous, and what is in memory fits: bytes that
+  were not kept, or are durable, take none.
 - A node is asked for a trace and group once on each session, until its release.
 - What is said fits the wire.
 """
@@ -203,7 +204,7 @@ class Harness:
             for write in self.written
             if isinstance(write.record, AppendSlice)
         )
-        assert undurable <= self.core.memory_bytes
+        assert undurable == self.core.figures().undurable_bytes <= self.core.memory_bytes
         if self.autosave and self.written:
             self.save()
 

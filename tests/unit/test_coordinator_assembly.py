@@ -207,6 +207,30 @@ def test_credit_of_streams_that_close_goes_to_those_that_wait() -> None:
     assert served == waiting[: len(served)]
 
 
+def test_credit_of_a_stream_that_is_lost_is_there_for_the_next() -> None:
+    harness = Harness(CoordinatorConfig(memory_bytes=MIB, credit_window_bytes=MIB))
+    harness.cluster("n1")
+    granted = harness.credit["n1"]
+    for _ in range(10):
+        harness.lose_slices("n1")
+        harness.open_slices("n1")
+        assert harness.core.memory_bytes == harness.credit["n1"] == granted
+
+
+def test_bytes_that_are_not_kept_cost_no_credit() -> None:
+    """Repeated, behind a gap, of a slice that was given up: the stream may send as much again."""
+    harness = Harness(CoordinatorConfig(memory_bytes=MIB, credit_window_bytes=65536))
+    harness.cluster("n1")
+    harness.fire("n1", T)
+    harness.send("n1", T, 0, bytes(1000), epoch=2)
+    for _ in range(100):
+        harness.send("n1", T, 0, bytes(1000), epoch=2)
+        harness.send("n1", T, 9000, bytes(32000), epoch=2)
+        harness.send("n1", T, 500, bytes(1000), epoch=1)
+    assert harness.core.counters.chunks_over_credit == 0
+    assert harness.credit["n1"] > 65536 // 2
+
+
 def test_a_slow_store_stops_the_credit() -> None:
     harness = Harness(CoordinatorConfig(memory_bytes=CHUNK_BYTES_MAX, credit_window_bytes=65536))
     harness.autosave = False

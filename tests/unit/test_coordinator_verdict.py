@@ -184,6 +184,13 @@ def record(*bodies: Body) -> bytes:
             "span 0000000000000001 'op1' of svc[101] never ended",
         ),
         (
+            # Two processes may give a span the same id; each ends its own.
+            {"n1": record(*span(1, ended=False)) + run(*span(1), client=2)},
+            ReasonKind.UNFINISHED,
+            "n1",
+            "span 0000000000000001 'op1' of svc[101] never ended",
+        ),
+        (
             {"n1": record(*span(1, ended=False)) + encode_piece(PieceKind.EXIT, client=1)},
             ReasonKind.UNFINISHED,
             "n1",
@@ -221,6 +228,12 @@ def record(*bodies: Body) -> bytes:
         ),
         ({"n1": record(*span(1)) + b"\xff" * 24}, ReasonKind.MALFORMED, "n1", "make no sense"),
         ({"n1": record(*span(1)) + b"\0"}, ReasonKind.MALFORMED, "n1", "make no sense"),
+        (
+            {"n1": record(*span(1), Data(RecordType.SPAN_END, b"short"))},
+            ReasonKind.MALFORMED,
+            "n1",
+            "1 places make no sense",
+        ),
         (
             {
                 "n1": preamble()
@@ -542,6 +555,77 @@ def test_a_partition_that_heals_is_made_good() -> None:
     harness.connect("n2")
     harness.open_slices("n2")
     harness.deliver(T, {"n2": slices["n2"]})
+    harness.wait(S)
+    verdict = harness.verdict(T)
+    assert verdict is not None
+    assert (verdict.version, verdict.kind) == (2, VerdictKind.COHERENT)
+
+
+def is_waited_for(harness: Harness) -> bool:
+    """Whether nobody is told to forget T for long after a whole trace would be released."""
+    harness.take_said()
+    harness.wait(harness.config.missing_linger_ns - 10 * S)
+    return not any(isinstance(message, Release) for _, message in harness.take_said())
+
+
+def test_a_node_that_did_not_answer_may_still_do_so() -> None:
+    harness = Harness()
+    slices = two_nodes()
+    harness.cluster(*slices)
+    harness.fire("n1", T)
+    harness.deliver(T, {"n1": slices["n1"]})
+    harness.wait(2 * S)
+    verdict = harness.verdict(T)
+    assert verdict is not None
+    assert kinds(verdict) == [ReasonKind.HOP_OUT_UNMET, ReasonKind.NO_ANSWER]
+    assert is_waited_for(harness)
+    harness.deliver(T, {"n2": slices["n2"]})
+    harness.wait(S)
+    verdict = harness.verdict(T)
+    assert verdict is not None
+    assert (verdict.version, verdict.kind) == (2, VerdictKind.COHERENT)
+
+
+def test_a_node_whose_word_is_missing_may_still_say_how_much_there_is() -> None:
+    harness = Harness()
+    slices = two_nodes()
+    harness.cluster(*slices)
+    harness.fire("n1", T)
+    harness.deliver(T, {"n1": slices["n1"]})
+    harness.lose("n2")  # before its status
+    harness.send("n2", T, 0, slices["n2"])
+    harness.wait(2 * S)
+    verdict = harness.verdict(T)
+    assert verdict is not None
+    assert kinds(verdict) == [ReasonKind.BYTES_MISSING]
+    assert is_waited_for(harness)
+    harness.connect("n2")
+    harness.status("n2", T, len(slices["n2"]))
+    harness.wait(S)
+    verdict = harness.verdict(T)
+    assert verdict is not None
+    assert (verdict.version, verdict.kind) == (2, VerdictKind.COHERENT)
+
+
+def test_a_node_that_is_away_may_have_been_visited_again() -> None:
+    harness = Harness()
+    slices = two_nodes()
+    whole = slices["n1"] + run(*span(3), hop_out("n1", 3), handle=2)
+    harness.cluster(*slices)
+    harness.fire("n1", T)
+    harness.deliver(T, {"n1": whole, "n2": slices["n2"]})
+    harness.lose("n2")
+    harness.lose_slices("n2")
+    harness.wait(S)
+    verdict = harness.verdict(T)
+    assert verdict is not None
+    assert kinds(verdict) == [ReasonKind.HOP_OUT_UNMET]
+    assert is_waited_for(harness)
+    harness.connect("n2")
+    harness.open_slices("n2")
+    second = run(hop_in("n1", 3), *span(4, 3), handle=2)
+    harness.status("n2", T, len(slices["n2"] + second))
+    harness.send("n2", T, len(slices["n2"]), second)
     harness.wait(S)
     verdict = harness.verdict(T)
     assert verdict is not None

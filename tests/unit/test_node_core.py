@@ -8,7 +8,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from appliance.core.limits import TokenBucket
+from appliance.core.limits import PROCESSES_MAX, Admission, Refusal, TokenBucket
 from appliance.core.node import NodeConfig, NodeCore, TriggerLimits, TriggerPolicy
 from counting.trigger_names import OTHER_NAMES
 from formats.slices import Breadcrumb, Data
@@ -160,6 +160,36 @@ def test_limits_are_per_process_first_and_the_suppressed_travel_with_the_next() 
     assert [m.suppressed for m in node.take() if isinstance(m, TriggerFired)] == [1]
 
 
+def test_a_trigger_that_fires_again_adds_its_laterals_and_loses_none() -> None:
+    node = Node()
+    for number in (1, 2, 3):
+        node.write(number)
+    node.connect()
+    for lateral in (2, 3):
+        node.fire(1, laterals=(lateral,))
+        node.fire(1, laterals=(lateral,))
+    fired = [m for m in node.take() if isinstance(m, TriggerFired)]
+    assert [m.laterals for m in fired] == [(trace(2), trace(3))]
+    assert {s.trace for s in node.pool.slices()} == {trace(1), trace(2), trace(3)}
+    assert node.core.counters.triggers["t"].merged == 2
+
+
+def test_an_acknowledgement_of_what_was_said_before_says_nothing_of_what_was_added() -> None:
+    node = Node()
+    group = Group("t", trace(1))
+    node.connect()
+    for lateral in (2, 3):
+        node.fire(1, laterals=(lateral,))
+        node.take()
+    node.hear(TriggerAck(group))
+    node.core.on_control_lost(node.now_ns)
+    (fired,) = [m for m in node.connect() if isinstance(m, TriggerFired)]
+    assert fired.laterals == (trace(2), trace(3))
+    node.hear(TriggerAck(group))
+    node.core.on_control_lost(node.now_ns)
+    assert not [m for m in node.connect() if isinstance(m, TriggerFired)]
+
+
 def test_a_dry_run_is_limited_and_counted_and_collects_nothing() -> None:
     node = Node(NodeConfig("n1", limits=TriggerLimits(1, 3, 1, 10)))
     for number in range(5):
@@ -250,6 +280,26 @@ def test_a_new_stream_goes_on_from_what_is_durable() -> None:
     assert [c.offset for c in node.core.take_chunks(node.now_ns)] == [100]
 
 
+def test_a_new_stream_repeats_what_is_not_known_to_be_durable() -> None:
+    node = Node(NodeConfig("n1", chunk_bytes=64))
+    node.write(1, 1000)
+    node.fire(1)
+    node.connect()
+    node.connect_slices(128)
+    first = node.core.take_chunks(node.now_ns)
+    sent = b"".join(chunk.data for chunk in first)
+    assert len(sent) == 128
+    counters = node.core.counters.triggers["t"]
+    node.core.on_slice_reply(SliceReply((SliceAck(trace(1), 40, first[0].epoch),)), node.now_ns)
+    node.core.on_slices_lost(node.now_ns)
+    node.connect_slices(64)
+    (again,) = node.core.take_chunks(node.now_ns)
+    assert (again.offset, again.data) == (40, sent[40:104])
+    assert counters.reported == 0
+    node.ack_all()
+    assert counters.reported == 1
+
+
 def test_each_slice_of_a_trace_has_an_epoch_of_its_own() -> None:
     node = Node(NodeConfig("n1", triggered_ttl_ns=1000))
     node.write(1, 100)
@@ -288,6 +338,24 @@ def test_two_groups_hold_a_trace_until_both_let_go() -> None:
     assert SliceFlags.ABANDONED not in node.pool.flags_of(trace(2))
     node.hear(Drop(Group("b", trace(3))))
     assert list(node.pool.slices()) == []
+
+
+def test_a_shared_trace_is_charged_to_its_first_group_and_then_to_the_next() -> None:
+    node = Node()
+    node.write(1)
+    shared = node.write(2, close=False)
+    node.write(3)
+    node.fire(1, "a", laterals=(2,))
+    node.fire(3, "b", laterals=(2,))
+    node.pool.write(shared, 0, Data(1, bytes(50)), node.now_ns)
+    node.poll()
+    sizes = {int.from_bytes(s.trace, "big"): s.bytes for s in node.pool.slices()}
+    charged = {name: depth.bytes for name, depth in node.core.queues.items()}
+    assert charged == {"a": sizes[1] + sizes[2], "b": sizes[3]}
+    node.connect()
+    node.hear(Drop(Group("a", trace(1))))
+    charged = {name: depth.bytes for name, depth in node.core.queues.items()}
+    assert charged == {"a": 0, "b": sizes[2] + sizes[3]}
 
 
 def test_a_group_that_was_given_up_stays_given_up() -> None:
@@ -409,7 +477,8 @@ def test_a_new_daemon_reports_what_the_store_held() -> None:
 
 
 def test_overload_gives_up_the_lowest_priority_of_the_greediest_trigger() -> None:
-    config = NodeConfig("n1", limits=TriggerLimits(1, 1000, 1, 1000))
+    limits = TriggerLimits(1, 1000, 1, 1000)
+    config = NodeConfig("n1", cluster_seed=0x0123456789ABCDEF, limits=limits)
     node = Node(config, PoolConfig(store_bytes=1 << 20))
     node.connect()
     for number in range(1, 6):
@@ -719,6 +788,22 @@ def test_a_bucket_admits_no_more_than_rate_and_burst(
     for i, begin_ns in enumerate(taken):
         for j in range(i, len(taken)):
             assert j - i + 1 <= burst + rate * (taken[j] - begin_ns) / S + 1e-6
+
+
+def test_who_asks_too_often_still_gets_its_rate() -> None:
+    bucket = TokenBucket(10, 1, 0)
+    assert sum(bucket.take(ms * MS) for ms in range(10_000)) == 100
+
+
+def test_who_is_refused_gets_no_tokens_by_others_that_come() -> None:
+    admission = Admission(TriggerLimits(1, 2, 1e6, 1e6))
+    assert [admission.admit(0, "t", 0) for _ in range(3)] == [None, None, Refusal.PROCESS]
+    for client in range(1, PROCESSES_MAX):
+        assert admission.admit(client, "t", 0) is None
+    # By now all are full again but the first: it is the one to remember when one more comes.
+    now_ns = 3 * S // 2
+    assert admission.admit(PROCESSES_MAX, "t", now_ns) is None
+    assert [admission.admit(0, "t", now_ns) for _ in range(2)] == [None, Refusal.PROCESS]
 
 
 @given(

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from appliance.core.abandonment import by_excess, fair_shares
@@ -86,6 +86,7 @@ def test_fair_shares_are_weighted_max_min(
 
 
 @given(demands_and_weights, st.integers(0, 20_000))
+@example(dict.fromkeys("abcd", (10, 1.0)), 39)  # a quarter of a byte each
 def test_somebody_is_above_its_share_iff_there_is_too_little(
     wanted: dict[str, tuple[int, float]], capacity: int
 ) -> None:
@@ -153,6 +154,17 @@ def test_a_queue_reports_by_priority_and_gives_up_from_the_other_end(
         if not order or order[-1] != chunk[1]:
             order.append(chunk[1])
     assert order == ranked
+
+
+def test_a_queue_within_its_share_gives_up_nothing_however_much_it_holds() -> None:
+    queues = Queues(NodeConfig("n", policies={"important": TriggerPolicy(weight=9)}))
+    for number in range(1, 9):
+        queues.add(number, "important", 100)
+    for number in range(11, 14):
+        queues.add(number, "other", 100)
+    # Of 1000 bytes it may have 900, and has 800.
+    lowest = queues.reporter.lowest_group(100, 0)
+    assert lowest is not None and lowest.queue == "other"
 
 
 def test_new_bytes_of_a_reported_slice_go_ahead_of_unreported_groups() -> None:

@@ -372,6 +372,11 @@ def test_runs_that_are_not() -> None:
     assert problem(run(X, flags=F), run(X, flags=F | L, start=48)) == (
         "bytes inside a run are missing"
     )
+    # What should not be there does not stand in for what should.
+    assert problem(run(X, flags=F), run(X, seq=2, flags=L), run(X, seq=3, flags=N)) == (
+        "run 3 comes after the last, 2"
+    )
+    assert problem(run(X, flags=N), run(X, seq=1, flags=F | L)) == "its first run is missing"
 
 
 @given(st.permutations(range(5)), st.integers(0, 4))
@@ -389,6 +394,12 @@ def test_what_was_copied_twice_is_read_once() -> None:
     again = run(one, two, flags=F | L)
     records, decoder = feed(first + again)
     assert [record.body for record in records] == [one, two]
+    assert decoder.handles[1, 1].problem() is None
+    # However often it begins again, and whatever it had by then.
+    shorter = run(one, flags=F)
+    rest = run(two, Data(1, b"three"), flags=F | L, start=24)
+    records, decoder = feed(run(one, two, flags=F) + shorter + rest)
+    assert [record.body for record in records] == [one, two, Data(1, b"three")]
     assert decoder.handles[1, 1].problem() is None
 
 

@@ -274,6 +274,7 @@ def node_batch(message: pb.NodeMessage) -> bytes:
     [
         ("message", pb.NodeMessage()),
         ("hello.protocol", pb.NodeMessage(hello=pb.Hello(protocol=1, node="n"))),
+        ("hello.protocol", pb.NodeMessage(hello=pb.Hello(protocol=wire.PROTOCOL + 1, node="n"))),
         ("hello.node", pb.NodeMessage(hello=pb.Hello(protocol=wire.PROTOCOL))),
         ("trigger_fired.group.trigger", pb.NodeMessage(trigger_fired=pb.TriggerFired())),
         (
