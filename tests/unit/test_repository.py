@@ -36,6 +36,8 @@ SOURCE_NAMES = frozenset((".clang-format", ".clang-tidy", ".gitignore", "Makefil
 # some helpers to GPL-compatible programs only.
 DEFAULT_LICENSE = "Apache-2.0"
 BPF_LICENSE = "(GPL-2.0-only OR BSD-2-Clause)"
+# Headers that BPF C includes too.
+SHARED_WITH_BPF = {Path("native/src/abi/types.h"), Path("native/src/abi/context.h")}
 
 # Written as expressions so that this file does not match itself.
 REGISTRY_HOST = re.compile(
@@ -109,7 +111,10 @@ def test_every_source_names_its_licence(repository: Path) -> None:
     wrong = []
     for path, text in found.items():
         in_kernel = path.is_relative_to("bpf") and path.suffix in (".c", ".h")
-        wanted = f"SPDX-License-Identifier: {BPF_LICENSE if in_kernel else DEFAULT_LICENSE}"
+        licence = BPF_LICENSE if in_kernel else DEFAULT_LICENSE
+        if path in SHARED_WITH_BPF:
+            licence = f"{BPF_LICENSE} OR {DEFAULT_LICENSE}"
+        wanted = f"SPDX-License-Identifier: {licence}"
         # The first line, or the second after a script's interpreter.
         head = text.splitlines()[:2]
         named = any(line.strip(" #/*") == wanted for line in head)
