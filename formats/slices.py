@@ -50,7 +50,7 @@ class RunFlags(enum.IntFlag):
     FIRST = 0x0001
     LAST = 0x0002
     LOSSY = 0x0004
-    CLOSED = 0x8000
+    CLOSED = 0x0008
 
 
 class RecordType(enum.IntEnum):

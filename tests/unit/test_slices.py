@@ -420,10 +420,13 @@ def test_losses_and_exits() -> None:
 # ---------------------------------------------------------------- the ABI
 
 
+def abi(repository: Path) -> str:
+    headers = [repository / "native/src/abi.h", *(repository / "native/src/abi").glob("*.h")]
+    return "".join(header.read_text() for header in headers)
+
+
 def test_the_numbers_are_those_of_the_headers(repository: Path) -> None:
-    text = (repository / "native/src/abi.h").read_text() + (
-        repository / "native/include/backsight.h"
-    ).read_text()
+    text = abi(repository) + (repository / "native/include/backsight.h").read_text()
     named = {
         name: int(value, 0)
         for name, value in re.findall(r"\b(BS_[A-Z_]+)\s*=?[\s\\]+(0x[0-9a-fA-F]+|\d+)u?\b", text)
@@ -440,7 +443,7 @@ def test_the_numbers_are_those_of_the_headers(repository: Path) -> None:
 
 
 def test_the_sizes_are_those_that_the_header_asserts(repository: Path) -> None:
-    text = (repository / "native/src/abi.h").read_text()
+    text = abi(repository)
     sizes = {
         name: int(size) for name, size in re.findall(r"sizeof\(struct (bs_\w+)\) == (\d+)", text)
     }
