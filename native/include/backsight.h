@@ -92,9 +92,6 @@ struct bs_record_header {
  * segment (64 KiB), and half a segment bounds what is wasted at its end. */
 #define BS_PAYLOAD_MAX 32768u
 
-/* How far ahead of the cursor. Half and twice as far were a little worse. */
-#define BS_PREFETCH_BYTES 1024
-
 #define BS_NODE_NAME_MAX 63    /* bytes of a node's name, as of a DNS label */
 #define BS_TRIGGER_NAME_MAX 31 /* bytes; [a-z0-9_.-] */
 #define BS_TRIGGER_WHY_MAX 95  /* bytes; longer texts are cut */
@@ -204,9 +201,6 @@ static inline int bs_record_at(uint16_t type, const void *payload,
 	    !bs_writer_open(need))
 		return bs_tracepoint_slow(type, payload, payload_bytes, ticks);
 	h = (struct bs_record_header *)w->cursor;
-	/* What comes next in the segment is in memory, not in a cache: ask for
-	 * it some records before it is written. */
-	__builtin_prefetch(w->cursor + BS_PREFETCH_BYTES, 1);
 	h->payload_bytes = (uint32_t)payload_bytes;
 	h->type = type;
 	h->flags = 0;

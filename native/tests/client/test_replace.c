@@ -14,7 +14,7 @@
 #include "fake_node.h"
 
 #define THREADS 4
-#define REPLACEMENTS 50
+#define REPLACEMENTS 25
 /* At least so many triggers of each thread between two replacements. */
 #define TRIGGERS 200
 
@@ -315,6 +315,8 @@ static void *fire(void *argument)
 				"why", NULL, 0)) {
 			number++;
 			WRITE_ONCE(fired[thread], number);
+		} else {
+			sched_yield();
 		}
 		bs_end();
 	}
