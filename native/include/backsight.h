@@ -156,13 +156,13 @@ static inline uint64_t bs_cpu_counter(void)
  * nanoseconds. The node stores the relation to real time beside the data once
  * a second. */
 BS_EXPORT uint64_t bs_clock_ticks_slow(void);
-extern BS_EXPORT bool bs_clock_is_counter;
+extern BS_EXPORT const bool *const bs_clock_is_counter;
 
 static inline uint64_t bs_clock_ticks(void)
 {
 #if BS_HAS_CPU_COUNTER
 	if (__builtin_expect(
-		    __atomic_load_n(&bs_clock_is_counter, __ATOMIC_RELAXED), 1))
+		    __atomic_load_n(bs_clock_is_counter, __ATOMIC_RELAXED), 1))
 		return bs_cpu_counter();
 #endif
 	return bs_clock_ticks_slow();

@@ -155,6 +155,16 @@ static bool reply_is_a_yes(const struct bs_attach_reply *reply)
 	return true;
 }
 
+/* The daemon that we were attached to is gone. Where there is no room for
+ * another's segments, what it left makes room before the next attempt. */
+static void drop_attachment(void)
+{
+	if (bs_process.current == &bs_nowhere)
+		return;
+	memset(request.token, 0, sizeof(request.token));
+	bs_attachment_unmap(bs_attachment_publish(&bs_nowhere));
+}
+
 static bool take_reply(const struct bs_attach_reply *reply, int n_fds,
 		       const int fds[BS_LINK_FDS_MAX])
 {
@@ -164,8 +174,8 @@ static bool take_reply(const struct bs_attach_reply *reply, int n_fds,
 	if (!reply_is_a_yes(reply))
 		return false;
 	if (reply->resumed) {
-		if (n_fds || bs_current == &bs_nowhere ||
-		    memcmp(reply->token, bs_current->token,
+		if (n_fds || bs_process.current == &bs_nowhere ||
+		    memcmp(reply->token, bs_process.current->token,
 			   sizeof(reply->token)) != 0) {
 			complain("the daemon resumed what never was");
 			return false;
@@ -180,11 +190,12 @@ static bool take_reply(const struct bs_attach_reply *reply, int n_fds,
 	a = bs_attachment_map(reply, fds, &reason);
 	if (!a) {
 		complain("%s", reason);
+		if (reason == bs_no_room)
+			drop_attachment();
 		return false;
 	}
 	memcpy(request.token, a->token, sizeof(request.token));
-	a = bs_attachment_publish(a);
-	bs_attachment_unmap(a);
+	bs_attachment_unmap(bs_attachment_publish(a));
 	return true;
 }
 
@@ -215,6 +226,8 @@ static bool exchange(void)
 	else
 		complain("the answer is too short");
 	bs_packet_close_fds(&packet);
+	/* Gives up bs_lock, so not before. */
+	bs_attachment_retire_old();
 	return ok;
 }
 
@@ -270,8 +283,8 @@ static void take_context(const struct bs_attach_news *news,
 			 struct bs_packet *packet)
 {
 	struct bs_context_segment *old_queue;
-	const char *reason =
-		bs_context_replace(bs_current, packet->fds[0], &old_queue);
+	const char *reason = bs_context_replace(bs_process.current,
+						packet->fds[0], &old_queue);
 
 	if (reason) {
 		complain("a new context was not taken: %s", reason);
@@ -294,7 +307,7 @@ static void take_news(struct bs_packet *packet)
 	if (news.kind == BS_NEWS_CONTEXT)
 		take_context(&news, packet);
 	if (news.kind == BS_NEWS_POLICY) {
-		reason = bs_policy_replace(bs_current, packet->fds[0]);
+		reason = bs_policy_replace(bs_process.current, packet->fds[0]);
 		if (reason)
 			complain("a new policy was not taken: %s", reason);
 	}
@@ -323,11 +336,11 @@ static void *attach_thread(void *arg)
 	struct timespec deadline;
 
 	(void)arg;
-	pthread_mutex_lock(&bs_lock);
+	pthread_mutex_lock(&bs_process.lock);
 	while (!is_stopped && !is_last_thread()) {
 		if (exchange()) {
 			n_attachments++;
-			pthread_cond_broadcast(&bs_changed);
+			pthread_cond_broadcast(&bs_process.changed);
 			bs_prefault_start();
 			wait_for_news();
 			backoff_ms = BACKOFF_MIN_MS;
@@ -337,14 +350,15 @@ static void *attach_thread(void *arg)
 		bs_link_close();
 		deadline = deadline_after(backoff_ms);
 		while (!is_stopped &&
-		       !pthread_cond_clockwait(&bs_changed, &bs_lock,
+		       !pthread_cond_clockwait(&bs_process.changed,
+					       &bs_process.lock,
 					       CLOCK_MONOTONIC, &deadline))
 			;
 		backoff_ms *= 2;
 		if (backoff_ms > BACKOFF_MAX_MS)
 			backoff_ms = BACKOFF_MAX_MS;
 	}
-	pthread_mutex_unlock(&bs_lock);
+	pthread_mutex_unlock(&bs_process.lock);
 	bs_prefault_stop();
 	return NULL;
 }
@@ -352,13 +366,16 @@ static void *attach_thread(void *arg)
 void bs_attach_start(void)
 {
 	sigset_t all, before;
+	int cancel_state;
 
 	if (is_started || is_stopped)
 		return;
-	if (!configure()) {
-		is_stopped = true;
+	/* It may write to standard error, where a thread can be cancelled. */
+	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel_state);
+	is_stopped = !configure();
+	pthread_setcancelstate(cancel_state, NULL);
+	if (is_stopped)
 		return;
-	}
 	/* The application's signals are for the application's threads. */
 	sigfillset(&all);
 	if (pthread_sigmask(SIG_SETMASK, &all, &before))
@@ -383,24 +400,33 @@ uint64_t bs_attach_count(void)
 	return n_attachments;
 }
 
+static void unlock(void *lock)
+{
+	pthread_mutex_unlock(lock);
+}
+
 int bs_wait_attached(int timeout_ms)
 {
 	struct timespec deadline = deadline_after(timeout_ms);
 	int ret = 0;
 
 	bs_thread_enter(&bs_thread);
-	pthread_mutex_lock(&bs_lock);
-	while (bs_current == &bs_nowhere && !ret) {
+	pthread_mutex_lock(&bs_process.lock);
+	/* Whoever cancels the thread cancels it here. */
+	pthread_cleanup_push(unlock, &bs_process.lock);
+	while (bs_process.current == &bs_nowhere && !ret) {
 		if (!is_started || is_stopped)
 			ret = ETIMEDOUT;
 		else if (timeout_ms < 0)
-			ret = pthread_cond_wait(&bs_changed, &bs_lock);
+			ret = pthread_cond_wait(&bs_process.changed,
+						&bs_process.lock);
 		else
-			ret = pthread_cond_clockwait(&bs_changed, &bs_lock,
+			ret = pthread_cond_clockwait(&bs_process.changed,
+						     &bs_process.lock,
 						     CLOCK_MONOTONIC,
 						     &deadline);
 	}
-	pthread_mutex_unlock(&bs_lock);
+	pthread_cleanup_pop(true);
 	return ret ? -ETIMEDOUT : 0;
 }
 
@@ -408,10 +434,13 @@ void bs_shutdown(void)
 {
 	struct bs_attachment *a = NULL;
 	pthread_t joined = {0};
+	int cancel_state;
 	bool join;
 
+	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel_state);
+	bs_process_check();
 	bs_thread_leave(&bs_thread);
-	pthread_mutex_lock(&bs_lock);
+	pthread_mutex_lock(&bs_process.lock);
 	is_stopped = true;
 	join = is_started;
 	is_started = false;
@@ -419,14 +448,16 @@ void bs_shutdown(void)
 		joined = thread;
 		bs_link_shut();
 	}
-	pthread_cond_broadcast(&bs_changed);
-	pthread_mutex_unlock(&bs_lock);
+	pthread_cond_broadcast(&bs_process.changed);
+	pthread_mutex_unlock(&bs_process.lock);
 	if (join)
 		pthread_join(joined, NULL);
 
-	pthread_mutex_lock(&bs_lock);
-	if (bs_current != &bs_nowhere)
+	pthread_mutex_lock(&bs_process.lock);
+	if (bs_process.current != &bs_nowhere)
 		a = bs_attachment_publish(&bs_nowhere);
-	pthread_mutex_unlock(&bs_lock);
+	bs_attachment_retire_old();
+	pthread_mutex_unlock(&bs_process.lock);
 	bs_attachment_unmap(a);
+	pthread_setcancelstate(cancel_state, NULL);
 }

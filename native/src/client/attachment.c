@@ -15,16 +15,9 @@ struct bs_attachment bs_nowhere = {
 	.policy = &nobodys_policy,
 };
 
-struct bs_attachment *bs_current = &bs_nowhere;
 struct bs_attachment *bs_attachments;
 uint64_t bs_epoch = 1;
 uint64_t bs_fork_epoch;
-pthread_mutex_t bs_lock = PTHREAD_MUTEX_INITIALIZER;
-pthread_cond_t bs_changed = PTHREAD_COND_INITIALIZER;
-
-/* Ticks of the record clock: the counter until a daemon says otherwise, since
- * what is stamped before is dropped anyway. */
-bool bs_clock_is_counter = BS_HAS_CPU_COUNTER;
 
 static const char *check_channel(const struct bs_attachment *a)
 {
@@ -50,10 +43,12 @@ static const char *map_all(struct bs_attachment *a, const int fds[BS_FDS])
 {
 	const char *reason = NULL;
 
-	a->arena = bs_map(fds[BS_FD_ARENA], a->arena_bytes, true);
-	a->channel_bytes = bs_map(fds[BS_FD_CHANNEL], BS_CHANNEL_BYTES, true);
-	if (!a->arena || !a->channel_bytes)
-		return bs_map_failed;
+	a->arena = bs_map(fds[BS_FD_ARENA], a->arena_bytes, true, &reason);
+	if (a->arena)
+		a->channel_bytes = bs_map(fds[BS_FD_CHANNEL], BS_CHANNEL_BYTES,
+					  true, &reason);
+	if (!a->channel_bytes)
+		return reason;
 	a->channel = (struct bs_channel_header *)a->channel_bytes;
 	a->grants = (struct bs_grant_ring *)(a->channel_bytes +
 					     BS_CHANNEL_GRANTS_OFFSET);
@@ -84,7 +79,7 @@ struct bs_attachment *bs_attachment_map(const struct bs_attach_reply *reply,
 	}
 	a = calloc(1, sizeof(*a));
 	if (!a) {
-		*reason = "out of memory";
+		*reason = bs_no_room;
 		return NULL;
 	}
 	a->refs = 1;
@@ -103,7 +98,8 @@ struct bs_attachment *bs_attachment_map(const struct bs_attach_reply *reply,
 					      sizeof(BS_HASH_PERCENTAGE) - 1,
 					      a->channel->cluster_seed);
 	a->node_id = a->channel->node_id;
-	WRITE_ONCE(bs_clock_is_counter, a->channel->clock == BS_CLOCK_COUNTER);
+	WRITE_ONCE(bs_process.clock_is_counter,
+		   a->channel->clock == BS_CLOCK_COUNTER);
 	return a;
 }
 
@@ -115,7 +111,7 @@ uint64_t bs_hash_percentage(const struct bs_attachment *a,
 
 struct bs_attachment *bs_attachment_publish(struct bs_attachment *a)
 {
-	struct bs_attachment *old = bs_current;
+	struct bs_attachment *old = bs_process.current;
 
 	a->epoch = ++bs_epoch;
 	if (a == &bs_nowhere) {
@@ -124,8 +120,8 @@ struct bs_attachment *bs_attachment_publish(struct bs_attachment *a)
 		a->next = bs_attachments;
 		bs_attachments = a;
 	}
-	store_release(&bs_current, a);
-	pthread_cond_broadcast(&bs_changed);
+	store_release(&bs_process.current, a);
+	pthread_cond_broadcast(&bs_process.changed);
 	return bs_attachment_put(old);
 }
 
@@ -148,7 +144,8 @@ void bs_attachment_unmap(struct bs_attachment *a)
 
 	if (!a)
 		return;
-	bs_unmap(a->arena, a->arena_bytes);
+	if (!a->is_torn)
+		bs_unmap(a->arena, a->arena_bytes);
 	bs_unmap(a->channel_bytes, BS_CHANNEL_BYTES);
 	bs_unmap(a->context, sizeof(*a->context));
 	bs_unmap(a->queue, sizeof(*a->queue));

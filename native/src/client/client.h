@@ -4,6 +4,7 @@
  *
  *   attachment.c  what one attachment is: four segments, checked
  *   mapping.c     mapping them, and putting another one in a mapping's place
+ *   retire.c      what is left of one that was replaced
  *   attach.c      the thread that gets one, and the next one
  *   link.[ch]     its connection to the daemon
  *   thread.c      a thread's place in the current attachment
@@ -15,7 +16,7 @@
  *   trigger.c     the trigger queue
  *   span.c        the two records of a span
  *   stats.c       counters
- *   fork.c        what fork() means for all of it
+ *   fork.c        what a child process means for all of it
  *
  * Locking: the data path takes no lock. bs_lock is held where a thread joins
  * or leaves an attachment, where an attachment is published, and by fork().
@@ -74,6 +75,11 @@ struct bs_attachment {
 	uint64_t node_id;
 	uint64_t token[2];
 
+	/* By bs_attachment_retire(): nobody takes a segment of it, or a slot;
+	 * and of its arena is left what somebody is in. */
+	bool is_retired;
+	bool is_torn; /* bs_lock */
+
 	/* Up to which position of the grant ring segments are populated, and
 	 * when the last one was taken; 0: never. */
 	uint32_t populated_to;
@@ -90,12 +96,47 @@ struct bs_attachment {
 
 /* Unattached is an attachment too: one without slots. */
 extern struct bs_attachment bs_nowhere;
-extern struct bs_attachment *bs_current;     /* never NULL */
 extern struct bs_attachment *bs_attachments; /* bs_lock */
 extern uint64_t bs_epoch;		     /* last one given; bs_lock */
 extern uint64_t bs_fork_epoch; /* up to here they were the parent's */
-extern pthread_mutex_t bs_lock;
-extern pthread_cond_t bs_changed; /* bs_current, or something of attach.c */
+
+/*
+ * What must not be believed in a child process. It is zero there from the start
+ * (MADV_WIPEONFORK), whoever made the child and however: the attachment, whose
+ * mappings the child does not have, and the locks, which a thread may hold that
+ * it does not have. Comments say bs_lock for `lock`.
+ */
+#if defined(__x86_64__)
+#define BS_PAGE_BYTES_MAX 4096
+#else
+#define BS_PAGE_BYTES_MAX 65536
+#endif
+
+extern struct bs_process {
+	/* Read at each begin; NULL: a child of ours, or too early. */
+	struct bs_attachment *current;
+	bool clock_is_counter;
+	_Alignas(BS_CACHE_LINE) pthread_mutex_t lock;
+	pthread_cond_t changed; /* current, or something of attach.c */
+	uint8_t pad[BS_PAGE_BYTES_MAX - 4 * BS_CACHE_LINE];
+} bs_process;
+
+_Static_assert(sizeof(struct bs_process) <= BS_PAGE_BYTES_MAX, "a page");
+
+/* In a child: begin from nowhere. */
+void bs_process_renew(void);
+
+static inline bool bs_process_is_new(void)
+{
+	return unlikely(!READ_ONCE(bs_process.current));
+}
+
+/* What is not told of fork() calls this before it looks at anything else. */
+static inline void bs_process_check(void)
+{
+	if (bs_process_is_new())
+		bs_process_renew();
+}
 
 /* Map and check what a daemon sent. NULL, and why in *reason. */
 struct bs_attachment *bs_attachment_map(const struct bs_attach_reply *reply,
@@ -106,6 +147,13 @@ struct bs_attachment *bs_attachment_map(const struct bs_attach_reply *reply,
 struct bs_attachment *bs_attachment_publish(struct bs_attachment *a);
 struct bs_attachment *bs_attachment_put(struct bs_attachment *a);
 void bs_attachment_unmap(struct bs_attachment *a);
+/* Threads that are in those which are not current may not come by for long.
+ * They keep no more of them than they can touch. bs_lock held, and given up at
+ * times. */
+void bs_attachment_retire_old(void);
+/* A member leaves it. bs_lock held. */
+void bs_attachment_let_go(const struct bs_attachment *a,
+			  struct bs_segment_header *segment);
 
 static inline bool bs_version_is_spoken(uint32_t version)
 {
@@ -139,17 +187,23 @@ void bs_prefault_taken(struct bs_attachment *a, uint32_t position);
 void bs_prefault_start(void);
 void bs_prefault_stop(void);
 bool bs_prefault_runs(void);
+/* bs_lock held. */
+bool bs_prefault_works_on(const struct bs_attachment *a);
 /* After fork(), in the child. */
 void bs_prefault_forget(void);
 
 /* ----------------------------------------------------------- mapping --- */
 
-/* NULL where the size is not this, or the seals do not hold it. */
-void *bs_map(int fd, size_t bytes, bool writable);
+/* NULL, and why in *reason. */
+void *bs_map(int fd, size_t bytes, bool writable, const char **reason);
 void bs_unmap(const void *mapping, size_t bytes);
-extern const char bs_map_failed[];
+/* Put a mapping in the place of another one. `with` is unmapped where it was,
+ * also on failure. */
+bool bs_map_in_place(const void *place, const void *with, size_t bytes);
+/* A reason by itself: who gives something back may try again. */
+extern const char bs_no_room[];
 
-/* A mapping of a context or a policy table: NULL, and why in *reason. */
+/* As bs_map(), and checked. */
 struct bs_context_segment *bs_context_map(int fd, const char **reason);
 const struct bs_policy *bs_policy_map(int fd, const char **reason);
 
@@ -241,14 +295,17 @@ struct bs_member {
 	struct bs_attachment *attachment; /* bs_lock */
 	uint32_t slot_number;		  /* BS_THREAD_SLOTS: none; bs_lock */
 	struct bs_counters counters;
-	/* The trigger queue that the thread is inside of. */
+	/* What the thread does, written by it alone: the trigger queue that it
+	 * is inside of; its segment, and whether it is about to take one. */
 	const struct bs_context_segment *pushing;
+	struct bs_segment_header *segment;
+	bool is_taking;
 };
 
 extern struct bs_member *bs_members; /* bs_lock */
 extern struct bs_counters bs_strays; /* of threads that are no members */
 
-/* Join bs_current, leaving what the thread was in. */
+/* Join bs_process.current, leaving what the thread was in. */
 void bs_thread_move(struct bs_thread *t);
 /* Leave, and join none. */
 void bs_thread_leave(struct bs_thread *t);
@@ -259,7 +316,8 @@ void bs_thread_reap(void);
 
 static inline void bs_thread_enter(struct bs_thread *t)
 {
-	if (unlikely(t->attachment != READ_ONCE(bs_current)))
+	if (unlikely(t->attachment != READ_ONCE(bs_process.current)) ||
+	    bs_process_is_new())
 		bs_thread_move(t);
 }
 

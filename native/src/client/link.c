@@ -75,9 +75,9 @@ int bs_link_wait(int timeout_ms)
 
 	if (!is_ours())
 		return -ECONNRESET;
-	pthread_mutex_unlock(&bs_lock);
+	pthread_mutex_unlock(&bs_process.lock);
 	n = poll(&p, 1, timeout_ms);
-	pthread_mutex_lock(&bs_lock);
+	pthread_mutex_lock(&bs_process.lock);
 	if (n > 0 && !is_ours())
 		return -ECONNRESET;
 	return n < 0 ? 0 : n;

@@ -34,41 +34,42 @@
  * waits for a processor. */
 #define PUSH_PAUSE_NS 100000
 
-const char bs_map_failed[] =
-	"a segment has the wrong size, no seals, or no room";
+const char bs_no_room[] = "there is no room for a segment";
+static const char unsealed[] = "a segment has the wrong size, or no seals";
 
 /* ---------------------------------------------------------------- one --- */
 
-static void *map(int fd, size_t bytes, bool writable)
+static void *map(int fd, size_t bytes, bool writable, const char **reason)
 {
 	int protection = writable ? PROT_READ | PROT_WRITE : PROT_READ;
 	void *p = mmap(NULL, bytes, protection, MAP_SHARED, fd, 0);
 
-	if (p == MAP_FAILED)
-		return NULL;
 	/* A core dump must not hold the pool, a child must not write to it. */
-	if (madvise(p, bytes, MADV_DONTDUMP) ||
-	    madvise(p, bytes, MADV_DONTFORK)) {
+	if (p != MAP_FAILED && !madvise(p, bytes, MADV_DONTDUMP) &&
+	    !madvise(p, bytes, MADV_DONTFORK))
+		return p;
+	if (p != MAP_FAILED)
 		munmap(p, bytes);
-		return NULL;
-	}
-	return p;
+	*reason = bs_no_room;
+	return NULL;
 }
 
 /* The seals promise that it cannot be truncated under our feet; its size must
  * be what the layout says. */
-void *bs_map(int fd, size_t bytes, bool writable)
+void *bs_map(int fd, size_t bytes, bool writable, const char **reason)
 {
 	const int seals = F_SEAL_GROW | F_SEAL_SHRINK;
 	struct stat st;
 	int got;
 
+	*reason = unsealed;
 	if (fstat(fd, &st) || st.st_size < 0 || (size_t)st.st_size != bytes)
 		return NULL;
 	got = fcntl(fd, F_GET_SEALS);
 	if (got < 0 || (got & seals) != seals)
 		return NULL;
-	return map(fd, bytes, writable);
+	*reason = NULL;
+	return map(fd, bytes, writable, reason);
 }
 
 void bs_unmap(const void *mapping, size_t bytes)
@@ -93,12 +94,12 @@ struct bs_context_segment *bs_context_map(int fd, const char **reason)
 {
 	struct bs_context_segment *c;
 
-	c = is_bpf_map(fd) ? map(fd, sizeof(*c), true)
-			   : bs_map(fd, sizeof(*c), true);
 	*reason = NULL;
+	c = is_bpf_map(fd) ? map(fd, sizeof(*c), true, reason)
+			   : bs_map(fd, sizeof(*c), true, reason);
 	if (!c)
-		*reason = bs_map_failed;
-	else if (c->magic != BS_ABI_MAGIC || !bs_version_is_spoken(c->version))
+		return NULL;
+	if (c->magic != BS_ABI_MAGIC || !bs_version_is_spoken(c->version))
 		*reason = "the context segment has another version";
 	else if (c->thread_slots != BS_THREAD_SLOTS ||
 		 c->trigger_cells != BS_TRIGGER_CELLS)
@@ -111,23 +112,20 @@ struct bs_context_segment *bs_context_map(int fd, const char **reason)
 
 const struct bs_policy *bs_policy_map(int fd, const char **reason)
 {
-	const struct bs_policy *p = bs_map(fd, BS_POLICY_BYTES, false);
+	const struct bs_policy *p = bs_map(fd, BS_POLICY_BYTES, false, reason);
 
-	*reason = NULL;
 	if (!p)
-		*reason = bs_map_failed;
-	else if (p->magic != BS_ABI_MAGIC || !bs_version_is_spoken(p->version))
-		*reason = "the policy table has another version";
-	if (!*reason)
+		return NULL;
+	if (p->magic == BS_ABI_MAGIC && bs_version_is_spoken(p->version))
 		return p;
+	*reason = "the policy table has another version";
 	bs_unmap(p, BS_POLICY_BYTES);
 	return NULL;
 }
 
 /* -------------------------------------------------- one for the other --- */
 
-/* `with` is unmapped where it was, also on failure. */
-static bool put_in_place(const void *place, const void *with, size_t bytes)
+bool bs_map_in_place(const void *place, const void *with, size_t bytes)
 {
 	if (mremap((void *)with, bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED,
 		   place) != MAP_FAILED)
@@ -146,8 +144,8 @@ const char *bs_policy_replace(struct bs_attachment *a, int fd)
 	const char *reason;
 	const struct bs_policy *p = bs_policy_map(fd, &reason);
 
-	if (p && !put_in_place(a->policy, p, BS_POLICY_BYTES))
-		reason = bs_map_failed;
+	if (p && !bs_map_in_place(a->policy, p, BS_POLICY_BYTES))
+		reason = bs_no_room;
 	return reason;
 }
 
@@ -197,9 +195,9 @@ const char *bs_context_replace(struct bs_attachment *a, int fd,
 		WRITE_ONCE(queue->slots[i].trace_hi, UNKNOWN);
 		WRITE_ONCE(queue->slots[i].trace_lo, UNKNOWN);
 	}
-	if (!put_in_place(a->context, context, sizeof(*context))) {
+	if (!bs_map_in_place(a->context, context, sizeof(*context))) {
 		bs_unmap(queue, sizeof(*queue));
-		return bs_map_failed;
+		return bs_no_room;
 	}
 	*old = a->queue;
 	copy_slots(a, queue, *old);
@@ -223,9 +221,9 @@ void bs_queue_unmap(struct bs_context_segment *queue)
 	/* See queue_enter(). */
 	full_fence();
 	while (anybody_pushes(queue)) {
-		pthread_mutex_unlock(&bs_lock);
+		pthread_mutex_unlock(&bs_process.lock);
 		nanosleep(&pause, NULL);
-		pthread_mutex_lock(&bs_lock);
+		pthread_mutex_lock(&bs_process.lock);
 	}
 	bs_unmap(queue, sizeof(*queue));
 }

@@ -36,6 +36,7 @@
 static pthread_t thread;
 static bool is_running; /* the attach thread's */
 static bool is_stopped;
+static const struct bs_attachment *worked_on; /* bs_lock */
 static uint32_t rung;
 static uint32_t sleeping;
 
@@ -148,14 +149,16 @@ static bool work(void)
 	struct bs_attachment *a;
 	bool worked;
 
-	pthread_mutex_lock(&bs_lock);
-	a = bs_current;
+	pthread_mutex_lock(&bs_process.lock);
+	a = bs_process.current;
 	a->refs++;
-	pthread_mutex_unlock(&bs_lock);
+	worked_on = a;
+	pthread_mutex_unlock(&bs_process.lock);
 	worked = populate_next(a);
-	pthread_mutex_lock(&bs_lock);
+	pthread_mutex_lock(&bs_process.lock);
+	worked_on = NULL;
 	a = bs_attachment_put(a);
-	pthread_mutex_unlock(&bs_lock);
+	pthread_mutex_unlock(&bs_process.lock);
 	bs_attachment_unmap(a);
 	return worked;
 }
@@ -204,8 +207,14 @@ bool bs_prefault_runs(void)
 	return is_running;
 }
 
+bool bs_prefault_works_on(const struct bs_attachment *a)
+{
+	return worked_on == a;
+}
+
 void bs_prefault_forget(void)
 {
+	worked_on = NULL;
 	is_running = false;
 	sleeping = 0;
 }

@@ -61,7 +61,8 @@ void bs_get_stats(struct bs_stats *stats)
 	uint64_t attachments;
 	bool attached;
 
-	pthread_mutex_lock(&bs_lock);
+	bs_process_check();
+	pthread_mutex_lock(&bs_process.lock);
 	sum = folded;
 	for (const struct bs_attachment *a = bs_attachments; a; a = a->next)
 		add_areas(&sum, a);
@@ -69,8 +70,8 @@ void bs_get_stats(struct bs_stats *stats)
 		add(&sum, &m->counters);
 	add(&sum, &bs_strays);
 	attachments = bs_attach_count();
-	attached = bs_current != &bs_nowhere;
-	pthread_mutex_unlock(&bs_lock);
+	attached = bs_process.current != &bs_nowhere;
+	pthread_mutex_unlock(&bs_process.lock);
 
 	*stats = (struct bs_stats){
 		.runs = sum.runs,

@@ -32,14 +32,14 @@ static void on_exit_of_thread(void *arg)
 {
 	struct bs_thread *t = arg;
 
-	if (!t->member)
+	if (bs_process_is_new() || !t->member)
 		return;
 	bs_end();
 	bs_thread_leave(t);
-	pthread_mutex_lock(&bs_lock);
+	pthread_mutex_lock(&bs_process.lock);
 	remove_member(t->member);
 	t->member = NULL;
-	pthread_mutex_unlock(&bs_lock);
+	pthread_mutex_unlock(&bs_process.lock);
 }
 
 __attribute__((constructor)) static void make_exit_key(void)
@@ -109,11 +109,13 @@ void bs_thread_leave(struct bs_thread *t)
 		return;
 	if (t->run_state != BS_RUN_NONE)
 		bs_run_close(t, 0);
-	pthread_mutex_lock(&bs_lock);
+	pthread_mutex_lock(&bs_process.lock);
 	if (t->area) {
 		keep_place(t, &a->slots[t->slot_number]);
 		release_slot(a, t->slot_number);
 		t->member->slot_number = BS_THREAD_SLOTS;
+		t->member->segment = NULL;
+		bs_attachment_let_go(a, t->segment);
 	}
 	t->area = NULL;
 	t->slot = NULL;
@@ -124,7 +126,7 @@ void bs_thread_leave(struct bs_thread *t)
 	if (t->member)
 		t->member->attachment = NULL;
 	a = bs_attachment_put(a);
-	pthread_mutex_unlock(&bs_lock);
+	pthread_mutex_unlock(&bs_process.lock);
 	bs_attachment_unmap(a);
 }
 
@@ -143,6 +145,7 @@ static struct bs_attachment *leave_for(struct bs_member *m)
 		/* Nobody knows how far it counted. */
 		state->next_handle += BS_HANDLE_COUNT_MASK / 2;
 		release_slot(a, m->slot_number);
+		bs_attachment_let_go(a, m->segment);
 	}
 	return bs_attachment_put(a);
 }
@@ -164,14 +167,15 @@ void bs_thread_move(struct bs_thread *t)
 {
 	int saved = errno;
 
-	if (t->attachment != READ_ONCE(bs_current))
+	bs_process_check();
+	if (t->attachment != READ_ONCE(bs_process.current))
 		bs_thread_leave(t);
-	pthread_mutex_lock(&bs_lock);
+	pthread_mutex_lock(&bs_process.lock);
 	if (become_member(t))
 		bs_attach_start();
 	/* One that is published after we looked is for the next move. */
 	if (!t->attachment) {
-		t->attachment = t->member ? bs_current : &bs_nowhere;
+		t->attachment = t->member ? bs_process.current : &bs_nowhere;
 		t->attachment->refs++;
 		if (t->member)
 			t->member->attachment = t->attachment;
@@ -181,7 +185,7 @@ void bs_thread_move(struct bs_thread *t)
 	if (t->attachment->channel)
 		snprintf(t->node_ref, sizeof(t->node_ref), "#%016llx",
 			 (unsigned long long)t->attachment->node_id);
-	pthread_mutex_unlock(&bs_lock);
+	pthread_mutex_unlock(&bs_process.lock);
 	errno = saved;
 }
 
@@ -194,6 +198,7 @@ static void go_on_in_segment(struct bs_thread *t,
 		return;
 	}
 	t->segment = bs_segment_at(t->attachment, state->segment);
+	WRITE_ONCE(t->member->segment, t->segment);
 	t->runs = state->runs;
 	t->cursor = (unsigned char *)t->segment + state->cursor;
 	t->floor = (unsigned char *)bs_directory(t->segment, t->runs) +
@@ -217,10 +222,10 @@ bool bs_thread_claim(struct bs_thread *t)
 	bool got = false;
 	uint32_t i;
 
-	pthread_mutex_lock(&bs_lock);
+	pthread_mutex_lock(&bs_process.lock);
 	/* The lowest first, so that segments of threads that are gone are
 	 * filled up, and few slots' memory is ever touched. */
-	for (i = 0; i < BS_THREAD_SLOTS; i++) {
+	for (i = 0; i < BS_THREAD_SLOTS && !a->is_retired; i++) {
 		uint32_t nobody = 0;
 
 		if (a->slots_used[i / 64] >> (i % 64) & 1)
@@ -249,6 +254,6 @@ bool bs_thread_claim(struct bs_thread *t)
 	} else {
 		t->area = NULL;
 	}
-	pthread_mutex_unlock(&bs_lock);
+	pthread_mutex_unlock(&bs_process.lock);
 	return got;
 }

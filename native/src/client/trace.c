@@ -8,6 +8,13 @@ uint64_t bs_clock_ticks_slow(void)
 {
 	struct timespec now;
 
+	/* In a child nothing says that it may read the counter, so it comes
+	 * by here before it writes to the parent's run. */
+	bs_process_check();
+#if BS_HAS_CPU_COUNTER
+	if (READ_ONCE(bs_process.clock_is_counter))
+		return bs_cpu_counter();
+#endif
 	clock_gettime(CLOCK_MONOTONIC, &now);
 	return (uint64_t)now.tv_sec * 1000000000ull + (uint64_t)now.tv_nsec;
 }
@@ -50,6 +57,7 @@ static __attribute__((noinline)) int begin_slow(struct bs_thread *t,
 {
 	uint32_t handle;
 
+	bs_process_check();
 	bs_end();
 	enter(t);
 	handle = bs_handle_draw(t);
@@ -70,7 +78,7 @@ int bs_begin(struct bs_trace_id id)
 	if (unlikely(bs_trace_id_is_zero(id)))
 		return -EINVAL;
 	if (unlikely(t->own_open) ||
-	    unlikely(t->attachment != READ_ONCE(bs_current)) ||
+	    unlikely(t->attachment != READ_ONCE(bs_process.current)) ||
 	    unlikely(!t->area))
 		return begin_slow(t, id);
 	handle = bs_thread_draw_own_handle(t);
@@ -84,6 +92,7 @@ int bs_end(void)
 {
 	struct bs_thread *t = &bs_thread;
 
+	bs_process_check();
 	if (unlikely(!t->own_open))
 		return -ENOENT;
 	t->own_open = false;

@@ -67,7 +67,7 @@ static bool grant_is_sane(const struct bs_attachment *a,
 	       grant->generation != 0;
 }
 
-bool bs_segment_take(struct bs_thread *t)
+static bool take(struct bs_thread *t)
 {
 	struct bs_attachment *a = t->attachment;
 	struct bs_segment_header *h;
@@ -85,6 +85,7 @@ bool bs_segment_take(struct bs_thread *t)
 	    !bs_prefault_is_ready(a, position))
 		bs_segment_populate(h);
 	bs_prefault_taken(a, position);
+	WRITE_ONCE(t->member->segment, h);
 	t->segment = h;
 	t->runs = 0;
 	t->cursor = (unsigned char *)(h + 1);
@@ -94,6 +95,18 @@ bool bs_segment_take(struct bs_thread *t)
 	store_release(&h->generation, grant.generation);
 	store_release(&t->area->segment, segment);
 	return true;
+}
+
+bool bs_segment_take(struct bs_thread *t)
+{
+	bool taken;
+
+	/* See retire.c. */
+	WRITE_ONCE(t->member->is_taking, true);
+	full_fence();
+	taken = !READ_ONCE(t->attachment->is_retired) && take(t);
+	store_release(&t->member->is_taking, false);
+	return taken;
 }
 
 /* --------------------------------------------------------------- runs --- */
@@ -181,7 +194,7 @@ static int rebind(struct bs_thread *t, struct bs_trace *trace)
 		bs_thread_move(t);
 		return 0;
 	}
-	pthread_mutex_lock(&bs_lock);
+	pthread_mutex_lock(&bs_process.lock);
 	epoch = READ_ONCE(trace->attachment);
 	if (epoch > bs_fork_epoch && epoch < t->epoch) {
 		uint64_t last = READ_ONCE(trace->handle_seq);
@@ -201,7 +214,7 @@ static int rebind(struct bs_thread *t, struct bs_trace *trace)
 		WRITE_ONCE(trace->flags, flags | unrecorded);
 		store_release(&trace->attachment, t->epoch);
 	}
-	pthread_mutex_unlock(&bs_lock);
+	pthread_mutex_unlock(&bs_process.lock);
 	return 0;
 }
 

@@ -253,7 +253,7 @@ static inline void bs_writer_put(struct bs_writer *w, uint16_t type,
 static inline bool bs_trace_is_at_hand(const struct bs_thread *t,
 				       const struct bs_trace *trace)
 {
-	return t->attachment == READ_ONCE(bs_current) &&
+	return t->attachment == READ_ONCE(bs_process.current) &&
 	       load_acquire(&trace->attachment) == t->epoch && t->area &&
 	       !(READ_ONCE(trace->flags) & BS_TRACE_UNRECORDED);
 }

@@ -64,11 +64,11 @@ void fake_node_close(struct fake_node *n)
 	rmdir(n->directory);
 }
 
-static void *make_fd(int *fd, size_t bytes)
+static void *make_fd(const char *name, int *fd, size_t bytes)
 {
 	void *p;
 
-	*fd = memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+	*fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
 	CHECK(*fd >= 0);
 	CHECK_EQ(ftruncate(*fd, (off_t)bytes), 0);
 	CHECK_EQ(fcntl(*fd, F_ADD_SEALS, F_SEAL_GROW | F_SEAL_SHRINK), 0);
@@ -79,7 +79,7 @@ static void *make_fd(int *fd, size_t bytes)
 
 struct bs_context_segment *fake_node_make_context(int *fd)
 {
-	struct bs_context_segment *c = make_fd(fd, sizeof(*c));
+	struct bs_context_segment *c = make_fd("test-context", fd, sizeof(*c));
 
 	c->magic = BS_ABI_MAGIC;
 	c->version = BS_ABI_VERSION;
@@ -100,11 +100,13 @@ void fake_node_make(struct fake_node *n, uint32_t segments)
 	n->trigger_tail = 0;
 	memset(n->read, 0, sizeof(n->read));
 	n->token++;
-	n->arena = make_fd(&n->fds[BS_FD_ARENA],
+	n->arena = make_fd("test-arena", &n->fds[BS_FD_ARENA],
 			   (size_t)segments * BS_SEGMENT_BYTES);
-	channel = make_fd(&n->fds[BS_FD_CHANNEL], BS_CHANNEL_BYTES);
+	channel = make_fd("test-channel", &n->fds[BS_FD_CHANNEL],
+			  BS_CHANNEL_BYTES);
 	n->context = fake_node_make_context(&n->fds[BS_FD_CONTEXT]);
-	n->policy = make_fd(&n->fds[BS_FD_POLICY], BS_POLICY_BYTES);
+	n->policy =
+		make_fd("test-policy", &n->fds[BS_FD_POLICY], BS_POLICY_BYTES);
 	/* Others attach to it too. */
 	CHECK_EQ(fcntl(n->fds[BS_FD_POLICY], F_ADD_SEALS, F_SEAL_FUTURE_WRITE),
 		 0);
@@ -231,6 +233,12 @@ void fake_node_grant(struct fake_node *n, uint32_t segment, bool fresh)
 	store_release(&n->grants->head, n->grants->head + 1);
 }
 
+static bool is_closed(struct bs_segment_header *h, uint32_t run)
+{
+	return bs_entry_flags(load_acquire(bs_directory(h, run))) &
+	       BS_RUN_CLOSED;
+}
+
 /* The segment that a slot reads next from, if it has a run there. */
 static struct bs_segment_header *next_segment(struct fake_node *n,
 					      uint32_t slot)
@@ -253,6 +261,10 @@ static struct bs_segment_header *next_segment(struct fake_node *n,
 			bool left = load_acquire(&n->areas[slot].segment) !=
 				    segment;
 
+			/* A thread that was killed closes nothing. */
+			while (left && place->run < load_acquire(&h->runs) &&
+			       !is_closed(h, place->run))
+				place->run++;
 			if (place->run < load_acquire(&h->runs))
 				return h;
 			if (!left)

@@ -11,6 +11,7 @@
 #include <signal.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -46,8 +47,7 @@ static void expect_run(uint64_t number, uint16_t flags, int records)
 #define NODE_MAPPINGS BS_FDS
 #define CLIENT_MAPPINGS (BS_FDS + 1) /* the context twice */
 
-/* Mappings of memfds in this process; the node has four of its own. */
-static int mappings(void)
+static int mappings_named(const char *name)
 {
 	char line[512];
 	int n = 0;
@@ -55,9 +55,15 @@ static int mappings(void)
 
 	CHECK(f);
 	while (fgets(line, sizeof(line), f))
-		n += strstr(line, "/memfd:test") != NULL;
+		n += strstr(line, name) != NULL;
 	fclose(f);
 	return n;
+}
+
+/* Of memfds in this process; the node has four of its own. */
+static int mappings(void)
+{
+	return mappings_named("/memfd:test");
 }
 
 static void test_without_a_daemon(void)
@@ -515,8 +521,9 @@ static void attach_anew(void)
 	uint64_t attachments = stats().attachments;
 
 	fake_node_hang_up(&node);
-	fake_node_make(&node, 2);
-	fake_node_grant(&node, 0, true);
+	fake_node_make(&node, 8);
+	for (uint32_t i = 0; i < 8; i++)
+		fake_node_grant(&node, i, true);
 	fake_node_accept(&node);
 	fake_node_fill_reply(&node, &reply);
 	fake_node_send(&node, &reply, sizeof(reply), node.fds, BS_FDS);
@@ -542,7 +549,8 @@ static void test_fresh(void)
 	/* The trace that is being written goes on where it was. */
 	CHECK_EQ(bs_tracepoint("", 0), 0);
 	CHECK(!fake_node_run(&node, 0, &run));
-	CHECK_EQ(mappings(), NODE_MAPPINGS + 2 * CLIENT_MAPPINGS);
+	/* All of the old one is still there, but its arena. */
+	CHECK_EQ(mappings(), NODE_MAPPINGS + 2 * CLIENT_MAPPINGS - 1);
 	CHECK_EQ(bs_end(), 0);
 
 	/* The thread moves, and takes its open handles with it. */
@@ -584,6 +592,135 @@ static void test_fresh_with_own_trace_open(void)
 	expect_run(1, BS_RUN_FIRST | BS_RUN_LOSSY, 1);
 	expect_run(2, BS_RUN_FIRST | BS_RUN_LAST, 1);
 	expect_run(1, BS_RUN_LAST | BS_RUN_LOSSY, 0);
+}
+
+/* ------------------------------------------------ who does not move on --- */
+
+static void *use(void *arg)
+{
+	(void)arg;
+	CHECK_EQ(bs_begin(trace(1)), 0);
+	CHECK_EQ(bs_tracepoint("", 0), 0);
+	return NULL;
+}
+
+static pthread_barrier_t idle_has_written, idle_may_go_on;
+
+static void *write_and_idle(void *arg)
+{
+	static const char payload[100];
+
+	(void)arg;
+	CHECK_EQ(bs_begin(trace(1)), 0);
+	CHECK_EQ(bs_tracepoint(payload, sizeof(payload)), 0);
+	pthread_barrier_wait(&idle_has_written);
+	pthread_barrier_wait(&idle_may_go_on);
+	/* Until its segment is full it goes on where it was, though nobody
+	 * reads it; then where it is read. */
+	for (size_t i = 0; i < BS_SEGMENT_BYTES / sizeof(payload); i++)
+		CHECK_EQ(bs_tracepoint(payload, sizeof(payload)), 0);
+	CHECK_EQ(bs_end(), 0);
+	CHECK_EQ(bs_begin(trace(2)), 0);
+	CHECK_EQ(bs_tracepoint("", 0), 0);
+	CHECK_EQ(bs_end(), 0);
+	return NULL;
+}
+
+#define IDLE_THREADS 3
+
+/* An idle thread keeps a segment of its own, not an arena a daemon. */
+static void test_replaced_daemons_leave_nothing(void)
+{
+	pthread_t threads[IDLE_THREADS];
+
+	fake_node_attach(&node, 16, 16);
+	pthread_barrier_init(&idle_has_written, NULL, IDLE_THREADS + 1);
+	pthread_barrier_init(&idle_may_go_on, NULL, IDLE_THREADS + 1);
+	for (int i = 0; i < IDLE_THREADS; i++)
+		CHECK_EQ(pthread_create(&threads[i], NULL, write_and_idle,
+					NULL),
+			 0);
+	pthread_barrier_wait(&idle_has_written);
+	for (int i = 0; i < 4; i++) {
+		use(NULL);
+		attach_anew();
+		/* The node's own, and the client's. */
+		CHECK_EQ(mappings_named("/memfd:test-arena"), 2);
+	}
+	pthread_barrier_wait(&idle_may_go_on);
+	for (int i = 0; i < IDLE_THREADS; i++)
+		CHECK_EQ(pthread_join(threads[i], NULL), 0);
+	use(NULL);
+	CHECK_EQ(mappings(), NODE_MAPPINGS + CLIENT_MAPPINGS);
+}
+
+static uint64_t address_space(void)
+{
+	uint64_t pages = 0;
+	FILE *f = fopen("/proc/self/statm", "r");
+
+	CHECK(f);
+	CHECK_EQ(fscanf(f, "%" SCNu64, &pages), 1);
+	fclose(f);
+	return pages * (uint64_t)sysconf(_SC_PAGESIZE);
+}
+
+/* The old arena makes room for the new one, though a thread stands in it. */
+static void test_no_room(void)
+{
+	const uint32_t segments = 4096; /* 256 MiB */
+	struct rlimit limit;
+	uint64_t attachments;
+
+	fake_node_attach(&node, segments, 1);
+	CHECK_EQ(bs_begin(trace(1)), 0);
+	CHECK_EQ(bs_tracepoint("", 0), 0);
+	CHECK_EQ(getrlimit(RLIMIT_AS, &limit), 0);
+	attachments = stats().attachments;
+	fake_node_hang_up(&node);
+	fake_node_make(&node, segments);
+	fake_node_grant(&node, 0, true);
+	limit.rlim_cur =
+		address_space() + (uint64_t)segments / 2 * BS_SEGMENT_BYTES;
+	CHECK_EQ(setrlimit(RLIMIT_AS, &limit), 0);
+	for (int i = 0; i < 2; i++) {
+		fake_node_accept(&node);
+		fake_node_fill_reply(&node, &reply);
+		fake_node_send(&node, &reply, sizeof(reply), node.fds, BS_FDS);
+		if (i == 0)
+			fake_node_wait_hangup(&node);
+	}
+	CHECK_EQ(node.request.token[0] | node.request.token[1], 0);
+	while (stats().attachments == attachments)
+		sched_yield();
+	CHECK_EQ(bs_tracepoint("", 0), 0);
+	CHECK_EQ(bs_end(), 0);
+	CHECK_EQ(bs_begin(trace(2)), 0);
+	CHECK_EQ(bs_tracepoint("", 0), 0);
+	CHECK_EQ(bs_end(), 0);
+	expect_run(2, BS_RUN_FIRST | BS_RUN_LAST, 1);
+}
+
+static void *wait_for_ever(void *arg)
+{
+	(void)arg;
+	bs_wait_attached(-1);
+	return NULL;
+}
+
+/* Whoever is cancelled while it waits takes nothing with it. */
+static void test_cancelled_wait(void)
+{
+	pthread_t thread;
+	void *result;
+
+	setenv("BACKSIGHT_SOCKET", "/nonexistent/node.sock", 1);
+	CHECK_EQ(pthread_create(&thread, NULL, wait_for_ever, NULL), 0);
+	CHECK_EQ(pthread_cancel(thread), 0);
+	CHECK_EQ(pthread_join(thread, &result), 0);
+	CHECK(result == PTHREAD_CANCELED);
+	CHECK(!stats().attached);
+	CHECK_EQ(bs_wait_attached(0), -ETIMEDOUT);
 }
 
 /* A daemonising application closes what it did not open. */
@@ -749,14 +886,6 @@ static void test_debug_old_library(void)
 	CHECK(strstr(text, "update this library"));
 }
 
-static void *use(void *arg)
-{
-	(void)arg;
-	CHECK_EQ(bs_begin(trace(1)), 0);
-	CHECK_EQ(bs_tracepoint("", 0), 0);
-	return NULL;
-}
-
 /* The process ends with its last thread, which is not the library's. */
 static void test_main_thread_leaves(void)
 {
@@ -796,6 +925,9 @@ static const struct {
 	{"resumed", test_resumed},
 	{"fresh", test_fresh},
 	{"fresh_with_own_trace_open", test_fresh_with_own_trace_open},
+	{"replaced_daemons_leave_nothing", test_replaced_daemons_leave_nothing},
+	{"no_room", test_no_room},
+	{"cancelled_wait", test_cancelled_wait},
 	{"closed_socket", test_closed_socket},
 	{"shutdown", test_shutdown},
 	{"signals", test_signals},

@@ -5,7 +5,9 @@
  */
 #include <errno.h>
 #include <pthread.h>
+#include <signal.h>
 #include <string.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -138,6 +140,118 @@ static void test_connection_is_not_inherited(void)
 	join_child(pid);
 }
 
+/* As fork(), but nobody is told. */
+static pid_t raw_clone(void)
+{
+	return (pid_t)syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0);
+}
+
+/* Whatever such a child calls first must not go where its parent was. */
+static void call_first(int which)
+{
+	static const char context[] = "1-00000000-00000000-af63dc4c8601ec8c";
+	char value[BS_CONTEXT_MAX + 1];
+	struct bs_trace handle;
+	struct bs_stats stats;
+
+	switch (which) {
+	case 0:
+		CHECK_EQ(bs_begin(trace(1)), 0);
+		CHECK_EQ(bs_tracepoint("", 0), -ENOSPC);
+		CHECK_EQ(bs_end(), 0);
+		break;
+	case 1:
+		CHECK_EQ(bs_end(), -ENOENT);
+		break;
+	case 2:
+		CHECK_EQ(bs_tracepoint("", 0), -ENOENT);
+		break;
+	case 3:
+		CHECK_EQ(bs_write(&inherited, BS_RECORD_DATA, "", 0), -ENOENT);
+		break;
+	case 4:
+		CHECK_EQ(bs_open(&handle, trace(1)), 0);
+		CHECK_EQ(bs_close(&handle), 0);
+		break;
+	case 5:
+		bs_close(&inherited);
+		break;
+	case 6:
+		CHECK_EQ(bs_trigger(trace(1), "t", NULL, NULL, 0), -ENOTCONN);
+		break;
+	case 7:
+		CHECK(bs_serialize(NULL, 1, value, sizeof(value)) < 0);
+		break;
+	case 8:
+		CHECK(bs_deserialize(NULL, 1, context, strlen(context)) < 0);
+		break;
+	case 9:
+		CHECK(bs_span_start(NULL, 1, 2, 3, 4, "x") < 0);
+		break;
+	case 10:
+		CHECK(bs_breadcrumb(NULL, "a") < 0);
+		break;
+	case 11:
+		CHECK(!bs_trusts_incoming());
+		break;
+	case 12:
+		CHECK_EQ(bs_node_ref()[0], '\0');
+		break;
+	case 13:
+		bs_get_stats(&stats);
+		CHECK_EQ(stats.runs, 0);
+		break;
+	case 14:
+		bs_shutdown();
+		break;
+	default:
+		exit(1);
+	}
+	/* Then as any child. */
+	CHECK_EQ(bs_write(&inherited, BS_RECORD_DATA, "", 0), -ENOENT);
+	bs_get_stats(&stats);
+	CHECK(!stats.attached);
+	_exit(0);
+}
+
+static void test_raw_clone(void)
+{
+	uint64_t runs = node.areas[0].runs;
+
+	for (int which = 0; which <= 14; which++) {
+		pid_t pid = raw_clone();
+
+		if (pid == 0)
+			call_first(which);
+		join_child(pid);
+		/* The trace of the parent goes on. */
+		CHECK_EQ(bs_tracepoint("", 0), 0);
+	}
+	CHECK_EQ(node.areas[0].runs, runs);
+}
+
+/* Of a thread that never used the library. */
+static void *clone_unused(void *arg)
+{
+	pid_t pid = raw_clone();
+
+	if (pid == 0)
+		call_first(*(int *)arg);
+	join_child(pid);
+	return NULL;
+}
+
+static void test_raw_clone_of_unused_thread(void)
+{
+	for (int which = 0; which <= 14; which++) {
+		pthread_t thread;
+
+		CHECK_EQ(pthread_create(&thread, NULL, clone_unused, &which),
+			 0);
+		CHECK_EQ(pthread_join(thread, NULL), 0);
+	}
+}
+
 static bool stop;
 
 static void *work(void *arg)
@@ -188,6 +302,8 @@ int main(void)
 	CHECK_EQ(bs_tracepoint("", 0), 0);
 	RUN(test_child_that_does_not_record);
 	RUN(test_child_that_records);
+	RUN(test_raw_clone);
+	RUN(test_raw_clone_of_unused_thread);
 	RUN(test_fork_beside_threads);
 	RUN(test_connection_is_not_inherited);
 	fake_node_close(&node);
