@@ -148,6 +148,7 @@ struct bsn_metrics {
 	uint64_t entries_watched;      /* likewise, while there are slices */
 	uint64_t false_hits;	       /* fingerprints of another trace */
 	uint64_t corrupt; /* contradictions met in shared memory */
+	uint64_t taken_back_bytes; /* memory of segments that were not granted */
 	uint64_t triggers, triggers_lost, cells_skipped;
 	uint64_t clients;
 	uint64_t slices; /* in the store or marked */

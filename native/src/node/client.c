@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* One process: its memfds, its mappings, its end. */
 #include <errno.h>
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -61,6 +62,8 @@ void client_free(struct client *c)
 	if (c->queue_before.context)
 		munmap(c->queue_before.context,
 		       sizeof(*c->queue_before.context));
+	if (c->arena_fd >= 0)
+		close(c->arena_fd);
 	free(c->segments);
 	free(c->granted);
 	free(c);
@@ -143,6 +146,8 @@ struct client *client_new(struct bsn *n, int pid, const char *service,
 	if (!c)
 		return NULL;
 	c->pid = pid;
+	c->arena_fd = -1;
+	c->take_back = NONE;
 	strncpy(c->service, service ? service : "", sizeof(c->service) - 1);
 	c->arena_bytes = arena_bytes;
 	c->n_segments = (uint32_t)(arena_bytes / SEGMENT);
@@ -164,6 +169,9 @@ struct client *client_new(struct bsn *n, int pid, const char *service,
 
 int client_map(struct client *c, const struct bsn_client_fds *fds)
 {
+	c->arena_fd = fcntl(fds->arena, F_DUPFD_CLOEXEC, 0);
+	if (c->arena_fd < 0)
+		return -errno;
 	c->arena = map_shared(fds->arena, c->arena_bytes);
 	c->channel = map_shared(fds->channel, BS_CHANNEL_BYTES);
 	c->queue.context =

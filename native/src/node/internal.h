@@ -9,6 +9,7 @@
  *   client.c    one process: its memfds, its mappings, its end
  *   adopt.c     processes and segments that a predecessor knew
  *   threads.c   which segment each thread is in; what threads lost
+ *   memory.c    what a process touched of its arena and was not granted
  *   triggers.c  the trigger queues
  *   search.c    a pass over the directories, for all traces that wait
  *   watch.c     what traces write that are collected already
@@ -184,6 +185,9 @@ struct client {
 	bool live;
 	uint8_t *arena;
 	uint64_t arena_bytes;
+	int arena_fd; /* to ask how much memory it has */
+	uint64_t memory_checked_ns;
+	uint32_t take_back; /* segment to go on with, or NONE */
 	uint8_t *channel;
 	struct queue queue;
 	struct queue queue_before; /* being replaced; context NULL: none is */
@@ -579,6 +583,11 @@ void threads_give_losses_back(struct bsn *n);
 void threads_finish(struct bsn *n, struct client *c);
 void frames_sort(struct bsn *n, uint32_t *frames, uint32_t count);
 bool handle_is_open(const struct client *c, uint32_t handle);
+
+/* memory.c */
+void memory_check(struct bsn *n, struct client *c);
+/* A piece. True: there is more. */
+bool memory_take_back(struct bsn *n, struct client *c);
 
 /* triggers.c */
 void triggers_start(struct queue *q);

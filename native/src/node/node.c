@@ -321,6 +321,27 @@ static void grant_all(struct bsn *n)
 	}
 }
 
+/* Pieces of memory that one poll takes back, of each process: 64 MiB. */
+#define TAKE_BACK_PIECES 32u
+
+static void take_back_all(struct bsn *n)
+{
+	struct client *c;
+	bool more = true;
+
+	for_each_client(n, c)
+		memory_check(n, c);
+	for (uint32_t i = 0; more && i < TAKE_BACK_PIECES; i++) {
+		more = false;
+		for_each_client(n, c) {
+			if (c->take_back == NONE)
+				continue;
+			more |= memory_take_back(n, c);
+			node_give_way(n);
+		}
+	}
+}
+
 int bsn_poll(struct bsn *n, uint64_t now_ns)
 {
 	int waiting;
@@ -338,6 +359,7 @@ int bsn_poll(struct bsn *n, uint64_t now_ns)
 	/* Before anything is reclaimed of which it holds a copy. */
 	store_publish(n);
 	grant_all(n);
+	take_back_all(n);
 	store_publish(n);
 	waiting = events_waiting(n);
 	node_unlock(n);

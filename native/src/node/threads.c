@@ -4,7 +4,6 @@
  * full when its thread took the next one. And what they lost.
  */
 #include <stdlib.h>
-#include <sys/mman.h>
 
 #include "internal.h"
 
@@ -266,31 +265,6 @@ void frames_sort(struct bsn *n, uint32_t *frames, uint32_t count)
 	qsort_r(frames, count, sizeof(*frames), by_grant, n);
 }
 
-static bool is_granted(const struct bsn *n, const struct client *c, uint32_t s)
-{
-	uint32_t i = c->segments[s].frame;
-
-	return s < c->segments_fresh && i < n->pool.frames_room &&
-	       n->pool.frames[i].client == c &&
-	       n->ledger.records[i].segment == s;
-}
-
-/* What the process touched and was not granted. */
-static void drop_the_rest(const struct bsn *n, const struct client *c)
-{
-	uint32_t from = 0;
-
-	for (uint32_t s = 0; s <= c->n_segments; s++) {
-		if (s < c->n_segments && !is_granted(n, c, s))
-			continue;
-		if (s > from)
-			(void)madvise(c->arena + (uint64_t)from * SEGMENT,
-				      (uint64_t)(s - from) * SEGMENT,
-				      MADV_REMOVE);
-		from = s + 1;
-	}
-}
-
 /* The process is gone: all that it wrote is final. */
 void threads_finish(struct bsn *n, struct client *c)
 {
@@ -318,5 +292,5 @@ void threads_finish(struct bsn *n, struct client *c)
 	frames_sort(n, found, count);
 	for (uint32_t k = 0; k < count; k++)
 		seal(n, frame_at(n, found[k]));
-	drop_the_rest(n, c);
+	c->take_back = 0; /* what it touched and was not granted */
 }
