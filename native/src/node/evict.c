@@ -35,7 +35,10 @@ static bool keep_open(struct bsn *n, struct frame *f, uint32_t index,
 	/* What is collected was copied when it was written. */
 	if (is_collected(n, f, entry))
 		return false;
-	if (!run_open(n, f, index, entry, runs, &run)) {
+	/* In the keep arena, which is everybody's, no entry lies. */
+	if (!run_open(n, f, index, entry, runs, &run) ||
+	    bs_fingerprint(run.header.trace_hi, run.header.trace_lo) !=
+		    bs_entry_fingerprint(entry)) {
 		n->counts.corrupt++;
 		return false;
 	}

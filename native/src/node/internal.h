@@ -185,8 +185,8 @@ struct client {
 	bool live;
 	uint8_t *arena;
 	uint64_t arena_bytes;
-	int arena_fd; /* to ask how much memory it has */
 	uint64_t memory_checked_ns;
+	int arena_fd;	    /* to ask how much memory it has */
 	uint32_t take_back; /* segment to go on with, or NONE */
 	uint8_t *channel;
 	struct queue queue;
@@ -199,6 +199,7 @@ struct client {
 	uint32_t frames;	 /* in any state */
 	struct list backed;
 	struct list unclaimed; /* taken; by whom, is not known yet */
+	uint64_t kept_bytes;   /* in the keep arena */
 	struct list sealed;    /* in the order of the node's list */
 
 	uint32_t grant_head, grant_tail;
@@ -213,14 +214,14 @@ struct client {
 	uint32_t threads_used; /* none beyond was ever used */
 	uint32_t losses;       /* as last seen */
 	uint64_t losses_read_ns;
-	bool losses_unsaved; /* some were read since the last commit */
 	uint64_t exited_ns;
 	struct thread threads[BS_THREAD_SLOTS];
 	struct told told;
 
 	/* Losses that no trace could be blamed for happened between. */
 	uint64_t untied_from_ns, untied_to_ns;
-	bool untied_news; /* slices do not know of the latest */
+	bool untied_news;    /* slices do not know of the latest */
+	bool losses_unsaved; /* some were read since the last commit */
 
 	uint32_t false_hits;	      /* in the pass that goes on */
 	struct client *next_numbered; /* of the same bucket */
@@ -410,6 +411,7 @@ struct keep {
 struct events {
 	struct bsn_event *ring;
 	uint32_t head, tail;
+	uint32_t turn; /* client that is looked at first */
 	/* A trigger was taken since the control plane was done with all. */
 	bool unsettled;
 };
@@ -592,6 +594,7 @@ bool memory_take_back(struct bsn *n, struct client *c);
 /* triggers.c */
 void triggers_start(struct queue *q);
 void triggers_take(struct bsn *n, struct client *c);
+void triggers_take_all(struct bsn *n);
 void triggers_done(struct client *c);
 uint32_t triggers_left(const struct client *c);
 bool triggers_wait(const struct bsn *n, const struct client *c);

@@ -72,27 +72,6 @@ static bool next_frame(struct bsn *n)
 	return true;
 }
 
-/*
- * A segment is reclaimed: what of it is kept stands there twice until it is
- * given up. If that is never (the daemon is killed), a successor leaves the
- * copies out that were made since, and makes them again in its time.
- */
-void keep_reclaim_begins(struct bsn *n, const struct frame *f)
-{
-	struct ledger_header *h = n->ledger.header;
-
-	h->reclaim_keep = n->keep.frame;
-	if (n->keep.frame != NONE)
-		h->reclaim_runs = header_at(frame_at(n, n->keep.frame))->runs;
-	h->reclaim_granted_ns = h->granted_ns;
-	store_release(&h->reclaiming, frame_number(n, f));
-}
-
-void keep_reclaim_ends(struct bsn *n)
-{
-	store_release(&n->ledger.header->reclaiming, NONE);
-}
-
 /* Behind what is there; before the directory. */
 static uint32_t room_left(const struct bsn *n)
 {
@@ -136,6 +115,71 @@ bool keep_owner_of(const struct frame *f, uint32_t offset,
 	return true;
 }
 
+/* What a kept run takes up there. */
+static uint32_t kept_size(const struct bs_run_header *h)
+{
+	return RUN_HEADER + h->committed_bytes + ENTRY;
+}
+
+/* Nobody has more of the arena than is left for others. */
+static bool is_within_share(const struct bsn *n, const struct run *run)
+{
+	const struct client *k = &n->keep.arena;
+	const struct client *c = client_find(n, run->owner.number);
+	uint64_t used = k->frames - k->backed.count;
+	uint64_t left = used < n->pool.keep_max
+				? (n->pool.keep_max - used) * SEGMENT
+				: 0;
+
+	return !c || c->kept_bytes + run->bytes <= left;
+}
+
+/* Its runs are kept anew, or not. */
+static void forget(struct bsn *n, const struct frame *f)
+{
+	uint32_t runs = runs_count(f, record_of(n, f)->generation);
+
+	for (uint32_t i = 0; i < runs; i++) {
+		const struct bs_run_header *h =
+			(const void *)(f->bytes +
+				       bs_entry_offset(run_entry(f, i)));
+		const struct kept_run *kept = (const void *)(h + 1);
+		struct keep_owner owner;
+		struct client *c = NULL;
+
+		if (keep_owner_of(f, kept->owner, &owner))
+			c = client_find(n, owner.number);
+		/* A predecessor's are not counted. */
+		if (c)
+			c->kept_bytes -= c->kept_bytes < kept_size(h)
+						 ? c->kept_bytes
+						 : kept_size(h);
+	}
+}
+
+/*
+ * A segment is reclaimed: what of it is kept stands there twice until it is
+ * given up. If that is never (the daemon is killed), a successor leaves the
+ * copies out that were made since, and makes them again in its time.
+ */
+void keep_reclaim_begins(struct bsn *n, const struct frame *f)
+{
+	struct ledger_header *h = n->ledger.header;
+
+	h->reclaim_keep = n->keep.frame;
+	if (n->keep.frame != NONE)
+		h->reclaim_runs = header_at(frame_at(n, n->keep.frame))->runs;
+	h->reclaim_granted_ns = h->granted_ns;
+	store_release(&h->reclaiming, frame_number(n, f));
+	if (f->client == &n->keep.arena)
+		forget(n, f);
+}
+
+void keep_reclaim_ends(struct bsn *n)
+{
+	store_release(&n->ledger.header->reclaiming, NONE);
+}
+
 static void put_run(struct bsn *n, const struct run *run, uint64_t fingerprint,
 		    uint32_t flags, const struct kept_run *kept,
 		    const uint8_t *records, uint32_t bytes)
@@ -144,6 +188,7 @@ static void put_run(struct bsn *n, const struct run *run, uint64_t fingerprint,
 	struct bs_segment_header *h = header_at(f);
 	uint8_t *to = f->bytes + n->keep.at;
 	struct bs_run_header header = run->header;
+	struct client *c;
 
 	header.committed_bytes = (uint32_t)sizeof(*kept) + bytes;
 	header.zero = 0;
@@ -156,6 +201,9 @@ static void put_run(struct bsn *n, const struct run *run, uint64_t fingerprint,
 	n->keep.at += RUN_HEADER + header.committed_bytes;
 	/* A successor must not find half a run. */
 	store_release(&h->runs, h->runs + 1);
+	c = client_find(n, run->owner.number);
+	if (c)
+		c->kept_bytes += kept_size(&header);
 }
 
 /*
@@ -167,6 +215,8 @@ bool keep_run(struct bsn *n, const struct run *run, uint64_t fingerprint)
 	uint32_t bytes = run->bytes, done = 0;
 	bool malformed = false;
 
+	if (!is_within_share(n, run))
+		return false;
 	memcpy(n->scratch, run->frame->bytes + run->records, bytes);
 	do {
 		uint32_t at = find_owner(n, run->owner.number);

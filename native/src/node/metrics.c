@@ -89,4 +89,3 @@ void bsn_get_metrics(struct bsn *n, struct bsn_metrics *m)
 	m->slices = n->store.n_slices;
 	node_unlock(n);
 }
-
