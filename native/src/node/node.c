@@ -263,12 +263,12 @@ static void observe_all(struct bsn *n, bool give_way)
 			threads_observe(n, c);
 			threads_read_losses(n, c);
 		}
-		/* Also of those that are gone: they may have left more than
-		 * there was room for. */
-		triggers_take(n, c);
 		if (give_way && ++count % CLIENTS_A_PIECE == 0)
 			node_give_way(n);
 	}
+	/* Also of those that are gone: they may have left more than there was
+	 * room for. */
+	triggers_take_all(n);
 }
 
 /* What was written so far can be found. */

@@ -89,11 +89,14 @@ void triggers_start(struct queue *q)
  * stood in them (triggers_done): a trigger that was taken out of its queue and
  * not yet collected would be nowhere if the daemon were killed.
  */
-static void take_queue(struct bsn *n, struct client *c, struct queue *q)
+static void take_queue(struct bsn *n, struct client *c, struct queue *q,
+		       uint32_t most)
 {
 	struct bs_context_segment *x = q->context;
+	uint32_t room = EVENTS_MAX - (n->events.head - n->events.tail);
+	uint32_t end = n->events.head + (most < room ? most : room);
 
-	while (n->events.head - n->events.tail < EVENTS_MAX) {
+	while (n->events.head != end) {
 		uint32_t t = q->tail;
 		struct bs_trigger_cell *cell = &x->cells[t % BS_TRIGGER_CELLS];
 		uint32_t seq = load_acquire(&cell->seq);
@@ -127,8 +130,32 @@ static void take_queue(struct bsn *n, struct client *c, struct queue *q)
 void triggers_take(struct bsn *n, struct client *c)
 {
 	if (c->queue_before.context)
-		take_queue(n, c, &c->queue_before);
-	take_queue(n, c, &c->queue);
+		take_queue(n, c, &c->queue_before, EVENTS_MAX);
+	take_queue(n, c, &c->queue, EVENTS_MAX);
+}
+
+/* Each has its share of the room, and a turn to be the first: who fires without
+ * end keeps nobody waiting. What room is left then is anybody's. */
+void triggers_take_all(struct bsn *n)
+{
+	uint32_t count = n->clients.count;
+	uint32_t first = n->events.turn++;
+
+	for (uint32_t i = 0; i < count; i++) {
+		struct client *c = n->clients.all[(first + i) % count];
+		uint32_t room = EVENTS_MAX - (n->events.head - n->events.tail);
+		uint32_t share = (room + count - i - 1) / (count - i);
+
+		if (c->queue_before.context)
+			take_queue(n, c, &c->queue_before, share);
+		take_queue(n, c, &c->queue, share);
+	}
+	for (uint32_t i = 0; i < count; i++) {
+		struct client *c = n->clients.all[i];
+
+		if (triggers_wait(n, c))
+			triggers_take(n, c);
+	}
 }
 
 static uint32_t left_in(const struct queue *q)
