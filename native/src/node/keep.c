@@ -121,7 +121,10 @@ static uint32_t kept_size(const struct bs_run_header *h)
 	return RUN_HEADER + h->committed_bytes + ENTRY;
 }
 
-/* Nobody has more of the arena than is left for others. */
+/* Nobody has more of the arena than four times what is left: one alone has most
+ * of it, and however many have all they can, there is room for the next. */
+#define SHARE_OF_LEFT 4u
+
 static bool is_within_share(const struct bsn *n, const struct run *run)
 {
 	const struct client *k = &n->keep.arena;
@@ -131,7 +134,7 @@ static bool is_within_share(const struct bsn *n, const struct run *run)
 				? (n->pool.keep_max - used) * SEGMENT
 				: 0;
 
-	return !c || c->kept_bytes + run->bytes <= left;
+	return !c || c->kept_bytes + run->bytes <= SHARE_OF_LEFT * left;
 }
 
 /* Its runs are kept anew, or not. */
