@@ -343,6 +343,14 @@ static inline void w_show(const struct wthread *t, uint32_t handle)
 	WRITE_ONCE(w_area(t->w, t->slot)->own_handle, handle);
 }
 
+/* The handle is in the table of bs_open(), or not any more. */
+static inline void w_list(const struct writer *w, uint32_t handle, bool open)
+{
+	uint32_t *table = (uint32_t *)(w->channel + BS_CHANNEL_HANDLES_OFFSET);
+
+	WRITE_ONCE(table[bs_handle_place(handle)], open ? handle : 0);
+}
+
 /* A whole trace: one run of one record. */
 static inline bool w_trace(struct wthread *t, struct bs_trace_id id,
 			   uint32_t bytes, uint64_t ticks)
