@@ -12,6 +12,7 @@
  *   memory.c    what a process touched of its arena and was not granted
  *   triggers.c  the trigger queues
  *   search.c    a pass over the directories, for all traces that wait
+ *   verdict.c   what a search met, and whether that was all
  *   watch.c     what traces write that are collected already
  *   runs.c      one run of one segment, read and checked
  *   evict.c     what happens to the runs of a segment that is reclaimed
@@ -323,54 +324,6 @@ struct sink {
 	size_t room;
 };
 
-/* ------------------------------------------------------------ search --- */
-
-/* A handle of the trace that is looked for, as far as its runs were met. */
-struct met {
-	uint32_t client, handle; /* client NONE: no entry */
-	uint32_t runs;
-	uint32_t seq_max;
-	bool first, last, lossy, live;
-};
-
-/* One trace that is looked for. */
-struct search {
-	struct bs_trace_id id;
-	uint64_t fingerprint;
-	struct sink to;
-	struct met *met; /* a hash table */
-	uint32_t n_met, met_room;
-	uint64_t active_ns;	 /* of the latest record */
-	uint64_t untied_from_ns; /* of losses after its runs' segments began */
-	uint32_t why;		 /* enum gone, when the pass began */
-	bool failed;		 /* no memory: what was met is not known */
-	struct pass *pass;	 /* that looks for it now */
-	struct search *next;
-};
-
-/* One pass over the directories for several searches. */
-struct pass {
-	struct search **searches; /* hash table by fingerprint */
-	uint32_t room;
-	struct filter filter;
-	uint64_t *visited; /* a bit a frame */
-	bool is_peek;	   /* also what watch.c will serve slices */
-	struct pass *next;
-};
-
-/* ------------------------------------------------------------- clock --- */
-
-#define CLOCK_PAIRS 1024u
-
-struct pair {
-	uint64_t ticks, monotonic_ns, realtime_ns;
-};
-
-struct clock {
-	struct pair pairs[CLOCK_PAIRS]; /* by rising ticks */
-	uint32_t n;
-};
-
 /* -------------------------------------------------------------- keep --- */
 
 struct keep_owner {
@@ -396,6 +349,86 @@ struct keep {
 	struct {
 		uint32_t number, at;
 	} owners[KEEP_OWNERS];
+};
+
+/* ------------------------------------------------------------- runs --- */
+
+struct run {
+	struct frame *frame;
+	uint32_t index;	 /* of its entry */
+	uint32_t offset; /* of its header */
+	uint32_t flags;	 /* of the entry, read before the header */
+	uint32_t end;	 /* offset where the next run starts, at most */
+	struct bs_run_header header;
+	/* Of a kept run what it was when it was written. */
+	struct keep_owner owner;
+	bool live; /* so is its process */
+	uint64_t granted_ns;
+	uint32_t from;	  /* where in the run its records begin */
+	uint32_t records; /* offset of the first record */
+	uint32_t bytes;	  /* of records, committed */
+};
+
+/* ------------------------------------------------------------ search --- */
+
+/* A handle of the trace that is looked for, as far as its runs were met. */
+struct met {
+	uint32_t client, handle; /* client NONE: no entry */
+	uint32_t runs;
+	uint32_t seq_max;
+	bool first, last, lossy, live;
+};
+
+/* A part of a kept run that is not its first. */
+struct later {
+	struct later *next; /* by rising `from` */
+	struct run run;
+	struct frame frame; /* that has its records, from the beginning */
+	uint8_t records[];
+};
+
+/* One trace that is looked for. */
+struct search {
+	struct bs_trace_id id;
+	uint64_t fingerprint;
+	struct sink to;
+	struct met *met; /* a hash table */
+	uint32_t n_met, met_room;
+	struct later *later; /* parts that follow on others */
+	uint64_t later_bytes;
+	uint64_t active_ns;	 /* of the latest record */
+	uint64_t untied_from_ns; /* of losses after its runs' segments began */
+	uint32_t why;		 /* enum gone, when the pass began */
+	bool failed;		 /* no memory: what was met is not known */
+	struct pass *pass;	 /* that looks for it now */
+	struct search *next;
+};
+
+/* One pass over the directories for several searches. */
+struct pass {
+	struct search **searches; /* hash table by fingerprint */
+	uint32_t room;
+	struct filter filter;
+	uint64_t *visited; /* a bit a frame */
+	/* Of the keep arena, what was there when the pass began: what is added
+	 * comes from segments that are visited before they are reclaimed. */
+	uint64_t granted_ns; /* the latest grant */
+	uint32_t keep_frame, keep_runs;
+	bool is_peek; /* also what watch.c will serve slices */
+	struct pass *next;
+};
+
+/* ------------------------------------------------------------- clock --- */
+
+#define CLOCK_PAIRS 1024u
+
+struct pair {
+	uint64_t ticks, monotonic_ns, realtime_ns;
+};
+
+struct clock {
+	struct pair pairs[CLOCK_PAIRS]; /* by rising ticks */
+	uint32_t n;
 };
 
 /* -------------------------------------------------------------- node --- */
@@ -600,21 +633,6 @@ uint32_t triggers_left(const struct client *c);
 bool triggers_wait(const struct bsn *n, const struct client *c);
 
 /* runs.c */
-struct run {
-	struct frame *frame;
-	uint32_t index;	 /* of its entry */
-	uint32_t offset; /* of its header */
-	uint32_t flags;	 /* of the entry, read before the header */
-	uint32_t end;	 /* offset where the next run starts, at most */
-	struct bs_run_header header;
-	/* Of a kept run what it was when it was written. */
-	struct keep_owner owner;
-	bool live; /* so is its process */
-	uint64_t granted_ns;
-	uint32_t from;	  /* where in the run its records begin */
-	uint32_t records; /* offset of the first record */
-	uint32_t bytes;	  /* of records, committed */
-};
 uint32_t runs_count(const struct frame *f, uint32_t generation);
 struct bs_trace_id run_id(const struct frame *f, uint64_t entry);
 uint64_t run_entry(const struct frame *f, uint32_t index);
@@ -623,8 +641,10 @@ bool run_open(struct bsn *n, struct frame *f, uint32_t index, uint64_t entry,
 	      uint32_t runs, struct run *run);
 
 /* search.c */
-int search_init(struct search *s, struct bs_trace_id id, struct sink to);
-void search_free(struct search *s);
+/* Look for a slice's trace with the next pass. */
+void search_later(struct bsn *n, struct slice *slice);
+/* Look for all that wait. */
+void search_waiting(struct bsn *n);
 /* Look for them through all of the pool; give_way: in pieces, between which
  * others have the lock. */
 int search_all(struct bsn *n, struct search *searches, bool give_way);
@@ -639,6 +659,20 @@ static inline bool filter_has(const struct filter *f, uint64_t fingerprint)
 	return f->words[fingerprint % FILTER_BITS / 64] >> (fingerprint % 64) &
 	       1;
 }
+
+/* verdict.c */
+int search_init(struct search *s, struct bs_trace_id id, struct sink to);
+void search_free(struct search *s);
+void search_meet(struct bsn *n, struct search *s, const struct run *run,
+		 uint64_t last_ticks);
+/* Records of a handle were lost; flags as of struct bs_loss. */
+void search_loss(struct search *s, uint32_t client, uint32_t handle,
+		 uint32_t flags);
+/* A part of a kept run that is not the first: it has its turn at the end. */
+void search_put_off(const struct bsn *n, struct search *s,
+		    const struct run *run);
+/* All was looked at. */
+void search_conclude(struct bsn *n, struct search *s);
 
 /* watch.c */
 void watch_frame(struct bsn *n, struct frame *f, bool final);
@@ -726,7 +760,7 @@ uint32_t records_whole(const uint8_t *records, uint32_t bytes, uint32_t room,
 uint32_t slice_copy_run(struct bsn *n, struct sink *to, const struct run *run,
 			uint32_t copied, uint64_t *last_ticks);
 void slice_loss_arrived(struct bsn *n, struct slice *s, const struct client *c,
-			uint32_t flags);
+			uint32_t handle, uint32_t flags);
 void slice_untied_loss(struct bsn *n, const struct client *c, uint64_t from_ns);
 void slice_close_gone(struct bsn *n);
 void slice_put_exit(struct bsn *n, struct sink *to, uint32_t client);

@@ -221,7 +221,8 @@ bool keep_run(struct bsn *n, const struct run *run, uint64_t fingerprint)
 	if (!is_within_share(n, run))
 		return false;
 	memcpy(n->scratch, run->frame->bytes + run->records, bytes);
-	do {
+	/* Once at least: a run without records tells of its handle. */
+	for (;;) {
 		uint32_t at = find_owner(n, run->owner.number);
 		uint32_t overhead =
 			RUN_HEADER + ENTRY + (uint32_t)sizeof(struct kept_run);
@@ -258,7 +259,9 @@ bool keep_run(struct bsn *n, const struct run *run, uint64_t fingerprint)
 		put_run(n, run, fingerprint, flags, &kept, n->scratch + done,
 			part);
 		done += part;
-	} while (done < bytes);
+		if (done == bytes)
+			break;
+	}
 	if (malformed)
 		n->counts.corrupt++;
 	return !malformed;

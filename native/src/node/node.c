@@ -218,24 +218,6 @@ static void give_back_cells(struct bsn *n)
 		triggers_done(c);
 }
 
-/* Look for a slice's trace with the next poll. */
-static void search_later(struct bsn *n, struct slice *slice)
-{
-	struct sink to = {.slice = slice};
-	struct search *s = malloc(sizeof(*s));
-
-	if (!s || search_init(s, slice->id, to)) {
-		free(s);
-		slice->flags |= BSN_SLICE_MAYBE_LOSSY;
-		slice->flags &= ~(uint32_t)BSN_SLICE_SEARCHING;
-		return;
-	}
-	slice->flags |= BSN_SLICE_SEARCHING;
-	slice->search = s;
-	s->next = n->searches;
-	n->searches = s;
-}
-
 /* All of before is adopted: from here on it is committed what becomes of it. */
 static void recover(struct bsn *n)
 {
@@ -283,23 +265,6 @@ void node_catch_up(struct bsn *n, uint64_t now_ns)
 			continue;
 		threads_observe(n, c);
 		threads_read_losses(n, c);
-	}
-}
-
-static void search_waiting(struct bsn *n)
-{
-	struct search *all = n->searches;
-
-	if (!all)
-		return;
-	n->searches = NULL;
-	search_all(n, all, true);
-	while (all) {
-		struct search *s = all;
-
-		all = s->next;
-		search_free(s);
-		free(s);
 	}
 }
 

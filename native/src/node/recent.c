@@ -101,6 +101,7 @@ static void set_remove(struct set *set, uint64_t priority)
 
 struct recent {
 	uint64_t domain;
+	uint64_t age_ns;
 	const char *service;
 	struct candidate *heap;
 	uint32_t count, room;
@@ -132,15 +133,19 @@ static void offer(struct recent *r, struct bs_trace_id id)
 	sift_down(r->heap, r->count, 0);
 }
 
-static bool is_written_by(const struct bsn *n, struct frame *f, uint32_t index,
-			  uint64_t entry, uint32_t runs, const char *service)
+/* A kept run is as old as the segment that it was written in, and its process
+ * may be gone. */
+static bool is_wanted(struct bsn *n, const struct recent *r, struct frame *f,
+		      uint32_t index, uint64_t entry, uint32_t runs)
 {
 	struct run run;
 
 	if (f->client != &n->keep.arena)
-		return !strcmp(f->client->service, service);
-	return run_open((struct bsn *)n, f, index, entry, runs, &run) &&
-	       !strncmp(run.owner.service, service, sizeof(run.owner.service));
+		return true;
+	return run_open(n, f, index, entry, runs, &run) &&
+	       ns_since(n, run.granted_ns) <= r->age_ns &&
+	       (!r->service[0] || !strncmp(run.owner.service, r->service,
+					   sizeof(run.owner.service)));
 }
 
 static uint32_t offer_frame(struct bsn *n, struct recent *r, struct frame *f)
@@ -159,8 +164,7 @@ static uint32_t offer_frame(struct bsn *n, struct recent *r, struct frame *f)
 		if (!(id.hi | id.lo) ||
 		    why & (GONE_REPORTED | GONE_ABANDONED) || slice_find(n, id))
 			continue;
-		if (r->service[0] &&
-		    !is_written_by(n, f, i, entry, runs, r->service))
+		if (!is_wanted(n, r, f, i, entry, runs))
 			continue;
 		offer(r, id);
 	}
@@ -194,7 +198,8 @@ int bsn_recent(struct bsn *n, uint64_t now_ns, uint64_t age_ns,
 	       const char *service, struct bs_trace_id *ids, int room,
 	       uint64_t *found)
 {
-	struct recent r = {.service = service, .room = (uint32_t)room};
+	struct recent r = {
+		.age_ns = age_ns, .service = service, .room = (uint32_t)room};
 	uint32_t looked = 0;
 
 	*found = 0;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * One run of one segment. A directory is its client's word: that offsets
- * ascend, stay inside and leave room for what a header claims is checked here,
- * for each run that is looked at. So all runs of a segment together have no
+ * ascend, stay inside, leave room for what a header claims and name its trace is
+ * checked here, for each run that is looked at. So all runs of a segment together have no
  * more bytes than it has, whatever stands there.
  */
 #include <string.h>
@@ -98,7 +98,9 @@ bool run_open(struct bsn *n, struct frame *f, uint32_t index, uint64_t entry,
 	run->header.handle = READ_ONCE(h->handle);
 	run->header.seq = READ_ONCE(h->seq);
 	run->records = offset + RUN_HEADER;
-	if (run->bytes % BS_RECORD_ALIGN || run->bytes > end - run->records)
+	if (run->bytes % BS_RECORD_ALIGN || run->bytes > end - run->records ||
+	    bs_fingerprint(run->header.trace_hi, run->header.trace_lo) !=
+		    bs_entry_fingerprint(entry))
 		return false;
 	return own(n, run);
 }

@@ -11,11 +11,6 @@
  * It goes on in pieces, between which others have the lock. Each frame that
  * was passed is marked; one that is reclaimed before its turn is looked at
  * then (search_before_reclaim).
- *
- * Whether all of a trace was there is judged at the end, by its handles: the
- * runs of each are numbered, and a number that is missing was reclaimed, or
- * lost when it was written. A handle that is gone as a whole leaves its
- * fingerprint in gone.c.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -34,108 +29,9 @@
  * by chance in one pass does not happen. */
 #define FALSE_HITS_MAX 16u
 
-#define MET_ROOM_MIN 8u
-
 void filter_add(struct filter *f, uint64_t fingerprint)
 {
 	f->words[fingerprint % FILTER_BITS / 64] |= 1ull << (fingerprint % 64);
-}
-
-/* ------------------------------------------------------------- handles --- */
-
-int search_init(struct search *s, struct bs_trace_id id, struct sink to)
-{
-	memset(s, 0, sizeof(*s));
-	s->id = id;
-	s->fingerprint = bs_fingerprint(id.hi, id.lo);
-	s->to = to;
-	s->untied_from_ns = UINT64_MAX;
-	s->met = malloc(MET_ROOM_MIN * sizeof(*s->met));
-	if (!s->met)
-		return -ENOMEM;
-	s->met_room = MET_ROOM_MIN;
-	memset(s->met, 0xff, MET_ROOM_MIN * sizeof(*s->met));
-	return 0;
-}
-
-void search_free(struct search *s)
-{
-	free(s->met);
-	s->met = NULL;
-}
-
-static struct met *met_place(struct met *table, uint32_t room, uint32_t client,
-			     uint32_t handle)
-{
-	uint32_t i = (handle * 0x9e3779b1u ^ client * 0x85ebca77u) >> 7;
-
-	for (;; i++) {
-		struct met *m = &table[i % room];
-
-		if (m->client == NONE ||
-		    (m->client == client && m->handle == handle))
-			return m;
-	}
-}
-
-static struct met *met_get(struct search *s, uint32_t client, uint32_t handle)
-{
-	struct met *m;
-
-	if (s->n_met * 2 >= s->met_room) {
-		uint32_t room = 2 * s->met_room;
-		struct met *table = malloc(room * sizeof(*table));
-
-		if (!table)
-			return NULL;
-		memset(table, 0xff, room * sizeof(*table));
-		for (uint32_t i = 0; i < s->met_room; i++) {
-			if (s->met[i].client != NONE)
-				*met_place(table, room, s->met[i].client,
-					   s->met[i].handle) = s->met[i];
-		}
-		free(s->met);
-		s->met = table;
-		s->met_room = room;
-	}
-	m = met_place(s->met, s->met_room, client, handle);
-	if (m->client == NONE) {
-		*m = (struct met){.client = client, .handle = handle};
-		s->n_met++;
-	}
-	return m;
-}
-
-static void meet(struct bsn *n, struct search *s, const struct run *run,
-		 uint64_t last_ticks)
-{
-	const struct client *c = client_find(n, run->owner.number);
-	uint64_t last_ns = clock_monotonic(n, last_ticks);
-	struct met *m;
-
-	if (last_ns > s->active_ns)
-		s->active_ns = last_ns;
-	if (!c) {
-		/* Of one that is forgotten, only the latest loss is known. */
-		if (n->ledger.header->untied_to_ns >= run->granted_ns)
-			s->untied_from_ns = 0;
-	} else if (c->untied_to_ns >= run->granted_ns &&
-		   c->untied_from_ns < s->untied_from_ns) {
-		s->untied_from_ns = c->untied_from_ns;
-	}
-	m = met_get(s, run->owner.number, run->header.handle);
-	if (!m) {
-		s->failed = true;
-		return;
-	}
-	m->live = run->live;
-	m->first |= run->flags & BS_RUN_FIRST && !run->header.seq;
-	m->last |= !!(run->flags & BS_RUN_LAST);
-	m->lossy |= !!(run->flags & BS_RUN_LOSSY);
-	/* A kept run may be in parts, of which the first counts. */
-	m->runs += !run->from;
-	if (run->header.seq > m->seq_max)
-		m->seq_max = run->header.seq;
 }
 
 /* --------------------------------------------------------------- frames --- */
@@ -173,7 +69,9 @@ static uint32_t hit(struct bsn *n, struct search *s, struct frame *f,
 	if (!s->to.slice)
 		return 0;
 	if (!id_equal(run_id(f, entry), s->id)) {
-		f->client->false_hits++;
+		/* In the keep arena the node writes the entries. */
+		if (f->client != &n->keep.arena)
+			f->client->false_hits++;
 		n->counts.false_hits++;
 		return 1;
 	}
@@ -182,13 +80,17 @@ static uint32_t hit(struct bsn *n, struct search *s, struct frame *f,
 		s->to.slice->flags |= BSN_SLICE_CORRUPT;
 		return 1;
 	}
+	if (run.from) {
+		search_put_off(n, s, &run);
+		return run.bytes / BYTES_AN_ENTRY;
+	}
 	/* That it is closed by now, watch.c will tell. */
 	if (watched)
 		run.flags &= ~(BS_RUN_LAST | BS_RUN_CLOSED);
 	copied = slice_copy_run(n, &s->to, &run, NONE, &last_ticks);
 	if (watched)
 		watch_from(n, f, copied);
-	meet(n, s, &run, last_ticks);
+	search_meet(n, s, &run, last_ticks);
 	return run.bytes / BYTES_AN_ENTRY;
 }
 
@@ -217,13 +119,16 @@ static uint32_t visit(struct bsn *n, struct pass *p, struct frame *f)
 	uint32_t runs, limit;
 	const uint64_t *entry;
 
-	if (is_visited(p, i) || f->client->false_hits > FALSE_HITS_MAX)
+	if (is_visited(p, i) || f->client->false_hits > FALSE_HITS_MAX ||
+	    (f->client == &n->keep.arena && r->granted_ns > p->granted_ns))
 		return 0;
 	p->visited[i / 64] |= 1ull << (i % 64);
 	runs = runs_count(f, r->generation);
 	limit = runs;
 	if (is_watched(n, p, f) && f->scanned < runs)
 		limit = f->scanned + 1;
+	if (i == p->keep_frame && limit > p->keep_runs)
+		limit = p->keep_runs;
 	entry = bs_directory(f->bytes, 0);
 	for (uint32_t k = 0; k < limit; k++) {
 		if (unlikely(filter_has(
@@ -313,100 +218,6 @@ static void visit_active(struct bsn *n, struct pass *p, bool give_way,
 	}
 }
 
-/* ---------------------------------------------------------------- verdict --- */
-
-static void put_exits(struct bsn *n, struct search *s)
-{
-	for (uint32_t i = 0; i < s->met_room; i++) {
-		struct met *m = &s->met[i];
-		bool open = m->client != NONE && m->first && !m->last;
-
-		if (!open || m->live)
-			continue;
-		slice_put_exit(n, &s->to, m->client);
-		/* Once for each process. */
-		for (uint32_t k = i; k < s->met_room; k++) {
-			if (s->met[k].client == m->client)
-				s->met[k].last = true;
-		}
-	}
-}
-
-/* Its last run was lost where it was to be written: no entry will say so. */
-static void close_lost(struct bsn *n, struct search *s)
-{
-	for (uint32_t i = 0; i < s->met_room; i++) {
-		const struct met *m = &s->met[i];
-		const struct client *c;
-		struct part *part;
-
-		if (m->client == NONE || !m->first || m->last || !m->live ||
-		    !(s->to.slice->flags & BSN_SLICE_LOSSY))
-			continue;
-		c = client_find(n, m->client);
-		part = slice_part(s->to.slice, m->client);
-		if (c && part && !handle_is_open(c, m->handle))
-			part->open--;
-	}
-}
-
-static bool has_gaps(const struct search *s)
-{
-	for (uint32_t i = 0; i < s->met_room; i++) {
-		const struct met *m = &s->met[i];
-
-		if (m->client == NONE || m->lossy)
-			continue;
-		if (!m->first || m->runs < m->seq_max + 1)
-			return true;
-	}
-	return false;
-}
-
-/* Was a loss that could not be blamed on a trace close to this one? */
-static bool is_maybe_lossy(const struct bsn *n, const struct search *s)
-{
-	uint64_t untied_to_ns = n->ledger.header->untied_to_ns;
-	uint64_t active_ns = s->active_ns;
-
-	if (!untied_to_ns)
-		return false;
-	if (!s->n_met)
-		return !n->counts.reclaims ||
-		       ns_since(n, untied_to_ns) <= pool_oldest_ns(n);
-	/* What a trace that is open was to write last may be what was lost. */
-	for (uint32_t i = 0; i < s->met_room; i++) {
-		if (s->met[i].client != NONE && !s->met[i].last)
-			active_ns = n->now_ns;
-	}
-	return s->untied_from_ns <= active_ns;
-}
-
-static void conclude(struct bsn *n, struct search *s)
-{
-	struct slice *slice = s->to.slice;
-	/* What was reclaimed during the pass was looked at before. */
-	uint32_t why = s->why | (gone_why(n, s->fingerprint) & GONE_LOSSY);
-
-	if (!slice)
-		return;
-	if (why & GONE_EVICTED || has_gaps(s))
-		slice->flags |= BSN_SLICE_EVICTED;
-	if (why & GONE_ABANDONED)
-		slice->flags |= BSN_SLICE_ABANDONED;
-	if (why & GONE_LOSSY)
-		slice->flags |= BSN_SLICE_LOSSY;
-	if (s->failed || is_maybe_lossy(n, s))
-		slice->flags |= BSN_SLICE_MAYBE_LOSSY;
-	slice->flags &= ~(uint32_t)BSN_SLICE_SEARCHING;
-	put_exits(n, s);
-	if (s->to.buffer)
-		return;
-	close_lost(n, s);
-	slice->search = NULL;
-	slice_dirty(n, slice);
-}
-
 /* ------------------------------------------------------------------ pass --- */
 
 static int pass_init(const struct bsn *n, struct pass *p,
@@ -423,6 +234,12 @@ static int pass_init(const struct bsn *n, struct pass *p,
 	p->visited = calloc(n->pool.frames_room / 64 + 1, sizeof(uint64_t));
 	if (!p->searches || !p->visited)
 		return -ENOMEM;
+	p->granted_ns = n->ledger.header->granted_ns;
+	p->keep_frame = n->keep.frame;
+	if (p->keep_frame != NONE)
+		p->keep_runs =
+			runs_count(frame_at(n, p->keep_frame),
+				   n->ledger.records[p->keep_frame].generation);
 	for (struct search *s = searches; s; s = s->next) {
 		uint32_t i = (uint32_t)s->fingerprint;
 
@@ -489,7 +306,7 @@ int search_all(struct bsn *n, struct search *searches, bool give_way)
 		s->failed |= err != 0;
 		s->pass = NULL;
 		n->counts.searches++;
-		conclude(n, s);
+		search_conclude(n, s);
 	}
 	if (!err)
 		pass_end(n, &p);
@@ -498,4 +315,40 @@ int search_all(struct bsn *n, struct search *searches, bool give_way)
 		free(p.visited);
 	}
 	return err;
+}
+
+/* ---------------------------------------------------------------- queue --- */
+
+void search_later(struct bsn *n, struct slice *slice)
+{
+	struct sink to = {.slice = slice};
+	struct search *s = malloc(sizeof(*s));
+
+	if (!s || search_init(s, slice->id, to)) {
+		free(s);
+		slice->flags |= BSN_SLICE_MAYBE_LOSSY;
+		slice->flags &= ~(uint32_t)BSN_SLICE_SEARCHING;
+		return;
+	}
+	slice->flags |= BSN_SLICE_SEARCHING;
+	slice->search = s;
+	s->next = n->searches;
+	n->searches = s;
+}
+
+void search_waiting(struct bsn *n)
+{
+	struct search *all = n->searches;
+
+	if (!all)
+		return;
+	n->searches = NULL;
+	search_all(n, all, true);
+	while (all) {
+		struct search *s = all;
+
+		all = s->next;
+		search_free(s);
+		free(s);
+	}
 }

@@ -308,7 +308,7 @@ uint32_t slice_copy_run(struct bsn *n, struct sink *to, const struct run *run,
 /* -------------------------------------------------------------- slices --- */
 
 void slice_loss_arrived(struct bsn *n, struct slice *s, const struct client *c,
-			uint32_t flags)
+			uint32_t handle, uint32_t flags)
 {
 	struct sink to = {.slice = s};
 	struct keep_owner owner = {.number = c->number,
@@ -318,6 +318,8 @@ void slice_loss_arrived(struct bsn *n, struct slice *s, const struct client *c,
 	memcpy(owner.service, c->service, sizeof(owner.service));
 	count_flags(part, c->live, flags, true);
 	s->flags |= BSN_SLICE_LOSSY;
+	if (s->search)
+		search_loss(s->search, c->number, handle, flags);
 	if (part)
 		put_process(n, &to, part, &owner);
 	put_bare(n, &to, BS_PIECE_LOSS, c->number, flags);

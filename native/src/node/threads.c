@@ -144,7 +144,7 @@ static void read_loss(struct bsn *n, struct client *c,
 	gone_add(n, bs_fingerprint(id.hi, id.lo), GONE_LOSSY);
 	s = slice_find(n, id);
 	if (s)
-		slice_loss_arrived(n, s, c, flags);
+		slice_loss_arrived(n, s, c, READ_ONCE(loss->handle), flags);
 }
 
 static void read_thread(struct bsn *n, struct client *c, uint32_t slot)

@@ -1,8 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The budget, the order of reclaim, second chances, tombstones, full tables. */
+/* The budget, the order of reclaim, second chances, and what is said of what is gone. */
 #include "writer.h"
 
 static struct decoded d;
+static const uint8_t payload[BS_PAYLOAD_MAX];
+
+/* Handles of tests, that no w_trace() uses. */
+#define HANDLE 0x10000u
 
 /* Fill segments with traces first..first+count-1, one poll a trace, so that
  * time passes. */
@@ -53,9 +57,10 @@ static void oldest_goes_first_over_arenas(void)
 		check_invariants(n);
 	}
 	CHECK(m.reclaims > 0);
-	CHECK(m.horizon_ns > 50 * MS && m.horizon_ns < 120 * MS);
+	CHECK(m.horizon_ns > 50 * MS && m.horizon_ns < 150 * MS);
 	CHECK_EQ(m.second_chances, 0);
-	CHECK_EQ(m.traces_evicted + m.traces_indexed - m.tombstones, 400);
+	CHECK_EQ(m.gone, m.runs_evicted);
+	CHECK_EQ(m.gone_forgotten, 0);
 	/* Whoever wrote: what is gone is older than what is there. */
 	gone = 0;
 	for (uint64_t i = 0; i < 400; i++) {
@@ -69,13 +74,15 @@ static void oldest_goes_first_over_arenas(void)
 		/* Both of a segment go together: two by two, interleaved. */
 		CHECK(!held || flags != BSN_SLICE_EVICTED || i < gone + 4);
 	}
-	CHECK_EQ(gone, m.traces_evicted);
+	CHECK_EQ(gone, m.runs_evicted);
 	for (int i = 0; i < 2; i++)
 		writer_close(&w[i]);
 	bsn_free(n);
 }
 
-static void open_traces_get_a_second_chance(void)
+/* Over and over, as long as the handle is open: that of the thread-local trace,
+ * those of bs_open(). */
+static void open_handles_are_kept(void)
 {
 	struct bsn_config config = test_config(4 << 20);
 	struct bsn *n = test_node(&config);
@@ -85,32 +92,109 @@ static void open_traces_get_a_second_chance(void)
 	struct wthread t;
 	uint64_t now = START;
 
+	enum {
+		OWN,
+		LISTED,
+		CLOSED, /* whole */
+		LEFT,	/* begun, and in neither place */
+		TRACES
+	};
+
 	writer_attach(&w, n, now);
 	t = writer_thread(&w, 0);
-	/* Open, with a run that is closed; and one that is over. */
-	CHECK(w_begin(&t, trace_id(1), 1, 0, BS_RUN_FIRST, 5000));
-	w_record(&t, BS_RECORD_DATA, "begin", 6, now);
-	w_end(&t, 0);
-	CHECK(w_trace(&t, trace_id(2), 100, now));
-	now = fill(n, &t, 1000, 500, 30000, now);
+	for (uint32_t i = 0; i < TRACES; i++) {
+		CHECK(w_begin(&t, trace_id(i), HANDLE + i, 0, BS_RUN_FIRST,
+			      5000));
+		w_record(&t, BS_RECORD_DATA, "begin", 6, now);
+		w_end(&t, i == CLOSED ? BS_RUN_LAST : 0);
+	}
+	w_show(&t, HANDLE + OWN);
+	w_list(&w, HANDLE + LISTED, true);
+	/* Others are open for a while: they push them through the keep arena. */
+	for (uint32_t i = 0; i < 800; i++) {
+		CHECK(w_begin(&t, trace_id(2000 + i), HANDLE + 10 + i, 0,
+			      BS_RUN_FIRST, 3000));
+		w_record(&t, BS_RECORD_DATA, payload, 2000, now);
+		w_end(&t, 0);
+		w_list(&w, HANDLE + 10 + i, true);
+		if (i >= 120)
+			w_list(&w, HANDLE + 10 + i - 120, false);
+		now = fill(n, &t, 1000 + i, 1, 30000, now);
+	}
 	bsn_get_metrics(n, &m);
-	CHECK(m.reclaims > 100);
-	CHECK(m.second_chances >= 1);
+	/* Many horizons: of 40 segments, between the threshold and the stock. */
+	CHECK(m.reclaims > 300);
+	CHECK(m.second_chances > 600);
 	CHECK(m.keep_bytes > 0);
-	CHECK_EQ(flags_of(n, trace_id(2), now), BSN_SLICE_EVICTED);
+	for (uint32_t i = 0; i < TRACES; i++)
+		CHECK_EQ(flags_of(n, trace_id(i), now),
+			 i <= LISTED ? 0 : BSN_SLICE_EVICTED);
 
-	/* It goes on, and is whole. */
-	CHECK(w_begin(&t, trace_id(1), 1, 1, 0, 5000));
-	w_record(&t, BS_RECORD_DATA, "end", 4, now);
-	w_end(&t, BS_RUN_LAST);
-	collect(n, trace_id(1), now, &s);
-	CHECK_EQ(s.flags, BSN_SLICE_HELD);
-	CHECK_EQ(s.open_handles, 0);
-	decode_slice(n, trace_id(1), &d);
-	CHECK_EQ(d.records, 2);
-	CHECK(!memcmp(d.content[d.n_pieces - 1] + 16, "end", 4));
+	/* They go on, and are whole. */
+	for (uint32_t i = 0; i <= LISTED; i++) {
+		CHECK(w_begin(&t, trace_id(i), HANDLE + i, 1, 0, 5000));
+		w_record(&t, BS_RECORD_DATA, "end", 4, now);
+		w_end(&t, BS_RUN_LAST);
+	}
+	w_show(&t, 0);
+	w_list(&w, HANDLE + LISTED, false);
+	for (uint32_t i = 0; i < 800; i++)
+		w_list(&w, HANDLE + 10 + i, false);
+	for (uint32_t i = 0; i <= LISTED; i++) {
+		collect(n, trace_id(i), now, &s);
+		CHECK_EQ(s.flags, BSN_SLICE_HELD);
+		CHECK_EQ(s.open_handles, 0);
+		decode_slice(n, trace_id(i), &d);
+		CHECK_EQ(d.records, 2);
+		CHECK_EQ(check_order(&d), 1);
+		CHECK(!memcmp(d.content[d.n_pieces - 1] + 16, "end", 4));
+		CHECK_EQ(bsn_slice_release(n, trace_id(i), false, now), 0);
+	}
+	/* Closed now: they go, and the memory comes back. */
+	now = fill(n, &t, 5000, 200, 30000, now);
+	for (uint32_t i = 0; i <= LISTED; i++)
+		CHECK_EQ(flags_of(n, trace_id(i), now), BSN_SLICE_EVICTED);
+	bsn_get_metrics(n, &m);
+	CHECK_EQ(m.keep_bytes, SEG);
 	check_invariants(n);
 	writer_close(&w);
+	bsn_free(n);
+}
+
+/* A handle is open as long as its process lives. */
+static void what_the_dead_had_open_goes(void)
+{
+	struct bsn_config config = test_config(4 << 20);
+	struct bsn *n = test_node(&config);
+	struct writer w[2];
+	struct wthread t[2];
+	uint64_t now = START;
+
+	for (int i = 0; i < 2; i++) {
+		writer_attach(&w[i], n, now);
+		t[i] = writer_thread(&w[i], 0);
+	}
+	CHECK(w_begin(&t[0], trace_id(1), HANDLE, 0, BS_RUN_FIRST, 100));
+	w_end(&t[0], 0);
+	w_show(&t[0], HANDLE);
+	CHECK(w_take_segment(&t[0]));
+	now = fill(n, &t[1], 1000, 200, 30000, now);
+	CHECK_EQ(flags_of(n, trace_id(1), now), 0);
+	CHECK_EQ(bsn_client_exited(n, w[0].number, now), 0);
+	/* It is in the keep arena, and not its own any more. It goes when others
+	 * have filled its segment there. */
+	CHECK_EQ(flags_of(n, trace_id(1), now), 0);
+	for (uint32_t i = 0; i < 4; i++) {
+		CHECK(w_begin(&t[1], trace_id(2), HANDLE + i, 0, BS_RUN_FIRST,
+			      30100));
+		w_record(&t[1], BS_RECORD_DATA, payload, 30000, now);
+		w_end(&t[1], 0);
+		w_list(&w[1], HANDLE + i, true);
+	}
+	now = fill(n, &t[1], 5000, 400, 30000, now);
+	CHECK_EQ(flags_of(n, trace_id(1), now), BSN_SLICE_EVICTED);
+	for (int i = 0; i < 2; i++)
+		writer_close(&w[i]);
 	bsn_free(n);
 }
 
@@ -127,15 +211,17 @@ static void big_runs_are_kept_in_parts(void)
 	writer_attach(&w, n, now);
 	t = writer_thread(&w, 0);
 	/* The largest run that there is. */
-	CHECK(w_begin(&t, trace_id(1), 1, 0, BS_RUN_FIRST, SEG - 64 - 32));
-	while (t.cursor + 16 + 1000 <= SEG) {
-		uint32_t payload[250] = {next++};
+	CHECK(w_begin(&t, trace_id(1), HANDLE, 0, BS_RUN_FIRST,
+		      SEG - 64 - 32 - 8));
+	while (t.cursor + 16 + 1000 <= SEG - 8) {
+		uint32_t numbered[250] = {next++};
 
-		w_record(&t, BS_RECORD_DATA, payload, 1000, now);
+		w_record(&t, BS_RECORD_DATA, numbered, 1000, now);
 	}
-	w_record(&t, BS_RECORD_DATA, &d, SEG - t.cursor - 16, now);
+	w_record(&t, BS_RECORD_DATA, payload, SEG - 8 - t.cursor - 16, now);
 	next++;
 	w_end(&t, 0);
+	w_show(&t, HANDLE);
 	now = fill(n, &t, 1000, 500, 30000, now);
 	collect(n, trace_id(1), now, &s);
 	CHECK_EQ(s.flags, BSN_SLICE_HELD);
@@ -143,20 +229,13 @@ static void big_runs_are_kept_in_parts(void)
 	decode_slice(n, trace_id(1), &d);
 	CHECK_EQ(d.records, next);
 	CHECK(d.by_kind[BS_PIECE_RUN] > 1);
-	/* Offsets fit together. */
-	next = 0;
-	for (uint32_t i = 0; i < d.n_pieces; i++) {
-		if (d.pieces[i].kind != BS_PIECE_RUN)
-			continue;
-		CHECK_EQ(d.pieces[i].from, next);
-		CHECK_EQ(d.pieces[i].handle, 1);
-		next += d.pieces[i].bytes;
-	}
+	CHECK_EQ(check_order(&d), 1);
 	writer_close(&w);
 	bsn_free(n);
 }
 
-static void evicts_whole_traces(void)
+/* Whoever asks is told, whatever of it is left. */
+static void what_was_evicted_is_told(void)
 {
 	struct bsn_config config = test_config(4 << 20);
 	struct bsn *n = test_node(&config);
@@ -169,82 +248,104 @@ static void evicts_whole_traces(void)
 	writer_attach(&w, n, now);
 	t = writer_thread(&w, 0);
 	other = writer_thread(&w, 1);
-	/* Closed, in an old segment and in one that stays active. */
+	/* A handle as a whole; one of two; one that is whole. */
 	CHECK(w_trace(&t, trace_id(1), 100, now));
-	CHECK(w_trace(&other, trace_id(1), 100, now));
-	collect(n, trace_id(1), now, &s);
-	decode_slice(n, trace_id(1), &d);
-	CHECK_EQ(d.records, 2);
-	CHECK_EQ(bsn_slice_release(n, trace_id(1), false, now), 0);
+	CHECK(w_trace(&t, trace_id(2), 100, now));
+	CHECK(w_trace(&other, trace_id(2), 100, now));
+	CHECK(w_trace(&other, trace_id(3), 100, now));
 	now = fill(n, &t, 1000, 150, 30000, now);
-	/* The second run is in the pool, but not to be had. */
 	collect(n, trace_id(1), now, &s);
 	CHECK_EQ(s.flags, BSN_SLICE_EVICTED);
 	CHECK_EQ(s.bytes, 0);
-	CHECK_EQ(bsn_slice_release(n, trace_id(1), false, now), 0);
+	collect(n, trace_id(2), now, &s);
+	CHECK_EQ(s.flags, BSN_SLICE_HELD | BSN_SLICE_EVICTED);
+	decode_slice(n, trace_id(2), &d);
+	CHECK_EQ(d.records, 1);
+	collect(n, trace_id(3), now, &s);
+	CHECK_EQ(s.flags, BSN_SLICE_HELD);
+	CHECK_EQ(bsn_slice_release(n, trace_id(2), false, now), 0);
 
 	/* Written again: held, and never whole. */
-	CHECK(w_trace(&other, trace_id(1), 100, now));
-	collect(n, trace_id(1), now, &s);
+	CHECK(w_trace(&other, trace_id(2), 100, now));
+	collect(n, trace_id(2), now, &s);
 	CHECK_EQ(s.flags, BSN_SLICE_HELD | BSN_SLICE_EVICTED);
-	decode_slice(n, trace_id(1), &d);
-	CHECK_EQ(d.records, 1);
+	decode_slice(n, trace_id(2), &d);
+	CHECK_EQ(d.records, 2);
 
-	/* What was collected needs no second chance, and no tombstone. */
-	bsn_get_metrics(n, &m);
-	now = fill(n, &other, 5000, 150, 30000, now);
-	decode_slice(n, trace_id(1), &d);
-	CHECK_EQ(d.records, 1);
-
-	/* Collected, delivered and released; by then some had been reclaimed:
-	 * who asks again gets no part of it for the whole. */
-	CHECK(w_trace(&t, trace_id(3), 100, now));
+	/* What is collected is out of reach of eviction. Once it is released,
+	 * it is not whole in the pool any more. */
 	CHECK(w_trace(&t, trace_id(4), 100, now));
-	collect(n, trace_id(3), now, &s);
+	CHECK(w_trace(&other, trace_id(4), 100, now));
 	collect(n, trace_id(4), now, &s);
+	CHECK_EQ(s.flags, BSN_SLICE_HELD);
+	bsn_get_metrics(n, &m);
+	now = fill(n, &t, 5000, 150, 30000, now);
+	collect(n, trace_id(4), now, &s);
+	CHECK_EQ(s.flags, BSN_SLICE_HELD);
+	decode_slice(n, trace_id(4), &d);
+	CHECK_EQ(d.records, 2);
 	CHECK_EQ(bsn_slice_release(n, trace_id(4), false, now), 0);
 	collect(n, trace_id(4), now, &s);
-	CHECK_EQ(s.flags, BSN_SLICE_HELD);
-	CHECK(w_trace(&other, trace_id(3), 100, now));
-	now = fill(n, &t, 9000, 150, 30000, now);
-	CHECK(w_trace(&t, trace_id(3), 100, now));
-	decode_slice(n, trace_id(3), &d);
-	collect(n, trace_id(3), now, &s);
-	CHECK_EQ(s.flags, BSN_SLICE_HELD);
-	CHECK_EQ(bsn_slice_release(n, trace_id(3), false, now), 0);
-	collect(n, trace_id(3), now, &s);
-	CHECK_EQ(s.flags, BSN_SLICE_EVICTED);
+	CHECK_EQ(s.flags, BSN_SLICE_HELD | BSN_SLICE_EVICTED);
+	decode_slice(n, trace_id(4), &d);
+	CHECK_EQ(d.records, 1);
 	writer_close(&w);
 	bsn_free(n);
 }
 
-static void tombstones_that_matter_stay(void)
+/* What is left of a handle tells of it, also when its fingerprint is forgotten:
+ * the first run is missing, or one in between. */
+static void handles_tell_what_is_missing(void)
 {
 	struct bsn_config config = test_config(4 << 20);
 	struct bsn *n;
 	struct bsn_metrics m;
-	struct bsn_slice s;
 	struct writer w;
 	struct wthread t, other;
 	uint64_t now = START;
 
-	config.tombstones = 8;
+	enum {
+		NO_FIRST,
+		GAP,
+		WHOLE,
+		TRACES
+	};
+
+	config.tombstones = 1; /* as few as can be */
 	n = test_node(&config);
 	writer_attach(&w, n, now);
 	t = writer_thread(&w, 0);
 	other = writer_thread(&w, 1);
-	CHECK(w_trace(&t, trace_id(1), 100, now));
-	CHECK(w_trace(&other, trace_id(1), 100, now));
-	CHECK(w_trace(&t, trace_id(2), 100, now));
-	now = fill(n, &t, 1000, 300, 30000, now);
+	for (uint32_t i = 0; i < TRACES; i++) {
+		for (uint32_t seq = 0; seq < 3; seq++) {
+			bool goes = seq == i;
+
+			CHECK(w_begin(goes && i != WHOLE ? &t : &other,
+				      trace_id(i), HANDLE + i, seq,
+				      seq ? 0 : BS_RUN_FIRST, 100));
+			w_end(goes && i != WHOLE ? &t : &other,
+			      seq == 2 ? BS_RUN_LAST : 0);
+		}
+	}
+	now = fill(n, &t, 1000, 100, 30000, now);
+	for (uint64_t i = 0; i < 40000; i++) {
+		CHECK(w_trace(&t, trace_id(10000 + i), 100, now));
+		if (i % 100 == 0)
+			bsn_poll(n, now += MS);
+	}
 	bsn_get_metrics(n, &m);
-	CHECK(m.traces_evicted > 100);
-	CHECK_EQ(m.tombstones, 8);
-	/* Of trace 1 a run is still in the pool: hundreds of younger
-	 * tombstones did not push it out. */
-	collect(n, trace_id(1), now, &s);
-	CHECK_EQ(s.flags, BSN_SLICE_EVICTED);
-	CHECK_EQ(flags_of(n, trace_id(2), now), 0);
+	CHECK(m.gone <= 1024);
+	CHECK(m.gone_forgotten > 2000);
+	CHECK_EQ(m.gone + m.gone_forgotten, m.runs_evicted);
+	CHECK_EQ(flags_of(n, trace_id(NO_FIRST), now), BSN_SLICE_EVICTED);
+	CHECK_EQ(flags_of(n, trace_id(GAP), now), BSN_SLICE_EVICTED);
+	CHECK_EQ(flags_of(n, trace_id(WHOLE), now), 0);
+	/* What went last is remembered, what went first is not. */
+	CHECK_EQ(flags_of(n, trace_id(1000), now), 0);
+	for (uint64_t i = m.runs_evicted - 50 - 102; i < m.runs_evicted - 102;
+	     i++)
+		CHECK_EQ(flags_of(n, trace_id(10000 + i), now),
+			 BSN_SLICE_EVICTED);
 	writer_close(&w);
 	bsn_free(n);
 }
@@ -258,22 +359,23 @@ static void keep_arena_full(void)
 	struct wthread t;
 	uint64_t now = START;
 	uint32_t whole = 0;
-	static uint8_t payload[30000];
 
 	writer_attach(&w, n, now);
 	t = writer_thread(&w, 0);
 	/* Everything stays open: more than can be kept. */
 	for (uint32_t i = 0; i < 400; i++) {
 		now += MS;
-		CHECK(w_begin(&t, trace_id(i), i, 0, BS_RUN_FIRST, 30100));
+		CHECK(w_begin(&t, trace_id(i), HANDLE + i, 0, BS_RUN_FIRST,
+			      30100));
 		w_record(&t, BS_RECORD_DATA, payload, 30000, now);
 		w_end(&t, 0);
+		w_list(&w, HANDLE + i, true);
 		bsn_poll(n, now);
 		check_invariants(n);
 	}
 	bsn_get_metrics(n, &m);
 	CHECK(m.second_chances > 10);
-	CHECK(m.traces_evicted > 200);
+	CHECK(m.runs_evicted > 200);
 	CHECK(m.keep_bytes <= (1 << 20));
 	for (uint32_t i = 0; i < 400; i++) {
 		struct bsn_slice s;
@@ -286,63 +388,6 @@ static void keep_arena_full(void)
 		CHECK_EQ(bsn_slice_release(n, trace_id(i), false, now), 0);
 	}
 	CHECK(whole > 50 && whole < 200);
-	writer_close(&w);
-	bsn_free(n);
-}
-
-static void index_full(void)
-{
-	struct bsn_config config = test_config(4 << 20);
-	struct bsn *n;
-	struct bsn_metrics m;
-	struct bsn_slice s;
-	struct writer w;
-	struct wthread t;
-	uint64_t now = START;
-
-	config.index_traces = 1500;
-	config.index_runs = 1500;
-	config.tombstones = 200;
-	n = test_node(&config);
-	writer_attach(&w, n, now);
-	t = writer_thread(&w, 0);
-	for (uint32_t i = 0; i < 20000; i++) {
-		CHECK(w_trace(&t, trace_id(i), 100, now));
-		if (i % 50)
-			continue;
-		now += MS;
-		bsn_poll(n, now);
-		check_invariants(n);
-	}
-	bsn_get_metrics(n, &m);
-	CHECK(m.traces_indexed <= 1500);
-	CHECK(m.reclaims > 10);
-	/* The youngest is there, as ever. */
-	collect(n, trace_id(19999), now, &s);
-	CHECK_EQ(s.flags, BSN_SLICE_HELD);
-	writer_close(&w);
-	bsn_free(n);
-
-	/* Of active segments nothing can be reclaimed: then runs are lost, and
-	 * whoever asks is told. */
-	config.index_traces = 100;
-	config.tombstones = 10;
-	n = test_node(&config);
-	writer_attach(&w, n, now);
-	t = writer_thread(&w, 0);
-	for (uint32_t i = 0; i < 300; i++)
-		CHECK(w_trace(&t, trace_id(i), 100, now));
-	bsn_poll(n, now);
-	bsn_get_metrics(n, &m);
-	CHECK_EQ(m.traces_indexed, 100);
-	CHECK(m.runs_lost >= 200);
-	for (uint32_t i = 0; i < 300; i++) {
-		uint32_t flags = flags_of(n, trace_id(i), now);
-
-		if (i >= 100)
-			CHECK(flags &
-			      (BSN_SLICE_MAYBE_LOSSY | BSN_SLICE_LOSSY));
-	}
 	writer_close(&w);
 	bsn_free(n);
 }
@@ -444,12 +489,12 @@ static void memory_moves_between_processes(void)
 int main(void)
 {
 	RUN(oldest_goes_first_over_arenas);
-	RUN(open_traces_get_a_second_chance);
+	RUN(open_handles_are_kept);
+	RUN(what_the_dead_had_open_goes);
+	RUN(what_was_evicted_is_told);
+	RUN(handles_tell_what_is_missing);
 	RUN(big_runs_are_kept_in_parts);
-	RUN(evicts_whole_traces);
-	RUN(tombstones_that_matter_stay);
 	RUN(keep_arena_full);
-	RUN(index_full);
 	RUN(store_full);
 	RUN(memory_moves_between_processes);
 	free(d.bytes);

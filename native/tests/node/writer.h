@@ -255,8 +255,8 @@ static inline bool w_take_segment(struct wthread *t)
 	return true;
 }
 
-static inline void w_lose(struct wthread *t, struct bs_trace_id id,
-			  uint32_t flags, uint32_t bytes)
+static inline void w_lose_run(struct wthread *t, struct bs_trace_id id,
+			      uint32_t handle, uint32_t flags, uint32_t bytes)
 {
 	struct bs_thread_area *a = w_area(t->w, t->slot);
 	uint32_t head = a->loss_head;
@@ -267,12 +267,19 @@ static inline void w_lose(struct wthread *t, struct bs_trace_id id,
 		a->losses[head % BS_LOSS_RING_ENTRIES] = (struct bs_loss){
 			.trace_hi = id.hi,
 			.trace_lo = id.lo,
+			.handle = handle,
 			.flags = flags,
 			.payload_bytes = bytes,
 		};
 		store_release(&a->loss_head, head + 1);
 	}
 	__atomic_fetch_add(&w_grants(t->w)->losses, 1, __ATOMIC_RELEASE);
+}
+
+static inline void w_lose(struct wthread *t, struct bs_trace_id id,
+			  uint32_t flags, uint32_t bytes)
+{
+	w_lose_run(t, id, 0, flags, bytes);
 }
 
 static inline void w_put_entry(struct wthread *t, uint32_t i, uint64_t entry)
@@ -343,6 +350,14 @@ static inline void w_show(const struct wthread *t, uint32_t handle)
 	WRITE_ONCE(w_area(t->w, t->slot)->own_handle, handle);
 }
 
+/* The handle is in the table of bs_open(), or not any more. */
+static inline void w_list(const struct writer *w, uint32_t handle, bool open)
+{
+	uint32_t *table = (uint32_t *)(w->channel + BS_CHANNEL_HANDLES_OFFSET);
+
+	WRITE_ONCE(table[bs_handle_place(handle)], open ? handle : 0);
+}
+
 /* A whole trace: one run of one record. */
 static inline bool w_trace(struct wthread *t, struct bs_trace_id id,
 			   uint32_t bytes, uint64_t ticks)
@@ -351,7 +366,7 @@ static inline bool w_trace(struct wthread *t, struct bs_trace_id id,
 	uint32_t handle = ++t->handle;
 
 	if (!w_begin(t, id, handle, 0, BS_RUN_FIRST, bytes + 24)) {
-		w_lose(t, id, BS_RUN_FIRST | BS_RUN_LAST, bytes);
+		w_lose_run(t, id, handle, BS_RUN_FIRST | BS_RUN_LAST, bytes);
 		return false;
 	}
 	w_record(t, BS_RECORD_DATA, zeros, bytes, ticks);

@@ -1,0 +1,267 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What a search met of its trace: handles, and parts of runs. Whether all of the
+ * trace was there is judged at the end, by its handles: the runs of each are
+ * numbered, and a number that is missing was reclaimed, or lost when it was
+ * written. A handle that is gone as a whole leaves its fingerprint in gone.c.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "internal.h"
+
+#define MET_ROOM_MIN 8u
+
+/* ------------------------------------------------------------- handles --- */
+
+int search_init(struct search *s, struct bs_trace_id id, struct sink to)
+{
+	memset(s, 0, sizeof(*s));
+	s->id = id;
+	s->fingerprint = bs_fingerprint(id.hi, id.lo);
+	s->to = to;
+	s->untied_from_ns = UINT64_MAX;
+	s->met = malloc(MET_ROOM_MIN * sizeof(*s->met));
+	if (!s->met)
+		return -ENOMEM;
+	s->met_room = MET_ROOM_MIN;
+	memset(s->met, 0xff, MET_ROOM_MIN * sizeof(*s->met));
+	return 0;
+}
+
+void search_free(struct search *s)
+{
+	free(s->met);
+	s->met = NULL;
+	while (s->later) {
+		struct later *l = s->later;
+
+		s->later = l->next;
+		free(l);
+	}
+}
+
+static struct met *met_place(struct met *table, uint32_t room, uint32_t client,
+			     uint32_t handle)
+{
+	uint32_t i = (handle * 0x9e3779b1u ^ client * 0x85ebca77u) >> 7;
+
+	for (;; i++) {
+		struct met *m = &table[i % room];
+
+		if (m->client == NONE ||
+		    (m->client == client && m->handle == handle))
+			return m;
+	}
+}
+
+static struct met *met_get(struct search *s, uint32_t client, uint32_t handle)
+{
+	struct met *m;
+
+	if (s->n_met * 2 >= s->met_room) {
+		uint32_t room = 2 * s->met_room;
+		struct met *table = malloc(room * sizeof(*table));
+
+		if (!table)
+			return NULL;
+		memset(table, 0xff, room * sizeof(*table));
+		for (uint32_t i = 0; i < s->met_room; i++) {
+			if (s->met[i].client != NONE)
+				*met_place(table, room, s->met[i].client,
+					   s->met[i].handle) = s->met[i];
+		}
+		free(s->met);
+		s->met = table;
+		s->met_room = room;
+	}
+	m = met_place(s->met, s->met_room, client, handle);
+	if (m->client == NONE) {
+		*m = (struct met){.client = client, .handle = handle};
+		s->n_met++;
+	}
+	return m;
+}
+
+void search_meet(struct bsn *n, struct search *s, const struct run *run,
+		 uint64_t last_ticks)
+{
+	const struct client *c = client_find(n, run->owner.number);
+	uint64_t last_ns = clock_monotonic(n, last_ticks);
+	struct met *m;
+
+	if (last_ns > s->active_ns)
+		s->active_ns = last_ns;
+	if (!c) {
+		/* Of one that is forgotten, only the latest loss is known. */
+		if (n->ledger.header->untied_to_ns >= run->granted_ns)
+			s->untied_from_ns = 0;
+	} else if (c->untied_to_ns >= run->granted_ns &&
+		   c->untied_from_ns < s->untied_from_ns) {
+		s->untied_from_ns = c->untied_from_ns;
+	}
+	m = met_get(s, run->owner.number, run->header.handle);
+	if (!m) {
+		s->failed = true;
+		return;
+	}
+	m->live = run->live;
+	m->first |= run->flags & BS_RUN_FIRST && !run->header.seq;
+	m->last |= !!(run->flags & BS_RUN_LAST);
+	m->lossy |= !!(run->flags & BS_RUN_LOSSY);
+	/* A kept run may be in parts, of which the first counts. */
+	m->runs += !run->from;
+	if (run->header.seq > m->seq_max)
+		m->seq_max = run->header.seq;
+}
+
+void search_loss(struct search *s, uint32_t client, uint32_t handle,
+		 uint32_t flags)
+{
+	struct met *m = met_get(s, client, handle);
+
+	if (!m) {
+		s->failed = true;
+		return;
+	}
+	m->lossy = true;
+	m->last |= !!(flags & BS_RUN_LAST);
+}
+
+/* ---------------------------------------------------------------- parts --- */
+
+/* What is kept of a run in parts can be met in any order, because parts are kept
+ * again each in its time. A slice has them in theirs: all but the first wait for
+ * the end of the pass. */
+void search_put_off(const struct bsn *n, struct search *s,
+		    const struct run *run)
+{
+	struct later **link = &s->later;
+	struct later *l;
+
+	s->later_bytes += run->bytes;
+	if (s->later_bytes > n->config.trace_bytes_max) {
+		s->to.slice->flags |= BSN_SLICE_TRUNCATED;
+		return;
+	}
+	l = malloc(sizeof(*l) + run->bytes);
+	if (!l) {
+		s->failed = true;
+		return;
+	}
+	l->run = *run;
+	l->frame = (struct frame){.bytes = l->records};
+	memcpy(l->records, run->frame->bytes + run->records, run->bytes);
+	l->run.frame = &l->frame;
+	l->run.records = 0;
+	while (*link && (*link)->run.from <= run->from)
+		link = &(*link)->next;
+	l->next = *link;
+	*link = l;
+}
+
+static void put_parts(struct bsn *n, struct search *s)
+{
+	uint64_t last_ticks;
+
+	for (struct later *l = s->later; l; l = l->next) {
+		slice_copy_run(n, &s->to, &l->run, NONE, &last_ticks);
+		search_meet(n, s, &l->run, last_ticks);
+	}
+}
+
+/* ---------------------------------------------------------------- verdict --- */
+
+static void put_exits(struct bsn *n, struct search *s)
+{
+	for (uint32_t i = 0; i < s->met_room; i++) {
+		struct met *m = &s->met[i];
+		bool open = m->client != NONE && m->first && !m->last;
+
+		if (!open || m->live)
+			continue;
+		slice_put_exit(n, &s->to, m->client);
+		/* Once for each process. */
+		for (uint32_t k = i; k < s->met_room; k++) {
+			if (s->met[k].client == m->client)
+				s->met[k].last = true;
+		}
+	}
+}
+
+/* Its last run was lost where it was to be written: no entry will say so. */
+static void close_lost(struct bsn *n, struct search *s)
+{
+	for (uint32_t i = 0; i < s->met_room; i++) {
+		const struct met *m = &s->met[i];
+		const struct client *c;
+		struct part *part;
+
+		if (m->client == NONE || !m->first || m->last || !m->live ||
+		    !(s->to.slice->flags & BSN_SLICE_LOSSY))
+			continue;
+		c = client_find(n, m->client);
+		part = slice_part(s->to.slice, m->client);
+		if (c && part && !handle_is_open(c, m->handle))
+			part->open--;
+	}
+}
+
+static bool has_gaps(const struct search *s)
+{
+	for (uint32_t i = 0; i < s->met_room; i++) {
+		const struct met *m = &s->met[i];
+
+		if (m->client == NONE || m->lossy)
+			continue;
+		if (!m->first || m->runs < m->seq_max + 1)
+			return true;
+	}
+	return false;
+}
+
+/* Was a loss that could not be blamed on a trace close to this one? */
+static bool is_maybe_lossy(const struct bsn *n, const struct search *s)
+{
+	uint64_t untied_to_ns = n->ledger.header->untied_to_ns;
+	uint64_t active_ns = s->active_ns;
+
+	if (!untied_to_ns)
+		return false;
+	if (!s->n_met)
+		return !n->counts.reclaims ||
+		       ns_since(n, untied_to_ns) <= pool_oldest_ns(n);
+	/* What a trace that is open was to write last may be what was lost. */
+	for (uint32_t i = 0; i < s->met_room; i++) {
+		if (s->met[i].client != NONE && !s->met[i].last)
+			active_ns = n->now_ns;
+	}
+	return s->untied_from_ns <= active_ns;
+}
+
+void search_conclude(struct bsn *n, struct search *s)
+{
+	struct slice *slice = s->to.slice;
+	/* What was reclaimed during the pass was looked at before. */
+	uint32_t why = s->why | (gone_why(n, s->fingerprint) & GONE_LOSSY);
+
+	if (!slice)
+		return;
+	put_parts(n, s);
+	if (why & GONE_EVICTED || has_gaps(s))
+		slice->flags |= BSN_SLICE_EVICTED;
+	if (why & GONE_ABANDONED)
+		slice->flags |= BSN_SLICE_ABANDONED;
+	if (why & GONE_LOSSY)
+		slice->flags |= BSN_SLICE_LOSSY;
+	if (s->failed || is_maybe_lossy(n, s))
+		slice->flags |= BSN_SLICE_MAYBE_LOSSY;
+	slice->flags &= ~(uint32_t)BSN_SLICE_SEARCHING;
+	put_exits(n, s);
+	close_lost(n, s);
+	if (s->to.buffer)
+		return;
+	slice->search = NULL;
+	slice_dirty(n, slice);
+}
