@@ -86,14 +86,25 @@ static void wake(void)
 	syscall(SYS_futex, &rung, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
 }
 
+/* In the middle of how far ahead this thread may be, and not met before. */
+static bool is_wanted(const struct bs_attachment *a, uint32_t position)
+{
+	const struct bs_grant_ring *ring = a->grants;
+
+	return (int32_t)(load_acquire(&ring->head) - position) > 0 &&
+	       READ_ONCE(
+		       ring->entries[position % BS_GRANT_RING_ENTRIES].segment) &
+		       BS_GRANT_FRESH &&
+	       !bs_prefault_is_ready(a, position);
+}
+
 void bs_prefault_taken(struct bs_attachment *a, uint32_t position)
 {
 	uint64_t now_ns = coarse_ns();
 	uint64_t since_ns = now_ns - READ_ONCE(a->taken_ns);
 
 	WRITE_ONCE(a->taken_ns, now_ns);
-	if (since_ns < NS_PER_S &&
-	    !bs_prefault_is_ready(a, position + SEGMENTS_AHEAD / 2))
+	if (since_ns < NS_PER_S && is_wanted(a, position + SEGMENTS_AHEAD / 2))
 		wake();
 }
 

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Whose time, and how much memory, it takes to meet new pages. */
+#include <dirent.h>
 #include <sched.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -111,6 +112,53 @@ static void test_writer_has_no_faults(void)
 #endif
 }
 
+/* How often the library's thread was woken: it went to sleep as often. */
+static uint64_t sleeps(void)
+{
+	char path[300], line[128];
+	uint64_t n = UINT64_MAX;
+	DIR *tasks = opendir("/proc/self/task");
+	struct dirent *task;
+
+	CHECK(tasks);
+	while ((task = readdir(tasks))) {
+		bool ours = false;
+		FILE *f;
+
+		snprintf(path, sizeof(path), "/proc/self/task/%s/status",
+			 task->d_name);
+		f = fopen(path, "r");
+		while (f && fgets(line, sizeof(line), f)) {
+			ours |= !strcmp(line, "Name:\tbacksight-pages\n");
+			if (ours)
+				sscanf(line,
+				       "voluntary_ctxt_switches: %" SCNu64, &n);
+		}
+		if (f)
+			fclose(f);
+	}
+	closedir(tasks);
+	CHECK(n != UINT64_MAX);
+	return n;
+}
+
+/* Segments that were met before wake nobody. */
+static void test_thread_sleeps_on(void)
+{
+	uint64_t before;
+
+	/* Let it have done with the last ones that are new. */
+	use_segments(SEGMENTS);
+	do {
+		before = sleeps();
+		usleep(50000);
+	} while (sleeps() != before);
+	for (uint32_t i = 0; i < 20; i++)
+		fake_node_grant(&node, i, false);
+	use_segments(SEGMENTS + 20);
+	CHECK_EQ(sleeps(), before);
+}
+
 int main(void)
 {
 	fake_node_open(&node);
@@ -118,6 +166,7 @@ int main(void)
 	RUN(test_unused_stock_has_no_memory);
 	RUN(test_next_segments_are_ready);
 	RUN(test_writer_has_no_faults);
+	RUN(test_thread_sleeps_on);
 	bs_shutdown();
 	fake_node_close(&node);
 	return 0;
