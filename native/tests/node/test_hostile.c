@@ -1097,7 +1097,7 @@ static void anything(uint64_t rounds)
 	CHECK_EQ(d.records, honest.open_runs);
 	fflush(stdout);
 	/* It was what it is meant to be. */
-	if (rounds >= 100000)
+	if (rounds >= 200000)
 		CHECK(honest.checked > 500 && honest.triggers > 100 &&
 		      total.corrupt > 1000 && total.reclaims > 100 &&
 		      total.second_chances > 10 && total.false_hits &&
