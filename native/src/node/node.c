@@ -321,6 +321,7 @@ int bsn_poll(struct bsn *n, uint64_t now_ns)
 	if (n->store.n_slices)
 		watch_all(n, true);
 	search_waiting(n);
+	n->searched_at_once = false;
 	/* Before anything is reclaimed of which it holds a copy. */
 	store_publish(n);
 	grant_all(n);

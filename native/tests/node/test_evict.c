@@ -415,6 +415,10 @@ static void store_full(void)
 	for (uint32_t i = 0; i < 45; i++) {
 		CHECK_EQ(bsn_collect(n, trace_id(i), trace_id(i), "t", now, &s),
 			 0);
+	}
+	bsn_poll(n, now);
+	for (uint32_t i = 0; i < 45; i++) {
+		CHECK_EQ(bsn_slice_info(n, trace_id(i), &s), 0);
 		held += s.flags == BSN_SLICE_HELD;
 		full += !!(s.flags & BSN_SLICE_STORE_FULL);
 	}

@@ -158,6 +158,12 @@ static void check_wanted(struct between *b, uint32_t runs, uint32_t handles,
 
 /* ----------------------------------------------------------------- passes --- */
 
+static void mark_only(struct bsn *n, struct bs_trace_id id, uint64_t now,
+		      struct bsn_slice *s)
+{
+	CHECK_EQ(bsn_collect(n, id, id, "test", now, s), 0);
+}
+
 /* However many wait: each entry is read once, and each is told that it was
  * found. */
 static void one_pass_is_for_all_that_wait(void)
@@ -181,11 +187,11 @@ static void one_pass_is_for_all_that_wait(void)
 		bsn_poll(n, now += MS);
 	}
 	for (uint64_t i = 0; i < MANY; i++) {
-		collect(n, trace_id(i), now, &s);
+		mark_only(n, trace_id(i), now, &s);
 		CHECK_EQ(s.flags, BSN_SLICE_SEARCHING);
 	}
 	/* Idempotent. Nobody looks before the next poll, which is due. */
-	collect(n, trace_id(0), now, &s);
+	mark_only(n, trace_id(0), now, &s);
 	CHECK_EQ(s.flags, BSN_SLICE_SEARCHING);
 	CHECK_EQ(bsn_wait(n, -1), 1);
 	CHECK_EQ(bsn_events(n, e, 2 * MANY), MANY);
@@ -205,6 +211,42 @@ static void one_pass_is_for_all_that_wait(void)
 	CHECK_EQ(m.searches, MANY);
 	CHECK_EQ(m.entries_searched, written);
 	CHECK_EQ(bsn_poll(n, now), 0);
+	bsn_free(n);
+	writer_close(&w);
+}
+
+/* In a small pool the first one is looked for at once; those that come in the same
+ * moment share the next pass. */
+static void the_first_of_a_moment_is_answered_at_once(void)
+{
+	struct bsn_config config = test_config(8 << 20);
+	struct bsn *n = test_node(&config);
+	struct bsn_metrics m;
+	struct bsn_slice s;
+	struct wthread t;
+	struct writer w;
+
+	writer_attach(&w, n, START);
+	t = writer_thread(&w, 0);
+	for (uint64_t i = 0; i < 20; i++)
+		CHECK(w_trace(&t, trace_id(i), 100, START));
+	for (uint64_t round = 0; round < 2; round++) {
+		for (uint64_t i = 0; i < 10; i++) {
+			mark_only(n, trace_id(10 * round + i), START, &s);
+			CHECK_EQ(s.flags,
+				 i ? BSN_SLICE_SEARCHING : BSN_SLICE_HELD);
+		}
+		CHECK_EQ(bsn_poll(n, START), 1);
+		for (uint64_t i = 0; i < 10; i++) {
+			CHECK_EQ(bsn_slice_info(n, trace_id(10 * round + i),
+						&s),
+				 0);
+			CHECK_EQ(s.flags, BSN_SLICE_HELD);
+		}
+		bsn_get_metrics(n, &m);
+		CHECK_EQ(m.passes, 2 * (round + 1));
+	}
+	CHECK_EQ(m.searches, 20);
 	bsn_free(n);
 	writer_close(&w);
 }
@@ -678,6 +720,7 @@ static void what_is_kept_is_not_recent(void)
 int main(void)
 {
 	RUN(one_pass_is_for_all_that_wait);
+	RUN(the_first_of_a_moment_is_answered_at_once);
 	RUN(what_is_written_meanwhile_comes_once);
 	RUN(segments_that_are_taken_meanwhile_are_seen);
 	RUN(what_is_reclaimed_meanwhile_was_looked_at);
