@@ -17,15 +17,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
-from appliance.attach import ABI_MAGIC, ABI_VERSION, AttachServer
+from appliance.attach import ABI_MAGIC, ABI_OLDEST, ABI_VERSION, AttachServer
 from appliance.clients import ClientFds, Clients
 from appliance.door import DoorLimits
 from appliance.unix_socket import Allowed
 from runtime.service_manager import ServiceManager, StoredFd
 from tests.unit.logs import logs_to
 
-REQUEST = struct.Struct("=IIiI16s64s")
+# abi/attach.h; of a refusal, what version 1 has of it.
+REQUEST = struct.Struct("=IIIiQ16s64s")
 REPLY = struct.Struct("=IIiI16sQ128s")
+REPLY_BYTES = 176
+NEWS = struct.Struct("=IIQ")
+NEWS_POLICY = 2
 NO_TOKEN = bytes(16)
 ARENA_BYTES = 1 << 20
 NOBODY = 65534
@@ -43,16 +47,24 @@ class Reply:
     arena_bytes: int
     message: str
     fds: list[int]
+    version: int
+    size: int
 
 
 def request(
     *,
     magic: int = ABI_MAGIC,
     version: int = ABI_VERSION,
+    oldest: int = ABI_OLDEST,
+    features: int = 0,
     token: bytes = NO_TOKEN,
     service: bytes = b"shop",
 ) -> bytes:
-    return REQUEST.pack(magic, version, 1, 0, token, service)
+    return REQUEST.pack(magic, version, oldest, 1, features, token, service)
+
+
+def request_of_version_1() -> bytes:
+    return struct.pack("=IIiI16s64s", ABI_MAGIC, 1, 1, 0, NO_TOKEN, b"shop")
 
 
 @dataclass
@@ -63,6 +75,13 @@ class RecordingDataPlane:
     added: list[tuple[int, str]] = field(default_factory=list)
     adopted: list[tuple[int, int, str, bytes]] = field(default_factory=list)
     exited: asyncio.Queue[int] = field(default_factory=asyncio.Queue)
+
+    def __post_init__(self) -> None:
+        self.policy_fd = os.memfd_create("policy")
+        os.write(self.policy_fd, b"policy")
+
+    def close(self) -> None:
+        os.close(self.policy_fd)
 
     def client_add(self, pid: int, service: str) -> tuple[int, ClientFds]:
         if len(self.added) == self.clients_max:
@@ -112,7 +131,7 @@ async def node(
     log: list[str] = []
     path = directory / "node.sock"
     dataplane = RecordingDataPlane()
-    with Clients(
+    with contextlib.closing(dataplane), Clients(
         dataplane, manager or ServiceManager(None), ARENA_BYTES, per_user_max, logs_to(log)
     ) as clients:
         clients.adopt(stored or [])
@@ -137,7 +156,7 @@ class Peer:
         await asyncio.get_running_loop().sock_sendall(self.socket, packet)
         return await self.reply()
 
-    async def reply(self) -> Reply:
+    async def packet(self) -> tuple[bytes, list[int]]:
         readable = asyncio.Event()
         loop = asyncio.get_running_loop()
         loop.add_reader(self.socket, readable.set)
@@ -146,10 +165,18 @@ class Peer:
         finally:
             loop.remove_reader(self.socket)
         data, fds, _, _ = socket.recv_fds(self.socket, 1000, 8)
-        magic, version, status, resumed, token, arena_bytes, message = REPLY.unpack(data)
-        assert (magic, version) == (ABI_MAGIC, ABI_VERSION)
+        return data, fds
+
+    async def reply(self) -> Reply:
+        data, fds = await self.packet()
+        magic, version, status, resumed, token, arena_bytes, message = REPLY.unpack_from(data)
+        assert magic == ABI_MAGIC
+        assert len(data) == (REPLY.size if status else REPLY_BYTES)
         text = message.partition(b"\0")[0].decode()
-        return Reply(status, bool(resumed), token, arena_bytes, text, fds)
+        if resumed:
+            news, fds = await self.packet()
+            assert NEWS.unpack(news)[:2] == (ABI_MAGIC, NEWS_POLICY)
+        return Reply(status, bool(resumed), token, arena_bytes, text, fds, version, len(data))
 
     async def hung_up(self) -> bool:
         try:

@@ -28,6 +28,7 @@ from tests.unit.attach_harness import (
     open_directory,
     program,
     request,
+    request_of_version_1,
 )
 
 
@@ -46,7 +47,7 @@ def test_a_client_gets_its_memory(directory: Path) -> None:
             assert reply.arena_bytes == ARENA_BYTES
             assert any(reply.token)
             contents = [os.pread(fd, 100, 0) for fd in reply.fds]
-            assert contents == [b"arena", b"channel", b"context"]
+            assert contents == [b"arena", b"channel", b"context", b"policy"]
             # The pid is the kernel's word; the message said 1.
             assert here.dataplane.added == [(os.getpid(), "shop")]
             assert here.server.counters.attached == 1
@@ -59,13 +60,19 @@ def test_a_client_gets_its_memory(directory: Path) -> None:
 @pytest.mark.parametrize(
     ("packet", "status", "counter", "words"),
     [
-        (b"x", errno.EPROTO, "malformed", "1 bytes instead of 96"),
-        (b"GET / HTTP/1.1\r\n\r\n", errno.EPROTO, "malformed", "18 bytes"),
-        (request() + b"x", errno.EPROTO, "malformed", "97 bytes"),
-        (bytes(100_000), errno.EPROTO, "malformed", "97 bytes"),
+        (b"x", errno.EPROTO, "malformed", "not an attach request: 1 bytes"),
+        (b"GET / HTTP/1.1\r\n\r\n", errno.EPROTO, "malformed", "magic 0x20544547"),
+        (request()[:-1], errno.EPROTO, "malformed", "103 bytes instead of 104"),
+        (bytes(100_000), errno.EPROTO, "malformed", "magic 0x0"),
         (request(magic=0), errno.EPROTO, "malformed", "magic 0x0"),
-        (request(version=0), errno.EPROTONOSUPPORT, "other_version", "the node speaks 1"),
-        (request(version=2), errno.EPROTONOSUPPORT, "other_version", "use libbacksight of its"),
+        (request(version=1, oldest=1), errno.EPROTONOSUPPORT, "other_version", "ABI 1, the node 2"),
+        (request_of_version_1(), errno.EPROTONOSUPPORT, "other_version", "update libbacksight"),
+        (
+            request(version=9, oldest=7),
+            errno.EPROTONOSUPPORT,
+            "other_version",
+            "ABI 7 to 9, the node 2: update backsight-node",
+        ),
     ],
 )
 def test_garbage_is_answered_counted_and_closed(
@@ -88,6 +95,28 @@ def test_garbage_is_answered_counted_and_closed(
             assert good.status == 0
             close_fds(good)
             honest.close()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    "packet",
+    [
+        request(version=9, oldest=2),
+        request(features=1 << 63),
+        # What a newer one may have to say beyond that.
+        request(version=9, oldest=1) + b"more",
+    ],
+)
+def test_a_newer_library_is_spoken_to_as_the_node_can(directory: Path, packet: bytes) -> None:
+    async def run() -> None:
+        async with node(directory) as here:
+            peer = Peer.at(here.path)
+            reply = await peer.ask(packet)
+            assert (reply.status, reply.version) == (0, 2)
+            assert len(reply.fds) == 4
+            close_fds(reply)
+            peer.close()
 
     asyncio.run(run())
 
@@ -149,7 +178,10 @@ def test_a_client_that_lost_its_connection_resumes_by_token(directory: Path) -> 
             peer.close()
             peer = Peer.at(here.path)
             again = await peer.ask(request(token=first.token))
-            assert (again.status, again.resumed, again.fds) == (0, True, [])
+            assert (again.status, again.resumed) == (0, True)
+            # The policy table of this daemon, which comes as news.
+            assert [os.pread(fd, 100, 0) for fd in again.fds] == [b"policy"]
+            close_fds(again)
             assert again.token == first.token
             assert len(here.dataplane.added) == 1
             assert here.server.counters.resumed == 1
@@ -163,7 +195,7 @@ def test_a_token_nobody_knows_gets_a_fresh_attachment(directory: Path) -> None:
         async with node(directory) as here:
             peer = Peer.at(here.path)
             reply = await peer.ask(request(token=b"?" * 16))
-            assert (reply.status, reply.resumed, len(reply.fds)) == (0, False, 3)
+            assert (reply.status, reply.resumed, len(reply.fds)) == (0, False, 4)
             assert reply.token != b"?" * 16
             close_fds(reply)
             peer.close()
@@ -179,7 +211,7 @@ def test_after_exec_the_old_client_has_exited(directory: Path) -> None:
             peer.close()  # as exec() does
             peer = Peer.at(here.path)
             reply = await peer.ask(request())
-            assert (reply.status, len(reply.fds)) == (0, 3)
+            assert (reply.status, len(reply.fds)) == (0, 4)
             assert here.dataplane.exited.get_nowait() == 1
             assert len(here.dataplane.added) == 2
             close_fds(reply)
@@ -322,7 +354,10 @@ def test_a_restarted_daemon_knows_its_clients(directory: Path) -> None:
                 ]
                 peer = Peer.at(after.path)
                 again = await peer.ask(request(token=first.token))
-                assert (again.status, again.resumed, again.fds) == (0, True, [])
+                assert (again.status, again.resumed) == (0, True)
+                # The policy table of this daemon, which comes as news.
+                assert [os.pread(fd, 100, 0) for fd in again.fds] == [b"policy"]
+                close_fds(again)
                 assert after.dataplane.exited.empty()
                 peer.close()
                 after.clients.drained(1)
@@ -344,7 +379,7 @@ def test_clients_attach_and_go_though_the_service_manager_does_not_answer(
                 store.close()
                 peer = Peer.at(here.path)
                 reply = await peer.ask(request())
-                assert (reply.status, len(reply.fds)) == (0, 3)
+                assert (reply.status, len(reply.fds)) == (0, 4)
                 (client,) = here.clients
                 here.clients._exited(client)
                 here.clients.drained(client.number)
