@@ -458,9 +458,7 @@ class AttachServer:
 
     # ----------------------------------------------------------- the end
 
-    def _send(
-        self, connection: _Connection, request: Request, attachment: Attachment
-    ) -> None:
+    def _send(self, connection: _Connection, request: Request, attachment: Attachment) -> None:
         reply = _pack_reply(request, attachment)
         if not attachment.resumed:
             fds = [*attachment.fds, attachment.policy]

@@ -199,9 +199,7 @@ class Clients:
                 f"process {peer.pid} ({service}) will not outlast a restart of the node: its memory"
                 f" cannot be kept by the service manager: {error.strerror}"
             )
-        return Attachment(
-            client.token, self._arena_bytes, self._dataplane.policy_fd, tuple(fds)
-        )
+        return Attachment(client.token, self._arena_bytes, self._dataplane.policy_fd, tuple(fds))
 
     def _check_quota(self, uid: int) -> None:
         if uid in self._trusted_uids:

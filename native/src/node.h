@@ -142,12 +142,13 @@ struct bsn_metrics {
 	uint64_t runs_lost, records_lost;
 	uint64_t payload_bytes, payload_bytes_lost;
 	uint64_t runs_evicted, second_chances;
-	uint64_t gone, gone_forgotten; /* fingerprints: held; dropped for others */
-	uint64_t searches, passes;     /* traces looked for; passes for them */
-	uint64_t entries_searched;     /* of directories */
-	uint64_t entries_watched;      /* likewise, while there are slices */
-	uint64_t false_hits;	       /* fingerprints of another trace */
-	uint64_t corrupt; /* contradictions met in shared memory */
+	uint64_t gone,
+		gone_forgotten;	   /* fingerprints: held; dropped for others */
+	uint64_t searches, passes; /* traces looked for; passes for them */
+	uint64_t entries_searched; /* of directories */
+	uint64_t entries_watched;  /* likewise, while there are slices */
+	uint64_t false_hits;	   /* fingerprints of another trace */
+	uint64_t corrupt;	   /* contradictions met in shared memory */
 	uint64_t taken_back_bytes; /* memory of segments that were not granted */
 	uint64_t triggers, triggers_lost, cells_skipped;
 	uint64_t clients;

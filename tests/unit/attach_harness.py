@@ -131,9 +131,12 @@ async def node(
     log: list[str] = []
     path = directory / "node.sock"
     dataplane = RecordingDataPlane()
-    with contextlib.closing(dataplane), Clients(
-        dataplane, manager or ServiceManager(None), ARENA_BYTES, per_user_max, logs_to(log)
-    ) as clients:
+    with (
+        contextlib.closing(dataplane),
+        Clients(
+            dataplane, manager or ServiceManager(None), ARENA_BYTES, per_user_max, logs_to(log)
+        ) as clients,
+    ):
         clients.adopt(stored or [])
         with AttachServer(path, Allowed(uids, gids), clients, logs_to(log), door_limits) as server:
             yield Node(path, dataplane, clients, server, log)

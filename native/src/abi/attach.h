@@ -75,7 +75,7 @@ enum bs_news_kind {
 
 struct bs_attach_news {
 	uint32_t magic;
-	uint32_t kind; /* enum bs_news_kind */
+	uint32_t kind;	 /* enum bs_news_kind */
 	uint64_t number; /* of this piece of news; rises */
 };
 

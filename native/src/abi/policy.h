@@ -24,7 +24,7 @@
 struct bs_policy {
 	uint32_t magic;
 	uint32_t version;
-	uint32_t bytes;	       /* of the whole table */
+	uint32_t bytes;		 /* of the whole table */
 	uint32_t trust_incoming; /* honour triggers that come with a request;
 				  * read when one comes */
 	uint64_t number;
