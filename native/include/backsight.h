@@ -20,9 +20,10 @@
  * No call blocks, none needs the node daemon: with no daemon, or no free
  * memory, records are dropped and counted, and the program runs on. The
  * library attaches by itself when a daemon appears. All functions are safe to
- * call from any thread, none from a signal handler. A child after fork()
- * starts unattached and attaches anew; a request that was open in the parent
- * stays the parent's.
+ * call from any thread, none from a signal handler. A child process starts
+ * unattached and attaches anew; a request that was open in the parent stays the
+ * parent's. Only after a raw clone() the child must not begin with
+ * bs_record_at(), which may still be where the parent is.
  *
  * Functions return 0 or a positive count for success and a negative errno
  * for failure. A caller may ignore all of them: a failure costs that record or
@@ -68,8 +69,10 @@ enum bs_record_type {
 	BS_RECORD_HOP_OUT = 4,	  /* struct bs_hop: a context was injected */
 	BS_RECORD_HOP_IN = 5,	  /* struct bs_hop: a context was extracted */
 	BS_RECORD_BREADCRUMB = 6, /* u64 node id + node name, no terminator */
-	BS_RECORD_RESOURCE = 7,	  /* for the handle's spans; formats/spans.py */
-	BS_RECORD_SCOPE = 8,	  /* u32 number + the scope; as above */
+	/* Of OpenTelemetry, in MessagePack, as the library's integrations write
+	 * it; what is inside may change with them. */
+	BS_RECORD_RESOURCE = 7,	   /* for the handle's spans */
+	BS_RECORD_SCOPE = 8,	   /* u32 number + the scope */
 	BS_RECORD_SPAN_DETAIL = 9, /* struct bs_span_detail + a part */
 };
 
@@ -95,7 +98,7 @@ struct bs_record_header {
 #define BS_NODE_NAME_MAX 63    /* bytes of a node's name, as of a DNS label */
 #define BS_TRIGGER_NAME_MAX 31 /* bytes; [a-z0-9_.-] */
 #define BS_TRIGGER_WHY_MAX 95  /* bytes; longer texts are cut */
-#define BS_LATERALS_MAX 32     /* more are cut; DESIGN: 32 a group */
+#define BS_LATERALS_MAX 32     /* of a group; more are cut */
 #define BS_CONTEXT_MAX 128     /* bytes of the tracestate value */
 
 /*
@@ -257,10 +260,10 @@ struct bs_span_end {
 
 /*
  * What OpenTelemetry says of a span beyond that: attributes of all types,
- * events, links, and so on, in MessagePack (formats/spans.py), which is cut
- * into parts where it is larger than a record. Written before the end of the
- * span, whose own attributes are then empty. A handle's RESOURCE and SCOPE
- * records stand in its log before the first span that needs them.
+ * events, links, and so on, in MessagePack, which is cut into parts where it is
+ * larger than a record. Written before the end of the span, whose own attributes
+ * are then empty. A handle's RESOURCE and SCOPE records stand in its log before
+ * the first span that needs them.
  */
 struct bs_span_detail {
 	uint64_t span_id;
