@@ -34,6 +34,7 @@ from appliance.uplink import Uplink
 from counting.histogram import Histogram
 from protocol.control import control_path
 from protocol.messages import WHY_BYTES_MAX, Group, Snapshot, TraceId, cut_utf8
+from protocol.versions import OURS, Versions
 from protocol.wire import Opening
 from runtime.log import Level, Log
 from runtime.main import die_if_it_fails
@@ -76,6 +77,7 @@ class Daemon:
         manager: ServiceManager,
         stored: Iterable[StoredFd],
         log: Log,
+        versions: Versions = OURS,
     ) -> None:
         self._settings = settings
         self._manager = manager
@@ -102,6 +104,7 @@ class Daemon:
             incarnation,
             now_ns,
             time.time_ns() - now_ns,
+            versions,
         )
         self._pick_up = Histogram(_PICK_UP_BOUNDS_S)
         self._pump = Pump(self._dataplane, self._on_events)
@@ -304,6 +307,7 @@ class Daemon:
             else "",
             "connected": uplink is not None and uplink.welcomed,
             "refused": self._core.refused or "",
+            "protocol": self._core.agreed.protocol if self._core.agreed is not None else 0,
             "clients_in_pool": len(self._clients),
             "triggers_unreported": self._core.unreported_groups,
             "triggered_traces": self._core.triggered_traces,

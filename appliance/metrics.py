@@ -212,11 +212,21 @@ METRICS = (
     ),
     # The coordinator, and processes that attach.
     Metric("connected", "1 while the coordinator has taken this node in.", "connected"),
+    Metric(
+        "protocol_version",
+        "The version of the protocol that is spoken with the coordinator; 0 while none is.",
+        "protocol",
+    ),
     Metric("refusals_total", "Times that the coordinator refused this node.", "core/refused"),
     Metric(
         "unexpected_messages_total",
         "Messages of the coordinator at a time when it has nothing to say.",
         "core/unexpected_messages",
+    ),
+    Metric(
+        "unknown_messages_total",
+        "Messages of the coordinator of a kind that this node does not know, and ignores.",
+        "core/unknown_messages",
     ),
     Metric(
         "connects_total",

@@ -206,7 +206,10 @@ class Uplink:
             now_ns, realtime_ns = time.monotonic_ns(), time.time_ns()
             for message in messages:
                 self._core.on_control(message, now_ns, realtime_ns)
-            if not self.welcomed and self._core.refused is None:
+            if self._core.refused is not None:
+                self._on_fact()
+                return self._core.refused
+            if not self.welcomed and self._core.agreed is not None:
                 self.welcomed = True
                 # What was wrong before is news if it comes again.
                 self._said = ""

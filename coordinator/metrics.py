@@ -35,6 +35,11 @@ METRICS = (
         "core/messages_unexpected",
     ),
     Metric(
+        "unknown_messages_total",
+        "Messages of nodes of a kind that this coordinator does not know, and ignores.",
+        "core/messages_unknown",
+    ),
+    Metric(
         "clock_replies_refused_total",
         "Answers to clock probes that cannot be right.",
         "core/clock_replies_refused",

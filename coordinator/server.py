@@ -54,8 +54,10 @@ from protocol.messages import (
     SliceReply,
     Snapshot,
     TraceId,
+    Unknown,
     cut_utf8,
 )
+from protocol.versions import OURS, Versions
 from runtime.log import Level, Log, MessageId
 from runtime.main import die_if_it_fails
 from runtime.schema import ConfigError
@@ -189,7 +191,9 @@ class _Outgoing:
 class CoordinatorServer:
     """One coordinator. Use as ``async with``; serves while it is entered."""
 
-    def __init__(self, settings: Settings, incarnation: int, log: Log) -> None:
+    def __init__(
+        self, settings: Settings, incarnation: int, log: Log, versions: Versions = OURS
+    ) -> None:
         self.counters = ServerCounters()
         self._settings = settings
         self._log = log
@@ -208,6 +212,7 @@ class CoordinatorServer:
             self._store.recover_traces(config.closed_max),
             self._store.recover_nodes(),
             time.monotonic_ns(),
+            versions,
         )
         self._reader = StoreReader(settings.store_path)
         self._reading = asyncio.Lock()
@@ -500,7 +505,7 @@ class CoordinatorServer:
         if len(self._said_refused) > _SAID_REFUSED_MAX:
             del self._said_refused[next(iter(self._said_refused))]
 
-    def _take(self, session: int, messages: Iterable[NodeMessage]) -> None:
+    def _take(self, session: int, messages: Iterable[NodeMessage | Unknown]) -> None:
         now_ns, realtime_ns = time.monotonic_ns(), time.time_ns()
         for message in messages:
             self._core.on_node_message(session, message, now_ns, realtime_ns)
@@ -730,6 +735,8 @@ class CoordinatorServer:
                 addresses=view.addresses,
                 clock_offset_ns=view.clock.offset_ns if view.clock else 0,
                 clock_error_ns=view.clock.error_ns if view.clock else 0,
+                protocol=view.agreed.protocol if view.agreed else 0,
+                features=int(view.agreed.features) if view.agreed else 0,
             )
 
     async def _get_counters(

@@ -232,7 +232,7 @@ def _export(arguments: argparse.Namespace) -> int:
     return 0
 
 
-_NODES_HEADING = f"{'NODE':<40} {'STATE':<10} {'CLOCK':<28} ADDRESSES"
+_NODES_HEADING = f"{'NODE':<40} {'STATE':<10} {'PROTOCOL':<8} {'CLOCK':<28} ADDRESSES"
 
 
 def _nodes(arguments: argparse.Namespace) -> int:
@@ -249,6 +249,8 @@ def _nodes(arguments: argparse.Namespace) -> int:
                     "addresses": list(node.addresses),
                     "clock_offset_ns": node.clock_offset_ns,
                     "clock_error_ns": node.clock_error_ns,
+                    "protocol": node.protocol,
+                    "features": node.features,
                 }
             )
         else:
@@ -258,8 +260,9 @@ def _nodes(arguments: argparse.Namespace) -> int:
                 else "not measured"
             )
             state = "connected" if node.connected else "gone"
+            protocol = node.protocol or "-"
             addresses = printable(" ".join(node.addresses))
-            print(f"{printable(node.node):<40} {state:<10} {clock:<28} {addresses}")
+            print(f"{printable(node.node):<40} {state:<10} {protocol:<8} {clock:<28} {addresses}")
     return 0
 
 

@@ -12,6 +12,8 @@ import enum
 from dataclasses import dataclass
 from typing import NewType, TypeAlias
 
+from protocol.versions import OURS, Agreed, Versions
+
 TraceId = NewType("TraceId", bytes)
 """16 bytes, big-endian, not all zero."""
 
@@ -76,6 +78,11 @@ class Group:
     primary: TraceId
 
 
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """Of a kind that a newer peer knows; nothing to be sent."""
+
+
 # ------------------------------------------------------ node to coordinator
 
 
@@ -84,6 +91,7 @@ class Hello:
     node: str
     incarnation: int
     addresses: tuple[str, ...] = ()
+    versions: Versions = OURS
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +146,7 @@ NodeMessage: TypeAlias = (
 @dataclass(frozen=True, slots=True)
 class Welcome:
     incarnation: int
+    agreed: Agreed
 
 
 @dataclass(frozen=True, slots=True)

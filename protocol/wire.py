@@ -51,11 +51,10 @@ from protocol.messages import (
     TraceId,
     TriggerAck,
     TriggerFired,
+    Unknown,
     Welcome,
 )
-
-PROTOCOL = 4
-"""Raised with every change that an old peer would misread."""
+from protocol.versions import BEFORE_WINDOWS, Agreed, Feature, Versions
 
 BATCH_MESSAGES_MAX = 1024
 """Messages in one batch: under 1 MiB even if each is as large as it may be."""
@@ -86,6 +85,9 @@ _TRIGGER_NAME = re.compile(rf"[a-z0-9_.-]{{1,{TRIGGER_NAME_BYTES_MAX}}}")
 _NODE_NAME = re.compile(rf"[A-Za-z0-9_.-]{{1,{NODE_NAME_BYTES_MAX}}}")
 _CONTROL_CHARACTER = re.compile(r"[\x00-\x1f\x7f]")
 _FLAGS_KNOWN = sum(SliceFlags)
+
+# What a flag or a source means, decides what a verdict says: to ignore one is not safe.
+_NEWER = "; if the other side is newer, update this one"
 
 # zlib's own default: half the time of 9, all but a hundredth of its ratio.
 _COMPRESSION_LEVEL = 6
@@ -154,6 +156,12 @@ def _epoch(field: str, value: int, minimum: int = 1) -> int:
     return value
 
 
+def _protocol(field: str, value: int, maximum: int = _UINT32_MAX) -> int:
+    if not 1 <= value <= maximum:
+        raise WireError(field, f"{value}; allowed: 1 to {maximum}")
+    return value
+
+
 def _node_name(field: str, value: str) -> str:
     if not _NODE_NAME.fullmatch(value):
         raise WireError(
@@ -171,7 +179,7 @@ def _address(field: str, value: str) -> str:
 
 def _flags(field: str, value: int) -> SliceFlags:
     if value & ~_FLAGS_KNOWN or value < 0:
-        raise WireError(field, f"{value:#x}; known flags: {_FLAGS_KNOWN:#x}")
+        raise WireError(field, f"{value:#x}; known flags: {_FLAGS_KNOWN:#x}{_NEWER}")
     return SliceFlags(value)
 
 
@@ -179,7 +187,7 @@ def _source(field: str, value: int) -> Source:
     try:
         return Source(value)
     except ValueError:
-        raise WireError(field, f"{value}; allowed: {[int(s) for s in Source]}") from None
+        raise WireError(field, f"{value}; allowed: {[int(s) for s in Source]}{_NEWER}") from None
 
 
 def _group(field: str, trigger: str, primary: bytes) -> Group:
@@ -218,6 +226,17 @@ def _checked_hello(m: Hello) -> Hello:
     _count("hello.addresses", m.addresses, ADDRESSES_MAX)
     for address in m.addresses:
         _address("hello.addresses", address)
+    _protocol("hello.protocol", m.versions.newest)
+    # Below 1, or the wrong way round, it would be no window.
+    _protocol("hello.protocol_oldest", m.versions.oldest, m.versions.newest)
+    _integer("hello.features", int(m.versions.features), _UINT64_MAX)
+    return m
+
+
+def _checked_welcome(m: Welcome) -> Welcome:
+    _integer("welcome.incarnation", m.incarnation, _UINT64_MAX)
+    _protocol("welcome.protocol", m.agreed.protocol)
+    _integer("welcome.features", int(m.agreed.features), _UINT64_MAX)
     return m
 
 
@@ -279,7 +298,9 @@ def _node_message_out(message: NodeMessage) -> pb.NodeMessage:
             _checked_hello(message)
             return pb.NodeMessage(
                 hello=pb.Hello(
-                    protocol=PROTOCOL,
+                    protocol=message.versions.newest,
+                    protocol_oldest=message.versions.oldest,
+                    features=int(message.versions.features),
                     node=message.node,
                     incarnation=message.incarnation,
                     addresses=message.addresses,
@@ -335,17 +356,22 @@ def _node_message_out(message: NodeMessage) -> pb.NodeMessage:
             )
 
 
-def _node_message_in(message: pb.NodeMessage) -> NodeMessage:
+def _unknown(message: pb.NodeMessage | pb.CoordinatorMessage, whose: str) -> Unknown:
+    """What has something in it, and nothing that is known."""
+    if not message.ByteSize():
+        raise WireError("message", f"empty; want one of those that a {whose} sends")
+    return Unknown()
+
+
+def _node_message_in(message: pb.NodeMessage) -> NodeMessage | Unknown:
     match message.WhichOneof("message"):
         case "hello":
             hello = message.hello
-            if hello.protocol != PROTOCOL:
-                raise WireError(
-                    "hello.protocol",
-                    f"{hello.protocol}; this side speaks {PROTOCOL}: run the same version of"
-                    " Backsight on nodes and coordinator",
-                )
-            return _checked_hello(Hello(hello.node, hello.incarnation, tuple(hello.addresses)))
+            oldest = hello.protocol_oldest or hello.protocol
+            versions = Versions(oldest, hello.protocol, Feature(hello.features))
+            return _checked_hello(
+                Hello(hello.node, hello.incarnation, tuple(hello.addresses), versions)
+            )
         case "trigger_fired":
             fired = message.trigger_fired
             return _checked_trigger_fired(
@@ -380,14 +406,20 @@ def _node_message_in(message: pb.NodeMessage) -> NodeMessage:
             of = message.snapshot_status
             return _checked_snapshot_status(SnapshotStatus(of.number, of.found, of.fired, of.done))
         case _:
-            raise WireError("message", "none of those that a node sends")
+            return _unknown(message, "node")
 
 
 def _coordinator_message_out(message: CoordinatorMessage) -> pb.CoordinatorMessage:
     match message:
         case Welcome():
-            _integer("welcome.incarnation", message.incarnation, _UINT64_MAX)
-            return pb.CoordinatorMessage(welcome=pb.Welcome(incarnation=message.incarnation))
+            _checked_welcome(message)
+            return pb.CoordinatorMessage(
+                welcome=pb.Welcome(
+                    incarnation=message.incarnation,
+                    protocol=message.agreed.protocol,
+                    features=int(message.agreed.features),
+                )
+            )
         case Refused():
             _text("refused.reason", message.reason, REASON_BYTES_MAX)
             return pb.CoordinatorMessage(refused=pb.Refused(reason=message.reason))
@@ -425,10 +457,12 @@ def _coordinator_message_out(message: CoordinatorMessage) -> pb.CoordinatorMessa
             )
 
 
-def _coordinator_message_in(message: pb.CoordinatorMessage) -> CoordinatorMessage:
+def _coordinator_message_in(message: pb.CoordinatorMessage) -> CoordinatorMessage | Unknown:
     match message.WhichOneof("message"):
         case "welcome":
-            return Welcome(message.welcome.incarnation)
+            welcome = message.welcome
+            agreed = Agreed(welcome.protocol or BEFORE_WINDOWS, Feature(welcome.features))
+            return _checked_welcome(Welcome(welcome.incarnation, agreed))
         case "refused":
             return Refused(_text("refused.reason", message.refused.reason, REASON_BYTES_MAX))
         case "collect":
@@ -452,7 +486,7 @@ def _coordinator_message_in(message: pb.CoordinatorMessage) -> CoordinatorMessag
                 Snapshot(of.number, of.trigger, of.age_ns, of.service, of.traces)
             )
         case _:
-            raise WireError("message", "none of those that a coordinator sends")
+            return _unknown(message, "coordinator")
 
 
 # ------------------------------------------------------------------- batches
@@ -476,7 +510,7 @@ def encode_node_batch(messages: Sequence[NodeMessage]) -> bytes:
     return pb.NodeBatch(messages=map(_node_message_out, messages)).SerializeToString()
 
 
-def decode_node_batch(data: bytes) -> list[NodeMessage]:
+def decode_node_batch(data: bytes) -> list[NodeMessage | Unknown]:
     """Decode what a node sent on its Control stream; WireError if any of it is malformed."""
     batch = pb.NodeBatch()
     parse(batch, "node batch", data)
@@ -490,7 +524,7 @@ def encode_coordinator_batch(messages: Sequence[CoordinatorMessage]) -> bytes:
     return pb.CoordinatorBatch(messages=map(_coordinator_message_out, messages)).SerializeToString()
 
 
-def decode_coordinator_batch(data: bytes) -> list[CoordinatorMessage]:
+def decode_coordinator_batch(data: bytes) -> list[CoordinatorMessage | Unknown]:
     """Decode what a coordinator sent on a Control stream; WireError if any of it is malformed."""
     batch = pb.CoordinatorBatch()
     parse(batch, "coordinator batch", data)

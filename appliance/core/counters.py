@@ -50,3 +50,4 @@ class NodeCounters:
     abandonments_forgotten: int = 0
     refused: int = 0
     unexpected_messages: int = 0
+    unknown_messages: int = 0

@@ -56,9 +56,11 @@ from protocol.messages import (
     TraceId,
     TriggerAck,
     TriggerFired,
+    Unknown,
     Welcome,
     cut_utf8,
 )
+from protocol.versions import OURS, Agreed, Incompatible, Versions, check
 
 __all__ = [
     "NodeConfig",
@@ -80,12 +82,14 @@ class NodeCore:
         incarnation: int,
         now_ns: int,
         realtime_offset_ns: int,
+        versions: Versions = OURS,
     ) -> None:
         """Recover what dataplane.slices() shows of an earlier daemon.
 
         ``realtime_offset_ns`` is Unix time minus CLOCK_MONOTONIC.
         """
         self._config = config
+        self._versions = versions
         self._dataplane = dataplane
         self._incarnation = incarnation
         self._now_ns = now_ns
@@ -100,7 +104,9 @@ class NodeCore:
         self._hello_due: Hello | None = None
         self._welcomed = False
         self.refused: str | None = None
-        """Why the coordinator refused this node, for the operator."""
+        """Why the coordinator refused this node, or must not be heard, for the operator."""
+        self.agreed: Agreed | None = None
+        """What is spoken with the coordinator, since it welcomed this node."""
         self._firings_due: dict[Group, None] = {}
         self._abandonments_due: dict[Group, None] = {}
         self._statuses_due: dict[TraceId, None] = {}
@@ -197,7 +203,7 @@ class NodeCore:
         self._now_ns = now_ns
         self._forget_control()
         self._connected = True
-        self._hello_due = Hello(self._config.node, self._incarnation, addresses)
+        self._hello_due = Hello(self._config.node, self._incarnation, addresses, self._versions)
 
     def on_control_lost(self, now_ns: int) -> None:
         """A Control stream ended, or could not be had."""
@@ -206,7 +212,9 @@ class NodeCore:
             self.refused = None  # who said so is not there
         self._forget_control()
 
-    def on_control(self, message: CoordinatorMessage, now_ns: int, realtime_ns: int) -> None:
+    def on_control(
+        self, message: CoordinatorMessage | Unknown, now_ns: int, realtime_ns: int
+    ) -> None:
         """One message of the coordinator."""
         self._now_ns = now_ns
         self._realtime_offset_ns = realtime_ns - now_ns
@@ -215,10 +223,9 @@ class NodeCore:
             return
         match message:
             case Welcome():
-                self._on_welcome()
+                self._on_welcome(message)
             case Refused():
-                self.refused = message.reason
-                self.counters.refused += 1
+                self._on_refused(message.reason)
             case Collect():
                 self._on_collect(message, now_ns)
             case TriggerAck():
@@ -231,6 +238,8 @@ class NodeCore:
                 self._clock_replies.append((message.number, realtime_ns))
             case Snapshot():
                 self._on_snapshot(message, now_ns)
+            case Unknown():
+                self.counters.unknown_messages += 1
             case _:
                 assert_never(message)
         self._relieve(now_ns)
@@ -369,6 +378,7 @@ class NodeCore:
 
     def _forget_control(self) -> None:
         self._connected = self._welcomed = False
+        self.agreed = None
         self._hello_due = None
         self._firings_due.clear()
         self._abandonments_due.clear()
@@ -377,9 +387,19 @@ class NodeCore:
         self._answers.clear()
         self._clock_replies.clear()
 
-    def _on_welcome(self) -> None:
+    def _on_refused(self, reason: str) -> None:
+        self.refused = reason
+        self.counters.refused += 1
+
+    def _on_welcome(self, welcome: Welcome) -> None:
         """The stream is open: repeat all that the other side may have missed."""
+        try:
+            check(welcome.agreed, self._versions)
+        except Incompatible as error:
+            self._on_refused(str(error))
+            return
         self._welcomed = True
+        self.agreed = welcome.agreed
         self.refused = None
         if self._snapshot is not None:
             self._snapshot.told = None

@@ -93,9 +93,11 @@ from protocol.messages import (
     TraceId,
     TriggerAck,
     TriggerFired,
+    Unknown,
     Welcome,
 )
 from protocol.verdicts import VerdictKind
+from protocol.versions import OURS, Agreed, Versions
 
 __all__ = [
     "CoordinatorConfig",
@@ -157,6 +159,7 @@ class CoordinatorCounters:
     chunks_with_gap: int = 0
     clock_replies_refused: int = 0
     messages_unexpected: int = 0
+    messages_unknown: int = 0
     verdicts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(VerdictKind, 0))
     reasons: dict[str, int] = field(default_factory=lambda: dict.fromkeys(ReasonKind, 0))
     by_trigger: dict[str, TriggerCounters] = field(default_factory=dict)
@@ -194,6 +197,7 @@ class NodeView:
     peer: str
     addresses: tuple[str, ...]
     clock: ClockOffset | None
+    agreed: Agreed | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,6 +257,7 @@ class CoordinatorCore:
         recovered: Iterable[StoredTrace],
         known_nodes: Iterable[PutNode],
         now_ns: int,
+        versions: Versions = OURS,
     ) -> None:
         """Go on from what an earlier coordinator left in the store.
 
@@ -267,7 +272,7 @@ class CoordinatorCore:
         self._config = config
         self._incarnation = incarnation
         self._outbox = Outbox()
-        self._nodes = Nodes(config.nodes_max)
+        self._nodes = Nodes(config.nodes_max, versions)
         self._trigger_names = TriggerNames(config.trigger_names_max)
         self._traversal = Traversal(config, self._nodes, self._outbox)
         self._assembly = Assembly(config, self._nodes, self._outbox)
@@ -314,7 +319,8 @@ class CoordinatorCore:
             self._outbox.say(replaced, Refused(f"replaced by a new connection from {peer}"))
         restarted = node.incarnation is not None and node.incarnation != hello.incarnation
         node.incarnation = hello.incarnation
-        self._outbox.say(session, Welcome(self._incarnation))
+        assert node.agreed is not None
+        self._outbox.say(session, Welcome(self._incarnation, node.agreed))
         if before is None or node.addresses != hello.addresses:
             self._nodes.move(node, hello.addresses)
             self._outbox.write(PutNode(node.name, node.addresses))
@@ -337,7 +343,7 @@ class CoordinatorCore:
             self._probe_timers.cancel(node.id)
 
     def on_node_message(
-        self, session: int, message: NodeMessage, now_ns: int, realtime_ns: int
+        self, session: int, message: NodeMessage | Unknown, now_ns: int, realtime_ns: int
     ) -> None:
         """A message after the Hello."""
         node = self._nodes.of_session(session)
@@ -357,6 +363,8 @@ class CoordinatorCore:
                 self.snapshots.on_status(node, message)
             case Hello():
                 self.counters.messages_unexpected += 1
+            case Unknown():
+                self.counters.messages_unknown += 1
             case _:
                 assert_never(message)
         self._settle()
@@ -419,6 +427,7 @@ class CoordinatorCore:
                 node.peer,
                 node.addresses,
                 node.clock.estimate(now_ns),
+                node.agreed,
             )
             for node in self._nodes
         ]

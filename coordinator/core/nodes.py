@@ -13,7 +13,7 @@ that a breadcrumb to it can be told from one to nowhere. What a Hello leads to:
                                       must not share a name
 
 A name whose id another name already has, and a name over ``nodes_max``, is
-refused too.
+refused too, and so is a node with which no version of the protocol is in common.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from coordinator.core.clock import ClockFilter
 from protocol.hashing import address_id, node_id
 from protocol.messages import Hello, NodeId
+from protocol.versions import Agreed, Incompatible, Versions, agree
 
 
 @dataclass(slots=True)
@@ -36,6 +37,7 @@ class Node:
     incarnation: int | None = None
     session: int | None = None
     peer: str = ""
+    agreed: Agreed | None = None  # while it is connected
     clock: ClockFilter = field(default_factory=ClockFilter)
     probes_left: int = 0  # of those sent one after the other at connect
     stream: int | None = None  # the youngest Slices stream
@@ -45,11 +47,12 @@ class Node:
 class Nodes:
     """All known nodes, by name, id and session."""
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, versions: Versions) -> None:
         self.by_id: dict[NodeId, Node] = {}
         self._by_session: dict[int, Node] = {}
         self._by_address: dict[NodeId, dict[NodeId, None]] = {}
         self._limit = limit
+        self._versions = versions
 
     def __iter__(self) -> Iterator[Node]:
         return iter(self.by_id.values())
@@ -93,6 +96,10 @@ class Nodes:
         identity = node_id(hello.node)
         known = self.by_id.get(identity)
         host = peer.rpartition(":")[0] or peer
+        try:
+            agreed = agree(hello.versions, self._versions)
+        except Incompatible as error:
+            return f"node {hello.node!r} at {host} is refused: {error}"
         if known is None:
             if len(self.by_id) >= self._limit:
                 return (
@@ -114,6 +121,7 @@ class Nodes:
             del self._by_session[known.session]
         known.session = session
         known.peer = peer
+        known.agreed = agreed
         self._by_session[session] = known
         return known
 
@@ -121,7 +129,7 @@ class Nodes:
         """The node whose session this was; None if it was nobody's any more."""
         known = self._by_session.pop(session, None)
         if known is not None:
-            known.session = None
+            known.session = known.agreed = None
         return known
 
     def name_of(self, identity: NodeId) -> str:

@@ -340,6 +340,7 @@ def test_nobody_there_is_said_in_words(tmp_path: Path, capsys: pytest.CaptureFix
 
 
 NODE = pb.NodeStatus(
+    protocol=4,
     node="alpha",
     node_id=7,
     connected=True,
@@ -437,6 +438,7 @@ def test_every_command_is_for_programs_too(
         "nodes": {
             *("node", "node_id", "connected", "addresses"),
             *("clock_offset_ns", "clock_error_ns"),
+            *("protocol", "features"),
         },
         "export": {"output", "format", "traces", "spans"},
         "config check": {"file", "valid_for", "problems"},
@@ -528,15 +530,17 @@ def test_a_terminal_gets_a_heading_over_the_nodes(
     assert main(["nodes"]) == 0
     *heading, alpha, beta = capsys.readouterr().out.splitlines()
     assert len(heading) == is_terminal
-    assert alpha.split(maxsplit=2) == [
+    assert alpha.split(maxsplit=3) == [
         "alpha",
         "connected",
+        "4",
         "+1.235 ms +- 0.020 ms        10.0.0.1 10.0.0.2",
     ]
-    assert beta.split() == ["beta", "gone", "not", "measured"]
+    assert beta.split() == ["beta", "gone", "-", "not", "measured"]
     for line in heading:
-        assert line.split() == ["NODE", "STATE", "CLOCK", "ADDRESSES"]
+        assert line.split() == ["NODE", "STATE", "PROTOCOL", "CLOCK", "ADDRESSES"]
         assert line.index("STATE") == alpha.index("connected") == beta.index("gone")
+        assert line.index("PROTOCOL") == alpha.index("4 ") == beta.index("-")
         assert line.index("CLOCK") == alpha.index("+1.235") == beta.index("not")
         assert line.index("ADDRESSES") == alpha.index("10.0.0.1")
 

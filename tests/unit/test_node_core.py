@@ -34,14 +34,17 @@ from protocol.messages import (
     TraceId,
     TriggerAck,
     TriggerFired,
+    Unknown,
     Welcome,
 )
+from protocol.versions import OURS, Agreed, Versions
 from protocol.wire import encode_node_batch
 from tests.simulation.pool import ClientModel, Handle, PoolConfig, PoolModel
 
 MS = 1_000_000
 S = 1_000_000_000
 REAL_NS = 1_700_000_000 * S
+AGREED = Agreed(OURS.newest, OURS.features)
 
 
 def trace(number: int) -> TraceId:
@@ -87,7 +90,7 @@ class Node:
         self.core.on_control_connected(self.now_ns, ("10.0.0.1",))
         hello = self.take()
         assert hello == [Hello("n1", hello[0].incarnation, ("10.0.0.1",))]  # type: ignore[union-attr]
-        self.core.on_control(Welcome(7), self.now_ns, self.now_ns + REAL_NS)
+        self.core.on_control(Welcome(7, AGREED), self.now_ns, self.now_ns + REAL_NS)
         return self.take()
 
     def connect_slices(self, credit_bytes: int = 1 << 30) -> None:
@@ -139,6 +142,36 @@ def test_nothing_is_said_before_the_welcome_and_a_refusal_is_kept() -> None:
     assert node.hear(Refused("another n1 lives at 10.0.0.9")) == []
     assert node.core.refused == "another n1 lives at 10.0.0.9"
     assert not node.core.wants_slices_connection()
+
+
+def test_a_coordinator_that_names_a_version_which_this_node_cannot_speak_is_not_heard() -> None:
+    node = Node()
+    node.fire(1)
+    node.core = NodeCore(node.config, node.pool, 1, node.now_ns, REAL_NS, Versions(4, 5))
+    for protocol, older in ((3, "coordinator"), (6, "node")):
+        node.core.on_control_connected(node.now_ns, ())
+        assert node.take() == [Hello("n1", 1, (), Versions(4, 5))]
+        assert node.hear(Welcome(7, Agreed(protocol))) == []
+        assert node.core.refused == (
+            f"the coordinator speaks protocol {protocol}, this node 4 to 5: update the {older}"
+        )
+        assert node.core.agreed is None
+        node.core.on_control_lost(node.now_ns)
+    node.core.on_control_connected(node.now_ns, ())
+    node.take()
+    assert [type(m) for m in node.hear(Welcome(7, Agreed(5)))] == [TriggerFired, SliceStatus]
+    assert node.core.refused is None
+    assert node.core.agreed == Agreed(5)
+    node.core.on_control_lost(node.now_ns)
+    assert node.core.agreed is None
+
+
+def test_a_message_of_an_unknown_kind_is_counted_and_ignored() -> None:
+    node = Node()
+    node.connect()
+    assert node.hear(Unknown()) == []
+    assert node.core.counters.unknown_messages == 1
+    assert node.core.refused is None
 
 
 def test_limits_are_per_process_first_and_the_suppressed_travel_with_the_next() -> None:
@@ -759,7 +792,7 @@ def test_firings_that_lost_their_traces_are_bounded() -> None:
         node.write(number)
         node.fire(number)
         node.core.on_control_connected(node.now_ns, ())
-        node.hear(Welcome(1))
+        node.hear(Welcome(1, AGREED))
         node.hear(Drop(Group("t", trace(number))))
         node.core.on_control_lost(node.now_ns)
     fired = [m.group.primary for m in node.connect() if isinstance(m, TriggerFired)]

@@ -31,8 +31,10 @@ from protocol.messages import (
     SliceReply,
     TraceId,
     TriggerFired,
+    Unknown,
     Welcome,
 )
+from protocol.versions import OURS, Agreed, Versions
 from runtime.log import Log
 from runtime.service_manager import ServiceManager
 from runtime.settings.coordinator import Settings as CoordinatorSettings
@@ -41,6 +43,8 @@ from runtime.settings.node import CoordinatorSettings as Uplinked
 from runtime.settings.node import Settings
 from tests.simulation.pool import PoolConfig, PoolModel
 from tests.unit.logs import SILENT
+
+AGREED = Agreed(OURS.newest, OURS.features)
 
 # pytest undoes the filter of protocol.wire.
 pytestmark = pytest.mark.filterwarnings("ignore:Unexpected end-group tag")
@@ -183,6 +187,45 @@ def test_a_refusal_reaches_the_operator_once() -> None:
     asyncio.run(run())
 
 
+def test_a_coordinator_that_is_too_new_says_so_and_so_does_one_that_is_wrong_about_it(
+    tmp_path: Path,
+) -> None:
+    async def control(
+        requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext[bytes, bytes]
+    ) -> None:
+        await context.write(wire.encode_coordinator_batch([Welcome(1, Agreed(9))]))
+        async for _ in requests:
+            pass
+
+    async def run() -> None:
+        endpoint = f"127.0.0.1:{free_port()}"
+        store = StoreSettings(str(tmp_path / "traces.sqlite"))
+        newer = Versions(OURS.newest + 1, OURS.newest + 2)
+        settings = CoordinatorSettings(endpoint, store=store)
+        said: asyncio.Queue[str] = asyncio.Queue()
+        log = Log(lambda entry: said.put_nowait(entry.message))
+        async with Node(endpoint) as node:
+            async with CoordinatorServer(settings, 1, log, newer):
+                why = f"the node speaks protocol {OURS}, the coordinator {newer}: update the node"
+                while why not in await node.log.get():
+                    pass
+                assert why in await said.get()
+                assert not node.uplink.welcomed
+                await node.until(lambda: node.core.counters.refused >= 3)
+                assert said.empty()
+            server = await serve(endpoint, control)
+            why = f"the coordinator speaks protocol 9, this node {OURS}: update the node"
+            while why not in await node.log.get():
+                assert not node.uplink.welcomed
+            # The coordinator took it in, and would wait for ever.
+            lost = node.uplink.counters.control_lost
+            await node.until(lambda: node.uplink.counters.control_lost >= lost + 2)
+            assert not node.uplink.welcomed
+            await server.stop(None)
+
+    asyncio.run(run())
+
+
 def test_two_nodes_of_one_name_are_told_once_and_the_second_follows_the_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -232,7 +275,7 @@ def test_slices_that_are_refused_are_tried_ever_more_seldom_and_said_once(
     async def control(
         requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext[bytes, bytes]
     ) -> None:
-        await context.write(wire.encode_coordinator_batch([Welcome(1)]))
+        await context.write(wire.encode_coordinator_batch([Welcome(1, AGREED)]))
         async for _ in requests:
             pass
 
@@ -279,7 +322,7 @@ class Coordinator:
     """Welcomes the node; what arrives can be awaited, acks are the test's to give."""
 
     def __init__(self) -> None:
-        self.said: asyncio.Queue[NodeMessage] = asyncio.Queue()
+        self.said: asyncio.Queue[NodeMessage | Unknown] = asyncio.Queue()
         self.chunks: asyncio.Queue[SliceAck] = asyncio.Queue()
         self.acks: asyncio.Queue[SliceAck] = asyncio.Queue()
         self.slices_ended: asyncio.Queue[None] = asyncio.Queue()
@@ -287,7 +330,7 @@ class Coordinator:
     async def control(
         self, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext[bytes, bytes]
     ) -> None:
-        await context.write(wire.encode_coordinator_batch([Welcome(1)]))
+        await context.write(wire.encode_coordinator_batch([Welcome(1, AGREED)]))
         async for data in requests:
             for message in wire.decode_node_batch(data):
                 self.said.put_nowait(message)
@@ -352,7 +395,7 @@ def test_a_node_registers_the_addresses_that_it_has_when_it_connects(
     monkeypatch.setattr(daemon, "own_addresses", addresses)
 
     async def run() -> None:
-        endpoint, hellos = f"127.0.0.1:{free_port()}", asyncio.Queue[NodeMessage]()
+        endpoint, hellos = f"127.0.0.1:{free_port()}", asyncio.Queue[NodeMessage | Unknown]()
 
         async def control(
             requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext[bytes, bytes]

@@ -40,8 +40,10 @@ from protocol.messages import (
     TraceId,
     TriggerAck,
     TriggerFired,
+    Unknown,
     Welcome,
 )
+from protocol.versions import Agreed, Feature, Versions
 
 # pytest undoes the filter of protocol.wire.
 pytestmark = pytest.mark.filterwarnings("ignore:Unexpected end-group tag")
@@ -64,6 +66,12 @@ node_names = st.from_regex(r"[A-Za-z0-9_.-]{1,63}", fullmatch=True)
 crumbs = st.lists(UINT64.map(NodeId), max_size=CRUMBS_MAX).map(tuple)
 flags = st.integers(0, sum(SliceFlags)).map(SliceFlags)
 
+# Of peers that are newer, too.
+features = UINT64.map(Feature)
+windows = st.tuples(st.integers(1, (1 << 32) - 1), st.integers(1, (1 << 32) - 1), features).map(
+    lambda said: Versions(min(said[:2]), max(said[:2]), said[2])
+)
+
 epochs = st.integers(1, (1 << 63) - 1)
 node_messages: st.SearchStrategy[NodeMessage] = st.one_of(
     st.builds(
@@ -71,6 +79,7 @@ node_messages: st.SearchStrategy[NodeMessage] = st.one_of(
         node_names,
         UINT64,
         st.lists(st.ip_addresses().map(str), max_size=4).map(tuple),
+        windows,
     ),
     st.builds(
         TriggerFired,
@@ -88,7 +97,7 @@ node_messages: st.SearchStrategy[NodeMessage] = st.one_of(
     st.builds(SnapshotStatus, UINT32, UINT63, UINT63, st.booleans()),
 )
 coordinator_messages: st.SearchStrategy[CoordinatorMessage] = st.one_of(
-    st.builds(Welcome, UINT64),
+    st.builds(Welcome, UINT64, st.builds(Agreed, st.integers(1, (1 << 32) - 1), features)),
     st.builds(Refused, texts(wire.REASON_BYTES_MAX)),
     st.builds(
         Collect, groups, st.lists(trace_ids, min_size=1, max_size=1 + LATERALS_MAX).map(tuple)
@@ -230,6 +239,10 @@ STATUS = SliceStatus(TRACE, True, epoch=1)
         ("hello.addresses", Hello("n", 1, ("",))),
         ("hello.addresses", Hello("n", 1, ("1" * 65,))),
         ("hello.addresses", Hello("n", 1, ("10.0.0.1\n",))),
+        ("hello.protocol", Hello("n", 1, (), Versions(1, 1 << 32))),
+        ("hello.protocol_oldest", Hello("n", 1, (), Versions(0, 4))),
+        ("hello.protocol_oldest", Hello("n", 1, (), Versions(5, 4))),
+        ("hello.features", Hello("n", 1, (), Versions(4, 4, Feature(1 << 64)))),
         ("trigger_fired.group.trigger", dataclasses.replace(FIRED, group=Group("", TRACE))),
         ("trigger_fired.group.trigger", dataclasses.replace(FIRED, group=Group("A", TRACE))),
         ("trigger_fired.group.trigger", dataclasses.replace(FIRED, group=Group("a" * 32, TRACE))),
@@ -273,9 +286,12 @@ def node_batch(message: pb.NodeMessage) -> bytes:
     ("field", "message"),
     [
         ("message", pb.NodeMessage()),
-        ("hello.protocol", pb.NodeMessage(hello=pb.Hello(protocol=1, node="n"))),
-        ("hello.protocol", pb.NodeMessage(hello=pb.Hello(protocol=wire.PROTOCOL + 1, node="n"))),
-        ("hello.node", pb.NodeMessage(hello=pb.Hello(protocol=wire.PROTOCOL))),
+        ("hello.protocol", pb.NodeMessage(hello=pb.Hello(node="n"))),
+        (
+            "hello.protocol_oldest",
+            pb.NodeMessage(hello=pb.Hello(node="n", protocol=4, protocol_oldest=5)),
+        ),
+        ("hello.node", pb.NodeMessage(hello=pb.Hello(protocol=4))),
         ("trigger_fired.group.trigger", pb.NodeMessage(trigger_fired=pb.TriggerFired())),
         (
             "trigger_fired.source",
@@ -321,6 +337,31 @@ def test_coordinator_refuses_what_breaks_a_bound(field: str, message: pb.NodeMes
     with pytest.raises(wire.WireError) as caught:
         wire.decode_node_batch(node_batch(message))
     assert caught.value.field == field
+
+
+def test_what_a_newer_peer_adds_is_ignored() -> None:
+    # Field 1000 with a varint: nobody has it.
+    more = b"\xc0\x3e\x01"
+
+    def batch(message: bytes) -> bytes:
+        return b"\x0a" + bytes([len(message)]) + message
+
+    hello = pb.Hello(node="n", protocol=7, protocol_oldest=4, features=1 << 40)
+    longer = hello.SerializeToString() + more
+    told = batch(b"\x0a" + bytes([len(longer)]) + longer)
+    assert wire.decode_node_batch(told + batch(more)) == [
+        Hello("n", 0, (), Versions(4, 7, Feature(1 << 40))),
+        Unknown(),
+    ]
+    assert wire.decode_coordinator_batch(batch(more) + more) == [Unknown()]
+
+
+def test_who_says_no_window_has_the_one_version_that_it_says() -> None:
+    old = pb.NodeMessage(hello=pb.Hello(node="n", protocol=4, incarnation=1))
+    assert wire.decode_node_batch(node_batch(old)) == [Hello("n", 1, (), Versions(4, 4))]
+    welcome = pb.CoordinatorMessage(welcome=pb.Welcome(incarnation=1))
+    batch = pb.CoordinatorBatch(messages=[welcome]).SerializeToString()
+    assert wire.decode_coordinator_batch(batch) == [Welcome(1, Agreed(4))]
 
 
 def test_batches_are_bounded() -> None:

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which version of the protocol a node and its coordinator speak, and with which features.
+
+The policy, and when which of both changes: ARCHITECTURE.md, "Versions".
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+
+class Feature(enum.IntFlag):
+    """What one side may use only if the other one knows it too. Bits of newer peers stay as they are."""
+
+    NONE = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Versions:
+    """What one side can speak: these versions, and the one or the other feature."""
+
+    oldest: int
+    newest: int
+    features: Feature = Feature.NONE
+
+    def __str__(self) -> str:
+        return str(self.newest) if self.oldest == self.newest else f"{self.oldest} to {self.newest}"
+
+
+@dataclass(frozen=True, slots=True)
+class Agreed:
+    """What both sides speak on one connection."""
+
+    protocol: int
+    features: Feature = Feature.NONE
+
+
+class Incompatible(ValueError):
+    """The two sides have no version in common. The message says which one is to be updated."""
+
+
+OURS = Versions(oldest=4, newest=4, features=Feature.NONE)
+
+BEFORE_WINDOWS = 4
+"""The version of peers that say no window, but only this number."""
+
+
+def agree(node: Versions, coordinator: Versions) -> Agreed:
+    """What both speak: the older of both newest versions, and the features of both."""
+    protocol = min(node.newest, coordinator.newest)
+    if protocol < max(node.oldest, coordinator.oldest):
+        older = "node" if node.newest < coordinator.newest else "coordinator"
+        raise Incompatible(
+            f"the node speaks protocol {node}, the coordinator {coordinator}: update the {older}"
+        )
+    return Agreed(protocol, node.features & coordinator.features)
+
+
+def check(agreed: Agreed, node: Versions) -> None:
+    """Incompatible if a coordinator names as agreed what its node cannot speak."""
+    if not node.oldest <= agreed.protocol <= node.newest:
+        older = "node" if agreed.protocol > node.newest else "coordinator"
+        raise Incompatible(
+            f"the coordinator speaks protocol {agreed.protocol}, this node {node}:"
+            f" update the {older}"
+        )
