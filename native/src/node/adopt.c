@@ -368,9 +368,9 @@ int bsn_client_adopt(struct bsn *n, int number, int pid, const char *service,
 		place(n, c, n->adoption.frames[k], last);
 	triggers_start(&c->queue);
 	adopt_threads(n, c);
-	/* Since when it may have lost something is not known. */
+	/* Its counters tell that it lost something of nobody knows which traces,
+	 * and not since when. */
 	c->losses_read_ns = 0;
-	c->untied_to_ns = n->ledger.header->untied_to_ns;
 	c = NULL;
 out:
 	if (c)

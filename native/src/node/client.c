@@ -323,6 +323,18 @@ out:
 	return result;
 }
 
+/* A successor has the new one alone: what was lost is told there too. */
+static void queue_end(struct client *c)
+{
+	struct queue *before = &c->queue_before, *q = &c->queue;
+
+	fetch_add(&q->context->records_unattributed, before->unattributed);
+	q->unattributed += before->unattributed;
+	q->records_told += before->unattributed;
+	munmap(before->context, sizeof(*before->context));
+	*before = (struct queue){0};
+}
+
 int bsn_client_context_done(struct bsn *n, int client, uint64_t now_ns)
 {
 	struct client *c;
@@ -345,8 +357,7 @@ int bsn_client_context_done(struct bsn *n, int client, uint64_t now_ns)
 	}
 	threads_read_losses(n, c);
 	metrics_read_client(n, c);
-	munmap(c->queue_before.context, sizeof(*c->queue_before.context));
-	c->queue_before = (struct queue){0};
+	queue_end(c);
 out:
 	node_unlock(n);
 	return result;
