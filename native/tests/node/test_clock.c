@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What ticks the node reads: those that clients stamp, and how fast they are. */
+/* What ticks the node reads: those that clients stamp, how fast they are, and what
+ * they are in Unix time. */
+#include <errno.h>
+
 #include "writer.h"
 
 /* Long against what a starved machine puts between the readings of one moment. */
@@ -74,8 +77,97 @@ static void the_counter_has_the_rate_of_its_register(void)
 }
 #endif
 
+/* ----------------------------------------------------------------- pairs --- */
+
+static struct decoded d;
+
+/* The Unix time that a slice has for a record of these ticks. */
+static uint64_t realtime_of(struct bsn *n, struct wthread *t, uint64_t id,
+			    uint64_t ticks)
+{
+	struct bs_clock_pair pair = {0};
+	struct bsn_slice s;
+
+	CHECK(w_trace(t, trace_id(id), 100, ticks));
+	collect(n, trace_id(id), START, &s);
+	decode_slice(n, trace_id(id), &d);
+	for (uint32_t i = 0; i < d.n_pieces; i++) {
+		if (d.pieces[i].kind == BS_PIECE_CLOCK)
+			memcpy(&pair, d.content[i], sizeof(pair));
+	}
+	CHECK_EQ(pair.ticks_per_s, SECOND);
+	return pair.realtime_ns;
+}
+
+/* A counter that began anew, as after a suspend: from then on its ticks mean what
+ * the new readings say, and no reading of before. */
+static void a_clock_that_goes_back_is_taken_up_again(void)
+{
+	struct bsn_config config = test_config(8 << 20);
+	struct bsn *n = test_node(&config);
+	struct writer w;
+	struct wthread t;
+
+	writer_attach(&w, n, START);
+	t = writer_thread(&w, 0);
+	for (uint64_t s = 1; s <= 10; s++)
+		CHECK_EQ(bsn_clock_pair(n, START + s * SECOND,
+					START + s * SECOND, s * SECOND),
+			 0);
+	CHECK_EQ(realtime_of(n, &t, 1, START + 8 * SECOND), 8 * SECOND);
+	/* One that was slow on its way changes nothing. */
+	CHECK_EQ(bsn_clock_pair(n, START + 10 * SECOND - MS,
+				START + 10 * SECOND - MS, 1),
+		 -EINVAL);
+	/* Now it goes back by five seconds, while time goes on. */
+	CHECK_EQ(bsn_clock_pair(n, START + 5 * SECOND, START + 11 * SECOND,
+				11 * SECOND),
+		 0);
+	CHECK_EQ(realtime_of(n, &t, 2, START + 8 * SECOND), 11 * SECOND);
+	CHECK_EQ(bsn_clock_pair(n, START + 8 * SECOND, START + 14 * SECOND,
+				14 * SECOND),
+		 0);
+	CHECK_EQ(realtime_of(n, &t, 3, START + 8 * SECOND), 14 * SECOND);
+	/* What it had read before it went back stays. */
+	CHECK_EQ(realtime_of(n, &t, 4, START + 4 * SECOND), 4 * SECOND);
+	writer_close(&w);
+	bsn_free(n);
+}
+
+/* However many: the last minutes second by second, what was before the more
+ * coarsely, the longer ago it is. */
+static void readings_of_days_are_thinned(void)
+{
+	const uint64_t count = 100000;
+	struct bsn_config config = test_config(8 << 20);
+	struct bsn *n = test_node(&config);
+	struct writer w;
+	struct wthread t;
+
+	writer_attach(&w, n, START);
+	t = writer_thread(&w, 0);
+	for (uint64_t s = 1; s <= count; s++)
+		CHECK_EQ(bsn_clock_pair(n, START + s * SECOND,
+					START + s * SECOND, s * SECOND),
+			 0);
+	for (uint64_t s = count - 120; s <= count; s += 20)
+		CHECK_EQ(realtime_of(n, &t, s, START + s * SECOND), s * SECOND);
+	for (uint64_t age_s = 200; age_s < count; age_s = age_s * 5 / 4) {
+		uint64_t s = count - age_s;
+		uint64_t got = realtime_of(n, &t, s, START + s * SECOND);
+		uint64_t off = got > s * SECOND ? got - s * SECOND
+						: s * SECOND - got;
+
+		CHECK(off <= age_s * SECOND / 50);
+	}
+	writer_close(&w);
+	bsn_free(n);
+}
+
 int main(void)
 {
+	RUN(a_clock_that_goes_back_is_taken_up_again);
+	RUN(readings_of_days_are_thinned);
 	RUN(monotonic_ticks_are_nanoseconds);
 #if BS_HAS_CPU_COUNTER
 	RUN(the_counter_runs_with_monotonic);
@@ -84,5 +176,6 @@ int main(void)
 #if defined(__aarch64__)
 	RUN(the_counter_has_the_rate_of_its_register);
 #endif
+	free(d.bytes);
 	return 0;
 }
