@@ -2,8 +2,9 @@
 /*
  * The node's data plane: pool, index, eviction, report store.
  *
- * A library without threads, sockets or clocks of its own: the caller brings
- * the time (CLOCK_MONOTONIC ns) and asks. Only bsn_wait() sleeps. All functions
+ * A library without sockets or clocks of its own: the caller brings the time
+ * (CLOCK_MONOTONIC ns) and asks. Only bsn_wait() sleeps; for more than 127
+ * clients it has threads that sleep, too, until bsn_free(). All functions
  * but bsn_wait() and bsn_wake() take the pool's lock inside, so the control
  * plane may call them from its own thread while a worker thread loops over
  * bsn_wait() and bsn_poll(). No function keeps a Python object or a pointer of
@@ -153,6 +154,9 @@ struct bsn_metrics {
 	uint64_t triggers, triggers_lost, cells_skipped;
 	uint64_t clients;
 	uint64_t slices; /* in the store or marked */
+
+	/* Of bsn_wait(), and of the threads behind it. */
+	uint64_t wake_ups;
 };
 
 /* Of the report store: what is asked at every turn. */

@@ -34,6 +34,7 @@ void client_enter(struct bsn *n, struct client *c, uint32_t number)
 	c->next_numbered = *bucket;
 	*bucket = c;
 	n->clients.all[n->clients.count++] = c;
+	wait_join(n, c);
 }
 
 static void client_leave(struct bsn *n, struct client *c)
@@ -69,27 +70,6 @@ void client_free(struct client *c)
 	free(c);
 }
 
-/* A thread may sleep on its doorbell: unmapped once none does. */
-static void client_retire(struct bsn *n, struct client *c)
-{
-	if (!n->waiting.threads) {
-		client_free(c);
-		return;
-	}
-	c->retired = n->clients.retired;
-	n->clients.retired = c;
-}
-
-void client_release_retired(struct bsn *n)
-{
-	while (n->clients.retired) {
-		struct client *c = n->clients.retired;
-
-		n->clients.retired = c->retired;
-		client_free(c);
-	}
-}
-
 /* For BSN_EVENT_CLIENT_DRAINED. */
 static void drained_push(struct bsn *n, uint32_t number)
 {
@@ -117,7 +97,7 @@ void client_check_drained(struct bsn *n, struct client *c)
 	drained_push(n, c->number);
 	metrics_read_client(n, c);
 	n->counts.triggers_lost += triggers_left(c);
-	client_retire(n, c);
+	client_free(c);
 }
 
 /* It lost something of nobody knows which traces, since the last look. */
@@ -390,6 +370,7 @@ int bsn_client_exited(struct bsn *n, int client, uint64_t now_ns)
 	threads_read_losses(n, c);
 	threads_finish(n, c);
 	c->live = false;
+	wait_leave(c);
 	c->exited_ns = n->now_ns;
 	/* Before all are adopted, who lives is not known yet. */
 	if (n->recovered)

@@ -226,7 +226,7 @@ struct client {
 
 	uint32_t false_hits;	      /* in the pass that goes on */
 	struct client *next_numbered; /* of the same bucket */
-	struct client *retired;	      /* next, of those to be unmapped */
+	struct group *group;	      /* that listens to it; NULL: none does */
 };
 
 #define CLIENT_BUCKETS 1024u
@@ -235,7 +235,6 @@ struct clients {
 	struct client **all;
 	uint32_t count;
 	struct client *numbered[CLIENT_BUCKETS];
-	struct client *retired;
 	uint32_t *drained; /* numbers: events that wait */
 	uint32_t n_drained, drained_room;
 };
@@ -452,7 +451,12 @@ struct events {
 struct waiting {
 	uint32_t wake_word;  /* futex; counts bsn_wake() */
 	uint32_t wakes_seen; /* by a bsn_wait() that returned */
-	uint32_t threads;    /* in bsn_wait */
+	/* In some queue a cell is claimed and not committed, as of the latest
+	 * poll or since. */
+	bool cell_is_stuck;
+	struct group *groups;
+	uint32_t n_groups;
+	uint64_t wake_ups; /* of all threads that sleep for the node */
 };
 
 /* Frames that a predecessor granted, by client, until the first poll. */
@@ -719,7 +723,6 @@ void client_enter(struct bsn *n, struct client *c, uint32_t number);
 void client_fill_header(const struct bsn *n, const struct client *c);
 bool client_make_room(struct bsn *n);
 void client_check_drained(struct bsn *n, struct client *c);
-void client_release_retired(struct bsn *n);
 struct client *client_find(const struct bsn *n, uint32_t number);
 void client_untied_loss(struct bsn *n, struct client *c);
 void client_free(struct client *c);
@@ -767,6 +770,12 @@ void slice_put_exit(struct bsn *n, struct sink *to, uint32_t client);
 void slice_fill(const struct slice *s, struct bsn_slice *out);
 struct part *slice_part(struct slice *s, uint32_t client);
 uint32_t slice_open_handles(const struct slice *s);
+
+/* wait.c */
+int wait_init(struct bsn *n);
+void wait_free(struct bsn *n);
+void wait_join(struct bsn *n, struct client *c);
+void wait_leave(struct client *c);
 
 /* metrics.c */
 void metrics_read_client(struct bsn *n, struct client *c);

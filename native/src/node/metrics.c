@@ -87,5 +87,6 @@ void bsn_get_metrics(struct bsn *n, struct bsn_metrics *m)
 	m->store_used_bytes = (uint64_t)n->store.used * BLOCK_BYTES;
 	m->horizon_ns = n->counts.reclaims ? pool_oldest_ns(n) : 0;
 	m->slices = n->store.n_slices;
+	m->wake_ups = READ_ONCE(n->waiting.wake_ups);
 	node_unlock(n);
 }

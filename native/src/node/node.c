@@ -120,6 +120,7 @@ int bsn_new(const struct bsn_config *config, struct bsn **node, char *message,
 	err = err ? err : keep_init(n);
 	err = err ? err : store_init(n);
 	err = err ? err : policy_init(n);
+	err = err ? err : wait_init(n);
 	if (err) {
 		complain(&to, "no memory for the pool's tables: %s",
 			 strerror(-err));
@@ -134,9 +135,9 @@ void bsn_free(struct bsn *n)
 {
 	if (!n)
 		return;
+	wait_free(n); /* it listens to clients */
 	for (uint32_t i = 0; n->clients.all && i < n->clients.count; i++)
 		client_free(n->clients.all[i]);
-	client_release_retired(n);
 	while (n->searches) {
 		struct search *s = n->searches;
 
@@ -240,6 +241,7 @@ static void observe_all(struct bsn *n, bool give_way)
 	struct client *c;
 	uint32_t count = 0;
 
+	n->waiting.cell_is_stuck = false;
 	for_each_client(n, c) {
 		if (c->live) {
 			threads_observe(n, c);

@@ -118,8 +118,11 @@ static void take_queue(struct bsn *n, struct client *c, struct queue *q,
 		} else {
 			if (!q->stuck_ns)
 				q->stuck_ns = n->now_ns ? n->now_ns : 1;
-			if (ns_since(n, q->stuck_ns) < CELL_STUCK_NS && c->live)
+			if (ns_since(n, q->stuck_ns) < CELL_STUCK_NS &&
+			    c->live) {
+				n->waiting.cell_is_stuck = true;
 				break;
+			}
 			n->counts.cells_skipped++;
 		}
 		q->stuck_ns = 0;
