@@ -5,6 +5,11 @@ Whoever connects is untrusted: who it is, the kernel says (SO_PEERCRED,
 SO_PEERGROUPS, SO_PEERPIDFD), not the message. Whatever is wrong is answered
 with a status and a sentence for the person who runs the application, counted,
 and the connection closed.
+
+Anybody can connect, so this costs the others as little as can be. Who may not
+attach is answered as soon as it is accepted, and takes up nothing. Who may, and
+does not say what it wants, waits in places of its own user. A turn of the event
+loop accepts so many connections and no more.
 """
 
 from __future__ import annotations
@@ -14,14 +19,23 @@ import contextlib
 import errno
 import os
 import socket
-import stat
 import struct
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
 
+from appliance.process import pidfd_of_peer
+from appliance.seldom import Seldom
+from appliance.unix_socket import (
+    Allowed,
+    Credentials,
+    credentials_of,
+    is_hung_up,
+    listen,
+)
+from appliance.waiting import Waiting
 from protocol.messages import cut_utf8
 from runtime.log import Log
 from runtime.printable import printable
@@ -31,42 +45,29 @@ ABI_VERSION = 1
 
 _REQUEST = struct.Struct("=IIiI2Q64s")
 _REPLY = struct.Struct("=IIiI2QQ128s")
-_UCRED = struct.Struct("=iII")
-_SO_PEERGROUPS = 59
 
-# As much as Python's getsockopt() takes: 256 groups. Of a user with more, only
-# the first counts.
-_GROUPS_BYTES_MAX = 1024
-
-# Connections that have not said what they want. They cost an fd each, so their
-# number and their time are bounded; an honest library asks at once.
-_WAITING_MAX = 256
+# A request is there when its connection is accepted, or a moment later: an honest
+# library sends it at once. So these are for processes of one user that start
+# together and are preempted in that moment. A place costs two fds.
+SILENT_PER_USER_MAX = 64
+_SILENT_MAX = 1024
 _REQUEST_TIMEOUT_S = 5.0
 
-_BACKLOG = 1024
+# Accepted in one turn of the event loop, which has other things to do: to turn one
+# away takes 30 us, to attach a process more than 1 ms.
+ACCEPTS_A_TURN = 16
 
-# Told of once each; more are a matter for the counter.
-_REFUSED_USERS_MAX = 16
+# After this, a file that was closed somewhere may have left room for a connection.
+_ACCEPT_AGAIN_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """Who connected, as the kernel says."""
+    """The process that wants to attach. Who keeps the pidfd beyond the call duplicates it."""
 
     pid: int
     uid: int
-    groups: frozenset[int]
-
-
-@dataclass(frozen=True, slots=True)
-class Allowed:
-    """Who may attach: these users, and the members of these groups."""
-
-    uids: frozenset[int]
-    gids: frozenset[int]
-
-    def admits(self, peer: Peer) -> bool:
-        return peer.uid in self.uids or bool(peer.groups & self.gids)
+    pidfd: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +92,7 @@ class Attachment:
 
 
 class AttachRefused(Exception):
-    """The host of attachments says no: an errno, and why."""
+    """An application does not get what it asked for: an errno, and why."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -99,10 +100,20 @@ class AttachRefused(Exception):
         self.message = message
 
 
+class Link(Protocol):
+    """The connection of an attachment, as its host sees it."""
+
+    def is_open(self) -> bool:
+        """Whether anybody has its other end: the process, or one that the process gave it to."""
+
+    def close(self) -> None:
+        """Close it, if it is not closed yet."""
+
+
 class AttachHost(Protocol):
     """Who makes attachments (appliance.clients)."""
 
-    def attach(self, peer: Peer, request: Request) -> Attachment:
+    def attach(self, peer: Peer, request: Request, link: Link) -> Attachment:
         """Make or resume one. AttachRefused says why not. The caller closes the fds."""
 
     def hung_up(self, token: bytes) -> None:
@@ -122,19 +133,6 @@ class AttachCounters:
     refused: int = 0
     silent: int = 0
     too_many: int = 0
-
-
-def peer_of(connection: socket.socket) -> Peer:
-    """Ask the kernel who is on the other side."""
-    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
-    pid, uid, gid = _UCRED.unpack(credentials)
-    try:
-        groups = connection.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, _GROUPS_BYTES_MAX)
-    except OSError as error:
-        if error.errno != errno.ERANGE:
-            raise
-        groups = b""
-    return Peer(pid, uid, frozenset(memoryview(groups).cast("I").tolist()) | {gid})
 
 
 def parse_request(data: bytes) -> Request:
@@ -170,11 +168,21 @@ def _pack_reply(status: int, message: str = "", attachment: Attachment | None = 
     )
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Connection:
+    """Of somebody who may attach. It has a token once it is attached."""
+
     socket: socket.socket
-    timeout: asyncio.TimerHandle
-    token: bytes | None = field(default=None)
+    peer: Peer
+    end: Callable[[_Connection], None]
+    timeout: asyncio.TimerHandle | None = None
+    token: bytes | None = None
+
+    def is_open(self) -> bool:
+        return self.socket.fileno() >= 0 and not is_hung_up(self.socket)
+
+    def close(self) -> None:
+        self.end(self)
 
 
 class AttachServer:
@@ -193,10 +201,13 @@ class AttachServer:
         """Who may attach from now on; who has, stays."""
         self._host = host
         self._log = log
-        self._refused_users: set[int] = set()
+        # Apart: any local user can use up what there is to be said of anybody.
+        self._said_of_anybody = Seldom()
+        self._said_of_permitted = Seldom()
         self._loop = asyncio.get_running_loop()
-        self._connections: dict[int, _Connection] = {}
-        self._waiting = 0
+        self._open: set[_Connection] = set()
+        self._silent: Waiting[_Connection] = Waiting(SILENT_PER_USER_MAX, _SILENT_MAX)
+        self._accept_again: asyncio.TimerHandle | None = None
         self._listener = listen(path, socket.SOCK_SEQPACKET)
 
     def __enter__(self) -> Self:
@@ -209,82 +220,136 @@ class AttachServer:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        if self._accept_again is not None:
+            self._accept_again.cancel()
         self._loop.remove_reader(self._listener)
         # Nobody connects to what is about to be closed.
         self._path.unlink(missing_ok=True)
         self._listener.close()
-        for connection in list(self._connections.values()):
+        for connection in list(self._open):
             self._close(connection, tell_host=False)
 
+    @property
+    def waiting(self) -> int:
+        """Connections that have not said what they want."""
+        return len(self._silent)
+
+    # ------------------------------------------------------- who connects
+
     def _accept(self) -> None:
-        try:
-            accepted, _ = self._listener.accept()
-        except (BlockingIOError, ConnectionAbortedError):
-            return
-        except OSError as error:
-            # Out of fds: the connection stays in the backlog, and we would spin.
+        for _ in range(ACCEPTS_A_TURN):
+            try:
+                accepted, _ = self._listener.accept()
+            except BlockingIOError:
+                return
+            except ConnectionAbortedError:
+                continue
+            except OSError as error:
+                self._accept_later(error)
+                return
+            self.counters.connections += 1
+            accepted.setblocking(False)
+            self._receive(accepted)
+
+    def _accept_later(self, error: OSError) -> None:
+        """Out of fds: what is not accepted stays in the backlog, and we would spin."""
+        if self._said_of_permitted.is_due(error.errno, self._loop.time()):
             self._log.error(f"cannot accept on {self._path}: {error.strerror}")
-            self._loop.remove_reader(self._listener)
-            self._loop.call_later(1.0, self._loop.add_reader, self._listener, self._accept)
+        self._loop.remove_reader(self._listener)
+        self._accept_again = self._loop.call_later(
+            _ACCEPT_AGAIN_S, self._loop.add_reader, self._listener, self._accept
+        )
+
+    def _receive(self, accepted: socket.socket) -> None:
+        who = credentials_of(accepted)
+        if not self.allowed.admits(who):
+            self._turn_away(accepted, who)
             return
-        self.counters.connections += 1
-        if self._waiting >= _WAITING_MAX:
-            self.counters.too_many += 1
+        try:
+            peer = Peer(who.pid, who.uid, _pidfd_of(accepted, who.pid))
+        except AttachRefused as refused:
+            self._count_refused(who, refused)
+            _say_no(accepted, refused)
             accepted.close()
             return
-        accepted.setblocking(False)
-        connection = _Connection(
-            accepted, self._loop.call_later(_REQUEST_TIMEOUT_S, self._timed_out, accepted.fileno())
-        )
-        self._connections[accepted.fileno()] = connection
-        self._waiting += 1
+        connection = _Connection(accepted, peer, self._close)
+        self._open.add(connection)
         self._loop.add_reader(accepted, self._readable, connection)
+        if not self._take_request(connection):
+            self._let_wait(connection)
 
-    def _timed_out(self, fd: int) -> None:
+    def _turn_away(self, accepted: socket.socket, who: Credentials) -> None:
+        self.counters.not_allowed += 1
+        # Its applications say so only where BACKSIGHT_DEBUG is set.
+        if self._said_of_anybody.is_due((who.uid, errno.EACCES), self._loop.time()):
+            self._log.warning(
+                f"process {who.pid} of user {who.uid} may not attach, and records nothing; to let"
+                " it, name the user, or a group of it, in `allow`"
+            )
+        _say_no(
+            accepted,
+            AttachRefused(
+                errno.EACCES, f"user {who.uid} may not attach; the node's `allow` names who may"
+            ),
+        )
+        accepted.close()
+
+    def _count_refused(self, who: Credentials | Peer, refused: AttachRefused) -> None:
+        self.counters.refused += 1
+        if self._said_of_permitted.is_due((who.uid, refused.status), self._loop.time()):
+            self._log.warning(
+                f"process {who.pid} of user {who.uid} not attached: {refused.message}"
+            )
+
+    # ------------------------------------------------------- what it wants
+
+    def _let_wait(self, connection: _Connection) -> None:
+        connection.timeout = self._loop.call_later(_REQUEST_TIMEOUT_S, self._timed_out, connection)
+        crowded_out = self._silent.add(connection, connection.peer.uid)
+        if crowded_out is not None:
+            self.counters.too_many += 1
+            self._refuse(
+                crowded_out,
+                AttachRefused(errno.EBUSY, "too many connections that do not ask for anything"),
+            )
+
+    def _timed_out(self, connection: _Connection) -> None:
         self.counters.silent += 1
-        self._close(self._connections[fd])
+        self._close(connection)
 
     def _readable(self, connection: _Connection) -> None:
+        if connection.token is None:
+            self._take_request(connection)
+            return
+        try:
+            # An attached client has nothing to say.
+            if connection.socket.recv(1):
+                self.counters.malformed += 1
+        except BlockingIOError:
+            return
+        except OSError:
+            pass
+        self._close(connection)
+
+    def _take_request(self, connection: _Connection) -> bool:
+        """Answer its request, or its hang-up. Whether there was any."""
         try:
             # A byte more than a request, to tell an oversized packet.
             data = connection.socket.recv(_REQUEST.size + 1)
         except BlockingIOError:
-            return
+            return False
         except OSError:
             data = b""
-        if not data:
-            self._close(connection)
-        elif connection.token is not None:
-            # An attached client has nothing to say.
-            self.counters.malformed += 1
-            self._close(connection)
-        else:
+        self._wait_no_more(connection)
+        if data:
             self._answer(connection, data)
-
-    def _tell_once(self, peer: Peer) -> None:
-        """Whose applications record nothing: they say so only where BACKSIGHT_DEBUG is set."""
-        if peer.uid in self._refused_users or len(self._refused_users) >= _REFUSED_USERS_MAX:
-            return
-        self._refused_users.add(peer.uid)
-        self._log.warning(
-            f"process {peer.pid} of user {peer.uid} may not attach, and records nothing; to let"
-            " it, name the user, or a group of it, in `allow`"
-        )
+        else:
+            self._close(connection)
+        return True
 
     def _answer(self, connection: _Connection, data: bytes) -> None:
+        peer = connection.peer
         try:
-            peer = peer_of(connection.socket)
-            if not self.allowed.admits(peer):
-                self.counters.not_allowed += 1
-                self._tell_once(peer)
-                self._refuse(
-                    connection,
-                    AttachRefused(
-                        errno.EACCES,
-                        f"user {peer.uid} may not attach; the node's `allow` names who may",
-                    ),
-                )
-                return
             request = parse_request(data)
         except AttachRefused as refused:
             if refused.status == errno.EPROTONOSUPPORT:
@@ -293,26 +358,18 @@ class AttachServer:
                 self.counters.malformed += 1
             self._refuse(connection, refused)
             return
-        except OSError as error:
-            self._log.warning(f"cannot tell who connected: {error.strerror}")
-            self._close(connection)
-            return
         try:
-            attachment = self._host.attach(peer, request)
+            attachment = self._host.attach(peer, request, connection)
         except AttachRefused as refused:
-            self.counters.refused += 1
-            self._log.warning(
-                f"process {peer.pid} ({request.service}) not attached: {refused.message}"
-            )
+            self._count_refused(peer, refused)
             self._refuse(connection, refused)
             return
+        connection.token = attachment.token
         try:
             reply = _pack_reply(0, attachment=attachment)
             socket.send_fds(connection.socket, [reply], list(attachment.fds))
         except OSError:
             # It hung up in the meantime; it exists for the host all the same.
-            connection.token = attachment.token
-            self._answered(connection)
             self._close(connection)
             return
         finally:
@@ -321,78 +378,54 @@ class AttachServer:
             self.counters.resumed += 1
         else:
             self.counters.attached += 1
-        connection.token = attachment.token
-        self._answered(connection)
+
+    # ----------------------------------------------------------- the end
 
     def _refuse(self, connection: _Connection, refused: AttachRefused) -> None:
-        # A peer that does not wait for the answer misses it.
-        with contextlib.suppress(OSError):
-            connection.socket.send(_pack_reply(refused.status, refused.message))
+        _say_no(connection.socket, refused)
         self._close(connection)
 
-    def _answered(self, connection: _Connection) -> None:
-        connection.timeout.cancel()
-        self._waiting -= 1
+    def _wait_no_more(self, connection: _Connection) -> None:
+        if connection in self._silent:
+            self._silent.remove(connection)
+        if connection.timeout is not None:
+            connection.timeout.cancel()
 
     def _close(self, connection: _Connection, *, tell_host: bool = True) -> None:
-        fd = connection.socket.fileno()
-        self._loop.remove_reader(fd)
-        del self._connections[fd]
-        if connection.token is None:
-            self._answered(connection)
+        if connection not in self._open:
+            return
+        self._open.remove(connection)
+        self._wait_no_more(connection)
+        self._loop.remove_reader(connection.socket)
         connection.socket.close()
+        os.close(connection.peer.pidfd)
         if connection.token is not None and tell_host:
             self._host.hung_up(connection.token)
+
+
+def _pidfd_of(accepted: socket.socket, pid: int) -> int:
+    if pid <= 0:
+        raise AttachRefused(errno.ESRCH, "the process is in another pid namespace")
+    try:
+        return pidfd_of_peer(accepted, pid)
+    except ProcessLookupError as error:
+        raise AttachRefused(errno.ESRCH, f"process {pid} is gone") from error
+    except OSError as error:
+        raise AttachRefused(
+            error.errno or errno.EIO, f"the node cannot watch process {pid}: {error.strerror}"
+        ) from error
+
+
+def _say_no(connection: socket.socket, refused: AttachRefused) -> None:
+    # A peer that does not wait for the answer misses it.
+    with contextlib.suppress(OSError):
+        connection.send(_pack_reply(refused.status, refused.message))
+    # A request that is not read before the connection is closed would give the
+    # peer an error in the place of the answer.
+    with contextlib.suppress(OSError):
+        connection.recv(1)
 
 
 def _close_all(fds: Sequence[int]) -> None:
     for fd in fds:
         os.close(fd)
-
-
-def make_way(path: Path) -> None:
-    """Check that a socket can be made there; OSError if nothing but a socket would have to go."""
-    try:
-        mode = path.lstat().st_mode
-    except FileNotFoundError:
-        if not path.parent.is_dir():
-            raise OSError(
-                f"{path}: the directory {path.parent} does not exist; make it, or name"
-                " another path as `socket`"
-            ) from None
-    except OSError as error:
-        raise OSError(f"{path}: {error.strerror}") from error
-    else:
-        if not stat.S_ISSOCK(mode):
-            raise OSError(f"{path}: exists, and is no socket; remove it, or name another path")
-    if not os.access(path.parent, os.W_OK):
-        raise OSError(f"{path}: no permission to make a socket in {path.parent}")
-
-
-def listen(path: Path, kind: socket.SocketKind) -> socket.socket:
-    """Listen on a Unix socket; one that a killed daemon left is replaced.
-
-    OSError says what is in the way. Anybody may connect: who may do what is
-    decided by credentials.
-    """
-    make_way(path)
-    listener = socket.socket(socket.AF_UNIX, kind | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
-    try:
-        with socket.socket(socket.AF_UNIX, kind) as probe:
-            probe.setblocking(False)
-            try:
-                probe.connect(str(path))
-            except (FileNotFoundError, ConnectionRefusedError):
-                pass
-            except BlockingIOError as error:
-                raise OSError(f"{path}: another daemon listens there") from error
-            else:
-                raise OSError(f"{path}: another daemon listens there")
-        path.unlink(missing_ok=True)
-        listener.bind(str(path))
-        path.chmod(0o666)
-        listener.listen(_BACKLOG)
-    except BaseException:
-        listener.close()
-        raise
-    return listener

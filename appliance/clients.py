@@ -10,14 +10,17 @@ environment variable (runtime.service_manager); it comes and goes with the fds t
 describes, so it cannot disagree with them.
 
 That a process is dead, its pidfd tells. A hang-up alone does not: applications
-close fds that are not theirs. A new first attachment of a living process
-whose connection is gone means that it has called exec(): its old memory is no
-longer mapped anywhere, so the old client has exited too.
+close fds that are not theirs. Nor does a connection say that it lives, whose
+other end may be with its children; it is closed when the process is dead. A new
+first attachment of a living process whose connection is gone means that it has
+called exec(): its old memory is no longer mapped anywhere, so the old client has
+exited too.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import fcntl
 import json
@@ -25,11 +28,11 @@ import os
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
 
-from appliance.attach import Attachment, AttachRefused, Peer, Request
+from appliance.attach import Attachment, AttachRefused, Link, Peer, Request
+from appliance.process import pidfd_if_same, start_ticks_of
 from runtime.log import Log
 from runtime.service_manager import ServiceManager, StoredFd
 
@@ -69,30 +72,24 @@ class ClientDataPlane(Protocol):
 
 @dataclass(slots=True)
 class Client:
-    """One attached process. ``start_ticks`` tells it from a later one with its pid."""
+    """One attached process.
+
+    ``start_ticks`` tells it from a later one with its pid. ``link`` is its
+    connection, while it has one.
+    """
 
     number: int
     token: bytes
     pid: int
     start_ticks: int
     service: str
-    connected: bool
     pidfd: int | None
+    link: Link | None
 
     @property
     def stored_as(self) -> str:
         """What the names of its stored fds begin with."""
         return self.token.hex()[:12]
-
-
-def process_start_ticks(pid: int) -> int:
-    """When a process started, in clock ticks since boot; ProcessLookupError if there is none."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_bytes()
-    except (FileNotFoundError, ProcessLookupError) as error:
-        raise ProcessLookupError(errno.ESRCH, f"no process {pid}") from error
-    # The second field, the name, may hold anything, parentheses too.
-    return int(stat.rpartition(b")")[2].split()[19])
 
 
 class Clients:
@@ -134,66 +131,61 @@ class Clients:
 
     # ------------------------------------------------------------- attaching
 
-    def attach(self, peer: Peer, request: Request) -> Attachment:
+    def attach(self, peer: Peer, request: Request, link: Link) -> Attachment:
         """Make an attachment for a process, or let it go on with one from before a restart."""
-        if peer.pid <= 0:
-            raise AttachRefused(errno.ESRCH, "the process is in another pid namespace")
         try:
-            pidfd = os.pidfd_open(peer.pid)
-        except OSError as error:
+            start_ticks = start_ticks_of(peer.pid, peer.pidfd)
+        except ProcessLookupError as error:
             raise AttachRefused(errno.ESRCH, f"process {peer.pid} is gone") from error
-        try:
-            # In this order: with the pidfd open, the pid cannot become another's.
-            start_ticks = process_start_ticks(peer.pid)
         except OSError as error:
-            os.close(pidfd)
-            raise AttachRefused(errno.ESRCH, f"process {peer.pid} is gone") from error
+            raise AttachRefused(
+                error.errno or errno.EIO,
+                f"the node cannot see when process {peer.pid} started: {error.strerror}",
+            ) from error
         before = self._by_pid.get(peer.pid)
         if before is not None and before.start_ticks == start_ticks:
+            if before.link is not None:
+                if before.link.is_open():
+                    raise AttachRefused(
+                        errno.EBUSY,
+                        f"process {peer.pid} is attached already, by another connection",
+                    )
+                before.link.close()
             if request.token == before.token:
-                os.close(pidfd)
-                return self._resume(before)
-            if before.connected:
-                os.close(pidfd)
-                raise AttachRefused(
-                    errno.EBUSY, f"process {peer.pid} is attached already, by another connection"
-                )
+                before.link = link
+                return Attachment(before.token, self._arena_bytes)
         if before is not None:
             self._exited(before)
-        return self._new(peer.pid, start_ticks, request.service, pidfd)
+        return self._new(peer, start_ticks, request.service, link)
 
     def hung_up(self, token: bytes) -> None:
         """Note that a client's connection is gone; its process may live on."""
         client = self._by_token.get(token)
         if client is not None:
-            client.connected = False
+            client.link = None
 
-    def _resume(self, client: Client) -> Attachment:
-        if client.connected:
-            raise AttachRefused(
-                errno.EBUSY, f"process {client.pid} is attached already, by another connection"
-            )
-        client.connected = True
-        return Attachment(client.token, self._arena_bytes)
-
-    def _new(self, pid: int, start_ticks: int, service: str, pidfd: int) -> Attachment:
-        try:
-            number, fds = self._dataplane.client_add(pid, service)
-        except OSError as error:
-            os.close(pidfd)
-            message = (
-                "the node has as many clients as its `clients_max` allows"
-                if error.errno == errno.ENOSPC
-                else f"the node cannot make the shared memory: {error.strerror}"
-            )
-            raise AttachRefused(error.errno or errno.EIO, message) from error
-        client = Client(number, os.urandom(_TOKEN_BYTES), pid, start_ticks, service, True, pidfd)
+    def _new(self, peer: Peer, start_ticks: int, service: str, link: Link) -> Attachment:
+        with contextlib.ExitStack() as undo:
+            try:
+                pidfd = os.dup(peer.pidfd)
+                undo.callback(os.close, pidfd)
+                number, fds = self._dataplane.client_add(peer.pid, service)
+            except OSError as error:
+                message = (
+                    "the node has as many clients as its `clients_max` allows"
+                    if error.errno == errno.ENOSPC
+                    else f"the node cannot make the shared memory: {error.strerror}"
+                )
+                raise AttachRefused(error.errno or errno.EIO, message) from error
+            undo.pop_all()
+        token = os.urandom(_TOKEN_BYTES)
+        client = Client(number, token, peer.pid, start_ticks, service, pidfd, link)
         self._remember(client)
         try:
             self._store(client, fds)
         except OSError as error:
             self._log.warning(
-                f"process {pid} ({service}) will not outlast a restart of the node: its memory"
+                f"process {peer.pid} ({service}) will not outlast a restart of the node: its memory"
                 f" cannot be kept by the service manager: {error.strerror}"
             )
         return Attachment(client.token, self._arena_bytes, tuple(fds))
@@ -215,7 +207,8 @@ class Clients:
 
     def _exited(self, client: Client) -> None:
         self._unwatch(client)
-        client.connected = False
+        if client.link is not None:
+            client.link.close()
         if self._by_pid.get(client.pid) is client:
             del self._by_pid[client.pid]
         self._dataplane.client_exited(client.number)
@@ -301,22 +294,7 @@ class Clients:
         # From here and not from its memory, which it can write to.
         number = int(about["number"])
         self._dataplane.client_adopt(number, pid, service, fds)
-        pidfd = _open_if_same(pid, start_ticks)
-        self._remember(Client(number, token, pid, start_ticks, service, False, pidfd))
+        pidfd = pidfd_if_same(pid, start_ticks)
+        self._remember(Client(number, token, pid, start_ticks, service, pidfd, None))
         if pidfd is None:
             self._dataplane.client_exited(number)
-
-
-def _open_if_same(pid: int, start_ticks: int) -> int | None:
-    """A pidfd of the process that started then; None if it is gone."""
-    try:
-        pidfd = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return None
-    try:
-        if process_start_ticks(pid) == start_ticks:
-            return pidfd
-    except ProcessLookupError:
-        pass
-    os.close(pidfd)
-    return None

@@ -9,25 +9,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
 import socket
-import struct
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
 
-from appliance.attach import make_way
+from appliance.unix_socket import make_way, uid_of
 from protocol.control import REQUEST_BYTES_MAX
 from protocol.messages import SliceFlags, TraceId
 from protocol.wire import WireError, parse_trace_id, trigger_name_is_valid
+from runtime.settings.node import trusted_uids
 
 _REQUEST_TIMEOUT_S = 5.0
 
 # Written at once; between them the event loop has its turn.
 _WRITE_BYTES = 1 << 20
-
-_UCRED = struct.Struct("=iII")
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,9 +111,7 @@ class ControlServer:
     @staticmethod
     def _may_ask(writer: asyncio.StreamWriter) -> bool:
         connection: socket.socket = writer.get_extra_info("socket")
-        raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
-        _, uid, _ = _UCRED.unpack(raw)
-        return uid in (0, os.geteuid())
+        return uid_of(connection) in trusted_uids()
 
     async def _answer(self, line: bytes) -> tuple[dict[str, Any], bytes]:
         """The line to answer with, and what follows it."""

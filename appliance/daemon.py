@@ -88,7 +88,12 @@ class Daemon:
         self._exits = contextlib.AsyncExitStack()
         self._dataplane = self._exits.enter_context(NativeDataPlane(settings, choose_tick_source()))
         self._clients = self._exits.enter_context(
-            Clients(self._dataplane, manager, settings.arena_bytes_or_default, log)
+            Clients(
+                self._dataplane,
+                manager,
+                settings.arena_bytes_or_default,
+                log,
+            )
         )
         self._recover(stored)
         now_ns = time.monotonic_ns()
@@ -317,6 +322,7 @@ class Daemon:
                 if field.name != "triggers"
             },
             "dataplane": self._dataplane.metrics(),
+            "attach_waiting": self._attach.waiting,
             "attach": dataclasses.asdict(self._attach.counters),
             "uplink": dataclasses.asdict(uplink.counters) if uplink else {},
             "polls": self._pump.polls,

@@ -245,7 +245,9 @@ METRICS = (
     Metric("attach_connections_total", "Connections to the attach socket.", "attach/connections"),
     Metric(
         "attach_total",
-        "Connections to the attach socket, by what became of them.",
+        "Connections to the attach socket, by what became of them: not_allowed, of users that may"
+        " not attach; silent, without a request in time; too_many, closed since their user had"
+        " more of those than it may; refused, for the reason in the log.",
         {
             "attach/attached": {"outcome": "attached"},
             "attach/resumed": {"outcome": "resumed"},
@@ -256,6 +258,11 @@ METRICS = (
             "attach/silent": {"outcome": "silent"},
             "attach/too_many": {"outcome": "too_many"},
         },
+    ),
+    Metric(
+        "attach_connections_waiting",
+        "Connections to the attach socket that have not said what they want.",
+        "attach_waiting",
     ),
 )
 

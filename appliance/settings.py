@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from appliance.attach import Allowed
 from appliance.core.config import NodeConfig, TriggerLimits, TriggerPolicy
+from appliance.unix_socket import Allowed
 from runtime.settings.node import PolicySettings, Settings
 
 

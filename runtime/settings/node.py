@@ -55,6 +55,11 @@ class CoordinatorSettings:
             )
 
 
+def trusted_uids() -> frozenset[int]:
+    """Root and the daemon's own user, who can do to the daemon what they like in any case."""
+    return frozenset((0, os.geteuid()))
+
+
 @dataclass(frozen=True, slots=True)
 class AllowSettings:
     """Who may attach, beside root and the daemon's own user: names or numbers."""
@@ -67,7 +72,7 @@ class AllowSettings:
 
     def resolve(self) -> tuple[frozenset[int], frozenset[int]]:
         """Look the names up: uids and gids. InvalidValue names one that does not exist."""
-        uids, gids = {0, os.geteuid()}, set()
+        uids, gids = set(trusted_uids()), set()
         for user in self.users:
             try:
                 uids.add(user if isinstance(user, int) else pwd.getpwnam(user).pw_uid)

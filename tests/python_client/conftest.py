@@ -22,7 +22,7 @@ from typing import Any, Self, TypeAlias
 
 import pytest
 
-from appliance.attach import Attachment, AttachServer, Peer, Request
+from appliance.attach import Attachment, AttachServer, Link, Peer, Request
 from appliance.core.dataplane import LocalTrigger, Slice
 from appliance.native import NativeDataPlane, TickSource
 from appliance.settings import allowed
@@ -55,7 +55,7 @@ class _Host:
         self._plane = plane
         self._settings = settings
 
-    def attach(self, peer: Peer, request: Request) -> Attachment:
+    def attach(self, peer: Peer, request: Request, _: Link) -> Attachment:
         number, fds = self._plane.client_add(peer.pid, request.service)
         arena_bytes = self._settings.arena_bytes_or_default
         return Attachment(number.to_bytes(16), arena_bytes, (fds.arena, fds.channel, fds.context))

@@ -9,154 +9,38 @@ import errno
 import os
 import signal
 import socket
-import struct
-import subprocess
-import sys
-import tempfile
-from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from appliance.attach import ABI_MAGIC, ABI_VERSION, Allowed, AttachServer, listen
-from appliance.clients import ClientFds, Clients
+from appliance.process import pidfd_of_peer
+from appliance.unix_socket import Allowed, listen
 from runtime.service_manager import ServiceManager, StoredFd, take_stored_fds
-from tests.unit.logs import logs_to
-
-REQUEST = struct.Struct("=IIiI16s64s")
-REPLY = struct.Struct("=IIiI16sQ128s")
-NO_TOKEN = bytes(16)
-ARENA_BYTES = 1 << 20
-NOBODY = 65534
-
-
-@dataclass
-class Reply:
-    status: int
-    resumed: bool
-    token: bytes
-    arena_bytes: int
-    message: str
-    fds: list[int]
-
-
-def request(
-    *,
-    magic: int = ABI_MAGIC,
-    version: int = ABI_VERSION,
-    token: bytes = NO_TOKEN,
-    service: bytes = b"shop",
-) -> bytes:
-    return REQUEST.pack(magic, version, 1, 0, token, service)
-
-
-@dataclass
-class RecordingDataPlane:
-    """Makes memfds, and remembers what it was told."""
-
-    clients_max: int = 4
-    added: list[tuple[int, str]] = field(default_factory=list)
-    adopted: list[tuple[int, int, str, bytes]] = field(default_factory=list)
-    exited: asyncio.Queue[int] = field(default_factory=asyncio.Queue)
-
-    def client_add(self, pid: int, service: str) -> tuple[int, ClientFds]:
-        if len(self.added) == self.clients_max:
-            raise OSError(errno.ENOSPC, "full")
-        self.added.append((pid, service))
-        fds = ClientFds(*(os.memfd_create(name) for name in ("arena", "channel", "context")))
-        for name, fd in zip(("arena", "channel", "context"), fds, strict=True):
-            os.write(fd, name.encode())
-        return len(self.added), fds
-
-    def client_adopt(self, number: int, pid: int, service: str, fds: ClientFds) -> None:
-        contents = b" ".join(os.pread(fd, 100, 0) for fd in fds)
-        self.adopted.append((number, pid, service, contents))
-
-    def client_exited(self, number: int) -> None:
-        self.exited.put_nowait(number)
-
-
-@dataclass
-class Node:
-    path: Path
-    dataplane: RecordingDataPlane
-    clients: Clients
-    server: AttachServer
-    log: list[str]
+from tests.unit.attach_harness import (
+    ARENA_BYTES,
+    NOBODY,
+    UNKNOWN_OPTION,
+    Peer,
+    Store,
+    close_fds,
+    node,
+    open_directory,
+    program,
+    request,
+)
 
 
 @pytest.fixture
 def directory() -> Iterator[Path]:
-    # Not tmp_path, which other users may not enter.
-    with tempfile.TemporaryDirectory(prefix="backsight-attach-") as name:
-        Path(name).chmod(0o755)
-        yield Path(name)
-
-
-@contextlib.asynccontextmanager
-async def node(
-    directory: Path,
-    *,
-    uids: frozenset[int] = frozenset({os.getuid()}),
-    gids: frozenset[int] = frozenset(),
-    manager: ServiceManager | None = None,
-    stored: list[StoredFd] | None = None,
-) -> AsyncIterator[Node]:
-    log: list[str] = []
-    path = directory / "node.sock"
-    dataplane = RecordingDataPlane()
-    with Clients(dataplane, manager or ServiceManager(None), ARENA_BYTES, logs_to(log)) as clients:
-        clients.adopt(stored or [])
-        with AttachServer(path, Allowed(uids, gids), clients, logs_to(log)) as server:
-            yield Node(path, dataplane, clients, server, log)
-
-
-class Peer:
-    """A client that says what it is told to."""
-
-    def __init__(self, path: Path) -> None:
-        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.socket.connect(str(path))
-        self.socket.setblocking(False)
-
-    async def ask(self, packet: bytes) -> Reply:
-        await asyncio.get_running_loop().sock_sendall(self.socket, packet)
-        return await self.reply()
-
-    async def reply(self) -> Reply:
-        readable = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        loop.add_reader(self.socket, readable.set)
-        try:
-            await readable.wait()
-        finally:
-            loop.remove_reader(self.socket)
-        data, fds, _, _ = socket.recv_fds(self.socket, 1000, 8)
-        magic, version, status, resumed, token, arena_bytes, message = REPLY.unpack(data)
-        assert (magic, version) == (ABI_MAGIC, ABI_VERSION)
-        text = message.partition(b"\0")[0].decode()
-        return Reply(status, bool(resumed), token, arena_bytes, text, fds)
-
-    async def hung_up(self) -> bool:
-        try:
-            return await asyncio.get_running_loop().sock_recv(self.socket, 1) == b""
-        except ConnectionResetError:
-            return True
-
-    def close(self) -> None:
-        self.socket.close()
-
-
-def close_fds(reply: Reply) -> None:
-    for fd in reply.fds:
-        os.close(fd)
+    with open_directory() as path:
+        yield path
 
 
 def test_a_client_gets_its_memory(directory: Path) -> None:
     async def run() -> None:
         async with node(directory) as here:
-            peer = Peer(here.path)
+            peer = Peer.at(here.path)
             reply = await peer.ask(request())
             assert (reply.status, reply.resumed, reply.message) == (0, False, "")
             assert reply.arena_bytes == ARENA_BYTES
@@ -189,7 +73,7 @@ def test_garbage_is_answered_counted_and_closed(
 ) -> None:
     async def run() -> None:
         async with node(directory) as here:
-            peer = Peer(here.path)
+            peer = Peer.at(here.path)
             reply = await peer.ask(packet)
             assert reply.status == -status
             assert words in reply.message
@@ -199,7 +83,7 @@ def test_garbage_is_answered_counted_and_closed(
             assert here.dataplane.added == []
             peer.close()
             # It serves the next one.
-            honest = Peer(here.path)
+            honest = Peer.at(here.path)
             good = await honest.ask(request())
             assert good.status == 0
             close_fds(good)
@@ -220,7 +104,7 @@ def test_garbage_is_answered_counted_and_closed(
 def test_service_names_are_made_printable(directory: Path, service: bytes, name: str) -> None:
     async def run() -> None:
         async with node(directory) as here:
-            peer = Peer(here.path)
+            peer = Peer.at(here.path)
             close_fds(await peer.ask(request(service=service)))
             assert here.dataplane.added == [(os.getpid(), name)]
             peer.close()
@@ -231,7 +115,7 @@ def test_service_names_are_made_printable(directory: Path, service: bytes, name:
 def test_an_attached_client_that_talks_is_cut_off(directory: Path) -> None:
     async def run() -> None:
         async with node(directory) as here:
-            peer = Peer(here.path)
+            peer = Peer.at(here.path)
             close_fds(await peer.ask(request()))
             peer.socket.send(b"more")
             assert await peer.hung_up()
@@ -244,7 +128,7 @@ def test_an_attached_client_that_talks_is_cut_off(directory: Path) -> None:
 def test_one_connection_a_process(directory: Path) -> None:
     async def run() -> None:
         async with node(directory) as here:
-            first, second = Peer(here.path), Peer(here.path)
+            first, second = Peer.at(here.path), Peer.at(here.path)
             close_fds(await first.ask(request()))
             reply = await second.ask(request())
             assert reply.status == -errno.EBUSY
@@ -259,12 +143,11 @@ def test_one_connection_a_process(directory: Path) -> None:
 def test_a_client_that_lost_its_connection_resumes_by_token(directory: Path) -> None:
     async def run() -> None:
         async with node(directory) as here:
-            peer = Peer(here.path)
+            peer = Peer.at(here.path)
             first = await peer.ask(request())
             close_fds(first)
             peer.close()
-            await drained_loop()
-            peer = Peer(here.path)
+            peer = Peer.at(here.path)
             again = await peer.ask(request(token=first.token))
             assert (again.status, again.resumed, again.fds) == (0, True, [])
             assert again.token == first.token
@@ -278,7 +161,7 @@ def test_a_client_that_lost_its_connection_resumes_by_token(directory: Path) -> 
 def test_a_token_nobody_knows_gets_a_fresh_attachment(directory: Path) -> None:
     async def run() -> None:
         async with node(directory) as here:
-            peer = Peer(here.path)
+            peer = Peer.at(here.path)
             reply = await peer.ask(request(token=b"?" * 16))
             assert (reply.status, reply.resumed, len(reply.fds)) == (0, False, 3)
             assert reply.token != b"?" * 16
@@ -291,11 +174,10 @@ def test_a_token_nobody_knows_gets_a_fresh_attachment(directory: Path) -> None:
 def test_after_exec_the_old_client_has_exited(directory: Path) -> None:
     async def run() -> None:
         async with node(directory) as here:
-            peer = Peer(here.path)
+            peer = Peer.at(here.path)
             close_fds(await peer.ask(request()))
             peer.close()  # as exec() does
-            await drained_loop()
-            peer = Peer(here.path)
+            peer = Peer.at(here.path)
             reply = await peer.ask(request())
             assert (reply.status, len(reply.fds)) == (0, 3)
             assert here.dataplane.exited.get_nowait() == 1
@@ -310,7 +192,7 @@ def test_over_clients_max_is_refused_with_the_reason(directory: Path) -> None:
     async def run() -> None:
         async with node(directory) as here:
             here.dataplane.clients_max = 0
-            peer = Peer(here.path)
+            peer = Peer.at(here.path)
             reply = await peer.ask(request())
             assert reply.status == -errno.ENOSPC
             assert "clients_max" in reply.message
@@ -318,42 +200,6 @@ def test_over_clients_max_is_refused_with_the_reason(directory: Path) -> None:
             peer.close()
 
     asyncio.run(run())
-
-
-CLIENT = """
-import os, socket, struct, sys
-path, uid, gid, groups = sys.argv[1], *map(int, sys.argv[2:4]), eval(sys.argv[4])
-os.setgroups(groups); os.setgid(gid); os.setuid(uid)
-s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-s.connect(path)
-s.send(struct.pack("=IIiI16s64s", 0x54475342, 1, 1, 0, bytes(16), b"other"))
-print(struct.unpack_from("=IIi", s.recv(1000))[2], flush=True)
-sys.stdin.read()
-"""
-
-
-@contextlib.asynccontextmanager
-async def client_process(
-    path: Path, uid: int, gid: int, groups: list[int]
-) -> AsyncIterator[tuple[asyncio.subprocess.Process, int]]:
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-c",
-        CLIENT,
-        str(path),
-        str(uid),
-        str(gid),
-        repr(groups),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    )
-    try:
-        assert process.stdout is not None
-        yield process, int(await process.stdout.readline())
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-        await process.wait()
 
 
 @pytest.mark.root
@@ -372,15 +218,15 @@ def test_only_whom_the_configuration_names_may_attach(
 ) -> None:
     async def run() -> None:
         async with node(directory, uids=frozenset({4712}), gids=frozenset({4711})) as here:
-            async with client_process(here.path, uid, gid, groups) as (_, answered):
-                assert answered == status
+            async with program("client", here.path, uid, gid, *groups) as client:
+                assert await client.says() == str(status)
             assert here.server.counters.not_allowed == (status != 0)
             told = [line for line in here.log if f"of user {uid} may not attach" in line]
             assert len(told) == (status != 0)
             # Of who comes later, what the node was told last counts.
             here.server.allowed = Allowed(frozenset({uid}) if status else frozenset(), frozenset())
-            async with client_process(here.path, uid, gid, groups) as (_, answered):
-                assert (answered == 0) == (status != 0)
+            async with program("client", here.path, uid, gid, *groups) as client:
+                assert (await client.says() == "0") == (status != 0)
 
     asyncio.run(run())
 
@@ -388,50 +234,69 @@ def test_only_whom_the_configuration_names_may_attach(
 @pytest.mark.root
 def test_death_is_told_by_the_process_not_by_the_connection(directory: Path) -> None:
     async def run() -> None:
-        async with (
-            node(directory) as here,
-            client_process(here.path, 0, 0, []) as (process, status),
-        ):
-            assert status == 0
+        async with node(directory) as here, program("client", here.path, 0, 0) as client:
+            assert await client.says() == "0"
             assert here.dataplane.exited.empty()
-            process.send_signal(signal.SIGKILL)
+            client.process.send_signal(signal.SIGKILL)
             assert await here.dataplane.exited.get() == 1
 
     asyncio.run(run())
 
 
-async def drained_loop() -> None:
-    """Let the loop see what has already happened to its fds."""
-    for _ in range(3):
-        await asyncio.sleep(0)
+def test_the_connection_of_a_dead_process_is_closed_whoever_holds_its_other_end(
+    directory: Path,
+) -> None:
+    async def run() -> None:
+        async with node(directory) as here, program("client_with_heir", here.path) as client:
+            assert await client.says() == "0"
+            assert await client.says() == "closed"
+            assert here.dataplane.exited.get_nowait() == 1
+
+    asyncio.run(run())
+
+
+@pytest.mark.root
+@pytest.mark.parametrize(
+    ("kernel", "accepted", "status"),
+    [
+        ("new", "before", -errno.ESRCH),
+        ("new", "after", -errno.ESRCH),
+        ("old", "before", -errno.ESRCH),
+        # What remains there (appliance.process).
+        ("old", "after", 0),
+    ],
+)
+def test_who_has_a_pid_next_is_not_taken_for_who_connected(
+    kernel: str, accepted: str, status: int
+) -> None:
+    async def run() -> None:
+        namespace = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
+        async with program("pid_reuse", kernel, accepted, prefix=namespace) as reuse:
+            assert await reuse.says() == str(status)
+
+    asyncio.run(run())
+
+
+@pytest.mark.root
+def test_who_has_gone_before_it_is_accepted_is_not_attached_by_its_pid(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("appliance.process.SO_PEERPIDFD", UNKNOWN_OPTION)
+    with (
+        listen(directory / "socket", socket.SOCK_SEQPACKET) as listener,
+        socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as end,
+    ):
+        end.connect(str(directory / "socket"))
+        accepted, _ = listener.accept()
+        with accepted:
+            os.close(pidfd_of_peer(accepted, os.getpid()))
+            # This process lives; but nothing says any more that it is the one.
+            end.close()
+            with pytest.raises(ProcessLookupError):
+                pidfd_of_peer(accepted, os.getpid())
 
 
 # ---------------------------------------------------------- over a restart
-
-
-class Store:
-    """A service manager's end of the notification socket."""
-
-    def __init__(self, directory: Path) -> None:
-        self.path = directory / "notify"
-        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self.socket.bind(str(self.path))
-        self.socket.setblocking(False)
-
-    def take(self) -> tuple[list[StoredFd], list[str]]:
-        """What was stored and which names were removed since the last call."""
-        stored, removed = [], []
-        with contextlib.suppress(BlockingIOError):
-            while True:
-                data, fds, _, _ = socket.recv_fds(self.socket, 1000, 4)
-                said = dict(line.split("=") for line in data.decode().splitlines())
-                if "FDSTORE" in said:
-                    assert said["FDPOLL"] == "0"
-                    stored.append(StoredFd(said["FDNAME"], fds[0]))
-                else:
-                    assert said["FDSTOREREMOVE"] == "1"
-                    removed.append(said["FDNAME"])
-        return stored, removed
 
 
 def test_a_restarted_daemon_knows_its_clients(directory: Path) -> None:
@@ -439,7 +304,7 @@ def test_a_restarted_daemon_knows_its_clients(directory: Path) -> None:
         store = Store(directory)
         with ServiceManager(str(store.path)) as manager:
             async with node(directory, manager=manager) as before:
-                peer = Peer(before.path)
+                peer = Peer.at(before.path)
                 first = await peer.ask(request())
                 close_fds(first)
                 peer.close()
@@ -455,7 +320,7 @@ def test_a_restarted_daemon_knows_its_clients(directory: Path) -> None:
                 assert after.dataplane.adopted == [
                     (1, os.getpid(), "shop", b"arena channel context")
                 ]
-                peer = Peer(after.path)
+                peer = Peer.at(after.path)
                 again = await peer.ask(request(token=first.token))
                 assert (again.status, again.resumed, again.fds) == (0, True, [])
                 assert after.dataplane.exited.empty()
@@ -463,7 +328,7 @@ def test_a_restarted_daemon_knows_its_clients(directory: Path) -> None:
                 after.clients.drained(1)
                 assert store.take() == ([], names)
                 assert len(after.clients) == 0
-        store.socket.close()
+        store.close()
 
     asyncio.run(run())
 
@@ -476,8 +341,8 @@ def test_clients_attach_and_go_though_the_service_manager_does_not_answer(
         store = Store(directory)
         with ServiceManager(str(store.path)) as manager:
             async with node(directory, manager=manager) as here:
-                store.socket.close()
-                peer = Peer(here.path)
+                store.close()
+                peer = Peer.at(here.path)
                 reply = await peer.ask(request())
                 assert (reply.status, len(reply.fds)) == (0, 3)
                 (client,) = here.clients
@@ -497,14 +362,15 @@ def test_a_process_that_died_meanwhile_has_exited(directory: Path) -> None:
         store = Store(directory)
         with ServiceManager(str(store.path)) as manager:
             async with node(directory, manager=manager) as before:
-                async with client_process(before.path, 0, 0, []) as (process, _):
-                    pid = process.pid
+                async with program("client", before.path, 0, 0) as client:
+                    assert await client.says() == "0"
+                    pid = client.process.pid
                 await before.dataplane.exited.get()
             stored, _ = store.take()
             async with node(directory, manager=manager, stored=stored) as after:
                 assert after.dataplane.adopted == [(1, pid, "other", b"arena channel context")]
                 assert after.dataplane.exited.get_nowait() == 1
-        store.socket.close()
+        store.close()
 
     asyncio.run(run())
 
@@ -568,7 +434,7 @@ def test_what_comes_back_incomplete_or_foreign_is_dropped(
                     "0123456789ab.about",
                 ]
                 assert not any("memfd:test" in name for name in open_files())
-        store.socket.close()
+        store.close()
 
     asyncio.run(run())
 
@@ -582,7 +448,7 @@ def test_a_socket_left_by_a_killed_daemon_is_replaced_a_live_one_is_not(director
             with pytest.raises(OSError, match="another daemon listens there"):
                 async with node(directory):
                     pass
-            peer = Peer(here.path)
+            peer = Peer.at(here.path)
             close_fds(await peer.ask(request()))
             peer.close()
         assert not path.exists()

@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whatever local users do, and however often: it is their own attaching that suffers."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import itertools
+import json
+from collections.abc import Iterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+
+from appliance.attach import ACCEPTS_A_TURN, SILENT_PER_USER_MAX
+from appliance.seldom import Seldom
+from appliance.waiting import Waiting
+from tests.unit.attach_harness import (
+    NOBODY,
+    Node,
+    Peer,
+    close_fds,
+    node,
+    open_directory,
+    program,
+    request,
+)
+
+ROOT, ANN, BEN = 0, 4711, 4712
+
+CROWD = 400
+
+
+@pytest.fixture
+def directory() -> Iterator[Path]:
+    with open_directory() as path:
+        yield path
+
+
+async def attach(here: Node) -> int:
+    """Have this process attach; the status."""
+    peer = Peer.at(here.path)
+    reply = await peer.ask(request())
+    close_fds(reply)
+    peer.close()
+    return reply.status
+
+
+# ------------------------------------------------------- silent connections
+
+
+@pytest.mark.root
+def test_strangers_are_answered_at_once_and_hold_no_place(directory: Path) -> None:
+    async def run() -> None:
+        async with (
+            node(directory, uids=frozenset({ROOT})) as here,
+            program("silent", here.path, NOBODY, CROWD) as strangers,
+        ):
+            assert await strangers.says() == "open"
+            # They came before, and all of them hold on to their connections.
+            assert await attach(here) == 0
+            outcomes = json.loads(await strangers.go_on())
+            assert outcomes == {f"{-errno.EACCES}, closed": CROWD}
+            assert here.server.counters.not_allowed == CROWD
+            assert here.server.waiting == 0
+            assert len([line for line in here.log if f"of user {NOBODY}" in line]) == 1
+
+    asyncio.run(run())
+
+
+@pytest.mark.root
+def test_who_may_attach_and_is_silent_takes_places_of_nobody_else(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # However slow the machine is, nobody goes for having waited too long.
+    monkeypatch.setattr("appliance.attach._REQUEST_TIMEOUT_S", 3600.0)
+
+    async def run() -> None:
+        async with node(directory, uids=frozenset({ROOT, ANN})) as here, AsyncExitStack() as stack:
+            slow = Peer.at(here.path)
+            crowd = await stack.enter_async_context(program("silent", here.path, ANN, CROWD))
+            assert await crowd.says() == "open"
+            reply = await slow.ask(request())
+            assert reply.status == 0
+            close_fds(reply)
+            slow.close()
+            assert await attach(here) == 0
+            outcomes = json.loads(await crowd.go_on())
+            too_many = CROWD - SILENT_PER_USER_MAX
+            assert outcomes == {f"{-errno.EBUSY}, closed": too_many, "waits": SILENT_PER_USER_MAX}
+            assert here.server.counters.too_many == too_many
+            assert here.server.waiting == SILENT_PER_USER_MAX
+            # Nor do they take them of a process of the same user that says what it wants.
+            async with program("client", here.path, ANN, ANN) as client:
+                assert await client.says() == "0"
+
+    asyncio.run(run())
+
+
+def test_who_waits_longest_goes_first_of_the_same_user_if_that_has_too_many() -> None:
+    waiting: Waiting[str] = Waiting(per_user_max=2, total_max=4)
+    assert [waiting.add(name, ANN) for name in ("a", "b", "c")] == [None, None, "a"]
+    assert [waiting.add(name, BEN) for name in ("x", "y")] == [None, None]
+    # As many as there may be: of all then.
+    assert waiting.add("z", ROOT) == "b"
+    assert waiting.add("y2", BEN) == "x"
+    waiting.remove("c")
+    assert waiting.add("d", ANN) is None
+    assert len(waiting) == 4
+    assert [name in waiting for name in ("a", "b", "c", "d")] == [False, False, False, True]
+
+
+def test_a_turn_of_the_loop_accepts_several_and_not_all(directory: Path) -> None:
+    async def run() -> None:
+        async with node(directory) as here:
+            crowd = [Peer.at(here.path) for _ in range(5 * ACCEPTS_A_TURN)]
+            seen = [here.server.counters.connections]
+            while seen[-1] < len(crowd):
+                await asyncio.sleep(0)
+                seen.append(here.server.counters.connections)
+            a_turn = [after - before for before, after in itertools.pairwise(seen)]
+            assert max(a_turn) == ACCEPTS_A_TURN
+            for peer in crowd:
+                peer.close()
+
+    asyncio.run(run())
+
+
+# ------------------------------------------------------------------ the log
+
+
+@pytest.mark.root
+@pytest.mark.parametrize(
+    ("uid", "status", "counter"),
+    [(NOBODY, errno.EACCES, "not_allowed"), (ANN, errno.ENOSPC, "refused")],
+)
+def test_who_is_refused_again_and_again_costs_a_line_of_the_log(
+    directory: Path, uid: int, status: int, counter: str
+) -> None:
+    async def run() -> None:
+        async with (
+            node(directory, uids=frozenset({ANN})) as here,
+            program("client_again_and_again", here.path, uid, 100) as client,
+        ):
+            here.dataplane.clients_max = 0
+            assert json.loads(await client.says()) == {str(-status): 100}
+            assert getattr(here.server.counters, counter) == 100
+            assert len(here.log) == 1
+
+    asyncio.run(run())
+
+
+def test_the_log_is_bounded_whatever_number_of_users_is_refused() -> None:
+    seldom = Seldom()
+    said = [
+        (uid, now_s)
+        for now_s in (0, 1800, 3600)
+        for uid in range(1000)
+        if seldom.is_due(uid, now_s)
+    ]
+    assert said == [(uid, now_s) for now_s in (0, 3600) for uid in range(64)]
