@@ -9,7 +9,7 @@ and the connection closed.
 Anybody can connect, so this costs the others as little as can be. Who may not
 attach is answered as soon as it is accepted, and takes up nothing. Who may, and
 does not say what it wants, waits in places of its own user. A turn of the event
-loop accepts so many connections and no more.
+loop accepts so many connections and no more. Who connects in a loop is kept out.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
 
+from appliance.door import Door, DoorLimits
 from appliance.process import pidfd_of_peer
 from appliance.seldom import Seldom
 from appliance.unix_socket import (
@@ -39,6 +40,7 @@ from appliance.waiting import Waiting
 from protocol.messages import cut_utf8
 from runtime.log import Log
 from runtime.printable import printable
+from runtime.settings.node import trusted_uids
 
 ABI_MAGIC = 0x54475342
 ABI_VERSION = 1
@@ -59,6 +61,8 @@ ACCEPTS_A_TURN = 16
 
 # After this, a file that was closed somewhere may have left room for a connection.
 _ACCEPT_AGAIN_S = 1.0
+
+_DOOR_LIMITS = DoorLimits()
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +137,7 @@ class AttachCounters:
     refused: int = 0
     silent: int = 0
     too_many: int = 0
+    kept_out: int = 0
 
 
 def parse_request(data: bytes) -> Request:
@@ -194,6 +199,7 @@ class AttachServer:
         allowed: Allowed,
         host: AttachHost,
         log: Log,
+        door_limits: DoorLimits = _DOOR_LIMITS,
     ) -> None:
         self.counters = AttachCounters()
         self._path = path
@@ -209,6 +215,7 @@ class AttachServer:
         self._silent: Waiting[_Connection] = Waiting(SILENT_PER_USER_MAX, _SILENT_MAX)
         self._accept_again: asyncio.TimerHandle | None = None
         self._listener = listen(path, socket.SOCK_SEQPACKET)
+        self._door = Door(path, door_limits, trusted_uids())
 
     def __enter__(self) -> Self:
         self._loop.add_reader(self._listener, self._accept)
@@ -223,6 +230,7 @@ class AttachServer:
         if self._accept_again is not None:
             self._accept_again.cancel()
         self._loop.remove_reader(self._listener)
+        self._door.close()
         # Nobody connects to what is about to be closed.
         self._path.unlink(missing_ok=True)
         self._listener.close()
@@ -262,6 +270,7 @@ class AttachServer:
 
     def _receive(self, accepted: socket.socket) -> None:
         who = credentials_of(accepted)
+        self._count_knock(who.uid)
         if not self.allowed.admits(who):
             self._turn_away(accepted, who)
             return
@@ -299,6 +308,25 @@ class AttachServer:
         if self._said_of_permitted.is_due((who.uid, refused.status), self._loop.time()):
             self._log.warning(
                 f"process {who.pid} of user {who.uid} not attached: {refused.message}"
+            )
+
+    def _count_knock(self, uid: int) -> None:
+        try:
+            if not self._door.knocked(uid):
+                return
+        except OSError as error:
+            # A filesystem without ACLs.
+            if self._said_of_anybody.is_due((uid, error.errno), self._loop.time()):
+                self._log.warning(
+                    f"user {uid} connects to {self._path} in a loop, which holds up others, and"
+                    f" cannot be kept out: {error.strerror}"
+                )
+            return
+        self.counters.kept_out += 1
+        if self._said_of_anybody.is_due((uid, "kept out"), self._loop.time()):
+            self._log.warning(
+                f"user {uid} connects to {self._path} in a loop, and is kept out for"
+                f" {self._door.limits.kept_out_s:g} s"
             )
 
     # ------------------------------------------------------- what it wants

@@ -260,6 +260,11 @@ METRICS = (
         },
     ),
     Metric(
+        "attach_users_kept_out_total",
+        "Times that a user was kept out for a while, since it connected in a loop.",
+        "attach/kept_out",
+    ),
+    Metric(
         "attach_connections_waiting",
         "Connections to the attach socket that have not said what they want.",
         "attach_waiting",

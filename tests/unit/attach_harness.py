@@ -19,6 +19,7 @@ from typing import Self
 
 from appliance.attach import ABI_MAGIC, ABI_VERSION, AttachServer
 from appliance.clients import ClientFds, Clients
+from appliance.door import DoorLimits
 from appliance.unix_socket import Allowed
 from runtime.service_manager import ServiceManager, StoredFd
 from tests.unit.logs import logs_to
@@ -28,6 +29,7 @@ REPLY = struct.Struct("=IIiI16sQ128s")
 NO_TOKEN = bytes(16)
 ARENA_BYTES = 1 << 20
 NOBODY = 65534
+DOOR_LIMITS = DoorLimits()
 
 # What no kernel knows as an option of a socket.
 UNKNOWN_OPTION = 9999
@@ -104,13 +106,14 @@ async def node(
     gids: frozenset[int] = frozenset(),
     manager: ServiceManager | None = None,
     stored: list[StoredFd] | None = None,
+    door_limits: DoorLimits = DOOR_LIMITS,
 ) -> AsyncIterator[Node]:
     log: list[str] = []
     path = directory / "node.sock"
     dataplane = RecordingDataPlane()
     with Clients(dataplane, manager or ServiceManager(None), ARENA_BYTES, logs_to(log)) as clients:
         clients.adopt(stored or [])
-        with AttachServer(path, Allowed(uids, gids), clients, logs_to(log)) as server:
+        with AttachServer(path, Allowed(uids, gids), clients, logs_to(log), door_limits) as server:
             yield Node(path, dataplane, clients, server, log)
 
 

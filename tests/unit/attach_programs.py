@@ -101,6 +101,26 @@ def outcome(connection: socket.socket) -> str:
         return "waits"
 
 
+def loop(path: str, uid: str, times: str) -> None:
+    """Connect in a loop until that is not permitted; when told to, until it is again."""
+    become(int(uid), int(uid), [])
+    print(
+        "kept out" if not all(may_connect(path) for _ in range(int(times))) else "never", flush=True
+    )
+    sys.stdin.readline()
+    while not may_connect(path):
+        pass
+    print("in", flush=True)
+
+
+def may_connect(path: str) -> bool:
+    try:
+        connected(path).close()
+    except PermissionError:
+        return False
+    return True
+
+
 def pid_reuse(kernel: str, when: str) -> None:
     """In a pid namespace: connect, exit, and have another process with that pid; the status.
 

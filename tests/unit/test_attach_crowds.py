@@ -7,13 +7,16 @@ import asyncio
 import errno
 import itertools
 import json
+import os
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from appliance.attach import ACCEPTS_A_TURN, SILENT_PER_USER_MAX
+from appliance.door import DoorLimits
 from appliance.seldom import Seldom
 from appliance.waiting import Waiting
 from tests.unit.attach_harness import (
@@ -123,6 +126,78 @@ def test_a_turn_of_the_loop_accepts_several_and_not_all(directory: Path) -> None
             assert max(a_turn) == ACCEPTS_A_TURN
             for peer in crowd:
                 peer.close()
+
+    asyncio.run(run())
+
+
+# --------------------------------------------------------- connecting in a loop
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("allowed", [frozenset({ROOT}), frozenset({ROOT, ANN, BEN})])
+def test_who_connects_in_a_loop_is_kept_out_for_a_while_and_nobody_else_is(
+    directory: Path, allowed: frozenset[int]
+) -> None:
+    async def run() -> None:
+        # Within no time that a test could take, and again and again: for ever.
+        limits = DoorLimits(connections_per_s=20, kept_out_s=0.01)
+        async with (
+            node(directory, uids=allowed, door_limits=limits) as here,
+            program("loop", here.path, ANN, 100_000) as loop,
+        ):
+            assert await loop.says() == "kept out"
+            assert await loop.go_on() == "in"
+            assert here.server.counters.kept_out >= 1
+            told = [line for line in here.log if "in a loop" in line]
+            assert len(told) == 1
+            assert f"user {ANN} connects to" in told[0]
+
+    asyncio.run(run())
+
+
+@pytest.mark.root
+def test_others_come_in_while_one_is_kept_out(directory: Path) -> None:
+    async def run() -> None:
+        limits = DoorLimits(connections_per_s=20, kept_out_s=3600)
+        everybody = frozenset({ROOT, ANN, BEN})
+        async with (
+            node(directory, uids=everybody, door_limits=limits) as here,
+            program("loop", here.path, ANN, 100_000) as loop,
+            program("loop", here.path, NOBODY, 100_000) as stranger,
+        ):
+            assert await loop.says() == "kept out"
+            assert await stranger.says() == "kept out"
+            async with program("client", here.path, BEN, BEN) as client:
+                assert await client.says() == "0"
+            # Root is not held to any number.
+            for _ in range(2 * limits.connections_per_s):
+                Peer.at(here.path).close()
+            assert await attach(here) == 0
+            assert here.server.counters.kept_out == 2
+
+    asyncio.run(run())
+
+
+@pytest.mark.root
+def test_a_filesystem_that_cannot_keep_anybody_out_is_told_of_once(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cannot(*_: Any, **__: Any) -> None:
+        raise OSError(errno.EOPNOTSUPP, "Operation not supported")
+
+    monkeypatch.setattr(os, "setxattr", cannot)
+
+    async def run() -> None:
+        limits = DoorLimits(connections_per_s=20)
+        async with (
+            node(directory, uids=frozenset({ROOT}), door_limits=limits) as here,
+            program("loop", here.path, NOBODY, 10_000) as stranger,
+        ):
+            assert await stranger.says() == "never"
+            assert await attach(here) == 0
+            told = [line for line in here.log if "cannot be kept out" in line]
+            assert len(told) == 1
+            assert here.server.counters.kept_out == 0
 
     asyncio.run(run())
 

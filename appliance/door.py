@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Keeps those out who connect to a Unix socket in a loop.
+
+All who may connect share the backlog of a listening socket, and two processes
+that do nothing but connect keep it full: others find no place in it. Whatever we
+check when we accept comes too late for that. But connect() wants permission to
+write to the socket's file, so an entry in the file's ACL has the kernel itself
+refuse one user, before the backlog.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import struct
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+# acl(5), as <linux/posix_acl_xattr.h> lays it out.
+_ACL = "system.posix_acl_access"
+_ACL_VERSION = struct.pack("<I", 2)
+_ACL_ENTRY = struct.Struct("<HHI")
+_USER_OBJ, _USER, _GROUP_OBJ, _MASK, _OTHER = 0x01, 0x02, 0x04, 0x10, 0x20
+_NO_ID = 0xFFFFFFFF
+_READ_WRITE = 6
+
+# What a filesystem takes on without further ado; ext4 has room for some 500.
+_KEPT_OUT_MAX = 256
+
+_WINDOW_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class DoorLimits:
+    """From how many connections in a second on a user is kept out, and for how long.
+
+    After a restart of the node each of a user's processes connects, 1024 at most,
+    and some again. One that connects in a loop does so 20,000 times a second; so it
+    is kept out after some 0.1 s, and can come back for as long every 10 s.
+    """
+
+    connections_per_s: int = 2048
+    kept_out_s: float = 10.0
+
+
+class Door:
+    """Counts connections by user, in callbacks of the event loop."""
+
+    def __init__(self, path: Path, limits: DoorLimits, free: frozenset[int]) -> None:
+        """Whoever is ``free`` is never kept out."""
+        self.limits = limits
+        self._path = path
+        self._free = free
+        self._loop = asyncio.get_running_loop()
+        self._knocks: Counter[int] = Counter()
+        self._window_ends_s = 0.0
+        self._kept_out: dict[int, asyncio.TimerHandle] = {}
+
+    def close(self) -> None:
+        for timer in self._kept_out.values():
+            timer.cancel()
+        self._kept_out.clear()
+
+    def knocked(self, uid: int) -> bool:
+        """A user has connected. Whether it is kept out from now on; OSError if that cannot be."""
+        now_s = self._loop.time()
+        if now_s >= self._window_ends_s:
+            self._knocks.clear()
+            self._window_ends_s = now_s + _WINDOW_S
+        self._knocks[uid] += 1
+        # Of one that is kept out, what is in the backlog comes yet.
+        if (
+            self._knocks[uid] != self.limits.connections_per_s
+            or uid in self._free
+            or uid in self._kept_out
+            or len(self._kept_out) >= _KEPT_OUT_MAX
+        ):
+            return False
+        self._write_acl([*self._kept_out, uid])
+        self._kept_out[uid] = self._loop.call_later(self.limits.kept_out_s, self._let_in, uid)
+        return True
+
+    def _let_in(self, uid: int) -> None:
+        del self._kept_out[uid]
+        # If the file is gone, so is its ACL.
+        with contextlib.suppress(FileNotFoundError):
+            self._write_acl(self._kept_out)
+
+    def _write_acl(self, kept_out: Iterable[int]) -> None:
+        entries = [
+            (_USER_OBJ, _READ_WRITE, _NO_ID),
+            *((_USER, 0, uid) for uid in sorted(kept_out)),
+            (_GROUP_OBJ, _READ_WRITE, _NO_ID),
+            (_MASK, _READ_WRITE, _NO_ID),
+            (_OTHER, _READ_WRITE, _NO_ID),
+        ]
+        acl = _ACL_VERSION + b"".join(_ACL_ENTRY.pack(*entry) for entry in entries)
+        os.setxattr(self._path, _ACL, acl, follow_symlinks=False)
