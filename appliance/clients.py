@@ -35,6 +35,7 @@ from appliance.attach import Attachment, AttachRefused, Link, Peer, Request
 from appliance.process import pidfd_if_same, start_ticks_of
 from runtime.log import Log
 from runtime.service_manager import ServiceManager, StoredFd
+from runtime.settings.node import trusted_uids
 
 _PARTS = ("arena", "channel", "context", "about")
 _NAME = re.compile(r"([0-9a-f]{12})\.(arena|channel|context|about)")
@@ -75,12 +76,14 @@ class Client:
     """One attached process.
 
     ``start_ticks`` tells it from a later one with its pid. ``link`` is its
-    connection, while it has one.
+    connection, while it has one. An older daemon did not keep the ``uid``, which is
+    not known then until the process connects again.
     """
 
     number: int
     token: bytes
     pid: int
+    uid: int | None
     start_ticks: int
     service: str
     pidfd: int | None
@@ -100,11 +103,14 @@ class Clients:
         dataplane: ClientDataPlane,
         manager: ServiceManager,
         arena_bytes: int,
+        per_user_max: int,
         log: Log,
     ) -> None:
         self._dataplane = dataplane
         self._manager = manager
         self._arena_bytes = arena_bytes
+        self._per_user_max = per_user_max
+        self._trusted_uids = trusted_uids()
         self._log = log
         self._loop = asyncio.get_running_loop()
         self._by_number: dict[int, Client] = {}
@@ -152,7 +158,7 @@ class Clients:
                     )
                 before.link.close()
             if request.token == before.token:
-                before.link = link
+                before.uid, before.link = peer.uid, link
                 return Attachment(before.token, self._arena_bytes)
         if before is not None:
             self._exited(before)
@@ -165,6 +171,7 @@ class Clients:
             client.link = None
 
     def _new(self, peer: Peer, start_ticks: int, service: str, link: Link) -> Attachment:
+        self._check_quota(peer.uid)
         with contextlib.ExitStack() as undo:
             try:
                 pidfd = os.dup(peer.pidfd)
@@ -179,7 +186,7 @@ class Clients:
                 raise AttachRefused(error.errno or errno.EIO, message) from error
             undo.pop_all()
         token = os.urandom(_TOKEN_BYTES)
-        client = Client(number, token, peer.pid, start_ticks, service, pidfd, link)
+        client = Client(number, token, peer.pid, peer.uid, start_ticks, service, pidfd, link)
         self._remember(client)
         try:
             self._store(client, fds)
@@ -189,6 +196,17 @@ class Clients:
                 f" cannot be kept by the service manager: {error.strerror}"
             )
         return Attachment(client.token, self._arena_bytes, tuple(fds))
+
+    def _check_quota(self, uid: int) -> None:
+        if uid in self._trusted_uids:
+            return
+        attached = sum(client.uid == uid for client in self._by_pid.values())
+        if attached >= self._per_user_max:
+            raise AttachRefused(
+                errno.EDQUOT,
+                f"user {uid} has {attached} processes attached, as many as the node's"
+                " `clients_per_user_max` allows",
+            )
 
     def _remember(self, client: Client) -> None:
         self._by_number[client.number] = client
@@ -235,6 +253,7 @@ class Clients:
                         "number": client.number,
                         "token": client.token.hex(),
                         "pid": client.pid,
+                        "uid": client.uid,
                         "start_ticks": client.start_ticks,
                         "service": client.service,
                     }
@@ -287,6 +306,7 @@ class Clients:
     def _adopt_one(self, stored_as: str, parts: dict[str, int]) -> None:
         about = json.loads(os.pread(parts["about"], _ABOUT_BYTES_MAX, 0))
         pid, start_ticks = int(about["pid"]), int(about["start_ticks"])
+        uid = None if about.get("uid") is None else int(about["uid"])
         token, service = bytes.fromhex(about["token"]), str(about["service"])
         if len(token) != _TOKEN_BYTES or not token.hex().startswith(stored_as):
             raise ValueError("its token is not the one of its name")
@@ -295,6 +315,6 @@ class Clients:
         number = int(about["number"])
         self._dataplane.client_adopt(number, pid, service, fds)
         pidfd = pidfd_if_same(pid, start_ticks)
-        self._remember(Client(number, token, pid, start_ticks, service, pidfd, None))
+        self._remember(Client(number, token, pid, uid, start_ticks, service, pidfd, None))
         if pidfd is None:
             self._dataplane.client_exited(number)

@@ -92,6 +92,7 @@ class Daemon:
                 self._dataplane,
                 manager,
                 settings.arena_bytes_or_default,
+                settings.clients_per_user_max_or_default,
                 log,
             )
         )

@@ -140,6 +140,7 @@ class Settings:
     trace_bytes_max: Annotated[int, Size(64 << 10, 1 << 42)] = 16 << 20
     reclaim_percent: Annotated[int, Range(10, 100)] = 90
     clients_max: Annotated[int, Range(1, _CLIENTS_MAX)] = 256
+    clients_per_user_max: Annotated[int, Range(1, _CLIENTS_MAX)] | None = None
     tombstones: Annotated[int, Range(1, 1 << 28)] = 65536
 
     cluster_seed: Annotated[int, Range(0, (1 << 64) - 1)] = 0
@@ -163,6 +164,12 @@ class Settings:
                 raise InvalidValue(
                     "arena_bytes", f"{self.arena_bytes}; allowed: multiples of {_SEGMENT_BYTES}"
                 )
+        if self.clients_per_user_max is not None and self.clients_per_user_max > self.clients_max:
+            raise InvalidValue(
+                "clients_per_user_max",
+                f"{self.clients_per_user_max}; allowed: at most clients_max, which is"
+                f" {self.clients_max}",
+            )
         if len(self.addresses) > ADDRESSES_MAX:
             raise InvalidValue("addresses", f"{len(self.addresses)}; allowed: {ADDRESSES_MAX}")
         if len(os.fsencode(self.socket)) > _SOCKET_PATH_BYTES_MAX:
@@ -184,6 +191,13 @@ class Settings:
         if self.arena_bytes is not None:
             return self.arena_bytes
         return self.pool_bytes // _SEGMENT_BYTES * _SEGMENT_BYTES
+
+    @property
+    def clients_per_user_max_or_default(self) -> int:
+        """As configured; else a quarter of the places is left to all others."""
+        if self.clients_per_user_max is not None:
+            return self.clients_per_user_max
+        return self.clients_max - self.clients_max // 4
 
     @property
     def percentage_threshold(self) -> int:

@@ -106,12 +106,15 @@ async def node(
     gids: frozenset[int] = frozenset(),
     manager: ServiceManager | None = None,
     stored: list[StoredFd] | None = None,
+    per_user_max: int = 4,
     door_limits: DoorLimits = DOOR_LIMITS,
 ) -> AsyncIterator[Node]:
     log: list[str] = []
     path = directory / "node.sock"
     dataplane = RecordingDataPlane()
-    with Clients(dataplane, manager or ServiceManager(None), ARENA_BYTES, logs_to(log)) as clients:
+    with Clients(
+        dataplane, manager or ServiceManager(None), ARENA_BYTES, per_user_max, logs_to(log)
+    ) as clients:
         clients.adopt(stored or [])
         with AttachServer(path, Allowed(uids, gids), clients, logs_to(log), door_limits) as server:
             yield Node(path, dataplane, clients, server, log)

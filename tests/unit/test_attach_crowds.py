@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import itertools
 import json
@@ -19,10 +20,12 @@ from appliance.attach import ACCEPTS_A_TURN, SILENT_PER_USER_MAX
 from appliance.door import DoorLimits
 from appliance.seldom import Seldom
 from appliance.waiting import Waiting
+from runtime.service_manager import ServiceManager, StoredFd
 from tests.unit.attach_harness import (
     NOBODY,
     Node,
     Peer,
+    Store,
     close_fds,
     node,
     open_directory,
@@ -208,17 +211,16 @@ def test_a_filesystem_that_cannot_keep_anybody_out_is_told_of_once(
 @pytest.mark.root
 @pytest.mark.parametrize(
     ("uid", "status", "counter"),
-    [(NOBODY, errno.EACCES, "not_allowed"), (ANN, errno.ENOSPC, "refused")],
+    [(NOBODY, errno.EACCES, "not_allowed"), (ANN, errno.EDQUOT, "refused")],
 )
 def test_who_is_refused_again_and_again_costs_a_line_of_the_log(
     directory: Path, uid: int, status: int, counter: str
 ) -> None:
     async def run() -> None:
         async with (
-            node(directory, uids=frozenset({ANN})) as here,
+            node(directory, uids=frozenset({ANN}), per_user_max=0) as here,
             program("client_again_and_again", here.path, uid, 100) as client,
         ):
-            here.dataplane.clients_max = 0
             assert json.loads(await client.says()) == {str(-status): 100}
             assert getattr(here.server.counters, counter) == 100
             assert len(here.log) == 1
@@ -235,3 +237,80 @@ def test_the_log_is_bounded_whatever_number_of_users_is_refused() -> None:
         if seldom.is_due(uid, now_s)
     ]
     assert said == [(uid, now_s) for now_s in (0, 3600) for uid in range(64)]
+
+
+# ------------------------------------------------------- how many of one user
+
+
+@pytest.mark.root
+def test_a_user_has_so_many_processes_attached_and_others_have_theirs(directory: Path) -> None:
+    async def run() -> None:
+        async with node(directory, uids=frozenset({ROOT, ANN, BEN}), per_user_max=1) as here:
+            async with program("client", here.path, ANN, ANN) as first:
+                assert await first.says() == "0"
+                async with program("client", here.path, ANN, ANN) as second:
+                    assert await second.says() == str(-errno.EDQUOT)
+                assert "clients_per_user_max" in here.log[0]
+                async with program("client", here.path, BEN, BEN) as other:
+                    assert await other.says() == "0"
+            # The first has ended, and left its place.
+            await here.dataplane.exited.get()
+            await here.dataplane.exited.get()
+            async with program("client", here.path, ANN, ANN) as third:
+                assert await third.says() == "0"
+
+    asyncio.run(run())
+
+
+@pytest.mark.root
+def test_root_is_held_to_no_number(directory: Path) -> None:
+    async def run() -> None:
+        async with (
+            node(directory, per_user_max=0) as here,
+            program("client", here.path, ROOT, ROOT) as client,
+        ):
+            assert await client.says() == "0"
+
+    asyncio.run(run())
+
+
+@pytest.mark.root
+@pytest.mark.parametrize(("keeps_uid", "status"), [(True, -errno.EDQUOT), (False, 0)])
+def test_who_was_attached_before_a_restart_counts(
+    directory: Path, keeps_uid: bool, status: int
+) -> None:
+    """But for those of an older daemon, which did not keep whose they are."""
+
+    async def run() -> None:
+        store = Store(directory)
+        everybody = frozenset({ROOT, ANN})
+        with ServiceManager(str(store.path)) as manager, contextlib.ExitStack() as stack:
+            async with (
+                node(directory, uids=everybody, manager=manager) as before,
+                program("client", before.path, ANN, ANN) as first,
+            ):
+                assert await first.says() == "0"
+                stored, _ = store.take()
+                # Two daemons in one process, so that the client lives on.
+                other = stack.enter_context(open_directory())
+                if not keeps_uid:
+                    stored = [forget_uid(item) for item in stored]
+                async with node(other, uids=everybody, stored=stored, per_user_max=1) as after:
+                    assert [client.uid for client in after.clients] == [ANN if keeps_uid else None]
+                    async with program("client", after.path, ANN, ANN) as second:
+                        assert await second.says() == str(status)
+        store.close()
+
+    asyncio.run(run())
+
+
+def forget_uid(item: StoredFd) -> StoredFd:
+    """As a daemon would have stored it that did not know of quotas."""
+    if not item.name.endswith(".about"):
+        return item
+    about = json.loads(os.pread(item.fd, 4096, 0))
+    del about["uid"]
+    os.close(item.fd)
+    fd = os.memfd_create("about")
+    os.write(fd, json.dumps(about).encode())
+    return StoredFd(item.name, fd)

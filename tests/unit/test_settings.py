@@ -30,6 +30,19 @@ def test_the_largest_pool_is_admitted() -> None:
     assert loads("pool_bytes: 512GiB", Settings, "f").pool_bytes == 512 << 30
 
 
+@pytest.mark.parametrize(
+    ("text", "per_user_max"),
+    [
+        ("", 192),
+        ("clients_max: 1", 1),
+        ("clients_max: 5", 4),
+        ("clients_max: 5\nclients_per_user_max: 5", 5),
+    ],
+)
+def test_a_quarter_of_the_clients_is_left_to_other_users(text: str, per_user_max: int) -> None:
+    assert loads(text, Settings, "f").clients_per_user_max_or_default == per_user_max
+
+
 @pytest.mark.parametrize(("percentage", "threshold"), PERCENTAGES)
 def test_percentage_is_a_threshold_of_hashes(percentage: int, threshold: int) -> None:
     settings = loads(f"percentage: {percentage}", Settings, "f")
@@ -64,6 +77,11 @@ report: {bytes_per_s: 2MiB, chunk_bytes: 4KiB}
         ),
         ("arena_bytes: 65537", "f:1: arena_bytes: 65537; allowed: multiples of 65536"),
         ("clients_max: 2000", "f:1: clients_max: 2000; allowed: a whole number from 1 to 1024"),
+        (
+            "clients_max: 8\nclients_per_user_max: 9",
+            "f:2: clients_per_user_max: 9; allowed: at most clients_max, which is 8",
+        ),
+        ("clients_per_user_max: 0", "f:1: clients_per_user_max: 0; allowed: a whole number from"),
         ("percentage: 101", "f:1: percentage: 101; allowed: a number from 0 to 100"),
         ("socket: /" + "x" * 103, "allowed: paths of at most 103 bytes"),
         (
