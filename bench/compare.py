@@ -12,12 +12,15 @@ from bench.report import Param, Result, format_param, rounded
 # What is found out beside a figure, and not what it depends on. Over rounds, counts are added up,
 # and of the rest the mean is taken.
 _COUNTS = frozenset(
-    ("begins", "bursts", "coherent", "lost", "null_begins", "pairs", "requests", "times", "traces")
-)
+    (
+        "begins", "bursts", "coherent", "lost", "null_begins", "pairs", "runs", "times", "traces",
+    )
+)  # fmt: skip
 _OBSERVED = _COUNTS | frozenset(
     (
-        "adopt_ms", "elapsed_ms", "elapsed_ns", "first_poll_ms", "load", "lost_share", "node_ns",
-        "p99", "seconds", "traces_held", "traces_per_s",
+        "adopt_ms", "collected", "confidence", "elapsed_ms", "elapsed_ns", "first_poll_ms", "high", "idle_share",
+        "load", "lost_share", "low", "node_ns", "others_share", "p99", "plain_per_s", "seconds",
+        "stolen_share", "traced_per_s", "traces_held", "traces_per_s", "window_s",
     )
 )  # fmt: skip
 
@@ -64,6 +67,8 @@ def merged(rounds: Rounds) -> list[Result]:
 def _over_rounds(name: str, same: Sequence[Result]) -> Param:
     values = [one.params[name] for one in same]
     if not _is_condition(same[0].metric, name):
+        if isinstance(values[0], str):
+            return values[0] if len(set(values)) == 1 else " ".join(map(str, values))
         numbers = [float(value) for value in values]
         return int(sum(numbers)) if name in _COUNTS else rounded(statistics.mean(numbers))
     return values[0]

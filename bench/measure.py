@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.collection import Collection, chain
-from bench.report import Param, Result, load, rounded
+from bench.machine import cpu_ns, load
+from bench.report import Param, Result, rounded
 from bench.scale import Scale
 from testbed.daemons import Cores, bound
 from testbed.topology import Node
@@ -100,8 +101,7 @@ class Bench:
 
     def node_cpu_ns(self) -> int:
         """CPU time of the node daemon, all threads, dead ones too."""
-        # The clock of a process, from its pid: clock_getcpuclockid(3).
-        return time.clock_gettime_ns((~self._node.daemon_pid() << 3) | 2)
+        return cpu_ns(self.node_pid)
 
 
 def _check_ended(process: subprocess.Popen[str]) -> None:

@@ -32,7 +32,7 @@ _GENERATED = ("protocol", "formats", "appliance", "native/python")
 _PACKAGES = [str(_ROOT), *(str(_BUILD / folder) for folder in _GENERATED)]
 sys.path[:0] = _PACKAGES
 
-from bench import otel_service, report  # noqa: E402 - found by the path above
+from bench import machine, otel_service, report  # noqa: E402 - found by the path above
 from bench.otel_receiver import Receiver  # noqa: E402
 from testbed.daemons import Cores, bound, node  # noqa: E402
 from testbed.venvs import clean_environment, otel_python  # noqa: E402
@@ -130,7 +130,7 @@ def _measure(scale: Scale, cores: Cores) -> Iterator[report.Result]:
             "attributes": 8,
             "events": 1,
             "spans": scale.requests * 10,
-            "load": report.rounded(report.load()),
+            "load": report.rounded(machine.load()),
         }
         if processor == "backsight":
             params["of_what_otlp_adds"] = report.rounded(statistics.median(shares))
@@ -166,7 +166,7 @@ def _measure_service(scale: Scale, cores: Cores) -> Iterator[report.Result]:
                     "connections": otel_service.CONNECTIONS,
                     "seconds": scale.service_s,
                     "of_noop": report.rounded(statistics.median(of_noop)),
-                    "load": report.rounded(report.load()),
+                    "load": report.rounded(machine.load()),
                 },
             )
 
@@ -194,12 +194,12 @@ def main() -> int:
     os.environ["PYTHONPATH"] = os.pathsep.join(_PACKAGES)
     cores = Cores.choose()
     scale = Scale(1, 20, 1, 1) if options.quick else Scale(60, 200, 6, 5)
-    for name, value in report.machine().items():
+    for name, value in machine.description().items():
         _say(f"{name:12} {value}")
     _say(f"{'pinned':12} the application to core {cores.writer}, daemons to core {cores.daemons}")
     _say(f"{'scale':12} {scale}")
     options.output.parent.mkdir(parents=True, exist_ok=True)
-    with options.output.open("w") as lines, report.stolen_told():
+    with options.output.open("w") as lines, machine.stolen_told():
         for result in itertools.chain(_measure(scale, cores), _measure_service(scale, cores)):
             lines.write(result.line() + "\n")
             params = " ".join(f"{name}={value}" for name, value in result.params.items())

@@ -3,14 +3,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import platform
-import re
 import statistics
-import subprocess
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -80,50 +75,3 @@ def table(results: Iterable[Result]) -> str:
             lines.append("| " + " | ".join(cells) + " |")
         parts.append("\n".join(lines))
     return "\n\n".join(parts) + "\n"
-
-
-def _first_match(path: str, pattern: str) -> str:
-    match = re.search(pattern, Path(path).read_text(), re.MULTILINE)
-    return match[1].strip() if match else "unknown"
-
-
-def machine() -> dict[str, str]:
-    """What the figures were measured on."""
-    flags = set(_first_match("/proc/cpuinfo", r"^flags\s*:(.*)$").split())
-    invariant = {"constant_tsc", "nonstop_tsc"} <= flags
-    clocksource = Path("/sys/devices/system/clocksource/clocksource0/current_clocksource")
-    compiler = subprocess.run(["cc", "--version"], capture_output=True, text=True, check=True)
-    return {
-        "cpu": _first_match("/proc/cpuinfo", r"^model name\s*:(.*)$"),
-        "cores": str(len(os.sched_getaffinity(0))),
-        "memory": _first_match("/proc/meminfo", r"^MemTotal:(.*)$"),
-        "virtualised": "yes" if "hypervisor" in flags else "no",
-        "kernel": platform.release(),
-        "compiler": compiler.stdout.splitlines()[0],
-        "tsc": f"{'' if invariant else 'not '}invariant, clock source {clocksource.read_text().strip()}",
-        "python": platform.python_version(),
-    }
-
-
-@contextlib.contextmanager
-def stolen_told() -> Iterator[None]:
-    """Tell how much of the cores' time others of this machine's host had meanwhile.
-
-    What is measured beside much of it is an upper bound, whatever the load here.
-    """
-    before = _core_times()
-    yield
-    spent = [after - since for after, since in zip(_core_times(), before, strict=True)]
-    # user nice system idle iowait irq softirq steal (proc(5)); those of guests are in the first two.
-    share = spent[7] / max(sum(spent[:8]), 1)
-    print(f"  stolen: {share:.1%} of the cores' time, by others of this machine's host", flush=True)
-
-
-def _core_times() -> list[int]:
-    """Of all cores together, in ticks."""
-    return [int(ticks) for ticks in Path("/proc/stat").read_text().splitlines()[0].split()[1:]]
-
-
-def load() -> float:
-    """How many processes ran or wanted to, on average over the last minute."""
-    return os.getloadavg()[0]

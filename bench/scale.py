@@ -34,6 +34,9 @@ class Scale:
     lookup_times: int
     restart_pool_bytes: int
     restart_times: int
+    http_pool_bytes: int
+    http_pairs: int
+    http_window_s: int
 
     @classmethod
     def full(cls) -> Self:
@@ -61,6 +64,9 @@ class Scale:
             lookup_times=20,
             restart_pool_bytes=1024 * _MIB,
             restart_times=5,
+            http_pool_bytes=64 * _MIB,  # soon written over: services meet their memory once
+            http_pairs=24,
+            http_window_s=2,
         )
 
     @classmethod
@@ -88,12 +94,15 @@ class Scale:
             lookup_times=2,
             restart_pool_bytes=8 * _MIB,
             restart_times=2,
+            http_pool_bytes=8 * _MIB,
+            http_pairs=2,
+            http_window_s=1,
         )
 
     def split(self, rounds: int) -> Self:
         """For as many rounds, which together are about as good as one of this scale.
 
-        A minute without a pause stays a minute.
+        A minute without a pause stays a minute, and pairs, which are in turn anyway, are not split.
         """
 
         def part(times: int) -> int:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,27 +30,21 @@ class Cores:
 
 def bound(command: Sequence[str], core: int | None) -> list[str]:
     """Bind a command's life to ours, and it to a core if one is given."""
-    affinity = [] if core is None else ["taskset", "--cpu-list", str(core)]
-    return [*DIES_WITH_PARENT, *affinity, *command]
+    return [*DIES_WITH_PARENT, *_affinity(core), *command]
+
+
+def _affinity(core: int | None) -> list[str]:
+    return [] if core is None else ["taskset", "--cpu-list", str(core)]
 
 
 @dataclass(frozen=True, slots=True)
 class _ThisMachine(Host):
-    """No namespace: benchmarks of one node need no rights."""
+    """No namespace: benchmarks of one node need no rights. ``core`` None: any."""
 
-    core: int
+    core: int | None
 
-    def popen(
-        self,
-        command: Sequence[str],
-        *,
-        env: Mapping[str, str] | None = None,
-        **options: Any,
-    ) -> subprocess.Popen[bytes]:
-        """Start a program on the core."""
-        return subprocess.Popen(
-            bound(command, self.core), env={**os.environ, **(env or {})}, **options
-        )
+    def _inside(self, command: Sequence[str]) -> list[str]:
+        return [*_affinity(self.core), *command]
 
 
 # The user's own daemons may have the usual ports, and so may another benchmark's.
@@ -74,6 +67,16 @@ class _Coordinator(Coordinator):
 def this_machine(core: int) -> Host:
     """This machine as a host whose programs run on one core."""
     return _ThisMachine("localhost", "", "127.0.0.1", core)
+
+
+def anywhere() -> Host:
+    """This machine as a host whose programs run where the scheduler puts them."""
+    return _ThisMachine("localhost", "", "127.0.0.1", None)
+
+
+def coordinator_on(machine: Host, directory: Path) -> Coordinator:
+    """A coordinator on a port of that host that is free, to be started."""
+    return _Coordinator(machine, directory)
 
 
 @contextlib.contextmanager

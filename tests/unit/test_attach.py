@@ -190,6 +190,31 @@ def test_a_client_that_lost_its_connection_resumes_by_token(directory: Path) -> 
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("with_token", [True, False])
+def test_who_connects_again_is_attached_before_anybody_has_looked_at_its_hang_up(
+    directory: Path, with_token: bool
+) -> None:
+    async def run() -> None:
+        async with node(directory) as here:
+            first = Peer.at(here.path)
+            reply = await first.ask(request())
+            close_fds(reply)
+            first.close()
+            again = Peer.at(here.path)
+            again.socket.send(request(token=reply.token) if with_token else request())
+            here.server._accept()
+            reply = await again.reply()
+            assert (reply.status, reply.resumed) == (0, with_token)
+            close_fds(reply)
+            # The hang-up of the first is not taken for one of the second.
+            (client,) = [client for client in here.clients if client.token == reply.token]
+            assert client.link is not None
+            assert client.link.is_open()
+            again.close()
+
+    asyncio.run(run())
+
+
 def test_a_token_nobody_knows_gets_a_fresh_attachment(directory: Path) -> None:
     async def run() -> None:
         async with node(directory) as here:
@@ -281,8 +306,8 @@ def test_the_connection_of_a_dead_process_is_closed_whoever_holds_its_other_end(
     async def run() -> None:
         async with node(directory) as here, program("client_with_heir", here.path) as client:
             assert await client.says() == "0"
-            assert await client.says() == "closed"
-            assert here.dataplane.exited.get_nowait() == 1
+            assert await here.dataplane.exited.get() == 1
+            assert await client.go_on() == "closed"
 
     asyncio.run(run())
 

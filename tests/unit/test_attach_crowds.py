@@ -146,7 +146,7 @@ def test_who_connects_in_a_loop_is_kept_out_for_a_while_and_nobody_else_is(
         limits = DoorLimits(connections_per_s=20, kept_out_s=0.01)
         async with (
             node(directory, uids=allowed, door_limits=limits) as here,
-            program("loop", here.path, ANN, 100_000) as loop,
+            program("loop", here.path, ANN, 10_000) as loop,
         ):
             assert await loop.says() == "kept out"
             assert await loop.go_on() == "in"
@@ -165,8 +165,8 @@ def test_others_come_in_while_one_is_kept_out(directory: Path) -> None:
         everybody = frozenset({ROOT, ANN, BEN})
         async with (
             node(directory, uids=everybody, door_limits=limits) as here,
-            program("loop", here.path, ANN, 100_000) as loop,
-            program("loop", here.path, NOBODY, 100_000) as stranger,
+            program("loop", here.path, ANN, 10_000) as loop,
+            program("loop", here.path, NOBODY, 10_000) as stranger,
         ):
             assert await loop.says() == "kept out"
             assert await stranger.says() == "kept out"
@@ -194,7 +194,7 @@ def test_a_filesystem_that_cannot_keep_anybody_out_is_told_of_once(
         limits = DoorLimits(connections_per_s=20)
         async with (
             node(directory, uids=frozenset({ROOT}), door_limits=limits) as here,
-            program("loop", here.path, NOBODY, 10_000) as stranger,
+            program("loop", here.path, NOBODY, 1000) as stranger,
         ):
             assert await stranger.says() == "never"
             assert await attach(here) == 0

@@ -59,8 +59,8 @@ def test_each_line_is_a_result(lines: list[Line]) -> None:
     for line in lines:
         assert list(line) == KEYS
         assert 0 <= line["min"] <= line["value"] <= line["max"], line
-        # An idle daemon may well use less than the clock can tell; nothing else costs nothing.
-        assert line["max"] > 0 or line["metric"] == "idle_cpu_ms_per_s", line
+        # An idle daemon may well do nothing; nothing else costs nothing.
+        assert line["max"] > 0 or line["metric"] in {"idle_cpu_ms_per_s", "http_cpu_ns"}, line
         assert line["unit"] in {"ns", "ms", "ms/s", "ratio"}
         assert line["params"]["load"] >= 0
 
@@ -145,6 +145,27 @@ def test_lookups_and_restarts_are_measured(lines: list[Line]) -> None:
     }
     (restart,) = of(lines, "restart_cpu_ms")
     assert restart["params"]["times"] == 2
+
+
+def test_services_are_measured_traced_and_not(lines: list[Line]) -> None:
+    kinds = {(size, items) for size in (1024, 8192) for items in (2, 1000)}
+    for metric in ("http_throughput_ratio", "http_cpu_ratio"):
+        assert params(lines, metric, "record_bytes", "items") == kinds
+        for line in of(lines, metric):
+            of_line = line["params"]
+            assert of_line["pairs"] == 2
+            assert line["min"] == of_line["low"] <= line["value"] <= of_line["high"] == line["max"]
+    for line in of(lines, "http_throughput_ratio"):
+        of_line = line["params"]
+        # Two items a request are more requests than a starved node may keep up with.
+        assert of_line["collected"] == "coherent" or of_line["items"] == 2
+        assert of_line["runs"] > 0
+        assert of_line["lost"] >= 0
+        assert 0 <= of_line["idle_share"] + of_line["stolen_share"] + of_line["others_share"] <= 1
+    parts = ("front", "back", "node", "coordinator", "wrk")
+    assert params(lines, "http_cpu_ns", "record_bytes", "items", "part", "traced") == {
+        (*kind, part, traced) for kind in kinds for part in parts for traced in (False, True)
+    }
 
 
 @pytest.mark.root
