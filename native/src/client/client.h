@@ -116,12 +116,14 @@ extern struct bs_process {
 	/* Read at each begin; NULL: a child of ours, or too early. */
 	struct bs_attachment *current;
 	bool clock_is_counter;
-	_Alignas(BS_CACHE_LINE) pthread_mutex_t lock;
+	uint8_t pad0[BS_CACHE_LINE - sizeof(void *) - sizeof(bool)];
+	pthread_mutex_t lock;
 	pthread_cond_t changed; /* current, or something of attach.c */
-	uint8_t pad[BS_PAGE_BYTES_MAX - 4 * BS_CACHE_LINE];
+	uint8_t pad1[BS_PAGE_BYTES_MAX - BS_CACHE_LINE -
+		     sizeof(pthread_mutex_t) - sizeof(pthread_cond_t)];
 } bs_process;
 
-_Static_assert(sizeof(struct bs_process) <= BS_PAGE_BYTES_MAX, "a page");
+_Static_assert(sizeof(struct bs_process) == BS_PAGE_BYTES_MAX, "a page");
 
 /* In a child: begin from nowhere. */
 void bs_process_renew(void);
