@@ -355,6 +355,11 @@ struct frame *frame_take(struct bsn *n, struct client *c)
 			if (steal(n, c))
 				continue;
 		}
+		/* Which is the oldest, is not known before all are adopted. */
+		if (!n->recovered)
+			return p->frames_used < p->n_frames && !arena_full
+				       ? frame_unused(n, c)
+				       : NULL;
 		second_chance = chances > 0;
 		if (chances)
 			chances--;
