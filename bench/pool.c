@@ -161,7 +161,7 @@ static void write_all(const struct bench *b)
 static void attach(struct bench *b, int listener)
 {
 	union {
-		char bytes[CMSG_SPACE(sizeof(b->fds))];
+		char bytes[CMSG_SPACE(BS_FDS * sizeof(int))];
 		struct cmsghdr align;
 	} control = {0};
 	struct bs_attach_request request;
@@ -190,8 +190,11 @@ static void attach(struct bench *b, int listener)
 	reply.arena_bytes = (uint64_t)lseek(b->fds.arena, 0, SEEK_END);
 	c->cmsg_level = SOL_SOCKET;
 	c->cmsg_type = SCM_RIGHTS;
-	c->cmsg_len = CMSG_LEN(sizeof(b->fds));
-	memcpy(CMSG_DATA(c), &b->fds, sizeof(b->fds));
+	c->cmsg_len = CMSG_LEN(BS_FDS * sizeof(int));
+	memcpy(CMSG_DATA(c),
+	       (int[]){b->fds.arena, b->fds.channel, b->fds.context,
+		       bsn_policy_fd(b->node)},
+	       BS_FDS * sizeof(int));
 	if (sendmsg(peer, &message, 0) != (ssize_t)sizeof(reply))
 		die("the writer does not take its attachment");
 	/* The connection stays open with this process. */

@@ -11,7 +11,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-_DECLARATION = re.compile(r"^(?:extern )?BS_EXPORT\b[^;]*?\b(bs_\w+)(?:\(|;|\n\s*__attribute__)", re.M)
+_DECLARATION = re.compile(
+    r"^(?:extern )?BS_EXPORT\b[^;]*?\b(bs_\w+)(?:\(|;|\n\s*__attribute__)", re.M
+)
 _VERSIONED = re.compile(r"(bs_\w+)@@(BACKSIGHT_\d+\.\d+)")
 _VERSION_ITSELF = re.compile(r"BACKSIGHT_\d+\.\d+")
 
