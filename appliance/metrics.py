@@ -63,6 +63,12 @@ METRICS = (
         "dataplane/corrupt",
     ),
     # What processes write.
+    Metric(
+        "percentage",
+        "How many of all traces are recorded, in percent: by the coordinator's policy, if it has"
+        " one, else by this node's configuration.",
+        "percentage",
+    ),
     Metric("clients", "Processes that are attached, and live.", "dataplane/clients"),
     Metric(
         "clients_in_pool",

@@ -223,9 +223,12 @@ class NativeDataPlane:
         _check(lib.bsn_client_exited(self._node, number, time.monotonic_ns()), f"client {number}")
         self.wake()
 
-    def set_sampling(self, settings: Settings) -> None:
-        """Take up ``percentage`` and ``trust_incoming``: of processes that are attached, too."""
-        lib.bsn_set_sampling(self._node, settings.percentage_threshold, settings.trust_incoming)
+    def set_sampling(self, percentage_threshold: int, *, trust_incoming: bool) -> None:
+        """Record these traces, and honour triggers that come with a request, or do not.
+
+        In processes that are attached, too.
+        """
+        lib.bsn_set_sampling(self._node, percentage_threshold, trust_incoming)
 
     # ------------------------------------------------------------------ work
 

@@ -249,6 +249,7 @@ class Simulator:
         """All promises, once all is quiet."""
         self.check_bounds()
         self.check_abandoned()
+        self.check_policies()
         for trace, kept in self.coordinator.store.traces.items():
             if kept.verdict is not None and kept.verdict.kind is VerdictKind.COHERENT:
                 before_ns = kept.first_released_ns
@@ -343,6 +344,15 @@ class Simulator:
         for node in self.nodes.values():
             if node.pool.frames_used > node.pool.frames_max:
                 raise OracleError(f"seed {self.seed}: {node.name} is over its pool")
+
+    def check_policies(self) -> None:
+        """All nodes that are there record by what the coordinator said last."""
+        for node in self.nodes.values():
+            if node.core is not None and node.policy != self.coordinator.policy:
+                raise OracleError(
+                    f"seed {self.seed}: {node.name} records by {node.policy}, and the "
+                    f"coordinator has {self.coordinator.policy}"
+                )
 
     def check_abandoned(self) -> None:
         """What one node gave up, all nodes that held it gave up."""

@@ -14,6 +14,7 @@ from counting.trigger_names import OTHER_NAMES
 from formats.slices import Breadcrumb, Data
 from protocol.hashing import Domain, TraceHash
 from protocol.messages import (
+    NO_POLICY,
     Abandoned,
     ClockProbe,
     ClockReply,
@@ -22,6 +23,7 @@ from protocol.messages import (
     Group,
     Hello,
     NodeMessage,
+    Policy,
     Refused,
     Release,
     SliceAck,
@@ -172,6 +174,54 @@ def test_a_message_of_an_unknown_kind_is_counted_and_ignored() -> None:
     assert node.hear(Unknown()) == []
     assert node.core.counters.unknown_messages == 1
     assert node.core.refused is None
+
+
+def test_a_policy_is_an_action_once_and_again_only_when_it_is_another() -> None:
+    node = Node()
+    first, second = Policy(1, 5), Policy(2, None)
+    node.connect()
+    assert node.core.take_policy() is None
+    for policy in (first, second, NO_POLICY):
+        node.hear(policy)
+        node.hear(policy)
+        assert node.core.policy == policy
+        assert node.core.take_policy() == policy
+        assert node.core.take_policy() is None
+        # After each Welcome it is said again.
+        node.core.on_control_lost(node.now_ns)
+        assert node.core.policy == policy
+        node.connect()
+        node.hear(policy)
+        assert node.core.take_policy() is None
+    # Only the last one is in force, if two came before anybody looked.
+    node.hear(first)
+    node.hear(second)
+    assert node.core.take_policy() == second
+    assert node.core.take_policy() is None
+
+
+def test_a_policy_of_before_a_restart_is_in_force_and_no_news() -> None:
+    node = Node()
+    kept = Policy(1, 5)
+    node.core = NodeCore(node.config, node.pool, 2, node.now_ns, REAL_NS, policy=kept)
+    assert node.core.policy == kept
+    node.connect()
+    node.hear(kept)
+    assert node.core.take_policy() is None
+    node.hear(NO_POLICY)
+    assert node.core.take_policy() == NO_POLICY
+
+
+def test_who_has_not_welcomed_this_node_orders_nothing() -> None:
+    node = Node()
+    node.write(1)
+    node.core.on_control_connected(node.now_ns, ())
+    node.take()
+    for message in (Policy(1, 5), Collect(Group("t", trace(1)), (trace(1),)), Unknown()):
+        assert node.hear(message) == []
+    assert node.core.counters.unexpected_messages == 3
+    assert node.core.take_policy() is None
+    assert list(node.pool.slices()) == []
 
 
 def test_limits_are_per_process_first_and_the_suppressed_travel_with_the_next() -> None:
