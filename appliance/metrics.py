@@ -90,7 +90,7 @@ METRICS = (
     # Triggers, by name.
     Metric(
         "triggers_total",
-        "Triggers that processes fired, by what became of them: admitted; refused by a limit; or"
+        "Triggers that fired on this node, by what became of them: admitted; refused by a limit; or"
         " only counted, as a dry run, which would have been admitted.",
         {
             "triggers/{trigger}/admitted": {"outcome": "admitted"},

@@ -146,6 +146,8 @@ class Schedule:
         if rng.random() < 0.15:
             other = rng.choice(request.visits).node
             self.sim.fire(other, request.trace, "tc")
+        if rng.random() < 0.1:
+            self.sim.fire_by_node(rng.choice(request.visits).node, request.trace)
 
     # ------------------------------------------------------------ faults
 

@@ -13,11 +13,12 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from appliance.core.dataplane import NO_CLIENT, LocalTrigger
 from appliance.core.node import NodeConfig
 from coordinator.core.config import CoordinatorConfig
 from coordinator.core.verdict import ReasonKind, Verdict
 from formats.slices import Body, SliceDecoder
-from protocol.messages import Group, SliceFlags, TraceId
+from protocol.messages import Group, SliceFlags, Source, TraceId
 from protocol.verdicts import VerdictKind
 from tests.simulation.cluster import SimCoordinator, SimNode
 from tests.simulation.network import MS, Link, S, Scheduler
@@ -151,6 +152,18 @@ class Simulator:
             at.pool.trigger(client, trace, name, at.mono_ns(), why="test", laterals=laterals)
             at.look_after(MS // 2)
         return group
+
+    def fire_by_node(self, node: str, trace: TraceId, name: str = "n") -> None:
+        """The kernel of the node fires, or the node itself: no process of it."""
+        at = self.nodes[node]
+        if at.core is not None:
+            group = Group(name, trace)
+            self.fired.append(Fired(group, (), node, self.scheduler.now_ns))
+            self.log(node, f"fires {name} by itself for {trace.hex()[-8:]}")
+            now_ns = at.mono_ns()
+            fired = LocalTrigger(NO_CLIENT, now_ns, name, trace, (), "test", Source.NODE)
+            at.core.on_dataplane([fired], now_ns)
+            at.look_after(0)
 
     # ------------------------------------------------------------- truth
 
