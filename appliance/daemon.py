@@ -28,12 +28,22 @@ from appliance.core.dataplane import ClientDrained, DataPlaneEvent, LocalTrigger
 from appliance.core.node import NodeCore
 from appliance.core.snapshot import TRACES_MAX
 from appliance.native import NativeDataPlane, choose_tick_source
+from appliance.policy import KeptPolicy
 from appliance.pump import Pump
 from appliance.settings import allowed, core_config
 from appliance.uplink import Uplink
 from counting.histogram import Histogram
 from protocol.control import control_path
-from protocol.messages import WHY_BYTES_MAX, Group, Snapshot, TraceId, cut_utf8
+from protocol.hashing import percentage_of
+from protocol.messages import (
+    NO_POLICY,
+    WHY_BYTES_MAX,
+    Group,
+    Policy,
+    Snapshot,
+    TraceId,
+    cut_utf8,
+)
 from protocol.versions import OURS, Versions
 from protocol.wire import Opening
 from runtime.log import Level, Log
@@ -86,7 +96,14 @@ class Daemon:
         self._timer: asyncio.TimerHandle | None = None
         self._looking: set[asyncio.Task[None]] = set()
         self._exits = contextlib.AsyncExitStack()
+        self._kept_policy = KeptPolicy(manager, log)
+        policy, stored = self._kept_policy.recover(stored)
+        if settings.coordinator is None and policy != NO_POLICY:
+            # Nobody is there any more who could change it.
+            policy = NO_POLICY
+            self._kept_policy.keep(policy)
         self._dataplane = self._exits.enter_context(NativeDataPlane(settings, choose_tick_source()))
+        self._set_sampling(policy)
         self._clients = self._exits.enter_context(
             Clients(
                 self._dataplane,
@@ -105,6 +122,7 @@ class Daemon:
             now_ns,
             time.time_ns() - now_ns,
             versions,
+            policy,
         )
         self._pick_up = Histogram(_PICK_UP_BOUNDS_S)
         self._pump = Pump(self._dataplane, self._on_events)
@@ -208,6 +226,9 @@ class Daemon:
 
     def _on_fact(self) -> None:
         now_ns = time.monotonic_ns()
+        policy = self._core.take_policy()
+        if policy is not None:
+            self._on_policy(policy)
         # The coordinator may just have asked for a trace that is being written.
         if self._dataplane.has_slices():
             self._pump.lively(now_ns)
@@ -215,6 +236,32 @@ class Daemon:
             self._uplink.poke()
         self._look_for_recent()
         self._set_timer(now_ns)
+
+    def _on_policy(self, policy: Policy) -> None:
+        self._kept_policy.keep(policy)
+        self._set_sampling(policy)
+        whose = (
+            "this node's own configuration: the coordinator has no policy"
+            if policy == NO_POLICY
+            else f"the coordinator's policy {policy.number:016x}"
+        )
+        self._log.info(
+            f"{self._percentage(policy):g} % of all traces are recorded from now on, by {whose}"
+        )
+
+    def _threshold(self, policy: Policy) -> int:
+        """Below which a trace's hash means that it is recorded."""
+        if policy.percentage_threshold is not None:
+            return policy.percentage_threshold
+        return self._settings.percentage_threshold
+
+    def _percentage(self, policy: Policy) -> float:
+        return percentage_of(self._threshold(policy))
+
+    def _set_sampling(self, policy: Policy) -> None:
+        self._dataplane.set_sampling(
+            self._threshold(policy), trust_incoming=self._settings.trust_incoming
+        )
 
     def _look_for_recent(self) -> None:
         """For a snapshot: in a thread, since it looks at the whole index."""
@@ -291,7 +338,7 @@ class Daemon:
         # First, since a name may be gone by now.
         self._attach.allowed = allowed(settings)
         self._settings = settings
-        self._dataplane.set_sampling(settings)
+        self._set_sampling(self._core.policy)
         self._core.reconfigure(core_config(settings), time.monotonic_ns())
         self._on_fact()
 
@@ -308,6 +355,8 @@ class Daemon:
             "connected": uplink is not None and uplink.welcomed,
             "refused": self._core.refused or "",
             "protocol": self._core.agreed.protocol if self._core.agreed is not None else 0,
+            "policy": f"{self._core.policy.number:016x}" if self._core.policy.number else "",
+            "percentage": self._percentage(self._core.policy),
             "clients_in_pool": len(self._clients),
             "triggers_unreported": self._core.unreported_groups,
             "triggered_traces": self._core.triggered_traces,

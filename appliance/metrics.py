@@ -74,6 +74,12 @@ METRICS = (
         "dataplane/corrupt",
     ),
     # What processes write.
+    Metric(
+        "percentage",
+        "How many of all traces are recorded, in percent: by the coordinator's policy, if it has"
+        " one, else by this node's configuration.",
+        "percentage",
+    ),
     Metric("clients", "Processes that are attached, and live.", "dataplane/clients"),
     Metric(
         "clients_in_pool",
@@ -95,7 +101,7 @@ METRICS = (
     # Triggers, by name.
     Metric(
         "triggers_total",
-        "Triggers that processes fired, by what became of them: admitted; refused by a limit; or"
+        "Triggers that fired on this node, by what became of them: admitted; refused by a limit; or"
         " only counted, as a dry run, which would have been admitted.",
         {
             "triggers/{trigger}/admitted": {"outcome": "admitted"},

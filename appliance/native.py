@@ -228,9 +228,12 @@ class NativeDataPlane:
         """Of the policy table, for all clients; the library closes it."""
         return int(lib.bsn_policy_fd(self._node))
 
-    def set_sampling(self, settings: Settings) -> None:
-        """Take up ``percentage`` and ``trust_incoming``: of processes that are attached, too."""
-        lib.bsn_set_sampling(self._node, settings.percentage_threshold, settings.trust_incoming)
+    def set_sampling(self, percentage_threshold: int, *, trust_incoming: bool) -> None:
+        """Record these traces, and honour triggers that come with a request, or do not.
+
+        In processes that are attached, too.
+        """
+        lib.bsn_set_sampling(self._node, percentage_threshold, trust_incoming)
 
     # ------------------------------------------------------------------ work
 

@@ -42,7 +42,7 @@ from coordinator.core.records import PutVerdict, Write
 from coordinator.exporter import Exporter
 from coordinator.follower import Indexer
 from coordinator.index import SearchTooLong
-from coordinator.settings import core_config, store_limits
+from coordinator.settings import core_config, policy, store_limits
 from coordinator.store import SliceRow, Store, StoreReader, TraceRow, Wanted
 from protocol import wire
 from protocol.messages import (
@@ -213,6 +213,7 @@ class CoordinatorServer:
             self._store.recover_nodes(),
             time.monotonic_ns(),
             versions,
+            policy(settings.policy),
         )
         self._reader = StoreReader(settings.store_path)
         self._reading = asyncio.Lock()
@@ -771,6 +772,7 @@ class CoordinatorServer:
         self._store.limits = store_limits(settings.store)
         self._store.exports = settings.export.exported_verdicts
         self._core.reconfigure(core_config(settings))
+        self._core.set_policy(policy(settings.policy))
         self._changed()
 
     async def run(self) -> None:

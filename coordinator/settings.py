@@ -4,13 +4,23 @@
 from __future__ import annotations
 
 from coordinator.core.config import NS_PER_S, CoordinatorConfig
+from coordinator.core.policy import policy_of
 from coordinator.store import StoreLimits
-from runtime.settings.coordinator import Settings, StoreSettings
+from protocol.hashing import percentage_threshold
+from protocol.messages import NO_POLICY, Policy
+from runtime.settings.coordinator import PolicySettings, Settings, StoreSettings
 
 
 def store_limits(settings: StoreSettings) -> StoreLimits:
     """How much is kept, for how long."""
     return StoreLimits(settings.bytes_max, settings.age_max_s)
+
+
+def policy(settings: PolicySettings | None) -> Policy:
+    """What nodes are told to record."""
+    if settings is None:
+        return NO_POLICY
+    return policy_of(percentage_threshold(settings.percentage))
 
 
 def core_config(settings: Settings) -> CoordinatorConfig:

@@ -73,6 +73,11 @@ def percentage_threshold(percent: float) -> int:
     return RECORD_ALL if percent == 100 else int(percent / 100 * (1 << 64))
 
 
+def percentage_of(threshold: int) -> float:
+    """The percentage that a threshold stands for, for people."""
+    return 100.0 if threshold == RECORD_ALL else threshold / (1 << 64) * 100
+
+
 def jump_consistent_hash(key: int, buckets: int) -> int:
     """A bucket in 0..buckets-1, of which few change with their number.
 

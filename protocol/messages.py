@@ -36,6 +36,8 @@ TRIGGER_NAME_BYTES_MAX = 31
 WHY_BYTES_MAX = 95
 NODE_NAME_BYTES_MAX = 63
 SERVICE_BYTES_MAX = 63
+POLICY_RULES_MAX = 256
+OPERATION_BYTES_MAX = 255
 SNAPSHOT_TRIGGER = "snapshot"
 """Triggers of snapshots are named so, and the number of the snapshot after a dot."""
 
@@ -189,8 +191,26 @@ class Snapshot:
     traces: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class PolicyRule:
+    operation: str
+    threshold: int
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What nodes shall record; None: what each one's own configuration says."""
+
+    number: int = 0
+    percentage_threshold: int | None = None
+    rules: tuple[PolicyRule, ...] = ()
+
+
+NO_POLICY = Policy()
+"""Nodes go by their own configuration."""
+
 CoordinatorMessage: TypeAlias = (
-    Welcome | Refused | Collect | TriggerAck | Drop | Release | ClockProbe | Snapshot
+    Welcome | Refused | Collect | TriggerAck | Drop | Release | ClockProbe | Snapshot | Policy
 )
 
 

@@ -14,6 +14,8 @@ class Feature(enum.IntFlag):
     """What one side may use only if the other one knows it too. Bits of newer peers stay as they are."""
 
     NONE = 0
+    POLICY = 1
+    """The coordinator says what nodes record: Policy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +42,7 @@ class Incompatible(ValueError):
     """The two sides have no version in common. The message says which one is to be updated."""
 
 
-OURS = Versions(oldest=4, newest=4, features=Feature.NONE)
+OURS = Versions(oldest=4, newest=4, features=Feature.POLICY)
 
 BEFORE_WINDOWS = 4
 """The version of peers that say no window, but only this number."""

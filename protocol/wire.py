@@ -25,6 +25,8 @@ from protocol.messages import (
     CRUMBS_MAX,
     LATERALS_MAX,
     NODE_NAME_BYTES_MAX,
+    OPERATION_BYTES_MAX,
+    POLICY_RULES_MAX,
     SERVICE_BYTES_MAX,
     TRIGGER_NAME_BYTES_MAX,
     WHY_BYTES_MAX,
@@ -38,6 +40,8 @@ from protocol.messages import (
     Hello,
     NodeId,
     NodeMessage,
+    Policy,
+    PolicyRule,
     Refused,
     Release,
     SliceAck,
@@ -285,6 +289,19 @@ def _checked_snapshot(m: Snapshot) -> Snapshot:
     return m
 
 
+def _checked_policy(m: Policy) -> Policy:
+    _integer("policy.number", m.number, _UINT64_MAX)
+    if m.percentage_threshold is not None:
+        _integer("policy.percentage_threshold", m.percentage_threshold, _UINT64_MAX)
+    _count("policy.rules", m.rules, POLICY_RULES_MAX)
+    for rule in m.rules:
+        _text("policy.rules.operation", rule.operation, OPERATION_BYTES_MAX, minimum=1)
+        _integer("policy.rules.threshold", rule.threshold, _UINT64_MAX)
+    if m.number == 0 and (m.percentage_threshold is not None or m.rules):
+        raise WireError("policy.number", "0, which means no policy, and yet something is said")
+    return m
+
+
 def _checked_collect(m: Collect) -> Collect:
     _count("collect.traces", m.traces, COLLECT_TRACES_MAX, minimum=1)
     for trace in m.traces:
@@ -455,6 +472,18 @@ def _coordinator_message_out(message: CoordinatorMessage) -> pb.CoordinatorMessa
                     traces=message.traces,
                 )
             )
+        case Policy():
+            _checked_policy(message)
+            return pb.CoordinatorMessage(
+                policy=pb.Policy(
+                    number=message.number,
+                    percentage_threshold=message.percentage_threshold,
+                    rules=(
+                        pb.PolicyRule(operation=rule.operation, threshold=rule.threshold)
+                        for rule in message.rules
+                    ),
+                )
+            )
 
 
 def _coordinator_message_in(message: pb.CoordinatorMessage) -> CoordinatorMessage | Unknown:
@@ -484,6 +513,16 @@ def _coordinator_message_in(message: pb.CoordinatorMessage) -> CoordinatorMessag
             of = message.snapshot
             return _checked_snapshot(
                 Snapshot(of.number, of.trigger, of.age_ns, of.service, of.traces)
+            )
+        case "policy":
+            said = message.policy
+            is_said = said.HasField("percentage_threshold")
+            return _checked_policy(
+                Policy(
+                    said.number,
+                    said.percentage_threshold if is_said else None,
+                    tuple(PolicyRule(rule.operation, rule.threshold) for rule in said.rules),
+                )
             )
         case _:
             return _unknown(message, "coordinator")

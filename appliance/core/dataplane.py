@@ -50,9 +50,13 @@ def no_room(trace: TraceId, group: Group, now_ns: int) -> Slice:
     return Slice(trace, group, 0, 0, 0, now_ns, now_ns, 0, SliceFlags.STORE_FULL, ())
 
 
+NO_CLIENT = 0
+"""Instead of a process's number: the kernel, or the node itself."""
+
+
 @dataclass(frozen=True, slots=True)
 class LocalTrigger:
-    """A process on this node fired a trigger."""
+    """A trigger fired on this node: by a process, or with NO_CLIENT by the kernel or the node."""
 
     client: int
     fired_ns: int

@@ -2,8 +2,8 @@
 """Token buckets, and which local triggers they admit.
 
 A trigger that fires too often must not drown the others, nor one process its
-neighbours. Each firing pays one token to its process and then one to its
-trigger name, before anything else happens with it.
+neighbours. Each firing pays one token to its process, if it has one, and then one
+to its trigger name, before anything else happens with it.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 
 from appliance.core.config import NS_PER_S, TriggerLimits
+from appliance.core.dataplane import NO_CLIENT
 
 PROCESSES_MAX = 4096
 """Buckets of processes that are kept. One that is full again says no more than
@@ -105,16 +106,8 @@ class Admission:
 
         ``trigger`` is a bounded name (counting.trigger_names).
         """
-        process = self._processes.get(client)
-        if process is None:
-            self._make_room(now_ns)
-            process = TokenBucket(
-                self._limits.per_process_per_s, self._limits.per_process_burst, now_ns
-            )
-            self._processes[client] = process
-        self._processes.move_to_end(client)
         name = self._name(trigger, now_ns)
-        if not process.take(now_ns):
+        if client != NO_CLIENT and not self._process(client, now_ns).take(now_ns):
             name.suppressed += 1
             return Refusal.PROCESS
         if not name.bucket.take(now_ns):
@@ -140,6 +133,16 @@ class Admission:
 
     def forget_process(self, client: int) -> None:
         self._processes.pop(client, None)
+
+    def _process(self, client: int, now_ns: int) -> TokenBucket:
+        process = self._processes.get(client)
+        if process is None:
+            self._make_room(now_ns)
+            process = self._processes[client] = TokenBucket(
+                self._limits.per_process_per_s, self._limits.per_process_burst, now_ns
+            )
+        self._processes.move_to_end(client)
+        return process
 
     def _name(self, trigger: str, now_ns: int) -> _Name:
         name = self._names.get(trigger)

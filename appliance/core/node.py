@@ -34,6 +34,7 @@ from appliance.core.snapshot import SnapshotRun
 from protocol.messages import (
     DRY_RUN_PREFIX,
     LATERALS_MAX,
+    NO_POLICY,
     RECOVERED_WHY,
     WHY_BYTES_MAX,
     Abandoned,
@@ -45,6 +46,7 @@ from protocol.messages import (
     Group,
     Hello,
     NodeMessage,
+    Policy,
     Refused,
     Release,
     SliceChunk,
@@ -83,10 +85,12 @@ class NodeCore:
         now_ns: int,
         realtime_offset_ns: int,
         versions: Versions = OURS,
+        policy: Policy = NO_POLICY,
     ) -> None:
         """Recover what dataplane.slices() shows of an earlier daemon.
 
-        ``realtime_offset_ns`` is Unix time minus CLOCK_MONOTONIC.
+        ``realtime_offset_ns`` is Unix time minus CLOCK_MONOTONIC. ``policy`` is
+        the one that an earlier daemon was told last, and is in force.
         """
         self._config = config
         self._versions = versions
@@ -107,6 +111,9 @@ class NodeCore:
         """Why the coordinator refused this node, or must not be heard, for the operator."""
         self.agreed: Agreed | None = None
         """What is spoken with the coordinator, since it welcomed this node."""
+        self.policy = policy
+        """What the coordinator last said that nodes shall record."""
+        self._policy_is_new = False
         self._firings_due: dict[Group, None] = {}
         self._abandonments_due: dict[Group, None] = {}
         self._statuses_due: dict[TraceId, None] = {}
@@ -190,6 +197,13 @@ class NodeCore:
         run.asked = True
         return run.order
 
+    def take_policy(self) -> Policy | None:
+        """What is to be recorded from now on, and to be kept over restarts; once each."""
+        if not self._policy_is_new:
+            return None
+        self._policy_is_new = False
+        return self.policy
+
     def on_recent(
         self, order: Snapshot, found: int, traces: Iterable[TraceId], now_ns: int
     ) -> None:
@@ -218,7 +232,8 @@ class NodeCore:
         """One message of the coordinator."""
         self._now_ns = now_ns
         self._realtime_offset_ns = realtime_ns - now_ns
-        if not self._connected:
+        opens = isinstance(message, Welcome | Refused)
+        if not self._connected or not (self._welcomed or opens):
             self.counters.unexpected_messages += 1
             return
         match message:
@@ -238,6 +253,9 @@ class NodeCore:
                 self._clock_replies.append((message.number, realtime_ns))
             case Snapshot():
                 self._on_snapshot(message, now_ns)
+            case Policy():
+                self._policy_is_new = self._policy_is_new or message != self.policy
+                self.policy = message
             case Unknown():
                 self.counters.unknown_messages += 1
             case _:

@@ -53,6 +53,7 @@ from coordinator.core.config import NS_PER_S, CoordinatorConfig
 from coordinator.core.evidence import Evidence
 from coordinator.core.nodes import Node, Nodes
 from coordinator.core.outbox import BytesDurable, Closed, Outbox, Say
+from coordinator.core.policy import Policies
 from coordinator.core.records import (
     PutAbandoned,
     PutNode,
@@ -73,6 +74,7 @@ from counting.histogram import Histogram
 from counting.trigger_names import TriggerNames
 from protocol.hashing import node_id
 from protocol.messages import (
+    NO_POLICY,
     RECOVERED_WHY,
     Abandoned,
     ClockProbe,
@@ -83,6 +85,7 @@ from protocol.messages import (
     Hello,
     NodeId,
     NodeMessage,
+    Policy,
     Refused,
     Release,
     SliceChunk,
@@ -258,6 +261,7 @@ class CoordinatorCore:
         known_nodes: Iterable[PutNode],
         now_ns: int,
         versions: Versions = OURS,
+        policy: Policy = NO_POLICY,
     ) -> None:
         """Go on from what an earlier coordinator left in the store.
 
@@ -277,6 +281,7 @@ class CoordinatorCore:
         self._traversal = Traversal(config, self._nodes, self._outbox)
         self._assembly = Assembly(config, self._nodes, self._outbox)
         self.snapshots = Snapshots(self._nodes, self._outbox)
+        self._policies = Policies(policy, self._nodes, self._outbox)
         self._traces: OrderedDict[TraceId, Trace] = OrderedDict()  # by last news
         self._closed: OrderedDict[TraceId, _Outcome] = OrderedDict()
         self._closing: dict[TraceId, int] = {}  # while that is not durable
@@ -321,6 +326,7 @@ class CoordinatorCore:
         node.incarnation = hello.incarnation
         assert node.agreed is not None
         self._outbox.say(session, Welcome(self._incarnation, node.agreed))
+        self._policies.connected(node)
         if before is None or node.addresses != hello.addresses:
             self._nodes.move(node, hello.addresses)
             self._outbox.write(PutNode(node.name, node.addresses))
@@ -438,6 +444,10 @@ class CoordinatorCore:
         self._config = config
         self._traversal.reconfigure(config)
         self._assembly.reconfigure(config)
+
+    def set_policy(self, policy: Policy) -> None:
+        """What nodes shall record from now on."""
+        self._policies.change(policy)
 
     def figures(self) -> CoordinatorFigures:
         """How things stand."""

@@ -159,6 +159,13 @@ class ExportSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class PolicySettings:
+    """What all nodes record, whatever their own configuration says."""
+
+    percentage: Annotated[float, Range(0, 100)]
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     """All of it. ``insecure``: serve in clear text over a network too."""
 
@@ -168,6 +175,7 @@ class Settings:
     metrics: MetricsSettings = field(default_factory=MetricsSettings)
     query: QuerySettings = field(default_factory=QuerySettings)
     export: Annotated[ExportSettings, RELOADABLE] = field(default_factory=ExportSettings)
+    policy: Annotated[PolicySettings | None, RELOADABLE] = None
     log_level: Annotated[LevelName, RELOADABLE] = "info"
 
     answer_timeout_s: Seconds = 1.0

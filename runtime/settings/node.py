@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
+from protocol.hashing import percentage_threshold
 from protocol.messages import CHUNK_BYTES_MAX, LATERALS_MAX
 from protocol.wire import ADDRESSES_MAX
 from runtime.endpoint import Endpoint, OptionalEndpoint, is_loopback
@@ -202,5 +203,4 @@ class Settings:
     @property
     def percentage_threshold(self) -> int:
         """A trace is recorded whose hash is below; all-ones: every one (native/src/abi.h)."""
-        all_ones = (1 << 64) - 1
-        return all_ones if self.percentage == 100 else int(self.percentage / 100 * (1 << 64))
+        return percentage_threshold(self.percentage)

@@ -13,7 +13,7 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from testbed.topology import PYTHON, Daemon, Node
-from tests.cluster.test_two_nodes import Cluster, cluster, new_trace, service
+from tests.cluster.test_two_nodes import Cluster, Service, cluster, new_trace, service
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(180)]
 
@@ -48,12 +48,12 @@ def coordinator_figure(two: Cluster, name: str, **labels: str) -> float:
     return samples[f"backsight_coordinator_{name}", frozenset(labels.items())]
 
 
-def reload(node: Node, **changes: object) -> None:
-    """Change a node's configuration, and wait until it says that it has read it."""
-    config = yaml.safe_load(node.config_path.read_text())
-    node.config_path.write_text(yaml.safe_dump(config | changes))
-    os.kill(node.daemon_pid(), signal.SIGHUP)
-    node.wait_ready()
+def reload(daemon: Daemon, **changes: object) -> None:
+    """Change a daemon's configuration, and wait until it says that it has read it."""
+    config = yaml.safe_load(daemon.config_path.read_text())
+    daemon.config_path.write_text(yaml.safe_dump(config | changes))
+    os.kill(daemon.daemon_pid(), signal.SIGHUP)
+    daemon.wait_ready()
 
 
 def test_a_trace_shows_in_the_figures_of_all_who_had_a_part_in_it(two: Cluster) -> None:
@@ -98,6 +98,41 @@ def test_limits_change_while_a_node_runs_and_lose_nothing(two: Cluster) -> None:
         two.coherent(trace)
         assert two.alpha.daemon_pid() == pid
         assert node_figure(two.alpha, "clients") == 1
+
+
+def test_the_coordinators_policy_holds_on_all_nodes_and_over_their_restarts(two: Cluster) -> None:
+    def recorded(front: Service) -> bool:
+        """Whether the services record what happens now."""
+        before = node_figure(two.alpha, "generated_bytes_total")
+        assert front.do("request", new_trace(), two.beta.host.address) == "done"
+        return node_figure(two.alpha, "generated_bytes_total") > before
+
+    def await_percentage(wanted: float) -> None:
+        for node in two.nodes:
+            while node_figure(node, "percentage") != wanted:
+                pass
+
+    with service(two.alpha) as front, service(two.beta):
+        assert recorded(front)
+        reload(two.coordinator, policy={"percentage": 0})
+        await_percentage(0)
+        assert not recorded(front)
+        # With the coordinator stopped, what a node knows it knows from before.
+        pid = two.coordinator.daemon_pid()
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            two.alpha.kill_daemon()
+            assert node_figure(two.alpha, "connected") == 0
+            assert node_figure(two.alpha, "percentage") == 0
+            assert not recorded(front)
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        reload(two.coordinator, policy=None)
+        await_percentage(100)
+        assert recorded(front)
+        trace = new_trace()
+        front.do("fire", trace, two.beta.host.address)
+        two.coherent(trace)
 
 
 def test_a_bad_configuration_changes_nothing_and_is_in_the_log(two: Cluster) -> None:

@@ -19,11 +19,13 @@ from coordinator.core.config import CoordinatorConfig
 from coordinator.core.coordinator import CoordinatorCore
 from coordinator.core.verdict import Verdict
 from protocol.messages import (
+    NO_POLICY,
     ClockProbe,
     ClockReply,
     CoordinatorMessage,
     Hello,
     NodeMessage,
+    Policy,
     Refused,
     SliceChunk,
     SliceReply,
@@ -132,6 +134,8 @@ class SimNode:
     store_used_max: int = 0
     restarts: int = 0
     lost_slices: set[TraceId] = field(default_factory=set)
+    policy: Policy = NO_POLICY
+    """What it records by, kept over restarts of the daemon like the report store."""
     _slices_used_ns: int = 0
     _looks_at_ns: int | None = None
     _looks: int = 0
@@ -173,6 +177,7 @@ class SimNode:
             incarnation,
             self.mono_ns(),
             self.real_ns() - self.mono_ns(),
+            policy=self.policy,
         )
         self.incarnation = incarnation
         self.log(self.name, "daemon starts")
@@ -197,6 +202,7 @@ class SimNode:
         self.log(self.name, "report store is lost")
         self.lost_slices |= {found.trace for found in self.pool.slices()}
         self.pool.lose_store()
+        self.policy = NO_POLICY
 
     def die(self) -> None:
         """The machine is gone for good."""
@@ -326,6 +332,10 @@ class SimNode:
         if core is None:
             return
         now_ns = self.mono_ns()
+        policy = core.take_policy()
+        if policy is not None:
+            self.log(self.name, f"records by policy {policy.number:x}")
+            self.policy = policy
         if self.control is not None:
             for message in core.take_control(self.real_ns()):
                 self.log(self.name, f"-> {message}")
@@ -378,6 +388,7 @@ class SimCoordinator:
         self.incarnation = 0
         self.streams: dict[int, Stream] = {}
         self.undurable_max = 0
+        self.policy = NO_POLICY
         self.mono_offset_ns = 77 * S
         self._numbers = 0
         self._wakes_at_ns: int | None = None
@@ -398,9 +409,19 @@ class SimCoordinator:
             return
         self.incarnation += 1
         traces, nodes = self.store.recovered()
-        self.core = CoordinatorCore(self.config, self.incarnation, traces, nodes, self.mono_ns())
+        self.core = CoordinatorCore(
+            self.config, self.incarnation, traces, nodes, self.mono_ns(), policy=self.policy
+        )
         self.log("coordinator", f"starts with {len(traces)} traces")
         self.pump()
+
+    def set_policy(self, policy: Policy) -> None:
+        """The operator changes the file, and has it read again."""
+        self.log("coordinator", f"policy {policy.number:x}")
+        self.policy = policy
+        if self.core is not None:
+            self.core.set_policy(policy)
+            self.pump()
 
     def kill(self) -> None:
         """Kill -9: what was not durable is gone, and all connections."""

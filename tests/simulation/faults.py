@@ -8,7 +8,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from appliance.core.node import NodeConfig, TriggerLimits
-from protocol.messages import TraceId
+from coordinator.core.policy import policy_of
+from protocol.messages import NO_POLICY, TraceId
 from tests.simulation.cluster import SimNode
 from tests.simulation.network import MS, Link, S
 from tests.simulation.pool import PoolConfig
@@ -145,6 +146,8 @@ class Schedule:
         if rng.random() < 0.15:
             other = rng.choice(request.visits).node
             self.sim.fire(other, request.trace, "tc")
+        if rng.random() < 0.1:
+            self.sim.fire_by_node(rng.choice(request.visits).node, request.trace)
 
     # ------------------------------------------------------------ faults
 
@@ -162,6 +165,7 @@ class Schedule:
             self._kill_coordinator,
             self._step_clock,
             self._die,
+            self._change_policy,
         ]
 
     def _cut(self) -> None:
@@ -204,6 +208,10 @@ class Schedule:
     def _step_clock(self) -> None:
         limit_ns = self.rng.choice((10 * MS, S, 3600 * S))
         self._node().step_clock(self.rng.randint(-limit_ns, limit_ns))
+
+    def _change_policy(self) -> None:
+        threshold = self.rng.choice((None, 0, 1 << 60))
+        self.sim.coordinator.set_policy(NO_POLICY if threshold is None else policy_of(threshold))
 
     def _die(self) -> None:
         if self.rng.random() < 0.3:

@@ -13,11 +13,12 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from appliance.core.dataplane import NO_CLIENT, LocalTrigger
 from appliance.core.node import NodeConfig
 from coordinator.core.config import CoordinatorConfig
 from coordinator.core.verdict import ReasonKind, Verdict
 from formats.slices import Body, SliceDecoder
-from protocol.messages import Group, SliceFlags, TraceId
+from protocol.messages import Group, SliceFlags, Source, TraceId
 from protocol.verdicts import VerdictKind
 from tests.simulation.cluster import SimCoordinator, SimNode
 from tests.simulation.network import MS, Link, S, Scheduler
@@ -152,6 +153,18 @@ class Simulator:
             at.look_after(MS // 2)
         return group
 
+    def fire_by_node(self, node: str, trace: TraceId, name: str = "n") -> None:
+        """The kernel of the node fires, or the node itself: no process of it."""
+        at = self.nodes[node]
+        if at.core is not None:
+            group = Group(name, trace)
+            self.fired.append(Fired(group, (), node, self.scheduler.now_ns))
+            self.log(node, f"fires {name} by itself for {trace.hex()[-8:]}")
+            now_ns = at.mono_ns()
+            fired = LocalTrigger(NO_CLIENT, now_ns, name, trace, (), "test", Source.NODE)
+            at.core.on_dataplane([fired], now_ns)
+            at.look_after(0)
+
     # ------------------------------------------------------------- truth
 
     def requests_of(self, trace: TraceId) -> list[Request]:
@@ -249,6 +262,7 @@ class Simulator:
         """All promises, once all is quiet."""
         self.check_bounds()
         self.check_abandoned()
+        self.check_policies()
         for trace, kept in self.coordinator.store.traces.items():
             if kept.verdict is not None and kept.verdict.kind is VerdictKind.COHERENT:
                 before_ns = kept.first_released_ns
@@ -343,6 +357,15 @@ class Simulator:
         for node in self.nodes.values():
             if node.pool.frames_used > node.pool.frames_max:
                 raise OracleError(f"seed {self.seed}: {node.name} is over its pool")
+
+    def check_policies(self) -> None:
+        """All nodes that are there record by what the coordinator said last."""
+        for node in self.nodes.values():
+            if node.core is not None and node.policy != self.coordinator.policy:
+                raise OracleError(
+                    f"seed {self.seed}: {node.name} records by {node.policy}, and the "
+                    f"coordinator has {self.coordinator.policy}"
+                )
 
     def check_abandoned(self) -> None:
         """What one node gave up, all nodes that held it gave up."""

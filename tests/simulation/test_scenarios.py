@@ -8,10 +8,11 @@ from itertools import pairwise
 import pytest
 
 from appliance.core.node import NodeConfig
+from coordinator.core.policy import policy_of
 from coordinator.core.verdict import ReasonKind
 from formats.slices import Data
 from protocol.hashing import Domain, TraceHash
-from protocol.messages import Collect, Group, SliceFlags, TraceId
+from protocol.messages import NO_POLICY, Collect, Group, SliceFlags, TraceId
 from tests.simulation.network import MS, Link, S
 from tests.simulation.pool import Handle, PoolConfig
 from tests.simulation.simulator import Simulator
@@ -646,3 +647,38 @@ def test_bandwidth_goes_to_the_highest_priorities() -> None:
     assert came == set(ranked[: len(came)])
     sim.settle()
     sim.check()
+
+
+def test_a_policy_reaches_all_nodes_and_outlasts_restarts_of_both_sides() -> None:
+    sim = cluster("a", "b", "c", trace_log=True)
+    first, second = policy_of(1 << 60), policy_of(1 << 61)
+    sim.coordinator.set_policy(first)
+    sim.run(0.2)
+    assert {node.policy for node in sim.nodes.values()} == {first}
+    sim.coordinator.kill()
+    sim.nodes["a"].kill_daemon()
+    sim.run(0.2)
+    sim.nodes["a"].start()
+    core = sim.nodes["a"].core
+    assert core is not None
+    assert core.policy == first  # with no coordinator there
+    sim.nodes["b"].partition()
+    sim.coordinator.start()
+    sim.run(1.0)
+    # Nobody takes up anew what it has.
+    assert sum("records by policy" in line for line in sim.log_lines) == 3
+    sim.coordinator.set_policy(second)
+    sim.run(0.5)
+    assert {name: node.policy for name, node in sim.nodes.items()} == {
+        "a": second,
+        "b": first,
+        "c": second,
+    }
+    sim.nodes["b"].heal()
+    sim.nodes["c"].lose_store()
+    sim.nodes["c"].start()
+    sim.settle(5)
+    sim.check()
+    sim.coordinator.set_policy(NO_POLICY)
+    sim.run(0.2)
+    assert {node.policy for node in sim.nodes.values()} == {NO_POLICY}

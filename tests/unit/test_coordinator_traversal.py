@@ -34,6 +34,7 @@ from protocol.messages import (
     Drop,
     Group,
     NodeId,
+    Policy,
     Refused,
     Release,
     SliceFlags,
@@ -355,7 +356,7 @@ peer1. Give one of them another name, or stop it
 
 def say(message: CoordinatorMessage) -> str | None:
     match message:
-        case Welcome() | ClockProbe() | Snapshot():
+        case Welcome() | ClockProbe() | Snapshot() | Policy():
             return None
         case Refused(reason):
             return f"refused: {reason}"

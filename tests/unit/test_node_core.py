@@ -8,12 +8,14 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
+from appliance.core.dataplane import NO_CLIENT, LocalTrigger
 from appliance.core.limits import PROCESSES_MAX, Admission, Refusal, TokenBucket
 from appliance.core.node import NodeConfig, NodeCore, TriggerLimits, TriggerPolicy
 from counting.trigger_names import OTHER_NAMES
 from formats.slices import Breadcrumb, Data
 from protocol.hashing import Domain, TraceHash
 from protocol.messages import (
+    NO_POLICY,
     Abandoned,
     ClockProbe,
     ClockReply,
@@ -22,6 +24,7 @@ from protocol.messages import (
     Group,
     Hello,
     NodeMessage,
+    Policy,
     Refused,
     Release,
     SliceAck,
@@ -174,6 +177,54 @@ def test_a_message_of_an_unknown_kind_is_counted_and_ignored() -> None:
     assert node.core.refused is None
 
 
+def test_a_policy_is_an_action_once_and_again_only_when_it_is_another() -> None:
+    node = Node()
+    first, second = Policy(1, 5), Policy(2, None)
+    node.connect()
+    assert node.core.take_policy() is None
+    for policy in (first, second, NO_POLICY):
+        node.hear(policy)
+        node.hear(policy)
+        assert node.core.policy == policy
+        assert node.core.take_policy() == policy
+        assert node.core.take_policy() is None
+        # After each Welcome it is said again.
+        node.core.on_control_lost(node.now_ns)
+        assert node.core.policy == policy
+        node.connect()
+        node.hear(policy)
+        assert node.core.take_policy() is None
+    # Only the last one is in force, if two came before anybody looked.
+    node.hear(first)
+    node.hear(second)
+    assert node.core.take_policy() == second
+    assert node.core.take_policy() is None
+
+
+def test_a_policy_of_before_a_restart_is_in_force_and_no_news() -> None:
+    node = Node()
+    kept = Policy(1, 5)
+    node.core = NodeCore(node.config, node.pool, 2, node.now_ns, REAL_NS, policy=kept)
+    assert node.core.policy == kept
+    node.connect()
+    node.hear(kept)
+    assert node.core.take_policy() is None
+    node.hear(NO_POLICY)
+    assert node.core.take_policy() == NO_POLICY
+
+
+def test_who_has_not_welcomed_this_node_orders_nothing() -> None:
+    node = Node()
+    node.write(1)
+    node.core.on_control_connected(node.now_ns, ())
+    node.take()
+    for message in (Policy(1, 5), Collect(Group("t", trace(1)), (trace(1),)), Unknown()):
+        assert node.hear(message) == []
+    assert node.core.counters.unexpected_messages == 3
+    assert node.core.take_policy() is None
+    assert list(node.pool.slices()) == []
+
+
 def test_limits_are_per_process_first_and_the_suppressed_travel_with_the_next() -> None:
     limits = TriggerLimits(1, 2, 1, 3)
     node = Node(NodeConfig("n1", limits=limits))
@@ -221,6 +272,42 @@ def test_an_acknowledgement_of_what_was_said_before_says_nothing_of_what_was_add
     node.hear(TriggerAck(group))
     node.core.on_control_lost(node.now_ns)
     assert not [m for m in node.connect() if isinstance(m, TriggerFired)]
+
+
+def test_what_no_process_fired_is_limited_by_its_name_alone_and_reported() -> None:
+    node = Node(NodeConfig("n1", limits=TriggerLimits(1, 1, 1, 3)))
+    node.connect()
+
+    def fire(number: int, name: str, source: Source) -> None:
+        fired = LocalTrigger(NO_CLIENT, node.now_ns, name, trace(number), (), "link down", source)
+        node.core.on_dataplane([fired], node.now_ns)
+
+    for number in range(1, 6):
+        node.write(number)
+        fire(number, "carrier", Source.NODE)
+    fire(9, "dry.carrier", Source.NODE)
+    counters = node.core.counters.triggers["carrier"]
+    assert (counters.fired, counters.admitted, counters.collected) == (5, 3, 3)
+    assert (counters.rate_limited_process, counters.rate_limited_trigger) == (0, 2)
+    assert node.core.counters.triggers["dry.carrier"].dry_run == 1
+    # Another name has tokens of its own, and takes none of a process.
+    fire(1, "retransmit", Source.KERNEL)
+    node.fire(2, "slow")
+    said = [m for m in node.take() if isinstance(m, TriggerFired)]
+    assert [(m.group.trigger, m.group.primary, m.source) for m in said] == [
+        *(("carrier", trace(number), Source.NODE) for number in (1, 2, 3)),
+        ("retransmit", trace(1), Source.KERNEL),
+        ("slow", trace(2), Source.APPLICATION),
+    ]
+    assert {m.why for m in said[:4]} == {"link down"}
+    # The next one says how many there were.
+    node.now_ns += S
+    fire(4, "carrier", Source.NODE)
+    (again,) = (m for m in node.take() if isinstance(m, TriggerFired))
+    assert again.suppressed == 2
+    # It is repeated until it is acknowledged, as any other.
+    node.core.on_control_lost(node.now_ns)
+    assert len([m for m in node.connect() if isinstance(m, TriggerFired)]) == 6
 
 
 def test_a_dry_run_is_limited_and_counted_and_collects_nothing() -> None:
@@ -830,13 +917,13 @@ def test_who_asks_too_often_still_gets_its_rate() -> None:
 
 def test_who_is_refused_gets_no_tokens_by_others_that_come() -> None:
     admission = Admission(TriggerLimits(1, 2, 1e6, 1e6))
-    assert [admission.admit(0, "t", 0) for _ in range(3)] == [None, None, Refusal.PROCESS]
-    for client in range(1, PROCESSES_MAX):
+    assert [admission.admit(1, "t", 0) for _ in range(3)] == [None, None, Refusal.PROCESS]
+    for client in range(2, PROCESSES_MAX + 1):
         assert admission.admit(client, "t", 0) is None
     # By now all are full again but the first: it is the one to remember when one more comes.
     now_ns = 3 * S // 2
-    assert admission.admit(PROCESSES_MAX, "t", now_ns) is None
-    assert [admission.admit(0, "t", now_ns) for _ in range(2)] == [None, Refusal.PROCESS]
+    assert admission.admit(PROCESSES_MAX + 1, "t", now_ns) is None
+    assert [admission.admit(1, "t", now_ns) for _ in range(2)] == [None, Refusal.PROCESS]
 
 
 @given(

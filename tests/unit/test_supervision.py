@@ -412,6 +412,14 @@ def test_sighup_before_the_daemon_serves_reloads_when_it_does(
         ),
         ("coordinator", "", "quiet_s: 0.5\nmemory_bytes: 64MiB\n", "quiet_s, memory_bytes"),
         ("coordinator", "export: {endpoint: 'http://[::1]:1'}\n", "", "export.endpoint"),
+        ("coordinator", "", "policy: {percentage: 1}\n", "policy"),
+        (
+            "coordinator",
+            "policy: {percentage: 1}\n",
+            "policy: {percentage: 2}\n",
+            "policy.percentage",
+        ),
+        ("coordinator", "policy: {percentage: 1}\n", "policy:\n", "policy"),
     ],
 )
 def test_sighup_takes_up_what_can_be(

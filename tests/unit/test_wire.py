@@ -17,6 +17,7 @@ from protocol.messages import (
     CHUNK_BYTES_MAX,
     CRUMBS_MAX,
     LATERALS_MAX,
+    NO_POLICY,
     Abandoned,
     ClockProbe,
     ClockReply,
@@ -27,6 +28,8 @@ from protocol.messages import (
     Hello,
     NodeId,
     NodeMessage,
+    Policy,
+    PolicyRule,
     Refused,
     Release,
     SliceAck,
@@ -106,6 +109,13 @@ coordinator_messages: st.SearchStrategy[CoordinatorMessage] = st.one_of(
     st.builds(Drop, groups),
     st.builds(Release, trace_ids),
     st.builds(ClockProbe, UINT32),
+    st.just(NO_POLICY),
+    st.builds(
+        Policy,
+        st.integers(1, (1 << 64) - 1),
+        st.none() | UINT64,
+        st.lists(st.builds(PolicyRule, texts(255).filter(bool), UINT64), max_size=4).map(tuple),
+    ),
     st.builds(
         Snapshot,
         UINT32,
@@ -354,6 +364,34 @@ def test_what_a_newer_peer_adds_is_ignored() -> None:
         Unknown(),
     ]
     assert wire.decode_coordinator_batch(batch(more) + more) == [Unknown()]
+
+
+def test_a_policy_is_read_as_far_as_it_is_known() -> None:
+    more = b"\xc0\x3e\x01"
+    policy = pb.Policy(number=7, percentage_threshold=0).SerializeToString() + more
+    message = b"\x4a" + bytes([len(policy)]) + policy
+    batch = b"\x0a" + bytes([len(message)]) + message
+    assert wire.decode_coordinator_batch(batch) == [Policy(7, 0)]
+
+
+@pytest.mark.parametrize(
+    ("field", "policy"),
+    [
+        ("policy.number", pb.Policy(percentage_threshold=0)),
+        ("policy.number", pb.Policy(rules=[pb.PolicyRule(operation="a")])),
+        ("policy.rules", pb.Policy(number=1, rules=[pb.PolicyRule(operation="a")] * 257)),
+        ("policy.rules.operation", pb.Policy(number=1, rules=[pb.PolicyRule()])),
+        (
+            "policy.rules.operation",
+            pb.Policy(number=1, rules=[pb.PolicyRule(operation="a" * 256)]),
+        ),
+    ],
+)
+def test_a_policy_out_of_bounds_is_refused(field: str, policy: pb.Policy) -> None:
+    batch = pb.CoordinatorBatch(messages=[pb.CoordinatorMessage(policy=policy)])
+    with pytest.raises(wire.WireError) as caught:
+        wire.decode_coordinator_batch(batch.SerializeToString())
+    assert caught.value.field == field
 
 
 def test_who_says_no_window_has_the_one_version_that_it_says() -> None:

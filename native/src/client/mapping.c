@@ -133,8 +133,8 @@ bool bs_map_in_place(const void *place, const void *with, size_t bytes)
 	/* Out of memory for the kernel's own bookkeeping. If it had unmapped
 	 * the place before it found out, threads must still find memory there:
 	 * this does nothing where something is mapped. */
-	mmap((void *)place, bytes, PROT_READ | PROT_WRITE,
-	     MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
+	(void)mmap((void *)place, bytes, PROT_READ | PROT_WRITE,
+		   MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
 	bs_unmap(with, bytes);
 	return false;
 }

@@ -9,6 +9,9 @@
 #include "check.h"
 #include "kill.h"
 
+/* The compiler and the linker want these names, and macros take types. */
+/* NOLINTBEGIN(bugprone-reserved-identifier, bugprone-macro-parentheses) */
+
 /* -------------------------------------------------------------- mappings --- */
 
 /* Of a node and its clients, and of a successor in the same process. */
@@ -259,3 +262,5 @@ void image_free(struct image *image)
 		free(image->parts[i].content);
 	image->n_parts = 0;
 }
+
+/* NOLINTEND(bugprone-reserved-identifier, bugprone-macro-parentheses) */
