@@ -35,6 +35,8 @@ complain(const struct complaint *to, const char *format, ...)
 
 	if (to->message && to->bytes) {
 		va_start(args, format);
+		/* va_start() is what sets them up. */
+		/* NOLINTNEXTLINE(clang-analyzer-valist.Uninitialized) */
 		vsnprintf(to->message, to->bytes, format, args);
 		va_end(args);
 	}
