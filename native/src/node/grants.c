@@ -59,9 +59,10 @@ static void stock_adapt(struct bsn *n, struct client *c)
 	}
 	/* Within the window what was taken so far is the least that it will be. */
 	rate = passed > WINDOW_NS ? c->taken * NS_PER_S / passed : c->taken;
-	/* Half of a stock is gone: what would be taken of a larger one is
-	 * unknown, and may be twice as much in the time that is meant. */
+	/* Half of a stock is gone, where the daemon is told, in less time than
+	 * the rest must last: then twice as much was too little. */
 	if (c->stock_granted && grants_stock(c) <= c->stock_granted / 2 &&
+	    ns_since(n, c->filled_ns) < STOCK_S * NS_PER_S &&
 	    rate * STOCK_S < 2ull * c->stock_granted)
 		rate = (2ull * c->stock_granted + STOCK_S - 1) / STOCK_S;
 	if (rate > c->peak_per_s) {
@@ -135,6 +136,8 @@ void grants_fill(struct bsn *n, struct client *c)
 {
 	struct bs_grant_ring *ring = grants_of(c);
 
+	if (grants_stock(c) < c->stock_target)
+		c->filled_ns = n->now_ns;
 	while (grants_stock(c) < c->stock_target) {
 		struct frame *f = frame_take(n, c);
 		uint32_t at = c->grant_head % BS_GRANT_RING_ENTRIES;

@@ -207,6 +207,7 @@ struct client {
 	uint32_t *granted; /* frames; the ring's own copy */
 	uint32_t stock_target;
 	uint32_t stock_granted; /* that waited when it was last filled */
+	uint64_t filled_ns;	/* when that was */
 	uint32_t taken;		/* since window_ns */
 	uint64_t window_ns;
 	uint64_t peak_per_s; /* segments */
