@@ -240,6 +240,38 @@ static uint32_t runs_in(uint32_t segment)
 		->runs;
 }
 
+/* Traces of one record, until one stands in another segment. */
+static uint32_t fill_segment(size_t payload_bytes)
+{
+	static const char payload[BS_PAYLOAD_MAX];
+	uint32_t segment = node.areas[0].segment;
+
+	while (node.areas[0].segment == segment) {
+		CHECK_EQ(bs_begin(trace(0x4f)), 0);
+		CHECK_EQ(bs_tracepoint(payload, payload_bytes), 0);
+		CHECK_EQ(bs_end(), 0);
+	}
+	return segment;
+}
+
+/* Five runs with their entries would take eight bytes more than there are. */
+static void test_entry_needs_room_too(void)
+{
+	const uint32_t runs_bytes =
+		BS_SEGMENT_BYTES - sizeof(struct bs_segment_header) + 8;
+	const size_t payload_bytes =
+		runs_bytes / 5 - sizeof(struct bs_run_header) -
+		sizeof(struct bs_record_header) - sizeof(uint64_t);
+	struct fake_run run;
+
+	CHECK_EQ(runs_bytes % 5, 0);
+	CHECK_EQ(payload_bytes % 8, 0);
+	fill_segment(payload_bytes);
+	CHECK_EQ(runs_in(fill_segment(payload_bytes)), 4);
+	while (fake_node_run(&node, 0, &run))
+		CHECK_EQ(fake_run_count(&run), 1);
+}
+
 /* A segment is full where the next run and its entry would meet, not before. */
 static void test_segment_is_filled(void)
 {
@@ -249,20 +281,11 @@ static void test_segment_is_filled(void)
 	const uint32_t room =
 		BS_SEGMENT_BYTES - sizeof(struct bs_segment_header);
 	struct bs_thread_area *area = &node.areas[0];
-	uint32_t first = area->segment, full;
+	uint32_t full;
 	struct fake_run run;
 
-	while (area->segment == first) {
-		CHECK_EQ(bs_begin(trace(0x50)), 0);
-		CHECK_EQ(bs_tracepoint("", 0), 0);
-		CHECK_EQ(bs_end(), 0);
-	}
-	full = area->segment;
-	while (area->segment == full) {
-		CHECK_EQ(bs_begin(trace(0x51)), 0);
-		CHECK_EQ(bs_tracepoint("", 0), 0);
-		CHECK_EQ(bs_end(), 0);
-	}
+	fill_segment(0);
+	full = fill_segment(0);
 	CHECK_EQ(runs_in(full), room / run_bytes);
 	CHECK_EQ(runs_in(area->segment), 1);
 	while (fake_node_run(&node, 0, &run))
@@ -348,6 +371,7 @@ int main(void)
 	RUN(test_oversized);
 	RUN(test_segments);
 	RUN(test_segment_is_filled);
+	RUN(test_entry_needs_room_too);
 	RUN(test_open_handles_are_listed);
 	RUN(test_open_handles_without_a_place);
 	bs_shutdown();
