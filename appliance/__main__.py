@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 from appliance.daemon import Daemon
 from appliance.metrics import METRICS, PREFIX
+from protocol.versions import OURS, Versions
 from runtime.log import Log
 from runtime.main import Configuration, die_with_any_thread, read_arguments, supervise
 from runtime.metrics import serving
@@ -27,18 +28,19 @@ async def _serve(
     manager: ServiceManager,
     stored: list[StoredFd],
     log: Log,
+    versions: Versions,
 ) -> None:
     settings = configuration.settings
     async with contextlib.AsyncExitStack() as stack:
         daemon = await stack.enter_async_context(
-            Daemon(settings, secrets.randbits(64), manager, stored, log)
+            Daemon(settings, secrets.randbits(64), manager, stored, log, versions)
         )
         stack.enter_context(serving(settings.metrics.listen, PREFIX, METRICS, daemon.status, log))
         log.info(f"node {settings.node} serves on {settings.socket}")
         await supervise(daemon, configuration, manager, log)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None, versions: Versions = OURS) -> int:
     """Run until told to end. Exit status 2 for a bad configuration, 1 for other failures."""
     stored = take_stored_fds(os.environ)
     configuration = read_arguments(_PROGRAM, __doc__.splitlines()[0], Settings, argv)
@@ -49,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     log = Log.of(_PROGRAM, configuration.settings.level, node=configuration.settings.node)
     with ServiceManager.from_environment(os.environ) as manager:
         try:
-            asyncio.run(_serve(configuration, manager, stored, log))
+            asyncio.run(_serve(configuration, manager, stored, log, versions))
         except (OSError, ValueError) as error:
             log.error(str(error))
             return 1

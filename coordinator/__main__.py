@@ -13,6 +13,7 @@ from coordinator import query
 from coordinator.metrics import METRICS, PREFIX
 from coordinator.server import CoordinatorServer
 from coordinator.store import StoreError
+from protocol.versions import OURS, Versions
 from runtime.log import Log
 from runtime.main import Configuration, die_with_any_thread, read_arguments, supervise
 from runtime.metrics import serving
@@ -26,9 +27,11 @@ _PROGRAM = "backsight-coordinator"
 _SWITCH_INTERVAL_S = 0.0005
 
 
-async def _serve(configuration: Configuration[Settings], manager: ServiceManager, log: Log) -> None:
+async def _serve(
+    configuration: Configuration[Settings], manager: ServiceManager, log: Log, versions: Versions
+) -> None:
     settings = configuration.settings
-    async with CoordinatorServer(settings, secrets.randbits(64), log) as server:
+    async with CoordinatorServer(settings, secrets.randbits(64), log, versions) as server:
         with (
             serving(settings.metrics.listen, PREFIX, METRICS, server.status, log),
             query.serving(settings.query.listen, settings.store_path, log),
@@ -37,7 +40,7 @@ async def _serve(configuration: Configuration[Settings], manager: ServiceManager
             await supervise(server, configuration, manager, log)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None, versions: Versions = OURS) -> int:
     """Run until told to end. Exit status 2 for a bad configuration, 1 for other failures."""
     configuration = read_arguments(_PROGRAM, __doc__.splitlines()[0], Settings, argv)
     die_with_any_thread()
@@ -45,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     log = Log.of(_PROGRAM, configuration.settings.level)
     with ServiceManager.from_environment(os.environ) as manager:
         try:
-            asyncio.run(_serve(configuration, manager, log))
+            asyncio.run(_serve(configuration, manager, log, versions))
         except (StoreError, OSError) as error:
             log.error(str(error))
             return 1

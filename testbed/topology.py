@@ -229,6 +229,10 @@ class Daemon(Opened):
         self.start()
         self.wait_ready()
 
+    def command(self) -> list[str]:
+        """What the holder runs."""
+        return [PYTHON, "-m", self._module, "--config", str(self.config_path)]
+
     def start(self) -> None:
         """Start it without waiting; `wait_ready` waits."""
         self.directory.mkdir(parents=True, exist_ok=True)
@@ -239,15 +243,12 @@ class Daemon(Opened):
         self._notify.bind(str(self._notify_path))
         self._log = self.log_path.open("ab")
         self._process = self.host.popen(
-            [
-                PYTHON, "-m", "appliance.holder", "--",
-                PYTHON, "-m", self._module, "--config", str(self.config_path),
-            ],
+            [PYTHON, "-m", "appliance.holder", "--", *self.command()],
             env={"NOTIFY_SOCKET": str(self._notify_path)},
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=self._log,
-        )  # fmt: skip
+        )
 
     def wait_ready(self) -> None:
         """Until the daemon says READY=1. Raises DaemonError if it ends or takes too long."""

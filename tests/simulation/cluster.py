@@ -31,6 +31,7 @@ from protocol.messages import (
     SliceReply,
     TraceId,
 )
+from protocol.versions import OURS, Feature, Versions
 from tests.simulation.network import MS, Direction, Link, S, Scheduler
 from tests.simulation.pool import ClientModel, PoolConfig, PoolModel
 from tests.simulation.store import MemoryStore
@@ -123,6 +124,7 @@ class SimNode:
     dead: bool = False
     duplicate: bool = False
     poll_ns: int = 50 * MS
+    versions: Versions = OURS
     pool: PoolModel = field(init=False)
     core: NodeCore | None = None
     clients: list[ClientModel] = field(default_factory=list)
@@ -177,13 +179,21 @@ class SimNode:
             incarnation,
             self.mono_ns(),
             self.real_ns() - self.mono_ns(),
-            policy=self.policy,
+            self.versions,
+            self.policy,
         )
         self.incarnation = incarnation
         self.log(self.name, "daemon starts")
         self._dial()
         self.look_after(0)
         self._poll_loop(self.core)
+
+    def upgrade(self, versions: Versions) -> None:
+        """Another backsight-node, newer or older, goes on where this one was killed."""
+        self.log(self.name, f"speaks {versions} from now on")
+        self.kill_daemon()
+        self.versions = versions
+        self.start()
 
     def kill_daemon(self) -> None:
         """Kill -9 of backsight-node."""
@@ -287,9 +297,12 @@ class SimNode:
             if not isinstance(message, ClockProbe):
                 self.messages += 1
             self.log(self.name, f"<- {message}")
+            if isinstance(message, Policy) and Feature.POLICY not in self.versions.features:
+                raise AssertionError(f"{self.name} does not know what a policy is")
             self.core.on_control(cast(CoordinatorMessage, message), self.mono_ns(), self.real_ns())
             if isinstance(message, Refused):
                 self.refusals.append(message.reason)
+            if self.core.refused is not None:
                 stream.break_off()
         self.look_after(0)
 
@@ -389,6 +402,7 @@ class SimCoordinator:
         self.streams: dict[int, Stream] = {}
         self.undurable_max = 0
         self.policy = NO_POLICY
+        self.versions = OURS
         self.mono_offset_ns = 77 * S
         self._numbers = 0
         self._wakes_at_ns: int | None = None
@@ -410,10 +424,23 @@ class SimCoordinator:
         self.incarnation += 1
         traces, nodes = self.store.recovered()
         self.core = CoordinatorCore(
-            self.config, self.incarnation, traces, nodes, self.mono_ns(), policy=self.policy
+            self.config,
+            self.incarnation,
+            traces,
+            nodes,
+            self.mono_ns(),
+            self.versions,
+            self.policy,
         )
         self.log("coordinator", f"starts with {len(traces)} traces")
         self.pump()
+
+    def upgrade(self, versions: Versions) -> None:
+        """Another backsight-coordinator, newer or older, on the same store."""
+        self.log("coordinator", f"speaks {versions} from now on")
+        self.kill()
+        self.versions = versions
+        self.start()
 
     def set_policy(self, policy: Policy) -> None:
         """The operator changes the file, and has it read again."""

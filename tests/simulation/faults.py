@@ -10,6 +10,7 @@ from dataclasses import replace
 from appliance.core.node import NodeConfig, TriggerLimits
 from coordinator.core.policy import policy_of
 from protocol.messages import NO_POLICY, TraceId
+from protocol.versions import OURS, Versions
 from tests.simulation.cluster import SimNode
 from tests.simulation.network import MS, Link, S
 from tests.simulation.pool import PoolConfig
@@ -20,6 +21,14 @@ BUSY_S = 4.0
 """Seconds of traffic and faults."""
 
 NEVER_NS = 10**15
+
+WORK_TOGETHER = (
+    Versions(OURS.oldest - 1, OURS.oldest),
+    Versions(OURS.oldest, OURS.oldest, OURS.features),
+    OURS,
+    Versions(OURS.oldest, OURS.newest + 1, OURS.features),
+)
+"""What daemons speak that are upgraded one by one: older ones, ours, newer ones."""
 
 ABANDONS = PoolConfig(store_bytes=4 * 32 * 2048)
 
@@ -38,6 +47,10 @@ class Schedule:
     def run(self) -> None:
         rng, sim = self.rng, self.sim
         self._add_nodes()
+        if rng.random() < 0.2:
+            sim.coordinator.upgrade(rng.choice(WORK_TOGETHER))
+            for node in sim.nodes.values():
+                node.upgrade(rng.choice(WORK_TOGETHER))
         sim.coordinator.store_latency_ns = rng.choice((0, MS, 5 * MS, 100 * MS))
         sim.run(0.5)
         for _ in range(rng.randint(5, 25)):
@@ -166,6 +179,7 @@ class Schedule:
             self._step_clock,
             self._die,
             self._change_policy,
+            self._upgrade,
         ]
 
     def _cut(self) -> None:
@@ -212,6 +226,14 @@ class Schedule:
     def _change_policy(self) -> None:
         threshold = self.rng.choice((None, 0, 1 << 60))
         self.sim.coordinator.set_policy(NO_POLICY if threshold is None else policy_of(threshold))
+
+    def _upgrade(self) -> None:
+        """Of the coordinator or a node: to a newer one, or back."""
+        versions = self.rng.choice(WORK_TOGETHER)
+        if self.rng.random() < 0.5:
+            self.sim.coordinator.upgrade(versions)
+        else:
+            self._node().upgrade(versions)
 
     def _die(self) -> None:
         if self.rng.random() < 0.3:

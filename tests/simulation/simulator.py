@@ -20,6 +20,7 @@ from coordinator.core.verdict import ReasonKind, Verdict
 from formats.slices import Body, SliceDecoder
 from protocol.messages import Group, SliceFlags, Source, TraceId
 from protocol.verdicts import VerdictKind
+from protocol.versions import Feature
 from tests.simulation.cluster import SimCoordinator, SimNode
 from tests.simulation.network import MS, Link, S, Scheduler
 from tests.simulation.pool import PoolConfig
@@ -359,9 +360,12 @@ class Simulator:
                 raise OracleError(f"seed {self.seed}: {node.name} is over its pool")
 
     def check_policies(self) -> None:
-        """All nodes that are there record by what the coordinator said last."""
+        """All nodes that are connected, and know how, record by what the coordinator said last."""
         for node in self.nodes.values():
-            if node.core is not None and node.policy != self.coordinator.policy:
+            agreed = node.core.agreed if node.core is not None else None
+            if agreed is None or Feature.POLICY not in agreed.features:
+                continue
+            if node.policy != self.coordinator.policy:
                 raise OracleError(
                     f"seed {self.seed}: {node.name} records by {node.policy}, and the "
                     f"coordinator has {self.coordinator.policy}"

@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Real daemons are replaced by those of another release one by one, under load, and lose nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from protocol.versions import Feature, Versions
+from testbed.topology import Network, started
+from tests.cluster.release import OtherCoordinator, OtherNode
+from tests.cluster.test_two_nodes import (
+    COORDINATOR,
+    DEADLINE_S,
+    Cluster,
+    Service,
+    new_trace,
+    service,
+)
+
+pytestmark = [pytest.mark.root, pytest.mark.timeout(180)]
+
+OLDER = Versions(3, 4)
+NEWER = Versions(4, 5, Feature.POLICY)
+
+# A request leaves 11 KB on the second node. While that one's daemon is away, its process has the
+# four segments of its stock, which so last longer than any restart takes.
+_INTERVAL_S = 0.5
+
+
+class Load:
+    """One request after the other over both nodes, each of which fires a trigger."""
+
+    def __init__(self, front: Service, peer: str) -> None:
+        self.traces: list[str] = []
+        self._served: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._front = front
+        self._peer = peer
+        self._ends = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> Load:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ends.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._ends.wait(_INTERVAL_S):
+            trace = new_trace()
+            if self._front.do("fire", trace, self._peer) != "done":
+                return
+            self.traces.append(trace)
+            self._served.put(trace)
+
+    def goes_on(self) -> None:
+        """Until some more requests were served."""
+        for _ in range(self._served.qsize() + 4):
+            self._served.get(timeout=DEADLINE_S)
+
+
+@dataclass
+class Releases:
+    """A cluster whose daemons can be replaced by those of another release, by name."""
+
+    cluster: Cluster
+    daemons: dict[str, OtherCoordinator | OtherNode]
+
+
+@contextlib.contextmanager
+def releases(name: str, directory: Path, versions: Versions) -> Iterator[Releases]:
+    with Network(name) as network:
+        # All are recorded: the policy shall be seen, and lose nothing.
+        config = {**COORDINATOR, "policy": {"percentage": 100}}
+        coordinator = OtherCoordinator(network.host("coordinator"), directory, config)
+        alpha = OtherNode(network.host("alpha"), "alpha", directory, coordinator)
+        beta = OtherNode(network.host("beta"), "beta", directory, coordinator)
+        for daemon in (coordinator, alpha, beta):
+            daemon.versions = versions
+        with started([coordinator, alpha, beta]):
+            yield Releases(
+                Cluster(network, coordinator, alpha, beta),
+                {"coordinator": coordinator, "alpha": alpha, "beta": beta},
+            )
+
+
+def await_spoken(here: Cluster, **protocols: int) -> None:
+    """Until both sides say that so much is spoken with each node."""
+    deadline_s = time.monotonic() + DEADLINE_S
+    said: object = None
+    while time.monotonic() < deadline_s:
+        said = {node["node"]: node["protocol"] for node in here.coordinator.ctl_json("nodes")}
+        if said == protocols:
+            statuses = [node.control.status() for node in here.nodes]
+            assert {status["node"]: status["protocol"] for status in statuses} == protocols
+            return
+    raise AssertionError(f"after {DEADLINE_S} s is spoken: {said}, not {protocols}")
+
+
+def all_coherent(here: Cluster, traces: list[str]) -> None:
+    deadline_s = time.monotonic() + DEADLINE_S
+    missing = set(traces)
+    while missing:
+        assert time.monotonic() < deadline_s, f"{len(missing)} of {len(traces)}: {missing}"
+        missing -= {
+            found["trace_id"]
+            for found in here.coordinator.ctl_json("traces")
+            if found["verdict"]["kind"] == "coherent" and found["nodes"] == ["alpha", "beta"]
+        }
+
+
+@dataclass(frozen=True)
+class Step:
+    """Which daemon is replaced, what is spoken with each node then, and which have the policy."""
+
+    daemon: str
+    alpha: int
+    beta: int
+    have_policy: frozenset[str] = frozenset()
+
+
+BOTH = frozenset({"alpha", "beta"})
+NODES_FIRST = (Step("alpha", 4, 4), Step("beta", 4, 4), Step("coordinator", 5, 5, BOTH))
+COORDINATOR_FIRST = (
+    Step("coordinator", 4, 4),
+    Step("alpha", 5, 4, frozenset({"alpha"})),
+    Step("beta", 5, 5, BOTH),
+)
+
+
+@pytest.mark.parametrize(
+    "steps", [NODES_FIRST, COORDINATOR_FIRST], ids=["nodes-first", "coordinator-first"]
+)
+def test_one_after_the_other(tmp_path: Path, steps: Sequence[Step]) -> None:
+    with releases("upgrade", tmp_path, OLDER) as running:
+        here = running.cluster
+        with service(here.alpha) as front, service(here.beta):
+            await_spoken(here, alpha=4, beta=4)
+            with Load(front, here.beta.host.address) as load:
+                load.goes_on()
+                for step in steps:
+                    running.daemons[step.daemon].upgrade(NEWER)
+                    await_spoken(here, alpha=step.alpha, beta=step.beta)
+                    statuses = [node.control.status() for node in here.nodes]
+                    assert {s["node"] for s in statuses if s["policy"]} == step.have_policy
+                    load.goes_on()
+            all_coherent(here, load.traces)
+            # Nobody had to attach anew, and nothing was passed over.
+            for node in here.nodes:
+                status = node.control.status()
+                assert (status["attach"]["resumed"], status["attach"]["attached"]) == (1, 0)
+                assert status["core"]["unknown_messages"] == 0
