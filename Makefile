@@ -26,7 +26,7 @@ LINT_STAMP := $(LINT)/.stamp
 
 .DELETE_ON_ERROR:
 .PHONY: help setup build build-asan build-tsan build-arm64 test test-all test-newest \
-	test-c test-arm64 lint \
+	test-c test-arm64 test-fuzz fuzz-coverage fuzz-keep lint \
 	lint-ruff lint-mypy lint-shell lint-clang-format lint-clang-tidy format \
 	pythonpath demo replay mutants bench-native bench-http bench-otel clean
 
@@ -36,6 +36,7 @@ help:
 	@echo 'sudo make test        set up, build, run the tests (15 minutes at most)'
 	@echo 'sudo make test-all    the same, and the tests that take longer'
 	@echo 'sudo make test-arm64  the C tests for arm64, emulated'
+	@echo 'sudo make test-fuzz   libFuzzer on what clients and daemons say (FUZZ_S=)'
 	@echo 'sudo make test-newest  the daemons on the newest releases of PyPI'
 	@echo 'sudo make bench-otel  measure what tracing costs an OpenTelemetry application'
 	@echo '     make mutants     put deliberate defects in, and see that tests notice (ONLY=)'
@@ -91,7 +92,41 @@ test-c: build build-asan build-tsan
 test-arm64: build-arm64
 	scripts/with-tmp $(MESON_TEST) --timeout-multiplier 4 -C build/arm64
 
-test: test-c
+# libFuzzer, for so many seconds each, from what it found before (tests/data/fuzz).
+FUZZ_S := 60
+FUZZERS := attach directory
+fuzz = build/native/tests/fuzz/fuzz_$(1) -max_len=800 -len_control=20 -rss_limit_mb=1024 \
+	-artifact_prefix=build/fuzz/$(1)-
+
+build/fuzz/%: tests/data/fuzz/%.hex
+	$(PYTHON) native/tests/fuzz/corpus.py unpack $< $@
+
+test-fuzz: build $(FUZZERS:%=build/fuzz/%)
+	ninja -C build fuzz
+	$(foreach name,$(FUZZERS),$(call fuzz,$(name)) -max_total_time=$(FUZZ_S) \
+		-print_final_stats=1 build/fuzz/$(name) &&) true
+
+# How much of what is fuzzed the kept inputs reach: lines and branches, by file.
+fuzz-coverage: build $(FUZZERS:%=build/fuzz/%)
+	ninja -C build reach
+	for name in $(FUZZERS); do \
+		program=build/native/tests/fuzz/reach_$$name; profile=build/fuzz/$$name.prof; \
+		LLVM_PROFILE_FILE=$$profile.raw $$program -runs=0 build/fuzz/$$name && \
+		llvm-profdata merge -o $$profile $$profile.raw && \
+		llvm-cov report $$program -instr-profile=$$profile \
+			-ignore-filename-regex='native/tests|/usr' || exit 1; \
+	done
+
+# Keep what was found: the fewest inputs that reach as much.
+fuzz-keep: build $(FUZZERS:%=build/fuzz/%)
+	ninja -C build fuzz
+	for name in $(FUZZERS); do \
+		rm -rf build/fuzz/kept && mkdir -p build/fuzz/kept && \
+		build/native/tests/fuzz/fuzz_$$name -merge=1 build/fuzz/kept build/fuzz/$$name && \
+		$(PYTHON) native/tests/fuzz/corpus.py pack build/fuzz/kept tests/data/fuzz/$$name.hex || exit 1; \
+	done
+
+test: test-c test-fuzz
 	scripts/with-tmp $(PYTHON) -m pytest tests -m 'not slow'
 
 test-all: test-c test-arm64

@@ -27,7 +27,7 @@ static bool is_collected(const struct bsn *n, const struct frame *f,
 
 /* True: it has its second chance. */
 static bool keep_open(struct bsn *n, struct frame *f, uint32_t index,
-		      uint64_t entry, uint32_t runs)
+		      uint64_t entry, struct walk *walk)
 {
 	struct client *c = f->client;
 	struct run run;
@@ -35,10 +35,7 @@ static bool keep_open(struct bsn *n, struct frame *f, uint32_t index,
 	/* What is collected was copied when it was written. */
 	if (is_collected(n, f, entry))
 		return false;
-	/* In the keep arena, which is everybody's, no entry lies. */
-	if (!run_open(n, f, index, entry, runs, &run) ||
-	    bs_fingerprint(run.header.trace_hi, run.header.trace_lo) !=
-		    bs_entry_fingerprint(entry)) {
+	if (!run_open(n, f, index, entry, walk, &run)) {
 		n->counts.corrupt++;
 		return false;
 	}
@@ -54,18 +51,18 @@ static bool keep_open(struct bsn *n, struct frame *f, uint32_t index,
 void evict_frame(struct bsn *n, struct frame *f, bool second_chance)
 {
 	const uint32_t whole = BS_RUN_FIRST | BS_RUN_LAST;
-	uint32_t runs = runs_count(f, record_of(n, f)->generation);
+	struct walk walk = walk_of(f, record_of(n, f)->generation);
 
-	for (uint32_t i = 0; i < runs; i++) {
+	for (uint32_t i = 0; i < walk.runs; i++) {
 		uint64_t entry = run_entry(f, i);
 		uint32_t flags = bs_entry_flags(entry);
 
-		if (i + AHEAD < runs)
+		if (i + AHEAD < walk.runs)
 			gone_prefetch(n, bs_entry_fingerprint(READ_ONCE(
 						 *bs_directory(f->bytes,
 							       i + AHEAD))));
 		if ((flags & whole) != whole && second_chance &&
-		    keep_open(n, f, i, entry, runs))
+		    keep_open(n, f, i, entry, &walk))
 			continue;
 		gone_add(n, bs_entry_fingerprint(entry),
 			 flags & BS_RUN_LOSSY ? GONE_EVICTED | GONE_LOSSY

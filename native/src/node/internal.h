@@ -638,12 +638,18 @@ uint32_t triggers_left(const struct client *c);
 bool triggers_wait(const struct bsn *n, const struct client *c);
 
 /* runs.c */
+/* From the first entry of a directory to the last. */
+struct walk {
+	uint32_t runs;
+	uint32_t end; /* of the run that was opened last */
+};
+struct walk walk_of(const struct frame *f, uint32_t generation);
 uint32_t runs_count(const struct frame *f, uint32_t generation);
 struct bs_trace_id run_id(const struct frame *f, uint64_t entry);
 uint64_t run_entry(const struct frame *f, uint32_t index);
-/* Read an entry's run, of a directory of `runs`. False: it lies. */
+/* Read an entry's run. False: it lies. */
 bool run_open(struct bsn *n, struct frame *f, uint32_t index, uint64_t entry,
-	      uint32_t runs, struct run *run);
+	      struct walk *walk, struct run *run);
 
 /* search.c */
 /* Look for a slice's trace with the next pass. */

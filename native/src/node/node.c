@@ -475,10 +475,16 @@ int64_t bsn_slice_read(struct bsn *n, struct bs_trace_id id, uint64_t offset,
 
 	node_lock(n);
 	s = slice_find(n, id);
+	/* A search that is not over may be begun anew, by a successor. */
 	if (s && offset < s->trimmed_bytes)
 		result = -ESTALE;
-	else if (s)
+	else if (s && s->flags & BSN_SLICE_SEARCHING)
+		result = 0;
+	else if (s) {
+		/* What is told somebody must be what a successor tells him. */
+		store_publish(n);
 		result = (int64_t)slice_read(n, s, offset, buffer, bytes);
+	}
 	node_unlock(n);
 	return result;
 }

@@ -136,13 +136,13 @@ static void offer(struct recent *r, struct bs_trace_id id)
 /* A kept run is as old as the segment that it was written in, and its process
  * may be gone. */
 static bool is_wanted(struct bsn *n, const struct recent *r, struct frame *f,
-		      uint32_t index, uint64_t entry, uint32_t runs)
+		      uint32_t index, uint64_t entry, struct walk *walk)
 {
 	struct run run;
 
 	if (f->client != &n->keep.arena)
 		return true;
-	return run_open(n, f, index, entry, runs, &run) &&
+	return run_open(n, f, index, entry, walk, &run) &&
 	       ns_since(n, run.granted_ns) <= r->age_ns &&
 	       (!r->service[0] || !strncmp(run.owner.service, r->service,
 					   sizeof(run.owner.service)));
@@ -150,12 +150,12 @@ static bool is_wanted(struct bsn *n, const struct recent *r, struct frame *f,
 
 static uint32_t offer_frame(struct bsn *n, struct recent *r, struct frame *f)
 {
-	uint32_t runs = runs_count(f, record_of(n, f)->generation);
+	struct walk walk = walk_of(f, record_of(n, f)->generation);
 
 	if (r->service[0] && f->client != &n->keep.arena &&
 	    strcmp(f->client->service, r->service) != 0)
 		return 0;
-	for (uint32_t i = 0; i < runs; i++) {
+	for (uint32_t i = 0; i < walk.runs; i++) {
 		uint64_t entry = run_entry(f, i);
 		struct bs_trace_id id = run_id(f, entry);
 		uint32_t why = gone_why(n, bs_entry_fingerprint(entry));
@@ -164,11 +164,11 @@ static uint32_t offer_frame(struct bsn *n, struct recent *r, struct frame *f)
 		if (!(id.hi | id.lo) ||
 		    why & (GONE_REPORTED | GONE_ABANDONED) || slice_find(n, id))
 			continue;
-		if (!is_wanted(n, r, f, i, entry, runs))
+		if (!is_wanted(n, r, f, i, entry, &walk))
 			continue;
 		offer(r, id);
 	}
-	return runs;
+	return walk.runs;
 }
 
 static bool is_recent(const struct bsn *n, uint32_t i, uint64_t age_ns)

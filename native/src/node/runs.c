@@ -21,6 +21,13 @@ uint32_t runs_count(const struct frame *f, uint32_t generation)
 	return runs < BS_SEGMENT_RUNS_MAX ? runs : BS_SEGMENT_RUNS_MAX;
 }
 
+struct walk walk_of(const struct frame *f, uint32_t generation)
+{
+	struct walk walk = {runs_count(f, generation), FIRST_RUN};
+
+	return walk;
+}
+
 /* With acquire: if it says CLOSED, the run is final. */
 uint64_t run_entry(const struct frame *f, uint32_t index)
 {
@@ -69,19 +76,21 @@ static bool own(struct bsn *n, struct run *run)
 	return true;
 }
 
-/* Read an entry's run, of a directory of that many. False: it lies. */
+/* The directory may be rewritten while it is read: what was judged of one entry
+ * says nothing of the next. But the runs of one walk begin each behind the one
+ * before, so that together they have no more bytes than a segment. */
 bool run_open(struct bsn *n, struct frame *f, uint32_t index, uint64_t entry,
-	      uint32_t runs, struct run *run)
+	      struct walk *walk, struct run *run)
 {
 	uint32_t offset = bs_entry_offset(entry);
-	uint32_t floor = SEGMENT - 8 * runs;
+	uint32_t floor = SEGMENT - 8 * walk->runs;
 	uint32_t end = floor;
 	const struct bs_run_header *h;
 
-	if (index + 1 < runs)
+	if (index + 1 < walk->runs)
 		end = bs_entry_offset(
 			READ_ONCE(*bs_directory(f->bytes, index + 1)));
-	if (offset < FIRST_RUN || end > floor || end < offset + RUN_HEADER)
+	if (offset < walk->end || end > floor || end < offset + RUN_HEADER)
 		return false;
 	if (index && bs_entry_offset(READ_ONCE(
 			     *bs_directory(f->bytes, index - 1))) >= offset)
@@ -102,5 +111,6 @@ bool run_open(struct bsn *n, struct frame *f, uint32_t index, uint64_t entry,
 	    bs_fingerprint(run->header.trace_hi, run->header.trace_lo) !=
 		    bs_entry_fingerprint(entry))
 		return false;
+	walk->end = run->records + run->bytes;
 	return own(n, run);
 }

@@ -57,7 +57,7 @@ static bool is_watched(const struct bsn *n, const struct pass *p,
 
 /* Returns what it cost, in entries. */
 static uint32_t hit(struct bsn *n, struct search *s, struct frame *f,
-		    uint32_t index, uint32_t runs)
+		    uint32_t index, struct walk *walk)
 {
 	bool watched = is_watched(n, s->pass, f) && index == f->scanned;
 	uint64_t entry = run_entry(f, index);
@@ -75,7 +75,7 @@ static uint32_t hit(struct bsn *n, struct search *s, struct frame *f,
 		n->counts.false_hits++;
 		return 1;
 	}
-	if (!run_open(n, f, index, entry, runs, &run)) {
+	if (!run_open(n, f, index, entry, walk, &run)) {
 		n->counts.corrupt++;
 		s->to.slice->flags |= BSN_SLICE_CORRUPT;
 		return 1;
@@ -95,7 +95,7 @@ static uint32_t hit(struct bsn *n, struct search *s, struct frame *f,
 }
 
 static uint32_t look(struct bsn *n, const struct pass *p, struct frame *f,
-		     uint32_t index, uint32_t runs)
+		     uint32_t index, struct walk *walk)
 {
 	uint64_t fingerprint =
 		bs_entry_fingerprint(READ_ONCE(*bs_directory(f->bytes, index)));
@@ -106,7 +106,7 @@ static uint32_t look(struct bsn *n, const struct pass *p, struct frame *f,
 		struct search *s = p->searches[i % p->room];
 
 		if (s->fingerprint == fingerprint)
-			cost += hit(n, s, f, index, runs);
+			cost += hit(n, s, f, index, walk);
 	}
 	return cost;
 }
@@ -116,16 +116,17 @@ static uint32_t visit(struct bsn *n, struct pass *p, struct frame *f)
 	uint32_t i = frame_number(n, f);
 	const struct grant_record *r = record_of(n, f);
 	uint32_t cost = FRAME_ENTRIES;
-	uint32_t runs, limit;
+	struct walk walk;
+	uint32_t limit;
 	const uint64_t *entry;
 
 	if (is_visited(p, i) || f->client->false_hits > FALSE_HITS_MAX ||
 	    (f->client == &n->keep.arena && r->granted_ns > p->granted_ns))
 		return 0;
 	p->visited[i / 64] |= 1ull << (i % 64);
-	runs = runs_count(f, r->generation);
-	limit = runs;
-	if (is_watched(n, p, f) && f->scanned < runs)
+	walk = walk_of(f, r->generation);
+	limit = walk.runs;
+	if (is_watched(n, p, f) && f->scanned < walk.runs)
 		limit = f->scanned + 1;
 	if (i == p->keep_frame && limit > p->keep_runs)
 		limit = p->keep_runs;
@@ -134,7 +135,7 @@ static uint32_t visit(struct bsn *n, struct pass *p, struct frame *f)
 		if (unlikely(filter_has(
 			    &p->filter,
 			    bs_entry_fingerprint(READ_ONCE(*(entry - k))))))
-			cost += look(n, p, f, k, runs);
+			cost += look(n, p, f, k, &walk);
 	}
 	n->counts.entries_searched += limit;
 	return cost + limit;

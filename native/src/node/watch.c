@@ -30,7 +30,7 @@ void watch_from(struct bsn *n, struct frame *f, uint32_t copied)
 
 /* A run into the slice of its trace, if it has one that is served here. */
 static uint32_t serve(struct bsn *n, struct frame *f, uint64_t entry,
-		      uint32_t runs)
+		      struct walk *walk)
 {
 	uint64_t fingerprint = bs_entry_fingerprint(entry);
 	struct slice *s = NULL;
@@ -45,7 +45,7 @@ static uint32_t serve(struct bsn *n, struct frame *f, uint64_t entry,
 		if (!id_equal(run_id(f, entry), s->id) ||
 		    (s->search && !search_has_passed(n, s->search, f)))
 			continue;
-		if (!run_open(n, f, f->scanned, entry, runs, &run)) {
+		if (!run_open(n, f, f->scanned, entry, walk, &run)) {
 			n->counts.corrupt++;
 			s->flags |= BSN_SLICE_CORRUPT;
 			slice_dirty(n, s);
@@ -64,16 +64,16 @@ static uint32_t serve(struct bsn *n, struct frame *f, uint64_t entry,
 /* final: nobody writes there any more, so an open run is over too. */
 void watch_frame(struct bsn *n, struct frame *f, bool final)
 {
-	uint32_t runs;
+	struct walk walk;
 
 	if (!n->store.n_slices)
 		return;
-	runs = runs_count(f, record_of(n, f)->generation);
-	while (f->scanned < runs) {
+	walk = walk_of(f, record_of(n, f)->generation);
+	while (f->scanned < walk.runs) {
 		uint64_t entry = run_entry(f, f->scanned);
 
 		if (filter_has(&n->store.filter, bs_entry_fingerprint(entry)))
-			f->copied = serve(n, f, entry, runs);
+			f->copied = serve(n, f, entry, &walk);
 		if (!(bs_entry_flags(entry) & BS_RUN_CLOSED) && !final)
 			return;
 		f->scanned++;
