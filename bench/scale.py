@@ -22,6 +22,8 @@ class Scale:
     rates_per_s: tuple[int, ...]
     triggers: int
     idle_s: float
+    idle_clients: int
+    idle_clients_s: int
     collections: int
     chains: tuple[int, ...]
     search_steps: int  # halvings of the interval in which the highest rate is sought
@@ -52,6 +54,8 @@ class Scale:
             rates_per_s=(10_000, 100_000, 500_000, 1_000_000, 2_000_000, 5_000_000, 10_000_000),
             triggers=200,
             idle_s=10.0,
+            idle_clients=1600,
+            idle_clients_s=10,
             collections=20,
             chains=(2, 10),
             search_steps=7,  # to a hundredth
@@ -82,6 +86,8 @@ class Scale:
             rates_per_s=(10_000, 100_000),
             triggers=5,
             idle_s=0.2,
+            idle_clients=200,
+            idle_clients_s=1,
             collections=2,
             chains=(2,),
             search_steps=1,

@@ -25,6 +25,7 @@ _PACKAGES = ("build/protocol", "build/formats", "build/appliance", "build/native
 
 _PROGRAMS: Mapping[str, tuple[str, ...]] = {
     "writer": ("build/native/src/client/libbacksight.so",),
+    "clients": ("build/native/src/node/libbacksight-node.a",),
     "http_service": ("build/native/src/client/libbacksight.so",),
     "pool": (
         "build/native/src/node/libbacksight-node.a",

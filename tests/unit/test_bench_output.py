@@ -112,6 +112,11 @@ def test_the_rest_of_one_node_is_measured(lines: list[Line]) -> None:
     assert params(lines, "idle_cpu_ms_per_s", "clients") == {(1,)}
 
 
+def test_many_processes_that_do_nothing_are_measured(lines: list[Line]) -> None:
+    loads = {(200, 0, 0), (200, 32, 0), (200, 32, 1)}
+    assert params(lines, "idle_clients_cpu", "clients", "threads", "triggers_per_s") == loads
+
+
 def test_bursts_of_both_sizes_are_measured(lines: list[Line]) -> None:
     assert params(lines, "trace_burst_ns", "burst", "threads") == {
         (burst, threads) for burst in (600, 100_000) for threads in (1, 2)

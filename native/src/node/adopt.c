@@ -308,7 +308,7 @@ static void place(struct bsn *n, struct client *c, uint32_t i,
 			ledger_number_seal(n, t->frame);
 			frame_set_state(n, frame_at(n, t->frame), FRAME_SEALED);
 		}
-		t->frame = i;
+		thread_enter(n, t, f);
 		threads_use(n, c, r->slot + 1u);
 		break;
 	default:

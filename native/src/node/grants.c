@@ -126,8 +126,26 @@ void grants_first(struct bsn *n, struct client *c)
 	grants_fill(n, c);
 }
 
+static bool is_settled(const struct bsn *n, const struct client *c)
+{
+	return n->now_ns < c->settled_until_ns &&
+	       c->grant_tail == c->settled_tail &&
+	       n->clients.count == c->settled_clients;
+}
+
+static void settle(const struct bsn *n, struct client *c)
+{
+	c->settled_until_ns = grants_stock(c) == c->stock_target
+				      ? c->window_ns + WINDOW_NS
+				      : 0;
+	c->settled_tail = c->grant_tail;
+	c->settled_clients = n->clients.count;
+}
+
 void grants_take_back(struct bsn *n, struct client *c)
 {
+	if (is_settled(n, c))
+		return;
 	stock_adapt(n, c);
 	stock_shrink(n, c);
 }
@@ -136,6 +154,8 @@ void grants_fill(struct bsn *n, struct client *c)
 {
 	struct bs_grant_ring *ring = grants_of(c);
 
+	if (is_settled(n, c))
+		return;
 	if (grants_stock(c) < c->stock_target)
 		c->filled_ns = n->now_ns;
 	while (grants_stock(c) < c->stock_target) {
@@ -158,4 +178,5 @@ void grants_fill(struct bsn *n, struct client *c)
 		store_release(&ring->head, ++c->grant_head);
 	}
 	c->stock_granted = grants_stock(c);
+	settle(n, c);
 }

@@ -158,6 +158,9 @@ struct segment {
 
 struct thread {
 	uint32_t frame;		/* that it appends to, or NONE */
+	uint32_t served;	/* while its directory has as many runs, and no
+				 * more, slices were served all; NONE: look */
+	uint32_t *runs;		/* the directory's count, in the segment */
 	uint32_t loss_tail;	/* read; given back with the commit */
 	uint32_t losses_untold; /* as last seen */
 };
@@ -180,18 +183,33 @@ struct told {
 };
 
 struct client {
+	/* What each poll looks at where nothing happened, side by side. */
+	bool live;
+	bool untied_news;    /* slices do not know of the latest loss */
+	bool losses_unsaved; /* some were read since the last commit */
+	uint32_t take_back;  /* segment to go on with, or NONE */
+	uint8_t *channel;
+	uint32_t grant_head, grant_tail;
+	struct list unclaimed; /* taken; by whom, is not known yet */
+	uint32_t losses;       /* as last seen */
+	uint64_t losses_read_ns;
+	uint64_t memory_checked_ns;
+	uint64_t watched_ns; /* all of its threads (watch.c) */
+	uint64_t wrote_ns;   /* one of them, as was seen then */
+	/* Until then its stock is as it should be, while it takes nothing, and
+	 * shares with as many. */
+	uint64_t settled_until_ns;
+	uint32_t settled_tail, settled_clients;
+	uint32_t threads_used; /* none beyond was ever used */
+	struct queue queue;
+	struct queue queue_before; /* being replaced; context NULL: none is */
+
 	uint32_t number; /* 0: the keep arena */
 	int pid;
 	char service[64];
-	bool live;
 	uint8_t *arena;
 	uint64_t arena_bytes;
-	uint64_t memory_checked_ns;
-	int arena_fd;	    /* to ask how much memory it has */
-	uint32_t take_back; /* segment to go on with, or NONE */
-	uint8_t *channel;
-	struct queue queue;
-	struct queue queue_before; /* being replaced; context NULL: none is */
+	int arena_fd; /* to ask how much memory it has */
 
 	struct segment *segments;
 	uint32_t n_segments;
@@ -199,11 +217,9 @@ struct client {
 	uint32_t segments_free;	 /* list */
 	uint32_t frames;	 /* in any state */
 	struct list backed;
-	struct list unclaimed; /* taken; by whom, is not known yet */
-	uint64_t kept_bytes;   /* in the keep arena */
-	struct list sealed;    /* in the order of the node's list */
+	uint64_t kept_bytes; /* in the keep arena */
+	struct list sealed;  /* in the order of the node's list */
 
-	uint32_t grant_head, grant_tail;
 	uint32_t *granted; /* frames; the ring's own copy */
 	uint32_t stock_target;
 	uint32_t stock_granted; /* that waited when it was last filled */
@@ -213,17 +229,12 @@ struct client {
 	uint64_t peak_per_s; /* segments */
 	uint64_t peak_ns;    /* when it was last halved, or reached */
 
-	uint32_t threads_used; /* none beyond was ever used */
-	uint32_t losses;       /* as last seen */
-	uint64_t losses_read_ns;
 	uint64_t exited_ns;
 	struct thread threads[BS_THREAD_SLOTS];
 	struct told told;
 
 	/* Losses that no trace could be blamed for happened between. */
 	uint64_t untied_from_ns, untied_to_ns;
-	bool untied_news;    /* slices do not know of the latest */
-	bool losses_unsaved; /* some were read since the last commit */
 
 	uint32_t false_hits;	      /* in the pass that goes on */
 	struct client *next_numbered; /* of the same bucket */
@@ -614,6 +625,8 @@ uint32_t grants_stock(const struct client *c);
 
 /* threads.c */
 void threads_use(const struct bsn *n, struct client *c, uint32_t slots);
+/* It appends to that frame from here on. */
+void thread_enter(struct bsn *n, struct thread *t, struct frame *f);
 void threads_observe(struct bsn *n, struct client *c);
 void threads_read_losses(struct bsn *n, struct client *c);
 /* How far losses were read, in the commit with what came of them; and then give
@@ -625,7 +638,8 @@ void frames_sort(struct bsn *n, uint32_t *frames, uint32_t count);
 bool handle_is_open(const struct client *c, uint32_t handle);
 
 /* memory.c */
-void memory_check(struct bsn *n, struct client *c);
+/* Returns whether it was due. */
+bool memory_check(struct bsn *n, struct client *c);
 /* A piece. True: there is more. */
 bool memory_take_back(struct bsn *n, struct client *c);
 
@@ -686,8 +700,10 @@ void search_put_off(const struct bsn *n, struct search *s,
 void search_conclude(struct bsn *n, struct search *s);
 
 /* watch.c */
-void watch_frame(struct bsn *n, struct frame *f, bool final);
-/* All that live processes write to now. */
+/* Returns whether slices were served all that is there. */
+bool watch_frame(struct bsn *n, struct frame *f, bool final);
+/* All that live processes write to now; with give_way in pieces, and those that
+ * are quiet less often. */
 void watch_all(struct bsn *n, bool give_way);
 void watch_from(struct bsn *n, struct frame *f, uint32_t copied);
 void watch_save(struct bsn *n, uint64_t epoch);

@@ -28,17 +28,18 @@ static bool is_granted(const struct bsn *n, const struct client *c, uint32_t s)
 	       n->ledger.records[i].segment == s;
 }
 
-void memory_check(struct bsn *n, struct client *c)
+bool memory_check(struct bsn *n, struct client *c)
 {
 	struct stat st;
 
 	if (c->take_back != NONE ||
 	    ns_since(n, c->memory_checked_ns) < CHECK_NS)
-		return;
+		return false;
 	c->memory_checked_ns = n->now_ns;
 	if (!fstat(c->arena_fd, &st) &&
 	    (uint64_t)st.st_blocks * BLOCK > (uint64_t)c->frames * SEGMENT)
 		c->take_back = 0;
+	return true;
 }
 
 bool memory_take_back(struct bsn *n, struct client *c)

@@ -40,6 +40,15 @@ static void seal(struct bsn *n, struct frame *f)
 	frame_seal(n, f);
 }
 
+void thread_enter(struct bsn *n, struct thread *t, struct frame *f)
+{
+	struct bs_segment_header *h = (void *)f->bytes;
+
+	t->frame = frame_number(n, f);
+	t->runs = &h->runs;
+	t->served = NONE;
+}
+
 /* The thread is in this frame now: what it took before is complete. */
 static void thread_moves(struct bsn *n, struct client *c, uint32_t slot,
 			 struct frame *f)
@@ -48,7 +57,7 @@ static void thread_moves(struct bsn *n, struct client *c, uint32_t slot,
 
 	if (t->frame != NONE)
 		seal(n, frame_at(n, t->frame));
-	t->frame = frame_number(n, f);
+	thread_enter(n, t, f);
 	record_of(n, f)->slot = (uint16_t)slot;
 	threads_use(n, c, slot + 1);
 }
@@ -93,6 +102,8 @@ void threads_observe(struct bsn *n, struct client *c)
 		taken = 0;
 	}
 	c->taken += taken;
+	if (taken)
+		c->wrote_ns = n->now_ns;
 	while (taken--) {
 		uint32_t i =
 			c->granted[c->grant_tail++ % BS_GRANT_RING_ENTRIES];

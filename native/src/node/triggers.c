@@ -156,7 +156,7 @@ void triggers_take_all(struct bsn *n)
 	for (uint32_t i = 0; i < count; i++) {
 		struct client *c = n->clients.all[i];
 
-		if (triggers_wait(n, c))
+		if (triggers_left(c))
 			triggers_take(n, c);
 	}
 }

@@ -62,12 +62,12 @@ static uint32_t serve(struct bsn *n, struct frame *f, uint64_t entry,
 }
 
 /* final: nobody writes there any more, so an open run is over too. */
-void watch_frame(struct bsn *n, struct frame *f, bool final)
+bool watch_frame(struct bsn *n, struct frame *f, bool final)
 {
 	struct walk walk;
 
 	if (!n->store.n_slices)
-		return;
+		return false;
 	walk = walk_of(f, record_of(n, f)->generation);
 	while (f->scanned < walk.runs) {
 		uint64_t entry = run_entry(f, f->scanned);
@@ -75,20 +75,50 @@ void watch_frame(struct bsn *n, struct frame *f, bool final)
 		if (filter_has(&n->store.filter, bs_entry_fingerprint(entry)))
 			f->copied = serve(n, f, entry, &walk);
 		if (!(bs_entry_flags(entry) & BS_RUN_CLOSED) && !final)
-			return;
+			return false;
 		f->scanned++;
 		n->counts.entries_watched++;
 		f->copied = NONE;
 		set_dirty(n, f);
 	}
+	return true;
 }
+
+/* Most threads have written nothing since they were looked at: of those one word
+ * is read, and so many words ahead are asked for. */
+#define THREADS_AHEAD 8u
 
 static void watch_client(struct bsn *n, struct client *c)
 {
 	for (uint32_t i = 0; i < c->threads_used; i++) {
-		if (c->threads[i].frame != NONE)
-			watch_frame(n, frame_at(n, c->threads[i].frame), false);
+		struct thread *t = &c->threads[i];
+		uint32_t scanned, copied;
+		struct frame *f;
+
+		if (i + THREADS_AHEAD < c->threads_used)
+			__builtin_prefetch(t[THREADS_AHEAD].runs);
+		if (t->frame == NONE || READ_ONCE(*t->runs) == t->served)
+			continue;
+		f = frame_at(n, t->frame);
+		scanned = f->scanned;
+		copied = f->copied;
+		t->served = watch_frame(n, f, false) ? f->scanned : NONE;
+		if (f->scanned != scanned || f->copied != copied)
+			c->wrote_ns = n->now_ns;
 	}
+	c->watched_ns = n->now_ns;
+}
+
+/* That word is in a page of its own, which thousands of idle threads make dear.
+ * So a process that has written nothing for a second is looked at less often,
+ * which is still far below the 200 ms of silence that end a trace. */
+#define QUIET_NS NS_PER_S
+#define QUIET_WATCH_NS (80 * NS_PER_MS)
+
+static bool may_wait(const struct bsn *n, const struct client *c)
+{
+	return ns_since(n, c->wrote_ns) >= QUIET_NS &&
+	       ns_since(n, c->watched_ns) < QUIET_WATCH_NS;
 }
 
 /* Clients between which the lock is given up. */
@@ -100,7 +130,7 @@ void watch_all(struct bsn *n, bool give_way)
 	uint32_t count = 0;
 
 	for_each_client(n, c) {
-		if (!c->live)
+		if (!c->live || (give_way && may_wait(n, c)))
 			continue;
 		watch_client(n, c);
 		if (give_way && ++count % CLIENTS_A_PIECE == 0)

@@ -512,6 +512,40 @@ static void peeks_without_collecting(void)
 	bsn_free(n);
 }
 
+/* A process that was quiet is heard again before a trace is taken for over. */
+static void quiet_processes_are_watched(void)
+{
+	struct bsn_config config = test_config(8 << 20);
+	struct bsn *n = test_node(&config);
+	uint64_t now = START + 10 * SECOND;
+	struct bsn_slice s;
+	struct wthread t;
+	struct writer w;
+	uint64_t bytes;
+
+	writer_attach(&w, n, START);
+	t = writer_thread(&w, 0);
+	CHECK(w_trace(&t, trace_id(1), 100, START));
+	collect(n, trace_id(1), START, &s);
+	bsn_poll(n, now);
+	for (uint32_t round = 0; round < 3; round++) {
+		CHECK_EQ(bsn_slice_info(n, trace_id(1), &s), 0);
+		bytes = s.bytes;
+		CHECK(w_trace(&t, trace_id(1), 100, now));
+		/* As often as the daemon looks then. */
+		for (uint32_t polls = 0; s.bytes == bytes; polls++) {
+			CHECK(polls < 5);
+			now += 20 * MS;
+			bsn_poll(n, now);
+			CHECK_EQ(bsn_slice_info(n, trace_id(1), &s), 0);
+			/* Then it is not quiet any more. */
+			CHECK(s.bytes > bytes || round == 0);
+		}
+	}
+	writer_close(&w);
+	bsn_free(n);
+}
+
 int main(void)
 {
 	RUN(collects_what_was_written);
@@ -525,6 +559,7 @@ int main(void)
 	RUN(refuses_bad_configurations);
 	RUN(cuts_long_traces_on_records);
 	RUN(peeks_without_collecting);
+	RUN(quiet_processes_are_watched);
 	free(d.bytes);
 	return 0;
 }
