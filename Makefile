@@ -28,7 +28,7 @@ LINT_STAMP := $(LINT)/.stamp
 .PHONY: help setup build build-asan build-tsan build-arm64 test test-all test-newest \
 	test-c test-arm64 test-fuzz fuzz-coverage fuzz-keep lint \
 	lint-ruff lint-mypy lint-shell lint-clang-format lint-clang-tidy format \
-	pythonpath demo replay mutants bench-native bench-http bench-otel clean
+	pythonpath demo replay mutants bench-native bench-http bench-plots bench-otel clean
 
 help:
 	@echo 'sudo make demo        a shop of live services on three nodes, with trouble (DURATION= KEEP=1)'
@@ -44,6 +44,7 @@ help:
 	@echo '     make format      rewrite the sources in the style that lint wants'
 	@echo '     make bench-native  measure the data path; results in build/bench/ (BASE=COMMIT: both in turn)'
 	@echo '     make bench-http  measure two services that call each other over HTTP, traced and not'
+	@echo '     make bench-plots  draw what bench-native measured last, into docs/figures'
 	@echo '     make build       build into build/'
 	@echo '     make clean       remove build/'
 	@echo 'Packages are installed by each of them where missing, which needs sudo.'
@@ -204,6 +205,10 @@ bench-native: build
 bench-http: build
 	scripts/with-tmp bench/run --only http --output build/bench/http.jsonl $(if $(BASE),--base '$(BASE)')
 	bench/run --table --output build/bench/http.jsonl
+
+# From what was measured last, into docs/figures.
+bench-plots: build
+	$(PYTHON) -m bench.plots
 
 bench-otel: build
 	scripts/with-tmp bench/otel.py

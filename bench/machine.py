@@ -11,6 +11,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Self
 
@@ -35,6 +36,7 @@ def description() -> dict[str, str]:
         "compiler": compiler.stdout.splitlines()[0],
         "tsc": f"{'' if invariant else 'not '}invariant, clock source {clocksource.read_text().strip()}",
         "python": platform.python_version(),
+        "date": datetime.now(UTC).date().isoformat(),
     }
 
 

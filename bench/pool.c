@@ -19,12 +19,8 @@
  */
 #include <errno.h>
 #include <inttypes.h>
-#include <sched.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <sys/mman.h>
-#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <sys/wait.h>
@@ -33,7 +29,6 @@
 
 #include "abi.h"
 #include "backsight.h"
-#include "barrier.h"
 #include "node.h"
 
 #define SECOND_NS 1000000000ull
@@ -44,7 +39,7 @@
 
 /* What the child writes between two polls: what any stock of segments and any
  * ring has room for. */
-#define PIECE_TRACES 256u
+#define PIECE_TRACES 600u
 #define PIECE_BYTES (96u << 10)
 
 /* Of the pool, in payload: headers add to it, so it is gone round for sure. */
@@ -58,18 +53,17 @@
 
 #define CLIENT_FDS (sizeof(struct bsn_client_fds) / sizeof(int))
 
-/* Between this process and the child. */
-struct progress {
-	uint64_t polls;
-	uint64_t written; /* traces */
-	uint64_t lost;
-	uint32_t is_done;
+/* What the child says after a piece, and is answered with. */
+enum said {
+	PIECE = 'p',
+	LAST = 'l',
+	LOST = 'x'
 };
 
 struct bench {
 	struct bsn *node;
 	struct bsn_config config;
-	struct progress *progress;
+	int child; /* the way to it, or in it to this process */
 	uint64_t trace_bytes;
 	uint64_t traces; /* to write */
 	uint64_t paired_ns;
@@ -123,36 +117,33 @@ static bool write_trace(uint64_t number, uint64_t trace_bytes)
 	return !lost;
 }
 
-/* Two more: one may have begun before. */
-static void await_poll(const struct progress *p)
+/* Until the node has polled. */
+static void say(const struct bench *b, enum said what)
 {
-	uint64_t wanted = load_acquire(&p->polls) + 2;
+	char c = (char)what;
 
-	while (load_acquire(&p->polls) < wanted)
-		sched_yield();
+	if (write(b->child, &c, 1) != 1 || read(b->child, &c, 1) != 1)
+		exit(0);
 }
 
 static void write_all(const struct bench *b)
 {
-	struct progress *p = b->progress;
 	uint64_t bytes = 0;
 
 	if (bs_wait_attached(ATTACH_TIMEOUT_S * 1000))
 		die("the writer is not attached");
-	for (uint64_t i = 1; i <= b->traces; i++) {
+	for (uint64_t i = 1, n = 0; i <= b->traces; i++) {
 		if (!write_trace(i, b->trace_bytes))
-			p->lost++;
+			say(b, LOST);
 		bytes += b->trace_bytes;
-		if (i % PIECE_TRACES && bytes < PIECE_BYTES)
+		if (++n < PIECE_TRACES && bytes < PIECE_BYTES)
 			continue;
-		bytes = 0;
-		await_poll(p);
+		bytes = n = 0;
+		say(b, PIECE);
 	}
-	await_poll(p);
-	store_release(&p->is_done, 1);
-	/* Attached as long as it is looked at. */
-	for (;;)
-		pause();
+	/* The answer is the end: it is attached as long as it is looked at. */
+	say(b, LAST);
+	exit(0);
 }
 
 /* ----------------------------------------------------------------- node --- */
@@ -241,6 +232,7 @@ static void fill(struct bench *b)
 	const char *tmp = getenv("TMPDIR");
 	char directory[sizeof(address.sun_path) - sizeof("/node.sock")];
 	int listener = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+	int ends[2];
 
 	snprintf(directory, sizeof(directory), "%s/backsight-bench-XXXXXX",
 		 tmp ? tmp : "/tmp");
@@ -255,30 +247,35 @@ static void fill(struct bench *b)
 	    listen(listener, 1) ||
 	    setenv("BACKSIGHT_SOCKET", address.sun_path, 1))
 		die("no socket to attach at");
-	b->progress = mmap(NULL, sizeof(*b->progress), PROT_READ | PROT_WRITE,
-			   MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-	if (b->progress == MAP_FAILED)
-		die("out of memory");
+	if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends))
+		die("no socket");
 	b->writer = fork();
 	if (b->writer < 0)
 		die("no process");
-	if (!b->writer) {
-		prctl(PR_SET_PDEATHSIG, SIGKILL);
+	b->child = ends[!b->writer];
+	close(ends[!!b->writer]);
+	if (!b->writer)
 		write_all(b);
-	}
 	new_node(b);
 	attach(b, listener);
 	close(listener);
 	unlink(address.sun_path);
 	rmdir(directory);
-	while (!load_acquire(&b->progress->is_done)) {
-		if (waitpid(b->writer, NULL, WNOHANG))
+	for (;;) {
+		char what;
+
+		if (read(b->child, &what, 1) != 1)
 			die("the writer ended");
+		if (what == LOST)
+			die("a trace was lost while the pool was filled");
+		/* A poll drains, and the next one grants by what it found. */
 		poll_once(b);
-		store_release(&b->progress->polls, b->progress->polls + 1);
+		poll_once(b);
+		if (what == LAST)
+			return;
+		if (write(b->child, &what, 1) != 1)
+			die("the writer ended");
 	}
-	if (b->progress->lost)
-		die("a trace was lost while the pool was filled");
 }
 
 /* ------------------------------------------------------------- measured --- */
@@ -482,7 +479,7 @@ int main(int argc, char **argv)
 		die("usage: see the head of pool.c");
 	bsn_free(b.node);
 	free(b.buffer);
-	kill(b.writer, SIGKILL);
+	close(b.child);
 	waitpid(b.writer, NULL, 0);
 	return 0;
 }

@@ -8,6 +8,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Self
 
 Param = bool | int | float | str
 
@@ -34,6 +35,37 @@ class Result:
     def line(self) -> str:
         """One line of JSON."""
         return json.dumps(asdict(self))
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """What results were measured of, and on what. It lies beside them."""
+
+    commit: str
+    base: str  # the other commit of a comparison; empty: none
+    machine: Mapping[str, str]
+
+    @staticmethod
+    def _path(results: Path) -> Path:
+        return results.with_suffix(".about.json")
+
+    @classmethod
+    def read(cls, results: Path) -> Self:
+        """What lies beside a file of results."""
+        return cls(**json.loads(cls._path(results).read_text()))
+
+    def write(self, results: Path) -> None:
+        """Lay it beside a file of results."""
+        self._path(results).write_text(json.dumps(asdict(self), indent=2) + "\n")
+
+    def caption(self) -> str:
+        """One line."""
+        machine = self.machine
+        virtual = ", virtualised" if machine["virtualised"] == "yes" else ""
+        return (
+            f"commit {self.commit}; {machine['cores']} cores of {machine['cpu']}{virtual},"
+            f" Linux {machine['kernel']}, {machine['date']}"
+        )
 
 
 def rounded(value: float) -> float:
