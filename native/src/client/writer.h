@@ -62,9 +62,9 @@ static inline bool bs_trace_has_run(const struct bs_trace *trace)
  * At the end of each run, for those to come: as many lines as a trace of 100
  * bytes takes with its headers, 2 KiB ahead of it, and the line of entries that
  * comes after the next three. Of 512, 1024, 2048 and 4096 bytes the last two
- * were best, a fifth better than none. What is in the middle of a long run the
- * processor sees coming: to ask with each record cost a record of 128 bytes a
- * sixth more.
+ * were best; with none a trace took half as long again. What is in the middle of
+ * a long run the processor sees coming: to ask with each record made one of 128
+ * bytes a sixth slower.
  */
 #define BS_SEGMENT_AHEAD 2048
 #define BS_SEGMENT_AHEAD_LINES 3
