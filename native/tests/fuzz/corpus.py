@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A fuzzer's corpus as one file of text, an input a line in hexadecimal digits:
+"""A fuzzer's corpus as one file of text, an input a line in hexadecimal digits.
 
 python3 native/tests/fuzz/corpus.py unpack FILE DIRECTORY
 python3 native/tests/fuzz/corpus.py pack DIRECTORY FILE
@@ -22,12 +22,14 @@ def unpack(file: Path, directory: Path) -> None:
 
 
 def pack(directory: Path, file: Path) -> None:
+    """Write all inputs, the shortest first."""
     inputs = {path.read_bytes() for path in directory.iterdir()}
     ordered = sorted(inputs, key=lambda content: (len(content), content))
     file.write_text("".join(f"{content.hex()}\n" for content in ordered if content), "ascii")
 
 
 def main(arguments: list[str]) -> int:
+    """Do what the command says; return the exit status."""
     match arguments:
         case ["unpack", file, directory]:
             unpack(Path(file), Path(directory))

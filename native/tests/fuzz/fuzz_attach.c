@@ -23,10 +23,9 @@ static struct bs_packet next;
 
 /* ------------------------------------------------------------------ link --- */
 
-int bs_link_open(const struct sockaddr_un *to)
+int bs_link_open(const struct sockaddr_un *address)
 {
-	(void)to;
-	return 0;
+	return address ? 0 : -EINVAL;
 }
 
 void bs_link_close(void)
