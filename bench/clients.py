@@ -8,7 +8,8 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-from bench.report import Param, Result, load, rounded
+from bench.machine import load
+from bench.report import Param, Result, rounded
 from bench.scale import Scale
 from testbed.daemons import bound
 
