@@ -64,6 +64,11 @@ METRICS = (
         "dataplane/entries_searched",
     ),
     Metric(
+        "watched_runs_total",
+        "Runs that were compared with the traces that are collected already.",
+        "dataplane/entries_watched",
+    ),
+    Metric(
         "false_hits_total",
         "Runs of other traces that passes met. More than a few: a process lies.",
         "dataplane/false_hits",
@@ -72,6 +77,11 @@ METRICS = (
         "corrupt_total",
         "Contradictions met in memory that is shared with processes.",
         "dataplane/corrupt",
+    ),
+    Metric(
+        "taken_back_bytes_total",
+        "Memory that processes touched and were not granted, given back to the system.",
+        "dataplane/taken_back_bytes",
     ),
     # What processes write.
     Metric(

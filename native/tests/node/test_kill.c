@@ -13,6 +13,7 @@
 #include <sys/wait.h>
 
 #include "kill.h"
+#include "random.h"
 #include "writer.h"
 
 #define WRITERS 2
@@ -40,19 +41,10 @@ struct stage {
 	struct held held;
 };
 
-static uint64_t kills_most = 120;
-static uint64_t random_state;
+static uint64_t kills_most;
 static struct decoded d;
 /* What a child found out. */
 static uint64_t *told;
-
-static uint64_t random_u64(void)
-{
-	random_state ^= random_state << 13;
-	random_state ^= random_state >> 7;
-	random_state ^= random_state << 17;
-	return random_state * 0x2545f4914f6cdd1dull;
-}
 
 /* ----------------------------------------------------------------- stage --- */
 
@@ -445,12 +437,7 @@ static void at_every_store(const char *name, act_fn *act)
 
 int main(int argc, char **argv)
 {
-	uint64_t seed = argc > 2 ? strtoull(argv[2], NULL, 0) : 1;
-
-	if (argc > 1)
-		kills_most = strtoull(argv[1], NULL, 0);
-	printf("seed %ju\n", (uintmax_t)seed);
-	random_state = seed * 2654435761u + 1;
+	kills_most = amount_of(argc, argv, 120).much;
 	told = mmap(NULL, 4096, PROT_READ | PROT_WRITE,
 		    MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	CHECK(told != MAP_FAILED);

@@ -19,6 +19,7 @@
 #include <sys/wait.h>
 
 #include "kill.h"
+#include "random.h"
 #include "writer.h"
 
 #define WRITERS 3
@@ -97,21 +98,7 @@ static struct {
 	uint64_t kills, restarts, checks, evicted, kept;
 } model;
 
-static uint64_t random_state;
 static struct decoded d;
-
-static uint64_t random_u64(void)
-{
-	random_state ^= random_state << 13;
-	random_state ^= random_state >> 7;
-	random_state ^= random_state << 17;
-	return random_state * 0x2545f4914f6cdd1dull;
-}
-
-static uint32_t below(uint32_t limit)
-{
-	return (uint32_t)(random_u64() % limit);
-}
 
 /* ---------------------------------------------------------------- writing --- */
 
@@ -781,7 +768,7 @@ static void episode(uint64_t seed)
 	uint64_t checks = model.checks, evicted = model.evicted;
 	uint64_t kept = model.kept;
 
-	random_state = seed * 2654435761u + 1;
+	random_seed(seed);
 	memset(&model, 0, sizeof(model));
 	model.kills = kills;
 	model.restarts = restarts;
@@ -809,13 +796,12 @@ static void episode(uint64_t seed)
 
 int main(int argc, char **argv)
 {
-	uint64_t episodes = argc > 1 ? strtoull(argv[1], NULL, 0) : 8;
-	uint64_t seed = argc > 2 ? strtoull(argv[2], NULL, 0) : 1;
+	struct amount a = amount_of(argc, argv, 8);
 
-	for (uint64_t i = 0; i < episodes; i++) {
-		printf("seed %ju\n", (uintmax_t)(seed + i));
+	for (uint64_t i = 0; i < a.much; i++) {
+		printf("episode of seed %ju\n", (uintmax_t)(a.seed + i));
 		fflush(stdout);
-		episode(seed + i);
+		episode(a.seed + i);
 	}
 	printf("%ju kills, %ju restarts, %ju checks, %ju segments reclaimed, "
 	       "%ju looks at kept runs\n",
