@@ -31,6 +31,7 @@ enum traces {
 
 struct stage {
 	struct bsn_config config;
+	bool is_tiny;
 	struct bsn *n;
 	struct writer w[WRITERS];
 	struct wthread filler, open, other, late;
@@ -142,6 +143,39 @@ static void stage_write(struct stage *s)
 	/* All of the stock: segments are sealed, and others must go. */
 	for (uint32_t i = 0; i < 14; i++)
 		fill(s);
+}
+
+static void stage_full(struct stage *s)
+{
+	stage_begin(s);
+	stage_write(s);
+}
+
+/* Arenas so small that a segment is reclaimed in the poll that sees it full. Of
+ * one there is a slice, which has not all of it yet. */
+static void stage_tiny(struct stage *s)
+{
+	struct bsn_slice slice;
+
+	memset(s, 0, sizeof(*s));
+	s->is_tiny = true;
+	s->config = test_config(4 << 20);
+	s->config.arena_bytes = 2 * SEG;
+	s->config.store_bytes = 1 << 20;
+	s->now = START;
+	s->n = test_node(&s->config);
+	for (int i = 0; i < WRITERS; i++)
+		writer_attach(&s->w[i], s->n, s->now);
+	s->other = writer_thread(&s->w[1], 1);
+	put(&s->other, COLLECTED, OTHER_HANDLE, 0, BS_RUN_FIRST, s->now);
+	w_end(&s->other, 0);
+	collect(s->n, trace_id(COLLECTED), s->now, &slice);
+	bsn_poll(s->n, s->now);
+	put(&s->other, COLLECTED, OTHER_HANDLE, 1, 0, s->now);
+	w_end(&s->other, BS_RUN_LAST);
+	s->collected = 2;
+	/* It goes to the next segment, and lets go of the first. */
+	CHECK(w_take_segment(&s->other));
 }
 
 static void stage_save(struct stage *s)
@@ -353,6 +387,22 @@ static void check_all(struct stage *s, bool exited, bool released)
 	CHECK_EQ(m.clients, 0);
 }
 
+static void check_tiny(struct stage *s)
+{
+	struct bsn_slice slice;
+	struct bsn_metrics m;
+
+	bsn_poll(s->n, s->now);
+	check_invariants(s->n);
+	bsn_get_metrics(s->n, &m);
+	CHECK_EQ(m.corrupt, 0);
+	CHECK_EQ(bsn_slice_info(s->n, trace_id(COLLECTED), &slice), 0);
+	CHECK_EQ(slice.flags, BSN_SLICE_HELD);
+	CHECK_EQ(slice.open_handles, 0);
+	decode_slice(s->n, trace_id(COLLECTED), &d);
+	CHECK_EQ(d.records, s->collected);
+}
+
 /* ------------------------------------------------------------------ kills --- */
 
 static int child_ends(pid_t child)
@@ -390,6 +440,10 @@ static void checked(struct stage *s, bool exited, bool released, uint64_t first,
 	CHECK(child >= 0);
 	if (!child) {
 		adopt_all(s);
+		if (s->is_tiny) {
+			check_tiny(s);
+			_exit(0);
+		}
 		if (exited)
 			CHECK_EQ(bsn_client_exited(s->n, s->w[1].number,
 						   s->now),
@@ -404,18 +458,18 @@ static void checked(struct stage *s, bool exited, bool released, uint64_t first,
 	}
 }
 
-static void at_every_store(const char *name, act_fn *act)
+static void at_every_store(const char *name, void (*stage)(struct stage *s),
+			   act_fn *act)
 {
 	bool exited = act == act_exit, released = act == act_release;
 	struct stage s;
 	uint64_t stores, step, kills = 0;
 
-	stage_begin(&s);
-	stage_write(&s);
+	stage(&s);
 	stage_save(&s);
 	CHECK(!killed(&s, act, KILL_NEVER));
 	stores = told[0];
-	CHECK(stores > 50);
+	CHECK(stores > 20);
 	step = stores / kills_most + 1;
 	for (uint64_t k = random_u64() % step; k < stores; k += step) {
 		stage_restore(&s);
@@ -425,7 +479,7 @@ static void at_every_store(const char *name, act_fn *act)
 		/* And its successor too, anywhere. */
 		stage_restore(&s);
 		CHECK(killed(&s, act, k));
-		killed(&s, act_adopt, random_u64() % 4000);
+		killed(&s, act_adopt, random_u64() % 1000);
 		checked(&s, exited, released, k, 1);
 	}
 	stage_restore(&s);
@@ -441,12 +495,13 @@ int main(int argc, char **argv)
 	told = mmap(NULL, 4096, PROT_READ | PROT_WRITE,
 		    MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	CHECK(told != MAP_FAILED);
-	at_every_store("poll", act_poll);
-	at_every_store("collect", act_collect);
-	at_every_store("exit", act_exit);
-	at_every_store("attach", act_attach);
-	at_every_store("release", act_release);
-	at_every_store("adopt", act_adopt);
+	at_every_store("poll", stage_full, act_poll);
+	at_every_store("collect", stage_full, act_collect);
+	at_every_store("exit", stage_full, act_exit);
+	at_every_store("attach", stage_full, act_attach);
+	at_every_store("release", stage_full, act_release);
+	at_every_store("adopt", stage_full, act_adopt);
+	at_every_store("poll of tiny arenas", stage_tiny, act_poll);
 	free(d.bytes);
 	return 0;
 }

@@ -594,7 +594,7 @@ static void triggers_without_end(void)
 	for (uint32_t round = 0; round < 3000; round++) {
 		int got;
 
-		for (int i = 1; i <= LIARS; i++) {
+		for (int i = 0; i < LIARS; i++) {
 			struct bs_context_segment *x = w[i].context;
 
 			while (x->cells[x->trigger_head % BS_TRIGGER_CELLS]
@@ -602,7 +602,7 @@ static void triggers_without_end(void)
 				w_trigger(&w[i], trace_id(9), "flood", START);
 		}
 		if (fired == came) {
-			w_trigger(&w[0], trace_id(1), "honest", START);
+			w_trigger(&w[LIARS], trace_id(1), "honest", START);
 			fired++;
 			waited = 0;
 		}
