@@ -186,12 +186,15 @@ static bool is_recent(const struct bsn *n, uint32_t i, uint64_t age_ns)
  * (Priorities are hashes; of 10,000 the error is one in a hundred.) */
 static uint64_t estimate(const struct recent *r)
 {
-	double above;
+	double above, about = r->count;
 
 	if (r->count < r->room)
 		return r->count;
 	above = (double)(UINT64_MAX - r->heap[0].priority) / 0x1p64;
-	return above > 0 ? (uint64_t)((r->count - 1) / above) : r->count;
+	if (above > 0)
+		about = (r->count - 1) / above;
+	/* Of one alone nothing can be told. */
+	return about > r->count ? (uint64_t)about : r->count;
 }
 
 int bsn_recent(struct bsn *n, uint64_t now_ns, uint64_t age_ns,
