@@ -52,9 +52,7 @@ METRICS = (
         "Traces that lost something and were forgotten to remember younger ones.",
         "dataplane/gone_forgotten",
     ),
-    Metric(
-        "wake_ups_total", "Times that the data plane was woken to work.", "dataplane/wake_ups"
-    ),
+    Metric("wake_ups_total", "Times that the data plane was woken to work.", "dataplane/wake_ups"),
     Metric("searches_total", "Traces that were looked for in the pool.", "dataplane/searches"),
     Metric(
         "search_passes_total",
