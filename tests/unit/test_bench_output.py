@@ -61,7 +61,7 @@ def test_each_line_is_a_result(lines: list[Line]) -> None:
         assert 0 <= line["min"] <= line["value"] <= line["max"], line
         # An idle daemon may well do nothing; nothing else costs nothing.
         assert line["max"] > 0 or line["metric"] in {"idle_cpu_ms_per_s", "http_cpu_ns"}, line
-        assert line["unit"] in {"ns", "ms", "ms/s", "ratio"}
+        assert line["unit"] in {"ns", "ms", "ms/s", "ratio", "% of a core"}
         assert line["params"]["load"] >= 0
 
 
@@ -115,6 +115,14 @@ def test_the_rest_of_one_node_is_measured(lines: list[Line]) -> None:
 def test_many_processes_that_do_nothing_are_measured(lines: list[Line]) -> None:
     loads = {(200, 0, 0), (200, 32, 0), (200, 32, 1)}
     assert params(lines, "idle_clients_cpu", "clients", "threads", "triggers_per_s") == loads
+
+
+def test_idle_processes_are_measured_alone_and_beside_triggers(lines: list[Line]) -> None:
+    assert params(lines, "idle_clients_cpu", "triggers_per_s", "threads") == {
+        (0, 0),
+        (0, 32),
+        (1, 32),
+    }
 
 
 def test_bursts_of_both_sizes_are_measured(lines: list[Line]) -> None:
