@@ -23,22 +23,14 @@
  * benchmarks on one machine.
  */
 #include <arpa/inet.h>
-#include <errno.h>
-#include <inttypes.h>
 #include <netinet/tcp.h>
 #include <pthread.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <strings.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
-#include <time.h>
-#include <unistd.h>
 
-#include "backsight.h"
+#include "common.h"
+#include "http_message.h"
 
-#define ATTACH_TIMEOUT_MS 30000
 #define THREADS_MAX 16u
 #define BACKLOG 128
 #define EPOLL_EVENTS 64
@@ -97,78 +89,12 @@ static struct {
 	struct loop loops[THREADS_MAX];
 } service;
 
-__attribute__((noreturn)) static void die(const char *what)
-{
-	fprintf(stderr, "http_service: %s\n", what);
-	exit(1);
-}
-
-static uint64_t realtime_ns(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_REALTIME, &t);
-	return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
-}
-
 static uint64_t next_random(struct loop *l)
 {
 	l->random ^= l->random << 13;
 	l->random ^= l->random >> 7;
 	l->random ^= l->random << 17;
 	return l->random;
-}
-
-/* ----------------------------------------------------------------- HTTP --- */
-
-/* The value of a header, in place; NULL where there is none. */
-static const char *header(const char *head, const char *name, size_t *bytes)
-{
-	size_t name_bytes = strlen(name);
-	const char *line = head;
-
-	while ((line = strstr(line, "\r\n"))) {
-		line += 2;
-		if (strncasecmp(line, name, name_bytes) == 0 &&
-		    line[name_bytes] == ':') {
-			const char *value = line + name_bytes + 1;
-
-			value += strspn(value, " ");
-			*bytes = strcspn(value, "\r");
-			return value;
-		}
-	}
-	return NULL;
-}
-
-/* Where the body of a whole message begins; 0: more is to come. in is a string. */
-static size_t whole(const char *in, size_t in_bytes)
-{
-	const char *end = strstr(in, "\r\n\r\n");
-	const char *length;
-	size_t head_bytes, bytes;
-
-	if (!end)
-		return 0;
-	head_bytes = (size_t)(end - in) + 4;
-	length = header(in, "content-length", &bytes);
-	if (length && in_bytes < head_bytes + strtoul(length, NULL, 10))
-		return 0;
-	return head_bytes;
-}
-
-/* Sockets block: who reads the answer waits for it, and has nothing else to say. */
-static bool send_all(int fd, const char *bytes, size_t n)
-{
-	while (n) {
-		ssize_t sent = send(fd, bytes, n, MSG_NOSIGNAL);
-
-		if (sent <= 0)
-			return false;
-		bytes += sent;
-		n -= (size_t)sent;
-	}
-	return true;
 }
 
 /* ----------------------------------------------------------------- work --- */
@@ -255,13 +181,15 @@ static void begin_trace(struct connection *c)
 		bs_deserialize(&c->trace, parent_id, state + 3,
 			       state_bytes - 3);
 	}
-	bs_span_start(&c->trace, c->span_id, parent_id, realtime_ns(),
-		      SPAN_KIND_SERVER, "GET /traced");
+	bs_span_start(&c->trace, c->span_id, parent_id,
+		      clock_ns(CLOCK_REALTIME), SPAN_KIND_SERVER,
+		      "GET /traced");
 }
 
 static void end_trace(struct connection *c)
 {
-	bs_span_end(&c->trace, c->span_id, realtime_ns(), 0, NULL, NULL, 0);
+	bs_span_end(&c->trace, c->span_id, clock_ns(CLOCK_REALTIME), 0, NULL,
+		    NULL, 0);
 	bs_close(&c->trace);
 	c->is_traced = false;
 	if (c->is_to_be_collected)
@@ -508,15 +436,12 @@ static void *run(void *argument)
 
 /* ----------------------------------------------------------------- main --- */
 
-static uint64_t number(const char *text, uint64_t max)
+static uint64_t at_most(uint64_t max, const char *text)
 {
-	char *end;
-	uint64_t value;
+	uint64_t value = number(text);
 
-	errno = 0;
-	value = strtoull(text, &end, 10);
-	if (!*text || *end || errno || value > max)
-		die("a number is none or too large, see the head of http_service.c");
+	if (value > max)
+		die("a number is too large, see the head of http_service.c");
 	return value;
 }
 
@@ -545,21 +470,20 @@ int main(int argc, char **argv)
 
 	if (argc != 5 && argc != 6)
 		die("usage: see the head of http_service.c");
-	listen_at((uint16_t)number(argv[1], UINT16_MAX));
-	service.threads = (unsigned int)number(argv[2], THREADS_MAX);
-	service.items = number(argv[3], ITEMS_MAX);
-	service.events = number(argv[4], UINT32_MAX);
+	listen_at((uint16_t)at_most(UINT16_MAX, argv[1]));
+	service.threads = (unsigned int)at_most(THREADS_MAX, argv[2]);
+	service.items = at_most(ITEMS_MAX, argv[3]);
+	service.events = at_most(UINT32_MAX, argv[4]);
 	if (!service.threads || service.items < 2)
 		die("a thread and two items, at least");
 	if (argc == 6)
-		service.next_port = (uint16_t)number(argv[5], UINT16_MAX);
-	if (bs_wait_attached(ATTACH_TIMEOUT_MS))
-		die("no node daemon to attach to");
+		service.next_port = (uint16_t)at_most(UINT16_MAX, argv[5]);
+	must_attach();
 	for (unsigned int i = 0; i < service.threads; i++) {
 		struct loop *l = &service.loops[i];
 
 		l->epoll = epoll_create1(EPOLL_CLOEXEC);
-		l->random = (realtime_ns() + i) | 1;
+		l->random = (clock_ns(CLOCK_REALTIME) + i) | 1;
 		l->message = malloc(MESSAGE_MAX);
 		if (l->epoll < 0 || !l->message)
 			die("out of memory");

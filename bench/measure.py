@@ -17,6 +17,7 @@ from bench.collection import Collection, chain
 from bench.machine import cpu_ns, load
 from bench.report import Param, Result, rounded
 from bench.scale import Scale
+from bench.trees import Tree
 from testbed.daemons import Cores, bound
 from testbed.topology import Node
 
@@ -42,18 +43,20 @@ class Repetition:
 
 
 class Bench:
-    """Runs writer.c beside a node daemon."""
+    """Runs programs beside a node daemon."""
 
-    def __init__(self, writer: Path, node: Node, cores: Cores, scale: Scale) -> None:
-        self._writer = writer
+    def __init__(self, tree: Tree, node: Node, cores: Cores, scale: Scale) -> None:
+        self._tree = tree
         self._node = node
         self.cores = cores
         self.scale = scale
 
     @contextlib.contextmanager
-    def start(self, *arguments: object, pinned: bool = True) -> Iterator[subprocess.Popen[str]]:
-        """Start the writer, on its own core or on any."""
-        command = [str(self._writer), *map(str, arguments)]
+    def start(
+        self, program: str, *arguments: object, pinned: bool = True
+    ) -> Iterator[subprocess.Popen[str]]:
+        """Start a program, on the writer's core or on any."""
+        command = [str(self._tree.program(program)), *map(str, arguments)]
         with subprocess.Popen(
             bound(command, self.cores.writer if pinned else None),
             env={**os.environ, **self._node.client_environment("bench")},
@@ -67,9 +70,9 @@ class Bench:
                 process.kill()
                 raise
 
-    def lines(self, *arguments: object, pinned: bool = True) -> list[str]:
-        """All that the writer prints."""
-        with self.start(*arguments, pinned=pinned) as process:
+    def lines(self, program: str, *arguments: object) -> list[str]:
+        """All that a program prints."""
+        with self.start(program, *arguments) as process:
             output, _ = process.communicate()
         _check_ended(process)
         return output.splitlines()
@@ -81,7 +84,7 @@ class Bench:
         scale = self.scale
         repetitions = []
         with self.start(
-            operation, argument, *more, threads, operations, scale.repetitions, scale.pool_bytes,
+            "writer", operation, argument, *more, threads, operations, scale.repetitions, scale.pool_bytes,
             pinned=threads == 1,
         ) as process:  # fmt: skip
             assert process.stdout is not None
@@ -231,7 +234,7 @@ def sustained(bench: Bench) -> Iterator[Result]:
     operations = int(bench.scale.sustained_s * 1e9 / fast)
     # No repetition: only the one that else is dropped.
     before_ns = bench.node_cpu_ns()
-    (line,) = bench.lines("trace", 0, 1, operations, 0, bench.scale.pool_bytes)
+    (line,) = bench.lines("writer", "trace", 0, 1, operations, 0, bench.scale.pool_bytes)
     one = json.loads(line)
     yield Result.of(
         "sustained_ns",
@@ -300,14 +303,14 @@ def _latencies(metric: str, lines: Sequence[str]) -> Result:
 def pickup(bench: Bench) -> Iterator[Result]:
     """From bs_trigger() until a node that slept has done with it; and the wake-up alone."""
     count = bench.scale.triggers
-    yield _latencies("pickup_ms", bench.lines("pickup", count, bench.node_pid))
-    yield _latencies("wake_ms", bench.lines("wake", bench.cores.daemons, count))
+    yield _latencies("pickup_ms", bench.lines("pickup", "trigger", count, bench.node_pid))
+    yield _latencies("wake_ms", bench.lines("pickup", "wake", bench.cores.daemons, count))
 
 
 def idle(bench: Bench) -> Iterator[Result]:
     """CPU time of a node daemon to which one process is attached that does nothing."""
     scale = bench.scale
-    with bench.start("idle") as process:
+    with bench.start("writer", "idle") as process:
         assert process.stdout is not None
         process.stdout.readline()
         # What was triggered before is held and looked at for a while; wait until it is not.

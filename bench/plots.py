@@ -9,6 +9,7 @@ hollow point lost more than a hundredth of what it wrote.
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -323,6 +324,9 @@ def services_over_http(axes: Axes, measured: Measured) -> None:
         axes.plot([float(result.params["low"]), float(result.params["high"])], [number] * 2,
                   color=colour, linewidth=5, solid_capstyle="butt")  # fmt: skip
         axes.plot([result.value], [number], marker="o", color="white", markeredgecolor=colour)
+    # One odd pair of seconds must not hide where the intervals are.
+    lows, highs = ([float(result.params[end]) for _, result, _ in rows] for end in ("low", "high"))
+    axes.set_xlim(min(0.95, *lows) - 0.05, max(1.0, *highs) + 0.05)
     axes.axvline(1, color="black", linewidth=0.8)
     axes.axvline(0.99, color="black", linewidth=0.8, linestyle=":")
     axes.set_yticks(range(len(rows)), [label for label, _, _ in rows])
@@ -330,7 +334,7 @@ def services_over_http(axes: Axes, measured: Measured) -> None:
     axes.grid(visible=False, axis="y")
     axes.set_xlabel("ratio to plain (of CPU time, plain by traced); dotted: 0.99")
     axes.set_title(
-        "dot: median of the pairs; thick: its interval of 95 %; thin: least to greatest",
+        "dot: median of the pairs; thick: its interval of 95 %; thin: all of them",
         fontsize=8.5,
         loc="right",
     )
@@ -385,9 +389,12 @@ def draw(measured: Measured, folder: Path) -> list[Path]:
             _legend(axes)
             caption = f"{measured.about.caption()}, {_load(measured.results)}"
             figure.supxlabel(caption, x=0.01, ha="left", fontsize=7.5, color=_GREY)
-            path = folder / f"{name}.svg"
-            figure.savefig(path, metadata={"Date": None, "Title": function.__doc__})
+            drawn = io.StringIO()
+            figure.savefig(drawn, format="svg", metadata={"Date": None, "Title": function.__doc__})
             pyplot.close(figure)
+        # As any text in this tree: without blanks at the ends of lines.
+        path = folder / f"{name}.svg"
+        path.write_text("".join(f"{line.rstrip()}\n" for line in drawn.getvalue().splitlines()))
         files.append(path)
     return files
 

@@ -17,22 +17,14 @@
  * can be had back whole (of SAMPLES, spread evenly), `lookup` and `restart` a
  * line each time. CPU time is that of all threads of this process, in ns.
  */
-#include <errno.h>
-#include <inttypes.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <sys/wait.h>
-#include <time.h>
-#include <unistd.h>
 
 #include "abi.h"
-#include "backsight.h"
+#include "common.h"
 #include "node.h"
 
-#define SECOND_NS 1000000000ull
-#define ATTACH_TIMEOUT_S 30
 #define RECORD_BYTES 128u
 #define TRACE_BYTES_MAX (1u << 20)
 #define LOOKUPS_MAX 1000u
@@ -73,30 +65,9 @@ struct bench {
 	unsigned char *buffer;
 };
 
-__attribute__((noreturn)) static void die(const char *what)
-{
-	fprintf(stderr, "pool: %s\n", what);
-	exit(1);
-}
-
-static uint64_t clock_ns(clockid_t clock)
-{
-	struct timespec t;
-
-	if (clock_gettime(clock, &t))
-		die("a clock cannot be read");
-	return (uint64_t)t.tv_sec * SECOND_NS + (uint64_t)t.tv_nsec;
-}
-
 static uint64_t now_ns(void)
 {
 	return clock_ns(CLOCK_MONOTONIC);
-}
-
-/* From 1 on, in the order in which they are written; spread as real ids are. */
-static struct bs_trace_id trace_id(uint64_t number)
-{
-	return (struct bs_trace_id){number * 0x9e3779b97f4a7c15ull, number};
 }
 
 /* --------------------------------------------------------------- writer --- */
@@ -106,7 +77,7 @@ static bool write_trace(uint64_t number, uint64_t trace_bytes)
 	static const unsigned char payload[RECORD_BYTES];
 	bool lost = false;
 
-	bs_begin(trace_id(number));
+	bs_begin(nth_id(number));
 	for (uint64_t left = trace_bytes; left;) {
 		size_t bytes = left < RECORD_BYTES ? left : RECORD_BYTES;
 
@@ -130,8 +101,7 @@ static void write_all(const struct bench *b)
 {
 	uint64_t bytes = 0;
 
-	if (bs_wait_attached(ATTACH_TIMEOUT_S * 1000))
-		die("the writer is not attached");
+	must_attach();
 	for (uint64_t i = 1, n = 0; i <= b->traces; i++) {
 		if (!write_trace(i, b->trace_bytes))
 			say(b, LOST);
@@ -228,7 +198,7 @@ static void new_node(struct bench *b)
 static void fill(struct bench *b)
 {
 	struct sockaddr_un address = {.sun_family = AF_UNIX};
-	struct timeval timeout = {.tv_sec = ATTACH_TIMEOUT_S};
+	struct timeval timeout = {.tv_sec = ATTACH_TIMEOUT_MS / 1000};
 	const char *tmp = getenv("TMPDIR");
 	char directory[sizeof(address.sun_path) - sizeof("/node.sock")];
 	int listener = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
@@ -283,7 +253,7 @@ static void fill(struct bench *b)
 static bool is_held(struct bench *b, uint64_t number)
 {
 	struct bsn_slice slice;
-	int64_t bytes = bsn_peek(b->node, trace_id(number), now_ns(), b->buffer,
+	int64_t bytes = bsn_peek(b->node, nth_id(number), now_ns(), b->buffer,
 				 2 * TRACE_BYTES_MAX, &slice);
 
 	if (bytes < 0)
@@ -355,8 +325,8 @@ static void look_up(struct bench *b, uint64_t count, uint64_t held,
 	for (uint64_t i = 0; i < count; i++) {
 		*random = *random * 6364136223846793005ull + 1;
 		/* Each from a part of its own, so that none is there twice. */
-		ids[i] = trace_id(b->traces - i * (held / count) -
-				  (*random >> 33) % (held / count));
+		ids[i] = nth_id(b->traces - i * (held / count) -
+				(*random >> 33) % (held / count));
 	}
 	elapsed_ns = now_ns();
 	cpu_ns = clock_ns(CLOCK_PROCESS_CPUTIME_ID);
@@ -428,18 +398,6 @@ static void restart(struct bench *b, uint64_t times)
 }
 
 /* ----------------------------------------------------------------- main --- */
-
-static uint64_t number(const char *text)
-{
-	char *end;
-	uint64_t value;
-
-	errno = 0;
-	value = strtoull(text, &end, 10);
-	if (!*text || *end || errno)
-		die("arguments are whole numbers, see the head of pool.c");
-	return value;
-}
 
 int main(int argc, char **argv)
 {

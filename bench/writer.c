@@ -8,8 +8,6 @@
  *   writer trace       RATE_PER_S      THREADS OPERATIONS REPETITIONS POOL
  *   writer burst       TRACES NODE     THREADS OPERATIONS REPETITIONS POOL
  *   writer interleaved BYTES           THREADS OPERATIONS REPETITIONS POOL
- *   writer pickup      TRIGGERS NODE
- *   writer wake        CORE WAKES
  *   writer idle
  *
  * OPERATIONS are those of one thread in one repetition; POOL is the node's
@@ -18,34 +16,17 @@
  * burst of TRACES goes as fast as it may, and the next one begins when the node
  * daemon, whose pid NODE is, has come to rest; that wait is not in the times.
  *
- * What is measured is public: of the shared memory only the trigger queue is
- * read, to see when a trigger is picked up.
- *
  * Each repetition prints one line of JSON: what an operation cost the thread
  * that did it in CPU time and in elapsed time, in ns, and what was lost. Both
- * clocks are around the whole loop, so no clock's own cost is inside. `pickup`
- * prints a line a trigger, `wake`
- * one a wake-up, with no node in it, `idle` one when it is attached; it stays until its
- * standard input is closed.
+ * clocks are around the whole loop, so no clock's own cost is inside. `idle`
+ * prints one when it is attached, and stays until its standard input is closed.
  */
-#include <dirent.h>
-#include <errno.h>
-#include <inttypes.h>
-#include <limits.h>
-#include <linux/futex.h>
 #include <pthread.h>
-#include <sched.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <sys/mman.h>
-#include <sys/syscall.h>
-#include <sys/wait.h>
-#include <time.h>
-#include <unistd.h>
 
 #include "abi.h"
-#include "backsight.h"
-#include "barrier.h"
+#include "common.h"
+#include "rest.h"
 
 /* What the published benchmarks of such systems write to a trace. */
 #define TRACE_BYTES 16384u
@@ -55,16 +36,8 @@
 #define RECORDS_PER_HANDLE 64u
 #define WARM_UP_RECORD_BYTES 2048u
 #define PACED_BATCH 64u
-#define ATTACH_TIMEOUT_MS 30000
 #define THREADS_MAX 64u
-/* Long against what the daemon does after a trigger, so that it sleeps. */
-#define PICKUP_PAUSE_NS 10000000
-/* A daemon that sleeps and used no CPU time for so long has nothing to do. */
-#define REST_NS 1000000
-#define REST_POLL_NS 20000
-#define REST_TIMEOUT_NS 10000000000
 
-#define ALWAYS_INLINE static inline __attribute__((always_inline))
 #define HIDE_FROM_COMPILER() __asm__ volatile("" : : : "memory")
 
 enum operation {
@@ -93,29 +66,6 @@ struct job {
 	pthread_barrier_t *barrier;
 	uint64_t cpu_ns, elapsed_ns;
 };
-
-__attribute__((noreturn)) static void die(const char *what)
-{
-	fprintf(stderr, "writer: %s\n", what);
-	exit(1);
-}
-
-static uint64_t clock_ns(clockid_t clock)
-{
-	struct timespec t;
-
-	if (clock_gettime(clock, &t))
-		die("a clock cannot be read");
-	return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
-}
-
-/* An id that differs for each trace and costs a multiplication. */
-ALWAYS_INLINE struct bs_trace_id next_id(uint64_t *counter)
-{
-	uint64_t n = ++*counter;
-
-	return (struct bs_trace_id){n * 0x9e3779b97f4a7c15ull, n};
-}
 
 static size_t record_bytes(size_t payload_bytes)
 {
@@ -253,64 +203,6 @@ static uint64_t run_traces(const struct job *job, const unsigned char *payload)
 		write_trace(&counter, payload);
 	}
 	return done;
-}
-
-/* Whether a thread of the process runs, or wants to. */
-static bool is_runnable(pid_t pid)
-{
-	char path[64], stat[512];
-	bool runnable = false;
-	struct dirent *task;
-	DIR *tasks;
-
-	snprintf(path, sizeof(path), "/proc/%d/task", pid);
-	tasks = opendir(path);
-	if (!tasks)
-		die("the node daemon is gone");
-	while (!runnable && (task = readdir(tasks))) {
-		const char *state;
-		FILE *file;
-
-		snprintf(path, sizeof(path), "/proc/%d/task/%.16s/stat", pid,
-			 task->d_name);
-		file = fopen(path, "r");
-		if (!file)
-			continue; /* "." and "..", or a thread that ended */
-		/* proc(5): the name, which may hold anything, and the state. */
-		state = fgets(stat, sizeof(stat), file) ? strrchr(stat, ')')
-							: NULL;
-		runnable = state && state[1] && state[2] == 'R';
-		fclose(file);
-	}
-	closedir(tasks);
-	return runnable;
-}
-
-/* Until the node has done what there is to do for it now. How it learns what
- * was written, and when, is its own affair. */
-static void await_rest(pid_t pid)
-{
-	uint64_t begun_ns = clock_ns(CLOCK_MONOTONIC);
-	uint64_t since_ns = begun_ns, time_ns = begun_ns;
-	uint64_t used_ns = 0;
-	clockid_t clock;
-
-	if (clock_getcpuclockid(pid, &clock))
-		die("the node daemon is gone");
-	while (time_ns - since_ns < REST_NS || is_runnable(pid)) {
-		uint64_t next_ns = time_ns + REST_POLL_NS;
-		uint64_t now_used_ns = clock_ns(clock);
-
-		if (now_used_ns != used_ns) {
-			used_ns = now_used_ns;
-			since_ns = time_ns;
-		}
-		/* No sleep: this core stays awake, as under load. */
-		while ((time_ns = clock_ns(CLOCK_MONOTONIC)) < next_ns)
-			;
-		if (time_ns - begun_ns > REST_TIMEOUT_NS)
-			die("the node daemon does not come to rest");
-	}
 }
 
 static uint64_t run_bursts(struct job *job, const unsigned char *payload)
@@ -476,144 +368,7 @@ static void warm_up(uint64_t pool_bytes)
 	}
 }
 
-/* -------------------------------------------------------------- pickup --- */
-
-/* The context, by its size and its magic, among what is shared with the node. */
-static struct bs_context_segment *find_context(void)
-{
-	const size_t page = (size_t)sysconf(_SC_PAGESIZE);
-	const size_t wanted = (sizeof(struct bs_context_segment) + page - 1) &
-			      ~(page - 1);
-	struct bs_context_segment *found = NULL;
-	FILE *maps = fopen("/proc/self/maps", "r");
-	char line[512];
-
-	if (!maps)
-		die("/proc/self/maps cannot be read");
-	while (fgets(line, sizeof(line), maps)) {
-		void *from, *to;
-
-		if (strstr(line, " /memfd:") &&
-		    sscanf(line, "%p-%p", &from, &to) == 2 &&
-		    (size_t)((char *)to - (char *)from) == wanted &&
-		    *(const uint32_t *)from == BS_ABI_MAGIC)
-			found = from;
-	}
-	fclose(maps);
-	if (!found)
-		die("no context is mapped");
-	return found;
-}
-
-/* The node frees a trigger's cell when it takes the trigger; that is the
- * moment. It must sleep before: how fast it looks when it is awake, a loop
- * would not tell. */
-static void pickup(uint64_t triggers, pid_t node)
-{
-	const struct timespec pause = {.tv_nsec = PICKUP_PAUSE_NS};
-	static const unsigned char payload[SHORT_TRACE_BYTES];
-	struct bs_context_segment *context = find_context();
-	uint64_t counter = 0;
-
-	for (uint64_t i = 0; i < triggers; i++) {
-		uint32_t position = READ_ONCE(context->trigger_head);
-		struct bs_trigger_cell *cell =
-			&context->cells[position % BS_TRIGGER_CELLS];
-		struct bs_trace_id id = next_id(&counter);
-		uint64_t begun_ns;
-
-		bs_begin(id);
-		bs_tracepoint(payload, sizeof(payload));
-		bs_end();
-		nanosleep(&pause, NULL);
-		await_rest(node);
-		begun_ns = clock_ns(CLOCK_MONOTONIC);
-		if (bs_trigger(id, "bench", NULL, NULL, 0))
-			die("a trigger was refused");
-		while (load_acquire(&cell->seq) != position + BS_TRIGGER_CELLS)
-			;
-		printf("{\"pickup_ns\": %" PRIu64 "}\n",
-		       clock_ns(CLOCK_MONOTONIC) - begun_ns);
-	}
-}
-
-/* ---------------------------------------------------------------- wake --- */
-
-static void bind_to(uint64_t core)
-{
-	cpu_set_t set;
-
-	CPU_ZERO(&set);
-	CPU_SET(core, &set);
-	if (core >= CPU_SETSIZE || sched_setaffinity(0, sizeof(set), &set))
-		die("no such core");
-}
-
-struct bell {
-	uint32_t rung;
-	uint32_t apart[15];
-	uint32_t answered;
-};
-
-/* What a pick-up cannot be faster than: another process, which sleeps on that
- * core, is woken by a futex and answers. */
-static void wake(uint64_t core, uint64_t wakes)
-{
-	const struct timespec pause = {.tv_nsec = PICKUP_PAUSE_NS};
-	struct bell *bell = mmap(NULL, sizeof(*bell), PROT_READ | PROT_WRITE,
-				 MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-	pid_t sleeper;
-
-	if (bell == MAP_FAILED)
-		die("out of memory");
-	sleeper = fork();
-	if (sleeper < 0)
-		die("no process");
-	for (uint32_t i = 0; sleeper == 0 && i < wakes; i++) {
-		if (i == 0)
-			bind_to(core);
-		while (load_acquire(&bell->rung) == i)
-			syscall(SYS_futex, &bell->rung, FUTEX_WAIT, i, NULL,
-				NULL, 0);
-		store_release(&bell->answered, i + 1);
-	}
-	if (sleeper == 0)
-		_exit(0);
-	for (uint32_t i = 0; i < wakes; i++) {
-		uint64_t begun_ns;
-
-		nanosleep(&pause, NULL);
-		begun_ns = clock_ns(CLOCK_MONOTONIC);
-		fetch_add(&bell->rung, 1);
-		syscall(SYS_futex, &bell->rung, FUTEX_WAKE, INT_MAX, NULL, NULL,
-			0);
-		while (load_acquire(&bell->answered) != i + 1)
-			;
-		printf("{\"wake_ns\": %" PRIu64 "}\n",
-		       clock_ns(CLOCK_MONOTONIC) - begun_ns);
-	}
-	waitpid(sleeper, NULL, 0);
-}
-
 /* ---------------------------------------------------------------- main --- */
-
-static uint64_t number(const char *text)
-{
-	char *end;
-	uint64_t value;
-
-	errno = 0;
-	value = strtoull(text, &end, 10);
-	if (!*text || *end || errno)
-		die("arguments are whole numbers, see the head of writer.c");
-	return value;
-}
-
-static void must_attach(void)
-{
-	if (bs_wait_attached(ATTACH_TIMEOUT_MS))
-		die("no node daemon to attach to");
-}
 
 static void map_memory(struct job *job, uint64_t bytes)
 {
@@ -636,15 +391,6 @@ int main(int argc, char **argv)
 	uint64_t threads, repetitions, pool_bytes;
 	char **rest = argv + 2;
 
-	if (!strcmp(name, "pickup") && argc == 4) {
-		must_attach();
-		pickup(number(argv[2]), (pid_t)number(argv[3]));
-		return 0;
-	}
-	if (!strcmp(name, "wake") && argc == 4) {
-		wake(number(argv[2]), number(argv[3]));
-		return 0;
-	}
 	if (!strcmp(name, "idle") && argc == 2) {
 		must_attach();
 		puts("{}");
