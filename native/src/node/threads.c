@@ -14,12 +14,15 @@ static uint32_t losses_seen(const struct bsn *n, struct bs_thread_area *a)
 	uint32_t seen = READ_ONCE(a->loss_tail_seen);
 	uint64_t commit = READ_ONCE(a->loss_commit);
 
+	/* Given back first: of a successor's successor it is known no more. */
+	if (commit && commit <= store_epoch(n) &&
+	    seen - tail <= BS_LOSS_RING_ENTRIES) {
+		tail = seen;
+		store_release(&a->loss_tail, tail);
+	}
 	/* A commit that never was must not become another one. */
-	WRITE_ONCE(a->loss_commit, 0);
-	return commit && commit <= store_epoch(n) &&
-			       seen - tail <= BS_LOSS_RING_ENTRIES
-		       ? seen
-		       : tail;
+	store_release(&a->loss_commit, 0);
+	return tail;
 }
 
 /* So many slots were used. Losses that a predecessor read are not read again. */

@@ -69,6 +69,22 @@ static void runs_overlap(struct wthread *t, uint32_t flags)
 	put_runs(t, MANY);
 }
 
+/* Each entry ascends from the one before it, or is behind the next; and yet a
+ * third of all are runs of half a segment. */
+static void half_a_segment_each(struct wthread *t, uint32_t flags)
+{
+	for (uint32_t i = 0; i < MANY; i++) {
+		uint32_t offset = 64 + i / 3 * 40;
+
+		if (i % 3 < 2)
+			put_header(t, offset + i % 3 * 8, i, 30000);
+		else
+			offset = 50000;
+		w_put_entry(t, i, entry_of(offset + i % 3 * 8, flags));
+	}
+	put_runs(t, MANY);
+}
+
 static void outside(struct wthread *t, uint32_t flags)
 {
 	w_put_entry(t, 0, entry_of(0, flags));
@@ -115,6 +131,7 @@ static void (*const lies[])(struct wthread *t, uint32_t flags) = {
 	one_run_for_all_entries,
 	offsets_descend,
 	runs_overlap,
+	half_a_segment_each,
 	outside,
 	in_the_directory,
 	more_than_can_be,
