@@ -70,9 +70,9 @@ class Bench:
                 process.kill()
                 raise
 
-    def lines(self, program: str, *arguments: object) -> list[str]:
+    def lines(self, program: str, *arguments: object, pinned: bool = True) -> list[str]:
         """All that a program prints."""
-        with self.start(program, *arguments) as process:
+        with self.start(program, *arguments, pinned=pinned) as process:
             output, _ = process.communicate()
         _check_ended(process)
         return output.splitlines()
@@ -281,6 +281,41 @@ def bursts(bench: Bench) -> Iterator[Result]:
                 "lost_share": _lost_share(done, "runs_lost"),
             }
             yield _result("trace_burst_ns", done, params)
+
+
+_STARVED_LOOPS = 4
+_STARVED_TRACE_BYTES = 4096
+_BURSTS_PER_S = 10
+
+
+def starved(bench: Bench) -> Iterator[Result]:
+    """Traces of 4 KiB in bursts, while four processes keep all cores busy: what is lost."""
+    scale = bench.scale
+    for rate_per_s in scale.starved_rates_per_s:
+        done = [
+            json.loads(line)
+            for line in bench.lines(
+                "starved",
+                rate_per_s,
+                rate_per_s // _BURSTS_PER_S,
+                scale.starved_window_ms,
+                scale.starved_windows,
+                _STARVED_LOOPS,
+                pinned=False,
+            )
+        ]
+        params: dict[str, Param] = {
+            "rate_per_s": rate_per_s,
+            "bytes": _STARVED_TRACE_BYTES,
+            "loops": _STARVED_LOOPS,
+            "windows": len(done),
+            "window_s": scale.starved_window_ms / 1000,
+            "traces": sum(one["traces"] for one in done),
+            "lost": sum(one["lost"] for one in done),
+            "load": rounded(load()),
+        }
+        shares = [one["lost"] / one["traces"] for one in done]
+        yield Result.of("starved_lost_share", "ratio", shares, params)
 
 
 def interleaved(bench: Bench) -> Iterator[Result]:

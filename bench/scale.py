@@ -20,6 +20,9 @@ class Scale:
     bursts: tuple[tuple[int, int], ...]  # of how many traces, and how many a repetition
     sustained_s: float
     rates_per_s: tuple[int, ...]
+    starved_rates_per_s: tuple[int, ...]
+    starved_windows: int
+    starved_window_ms: int
     triggers: int
     idle_s: float
     idle_clients: int
@@ -52,6 +55,10 @@ class Scale:
             bursts=((600, 333), (100_000, 6)),
             sustained_s=60.0,
             rates_per_s=(10_000, 100_000, 500_000, 1_000_000, 2_000_000, 5_000_000, 10_000_000),
+            # From a busy service to a load generator; bursts of what a tenth of a second brings.
+            starved_rates_per_s=(500, 1000, 2000, 5000, 10_000),
+            starved_windows=6,
+            starved_window_ms=5000,
             triggers=200,
             idle_s=10.0,
             idle_clients=1600,
@@ -84,6 +91,9 @@ class Scale:
             bursts=((600, 3), (100_000, 1)),
             sustained_s=0.2,
             rates_per_s=(10_000, 100_000),
+            starved_rates_per_s=(500,),
+            starved_windows=2,
+            starved_window_ms=200,
             triggers=5,
             idle_s=0.2,
             idle_clients=200,
@@ -117,6 +127,7 @@ class Scale:
         return replace(
             self,
             repetitions=part(self.repetitions),
+            starved_windows=part(self.starved_windows),
             triggers=part(self.triggers),
             idle_s=self.idle_s / rounds,
             collections=part(self.collections),

@@ -28,6 +28,7 @@ _PROGRAMS: Mapping[str, tuple[str, ...]] = {
     "clients": ("build/native/src/node/libbacksight-node.a",),
     "http_service": ("build/native/src/client/libbacksight.so",),
     "pickup": ("build/native/src/client/libbacksight.so",),
+    "starved": ("build/native/src/client/libbacksight.so",),
     "pool": (
         "build/native/src/node/libbacksight-node.a",
         "build/native/src/client/libbacksight.so",

@@ -59,8 +59,8 @@ def test_each_line_is_a_result(lines: list[Line]) -> None:
     for line in lines:
         assert list(line) == KEYS
         assert 0 <= line["min"] <= line["value"] <= line["max"], line
-        # An idle daemon may well do nothing; nothing else costs nothing.
-        idle = {"idle_cpu_ms_per_s", "idle_clients_cpu", "http_cpu_ns"}
+        # An idle daemon may well do nothing, and nothing be lost; nothing else costs nothing.
+        idle = {"idle_cpu_ms_per_s", "idle_clients_cpu", "http_cpu_ns", "starved_lost_share"}
         assert line["max"] > 0 or line["metric"] in idle, line
         assert line["unit"] in {"ns", "ms", "ms/s", "ratio", "% of a core"}
         assert line["params"]["load"] >= 0
@@ -142,6 +142,13 @@ def test_a_minute_without_a_pause_and_the_nodes_cost_by_rate_are_measured(
     (sustained,) = of(lines, "sustained_ns")
     assert 0 <= sustained["params"]["lost"] <= sustained["params"]["traces"]
     assert params(lines, "node_ns", "rate_per_s") == {(10_000,), (100_000,)}
+
+
+def test_what_a_starved_node_loses_is_measured(lines: list[Line]) -> None:
+    (starved,) = of(lines, "starved_lost_share")
+    of_windows = starved["params"]
+    assert of_windows["windows"] == 2
+    assert 0 <= of_windows["lost"] <= of_windows["traces"]
 
 
 def test_what_a_full_pool_holds_is_measured(lines: list[Line]) -> None:
