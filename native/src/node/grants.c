@@ -14,9 +14,10 @@
  * node. */
 #define STOCK_MIN 4u
 
-/* What a process finds that has just attached, when all its threads may begin
- * at once: one for each of a large pool of threads. */
-#define STOCK_FIRST 64u
+/* What a process is taken to write until it has shown what it writes, so that it
+ * finds 16 MiB: its threads may all begin at once, or with a burst that is over
+ * before the node has a processor. */
+#define FIRST_PER_S 25u
 
 /* The rate is that of a second: shorter bursts are in it, and longer ones have
  * it for most of their time. */
@@ -111,7 +112,7 @@ void grants_first(struct bsn *n, struct client *c)
 {
 	struct client *other;
 
-	c->peak_per_s = STOCK_FIRST / STOCK_S;
+	c->peak_per_s = FIRST_PER_S;
 	c->window_ns = c->peak_ns = n->now_ns;
 	grants_take_back(n, c);
 	grants_fill(n, c);

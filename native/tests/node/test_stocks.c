@@ -5,7 +5,7 @@
 /* Ten seconds of the recent peak, and what a quiet process has. */
 #define STOCK_S 10
 #define STOCK_MIN 4
-#define STOCK_FIRST 64
+#define STOCK_FIRST (STOCK_MIN + 25 * STOCK_S)
 
 static uint32_t stock_of(const struct writer *w)
 {
@@ -120,17 +120,17 @@ static void ten_seconds_of_the_peak_are_in_hand(void)
 	writer_attach(&w, n, now);
 	CHECK_EQ(stock_of(&w), STOCK_FIRST);
 	t = writer_thread(&w, 0);
-	now = write_at(n, &t, 20, 4, now);
-	CHECK(stock_of(&w) >= STOCK_S * 20);
-	CHECK(stock_of(&w) <= STOCK_S * 25);
+	now = write_at(n, &t, 40, 4, now);
+	CHECK(stock_of(&w) >= STOCK_S * 40);
+	CHECK(stock_of(&w) <= STOCK_S * 45);
 	/* Faster. */
-	now = write_at(n, &t, 60, 4, now);
-	CHECK(stock_of(&w) >= STOCK_S * 60);
-	CHECK(stock_of(&w) <= STOCK_S * 70);
+	now = write_at(n, &t, 80, 4, now);
+	CHECK(stock_of(&w) >= STOCK_S * 80);
+	CHECK(stock_of(&w) <= STOCK_S * 90);
 	/* A burst is remembered when it is over: half of it for half a
 	 * minute, and so on. */
 	now = write_at(n, &t, 0, 20, now);
-	CHECK(stock_of(&w) >= STOCK_S * 60);
+	CHECK(stock_of(&w) >= STOCK_S * 80);
 	for (uint32_t i = 0; i < 300; i++)
 		bsn_poll(n, now += SECOND);
 	CHECK(stock_of(&w) >= STOCK_MIN);
@@ -194,7 +194,7 @@ static void stocks_are_a_quarter_of_the_pool(void)
 /* Its threads may all begin at once; if they do not, others have the memory. */
 static void a_new_process_has_a_large_stock(void)
 {
-	struct bsn_config config = test_config(64 << 20);
+	struct bsn_config config = test_config(256 << 20);
 	struct bsn *n = test_node(&config);
 	struct bsn_metrics m;
 	struct wthread t[STOCK_FIRST];
