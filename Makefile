@@ -28,11 +28,12 @@ LINT_STAMP := $(LINT)/.stamp
 .PHONY: help setup build build-asan build-tsan build-arm64 test test-all test-newest \
 	test-c test-arm64 test-fuzz fuzz-coverage fuzz-keep lint \
 	lint-ruff lint-mypy lint-shell lint-clang-format lint-clang-tidy format \
-	pythonpath demo replay mutants bench-native bench-http bench-plots bench-otel clean
+	pythonpath demo replay hostile mutants bench-native bench-http bench-plots bench-otel clean
 
 help:
 	@echo 'sudo make demo        a shop of live services on three nodes, with trouble (DURATION= KEEP=1)'
 	@echo 'sudo make replay      replay recorded traffic on ten nodes (SPEED= FILE= KEEP=1)'
+	@echo 'sudo make hostile     hostile processes beside honest ones on two nodes (DURATION= SEED= ONLY=)'
 	@echo 'sudo make test        set up, build, run the tests (15 minutes at most)'
 	@echo 'sudo make test-all    the same, and the tests that take longer'
 	@echo 'sudo make test-arm64  the C tests for arm64, emulated'
@@ -192,13 +193,16 @@ format: $(LINT_STAMP)
 pythonpath:
 	@echo '$(PYTHONPATH)'
 
-# DURATION, SPEED, FILE, KEEP and ONLY, given on the command line, reach the programs in their
+# DURATION, SPEED, FILE, KEEP, SEED and ONLY, given on the command line, reach the programs in their
 # environment, as make does by itself.
 demo: build
 	scripts/with-tmp $(PYTHON) -m tests.demo
 
 replay: build
 	scripts/with-tmp $(PYTHON) -m tests.replay
+
+hostile: build
+	scripts/with-tmp $(PYTHON) -m tests.hostile
 
 bench-native: build
 	scripts/with-tmp bench/run $(if $(BASE),--base '$(BASE)')

@@ -255,10 +255,15 @@ class Daemon(Opened):
         assert self._process is not None
         await_ready(self._notify, self._process, self.name, self.last_words)
 
+    def holder_pid(self) -> int:
+        """The pid of the holder, which keeps the daemon's file descriptors."""
+        assert self._process is not None
+        return self._process.pid
+
     def daemon_pid(self) -> int:
         """The pid of the daemon itself, below the holder."""
-        assert self._process is not None
-        children = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children")
+        holder = self.holder_pid()
+        children = Path(f"/proc/{holder}/task/{holder}/children")
         pids = children.read_text().split()
         if len(pids) != 1:
             raise DaemonError(f"{self.name}: the holder has {len(pids)} children, want 1")

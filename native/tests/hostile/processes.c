@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Attacks by processes that die, and by calls of the library. */
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "attacks.h"
+#include "backsight.h"
+#include "barrier.h"
+
+/* What a process that will be killed touches: what it was granted, and as much
+ * again of what it was not. */
+#define LEFT_BYTES (16u << 20)
+
+#define HANDLES 60000u
+#define WASHED_BYTES 1024u
+#define WASHED_TRACES 40u /* a step: 8 MB a second */
+
+#define WAIT_MS 10000
+
+static void leave(struct target *t)
+{
+	struct bs_context_segment *x;
+
+	/* Dies with us, in case that we are killed. */
+	prctl(PR_SET_PDEATHSIG, SIGKILL);
+	if (!target_attach(t))
+		_exit(0);
+	for (uint32_t i = 0; i < 8; i++)
+		lie_in_directories(t);
+	for (uint64_t at = 0; at < t->arena_bytes && at < LEFT_BYTES;
+	     at += 4096)
+		WRITE_ONCE(t->arena[t->arena_bytes - 1 - at], 1);
+	/* A trigger that was claimed and never written. */
+	x = t->context;
+	fetch_add(&x->trigger_head, 1);
+	kill(getpid(), SIGKILL);
+}
+
+/* A process that attaches, takes more than its own, and is killed. */
+void leave_leftovers(struct target *t)
+{
+	uint64_t seed = random_u64();
+	pid_t pid = fork();
+
+	if (pid == 0) {
+		random_seed(seed);
+		leave(t);
+		_exit(0);
+	}
+	if (pid > 0)
+		waitpid(pid, NULL, 0);
+}
+
+static struct bs_trace_id fresh_trace(void)
+{
+	return (struct bs_trace_id){random_u64() | 1, random_u64()};
+}
+
+/* As many open handles as there may be, each with something that must be kept. */
+void open_handles(struct target *t)
+{
+	static struct bs_trace *traces;
+
+	(void)t;
+	if (!traces) {
+		bs_wait_attached(WAIT_MS);
+		traces = calloc(HANDLES, sizeof(*traces));
+		if (!traces)
+			_exit(1);
+	}
+	for (uint32_t i = 0; i < 100; i++) {
+		struct bs_trace *trace = &traces[below(HANDLES)];
+
+		if (trace->id.hi && below(8) == 0)
+			bs_close(trace);
+		else if (trace->id.hi) {
+			bs_write(trace, BS_RECORD_DATA, "still here", 10);
+			continue;
+		}
+		bs_open(trace, fresh_trace());
+		bs_write(trace, BS_RECORD_DATA, "open", 4);
+	}
+}
+
+/* A service that writes as it should, but far more than all others. */
+void wash_pool(struct target *t)
+{
+	static const char payload[WASHED_BYTES];
+
+	if (t->steps == 0)
+		bs_wait_attached(WAIT_MS);
+	for (uint32_t i = 0; i < WASHED_TRACES; i++) {
+		bs_begin(fresh_trace());
+		bs_tracepoint(payload, sizeof(payload));
+		bs_end();
+	}
+}

@@ -1,0 +1,488 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two nodes under attack, honest processes beside the hostile ones, and what became of them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+import secrets
+import shutil
+import struct
+import subprocess
+import tempfile
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from testbed.topology import PYTHON, Coordinator, Host, Network, Node, Opened, started
+from tests.hostile.client import Said
+from tests.hostile.judge import Judged, Outcome, PhaseResult, Result, Visitors, Written, judge
+from tests.hostile.memory import Sample, sample
+from tests.hostile.truth import NODES
+
+ROOT = Path(__file__).resolve().parents[2]
+ATTACKER = ROOT / "build" / "native" / "tests" / "hostile" / "attacker"
+
+# Users that no file belongs to. Strangers may not attach.
+HONEST, HOSTILE, STRANGER = 64801, 64802, 64803
+
+_PORT = 8080
+
+# Of each front; so each node has twice as many, a side of each trace.
+TRACES_PER_S = 250
+_TRIGGER_EVERY = 25
+
+_POOL_BYTES = 128 << 20
+_STORE_BYTES = 32 << 20
+_CLIENTS_MAX = 128
+
+NODE: Mapping[str, Any] = {
+    "pool_bytes": _POOL_BYTES,
+    "store_bytes": _STORE_BYTES,
+    "clients_max": _CLIENTS_MAX,
+    "allow": {"users": [HONEST, HOSTILE]},
+}
+
+# Traces of a long attack are looked at when they are judged, so they need not be kept for long.
+COORDINATOR: Mapping[str, Any] = {
+    "linger_s": 5.0,
+    "missing_linger_s": 10.0,
+}
+_TRACES_BYTES_MAX = 1 << 30
+
+# Channel and context of a process (native/src/abi), all pages touched.
+_CLIENT_BYTES = 1_200_000
+
+# The daemon's own, beyond what it has when it starts: tables of the pool, what it keeps of traces
+# until the coordinator lets go of them (4 KiB each), of users and names.
+_OWN_BYTES = 64 << 20
+
+# A place of a user that waits, of which there are 64, for three users and root; four files a client;
+# what a daemon has open without them.
+_FILES_MAX = 4 * 64 + 4 * _CLIENTS_MAX + 100
+
+_TICK_S = 0.5
+_ATTACH_TIMEOUT_S = 60.0
+_SETTLE_TIMEOUT_S = 60.0
+_VISIT_TRACES = 4
+
+
+class HostileError(RuntimeError):
+    """The campaign did not come to its end; the message says where it stopped."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attack:
+    """A kind of hostile process (native/tests/hostile/attacker.c), and whose it is."""
+
+    name: str
+    uid: int = HOSTILE
+
+    @property
+    def label(self) -> str:
+        return self.name if self.uid == HOSTILE else f"{self.name}-of-strangers"
+
+
+GROUPS: Mapping[str, Sequence[Attack]] = {
+    "scribbling over all mappings": (Attack("scribble"), Attack("scribble-channel")),
+    "lies in directories and headers": (Attack("directories"), Attack("directories")),
+    "lies of grants, handles, losses, counters": (
+        Attack("grants"),
+        Attack("handles"),
+        Attack("losses"),
+        Attack("context"),
+    ),
+    "floods of wrong triggers": (Attack("triggers"), Attack("triggers")),
+    "memory beyond the grants, leftovers of the dead": (
+        Attack("touch"),
+        Attack("leftovers"),
+        Attack("attach"),
+    ),
+    "attach floods": tuple(
+        Attack(name, uid) for name in ("silent", "garbage", "storm") for uid in (HOSTILE, STRANGER)
+    ),
+    "thousands of open handles, a pool washed": (Attack("open-handles"), Attack("wash")),
+}
+ALL = tuple(dict.fromkeys(attack for group in GROUPS.values() for attack in group))
+
+# Attacks at once on each node, where kinds are mixed.
+_MIXED = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """Some attacks on both nodes, for some time."""
+
+    what: str
+    attacks: Sequence[Attack]
+    seconds: float
+
+
+def phases(duration_s: float, chance: random.Random, only: Sequence[str] = ()) -> Iterator[Phase]:
+    """Each group by itself, then mixtures, then all at once. ``only``: these attacks all the time."""
+    if only:
+        chosen = [attack for attack in ALL if attack.label in only]
+        yield Phase(", ".join(only), chosen, duration_s)
+        return
+    count = max(len(GROUPS) + 2, round(duration_s / 15))
+    seconds = duration_s / count
+    for what, group in GROUPS.items():
+        yield Phase(what, group, seconds)
+    for _ in range(count - len(GROUPS) - 1):
+        mixed = chance.sample(ALL, _MIXED)
+        yield Phase(", ".join(attack.label for attack in mixed), mixed, seconds)
+    yield Phase("all at once", ALL, seconds)
+
+
+@dataclass(slots=True)
+class _Client:
+    """An honest process, seen from here."""
+
+    node: str
+    process: subprocess.Popen[bytes]
+    said: list[Said] = field(default_factory=list)
+
+    def listen(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            said = json.loads(line)
+            said["fired"] = tuple(said["fired"])
+            self.said.append(Said(**said))
+
+    def tell(self) -> None:
+        assert self.process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.write(b"\n")
+            self.process.stdin.flush()
+
+    @property
+    def last(self) -> Said | None:
+        return self.said[-1] if self.said else None
+
+    def written(self) -> Written:
+        last = self.last
+        return Written(
+            traces=last.traces if last else 0,
+            records=last.records if last else 0,
+            records_lost=last.records_lost if last else 0,
+            triggers_lost=last.triggers_lost if last else 0,
+            fired=frozenset(low for said in list(self.said) for low in said.fired),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a campaign is."""
+
+    elapsed_s: float
+    duration_s: float
+    fired: int
+    whole: int
+    lost: int
+
+
+@dataclass(slots=True)
+class Campaign(Opened):
+    """A coordinator and two nodes, honest processes on both, and attacks by turns.
+
+    Entering it starts everything; ``run`` attacks; leaving it stops and removes what it started.
+    """
+
+    duration_s: float
+    seed: int
+    only: Sequence[str] = ()
+    on_progress: Callable[[Progress], None] = lambda _: None
+    on_step: Callable[[str], None] = lambda _: None
+    directory: Path = field(init=False)
+    coordinator: Coordinator = field(init=False)
+    nodes: dict[str, Node] = field(default_factory=dict, init=False)
+    _run: int = field(default_factory=lambda: secrets.randbits(63) | 1, init=False)
+    _attackers: list[subprocess.Popen[bytes]] = field(default_factory=list, init=False)
+    _launched: Counter[str] = field(default_factory=Counter, init=False)
+    _services: list[_Client] = field(default_factory=list, init=False)
+    _visitors: list[_Client] = field(default_factory=list, init=False)
+    _judged: Judged = field(default_factory=Judged, init=False)
+    _samples: list[Sample] = field(default_factory=list, init=False)
+    _daemons: dict[str, int] = field(default_factory=dict, init=False)
+    _phases: list[PhaseResult] = field(default_factory=list, init=False)
+    _deaths: list[str] = field(default_factory=list, init=False)
+    _base_bytes: int = field(default=0, init=False)
+    _begin_s: float = field(default=0.0, init=False)
+    _collector: subprocess.Popen[bytes] = field(init=False)
+    _stack: contextlib.ExitStack = field(default_factory=contextlib.ExitStack, init=False)
+
+    # -------------------------------------------------------------- start
+
+    def close(self) -> None:
+        self._stack.close()
+
+    def open(self) -> None:
+        if not ATTACKER.exists():
+            raise HostileError(f"{ATTACKER} is not there: make build")
+        self.on_step("starting a coordinator and two nodes, each in its own network namespace")
+        # Short, because a Unix socket's path has at most 107 bytes.
+        self.directory = Path(tempfile.mkdtemp(prefix="backsight-"))
+        self._stack.callback(shutil.rmtree, self.directory, ignore_errors=True)
+        # Other users come here.
+        self.directory.chmod(0o755)
+        network = self._stack.enter_context(Network("hostile"))
+        store = {"path": str(self.directory / "traces.sqlite"), "bytes_max": _TRACES_BYTES_MAX}
+        self.coordinator = Coordinator(
+            network.host("coordinator"), self.directory, {**COORDINATOR, "store": store}
+        )
+        self._stack.enter_context(self.coordinator)
+        hosts = {name: network.host(name) for name in NODES}
+        self.nodes = {
+            name: Node(host, name, self.directory, self.coordinator, NODE)
+            for name, host in hosts.items()
+        }
+        self._stack.enter_context(started(list(self.nodes.values())))
+        self._stack.callback(self._stop_attackers)
+        self._daemons = {name: node.daemon_pid() for name, node in self.nodes.items()}
+        self._begin_s = time.monotonic()
+        self._base_bytes = max(self._sample(name).private_bytes for name in NODES)
+        self._samples.clear()
+
+        self.on_step("starting honest processes on both nodes")
+        aim = self.directory / "aim"
+        aim.write_bytes(struct.pack("=QQ", self._run, 0))
+        aim.chmod(0o644)
+        self._collector = self._popen(
+            self.coordinator.host, "collect", self.coordinator.endpoint, f"{self._run:x}"
+        )
+        threading.Thread(target=self._collect, daemon=True).start()
+        for name, peer in zip(NODES, reversed(NODES), strict=True):
+            self._services.append(
+                self._client(
+                    name, "serve", str(_PORT), hosts[peer].address, str(aim),
+                    str(TRACES_PER_S), str(_TRIGGER_EVERY),
+                )
+            )  # fmt: skip
+        self._await(lambda: all(service.last for service in self._services), "an honest process")
+        for service in self._services:
+            if not (service.last and service.last.attached):
+                raise HostileError(f"the honest process on {service.node} could not attach")
+
+    def _popen(
+        self, host: Host, program: str, *arguments: str, env: Mapping[str, str] | None = None
+    ) -> subprocess.Popen[bytes]:
+        process = host.popen(
+            [PYTHON, "-m", f"tests.hostile.{program}", *arguments],
+            env=env,
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        self._stack.callback(_end, process)
+        return process
+
+    def _client(self, node: str, kind: str, *arguments: str) -> _Client:
+        process = self._popen(
+            self.nodes[node].host, "client", kind, node, str(HONEST), f"{self._run:x}", *arguments,
+            env=self.nodes[node].client_environment(f"honest-{node}"),
+        )  # fmt: skip
+        # Each program in between becomes the next: it is the pid that the node will see.
+        self._say_to_collector("pid", node, str(process.pid))
+        client = _Client(node, process)
+        threading.Thread(target=client.listen, daemon=True).start()
+        return client
+
+    def _await(self, condition: Callable[[], bool], what: str) -> None:
+        deadline_s = time.monotonic() + _ATTACH_TIMEOUT_S
+        while not condition():
+            if time.monotonic() > deadline_s:
+                raise HostileError(f"{what} did not come in {_ATTACH_TIMEOUT_S:g} s")
+            time.sleep(0.05)
+
+    # ------------------------------------------------------------- attack
+
+    def run(self) -> None:
+        """Attack for as long as wanted, and wait until every verdict stands."""
+        chance = random.Random(self.seed)
+        self._begin_s = time.monotonic()
+        for service in self._services:
+            service.tell()
+        for number, phase in enumerate(phases(self.duration_s, chance, self.only)):
+            self.on_step(f"{phase.what}, for {phase.seconds:.0f} s")
+            until_s = time.monotonic() + phase.seconds
+            lost = self._records_lost()
+            self._attack(phase.attacks, chance)
+            self._visit(number)
+            while time.monotonic() < until_s and not self._deaths:
+                self._tick()
+            self._stop_attackers()
+            self._phases.append(PhaseResult(phase.what, self._records_lost() - lost))
+            if self._deaths:
+                break
+        for service in self._services:
+            service.tell()
+        self._await(
+            lambda: all(
+                client.process.poll() is not None or (client.last and not client.last.final)
+                for client in self._services
+            ),
+            "the end of honest processes",
+        )
+        self._settle()
+
+    def _attack(self, attacks: Sequence[Attack], chance: random.Random) -> None:
+        for node in self.nodes.values():
+            for attack in attacks:
+                self._launched[attack.label] += 1
+                self._attackers.append(
+                    node.host.popen(
+                        [
+                            str(ATTACKER), attack.name, str(attack.uid), str(node.socket_path),
+                            str(self.directory / "aim"), str(chance.randrange(1, 1 << 32)),
+                        ],
+                        stdin=subprocess.DEVNULL,
+                    )
+                )  # fmt: skip
+
+    def _stop_attackers(self) -> None:
+        """All at once, in the midst of what they do."""
+        for process in self._attackers:
+            if process.poll() not in (None, 0):
+                self._deaths.append(
+                    f"an attacker ended with {process.returncode}: {process.args!r}"
+                )
+            process.kill()
+        for process in self._attackers:
+            process.wait()
+        self._attackers.clear()
+
+    def _visit(self, number: int) -> None:
+        """Honest processes that come now."""
+        for name in NODES:
+            first = number * _VISIT_TRACES
+            self._visitors.append(self._client(name, "visit", str(first), str(_VISIT_TRACES)))
+
+    def _tick(self) -> None:
+        time.sleep(_TICK_S)
+        for name, node in self.nodes.items():
+            pid = node.daemon_pid()
+            if pid != self._daemons[name]:
+                self._deaths.append(f"the daemon of {name} ended:\n{node.last_words()}")
+                self._daemons[name] = pid
+            self._samples.append(self._sample(name))
+        for client in (*self._services, *self._visitors):
+            if client.process.poll() is not None:
+                self._deaths.append(
+                    f"an honest process on {client.node} ended with {client.process.returncode}"
+                )
+        self.on_progress(
+            Progress(
+                time.monotonic() - self._begin_s,
+                self.duration_s,
+                sum(len(one.fired) for one in self._written()),
+                sum(outcome.whole for outcome in list(self._judged.last.values())),
+                self._records_lost(),
+            )
+        )
+
+    def _written(self) -> list[Written]:
+        return [client.written() for client in (*self._services, *self._visitors)]
+
+    def _records_lost(self) -> int:
+        return sum(one.records_lost for one in self._written())
+
+    def _sample(self, name: str) -> Sample:
+        holder = self.nodes[name].holder_pid()
+        return sample(name, time.monotonic() - self._begin_s, self._daemons[name], holder)
+
+    # -------------------------------------------------------------- judge
+
+    def _collect(self) -> None:
+        assert self._collector.stdout is not None
+        for line in self._collector.stdout:
+            said = json.loads(line)
+            self._judged.add(
+                Outcome(
+                    **{
+                        **said,
+                        "reasons": tuple(said["reasons"]),
+                        "triggers": tuple(said["triggers"]),
+                    }
+                )
+            )
+
+    def _say_to_collector(self, *words: str) -> None:
+        assert self._collector.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._collector.stdin.write(" ".join(words).encode() + b"\n")
+            self._collector.stdin.flush()
+
+    def _settle(self) -> None:
+        """Until each trigger's trace is there, or nothing comes any more."""
+        self.on_step("waiting for the last verdicts")
+        deadline_s = time.monotonic() + _SETTLE_TIMEOUT_S
+        asked: dict[int, float] = defaultdict(float)
+        while (now_s := time.monotonic()) < deadline_s:
+            fired = frozenset().union(*(one.fired for one in self._written()))
+            open_ = [
+                low
+                for low in fired
+                if (outcome := self._judged.last.get(low)) is None
+                or not outcome.whole
+                or outcome.verdict == "provisional"
+            ]
+            if not open_:
+                return
+            for low in open_:
+                # A verdict comes by itself, unless its line was lost on the way.
+                if now_s - asked[low] > 5:
+                    asked[low] = now_s
+                    self._say_to_collector("ask", str(low))
+            time.sleep(_TICK_S)
+
+    def judge(self) -> Result:
+        """What came of it."""
+        attached = sum(bool(one.last and one.last.attached) for one in self._visitors)
+        budget = (
+            _POOL_BYTES + _POOL_BYTES // 16 + _STORE_BYTES
+            + _CLIENTS_MAX * _CLIENT_BYTES + self._base_bytes + _OWN_BYTES
+        )  # fmt: skip
+        return judge(
+            duration_s=self.duration_s,
+            seed=self.seed,
+            attacks=self._launched,
+            written=self._written(),
+            visitors=Visitors(len(self._visitors), attached),
+            judged=self._judged,
+            samples=self._samples,
+            budget_bytes=budget,
+            files_max=_FILES_MAX,
+            deaths=self._deaths,
+            phases=self._phases,
+            nodes={name: _counted(node) for name, node in self.nodes.items()},
+        )
+
+
+# What a node says of the attack.
+_COUNTED = {
+    "dataplane": (
+        "corrupt", "reclaims", "taken_back_bytes", "triggers", "triggers_lost", "cells_skipped",
+        "second_chances", "entries_searched", "records_lost",
+    ),
+    "attach": ("connections", "attached", "refused", "not_allowed", "malformed", "silent", "too_many"),
+}  # fmt: skip
+
+
+def _counted(node: Node) -> dict[str, float]:
+    status = node.control.status()
+    return {
+        name: status[part][name]
+        for part, names in _COUNTED.items()
+        for name in names
+        if name in status[part]
+    }
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.communicate()
