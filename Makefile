@@ -31,8 +31,8 @@ LINT_STAMP := $(LINT)/.stamp
 	pythonpath demo replay hostile mutants bench-native bench-http bench-plots bench-otel clean
 
 help:
-	@echo 'sudo make demo        a shop of live services on three nodes, with trouble (DURATION= KEEP=1)'
-	@echo 'sudo make replay      replay recorded traffic on ten nodes (SPEED= FILE= KEEP=1)'
+	@echo 'sudo make demo        a shop of live services on three nodes, with trouble (DURATION= LATE= POOL= KEEP=1)'
+	@echo 'sudo make replay      replay recorded traffic on ten nodes (SPEED= FILE= LATE= POOL= KEEP=1)'
 	@echo 'sudo make hostile     hostile processes beside honest ones on two nodes (DURATION= SEED= ONLY=)'
 	@echo 'sudo make test        set up, build, run the tests (15 minutes at most)'
 	@echo 'sudo make test-all    the same, and the tests that take longer'
@@ -45,7 +45,7 @@ help:
 	@echo '     make format      rewrite the sources in the style that lint wants'
 	@echo '     make bench-native  measure the data path; results in build/bench/ (BASE=COMMIT: both in turn)'
 	@echo '     make bench-http  measure two services that call each other over HTTP, traced and not'
-	@echo '     make bench-plots  draw what bench-native measured last, into docs/figures'
+	@echo '     make bench-plots  draw what bench-native and replay LATE= measured last, into docs/figures'
 	@echo '     make build       build into build/'
 	@echo '     make clean       remove build/'
 	@echo 'Packages are installed by each of them where missing, which needs sudo.'
@@ -193,7 +193,7 @@ format: $(LINT_STAMP)
 pythonpath:
 	@echo '$(PYTHONPATH)'
 
-# DURATION, SPEED, FILE, KEEP, SEED and ONLY, given on the command line, reach the programs in their
+# DURATION, SPEED, FILE, LATE, POOL, KEEP, SEED and ONLY, given on the command line, reach the programs in their
 # environment, as make does by itself.
 demo: build
 	scripts/with-tmp $(PYTHON) -m tests.demo

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Draws what bench/run measured: ``python3 -m bench.plots [RESULTS [FOLDER]]``.
 
-Reads build/bench/native.jsonl, and what it was measured on beside it; of a run with
---base the other commit too. Writes an SVG a question into docs/figures. A point is the median of
-its repetitions, the bar through it reaches from the least to the greatest. A
-hollow point lost more than a hundredth of what it wrote.
+Reads build/bench/native.jsonl, and what it was measured on beside it, of a run with
+--base the other commit too; and build/replay/recall.jsonl, of `make replay LATE=`. Writes
+an SVG a question into docs/figures. A point is the median of its repetitions, the bar
+through it reaches from the least to the greatest; of recall a share, and its interval of
+95 %. A hollow point lost more than a hundredth of what it wrote.
 """
 
 from __future__ import annotations
@@ -340,7 +341,58 @@ def services_over_http(axes: Axes, measured: Measured) -> None:
     )
 
 
-_FIGURES: dict[str, tuple[Callable[[Axes, Measured], None], tuple[str, ...]]] = {
+def recall_by_horizon(axes: Axes, measured: Measured) -> None:
+    """What is whole of a trace whose trigger comes late, by its age in horizons."""
+    for of, by, label, colour in (
+        ("parts", "exported", "parts on a node, by the horizon that it exports", _BLUE),
+        ("parts", "sure", "the same, by what its counters make sure", _GREEN),
+        ("traces", "exported", "whole traces, by their oldest part", _ORANGE),
+    ):
+        _line(axes, _of(measured.results, f"recall_by_{by}", of=of), "age", label, colour,
+              scaled=_percent)  # fmt: skip
+    axes.axvline(1, color="black", linewidth=0.8)
+    axes.set_xlim(0, 4)
+    axes.set_ylim(0, 102)
+    axes.set_xlabel("age of the first record when the trigger fired, by its node's horizon")
+    axes.set_ylabel("whole, %")
+
+
+def recall_by_age(axes: Axes, measured: Measured) -> None:
+    """What is whole of a trace whose trigger comes late, by its age in seconds."""
+    found = _of(measured.results, "recall_by_s")
+    for of, label, colour in (
+        ("parts", "parts on a node", _BLUE),
+        ("traces", "whole traces", _ORANGE),
+    ):
+        _line(axes, _of(found, "recall_by_s", of=of), "age", label, colour, scaled=_percent)
+    params = found[0].params
+    for name, words, style in (
+        ("exported_s", "horizon that nodes export, median", "-"),
+        ("sure_s", "what their counters make sure, median", ":"),
+    ):
+        axes.axvline(
+            float(params[name]), color="black", linewidth=0.8, linestyle=style, label=words
+        )
+    axes.set_xlim(left=0)
+    axes.set_ylim(0, 102)
+    axes.set_xlabel(
+        f"age of the first record when the trigger fired, s; pools of {_bytes(float(params['pool_bytes']))}"
+    )
+    axes.set_ylabel("whole, %")
+
+
+def _percent(share: float, _: Result) -> float:
+    return 100 * share
+
+
+_Figures = dict[str, tuple[Callable[[Axes, Measured], None], tuple[str, ...]]]
+
+_RECALL: _Figures = {
+    "recall-by-horizon": (recall_by_horizon, ("recall_by_exported", "recall_by_sure")),
+    "recall-by-age": (recall_by_age, ("recall_by_s",)),
+}
+
+_FIGURES: _Figures = {
     "latency-by-threads": (latency_by_threads, ("begin_end_ns",)),
     "throughput-by-size": (throughput_by_size, ("tracepoint_ns", "memcpy_ns")),
     "horizon-by-trace-size": (horizon_by_trace_size, ("horizon_ratio",)),
@@ -375,7 +427,8 @@ def draw(measured: Measured, folder: Path) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     files = []
     there = {result.metric for result in measured.results}
-    for name, (function, metrics) in _FIGURES.items():
+    is_recall = any(there.issuperset(metrics) for _, metrics in _RECALL.values())
+    for name, (function, metrics) in (_RECALL if is_recall else _FIGURES).items():
         if not there.issuperset(metrics):
             print(
                 f"{name}: left out, {' and '.join(sorted(set(metrics) - there))} was not measured"
@@ -401,14 +454,21 @@ def draw(measured: Measured, folder: Path) -> list[Path]:
 
 def main() -> None:
     """Do as the command line says."""
-    path = Path(sys.argv[1]) if len(sys.argv) > 1 else _ROOT / "build/bench/native.jsonl"
+    measured = [_ROOT / "build/bench/native.jsonl", _ROOT / "build/replay/recall.jsonl"]
+    paths = (
+        [Path(sys.argv[1])] if len(sys.argv) > 1 else [path for path in measured if path.exists()]
+    )
     folder = Path(sys.argv[2]) if len(sys.argv) > 2 else _ROOT / "docs/figures"
-    if not path.exists():
-        sys.exit(f"{path} is missing; measure first: make bench-native")
-    about = About.read(path)
-    base = read(path.with_name("base.jsonl")) if about.base else []
-    for file in draw(Measured(read(path), base, about), folder):
-        print(file)
+    if not paths:
+        sys.exit(
+            f"{measured[0]} and {measured[1]} are missing; measure first: make bench-native,"
+            " or sudo make replay LATE=3"
+        )
+    for path in paths:
+        about = About.read(path)
+        base = read(path.with_name("base.jsonl")) if about.base else []
+        for file in draw(Measured(read(path), base, about), folder):
+            print(file)
 
 
 if __name__ == "__main__":

@@ -190,8 +190,22 @@ class Redis(Process):
         )  # fmt: skip
 
 
+def _witness_entry_point(directory: Path) -> Path:
+    """Who has this in its PYTHONPATH calls witness.install() once it is instrumented."""
+    package = directory / "witness-0.dist-info"
+    package.mkdir(exist_ok=True)
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: witness\nVersion: 0\n")
+    (package / "entry_points.txt").write_text(
+        "[opentelemetry_post_instrument]\nwitness = witness:install\n"
+    )
+    return directory
+
+
 class Service(Process):
-    """A service of the shop, instrumented from outside; ``access_log`` is what it says of itself."""
+    """A service of the shop, instrumented from outside; ``access_log`` is what it says of itself.
+
+    ``witnessed``: and ``witness`` is which spans it had (apps/witness.py).
+    """
 
     def __init__(
         self,
@@ -201,7 +215,17 @@ class Service(Process):
         command: Sequence[str],
         directory: Path,
         environment: Mapping[str, str],
+        *,
+        witnessed: bool = False,
     ) -> None:
+        self.witness = directory / f"{name}.spans.jsonl"
+        if witnessed:
+            path = [str(APPS), str(_witness_entry_point(directory))]
+            environment = {
+                **environment,
+                "PYTHONPATH": ":".join(path),
+                "WITNESS": str(self.witness),
+            }
         self.access_log = directory / f"{name}.access.jsonl"
         programs = python.parent
         super().__init__(

@@ -2,7 +2,8 @@
 """``sudo make demo``: a shop of live services on three nodes, and what became of its trouble.
 
 Environment: DURATION (30: seconds of load), KEEP (1: leave everything up at the
-end, to look around).
+end, to look around). LATE (a number): besides, orders are asked for up to so many
+rounds of the pools late; POOL (4MiB): of each node then.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from testbed.topology import DaemonError
 from tests.cluster.keep import keep_up
 from tests.demo.live import DemoError, Live, Progress
 from tests.demo.report import table
+from tests.recall.late import Late, LateError
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 OUTPUT = ROOT / "build" / "demo"
@@ -33,6 +35,23 @@ def _seconds(text: str) -> int:
     if not text.isdecimal() or not 0 < int(text) <= _SECONDS_MAX:
         raise DemoError(f"DURATION={text}: want whole seconds, 1 to {_SECONDS_MAX}")
     return int(text)
+
+
+def _show(live: Live) -> bool:
+    """Print and write down what came out; whether it is as it should be."""
+    if live.late is not None:
+        recall = live.recall()
+        recall.write(OUTPUT)
+        print(f"\n{recall.table()}\n\nfigures: {OUTPUT / 'recall.json'}")
+        return not recall.failures
+    result = live.judge()
+    result.write(OUTPUT / "result.json")
+    print(f"\n{table(result)}\n")
+    # One of those that failed on the last node: the whole story, with its stack.
+    if "a" in result.shown:
+        print(live.coordinator.ctl("show", result.shown["a"]))
+    print(f"figures: {OUTPUT / 'result.json'}   what was collected: {live.captured}")
+    return result.checker_ok
 
 
 def _keep(live: Live) -> None:
@@ -63,26 +82,21 @@ def main() -> int:
             with Live(
                 OUTPUT / "captured",
                 duration_s=_seconds(os.environ.get("DURATION") or "30"),
+                late=Late.from_environment(os.environ),
                 on_progress=on_progress,
                 on_step=_say,
             ) as live:
                 live.run()
-                result = live.judge()
-                result.write(OUTPUT / "result.json")
-                print(f"\n{table(result)}\n")
-                # One of those that failed on the last node: the whole story, with its stack.
-                if "a" in result.shown:
-                    print(live.coordinator.ctl("show", result.shown["a"]))
-                print(f"figures: {OUTPUT / 'result.json'}   what was collected: {live.captured}")
+                ok = _show(live)
                 if os.environ.get("KEEP") == "1":
                     _keep(live)
     except KeyboardInterrupt:
         sys.stderr.write("\nstopped; everything was removed\n")
         return 130
-    except (DaemonError, DemoError) as error:
+    except (DaemonError, DemoError, LateError) as error:
         sys.stderr.write(f"demo: {error}\n")
         return 1
-    return 0 if result.checker_ok else 1
+    return 0 if ok else 1
 
 
 if __name__ == "__main__":

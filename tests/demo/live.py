@@ -30,6 +30,9 @@ from testbed.topology import (
 from testbed.venvs import made_once
 from tests.cluster.traffic import count_sent_to, payload_bytes_sent
 from tests.demo.report import Result
+from tests.recall.judge import Written, judge, read_collected
+from tests.recall.late import Late, Trigger
+from tests.recall.report import Recall
 
 _HERE = Path(__file__).parent
 _REPOSITORY = _HERE.parents[1]
@@ -46,6 +49,8 @@ _PAUSE_MS = 140
 
 # Connections made, code imported, threads started: no service goes live without.
 _WARM_UP_REQUESTS = 64
+
+_ASKED_FOR_LATE = 6  # one in so many orders: well below what a node may report
 
 _PROGRESS_INTERVAL_S = 0.5
 _SILENT_S = 2.0  # a request may wait for a row's lock for one
@@ -69,11 +74,13 @@ class Live(Opened):
     """The shop on its nodes, with a coordinator beside them.
 
     Entering it starts everything; ``run`` puts it under load; leaving it stops and
-    removes what it started. ``captured``: where what was collected is written down.
+    removes what it started. ``captured``: where what was collected is written down. ``late``:
+    while the pools are gone round, one in some orders is asked for some time after it.
     """
 
     captured: Path
     duration_s: int = 30
+    late: Late | None = None
     on_progress: Callable[[Progress], None] = lambda _: None
     on_step: Callable[[str], None] = lambda _: None
     directory: Path = field(init=False)
@@ -81,6 +88,8 @@ class Live(Opened):
     nodes: dict[str, Node] = field(default_factory=dict, init=False)
     services: dict[str, Service] = field(default_factory=dict, init=False)
     _client: Host = field(init=False)
+    _trigger: Trigger | None = field(default=None, init=False)
+    _front_spans: int = field(default=0, init=False)
     _stack: contextlib.ExitStack = field(default_factory=contextlib.ExitStack, init=False)
 
     # -------------------------------------------------------------- start
@@ -98,13 +107,24 @@ class Live(Opened):
         # The databases run as another user.
         self.directory.chmod(0o755)
         network = self._stack.enter_context(Network("shop"))
-        self.coordinator = Coordinator(network.host("coordinator"), self.directory)
+        late = self.late
+        self.coordinator = Coordinator(
+            network.host("coordinator"),
+            self.directory,
+            late.coordinator_config() if late is not None else {},
+        )
         self._stack.enter_context(self.coordinator)
         hosts = {service: network.host(node) for service, node in SERVICES.items()}
         self._client = network.host("client")
         for service, host in hosts.items():
             count_sent_to(host, COORDINATOR_PORT)
-            self.nodes[service] = Node(host, SERVICES[service], self.directory, self.coordinator)
+            self.nodes[service] = Node(
+                host,
+                SERVICES[service],
+                self.directory,
+                self.coordinator,
+                late.node_config() if late is not None else {},
+            )
         self._stack.enter_context(started(list(self.nodes.values())))
         self.on_step("starting PostgreSQL, Redis and the shop's three services")
         self._stack.enter_context(Postgresql(hosts["stock"], self.directory))
@@ -135,6 +155,14 @@ class Live(Opened):
             ORDERS_URL=f"http://{at['orders']}",
         )  # fmt: skip
         self._await(f"{self.url}/health", _WARM_UP_REQUESTS)
+        if late is not None:
+            self.on_step(f"filling {late}")
+            nodes = {node.name: node for node in self.nodes.values()}
+            self._trigger = self._stack.enter_context(
+                Trigger(late, self.duration_s, self.coordinator, nodes)
+            )
+            # Not those of before.
+            self._front_spans = len(self._witnessed("front"))
 
     def _service(self, python: Path, name: str, command: Sequence[str], **own: str) -> None:
         node = self.nodes[name]
@@ -151,6 +179,7 @@ class Live(Opened):
                 "PYTHONPYCACHEPREFIX": str(_REPOSITORY / "build" / ".pycache"),
                 **own,
             },
+            witnessed=self.late is not None,
         )
         self.services[name] = self._stack.enter_context(service)
         # Who called one that does not listen yet would fail, and be captured as an error.
@@ -195,6 +224,9 @@ class Live(Opened):
             self._progress(begin_s)
             if load.process.returncode:
                 raise DemoError(f"wrk ended with {load.process.returncode}:\n{load.last_words()}")
+        if self._trigger is not None:
+            self.on_step("waiting for the last triggers")
+            self._trigger.wait()
         self.on_step("waiting for the last verdicts")
         if not await_settled(
             self.coordinator,
@@ -207,10 +239,23 @@ class Live(Opened):
     def _progress(self, begin_s: float) -> None:
         elapsed_s = min(time.monotonic() - begin_s, self.duration_s)
         self.on_progress(Progress(elapsed_s, self.duration_s, len(self._logged("front"))))
+        if self._trigger is not None:
+            spans = self._witnessed("front")
+            roots = [
+                span["trace_id"] for span in spans[self._front_spans :] if not span["parent_id"]
+            ]
+            self._front_spans = len(spans)
+            for trace_id in roots[::_ASKED_FOR_LATE]:
+                self._trigger.finished(trace_id, SERVICES["front"])
 
     def _logged(self, service: str) -> list[str]:
         log = self.services[service].access_log
         return log.read_text().splitlines() if log.exists() else []
+
+    def _witnessed(self, service: str) -> list[dict[str, Any]]:
+        path = self.services[service].witness
+        lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+        return [json.loads(line) for line in lines if line.endswith("\n")]
 
     # ------------------------------------------------------------ looking
 
@@ -218,18 +263,51 @@ class Live(Opened):
         """What ``backsightctl traces --json`` prints."""
         return self.coordinator.ctl_json("traces")
 
+    def _capture(self) -> None:
+        """Write down what was collected."""
+        shutil.rmtree(self.captured, ignore_errors=True)
+        self.captured.mkdir(parents=True)
+        self.coordinator.host.run(
+            PYTHON, "-m", "tests.cluster.fetch", self.coordinator.endpoint, str(self.captured)
+        )
+
+    def recall(self) -> Recall:
+        """What became of orders that were asked for late."""
+        assert self.late is not None
+        assert self._trigger is not None
+        asked = self._trigger.settled()
+        self._capture()
+        written: dict[str, list[Written]] = {}
+        for service, node in SERVICES.items():
+            by_trace: dict[str, list[dict[str, Any]]] = {}
+            for span in self._witnessed(service):
+                by_trace.setdefault(span["trace_id"], []).append(span)
+            for trace_id, spans in by_trace.items():
+                written.setdefault(trace_id, []).append(
+                    Written(
+                        trace_id,
+                        node,
+                        min(span["start_ns"] for span in spans),
+                        max(span["end_ns"] for span in spans),
+                        frozenset(span["span_id"] for span in spans),
+                    )
+                )
+        return Recall(
+            f"live shop, {self.duration_s} s",
+            self.late,
+            self._trigger.filled_bytes,
+            self._trigger.lost_bytes,
+            judge(asked, written, read_collected(self.captured), self._trigger.horizons),
+        )
+
     def judge(self) -> Result:
         """Write down what was collected, and let the independent check judge it."""
         self.on_step("asking the independent check")
         bytes_left = sum(payload_bytes_sent(node.host) for node in self.nodes.values())
         planes = [node.control.status()["dataplane"] for node in self.nodes.values()]
-        shutil.rmtree(self.captured, ignore_errors=True)
-        self.captured.mkdir(parents=True)
+        self._capture()
         for service in self.services.values():
             shutil.copy(service.access_log, self.captured)
-        self.coordinator.host.run(
-            PYTHON, "-m", "tests.demo.fetch", self.coordinator.endpoint, str(self.captured)
-        )
         checked = check(self.captured)
         listing = [
             json.loads(line) for line in (self.captured / "traces.jsonl").read_text().splitlines()

@@ -2,7 +2,9 @@
 """``sudo make replay``: a recorded minute of a real system, on nodes of your own.
 
 Environment: SPEED (1: as recorded; 10: ten times as fast), FILE (a recording;
-tests/data/nezha), KEEP (1: leave everything up at the end, to look around).
+tests/data/nezha), KEEP (1: leave everything up at the end, to look around). LATE (a
+number): requests are asked for up to so many rounds of the pools late, instead of by the
+rule; POOL (4MiB): of each node then.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from types import FrameType
 from ctl.progress import progress_bar
 from testbed.topology import DaemonError
 from tests.cluster.keep import keep_up
+from tests.recall.late import Late, LateError
 from tests.replay.replay import Progress, Recording, Replay, ReplayError
 from tests.replay.report import table
 from tests.replay.schedule import ScheduleError
@@ -48,6 +51,25 @@ def _file(text: str) -> Path:
     raise ReplayError(f"FILE={text}: no such recording; there is: {there}, or the path of a file")
 
 
+def _show(replay: Replay) -> bool:
+    """Print and write down what came out; whether it is as it should be."""
+    if replay.late is not None:
+        recall = replay.recall()
+        recall.write(OUTPUT)
+        print(
+            f"\n{recall.table()}\n\nfigures: {OUTPUT / 'recall.json'}; make bench-plots draws them"
+        )
+        return not recall.failures
+    result = replay.judge()
+    result.write(OUTPUT / "result.json")
+    print(f"\n{table(result)}\n")
+    shown = max(replay.traces(), key=lambda trace: len(trace["nodes"]), default=None)
+    if shown is not None:
+        print(replay.coordinator.ctl("show", shown["trace_id"]))
+    print(f"figures: {OUTPUT / 'result.json'}   what was collected: {replay.captured}")
+    return result.checker_ok
+
+
 def _keep(replay: Replay) -> None:
     node = next(iter(replay.nodes.values()))
     keep_up(replay.coordinator, node, node.directory)
@@ -66,6 +88,7 @@ def main() -> int:
         return 2
     try:
         speed = _speed(os.environ.get("SPEED") or "1")
+        late = Late.from_environment(os.environ)
         recording = Recording.read(
             _file(os.environ.get("FILE") or str(DEFAULT_FILE)), DATA / "rules.json"
         )
@@ -81,26 +104,21 @@ def main() -> int:
                 recording,
                 captured=OUTPUT / "captured",
                 speed=speed,
+                late=late,
                 on_progress=on_progress,
                 on_step=_say,
             ) as replay:
                 replay.run()
-                result = replay.judge()
-                result.write(OUTPUT / "result.json")
-                print(f"\n{table(result)}\n")
-                shown = max(replay.traces(), key=lambda trace: len(trace["nodes"]), default=None)
-                if shown is not None:
-                    print(replay.coordinator.ctl("show", shown["trace_id"]))
-                print(f"figures: {OUTPUT / 'result.json'}   what was collected: {replay.captured}")
+                ok = _show(replay)
                 if os.environ.get("KEEP") == "1":
                     _keep(replay)
     except KeyboardInterrupt:
         sys.stderr.write("\nstopped; everything was removed\n")
         return 130
-    except (DaemonError, ReplayError, ScheduleError) as error:
+    except (DaemonError, LateError, ReplayError, ScheduleError) as error:
         sys.stderr.write(f"replay: {error}\n")
         return 1
-    return 0 if result.checker_ok else 1
+    return 0 if ok else 1
 
 
 if __name__ == "__main__":

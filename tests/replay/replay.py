@@ -32,6 +32,9 @@ from testbed.topology import (
     started,
 )
 from tests.cluster.traffic import count_sent_to, payload_bytes_sent
+from tests.recall.judge import Written, judge, read_collected
+from tests.recall.late import Late, Trigger
+from tests.recall.report import Recall
 from tests.replay.report import Result, verdict_counts
 from tests.replay.schedule import (
     EndSpan,
@@ -43,7 +46,7 @@ from tests.replay.schedule import (
     build_schedule,
     read_spans,
 )
-from tests.replay.worker import LatencyRule, Plan
+from tests.replay.worker import LatencyRule, Plan, WrittenPart
 
 _START_DELAY_NS = 500_000_000  # for `go` to reach every worker before the first event
 
@@ -106,19 +109,21 @@ class _Worker:
             self.process.stdin.write(line.encode() + b"\n")
             self.process.stdin.flush()
 
-    def read(self) -> bool:
-        """Take in what it said; False at its end."""
+    def read(self, on_closed: Callable[[str, str], None]) -> bool:
+        """Take in what it said; False at its end. ``on_closed``: told of trace and pod."""
         assert self.process.stdout is not None
         data = os.read(self.process.stdout.fileno(), 65536)
         *lines, self.rest = (self.rest + data).split(b"\n")
         for line in lines:
-            word, *numbers = line.decode().split()
+            word, *values = line.decode().split()
             if word == "ready":
                 self.ready = True
             elif word == "done":
                 self.done = True
             elif word == "progress":
-                self.events, self.spans, self.triggers = map(int, numbers)
+                self.events, self.spans, self.triggers = map(int, values)
+            elif word == "closed":
+                on_closed(values[0], self.pod)
         return bool(data)
 
 
@@ -146,7 +151,8 @@ class Replay(Opened):
 
     Entering it starts the network, the coordinator and a node for each pod;
     ``run`` replays; leaving it stops everything that it started. ``fire_on``
-    and ``die_on`` are as in a worker's Plan; ``faults`` act while it runs.
+    and ``die_on`` are as in a worker's Plan; ``faults`` act while it runs. ``late``: not the
+    rule fires, but somebody some time after each request, while the pools are gone round.
     """
 
     recording: Recording
@@ -157,11 +163,14 @@ class Replay(Opened):
     fire_on: Mapping[tuple[str, str], tuple[str, str]] = field(default_factory=dict)
     die_on: tuple[str, str] | None = None
     faults: tuple[Fault, ...] = ()
+    late: Late | None = None
     on_progress: Callable[[Progress], None] = lambda _: None
     on_step: Callable[[str], None] = lambda _: None
     coordinator: Coordinator = field(init=False)
     nodes: dict[str, Node] = field(default_factory=dict, init=False)
     workers: dict[str, _Worker] = field(default_factory=dict, init=False)
+    _directory: Path = field(init=False)
+    _trigger: Trigger | None = field(default=None, init=False)
     _stack: contextlib.ExitStack = field(default_factory=contextlib.ExitStack, init=False)
 
     # -------------------------------------------------------------- start
@@ -175,18 +184,27 @@ class Replay(Opened):
             f"starting a coordinator and {len(pods)} nodes, each in its own network namespace"
         )
         # Short, because a Unix socket's path has at most 107 bytes.
-        directory = Path(tempfile.mkdtemp(prefix="backsight-"))
+        directory = self._directory = Path(tempfile.mkdtemp(prefix="backsight-"))
         self._stack.callback(shutil.rmtree, directory, ignore_errors=True)
         network = self._stack.enter_context(Network("replay"))
+        late = self.late
         self.coordinator = Coordinator(
-            network.host("coordinator"), directory, self.coordinator_config
+            network.host("coordinator"),
+            directory,
+            {**self.coordinator_config, **(late.coordinator_config() if late is not None else {})},
         )
         self._stack.enter_context(self.coordinator)
         hosts = {pod: network.host(pod) for pod in pods}
         for host in hosts.values():
             count_sent_to(host, COORDINATOR_PORT)
         self.nodes = {
-            pod: Node(host, pod, directory, self.coordinator, self.node_config)
+            pod: Node(
+                host,
+                pod,
+                directory,
+                self.coordinator,
+                {**self.node_config, **(late.node_config() if late is not None else {})},
+            )
             for pod, host in hosts.items()
         }
         self._stack.enter_context(started(list(self.nodes.values())))
@@ -194,6 +212,16 @@ class Replay(Opened):
         for pod, host in hosts.items():
             self._start_worker(pod, host, hosts, directory)
         self._listen(lambda: all(worker.ready for worker in self.workers.values()))
+        if late is not None:
+            self.on_step(f"filling {late}")
+            self._trigger = self._stack.enter_context(
+                Trigger(late, self._duration_s, self.coordinator, self.nodes)
+            )
+
+    @property
+    def _duration_s(self) -> float:
+        schedule = self.recording.schedule
+        return (schedule.last_ns - schedule.first_ns) / 1e9 / self.speed
 
     def _start_worker(
         self, pod: str, host: Host, hosts: Mapping[str, Host], directory: Path
@@ -206,9 +234,10 @@ class Replay(Opened):
             events=schedule.pods[pod],
             first_ns=schedule.first_ns,
             speed=self.speed,
-            rule=self.recording.rule,
+            rule=self.recording.rule if self.late is None else None,
             fire_on=self.fire_on,
             die_on=self.die_on,
+            written=self._written(pod),
         )
         path = directory / f"{pod}.plan"
         path.write_bytes(pickle.dumps(plan))
@@ -245,6 +274,9 @@ class Replay(Opened):
             return all(worker.done or worker.dead for worker in self.workers.values())
 
         self._listen(finished)
+        if self._trigger is not None:
+            self.on_step("waiting for the last triggers")
+            self._trigger.wait()
         self.on_step("waiting for the last verdicts")
         if not await_settled(self.coordinator, self.nodes.values()):
             self.on_step("not all is at rest; going on with what is there")
@@ -267,9 +299,16 @@ class Replay(Opened):
             while not finished():
                 for entry, _ in selector.select():
                     worker = entry.data
-                    if not worker.read():
+                    if not worker.read(self._closed):
                         selector.unregister(entry.fileobj)
                         self._lost(worker)
+
+    def _closed(self, trace_id: str, pod: str) -> None:
+        if self._trigger is not None:
+            self._trigger.finished(trace_id, pod)
+
+    def _written(self, pod: str) -> Path:
+        return self._directory / f"{pod}.written.jsonl"
 
     # ------------------------------------------------------------- faults
 
@@ -296,22 +335,45 @@ class Replay(Opened):
     def bytes_left(self) -> int:
         return sum(payload_bytes_sent(node.host) for node in self.nodes.values())
 
+    def _capture(self) -> list[dict[str, Any]]:
+        """Write down what was collected. Returns the listing."""
+        shutil.rmtree(self.captured, ignore_errors=True)
+        self.captured.mkdir(parents=True)
+        self.coordinator.host.run(
+            PYTHON, "-m", "tests.cluster.fetch", self.coordinator.endpoint, str(self.captured)
+        )
+        lines = (self.captured / "traces.jsonl").read_text().splitlines()
+        return [json.loads(line) for line in lines]
+
+    def recall(self) -> Recall:
+        """What became of traces whose trigger came late."""
+        assert self.late is not None
+        assert self._trigger is not None
+        asked = self._trigger.settled()
+        self._capture()
+        written: dict[str, list[Written]] = {}
+        for pod in self.workers:
+            for line in self._written(pod).read_text().splitlines():
+                part = WrittenPart(**json.loads(line))
+                written.setdefault(part.trace_id, []).append(
+                    Written(
+                        part.trace_id, pod, part.first_ns, part.last_ns, frozenset(part.span_ids)
+                    )
+                )
+        return Recall(
+            f"replay of {self.recording.name}, speed {self.speed:g}",
+            self.late,
+            self._trigger.filled_bytes,
+            self._trigger.lost_bytes,
+            judge(asked, written, read_collected(self.captured), self._trigger.horizons),
+        )
+
     def judge(self) -> Result:
         """Write down what was collected, and let the independent checker judge it."""
         self.on_step("asking the independent checker")
         bytes_left = self.bytes_left()
         bytes_generated = payload_bytes(self.recording.schedule)
-        listing = self.traces()
-        shutil.rmtree(self.captured, ignore_errors=True)
-        self.captured.mkdir(parents=True)
-        (self.captured / "traces.jsonl").write_text(
-            "".join(json.dumps(trace) + "\n" for trace in listing)
-        )
-        for trace in listing:
-            trace_id = trace["trace_id"]
-            (self.captured / f"{trace_id}.json").write_text(
-                self.coordinator.ctl("show", trace_id, "--json")
-            )
+        listing = self._capture()
         checked = check(self.recording.path, self.captured)
         verdicts, reasons = verdict_counts(listing)
         triggers: dict[str, int] = {}

@@ -4,21 +4,23 @@
 It does what the service did, at the recorded times: starts and ends spans in
 the request's handle, passes contexts to the pods that it called, fires the
 latency trigger on spans that it ends. Talks to the parent over its standard
-streams, a line each: it says ``ready`` when attached and ``progress EVENTS
-SPANS TRIGGERS`` while it runs, and is told ``go START_NS`` and ``dead
-POD``. At the end of its events it says ``done`` and stays until its standard
-input is closed, as a service would stay.
+streams, a line each: it says ``ready`` when attached, ``progress EVENTS
+SPANS TRIGGERS`` while it runs and ``closed TRACE`` of requests that began
+here, and is told ``go START_NS`` and ``dead POD``. At the end of its events it
+writes down what it wrote, says ``done`` and stays until its standard input is
+closed, as a service would stay.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import backsight
@@ -54,6 +56,7 @@ class Plan:
 
     ``fire_on`` names spans (trace and span id) at whose end it fires, rule or not: the trigger's name
     and why. ``die_on`` names a span after whose start the process kills itself, as ``kill -9`` would.
+    ``written``: where it writes down what it wrote (JSON, a WrittenPart a line).
     """
 
     pod: str
@@ -65,6 +68,17 @@ class Plan:
     rule: LatencyRule | None
     fire_on: Mapping[tuple[str, str], tuple[str, str]] = field(default_factory=dict)
     die_on: tuple[str, str] | None = None
+    written: Path | None = None
+
+
+@dataclass(slots=True)
+class WrittenPart:
+    """What this pod wrote of a trace: when (Unix ns), and which spans from start to end."""
+
+    trace_id: str
+    first_ns: int
+    last_ns: int
+    span_ids: list[str] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -85,6 +99,8 @@ class Worker:
         self._progress_due_ns = 0
         self._traces: dict[str, backsight.Trace] = {}
         self._started: set[tuple[str, str]] = set()
+        self._written: dict[str, WrittenPart] = {}
+        self._begun_here: set[str] = set()
         self._latency = (
             None
             if (rule := plan.rule) is None
@@ -139,11 +155,13 @@ class Worker:
                 case ReceiveResponse():
                     self._receive_response(event)
                 case CloseTrace():
-                    if (trace := self._traces.pop(event.trace_id, None)) is not None:
-                        trace.close()
+                    self._close(event.trace_id)
             self._counters.events += 1
         self._progress_due_ns = 0
         self._progress(now_ns=0)
+        if self._plan.written is not None:
+            lines = (json.dumps(asdict(part)) + "\n" for part in self._written.values())
+            self._plan.written.write_text("".join(lines))
 
     def _wait_until(self, recorded_ns: int) -> None:
         due_ns = self._start_ns + int((recorded_ns - self._plan.first_ns) / self._plan.speed)
@@ -181,6 +199,8 @@ class Worker:
             return
         trace = self._traces.get(span.trace_id)
         if trace is None:
+            now_ns = time.time_ns()
+            self._written[span.trace_id] = WrittenPart(span.trace_id, now_ns, now_ns)
             trace = self._traces[span.trace_id] = backsight.Trace(span.trace_id)
         if context:
             trace.deserialize(int(span.parent_id, 16), context)
@@ -188,6 +208,8 @@ class Worker:
             int(span.span_id, 16), int(span.parent_id or "0", 16), span.start_ns, span.operation
         )
         self._started.add((span.trace_id, span.span_id))
+        if not span.parent_id:
+            self._begun_here.add(span.trace_id)
         if self._plan.die_on == (span.trace_id, span.span_id):
             os.kill(os.getpid(), signal.SIGKILL)
 
@@ -213,6 +235,7 @@ class Worker:
                 attributes={"pod": span.pod, "duration_us": span.duration_us},
             )
             self._counters.spans += 1
+            self._written[span.trace_id].span_ids.append(span.span_id)
             self._fire(span, trace)
         if event.respond_to is not None:
             kind = Kind.RESPONSE if started else Kind.CANCELLED
@@ -236,6 +259,14 @@ class Worker:
         trace = self._traces.get(span.trace_id)
         if node_ref and trace is not None:
             trace.breadcrumb(node_ref)
+
+    def _close(self, trace_id: str) -> None:
+        if (trace := self._traces.pop(trace_id, None)) is None:
+            return
+        trace.close()
+        self._written[trace_id].last_ns = time.time_ns()
+        if trace_id in self._begun_here:
+            self._say(f"closed {trace_id}")
 
 
 def main() -> int:

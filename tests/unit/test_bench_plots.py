@@ -144,3 +144,23 @@ def test_what_was_not_measured_is_left_out_and_said(
 
 def test_colours_are_told_apart_by_their_markers_too() -> None:
     assert len(set(plots.MARKERS.values())) == len(plots.MARKERS)
+
+
+def test_recall_is_drawn_with_the_horizons(tmp_path: Path) -> None:
+    params: dict[str, Param] = {"pool_bytes": 4 << 20, "exported_s": 2.0, "sure_s": 1.5}
+    results = [
+        result(f"recall_by_{by}", "share", 0.8, of=of, age=age, **params)
+        for by in ("s", "exported", "sure") for of in ("parts", "traces") for age in (0.5, 1.5)
+    ]  # fmt: skip
+    files = plots.draw(plots.Measured(results, (), ABOUT), tmp_path)
+    assert [file.stem for file in files] == ["recall-by-horizon", "recall-by-age"]
+    for file, wanted in zip(
+        files,
+        (
+            ("by the horizon that it exports", "its node's horizon", "commit 0123abc"),
+            ("horizon that nodes export, median", "s; pools of 4 MiB", "commit 0123abc"),
+        ),
+        strict=True,
+    ):
+        said = "\n".join(texts(file))
+        assert [words for words in wanted if words not in said] == []

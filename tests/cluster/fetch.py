@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``python3 -m tests.demo.fetch HOST:PORT DIRECTORY``: all that ``backsightctl`` shows, as files.
+"""``python3 -m tests.cluster.fetch HOST:PORT DIRECTORY``: all that ``backsightctl`` shows, as files.
 
 ``traces.jsonl`` is what ``backsightctl traces --json`` prints, TRACE.json what ``show TRACE
 --json`` prints: one process for all of it, since each has to import gRPC.
