@@ -58,6 +58,8 @@ _PAIR_INTERVAL_NS = 1_000_000_000
 
 _NS_PER_S = 1_000_000_000
 
+_THREAD_CPU_NS = ffi.addressof(lib, "bsn_thread_cpu_ns")
+
 # What is shown of a trace that was not collected: far above what one may be when
 # it is (16 MiB by default), and nothing beside a node's memory.
 _PEEK_BYTES_MAX = 256 << 20
@@ -136,6 +138,7 @@ class NativeDataPlane:
         config.trust_incoming = settings.trust_incoming
         config.clock_is_counter = ticks.is_counter
         config.ticks_per_s = ticks.per_s
+        config.thread_cpu_ns = _THREAD_CPU_NS
         node = ffi.new("struct bsn **")
         message = ffi.new("char[]", _MESSAGE_BYTES)
         result = lib.bsn_new(config, node, message, _MESSAGE_BYTES)

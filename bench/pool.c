@@ -5,6 +5,7 @@
  *   pool horizon POOL TRACE_BYTES SAMPLES
  *   pool lookup  POOL TRACE_BYTES TRACES TIMES
  *   pool restart POOL TRACE_BYTES TIMES
+ *   pool triggers POOL TRACE_BYTES RATE SECONDS
  *
  * The data plane (node.h) is in this process, without a daemon around it, so
  * that its CPU time is that of the process. A child writes with libbacksight,
@@ -15,7 +16,9 @@
  * with traces of TRACE_BYTES of payload in records of at most 128 bytes, by one
  * handle each. Then one line of JSON is printed: `horizon` says how many traces
  * can be had back whole (of SAMPLES, spread evenly), `lookup` and `restart` a
- * line each time. CPU time is that of all threads of this process, in ns.
+ * line each time; `triggers` what it costs when the writer fires RATE triggers a
+ * second, each for a trace of its own, and each slice is read and released. CPU
+ * time is that of all threads of this process, in ns.
  */
 #include <sys/socket.h>
 #include <sys/un.h>
@@ -49,7 +52,8 @@
 enum said {
 	PIECE = 'p',
 	LAST = 'l',
-	LOST = 'x'
+	LOST = 'x',
+	FIRED = 'f'
 };
 
 struct bench {
@@ -58,6 +62,8 @@ struct bench {
 	int child; /* the way to it, or in it to this process */
 	uint64_t trace_bytes;
 	uint64_t traces; /* to write */
+	uint64_t rate;	 /* of triggers, a second; 0: none are fired */
+	uint64_t seconds;
 	uint64_t paired_ns;
 	int client;
 	pid_t writer;
@@ -97,6 +103,31 @@ static void say(const struct bench *b, enum said what)
 		exit(0);
 }
 
+/* So often what is due is fired: for a few polls it is enough at any rate. */
+#define FIRE_EVERY_NS (SECOND_NS / 1000)
+
+/* For traces spread evenly over the youngest of them, as many as it is told. */
+static void fire_all(const struct bench *b)
+{
+	const struct timespec pause = {.tv_nsec = FIRE_EVERY_NS};
+	uint64_t count = b->rate * b->seconds, span, begun_ns;
+
+	if (read(b->child, &span, sizeof(span)) != sizeof(span))
+		exit(0);
+	begun_ns = now_ns();
+	for (uint64_t i = 0; i < count;) {
+		uint64_t passed_ns = now_ns() - begun_ns;
+
+		/* When the queue is full it falls behind. */
+		while (i < count && i * SECOND_NS < passed_ns * b->rate &&
+		       !bs_trigger(nth_id(b->traces - i * (span / count)),
+				   "bench", NULL, NULL, 0))
+			i++;
+		nanosleep(&pause, NULL);
+	}
+	say(b, FIRED);
+}
+
 static void write_all(const struct bench *b)
 {
 	uint64_t bytes = 0;
@@ -113,6 +144,8 @@ static void write_all(const struct bench *b)
 	}
 	/* The answer is the end: it is attached as long as it is looked at. */
 	say(b, LAST);
+	if (b->rate)
+		fire_all(b);
 	exit(0);
 }
 
@@ -397,6 +430,103 @@ static void restart(struct bench *b, uint64_t times)
 		die("the successor does not hold the youngest trace");
 }
 
+/* As the daemon does it: what is triggered is collected, and its slice is read and
+ * released when its search is over. */
+struct triggered {
+	uint64_t seen;	/* triggers */
+	uint64_t whole; /* slices that were released */
+	uint64_t waited_ns, waited_most_ns;
+};
+
+/* While slices are held the daemon looks so often (appliance/pump.py). */
+#define HELD_WAIT_NS 20000000
+
+static void take_event(struct bench *b, const struct bsn_event *e,
+		       struct triggered *t)
+{
+	struct bsn_slice slice;
+	uint64_t waited_ns;
+
+	if (e->kind == BSN_EVENT_TRIGGER) {
+		t->seen++;
+		if (bsn_collect(b->node, e->id, e->id, e->trigger, now_ns(),
+				&slice))
+			die("a trace cannot be collected");
+		return;
+	}
+	if (e->kind != BSN_EVENT_SLICE_CHANGED ||
+	    bsn_slice_info(b->node, e->id, &slice) ||
+	    slice.flags & BSN_SLICE_SEARCHING)
+		return;
+	if (slice.flags != BSN_SLICE_HELD || slice.bytes < b->trace_bytes)
+		die("a trace that was triggered is not whole");
+	if (bsn_slice_read(b->node, e->id, 0, b->buffer, 2 * TRACE_BYTES_MAX) !=
+	    (int64_t)slice.bytes)
+		die("a slice cannot be read");
+	waited_ns = now_ns() - slice.collected_ns;
+	t->waited_ns += waited_ns;
+	if (waited_ns > t->waited_most_ns)
+		t->waited_most_ns = waited_ns;
+	t->whole++;
+	bsn_slice_release(b->node, e->id, false, now_ns());
+}
+
+static void poll_triggered(struct bench *b, struct triggered *t)
+{
+	struct bsn_event events[256];
+	uint64_t time_ns = now_ns();
+	int count;
+
+	pair_clocks(b, time_ns);
+	if (bsn_poll(b->node, time_ns) < 0)
+		die("a poll failed");
+	while ((count = bsn_events(b->node, events, 256)) > 0) {
+		for (int i = 0; i < count; i++)
+			take_event(b, &events[i], t);
+		bsn_events_done(b->node);
+	}
+}
+
+static void triggers(struct bench *b)
+{
+	struct triggered t = {0};
+	struct bsn_metrics before, after;
+	uint64_t cpu_ns, elapsed_ns, span;
+	char said;
+
+	fill(b);
+	span = (uint64_t)(LOOKED_FOR_OF_HELD * count_held(b, LOOKUP_SAMPLES));
+	if (span < b->rate * b->seconds)
+		die("the pool does not hold as many traces as are triggered");
+	bsn_get_metrics(b->node, &before);
+	cpu_ns = clock_ns(CLOCK_PROCESS_CPUTIME_ID);
+	elapsed_ns = now_ns();
+	if (write(b->child, &(char){LAST}, 1) != 1 ||
+	    write(b->child, &span, sizeof(span)) != sizeof(span))
+		die("the writer ended");
+	do {
+		bsn_wait(b->node, HELD_WAIT_NS);
+		poll_triggered(b, &t);
+	} while (recv(b->child, &said, 1, MSG_DONTWAIT) != 1);
+	while (!t.whole || t.whole < b->rate * b->seconds) {
+		if (now_ns() - elapsed_ns >
+		    b->seconds * SECOND_NS + LOOKUP_TIMEOUT_NS)
+			die("not all triggers came to a slice");
+		bsn_wait(b->node, HELD_WAIT_NS);
+		poll_triggered(b, &t);
+	}
+	cpu_ns = clock_ns(CLOCK_PROCESS_CPUTIME_ID) - cpu_ns;
+	elapsed_ns = now_ns() - elapsed_ns;
+	bsn_get_metrics(b->node, &after);
+	printf("{\"cpu_ns\": %" PRIu64 ", \"elapsed_ns\": %" PRIu64
+	       ", \"triggers\": %" PRIu64 ", \"passes\": %" PRIu64
+	       ", \"entries\": %" PRIu64 ", \"found_after_ns\": %" PRIu64
+	       ", \"found_after_most_ns\": %" PRIu64 "}\n",
+	       cpu_ns, elapsed_ns, t.seen, after.passes - before.passes,
+	       after.entries_searched - before.entries_searched,
+	       t.waited_ns / t.whole, t.waited_most_ns);
+}
+
 /* ----------------------------------------------------------------- main --- */
 
 int main(int argc, char **argv)
@@ -424,6 +554,14 @@ int main(int argc, char **argv)
 		die("TRACE_BYTES is 1 to 1048576");
 	b.traces = (uint64_t)(WRITTEN_OF_POOL * (double)b.config.pool_bytes /
 			      (double)b.trace_bytes);
+	if (!strcmp(name, "triggers") && argc == 6) {
+		b.rate = number(argv[4]);
+		b.seconds = number(argv[5]);
+		if (!b.rate || !b.seconds)
+			die("at least one trigger a second, for a second");
+		/* The others look for one set of traces, and poll without a pause. */
+		b.config.thread_cpu_ns = bsn_thread_cpu_ns;
+	}
 	b.buffer = malloc(2 * TRACE_BYTES_MAX);
 	if (!b.buffer)
 		die("out of memory");
@@ -433,6 +571,8 @@ int main(int argc, char **argv)
 		lookup(&b, number(argv[4]), number(argv[5]));
 	else if (!strcmp(name, "restart") && argc == 5)
 		restart(&b, number(argv[4]));
+	else if (!strcmp(name, "triggers") && argc == 6)
+		triggers(&b);
 	else
 		die("usage: see the head of pool.c");
 	bsn_free(b.node);

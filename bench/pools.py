@@ -23,6 +23,9 @@ _AT_ONCE = (1, 100)
 # The traces of which the pool is full that a restart finds.
 _RESTART_TRACE_BYTES = 1024
 
+# Of which the pool is full, and which are triggered.
+_TRIGGERED_BYTES = 1024
+
 
 def _run(program: Path, *arguments: object) -> list[dict[str, float]]:
     done = subprocess.run(
@@ -59,9 +62,7 @@ def horizon(program: Path, scale: Scale) -> Iterator[Result]:
 def lookup(program: Path, scale: Scale) -> Iterator[Result]:
     """CPU time from the trigger until the traces are found in a full pool and copied out of it."""
     for pool_bytes in scale.lookup_pool_bytes:
-        if pool_bytes > _memory_available_bytes() * 3 // 4:
-            # A pool that is swapped out says nothing.
-            print(f"  left out: a pool of {pool_bytes >> 20} MiB; too little memory is free")
+        if _is_too_large(pool_bytes):
             continue
         for trace_bytes in scale.lookup_trace_bytes:
             for traces in _AT_ONCE:
@@ -92,6 +93,34 @@ def restart(program: Path, scale: Scale) -> Iterator[Result]:
     }
     samples = [(one["adopt_ns"] + one["first_poll_ns"]) / 1e6 for one in done]
     yield Result.of("restart_cpu_ms", "ms", samples, params)
+
+
+def triggers(program: Path, scale: Scale) -> Iterator[Result]:
+    """How much of a core the data plane needs for so many triggers a second, in full pools."""
+    rate = scale.triggers_rate_per_s
+    for pool_bytes in scale.triggers_pool_bytes:
+        if _is_too_large(pool_bytes):
+            continue
+        (done,) = _run(program, "triggers", pool_bytes, _TRIGGERED_BYTES, rate, scale.triggers_s)
+        params: dict[str, Param] = {
+            "pool_bytes": pool_bytes,
+            "trace_bytes": _TRIGGERED_BYTES,
+            "rate_per_s": rate,
+            "triggers": int(done["triggers"]),
+            "passes": int(done["passes"]),
+            "found_after_ms": rounded(done["found_after_ns"] / 1e6),
+            "found_after_most_ms": rounded(done["found_after_most_ns"] / 1e6),
+            "load": rounded(load()),
+        }
+        yield Result.of("trigger_cpu_share", "ratio", [done["cpu_ns"] / done["elapsed_ns"]], params)
+
+
+def _is_too_large(pool_bytes: int) -> bool:
+    """A pool that is swapped out says nothing."""
+    if pool_bytes <= _memory_available_bytes() * 3 // 4:
+        return False
+    print(f"  left out: a pool of {pool_bytes >> 20} MiB; too little memory is free")
+    return True
 
 
 def _median_ms(samples_ns: list[float]) -> float:

@@ -39,6 +39,9 @@ class Scale:
     lookup_times: int
     restart_pool_bytes: int
     restart_times: int
+    triggers_pool_bytes: tuple[int, ...]
+    triggers_rate_per_s: int
+    triggers_s: int
     http_pool_bytes: int
     http_pairs: int
     http_window_s: int
@@ -75,6 +78,9 @@ class Scale:
             lookup_times=20,
             restart_pool_bytes=1024 * _MIB,
             restart_times=5,
+            triggers_pool_bytes=(256 * _MIB, 1024 * _MIB, 4096 * _MIB),
+            triggers_rate_per_s=10_000,
+            triggers_s=5,  # each for a trace of its own, which the smallest pool must hold
             http_pool_bytes=64 * _MIB,  # soon written over: services meet their memory once
             http_pairs=24,
             http_window_s=2,
@@ -110,6 +116,9 @@ class Scale:
             lookup_times=2,
             restart_pool_bytes=8 * _MIB,
             restart_times=2,
+            triggers_pool_bytes=(8 * _MIB,),
+            triggers_rate_per_s=1000,
+            triggers_s=1,
             http_pool_bytes=8 * _MIB,
             http_pairs=2,
             http_window_s=1,

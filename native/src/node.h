@@ -22,7 +22,9 @@
  *
  * No index. The node does nothing for a trace that is not triggered; its work
  * is per segment. What a trace wrote is found when somebody asks for it, in
- * the directories that the writers keep (abi/arena.h).
+ * the directories that the writers keep (abi/arena.h). One pass serves all that
+ * wait, and passes keep to a quarter of a core: after one that was long, traces
+ * wait a while for the next (search.c).
  *
  * Eviction. The pool is a budget of segments over all arenas. Above
  * reclaim_percent of it the segment that was sealed first is reclaimed. Runs
@@ -74,6 +76,9 @@ struct bsn_config {
 	bool trust_incoming;
 	bool clock_is_counter;
 	uint64_t ticks_per_s;
+	/* bsn_thread_cpu_ns(): by it searches keep to their share of a core.
+	 * NULL: they do not wait. */
+	uint64_t (*thread_cpu_ns)(void);
 };
 
 /* Why a trace is not, or not whole, on this node. */
@@ -189,6 +194,9 @@ BSN_EXPORT int bsn_clock_pair(struct bsn *node, uint64_t ticks,
  * those of the CPU's counter; else CLOCK_MONOTONIC ns. */
 BSN_EXPORT void bsn_clock_read(bool counter, uint64_t *ticks,
 			       uint64_t *monotonic_ns, uint64_t *realtime_ns);
+
+/* CPU time of the calling thread. */
+BSN_EXPORT uint64_t bsn_thread_cpu_ns(void);
 
 /* ---------------------------------------------------------- clients --- */
 

@@ -168,6 +168,14 @@ def test_lookups_and_restarts_are_measured(lines: list[Line]) -> None:
     assert restart["params"]["times"] == 2
 
 
+def test_what_triggers_cost_is_measured(lines: list[Line]) -> None:
+    (triggers,) = of(lines, "trigger_cpu_share")
+    of_line = triggers["params"]
+    assert of_line["triggers"] == of_line["rate_per_s"] == 1000
+    assert 0 < of_line["passes"] <= 1000
+    assert 0 < of_line["found_after_ms"] <= of_line["found_after_most_ms"]
+
+
 def test_services_are_measured_traced_and_not(lines: list[Line]) -> None:
     kinds = {(size, items) for size in (1024, 8192) for items in (2, 1000)}
     for metric in ("http_throughput_ratio", "http_cpu_ratio"):

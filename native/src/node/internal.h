@@ -128,6 +128,10 @@ struct frame {
 	uint32_t scanned;	     /* entries that all slices were served */
 	uint32_t copied; /* of the open run after them, into its slice; NONE */
 	bool dirty;	 /* differs from what is committed */
+	/* Of a sealed one that a pass has met, the low half of each fingerprint
+	 * (search.c); else NULL. */
+	uint32_t *column;
+	uint32_t column_runs;
 };
 
 struct list {
@@ -497,6 +501,7 @@ struct bsn {
 	struct pass *passes;	 /* that go on */
 	struct search *searches; /* that wait for the next poll's pass */
 	bool searched_at_once;	 /* since the latest poll */
+	uint64_t passes_paid_ns; /* when their share of a core has paid for them */
 	struct bs_policy *policy;
 	int policy_fd;
 
@@ -668,8 +673,10 @@ bool run_open(struct bsn *n, struct frame *f, uint32_t index, uint64_t entry,
 /* search.c */
 /* Look for a slice's trace with the next pass. */
 void search_later(struct bsn *n, struct slice *slice);
-/* Look for all that wait. */
+/* Look for all that wait, unless that is not due yet. */
 void search_waiting(struct bsn *n);
+/* 0: at once. */
+uint64_t search_due_in_ns(const struct bsn *n);
 /* Look for them through all of the pool; give_way: in pieces, between which
  * others have the lock. */
 int search_all(struct bsn *n, struct search *searches, bool give_way);

@@ -422,6 +422,7 @@ int bsn_collect(struct bsn *n, struct bs_trace_id id,
 		uint64_t now_ns, struct bsn_slice *out)
 {
 	struct slice *s;
+	bool is_first = false;
 	int err = 0;
 
 	if (!(id.hi | id.lo))
@@ -436,6 +437,7 @@ int bsn_collect(struct bsn *n, struct bs_trace_id id,
 		err = answer_without_slice(n, id, out);
 		goto unlock;
 	}
+	is_first = !n->searches;
 	search_later(n, s);
 	/* The first one; those that come in the same moment wait for the next
 	 * poll, and share its pass. This one takes along what waits already. */
@@ -454,7 +456,8 @@ out:
 	slice_fill(s, out);
 unlock:
 	node_unlock(n);
-	if (!err && out->flags & BSN_SLICE_SEARCHING)
+	/* bsn_wait() knows until when the others may sleep. */
+	if (!err && is_first && out->flags & BSN_SLICE_SEARCHING)
 		bsn_wake(n);
 	return err;
 }

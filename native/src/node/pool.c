@@ -197,6 +197,8 @@ static void sealed_remove(struct bsn *n, struct frame *f)
 		p->frames[f->next].prev = f->prev;
 	p->sealed.count--;
 	own_remove(n, &f->client->sealed, f);
+	free(f->column);
+	f->column = NULL;
 }
 
 /* ------------------------------------------------------------- reclaim --- */
@@ -492,6 +494,8 @@ int pool_init(struct bsn *n)
 
 void pool_free(struct bsn *n)
 {
+	for (uint32_t i = 0; n->pool.frames && i < n->pool.frames_fresh; i++)
+		free(n->pool.frames[i].column);
 	free(n->pool.frames);
 	free(n->pool.dirty);
 	memset(&n->pool, 0, sizeof(n->pool));

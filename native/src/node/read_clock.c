@@ -15,6 +15,11 @@ static uint64_t clock_ns(clockid_t clock)
 	return (uint64_t)now.tv_sec * NS_PER_S + (uint64_t)now.tv_nsec;
 }
 
+uint64_t bsn_thread_cpu_ns(void)
+{
+	return clock_ns(CLOCK_THREAD_CPUTIME_ID);
+}
+
 /* Unlike bs_clock_ticks(), not before what stands before it in the program. */
 static uint64_t read_ticks(bool counter)
 {

@@ -23,6 +23,11 @@
  * the cache; so are bytes that are copied. */
 #define PIECE_ENTRIES 20000u
 #define FRAME_ENTRIES 50u
+
+/* What a column is dear as, and how many entries of one cost as much as one of a
+ * directory. */
+#define COLUMN_ENTRIES 10u
+#define COLUMN_FASTER 3u
 #define BYTES_AN_ENTRY 16u
 
 /* Fingerprints have 47 bits: that an honest directory meets so many of them
@@ -111,25 +116,38 @@ static uint32_t look(struct bsn *n, const struct pass *p, struct frame *f,
 	return cost;
 }
 
-static uint32_t visit(struct bsn *n, struct pass *p, struct frame *f)
+static bool may_visit(const struct bsn *n, struct pass *p, struct frame *f)
 {
 	uint32_t i = frame_number(n, f);
-	const struct grant_record *r = record_of(n, f);
+
+	if (is_visited(p, i) || f->client->false_hits > FALSE_HITS_MAX ||
+	    (f->client == &n->keep.arena &&
+	     record_of(n, f)->granted_ns > p->granted_ns))
+		return false;
+	p->visited[i / 64] |= 1ull << (i % 64);
+	return true;
+}
+
+/* How many entries were there when the pass began. */
+static uint32_t limit_of(const struct bsn *n, const struct pass *p,
+			 const struct frame *f, uint32_t runs)
+{
+	return frame_number(n, f) == p->keep_frame && runs > p->keep_runs
+		       ? p->keep_runs
+		       : runs;
+}
+
+static uint32_t visit_directory(struct bsn *n, struct pass *p, struct frame *f)
+{
 	uint32_t cost = FRAME_ENTRIES;
 	struct walk walk;
 	uint32_t limit;
 	const uint64_t *entry;
 
-	if (is_visited(p, i) || f->client->false_hits > FALSE_HITS_MAX ||
-	    (f->client == &n->keep.arena && r->granted_ns > p->granted_ns))
-		return 0;
-	p->visited[i / 64] |= 1ull << (i % 64);
-	walk = walk_of(f, r->generation);
-	limit = walk.runs;
+	walk = walk_of(f, record_of(n, f)->generation);
+	limit = limit_of(n, p, f, walk.runs);
 	if (is_watched(n, p, f) && f->scanned < walk.runs)
 		limit = f->scanned + 1;
-	if (i == p->keep_frame && limit > p->keep_runs)
-		limit = p->keep_runs;
 	entry = bs_directory(f->bytes, 0);
 	for (uint32_t k = 0; k < limit; k++) {
 		if (unlikely(filter_has(
@@ -141,17 +159,89 @@ static uint32_t visit(struct bsn *n, struct pass *p, struct frame *f)
 	return cost + limit;
 }
 
+static uint32_t visit(struct bsn *n, struct pass *p, struct frame *f)
+{
+	return may_visit(n, p, f) ? visit_directory(n, p, f) : 0;
+}
+
 void search_before_reclaim(struct bsn *n, struct frame *f)
 {
 	for (struct pass *p = n->passes; p; p = p->next)
 		visit(n, p, f);
 }
 
+/* A line of a column; and of a directory so many lines. */
+#define COLUMN_LINE (BS_CACHE_LINE / (uint32_t)sizeof(uint32_t))
+#define DIRECTORY_LINES 4u
+
 static void prefetch(const struct frame *f)
 {
+	if (f->column) {
+		for (uint32_t i = 0; i < f->column_runs; i += COLUMN_LINE)
+			__builtin_prefetch(f->column + i);
+		return;
+	}
 	__builtin_prefetch(f->bytes);
-	for (uint32_t i = 1; i <= 4; i++)
+	for (uint32_t i = 1; i <= DIRECTORY_LINES; i++)
 		__builtin_prefetch(f->bytes + SEGMENT - i * BS_CACHE_LINE);
+}
+
+/* ---------------------------------------------------------------- columns --- */
+
+/*
+ * Of what is sealed no entry comes or changes, and most of what a look there
+ * costs is to reach it, in two pages of its own. So the first pass that meets it
+ * copies the low half of each fingerprint, and those that follow read that.
+ */
+static bool column_make(const struct bsn *n, struct frame *f)
+{
+	uint32_t runs = runs_count(f, record_of(n, f)->generation);
+	uint32_t *column = malloc((runs ? runs : 1) * sizeof(*column));
+
+	if (!column)
+		return false;
+	for (uint32_t k = 0; k < runs; k++)
+		column[k] = (uint32_t)bs_entry_fingerprint(
+			READ_ONCE(*bs_directory(f->bytes, k)));
+	f->column = column;
+	f->column_runs = runs;
+	return true;
+}
+
+/* Of several hundred traces the filter lets a few entries in a thousand pass;
+ * that they are of others is known here without reaching for them. */
+static bool is_wanted(const struct pass *p, uint32_t low)
+{
+	for (uint32_t i = low; p->searches[i % p->room]; i++) {
+		if ((uint32_t)p->searches[i % p->room]->fingerprint == low)
+			return true;
+	}
+	return false;
+}
+
+static uint32_t visit_column(struct bsn *n, struct pass *p, struct frame *f)
+{
+	uint32_t cost = COLUMN_ENTRIES, limit;
+	struct walk walk = {0};
+
+	if (!may_visit(n, p, f))
+		return 0;
+	if (!f->column) {
+		if (!column_make(n, f))
+			return visit_directory(n, p, f);
+		cost = FRAME_ENTRIES + f->column_runs;
+	}
+	limit = limit_of(n, p, f, f->column_runs);
+	for (uint32_t k = 0; k < limit; k++) {
+		if (likely(!filter_has(&p->filter, f->column[k])) ||
+		    !is_wanted(p, f->column[k]))
+			continue;
+		if (!walk.end)
+			walk = walk_of(f, record_of(n, f)->generation);
+		cost += look(n, p, f, k, &walk);
+	}
+	n->counts.entries_searched += limit;
+	return cost + limit / COLUMN_FASTER;
 }
 
 struct cursor {
@@ -193,7 +283,7 @@ static void visit_sealed(struct bsn *n, struct pass *p, bool keep,
 
 		if (soon != NONE)
 			prefetch(frame_at(n, soon));
-		*cost += visit(n, p, f);
+		*cost += visit_column(n, p, f);
 		if (give_way && *cost > PIECE_ENTRIES) {
 			node_give_way(n);
 			*cost = 0;
@@ -337,14 +427,47 @@ void search_later(struct bsn *n, struct slice *slice)
 	n->searches = s;
 }
 
+/* A pass may cost so much CPU time as has passed since those before, divided by
+ * this: a quarter of a core, so that with what each trigger costs beside it is
+ * less than a third. */
+#define CORES_PASSES_SHARE 4u
+
+/* What has not been used of it, up to so much: after a while without triggers
+ * the next ones are looked for at once. */
+#define PASSES_AHEAD_NS NS_PER_MS
+
+uint64_t search_due_in_ns(const struct bsn *n)
+{
+	uint64_t ahead_ns = n->now_ns + CORES_PASSES_SHARE * PASSES_AHEAD_NS;
+
+	return n->passes_paid_ns > ahead_ns ? n->passes_paid_ns - ahead_ns : 0;
+}
+
+static uint64_t cpu_ns(const struct bsn *n)
+{
+	return n->config.thread_cpu_ns ? n->config.thread_cpu_ns() : 0;
+}
+
+static void pay(struct bsn *n, uint64_t spent_ns)
+{
+	if (n->passes_paid_ns < n->now_ns)
+		n->passes_paid_ns = n->now_ns;
+	n->passes_paid_ns += CORES_PASSES_SHARE * spent_ns;
+	/* So much time has passed at least. */
+	node_set_time(n, n->now_ns + spent_ns);
+}
+
 void search_waiting(struct bsn *n)
 {
 	struct search *all = n->searches;
+	uint64_t begun_ns;
 
-	if (!all)
+	if (!all || search_due_in_ns(n))
 		return;
 	n->searches = NULL;
+	begun_ns = cpu_ns(n);
 	search_all(n, all, true);
+	pay(n, cpu_ns(n) - begun_ns);
 	while (all) {
 		struct search *s = all;
 

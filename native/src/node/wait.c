@@ -436,6 +436,8 @@ int bsn_wait(struct bsn *n, int64_t timeout_ns)
 	/* A cell that stays claimed is passed over in time. */
 	if (w->cell_is_stuck)
 		timeout_ns = shorter_ns(timeout_ns, CELL_STUCK_NS);
+	if (n->searches)
+		timeout_ns = shorter_ns(timeout_ns, search_due_in_ns(n));
 	work = !arm_all(n, &heard);
 	alone = w->n_groups == 1;
 	if (alone) {

@@ -251,6 +251,140 @@ static void the_first_of_a_moment_is_answered_at_once(void)
 	writer_close(&w);
 }
 
+/* Of the thread that passes: as if each took so long. */
+#define PASS_NS (10 * MS)
+static uint64_t thread_cpu;
+
+static uint64_t read_thread_cpu(void)
+{
+	return thread_cpu += PASS_NS;
+}
+
+static void check_searching(struct bsn *n, uint64_t from, uint64_t to,
+			    bool searching)
+{
+	struct bsn_slice s;
+
+	for (uint64_t i = from; i < to; i++) {
+		CHECK_EQ(bsn_slice_info(n, trace_id(i), &s), 0);
+		CHECK_EQ(s.flags,
+			 searching ? BSN_SLICE_SEARCHING : BSN_SLICE_HELD);
+	}
+}
+
+/* A pass of 10 ms, and the next not before 30 ms more have passed; what comes
+ * meanwhile shares it. */
+static void passes_keep_to_a_quarter_of_a_core(void)
+{
+	struct bsn_config config = test_config(8 << 20);
+	struct bsn_metrics m;
+	struct bsn_slice s;
+	uint64_t now = START, waited = 0, traces = 0;
+	struct wthread t;
+	struct writer w;
+	struct bsn *n;
+
+	config.thread_cpu_ns = read_thread_cpu;
+	n = test_node(&config);
+	writer_attach(&w, n, now);
+	t = writer_thread(&w, 0);
+	for (uint64_t i = 0; i < 1000; i++)
+		CHECK(w_trace(&t, trace_id(i), 0, now));
+	/* Nothing was looked for lately. */
+	mark_only(n, trace_id(traces++), now, &s);
+	CHECK_EQ(s.flags, BSN_SLICE_HELD);
+	/* A trigger each millisecond, for a second. */
+	for (uint64_t ms = 1; ms <= 1000; ms++) {
+		uint64_t passes;
+
+		now += MS;
+		mark_only(n, trace_id(traces++ % 1000), now, &s);
+		bsn_get_metrics(n, &m);
+		passes = m.passes;
+		bsn_poll(n, now);
+		bsn_get_metrics(n, &m);
+		CHECK(m.passes <= passes + 1);
+		waited += search_due_in_ns(n) > 0;
+	}
+	/* That of before, and what was not used yet, besides. */
+	bsn_get_metrics(n, &m);
+	CHECK(m.passes >= SECOND / (4 * PASS_NS));
+	CHECK(m.passes <= SECOND / (4 * PASS_NS) + 2);
+	CHECK(waited > 800);
+	bsn_poll(n, now += 4 * PASS_NS);
+	check_searching(n, 0, 1000, false);
+	/* After a while they are at once again, with what was saved up and no
+	 * more. */
+	CHECK_EQ(bsn_slice_release(n, trace_id(0), true, now), 0);
+	now += 60 * SECOND;
+	mark_only(n, trace_id(5000), now, &s);
+	CHECK(!(s.flags & BSN_SLICE_SEARCHING));
+	bsn_poll(n, now + MS);
+	mark_only(n, trace_id(5001), now + MS, &s);
+	CHECK_EQ(s.flags, BSN_SLICE_SEARCHING);
+	bsn_poll(n, now + MS);
+	CHECK_EQ(bsn_slice_info(n, trace_id(5001), &s), 0);
+	CHECK_EQ(s.flags, BSN_SLICE_SEARCHING);
+	bsn_free(n);
+	writer_close(&w);
+}
+
+/* While a pass is not due nobody is woken for what waits: the first one woke the
+ * node, which sleeps until it is. */
+static void one_of_those_that_wait_wakes_the_node(void)
+{
+	struct bsn_config config = test_config(8 << 20);
+	struct bsn_slice s;
+	struct bsn *n;
+
+	config.thread_cpu_ns = read_thread_cpu;
+	n = test_node(&config);
+	mark_only(n, trace_id(0), START, &s);
+	bsn_poll(n, START);
+	bsn_wait(n, 0);
+	mark_only(n, trace_id(1), START, &s);
+	CHECK_EQ(s.flags, BSN_SLICE_SEARCHING);
+	CHECK_EQ(bsn_wait(n, 0), 1);
+	mark_only(n, trace_id(2), START, &s);
+	CHECK_EQ(s.flags, BSN_SLICE_SEARCHING);
+	CHECK_EQ(bsn_wait(n, 0), 0);
+	/* Not for ever. */
+	CHECK_EQ(bsn_wait(n, -1), 0);
+	bsn_free(n);
+}
+
+/* What passes remember of a segment goes with its content. */
+static void segments_are_found_in_after_they_were_reclaimed(void)
+{
+	struct bsn_config config = test_config(8 << 20);
+	struct bsn *n = test_node(&config);
+	uint64_t now = START, written = 0;
+	struct bsn_metrics m;
+	struct bsn_slice s;
+	struct wthread t;
+	struct writer w;
+
+	writer_attach(&w, n, now);
+	t = writer_thread(&w, 0);
+	for (uint32_t round = 0; round < 4; round++) {
+		uint64_t until = written + 2 * (8 << 20) / 1000;
+
+		for (; written < until; written++) {
+			CHECK(w_trace(&t, trace_id(written), 1000, now));
+			bsn_poll(n, now += MS);
+		}
+		for (uint64_t i = 1; i < 5000; i += 500) {
+			collect(n, trace_id(written - i), now, &s);
+			CHECK_EQ(s.flags, BSN_SLICE_HELD);
+			collect(n, trace_id(written - until / 4 - i), now, &s);
+		}
+		bsn_get_metrics(n, &m);
+		CHECK(m.reclaims > round * 100);
+	}
+	bsn_free(n);
+	writer_close(&w);
+}
+
 /* What is written in the middle comes once: in the segment that its thread was
  * in, in the next one, and after it. */
 static void write_more(struct between *b)
@@ -721,6 +855,9 @@ int main(void)
 {
 	RUN(one_pass_is_for_all_that_wait);
 	RUN(the_first_of_a_moment_is_answered_at_once);
+	RUN(passes_keep_to_a_quarter_of_a_core);
+	RUN(one_of_those_that_wait_wakes_the_node);
+	RUN(segments_are_found_in_after_they_were_reclaimed);
 	RUN(what_is_written_meanwhile_comes_once);
 	RUN(segments_that_are_taken_meanwhile_are_seen);
 	RUN(what_is_reclaimed_meanwhile_was_looked_at);
