@@ -201,6 +201,11 @@ class Clients:
             )
         return Attachment(client.token, self._arena_bytes, self._dataplane.policy_fd, tuple(fds))
 
+    def user_of(self, number: int) -> int | None:
+        """Whose a client is or was; None if it is none, or an older daemon did not keep that."""
+        client = self._by_number.get(number)
+        return None if client is None else client.uid
+
     def _check_quota(self, uid: int) -> None:
         if uid in self._trusted_uids:
             return

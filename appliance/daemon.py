@@ -123,6 +123,7 @@ class Daemon:
             time.time_ns() - now_ns,
             versions,
             policy,
+            self._clients.user_of,
         )
         self._pick_up = Histogram(_PICK_UP_BOUNDS_S)
         self._pump = Pump(self._dataplane, self._on_events)

@@ -4,13 +4,18 @@
 A trigger that fires too often must not drown the others, nor one process its
 neighbours. Each firing pays one token to its process, if it has one, and then one
 to its trigger name, before anything else happens with it.
+
+Names belong to nobody, so a user's processes could use up all that others may fire by a
+name. Who asks for more than half of a name's rate leaves half of its tokens to its other
+users, if there are any.
 """
 
 from __future__ import annotations
 
 import enum
 from collections import OrderedDict
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from appliance.core.config import NS_PER_S, TriggerLimits
 from appliance.core.dataplane import NO_CLIENT
@@ -50,10 +55,10 @@ class TokenBucket:
             self._level = min(self._burst, self._level + int(self._rate * (now_ns - self._at_ns)))
             self._at_ns = now_ns
 
-    def take(self, now_ns: int) -> bool:
-        """Take one token, if there is one."""
+    def take(self, now_ns: int, left: float = 0) -> bool:
+        """Take one token, if so many are left then."""
         self._refill(now_ns)
-        if self._level < NS_PER_S:
+        if self._level < NS_PER_S + int(left * NS_PER_S):
             return False
         self._level -= NS_PER_S
         return True
@@ -87,17 +92,62 @@ class Refusal(enum.Enum):
     TRIGGER = "trigger"
 
 
+# Who stopped asking for too much is as others are after so long.
+_OWES_MAX_NS = 2 * NS_PER_S
+
+# Users of one name that are remembered; each costs some 300 bytes.
+_USERS_MAX = 256
+
+
 @dataclass(slots=True)
 class _Name:
+    """A trigger name. ``demands``: what its users asked for, against half of its rate."""
+
     bucket: TokenBucket
     suppressed: int = 0
+    demands: OrderedDict[int, TokenBucket] = field(default_factory=OrderedDict)
+
+    def take(self, user: int, limits: TriggerLimits, now_ns: int) -> bool:
+        """Take a token for a user; False if there is none for it."""
+        left = 0.0
+        if self._asks_too_much(user, limits, now_ns) and len(self.demands) > 1:
+            burst = limits.per_trigger_burst
+            # A second's worth at most, so that it waits no longer than that for the others'.
+            left = max(0.0, min(burst / 2, burst - 1, limits.per_trigger_per_s))
+        return self.bucket.take(now_ns, left)
+
+    def _asks_too_much(self, user: int, limits: TriggerLimits, now_ns: int) -> bool:
+        """Count that it asks."""
+        demand = self.demands.get(user)
+        if demand is None:
+            if len(self.demands) == _USERS_MAX:
+                self.demands.popitem(last=False)
+            demand = self.demands[user] = TokenBucket(
+                limits.per_trigger_per_s / 2, limits.per_trigger_burst, now_ns
+            )
+        self.demands.move_to_end(user)
+        owes_ns = demand.ready_ns(now_ns) - now_ns
+        if owes_ns < _OWES_MAX_NS:
+            demand.charge(1, now_ns)
+        return owes_ns > 0
+
+
+def _only_process(client: int) -> int:
+    """A user that no system has."""
+    return -1 - client
 
 
 class Admission:
-    """The rate limits of local triggers."""
+    """The rate limits of local triggers.
 
-    def __init__(self, limits: TriggerLimits) -> None:
+    ``user_of``: whose a process is; None: nobody knows, so it is taken for a user's only one.
+    """
+
+    def __init__(
+        self, limits: TriggerLimits, user_of: Callable[[int], int | None] = lambda _: None
+    ) -> None:
         self._limits = limits
+        self._user_of = user_of
         self._processes: OrderedDict[int, TokenBucket] = OrderedDict()
         self._names: dict[str, _Name] = {}
 
@@ -110,7 +160,7 @@ class Admission:
         if client != NO_CLIENT and not self._process(client, now_ns).take(now_ns):
             name.suppressed += 1
             return Refusal.PROCESS
-        if not name.bucket.take(now_ns):
+        if not name.take(self._user(client), self._limits, now_ns):
             name.suppressed += 1
             return Refusal.TRIGGER
         return None
@@ -122,6 +172,7 @@ class Admission:
             process.change(limits.per_process_per_s, limits.per_process_burst, now_ns)
         for name in self._names.values():
             name.bucket.change(limits.per_trigger_per_s, limits.per_trigger_burst, now_ns)
+            name.demands.clear()
 
     def take_suppressed(self, trigger: str) -> int:
         """Firings of that name refused since this was last asked."""
@@ -133,6 +184,12 @@ class Admission:
 
     def forget_process(self, client: int) -> None:
         self._processes.pop(client, None)
+        for name in self._names.values():
+            name.demands.pop(_only_process(client), None)
+
+    def _user(self, client: int) -> int:
+        user = self._user_of(client)
+        return _only_process(client) if user is None else user
 
     def _process(self, client: int, now_ns: int) -> TokenBucket:
         process = self._processes.get(client)

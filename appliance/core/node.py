@@ -13,7 +13,7 @@ Drop, the status of every slice, and each slice from its last durable byte.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, KeysView
+from collections.abc import Callable, Iterable, KeysView
 from typing import assert_never
 
 from appliance.core.config import NodeConfig, TriggerLimits, TriggerPolicy
@@ -86,11 +86,13 @@ class NodeCore:
         realtime_offset_ns: int,
         versions: Versions = OURS,
         policy: Policy = NO_POLICY,
+        user_of: Callable[[int], int | None] = lambda _: None,
     ) -> None:
         """Recover what dataplane.slices() shows of an earlier daemon.
 
         ``realtime_offset_ns`` is Unix time minus CLOCK_MONOTONIC. ``policy`` is
-        the one that an earlier daemon was told last, and is in force.
+        the one that an earlier daemon was told last, and is in force. ``user_of`` tells
+        whose a process is, by its number.
         """
         self._config = config
         self._versions = versions
@@ -98,7 +100,7 @@ class NodeCore:
         self._incarnation = incarnation
         self._now_ns = now_ns
         self._realtime_offset_ns = realtime_offset_ns
-        self._admission = Admission(config.limits)
+        self._admission = Admission(config.limits, user_of)
         self._holdings = Holdings(config, dataplane, now_ns)
         # What the node had of a group that it gave up by itself, until the
         # coordinator says that it knows; None: it does.

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -924,6 +926,51 @@ def test_who_is_refused_gets_no_tokens_by_others_that_come() -> None:
     now_ns = 3 * S // 2
     assert admission.admit(PROCESSES_MAX + 1, "t", now_ns) is None
     assert [admission.admit(1, "t", now_ns) for _ in range(2)] == [None, Refusal.PROCESS]
+
+
+def admitted(
+    limits: TriggerLimits, per_s: dict[int, int], users: dict[int, int], seconds: int = 30
+) -> dict[int, float]:
+    """The shares that processes get of what they fire by one name, each at its rate."""
+    admission = Admission(limits, users.get)
+    firings = sorted(
+        (index * S // rate, client)
+        for client, rate in per_s.items()
+        for index in range(seconds * rate)
+    )
+    got = Counter(
+        client for now_ns, client in firings if admission.admit(client, "t", now_ns) is None
+    )
+    return {client: got[client] / (seconds * rate) for client, rate in per_s.items()}
+
+
+@pytest.mark.parametrize("processes", [1, 2, 10])
+def test_who_floods_a_name_leaves_half_of_it_to_others(processes: int) -> None:
+    flood = range(1, processes + 1)
+    modest, rare = 101, 102
+    shares = admitted(
+        TriggerLimits(100, 100, 100, 100),
+        {**dict.fromkeys(flood, 1000), modest: 30, rare: 1},
+        # One user's, or each of its own, or of nobody knows whom.
+        {client: 7 for client in flood if processes == 2},
+    )
+    assert shares[modest] >= 0.95
+    assert shares[rare] >= 0.95
+    # And gets what they do not want.
+    assert sum(shares[client] * 1000 for client in flood) == pytest.approx(69, abs=8)
+
+
+def test_who_is_alone_has_all_of_a_name() -> None:
+    limits = TriggerLimits(1e6, 1e6, 100, 100)
+    assert admitted(limits, {1: 1000}, {}, 60)[1] == pytest.approx(0.1, rel=0.02)
+    assert admitted(limits, {1: 99}, {})[1] == 1
+
+
+def test_who_stopped_flooding_is_as_others_are() -> None:
+    admission = Admission(TriggerLimits(1e6, 1e6, 10, 10))
+    flood = [admission.admit(1, "t", number * MS) for number in range(5000)]
+    assert flood.count(None) == pytest.approx(60, abs=6)
+    assert [admission.admit(1, "t", 10 * S) for _ in range(10)] == [None] * 10
 
 
 @given(
