@@ -97,7 +97,12 @@ GROUPS: Mapping[str, Sequence[Attack]] = {
         Attack("losses"),
         Attack("context"),
     ),
-    "floods of wrong triggers": (Attack("triggers"), Attack("triggers")),
+    "floods of wrong triggers": (
+        Attack("triggers"),
+        Attack("triggers"),
+        Attack("namesake"),
+        Attack("bulk"),
+    ),
     "memory beyond the grants, leftovers of the dead": (
         Attack("touch"),
         Attack("leftovers"),

@@ -84,7 +84,7 @@ def test_ctrl_c_removes_everything() -> None:
     [
         ("DURATION", "9", "want a whole number, 10 to 86400"),
         ("DURATION", "x", "want a whole number, 10 to 86400"),
-        ("ONLY", "wash,nothing", "no attack nothing; there is: attach, context,"),
+        ("ONLY", "wash,nothing", "no attack nothing; there is: attach, bulk,"),
     ],
 )
 def test_what_makes_no_sense_is_refused(variable: str, text: str, want: str) -> None:

@@ -47,6 +47,8 @@ static const struct attack {
 	{"leftovers", leave_leftovers, false, 200000},
 	{"open-handles", open_handles, false, 5000},
 	{"wash", wash_pool, false, 5000},
+	{"namesake", fire_by_honest_name, false, 5000},
+	{"bulk", fire_for_bulk, false, 500000},
 };
 
 static const struct attack *attack_of(const char *name)

@@ -25,5 +25,7 @@ void attach_and_leave(struct target *t);
 void leave_leftovers(struct target *t);
 void open_handles(struct target *t);
 void wash_pool(struct target *t);
+void fire_by_honest_name(struct target *t);
+void fire_for_bulk(struct target *t);
 
 #endif

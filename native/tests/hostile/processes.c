@@ -19,6 +19,11 @@
 #define WASHED_BYTES 1024u
 #define WASHED_TRACES 40u /* a step: 8 MB a second */
 
+#define BULK_BYTES (2u << 20)
+
+/* tests/hostile/truth.py */
+#define HONEST_TRIGGER "honest"
+
 #define WAIT_MS 10000
 
 static void leave(struct target *t)
@@ -98,4 +103,28 @@ void wash_pool(struct target *t)
 		bs_tracepoint(payload, sizeof(payload));
 		bs_end();
 	}
+}
+
+/* By the name under which honest processes fire, for traces that nobody wrote. */
+void fire_by_honest_name(struct target *t)
+{
+	if (t->steps == 0)
+		bs_wait_attached(WAIT_MS);
+	for (uint32_t i = 0; i < 20; i++)
+		bs_trigger(fresh_trace(), HONEST_TRIGGER, "a flood", NULL, 0);
+}
+
+/* Large traces, all of which must be collected, by that name too. */
+void fire_for_bulk(struct target *t)
+{
+	static const char payload[BS_PAYLOAD_MAX];
+	struct bs_trace_id id = fresh_trace();
+
+	if (t->steps == 0)
+		bs_wait_attached(WAIT_MS);
+	bs_begin(id);
+	for (uint32_t i = 0; i < BULK_BYTES / sizeof(payload); i++)
+		bs_tracepoint(payload, sizeof(payload));
+	bs_end();
+	bs_trigger(id, HONEST_TRIGGER, "bulk", NULL, 0);
 }
