@@ -89,6 +89,7 @@ class Peer:
     pid: int
     uid: int
     pidfd: int
+    gids: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,7 +327,7 @@ class AttachServer:
             self._turn_away(accepted, who)
             return
         try:
-            peer = Peer(who.pid, who.uid, _pidfd_of(accepted, who.pid))
+            peer = Peer(who.pid, who.uid, _pidfd_of(accepted, who.pid), who.groups)
         except AttachRefused as refused:
             self._count_refused(who, refused)
             _say_no(accepted, refused)

@@ -33,6 +33,7 @@ from typing import Protocol, Self
 
 from appliance.attach import Attachment, AttachRefused, Link, Peer, Request
 from appliance.process import pidfd_if_same, start_ticks_of
+from appliance.quotas import Quotas
 from runtime.log import Log
 from runtime.service_manager import ServiceManager, StoredFd
 from runtime.settings.node import trusted_uids
@@ -41,6 +42,8 @@ _PARTS = ("arena", "channel", "context", "about")
 _NAME = re.compile(r"([0-9a-f]{12})\.(arena|channel|context|about)")
 
 _TOKEN_BYTES = 16
+
+_NO_QUOTAS = Quotas()
 
 # The memfd is ours, but a store is only as good as who fills it.
 _ABOUT_BYTES_MAX = 4096
@@ -67,6 +70,9 @@ class ClientDataPlane(Protocol):
     def client_adopt(self, number: int, pid: int, service: str, fds: ClientFds) -> None:
         """Go on with a client from before a restart, under its number."""
 
+    def client_tenant(self, number: int, tenant: int) -> None:
+        """Say whose memory it is (appliance.quotas), right after it was added or adopted."""
+
     def client_exited(self, number: int) -> None:
         """Its process is gone."""
 
@@ -81,13 +87,14 @@ class Client:
 
     ``start_ticks`` tells it from a later one with its pid. ``link`` is its
     connection, while it has one. An older daemon did not keep the ``uid``, which is
-    not known then until the process connects again.
+    not known then until the process connects again, nor the ``gids``.
     """
 
     number: int
     token: bytes
     pid: int
     uid: int | None
+    gids: frozenset[int]
     start_ticks: int
     service: str
     pidfd: int | None
@@ -109,11 +116,13 @@ class Clients:
         arena_bytes: int,
         per_user_max: int,
         log: Log,
+        quotas: Quotas = _NO_QUOTAS,
     ) -> None:
         self._dataplane = dataplane
         self._manager = manager
         self._arena_bytes = arena_bytes
         self._per_user_max = per_user_max
+        self._quotas = quotas
         self._trusted_uids = trusted_uids()
         self._log = log
         self._loop = asyncio.get_running_loop()
@@ -181,6 +190,8 @@ class Clients:
                 pidfd = os.dup(peer.pidfd)
                 undo.callback(os.close, pidfd)
                 number, fds = self._dataplane.client_add(peer.pid, service)
+                tenant = self._quotas.tenant(peer.uid, peer.gids)
+                self._dataplane.client_tenant(number, tenant)
             except OSError as error:
                 message = (
                     "the node has as many clients as its `clients_max` allows"
@@ -190,7 +201,9 @@ class Clients:
                 raise AttachRefused(error.errno or errno.EIO, message) from error
             undo.pop_all()
         token = os.urandom(_TOKEN_BYTES)
-        client = Client(number, token, peer.pid, peer.uid, start_ticks, service, pidfd, link)
+        client = Client(
+            number, token, peer.pid, peer.uid, peer.gids, start_ticks, service, pidfd, link
+        )
         self._remember(client)
         try:
             self._store(client, fds)
@@ -263,6 +276,7 @@ class Clients:
                         "token": client.token.hex(),
                         "pid": client.pid,
                         "uid": client.uid,
+                        "gids": sorted(client.gids),
                         "start_ticks": client.start_ticks,
                         "service": client.service,
                     }
@@ -316,6 +330,7 @@ class Clients:
         about = json.loads(os.pread(parts["about"], _ABOUT_BYTES_MAX, 0))
         pid, start_ticks = int(about["pid"]), int(about["start_ticks"])
         uid = None if about.get("uid") is None else int(about["uid"])
+        gids = frozenset(map(int, about.get("gids", ())))
         token, service = bytes.fromhex(about["token"]), str(about["service"])
         if len(token) != _TOKEN_BYTES or not token.hex().startswith(stored_as):
             raise ValueError("its token is not the one of its name")
@@ -323,7 +338,9 @@ class Clients:
         # From here and not from its memory, which it can write to.
         number = int(about["number"])
         self._dataplane.client_adopt(number, pid, service, fds)
+        # As of now: quotas may be others than before.
+        self._dataplane.client_tenant(number, self._quotas.tenant(uid, gids))
         pidfd = pidfd_if_same(pid, start_ticks)
-        self._remember(Client(number, token, pid, uid, start_ticks, service, pidfd, None))
+        self._remember(Client(number, token, pid, uid, gids, start_ticks, service, pidfd, None))
         if pidfd is None:
             self._dataplane.client_exited(number)

@@ -30,7 +30,7 @@ from appliance.core.snapshot import TRACES_MAX
 from appliance.native import NativeDataPlane, choose_tick_source
 from appliance.policy import KeptPolicy
 from appliance.pump import Pump
-from appliance.settings import allowed, core_config
+from appliance.settings import allowed, core_config, quotas
 from appliance.uplink import Uplink
 from counting.histogram import Histogram
 from protocol.control import control_path
@@ -104,6 +104,9 @@ class Daemon:
             self._kept_policy.keep(policy)
         self._dataplane = self._exits.enter_context(NativeDataPlane(settings, choose_tick_source()))
         self._set_sampling(policy)
+        self._quotas = quotas(settings)
+        for tenant, quota in self._quotas:
+            self._dataplane.set_quota(tenant, quota.bytes)
         self._clients = self._exits.enter_context(
             Clients(
                 self._dataplane,
@@ -111,6 +114,7 @@ class Daemon:
                 settings.arena_bytes_or_default,
                 settings.clients_per_user_max_or_default,
                 log,
+                self._quotas,
             )
         )
         self._recover(stored)
@@ -373,6 +377,13 @@ class Daemon:
                 if field.name != "triggers"
             },
             "dataplane": self._dataplane.metrics(),
+            "quotas": {
+                quota.name: {
+                    "quota_bytes": quota.bytes,
+                    "held_bytes": self._dataplane.tenant_bytes(tenant),
+                }
+                for tenant, quota in self._quotas
+            },
             "attach_waiting": self._attach.waiting,
             "attach": dataclasses.asdict(self._attach.counters),
             "uplink": dataclasses.asdict(uplink.counters) if uplink else {},

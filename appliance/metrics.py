@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What Prometheus is told of a node: every figure of Daemon.status(), with its meaning.
 
-Names of triggers are labels, and bounded (counting.trigger_names); nothing
-that there may be any number of is one.
+Names of triggers are labels, and bounded (counting.trigger_names), and names of
+quotas, which are configured; nothing that there may be any number of is one.
 """
 
 from __future__ import annotations
@@ -26,6 +26,17 @@ METRICS = (
             "dataplane/sealed_bytes": {"state": "sealed"},
             "dataplane/keep_bytes": {"state": "keep"},
         },
+    ),
+    Metric(
+        "quota_bytes",
+        "Memory of the pool that nobody else can push out, of each user or group with a quota.",
+        "quotas/{quota}/quota_bytes",
+    ),
+    Metric(
+        "quota_held_bytes",
+        "Memory of the pool that processes with a quota have; more than that while nobody else"
+        " wants it.",
+        "quotas/{quota}/held_bytes",
     ),
     Metric(
         "event_horizon_seconds",

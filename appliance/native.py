@@ -221,6 +221,23 @@ class NativeDataPlane:
         )
         self.wake()
 
+    def client_tenant(self, number: int, tenant: int) -> None:
+        """Say whose memory it is (appliance.quotas), right after it was added or adopted."""
+        _check(
+            lib.bsn_client_tenant(self._node, number, tenant, time.monotonic_ns()),
+            f"client {number}",
+        )
+
+    def set_quota(self, tenant: int, size: int) -> None:
+        """Have nobody push a tenant out of so many bytes of the pool."""
+        _check(lib.bsn_tenant_quota(self._node, tenant, size), "a quota")
+
+    def tenant_bytes(self, tenant: int) -> int:
+        """How much of the pool a tenant with a quota, or with processes, has."""
+        size = ffi.new("uint64_t *")
+        _check(lib.bsn_tenant_bytes(self._node, tenant, size), f"tenant {tenant}")
+        return int(size[0])
+
     def client_exited(self, number: int) -> None:
         """Its process is gone."""
         _check(lib.bsn_client_exited(self._node, number, time.monotonic_ns()), f"client {number}")

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from appliance.core.config import NodeConfig, TriggerLimits, TriggerPolicy
+from appliance.quotas import Quota, Quotas
 from appliance.unix_socket import Allowed
 from runtime.settings.node import PolicySettings, Settings
 
@@ -11,6 +12,15 @@ from runtime.settings.node import PolicySettings, Settings
 def allowed(settings: Settings) -> Allowed:
     """Who may attach. InvalidValue names a user or group that does not exist."""
     return Allowed(*settings.allow.resolve())
+
+
+def quotas(settings: Settings) -> Quotas:
+    """Of users and groups. InvalidValue names one that does not exist."""
+    users, groups = settings.quotas.resolve()
+    return Quotas(
+        {uid: Quota(f"user {name}", size) for uid, (name, size) in users.items()},
+        {gid: Quota(f"group {name}", size) for gid, (name, size) in groups.items()},
+    )
 
 
 def core_config(settings: Settings) -> NodeConfig:

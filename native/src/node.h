@@ -27,7 +27,8 @@
  * wait a while for the next (search.c).
  *
  * Eviction. The pool is a budget of segments over all arenas. Above
- * reclaim_percent of it the segment that was sealed first is reclaimed. Runs
+ * reclaim_percent of it the segment that was sealed first is reclaimed; of whom
+ * is not over its share, the last (tenant.c). Runs
  * of handles that are still open are copied forward into the keep arena (in
  * the ledger, of the same budget, at most a quarter of it). All other runs
  * leave the fingerprint of their trace behind (`tombstones`). Whether a trace
@@ -217,6 +218,21 @@ BSN_EXPORT int bsn_client_add(struct bsn *node, int pid, const char *service,
 BSN_EXPORT int bsn_client_adopt(struct bsn *node, int number, int pid,
 				const char *service, uint64_t now_ns,
 				const struct bsn_client_fds *fds);
+
+/* Whose memory it is: a number of the caller's for a user, or a group. Once, and
+ * right after it was added or adopted: until then it is nobody's, who has no
+ * share of the pool. -EBUSY when it is somebody's already, or has written. */
+BSN_EXPORT int bsn_client_tenant(struct bsn *node, int client, uint64_t tenant,
+				 uint64_t now_ns);
+
+/* So much of the pool nobody else can push out; tenants without a quota share in
+ * what is left (tenant.c). */
+BSN_EXPORT int bsn_tenant_quota(struct bsn *node, uint64_t tenant,
+				uint64_t bytes);
+
+/* What it holds. -ENOENT: it has no quota and no processes. */
+BSN_EXPORT int bsn_tenant_bytes(struct bsn *node, uint64_t tenant,
+				uint64_t *bytes);
 
 /* The policy table, for all clients: read-only for whoever maps it. */
 BSN_EXPORT int bsn_policy_fd(struct bsn *node);

@@ -7,7 +7,7 @@ import grp
 import os
 import pwd
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
@@ -73,18 +73,59 @@ class AllowSettings:
 
     def resolve(self) -> tuple[frozenset[int], frozenset[int]]:
         """Look the names up: uids and gids. InvalidValue names one that does not exist."""
-        uids, gids = set(trusted_uids()), set()
-        for user in self.users:
-            try:
-                uids.add(user if isinstance(user, int) else pwd.getpwnam(user).pw_uid)
-            except KeyError:
-                raise InvalidValue("users", f"there is no user {user!r}") from None
-        for group in self.groups:
-            try:
-                gids.add(group if isinstance(group, int) else grp.getgrnam(group).gr_gid)
-            except KeyError:
-                raise InvalidValue("groups", f"there is no group {group!r}") from None
-        return frozenset(uids), frozenset(gids)
+        uids = trusted_uids() | {_uid_of(user) for user in self.users}
+        return uids, frozenset(_gid_of(group) for group in self.groups)
+
+
+def _uid_of(user: str | int) -> int:
+    try:
+        return user if isinstance(user, int) else pwd.getpwnam(user).pw_uid
+    except KeyError:
+        raise InvalidValue("users", f"there is no user {user!r}") from None
+
+
+def _gid_of(group: str | int) -> int:
+    try:
+        return group if isinstance(group, int) else grp.getgrnam(group).gr_gid
+    except KeyError:
+        raise InvalidValue("groups", f"there is no group {group!r}") from None
+
+
+QuotaBytes = Annotated[int, Size(_SEGMENT_BYTES, _POOL_BYTES_MAX)]
+
+
+@dataclass(frozen=True, slots=True)
+class QuotaSettings:
+    """Parts of the pool that nobody else can push out, of users and groups: names or numbers."""
+
+    users: Mapping[str | int, QuotaBytes] = field(default_factory=dict)
+    groups: Mapping[str | int, QuotaBytes] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.resolve()
+
+    def resolve(self) -> tuple[dict[int, tuple[str, int]], dict[int, tuple[str, int]]]:
+        """By uid and by gid, each with the name that was given. InvalidValue names what is wrong."""
+        return (
+            _by_number("users", self.users, _uid_of),
+            _by_number("groups", self.groups, _gid_of),
+        )
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(self.users.values()) + sum(self.groups.values())
+
+
+def _by_number(
+    key: str, quotas: Mapping[str | int, int], number_of: Callable[[str | int], int]
+) -> dict[int, tuple[str, int]]:
+    found: dict[int, tuple[str, int]] = {}
+    for name, size in quotas.items():
+        number = number_of(name)
+        if number in found:
+            raise InvalidValue(key, f"{found[number][0]} and {name} are the same; allowed: one")
+        found[number] = (str(name), size)
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +183,7 @@ class Settings:
     reclaim_percent: Annotated[int, Range(10, 100)] = 90
     clients_max: Annotated[int, Range(1, _CLIENTS_MAX)] = 256
     clients_per_user_max: Annotated[int, Range(1, _CLIENTS_MAX)] | None = None
+    quotas: QuotaSettings = field(default_factory=QuotaSettings)
     tombstones: Annotated[int, Range(0, 1 << 30)] = 0
 
     cluster_seed: Annotated[int, Range(0, (1 << 64) - 1)] = 0
@@ -170,6 +212,13 @@ class Settings:
                 "clients_per_user_max",
                 f"{self.clients_per_user_max}; allowed: at most clients_max, which is"
                 f" {self.clients_max}",
+            )
+        usable_bytes = self.pool_bytes * self.reclaim_percent // 100
+        if self.quotas.total_bytes > usable_bytes:
+            raise InvalidValue(
+                "quotas",
+                f"{format_size(self.quotas.total_bytes)} together; allowed: at most what of pool_bytes is"
+                f" filled (reclaim_percent), which is {format_size(usable_bytes)}",
             )
         if len(self.addresses) > ADDRESSES_MAX:
             raise InvalidValue("addresses", f"{len(self.addresses)}; allowed: {ADDRESSES_MAX}")

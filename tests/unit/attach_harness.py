@@ -20,6 +20,7 @@ from typing import Self
 from appliance.attach import ABI_MAGIC, ABI_OLDEST, ABI_VERSION, AttachServer
 from appliance.clients import ClientFds, Clients
 from appliance.door import DoorLimits
+from appliance.quotas import Quotas
 from appliance.unix_socket import Allowed
 from runtime.service_manager import ServiceManager, StoredFd
 from tests.unit.logs import logs_to
@@ -34,6 +35,7 @@ NO_TOKEN = bytes(16)
 ARENA_BYTES = 1 << 20
 NOBODY = 65534
 DOOR_LIMITS = DoorLimits()
+NO_QUOTAS = Quotas()
 
 # What no kernel knows as an option of a socket.
 UNKNOWN_OPTION = 9999
@@ -74,6 +76,7 @@ class RecordingDataPlane:
     clients_max: int = 4
     added: list[tuple[int, str]] = field(default_factory=list)
     adopted: list[tuple[int, int, str, bytes]] = field(default_factory=list)
+    tenants: dict[int, int] = field(default_factory=dict)
     exited: asyncio.Queue[int] = field(default_factory=asyncio.Queue)
 
     def __post_init__(self) -> None:
@@ -95,6 +98,9 @@ class RecordingDataPlane:
     def client_adopt(self, number: int, pid: int, service: str, fds: ClientFds) -> None:
         contents = b" ".join(os.pread(fd, 100, 0) for fd in fds)
         self.adopted.append((number, pid, service, contents))
+
+    def client_tenant(self, number: int, tenant: int) -> None:
+        self.tenants[number] = tenant
 
     def client_exited(self, number: int) -> None:
         self.exited.put_nowait(number)
@@ -126,6 +132,7 @@ async def node(
     manager: ServiceManager | None = None,
     stored: list[StoredFd] | None = None,
     per_user_max: int = 4,
+    quotas: Quotas = NO_QUOTAS,
     door_limits: DoorLimits = DOOR_LIMITS,
 ) -> AsyncIterator[Node]:
     log: list[str] = []
@@ -134,7 +141,12 @@ async def node(
     with (
         contextlib.closing(dataplane),
         Clients(
-            dataplane, manager or ServiceManager(None), ARENA_BYTES, per_user_max, logs_to(log)
+            dataplane,
+            manager or ServiceManager(None),
+            ARENA_BYTES,
+            per_user_max,
+            logs_to(log),
+            quotas,
         ) as clients,
     ):
         clients.adopt(stored or [])

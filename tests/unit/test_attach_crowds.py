@@ -18,6 +18,7 @@ import pytest
 
 from appliance.attach import ACCEPTS_A_TURN, SILENT_PER_USER_MAX
 from appliance.door import DoorLimits
+from appliance.quotas import Quota, Quotas
 from appliance.seldom import Seldom
 from appliance.waiting import Waiting
 from runtime.service_manager import ServiceManager, StoredFd
@@ -299,6 +300,36 @@ def test_who_was_attached_before_a_restart_counts(
                     assert [client.uid for client in after.clients] == [ANN if keeps_uid else None]
                     async with program("client", after.path, ANN, ANN) as second:
                         assert await second.says() == str(status)
+        store.close()
+
+    asyncio.run(run())
+
+
+@pytest.mark.root
+def test_a_process_keeps_its_quota_over_a_restart(directory: Path) -> None:
+    """By its user, and by a group that got one only now."""
+
+    async def run() -> None:
+        store = Store(directory)
+        everybody = frozenset({ROOT, ANN, BEN})
+        before_quotas = Quotas({ANN: Quota("user ann", 1 << 20)})
+        after_quotas = Quotas(before_quotas.users, {BEN: Quota("group ben", 1 << 20)})
+        with ServiceManager(str(store.path)) as manager, contextlib.ExitStack() as stack:
+            async with (
+                node(directory, uids=everybody, manager=manager, quotas=before_quotas) as before,
+                program("client", before.path, ANN, ANN) as ann,
+                program("client", before.path, BEN, BEN) as ben,
+            ):
+                assert (await ann.says(), await ben.says()) == ("0", "0")
+                assert set(before.dataplane.tenants.values()) == {ANN, BEN}
+                stored, _ = store.take()
+                other = stack.enter_context(open_directory())
+                async with node(other, stored=stored, quotas=after_quotas) as after:
+                    tenants = {
+                        client.uid: after.dataplane.tenants[client.number]
+                        for client in after.clients
+                    }
+                    assert tenants == {ANN: ANN, BEN: (1 << 32) + BEN}
         store.close()
 
     asyncio.run(run())

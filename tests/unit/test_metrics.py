@@ -34,7 +34,7 @@ from runtime.http import HttpServer
 from runtime.metrics import Account, Metric, application, serving
 from runtime.service_manager import ServiceManager
 from runtime.settings.coordinator import Settings, StoreSettings
-from runtime.settings.node import CoordinatorSettings, MetricsSettings
+from runtime.settings.node import CoordinatorSettings, MetricsSettings, QuotaSettings
 from runtime.settings.node import Settings as NodeSettings
 from tests.unit.logs import SILENT
 
@@ -73,6 +73,7 @@ async def node_account(directory: Path) -> dict[str, Any]:
         str(directory / "node.sock"),
         CoordinatorSettings("127.0.0.1:9"),
         pool_bytes=4 << 20,
+        quotas=QuotaSettings({"root": 1 << 20}),
         metrics=MetricsSettings(None),
     )
     with ServiceManager(None) as manager:

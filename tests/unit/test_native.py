@@ -65,6 +65,22 @@ def test_the_counter_is_the_clock_where_the_architecture_promises_it(
     assert counter_is_steady() == steady
 
 
+def test_memory_is_counted_to_whom_it_is_said_to_be_of() -> None:
+    with dataplane() as here:
+        here.set_quota(77, 1 << 20)
+        assert here.tenant_bytes(77) == 0
+        number, fds = here.client_add(os.getpid(), "shop")
+        here.client_tenant(number, 77)
+        for fd in fds:
+            os.close(fd)
+        # What it has in hand.
+        assert here.tenant_bytes(77) == here.metrics()["stock_bytes"] > 0
+        with pytest.raises(OSError, match=f"client {number}"):
+            here.client_tenant(number, 78)
+        with pytest.raises(OSError, match="tenant 78"):
+            here.tenant_bytes(78)
+
+
 def test_what_the_library_refuses_is_named() -> None:
     with pytest.raises(ValueError, match="ticks_per_s"):
         NativeDataPlane(SMALL, TickSource(False, 0))

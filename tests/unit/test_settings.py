@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from appliance.settings import allowed, core_config
+from appliance.quotas import Quota
+from appliance.settings import allowed, core_config, quotas
 from runtime.schema import ConfigError, loads
 from runtime.settings.coordinator import Settings as CoordinatorSettings
 from runtime.settings.node import Settings
@@ -47,6 +48,27 @@ def test_a_quarter_of_the_clients_is_left_to_other_users(text: str, per_user_max
 def test_percentage_is_a_threshold_of_hashes(percentage: int, threshold: int) -> None:
     settings = loads(f"percentage: {percentage}", Settings, "f")
     assert settings.percentage_threshold == threshold
+
+
+def test_quotas_are_of_users_and_groups_by_name_or_number() -> None:
+    text = "quotas: {users: {root: 1MiB, 77: 64KiB}, groups: {5: 2MiB, root: 3MiB}}"
+    found = quotas(loads(text, Settings, "f"))
+    assert dict(found) == {
+        0: Quota("user root", 1 << 20),
+        77: Quota("user 77", 64 << 10),
+        (1 << 32) + 5: Quota("group 5", 2 << 20),
+        1 << 32: Quota("group root", 3 << 20),
+    }
+
+
+def test_a_process_has_the_quota_of_its_user_else_of_a_group_else_none() -> None:
+    text = "quotas: {users: {77: 1MiB}, groups: {5: 2MiB, 6: 2MiB}}"
+    found = quotas(loads(text, Settings, "f"))
+    assert found.tenant(77, {5}) == 77
+    assert found.tenant(78, {6, 5}) == (1 << 32) + 5
+    assert found.tenant(78, {6}) == found.tenant(79, {6, 7}) == (1 << 32) + 6
+    assert found.tenant(78, {7}) == 78
+    assert found.tenant(None, {5}) not in dict(found)
 
 
 def test_policies_reach_the_core() -> None:
@@ -95,6 +117,18 @@ report: {bytes_per_s: 2MiB, chunk_bytes: 4KiB}
         ("coordinator: {endpoint: here}", "endpoint: here; allowed: HOST:PORT"),
         ("allow: {users: [nobody, no-such-user]}", "f:1: allow.users: there is no user 'no-such-"),
         ("allow: {groups: [no-such-group]}", "f:1: allow.groups: there is no group 'no-such-gro"),
+        (
+            "quotas: {users: {no-such-user: 1MiB}}",
+            "f:1: quotas.users: there is no user 'no-such-us",
+        ),
+        ("quotas: {groups: {no-such-group: 1MiB}}", "f:1: quotas.groups: there is no group 'no-"),
+        ("quotas:\n  users:\n    root: 1", "f:3: quotas.users.root: 1; allowed: 64KiB to 512GiB"),
+        ("quotas:\n  users: {root: 1MiB, 0: 1MiB}", "f:2: quotas.users: root and 0 are the same"),
+        ("quotas: {user: {}}", "f:1: quotas.user: unknown key; allowed: users, groups"),
+        (
+            "pool_bytes: 100MiB\nreclaim_percent: 50\nquotas: {users: {1: 30MiB, 2: 21MiB}}",
+            "f:3: quotas: 51MiB together; allowed: at most what of pool_bytes is filled",
+        ),
         ("triggers: {policies: {Slow: {}}}", "triggers.policies.Slow: Slow; allowed: 1 to 31"),
         ("triggers: {policies: {slow: {weight: 0}}}", "policies.slow.weight: 0; allowed: a num"),
         ("addresses: [somewhere]", "addresses[0]: somewhere; allowed: an IP address"),

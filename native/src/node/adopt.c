@@ -401,6 +401,7 @@ static void order_sealed(struct bsn *n, uint32_t *frames, uint32_t count)
 
 	list_init(&n->pool.sealed);
 	list_init(&n->keep.arena.sealed);
+	tenants_unseal_all(n);
 	for_each_client(n, c)
 		list_init(&c->sealed);
 	for (uint32_t k = 0; k < count; k++) {

@@ -34,6 +34,7 @@ void client_enter(struct bsn *n, struct client *c, uint32_t number)
 	c->next_numbered = *bucket;
 	*bucket = c;
 	n->clients.all[n->clients.count++] = c;
+	tenant_enter(n, c);
 	wait_join(n, c);
 }
 
@@ -50,6 +51,7 @@ static void client_leave(struct bsn *n, struct client *c)
 		n->clients.all[i] = n->clients.all[--n->clients.count];
 		break;
 	}
+	tenant_leave(n, c);
 }
 
 void client_free(struct client *c)
@@ -186,6 +188,15 @@ static void fill_context(struct bs_context_segment *x)
 	x->magic = BS_ABI_MAGIC;
 }
 
+/* Of two that are gone, the one that goes first: of whose tenant there are more,
+ * so that many short programs of one do not push out what others left. */
+static bool goes_before(const struct client *a, const struct client *b)
+{
+	if (a->tenant->clients != b->tenant->clients)
+		return a->tenant->clients > b->tenant->clients;
+	return a->exited_ns < b->exited_ns;
+}
+
 /* Room for one more: the process that has been gone longest gives up what is
  * left of it. */
 bool client_make_room(struct bsn *n)
@@ -201,7 +212,7 @@ bool client_make_room(struct bsn *n)
 	for (uint32_t i = 0; i < n->clients.count; i++) {
 		struct client *c = n->clients.all[i];
 
-		if (!c->live && (!oldest || c->exited_ns < oldest->exited_ns))
+		if (!c->live && (!oldest || goes_before(c, oldest)))
 			oldest = c;
 	}
 	if (!oldest)

@@ -37,8 +37,9 @@ uint32_t grants_stock(const struct client *c)
 
 static uint32_t stock_most(const struct bsn *n, const struct client *c)
 {
-	uint32_t clients = n->clients.count ? n->clients.count : 1;
-	uint32_t most = n->pool.n_frames / STOCKS_SHARE / clients;
+	/* As much for each tenant, however many processes it has. */
+	uint32_t most = n->pool.n_frames / STOCKS_SHARE / n->tenants.present /
+			c->tenant->clients;
 
 	if (most > c->n_segments / STOCKS_SHARE)
 		most = c->n_segments / STOCKS_SHARE;

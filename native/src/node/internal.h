@@ -17,6 +17,7 @@
  *   runs.c      one run of one segment, read and checked
  *   evict.c     what happens to the runs of a segment that is reclaimed
  *   gone.c      fingerprints of traces that lost something
+ *   tenant.c    quotas: whose segments go when memory is short
  *   keep.c      the keep arena: runs of open handles from reclaimed segments
  *   store.c     blocks and slices of the report store
  *   policy.c    the table of what the node wants of its clients
@@ -125,9 +126,10 @@ struct frame {
 	uint8_t *bytes;
 	uint32_t prev, next; /* sealed list of the node; next: free list */
 	uint32_t prev_own, next_own; /* sealed, backed or unclaimed list */
-	uint32_t scanned;	     /* entries that all slices were served */
-	uint32_t copied; /* of the open run after them, into its slice; NONE */
-	bool dirty;	 /* differs from what is committed */
+	uint32_t prev_tenant, next_tenant; /* sealed list */
+	uint32_t scanned; /* entries that all slices were served */
+	uint32_t copied;  /* of the open run after them, into its slice; NONE */
+	bool dirty;	  /* differs from what is committed */
 	/* Of a sealed one that a pass has met, the low half of each fingerprint
 	 * (search.c); else NULL. */
 	uint32_t *column;
@@ -150,6 +152,25 @@ struct pool {
 	struct list sealed;		 /* of the node, oldest first */
 	uint32_t *dirty;		 /* frames; room for all */
 	uint32_t n_dirty;
+};
+
+/* ------------------------------------------------------------ tenant --- */
+
+/* A user, or a group, whose processes are counted together. */
+struct tenant {
+	uint64_t key; /* the caller's */
+	struct tenant *next;
+	bool has_quota;
+	uint32_t share; /* segments, that nobody else can push out */
+	uint32_t held;	/* segments: stock, active, sealed */
+	uint32_t clients;
+	struct list sealed; /* in the order of the node's list */
+};
+
+struct tenants {
+	struct tenant *first;
+	struct tenant nobody; /* of processes whose tenant is not told */
+	uint32_t present;     /* that have processes */
 };
 
 /* ------------------------------------------------------------ client --- */
@@ -220,6 +241,8 @@ struct client {
 	uint32_t segments_fresh; /* never used from here on */
 	uint32_t segments_free;	 /* list */
 	uint32_t frames;	 /* in any state */
+	uint32_t held;		 /* of them, those that count (tenant.c) */
+	struct tenant *tenant;	 /* NULL: of the keep arena */
 	struct list backed;
 	uint64_t kept_bytes; /* in the keep arena */
 	struct list sealed;  /* in the order of the node's list */
@@ -425,6 +448,10 @@ struct pass {
 	uint32_t room;
 	struct filter filter;
 	uint64_t *visited; /* a bit a frame */
+	/* Where it is in the list of the sealed: the frame that was last; NONE: at
+	 * the beginning. Of the node's list, or that of the keep arena. */
+	uint32_t at;
+	bool through_keep;
 	/* Of the keep arena, what was there when the pass began: what is added
 	 * comes from segments that are visited before they are reclaimed. */
 	uint64_t granted_ns; /* the latest grant */
@@ -494,6 +521,7 @@ struct bsn {
 	struct pool pool;
 	struct keep keep;
 	struct clients clients;
+	struct tenants tenants;
 	struct store store;
 	struct clock clock;
 	struct events events;
@@ -612,7 +640,8 @@ void frame_seal_again(struct bsn *n, struct frame *f);
 struct frame *frame_take(struct bsn *n, struct client *c);
 struct frame *frame_take_kept(struct bsn *n);
 void frame_start(struct bsn *n, struct frame *f, uint32_t slot);
-bool pool_reclaim(struct bsn *n, bool second_chance);
+/* Reclaim a segment, so that c gets one. False: there is none that may go. */
+bool pool_reclaim(struct bsn *n, const struct client *c, bool second_chance);
 void pool_shrink(struct bsn *n);
 uint64_t pool_oldest_ns(const struct bsn *n);
 void pool_drop_backed(struct bsn *n, struct client *c);
@@ -734,6 +763,17 @@ void gone_prefetch(const struct bsn *n, uint64_t fingerprint);
 
 /* adopt.c */
 void adopt_end(struct bsn *n);
+
+/* tenant.c */
+void tenants_init(struct bsn *n);
+void tenants_free(struct bsn *n);
+void tenant_enter(struct bsn *n, struct client *c);
+void tenant_leave(struct bsn *n, struct client *c);
+void tenant_count(struct client *c, int32_t segments);
+void tenant_seal(struct bsn *n, struct frame *f);
+void tenant_unseal(struct bsn *n, struct frame *f);
+void tenants_unseal_all(struct bsn *n);
+uint32_t tenant_victim(const struct bsn *n, const struct client *c);
 
 /* keep.c */
 int keep_init(struct bsn *n);

@@ -117,6 +117,7 @@ int bsn_new(const struct bsn_config *config, struct bsn **node, char *message,
 	n->events.ring = calloc(EVENTS_MAX, sizeof(*n->events.ring));
 	n->clients.all = calloc(config->clients_max, sizeof(struct client *));
 	err = n->scratch && n->events.ring && n->clients.all ? 0 : -ENOMEM;
+	tenants_init(n);
 	err = err ? err : ledger_init(n);
 	err = err ? err : pool_init(n);
 	err = err ? err : keep_init(n);
@@ -147,6 +148,7 @@ void bsn_free(struct bsn *n)
 		search_free(s);
 		free(s);
 	}
+	tenants_free(n);
 	keep_free(n);
 	store_free(n);
 	pool_free(n);

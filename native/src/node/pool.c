@@ -76,10 +76,14 @@ void frame_set_state(struct bsn *n, struct frame *f, enum frame_state state)
 	struct grant_record *r = record_of(n, f);
 
 	if (f->client != &n->keep.arena) {
-		if (is_counted(r->state))
+		if (is_counted(r->state)) {
 			n->pool.by_state[r->state]--;
-		if (is_counted(state))
+			tenant_count(f->client, -1);
+		}
+		if (is_counted(state)) {
 			n->pool.by_state[state]++;
+			tenant_count(f->client, 1);
+		}
 	}
 	store_release(&r->state, (uint8_t)state);
 }
@@ -132,8 +136,10 @@ void frame_adopt(struct bsn *n, uint32_t i, struct client *c)
 	frame_enter(n, f, c, r->segment);
 	c->segments[r->segment].generation = r->generation;
 	c->segments[r->segment].touched = true;
-	if (c != &n->keep.arena && is_counted(r->state))
+	if (c != &n->keep.arena && is_counted(r->state)) {
 		n->pool.by_state[r->state]++;
+		tenant_count(c, 1);
+	}
 }
 
 /* Give the memory back. The frame is in no list. */
@@ -174,6 +180,7 @@ void frame_seal_again(struct bsn *n, struct frame *f)
 	p->sealed.tail = i;
 	p->sealed.count++;
 	own_push(n, &f->client->sealed, f);
+	tenant_seal(n, f);
 }
 
 void frame_seal(struct bsn *n, struct frame *f)
@@ -197,6 +204,7 @@ static void sealed_remove(struct bsn *n, struct frame *f)
 		p->frames[f->next].prev = f->prev;
 	p->sealed.count--;
 	own_remove(n, &f->client->sealed, f);
+	tenant_unseal(n, f);
 	free(f->column);
 	f->column = NULL;
 }
@@ -263,12 +271,13 @@ void pool_drop_client(struct bsn *n, struct client *c)
 		reclaim(n, frame_at(n, c->sealed.head), true);
 }
 
-/* Reclaim the oldest segment. False: there is none. */
-bool pool_reclaim(struct bsn *n, bool second_chance)
+bool pool_reclaim(struct bsn *n, const struct client *c, bool second_chance)
 {
-	if (n->pool.sealed.head == NONE)
+	uint32_t i = tenant_victim(n, c);
+
+	if (i == NONE)
 		return false;
-	reclaim(n, frame_at(n, n->pool.sealed.head), second_chance);
+	reclaim(n, frame_at(n, i), second_chance);
 	return true;
 }
 
@@ -318,7 +327,7 @@ static bool steal(struct bsn *n, const struct client *for_whom)
 void pool_shrink(struct bsn *n)
 {
 	while (n->pool.frames_used > n->pool.n_frames) {
-		if (!steal(n, NULL) && !pool_reclaim(n, true))
+		if (!steal(n, NULL) && !pool_reclaim(n, NULL, true))
 			break;
 	}
 }
@@ -377,7 +386,7 @@ struct frame *frame_take(struct bsn *n, struct client *c)
 			reclaim(n, frame_at(n, c->sealed.head), second_chance);
 			continue;
 		}
-		if (pool_reclaim(n, second_chance))
+		if (pool_reclaim(n, c, second_chance))
 			continue;
 		/* All is being written to: up to the budget, then nothing. */
 		if (p->frames_used < p->n_frames)

@@ -166,8 +166,11 @@ static uint32_t visit(struct bsn *n, struct pass *p, struct frame *f)
 
 void search_before_reclaim(struct bsn *n, struct frame *f)
 {
-	for (struct pass *p = n->passes; p; p = p->next)
+	for (struct pass *p = n->passes; p; p = p->next) {
 		visit(n, p, f);
+		if (p->at == frame_number(n, f))
+			p->at = p->through_keep ? f->prev_own : f->prev;
+	}
 }
 
 /* A line of a column; and of a directory so many lines. */
@@ -244,45 +247,37 @@ static uint32_t visit_column(struct bsn *n, struct pass *p, struct frame *f)
 	return cost + limit / COLUMN_FASTER;
 }
 
-struct cursor {
-	bool keep; /* its own list, else the node's */
-	uint32_t at;
-	uint64_t sealed;
-};
-
-/* The next of the sealed; the order of sealing tells where we were. */
-static struct frame *next_sealed(const struct bsn *n, struct cursor *c)
+static const struct list *sealed_list(const struct bsn *n, const struct pass *p)
 {
-	const struct list *l = c->keep ? &n->keep.arena.sealed
-				       : &n->pool.sealed;
-	uint32_t i = l->head;
+	return p->through_keep ? &n->keep.arena.sealed : &n->pool.sealed;
+}
 
-	if (c->at != NONE) {
-		const struct grant_record *r = &n->ledger.records[c->at];
-		const struct frame *f = frame_at(n, c->at);
+static uint32_t next_in_list(const struct pass *p, const struct frame *f)
+{
+	return p->through_keep ? f->next_own : f->next;
+}
 
-		/* If not, it was reclaimed, and so were all before it. */
-		if (r->state == FRAME_SEALED && r->sealed == c->sealed)
-			i = c->keep ? f->next_own : f->next;
-	}
-	if (i == NONE)
-		return NULL;
-	c->at = i;
-	c->sealed = n->ledger.records[i].sealed;
-	return frame_at(n, i);
+/* The next of the sealed; NONE: that was the last. */
+static uint32_t next_sealed(const struct bsn *n, const struct pass *p)
+{
+	return p->at == NONE ? sealed_list(n, p)->head
+			     : next_in_list(p, frame_at(n, p->at));
 }
 
 static void visit_sealed(struct bsn *n, struct pass *p, bool keep,
 			 bool give_way, uint32_t *cost)
 {
-	struct cursor c = {.keep = keep, .at = NONE};
-	struct frame *f;
+	uint32_t i;
 
-	while ((f = next_sealed(n, &c))) {
-		uint32_t soon = keep ? f->next_own : f->next;
+	p->through_keep = keep;
+	p->at = NONE;
+	while ((i = next_sealed(n, p)) != NONE) {
+		struct frame *f = frame_at(n, i);
+		uint32_t soon = next_in_list(p, f);
 
 		if (soon != NONE)
 			prefetch(frame_at(n, soon));
+		p->at = i;
 		*cost += visit_column(n, p, f);
 		if (give_way && *cost > PIECE_ENTRIES) {
 			node_give_way(n);
@@ -325,6 +320,7 @@ static int pass_init(const struct bsn *n, struct pass *p,
 	p->visited = calloc(n->pool.frames_room / 64 + 1, sizeof(uint64_t));
 	if (!p->searches || !p->visited)
 		return -ENOMEM;
+	p->at = NONE;
 	p->granted_ns = n->ledger.header->granted_ns;
 	p->keep_frame = n->keep.frame;
 	if (p->keep_frame != NONE)

@@ -465,7 +465,7 @@ static void reclaim_some(struct between *b)
 		looked_at += b->n->passes->visited[i / 64] >> (i % 64) & 1;
 	CHECK(looked_at > 5 && looked_at < SEGMENTS / 2);
 	for (uint32_t i = 0; i < SEGMENTS / 2; i++)
-		CHECK(pool_reclaim(b->n, true));
+		CHECK(pool_reclaim(b->n, NULL, true));
 }
 
 static void what_is_reclaimed_meanwhile_was_looked_at(void)
@@ -621,7 +621,7 @@ static void keep_many(struct between *b)
 	uint64_t before = b->n->counts.second_chances;
 
 	while (b->n->counts.second_chances - before < SEGMENTS - 2)
-		CHECK(pool_reclaim(b->n, true));
+		CHECK(pool_reclaim(b->n, NULL, true));
 }
 
 static void peek_with(struct between *b)
@@ -688,7 +688,7 @@ static void a_peek_meets_each_kept_run_once(void)
 	write_pool(&b, 100);
 	node_lock(b.n);
 	while (b.n->counts.second_chances < many)
-		CHECK(pool_reclaim(b.n, true));
+		CHECK(pool_reclaim(b.n, NULL, true));
 	node_unlock(b.n);
 	/* More than a piece. */
 	CHECK(b.n->keep.arena.sealed.count > 20);

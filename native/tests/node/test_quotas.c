@@ -1,0 +1,282 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Shares of the pool: two users write, one of them more than there is room for.
+ * What of the other's is held tells who was pushed out.
+ */
+#include <errno.h>
+
+#include "node/internal.h"
+#include "writer.h"
+
+#define POOL (8ull << 20)
+#define QUIET 1000u
+#define NOISY 1001u
+
+/* Traces of either. */
+#define OF_QUIET 1u
+#define OF_NOISY 1000000u
+
+struct user {
+	struct writer w;
+	struct wthread t;
+	uint64_t written; /* traces */
+	uint64_t first;
+};
+
+static void attach(struct user *u, struct bsn *n, uint64_t tenant, uint64_t now)
+{
+	*u = (struct user){.first = tenant == QUIET ? OF_QUIET : OF_NOISY};
+	writer_attach(&u->w, n, now);
+	CHECK_EQ(bsn_client_tenant(n, u->w.number, tenant, now), 0);
+	u->t = writer_thread(&u->w, 0);
+}
+
+/* Traces of 1 KiB, until so many bytes of segments are full. */
+static void write_bytes(struct user *u, struct bsn *n, uint64_t bytes,
+			uint64_t *now)
+{
+	for (uint64_t done = 0; done < bytes; done += 1100) {
+		CHECK(w_trace(&u->t, trace_id(u->first + u->written++), 1024,
+			      *now));
+		if (u->written % 32 == 0)
+			bsn_poll(n, *now += MS);
+	}
+	bsn_poll(n, *now += MS);
+}
+
+/* Of all that it wrote, so many of 100 are there as a whole. */
+static uint32_t percent_held(const struct user *u, struct bsn *n, uint64_t now)
+{
+	uint64_t held = 0, looked_at = 0;
+
+	for (uint64_t i = 0; i < u->written; i += u->written / 100 + 1) {
+		held += !(flags_of(n, trace_id(u->first + i), now) &
+			  BSN_SLICE_EVICTED);
+		looked_at++;
+	}
+	CHECK(looked_at);
+	return (uint32_t)(100 * held / looked_at);
+}
+
+static uint64_t bytes_of(struct bsn *n, uint64_t tenant)
+{
+	uint64_t bytes;
+
+	CHECK_EQ(bsn_tenant_bytes(n, tenant, &bytes), 0);
+	return bytes;
+}
+
+static struct bsn *new_node(void)
+{
+	struct bsn_config config = test_config(POOL);
+
+	/* So that none is forgotten. */
+	config.tombstones = 1u << 20;
+	return test_node(&config);
+}
+
+/* Without quotas: what is younger than a minute, up to half of the pool. */
+static void a_flood_pushes_out_nothing_of_the_last_minute(void)
+{
+	struct bsn *n = new_node();
+	uint64_t now = START;
+	struct user quiet, noisy;
+
+	attach(&quiet, n, QUIET, now);
+	attach(&noisy, n, NOISY, now);
+	write_bytes(&quiet, n, POOL / 8, &now);
+	write_bytes(&noisy, n, 10 * POOL, &now);
+	CHECK(now < START + 55 * SECOND);
+	CHECK_EQ(percent_held(&quiet, n, now), 100);
+	CHECK(percent_held(&noisy, n, now) < 10);
+	/* After it the oldest go first, whoever wrote them. */
+	now = START + 70 * SECOND;
+	write_bytes(&noisy, n, POOL, &now);
+	CHECK(percent_held(&quiet, n, now) < 20);
+	check_invariants(n);
+	writer_close(&quiet.w);
+	writer_close(&noisy.w);
+	bsn_free(n);
+}
+
+/* Who uses more than his part has no advantage of being first. */
+static void who_is_over_his_share_competes_by_age(void)
+{
+	struct bsn *n = new_node();
+	uint64_t now = START;
+	struct user quiet, noisy;
+
+	attach(&quiet, n, QUIET, now);
+	write_bytes(&quiet, n, POOL * 7 / 8, &now);
+	attach(&noisy, n, NOISY, now);
+	write_bytes(&noisy, n, 4 * POOL, &now);
+	/* Half of the pool, less what may be free: half of what it wrote. */
+	CHECK(bytes_of(n, QUIET) > POOL * 3 / 8);
+	CHECK(bytes_of(n, QUIET) <= POOL / 2);
+	CHECK(percent_held(&quiet, n, now) > 35);
+	CHECK(percent_held(&quiet, n, now) < 60);
+	writer_close(&quiet.w);
+	writer_close(&noisy.w);
+	bsn_free(n);
+}
+
+/* A quota holds for ever. */
+static void a_quota_outlasts_a_minute(void)
+{
+	struct bsn *n = new_node();
+	uint64_t now = START;
+	struct user quiet, noisy;
+
+	CHECK_EQ(bsn_tenant_quota(n, QUIET, 3 << 20), 0);
+	CHECK_EQ(bytes_of(n, QUIET), 0);
+	attach(&quiet, n, QUIET, now);
+	attach(&noisy, n, NOISY, now);
+	/* Beside what it has in hand. */
+	write_bytes(&quiet, n, 1 << 20, &now);
+	now += 600 * SECOND;
+	write_bytes(&noisy, n, 4 * POOL, &now);
+	CHECK_EQ(percent_held(&quiet, n, now), 100);
+	/* What is over it is as good as another's. */
+	write_bytes(&quiet, n, 4 << 20, &now);
+	now += 600 * SECOND;
+	write_bytes(&noisy, n, 4 * POOL, &now);
+	CHECK(bytes_of(n, QUIET) <= 3 << 20);
+	CHECK(bytes_of(n, QUIET) > 2 << 20);
+	check_invariants(n);
+	writer_close(&quiet.w);
+	writer_close(&noisy.w);
+	bsn_free(n);
+}
+
+/* What it has in hand counts, and cannot be taken from it: so it gets no more,
+ * instead of another's. */
+static void segments_that_are_written_to_push_out_nobody(void)
+{
+	struct bsn *n = new_node();
+	uint64_t now = START;
+	struct wthread threads[BS_THREAD_SLOTS];
+	struct user quiet, noisy;
+	uint32_t taken = 0;
+
+	CHECK_EQ(bsn_tenant_quota(n, QUIET, 6 << 20), 0);
+	attach(&quiet, n, QUIET, now);
+	write_bytes(&quiet, n, 4 << 20, &now);
+	attach(&noisy, n, NOISY, now);
+	for (uint32_t i = 0; i < BS_THREAD_SLOTS; i++) {
+		threads[i] = writer_thread(&noisy.w, i);
+		taken += w_take_segment(&threads[i]);
+		bsn_poll(n, now += MS);
+	}
+	/* The rest of the pool, and what is kept free for what is kept. */
+	CHECK(taken > 8);
+	CHECK(taken < 64);
+	CHECK_EQ(percent_held(&quiet, n, now), 100);
+	/* It goes on itself. */
+	write_bytes(&quiet, n, 4 << 20, &now);
+	check_invariants(n);
+	writer_close(&quiet.w);
+	writer_close(&noisy.w);
+	bsn_free(n);
+}
+
+static void shares_outlast_the_daemon(void)
+{
+	struct bsn *n = new_node();
+	struct bsn_config config = test_config(POOL);
+	uint64_t now = START;
+	struct user quiet, noisy;
+	struct held held;
+
+	CHECK_EQ(bsn_tenant_quota(n, QUIET, 3 << 20), 0);
+	attach(&quiet, n, QUIET, now);
+	attach(&noisy, n, NOISY, now);
+	write_bytes(&quiet, n, 1 << 20, &now);
+	write_bytes(&noisy, n, POOL, &now);
+	held = hold(n);
+	bsn_free(n);
+	config.tombstones = 1u << 20;
+	n = test_node(&config);
+	CHECK_EQ(bsn_tenant_quota(n, QUIET, 3 << 20), 0);
+	CHECK_EQ(bsn_adopt_store(n, now, held.store), 0);
+	CHECK_EQ(bsn_adopt_keep(n, now, held.keep), 0);
+	CHECK_EQ(bsn_client_adopt(n, quiet.w.number, 1, "quiet", now,
+				  &quiet.w.fds),
+		 quiet.w.number);
+	CHECK_EQ(bsn_client_tenant(n, quiet.w.number, QUIET, now), 0);
+	CHECK_EQ(bsn_client_tenant(n, quiet.w.number, NOISY, now), -EBUSY);
+	CHECK_EQ(bsn_client_adopt(n, noisy.w.number, 1, "noisy", now,
+				  &noisy.w.fds),
+		 noisy.w.number);
+	CHECK_EQ(bsn_client_tenant(n, noisy.w.number, NOISY, now), 0);
+	close(held.store);
+	close(held.keep);
+	bsn_poll(n, now);
+	CHECK(bytes_of(n, QUIET) > 1 << 20);
+	write_bytes(&noisy, n, 4 * POOL, &now);
+	CHECK_EQ(percent_held(&quiet, n, now), 100);
+	CHECK(percent_held(&noisy, n, now) < 30);
+	check_invariants(n);
+	writer_close(&quiet.w);
+	writer_close(&noisy.w);
+	bsn_free(n);
+}
+
+/* Many short programs of one user: what another's left stays. */
+static void short_programs_take_the_places_of_their_own(void)
+{
+	struct bsn_config config = test_config(POOL);
+	struct bsn *n;
+	uint64_t now = START;
+	struct user quiet, noisy;
+
+	config.clients_max = 8;
+	config.tombstones = 1u << 20;
+	n = test_node(&config);
+	attach(&quiet, n, QUIET, now);
+	write_bytes(&quiet, n, 1 << 20, &now);
+	CHECK_EQ(bsn_client_exited(n, quiet.w.number, now), 0);
+	for (uint32_t i = 0; i < 50; i++) {
+		attach(&noisy, n, NOISY, now += MS);
+		write_bytes(&noisy, n, 1 << 17, &now);
+		CHECK_EQ(bsn_client_exited(n, noisy.w.number, now), 0);
+		writer_close(&noisy.w);
+	}
+	CHECK_EQ(percent_held(&quiet, n, now), 100);
+	CHECK(bytes_of(n, QUIET) >= 1 << 20);
+	writer_close(&quiet.w);
+	bsn_free(n);
+}
+
+/* A tenant is there as long as a process of it, or a quota. */
+static void tenants_come_and_go(void)
+{
+	struct bsn *n = new_node();
+	uint64_t now = START, bytes;
+	struct user user;
+
+	for (uint64_t i = 0; i < 10; i++) {
+		attach(&user, n, i, now);
+		CHECK_EQ(bsn_client_tenant(n, user.w.number, i, now), -EBUSY);
+		CHECK(bytes_of(n, i) > 0);
+		CHECK_EQ(bsn_client_exited(n, user.w.number, now), 0);
+		CHECK_EQ(bsn_tenant_bytes(n, i, &bytes), -ENOENT);
+		CHECK_EQ(bytes, 0);
+		writer_close(&user.w);
+	}
+	CHECK_EQ(bsn_client_tenant(n, 12345, 1, now), -ENOENT);
+	CHECK(!n->tenants.first);
+	CHECK_EQ(n->tenants.present, 0);
+	bsn_free(n);
+}
+
+int main(void)
+{
+	RUN(a_flood_pushes_out_nothing_of_the_last_minute);
+	RUN(who_is_over_his_share_competes_by_age);
+	RUN(a_quota_outlasts_a_minute);
+	RUN(segments_that_are_written_to_push_out_nobody);
+	RUN(shares_outlast_the_daemon);
+	RUN(short_programs_take_the_places_of_their_own);
+	RUN(tenants_come_and_go);
+	return 0;
+}
