@@ -102,25 +102,27 @@ static void *map(int fd, size_t bytes)
 /* One closed run of one record. */
 static void write_trace(uint8_t *segment, uint64_t number)
 {
-	uint32_t bytes = (TRACE_BYTES + 7) / 8 * 8 +
-			 (uint32_t)sizeof(struct bs_record_header);
+	const uint32_t flags = BS_RUN_FIRST | BS_RUN_LAST | BS_RUN_CLOSED;
+	uint32_t bytes = ((uint32_t)sizeof(struct bs_record_header) +
+			  TRACE_BYTES + BS_RECORD_ALIGN - 1) /
+			 BS_RECORD_ALIGN * BS_RECORD_ALIGN;
 	uint32_t offset = sizeof(struct bs_segment_header);
-	struct bs_run_header *run = (void *)(segment + offset);
-	struct bs_record_header *record = (void *)(run + 1);
+	uint8_t *at = segment + offset;
+	struct bs_run_header *run = (void *)at;
+	struct bs_record_header *record =
+		(void *)(at + bs_run_header_bytes(flags));
 
-	*run = (struct bs_run_header){
-		.trace_hi = number,
-		.trace_lo = number,
-		.committed_bytes = bytes,
-	};
+	run->trace_hi[0] = (uint32_t)number;
+	run->trace_hi[1] = (uint32_t)(number >> 32);
+	run->word = bs_word(bs_trace_mix(number, number), bytes);
+	run->handle = 0;
 	*record = (struct bs_record_header){
 		.payload_bytes = TRACE_BYTES,
 		.type = BS_RECORD_DATA,
 		.ticks = now_ns(),
 	};
 	*bs_directory(segment, 0) =
-		bs_entry(bs_fingerprint(number, number), offset,
-			 BS_RUN_FIRST | BS_RUN_LAST | BS_RUN_CLOSED);
+		bs_entry(bs_fingerprint(number, number), offset, flags);
 	store_release(&((struct bs_segment_header *)segment)->runs, 1);
 }
 
@@ -235,7 +237,7 @@ static struct bsn *new_node(uint32_t clients, uint32_t threads)
 		.store_bytes = 64 << 20,
 		.trace_bytes_max = 16 << 20,
 		.percentage_threshold = UINT64_MAX,
-		.reclaim_percent = 90,
+		.reclaim_percent = 98,
 		.clients_max = clients,
 		.tombstones = 1 << 20,
 		.ticks_per_s = NS_PER_S,

@@ -2,7 +2,7 @@
 /*
  * What a full pool holds, and what it takes to find a trace in it.
  *
- *   pool horizon POOL TRACE_BYTES SAMPLES
+ *   pool horizon POOL TRACE_BYTES SAMPLES SECONDS
  *   pool lookup  POOL TRACE_BYTES TRACES TIMES
  *   pool restart POOL TRACE_BYTES TIMES
  *   pool triggers POOL TRACE_BYTES RATE SECONDS
@@ -19,6 +19,11 @@
  * line each time; `triggers` what it costs when the writer fires RATE triggers a
  * second, each for a trace of its own, and each slice is read and released. CPU
  * time is that of all threads of this process, in ns.
+ *
+ * The pool is written over in a moment, and a writer of that rate has a large stock
+ * of segments in hand, which hold nothing yet. So the node is told another time
+ * (it asks no clock itself): for `horizon`, that as many bytes of payload as the
+ * pool has took SECONDS. 0: as long as they did.
  */
 #include <sys/socket.h>
 #include <sys/un.h>
@@ -46,7 +51,10 @@
 #define LOOKUP_SAMPLES 256u
 #define LOOKUP_TIMEOUT_NS (60 * SECOND_NS)
 
-#define CLIENT_FDS (sizeof(struct bsn_client_fds) / sizeof(int))
+/* What a process is given; of a tree that is compared, before it had a name. */
+#if BS_ABI_VERSION < 2
+#define BS_FDS 3
+#endif
 
 /* What the child says after a piece, and is answered with. */
 enum said {
@@ -64,6 +72,8 @@ struct bench {
 	uint64_t traces; /* to write */
 	uint64_t rate;	 /* of triggers, a second; 0: none are fired */
 	uint64_t seconds;
+	uint64_t fill_ns;    /* what it takes to write POOL bytes */
+	uint64_t skipped_ns; /* what the node's time is ahead of ours */
 	uint64_t paired_ns;
 	int client;
 	pid_t writer;
@@ -71,9 +81,10 @@ struct bench {
 	unsigned char *buffer;
 };
 
-static uint64_t now_ns(void)
+/* As the node is told. */
+static uint64_t now_ns(const struct bench *b)
 {
-	return clock_ns(CLOCK_MONOTONIC);
+	return clock_ns(CLOCK_MONOTONIC) + b->skipped_ns;
 }
 
 /* --------------------------------------------------------------- writer --- */
@@ -114,9 +125,9 @@ static void fire_all(const struct bench *b)
 
 	if (read(b->child, &span, sizeof(span)) != sizeof(span))
 		exit(0);
-	begun_ns = now_ns();
+	begun_ns = now_ns(b);
 	for (uint64_t i = 0; i < count;) {
-		uint64_t passed_ns = now_ns() - begun_ns;
+		uint64_t passed_ns = now_ns(b) - begun_ns;
 
 		/* When the queue is full it falls behind. */
 		while (i < count && i * SECOND_NS < passed_ns * b->rate &&
@@ -128,19 +139,23 @@ static void fire_all(const struct bench *b)
 	say(b, FIRED);
 }
 
+static uint64_t piece_traces(const struct bench *b)
+{
+	uint64_t traces = (PIECE_BYTES + b->trace_bytes - 1) / b->trace_bytes;
+
+	return traces < PIECE_TRACES ? traces : PIECE_TRACES;
+}
+
 static void write_all(const struct bench *b)
 {
-	uint64_t bytes = 0;
+	uint64_t piece = piece_traces(b);
 
 	must_attach();
-	for (uint64_t i = 1, n = 0; i <= b->traces; i++) {
+	for (uint64_t i = 1; i <= b->traces; i++) {
 		if (!write_trace(i, b->trace_bytes))
 			say(b, LOST);
-		bytes += b->trace_bytes;
-		if (++n < PIECE_TRACES && bytes < PIECE_BYTES)
-			continue;
-		bytes = n = 0;
-		say(b, PIECE);
+		if (i % piece == 0)
+			say(b, PIECE);
 	}
 	/* The answer is the end: it is attached as long as it is looked at. */
 	say(b, LAST);
@@ -178,17 +193,22 @@ static void attach(struct bench *b, int listener)
 				(ssize_t)sizeof(request))
 		die("the writer does not ask to be attached");
 	b->client = bsn_client_add(b->node, request.pid, request.service,
-				   now_ns(), &b->fds);
+				   now_ns(b), &b->fds);
 	if (b->client <= 0)
 		die("the node takes no client");
 	reply.arena_bytes = (uint64_t)lseek(b->fds.arena, 0, SEEK_END);
 	c->cmsg_level = SOL_SOCKET;
 	c->cmsg_type = SCM_RIGHTS;
 	c->cmsg_len = CMSG_LEN(BS_FDS * sizeof(int));
-	memcpy(CMSG_DATA(c),
-	       (int[]){b->fds.arena, b->fds.channel, b->fds.context,
-		       bsn_policy_fd(b->node)},
-	       BS_FDS * sizeof(int));
+	memcpy(
+		CMSG_DATA(c),
+		(int[BS_FDS]) {
+			b->fds.arena, b->fds.channel, b->fds.context,
+#if BS_ABI_VERSION >= 2
+				bsn_policy_fd(b->node),
+#endif
+		},
+		BS_FDS * sizeof(int));
 	if (sendmsg(peer, &message, 0) != (ssize_t)sizeof(reply))
 		die("the writer does not take its attachment");
 	/* The connection stays open with this process. */
@@ -201,14 +221,15 @@ static void pair_clocks(struct bench *b, uint64_t time_ns)
 	if (b->paired_ns && time_ns - b->paired_ns < SECOND_NS)
 		return;
 	bsn_clock_read(false, &ticks, &monotonic_ns, &realtime_ns);
-	bsn_clock_pair(b->node, ticks, monotonic_ns, realtime_ns);
+	bsn_clock_pair(b->node, ticks, monotonic_ns + b->skipped_ns,
+		       realtime_ns + b->skipped_ns);
 	b->paired_ns = time_ns;
 }
 
 static void poll_once(struct bench *b)
 {
 	struct bsn_event events[64];
-	uint64_t time_ns = now_ns();
+	uint64_t time_ns = now_ns(b);
 
 	pair_clocks(b, time_ns);
 	if (bsn_poll(b->node, time_ns) < 0)
@@ -225,6 +246,14 @@ static void new_node(struct bench *b)
 	if (bsn_new(&b->config, &b->node, message, sizeof(message)))
 		die(message);
 	b->paired_ns = 0;
+}
+
+/* What is added to the time that a piece took. */
+static uint64_t piece_ns(const struct bench *b)
+{
+	return (uint64_t)((double)b->fill_ns * (double)piece_traces(b) *
+			  (double)b->trace_bytes /
+			  (double)b->config.pool_bytes);
 }
 
 /* A writer that has filled the pool, and the node that holds it. */
@@ -271,6 +300,7 @@ static void fill(struct bench *b)
 			die("the writer ended");
 		if (what == LOST)
 			die("a trace was lost while the pool was filled");
+		b->skipped_ns += piece_ns(b);
 		/* A poll drains, and the next one grants by what it found. */
 		poll_once(b);
 		poll_once(b);
@@ -286,7 +316,7 @@ static void fill(struct bench *b)
 static bool is_held(struct bench *b, uint64_t number)
 {
 	struct bsn_slice slice;
-	int64_t bytes = bsn_peek(b->node, nth_id(number), now_ns(), b->buffer,
+	int64_t bytes = bsn_peek(b->node, nth_id(number), now_ns(b), b->buffer,
 				 2 * TRACE_BYTES_MAX, &slice);
 
 	if (bytes < 0)
@@ -333,11 +363,11 @@ static bool is_found(struct bench *b, struct bs_trace_id id, uint32_t *flags)
 
 static void await_found(struct bench *b, struct bs_trace_id id)
 {
-	uint64_t deadline_ns = now_ns() + LOOKUP_TIMEOUT_NS;
+	uint64_t deadline_ns = now_ns(b) + LOOKUP_TIMEOUT_NS;
 	uint32_t flags;
 
 	while (!is_found(b, id, &flags)) {
-		if (now_ns() > deadline_ns) {
+		if (now_ns(b) > deadline_ns) {
 			fprintf(stderr,
 				"pool: trace %" PRIu64 " of %" PRIu64
 				" was not found: flags %#x\n",
@@ -361,19 +391,19 @@ static void look_up(struct bench *b, uint64_t count, uint64_t held,
 		ids[i] = nth_id(b->traces - i * (held / count) -
 				(*random >> 33) % (held / count));
 	}
-	elapsed_ns = now_ns();
+	elapsed_ns = now_ns(b);
 	cpu_ns = clock_ns(CLOCK_PROCESS_CPUTIME_ID);
 	for (uint64_t i = 0; i < count; i++) {
-		if (bsn_collect(b->node, ids[i], ids[i], "bench", now_ns(),
+		if (bsn_collect(b->node, ids[i], ids[i], "bench", now_ns(b),
 				&slice))
 			die("a trace cannot be collected");
 	}
 	for (uint64_t i = 0; i < count; i++)
 		await_found(b, ids[i]);
 	cpu_ns = clock_ns(CLOCK_PROCESS_CPUTIME_ID) - cpu_ns;
-	elapsed_ns = now_ns() - elapsed_ns;
+	elapsed_ns = now_ns(b) - elapsed_ns;
 	for (uint64_t i = 0; i < count; i++)
-		bsn_slice_release(b->node, ids[i], false, now_ns());
+		bsn_slice_release(b->node, ids[i], false, now_ns(b));
 	poll_once(b);
 	printf("{\"cpu_ns\": %" PRIu64 ", \"elapsed_ns\": %" PRIu64 "}\n",
 	       cpu_ns, elapsed_ns);
@@ -405,14 +435,14 @@ static void restart_once(struct bench *b)
 	bsn_free(b->node);
 	begun_ns = clock_ns(CLOCK_PROCESS_CPUTIME_ID);
 	new_node(b);
-	pair_clocks(b, now_ns());
-	if (bsn_adopt_keep(b->node, now_ns(), keep) ||
-	    bsn_adopt_store(b->node, now_ns(), store) ||
-	    bsn_client_adopt(b->node, b->client, b->writer, "pool", now_ns(),
+	pair_clocks(b, now_ns(b));
+	if (bsn_adopt_keep(b->node, now_ns(b), keep) ||
+	    bsn_adopt_store(b->node, now_ns(b), store) ||
+	    bsn_client_adopt(b->node, b->client, b->writer, "pool", now_ns(b),
 			     &b->fds) != b->client)
 		die("the successor does not adopt what was there");
 	adopted_ns = clock_ns(CLOCK_PROCESS_CPUTIME_ID);
-	if (bsn_poll(b->node, now_ns()) < 0)
+	if (bsn_poll(b->node, now_ns(b)) < 0)
 		die("a poll failed");
 	polled_ns = clock_ns(CLOCK_PROCESS_CPUTIME_ID);
 	close(store);
@@ -449,7 +479,7 @@ static void take_event(struct bench *b, const struct bsn_event *e,
 
 	if (e->kind == BSN_EVENT_TRIGGER) {
 		t->seen++;
-		if (bsn_collect(b->node, e->id, e->id, e->trigger, now_ns(),
+		if (bsn_collect(b->node, e->id, e->id, e->trigger, now_ns(b),
 				&slice))
 			die("a trace cannot be collected");
 		return;
@@ -463,18 +493,18 @@ static void take_event(struct bench *b, const struct bsn_event *e,
 	if (bsn_slice_read(b->node, e->id, 0, b->buffer, 2 * TRACE_BYTES_MAX) !=
 	    (int64_t)slice.bytes)
 		die("a slice cannot be read");
-	waited_ns = now_ns() - slice.collected_ns;
+	waited_ns = now_ns(b) - slice.collected_ns;
 	t->waited_ns += waited_ns;
 	if (waited_ns > t->waited_most_ns)
 		t->waited_most_ns = waited_ns;
 	t->whole++;
-	bsn_slice_release(b->node, e->id, false, now_ns());
+	bsn_slice_release(b->node, e->id, false, now_ns(b));
 }
 
 static void poll_triggered(struct bench *b, struct triggered *t)
 {
 	struct bsn_event events[256];
-	uint64_t time_ns = now_ns();
+	uint64_t time_ns = now_ns(b);
 	int count;
 
 	pair_clocks(b, time_ns);
@@ -500,7 +530,7 @@ static void triggers(struct bench *b)
 		die("the pool does not hold as many traces as are triggered");
 	bsn_get_metrics(b->node, &before);
 	cpu_ns = clock_ns(CLOCK_PROCESS_CPUTIME_ID);
-	elapsed_ns = now_ns();
+	elapsed_ns = now_ns(b);
 	if (write(b->child, &(char){LAST}, 1) != 1 ||
 	    write(b->child, &span, sizeof(span)) != sizeof(span))
 		die("the writer ended");
@@ -509,14 +539,14 @@ static void triggers(struct bench *b)
 		poll_triggered(b, &t);
 	} while (recv(b->child, &said, 1, MSG_DONTWAIT) != 1);
 	while (!t.whole || t.whole < b->rate * b->seconds) {
-		if (now_ns() - elapsed_ns >
+		if (now_ns(b) - elapsed_ns >
 		    b->seconds * SECOND_NS + LOOKUP_TIMEOUT_NS)
 			die("not all triggers came to a slice");
 		bsn_wait(b->node, HELD_WAIT_NS);
 		poll_triggered(b, &t);
 	}
 	cpu_ns = clock_ns(CLOCK_PROCESS_CPUTIME_ID) - cpu_ns;
-	elapsed_ns = now_ns() - elapsed_ns;
+	elapsed_ns = now_ns(b) - elapsed_ns;
 	bsn_get_metrics(b->node, &after);
 	printf("{\"cpu_ns\": %" PRIu64 ", \"elapsed_ns\": %" PRIu64
 	       ", \"triggers\": %" PRIu64 ", \"passes\": %" PRIu64
@@ -544,7 +574,7 @@ int main(int argc, char **argv)
 		.store_bytes = 64 << 20,
 		.trace_bytes_max = 16 << 20,
 		.percentage_threshold = UINT64_MAX,
-		.reclaim_percent = 90,
+		.reclaim_percent = 98,
 		.clients_max = 256,
 		.tombstones = 65536,
 		.ticks_per_s = SECOND_NS,
@@ -565,9 +595,10 @@ int main(int argc, char **argv)
 	b.buffer = malloc(2 * TRACE_BYTES_MAX);
 	if (!b.buffer)
 		die("out of memory");
-	if (!strcmp(name, "horizon") && argc == 5)
+	if (!strcmp(name, "horizon") && argc == 6) {
+		b.fill_ns = number(argv[5]) * SECOND_NS;
 		horizon(&b, number(argv[4]));
-	else if (!strcmp(name, "lookup") && argc == 6)
+	} else if (!strcmp(name, "lookup") && argc == 6)
 		lookup(&b, number(argv[4]), number(argv[5]));
 	else if (!strcmp(name, "restart") && argc == 5)
 		restart(&b, number(argv[4]));

@@ -30,6 +30,9 @@ from protocol.messages import NODE_NAME_BYTES_MAX, NodeId
 SEGMENT_BYTES = 65536
 """A run lies in one segment, so no piece is larger."""
 
+ALIGN_BYTES = 4
+"""Of records, and so of the contents of pieces."""
+
 PAYLOAD_BYTES_MAX = 32768
 SPAN_START_NAME_BYTES_MAX = 32
 
@@ -98,7 +101,7 @@ _START, _END, _OUT, _IN, _CRUMB, _RESOURCE, _SCOPE, _DETAIL = (
 )
 
 _PIECE = struct.Struct("<IHHIIII")
-_RECORD = struct.Struct("<IHHQ")
+_RECORD = struct.Struct("<HBBQ")
 _CLOCK = struct.Struct("<QQQ")
 _PROCESS = struct.Struct("<II64s")
 _SPAN_START = struct.Struct("<QQQBB6x")
@@ -410,7 +413,7 @@ class SliceDecoder:
         if len(data) - position < _PIECE.size:
             return 0
         size, kind, flags, client, handle, seq, start = _PIECE.unpack_from(data, position)
-        if size > SEGMENT_BYTES or size % 8:
+        if size > SEGMENT_BYTES or size % ALIGN_BYTES:
             self.malformed += 1
             self.broken = True
             return _PIECE.size
@@ -469,7 +472,7 @@ class SliceDecoder:
         if len(data) - position < _RECORD.size:
             return 0
         payload_bytes, kind, flags, ticks = _RECORD.unpack_from(data, position)
-        size: int = _RECORD.size + (payload_bytes + 7 & ~7)
+        size: int = _RECORD.size + payload_bytes + -payload_bytes % ALIGN_BYTES
         if payload_bytes > PAYLOAD_BYTES_MAX or size > self._left:
             self.malformed += 1
             self._skip = self._left
@@ -630,7 +633,11 @@ def encode_record(body: Body, ticks: int, *, truncated: bool = False) -> bytes:
     """One record with its padding, as it stands in a run."""
     kind, payload = _encode_body(body)
     flags = _RECORD_TRUNCATED if truncated else 0
-    return _RECORD.pack(len(payload), kind, flags, ticks) + payload + bytes(-len(payload) % 8)
+    return (
+        _RECORD.pack(len(payload), kind, flags, ticks)
+        + payload
+        + bytes(-len(payload) % ALIGN_BYTES)
+    )
 
 
 def _encode_body(body: Body) -> tuple[int, bytes]:

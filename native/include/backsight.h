@@ -77,19 +77,19 @@ enum bs_record_type {
 };
 
 /*
- * A record in memory: this header, the payload, then zero to seven bytes of
- * padding up to a multiple of eight. The length counts the payload alone.
+ * A record in memory: this header, the payload, then zero to three bytes of
+ * padding up to a multiple of four. The length counts the payload alone.
  */
-struct bs_record_header {
-	uint32_t payload_bytes;
-	uint16_t type;	/* enum bs_record_type */
-	uint16_t flags; /* BS_RECORD_TRUNCATED */
+struct __attribute__((packed, aligned(4))) bs_record_header {
+	uint16_t payload_bytes;
+	uint8_t type;	/* enum bs_record_type */
+	uint8_t flags;	/* BS_RECORD_TRUNCATED */
 	uint64_t ticks; /* bs_clock_ticks() when it was written; 0: unknown */
 };
 
 #define BS_RECORD_TRUNCATED 1u
 
-#define BS_RECORD_ALIGN 8u
+#define BS_RECORD_ALIGN 4u
 
 /* Larger payloads are refused with -EMSGSIZE: a record never crosses a
  * segment (64 KiB), and half a segment bounds what is wasted at its end. */
@@ -122,10 +122,10 @@ struct bs_trace {
  * cursor == limit == NULL when no run is open, so that none has room.
  */
 struct bs_writer {
-	unsigned char *cursor;	/* where the next record header goes */
-	unsigned char *limit;	/* end of the segment */
-	uint32_t *committed;	/* the open run's committed length */
-	unsigned char *records; /* the open run's first record */
+	unsigned char *cursor; /* where the next record header goes */
+	unsigned char *limit;  /* end of the segment */
+	uint32_t *word;	       /* of the open run; says how much is written */
+	uint32_t word_base;    /* of it, but for the cursor */
 };
 
 extern BS_EXPORT __thread struct bs_writer bs_writer
@@ -184,12 +184,26 @@ BS_EXPORT int bs_end(void);
  * record of so many bytes with its header. False where there is more to do than
  * that, which bs_tracepoint_slow() does. */
 BS_EXPORT bool bs_writer_open(size_t record_bytes);
-BS_EXPORT int bs_tracepoint_slow(uint16_t type, const void *payload,
+BS_EXPORT int bs_tracepoint_slow(uint8_t type, const void *payload,
 				 size_t payload_bytes, uint64_t ticks);
+
+/* Of the word the upper 14 bits are the length of the records, in units of four
+ * bytes, and the others do not change. */
+static inline uint32_t bs_writer_word(const struct bs_writer *w)
+{
+	return ((uint32_t)(uintptr_t)w->cursor << 16) + w->word_base;
+}
+
+/* The node may read the run at any moment: the length must not become visible
+ * before the record (pairs with the acquire load there). */
+static inline void bs_writer_commit(struct bs_writer *w)
+{
+	__atomic_store_n(w->word, bs_writer_word(w), __ATOMIC_RELEASE);
+}
 
 /* Write one record of any type at a given time. Returns 0; -EMSGSIZE over
  * BS_PAYLOAD_MAX; -ENOENT with no open trace; -ENOSPC when it was lost. */
-static inline int bs_record_at(uint16_t type, const void *payload,
+static inline int bs_record_at(uint8_t type, const void *payload,
 			       size_t payload_bytes, uint64_t ticks)
 {
 	struct bs_writer *w = &bs_writer;
@@ -204,16 +218,13 @@ static inline int bs_record_at(uint16_t type, const void *payload,
 	    !bs_writer_open(need))
 		return bs_tracepoint_slow(type, payload, payload_bytes, ticks);
 	h = (struct bs_record_header *)w->cursor;
-	h->payload_bytes = (uint32_t)payload_bytes;
+	h->payload_bytes = (uint16_t)payload_bytes;
 	h->type = type;
 	h->flags = 0;
 	h->ticks = ticks;
 	memcpy(h + 1, payload, payload_bytes);
 	w->cursor += need;
-	/* The node may read the run at any moment: the length must not become
-	 * visible before the record (pairs with the acquire load there). */
-	__atomic_store_n(w->committed, (uint32_t)(w->cursor - w->records),
-			 __ATOMIC_RELEASE);
+	bs_writer_commit(w);
 	return 0;
 }
 
@@ -232,7 +243,7 @@ BS_EXPORT int bs_close(struct bs_trace *trace);
 
 /* As bs_record_at, to a handle. NULL means the thread's open trace, here and
  * in all functions below. */
-BS_EXPORT int bs_write(struct bs_trace *trace, uint16_t type,
+BS_EXPORT int bs_write(struct bs_trace *trace, uint8_t type,
 		       const void *payload, size_t payload_bytes);
 
 /* ------------------------------------------------------------- spans --- */

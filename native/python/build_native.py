@@ -62,7 +62,7 @@ int bs_span_end(struct bs_trace *trace, uint64_t span_id, uint64_t end_ns,
                 uint16_t status, const char *name, const void *attributes,
                 size_t attributes_bytes);
 
-int bs_write(struct bs_trace *trace, uint16_t type, const void *payload,
+int bs_write(struct bs_trace *trace, uint8_t type, const void *payload,
              size_t payload_bytes);
 int span_end_detailed(struct bs_trace *trace, uint64_t span_id, uint64_t end_ns,
                       uint16_t status, const char *name, uint32_t scope,

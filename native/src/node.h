@@ -70,7 +70,8 @@ struct bsn_config {
 	uint64_t trace_bytes_max; /* of a slice; more is `truncated` */
 	uint64_t cluster_seed;
 	uint64_t percentage_threshold; /* abi.h */
-	uint32_t reclaim_percent;      /* of the pool; 90 */
+	uint32_t reclaim_percent;      /* of the pool; 98. Some segments are
+					* left free in any case */
 	uint32_t clients_max;
 	uint32_t tombstones; /* traces that lost something, to be remembered, 4
 			      * bytes each; 0: from pool */

@@ -180,7 +180,7 @@ class Settings:
     arena_bytes: Annotated[int, Size(_SEGMENT_BYTES, _POOL_BYTES_MAX)] | None = None
     store_bytes: Annotated[int, Size(1 << 20, 1 << 42)] = 64 << 20
     trace_bytes_max: Annotated[int, Size(64 << 10, 1 << 42)] = 16 << 20
-    reclaim_percent: Annotated[int, Range(10, 100)] = 90
+    reclaim_percent: Annotated[int, Range(10, 100)] = 98
     clients_max: Annotated[int, Range(1, _CLIENTS_MAX)] = 256
     clients_per_user_max: Annotated[int, Range(1, _CLIENTS_MAX)] | None = None
     quotas: QuotaSettings = field(default_factory=QuotaSettings)

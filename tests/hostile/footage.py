@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from tests.hostile.truth import DATA_RECORDS, Honest, payload, span_id
 
 _PIECE = struct.Struct("<IHHIIII")
-_RECORD = struct.Struct("<IHHQ")
+_RECORD = struct.Struct("<HBBQ")
 _PROCESS = struct.Struct("<II64s")
 _RUN, _PROCESS_KIND = 1, 3
 _DATA, _SPAN_START, _SPAN_END = 1, 2, 3
@@ -97,4 +97,4 @@ def _records(run: bytes) -> Iterator[Key]:
             yield kind, content
         elif kind in (_SPAN_START, _SPAN_END):
             yield kind, content[:8]
-        at += size + 7 & ~7
+        at += size + -size % 4

@@ -47,7 +47,7 @@ def node(native: Any) -> Iterator[Any]:
             "store_bytes": 1 << 20,
             "trace_bytes_max": 1 << 20,
             "percentage_threshold": 2**64 - 1,
-            "reclaim_percent": 90,
+            "reclaim_percent": 98,
             "clients_max": 4,
             "tombstones": 100,
             "ticks_per_s": SECOND_NS,
@@ -68,24 +68,27 @@ def write_run(fds: Any, payload: bytes) -> None:
         grant = CHANNEL_GRANTS_OFFSET + GRANT_ENTRIES_OFFSET
         segment, generation = struct.unpack_from("=II", ch, grant)
         struct.pack_into("=I", ch, CHANNEL_GRANTS_OFFSET + 64, 1)  # the tail: taken
-        record = struct.pack("=IHHQ", len(payload), 1, 0, NOW_NS) + payload
-        record += bytes(-len(record) % 8)
+        record = struct.pack("=HBBQ", len(payload), 1, 0, NOW_NS) + payload
+        record += bytes(-len(record) % 4)
         start = (segment & ~GRANT_FRESH) * SEGMENT_BYTES
-        header = struct.pack("=QQIIII", *TRACE, len(record), 1, 0, 0)
+        mix = trace_mix(*TRACE)
+        word = len(record) // 4 << 18 | mix & (1 << 18) - 1
+        header = struct.pack("=QII", TRACE[0], word, 1)
         at = start + SEGMENT_HEADER_BYTES
         arena[at : at + len(header) + len(record)] = header + record
-        entry = fingerprint(*TRACE) << 17 | SEGMENT_HEADER_BYTES // 8 << 4 | FIRST_LAST | CLOSED
+        entry = mix >> 18 << 18 | SEGMENT_HEADER_BYTES // 4 << 4 | FIRST_LAST | CLOSED
         struct.pack_into("=Q", arena, start + SEGMENT_BYTES - 8, entry)
         # Generation, slot and number of runs.
         struct.pack_into("=III", arena, start, generation, 0, 1)
 
 
-def fingerprint(hi: int, lo: int) -> int:
-    """bs_fingerprint() of abi/arena.h."""
+def trace_mix(hi: int, lo: int) -> int:
+    """bs_trace_mix() of abi/arena.h."""
     mask = (1 << 64) - 1
-    h = ((hi ^ (lo >> 32)) * 0x9E3779B97F4A7C15) & mask
-    h = ((h ^ (h >> 32) ^ lo) * 0xFF51AFD7ED558CCD) & mask
-    return (h ^ (h >> 29)) >> 17
+    product = hi * 0x9E3779B97F4A7C15 & mask
+    x = int.from_bytes(product.to_bytes(8, "little"), "big") ^ lo
+    x = (x ^ x >> 32) * 0xFF51AFD7ED558CCD & mask
+    return x ^ x >> 29
 
 
 def test_every_function_of_the_header_is_there(native: Any, repository: Path) -> None:

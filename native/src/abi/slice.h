@@ -23,7 +23,7 @@ enum bs_piece_kind {
 };
 
 struct bs_piece_header {
-	uint32_t bytes; /* of content; a multiple of 8 */
+	uint32_t bytes; /* of content; a multiple of 4 */
 	uint16_t kind;
 	uint16_t flags;	 /* BS_RUN_* of the run so far */
 	uint32_t client; /* a process's number on its node */

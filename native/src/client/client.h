@@ -264,7 +264,7 @@ struct bs_thread {
 	bool run_is_own;   /* else whose, in the next two */
 	uint32_t run_handle;
 	struct bs_trace_id run_id;
-	struct bs_run_header *run;
+	uint32_t run_seq;
 	uint64_t run_entry; /* as in the directory; of a lost run the flags */
 	struct bs_writer writer;
 	uint64_t lost_bytes; /* payload, in this run */

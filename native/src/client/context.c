@@ -111,8 +111,8 @@ static int append_breadcrumb(struct bs_thread *t, struct bs_trace *trace,
 			 parts, 2);
 }
 
-static int append_hop(struct bs_thread *t, struct bs_trace *trace,
-		      uint16_t type, const struct bs_hop *hop)
+static int append_hop(struct bs_thread *t, struct bs_trace *trace, uint8_t type,
+		      const struct bs_hop *hop)
 {
 	const struct bs_part part = {hop, sizeof(*hop)};
 

@@ -120,7 +120,7 @@ bool bs_writer_open(size_t record_bytes)
 	return true;
 }
 
-int bs_tracepoint_slow(uint16_t type, const void *payload, size_t payload_bytes,
+int bs_tracepoint_slow(uint8_t type, const void *payload, size_t payload_bytes,
 		       uint64_t ticks)
 {
 	const struct bs_part part = {payload, payload_bytes};
@@ -164,7 +164,7 @@ int bs_close(struct bs_trace *trace)
 	return 0;
 }
 
-int bs_write(struct bs_trace *trace, uint16_t type, const void *payload,
+int bs_write(struct bs_trace *trace, uint8_t type, const void *payload,
 	     size_t payload_bytes)
 {
 	struct bs_thread *t = &bs_thread;

@@ -258,8 +258,8 @@ static int refuse(struct bs_thread *t, struct bs_trace *trace)
 	return -EMSGSIZE;
 }
 
-int bs_append(struct bs_thread *t, struct bs_trace *trace, uint16_t type,
-	      uint16_t flags, uint64_t ticks, const struct bs_part *parts,
+int bs_append(struct bs_thread *t, struct bs_trace *trace, uint8_t type,
+	      uint8_t flags, uint64_t ticks, const struct bs_part *parts,
 	      int n_parts)
 {
 	size_t payload_bytes = 0;
@@ -331,8 +331,7 @@ void bs_append_last(struct bs_thread *t, struct bs_trace *trace)
 	/* Another thread's run came after ours, and the last must be the one
 	 * with the highest number: up to there the reader expects runs. */
 	if (t->run_state == BS_RUN_OPEN && bs_run_is_of(t, trace) &&
-	    READ_ONCE(t->run->seq) + 1 !=
-		    (uint32_t)READ_ONCE(trace->handle_seq))
+	    t->run_seq + 1 != (uint32_t)READ_ONCE(trace->handle_seq))
 		bs_run_close(t, 0);
 	if (!bs_run_is_of(t, trace)) {
 		if (!bs_trace_has_run(trace))

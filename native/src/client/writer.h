@@ -25,8 +25,8 @@ struct bs_part {
 };
 
 /* Append a record to a trace. As bs_record_at(). */
-int bs_append(struct bs_thread *t, struct bs_trace *trace, uint16_t type,
-	      uint16_t flags, uint64_t ticks, const struct bs_part *parts,
+int bs_append(struct bs_thread *t, struct bs_trace *trace, uint8_t type,
+	      uint8_t flags, uint64_t ticks, const struct bs_part *parts,
 	      int n_parts);
 
 /* The trace is over: the last of its runs here says so. */
@@ -59,7 +59,7 @@ static inline bool bs_trace_has_run(const struct bs_trace *trace)
  * as the pool reaches back, so they are in memory. Stores take effect in order,
  * and one that waits for its line holds up all behind it.
  *
- * At the end of each run, for those to come: as many lines as a trace of 100
+ * At the end of each run, for those to come: one line more than a trace of 100
  * bytes takes with its headers, 2 KiB ahead of it, and the line of entries that
  * comes after the next three. Of 512, 1024, 2048 and 4096 bytes the last two
  * were best; with none a trace took half as long again. What is in the middle of
@@ -94,6 +94,7 @@ static inline __attribute__((always_inline)) void
 bs_run_close(struct bs_thread *t, uint32_t flags)
 {
 	struct bs_thread_area *area = t->area;
+	uint32_t bytes;
 
 	if (unlikely(t->run_state == BS_RUN_LOST)) {
 		bs_run_close_lost(t, flags);
@@ -101,18 +102,19 @@ bs_run_close(struct bs_thread *t, uint32_t flags)
 	}
 	if (t->run_is_own) {
 		t->cursor = bs_writer.cursor;
+		bytes = bs_word_committed(bs_writer_word(&bs_writer));
 		bs_writer.cursor = NULL;
 		bs_writer.limit = NULL;
 	} else {
 		t->cursor = t->writer.cursor;
+		bytes = bs_word_committed(bs_writer_word(&t->writer));
 	}
 	t->run_state = BS_RUN_NONE;
 	store_release((uint64_t *)t->floor,
 		      t->run_entry | BS_RUN_CLOSED | flags);
 	bs_prefetch_segment(t->cursor, t->floor);
 	BS_COUNT(area->runs, 1);
-	BS_COUNT(area->payload_bytes,
-		 (uint64_t)(t->cursor - (unsigned char *)(t->run + 1)));
+	BS_COUNT(area->payload_bytes, bytes);
 }
 
 /* The handle's next number. False when another thread gave the trace a new
@@ -172,33 +174,38 @@ static inline void bs_run_name(struct bs_thread *t, struct bs_trace *trace,
  * The words of the id are copied one by one: it was just written so, and a
  * processor cannot forward two stores to one wider load.
  */
-static inline void bs_run_place(struct bs_thread *t, struct bs_trace *trace,
-				uint64_t handle_seq)
+static inline __attribute__((always_inline)) void
+bs_run_place(struct bs_thread *t, struct bs_trace *trace, uint64_t handle_seq)
 {
 	struct bs_writer *w = trace == &t->own ? &bs_writer : &t->writer;
-	struct bs_run_header *run = (struct bs_run_header *)t->cursor;
+	unsigned char *cursor = t->cursor, *floor;
+	struct bs_run_header *run = (struct bs_run_header *)cursor;
 	uint64_t hi = READ_ONCE(trace->id.hi);
-	uint64_t lo = READ_ONCE(trace->id.lo);
+	uint64_t mix = bs_trace_mix(hi, READ_ONCE(trace->id.lo));
+	uint32_t word = bs_word(mix, 0);
 
-	WRITE_ONCE(run->trace_hi, hi);
-	WRITE_ONCE(run->trace_lo, lo);
-	run->committed_bytes = 0;
+	/* Nobody reads it before `runs` counts it. */
+	memcpy(run->trace_hi, &hi, sizeof(hi));
+	run->word = word;
 	run->handle = bs_trace_handle(handle_seq);
-	run->seq = (uint32_t)handle_seq;
-	run->zero = 0;
+	t->run_seq = (uint32_t)handle_seq;
+	cursor += bs_run_header_bytes((uint32_t)t->run_entry);
+	if (!(t->run_entry & BS_RUN_FIRST))
+		run->seq = t->run_seq;
 
-	t->run_entry |=
-		bs_entry(bs_fingerprint(hi, lo), bs_segment_offset(t, run), 0);
-	t->floor -= sizeof(t->run_entry);
-	WRITE_ONCE(*(uint64_t *)t->floor, t->run_entry);
+	t->run_entry |= bs_entry(mix >> BS_ENTRY_FINGERPRINT_SHIFT,
+				 bs_segment_offset(t, run), 0);
+	floor = t->floor - sizeof(t->run_entry);
+	t->floor = floor;
+	WRITE_ONCE(*(uint64_t *)floor, t->run_entry);
 	store_release(&t->segment->runs, ++t->runs);
 
-	t->run = run;
 	t->run_state = BS_RUN_OPEN;
-	w->records = (unsigned char *)(run + 1);
-	w->cursor = w->records;
-	w->limit = t->floor;
-	w->committed = &run->committed_bytes;
+	w->cursor = cursor;
+	w->limit = floor;
+	w->word = &run->word;
+	w->word_base = 0;
+	w->word_base = word - bs_writer_word(w);
 }
 
 /* The run that was to be opened is lost: see the top of this file. */
@@ -228,15 +235,15 @@ static inline size_t bs_record_bytes(size_t payload_bytes)
 	       ~(size_t)(BS_RECORD_ALIGN - 1);
 }
 
-static inline void bs_writer_put(struct bs_writer *w, uint16_t type,
-				 uint16_t flags, uint64_t ticks,
+static inline void bs_writer_put(struct bs_writer *w, uint8_t type,
+				 uint8_t flags, uint64_t ticks,
 				 const struct bs_part *parts, int n_parts,
 				 size_t payload_bytes)
 {
 	struct bs_record_header *h = (struct bs_record_header *)w->cursor;
 	unsigned char *to = (unsigned char *)(h + 1);
 
-	h->payload_bytes = (uint32_t)payload_bytes;
+	h->payload_bytes = (uint16_t)payload_bytes;
 	h->type = type;
 	h->flags = flags;
 	h->ticks = ticks;
@@ -246,7 +253,7 @@ static inline void bs_writer_put(struct bs_writer *w, uint16_t type,
 		to += parts[i].n;
 	}
 	w->cursor += bs_record_bytes(payload_bytes);
-	store_release(w->committed, (uint32_t)(w->cursor - w->records));
+	bs_writer_commit(w);
 }
 
 /* Whether the thread can write to the trace as things stand. */
@@ -261,7 +268,7 @@ static inline bool bs_trace_is_at_hand(const struct bs_thread *t,
 /* bs_append() of one piece, stamped now or before; short where nothing special
  * is to be done. */
 static inline int bs_append_bytes(struct bs_thread *t, struct bs_trace *trace,
-				  uint16_t type, const void *payload,
+				  uint8_t type, const void *payload,
 				  size_t payload_bytes, uint64_t ticks)
 {
 	const struct bs_part part = {payload, payload_bytes};

@@ -41,8 +41,8 @@ static bool keep_open(struct bsn *n, struct frame *f, uint32_t index,
 	}
 	if (c == &n->keep.arena)
 		c = client_find(n, run.owner.number);
-	if (!c || !handle_is_open(c, run.header.handle) ||
-	    !keep_run(n, &run, bs_entry_fingerprint(entry)))
+	if (id_is_zero(run.id) || !c || !handle_is_open(c, run.handle) ||
+	    !keep_run(n, &run))
 		return false;
 	n->counts.second_chances++;
 	return true;

@@ -7,7 +7,8 @@
  *
  * The bucket is chosen by the low bits of the fingerprint, the tag is made of
  * the bits above. So two traces are taken for each other once in 2^27 / 16,
- * or 8 million, look-ups, whatever the size of the table. A full bucket
+ * or 8 million, look-ups, if the table has 2^19 buckets or less; then all bits of a
+ * fingerprint are in use, and twice the table errs twice as often. A full bucket
  * forgets its oldest entry: on the whole the table remembers as many traces as
  * it has entries, the youngest.
  */
@@ -22,8 +23,8 @@
 #define BUCKETS_MAX (1u << 26)
 
 _Static_assert(ENTRIES == 16, "four times four lanes");
-_Static_assert(BS_FINGERPRINT_BITS - 20 == 32 - WHY_BITS,
-	       "with 2^20 buckets no bit of a fingerprint is left out");
+_Static_assert(BS_FINGERPRINT_BITS - 19 == 32 - WHY_BITS,
+	       "with 2^19 buckets no bit of a fingerprint is left out");
 
 uint32_t gone_buckets(uint64_t entries)
 {

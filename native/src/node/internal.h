@@ -50,8 +50,6 @@
 #define NS_PER_S 1000000000ull
 #define NS_PER_MS 1000000ull
 #define FIRST_RUN ((uint32_t)sizeof(struct bs_segment_header))
-#define RUN_HEADER ((uint32_t)sizeof(struct bs_run_header))
-#define PIECE_ALIGN 8u
 
 /* ------------------------------------------------------------ ledger --- */
 
@@ -397,7 +395,8 @@ struct run {
 	uint32_t offset; /* of its header */
 	uint32_t flags;	 /* of the entry, read before the header */
 	uint32_t end;	 /* offset where the next run starts, at most */
-	struct bs_run_header header;
+	struct bs_trace_id id;
+	uint32_t handle, seq;
 	/* Of a kept run what it was when it was written. */
 	struct keep_owner owner;
 	bool live; /* so is its process */
@@ -605,6 +604,11 @@ static inline struct client *client_before(const struct bsn *n, uint32_t *i)
 #define for_each_client(n, c)                                                  \
 	for (uint32_t i_ = (n)->clients.count; ((c) = client_before(n, &i_));)
 
+static inline bool id_is_zero(struct bs_trace_id id)
+{
+	return !(id.hi | id.lo);
+}
+
 static inline bool id_equal(struct bs_trace_id a, struct bs_trace_id b)
 {
 	return a.hi == b.hi && a.lo == b.lo;
@@ -693,6 +697,7 @@ struct walk {
 };
 struct walk walk_of(const struct frame *f, uint32_t generation);
 uint32_t runs_count(const struct frame *f, uint32_t generation);
+/* The trace that an entry and its run header name; zero: neither can be read. */
 struct bs_trace_id run_id(const struct frame *f, uint64_t entry);
 uint64_t run_entry(const struct frame *f, uint32_t index);
 /* Read an entry's run. False: it lies. */
@@ -778,9 +783,12 @@ uint32_t tenant_victim(const struct bsn *n, const struct client *c);
 /* keep.c */
 int keep_init(struct bsn *n);
 void keep_free(struct bsn *n);
-bool keep_run(struct bsn *n, const struct run *run, uint64_t fingerprint);
+bool keep_run(struct bsn *n, const struct run *run);
 bool keep_owner_of(const struct frame *f, uint32_t offset,
 		   struct keep_owner *owner);
+bool keep_owner_of_entry(const struct frame *f, uint64_t entry,
+			 struct keep_owner *owner);
+void keep_disown(const struct frame *f, uint32_t index);
 void keep_reclaim_begins(struct bsn *n, const struct frame *f);
 void keep_reclaim_ends(struct bsn *n);
 void keep_adopt(struct bsn *n);

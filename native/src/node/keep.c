@@ -115,10 +115,35 @@ bool keep_owner_of(const struct frame *f, uint32_t offset,
 	return true;
 }
 
-/* What a kept run takes up there. */
-static uint32_t kept_size(const struct bs_run_header *h)
+/* Whose the run of an entry is. */
+bool keep_owner_of_entry(const struct frame *f, uint64_t entry,
+			 struct keep_owner *owner)
 {
-	return RUN_HEADER + h->committed_bytes + ENTRY;
+	struct kept_run kept;
+
+	memcpy(&kept,
+	       f->bytes + bs_entry_offset(entry) +
+		       bs_run_header_bytes(bs_entry_flags(entry)),
+	       sizeof(kept));
+	return keep_owner_of(f, kept.owner, owner);
+}
+
+/* From here on it is a run of no trace, which no search meets. */
+void keep_disown(const struct frame *f, uint32_t index)
+{
+	uint64_t *entry = bs_directory(f->bytes, index);
+	uint32_t offset = bs_entry_offset(*entry);
+	struct bs_run_header *h = (void *)(f->bytes + offset);
+
+	h->trace_hi[0] = h->trace_hi[1] = 0;
+	h->word = bs_word(bs_trace_mix(0, 0), bs_word_committed(h->word));
+	*entry = bs_entry(bs_fingerprint(0, 0), offset, bs_entry_flags(*entry));
+}
+
+/* What a kept run takes up there. */
+static uint32_t kept_size(uint32_t flags, uint32_t committed_bytes)
+{
+	return bs_run_header_bytes(flags) + committed_bytes + ENTRY;
 }
 
 /* Nobody has more of the arena than four times what is left: one alone has most
@@ -143,20 +168,20 @@ static void forget(struct bsn *n, const struct frame *f)
 	uint32_t runs = runs_count(f, record_of(n, f)->generation);
 
 	for (uint32_t i = 0; i < runs; i++) {
+		uint64_t entry = run_entry(f, i);
+		uint32_t flags = bs_entry_flags(entry);
 		const struct bs_run_header *h =
-			(const void *)(f->bytes +
-				       bs_entry_offset(run_entry(f, i)));
-		const struct kept_run *kept = (const void *)(h + 1);
+			(const void *)(f->bytes + bs_entry_offset(entry));
+		uint32_t bytes = kept_size(flags, bs_word_committed(h->word));
 		struct keep_owner owner;
 		struct client *c = NULL;
 
-		if (keep_owner_of(f, kept->owner, &owner))
+		if (keep_owner_of_entry(f, entry, &owner))
 			c = client_find(n, owner.number);
 		/* A predecessor's are not counted. */
 		if (c)
-			c->kept_bytes -= c->kept_bytes < kept_size(h)
-						 ? c->kept_bytes
-						 : kept_size(h);
+			c->kept_bytes -= c->kept_bytes < bytes ? c->kept_bytes
+							       : bytes;
 	}
 }
 
@@ -183,37 +208,45 @@ void keep_reclaim_ends(struct bsn *n)
 	store_release(&n->ledger.header->reclaiming, NONE);
 }
 
-static void put_run(struct bsn *n, const struct run *run, uint64_t fingerprint,
-		    uint32_t flags, const struct kept_run *kept,
-		    const uint8_t *records, uint32_t bytes)
+static void put_run(struct bsn *n, const struct run *run, uint32_t flags,
+		    const struct kept_run *kept, const uint8_t *records,
+		    uint32_t bytes)
 {
 	struct frame *f = frame_at(n, n->keep.frame);
 	struct bs_segment_header *h = header_at(f);
 	uint8_t *to = f->bytes + n->keep.at;
-	struct bs_run_header header = run->header;
+	uint32_t committed = (uint32_t)sizeof(*kept) + bytes;
+	uint64_t mix = bs_trace_mix(run->id.hi, run->id.lo);
+	struct bs_run_header header = {
+		.trace_hi = {(uint32_t)run->id.hi,
+			     (uint32_t)(run->id.hi >> 32)},
+		.word = bs_word(mix, committed),
+		.handle = run->handle,
+		.seq = run->seq,
+	};
 	struct client *c;
 
-	header.committed_bytes = (uint32_t)sizeof(*kept) + bytes;
-	header.zero = 0;
-	memcpy(to, &header, sizeof(header));
-	memcpy(to + RUN_HEADER, kept, sizeof(*kept));
+	memcpy(to, &header, bs_run_header_bytes(flags));
+	to += bs_run_header_bytes(flags);
+	memcpy(to, kept, sizeof(*kept));
 	if (bytes)
-		memcpy(to + RUN_HEADER + sizeof(*kept), records, bytes);
+		memcpy(to + sizeof(*kept), records, bytes);
 	*bs_directory(f->bytes, h->runs) =
-		bs_entry(fingerprint, n->keep.at, flags | BS_RUN_CLOSED);
-	n->keep.at += RUN_HEADER + header.committed_bytes;
+		bs_entry(mix >> BS_ENTRY_FINGERPRINT_SHIFT, n->keep.at,
+			 flags | BS_RUN_CLOSED);
+	n->keep.at += bs_run_header_bytes(flags) + committed;
 	/* A successor must not find half a run. */
 	store_release(&h->runs, h->runs + 1);
 	c = client_find(n, run->owner.number);
 	if (c)
-		c->kept_bytes += kept_size(&header);
+		c->kept_bytes += kept_size(flags, committed);
 }
 
 /*
  * Copy a run, in one part or in several, each a run of its own with the number
  * of the whole. False: no room, or its records make no sense.
  */
-bool keep_run(struct bsn *n, const struct run *run, uint64_t fingerprint)
+bool keep_run(struct bsn *n, const struct run *run)
 {
 	uint32_t bytes = run->bytes, done = 0;
 	bool malformed = false;
@@ -224,8 +257,8 @@ bool keep_run(struct bsn *n, const struct run *run, uint64_t fingerprint)
 	/* Once at least: a run without records tells of its handle. */
 	for (;;) {
 		uint32_t at = find_owner(n, run->owner.number);
-		uint32_t overhead =
-			RUN_HEADER + ENTRY + (uint32_t)sizeof(struct kept_run);
+		uint32_t overhead = (uint32_t)sizeof(struct bs_run_header) +
+				    ENTRY + (uint32_t)sizeof(struct kept_run);
 		uint32_t flags = run->flags, room, part;
 		struct kept_run kept;
 
@@ -256,8 +289,7 @@ bool keep_run(struct bsn *n, const struct run *run, uint64_t fingerprint)
 		kept.granted_ns = run->granted_ns;
 		kept.owner = at;
 		kept.from = run->from + done;
-		put_run(n, run, fingerprint, flags, &kept, n->scratch + done,
-			part);
+		put_run(n, run, flags, &kept, n->scratch + done, part);
 		done += part;
 		if (done == bytes)
 			break;

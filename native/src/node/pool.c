@@ -336,6 +336,12 @@ void pool_shrink(struct bsn *n)
  * runs, all of them open, are copied in 100 us. */
 #define MAKE_ROOM_SEGMENTS 8u
 
+/* What lies between the threshold and the budget at least, whatever is configured.
+ * A segment all of whose runs are kept takes up to two thirds more than before, as
+ * each run has some more bytes there; and so do those that are then reclaimed to
+ * make room for it. */
+#define KEEP_ROOM MAKE_ROOM_SEGMENTS
+
 /*
  * A segment for c, or NULL. The loop is bounded: each round either ends, or
  * takes one from the list of the sealed; those that came to it meanwhile (the
@@ -489,6 +495,8 @@ int pool_init(struct bsn *n)
 		p->n_frames = room;
 	p->threshold = (uint32_t)((uint64_t)p->n_frames *
 				  n->config.reclaim_percent / 100);
+	if (p->threshold > p->n_frames - KEEP_ROOM)
+		p->threshold = p->n_frames - KEEP_ROOM;
 	p->keep_max = p->n_frames / 4;
 	if (p->keep_max > n->ledger.header->keep_segments)
 		p->keep_max = n->ledger.header->keep_segments;

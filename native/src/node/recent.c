@@ -161,8 +161,8 @@ static uint32_t offer_frame(struct bsn *n, struct recent *r, struct frame *f)
 		uint32_t why = gone_why(n, bs_entry_fingerprint(entry));
 
 		/* What was collected already is on its way, or arrived. */
-		if (!(id.hi | id.lo) ||
-		    why & (GONE_REPORTED | GONE_ABANDONED) || slice_find(n, id))
+		if (id_is_zero(id) || why & (GONE_REPORTED | GONE_ABANDONED) ||
+		    slice_find(n, id))
 			continue;
 		if (!is_wanted(n, r, f, i, entry, &walk))
 			continue;

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * One run of one segment. A directory is its client's word: that offsets
- * ascend, stay inside, leave room for what a header claims and name its trace is
- * checked here, for each run that is looked at. So all runs of a segment together have no
- * more bytes than it has, whatever stands there.
+ * ascend, stay inside and leave room for what a header claims is checked here,
+ * for each run that is looked at. So all runs of a segment together have no more
+ * bytes than it has, whatever stands there. Whose trace a run is of cannot be
+ * checked: any entry makes an id of any header (abi/arena.h).
  */
 #include <string.h>
 
@@ -34,24 +35,32 @@ uint64_t run_entry(const struct frame *f, uint32_t index)
 	return load_acquire(bs_directory(f->bytes, index));
 }
 
+static struct bs_trace_id id_of(const struct bs_run_header *h, uint64_t entry,
+				uint32_t word)
+{
+	const uint32_t trace_hi[2] = {READ_ONCE(h->trace_hi[0]),
+				      READ_ONCE(h->trace_hi[1])};
+
+	return bs_run_trace_id(entry, trace_hi, word);
+}
+
 struct bs_trace_id run_id(const struct frame *f, uint64_t entry)
 {
 	uint32_t offset = bs_entry_offset(entry);
 	const struct bs_run_header *h = (const void *)(f->bytes + offset);
-	struct bs_trace_id none = {0, 0}, id;
+	struct bs_trace_id none = {0, 0};
 
-	if (offset < FIRST_RUN || offset > SEGMENT - RUN_HEADER)
+	if (offset < FIRST_RUN ||
+	    offset > SEGMENT - bs_run_header_bytes(bs_entry_flags(entry)))
 		return none;
-	id.hi = READ_ONCE(h->trace_hi);
-	id.lo = READ_ONCE(h->trace_lo);
-	return id;
+	return id_of(h, entry, READ_ONCE(h->word));
 }
 
 static bool own(struct bsn *n, struct run *run)
 {
 	const struct frame *f = run->frame;
 	const struct client *c = f->client;
-	const struct kept_run *kept;
+	struct kept_run kept;
 
 	if (c != &n->keep.arena) {
 		run->owner.number = c->number;
@@ -63,16 +72,17 @@ static bool own(struct bsn *n, struct run *run)
 		run->from = 0;
 		return true;
 	}
-	kept = (const void *)(f->bytes + run->records);
-	if (run->bytes < sizeof(*kept) ||
-	    !keep_owner_of(f, kept->owner, &run->owner))
+	if (run->bytes < sizeof(kept))
+		return false;
+	memcpy(&kept, f->bytes + run->records, sizeof(kept));
+	if (!keep_owner_of(f, kept.owner, &run->owner))
 		return false;
 	c = client_find(n, run->owner.number);
 	run->live = c && c->live;
-	run->granted_ns = kept->granted_ns;
-	run->from = kept->from;
-	run->records += (uint32_t)sizeof(*kept);
-	run->bytes -= (uint32_t)sizeof(*kept);
+	run->granted_ns = kept.granted_ns;
+	run->from = kept.from;
+	run->records += (uint32_t)sizeof(kept);
+	run->bytes -= (uint32_t)sizeof(kept);
 	return true;
 }
 
@@ -84,13 +94,14 @@ bool run_open(struct bsn *n, struct frame *f, uint32_t index, uint64_t entry,
 {
 	uint32_t offset = bs_entry_offset(entry);
 	uint32_t floor = SEGMENT - 8 * walk->runs;
-	uint32_t end = floor;
+	uint32_t end = floor, word;
+	uint32_t header_bytes = bs_run_header_bytes(bs_entry_flags(entry));
 	const struct bs_run_header *h;
 
 	if (index + 1 < walk->runs)
 		end = bs_entry_offset(
 			READ_ONCE(*bs_directory(f->bytes, index + 1)));
-	if (offset < walk->end || end > floor || end < offset + RUN_HEADER)
+	if (offset < walk->end || end > floor || end < offset + header_bytes)
 		return false;
 	if (index && bs_entry_offset(READ_ONCE(
 			     *bs_directory(f->bytes, index - 1))) >= offset)
@@ -101,15 +112,13 @@ bool run_open(struct bsn *n, struct frame *f, uint32_t index, uint64_t entry,
 	run->offset = offset;
 	run->flags = bs_entry_flags(entry);
 	run->end = end;
-	run->bytes = load_acquire(&h->committed_bytes);
-	run->header.trace_hi = READ_ONCE(h->trace_hi);
-	run->header.trace_lo = READ_ONCE(h->trace_lo);
-	run->header.handle = READ_ONCE(h->handle);
-	run->header.seq = READ_ONCE(h->seq);
-	run->records = offset + RUN_HEADER;
-	if (run->bytes % BS_RECORD_ALIGN || run->bytes > end - run->records ||
-	    bs_fingerprint(run->header.trace_hi, run->header.trace_lo) !=
-		    bs_entry_fingerprint(entry))
+	word = load_acquire(&h->word);
+	run->bytes = bs_word_committed(word);
+	run->id = id_of(h, entry, word);
+	run->handle = READ_ONCE(h->handle);
+	run->seq = run->flags & BS_RUN_FIRST ? 0 : READ_ONCE(h->seq);
+	run->records = offset + header_bytes;
+	if (run->bytes > end - run->records)
 		return false;
 	walk->end = run->records + run->bytes;
 	return own(n, run);

@@ -20,7 +20,7 @@
 
 /* What is done under one hold of the lock, in entries: 100 us at 2.5 ns an
  * entry. A frame is as dear as some entries, because its directory is not in
- * the cache; so are bytes that are copied. */
+ * the cache; so are bytes that are copied, and headers that are met in vain. */
 #define PIECE_ENTRIES 20000u
 #define FRAME_ENTRIES 50u
 
@@ -29,8 +29,9 @@
 #define COLUMN_ENTRIES 10u
 #define COLUMN_FASTER 3u
 #define BYTES_AN_ENTRY 16u
+#define FALSE_HIT_ENTRIES 40u
 
-/* Fingerprints have 47 bits: that an honest directory meets so many of them
+/* Fingerprints have 46 bits: that an honest directory meets so many of them
  * by chance in one pass does not happen. */
 #define FALSE_HITS_MAX 16u
 
@@ -60,6 +61,30 @@ static bool is_watched(const struct bsn *n, const struct pass *p,
 	       f->client != &n->keep.arena && !p->is_peek;
 }
 
+/*
+ * An entry has the fingerprint of a trace that its run is not of. Once may be
+ * chance, so it is counted for whose run it is, and who has too many is passed
+ * over. In the keep arena his runs stand among others': there each is disowned
+ * as it is met, so that it costs one search and not all.
+ */
+static void false_hit(struct bsn *n, struct frame *f, uint32_t index,
+		      uint64_t entry)
+{
+	bool kept = f->client == &n->keep.arena;
+	struct client *c = f->client;
+	struct keep_owner owner;
+
+	n->counts.false_hits++;
+	if (kept)
+		c = keep_owner_of_entry(f, entry, &owner)
+			    ? client_find(n, owner.number)
+			    : NULL;
+	if (c)
+		c->false_hits++;
+	if (kept && (!c || c->false_hits > FALSE_HITS_MAX))
+		keep_disown(f, index);
+}
+
 /* Returns what it cost, in entries. */
 static uint32_t hit(struct bsn *n, struct search *s, struct frame *f,
 		    uint32_t index, struct walk *walk)
@@ -74,11 +99,8 @@ static uint32_t hit(struct bsn *n, struct search *s, struct frame *f,
 	if (!s->to.slice)
 		return 0;
 	if (!id_equal(run_id(f, entry), s->id)) {
-		/* In the keep arena the node writes the entries. */
-		if (f->client != &n->keep.arena)
-			f->client->false_hits++;
-		n->counts.false_hits++;
-		return 1;
+		false_hit(n, f, index, entry);
+		return FALSE_HIT_ENTRIES;
 	}
 	if (!run_open(n, f, index, entry, walk, &run)) {
 		n->counts.corrupt++;
@@ -351,12 +373,12 @@ static void pass_end(struct bsn *n, struct pass *p)
 	free(p->visited);
 }
 
-/* What a pass costs, in entries of 100 bytes of the log. */
+/* What a pass costs, in entries of traces of 100 bytes. */
 uint64_t search_cost(const struct bsn *n)
 {
 	uint64_t frames = n->pool.sealed.count + n->pool.by_state[FRAME_ACTIVE];
 
-	return frames * (SEGMENT / 160);
+	return frames * (SEGMENT / 136);
 }
 
 int search_all(struct bsn *n, struct search *searches, bool give_way)

@@ -281,8 +281,8 @@ uint32_t slice_copy_run(struct bsn *n, struct sink *to, const struct run *run,
 		put_pair(n, to, ticks);
 	piece.flags = (uint16_t)flags;
 	piece.client = run->owner.number;
-	piece.handle = run->header.handle;
-	piece.seq = run->header.seq;
+	piece.handle = run->handle;
+	piece.seq = run->seq;
 	piece.from = run->from + from;
 	/* Cut on whole records what would exceed the limit. */
 	fits = whole;

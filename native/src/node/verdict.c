@@ -101,19 +101,19 @@ void search_meet(struct bsn *n, struct search *s, const struct run *run,
 		   c->untied_from_ns < s->untied_from_ns) {
 		s->untied_from_ns = c->untied_from_ns;
 	}
-	m = met_get(s, run->owner.number, run->header.handle);
+	m = met_get(s, run->owner.number, run->handle);
 	if (!m) {
 		s->failed = true;
 		return;
 	}
 	m->live = run->live;
-	m->first |= run->flags & BS_RUN_FIRST && !run->header.seq;
+	m->first |= !!(run->flags & BS_RUN_FIRST);
 	m->last |= !!(run->flags & BS_RUN_LAST);
 	m->lossy |= !!(run->flags & BS_RUN_LOSSY);
 	/* A kept run may be in parts, of which the first counts. */
 	m->runs += !run->from;
-	if (run->header.seq > m->seq_max)
-		m->seq_max = run->header.seq;
+	if (run->seq > m->seq_max)
+		m->seq_max = run->seq;
 }
 
 void search_loss(struct search *s, uint32_t client, uint32_t handle,

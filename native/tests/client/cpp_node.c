@@ -23,7 +23,7 @@ int cpp_node_records(uint64_t hi, uint64_t lo)
 
 	CHECK(fake_node_run(&node, 0, &run));
 	CHECK_EQ(run.flags, BS_RUN_FIRST | BS_RUN_LAST);
-	CHECK_EQ(run.header->trace_hi, hi);
-	CHECK_EQ(run.header->trace_lo, lo);
+	CHECK_EQ(run.id.hi, hi);
+	CHECK_EQ(run.id.lo, lo);
 	return fake_run_count(&run);
 }

@@ -282,6 +282,7 @@ static bool look_at_run(struct fake_node *n, uint32_t slot, bool closed,
 {
 	struct bs_segment_header *h = next_segment(n, slot);
 	struct fake_place *place = &n->read[slot];
+	const struct bs_run_header *header;
 	uint64_t entry;
 
 	if (!h)
@@ -290,20 +291,24 @@ static bool look_at_run(struct fake_node *n, uint32_t slot, bool closed,
 	run->flags = bs_entry_flags(entry);
 	if (!(run->flags & BS_RUN_CLOSED) == closed)
 		return false;
-	run->flags &= ~BS_RUN_CLOSED;
 	run->segment =
 		(uint32_t)(((unsigned char *)h - n->arena) / BS_SEGMENT_BYTES);
 	run->offset = bs_entry_offset(entry);
-	run->header = (const struct bs_run_header *)((unsigned char *)h +
-						     run->offset);
-	run->records = (const unsigned char *)(run->header + 1);
+	header = (const struct bs_run_header *)((unsigned char *)h +
+						run->offset);
+	run->id = bs_run_trace_id(entry, header->trace_hi,
+				  load_acquire(&header->word));
+	run->handle = header->handle;
+	run->seq = run->flags & BS_RUN_FIRST ? 0 : header->seq;
+	run->word = &header->word;
+	run->records =
+		(const unsigned char *)header + bs_run_header_bytes(run->flags);
+	run->flags &= ~BS_RUN_CLOSED;
 
 	/* Side by side, and below the directory. */
 	CHECK_EQ(run->offset, place->end ? place->end : sizeof(*h));
-	CHECK(run->records + load_acquire(&run->header->committed_bytes) <=
+	CHECK(run->records + fake_run_committed(run) <=
 	      (unsigned char *)bs_directory(h, h->runs - 1));
-	CHECK_EQ(bs_entry_fingerprint(entry),
-		 bs_fingerprint(run->header->trace_hi, run->header->trace_lo));
 	return true;
 }
 
@@ -314,8 +319,8 @@ bool fake_node_run(struct fake_node *n, uint32_t slot, struct fake_run *run)
 	if (!look_at_run(n, slot, true, run))
 		return false;
 	place->run++;
-	place->end = run->offset + sizeof(*run->header) +
-		     run->header->committed_bytes;
+	place->end = run->offset + bs_run_header_bytes(run->flags) +
+		     fake_run_committed(run);
 	return true;
 }
 
@@ -340,17 +345,22 @@ bool fake_node_loss(struct fake_node *n, uint32_t slot, struct bs_loss *loss)
 const struct bs_record_header *fake_run_record(const struct fake_run *run,
 					       uint32_t *offset)
 {
-	uint32_t committed = load_acquire(&run->header->committed_bytes);
+	uint32_t committed = fake_run_committed(run);
 	const struct bs_record_header *h;
 	size_t bytes;
 
 	if (*offset == committed)
 		return NULL;
 	h = (const struct bs_record_header *)(run->records + *offset);
-	bytes = (sizeof(*h) + h->payload_bytes + 7) & ~(size_t)7;
+	bytes = (sizeof(*h) + h->payload_bytes + 3) & ~(size_t)3;
 	*offset += (uint32_t)bytes;
 	CHECK(*offset <= committed);
 	return h;
+}
+
+uint32_t fake_run_committed(const struct fake_run *run)
+{
+	return bs_word_committed(load_acquire(run->word));
 }
 
 int fake_run_count(const struct fake_run *run)

@@ -48,7 +48,9 @@ struct fake_run {
 	uint32_t segment;
 	uint32_t offset;
 	uint32_t flags;
-	const struct bs_run_header *header;
+	struct bs_trace_id id;
+	uint32_t handle, seq;
+	const uint32_t *word;
 	const unsigned char *records;
 };
 
@@ -86,6 +88,8 @@ bool fake_node_loss(struct fake_node *n, uint32_t slot, struct bs_loss *loss);
 /* The record at *offset, which moves on; NULL at the end. */
 const struct bs_record_header *fake_run_record(const struct fake_run *run,
 					       uint32_t *offset);
+/* Bytes of records, so far. */
+uint32_t fake_run_committed(const struct fake_run *run);
 int fake_run_count(const struct fake_run *run);
 
 /* Another context, as it should be, and its fd. */

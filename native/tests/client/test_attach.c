@@ -39,7 +39,7 @@ static void expect_run(uint64_t number, uint16_t flags, int records)
 	struct fake_run run;
 
 	CHECK(fake_node_run(&node, 0, &run));
-	CHECK_EQ(run.header->trace_lo, number);
+	CHECK_EQ(run.id.lo, number);
 	CHECK_EQ(run.flags, flags);
 	CHECK_EQ(fake_run_count(&run), records);
 }

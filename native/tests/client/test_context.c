@@ -121,23 +121,23 @@ static void test_round_trip(void)
 	CHECK_EQ(bs_serialize(&out, 0x52, second, sizeof(second)), bytes);
 	bs_close(&out);
 	CHECK(fake_node_run(&node, 0, &run));
-	snprintf(expected, sizeof(expected), "1-00000000-%08x-%s",
-		 run.header->handle, self);
+	snprintf(expected, sizeof(expected), "1-00000000-%08x-%s", run.handle,
+		 self);
 	CHECK(!strcmp(first, expected));
-	snprintf(expected, sizeof(expected), "1-00000001-%08x-%s",
-		 run.header->handle, self);
+	snprintf(expected, sizeof(expected), "1-00000001-%08x-%s", run.handle,
+		 self);
 	CHECK(!strcmp(second, expected));
 	check_hop(record(&run, &offset, BS_RECORD_HOP_OUT, 24),
-		  bs_node_id(FAKE_NODE_NAME), 0x51, 0, run.header->handle);
+		  bs_node_id(FAKE_NODE_NAME), 0x51, 0, run.handle);
 	check_hop(record(&run, &offset, BS_RECORD_HOP_OUT, 24),
-		  bs_node_id(FAKE_NODE_NAME), 0x52, 1, run.header->handle);
+		  bs_node_id(FAKE_NODE_NAME), 0x52, 1, run.handle);
 
 	/* This node knows itself: no breadcrumb. */
 	bs_open(&in, trace(2));
 	CHECK_EQ(bs_deserialize(&in, 0x52, second, strlen(second)), 0);
 	bs_close(&in);
 	offset = 0;
-	out.handle_seq = run.header->handle;
+	out.handle_seq = run.handle;
 	CHECK(fake_node_run(&node, 0, &run));
 	check_hop(record(&run, &offset, BS_RECORD_HOP_IN, 24),
 		  bs_node_id(FAKE_NODE_NAME), 0x52, 1,
@@ -165,8 +165,8 @@ static void test_visited_nodes(void)
 	expect_crumb(&run, &offset, "c", false);
 	record(&run, &offset, BS_RECORD_HOP_OUT, 24);
 	CHECK(!fake_run_record(&run, &offset));
-	snprintf(expected, sizeof(expected), "1-00000000-%08x-%s%s",
-		 run.header->handle, self, NODE_A NODE_B);
+	snprintf(expected, sizeof(expected), "1-00000000-%08x-%s%s", run.handle,
+		 self, NODE_A NODE_B);
 	CHECK(!strcmp(value, expected));
 }
 

@@ -111,7 +111,7 @@ static void test_child_that_records(void)
 	CHECK_EQ(read(ready[0], &byte, 1), 0);
 	close(ready[0]);
 	CHECK(fake_node_run(&node, 0, &run));
-	CHECK_EQ(run.header->trace_lo, 10);
+	CHECK_EQ(run.id.lo, 10);
 	CHECK_EQ(run.flags, BS_RUN_FIRST | BS_RUN_LAST);
 	CHECK(!fake_node_run(&node, 0, &run));
 	fake_node_hang_up(&node);

@@ -26,9 +26,9 @@ static void expect_run(uint64_t number, uint32_t flags, uint32_t bytes)
 	struct fake_run run;
 
 	CHECK(fake_node_run(&node, 0, &run));
-	CHECK_EQ(run.header->trace_lo, number);
+	CHECK_EQ(run.id.lo, number);
 	CHECK_EQ(run.flags, flags);
-	CHECK_EQ(run.header->committed_bytes, bytes);
+	CHECK_EQ(fake_run_committed(&run), bytes);
 }
 
 static struct bs_loss expect_loss(uint64_t number, uint32_t flags,
@@ -100,7 +100,7 @@ static void test_memory_comes_and_goes(void)
 	expect_loss(3, BS_RUN_FIRST, 1);
 	CHECK(fake_node_run(&node, 0, &run));
 	CHECK_EQ(run.flags, BS_RUN_LAST | BS_RUN_LOSSY);
-	CHECK_EQ(run.header->seq, 1);
+	CHECK_EQ(run.seq, 1);
 
 	CHECK_EQ(bs_begin(trace(4)), 0);
 	CHECK_EQ(bs_tracepoint(payload, sizeof(payload)), 0);
@@ -108,17 +108,17 @@ static void test_memory_comes_and_goes(void)
 	/* What still fits is kept. */
 	CHECK_EQ(bs_tracepoint("3", 1), 0);
 	CHECK_EQ(bs_end(), 0);
-	expect_run(4, BS_RUN_FIRST, sizeof(payload) + 16);
+	expect_run(4, BS_RUN_FIRST, sizeof(payload) + 12);
 	expect_loss(4, 0, sizeof(payload));
 	CHECK(fake_node_run(&node, 0, &run));
 	CHECK_EQ(run.flags, BS_RUN_LAST | BS_RUN_LOSSY);
-	CHECK_EQ(run.header->seq, 2);
+	CHECK_EQ(run.seq, 2);
 
 	/* The next trace has nothing to do with it. */
 	CHECK_EQ(bs_begin(trace(5)), 0);
 	CHECK_EQ(bs_tracepoint("4", 1), 0);
 	CHECK_EQ(bs_end(), 0);
-	expect_run(5, BS_RUN_FIRST | BS_RUN_LAST, 24);
+	expect_run(5, BS_RUN_FIRST | BS_RUN_LAST, 16);
 }
 
 /* Where nobody reads the ring, what does not fit is counted. */

@@ -64,14 +64,14 @@ static void test_slot_is_handed_on(void)
 		CHECK_EQ(node.context->slots[0].tid, 0);
 		CHECK_EQ(node.context->slots[0].trace_lo, 0);
 		CHECK(fake_node_run(&node, 0, &run));
-		CHECK_EQ(run.header->trace_lo, i + 1);
+		CHECK_EQ(run.id.lo, i + 1);
 		CHECK_EQ(run.flags, BS_RUN_FIRST | BS_RUN_LAST);
 		CHECK_EQ(run.offset, offset);
-		offset += sizeof(*run.header) + 24;
+		offset += bs_run_header_bytes(BS_RUN_FIRST) + 20;
 		if (i == 0)
 			segment = run.segment;
 		CHECK_EQ(run.segment, segment);
-		handles[i] = run.header->handle;
+		handles[i] = run.handle;
 	}
 	CHECK(handles[0] != handles[1] && handles[1] != handles[2] &&
 	      handles[0] != handles[2]);
@@ -129,7 +129,7 @@ static void test_all_slots_in_use(void)
 	CHECK_EQ(bs_end(), 0);
 	while (!fake_node_run(&node, 0, &run))
 		;
-	CHECK_EQ(run.header->trace_lo, 3);
+	CHECK_EQ(run.id.lo, 3);
 	CHECK_EQ(run.flags, BS_RUN_FIRST | BS_RUN_LAST | BS_RUN_LOSSY);
 }
 
@@ -176,12 +176,12 @@ static void test_shared_handle(void)
 		while (fake_node_run(&node, slot, &run)) {
 			uint32_t offset = 0;
 
-			if (run.header->trace_lo != 4)
+			if (run.id.lo != 4)
 				continue;
-			CHECK(!seen_seqs[run.header->seq]);
-			seen_seqs[run.header->seq] = true;
-			if (run.header->seq > highest)
-				highest = run.header->seq;
+			CHECK(!seen_seqs[run.seq]);
+			seen_seqs[run.seq] = true;
+			if (run.seq > highest)
+				highest = run.seq;
 			runs++;
 			firsts += !!(run.flags & BS_RUN_FIRST);
 			lasts += !!(run.flags & BS_RUN_LAST);
@@ -258,8 +258,7 @@ static void test_daemon_is_replaced(void)
 		while (READ_ONCE(written) < until) {
 			for (uint32_t slot = 0; slot < 8; slot++) {
 				if (fake_node_run(&node, slot, &run))
-					CHECK(run.header->trace_lo > 0 &&
-					      run.header->trace_lo < 105);
+					CHECK(run.id.lo > 0 && run.id.lo < 105);
 			}
 			if (fake_node_trigger(&node, &cell))
 				CHECK(!strcmp(cell.why, "why"));

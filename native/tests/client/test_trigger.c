@@ -142,7 +142,7 @@ static void test_percentage(void)
 		for (int form = 0; form < 2; form++) {
 			CHECK_EQ(fake_node_run(&node, 0, &run), expected);
 			if (expected)
-				CHECK_EQ(run.header->trace_lo, i);
+				CHECK_EQ(run.id.lo, i);
 		}
 		recorded += expected;
 		CHECK_EQ(bs_trigger(trace(i), "t", NULL, NULL, 0),

@@ -16,8 +16,8 @@ static struct bs_trace_id trace(uint64_t number)
 static void check_run(const struct fake_run *run, uint64_t number,
 		      uint16_t flags, int records)
 {
-	CHECK_EQ(run->header->trace_hi, trace(number).hi);
-	CHECK_EQ(run->header->trace_lo, number);
+	CHECK_EQ(run->id.hi, trace(number).hi);
+	CHECK_EQ(run->id.lo, number);
 	CHECK_EQ(run->flags, flags);
 	CHECK_EQ(fake_run_count(run), records);
 }
@@ -58,8 +58,8 @@ static void test_begin_tracepoint_end(void)
 	CHECK(fake_node_open_run(&node, 0, &run));
 	CHECK_EQ(run.flags, BS_RUN_FIRST);
 	CHECK_EQ(fake_run_count(&run), 3);
-	CHECK_EQ(node.areas[0].own_handle, run.header->handle);
-	CHECK(run.header->handle != 0);
+	CHECK_EQ(node.areas[0].own_handle, run.handle);
+	CHECK(run.handle != 0);
 
 	CHECK_EQ(bs_end(), 0);
 	CHECK_EQ(node.context->slots[0].trace_lo, 0);
@@ -68,7 +68,7 @@ static void test_begin_tracepoint_end(void)
 	CHECK(fake_node_run(&node, 0, &run));
 	check_run(&run, 0x11, BS_RUN_FIRST | BS_RUN_LAST, 3);
 	CHECK_EQ(run.offset, sizeof(struct bs_segment_header));
-	CHECK_EQ(run.header->seq, 0);
+	CHECK_EQ(run.seq, 0);
 	h = fake_run_record(&run, &offset);
 	CHECK_EQ(h->payload_bytes, sizeof(payload));
 	CHECK_EQ(h->type, BS_RECORD_DATA);
@@ -133,17 +133,17 @@ static void test_interleaved(void)
 	expect_run(0x20, BS_RUN_FIRST, 1);
 	CHECK(fake_node_run(&node, 0, &run));
 	check_run(&run, 0x21, BS_RUN_FIRST, 2);
-	handle = run.header->handle;
+	handle = run.handle;
 	CHECK(fake_node_run(&node, 0, &run));
 	check_run(&run, 0x21, BS_RUN_FIRST, 1);
-	CHECK(run.header->handle != handle);
+	CHECK(run.handle != handle);
 	CHECK(fake_node_run(&node, 0, &run));
 	check_run(&run, 0x20, 0, 2);
-	CHECK_EQ(run.header->seq, 1);
+	CHECK_EQ(run.seq, 1);
 	CHECK(fake_node_run(&node, 0, &run));
 	check_run(&run, 0x21, BS_RUN_LAST, 0);
-	CHECK_EQ(run.header->handle, handle);
-	CHECK_EQ(run.header->seq, 1);
+	CHECK_EQ(run.handle, handle);
+	CHECK_EQ(run.seq, 1);
 	expect_run(0x21, BS_RUN_LAST, 1);
 	expect_run(0x20, BS_RUN_LAST, 0);
 	expect_nothing();
@@ -217,8 +217,7 @@ static void test_segments(void)
 		uint32_t offset = 0;
 
 		CHECK(fake_node_run(&node, 0, &run));
-		CHECK_EQ(run.header->seq, seq);
-		CHECK_EQ(run.header->zero, 0);
+		CHECK_EQ(run.seq, seq);
 		CHECK_EQ((run.flags & BS_RUN_FIRST) != 0, seq == 0);
 		if (seq++ > 0)
 			CHECK_EQ(run.offset, sizeof(struct bs_segment_header));
@@ -260,12 +259,12 @@ static void test_entry_needs_room_too(void)
 	const uint32_t runs_bytes =
 		BS_SEGMENT_BYTES - sizeof(struct bs_segment_header) + 8;
 	const size_t payload_bytes =
-		runs_bytes / 5 - sizeof(struct bs_run_header) -
+		runs_bytes / 5 - bs_run_header_bytes(BS_RUN_FIRST) -
 		sizeof(struct bs_record_header) - sizeof(uint64_t);
 	struct fake_run run;
 
 	CHECK_EQ(runs_bytes % 5, 0);
-	CHECK_EQ(payload_bytes % 8, 0);
+	CHECK_EQ(payload_bytes % 4, 0);
 	fill_segment(payload_bytes);
 	CHECK_EQ(runs_in(fill_segment(payload_bytes)), 4);
 	while (fake_node_run(&node, 0, &run))
@@ -275,7 +274,7 @@ static void test_entry_needs_room_too(void)
 /* A segment is full where the next run and its entry would meet, not before. */
 static void test_segment_is_filled(void)
 {
-	const uint32_t run_bytes = sizeof(struct bs_run_header) +
+	const uint32_t run_bytes = bs_run_header_bytes(BS_RUN_FIRST) +
 				   sizeof(struct bs_record_header) +
 				   sizeof(uint64_t);
 	const uint32_t room =
@@ -300,7 +299,8 @@ static void test_segment_is_filled(void)
 	CHECK(fake_node_run(&node, 0, &run));
 	CHECK_EQ(run.segment, full);
 	CHECK(BS_SEGMENT_BYTES - 2 * sizeof(uint64_t) - run.offset -
-		      sizeof(*run.header) - run.header->committed_bytes <
+		      bs_run_header_bytes(run.flags) -
+		      fake_run_committed(&run) <
 	      sizeof(struct bs_record_header));
 	CHECK(fake_node_run(&node, 0, &run));
 	expect_nothing();
@@ -320,8 +320,7 @@ static void test_open_handles_are_listed(void)
 	CHECK_EQ(fake_node_open_handles(&node), n);
 	CHECK_EQ(bs_write(&many[5], BS_RECORD_DATA, "", 0), 0);
 	CHECK(fake_node_open_run(&node, 0, &run));
-	CHECK_EQ(node.open_handles[bs_handle_place(run.header->handle)],
-		 run.header->handle);
+	CHECK_EQ(node.open_handles[bs_handle_place(run.handle)], run.handle);
 	for (uint32_t i = 0; i < n; i++) {
 		CHECK_EQ(bs_close(&many[i]), 0);
 		CHECK_EQ(fake_node_open_handles(&node), n - 1 - i);

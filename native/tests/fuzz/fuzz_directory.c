@@ -132,22 +132,17 @@ static void write_entry(struct bench *b, struct input *in)
 
 	store_release(bs_directory(segment_of(b), i),
 		      bs_entry(bs_fingerprint(id.hi, id.lo),
-			       (uint32_t)take16(in) * 8 % SEG, take8(in) % 16));
+			       (uint32_t)take16(in) * 4 % SEG, take8(in) % 16));
 }
 
 static void write_run_header(struct bench *b, struct input *in)
 {
-	uint32_t at = take16(in) % (SEG - 32) & ~7u;
+	uint32_t at = take16(in) % (SEG - 32) & ~3u;
 	struct bs_trace_id id = trace_id(take8(in) % (TRACES + 2));
-	struct bs_run_header h = {
-		.trace_hi = id.hi,
-		.trace_lo = id.lo,
-		.handle = take8(in),
-		.seq = take8(in) % 8,
-		.committed_bytes = take16(in),
-	};
+	uint32_t handle = take8(in), seq = take8(in) % 8;
 
-	memcpy(segment_of(b) + at, &h, sizeof(h));
+	w_put_header((void *)(segment_of(b) + at), id, handle, seq, 0,
+		     take16(in));
 }
 
 static void take_segment(struct bench *b)

@@ -77,21 +77,24 @@ static void forge_run(const struct target *t, uint8_t *segment, uint32_t entry,
 		      uint32_t at)
 {
 	struct bs_run_header *run = (void *)(segment + at);
-	struct bs_record_header *record = (void *)(run + 1);
 	struct bs_trace_id id = target_honest_trace(t);
-	uint32_t bytes = 8 * below(16), flags = below(16);
+	uint32_t bytes = 4 * below(32), flags = below(16);
+	struct bs_record_header *record =
+		(void *)((uint8_t *)run + bs_run_header_bytes(flags));
+	uint32_t committed = below(4) ? (uint32_t)sizeof(*record) + bytes
+				      : (uint32_t)lie();
 
-	run->trace_hi = id.hi;
-	run->trace_lo = id.lo;
+	run->trace_hi[0] = (uint32_t)id.hi;
+	run->trace_hi[1] = (uint32_t)(id.hi >> 32);
 	run->handle = below(4) ? below(64) : (uint32_t)random_u64();
-	run->seq = below(4);
-	record->payload_bytes = below(4) ? bytes : (uint32_t)lie();
-	record->type = (uint16_t)below(12);
-	record->flags = (uint16_t)below(2);
+	if (!(flags & BS_RUN_FIRST))
+		run->seq = below(4);
+	record->payload_bytes = below(4) ? (uint16_t)bytes : (uint16_t)lie();
+	record->type = (uint8_t)below(12);
+	record->flags = (uint8_t)below(2);
 	record->ticks = bs_clock_ticks();
-	store_release(&run->committed_bytes,
-		      below(4) ? (uint32_t)sizeof(*record) + bytes
-			       : (uint32_t)lie());
+	store_release(&run->word,
+		      bs_word(bs_trace_mix(id.hi, id.lo), committed));
 	store_release(bs_directory(segment, entry),
 		      bs_entry(bs_fingerprint(id.hi, id.lo), at, flags));
 }
@@ -110,9 +113,9 @@ void lie_in_directories(struct target *t)
 		if (kind == 0)
 			at += 192;
 		else if (kind == 1)
-			at += 8;
+			at += 4;
 		else
-			at = 8 * below((BS_SEGMENT_BYTES - 256) / 8);
+			at = 4 * below((BS_SEGMENT_BYTES - 256) / 4);
 	}
 	if (kind == 3)
 		for (uint32_t i = 0; i < 16; i++)

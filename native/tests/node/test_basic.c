@@ -45,7 +45,7 @@ static void collects_what_was_written(void)
 	CHECK_EQ(pair.ticks, START);
 	CHECK_EQ(pair.realtime_ns, START);
 	CHECK_EQ(pair.ticks_per_s, SECOND);
-	CHECK_EQ(d.pieces[2].bytes, 120);
+	CHECK_EQ(d.pieces[2].bytes, 112);
 	CHECK_EQ(d.pieces[2].client, w.number);
 	CHECK_EQ(d.pieces[2].handle, 8);
 	CHECK_EQ(d.pieces[2].flags, BS_RUN_FIRST | BS_RUN_LAST);
@@ -125,8 +125,8 @@ static void later_runs_follow(void)
 	CHECK_EQ(d.records, 3);
 	CHECK_EQ(d.by_kind[BS_PIECE_RUN], 3);
 	CHECK_EQ(d.pieces[2].from, 0);
-	CHECK_EQ(d.pieces[3].from, 24);
-	CHECK_EQ(d.pieces[4].from, 72);
+	CHECK_EQ(d.pieces[3].from, 16);
+	CHECK_EQ(d.pieces[4].from, 48);
 	CHECK_EQ(d.pieces[4].flags, BS_RUN_FIRST | BS_RUN_LAST);
 	CHECK_EQ(d.pieces[4].bytes, 0);
 	CHECK_EQ(bsn_slice_info(n, trace_id(1), &s), 0);

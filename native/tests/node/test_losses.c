@@ -387,12 +387,9 @@ static void a_restart_finds_no_run_that_is_none(void)
 		h->runs = 1000;
 		for (uint32_t i = 0; i < 1000; i++) {
 			uint32_t place = 64 + 56 * i;
-			struct bs_run_header *run =
-				(void *)(arena + at + place);
 
-			run->trace_hi = forged.hi;
-			run->trace_lo = forged.lo;
-			run->committed_bytes = 16;
+			w_put_header((void *)(arena + at + place), forged, 0, 0,
+				     BS_RUN_FIRST, 16);
 			*bs_directory(arena + at, i) = bs_entry(
 				bs_fingerprint(forged.hi, forged.lo), place,
 				BS_RUN_FIRST | BS_RUN_LAST | BS_RUN_CLOSED);

@@ -474,8 +474,8 @@ static uint32_t find_runs(uint32_t trace, bool *found)
 			CHECK(!found[serial]);
 			found[serial] = true;
 			count++;
-			at += ((uint32_t)sizeof(h) + h.payload_bytes + 7) / 8 *
-			      8;
+			at += ((uint32_t)sizeof(h) + h.payload_bytes + 3) / 4 *
+			      4;
 		}
 	}
 	return count;

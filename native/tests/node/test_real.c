@@ -247,10 +247,10 @@ int main(void)
 
 			if (d.pieces[k].kind != BS_PIECE_RUN)
 				continue;
-			for (uint32_t b = 0; b < d.pieces[k].bytes; b += 48) {
+			for (uint32_t b = 0; b < d.pieces[k].bytes; b += 44) {
 				uint64_t payload[2];
 
-				memcpy(payload, at + b + 16, sizeof(payload));
+				memcpy(payload, at + b + 12, sizeof(payload));
 				CHECK_EQ(payload[0], id.lo);
 				CHECK_EQ(payload[1], next++);
 			}

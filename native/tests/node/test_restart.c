@@ -760,8 +760,8 @@ static void an_open_run_is_told_once(bool lossy)
 	collect(n, trace_id(1), START, &s);
 	if (!lossy) {
 		/* Not of records. */
-		memset((uint8_t *)(t.run + 1) + 24, 0xff, 16);
-		store_release(&t.run->committed_bytes, 40);
+		memset((uint8_t *)(t.run + 1) + 16, 0xff, 16);
+		w_commit(&t, 32);
 		bsn_poll(n, START);
 		CHECK_EQ(bsn_slice_info(n, trace_id(1), &s), 0);
 		CHECK(s.flags & BSN_SLICE_CORRUPT);

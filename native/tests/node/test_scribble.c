@@ -50,12 +50,11 @@ static void write_directory(struct scribbler *s, uint32_t segment)
 	struct bs_trace_id id = trace_id(next(s) % LIARS_TRACES);
 
 	for (uint32_t i = 0; i < 16; i++) {
-		uint32_t at = (uint32_t)(next(s) % (SEG - 64)) & ~7u;
+		uint32_t at = (uint32_t)(next(s) % (SEG - 64)) & ~3u;
 		struct bs_run_header *h = (void *)(bytes + at);
 
-		WRITE_ONCE(h->trace_hi, id.hi);
-		WRITE_ONCE(h->trace_lo, id.lo);
-		WRITE_ONCE(h->committed_bytes, (uint32_t)next(s) % SEG & ~7u);
+		w_put_header(h, id, (uint32_t)next(s) % 4, 0, BS_RUN_FIRST,
+			     (uint32_t)next(s) % SEG);
 		WRITE_ONCE(*bs_directory(bytes, (uint32_t)(next(s) % 64)),
 			   bs_entry(bs_fingerprint(id.hi, id.lo), at,
 				    (uint32_t)next(s) % 16));

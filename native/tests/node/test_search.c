@@ -112,7 +112,7 @@ static void write_run(struct wthread *t, uint32_t handle, uint32_t seq,
 
 #define SEGMENTS 60u
 
-/* 60 segments of a thousand traces each, with a run of WANTED in each, of a
+/* 60 segments of 1,800 traces each, with a run of WANTED in each, of a
  * handle that stays open: more than one piece of a pass. */
 static void write_pool(struct between *b, uint32_t bytes)
 {
@@ -485,8 +485,8 @@ static void what_is_reclaimed_meanwhile_was_looked_at(void)
 	bsn_get_metrics(b.n, &after);
 	CHECK_EQ(after.reclaims, SEGMENTS / 2);
 	/* Each entry once; also what others wrote. */
-	CHECK(after.entries_searched > SEGMENTS * 1000);
-	CHECK(after.entries_searched < SEGMENTS * 1200);
+	CHECK(after.entries_searched > SEGMENTS * 1700);
+	CHECK(after.entries_searched < SEGMENTS * 1900);
 	/* The next one knows that a part is gone. */
 	CHECK_EQ(bsn_slice_release(b.n, trace_id(WANTED), false, b.now), 0);
 	collect(b.n, trace_id(WANTED), b.now, &s);
@@ -671,7 +671,7 @@ static void a_peek_meets_each_run_once(void)
 /* And where the pass has not come through the keep arena yet. */
 static void a_peek_meets_each_kept_run_once(void)
 {
-	const uint32_t many = 25000;
+	const uint32_t many = 35000;
 	struct between b;
 	struct writer w;
 	struct wthread t;
@@ -720,7 +720,7 @@ static void forged_entries_hurt_nobody(void)
 	w_record(&t, BS_RECORD_DATA, "honest", 6, now);
 	w_end(&t, 0);
 	w_show(&t, HANDLE);
-	/* Of open handles: they would be kept, and be met there ever after. */
+	/* Of open handles: they are kept, and would be met there ever after. */
 	for (uint32_t i = 0; i < 100; i++) {
 		CHECK(w_begin(&lies, trace_id(100 + i), HANDLE + i, 0,
 			      BS_RUN_FIRST, 1000));
@@ -746,15 +746,21 @@ static void forged_entries_hurt_nobody(void)
 		bsn_poll(n, now += MS);
 	}
 	bsn_get_metrics(n, &m);
-	CHECK_EQ(m.second_chances, 1);
-	CHECK(m.corrupt >= 100);
+	CHECK(m.second_chances > 100);
 	for (uint32_t i = 0; i < 3; i++) {
+		uint64_t met = m.false_hits;
+
 		collect(n, trace_id(WANTED), now, &s);
 		CHECK(s.flags & BSN_SLICE_HELD);
 		CHECK(!(s.flags & (BSN_SLICE_LOSSY | BSN_SLICE_MAYBE_LOSSY)));
 		decode_slice(n, trace_id(WANTED), &d);
 		CHECK_EQ(d.records, 1);
 		CHECK_EQ(bsn_slice_release(n, trace_id(WANTED), false, now), 0);
+		bsn_get_metrics(n, &m);
+		if (i == 0)
+			CHECK_EQ(m.false_hits - met, 100);
+		else
+			CHECK_EQ(m.false_hits - met, 16);
 	}
 	writer_close(&w);
 	writer_close(&liar);

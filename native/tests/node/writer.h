@@ -37,7 +37,8 @@ struct wthread {
 	uint32_t cursor; /* where the next run or record goes */
 	uint32_t runs;	 /* in the segment's directory */
 	struct bs_run_header *run;
-	uint32_t run_offset;
+	struct bs_trace_id run_id;
+	uint32_t run_offset, run_records; /* in the segment */
 	uint32_t handle;
 };
 
@@ -53,7 +54,7 @@ static inline struct bsn_config test_config(uint64_t pool_bytes)
 		.trace_bytes_max = 1 << 20,
 		.cluster_seed = 1,
 		.percentage_threshold = UINT64_MAX,
-		.reclaim_percent = 90,
+		.reclaim_percent = 98,
 		.clients_max = 64,
 		.tombstones = 4096,
 		.ticks_per_s = SECOND,
@@ -287,6 +288,26 @@ static inline void w_put_entry(struct wthread *t, uint32_t i, uint64_t entry)
 	store_release(bs_directory(w_segment(t), i), entry);
 }
 
+static inline uint32_t w_word(struct bs_trace_id id, uint32_t committed)
+{
+	return bs_word(bs_trace_mix(id.hi, id.lo), committed);
+}
+
+/* The header of a run whose entry has these flags. Returns its bytes. */
+static inline uint32_t w_put_header(struct bs_run_header *h,
+				    struct bs_trace_id id, uint32_t handle,
+				    uint32_t seq, uint32_t flags,
+				    uint32_t committed)
+{
+	WRITE_ONCE(h->trace_hi[0], (uint32_t)id.hi);
+	WRITE_ONCE(h->trace_hi[1], (uint32_t)(id.hi >> 32));
+	WRITE_ONCE(h->word, w_word(id, committed));
+	WRITE_ONCE(h->handle, handle);
+	if (!(flags & BS_RUN_FIRST))
+		WRITE_ONCE(h->seq, seq);
+	return bs_run_header_bytes(flags);
+}
+
 /* Open a run with room for bytes of records. False: no segment. */
 static inline bool w_begin(struct wthread *t, struct bs_trace_id id,
 			   uint32_t handle, uint32_t seq, uint32_t flags,
@@ -300,31 +321,33 @@ static inline bool w_begin(struct wthread *t, struct bs_trace_id id,
 			return false;
 	}
 	h = (struct bs_run_header *)(w_segment(t) + t->cursor);
-	h->trace_hi = id.hi;
-	h->trace_lo = id.lo;
-	WRITE_ONCE(h->committed_bytes, 0);
-	h->handle = handle;
-	h->seq = seq;
+	t->run = h;
+	t->run_id = id;
+	t->run_records = t->cursor + w_put_header(h, id, handle, seq, flags, 0);
 	w_put_entry(t, t->runs,
 		    bs_entry(bs_fingerprint(id.hi, id.lo), t->cursor, flags));
 	store_release(&w_segment_header(t)->runs, ++t->runs);
-	t->run = h;
 	t->run_offset = t->cursor;
-	t->cursor += sizeof(*h);
+	t->cursor = t->run_records;
 	return true;
 }
 
-static inline void w_record(struct wthread *t, uint16_t type,
+static inline void w_commit(struct wthread *t, uint32_t bytes)
+{
+	store_release(&t->run->word, w_word(t->run_id, bytes));
+}
+
+static inline void w_record(struct wthread *t, uint8_t type,
 			    const void *payload, uint32_t bytes, uint64_t ticks)
 {
 	struct bs_record_header *h =
 		(struct bs_record_header *)(t->w->arena +
 					    (uint64_t)t->segment * SEG +
 					    t->cursor);
-	uint32_t need = ((uint32_t)sizeof(*h) + bytes + 7) / 8 * 8;
+	uint32_t need = ((uint32_t)sizeof(*h) + bytes + 3) / 4 * 4;
 
 	CHECK(t->cursor + need <= SEG);
-	h->payload_bytes = bytes;
+	h->payload_bytes = (uint16_t)bytes;
 	h->type = type;
 	h->flags = 0;
 	h->ticks = ticks;
@@ -332,8 +355,7 @@ static inline void w_record(struct wthread *t, uint16_t type,
 	if (bytes)
 		memcpy(h + 1, payload, bytes);
 	t->cursor += need;
-	store_release(&t->run->committed_bytes,
-		      t->cursor - t->run_offset - (uint32_t)sizeof(*t->run));
+	w_commit(t, t->cursor - t->run_records);
 }
 
 static inline void w_end(struct wthread *t, uint32_t flags)
@@ -422,7 +444,7 @@ static inline void decode(struct decoded *d)
 		CHECK(d->n_bytes - at >= (int64_t)sizeof(*h));
 		memcpy(h, d->bytes + at, sizeof(*h));
 		at += (int64_t)sizeof(*h);
-		CHECK_EQ(h->bytes % 8, 0);
+		CHECK_EQ(h->bytes % 4, 0);
 		CHECK(h->bytes <= d->n_bytes - at);
 		CHECK(h->kind >= BS_PIECE_RUN && h->kind <= BS_PIECE_EXIT);
 		d->by_kind[h->kind]++;
@@ -433,8 +455,8 @@ static inline void decode(struct decoded *d)
 			CHECK(h->bytes - i >= sizeof(r));
 			memcpy(&r, d->bytes + at + i, sizeof(r));
 			CHECK(r.payload_bytes <= h->bytes - i - sizeof(r));
-			i += ((uint32_t)sizeof(r) + r.payload_bytes + 7) / 8 *
-			     8;
+			i += ((uint32_t)sizeof(r) + r.payload_bytes + 3) / 4 *
+			     4;
 			d->records++;
 		}
 		at += h->bytes;
