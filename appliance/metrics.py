@@ -76,6 +76,11 @@ METRICS = (
         "dataplane/entries_searched",
     ),
     Metric(
+        "search_columns_bytes",
+        "Memory beside the pool that makes passes faster: parts of directories.",
+        "dataplane/column_bytes",
+    ),
+    Metric(
         "watched_runs_total",
         "Runs that were compared with the traces that are collected already.",
         "dataplane/entries_watched",

@@ -154,6 +154,7 @@ struct bsn_metrics {
 		gone_forgotten;	   /* fingerprints: held; dropped for others */
 	uint64_t searches, passes; /* traces looked for; passes for them */
 	uint64_t entries_searched; /* of directories */
+	uint64_t column_bytes;	   /* copies of sealed directories, for that */
 	uint64_t entries_watched;  /* likewise, while there are slices */
 	uint64_t false_hits;	   /* fingerprints of another trace */
 	uint64_t corrupt;	   /* contradictions met in shared memory */

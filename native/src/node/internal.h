@@ -148,6 +148,7 @@ struct pool {
 	uint32_t keep_max;
 	uint32_t by_state[FRAME_STATES]; /* of clients */
 	struct list sealed;		 /* of the node, oldest first */
+	uint64_t column_bytes;		 /* of all columns (search.c) */
 	uint32_t *dirty;		 /* frames; room for all */
 	uint32_t n_dirty;
 };
@@ -709,6 +710,8 @@ bool run_open(struct bsn *n, struct frame *f, uint32_t index, uint64_t entry,
 void search_later(struct bsn *n, struct slice *slice);
 /* Look for all that wait, unless that is not due yet. */
 void search_waiting(struct bsn *n);
+/* The frame is sealed no more. */
+void column_drop(struct bsn *n, struct frame *f);
 /* 0: at once. */
 uint64_t search_due_in_ns(const struct bsn *n);
 /* Look for them through all of the pool; give_way: in pieces, between which

@@ -205,8 +205,7 @@ static void sealed_remove(struct bsn *n, struct frame *f)
 	p->sealed.count--;
 	own_remove(n, &f->client->sealed, f);
 	tenant_unseal(n, f);
-	free(f->column);
-	f->column = NULL;
+	column_drop(n, f);
 }
 
 /* ------------------------------------------------------------- reclaim --- */
@@ -512,7 +511,7 @@ int pool_init(struct bsn *n)
 void pool_free(struct bsn *n)
 {
 	for (uint32_t i = 0; n->pool.frames && i < n->pool.frames_fresh; i++)
-		free(n->pool.frames[i].column);
+		column_drop(n, &n->pool.frames[i]);
 	free(n->pool.frames);
 	free(n->pool.dirty);
 	memset(&n->pool, 0, sizeof(n->pool));

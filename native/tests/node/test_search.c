@@ -385,6 +385,42 @@ static void segments_are_found_in_after_they_were_reclaimed(void)
 	writer_close(&w);
 }
 
+/* Runs that are as small as can be: copies of their directories would take a
+ * ninth of the pool. */
+static void columns_have_a_budget(void)
+{
+	struct bsn_config config = test_config(8 << 20);
+	struct bsn *n = test_node(&config);
+	uint64_t now = START;
+	struct bsn_metrics m;
+	struct wthread t;
+	struct writer w;
+	struct bsn_slice s;
+
+	writer_attach(&w, n, now);
+	t = writer_thread(&w, 0);
+	CHECK(w_trace(&t, trace_id(WANTED), 0, now));
+	for (uint32_t i = 0; i < SEGMENTS; i++) {
+		write_segment(&t, now);
+		bsn_poll(n, now += MS);
+	}
+	collect(n, trace_id(WANTED), now, &s);
+	CHECK_EQ(s.flags, BSN_SLICE_HELD);
+	bsn_get_metrics(n, &m);
+	CHECK(m.column_bytes <= (8 << 20) / 32);
+	CHECK(m.column_bytes > (8 << 20) / 32 - SEG);
+	/* They go with what they are of. */
+	for (uint32_t i = 0; i < 3 * SEGMENTS; i++) {
+		CHECK(w_trace(&t, trace_id(OTHERS - 1 - i), 30000, now));
+		CHECK(w_trace(&t, trace_id(OTHERS - 1 - i), 30000, now));
+		bsn_poll(n, now += MS);
+	}
+	bsn_get_metrics(n, &m);
+	CHECK_EQ(m.column_bytes, 0);
+	bsn_free(n);
+	writer_close(&w);
+}
+
 /* What is written in the middle comes once: in the segment that its thread was
  * in, in the next one, and after it. */
 static void write_more(struct between *b)
@@ -864,6 +900,7 @@ int main(void)
 	RUN(passes_keep_to_a_quarter_of_a_core);
 	RUN(one_of_those_that_wait_wakes_the_node);
 	RUN(segments_are_found_in_after_they_were_reclaimed);
+	RUN(columns_have_a_budget);
 	RUN(what_is_written_meanwhile_comes_once);
 	RUN(segments_that_are_taken_meanwhile_are_seen);
 	RUN(what_is_reclaimed_meanwhile_was_looked_at);
