@@ -21,7 +21,7 @@ from typing import Any
 
 from testbed.topology import PYTHON, Coordinator, Host, Network, Node, Opened, started
 from tests.hostile.client import Said
-from tests.hostile.judge import Judged, Outcome, PhaseResult, Result, Visitors, Written, judge
+from tests.hostile.judge import Judged, Outcome, Result, Turn, Visitors, Written, judge
 from tests.hostile.memory import Sample, sample
 from tests.hostile.truth import NODES
 
@@ -67,8 +67,9 @@ _OWN_BYTES = 64 << 20
 _FILES_MAX = 4 * 64 + 4 * _CLIENTS_MAX + 100
 
 _TICK_S = 0.5
+_CALM_S = 5.0  # a node looks for memory that it did not grant once a second, and takes it in pieces
 _ATTACH_TIMEOUT_S = 60.0
-_SETTLE_TIMEOUT_S = 60.0
+_SETTLE_TIMEOUT_S = 30.0  # longer than the coordinator waits for what is missing
 _VISIT_TRACES = 4
 
 
@@ -108,8 +109,13 @@ GROUPS: Mapping[str, Sequence[Attack]] = {
         Attack("leftovers"),
         Attack("attach"),
     ),
-    "attach floods": tuple(
-        Attack(name, uid) for name in ("silent", "garbage", "storm") for uid in (HOSTILE, STRANGER)
+    "attach floods": (
+        *(
+            Attack(name, uid)
+            for name in ("silent", "garbage", "storm")
+            for uid in (HOSTILE, STRANGER)
+        ),
+        Attack("chatter"),
     ),
     "thousands of open handles, a pool washed": (Attack("open-handles"), Attack("wash")),
 }
@@ -151,6 +157,7 @@ class _Client:
     node: str
     process: subprocess.Popen[bytes]
     said: list[Said] = field(default_factory=list)
+    left: bool = False
 
     def listen(self) -> None:
         assert self.process.stdout is not None
@@ -164,6 +171,13 @@ class _Client:
         with contextlib.suppress(BrokenPipeError):
             self.process.stdin.write(b"\n")
             self.process.stdin.flush()
+
+    def leave(self) -> None:
+        """Have it end, if it has done all that it came for."""
+        if self.last is not None and self.last.final and self.process.stdin is not None:
+            self.process.stdin.close()
+            self.process.wait()
+            self.left = True
 
     @property
     def last(self) -> Said | None:
@@ -214,9 +228,10 @@ class Campaign(Opened):
     _judged: Judged = field(default_factory=Judged, init=False)
     _samples: list[Sample] = field(default_factory=list, init=False)
     _daemons: dict[str, int] = field(default_factory=dict, init=False)
-    _phases: list[PhaseResult] = field(default_factory=list, init=False)
+    _turns: list[Turn] = field(default_factory=list, init=False)
     _deaths: list[str] = field(default_factory=list, init=False)
     _base_bytes: int = field(default=0, init=False)
+    _restarts: int = field(default=0, init=False)
     _begin_s: float = field(default=0.0, init=False)
     _collector: subprocess.Popen[bytes] = field(init=False)
     _stack: contextlib.ExitStack = field(default_factory=contextlib.ExitStack, init=False)
@@ -315,13 +330,23 @@ class Campaign(Opened):
         for number, phase in enumerate(phases(self.duration_s, chance, self.only)):
             self.on_step(f"{phase.what}, for {phase.seconds:.0f} s")
             until_s = time.monotonic() + phase.seconds
-            lost = self._records_lost()
+            lost, fired = self._records_lost(), self._fired()
+            killed = ""
             self._attack(phase.attacks, chance)
             self._visit(number)
-            while time.monotonic() < until_s and not self._deaths:
-                self._tick()
+            self._pass_time(until_s - phase.seconds / 2)
+            if number % 2 and not self._deaths:
+                killed = NODES[number // 2 % 2]
+                self._restart(killed)
+            self._pass_time(until_s)
             self._stop_attackers()
-            self._phases.append(PhaseResult(phase.what, self._records_lost() - lost))
+            # What they wrote stays; and more processes than work here take no part of stocks.
+            for visitor in self._visitors:
+                if not visitor.left:
+                    visitor.leave()
+            self._turns.append(
+                Turn(phase.what, killed, self._records_lost() - lost, self._fired() - fired)
+            )
             if self._deaths:
                 break
         for service in self._services:
@@ -361,6 +386,17 @@ class Campaign(Opened):
             process.wait()
         self._attackers.clear()
 
+    def _pass_time(self, until_s: float) -> None:
+        while time.monotonic() < until_s and not self._deaths:
+            self._tick()
+
+    def _restart(self, name: str) -> None:
+        """Have the daemon die in the midst of it; the next one finds what liars left."""
+        node = self.nodes[name]
+        node.kill_daemon()
+        self._daemons[name] = node.daemon_pid()
+        self._restarts += 1
+
     def _visit(self, number: int) -> None:
         """Honest processes that come now."""
         for name in NODES:
@@ -376,7 +412,7 @@ class Campaign(Opened):
                 self._daemons[name] = pid
             self._samples.append(self._sample(name))
         for client in (*self._services, *self._visitors):
-            if client.process.poll() is not None:
+            if not client.left and client.process.poll() is not None:
                 self._deaths.append(
                     f"an honest process on {client.node} ended with {client.process.returncode}"
                 )
@@ -392,6 +428,9 @@ class Campaign(Opened):
 
     def _written(self) -> list[Written]:
         return [client.written() for client in (*self._services, *self._visitors)]
+
+    def _fired(self) -> frozenset[int]:
+        return frozenset().union(*(one.fired for one in self._written()))
 
     def _records_lost(self) -> int:
         return sum(one.records_lost for one in self._written())
@@ -423,12 +462,14 @@ class Campaign(Opened):
             self._collector.stdin.flush()
 
     def _settle(self) -> None:
-        """Until each trigger's trace is there, or nothing comes any more."""
+        """Until each trigger's trace is there, or nothing comes any more; and memory is at rest."""
         self.on_step("waiting for the last verdicts")
+        calm_s = time.monotonic() + _CALM_S
         deadline_s = time.monotonic() + _SETTLE_TIMEOUT_S
+        fewest = 1 << 62
         asked: dict[int, float] = defaultdict(float)
         while (now_s := time.monotonic()) < deadline_s:
-            fired = frozenset().union(*(one.fired for one in self._written()))
+            fired = self._fired()
             open_ = [
                 low
                 for low in fired
@@ -436,8 +477,11 @@ class Campaign(Opened):
                 or not outcome.whole
                 or outcome.verdict == "provisional"
             ]
-            if not open_:
+            self._samples += map(self._sample, NODES)
+            if not open_ and now_s >= calm_s:
                 return
+            if len(open_) < fewest:
+                fewest, deadline_s = len(open_), now_s + _SETTLE_TIMEOUT_S
             for low in open_:
                 # A verdict comes by itself, unless its line was lost on the way.
                 if now_s - asked[low] > 5:
@@ -461,9 +505,11 @@ class Campaign(Opened):
             judged=self._judged,
             samples=self._samples,
             budget_bytes=budget,
+            pool_bytes=_POOL_BYTES,
             files_max=_FILES_MAX,
             deaths=self._deaths,
-            phases=self._phases,
+            restarts=self._restarts,
+            turns=self._turns,
             nodes={name: _counted(node) for name, node in self.nodes.items()},
         )
 
@@ -490,4 +536,6 @@ def _counted(node: Node) -> dict[str, float]:
 
 def _end(process: subprocess.Popen[bytes]) -> None:
     process.kill()
-    process.communicate()
+    if process.stdin is not None:
+        process.stdin.close()
+    process.wait()

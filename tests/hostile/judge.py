@@ -64,11 +64,28 @@ class Visitors:
 
 
 @dataclass(frozen=True, slots=True)
-class PhaseResult:
-    """What an attack was, and how many honest records were lost meanwhile, by the library's word."""
+class Turn:
+    """An attack, and what honest processes did and lost meanwhile, by the library's word."""
 
     what: str
+    killed: str
     records_lost: int
+    fired: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class TurnResult:
+    """A turn, when all is judged.
+
+    ``killed``: the node whose daemon was, if any; ``missed``: how many of the triggers did not
+    bring their traces whole, by verdict.
+    """
+
+    what: str
+    killed: str
+    records_lost: int
+    triggers: int
+    missed: Mapping[str, int]
 
 
 @dataclass(slots=True)
@@ -93,6 +110,7 @@ class Result:
     ``node_rss_max_mib``: resident, of one daemon at most. ``node_memory_max_mib``: the daemon's own
     and all memory that it shares with applications, also what they touched without a grant;
     ``node_memory_settled_max_mib``: the same without what is given back within seconds.
+    ``node_arenas_end_mib``: of the memory for records, when the attack is over.
     """
 
     duration_s: float
@@ -104,6 +122,7 @@ class Result:
     honest_records_evicted: int
     honest_records_wrong: int
     honest_triggers: int
+    honest_triggers_lost: int
     honest_triggers_collected: float
     honest_triggers_coherent: float
     honest_visitors: int
@@ -117,9 +136,10 @@ class Result:
     node_memory_settled_max_mib: float
     node_memory_budget_mib: float
     node_memory_growth_mib: float
+    node_arenas_end_mib: float
     node_files_max: int
     nodes: Mapping[str, Mapping[str, float]]
-    phases: Sequence[PhaseResult] = ()
+    turns: Sequence[TurnResult] = ()
     failures: Sequence[str] = ()
 
     @property
@@ -166,6 +186,17 @@ def _mib(size: float) -> float:
     return round(size / _MIB, 1)
 
 
+def _turn_result(turn: Turn, judged: Judged) -> TurnResult:
+    verdicts: Counter[str] = Counter()
+    for low in turn.fired:
+        outcome = judged.last.get(low)
+        if outcome is None or not outcome.whole:
+            verdicts[outcome.verdict if outcome is not None else "none"] += 1
+    return TurnResult(
+        turn.what, turn.killed, turn.records_lost, len(turn.fired), dict(verdicts.most_common())
+    )
+
+
 def judge(
     *,
     duration_s: float,
@@ -176,11 +207,12 @@ def judge(
     judged: Judged,
     samples: Iterable[Sample],
     budget_bytes: int,
+    pool_bytes: int,
     files_max: int,
     deaths: Sequence[str],
     restarts: int = 0,
     nodes: Mapping[str, Mapping[str, float]] | None = None,
-    phases: Sequence[PhaseResult] = (),
+    turns: Sequence[Turn] = (),
 ) -> Result:
     """Put it all together. ``deaths``: daemons and honest processes that ended by themselves."""
     clients = list(written)
@@ -214,7 +246,7 @@ def judge(
     if not records or not fired:
         failures.append("honest processes wrote nothing, or fired nothing: nothing was shown")
     if lost:
-        when = "; ".join(f"{one.records_lost} in: {one.what}" for one in phases if one.records_lost)
+        when = "; ".join(f"{one.records_lost} in: {one.what}" for one in turns if one.records_lost)
         failures.append(
             f"{lost} of {records} honest records were lost" + (f" ({when})" if when else "")
         )
@@ -242,6 +274,12 @@ def judge(
             failures.append(
                 f"a node's {what} is {_mib(size)} MiB, within its budget are {_mib(budget_bytes)}"
             )
+    left = max((series[-1].arenas_bytes for series in by_node.values()), default=0)
+    if left > pool_bytes:
+        failures.append(
+            f"when the attack is over, a node's arenas have {_mib(left)} MiB, its pool"
+            f" {_mib(pool_bytes)}"
+        )
     if grown > allowed:
         failures.append(
             f"a daemon's own memory grew by {_mib(grown)} MiB from the second third to the last,"
@@ -261,6 +299,7 @@ def judge(
         honest_records_evicted=evicted,
         honest_records_wrong=wrong,
         honest_triggers=len(fired),
+        honest_triggers_lost=sum(client.triggers_lost for client in clients),
         honest_triggers_collected=share,
         honest_triggers_coherent=coherent / len(fired) if fired else 0.0,
         honest_visitors=visitors.came,
@@ -278,9 +317,10 @@ def judge(
         node_memory_settled_max_mib=_mib(stayed),
         node_memory_budget_mib=_mib(budget_bytes),
         node_memory_growth_mib=_mib(grown),
+        node_arenas_end_mib=_mib(left),
         node_files_max=files,
         nodes=nodes or {},
-        phases=tuple(phases),
+        turns=tuple(_turn_result(turn, judged) for turn in turns),
         failures=tuple(failures),
     )
 
@@ -296,6 +336,7 @@ def table(result: Result) -> str:
         ("  said to be evicted or abandoned", f"{result.honest_records_evicted:,}"),
         ("  other than they were written", f"{result.honest_records_wrong:,}"),
         ("honest triggers", f"{result.honest_triggers:,}"),
+        ("  lost by the library's word", f"{result.honest_triggers_lost:,}"),
         ("  collected whole", f"{result.honest_triggers_collected:.2%}"),
         ("  and called coherent", f"{result.honest_triggers_coherent:.2%}"),
         ("falsely called coherent", f"{result.false_coherent:,}"),
@@ -311,7 +352,8 @@ def table(result: Result) -> str:
             (
                 f"{result.node_memory_settled_max_mib} MiB of {result.node_memory_budget_mib},"
                 f" {result.node_memory_max_mib} for seconds; resident {result.node_rss_max_mib};"
-                f" growth {result.node_memory_growth_mib}"
+                f" growth {result.node_memory_growth_mib};"
+                f" arenas at the end {result.node_arenas_end_mib}"
             ),
         ),
         ("files open in a node", f"{result.node_files_max}"),

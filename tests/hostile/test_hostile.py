@@ -35,6 +35,7 @@ def test_hostile_processes_cost_honest_ones_nothing(tmp_path: Path) -> None:
     # It was what it is meant to be: both sides worked.
     assert set(result.attacks) == {attack.label for attack in ALL}
     assert result.honest_triggers > 100
+    assert result.restarts == 4
     for counted in result.nodes.values():
         assert counted["corrupt"] > 100
         assert counted["not_allowed"] > 100

@@ -27,8 +27,8 @@ from tests.hostile.footage import Compared, compare
 from tests.hostile.judge import (
     Judged,
     Outcome,
-    PhaseResult,
     Result,
+    Turn,
     Visitors,
     Written,
     judge,
@@ -154,8 +154,9 @@ def outcome(low: int, verdict: str = "coherent", missing: int = 0, **more: Any) 
 
 def samples(own_mib: Sequence[float], shared_mib: float = 100, files: int = 50) -> list[Sample]:
     """One a second."""
+    shared = int(shared_mib * MIB)
     return [
-        Sample("alpha", at, int(own * MIB), int(own * MIB), int(shared_mib * MIB), files)
+        Sample("alpha", at, int(own * MIB), int(own * MIB), shared, shared // 2, files)
         for at, own in enumerate(own_mib)
     ]
 
@@ -173,6 +174,7 @@ def result(outcomes: Sequence[Outcome] | None = None, **changed: Any) -> Result:
         "judged": judged,
         "samples": samples([80.0] * 60),
         "budget_bytes": 300 * MIB,
+        "pool_bytes": 64 * MIB,
         "files_max": 100,
         "deaths": [],
     }
@@ -202,7 +204,7 @@ def test_all_as_promised(tmp_path: Path) -> None:
 def test_records_that_the_library_lost_fail() -> None:
     bad = result(
         written=[Written(1000, 12000, 3, 0, FIRED)],
-        phases=[PhaseResult("a", 0), PhaseResult("b", 3)],
+        turns=[Turn("a", "", 0, frozenset()), Turn("b", "alpha", 3, FIRED)],
     )
     assert bad.honest_records_lost == 3
     assert only_failure(bad) == "3 of 12000 honest records were lost (3 in: b)"
@@ -226,8 +228,12 @@ def test_a_trigger_that_nobody_collected_counts() -> None:
     one = result([outcome(low) for low in range(99)])
     assert one.ok
     assert one.honest_triggers_collected == 0.99
-    two = result([*(outcome(low) for low in range(98)), Outcome(98, "none", 0, 0, 0)])
+    two = result(
+        [*(outcome(low) for low in range(98)), Outcome(98, "none", 0, 0, 0)],
+        turns=[Turn("a", "", 0, frozenset(range(50))), Turn("b", "", 0, frozenset(range(50, 100)))],
+    )
     assert "98.00% of 100" in only_failure(two)
+    assert [(turn.triggers, turn.missed) for turn in two.turns] == [(50, {}), (50, {"none": 2})]
 
 
 def test_a_verdict_that_claims_too_much_fails_for_good() -> None:
@@ -287,6 +293,13 @@ def test_what_stayed_is_the_least_of_some_seconds() -> None:
     assert [(at, size // MIB) for at, size in settled(series)] == [
         (3, 1), (4, 9), (5, 2), (6, 2),
     ]  # fmt: skip
+
+
+def test_what_liars_touched_must_be_gone_at_the_end() -> None:
+    series = [dataclasses.replace(one, arenas_bytes=90 * MIB) for one in samples([80.0] * 60)]
+    assert "arenas have 90.0 MiB, its pool 64.0" in only_failure(result(samples=series))
+    series[-1] = samples([80.0])[0]
+    assert result(samples=series).ok
 
 
 def test_open_files_without_end_fail() -> None:

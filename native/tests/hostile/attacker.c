@@ -42,6 +42,7 @@ static const struct attack {
 	{"touch", touch_arena, true, 3000000},
 	{"silent", stay_silent, false, 20000},
 	{"garbage", say_garbage, false, 5000},
+	{"chatter", say_garbage_attached, true, 20000},
 	{"storm", storm, false, 10000},
 	{"attach", attach_and_leave, false, 50000},
 	{"leftovers", leave_leftovers, false, 200000},

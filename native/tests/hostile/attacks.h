@@ -18,6 +18,7 @@ void touch_arena(struct target *t);
 /* On the socket: door.c. */
 void stay_silent(struct target *t);
 void say_garbage(struct target *t);
+void say_garbage_attached(struct target *t);
 void storm(struct target *t);
 void attach_and_leave(struct target *t);
 

@@ -60,8 +60,8 @@ static void send_fds(int connection, const void *bytes, size_t n)
 	sendmsg(connection, &m, MSG_NOSIGNAL | MSG_DONTWAIT);
 }
 
-/* Packets of any length and content, some nearly right, some with files. */
-void say_garbage(struct target *t)
+/* A packet of any length and content, or nearly a right one; some with files. */
+static void send_garbage(int connection)
 {
 	static uint8_t bytes[60000];
 	struct bs_attach_request request = {.magic = BS_ABI_MAGIC,
@@ -71,10 +71,7 @@ void say_garbage(struct target *t)
 					    .features = lie(),
 					    .token = {lie(), lie()}};
 	size_t n = below(2) ? sizeof(request) : below(sizeof(bytes));
-	int fd = add_connection(t);
 
-	if (fd < 0)
-		return;
 	for (size_t i = 0; i < n; i += 8)
 		memcpy(bytes + i, &(uint64_t){random_u64()}, 8);
 	for (size_t i = 0; i < sizeof(request.service); i++)
@@ -85,9 +82,29 @@ void say_garbage(struct target *t)
 		memcpy(bytes, &request, sizeof(request));
 	}
 	if (below(4) == 0)
-		send_fds(fd, bytes, n);
+		send_fds(connection, bytes, n);
 	else
-		send(fd, bytes, n, MSG_NOSIGNAL | MSG_DONTWAIT);
+		send(connection, bytes, n, MSG_NOSIGNAL | MSG_DONTWAIT);
+}
+
+void say_garbage(struct target *t)
+{
+	int fd = add_connection(t);
+
+	if (fd >= 0)
+		send_garbage(fd);
+}
+
+/* Where nobody expects a word: attached. */
+void say_garbage_attached(struct target *t)
+{
+	struct bs_attach_news news = {BS_ABI_MAGIC, below(4), lie()};
+
+	if (below(2))
+		send(t->connection, &news, sizeof(news),
+		     MSG_NOSIGNAL | MSG_DONTWAIT);
+	else
+		send_garbage(t->connection);
 }
 
 void storm(struct target *t)

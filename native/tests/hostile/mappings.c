@@ -252,14 +252,17 @@ void fire_wrong_triggers(struct target *t)
 
 	for (uint32_t i = 0; i < 64; i++) {
 		uint32_t position = READ_ONCE(x->trigger_head);
+		struct bs_trace_id id;
 		struct bs_trigger_cell *cell =
 			&x->cells[position % BS_TRIGGER_CELLS];
 
 		if (load_acquire(&cell->seq) != position && below(4))
 			break;
 		WRITE_ONCE(x->trigger_head, position + 1);
-		cell->trace_hi = random_u64();
-		cell->trace_lo = random_u64();
+		id = below(4) ? (struct bs_trace_id){random_u64(), random_u64()}
+			      : target_finished_trace(t);
+		cell->trace_hi = id.hi;
+		cell->trace_lo = id.lo;
 		if (below(8) == 0)
 			cell->trace_hi = cell->trace_lo = 0;
 		cell->source = (uint8_t)below(6);

@@ -150,6 +150,13 @@ struct bs_trace_id target_honest_trace(const struct target *t)
 					    below(AIM_AHEAD + AIM_BACK)};
 }
 
+struct bs_trace_id target_finished_trace(const struct target *t)
+{
+	return (struct bs_trace_id){READ_ONCE(t->aim->hi),
+				    READ_ONCE(t->aim->next_lo) - AIM_AHEAD -
+					    below(AIM_BACK)};
+}
+
 uint64_t lie(void)
 {
 	static const uint64_t likely_lies[] = {

@@ -61,6 +61,9 @@ static inline uint8_t *target_segment(const struct target *t, uint64_t segment)
 /* A trace that honest clients wrote lately, or will write soon. */
 struct bs_trace_id target_honest_trace(const struct target *t);
 
+/* One that is over, and was fired by few. */
+struct bs_trace_id target_finished_trace(const struct target *t);
+
 /* Numbers from a seed, which all files draw from (random.h has one in each). */
 void random_seed(uint64_t seed);
 uint64_t random_u64(void);
