@@ -49,7 +49,7 @@ void report_place(const void *at, char *text, size_t bytes)
 extern const char __executable_start; /* NOLINT: the linker's name */
 
 /* By addr2line, where there is one that knows this program. */
-void report_site(const void *site, char *text, size_t bytes)
+static void find_site(const void *site, char *text, size_t bytes)
 {
 	uintptr_t from = (uintptr_t)&__executable_start;
 	uintptr_t at = (uintptr_t)site - from - 1;
@@ -69,6 +69,24 @@ void report_site(const void *site, char *text, size_t bytes)
 		snprintf(text, bytes, "%s", line);
 	}
 	pclose(told);
+}
+
+#define SITES 512
+
+/* The same places come up again and again. */
+void report_site(const void *site, char *text, size_t bytes)
+{
+	static struct {
+		const void *site;
+		char text[256];
+	} known[SITES];
+	uint32_t i = (uint32_t)((uintptr_t)site % SITES);
+
+	if (known[i].site != site) {
+		known[i].site = site;
+		find_site(site, known[i].text, sizeof(known[i].text));
+	}
+	snprintf(text, bytes, "%s", known[i].text);
 }
 
 static const char *order_name(int order)

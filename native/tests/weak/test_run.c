@@ -51,8 +51,7 @@ static uint32_t check_records(const uint8_t *records, uint32_t bytes,
 			      uint32_t next)
 {
 	for (uint32_t at = 0; at < bytes;) {
-		const struct bs_record_header *h =
-			(const void *)(records + at);
+		const struct bs_record_header *h = (const void *)(records + at);
 
 		CHECK(bytes - at >= sizeof(*h));
 		CHECK_EQ(h->payload_bytes, sizeof(payload));
@@ -67,8 +66,8 @@ static uint32_t check_records(const uint8_t *records, uint32_t bytes,
 /* What the node holds of trace 1. */
 static uint32_t read_slice(void)
 {
-	int64_t bytes = bsn_slice_read(node, trace_id(1), 0, slice,
-				       sizeof(slice));
+	int64_t bytes =
+		bsn_slice_read(node, trace_id(1), 0, slice, sizeof(slice));
 	uint32_t next = 1;
 
 	for (int64_t at = 0; at < bytes;) {
@@ -89,8 +88,7 @@ static void collect(void)
 {
 	struct bsn_metrics m;
 
-	CHECK_EQ(bsn_collect(node, trace_id(1), trace_id(1), "test", START,
-			     &s),
+	CHECK_EQ(bsn_collect(node, trace_id(1), trace_id(1), "test", START, &s),
 		 0);
 	bsn_poll(node, START);
 	before = read_slice();
@@ -140,8 +138,7 @@ static void open_setup(void)
 	share_process(8, 1);
 	weak_as(0, open_trace);
 	bsn_poll(node, START);
-	CHECK_EQ(bsn_collect(node, trace_id(1), trace_id(1), "test", START,
-			     &s),
+	CHECK_EQ(bsn_collect(node, trace_id(1), trace_id(1), "test", START, &s),
 		 0);
 	bsn_poll(node, START);
 	CHECK_EQ(read_slice(), 1);
@@ -178,8 +175,7 @@ static void bury(void)
 	weak_join(0);
 	CHECK_EQ(bsn_client_exited(node, client_number, START), 0);
 	bsn_poll(node, START);
-	CHECK_EQ(bsn_collect(node, trace_id(1), trace_id(1), "test", START,
-			     &s),
+	CHECK_EQ(bsn_collect(node, trace_id(1), trace_id(1), "test", START, &s),
 		 0);
 	bsn_poll(node, START);
 	before = read_slice();
