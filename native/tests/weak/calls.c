@@ -354,6 +354,7 @@ static long futex_waitv(va_list args, const void *site)
 
 	CHECK(n <= FUTEX_WAITV_MAX);
 	for (uint32_t i = 0; i < n; i++) {
+		/* NOLINTNEXTLINE(performance-no-int-to-ptr): the kernel's */
 		words[i] = (const uint32_t *)(uintptr_t)waiters[i].uaddr;
 		values[i] = (uint32_t)waiters[i].val;
 	}

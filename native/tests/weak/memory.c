@@ -157,7 +157,7 @@ void weak_share(const char *name, const void *at, size_t bytes)
 
 	CHECK(n_regions <= REGIONS_MAX);
 	r->name = name;
-	r->at = (uint8_t *)(uintptr_t)at;
+	r->at = (uint8_t *)at;
 	r->bytes = bytes;
 	r->shadow = map_lazily(bytes * sizeof(*r->shadow));
 	r->location = map_lazily(bytes * sizeof(*r->location));

@@ -61,7 +61,7 @@ void process_start(uint32_t segments)
 		.percentage_threshold = UINT64_MAX,
 		.reclaim_percent = 90,
 		.clients_max = 4,
-		.tombstones = 64,
+		.tombstones = 4096,
 		.ticks_per_s = 1000000000,
 	};
 	node = node_new();

@@ -39,7 +39,6 @@ static inline void share_process(uint32_t segments, uint32_t threads)
 	NAME(grants->entries);
 	NAME(attachment->context->trigger_head);
 	NAME(attachment->context->cells);
-	NAME(bs_process.current);
 	NAME(bs_process.lock);
 }
 
