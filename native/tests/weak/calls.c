@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "check.h"
+#include "mapping.h"
 #include "model.h"
 
 /* The compiler and the linker want these names, and macros take types. */
@@ -172,12 +173,8 @@ void __tsan_atomic_thread_fence(int order)
 	CHANGE_OF(bits, type, fetch_sub, was - operand)                        \
 	CHANGE_OF(bits, type, fetch_or, was | operand)                         \
 	CHANGE_OF(bits, type, fetch_and, was &operand)                         \
-	type __tsan_atomic##bits##_compare_exchange_val(                       \
-		type *at, type expected, type desired, int success,            \
-		int failure);                                                  \
-	type __tsan_atomic##bits##_compare_exchange_val(                       \
-		type *at, type expected, type desired, int success,            \
-		int failure)                                                   \
+	static type swap##bits(type *at, type expected, type desired,          \
+			       int success, int failure, const void *site)     \
 	{                                                                      \
 		type was;                                                      \
                                                                                \
@@ -187,9 +184,19 @@ void __tsan_atomic_thread_fence(int order)
 				*at = desired;                                 \
 			return was;                                            \
 		}                                                              \
-		step(OP_CHANGE, at, sizeof(*at), success, SITE);               \
+		step(OP_CHANGE, at, sizeof(*at), success, site);               \
 		return (type)memory_swap(at, sizeof(*at), expected, desired,   \
 					 success, failure);                    \
+	}                                                                      \
+	type __tsan_atomic##bits##_compare_exchange_val(                       \
+		type *at, type expected, type desired, int success,            \
+		int failure);                                                  \
+	type __tsan_atomic##bits##_compare_exchange_val(                       \
+		type *at, type expected, type desired, int success,            \
+		int failure)                                                   \
+	{                                                                      \
+		return swap##bits(at, expected, desired, success, failure,     \
+				  SITE);                                       \
 	}                                                                      \
 	int __tsan_atomic##bits##_compare_exchange_strong(                     \
 		type *at, type *expected, type desired, int success,           \
@@ -198,8 +205,8 @@ void __tsan_atomic_thread_fence(int order)
 		type *at, type *expected, type desired, int success,           \
 		int failure)                                                   \
 	{                                                                      \
-		type was = __tsan_atomic##bits##_compare_exchange_val(         \
-			at, *expected, desired, success, failure);             \
+		type was = swap##bits(at, *expected, desired, success,         \
+				      failure, SITE);                          \
                                                                                \
 		if (was == *expected)                                          \
 			return 1;                                              \
@@ -271,6 +278,34 @@ int __wrap_pthread_mutex_unlock(pthread_mutex_t *mutex)
 }
 
 /* ---------------------------------------------------------------- kernel --- */
+
+/* What is accessed must have been before: as if it were written. */
+static void unmapped(void *at, size_t bytes)
+{
+	if (is_watched(at))
+		memory_write(at, bytes, NULL);
+}
+
+__attribute__((constructor)) static void watch_mappings(void)
+{
+	mapping_ends = unmapped;
+}
+
+/* Another memory in that place: whoever accesses it has the old one or the new
+ * one, and does not mind. */
+void *__wrap_mremap(void *from, size_t bytes, size_t to_bytes, int flags, ...);
+void *__wrap_mremap(void *from, size_t bytes, size_t to_bytes, int flags, ...)
+{
+	void *place;
+	va_list args;
+
+	(void)from;
+	CHECK_EQ(bytes, to_bytes);
+	va_start(args, flags);
+	place = va_arg(args, void *);
+	va_end(args);
+	return place;
+}
 
 /* Every execution has the same time. */
 int __wrap_clock_gettime(clockid_t clock, struct timespec *now);

@@ -267,7 +267,7 @@ static bool can_go_on(uint32_t p)
 	case OP_JOIN:
 		return parties[q->next.target].ended;
 	case OP_PAUSE:
-		return q->paused_at != n_events;
+		return q->paused_at != n_events || memory_has_news(p);
 	default:
 		return true;
 	}

@@ -15,6 +15,7 @@
 #define MAPPINGS_MAX 64
 
 bool mapping_is_private;
+void (*mapping_ends)(void *at, size_t bytes);
 
 static struct mapping {
 	void *at;
@@ -78,6 +79,8 @@ int __wrap_munmap(void *at, size_t bytes)
 {
 	bool is_used = false;
 
+	if (mapping_ends)
+		mapping_ends(at, bytes);
 	pthread_mutex_lock(&lock);
 	for (uint32_t i = 0; i < MAPPINGS_MAX; i++) {
 		if (mappings[i].users && mappings[i].at == at)

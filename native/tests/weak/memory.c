@@ -531,6 +531,15 @@ void memory_settle(void)
 		self()->now.seen[i] = locations[i].order[locations[i].n - 1];
 }
 
+bool memory_has_news(uint32_t party)
+{
+	for (uint32_t i = 0; i < n_locations; i++) {
+		if (place_of(parties[party].now.seen[i]) + 1u < locations[i].n)
+			return true;
+	}
+	return false;
+}
+
 static struct lock *lock_of(const void *mutex)
 {
 	for (uint32_t i = 0; i < n_locks; i++) {

@@ -92,6 +92,8 @@ void memory_write(const void *at, size_t bytes, const void *site);
 void memory_join(uint32_t party);
 /* All that was stored has arrived. */
 void memory_settle(void);
+/* Something has not. */
+bool memory_has_news(uint32_t party);
 /* What is handed over by locks. */
 void memory_lock(const void *mutex);
 void memory_unlock(const void *mutex);
