@@ -26,7 +26,7 @@ LINT_STAMP := $(LINT)/.stamp
 
 .DELETE_ON_ERROR:
 .PHONY: help setup build build-asan build-tsan build-arm64 test test-all test-newest \
-	test-c test-arm64 test-fuzz fuzz-coverage fuzz-keep lint \
+	test-c test-weak test-arm64 test-fuzz fuzz-coverage fuzz-keep lint \
 	lint-ruff lint-mypy lint-shell lint-clang-format lint-clang-tidy format \
 	pythonpath demo replay hostile mutants bench-native bench-http bench-plots bench-otel clean
 
@@ -37,6 +37,7 @@ help:
 	@echo 'sudo make test        set up, build, run the tests (15 minutes at most)'
 	@echo 'sudo make test-all    the same, and the tests that take longer'
 	@echo 'sudo make test-arm64  the C tests for arm64, emulated'
+	@echo 'sudo make test-weak   client and node on a weak memory, more executions of each scenario'
 	@echo 'sudo make test-fuzz   libFuzzer on what clients and daemons say (FUZZ_S=)'
 	@echo 'sudo make test-newest  the daemons on the newest releases of PyPI'
 	@echo 'sudo make bench-otel  measure what tracing costs an OpenTelemetry application'
@@ -90,6 +91,11 @@ test-c: build build-asan build-tsan
 	TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1 scripts/with-tmp \
 		setarch --addr-no-randomize $(MESON_TEST) -C build/tsan --suite concurrent
 
+# As in test-c, with ten times as many executions where there are too many for every day.
+WEAK := doorbell grants inside litmus losses run triggers
+test-weak: build
+	$(foreach name,$(WEAK),build/native/tests/weak/test_weak_$(name) --most 20000 &&) true
+
 # Emulated code is some four times as slow.
 test-arm64: build-arm64
 	scripts/with-tmp $(MESON_TEST) --timeout-multiplier 4 -C build/arm64
@@ -131,7 +137,7 @@ fuzz-keep: build $(FUZZERS:%=build/fuzz/%)
 test: test-c test-fuzz
 	scripts/with-tmp $(PYTHON) -m pytest tests -m 'not slow'
 
-test-all: test-c test-arm64
+test-all: test-c test-weak test-arm64
 	scripts/with-tmp $(PYTHON) -m pytest tests
 	scripts/with-tmp $(PYTHON) -m tests.mutants
 

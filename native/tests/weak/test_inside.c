@@ -14,7 +14,7 @@
 
 /* -------------------------------------------------------------- prefault --- */
 
-#define TAKES 3
+#define TAKES 2
 
 static void take_some(void)
 {
@@ -41,10 +41,10 @@ static void check_met(void)
 
 static void prefault_setup(void)
 {
-	share_process(40, 1);
+	share_process(16, 1);
 	weak_share("rung", &rung, sizeof(rung));
 	weak_share("sleeping", &sleeping, sizeof(sleeping));
-	weak_share("worked_on", &worked_on, sizeof(worked_on));
+	weak_share("worked_on", &worked_on, sizeof(void *));
 	weak_share("is_stopped", &is_stopped, sizeof(is_stopped));
 }
 
