@@ -94,13 +94,13 @@ static const struct weak_scenario scenarios[] = {
 	 .setup = twice_setup,
 	 .parties = {{.name = "client", .run = fire_twice},
 		     {.name = "node", .run = wait_for_triggers}},
-	 .most = 2000},
+	 .most = 1000},
 	{.name = "triggers of two threads",
 	 .setup = two_threads_setup,
 	 .parties = {{.name = "one", .run = fire},
 		     {.name = "another", .run = fire},
 		     {.name = "node", .run = wait_for_triggers}},
-	 .most = 2000},
+	 .most = 1000},
 };
 
 SCENARIO_MAIN(scenarios)
