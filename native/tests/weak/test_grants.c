@@ -9,6 +9,7 @@
 
 #define TAKES 2
 #define THREADS 2
+#define SEGMENTS 8 /* a stock of two */
 
 /* Long enough that a quiet process needs no more than the least. */
 #define LATER (START + 600 * NS_PER_S)
@@ -107,7 +108,7 @@ static void check(void)
 /* A stock of two, which the node fills up meanwhile. */
 static void short_setup(void)
 {
-	share_process(8, THREADS);
+	share_process(SEGMENTS, THREADS);
 	weak_expect(1u << ENOUGH | 1u << TOO_FEW);
 }
 
@@ -129,7 +130,7 @@ static void must_take(void)
 /* One is left, and the node grants another one. */
 static void nearly_empty_setup(void)
 {
-	share_process(8, THREADS);
+	share_process(SEGMENTS, THREADS);
 	weak_as(0, take);
 	weak_expect(1u << ENOUGH);
 }
@@ -185,6 +186,7 @@ static void check_buried(void)
 
 static const char payload[BS_PAYLOAD_MAX];
 static uint64_t written;
+static uint64_t written_to[SEGMENTS]; /* the latest trace of each segment */
 
 /* A segment's worth of traces. */
 static void fill_segment(void)
@@ -196,6 +198,8 @@ static void fill_segment(void)
 		CHECK_EQ(bs_record_at(1, payload, sizeof(payload), START), 0);
 		CHECK_EQ(bs_end(), 0);
 	}
+	written_to[((unsigned char *)bs_thread.segment - attachment->arena) /
+		   BS_SEGMENT_BYTES] = written;
 }
 
 static bool all_were_used(void)
@@ -214,17 +218,15 @@ static bool all_were_used(void)
 	return c->segments_fresh == c->n_segments;
 }
 
-/* A trace of the segment's earlier life. */
+/* The trace of the earlier life of the segment that is taken next. */
 static struct bs_trace_id old_id(void)
 {
 	const struct bs_grant_ring *ring = attachment->grants;
 	uint32_t segment =
 		ring->entries[ring->tail % BS_GRANT_RING_ENTRIES].segment &
 		~BS_GRANT_FRESH;
-	const struct bs_run_header *run =
-		(const void *)(bs_segment_at(attachment, segment) + 1);
 
-	return (struct bs_trace_id){run->trace_hi, run->trace_lo};
+	return trace_id(written_to[segment]);
 }
 
 static struct bs_trace_id old;
@@ -233,7 +235,7 @@ static struct bs_trace_id old;
  * one had an earlier life. */
 static void other_lives_setup(void)
 {
-	share_process(8, THREADS);
+	share_process(SEGMENTS, THREADS);
 	do {
 		weak_as(1, fill_segment);
 		bsn_poll(node, START);
