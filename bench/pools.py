@@ -18,6 +18,10 @@ from testbed.daemons import bound
 # What Hindsight, the system that came before, takes of its pool for each trace.
 _BUFFER_BYTES = 32768
 
+# The rate at which the pool lasts ten minutes, which it is for; and as fast as it goes, when
+# more of it is in the writer's hand.
+_FILL_S = 600
+
 _AT_ONCE = (1, 100)
 
 # The traces of which the pool is full that a restart finds.
@@ -41,12 +45,15 @@ def horizon(program: Path, scale: Scale) -> Iterator[Result]:
     """How many traces a full pool holds, and how much of it is what applications wrote."""
     pool_bytes = scale.horizon_pool_bytes
     for trace_bytes in scale.horizon_trace_bytes:
-        held = [
-            _run(program, "horizon", pool_bytes, trace_bytes, scale.horizon_samples)[0][
-                "traces_held"
+        held, held_at_full_speed = (
+            [
+                _run(program, "horizon", pool_bytes, trace_bytes, scale.horizon_samples, fill_s)[0][
+                    "traces_held"
+                ]
+                for _ in range(scale.horizon_times)
             ]
-            for _ in range(scale.horizon_times)
-        ]
+            for fill_s in (_FILL_S, 0)
+        )
         params: dict[str, Param] = {
             "trace_bytes": trace_bytes,
             "pool_bytes": pool_bytes,
@@ -56,6 +63,12 @@ def horizon(program: Path, scale: Scale) -> Iterator[Result]:
         buffers = pool_bytes / _BUFFER_BYTES
         yield Result.of("horizon_ratio", "ratio", [count / buffers for count in held], params)
         shares = [count * trace_bytes / pool_bytes for count in held]
+        params = {
+            **params,
+            "at_full_speed": rounded(
+                statistics.median(held_at_full_speed) * trace_bytes / pool_bytes
+            ),
+        }
         yield Result.of("payload_share", "ratio", shares, params)
 
 

@@ -67,7 +67,7 @@ class PoolConfig:
     arena_bytes: int = 4 << 20
     store_bytes: int = 1 << 20
     trace_bytes_max: int = 1 << 20
-    reclaim_percent: int = 90
+    reclaim_percent: int = 98
     tombstones: int = 65536
     segment_bytes: int = 65536
     stock_segments: int = 4
