@@ -62,9 +62,10 @@ _CLIENT_BYTES = 1_200_000
 # until the coordinator lets go of them (4 KiB each), of users and names.
 _OWN_BYTES = 64 << 20
 
-# A place of a user that waits, of which there are 64, for three users and root; six files a client
-# (three segments, the arena once more, its pidfd, its connection); what a daemon has without them.
-_FILES_MAX = 4 * 64 + 6 * _CLIENTS_MAX + 100
+# A place of a user that waits, of which there are 64, for three users and root; of a client the
+# arena twice, channel, context and what is known about it, and while it lives its pidfd and
+# connection; what a daemon has without them.
+_FILES_MAX = 4 * 64 + 7 * _CLIENTS_MAX + 100
 
 _TICK_S = 0.5
 _CALM_S = 5.0  # a node looks for memory that it did not grant once a second, and takes it in pieces
