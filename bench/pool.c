@@ -51,10 +51,32 @@
 #define LOOKUP_SAMPLES 256u
 #define LOOKUP_TIMEOUT_NS (60 * SECOND_NS)
 
-/* What a process is given; of a tree that is compared, before it had a name. */
+/* Of a tree that is compared: it gave a process three fds, looked for a trace in an
+ * index, and knew no passes. */
 #if BS_ABI_VERSION < 2
 #define BS_FDS 3
+#define BSN_SLICE_SEARCHING 0
 #endif
+
+static uint64_t passes_of(const struct bsn_metrics *m)
+{
+#if BS_ABI_VERSION >= 2
+	return m->passes;
+#else
+	(void)m;
+	return 0;
+#endif
+}
+
+static uint64_t entries_of(const struct bsn_metrics *m)
+{
+#if BS_ABI_VERSION >= 2
+	return m->entries_searched;
+#else
+	(void)m;
+	return 0;
+#endif
+}
 
 /* What the child says after a piece, and is answered with. */
 enum said {
@@ -552,9 +574,10 @@ static void triggers(struct bench *b)
 	       ", \"triggers\": %" PRIu64 ", \"passes\": %" PRIu64
 	       ", \"entries\": %" PRIu64 ", \"found_after_ns\": %" PRIu64
 	       ", \"found_after_most_ns\": %" PRIu64 "}\n",
-	       cpu_ns, elapsed_ns, t.seen, after.passes - before.passes,
-	       after.entries_searched - before.entries_searched,
-	       t.waited_ns / t.whole, t.waited_most_ns);
+	       cpu_ns, elapsed_ns, t.seen,
+	       passes_of(&after) - passes_of(&before),
+	       entries_of(&after) - entries_of(&before), t.waited_ns / t.whole,
+	       t.waited_most_ns);
 }
 
 /* ----------------------------------------------------------------- main --- */
@@ -589,8 +612,10 @@ int main(int argc, char **argv)
 		b.seconds = number(argv[5]);
 		if (!b.rate || !b.seconds)
 			die("at least one trigger a second, for a second");
-		/* The others look for one set of traces, and poll without a pause. */
+			/* The others look for one set of traces, and poll without a pause. */
+#if BS_ABI_VERSION >= 2
 		b.config.thread_cpu_ns = bsn_thread_cpu_ns;
+#endif
 	}
 	b.buffer = malloc(2 * TRACE_BYTES_MAX);
 	if (!b.buffer)
