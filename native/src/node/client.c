@@ -117,7 +117,11 @@ void client_untied_loss(struct bsn *n, struct client *c)
 	 * this instant have numbers behind it. */
 	c->untied_to_ns = latest_ns > n->now_ns ? latest_ns : n->now_ns;
 	n->ledger.header->untied_to_ns = c->untied_to_ns;
+	/* All slices are looked at: by the next poll, and not at each loss. */
+	if (!c->untied_news || c->losses_read_ns < c->untied_news_ns)
+		c->untied_news_ns = c->losses_read_ns;
 	c->untied_news = true;
+	n->untied_news = true;
 }
 
 struct client *client_new(struct bsn *n, int pid, const char *service,
@@ -202,7 +206,6 @@ static bool goes_before(const struct client *a, const struct client *b)
 bool client_make_room(struct bsn *n)
 {
 	struct client *oldest = NULL;
-	uint32_t before = n->clients.count;
 
 	if (n->clients.count < n->config.clients_max)
 		return true;
@@ -218,7 +221,7 @@ bool client_make_room(struct bsn *n)
 	if (!oldest)
 		return false;
 	pool_drop_client(n, oldest);
-	return n->clients.count < before;
+	return n->clients.count < n->config.clients_max;
 }
 
 static void close_fds(struct bsn_client_fds *fds)
@@ -380,17 +383,21 @@ int bsn_client_exited(struct bsn *n, int client, uint64_t now_ns)
 	}
 	threads_observe(n, c);
 	threads_read_losses(n, c);
+	/* It may be forgotten at the end of this. */
+	slices_untied_losses(n);
 	threads_finish(n, c);
 	c->live = false;
 	wait_leave(c);
 	c->exited_ns = n->now_ns;
-	/* Before all are adopted, who lives is not known yet. */
-	if (n->recovered)
-		slice_close_gone(n);
 	store_publish(n);
 	triggers_take(n, c); /* also behind a cell that stays claimed */
-	pool_drop_backed(n, c);
+	pool_drop_unused(n, c);
 	client_check_drained(n, c);
+	/* Before all are adopted, who lives is not known yet. */
+	if (n->recovered) {
+		slices_close_gone(n, true);
+		store_publish(n);
+	}
 	node_unlock(n);
 	bsn_wake(n);
 	return 0;

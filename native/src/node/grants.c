@@ -109,6 +109,18 @@ static void stock_shrink(struct bsn *n, struct client *c)
 	}
 }
 
+/* Segments that are granted under one hold of the lock, or of which another may
+ * have to be reclaimed: 100 us. */
+#define GRANTS_A_PIECE 128u
+#define RECLAIMS_A_PIECE 4u
+
+/* It lives: only who called this says that it does not. */
+static void fill_up(struct bsn *n, struct client *c)
+{
+	while (grants_fill(n, c))
+		node_give_way(n);
+}
+
 void grants_first(struct bsn *n, struct client *c)
 {
 	struct client *other;
@@ -116,7 +128,7 @@ void grants_first(struct bsn *n, struct client *c)
 	c->peak_per_s = FIRST_PER_S;
 	c->window_ns = c->peak_ns = n->now_ns;
 	grants_take_back(n, c);
-	grants_fill(n, c);
+	fill_up(n, c);
 	if (grants_stock(c) == c->stock_target)
 		return;
 	/* Others have what is its share since it came: it may begin to write
@@ -125,7 +137,21 @@ void grants_first(struct bsn *n, struct client *c)
 		if (other->live)
 			grants_take_back(n, other);
 	}
-	grants_fill(n, c);
+	fill_up(n, c);
+}
+
+/* Its process is gone. One by one: of what is no longer in the ring a successor
+ * would think that it was taken. */
+bool grants_drop_one(struct bsn *n, struct client *c)
+{
+	uint32_t i;
+
+	if (c->grant_tail == c->grant_head)
+		return false;
+	i = c->granted[--c->grant_head % BS_GRANT_RING_ENTRIES];
+	WRITE_ONCE(grants_of(c)->head, c->grant_head);
+	frame_drop(n, frame_at(n, i));
+	return true;
 }
 
 static bool is_settled(const struct bsn *n, const struct client *c)
@@ -152,20 +178,27 @@ void grants_take_back(struct bsn *n, struct client *c)
 	stock_shrink(n, c);
 }
 
-void grants_fill(struct bsn *n, struct client *c)
+bool grants_fill(struct bsn *n, struct client *c)
 {
 	struct bs_grant_ring *ring = grants_of(c);
+	uint64_t reclaims = n->counts.reclaims + RECLAIMS_A_PIECE;
+	uint32_t end = c->grant_head + GRANTS_A_PIECE;
+	bool more = false;
 
 	if (is_settled(n, c))
-		return;
+		return false;
 	if (grants_stock(c) < c->stock_target)
 		c->filled_ns = n->now_ns;
 	while (grants_stock(c) < c->stock_target) {
-		struct frame *f = frame_take(n, c);
 		uint32_t at = c->grant_head % BS_GRANT_RING_ENTRIES;
 		struct grant_record *r;
 		struct segment *s;
+		struct frame *f;
 
+		more = c->grant_head == end || n->counts.reclaims >= reclaims;
+		if (more)
+			break;
+		f = frame_take(n, c);
 		if (!f)
 			break;
 		frame_start(n, f, SLOT_UNKNOWN);
@@ -181,4 +214,5 @@ void grants_fill(struct bsn *n, struct client *c)
 	}
 	c->stock_granted = grants_stock(c);
 	settle(n, c);
+	return more;
 }

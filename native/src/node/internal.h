@@ -209,7 +209,7 @@ struct told {
 struct client {
 	/* What each poll looks at where nothing happened, side by side. */
 	bool live;
-	bool untied_news;    /* slices do not know of the latest loss */
+	bool untied_news;    /* slices do not know of some losses */
 	bool losses_unsaved; /* some were read since the last commit */
 	uint32_t take_back;  /* segment to go on with, or NONE */
 	uint8_t *channel;
@@ -217,6 +217,7 @@ struct client {
 	struct list unclaimed; /* taken; by whom, is not known yet */
 	uint32_t losses;       /* as last seen */
 	uint64_t losses_read_ns;
+	uint64_t untied_news_ns; /* of the losses that slices do not know of */
 	uint64_t memory_checked_ns;
 	uint64_t watched_ns; /* all of its threads (watch.c) */
 	uint64_t wrote_ns;   /* one of them, as was seen then */
@@ -455,6 +456,7 @@ struct pass {
 	/* Of the keep arena, what was there when the pass began: what is added
 	 * comes from segments that are visited before they are reclaimed. */
 	uint64_t granted_ns; /* the latest grant */
+	uint64_t sealed;     /* the latest seal */
 	uint32_t keep_frame, keep_runs;
 	bool is_peek; /* also what watch.c will serve slices */
 	struct pass *next;
@@ -529,6 +531,7 @@ struct bsn {
 	struct pass *passes;	 /* that go on */
 	struct search *searches; /* that wait for the next poll's pass */
 	bool searched_at_once;	 /* since the latest poll */
+	bool untied_news;	 /* of some process */
 	uint64_t passes_paid_ns; /* when their share of a core has paid for them */
 	struct bs_policy *policy;
 	int policy_fd;
@@ -546,6 +549,8 @@ void node_lock(struct bsn *n);
 void node_unlock(struct bsn *n);
 /* Between two pieces of work: let others have the lock. */
 void node_give_way(struct bsn *n);
+/* So many clients are looked at in one. */
+#define CLIENTS_A_PIECE 16u
 /* Time does not go back; the caller's clock may, over a suspend or a restored
  * machine. */
 void node_set_time(struct bsn *n, uint64_t now_ns);
@@ -649,7 +654,7 @@ void frame_start(struct bsn *n, struct frame *f, uint32_t slot);
 bool pool_reclaim(struct bsn *n, const struct client *c, bool second_chance);
 void pool_shrink(struct bsn *n);
 uint64_t pool_oldest_ns(const struct bsn *n);
-void pool_drop_backed(struct bsn *n, struct client *c);
+void pool_drop_unused(struct bsn *n, struct client *c);
 void pool_drop_client(struct bsn *n, struct client *c);
 void *map_shared(int fd, uint64_t bytes);
 int memfd_sealed(const char *name, uint64_t bytes);
@@ -659,7 +664,10 @@ int memfd_check(int fd, uint64_t *bytes);
 void grants_first(struct bsn *n, struct client *c);
 /* What a process has too much of, before others get what they lack. */
 void grants_take_back(struct bsn *n, struct client *c);
-void grants_fill(struct bsn *n, struct client *c);
+/* A piece. True: there is more. */
+bool grants_fill(struct bsn *n, struct client *c);
+/* Of a process that is gone. False: there is none. */
+bool grants_drop_one(struct bsn *n, struct client *c);
 uint32_t grants_stock(const struct client *c);
 
 /* threads.c */
@@ -845,8 +853,10 @@ uint32_t slice_copy_run(struct bsn *n, struct sink *to, const struct run *run,
 			uint32_t copied, uint64_t *last_ticks);
 void slice_loss_arrived(struct bsn *n, struct slice *s, const struct client *c,
 			uint32_t handle, uint32_t flags);
-void slice_untied_loss(struct bsn *n, const struct client *c, uint64_t from_ns);
-void slice_close_gone(struct bsn *n);
+/* That processes lost something of nobody knows which traces. In pieces. */
+void slices_untied_losses(struct bsn *n);
+/* What processes that are gone had open stays unfinished. */
+void slices_close_gone(struct bsn *n, bool give_way);
 void slice_put_exit(struct bsn *n, struct sink *to, uint32_t client);
 void slice_fill(const struct slice *s, struct bsn_slice *out);
 struct part *slice_part(struct slice *s, uint32_t client);

@@ -68,11 +68,14 @@ void bsn_get_metrics(struct bsn *n, struct bsn_metrics *m)
 	const struct client *keep = &n->keep.arena;
 	struct client *c;
 	uint64_t live = 0;
+	uint32_t count = 0;
 
 	node_lock(n);
 	for_each_client(n, c) {
 		metrics_read_client(n, c);
 		live += c->live;
+		if (++count % CLIENTS_A_PIECE == 0)
+			node_give_way(n);
 	}
 	*m = n->counts;
 	m->clients = live;

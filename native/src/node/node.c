@@ -204,9 +204,6 @@ void node_set_time(struct bsn *n, uint64_t now_ns)
 
 /* ---------------------------------------------------------------- work --- */
 
-/* Clients between which others have the lock. */
-#define CLIENTS_A_PIECE 16u
-
 static int events_waiting(struct bsn *n)
 {
 	uint64_t waiting =
@@ -230,7 +227,7 @@ static void recover(struct bsn *n)
 		return;
 	n->recovered = true;
 	adopt_end(n);
-	slice_close_gone(n);
+	slices_close_gone(n, false);
 	for (uint32_t i = 1; n->store.n_slices && i < n->store.n_blocks; i++) {
 		struct slice *s = n->store.slices[i];
 
@@ -272,6 +269,9 @@ void node_catch_up(struct bsn *n, uint64_t now_ns)
 		threads_observe(n, c);
 		threads_read_losses(n, c);
 	}
+	/* Of what was lost the next poll tells the slices. */
+	if (n->untied_news)
+		bsn_wake(n);
 }
 
 static void grant_all(struct bsn *n)
@@ -284,9 +284,12 @@ static void grant_all(struct bsn *n)
 			grants_take_back(n, c);
 	}
 	for_each_client(n, c) {
-		if (!c->live)
-			continue;
-		grants_fill(n, c);
+		uint32_t number = c->number;
+
+		while (c && c->live && grants_fill(n, c)) {
+			node_give_way(n);
+			c = client_find(n, number);
+		}
 		if (++count % CLIENTS_A_PIECE == 0)
 			node_give_way(n);
 	}
@@ -332,6 +335,7 @@ int bsn_poll(struct bsn *n, uint64_t now_ns)
 		watch_all(n, true);
 	search_waiting(n);
 	n->searched_at_once = false;
+	slices_untied_losses(n);
 	/* Before anything is reclaimed of which it holds a copy. */
 	store_publish(n);
 	grant_all(n);

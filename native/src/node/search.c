@@ -333,6 +333,20 @@ static void visit_sealed(struct bsn *n, struct pass *p, bool keep,
 	}
 }
 
+/* Those that were sealed since the pass began: it may have been through what was
+ * before, in the order of sealing. */
+static void visit_sealed_since(struct bsn *n, struct pass *p, uint32_t *cost)
+{
+	const struct list *l = &n->pool.sealed;
+	uint32_t i = l->tail;
+
+	while (i != NONE && n->ledger.records[i].sealed > p->sealed)
+		i = frame_at(n, i)->prev;
+	i = i == NONE ? l->head : frame_at(n, i)->next;
+	for (; i != NONE; i = frame_at(n, i)->next)
+		*cost += visit(n, p, frame_at(n, i));
+}
+
 static void visit_active(struct bsn *n, struct pass *p, bool give_way,
 			 uint32_t *cost)
 {
@@ -369,6 +383,7 @@ static int pass_init(const struct bsn *n, struct pass *p,
 		return -ENOMEM;
 	p->at = NONE;
 	p->granted_ns = n->ledger.header->granted_ns;
+	p->sealed = n->ledger.header->sealed;
 	p->keep_frame = n->keep.frame;
 	if (p->keep_frame != NONE)
 		p->keep_runs =
@@ -432,8 +447,7 @@ int search_all(struct bsn *n, struct search *searches, bool give_way)
 		visit_active(n, &p, give_way, &cost);
 		/* What was taken or sealed meanwhile. */
 		visit_active(n, &p, false, &cost);
-		visit_sealed(n, &p, true, false, &cost);
-		visit_sealed(n, &p, false, false, &cost);
+		visit_sealed_since(n, &p, &cost);
 		n->counts.passes++;
 	}
 	for (struct search *s = searches; s; s = s->next) {

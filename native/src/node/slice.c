@@ -326,41 +326,84 @@ void slice_loss_arrived(struct bsn *n, struct slice *s, const struct client *c,
 	slice_dirty(n, s);
 }
 
+/* Slices, and places for them, that are looked at under one hold of the lock. */
+#define SLICES_A_PIECE 50u
+#define PLACES_A_PIECE 50000u
+
+/* All of them, one after the other; start with *place 0. Some may come and go where
+ * others have the lock. */
+static struct slice *next_slice(struct bsn *n, uint32_t *place, uint32_t *count,
+				bool give_way)
+{
+	const struct store *s = &n->store;
+
+	while (s->n_slices && ++*place < s->n_blocks) {
+		if (give_way && *count >= PLACES_A_PIECE) {
+			*count = 0;
+			node_give_way(n);
+		}
+		if (s->slices[*place]) {
+			*count += PLACES_A_PIECE / SLICES_A_PIECE;
+			return s->slices[*place];
+		}
+		++*count;
+	}
+	return NULL;
+}
+
 /* A process lost something since from_ns, perhaps of a slice that it has a
  * part in: one that is open, or changed since. */
-void slice_untied_loss(struct bsn *n, const struct client *c, uint64_t from_ns)
+static bool may_lack(const struct slice *s, uint32_t client, uint64_t from_ns)
 {
-	for (uint32_t i = 1; n->store.n_slices && i < n->store.n_blocks; i++) {
-		struct slice *s = n->store.slices[i];
+	/* Which processes had a part in it is forgotten. */
+	if (s->adopted && s->changed_ns >= from_ns)
+		return true;
+	for (uint32_t k = 0; k < s->n_parts; k++) {
+		if (s->parts[k].client == client &&
+		    (s->parts[k].open > 0 || s->changed_ns >= from_ns))
+			return true;
+	}
+	return false;
+}
 
-		if (!s || s->flags & BSN_SLICE_MAYBE_LOSSY)
+static void untied_losses(struct bsn *n, uint32_t client, uint64_t from_ns)
+{
+	uint32_t place = 0, count = 0;
+	struct slice *s;
+
+	while ((s = next_slice(n, &place, &count, true))) {
+		if (s->flags & BSN_SLICE_MAYBE_LOSSY ||
+		    !may_lack(s, client, from_ns))
 			continue;
-		if (s->adopted && s->changed_ns >= from_ns) {
-			/* Which processes had a part in it is forgotten. */
-			s->flags |= BSN_SLICE_MAYBE_LOSSY;
-			slice_dirty(n, s);
-			continue;
-		}
-		for (uint32_t k = 0; k < s->n_parts; k++) {
-			if (s->parts[k].client == c->number &&
-			    (s->parts[k].open > 0 ||
-			     s->changed_ns >= from_ns)) {
-				s->flags |= BSN_SLICE_MAYBE_LOSSY;
-				slice_dirty(n, s);
-				break;
-			}
-		}
+		s->flags |= BSN_SLICE_MAYBE_LOSSY;
+		slice_dirty(n, s);
 	}
 }
 
-/* What processes that are gone had open stays unfinished. */
-void slice_close_gone(struct bsn *n)
+void slices_untied_losses(struct bsn *n)
 {
-	for (uint32_t i = 1; n->store.n_slices && i < n->store.n_blocks; i++) {
-		struct slice *s = n->store.slices[i];
+	struct client *c;
+
+	if (!n->untied_news)
+		return;
+	n->untied_news = false;
+	for_each_client(n, c) {
+		if (!c->untied_news)
+			continue;
+		c->untied_news = false;
+		untied_losses(n, c->number, c->untied_news_ns);
+	}
+}
+
+void slices_close_gone(struct bsn *n, bool give_way)
+{
+	uint32_t place = 0, count = 0;
+	struct slice *s;
+
+	while ((s = next_slice(n, &place, &count, give_way))) {
 		struct sink to = {.slice = s};
 
-		for (uint32_t k = 0; s && k < s->n_parts; k++) {
+		for (uint32_t k = 0; k < s->n_parts; k++) {
 			struct part *part = &s->parts[k];
 			const struct client *c;
 

@@ -209,10 +209,6 @@ void threads_read_losses(struct bsn *n, struct client *c)
 	}
 	read_unattributed(n, c, &c->queue);
 	read_unattributed(n, c, &c->queue_before);
-	/* All slices are looked at: once, and not at each loss. */
-	if (c->untied_news)
-		slice_untied_loss(n, c, c->losses_read_ns);
-	c->untied_news = false;
 	c->losses_read_ns = n->now_ns;
 }
 
@@ -285,15 +281,6 @@ void threads_finish(struct bsn *n, struct client *c)
 	uint32_t found[2 * BS_THREAD_SLOTS];
 	uint32_t count = 0;
 
-	/* Its stock is the node's again, one by one: of what is no longer in the
-	 * ring a successor would think that it was taken. */
-	while (c->grant_tail != c->grant_head) {
-		uint32_t i =
-			c->granted[--c->grant_head % BS_GRANT_RING_ENTRIES];
-
-		WRITE_ONCE(grants_of(c)->head, c->grant_head);
-		frame_drop(n, frame_at(n, i));
-	}
 	for (uint32_t i = 0; i < BS_THREAD_SLOTS; i++) {
 		if (c->threads[i].frame != NONE)
 			found[count++] = c->threads[i].frame;

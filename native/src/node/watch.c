@@ -121,9 +121,6 @@ static bool may_wait(const struct bsn *n, const struct client *c)
 	       ns_since(n, c->watched_ns) < QUIET_WATCH_NS;
 }
 
-/* Clients between which the lock is given up. */
-#define CLIENTS_A_PIECE 16u
-
 void watch_all(struct bsn *n, bool give_way)
 {
 	struct client *c;
