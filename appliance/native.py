@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from backsight_node_native import ffi, lib
 
@@ -57,8 +57,6 @@ _CALIBRATION_S = 0.05
 _PAIR_INTERVAL_NS = 1_000_000_000
 
 _NS_PER_S = 1_000_000_000
-
-_THREAD_CPU_NS = ffi.addressof(lib, "bsn_thread_cpu_ns")
 
 # What is shown of a trace that was not collected: far above what one may be when
 # it is (16 MiB by default), and nothing beside a node's memory.
@@ -120,7 +118,12 @@ def read_clocks(counter: bool) -> tuple[int, int, int]:
 
 
 class NativeDataPlane:
-    """A node's pool, index and report store. Use as ``with``; see native/src/node.h."""
+    """A node's pool, index and report store. Use as ``with``; see native/src/node.h.
+
+    A subclass may have other clocks: ``now_ns``, ``read_clocks`` and ``THREAD_CPU_NS``.
+    """
+
+    THREAD_CPU_NS: ClassVar[Any] = ffi.addressof(lib, "bsn_thread_cpu_ns")
 
     def __init__(self, settings: Settings, ticks: TickSource) -> None:
         """ValueError, with the field, for what the library does not accept."""
@@ -138,7 +141,7 @@ class NativeDataPlane:
         config.trust_incoming = settings.trust_incoming
         config.clock_is_counter = ticks.is_counter
         config.ticks_per_s = ticks.per_s
-        config.thread_cpu_ns = _THREAD_CPU_NS
+        config.thread_cpu_ns = self.THREAD_CPU_NS
         node = ffi.new("struct bsn **")
         message = ffi.new("char[]", _MESSAGE_BYTES)
         result = lib.bsn_new(config, node, message, _MESSAGE_BYTES)
@@ -168,6 +171,14 @@ class NativeDataPlane:
             lib.bsn_free(self._node)
             self._node = None
 
+    def now_ns(self) -> int:
+        """CLOCK_MONOTONIC."""
+        return time.monotonic_ns()
+
+    def read_clocks(self) -> tuple[int, int, int]:
+        """Of one moment: ticks, CLOCK_MONOTONIC ns and Unix ns."""
+        return read_clocks(self._ticks.is_counter)
+
     # ------------------------------------------------------- over a restart
 
     @property
@@ -183,14 +194,14 @@ class NativeDataPlane:
     def adopt_store(self, fd: int) -> None:
         """Go on with an earlier report store; OSError if it is none. The caller closes fd."""
         _check(
-            lib.bsn_adopt_store(self._node, time.monotonic_ns(), fd),
+            lib.bsn_adopt_store(self._node, self.now_ns(), fd),
             "the report store of before the restart",
         )
 
     def adopt_keep(self, fd: int) -> None:
         """Go on with an earlier ledger; OSError if it is none. The caller closes fd."""
         _check(
-            lib.bsn_adopt_keep(self._node, time.monotonic_ns(), fd),
+            lib.bsn_adopt_keep(self._node, self.now_ns(), fd),
             "the ledger of before the restart",
         )
 
@@ -200,7 +211,7 @@ class NativeDataPlane:
         """Make a client's shared memory: its number, and fds that the caller closes."""
         fds = ffi.new("struct bsn_client_fds *")
         number = _check(
-            lib.bsn_client_add(self._node, pid, service.encode(), time.monotonic_ns(), fds),
+            lib.bsn_client_add(self._node, pid, service.encode(), self.now_ns(), fds),
             "a new client",
         )
         self.wake()
@@ -214,7 +225,7 @@ class NativeDataPlane:
                 number,
                 pid,
                 service.encode(),
-                time.monotonic_ns(),
+                self.now_ns(),
                 ffi.new("struct bsn_client_fds *", tuple(fds)),
             ),
             f"the memory of process {pid} ({service})",
@@ -240,7 +251,7 @@ class NativeDataPlane:
 
     def client_exited(self, number: int) -> None:
         """Its process is gone."""
-        _check(lib.bsn_client_exited(self._node, number, time.monotonic_ns()), f"client {number}")
+        _check(lib.bsn_client_exited(self._node, number, self.now_ns()), f"client {number}")
         self.wake()
 
     @property
@@ -259,7 +270,7 @@ class NativeDataPlane:
 
     def clock_pair(self) -> None:
         """Store how the clocks stand."""
-        ticks, monotonic_ns, realtime_ns = read_clocks(self._ticks.is_counter)
+        ticks, monotonic_ns, realtime_ns = self.read_clocks()
         self._paired_ns[0] = monotonic_ns
         # -EINVAL: another thread stored a later one in between.
         lib.bsn_clock_pair(self._node, ticks, monotonic_ns, realtime_ns)
@@ -401,7 +412,7 @@ class NativeDataPlane:
         found = ffi.new("uint64_t *")
         count = _check(
             lib.bsn_recent(
-                self._node, time.monotonic_ns(), age_ns, service.encode(), ids, traces_max, found
+                self._node, self.now_ns(), age_ns, service.encode(), ids, traces_max, found
             ),
             "the traces of the last seconds",
         )
@@ -412,7 +423,7 @@ class NativeDataPlane:
 
         TRUNCATED says that more is there than is shown.
         """
-        now_ns = time.monotonic_ns()
+        now_ns = self.now_ns()
         self.clock_pair_if_due(now_ns)
         size = min(1 << 20, self._peek_bytes_max)
         while True:

@@ -631,7 +631,7 @@ def encode_process(client: int, process: Process) -> bytes:
 
 def encode_record(body: Body, ticks: int, *, truncated: bool = False) -> bytes:
     """One record with its padding, as it stands in a run."""
-    kind, payload = _encode_body(body)
+    kind, payload = encode_body(body)
     flags = _RECORD_TRUNCATED if truncated else 0
     return (
         _RECORD.pack(len(payload), kind, flags, ticks)
@@ -640,7 +640,8 @@ def encode_record(body: Body, ticks: int, *, truncated: bool = False) -> bytes:
     )
 
 
-def _encode_body(body: Body) -> tuple[int, bytes]:
+def encode_body(body: Body) -> tuple[int, bytes]:
+    """A record's type and payload."""
     if isinstance(body, SpanStart):
         name = body.name.encode()[:SPAN_START_NAME_BYTES_MAX]
         return RecordType.SPAN_START, (

@@ -411,8 +411,8 @@ def payload_bytes(schedule: Schedule) -> int:
     crumb = slices.Breadcrumb(NodeId(0), "")
 
     def size(body: slices.Body) -> int:
-        # The first word of a record is the length of its payload (native/include/backsight.h).
-        return int.from_bytes(slices.encode_record(body, 0)[:4], "little")
+        _, payload = slices.encode_body(body)
+        return len(payload)
 
     total = 0
     for events in schedule.pods.values():

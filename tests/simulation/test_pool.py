@@ -18,7 +18,7 @@ from hypothesis.stateful import (
 )
 
 from appliance.core.dataplane import SliceChanged
-from formats.slices import Body, Data, SliceDecoder
+from formats.slices import Body, Data, SliceDecoder, encode_record
 from protocol.messages import Group, SliceFlags, TraceId
 from tests.simulation.pool import ClientModel, Handle, PoolConfig, PoolModel
 
@@ -134,7 +134,7 @@ class PoolMachine(RuleBasedStateMachine):
                 runs = self.pool.records_of(trace)
                 flags |= self.pool.flags_of(trace)
                 have = sum(len(data) for data in runs.values())
-                whole = sum(n * (16 + len(_payload(body))) for (_, _, body), n in written.items())
+                whole = sum(n * len(encode_record(body, 0)) for (_, _, body), n in written.items())
                 assert flags or have >= whole
                 continue
             found = self.pool.slice(trace)
@@ -151,11 +151,6 @@ class PoolMachine(RuleBasedStateMachine):
             assert have_records <= written
             if not found.flags & ~SliceFlags.HELD:
                 assert have_records == written
-
-
-def _payload(body: Body) -> bytes:
-    assert isinstance(body, Data)
-    return body.payload
 
 
 TestPoolMachine = PoolMachine.TestCase

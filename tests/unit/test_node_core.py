@@ -851,9 +851,9 @@ def test_a_store_that_fills_up_in_a_search_is_told_at_its_end() -> None:
     node.connect()
     node.fire(1)
     node.poll()
-    assert node.core.counters.triggers["t"].store_full == 1
     assert [type(message) for message in node.take()] == [TriggerFired]
     node.end_searches()
+    assert node.core.counters.triggers["t"].store_full == 1
     (status,) = node.take()
     assert isinstance(status, SliceStatus) and SliceFlags.STORE_FULL in status.flags
 

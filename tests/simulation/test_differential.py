@@ -1,0 +1,447 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The model of the data plane and the C library: the same calls, the same answers.
+
+What the model leaves open it is told by the library: whether a write took a segment, and
+how many segments were reclaimed. What follows from that is compared, byte by byte.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from appliance.core.dataplane import DataPlaneEvent, Slice
+from formats.slices import Breadcrumb, Data, PieceKind, encode_piece
+from protocol.messages import Group, NodeId, SliceFlags, TraceId
+from runtime.settings.node import Settings
+from tests.simulation.native import NativeClient, NativeHandle, NativePool
+from tests.simulation.pool import (
+    BLOCK_BYTES,
+    ClientModel,
+    Handle,
+    PoolConfig,
+    PoolModel,
+    ThreadModel,
+)
+
+S = 1_000_000_000
+# More than a look of the library at one that is quiet may wait.
+STEP_NS = S // 10
+
+TRACES = [TraceId(number.to_bytes(16, "big")) for number in range(1, 7)]
+POOL_BYTES = 4 << 20
+STORE_BYTES = 1 << 20
+TRACE_BYTES_MAX = 700_000
+RECORD_BYTES = 30_000
+HANDLES_MAX = 8
+PIECE_BYTES = len(encode_piece(PieceKind.EXIT))
+
+
+class FollowingPool(PoolModel):
+    """The model, told by the library what it leaves open."""
+
+    fitted = True
+    took = 0
+    reclaims = 0
+    stocks: Mapping[int, int] = {}
+
+    def _fits(self, writer: ThreadModel, size: int) -> bool:
+        return writer.segment is not None and self.fitted and not self.took
+
+    def _take_segment(self, writer: ThreadModel, client: ClientModel) -> bool:
+        if not self.took:
+            return False
+        self.took -= 1
+        return super()._take_segment(writer, client)
+
+    def _grant(self, client: ClientModel) -> None:
+        while self.counters.reclaims < self.reclaims:
+            self._reclaim(second_chance=True)
+        if not client.live:
+            return
+        while len(client.stock) > self.stocks[client.number]:
+            client.stock.popleft()
+        while len(client.stock) < self.stocks[client.number]:
+            client.stock.append(self._new_segment(client))
+
+    def grant_all(self) -> None:
+        """Stocks that others have back for a new one."""
+        for client in self._clients.values():
+            self._grant(client)
+
+
+def pieces(data: bytes) -> list[bytes]:
+    """Of a slice, from its beginning; processes that ended in one instant in any order."""
+    found: list[bytes] = []
+    exits: list[bytes] = []
+    at = 0
+    while at < len(data):
+        content_bytes, kind = struct.unpack_from("=IH", data, at)
+        piece = data[at : at + PIECE_BYTES + content_bytes]
+        at += len(piece)
+        if kind == PieceKind.EXIT:
+            exits.append(piece)
+            continue
+        found += [*sorted(exits), piece]
+        exits.clear()
+    return [*found, *sorted(exits)]
+
+
+class Both:
+    """A handle of either."""
+
+    def __init__(self, native: NativeHandle, model: Handle) -> None:
+        self.native = native
+        self.model = model
+
+
+class Differential(RuleBasedStateMachine):
+    """Processes write, lose, end and come; traces are collected, read and let go of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now_ns = S
+        self.native = NativePool(
+            Settings(
+                node="n1",
+                pool_bytes=POOL_BYTES,
+                arena_bytes=POOL_BYTES,
+                store_bytes=STORE_BYTES,
+                trace_bytes_max=TRACE_BYTES_MAX,
+            ),
+            S,
+        )
+        self.native.__enter__()
+        self.model = FollowingPool(
+            # The library's first block is the store's header.
+            PoolConfig(POOL_BYTES, POOL_BYTES, STORE_BYTES - BLOCK_BYTES, TRACE_BYTES_MAX),
+            "n1",
+        )
+        self.model.clock_pair(S, S)
+        self.clients: list[tuple[NativeClient, ClientModel]] = []
+        self.handles: list[Both] = []
+        self.serial = 0
+        self.epochs: dict[int, int] = {}
+        self.reclaims_before = 0
+        # Whose segments were taken since the last poll: of two threads the library
+        # could not know whose was full first.
+        self.taker: tuple[int, int] | None = None
+        self.collected_at_once = False
+        for _ in range(2):
+            self.clients.append(self.attach())
+
+    def teardown(self) -> None:
+        self.native.__exit__()
+
+    # ------------------------------------------------------------ helpers
+
+    def attach(self) -> tuple[NativeClient, ClientModel]:
+        native = self.native.add_client(7, "service", self.now_ns)
+        self.follow()
+        model = self.model.add_client(7, "service", self.now_ns)
+        self.model.grant_all()
+        assert native.number == model.number
+        return native, model
+
+    def follow(self) -> None:
+        self.model.reclaims = self.native.plane.metrics()["reclaims"] + self.reclaims_before
+        self.model.stocks = {
+            number: client.stock for number, client in self.native.clients.items() if client.live
+        }
+
+    def work(self) -> list[DataPlaneEvent]:
+        """A poll of both."""
+        self.now_ns += STEP_NS
+        events = self.native.poll(self.now_ns)
+        self.follow()
+        expected = self.model.poll(self.now_ns)
+        assert sorted(map(repr, events)) == sorted(map(repr, expected))
+        assert self.model.counters.reclaims == self.model.reclaims
+        self.taker = None
+        self.collected_at_once = False
+        return events
+
+    def only(self, client: NativeClient, thread: int) -> None:
+        """Have the node see what others took first."""
+        if self.taker is not None and self.taker != (client.number, thread):
+            self.work()
+
+    def put(self, both: Both, thread: int, body: Data | Breadcrumb) -> bool:
+        client = both.native.client
+        self.only(client, thread)
+        before = client.taken
+        fitted = self.native.write(both.native, thread, body, self.now_ns)
+        self.model.fitted, self.model.took = fitted, client.taken - before
+        if self.model.took:
+            self.taker = (client.number, thread)
+        assert self.model.write(both.model, thread, body, self.now_ns) == fitted
+        assert not self.model.took
+        return fitted
+
+    def data(self, size: int) -> Data:
+        self.serial += 1
+        return Data(1, self.serial.to_bytes(8, "big") + bytes(size - 8))
+
+    def begin(self, number: int, trace: TraceId) -> Both:
+        native, model = self.clients[number]
+        both = Both(self.native.open(native, trace), self.model.open(model, trace))
+        assert both.native.number == both.model.number
+        return both
+
+    def finish(self, both: Both, thread: int) -> None:
+        client = both.native.client
+        self.only(client, thread)
+        before = client.taken
+        self.model.fitted = self.native.close(both.native, thread)
+        self.model.took = client.taken - before
+        if self.model.took:
+            self.taker = (client.number, thread)
+        self.model.close(both.model, thread)
+        assert not self.model.took
+
+    # -------------------------------------------------------------- rules
+
+    @precondition(lambda self: len(self.handles) < HANDLES_MAX)
+    @rule(client=st.integers(0, 1), trace=st.sampled_from(TRACES))
+    def open(self, client: int, trace: TraceId) -> None:
+        self.handles.append(self.begin(client, trace))
+
+    @precondition(lambda self: self.handles)
+    @rule(data=st.data(), thread=st.integers(0, 1), size=st.integers(8, 400))
+    def write(self, data: st.DataObject, thread: int, size: int) -> None:
+        self.put(data.draw(st.sampled_from(self.handles)), thread, self.data(size))
+
+    @precondition(lambda self: self.handles)
+    @rule(data=st.data(), thread=st.integers(0, 1), node=st.integers(1, 70))
+    def name(self, data: st.DataObject, thread: int, node: int) -> None:
+        both = data.draw(st.sampled_from(self.handles))
+        self.put(both, thread, Breadcrumb(NodeId(node), f"node {node}"))
+
+    @precondition(lambda self: self.handles)
+    @rule(data=st.data(), thread=st.integers(0, 1))
+    def end(self, data: st.DataObject, thread: int) -> None:
+        both = data.draw(st.sampled_from(self.handles))
+        self.handles.remove(both)
+        self.finish(both, thread)
+
+    @rule(
+        client=st.integers(0, 1),
+        thread=st.integers(0, 1),
+        trace=st.sampled_from(TRACES),
+        records=st.integers(1, 40),
+        node_is_awake=st.booleans(),
+    )
+    def burst(
+        self, client: int, thread: int, trace: TraceId, records: int, node_is_awake: bool
+    ) -> None:
+        """One that fills segments, and more than there are if the node sleeps."""
+        both = self.begin(client, trace)
+        for _ in range(records):
+            self.put(both, thread, self.data(RECORD_BYTES))
+            if node_is_awake and both.native.client.stock < 2:
+                self.work()
+        self.finish(both, thread)
+
+    @rule(client=st.integers(0, 1), thread=st.integers(0, 1), rounds=st.integers(1, 2))
+    def go_round(self, client: int, thread: int, rounds: int) -> None:
+        """The pool, by traces that nobody asks for."""
+        for number in range(rounds * POOL_BYTES // RECORD_BYTES):
+            both = self.begin(client, TraceId((1000 + number).to_bytes(16, "big")))
+            self.put(both, thread, self.data(RECORD_BYTES))
+            self.finish(both, thread)
+            if both.native.client.stock < 2:
+                self.work()
+
+    @rule(client=st.integers(0, 1), thread=st.integers(0, 1), runs=st.integers(60, 70))
+    def lose_many(self, client: int, thread: int, runs: int) -> None:
+        """More than are told one by one, while the node sleeps."""
+        filler = self.begin(client, TraceId((1).to_bytes(16, "little")))
+        while self.put(filler, thread, self.data(RECORD_BYTES)):
+            pass
+        self.finish(filler, thread)
+        for number in range(runs):
+            both = self.begin(client, TraceId((2000 + number).to_bytes(16, "big")))
+            self.put(both, thread, self.data(RECORD_BYTES // 4))
+            self.finish(both, thread)
+
+    @rule(client=st.integers(0, 1), trace=st.sampled_from(TRACES))
+    def fire(self, client: int, trace: TraceId) -> None:
+        native, model = self.clients[client]
+        self.native.trigger(native, trace, "t", self.now_ns)
+        self.model.trigger(model, trace, "t", self.now_ns, why="because")
+
+    @rule()
+    def poll(self) -> None:
+        self.work()
+
+    @rule(trace=st.sampled_from(TRACES))
+    def collect(self, trace: TraceId) -> None:
+        # The library looks for one at once, and for those that come with it at the next poll.
+        if self.collected_at_once:
+            self.work()
+        self.collected_at_once = True
+        native = self.native.plane.collect(trace, Group("t", trace), self.now_ns)
+        self.compare(native, self.model.collect(trace, Group("t", trace), self.now_ns))
+        self.taker = None
+
+    @rule(trace=st.sampled_from(TRACES), share=st.floats(0, 1))
+    def trim(self, trace: TraceId, share: float) -> None:
+        found = self.model.slice(trace)
+        if found is not None:
+            offset = int(found.bytes * share)
+            self.native.plane.trim(trace, offset)
+            self.model.trim(trace, offset)
+
+    @rule(trace=st.sampled_from(TRACES), abandoned=st.booleans())
+    def release(self, trace: TraceId, abandoned: bool) -> None:
+        for pool in (self.native.plane, self.model):
+            pool.release(trace, abandoned=abandoned, now_ns=self.now_ns)
+
+    @rule(client=st.integers(0, 1))
+    def exit(self, client: int) -> None:
+        self.work()
+        native, model = self.clients[client]
+        self.handles = [both for both in self.handles if both.native.client is not native]
+        self.native.exit_client(native, self.now_ns)
+        self.model.exit_client(model, self.now_ns)
+        self.clients[client] = self.attach()
+
+    @rule()
+    def restart(self) -> None:
+        self.work()
+        self.reclaims_before = self.model.counters.reclaims
+        self.native.restart()
+        self.model.restart()
+        self.model.clock_pair(self.now_ns, self.now_ns)
+        self.work()
+
+    # ------------------------------------------------------------ compare
+
+    def compare(self, native: Slice | None, model: Slice | None) -> None:
+        if native is None or model is None:
+            assert native is model
+            return
+        # Numbers of collections are random to begin with.
+        assert self.epochs.setdefault(native.epoch, model.epoch) == model.epoch
+        assert replace(native, epoch=model.epoch) == model
+
+    @invariant()
+    def the_slices_are_the_same(self) -> None:
+        for trace in TRACES:
+            native, model = self.native.plane.slice(trace), self.model.slice(trace)
+            self.compare(native, model)
+            if native is None:
+                continue
+            size = native.bytes - native.trimmed_bytes
+            copied = self.native.plane.read(trace, native.trimmed_bytes, size)
+            expected = self.model.read(trace, native.trimmed_bytes, size)
+            assert copied == expected or pieces(copied) == pieces(expected)
+        assert len(list(self.native.plane.slices())) == len(list(self.model.slices()))
+
+    @invariant()
+    def what_would_be_collected_is_the_same(self) -> None:
+        for trace in TRACES:
+            if self.model.slice(trace) is not None:
+                continue
+            native = self.native.peek(trace)
+            flags, open_handles, data = self.model.peek(trace)
+            assert (native.flags, native.open_handles) == (flags, open_handles)
+            assert native.data == data or pieces(native.data) == pieces(data)
+        self.taker = None
+
+    @invariant()
+    def the_figures_are_the_same(self) -> None:
+        metrics = self.native.plane.metrics()
+        assert metrics["corrupt"] == 0
+        # Grants of one instant have numbers behind it.
+        assert abs(metrics["horizon_ns"] - self.model.horizon_ns()) < 1000
+        usage, expected = self.native.plane.store_usage(), self.model.store_usage()
+        assert usage.used_bytes == expected.used_bytes + BLOCK_BYTES
+
+
+TestDifferential = pytest.mark.timeout(300)(Differential.TestCase)
+TestDifferential.settings = settings(
+    max_examples=30,
+    stateful_step_count=40,
+    deadline=None,
+    # To shrink what is found takes minutes, which a test does not have.
+    phases=[phase for phase in Phase if phase is not Phase.shrink],
+    suppress_health_check=list(HealthCheck),
+)
+
+
+def checked(*steps: Callable[[Differential], object]) -> Differential:
+    """Some steps, each followed by all comparisons."""
+    both = Differential()
+    try:
+        for step in steps:
+            step(both)
+            both.the_slices_are_the_same()
+            both.what_would_be_collected_is_the_same()
+            both.the_figures_are_the_same()
+        return both
+    finally:
+        both.teardown()
+
+
+def test_a_store_that_is_full_still_takes_what_is_small() -> None:
+    one, two = TRACES[:2]
+    small = TRACES[2]
+
+    def write_small(both: Differential) -> None:
+        handle = both.begin(0, two)
+        both.put(handle, 0, both.data(16))
+        both.finish(handle, 0)
+
+    both = checked(
+        lambda both: [both.collect(trace) for trace in (one, two, small)],
+        lambda both: both.burst(0, 0, one, 24, True),
+        lambda both: both.burst(0, 0, two, 24, True),
+        lambda both: both.poll(),
+        write_small,
+        lambda both: both.poll(),
+    )
+    flags = {trace: found.flags for trace in (one, two) if (found := both.model.slice(trace))}
+    assert SliceFlags.TRUNCATED in flags[one]
+    assert SliceFlags.STORE_FULL in flags[two]
+
+
+def test_what_is_open_is_kept_and_what_is_closed_is_evicted() -> None:
+    def open_and_write(both: Differential) -> None:
+        both.open(0, TRACES[0])
+        both.put(both.handles[0], 0, both.data(100))
+
+    both = checked(
+        open_and_write,
+        lambda both: both.burst(0, 0, TRACES[1], 1, True),
+        lambda both: both.go_round(0, 0, 2),
+        lambda both: both.collect(TRACES[0]),
+        lambda both: both.collect(TRACES[1]),
+        lambda both: both.release(TRACES[0], abandoned=True),
+        lambda both: both.collect(TRACES[0]),
+    )
+    assert both.model.counters.second_chances > 0
+    kept, evicted = (both.model.slice(trace) for trace in TRACES[:2])
+    assert kept is not None and kept.flags == SliceFlags.HELD | SliceFlags.ABANDONED
+    assert evicted is not None and evicted.flags == SliceFlags.EVICTED
+
+
+def test_losses_that_nobody_can_tie_to_a_trace_make_all_suspect() -> None:
+    both = checked(
+        lambda both: both.burst(0, 0, TRACES[0], 1, True),
+        lambda both: both.collect(TRACES[0]),
+        lambda both: both.lose_many(0, 0, 70),
+        lambda both: both.poll(),
+        lambda both: both.collect(TRACES[1]),
+        lambda both: both.restart(),
+        lambda both: both.exit(0),
+    )
+    for trace in TRACES[:2]:
+        found = both.model.slice(trace)
+        assert found is not None and SliceFlags.MAYBE_LOSSY in found.flags
