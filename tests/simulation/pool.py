@@ -162,6 +162,7 @@ class ClientModel:
     triggers: deque[LocalTrigger] = field(default_factory=deque)
     losses_read_ns: int = 0
     untied_ns: tuple[int, int] | None = None
+    untied_news_ns: int | None = None
 
     def in_turn(self) -> list[ThreadModel]:
         """Its threads, by their slots."""
@@ -296,6 +297,7 @@ class PoolModel:
             thread.segment = thread.run = None
             self._seal_left(thread)
         client.live = False
+        self._suspect()
         self._close_gone()
         self._check_drained(client)
 
@@ -375,6 +377,7 @@ class PoolModel:
                 self._events.append(client.triggers.popleft())
         self._watch()
         self._end_searches()
+        self._suspect()
         for client in list(self._in_turn):
             self._grant(client)
         events, self._events = self._events, []
@@ -414,6 +417,7 @@ class PoolModel:
         for client in self._in_turn:
             if not client.live:
                 self._read_losses(client)
+        self._suspect()
 
     def lose_store(self) -> None:
         """The report store is gone, as after a restart without the fd store.
@@ -636,6 +640,17 @@ class PoolModel:
                 begin_ns = before[0]
         client.untied_ns = (begin_ns, max(self._granted_ns, self._now_ns))
         self._untied_to_ns = client.untied_ns[1]
+        if client.untied_news_ns is None or since_ns < client.untied_news_ns:
+            client.untied_news_ns = since_ns
+
+    def _suspect(self) -> None:
+        """Slices of which something may have been lost so, as far as nobody has looked yet."""
+        for client in self._in_turn:
+            since_ns, client.untied_news_ns = client.untied_news_ns, None
+            if since_ns is not None:
+                self._suspect_since(client, since_ns)
+
+    def _suspect_since(self, client: ClientModel, since_ns: int) -> None:
         for found in self._slices.values():
             if SliceFlags.MAYBE_LOSSY in found.flags:
                 continue
