@@ -1,17 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What one process can make the node do, and take from others: so much. */
-#include <errno.h>
 #include <limits.h>
-#include <linux/filter.h>
 #include <linux/futex.h>
-#include <linux/seccomp.h>
 #include <pthread.h>
 #include <sched.h>
-#include <stddef.h>
-#include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <time.h>
 
+#include "old_kernel.h"
 #include "writer.h"
 
 static struct decoded d;
@@ -270,28 +266,6 @@ static void a_wake_ends_the_wait(void)
 	pthread_join(waker, NULL);
 	writer_close(&w);
 	bsn_free(sleeper);
-}
-
-/* From here on, as before Linux 5.16. Where seccomp is missing too, as under
- * qemu-user, futex_waitv always was. */
-static void forget_futex_waitv(void)
-{
-	struct sock_filter refuse[] = {
-		BPF_STMT(BPF_LD | BPF_W | BPF_ABS,
-			 offsetof(struct seccomp_data, nr)),
-		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_futex_waitv, 0, 1),
-		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | ENOSYS),
-		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
-	};
-	struct sock_fprog program = {
-		.len = sizeof(refuse) / sizeof(refuse[0]),
-		.filter = refuse,
-	};
-
-	prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
-	prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program);
-	CHECK_EQ(syscall(SYS_futex_waitv, NULL, 0, 0, NULL, 0), -1);
-	CHECK_EQ(errno, ENOSYS);
 }
 
 static uint64_t cpu_ns(void)

@@ -3,15 +3,12 @@
  * while nobody rings, nobody wakes up. */
 #include <errno.h>
 #include <limits.h>
-#include <linux/filter.h>
 #include <linux/futex.h>
-#include <linux/seccomp.h>
 #include <pthread.h>
 #include <sched.h>
-#include <stddef.h>
-#include <sys/prctl.h>
 #include <sys/syscall.h>
 
+#include "old_kernel.h"
 #include "writer.h"
 
 /* Three calls of the kernel's could wait for them. */
@@ -302,28 +299,6 @@ static void one_group_needs_no_thread(void)
 		writer_close(&writers[i]);
 	}
 	bsn_free(node);
-}
-
-/* From here on, as before Linux 5.16. Where seccomp is missing too, as under
- * qemu-user, futex_waitv always was. */
-static void forget_futex_waitv(void)
-{
-	struct sock_filter refuse[] = {
-		BPF_STMT(BPF_LD | BPF_W | BPF_ABS,
-			 offsetof(struct seccomp_data, nr)),
-		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_futex_waitv, 0, 1),
-		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | ENOSYS),
-		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
-	};
-	struct sock_fprog program = {
-		.len = sizeof(refuse) / sizeof(refuse[0]),
-		.filter = refuse,
-	};
-
-	prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
-	prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program);
-	CHECK_EQ(syscall(SYS_futex_waitv, NULL, 0, 0, NULL, 0), -1);
-	CHECK_EQ(errno, ENOSYS);
 }
 
 int main(void)
