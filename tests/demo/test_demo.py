@@ -3,19 +3,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
-import signal
 import subprocess
-import tempfile
 from pathlib import Path
 
 import pytest
 
 from testbed.processes import APPS
 from testbed.topology import PYTHON
+from tests.cluster.leftovers import interrupt_and_look, namespaces_of, processes_in
 from tests.demo.live import Live
 from tests.demo.report import BYTES_LEFT_SHARE_MAX
 
@@ -24,23 +22,6 @@ pytestmark = [pytest.mark.timeout(400)]
 
 # The first trouble is in order 525: enough for it at half of the usual speed.
 SECONDS = 12
-
-
-def namespaces_of(pid: int) -> list[str]:
-    listing = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True)
-    names = (line.split()[0] for line in listing.stdout.splitlines())
-    return [name for name in names if name.startswith(f"backsight-{pid}-")]
-
-
-def processes_in(directory: str) -> list[str]:
-    """Command lines that name the directory, by pid."""
-    found = []
-    for entry in Path("/proc").glob("[0-9]*/cmdline"):
-        with contextlib.suppress(OSError):
-            command = entry.read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            if directory in command:
-                found.append(f"{entry.parent.name}: {command}")
-    return found
 
 
 @pytest.mark.root
@@ -74,32 +55,7 @@ def test_the_trouble_of_live_services_is_captured_whole(tmp_path: Path) -> None:
 
 @pytest.mark.root
 def test_ctrl_c_removes_everything() -> None:
-    # Not pytest's own directory, into which other users may not look.
-    with tempfile.TemporaryDirectory(prefix="backsight-") as directory:
-        Path(directory).chmod(0o755)
-        process = subprocess.Popen(
-            # It is ignored in what was started in the background, and in what that starts.
-            ["env", "--default-signal=INT", PYTHON, "-m", "tests.demo"],
-            env={**os.environ, "DURATION": "600", "TMPDIR": directory},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        with process:
-            assert process.stderr is not None
-            said = []
-            for line in process.stderr:
-                said.append(line)
-                if "s of orders" in line:
-                    break
-            assert namespaces_of(process.pid), said
-            assert processes_in(directory)
-            process.send_signal(signal.SIGINT)
-            rest = process.stderr.read()
-        assert process.returncode == 130, (said, rest)
-        assert rest.endswith("stopped; everything was removed\n")
-        assert namespaces_of(process.pid) == []
-        assert processes_in(directory) == []
-        assert list(Path(directory).iterdir()) == []
+    interrupt_and_look("tests.demo", "s of orders")
 
 
 def test_the_shop_knows_nothing_of_tracing() -> None:

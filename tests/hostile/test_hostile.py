@@ -5,15 +5,13 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
-import tempfile
 from pathlib import Path
 
 import pytest
 
 from testbed.topology import PYTHON
-from tests.demo.test_demo import namespaces_of, processes_in
+from tests.cluster.leftovers import interrupt_and_look, namespaces_of, processes_in
 from tests.hostile.campaign import ALL, ATTACKER, Campaign
 
 SECONDS = 30
@@ -51,32 +49,7 @@ def test_hostile_processes_cost_honest_ones_nothing(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.root
 def test_ctrl_c_removes_everything() -> None:
-    # Not pytest's own directory, into which other users may not look.
-    with tempfile.TemporaryDirectory(prefix="backsight-") as directory:
-        Path(directory).chmod(0o755)
-        process = subprocess.Popen(
-            # It is ignored in what was started in the background, and in what that starts.
-            ["env", "--default-signal=INT", PYTHON, "-m", "tests.hostile"],
-            env={**os.environ, "DURATION": "600", "TMPDIR": directory},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        with process:
-            assert process.stderr is not None
-            said = []
-            for line in process.stderr:
-                said.append(line)
-                if "scribbling" in line:
-                    break
-            assert namespaces_of(process.pid), said
-            assert processes_in(directory)
-            process.send_signal(signal.SIGINT)
-            rest = process.stderr.read()
-        assert process.returncode == 130, (said, rest)
-        assert rest.endswith("stopped; everything was removed\n")
-        assert namespaces_of(process.pid) == []
-        assert processes_in(directory) == []
-        assert list(Path(directory).iterdir()) == []
+    interrupt_and_look("tests.hostile", "scribbling")
 
 
 @pytest.mark.root
