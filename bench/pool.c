@@ -612,8 +612,8 @@ int main(int argc, char **argv)
 		b.seconds = number(argv[5]);
 		if (!b.rate || !b.seconds)
 			die("at least one trigger a second, for a second");
-			/* The others look for one set of traces, and poll without a pause. */
 #if BS_ABI_VERSION >= 2
+		/* The others look for one set of traces, and poll without a pause. */
 		b.config.thread_cpu_ns = bsn_thread_cpu_ns;
 #endif
 	}
