@@ -148,7 +148,13 @@ static void begin_thread(struct client *c, uint32_t slot, uint64_t number)
 	header = (void *)segment;
 	header->runs = 0;
 	header->slot = slot;
+#ifdef BS_PARKED_MAX
+	store_release(&header->life,
+		      bs_life(grant->generation, BS_SEGMENT_HELD));
+#else
+	/* Of before segments could be parked. */
 	store_release(&header->generation, grant->generation);
+#endif
 	write_trace(segment, number);
 	munmap(segment, BS_SEGMENT_BYTES);
 }

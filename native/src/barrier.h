@@ -14,6 +14,10 @@
  *                            since the caller goes on with the value that it
  *                            was given, and with what stands behind it
  *   fetch_add                no ordering: for numbers that must only differ
+ *   light_fence              full_fence() against a thread of the same process
+ *                            that makes the heavy half: membarrier(2) runs a
+ *                            fence on each processor where one of its threads
+ *                            runs, so here the compiler alone must not reorder
  */
 #ifndef BS_BARRIER_H
 #define BS_BARRIER_H
@@ -27,6 +31,7 @@
 #define store_release(p, v) __atomic_store_n((p), (v), __ATOMIC_RELEASE)
 #define full_fence() __atomic_thread_fence(__ATOMIC_SEQ_CST)
 #define fetch_add(p, v) __atomic_fetch_add((p), (v), __ATOMIC_RELAXED)
+#define light_fence() __atomic_signal_fence(__ATOMIC_SEQ_CST)
 #define compare_and_swap(p, expected, desired)                                 \
 	__atomic_compare_exchange_n((p), (expected), (desired), false,         \
 				    __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)

@@ -142,11 +142,12 @@ struct bsn_event {
 struct bsn_metrics {
 	uint64_t pool_bytes;	  /* budget */
 	uint64_t pool_used_bytes; /* granted: stock, active, sealed, kept */
+	/* What is parked counts as sealed: it waits for reclaim. */
 	uint64_t stock_bytes, active_bytes, sealed_bytes, keep_bytes;
 	uint64_t store_bytes, store_used_bytes;
-	uint64_t horizon_ns; /* age of the oldest sealed segment's grant,
+	uint64_t horizon_ns; /* age of the grant of the segment that waits longest,
 				    * 0 before the first reclaim */
-	uint64_t reclaims;   /* segments */
+	uint64_t reclaims; /* segments */
 	uint64_t runs_lost, records_lost;
 	uint64_t payload_bytes, payload_bytes_lost;
 	uint64_t runs_evicted, second_chances;

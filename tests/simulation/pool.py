@@ -168,6 +168,10 @@ class ClientModel:
         """Its threads, by their slots."""
         return [thread for _, thread in sorted(self.threads.items())]
 
+    def in_order_of_taking(self) -> list[ThreadModel]:
+        """Its threads, by the segments that they are in."""
+        return sorted(self.in_turn(), key=_granted_ns)
+
 
 @dataclass(slots=True)
 class Met:
@@ -291,7 +295,7 @@ class PoolModel:
         client.segments -= len(client.stock) + client.backed
         client.stock.clear()
         client.backed = 0
-        for thread in sorted(client.threads.values(), key=_granted_ns):
+        for thread in client.in_order_of_taking():
             if thread.segment is not None:
                 thread.left.append(thread.segment)
             thread.segment = thread.run = None
@@ -678,7 +682,7 @@ class PoolModel:
     def _watch(self) -> None:
         """Copy what collected traces wrote since."""
         for client in self._in_turn:
-            for thread in client.in_turn():
+            for thread in client.in_order_of_taking():
                 for run in thread.fresh:
                     self._serve(run)
                 thread.fresh = [run for run in thread.fresh if RunFlags.CLOSED not in run.flags]
@@ -828,7 +832,7 @@ class PoolModel:
             yield self._keep_segment
         yield from (segment for segment in self._sealed if segment.client is not None)
         for client in self._in_turn:
-            for thread in client.in_turn():
+            for thread in client.in_order_of_taking():
                 yield from thread.left
                 if thread.segment is not None:
                     yield thread.segment

@@ -78,8 +78,8 @@ def write_run(fds: Any, payload: bytes) -> None:
         arena[at : at + len(header) + len(record)] = header + record
         entry = mix >> 18 << 18 | SEGMENT_HEADER_BYTES // 4 << 4 | FIRST_LAST | CLOSED
         struct.pack_into("=Q", arena, start + SEGMENT_BYTES - 8, entry)
-        # Generation, slot and number of runs.
-        struct.pack_into("=III", arena, start, generation, 0, 1)
+        # Generation and state, slot and number of runs.
+        struct.pack_into("=IIII", arena, start, generation, 0, 0, 1)
 
 
 def trace_mix(hi: int, lo: int) -> int:

@@ -70,22 +70,39 @@
  *
  * Life of a segment (the node keeps the state, in memory of its own):
  *
- *     FREE --grant--> STOCK --a thread takes it--> ACTIVE --the thread takes
- *      ^                                              |       the next--> SEALED
- *      |                                              |                     |
- *      +--------------- reclaim, oldest first --------+---- process died ---+
+ *     FREE --grant--> STOCK --a thread takes it--> ACTIVE --it is full--> SEALED
+ *      ^                                            |  ^                     |
+ *      |                      the thread is idle    |  |  another one        |
+ *      |                                            v  |  goes on            |
+ *      |                                           PARKED                    |
+ *      |                                             |                       |
+ *      +----------- reclaim, oldest first -----------+-----------------------+
  *
  *   FREE    not granted; has no memory
  *   STOCK   waits in the grant ring; memory comes when it is first touched
  *   ACTIVE  a thread appends to it; never reclaimed
- *   SEALED  full; waits, in the order of sealing over all arenas of the node,
- *           to be reclaimed
+ *   PARKED  has room, and no thread: the next that needs a segment goes on
+ *           there, unless the node reclaims it before
+ *   SEALED  full, or its process is gone
  *
- * The thread that takes a segment writes its header: `runs` 0, its slot, and
- * then, with store_release, the generation of the grant. Before that the node
- * takes the segment for empty, and entries from `runs` on are never read: what
- * an earlier life left is out of reach. Which segments are granted, to whom
- * and when, the node keeps where no client can write.
+ * What is sealed or parked waits, in that order over all arenas of the node, to be
+ * reclaimed.
+ *
+ * The thread that takes a segment from the ring writes its header: `runs` 0, its
+ * slot, and then, with store_release, its life: the generation of the grant.
+ * Before that the node takes the segment for empty, and entries from `runs` on are
+ * never read: what an earlier life left is out of reach. Which segments are granted,
+ * to whom and when, the node keeps where no client can write.
+ *
+ * What a process does with a segment afterwards stands beside the generation, in
+ * the same word, so that a swap never meets a later life:
+ *
+ *     HELD ----it is full---------> SEALED
+ *     HELD ----its thread is idle-> PARKED
+ *     PARKED --a thread goes on---> HELD        by compare and swap
+ *     PARKED --the node needs it--> TAKEN_BACK  likewise, by the node
+ *
+ * Each step of the process is counted in bs_grant_ring.moves, after it was made.
  */
 #ifndef BS_ABI_ARENA_H
 #define BS_ABI_ARENA_H
@@ -102,13 +119,34 @@
 /* No segment. */
 #define BS_SEGMENT_NONE 0xffffffffu
 
+enum bs_segment_state {
+	BS_SEGMENT_HELD = 0, /* a thread appends to it */
+	BS_SEGMENT_PARKED = 1,
+	BS_SEGMENT_SEALED = 2,	   /* nobody will append to it */
+	BS_SEGMENT_TAKEN_BACK = 3, /* likewise: the node took it */
+};
+
 struct bs_segment_header {
-	uint32_t generation; /* of the grant (struct bs_grant); written last */
-	uint32_t slot;	     /* of the thread that took it */
-	uint32_t runs;	     /* entries in the directory; store_release */
-	uint32_t zero;
+	uint64_t life; /* bs_life() of the grant's generation; written last */
+	uint32_t slot; /* of the thread that took it, or goes on in it */
+	uint32_t runs; /* entries in the directory; store_release */
 	uint64_t reserved[6];
 };
+
+static inline uint64_t bs_life(uint32_t generation, uint32_t state)
+{
+	return (uint64_t)state << 32 | generation;
+}
+
+static inline uint32_t bs_life_generation(uint64_t life)
+{
+	return (uint32_t)life;
+}
+
+static inline uint32_t bs_life_state(uint64_t life)
+{
+	return (uint32_t)(life >> 32);
+}
 
 /* Aligned to 4, and so are its 64 bits. */
 struct bs_run_header {

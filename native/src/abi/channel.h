@@ -26,6 +26,14 @@
  * starved or restarted. A segment costs memory when it is touched, so the node
  * does not write to it: whoever takes it writes its header (arena.h).
  *
+ * Idle threads
+ * ------------
+ *
+ * A segment that a thread has taken and writes nothing to is of use to nobody. The
+ * client's library takes it back from the thread after some seconds, and parks it
+ * (arena.h): so a process has about as many segments in use as threads that write,
+ * and not as threads. What is parked the node may reclaim in its turn.
+ *
  * Losses
  * ------
  *
@@ -76,6 +84,9 @@
 /* Threads of one process that can write at the same time. More are counted
  * and write nothing. A slot costs no memory before its first use. */
 #define BS_THREAD_SLOTS 256u
+
+/* Segments that a process can have parked: of each thread one. */
+#define BS_PARKED_MAX BS_THREAD_SLOTS
 
 /* Granted segments that can wait: 8192 x 64 KiB = 512 MiB, ten seconds at 50
  * MB/s; a process that writes faster has a shorter stock. */
@@ -128,7 +139,9 @@ struct bs_grant_ring {
 	uint32_t tail;	 /* by compare and swap */
 	uint32_t losses; /* fetch_add after each loss, told or not: where it has
 			  * not moved, the node need not look at the areas */
-	uint32_t pad1[14];
+	uint32_t moves;	 /* fetch_add after segments were parked, sealed or gone
+			 * on with: likewise for the headers of segments */
+	uint32_t pad1[13];
 	struct bs_grant entries[BS_GRANT_RING_ENTRIES];
 };
 
@@ -143,8 +156,9 @@ struct bs_loss {
 struct bs_thread_area {
 	/* The writer's lines. */
 	uint32_t owner_tid;	/* 0: free; claimed by compare and swap */
-	uint32_t segment;	/* being appended to, or BS_SEGMENT_NONE; after
-			      * the segment's `slot`, with store_release */
+	uint32_t segment;	/* that the thread appended to last, or
+			      * BS_SEGMENT_NONE; after the segment's `slot`, with
+			      * store_release */
 	uint32_t own_handle;	/* of the thread-local trace; 0: none is open */
 	uint32_t loss_head;	/* store_release after the entry */
 	uint32_t losses_untold; /* the ring was full */

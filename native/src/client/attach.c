@@ -30,8 +30,10 @@
 /* A daemon answers in milliseconds, unless it is stopped. */
 #define REPLY_TIMEOUT_MS 5000
 
-/* How often to see whether everybody else has left (is_last_thread). */
-#define LAST_THREAD_CHECK_MS 5000
+/* How often to see whether everybody else has left (is_last_thread), and which
+ * threads are idle (park.c): seldom, where none wrote lately. */
+#define TICK_MS 1000
+#define TICK_QUIET_MS 5000
 
 /* All under bs_lock. */
 static pthread_t thread;
@@ -317,14 +319,17 @@ static void take_news(struct bs_packet *packet)
 static void wait_for_news(void)
 {
 	struct bs_packet packet;
+	bool threads_write = true;
 	int ret;
 
 	while (!is_stopped && !is_last_thread()) {
-		ret = bs_link_wait(LAST_THREAD_CHECK_MS);
+		ret = bs_link_wait(threads_write ? TICK_MS : TICK_QUIET_MS);
 		if (ret < 0 || (ret > 0 && !bs_link_receive(&packet)))
 			return;
-		if (ret == 0)
+		if (ret == 0) {
+			threads_write = bs_park_idle();
 			continue;
+		}
 		take_news(&packet);
 		bs_packet_close_fds(&packet);
 	}
@@ -336,6 +341,7 @@ static void *attach_thread(void *arg)
 	struct timespec deadline;
 
 	(void)arg;
+	bs_park_start();
 	pthread_mutex_lock(&bs_process.lock);
 	while (!is_stopped && !is_last_thread()) {
 		if (exchange()) {

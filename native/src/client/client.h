@@ -10,6 +10,7 @@
  *   thread.c      a thread's place in the current attachment
  *   writer.[ch]   runs and records in the thread's segment
  *   prefault.c    the thread that meets the pages of segments to come
+ *   park.c        segments of idle threads, for others to go on in
  *   handles.c     numbers of handles, and the table of those that are open
  *   trace.c       the two forms of the API on top of it
  *   context.c     breadcrumbs, and the value that travels with a request
@@ -48,6 +49,14 @@ struct bs_slot_state {
 	uint32_t cursor;  /* offset in it */
 	uint32_t runs;	  /* in its directory */
 	uint32_t next_handle;
+};
+
+/* A segment that is parked, and where to go on in it. */
+struct bs_place {
+	uint64_t life; /* in its header, while nobody went on there */
+	uint32_t segment;
+	uint32_t cursor;
+	uint32_t runs;
 };
 
 struct bs_attachment {
@@ -92,6 +101,10 @@ struct bs_attachment {
 
 	uint64_t slots_used[BS_THREAD_SLOTS / 64]; /* bits; bs_lock */
 	struct bs_slot_state slots[BS_THREAD_SLOTS];
+
+	/* Oldest first; the node may have taken some. bs_lock. */
+	struct bs_place parked[BS_PARKED_MAX];
+	uint32_t n_parked;
 };
 
 /* Unattached is an attachment too: one without slots. */
@@ -292,6 +305,12 @@ extern __thread struct bs_thread bs_thread
  * for the last time. Whoever is missing then is found by bs_thread_reap().
  */
 struct bs_member {
+	/* Two words of the way of each run, park.c: where the thread stands in
+	 * its segment, NULL while a run is open or about to be; and whether the
+	 * attach thread is taking the segment, or has taken it. */
+	const unsigned char *stands_at;
+	bool is_called;
+
 	struct bs_member *next, **link; /* of all; bs_lock */
 	pid_t tid;
 	struct bs_attachment *attachment; /* bs_lock */
@@ -302,7 +321,8 @@ struct bs_member {
 	const struct bs_context_segment *pushing;
 	struct bs_segment_header *segment;
 	bool is_taking;
-};
+	const unsigned char *stood_at; /* at the last tick; the attach thread's */
+} __attribute__((aligned(BS_CACHE_LINE)));
 
 extern struct bs_member *bs_members; /* bs_lock */
 extern struct bs_counters bs_strays; /* of threads that are no members */
@@ -369,6 +389,29 @@ static inline uint32_t bs_thread_recorded(const struct bs_thread *t,
 		else                                                           \
 			fetch_add(&bs_strays.counter, n);                      \
 	} while (0)
+
+/* -------------------------------------------------------------- park --- */
+
+/* For the attach thread: first, and at each tick, bs_lock held. Returns whether
+ * threads wrote since the tick before. */
+void bs_park_start(void);
+bool bs_park_idle(void);
+
+/* Its thread has left it: another may go on at the cursor, or none does. bs_lock
+ * held, but by a thread that seals its own. */
+void bs_segment_park(struct bs_attachment *a, struct bs_segment_header *segment,
+		     const unsigned char *cursor);
+void bs_segment_seal(struct bs_attachment *a,
+		     struct bs_segment_header *segment);
+
+/* Go on in a parked one with room for a run of so many bytes. Only if it may wait,
+ * it waits for bs_lock. */
+bool bs_parked_take(struct bs_thread *t, size_t bytes, bool may_wait);
+
+/* The thread was called: look whether it has its segment still. */
+void bs_thread_answer(struct bs_thread *t);
+/* bs_lock held. */
+void bs_thread_answer_locked(struct bs_thread *t);
 
 /* ----------------------------------------------------------- handles --- */
 

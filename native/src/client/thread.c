@@ -2,6 +2,7 @@
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -57,9 +58,10 @@ static bool become_member(struct bs_thread *t)
 		return true;
 	if (!exit_key_is_made || pthread_setspecific(exit_key, t))
 		return false;
-	m = calloc(1, sizeof(*m));
+	m = aligned_alloc(BS_CACHE_LINE, sizeof(*m));
 	if (!m)
 		return false;
+	memset(m, 0, sizeof(*m));
 	m->tid = (pid_t)syscall(SYS_gettid);
 	m->slot_number = BS_THREAD_SLOTS;
 	m->next = bs_members;
@@ -107,14 +109,17 @@ void bs_thread_leave(struct bs_thread *t)
 
 	if (!a)
 		return;
+	bs_run_wake(t);
 	if (t->run_state != BS_RUN_NONE)
 		bs_run_close(t, 0);
 	pthread_mutex_lock(&bs_process.lock);
 	if (t->area) {
+		bs_thread_answer_locked(t);
 		keep_place(t, &a->slots[t->slot_number]);
 		release_slot(a, t->slot_number);
 		t->member->slot_number = BS_THREAD_SLOTS;
 		t->member->segment = NULL;
+		t->member->stands_at = NULL;
 		bs_attachment_let_go(a, t->segment);
 	}
 	t->area = NULL;
@@ -130,8 +135,7 @@ void bs_thread_leave(struct bs_thread *t)
 	bs_attachment_unmap(a);
 }
 
-/* Where the thread stood is not known any more, so its segment is not gone on
- * in; the node sees that the slot has another owner. */
+/* A thread that ended in the middle of a run leaves a segment where nobody goes on. */
 static struct bs_attachment *leave_for(struct bs_member *m)
 {
 	struct bs_attachment *a = m->attachment;
@@ -142,6 +146,10 @@ static struct bs_attachment *leave_for(struct bs_member *m)
 		struct bs_slot_state *state = &a->slots[m->slot_number];
 
 		state->segment = BS_SEGMENT_NONE;
+		if (m->segment && m->stands_at)
+			bs_segment_park(a, m->segment, m->stands_at);
+		else if (m->segment)
+			bs_segment_seal(a, m->segment);
 		/* Nobody knows how far it counted. */
 		state->next_handle += BS_HANDLE_COUNT_MASK / 2;
 		release_slot(a, m->slot_number);
@@ -248,6 +256,7 @@ bool bs_thread_claim(struct bs_thread *t)
 		t->next_handle = a->slots[i].next_handle;
 		t->loss_head = READ_ONCE(t->area->loss_head);
 		go_on_in_segment(t, &a->slots[i]);
+		bs_thread_stand(t, t->cursor);
 		WRITE_ONCE(t->slot->tid, (uint32_t)t->member->tid);
 		if (t->own_open)
 			show_own(t);

@@ -112,7 +112,8 @@ bool bs_writer_open(size_t record_bytes)
 
 	if (unlikely(!t->own_open) || unlikely(t->run_state != BS_RUN_NONE) ||
 	    unlikely(!bs_trace_is_at_hand(t, &t->own)) ||
-	    unlikely(!bs_run_fits(t, record_bytes)))
+	    unlikely(!bs_run_fits(t, record_bytes)) ||
+	    unlikely(!bs_run_announce(t)))
 		return false;
 	bs_trace_draw_seq(t, &t->own, &handle_seq);
 	bs_run_name(t, &t->own, handle_seq);

@@ -67,7 +67,7 @@ static bool grant_is_sane(const struct bs_attachment *a,
 	       grant->generation != 0;
 }
 
-static bool take(struct bs_thread *t)
+static bool take_granted(struct bs_thread *t)
 {
 	struct bs_attachment *a = t->attachment;
 	struct bs_segment_header *h;
@@ -92,19 +92,33 @@ static bool take(struct bs_thread *t)
 	t->floor = (unsigned char *)h + BS_SEGMENT_BYTES;
 	WRITE_ONCE(h->runs, 0);
 	WRITE_ONCE(h->slot, t->slot_number);
-	store_release(&h->generation, grant.generation);
+	store_release(&h->life, bs_life(grant.generation, BS_SEGMENT_HELD));
 	store_release(&t->area->segment, segment);
 	return true;
 }
 
-bool bs_segment_take(struct bs_thread *t)
+/* One that is parked costs the pool nothing, but its list is another thread's at
+ * times: nobody waits for that while there are grants. */
+static bool take(struct bs_thread *t, size_t bytes)
+{
+	struct bs_segment_header *full = t->segment;
+
+	if (!bs_parked_take(t, bytes, false) && !take_granted(t) &&
+	    !bs_parked_take(t, bytes, true))
+		return false;
+	if (full)
+		bs_segment_seal(t->attachment, full);
+	return true;
+}
+
+bool bs_segment_take(struct bs_thread *t, size_t bytes)
 {
 	bool taken;
 
 	/* See retire.c. */
 	WRITE_ONCE(t->member->is_taking, true);
 	full_fence();
-	taken = !READ_ONCE(t->attachment->is_retired) && take(t);
+	taken = !READ_ONCE(t->attachment->is_retired) && take(t, bytes);
 	store_release(&t->member->is_taking, false);
 	return taken;
 }
@@ -146,6 +160,7 @@ void bs_run_close_lost(struct bs_thread *t, uint32_t flags)
 
 	BS_COUNT(area->runs_lost, 1);
 	t->run_state = BS_RUN_NONE;
+	bs_thread_stand(t, t->cursor);
 	if (head - load_acquire(&area->loss_tail) >= BS_LOSS_RING_ENTRIES) {
 		BS_COUNT(area->losses_untold, 1);
 		goto out;
@@ -258,9 +273,9 @@ static int refuse(struct bs_thread *t, struct bs_trace *trace)
 	return -EMSGSIZE;
 }
 
-int bs_append(struct bs_thread *t, struct bs_trace *trace, uint8_t type,
-	      uint8_t flags, uint64_t ticks, const struct bs_part *parts,
-	      int n_parts)
+static int append(struct bs_thread *t, struct bs_trace *trace, uint8_t type,
+		  uint8_t flags, uint64_t ticks, const struct bs_part *parts,
+		  int n_parts)
 {
 	size_t payload_bytes = 0;
 	size_t bytes;
@@ -280,6 +295,7 @@ int bs_append(struct bs_thread *t, struct bs_trace *trace, uint8_t type,
 		return -ENOENT;
 	for (;;) {
 		bs_thread_enter(t);
+		bs_run_wake(t);
 		if (unlikely(load_acquire(&trace->attachment) != t->epoch)) {
 			ret = rebind(t, trace);
 			if (ret)
@@ -302,7 +318,8 @@ int bs_append(struct bs_thread *t, struct bs_trace *trace, uint8_t type,
 				return lose(t, trace, payload_bytes);
 		}
 		if (unlikely(t->run_state == BS_RUN_LOST)) {
-			if (!bs_run_fits(t, bytes) && !bs_segment_take(t))
+			if (!bs_run_fits(t, bytes) &&
+			    !bs_segment_take(t, bytes))
 				return lose(t, trace, payload_bytes);
 			bs_run_close(t, 0);
 			continue;
@@ -318,7 +335,17 @@ int bs_append(struct bs_thread *t, struct bs_trace *trace, uint8_t type,
 	}
 }
 
-void bs_append_last(struct bs_thread *t, struct bs_trace *trace)
+int bs_append(struct bs_thread *t, struct bs_trace *trace, uint8_t type,
+	      uint8_t flags, uint64_t ticks, const struct bs_part *parts,
+	      int n_parts)
+{
+	int ret = append(t, trace, type, flags, ticks, parts, n_parts);
+
+	bs_run_rest(t);
+	return ret;
+}
+
+static void append_last(struct bs_thread *t, struct bs_trace *trace)
 {
 	if (READ_ONCE(trace->attachment) != t->epoch ||
 	    READ_ONCE(trace->flags) & BS_TRACE_UNRECORDED)
@@ -342,4 +369,11 @@ void bs_append_last(struct bs_thread *t, struct bs_trace *trace)
 			return;
 	}
 	bs_run_close(t, BS_RUN_LAST);
+}
+
+void bs_append_last(struct bs_thread *t, struct bs_trace *trace)
+{
+	bs_run_wake(t);
+	append_last(t, trace);
+	bs_run_rest(t);
 }

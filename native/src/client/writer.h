@@ -32,8 +32,9 @@ int bs_append(struct bs_thread *t, struct bs_trace *trace, uint8_t type,
 /* The trace is over: the last of its runs here says so. */
 void bs_append_last(struct bs_thread *t, struct bs_trace *trace);
 
-/* Take the next granted segment, if there is one. */
-bool bs_segment_take(struct bs_thread *t);
+/* Take a segment with room for a run of so many bytes, if there is one: one that
+ * is parked, or the next that is granted. */
+bool bs_segment_take(struct bs_thread *t, size_t bytes);
 
 /* bs_trace.handle_seq: the handle in the upper half, and the next run's number
  * in the lower one, so that threads which share a handle draw both at once. */
@@ -86,14 +87,69 @@ static inline uint32_t bs_segment_offset(const struct bs_thread *t,
 			  (const unsigned char *)t->segment);
 }
 
+/*
+ * The thread is about to open a run. Before it looks at where it stands, it says
+ * so: then the attach thread leaves it its segment, or it sees here that it does
+ * not (park.c). False: it stands elsewhere now, and must look again.
+ */
+static inline bool bs_run_announce(struct bs_thread *t)
+{
+	struct bs_member *m = t->member;
+
+	WRITE_ONCE(m->stands_at, NULL);
+	light_fence();
+	if (likely(!load_acquire(&m->is_called)))
+		return true;
+	bs_thread_answer(t);
+	return false;
+}
+
+/* From here on its segment may be taken from it. */
+static inline void bs_thread_stand(struct bs_thread *t,
+				   const unsigned char *cursor)
+{
+	store_release(&t->member->stands_at, cursor);
+}
+
+/* A handle's run that the thread left open, and goes on with or closes: as if it
+ * were about to be opened. */
+static inline void bs_run_wake(struct bs_thread *t)
+{
+	if (t->run_state != BS_RUN_OPEN || t->run_is_own)
+		return;
+	while (unlikely(!bs_run_announce(t)))
+		;
+}
+
+/* It stays open, and whoever takes the segment closes it. What is written to the
+ * thread's own trace nobody announces, so there the thread never stands. */
+static inline void bs_run_rest(struct bs_thread *t)
+{
+	if (t->run_state == BS_RUN_OPEN && !t->run_is_own)
+		bs_thread_stand(t, t->writer.cursor);
+}
+
 __attribute__((cold)) void bs_run_close_lost(struct bs_thread *t,
 					     uint32_t flags);
+
+static inline void bs_run_count(const struct bs_thread *t, uint32_t bytes)
+{
+	BS_COUNT(t->area->runs, 1);
+	BS_COUNT(t->area->payload_bytes, bytes);
+}
+
+/* By who took the segment. */
+static inline void bs_run_was_closed(struct bs_thread *t)
+{
+	t->cursor = t->writer.cursor;
+	t->run_state = BS_RUN_NONE;
+	bs_run_count(t, bs_word_committed(bs_writer_word(&t->writer)));
+}
 
 /* flags: BS_RUN_LAST or 0. A run must be open. */
 static inline __attribute__((always_inline)) void
 bs_run_close(struct bs_thread *t, uint32_t flags)
 {
-	struct bs_thread_area *area = t->area;
 	uint32_t bytes;
 
 	if (unlikely(t->run_state == BS_RUN_LOST)) {
@@ -113,8 +169,8 @@ bs_run_close(struct bs_thread *t, uint32_t flags)
 	store_release((uint64_t *)t->floor,
 		      t->run_entry | BS_RUN_CLOSED | flags);
 	bs_prefetch_segment(t->cursor, t->floor);
-	BS_COUNT(area->runs, 1);
-	BS_COUNT(area->payload_bytes, bytes);
+	bs_run_count(t, bytes);
+	bs_thread_stand(t, t->cursor);
 }
 
 /* The handle's next number. False when another thread gave the trace a new
@@ -147,10 +203,15 @@ static inline bool bs_run_is_of(const struct bs_thread *t,
 	       bs_trace_id_equal(t->run_id, trace->id);
 }
 
+/* What a run takes that has so many bytes of records. */
+static inline size_t bs_run_bytes(size_t bytes)
+{
+	return sizeof(struct bs_run_header) + sizeof(uint64_t) + bytes;
+}
+
 static inline bool bs_run_fits(const struct bs_thread *t, size_t bytes)
 {
-	return (size_t)(t->floor - t->cursor) >=
-	       sizeof(struct bs_run_header) + sizeof(t->run_entry) + bytes;
+	return (size_t)(t->floor - t->cursor) >= bs_run_bytes(bytes);
 }
 
 /* Whose the run is that is opened next. */
@@ -221,7 +282,9 @@ static inline bool bs_run_open(struct bs_thread *t, struct bs_trace *trace,
 	if (!bs_trace_draw_seq(t, trace, &handle_seq))
 		return false;
 	bs_run_name(t, trace, handle_seq);
-	if (unlikely(!bs_run_fits(t, bytes)) && !bs_segment_take(t))
+	while (unlikely(!bs_run_announce(t)))
+		;
+	if (unlikely(!bs_run_fits(t, bytes)) && !bs_segment_take(t, bytes))
 		bs_run_open_lost(t, trace);
 	else
 		bs_run_place(t, trace, handle_seq);
@@ -278,6 +341,7 @@ static inline int bs_append_bytes(struct bs_thread *t, struct bs_trace *trace,
 	if (unlikely(payload_bytes > BS_PAYLOAD_MAX) ||
 	    unlikely(!bs_trace_is_at_hand(t, trace)))
 		goto slow;
+	bs_run_wake(t);
 	if (!bs_run_is_of(t, trace)) {
 		if (t->run_state != BS_RUN_NONE)
 			bs_run_close(t, 0);
@@ -288,6 +352,7 @@ static inline int bs_append_bytes(struct bs_thread *t, struct bs_trace *trace,
 	    unlikely((size_t)(w->limit - w->cursor) < bytes))
 		goto slow;
 	bs_writer_put(w, type, 0, ticks, &part, 1, payload_bytes);
+	bs_run_rest(t);
 	return 0;
 slow:
 	return bs_append(t, trace, type, 0, ticks, &part, 1);

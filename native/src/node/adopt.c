@@ -278,7 +278,6 @@ static void place(struct bsn *n, struct client *c, uint32_t i,
 {
 	struct grant_record *r = &n->ledger.records[i];
 	struct frame *f = frame_at(n, i);
-	struct thread *t;
 
 	switch (r->state) {
 	case FRAME_BACKED:
@@ -298,21 +297,10 @@ static void place(struct bsn *n, struct client *c, uint32_t i,
 		own_push(n, &c->unclaimed, f);
 		break;
 	case FRAME_ACTIVE:
-		if (r->slot >= BS_THREAD_SLOTS) {
-			own_push(n, &c->unclaimed, f);
-			break;
-		}
-		/* Of two the older is full: it was not sealed yet. */
-		t = &c->threads[r->slot];
-		if (t->frame != NONE) {
-			ledger_number_seal(n, t->frame);
-			frame_set_state(n, frame_at(n, t->frame), FRAME_SEALED);
-		}
-		thread_enter(n, t, f);
-		threads_use(n, c, r->slot + 1u);
+		own_push(n, &c->unclaimed, f);
 		break;
 	default:
-		break; /* sealed: adopt_end() */
+		break; /* sealed, parked: adopt_end() */
 	}
 }
 
@@ -364,6 +352,8 @@ int bsn_client_adopt(struct bsn *n, int number, int pid, const char *service,
 	result = number;
 	take_frames(n, c);
 	last = adopt_ring(n, c);
+	/* All are looked at. */
+	c->moves = READ_ONCE(grants_of(c)->moves) - 1;
 	for (uint32_t k = first_of(n, c->number); is_of(n, k, c->number); k++)
 		place(n, c, n->adoption.frames[k], last);
 	triggers_start(&c->queue);
@@ -392,8 +382,8 @@ static int by_seal(const void *a, const void *b, void *records)
 	return r->sealed < s->sealed ? -1 : r->sealed > s->sealed;
 }
 
-/* The order of sealing over all processes, some of which may have sealed more
- * since they were adopted. */
+/* The order of sealing and parking over all processes, some of which may have
+ * sealed more since they were adopted. */
 static void order_sealed(struct bsn *n, uint32_t *frames, uint32_t count)
 {
 	struct client *c;
@@ -402,15 +392,25 @@ static void order_sealed(struct bsn *n, uint32_t *frames, uint32_t count)
 	list_init(&n->pool.sealed);
 	list_init(&n->keep.arena.sealed);
 	tenants_unseal_all(n);
-	for_each_client(n, c)
+	for_each_client(n, c) {
 		list_init(&c->sealed);
+		list_init(&c->parked);
+	}
 	for (uint32_t k = 0; k < count; k++) {
-		if (n->ledger.records[frames[k]].state == FRAME_SEALED)
+		uint8_t state = n->ledger.records[frames[k]].state;
+
+		if (state == FRAME_SEALED || state == FRAME_PARKED)
 			frames[sealed++] = frames[k];
 	}
 	qsort_r(frames, sealed, sizeof(*frames), by_seal, n->ledger.records);
-	for (uint32_t k = 0; k < sealed; k++)
-		frame_seal_again(n, frame_at(n, frames[k]));
+	for (uint32_t k = 0; k < sealed; k++) {
+		struct frame *f = frame_at(n, frames[k]);
+
+		if (record_of(n, f)->state == FRAME_PARKED)
+			frame_park_again(n, f);
+		else
+			frame_seal_again(n, f);
+	}
 }
 
 /* Segments of nobody: their process was not adopted. */

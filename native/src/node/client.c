@@ -142,9 +142,9 @@ struct client *client_new(struct bsn *n, int pid, const char *service,
 	c->wrote_ns = n->now_ns;
 	list_init(&c->backed);
 	list_init(&c->unclaimed);
+	list_init(&c->active);
+	list_init(&c->parked);
 	list_init(&c->sealed);
-	for (uint32_t i = 0; i < BS_THREAD_SLOTS; i++)
-		c->threads[i].frame = NONE;
 	c->segments = calloc(c->n_segments, sizeof(*c->segments));
 	c->granted = calloc(BS_GRANT_RING_ENTRIES, sizeof(*c->granted));
 	if (!c->segments || !c->granted) {

@@ -134,8 +134,12 @@ void grants_first(struct bsn *n, struct client *c)
 	/* Others have what is its share since it came: it may begin to write
 	 * before the next poll. */
 	for_each_client(n, other) {
-		if (other->live)
-			grants_take_back(n, other);
+		if (!other->live)
+			continue;
+		/* And of what they do not need any more they may have told. */
+		if (n->recovered)
+			threads_observe(n, other);
+		grants_take_back(n, other);
 	}
 	fill_up(n, c);
 }
@@ -201,7 +205,7 @@ bool grants_fill(struct bsn *n, struct client *c)
 		f = frame_take(n, c);
 		if (!f)
 			break;
-		frame_start(n, f, SLOT_UNKNOWN);
+		frame_start(n, f);
 		r = record_of(n, f);
 		s = &c->segments[r->segment];
 		WRITE_ONCE(ring->entries[at].segment,

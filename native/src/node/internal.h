@@ -8,7 +8,7 @@
  *   grants.c    stocks: how many segments a process has in hand
  *   client.c    one process: its memfds, its mappings, its end
  *   adopt.c     processes and segments that a predecessor knew
- *   threads.c   which segment each thread is in; what threads lost
+ *   threads.c   which segments threads are in, or left; what they lost
  *   memory.c    what a process touched of its arena and was not granted
  *   triggers.c  the trigger queues
  *   search.c    a pass over the directories, for all traces that wait
@@ -59,11 +59,10 @@ enum frame_state {
 	FRAME_STOCK,
 	FRAME_ACTIVE,
 	FRAME_SEALED,
+	FRAME_PARKED,
 };
 
-#define FRAME_STATES 5
-
-#define SLOT_UNKNOWN 0xffffu
+#define FRAME_STATES 6
 
 /* How far a segment was watched for slices (watch.c), as of a commit. */
 struct watched {
@@ -75,12 +74,12 @@ struct watched {
 /* What the node knows of a segment that it granted. */
 struct grant_record {
 	uint64_t granted_ns; /* all differ */
-	uint64_t sealed;     /* when; all differ: 0: never */
+	uint64_t sealed;     /* or parked: when; all differ: 0: never */
 	uint32_t client;     /* number; 0: the keep arena */
 	uint32_t segment;
 	uint32_t generation;
-	uint16_t slot;
-	uint8_t state; /* enum frame_state; written last */
+	uint16_t parked_runs; /* in the directory, when it was parked */
+	uint8_t state;	      /* enum frame_state; written last */
 	uint8_t zero;
 	struct watched watched[2]; /* the newest that is committed counts */
 };
@@ -93,7 +92,7 @@ struct ledger_header {
 	uint32_t n_buckets; /* of gone.c */
 	uint32_t keep_segments;
 	uint64_t granted_ns;   /* of the latest grant */
-	uint64_t sealed;       /* of the latest seal */
+	uint64_t sealed;       /* of the latest seal, or parking */
 	uint64_t untied_to_ns; /* the latest loss of nobody knows which trace */
 	/* While a segment is reclaimed: where the keep arena ended before. What
 	 * was kept since stands in that segment too. NONE: none is. */
@@ -122,11 +121,14 @@ struct ledger {
 struct frame {
 	struct client *client;
 	uint8_t *bytes;
-	uint32_t prev, next; /* sealed list of the node; next: free list */
-	uint32_t prev_own, next_own; /* sealed, backed or unclaimed list */
-	uint32_t prev_tenant, next_tenant; /* sealed list */
+	uint32_t prev, next; /* list of the node: sealed and parked; next: free
+			      * list */
+	uint32_t prev_own, next_own;	   /* list of its client */
+	uint32_t prev_tenant, next_tenant; /* sealed and parked list */
 	uint32_t scanned; /* entries that all slices were served */
 	uint32_t copied;  /* of the open run after them, into its slice; NONE */
+	uint32_t served;  /* while its directory has as many runs, and no more,
+			   * slices were served all; NONE: look */
 	bool dirty;	  /* differs from what is committed */
 	/* Of a sealed one that a pass has met, the low half of each fingerprint
 	 * (search.c); else NULL. */
@@ -147,9 +149,9 @@ struct pool {
 	uint32_t threshold; /* reclaim above it */
 	uint32_t keep_max;
 	uint32_t by_state[FRAME_STATES]; /* of clients */
-	struct list sealed;		 /* of the node, oldest first */
-	uint64_t column_bytes;		 /* of all columns (search.c) */
-	uint32_t *dirty;		 /* frames; room for all */
+	struct list sealed;    /* and parked, of the node, oldest first */
+	uint64_t column_bytes; /* of all columns (search.c) */
+	uint32_t *dirty;       /* frames; room for all */
 	uint32_t n_dirty;
 };
 
@@ -163,7 +165,7 @@ struct tenant {
 	uint32_t share; /* segments, that nobody else can push out */
 	uint32_t held;	/* segments: stock, active, sealed */
 	uint32_t clients;
-	struct list sealed; /* in the order of the node's list */
+	struct list sealed; /* and parked, in the order of the node's list */
 };
 
 struct tenants {
@@ -181,10 +183,6 @@ struct segment {
 };
 
 struct thread {
-	uint32_t frame;		/* that it appends to, or NONE */
-	uint32_t served;	/* while its directory has as many runs, and no
-				 * more, slices were served all; NONE: look */
-	uint32_t *runs;		/* the directory's count, in the segment */
 	uint32_t loss_tail;	/* read; given back with the commit */
 	uint32_t losses_untold; /* as last seen */
 };
@@ -214,8 +212,10 @@ struct client {
 	uint32_t take_back;  /* segment to go on with, or NONE */
 	uint8_t *channel;
 	uint32_t grant_head, grant_tail;
-	struct list unclaimed; /* taken; by whom, is not known yet */
-	uint32_t losses;       /* as last seen */
+	struct list unclaimed; /* taken; their headers are not written yet */
+	struct list active;
+	uint32_t moves;	 /* as last seen */
+	uint32_t losses; /* likewise */
 	uint64_t losses_read_ns;
 	uint64_t untied_news_ns; /* of the losses that slices do not know of */
 	uint64_t memory_checked_ns;
@@ -244,8 +244,8 @@ struct client {
 	uint32_t held;		 /* of them, those that count (tenant.c) */
 	struct tenant *tenant;	 /* NULL: of the keep arena */
 	struct list backed;
-	uint64_t kept_bytes; /* in the keep arena */
-	struct list sealed;  /* in the order of the node's list */
+	uint64_t kept_bytes;	    /* in the keep arena */
+	struct list sealed, parked; /* in the order of the node's list */
 
 	uint32_t *granted; /* frames; the ring's own copy */
 	uint32_t stock_target;
@@ -647,9 +647,13 @@ void frame_drop(struct bsn *n, struct frame *f);
 void frame_set_state(struct bsn *n, struct frame *f, enum frame_state state);
 void frame_seal(struct bsn *n, struct frame *f);
 void frame_seal_again(struct bsn *n, struct frame *f);
+/* Nobody appends to it, and its process may go on in it. */
+void frame_park(struct bsn *n, struct frame *f);
+void frame_park_again(struct bsn *n, struct frame *f);
+void frame_unpark(struct bsn *n, struct frame *f);
 struct frame *frame_take(struct bsn *n, struct client *c);
 struct frame *frame_take_kept(struct bsn *n);
-void frame_start(struct bsn *n, struct frame *f, uint32_t slot);
+void frame_start(struct bsn *n, struct frame *f);
 /* Reclaim a segment, so that c gets one. False: there is none that may go. */
 bool pool_reclaim(struct bsn *n, const struct client *c, bool second_chance);
 void pool_shrink(struct bsn *n);
@@ -672,9 +676,11 @@ uint32_t grants_stock(const struct client *c);
 
 /* threads.c */
 void threads_use(const struct bsn *n, struct client *c, uint32_t slots);
-/* It appends to that frame from here on. */
-void thread_enter(struct bsn *n, struct thread *t, struct frame *f);
 void threads_observe(struct bsn *n, struct client *c);
+/* A thread appends to that frame. */
+void thread_enter(struct bsn *n, struct frame *f);
+/* The node has it from here on. False: a thread went on in it. */
+bool parked_take(struct bsn *n, struct frame *f);
 void threads_read_losses(struct bsn *n, struct client *c);
 /* How far losses were read, in the commit with what came of them; and then give
  * their places back. */
@@ -727,6 +733,8 @@ uint64_t search_due_in_ns(const struct bsn *n);
 int search_all(struct bsn *n, struct search *searches, bool give_way);
 /* A segment is about to lose its content. */
 void search_before_reclaim(struct bsn *n, struct frame *f);
+/* One is about to go from the list of the sealed. */
+void search_before_unseal(struct bsn *n, const struct frame *f);
 uint64_t search_cost(const struct bsn *n);
 bool search_has_passed(const struct bsn *n, const struct search *s,
 		       const struct frame *f);
@@ -755,7 +763,7 @@ void search_conclude(struct bsn *n, struct search *s);
 /* Returns whether slices were served all that is there. */
 bool watch_frame(struct bsn *n, struct frame *f, bool final);
 /* All that live processes write to now; with give_way in pieces, and those that
- * are quiet less often. */
+ * are quiet less often. Without, also what they may go on to write to. */
 void watch_all(struct bsn *n, bool give_way);
 void watch_from(struct bsn *n, struct frame *f, uint32_t copied);
 void watch_save(struct bsn *n, uint64_t epoch);

@@ -31,6 +31,8 @@ int keep_init(struct bsn *n)
 	list_init(&k->backed);
 	list_init(&k->sealed);
 	list_init(&k->unclaimed);
+	list_init(&k->active);
+	list_init(&k->parked);
 	n->keep.frame = NONE;
 	k->segments = calloc(k->n_segments, sizeof(*k->segments));
 	return k->segments ? 0 : -1;
@@ -60,11 +62,12 @@ static bool next_frame(struct bsn *n)
 	f = frame_take_kept(n);
 	if (!f)
 		return false;
-	frame_start(n, f, 0);
+	frame_start(n, f);
 	h = header_at(f);
 	h->runs = 0;
 	h->slot = 0;
-	store_release(&h->generation, record_of(n, f)->generation);
+	store_release(&h->life,
+		      bs_life(record_of(n, f)->generation, BS_SEGMENT_HELD));
 	frame_set_state(n, f, FRAME_ACTIVE);
 	n->keep.frame = frame_number(n, f);
 	n->keep.at = FIRST_RUN;
@@ -310,7 +313,8 @@ void keep_adopt(struct bsn *n)
 	uint32_t i = h->reclaiming, next;
 
 	if (i >= n->pool.frames_room ||
-	    n->ledger.records[i].state != FRAME_SEALED)
+	    (n->ledger.records[i].state != FRAME_SEALED &&
+	     n->ledger.records[i].state != FRAME_PARKED))
 		goto out;
 	if (h->reclaim_keep < n->pool.frames_room &&
 	    n->pool.frames[h->reclaim_keep].client == &n->keep.arena &&

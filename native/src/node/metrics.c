@@ -82,7 +82,9 @@ void bsn_get_metrics(struct bsn *n, struct bsn_metrics *m)
 	m->pool_bytes = n->config.pool_bytes;
 	m->stock_bytes = (uint64_t)p->by_state[FRAME_STOCK] * SEGMENT;
 	m->active_bytes = (uint64_t)p->by_state[FRAME_ACTIVE] * SEGMENT;
-	m->sealed_bytes = (uint64_t)p->by_state[FRAME_SEALED] * SEGMENT;
+	m->sealed_bytes = (uint64_t)(p->by_state[FRAME_SEALED] +
+				     p->by_state[FRAME_PARKED]) *
+			  SEGMENT;
 	m->keep_bytes = (uint64_t)(keep->frames - keep->backed.count) * SEGMENT;
 	m->pool_used_bytes = m->stock_bytes + m->active_bytes +
 			     m->sealed_bytes + m->keep_bytes;

@@ -35,8 +35,6 @@ complain(const struct complaint *to, const char *format, ...)
 
 	if (to->message && to->bytes) {
 		va_start(args, format);
-		/* va_start() is what sets them up. */
-		/* NOLINTNEXTLINE(clang-analyzer-valist.Uninitialized) */
 		vsnprintf(to->message, to->bytes, format, args);
 		va_end(args);
 	}
@@ -234,6 +232,9 @@ static void recover(struct bsn *n)
 		if (s && s->flags & BSN_SLICE_SEARCHING && !s->search)
 			search_later(n, s);
 	}
+	/* What a predecessor did not see before it was parked. */
+	if (n->store.n_slices)
+		watch_all(n, false);
 	pool_shrink(n);
 }
 

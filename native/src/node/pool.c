@@ -68,7 +68,7 @@ struct frame *own_pop(struct bsn *n, struct list *l)
 static bool is_counted(enum frame_state state)
 {
 	return state == FRAME_STOCK || state == FRAME_ACTIVE ||
-	       state == FRAME_SEALED;
+	       state == FRAME_SEALED || state == FRAME_PARKED;
 }
 
 void frame_set_state(struct bsn *n, struct frame *f, enum frame_state state)
@@ -122,7 +122,6 @@ struct frame *frame_new(struct bsn *n, struct client *c, uint32_t segment,
 	r->client = c->number;
 	r->segment = segment;
 	r->generation = c->segments[segment].generation;
-	r->slot = SLOT_UNKNOWN;
 	frame_set_state(n, f, state);
 	return f;
 }
@@ -166,7 +165,7 @@ void frame_drop(struct bsn *n, struct frame *f)
 }
 
 /* At the end of the order of sealing, which its record tells already. */
-void frame_seal_again(struct bsn *n, struct frame *f)
+static void list_sealed(struct bsn *n, struct frame *f)
 {
 	struct pool *p = &n->pool;
 	uint32_t i = frame_number(n, f);
@@ -179,8 +178,19 @@ void frame_seal_again(struct bsn *n, struct frame *f)
 		p->frames[f->prev].next = i;
 	p->sealed.tail = i;
 	p->sealed.count++;
-	own_push(n, &f->client->sealed, f);
 	tenant_seal(n, f);
+}
+
+void frame_seal_again(struct bsn *n, struct frame *f)
+{
+	list_sealed(n, f);
+	own_push(n, &f->client->sealed, f);
+}
+
+void frame_park_again(struct bsn *n, struct frame *f)
+{
+	list_sealed(n, f);
+	own_push(n, &f->client->parked, f);
 }
 
 void frame_seal(struct bsn *n, struct frame *f)
@@ -190,10 +200,19 @@ void frame_seal(struct bsn *n, struct frame *f)
 	frame_seal_again(n, f);
 }
 
+void frame_park(struct bsn *n, struct frame *f)
+{
+	ledger_number_seal(n, frame_number(n, f));
+	frame_set_state(n, f, FRAME_PARKED);
+	frame_park_again(n, f);
+}
+
 static void sealed_remove(struct bsn *n, struct frame *f)
 {
+	struct client *c = f->client;
 	struct pool *p = &n->pool;
 
+	search_before_unseal(n, f);
 	if (f->prev == NONE)
 		p->sealed.head = f->next;
 	else
@@ -203,9 +222,19 @@ static void sealed_remove(struct bsn *n, struct frame *f)
 	else
 		p->frames[f->next].prev = f->prev;
 	p->sealed.count--;
-	own_remove(n, &f->client->sealed, f);
+	own_remove(n,
+		   record_of(n, f)->state == FRAME_PARKED ? &c->parked
+							  : &c->sealed,
+		   f);
 	tenant_unseal(n, f);
 	column_drop(n, f);
+}
+
+void frame_unpark(struct bsn *n, struct frame *f)
+{
+	sealed_remove(n, f);
+	frame_set_state(n, f, FRAME_ACTIVE);
+	thread_enter(n, f);
 }
 
 /* ------------------------------------------------------------- reclaim --- */
@@ -276,6 +305,18 @@ void pool_drop_unused(struct bsn *n, struct client *c)
 	}
 }
 
+/* Of what is sealed or parked; NONE: there is nothing. */
+static uint32_t own_oldest(const struct bsn *n, const struct client *c)
+{
+	const struct grant_record *records = n->ledger.records;
+	uint32_t sealed = c->sealed.head, parked = c->parked.head;
+
+	if (sealed == NONE || parked == NONE)
+		return sealed == NONE ? parked : sealed;
+	return records[sealed].sealed < records[parked].sealed ? sealed
+							       : parked;
+}
+
 /* Segments that are reclaimed under one hold of the lock: 100 us if they are full of
  * traces of 100 bytes. */
 #define RECLAIM_PIECE 4u
@@ -286,25 +327,38 @@ void pool_drop_client(struct bsn *n, struct client *c)
 {
 	uint32_t number = c->number, count = 0;
 
-	if (!c->sealed.count) {
+	if (own_oldest(n, c) == NONE) {
 		client_check_drained(n, c);
 		return;
 	}
-	while ((c = client_find(n, number)) && c->sealed.count) {
-		reclaim(n, frame_at(n, c->sealed.head), true);
+	while ((c = client_find(n, number)) && own_oldest(n, c) != NONE) {
+		reclaim(n, frame_at(n, own_oldest(n, c)), true);
 		if (++count % RECLAIM_PIECE == 0)
 			node_give_way(n);
 	}
 }
 
+/* False: a thread went on in it, and it is not to be reclaimed any more. */
+static bool reclaim_unless_held(struct bsn *n, struct frame *f,
+				bool second_chance)
+{
+	if (record_of(n, f)->state == FRAME_PARKED && !parked_take(n, f)) {
+		frame_unpark(n, f);
+		return false;
+	}
+	reclaim(n, f, second_chance);
+	return true;
+}
+
 bool pool_reclaim(struct bsn *n, const struct client *c, bool second_chance)
 {
-	uint32_t i = tenant_victim(n, c);
+	uint32_t i;
 
-	if (i == NONE)
-		return false;
-	reclaim(n, frame_at(n, i), second_chance);
-	return true;
+	while ((i = tenant_victim(n, c)) != NONE) {
+		if (reclaim_unless_held(n, frame_at(n, i), second_chance))
+			return true;
+	}
+	return false;
 }
 
 /* -------------------------------------------------------------- taking --- */
@@ -413,9 +467,11 @@ struct frame *frame_take(struct bsn *n, struct client *c)
 		if (arena_full) {
 			/* Its arena is smaller than its share: its own oldest
 			 * must go. */
-			if (c->sealed.head == NONE)
+			uint32_t own = own_oldest(n, c);
+
+			if (own == NONE)
 				return NULL;
-			reclaim(n, frame_at(n, c->sealed.head), second_chance);
+			reclaim_unless_held(n, frame_at(n, own), second_chance);
 			continue;
 		}
 		if (pool_reclaim(n, c, second_chance))
@@ -444,7 +500,7 @@ struct frame *frame_take_kept(struct bsn *n)
 }
 
 /* Begin the segment's next life. */
-void frame_start(struct bsn *n, struct frame *f, uint32_t slot)
+void frame_start(struct bsn *n, struct frame *f)
 {
 	struct grant_record *r = record_of(n, f);
 	struct segment *s = &f->client->segments[r->segment];
@@ -457,7 +513,6 @@ void frame_start(struct bsn *n, struct frame *f, uint32_t slot)
 		s->generation = 1;
 	r->granted_ns = h->granted_ns;
 	r->generation = s->generation;
-	r->slot = (uint16_t)slot;
 	memset(r->watched, 0, sizeof(r->watched));
 	f->scanned = 0;
 	f->copied = NONE;

@@ -178,7 +178,8 @@ static bool is_recent(const struct bsn *n, uint32_t i, uint64_t age_ns)
 	if (!n->pool.frames[i].client)
 		return false;
 	return r->state == FRAME_ACTIVE ||
-	       (r->state == FRAME_SEALED && ns_since(n, r->sealed) <= age_ns);
+	       ((r->state == FRAME_SEALED || r->state == FRAME_PARKED) &&
+		ns_since(n, r->sealed) <= age_ns);
 }
 
 /* How many there are, known by the lowest priority of the highest: if all are

@@ -16,7 +16,7 @@ uint32_t runs_count(const struct frame *f, uint32_t generation)
 	const struct bs_segment_header *h = (const void *)f->bytes;
 	uint32_t runs;
 
-	if (load_acquire(&h->generation) != generation)
+	if (bs_life_generation(load_acquire(&h->life)) != generation)
 		return 0;
 	runs = load_acquire(&h->runs);
 	return runs < BS_SEGMENT_RUNS_MAX ? runs : BS_SEGMENT_RUNS_MAX;

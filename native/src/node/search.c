@@ -57,8 +57,10 @@ bool search_has_passed(const struct bsn *n, const struct search *s,
 static bool is_watched(const struct bsn *n, const struct pass *p,
 		       const struct frame *f)
 {
-	return record_of(n, f)->state == FRAME_ACTIVE &&
-	       f->client != &n->keep.arena && !p->is_peek;
+	uint8_t state = record_of(n, f)->state;
+
+	return (state == FRAME_ACTIVE || state == FRAME_PARKED) &&
+	       f->client->live && f->client != &n->keep.arena && !p->is_peek;
 }
 
 /*
@@ -188,8 +190,13 @@ static uint32_t visit(struct bsn *n, struct pass *p, struct frame *f)
 
 void search_before_reclaim(struct bsn *n, struct frame *f)
 {
-	for (struct pass *p = n->passes; p; p = p->next) {
+	for (struct pass *p = n->passes; p; p = p->next)
 		visit(n, p, f);
+}
+
+void search_before_unseal(struct bsn *n, const struct frame *f)
+{
+	for (struct pass *p = n->passes; p; p = p->next) {
 		if (p->at == frame_number(n, f))
 			p->at = p->through_keep ? f->prev_own : f->prev;
 	}
@@ -325,7 +332,9 @@ static void visit_sealed(struct bsn *n, struct pass *p, bool keep,
 		if (soon != NONE)
 			prefetch(frame_at(n, soon));
 		p->at = i;
-		*cost += visit_column(n, p, f);
+		*cost += record_of(n, f)->state == FRAME_PARKED
+				 ? visit(n, p, f)
+				 : visit_column(n, p, f);
 		if (give_way && *cost > PIECE_ENTRIES) {
 			node_give_way(n);
 			*cost = 0;
@@ -347,17 +356,28 @@ static void visit_sealed_since(struct bsn *n, struct pass *p, uint32_t *cost)
 		*cost += visit(n, p, frame_at(n, i));
 }
 
+static uint32_t visit_list(struct bsn *n, struct pass *p, const struct list *l)
+{
+	uint32_t cost = 0;
+
+	for (uint32_t i = l->head; i != NONE;) {
+		struct frame *f = frame_at(n, i);
+
+		i = f->next_own;
+		if (i != NONE)
+			prefetch(frame_at(n, i));
+		cost += visit(n, p, f);
+	}
+	return cost;
+}
+
 static void visit_active(struct bsn *n, struct pass *p, bool give_way,
 			 uint32_t *cost)
 {
 	struct client *c;
 
 	for_each_client(n, c) {
-		for (uint32_t i = 0; i < c->threads_used; i++) {
-			if (c->threads[i].frame != NONE)
-				*cost += visit(
-					n, p, frame_at(n, c->threads[i].frame));
-		}
+		*cost += visit_list(n, p, &c->active);
 		if (give_way && *cost > PIECE_ENTRIES) {
 			node_give_way(n);
 			*cost = 0;

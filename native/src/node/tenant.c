@@ -258,7 +258,8 @@ int bsn_client_tenant(struct bsn *n, int client, uint64_t tenant,
 	if (!c)
 		goto out;
 	err = -EBUSY;
-	if (c->tenant != &n->tenants.nobody || c->sealed.count)
+	if (c->tenant != &n->tenants.nobody || c->sealed.count ||
+	    c->parked.count)
 		goto out;
 	err = -ENOMEM;
 	t = tenant_get(n, tenant);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the threads of a process did with what they were granted: a segment is
- * full when its thread took the next one. And what they lost.
+ * What the threads of a process did with what they were granted: which segments
+ * they are in, which are full, and which wait for a thread. And what they lost.
  */
 #include <stdlib.h>
 
@@ -43,26 +43,15 @@ static void seal(struct bsn *n, struct frame *f)
 	frame_seal(n, f);
 }
 
-void thread_enter(struct bsn *n, struct thread *t, struct frame *f)
+static struct bs_segment_header *header_at(const struct frame *f)
 {
-	struct bs_segment_header *h = (void *)f->bytes;
-
-	t->frame = frame_number(n, f);
-	t->runs = &h->runs;
-	t->served = NONE;
+	return (struct bs_segment_header *)f->bytes;
 }
 
-/* The thread is in this frame now: what it took before is complete. */
-static void thread_moves(struct bsn *n, struct client *c, uint32_t slot,
-			 struct frame *f)
+void thread_enter(struct bsn *n, struct frame *f)
 {
-	struct thread *t = &c->threads[slot];
-
-	if (t->frame != NONE)
-		seal(n, frame_at(n, t->frame));
-	thread_enter(n, t, f);
-	record_of(n, f)->slot = (uint16_t)slot;
-	threads_use(n, c, slot + 1);
+	f->served = NONE;
+	own_push(n, &f->client->active, f);
 }
 
 /* Frames whose takers have written their headers, in the order of taking. */
@@ -72,20 +61,20 @@ static void claim(struct bsn *n, struct client *c)
 
 	for (uint32_t i = c->unclaimed.head; i != NONE; i = next) {
 		struct frame *f = frame_at(n, i);
-		const struct bs_segment_header *h = (const void *)f->bytes;
+		const struct bs_segment_header *h = header_at(f);
 		uint32_t slot;
 
 		next = f->next_own;
-		if (load_acquire(&h->generation) != record_of(n, f)->generation)
+		if (bs_life_generation(load_acquire(&h->life)) !=
+		    record_of(n, f)->generation)
 			continue;
 		slot = READ_ONCE(h->slot);
 		own_remove(n, &c->unclaimed, f);
-		if (likely(slot < BS_THREAD_SLOTS)) {
-			thread_moves(n, c, slot, f);
-		} else {
+		if (likely(slot < BS_THREAD_SLOTS))
+			threads_use(n, c, slot + 1);
+		else
 			n->counts.corrupt++;
-			seal(n, f);
-		}
+		thread_enter(n, f);
 	}
 	/* A thread has taken one at most whose header it has not written yet.
 	 * More are a lie, and would be memory that nobody can reclaim. */
@@ -95,8 +84,107 @@ static void claim(struct bsn *n, struct client *c)
 	}
 }
 
+static uint64_t life_of(const struct bsn *n, const struct frame *f,
+			enum bs_segment_state state)
+{
+	return bs_life(record_of(n, f)->generation, state);
+}
+
+/* As it was when it was parked; or the node is about to reclaim it. */
+static bool is_parked_still(const struct bsn *n, const struct frame *f)
+{
+	const struct bs_segment_header *h = header_at(f);
+	uint64_t life = load_acquire(&h->life);
+
+	return (life == life_of(n, f, BS_SEGMENT_PARKED) &&
+		READ_ONCE(h->runs) == record_of(n, f)->parked_runs) ||
+	       life == life_of(n, f, BS_SEGMENT_TAKEN_BACK);
+}
+
+bool parked_take(struct bsn *n, struct frame *f)
+{
+	uint64_t life = life_of(n, f, BS_SEGMENT_PARKED);
+
+	/* Nobody goes on in it, and it is watched no more. */
+	if (!f->client->live)
+		return true;
+	/* It was gone on in and parked again: it is not as old as it seems. */
+	if (!is_parked_still(n, f))
+		return false;
+	/* A predecessor may have been killed when it had taken it. */
+	if (!compare_and_swap(&header_at(f)->life, &life,
+			      life_of(n, f, BS_SEGMENT_TAKEN_BACK)) &&
+	    life != life_of(n, f, BS_SEGMENT_TAKEN_BACK))
+		return false;
+	watch_frame(n, f, true);
+	return true;
+}
+
+/* A segment that a thread has appended to. */
+static void look_at(struct bsn *n, struct client *c, struct frame *f)
+{
+	uint64_t life = load_acquire(&header_at(f)->life);
+
+	if (life == life_of(n, f, BS_SEGMENT_HELD))
+		return;
+	own_remove(n, &c->active, f);
+	if (life == life_of(n, f, BS_SEGMENT_PARKED)) {
+		/* One that has more is a liar's, and is parked again and again. */
+		record_of(n, f)->parked_runs =
+			(uint16_t)READ_ONCE(header_at(f)->runs);
+		watch_frame(n, f, false);
+		frame_park(n, f);
+		return;
+	}
+	if (life != life_of(n, f, BS_SEGMENT_SEALED))
+		n->counts.corrupt++;
+	seal(n, f);
+}
+
+/* Threads parked, sealed or went on with segments. */
+static void look_at_moves(struct bsn *n, struct client *c)
+{
+	uint32_t next;
+
+	for (uint32_t i = c->parked.head; i != NONE; i = next) {
+		struct frame *f = frame_at(n, i);
+
+		next = f->next_own;
+		if (is_parked_still(n, f))
+			continue;
+		frame_unpark(n, f);
+		c->wrote_ns = n->now_ns;
+	}
+	for (uint32_t i = c->active.head; i != NONE; i = next) {
+		next = frame_at(n, i)->next_own;
+		look_at(n, c, frame_at(n, i));
+	}
+}
+
+/* What is held cannot be reclaimed, and what is parked is looked at again and
+ * again: there is an end to both. */
+static void bound_held(struct bsn *n, struct client *c)
+{
+	while (unlikely(c->parked.count > BS_PARKED_MAX)) {
+		struct frame *f = frame_at(n, c->parked.head);
+		bool taken = parked_take(n, f);
+
+		frame_unpark(n, f);
+		if (taken) {
+			own_remove(n, &c->active, f);
+			frame_seal(n, f);
+		}
+	}
+	/* A thread has two at most: for a moment, that which is full. */
+	while (unlikely(c->active.count > 2 * BS_THREAD_SLOTS)) {
+		n->counts.corrupt++;
+		seal(n, own_pop(n, &c->active));
+	}
+}
+
 void threads_observe(struct bsn *n, struct client *c)
 {
+	uint32_t moves;
 	uint32_t tail = load_acquire(&grants_of(c)->tail);
 	uint32_t taken = tail - c->grant_tail;
 
@@ -116,6 +204,12 @@ void threads_observe(struct bsn *n, struct client *c)
 	}
 	if (c->unclaimed.count)
 		claim(n, c);
+	moves = load_acquire(&grants_of(c)->moves);
+	if (moves != c->moves) {
+		c->moves = moves;
+		look_at_moves(n, c);
+	}
+	bound_held(n, c);
 }
 
 /* -------------------------------------------------------------- losses --- */
@@ -278,20 +372,23 @@ void frames_sort(struct bsn *n, uint32_t *frames, uint32_t count)
 /* The process is gone: all that it wrote is final. */
 void threads_finish(struct bsn *n, struct client *c)
 {
-	uint32_t found[2 * BS_THREAD_SLOTS];
+	uint32_t found[3 * BS_THREAD_SLOTS];
 	uint32_t count = 0;
 
-	for (uint32_t i = 0; i < BS_THREAD_SLOTS; i++) {
-		if (c->threads[i].frame != NONE)
-			found[count++] = c->threads[i].frame;
-		c->threads[i].frame = NONE;
-	}
+	for (uint32_t i = c->active.head; i != NONE;
+	     i = frame_at(n, i)->next_own)
+		found[count++] = i;
 	for (uint32_t i = c->unclaimed.head; i != NONE;
 	     i = frame_at(n, i)->next_own)
 		found[count++] = i;
+	list_init(&c->active);
 	list_init(&c->unclaimed);
 	frames_sort(n, found, count);
 	for (uint32_t k = 0; k < count; k++)
 		seal(n, frame_at(n, found[k]));
+	/* What is parked has its place in the order. */
+	for (uint32_t i = c->parked.head; i != NONE;
+	     i = frame_at(n, i)->next_own)
+		watch_frame(n, frame_at(n, i), true);
 	c->take_back = 0; /* what it touched and was not granted */
 }

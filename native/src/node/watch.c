@@ -84,29 +84,51 @@ bool watch_frame(struct bsn *n, struct frame *f, bool final)
 	return true;
 }
 
-/* Most threads have written nothing since they were looked at: of those one word
- * is read, and so many words ahead are asked for. */
-#define THREADS_AHEAD 8u
+static const uint32_t *runs_of(const struct frame *f)
+{
+	return &((const struct bs_segment_header *)f->bytes)->runs;
+}
+
+/* Of most nothing was written since they were looked at: of those one word is
+ * read, and so many words ahead are asked for. */
+#define FRAMES_AHEAD 8u
 
 static void watch_client(struct bsn *n, struct client *c)
 {
-	for (uint32_t i = 0; i < c->threads_used; i++) {
-		struct thread *t = &c->threads[i];
-		uint32_t scanned, copied;
-		struct frame *f;
+	uint32_t ahead = c->active.head;
+	struct frame *f;
 
-		if (i + THREADS_AHEAD < c->threads_used)
-			__builtin_prefetch(t[THREADS_AHEAD].runs);
-		if (t->frame == NONE || READ_ONCE(*t->runs) == t->served)
+	for (uint32_t i = 0; i < FRAMES_AHEAD && ahead != NONE; i++)
+		ahead = frame_at(n, ahead)->next_own;
+	for (uint32_t i = c->active.head; i != NONE; i = f->next_own) {
+		uint32_t scanned, copied;
+
+		f = frame_at(n, i);
+		if (ahead != NONE) {
+			__builtin_prefetch(runs_of(frame_at(n, ahead)));
+			ahead = frame_at(n, ahead)->next_own;
+		}
+		if (READ_ONCE(*runs_of(f)) == f->served)
 			continue;
-		f = frame_at(n, t->frame);
 		scanned = f->scanned;
 		copied = f->copied;
-		t->served = watch_frame(n, f, false) ? f->scanned : NONE;
+		f->served = watch_frame(n, f, false) ? f->scanned : NONE;
 		if (f->scanned != scanned || f->copied != copied)
 			c->wrote_ns = n->now_ns;
 	}
 	c->watched_ns = n->now_ns;
+}
+
+/* Nothing is written there before somebody goes on in it, but slices may be new. */
+static void watch_parked(struct bsn *n, const struct client *c)
+{
+	for (uint32_t i = c->parked.head; i != NONE;) {
+		struct frame *f = frame_at(n, i);
+
+		if (f->scanned != record_of(n, f)->parked_runs)
+			watch_frame(n, f, false);
+		i = f->next_own;
+	}
 }
 
 /* That word is in a page of its own, which thousands of idle threads make dear.
@@ -130,6 +152,8 @@ void watch_all(struct bsn *n, bool give_way)
 		if (!c->live || (give_way && may_wait(n, c)))
 			continue;
 		watch_client(n, c);
+		if (!give_way)
+			watch_parked(n, c);
 		if (give_way && ++count % CLIENTS_A_PIECE == 0)
 			node_give_way(n);
 	}

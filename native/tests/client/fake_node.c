@@ -254,7 +254,7 @@ static struct bs_segment_header *next_segment(struct fake_node *n,
 		uint32_t owner;
 
 		h = segment_at(n, segment);
-		if (load_acquire(&h->generation) != g->generation)
+		if (bs_life_generation(load_acquire(&h->life)) != g->generation)
 			return NULL; /* just being taken */
 		owner = READ_ONCE(h->slot);
 		if (owner == slot) {

@@ -65,7 +65,8 @@ static uint8_t *take_segment(struct target *t, uint32_t slot)
 	header = (void *)target_segment(t, grant.segment & ~BS_GRANT_FRESH);
 	WRITE_ONCE(header->slot, slot);
 	WRITE_ONCE(header->runs, 0);
-	store_release(&header->generation, grant.generation);
+	store_release(&header->life,
+		      bs_life(grant.generation, BS_SEGMENT_HELD));
 	store_release(&target_area(t, slot)->segment,
 		      grant.segment & ~BS_GRANT_FRESH);
 	return (uint8_t *)header;
@@ -123,9 +124,14 @@ void lie_in_directories(struct target *t)
 			     8);
 	store_release(&header->runs, below(4) ? runs : (uint32_t)lie());
 	if (below(8) == 0)
-		poke(&header->generation, 4);
+		poke(&header->life, 8);
+	/* Parked, sealed, taken back, whatever it is. */
+	if (below(4) == 0)
+		WRITE_ONCE(header->life,
+			   bs_life(bs_life_generation(header->life), below(5)));
 	if (below(8) == 0)
 		poke(&header->slot, 4);
+	fetch_add(&target_grants(t)->moves, below(2));
 }
 
 void lie_of_grants(struct target *t)

@@ -28,6 +28,8 @@ enum traces {
 	LISTED = 5,    /* as OPEN, of bs_open() */
 	LATE = 6,      /* written by one that will end */
 	ALONE = 7,     /* of one run, written lately */
+	PARKED = 8,    /* in a segment that is parked; the oldest */
+	GONE_ON = 9,   /* in one that was parked, and gone on in */
 };
 
 struct stage {
@@ -35,7 +37,7 @@ struct stage {
 	bool is_tiny;
 	struct bsn *n;
 	struct writer w[WRITERS];
-	struct wthread filler, open, other, late;
+	struct wthread filler, open, other, late, idle, place;
 	uint64_t now;
 	uint32_t fillers;
 	uint32_t open_runs, collected, late_records;
@@ -69,6 +71,7 @@ static void fill(struct stage *s)
 #define OTHER_HANDLE ((1u << BS_HANDLE_COUNT_BITS) + 1)
 #define LISTED_HANDLE 4u
 #define LATE_HANDLE 5u
+#define PARKED_HANDLE ((2u << BS_HANDLE_COUNT_BITS) + 1)
 
 static void stage_begin(struct stage *s)
 {
@@ -89,8 +92,17 @@ static void stage_begin(struct stage *s)
 	s->filler = writer_thread(&s->w[0], 1);
 	s->other = writer_thread(&s->w[1], 1);
 	s->late = writer_thread(&s->w[1], 0);
+	s->idle = writer_thread(&s->w[0], 2);
 	listed = (uint32_t *)(s->w[0].channel + BS_CHANNEL_HANDLES_OFFSET);
 
+	/* Of two that are parked, and seen so, one is gone on in later. */
+	for (uint64_t i = PARKED; i <= GONE_ON; i++) {
+		CHECK(w_take_segment(&s->idle));
+		put(&s->idle, i, PARKED_HANDLE, 0, BS_RUN_FIRST, s->now);
+		w_end(&s->idle, BS_RUN_LAST);
+		w_park(&s->idle, &s->place);
+	}
+	bsn_poll(s->n, s->now);
 	/* Old runs of open handles, between runs of others. */
 	w_show(&s->open, OPEN_HANDLE);
 	listed[bs_handle_place(LISTED_HANDLE)] = LISTED_HANDLE;
@@ -141,6 +153,10 @@ static void stage_write(struct stage *s)
 	put(&s->open, ALONE, LISTED_HANDLE + 1, 0, BS_RUN_FIRST, s->now);
 	w_end(&s->open, BS_RUN_LAST);
 	w_trigger(&s->w[0], trace_id(TRIGGERED), "slow", s->now);
+	CHECK(w_go_on(&s->idle, &s->place));
+	put(&s->idle, GONE_ON, PARKED_HANDLE + 1, 0, BS_RUN_FIRST, s->now);
+	w_end(&s->idle, BS_RUN_LAST);
+	w_park(&s->idle, &s->place);
 	/* All of the stock: segments are sealed, and others must go. */
 	for (uint32_t i = 0; i < 14; i++)
 		fill(s);
@@ -354,6 +370,7 @@ static void check_all(struct stage *s, bool exited, bool released)
 		decode_slice(s->n, trace_id(LOST), &d);
 		CHECK_EQ(d.by_kind[BS_PIECE_LOSS], 1);
 	}
+	CHECK_EQ(records_of(s, GONE_ON, BSN_SLICE_HELD), 2);
 	/* The old run of LATE may have been in a segment that went. */
 	collect(s->n, trace_id(LATE), s->now, &slice);
 	CHECK(slice.flags & BSN_SLICE_HELD);
@@ -377,6 +394,8 @@ static void check_all(struct stage *s, bool exited, bool released)
 		check_invariants(s->n);
 	}
 	CHECK(check_fillers(s) > evicted);
+	collect(s->n, trace_id(PARKED), s->now, &slice);
+	CHECK_EQ(slice.flags, BSN_SLICE_EVICTED);
 	for (int i = exited; i < WRITERS; i++)
 		CHECK_EQ(bsn_client_exited(s->n, s->w[exited ? 0 : i].number,
 					   s->now),

@@ -353,6 +353,7 @@ enum grant_lie {
 	GENERATIONS,
 	SLOTS,
 	AREAS,
+	LIVES, /* parked, sealed, gone on with: as they like */
 	GRANT_LIES
 };
 
@@ -394,6 +395,7 @@ static void tell(enum grant_lie lie, struct writer *w)
 		break;
 	case SLOTS:
 	case AREAS:
+	case LIVES:
 	default:
 		for (uint32_t s = 0; s < 64; s++) {
 			struct bs_segment_header *h =
@@ -401,6 +403,8 @@ static void tell(enum grant_lie lie, struct writer *w)
 
 			if (lie == SLOTS)
 				h->slot = below(2) ? below(300) : 0xffffffff;
+			else if (lie == LIVES)
+				w_set_life(w, s, below(5));
 			else
 				w_area(w, s)->segment = (uint32_t)random_u64();
 		}

@@ -383,7 +383,7 @@ static void a_restart_finds_no_run_that_is_none(void)
 	for (size_t at = 0; at < keep_bytes; at += SEG) {
 		struct bs_segment_header *h = (void *)(arena + at);
 
-		h->generation = 1;
+		h->life = bs_life(1, BS_SEGMENT_HELD);
 		h->runs = 1000;
 		for (uint32_t i = 0; i < 1000; i++) {
 			uint32_t place = 64 + 56 * i;

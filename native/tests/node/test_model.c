@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The node against a model of it. Processes write, lose, end and come; traces
+ * The node against a model of it. Processes write, lose, end and come; their
+ * threads leave segments to each other; traces
  * are collected and released; the daemon is restarted, or killed at any of its
  * stores (kill.h); all at random. The model knows what was written, in which
  * segment, and which handles are open; nothing of how the node works:
@@ -29,6 +30,7 @@
 #define RUNS_MAX 60000u
 #define SEGMENTS_MAX 8000u
 #define MARKERS (1ull << 32)
+#define PARKED_MAX 8u
 #define STEPS 1500
 #define DEAD_MAX 200
 
@@ -58,7 +60,7 @@ struct mtrace {
 #define NONE UINT32_MAX
 
 struct msegment {
-	uint64_t sealed; /* before the poll of that number; 0: not yet */
+	uint64_t sealed; /* or parked, before the poll of that number; 0: not yet */
 	bool gone;
 	bool twice; /* its reclaim was begun by one that was killed */
 };
@@ -75,6 +77,9 @@ struct mwriter {
 	uint32_t segment[THREADS]; /* in model.segments, or NONE */
 	struct bs_grant grabbed[THREADS];
 	bool has_grabbed[THREADS];
+	struct wthread parked[PARKED_MAX];
+	uint32_t parked_segment[PARKED_MAX]; /* in model.segments */
+	uint32_t n_parked;
 	uint32_t unsettled;
 	uint32_t handles_drawn[THREADS];
 	bool live, exits;
@@ -383,6 +388,50 @@ static void settle(void)
 	w->has_grabbed[i] = false;
 	w_settle(&w->t[i], &w->grabbed[i]);
 	took(w, i);
+}
+
+/* It is as old as that from here on, and may be reclaimed. */
+static void park(void)
+{
+	struct mwriter *w = &model.w[below(WRITERS)];
+	uint32_t i = below(THREADS), at = w->n_parked;
+
+	if (!w->live || w->segment[i] == NONE || at == PARKED_MAX)
+		return;
+	model.segments[w->segment[i]].sealed = model.polls;
+	w->parked_segment[at] = w->segment[i];
+	w->segment[i] = NONE;
+	w_park(&w->t[i], &w->parked[at]);
+	w->n_parked++;
+}
+
+/* Any thread does, in any that is parked, and writes there. */
+static void go_on(void)
+{
+	struct mwriter *w = &model.w[below(WRITERS)];
+	uint32_t i = below(THREADS), at, segment;
+	struct wthread place;
+
+	if (!w->live || !w->n_parked || w->has_grabbed[i])
+		return;
+	at = below(w->n_parked);
+	segment = w->parked_segment[at];
+	place = w->parked[at];
+	if (place.cursor + 200 > SEG - 8 * place.runs)
+		return;
+	w->n_parked--;
+	w->parked[at] = w->parked[w->n_parked];
+	w->parked_segment[at] = w->parked_segment[w->n_parked];
+	if (!w_go_on(&w->t[i], &place))
+		return;
+	CHECK(!model.segments[segment].gone);
+	if (w->segment[i] != NONE)
+		model.segments[w->segment[i]].sealed = model.polls;
+	model.segments[segment].sealed = 0;
+	w->segment[i] = segment;
+	write_run(w, i, below(TRACES),
+		  w->t[i].slot << BS_HANDLE_COUNT_BITS | ++w->handles_drawn[i],
+		  0, BS_RUN_FIRST | BS_RUN_LAST, 8, -1);
 }
 
 static void poll_node(void)
@@ -704,7 +753,7 @@ static void step(void)
 
 	model.now += below(3) * MS;
 	model.step++;
-	switch (below(40)) {
+	switch (below(43)) {
 	case 0:
 	case 1:
 		open_handle();
@@ -746,6 +795,13 @@ static void step(void)
 		break;
 	case 13:
 		kill_node();
+		break;
+	case 40:
+		park();
+		break;
+	case 41:
+	case 42:
+		go_on();
 		break;
 	case 14:
 	case 15:

@@ -61,8 +61,9 @@ static void write_directory(struct scribbler *s, uint32_t segment)
 	}
 	WRITE_ONCE(((struct bs_segment_header *)bytes)->runs, 64);
 	WRITE_ONCE(((struct bs_segment_header *)bytes)->slot, next(s) % 4);
-	WRITE_ONCE(((struct bs_segment_header *)bytes)->generation,
-		   1 + next(s) % 3);
+	WRITE_ONCE(((struct bs_segment_header *)bytes)->life,
+		   bs_life(1 + next(s) % 3, next(s) % 5));
+	fetch_add(&w_grants(&s->w)->moves, next(s) % 2);
 }
 
 static void *scribbles(void *arg)

@@ -232,8 +232,21 @@ static inline bool w_grab(struct wthread *t, struct bs_grant *grant)
 	return true;
 }
 
+/* What a segment is from here on. */
+static inline void w_set_life(const struct writer *w, uint32_t segment,
+			      enum bs_segment_state state)
+{
+	struct bs_segment_header *h =
+		(struct bs_segment_header *)(w->arena +
+					     (uint64_t)segment * SEG);
+
+	store_release(&h->life, bs_life(bs_life_generation(h->life), state));
+	__atomic_fetch_add(&w_grants(w)->moves, 1, __ATOMIC_RELEASE);
+}
+
 static inline void w_settle(struct wthread *t, const struct bs_grant *grant)
 {
+	uint32_t full = t->segment;
 	struct bs_segment_header *h;
 
 	t->segment = grant->segment & ~BS_GRANT_FRESH;
@@ -242,8 +255,39 @@ static inline void w_settle(struct wthread *t, const struct bs_grant *grant)
 	h = w_segment_header(t);
 	WRITE_ONCE(h->runs, 0);
 	WRITE_ONCE(h->slot, t->slot);
-	store_release(&h->generation, grant->generation);
+	store_release(&h->life, bs_life(grant->generation, BS_SEGMENT_HELD));
 	store_release(&w_area(t->w, t->slot)->segment, t->segment);
+	if (full != BS_SEGMENT_NONE)
+		w_set_life(t->w, full, BS_SEGMENT_SEALED);
+}
+
+/* Its thread has no segment any more; *place is where to go on in it. */
+static inline void w_park(struct wthread *t, struct wthread *place)
+{
+	*place = *t;
+	t->segment = BS_SEGMENT_NONE;
+	w_set_life(t->w, place->segment, BS_SEGMENT_PARKED);
+}
+
+/* False: the node has it. */
+static inline bool w_go_on(struct wthread *t, const struct wthread *place)
+{
+	struct bs_segment_header *h = w_segment_header(place);
+	uint64_t life = READ_ONCE(h->life);
+
+	if (bs_life_state(life) != BS_SEGMENT_PARKED ||
+	    !compare_and_swap(&h->life, &life,
+			      bs_life(bs_life_generation(life),
+				      BS_SEGMENT_HELD)))
+		return false;
+	if (t->segment != BS_SEGMENT_NONE)
+		w_set_life(t->w, t->segment, BS_SEGMENT_SEALED);
+	t->segment = place->segment;
+	t->cursor = place->cursor;
+	t->runs = place->runs;
+	WRITE_ONCE(h->slot, t->slot);
+	__atomic_fetch_add(&w_grants(t->w)->moves, 1, __ATOMIC_RELEASE);
+	return true;
 }
 
 static inline bool w_take_segment(struct wthread *t)

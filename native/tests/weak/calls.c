@@ -128,6 +128,13 @@ void __tsan_atomic_thread_fence(int order)
 	memory_fence(order);
 }
 
+/* Of the compiler alone. */
+void __tsan_atomic_signal_fence(int order);
+void __tsan_atomic_signal_fence(int order)
+{
+	(void)order;
+}
+
 #define CHANGE_OF(bits, type, name, expression)                                \
 	static uint64_t name##bits(uint64_t was, uint64_t operand)             \
 	{                                                                      \

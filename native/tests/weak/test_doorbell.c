@@ -73,7 +73,7 @@ static void wait_for_stock(void)
 
 static void use_stock(void)
 {
-	CHECK(bs_segment_take(&bs_thread));
+	CHECK(bs_segment_take(&bs_thread, 0));
 }
 
 static void stock_setup(void)

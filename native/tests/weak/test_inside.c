@@ -19,12 +19,12 @@
 static void take_some(void)
 {
 	for (uint32_t i = 0; i < TAKES; i++)
-		CHECK(bs_segment_take(&bs_thread));
+		CHECK(bs_segment_take(&bs_thread, 0));
 }
 
 static void take_one(void)
 {
-	CHECK(bs_segment_take(&bs_thread));
+	CHECK(bs_segment_take(&bs_thread, 0));
 }
 
 static void meet_pages(void)
@@ -54,7 +54,7 @@ static bool took;
 
 static void take_and_write(void)
 {
-	took = bs_segment_take(&bs_thread);
+	took = bs_segment_take(&bs_thread, 0);
 	if (took)
 		memset(bs_thread.cursor, 1, BS_RECORD_ALIGN);
 }

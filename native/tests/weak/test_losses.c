@@ -16,7 +16,7 @@ static uint32_t wrote;
 /* There is one segment, and no room is left in it. */
 static void use_up(void)
 {
-	CHECK(bs_segment_take(&bs_thread));
+	CHECK(bs_segment_take(&bs_thread, 0));
 	bs_thread.floor = bs_thread.cursor;
 }
 
