@@ -1,20 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real daemons are replaced by those of another release one by one, under load, and lose nothing."""
+"""Real daemons are replaced by those of another release one by one, under load, and lose nothing.
+
+Beside applications with the library of today runs one that was built when ABI 2 was frozen
+(native/tests/frozen), and is not replaced.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import queue
+import subprocess
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 import pytest
 
 from protocol.versions import Feature, Versions
-from testbed.topology import Network, started
+from testbed.topology import Network, Node, started
 from tests.cluster.release import OtherCoordinator, OtherNode
 from tests.cluster.test_two_nodes import (
     COORDINATOR,
@@ -24,6 +30,8 @@ from tests.cluster.test_two_nodes import (
     new_trace,
     service,
 )
+
+BUILD = Path(__file__).parents[2] / "build"
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(180)]
 
@@ -35,18 +43,60 @@ NEWER = Versions(4, 5, Feature.POLICY)
 _INTERVAL_S = 0.05
 
 
-class Load:
-    """One request after the other over both nodes, each of which fires a trigger."""
+_RECORDS = 20
 
-    def __init__(self, front: Service, peer: str) -> None:
+
+class FrozenApplication:
+    """A process with a client of the day when ABI 2 was frozen."""
+
+    def __init__(self, node: Node) -> None:
+        self._process = subprocess.Popen(
+            [BUILD / "native/tests/frozen/frozen_client", node.socket_path],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self.lost = self.attached = self.resumed = 0
+
+    def __enter__(self) -> FrozenApplication:
+        assert self._line() == "attached"
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+    def _line(self) -> str:
+        assert self._process.stdout is not None
+        return self._process.stdout.readline().strip()
+
+    def fire(self, trace: str) -> bool:
+        """Write a trace and fire a trigger for it. False when the process has ended."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{trace[:16]} {trace[16:]} {_RECORDS} 1\n")
+        self._process.stdin.flush()
+        answer = self._line()
+        if answer:
+            self.lost, self.attached, self.resumed = map(int, answer.split())
+        return bool(answer)
+
+
+class Load:
+    """One request after the other, each of which fires a trigger."""
+
+    def __init__(self, fire: Callable[[str], bool]) -> None:
         self.traces: list[str] = []
         self._served: queue.SimpleQueue[str] = queue.SimpleQueue()
-        self._front = front
-        self._peer = peer
+        self._fire = fire
         self._ends = threading.Event()
         self._thread = threading.Thread(target=self._run)
 
-    def __enter__(self) -> Load:
+    @classmethod
+    def over(cls, front: Service, peer: str) -> Self:
+        """Each request goes on to another node."""
+        return cls(lambda trace: front.do("fire", trace, peer) == "done")
+
+    def __enter__(self) -> Self:
         self._thread.start()
         return self
 
@@ -57,7 +107,7 @@ class Load:
     def _run(self) -> None:
         while not self._ends.wait(_INTERVAL_S):
             trace = new_trace()
-            if self._front.do("fire", trace, self._peer) != "done":
+            if not self._fire(trace):
                 return
             self.traces.append(trace)
             self._served.put(trace)
@@ -106,7 +156,7 @@ def await_spoken(here: Cluster, **protocols: int) -> None:
     raise AssertionError(f"after {DEADLINE_S} s is spoken: {said}, not {protocols}")
 
 
-def all_coherent(here: Cluster, traces: list[str]) -> None:
+def all_coherent(here: Cluster, traces: list[str], nodes: list[str]) -> None:
     deadline_s = time.monotonic() + DEADLINE_S
     missing = set(traces)
     while missing:
@@ -114,7 +164,7 @@ def all_coherent(here: Cluster, traces: list[str]) -> None:
         missing -= {
             found["trace_id"]
             for found in here.coordinator.ctl_json("traces")
-            if found["verdict"]["kind"] == "coherent" and found["nodes"] == ["alpha", "beta"]
+            if found["verdict"]["kind"] == "coherent" and found["nodes"] == nodes
         }
 
 
@@ -143,19 +193,27 @@ COORDINATOR_FIRST = (
 def test_one_after_the_other(tmp_path: Path, steps: Sequence[Step]) -> None:
     with releases("upgrade", tmp_path, OLDER) as running:
         here = running.cluster
-        with service(here.alpha) as front, service(here.beta):
+        with (
+            service(here.alpha) as front,
+            service(here.beta),
+            FrozenApplication(here.alpha) as frozen,
+        ):
             await_spoken(here, alpha=4, beta=4)
-            with Load(front, here.beta.host.address) as load:
+            with Load.over(front, here.beta.host.address) as load, Load(frozen.fire) as old_load:
                 load.goes_on()
+                old_load.goes_on()
                 for step in steps:
                     running.daemons[step.daemon].upgrade(NEWER)
                     await_spoken(here, alpha=step.alpha, beta=step.beta)
                     statuses = [node.control.status() for node in here.nodes]
                     assert {s["node"] for s in statuses if s["policy"]} == step.have_policy
                     load.goes_on()
-            all_coherent(here, load.traces)
+                    old_load.goes_on()
+            all_coherent(here, load.traces, ["alpha", "beta"])
+            all_coherent(here, old_load.traces, ["alpha"])
+            assert (frozen.lost, frozen.attached, frozen.resumed) == (0, 1, 1)
             # Nobody had to attach anew, and nothing was passed over.
-            for node in here.nodes:
+            for node, resumed in ((here.alpha, 2), (here.beta, 1)):
                 status = node.control.status()
-                assert (status["attach"]["resumed"], status["attach"]["attached"]) == (1, 0)
+                assert (status["attach"]["resumed"], status["attach"]["attached"]) == (resumed, 0)
                 assert status["core"]["unknown_messages"] == 0
