@@ -23,7 +23,7 @@
 
 static bool is_watched(const void *at)
 {
-	return explore_is_running() && memory_is_shared(at);
+	return turns_are_running() && memory_is_shared(at);
 }
 
 /* ----------------------------------------------------------------- plain --- */
@@ -38,7 +38,7 @@ static void write_plain(const void *at, size_t bytes, const void *site)
 {
 	if (!bytes || !is_watched(at))
 		return;
-	explore_mortal();
+	turns_mortal();
 	memory_write(at, bytes, site);
 }
 
@@ -116,13 +116,13 @@ static void step(enum op_kind kind, const void *at, uint32_t bytes, int order,
 			      .order = order,
 			      .site = site};
 
-	explore_step(&op);
+	turns_step(&op);
 }
 
 void __tsan_atomic_thread_fence(int order);
 void __tsan_atomic_thread_fence(int order)
 {
-	if (!explore_is_running())
+	if (!turns_are_running())
 		return;
 	step(OP_FENCE, NULL, 0, order, SITE);
 	memory_fence(order);
@@ -268,19 +268,19 @@ int __real_pthread_mutex_unlock(pthread_mutex_t *mutex);
 
 int __wrap_pthread_mutex_lock(pthread_mutex_t *mutex)
 {
-	if (!explore_is_running())
+	if (!turns_are_running())
 		return __real_pthread_mutex_lock(mutex);
 	if (memory_is_shared(mutex))
-		explore_lock(mutex, SITE);
+		turns_lock(mutex, SITE);
 	return 0;
 }
 
 int __wrap_pthread_mutex_unlock(pthread_mutex_t *mutex)
 {
-	if (!explore_is_running())
+	if (!turns_are_running())
 		return __real_pthread_mutex_unlock(mutex);
 	if (memory_is_shared(mutex))
-		explore_unlock(mutex);
+		turns_unlock(mutex);
 	return 0;
 }
 
@@ -328,7 +328,7 @@ int __wrap_nanosleep(const struct timespec *time, struct timespec *left)
 {
 	(void)time;
 	(void)left;
-	explore_pause(SITE);
+	turns_pause(SITE);
 	return 0;
 }
 
@@ -350,7 +350,7 @@ static long sleep_on(const uint32_t *const *words, const uint32_t *values,
 			goto again;
 	}
 	CHECK(n_shared);
-	explore_look(shared, n_shared, site);
+	turns_look(shared, n_shared, site);
 	memory_fence(__ATOMIC_SEQ_CST);
 	for (uint32_t i = 0; i < n; i++) {
 		if (memory_is_shared(words[i]) &&
@@ -358,7 +358,7 @@ static long sleep_on(const uint32_t *const *words, const uint32_t *values,
 				__ATOMIC_RELAXED) != values[i])
 			goto again;
 	}
-	explore_sleep();
+	turns_sleep();
 	return 0;
 again:
 	errno = EAGAIN;
@@ -369,7 +369,7 @@ static long wake_all(const uint32_t *word, const void *site)
 {
 	step(OP_WAKE, word, 0, __ATOMIC_SEQ_CST, site);
 	memory_fence(__ATOMIC_SEQ_CST);
-	explore_wake(word);
+	turns_wake(word);
 	return 0;
 }
 
@@ -413,13 +413,13 @@ long __wrap_syscall(long number, ...)
 	va_start(args, number);
 	switch (number) {
 	case SYS_gettid:
-		result = 1000 + (long)explore_self();
+		result = 1000 + (long)turns_self();
 		break;
 	case SYS_futex:
-		result = explore_is_running() ? futex(args, site) : 0;
+		result = turns_are_running() ? futex(args, site) : 0;
 		break;
 	case SYS_futex_waitv:
-		CHECK(explore_is_running());
+		CHECK(turns_are_running());
 		result = futex_waitv(args, site);
 		break;
 	default:

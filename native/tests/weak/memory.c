@@ -67,7 +67,7 @@ static uint32_t n_locks;
 
 static struct party *self(void)
 {
-	return &parties[explore_self()];
+	return &parties[turns_self()];
 }
 
 /* Only the child of one execution has them: nothing is given back. */
@@ -227,7 +227,7 @@ static void byte_accessed(struct region *r, size_t offset, enum access access,
 {
 	struct shadow *s = &r->shadow[offset];
 	const struct clock *mine = &self()->now.happened;
-	uint32_t me = explore_self();
+	uint32_t me = turns_self();
 
 	for (uint32_t a = 0; a < ACCESSES; a++) {
 		for (uint32_t p = 0; p < WEAK_PARTIES; p++) {
@@ -246,7 +246,7 @@ static void accessed(const void *at, size_t bytes, enum access access,
 	struct region *r = region_at(at);
 	size_t offset = (size_t)((const uint8_t *)at - r->at);
 
-	self()->now.happened.of[explore_self()]++;
+	self()->now.happened.of[turns_self()]++;
 	for (size_t i = 0; i < bytes && offset + i < r->bytes; i++)
 		byte_accessed(r, offset + i, access, site);
 }
@@ -349,8 +349,8 @@ static void see(uint32_t location, uint16_t message, int order)
 	struct party *p = self();
 
 	p->now.seen[location] = message;
-	steps_join(explore_steps(), &m->steps);
-	explore_deed()->newer = (uint32_t)locations[location].n - 1 - m->place;
+	steps_join(turns_steps(), &m->steps);
+	turns_deed()->newer = (uint32_t)locations[location].n - 1 - m->place;
 	if (!m->view)
 		return;
 	if (acquires(order)) {
@@ -370,7 +370,7 @@ static void put(uint32_t location, uint16_t message, int order,
 	struct party *p = self();
 
 	p->now.seen[location] = message;
-	m->steps = *explore_steps();
+	m->steps = *turns_steps();
 	if (releases(order)) {
 		m->view = view_new();
 		view_copy(m->view, &p->now);
@@ -395,10 +395,10 @@ uint64_t memory_load(const void *at, uint32_t bytes, int order)
 	uint32_t back;
 
 	accessed(at, bytes, ATOMIC_READ, NULL);
-	back = explore_choose(location->n - oldest);
+	back = choose(location->n - oldest);
 	see(l, location->order[location->n - 1 - back], order);
-	explore_deed()->was = messages[self()->now.seen[l]].value;
-	return explore_deed()->was;
+	turns_deed()->was = messages[self()->now.seen[l]].value;
+	return turns_deed()->was;
 }
 
 void memory_store(void *at, uint32_t bytes, uint64_t value, int order)
@@ -414,9 +414,9 @@ void memory_store(void *at, uint32_t bytes, uint64_t value, int order)
 		if (i == location->n || !messages[location->order[i]].is_change)
 			places[n++] = i;
 	}
-	place = places[explore_choose(n)];
-	explore_deed()->is = value;
-	explore_deed()->before = location->n - place;
+	place = places[choose(n)];
+	turns_deed()->is = value;
+	turns_deed()->before = location->n - place;
 	put(l, message_add(location, place, value), order, NULL);
 }
 
@@ -431,8 +431,8 @@ static void changed(uint32_t l, uint16_t old, uint64_t value, int order)
 	uint32_t place = messages[old].place + 1u;
 	uint16_t message;
 
-	explore_deed()->is = value;
-	explore_deed()->before = location->n - place;
+	turns_deed()->is = value;
+	turns_deed()->before = location->n - place;
 	message = message_add(location, place, value);
 	messages[message].is_change = true;
 	put(l, message, order, &messages[old]);
@@ -453,9 +453,9 @@ uint64_t memory_change(void *at, uint32_t bytes,
 		if (may_change(location, i))
 			may[n++] = location->order[i];
 	}
-	old = may[explore_choose(n)];
+	old = may[choose(n)];
 	see(l, old, order);
-	explore_deed()->was = messages[old].value;
+	turns_deed()->was = messages[old].value;
 	changed(l, old, change(messages[old].value, operand), order);
 	return messages[old].value;
 }
@@ -474,8 +474,8 @@ uint64_t memory_swap(void *at, uint32_t bytes, uint64_t expected,
 		    may_change(location, i))
 			may[n++] = location->order[i];
 	}
-	old = may[explore_choose(n)];
-	explore_deed()->was = explore_deed()->is = messages[old].value;
+	old = may[choose(n)];
+	turns_deed()->was = turns_deed()->is = messages[old].value;
 	if (messages[old].value != expected) {
 		accessed(at, bytes, ATOMIC_READ, NULL);
 		see(l, old, failure);
@@ -496,8 +496,8 @@ void memory_fence(int order)
 		p->has_acquired = false;
 	}
 	if (order == __ATOMIC_SEQ_CST) {
-		steps_join(explore_steps(), &fence_steps);
-		fence_steps = *explore_steps();
+		steps_join(turns_steps(), &fence_steps);
+		fence_steps = *turns_steps();
 		seen_join(&p->now, &fences);
 		seen_join(&fences, &p->now);
 	}
@@ -556,16 +556,16 @@ void memory_lock(const void *mutex)
 	struct lock *l = lock_of(mutex);
 
 	view_join(&self()->now, &l->view);
-	steps_join(explore_steps(), &l->steps);
+	steps_join(turns_steps(), &l->steps);
 }
 
 void memory_unlock(const void *mutex)
 {
 	struct lock *l = lock_of(mutex);
 
-	self()->now.happened.of[explore_self()]++;
+	self()->now.happened.of[turns_self()]++;
 	view_join(&l->view, &self()->now);
-	l->steps = *explore_steps();
+	l->steps = *turns_steps();
 }
 
 /* What setup did has happened before all. */

@@ -41,35 +41,68 @@ struct deed {
 	bool died;
 };
 
-/* --------------------------------------------------------------- explore --- */
+/* --------------------------------------------------------------- choices --- */
 
+/* 0 is what happens where nothing is unusual. */
+uint32_t choose(uint32_t n);
+/* Whose turn it is, of parties (bits) that can go on; `party` is that of the step
+ * before. *point: at which it was chosen. */
+uint32_t choose_turn(uint8_t can, uint8_t asleep, uint32_t party,
+		     uint32_t *point);
+/* Try that party's step at that point, too. */
+void choices_want(uint32_t point, uint32_t party);
+/* Whose step need not be tried after that point, unless what was done there
+ * concerns it. */
+uint8_t choices_asleep(uint32_t point);
+/* Once, before there are processes. */
+void choices_new(void);
+/* None were made. */
+void choices_begin(void);
+/* These, as choices_print() says them, and no others. */
+void choices_read(const char *text);
+/* The execution has ended. */
+void choices_end(void);
+/* To the next execution. False: all were tried. */
+bool choices_go_on(void);
+void choices_print(void);
+
+/* ----------------------------------------------------------------- turns --- */
+
+/* An execution, until nobody can go on. Returns how many steps it had. */
+uint32_t turns_run(const struct weak_scenario *scenario);
+bool turns_are_running(void);
+uint32_t turns_self(void);
 /* Before each access: others may have their turn first. Returns when it is ours
  * again. */
-void explore_step(const struct op *op);
-/* 0 is what happens where nothing is unusual. */
-uint32_t explore_choose(uint32_t n);
+void turns_step(const struct op *op);
 /* Where the party may die without anybody else having a turn. */
-void explore_mortal(void);
-bool explore_is_running(void);
-uint32_t explore_self(void);
+void turns_mortal(void);
 /* futex_wait: look at words; then sleep on them, unless they have changed. */
-void explore_look(const void *const *words, uint32_t n, const void *site);
-void explore_sleep(void);
-void explore_wake(const void *word);
-void explore_lock(const void *mutex, const void *site);
-void explore_unlock(const void *mutex);
+void turns_look(const void *const *words, uint32_t n, const void *site);
+void turns_sleep(void);
+void turns_wake(const void *word);
+void turns_lock(const void *mutex, const void *site);
+void turns_unlock(const void *mutex);
 /* Until somebody else has done something. */
-void explore_pause(const void *site);
+void turns_pause(const void *site);
 /* The order in which things depend on each other, for partial-order reduction:
  * how many steps of each party came before. */
 struct steps {
 	uint32_t of[WEAK_PARTIES];
 };
-struct steps *explore_steps(void);
-struct deed *explore_deed(void);
+struct steps *turns_steps(void);
 void steps_join(struct steps *to, const struct steps *from);
+struct deed *turns_deed(void);
+/* All steps so far; nobody goes on after that. */
+void turns_print(void);
+
+/* --------------------------------------------------------------- explore --- */
+
+/* Both end the process of the execution. */
 __attribute__((format(printf, 1, 2), noreturn)) void
 explore_fail(const char *format, ...);
+/* Another execution shows the same. */
+__attribute__((noreturn)) void explore_leave(void);
 
 /* ---------------------------------------------------------------- memory --- */
 

@@ -9,7 +9,9 @@
  *
  *   calls.c     what the compiler calls instead; what libc and the kernel do
  *   memory.c    what a load may see; which accesses race
- *   explore.c   whose turn it is; which executions need not be tried
+ *   turns.c     whose turn it is; which steps must be tried in another order
+ *   choices.c   what was chosen, and which choices are left
+ *   explore.c   all executions of a scenario, each in a process of its own
  *   report.c    an execution that failed, in words
  *   mapping.c   one mapping for each memfd, for both of its sides
  *   process.c   a client process and its node, without the socket in between
