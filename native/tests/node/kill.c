@@ -8,9 +8,7 @@
 
 #include "check.h"
 #include "kill.h"
-
-/* The compiler and the linker want these names, and macros take types. */
-/* NOLINTBEGIN(bugprone-reserved-identifier, bugprone-macro-parentheses) */
+#include "tsan_calls.h"
 
 /* -------------------------------------------------------------- mappings --- */
 
@@ -22,6 +20,7 @@ static struct {
 } ranges[RANGES_MAX];
 static uint32_t n_ranges;
 
+/* NOLINTBEGIN(bugprone-reserved-identifier): the linker's names */
 /* What the linker calls instead of the three (--wrap), as they are named where
  * an off_t has 64 bits. */
 void *__wrap_mmap64(void *at, size_t bytes, int access, int flags, int fd,
@@ -62,6 +61,7 @@ int __wrap_madvise(void *at, size_t bytes, int advice)
 {
 	return advice == MADV_DONTFORK ? 0 : __real_madvise(at, bytes, advice);
 }
+/* NOLINTEND(bugprone-reserved-identifier) */
 
 /* ---------------------------------------------------------------- stores --- */
 
@@ -97,124 +97,26 @@ static void before_store(const void *at)
 		_exit(KILLED);
 }
 
-/* What the compiler calls. */
-
-#define READ_OF(name)                                                          \
-	void name(const void *at);                                             \
-	void name(const void *at)                                              \
-	{                                                                      \
-		(void)at;                                                      \
-	}
-
-#define WRITE_OF(name)                                                         \
-	void name(void *at);                                                   \
-	void name(void *at)                                                    \
-	{                                                                      \
-		before_store(at);                                              \
-	}
-
-READ_OF(__tsan_read1)
-READ_OF(__tsan_read2)
-READ_OF(__tsan_read4)
-READ_OF(__tsan_read8)
-READ_OF(__tsan_read16)
-READ_OF(__tsan_unaligned_read2)
-READ_OF(__tsan_unaligned_read4)
-READ_OF(__tsan_unaligned_read8)
-READ_OF(__tsan_unaligned_read16)
-WRITE_OF(__tsan_write1)
-WRITE_OF(__tsan_write2)
-WRITE_OF(__tsan_write4)
-WRITE_OF(__tsan_write8)
-WRITE_OF(__tsan_write16)
-WRITE_OF(__tsan_unaligned_write2)
-WRITE_OF(__tsan_unaligned_write4)
-WRITE_OF(__tsan_unaligned_write8)
-WRITE_OF(__tsan_unaligned_write16)
-READ_OF(__tsan_func_entry)
-
-void __tsan_init(void);
-void __tsan_init(void)
-{
-}
-
-void __tsan_func_exit(void);
-void __tsan_func_exit(void)
-{
-}
-
-void __tsan_read_range(const void *at, unsigned long bytes);
-void __tsan_read_range(const void *at, unsigned long bytes)
+void called_read(const void *at, size_t bytes, const void *site)
 {
 	(void)at;
 	(void)bytes;
+	(void)site;
 }
 
-void __tsan_write_range(void *at, unsigned long bytes);
-void __tsan_write_range(void *at, unsigned long bytes)
+void called_write(void *at, size_t bytes, const void *site)
 {
 	(void)bytes;
+	(void)site;
 	before_store(at);
 }
 
-void __tsan_atomic_thread_fence(int order);
-void __tsan_atomic_thread_fence(int order)
+bool called_atomic(struct atomic_call *call)
 {
-	(void)order;
-	__atomic_thread_fence(__ATOMIC_SEQ_CST);
+	if (call->kind != ATOMIC_LOAD && call->kind != ATOMIC_FENCE)
+		before_store(call->at);
+	return false;
 }
-
-#define ATOMICS_OF(bits, type)                                                 \
-	type __tsan_atomic##bits##_load(const type *at, int order);            \
-	type __tsan_atomic##bits##_load(const type *at, int order)             \
-	{                                                                      \
-		(void)order;                                                   \
-		return __atomic_load_n(at, __ATOMIC_SEQ_CST);                  \
-	}                                                                      \
-	void __tsan_atomic##bits##_store(type *at, type value, int order);     \
-	void __tsan_atomic##bits##_store(type *at, type value, int order)      \
-	{                                                                      \
-		(void)order;                                                   \
-		before_store(at);                                              \
-		__atomic_store_n(at, value, __ATOMIC_SEQ_CST);                 \
-	}                                                                      \
-	type __tsan_atomic##bits##_fetch_add(type *at, type value, int order); \
-	type __tsan_atomic##bits##_fetch_add(type *at, type value, int order)  \
-	{                                                                      \
-		(void)order;                                                   \
-		before_store(at);                                              \
-		return __atomic_fetch_add(at, value, __ATOMIC_SEQ_CST);        \
-	}                                                                      \
-	int __tsan_atomic##bits##_compare_exchange_strong(                     \
-		type *at, type *expected, type desired, int success,           \
-		int failure);                                                  \
-	int __tsan_atomic##bits##_compare_exchange_strong(                     \
-		type *at, type *expected, type desired, int success,           \
-		int failure)                                                   \
-	{                                                                      \
-		(void)success;                                                 \
-		(void)failure;                                                 \
-		before_store(at);                                              \
-		return __atomic_compare_exchange_n(at, expected, desired,      \
-						   false, __ATOMIC_SEQ_CST,    \
-						   __ATOMIC_SEQ_CST);          \
-	}                                                                      \
-	type __tsan_atomic##bits##_compare_exchange_val(                       \
-		type *at, type expected, type desired, int success,            \
-		int failure);                                                  \
-	type __tsan_atomic##bits##_compare_exchange_val(                       \
-		type *at, type expected, type desired, int success,            \
-		int failure)                                                   \
-	{                                                                      \
-		__tsan_atomic##bits##_compare_exchange_strong(                 \
-			at, &expected, desired, success, failure);             \
-		return expected;                                               \
-	}
-
-ATOMICS_OF(8, uint8_t)
-ATOMICS_OF(16, uint16_t)
-ATOMICS_OF(32, uint32_t)
-ATOMICS_OF(64, uint64_t)
 
 /* ---------------------------------------------------------------- images --- */
 
@@ -262,5 +164,3 @@ void image_free(struct image *image)
 		free(image->parts[i].content);
 	image->n_parts = 0;
 }
-
-/* NOLINTEND(bugprone-reserved-identifier, bugprone-macro-parentheses) */

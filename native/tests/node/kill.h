@@ -2,10 +2,10 @@
 /*
  * To kill a node at any of its stores to shared memory. The node is compiled
  * with -fsanitize=thread for this, and linked with kill.c instead of TSan: so
- * each load and store calls us before it is made; and mmap, munmap and madvise
- * are ours (--wrap). The node lives in a forked
- * process, which ends at the store that was asked for, as a kill would end it;
- * what it has done by then stands in the memfds.
+ * each store calls us before it is made (tsan_calls.h); and mmap, munmap and
+ * madvise are ours (--wrap). The node lives in a forked process, which ends at the
+ * store that was asked for, as a kill would end it; what it has done by then stands
+ * in the memfds.
  */
 #ifndef BS_TEST_KILL_H
 #define BS_TEST_KILL_H

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the compiler calls for TSan; and libc and the kernel, as far as they
- * read, write, wait or tell the time. Memory that is not shared is accessed as
- * it always is. */
+/* The accesses that the compiler tells of (tsan_calls.h); and libc and the kernel,
+ * as far as they read, write, wait or tell the time. Memory that is not shared is
+ * accessed as it always is. */
 #include <errno.h>
 #include <limits.h>
 #include <linux/futex.h>
@@ -15,9 +15,10 @@
 #include "check.h"
 #include "mapping.h"
 #include "model.h"
+#include "tsan_calls.h"
 
-/* The compiler and the linker want these names, and macros take types. */
-/* NOLINTBEGIN(bugprone-reserved-identifier, bugprone-macro-parentheses) */
+/* The linker wants these names. */
+/* NOLINTBEGIN(bugprone-reserved-identifier) */
 
 #define SITE __builtin_return_address(0)
 
@@ -26,86 +27,21 @@ static bool is_watched(const void *at)
 	return turns_are_running() && memory_is_shared(at);
 }
 
-/* ----------------------------------------------------------------- plain --- */
+/* ------------------------------------------------------------- the compiler --- */
 
-static void read_plain(const void *at, size_t bytes, const void *site)
+void called_read(const void *at, size_t bytes, const void *site)
 {
 	if (bytes && is_watched(at))
 		memory_read(at, bytes, site);
 }
 
-static void write_plain(const void *at, size_t bytes, const void *site)
+void called_write(void *at, size_t bytes, const void *site)
 {
 	if (!bytes || !is_watched(at))
 		return;
 	turns_mortal();
 	memory_write(at, bytes, site);
 }
-
-#define READ_OF(bytes)                                                         \
-	void __tsan_read##bytes(const void *at);                               \
-	void __tsan_read##bytes(const void *at)                                \
-	{                                                                      \
-		read_plain(at, bytes, SITE);                                   \
-	}                                                                      \
-	void __tsan_unaligned_read##bytes(const void *at);                     \
-	void __tsan_unaligned_read##bytes(const void *at)                      \
-	{                                                                      \
-		read_plain(at, bytes, SITE);                                   \
-	}
-
-#define WRITE_OF(bytes)                                                        \
-	void __tsan_write##bytes(void *at);                                    \
-	void __tsan_write##bytes(void *at)                                     \
-	{                                                                      \
-		write_plain(at, bytes, SITE);                                  \
-	}                                                                      \
-	void __tsan_unaligned_write##bytes(void *at);                          \
-	void __tsan_unaligned_write##bytes(void *at)                           \
-	{                                                                      \
-		write_plain(at, bytes, SITE);                                  \
-	}
-
-READ_OF(1)
-READ_OF(2)
-READ_OF(4)
-READ_OF(8)
-READ_OF(16)
-WRITE_OF(1)
-WRITE_OF(2)
-WRITE_OF(4)
-WRITE_OF(8)
-WRITE_OF(16)
-
-void __tsan_read_range(const void *at, unsigned long bytes);
-void __tsan_read_range(const void *at, unsigned long bytes)
-{
-	read_plain(at, bytes, SITE);
-}
-
-void __tsan_write_range(void *at, unsigned long bytes);
-void __tsan_write_range(void *at, unsigned long bytes)
-{
-	write_plain(at, bytes, SITE);
-}
-
-void __tsan_init(void);
-void __tsan_init(void)
-{
-}
-
-void __tsan_func_entry(const void *site);
-void __tsan_func_entry(const void *site)
-{
-	(void)site;
-}
-
-void __tsan_func_exit(void);
-void __tsan_func_exit(void)
-{
-}
-
-/* ---------------------------------------------------------------- atomic --- */
 
 static void step(enum op_kind kind, const void *at, uint32_t bytes, int order,
 		 const void *site)
@@ -119,112 +55,38 @@ static void step(enum op_kind kind, const void *at, uint32_t bytes, int order,
 	turns_step(&op);
 }
 
-void __tsan_atomic_thread_fence(int order);
-void __tsan_atomic_thread_fence(int order)
+bool called_atomic(struct atomic_call *c)
 {
-	if (!turns_are_running())
-		return;
-	step(OP_FENCE, NULL, 0, order, SITE);
-	memory_fence(order);
-}
+	static const enum op_kind ops[] = {
+		[ATOMIC_LOAD] = OP_LOAD,     [ATOMIC_STORE] = OP_STORE,
+		[ATOMIC_CHANGE] = OP_CHANGE, [ATOMIC_SWAP] = OP_CHANGE,
+		[ATOMIC_FENCE] = OP_FENCE,
+	};
 
-/* Of the compiler alone. */
-void __tsan_atomic_signal_fence(int order);
-void __tsan_atomic_signal_fence(int order)
-{
-	(void)order;
-}
-
-#define CHANGE_OF(bits, type, name, expression)                                \
-	static uint64_t name##bits(uint64_t was, uint64_t operand)             \
-	{                                                                      \
-		(void)was;                                                     \
-		return (type)(expression);                                     \
-	}                                                                      \
-	type __tsan_atomic##bits##_##name(type *at, type value, int order);    \
-	type __tsan_atomic##bits##_##name(type *at, type value, int order)     \
-	{                                                                      \
-		type was;                                                      \
-                                                                               \
-		if (!is_watched(at)) {                                         \
-			was = *at;                                             \
-			*at = (type)name##bits(was, value);                    \
-			return was;                                            \
-		}                                                              \
-		step(OP_CHANGE, at, sizeof(*at), order, SITE);                 \
-		return (type)memory_change(at, sizeof(*at), name##bits, value, \
-					   order);                             \
+	if (c->kind == ATOMIC_FENCE ? !turns_are_running() : !is_watched(c->at))
+		return false;
+	step(ops[c->kind], c->at, c->bytes, c->order, c->site);
+	switch (c->kind) {
+	case ATOMIC_LOAD:
+		c->was = memory_load(c->at, c->bytes, c->order);
+		break;
+	case ATOMIC_STORE:
+		memory_store(c->at, c->bytes, c->value, c->order);
+		break;
+	case ATOMIC_CHANGE:
+		c->was = memory_change(c->at, c->bytes, c->change, c->value,
+				       c->order);
+		break;
+	case ATOMIC_SWAP:
+		c->was = memory_swap(c->at, c->bytes, c->expected, c->value,
+				     c->order, c->failure_order);
+		break;
+	case ATOMIC_FENCE:
+		memory_fence(c->order);
+		break;
 	}
-
-#define ATOMICS_OF(bits, type)                                                 \
-	type __tsan_atomic##bits##_load(const type *at, int order);            \
-	type __tsan_atomic##bits##_load(const type *at, int order)             \
-	{                                                                      \
-		if (!is_watched(at))                                           \
-			return *at;                                            \
-		step(OP_LOAD, at, sizeof(*at), order, SITE);                   \
-		return (type)memory_load(at, sizeof(*at), order);              \
-	}                                                                      \
-	void __tsan_atomic##bits##_store(type *at, type value, int order);     \
-	void __tsan_atomic##bits##_store(type *at, type value, int order)      \
-	{                                                                      \
-		if (!is_watched(at)) {                                         \
-			*at = value;                                           \
-			return;                                                \
-		}                                                              \
-		step(OP_STORE, at, sizeof(*at), order, SITE);                  \
-		memory_store(at, sizeof(*at), value, order);                   \
-	}                                                                      \
-	CHANGE_OF(bits, type, exchange, operand)                               \
-	CHANGE_OF(bits, type, fetch_add, was + operand)                        \
-	CHANGE_OF(bits, type, fetch_sub, was - operand)                        \
-	CHANGE_OF(bits, type, fetch_or, was | operand)                         \
-	CHANGE_OF(bits, type, fetch_and, was &operand)                         \
-	static type swap##bits(type *at, type expected, type desired,          \
-			       int success, int failure, const void *site)     \
-	{                                                                      \
-		type was;                                                      \
-                                                                               \
-		if (!is_watched(at)) {                                         \
-			was = *at;                                             \
-			if (was == expected)                                   \
-				*at = desired;                                 \
-			return was;                                            \
-		}                                                              \
-		step(OP_CHANGE, at, sizeof(*at), success, site);               \
-		return (type)memory_swap(at, sizeof(*at), expected, desired,   \
-					 success, failure);                    \
-	}                                                                      \
-	type __tsan_atomic##bits##_compare_exchange_val(                       \
-		type *at, type expected, type desired, int success,            \
-		int failure);                                                  \
-	type __tsan_atomic##bits##_compare_exchange_val(                       \
-		type *at, type expected, type desired, int success,            \
-		int failure)                                                   \
-	{                                                                      \
-		return swap##bits(at, expected, desired, success, failure,     \
-				  SITE);                                       \
-	}                                                                      \
-	int __tsan_atomic##bits##_compare_exchange_strong(                     \
-		type *at, type *expected, type desired, int success,           \
-		int failure);                                                  \
-	int __tsan_atomic##bits##_compare_exchange_strong(                     \
-		type *at, type *expected, type desired, int success,           \
-		int failure)                                                   \
-	{                                                                      \
-		type was = swap##bits(at, *expected, desired, success,         \
-				      failure, SITE);                          \
-                                                                               \
-		if (was == *expected)                                          \
-			return 1;                                              \
-		*expected = was;                                               \
-		return 0;                                                      \
-	}
-
-ATOMICS_OF(8, uint8_t)
-ATOMICS_OF(16, uint16_t)
-ATOMICS_OF(32, uint32_t)
-ATOMICS_OF(64, uint64_t)
+	return true;
+}
 
 /* ------------------------------------------------------------------ libc --- */
 
@@ -235,28 +97,28 @@ void *weak_memset(void *to, int value, size_t bytes);
 int weak_memcmp(const void *a, const void *b, size_t bytes);
 void *weak_memcpy(void *to, const void *from, size_t bytes)
 {
-	read_plain(from, bytes, SITE);
-	write_plain(to, bytes, SITE);
+	called_read(from, bytes, SITE);
+	called_write(to, bytes, SITE);
 	return memmove(to, from, bytes);
 }
 
 void *weak_memmove(void *to, const void *from, size_t bytes)
 {
-	read_plain(from, bytes, SITE);
-	write_plain(to, bytes, SITE);
+	called_read(from, bytes, SITE);
+	called_write(to, bytes, SITE);
 	return memmove(to, from, bytes);
 }
 
 void *weak_memset(void *to, int value, size_t bytes)
 {
-	write_plain(to, bytes, SITE);
+	called_write(to, bytes, SITE);
 	return memset(to, value, bytes);
 }
 
 int weak_memcmp(const void *a, const void *b, size_t bytes)
 {
-	read_plain(a, bytes, SITE);
-	read_plain(b, bytes, SITE);
+	called_read(a, bytes, SITE);
+	called_read(b, bytes, SITE);
 	return memcmp(a, b, bytes);
 }
 
@@ -430,4 +292,4 @@ long __wrap_syscall(long number, ...)
 	return result;
 }
 
-/* NOLINTEND(bugprone-reserved-identifier, bugprone-macro-parentheses) */
+/* NOLINTEND(bugprone-reserved-identifier) */

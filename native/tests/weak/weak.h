@@ -7,7 +7,7 @@
  * sees. All that can happen is tried, one execution after the other, each in a
  * forked process of its own.
  *
- *   calls.c     what the compiler calls instead; what libc and the kernel do
+ *   calls.c     what is done at each access (tsan_calls.h); what libc and the kernel do
  *   memory.c    what a load may see; which accesses race
  *   turns.c     whose turn it is; which steps must be tried in another order
  *   choices.c   what was chosen, and which choices are left
