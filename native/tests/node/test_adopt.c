@@ -10,13 +10,11 @@ static struct decoded d;
 static void losses_are_told(void)
 {
 	struct bsn_config config = test_config(8 << 20);
-	struct bsn *n = test_node(&config);
 	struct bsn_slice s;
 	struct writer w;
 	struct wthread t;
+	struct bsn *n = node_with_writer(&config, &w, &t);
 
-	writer_attach(&w, n, START);
-	t = writer_thread(&w, 0);
 	/* Before any segment, between runs, and of a collected trace. */
 	w_lose(&t, trace_id(1), BS_RUN_FIRST | BS_RUN_LAST, 100);
 	CHECK(w_trace(&t, trace_id(2), 100, START));
@@ -49,8 +47,7 @@ static void losses_are_told(void)
 	CHECK(w_trace(&t, trace_id(5), 100, START));
 	collect(n, trace_id(5), START, &s);
 	CHECK_EQ(s.flags, BSN_SLICE_MAYBE_LOSSY | BSN_SLICE_HELD);
-	writer_close(&w);
-	bsn_free(n);
+	free_with_writer(n, &w);
 }
 
 static void an_exit_leaves_the_open_run(void)
@@ -260,14 +257,12 @@ static void a_poll_commits_once(void)
 static void a_restart_keeps_second_chances_and_tombstones(void)
 {
 	struct bsn_config config = test_config(4 << 20);
-	struct bsn *n = test_node(&config);
 	struct bsn_slice s;
 	struct writer w;
 	struct wthread t;
 	uint64_t now = START;
+	struct bsn *n = node_with_writer(&config, &w, &t);
 
-	writer_attach(&w, n, now);
-	t = writer_thread(&w, 0);
 	w_show(&t, 1);
 	CHECK(w_begin(&t, trace_id(1), 1, 0, BS_RUN_FIRST, 1000));
 	w_record(&t, BS_RECORD_DATA, "begin", 6, now);
@@ -299,8 +294,7 @@ static void a_restart_keeps_second_chances_and_tombstones(void)
 	}
 	collect(n, trace_id(1299), now, &s);
 	CHECK_EQ(s.flags, BSN_SLICE_EVICTED);
-	writer_close(&w);
-	bsn_free(n);
+	free_with_writer(n, &w);
 }
 
 static int adopt(struct bsn *n, const struct writer *w,
@@ -388,8 +382,7 @@ static void refuses_what_is_not_ours(void)
 	writer_attach(&w, n, START);
 	CHECK_EQ(bsn_adopt_store(n, START, h.store), -EBUSY);
 	CHECK_EQ(bsn_adopt_keep(n, START, h.keep), -EBUSY);
-	writer_close(&w);
-	bsn_free(n);
+	free_with_writer(n, &w);
 	close(h.store);
 	close(h.keep);
 }
@@ -426,8 +419,7 @@ static void a_trigger_outlives_who_took_it(void)
 	for (uint32_t i = 0; i < BS_TRIGGER_CELLS; i++)
 		w_trigger(&w, trace_id(10 + i), "slow", START + 2 * MS);
 	CHECK_EQ(bsn_poll(n, START + 2 * MS), BS_TRIGGER_CELLS);
-	writer_close(&w);
-	bsn_free(n);
+	free_with_writer(n, &w);
 }
 
 static void clients_are_bounded(void)

@@ -10,16 +10,14 @@ static const uint8_t payload[BS_PAYLOAD_MAX];
 static void collects_what_was_written(void)
 {
 	struct bsn_config config = test_config(8 << 20);
-	struct bsn *n = test_node(&config);
 	struct writer w;
 	struct wthread t;
 	struct bsn_slice s;
 	struct bsn_metrics m;
 	struct bs_piece_process process;
 	struct bs_clock_pair pair;
+	struct bsn *n = node_with_writer(&config, &w, &t);
 
-	writer_attach(&w, n, START);
-	t = writer_thread(&w, 0);
 	for (uint32_t i = 0; i < 1000; i++)
 		CHECK(w_trace(&t, trace_id(i), 100, START + i));
 	CHECK_EQ(bsn_poll(n, START + MS), 0);
@@ -60,8 +58,7 @@ static void collects_what_was_written(void)
 	CHECK_EQ(s.flags, 0);
 	CHECK_EQ(s.bytes, 0);
 	check_invariants(n);
-	writer_close(&w);
-	bsn_free(n);
+	free_with_writer(n, &w);
 }
 
 /* Collected again, even in the same instant or by another store, a trace has
@@ -91,14 +88,12 @@ static void slices_differ_in_epoch(void)
 static void later_runs_follow(void)
 {
 	struct bsn_config config = test_config(8 << 20);
-	struct bsn *n = test_node(&config);
 	struct bsn_event events[8];
 	struct bsn_slice s;
 	struct writer w;
 	struct wthread t;
+	struct bsn *n = node_with_writer(&config, &w, &t);
 
-	writer_attach(&w, n, START);
-	t = writer_thread(&w, 0);
 	collect(n, trace_id(1), START, &s);
 	CHECK_EQ(bsn_poll(n, START), 1);
 	CHECK_EQ(bsn_events(n, events, 8), 1);
@@ -132,8 +127,7 @@ static void later_runs_follow(void)
 	CHECK_EQ(bsn_slice_info(n, trace_id(1), &s), 0);
 	CHECK_EQ(s.open_handles, 0);
 	CHECK_EQ(s.flags, BSN_SLICE_HELD);
-	writer_close(&w);
-	bsn_free(n);
+	free_with_writer(n, &w);
 }
 
 /* An entry is there before the first record. What stands in a run that is open
@@ -141,13 +135,11 @@ static void later_runs_follow(void)
 static void open_runs_are_found(void)
 {
 	struct bsn_config config = test_config(8 << 20);
-	struct bsn *n = test_node(&config);
 	struct bsn_slice s;
 	struct writer w;
 	struct wthread t;
+	struct bsn *n = node_with_writer(&config, &w, &t);
 
-	writer_attach(&w, n, START);
-	t = writer_thread(&w, 0);
 	CHECK(w_trace(&t, trace_id(9), 100, START));
 	CHECK(w_begin(&t, trace_id(1), 9, 0, BS_RUN_FIRST, 1000));
 	collect(n, trace_id(1), START, &s);
@@ -194,8 +186,7 @@ static void open_runs_are_found(void)
 	CHECK_EQ(bsn_slice_info(n, trace_id(2), &s), 0);
 	CHECK_EQ(s.flags, BSN_SLICE_HELD);
 	CHECK_EQ(s.open_handles, 0);
-	writer_close(&w);
-	bsn_free(n);
+	free_with_writer(n, &w);
 }
 
 /* However it was reached: while nobody looked, or poll by poll. */
@@ -282,15 +273,13 @@ static void is_whole_over_segments(void)
 static void names_other_nodes(void)
 {
 	struct bsn_config config = test_config(8 << 20);
-	struct bsn *n = test_node(&config);
 	struct bsn_slice s;
 	struct writer w;
 	struct wthread t;
 	struct bs_hop hop = {.node_id = 77, .span_id = 1};
 	uint64_t crumb[2] = {55, 0x61};
+	struct bsn *n = node_with_writer(&config, &w, &t);
 
-	writer_attach(&w, n, START);
-	t = writer_thread(&w, 0);
 	CHECK(w_begin(&t, trace_id(1), 9, 0, BS_RUN_FIRST, 4000));
 	w_record(&t, BS_RECORD_HOP_IN, &hop, sizeof(hop), START);
 	w_record(&t, BS_RECORD_BREADCRUMB, crumb, 9, START);
@@ -317,14 +306,12 @@ static void names_other_nodes(void)
 	collect(n, trace_id(2), START, &s);
 	CHECK_EQ(s.n_crumbs, BSN_CRUMBS_MAX);
 	CHECK(s.flags & BSN_SLICE_CRUMBS_CUT);
-	writer_close(&w);
-	bsn_free(n);
+	free_with_writer(n, &w);
 }
 
 static void trims_and_releases(void)
 {
 	struct bsn_config config = test_config(8 << 20);
-	struct bsn *n = test_node(&config);
 	struct bsn_slice s, all[4];
 	struct bsn_metrics before, after;
 	struct writer w;
@@ -332,9 +319,8 @@ static void trims_and_releases(void)
 	uint8_t whole[70000], part[70000];
 	uint64_t cursor = 0;
 	int64_t bytes;
+	struct bsn *n = node_with_writer(&config, &w, &t);
 
-	writer_attach(&w, n, START);
-	t = writer_thread(&w, 0);
 	CHECK(w_begin(&t, trace_id(1), 9, 0, BS_RUN_FIRST, 60000));
 	for (uint32_t i = 0; i < 50; i++)
 		w_record(&t, BS_RECORD_DATA, whole, 1000, START);
@@ -367,8 +353,7 @@ static void trims_and_releases(void)
 	CHECK_EQ(after.slices, 0);
 	CHECK_EQ(after.store_used_bytes, 2048);
 
-	writer_close(&w);
-	bsn_free(n);
+	free_with_writer(n, &w);
 }
 
 /* What is left of it in the pool is found again, as another slice. If it was
@@ -376,13 +361,11 @@ static void trims_and_releases(void)
 static void what_was_released_is_collected_anew(void)
 {
 	struct bsn_config config = test_config(8 << 20);
-	struct bsn *n = test_node(&config);
 	struct bsn_slice s, again;
 	struct writer w;
 	struct wthread t;
+	struct bsn *n = node_with_writer(&config, &w, &t);
 
-	writer_attach(&w, n, START);
-	t = writer_thread(&w, 0);
 	for (uint32_t abandoned = 0; abandoned < 2; abandoned++) {
 		struct bs_trace_id id = trace_id(abandoned);
 		uint32_t flags = abandoned ? BSN_SLICE_ABANDONED : 0;
@@ -405,8 +388,7 @@ static void what_was_released_is_collected_anew(void)
 	}
 	/* Never seen. */
 	CHECK_EQ(flags_of(n, trace_id(100), START), 0);
-	writer_close(&w);
-	bsn_free(n);
+	free_with_writer(n, &w);
 }
 
 static void refuses_bad_configurations(void)
@@ -451,9 +433,7 @@ static void cuts_long_traces_on_records(void)
 	struct wthread t;
 
 	config.trace_bytes_max = 65536;
-	n = test_node(&config);
-	writer_attach(&w, n, START);
-	t = writer_thread(&w, 0);
+	n = node_with_writer(&config, &w, &t);
 	for (uint32_t k = 0; k < 3; k++) {
 		CHECK(w_begin(&t, trace_id(1), 9, k, k ? 0 : BS_RUN_FIRST,
 			      41000));
@@ -468,22 +448,19 @@ static void cuts_long_traces_on_records(void)
 	CHECK_EQ(s.open_handles, 0);
 	decode_slice(n, trace_id(1), &d);
 	CHECK(d.records >= 60 && d.records < 66);
-	writer_close(&w);
-	bsn_free(n);
+	free_with_writer(n, &w);
 }
 
 static void peeks_without_collecting(void)
 {
 	struct bsn_config config = test_config(8 << 20);
-	struct bsn *n = test_node(&config);
 	struct bsn_metrics m;
 	struct bsn_slice s;
 	struct writer w;
 	struct wthread t;
 	uint8_t buffer[4096];
+	struct bsn *n = node_with_writer(&config, &w, &t);
 
-	writer_attach(&w, n, START);
-	t = writer_thread(&w, 0);
 	CHECK(w_begin(&t, trace_id(1), 9, 0, BS_RUN_FIRST, 1000));
 	w_record(&t, BS_RECORD_DATA, "abc", 3, START);
 	d.bytes = realloc(d.bytes, sizeof(buffer));
@@ -508,23 +485,20 @@ static void peeks_without_collecting(void)
 	CHECK_EQ(s.open_handles, 0);
 	decode_slice(n, trace_id(1), &d);
 	CHECK_EQ(d.records, 1);
-	writer_close(&w);
-	bsn_free(n);
+	free_with_writer(n, &w);
 }
 
 /* A process that was quiet is heard again before a trace is taken for over. */
 static void quiet_processes_are_watched(void)
 {
 	struct bsn_config config = test_config(8 << 20);
-	struct bsn *n = test_node(&config);
 	uint64_t now = START + 10 * SECOND;
 	struct bsn_slice s;
 	struct wthread t;
 	struct writer w;
 	uint64_t bytes;
+	struct bsn *n = node_with_writer(&config, &w, &t);
 
-	writer_attach(&w, n, START);
-	t = writer_thread(&w, 0);
 	CHECK(w_trace(&t, trace_id(1), 100, START));
 	collect(n, trace_id(1), START, &s);
 	bsn_poll(n, now);
@@ -542,8 +516,7 @@ static void quiet_processes_are_watched(void)
 			CHECK(s.bytes > bytes || round == 0);
 		}
 	}
-	writer_close(&w);
-	bsn_free(n);
+	free_with_writer(n, &w);
 }
 
 int main(void)

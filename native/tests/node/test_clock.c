@@ -104,12 +104,10 @@ static uint64_t realtime_of(struct bsn *n, struct wthread *t, uint64_t id,
 static void a_clock_that_goes_back_is_taken_up_again(void)
 {
 	struct bsn_config config = test_config(8 << 20);
-	struct bsn *n = test_node(&config);
 	struct writer w;
 	struct wthread t;
+	struct bsn *n = node_with_writer(&config, &w, &t);
 
-	writer_attach(&w, n, START);
-	t = writer_thread(&w, 0);
 	for (uint64_t s = 1; s <= 10; s++)
 		CHECK_EQ(bsn_clock_pair(n, START + s * SECOND,
 					START + s * SECOND, s * SECOND),
@@ -130,8 +128,7 @@ static void a_clock_that_goes_back_is_taken_up_again(void)
 	CHECK_EQ(realtime_of(n, &t, 3, START + 8 * SECOND), 14 * SECOND);
 	/* What it had read before it went back stays. */
 	CHECK_EQ(realtime_of(n, &t, 4, START + 4 * SECOND), 4 * SECOND);
-	writer_close(&w);
-	bsn_free(n);
+	free_with_writer(n, &w);
 }
 
 /* However many: the last minutes second by second, what was before the more
@@ -140,12 +137,10 @@ static void readings_of_days_are_thinned(void)
 {
 	const uint64_t count = 100000;
 	struct bsn_config config = test_config(8 << 20);
-	struct bsn *n = test_node(&config);
 	struct writer w;
 	struct wthread t;
+	struct bsn *n = node_with_writer(&config, &w, &t);
 
-	writer_attach(&w, n, START);
-	t = writer_thread(&w, 0);
 	for (uint64_t s = 1; s <= count; s++)
 		CHECK_EQ(bsn_clock_pair(n, START + s * SECOND,
 					START + s * SECOND, s * SECOND),
@@ -160,8 +155,7 @@ static void readings_of_days_are_thinned(void)
 
 		CHECK(off <= age_s * SECOND / 50);
 	}
-	writer_close(&w);
-	bsn_free(n);
+	free_with_writer(n, &w);
 }
 
 int main(void)

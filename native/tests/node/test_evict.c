@@ -160,8 +160,7 @@ static void open_handles_are_kept(void)
 	bsn_get_metrics(n, &m);
 	CHECK_EQ(m.keep_bytes, SEG);
 	check_invariants(n);
-	writer_close(&w);
-	bsn_free(n);
+	free_with_writer(n, &w);
 }
 
 /* A handle is open as long as its process lives. */
@@ -204,15 +203,13 @@ static void what_the_dead_had_open_goes(void)
 static void big_runs_are_kept_in_parts(void)
 {
 	struct bsn_config config = test_config(4 << 20);
-	struct bsn *n = test_node(&config);
 	struct bsn_slice s;
 	struct writer w;
 	struct wthread t;
 	uint64_t now = START;
 	uint32_t next = 0;
+	struct bsn *n = node_with_writer(&config, &w, &t);
 
-	writer_attach(&w, n, now);
-	t = writer_thread(&w, 0);
 	/* The largest run that there is. */
 	CHECK(w_begin(&t, trace_id(1), HANDLE, 0, BS_RUN_FIRST,
 		      SEG - 64 - 32 - 8));
@@ -233,23 +230,20 @@ static void big_runs_are_kept_in_parts(void)
 	CHECK_EQ(d.records, next);
 	CHECK(d.by_kind[BS_PIECE_RUN] > 1);
 	CHECK_EQ(check_order(&d), 1);
-	writer_close(&w);
-	bsn_free(n);
+	free_with_writer(n, &w);
 }
 
 /* Whoever asks is told, whatever of it is left. */
 static void what_was_evicted_is_told(void)
 {
 	struct bsn_config config = test_config(4 << 20);
-	struct bsn *n = test_node(&config);
 	struct bsn_metrics m;
 	struct bsn_slice s;
 	struct writer w;
 	struct wthread t, other;
 	uint64_t now = START;
+	struct bsn *n = node_with_writer(&config, &w, &t);
 
-	writer_attach(&w, n, now);
-	t = writer_thread(&w, 0);
 	other = writer_thread(&w, 1);
 	/* A handle as a whole; one of two; one that is whole. */
 	CHECK(w_trace(&t, trace_id(1), 100, now));
@@ -292,8 +286,7 @@ static void what_was_evicted_is_told(void)
 	CHECK_EQ(s.flags, BSN_SLICE_HELD | BSN_SLICE_EVICTED);
 	decode_slice(n, trace_id(4), &d);
 	CHECK_EQ(d.records, 1);
-	writer_close(&w);
-	bsn_free(n);
+	free_with_writer(n, &w);
 }
 
 /* What is left of a handle tells of it, also when its fingerprint is forgotten:
@@ -315,9 +308,7 @@ static void handles_tell_what_is_missing(void)
 	};
 
 	config.tombstones = 1; /* as few as can be */
-	n = test_node(&config);
-	writer_attach(&w, n, now);
-	t = writer_thread(&w, 0);
+	n = node_with_writer(&config, &w, &t);
 	other = writer_thread(&w, 1);
 	for (uint32_t i = 0; i < TRACES; i++) {
 		for (uint32_t seq = 0; seq < 3; seq++) {
@@ -349,22 +340,19 @@ static void handles_tell_what_is_missing(void)
 	     i++)
 		CHECK_EQ(flags_of(n, trace_id(10000 + i), now),
 			 BSN_SLICE_EVICTED);
-	writer_close(&w);
-	bsn_free(n);
+	free_with_writer(n, &w);
 }
 
 static void keep_arena_full(void)
 {
 	struct bsn_config config = test_config(4 << 20);
-	struct bsn *n = test_node(&config);
 	struct bsn_metrics m;
 	struct writer w;
 	struct wthread t;
 	uint64_t now = START;
 	uint32_t whole = 0;
+	struct bsn *n = node_with_writer(&config, &w, &t);
 
-	writer_attach(&w, n, now);
-	t = writer_thread(&w, 0);
 	/* Everything stays open: more than can be kept. */
 	for (uint32_t i = 0; i < 400; i++) {
 		now += MS;
@@ -391,8 +379,7 @@ static void keep_arena_full(void)
 		CHECK_EQ(bsn_slice_release(n, trace_id(i), false, now), 0);
 	}
 	CHECK(whole > 50 && whole < 200);
-	writer_close(&w);
-	bsn_free(n);
+	free_with_writer(n, &w);
 }
 
 static void store_full(void)
@@ -408,9 +395,7 @@ static void store_full(void)
 	uint32_t held = 0, full = 0, refused = 0, events = 0;
 
 	config.store_bytes = 1 << 20;
-	n = test_node(&config);
-	writer_attach(&w, n, now);
-	t = writer_thread(&w, 0);
+	n = node_with_writer(&config, &w, &t);
 	for (uint32_t i = 0; i < 45; i++) {
 		CHECK(w_trace(&t, trace_id(i), 20000, now));
 		bsn_poll(n, now);
@@ -444,8 +429,7 @@ static void store_full(void)
 	CHECK_EQ(s.flags, BSN_SLICE_HELD | BSN_SLICE_STORE_FULL);
 	bsn_get_metrics(n, &m);
 	CHECK(m.slices >= 15);
-	writer_close(&w);
-	bsn_free(n);
+	free_with_writer(n, &w);
 }
 
 static void memory_moves_between_processes(void)

@@ -228,16 +228,14 @@ static void directories_that_lie(void)
 static void entries_rewritten_after_sealing(void)
 {
 	struct bsn_config config = test_config(4 << 20);
-	struct bsn *n = test_node(&config);
 	struct bsn_metrics m;
 	struct bsn_slice s;
 	struct writer w;
 	struct wthread t;
 	uint8_t *sealed;
 	uint64_t bytes;
+	struct bsn *n = node_with_writer(&config, &w, &t);
 
-	writer_attach(&w, n, START);
-	t = writer_thread(&w, 0);
 	for (uint32_t i = 0; i < 100; i++)
 		CHECK(w_trace(&t, trace_id(LIAR), 400, START));
 	collect(n, trace_id(LIAR), START, &s);
@@ -260,8 +258,7 @@ static void entries_rewritten_after_sealing(void)
 	/* Not at all, but by a successor, once, what was sealed since the commit. */
 	bsn_get_metrics(n, &m);
 	CHECK(m.entries_watched <= BS_SEGMENT_RUNS_MAX);
-	writer_close(&w);
-	bsn_free(n);
+	free_with_writer(n, &w);
 }
 
 /* Fingerprints of others' traces: each costs a look at a header, and after some

@@ -51,8 +51,7 @@ static void triggers_without_end(void)
 	}
 	WRITE_ONCE(stop, 1);
 	pthread_join(liar, NULL);
-	writer_close(&w);
-	bsn_free(n);
+	free_with_writer(n, &w);
 }
 
 /* Taken and never written to: as many as it can have threads. */
@@ -86,8 +85,7 @@ static void grants_that_nobody_uses(void)
 	decode_slice(n, trace_id(999), &d);
 	CHECK_EQ(d.records, 1);
 	writer_close(&liar);
-	writer_close(&w);
-	bsn_free(n);
+	free_with_writer(n, &w);
 }
 
 /* An arena as large as its number of segments allows comes back. */
@@ -99,16 +97,13 @@ static void a_large_arena_is_adopted(void)
 	struct wthread t;
 	struct bsn_slice s;
 
-	n = test_node(&config);
-	writer_attach(&w, n, START);
-	t = writer_thread(&w, 0);
+	n = node_with_writer(&config, &w, &t);
 	CHECK(w_trace(&t, trace_id(1), 100, START));
 	bsn_poll(n, START);
 	n = restart(n, &config, &w, 1, START);
 	collect(n, trace_id(1), START, &s);
 	CHECK_EQ(s.flags, BSN_SLICE_HELD);
-	writer_close(&w);
-	bsn_free(n);
+	free_with_writer(n, &w);
 }
 
 /* Two threads of the caller read the clock, and come in the other order. */
@@ -142,8 +137,7 @@ static void time_does_not_go_back(void)
 	CHECK_EQ(bsn_client_exited(n, w.number, START), 0);
 	collect(n, trace_id(3), START, &s);
 	CHECK_EQ(s.collected_ns, START + MS);
-	writer_close(&w);
-	bsn_free(n);
+	free_with_writer(n, &w);
 }
 
 /* To announce losses takes no memory of the pool, and puts no other process's
@@ -185,8 +179,7 @@ static void losses_without_end(void)
 	collect(n, trace_id(1), START, &s);
 	CHECK_EQ(s.flags, BSN_SLICE_HELD);
 	writer_close(&liar);
-	writer_close(&w);
-	bsn_free(n);
+	free_with_writer(n, &w);
 }
 
 /* As a client does it, but that this one has seen that the node will sleep. */
@@ -264,8 +257,7 @@ static void a_wake_ends_the_wait(void)
 	CHECK_EQ(pthread_create(&waker, NULL, wake, &w), 0);
 	CHECK_EQ(bsn_wait(sleeper, -1), 1);
 	pthread_join(waker, NULL);
-	writer_close(&w);
-	bsn_free(sleeper);
+	free_with_writer(sleeper, &w);
 }
 
 static uint64_t cpu_ns(void)
@@ -328,8 +320,7 @@ static void nonsense_costs_no_more_with_slices(void)
 	CHECK_EQ(bsn_slice_info(n, trace_id(1), &s), 0);
 	CHECK_EQ(s.flags, BSN_SLICE_HELD);
 	writer_close(&w);
-	writer_close(&liar);
-	bsn_free(n);
+	free_with_writer(n, &liar);
 }
 
 int main(void)

@@ -16,13 +16,11 @@ static const uint8_t payload[BS_PAYLOAD_MAX];
 static void a_loss_is_of_its_trace(void)
 {
 	struct bsn_config config = test_config(4 << 20);
-	struct bsn *n = test_node(&config);
 	struct writer w;
 	struct wthread t, other;
 	struct bsn_slice s;
+	struct bsn *n = node_with_writer(&config, &w, &t);
 
-	writer_attach(&w, n, START);
-	t = writer_thread(&w, 0);
 	other = writer_thread(&w, 1);
 	CHECK(w_trace(&t, trace_id(1), 100, START));
 	CHECK(w_trace(&t, trace_id(2), 100, START));
@@ -41,20 +39,17 @@ static void a_loss_is_of_its_trace(void)
 		CHECK_EQ(s.flags, BSN_SLICE_HELD | BSN_SLICE_LOSSY);
 		CHECK_EQ(bsn_slice_release(n, trace_id(1), false, START), 0);
 	}
-	writer_close(&w);
-	bsn_free(n);
+	free_with_writer(n, &w);
 }
 
 /* More than the ring holds, between two looks. */
 static void a_full_ring_loses_nothing(void)
 {
 	struct bsn_config config = test_config(4 << 20);
-	struct bsn *n = test_node(&config);
 	struct writer w;
 	struct wthread t;
+	struct bsn *n = node_with_writer(&config, &w, &t);
 
-	writer_attach(&w, n, START);
-	t = writer_thread(&w, 0);
 	for (uint64_t round = 0; round < 3; round++) {
 		for (uint64_t i = 0; i < BS_LOSS_RING_ENTRIES; i++)
 			w_lose(&t, trace_id(1000 * round + i),
@@ -66,20 +61,17 @@ static void a_full_ring_loses_nothing(void)
 				 BSN_SLICE_LOSSY);
 	}
 	CHECK_EQ(w_area(&w, 0)->losses_untold, 0);
-	writer_close(&w);
-	bsn_free(n);
+	free_with_writer(n, &w);
 }
 
 /* A thread that lost, and was gone before anybody looked: no slot shows it. */
 static void losses_of_a_thread_that_ended_are_read(void)
 {
 	struct bsn_config config = test_config(4 << 20);
-	struct bsn *n = test_node(&config);
 	struct writer w;
 	struct wthread t, gone;
+	struct bsn *n = node_with_writer(&config, &w, &t);
 
-	writer_attach(&w, n, START);
-	t = writer_thread(&w, 0);
 	CHECK(w_trace(&t, trace_id(1), 100, START));
 	bsn_poll(n, START);
 	gone = writer_thread(&w, 200);
@@ -88,8 +80,7 @@ static void losses_of_a_thread_that_ended_are_read(void)
 	WRITE_ONCE(w_area(&w, 200)->owner_tid, 0);
 	bsn_poll(n, START + MS);
 	CHECK_EQ(flags_of(n, trace_id(2), START + MS), BSN_SLICE_LOSSY);
-	writer_close(&w);
-	bsn_free(n);
+	free_with_writer(n, &w);
 }
 
 /* Of each process its last trace before a loss of nobody knows which trace, and
@@ -246,14 +237,12 @@ static void doubt_reaches_slices(void)
 static void runs_tell_of_losses(void)
 {
 	struct bsn_config config = test_config(4 << 20);
-	struct bsn *n = test_node(&config);
 	struct bsn_slice s;
 	struct writer w;
 	struct wthread t;
 	uint64_t now = START;
+	struct bsn *n = node_with_writer(&config, &w, &t);
 
-	writer_attach(&w, n, now);
-	t = writer_thread(&w, 0);
 	CHECK(w_begin(&t, trace_id(1), HANDLE, 0, BS_RUN_FIRST, 100));
 	w_end(&t, 0);
 	CHECK(w_begin(&t, trace_id(1), HANDLE, 2, BS_RUN_LOSSY, 100));
@@ -277,8 +266,7 @@ static void runs_tell_of_losses(void)
 	for (uint64_t i = 1; i <= 3; i++)
 		CHECK_EQ(flags_of(n, trace_id(i), now),
 			 BSN_SLICE_EVICTED | BSN_SLICE_LOSSY);
-	writer_close(&w);
-	bsn_free(n);
+	free_with_writer(n, &w);
 }
 
 /* A slice gets a piece for each loss, and handles open and close by losses as by
@@ -286,14 +274,12 @@ static void runs_tell_of_losses(void)
 static void losses_reach_slices(void)
 {
 	struct bsn_config config = test_config(4 << 20);
-	struct bsn *n = test_node(&config);
 	struct bsn_event e[4];
 	struct bsn_slice s;
 	struct writer w;
 	struct wthread t;
+	struct bsn *n = node_with_writer(&config, &w, &t);
 
-	writer_attach(&w, n, START);
-	t = writer_thread(&w, 0);
 	collect(n, trace_id(1), START, &s);
 	w_lose_run(&t, trace_id(1), HANDLE, BS_RUN_FIRST, 100);
 	while (bsn_events(n, e, 4))
@@ -322,8 +308,7 @@ static void losses_reach_slices(void)
 	collect(n, trace_id(2), START, &s);
 	CHECK_EQ(s.flags, BSN_SLICE_HELD | BSN_SLICE_LOSSY);
 	CHECK_EQ(s.open_handles, 1);
-	writer_close(&w);
-	bsn_free(n);
+	free_with_writer(n, &w);
 }
 
 /* -------------------------------------------------------------- restarts --- */
@@ -419,8 +404,7 @@ static void a_restart_finds_no_run_that_is_none(void)
 	CHECK_EQ(m.corrupt, 0);
 	munmap(arena, keep_bytes);
 	close(keep);
-	writer_close(&w);
-	bsn_free(n);
+	free_with_writer(n, &w);
 }
 
 /* --------------------------------------------------------------- the dead --- */
@@ -471,8 +455,7 @@ static void what_is_kept_of_the_gone_is_in_doubt(void)
 	CHECK_EQ(bsn_adopt_keep(n, now, keep), 0);
 	CHECK_EQ(flags_of(n, trace_id(1), now), BSN_SLICE_MAYBE_LOSSY);
 	close(keep);
-	writer_close(&w);
-	bsn_free(n);
+	free_with_writer(n, &w);
 }
 
 /* A process that is gone leaves the array in the middle of a round through it:
@@ -544,8 +527,7 @@ static void triggers_of_the_dead_are_taken(void)
 	CHECK_EQ(e[2].kind, BSN_EVENT_CLIENT_DRAINED);
 	bsn_get_metrics(n, &m);
 	CHECK_EQ(m.cells_skipped, 1);
-	writer_close(&w);
-	bsn_free(n);
+	free_with_writer(n, &w);
 }
 
 /* More than the control plane has room for, of a process that is gone. */
@@ -642,8 +624,7 @@ static void counters_that_fall_or_jump_are_not_summed(void)
 	CHECK_EQ(m.clients, 1);
 	CHECK_EQ(m.payload_bytes, 1118);
 	writer_close(&w);
-	writer_close(&liar);
-	bsn_free(n);
+	free_with_writer(n, &liar);
 }
 
 int main(void)

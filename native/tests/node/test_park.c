@@ -249,8 +249,7 @@ static void slices_go_on(bool restarts)
 	decode_slice(n, trace_id(1), &d);
 	CHECK_EQ(d.records, 40);
 	check_invariants(n);
-	writer_close(&w);
-	bsn_free(n);
+	free_with_writer(n, &w);
 }
 
 static void slices_go_on_in_what_was_parked(void)
@@ -329,8 +328,7 @@ static void more_than_its_threads_could(bool parks)
 	}
 	CHECK(taken > 3000);
 	CHECK_EQ(m.active_bytes, parks ? 0 : 2 * BS_THREAD_SLOTS * SEG);
-	writer_close(&w);
-	bsn_free(n);
+	free_with_writer(n, &w);
 }
 
 static void who_takes_more_than_its_threads_could(void)

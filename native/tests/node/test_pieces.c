@@ -109,8 +109,7 @@ static void what_a_process_left_goes_in_pieces(void)
 	check_piece(&b, before, 8);
 	CHECK_EQ(n->clients.count, 0);
 	check_invariants(n);
-	writer_close(&w);
-	bsn_free(n);
+	free_with_writer(n, &w);
 }
 
 static uint32_t stock_lacks(struct bsn *n)
@@ -143,8 +142,7 @@ static void stocks_are_filled_in_pieces(void)
 	node_unlock(n);
 	pthread_join(thread, NULL);
 	check_piece(&b, before, 128);
-	writer_close(&w);
-	bsn_free(n);
+	free_with_writer(n, &w);
 }
 
 static uint32_t stock_left(struct bsn *n)
@@ -173,8 +171,7 @@ static void what_was_in_hand_goes_in_pieces(void)
 	check_piece(&b, before, 8);
 	CHECK_EQ(stock_left(n), 0);
 	bsn_poll(n, START);
-	writer_close(&w);
-	bsn_free(n);
+	free_with_writer(n, &w);
 }
 
 /* --------------------------------------------------------------- slices --- */
@@ -230,8 +227,7 @@ static void slices_are_closed_in_pieces(void)
 	pthread_join(thread, NULL);
 	check_piece(&b, 300, 60);
 	CHECK_EQ(open_left(n), 0);
-	writer_close(&w);
-	bsn_free(n);
+	free_with_writer(n, &w);
 }
 
 static void slices_are_told_of_losses_in_pieces(void)
@@ -250,8 +246,7 @@ static void slices_are_told_of_losses_in_pieces(void)
 	pthread_join(thread, NULL);
 	check_piece(&b, 300, 60);
 	CHECK_EQ(open_left(n), 0);
-	writer_close(&w);
-	bsn_free(n);
+	free_with_writer(n, &w);
 }
 
 /* Of a process that has nothing in the pool, and is forgotten as it ends. */
@@ -269,8 +264,7 @@ static void the_last_loss_of_a_process_is_told(void)
 		CHECK(s.flags & BSN_SLICE_MAYBE_LOSSY);
 		CHECK_EQ(s.open_handles, 0);
 	}
-	writer_close(&w);
-	bsn_free(n);
+	free_with_writer(n, &w);
 }
 
 int main(void)

@@ -15,13 +15,11 @@ static struct decoded d;
 static void a_slot_that_is_none(bool known)
 {
 	struct bsn_config config = test_config(8 << 20);
-	struct bsn *n = test_node(&config);
 	struct bsn_slice s;
 	struct writer w;
 	struct wthread t;
+	struct bsn *n = node_with_writer(&config, &w, &t);
 
-	writer_attach(&w, n, START);
-	t = writer_thread(&w, 0);
 	CHECK(w_begin(&t, trace_id(1), 1, 0, BS_RUN_FIRST, 100));
 	w_record(&t, BS_RECORD_DATA, "a", 1, START);
 	if (known)
@@ -35,8 +33,7 @@ static void a_slot_that_is_none(bool known)
 	bsn_poll(n, START);
 	decode_slice(n, trace_id(1), &d);
 	CHECK_EQ(d.records, 2);
-	writer_close(&w);
-	bsn_free(n);
+	free_with_writer(n, &w);
 }
 
 static void slots_that_are_none(void)
@@ -117,14 +114,12 @@ static void progress_is_neither_lost_nor_doubled(void)
 static void what_a_dead_process_wrote_is_copied_once(void)
 {
 	struct bsn_config config = test_config(8 << 20);
-	struct bsn *n = test_node(&config);
 	struct bsn_slice s;
 	struct writer w;
 	struct wthread t;
 	uint64_t bytes;
+	struct bsn *n = node_with_writer(&config, &w, &t);
 
-	writer_attach(&w, n, START);
-	t = writer_thread(&w, 0);
 	for (uint32_t i = 0; i < 5; i++)
 		CHECK(w_trace(&t, trace_id(1), 1000, START));
 	collect(n, trace_id(1), START, &s);
@@ -138,8 +133,7 @@ static void what_a_dead_process_wrote_is_copied_once(void)
 		CHECK_EQ(bsn_slice_info(n, trace_id(1), &s), 0);
 		CHECK_EQ(s.bytes, bytes);
 	}
-	writer_close(&w);
-	bsn_free(n);
+	free_with_writer(n, &w);
 }
 
 /* Segments that were sealed since are looked at again, from where the commit
@@ -178,22 +172,19 @@ static void what_was_sealed_since_is_copied_once(void)
 		CHECK_EQ(d.records, records);
 	}
 	commits_unmap(last);
-	writer_close(&w);
-	bsn_free(n);
+	free_with_writer(n, &w);
 }
 
 /* A stock that was taken back is in no thread's hands. */
 static void a_stock_taken_back_is_not_in_use(void)
 {
 	struct bsn_config config = test_config(64 << 20);
-	struct bsn *n = test_node(&config);
 	struct bsn_metrics m;
 	struct writer w;
 	struct wthread t;
 	uint64_t now = START;
+	struct bsn *n = node_with_writer(&config, &w, &t);
 
-	writer_attach(&w, n, now);
-	t = writer_thread(&w, 0);
 	for (uint64_t i = 0; i < 20; i++) {
 		now += MS;
 		for (uint64_t k = 0; k < 40; k++)
@@ -212,22 +203,19 @@ static void a_stock_taken_back_is_not_in_use(void)
 	bsn_get_metrics(n, &m);
 	CHECK_EQ(m.active_bytes, SEG);
 	CHECK_EQ(m.corrupt, 0);
-	writer_close(&w);
-	bsn_free(n);
+	free_with_writer(n, &w);
 }
 
 /* A process that ended, whose records are in the pool still, left no stock. */
 static void a_process_that_ended_contradicts_nothing(void)
 {
 	struct bsn_config config = test_config(16 << 20);
-	struct bsn *n = test_node(&config);
 	struct bsn_metrics m;
 	struct bsn_slice s;
 	struct writer w;
 	struct wthread t;
+	struct bsn *n = node_with_writer(&config, &w, &t);
 
-	writer_attach(&w, n, START);
-	t = writer_thread(&w, 0);
 	CHECK(w_trace(&t, trace_id(1), 100, START));
 	bsn_poll(n, START);
 	CHECK_EQ(bsn_client_exited(n, w.number, START), 0);
@@ -242,8 +230,7 @@ static void a_process_that_ended_contradicts_nothing(void)
 	collect(n, trace_id(1), START, &s);
 	decode_slice(n, trace_id(1), &d);
 	CHECK_EQ(d.records, 1);
-	writer_close(&w);
-	bsn_free(n);
+	free_with_writer(n, &w);
 }
 
 /* What no longer fits is reclaimed, as always, and not dropped; and a thread
@@ -251,15 +238,13 @@ static void a_process_that_ended_contradicts_nothing(void)
 static void a_pool_that_has_shrunk(void)
 {
 	struct bsn_config config = test_config(8 << 20);
-	struct bsn *n = test_node(&config);
 	struct bsn_metrics m;
 	struct bsn_slice s;
 	struct writer w;
 	struct wthread t, other;
 	uint64_t now = START;
+	struct bsn *n = node_with_writer(&config, &w, &t);
 
-	writer_attach(&w, n, now);
-	t = writer_thread(&w, 0);
 	for (uint64_t i = 0; i < 190; i++) {
 		now += 300 * MS;
 		CHECK(w_trace(&t, trace_id(1000 + i), 30000, now));
@@ -285,8 +270,7 @@ static void a_pool_that_has_shrunk(void)
 		bsn_poll(n, now);
 	}
 	check_invariants(n);
-	writer_close(&w);
-	bsn_free(n);
+	free_with_writer(n, &w);
 }
 
 /* By numbers slices tell processes apart: no process names its own. */
@@ -372,8 +356,7 @@ static void without_what_a_predecessor_knew(bool with_keep, bool with_store)
 	close(h.keep);
 	close(h.store);
 	writer_close(&w);
-	writer_close(&other);
-	bsn_free(n);
+	free_with_writer(n, &other);
 }
 
 static void nothing_passes_for_whole(void)
@@ -425,8 +408,7 @@ static void kept_runs(bool comes_back)
 		CHECK_EQ(d.by_kind[BS_PIECE_PROCESS], 1);
 		CHECK_EQ(d.pieces[0].client, w.number);
 	}
-	writer_close(&w);
-	bsn_free(n);
+	free_with_writer(n, &w);
 }
 
 static void kept_runs_are_found(void)
@@ -489,21 +471,18 @@ static void kept_runs_move_on(void)
 		decode_slice(n, trace_id(i), &d);
 		CHECK_EQ(d.records, 4);
 	}
-	writer_close(&w);
-	bsn_free(n);
+	free_with_writer(n, &w);
 }
 
 /* Its process did not come back: nobody closes what it had open. */
 static void handles_of_nobody_are_closed(void)
 {
 	struct bsn_config config = test_config(8 << 20);
-	struct bsn *n = test_node(&config);
 	struct bsn_slice s;
 	struct writer w;
 	struct wthread t;
+	struct bsn *n = node_with_writer(&config, &w, &t);
 
-	writer_attach(&w, n, START);
-	t = writer_thread(&w, 0);
 	CHECK(w_begin(&t, trace_id(1), 9, 0, BS_RUN_FIRST, 100));
 	w_record(&t, BS_RECORD_DATA, "a", 1, START);
 	collect(n, trace_id(1), START, &s);
@@ -514,8 +493,7 @@ static void handles_of_nobody_are_closed(void)
 	CHECK_EQ(s.open_handles, 0);
 	decode_slice(n, trace_id(1), &d);
 	CHECK_EQ(d.by_kind[BS_PIECE_EXIT], 1);
-	writer_close(&w);
-	bsn_free(n);
+	free_with_writer(n, &w);
 }
 
 /* It ended while there was no daemon, and is adopted before another that lives. */
@@ -565,14 +543,12 @@ static void who_lives_is_known_when_all_are_adopted(void)
 static void nothing_is_behind_the_last_run(void)
 {
 	struct bsn_config config = test_config(8 << 20);
-	struct bsn *n = test_node(&config);
 	struct bsn_metrics m;
 	struct bsn_slice s;
 	struct writer w;
 	struct wthread t;
+	struct bsn *n = node_with_writer(&config, &w, &t);
 
-	writer_attach(&w, n, START);
-	t = writer_thread(&w, 0);
 	CHECK(w_begin(&t, trace_id(1), 9, 0, BS_RUN_FIRST, 100));
 	w_record(&t, BS_RECORD_DATA, "a", 1, START);
 	w_end(&t, BS_RUN_LAST);
@@ -587,8 +563,7 @@ static void nothing_is_behind_the_last_run(void)
 	CHECK_EQ(s.flags, BSN_SLICE_HELD);
 	bsn_get_metrics(n, &m);
 	CHECK_EQ(m.corrupt, 0);
-	writer_close(&w);
-	bsn_free(n);
+	free_with_writer(n, &w);
 }
 
 /* A thread that was killed between taking a segment and writing its header: it
@@ -633,8 +608,7 @@ static void a_segment_without_a_header(bool adopted)
 	CHECK_EQ(m.active_bytes, 0);
 	CHECK_EQ(m.stock_bytes, 0);
 	CHECK_EQ(m.corrupt, 0);
-	writer_close(&w);
-	bsn_free(n);
+	free_with_writer(n, &w);
 }
 
 static void segments_without_a_header(void)
@@ -709,15 +683,13 @@ static void the_order_of_sealing_stays(void)
 static void a_successor_looks_at_no_run(void)
 {
 	struct bsn_config config = test_config(32 << 20);
-	struct bsn *n = test_node(&config);
 	struct bsn_metrics m;
 	struct bsn_slice s;
 	struct writer w;
 	struct wthread t;
 	uint64_t now = START;
+	struct bsn *n = node_with_writer(&config, &w, &t);
 
-	writer_attach(&w, n, now);
-	t = writer_thread(&w, 0);
 	CHECK(w_trace(&t, trace_id(1), 100, now));
 	collect(n, trace_id(1), now, &s);
 	for (uint64_t i = 0; i < 100000; i++) {
@@ -738,23 +710,20 @@ static void a_successor_looks_at_no_run(void)
 	CHECK(m.entries_watched <= 1);
 	collect(n, trace_id(1000 + 99999), now, &s);
 	CHECK_EQ(s.flags, BSN_SLICE_HELD);
-	writer_close(&w);
-	bsn_free(n);
+	free_with_writer(n, &w);
 }
 
 /* A run that stays open, and says nothing new, grows no slice. */
 static void an_open_run_is_told_once(bool lossy)
 {
 	struct bsn_config config = test_config(8 << 20);
-	struct bsn *n = test_node(&config);
 	struct bsn_event e[8];
 	struct bsn_slice s;
 	struct writer w;
 	struct wthread t;
 	uint64_t bytes;
+	struct bsn *n = node_with_writer(&config, &w, &t);
 
-	writer_attach(&w, n, START);
-	t = writer_thread(&w, 0);
 	CHECK(w_begin(&t, trace_id(1), 9, 1, lossy ? BS_RUN_LOSSY : 0, 100));
 	w_record(&t, BS_RECORD_DATA, "a", 1, START);
 	collect(n, trace_id(1), START, &s);
@@ -773,8 +742,7 @@ static void an_open_run_is_told_once(bool lossy)
 		CHECK_EQ(bsn_slice_info(n, trace_id(1), &s), 0);
 		CHECK_EQ(s.bytes, bytes);
 	}
-	writer_close(&w);
-	bsn_free(n);
+	free_with_writer(n, &w);
 }
 
 static void open_runs_are_told_once(void)

@@ -202,9 +202,7 @@ static void scribbled(uint64_t polls)
 	uint64_t now = START, written = 0, memory = 0;
 
 	config.trace_bytes_max = 256 << 10;
-	n = test_node(&config);
-	writer_attach(&honest, n, now);
-	t = writer_thread(&honest, 0);
+	n = node_with_writer(&config, &honest, &t);
 	for (int i = 0; i < SCRIBBLERS; i++)
 		scribbler_start(&scribblers[i], n, now);
 	for (uint64_t poll = 0; poll < polls; poll++) {
@@ -260,8 +258,7 @@ static void scribbled(uint64_t polls)
 	if (polls >= 4000)
 		CHECK(total.corrupt > 100 && total.reclaims > 100 &&
 		      total.entries_searched > 10000 && total.taken_back_bytes);
-	writer_close(&honest);
-	bsn_free(n);
+	free_with_writer(n, &honest);
 }
 
 int main(int argc, char **argv)

@@ -173,15 +173,13 @@ static void one_pass_is_for_all_that_wait(void)
 	};
 	struct bsn_config config = test_config(256 << 20);
 	static struct bsn_event e[2 * MANY];
-	struct bsn *n = test_node(&config);
 	uint64_t now = START, written = 0;
 	struct bsn_metrics m;
 	struct bsn_slice s;
 	struct wthread t;
 	struct writer w;
+	struct bsn *n = node_with_writer(&config, &w, &t);
 
-	writer_attach(&w, n, now);
-	t = writer_thread(&w, 0);
 	while (search_cost(n) <= 520000) {
 		CHECK(w_trace(&t, trace_id(written++), 30000, now));
 		bsn_poll(n, now += MS);
@@ -220,14 +218,12 @@ static void one_pass_is_for_all_that_wait(void)
 static void the_first_of_a_moment_is_answered_at_once(void)
 {
 	struct bsn_config config = test_config(8 << 20);
-	struct bsn *n = test_node(&config);
 	struct bsn_metrics m;
 	struct bsn_slice s;
 	struct wthread t;
 	struct writer w;
+	struct bsn *n = node_with_writer(&config, &w, &t);
 
-	writer_attach(&w, n, START);
-	t = writer_thread(&w, 0);
 	for (uint64_t i = 0; i < 20; i++)
 		CHECK(w_trace(&t, trace_id(i), 100, START));
 	for (uint64_t round = 0; round < 2; round++) {
@@ -285,9 +281,7 @@ static void passes_keep_to_a_quarter_of_a_core(void)
 	struct bsn *n;
 
 	config.thread_cpu_ns = read_thread_cpu;
-	n = test_node(&config);
-	writer_attach(&w, n, now);
-	t = writer_thread(&w, 0);
+	n = node_with_writer(&config, &w, &t);
 	for (uint64_t i = 0; i < 1000; i++)
 		CHECK(w_trace(&t, trace_id(i), 0, now));
 	/* Nothing was looked for lately. */
@@ -357,15 +351,13 @@ static void one_of_those_that_wait_wakes_the_node(void)
 static void segments_are_found_in_after_they_were_reclaimed(void)
 {
 	struct bsn_config config = test_config(8 << 20);
-	struct bsn *n = test_node(&config);
 	uint64_t now = START, written = 0;
 	struct bsn_metrics m;
 	struct bsn_slice s;
 	struct wthread t;
 	struct writer w;
+	struct bsn *n = node_with_writer(&config, &w, &t);
 
-	writer_attach(&w, n, now);
-	t = writer_thread(&w, 0);
 	for (uint32_t round = 0; round < 4; round++) {
 		uint64_t until = written + 2 * (8 << 20) / 1000;
 
@@ -390,15 +382,13 @@ static void segments_are_found_in_after_they_were_reclaimed(void)
 static void columns_have_a_budget(void)
 {
 	struct bsn_config config = test_config(8 << 20);
-	struct bsn *n = test_node(&config);
 	uint64_t now = START;
 	struct bsn_metrics m;
 	struct wthread t;
 	struct writer w;
 	struct bsn_slice s;
+	struct bsn *n = node_with_writer(&config, &w, &t);
 
-	writer_attach(&w, n, now);
-	t = writer_thread(&w, 0);
 	CHECK(w_trace(&t, trace_id(WANTED), 0, now));
 	for (uint32_t i = 0; i < SEGMENTS; i++) {
 		write_segment(&t, now);
@@ -799,8 +789,7 @@ static void forged_entries_hurt_nobody(void)
 			CHECK_EQ(m.false_hits - met, 16);
 	}
 	writer_close(&w);
-	writer_close(&liar);
-	bsn_free(n);
+	free_with_writer(n, &liar);
 }
 
 /* --------------------------------------------------------------- recent --- */
@@ -809,15 +798,13 @@ static void forged_entries_hurt_nobody(void)
 static void finds_what_is_recent(void)
 {
 	struct bsn_config config = test_config(16 << 20);
-	struct bsn *n = test_node(&config);
 	struct bs_trace_id ids[100], some[10];
 	struct bsn_slice s;
 	struct wthread t;
 	struct writer w;
 	uint64_t found;
+	struct bsn *n = node_with_writer(&config, &w, &t);
 
-	writer_attach(&w, n, START);
-	t = writer_thread(&w, 0);
 	for (uint32_t i = 0; i < 100; i++)
 		CHECK(w_trace(&t, trace_id(i), 100, START));
 	CHECK(w_take_segment(&t));
@@ -854,23 +841,20 @@ static void finds_what_is_recent(void)
 			    &found),
 		 29);
 	CHECK_EQ(bsn_recent(n, START, SECOND, "", ids, 0, &found), -EINVAL);
-	writer_close(&w);
-	bsn_free(n);
+	free_with_writer(n, &w);
 }
 
 /* What is kept is as old as the segment that it was written in. */
 static void what_is_kept_is_not_recent(void)
 {
 	struct bsn_config config = test_config(4 << 20);
-	struct bsn *n = test_node(&config);
 	struct bs_trace_id ids[1000];
 	uint64_t found, now = START;
 	struct bsn_metrics m;
 	struct wthread t;
 	struct writer w;
+	struct bsn *n = node_with_writer(&config, &w, &t);
 
-	writer_attach(&w, n, now);
-	t = writer_thread(&w, 0);
 	write_run(&t, HANDLE, 0, 0, now);
 	w_show(&t, HANDLE);
 	for (uint64_t i = 0; i < 200; i++) {
@@ -889,8 +873,7 @@ static void what_is_kept_is_not_recent(void)
 			there |= ids[i].lo == trace_id(WANTED).lo;
 		CHECK_EQ(there, age_s == 250);
 	}
-	writer_close(&w);
-	bsn_free(n);
+	free_with_writer(n, &w);
 }
 
 int main(void)

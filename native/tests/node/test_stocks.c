@@ -34,16 +34,14 @@ static uint64_t write_at(struct bsn *n, struct wthread *t,
 static void finds_what_was_written_while_it_was_away(void)
 {
 	struct bsn_config config = test_config(8 << 20);
-	struct bsn *n = test_node(&config);
 	struct writer w;
 	struct wthread t;
 	struct bsn_slice s;
 	struct bsn_metrics m;
 	uint64_t written = 0;
 	uint64_t now = START;
+	struct bsn *n = node_with_writer(&config, &w, &t);
 
-	writer_attach(&w, n, now);
-	t = writer_thread(&w, 0);
 	for (int round = 0; round < 60; round++) {
 		uint64_t first = written;
 		uint32_t segments = 0;
@@ -70,8 +68,7 @@ static void finds_what_was_written_while_it_was_away(void)
 	}
 	CHECK(m.reclaims > 1500);
 	check_invariants(n);
-	writer_close(&w);
-	bsn_free(n);
+	free_with_writer(n, &w);
 }
 
 /* More than it can have threads, between two polls: it is a fast writer, and no
@@ -79,15 +76,13 @@ static void finds_what_was_written_while_it_was_away(void)
 static void many_segments_in_one_poll_are_no_lie(void)
 {
 	struct bsn_config config = test_config(256 << 20);
-	struct bsn *n = test_node(&config);
 	struct bsn_metrics m;
 	struct bsn_slice s;
 	struct writer w;
 	struct wthread t;
 	uint64_t now = START;
+	struct bsn *n = node_with_writer(&config, &w, &t);
 
-	writer_attach(&w, n, now);
-	t = writer_thread(&w, 0);
 	now = write_at(n, &t, 40, 2, now);
 	CHECK(stock_of(&w) >= 400);
 	for (uint32_t i = 0; i < 400; i++) {
@@ -104,8 +99,7 @@ static void many_segments_in_one_poll_are_no_lie(void)
 		CHECK_EQ(s.flags, BSN_SLICE_HELD);
 	}
 	check_invariants(n);
-	writer_close(&w);
-	bsn_free(n);
+	free_with_writer(n, &w);
 }
 
 /* So a daemon may be away for that long. */
@@ -136,8 +130,7 @@ static void ten_seconds_of_the_peak_are_in_hand(void)
 	CHECK(stock_of(&w) >= STOCK_MIN);
 	CHECK(stock_of(&w) <= 2 * STOCK_MIN);
 	check_invariants(n);
-	writer_close(&w);
-	bsn_free(n);
+	free_with_writer(n, &w);
 }
 
 /* A process that outruns what it has in hand gets twice as much, before a second
@@ -145,32 +138,27 @@ static void ten_seconds_of_the_peak_are_in_hand(void)
 static void a_stock_grows_as_it_is_used_up(void)
 {
 	struct bsn_config config = test_config(256 << 20);
-	struct bsn *n = test_node(&config);
 	struct writer w;
 	struct wthread t;
+	struct bsn *n = node_with_writer(&config, &w, &t);
 
-	writer_attach(&w, n, START);
-	t = writer_thread(&w, 0);
 	for (uint32_t i = 0; i < STOCK_FIRST; i++)
 		CHECK(w_take_segment(&t));
 	bsn_poll(n, START + MS);
 	CHECK(stock_of(&w) >= 2 * STOCK_FIRST);
-	writer_close(&w);
-	bsn_free(n);
+	free_with_writer(n, &w);
 }
 
 /* Also where it writes all it can. */
 static void stocks_are_a_quarter_of_the_pool(void)
 {
 	struct bsn_config config = test_config(16 << 20);
-	struct bsn *n = test_node(&config);
 	struct bsn_metrics m;
 	struct writer w;
 	struct wthread t;
 	uint64_t now = START;
+	struct bsn *n = node_with_writer(&config, &w, &t);
 
-	writer_attach(&w, n, now);
-	t = writer_thread(&w, 0);
 	for (uint32_t i = 0; i < 50; i++) {
 		while (w_take_segment(&t))
 			;
@@ -179,16 +167,14 @@ static void stocks_are_a_quarter_of_the_pool(void)
 		CHECK_EQ(m.stock_bytes, 4 << 20);
 		check_invariants(n);
 	}
-	writer_close(&w);
-	bsn_free(n);
+	free_with_writer(n, &w);
 
 	/* And of its own arena. */
 	config.arena_bytes = 4 << 20;
 	n = test_node(&config);
 	writer_attach(&w, n, now);
 	CHECK_EQ(stock_of(&w), 16);
-	writer_close(&w);
-	bsn_free(n);
+	free_with_writer(n, &w);
 }
 
 /* Its threads may all begin at once; if they do not, others have the memory. */
@@ -223,12 +209,10 @@ static void a_new_process_has_a_large_stock(void)
 static void a_first_stock_is_not_for_ever(void)
 {
 	struct bsn_config config = test_config(64 << 20);
-	struct bsn *n = test_node(&config);
 	struct wthread t;
 	struct writer w;
+	struct bsn *n = node_with_writer(&config, &w, &t);
 
-	writer_attach(&w, n, START);
-	t = writer_thread(&w, 0);
 	for (uint64_t ms = 0; ms <= 300000; ms += 50) {
 		if (ms % 20000 == 0)
 			CHECK(w_take_segment(&t));
@@ -236,8 +220,7 @@ static void a_first_stock_is_not_for_ever(void)
 	}
 	/* One in a second is the highest rate that it ever had. */
 	CHECK(stock_of(&w) <= 2 * (STOCK_MIN + STOCK_S));
-	writer_close(&w);
-	bsn_free(n);
+	free_with_writer(n, &w);
 }
 
 /* However many come at once, or one after the other: what the first had more than
@@ -315,8 +298,7 @@ static void segments_come_back_fresh(void)
 	}
 	/* And no other is populated twice. */
 	CHECK(fresh > STOCK_MIN && fresh < 256);
-	writer_close(&w);
-	bsn_free(n);
+	free_with_writer(n, &w);
 }
 
 int main(void)

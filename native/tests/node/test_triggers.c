@@ -55,8 +55,7 @@ static void triggers_arrive(void)
 	}
 	bsn_get_metrics(n, &m);
 	CHECK_EQ(m.triggers, 2 + 3 * BS_TRIGGER_CELLS);
-	writer_close(&w);
-	bsn_free(n);
+	free_with_writer(n, &w);
 }
 
 /* A trigger for each trace from `first` on, as long as there is room. */
@@ -149,23 +148,20 @@ static void a_queue_is_replaced(void)
 	CHECK_EQ(m.corrupt, 0);
 	CHECK_EQ(bsn_client_context(n, 1000, -1), -ENOENT);
 	close(fd);
-	writer_close(&w);
-	bsn_free(n);
+	free_with_writer(n, &w);
 }
 
 /* Its word is counted once, whichever of both it stands in. */
 static void what_a_queue_counted_stays_counted(void)
 {
 	struct bsn_config config = test_config(8 << 20);
-	struct bsn *n = test_node(&config);
 	struct bs_context_segment *old;
 	struct bsn_metrics m;
 	struct writer w;
 	struct wthread t;
 	int fd;
+	struct bsn *n = node_with_writer(&config, &w, &t);
 
-	writer_attach(&w, n, START);
-	t = writer_thread(&w, 0);
 	CHECK(w_trace(&t, trace_id(1), 100, START));
 	old = w.context;
 	old->triggers_lost = 100;
@@ -195,8 +191,7 @@ static void what_a_queue_counted_stays_counted(void)
 	CHECK_EQ(w.context->records_unattributed, 1033);
 	munmap(old, sizeof(*old));
 	close(fd);
-	writer_close(&w);
-	bsn_free(n);
+	free_with_writer(n, &w);
 }
 
 /* Records of threads without a slot: which traces', nobody knows. Also when they
@@ -274,8 +269,7 @@ static void both_queues_of_the_dead_are_taken(void)
 	CHECK_EQ(bsn_client_context(n, w.number, -1), -ENOENT);
 	munmap(old, sizeof(*old));
 	close(fd);
-	writer_close(&w);
-	bsn_free(n);
+	free_with_writer(n, &w);
 }
 
 /* ---------------------------------------------------------------- policy --- */
@@ -310,8 +304,7 @@ static void sampling_can_change(void)
 	check_sampling(n, UINT64_MAX, 0);
 	bsn_set_sampling(n, 0, true);
 	check_sampling(n, 0, 1);
-	writer_close(&w);
-	bsn_free(n);
+	free_with_writer(n, &w);
 }
 
 /* One table for all: a client that could write it would speak for the node. */

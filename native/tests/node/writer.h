@@ -218,6 +218,23 @@ static inline struct wthread writer_thread(struct writer *w, uint32_t slot)
 	return t;
 }
 
+/* What most tests begin with: a process with one thread writes to a node. */
+static inline struct bsn *node_with_writer(const struct bsn_config *config,
+					   struct writer *w, struct wthread *t)
+{
+	struct bsn *n = test_node(config);
+
+	writer_attach(w, n, START);
+	*t = writer_thread(w, 0);
+	return n;
+}
+
+static inline void free_with_writer(struct bsn *n, struct writer *w)
+{
+	writer_close(w);
+	bsn_free(n);
+}
+
 /* Take a grant, and do not tell who did. */
 static inline bool w_grab(struct wthread *t, struct bs_grant *grant)
 {
