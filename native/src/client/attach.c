@@ -32,8 +32,10 @@
 
 /* How often to see whether everybody else has left (is_last_thread), and which
  * threads are idle (park.c): seldom, where none wrote lately. */
+#ifndef TICK_MS
 #define TICK_MS 1000
-#define TICK_QUIET_MS 5000
+#endif
+#define TICK_QUIET_MS (5 * TICK_MS)
 
 /* All under bs_lock. */
 static pthread_t thread;

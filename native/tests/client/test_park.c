@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Segments of idle threads (park.c). The test has the library in itself, and makes
- * its ticks by hand; those of the attach thread come seldom, and between.
+ * its ticks by hand; the attach thread makes none (TICK_MS).
  */
 #include <pthread.h>
 #include <sched.h>
@@ -540,7 +540,7 @@ static void more_than_can_be_parked(void)
  * forms of the API, while their segments are taken from them again and again, and
  * the node takes some of those. What they wrote is there, each record once. */
 #define HAMMER_THREADS 3
-#define HAMMER_TRACES 20000u
+#define HAMMER_TRACES 5000u
 #define HAMMER_SEGMENTS 2048u
 #define HAMMER_TAKEN_MAX 1024u
 
