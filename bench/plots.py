@@ -343,12 +343,11 @@ def services_over_http(axes: Axes, measured: Measured) -> None:
 
 def recall_by_horizon(axes: Axes, measured: Measured) -> None:
     """What is whole of a trace whose trigger comes late, by its age in horizons."""
-    for of, by, label, colour in (
-        ("parts", "exported", "parts on a node, by the horizon that it exports", _BLUE),
-        ("parts", "sure", "the same, by what its counters make sure", _GREEN),
-        ("traces", "exported", "whole traces, by their oldest part", _ORANGE),
+    for of, label, colour in (
+        ("parts", "parts on a node", _BLUE),
+        ("traces", "whole traces, by their oldest part", _ORANGE),
     ):
-        _line(axes, _of(measured.results, f"recall_by_{by}", of=of), "age", label, colour,
+        _line(axes, _of(measured.results, "recall_by_horizon", of=of), "age", label, colour,
               scaled=_percent)  # fmt: skip
     axes.axvline(1, color="black", linewidth=0.8)
     axes.set_xlim(0, 4)
@@ -366,13 +365,12 @@ def recall_by_age(axes: Axes, measured: Measured) -> None:
     ):
         _line(axes, _of(found, "recall_by_s", of=of), "age", label, colour, scaled=_percent)
     params = found[0].params
-    for name, words, style in (
-        ("exported_s", "horizon that nodes export, median", "-"),
-        ("sure_s", "what their counters make sure, median", ":"),
-    ):
-        axes.axvline(
-            float(params[name]), color="black", linewidth=0.8, linestyle=style, label=words
-        )
+    axes.axvline(
+        float(params["horizon_s"]),
+        color="black",
+        linewidth=0.8,
+        label="horizon of the nodes, median",
+    )
     axes.set_xlim(left=0)
     axes.set_ylim(0, 102)
     axes.set_xlabel(
@@ -388,7 +386,7 @@ def _percent(share: float, _: Result) -> float:
 _Figures = dict[str, tuple[Callable[[Axes, Measured], None], tuple[str, ...]]]
 
 _RECALL: _Figures = {
-    "recall-by-horizon": (recall_by_horizon, ("recall_by_exported", "recall_by_sure")),
+    "recall-by-horizon": (recall_by_horizon, ("recall_by_horizon",)),
     "recall-by-age": (recall_by_age, ("recall_by_s",)),
 }
 

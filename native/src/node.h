@@ -145,8 +145,8 @@ struct bsn_metrics {
 	/* What is parked counts as sealed: it waits for reclaim. */
 	uint64_t stock_bytes, active_bytes, sealed_bytes, keep_bytes;
 	uint64_t store_bytes, store_used_bytes;
-	uint64_t horizon_ns; /* age of the grant of the segment that waits longest,
-				    * 0 before the first reclaim */
+	/* What was written within this time is still there; 0: all is. */
+	uint64_t horizon_ns;
 	uint64_t reclaims; /* segments */
 	uint64_t runs_lost, records_lost;
 	uint64_t payload_bytes, payload_bytes_lost;

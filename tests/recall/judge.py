@@ -90,7 +90,8 @@ class Part:
     """One node's part of a trace that was asked for.
 
     Ages are those of its first record, when the trigger fired and at most when it was
-    collected. A horizon of None reaches back to the node's start.
+    collected. So are the horizons: as it was said, and what was sure. None reaches back to
+    the node's start.
     """
 
     trace_id: str
@@ -98,7 +99,7 @@ class Part:
     fate: Fate
     age_ns: int
     collected_age_ns: int
-    exported_ns: int | None
+    horizon_ns: int | None
     sure_ns: int | None
 
     @property
@@ -178,7 +179,7 @@ def _part(asked: Asked, part: Written, found: Collected | None, horizon: Horizon
         Fate.LOST if found is None else _fate(part, found),
         asked.fired_ns - part.first_ns,
         asked.judged_ns - part.first_ns,
-        horizon.exported_ns(asked.fired_ns),
+        horizon.said_ns(asked.fired_ns),
         horizon.sure_ns(asked.judged_ns),
     )
 

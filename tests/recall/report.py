@@ -36,20 +36,18 @@ class Recall:
     def results(self) -> Iterator[Result]:
         """Shares that are whole by age, with their 95 % intervals: of parts, and of traces."""
         parts = self.judgement.parts
-        exported = _seconds(part.exported_ns for part in parts)
-        sure = _seconds(part.sure_ns for part in parts)
+        horizon = _seconds(part.horizon_ns for part in parts)
         params: dict[str, Param] = {
             "run": self.run,
             "pool_bytes": self.late.pool_bytes,
-            "exported_s": exported,
-            "sure_s": sure,
+            "horizon_s": horizon,
             "load": rounded(machine.load()),
         }
         reached = [part for part in parts if part.fate is not Fate.UNREACHED]
         by_part = [(part.fate is Fate.WHOLE, (part,)) for part in reached]
         by_trace = [(trace.is_whole, trace.parts) for trace in self.judgement.traces]
         for of, items in (("parts", by_part), ("traces", by_trace)):
-            for by, age in (("s", _age_s), ("exported", _age_exported), ("sure", _age_sure)):
+            for by, age in (("s", _age_s), ("horizon", _age_in_horizons)):
                 points = [
                     (max(ages), whole)
                     for whole, its in items
@@ -91,10 +89,7 @@ class Recall:
         """The figures, one a line."""
         traces = self.judgement.traces
         young = [trace for trace in traces if trace.is_young]
-        parts = self.judgement.parts
         counted = ", ".join(f"{fate} {count}" for fate, count in self.judgement.fates().items())
-        near = [p for p in parts if (age := _age_exported(p)) is not None and age < 1]
-        near_whole = sum(part.fate is Fate.WHOLE for part in near)
         rows = [
             ("run", f"{self.run}, {self.late}"),
             (
@@ -103,8 +98,7 @@ class Recall:
             ),
             ("traces triggered", f"{len(traces)}, whole {_whole(traces)}"),
             ("parts, one a node", counted),
-            ("younger than the sure horizon", f"{len(young)} traces, whole {_whole(young)}"),
-            ("younger than the exported horizon", f"{len(near)} parts, whole {near_whole}"),
+            ("younger than the horizons", f"{len(young)} traces, whole {_whole(young)}"),
             ("check", "; ".join(self.failures[:5]) if self.failures else "agrees"),
         ]
         width = max(len(name) for name, _ in rows)
@@ -119,12 +113,8 @@ def _age_s(part: Part) -> float | None:
     return part.age_ns / 1e9
 
 
-def _age_exported(part: Part) -> float | None:
-    return part.age_ns / part.exported_ns if part.exported_ns else None
-
-
-def _age_sure(part: Part) -> float | None:
-    return part.age_ns / part.sure_ns if part.sure_ns else None
+def _age_in_horizons(part: Part) -> float | None:
+    return part.age_ns / part.horizon_ns if part.horizon_ns else None
 
 
 def _seconds(horizons: Iterable[int | None]) -> float:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What counts as said, and how far back a pool surely reached."""
+"""What counts as said, and how far back a pool reached."""
 
 from __future__ import annotations
 
@@ -16,12 +16,9 @@ OTHER = "22" * 16
 S = 1_000_000_000
 
 
-def horizons(exported_s: float = 10, *, reclaimed: int = 1) -> dict[str, Horizon]:
-    """At 90 s as many were sealed as are reclaimed at 100 s, and from then on."""
-    reading = [
-        Reading(90 * S, 90 * S, 0, 0, reclaimed),
-        Reading(200 * S, 200 * S, int(exported_s * S), reclaimed, 50),
-    ]
+def horizons() -> dict[str, Horizon]:
+    """What was written before 90 s may be gone at 100 s, and from then on."""
+    reading = [Reading(90 * S, 90 * S, 0), Reading(200 * S, 200 * S, 110 * S)]
     return {node: Horizon(list(reading)) for node in ("a", "b")}
 
 
@@ -123,21 +120,13 @@ def test_what_was_triggered_in_time_is_not_counted_and_must_be_coherent() -> Non
     assert "0 of 1 traces that were triggered in time are coherent" in failures
 
 
-def test_the_sure_horizon_follows_from_what_was_sealed_when() -> None:
-    horizon = Horizon(
-        [
-            Reading(10, 12, 0, 0, 5),
-            Reading(20, 22, 0, 0, 9),
-            Reading(30, 32, 25, 4, 14),
-            Reading(40, 42, 31, 8, 18),
-        ]
-    )
+def test_what_is_sure_follows_from_what_a_node_says_next() -> None:
+    horizon = Horizon([Reading(10, 12, 0), Reading(20, 22, 0), Reading(30, 32, 25)])
     assert horizon.sure_ns(15) is None  # nothing was reclaimed by 20
-    assert horizon.sure_ns(25) == 25 - 12  # at most 4 by 30, which were sealed by 12
-    assert horizon.sure_ns(40) == 40 - 22  # 8 by 42, sealed by 22
-    assert horizon.sure_ns(41) == 0  # nobody has looked since
-    assert horizon.exported_ns(31) is None  # read, but not yet answered
-    assert horizon.exported_ns(33) == 25
+    assert horizon.sure_ns(25) == 25 - 7  # by 30 nothing that was sealed after 7
+    assert horizon.sure_ns(31) == 0  # nobody has looked since
+    assert horizon.said_ns(31) is None  # read, but not yet answered
+    assert horizon.said_ns(33) == 25
 
 
 def test_the_environment_asks_for_it() -> None:

@@ -26,7 +26,7 @@ def assert_all_is_said(recall: Recall, tmp_path: Path) -> None:
     assert fates["whole"] > 0
     recall.write(tmp_path)
     metrics = {result.metric for result in read(tmp_path / "recall.jsonl")}
-    assert metrics == {"recall_by_s", "recall_by_exported", "recall_by_sure"}
+    assert metrics == {"recall_by_s", "recall_by_horizon"}
 
 
 def test_of_recorded_traffic(tmp_path: Path) -> None:

@@ -83,6 +83,7 @@ class Segment:
 
     client: ClientModel | None
     granted_ns: int
+    sealed_ns: int = 0
     used_bytes: int = SEGMENT_HEADER_BYTES
     runs: list[Run] = field(default_factory=list)
 
@@ -162,6 +163,7 @@ class ClientModel:
     triggers: deque[LocalTrigger] = field(default_factory=deque)
     losses_read_ns: int = 0
     untied_ns: tuple[int, int] | None = None
+    untied_granted_ns: int = 0
     untied_news_ns: int | None = None
 
     def in_turn(self) -> list[ThreadModel]:
@@ -269,7 +271,8 @@ class PoolModel:
         self._now_ns = 0
         self._granted_ns = 0
         self._untied_to_ns = 0
-        self._reclaims_of_before = 0
+        self._sealed_ns = 0
+        self._reclaimed_to_ns = 0
         self.store_was_full_for: set[TraceId] = set()
         self.ever_collected: set[TraceId] = set()
         """Two for the simulator's oracle, which wants to know for ever."""
@@ -398,11 +401,10 @@ class PoolModel:
         """
         self._events.clear()
         self._changed.clear()
-        self._reclaims_of_before = self.counters.reclaims
         self._in_turn.sort(key=lambda client: -client.number)
         # It begins one of its own.
         if self._keep_segment is not None:
-            self._sealed.append(self._keep_segment)
+            self._seal(self._keep_segment)
             self._keep_segment = None
         for client in self._in_turn:
             client.untied_ns = None
@@ -436,7 +438,7 @@ class PoolModel:
 
     def horizon_ns(self) -> int:
         """How far back the pool reaches; 0 before the first reclaim."""
-        return self._oldest_ns() if self.counters.reclaims > self._reclaims_of_before else 0
+        return max(0, self._now_ns - self._reclaimed_to_ns) if self._reclaimed_to_ns else 0
 
     @property
     def frames_used(self) -> int:
@@ -638,10 +640,10 @@ class PoolModel:
         """It lost something of nobody knows which traces, since the last look."""
         before, since_ns = client.untied_ns, client.losses_read_ns
         begin_ns = since_ns
-        if before is not None and since_ns >= before[0]:
-            reclaimed = self.counters.reclaims > self._reclaims_of_before
-            if not reclaimed or self._now_ns - before[1] <= self._oldest_ns():
-                begin_ns = before[0]
+        is_left = any(s.granted_ns <= client.untied_granted_ns for s in self._in_use(client))
+        if before is not None and since_ns >= before[0] and is_left:
+            begin_ns = before[0]
+        client.untied_granted_ns = self._granted_ns
         client.untied_ns = (begin_ns, max(self._granted_ns, self._now_ns))
         self._untied_to_ns = client.untied_ns[1]
         if client.untied_news_ns is None or since_ns < client.untied_news_ns:
@@ -673,7 +675,7 @@ class PoolModel:
             if run.segment in thread.left:
                 self._serve(run)
         for segment in thread.left:
-            self._sealed.append(segment)
+            self._seal(segment)
             assert segment.client is not None
             segment.client.sealed += 1
         thread.fresh = [run for run in thread.fresh if run.segment not in thread.left]
@@ -698,8 +700,18 @@ class PoolModel:
 
     # ----------------------------------------------- inside: reclaiming
 
-    def _oldest_ns(self) -> int:
-        return max(0, self._now_ns - self._sealed[0].granted_ns) if self._sealed else 0
+    def _seal(self, segment: Segment) -> None:
+        self._sealed_ns = segment.sealed_ns = max(self._now_ns, self._sealed_ns + 1)
+        self._sealed.append(segment)
+
+    def _in_use(self, client: ClientModel) -> Iterator[Segment]:
+        """What a process was granted and has not lost again."""
+        yield from client.stock
+        yield from (segment for segment in self._sealed if segment.client is client)
+        for thread in client.in_turn():
+            yield from thread.left
+            if thread.segment is not None:
+                yield thread.segment
 
     def _new_segment(self, client: ClientModel | None) -> Segment:
         self._granted_ns = max(self._now_ns, self._granted_ns + 1)
@@ -751,6 +763,7 @@ class PoolModel:
     def _reclaim(self, *, second_chance: bool, victim: Segment | None = None) -> None:
         """Reclaim the segment that was sealed first."""
         segment = victim if victim is not None else self._sealed[0]
+        self._reclaimed_to_ns = max(self._reclaimed_to_ns, segment.sealed_ns)
         for run in segment.runs:
             self._evict(run, second_chance=second_chance)
         segment.runs.clear()
@@ -793,7 +806,7 @@ class PoolModel:
             if self._keep_frames >= self._keep_max or self._frames_used >= self._frames_max:
                 return False
             if into is not None:
-                self._sealed.append(into)
+                self._seal(into)
             into = self._keep_segment = self._new_segment(None)
             self._keep_frames += 1
             self._frames_used += 1
@@ -892,8 +905,7 @@ class PoolModel:
         if not self._untied_to_ns:
             return False
         if not met:
-            reclaimed = self.counters.reclaims > self._reclaims_of_before
-            return not reclaimed or self._now_ns - self._untied_to_ns <= self._oldest_ns()
+            return self._untied_to_ns >= self._reclaimed_to_ns
         if any(not one.last for one in met.values()):
             active_ns = self._now_ns
         return untied_from_ns is not None and untied_from_ns <= active_ns

@@ -359,7 +359,7 @@ class Differential(RuleBasedStateMachine):
     def the_figures_are_the_same(self) -> None:
         metrics = self.native.plane.metrics()
         assert metrics["corrupt"] == 0
-        # Grants of one instant have numbers behind it.
+        # Seals of one instant have numbers behind it.
         assert abs(metrics["horizon_ns"] - self.model.horizon_ns()) < 1000
         usage, expected = self.native.plane.store_usage(), self.model.store_usage()
         assert usage.used_bytes == expected.used_bytes + BLOCK_BYTES

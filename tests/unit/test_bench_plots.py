@@ -147,18 +147,18 @@ def test_colours_are_told_apart_by_their_markers_too() -> None:
 
 
 def test_recall_is_drawn_with_the_horizons(tmp_path: Path) -> None:
-    params: dict[str, Param] = {"pool_bytes": 4 << 20, "exported_s": 2.0, "sure_s": 1.5}
+    params: dict[str, Param] = {"pool_bytes": 4 << 20, "horizon_s": 2.0}
     results = [
         result(f"recall_by_{by}", "share", 0.8, of=of, age=age, **params)
-        for by in ("s", "exported", "sure") for of in ("parts", "traces") for age in (0.5, 1.5)
+        for by in ("s", "horizon") for of in ("parts", "traces") for age in (0.5, 1.5)
     ]  # fmt: skip
     files = plots.draw(plots.Measured(results, (), ABOUT), tmp_path)
     assert [file.stem for file in files] == ["recall-by-horizon", "recall-by-age"]
     for file, wanted in zip(
         files,
         (
-            ("by the horizon that it exports", "its node's horizon", "commit 0123abc"),
-            ("horizon that nodes export, median", "s; pools of 4 MiB", "commit 0123abc"),
+            ("whole traces, by their oldest part", "its node's horizon", "commit 0123abc"),
+            ("horizon of the nodes, median", "s; pools of 4 MiB", "commit 0123abc"),
         ),
         strict=True,
     ):

@@ -109,10 +109,10 @@ void client_untied_loss(struct bsn *n, struct client *c)
 
 	/* One interval: an old one is dropped when all that it could concern is
 	 * gone from the pool, else both are joined. */
-	if (!c->untied_to_ns || c->losses_read_ns < c->untied_from_ns ||
-	    (n->counts.reclaims &&
-	     ns_since(n, c->untied_to_ns) > pool_oldest_ns(n)))
+	if (!c->untied_frames || c->losses_read_ns < c->untied_from_ns)
 		c->untied_from_ns = c->losses_read_ns;
+	c->untied_frames = c->held;
+	c->untied_granted_ns = latest_ns;
 	/* Not before any segment that it may concern, of which those granted in
 	 * this instant have numbers behind it. */
 	c->untied_to_ns = latest_ns > n->now_ns ? latest_ns : n->now_ns;

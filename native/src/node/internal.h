@@ -94,6 +94,9 @@ struct ledger_header {
 	uint64_t granted_ns;   /* of the latest grant */
 	uint64_t sealed;       /* of the latest seal, or parking */
 	uint64_t untied_to_ns; /* the latest loss of nobody knows which trace */
+	/* Of what was reclaimed, when the last was sealed: what was written since
+	 * is still there, whoever wrote it. 0: nothing was. */
+	uint64_t reclaimed_to_ns;
 	/* While a segment is reclaimed: where the keep arena ended before. What
 	 * was kept since stands in that segment too. NONE: none is. */
 	uint32_t reclaiming;   /* frame */
@@ -260,8 +263,11 @@ struct client {
 	struct thread threads[BS_THREAD_SLOTS];
 	struct told told;
 
-	/* Losses that no trace could be blamed for happened between. */
+	/* Losses that no trace could be blamed for happened between. So many of
+	 * its segments were in use, and are: those that were granted by then. */
 	uint64_t untied_from_ns, untied_to_ns;
+	uint64_t untied_granted_ns;
+	uint32_t untied_frames;
 
 	uint32_t false_hits;	      /* in the pass that goes on */
 	struct client *next_numbered; /* of the same bucket */
@@ -657,7 +663,7 @@ void frame_start(struct bsn *n, struct frame *f);
 /* Reclaim a segment, so that c gets one. False: there is none that may go. */
 bool pool_reclaim(struct bsn *n, const struct client *c, bool second_chance);
 void pool_shrink(struct bsn *n);
-uint64_t pool_oldest_ns(const struct bsn *n);
+uint64_t pool_horizon_ns(const struct bsn *n);
 void pool_drop_unused(struct bsn *n, struct client *c);
 void pool_drop_client(struct bsn *n, struct client *c);
 void *map_shared(int fd, uint64_t bytes);

@@ -90,7 +90,7 @@ void bsn_get_metrics(struct bsn *n, struct bsn_metrics *m)
 			     m->sealed_bytes + m->keep_bytes;
 	m->store_bytes = n->store.bytes;
 	m->store_used_bytes = (uint64_t)n->store.used * BLOCK_BYTES;
-	m->horizon_ns = n->counts.reclaims ? pool_oldest_ns(n) : 0;
+	m->horizon_ns = pool_horizon_ns(n);
 	m->column_bytes = p->column_bytes;
 	m->slices = n->store.n_slices;
 	m->wake_ups = READ_ONCE(n->waiting.wake_ups);

@@ -74,15 +74,19 @@ static bool is_counted(enum frame_state state)
 void frame_set_state(struct bsn *n, struct frame *f, enum frame_state state)
 {
 	struct grant_record *r = record_of(n, f);
+	struct client *c = f->client;
 
-	if (f->client != &n->keep.arena) {
+	if (c != &n->keep.arena) {
 		if (is_counted(r->state)) {
 			n->pool.by_state[r->state]--;
-			tenant_count(f->client, -1);
+			tenant_count(c, -1);
+			if (!is_counted(state) && c->untied_frames &&
+			    r->granted_ns <= c->untied_granted_ns)
+				c->untied_frames--;
 		}
 		if (is_counted(state)) {
 			n->pool.by_state[state]++;
-			tenant_count(f->client, 1);
+			tenant_count(c, 1);
 		}
 	}
 	store_release(&r->state, (uint8_t)state);
@@ -239,15 +243,14 @@ void frame_unpark(struct bsn *n, struct frame *f)
 
 /* ------------------------------------------------------------- reclaim --- */
 
-/* How old the oldest that waits for reclaim is: what was written within this
- * time is still here. */
-uint64_t pool_oldest_ns(const struct bsn *n)
+uint64_t pool_horizon_ns(const struct bsn *n)
 {
-	const struct pool *p = &n->pool;
+	uint64_t reclaimed_to_ns = n->ledger.header->reclaimed_to_ns;
 
-	if (p->sealed.head == NONE)
+	if (!reclaimed_to_ns)
 		return 0;
-	return ns_since(n, n->ledger.records[p->sealed.head].granted_ns);
+	/* Of seals of one instant some have numbers behind it. */
+	return n->now_ns > reclaimed_to_ns ? n->now_ns - reclaimed_to_ns : 1;
 }
 
 /* It has memory, and waits to be granted again. */
@@ -259,8 +262,11 @@ void frame_back(struct bsn *n, struct frame *f)
 
 static void reclaim(struct bsn *n, struct frame *f, bool second_chance)
 {
+	struct ledger_header *h = n->ledger.header;
 	struct client *c = f->client;
 
+	if (record_of(n, f)->sealed > h->reclaimed_to_ns)
+		h->reclaimed_to_ns = record_of(n, f)->sealed;
 	search_before_reclaim(n, f);
 	/* What was copied of it must count before it is gone. */
 	if (f->dirty)

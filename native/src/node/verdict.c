@@ -230,8 +230,7 @@ static bool is_maybe_lossy(const struct bsn *n, const struct search *s)
 	if (!untied_to_ns)
 		return false;
 	if (!s->n_met)
-		return !n->counts.reclaims ||
-		       ns_since(n, untied_to_ns) <= pool_oldest_ns(n);
+		return untied_to_ns >= n->ledger.header->reclaimed_to_ns;
 	/* What a trace that is open was to write last may be what was lost. */
 	for (uint32_t i = 0; i < s->met_room; i++) {
 		if (s->met[i].client != NONE && !s->met[i].last)

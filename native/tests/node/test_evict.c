@@ -81,6 +81,55 @@ static void oldest_goes_first_over_arenas(void)
 	bsn_free(n);
 }
 
+/* What one that writes little has lies in its stock for long before it is written. */
+static void the_horizon_is_what_is_there(void)
+{
+	enum {
+		ROUNDS = 1000,
+		SLOW = 40 /* as seldom does the other one write */
+	};
+	struct bsn_config config = test_config(4 << 20);
+	struct bsn *n = test_node(&config);
+	struct bsn_metrics m;
+	struct writer w[2];
+	struct wthread t[2];
+	uint64_t now = START;
+
+	for (int i = 0; i < 2; i++) {
+		writer_attach(&w[i], n, now);
+		t[i] = writer_thread(&w[i], 0);
+	}
+	for (uint64_t i = 0; i < ROUNDS; i++) {
+		uint64_t within, held = 0;
+
+		now += MS;
+		CHECK(w_trace(&t[0], trace_id(i), 30000, now));
+		if (i % SLOW == 0)
+			CHECK(w_trace(&t[1], trace_id(ROUNDS + i), 30000, now));
+		bsn_poll(n, now);
+		bsn_get_metrics(n, &m);
+		if (!m.reclaims) {
+			CHECK_EQ(m.horizon_ns, 0);
+			continue;
+		}
+		within = m.horizon_ns / MS;
+		for (uint64_t age = 0; age < within; age++) {
+			CHECK_EQ(flags_of(n, trace_id(i - age), now), 0);
+			if ((i - age) % SLOW == 0)
+				CHECK_EQ(flags_of(n, trace_id(ROUNDS + i - age),
+						  now),
+					 0);
+		}
+		while (flags_of(n, trace_id(i - held), now) == 0)
+			held++;
+		/* A segment of two, that is full before it is seen. */
+		CHECK(held <= within + 3);
+	}
+	for (int i = 0; i < 2; i++)
+		writer_close(&w[i]);
+	bsn_free(n);
+}
+
 /* Over and over, as long as the handle is open: that of the thread-local trace,
  * those of bs_open(). */
 static void open_handles_are_kept(void)
@@ -480,6 +529,7 @@ static void memory_moves_between_processes(void)
 int main(void)
 {
 	RUN(oldest_goes_first_over_arenas);
+	RUN(the_horizon_is_what_is_there);
 	RUN(open_handles_are_kept);
 	RUN(what_the_dead_had_open_goes);
 	RUN(what_was_evicted_is_told);

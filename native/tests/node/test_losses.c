@@ -458,6 +458,46 @@ static void what_is_kept_of_the_gone_is_in_doubt(void)
 	free_with_writer(n, &w);
 }
 
+/* The pool has gone round, but for the segment of one that writes little. */
+static void doubt_lasts_as_long_as_what_it_concerns(void)
+{
+	struct bsn_config config = test_config(4 << 20);
+	struct bsn *n = test_node(&config);
+	struct wthread slow, fast;
+	struct writer w;
+	uint64_t now = START;
+
+	writer_attach(&w, n, now);
+	slow = writer_thread(&w, 0);
+	fast = writer_thread(&w, 1);
+	CHECK(w_trace(&slow, trace_id(1), 100, now));
+	for (uint64_t round = 1; round < 4; round++) {
+		WRITE_ONCE(w.context->records_unattributed, round);
+		bsn_poll(n, now += MS);
+		CHECK_EQ(flags_of(n, trace_id(1), now), BSN_SLICE_MAYBE_LOSSY);
+		for (uint64_t i = 0; i < 200; i++) {
+			CHECK(w_trace(&fast, trace_id(1000 * round + i), 30000,
+				      now += MS));
+			bsn_poll(n, now);
+		}
+	}
+	/* Of the slow one nothing is left that was there. */
+	while (w_take_segment(&slow))
+		;
+	for (uint64_t i = 0; i < 200; i++) {
+		bsn_poll(n, now += MS);
+		CHECK(w_trace(&fast, trace_id(5000 + i), 30000, now));
+	}
+	bsn_poll(n, now += MS);
+	CHECK(w_trace(&fast, trace_id(2), 100, now));
+	bsn_poll(n, now += SECOND);
+	WRITE_ONCE(w.context->records_unattributed, 9);
+	bsn_poll(n, now += MS);
+	CHECK_EQ(flags_of(n, trace_id(2), now), 0);
+	writer_close(&w);
+	bsn_free(n);
+}
+
 /* A process that is gone leaves the array in the middle of a round through it:
  * nobody else misses his turn. */
 static void all_have_their_turn_while_one_leaves(void)
@@ -641,6 +681,7 @@ int main(void)
 	RUN(a_restart_forgets_no_loss);
 	RUN(a_restart_finds_no_run_that_is_none);
 	RUN(what_is_kept_of_the_gone_is_in_doubt);
+	RUN(doubt_lasts_as_long_as_what_it_concerns);
 	RUN(all_have_their_turn_while_one_leaves);
 	RUN(triggers_of_the_dead_are_taken);
 	RUN(no_trigger_is_dropped_at_an_exit);
