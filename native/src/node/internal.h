@@ -629,6 +629,8 @@ static inline bool id_equal(struct bs_trace_id a, struct bs_trace_id b)
 /* ledger.c */
 int ledger_init(struct bsn *n);
 int ledger_adopt(struct bsn *n, int fd);
+/* Records up to here have been used ever. */
+uint32_t ledger_touched(const struct ledger *l);
 void ledger_number_seal(struct bsn *n, uint32_t frame);
 void ledger_free(struct bsn *n);
 uint64_t ledger_bytes(uint32_t n_records, uint32_t n_buckets,
@@ -666,9 +668,14 @@ void pool_shrink(struct bsn *n);
 uint64_t pool_horizon_ns(const struct bsn *n);
 void pool_drop_unused(struct bsn *n, struct client *c);
 void pool_drop_client(struct bsn *n, struct client *c);
+
+/* memfd.c */
 void *map_shared(int fd, uint64_t bytes);
 int memfd_sealed(const char *name, uint64_t bytes);
 int memfd_check(int fd, uint64_t *bytes);
+/* Behind the last byte between from and to that has memory. Whoever looks at what
+ * has none gives it some. */
+uint64_t memfd_touched(int fd, uint64_t from, uint64_t to);
 
 /* grants.c */
 void grants_first(struct bsn *n, struct client *c);

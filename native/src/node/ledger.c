@@ -107,6 +107,14 @@ int ledger_init(struct bsn *n)
 }
 
 /* It is sealed now: all these times differ, and order the segments. */
+uint32_t ledger_touched(const struct ledger *l)
+{
+	uint64_t end = HEADER_BYTES + records_bytes(l->header->n_records);
+
+	end = memfd_touched(l->fd, HEADER_BYTES, end) - HEADER_BYTES;
+	return (uint32_t)(end / sizeof(struct grant_record));
+}
+
 void ledger_number_seal(struct bsn *n, uint32_t frame)
 {
 	struct ledger_header *h = n->ledger.header;

@@ -252,7 +252,10 @@ int store_adopt(struct bsn *n, int fd)
 		return err;
 	if (!h->next_client)
 		h->next_client = 1;
-	for (uint32_t i = 1; i < s->n_blocks; i++) {
+	s->fresh =
+		(uint32_t)((memfd_touched(s->fd, 0, bytes) + BLOCK_BYTES - 1) /
+			   BLOCK_BYTES);
+	for (uint32_t i = 1; i < s->fresh; i++) {
 		const struct block *b = block_at(s, i);
 
 		if (b->magic == BLOCK_MAGIC && b->kind == BLOCK_MARK &&
@@ -260,13 +263,12 @@ int store_adopt(struct bsn *n, int fd)
 			adopt_mark(n, i);
 	}
 	/* Backwards, so that the free list begins at the front. */
-	s->fresh = s->n_blocks;
-	s->used = s->n_blocks;
-	for (uint32_t i = s->n_blocks; i-- > 1;) {
+	s->used = s->fresh;
+	for (uint32_t i = s->fresh; i-- > 1;) {
 		if (!s->slices[i] && !adopt_data(s, i))
 			block_free(s, i);
 	}
-	for (uint32_t i = 1; i < s->n_blocks; i++) {
+	for (uint32_t i = 1; i < s->fresh; i++) {
 		struct slice *slice = s->slices[i];
 
 		if (!slice)

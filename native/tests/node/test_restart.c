@@ -6,6 +6,8 @@
  */
 #include <errno.h>
 
+#include <sys/stat.h>
+
 #include "writer.h"
 
 static struct decoded d;
@@ -713,6 +715,58 @@ static void a_successor_looks_at_no_run(void)
 	free_with_writer(n, &w);
 }
 
+static uint64_t memory_of(int fd)
+{
+	struct stat st;
+
+	CHECK_EQ(fstat(fd, &st), 0);
+	return (uint64_t)st.st_blocks * 512;
+}
+
+/* What was never used has no memory afterwards either. */
+static void a_successor_costs_no_memory(void)
+{
+	struct bsn_config config = test_config(64 << 20);
+	uint64_t now = START, store, keep;
+	struct bsn_slice s;
+	struct writer w;
+	struct wthread t;
+	struct bsn *n;
+
+	config.store_bytes = 64 << 20;
+	n = test_node(&config);
+	writer_attach(&w, n, now);
+	t = writer_thread(&w, 0);
+	for (uint64_t i = 0; i < 10; i++) {
+		CHECK(w_trace(&t, trace_id(i), 10000, now));
+		collect(n, trace_id(i), now, &s);
+		bsn_poll(n, now += MS);
+	}
+	store = memory_of(bsn_store_fd(n));
+	keep = memory_of(bsn_keep_fd(n));
+	CHECK(store >= 100000 && store < 1 << 20);
+	for (int i = 0; i < 2; i++) {
+		n = restart(n, &config, &w, 1, now += MS);
+		bsn_poll(n, now += MS);
+		CHECK(memory_of(bsn_store_fd(n)) <= store + 4096);
+		CHECK(memory_of(bsn_keep_fd(n)) <= keep + 4096);
+	}
+	for (uint64_t i = 0; i < 10; i++) {
+		collect(n, trace_id(i), now, &s);
+		CHECK_EQ(s.flags, BSN_SLICE_HELD);
+		decode_slice(n, trace_id(i), &d);
+		CHECK_EQ(d.records, 1);
+	}
+	/* As much of the store is free as there was. */
+	for (uint64_t i = 10; i < 100; i++) {
+		CHECK(w_trace(&t, trace_id(i), 10000, now));
+		collect(n, trace_id(i), now, &s);
+		CHECK_EQ(s.flags, BSN_SLICE_HELD);
+	}
+	writer_close(&w);
+	bsn_free(n);
+}
+
 /* A run that stays open, and says nothing new, grows no slice. */
 static void an_open_run_is_told_once(bool lossy)
 {
@@ -814,6 +868,7 @@ int main(void)
 	RUN(segments_without_a_header);
 	RUN(the_order_of_sealing_stays);
 	RUN(a_successor_looks_at_no_run);
+	RUN(a_successor_costs_no_memory);
 	RUN(open_runs_are_told_once);
 	RUN(waits_for_what_it_can_do);
 	free(d.bytes);

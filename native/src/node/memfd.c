@@ -1,0 +1,66 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Memory that has a file descriptor, so that others can map it, or keep it. */
+#include <errno.h>
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "internal.h"
+
+int memfd_sealed(const char *name, uint64_t bytes)
+{
+	int fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
+	int err;
+
+	if (fd < 0)
+		return -errno;
+	if (ftruncate(fd, (off_t)bytes) ||
+	    fcntl(fd, F_ADD_SEALS, F_SEAL_GROW | F_SEAL_SHRINK | F_SEAL_SEAL)) {
+		err = -errno;
+		close(fd);
+		return err;
+	}
+	return fd;
+}
+
+/* Its size, if it can be neither grown nor shrunk by anybody. */
+int memfd_check(int fd, uint64_t *bytes)
+{
+	struct stat st;
+	int seals = fcntl(fd, F_GET_SEALS);
+
+	if (seals < 0 || fstat(fd, &st))
+		return -EPROTO;
+	if ((seals & (F_SEAL_GROW | F_SEAL_SHRINK)) !=
+	    (F_SEAL_GROW | F_SEAL_SHRINK))
+		return -EPROTO;
+	*bytes = (uint64_t)st.st_size;
+	return 0;
+}
+
+void *map_shared(int fd, uint64_t bytes)
+{
+	void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+
+	if (p == MAP_FAILED)
+		return NULL;
+	/* A core dump of the daemon must not hold what applications wrote. */
+	(void)madvise(p, bytes, MADV_DONTDUMP);
+	(void)madvise(p, bytes, MADV_DONTFORK);
+	return p;
+}
+
+uint64_t memfd_touched(int fd, uint64_t from, uint64_t to)
+{
+	off_t at = (off_t)from, end = at, data;
+
+	while ((data = lseek(fd, at, SEEK_DATA)) >= 0 && data < (off_t)to) {
+		at = end = lseek(fd, data, SEEK_HOLE);
+		if (at < 0)
+			return to;
+	}
+	if (data < 0 && errno != ENXIO)
+		return to;
+	return (uint64_t)end < to ? (uint64_t)end : to;
+}
