@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a full pool holds, and what it takes to find a trace in it: runs pool.c."""
+"""What a full pool holds, and what it takes to find a trace in it: runs pool_*.c."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def horizon(program: Path, scale: Scale) -> Iterator[Result]:
     for trace_bytes in scale.horizon_trace_bytes:
         held, held_at_full_speed = (
             [
-                _run(program, "horizon", pool_bytes, trace_bytes, scale.horizon_samples, fill_s)[0][
+                _run(program, pool_bytes, trace_bytes, scale.horizon_samples, fill_s)[0][
                     "traces_held"
                 ]
                 for _ in range(scale.horizon_times)
@@ -79,7 +79,7 @@ def lookup(program: Path, scale: Scale) -> Iterator[Result]:
             continue
         for trace_bytes in scale.lookup_trace_bytes:
             for traces in _AT_ONCE:
-                done = _run(program, "lookup", pool_bytes, trace_bytes, traces, scale.lookup_times)
+                done = _run(program, pool_bytes, trace_bytes, traces, scale.lookup_times)
                 params: dict[str, Param] = {
                     "pool_bytes": pool_bytes,
                     "trace_bytes": trace_bytes,
@@ -93,9 +93,7 @@ def lookup(program: Path, scale: Scale) -> Iterator[Result]:
 
 def restart(program: Path, scale: Scale) -> Iterator[Result]:
     """CPU time from the start of a node with a full pool of before to the end of its first poll."""
-    done = _run(
-        program, "restart", scale.restart_pool_bytes, _RESTART_TRACE_BYTES, scale.restart_times
-    )
+    done = _run(program, scale.restart_pool_bytes, _RESTART_TRACE_BYTES, scale.restart_times)
     params: dict[str, Param] = {
         "pool_bytes": scale.restart_pool_bytes,
         "trace_bytes": _RESTART_TRACE_BYTES,
@@ -114,7 +112,7 @@ def triggers(program: Path, scale: Scale) -> Iterator[Result]:
     for pool_bytes in scale.triggers_pool_bytes:
         if _is_too_large(pool_bytes):
             continue
-        (done,) = _run(program, "triggers", pool_bytes, _TRIGGERED_BYTES, rate, scale.triggers_s)
+        (done,) = _run(program, pool_bytes, _TRIGGERED_BYTES, rate, scale.triggers_s)
         params: dict[str, Param] = {
             "pool_bytes": pool_bytes,
             "trace_bytes": _TRIGGERED_BYTES,

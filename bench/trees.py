@@ -23,18 +23,31 @@ _ROOT = _HERE.parent
 # Where a tree's Python packages are (the Makefile's PYTHONPATH). Not every commit has them all.
 _PACKAGES = ("build/protocol", "build/formats", "build/appliance", "build/native/python")
 
-_PROGRAMS: Mapping[str, tuple[str, ...]] = {
-    "writer": ("build/native/src/client/libbacksight.so",),
-    "clients": ("build/native/src/node/libbacksight-node.a",),
-    "http_service": ("build/native/src/client/libbacksight.so",),
-    "pickup": ("build/native/src/client/libbacksight.so",),
-    "starved": ("build/native/src/client/libbacksight.so",),
-    "pool": (
-        "build/native/src/node/libbacksight-node.a",
-        "build/native/src/client/libbacksight.so",
-    ),
+_CLIENT = "build/native/src/client/libbacksight.so"
+_NODE = "build/native/src/node/libbacksight-node.a"
+
+
+@dataclass(frozen=True, slots=True)
+class _Program:
+    """As meson.build has it: the libraries, as Meson builds them; its sources beside that of its name."""
+
+    libraries: tuple[str, ...]
+    more_sources: tuple[str, ...] = ()
+
+
+_FULL_POOL = _Program((_NODE, _CLIENT), ("full_pool.c",))
+
+_PROGRAMS: Mapping[str, _Program] = {
+    "writer": _Program((_CLIENT,)),
+    "clients": _Program((_NODE,)),
+    "http_service": _Program((_CLIENT,)),
+    "pickup": _Program((_CLIENT,)),
+    "starved": _Program((_CLIENT,)),
+    "pool_horizon": _FULL_POOL,
+    "pool_lookup": _FULL_POOL,
+    "pool_restart": _FULL_POOL,
+    "pool_triggers": _FULL_POOL,
 }
-"""By name of the source: the libraries, as Meson builds them."""
 
 # As meson.build has it, but for the warnings, which are the other commit's own affair.
 _CFLAGS = ("-std=gnu11", "-O2", "-g", "-D_GNU_SOURCE")
@@ -134,11 +147,12 @@ def _build(tree: Tree) -> None:
 def _compile(tree: Tree) -> None:
     tree.programs.mkdir(exist_ok=True)
     includes = [f"-I{tree.root / folder}" for folder in ("native/include", "native/src")]
-    for name, libraries in _PROGRAMS.items():
-        linked = [str(tree.root / library) for library in libraries]
-        found = [f"-Wl,-rpath,{(tree.root / library).parent}" for library in libraries]
+    for name, program in _PROGRAMS.items():
+        sources = [str(_HERE / source) for source in (f"{name}.c", *program.more_sources)]
+        linked = [str(tree.root / library) for library in program.libraries]
+        found = [f"-Wl,-rpath,{(tree.root / library).parent}" for library in program.libraries]
         done = subprocess.run(
-            ["cc", *_CFLAGS, *includes, str(_HERE / f"{name}.c"), *linked, *found, "-lpthread",
+            ["cc", *_CFLAGS, *includes, *sources, *linked, *found, "-lpthread",
              "-o", str(tree.programs / name)],
             check=False,
         )  # fmt: skip
