@@ -153,11 +153,13 @@ def phases(duration_s: float, chance: random.Random, only: Sequence[str] = ()) -
 
 @dataclass(slots=True)
 class _Client:
-    """An honest process, seen from here."""
+    """An honest process, seen from here. ``heard`` tells of all that they say."""
 
     node: str
     process: subprocess.Popen[bytes]
+    heard: threading.Condition
     said: list[Said] = field(default_factory=list)
+    silent: bool = False
     left: bool = False
 
     def listen(self) -> None:
@@ -165,7 +167,12 @@ class _Client:
         for line in self.process.stdout:
             said = json.loads(line)
             said["fired"] = tuple(said["fired"])
-            self.said.append(Said(**said))
+            with self.heard:
+                self.said.append(Said(**said))
+                self.heard.notify_all()
+        with self.heard:
+            self.silent = True
+            self.heard.notify_all()
 
     def tell(self) -> None:
         assert self.process.stdin is not None
@@ -224,6 +231,7 @@ class Campaign(Opened):
     _run: int = field(default_factory=lambda: secrets.randbits(63) | 1, init=False)
     _attackers: list[subprocess.Popen[bytes]] = field(default_factory=list, init=False)
     _launched: Counter[str] = field(default_factory=Counter, init=False)
+    _heard: threading.Condition = field(default_factory=threading.Condition, init=False)
     _services: list[_Client] = field(default_factory=list, init=False)
     _visitors: list[_Client] = field(default_factory=list, init=False)
     _judged: Judged = field(default_factory=Judged, init=False)
@@ -284,7 +292,7 @@ class Campaign(Opened):
                     str(TRACES_PER_S), str(_TRIGGER_EVERY),
                 )
             )  # fmt: skip
-        self._await(lambda: all(service.last for service in self._services), "an honest process")
+        self._await_services(lambda said: True, "the first word of honest processes")
         for service in self._services:
             if not (service.last and service.last.attached):
                 raise HostileError(f"the honest process on {service.node} could not attach")
@@ -309,16 +317,22 @@ class Campaign(Opened):
         )  # fmt: skip
         # Each program in between becomes the next: it is the pid that the node will see.
         self._say_to_collector("pid", node, str(process.pid))
-        client = _Client(node, process)
+        client = _Client(node, process, self._heard)
         threading.Thread(target=client.listen, daemon=True).start()
         return client
 
-    def _await(self, condition: Callable[[], bool], what: str) -> None:
-        deadline_s = time.monotonic() + _ATTACH_TIMEOUT_S
-        while not condition():
-            if time.monotonic() > deadline_s:
+    def _await_services(self, is_it: Callable[[Said], bool], what: str) -> None:
+        """Until each of them has said it last, or will say nothing any more."""
+
+        def said() -> bool:
+            return all(
+                service.silent or (service.last is not None and is_it(service.last))
+                for service in self._services
+            )
+
+        with self._heard:
+            if not self._heard.wait_for(said, _ATTACH_TIMEOUT_S):
                 raise HostileError(f"{what} did not come in {_ATTACH_TIMEOUT_S:g} s")
-            time.sleep(0.05)
 
     # ------------------------------------------------------------- attack
 
@@ -350,15 +364,13 @@ class Campaign(Opened):
             )
             if self._deaths:
                 break
+        # First no front begins anything, then no back is called any more.
         for service in self._services:
             service.tell()
-        self._await(
-            lambda: all(
-                client.process.poll() is not None or (client.last and not client.last.final)
-                for client in self._services
-            ),
-            "the end of honest processes",
-        )
+        self._await_services(lambda said: said.ended, "the end of honest fronts")
+        for service in self._services:
+            service.tell()
+        self._await_services(lambda said: said.final, "the end of honest processes")
         self._settle()
 
     def _attack(self, attacks: Sequence[Attack], chance: random.Random) -> None:

@@ -4,9 +4,10 @@
     python3 -m tests.hostile.client serve NODE UID RUN PORT PEER AIM TRACES_PER_S TRIGGER_EVERY
     python3 -m tests.hostile.client visit NODE UID RUN FIRST COUNT
 
-``serve`` begins when it reads a line, ends when it reads another, and stays until its
-input ends. ``visit`` attaches, writes COUNT traces that stay on its node, fires for each,
-and stays likewise. Both print lines of JSON; see ``Said``.
+``serve`` begins traces when it reads a line, begins no more when it reads another, answers
+the other's until it reads a third, and stays until its input ends. ``visit`` attaches, writes
+COUNT traces that stay on its node, fires for each, and stays likewise. Both print lines of
+JSON; see ``Said``.
 """
 
 from __future__ import annotations
@@ -50,7 +51,11 @@ _BEHIND_MAX_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """A line that a client prints. ``fired``: lower halves of ids, those since the last line."""
+    """A line that a client prints.
+
+    ``fired``: lower halves of ids, those since the last line. ``ended``: it begins no more
+    traces. ``final``: it writes nothing more at all.
+    """
 
     pid: int
     attached: bool
@@ -59,6 +64,7 @@ class Said:
     records_lost: int
     triggers_lost: int
     fired: tuple[int, ...] = ()
+    ended: bool = False
     final: bool = False
 
 
@@ -94,7 +100,7 @@ class Client:
         self._fired.put(trace.low)
         backsight.trigger(trace.trace_id, TRIGGER, "told to")
 
-    def say(self, *, final: bool = False) -> None:
+    def say(self, *, ended: bool = False, final: bool = False) -> None:
         fired = []
         while not self._fired.empty():
             fired.append(self._fired.get())
@@ -102,7 +108,7 @@ class Client:
         triggers_lost = stats.triggers_lost + stats.triggers_unattached + stats.triggers_malformed
         said = Said(
             os.getpid(), stats.attached, self.traces, sum(self.records.values()),
-            stats.records_lost, triggers_lost, tuple(fired), final,
+            stats.records_lost, triggers_lost, tuple(fired), ended or final, final,
         )  # fmt: skip
         with self._output:
             print(json.dumps(asdict(said)), flush=True)
@@ -188,7 +194,7 @@ class Service(Client):
                 self.say()
             thread.join()
             # The other's front may still call us.
-            self.say()
+            self.say(ended=True)
             sys.stdin.readline()
 
     def _wait_for_end(self) -> None:
