@@ -11,6 +11,11 @@
  * fingerprint are in use, and twice the table errs twice as often. A full bucket
  * forgets its oldest entry: on the whole the table remembers as many traces as
  * it has entries, the youngest.
+ *
+ * Of evictions there are no more than there was memory for; of losses a process
+ * tells as many as it likes. So those have half of a bucket's places, and where
+ * these are taken a further one is refused: neither an eviction nor another
+ * process's loss is forgotten for it.
  */
 #include <string.h>
 
@@ -19,6 +24,7 @@
 #define WHY_BITS 5
 #define WHY_MASK ((1u << WHY_BITS) - 1)
 #define ENTRIES (BS_CACHE_LINE / sizeof(uint32_t))
+#define LOSSES_MAX (ENTRIES / 2)
 #define BUCKETS_MIN 64u
 #define BUCKETS_MAX (1u << 26)
 
@@ -91,21 +97,35 @@ static uint32_t *find(const struct bsn *n, uint64_t fingerprint)
 	return NULL;
 }
 
-void gone_add(struct bsn *n, uint64_t fingerprint, uint32_t why)
+/* Of which no more is known than that something was lost. */
+static uint32_t count_losses(const uint32_t *bucket)
+{
+	uint32_t count = 0;
+
+	for (uint32_t i = 0; i < ENTRIES; i++)
+		count += (bucket[i] & WHY_MASK) == GONE_LOSSY;
+	return count;
+}
+
+/* False: it is a loss, and there is no room for it. */
+bool gone_add(struct bsn *n, uint64_t fingerprint, uint32_t why)
 {
 	uint32_t *bucket = bucket_of(n, fingerprint);
 	uint32_t *entry = find(n, fingerprint);
 
 	if (entry) {
 		*entry |= why;
-		return;
+		return true;
 	}
+	if (unlikely(why == GONE_LOSSY) && count_losses(bucket) == LOSSES_MAX)
+		return false;
 	if (bucket[ENTRIES - 1])
 		n->counts.gone_forgotten++;
 	else
 		n->counts.gone++;
 	memmove(bucket + 1, bucket, (ENTRIES - 1) * sizeof(*bucket));
 	bucket[0] = tag_of(n, fingerprint) | why;
+	return true;
 }
 
 /* enum gone; 0: nothing is known. */

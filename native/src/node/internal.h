@@ -794,7 +794,7 @@ enum gone {
 	GONE_REPORTED = 0x08, /* all of it, by a slice that was released */
 };
 uint32_t gone_buckets(uint64_t entries);
-void gone_add(struct bsn *n, uint64_t fingerprint, uint32_t why);
+bool gone_add(struct bsn *n, uint64_t fingerprint, uint32_t why);
 uint32_t gone_why(const struct bsn *n, uint64_t fingerprint);
 void gone_prefetch(const struct bsn *n, uint64_t fingerprint);
 

@@ -249,7 +249,8 @@ static void read_loss(struct bsn *n, struct client *c,
 		n->counts.corrupt++;
 		return;
 	}
-	gone_add(n, bs_fingerprint(id.hi, id.lo), GONE_LOSSY);
+	if (!gone_add(n, bs_fingerprint(id.hi, id.lo), GONE_LOSSY))
+		client_untied_loss(n, c);
 	s = slice_find(n, id);
 	if (s)
 		slice_loss_arrived(n, s, c, READ_ONCE(loss->handle), flags);

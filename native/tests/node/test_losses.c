@@ -198,6 +198,65 @@ static void a_broken_ring_puts_its_process_in_doubt(void)
 	doubt_end(&x);
 }
 
+/* Told one by one, more than the node can remember: what was evicted, and what
+ * others lost before, is remembered all the same. */
+#define EVICTED_BEFORE 400u
+#define LOST_BEFORE 50u
+#define FLOOD 20000u /* five times as many as are remembered */
+
+static uint32_t count_flags(struct bsn *n, uint64_t first, uint32_t count,
+			    uint32_t flag, uint64_t now)
+{
+	uint32_t found = 0;
+
+	for (uint32_t i = 0; i < count; i++)
+		found += !!(flags_of(n, trace_id(first + i), now) & flag);
+	return found;
+}
+
+static void a_flood_of_losses_pushes_out_nothing(void)
+{
+	struct bsn_config config = test_config(4 << 20);
+	struct bsn *n = test_node(&config);
+	uint64_t now = START;
+	struct writer w[3];
+	struct wthread t[3];
+
+	for (int i = 0; i < 3; i++) {
+		writer_attach(&w[i], n, now);
+		t[i] = writer_thread(&w[i], 0);
+	}
+	for (uint64_t i = 0; i < EVICTED_BEFORE + 200; i++) {
+		CHECK(w_trace(&t[0], trace_id(i), 30000, now));
+		bsn_poll(n, now += MS);
+	}
+	for (uint64_t i = 0; i < LOST_BEFORE; i++)
+		w_lose(&t[1], trace_id(10000 + i), BS_RUN_FIRST | BS_RUN_LAST,
+		       100);
+	CHECK_EQ(count_flags(n, 0, EVICTED_BEFORE, BSN_SLICE_EVICTED, now),
+		 EVICTED_BEFORE);
+	for (uint64_t i = 0; i < FLOOD; i++) {
+		if (i % BS_LOSS_RING_ENTRIES == 0)
+			bsn_poll(n, now += MS);
+		w_lose(&t[2], trace_id(100000 + i), BS_RUN_FIRST | BS_RUN_LAST,
+		       100);
+	}
+	bsn_poll(n, now += MS);
+	CHECK_EQ(w_area(&w[2], 0)->losses_untold, 0);
+	CHECK_EQ(count_flags(n, 0, EVICTED_BEFORE, BSN_SLICE_EVICTED, now),
+		 EVICTED_BEFORE);
+	CHECK_EQ(count_flags(n, 10000, LOST_BEFORE, BSN_SLICE_LOSSY, now),
+		 LOST_BEFORE);
+	/* What was not remembered may have been any of his. */
+	CHECK(w_trace(&t[2], trace_id(90001), 100, now));
+	CHECK(w_trace(&t[0], trace_id(90002), 100, now));
+	CHECK_EQ(flags_of(n, trace_id(90001), now), BSN_SLICE_MAYBE_LOSSY);
+	CHECK_EQ(flags_of(n, trace_id(90002), now), 0);
+	for (int i = 0; i < 3; i++)
+		writer_close(&w[i]);
+	bsn_free(n);
+}
+
 /* What is collected already learns of it: what is open, and what changed since
  * the last time that nothing was lost. */
 static void doubt_reaches_slices(void)
@@ -675,6 +734,7 @@ int main(void)
 	RUN(an_untold_loss_puts_its_process_in_doubt);
 	RUN(an_unattributed_loss_puts_its_process_in_doubt);
 	RUN(a_broken_ring_puts_its_process_in_doubt);
+	RUN(a_flood_of_losses_pushes_out_nothing);
 	RUN(doubt_reaches_slices);
 	RUN(runs_tell_of_losses);
 	RUN(losses_reach_slices);
