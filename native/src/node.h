@@ -316,7 +316,8 @@ BSN_EXPORT int bsn_slices(struct bsn *node, uint64_t *cursor,
 			  struct bsn_slice *slices, int n);
 
 /* Look without triggering: the slice's bytes as they would be copied now.
- * Returns bytes written (cut at `bytes`), and the flags in *slice. */
+ * Returns bytes written (cut at `bytes`), and the flags in *slice. For these
+ * alone: no buffer, of 0 bytes. */
 BSN_EXPORT int64_t bsn_peek(struct bsn *node, struct bs_trace_id id,
 			    uint64_t now_ns, void *buffer, size_t bytes,
 			    struct bsn_slice *slice);

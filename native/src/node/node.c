@@ -560,12 +560,19 @@ int bsn_slices(struct bsn *n, uint64_t *cursor, struct bsn_slice *slices,
 int64_t bsn_peek(struct bsn *n, struct bs_trace_id id, uint64_t now_ns,
 		 void *buffer, size_t bytes, struct bsn_slice *out)
 {
+	uint8_t nothing; /* without a buffer it would be the store */
 	struct slice look = {.id = id};
-	struct sink to = {.slice = &look, .buffer = buffer, .room = bytes};
+	struct sink to = {
+		.slice = &look,
+		.buffer = buffer ? buffer : &nothing,
+		.room = bytes,
+	};
 	struct search search;
 	struct slice *s;
 	int64_t result;
 
+	if (!buffer && bytes)
+		return -EINVAL;
 	node_lock(n);
 	node_catch_up(n, now_ns);
 	s = slice_find(n, id);

@@ -488,6 +488,32 @@ static void peeks_without_collecting(void)
 	free_with_writer(n, &w);
 }
 
+/* For the flags alone: nothing goes anywhere, least of all into the store. */
+static void peeks_without_a_buffer(void)
+{
+	struct bsn_config config = test_config(4 << 20);
+	struct bsn *n = test_node(&config);
+	struct bsn_metrics before, after;
+	struct bsn_slice s;
+	struct writer w;
+	struct wthread t;
+
+	writer_attach(&w, n, START);
+	t = writer_thread(&w, 0);
+	CHECK(w_trace(&t, trace_id(1), 3000, START));
+	bsn_get_metrics(n, &before);
+	CHECK_EQ(bsn_peek(n, trace_id(1), START, NULL, 0, &s), 0);
+	CHECK_EQ(s.flags, 0);
+	CHECK_EQ(bsn_peek(n, trace_id(1), START, NULL, 1, &s), -EINVAL);
+	bsn_get_metrics(n, &after);
+	CHECK_EQ(after.store_used_bytes, before.store_used_bytes);
+	collect(n, trace_id(1), START, &s);
+	CHECK_EQ(bsn_peek(n, trace_id(1), START, NULL, 0, &s), 0);
+	CHECK_EQ(s.flags, BSN_SLICE_HELD);
+	writer_close(&w);
+	bsn_free(n);
+}
+
 /* A process that was quiet is heard again before a trace is taken for over. */
 static void quiet_processes_are_watched(void)
 {
@@ -532,6 +558,7 @@ int main(void)
 	RUN(refuses_bad_configurations);
 	RUN(cuts_long_traces_on_records);
 	RUN(peeks_without_collecting);
+	RUN(peeks_without_a_buffer);
 	RUN(quiet_processes_are_watched);
 	free(d.bytes);
 	return 0;
