@@ -170,7 +170,7 @@ static bool is_protected(const struct bsn *n, uint32_t i)
 	if (!t || t->held > t->share)
 		return false;
 	return t->has_quota ||
-	       ns_since(n, n->ledger.records[i].granted_ns) < FAIR_NS;
+	       ns_since(n, n->ledger.records[i].sealed) < FAIR_NS;
 }
 
 static uint32_t older(const struct bsn *n, uint32_t i, uint32_t k)

@@ -99,6 +99,28 @@ static void a_flood_pushes_out_nothing_of_the_last_minute(void)
 	bsn_free(n);
 }
 
+/* However long they waited in its stock before. */
+static void segments_are_as_young_as_what_was_written_there(void)
+{
+	struct bsn *n = new_node();
+	uint64_t now = START;
+	struct user quiet, noisy;
+
+	attach(&quiet, n, QUIET, now);
+	attach(&noisy, n, NOISY, now);
+	now += 300 * SECOND;
+	for (uint32_t i = 0; i < 4; i++)
+		CHECK(w_trace(&quiet.t, trace_id(quiet.first + quiet.written++),
+			      40000, now));
+	bsn_poll(n, now);
+	write_bytes(&noisy, n, 10 * POOL, &now);
+	CHECK(now < START + 350 * SECOND);
+	CHECK_EQ(percent_held(&quiet, n, now), 100);
+	writer_close(&quiet.w);
+	writer_close(&noisy.w);
+	bsn_free(n);
+}
+
 /* Who uses more than his part has no advantage of being first. */
 static void who_is_over_his_share_competes_by_age(void)
 {
@@ -272,6 +294,7 @@ static void tenants_come_and_go(void)
 int main(void)
 {
 	RUN(a_flood_pushes_out_nothing_of_the_last_minute);
+	RUN(segments_are_as_young_as_what_was_written_there);
 	RUN(who_is_over_his_share_competes_by_age);
 	RUN(a_quota_outlasts_a_minute);
 	RUN(segments_that_are_written_to_push_out_nobody);
