@@ -387,6 +387,7 @@ int bsn_client_exited(struct bsn *n, int client, uint64_t now_ns)
 	slices_untied_losses(n);
 	threads_finish(n, c);
 	c->live = false;
+	tenant_exit(n, c);
 	wait_leave(c);
 	c->exited_ns = n->now_ns;
 	store_publish(n);

@@ -37,9 +37,10 @@ uint32_t grants_stock(const struct client *c)
 
 static uint32_t stock_most(const struct bsn *n, const struct client *c)
 {
-	/* As much for each tenant, however many processes it has. */
-	uint32_t most = n->pool.n_frames / STOCKS_SHARE / n->tenants.present /
-			c->tenant->clients;
+	/* As much for each tenant, however many processes it has. Those that are
+	 * gone write nothing. */
+	uint32_t most = n->pool.n_frames / STOCKS_SHARE / n->tenants.live /
+			c->tenant->live;
 
 	if (most > c->n_segments / STOCKS_SHARE)
 		most = c->n_segments / STOCKS_SHARE;

@@ -167,14 +167,14 @@ struct tenant {
 	bool has_quota;
 	uint32_t share; /* segments, that nobody else can push out */
 	uint32_t held;	/* segments: stock, active, sealed */
-	uint32_t clients;
+	uint32_t clients, live;
 	struct list sealed; /* and parked, in the order of the node's list */
 };
 
 struct tenants {
 	struct tenant *first;
 	struct tenant nobody; /* of processes whose tenant is not told */
-	uint32_t present;     /* that have processes */
+	uint32_t live;	      /* that have processes that live */
 };
 
 /* ------------------------------------------------------------ client --- */
@@ -805,6 +805,7 @@ void adopt_end(struct bsn *n);
 void tenants_init(struct bsn *n);
 void tenants_free(struct bsn *n);
 void tenant_enter(struct bsn *n, struct client *c);
+void tenant_exit(struct bsn *n, struct client *c);
 void tenant_leave(struct bsn *n, struct client *c);
 void tenant_count(struct client *c, int32_t segments);
 void tenant_seal(struct bsn *n, struct frame *f);

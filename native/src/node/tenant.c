@@ -80,26 +80,32 @@ static void share_out(struct bsn *n)
 	}
 }
 
-static void present(struct bsn *n, struct tenant *t, int32_t clients)
+static void count_live(struct bsn *n, struct tenant *t, int32_t clients)
 {
-	n->tenants.present -= t->clients > 0;
-	t->clients += (uint32_t)clients;
-	n->tenants.present += t->clients > 0;
+	n->tenants.live -= t->live > 0;
+	t->live += (uint32_t)clients;
+	n->tenants.live += t->live > 0;
 }
 
 /* Until it is told whose it is, it is nobody's. */
 void tenant_enter(struct bsn *n, struct client *c)
 {
 	c->tenant = &n->tenants.nobody;
-	present(n, c->tenant, 1);
+	c->tenant->clients++;
+	count_live(n, c->tenant, 1);
+}
+
+/* It is gone; what it wrote is still there. */
+void tenant_exit(struct bsn *n, struct client *c)
+{
+	count_live(n, c->tenant, -1);
 }
 
 void tenant_leave(struct bsn *n, struct client *c)
 {
 	struct tenant *t = c->tenant, **link = &n->tenants.first;
 
-	present(n, t, -1);
-	if (t->clients || t->has_quota || t == &n->tenants.nobody)
+	if (--t->clients || t->has_quota || t == &n->tenants.nobody)
 		return;
 	while (*link != t)
 		link = &(*link)->next;
@@ -266,8 +272,12 @@ int bsn_client_tenant(struct bsn *n, int client, uint64_t tenant,
 	if (!t)
 		goto out;
 	err = 0;
-	present(n, c->tenant, -1);
-	present(n, t, 1);
+	c->tenant->clients--;
+	t->clients++;
+	if (c->live) {
+		count_live(n, c->tenant, -1);
+		count_live(n, t, 1);
+	}
 	c->tenant->held -= c->held;
 	t->held += c->held;
 	c->tenant = t;

@@ -287,7 +287,7 @@ static void tenants_come_and_go(void)
 	}
 	CHECK_EQ(bsn_client_tenant(n, 12345, 1, now), -ENOENT);
 	CHECK(!n->tenants.first);
-	CHECK_EQ(n->tenants.present, 0);
+	CHECK_EQ(n->tenants.live, 0);
 	bsn_free(n);
 }
 

@@ -267,6 +267,40 @@ static void stocks_are_shared(void)
 	stocks_leave_the_pool(true);
 }
 
+/* What processes wrote that are gone is still there, but they need no stock. */
+static void the_dead_have_no_share(void)
+{
+	struct bsn_config config = test_config(64 << 20);
+	struct bsn *n = test_node(&config);
+	struct bsn_metrics m;
+	struct writer w[17];
+	uint64_t now = START;
+
+	for (int i = 0; i < 17; i++)
+		writer_attach(&w[i], n, now);
+	for (int i = 0; i < 16; i++) {
+		struct wthread t = writer_thread(&w[i], 0);
+
+		CHECK(w_trace(&t, trace_id((uint64_t)i), 100, now));
+	}
+	bsn_poll(n, now);
+	CHECK_EQ(stock_of(&w[16]), 256 / 17);
+	for (int i = 0; i < 16; i++)
+		CHECK_EQ(bsn_client_exited(n, w[i].number, now), 0);
+	bsn_get_metrics(n, &m);
+	CHECK_EQ(m.sealed_bytes, 16 * SEG);
+	/* In the second that follows. */
+	bsn_poll(n, now += SECOND);
+	CHECK_EQ(stock_of(&w[16]), STOCK_FIRST);
+	/* So it is with those of one that comes after them. */
+	writer_close(&w[0]);
+	writer_attach(&w[0], n, now);
+	CHECK_EQ(stock_of(&w[0]), 256 / 2);
+	for (int i = 0; i < 17; i++)
+		writer_close(&w[i]);
+	bsn_free(n);
+}
+
 /* What was taken back, the process never touched: it must populate it. */
 static void segments_come_back_fresh(void)
 {
@@ -311,6 +345,7 @@ int main(void)
 	RUN(a_new_process_has_a_large_stock);
 	RUN(a_first_stock_is_not_for_ever);
 	RUN(stocks_are_shared);
+	RUN(the_dead_have_no_share);
 	RUN(segments_come_back_fresh);
 	return 0;
 }
