@@ -192,7 +192,8 @@ class Met:
 class SliceModel:
     """A collected trace in the report store.
 
-    ``copied``: bytes of each run that are in it. ``open`` counts handles by client.
+    ``copied``: bytes of each run that are in it. ``open`` counts handles by client: those
+    in ``opened``, and ``unlisted`` ones, of which a predecessor knew which they are.
     ``searched_at_ns``: when the search is over; None: it is. ``losses``: those that were
     told while it was searched for.
     """
@@ -209,6 +210,8 @@ class SliceModel:
     flags: SliceFlags = SliceFlags.NONE
     crumbs: dict[NodeId, None] = field(default_factory=dict)
     open: dict[int, int] = field(default_factory=dict)
+    opened: set[tuple[int, int]] = field(default_factory=set)
+    unlisted: dict[int, int] = field(default_factory=dict)
     copied: dict[Run, int] = field(default_factory=dict)
     introduced: set[int] = field(default_factory=set)
     clock: tuple[int, int] | None = None
@@ -223,7 +226,32 @@ class SliceModel:
 
     @property
     def open_handles(self) -> int:
-        return sum(max(0, count) for count in self.open.values())
+        return sum(self.open.values())
+
+    def open_handle(self, client: int, handle: int) -> None:
+        if (client, handle) not in self.opened:
+            self.opened.add((client, handle))
+            self.open[client] += 1
+
+    def close_handle(self, client: int, handle: int) -> None:
+        """Nothing, if it began before all that the slice has of it."""
+        if (client, handle) in self.opened:
+            self.opened.remove((client, handle))
+        elif self.unlisted.get(client):
+            self.unlisted[client] -= 1
+        else:
+            return
+        self.open[client] -= 1
+
+    def close_all(self, client: int) -> None:
+        self.opened = {one for one in self.opened if one[0] != client}
+        self.open[client] = self.unlisted[client] = 0
+
+    def forget_handles(self) -> None:
+        """A successor knows how many are open, and not which."""
+        self.opened.clear()
+        self.open = {number: count for number, count in self.open.items() if count}
+        self.unlisted = dict(self.open)
 
     def state(self) -> tuple[int, SliceFlags, int, int]:
         """What a change of is told."""
@@ -415,7 +443,7 @@ class PoolModel:
             found.introduced.clear()
             found.clock = None
             found.adopted = True
-            found.open = {number: count for number, count in found.open.items() if count}
+            found.forget_handles()
             self._changed[found.trace] = None
             if found.searched_at_ns is not None:
                 self._empty(found)
@@ -627,7 +655,7 @@ class PoolModel:
         client.losses_read_ns = self._now_ns
 
     def _tell_loss(self, found: SliceModel, client: ClientModel, loss: Loss) -> None:
-        self._count(found, client, loss.flags, is_new=True)
+        self._count(found, client, loss.handle, loss.flags, is_new=True)
         found.flags |= SliceFlags.LOSSY
         if found.searched_at_ns is not None:
             found.losses.append((client, loss))
@@ -925,7 +953,7 @@ class PoolModel:
             return
         for (number, handle), one in met.items():
             if one.first and not one.last and one.live and handle not in one.client.open:
-                found.open[number] = found.open.get(number, 0) - 1
+                found.close_handle(number, handle)
 
     def _close_gone(self) -> None:
         """What processes that are gone had open stays unfinished."""
@@ -934,7 +962,7 @@ class PoolModel:
                 client = self._clients.get(number)
                 if count <= 0 or (client is not None and client.live):
                     continue
-                found.open[number] = 0
+                found.close_all(number)
                 self._append(found, encode_piece(PieceKind.EXIT, client=number))
                 self._touch(found)
 
@@ -989,17 +1017,25 @@ class PoolModel:
         found.flags = SliceFlags.NONE
         found.crumbs.clear()
         found.open.clear()
+        found.opened.clear()
+        found.unlisted.clear()
         found.losses.clear()
         self._count_blocks(found)
 
     def _count(
-        self, found: SliceModel, client: ClientModel, flags: RunFlags, *, is_new: bool
+        self,
+        found: SliceModel,
+        client: ClientModel,
+        handle: int,
+        flags: RunFlags,
+        *,
+        is_new: bool,
     ) -> None:
-        opened = found.open.setdefault(client.number, 0)
-        if client.live:
-            opened += is_new and RunFlags.FIRST in flags
-            opened -= RunFlags.LAST in flags
-            found.open[client.number] = opened
+        found.open.setdefault(client.number, 0)
+        if client.live and is_new and RunFlags.FIRST in flags:
+            found.open_handle(client.number, handle)
+        if client.live and RunFlags.LAST in flags:
+            found.close_handle(client.number, handle)
 
     def _introduce(self, found: SliceModel, client: ClientModel) -> None:
         if client.number not in found.introduced and self._append(
@@ -1015,7 +1051,7 @@ class PoolModel:
         is_open = RunFlags.CLOSED not in run.flags and run.client.live
         if is_open and copied == len(run.data):
             return
-        self._count(found, run.client, flags, is_new=is_new)
+        self._count(found, run.client, run.handle, flags, is_new=is_new)
         found.flags |= _lossy(run.flags)
         self._introduce(found, run.client)
         fresh = bytes(run.data[begin:])

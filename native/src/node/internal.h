@@ -298,8 +298,19 @@ struct clients {
 
 struct part {
 	uint32_t client;
-	int32_t open;	 /* FIRSTs - LASTs */
-	bool introduced; /* the slice has its PROCESS piece */
+	uint32_t open;	   /* handles: those of slice.opens, and */
+	uint32_t unlisted; /* of these, which is not known: a predecessor
+			    * counted them, or there were too many */
+	bool introduced;   /* the slice has its PROCESS piece */
+};
+
+/* Open handles of a slice that are known by their numbers, so that an end counts
+ * only where the slice has the beginning, and once. They are few: hardly a trace
+ * has as many open in one node, and a list of so many is read in no time. */
+#define SLICE_OPENS_MAX 64u
+
+struct open_handle {
+	uint32_t client, handle;
 };
 
 struct slice {
@@ -317,6 +328,8 @@ struct slice {
 
 	struct part *parts;
 	uint32_t n_parts, parts_room;
+	struct open_handle *opens; /* room for all; NULL: none yet */
+	uint32_t n_opens;
 	uint64_t last_pair_ticks; /* of the CLOCK piece written last */
 	uint64_t last_pair_realtime_ns;
 
@@ -883,6 +896,8 @@ void slice_put_exit(struct bsn *n, struct sink *to, uint32_t client);
 void slice_fill(const struct slice *s, struct bsn_slice *out);
 struct part *slice_part(struct slice *s, uint32_t client);
 uint32_t slice_open_handles(const struct slice *s);
+/* It has ended. */
+void slice_close_handle(struct slice *s, struct part *part, uint32_t handle);
 
 /* wait.c */
 int wait_init(struct bsn *n);

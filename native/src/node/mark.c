@@ -59,7 +59,7 @@ static void mark_write(struct bsn *n, struct slice *slice, uint64_t epoch)
 		if (!slice->parts[i].open)
 			continue;
 		m->opens[m->n_opens].client = slice->parts[i].client;
-		m->opens[m->n_opens++].open = slice->parts[i].open;
+		m->opens[m->n_opens++].open = (int32_t)slice->parts[i].open;
 	}
 	store_release(&m->epoch, epoch);
 }
@@ -161,8 +161,9 @@ static void adopt_mark(struct bsn *n, uint32_t i)
 	for (uint32_t k = 0; k < best->n_opens; k++) {
 		struct part *part = slice_part(slice, best->opens[k].client);
 
-		if (part)
-			part->open = best->opens[k].open;
+		if (part && best->opens[k].open > 0)
+			part->open = part->unlisted =
+				(uint32_t)best->opens[k].open;
 	}
 	slice->first_block = (uint32_t)(slice->trimmed_bytes / BLOCK_CONTENT);
 	slice->n_blocks =

@@ -122,11 +122,57 @@ uint32_t slice_open_handles(const struct slice *s)
 {
 	uint32_t open = 0;
 
-	for (uint32_t i = 0; i < s->n_parts; i++) {
-		if (s->parts[i].open > 0)
-			open += (uint32_t)s->parts[i].open;
-	}
+	for (uint32_t i = 0; i < s->n_parts; i++)
+		open += s->parts[i].open;
 	return open;
+}
+
+/* NULL: it is not listed. */
+static struct open_handle *find_open(const struct slice *s, uint32_t client,
+				     uint32_t handle)
+{
+	for (uint32_t i = 0; i < s->n_opens; i++) {
+		if (s->opens[i].client == client &&
+		    s->opens[i].handle == handle)
+			return &s->opens[i];
+	}
+	return NULL;
+}
+
+static void open_handle(struct slice *s, struct part *part, uint32_t handle)
+{
+	if (find_open(s, part->client, handle))
+		return;
+	if (!s->opens)
+		s->opens = malloc(SLICE_OPENS_MAX * sizeof(*s->opens));
+	part->open++;
+	if (s->opens && s->n_opens < SLICE_OPENS_MAX)
+		s->opens[s->n_opens++] =
+			(struct open_handle){part->client, handle};
+	else
+		part->unlisted++;
+}
+
+void slice_close_handle(struct slice *s, struct part *part, uint32_t handle)
+{
+	struct open_handle *h = find_open(s, part->client, handle);
+
+	if (h)
+		*h = s->opens[--s->n_opens];
+	else if (part->unlisted)
+		part->unlisted--;
+	else
+		return; /* it began before all that the slice has of it */
+	part->open--;
+}
+
+static void close_all(struct slice *s, struct part *part)
+{
+	for (uint32_t i = s->n_opens; i-- > 0;) {
+		if (s->opens[i].client == part->client)
+			s->opens[i] = s->opens[--s->n_opens];
+	}
+	part->open = part->unlisted = 0;
 }
 
 /* -------------------------------------------------------------- pieces --- */
@@ -221,13 +267,15 @@ static void put_bare(struct bsn *n, struct sink *to, enum bs_piece_kind kind,
 	put_piece(n, to, &h, NULL);
 }
 
-static void count_flags(struct part *part, bool live, uint32_t flags,
-			bool first_piece)
+static void count_flags(struct slice *s, struct part *part, bool live,
+			uint32_t handle, uint32_t flags, bool first_piece)
 {
 	if (!part || !live)
 		return;
-	part->open += first_piece && flags & BS_RUN_FIRST;
-	part->open -= !!(flags & BS_RUN_LAST);
+	if (first_piece && flags & BS_RUN_FIRST)
+		open_handle(s, part, handle);
+	if (flags & BS_RUN_LAST)
+		slice_close_handle(s, part, handle);
 }
 
 /*
@@ -254,7 +302,7 @@ uint32_t slice_copy_run(struct bsn *n, struct sink *to, const struct run *run,
 		if (copied == run->bytes)
 			return copied;
 	}
-	count_flags(part, run->live, flags, copied == NONE);
+	count_flags(s, part, run->live, run->handle, flags, copied == NONE);
 	if (flags & BS_RUN_LOSSY)
 		s->flags |= BSN_SLICE_LOSSY;
 	if (part)
@@ -316,7 +364,7 @@ void slice_loss_arrived(struct bsn *n, struct slice *s, const struct client *c,
 	struct part *part = slice_part(s, c->number);
 
 	memcpy(owner.service, c->service, sizeof(owner.service));
-	count_flags(part, c->live, flags, true);
+	count_flags(s, part, c->live, handle, flags, true);
 	s->flags |= BSN_SLICE_LOSSY;
 	if (s->search)
 		search_loss(s->search, c->number, handle, flags);
@@ -360,7 +408,7 @@ static bool may_lack(const struct slice *s, uint32_t client, uint64_t from_ns)
 		return true;
 	for (uint32_t k = 0; k < s->n_parts; k++) {
 		if (s->parts[k].client == client &&
-		    (s->parts[k].open > 0 || s->changed_ns >= from_ns))
+		    (s->parts[k].open || s->changed_ns >= from_ns))
 			return true;
 	}
 	return false;
@@ -407,12 +455,12 @@ void slices_close_gone(struct bsn *n, bool give_way)
 			struct part *part = &s->parts[k];
 			const struct client *c;
 
-			if (part->open <= 0)
+			if (!part->open)
 				continue;
 			c = client_find(n, part->client);
 			if (c && c->live)
 				continue;
-			part->open = 0;
+			close_all(s, part);
 			slice_put_exit(n, &to, part->client);
 			slice_dirty(n, s);
 		}

@@ -178,6 +178,7 @@ void slice_free(struct bsn *n, struct slice *slice)
 	filter_renew(s);
 	free(slice->blocks);
 	free(slice->parts);
+	free(slice->opens);
 	free(slice);
 }
 
@@ -399,6 +400,7 @@ void store_free(struct bsn *n)
 			continue;
 		free(s->slices[i]->blocks);
 		free(s->slices[i]->parts);
+		free(s->slices[i]->opens);
 		free(s->slices[i]);
 	}
 	free(s->slices);

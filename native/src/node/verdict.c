@@ -204,7 +204,7 @@ static void close_lost(struct bsn *n, struct search *s)
 		c = client_find(n, m->client);
 		part = slice_part(s->to.slice, m->client);
 		if (c && part && !handle_is_open(c, m->handle))
-			part->open--;
+			slice_close_handle(s->to.slice, part, m->handle);
 	}
 }
 

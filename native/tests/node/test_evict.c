@@ -526,6 +526,101 @@ static void memory_moves_between_processes(void)
 	bsn_free(n);
 }
 
+/* Of what a slice has the beginning of, it counts the end: once, and of nothing
+ * else. */
+static void only_what_began_can_end(void)
+{
+	struct bsn_config config = test_config(4 << 20);
+	struct bsn *n = test_node(&config);
+	struct bsn_slice s;
+	struct wthread t[3];
+	struct writer w;
+	uint64_t now = START;
+
+	writer_attach(&w, n, now);
+	for (uint32_t i = 0; i < 3; i++)
+		t[i] = writer_thread(&w, i);
+	/* Its begin goes: nothing shows that it is open. */
+	CHECK(w_begin(&t[0], trace_id(1), HANDLE, 0, BS_RUN_FIRST, 100));
+	w_end(&t[0], 0);
+	CHECK(w_take_segment(&t[0]));
+	for (uint64_t i = 0; i < 200; i++) {
+		CHECK(w_trace(&t[2], trace_id(1000 + i), 30000, now));
+		bsn_poll(n, now += MS);
+	}
+	collect(n, trace_id(1), now, &s);
+	CHECK_EQ(s.flags, BSN_SLICE_EVICTED);
+	CHECK_EQ(s.open_handles, 0);
+	/* One that is open while that ends, one that begins afterwards. */
+	CHECK(w_begin(&t[1], trace_id(1), HANDLE + 1, 0, BS_RUN_FIRST, 100));
+	w_end(&t[1], 0);
+	CHECK(w_begin(&t[0], trace_id(1), HANDLE, 1, 0, 100));
+	w_end(&t[0], BS_RUN_LAST);
+	bsn_poll(n, now);
+	CHECK_EQ(bsn_slice_info(n, trace_id(1), &s), 0);
+	CHECK_EQ(s.open_handles, 1);
+	CHECK(w_begin(&t[0], trace_id(1), HANDLE + 2, 0, BS_RUN_FIRST, 100));
+	w_end(&t[0], 0);
+	bsn_poll(n, now);
+	CHECK_EQ(bsn_slice_info(n, trace_id(1), &s), 0);
+	CHECK_EQ(s.open_handles, 2);
+	/* A successor knows how many, and not which. */
+	n = restart(n, &config, &w, 1, now);
+	CHECK(w_begin(&t[0], trace_id(1), HANDLE + 2, 1, 0, 100));
+	w_end(&t[0], BS_RUN_LAST);
+	CHECK(w_begin(&t[1], trace_id(1), HANDLE + 1, 1, 0, 100));
+	w_end(&t[1], BS_RUN_LAST);
+	bsn_poll(n, now += MS);
+	CHECK_EQ(bsn_slice_info(n, trace_id(1), &s), 0);
+	CHECK_EQ(s.open_handles, 0);
+	writer_close(&w);
+	bsn_free(n);
+}
+
+/* A handle that is about to close, in a trace that has losses: the search takes its
+ * end for lost, and then it comes. */
+static void an_end_counts_once(void)
+{
+	struct bsn_config config = test_config(4 << 20);
+	struct bsn *n = test_node(&config);
+	struct bsn_slice s;
+	struct wthread t[2];
+	struct writer w;
+
+	writer_attach(&w, n, START);
+	t[0] = writer_thread(&w, 0);
+	t[1] = writer_thread(&w, 1);
+	w_lose(&t[1], trace_id(1), BS_RUN_FIRST | BS_RUN_LAST, 100);
+	CHECK(w_begin(&t[0], trace_id(1), HANDLE, 0, BS_RUN_FIRST, 100));
+	collect(n, trace_id(1), START, &s);
+	CHECK_EQ(s.open_handles, 0);
+	w_end(&t[0], BS_RUN_LAST);
+	bsn_poll(n, START);
+	CHECK(w_begin(&t[0], trace_id(1), HANDLE + 1, 0, BS_RUN_FIRST, 100));
+	bsn_poll(n, START);
+	CHECK_EQ(bsn_slice_info(n, trace_id(1), &s), 0);
+	CHECK_EQ(s.open_handles, 1);
+	w_end(&t[0], BS_RUN_LAST);
+	/* As many as are known by their numbers, and more. */
+	for (uint32_t i = 0; i < 200; i++) {
+		CHECK(w_begin(&t[1], trace_id(1), HANDLE + 2 + i, 0,
+			      BS_RUN_FIRST, 100));
+		w_end(&t[1], 0);
+	}
+	bsn_poll(n, START);
+	CHECK_EQ(bsn_slice_info(n, trace_id(1), &s), 0);
+	CHECK_EQ(s.open_handles, 200);
+	for (uint32_t i = 0; i < 200; i++) {
+		CHECK(w_begin(&t[1], trace_id(1), HANDLE + 2 + i, 1, 0, 100));
+		w_end(&t[1], BS_RUN_LAST);
+	}
+	bsn_poll(n, START);
+	CHECK_EQ(bsn_slice_info(n, trace_id(1), &s), 0);
+	CHECK_EQ(s.open_handles, 0);
+	writer_close(&w);
+	bsn_free(n);
+}
+
 int main(void)
 {
 	RUN(oldest_goes_first_over_arenas);
@@ -538,6 +633,8 @@ int main(void)
 	RUN(keep_arena_full);
 	RUN(store_full);
 	RUN(memory_moves_between_processes);
+	RUN(only_what_began_can_end);
+	RUN(an_end_counts_once);
 	free(d.bytes);
 	return 0;
 }
