@@ -299,6 +299,7 @@ class PoolModel:
         self._now_ns = 0
         self._granted_ns = 0
         self._untied_to_ns = 0
+        self._told_ns = 0
         self._sealed_ns = 0
         self._reclaimed_to_ns = 0
         self.store_was_full_for: set[TraceId] = set()
@@ -413,6 +414,7 @@ class PoolModel:
         self._watch()
         self._end_searches()
         self._suspect()
+        self._told_ns = now_ns
         for client in list(self._in_turn):
             self._grant(client)
         events, self._events = self._events, []
@@ -425,7 +427,8 @@ class PoolModel:
 
         What it does not know: events that nobody took, who was introduced in a slice, when
         losses were that nobody can tell the trace of (but the latest); so each process that
-        ever had such a loss may just have had it.
+        ever had such a loss may just have had it, since the last poll, which told slices of
+        all that was before.
         """
         self._events.clear()
         self._changed.clear()
@@ -674,8 +677,9 @@ class PoolModel:
         client.untied_granted_ns = self._granted_ns
         client.untied_ns = (begin_ns, max(self._granted_ns, self._now_ns))
         self._untied_to_ns = client.untied_ns[1]
-        if client.untied_news_ns is None or since_ns < client.untied_news_ns:
-            client.untied_news_ns = since_ns
+        news_ns = max(since_ns, self._told_ns)
+        if client.untied_news_ns is None or news_ns < client.untied_news_ns:
+            client.untied_news_ns = news_ns
 
     def _suspect(self) -> None:
         """Slices of which something may have been lost so, as far as nobody has looked yet."""

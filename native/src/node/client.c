@@ -106,6 +106,7 @@ void client_check_drained(struct bsn *n, struct client *c)
 void client_untied_loss(struct bsn *n, struct client *c)
 {
 	uint64_t latest_ns = n->ledger.header->granted_ns;
+	uint64_t since_ns = c->losses_read_ns;
 
 	/* One interval: an old one is dropped when all that it could concern is
 	 * gone from the pool, else both are joined. */
@@ -117,9 +118,13 @@ void client_untied_loss(struct bsn *n, struct client *c)
 	 * this instant have numbers behind it. */
 	c->untied_to_ns = latest_ns > n->now_ns ? latest_ns : n->now_ns;
 	n->ledger.header->untied_to_ns = c->untied_to_ns;
-	/* All slices are looked at: by the next poll, and not at each loss. */
-	if (!c->untied_news || c->losses_read_ns < c->untied_news_ns)
-		c->untied_news_ns = c->losses_read_ns;
+	/* All slices are looked at: by the next poll, and not at each loss. Since
+	 * when a process lost that was adopted is not known, but of what its
+	 * predecessor saw of that he told them. */
+	if (since_ns < n->ledger.header->told_ns)
+		since_ns = n->ledger.header->told_ns;
+	if (!c->untied_news || since_ns < c->untied_news_ns)
+		c->untied_news_ns = since_ns;
 	c->untied_news = true;
 	n->untied_news = true;
 }

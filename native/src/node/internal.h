@@ -104,6 +104,9 @@ struct ledger_header {
 	uint32_t reclaim_runs; /* of it */
 	uint32_t zero;
 	uint64_t reclaim_granted_ns;
+	/* What processes lost before that, of nobody knows which traces, slices
+	 * that are committed know. */
+	uint64_t told_ns;
 };
 
 struct ledger {

@@ -323,11 +323,13 @@ static void take_back_all(struct bsn *n)
 
 int bsn_poll(struct bsn *n, uint64_t now_ns)
 {
+	uint64_t looked_ns;
 	int waiting;
 
 	node_lock(n);
 	node_set_time(n, now_ns);
 	recover(n);
+	looked_ns = n->now_ns;
 	observe_all(n, true);
 	/* What was skipped or refused is nobody's business. */
 	if (!n->events.unsettled)
@@ -342,6 +344,7 @@ int bsn_poll(struct bsn *n, uint64_t now_ns)
 	grant_all(n);
 	take_back_all(n);
 	store_publish(n);
+	store_release(&n->ledger.header->told_ns, looked_ns);
 	waiting = events_waiting(n);
 	node_unlock(n);
 	return waiting;

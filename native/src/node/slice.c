@@ -400,7 +400,9 @@ static struct slice *next_slice(struct bsn *n, uint32_t *place, uint32_t *count,
 }
 
 /* A process lost something since from_ns, perhaps of a slice that it has a
- * part in: one that is open, or changed since. */
+ * part in: one that is open, or changed since. After a restart that is so of each
+ * process that ever lost something, since the last poll that a predecessor ended:
+ * of what was lost before its slices were told. */
 static bool may_lack(const struct slice *s, uint32_t client, uint64_t from_ns)
 {
 	/* Which processes had a part in it is forgotten. */

@@ -404,6 +404,96 @@ static void a_restart_forgets_no_loss(void)
 	bsn_free(n);
 }
 
+static void write_open(struct wthread *t, uint64_t trace, uint64_t now)
+{
+	CHECK(w_begin(t, trace_id(trace), HANDLE, 0, BS_RUN_FIRST, 100));
+	w_record(t, BS_RECORD_DATA, payload, 8, now);
+	w_end(t, 0);
+}
+
+/* A process lost something long ago, and slices were told. A successor cannot know
+ * that it lost nothing since the last poll: so in doubt is what it has open, and what
+ * changed in that poll. Nothing else is. */
+static void a_restart_doubts_what_may_lack(void)
+{
+	enum {
+		OVER = 1,
+		OPEN,
+		OF_OTHER,
+		CHANGED
+	};
+	struct bsn_config config = test_config(16 << 20);
+	struct bsn *n = test_node(&config);
+	uint64_t now = START;
+	struct bsn_slice s;
+	struct writer w[2];
+	struct wthread t[2];
+
+	for (int i = 0; i < 2; i++) {
+		writer_attach(&w[i], n, now);
+		t[i] = writer_thread(&w[i], 0);
+	}
+	WRITE_ONCE(w[0].context->records_unattributed, 1);
+	bsn_poll(n, now += SECOND);
+	/* Of what is written from here on nothing was lost then. */
+	while (w_take_segment(&t[0]))
+		;
+	bsn_poll(n, now += SECOND);
+	CHECK(w_take_segment(&t[0]));
+	CHECK(w_trace(&t[0], trace_id(OVER), 100, now));
+	CHECK(w_trace(&t[0], trace_id(CHANGED), 100, now));
+	write_open(&t[0], OPEN, now);
+	write_open(&t[1], OF_OTHER, now);
+	for (uint64_t i = OVER; i <= CHANGED; i++) {
+		collect(n, trace_id(i), now, &s);
+		CHECK_EQ(s.flags, BSN_SLICE_HELD);
+	}
+	bsn_poll(n, now += SECOND);
+	CHECK(w_trace(&t[0], trace_id(CHANGED), 100, now));
+	bsn_poll(n, now += SECOND);
+	n = restart(n, &config, w, 2, now += SECOND);
+	bsn_poll(n, now);
+	for (uint64_t i = OVER; i <= CHANGED; i++) {
+		bool in_doubt = i == OPEN || i == CHANGED;
+
+		CHECK_EQ(bsn_slice_info(n, trace_id(i), &s), 0);
+		CHECK_EQ(s.flags,
+			 BSN_SLICE_HELD |
+				 (in_doubt ? BSN_SLICE_MAYBE_LOSSY : 0));
+	}
+	for (int i = 0; i < 2; i++)
+		writer_close(&w[i]);
+	bsn_free(n);
+}
+
+/* It was killed before it told them of what it had seen. */
+static void a_restart_tells_what_was_not_told(void)
+{
+	struct bsn_config config = test_config(16 << 20);
+	struct bsn *n = test_node(&config);
+	uint64_t now = START;
+	struct bsn_slice s;
+	struct wthread t;
+	struct writer w;
+
+	writer_attach(&w, n, now);
+	t = writer_thread(&w, 0);
+	CHECK(w_trace(&t, trace_id(1), 100, now));
+	collect(n, trace_id(1), now, &s);
+	bsn_poll(n, now += SECOND);
+	CHECK(w_trace(&t, trace_id(1), 100, now));
+	WRITE_ONCE(w.context->records_unattributed, 1);
+	/* It looks, and the next poll never is. */
+	collect(n, trace_id(2), now += SECOND, &s);
+	CHECK(s.flags & BSN_SLICE_MAYBE_LOSSY);
+	n = restart(n, &config, &w, 1, now += SECOND);
+	bsn_poll(n, now);
+	CHECK_EQ(bsn_slice_info(n, trace_id(1), &s), 0);
+	CHECK_EQ(s.flags, BSN_SLICE_HELD | BSN_SLICE_MAYBE_LOSSY);
+	writer_close(&w);
+	bsn_free(n);
+}
+
 /* What an earlier life of a segment of the keep arena left there is no run, also
  * where it looks like a directory of this life. */
 static void a_restart_finds_no_run_that_is_none(void)
@@ -739,6 +829,8 @@ int main(void)
 	RUN(runs_tell_of_losses);
 	RUN(losses_reach_slices);
 	RUN(a_restart_forgets_no_loss);
+	RUN(a_restart_doubts_what_may_lack);
+	RUN(a_restart_tells_what_was_not_told);
 	RUN(a_restart_finds_no_run_that_is_none);
 	RUN(what_is_kept_of_the_gone_is_in_doubt);
 	RUN(doubt_lasts_as_long_as_what_it_concerns);
