@@ -135,6 +135,7 @@ struct frame {
 	uint32_t copied;  /* of the open run after them, into its slice; NONE */
 	uint32_t served;  /* while its directory has as many runs, and no more,
 			   * slices were served all; NONE: look */
+	uint64_t entered; /* the list of the active: by this in order */
 	bool dirty;	  /* differs from what is committed */
 	/* Of a sealed one that a pass has met, the low half of each fingerprint
 	 * (search.c); else NULL. */
@@ -157,6 +158,7 @@ struct pool {
 	uint32_t by_state[FRAME_STATES]; /* of clients */
 	struct list sealed;    /* and parked, of the node, oldest first */
 	uint64_t column_bytes; /* of all columns (search.c) */
+	uint64_t entered;      /* frames in the lists of the active, ever */
 	uint32_t *dirty;       /* frames; room for all */
 	uint32_t n_dirty;
 };
@@ -462,6 +464,7 @@ struct search {
 	uint32_t why;		 /* enum gone, when the pass began */
 	bool failed;		 /* no memory: what was met is not known */
 	struct pass *pass;	 /* that looks for it now */
+	bool passed;		 /* it has looked through all */
 	struct search *next;
 };
 
@@ -479,6 +482,7 @@ struct pass {
 	 * comes from segments that are visited before they are reclaimed. */
 	uint64_t granted_ns; /* the latest grant */
 	uint64_t sealed;     /* the latest seal */
+	uint64_t entered;    /* frames among the active until then */
 	uint32_t keep_frame, keep_runs;
 	bool is_peek; /* also what watch.c will serve slices */
 	struct pass *next;
@@ -554,7 +558,9 @@ struct bsn {
 	struct search *searches; /* that wait for the next poll's pass */
 	bool searched_at_once;	 /* since the latest poll */
 	bool untied_news;	 /* of some process */
+	bool losses_unsaved;	 /* likewise */
 	uint64_t passes_paid_ns; /* when their share of a core has paid for them */
+	uint64_t watch_cost;	 /* of all that watch.c did, in entries */
 	struct bs_policy *policy;
 	int policy_fd;
 
@@ -571,6 +577,9 @@ void node_lock(struct bsn *n);
 void node_unlock(struct bsn *n);
 /* Between two pieces of work: let others have the lock. */
 void node_give_way(struct bsn *n);
+/* Of work that changes slices: what a piece changed is committed with it, so that
+ * no commit is of more than that. */
+void node_commit_and_give_way(struct bsn *n);
 /* So many clients are looked at in one. */
 #define CLIENTS_A_PIECE 16u
 /* Time does not go back; the caller's clock may, over a suspend or a restored
@@ -704,7 +713,7 @@ bool grants_drop_one(struct bsn *n, struct client *c);
 uint32_t grants_stock(const struct client *c);
 
 /* threads.c */
-void threads_use(const struct bsn *n, struct client *c, uint32_t slots);
+void threads_use(struct bsn *n, struct client *c, uint32_t slots);
 void threads_observe(struct bsn *n, struct client *c);
 /* A thread appends to that frame. */
 void thread_enter(struct bsn *n, struct frame *f);
@@ -791,9 +800,11 @@ void search_conclude(struct bsn *n, struct search *s);
 /* watch.c */
 /* Returns whether slices were served all that is there. */
 bool watch_frame(struct bsn *n, struct frame *f, bool final);
-/* All that live processes write to now; with give_way in pieces, and those that
- * are quiet less often. Without, also what they may go on to write to. */
-void watch_all(struct bsn *n, bool give_way);
+/* All that live processes write to now, in pieces; those that are quiet less
+ * often. */
+void watch_all(struct bsn *n);
+/* Also what they may go on to write to, and at once. */
+void watch_at_once(struct bsn *n);
 void watch_from(struct bsn *n, struct frame *f, uint32_t copied);
 void watch_save(struct bsn *n, uint64_t epoch);
 bool watch_is_dirty(const struct bsn *n);

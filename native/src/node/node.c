@@ -194,6 +194,12 @@ void node_give_way(struct bsn *n)
 	node_lock(n);
 }
 
+void node_commit_and_give_way(struct bsn *n)
+{
+	store_publish(n);
+	node_give_way(n);
+}
+
 void node_set_time(struct bsn *n, uint64_t now_ns)
 {
 	if (now_ns > n->now_ns)
@@ -234,7 +240,7 @@ static void recover(struct bsn *n)
 	}
 	/* What a predecessor did not see before it was parked. */
 	if (n->store.n_slices)
-		watch_all(n, false);
+		watch_at_once(n);
 	pool_shrink(n);
 }
 
@@ -335,7 +341,7 @@ int bsn_poll(struct bsn *n, uint64_t now_ns)
 	if (!n->events.unsettled)
 		give_back_cells(n);
 	if (n->store.n_slices)
-		watch_all(n, true);
+		watch_all(n);
 	search_waiting(n);
 	n->searched_at_once = false;
 	slices_untied_losses(n);

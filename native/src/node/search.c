@@ -50,7 +50,8 @@ static bool is_visited(const struct pass *p, uint32_t i)
 bool search_has_passed(const struct bsn *n, const struct search *s,
 		       const struct frame *f)
 {
-	return s->pass && is_visited(s->pass, frame_number(n, f));
+	return s->passed ||
+	       (s->pass && is_visited(s->pass, frame_number(n, f)));
 }
 
 /* watch.c goes on in it. A peek has no slice that it could go on for. */
@@ -183,9 +184,16 @@ static uint32_t visit_directory(struct bsn *n, struct pass *p, struct frame *f)
 	return cost + limit;
 }
 
+/* From the run on that is open now, what the frame gets is watched. */
 static uint32_t visit(struct bsn *n, struct pass *p, struct frame *f)
 {
-	return may_visit(n, p, f) ? visit_directory(n, p, f) : 0;
+	uint64_t watched = n->watch_cost;
+
+	if (!is_visited(p, frame_number(n, f)) && is_watched(n, p, f))
+		watch_frame(n, f, false);
+	watched = n->watch_cost - watched;
+	return (uint32_t)watched +
+	       (may_visit(n, p, f) ? visit_directory(n, p, f) : 0);
 }
 
 void search_before_reclaim(struct bsn *n, struct frame *f)
@@ -336,7 +344,7 @@ static void visit_sealed(struct bsn *n, struct pass *p, bool keep,
 				 ? visit(n, p, f)
 				 : visit_column(n, p, f);
 		if (give_way && *cost > PIECE_ENTRIES) {
-			node_give_way(n);
+			node_commit_and_give_way(n);
 			*cost = 0;
 		}
 	}
@@ -344,7 +352,7 @@ static void visit_sealed(struct bsn *n, struct pass *p, bool keep,
 
 /* Those that were sealed since the pass began: it may have been through what was
  * before, in the order of sealing. */
-static void visit_sealed_since(struct bsn *n, struct pass *p, uint32_t *cost)
+static void visit_sealed_since(struct bsn *n, struct pass *p)
 {
 	const struct list *l = &n->pool.sealed;
 	uint32_t i = l->tail;
@@ -353,22 +361,24 @@ static void visit_sealed_since(struct bsn *n, struct pass *p, uint32_t *cost)
 		i = frame_at(n, i)->prev;
 	i = i == NONE ? l->head : frame_at(n, i)->next;
 	for (; i != NONE; i = frame_at(n, i)->next)
-		*cost += visit(n, p, frame_at(n, i));
+		visit(n, p, frame_at(n, i));
 }
 
-static uint32_t visit_list(struct bsn *n, struct pass *p, const struct list *l)
+/* False: a piece is done, and there is more. */
+static bool visit_client(struct bsn *n, struct pass *p, const struct client *c,
+			 uint32_t *cost)
 {
-	uint32_t cost = 0;
-
-	for (uint32_t i = l->head; i != NONE;) {
+	for (uint32_t i = c->active.head; i != NONE;) {
 		struct frame *f = frame_at(n, i);
 
+		if (*cost > PIECE_ENTRIES)
+			return false;
 		i = f->next_own;
 		if (i != NONE)
 			prefetch(frame_at(n, i));
-		cost += visit(n, p, f);
+		*cost += visit(n, p, f);
 	}
-	return cost;
+	return true;
 }
 
 static void visit_active(struct bsn *n, struct pass *p, bool give_way,
@@ -377,10 +387,31 @@ static void visit_active(struct bsn *n, struct pass *p, bool give_way,
 	struct client *c;
 
 	for_each_client(n, c) {
-		*cost += visit_list(n, p, &c->active);
-		if (give_way && *cost > PIECE_ENTRIES) {
-			node_give_way(n);
+		uint32_t number = c->number;
+
+		while (c && !visit_client(n, p, c, cost)) {
 			*cost = 0;
+			if (give_way)
+				node_commit_and_give_way(n);
+			c = client_find(n, number);
+		}
+	}
+}
+
+/* Those that threads entered since the pass began: it may have been through the
+ * active of their process before. */
+static void visit_active_since(struct bsn *n, struct pass *p)
+{
+	struct client *c;
+
+	for_each_client(n, c) {
+		for (uint32_t i = c->active.tail; i != NONE;) {
+			struct frame *f = frame_at(n, i);
+
+			if (f->entered <= p->entered)
+				break;
+			i = f->prev_own;
+			visit(n, p, f);
 		}
 	}
 }
@@ -404,6 +435,7 @@ static int pass_init(const struct bsn *n, struct pass *p,
 	p->at = NONE;
 	p->granted_ns = n->ledger.header->granted_ns;
 	p->sealed = n->ledger.header->sealed;
+	p->entered = n->pool.entered;
 	p->keep_frame = n->keep.frame;
 	if (p->keep_frame != NONE)
 		p->keep_runs =
@@ -421,7 +453,8 @@ static int pass_init(const struct bsn *n, struct pass *p,
 	return 0;
 }
 
-static void pass_end(struct bsn *n, struct pass *p)
+static void pass_end(struct bsn *n, const struct pass *p,
+		     struct search *searches)
 {
 	for (struct pass **link = &n->passes; *link; link = &(*link)->next) {
 		if (*link == p) {
@@ -429,8 +462,27 @@ static void pass_end(struct bsn *n, struct pass *p)
 			break;
 		}
 	}
-	free(p->searches);
-	free(p->visited);
+	for (struct search *s = searches; s; s = s->next) {
+		s->pass = NULL;
+		s->passed = true;
+	}
+}
+
+/* Searches that are judged under one hold of the lock. */
+#define SEARCHES_A_PIECE 50u
+
+static void conclude_all(struct bsn *n, struct search *searches, bool failed,
+			 bool give_way)
+{
+	uint32_t count = 0;
+
+	for (struct search *s = searches; s; s = s->next) {
+		s->failed |= failed;
+		n->counts.searches++;
+		search_conclude(n, s);
+		if (give_way && s->next && ++count % SEARCHES_A_PIECE == 0)
+			node_commit_and_give_way(n);
+	}
 }
 
 /* What a pass costs, in entries of traces of 100 bytes. */
@@ -453,35 +505,24 @@ int search_all(struct bsn *n, struct search *searches, bool give_way)
 		n->passes = &p;
 		for_each_client(n, c)
 			c->false_hits = 0;
-		/* From here on, what is new is watched. */
 		for (struct search *s = searches; s; s = s->next) {
 			s->pass = &p;
 			s->why = gone_why(n, s->fingerprint);
 		}
-		if (!p.is_peek)
-			watch_all(n, false);
 		visit_sealed(n, &p, true, give_way, &cost);
 		if (n->keep.frame != NONE)
 			visit(n, &p, frame_at(n, n->keep.frame));
 		visit_sealed(n, &p, false, give_way, &cost);
 		visit_active(n, &p, give_way, &cost);
 		/* What was taken or sealed meanwhile. */
-		visit_active(n, &p, false, &cost);
-		visit_sealed_since(n, &p, &cost);
+		visit_active_since(n, &p);
+		visit_sealed_since(n, &p);
 		n->counts.passes++;
+		pass_end(n, &p, searches);
 	}
-	for (struct search *s = searches; s; s = s->next) {
-		s->failed |= err != 0;
-		s->pass = NULL;
-		n->counts.searches++;
-		search_conclude(n, s);
-	}
-	if (!err)
-		pass_end(n, &p);
-	else {
-		free(p.searches);
-		free(p.visited);
-	}
+	conclude_all(n, searches, err != 0, give_way);
+	free(p.searches);
+	free(p.visited);
 	return err;
 }
 

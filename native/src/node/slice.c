@@ -388,7 +388,7 @@ static struct slice *next_slice(struct bsn *n, uint32_t *place, uint32_t *count,
 	while (s->n_slices && ++*place < s->n_blocks) {
 		if (give_way && *count >= PLACES_A_PIECE) {
 			*count = 0;
-			node_give_way(n);
+			node_commit_and_give_way(n);
 		}
 		if (s->slices[*place]) {
 			*count += PLACES_A_PIECE / SLICES_A_PIECE;

@@ -26,12 +26,12 @@ static uint32_t losses_seen(const struct bsn *n, struct bs_thread_area *a)
 }
 
 /* So many slots were used. Losses that a predecessor read are not read again. */
-void threads_use(const struct bsn *n, struct client *c, uint32_t slots)
+void threads_use(struct bsn *n, struct client *c, uint32_t slots)
 {
 	for (; c->threads_used < slots; c->threads_used++) {
 		c->threads[c->threads_used].loss_tail =
 			losses_seen(n, area_of(c, c->threads_used));
-		c->losses_unsaved = true;
+		c->losses_unsaved = n->losses_unsaved = true;
 	}
 }
 
@@ -51,6 +51,7 @@ static struct bs_segment_header *header_at(const struct frame *f)
 void thread_enter(struct bsn *n, struct frame *f)
 {
 	f->served = NONE;
+	f->entered = ++n->pool.entered;
 	own_push(n, &f->client->active, f);
 }
 
@@ -217,7 +218,7 @@ void threads_observe(struct bsn *n, struct client *c)
 /* Threads that only ever lost, without touching the areas of those that are not
  * in use: each would cost a page. Only if those that are known did not lose as
  * much as is counted, one lost and was gone before it was seen. */
-static void find_threads(const struct bsn *n, struct client *c, uint32_t losses)
+static void find_threads(struct bsn *n, struct client *c, uint32_t losses)
 {
 	const struct bs_context_segment *x = c->queue.context;
 	uint32_t known = 0;
@@ -271,7 +272,7 @@ static void read_thread(struct bsn *n, struct client *c, uint32_t slot)
 	while (t->loss_tail != head)
 		read_loss(n, c,
 			  &a->losses[t->loss_tail++ % BS_LOSS_RING_ENTRIES]);
-	c->losses_unsaved = true;
+	c->losses_unsaved = n->losses_unsaved = true;
 	if (untold != t->losses_untold) {
 		t->losses_untold = untold;
 		client_untied_loss(n, c);
@@ -311,6 +312,8 @@ void threads_save_losses(struct bsn *n, uint64_t epoch)
 {
 	struct client *c;
 
+	if (!n->losses_unsaved)
+		return;
 	for_each_client(n, c) {
 		for (uint32_t i = 0; c->losses_unsaved && i < c->threads_used;
 		     i++) {
@@ -330,6 +333,8 @@ void threads_give_losses_back(struct bsn *n)
 {
 	struct client *c;
 
+	if (!n->losses_unsaved)
+		return;
 	for_each_client(n, c) {
 		for (uint32_t i = 0; c->losses_unsaved && i < c->threads_used;
 		     i++)
@@ -337,6 +342,7 @@ void threads_give_losses_back(struct bsn *n)
 				      c->threads[i].loss_tail);
 		c->losses_unsaved = false;
 	}
+	n->losses_unsaved = false;
 }
 
 /* ------------------------------------------------------------- handles --- */

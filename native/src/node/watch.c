@@ -13,6 +13,12 @@
  */
 #include "internal.h"
 
+/* What is done under one hold of the lock, in entries: 100 us. A look at a frame
+ * is as dear as some of them, and so are bytes that are copied. */
+#define PIECE_ENTRIES 20000u
+#define FRAME_ENTRIES 4u
+#define BYTES_AN_ENTRY 16u
+
 static void set_dirty(struct bsn *n, struct frame *f)
 {
 	if (f->dirty)
@@ -56,6 +62,7 @@ static uint32_t serve(struct bsn *n, struct frame *f, uint64_t entry,
 		if (s->bytes != bytes || s->flags != flags ||
 		    s->n_crumbs != crumbs || slice_open_handles(s) != open)
 			slice_dirty(n, s);
+		n->watch_cost += (s->bytes - bytes) / BYTES_AN_ENTRY;
 		return f->copied;
 	}
 	return NONE;
@@ -78,6 +85,7 @@ bool watch_frame(struct bsn *n, struct frame *f, bool final)
 			return false;
 		f->scanned++;
 		n->counts.entries_watched++;
+		n->watch_cost++;
 		f->copied = NONE;
 		set_dirty(n, f);
 	}
@@ -93,7 +101,9 @@ static const uint32_t *runs_of(const struct frame *f)
  * read, and so many words ahead are asked for. */
 #define FRAMES_AHEAD 8u
 
-static void watch_client(struct bsn *n, struct client *c)
+/* Until so much is done. False: there is more; what is done already is looked
+ * at in no time. */
+static bool watch_client(struct bsn *n, struct client *c, uint64_t end)
 {
 	uint32_t ahead = c->active.head;
 	struct frame *f;
@@ -103,11 +113,14 @@ static void watch_client(struct bsn *n, struct client *c)
 	for (uint32_t i = c->active.head; i != NONE; i = f->next_own) {
 		uint32_t scanned, copied;
 
+		if (n->watch_cost >= end)
+			return false;
 		f = frame_at(n, i);
 		if (ahead != NONE) {
 			__builtin_prefetch(runs_of(frame_at(n, ahead)));
 			ahead = frame_at(n, ahead)->next_own;
 		}
+		n->watch_cost += FRAME_ENTRIES;
 		if (READ_ONCE(*runs_of(f)) == f->served)
 			continue;
 		scanned = f->scanned;
@@ -117,6 +130,7 @@ static void watch_client(struct bsn *n, struct client *c)
 			c->wrote_ns = n->now_ns;
 	}
 	c->watched_ns = n->now_ns;
+	return true;
 }
 
 /* Nothing is written there before somebody goes on in it, but slices may be new. */
@@ -143,19 +157,38 @@ static bool may_wait(const struct bsn *n, const struct client *c)
 	       ns_since(n, c->watched_ns) < QUIET_WATCH_NS;
 }
 
-void watch_all(struct bsn *n, bool give_way)
+/* As a successor must before it reclaims anything. */
+void watch_at_once(struct bsn *n)
 {
 	struct client *c;
-	uint32_t count = 0;
 
 	for_each_client(n, c) {
-		if (!c->live || (give_way && may_wait(n, c)))
+		if (!c->live)
 			continue;
-		watch_client(n, c);
-		if (!give_way)
-			watch_parked(n, c);
-		if (give_way && ++count % CLIENTS_A_PIECE == 0)
-			node_give_way(n);
+		watch_client(n, c, UINT64_MAX);
+		watch_parked(n, c);
+	}
+}
+
+void watch_all(struct bsn *n)
+{
+	uint64_t end = n->watch_cost + PIECE_ENTRIES;
+	struct client *c;
+
+	for_each_client(n, c) {
+		uint32_t number = c->number;
+
+		while (c && c->live && !may_wait(n, c)) {
+			bool done = watch_client(n, c, end);
+
+			if (n->watch_cost >= end) {
+				node_commit_and_give_way(n);
+				end = n->watch_cost + PIECE_ENTRIES;
+			}
+			if (done)
+				break;
+			c = client_find(n, number);
+		}
 	}
 }
 

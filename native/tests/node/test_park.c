@@ -258,6 +258,38 @@ static void slices_go_on_in_what_was_parked(void)
 	slices_go_on(true);
 }
 
+/* While there is no slice nothing is watched: all of a parked segment is met by the
+ * first search, and what is written there later comes once. */
+static void the_first_slice_has_what_was_parked_before(void)
+{
+	struct bsn_config config = test_config(4 << 20);
+	struct bsn *n = test_node(&config);
+	struct wthread t, place;
+	struct bsn_slice s;
+	struct writer w;
+
+	writer_attach(&w, n, START);
+	t = writer_thread(&w, 0);
+	for (uint64_t i = 0; i < 10; i++)
+		CHECK(w_trace(&t, trace_id(i), 100, START));
+	w_park(&t, &place);
+	bsn_poll(n, START);
+	for (uint64_t i = 8; i < 10; i++) {
+		collect(n, trace_id(i), START, &s);
+		CHECK_EQ(s.flags, BSN_SLICE_HELD);
+		CHECK_EQ(s.open_handles, 0);
+	}
+	CHECK(w_go_on(&t, &place));
+	CHECK(w_trace(&t, trace_id(9), 100, START));
+	bsn_poll(n, START);
+	for (uint64_t i = 8; i < 10; i++) {
+		decode_slice(n, trace_id(i), &d);
+		CHECK_EQ(d.records, i == 9 ? 2 : 1);
+	}
+	writer_close(&w);
+	bsn_free(n);
+}
+
 /* What is left of a process that is gone is reclaimed in its turn, and then the
  * process is forgotten. */
 static void a_process_with_parked_segments_ends(void)
@@ -388,6 +420,7 @@ int main(int argc, char **argv)
 	RUN(ten_thousand_threads);
 	RUN(reclaimed_in_order);
 	RUN(slices_go_on_in_what_was_parked);
+	RUN(the_first_slice_has_what_was_parked_before);
 	RUN(a_process_with_parked_segments_ends);
 	RUN(who_takes_more_than_its_threads_could);
 	RUN(who_writes_where_it_parked);

@@ -18,7 +18,18 @@ struct between {
 	struct bsn *n;
 	uint32_t (*left)(struct bsn *n);
 	uint32_t seen;
+	uint32_t uncommitted; /* slices, then */
 };
+
+static uint32_t uncommitted(const struct bsn *n)
+{
+	uint32_t count = 0;
+
+	for (uint32_t i = n->store.dirty; i != NONE;
+	     i = n->store.slices[i]->next_dirty)
+		count++;
+	return count;
+}
 
 static void *look_between(void *argument)
 {
@@ -26,6 +37,7 @@ static void *look_between(void *argument)
 
 	node_lock(b->n);
 	b->seen = b->left(b->n);
+	b->uncommitted = uncommitted(b->n);
 	node_unlock(b->n);
 	return NULL;
 }
@@ -53,6 +65,7 @@ static void check_piece(struct between *b, uint32_t before, uint32_t most)
 	CHECK(b->seen < before);
 	CHECK(before - b->seen <= most);
 	CHECK(before - after > most);
+	CHECK_EQ(b->uncommitted, 0);
 }
 
 /* ---------------------------------------------------------------- scene --- */
@@ -267,6 +280,208 @@ static void the_last_loss_of_a_process_is_told(void)
 	free_with_writer(n, &w);
 }
 
+/* --------------------------------------------------------------- passes --- */
+
+static uint32_t searching(struct bsn *n)
+{
+	uint32_t count = 0;
+
+	for (uint32_t i = 1; i < n->store.n_blocks; i++)
+		count += n->store.slices[i] &&
+			 n->store.slices[i]->flags & BSN_SLICE_SEARCHING;
+	return count;
+}
+
+/* All that are looked for in one pass, and each of them as it is judged. */
+static void searches_are_judged_in_pieces(void)
+{
+	struct bsn *n = new_node(8);
+	struct between b = {.n = n, .left = searching};
+	struct bsn_slice s;
+	pthread_t thread;
+	struct wthread t;
+	struct writer w;
+
+	writer_attach(&w, n, START);
+	t = writer_thread(&w, 0);
+	for (uint32_t i = 0; i < 301; i++) {
+		CHECK(w_trace(&t, trace_id(i), 40, START));
+		CHECK_EQ(bsn_collect(n, trace_id(i), trace_id(i), "test", START,
+				     &s),
+			 0);
+	}
+	CHECK_EQ(searching(n), 300);
+	node_lock(n);
+	thread = start_between(&b);
+	search_waiting(n);
+	node_unlock(n);
+	pthread_join(thread, NULL);
+	check_piece(&b, 300, 60);
+	CHECK_EQ(searching(n), 0);
+	for (uint32_t i = 0; i < 301; i++) {
+		CHECK_EQ(bsn_slice_info(n, trace_id(i), &s), 0);
+		CHECK_EQ(s.flags, BSN_SLICE_HELD);
+	}
+	writer_close(&w);
+	bsn_free(n);
+}
+
+/* What is written of a trace after the pass, and before it is judged, comes once. */
+struct meanwhile {
+	struct between b;
+	struct wthread *t;
+};
+
+static void *write_meanwhile(void *argument)
+{
+	struct meanwhile *m = argument;
+	struct bsn *n = m->b.n;
+
+	node_lock(n);
+	m->b.seen = searching(n);
+	for (uint32_t i = 0; i < 301; i++)
+		CHECK(w_trace(m->t, trace_id(i), 40, START));
+	CHECK(w_take_segment(m->t));
+	for (uint32_t i = 0; i < 301; i++)
+		CHECK(w_trace(m->t, trace_id(i), 40, START));
+	threads_observe(n, first(n));
+	watch_at_once(n);
+	node_unlock(n);
+	return NULL;
+}
+
+static void what_comes_before_the_judgement_comes_once(void)
+{
+	static struct decoded d;
+	struct bsn *n = new_node(8);
+	struct meanwhile m = {.b.n = n};
+	struct bsn_slice s;
+	pthread_t thread;
+	struct wthread t;
+	struct writer w;
+
+	writer_attach(&w, n, START);
+	t = writer_thread(&w, 0);
+	m.t = &t;
+	for (uint32_t i = 0; i < 301; i++)
+		CHECK_EQ(bsn_collect(n, trace_id(i), trace_id(i), "test", START,
+				     &s),
+			 0);
+	node_lock(n);
+	CHECK_EQ(pthread_create(&thread, NULL, write_meanwhile, &m), 0);
+	while (!pthread_mutex_trylock(&n->gate)) {
+		pthread_mutex_unlock(&n->gate);
+		sched_yield();
+	}
+	search_waiting(n);
+	node_unlock(n);
+	pthread_join(thread, NULL);
+	CHECK(m.b.seen > 0 && m.b.seen < 300);
+	bsn_poll(n, START);
+	for (uint32_t i = 0; i < 301; i++) {
+		decode_slice(n, trace_id(i), &d);
+		CHECK_EQ(d.records, 2);
+	}
+	free(d.bytes);
+	writer_close(&w);
+	bsn_free(n);
+}
+
+/* ---------------------------------------------------------------- threads --- */
+
+#define PROCESSES 2u
+#define ENTRIES 100u
+
+static uint32_t unwatched(struct bsn *n)
+{
+	uint32_t frames = 0;
+	struct client *c;
+
+	for_each_client(n, c) {
+		for (uint32_t i = c->active.head; i != NONE;
+		     i = frame_at(n, i)->next_own)
+			frames += frame_at(n, i)->scanned < ENTRIES;
+	}
+	return frames;
+}
+
+/* Each of their threads writes as many traces. */
+static struct bsn *many_threads(struct writer *w)
+{
+	struct bsn *n = new_node(8);
+
+	for (uint32_t i = 0; i < PROCESSES; i++) {
+		writer_attach(&w[i], n, START);
+		for (uint32_t slot = 0; slot < BS_THREAD_SLOTS; slot++) {
+			struct wthread t = writer_thread(&w[i], slot);
+
+			while (!w_take_segment(&t))
+				bsn_poll(n, START);
+			for (uint32_t k = 0; k < ENTRIES; k++)
+				CHECK(w_trace(&t, trace_id(k), 40, START));
+		}
+	}
+	node_lock(n);
+	node_catch_up(n, START + MS);
+	node_unlock(n);
+	return n;
+}
+
+static void threads_are_watched_in_pieces(void)
+{
+	struct writer w[PROCESSES];
+	struct bsn *n = many_threads(w);
+	struct between b = {.n = n, .left = unwatched};
+	struct bsn_slice s;
+	pthread_t thread;
+	uint32_t before;
+
+	/* Of what was written before it, the search has seen to. */
+	CHECK_EQ(unwatched(n), PROCESSES * BS_THREAD_SLOTS);
+	node_lock(n);
+	CHECK(slice_new(n, trace_id(1u << 20), trace_id(1), "test"));
+	before = unwatched(n);
+	thread = start_between(&b);
+	watch_all(n);
+	node_unlock(n);
+	pthread_join(thread, NULL);
+	check_piece(&b, before, 20000 / ENTRIES + 1);
+	CHECK_EQ(unwatched(n), 0);
+	CHECK_EQ(bsn_slice_info(n, trace_id(1u << 20), &s), 0);
+	for (uint32_t i = 0; i < PROCESSES; i++)
+		writer_close(&w[i]);
+	bsn_free(n);
+}
+
+/* The first search watches all of them, none of which was before. */
+static void threads_are_searched_in_pieces(void)
+{
+	struct writer w[PROCESSES];
+	struct bsn *n = many_threads(w);
+	struct between b = {.n = n, .left = unwatched};
+	struct bsn_slice s;
+	pthread_t thread;
+	struct slice *slice;
+	uint32_t before;
+
+	node_lock(n);
+	slice = slice_new(n, trace_id(1), trace_id(1), "test");
+	CHECK(slice);
+	search_later(n, slice);
+	before = unwatched(n);
+	thread = start_between(&b);
+	search_waiting(n);
+	node_unlock(n);
+	pthread_join(thread, NULL);
+	check_piece(&b, before, 20000 / ENTRIES + 1);
+	CHECK_EQ(bsn_slice_info(n, trace_id(1), &s), 0);
+	CHECK_EQ(s.flags, BSN_SLICE_HELD);
+	CHECK_EQ(s.open_handles, 0);
+	for (uint32_t i = 0; i < PROCESSES; i++)
+		writer_close(&w[i]);
+	bsn_free(n);
+}
+
 int main(void)
 {
 	RUN(what_a_process_left_goes_in_pieces);
@@ -275,5 +490,9 @@ int main(void)
 	RUN(slices_are_closed_in_pieces);
 	RUN(slices_are_told_of_losses_in_pieces);
 	RUN(the_last_loss_of_a_process_is_told);
+	RUN(searches_are_judged_in_pieces);
+	RUN(what_comes_before_the_judgement_comes_once);
+	RUN(threads_are_watched_in_pieces);
+	RUN(threads_are_searched_in_pieces);
 	return 0;
 }

@@ -417,11 +417,11 @@ static void write_more(struct between *b)
 {
 	write_run(b->t, HANDLE, SEGMENTS, 0, b->now);
 	threads_observe(b->n, b->n->clients.all[0]);
-	watch_all(b->n, false);
+	watch_at_once(b->n);
 	write_segment(b->t, b->now);
 	write_run(b->t, HANDLE, SEGMENTS + 1, 0, b->now);
 	threads_observe(b->n, b->n->clients.all[0]);
-	watch_all(b->n, false);
+	watch_at_once(b->n);
 	write_run(b->t, HANDLE, SEGMENTS + 2, 0, b->now);
 }
 
@@ -450,7 +450,7 @@ static void take_next(struct between *b)
 	write_run(b->t, HANDLE, 1, BS_RUN_LAST, b->now);
 	for (uint32_t i = 0; i < b->n->clients.count; i++)
 		threads_observe(b->n, b->n->clients.all[i]);
-	watch_all(b->n, false);
+	watch_at_once(b->n);
 }
 
 static void segments_that_are_taken_meanwhile_are_seen(void)
@@ -542,7 +542,7 @@ static void release_and_collect(struct between *b)
 {
 	release(b);
 	mark(b->n, WANTED);
-	watch_all(b->n, false);
+	watch_at_once(b->n);
 }
 
 static void what_is_released_meanwhile_stays_released(void)
