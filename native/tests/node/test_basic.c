@@ -492,14 +492,12 @@ static void peeks_without_collecting(void)
 static void peeks_without_a_buffer(void)
 {
 	struct bsn_config config = test_config(4 << 20);
-	struct bsn *n = test_node(&config);
 	struct bsn_metrics before, after;
 	struct bsn_slice s;
 	struct writer w;
 	struct wthread t;
+	struct bsn *n = node_with_writer(&config, &w, &t);
 
-	writer_attach(&w, n, START);
-	t = writer_thread(&w, 0);
 	CHECK(w_trace(&t, trace_id(1), 3000, START));
 	bsn_get_metrics(n, &before);
 	CHECK_EQ(bsn_peek(n, trace_id(1), START, NULL, 0, &s), 0);
@@ -510,8 +508,7 @@ static void peeks_without_a_buffer(void)
 	collect(n, trace_id(1), START, &s);
 	CHECK_EQ(bsn_peek(n, trace_id(1), START, NULL, 0, &s), 0);
 	CHECK_EQ(s.flags, BSN_SLICE_HELD);
-	writer_close(&w);
-	bsn_free(n);
+	free_with_writer(n, &w);
 }
 
 /* A process that was quiet is heard again before a trace is taken for over. */

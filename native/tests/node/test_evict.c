@@ -573,8 +573,7 @@ static void only_what_began_can_end(void)
 	bsn_poll(n, now += MS);
 	CHECK_EQ(bsn_slice_info(n, trace_id(1), &s), 0);
 	CHECK_EQ(s.open_handles, 0);
-	writer_close(&w);
-	bsn_free(n);
+	free_with_writer(n, &w);
 }
 
 /* A handle that is about to close, in a trace that has losses: the search takes its
@@ -617,8 +616,7 @@ static void an_end_counts_once(void)
 	bsn_poll(n, START);
 	CHECK_EQ(bsn_slice_info(n, trace_id(1), &s), 0);
 	CHECK_EQ(s.open_handles, 0);
-	writer_close(&w);
-	bsn_free(n);
+	free_with_writer(n, &w);
 }
 
 int main(void)

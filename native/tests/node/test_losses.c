@@ -470,14 +470,12 @@ static void a_restart_doubts_what_may_lack(void)
 static void a_restart_tells_what_was_not_told(void)
 {
 	struct bsn_config config = test_config(16 << 20);
-	struct bsn *n = test_node(&config);
 	uint64_t now = START;
 	struct bsn_slice s;
 	struct wthread t;
 	struct writer w;
+	struct bsn *n = node_with_writer(&config, &w, &t);
 
-	writer_attach(&w, n, now);
-	t = writer_thread(&w, 0);
 	CHECK(w_trace(&t, trace_id(1), 100, now));
 	collect(n, trace_id(1), now, &s);
 	bsn_poll(n, now += SECOND);
@@ -490,8 +488,7 @@ static void a_restart_tells_what_was_not_told(void)
 	bsn_poll(n, now);
 	CHECK_EQ(bsn_slice_info(n, trace_id(1), &s), 0);
 	CHECK_EQ(s.flags, BSN_SLICE_HELD | BSN_SLICE_MAYBE_LOSSY);
-	writer_close(&w);
-	bsn_free(n);
+	free_with_writer(n, &w);
 }
 
 /* What an earlier life of a segment of the keep arena left there is no run, also

@@ -263,13 +263,11 @@ static void slices_go_on_in_what_was_parked(void)
 static void the_first_slice_has_what_was_parked_before(void)
 {
 	struct bsn_config config = test_config(4 << 20);
-	struct bsn *n = test_node(&config);
 	struct wthread t, place;
 	struct bsn_slice s;
 	struct writer w;
+	struct bsn *n = node_with_writer(&config, &w, &t);
 
-	writer_attach(&w, n, START);
-	t = writer_thread(&w, 0);
 	for (uint64_t i = 0; i < 10; i++)
 		CHECK(w_trace(&t, trace_id(i), 100, START));
 	w_park(&t, &place);
@@ -286,8 +284,7 @@ static void the_first_slice_has_what_was_parked_before(void)
 		decode_slice(n, trace_id(i), &d);
 		CHECK_EQ(d.records, i == 9 ? 2 : 1);
 	}
-	writer_close(&w);
-	bsn_free(n);
+	free_with_writer(n, &w);
 }
 
 /* What is left of a process that is gone is reclaimed in its turn, and then the

@@ -322,8 +322,7 @@ static void searches_are_judged_in_pieces(void)
 		CHECK_EQ(bsn_slice_info(n, trace_id(i), &s), 0);
 		CHECK_EQ(s.flags, BSN_SLICE_HELD);
 	}
-	writer_close(&w);
-	bsn_free(n);
+	free_with_writer(n, &w);
 }
 
 /* What is written of a trace after the pass, and before it is judged, comes once. */
@@ -383,8 +382,7 @@ static void what_comes_before_the_judgement_comes_once(void)
 		CHECK_EQ(d.records, 2);
 	}
 	free(d.bytes);
-	writer_close(&w);
-	bsn_free(n);
+	free_with_writer(n, &w);
 }
 
 /* ---------------------------------------------------------------- threads --- */
