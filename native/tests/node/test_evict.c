@@ -570,7 +570,7 @@ static void only_what_began_can_end(void)
 	w_end(&t[0], BS_RUN_LAST);
 	CHECK(w_begin(&t[1], trace_id(1), HANDLE + 1, 1, 0, 100));
 	w_end(&t[1], BS_RUN_LAST);
-	bsn_poll(n, now += MS);
+	bsn_poll(n, now + MS);
 	CHECK_EQ(bsn_slice_info(n, trace_id(1), &s), 0);
 	CHECK_EQ(s.open_handles, 0);
 	free_with_writer(n, &w);
