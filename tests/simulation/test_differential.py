@@ -27,7 +27,9 @@ from tests.simulation.pool import (
     Handle,
     PoolConfig,
     PoolModel,
+    Segments,
     ThreadModel,
+    Writing,
 )
 
 S = 1_000_000_000
@@ -43,13 +45,11 @@ HANDLES_MAX = 8
 PIECE_BYTES = len(encode_piece(PieceKind.EXIT))
 
 
-class FollowingPool(PoolModel):
-    """The model, told by the library what it leaves open."""
+class FollowingWriting(Writing):
+    """What has room, and whether a segment is taken, the library says."""
 
     fitted = True
     took = 0
-    reclaims = 0
-    stocks: Mapping[int, int] = {}
 
     def _fits(self, writer: ThreadModel, size: int) -> bool:
         return writer.segment is not None and self.fitted and not self.took
@@ -60,8 +60,15 @@ class FollowingPool(PoolModel):
         self.took -= 1
         return super()._take_segment(writer, client)
 
-    def _grant(self, client: ClientModel) -> None:
-        while self.counters.reclaims < self.reclaims:
+
+class FollowingSegments(Segments):
+    """What is reclaimed and granted, the library says."""
+
+    reclaims = 0
+    stocks: Mapping[int, int] = {}
+
+    def grant(self, client: ClientModel) -> None:
+        while self._state.counters.reclaims < self.reclaims:
             self._reclaim(second_chance=True)
         if not client.live:
             return
@@ -72,8 +79,17 @@ class FollowingPool(PoolModel):
 
     def grant_all(self) -> None:
         """Stocks that others have back for a new one."""
-        for client in self._clients.values():
-            self._grant(client)
+        for client in self._state.clients.values():
+            self.grant(client)
+
+
+class FollowingPool(PoolModel):
+    """The model, told by the library what it leaves open."""
+
+    WRITING = FollowingWriting
+    SEGMENTS = FollowingSegments
+    writing: FollowingWriting
+    segments: FollowingSegments
 
 
 def pieces(data: bytes) -> list[bytes]:
@@ -145,13 +161,15 @@ class Differential(RuleBasedStateMachine):
         native = self.native.add_client(7, "service", self.now_ns)
         self.follow()
         model = self.model.add_client(7, "service", self.now_ns)
-        self.model.grant_all()
+        self.model.segments.grant_all()
         assert native.number == model.number
         return native, model
 
     def follow(self) -> None:
-        self.model.reclaims = self.native.plane.metrics()["reclaims"] + self.reclaims_before
-        self.model.stocks = {
+        self.model.segments.reclaims = (
+            self.native.plane.metrics()["reclaims"] + self.reclaims_before
+        )
+        self.model.segments.stocks = {
             number: client.stock for number, client in self.native.clients.items() if client.live
         }
 
@@ -162,7 +180,7 @@ class Differential(RuleBasedStateMachine):
         self.follow()
         expected = self.model.poll(self.now_ns)
         assert sorted(map(repr, events)) == sorted(map(repr, expected))
-        assert self.model.counters.reclaims == self.model.reclaims
+        assert self.model.counters.reclaims == self.model.segments.reclaims
         self.taker = None
         self.collected_at_once = False
         return events
@@ -177,11 +195,11 @@ class Differential(RuleBasedStateMachine):
         self.only(client, thread)
         before = client.taken
         fitted = self.native.write(both.native, thread, body, self.now_ns)
-        self.model.fitted, self.model.took = fitted, client.taken - before
-        if self.model.took:
+        self.model.writing.fitted, self.model.writing.took = fitted, client.taken - before
+        if self.model.writing.took:
             self.taker = (client.number, thread)
         assert self.model.write(both.model, thread, body, self.now_ns) == fitted
-        assert not self.model.took
+        assert not self.model.writing.took
         return fitted
 
     def data(self, size: int) -> Data:
@@ -198,12 +216,12 @@ class Differential(RuleBasedStateMachine):
         client = both.native.client
         self.only(client, thread)
         before = client.taken
-        self.model.fitted = self.native.close(both.native, thread)
-        self.model.took = client.taken - before
-        if self.model.took:
+        self.model.writing.fitted = self.native.close(both.native, thread)
+        self.model.writing.took = client.taken - before
+        if self.model.writing.took:
             self.taker = (client.number, thread)
         self.model.close(both.model, thread)
-        assert not self.model.took
+        assert not self.model.writing.took
 
     # -------------------------------------------------------------- rules
 

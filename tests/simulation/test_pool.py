@@ -50,7 +50,7 @@ class PoolMachine(RuleBasedStateMachine):
 
     @initialize(search_ns=st.sampled_from((0, S // 2)))
     def search_for(self, search_ns: int) -> None:
-        self.pool.config = replace(self.pool.config, search_ns=search_ns)
+        self.pool.state.config = replace(self.pool.config, search_ns=search_ns)
 
     def new_client(self) -> ClientModel:
         return self.pool.add_client(1, "service", S)
