@@ -92,7 +92,7 @@ test-c: build build-asan build-tsan
 		setarch --addr-no-randomize $(MESON_TEST) -C build/tsan --suite concurrent
 
 # As in test-c, with ten times as many executions where there are too many for every day.
-WEAK := doorbell grants inside litmus losses run triggers
+WEAK := doorbell grants inside litmus losses park run triggers
 test-weak: build
 	$(foreach name,$(WEAK),build/native/tests/weak/test_weak_$(name) --most 20000 &&) true
 

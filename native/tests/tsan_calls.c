@@ -163,11 +163,13 @@ void __tsan_atomic_thread_fence(int order)
 		__atomic_thread_fence(__ATOMIC_SEQ_CST);
 }
 
-/* Of the compiler alone. */
 void __tsan_atomic_signal_fence(int order);
 void __tsan_atomic_signal_fence(int order)
 {
-	(void)order;
+	struct atomic_call call = {
+		.kind = ATOMIC_LIGHT_FENCE, .order = order, .site = SITE};
+
+	(void)called_atomic(&call);
 }
 
 /* ----------------------------------------------------- no access at all --- */

@@ -17,6 +17,7 @@ enum atomic_kind {
 	ATOMIC_CHANGE, /* exchange, fetch_add and the like */
 	ATOMIC_SWAP,   /* compare_exchange */
 	ATOMIC_FENCE,
+	ATOMIC_LIGHT_FENCE, /* of the compiler alone: light_fence() */
 };
 
 struct atomic_call {

@@ -113,7 +113,7 @@ void called_write(void *at, size_t bytes, const void *site)
 
 bool called_atomic(struct atomic_call *call)
 {
-	if (call->kind != ATOMIC_LOAD && call->kind != ATOMIC_FENCE)
+	if (call->at && call->kind != ATOMIC_LOAD)
 		before_store(call->at);
 	return false;
 }

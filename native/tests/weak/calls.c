@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <limits.h>
 #include <linux/futex.h>
+#include <linux/membarrier.h>
 #include <pthread.h>
 #include <stdarg.h>
 #include <string.h>
@@ -60,10 +61,10 @@ bool called_atomic(struct atomic_call *c)
 	static const enum op_kind ops[] = {
 		[ATOMIC_LOAD] = OP_LOAD,     [ATOMIC_STORE] = OP_STORE,
 		[ATOMIC_CHANGE] = OP_CHANGE, [ATOMIC_SWAP] = OP_CHANGE,
-		[ATOMIC_FENCE] = OP_FENCE,
+		[ATOMIC_FENCE] = OP_FENCE,   [ATOMIC_LIGHT_FENCE] = OP_LIGHT,
 	};
 
-	if (c->kind == ATOMIC_FENCE ? !turns_are_running() : !is_watched(c->at))
+	if (c->at ? !is_watched(c->at) : !turns_are_running())
 		return false;
 	step(ops[c->kind], c->at, c->bytes, c->order, c->site);
 	switch (c->kind) {
@@ -83,6 +84,9 @@ bool called_atomic(struct atomic_call *c)
 		break;
 	case ATOMIC_FENCE:
 		memory_fence(c->order);
+		break;
+	case ATOMIC_LIGHT_FENCE:
+		memory_light_fence();
 		break;
 	}
 	return true;
@@ -124,8 +128,10 @@ int weak_memcmp(const void *a, const void *b, size_t bytes)
 
 /* Only those that parties share are locks here; the others are free. */
 int __wrap_pthread_mutex_lock(pthread_mutex_t *mutex);
+int __wrap_pthread_mutex_trylock(pthread_mutex_t *mutex);
 int __wrap_pthread_mutex_unlock(pthread_mutex_t *mutex);
 int __real_pthread_mutex_lock(pthread_mutex_t *mutex);
+int __real_pthread_mutex_trylock(pthread_mutex_t *mutex);
 int __real_pthread_mutex_unlock(pthread_mutex_t *mutex);
 
 int __wrap_pthread_mutex_lock(pthread_mutex_t *mutex)
@@ -135,6 +141,15 @@ int __wrap_pthread_mutex_lock(pthread_mutex_t *mutex)
 	if (memory_is_shared(mutex))
 		turns_lock(mutex, SITE);
 	return 0;
+}
+
+int __wrap_pthread_mutex_trylock(pthread_mutex_t *mutex)
+{
+	if (!turns_are_running())
+		return __real_pthread_mutex_trylock(mutex);
+	if (!memory_is_shared(mutex))
+		return 0;
+	return turns_trylock(mutex, SITE) ? 0 : EBUSY;
 }
 
 int __wrap_pthread_mutex_unlock(pthread_mutex_t *mutex)
@@ -265,6 +280,15 @@ static long futex_waitv(va_list args, const void *site)
 	return sleep_on(words, values, n, site);
 }
 
+static long membarrier(va_list args, const void *site)
+{
+	if (va_arg(args, int) != MEMBARRIER_CMD_PRIVATE_EXPEDITED)
+		return 0; /* registered */
+	step(OP_HEAVY, NULL, 0, __ATOMIC_SEQ_CST, site);
+	memory_heavy_fence();
+	return 0;
+}
+
 long __wrap_syscall(long number, ...);
 long __wrap_syscall(long number, ...)
 {
@@ -283,6 +307,9 @@ long __wrap_syscall(long number, ...)
 	case SYS_futex_waitv:
 		CHECK(turns_are_running());
 		result = futex_waitv(args, site);
+		break;
+	case SYS_membarrier:
+		result = membarrier(args, site);
 		break;
 	default:
 		fprintf(stderr, "system call %ld is not known here\n", number);

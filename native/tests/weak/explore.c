@@ -72,6 +72,8 @@ static void on_signal(int number)
 
 void explore_leave(void)
 {
+	/* What was seen on the way here could have been something else. */
+	choices_end();
 	_exit(END_REDUNDANT);
 }
 

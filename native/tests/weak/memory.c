@@ -55,8 +55,9 @@ static struct party {
 	bool has_acquired, has_released;
 } parties[WEAK_PARTIES];
 
-static struct view fences; /* only what was seen */
-static struct steps fence_steps;
+/* Of fences, only what was seen. */
+static struct view fences, lights, heavies;
+static struct steps fence_steps, light_steps, heavy_steps;
 
 static struct lock {
 	const void *mutex;
@@ -505,6 +506,29 @@ void memory_fence(int order)
 		view_copy(&p->released, &p->now);
 		p->has_released = true;
 	}
+}
+
+/* As asymmetric fences are in the proposal for C++ (P1202): a light one and a heavy
+ * one are in an order, and two light ones are not. */
+void memory_light_fence(void)
+{
+	struct party *p = self();
+
+	steps_join(turns_steps(), &heavy_steps);
+	steps_join(&light_steps, turns_steps());
+	seen_join(&p->now, &heavies);
+	seen_join(&lights, &p->now);
+}
+
+void memory_heavy_fence(void)
+{
+	struct party *p = self();
+
+	steps_join(turns_steps(), &light_steps);
+	seen_join(&p->now, &lights);
+	memory_fence(__ATOMIC_SEQ_CST);
+	steps_join(&heavy_steps, turns_steps());
+	seen_join(&heavies, &p->now);
 }
 
 /* ---------------------------------------------------------------- others --- */

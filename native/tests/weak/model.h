@@ -15,7 +15,10 @@ enum op_kind {
 	OP_STORE,
 	OP_CHANGE, /* read, modify, write */
 	OP_FENCE,
+	OP_LIGHT, /* light_fence() */
+	OP_HEAVY, /* membarrier() */
 	OP_LOCK,
+	OP_TRYLOCK,
 	OP_SLEEP, /* futex_wait: a fence, and loads of its words */
 	OP_WAKE,  /* futex_wake: a fence */
 	OP_WOKEN,
@@ -82,6 +85,8 @@ void turns_look(const void *const *words, uint32_t n, const void *site);
 void turns_sleep(void);
 void turns_wake(const void *word);
 void turns_lock(const void *mutex, const void *site);
+/* False: somebody has it, or as if somebody had. */
+bool turns_trylock(const void *mutex, const void *site);
 void turns_unlock(const void *mutex);
 /* Until somebody else has done something. */
 void turns_pause(const void *site);
@@ -118,6 +123,8 @@ uint64_t memory_change(void *at, uint32_t bytes,
 uint64_t memory_swap(void *at, uint32_t bytes, uint64_t expected,
 		     uint64_t desired, int success, int failure);
 void memory_fence(int order);
+void memory_light_fence(void);
+void memory_heavy_fence(void);
 /* Not atomic. */
 void memory_read(const void *at, size_t bytes, const void *site);
 void memory_write(const void *at, size_t bytes, const void *site);

@@ -156,8 +156,17 @@ void report_event(uint32_t number, uint32_t party, const char *party_name,
 	case OP_FENCE:
 		fprintf(stderr, "fence (%s)", order_name(op->order));
 		break;
+	case OP_LIGHT:
+		fprintf(stderr, "fence, if another one makes membarrier()");
+		break;
+	case OP_HEAVY:
+		fprintf(stderr, "membarrier()");
+		break;
 	case OP_LOCK:
 		fprintf(stderr, "locks %s", place);
+		break;
+	case OP_TRYLOCK:
+		fprintf(stderr, "tries to lock %s", place);
 		break;
 	case OP_SLEEP:
 		fprintf(stderr,

@@ -5,8 +5,11 @@
  * An outcome is a bit: of two loads, what the first saw, plus twice what the
  * second one saw.
  */
+#include <linux/membarrier.h>
 #include <pthread.h>
 #include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include "barrier.h"
 #include "check.h"
@@ -42,13 +45,15 @@ static void check(void)
 
 /* ------------------------------------------------------ store buffering --- */
 
-static bool fence_a, fence_b;
+static bool fence_a, fence_b, light_a, light_b, heavy_b;
 
 static void sb_a(void)
 {
 	WRITE_ONCE(m.x, 1);
 	if (fence_a)
 		full_fence();
+	if (light_a)
+		light_fence();
 	seen[0] = READ_ONCE(m.y);
 }
 
@@ -57,6 +62,10 @@ static void sb_b(void)
 	WRITE_ONCE(m.y, 1);
 	if (fence_b)
 		full_fence();
+	if (light_b)
+		light_fence();
+	if (heavy_b)
+		syscall(SYS_membarrier, MEMBARRIER_CMD_PRIVATE_EXPEDITED, 0, 0);
 	seen[1] = READ_ONCE(m.x);
 }
 
@@ -75,6 +84,25 @@ static void sb_half_setup(void)
 static void sb_fences_setup(void)
 {
 	fence_a = fence_b = true;
+	allowed = 0xf & ~OUTCOME(0, 0);
+	setup(allowed);
+}
+
+static void sb_light_setup(void)
+{
+	light_a = light_b = true;
+	sb_setup();
+}
+
+static void sb_light_and_full_setup(void)
+{
+	light_a = fence_b = true;
+	sb_setup();
+}
+
+static void sb_light_and_heavy_setup(void)
+{
+	light_a = heavy_b = true;
 	allowed = 0xf & ~OUTCOME(0, 0);
 	setup(allowed);
 }
@@ -311,6 +339,18 @@ static const struct weak_scenario scenarios[] = {
 	 .check = check},
 	{.name = "store buffering, two fences",
 	 .setup = sb_fences_setup,
+	 .parties = {{.name = "a", .run = sb_a}, {.name = "b", .run = sb_b}},
+	 .check = check},
+	{.name = "store buffering, two light fences",
+	 .setup = sb_light_setup,
+	 .parties = {{.name = "a", .run = sb_a}, {.name = "b", .run = sb_b}},
+	 .check = check},
+	{.name = "store buffering, a light fence and a full one",
+	 .setup = sb_light_and_full_setup,
+	 .parties = {{.name = "a", .run = sb_a}, {.name = "b", .run = sb_b}},
+	 .check = check},
+	{.name = "store buffering, a light fence and a heavy one",
+	 .setup = sb_light_and_heavy_setup,
 	 .parties = {{.name = "a", .run = sb_a}, {.name = "b", .run = sb_b}},
 	 .check = check},
 	{.name = "message",

@@ -130,7 +130,13 @@ static bool overlap(const struct op *a, const struct op *b)
 static bool is_fence(const struct op *op)
 {
 	return (op->kind == OP_FENCE && op->order == __ATOMIC_SEQ_CST) ||
-	       op->kind == OP_SLEEP || op->kind == OP_WAKE;
+	       op->kind == OP_HEAVY || op->kind == OP_SLEEP ||
+	       op->kind == OP_WAKE;
+}
+
+static bool is_lock(const struct op *op)
+{
+	return op->kind == OP_LOCK || op->kind == OP_TRYLOCK;
 }
 
 static bool reads_before(const struct op *first, const struct op *second)
@@ -161,7 +167,9 @@ static bool depends(const struct op *first, const struct op *second)
 {
 	if (is_fence(first) && is_fence(second))
 		return true;
-	if (first->kind == OP_LOCK && second->kind == OP_LOCK)
+	if (first->kind == OP_LIGHT || second->kind == OP_LIGHT)
+		return first->kind == OP_HEAVY || second->kind == OP_HEAVY;
+	if (is_lock(first) && is_lock(second))
 		return first->at == second->at;
 	return reads_before(first, second);
 }
@@ -392,6 +400,20 @@ void turns_lock(const void *mutex, const void *site)
 	turns_step(&op);
 	locked[current] = mutex;
 	memory_lock(mutex);
+}
+
+bool turns_trylock(const void *mutex, const void *site)
+{
+	struct op op = {.kind = OP_TRYLOCK, .at = mutex, .site = site};
+
+	turns_step(&op);
+	/* An unlock is no step, so nobody's turn is between a lock and it for that
+	 * alone. */
+	if (is_locked(mutex) || choose(2))
+		return false;
+	locked[current] = mutex;
+	memory_lock(mutex);
+	return true;
 }
 
 void turns_unlock(const void *mutex)

@@ -1,0 +1,185 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The segment of a thread that seems idle is taken from it while it writes again,
+ * another thread goes on in it, and the node takes it (park.c): who appends to
+ * it is always one alone, and nothing of what was written is missing.
+ */
+#include "check.h"
+#include "share.h"
+
+static const char payload[] = "0123456789abcdefghijklmnopqrstu";
+
+static uint32_t generation; /* of the first segment */
+
+static void write_trace(uint64_t number)
+{
+	CHECK_EQ(bs_begin(trace_id(number)), 0);
+	CHECK_EQ(bs_record_at(BS_RECORD_DATA, payload, sizeof(payload), START),
+		 0);
+	CHECK_EQ(bs_end(), 0);
+}
+
+static void write_first(void)
+{
+	write_trace(1);
+}
+
+static void write_second(void)
+{
+	write_trace(2);
+}
+
+static void write_third(void)
+{
+	write_trace(3);
+}
+
+/* As the attach thread at its tick. */
+static void park(void)
+{
+	pthread_mutex_lock(&bs_process.lock);
+	bs_park_idle();
+	pthread_mutex_unlock(&bs_process.lock);
+}
+
+static void park_and_write(void)
+{
+	park();
+	write_third();
+}
+
+/* Two ticks: what it wrote between them is seen by the second. */
+static void park_twice_and_write(void)
+{
+	park();
+	park_and_write();
+}
+
+static struct bs_segment_header *first_segment(void)
+{
+	return (struct bs_segment_header *)attachment->arena;
+}
+
+/* As the node when it reclaims. */
+static void take_back(void)
+{
+	uint64_t life = bs_life(generation, BS_SEGMENT_PARKED);
+
+	compare_and_swap(&first_segment()->life, &life,
+			 bs_life(generation, BS_SEGMENT_TAKEN_BACK));
+}
+
+static void park_and_take_back(void)
+{
+	park();
+	take_back();
+}
+
+/* A bit for each state that the first segment can be in at the end, twice: whether
+ * the second trace is in it. */
+static void check_traces(uint64_t last)
+{
+	struct bs_segment_header *h = first_segment();
+	struct bsn_metrics m;
+	struct bsn_slice s;
+
+	weak_met(bs_life_state(h->life) << 1 | (h->runs > 1));
+	CHECK_EQ(attachment->grants->losses, 0);
+	for (uint64_t i = 1; i <= last; i++) {
+		CHECK_EQ(bsn_collect(node, trace_id(i), trace_id(i), "test",
+				     START, &s),
+			 0);
+		bsn_poll(node, START);
+		CHECK_EQ(bsn_slice_info(node, trace_id(i), &s), 0);
+		CHECK_EQ(s.flags & ~(uint32_t)BSN_SLICE_HELD, 0);
+		CHECK_EQ(s.open_handles, 0);
+		CHECK(s.bytes > sizeof(payload));
+	}
+	bsn_get_metrics(node, &m);
+	/* What was taken back in the node's name it knows nothing of. */
+	CHECK_EQ(m.corrupt, bs_life_state(h->life) == BS_SEGMENT_TAKEN_BACK);
+}
+
+static void check_two(void)
+{
+	check_traces(2);
+}
+
+static void check_three(void)
+{
+	check_traces(3);
+}
+
+#define MEETS(state, second) (1u << ((state) << 1 | (second)))
+
+/* The first thread has a segment, and wrote nothing since the last tick. */
+static void idle_setup(uint32_t threads)
+{
+	share_process(8, threads);
+	NAME(first_segment()->life);
+	NAME(first_segment()->runs);
+	for (struct bs_member *m = bs_members; m; m = m->next) {
+		NAME(m->stands_at);
+		NAME(m->is_called);
+	}
+	bs_park_start();
+	weak_as(0, write_first);
+	generation = bs_life_generation(first_segment()->life);
+	park();
+	bsn_poll(node, START);
+}
+
+static void written_setup(void)
+{
+	idle_setup(1);
+	/* It keeps the segment, or loses it and goes on in it; or takes the next one,
+	 * not to wait. */
+	weak_expect(MEETS(BS_SEGMENT_HELD, true) |
+		    MEETS(BS_SEGMENT_PARKED, false));
+}
+
+static void shared_setup(void)
+{
+	idle_setup(2);
+	weak_expect(MEETS(BS_SEGMENT_HELD, true));
+}
+
+static void after_setup(void)
+{
+	idle_setup(2);
+	weak_expect(MEETS(BS_SEGMENT_HELD, true));
+}
+
+static void taken_setup(void)
+{
+	idle_setup(1);
+	weak_expect(MEETS(BS_SEGMENT_HELD, true) |
+		    MEETS(BS_SEGMENT_TAKEN_BACK, false));
+}
+
+static const struct weak_scenario scenarios[] = {
+	{.name = "parked while its thread writes again",
+	 .setup = written_setup,
+	 .parties = {{.name = "thread", .run = write_second},
+		     {.name = "attach", .run = park}},
+	 .check = check_two},
+	{.name = "gone on in by another while its thread writes again",
+	 .setup = shared_setup,
+	 .parties = {{.name = "thread", .run = write_second},
+		     {.name = "other", .run = park_and_write}},
+	 .check = check_three,
+	 .most = 2000},
+	{.name = "gone on in by another after its thread wrote again",
+	 .setup = after_setup,
+	 .parties = {{.name = "thread", .run = write_second},
+		     {.name = "other", .run = park_twice_and_write}},
+	 .check = check_three,
+	 .most = 2000},
+	{.name = "taken back while its thread writes again",
+	 .setup = taken_setup,
+	 .parties = {{.name = "thread", .run = write_second},
+		     {.name = "attach", .run = park_and_take_back}},
+	 .check = check_two},
+};
+
+SCENARIO_MAIN(scenarios)
