@@ -35,6 +35,13 @@ uint32_t grants_stock(const struct client *c)
 	return c->grant_head - c->grant_tail;
 }
 
+uint32_t grants_wanted(const struct client *c)
+{
+	uint32_t stock = grants_stock(c);
+
+	return c->live && stock < c->stock_target ? c->stock_target - stock : 0;
+}
+
 static uint32_t stock_most(const struct bsn *n, const struct client *c)
 {
 	/* As much for each tenant, however many processes it has. Those that are
@@ -203,7 +210,7 @@ bool grants_fill(struct bsn *n, struct client *c)
 		more = c->grant_head == end || n->counts.reclaims >= reclaims;
 		if (more)
 			break;
-		f = frame_take(n, c);
+		f = frame_take(n, c, reclaims, &more);
 		if (!f)
 			break;
 		frame_start(n, f);

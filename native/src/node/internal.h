@@ -153,7 +153,8 @@ struct pool {
 	uint32_t frames_room; /* of the table: what a predecessor granted, too */
 	uint32_t frames_fresh, frames_free;
 	uint32_t frames_used;
-	uint32_t threshold; /* reclaim above it */
+	uint32_t backed;    /* of them, those that wait to be granted again */
+	uint32_t threshold; /* of the others: reclaim above it */
 	uint32_t keep_max;
 	uint32_t by_state[FRAME_STATES]; /* of clients */
 	struct list sealed;    /* and parked, of the node, oldest first */
@@ -684,7 +685,8 @@ void frame_seal_again(struct bsn *n, struct frame *f);
 void frame_park(struct bsn *n, struct frame *f);
 void frame_park_again(struct bsn *n, struct frame *f);
 void frame_unpark(struct bsn *n, struct frame *f);
-struct frame *frame_take(struct bsn *n, struct client *c);
+struct frame *frame_take(struct bsn *n, struct client *c,
+			 uint64_t reclaims_until, bool *again);
 struct frame *frame_take_kept(struct bsn *n);
 void frame_start(struct bsn *n, struct frame *f);
 /* Reclaim a segment, so that c gets one. False: there is none that may go. */
@@ -711,6 +713,8 @@ bool grants_fill(struct bsn *n, struct client *c);
 /* Of a process that is gone. False: there is none. */
 bool grants_drop_one(struct bsn *n, struct client *c);
 uint32_t grants_stock(const struct client *c);
+/* How many more it is to get. */
+uint32_t grants_wanted(const struct client *c);
 
 /* threads.c */
 void threads_use(struct bsn *n, struct client *c, uint32_t slots);

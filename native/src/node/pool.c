@@ -3,7 +3,8 @@
  * The budget. A frame is a segment that is granted, or that has memory; there
  * are as many as pool_bytes / 64 KiB, over all arenas. A segment that is
  * reclaimed keeps its memory until somebody else needs it: granting it again
- * to the same process costs nothing.
+ * to the same process costs nothing. Up to the threshold frames are granted; what
+ * is above holds such memory, until something is kept (keep.c).
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -68,24 +69,27 @@ static bool is_counted(enum frame_state state)
 	       state == FRAME_SEALED || state == FRAME_PARKED;
 }
 
+static void count_state(struct bsn *n, const struct frame *f,
+			enum frame_state state, int32_t frames)
+{
+	if (state == FRAME_BACKED) {
+		n->pool.backed += (uint32_t)frames;
+	} else if (is_counted(state) && f->client != &n->keep.arena) {
+		n->pool.by_state[state] += (uint32_t)frames;
+		tenant_count(f->client, frames);
+	}
+}
+
 void frame_set_state(struct bsn *n, struct frame *f, enum frame_state state)
 {
 	struct grant_record *r = record_of(n, f);
 	struct client *c = f->client;
 
-	if (c != &n->keep.arena) {
-		if (is_counted(r->state)) {
-			n->pool.by_state[r->state]--;
-			tenant_count(c, -1);
-			if (!is_counted(state) && c->untied_frames &&
-			    r->granted_ns <= c->untied_granted_ns)
-				c->untied_frames--;
-		}
-		if (is_counted(state)) {
-			n->pool.by_state[state]++;
-			tenant_count(c, 1);
-		}
-	}
+	if (is_counted(r->state) && !is_counted(state) && c->untied_frames &&
+	    r->granted_ns <= c->untied_granted_ns)
+		c->untied_frames--;
+	count_state(n, f, r->state, -1);
+	count_state(n, f, state, 1);
 	store_release(&r->state, (uint8_t)state);
 }
 
@@ -136,10 +140,7 @@ void frame_adopt(struct bsn *n, uint32_t i, struct client *c)
 	frame_enter(n, f, c, r->segment);
 	c->segments[r->segment].generation = r->generation;
 	c->segments[r->segment].touched = true;
-	if (c != &n->keep.arena && is_counted(r->state)) {
-		n->pool.by_state[r->state]++;
-		tenant_count(c, 1);
-	}
+	count_state(n, f, r->state, 1);
 }
 
 /* Give the memory back. The frame is in no list. */
@@ -366,6 +367,12 @@ bool pool_reclaim(struct bsn *n, const struct client *c, bool second_chance)
 
 /* -------------------------------------------------------------- taking --- */
 
+static bool arena_is_full(const struct client *c)
+{
+	return c->segments_free == NONE && c->segments_fresh == c->n_segments;
+}
+
+/* Without memory. */
 static struct frame *frame_unused(struct bsn *n, struct client *c)
 {
 	uint32_t segment = c->segments_free;
@@ -385,18 +392,20 @@ static struct frame *frame_unused(struct bsn *n, struct client *c)
 	return f;
 }
 
-/* Memory that another process's arena holds and nobody uses. */
-static bool steal(struct bsn *n, const struct client *for_whom)
+/* Memory that another process's arena holds and nobody uses; `spare`: that this
+ * process does not want itself now. To give it back costs the node 40 us a segment, to
+ * meet it anew a process as much. */
+static bool steal(struct bsn *n, const struct client *for_whom, bool spare)
 {
 	struct client *keep = &n->keep.arena;
 
 	for (uint32_t i = 0; i < n->clients.count; i++) {
 		struct client *c = n->clients.all[i];
-		struct frame *f;
 
-		if (c == for_whom || !(f = own_pop(n, &c->backed)))
+		if (c == for_whom ||
+		    c->backed.count <= (spare ? grants_wanted(c) : 0))
 			continue;
-		frame_drop(n, f);
+		frame_drop(n, own_pop(n, &c->backed));
 		return true;
 	}
 	if (keep != for_whom && keep->backed.count) {
@@ -406,11 +415,29 @@ static bool steal(struct bsn *n, const struct client *for_whom)
 	return false;
 }
 
+/* One that waits with its memory, or memory that nobody has, or that another does not
+ * want. */
+static struct frame *frame_get(struct bsn *n, struct client *c, bool spare)
+{
+	struct pool *p = &n->pool;
+	struct frame *f = own_pop(n, &c->backed);
+
+	if (f)
+		return f;
+	if (arena_is_full(c))
+		return NULL;
+	while (p->frames_used >= p->n_frames) {
+		if (!steal(n, c, spare))
+			return NULL;
+	}
+	return frame_unused(n, c);
+}
+
 /* A predecessor had a larger budget. */
 void pool_shrink(struct bsn *n)
 {
 	while (n->pool.frames_used > n->pool.n_frames) {
-		if (!steal(n, NULL) && !pool_reclaim(n, NULL, true))
+		if (!steal(n, NULL, false) && !pool_reclaim(n, NULL, true))
 			break;
 	}
 }
@@ -429,45 +456,48 @@ void pool_shrink(struct bsn *n)
  * A segment for c, or NULL. The loop is bounded: each round either ends, or
  * takes one from the list of the sealed; those that came to it meanwhile (the
  * keep arena's) get no second chance.
+ *
+ * The oldest goes, whosever it is, and its process keeps the memory: for what it wants
+ * now, and as far as the room above the threshold goes for what it will want. So
+ * processes that write all the time get their own memory again. *again: as many were
+ * reclaimed as may be under one hold of the lock, some of them for others.
  */
-struct frame *frame_take(struct bsn *n, struct client *c)
+struct frame *frame_take(struct bsn *n, struct client *c,
+			 uint64_t reclaims_until, bool *again)
 {
 	struct pool *p = &n->pool;
 	uint32_t chances = p->sealed.count;
 	uint32_t left = MAKE_ROOM_SEGMENTS;
+	bool spare = true;
 
+	*again = false;
+	/* Which is the oldest, is not known before all are adopted. */
+	if (!n->recovered)
+		return frame_get(n, c, false);
 	for (;;) {
-		bool arena_full = c->segments_free == NONE &&
-				  c->segments_fresh == c->n_segments;
+		uint32_t used = p->frames_used - p->backed;
 		/* What was kept took the room for what will be kept. */
-		bool crowded = p->frames_used > p->threshold && left;
-		bool second_chance;
+		bool crowded = used > p->threshold;
+		bool second_chance = chances > 0;
 		struct frame *f;
 
-		if (crowded && steal(n, NULL))
-			continue;
-		if (!crowded) {
-			f = own_pop(n, &c->backed);
+		if (used < p->threshold || (crowded && !left)) {
+			f = frame_get(n, c, spare);
 			if (f)
 				return f;
+			if (spare && n->counts.reclaims >= reclaims_until) {
+				*again = true;
+				return NULL;
+			}
 		}
-		if (!crowded && !arena_full) {
-			if (p->frames_used < p->threshold)
-				return frame_unused(n, c);
-			if (steal(n, c))
-				continue;
-		}
-		/* Which is the oldest, is not known before all are adopted. */
-		if (!n->recovered)
-			return p->frames_used < p->n_frames && !arena_full
-				       ? frame_unused(n, c)
-				       : NULL;
-		second_chance = chances > 0;
 		if (chances)
 			chances--;
-		if (crowded)
+		if (crowded && left) {
+			/* Not again: the next call might be as crowded. */
+			spare = false;
 			left--;
-		if (arena_full) {
+		}
+		if (arena_is_full(c) && !c->backed.count) {
 			/* Its arena is smaller than its share: its own oldest
 			 * must go. */
 			uint32_t own = own_oldest(n, c);
@@ -480,9 +510,7 @@ struct frame *frame_take(struct bsn *n, struct client *c)
 		if (pool_reclaim(n, c, second_chance))
 			continue;
 		/* All is being written to: up to the budget, then nothing. */
-		if (p->frames_used < p->n_frames)
-			return frame_unused(n, c);
-		return NULL;
+		return frame_get(n, c, false);
 	}
 }
 
@@ -491,15 +519,10 @@ struct frame *frame_take(struct bsn *n, struct client *c)
 struct frame *frame_take_kept(struct bsn *n)
 {
 	struct client *keep = &n->keep.arena;
-	struct frame *f = own_pop(n, &keep->backed);
 
-	if (f)
-		return f;
-	if (keep->frames >= n->pool.keep_max)
+	if (!keep->backed.count && keep->frames >= n->pool.keep_max)
 		return NULL;
-	if (n->pool.frames_used >= n->pool.n_frames && !steal(n, keep))
-		return NULL;
-	return frame_unused(n, keep);
+	return frame_get(n, keep, false);
 }
 
 /* Begin the segment's next life. */

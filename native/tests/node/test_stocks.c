@@ -335,6 +335,73 @@ static void segments_come_back_fresh(void)
 	free_with_writer(n, &w);
 }
 
+/* Whether its process must meet it anew. */
+static bool take_is_fresh(struct wthread *t)
+{
+	struct bs_grant grant;
+
+	CHECK(w_grab(t, &grant));
+	w_settle(t, &grant);
+	return grant.segment & BS_GRANT_FRESH;
+}
+
+#define TAKES_MAX 26u
+
+/* How many of a thousand segments two processes must meet anew that take so many each,
+ * in turn, between two polls. */
+static uint32_t fresh_of_a_thousand(const uint32_t takes[][2], uint32_t rounds)
+{
+	struct bsn_config config = test_config(16 << 20);
+	struct bsn *n = test_node(&config);
+	uint32_t taken = 0, fresh = 0, met = 0;
+	uint64_t now = START;
+	struct wthread t[2];
+	struct writer w[2];
+
+	for (uint32_t k = 0; k < 2; k++) {
+		writer_attach(&w[k], n, now);
+		t[k] = writer_thread(&w[k], 0);
+	}
+	for (uint32_t i = 0; taken < 3000; i++) {
+		/* The pool has gone round some times. */
+		if (taken < 2000)
+			met = fresh;
+		for (uint32_t j = 0; j < 2 * TAKES_MAX; j++) {
+			if (j / 2 >= takes[i % rounds][j % 2])
+				continue;
+			fresh += take_is_fresh(&t[j % 2]);
+			taken++;
+		}
+		bsn_poll(n, now += 10 * MS);
+		check_invariants(n);
+	}
+	for (uint32_t k = 0; k < 2; k++)
+		writer_close(&w[k]);
+	bsn_free(n);
+	return fresh - met;
+}
+
+/* Segments go in the order in which they were sealed, whosever they are; memory stays
+ * with who writes. */
+static void processes_that_write_get_their_own_memory_again(void)
+{
+	/* A little between two polls, now one more, now the other. */
+	static const uint32_t little[][2] = {{5, 3}, {2, 2}, {3, 5},
+					     {6, 2}, {0, 4}, {4, 4}};
+	uint32_t fresh = 0, runs = 0;
+
+	CHECK(fresh_of_a_thousand(little, 6) <= 50);
+	/* Up to most of a stock. How many that is decides whose the oldest are when the
+	 * first gets his. */
+	for (uint32_t many = TAKES_MAX; many >= 8; many -= 3) {
+		const uint32_t both[][2] = {{many, many}};
+
+		fresh += fresh_of_a_thousand(both, 1);
+		runs++;
+	}
+	CHECK(fresh <= 50 * runs);
+}
+
 int main(void)
 {
 	RUN(finds_what_was_written_while_it_was_away);
@@ -347,5 +414,6 @@ int main(void)
 	RUN(stocks_are_shared);
 	RUN(the_dead_have_no_share);
 	RUN(segments_come_back_fresh);
+	RUN(processes_that_write_get_their_own_memory_again);
 	return 0;
 }
