@@ -220,6 +220,20 @@ static uint32_t stock_of(const struct bsn *n, const struct client *c,
 		       : NONE;
 }
 
+/* Of its frames the stock that was granted last. */
+static uint32_t latest_stock(const struct bsn *n, const struct client *c)
+{
+	uint32_t latest = NONE;
+
+	for (uint32_t k = first_of(n, c->number); is_of(n, k, c->number); k++) {
+		uint32_t i = n->adoption.frames[k];
+
+		if (n->ledger.records[i].state == FRAME_STOCK)
+			latest = i;
+	}
+	return latest;
+}
+
 /* Which of its stock still waits in the ring. Returns the latest grant that
  * came as far as the ring. */
 static struct bs_grant adopt_ring(struct bsn *n, struct client *c)
@@ -248,6 +262,15 @@ static struct bs_grant adopt_ring(struct bsn *n, struct client *c)
 		}
 		before_ns = n->ledger.records[i].granted_ns;
 		c->granted[c->grant_head % BS_GRANT_RING_ENTRIES] = i;
+	}
+	/* One more was about to come there, or to be taken back (grants.c). What
+	 * an earlier round of the ring left there is not the latest. */
+	if (c->grant_head == head && grants_stock(c) < BS_GRANT_RING_ENTRIES) {
+		uint32_t i = stock_of(n, c, read_grant(c, head));
+
+		if (i != NONE && i == latest_stock(n, c) &&
+		    n->ledger.records[i].granted_ns > before_ns)
+			c->granted[c->grant_head++ % BS_GRANT_RING_ENTRIES] = i;
 	}
 	WRITE_ONCE(ring->head, c->grant_head);
 	c->stock_granted = grants_stock(c);

@@ -87,29 +87,42 @@ static void stock_adapt(struct bsn *n, struct client *c)
 	c->stock_target = (uint32_t)(target < most ? target : most);
 }
 
-/* Take back what a process that has become quiet will not need, or may not have
- * since there are more of them: the node takes a grant as a thread does. */
-static void stock_shrink(struct bsn *n, struct client *c)
+/* The latest grant is the node's again. The tail is swapped for itself: who moves it
+ * from here on, or sees it moved, sees the new head. So nobody takes the latest,
+ * unless it was the next already. False: it may be somebody's, and stays.
+ *
+ * A successor of a node that is killed in the middle finds it behind the head, and
+ * moves that (adopt.c). From the tail, where threads take, it could not tell who had
+ * it. */
+static bool withdraw(struct client *c)
 {
 	struct bs_grant_ring *ring = grants_of(c);
+	uint32_t latest = c->grant_head - 1;
+	uint32_t tail = READ_ONCE(ring->tail);
+
+	WRITE_ONCE(ring->head, latest);
+	if (compare_and_swap(&ring->tail, &tail, tail) &&
+	    (int32_t)(latest - tail) > 0) {
+		c->grant_head = latest;
+		return true;
+	}
+	store_release(&ring->head, c->grant_head);
+	return false;
+}
+
+/* Take back what a process that has become quiet will not need, or may not have
+ * since there are more of them. */
+static void stock_shrink(struct bsn *n, struct client *c)
+{
+	const struct bs_grant_ring *ring = grants_of(c);
 	uint32_t most = stock_most(n, c);
 
 	if (most > 2 * c->stock_target)
 		most = 2 * c->stock_target;
-	while (grants_stock(c) > most) {
-		uint32_t tail = c->grant_tail;
-		uint32_t at = tail % BS_GRANT_RING_ENTRIES;
-		struct frame *f;
+	while (grants_stock(c) > most && withdraw(c)) {
+		uint32_t at = c->grant_head % BS_GRANT_RING_ENTRIES;
+		struct frame *f = frame_at(n, c->granted[at]);
 
-		if (!compare_and_swap(&ring->tail, &tail, tail + 1)) {
-			threads_observe(n, c);
-			/* It says that it took more than there was. */
-			if (c->grant_tail != READ_ONCE(ring->tail))
-				return;
-			continue;
-		}
-		f = frame_at(n, c->granted[at]);
-		c->grant_tail++;
 		/* It has not met that memory yet. */
 		if (READ_ONCE(ring->entries[at].segment) & BS_GRANT_FRESH)
 			c->segments[record_of(n, f)->segment].touched = false;

@@ -34,7 +34,7 @@ enum traces {
 
 struct stage {
 	struct bsn_config config;
-	bool is_tiny;
+	bool is_tiny, is_stocked;
 	struct bsn *n;
 	struct writer w[WRITERS];
 	struct wthread filler, open, other, late, idle, place;
@@ -195,6 +195,35 @@ static void stage_tiny(struct stage *s)
 	CHECK(w_take_segment(&s->other));
 }
 
+static uint64_t stocks(const struct stage *s, bool exited)
+{
+	uint64_t waiting = 0;
+
+	for (int i = 0; i < (exited ? 1 : WRITERS); i++)
+		waiting += w_grants(&s->w[i])->head - w_grants(&s->w[i])->tail;
+	return waiting;
+}
+
+/* A segment each, and sixteen in hand. */
+static void stage_stocked(struct stage *s)
+{
+	memset(s, 0, sizeof(*s));
+	s->is_stocked = true;
+	s->config = test_config(8 << 20);
+	s->config.store_bytes = 1 << 20;
+	s->now = START;
+	s->n = test_node(&s->config);
+	for (int i = 0; i < WRITERS; i++) {
+		struct wthread t;
+
+		writer_attach(&s->w[i], s->n, s->now);
+		t = writer_thread(&s->w[i], 0);
+		CHECK(w_trace(&t, trace_id(FILLERS), 100, s->now));
+	}
+	bsn_poll(s->n, s->now);
+	CHECK_EQ(stocks(s, false), WRITERS * 16);
+}
+
 static void stage_save(struct stage *s)
 {
 	uint32_t k = 0;
@@ -233,6 +262,12 @@ typedef void act_fn(struct stage *s);
 static void act_poll(struct stage *s)
 {
 	bsn_poll(s->n, s->now + MS);
+}
+
+/* They are quiet, and do not need as much any more. */
+static void act_shrink(struct stage *s)
+{
+	bsn_poll(s->n, s->now + 600 * SECOND);
 }
 
 static void act_collect(struct stage *s)
@@ -348,6 +383,9 @@ static void check_all(struct stage *s, bool exited, bool released)
 	check_invariants(s->n);
 	bsn_get_metrics(s->n, &m);
 	CHECK_EQ(m.corrupt, 0);
+	/* As many as threads are in; what is in hand is in the rings. */
+	CHECK_EQ(m.active_bytes, (exited ? 2 : 4) * SEG);
+	CHECK_EQ(m.stock_bytes, stocks(s, exited) * SEG);
 	got = bsn_events(s->n, e, 16);
 	for (int i = 0; i < got; i++)
 		triggers += e[i].kind == BSN_EVENT_TRIGGER;
@@ -423,6 +461,20 @@ static void check_tiny(struct stage *s)
 	CHECK_EQ(d.records, s->collected);
 }
 
+/* All that it does not hold is in the rings, or free. */
+static void check_stocked(struct stage *s)
+{
+	struct bsn_metrics m;
+
+	bsn_poll(s->n, s->now + 600 * SECOND);
+	check_invariants(s->n);
+	bsn_get_metrics(s->n, &m);
+	CHECK_EQ(m.corrupt, 0);
+	CHECK_EQ(m.active_bytes, WRITERS * SEG);
+	CHECK_EQ(m.stock_bytes, WRITERS * 8 * SEG);
+	CHECK_EQ(stocks(s, false), WRITERS * 8);
+}
+
 /* ------------------------------------------------------------------ kills --- */
 
 static int child_ends(pid_t child)
@@ -462,6 +514,10 @@ static void checked(struct stage *s, bool exited, bool released, uint64_t first,
 		adopt_all(s);
 		if (s->is_tiny) {
 			check_tiny(s);
+			_exit(0);
+		}
+		if (s->is_stocked) {
+			check_stocked(s);
 			_exit(0);
 		}
 		if (exited)
@@ -522,6 +578,7 @@ int main(int argc, char **argv)
 	at_every_store("release", stage_full, act_release);
 	at_every_store("adopt", stage_full, act_adopt);
 	at_every_store("poll of tiny arenas", stage_tiny, act_poll);
+	at_every_store("poll that takes back", stage_stocked, act_shrink);
 	free(d.bytes);
 	return 0;
 }
