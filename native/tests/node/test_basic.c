@@ -542,6 +542,61 @@ static void quiet_processes_are_watched(void)
 	free_with_writer(n, &w);
 }
 
+/* It is heard later than others, and nothing of it is missed. A trace that it has
+ * open is open until its end is met; what is sealed, parked or left before is met
+ * then; and a search looks at all. */
+enum after_silence {
+	SEALS,
+	PARKS,
+	EXITS,
+	IS_SEARCHED,
+	AFTER_SILENCE
+};
+
+static void written_after_silence(enum after_silence next)
+{
+	struct bsn_config config = test_config(8 << 20);
+	uint64_t now = START + 10 * SECOND;
+	struct wthread t, place;
+	struct bsn_slice s;
+	struct writer w;
+	struct bsn *n = node_with_writer(&config, &w, &t);
+
+	CHECK(w_begin(&t, trace_id(1), 1, 0, BS_RUN_FIRST, 100));
+	w_record(&t, BS_RECORD_DATA, "a", 1, START);
+	collect(n, trace_id(1), START, &s);
+	bsn_poll(n, now);
+	w_record(&t, BS_RECORD_DATA, "b", 1, now);
+	w_end(&t, BS_RUN_LAST);
+	CHECK(w_trace(&t, trace_id(2), 100, now));
+	bsn_poll(n, now += 20 * MS);
+	CHECK_EQ(bsn_slice_info(n, trace_id(1), &s), 0);
+	CHECK_EQ(s.open_handles, 1);
+	if (next == SEALS)
+		CHECK(w_take_segment(&t));
+	else if (next == PARKS)
+		w_park(&t, &place);
+	else if (next == EXITS)
+		CHECK_EQ(bsn_client_exited(n, w.number, now), 0);
+	else
+		collect(n, trace_id(2), now, &s);
+	bsn_poll(n, now += 20 * MS);
+	CHECK_EQ(bsn_slice_info(n, trace_id(1), &s), 0);
+	CHECK_EQ(s.open_handles, 0);
+	decode_slice(n, trace_id(1), &d);
+	CHECK_EQ(d.records, 2);
+	CHECK_EQ(d.by_kind[BS_PIECE_EXIT], 0);
+	collect(n, trace_id(2), now, &s);
+	CHECK_EQ(s.flags, BSN_SLICE_HELD);
+	free_with_writer(n, &w);
+}
+
+static void nothing_is_missed_after_silence(void)
+{
+	for (uint32_t next = 0; next < AFTER_SILENCE; next++)
+		written_after_silence(next);
+}
+
 int main(void)
 {
 	RUN(collects_what_was_written);
@@ -557,6 +612,7 @@ int main(void)
 	RUN(peeks_without_collecting);
 	RUN(peeks_without_a_buffer);
 	RUN(quiet_processes_are_watched);
+	RUN(nothing_is_missed_after_silence);
 	free(d.bytes);
 	return 0;
 }
