@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Life and configuration of a node; its work; its slices. */
+/* Life and configuration of a node; its work. */
 #include <errno.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -225,7 +225,7 @@ static void give_back_cells(struct bsn *n)
 }
 
 /* All of before is adopted: from here on it is committed what becomes of it. */
-static void recover(struct bsn *n)
+void node_recover(struct bsn *n)
 {
 	if (n->recovered)
 		return;
@@ -269,7 +269,7 @@ void node_catch_up(struct bsn *n, uint64_t now_ns)
 	struct client *c;
 
 	node_set_time(n, now_ns);
-	recover(n);
+	node_recover(n);
 	for_each_client(n, c) {
 		if (!c->live)
 			continue;
@@ -334,7 +334,7 @@ int bsn_poll(struct bsn *n, uint64_t now_ns)
 
 	node_lock(n);
 	node_set_time(n, now_ns);
-	recover(n);
+	node_recover(n);
 	looked_ns = n->now_ns;
 	observe_all(n, true);
 	/* What was skipped or refused is nobody's business. */
@@ -409,199 +409,4 @@ void bsn_events_done(struct bsn *n)
 		give_back_cells(n);
 	}
 	node_unlock(n);
-}
-
-/* -------------------------------------------------------------- slices --- */
-
-/* Up to so many entries a trace is looked for at once: a pool of 64 MiB. */
-#define SEARCH_AT_ONCE 500000u
-
-static int answer_without_slice(struct bsn *n, struct bs_trace_id id,
-				struct bsn_slice *out)
-{
-	uint32_t why = gone_why(n, bs_fingerprint(id.hi, id.lo));
-
-	memset(out, 0, sizeof(*out));
-	out->id = id;
-	out->flags = BSN_SLICE_STORE_FULL;
-	if (why & GONE_EVICTED)
-		out->flags |= BSN_SLICE_EVICTED;
-	if (why & GONE_LOSSY)
-		out->flags |= BSN_SLICE_LOSSY;
-	if (why & GONE_ABANDONED)
-		out->flags |= BSN_SLICE_ABANDONED;
-	return -ENOSPC;
-}
-
-int bsn_collect(struct bsn *n, struct bs_trace_id id,
-		struct bs_trace_id primary, const char *trigger,
-		uint64_t now_ns, struct bsn_slice *out)
-{
-	struct slice *s;
-	bool is_first = false;
-	int err = 0;
-
-	if (!(id.hi | id.lo))
-		return -EINVAL;
-	node_lock(n);
-	node_catch_up(n, now_ns);
-	s = slice_find(n, id);
-	if (s)
-		goto out;
-	s = slice_new(n, id, primary, trigger);
-	if (!s) {
-		err = answer_without_slice(n, id, out);
-		goto unlock;
-	}
-	is_first = !n->searches;
-	search_later(n, s);
-	/* The first one; those that come in the same moment wait for the next
-	 * poll, and share its pass. This one takes along what waits already. */
-	if (!n->searched_at_once && search_cost(n) <= SEARCH_AT_ONCE) {
-		n->searched_at_once = true;
-		search_waiting(n);
-	}
-	/* The lock was given up meanwhile. */
-	s = slice_find(n, id);
-	if (!s) {
-		err = answer_without_slice(n, id, out);
-		goto unlock;
-	}
-out:
-	store_publish(n);
-	slice_fill(s, out);
-unlock:
-	node_unlock(n);
-	/* bsn_wait() knows until when the others may sleep. */
-	if (!err && is_first && out->flags & BSN_SLICE_SEARCHING)
-		bsn_wake(n);
-	return err;
-}
-
-int bsn_slice_info(struct bsn *n, struct bs_trace_id id, struct bsn_slice *out)
-{
-	struct slice *s;
-
-	node_lock(n);
-	s = slice_find(n, id);
-	if (s)
-		slice_fill(s, out);
-	node_unlock(n);
-	return s ? 0 : -ENOENT;
-}
-
-int64_t bsn_slice_read(struct bsn *n, struct bs_trace_id id, uint64_t offset,
-		       void *buffer, size_t bytes)
-{
-	struct slice *s;
-	int64_t result = -ENOENT;
-
-	node_lock(n);
-	s = slice_find(n, id);
-	/* A search that is not over may be begun anew, by a successor. */
-	if (s && offset < s->trimmed_bytes)
-		result = -ESTALE;
-	else if (s && s->flags & BSN_SLICE_SEARCHING)
-		result = 0;
-	else if (s) {
-		/* What is told somebody must be what a successor tells him. */
-		store_publish(n);
-		result = (int64_t)slice_read(n, s, offset, buffer, bytes);
-	}
-	node_unlock(n);
-	return result;
-}
-
-int bsn_slice_trim(struct bsn *n, struct bs_trace_id id, uint64_t offset)
-{
-	struct slice *s;
-	int err = 0;
-
-	node_lock(n);
-	recover(n);
-	s = slice_find(n, id);
-	if (!s)
-		err = -ENOENT;
-	else if (offset > s->bytes)
-		err = -EINVAL;
-	else
-		slice_trim(n, s, offset);
-	node_unlock(n);
-	return err;
-}
-
-int bsn_slice_release(struct bsn *n, struct bs_trace_id id, bool abandoned,
-		      uint64_t now_ns)
-{
-	struct slice *s;
-
-	node_lock(n);
-	node_set_time(n, now_ns);
-	recover(n);
-	s = slice_find(n, id);
-	if (s) {
-		/* What is left in the pool must not pass for all of it when the
-		 * next trigger names it, or a successor's: so this comes first. */
-		gone_add(n, s->fingerprint,
-			 abandoned ? GONE_ABANDONED : GONE_REPORTED);
-		slice_free(n, s);
-	}
-	node_unlock(n);
-	return s ? 0 : -ENOENT;
-}
-
-int bsn_slices(struct bsn *n, uint64_t *cursor, struct bsn_slice *slices,
-	       int room)
-{
-	uint64_t i = *cursor ? *cursor : 1;
-	int count = 0;
-
-	node_lock(n);
-	for (; i < n->store.n_blocks && count < room; i++) {
-		if (n->store.slices[i])
-			slice_fill(n->store.slices[i], &slices[count++]);
-	}
-	node_unlock(n);
-	*cursor = i;
-	return count;
-}
-
-int64_t bsn_peek(struct bsn *n, struct bs_trace_id id, uint64_t now_ns,
-		 void *buffer, size_t bytes, struct bsn_slice *out)
-{
-	uint8_t nothing; /* without a buffer it would be the store */
-	struct slice look = {.id = id};
-	struct sink to = {
-		.slice = &look,
-		.buffer = buffer ? buffer : &nothing,
-		.room = bytes,
-	};
-	struct search search;
-	struct slice *s;
-	int64_t result;
-
-	if (!buffer && bytes)
-		return -EINVAL;
-	node_lock(n);
-	node_catch_up(n, now_ns);
-	s = slice_find(n, id);
-	if (s) {
-		result = (int64_t)slice_read(n, s, s->trimmed_bytes, buffer,
-					     bytes);
-		slice_fill(s, out);
-		goto out;
-	}
-	result = search_init(&search, id, to);
-	if (result)
-		goto out;
-	search_all(n, &search, true);
-	search_free(&search);
-	slice_fill(&look, out);
-	result = (int64_t)look.bytes;
-	free(look.parts);
-	free(look.opens);
-out:
-	store_publish(n);
-	node_unlock(n);
-	return result;
 }

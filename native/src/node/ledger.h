@@ -1,0 +1,94 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What a node must know of its segments when it was killed: ledger.c. */
+#ifndef BSN_LEDGER_H
+#define BSN_LEDGER_H
+
+#include "base.h"
+
+enum frame_state {
+	FRAME_FREE = 0,
+	FRAME_BACKED, /* has memory, waits to be granted again */
+	FRAME_STOCK,
+	FRAME_ACTIVE,
+	FRAME_SEALED,
+	FRAME_PARKED,
+};
+
+#define FRAME_STATES 6
+
+/* How far a segment was watched for slices (watch.c), as of a commit. */
+struct watched {
+	uint64_t epoch;	  /* of the store; 0: none */
+	uint32_t scanned; /* directory entries */
+	uint32_t copied;  /* of the run after them; NONE: nothing */
+};
+
+/* What the node knows of a segment that it granted. */
+struct grant_record {
+	uint64_t granted_ns; /* all differ */
+	uint64_t sealed;     /* or parked: when; all differ: 0: never */
+	uint32_t client;     /* number; 0: the keep arena */
+	uint32_t segment;
+	uint32_t generation;
+	uint16_t parked_runs; /* in the directory, when it was parked */
+	uint8_t state;	      /* enum frame_state; written last */
+	uint8_t zero;
+	struct watched watched[2]; /* the newest that is committed counts */
+};
+_Static_assert(sizeof(struct grant_record) == 64, "a cache line");
+
+struct ledger_header {
+	uint64_t magic;
+	uint32_t version;
+	uint32_t n_records;
+	uint32_t n_buckets; /* of gone.c */
+	uint32_t keep_segments;
+	uint64_t granted_ns;   /* of the latest grant */
+	uint64_t sealed;       /* of the latest seal, or parking */
+	uint64_t untied_to_ns; /* the latest loss of nobody knows which trace */
+	/* Of what was reclaimed, when the last was sealed: what was written since
+	 * is still there, whoever wrote it. 0: nothing was. */
+	uint64_t reclaimed_to_ns;
+	/* While a segment is reclaimed: where the keep arena ended before. What
+	 * was kept since stands in that segment too. NONE: none is. */
+	uint32_t reclaiming;   /* frame */
+	uint32_t reclaim_keep; /* frame that was appended to, or NONE */
+	uint32_t reclaim_runs; /* of it */
+	uint32_t zero;
+	uint64_t reclaim_granted_ns;
+	/* What processes lost before that, of nobody knows which traces, slices
+	 * that are committed know. */
+	uint64_t told_ns;
+};
+
+struct ledger {
+	int fd;
+	uint8_t *map;
+	uint64_t bytes;
+	struct ledger_header *header;
+	struct grant_record *records;
+	uint32_t *gone;
+	uint32_t bucket_bits; /* of gone: 2 to this are its buckets */
+	uint8_t *keep;
+	bool adopted;
+};
+
+/* ledger.c */
+int ledger_init(struct bsn *n);
+int ledger_adopt(struct bsn *n, int fd);
+/* Records up to here have been used ever. */
+uint32_t ledger_touched(const struct ledger *l);
+void ledger_number_seal(struct bsn *n, uint32_t frame);
+void ledger_free(struct bsn *n);
+uint64_t ledger_bytes(uint32_t n_records, uint32_t n_buckets,
+		      uint32_t keep_segments);
+
+/* memfd.c */
+void *map_shared(int fd, uint64_t bytes);
+int memfd_sealed(const char *name, uint64_t bytes);
+int memfd_check(int fd, uint64_t *bytes);
+/* Behind the last byte between from and to that has memory. Whoever looks at what
+ * has none gives it some. */
+uint64_t memfd_touched(int fd, uint64_t from, uint64_t to);
+
+#endif

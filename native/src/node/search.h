@@ -1,0 +1,158 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Runs of segments, and what is looked for in them. */
+#ifndef BSN_SEARCH_H
+#define BSN_SEARCH_H
+
+#include "keep.h"
+#include "slices.h"
+
+struct run {
+	struct frame *frame;
+	uint32_t index;	 /* of its entry */
+	uint32_t offset; /* of its header */
+	uint32_t flags;	 /* of the entry, read before the header */
+	uint32_t end;	 /* offset where the next run starts, at most */
+	struct bs_trace_id id;
+	uint32_t handle, seq;
+	/* Of a kept run what it was when it was written. */
+	struct keep_owner owner;
+	bool live; /* so is its process */
+	uint64_t granted_ns;
+	uint32_t from;	  /* where in the run its records begin */
+	uint32_t records; /* offset of the first record */
+	uint32_t bytes;	  /* of records, committed */
+};
+
+/* A handle of the trace that is looked for, as far as its runs were met. */
+struct met {
+	uint32_t client, handle; /* client NONE: no entry */
+	uint32_t runs;
+	uint32_t seq_max;
+	bool first, last, lossy, live;
+};
+
+/* A part of a kept run that is not its first. */
+struct later {
+	struct later *next; /* by rising `from` */
+	struct run run;
+	struct frame frame; /* that has its records, from the beginning */
+	uint8_t records[];
+};
+
+/* One trace that is looked for. */
+struct search {
+	struct bs_trace_id id;
+	uint64_t fingerprint;
+	struct sink to;
+	struct met *met; /* a hash table */
+	uint32_t n_met, met_room;
+	struct later *later; /* parts that follow on others */
+	uint64_t later_bytes;
+	uint64_t active_ns;	 /* of the latest record */
+	uint64_t untied_from_ns; /* of losses after its runs' segments began */
+	uint32_t why;		 /* enum gone, when the pass began */
+	bool failed;		 /* no memory: what was met is not known */
+	struct pass *pass;	 /* that looks for it now */
+	bool passed;		 /* it has looked through all */
+	struct search *next;
+};
+
+/* One pass over the directories for several searches. */
+struct pass {
+	struct search **searches; /* hash table by fingerprint */
+	uint32_t room;
+	struct filter filter;
+	uint64_t *visited; /* a bit a frame */
+	/* Where it is in the list of the sealed: the frame that was last; NONE: at
+	 * the beginning. Of the node's list, or that of the keep arena. */
+	uint32_t at;
+	bool through_keep;
+	/* Of the keep arena, what was there when the pass began: what is added
+	 * comes from segments that are visited before they are reclaimed. */
+	uint64_t granted_ns; /* the latest grant */
+	uint64_t sealed;     /* the latest seal */
+	uint64_t entered;    /* frames among the active until then */
+	uint32_t keep_frame, keep_runs;
+	bool is_peek; /* also what watch.c will serve slices */
+	struct pass *next;
+};
+
+/* runs.c */
+/* From the first entry of a directory to the last. */
+struct walk {
+	uint32_t runs;
+	uint32_t end; /* of the run that was opened last */
+};
+struct walk walk_of(const struct frame *f, uint32_t generation);
+uint32_t runs_count(const struct frame *f, uint32_t generation);
+/* The trace that an entry and its run header name; zero: neither can be read. */
+struct bs_trace_id run_id(const struct frame *f, uint64_t entry);
+uint64_t run_entry(const struct frame *f, uint32_t index);
+/* Read an entry's run. False: it lies. */
+bool run_open(struct bsn *n, struct frame *f, uint32_t index, uint64_t entry,
+	      struct walk *walk, struct run *run);
+
+/* search.c */
+/* Look for a slice's trace with the next pass. */
+void search_later(struct bsn *n, struct slice *slice);
+/* Look for all that wait, unless that is not due yet. */
+void search_waiting(struct bsn *n);
+/* 0: at once. */
+uint64_t search_due_in_ns(const struct bsn *n);
+/* Look for them through all of the pool; give_way: in pieces, between which
+ * others have the lock. */
+int search_all(struct bsn *n, struct search *searches, bool give_way);
+/* A segment is about to lose its content. */
+void search_before_reclaim(struct bsn *n, struct frame *f);
+/* One is about to go from the list of the sealed. */
+void search_before_unseal(struct bsn *n, const struct frame *f);
+uint64_t search_cost(const struct bsn *n);
+bool search_has_passed(const struct bsn *n, const struct search *s,
+		       const struct frame *f);
+
+/* column.c */
+/* False: there is no room for it. */
+bool column_make(struct bsn *n, struct frame *f);
+/* The frame is sealed no more. */
+void column_drop(struct bsn *n, struct frame *f);
+
+/* verdict.c */
+int search_init(struct search *s, struct bs_trace_id id, struct sink to);
+void search_free(struct search *s);
+void search_meet(struct bsn *n, struct search *s, const struct run *run,
+		 uint64_t last_ticks);
+/* Records of a handle were lost; flags as of struct bs_loss. */
+void search_loss(struct search *s, uint32_t client, uint32_t handle,
+		 uint32_t flags);
+/* A part of a kept run that is not the first: it has its turn at the end. */
+void search_put_off(const struct bsn *n, struct search *s,
+		    const struct run *run);
+/* All was looked at. */
+void search_conclude(struct bsn *n, struct search *s);
+
+/* watch.c */
+/* Returns whether slices were served all that is there. */
+bool watch_frame(struct bsn *n, struct frame *f, bool final);
+/* All that live processes write to now, in pieces; those that are quiet less
+ * often. */
+void watch_all(struct bsn *n);
+/* Also what they may go on to write to, and at once. */
+void watch_at_once(struct bsn *n);
+void watch_from(struct bsn *n, struct frame *f, uint32_t copied);
+void watch_save(struct bsn *n, uint64_t epoch);
+bool watch_is_dirty(const struct bsn *n);
+void watch_adopt(struct bsn *n, struct frame *f);
+
+/* gone.c */
+enum gone {
+	GONE_EVICTED = 0x01,
+	GONE_ABANDONED = 0x02,
+	GONE_LOSSY = 0x04,
+	GONE_REPORTED = 0x08, /* all of it, by a slice that was released */
+};
+uint32_t gone_buckets(uint64_t entries);
+bool gone_add(struct bsn *n, uint64_t fingerprint, uint32_t why);
+uint32_t gone_why(const struct bsn *n, uint64_t fingerprint);
+void gone_prefetch(const struct bsn *n, uint64_t fingerprint);
+
+#endif

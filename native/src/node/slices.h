@@ -1,0 +1,157 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The report store: traces that were collected. */
+#ifndef BSN_SLICES_H
+#define BSN_SLICES_H
+
+#include "clients.h"
+
+#define BLOCK_BYTES 2048u
+#define BLOCK_HEADER 32u
+#define BLOCK_CONTENT (BLOCK_BYTES - BLOCK_HEADER)
+
+/* Processes with open handles that a mark remembers over a restart, as many as
+ * fit. Of further ones a successor thinks that they have the trace closed: it
+ * may tell earlier that the trace is quiet, and what comes is reported all the
+ * same. */
+#define MARK_OPENS 48u
+
+struct part {
+	uint32_t client;
+	uint32_t open;	   /* handles: those of slice.opens, and */
+	uint32_t unlisted; /* of these, which is not known: a predecessor
+			    * counted them, or there were too many */
+	bool introduced;   /* the slice has its PROCESS piece */
+};
+
+/* Open handles of a slice that are known by their numbers, so that an end counts
+ * only where the slice has the beginning, and once. They are few: hardly a trace
+ * has as many open in one node, and a list of so many is read in no time. */
+#define SLICE_OPENS_MAX 64u
+
+struct open_handle {
+	uint32_t client, handle;
+};
+
+struct slice {
+	struct bs_trace_id id;
+	uint64_t fingerprint;
+	struct bs_trace_id primary;
+	char trigger[BS_TRIGGER_NAME_MAX + 1];
+	uint64_t bytes, trimmed_bytes;
+	uint64_t collected_ns, changed_ns;
+	uint64_t epoch;
+	uint32_t flags;
+	uint32_t n_crumbs;
+	uint64_t crumbs[BSN_CRUMBS_MAX];
+	struct search *search; /* that looks for it; NULL: none does */
+
+	struct part *parts;
+	uint32_t n_parts, parts_room;
+	struct open_handle *opens; /* room for all; NULL: none yet */
+	uint32_t n_opens;
+	uint64_t last_pair_ticks; /* of the CLOCK piece written last */
+	uint64_t last_pair_realtime_ns;
+
+	uint32_t *blocks; /* block numbers of content [first_block, ...) */
+	uint32_t first_block, n_blocks, blocks_room;
+	uint32_t mark;	 /* its mark block, and its place in store.slices */
+	uint8_t saved;	 /* which of the mark's states is the newer */
+	bool dirty;	 /* mark not yet written */
+	bool changed;	 /* event waits */
+	bool full_event; /* event waits */
+	bool adopted;	 /* begun by a predecessor */
+	uint32_t next_dirty;
+	uint32_t next_hashed; /* mark of the next in its bucket */
+};
+
+/* One bit for each of so many values of a fingerprint's low bits: most entries
+ * of a directory are told from all that is looked for without a memory access
+ * outside the core. */
+#define FILTER_BITS 65536u
+
+struct filter {
+	uint64_t words[FILTER_BITS / 64];
+};
+
+struct store {
+	int fd;
+	uint8_t *map;
+	uint64_t bytes;
+	uint32_t n_blocks;
+	uint32_t fresh, free, used;
+	uint32_t *free_next;
+	struct slice **slices; /* by mark block */
+	uint32_t n_slices;
+	uint32_t *buckets; /* by fingerprint: marks */
+	uint32_t n_buckets;
+	struct filter filter; /* of all slices, and of some that were */
+	uint32_t removed;     /* slices, since the filter was made */
+	uint32_t dirty;	      /* list of slices */
+	uint32_t changed_head, changed_tail; /* queue of marks */
+	uint32_t *changed_next;
+	bool *queued;
+	bool adopted;
+};
+
+/* Where the bytes of pieces go: a slice in the store, or a buffer (peek). */
+struct sink {
+	struct slice *slice;
+	uint8_t *buffer; /* NULL: into the store */
+	size_t room;
+};
+
+void filter_add(struct filter *f, uint64_t fingerprint);
+static inline bool filter_has(const struct filter *f, uint64_t fingerprint)
+{
+	return f->words[fingerprint % FILTER_BITS / 64] >> (fingerprint % 64) &
+	       1;
+}
+
+/* store.c */
+int store_init(struct bsn *n);
+int store_adopt(struct bsn *n, int fd);
+void store_free(struct bsn *n);
+struct slice *slice_find(const struct bsn *n, struct bs_trace_id id);
+/* Slices with that fingerprint, one after the other; start with NULL. */
+struct slice *slice_next(const struct bsn *n, uint64_t fingerprint,
+			 const struct slice *after);
+struct slice *slice_new(struct bsn *n, struct bs_trace_id id,
+			struct bs_trace_id primary, const char *trigger);
+size_t slice_read(const struct bsn *n, const struct slice *s, uint64_t offset,
+		  uint8_t *to, size_t bytes);
+void slice_trim(struct bsn *n, struct slice *s, uint64_t offset);
+struct slice *store_next_changed(struct bsn *n);
+void store_reserve_client(struct bsn *n, uint32_t number);
+void slice_free(struct bsn *n, struct slice *s);
+void slice_dirty(struct bsn *n, struct slice *s);
+bool slice_append(struct bsn *n, struct slice *s, const void *head,
+		  size_t head_bytes, const void *body, size_t body_bytes);
+void store_commit(struct bsn *n);
+/* Commit if there is something to commit. */
+void store_publish(struct bsn *n);
+uint64_t store_epoch(const struct bsn *n);
+uint64_t store_sealed(const struct bsn *n);
+uint32_t store_next_client(struct bsn *n);
+
+/* slice.c */
+uint32_t records_whole(const uint8_t *records, uint32_t bytes, uint32_t room,
+		       bool *malformed);
+/* Copy a run into its trace's slice, from `copied` bytes of it on (NONE: it is
+ * new). Returns how much of it is copied now; *last_ticks: of its last record,
+ * if it has one. */
+uint32_t slice_copy_run(struct bsn *n, struct sink *to, const struct run *run,
+			uint32_t copied, uint64_t *last_ticks);
+void slice_loss_arrived(struct bsn *n, struct slice *s, const struct client *c,
+			uint32_t handle, uint32_t flags);
+/* That processes lost something of nobody knows which traces. In pieces. */
+void slices_untied_losses(struct bsn *n);
+/* What processes that are gone had open stays unfinished. */
+void slices_close_gone(struct bsn *n, bool give_way);
+void slice_put_exit(struct bsn *n, struct sink *to, uint32_t client);
+void slice_fill(const struct slice *s, struct bsn_slice *out);
+struct part *slice_part(struct slice *s, uint32_t client);
+uint32_t slice_open_handles(const struct slice *s);
+/* It has ended. */
+void slice_close_handle(struct slice *s, struct part *part, uint32_t handle);
+
+#endif
