@@ -619,6 +619,44 @@ static void an_end_counts_once(void)
 	free_with_writer(n, &w);
 }
 
+/* A process is found gone, and another comes, while the node does not know yet what is
+ * older than what the first wrote last. */
+static void nothing_goes_before_all_are_adopted(void)
+{
+	struct bsn_config config = test_config(4 << 20);
+	struct bsn *n = test_node(&config);
+	struct bsn_metrics m = {0};
+	uint64_t now = START, written = 0;
+	struct wthread t[2];
+	struct writer w[3];
+
+	for (uint32_t k = 0; k < 2; k++) {
+		writer_attach(&w[k], n, now);
+		t[k] = writer_thread(&w[k], 0);
+	}
+	while (m.reclaims < 5) {
+		CHECK(w_trace(&t[0], trace_id(written++), 30000, now += MS));
+		bsn_poll(n, now);
+		bsn_get_metrics(n, &m);
+	}
+	CHECK_EQ(flags_of(n, trace_id(0), now), BSN_SLICE_EVICTED);
+	/* All that it had in hand: there is nothing that the next could have. */
+	while (w_take_segment(&t[1]))
+		CHECK(w_trace(&t[1], trace_id(written++), 100, now));
+	n = restart(n, &config, w, 2, now);
+	CHECK_EQ(bsn_client_exited(n, w[1].number, now), 0);
+	writer_attach(&w[2], n, now);
+	for (uint32_t polls = 0; polls < 2; polls++) {
+		for (uint64_t i = 1; i <= 4; i++)
+			CHECK_EQ(flags_of(n, trace_id(written - i), now), 0);
+		bsn_poll(n, now);
+	}
+	check_invariants(n);
+	for (uint32_t k = 0; k < 3; k++)
+		writer_close(&w[k]);
+	bsn_free(n);
+}
+
 int main(void)
 {
 	RUN(oldest_goes_first_over_arenas);
@@ -633,6 +671,7 @@ int main(void)
 	RUN(memory_moves_between_processes);
 	RUN(only_what_began_can_end);
 	RUN(an_end_counts_once);
+	RUN(nothing_goes_before_all_are_adopted);
 	free(d.bytes);
 	return 0;
 }
