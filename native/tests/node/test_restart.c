@@ -87,7 +87,9 @@ static void progress(enum killed when)
 		w_area(&w[1], 0)->loss_tail = tail;
 		if (when == BEFORE_THE_COMMIT)
 			*last = before;
-		n = restart(n, &config, w, 2, START + MS);
+		/* The first successor is killed before it does anything. */
+		for (uint32_t i = 0; i < 2; i++)
+			n = restart(n, &config, w, 2, START + MS);
 	}
 	for (int i = 0; i < 2; i++) {
 		w_record(&t[i], BS_RECORD_DATA, "d", 1, START);
