@@ -11,7 +11,8 @@ Modelled to the letter: what a run is and what it says, what a segment's reclaim
 each run in it, what is remembered, what a slice is made of byte by byte, its flags, open
 handles and crumbs, marks and blocks of the report store. Not modelled: how many segments
 a process is given in advance (the C library looks at its rate), whose memory they had, how
-kept runs share their arena, fingerprints that two traces have in common, malice.
+kept runs share their arena, fingerprints that two traces have in common, more losses than
+half of what is remembered, more than 64 open handles of a slice, malice.
 
 Its parts, each to be read by itself: ``state`` (processes, and what they have written),
 ``writing``, ``segments`` (what is granted, reclaimed, kept and remembered), ``store`` (the
