@@ -76,9 +76,12 @@ void triggers_start(struct queue *q)
 	uint32_t head = READ_ONCE(x->trigger_head);
 
 	q->tail = head - BS_TRIGGER_CELLS;
+	/* One that was given back may have been taken anew since the head was
+	 * read. */
 	while (q->tail != head &&
-	       load_acquire(&x->cells[q->tail % BS_TRIGGER_CELLS].seq) ==
-		       q->tail + BS_TRIGGER_CELLS)
+	       load_acquire(&x->cells[q->tail % BS_TRIGGER_CELLS].seq) -
+			       (q->tail + BS_TRIGGER_CELLS) <=
+		       1)
 		q->tail++;
 	q->kept = q->tail;
 	q->stuck_ns = 0;

@@ -219,7 +219,7 @@ static const struct weak_scenario scenarios[] = {
 		     {.name = "node", .run = poll_twice, .mortal = true},
 		     {.name = "successor", .run = succeed}},
 	 .check = check_successor,
-	 .most = 1000},
+	 .most = 3000},
 };
 
 SCENARIO_MAIN(scenarios)
