@@ -345,8 +345,6 @@ int bsn_poll(struct bsn *n, uint64_t now_ns)
 	search_waiting(n);
 	n->searched_at_once = false;
 	slices_untied_losses(n);
-	/* Before anything is reclaimed of which it holds a copy. */
-	store_publish(n);
 	grant_all(n);
 	take_back_all(n);
 	store_publish(n);

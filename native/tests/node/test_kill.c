@@ -17,8 +17,9 @@
 #include "writer.h"
 
 #define WRITERS 2
-#define FREE 8u	      /* segments of a small pool that are left free */
-#define FILLERS 1000u /* traces of one run: from this number on */
+#define ADOPT_STORES 250u /* that a successor makes, about */
+#define FREE 8u		  /* segments of a small pool that are left free */
+#define FILLERS 1000u	  /* traces of one run: from this number on */
 
 enum traces {
 	OPEN = 1,      /* a handle is open all the time; its first run is old */
@@ -555,7 +556,7 @@ static void at_every_store(const char *name, void (*stage)(struct stage *s),
 		/* And its successor too, anywhere. */
 		stage_restore(&s);
 		CHECK(killed(&s, act, k));
-		killed(&s, act_adopt, random_u64() % 1000);
+		killed(&s, act_adopt, random_u64() % ADOPT_STORES);
 		checked(&s, exited, released, k, 1);
 	}
 	stage_restore(&s);
