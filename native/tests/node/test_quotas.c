@@ -109,9 +109,9 @@ static void segments_are_as_young_as_what_was_written_there(void)
 	attach(&quiet, n, QUIET, now);
 	attach(&noisy, n, NOISY, now);
 	now += 300 * SECOND;
-	for (uint32_t i = 0; i < 4; i++)
+	for (uint32_t i = 0; i < 8; i++)
 		CHECK(w_trace(&quiet.t, trace_id(quiet.first + quiet.written++),
-			      40000, now));
+			      30000, now));
 	bsn_poll(n, now);
 	write_bytes(&noisy, n, 10 * POOL, &now);
 	CHECK(now < START + 350 * SECOND);

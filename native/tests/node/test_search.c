@@ -677,6 +677,7 @@ static void peek_with(struct between *b)
 	CHECK_EQ(d.by_kind[BS_PIECE_RUN], SEGMENTS);
 	search_free(&search);
 	free(look.parts);
+	free(look.opens);
 }
 
 /* Into segments of the keep arena that the pass comes to later. */
