@@ -4,10 +4,7 @@
  * pieces. A second thread waits for the lock when it begins, gets it after the first
  * piece, and tells how much was done by then.
  */
-#include <pthread.h>
-#include <sched.h>
-
-#include "node/internal.h"
+#include "between.h"
 #include "writer.h"
 
 static uint8_t payload[1024];
@@ -40,20 +37,6 @@ static void *look_between(void *argument)
 	b->uncommitted = uncommitted(b->n);
 	node_unlock(b->n);
 	return NULL;
-}
-
-/* With the lock held: the other thread waits for it from here on. */
-static pthread_t start_between(struct between *b)
-{
-	pthread_t thread;
-
-	CHECK_EQ(pthread_create(&thread, NULL, look_between, b), 0);
-	/* Who waits for the lock holds the gate. */
-	while (!pthread_mutex_trylock(&b->n->gate)) {
-		pthread_mutex_unlock(&b->n->gate);
-		sched_yield();
-	}
-	return thread;
 }
 
 /* How much was left after the first piece, of what was and is. */
@@ -115,10 +98,9 @@ static void what_a_process_left_goes_in_pieces(void)
 	CHECK_EQ(bsn_client_exited(n, w.number, fill(n, &t, 500)), 0);
 	before = sealed_left(n);
 	node_lock(n);
-	thread = start_between(&b);
+	thread = start_between(n, look_between, &b);
 	CHECK(client_make_room(n));
-	node_unlock(n);
-	pthread_join(thread, NULL);
+	end_between(n, thread);
 	check_piece(&b, before, 8);
 	CHECK_EQ(n->clients.count, 0);
 	check_invariants(n);
@@ -150,10 +132,9 @@ static void stocks_are_filled_in_pieces(void)
 	node_catch_up(n, n->now_ns + MS);
 	before = stock_lacks(n);
 	CHECK(before >= 200);
-	thread = start_between(&b);
+	thread = start_between(n, look_between, &b);
 	grants_first(n, first(n));
-	node_unlock(n);
-	pthread_join(thread, NULL);
+	end_between(n, thread);
 	check_piece(&b, before, 128);
 	free_with_writer(n, &w);
 }
@@ -175,12 +156,11 @@ static void what_was_in_hand_goes_in_pieces(void)
 	before = stock_left(n);
 	CHECK(before > 100);
 	node_lock(n);
-	thread = start_between(&b);
+	thread = start_between(n, look_between, &b);
 	first(n)->live = false;
 	pool_drop_unused(n, first(n));
 	first(n)->live = true;
-	node_unlock(n);
-	pthread_join(thread, NULL);
+	end_between(n, thread);
 	check_piece(&b, before, 8);
 	CHECK_EQ(stock_left(n), 0);
 	bsn_poll(n, START);
@@ -232,12 +212,11 @@ static void slices_are_closed_in_pieces(void)
 	pthread_t thread;
 
 	node_lock(n);
-	thread = start_between(&b);
+	thread = start_between(n, look_between, &b);
 	first(n)->live = false;
 	slices_close_gone(n, true);
 	first(n)->live = true;
-	node_unlock(n);
-	pthread_join(thread, NULL);
+	end_between(n, thread);
 	check_piece(&b, 300, 60);
 	CHECK_EQ(open_left(n), 0);
 	free_with_writer(n, &w);
@@ -253,10 +232,9 @@ static void slices_are_told_of_losses_in_pieces(void)
 
 	node_lock(n);
 	client_untied_loss(n, first(n));
-	thread = start_between(&b);
+	thread = start_between(n, look_between, &b);
 	slices_untied_losses(n);
-	node_unlock(n);
-	pthread_join(thread, NULL);
+	end_between(n, thread);
 	check_piece(&b, 300, 60);
 	CHECK_EQ(open_left(n), 0);
 	free_with_writer(n, &w);
@@ -312,10 +290,9 @@ static void searches_are_judged_in_pieces(void)
 	}
 	CHECK_EQ(searching(n), 300);
 	node_lock(n);
-	thread = start_between(&b);
+	thread = start_between(n, look_between, &b);
 	search_waiting(n);
-	node_unlock(n);
-	pthread_join(thread, NULL);
+	end_between(n, thread);
 	check_piece(&b, 300, 60);
 	CHECK_EQ(searching(n), 0);
 	for (uint32_t i = 0; i < 301; i++) {
@@ -367,14 +344,9 @@ static void what_comes_before_the_judgement_comes_once(void)
 				     &s),
 			 0);
 	node_lock(n);
-	CHECK_EQ(pthread_create(&thread, NULL, write_meanwhile, &m), 0);
-	while (!pthread_mutex_trylock(&n->gate)) {
-		pthread_mutex_unlock(&n->gate);
-		sched_yield();
-	}
+	thread = start_between(n, write_meanwhile, &m);
 	search_waiting(n);
-	node_unlock(n);
-	pthread_join(thread, NULL);
+	end_between(n, thread);
 	CHECK(m.b.seen > 0 && m.b.seen < 300);
 	bsn_poll(n, START);
 	for (uint32_t i = 0; i < 301; i++) {
@@ -439,10 +411,9 @@ static void threads_are_watched_in_pieces(void)
 	node_lock(n);
 	CHECK(slice_new(n, trace_id(1u << 20), trace_id(1), "test"));
 	before = unwatched(n);
-	thread = start_between(&b);
+	thread = start_between(n, look_between, &b);
 	watch_all(n);
-	node_unlock(n);
-	pthread_join(thread, NULL);
+	end_between(n, thread);
 	check_piece(&b, before, 20000 / ENTRIES + 1);
 	CHECK_EQ(unwatched(n), 0);
 	CHECK_EQ(bsn_slice_info(n, trace_id(1u << 20), &s), 0);
@@ -467,10 +438,9 @@ static void threads_are_searched_in_pieces(void)
 	CHECK(slice);
 	search_later(n, slice);
 	before = unwatched(n);
-	thread = start_between(&b);
+	thread = start_between(n, look_between, &b);
 	search_waiting(n);
-	node_unlock(n);
-	pthread_join(thread, NULL);
+	end_between(n, thread);
 	check_piece(&b, before, 20000 / ENTRIES + 1);
 	CHECK_EQ(bsn_slice_info(n, trace_id(1), &s), 0);
 	CHECK_EQ(s.flags, BSN_SLICE_HELD);

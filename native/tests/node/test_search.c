@@ -6,10 +6,8 @@
  * first piece: with the lock held it calls what is inside of the node.
  */
 #include <errno.h>
-#include <pthread.h>
-#include <sched.h>
 
-#include "node/internal.h"
+#include "between.h"
 #include "writer.h"
 
 static struct decoded d;
@@ -43,20 +41,6 @@ static void *act_between(void *argument)
 	return NULL;
 }
 
-/* With the lock held: the other thread waits for it from here on. */
-static pthread_t start_between(struct between *b)
-{
-	pthread_t thread;
-
-	CHECK_EQ(pthread_create(&thread, NULL, act_between, b), 0);
-	/* Who waits for the lock holds the gate. */
-	while (!pthread_mutex_trylock(&b->n->gate)) {
-		pthread_mutex_unlock(&b->n->gate);
-		sched_yield();
-	}
-	return thread;
-}
-
 /* As bsn_collect() marks it. */
 static void mark(struct bsn *n, uint64_t id)
 {
@@ -74,11 +58,10 @@ static void search_with(struct between *b)
 	node_lock(b->n);
 	node_catch_up(b->n, b->now);
 	mark(b->n, WANTED);
-	thread = start_between(b);
+	thread = start_between(b->n, act_between, b);
 	search_waiting(b->n);
 	store_publish(b->n);
-	node_unlock(b->n);
-	pthread_join(thread, NULL);
+	end_between(b->n, thread);
 	CHECK(!b->n->passes);
 }
 
@@ -662,10 +645,9 @@ static void peek_with(struct between *b)
 	node_lock(b->n);
 	node_catch_up(b->n, b->now);
 	CHECK_EQ(search_init(&search, look.id, to), 0);
-	thread = start_between(b);
+	thread = start_between(b->n, act_between, b);
 	CHECK_EQ(search_all(b->n, &search, true), 0);
-	node_unlock(b->n);
-	pthread_join(thread, NULL);
+	end_between(b->n, thread);
 	CHECK(b->n->counts.second_chances >= SEGMENTS - 2);
 	CHECK_EQ(look.flags, BSN_SLICE_HELD);
 	CHECK_EQ(slice_open_handles(&look), 1);
