@@ -445,20 +445,24 @@ static void check_ends(void)
 	}
 }
 
+/* getcontext() may return twice, so no variable that changes is beside it. */
+static void start_party(uint32_t i)
+{
+	struct party *p = &parties[i];
+
+	p->exists = true;
+	getcontext(&p->context);
+	p->context.uc_stack.ss_sp = stacks[i];
+	p->context.uc_stack.ss_size = STACK_BYTES;
+	makecontext(&p->context, run_party, 0);
+	switch_to(&main_context, i);
+}
+
 static void start_parties(void)
 {
 	running = starting = true;
-	for (uint32_t i = 0; i < WEAK_PARTIES && scenario->parties[i].run;
-	     i++) {
-		struct party *p = &parties[i];
-
-		p->exists = true;
-		getcontext(&p->context);
-		p->context.uc_stack.ss_sp = stacks[i];
-		p->context.uc_stack.ss_size = STACK_BYTES;
-		makecontext(&p->context, run_party, 0);
-		switch_to(&main_context, i);
-	}
+	for (uint32_t i = 0; i < WEAK_PARTIES && scenario->parties[i].run; i++)
+		start_party(i);
 	starting = false;
 }
 
