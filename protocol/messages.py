@@ -24,6 +24,9 @@ LATERALS_MAX = 32
 COLLECT_TRACES_MAX = 1 + LATERALS_MAX
 CRUMBS_MAX = 64
 CHUNK_BYTES_MAX = 1 << 20
+ACKS_MAX = 65536
+"""Acks in one reply: 39 bytes each, so under 3 MiB."""
+
 DRY_RUN_PREFIX = "dry."
 """Triggers of such names are counted where they fire, after all limits, and collect nothing."""
 

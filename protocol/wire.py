@@ -20,6 +20,7 @@ import backsight_pb2 as pb
 from google.protobuf.message import DecodeError, Message
 
 from protocol.messages import (
+    ACKS_MAX,
     CHUNK_BYTES_MAX,
     COLLECT_TRACES_MAX,
     CRUMBS_MAX,
@@ -62,9 +63,6 @@ from protocol.versions import BEFORE_WINDOWS, Agreed, Feature, Versions
 
 BATCH_MESSAGES_MAX = 1024
 """Messages in one batch: under 1 MiB even if each is as large as it may be."""
-
-ACKS_MAX = 65536
-"""Acks in one reply: 39 bytes each, so under 3 MiB."""
 
 ADDRESSES_MAX = 64
 ADDRESS_BYTES_MAX = 64

@@ -14,6 +14,7 @@ from typing import TypeAlias
 
 from coordinator.core.records import Record, Write
 from protocol.messages import (
+    ACKS_MAX,
     COLLECT_TRACES_MAX,
     Collect,
     CoordinatorMessage,
@@ -145,21 +146,19 @@ class Outbox:
         return taken
 
     def take_replies(self, grants: dict[int, int]) -> list[tuple[int, SliceReply]]:
-        """Acks and credit, one reply a stream."""
+        """Acks and credit: one reply a stream, or more where one cannot hold all acks."""
         acks, self._acks = self._acks, {}
-        return [
-            (
-                stream,
-                SliceReply(
-                    tuple(
-                        SliceAck(trace, offset, epoch)
-                        for (trace, epoch), offset in acks.get(stream, {}).items()
-                    ),
-                    grants.get(stream, 0),
-                ),
-            )
-            for stream in sorted({*acks, *grants})
-        ]
+        replies: list[tuple[int, SliceReply]] = []
+        for stream in sorted({*acks, *grants}):
+            left = [
+                SliceAck(trace, offset, epoch)
+                for (trace, epoch), offset in acks.get(stream, {}).items()
+            ]
+            while len(left) > ACKS_MAX:
+                replies.append((stream, SliceReply(tuple(left[:ACKS_MAX]))))
+                del left[:ACKS_MAX]
+            replies.append((stream, SliceReply(tuple(left), grants.get(stream, 0))))
+        return replies
 
     def take_writes(self) -> list[Write]:
         taken, self._writes = self._writes, []

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from coordinator.core.evidence import Evidence
 from protocol.hashing import node_id
-from protocol.messages import SliceAck, SliceFlags
+from protocol.messages import ACKS_MAX, SliceAck, SliceChunk, SliceFlags
 from tests.unit.coordinator_harness import (
     Harness,
     S,
@@ -277,3 +277,22 @@ def test_evidence_without_a_slice_is_as_if_it_had_never_come() -> None:
     with_both.add(n2, N2)
     alone.add(n2, N2)
     assert (with_both.hops, with_both.items) == (alone.hops, alone.items)
+
+
+def test_more_acks_than_fit_into_a_reply_go_in_several() -> None:
+    # A node that makes up slices, while the disk takes nothing: each is declined, and says so.
+    harness = Harness()
+    harness.cluster("n1")
+    harness.fire("n1", T)
+    harness.deliver(T, {"n1": SLICES["n1"]})
+    harness.autosave = False
+    harness.fire("n1", T, "another")
+    harness.replied.clear()
+    epochs = range(2, ACKS_MAX + 3)
+    for epoch in epochs:
+        harness.core.on_chunk(harness.streams["n1"], SliceChunk(T, 0, b"x", epoch), harness.now_ns)
+    harness.fetch()
+    assert harness.replied == []
+    harness.save()  # encodes each reply
+    assert [ack.epoch for _, reply in harness.replied for ack in reply.acks] == list(epochs)
+    assert len(harness.replied) == 2

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from protocol import wire
 from protocol.messages import (
+    ACKS_MAX,
     CHUNK_BYTES_MAX,
     CRUMBS_MAX,
     LATERALS_MAX,
@@ -422,7 +423,7 @@ def test_largest_batch_fits_a_grpc_message() -> None:
     for message in (largest, status):
         encoded = wire.encode_node_batch([message] * wire.BATCH_MESSAGES_MAX)
         assert len(encoded) < wire.MESSAGE_BYTES_MAX
-    acks = SliceReply((SliceAck(TRACE, 1 << 62, 1),) * wire.ACKS_MAX, 1 << 62)
+    acks = SliceReply((SliceAck(TRACE, 1 << 62, 1),) * ACKS_MAX, 1 << 62)
     assert len(wire.encode_slice_reply(acks)) < wire.MESSAGE_BYTES_MAX
 
 
