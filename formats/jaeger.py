@@ -13,7 +13,7 @@ from typing import Any
 
 from formats.otlp import NodeSpans, resource_of
 from formats.slices import AttributeValue
-from formats.spans import Resource, Span
+from formats.spans import Span
 from formats.stamped import StampedTrace, service_of
 from formats.tags import fields_of, tags_of, text_of
 
@@ -51,19 +51,22 @@ class _Processes:
 
     def __init__(self) -> None:
         self.json: dict[str, Json] = {}
-        self._known: dict[tuple[str, int], list[tuple[Resource, str]]] = {}
+        self._by_content: dict[tuple[str, int, str], str] = {}
+        self._by_object: dict[tuple[str, int, int], str] = {}
 
     def of(self, span: Span, node: str) -> str:
+        # Of equal resources one object is made a handle; it lives as long as its spans.
+        same_object = (node, span.client, id(span.resource))
+        if span.resource is not None and same_object in self._by_object:
+            return self._by_object[same_object]
         resource = resource_of(span, node)
-        # Of equal resources one object is made a handle; there are few.
-        known = self._known.setdefault((node, span.client), [])
-        for other, name in known:
-            if other is resource or other == resource:
-                return name
-        name = f"p{len(self.json) + 1}"
-        known.append((resource, name))
-        tags = [_tag(key, value) for key, value in resource.attributes.items() if key != SERVICE]
-        self.json[name] = {"serviceName": service_of(span), "tags": tags}
+        same_content = (node, span.client, repr(resource))
+        name = self._by_content.get(same_content)
+        if name is None:
+            name = self._by_content[same_content] = f"p{len(self.json) + 1}"
+            tags = [_tag(key, value) for key, value in resource.attributes.items() if key != SERVICE]
+            self.json[name] = {"serviceName": service_of(span), "tags": tags}
+        self._by_object[same_object] = name
         return name
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import base64
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,11 @@ from ctl import __main__ as ctl
 from ctl.coordinator import NotFound
 from formats import stamped as names
 from formats.jaeger import trace_json
+from formats.otlp import NodeSpans
 from formats.otlp_json import otlp_json
 from formats.perfetto import PerfettoWriter
-from formats.stamped import stamped
+from formats.spans import Resource, Span
+from formats.stamped import StampedTrace, stamped
 from protocol.messages import TraceId
 from tests.export.collected import BEGIN_NS, EVENTS, FLOWS, MS, SPANS, TRACE, detail
 
@@ -177,6 +180,33 @@ def test_jaeger_json_is_what_its_page_imports() -> None:
 
 def packets_of(encoded: bytes) -> list[pf.TracePacket]:
     return list(pf.Trace.FromString(encoded).packet)
+
+
+def test_a_process_that_calls_itself_ever_otherwise_costs_no_more_a_span() -> None:
+    calls = []
+    for count in (100, 1000):
+        spans = [
+            Span(i + 1, 0, "work", 1, 1, client=1, handle=i, process=None, resource=Resource({"n": i}))
+            for i in range(count)
+        ]
+        made: list[None] = []
+        sys.setprofile(lambda *_, made=made: made.append(None))
+        try:
+            shown = trace_json(StampedTrace(TRACE, (NodeSpans("front", spans),)))
+        finally:
+            sys.setprofile(None)
+        assert len(shown["processes"]) == count
+        calls.append(len(made) / count)
+    assert calls[1] < 2 * calls[0]
+
+
+def test_equal_resources_are_one_process() -> None:
+    spans = [
+        Span(i + 1, 0, "work", 1, 1, client=1, handle=i, process=None, resource=Resource({"n": 1}))
+        for i in range(3)
+    ]
+    shown = trace_json(StampedTrace(TRACE, (NodeSpans("front", spans),)))
+    assert list(shown["processes"]) == ["p1"]
 
 
 def test_slices_of_a_track_lie_within_each_other() -> None:
