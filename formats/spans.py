@@ -9,6 +9,7 @@ nanoseconds, span ids unsigned integers, trace ids 16 bytes. No input raises.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self, TypeAlias, TypeVar, cast
@@ -144,7 +145,7 @@ class _Joiner:
     """Spans from their records, which come in any order."""
 
     spans: list[Span] = field(default_factory=list)
-    by_id: dict[_SpanKey, list[Span]] = field(default_factory=dict)
+    by_id: dict[_SpanKey, deque[Span]] = field(default_factory=dict)
     ends: list[tuple[int, SpanEnd]] = field(default_factory=list)
     details: dict[_SpanKey, list[SpanDetail]] = field(default_factory=dict)
     resources: dict[tuple[int, int], Resource] = field(default_factory=dict)
@@ -165,7 +166,7 @@ class _Joiner:
             None,
         )
         self.spans.append(span)
-        self.by_id.setdefault((record.client, body.span_id), []).append(span)
+        self.by_id.setdefault((record.client, body.span_id), deque()).append(span)
 
     def resource(self, record: Record, body: ResourceRecord) -> None:
         fields = _Fields.of(body.encoded)
@@ -181,16 +182,18 @@ class _Joiner:
 
     def join(self, processes: Mapping[int, Process]) -> None:
         """All records are there."""
-        # Ends take the starts of their id in order, but a detail goes with any.
-        for (client, span_id), parts in self.details.items():
-            for span in self.by_id.get((client, span_id), ()):
-                self._describe(span, parts)
+        for key, parts in self.details.items():
+            same_id = self.by_id.get(key)
+            if same_id:
+                # Ids are random: only who lies has one twice, and would have a copy for each.
+                self._describe(same_id[0], parts)
         for client, end in self.ends:
             open_spans = self.by_id.get((client, end.span_id))
             if not open_spans:
                 self.without_start.append(end)
                 continue
-            span = open_spans.pop(0)
+            # Ends take the starts of their id in order.
+            span = open_spans.popleft()
             span.end_ns = end.end_ns
             span.status = end.status
             span.name = end.name or span.name

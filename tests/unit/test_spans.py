@@ -93,6 +93,17 @@ def test_all_that_a_detail_may_say() -> None:
     assert (span.dropped_events, span.dropped_links) == (4, 5)
 
 
+def test_what_is_said_of_an_id_is_copied_for_no_other_span_that_has_it() -> None:
+    # A few hundred KiB would become gigabytes.
+    found = content(*[START] * 3, *detail({"a": 1}, [["event", 15]]), *[END] * 3)
+    assert [(span.attributes, len(span.events)) for span in found.spans] == [
+        ({"a": 1}, 1),
+        ({}, 0),
+        ({}, 0),
+    ]
+    assert [span.end_ns for span in found.spans] == [20, 20, 20]
+
+
 def test_what_makes_no_sense_is_counted_and_the_rest_is_read() -> None:
     for broken in (
         detail({"a": 1}, parts=2)[:1],  # a part is missing
