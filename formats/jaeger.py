@@ -64,7 +64,9 @@ class _Processes:
         name = self._by_content.get(same_content)
         if name is None:
             name = self._by_content[same_content] = f"p{len(self.json) + 1}"
-            tags = [_tag(key, value) for key, value in resource.attributes.items() if key != SERVICE]
+            tags = [
+                _tag(key, value) for key, value in resource.attributes.items() if key != SERVICE
+            ]
             self.json[name] = {"serviceName": service_of(span), "tags": tags}
         self._by_object[same_object] = name
         return name

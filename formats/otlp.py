@@ -43,28 +43,50 @@ def traces_data(trace: TraceId, parts: Iterable[NodeSpans]) -> TracesData:
     """
     data = TracesData()
     for part in parts:
-        groups: dict[tuple[int, int], tuple[ResourceSpans, dict[int, ScopeSpans]]] = {}
+        groups = _Groups(data, part.node)
         for span in part.spans:
-            # Of equal resources one object is made a handle: told apart by what they say.
-            resource = resource_of(span, part.node)
-            encoded = _resource(resource)
-            key = (span.client, hash(encoded.SerializeToString(deterministic=True)))
-            if key not in groups:
-                groups[key] = (
-                    data.resource_spans.add(resource=encoded, schema_url=resource.schema_url),
-                    {},
-                )
-            resource_spans, scopes = groups[key]
-            scope = span.scope if span.scope is not None else Scope()
-            scope_pb = _scope(scope)
-            scope_key = hash((scope_pb.SerializeToString(deterministic=True), scope.schema_url))
-            if scope_key not in scopes:
-                scopes[scope_key] = resource_spans.scope_spans.add(
-                    scope=scope_pb if span.scope is not None else None,
-                    schema_url=scope.schema_url,
-                )
-            scopes[scope_key].spans.append(_span(trace, span, part.clock_offset_ns))
+            groups.of(span).spans.append(_span(trace, span, part.clock_offset_ns))
     return data
+
+
+class _Groups:
+    """Where the spans of one node stand: by process and by scope."""
+
+    def __init__(self, data: TracesData, node: str) -> None:
+        self._data = data
+        self._node = node
+        self._by_object: dict[tuple[int, int, int], ScopeSpans] = {}
+        self._resources: dict[tuple[int, int], ResourceSpans] = {}
+        self._scopes: dict[tuple[int, int, int], ScopeSpans] = {}
+
+    def of(self, span: Span) -> ScopeSpans:
+        # One object is made a handle; it is looked at once, since it may be large.
+        objects = (span.client, id(span.resource), id(span.scope))
+        known = self._by_object.get(objects)
+        if known is None:
+            known = self._by_object[objects] = self._by_content(span)
+        return known
+
+    def _by_content(self, span: Span) -> ScopeSpans:
+        resource = resource_of(span, self._node)
+        resource_pb = _resource(resource)
+        key = (span.client, hash(resource_pb.SerializeToString(deterministic=True)))
+        if key not in self._resources:
+            self._resources[key] = self._data.resource_spans.add(
+                resource=resource_pb, schema_url=resource.schema_url
+            )
+        scope = span.scope if span.scope is not None else Scope()
+        scope_pb = _scope(scope)
+        scope_key = (
+            *key,
+            hash((scope_pb.SerializeToString(deterministic=True), scope.schema_url)),
+        )
+        if scope_key not in self._scopes:
+            self._scopes[scope_key] = self._resources[key].scope_spans.add(
+                scope=scope_pb if span.scope is not None else None,
+                schema_url=scope.schema_url,
+            )
+        return self._scopes[scope_key]
 
 
 def key_values(attributes: Attributes) -> Iterable[KeyValue]:

@@ -186,7 +186,17 @@ def test_a_process_that_calls_itself_ever_otherwise_costs_no_more_a_span() -> No
     calls = []
     for count in (100, 1000):
         spans = [
-            Span(i + 1, 0, "work", 1, 1, client=1, handle=i, process=None, resource=Resource({"n": i}))
+            Span(
+                i + 1,
+                0,
+                "work",
+                1,
+                1,
+                client=1,
+                handle=i,
+                process=None,
+                resource=Resource({"n": i}),
+            )
             for i in range(count)
         ]
         made: list[None] = []

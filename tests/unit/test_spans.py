@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import msgpack
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -22,7 +24,7 @@ from formats.slices import (
     encode_process,
     encode_record,
 )
-from formats.spans import Event, Link, Resource, Scope, SliceContent, read_slice
+from formats.spans import Event, Link, Resource, Scope, SliceContent, Span, read_slice
 from protocol.messages import TraceId
 
 TRACE = TraceId(bytes(range(16)))
@@ -149,6 +151,21 @@ def test_a_process_that_says_nothing_is_described_by_its_node() -> None:
     assert (span.trace_id, span.span_id) == (TRACE, (1).to_bytes(8, "big"))
     assert span.parent_span_id == b""
     assert [item.key for item in span.attributes] == [UNFINISHED]
+
+
+def test_what_a_process_says_of_itself_is_looked_at_once_for_all_its_spans() -> None:
+    calls = []
+    resource = Resource({f"key{i}": i for i in range(1000)})
+    for count in (1, 10):
+        spans = [Span(i + 1, 0, "work", 1, 10, 1, 1, None, resource=resource) for i in range(count)]
+        made: list[None] = []
+        sys.setprofile(lambda *_, made=made: made.append(None))
+        try:
+            traces_data(TRACE, [NodeSpans("n1", spans)])
+        finally:
+            sys.setprofile(None)
+        calls.append(len(made))
+    assert calls[1] < 2 * calls[0]
 
 
 def test_integers_that_are_too_large_become_text() -> None:
