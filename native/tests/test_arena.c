@@ -106,7 +106,7 @@ static int by_value(const void *a, const void *b)
 	return (x > y) - (x < y);
 }
 
-/* The low bits choose places in tables and filters (search.c, gone.c). */
+/* The low bits choose places in tables and filters (pass.c, gone.c). */
 static void check_spread(enum half half, uint32_t shift, uint64_t other)
 {
 	static uint64_t all[COUNT];

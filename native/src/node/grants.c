@@ -223,7 +223,7 @@ bool grants_fill(struct bsn *n, struct client *c)
 		more = c->grant_head == end || n->counts.reclaims >= reclaims;
 		if (more)
 			break;
-		f = frame_take(n, c, reclaims, &more);
+		f = pool_take(n, c, reclaims, &more);
 		if (!f)
 			break;
 		frame_start(n, f);

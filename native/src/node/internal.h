@@ -5,6 +5,7 @@
  *   node.c      life, configuration, the order of work in a poll
  *   collect.c   what others ask about a trace
  *   ledger.c    the node's own record of what it granted; outlives the daemon
+ *   frame.c     one segment: what becomes of it, and the lists that it is in
  *   pool.c      the budget: which segment has memory, and who may write there
  *   grants.c    stocks: how many segments a process has in hand
  *   client.c    one process: its memfds, its mappings, its end
@@ -12,7 +13,8 @@
  *   threads.c   which segments threads are in, or left; what they lost
  *   memory.c    what a process touched of its arena and was not granted
  *   triggers.c  the trigger queues
- *   search.c    a pass over the directories, for all traces that wait
+ *   search.c    traces that wait to be looked for, and when
+ *   pass.c      through all directories once, for all of these
  *   column.c    fingerprints of what is sealed, where searches read them
  *   verdict.c   what a search met, and whether that was all
  *   watch.c     what traces write that are collected already

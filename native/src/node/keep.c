@@ -59,7 +59,7 @@ static bool next_frame(struct bsn *n)
 	if (n->keep.frame != NONE)
 		frame_seal(n, frame_at(n, n->keep.frame));
 	n->keep.frame = NONE;
-	f = frame_take_kept(n);
+	f = pool_take_kept(n);
 	if (!f)
 		return false;
 	frame_start(n, f);

@@ -20,7 +20,7 @@ struct frame {
 	uint64_t entered; /* the list of the active: by this in order */
 	bool dirty;	  /* differs from what is committed */
 	/* Of a sealed one that a pass has met, the low half of each fingerprint
-	 * (search.c); else NULL. */
+	 * (pass.c); else NULL. */
 	uint32_t *column;
 	uint32_t column_runs;
 };
@@ -40,7 +40,7 @@ struct pool {
 	uint32_t keep_max;
 	uint32_t by_state[FRAME_STATES]; /* of clients */
 	struct list sealed;    /* and parked, of the node, oldest first */
-	uint64_t column_bytes; /* of all columns (search.c) */
+	uint64_t column_bytes; /* of all columns (column.c) */
 	uint64_t entered;      /* frames in the lists of the active, ever */
 	uint32_t *dirty;       /* frames; room for all */
 	uint32_t n_dirty;
@@ -63,29 +63,38 @@ struct tenants {
 	uint32_t live;	      /* that have processes that live */
 };
 
-/* pool.c */
-int pool_init(struct bsn *n);
-void pool_free(struct bsn *n);
+/* frame.c */
 void list_init(struct list *l);
 void own_push(struct bsn *n, struct list *l, struct frame *f);
 struct frame *own_pop(struct bsn *n, struct list *l);
 void own_remove(struct bsn *n, struct list *l, struct frame *f);
 struct frame *frame_new(struct bsn *n, struct client *c, uint32_t segment,
 			enum frame_state state);
+/* One that a predecessor granted: its record is there. */
 void frame_adopt(struct bsn *n, uint32_t i, struct client *c);
-void frame_back(struct bsn *n, struct frame *f);
-void frame_drop(struct bsn *n, struct frame *f);
 void frame_set_state(struct bsn *n, struct frame *f, enum frame_state state);
+/* It has memory, and waits to be granted again. */
+void frame_back(struct bsn *n, struct frame *f);
+/* Begin the segment's next life. */
+void frame_start(struct bsn *n, struct frame *f);
 void frame_seal(struct bsn *n, struct frame *f);
 void frame_seal_again(struct bsn *n, struct frame *f);
 /* Nobody appends to it, and its process may go on in it. */
 void frame_park(struct bsn *n, struct frame *f);
 void frame_park_again(struct bsn *n, struct frame *f);
 void frame_unpark(struct bsn *n, struct frame *f);
-struct frame *frame_take(struct bsn *n, struct client *c,
-			 uint64_t reclaims_until, bool *again);
-struct frame *frame_take_kept(struct bsn *n);
-void frame_start(struct bsn *n, struct frame *f);
+/* From the lists of the sealed and parked; its state is as before. */
+void frame_unseal(struct bsn *n, struct frame *f);
+/* Give the memory back. The frame is in no list. */
+void frame_drop(struct bsn *n, struct frame *f);
+
+/* pool.c */
+int pool_init(struct bsn *n);
+void pool_free(struct bsn *n);
+/* A segment for c, or NULL. */
+struct frame *pool_take(struct bsn *n, struct client *c,
+			uint64_t reclaims_until, bool *again);
+struct frame *pool_take_kept(struct bsn *n);
 /* Reclaim a segment, so that c gets one. False: there is none that may go. */
 bool pool_reclaim(struct bsn *n, const struct client *c, bool second_chance);
 void pool_shrink(struct bsn *n);

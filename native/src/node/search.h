@@ -102,13 +102,19 @@ uint64_t search_due_in_ns(const struct bsn *n);
 /* Look for them through all of the pool; give_way: in pieces, between which
  * others have the lock. */
 int search_all(struct bsn *n, struct search *searches, bool give_way);
-/* A segment is about to lose its content. */
-void search_before_reclaim(struct bsn *n, struct frame *f);
-/* One is about to go from the list of the sealed. */
-void search_before_unseal(struct bsn *n, const struct frame *f);
 uint64_t search_cost(const struct bsn *n);
-bool search_has_passed(const struct bsn *n, const struct search *s,
-		       const struct frame *f);
+
+/* pass.c */
+/* Negative errno: nothing is begun. */
+int pass_begin(struct bsn *n, struct pass *p, struct search *searches);
+void pass_run(struct bsn *n, struct pass *p, bool give_way);
+void pass_end(struct bsn *n, struct pass *p, struct search *searches);
+/* A segment is about to lose its content. */
+void pass_before_reclaim(struct bsn *n, struct frame *f);
+/* One is about to go from the list of the sealed. */
+void pass_before_unseal(struct bsn *n, const struct frame *f);
+bool pass_has_met(const struct bsn *n, const struct search *s,
+		  const struct frame *f);
 
 /* column.c */
 /* False: there is no room for it. */

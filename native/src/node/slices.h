@@ -100,7 +100,11 @@ struct sink {
 	size_t room;
 };
 
-void filter_add(struct filter *f, uint64_t fingerprint);
+static inline void filter_add(struct filter *f, uint64_t fingerprint)
+{
+	f->words[fingerprint % FILTER_BITS / 64] |= 1ull << (fingerprint % 64);
+}
+
 static inline bool filter_has(const struct filter *f, uint64_t fingerprint)
 {
 	return f->words[fingerprint % FILTER_BITS / 64] >> (fingerprint % 64) &

@@ -49,7 +49,7 @@ static uint32_t serve(struct bsn *n, struct frame *f, uint64_t entry,
 		struct sink to = {.slice = s};
 
 		if (!id_equal(run_id(f, entry), s->id) ||
-		    (s->search && !search_has_passed(n, s->search, f)))
+		    (s->search && !pass_has_met(n, s->search, f)))
 			continue;
 		if (!run_open(n, f, f->scanned, entry, walk, &run)) {
 			n->counts.corrupt++;

@@ -1,0 +1,463 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A pass over the directories of all segments, for all traces that wait: each
+ * entry is read once, however many they are.
+ *
+ *   keep arena, in the order of sealing   what was written first
+ *   sealed segments, likewise
+ *   segments that are written to          up to where watch.c goes on: with
+ *                                         the run that is open, as far as it is
+ *
+ * It goes on in pieces, between which others have the lock. Each frame that
+ * was passed is marked; one that is reclaimed before its turn is looked at
+ * then (pass_before_reclaim).
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "internal.h"
+
+/* What is done under one hold of the lock, in entries: 100 us at 2.5 ns an
+ * entry. A frame is as dear as some entries, because its directory is not in
+ * the cache; so are bytes that are copied, and headers that are met in vain. */
+#define PIECE_ENTRIES 20000u
+#define FRAME_ENTRIES 50u
+
+/* What a column is dear as, and how many entries of one cost as much as one of a
+ * directory. */
+#define COLUMN_ENTRIES 10u
+#define COLUMN_FASTER 3u
+#define BYTES_AN_ENTRY 16u
+#define FALSE_HIT_ENTRIES 40u
+
+/* Fingerprints have 46 bits: that an honest directory meets so many of them
+ * by chance in one pass does not happen. */
+#define FALSE_HITS_MAX 16u
+
+/* --------------------------------------------------------------- frames --- */
+
+static bool is_visited(const struct pass *p, uint32_t i)
+{
+	return p->visited[i / 64] >> (i % 64) & 1;
+}
+
+bool pass_has_met(const struct bsn *n, const struct search *s,
+		  const struct frame *f)
+{
+	return s->passed ||
+	       (s->pass && is_visited(s->pass, frame_number(n, f)));
+}
+
+/* watch.c goes on in it. A peek has no slice that it could go on for. */
+static bool is_watched(const struct bsn *n, const struct pass *p,
+		       const struct frame *f)
+{
+	uint8_t state = record_of(n, f)->state;
+
+	return (state == FRAME_ACTIVE || state == FRAME_PARKED) &&
+	       f->client->live && f->client != &n->keep.arena && !p->is_peek;
+}
+
+/*
+ * An entry has the fingerprint of a trace that its run is not of. Once may be
+ * chance, so it is counted for whose run it is, and who has too many is passed
+ * over. In the keep arena his runs stand among others': there each is disowned
+ * as it is met, so that it costs one search and not all.
+ */
+static void false_hit(struct bsn *n, struct frame *f, uint32_t index,
+		      uint64_t entry)
+{
+	bool kept = f->client == &n->keep.arena;
+	struct client *c = f->client;
+	struct keep_owner owner;
+
+	n->counts.false_hits++;
+	if (kept)
+		c = keep_owner_of_entry(f, entry, &owner)
+			    ? client_find(n, owner.number)
+			    : NULL;
+	if (c)
+		c->false_hits++;
+	if (kept && (!c || c->false_hits > FALSE_HITS_MAX))
+		keep_disown(f, index);
+}
+
+/* Returns what it cost, in entries. */
+static uint32_t hit(struct bsn *n, struct search *s, struct frame *f,
+		    uint32_t index, struct walk *walk)
+{
+	bool watched = is_watched(n, s->pass, f) && index == f->scanned;
+	uint64_t entry = run_entry(f, index);
+	uint64_t last_ticks = 0;
+	uint32_t copied;
+	struct run run;
+
+	/* Released meanwhile. */
+	if (!s->to.slice)
+		return 0;
+	if (!id_equal(run_id(f, entry), s->id)) {
+		false_hit(n, f, index, entry);
+		return FALSE_HIT_ENTRIES;
+	}
+	if (!run_open(n, f, index, entry, walk, &run)) {
+		n->counts.corrupt++;
+		s->to.slice->flags |= BSN_SLICE_CORRUPT;
+		return 1;
+	}
+	if (run.from) {
+		search_put_off(n, s, &run);
+		return run.bytes / BYTES_AN_ENTRY;
+	}
+	/* That it is closed by now, watch.c will tell. */
+	if (watched)
+		run.flags &= ~(BS_RUN_LAST | BS_RUN_CLOSED);
+	copied = slice_copy_run(n, &s->to, &run, NONE, &last_ticks);
+	if (watched)
+		watch_from(n, f, copied);
+	search_meet(n, s, &run, last_ticks);
+	return run.bytes / BYTES_AN_ENTRY;
+}
+
+static uint32_t look(struct bsn *n, const struct pass *p, struct frame *f,
+		     uint32_t index, struct walk *walk)
+{
+	uint64_t fingerprint =
+		bs_entry_fingerprint(READ_ONCE(*bs_directory(f->bytes, index)));
+	uint32_t cost = 0;
+
+	for (uint32_t i = (uint32_t)fingerprint; p->searches[i % p->room];
+	     i++) {
+		struct search *s = p->searches[i % p->room];
+
+		if (s->fingerprint == fingerprint)
+			cost += hit(n, s, f, index, walk);
+	}
+	return cost;
+}
+
+static bool may_visit(const struct bsn *n, struct pass *p, struct frame *f)
+{
+	uint32_t i = frame_number(n, f);
+
+	if (is_visited(p, i) || f->client->false_hits > FALSE_HITS_MAX ||
+	    (f->client == &n->keep.arena &&
+	     record_of(n, f)->granted_ns > p->granted_ns))
+		return false;
+	p->visited[i / 64] |= 1ull << (i % 64);
+	return true;
+}
+
+/* How many entries were there when the pass began. */
+static uint32_t limit_of(const struct bsn *n, const struct pass *p,
+			 const struct frame *f, uint32_t runs)
+{
+	return frame_number(n, f) == p->keep_frame && runs > p->keep_runs
+		       ? p->keep_runs
+		       : runs;
+}
+
+static uint32_t visit_directory(struct bsn *n, struct pass *p, struct frame *f)
+{
+	uint32_t cost = FRAME_ENTRIES;
+	struct walk walk;
+	uint32_t limit;
+	const uint64_t *entry;
+
+	walk = walk_of(f, record_of(n, f)->generation);
+	limit = limit_of(n, p, f, walk.runs);
+	if (is_watched(n, p, f) && f->scanned < walk.runs)
+		limit = f->scanned + 1;
+	entry = bs_directory(f->bytes, 0);
+	for (uint32_t k = 0; k < limit; k++) {
+		if (unlikely(filter_has(
+			    &p->filter,
+			    bs_entry_fingerprint(READ_ONCE(*(entry - k))))))
+			cost += look(n, p, f, k, &walk);
+	}
+	n->counts.entries_searched += limit;
+	return cost + limit;
+}
+
+/* From the run on that is open now, what the frame gets is watched. */
+static uint32_t visit(struct bsn *n, struct pass *p, struct frame *f)
+{
+	uint64_t watched = n->watch_cost;
+
+	if (!is_visited(p, frame_number(n, f)) && is_watched(n, p, f))
+		watch_frame(n, f, false);
+	watched = n->watch_cost - watched;
+	return (uint32_t)watched +
+	       (may_visit(n, p, f) ? visit_directory(n, p, f) : 0);
+}
+
+void pass_before_reclaim(struct bsn *n, struct frame *f)
+{
+	for (struct pass *p = n->passes; p; p = p->next)
+		visit(n, p, f);
+}
+
+void pass_before_unseal(struct bsn *n, const struct frame *f)
+{
+	for (struct pass *p = n->passes; p; p = p->next) {
+		if (p->at == frame_number(n, f))
+			p->at = p->through_keep ? f->prev_own : f->prev;
+	}
+}
+
+/* A line of a column; and of a directory so many lines. */
+#define COLUMN_LINE (BS_CACHE_LINE / (uint32_t)sizeof(uint32_t))
+#define DIRECTORY_LINES 4u
+
+static void prefetch(const struct frame *f)
+{
+	if (f->column) {
+		for (uint32_t i = 0; i < f->column_runs; i += COLUMN_LINE)
+			__builtin_prefetch(f->column + i);
+		return;
+	}
+	__builtin_prefetch(f->bytes);
+	for (uint32_t i = 1; i <= DIRECTORY_LINES; i++)
+		__builtin_prefetch(f->bytes + SEGMENT - i * BS_CACHE_LINE);
+}
+
+/* ---------------------------------------------------------------- columns --- */
+
+/* Of several hundred traces the filter lets a few entries in a thousand pass;
+ * that they are of others is known here without reaching for them. */
+static bool is_wanted(const struct pass *p, uint32_t low)
+{
+	for (uint32_t i = low; p->searches[i % p->room]; i++) {
+		if ((uint32_t)p->searches[i % p->room]->fingerprint == low)
+			return true;
+	}
+	return false;
+}
+
+static uint32_t visit_column(struct bsn *n, struct pass *p, struct frame *f)
+{
+	uint32_t cost = COLUMN_ENTRIES, limit;
+	struct walk walk = {0};
+
+	if (!may_visit(n, p, f))
+		return 0;
+	if (!f->column) {
+		if (!column_make(n, f))
+			return visit_directory(n, p, f);
+		cost = FRAME_ENTRIES + f->column_runs;
+	}
+	limit = limit_of(n, p, f, f->column_runs);
+	for (uint32_t k = 0; k < limit; k++) {
+		if (likely(!filter_has(&p->filter, f->column[k])) ||
+		    !is_wanted(p, f->column[k]))
+			continue;
+		if (!walk.end)
+			walk = walk_of(f, record_of(n, f)->generation);
+		cost += look(n, p, f, k, &walk);
+	}
+	n->counts.entries_searched += limit;
+	return cost + limit / COLUMN_FASTER;
+}
+
+static const struct list *sealed_list(const struct bsn *n, const struct pass *p)
+{
+	return p->through_keep ? &n->keep.arena.sealed : &n->pool.sealed;
+}
+
+static uint32_t next_in_list(const struct pass *p, const struct frame *f)
+{
+	return p->through_keep ? f->next_own : f->next;
+}
+
+/* The next of the sealed; NONE: that was the last. */
+static uint32_t next_sealed(const struct bsn *n, const struct pass *p)
+{
+	return p->at == NONE ? sealed_list(n, p)->head
+			     : next_in_list(p, frame_at(n, p->at));
+}
+
+static void visit_sealed(struct bsn *n, struct pass *p, bool keep,
+			 bool give_way, uint32_t *cost)
+{
+	uint32_t i;
+
+	p->through_keep = keep;
+	p->at = NONE;
+	while ((i = next_sealed(n, p)) != NONE) {
+		struct frame *f = frame_at(n, i);
+		uint32_t soon = next_in_list(p, f);
+
+		if (soon != NONE)
+			prefetch(frame_at(n, soon));
+		p->at = i;
+		*cost += record_of(n, f)->state == FRAME_PARKED
+				 ? visit(n, p, f)
+				 : visit_column(n, p, f);
+		if (give_way && *cost > PIECE_ENTRIES) {
+			node_commit_and_give_way(n);
+			*cost = 0;
+		}
+	}
+}
+
+/* Those that were sealed since the pass began: it may have been through what was
+ * before, in the order of sealing. */
+static void visit_sealed_since(struct bsn *n, struct pass *p)
+{
+	const struct list *l = &n->pool.sealed;
+	uint32_t i = l->tail;
+
+	while (i != NONE && n->ledger.records[i].sealed > p->sealed)
+		i = frame_at(n, i)->prev;
+	i = i == NONE ? l->head : frame_at(n, i)->next;
+	for (; i != NONE; i = frame_at(n, i)->next)
+		visit(n, p, frame_at(n, i));
+}
+
+/* False: a piece is done, and there is more. */
+static bool visit_client(struct bsn *n, struct pass *p, const struct client *c,
+			 uint32_t *cost)
+{
+	for (uint32_t i = c->active.head; i != NONE;) {
+		struct frame *f = frame_at(n, i);
+
+		if (*cost > PIECE_ENTRIES)
+			return false;
+		i = f->next_own;
+		if (i != NONE)
+			prefetch(frame_at(n, i));
+		*cost += visit(n, p, f);
+	}
+	return true;
+}
+
+static void visit_active(struct bsn *n, struct pass *p, bool give_way,
+			 uint32_t *cost)
+{
+	struct client *c;
+
+	for_each_client(n, c) {
+		uint32_t number = c->number;
+
+		while (c && !visit_client(n, p, c, cost)) {
+			*cost = 0;
+			if (give_way)
+				node_commit_and_give_way(n);
+			c = client_find(n, number);
+		}
+	}
+}
+
+/* Those that threads entered since the pass began: it may have been through the
+ * active of their process before. */
+static void visit_active_since(struct bsn *n, struct pass *p)
+{
+	struct client *c;
+
+	for_each_client(n, c) {
+		for (uint32_t i = c->active.tail; i != NONE;) {
+			struct frame *f = frame_at(n, i);
+
+			if (f->entered <= p->entered)
+				break;
+			i = f->prev_own;
+			visit(n, p, f);
+		}
+	}
+}
+
+/* ------------------------------------------------------------------ pass --- */
+
+static int pass_init(const struct bsn *n, struct pass *p,
+		     struct search *searches)
+{
+	uint32_t count = 0;
+
+	memset(p, 0, sizeof(*p));
+	for (const struct search *s = searches; s; s = s->next)
+		count++;
+	for (p->room = 4; p->room < 2 * count; p->room *= 2)
+		;
+	p->searches = calloc(p->room, sizeof(struct search *));
+	p->visited = calloc(n->pool.frames_room / 64 + 1, sizeof(uint64_t));
+	if (!p->searches || !p->visited)
+		return -ENOMEM;
+	p->at = NONE;
+	p->granted_ns = n->ledger.header->granted_ns;
+	p->sealed = n->ledger.header->sealed;
+	p->entered = n->pool.entered;
+	p->keep_frame = n->keep.frame;
+	if (p->keep_frame != NONE)
+		p->keep_runs =
+			runs_count(frame_at(n, p->keep_frame),
+				   n->ledger.records[p->keep_frame].generation);
+	for (struct search *s = searches; s; s = s->next) {
+		uint32_t i = (uint32_t)s->fingerprint;
+
+		while (p->searches[i % p->room])
+			i++;
+		p->searches[i % p->room] = s;
+		filter_add(&p->filter, s->fingerprint);
+		p->is_peek |= s->to.buffer != NULL;
+	}
+	return 0;
+}
+
+static void pass_free(struct pass *p)
+{
+	free(p->searches);
+	free(p->visited);
+}
+
+int pass_begin(struct bsn *n, struct pass *p, struct search *searches)
+{
+	struct client *c;
+	int err = pass_init(n, p, searches);
+
+	if (err) {
+		pass_free(p);
+		return err;
+	}
+	p->next = n->passes;
+	n->passes = p;
+	for_each_client(n, c)
+		c->false_hits = 0;
+	/* One lies anywhere in a large table. */
+	for (struct search *s = searches; s; s = s->next)
+		gone_prefetch(n, s->fingerprint);
+	for (struct search *s = searches; s; s = s->next) {
+		s->pass = p;
+		s->why = gone_why(n, s->fingerprint);
+	}
+	return 0;
+}
+
+void pass_run(struct bsn *n, struct pass *p, bool give_way)
+{
+	uint32_t cost = 0;
+
+	visit_sealed(n, p, true, give_way, &cost);
+	if (n->keep.frame != NONE)
+		visit(n, p, frame_at(n, n->keep.frame));
+	visit_sealed(n, p, false, give_way, &cost);
+	visit_active(n, p, give_way, &cost);
+	/* What was taken or sealed meanwhile. */
+	visit_active_since(n, p);
+	visit_sealed_since(n, p);
+	n->counts.passes++;
+}
+
+void pass_end(struct bsn *n, struct pass *p, struct search *searches)
+{
+	for (struct pass **link = &n->passes; *link; link = &(*link)->next) {
+		if (*link == p) {
+			*link = p->next;
+			break;
+		}
+	}
+	for (struct search *s = searches; s; s = s->next) {
+		s->pass = NULL;
+		s->passed = true;
+	}
+	pass_free(p);
+}
