@@ -266,7 +266,7 @@ def put(connection: sqlite3.Connection, index: TraceIndex) -> None:
     ).fetchone()
     if row is None or row[0] is None:
         return  # deleted meanwhile; and it may have come up again
-    forget(connection, [index.trace])
+    forget(connection, index.trace)
     if row[0] > index.version:
         connection.execute("INSERT INTO to_index VALUES (?)", (index.trace,))
     if index.summary is None:
@@ -302,15 +302,13 @@ def _operation_id(connection: sqlite3.Connection, key: tuple[str, str, str]) -> 
     return int(number)
 
 
-def forget(connection: sqlite3.Connection, traces: Iterable[bytes]) -> None:
-    """Delete what the index has of traces, within the caller's transaction."""
-    operations: set[tuple[int]] = set()
-    for trace in traces:
-        operations.update(
-            connection.execute("SELECT DISTINCT operation FROM spans WHERE trace = ?", (trace,))
-        )
-        for table in ("to_index", "summaries", "spans", "calls"):
-            connection.execute(f"DELETE FROM {table} WHERE trace = ?", (trace,))
+def forget(connection: sqlite3.Connection, trace: bytes) -> None:
+    """Delete what the index has of a trace, within the caller's transaction."""
+    operations = connection.execute(
+        "SELECT DISTINCT operation FROM spans WHERE trace = ?", (trace,)
+    ).fetchall()
+    for table in ("to_index", "summaries", "spans", "calls"):
+        connection.execute(f"DELETE FROM {table} WHERE trace = ?", (trace,))
     # Names of operations may be made by a faulty program: none stays without a span.
     connection.executemany(
         "DELETE FROM operations WHERE id = ?"

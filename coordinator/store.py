@@ -169,8 +169,8 @@ PRAGMA user_version = {SCHEMA_VERSION};
 # lost, since nothing of it was acknowledged.
 _RETRY_S = 1.0
 
-# Over its bound the store frees this part of it, so that it does not delete a
-# trace at each commit.
+# Over its bound the store frees this part of it when nobody waits, so that it does not
+# delete a trace at each commit.
 _HEADROOM = 0.05
 
 # Deleted in one transaction, which delays the durability of what waits.
@@ -462,16 +462,15 @@ class Store:
     def _write_until_closed(self) -> None:
         while True:
             with self._changed:
-                while not self._queue and not self._closing and not self._asked:
-                    self._changed.wait()
+                if not self._queue and not self._closing and not self._asked:
+                    # Traces grow too old while nothing is written, too.
+                    self._changed.wait(_AGE_CHECK_S)
                 if not self._queue and self._closing:
                     return
                 batch, self._queue = self._queue, []
             self._give_signs()
-            if not batch:
-                continue
             try:
-                if not self._commit_at_last(batch):
+                if batch and not self._commit_at_last(batch):
                     return
             finally:
                 _release(batch)
@@ -711,22 +710,38 @@ class Store:
         (page_bytes,) = self._connection.execute("PRAGMA page_size").fetchone()
         return int((pages - free) * page_bytes)
 
+    @property
+    def _others_wait(self) -> bool:
+        """For a write, or for the end."""
+        return bool(self._queue) or self._closing
+
     def _enforce_limits(self) -> None:
+        """Delete what is too old or too much: all of it only as long as nobody waits."""
         now_s = self._clock()
         if now_s - self._age_checked_s >= _AGE_CHECK_S or now_s < self._age_checked_s:
             self._age_checked_s = now_s
             before_ns = int((now_s - self.limits.age_max_s) * 1e9)
             while self._delete_oldest(before_ns, _DELETE_AT_ONCE):
-                pass
+                if self._others_wait:
+                    self._age_checked_s = 0.0  # the rest after them
+                    break
+        grown_bytes = max(0, self.used_bytes() - self.stored_bytes)
         self.stored_bytes = self.used_bytes()
         if self.stored_bytes <= self.limits.bytes_max:
             return
         target = int(self.limits.bytes_max * (1 - _HEADROOM))
-        while self.stored_bytes > target and self._delete_oldest(None, 1):
+        # Twice what came at least, so that it gets less, however much comes.
+        must = max(self.limits.bytes_max, self.stored_bytes - 2 * grown_bytes)
+        while self.stored_bytes > (must if self._others_wait else target):
+            if not self._delete_oldest(None, _DELETE_AT_ONCE, target):
+                break
             self.stored_bytes = self.used_bytes()
 
-    def _delete_oldest(self, before_ns: int | None, count: int) -> bool:
-        """Delete the oldest released traces; whether there were any."""
+    def _delete_oldest(self, before_ns: int | None, count: int, enough_bytes: int = 0) -> bool:
+        """Delete the oldest released traces; whether there were any.
+
+        So many, or fewer if no more than ``enough_bytes`` are left then.
+        """
         self._give_signs()
         with self._transaction():
             traces = self._connection.execute(
@@ -734,33 +749,37 @@ class Store:
                 " ORDER BY stored_ns, trace LIMIT ?",
                 ((1 << 63) - 1 if before_ns is None else before_ns, count),
             ).fetchall()
-            groups: set[tuple[str, bytes]] = set()
-            for key in traces:
-                groups.update(
-                    self._connection.execute(
-                        "SELECT name, primary_trace FROM members WHERE trace = ?", key
-                    )
-                )
-                for statement in (
-                    "DELETE FROM chunks WHERE trace = ?",
-                    "DELETE FROM slices WHERE trace = ?",
-                    "DELETE FROM members WHERE trace = ?",
-                    "DELETE FROM abandoned WHERE primary_trace = ?",
-                    "DELETE FROM to_export WHERE trace = ?",
-                    "DELETE FROM exported WHERE trace = ?",
-                    "DELETE FROM traces WHERE trace = ?",
-                ):
-                    self._connection.execute(statement, key)
-            index.forget(self._connection, [trace for (trace,) in traces])
-            # A firing goes with the last trace of its group.
-            self._connection.executemany(
-                "DELETE FROM triggers WHERE name = ? AND primary_trace = ? AND NOT EXISTS"
-                " (SELECT 1 FROM members WHERE members.name = triggers.name"
-                " AND members.primary_trace = triggers.primary_trace)",
-                groups,
-            )
-        self.counters.traces_deleted += len(traces)
-        return bool(traces)
+            deleted = 0
+            for (trace,) in traces:
+                self._delete(trace)
+                deleted += 1
+                if self.used_bytes() <= enough_bytes:
+                    break
+        self.counters.traces_deleted += deleted
+        return bool(deleted)
+
+    def _delete(self, trace: bytes) -> None:
+        groups = self._connection.execute(
+            "SELECT name, primary_trace FROM members WHERE trace = ?", (trace,)
+        ).fetchall()
+        for statement in (
+            "DELETE FROM chunks WHERE trace = ?",
+            "DELETE FROM slices WHERE trace = ?",
+            "DELETE FROM members WHERE trace = ?",
+            "DELETE FROM abandoned WHERE primary_trace = ?",
+            "DELETE FROM to_export WHERE trace = ?",
+            "DELETE FROM exported WHERE trace = ?",
+            "DELETE FROM traces WHERE trace = ?",
+        ):
+            self._connection.execute(statement, (trace,))
+        index.forget(self._connection, trace)
+        # A firing goes with the last trace of its group.
+        self._connection.executemany(
+            "DELETE FROM triggers WHERE name = ? AND primary_trace = ? AND NOT EXISTS"
+            " (SELECT 1 FROM members WHERE members.name = triggers.name"
+            " AND members.primary_trace = triggers.primary_trace)",
+            groups,
+        )
 
     # --------------------------------------------------------------- recovery
 

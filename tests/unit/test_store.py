@@ -118,6 +118,14 @@ class Driver:
             pass
 
 
+def passed(store: Store) -> None:
+    """Wait until its thread has done something more, were it only to look."""
+    for _ in range(2):
+        sign = threading.Event()
+        store.give_sign(sign.set)
+        sign.wait()
+
+
 @contextlib.contextmanager
 def driver(path: Path, limits: StoreLimits = ROOMY, clock: Clock | None = None) -> Iterator[Driver]:
     here = Driver(path, limits, clock or Clock())
@@ -452,6 +460,36 @@ def test_bytes_are_bounded_and_the_oldest_go_first(tmp_path: Path) -> None:
     assert path.stat().st_size < 2 * limit
 
 
+@pytest.mark.parametrize("limits", [StoreLimits(100_000, 1e9), StoreLimits(1 << 40, 60.0)])
+def test_what_is_to_be_deleted_does_not_hold_up_what_is_written(
+    tmp_path: Path, limits: StoreLimits
+) -> None:
+    clock = Clock()
+    with driver(tmp_path / "store.db", clock=clock) as here:
+        here.write(*(PutReleased(trace_id(number), released=True) for number in range(1, 5001)))
+        passed(here.store)
+        deleted: list[int] = []
+
+        def durable(token: int) -> None:
+            deleted.append(here.store.counters.traces_deleted)
+            if token == here.token + 1:
+                # At once, before anything is deleted after the one before.
+                here.store.submit([Write(here.token + 2, PutNode("b", ()))])
+            here.durable.put(token)
+
+        here.store._on_durable = durable
+        here.store.limits = limits
+        clock.now_s += 1000
+        here.store.submit([Write(here.token + 1, PutNode("a", ()))])
+        while here.durable.get() < here.token + 2:
+            pass
+        assert deleted[0] == 0
+        assert deleted[1] < 500
+        # With nobody waiting, all of it.
+        while here.store.counters.traces_deleted < 2500:
+            passed(here.store)
+
+
 def test_to_delete_a_trace_costs_no_more_where_there_are_many(tmp_path: Path) -> None:
     steps = []
     for count in (20, 1000):
@@ -501,6 +539,18 @@ def test_age_is_bounded(tmp_path: Path) -> None:
         fill(here, 4, size=10)
         with StoreReader(path) as reader:
             assert set(reader.list_traces(Wanted())) == {T2, T3, trace_id(4)}
+
+
+def test_age_is_bounded_while_nothing_is_written(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    clock = Clock()
+    with driver(path, StoreLimits(1 << 40, 3600.0), clock) as here:
+        fill(here, 1, size=10)
+        passed(here.store)
+        assert here.store.counters.traces_deleted == 0
+        clock.now_s += 3601
+        while not here.store.counters.traces_deleted:
+            passed(here.store)
 
 
 def test_a_lateral_outlives_its_primary_with_its_trigger(tmp_path: Path) -> None:
