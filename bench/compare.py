@@ -13,14 +13,16 @@ from bench.report import Param, Result, format_param, rounded
 # and of the rest the mean is taken.
 _COUNTS = frozenset(
     (
-        "begins", "bursts", "coherent", "lost", "null_begins", "pairs", "polls", "runs", "times", "traces",
+        "begins", "bursts", "coherent", "lost", "null_begins", "pairs", "passes", "polls", "runs", "times",
+        "traces", "triggers",
     )
 )  # fmt: skip
 _OBSERVED = _COUNTS | frozenset(
     (
-        "adopt_ms", "at_full_speed", "collected", "confidence", "elapsed_ms", "elapsed_ns", "first_poll_ms", "high",
-        "idle_share", "load", "lost_share", "low", "node_ns", "others_share", "p99", "plain_per_s", "poll_p90_ms",
-        "seconds", "stolen_share", "traced_per_s", "traces_held", "traces_per_s", "window_s",
+        "adopt_ms", "at_full_speed", "collected", "confidence", "elapsed_ms", "elapsed_ns", "first_poll_ms",
+        "found_after_most_ms", "found_after_ms", "high", "idle_share", "load", "lost_share", "low", "node_ns",
+        "others_share", "p99", "plain_per_s", "poll_p90_ms", "seconds", "stolen_share", "traced_per_s",
+        "traces_held", "traces_per_s", "window_s",
     )
 )  # fmt: skip
 

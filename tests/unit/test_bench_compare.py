@@ -19,6 +19,13 @@ def test_what_is_observed_beside_a_figure_does_not_tell_two_apart() -> None:
     assert compare.key(one) != compare.key(other)
 
 
+def test_how_triggers_were_found_does_not_tell_two_apart() -> None:
+    found = {"triggers": 50_000, "passes": 700, "found_after_ms": 5.1, "found_after_most_ms": 9.0}
+    one = result(0.2, "trigger_cpu_share", rate_per_s=10_000, **found)
+    same = result(0.3, "trigger_cpu_share", rate_per_s=10_000, **dict.fromkeys(found, 1))
+    assert compare.key(one) == compare.key(same)
+
+
 def test_a_hundred_lookups_are_not_one() -> None:
     assert compare.key(result(1, "lookup_ms", traces=1)) != compare.key(
         result(1, "lookup_ms", traces=100)

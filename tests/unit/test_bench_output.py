@@ -118,14 +118,6 @@ def test_many_processes_that_do_nothing_are_measured(lines: list[Line]) -> None:
     assert params(lines, "idle_clients_cpu", "clients", "threads", "triggers_per_s") == loads
 
 
-def test_idle_processes_are_measured_alone_and_beside_triggers(lines: list[Line]) -> None:
-    assert params(lines, "idle_clients_cpu", "triggers_per_s", "threads") == {
-        (0, 0),
-        (0, 32),
-        (1, 32),
-    }
-
-
 def test_bursts_of_both_sizes_are_measured(lines: list[Line]) -> None:
     assert params(lines, "trace_burst_ns", "burst", "threads") == {
         (burst, threads) for burst in (600, 100_000) for threads in (1, 2)
