@@ -77,18 +77,27 @@ class AllowSettings:
         return uids, frozenset(_gid_of(group) for group in self.groups)
 
 
+# uid_t and gid_t, but for -1, which stands for none (credentials(7)).
+_ID_MAX = (1 << 32) - 2
+
+
 def _uid_of(user: str | int) -> int:
-    try:
-        return user if isinstance(user, int) else pwd.getpwnam(user).pw_uid
-    except KeyError:
-        raise InvalidValue("users", f"there is no user {user!r}") from None
+    return _id_of("users", user, lambda name: pwd.getpwnam(name).pw_uid)
 
 
 def _gid_of(group: str | int) -> int:
-    try:
-        return group if isinstance(group, int) else grp.getgrnam(group).gr_gid
-    except KeyError:
-        raise InvalidValue("groups", f"there is no group {group!r}") from None
+    return _id_of("groups", group, lambda name: grp.getgrnam(name).gr_gid)
+
+
+def _id_of(key: str, given: str | int, look_up: Callable[[str], int]) -> int:
+    if isinstance(given, str):
+        try:
+            return look_up(given)
+        except (KeyError, ValueError):  # ValueError: it has a NUL
+            raise InvalidValue(key, f"there is no {key.removesuffix('s')} {given!r}") from None
+    if not 0 <= given <= _ID_MAX:
+        raise InvalidValue(key, f"{given}; allowed: a name, or a number from 0 to {_ID_MAX}")
+    return given
 
 
 QuotaBytes = Annotated[int, Size(_SEGMENT_BYTES, _POOL_BYTES_MAX)]

@@ -61,6 +61,26 @@ def test_quotas_are_of_users_and_groups_by_name_or_number() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        (
+            "allow: {users: [-1]}",
+            "allow.users: -1; allowed: a name, or a number from 0 to 4294967294",
+        ),
+        ("allow: {groups: [4294967295]}", "allow.groups: 4294967295; allowed: a name, or a number"),
+        ('allow: {users: ["a\\0"]}', "allow.users: there is no user 'a\\x00'"),
+        # It would be that of group 0.
+        ("quotas: {users: {4294967296: 1MiB}}", "quotas.users: 4294967296; allowed: a name, or"),
+        ("quotas: {groups: {no-such: 1MiB}}", "quotas.groups: there is no group 'no-such'"),
+    ],
+)
+def test_users_and_groups_are_names_or_numbers_that_there_can_be(text: str, problem: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        loads(text, Settings, "f")
+    assert problem in str(caught.value)
+
+
 def test_a_process_has_the_quota_of_its_user_else_of_a_group_else_none() -> None:
     text = "quotas: {users: {77: 1MiB}, groups: {5: 2MiB, 6: 2MiB}}"
     found = quotas(loads(text, Settings, "f"))
