@@ -190,6 +190,9 @@ class Clients:
                 pidfd = os.dup(peer.pidfd)
                 undo.callback(os.close, pidfd)
                 number, fds = self._dataplane.client_add(peer.pid, service)
+                for fd in fds:
+                    undo.callback(os.close, fd)
+                undo.callback(self._dataplane.client_exited, number)
                 tenant = self._quotas.tenant(peer.uid, peer.gids)
                 self._dataplane.client_tenant(number, tenant)
             except OSError as error:
@@ -338,9 +341,14 @@ class Clients:
         # From here and not from its memory, which it can write to.
         number = int(about["number"])
         self._dataplane.client_adopt(number, pid, service, fds)
-        # As of now: quotas may be others than before.
-        self._dataplane.client_tenant(number, self._quotas.tenant(uid, gids))
-        pidfd = pidfd_if_same(pid, start_ticks)
+        try:
+            # As of now: quotas may be others than before.
+            self._dataplane.client_tenant(number, self._quotas.tenant(uid, gids))
+            pidfd = pidfd_if_same(pid, start_ticks)
+        except OSError:
+            # Nobody watches it: what it wrote goes in its turn, as that of a process that is gone.
+            self._dataplane.client_exited(number)
+            raise
         self._remember(Client(number, token, pid, uid, gids, start_ticks, service, pidfd, None))
         if pidfd is None:
             self._dataplane.client_exited(number)

@@ -77,6 +77,7 @@ class RecordingDataPlane:
     added: list[tuple[int, str]] = field(default_factory=list)
     adopted: list[tuple[int, int, str, bytes]] = field(default_factory=list)
     tenants: dict[int, int] = field(default_factory=dict)
+    has_memory: bool = True
     exited: asyncio.Queue[int] = field(default_factory=asyncio.Queue)
 
     def __post_init__(self) -> None:
@@ -100,6 +101,8 @@ class RecordingDataPlane:
         self.adopted.append((number, pid, service, contents))
 
     def client_tenant(self, number: int, tenant: int) -> None:
+        if not self.has_memory:
+            raise OSError(errno.ENOMEM, "no memory")
         self.tenants[number] = tenant
 
     def client_exited(self, number: int) -> None:
@@ -134,10 +137,11 @@ async def node(
     per_user_max: int = 4,
     quotas: Quotas = NO_QUOTAS,
     door_limits: DoorLimits = DOOR_LIMITS,
+    has_memory: bool = True,
 ) -> AsyncIterator[Node]:
     log: list[str] = []
     path = directory / "node.sock"
-    dataplane = RecordingDataPlane()
+    dataplane = RecordingDataPlane(has_memory=has_memory)
     with (
         contextlib.closing(dataplane),
         Clients(

@@ -57,6 +57,20 @@ def test_a_client_gets_its_memory(directory: Path) -> None:
     asyncio.run(run())
 
 
+def test_a_client_without_a_tenant_leaves_nothing(directory: Path) -> None:
+    async def run() -> None:
+        async with node(directory, has_memory=False) as here:
+            peer = Peer.at(here.path)
+            reply = await peer.ask(request())
+            assert (reply.status, reply.fds) == (-errno.ENOMEM, [])
+            assert not any("memfd:arena" in name for name in open_files())
+            assert here.dataplane.exited.get_nowait() == 1
+            assert len(here.clients) == 0
+            peer.close()
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize(
     ("packet", "status", "counter", "words"),
     [
@@ -430,6 +444,27 @@ def test_a_process_that_died_meanwhile_has_exited(directory: Path) -> None:
             async with node(directory, manager=manager, stored=stored) as after:
                 assert after.dataplane.adopted == [(1, pid, "other", b"arena channel context")]
                 assert after.dataplane.exited.get_nowait() == 1
+        store.close()
+
+    asyncio.run(run())
+
+
+def test_a_client_that_cannot_be_taken_up_has_exited(directory: Path) -> None:
+    async def run() -> None:
+        store = Store(directory)
+        with ServiceManager(str(store.path)) as manager:
+            async with (
+                node(directory, manager=manager) as before,
+                program("client", before.path, 0, 0) as client,
+            ):
+                assert await client.says() == "0"
+                stored, _ = store.take()
+                with open_directory() as other:
+                    async with node(other, stored=stored, has_memory=False) as after:
+                        assert len(after.dataplane.adopted) == 1
+                        # The process lives, but nobody would see it die.
+                        assert after.dataplane.exited.get_nowait() == 1
+                        assert "of before the restart is lost" in after.log[0]
         store.close()
 
     asyncio.run(run())
