@@ -95,7 +95,6 @@ struct client {
 	uint64_t untied_granted_ns;
 	uint32_t untied_frames;
 
-	uint32_t false_hits;	      /* in the pass that goes on */
 	struct client *next_numbered; /* of the same bucket */
 	struct group *group;	      /* that listens to it; NULL: none does */
 };

@@ -15,6 +15,7 @@
  *   triggers.c  the trigger queues
  *   search.c    traces that wait to be looked for, and when
  *   pass.c      through all directories once, for all of these
+ *   wanted.c    what a pass looks for
  *   column.c    fingerprints of what is sealed, where searches read them
  *   verdict.c   what a search met, and whether that was all
  *   watch.c     what traces write that are collected already
@@ -84,6 +85,7 @@ struct bsn {
 	pthread_mutex_t gate, lock;
 	struct bsn_config config;
 	uint64_t node_id;
+	uint64_t secret; /* odd: of tables with places by what others choose */
 	uint64_t now_ns;
 
 	struct ledger ledger;

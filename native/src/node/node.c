@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
 
 #include "hash.h"
 #include "internal.h"
@@ -93,6 +94,14 @@ static int check_config(const struct bsn_config *c, const struct complaint *to)
 
 /* ---------------------------------------------------------------- life --- */
 
+static int make_secret(struct bsn *n)
+{
+	if (getrandom(&n->secret, sizeof(n->secret), 0) != sizeof(n->secret))
+		return -EIO;
+	n->secret |= 1;
+	return 0;
+}
+
 int bsn_new(const struct bsn_config *config, struct bsn **node, char *message,
 	    size_t message_bytes)
 {
@@ -115,6 +124,7 @@ int bsn_new(const struct bsn_config *config, struct bsn **node, char *message,
 	n->events.ring = calloc(EVENTS_MAX, sizeof(*n->events.ring));
 	n->clients.all = calloc(config->clients_max, sizeof(struct client *));
 	err = n->scratch && n->events.ring && n->clients.all ? 0 : -ENOMEM;
+	err = err ? err : make_secret(n);
 	tenants_init(n);
 	err = err ? err : ledger_init(n);
 	err = err ? err : pool_init(n);

@@ -30,10 +30,7 @@
 #define COLUMN_FASTER 3u
 #define BYTES_AN_ENTRY 16u
 #define FALSE_HIT_ENTRIES 40u
-
-/* Fingerprints have 46 bits: that an honest directory meets so many of them
- * by chance in one pass does not happen. */
-#define FALSE_HITS_MAX 16u
+#define PASSED_OVER_ENTRIES 4u
 
 /* --------------------------------------------------------------- frames --- */
 
@@ -59,36 +56,27 @@ static bool is_watched(const struct bsn *n, const struct pass *p,
 	       f->client->live && f->client != &n->keep.arena && !p->is_peek;
 }
 
-/*
- * An entry has the fingerprint of a trace that its run is not of. Once may be
- * chance, so it is counted for whose run it is, and who has too many is passed
- * over. In the keep arena his runs stand among others': there each is disowned
- * as it is met, so that it costs one search and not all.
- */
-static void false_hit(struct bsn *n, struct frame *f, uint32_t index,
-		      uint64_t entry)
+/* In the keep arena a liar's runs stand among others': there each is disowned as it
+ * is met, so that it costs one search and not all. */
+static void false_hit(struct bsn *n, struct pass *p, struct frame *f,
+		      uint32_t index, uint64_t entry)
 {
-	bool kept = f->client == &n->keep.arena;
-	struct client *c = f->client;
+	uint64_t fingerprint = bs_entry_fingerprint(entry);
 	struct keep_owner owner;
 
 	n->counts.false_hits++;
-	if (kept)
-		c = keep_owner_of_entry(f, entry, &owner)
-			    ? client_find(n, owner.number)
-			    : NULL;
-	if (c)
-		c->false_hits++;
-	if (kept && (!c || c->false_hits > FALSE_HITS_MAX))
+	if (f->client != &n->keep.arena)
+		wanted_in_vain(&p->wanted, f->client->number, fingerprint);
+	else if (!keep_owner_of_entry(f, entry, &owner) || !owner.number ||
+		 wanted_in_vain(&p->wanted, owner.number, fingerprint))
 		keep_disown(f, index);
 }
 
 /* Returns what it cost, in entries. */
 static uint32_t hit(struct bsn *n, struct search *s, struct frame *f,
-		    uint32_t index, struct walk *walk)
+		    uint32_t index, uint64_t entry, struct walk *walk)
 {
 	bool watched = is_watched(n, s->pass, f) && index == f->scanned;
-	uint64_t entry = run_entry(f, index);
 	uint64_t last_ticks = 0;
 	uint32_t copied;
 	struct run run;
@@ -96,10 +84,6 @@ static uint32_t hit(struct bsn *n, struct search *s, struct frame *f,
 	/* Released meanwhile. */
 	if (!s->to.slice)
 		return 0;
-	if (!id_equal(run_id(f, entry), s->id)) {
-		false_hit(n, f, index, entry);
-		return FALSE_HIT_ENTRIES;
-	}
 	if (!run_open(n, f, index, entry, walk, &run)) {
 		n->counts.corrupt++;
 		s->to.slice->flags |= BSN_SLICE_CORRUPT;
@@ -119,30 +103,30 @@ static uint32_t hit(struct bsn *n, struct search *s, struct frame *f,
 	return run.bytes / BYTES_AN_ENTRY;
 }
 
-static uint32_t look(struct bsn *n, const struct pass *p, struct frame *f,
+static uint32_t look(struct bsn *n, struct pass *p, struct frame *f,
 		     uint32_t index, struct walk *walk)
 {
-	uint64_t fingerprint =
-		bs_entry_fingerprint(READ_ONCE(*bs_directory(f->bytes, index)));
-	uint32_t cost = 0;
+	uint64_t entry = run_entry(f, index);
+	uint64_t fingerprint = bs_entry_fingerprint(entry);
+	struct search *s;
 
-	for (uint32_t i = (uint32_t)fingerprint; p->searches[i % p->room];
-	     i++) {
-		struct search *s = p->searches[i % p->room];
-
-		if (s->fingerprint == fingerprint)
-			cost += hit(n, s, f, index, walk);
-	}
-	return cost;
+	/* A column does not know what was disowned. */
+	if (!wanted_has(&p->wanted, fingerprint) ||
+	    wanted_is_vain(&p->wanted, f->client->number, fingerprint))
+		return PASSED_OVER_ENTRIES;
+	s = wanted_find(&p->wanted, run_id(f, entry));
+	if (s)
+		return hit(n, s, f, index, entry, walk);
+	false_hit(n, p, f, index, entry);
+	return FALSE_HIT_ENTRIES;
 }
 
 static bool may_visit(const struct bsn *n, struct pass *p, struct frame *f)
 {
 	uint32_t i = frame_number(n, f);
 
-	if (is_visited(p, i) || f->client->false_hits > FALSE_HITS_MAX ||
-	    (f->client == &n->keep.arena &&
-	     record_of(n, f)->granted_ns > p->granted_ns))
+	if (is_visited(p, i) || (f->client == &n->keep.arena &&
+				 record_of(n, f)->granted_ns > p->granted_ns))
 		return false;
 	p->visited[i / 64] |= 1ull << (i % 64);
 	return true;
@@ -170,9 +154,8 @@ static uint32_t visit_directory(struct bsn *n, struct pass *p, struct frame *f)
 		limit = f->scanned + 1;
 	entry = bs_directory(f->bytes, 0);
 	for (uint32_t k = 0; k < limit; k++) {
-		if (unlikely(filter_has(
-			    &p->filter,
-			    bs_entry_fingerprint(READ_ONCE(*(entry - k))))))
+		if (wanted_has(&p->wanted,
+			       bs_entry_fingerprint(READ_ONCE(*(entry - k)))))
 			cost += look(n, p, f, k, &walk);
 	}
 	n->counts.entries_searched += limit;
@@ -223,17 +206,6 @@ static void prefetch(const struct frame *f)
 
 /* ---------------------------------------------------------------- columns --- */
 
-/* Of several hundred traces the filter lets a few entries in a thousand pass;
- * that they are of others is known here without reaching for them. */
-static bool is_wanted(const struct pass *p, uint32_t low)
-{
-	for (uint32_t i = low; p->searches[i % p->room]; i++) {
-		if ((uint32_t)p->searches[i % p->room]->fingerprint == low)
-			return true;
-	}
-	return false;
-}
-
 static uint32_t visit_column(struct bsn *n, struct pass *p, struct frame *f)
 {
 	uint32_t cost = COLUMN_ENTRIES, limit;
@@ -248,8 +220,7 @@ static uint32_t visit_column(struct bsn *n, struct pass *p, struct frame *f)
 	}
 	limit = limit_of(n, p, f, f->column_runs);
 	for (uint32_t k = 0; k < limit; k++) {
-		if (likely(!filter_has(&p->filter, f->column[k])) ||
-		    !is_wanted(p, f->column[k]))
+		if (!wanted_has(&p->wanted, f->column[k]))
 			continue;
 		if (!walk.end)
 			walk = walk_of(f, record_of(n, f)->generation);
@@ -371,16 +342,12 @@ static void visit_active_since(struct bsn *n, struct pass *p)
 static int pass_init(const struct bsn *n, struct pass *p,
 		     struct search *searches)
 {
-	uint32_t count = 0;
+	int err;
 
 	memset(p, 0, sizeof(*p));
-	for (const struct search *s = searches; s; s = s->next)
-		count++;
-	for (p->room = 4; p->room < 2 * count; p->room *= 2)
-		;
-	p->searches = calloc(p->room, sizeof(struct search *));
 	p->visited = calloc(n->pool.frames_room / 64 + 1, sizeof(uint64_t));
-	if (!p->searches || !p->visited)
+	err = wanted_init(n, &p->wanted, searches);
+	if (err || !p->visited)
 		return -ENOMEM;
 	p->at = NONE;
 	p->granted_ns = n->ledger.header->granted_ns;
@@ -391,27 +358,19 @@ static int pass_init(const struct bsn *n, struct pass *p,
 		p->keep_runs =
 			runs_count(frame_at(n, p->keep_frame),
 				   n->ledger.records[p->keep_frame].generation);
-	for (struct search *s = searches; s; s = s->next) {
-		uint32_t i = (uint32_t)s->fingerprint;
-
-		while (p->searches[i % p->room])
-			i++;
-		p->searches[i % p->room] = s;
-		filter_add(&p->filter, s->fingerprint);
+	for (const struct search *s = searches; s; s = s->next)
 		p->is_peek |= s->to.buffer != NULL;
-	}
 	return 0;
 }
 
 static void pass_free(struct pass *p)
 {
-	free(p->searches);
+	wanted_free(&p->wanted);
 	free(p->visited);
 }
 
 int pass_begin(struct bsn *n, struct pass *p, struct search *searches)
 {
-	struct client *c;
 	int err = pass_init(n, p, searches);
 
 	if (err) {
@@ -420,8 +379,6 @@ int pass_begin(struct bsn *n, struct pass *p, struct search *searches)
 	}
 	p->next = n->passes;
 	n->passes = p;
-	for_each_client(n, c)
-		c->false_hits = 0;
 	/* One lies anywhere in a large table. */
 	for (struct search *s = searches; s; s = s->next)
 		gone_prefetch(n, s->fingerprint);

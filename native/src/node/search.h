@@ -57,11 +57,20 @@ struct search {
 	struct search *next;
 };
 
+/* What a pass looks for: wanted.c. */
+struct wanted {
+	struct filter filter;
+	uint64_t secret;
+	uint32_t bits;		  /* 2 to this are the places of each table */
+	uint32_t *lows;		  /* low halves of fingerprints */
+	struct search **searches; /* by id */
+	struct vain *vain;	  /* NULL: nothing was in vain yet */
+	uint32_t n_vain;
+};
+
 /* One pass over the directories for several searches. */
 struct pass {
-	struct search **searches; /* hash table by fingerprint */
-	uint32_t room;
-	struct filter filter;
+	struct wanted wanted;
 	uint64_t *visited; /* a bit a frame */
 	/* Where it is in the list of the sealed: the frame that was last; NONE: at
 	 * the beginning. Of the node's list, or that of the keep arena. */
@@ -115,6 +124,24 @@ void pass_before_reclaim(struct bsn *n, struct frame *f);
 void pass_before_unseal(struct bsn *n, const struct frame *f);
 bool pass_has_met(const struct bsn *n, const struct search *s,
 		  const struct frame *f);
+
+/* wanted.c */
+int wanted_init(const struct bsn *n, struct wanted *w, struct search *searches);
+void wanted_free(struct wanted *w);
+bool wanted_has_low(const struct wanted *w, uint64_t fingerprint);
+struct search *wanted_find(const struct wanted *w, struct bs_trace_id id);
+/* A process's entry was looked at, and is not of a trace that is wanted. True: so
+ * were too many with that half of a fingerprint. */
+bool wanted_in_vain(struct wanted *w, uint32_t client, uint64_t fingerprint);
+/* Then the others are passed over. */
+bool wanted_is_vain(const struct wanted *w, uint32_t client,
+		    uint64_t fingerprint);
+/* Of the fingerprint the low half is enough. */
+static inline bool wanted_has(const struct wanted *w, uint64_t fingerprint)
+{
+	return unlikely(filter_has(&w->filter, fingerprint)) &&
+	       wanted_has_low(w, fingerprint);
+}
 
 /* column.c */
 /* False: there is no room for it. */

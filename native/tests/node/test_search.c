@@ -745,7 +745,7 @@ static void forged_entries_hurt_nobody(void)
 	decode_slice(n, trace_id(WANTED), &d);
 	CHECK_EQ(d.records, 1);
 	bsn_get_metrics(n, &m);
-	CHECK_EQ(m.false_hits, 100);
+	CHECK_EQ(m.false_hits, 17);
 	CHECK_EQ(bsn_slice_release(n, trace_id(WANTED), false, now), 0);
 
 	/* All go through the keep arena: the honest run is found there. */
