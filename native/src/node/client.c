@@ -398,7 +398,6 @@ int bsn_client_exited(struct bsn *n, int client, uint64_t now_ns)
 	store_publish(n);
 	triggers_take(n, c); /* also behind a cell that stays claimed */
 	pool_drop_unused(n, c);
-	client_check_drained(n, c);
 	/* Before all are adopted, who lives is not known yet. */
 	if (n->recovered) {
 		slices_close_gone(n, true);

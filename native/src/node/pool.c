@@ -61,18 +61,23 @@ static bool drop_one_backed(struct bsn *n, struct client *c)
 /* Segments whose memory is given back under one hold of the lock: 12 us each. */
 #define DROPS_A_PIECE 8u
 
-/* What a process that is gone had in hand, or had written and lost again. As long as
- * there is some of it nobody forgets the process. */
+/* What a process that is gone had in hand, or had written and lost again. If nothing
+ * else is left of it, it is forgotten: here, or by whoever took the last of it
+ * meanwhile, since memory that waits is for all. */
 void pool_drop_unused(struct bsn *n, struct client *c)
 {
-	uint32_t count = 0;
+	uint32_t number = c->number, count = 0;
 
-	while (grants_drop_one(n, c) || drop_one_backed(n, c)) {
+	while (c && (grants_drop_one(n, c) || drop_one_backed(n, c))) {
 		bool more = grants_stock(c) || c->backed.count;
 
-		if (more && ++count % DROPS_A_PIECE == 0)
+		if (more && ++count % DROPS_A_PIECE == 0) {
 			node_give_way(n);
+			c = client_find(n, number);
+		}
 	}
+	if (c)
+		client_check_drained(n, c);
 }
 
 /* Of what is sealed or parked; NONE: there is nothing. */

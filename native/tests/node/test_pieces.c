@@ -141,7 +141,16 @@ static void stocks_are_filled_in_pieces(void)
 
 static uint32_t stock_left(struct bsn *n)
 {
-	return grants_stock(first(n));
+	return n->clients.count ? grants_stock(first(n)) : 0;
+}
+
+/* As bsn_client_exited(), up to where it gives back what the process had. */
+static void end_process(struct bsn *n)
+{
+	threads_finish(n, first(n));
+	first(n)->live = false;
+	tenant_exit(n, first(n));
+	wait_leave(first(n));
 }
 
 static void what_was_in_hand_goes_in_pieces(void)
@@ -157,13 +166,58 @@ static void what_was_in_hand_goes_in_pieces(void)
 	CHECK(before > 100);
 	node_lock(n);
 	thread = start_between(n, look_between, &b);
-	first(n)->live = false;
+	end_process(n);
 	pool_drop_unused(n, first(n));
-	first(n)->live = true;
 	end_between(n, thread);
 	check_piece(&b, before, 8);
-	CHECK_EQ(stock_left(n), 0);
+	CHECK_EQ(n->clients.count, 0);
 	bsn_poll(n, START);
+	free_with_writer(n, &w);
+}
+
+/* Others need all that it has: first what nobody uses, and then what it wrote. */
+static void *need_all(void *argument)
+{
+	struct bsn *n = argument;
+	uint32_t budget;
+
+	node_lock(n);
+	budget = n->pool.n_frames;
+	n->pool.n_frames = 0;
+	pool_shrink(n);
+	n->pool.n_frames = budget;
+	node_unlock(n);
+	return NULL;
+}
+
+static void a_process_that_ends_is_forgotten_meanwhile(void)
+{
+	struct bsn *n = new_node(8);
+	struct bsn_event event;
+	pthread_t thread;
+	struct wthread t;
+	struct writer w;
+
+	writer_attach(&w, n, START);
+	t = writer_thread(&w, 0);
+	fill(n, &t, 100);
+	node_lock(n);
+	/* Most of what it wrote is gone, and waits for it to write more. */
+	while (n->pool.sealed.count > 10)
+		CHECK(pool_reclaim(n, NULL, false));
+	while (grants_drop_one(n, first(n)))
+		;
+	CHECK(first(n)->backed.count > 50);
+	end_process(n);
+	thread = start_between(n, need_all, n);
+	pool_drop_unused(n, first(n));
+	end_between(n, thread);
+	CHECK_EQ(n->clients.count, 0);
+	CHECK_EQ(bsn_events(n, &event, 1), 1);
+	CHECK_EQ(event.kind, BSN_EVENT_CLIENT_DRAINED);
+	CHECK_EQ(event.client, w.number);
+	CHECK_EQ(bsn_events(n, &event, 1), 0);
+	check_invariants(n);
 	free_with_writer(n, &w);
 }
 
@@ -455,6 +509,7 @@ int main(void)
 	RUN(what_a_process_left_goes_in_pieces);
 	RUN(stocks_are_filled_in_pieces);
 	RUN(what_was_in_hand_goes_in_pieces);
+	RUN(a_process_that_ends_is_forgotten_meanwhile);
 	RUN(slices_are_closed_in_pieces);
 	RUN(slices_are_told_of_losses_in_pieces);
 	RUN(the_last_loss_of_a_process_is_told);
