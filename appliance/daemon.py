@@ -269,7 +269,7 @@ class Daemon:
         )
 
     def _look_for_recent(self) -> None:
-        """For a snapshot: in a thread, since it looks at the whole index."""
+        """For a snapshot: in a thread, since it looks at the whole pool."""
         order = self._core.take_recent_question()
         if order is not None:
             task = asyncio.ensure_future(self._answer_recent(order))

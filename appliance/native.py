@@ -118,7 +118,7 @@ def read_clocks(counter: bool) -> tuple[int, int, int]:
 
 
 class NativeDataPlane:
-    """A node's pool, index and report store. Use as ``with``; see native/src/node.h.
+    """A node's pool and report store. Use as ``with``; see native/src/node.h.
 
     A subclass may have other clocks: ``now_ns``, ``read_clocks`` and ``THREAD_CPU_NS``.
     """
@@ -281,7 +281,7 @@ class NativeDataPlane:
             self.clock_pair()
 
     def poll(self, now_ns: int) -> bool:
-        """Drain, index, copy, grant, reclaim. Whether there are events."""
+        """Take triggers, search, copy, grant, reclaim. Whether there are events."""
         self.clock_pair_if_due(now_ns)
         return _check(lib.bsn_poll(self._node, now_ns), "a poll") > 0
 

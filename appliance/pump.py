@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The thread that works for the data plane: sleeps on the doorbells, drains, hands on events.
+"""The thread that works for the data plane: sleeps on the doorbells, polls, hands on events.
 
-Nothing is polled while nothing was triggered: plain runs do not ring, and the
-node drains them before it answers any question. But what a triggered trace
+Nothing is polled while nothing was triggered: plain runs do not ring, and are
+looked for when somebody asks. But what a triggered trace
 writes after its trigger does not ring either, so while there are slices the
 thread looks by itself: often while something happened lately, seldom later.
 
@@ -105,7 +105,7 @@ class Pump:
             while self._asked:
                 self._asked.popleft()()
             # Events wait in the data plane while the loop is behind; what
-            # processes write is drained all the same.
+            # processes want is seen to all the same.
             if have_events and not self._handed and not self._stopping:
                 self._handed = self._dataplane.events()
                 # The loop may be closed already when we are told to stop.

@@ -25,7 +25,7 @@ _RECORD_HEADER_BYTES = 16
 _BYTES = (8, 32, 128, 512, 2048)
 _TRACE_BYTES = 100
 
-# "sustained without loss" (DESIGN.md, part 8) allows for this much.
+# "Without loss" allows for this much.
 _LOST_SHARE_MAX = 0.01
 
 

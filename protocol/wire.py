@@ -62,7 +62,7 @@ from protocol.messages import (
 from protocol.versions import BEFORE_WINDOWS, Agreed, Feature, Versions
 
 BATCH_MESSAGES_MAX = 1024
-"""Messages in one batch: under 1 MiB even if each is as large as it may be."""
+"""Messages in one batch: of a node under 1 MiB, even if each is as large as it may be."""
 
 ADDRESSES_MAX = 64
 ADDRESS_BYTES_MAX = 64

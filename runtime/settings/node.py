@@ -29,8 +29,7 @@ Rate = Annotated[float, Range(0.001, 1e9)]
 
 _SEGMENT_BYTES = 65536
 
-# The data plane's index numbers runs in 32 bits. It counts on one each 256 bytes
-# of the pool and some more each segment; the next power of two has too many.
+# As the data plane has it (POOL_MAX in native/src/node/node.c).
 _POOL_BYTES_MAX = 512 << 30
 
 # All names of stored fds must fit into one environment variable (runtime.service_manager).

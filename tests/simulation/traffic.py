@@ -22,7 +22,7 @@ from tests.simulation.pool import ClientModel, Handle
 
 CALL_TIMEOUT_NS = 500 * MS
 VISITED_MAX = 3
-"""Nodes that a context names, as DESIGN.md says."""
+"""Nodes that a context names."""
 
 
 @dataclass(slots=True)
