@@ -189,7 +189,7 @@ int64_t bsn_peek(struct bsn *n, struct bs_trace_id id, uint64_t now_ns,
 	if (result)
 		goto out;
 	search_all(n, &search, true);
-	search_free(&search);
+	search_free(n, &search);
 	slice_fill(&look, out);
 	result = (int64_t)look.bytes;
 	free(look.parts);

@@ -100,6 +100,7 @@ struct bsn {
 	struct waiting waiting;
 	struct pass *passes;	 /* that go on */
 	struct search *searches; /* that wait for the next poll's pass */
+	uint64_t met_bytes;	 /* of what they met (verdict.c) */
 	bool searched_at_once;	 /* since the latest poll */
 	bool untied_news;	 /* of some process */
 	bool losses_unsaved;	 /* likewise */

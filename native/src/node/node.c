@@ -153,7 +153,7 @@ void bsn_free(struct bsn *n)
 		struct search *s = n->searches;
 
 		n->searches = s->next;
-		search_free(s);
+		search_free(n, s);
 		free(s);
 	}
 	tenants_free(n);

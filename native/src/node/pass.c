@@ -20,7 +20,7 @@
 
 /* What is done under one hold of the lock, in entries: 100 us at 2.5 ns an
  * entry. A frame is as dear as some entries, because its directory is not in
- * the cache; so are bytes that are copied, and headers that are met in vain. */
+ * the cache; so is a run whose header is read, and so are bytes that are copied. */
 #define PIECE_ENTRIES 20000u
 #define FRAME_ENTRIES 50u
 
@@ -29,7 +29,7 @@
 #define COLUMN_ENTRIES 10u
 #define COLUMN_FASTER 3u
 #define BYTES_AN_ENTRY 16u
-#define FALSE_HIT_ENTRIES 40u
+#define HIT_ENTRIES 40u
 #define PASSED_OVER_ENTRIES 4u
 
 /* --------------------------------------------------------------- frames --- */
@@ -91,7 +91,7 @@ static uint32_t hit(struct bsn *n, struct search *s, struct frame *f,
 	}
 	if (run.from) {
 		search_put_off(n, s, &run);
-		return run.bytes / BYTES_AN_ENTRY;
+		return HIT_ENTRIES + run.bytes / BYTES_AN_ENTRY;
 	}
 	/* That it is closed by now, watch.c will tell. */
 	if (watched)
@@ -100,7 +100,7 @@ static uint32_t hit(struct bsn *n, struct search *s, struct frame *f,
 	if (watched)
 		watch_from(n, f, copied);
 	search_meet(n, s, &run, last_ticks);
-	return run.bytes / BYTES_AN_ENTRY;
+	return HIT_ENTRIES + run.bytes / BYTES_AN_ENTRY;
 }
 
 static uint32_t look(struct bsn *n, struct pass *p, struct frame *f,
@@ -118,7 +118,7 @@ static uint32_t look(struct bsn *n, struct pass *p, struct frame *f,
 	if (s)
 		return hit(n, s, f, index, entry, walk);
 	false_hit(n, p, f, index, entry);
-	return FALSE_HIT_ENTRIES;
+	return HIT_ENTRIES;
 }
 
 static bool may_visit(const struct bsn *n, struct pass *p, struct frame *f)

@@ -5,20 +5,41 @@
 
 #include "internal.h"
 
-/* Searches that are judged under one hold of the lock. */
-#define SEARCHES_A_PIECE 50u
+/* What is judged under one hold of the lock, in what searches met: 100 us. One that
+ * met little is as dear as so many, and so are bytes that are copied. */
+#define PIECE_MET 20000u
+#define SEARCH_MET 400u
+#define BYTES_A_MET 16u
 
-static void conclude_all(struct bsn *n, struct search *searches, bool failed,
-			 bool give_way)
+static void judge(struct bsn *n, struct search *s, bool give_way,
+		  uint32_t *cost)
 {
-	uint32_t count = 0;
+	uint32_t bytes;
+
+	while (search_put_part(n, s, &bytes)) {
+		*cost += 1 + bytes / BYTES_A_MET;
+		if (give_way && *cost >= PIECE_MET) {
+			node_commit_and_give_way(n);
+			*cost = 0;
+		}
+	}
+	*cost += SEARCH_MET + s->met_room;
+	n->counts.searches++;
+	search_conclude(n, s);
+}
+
+void search_judge_all(struct bsn *n, struct search *searches, bool failed,
+		      bool give_way)
+{
+	uint32_t cost = 0;
 
 	for (struct search *s = searches; s; s = s->next) {
 		s->failed |= failed;
-		n->counts.searches++;
-		search_conclude(n, s);
-		if (give_way && s->next && ++count % SEARCHES_A_PIECE == 0)
+		judge(n, s, give_way, &cost);
+		if (give_way && s->next && cost >= PIECE_MET) {
 			node_commit_and_give_way(n);
+			cost = 0;
+		}
 	}
 }
 
@@ -39,7 +60,7 @@ int search_all(struct bsn *n, struct search *searches, bool give_way)
 		pass_run(n, &p, give_way);
 		pass_end(n, &p, searches);
 	}
-	conclude_all(n, searches, err != 0, give_way);
+	search_judge_all(n, searches, err != 0, give_way);
 	return err;
 }
 
@@ -83,31 +104,32 @@ static uint64_t cpu_ns(const struct bsn *n)
 	return n->config.thread_cpu_ns ? n->config.thread_cpu_ns() : 0;
 }
 
-static void pay(struct bsn *n, uint64_t spent_ns)
+static void pay(struct bsn *n, uint64_t begun_ns, uint64_t spent_ns)
 {
 	if (n->passes_paid_ns < n->now_ns)
 		n->passes_paid_ns = n->now_ns;
 	n->passes_paid_ns += CORES_PASSES_SHARE * spent_ns;
 	/* So much time has passed at least. */
-	node_set_time(n, n->now_ns + spent_ns);
+	node_set_time(n, begun_ns + spent_ns);
 }
 
 void search_waiting(struct bsn *n)
 {
 	struct search *all = n->searches;
-	uint64_t begun_ns;
+	uint64_t begun_ns = n->now_ns, spent_ns;
 
 	if (!all || search_due_in_ns(n))
 		return;
 	n->searches = NULL;
-	begun_ns = cpu_ns(n);
+	spent_ns = cpu_ns(n);
 	search_all(n, all, true);
-	pay(n, cpu_ns(n) - begun_ns);
+	spent_ns = cpu_ns(n) - spent_ns;
+	pay(n, begun_ns, spent_ns);
 	while (all) {
 		struct search *s = all;
 
 		all = s->next;
-		search_free(s);
+		search_free(n, s);
 		free(s);
 	}
 }

@@ -29,6 +29,7 @@ struct met {
 	uint32_t runs;
 	uint32_t seq_max;
 	bool first, last, lossy, live;
+	bool exit_told; /* of the entry of a process */
 };
 
 /* A part of a kept run that is not its first. */
@@ -111,6 +112,9 @@ uint64_t search_due_in_ns(const struct bsn *n);
 /* Look for them through all of the pool; give_way: in pieces, between which
  * others have the lock. */
 int search_all(struct bsn *n, struct search *searches, bool give_way);
+/* All was looked at, unless it failed. In pieces, too. */
+void search_judge_all(struct bsn *n, struct search *searches, bool failed,
+		      bool give_way);
 uint64_t search_cost(const struct bsn *n);
 
 /* pass.c */
@@ -151,15 +155,17 @@ void column_drop(struct bsn *n, struct frame *f);
 
 /* verdict.c */
 int search_init(struct search *s, struct bs_trace_id id, struct sink to);
-void search_free(struct search *s);
+void search_free(struct bsn *n, struct search *s);
 void search_meet(struct bsn *n, struct search *s, const struct run *run,
 		 uint64_t last_ticks);
 /* Records of a handle were lost; flags as of struct bs_loss. */
-void search_loss(struct search *s, uint32_t client, uint32_t handle,
-		 uint32_t flags);
+void search_loss(struct bsn *n, struct search *s, uint32_t client,
+		 uint32_t handle, uint32_t flags);
 /* A part of a kept run that is not the first: it has its turn at the end. */
 void search_put_off(const struct bsn *n, struct search *s,
 		    const struct run *run);
+/* The next of these. False: that was all. */
+bool search_put_part(struct bsn *n, struct search *s, uint32_t *bytes);
 /* All was looked at. */
 void search_conclude(struct bsn *n, struct search *s);
 

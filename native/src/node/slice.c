@@ -367,7 +367,7 @@ void slice_loss_arrived(struct bsn *n, struct slice *s, const struct client *c,
 	count_flags(s, part, c->live, handle, flags, true);
 	s->flags |= BSN_SLICE_LOSSY;
 	if (s->search)
-		search_loss(s->search, c->number, handle, flags);
+		search_loss(n, s->search, c->number, handle, flags);
 	if (part)
 		put_process(n, &to, part, &owner);
 	put_bare(n, &to, BS_PIECE_LOSS, c->number, flags);

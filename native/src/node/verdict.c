@@ -13,6 +13,17 @@
 
 #define MET_ROOM_MIN 8u
 
+/* Handles of one trace that are told apart: their table is read, or made anew, in a
+ * third of a millisecond, under one hold of the lock. Of a trace with more it is not
+ * known whether all of it was there. */
+#define MET_MAX 32768u
+
+/* An entry here takes as much memory as a run without records in the pool. So of
+ * tables that are larger than this all together have a 32nd of the pool's bytes, beside
+ * it. */
+#define MET_ROOM_SMALL 128u
+#define MET_SHARE 32u
+
 /* ------------------------------------------------------------- handles --- */
 
 int search_init(struct search *s, struct bs_trace_id id, struct sink to)
@@ -30,8 +41,14 @@ int search_init(struct search *s, struct bs_trace_id id, struct sink to)
 	return 0;
 }
 
-void search_free(struct search *s)
+static uint64_t shared_bytes(uint32_t room)
 {
+	return room > MET_ROOM_SMALL ? room * sizeof(struct met) : 0;
+}
+
+void search_free(struct bsn *n, struct search *s)
+{
+	n->met_bytes -= shared_bytes(s->met_room);
 	free(s->met);
 	s->met = NULL;
 	while (s->later) {
@@ -56,26 +73,40 @@ static struct met *met_place(struct met *table, uint32_t room, uint32_t client,
 	}
 }
 
-static struct met *met_get(struct search *s, uint32_t client, uint32_t handle)
+/* False: there is no room for more. */
+static bool met_grow(struct bsn *n, struct search *s)
+{
+	uint32_t room = 2 * s->met_room;
+	uint64_t bytes =
+		n->met_bytes - shared_bytes(s->met_room) + shared_bytes(room);
+	struct met *table;
+
+	if (s->n_met >= MET_MAX ||
+	    (room > MET_ROOM_SMALL && bytes > n->config.pool_bytes / MET_SHARE))
+		return false;
+	table = malloc(room * sizeof(*table));
+	if (!table)
+		return false;
+	memset(table, 0xff, room * sizeof(*table));
+	for (uint32_t i = 0; i < s->met_room; i++) {
+		if (s->met[i].client != NONE)
+			*met_place(table, room, s->met[i].client,
+				   s->met[i].handle) = s->met[i];
+	}
+	free(s->met);
+	s->met = table;
+	s->met_room = room;
+	n->met_bytes = bytes;
+	return true;
+}
+
+static struct met *met_get(struct bsn *n, struct search *s, uint32_t client,
+			   uint32_t handle)
 {
 	struct met *m;
 
-	if (s->n_met * 2 >= s->met_room) {
-		uint32_t room = 2 * s->met_room;
-		struct met *table = malloc(room * sizeof(*table));
-
-		if (!table)
-			return NULL;
-		memset(table, 0xff, room * sizeof(*table));
-		for (uint32_t i = 0; i < s->met_room; i++) {
-			if (s->met[i].client != NONE)
-				*met_place(table, room, s->met[i].client,
-					   s->met[i].handle) = s->met[i];
-		}
-		free(s->met);
-		s->met = table;
-		s->met_room = room;
-	}
+	if (s->n_met * 2 >= s->met_room && !met_grow(n, s))
+		return NULL;
 	m = met_place(s->met, s->met_room, client, handle);
 	if (m->client == NONE) {
 		*m = (struct met){.client = client, .handle = handle};
@@ -101,7 +132,7 @@ void search_meet(struct bsn *n, struct search *s, const struct run *run,
 		   c->untied_from_ns < s->untied_from_ns) {
 		s->untied_from_ns = c->untied_from_ns;
 	}
-	m = met_get(s, run->owner.number, run->handle);
+	m = met_get(n, s, run->owner.number, run->handle);
 	if (!m) {
 		s->failed = true;
 		return;
@@ -116,10 +147,10 @@ void search_meet(struct bsn *n, struct search *s, const struct run *run,
 		m->seq_max = run->seq;
 }
 
-void search_loss(struct search *s, uint32_t client, uint32_t handle,
-		 uint32_t flags)
+void search_loss(struct bsn *n, struct search *s, uint32_t client,
+		 uint32_t handle, uint32_t flags)
 {
-	struct met *m = met_get(s, client, handle);
+	struct met *m = met_get(n, s, client, handle);
 
 	if (!m) {
 		s->failed = true;
@@ -161,32 +192,45 @@ void search_put_off(const struct bsn *n, struct search *s,
 	*link = l;
 }
 
-static void put_parts(struct bsn *n, struct search *s)
+bool search_put_part(struct bsn *n, struct search *s, uint32_t *bytes)
 {
+	struct later *l = s->later;
 	uint64_t last_ticks;
 
-	for (struct later *l = s->later; l; l = l->next) {
-		slice_copy_run(n, &s->to, &l->run, NONE, &last_ticks);
-		search_meet(n, s, &l->run, last_ticks);
-	}
+	/* Released meanwhile. */
+	if (!l || !s->to.slice)
+		return false;
+	slice_copy_run(n, &s->to, &l->run, NONE, &last_ticks);
+	search_meet(n, s, &l->run, last_ticks);
+	*bytes = l->run.bytes;
+	s->later = l->next;
+	free(l);
+	return true;
 }
 
 /* ---------------------------------------------------------------- verdict --- */
 
+/* What stands for a process as a whole: no handle has this number. */
+#define NO_HANDLE 0u
+
+/* Once for each process that is gone. */
 static void put_exits(struct bsn *n, struct search *s)
 {
+	for (uint32_t k = 0; k < s->to.slice->n_parts; k++) {
+		if (!met_get(n, s, s->to.slice->parts[k].client, NO_HANDLE))
+			s->to.slice->flags |= BSN_SLICE_MAYBE_LOSSY;
+	}
 	for (uint32_t i = 0; i < s->met_room; i++) {
-		struct met *m = &s->met[i];
-		bool open = m->client != NONE && m->first && !m->last;
+		const struct met *m = &s->met[i];
+		struct met *process;
 
-		if (!open || m->live)
+		if (m->client == NONE || !m->first || m->last || m->live)
 			continue;
+		process = met_place(s->met, s->met_room, m->client, NO_HANDLE);
+		if (process->client == NONE || process->exit_told)
+			continue;
+		process->exit_told = true;
 		slice_put_exit(n, &s->to, m->client);
-		/* Once for each process. */
-		for (uint32_t k = i; k < s->met_room; k++) {
-			if (s->met[k].client == m->client)
-				s->met[k].last = true;
-		}
 	}
 }
 
@@ -247,7 +291,6 @@ void search_conclude(struct bsn *n, struct search *s)
 
 	if (!slice)
 		return;
-	put_parts(n, s);
 	if (why & GONE_EVICTED || has_gaps(s))
 		slice->flags |= BSN_SLICE_EVICTED;
 	if (why & GONE_ABANDONED)

@@ -14,9 +14,11 @@
 #include "internal.h"
 
 /* What is done under one hold of the lock, in entries: 100 us. A look at a frame
- * is as dear as some of them, and so are bytes that are copied. */
+ * is as dear as some of them, and so are a run that is served and bytes that are
+ * copied. */
 #define PIECE_ENTRIES 20000u
 #define FRAME_ENTRIES 4u
+#define RUN_ENTRIES 40u
 #define BYTES_AN_ENTRY 16u
 
 static void set_dirty(struct bsn *n, struct frame *f)
@@ -62,7 +64,8 @@ static uint32_t serve(struct bsn *n, struct frame *f, uint64_t entry,
 		if (s->bytes != bytes || s->flags != flags ||
 		    s->n_crumbs != crumbs || slice_open_handles(s) != open)
 			slice_dirty(n, s);
-		n->watch_cost += (s->bytes - bytes) / BYTES_AN_ENTRY;
+		n->watch_cost +=
+			RUN_ENTRIES + (s->bytes - bytes) / BYTES_AN_ENTRY;
 		return f->copied;
 	}
 	return NONE;

@@ -657,7 +657,7 @@ static void peek_with(struct between *b)
 	decode(&d);
 	CHECK_EQ(d.records, SEGMENTS);
 	CHECK_EQ(d.by_kind[BS_PIECE_RUN], SEGMENTS);
-	search_free(&search);
+	search_free(b->n, &search);
 	free(look.parts);
 	free(look.opens);
 }
