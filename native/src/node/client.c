@@ -355,7 +355,7 @@ int bsn_client_context_done(struct bsn *n, int client, uint64_t now_ns)
 		result = -EAGAIN;
 		goto out;
 	}
-	threads_read_losses(n, c);
+	losses_read_unattributed(n, c);
 	metrics_read_client(n, c);
 	queue_end(c);
 out:
@@ -378,16 +378,20 @@ bool client_has_work(const struct bsn *n, const struct client *c)
 int bsn_client_exited(struct bsn *n, int client, uint64_t now_ns)
 {
 	struct client *c;
+	uint64_t end;
 
 	node_lock(n);
 	node_set_time(n, now_ns);
+	end = n->cost + PIECE_ENTRIES;
 	c = client > 0 ? client_find(n, (uint32_t)client) : NULL;
+	if (c && c->live)
+		c = threads_observe(n, c, &end);
+	if (c && c->live)
+		c = losses_read(n, c, &end);
 	if (!c || !c->live) {
 		node_unlock(n);
 		return -ENOENT;
 	}
-	threads_observe(n, c);
-	threads_read_losses(n, c);
 	/* It may be forgotten at the end of this. */
 	slices_untied_losses(n);
 	threads_finish(n, c);

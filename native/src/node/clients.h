@@ -122,18 +122,28 @@ void client_untied_loss(struct bsn *n, struct client *c);
 void client_free(struct client *c);
 bool client_has_work(const struct bsn *n, const struct client *c);
 
-/* threads.c */
+/* losses.c */
+/* So many slots were used. Losses that a predecessor read are not read again. */
 void threads_use(struct bsn *n, struct client *c, uint32_t slots);
-void threads_observe(struct bsn *n, struct client *c);
+/* As threads_observe(). */
+struct client *losses_read(struct bsn *n, struct client *c, uint64_t *end);
+/* Of threads that have no area: at any time. */
+void losses_read_unattributed(struct bsn *n, struct client *c);
+/* How far losses were read, in the commit with what came of them; and then give
+ * their places back. */
+void losses_save(struct bsn *n, uint64_t epoch);
+void losses_give_back(struct bsn *n);
+
+/* threads.c */
+/* If all that may be done under one hold of the lock is done, let others have it.
+ * *end: n->cost then. NULL: its process is gone meanwhile. */
+struct client *threads_give_way(struct bsn *n, struct client *c, uint64_t *end);
+/* All that its threads took and left until now, in pieces. NULL: it is gone. */
+struct client *threads_observe(struct bsn *n, struct client *c, uint64_t *end);
 /* A thread appends to that frame. */
 void thread_enter(struct bsn *n, struct frame *f);
 /* The node has it from here on. False: a thread went on in it. */
 bool parked_take(struct bsn *n, struct frame *f);
-void threads_read_losses(struct bsn *n, struct client *c);
-/* How far losses were read, in the commit with what came of them; and then give
- * their places back. */
-void threads_save_losses(struct bsn *n, uint64_t epoch);
-void threads_give_losses_back(struct bsn *n);
 void threads_finish(struct bsn *n, struct client *c);
 void frames_sort(struct bsn *n, uint32_t *frames, uint32_t count);
 bool handle_is_open(const struct client *c, uint32_t handle);

@@ -110,16 +110,21 @@ static bool withdraw(struct client *c)
 	return false;
 }
 
+/* Segments that are granted under one hold of the lock, or of which another may
+ * have to be reclaimed: 100 us. */
+#define GRANTS_A_PIECE 128u
+#define RECLAIMS_A_PIECE 4u
+
 /* Take back what a process that has become quiet will not need, or may not have
- * since there are more of them. */
-static void stock_shrink(struct bsn *n, struct client *c)
+ * since there are more of them: a piece. True: there is more. */
+static bool stock_shrink(struct bsn *n, struct client *c)
 {
 	const struct bs_grant_ring *ring = grants_of(c);
 	uint32_t most = stock_most(n, c);
 
 	if (most > 2 * c->stock_target)
 		most = 2 * c->stock_target;
-	while (grants_stock(c) > most && withdraw(c)) {
+	for (uint32_t count = 0; grants_stock(c) > most && withdraw(c);) {
 		uint32_t at = c->grant_head % BS_GRANT_RING_ENTRIES;
 		struct frame *f = frame_at(n, c->granted[at]);
 
@@ -127,40 +132,46 @@ static void stock_shrink(struct bsn *n, struct client *c)
 		if (READ_ONCE(ring->entries[at].segment) & BS_GRANT_FRESH)
 			c->segments[record_of(n, f)->segment].touched = false;
 		frame_back(n, f);
+		/* Nobody used it up. */
+		if (c->stock_granted > grants_stock(c))
+			c->stock_granted = grants_stock(c);
+		if (++count == GRANTS_A_PIECE)
+			return grants_stock(c) > most;
 	}
+	return false;
 }
-
-/* Segments that are granted under one hold of the lock, or of which another may
- * have to be reclaimed: 100 us. */
-#define GRANTS_A_PIECE 128u
-#define RECLAIMS_A_PIECE 4u
 
 /* It lives: only who called this says that it does not. */
 static void fill_up(struct bsn *n, struct client *c)
 {
+	while (grants_take_back(n, c))
+		node_give_way(n);
 	while (grants_fill(n, c))
 		node_give_way(n);
 }
 
 void grants_first(struct bsn *n, struct client *c)
 {
+	uint64_t end = n->cost + PIECE_ENTRIES;
 	struct client *other;
 
 	c->peak_per_s = FIRST_PER_S;
 	c->window_ns = c->peak_ns = n->now_ns;
-	grants_take_back(n, c);
 	fill_up(n, c);
 	if (grants_stock(c) == c->stock_target)
 		return;
 	/* Others have what is its share since it came: it may begin to write
 	 * before the next poll. */
 	for_each_client(n, other) {
-		if (!other->live)
-			continue;
+		uint32_t number = other->number;
+
 		/* And of what they do not need any more they may have told. */
-		if (n->recovered)
-			threads_observe(n, other);
-		grants_take_back(n, other);
+		if (n->recovered && other->live)
+			other = threads_observe(n, other, &end);
+		while (other && other->live && grants_take_back(n, other)) {
+			node_give_way(n);
+			other = client_find(n, number);
+		}
 	}
 	fill_up(n, c);
 }
@@ -195,12 +206,12 @@ static void settle(const struct bsn *n, struct client *c)
 	c->settled_clients = n->clients.count;
 }
 
-void grants_take_back(struct bsn *n, struct client *c)
+bool grants_take_back(struct bsn *n, struct client *c)
 {
 	if (is_settled(n, c))
-		return;
+		return false;
 	stock_adapt(n, c);
-	stock_shrink(n, c);
+	return stock_shrink(n, c);
 }
 
 bool grants_fill(struct bsn *n, struct client *c)

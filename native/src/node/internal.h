@@ -10,7 +10,8 @@
  *   grants.c    stocks: how many segments a process has in hand
  *   client.c    one process: its memfds, its mappings, its end
  *   adopt.c     processes and segments that a predecessor knew
- *   threads.c   which segments threads are in, or left; what they lost
+ *   threads.c   which segments threads are in, or left
+ *   losses.c    what they lost
  *   memory.c    what a process touched of its arena and was not granted
  *   triggers.c  the trigger queues
  *   search.c    traces that wait to be looked for, and when
@@ -105,7 +106,7 @@ struct bsn {
 	bool untied_news;	 /* of some process */
 	bool losses_unsaved;	 /* likewise */
 	uint64_t passes_paid_ns; /* when their share of a core has paid for them */
-	uint64_t watch_cost;	 /* of all that watch.c did, in entries */
+	uint64_t cost;		 /* of what is done in pieces, in entries */
 	struct bs_policy *policy;
 	int policy_fd;
 
@@ -127,6 +128,10 @@ void node_give_way(struct bsn *n);
 void node_commit_and_give_way(struct bsn *n);
 /* So many clients are looked at in one. */
 #define CLIENTS_A_PIECE 16u
+/* Or so many entries of directories: 100 us at up to 5 ns. A line of memory that is in
+ * no cache, or that a process wrote last, is as dear as some of them. */
+#define PIECE_ENTRIES 20000u
+#define LINE_ENTRIES 30u
 /* Time does not go back; the caller's clock may, over a suspend or a restored
  * machine. */
 void node_set_time(struct bsn *n, uint64_t now_ns);

@@ -72,7 +72,7 @@ void store_commit(struct bsn *n)
 	uint64_t epoch = store_header(s)->epoch + 1;
 
 	watch_save(n, epoch);
-	threads_save_losses(n, epoch);
+	losses_save(n, epoch);
 	while (s->dirty != NONE) {
 		struct slice *slice = s->slices[s->dirty];
 
@@ -82,7 +82,7 @@ void store_commit(struct bsn *n)
 	}
 	store_header(s)->sealed[epoch % 2] = n->ledger.header->sealed;
 	store_release(&store_header(s)->epoch, epoch);
-	threads_give_losses_back(n);
+	losses_give_back(n);
 }
 
 void store_publish(struct bsn *n)
@@ -92,7 +92,7 @@ void store_publish(struct bsn *n)
 	if (n->store.dirty != NONE || watch_is_dirty(n))
 		store_commit(n);
 	else
-		threads_give_losses_back(n);
+		losses_give_back(n);
 }
 
 /* A number for a new process, and for all of that store's life its own. */

@@ -254,38 +254,28 @@ void node_recover(struct bsn *n)
 	pool_shrink(n);
 }
 
-static void observe_all(struct bsn *n, bool give_way)
+/* What was written and lost until now. */
+static void observe_all(struct bsn *n)
 {
+	uint64_t end = n->cost + PIECE_ENTRIES;
 	struct client *c;
-	uint32_t count = 0;
 
-	n->waiting.cell_is_stuck = false;
 	for_each_client(n, c) {
-		if (c->live) {
-			threads_observe(n, c);
-			threads_read_losses(n, c);
-		}
-		if (give_way && ++count % CLIENTS_A_PIECE == 0)
-			node_give_way(n);
+		if (c->live)
+			c = threads_observe(n, c, &end);
+		if (c && c->live)
+			c = losses_read(n, c, &end);
+		n->cost += PIECE_ENTRIES / CLIENTS_A_PIECE;
+		if (c)
+			threads_give_way(n, c, &end);
 	}
-	/* Also of those that are gone: they may have left more than there was
-	 * room for. */
-	triggers_take_all(n);
 }
 
-/* What was written so far can be found. */
 void node_catch_up(struct bsn *n, uint64_t now_ns)
 {
-	struct client *c;
-
 	node_set_time(n, now_ns);
 	node_recover(n);
-	for_each_client(n, c) {
-		if (!c->live)
-			continue;
-		threads_observe(n, c);
-		threads_read_losses(n, c);
-	}
+	observe_all(n);
 	/* Of what was lost the next poll tells the slices. */
 	if (n->untied_news)
 		bsn_wake(n);
@@ -297,8 +287,14 @@ static void grant_all(struct bsn *n)
 	uint32_t count = 0;
 
 	for_each_client(n, c) {
-		if (c->live)
-			grants_take_back(n, c);
+		uint32_t number = c->number;
+
+		while (c && c->live && grants_take_back(n, c)) {
+			node_give_way(n);
+			c = client_find(n, number);
+		}
+		if (++count % CLIENTS_A_PIECE == 0)
+			node_give_way(n);
 	}
 	for_each_client(n, c) {
 		uint32_t number = c->number;
@@ -346,7 +342,11 @@ int bsn_poll(struct bsn *n, uint64_t now_ns)
 	node_set_time(n, now_ns);
 	node_recover(n);
 	looked_ns = n->now_ns;
-	observe_all(n, true);
+	n->waiting.cell_is_stuck = false;
+	observe_all(n);
+	/* Also of those that are gone: they may have left more than there was
+	 * room for. */
+	triggers_take_all(n);
 	/* What was skipped or refused is nobody's business. */
 	if (!n->events.unsettled)
 		give_back_cells(n);

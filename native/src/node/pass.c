@@ -18,10 +18,8 @@
 
 #include "internal.h"
 
-/* What is done under one hold of the lock, in entries: 100 us at 2.5 ns an
- * entry. A frame is as dear as some entries, because its directory is not in
- * the cache; so is a run whose header is read, and so are bytes that are copied. */
-#define PIECE_ENTRIES 20000u
+/* A frame is as dear as some entries, because its directory is not in the cache; so is
+ * a run whose header is read, and so are bytes that are copied. */
 #define FRAME_ENTRIES 50u
 
 /* What a column is dear as, and how many entries of one cost as much as one of a
@@ -165,11 +163,11 @@ static uint32_t visit_directory(struct bsn *n, struct pass *p, struct frame *f)
 /* From the run on that is open now, what the frame gets is watched. */
 static uint32_t visit(struct bsn *n, struct pass *p, struct frame *f)
 {
-	uint64_t watched = n->watch_cost;
+	uint64_t watched = n->cost;
 
 	if (!is_visited(p, frame_number(n, f)) && is_watched(n, p, f))
 		watch_frame(n, f, false);
-	watched = n->watch_cost - watched;
+	watched = n->cost - watched;
 	return (uint32_t)watched +
 	       (may_visit(n, p, f) ? visit_directory(n, p, f) : 0);
 }

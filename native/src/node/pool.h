@@ -116,8 +116,9 @@ uint32_t tenant_victim(const struct bsn *n, const struct client *c);
 
 /* grants.c */
 void grants_first(struct bsn *n, struct client *c);
-/* What a process has too much of, before others get what they lack. */
-void grants_take_back(struct bsn *n, struct client *c);
+/* What a process has too much of, before others get what they lack: a piece. True:
+ * there is more. */
+bool grants_take_back(struct bsn *n, struct client *c);
 /* A piece. True: there is more. */
 bool grants_fill(struct bsn *n, struct client *c);
 /* Of a process that is gone. False: there is none. */

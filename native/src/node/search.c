@@ -117,6 +117,7 @@ void search_waiting(struct bsn *n)
 {
 	struct search *all = n->searches;
 	uint64_t begun_ns = n->now_ns, spent_ns;
+	uint32_t count = 0;
 
 	if (!all || search_due_in_ns(n))
 		return;
@@ -131,5 +132,7 @@ void search_waiting(struct bsn *n)
 		all = s->next;
 		search_free(n, s);
 		free(s);
+		if (++count % (PIECE_MET / SEARCH_MET) == 0)
+			node_give_way(n);
 	}
 }

@@ -1,41 +1,23 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What the threads of a process did with what they were granted: which segments
- * they are in, which are full, and which wait for a thread. And what they lost.
+ * they are in, which are full, and which wait for a thread.
  */
 #include <stdlib.h>
 
 #include "internal.h"
 
-/* The losses up to here are in slices, and committed. */
-static uint32_t losses_seen(const struct bsn *n, struct bs_thread_area *a)
+struct client *threads_give_way(struct bsn *n, struct client *c, uint64_t *end)
 {
-	uint32_t tail = READ_ONCE(a->loss_tail);
-	uint32_t seen = READ_ONCE(a->loss_tail_seen);
-	uint64_t commit = READ_ONCE(a->loss_commit);
+	uint32_t number = c->number;
 
-	/* Given back first: of a successor's successor it is known no more. */
-	if (commit && commit <= store_epoch(n) &&
-	    seen - tail <= BS_LOSS_RING_ENTRIES) {
-		tail = seen;
-		store_release(&a->loss_tail, tail);
-	}
-	/* A commit that never was must not become another one. */
-	store_release(&a->loss_commit, 0);
-	return tail;
+	if (n->cost < *end)
+		return c;
+	node_commit_and_give_way(n);
+	*end = n->cost + PIECE_ENTRIES;
+	c = client_find(n, number);
+	return c && c->live ? c : NULL;
 }
-
-/* So many slots were used. Losses that a predecessor read are not read again. */
-void threads_use(struct bsn *n, struct client *c, uint32_t slots)
-{
-	for (; c->threads_used < slots; c->threads_used++) {
-		c->threads[c->threads_used].loss_tail =
-			losses_seen(n, area_of(c, c->threads_used));
-		c->losses_unsaved = n->losses_unsaved = true;
-	}
-}
-
-/* ------------------------------------------------------------ segments --- */
 
 static void seal(struct bsn *n, struct frame *f)
 {
@@ -121,13 +103,14 @@ bool parked_take(struct bsn *n, struct frame *f)
 	return true;
 }
 
-/* A segment that a thread has appended to. */
-static void look_at(struct bsn *n, struct client *c, struct frame *f)
+/* A segment that a thread has appended to. Returns whether it is not held any more. */
+static bool look_at(struct bsn *n, struct client *c, struct frame *f)
 {
 	uint64_t life = load_acquire(&header_at(f)->life);
 
 	if (life == life_of(n, f, BS_SEGMENT_HELD))
-		return;
+		return false;
+	n->cost += LINE_ENTRIES;
 	own_remove(n, &c->active, f);
 	if (life == life_of(n, f, BS_SEGMENT_PARKED)) {
 		/* One that has more is a liar's, and is parked again and again. */
@@ -135,18 +118,23 @@ static void look_at(struct bsn *n, struct client *c, struct frame *f)
 			(uint16_t)READ_ONCE(header_at(f)->runs);
 		watch_frame(n, f, false);
 		frame_park(n, f);
-		return;
+		return true;
 	}
 	if (life != life_of(n, f, BS_SEGMENT_SEALED))
 		n->counts.corrupt++;
 	seal(n, f);
+	return true;
 }
 
-/* Threads parked, sealed or went on with segments. */
-static void look_at_moves(struct bsn *n, struct client *c)
+/* Threads parked, sealed or went on with segments. What others look at when this
+ * gives way is no longer in its list then, so the rest is looked at from its head. */
+static struct client *look_at_moves(struct bsn *n, struct client *c,
+				    uint64_t *end)
 {
-	uint32_t next;
+	uint32_t moves = load_acquire(&grants_of(c)->moves), next;
 
+	if (moves == c->moves)
+		return c;
 	for (uint32_t i = c->parked.head; i != NONE; i = next) {
 		struct frame *f = frame_at(n, i);
 
@@ -158,13 +146,20 @@ static void look_at_moves(struct bsn *n, struct client *c)
 	}
 	for (uint32_t i = c->active.head; i != NONE; i = next) {
 		next = frame_at(n, i)->next_own;
-		look_at(n, c, frame_at(n, i));
+		if (!look_at(n, c, frame_at(n, i)) || n->cost < *end)
+			continue;
+		c = threads_give_way(n, c, end);
+		if (!c)
+			return NULL;
+		next = c->active.head;
 	}
+	c->moves = moves;
+	return c;
 }
 
 /* What is held cannot be reclaimed, and what is parked is looked at again and
  * again: there is an end to both. */
-static void bound_held(struct bsn *n, struct client *c)
+static struct client *bound_held(struct bsn *n, struct client *c, uint64_t *end)
 {
 	while (unlikely(c->parked.count > BS_PARKED_MAX)) {
 		struct frame *f = frame_at(n, c->parked.head);
@@ -177,172 +172,53 @@ static void bound_held(struct bsn *n, struct client *c)
 		}
 	}
 	/* A thread has two at most: for a moment, that which is full. */
-	while (unlikely(c->active.count > 2 * BS_THREAD_SLOTS)) {
+	while (c && unlikely(c->active.count > 2 * BS_THREAD_SLOTS)) {
 		n->counts.corrupt++;
 		seal(n, own_pop(n, &c->active));
+		n->cost += LINE_ENTRIES;
+		c = threads_give_way(n, c, end);
 	}
+	return c;
 }
 
-void threads_observe(struct bsn *n, struct client *c)
+/* Segments that threads took, in the order of taking. */
+static struct client *look_at_taken(struct bsn *n, struct client *c,
+				    uint64_t *end)
 {
-	uint32_t moves;
 	uint32_t tail = load_acquire(&grants_of(c)->tail);
-	uint32_t taken = tail - c->grant_tail;
 
-	if (taken > grants_stock(c)) {
+	if (tail - c->grant_tail > grants_stock(c)) {
 		n->counts.corrupt++;
-		taken = 0;
+		tail = c->grant_tail;
 	}
-	c->taken += taken;
-	if (taken)
-		c->wrote_ns = n->now_ns;
-	while (taken--) {
+	/* Others may take more of them up when this gives way. */
+	while (c && (int32_t)(tail - c->grant_tail) > 0) {
 		uint32_t i =
 			c->granted[c->grant_tail++ % BS_GRANT_RING_ENTRIES];
 
+		c->taken++;
+		c->wrote_ns = n->now_ns;
 		frame_set_state(n, frame_at(n, i), FRAME_ACTIVE);
 		own_push(n, &c->unclaimed, frame_at(n, i));
-	}
-	if (c->unclaimed.count)
+		n->cost += LINE_ENTRIES;
+		if (n->cost < *end)
+			continue;
 		claim(n, c);
-	moves = load_acquire(&grants_of(c)->moves);
-	if (moves != c->moves) {
-		c->moves = moves;
-		look_at_moves(n, c);
+		c = threads_give_way(n, c, end);
 	}
-	bound_held(n, c);
+	if (c)
+		claim(n, c);
+	return c;
 }
 
-/* -------------------------------------------------------------- losses --- */
-
-/* Threads that only ever lost, without touching the areas of those that are not
- * in use: each would cost a page. Only if those that are known did not lose as
- * much as is counted, one lost and was gone before it was seen. */
-static void find_threads(struct bsn *n, struct client *c, uint32_t losses)
+struct client *threads_observe(struct bsn *n, struct client *c, uint64_t *end)
 {
-	const struct bs_context_segment *x = c->queue.context;
-	uint32_t known = 0;
-
-	for (uint32_t i = BS_THREAD_SLOTS; i-- > c->threads_used;) {
-		if (READ_ONCE(x->slots[i].tid)) {
-			threads_use(n, c, i + 1);
-			break;
-		}
-	}
-	for (uint32_t i = 0; i < c->threads_used; i++) {
-		const struct bs_thread_area *a = area_of(c, i);
-
-		known += READ_ONCE(a->loss_head) + READ_ONCE(a->losses_untold);
-	}
-	if ((int32_t)(losses - known) > 0)
-		threads_use(n, c, BS_THREAD_SLOTS);
-}
-
-static void read_loss(struct bsn *n, struct client *c,
-		      const struct bs_loss *loss)
-{
-	struct bs_trace_id id = {READ_ONCE(loss->trace_hi),
-				 READ_ONCE(loss->trace_lo)};
-	uint32_t flags = READ_ONCE(loss->flags) & (BS_RUN_FIRST | BS_RUN_LAST);
-	struct slice *s;
-
-	if (!(id.hi | id.lo)) {
-		n->counts.corrupt++;
-		return;
-	}
-	if (!gone_add(n, bs_fingerprint(id.hi, id.lo), GONE_LOSSY))
-		client_untied_loss(n, c);
-	s = slice_find(n, id);
-	if (s)
-		slice_loss_arrived(n, s, c, READ_ONCE(loss->handle), flags);
-}
-
-static void read_thread(struct bsn *n, struct client *c, uint32_t slot)
-{
-	struct bs_thread_area *a = area_of(c, slot);
-	struct thread *t = &c->threads[slot];
-	uint32_t untold = load_acquire(&a->losses_untold);
-	uint32_t head = load_acquire(&a->loss_head);
-
-	if (head - t->loss_tail > BS_LOSS_RING_ENTRIES) {
-		n->counts.corrupt++;
-		client_untied_loss(n, c);
-		t->loss_tail = head;
-	}
-	while (t->loss_tail != head)
-		read_loss(n, c,
-			  &a->losses[t->loss_tail++ % BS_LOSS_RING_ENTRIES]);
-	c->losses_unsaved = n->losses_unsaved = true;
-	if (untold != t->losses_untold) {
-		t->losses_untold = untold;
-		client_untied_loss(n, c);
-	}
-}
-
-/* Of threads that have no area. In the line that triggers_take() reads anyway. */
-static void read_unattributed(struct bsn *n, struct client *c, struct queue *q)
-{
-	uint64_t unattributed;
-
-	if (!q->context)
-		return;
-	unattributed = READ_ONCE(q->context->records_unattributed);
-	if (unattributed == q->unattributed)
-		return;
-	q->unattributed = unattributed;
-	client_untied_loss(n, c);
-}
-
-void threads_read_losses(struct bsn *n, struct client *c)
-{
-	uint32_t losses = load_acquire(&grants_of(c)->losses);
-
-	if (losses != c->losses) {
-		c->losses = losses;
-		find_threads(n, c, losses);
-		for (uint32_t i = 0; i < c->threads_used; i++)
-			read_thread(n, c, i);
-	}
-	read_unattributed(n, c, &c->queue);
-	read_unattributed(n, c, &c->queue_before);
-	c->losses_read_ns = n->now_ns;
-}
-
-void threads_save_losses(struct bsn *n, uint64_t epoch)
-{
-	struct client *c;
-
-	if (!n->losses_unsaved)
-		return;
-	for_each_client(n, c) {
-		for (uint32_t i = 0; c->losses_unsaved && i < c->threads_used;
-		     i++) {
-			struct bs_thread_area *a = area_of(c, i);
-
-			if (READ_ONCE(a->loss_tail) == c->threads[i].loss_tail)
-				continue;
-			store_release(&a->loss_commit, 0);
-			store_release(&a->loss_tail_seen,
-				      c->threads[i].loss_tail);
-			store_release(&a->loss_commit, epoch);
-		}
-	}
-}
-
-void threads_give_losses_back(struct bsn *n)
-{
-	struct client *c;
-
-	if (!n->losses_unsaved)
-		return;
-	for_each_client(n, c) {
-		for (uint32_t i = 0; c->losses_unsaved && i < c->threads_used;
-		     i++)
-			store_release(&area_of(c, i)->loss_tail,
-				      c->threads[i].loss_tail);
-		c->losses_unsaved = false;
-	}
-	n->losses_unsaved = false;
+	c = look_at_taken(n, c, end);
+	if (c)
+		c = look_at_moves(n, c, end);
+	if (c)
+		c = bound_held(n, c, end);
+	return c;
 }
 
 /* ------------------------------------------------------------- handles --- */

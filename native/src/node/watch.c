@@ -13,10 +13,8 @@
  */
 #include "internal.h"
 
-/* What is done under one hold of the lock, in entries: 100 us. A look at a frame
- * is as dear as some of them, and so are a run that is served and bytes that are
- * copied. */
-#define PIECE_ENTRIES 20000u
+/* A look at a frame is as dear as some entries, and so are a run that is served and
+ * bytes that are copied. */
 #define FRAME_ENTRIES 4u
 #define RUN_ENTRIES 40u
 #define BYTES_AN_ENTRY 16u
@@ -64,8 +62,7 @@ static uint32_t serve(struct bsn *n, struct frame *f, uint64_t entry,
 		if (s->bytes != bytes || s->flags != flags ||
 		    s->n_crumbs != crumbs || slice_open_handles(s) != open)
 			slice_dirty(n, s);
-		n->watch_cost +=
-			RUN_ENTRIES + (s->bytes - bytes) / BYTES_AN_ENTRY;
+		n->cost += RUN_ENTRIES + (s->bytes - bytes) / BYTES_AN_ENTRY;
 		return f->copied;
 	}
 	return NONE;
@@ -88,7 +85,7 @@ bool watch_frame(struct bsn *n, struct frame *f, bool final)
 			return false;
 		f->scanned++;
 		n->counts.entries_watched++;
-		n->watch_cost++;
+		n->cost++;
 		f->copied = NONE;
 		set_dirty(n, f);
 	}
@@ -116,14 +113,14 @@ static bool watch_client(struct bsn *n, struct client *c, uint64_t end)
 	for (uint32_t i = c->active.head; i != NONE; i = f->next_own) {
 		uint32_t scanned, copied;
 
-		if (n->watch_cost >= end)
+		if (n->cost >= end)
 			return false;
 		f = frame_at(n, i);
 		if (ahead != NONE) {
 			__builtin_prefetch(runs_of(frame_at(n, ahead)));
 			ahead = frame_at(n, ahead)->next_own;
 		}
-		n->watch_cost += FRAME_ENTRIES;
+		n->cost += FRAME_ENTRIES;
 		if (READ_ONCE(*runs_of(f)) == f->served)
 			continue;
 		scanned = f->scanned;
@@ -175,7 +172,7 @@ void watch_at_once(struct bsn *n)
 
 void watch_all(struct bsn *n)
 {
-	uint64_t end = n->watch_cost + PIECE_ENTRIES;
+	uint64_t end = n->cost + PIECE_ENTRIES;
 	struct client *c;
 
 	for_each_client(n, c) {
@@ -184,9 +181,9 @@ void watch_all(struct bsn *n)
 		while (c && c->live && !may_wait(n, c)) {
 			bool done = watch_client(n, c, end);
 
-			if (n->watch_cost >= end) {
+			if (n->cost >= end) {
 				node_commit_and_give_way(n);
-				end = n->watch_cost + PIECE_ENTRIES;
+				end = n->cost + PIECE_ENTRIES;
 			}
 			if (done)
 				break;

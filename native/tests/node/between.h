@@ -34,4 +34,12 @@ static inline void end_between(struct bsn *n, pthread_t thread)
 	pthread_join(thread, NULL);
 }
 
+/* What its threads took and left until now, in one piece. */
+static inline void observe(struct bsn *n, struct client *c)
+{
+	uint64_t end = UINT64_MAX;
+
+	CHECK(threads_observe(n, c, &end) == c);
+}
+
 #endif

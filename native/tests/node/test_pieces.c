@@ -221,6 +221,156 @@ static void a_process_that_ends_is_forgotten_meanwhile(void)
 	free_with_writer(n, &w);
 }
 
+/* -------------------------------------------------------------- threads --- */
+
+/* A process that writes so much that a thousand segments wait for it. */
+static struct bsn *large_stock(struct writer *w, struct wthread *t)
+{
+	struct bsn_config config = test_config(256 << 20);
+	struct bsn *n = node_with_writer(&config, w, t);
+
+	fill(n, t, 1200);
+	bsn_poll(n, n->now_ns + MS);
+	CHECK(stock_left(n) >= 1000);
+	return n;
+}
+
+static void what_is_too_much_is_taken_back_in_pieces(void)
+{
+	struct writer w;
+	struct wthread t;
+	struct bsn *n = large_stock(&w, &t);
+	struct between b = {.n = n, .left = stock_left};
+	uint32_t before = stock_left(n);
+	pthread_t thread;
+
+	node_lock(n);
+	thread = start_between(n, look_between, &b);
+	/* As if it were new. */
+	node_set_time(n, n->now_ns + 2 * NS_PER_S);
+	first(n)->taken = 0;
+	grants_first(n, first(n));
+	end_between(n, thread);
+	check_piece(&b, before, 128);
+	free_with_writer(n, &w);
+}
+
+static uint32_t taken_left(struct bsn *n)
+{
+	struct client *c = first(n);
+
+	return READ_ONCE(grants_of(c)->tail) - c->grant_tail;
+}
+
+static void taken_segments_are_seen_in_pieces(void)
+{
+	struct writer w;
+	struct wthread t;
+	struct bsn *n = large_stock(&w, &t);
+	struct between b = {.n = n, .left = taken_left};
+	pthread_t thread;
+
+	for (uint32_t i = 0; i < 1000; i++)
+		CHECK(w_take_segment(&t));
+	node_lock(n);
+	thread = start_between(n, look_between, &b);
+	node_catch_up(n, n->now_ns);
+	end_between(n, thread);
+	check_piece(&b, 1000, PIECE_ENTRIES / LINE_ENTRIES + 1);
+	CHECK_EQ(taken_left(n), 0);
+	CHECK_EQ(first(n)->active.count, 1);
+	check_invariants(n);
+	free_with_writer(n, &w);
+}
+
+static uint32_t held_left(struct bsn *n)
+{
+	return first(n)->active.count;
+}
+
+/* Each is watched before. */
+static void full_segments_are_sealed_in_pieces(void)
+{
+	enum {
+		SEGMENTS = 500,
+		RUNS = 100
+	};
+	struct writer w;
+	struct wthread t;
+	struct bsn *n = large_stock(&w, &t);
+	struct between b = {.n = n, .left = held_left};
+	uint32_t segments[SEGMENTS];
+	struct bsn_slice s;
+	pthread_t thread;
+
+	CHECK_EQ(bsn_collect(n, trace_id(0), trace_id(0), "test", START, &s),
+		 0);
+	CHECK(w_take_segment(&t));
+	observe(n, first(n));
+	for (uint32_t i = 0; i < SEGMENTS; i++) {
+		t.segment = BS_SEGMENT_NONE;
+		CHECK(w_take_segment(&t));
+		segments[i] = t.segment;
+		for (uint32_t k = 0; k < RUNS; k++)
+			CHECK(w_trace(&t, trace_id(1), 8, START));
+	}
+	observe(n, first(n));
+	for (uint32_t i = 0; i < SEGMENTS; i++)
+		w_set_life(&w, segments[i], BS_SEGMENT_SEALED);
+	node_lock(n);
+	thread = start_between(n, look_between, &b);
+	node_catch_up(n, n->now_ns);
+	end_between(n, thread);
+	check_piece(&b, SEGMENTS + 1,
+		    PIECE_ENTRIES / (RUNS + LINE_ENTRIES) + 1);
+	CHECK_EQ(held_left(n), 1);
+	free_with_writer(n, &w);
+}
+
+/* -------------------------------------------------------------- losses --- */
+
+enum {
+	LOSERS = 200
+};
+
+static uint32_t losses_left(struct bsn *n)
+{
+	uint32_t left = 0;
+
+	for (uint32_t i = 0; i < LOSERS; i++) {
+		const struct bs_thread_area *a = area_of(first(n), i);
+
+		left += a->loss_head - a->loss_tail;
+	}
+	return left;
+}
+
+/* And their places are given back with each. */
+static void losses_are_read_in_pieces(void)
+{
+	struct writer w;
+	struct bsn *n = new_node(8);
+	struct between b = {.n = n, .left = losses_left};
+	pthread_t thread;
+
+	writer_attach(&w, n, START);
+	for (uint32_t i = 0; i < LOSERS; i++) {
+		struct wthread t = writer_thread(&w, i);
+
+		for (uint32_t k = 0; k < BS_LOSS_RING_ENTRIES; k++)
+			w_lose(&t, trace_id(i), BS_RUN_FIRST, 8);
+	}
+	node_lock(n);
+	thread = start_between(n, look_between, &b);
+	node_catch_up(n, START + MS);
+	store_publish(n);
+	end_between(n, thread);
+	check_piece(&b, LOSERS * BS_LOSS_RING_ENTRIES,
+		    PIECE_ENTRIES / LINE_ENTRIES + BS_LOSS_RING_ENTRIES);
+	CHECK_EQ(losses_left(n), 0);
+	free_with_writer(n, &w);
+}
+
 /* --------------------------------------------------------------- slices --- */
 
 static uint32_t open_left(struct bsn *n)
@@ -374,7 +524,7 @@ static void *write_meanwhile(void *argument)
 	CHECK(w_take_segment(m->t));
 	for (uint32_t i = 0; i < 301; i++)
 		CHECK(w_trace(m->t, trace_id(i), 40, START));
-	threads_observe(n, first(n));
+	observe(n, first(n));
 	watch_at_once(n);
 	node_unlock(n);
 	return NULL;
@@ -710,6 +860,10 @@ int main(void)
 	RUN(stocks_are_filled_in_pieces);
 	RUN(what_was_in_hand_goes_in_pieces);
 	RUN(a_process_that_ends_is_forgotten_meanwhile);
+	RUN(what_is_too_much_is_taken_back_in_pieces);
+	RUN(taken_segments_are_seen_in_pieces);
+	RUN(full_segments_are_sealed_in_pieces);
+	RUN(losses_are_read_in_pieces);
 	RUN(slices_are_closed_in_pieces);
 	RUN(slices_are_told_of_losses_in_pieces);
 	RUN(the_last_loss_of_a_process_is_told);

@@ -399,11 +399,11 @@ static void columns_have_a_budget(void)
 static void write_more(struct between *b)
 {
 	write_run(b->t, HANDLE, SEGMENTS, 0, b->now);
-	threads_observe(b->n, b->n->clients.all[0]);
+	observe(b->n, b->n->clients.all[0]);
 	watch_at_once(b->n);
 	write_segment(b->t, b->now);
 	write_run(b->t, HANDLE, SEGMENTS + 1, 0, b->now);
-	threads_observe(b->n, b->n->clients.all[0]);
+	observe(b->n, b->n->clients.all[0]);
 	watch_at_once(b->n);
 	write_run(b->t, HANDLE, SEGMENTS + 2, 0, b->now);
 }
@@ -432,7 +432,7 @@ static void take_next(struct between *b)
 	write_segment(b->t, b->now);
 	write_run(b->t, HANDLE, 1, BS_RUN_LAST, b->now);
 	for (uint32_t i = 0; i < b->n->clients.count; i++)
-		threads_observe(b->n, b->n->clients.all[i]);
+		observe(b->n, b->n->clients.all[i]);
 	watch_at_once(b->n);
 }
 
@@ -597,9 +597,11 @@ static void a_process_leaves_meanwhile(void)
 /* The last run of one of two handles is lost: one is open. */
 static void lose_last(struct between *b)
 {
+	uint64_t end = UINT64_MAX;
+
 	w_show(b->t, 0);
 	w_lose_run(b->t, trace_id(WANTED), HANDLE, BS_RUN_LAST, 100);
-	threads_read_losses(b->n, b->n->clients.all[0]);
+	CHECK(losses_read(b->n, b->n->clients.all[0], &end));
 }
 
 static void a_loss_meanwhile_closes_its_handle_once(void)
