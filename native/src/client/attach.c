@@ -330,6 +330,8 @@ static void wait_for_news(void)
 			return;
 		if (ret == 0) {
 			threads_write = bs_park_idle();
+			/* For which there was no room when they were left. */
+			bs_attachment_retire_old();
 			continue;
 		}
 		take_news(&packet);

@@ -114,7 +114,7 @@ void bs_attachment_let_go(const struct bs_attachment *a,
 static struct bs_attachment *old_one(void)
 {
 	for (struct bs_attachment *a = bs_attachments; a; a = a->next) {
-		if (a != bs_process.current && !a->is_retired)
+		if (a != bs_process.current && !a->is_torn)
 			return a;
 	}
 	return NULL;
@@ -123,12 +123,14 @@ static struct bs_attachment *old_one(void)
 void bs_attachment_retire_old(void)
 {
 	struct bs_attachment *a;
+	bool goes_on = true;
 
-	while ((a = old_one())) {
+	while (goes_on && (a = old_one())) {
 		a->refs++;
 		WRITE_ONCE(a->is_retired, true);
 		wait_for_takes(a);
 		tear(a);
+		goes_on = a->is_torn;
 		bs_attachment_unmap(bs_attachment_put(a));
 	}
 }

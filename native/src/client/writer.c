@@ -297,6 +297,9 @@ static int append(struct bs_thread *t, struct bs_trace *trace, uint8_t type,
 		bs_thread_enter(t);
 		bs_run_wake(t);
 		if (unlikely(load_acquire(&trace->attachment) != t->epoch)) {
+			/* Who can be no member is nowhere, and stays there. */
+			if (unlikely(!t->member))
+				return lose(t, trace, payload_bytes);
 			ret = rebind(t, trace);
 			if (ret)
 				return ret;
@@ -368,6 +371,8 @@ static void append_last(struct bs_thread *t, struct bs_trace *trace)
 		if (!bs_run_open(t, trace, 0))
 			return;
 	}
+	/* Another thread may have lost something since the run was opened. */
+	t->run_entry |= READ_ONCE(trace->flags) & BS_RUN_LOSSY;
 	bs_run_close(t, BS_RUN_LAST);
 }
 

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Begin, records, end and handles, as the node finds them. */
 #include <errno.h>
+#include <pthread.h>
 #include <string.h>
 
 #include "check.h"
@@ -180,6 +181,29 @@ static void test_oversized(void)
 	bs_get_stats(&stats);
 	CHECK_EQ(stats.records_oversized, 3);
 	CHECK_EQ(stats.records_lost, 0);
+}
+
+static void *write_oversized(void *handle)
+{
+	static char payload[BS_PAYLOAD_MAX + 1];
+
+	CHECK_EQ(bs_write(handle, BS_RECORD_DATA, payload, sizeof(payload)),
+		 -EMSGSIZE);
+	return NULL;
+}
+
+/* One that a thread was refused is missing from a run that another has open. */
+static void test_oversized_by_another(void)
+{
+	struct bs_trace handle;
+	pthread_t thread;
+
+	CHECK_EQ(bs_open(&handle, trace(0x32)), 0);
+	CHECK_EQ(bs_write(&handle, BS_RECORD_DATA, "x", 1), 0);
+	CHECK_EQ(pthread_create(&thread, NULL, write_oversized, &handle), 0);
+	CHECK_EQ(pthread_join(thread, NULL), 0);
+	CHECK_EQ(bs_close(&handle), 0);
+	expect_run(0x32, BS_RUN_FIRST | BS_RUN_LAST | BS_RUN_LOSSY, 1);
 }
 
 /* Whatever an earlier life left in the segments to come, but for their headers:
@@ -368,6 +392,7 @@ int main(void)
 	RUN(test_interleaved);
 	RUN(test_closed_handle);
 	RUN(test_oversized);
+	RUN(test_oversized_by_another);
 	RUN(test_segments);
 	RUN(test_segment_is_filled);
 	RUN(test_entry_needs_room_too);

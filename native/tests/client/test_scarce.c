@@ -1,0 +1,121 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What the library does where the system gives it nothing. The test has the library
+ * in itself; the attach thread makes no tick (TICK_MS).
+ */
+#include <errno.h>
+#include <limits.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include "check.h"
+#include "fake_node.h"
+#include "writer.h"
+
+static struct fake_node node;
+
+static struct bs_trace_id trace(uint64_t i)
+{
+	return (struct bs_trace_id){0xab, i};
+}
+
+/* ---------------------------------------------------------------- memory --- */
+
+static uint64_t address_space(void)
+{
+	uint64_t pages;
+	FILE *f = fopen("/proc/self/statm", "r");
+
+	CHECK(f);
+	CHECK_EQ(fscanf(f, "%" SCNu64, &pages), 1);
+	fclose(f);
+	return pages * (uint64_t)sysconf(_SC_PAGESIZE);
+}
+
+/* A thread stands in the arena of a daemon that is gone. Where there is no memory for
+ * its segment the arena stays, until there is. */
+static void an_old_arena_goes_when_there_is_room(void)
+{
+	struct bs_attachment *old, *unused;
+	struct rlimit limit, none;
+
+	fake_node_attach(&node, 16, 1);
+	CHECK_EQ(bs_begin(trace(1)), 0);
+	CHECK_EQ(bs_tracepoint("", 0), 0);
+	CHECK_EQ(getrlimit(RLIMIT_AS, &limit), 0);
+	none = limit;
+	none.rlim_cur = address_space();
+
+	pthread_mutex_lock(&bs_process.lock);
+	old = bs_process.current;
+	unused = bs_attachment_publish(&bs_nowhere);
+	CHECK(!unused);
+	CHECK_EQ(setrlimit(RLIMIT_AS, &none), 0);
+	bs_attachment_retire_old();
+	CHECK_EQ(setrlimit(RLIMIT_AS, &limit), 0);
+	if (old->is_torn)
+		printf("  not here: this emulator limits nothing\n");
+	bs_attachment_retire_old();
+	CHECK(old->is_torn);
+	pthread_mutex_unlock(&bs_process.lock);
+
+	CHECK_EQ(bs_tracepoint("", 0), 0);
+	CHECK_EQ(bs_end(), 0);
+	fake_node_hang_up(&node);
+}
+
+/* --------------------------------------------------------------- threads --- */
+
+/* The library's, by which it is told of a thread's end. */
+static void delete_exit_key(void)
+{
+	for (pthread_key_t key = 0; key < PTHREAD_KEYS_MAX; key++) {
+		if (pthread_getspecific(key) != &bs_thread)
+			continue;
+		CHECK_EQ(pthread_key_delete(key), 0);
+		return;
+	}
+	CHECK(!"the main thread has one");
+}
+
+static void *write_to(void *handle)
+{
+	CHECK_EQ(bs_write(handle, BS_RECORD_DATA, "", 0), -ENOSPC);
+	return NULL;
+}
+
+/* It cannot write to a handle of another thread's, and says so. */
+static void a_thread_that_cannot_join_loses_its_records(void)
+{
+	struct fake_run run;
+	struct bs_trace handle;
+	struct bs_stats stats;
+	pthread_t thread;
+
+	fake_node_attach(&node, 16, 1);
+	CHECK_EQ(bs_wait_attached(-1), 0);
+	CHECK_EQ(bs_open(&handle, trace(2)), 0);
+	CHECK_EQ(bs_write(&handle, BS_RECORD_DATA, "", 0), 0);
+	delete_exit_key();
+	CHECK_EQ(pthread_create(&thread, NULL, write_to, &handle), 0);
+	CHECK_EQ(pthread_join(thread, NULL), 0);
+	CHECK_EQ(bs_close(&handle), 0);
+	CHECK(fake_node_run(&node, 0, &run));
+	CHECK_EQ(run.flags, BS_RUN_FIRST | BS_RUN_LAST | BS_RUN_LOSSY);
+	bs_get_stats(&stats);
+	CHECK_EQ(stats.records_lost, 1);
+}
+
+int main(void)
+{
+	fake_node_open(&node);
+	RUN(an_old_arena_goes_when_there_is_room);
+	RUN(a_thread_that_cannot_join_loses_its_records);
+	bs_shutdown();
+	fake_node_close(&node);
+	return 0;
+}
