@@ -249,6 +249,11 @@ def fire(context: int, name: bytes, why: bytes, laterals: list[bytes]) -> None:
         memory[cell : cell + 4] = (1).to_bytes(4, "little")
 
 
+def trigger_waits(context: int) -> bool:
+    """Whether the node has not freed the place of what was fired."""
+    return os.pread(context, 4, _CELLS_AT) == (1).to_bytes(4, "little")
+
+
 def fired(name: bytes, why: bytes, laterals: list[bytes]) -> list[LocalTrigger]:
     with dataplane() as here:
         number, fds = here.client_add(os.getpid(), "liar")

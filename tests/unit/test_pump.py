@@ -11,7 +11,7 @@ import sys
 from appliance.core.dataplane import DataPlaneEvent, LocalTrigger
 from appliance.native import NativeDataPlane
 from appliance.pump import Pump
-from tests.unit.test_native import MONOTONIC, SMALL, TRACE, fire
+from tests.unit.test_native import MONOTONIC, SMALL, TRACE, fire, trigger_waits
 
 FAILS = """
 import asyncio, os
@@ -53,6 +53,33 @@ def test_what_the_loop_did_not_take_is_taken_at_the_end() -> None:
     asyncio.run(run())
     # Nor is any taken again by what the loop still had to do.
     assert len(taken) == 1
+
+
+def test_a_trigger_leaves_its_queue_when_it_is_seen_to_and_not_before() -> None:
+    """Until then a successor would find it there; and for ever it would take up room."""
+    waits: list[bool] = []
+
+    async def run() -> None:
+        with NativeDataPlane(SMALL, MONOTONIC) as here:
+            _, fds = here.client_add(os.getpid(), "shop")
+
+            def look_after_a_poll(_: object = None) -> None:
+                polls = pump.polls
+                while pump.polls < polls + 2:
+                    here.wake()
+                waits.append(trigger_waits(fds.context))
+
+            with Pump(here, look_after_a_poll) as pump:
+                fire(fds.context, b"slow", b"", [])
+                here.wake()
+                while not waits:
+                    await asyncio.sleep(0)
+                look_after_a_poll()
+            for fd in fds:
+                os.close(fd)
+
+    asyncio.run(run())
+    assert waits == [True, False]
 
 
 def test_a_failure_to_take_them_ends_the_process() -> None:
