@@ -21,7 +21,7 @@ from bench.trees import Tree
 from testbed.daemons import Cores, bound
 from testbed.topology import Node
 
-_RECORD_HEADER_BYTES = 16
+_RECORD_HEADER_BYTES = 12
 _BYTES = (8, 32, 128, 512, 2048)
 _TRACE_BYTES = 100
 

@@ -63,7 +63,6 @@ _STYLE = {
 # Matplotlib has no types.
 Axes = Any
 Axis = Any
-Value = Callable[[Result], float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +209,7 @@ def throughput_by_size(axes: Axes, measured: Measured) -> None:
     axes.set_yscale("log")
     _ticks(axes.xaxis, (8, 32, 128, 512, 2048), _bytes)
     _plain(axes.yaxis)
-    axes.set_xlabel("payload of a record (beside it, 16 bytes of header are written)")
+    axes.set_xlabel("payload of a record (beside it, 12 bytes of header are written)")
     axes.set_ylabel("payload a second of CPU time, GB/s")
 
 

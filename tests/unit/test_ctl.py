@@ -6,6 +6,7 @@ import errno
 import json
 import re
 import socket
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -37,6 +38,7 @@ from formats.spans import Event
 from protocol.control import control_path
 from protocol.messages import SliceFlags, TraceId
 from runtime.log import Log
+from tests.unit.attach_harness import NOBODY, open_directory
 
 TRACE = TraceId(bytes.fromhex("0af7651916cd43dd8448eb211c80319c"))
 UNREADABLE = TraceId(b"unreadable trace")
@@ -246,6 +248,36 @@ def test_the_node_tells_its_status_and_what_it_holds(tmp_path: Path) -> None:
     assert span["name"] == "GET /" and span["unfinished"] and span["node"] == "alpha"
     assert view.to_json()["slices"][0]["open"] == 1
     assert view.slices[0].trigger == "latency"
+
+
+STRANGER = """
+import socket, sys
+with socket.socket(socket.AF_UNIX) as asking:
+    asking.connect(sys.argv[1])
+    asking.sendall(b'{"command": "status"}\\n')
+    print(asking.makefile().readline(), end="")
+"""
+
+
+@pytest.mark.root
+def test_only_who_runs_the_node_may_ask_it() -> None:
+    """By the mode of the socket; and by credentials, since it is bound before it has that mode."""
+
+    def ask(path: str) -> list[str]:
+        control = control_path(Path(path))
+        command = [sys.executable, "-c", STRANGER, str(control)]
+        answers = []
+        for mode in (None, 0o666):
+            if mode is not None:
+                control.chmod(mode)
+            done = subprocess.run(command, user=NOBODY, capture_output=True, text=True, check=False)
+            answers.append(done.stdout or done.stderr.splitlines()[-1])
+        return answers
+
+    with open_directory() as directory:
+        refused, answered = _ask_server(directory, _Host(), ask=ask)
+    assert "PermissionError" in refused
+    assert json.loads(answered) == {"error": "not allowed"}
 
 
 def test_the_status_is_a_figure_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

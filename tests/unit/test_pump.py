@@ -62,18 +62,19 @@ def test_a_trigger_leaves_its_queue_when_it_is_seen_to_and_not_before() -> None:
     async def run() -> None:
         with NativeDataPlane(SMALL, MONOTONIC) as here:
             _, fds = here.client_add(os.getpid(), "shop")
+            seen = asyncio.Event()
 
             def look_after_a_poll(_: object = None) -> None:
                 polls = pump.polls
                 while pump.polls < polls + 2:
                     here.wake()
                 waits.append(trigger_waits(fds.context))
+                seen.set()
 
             with Pump(here, look_after_a_poll) as pump:
                 fire(fds.context, b"slow", b"", [])
                 here.wake()
-                while not waits:
-                    await asyncio.sleep(0)
+                await seen.wait()
                 look_after_a_poll()
             for fd in fds:
                 os.close(fd)
