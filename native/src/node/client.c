@@ -388,6 +388,8 @@ int bsn_client_exited(struct bsn *n, int client, uint64_t now_ns)
 		c = threads_observe(n, c, &end);
 	if (c && c->live)
 		c = losses_read(n, c, &end);
+	/* What is left of that is the end of each segment. */
+	c = watch_in_pieces(n, c, &end);
 	if (!c || !c->live) {
 		node_unlock(n);
 		return -ENOENT;

@@ -175,6 +175,8 @@ bool watch_frame(struct bsn *n, struct frame *f, bool final);
 /* All that live processes write to now, in pieces; those that are quiet less
  * often. */
 void watch_all(struct bsn *n);
+/* As threads_observe(). */
+struct client *watch_in_pieces(struct bsn *n, struct client *c, uint64_t *end);
 /* Also what they may go on to write to, and at once. */
 void watch_at_once(struct bsn *n);
 void watch_from(struct bsn *n, struct frame *f, uint32_t copied);

@@ -133,6 +133,13 @@ static bool watch_client(struct bsn *n, struct client *c, uint64_t end)
 	return true;
 }
 
+struct client *watch_in_pieces(struct bsn *n, struct client *c, uint64_t *end)
+{
+	while (c && c->live && n->store.n_slices && !watch_client(n, c, *end))
+		c = threads_give_way(n, c, end);
+	return c;
+}
+
 /* Nothing is written there before somebody goes on in it, but slices may be new. */
 static void watch_parked(struct bsn *n, const struct client *c)
 {

@@ -288,33 +288,77 @@ static uint32_t held_left(struct bsn *n)
 	return first(n)->active.count;
 }
 
-/* Each is watched before. */
-static void full_segments_are_sealed_in_pieces(void)
+enum {
+	SEGMENTS = 500,
+	RUNS = 100
+};
+
+/* As if by so many threads, after a trace was collected. */
+static struct bsn *many_segments(struct writer *w, struct wthread *t,
+				 uint32_t segments[static SEGMENTS])
 {
-	enum {
-		SEGMENTS = 500,
-		RUNS = 100
-	};
-	struct writer w;
-	struct wthread t;
-	struct bsn *n = large_stock(&w, &t);
-	struct between b = {.n = n, .left = held_left};
-	uint32_t segments[SEGMENTS];
+	struct bsn *n = large_stock(w, t);
 	struct bsn_slice s;
-	pthread_t thread;
 
 	CHECK_EQ(bsn_collect(n, trace_id(0), trace_id(0), "test", START, &s),
 		 0);
-	CHECK(w_take_segment(&t));
+	CHECK(w_take_segment(t));
 	observe(n, first(n));
 	for (uint32_t i = 0; i < SEGMENTS; i++) {
-		t.segment = BS_SEGMENT_NONE;
-		CHECK(w_take_segment(&t));
-		segments[i] = t.segment;
+		t->segment = BS_SEGMENT_NONE;
+		CHECK(w_take_segment(t));
+		segments[i] = t->segment;
 		for (uint32_t k = 0; k < RUNS; k++)
-			CHECK(w_trace(&t, trace_id(1), 8, START));
+			CHECK(w_trace(t, trace_id(1), 8, START));
 	}
 	observe(n, first(n));
+	return n;
+}
+
+static uint32_t unwatched_of_first(struct bsn *n)
+{
+	uint32_t left = 0;
+
+	for (uint32_t i = first(n)->active.head; i != NONE;
+	     i = frame_at(n, i)->next_own)
+		left += frame_at(n, i)->scanned < RUNS;
+	return left;
+}
+
+/* As before its process is done with. */
+static void segments_are_watched_in_pieces(void)
+{
+	uint32_t segments[SEGMENTS], before;
+	uint64_t end;
+	struct writer w;
+	struct wthread t;
+	struct bsn *n = many_segments(&w, &t, segments);
+	struct between b = {.n = n, .left = unwatched_of_first};
+	pthread_t thread;
+
+	before = unwatched_of_first(n);
+	CHECK(before >= SEGMENTS);
+	node_lock(n);
+	thread = start_between(n, look_between, &b);
+	end = n->cost + PIECE_ENTRIES;
+	CHECK(watch_in_pieces(n, first(n), &end));
+	end_between(n, thread);
+	check_piece(&b, before, PIECE_ENTRIES / RUNS + 1);
+	CHECK_EQ(bsn_client_exited(n, w.number, n->now_ns), 0);
+	check_invariants(n);
+	free_with_writer(n, &w);
+}
+
+/* Each is watched before. */
+static void full_segments_are_sealed_in_pieces(void)
+{
+	uint32_t segments[SEGMENTS];
+	struct writer w;
+	struct wthread t;
+	struct bsn *n = many_segments(&w, &t, segments);
+	struct between b = {.n = n, .left = held_left};
+	pthread_t thread;
+
 	for (uint32_t i = 0; i < SEGMENTS; i++)
 		w_set_life(&w, segments[i], BS_SEGMENT_SEALED);
 	node_lock(n);
@@ -863,6 +907,7 @@ int main(void)
 	RUN(what_is_too_much_is_taken_back_in_pieces);
 	RUN(taken_segments_are_seen_in_pieces);
 	RUN(full_segments_are_sealed_in_pieces);
+	RUN(segments_are_watched_in_pieces);
 	RUN(losses_are_read_in_pieces);
 	RUN(slices_are_closed_in_pieces);
 	RUN(slices_are_told_of_losses_in_pieces);
