@@ -553,6 +553,22 @@ def test_age_is_bounded_while_nothing_is_written(tmp_path: Path) -> None:
             passed(here.store)
 
 
+def test_that_a_trace_was_exported_is_forgotten_with_it(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    clock = Clock()
+    with driver(path, StoreLimits(1 << 40, 3600.0), clock) as here:
+        fill(here, 1, size=10)
+        here.store.note([PutExported(T1, 10)])
+        connection = sqlite3.connect(path)
+        exported = "SELECT count(*) FROM exported"
+        assert connection.execute(exported).fetchone() == (1,)
+        clock.now_s += 3601
+        while not here.store.counters.traces_deleted:
+            passed(here.store)
+        assert connection.execute(exported).fetchone() == (0,)
+        connection.close()
+
+
 def test_a_lateral_outlives_its_primary_with_its_trigger(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
     clock = Clock()
