@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The node's data plane: pool, index, eviction, report store.
+ * The node's data plane: pool, search, eviction, report store.
  *
  * A library without sockets or clocks of its own: the caller brings the time
  * (CLOCK_MONOTONIC ns) and asks. Only bsn_wait() sleeps; for more than 127

@@ -145,7 +145,6 @@ void thread_enter(struct bsn *n, struct frame *f);
 /* The node has it from here on. False: a thread went on in it. */
 bool parked_take(struct bsn *n, struct frame *f);
 void threads_finish(struct bsn *n, struct client *c);
-void frames_sort(struct bsn *n, uint32_t *frames, uint32_t count);
 bool handle_is_open(const struct client *c, uint32_t handle);
 
 /* triggers.c */

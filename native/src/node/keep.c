@@ -6,6 +6,7 @@
  * struct kept_run, and each segment names the processes whose runs it holds
  * (struct keep_owner, between the runs), because they may be long gone.
  */
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -35,7 +36,7 @@ int keep_init(struct bsn *n)
 	list_init(&k->parked);
 	n->keep.frame = NONE;
 	k->segments = calloc(k->n_segments, sizeof(*k->segments));
-	return k->segments ? 0 : -1;
+	return k->segments ? 0 : -ENOMEM;
 }
 
 void keep_free(struct bsn *n)

@@ -106,7 +106,6 @@ int ledger_init(struct bsn *n)
 	return 0;
 }
 
-/* It is sealed now: all these times differ, and order the segments. */
 uint32_t ledger_touched(const struct ledger *l)
 {
 	uint64_t end = HEADER_BYTES + records_bytes(l->header->n_records);
@@ -115,6 +114,7 @@ uint32_t ledger_touched(const struct ledger *l)
 	return (uint32_t)(end / sizeof(struct grant_record));
 }
 
+/* It is sealed now: all these times differ, and order the segments. */
 void ledger_number_seal(struct bsn *n, uint32_t frame)
 {
 	struct ledger_header *h = n->ledger.header;

@@ -19,7 +19,6 @@ int policy_init(struct bsn *n)
 {
 	int fd = memfd_create("backsight-policy",
 			      MFD_CLOEXEC | MFD_ALLOW_SEALING);
-	int err;
 
 	if (fd < 0)
 		return -errno;
@@ -32,10 +31,8 @@ int policy_init(struct bsn *n)
 	/* This mapping stays writable; no other one will be. */
 	if (fcntl(fd, F_ADD_SEALS,
 		  F_SEAL_GROW | F_SEAL_SHRINK | F_SEAL_FUTURE_WRITE |
-			  F_SEAL_SEAL)) {
-		err = -errno;
-		return err;
-	}
+			  F_SEAL_SEAL))
+		return -errno;
 	n->policy->version = BS_ABI_VERSION;
 	n->policy->bytes = BS_POLICY_BYTES;
 	n->policy->number = 1;

@@ -247,11 +247,6 @@ static int by_grant(const void *a, const void *b, void *node)
 					     : r->granted_ns > s->granted_ns;
 }
 
-void frames_sort(struct bsn *n, uint32_t *frames, uint32_t count)
-{
-	qsort_r(frames, count, sizeof(*frames), by_grant, n);
-}
-
 /* The process is gone: all that it wrote is final. */
 void threads_finish(struct bsn *n, struct client *c)
 {
@@ -266,7 +261,7 @@ void threads_finish(struct bsn *n, struct client *c)
 		found[count++] = i;
 	list_init(&c->active);
 	list_init(&c->unclaimed);
-	frames_sort(n, found, count);
+	qsort_r(found, count, sizeof(*found), by_grant, n);
 	for (uint32_t k = 0; k < count; k++)
 		seal(n, frame_at(n, found[k]));
 	/* What is parked has its place in the order. */
