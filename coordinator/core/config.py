@@ -18,7 +18,7 @@ class CoordinatorConfig:
       answer_timeout_ns   a node that was asked and does not answer in this
                           time is missing; so is one that is not connected
       quiet_ns            nothing open and no news for this long: the verdict
-                          is final
+                          is final. Longer for traces that are large to judge
       provisional_ns      something still open after this long: the verdict is
                           provisional, and again whenever so much time passed
                           with news

@@ -29,8 +29,8 @@ class SliceEvidence:
     """One node's slice. Spans are keyed by (client, span id).
 
     ``spans`` (span id, parent id) and ``hops`` (injecting node, span id, hop,
-    whether extracted), one after the other, are what it added to the whole, so
-    that it can be taken out again.
+    whether extracted), one after the other, are what it adds to the whole, so
+    that the whole can be made without another.
     """
 
     decoder: SliceDecoder = field(default_factory=SliceDecoder)
@@ -59,6 +59,9 @@ class Hop:
 class Evidence:
     """All slices of one trace. The caller only reads the attributes.
 
+    When a slice is begun anew, what was taken together is, too, but not before somebody
+    wants to see it (``whole``): a node may begin one again and again.
+
     slices    by node
     spans     ids of the spans whose start was delivered
     orphans   parent id -> (node, span id) of a child, while it is not in spans
@@ -81,6 +84,7 @@ class Evidence:
         self.end_ns: int | None = None
         self.overflow = False
         self._limit = limit
+        self._is_stale = False  # spans, orphans, hops, and what is said of all spans
         self.items = 0
 
     def add(self, node: NodeId, data: bytes) -> list[NodeId]:
@@ -108,23 +112,25 @@ class Evidence:
         if gone is None:
             return
         self.items -= gone.items
+        self._is_stale = True
+
+    def whole(self) -> None:
+        """Take together what the slices say, if that was not done as they came."""
+        if not self._is_stale:
+            return
+        self._is_stale = False
         self.spans.clear()
         self.orphans.clear()
         self.hops.clear()
         for known in self.slices.values():
             self.spans.update(known.spans[::2])
-        for other, known in self.slices.items():
+        for node, known in self.slices.items():
             for span_id, parent_id in zip(known.spans[::2], known.spans[1::2], strict=True):
                 if parent_id and parent_id not in self.spans:
-                    self.orphans.setdefault(parent_id, (other, span_id))
+                    self.orphans.setdefault(parent_id, (node, span_id))
             hops = (known.hops[i::4] for i in range(4))
             for at, span_id, number, extracted in zip(*hops, strict=True):
-                hop = self.hops.setdefault((NodeId(at), span_id, number), Hop())
-                if extracted:
-                    hop.extracted += 1
-                    hop.extracted_on = other
-                else:
-                    hop.injected += 1
+                self._meet(node, (NodeId(at), span_id, number), extracted=bool(extracted))
         slices = self.slices.values()
         self.span_count = sum(len(known.spans) // 2 for known in slices)
         self.start_ns = min((k.start_ns for k in slices if k.start_ns is not None), default=None)
@@ -132,6 +138,7 @@ class Evidence:
 
     def give_up(self) -> None:
         """Forget all but the sizes, for good."""
+        self.whole()
         self.overflow = True
         for kept in (self.slices, self.orphans, self.hops, self.names):
             kept.clear()
@@ -150,11 +157,9 @@ class Evidence:
         elif isinstance(body, SpanEnd):
             self._end(known, record.client, body)
         elif isinstance(body, HopOut):
-            self._hop(known, body, extracted=False).injected += 1
+            self._hop(node, known, body, extracted=False)
         elif isinstance(body, HopIn):
-            hop = self._hop(known, body, extracted=True)
-            hop.extracted += 1
-            hop.extracted_on = node
+            self._hop(node, known, body, extracted=True)
             named[body.node_id] = None
         elif isinstance(body, Breadcrumb):
             named[body.node_id] = None
@@ -171,10 +176,11 @@ class Evidence:
         self.span_count += 1
         self._extend(known, start.start_ns)
         known.spans.extend((start.span_id, start.parent_id))
-        self.spans.add(start.span_id)
-        self.orphans.pop(start.span_id, None)
-        if start.parent_id and start.parent_id not in self.spans:
-            self.orphans.setdefault(start.parent_id, (node, start.span_id))
+        if not self._is_stale:
+            self.spans.add(start.span_id)
+            self.orphans.pop(start.span_id, None)
+            if start.parent_id and start.parent_id not in self.spans:
+                self.orphans.setdefault(start.parent_id, (node, start.span_id))
         key = (client, start.span_id)
         if key not in known.early_ends:
             known.open_spans.setdefault(key, []).append(start)
@@ -194,13 +200,24 @@ class Evidence:
         else:
             waiting.pop()
 
-    def _hop(self, known: SliceEvidence, body: HopOut | HopIn, *, extracted: bool) -> Hop:
+    def _hop(
+        self, node: NodeId, known: SliceEvidence, body: HopOut | HopIn, *, extracted: bool
+    ) -> None:
         key = (body.node_id, body.span_id, body.hop)
         known.hops.extend((*key, extracted))
+        if not self._is_stale:
+            self._meet(node, key, extracted=extracted)
+
+    def _meet(self, node: NodeId, key: tuple[NodeId, int, int], *, extracted: bool) -> None:
+        """One end of a hop was delivered by that node."""
         hop = self.hops.get(key)
         if hop is None:
             hop = self.hops[key] = Hop()
-        return hop
+        if extracted:
+            hop.extracted += 1
+            hop.extracted_on = node
+        else:
+            hop.injected += 1
 
     def _extend(self, known: SliceEvidence, time_ns: int) -> None:
         if known.start_ns is None or time_ns < known.start_ns:

@@ -47,17 +47,19 @@ Each reason has the node that it is about and words for a person.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from coordinator.core.nodes import Nodes
-from protocol.messages import SliceFlags
+from protocol.messages import NodeId, SliceFlags
 from protocol.verdicts import VerdictKind
 
 if TYPE_CHECKING:
     from coordinator.core.evidence import SliceEvidence
     from coordinator.core.trace import Part, Trace
+
+_What = TypeVar("_What")
 
 FIRED = "the trigger"
 STORED = "the store"
@@ -206,6 +208,7 @@ def judge(trace: Trace, nodes: Nodes, *, final: bool) -> Verdict:
 
     The version is one above the last if anything differs from it.
     """
+    trace.evidence.whole()
     reasons = _limit(_reasons(trace, nodes, final=final))
     kinds = {reason.verdict for reason in reasons}
     evidence = trace.evidence
@@ -224,12 +227,44 @@ def judge(trace: Trace, nodes: Nodes, *, final: bool) -> Verdict:
     return replace(verdict, version=verdict.version + 1)
 
 
-def _limit(reasons: Iterator[Reason]) -> list[Reason]:
+@dataclass(frozen=True, slots=True)
+class _More:
+    """So many reasons of that kind and node that are only counted."""
+
+    kind: ReasonKind
+    node: str
+    count: int
+
+
+def _few(
+    kind: ReasonKind,
+    nodes: Nodes,
+    found: Iterable[tuple[NodeId, _What]],
+    words: Callable[[_What], str],
+) -> Iterator[Reason | _More]:
+    """Reasons of one kind, of which there may be as many as a trace has records.
+
+    A trace is judged each time that something of it came, so they cost no more than being counted.
+    """
+    counts: dict[NodeId, int] = {}
+    for node, what in found:
+        count = counts[node] = counts.get(node, 0) + 1
+        if count <= REASONS_PER_KIND_AND_NODE:
+            yield Reason(kind, nodes.name_of(node), words(what))
+    for node, count in counts.items():
+        if count > REASONS_PER_KIND_AND_NODE:
+            yield _More(kind, nodes.name_of(node), count - REASONS_PER_KIND_AND_NODE)
+
+
+def _limit(reasons: Iterator[Reason | _More]) -> list[Reason]:
     """In order of node and kind, the first few of each, and how many more."""
     by_key: dict[tuple[str, ReasonKind], list[Reason]] = {}
     more: dict[tuple[str, ReasonKind], int] = {}
     for reason in reasons:
         key = (reason.node, reason.kind)
+        if isinstance(reason, _More):
+            more[key] = more.get(key, 0) + reason.count
+            continue
         listed = by_key.setdefault(key, [])
         if len(listed) < REASONS_PER_KIND_AND_NODE:
             listed.append(replace(reason, detail=reason.detail[:DETAIL_MAX]))
@@ -251,7 +286,7 @@ def _limit(reasons: Iterator[Reason]) -> list[Reason]:
     return sorted(kept, key=lambda reason: (reason.kind, reason.node))
 
 
-def _reasons(trace: Trace, nodes: Nodes, *, final: bool) -> Iterator[Reason]:
+def _reasons(trace: Trace, nodes: Nodes, *, final: bool) -> Iterator[Reason | _More]:
     if trace.abandoned_by is not None:
         # Whatever else is missing is missing because of that.
         yield Reason(ReasonKind.ABANDONED, trace.abandoned_by, "given up under overload")
@@ -276,7 +311,7 @@ def _reasons(trace: Trace, nodes: Nodes, *, final: bool) -> Iterator[Reason]:
         yield Reason(ReasonKind.TOO_LARGE, "", "more spans, hops and runs than are judged")
         return
     for node, evidence in trace.evidence.slices.items():
-        yield from _slice_reasons(trace.parts[node], evidence, nodes.name_of(node))
+        yield from _slice_reasons(trace.parts[node], evidence, nodes)
     yield from _whole_reasons(trace, nodes)
 
 
@@ -331,9 +366,10 @@ def _part_reasons(trace: Trace, part: Part, nodes: Nodes) -> Iterator[Reason]:
         yield Reason(ReasonKind.NEVER_SEEN, name, detail)
 
 
-def _slice_reasons(part: Part, evidence: SliceEvidence, name: str) -> Iterator[Reason]:
+def _slice_reasons(part: Part, evidence: SliceEvidence, nodes: Nodes) -> Iterator[Reason | _More]:
     """What is wrong inside one slice."""
     decoder = evidence.decoder
+    node, name = part.node, nodes.name_of(part.node)
 
     def who(client: int) -> str:
         process = decoder.processes.get(client)
@@ -350,34 +386,67 @@ def _slice_reasons(part: Part, evidence: SliceEvidence, name: str) -> Iterator[R
         yield Reason(ReasonKind.TRUNCATED, name, detail)
     for client in sorted(decoder.lossy):
         yield Reason(ReasonKind.LOSSY, name, f"records were dropped in {who(client)}")
-    for (client, handle), runs in decoder.handles.items():
-        if runs.lossy:
-            yield Reason(ReasonKind.LOSSY, name, f"records were dropped in {who(client)}")
-        problem = runs.problem()
-        if problem is not None:
-            detail = f"handle {handle} of {who(client)}: {problem}"
-            yield Reason(ReasonKind.RUN_MISSING, name, detail)
-    for (client, _), starts in evidence.open_spans.items():
-        for start in starts:
-            detail = f"span {start.span_id:016x} {start.name!r} of {who(client)} never ended"
-            yield Reason(ReasonKind.UNFINISHED, name, detail)
-    for client, span_id in evidence.early_ends:
-        detail = f"span {span_id:016x} of {who(client)} ended, but its start is not here"
-        yield Reason(ReasonKind.SPAN_UNSTARTED, name, detail)
+    handles = decoder.handles.items()
+    yield from _few(
+        ReasonKind.LOSSY,
+        nodes,
+        ((node, client) for (client, _), runs in handles if runs.lossy),
+        lambda client: f"records were dropped in {who(client)}",
+    )
+    yield from _few(
+        ReasonKind.RUN_MISSING,
+        nodes,
+        ((node, (key, problem)) for key, runs in handles if (problem := runs.problem())),
+        lambda what: f"handle {what[0][1]} of {who(what[0][0])}: {what[1]}",
+    )
+    yield from _few(
+        ReasonKind.UNFINISHED,
+        nodes,
+        (
+            (node, (client, start))
+            for (client, _), starts in evidence.open_spans.items()
+            for start in starts
+        ),
+        lambda what: f"span {what[1].span_id:016x} {what[1].name!r} of {who(what[0])} never ended",
+    )
+    yield from _few(
+        ReasonKind.SPAN_UNSTARTED,
+        nodes,
+        ((node, key) for key in evidence.early_ends),
+        lambda key: f"span {key[1]:016x} of {who(key[0])} ended, but its start is not here",
+    )
 
 
-def _whole_reasons(trace: Trace, nodes: Nodes) -> Iterator[Reason]:
+def _whole_reasons(trace: Trace, nodes: Nodes) -> Iterator[Reason | _More]:
     """What is missing between the slices."""
     evidence = trace.evidence
-    for parent_id, (node, span_id) in evidence.orphans.items():
-        detail = f"nobody delivered span {parent_id:016x}, the parent of {span_id:016x}"
-        yield Reason(ReasonKind.PARENT_MISSING, nodes.name_of(node), detail)
-    for (node, span_id, number), hop in evidence.hops.items():
-        sent = f"request {number} of span {span_id:016x}"
-        if hop.extracted < hop.injected:
-            detail = f"{sent} was sent, and nobody delivered that it arrived"
-            yield Reason(ReasonKind.HOP_OUT_UNMET, nodes.name_of(node), detail)
-        elif not hop.injected and hop.extracted_on is not None:
-            on = nodes.name_of(hop.extracted_on)
-            detail = f"{sent} arrived on {on}, and nobody delivered that it was sent"
-            yield Reason(ReasonKind.HOP_IN_UNMET, nodes.name_of(node), detail)
+    yield from _few(
+        ReasonKind.PARENT_MISSING,
+        nodes,
+        ((node, (parent, span)) for parent, (node, span) in evidence.orphans.items()),
+        lambda what: f"nobody delivered span {what[0]:016x}, the parent of {what[1]:016x}",
+    )
+
+    def sent(span_id: int, number: int) -> str:
+        return f"request {number} of span {span_id:016x}"
+
+    hops = evidence.hops.items()
+    yield from _few(
+        ReasonKind.HOP_OUT_UNMET,
+        nodes,
+        ((key[0], key) for key, hop in hops if hop.extracted < hop.injected),
+        lambda key: f"{sent(*key[1:])} was sent, and nobody delivered that it arrived",
+    )
+    yield from _few(
+        ReasonKind.HOP_IN_UNMET,
+        nodes,
+        (
+            (key[0], (key, hop.extracted_on))
+            for key, hop in hops
+            if not hop.injected and hop.extracted_on is not None
+        ),
+        lambda what: (
+            f"{sent(*what[0][1:])} arrived on {nodes.name_of(what[1])},"
+            " and nobody delivered that it was sent"
+        ),
+    )

@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 
 from coordinator.core.evidence import Evidence
 from protocol.hashing import node_id
-from protocol.messages import ACKS_MAX, SliceAck, SliceChunk, SliceFlags
+from protocol.messages import ACKS_MAX, NodeId, SliceAck, SliceChunk, SliceFlags
 from tests.unit.coordinator_harness import (
     Harness,
     S,
     hop_in,
+    hop_out,
     preamble,
     run,
     span,
@@ -254,6 +255,32 @@ def test_whatever_comes_in_whatever_order_is_of_one_slice(rng: random.Random, st
         assert judged(harness)[0] != "coherent"
 
 
+def test_a_slice_that_is_begun_again_and_again_costs_the_others_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    met: list[int] = []
+    meet = Evidence._meet
+
+    def counted(
+        self: Evidence, node: NodeId, key: tuple[NodeId, int, int], *, extracted: bool
+    ) -> None:
+        met.append(node)
+        meet(self, node, key, extracted=extracted)
+
+    monkeypatch.setattr(Evidence, "_meet", counted)
+    hops = [hop_out("n1", number) for number in range(1, 101)]
+    harness = Harness()
+    harness.cluster("n1", "n2")
+    harness.fire("n1", T)
+    harness.deliver(T, {"n1": preamble() + run(*hops)})
+    for epoch in range(1, 51):
+        harness.send("n2", T, 0, N2, epoch)
+    harness.wait(2 * S)
+    assert {"bytes_missing", "restarted"} <= {kind for kind, _ in judged(harness)[1]}
+    # When they came, and once more when they were judged.
+    assert met.count(node_id("n1")) == 2 * len(hops)
+
+
 def test_evidence_without_a_slice_is_as_if_it_had_never_come() -> None:
     n1, n2 = node_id("n1"), node_id("n2")
     with_both, alone = Evidence(1000), Evidence(1000)
@@ -262,6 +289,7 @@ def test_evidence_without_a_slice_is_as_if_it_had_never_come() -> None:
     with_both.restart(n2)
     alone.add(n1, SLICES["n1"])
     for evidence in (with_both, alone):
+        evidence.whole()
         assert evidence.hops[n1, 1, 0].extracted == 0
     assert (with_both.spans, with_both.orphans, with_both.hops, with_both.items) == (
         alone.spans,

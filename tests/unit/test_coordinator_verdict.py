@@ -12,7 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coordinator.core.coordinator import CoordinatorConfig
-from coordinator.core.verdict import REASONS_MAX, ReasonKind, Verdict
+from coordinator.core.verdict import (
+    REASONS_MAX,
+    REASONS_PER_KIND_AND_NODE,
+    Reason,
+    ReasonKind,
+    Verdict,
+)
 from formats.slices import (
     Body,
     Data,
@@ -29,6 +35,7 @@ from formats.slices import (
 from protocol.messages import Abandoned, Drop, Group, Release, SliceAck, SliceFlags
 from protocol.verdicts import VerdictKind
 from tests.unit.coordinator_harness import (
+    MS,
     REAL_NS,
     Harness,
     S,
@@ -760,6 +767,57 @@ def test_reasons_are_counted_where_there_are_many() -> None:
     verdict = judged({"n1": preamble() + b"".join(runs)})
     assert len(verdict.reasons) <= REASONS_MAX
     assert verdict.reasons[-1].detail == "and 995 more of this kind"
+
+
+def test_words_are_made_for_few_reasons(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[ReasonKind] = []
+
+    def reason(kind: ReasonKind, node: str, detail: str) -> Reason:
+        made.append(kind)
+        return Reason(kind, node, detail)
+
+    monkeypatch.setattr("coordinator.core.verdict.Reason", reason)
+    # Each a run that is not the last, with all that can be wrong in it.
+    runs = [
+        run(
+            *span(n, n + 100_000, ended=False),
+            SpanEnd(n + 200_000, REAL_NS, 0, "", b""),
+            hop_out("n1", n),
+            hop_in("n2", n),
+            handle=n,
+            flags=F | RunFlags.LOSSY,
+        )
+        for n in range(1, 1000)
+    ]
+    verdict = judged({"n1": preamble() + b"".join(runs)})
+    wanted = {
+        ReasonKind.PARENT_MISSING,
+        ReasonKind.SPAN_UNSTARTED,
+        ReasonKind.UNFINISHED,
+        ReasonKind.HOP_OUT_UNMET,
+        ReasonKind.HOP_IN_UNMET,
+        ReasonKind.RUN_MISSING,
+        ReasonKind.LOSSY,
+    }
+    more = {reason.kind for reason in verdict.reasons if reason.detail.startswith("and 995 more")}
+    assert more == wanted
+    # One more, which says how many more there are.
+    assert {made.count(kind) for kind in wanted} == {REASONS_PER_KIND_AND_NODE + 1}
+
+
+def test_a_large_trace_is_left_alone_for_longer_before_it_is_judged() -> None:
+    hops = [hop_out("n1", n) for n in range(1, 30_001)]
+    runs = [run(*hops[at : at + 1000], handle=at + 1) for at in range(0, len(hops), 1000)]
+    large = trace_id("large")
+    harness = Harness()
+    harness.cluster("n1")
+    for trace, data in ((large, preamble() + b"".join(runs)), (T, preamble() + run(*span(1)))):
+        harness.fire("n1", trace)
+        harness.deliver(trace, {"n1": data})
+    harness.wait(400 * MS)
+    assert (harness.verdict(large), len(harness.verdicts[T])) == (None, 1)
+    harness.wait(200 * MS)
+    assert len(harness.verdicts[large]) == 1
 
 
 def test_versions_tell_when_only_they_differ() -> None:
