@@ -28,7 +28,9 @@ from protocol.messages import (
     Policy,
     Refused,
     SliceChunk,
+    SliceFlags,
     SliceReply,
+    SliceStatus,
     TraceId,
 )
 from protocol.versions import OURS, Feature, Versions
@@ -136,6 +138,8 @@ class SimNode:
     store_used_max: int = 0
     restarts: int = 0
     lost_slices: set[TraceId] = field(default_factory=set)
+    flags_said: dict[TraceId, SliceFlags] = field(default_factory=dict)
+    """All that it ever said of a trace: its slice may be gone since."""
     policy: Policy = NO_POLICY
     """What it records by, kept over restarts of the daemon like the report store."""
     _slices_used_ns: int = 0
@@ -339,6 +343,13 @@ class SimNode:
         self.core.on_tick(now_ns)
         self.pump()
 
+    def _say(self, control: Stream, message: NodeMessage) -> None:
+        self.log(self.name, f"-> {message}")
+        if isinstance(message, SliceStatus):
+            before = self.flags_said.get(message.trace, SliceFlags.NONE)
+            self.flags_said[message.trace] = before | message.flags
+        control.send_up(message)
+
     def pump(self) -> None:
         """Carry out what the core wants."""
         core = self.core
@@ -351,10 +362,9 @@ class SimNode:
             self.policy = policy
         if self.control is not None:
             for message in core.take_control(self.real_ns()):
-                self.log(self.name, f"-> {message}")
                 if not isinstance(message, ClockReply):
                     self.messages += 1
-                self.control.send_up(message)
+                self._say(self.control, message)
         self._dial_slices()
         if core.wants_slices_connection():
             self._slices_used_ns = now_ns
@@ -368,9 +378,8 @@ class SimNode:
             # A length that chunks have passed is news for the other stream.
             if self.control is not None:
                 for message in core.take_control(self.real_ns()):
-                    self.log(self.name, f"-> {message}")
                     self.messages += 1
-                    self.control.send_up(message)
+                    self._say(self.control, message)
         usage = self.pool.store_usage()
         self.store_used_max = max(self.store_used_max, usage.used_bytes)
         assert usage.used_bytes <= usage.capacity_bytes

@@ -321,6 +321,10 @@ class Simulator:
                 flags |= found.flags
             if flags & ~SliceFlags.HELD:
                 return f"{name}: {flags}"
+            # Of slices that a predecessor left, a daemon doubts more than the pool can tell.
+            said = node.flags_said.get(trace, SliceFlags.NONE)
+            if node.restarts and said & SliceFlags.MAYBE_LOSSY:
+                return f"{name} has a new daemon, which said: {said}"
         reached = {fired.node}
         crumbs = {pair for request in requests for pair in request.crumbs}
         while True:
@@ -328,13 +332,15 @@ class Simulator:
             if not more:
                 break
             reached |= more
+        named = [f for f in self.fired if trace in (f.group.primary, *f.laterals)]
+        if any(self.nodes[f.node].dead for f in named):
+            return "fired on a node that is dead, and may have had some of it"
         verdict = self.verdict(trace)
         if verdict is not None and any(r.kind is ReasonKind.LATE for r in verdict.reasons):
             if self.verdicts[trace][0].kind is VerdictKind.COHERENT and len(requests) > 1:
                 return "what was written again was told when it was closed"
-            named = [f for f in self.fired if trace in (f.group.primary, *f.laterals)]
-            if fired is not min(named, key=lambda f: f.time_ns):
-                return "it was closed on the evidence that an earlier firing led to"
+            if any(f is not fired and f.time_ns <= fired.time_ns for f in named):
+                return "it was closed on the evidence that another firing led to"
         unreached = written - reached
         if unreached:
             return f"no crumb leads to {sorted(unreached)}"
