@@ -161,8 +161,9 @@ class Node:
         """Trigger trace ``number``."""
         trace = TraceId(bytes.fromhex(trace_id(number)))
         about = self._plane.collect(trace, Group("test", trace), time.monotonic_ns())
-        if about.searching:
-            # One that comes right behind another waits for the pass of the next poll.
+        # One that comes right behind another waits for a pass, which this thread's poll or
+        # the other's begins when it is due, and may be in the middle of.
+        while about.searching:
             self._plane.poll(time.monotonic_ns())
             found = self._plane.slice(trace)
             assert found is not None
