@@ -12,17 +12,13 @@
 static bool is_collected(const struct bsn *n, const struct frame *f,
 			 uint64_t entry)
 {
-	uint64_t fingerprint = bs_entry_fingerprint(entry);
-	const struct slice *s = NULL;
+	const struct slice *s;
 
-	if (!filter_has(&n->store.filter, fingerprint))
+	if (!filter_has(&n->store.filter, bs_entry_fingerprint(entry)))
 		return false;
-	while ((s = slice_next(n, fingerprint, s))) {
-		/* Of one whose search has not begun nothing was copied. */
-		if (id_equal(run_id(f, entry), s->id))
-			return !s->search || s->search->pass;
-	}
-	return false;
+	s = slice_find(n, run_id(f, entry));
+	/* Of one whose search has not begun nothing was copied. */
+	return s && (!s->search || s->search->pass);
 }
 
 /* True: it has its second chance. */

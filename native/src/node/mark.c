@@ -142,7 +142,7 @@ static void adopt_mark(struct bsn *n, uint32_t i)
 		return;
 	if (slice_find(n, id))
 		return;
-	slice = slice_make(s, i, id);
+	slice = slice_make(n, i, id);
 	if (!slice)
 		return;
 	slice->primary = m->primary;

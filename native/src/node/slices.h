@@ -116,9 +116,6 @@ int store_init(struct bsn *n);
 int store_adopt(struct bsn *n, int fd);
 void store_free(struct bsn *n);
 struct slice *slice_find(const struct bsn *n, struct bs_trace_id id);
-/* Slices with that fingerprint, one after the other; start with NULL. */
-struct slice *slice_next(const struct bsn *n, uint64_t fingerprint,
-			 const struct slice *after);
 struct slice *slice_new(struct bsn *n, struct bs_trace_id id,
 			struct bs_trace_id primary, const char *trigger);
 size_t slice_read(const struct bsn *n, const struct slice *s, uint64_t offset,

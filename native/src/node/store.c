@@ -8,6 +8,7 @@
 #include <sys/random.h>
 #include <unistd.h>
 
+#include "hash.h"
 #include "store.h"
 
 /* -------------------------------------------------------------- blocks --- */
@@ -55,14 +56,18 @@ void block_fill(struct store *s, uint32_t i, enum block_kind kind,
 
 /* -------------------------------------------------------------- slices --- */
 
-static uint32_t *bucket_of(const struct store *s, uint64_t fingerprint)
+/* By a secret: who chooses trace ids does not choose which share a bucket. */
+static uint32_t *bucket_of(const struct bsn *n, struct bs_trace_id id)
 {
-	return &s->buckets[fingerprint & (s->n_buckets - 1)];
+	const struct store *s = &n->store;
+
+	return &s->buckets[bs_hash_trace(n->secret, id) & (s->n_buckets - 1)];
 }
 
-static void hash_in(struct store *s, struct slice *slice)
+static void hash_in(struct bsn *n, struct slice *slice)
 {
-	uint32_t *bucket = bucket_of(s, slice->fingerprint);
+	struct store *s = &n->store;
+	uint32_t *bucket = bucket_of(n, slice->id);
 
 	slice->next_hashed = *bucket;
 	*bucket = slice->mark;
@@ -84,40 +89,32 @@ static void filter_renew(struct store *s)
 	}
 }
 
-static void hash_out(struct store *s, const struct slice *slice)
+static void hash_out(struct bsn *n, const struct slice *slice)
 {
-	uint32_t *link = bucket_of(s, slice->fingerprint);
+	struct store *s = &n->store;
+	uint32_t *link = bucket_of(n, slice->id);
 
 	while (*link != slice->mark)
 		link = &s->slices[*link]->next_hashed;
 	*link = slice->next_hashed;
 }
 
-struct slice *slice_next(const struct bsn *n, uint64_t fingerprint,
-			 const struct slice *after)
+struct slice *slice_find(const struct bsn *n, struct bs_trace_id id)
 {
 	const struct store *s = &n->store;
-	uint32_t i = after ? after->next_hashed : *bucket_of(s, fingerprint);
+	uint32_t i;
 
-	while (i != NONE && s->slices[i]->fingerprint != fingerprint)
+	if (!s->n_slices)
+		return NULL;
+	i = *bucket_of(n, id);
+	while (i != NONE && !id_equal(s->slices[i]->id, id))
 		i = s->slices[i]->next_hashed;
 	return i == NONE ? NULL : s->slices[i];
 }
 
-struct slice *slice_find(const struct bsn *n, struct bs_trace_id id)
+struct slice *slice_make(struct bsn *n, uint32_t mark, struct bs_trace_id id)
 {
-	uint64_t fingerprint = bs_fingerprint(id.hi, id.lo);
-	struct slice *s = NULL;
-
-	if (!n->store.n_slices)
-		return NULL;
-	while ((s = slice_next(n, fingerprint, s)) && !id_equal(s->id, id))
-		;
-	return s;
-}
-
-struct slice *slice_make(struct store *s, uint32_t mark, struct bs_trace_id id)
-{
+	struct store *s = &n->store;
 	struct slice *slice = calloc(1, sizeof(*slice));
 
 	if (!slice)
@@ -127,7 +124,7 @@ struct slice *slice_make(struct store *s, uint32_t mark, struct bs_trace_id id)
 	slice->mark = mark;
 	s->slices[mark] = slice;
 	s->n_slices++;
-	hash_in(s, slice);
+	hash_in(n, slice);
 	return slice;
 }
 
@@ -142,7 +139,7 @@ struct slice *slice_new(struct bsn *n, struct bs_trace_id id,
 
 	if (i == NONE)
 		return NULL;
-	slice = slice_make(s, i, id);
+	slice = slice_make(n, i, id);
 	if (!slice) {
 		block_free(s, i);
 		return NULL;
@@ -172,7 +169,7 @@ void slice_free(struct bsn *n, struct slice *slice)
 	block_free(s, slice->mark);
 	for (uint32_t i = 0; i < slice->n_blocks; i++)
 		block_free(s, slice->blocks[i]);
-	hash_out(s, slice);
+	hash_out(n, slice);
 	s->slices[slice->mark] = NULL;
 	s->n_slices--;
 	filter_renew(s);

@@ -85,7 +85,7 @@ uint32_t block_take(struct store *s);
 void block_free(struct store *s, uint32_t i);
 void block_fill(struct store *s, uint32_t i, enum block_kind kind,
 		uint32_t mark, uint32_t number, struct bs_trace_id id);
-struct slice *slice_make(struct store *s, uint32_t mark, struct bs_trace_id id);
+struct slice *slice_make(struct bsn *n, uint32_t mark, struct bs_trace_id id);
 int store_tables(struct store *s);
 
 #endif

@@ -38,34 +38,31 @@ void watch_from(struct bsn *n, struct frame *f, uint32_t copied)
 static uint32_t serve(struct bsn *n, struct frame *f, uint64_t entry,
 		      struct walk *walk)
 {
-	uint64_t fingerprint = bs_entry_fingerprint(entry);
-	struct slice *s = NULL;
+	struct slice *s = slice_find(n, run_id(f, entry));
+	struct sink to = {.slice = s};
+	uint32_t open, flags, crumbs;
+	uint64_t bytes, ticks;
 	struct run run;
 
-	while ((s = slice_next(n, fingerprint, s))) {
-		uint32_t open = slice_open_handles(s), flags = s->flags;
-		uint32_t crumbs = s->n_crumbs;
-		uint64_t bytes = s->bytes, ticks;
-		struct sink to = {.slice = s};
-
-		if (!id_equal(run_id(f, entry), s->id) ||
-		    (s->search && !pass_has_met(n, s->search, f)))
-			continue;
-		if (!run_open(n, f, f->scanned, entry, walk, &run)) {
-			n->counts.corrupt++;
-			s->flags |= BSN_SLICE_CORRUPT;
-			slice_dirty(n, s);
-			return NONE;
-		}
-		watch_from(n, f,
-			   slice_copy_run(n, &to, &run, f->copied, &ticks));
-		if (s->bytes != bytes || s->flags != flags ||
-		    s->n_crumbs != crumbs || slice_open_handles(s) != open)
-			slice_dirty(n, s);
-		n->cost += RUN_ENTRIES + (s->bytes - bytes) / BYTES_AN_ENTRY;
-		return f->copied;
+	n->cost += RUN_ENTRIES;
+	if (!s || (s->search && !pass_has_met(n, s->search, f)))
+		return NONE;
+	if (!run_open(n, f, f->scanned, entry, walk, &run)) {
+		n->counts.corrupt++;
+		s->flags |= BSN_SLICE_CORRUPT;
+		slice_dirty(n, s);
+		return NONE;
 	}
-	return NONE;
+	open = slice_open_handles(s);
+	flags = s->flags;
+	crumbs = s->n_crumbs;
+	bytes = s->bytes;
+	watch_from(n, f, slice_copy_run(n, &to, &run, f->copied, &ticks));
+	if (s->bytes != bytes || s->flags != flags || s->n_crumbs != crumbs ||
+	    slice_open_handles(s) != open)
+		slice_dirty(n, s);
+	n->cost += (s->bytes - bytes) / BYTES_AN_ENTRY;
+	return f->copied;
 }
 
 /* final: nobody writes there any more, so an open run is over too. */

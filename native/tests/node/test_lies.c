@@ -335,15 +335,6 @@ static void others_fingerprints(void)
 	fingerprints_of_others(true);
 }
 
-/* The id of another trace that has the same fingerprint. */
-static struct bs_trace_id look_alike(struct bs_trace_id id, uint64_t i)
-{
-	uint64_t hi = id.hi ^ i;
-
-	return (struct bs_trace_id){
-		hi, bs_trace_lo(hi, bs_trace_mix(id.hi, id.lo))};
-}
-
 #define LOOK_ALIKES 100u
 #define ASKED_FOR 10u
 

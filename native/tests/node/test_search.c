@@ -861,6 +861,36 @@ static void what_is_kept_is_not_recent(void)
 	free_with_writer(n, &w);
 }
 
+/* Who may choose ids finds any number with one fingerprint, and not with one place. */
+static void slices_that_look_alike_share_no_bucket(void)
+{
+	enum {
+		LOOK_ALIKES = 500
+	};
+	struct bsn_config config = test_config(8 << 20);
+	struct bsn *n = test_node(&config);
+	uint32_t longest = 0;
+	struct bsn_slice s;
+
+	for (uint64_t i = 1; i <= LOOK_ALIKES; i++) {
+		struct bs_trace_id id = look_alike(trace_id(1), i);
+
+		CHECK_EQ(bsn_collect(n, id, id, "test", START, &s), 0);
+	}
+	for (uint32_t b = 0; b < n->store.n_buckets; b++) {
+		uint32_t length = 0;
+
+		for (uint32_t i = n->store.buckets[b]; i != NONE;
+		     i = n->store.slices[i]->next_hashed)
+			length++;
+		longest = length > longest ? length : longest;
+	}
+	CHECK(longest < LOOK_ALIKES / 20);
+	for (uint64_t i = 1; i <= LOOK_ALIKES; i++)
+		CHECK_EQ(bsn_slice_info(n, look_alike(trace_id(1), i), &s), 0);
+	bsn_free(n);
+}
+
 int main(void)
 {
 	RUN(one_pass_is_for_all_that_wait);
@@ -880,6 +910,7 @@ int main(void)
 	RUN(forged_entries_hurt_nobody);
 	RUN(finds_what_is_recent);
 	RUN(what_is_kept_is_not_recent);
+	RUN(slices_that_look_alike_share_no_bucket);
 	free(d.bytes);
 	return 0;
 }

@@ -86,6 +86,15 @@ static inline struct bs_trace_id trace_id(uint64_t i)
 
 /* -------------------------------------------------------------- client --- */
 
+/* The id of another trace that has the same fingerprint. */
+static inline struct bs_trace_id look_alike(struct bs_trace_id id, uint64_t i)
+{
+	uint64_t hi = id.hi ^ i;
+
+	return (struct bs_trace_id){
+		hi, bs_trace_lo(hi, bs_trace_mix(id.hi, id.lo))};
+}
+
 static inline struct bs_context_segment *w_map_context(int fd)
 {
 	struct bs_context_segment *x = mmap(
