@@ -172,6 +172,9 @@ void grants_first(struct bsn *n, struct client *c)
 			node_give_way(n);
 			other = client_find(n, number);
 		}
+		n->cost += PIECE_ENTRIES / CLIENTS_A_PIECE;
+		if (other)
+			threads_give_way(n, other, &end);
 	}
 	fill_up(n, c);
 }

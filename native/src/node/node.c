@@ -226,12 +226,21 @@ static int events_waiting(struct bsn *n)
 	return (int)(waiting + (store_next_changed(n) != NULL));
 }
 
+/* Of triggers that are in the control plane's hands. */
 static void give_back_cells(struct bsn *n)
 {
 	struct client *c;
+	uint32_t count = 0;
 
-	for_each_client(n, c)
+	for_each_client(n, c) {
 		triggers_done(c);
+		if (++count % CLIENTS_A_PIECE)
+			continue;
+		node_give_way(n);
+		/* More were taken meanwhile: those are done with after them. */
+		if (n->events.unsettled)
+			break;
+	}
 }
 
 /* All of before is adopted: from here on it is committed what becomes of it. */

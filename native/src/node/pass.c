@@ -245,13 +245,14 @@ static uint32_t next_sealed(const struct bsn *n, const struct pass *p)
 			     : next_in_list(p, frame_at(n, p->at));
 }
 
+/* What comes after one of them; NONE: all. */
 static void visit_sealed(struct bsn *n, struct pass *p, bool keep,
-			 bool give_way, uint32_t *cost)
+			 uint32_t after, bool give_way, uint32_t *cost)
 {
 	uint32_t i;
 
 	p->through_keep = keep;
-	p->at = NONE;
+	p->at = after;
 	while ((i = next_sealed(n, p)) != NONE) {
 		struct frame *f = frame_at(n, i);
 		uint32_t soon = next_in_list(p, f);
@@ -269,18 +270,14 @@ static void visit_sealed(struct bsn *n, struct pass *p, bool keep,
 	}
 }
 
-/* Those that were sealed since the pass began: it may have been through what was
- * before, in the order of sealing. */
-static void visit_sealed_since(struct bsn *n, struct pass *p)
+/* Of the sealed, the last that it has been through. */
+static uint32_t last_passed(const struct bsn *n, const struct pass *p)
 {
-	const struct list *l = &n->pool.sealed;
-	uint32_t i = l->tail;
+	uint32_t i = n->pool.sealed.tail;
 
 	while (i != NONE && n->ledger.records[i].sealed > p->sealed)
 		i = frame_at(n, i)->prev;
-	i = i == NONE ? l->head : frame_at(n, i)->next;
-	for (; i != NONE; i = frame_at(n, i)->next)
-		visit(n, p, frame_at(n, i));
+	return i;
 }
 
 /* False: a piece is done, and there is more. */
@@ -317,8 +314,8 @@ static void visit_active(struct bsn *n, struct pass *p, bool give_way,
 	}
 }
 
-/* Those that threads entered since the pass began: it may have been through the
- * active of their process before. */
+/* Those that threads entered since it began with the active: it may have been through
+ * those of their process before. */
 static void visit_active_since(struct bsn *n, struct pass *p)
 {
 	struct client *c;
@@ -349,8 +346,6 @@ static int pass_init(const struct bsn *n, struct pass *p,
 		return -ENOMEM;
 	p->at = NONE;
 	p->granted_ns = n->ledger.header->granted_ns;
-	p->sealed = n->ledger.header->sealed;
-	p->entered = n->pool.entered;
 	p->keep_frame = n->keep.frame;
 	if (p->keep_frame != NONE)
 		p->keep_runs =
@@ -391,14 +386,16 @@ void pass_run(struct bsn *n, struct pass *p, bool give_way)
 {
 	uint32_t cost = 0;
 
-	visit_sealed(n, p, true, give_way, &cost);
+	visit_sealed(n, p, true, NONE, give_way, &cost);
 	if (n->keep.frame != NONE)
 		visit(n, p, frame_at(n, n->keep.frame));
-	visit_sealed(n, p, false, give_way, &cost);
+	visit_sealed(n, p, false, NONE, give_way, &cost);
+	p->sealed = n->ledger.header->sealed;
+	p->entered = n->pool.entered;
 	visit_active(n, p, give_way, &cost);
-	/* What was taken or sealed meanwhile. */
+	/* What was sealed meanwhile, and then, without giving way, what is written to. */
+	visit_sealed(n, p, false, last_passed(n, p), give_way, &cost);
 	visit_active_since(n, p);
-	visit_sealed_since(n, p);
 	n->counts.passes++;
 }
 

@@ -80,8 +80,8 @@ struct pass {
 	/* Of the keep arena, what was there when the pass began: what is added
 	 * comes from segments that are visited before they are reclaimed. */
 	uint64_t granted_ns; /* the latest grant */
-	uint64_t sealed;     /* the latest seal */
-	uint64_t entered;    /* frames among the active until then */
+	uint64_t sealed;  /* the latest seal when it had been through these */
+	uint64_t entered; /* frames among the active until then */
 	uint32_t keep_frame, keep_runs;
 	bool is_peek; /* also what watch.c will serve slices */
 	struct pass *next;

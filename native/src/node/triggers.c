@@ -147,20 +147,26 @@ void triggers_take_all(struct bsn *n)
 	uint32_t count = n->clients.count;
 	uint32_t first = n->events.turn++;
 
-	for (uint32_t i = 0; i < count; i++) {
-		struct client *c = n->clients.all[(first + i) % count];
+	/* Some may go when this gives way; who comes has his turn at the next poll. */
+	for (uint32_t i = 0; i < count && n->clients.count; i++) {
+		struct client *c =
+			n->clients.all[(first + i) % n->clients.count];
 		uint32_t room = EVENTS_MAX - (n->events.head - n->events.tail);
 		uint32_t share = (room + count - i - 1) / (count - i);
 
 		if (c->queue_before.context)
 			take_queue(n, c, &c->queue_before, share);
 		take_queue(n, c, &c->queue, share);
+		if ((i + 1) % CLIENTS_A_PIECE == 0)
+			node_give_way(n);
 	}
-	for (uint32_t i = 0; i < count; i++) {
+	for (uint32_t i = 0; i < n->clients.count; i++) {
 		struct client *c = n->clients.all[i];
 
 		if (triggers_left(c))
 			triggers_take(n, c);
+		if ((i + 1) % CLIENTS_A_PIECE == 0)
+			node_give_way(n);
 	}
 }
 

@@ -425,12 +425,15 @@ static void what_is_written_meanwhile_comes_once(void)
 	end(&b);
 }
 
-/* The segments that are written to are many: the pass has been through a
- * process's when one of its threads takes the next. */
-static void take_next(struct between *b)
+/* The segments that are written to are many: the pass has been through all of the
+ * process that is looked at first when its thread fills one more segment, and takes
+ * another. */
+static void take_two(struct between *b)
 {
 	write_segment(b->t, b->now);
-	write_run(b->t, HANDLE, 1, BS_RUN_LAST, b->now);
+	write_run(b->t, HANDLE, 1, 0, b->now);
+	write_segment(b->t, b->now);
+	write_run(b->t, HANDLE, 2, BS_RUN_LAST, b->now);
 	for (uint32_t i = 0; i < b->n->clients.count; i++)
 		observe(b->n, b->n->clients.all[i]);
 	watch_at_once(b->n);
@@ -442,25 +445,26 @@ static void segments_that_are_taken_meanwhile_are_seen(void)
 		THREADS = 25
 	};
 	struct between b;
-	struct writer w, first;
-	struct wthread t[THREADS];
+	struct writer w, others;
+	struct wthread t, other_t;
 	uint64_t other = OTHERS / 2;
 
-	begin(&b, &first, &t[0], take_next);
-	writer_attach(&w, b.n, b.now);
-	b.w = &first;
+	begin(&b, &others, &other_t, take_two);
 	for (uint32_t i = 0; i < THREADS; i++) {
-		t[i] = writer_thread(&w, i);
-		w_show(&t[i], HANDLE + i);
-		CHECK(w_take_segment(&t[i]));
+		other_t = writer_thread(&others, i);
+		CHECK(w_take_segment(&other_t));
 		for (uint32_t k = 0; k < 1000; k++)
-			CHECK(w_trace(&t[i], trace_id(other++), 0, b.now));
+			CHECK(w_trace(&other_t, trace_id(other++), 0, b.now));
 		bsn_poll(b.n, b.now);
 	}
-	write_run(&t[0], HANDLE, 0, 0, b.now);
+	writer_attach(&w, b.n, b.now);
+	t = writer_thread(&w, 0);
+	b.t = &t;
+	w_show(&t, HANDLE);
+	write_run(&t, HANDLE, 0, 0, b.now);
 	search_with(&b);
 	bsn_poll(b.n, b.now);
-	check_wanted(&b, 2, 1, 0);
+	check_wanted(&b, 3, 1, 0);
 	writer_close(&w);
 	end(&b);
 }
