@@ -5,12 +5,13 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from appliance.core.dataplane import NO_CLIENT, LocalTrigger
+from appliance.core.dataplane import NO_CLIENT, LocalTrigger, Slice
 from appliance.core.limits import PROCESSES_MAX, Admission, Refusal, TokenBucket
 from appliance.core.node import NodeConfig, NodeCore, TriggerLimits, TriggerPolicy
 from counting.trigger_names import OTHER_NAMES
@@ -827,6 +828,39 @@ def test_a_release_in_the_middle_of_a_search_waits_for_what_is_found() -> None:
     node.now_ns += node.config.triggered_ttl_ns
     node.core.on_tick(node.now_ns)
     assert node.core.triggered_traces == 0
+
+
+def test_a_release_when_all_is_copied_and_nothing_said_releases_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    searched = Node()
+    searched.write(1)
+    searched.fire(1)
+    whole = searched.pool.slice(trace(1))
+    assert whole is not None and whole.bytes > 0
+    node = Node(pool=SEARCHES)
+    node.write(1)
+    node.connect()
+    node.connect_slices()
+    collect = PoolModel.collect
+
+    def collect_in_the_middle_of_a_pass(*asked: Any) -> Slice:
+        """Of the data plane's other thread, which has copied all."""
+        found = collect(*asked)
+        assert found.searching
+        return replace(found, bytes=whole.bytes)
+
+    monkeypatch.setattr(PoolModel, "collect", collect_in_the_middle_of_a_pass)
+    node.hear(Collect(Group("t", trace(1)), (trace(1),)))
+    node.hear(Release(trace(1)))
+    node.end_searches()
+    assert [m.trace for m in node.take() if isinstance(m, SliceStatus)] == [trace(1)]
+    assert list(node.report()) == [1]
+    node.ack_all()
+    node.now_ns += node.config.triggered_ttl_ns
+    node.core.on_tick(node.now_ns)
+    # It waits for the word on what was found.
+    assert [found.trace for found in node.pool.slices()] == [trace(1)]
 
 
 def test_a_new_daemon_waits_for_the_search_that_it_begins_anew() -> None:
