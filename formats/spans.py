@@ -5,6 +5,9 @@ What an OpenTelemetry SDK says beyond ids, names, times and a status stands in
 records of MessagePack (RESOURCE, SCOPE, SPAN_DETAIL): arrays, of which the
 last items may be left out where they are empty or zero. Times are Unix
 nanoseconds, span ids unsigned integers, trace ids 16 bytes. No input raises.
+
+A record of MessagePack that is broken, or says more than a slice may
+(``formats.msgpack_reader``), counts as malformed and reads as empty.
 """
 
 from __future__ import annotations
@@ -14,8 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self, TypeAlias, TypeVar, cast
 
-import msgpack
-
+from formats.msgpack_reader import MsgpackReader, Unreadable
 from formats.slices import (
     Attributes,
     AttributeValue,
@@ -153,6 +155,7 @@ class _Joiner:
     long_names: list[tuple[Span, str]] = field(default_factory=list)
     without_start: list[SpanEnd] = field(default_factory=list)
     malformed: int = 0
+    msgpack: MsgpackReader = field(default_factory=MsgpackReader)
 
     def start(self, record: Record, body: SpanStart) -> None:
         span = Span(
@@ -169,12 +172,12 @@ class _Joiner:
         self.by_id.setdefault((record.client, body.span_id), deque()).append(span)
 
     def resource(self, record: Record, body: ResourceRecord) -> None:
-        fields = _Fields.of(body.encoded)
+        fields = _Fields.of(self.msgpack, body.encoded)
         self.resources[record.client, record.handle] = Resource(fields.attributes(), fields.text())
         self.malformed += fields.malformed
 
     def scope(self, record: Record, body: ScopeRecord) -> None:
-        fields = _Fields.of(body.encoded)
+        fields = _Fields.of(self.msgpack, body.encoded)
         self.scopes[record.client, record.handle, body.number] = Scope(
             fields.text(), fields.text(), fields.text(), fields.attributes()
         )
@@ -216,7 +219,7 @@ class _Joiner:
         ):
             self.malformed += 1
             return
-        fields = _Fields.of(b"".join(detail.encoded for detail in parts))
+        fields = _Fields.of(self.msgpack, b"".join(detail.encoded for detail in parts))
         span.scope = self.scopes.get((span.client, span.handle, first.scope))
         span.attributes = fields.attributes()
         span.events = tuple(
@@ -258,11 +261,10 @@ class _Fields:
             self.malformed = 1
 
     @classmethod
-    def of(cls, encoded: bytes) -> Self:
+    def of(cls, reader: MsgpackReader, encoded: bytes) -> Self:
         try:
-            return cls(msgpack.unpackb(encoded, unicode_errors="replace", strict_map_key=False))
-        # TypeError: of a map with a key that is a map, or a list.
-        except (ValueError, TypeError, msgpack.exceptions.UnpackException, RecursionError):
+            return cls(reader.read(encoded))
+        except Unreadable:
             return cls(None)
 
     def _next(self, empty: _Item) -> _Item:
@@ -304,7 +306,9 @@ class _Fields:
     def each(self) -> Iterator[_Fields]:
         for item in self._next(cast(list[object], [])):
             fields = _Fields(item)
-            yield fields
+            # One that is no array takes a byte, and would be made an object of.
+            if not fields.malformed:
+                yield fields
             self.malformed += fields.malformed
 
 

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import gc
 import sys
+import tracemalloc
 
 import msgpack
 from hypothesis import example, given, settings
@@ -29,25 +31,34 @@ from protocol.messages import TraceId
 
 TRACE = TraceId(bytes(range(16)))
 START = SpanStart(1, 0, 10, 2, "GET /")
+START_2 = SpanStart(2, 0, 10, 2, "GET /2")
 END = SpanEnd(1, 20, 2, "", b"")
 
 
 def content(*bodies: Body, handle: int = 1) -> SliceContent:
-    run = b"".join(encode_record(body, 0) for body in bodies)
-    flags = RunFlags.FIRST | RunFlags.LAST
-    return read_slice(
-        [
-            encode_process(1, Process(7, "shop")),
-            encode_piece(PieceKind.RUN, run, flags=flags, client=1, handle=handle),
-        ]
-    )
+    """A run for each record: all together may be more than a segment holds."""
+    pieces = [encode_process(1, Process(7, "shop"))]
+    for seq, body in enumerate(bodies):
+        flags = RunFlags.FIRST if seq == 0 else RunFlags.NONE
+        if seq == len(bodies) - 1:
+            flags |= RunFlags.LAST
+        run = encode_record(body, 0)
+        pieces.append(
+            encode_piece(PieceKind.RUN, run, flags=flags, client=1, handle=handle, seq=seq)
+        )
+    return read_slice(pieces)
 
 
-def detail(*items: object, scope: int = 0, parts: int = 1) -> list[SpanDetail]:
-    packed = msgpack.packb(list(items))
-    size = -(-len(packed) // parts)
+def detail(*items: object, span_id: int = 1, scope: int = 0, parts: int = 1) -> list[SpanDetail]:
+    return encoded_detail(msgpack.packb(list(items)), span_id=span_id, scope=scope, parts=parts)
+
+
+def encoded_detail(
+    encoded: bytes, *, span_id: int = 1, scope: int = 0, parts: int = 1
+) -> list[SpanDetail]:
+    size = -(-len(encoded) // parts)
     return [
-        SpanDetail(1, scope, part, parts, packed[part * size : (part + 1) * size])
+        SpanDetail(span_id, scope, part, parts, encoded[part * size : (part + 1) * size])
         for part in range(parts)
     ]
 
@@ -120,6 +131,43 @@ def test_what_makes_no_sense_is_counted_and_the_rest_is_read() -> None:
         assert not found.whole
         (span,) = found.spans
         assert (span.name, span.end_ns) == ("GET /", 20)
+
+
+def test_a_detail_that_is_nothing_but_containers_is_not_read_and_others_are() -> None:
+    # Each is one byte, and would be more than a hundred bytes in memory.
+    for item in (b"\x80", b"\x90", b"\x00"):
+        encoded = b"\x92\x80\xdd" + (1_000_000).to_bytes(4, "big") + item * 1_000_000
+        said = encoded_detail(encoded, parts=40)
+        tracemalloc.start()
+        found = content(START, *said, START_2, *detail({"a": 1}, span_id=2))
+        _, peak_bytes = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert found.malformed == 1
+        assert [span.attributes for span in found.spans] == [{}, {"a": 1}]
+        assert peak_bytes < 10 * len(encoded)
+
+
+def test_a_slice_holds_so_many_items_however_many_records_they_are_in() -> None:
+    # A container counts as four: with the three outer ones a detail takes 64,012 of 1,048,576.
+    most: list[object] = [{}, [[]] * 16_000]
+    spans = [SpanStart(number, 0, 10, 2, "") for number in range(1, 21)]
+    said = [part for span in spans for part in detail(*most, span_id=span.span_id)]
+    read = [bool(span.events) for span in content(*spans, *said).spans]
+    assert read == [True] * 16 + [False] * 4
+
+
+def test_broken_messagepack_leaves_nothing_in_memory() -> None:
+    # Arrays of 255 items each, as their heads say.
+    starts = [SpanStart(number, 0, 10, 2, "") for number in range(40)]
+    for end in (b"", b"\xc1", b"\xd6\xff\xff", b"\xdb\xff\xff\xff\xff", b"\x81\x80\x00"):
+        encoded = b"\xdc\x00\xff" * 60 + b"\x00" * 200 + end
+        said = [part for span in starts for part in encoded_detail(encoded, span_id=span.span_id)]
+        tracemalloc.start()
+        assert content(*starts, *said).malformed == 40
+        gc.collect()
+        kept_bytes, _ = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert kept_bytes < 1 << 20
 
 
 @settings(max_examples=300, deadline=None)
