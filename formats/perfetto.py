@@ -8,6 +8,7 @@ from the one to the other. Events of spans are instants.
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -41,27 +42,72 @@ class _Placed:
     flows: list[int] = field(default_factory=list)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Lane:
     """A track, and the slices that are open on it."""
 
+    number: int
     uuid: int
     open: list[_Placed] = field(default_factory=list)
 
-    def takes(self, placed: _Placed) -> bool:
-        """Whether the span can stand here: in its parent, or where nothing is open."""
-        while self.open and self._is_over(self.open[-1], placed.start_ns):
-            self.open.pop()
-        if not self.open:
-            return True
-        top = self.open[-1]
-        return top.span.span_id == placed.span.parent_id and (
-            top.end_ns is None or (placed.end_ns is not None and placed.end_ns <= top.end_ns)
-        )
 
-    @staticmethod
-    def _is_over(placed: _Placed, now_ns: int) -> bool:
-        return placed.end_ns is not None and placed.end_ns <= now_ns
+@dataclass(slots=True)
+class _Lanes:
+    """Of one process. Which of them a span can stand on is known without a look at all.
+
+    Lanes are named by their place in ``all``.
+    """
+
+    all: list[_Lane] = field(default_factory=list)
+    free: list[int] = field(default_factory=list)  # heap
+    by_top: dict[int, int] = field(default_factory=dict)  # the id of the innermost open span
+    ends: list[tuple[int, int]] = field(default_factory=list)  # heap: when a span ends, on which
+
+    def take(self, placed: _Placed) -> _Lane | None:
+        """In its parent, if that is the innermost, or else on the first where nothing is open."""
+        while self.ends and self.ends[0][0] <= placed.start_ns:
+            self._end(self.all[heapq.heappop(self.ends)[1]], placed.start_ns)
+        number = self.by_top.get(placed.span.parent_id)
+        if number is not None and _fits(placed, self.all[number].open[-1]):
+            return self.all[number]
+        return self.all[heapq.heappop(self.free)] if self.free else None
+
+    def open(self, lane: _Lane, placed: _Placed) -> None:
+        self._forget_top(lane)
+        lane.open.append(placed)
+        self.by_top[placed.span.span_id] = lane.number
+        if placed.end_ns is not None:
+            heapq.heappush(self.ends, (placed.end_ns, lane.number))
+
+    def end_all(self) -> None:
+        """The next trace's spans are no children of those that ended."""
+        while self.ends:
+            end_ns, number = heapq.heappop(self.ends)
+            self._end(self.all[number], end_ns)
+
+    def _end(self, lane: _Lane, now_ns: int) -> None:
+        if not lane.open or not _is_over(lane.open[-1], now_ns):
+            return  # with another of the same time
+        self._forget_top(lane)
+        while lane.open and _is_over(lane.open[-1], now_ns):
+            lane.open.pop()
+        if lane.open:
+            self.by_top[lane.open[-1].span.span_id] = lane.number
+        else:
+            heapq.heappush(self.free, lane.number)
+
+    def _forget_top(self, lane: _Lane) -> None:
+        # Ids are random: only who lies has one twice, and then the last counts.
+        if lane.open and self.by_top.get(lane.open[-1].span.span_id) == lane.number:
+            del self.by_top[lane.open[-1].span.span_id]
+
+
+def _fits(placed: _Placed, parent: _Placed) -> bool:
+    return parent.end_ns is None or (placed.end_ns is not None and placed.end_ns <= parent.end_ns)
+
+
+def _is_over(placed: _Placed, now_ns: int) -> bool:
+    return placed.end_ns is not None and placed.end_ns <= now_ns
 
 
 @dataclass(slots=True, eq=False)
@@ -71,7 +117,7 @@ class _Process:
     uuid: int
     number: int
     name: str
-    lanes: list[_Lane] = field(default_factory=list)
+    lanes: _Lanes = field(default_factory=_Lanes)
 
 
 class PerfettoWriter:
@@ -147,25 +193,21 @@ class PerfettoWriter:
     ) -> Iterable[tuple[_Lane, list[_Placed]]]:
         members: dict[int, tuple[_Lane, list[_Placed]]] = {}
         for placed in spans:
-            lane = self._lane(placed, packets)
-            lane.open.append(placed)
+            lanes = placed.process.lanes
+            lane = lanes.take(placed) or self._new_lane(placed.process, packets)
+            lanes.open(lane, placed)
             members.setdefault(lane.uuid, (lane, []))[1].append(placed)
-        for lane, _ in members.values():
-            # The next trace's spans are no children of this one's.
-            lane.open = [open_span for open_span in lane.open if open_span.end_ns is None]
+        for process in {placed.process.number: placed.process for placed in spans}.values():
+            process.lanes.end_all()
         return members.values()
 
-    def _lane(self, placed: _Placed, packets: list[pf.TracePacket]) -> _Lane:
-        lanes = placed.process.lanes
-        # Beside its parent's other children, before on a lane that is just free.
-        for lane in sorted(lanes, key=lambda lane: not lane.open):
-            if lane.takes(placed):
-                return lane
-        lane = _Lane(self._uuid())
+    def _new_lane(self, process: _Process, packets: list[pf.TracePacket]) -> _Lane:
+        lanes = process.lanes.all
+        lane = _Lane(len(lanes), self._uuid())
         lanes.append(lane)
         packet = pf.TracePacket()
         packet.track_descriptor.uuid = lane.uuid
-        packet.track_descriptor.parent_uuid = placed.process.uuid
+        packet.track_descriptor.parent_uuid = process.uuid
         packet.track_descriptor.name = f"lane {len(lanes)}"
         packets.append(packet)
         return lane

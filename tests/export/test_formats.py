@@ -263,6 +263,61 @@ def test_a_second_trace_uses_the_tracks_of_the_first() -> None:
     assert not flows[0] & flows[1]
 
 
+def test_spans_that_never_ended_cost_no_more_the_more_there_are() -> None:
+    def calls(count: int) -> int:
+        spans = [
+            Span(i + 1, 0, "work", 1, i, client=1, handle=i, process=None) for i in range(count)
+        ]
+        made = 0
+
+        def made_one(*_: object) -> None:
+            nonlocal made
+            made += 1
+
+        trace = StampedTrace(TRACE, (NodeSpans("front", spans),))
+        writer = PerfettoWriter()
+        sys.setprofile(made_one)
+        try:
+            packets = packets_of(writer.write(trace))
+        finally:
+            sys.setprofile(None)
+        assert sum(p.track_descriptor.HasField("parent_uuid") for p in packets) == count
+        return made
+
+    assert calls(800) < 4.5 * calls(200)
+
+
+def test_a_span_stands_in_its_parent_or_on_the_first_free_lane() -> None:
+    def span(number: int, parent: int, start_ns: int, end_ns: int | None) -> Span:
+        return Span(
+            number, parent, str(number), 1, start_ns, 1, number, process=None, end_ns=end_ns
+        )
+
+    spans = [
+        span(1, 0, 10, 100),
+        span(2, 1, 20, 40),  # in 1
+        span(3, 1, 30, 60),  # beside 2
+        span(4, 1, 50, 90),  # in 1 again: 2 is over
+        span(5, 4, 55, 95),  # longer than its parent: beside it
+        span(6, 1, 60, 70),  # 4 is open in 1; where 3 was
+        span(7, 0, 100, None),  # where 1 was
+        span(8, 7, 110, 120),  # in it
+    ]
+    packets = packets_of(PerfettoWriter().write(StampedTrace(TRACE, (NodeSpans("front", spans),))))
+    lanes = {
+        p.track_descriptor.uuid: p.track_descriptor.name
+        for p in packets
+        if p.track_descriptor.HasField("parent_uuid")
+    }
+    stands = {
+        p.track_event.name: lanes[p.track_event.track_uuid]
+        for p in packets
+        if p.track_event.type == pf.TrackEvent.TYPE_SLICE_BEGIN
+    }
+    first, second, third = "lane 1", "lane 2", "lane 3"
+    assert list(stands.values()) == [first, first, second, first, third, second, first, first]
+
+
 class Coordinator:
     """Has the traces that it is made with."""
 
