@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The thread that works for the data plane: sleeps on the doorbells, polls, hands on events.
 
-Nothing is polled while nothing was triggered: plain runs do not ring, and are
+Hardly anything is polled while nothing was triggered: plain runs do not ring, and are
 looked for when somebody asks. But what a triggered trace
 writes after its trigger does not ring either, so while there are slices the
 thread looks by itself: often while something happened lately, seldom later.
@@ -34,6 +34,10 @@ _LIVELY_WAIT_NS = 20_000_000
 
 # While slices are held at all; bounded by their time to live in the core.
 _HELD_WAIT_NS = 250_000_000
+
+# A process that touches memory which it was not granted rings no bell either. Some
+# milliseconds of work where there are a thousand processes.
+_IDLE_WAIT_NS = 5_000_000_000
 
 
 class Pump:
@@ -92,10 +96,10 @@ class Pump:
         if sleeping:
             self._dataplane.wake()
 
-    def _timeout_ns(self, now_ns: int) -> int | None:
+    def _timeout_ns(self, now_ns: int) -> int:
         if now_ns < self._lively_until_ns:
             return _LIVELY_WAIT_NS
-        return _HELD_WAIT_NS if self._held else None
+        return _HELD_WAIT_NS if self._held else _IDLE_WAIT_NS
 
     def _run(self) -> None:
         while not self._stopping:

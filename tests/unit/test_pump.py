@@ -8,6 +8,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from appliance.core.dataplane import DataPlaneEvent, LocalTrigger
 from appliance.native import NativeDataPlane
 from appliance.pump import Pump
@@ -81,6 +83,26 @@ def test_a_trigger_leaves_its_queue_when_it_is_seen_to_and_not_before() -> None:
 
     asyncio.run(run())
     assert waits == [True, False]
+
+
+@pytest.mark.timeout(20)
+def test_memory_that_nobody_was_granted_is_taken_back_though_nobody_rings(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("appliance.pump._IDLE_WAIT_NS", 10_000_000)
+
+    async def run() -> None:
+        with NativeDataPlane(SMALL, MONOTONIC) as here:
+            _, fds = here.client_add(os.getpid(), "shop")
+            with Pump(here, lambda _: None):
+                for at in range(0, os.fstat(fds.arena).st_size, 4096):
+                    os.pwrite(fds.arena, b"x", at)
+                while here.metrics()["taken_back_bytes"] == 0:
+                    pass
+            for fd in fds:
+                os.close(fd)
+
+    asyncio.run(run())
 
 
 def test_a_failure_to_take_them_ends_the_process() -> None:

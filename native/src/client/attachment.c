@@ -43,7 +43,7 @@ static const char *map_all(struct bs_attachment *a, const int fds[BS_FDS])
 {
 	const char *reason = NULL;
 
-	a->arena = bs_map(fds[BS_FD_ARENA], a->arena_bytes, true, &reason);
+	a->arena = bs_map_arena(fds[BS_FD_ARENA], a->arena_bytes, &reason);
 	if (a->arena)
 		a->channel_bytes = bs_map(fds[BS_FD_CHANNEL], BS_CHANNEL_BYTES,
 					  true, &reason);

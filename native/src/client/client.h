@@ -211,6 +211,8 @@ void bs_prefault_forget(void);
 
 /* NULL, and why in *reason. */
 void *bs_map(int fd, size_t bytes, bool writable, const char **reason);
+/* The same, without any of its memory. */
+void *bs_map_arena(int fd, size_t bytes, const char **reason);
 void bs_unmap(const void *mapping, size_t bytes);
 /* Put a mapping in the place of another one. `with` is unmapped where it was,
  * also on failure. */

@@ -39,9 +39,8 @@ static const char unsealed[] = "a segment has the wrong size, or no seals";
 
 /* ---------------------------------------------------------------- one --- */
 
-static void *map(int fd, size_t bytes, bool writable, const char **reason)
+static void *map(int fd, size_t bytes, int protection, const char **reason)
 {
-	int protection = writable ? PROT_READ | PROT_WRITE : PROT_READ;
 	void *p = mmap(NULL, bytes, protection, MAP_SHARED, fd, 0);
 
 	/* A core dump must not hold the pool, a child must not write to it. */
@@ -56,7 +55,8 @@ static void *map(int fd, size_t bytes, bool writable, const char **reason)
 
 /* The seals promise that it cannot be truncated under our feet; its size must
  * be what the layout says. */
-void *bs_map(int fd, size_t bytes, bool writable, const char **reason)
+static void *map_sealed(int fd, size_t bytes, int protection,
+			const char **reason)
 {
 	const int seals = F_SEAL_GROW | F_SEAL_SHRINK;
 	struct stat st;
@@ -69,7 +69,34 @@ void *bs_map(int fd, size_t bytes, bool writable, const char **reason)
 	if (got < 0 || (got & seals) != seals)
 		return NULL;
 	*reason = NULL;
-	return map(fd, bytes, writable, reason);
+	return map(fd, bytes, protection, reason);
+}
+
+void *bs_map(int fd, size_t bytes, bool writable, const char **reason)
+{
+	return map_sealed(fd, bytes,
+			  writable ? PROT_READ | PROT_WRITE : PROT_READ,
+			  reason);
+}
+
+/*
+ * Of the arena a process has what it was granted. But one that called
+ * mlockall(MCL_FUTURE) has all that it maps put into memory: tens of processes
+ * would have as many pools. The kernel does not do so where nothing can be
+ * accessed, and no more once it is not locked.
+ */
+void *bs_map_arena(int fd, size_t bytes, const char **reason)
+{
+	void *p = map_sealed(fd, bytes, PROT_NONE, reason);
+
+	if (!p)
+		return NULL;
+	munlock(p, bytes);
+	if (!mprotect(p, bytes, PROT_READ | PROT_WRITE))
+		return p;
+	munmap(p, bytes);
+	*reason = bs_no_room;
+	return NULL;
 }
 
 void bs_unmap(const void *mapping, size_t bytes)
@@ -95,7 +122,7 @@ struct bs_context_segment *bs_context_map(int fd, const char **reason)
 	struct bs_context_segment *c;
 
 	*reason = NULL;
-	c = is_bpf_map(fd) ? map(fd, sizeof(*c), true, reason)
+	c = is_bpf_map(fd) ? map(fd, sizeof(*c), PROT_READ | PROT_WRITE, reason)
 			   : bs_map(fd, sizeof(*c), true, reason);
 	if (!c)
 		return NULL;

@@ -4,12 +4,15 @@
  * in itself; the attach thread makes no tick (TICK_MS).
  */
 #include <errno.h>
+#include <fcntl.h>
 #include <limits.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "check.h"
@@ -68,6 +71,39 @@ static void an_old_arena_goes_when_there_is_room(void)
 	fake_node_hang_up(&node);
 }
 
+/* A process may want all of its memory there at once. Of the arena it gets what it
+ * writes to all the same. */
+static void an_arena_is_not_locked(void)
+{
+	const size_t page = (size_t)sysconf(_SC_PAGESIZE), bytes = 8 * page;
+	int fd = memfd_create("arena", MFD_ALLOW_SEALING);
+	unsigned char *arena, *other;
+	const char *reason;
+	struct stat st;
+
+	CHECK_EQ(ftruncate(fd, (off_t)bytes), 0);
+	CHECK_EQ(fcntl(fd, F_ADD_SEALS, F_SEAL_GROW | F_SEAL_SHRINK), 0);
+	/* Sanitizers make nothing of mlockall(). */
+	CHECK_EQ(syscall(SYS_mlockall, MCL_FUTURE), 0);
+	arena = bs_map_arena(fd, bytes, &reason);
+	CHECK(arena);
+	CHECK_EQ(fstat(fd, &st), 0);
+	CHECK_EQ(st.st_blocks, 0);
+	arena[3 * page] = 1;
+	CHECK_EQ(fstat(fd, &st), 0);
+	CHECK_EQ((size_t)st.st_blocks * 512, page);
+
+	/* The test itself: of another mapping all would be there. */
+	other = bs_map(fd, bytes, true, &reason);
+	CHECK(other);
+	CHECK_EQ(fstat(fd, &st), 0);
+	CHECK_EQ((size_t)st.st_blocks * 512, bytes);
+	CHECK_EQ(syscall(SYS_munlockall), 0);
+	bs_unmap(other, bytes);
+	bs_unmap(arena, bytes);
+	close(fd);
+}
+
 /* --------------------------------------------------------------- threads --- */
 
 /* The library's, by which it is told of a thread's end. */
@@ -114,6 +150,7 @@ int main(void)
 {
 	fake_node_open(&node);
 	RUN(an_old_arena_goes_when_there_is_room);
+	RUN(an_arena_is_not_locked);
 	RUN(a_thread_that_cannot_join_loses_its_records);
 	bs_shutdown();
 	fake_node_close(&node);
