@@ -122,6 +122,9 @@ _SAID_REFUSED_MAX = 256
 # At the end, for what is being sent.
 _STOP_GRACE_S = 0.5
 
+# Of what a question may ask for: what SQLite's integers hold.
+_TIME_MAX_NS = (1 << 63) - 1
+
 
 @dataclass(slots=True)
 class ServerCounters:
@@ -594,7 +597,7 @@ class CoordinatorServer:
         context: grpc.aio.ServicerContext[bytes, pb.TraceSummary],
     ) -> AsyncIterator[pb.TraceSummary]:
         request = await self._question(pb.ListTracesRequest(), data, context)
-        wanted = _wanted(request)
+        wanted = await _wanted(request, context)
         ids = await self._list(context, lambda reader: reader.list_traces(wanted, request.limit))
         for start in range(0, len(ids), _ROWS_AT_ONCE):
             some = ids[start : start + _ROWS_AT_ONCE]
@@ -628,7 +631,7 @@ class CoordinatorServer:
         context: grpc.aio.ServicerContext[bytes, pb.TraceSummary],
     ) -> AsyncIterator[pb.TraceSummary]:
         request = await self._question(pb.ListTracesRequest(), data, context)
-        wanted = _wanted(request)
+        wanted = await _wanted(request, context)
         if wanted.service:
             await context.abort(
                 grpc.StatusCode.INVALID_ARGUMENT,
@@ -844,7 +847,15 @@ def _rows_of(traces: Iterable[TraceId], reader: StoreReader) -> Iterable[TraceRo
     return map(reader.trace, traces)
 
 
-def _wanted(request: pb.ListTracesRequest) -> Wanted:
+async def _wanted(
+    request: pb.ListTracesRequest, context: grpc.aio.ServicerContext[bytes, Any]
+) -> Wanted:
+    for name, time_ns in ("since_ns", request.since_ns), ("until_ns", request.until_ns):
+        if time_ns > _TIME_MAX_NS:
+            await context.abort(
+                grpc.StatusCode.INVALID_ARGUMENT,
+                f"{name} is {time_ns}; allowed: Unix nanoseconds up to {_TIME_MAX_NS}, 0 for any time",
+            )
     return Wanted(
         request.trigger, request.verdict, request.service, request.since_ns, request.until_ns
     )

@@ -370,6 +370,26 @@ def test_who_follows_is_told_of_each_trace_that_was_judged(
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("name", ["since_ns", "until_ns"])
+@pytest.mark.parametrize("method", ["ListTraces", "TailTraces"])
+def test_a_time_that_no_trace_can_have_is_refused_with_what_is_allowed(
+    tmp_path: Path, method: str, name: str
+) -> None:
+    async def run() -> None:
+        async with Client(tmp_path) as client:
+            question = pb.ListTracesRequest()
+            setattr(question, name, 1 << 63)
+            call = client.ask(method, question)
+            assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
+            assert f"{name} is {1 << 63}" in str(await call.details())
+            assert f"up to {(1 << 63) - 1}" in str(await call.details())
+            setattr(question, name, (1 << 63) - 1)
+            latest = client.ask("ListTraces", question)
+            assert await latest.code() is grpc.StatusCode.OK
+
+    asyncio.run(run())
+
+
 def test_one_file_is_left_of_a_store_that_was_read(tmp_path: Path) -> None:
     with driver(tmp_path / "t.sqlite") as earlier:
         put_trace(earlier, TRACE, {"edge": FRONT})
