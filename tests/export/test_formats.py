@@ -24,6 +24,7 @@ from formats.otlp_json import otlp_json
 from formats.perfetto import PerfettoWriter
 from formats.spans import Resource, Span
 from formats.stamped import StampedTrace, stamped
+from formats.tags import text_of
 from protocol.messages import TraceId
 from tests.export.collected import BEGIN_NS, EVENTS, FLOWS, MS, SPANS, TRACE, detail
 
@@ -59,6 +60,29 @@ def test_local_roots_say_why_the_trace_is_there() -> None:
     assert said[names.NODE].string_value == "back"
     assert names.LATERAL not in said
     assert said["rpc.system"].string_value == "grpc"
+
+
+def test_sixteen_reasons_are_told_and_how_many_more_there_are() -> None:
+    for count in (16, 17, 40):
+        collected = detail()
+        del collected.summary.verdict.reasons[:]
+        for number in range(count):
+            collected.summary.verdict.reasons.add(kind="lossy", node="edge", detail=str(number))
+        (said,) = {
+            tuple(span.attributes[names.VERDICT_REASONS])  # type: ignore[arg-type]
+            for part in stamped(collected, one_clock=True).parts
+            for span in part.spans
+            if names.VERDICT_REASONS in span.attributes
+        }
+        told = tuple(f"lossy on edge: {number}" for number in range(min(count, 16)))
+        assert said == told + ((f"and {count - 16} more",) if count > 16 else ())
+
+
+def test_whole_numbers_are_compared_without_a_fraction_while_they_are_short() -> None:
+    assert [text_of(value) for value in (2.0, -3.0, 2.5, 1e20, -1e20)] == [
+        "2", "-3", "2.5", "1" + "0" * 20, "-1" + "0" * 20
+    ]  # fmt: skip
+    assert [text_of(value) for value in (1e21, -1e21, 1e300)] == ["1e+21", "-1e+21", "1e+300"]
 
 
 def test_a_lateral_is_called_one() -> None:
