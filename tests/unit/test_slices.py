@@ -244,6 +244,15 @@ def test_a_record_larger_than_its_piece_costs_that_piece(payload_bytes: int) -> 
     assert decoder.malformed == 1
 
 
+def test_a_record_is_no_larger_than_a_client_writes_them() -> None:
+    # Both fit into their runs.
+    most, more = (Data(1, bytes(slices.PAYLOAD_BYTES_MAX + extra)) for extra in (0, 1))
+    records, decoder = feed(run(most))
+    assert ([record.body for record in records], decoder.malformed) == ([most], 0)
+    records, decoder = feed(run(more))
+    assert (records, decoder.malformed) == ([], 1)
+
+
 def test_a_kind_of_piece_that_is_not_known_is_passed_over() -> None:
     unknown = bytearray(encode_piece(PieceKind.RUN, bytes(24)))
     unknown[4:6] = (77).to_bytes(2, "little")
