@@ -204,6 +204,29 @@ def test_a_client_that_lost_its_connection_resumes_by_token(directory: Path) -> 
     asyncio.run(run())
 
 
+def test_a_later_process_of_a_pid_does_not_resume_with_the_token_of_the_one_before(
+    directory: Path,
+) -> None:
+    async def run() -> None:
+        async with node(directory) as here:
+            peer = Peer.at(here.path)
+            first = await peer.ask(request())
+            close_fds(first)
+            peer.close()
+            # As if the pid had gone round since.
+            (client,) = here.clients
+            client.start_ticks -= 1
+            peer = Peer.at(here.path)
+            again = await peer.ask(request(token=first.token))
+            assert (again.status, again.resumed, len(again.fds)) == (0, False, 4)
+            assert again.token != first.token
+            close_fds(again)
+            assert here.server.counters.resumed == 0
+            peer.close()
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize("with_token", [True, False])
 def test_who_connects_again_is_attached_before_anybody_has_looked_at_its_hang_up(
     directory: Path, with_token: bool
