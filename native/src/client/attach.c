@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -345,6 +346,9 @@ static void *attach_thread(void *arg)
 	struct timespec deadline;
 
 	(void)arg;
+	/* By the thread itself: another names it through /proc, and a child that
+	 * ends soon after has its parent wait for what the kernel keeps of that. */
+	prctl(PR_SET_NAME, "backsight");
 	bs_park_start();
 	pthread_mutex_lock(&bs_process.lock);
 	while (!is_stopped && !is_last_thread()) {
@@ -390,10 +394,8 @@ void bs_attach_start(void)
 	sigfillset(&all);
 	if (pthread_sigmask(SIG_SETMASK, &all, &before))
 		return;
-	if (!pthread_create(&thread, NULL, attach_thread, NULL)) {
+	if (!pthread_create(&thread, NULL, attach_thread, NULL))
 		is_started = true;
-		pthread_setname_np(thread, "backsight");
-	}
 	pthread_sigmask(SIG_SETMASK, &before, NULL);
 }
 

@@ -20,6 +20,7 @@
 #include <linux/futex.h>
 #include <signal.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -177,6 +178,7 @@ static bool work(void)
 static void *prefault_thread(void *arg)
 {
 	(void)arg;
+	prctl(PR_SET_NAME, "backsight-pages");
 	while (!READ_ONCE(is_stopped)) {
 		uint32_t seen = READ_ONCE(rung);
 
@@ -200,7 +202,6 @@ void bs_prefault_start(void)
 	if (pthread_create(&thread, NULL, prefault_thread, NULL))
 		return; /* whoever takes a segment populates it */
 	is_running = true;
-	pthread_setname_np(thread, "backsight-pages");
 }
 
 void bs_prefault_stop(void)
