@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from appliance.attach import ACCEPTS_A_TURN, SILENT_PER_USER_MAX
-from appliance.door import DoorLimits
+from appliance.door import Door, DoorLimits
 from appliance.quotas import Quota, Quotas
 from appliance.seldom import Seldom
 from appliance.waiting import Waiting
@@ -135,6 +135,19 @@ def test_a_turn_of_the_loop_accepts_several_and_not_all(directory: Path) -> None
 
 
 # --------------------------------------------------------- connecting in a loop
+
+
+def test_no_more_users_are_kept_out_than_a_filesystem_can_name(directory: Path) -> None:
+    async def run() -> None:
+        path = directory / "door"
+        path.touch()
+        limits = DoorLimits(connections_per_s=1, kept_out_s=3600)
+        with contextlib.closing(Door(path, limits, frozenset())) as door:
+            assert [door.knocked(ANN + number) for number in range(258)] == [True] * 256 + [
+                False
+            ] * 2
+
+    asyncio.run(run())
 
 
 @pytest.mark.root
