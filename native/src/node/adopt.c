@@ -334,6 +334,18 @@ static void adopt_threads(struct bsn *n, struct client *c)
 		if (READ_ONCE(c->queue.context->slots[i].tid))
 			threads_use(n, c, i + 1);
 	}
+	/* And those that are gone since a predecessor counted what they did. */
+	if (c->believed.threads_used <= BS_THREAD_SLOTS)
+		threads_use(n, c, c->believed.threads_used);
+}
+
+/* Of processes that nobody adopted. */
+static void forget_told(struct bsn *n)
+{
+	for (uint32_t i = 0; i < n->ledger.header->n_told; i++) {
+		if (!client_find(n, n->ledger.told[i].client))
+			n->ledger.told[i].client = 0;
+	}
 }
 
 int bsn_client_adopt(struct bsn *n, int number, int pid, const char *service,
@@ -469,6 +481,7 @@ void adopt_end(struct bsn *n)
 		return;
 	n->adoption.frames = NULL;
 	count = free_the_rest(n, frames);
+	forget_told(n);
 	order_sealed(n, frames, count);
 	free(frames);
 	for (i = n->keep.arena.segments_fresh; i-- > 0;) {

@@ -34,6 +34,7 @@ void client_enter(struct bsn *n, struct client *c, uint32_t number)
 	c->next_numbered = *bucket;
 	*bucket = c;
 	n->clients.all[n->clients.count++] = c;
+	metrics_enter(n, c);
 	tenant_enter(n, c);
 	wait_join(n, c);
 }
@@ -99,6 +100,7 @@ void client_check_drained(struct bsn *n, struct client *c)
 	drained_push(n, c->number);
 	metrics_read_client(n, c);
 	n->counts.triggers_lost += triggers_left(c);
+	metrics_leave(c);
 	client_free(c);
 }
 
@@ -317,6 +319,7 @@ int bsn_client_context(struct bsn *n, int client, int fd)
 	fill_context(x);
 	c->queue_before = c->queue;
 	c->queue = (struct queue){.context = x};
+	metrics_save(c);
 	result = fd;
 out:
 	node_unlock(n);
@@ -333,6 +336,7 @@ static void queue_end(struct client *c)
 	q->records_told += before->unattributed;
 	munmap(before->context, sizeof(*before->context));
 	*before = (struct queue){0};
+	metrics_save(c);
 }
 
 int bsn_client_context_done(struct bsn *n, int client, uint64_t now_ns)

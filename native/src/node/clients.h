@@ -27,12 +27,6 @@ struct queue {
 	uint64_t records_told, triggers_told;
 };
 
-/* Counters that a process writes, as last believed. */
-struct told {
-	uint64_t runs_lost, records_lost;
-	uint64_t payload_bytes, payload_bytes_lost;
-};
-
 struct client {
 	/* What each poll looks at where nothing happened, side by side. */
 	bool live;
@@ -87,7 +81,8 @@ struct client {
 
 	uint64_t exited_ns;
 	struct thread threads[BS_THREAD_SLOTS];
-	struct told told;
+	struct told *told; /* in the ledger; NULL: there was no place */
+	struct told believed;
 
 	/* Losses that no trace could be blamed for happened between. So many of
 	 * its segments were in use, and are: those that were granted by then. */
@@ -165,6 +160,10 @@ void wait_leave(struct client *c);
 void adopt_end(struct bsn *n);
 
 /* metrics.c */
+/* A process comes, new or adopted; and it is forgotten. */
+void metrics_enter(struct bsn *n, struct client *c);
+void metrics_leave(struct client *c);
 void metrics_read_client(struct bsn *n, struct client *c);
+void metrics_save(struct client *c);
 
 #endif

@@ -3,8 +3,8 @@
  * The ledger: what the node must know of its pool after it was killed, in a
  * memfd that no client ever has.
  *
- *   | header | a record a segment that is granted | gone.c | keep arena |
- *     4096     64 bytes each, by frame             4 bytes   64 KiB each
+ *   | header | a process | a segment that is granted | gone.c | keep arena |
+ *     4096     64 bytes    64 bytes each, by frame     4 bytes   64 KiB each
  *
  * It is the live table, not a copy of it: a record is what the node works
  * with. Of a record the state is written last, so a kill leaves the old state
@@ -20,7 +20,7 @@
 #include "internal.h"
 
 #define LEDGER_MAGIC 0x52454744454c5342ull
-#define LEDGER_VERSION 1u
+#define LEDGER_VERSION 2u
 #define HEADER_BYTES 4096u
 
 /* Of the budget: for a successor whose pool is larger. */
@@ -41,17 +41,37 @@ static uint64_t gone_bytes(uint32_t n_buckets)
 	return (uint64_t)n_buckets * BS_CACHE_LINE;
 }
 
-static uint64_t keep_offset(uint32_t n_records, uint32_t n_buckets)
+static uint64_t records_offset(uint32_t n_told)
 {
-	return up_to_segment(HEADER_BYTES + records_bytes(n_records) +
+	return HEADER_BYTES + (uint64_t)n_told * sizeof(struct told);
+}
+
+static uint64_t gone_offset(uint32_t n_told, uint32_t n_records)
+{
+	return records_offset(n_told) + records_bytes(n_records);
+}
+
+static uint64_t keep_offset(uint32_t n_told, uint32_t n_records,
+			    uint32_t n_buckets)
+{
+	return up_to_segment(gone_offset(n_told, n_records) +
 			     gone_bytes(n_buckets));
 }
 
-uint64_t ledger_bytes(uint32_t n_records, uint32_t n_buckets,
+uint64_t ledger_bytes(uint32_t n_told, uint32_t n_records, uint32_t n_buckets,
 		      uint32_t keep_segments)
 {
-	return keep_offset(n_records, n_buckets) +
+	return keep_offset(n_told, n_records, n_buckets) +
 	       (uint64_t)keep_segments * SEGMENT;
+}
+
+struct told *ledger_told(const struct ledger *l, uint32_t client)
+{
+	for (uint32_t i = 0; i < l->header->n_told; i++) {
+		if (l->told[i].client == client)
+			return &l->told[i];
+	}
+	return NULL;
 }
 
 static void ledger_point(struct ledger *l, int fd, void *map, uint64_t bytes)
@@ -62,11 +82,12 @@ static void ledger_point(struct ledger *l, int fd, void *map, uint64_t bytes)
 	l->map = map;
 	l->bytes = bytes;
 	l->header = h;
-	l->records = (struct grant_record *)(l->map + HEADER_BYTES);
-	l->gone = (uint32_t *)(l->map + HEADER_BYTES +
-			       records_bytes(h->n_records));
+	l->told = (struct told *)(l->map + HEADER_BYTES);
+	l->records =
+		(struct grant_record *)(l->map + records_offset(h->n_told));
+	l->gone = (uint32_t *)(l->map + gone_offset(h->n_told, h->n_records));
 	l->bucket_bits = (uint32_t)__builtin_ctz(h->n_buckets);
-	l->keep = l->map + keep_offset(h->n_records, h->n_buckets);
+	l->keep = l->map + keep_offset(h->n_told, h->n_records, h->n_buckets);
 	/* Look-ups are random: with small pages each would miss the TLB too. */
 	(void)madvise(l->gone, gone_bytes(h->n_buckets), MADV_HUGEPAGE);
 }
@@ -75,6 +96,7 @@ int ledger_init(struct bsn *n)
 {
 	uint64_t entries = n->config.tombstones;
 	uint32_t budget = (uint32_t)(n->config.pool_bytes / SEGMENT);
+	uint32_t n_told = n->config.clients_max;
 	uint32_t n_records = ROOM_FACTOR * budget;
 	uint32_t keep_segments = budget; /* a quarter of the room */
 	uint32_t n_buckets;
@@ -87,7 +109,7 @@ int ledger_init(struct bsn *n)
 	if (!entries)
 		entries = n->config.pool_bytes / 64;
 	n_buckets = gone_buckets(entries);
-	bytes = ledger_bytes(n_records, n_buckets, keep_segments);
+	bytes = ledger_bytes(n_told, n_records, n_buckets, keep_segments);
 	fd = memfd_sealed("backsight-ledger", bytes);
 	if (fd < 0)
 		return fd;
@@ -97,6 +119,7 @@ int ledger_init(struct bsn *n)
 		return -ENOMEM;
 	}
 	h->version = LEDGER_VERSION;
+	h->n_told = n_told;
 	h->n_records = n_records;
 	h->n_buckets = n_buckets;
 	h->keep_segments = keep_segments;
@@ -108,10 +131,12 @@ int ledger_init(struct bsn *n)
 
 uint32_t ledger_touched(const struct ledger *l)
 {
-	uint64_t end = HEADER_BYTES + records_bytes(l->header->n_records);
+	const struct ledger_header *h = l->header;
+	uint64_t from = records_offset(h->n_told);
+	uint64_t to = gone_offset(h->n_told, h->n_records);
 
-	end = memfd_touched(l->fd, HEADER_BYTES, end) - HEADER_BYTES;
-	return (uint32_t)(end / sizeof(struct grant_record));
+	return (uint32_t)((memfd_touched(l->fd, from, to) - from) /
+			  sizeof(struct grant_record));
 }
 
 /* It is sealed now: all these times differ, and order the segments. */
@@ -140,7 +165,7 @@ static bool is_valid(const struct ledger_header *h, uint64_t bytes)
 	return bytes >= HEADER_BYTES && h->magic == LEDGER_MAGIC &&
 	       h->version == LEDGER_VERSION && h->n_records && h->n_buckets &&
 	       !(h->n_buckets & (h->n_buckets - 1)) &&
-	       bytes == ledger_bytes(h->n_records, h->n_buckets,
+	       bytes == ledger_bytes(h->n_told, h->n_records, h->n_buckets,
 				     h->keep_segments);
 }
 

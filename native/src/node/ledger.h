@@ -37,12 +37,26 @@ struct grant_record {
 };
 _Static_assert(sizeof(struct grant_record) == 64, "a cache line");
 
+/* What a process has counted, as far as the node has told it in its metrics. */
+struct told {
+	uint32_t client;       /* number; 0: a free place */
+	uint32_t threads_used; /* slots that were counted */
+	uint64_t runs_lost, records_lost;
+	uint64_t payload_bytes, payload_bytes_lost;
+	/* Of its context. */
+	uint64_t records_unattributed, triggers_lost;
+	uint64_t unused;
+};
+_Static_assert(sizeof(struct told) == 64, "a cache line");
+
 struct ledger_header {
 	uint64_t magic;
 	uint32_t version;
 	uint32_t n_records;
 	uint32_t n_buckets; /* of gone.c */
 	uint32_t keep_segments;
+	uint32_t n_told;
+	uint32_t zero;
 	uint64_t granted_ns;   /* of the latest grant */
 	uint64_t sealed;       /* of the latest seal, or parking */
 	uint64_t untied_to_ns; /* the latest loss of nobody knows which trace */
@@ -54,7 +68,7 @@ struct ledger_header {
 	uint32_t reclaiming;   /* frame */
 	uint32_t reclaim_keep; /* frame that was appended to, or NONE */
 	uint32_t reclaim_runs; /* of it */
-	uint32_t zero;
+	uint32_t unused;
 	uint64_t reclaim_granted_ns;
 	/* What processes lost before that, of nobody knows which traces, slices
 	 * that are committed know. */
@@ -66,6 +80,7 @@ struct ledger {
 	uint8_t *map;
 	uint64_t bytes;
 	struct ledger_header *header;
+	struct told *told; /* a place a process */
 	struct grant_record *records;
 	uint32_t *gone;
 	uint32_t bucket_bits; /* of gone: 2 to this are its buckets */
@@ -80,8 +95,10 @@ int ledger_adopt(struct bsn *n, int fd);
 uint32_t ledger_touched(const struct ledger *l);
 void ledger_number_seal(struct bsn *n, uint32_t frame);
 void ledger_free(struct bsn *n);
-uint64_t ledger_bytes(uint32_t n_records, uint32_t n_buckets,
+uint64_t ledger_bytes(uint32_t n_told, uint32_t n_records, uint32_t n_buckets,
 		      uint32_t keep_segments);
+/* The place of a process; that of 0 is a free one. NULL: there is none. */
+struct told *ledger_told(const struct ledger *l, uint32_t client);
 
 /* memfd.c */
 void *map_shared(int fd, uint64_t bytes);

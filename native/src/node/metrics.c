@@ -4,9 +4,9 @@
 
 #include "internal.h"
 
-/* More than any process counts between two looks, the first of which a successor takes
- * after all its life: 256 TiB are 200 MB/s for two weeks. What jumps further, or
- * falls, is a lie, and is not counted. */
+/* More than any process counts between two looks, of which a successor that finds none of
+ * a predecessor takes the first after all its life: 256 TiB are 200 MB/s for two weeks.
+ * What jumps further, or falls, is a lie, and is not counted. */
 #define STEP_MAX (1ull << 48)
 
 static void believe(struct bsn *n, uint64_t *sum, uint64_t *told, uint64_t now)
@@ -30,9 +30,44 @@ static void read_queue(struct bsn *n, struct queue *q)
 		READ_ONCE(q->context->triggers_lost));
 }
 
+void metrics_enter(struct bsn *n, struct client *c)
+{
+	struct told *t = ledger_told(&n->ledger, c->number);
+
+	if (t) {
+		c->believed = *t;
+		c->queue.records_told = t->records_unattributed;
+		c->queue.triggers_told = t->triggers_lost;
+	} else {
+		t = ledger_told(&n->ledger, 0);
+	}
+	c->believed.client = c->number;
+	c->told = t;
+	if (t)
+		*t = c->believed;
+}
+
+void metrics_leave(struct client *c)
+{
+	if (c->told)
+		c->told->client = 0;
+	c->told = NULL;
+}
+
+/* For a successor, whose own counters begin with what comes after. */
+void metrics_save(struct client *c)
+{
+	c->believed.threads_used = c->threads_used;
+	c->believed.records_unattributed = c->queue.records_told;
+	c->believed.triggers_lost = c->queue.triggers_told;
+	if (c->told)
+		*c->told = c->believed;
+}
+
 /* What a process counted itself: its word, and no decision rests on it. */
 void metrics_read_client(struct bsn *n, struct client *c)
 {
+	struct told *told = &c->believed;
 	struct told now = {0};
 
 	for (uint32_t i = 0; i < c->threads_used; i++) {
@@ -45,13 +80,14 @@ void metrics_read_client(struct bsn *n, struct client *c)
 	}
 	read_queue(n, &c->queue);
 	read_queue(n, &c->queue_before);
-	believe(n, &n->counts.runs_lost, &c->told.runs_lost, now.runs_lost);
-	believe(n, &n->counts.records_lost, &c->told.records_lost,
+	believe(n, &n->counts.runs_lost, &told->runs_lost, now.runs_lost);
+	believe(n, &n->counts.records_lost, &told->records_lost,
 		now.records_lost);
-	believe(n, &n->counts.payload_bytes, &c->told.payload_bytes,
+	believe(n, &n->counts.payload_bytes, &told->payload_bytes,
 		now.payload_bytes);
-	believe(n, &n->counts.payload_bytes_lost, &c->told.payload_bytes_lost,
+	believe(n, &n->counts.payload_bytes_lost, &told->payload_bytes_lost,
 		now.payload_bytes_lost);
+	metrics_save(c);
 }
 
 void bsn_get_usage(struct bsn *n, struct bsn_usage *u)

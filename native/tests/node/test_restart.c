@@ -851,6 +851,81 @@ static void waits_for_what_it_can_do(void)
 	bsn_free(n);
 }
 
+/* What a process wrote and lost, as it counts that, with all of its threads. */
+static void count(const struct writer *w, uint64_t records)
+{
+	for (uint32_t slot = 0; slot < 2; slot++) {
+		struct bs_thread_area *a = w_area(w, slot);
+
+		a->runs_lost += records;
+		a->records_lost += 2 * records;
+		a->payload_bytes += 3 * records;
+		a->payload_bytes_lost += 4 * records;
+	}
+	w->context->records_unattributed += 5 * records;
+	w->context->triggers_lost += 6 * records;
+}
+
+static void check_counted(struct bsn *n, uint64_t records)
+{
+	struct bsn_metrics m;
+
+	bsn_get_metrics(n, &m);
+	CHECK_EQ(m.runs_lost, 2 * records);
+	CHECK_EQ(m.records_lost, 4 * records + 5 * records);
+	CHECK_EQ(m.payload_bytes, 6 * records);
+	CHECK_EQ(m.payload_bytes_lost, 8 * records);
+	CHECK_EQ(m.triggers_lost, 6 * records);
+	CHECK_EQ(m.corrupt, 0);
+}
+
+/* A successor counts from where its predecessor was last asked: no rate jumps when a
+ * daemon is restarted, and what happens meanwhile is counted. */
+static void counters_go_on(void)
+{
+	struct bsn_config config = test_config(8 << 20);
+	struct wthread t[2];
+	struct writer w[2];
+	struct bsn *n = node_with_writer(&config, &w[0], &t[0]);
+	int number;
+
+	t[1] = writer_thread(&w[0], 1);
+	CHECK(w_take_segment(&t[0]));
+	CHECK(w_take_segment(&t[1]));
+	bsn_poll(n, START);
+	count(&w[0], 10);
+	check_counted(n, 10);
+	/* One of its threads ends. */
+	w_set_life(&w[0], t[1].segment, BS_SEGMENT_SEALED);
+	bsn_poll(n, START);
+	WRITE_ONCE(w[0].context->slots[1].tid, 0);
+	n = restart(n, &config, w, 1, START + MS);
+	bsn_poll(n, START + MS);
+	check_counted(n, 0);
+	count(&w[0], 3);
+	n = restart(n, &config, w, 1, START + 2 * MS);
+	bsn_poll(n, START + 2 * MS);
+	count(&w[0], 4);
+	check_counted(n, 7);
+	/* Nor does one that comes begin where another ended while nobody looked. */
+	number = w[0].number;
+	n = restart(n, &config, w, 0, START + 3 * MS);
+	bsn_poll(n, START + 3 * MS);
+	writer_close(&w[0]);
+	writer_attach(&w[1], n, START + 3 * MS);
+	CHECK(w[1].number != number);
+	bsn_poll(n, START + 4 * MS);
+	check_counted(n, 0);
+	t[0] = writer_thread(&w[1], 0);
+	t[1] = writer_thread(&w[1], 1);
+	CHECK(w_take_segment(&t[0]));
+	CHECK(w_take_segment(&t[1]));
+	bsn_poll(n, START + 5 * MS);
+	count(&w[1], 2);
+	check_counted(n, 2);
+	free_with_writer(n, &w[1]);
+}
+
 int main(void)
 {
 	RUN(slots_that_are_none);
@@ -873,6 +948,7 @@ int main(void)
 	RUN(a_successor_costs_no_memory);
 	RUN(open_runs_are_told_once);
 	RUN(waits_for_what_it_can_do);
+	RUN(counters_go_on);
 	free(d.bytes);
 	return 0;
 }
