@@ -76,7 +76,7 @@ static struct met *met_place(struct met *table, uint32_t room, uint32_t client,
 /* False: there is no room for more. */
 static bool met_grow(struct bsn *n, struct search *s)
 {
-	uint32_t room = 2 * s->met_room;
+	uint32_t room = s->met_room ? 2 * s->met_room : MET_ROOM_MIN;
 	uint64_t bytes =
 		n->met_bytes - shared_bytes(s->met_room) + shared_bytes(room);
 	struct met *table;
