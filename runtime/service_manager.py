@@ -11,9 +11,11 @@ in $LISTEN_FDNAMES.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import socket
+import struct
 import time
 from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +25,10 @@ from typing import Self
 from runtime.printable import printable
 
 LISTEN_FDS_START = 3
+
+# A manager that takes nothing for so long is stuck. What waits for it meanwhile is the
+# daemon's event loop; the socket's queue is short, so it waits now and then for a busy one.
+_STUCK_S = 1
 
 # systemd allows 255 characters without ":". Ours are short because all names
 # together are one environment variable, and the kernel ends those at 128 KiB.
@@ -47,6 +53,7 @@ class ServiceManager:
         if address is None:
             return
         notify = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
+        notify.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", _STUCK_S, 0))
         try:
             # "@" stands for the NUL byte of an abstract address.
             notify.connect("\0" + address[1:] if address.startswith("@") else address)
@@ -104,7 +111,10 @@ class ServiceManager:
         self._tell(["STOPPING=1"])
 
     def store(self, name: str, fd: int) -> None:
-        """Have a duplicate of an fd kept under a name; the caller keeps its own. OSError if it is not."""
+        """Have a duplicate of an fd kept under a name; the caller keeps its own.
+
+        OSError if it is not kept: TimeoutError if the manager is stuck.
+        """
         # FDPOLL=0: an mmapable BPF map reports an error when polled, for which
         # the manager would drop it; and nothing of ours ever hangs up.
         self._notify(["FDSTORE=1", f"FDNAME={_checked(name)}", "FDPOLL=0"], [fd])
@@ -120,8 +130,14 @@ class ServiceManager:
                 self._socket.send("\n".join(assignments).encode(), flags)
 
     def _notify(self, assignments: Sequence[str], fds: Sequence[int] = ()) -> None:
-        if self._socket is not None:
+        if self._socket is None:
+            return
+        try:
             socket.send_fds(self._socket, ["\n".join(assignments).encode()], list(fds))
+        except BlockingIOError as error:
+            raise TimeoutError(
+                errno.ETIMEDOUT, f"the service manager took no message for {_STUCK_S} s"
+            ) from error
 
 
 def _checked(name: str) -> str:

@@ -195,6 +195,24 @@ def test_strangers_cannot_store_fds() -> None:
         assert daemon.started()[1] == ["own=own"]
 
 
+def test_a_manager_that_is_stuck_stops_no_daemon(tmp_path: Path) -> None:
+    path = tmp_path / "notify"
+    with (
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as stuck,
+        Path(os.devnull).open("rb") as something,
+    ):
+        stuck.bind(str(path))
+        with ServiceManager(str(path)) as manager:
+            with pytest.raises(TimeoutError, match="took no message for 1 s"):
+                for _ in range(10_000):  # the longest queue that a kernel is set to is far shorter
+                    manager.store("one", something.fileno())
+            with pytest.raises(TimeoutError):
+                manager.remove("one")
+            manager.status("goes on")
+            assert len(stuck.recv(1000)) > 0  # it goes on, too
+            manager.remove("one")
+
+
 def test_without_a_manager_nothing_happens() -> None:
     environment: dict[str, str] = {}
     assert take_stored_fds(environment) == []
