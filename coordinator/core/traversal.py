@@ -112,12 +112,15 @@ class Traversal:
             peers = self._nodes.at_address(crumb)
             for identity in peers:
                 news |= self._named(trace, identity, PEER, now_ns)
-            if peers:
-                continue
-            if crumb in trace.evidence.addresses:
+            if self._nodes.is_known(crumb):
+                # A node's own, whoever says that an address has the same hash.
+                news |= self._named(trace, crumb, by, now_ns)
+            elif peers:
+                pass
+            elif crumb in trace.evidence.addresses:
                 # No node is there. A status, which has only ids, may have told of it before.
                 self._remove_part(trace, crumb)
-            elif trace.evidence.overflow and not self._nodes.is_known(crumb):
+            elif trace.evidence.overflow:
                 pass  # which of its crumbs are addresses, nobody knows any more
             else:
                 news |= self._named(trace, crumb, by, now_ns)

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from coordinator.core.verdict import ReasonKind
 from formats.slices import Breadcrumb
 from protocol.hashing import address_id, node_id
@@ -123,6 +125,38 @@ def test_all_nodes_at_a_shared_address_are_asked_and_a_moved_one_is_not() -> Non
     harness.status("n1", T, 8, crumbs=[address_id("10.9.9.9")])
     asked = harness.asked()
     assert (asked.get("n2"), asked.get("n3"), asked.get("n4")) == ([T], [T], None)
+
+
+def test_whoever_says_an_address_of_its_hash_a_node_is_asked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """For a hash of 64 bits that anybody can compute, somebody finds a text."""
+    harness = Harness()
+    harness.cluster("n1", "n2")
+    monkeypatch.setattr("coordinator.core.nodes.address_id", lambda _: node_id("n2"))
+    harness.cluster("liar")
+    harness.fire("n1", T)
+    harness.status("n1", T, 8, crumbs=["n2"])
+    assert harness.asked()["n2"] == [T]
+
+
+def test_no_breadcrumb_to_an_address_of_its_hash_takes_a_node_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("coordinator.core.evidence.node_id", lambda _: node_id("n2"))
+    harness = Harness()
+    harness.cluster("n1", "n2")
+    harness.fire("n1", T)
+    lie = Breadcrumb(node_id("n2"), "@192.0.2.7")
+    harness.deliver(T, {"n1": preamble() + run(*span(1), lie)})
+    harness.wait(S)
+    harness.status("n2", T, 0, held=False)
+    harness.wait(S)
+    verdict = harness.verdict(T)
+    assert verdict is not None
+    assert [(reason.kind, reason.node) for reason in verdict.reasons] == [
+        (ReasonKind.NEVER_SEEN, "n2")
+    ]
 
 
 def test_addresses_survive_a_restart() -> None:
