@@ -273,8 +273,9 @@ def _checked_clock_reply(m: ClockReply) -> ClockReply:
 
 def _checked_snapshot_status(m: SnapshotStatus) -> SnapshotStatus:
     _integer("snapshot_status.number", m.number, _UINT32_MAX)
-    _integer("snapshot_status.found", m.found)
-    _integer("snapshot_status.fired", m.fired)
+    # More than a pool can hold; and the sum over all nodes has 64 bits.
+    _integer("snapshot_status.found", m.found, _UINT32_MAX)
+    _integer("snapshot_status.fired", m.fired, _UINT32_MAX)
     return m
 
 

@@ -487,7 +487,7 @@ class CoordinatorCore:
 
     def _on_trigger(self, session: int, node: Node, fired: TriggerFired, now_ns: int) -> None:
         group = fired.group
-        self.snapshots.on_fired(group)
+        self.snapshots.on_fired(node, group)
         name = self._trigger_names.key(group.trigger)
         counters = self.counters.by_trigger.setdefault(name, TriggerCounters())
         self.counters.triggers += 1

@@ -18,12 +18,17 @@ _REMEMBERED_MAX = 16
 # A trigger costs a node some 0.1 ms of its event loop, which has other work too.
 _TRACES_AT_ONCE = 64
 
+# Of one snapshot: more than anybody looks at, some 10 MB here.
+_TRACES_MAX = 65536
+
 
 @dataclass(slots=True)
 class SnapshotState:
     """One snapshot: the last status of each node that was asked, None before its first.
 
     ``bytes`` are those of the slices of its traces on all nodes, as far as these have answered.
+    ``may_fire`` is how many more traces each node was told to trigger: what else comes under
+    this name is no part of it.
     """
 
     order: Snapshot
@@ -34,6 +39,7 @@ class SnapshotState:
     traces: set[TraceId] = field(default_factory=set)
     unanswered: set[TraceId] = field(default_factory=set)
     waiting: set[NodeId] = field(default_factory=set)
+    may_fire: dict[NodeId, int] = field(default_factory=dict)
 
     @property
     def trigger(self) -> str:
@@ -64,7 +70,7 @@ class SnapshotState:
     def next_round(self) -> int:
         """How many traces each node that waits may trigger now: what fits by what those so far took."""
         left = self.bytes_max - self.bytes
-        if left <= 0:
+        if left <= 0 or len(self.traces) >= _TRACES_MAX:
             return 0
         if not self.traces:
             return 1
@@ -101,12 +107,14 @@ class Snapshots:
                 forgotten.lost[identity] = self._nodes.by_id[identity].name
         return state
 
-    def on_fired(self, group: Group) -> None:
+    def on_fired(self, node: Node, group: Group) -> None:
         """A node triggered a trace, of a snapshot maybe."""
         state = self._by_trigger.get(group.trigger)
-        if state is not None and group.primary not in state.traces:
-            state.traces.add(group.primary)
-            state.unanswered.add(group.primary)
+        if state is None or group.primary in state.traces or not state.may_fire.get(node.id):
+            return
+        state.may_fire[node.id] -= 1
+        state.traces.add(group.primary)
+        state.unanswered.add(group.primary)
 
     def on_status(self, node: Node, status: SnapshotStatus) -> None:
         state = self._states.get(status.number)
@@ -136,6 +144,8 @@ class Snapshots:
                 for identity in state.waiting:
                     session = self._nodes.by_id[identity].session
                     if session is not None:
+                        told = state.may_fire.get(identity, 0)
+                        state.may_fire[identity] = told + order.traces
                         self._outbox.say(session, order)
                 state.waiting.clear()
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import dataclasses
 
+import pytest
+
 from protocol.messages import SNAPSHOT_TRIGGER, Snapshot, SnapshotStatus
 from tests.unit.coordinator_harness import Harness, S, trace_id
 
@@ -76,13 +78,43 @@ def test_a_node_that_does_not_answer_holds_up_no_round_for_good() -> None:
     harness = Harness()
     harness.cluster("a", "b")
     harness.core.snapshots.start(ORDER, 10_000)
+    orders(harness)
+    harness.say("a", SnapshotStatus(0x1234, 100, 0, done=False))
+    assert rounds(harness) == {"a": 1}
     harness.fire("a", trace_id("first"), TRIGGER)
     harness.status("a", trace_id("first"), 10, ["b"])
-    orders(harness)
     harness.say("a", SnapshotStatus(0x1234, 100, 1, done=False))
     assert not rounds(harness)
     harness.wait(2 * S)
     assert rounds(harness) == {"a": 64}
+
+
+def test_what_a_node_was_not_told_to_trigger_is_no_part_of_it() -> None:
+    harness = Harness()
+    harness.cluster("a", "liar")
+    state = harness.core.snapshots.start(ORDER, 10_000)
+    for number in range(3):
+        harness.fire("liar", trace_id(f"early{number}"), TRIGGER)
+    harness.say("liar", SnapshotStatus(0x1234, 100, 0, done=False))
+    for number in range(3):
+        harness.fire("liar", trace_id(f"lie{number}"), TRIGGER)
+    assert state.traces == {trace_id("lie0")}
+
+
+def test_one_of_very_many_traces_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("coordinator.core.snapshots._TRACES_MAX", 2)
+    harness = Harness()
+    harness.cluster("a")
+    harness.core.snapshots.start(ORDER, 10_000)
+    orders(harness)
+    told = []
+    for number in range(3):
+        harness.say("a", SnapshotStatus(0x1234, 100, number, done=False))
+        told.append(rounds(harness)["a"])
+        if told[-1]:
+            harness.fire("a", trace_id(f"empty{number}"), TRIGGER)
+            harness.status("a", trace_id(f"empty{number}"), held=False)
+    assert told == [1, 64, 0]
 
 
 def test_a_node_that_leaves_is_named_until_it_is_back() -> None:

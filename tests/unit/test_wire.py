@@ -98,7 +98,7 @@ node_messages: st.SearchStrategy[NodeMessage] = st.one_of(
     st.builds(SliceStatus, trace_ids, st.just(False), flags),
     st.builds(Abandoned, groups),
     st.builds(ClockReply, UINT32, UINT63, UINT63),
-    st.builds(SnapshotStatus, UINT32, UINT63, UINT63, st.booleans()),
+    st.builds(SnapshotStatus, UINT32, UINT32, UINT32, st.booleans()),
 )
 coordinator_messages: st.SearchStrategy[CoordinatorMessage] = st.one_of(
     st.builds(Welcome, UINT64, st.builds(Agreed, st.integers(1, (1 << 32) - 1), features)),
@@ -281,6 +281,8 @@ STATUS = SliceStatus(TRACE, True, epoch=1)
         ("abandoned.group.trigger", Abandoned(Group("no spaces", TRACE))),
         ("clock_reply.number", ClockReply(1 << 32, 0, 0)),
         ("clock_reply.sent_ns", ClockReply(0, 0, 1 << 63)),
+        ("snapshot_status.found", SnapshotStatus(1, 1 << 32, 0, done=False)),
+        ("snapshot_status.fired", SnapshotStatus(1, 0, 1 << 32, done=False)),
     ],
 )
 def test_node_never_sends_what_breaks_a_bound(field: str, message: NodeMessage) -> None:
