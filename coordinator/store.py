@@ -388,6 +388,7 @@ class Store:
         self._thread = threading.Thread(target=self._run, name="store")
         self._age_checked_s = 0.0
         self._cut: set[tuple[TraceId, str]] = set()
+        self._failed = ""  # why the last write did
         self.counters = StoreCounters()
         self.stored_bytes = self.used_bytes()
         """Of the database file that hold something, at the last commit; for any thread."""
@@ -490,10 +491,19 @@ class Store:
     def _commit_at_last(self, batch: Sequence[Write | _Noted]) -> bool:
         """Try until it is done. False: it was not, and the store ends."""
         while not self._commit(batch):
+            if not self._wait_to_try_again():
+                return False
+        return True
+
+    def _wait_to_try_again(self) -> bool:
+        """Whatever is submitted meanwhile, which is much where nodes are busy. False: the store ends."""
+        again_s = time.monotonic() + _RETRY_S
+        while (left_s := again_s - time.monotonic()) > 0:
             with self._changed:
                 if not self._tries_again:
                     return False
-                self._changed.wait(_RETRY_S)
+                if not self._asked:
+                    self._changed.wait(left_s)
             self._give_signs()
         return True
 
@@ -507,13 +517,24 @@ class Store:
                         self._apply_notes(item.notes)
         except sqlite3.Error as error:
             self.counters.writes_failed += 1
+            self._say_failed(str(error))
+            return False
+        self._say_failed("")
+        return True
+
+    def _say_failed(self, why: str) -> None:
+        """Once, not with each attempt; empty: it works."""
+        if why == self._failed:
+            return
+        self._failed = why
+        if why:
             self._log.error(
-                f"{self._path}: cannot write, will try again: {error}."
+                f"{self._path}: cannot write, will try again: {why}."
                 " Nodes keep what is not durable here.",
                 message_id=MessageId.STORE_FAILED,
             )
-            return False
-        return True
+        else:
+            self._log.info(f"{self._path}: can be written again")
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[None]:

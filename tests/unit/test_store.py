@@ -377,7 +377,10 @@ def test_a_trace_that_comes_up_again_is_in_assembly_again(tmp_path: Path) -> Non
     assert not recovered(path)[T1].released
 
 
-def test_a_failed_batch_is_tried_again_and_nothing_called_durable_before(tmp_path: Path) -> None:
+def test_a_failed_batch_is_tried_again_and_nothing_called_durable_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("coordinator.store._RETRY_S", 0.01)
     path = tmp_path / "store.db"
     here = Driver(path, ROOMY, Clock())
     logged: queue.SimpleQueue[str] = queue.SimpleQueue()
@@ -386,11 +389,31 @@ def test_a_failed_batch_is_tried_again_and_nothing_called_durable_before(tmp_pat
         here.store._connection.execute("PRAGMA max_page_count = 1")  # a full disk
         here.store.submit([Write(1, AppendSlice(T1, "a", 1, 0, os.urandom(100_000)))])
         assert "will try again" in logged.get()
+        while here.store.counters.writes_failed < 3:
+            pass
         assert here.durable.empty()
-        assert here.store.counters.writes_failed > 0
         here.store._connection.execute("PRAGMA max_page_count = 1000000")
         assert here.durable.get() == 1
+        assert "can be written again" in logged.get()  # and nothing in between
     assert recovered(path)[T1].slices[0].length == 100_000
+
+
+def test_a_disk_that_is_full_is_not_tried_with_each_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("coordinator.store._RETRY_S", 3600.0)
+    here = Driver(tmp_path / "store.db", ROOMY, Clock())
+    with here.store:
+        here.store._connection.execute("PRAGMA max_page_count = 1")
+        for token in range(1, 11):
+            here.store.submit([Write(token, AppendSlice(T1, "a", 1, 0, os.urandom(100_000)))])
+            moves = threading.Event()
+            here.store.give_sign(moves.set)
+            assert moves.wait(60)
+        while not here.log:
+            pass
+        assert here.store.counters.writes_failed == 1
+    assert len(here.log) == 1
 
 
 def test_who_waits_for_a_disk_that_is_full_does_not_hold_up_the_end(tmp_path: Path) -> None:
