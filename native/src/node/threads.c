@@ -7,6 +7,10 @@
 
 #include "internal.h"
 
+/* A thread has two at most: for a moment, that which is full. */
+#define ACTIVE_MAX (2 * BS_THREAD_SLOTS)
+#define UNCLAIMED_MAX BS_THREAD_SLOTS
+
 struct client *threads_give_way(struct bsn *n, struct client *c, uint64_t *end)
 {
 	uint32_t number = c->number;
@@ -61,7 +65,7 @@ static void claim(struct bsn *n, struct client *c)
 	}
 	/* A thread has taken one at most whose header it has not written yet.
 	 * More are a lie, and would be memory that nobody can reclaim. */
-	while (unlikely(c->unclaimed.count > BS_THREAD_SLOTS)) {
+	while (unlikely(c->unclaimed.count > UNCLAIMED_MAX)) {
 		n->counts.corrupt++;
 		seal(n, own_pop(n, &c->unclaimed));
 	}
@@ -171,8 +175,7 @@ static struct client *bound_held(struct bsn *n, struct client *c, uint64_t *end)
 			frame_seal(n, f);
 		}
 	}
-	/* A thread has two at most: for a moment, that which is full. */
-	while (c && unlikely(c->active.count > 2 * BS_THREAD_SLOTS)) {
+	while (c && unlikely(c->active.count > ACTIVE_MAX)) {
 		n->counts.corrupt++;
 		seal(n, own_pop(n, &c->active));
 		n->cost += LINE_ENTRIES;
@@ -250,8 +253,13 @@ static int by_grant(const void *a, const void *b, void *node)
 /* The process is gone: all that it wrote is final. */
 void threads_finish(struct bsn *n, struct client *c)
 {
-	uint32_t found[3 * BS_THREAD_SLOTS];
+	uint32_t found[ACTIVE_MAX + UNCLAIMED_MAX];
 	uint32_t count = 0;
+
+	/* Others may be looking at what it took, a piece at a time. Only of a liar,
+	 * whose memory another process writes to, have they found too many. */
+	while (unlikely(c->active.count > ACTIVE_MAX))
+		seal(n, own_pop(n, &c->active));
 
 	for (uint32_t i = c->active.head; i != NONE;
 	     i = frame_at(n, i)->next_own)

@@ -3,6 +3,7 @@
  * Clients that lie: in directories, grants, slots, losses, counters, open handles
  * and triggers. Beside each an honest one, which must lose nothing.
  */
+#include "node/internal.h"
 #include "random.h"
 #include "writer.h"
 
@@ -696,6 +697,40 @@ static void triggers_without_end(void)
 	bsn_free(n);
 }
 
+/* Another process writes to the memory of one that ended, and others look at what it
+ * took while its end is seen to: more than any process can have in use. */
+static void a_process_that_ended_takes_more(void)
+{
+	struct bsn_config config = test_config(256 << 20);
+	struct wthread t;
+	struct writer w;
+	struct bsn *n = node_with_writer(&config, &w, &t);
+	struct client *c = n->clients.all[0];
+	uint64_t now = START;
+	uint32_t count = 0;
+
+	while (grants_stock(c) < 1000) {
+		CHECK(w_take_segment(&t));
+		if (++count % 10 == 0)
+			bsn_poll(n, now += MS);
+	}
+	node_lock(n);
+	for (uint32_t i = 0; i < 1000; i++) {
+		uint32_t at = c->grant_tail++ % BS_GRANT_RING_ENTRIES;
+		struct frame *f = frame_at(n, c->granted[at]);
+
+		frame_set_state(n, f, FRAME_ACTIVE);
+		thread_enter(n, f);
+	}
+	CHECK(c->active.count >= 1000);
+	count = n->pool.sealed.count + c->active.count;
+	threads_finish(n, c);
+	CHECK_EQ(c->active.count, 0);
+	CHECK_EQ(n->pool.sealed.count, count);
+	node_unlock(n);
+	free_with_writer(n, &w);
+}
+
 int main(int argc, char **argv)
 {
 	amount_of(argc, argv, 1);
@@ -707,6 +742,7 @@ int main(int argc, char **argv)
 	RUN(losses_that_lie);
 	RUN(handles_that_never_close);
 	RUN(triggers_without_end);
+	RUN(a_process_that_ended_takes_more);
 	free(d.bytes);
 	return 0;
 }
