@@ -5,12 +5,13 @@
  *
  *   bucket: a cache line, the youngest entry first    entry: tag : 27 | why : 5
  *
- * The bucket is chosen by the low bits of the fingerprint, the tag is made of
- * the bits above. So two traces are taken for each other once in 2^27 / 16,
- * or 8 million, look-ups, if the table has 2^19 buckets or less; then all bits of a
- * fingerprint are in use, and twice the table errs twice as often. A full bucket
- * forgets its oldest entry: on the whole the table remembers as many traces as
- * it has entries, the youngest.
+ * The bucket is chosen by the upper bits of the fingerprint, multiplied by a secret
+ * of the ledger; the tag is made of the bits below. So two traces are taken for each
+ * other once in 2^27 / 16, or 8 million, look-ups, if the table has 2^19 buckets or
+ * less; then all bits of a fingerprint are in use, and twice the table errs twice as
+ * often. A full bucket forgets its oldest entry: on the whole the table remembers as
+ * many traces as it has entries, the youngest. And who chooses trace ids does not
+ * choose whose is forgotten.
  *
  * Of evictions there are no more than there was memory for; of losses a process
  * tells as many as it likes. So those have half of a bucket's places, and where
@@ -29,7 +30,8 @@
 #define BUCKETS_MAX (1u << 26)
 
 _Static_assert(ENTRIES == 16, "four times four lanes");
-_Static_assert(BS_FINGERPRINT_BITS - 19 == 32 - WHY_BITS,
+#define TAG_BITS (32 - WHY_BITS)
+_Static_assert(BS_FINGERPRINT_BITS - 19 == TAG_BITS,
 	       "with 2^19 buckets no bit of a fingerprint is left out");
 
 uint32_t gone_buckets(uint64_t entries)
@@ -41,9 +43,16 @@ uint32_t gone_buckets(uint64_t entries)
 	return buckets;
 }
 
+/* Multiply-shift: the secret is odd, so no two become one, and each bit depends on
+ * all below it. At the top of a word. */
+static uint64_t turned(const struct bsn *n, uint64_t fingerprint)
+{
+	return fingerprint * n->ledger.secret << (64 - BS_FINGERPRINT_BITS);
+}
+
 static uint32_t *bucket_of(const struct bsn *n, uint64_t fingerprint)
 {
-	uint64_t i = fingerprint & (n->ledger.header->n_buckets - 1);
+	uint64_t i = turned(n, fingerprint) >> (64 - n->ledger.bucket_bits);
 
 	return n->ledger.gone + i * ENTRIES;
 }
@@ -51,9 +60,8 @@ static uint32_t *bucket_of(const struct bsn *n, uint64_t fingerprint)
 /* Never 0, which is a free place. */
 static uint32_t tag_of(const struct bsn *n, uint64_t fingerprint)
 {
-	/* The number of buckets is a power of two. */
-	uint32_t tag = (uint32_t)(fingerprint >> n->ledger.bucket_bits)
-		       << WHY_BITS;
+	uint64_t below = turned(n, fingerprint) << n->ledger.bucket_bits;
+	uint32_t tag = (uint32_t)(below >> (64 - TAG_BITS)) << WHY_BITS;
 
 	return tag ? tag : 1u << WHY_BITS;
 }

@@ -20,7 +20,7 @@
 #include "internal.h"
 
 #define LEDGER_MAGIC 0x52454744454c5342ull
-#define LEDGER_VERSION 2u
+#define LEDGER_VERSION 3u
 #define HEADER_BYTES 4096u
 
 /* Of the budget: for a successor whose pool is larger. */
@@ -87,6 +87,7 @@ static void ledger_point(struct ledger *l, int fd, void *map, uint64_t bytes)
 		(struct grant_record *)(l->map + records_offset(h->n_told));
 	l->gone = (uint32_t *)(l->map + gone_offset(h->n_told, h->n_records));
 	l->bucket_bits = (uint32_t)__builtin_ctz(h->n_buckets);
+	l->secret = h->secret;
 	l->keep = l->map + keep_offset(h->n_told, h->n_records, h->n_buckets);
 	/* Look-ups are random: with small pages each would miss the TLB too. */
 	(void)madvise(l->gone, gone_bytes(h->n_buckets), MADV_HUGEPAGE);
@@ -123,6 +124,7 @@ int ledger_init(struct bsn *n)
 	h->n_records = n_records;
 	h->n_buckets = n_buckets;
 	h->keep_segments = keep_segments;
+	h->secret = n->secret;
 	h->reclaiming = NONE;
 	h->magic = LEDGER_MAGIC;
 	ledger_point(&n->ledger, fd, h, bytes);
@@ -164,7 +166,7 @@ static bool is_valid(const struct ledger_header *h, uint64_t bytes)
 {
 	return bytes >= HEADER_BYTES && h->magic == LEDGER_MAGIC &&
 	       h->version == LEDGER_VERSION && h->n_records && h->n_buckets &&
-	       !(h->n_buckets & (h->n_buckets - 1)) &&
+	       !(h->n_buckets & (h->n_buckets - 1)) && h->secret & 1 &&
 	       bytes == ledger_bytes(h->n_told, h->n_records, h->n_buckets,
 				     h->keep_segments);
 }

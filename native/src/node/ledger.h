@@ -73,6 +73,7 @@ struct ledger_header {
 	/* What processes lost before that, of nobody knows which traces, slices
 	 * that are committed know. */
 	uint64_t told_ns;
+	uint64_t secret; /* odd: of places in gone.c */
 };
 
 struct ledger {
@@ -84,6 +85,7 @@ struct ledger {
 	struct grant_record *records;
 	uint32_t *gone;
 	uint32_t bucket_bits; /* of gone: 2 to this are its buckets */
+	uint64_t secret;
 	uint8_t *keep;
 	bool adopted;
 };

@@ -61,15 +61,23 @@ static int by_priority(const void *a, const void *b)
 	return x->priority < y->priority ? 1 : -(x->priority > y->priority);
 }
 
-/* Whether it is among those that are kept: a set of their priorities. */
+/* Whether it is among those that are kept: a set of their priorities. Who chooses trace
+ * ids chooses these, since all processes know the cluster's seed: so each has its place
+ * by a secret. */
 struct set {
 	uint64_t *places; /* 0: free */
 	uint32_t room;
+	uint64_t secret;
 };
+
+static uint32_t home_of(const struct set *set, uint64_t priority)
+{
+	return (uint32_t)bs_fmix64(priority ^ set->secret) & (set->room - 1);
+}
 
 static uint32_t place_of(const struct set *set, uint64_t priority)
 {
-	uint32_t i = (uint32_t)priority & (set->room - 1);
+	uint32_t i = home_of(set, priority);
 
 	while (set->places[i] && set->places[i] != priority)
 		i = (i + 1) & (set->room - 1);
@@ -89,7 +97,7 @@ static void set_remove(struct set *set, uint64_t priority)
 		i = (i + 1) & (set->room - 1);
 		if (!set->places[i])
 			return;
-		home = (uint32_t)set->places[i] & (set->room - 1);
+		home = home_of(set, set->places[i]);
 		if (((i - home) & (set->room - 1)) <
 		    ((i - hole) & (set->room - 1)))
 			continue;
@@ -203,7 +211,11 @@ int bsn_recent(struct bsn *n, uint64_t now_ns, uint64_t age_ns,
 	       uint64_t *found)
 {
 	struct recent r = {
-		.age_ns = age_ns, .service = service, .room = (uint32_t)room};
+		.age_ns = age_ns,
+		.service = service,
+		.room = (uint32_t)room,
+		.set.secret = n->secret,
+	};
 	uint32_t looked = 0;
 
 	*found = 0;

@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "hash.h"
 #include "internal.h"
 
 #define MET_ROOM_MIN 8u
@@ -59,10 +60,11 @@ void search_free(struct bsn *n, struct search *s)
 	}
 }
 
-static struct met *met_place(struct met *table, uint32_t room, uint32_t client,
-			     uint32_t handle)
+/* By a secret: a process chooses what handles it writes. */
+static struct met *met_place(const struct bsn *n, struct met *table,
+			     uint32_t room, uint32_t client, uint32_t handle)
 {
-	uint32_t i = (handle * 0x9e3779b1u ^ client * 0x85ebca77u) >> 7;
+	uint64_t i = bs_fmix64(((uint64_t)client << 32 | handle) ^ n->secret);
 
 	for (;; i++) {
 		struct met *m = &table[i % room];
@@ -90,7 +92,7 @@ static bool met_grow(struct bsn *n, struct search *s)
 	memset(table, 0xff, room * sizeof(*table));
 	for (uint32_t i = 0; i < s->met_room; i++) {
 		if (s->met[i].client != NONE)
-			*met_place(table, room, s->met[i].client,
+			*met_place(n, table, room, s->met[i].client,
 				   s->met[i].handle) = s->met[i];
 	}
 	free(s->met);
@@ -107,7 +109,7 @@ static struct met *met_get(struct bsn *n, struct search *s, uint32_t client,
 
 	if (s->n_met * 2 >= s->met_room && !met_grow(n, s))
 		return NULL;
-	m = met_place(s->met, s->met_room, client, handle);
+	m = met_place(n, s->met, s->met_room, client, handle);
 	if (m->client == NONE) {
 		*m = (struct met){.client = client, .handle = handle};
 		s->n_met++;
@@ -226,7 +228,8 @@ static void put_exits(struct bsn *n, struct search *s)
 
 		if (m->client == NONE || !m->first || m->last || m->live)
 			continue;
-		process = met_place(s->met, s->met_room, m->client, NO_HANDLE);
+		process =
+			met_place(n, s->met, s->met_room, m->client, NO_HANDLE);
 		if (process->client == NONE || process->exit_told)
 			continue;
 		process->exit_told = true;

@@ -731,6 +731,75 @@ static void a_process_that_ended_takes_more(void)
 	free_with_writer(n, &w);
 }
 
+/* The longest row of places that are taken. */
+static uint32_t longest_row(const struct search *s)
+{
+	uint32_t longest = 0, row = 0;
+
+	for (uint32_t i = 0; i < s->met_room; i++) {
+		row = s->met[i].client == NONE ? 0 : row + 1;
+		if (row > longest)
+			longest = row;
+	}
+	return longest;
+}
+
+/* What 0x9e3779b1 makes into a number of which the bits 7 to 22 are 0. */
+static uint32_t handle_of_one_place(uint32_t i)
+{
+	return (i >> 7 << 23 | (i & 0x7f)) * 0x0e8b2f51u;
+}
+
+/* A process knows the code. Handles that all have one place would each cost a look at
+ * all of them. */
+static void handles_that_are_chosen_have_places_of_their_own(void)
+{
+	struct bsn_config config = test_config(64 << 20);
+	struct bsn *n = test_node(&config);
+	struct slice slice = {.id = trace_id(1)};
+	const struct sink to = {.slice = &slice};
+	struct run run = {.owner.number = 1};
+	struct search s;
+
+	node_lock(n);
+	CHECK_EQ(search_init(&s, slice.id, to), 0);
+	for (uint32_t i = 1; i <= 10000; i++) {
+		run.handle = handle_of_one_place(i);
+		search_meet(n, &s, &run, 0);
+	}
+	CHECK_EQ(s.n_met, 10000);
+	CHECK(longest_row(&s) < 200);
+	search_free(n, &s);
+	node_unlock(n);
+	bsn_free(n);
+}
+
+/* Who knows a trace's id writes others of which the fingerprints end as its does, or
+ * begin so, and lets them be evicted. */
+static void nobody_has_anothers_trace_forgotten(void)
+{
+	const uint64_t half = (1u << BS_FINGERPRINT_BITS / 2) - 1;
+	const uint64_t fingerprints[2] = {0x123456789abc, 0x0fedcba98765};
+	struct bsn_config config = test_config(4 << 20);
+	struct bsn *n = test_node(&config);
+
+	node_lock(n);
+	for (uint32_t k = 0; k < 2; k++) {
+		CHECK(gone_add(n, fingerprints[k], GONE_EVICTED));
+		for (uint64_t i = 1; i <= 64; i++) {
+			uint64_t other = i * i * 12345 & half;
+
+			if (k)
+				other <<= BS_FINGERPRINT_BITS / 2;
+			CHECK(gone_add(n, fingerprints[k] ^ other,
+				       GONE_EVICTED));
+		}
+		CHECK_EQ(gone_why(n, fingerprints[k]), GONE_EVICTED);
+	}
+	node_unlock(n);
+	bsn_free(n);
+}
+
 int main(int argc, char **argv)
 {
 	amount_of(argc, argv, 1);
@@ -743,6 +812,8 @@ int main(int argc, char **argv)
 	RUN(handles_that_never_close);
 	RUN(triggers_without_end);
 	RUN(a_process_that_ended_takes_more);
+	RUN(handles_that_are_chosen_have_places_of_their_own);
+	RUN(nobody_has_anothers_trace_forgotten);
 	free(d.bytes);
 	return 0;
 }
