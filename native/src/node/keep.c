@@ -248,7 +248,8 @@ static void put_run(struct bsn *n, const struct run *run, uint32_t flags,
 
 /*
  * Copy a run, in one part or in several, each a run of its own with the number
- * of the whole. False: no room, or its records make no sense.
+ * of the whole, which says whether more follows: what it is kept with now it may
+ * not be kept with again. False: no room, or its records make no sense.
  */
 bool keep_run(struct bsn *n, const struct run *run)
 {
@@ -292,7 +293,9 @@ bool keep_run(struct bsn *n, const struct run *run)
 			flags &= ~BS_RUN_LAST;
 		kept.granted_ns = run->granted_ns;
 		kept.owner = at;
-		kept.from = run->from + done;
+		kept.from = (uint16_t)(run->from + done);
+		kept.has_more = run->has_more || malformed ||
+				done + part < bytes;
 		put_run(n, run, flags, &kept, n->scratch + done, part);
 		done += part;
 		if (done == bytes)

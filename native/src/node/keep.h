@@ -15,8 +15,10 @@ struct keep_owner {
 struct kept_run {
 	uint64_t granted_ns; /* of the segment that it was written in */
 	uint32_t owner;	     /* offset of its keep_owner in the segment */
-	uint32_t from;	     /* offset of the records in the run as written */
+	uint16_t from;	     /* offset of the records in the run as written */
+	uint16_t has_more;   /* the run goes on behind them, in another part */
 };
+_Static_assert(sizeof(struct kept_run) == 16, "aligned as run headers are");
 
 #define KEEP_OWNERS 64u
 

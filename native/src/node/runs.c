@@ -70,6 +70,7 @@ static bool own(struct bsn *n, struct run *run)
 		run->live = c->live;
 		run->granted_ns = record_of(n, f)->granted_ns;
 		run->from = 0;
+		run->has_more = false;
 		return true;
 	}
 	if (run->bytes < sizeof(kept))
@@ -81,6 +82,7 @@ static bool own(struct bsn *n, struct run *run)
 	run->live = c && c->live;
 	run->granted_ns = kept.granted_ns;
 	run->from = kept.from;
+	run->has_more = kept.has_more;
 	run->records += (uint32_t)sizeof(kept);
 	run->bytes -= (uint32_t)sizeof(kept);
 	return true;

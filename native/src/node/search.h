@@ -19,6 +19,7 @@ struct run {
 	bool live; /* so is its process */
 	uint64_t granted_ns;
 	uint32_t from;	  /* where in the run its records begin */
+	bool has_more;	  /* and another part of it behind them */
 	uint32_t records; /* offset of the first record */
 	uint32_t bytes;	  /* of records, committed */
 };
@@ -28,9 +29,13 @@ struct met {
 	uint32_t client, handle; /* client NONE: no entry */
 	uint32_t runs;
 	uint32_t seq_max;
-	bool first, last, lossy, live;
-	bool exit_told; /* of the entry of a process */
+	/* Where parts of kept runs end that have more behind them, less where parts
+	 * begin: 0 if each has the next. */
+	uint32_t ends;
+	bool first : 1, last : 1, lossy : 1, live : 1;
+	bool exit_told : 1; /* of the entry of a process */
 };
+_Static_assert(sizeof(struct met) == 24, "see MET_SHARE");
 
 /* A part of a kept run that is not its first. */
 struct later {
@@ -162,8 +167,7 @@ void search_meet(struct bsn *n, struct search *s, const struct run *run,
 void search_loss(struct bsn *n, struct search *s, uint32_t client,
 		 uint32_t handle, uint32_t flags);
 /* A part of a kept run that is not the first: it has its turn at the end. */
-void search_put_off(const struct bsn *n, struct search *s,
-		    const struct run *run);
+void search_put_off(struct bsn *n, struct search *s, const struct run *run);
 /* The next of these. False: that was all. */
 bool search_put_part(struct bsn *n, struct search *s, uint32_t *bytes);
 /* All was looked at. */

@@ -145,6 +145,9 @@ void search_meet(struct bsn *n, struct search *s, const struct run *run,
 	m->lossy |= !!(run->flags & BS_RUN_LOSSY);
 	/* A kept run may be in parts, of which the first counts. */
 	m->runs += !run->from;
+	m->ends -= run->from;
+	if (run->has_more)
+		m->ends += run->from + run->bytes;
 	if (run->seq > m->seq_max)
 		m->seq_max = run->seq;
 }
@@ -167,20 +170,20 @@ void search_loss(struct bsn *n, struct search *s, uint32_t client,
 /* What is kept of a run in parts can be met in any order, because parts are kept
  * again each in its time. A slice has them in theirs: all but the first wait for
  * the end of the pass. */
-void search_put_off(const struct bsn *n, struct search *s,
-		    const struct run *run)
+void search_put_off(struct bsn *n, struct search *s, const struct run *run)
 {
 	struct later **link = &s->later;
-	struct later *l;
+	struct later *l = NULL;
 
 	s->later_bytes += run->bytes;
 	if (s->later_bytes > n->config.trace_bytes_max) {
 		s->to.slice->flags |= BSN_SLICE_TRUNCATED;
-		return;
+	} else {
+		l = malloc(sizeof(*l) + run->bytes);
+		s->failed |= !l;
 	}
-	l = malloc(sizeof(*l) + run->bytes);
 	if (!l) {
-		s->failed = true;
+		search_meet(n, s, run, 0);
 		return;
 	}
 	l->run = *run;
@@ -262,7 +265,8 @@ static bool has_gaps(const struct search *s)
 
 		if (m->client == NONE || m->lossy)
 			continue;
-		if (!m->first || m->runs < m->seq_max + 1)
+		/* The first number is 0, and the last may be any of 32 bits. */
+		if (!m->first || m->runs <= m->seq_max || m->ends)
 			return true;
 	}
 	return false;

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The budget, the order of reclaim, second chances, and what is said of what is gone. */
+#include "node/internal.h"
 #include "writer.h"
 
 static struct decoded d;
@@ -249,6 +250,24 @@ static void what_the_dead_had_open_goes(void)
 	bsn_free(n);
 }
 
+/* The largest run that there is, of a handle that stays open. Returns its records. */
+static uint32_t write_big_run(struct wthread *t, uint64_t now)
+{
+	uint32_t next = 0;
+
+	CHECK(w_begin(t, trace_id(1), HANDLE, 0, BS_RUN_FIRST,
+		      SEG - 64 - 32 - 8));
+	while (t->cursor + 16 + 1000 <= SEG - 8) {
+		uint32_t numbered[250] = {next++};
+
+		w_record(t, BS_RECORD_DATA, numbered, 1000, now);
+	}
+	w_record(t, BS_RECORD_DATA, payload, SEG - 8 - t->cursor - 16, now);
+	w_end(t, 0);
+	w_show(t, HANDLE);
+	return next + 1;
+}
+
 static void big_runs_are_kept_in_parts(void)
 {
 	struct bsn_config config = test_config(4 << 20);
@@ -256,30 +275,114 @@ static void big_runs_are_kept_in_parts(void)
 	struct writer w;
 	struct wthread t;
 	uint64_t now = START;
-	uint32_t next = 0;
 	struct bsn *n = node_with_writer(&config, &w, &t);
+	uint32_t records = write_big_run(&t, now);
 
-	/* The largest run that there is. */
-	CHECK(w_begin(&t, trace_id(1), HANDLE, 0, BS_RUN_FIRST,
-		      SEG - 64 - 32 - 8));
-	while (t.cursor + 16 + 1000 <= SEG - 8) {
-		uint32_t numbered[250] = {next++};
-
-		w_record(&t, BS_RECORD_DATA, numbered, 1000, now);
-	}
-	w_record(&t, BS_RECORD_DATA, payload, SEG - 8 - t.cursor - 16, now);
-	next++;
-	w_end(&t, 0);
-	w_show(&t, HANDLE);
 	now = fill(n, &t, 1000, 500, 30000, now);
 	collect(n, trace_id(1), now, &s);
 	CHECK_EQ(s.flags, BSN_SLICE_HELD);
 	CHECK_EQ(s.open_handles, 1);
 	decode_slice(n, trace_id(1), &d);
-	CHECK_EQ(d.records, next);
+	CHECK_EQ(d.records, records);
 	CHECK(d.by_kind[BS_PIECE_RUN] > 1);
 	CHECK_EQ(check_order(&d), 1);
 	free_with_writer(n, &w);
+}
+
+/* As after many others. */
+static void forget_what_is_gone(struct bsn *n)
+{
+	memset(n->ledger.gone, 0,
+	       (size_t)n->ledger.header->n_buckets * BS_CACHE_LINE);
+}
+
+/* There is room for the first part of a run, and none for the next. */
+static void a_run_that_is_cut_is_never_whole(void)
+{
+	struct bsn_config config = test_config(4 << 20);
+	uint32_t budget;
+	struct client *c;
+	struct wthread t;
+	struct writer w;
+	struct bsn *n = node_with_writer(&config, &w, &t);
+
+	c = n->clients.all[0];
+	CHECK(w_begin(&t, trace_id(2), HANDLE + 1, 0, BS_RUN_FIRST, 100));
+	w_record(&t, BS_RECORD_DATA, payload, 50, START);
+	w_end(&t, 0);
+	w_list(&w, HANDLE + 1, true);
+	CHECK(w_take_segment(&t));
+	write_big_run(&t, START);
+	CHECK(w_take_segment(&t));
+	bsn_poll(n, START + MS);
+	node_lock(n);
+	CHECK_EQ(n->pool.sealed.count, 2);
+	CHECK(pool_reclaim(n, NULL, true));
+	while (c->backed.count)
+		frame_drop(n, own_pop(n, &c->backed));
+	budget = n->pool.n_frames;
+	n->pool.n_frames = n->pool.frames_used;
+	CHECK(pool_reclaim(n, NULL, true));
+	CHECK_EQ(n->counts.second_chances, 1);
+	n->pool.n_frames = budget;
+	CHECK_EQ(n->keep.arena.sealed.count, 1);
+	CHECK_EQ(runs_count(frame_at(n, n->keep.arena.sealed.head), 1), 2);
+	forget_what_is_gone(n);
+	node_unlock(n);
+	CHECK_EQ(flags_of(n, trace_id(1), START + MS), BSN_SLICE_EVICTED);
+	CHECK_EQ(flags_of(n, trace_id(2), START + MS), 0);
+	free_with_writer(n, &w);
+}
+
+struct kept_part {
+	uint32_t from, bytes;
+	bool has_more;
+};
+
+static uint32_t flags_of_parts(struct bsn *n, const struct kept_part *parts,
+			       uint32_t count)
+{
+	struct slice slice = {.id = trace_id(1)};
+	uint8_t nothing;
+	const struct sink to = {.slice = &slice, .buffer = &nothing};
+	struct search s;
+
+	CHECK_EQ(search_init(&s, slice.id, to), 0);
+	for (uint32_t i = 0; i < count; i++) {
+		const struct run run = {
+			.owner.number = 1,
+			.handle = HANDLE,
+			.flags = parts[i].from ? 0 : BS_RUN_FIRST,
+			.from = parts[i].from,
+			.bytes = parts[i].bytes,
+			.has_more = parts[i].has_more,
+		};
+
+		search_meet(n, &s, &run, 0);
+	}
+	search_conclude(n, &s);
+	search_free(n, &s);
+	return slice.flags;
+}
+
+/* Each is kept again in its time, or not. */
+static void each_part_has_the_next(void)
+{
+	struct bsn_config config = test_config(4 << 20);
+	struct bsn *n = test_node(&config);
+	const struct kept_part parts[3] = {
+		{0, 100, true}, {100, 30, true}, {130, 10, false}};
+	const struct kept_part turned[3] = {parts[2], parts[0], parts[1]};
+	const struct kept_part hole[2] = {parts[0], parts[2]};
+
+	node_lock(n);
+	CHECK_EQ(flags_of_parts(n, parts, 3), 0);
+	CHECK_EQ(flags_of_parts(n, turned, 3), 0);
+	CHECK_EQ(flags_of_parts(n, parts, 2), BSN_SLICE_EVICTED);
+	CHECK_EQ(flags_of_parts(n, parts, 1), BSN_SLICE_EVICTED);
+	CHECK_EQ(flags_of_parts(n, hole, 2), BSN_SLICE_EVICTED);
+	node_unlock(n);
+	bsn_free(n);
 }
 
 /* Whoever asks is told, whatever of it is left. */
@@ -666,6 +769,8 @@ int main(void)
 	RUN(what_was_evicted_is_told);
 	RUN(handles_tell_what_is_missing);
 	RUN(big_runs_are_kept_in_parts);
+	RUN(a_run_that_is_cut_is_never_whole);
+	RUN(each_part_has_the_next);
 	RUN(keep_arena_full);
 	RUN(store_full);
 	RUN(memory_moves_between_processes);

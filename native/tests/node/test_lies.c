@@ -800,6 +800,24 @@ static void nobody_has_anothers_trace_forgotten(void)
 	bsn_free(n);
 }
 
+/* The number of a run may be any that 32 bits can say. */
+static void the_highest_number_of_a_run_is_not_the_only_one(void)
+{
+	struct bsn_config config = test_config(4 << 20);
+	struct bsn_slice s;
+	struct wthread t;
+	struct writer w;
+	struct bsn *n = node_with_writer(&config, &w, &t);
+
+	CHECK(w_begin(&t, trace_id(1), 0x10000, 0, BS_RUN_FIRST, 8));
+	w_end(&t, 0);
+	CHECK(w_begin(&t, trace_id(1), 0x10000, UINT32_MAX, 0, 8));
+	w_end(&t, BS_RUN_LAST);
+	collect(n, trace_id(1), START, &s);
+	CHECK_EQ(s.flags, BSN_SLICE_HELD | BSN_SLICE_EVICTED);
+	free_with_writer(n, &w);
+}
+
 int main(int argc, char **argv)
 {
 	amount_of(argc, argv, 1);
@@ -814,6 +832,7 @@ int main(int argc, char **argv)
 	RUN(a_process_that_ended_takes_more);
 	RUN(handles_that_are_chosen_have_places_of_their_own);
 	RUN(nobody_has_anothers_trace_forgotten);
+	RUN(the_highest_number_of_a_run_is_not_the_only_one);
 	free(d.bytes);
 	return 0;
 }
