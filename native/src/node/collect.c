@@ -109,6 +109,7 @@ int64_t bsn_slice_read(struct bsn *n, struct bs_trace_id id, uint64_t offset,
 int bsn_slice_trim(struct bsn *n, struct bs_trace_id id, uint64_t offset)
 {
 	struct slice *s;
+	uint64_t epoch;
 	int err = 0;
 
 	node_lock(n);
@@ -119,7 +120,13 @@ int bsn_slice_trim(struct bsn *n, struct bs_trace_id id, uint64_t offset)
 	else if (offset > s->bytes)
 		err = -EINVAL;
 	else
-		slice_trim(n, s, offset);
+		epoch = s->epoch;
+	while (!err && slice_trim(n, s, offset)) {
+		node_give_way(n);
+		s = slice_find(n, id);
+		if (!s || s->epoch != epoch)
+			err = -ENOENT;
+	}
 	node_unlock(n);
 	return err;
 }

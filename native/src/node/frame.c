@@ -167,6 +167,7 @@ void frame_drop(struct bsn *n, struct frame *f)
 	c->frames--;
 	n->pool.frames_used--;
 	f->client = NULL;
+	n->pool.dropped++;
 	f->next = n->pool.frames_free;
 	n->pool.frames_free = frame_number(n, f);
 }

@@ -110,8 +110,8 @@ static bool withdraw(struct client *c)
 	return false;
 }
 
-/* Segments that are granted under one hold of the lock, or of which another may
- * have to be reclaimed: 100 us. */
+/* Segments that are granted under one hold of the lock, unless another has to be
+ * reclaimed for each, or another process's memory given back: 100 us. */
 #define GRANTS_A_PIECE 128u
 #define RECLAIMS_A_PIECE 4u
 
@@ -221,6 +221,7 @@ bool grants_fill(struct bsn *n, struct client *c)
 {
 	struct bs_grant_ring *ring = grants_of(c);
 	uint64_t reclaims = n->counts.reclaims + RECLAIMS_A_PIECE;
+	uint64_t drops = n->pool.dropped + DROPS_A_PIECE;
 	uint32_t end = c->grant_head + GRANTS_A_PIECE;
 	bool more = false;
 
@@ -234,7 +235,8 @@ bool grants_fill(struct bsn *n, struct client *c)
 		struct segment *s;
 		struct frame *f;
 
-		more = c->grant_head == end || n->counts.reclaims >= reclaims;
+		more = c->grant_head == end || n->counts.reclaims >= reclaims ||
+		       n->pool.dropped >= drops;
 		if (more)
 			break;
 		f = pool_take(n, c, reclaims, &more);

@@ -58,9 +58,6 @@ static bool drop_one_backed(struct bsn *n, struct client *c)
 	return f;
 }
 
-/* Segments whose memory is given back under one hold of the lock: 12 us each. */
-#define DROPS_A_PIECE 8u
-
 /* What a process that is gone had in hand, or had written and lost again. If nothing
  * else is left of it, it is forgotten: here, or by whoever took the last of it
  * meanwhile, since memory that waits is for all. */

@@ -42,6 +42,7 @@ struct pool {
 	struct list sealed;    /* and parked, of the node, oldest first */
 	uint64_t column_bytes; /* of all columns (column.c) */
 	uint64_t entered;      /* frames in the lists of the active, ever */
+	uint64_t dropped;      /* frames that gave their memory back, ever */
 	uint32_t *dirty;       /* frames; room for all */
 	uint32_t n_dirty;
 };
@@ -85,7 +86,9 @@ void frame_park_again(struct bsn *n, struct frame *f);
 void frame_unpark(struct bsn *n, struct frame *f);
 /* From the lists of the sealed and parked; its state is as before. */
 void frame_unseal(struct bsn *n, struct frame *f);
-/* Give the memory back. The frame is in no list. */
+/* Give the memory back. The frame is in no list. So many under one hold of the
+ * lock: 12 us each. */
+#define DROPS_A_PIECE 8u
 void frame_drop(struct bsn *n, struct frame *f);
 
 /* pool.c */

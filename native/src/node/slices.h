@@ -85,7 +85,9 @@ struct store {
 	uint32_t *buckets; /* by fingerprint: marks */
 	uint32_t n_buckets;
 	struct filter filter; /* of all slices, and of some that were */
-	uint32_t removed;     /* slices, since the filter was made */
+	struct filter next;   /* that is being made, of so many buckets */
+	uint32_t renewed;     /* NONE: none is */
+	uint32_t removed;     /* slices, since the latest was begun */
 	uint32_t dirty;	      /* list of slices */
 	uint32_t changed_head, changed_tail; /* queue of marks */
 	uint32_t *changed_next;
@@ -120,7 +122,7 @@ struct slice *slice_new(struct bsn *n, struct bs_trace_id id,
 			struct bs_trace_id primary, const char *trigger);
 size_t slice_read(const struct bsn *n, const struct slice *s, uint64_t offset,
 		  uint8_t *to, size_t bytes);
-void slice_trim(struct bsn *n, struct slice *s, uint64_t offset);
+bool slice_trim(struct bsn *n, struct slice *s, uint64_t offset);
 struct slice *store_next_changed(struct bsn *n);
 void store_reserve_client(struct bsn *n, uint32_t number);
 void slice_free(struct bsn *n, struct slice *s);

@@ -72,21 +72,35 @@ static void hash_in(struct bsn *n, struct slice *slice)
 	slice->next_hashed = *bucket;
 	*bucket = slice->mark;
 	filter_add(&s->filter, slice->fingerprint);
+	filter_add(&s->next, slice->fingerprint);
 }
 
-/* A filter forgets nothing by itself: make it anew when more of it is of slices
- * that were than of slices that are. */
+/* A filter forgets nothing by itself: make another when more of it is of slices
+ * that were than of slices that are. A slice went: that is a piece. */
 static void filter_renew(struct store *s)
 {
-	if (++s->removed <= s->n_slices)
-		return;
-	s->removed = 0;
-	memset(&s->filter, 0, sizeof(s->filter));
-	for (uint32_t b = 0; s->n_slices && b < s->n_buckets; b++) {
-		for (uint32_t i = s->buckets[b]; i != NONE;
-		     i = s->slices[i]->next_hashed)
-			filter_add(&s->filter, s->slices[i]->fingerprint);
+	uint32_t cost = 0;
+
+	s->removed++;
+	if (s->renewed == NONE) {
+		if (s->removed <= s->n_slices)
+			return;
+		s->removed = s->renewed = 0;
+		memset(&s->next, 0, sizeof(s->next));
 	}
+	while (s->renewed < s->n_buckets && cost < PIECE_ENTRIES) {
+		for (uint32_t i = s->buckets[s->renewed]; i != NONE;
+		     i = s->slices[i]->next_hashed) {
+			filter_add(&s->next, s->slices[i]->fingerprint);
+			cost += 2 * LINE_ENTRIES;
+		}
+		s->renewed++;
+		cost++;
+	}
+	if (s->renewed < s->n_buckets)
+		return;
+	s->filter = s->next;
+	s->renewed = NONE;
 }
 
 static void hash_out(struct bsn *n, const struct slice *slice)
@@ -159,6 +173,10 @@ struct slice *slice_new(struct bsn *n, struct bs_trace_id id,
 	return slice;
 }
 
+/* Blocks that are freed under one hold of the lock: of each a line is written. */
+#define BLOCKS_A_PIECE (PIECE_ENTRIES / LINE_ENTRIES)
+
+/* Nobody finds it from the beginning on, nor does a successor. */
 void slice_free(struct bsn *n, struct slice *slice)
 {
 	struct store *s = &n->store;
@@ -166,13 +184,18 @@ void slice_free(struct bsn *n, struct slice *slice)
 	store_commit(n); /* so that it is in no list of dirty ones */
 	if (slice->search)
 		slice->search->to.slice = NULL;
-	block_free(s, slice->mark);
-	for (uint32_t i = 0; i < slice->n_blocks; i++)
-		block_free(s, slice->blocks[i]);
+	block_at(s, slice->mark)->magic = 0;
 	hash_out(n, slice);
 	s->slices[slice->mark] = NULL;
 	s->n_slices--;
 	filter_renew(s);
+	for (uint32_t i = 0; i < slice->n_blocks; i++) {
+		block_free(s, slice->blocks[i]);
+		if ((i + 1) % BLOCKS_A_PIECE == 0)
+			node_give_way(n);
+	}
+	/* Last: what names this mark must not pass for a later slice's. */
+	block_free(s, slice->mark);
 	free(slice->blocks);
 	free(slice->parts);
 	free(slice->opens);
@@ -306,24 +329,31 @@ size_t slice_read(const struct bsn *n, const struct slice *slice,
 	return done;
 }
 
-void slice_trim(struct bsn *n, struct slice *slice, uint64_t offset)
+/* A piece. True: there is more. */
+bool slice_trim(struct bsn *n, struct slice *slice, uint64_t offset)
 {
+	uint64_t most =
+		((uint64_t)slice->first_block + BLOCKS_A_PIECE) * BLOCK_CONTENT;
+	bool more = offset > most;
 	uint32_t drop;
 
+	if (more)
+		offset = most;
 	if (offset <= slice->trimmed_bytes)
-		return;
+		return more;
 	slice->trimmed_bytes = offset;
 	drop = (uint32_t)(offset / BLOCK_CONTENT) - slice->first_block;
 	mark_dirty(&n->store, slice);
 	store_commit(n); /* before: a successor must not look for them */
 	if (!drop)
-		return;
+		return more;
 	for (uint32_t i = 0; i < drop; i++)
 		block_free(&n->store, slice->blocks[i]);
 	slice->n_blocks -= drop;
 	slice->first_block += drop;
 	memmove(slice->blocks, slice->blocks + drop,
 		slice->n_blocks * sizeof(*slice->blocks));
+	return more;
 }
 
 /* ---------------------------------------------------------------- life --- */
@@ -335,6 +365,7 @@ int store_tables(struct store *s)
 	s->used = 1;
 	s->free = NONE;
 	s->dirty = NONE;
+	s->renewed = NONE;
 	s->changed_head = s->changed_tail = NONE;
 	s->free_next = calloc(s->n_blocks, sizeof(*s->free_next));
 	s->slices = calloc(s->n_blocks, sizeof(struct slice *));

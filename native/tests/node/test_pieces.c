@@ -139,6 +139,53 @@ static void stocks_are_filled_in_pieces(void)
 	free_with_writer(n, &w);
 }
 
+static struct client *second(const struct bsn *n)
+{
+	return n->clients.all[1];
+}
+
+static uint32_t second_lacks(struct bsn *n)
+{
+	return second(n)->stock_target - grants_stock(second(n));
+}
+
+/* What one process wrote and lost again is another's next stock. */
+static void memory_of_others_is_given_back_in_pieces(void)
+{
+	struct bsn *n = new_node(8);
+	struct between b = {.n = n, .left = second_lacks};
+	struct wthread t, others[100];
+	pthread_t thread;
+	struct writer w[2];
+	uint32_t before;
+
+	writer_attach(&w[0], n, START);
+	t = writer_thread(&w[0], 0);
+	fill(n, &t, 600);
+	writer_attach(&w[1], n, n->now_ns);
+	for (uint32_t i = 0; i < 100; i++) {
+		others[i] = writer_thread(&w[1], i);
+		CHECK(w_take_segment(&others[i]));
+	}
+	node_lock(n);
+	node_catch_up(n, n->now_ns + MS);
+	while (first(n)->backed.count < 200)
+		CHECK(pool_reclaim(n, NULL, false));
+	n->pool.n_frames = n->pool.frames_used;
+	/* It has what it will want itself. */
+	first(n)->stock_target = 0;
+	before = second_lacks(n);
+	CHECK(before >= 50);
+	thread = start_between(n, look_between, &b);
+	while (grants_fill(n, second(n)))
+		node_give_way(n);
+	end_between(n, thread);
+	check_piece(&b, before, 8);
+	check_invariants(n);
+	writer_close(&w[0]);
+	free_with_writer(n, &w[1]);
+}
+
 static uint32_t stock_left(struct bsn *n)
 {
 	return n->clients.count ? grants_stock(first(n)) : 0;
@@ -486,6 +533,97 @@ static void slices_are_told_of_losses_in_pieces(void)
 	check_piece(&b, 300, 60);
 	CHECK_EQ(open_left(n), 0);
 	free_with_writer(n, &w);
+}
+
+static uint32_t used_left(struct bsn *n)
+{
+	return n->store.used;
+}
+
+/* A slice of so many blocks, and the header. */
+static struct bsn *large_slice(uint32_t blocks)
+{
+	struct bsn_config config = test_config(64 << 20);
+	struct slice *slice;
+	struct bsn *n;
+
+	config.store_bytes = config.trace_bytes_max = 16 << 20;
+	n = test_node(&config);
+	bsn_poll(n, START);
+	node_lock(n);
+	slice = slice_new(n, trace_id(1), trace_id(1), "test");
+	CHECK(slice);
+	while (slice->n_blocks < blocks)
+		CHECK(slice_append(n, slice, payload, sizeof(payload), NULL,
+				   0));
+	node_unlock(n);
+	CHECK_EQ(used_left(n), blocks + 2);
+	return n;
+}
+
+static void a_large_slice_goes_in_pieces(void)
+{
+	const uint32_t piece = PIECE_ENTRIES / LINE_ENTRIES;
+	struct bsn *n = large_slice(4000);
+	struct between b = {.n = n, .left = used_left};
+	pthread_t thread;
+
+	CHECK_EQ(bsn_slice_trim(n, trace_id(1), 1000ull * BLOCK_CONTENT), 0);
+	CHECK_EQ(used_left(n), 3002);
+	node_lock(n);
+	CHECK(slice_trim(n, slice_find(n, trace_id(1)),
+			 2000ull * BLOCK_CONTENT));
+	CHECK_EQ(used_left(n), 3002 - piece);
+	thread = start_between(n, look_between, &b);
+	slice_free(n, slice_find(n, trace_id(1)));
+	end_between(n, thread);
+	check_piece(&b, 3002 - piece, piece);
+	CHECK_EQ(used_left(n), 1);
+	bsn_free(n);
+}
+
+static uint32_t filtered(const struct filter *f)
+{
+	uint32_t bits = 0;
+
+	for (uint32_t i = 0; i < FILTER_BITS / 64; i++)
+		bits += (uint32_t)__builtin_popcountll(f->words[i]);
+	return bits;
+}
+
+enum {
+	SLICES = 2000,
+	LEFT = 900
+};
+
+/* One piece with each slice that goes, until it knows those alone that are left. */
+static void what_slices_are_told_by_is_renewed_in_pieces(void)
+{
+	struct bsn_config config = test_config(64 << 20);
+	struct bsn *n = test_node(&config);
+	uint32_t bits, pieces = 0;
+
+	bsn_poll(n, START);
+	node_lock(n);
+	for (uint32_t i = 0; i < SLICES; i++)
+		CHECK(slice_new(n, trace_id(i), trace_id(i), "test"));
+	for (uint32_t i = 0; i < SLICES - LEFT; i++) {
+		bits = n->store.renewed == NONE ? 0 : filtered(&n->store.next);
+		slice_free(n, slice_find(n, trace_id(i)));
+		if (n->store.renewed == NONE)
+			continue;
+		CHECK(filtered(&n->store.next) - bits <=
+		      PIECE_ENTRIES / LINE_ENTRIES);
+		pieces++;
+	}
+	CHECK(pieces >= 2);
+	CHECK_EQ(n->store.renewed, NONE);
+	CHECK(filtered(&n->store.filter) <= SLICES / 2);
+	for (uint32_t i = SLICES - LEFT; i < SLICES; i++)
+		CHECK(filter_has(&n->store.filter,
+				 slice_find(n, trace_id(i))->fingerprint));
+	node_unlock(n);
+	bsn_free(n);
 }
 
 /* Of a process that has nothing in the pool, and is forgotten as it ends. */
@@ -902,6 +1040,7 @@ int main(void)
 {
 	RUN(what_a_process_left_goes_in_pieces);
 	RUN(stocks_are_filled_in_pieces);
+	RUN(memory_of_others_is_given_back_in_pieces);
 	RUN(what_was_in_hand_goes_in_pieces);
 	RUN(a_process_that_ends_is_forgotten_meanwhile);
 	RUN(what_is_too_much_is_taken_back_in_pieces);
@@ -911,6 +1050,8 @@ int main(void)
 	RUN(losses_are_read_in_pieces);
 	RUN(slices_are_closed_in_pieces);
 	RUN(slices_are_told_of_losses_in_pieces);
+	RUN(a_large_slice_goes_in_pieces);
+	RUN(what_slices_are_told_by_is_renewed_in_pieces);
 	RUN(the_last_loss_of_a_process_is_told);
 	RUN(searches_are_judged_in_pieces);
 	RUN(what_comes_before_the_judgement_comes_once);
