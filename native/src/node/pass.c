@@ -54,8 +54,8 @@ static bool is_watched(const struct bsn *n, const struct pass *p,
 	       f->client->live && f->client != &n->keep.arena && !p->is_peek;
 }
 
-/* In the keep arena a liar's runs stand among others': there each is disowned as it
- * is met, so that it costs one search and not all. */
+/* In the keep arena a liar's runs stand among others': there those that are too many
+ * are disowned as they are met, so that they cost one search and not all. */
 static void false_hit(struct bsn *n, struct pass *p, struct frame *f,
 		      uint32_t index, uint64_t entry)
 {
@@ -315,8 +315,8 @@ static void visit_active(struct bsn *n, struct pass *p, bool give_way,
 }
 
 /* Those that threads entered since it began with the active: it may have been through
- * those of their process before. */
-static void visit_active_since(struct bsn *n, struct pass *p)
+ * those of their process before. False: a piece is done, and there is more. */
+static bool visit_active_since(struct bsn *n, struct pass *p, uint32_t *cost)
 {
 	struct client *c;
 
@@ -326,9 +326,27 @@ static void visit_active_since(struct bsn *n, struct pass *p)
 
 			if (f->entered <= p->entered)
 				break;
+			if (*cost > PIECE_ENTRIES)
+				return false;
 			i = f->prev_own;
-			visit(n, p, f);
+			*cost += visit(n, p, f);
 		}
+	}
+	return true;
+}
+
+/* What was sealed, or entered, since it was through these: until nothing is left at
+ * one moment. Meanwhile less comes than it has been through. */
+static void visit_since(struct bsn *n, struct pass *p, bool give_way,
+			uint32_t *cost)
+{
+	for (;;) {
+		visit_sealed(n, p, false, last_passed(n, p), give_way, cost);
+		if (visit_active_since(n, p, cost))
+			return;
+		*cost = 0;
+		if (give_way)
+			node_commit_and_give_way(n);
 	}
 }
 
@@ -393,9 +411,7 @@ void pass_run(struct bsn *n, struct pass *p, bool give_way)
 	p->sealed = n->ledger.header->sealed;
 	p->entered = n->pool.entered;
 	visit_active(n, p, give_way, &cost);
-	/* What was sealed meanwhile, and then, without giving way, what is written to. */
-	visit_sealed(n, p, false, last_passed(n, p), give_way, &cost);
-	visit_active_since(n, p);
+	visit_since(n, p, give_way, &cost);
 	n->counts.passes++;
 }
 
