@@ -104,6 +104,7 @@ struct bsn {
 	uint64_t met_bytes;	 /* of what they met (verdict.c) */
 	bool searched_at_once;	 /* since the latest poll */
 	bool untied_news;	 /* of some process */
+	uint32_t telling;	 /* slices of it, so many threads */
 	bool losses_unsaved;	 /* likewise */
 	uint64_t passes_paid_ns; /* when their share of a core has paid for them */
 	uint64_t cost;		 /* of what is done in pieces, in entries */

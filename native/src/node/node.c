@@ -367,7 +367,9 @@ int bsn_poll(struct bsn *n, uint64_t now_ns)
 	grant_all(n);
 	take_back_all(n);
 	store_publish(n);
-	store_release(&n->ledger.header->told_ns, looked_ns);
+	/* Another thread may be in the midst of it, of a process that ended. */
+	if (!n->telling)
+		store_release(&n->ledger.header->told_ns, looked_ns);
 	waiting = events_waiting(n);
 	node_unlock(n);
 	return waiting;

@@ -399,31 +399,78 @@ static struct slice *next_slice(struct bsn *n, uint32_t *place, uint32_t *count,
 	return NULL;
 }
 
-/* A process lost something since from_ns, perhaps of a slice that it has a
- * part in: one that is open, or changed since. After a restart that is so of each
- * process that ever lost something, since the last poll that a predecessor ended:
- * of what was lost before its slices were told. */
-static bool may_lack(const struct slice *s, uint32_t client, uint64_t from_ns)
+/* A process lost something since from_ns, of nobody knows which traces. */
+struct news {
+	uint32_t client; /* number: it may be forgotten meanwhile */
+	uint64_t from_ns;
+};
+
+/* Of so many processes all slices are told at once; of more, of as many again. */
+#define NEWS_MAX 256u
+
+static int by_client(const void *a, const void *b)
+{
+	const struct news *x = a, *y = b;
+
+	return x->client < y->client ? -1 : x->client > y->client;
+}
+
+/* Ordered by process. Returns how many. */
+static uint32_t take_news(struct bsn *n, struct news news[NEWS_MAX])
+{
+	struct client *c;
+	uint32_t count = 0;
+
+	for_each_client(n, c) {
+		if (!c->untied_news || count == NEWS_MAX)
+			continue;
+		c->untied_news = false;
+		news[count++] = (struct news){c->number, c->untied_news_ns};
+	}
+	qsort(news, count, sizeof(*news), by_client);
+	return count;
+}
+
+static uint64_t oldest(const struct news *news, uint32_t count)
+{
+	uint64_t from_ns = UINT64_MAX;
+
+	for (uint32_t i = 0; i < count; i++)
+		from_ns = news[i].from_ns < from_ns ? news[i].from_ns : from_ns;
+	return from_ns;
+}
+
+/* What was lost may be of a slice that the process has a part in: one that is open, or
+ * changed since. After a restart that is so of each process that ever lost something,
+ * since the last poll that a predecessor ended: of what was lost before its slices
+ * were told. */
+static bool may_lack(const struct slice *s, const struct news *news,
+		     uint32_t count, uint64_t oldest_ns)
 {
 	/* Which processes had a part in it is forgotten. */
-	if (s->adopted && s->changed_ns >= from_ns)
+	if (s->adopted && s->changed_ns >= oldest_ns)
 		return true;
 	for (uint32_t k = 0; k < s->n_parts; k++) {
-		if (s->parts[k].client == client &&
-		    (s->parts[k].open || s->changed_ns >= from_ns))
+		const struct part *part = &s->parts[k];
+		const struct news key = {.client = part->client};
+		const struct news *of =
+			bsearch(&key, news, count, sizeof(key), by_client);
+
+		if (of && (part->open || s->changed_ns >= of->from_ns))
 			return true;
 	}
 	return false;
 }
 
-static void untied_losses(struct bsn *n, uint32_t client, uint64_t from_ns)
+static void tell_slices(struct bsn *n, const struct news *news, uint32_t count)
 {
-	uint32_t place = 0, count = 0;
+	uint64_t oldest_ns = oldest(news, count);
+	uint32_t place = 0, looked = 0;
 	struct slice *s;
 
-	while ((s = next_slice(n, &place, &count, true))) {
+	while ((s = next_slice(n, &place, &looked, true))) {
 		if (s->flags & BSN_SLICE_MAYBE_LOSSY ||
-		    !may_lack(s, client, from_ns))
+		    !may_lack(s, news, count, oldest_ns))
 			continue;
 		s->flags |= BSN_SLICE_MAYBE_LOSSY;
 		slice_dirty(n, s);
@@ -432,17 +479,19 @@ static void untied_losses(struct bsn *n, uint32_t client, uint64_t from_ns)
 
 void slices_untied_losses(struct bsn *n)
 {
-	struct client *c;
+	struct news news[NEWS_MAX];
+	uint32_t count;
 
 	if (!n->untied_news)
 		return;
 	n->untied_news = false;
-	for_each_client(n, c) {
-		if (!c->untied_news)
-			continue;
-		c->untied_news = false;
-		untied_losses(n, c->number, c->untied_news_ns);
-	}
+	n->telling++;
+	do {
+		count = take_news(n, news);
+		if (count)
+			tell_slices(n, news, count);
+	} while (count == NEWS_MAX);
+	n->telling--;
 }
 
 void slices_close_gone(struct bsn *n, bool give_way)

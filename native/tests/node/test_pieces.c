@@ -535,6 +535,94 @@ static void slices_are_told_of_losses_in_pieces(void)
 	free_with_writer(n, &w);
 }
 
+/* Of many processes at once: not one after the other. */
+struct told_of {
+	struct bsn *n;
+	uint32_t of[2]; /* slices that know, of each process */
+};
+
+static void *count_between(void *argument)
+{
+	struct told_of *t = argument;
+
+	node_lock(t->n);
+	for (uint32_t i = 1; i < t->n->store.n_blocks; i++) {
+		const struct slice *s = t->n->store.slices[i];
+
+		if (s && s->flags & BSN_SLICE_MAYBE_LOSSY)
+			t->of[s->parts[0].client % 2]++;
+	}
+	node_unlock(t->n);
+	return NULL;
+}
+
+static void slices_are_told_of_all_processes_at_once(void)
+{
+	struct bsn *n = new_node(8);
+	struct told_of told = {.n = n};
+	struct writer w[2];
+	struct wthread t[2];
+	struct bsn_slice s;
+	pthread_t thread;
+
+	for (uint32_t k = 0; k < 2; k++) {
+		writer_attach(&w[k], n, START);
+		t[k] = writer_thread(&w[k], 0);
+	}
+	for (uint32_t i = 0; i < 300; i++) {
+		CHECK(w_trace(&t[i % 2], trace_id(i), 40, START));
+		CHECK_EQ(bsn_collect(n, trace_id(i), trace_id(i), "test", START,
+				     &s),
+			 0);
+	}
+	bsn_poll(n, START);
+	node_lock(n);
+	client_untied_loss(n, first(n));
+	client_untied_loss(n, second(n));
+	thread = start_between(n, count_between, &told);
+	slices_untied_losses(n);
+	end_between(n, thread);
+	CHECK(told.of[0] >= 20 && told.of[1] >= 20);
+	CHECK(told.of[0] + told.of[1] <= 60);
+	for (uint32_t i = 0; i < 300; i++)
+		CHECK(slice_find(n, trace_id(i))->flags &
+		      BSN_SLICE_MAYBE_LOSSY);
+	writer_close(&w[0]);
+	free_with_writer(n, &w[1]);
+}
+
+/* What a successor takes for told was told to all of them, whoever does it. */
+static uint32_t who_tell(struct bsn *n)
+{
+	return n->telling;
+}
+
+static void nothing_is_told_before_all_slices_know(void)
+{
+	struct writer w;
+	struct wthread t;
+	struct bsn *n = many_slices(&w, &t);
+	struct between b = {.n = n, .left = who_tell};
+	pthread_t thread;
+
+	node_lock(n);
+	client_untied_loss(n, first(n));
+	thread = start_between(n, look_between, &b);
+	slices_untied_losses(n);
+	end_between(n, thread);
+	CHECK_EQ(b.seen, 1);
+	CHECK_EQ(n->telling, 0);
+
+	/* As if the poll came then. */
+	n->telling = 1;
+	bsn_poll(n, START + SECOND);
+	CHECK_EQ(n->ledger.header->told_ns, START);
+	n->telling = 0;
+	bsn_poll(n, START + 2 * SECOND);
+	CHECK_EQ(n->ledger.header->told_ns, START + 2 * SECOND);
+	free_with_writer(n, &w);
+}
+
 static uint32_t used_left(struct bsn *n)
 {
 	return n->store.used;
@@ -1050,6 +1138,8 @@ int main(void)
 	RUN(losses_are_read_in_pieces);
 	RUN(slices_are_closed_in_pieces);
 	RUN(slices_are_told_of_losses_in_pieces);
+	RUN(slices_are_told_of_all_processes_at_once);
+	RUN(nothing_is_told_before_all_slices_know);
 	RUN(a_large_slice_goes_in_pieces);
 	RUN(what_slices_are_told_by_is_renewed_in_pieces);
 	RUN(the_last_loss_of_a_process_is_told);
