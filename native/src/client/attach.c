@@ -296,8 +296,11 @@ static void take_context(const struct bs_attach_news *news,
 		return;
 	}
 	bs_packet_close_fds(packet);
-	bs_queue_unmap(old_queue);
-	bs_link_send(news, sizeof(*news));
+	/* Else the daemon goes on with both. */
+	if (bs_queue_unmap(old_queue))
+		bs_link_send(news, sizeof(*news));
+	else
+		complain("a thread stays in the queue of the old context");
 }
 
 /* What the daemon says while we are attached. */

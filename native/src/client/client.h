@@ -229,8 +229,9 @@ const struct bs_policy *bs_policy_map(int fd, const char **reason);
 const char *bs_policy_replace(struct bs_attachment *a, int fd);
 const char *bs_context_replace(struct bs_attachment *a, int fd,
 			       struct bs_context_segment **old_queue);
-/* Wait until nobody fires into it; bs_lock is given up meanwhile. */
-void bs_queue_unmap(struct bs_context_segment *queue);
+/* Wait until nobody fires into it; bs_lock is given up meanwhile. False: somebody does
+ * for too long, and it stays. */
+bool bs_queue_unmap(struct bs_context_segment *queue);
 
 /* ------------------------------------------------------------ thread --- */
 

@@ -31,8 +31,9 @@
 #include "client.h"
 
 /* For whoever fires; a push takes less than a microsecond, unless its thread
- * waits for a processor. */
+ * waits for a processor. Half a second in all: then a debugger has stopped it. */
 #define PUSH_PAUSE_NS 100000
+#define PUSH_PAUSES 5000
 
 const char bs_no_room[] = "there is no room for a segment";
 static const char unsealed[] = "a segment has the wrong size, or no seals";
@@ -241,16 +242,20 @@ static bool anybody_pushes(const struct bs_context_segment *queue)
 	return false;
 }
 
-void bs_queue_unmap(struct bs_context_segment *queue)
+bool bs_queue_unmap(struct bs_context_segment *queue)
 {
 	const struct timespec pause = {.tv_nsec = PUSH_PAUSE_NS};
+	int pauses = 0;
 
 	/* See queue_enter(). */
 	full_fence();
 	while (anybody_pushes(queue)) {
+		if (pauses++ == PUSH_PAUSES)
+			return false;
 		pthread_mutex_unlock(&bs_process.lock);
 		nanosleep(&pause, NULL);
 		pthread_mutex_lock(&bs_process.lock);
 	}
 	bs_unmap(queue, sizeof(*queue));
+	return true;
 }

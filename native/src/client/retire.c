@@ -25,8 +25,10 @@
 
 #include "client.h"
 
-/* A segment is taken in microseconds, unless its thread waits for a processor. */
+/* A segment is taken in microseconds, unless its thread waits for a processor. One
+ * that a debugger stops in the middle is waited for at each tick, so much. */
 #define TAKE_PAUSE_NS 100000
+#define TAKE_PAUSES 100
 
 static bool anybody_takes(const struct bs_attachment *a)
 {
@@ -37,16 +39,21 @@ static bool anybody_takes(const struct bs_attachment *a)
 	return bs_prefault_works_on(a);
 }
 
-static void wait_for_takes(const struct bs_attachment *a)
+/* False: somebody does for long. */
+static bool wait_for_takes(const struct bs_attachment *a)
 {
 	const struct timespec pause = {.tv_nsec = TAKE_PAUSE_NS};
+	int pauses = 0;
 
 	full_fence();
 	while (anybody_takes(a)) {
+		if (pauses++ == TAKE_PAUSES)
+			return false;
 		pthread_mutex_unlock(&bs_process.lock);
 		nanosleep(&pause, NULL);
 		pthread_mutex_lock(&bs_process.lock);
 	}
+	return true;
 }
 
 static bool put_memory(struct bs_segment_header *segment)
@@ -128,8 +135,8 @@ void bs_attachment_retire_old(void)
 	while (goes_on && (a = old_one())) {
 		a->refs++;
 		WRITE_ONCE(a->is_retired, true);
-		wait_for_takes(a);
-		tear(a);
+		if (wait_for_takes(a))
+			tear(a);
 		goes_on = a->is_torn;
 		bs_attachment_unmap(bs_attachment_put(a));
 	}

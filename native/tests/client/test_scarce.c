@@ -6,9 +6,11 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <linux/capability.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -104,6 +106,44 @@ static void an_arena_is_not_locked(void)
 	close(fd);
 }
 
+/* ------------------------------------------------------------- debuggers --- */
+
+/* A debugger stops a thread where it is, for as long as it likes. */
+static void nobody_waits_for_a_thread_that_is_stopped(void)
+{
+	struct bs_context_segment *queue;
+	struct bs_attachment *old, *unused;
+	const char *reason;
+
+	fake_node_attach(&node, 16, 1);
+	CHECK_EQ(bs_begin(trace(3)), 0);
+	CHECK_EQ(bs_tracepoint("", 0), 0);
+	pthread_mutex_lock(&bs_process.lock);
+
+	/* While it takes a segment. */
+	WRITE_ONCE(bs_thread.member->is_taking, true);
+	old = bs_process.current;
+	unused = bs_attachment_publish(&bs_nowhere);
+	CHECK(!unused);
+	bs_attachment_retire_old();
+	CHECK(!old->is_torn);
+	WRITE_ONCE(bs_thread.member->is_taking, false);
+	bs_attachment_retire_old();
+	CHECK(old->is_torn);
+
+	/* While it fires. */
+	queue = bs_context_map(node.fds[BS_FD_CONTEXT], &reason);
+	CHECK(queue);
+	WRITE_ONCE(bs_thread.member->pushing, queue);
+	CHECK(!bs_queue_unmap(queue));
+	CHECK_EQ(queue->magic, BS_ABI_MAGIC);
+	WRITE_ONCE(bs_thread.member->pushing, NULL);
+	CHECK(bs_queue_unmap(queue));
+	pthread_mutex_unlock(&bs_process.lock);
+	CHECK_EQ(bs_end(), 0);
+	fake_node_hang_up(&node);
+}
+
 /* --------------------------------------------------------------- threads --- */
 
 /* The library's, by which it is told of a thread's end. */
@@ -151,6 +191,7 @@ int main(void)
 	fake_node_open(&node);
 	RUN(an_old_arena_goes_when_there_is_room);
 	RUN(an_arena_is_not_locked);
+	RUN(nobody_waits_for_a_thread_that_is_stopped);
 	RUN(a_thread_that_cannot_join_loses_its_records);
 	bs_shutdown();
 	fake_node_close(&node);
