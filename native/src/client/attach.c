@@ -195,7 +195,7 @@ static bool take_reply(const struct bs_attach_reply *reply, int n_fds,
 	a = bs_attachment_map(reply, fds, &reason);
 	if (!a) {
 		complain("%s", reason);
-		if (reason == bs_no_room)
+		if (reason == bs_no_room || reason == bs_no_lock)
 			drop_attachment();
 		return false;
 	}

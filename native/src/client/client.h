@@ -217,8 +217,9 @@ void bs_unmap(const void *mapping, size_t bytes);
 /* Put a mapping in the place of another one. `with` is unmapped where it was,
  * also on failure. */
 bool bs_map_in_place(const void *place, const void *with, size_t bytes);
-/* A reason by itself: who gives something back may try again. */
+/* Reasons by themselves: who gives something back may try again. */
 extern const char bs_no_room[];
+extern const char bs_no_lock[];
 
 /* As bs_map(), and checked. */
 struct bs_context_segment *bs_context_map(int fd, const char **reason);

@@ -25,6 +25,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -36,9 +37,17 @@
 #define PUSH_PAUSES 5000
 
 const char bs_no_room[] = "there is no room for a segment";
+const char bs_no_lock[] =
+	"this process has all that it maps locked (MCL_FUTURE), and may not lock "
+	"another 2 MiB: raise its limit (RLIMIT_MEMLOCK)";
 static const char unsealed[] = "a segment has the wrong size, or no seals";
 
 /* ---------------------------------------------------------------- one --- */
+
+static const char *why_not(void)
+{
+	return errno == EAGAIN ? bs_no_lock : bs_no_room;
+}
 
 static void *map(int fd, size_t bytes, int protection, const char **reason)
 {
@@ -48,36 +57,56 @@ static void *map(int fd, size_t bytes, int protection, const char **reason)
 	if (p != MAP_FAILED && !madvise(p, bytes, MADV_DONTDUMP) &&
 	    !madvise(p, bytes, MADV_DONTFORK))
 		return p;
+	*reason = why_not();
 	if (p != MAP_FAILED)
 		munmap(p, bytes);
-	*reason = bs_no_room;
 	return NULL;
 }
 
 /* The seals promise that it cannot be truncated under our feet; its size must
  * be what the layout says. */
-static void *map_sealed(int fd, size_t bytes, int protection,
-			const char **reason)
+static const char *check_sealed(int fd, size_t bytes)
 {
 	const int seals = F_SEAL_GROW | F_SEAL_SHRINK;
 	struct stat st;
 	int got;
 
-	*reason = unsealed;
 	if (fstat(fd, &st) || st.st_size < 0 || (size_t)st.st_size != bytes)
-		return NULL;
+		return unsealed;
 	got = fcntl(fd, F_GET_SEALS);
-	if (got < 0 || (got & seals) != seals)
-		return NULL;
-	*reason = NULL;
-	return map(fd, bytes, protection, reason);
+	return got < 0 || (got & seals) != seals ? unsealed : NULL;
 }
 
 void *bs_map(int fd, size_t bytes, bool writable, const char **reason)
 {
-	return map_sealed(fd, bytes,
-			  writable ? PROT_READ | PROT_WRITE : PROT_READ,
-			  reason);
+	*reason = check_sealed(fd, bytes);
+	if (*reason)
+		return NULL;
+	return map(fd, bytes, writable ? PROT_READ | PROT_WRITE : PROT_READ,
+		   reason);
+}
+
+/* By its number: sanitizers make nothing of munlock(). */
+static void unlock(const void *p, size_t bytes)
+{
+	(void)syscall(SYS_munlock, p, bytes);
+}
+
+/* What grows when it is not locked does not count towards what may be locked. */
+static void *map_growing(int fd, size_t bytes, const char **reason)
+{
+	size_t page = (size_t)sysconf(_SC_PAGESIZE);
+	void *p = map(fd, page, PROT_NONE, reason), *grown;
+
+	if (!p)
+		return NULL;
+	unlock(p, page);
+	grown = mremap(p, page, bytes, MREMAP_MAYMOVE);
+	if (grown != MAP_FAILED)
+		return grown;
+	munmap(p, page);
+	*reason = bs_no_room;
+	return NULL;
 }
 
 /*
@@ -88,11 +117,16 @@ void *bs_map(int fd, size_t bytes, bool writable, const char **reason)
  */
 void *bs_map_arena(int fd, size_t bytes, const char **reason)
 {
-	void *p = map_sealed(fd, bytes, PROT_NONE, reason);
+	void *p = NULL;
 
+	*reason = check_sealed(fd, bytes);
+	if (!*reason)
+		p = map(fd, bytes, PROT_NONE, reason);
+	if (*reason == bs_no_lock)
+		p = map_growing(fd, bytes, reason);
 	if (!p)
 		return NULL;
-	munlock(p, bytes);
+	unlock(p, bytes);
 	if (!mprotect(p, bytes, PROT_READ | PROT_WRITE))
 		return p;
 	munmap(p, bytes);

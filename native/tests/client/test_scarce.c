@@ -106,6 +106,51 @@ static void an_arena_is_not_locked(void)
 	close(fd);
 }
 
+/* For who may lock what he likes there is no limit. */
+static void may_lock_all(bool may)
+{
+	static struct __user_cap_data_struct before[_LINUX_CAPABILITY_U32S_3];
+	struct __user_cap_header_struct header = {_LINUX_CAPABILITY_VERSION_3,
+						  0};
+	struct __user_cap_data_struct data[_LINUX_CAPABILITY_U32S_3];
+
+	if (!may)
+		CHECK_EQ(syscall(SYS_capget, &header, before), 0);
+	memcpy(data, before, sizeof(data));
+	if (!may)
+		data[0].effective &= ~(1u << CAP_IPC_LOCK);
+	CHECK_EQ(syscall(SYS_capset, &header, data), 0);
+}
+
+/* Nor does it count towards how much the process may lock. */
+static void an_arena_needs_no_limit(void)
+{
+	const size_t bytes = 256 << 10;
+	int fd = memfd_create("arena", MFD_ALLOW_SEALING);
+	struct rlimit limit, little;
+	const char *reason = NULL;
+	void *arena, *other;
+
+	CHECK_EQ(ftruncate(fd, (off_t)bytes), 0);
+	CHECK_EQ(fcntl(fd, F_ADD_SEALS, F_SEAL_GROW | F_SEAL_SHRINK), 0);
+	CHECK_EQ(getrlimit(RLIMIT_MEMLOCK, &limit), 0);
+	little = limit;
+	little.rlim_cur = bytes / 4;
+	may_lock_all(false);
+	CHECK_EQ(setrlimit(RLIMIT_MEMLOCK, &little), 0);
+	CHECK_EQ(syscall(SYS_mlockall, MCL_FUTURE), 0);
+	arena = bs_map_arena(fd, bytes, &reason);
+	other = bs_map(fd, bytes, true, &reason);
+	CHECK_EQ(syscall(SYS_munlockall), 0);
+	CHECK_EQ(setrlimit(RLIMIT_MEMLOCK, &limit), 0);
+	may_lock_all(true);
+	CHECK(arena);
+	CHECK(!other);
+	CHECK(reason == bs_no_lock);
+	bs_unmap(arena, bytes);
+	close(fd);
+}
+
 /* ------------------------------------------------------------- debuggers --- */
 
 /* A debugger stops a thread where it is, for as long as it likes. */
@@ -191,6 +236,7 @@ int main(void)
 	fake_node_open(&node);
 	RUN(an_old_arena_goes_when_there_is_room);
 	RUN(an_arena_is_not_locked);
+	RUN(an_arena_needs_no_limit);
 	RUN(nobody_waits_for_a_thread_that_is_stopped);
 	RUN(a_thread_that_cannot_join_loses_its_records);
 	bs_shutdown();
