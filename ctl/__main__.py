@@ -32,6 +32,7 @@ from formats.stamped import StampedTrace, stamped
 from protocol.messages import TraceId
 from protocol.verdicts import VerdictKind
 from protocol.wire import parse_trace_id
+from runtime.endpoint import HostAndPort
 from runtime.printable import printable
 from runtime.schema import EXIT_CONFIG, ConfigError, Size
 
@@ -443,9 +444,18 @@ def _check_whom(arguments: argparse.Namespace) -> None:
             raise ValueError(f"{arguments.command} asks {whom}: leave out --{name}")
     if len(given) > 1:
         raise ValueError(f"{arguments.command} asks {whom}: leave out --coordinator or --node")
-    arguments.coordinator = (
-        arguments.coordinator or os.environ.get("BACKSIGHT_COORDINATOR") or _DEFAULT_COORDINATOR
-    )
+    source = "--coordinator"
+    if arguments.coordinator is None:
+        source = "BACKSIGHT_COORDINATOR"
+        arguments.coordinator = os.environ.get(source) or _DEFAULT_COORDINATOR
+    if "coordinator" in arguments.asks and arguments.node is None:
+        # gRPC would take a name without a port for one with 443.
+        try:
+            HostAndPort().admit(arguments.coordinator)
+        except ValueError:
+            raise ValueError(
+                f"{source}: {arguments.coordinator!r}; allowed: {HostAndPort().allowed()}"
+            ) from None
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -551,6 +551,33 @@ def test_the_environment_names_the_coordinator(
     assert status == 0
 
 
+@pytest.mark.parametrize("endpoint", ["localhost", "localhost:", "h:65536", "http://h:1", "::1:1"])
+def test_a_coordinator_is_named_with_its_port(
+    endpoint: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wrong = f"{endpoint!r}; allowed: HOST:PORT or [IPV6]:PORT, with a port up to 65535"
+    with pytest.raises(SystemExit) as usage:
+        main(["--coordinator", endpoint, "nodes"])
+    assert usage.value.code == 2
+    assert f"--coordinator: {wrong}" in capsys.readouterr().err
+    monkeypatch.setenv("BACKSIGHT_COORDINATOR", endpoint)
+    with pytest.raises(SystemExit):
+        main(["nodes"])
+    assert f"BACKSIGHT_COORDINATOR: {wrong}" in capsys.readouterr().err
+
+
+def test_who_asks_a_node_needs_no_coordinator(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BACKSIGHT_COORDINATOR", "localhost")
+    for command in (["status"], ["show", TRACE.hex()]):
+
+        def ask(path: str, command: list[str] = command) -> int:
+            return main(["--node", path, *command])
+
+        assert _ask_server(tmp_path, _Host(), ask=ask) == 0
+
+
 @pytest.mark.parametrize("is_terminal", [True, False])
 def test_a_terminal_gets_a_heading_over_the_nodes(
     coordinator: None,
