@@ -29,8 +29,9 @@ Rate = Annotated[float, Range(0.001, 1e9)]
 
 _SEGMENT_BYTES = 65536
 
-# As the data plane has it (POOL_MAX in native/src/node/node.c).
+# As the data plane has them (POOL_MAX and STORE_MAX in native/src/node/node.c).
 _POOL_BYTES_MAX = 512 << 30
+_STORE_BYTES_MAX = 2 << 40
 
 # All names of stored fds must fit into one environment variable (runtime.service_manager).
 _CLIENTS_MAX = 1024
@@ -186,8 +187,8 @@ class Settings:
 
     pool_bytes: Annotated[int, Size(4 << 20, _POOL_BYTES_MAX)] = 256 << 20
     arena_bytes: Annotated[int, Size(_SEGMENT_BYTES, _POOL_BYTES_MAX)] | None = None
-    store_bytes: Annotated[int, Size(1 << 20, 1 << 42)] = 64 << 20
-    trace_bytes_max: Annotated[int, Size(64 << 10, 1 << 42)] = 16 << 20
+    store_bytes: Annotated[int, Size(1 << 20, _STORE_BYTES_MAX)] = 64 << 20
+    trace_bytes_max: Annotated[int, Size(64 << 10, _STORE_BYTES_MAX)] = 16 << 20
     reclaim_percent: Annotated[int, Range(10, 100)] = 98
     clients_max: Annotated[int, Range(1, _CLIENTS_MAX)] = 256
     clients_per_user_max: Annotated[int, Range(1, _CLIENTS_MAX)] | None = None

@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import mmap
 import os
 import threading
 import time
+import typing
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -84,6 +86,17 @@ def test_memory_is_counted_to_whom_it_is_said_to_be_of() -> None:
 def test_what_the_library_refuses_is_named() -> None:
     with pytest.raises(ValueError, match="ticks_per_s"):
         NativeDataPlane(SMALL, TickSource(False, 0))
+
+
+@pytest.mark.parametrize(
+    "key", ["pool_bytes", "store_bytes", "trace_bytes_max", "reclaim_percent", "tombstones"]
+)
+def test_a_configuration_is_allowed_exactly_what_the_library_takes(key: str) -> None:
+    _, bound, *_ = typing.get_args(typing.get_type_hints(Settings, include_extras=True)[key])
+    most = int(bound.maximum)
+    change: dict[str, Any] = {key: most + 1}
+    with pytest.raises(ValueError, match=f"{key} is {most + 1}; .* at most {most}$"):
+        NativeDataPlane(dataclasses.replace(SMALL, **change), MONOTONIC)
 
 
 def test_a_trace_never_seen_is_collected_as_not_held() -> None:
