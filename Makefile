@@ -31,6 +31,7 @@ LINT_STAMP := $(LINT)/.stamp
 	pythonpath demo replay hostile mutants bench-native bench-http bench-plots bench-otel clean
 
 help:
+	@echo 'sudo make setup       install the Debian packages that are missing'
 	@echo 'sudo make demo        a shop of live services on three nodes, with trouble (DURATION= LATE= POOL= KEEP=1)'
 	@echo 'sudo make replay      replay recorded traffic on ten nodes (SPEED= FILE= LATE= POOL= KEEP=1)'
 	@echo 'sudo make hostile     hostile processes beside honest ones on two nodes (DURATION= SEED= ONLY=)'
@@ -137,7 +138,7 @@ fuzz-keep: build $(FUZZERS:%=build/fuzz/%)
 test: test-c test-fuzz
 	scripts/with-tmp $(PYTHON) -m pytest tests -m 'not slow'
 
-test-all: test-c test-weak test-arm64
+test-all: test-c test-fuzz test-weak test-arm64
 	scripts/with-tmp $(PYTHON) -m pytest tests
 	scripts/with-tmp $(PYTHON) -m tests.mutants
 
