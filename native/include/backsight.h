@@ -34,6 +34,8 @@
  *                                (default /run/backsight/node.sock)
  *              BACKSIGHT_SERVICE the service's name (default: the program's)
  *              BACKSIGHT_DISABLE any value but "" or "0": never attach
+ *              BACKSIGHT_DEBUG   any value but "" or "0": say on standard error
+ *                                why the process is not attached
  */
 #ifndef BACKSIGHT_H
 #define BACKSIGHT_H

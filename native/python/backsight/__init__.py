@@ -25,8 +25,13 @@ no node daemon, no memory left, a payload too large, a malformed context are cou
 
 Safe to use from threads (256 of a process can write at the same time; more are counted), and
 across ``os.fork`` and ``multiprocessing``: a child attaches anew, and traces that were open in the
-parent stay the parent's. Not from subinterpreters, as cffi has one state for all. Environment:
-see backsight.h (``BACKSIGHT_SOCKET``, ``BACKSIGHT_SERVICE``, ``BACKSIGHT_DISABLE``).
+parent stay the parent's. Not from subinterpreters, as cffi has one state for all.
+
+Environment: ``BACKSIGHT_SOCKET`` is the node daemon's socket (/run/backsight/node.sock if unset),
+``BACKSIGHT_SERVICE`` the service's name (the interpreter's if unset). ``BACKSIGHT_DISABLE=1``: never
+attach. ``BACKSIGHT_DEBUG=1``: say on standard error why the process is not attached.
+
+``backsight.autotrigger`` has a rule for latencies, ``backsight.otel`` does it all for OpenTelemetry.
 """
 
 from backsight._attributes import TRUNCATED_KEY, AttributeValue
