@@ -154,6 +154,19 @@ def _snapshot(arguments: argparse.Namespace) -> int:
     return 0 if last.nodes and not last.nodes_lost else 1
 
 
+# As large as the protocol's field.
+_LIMIT_MAX = (1 << 32) - 1
+
+
+def _limit(text: str) -> int:
+    """How many; 0: all."""
+    if not text.isdecimal() or not text.isascii() or int(text) > _LIMIT_MAX:
+        raise argparse.ArgumentTypeError(
+            f"{text!r}; allowed: a whole number from 0, which means all, to {_LIMIT_MAX}"
+        )
+    return int(text)
+
+
 def _size_bytes(text: str) -> int:
     try:
         return int(Size(1, 1 << 40).admit(text))
@@ -367,7 +380,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     export.add_argument("--output", type=Path, metavar="FILE", help="default: standard output")
     tail = command("tail", _tail, "traces from now on, as verdicts are given on them")
-    tail.add_argument("--limit", type=int, default=0, metavar="N", help="end after N")
+    tail.add_argument("--limit", type=_limit, default=0, metavar="N", help="end after N")
     snapshot = command("snapshot", _snapshot, "collect what all pools hold of the last seconds")
     snapshot.add_argument(
         "--last", type=_duration_ns, default="30s", metavar="TIME", help="default: %(default)s"
@@ -383,7 +396,7 @@ def _parser() -> argparse.ArgumentParser:
         "--service", metavar="NAME", help="only traces that a process of this service wrote to"
     )
     for sub in (traces, export):
-        sub.add_argument("--limit", type=int, default=0, metavar="N", help="only the newest N")
+        sub.add_argument("--limit", type=_limit, default=0, metavar="N", help="only the newest N")
         sub.add_argument("--service", metavar="NAME", help="only those with a span of this service")
         sub.add_argument(
             "--last",

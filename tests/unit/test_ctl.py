@@ -604,6 +604,14 @@ def test_a_terminal_gets_a_heading_over_the_nodes(
         assert line.index("ADDRESSES") == alpha.index("10.0.0.1")
 
 
+@pytest.mark.parametrize("limit", ["-3", "x", "1.5", "4294967296", "²"])
+def test_a_limit_is_a_whole_number(limit: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as usage:
+        main(["traces", f"--limit={limit}"])
+    assert usage.value.code == 2
+    assert f"argument --limit: {limit!r}; allowed: a whole number from 0" in capsys.readouterr().err
+
+
 def test_wrong_usage_is_status_2() -> None:
     with pytest.raises(SystemExit) as usage:
         main(["show", "not-a-trace-id"])
