@@ -282,13 +282,20 @@ class CoordinatorServer:
     async def __aenter__(self) -> Self:
         self._store.__enter__()
         try:
-            try:
-                port = self._server.add_insecure_port(self._settings.listen)
-            except RuntimeError:
-                port = 0
-            if port == 0:
+            listen = self._settings.listen
+            # First, since gRPC says it on standard error, and in its own words.
+            reason = _why_not(listen)
+            if reason is None:
+                try:
+                    port = self._server.add_insecure_port(listen)
+                except RuntimeError:
+                    port = 0
+                if port == 0:
+                    reason = "gRPC refused it"
+            if reason is not None:
                 raise OSError(
-                    f"cannot listen on {self._settings.listen}: {_why_not(self._settings.listen)}"
+                    f"listen: cannot listen on {listen}: {reason}; give it another endpoint, of"
+                    " this machine and free"
                 )
             await self._server.start()
             self._followers.enter_context(self._indexer.follower)
@@ -827,8 +834,8 @@ def _call_soon(
         loop.call_soon_threadsafe(callback, token)
 
 
-def _why_not(endpoint: str) -> str:
-    """Why nothing can listen there, which gRPC writes to its own log only."""
+def _why_not(endpoint: str) -> str | None:
+    """Why nothing can listen there; None if something can."""
     host, _, port = endpoint.rpartition(":")
     try:
         for family, kind, protocol, _, address in socket.getaddrinfo(
@@ -840,7 +847,7 @@ def _why_not(endpoint: str) -> str:
                 probe.listen()
     except OSError as error:
         return error.strerror or str(error)
-    return "gRPC refused it"
+    return None
 
 
 def _rows_of(traces: Iterable[TraceId], reader: StoreReader) -> Iterable[TraceRow | None]:

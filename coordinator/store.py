@@ -266,7 +266,10 @@ def _lock(path: Path) -> int:
             " file as `store.path`"
         ) from None
     except OSError as error:
-        raise StoreError(f"{lock}: cannot be opened: {error.strerror}") from error
+        raise StoreError(
+            f"{lock}: cannot be opened: {error.strerror}; let the coordinator's user write to"
+            f" {path.parent}, or name another file as `store.path`"
+        ) from error
     try:
         fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
         with contextlib.suppress(FileExistsError):

@@ -473,7 +473,9 @@ def test_a_listing_does_not_hold_up_the_end(
     ("endpoint", "reason"),
     [("127.0.0.1:{port}", "Address already in use"), ("192.0.2.1:0", "Cannot assign requested")],
 )
-def test_why_it_cannot_listen_is_said(tmp_path: Path, endpoint: str, reason: str) -> None:
+def test_why_it_cannot_listen_is_said(
+    tmp_path: Path, endpoint: str, reason: str, capfd: pytest.CaptureFixture[str]
+) -> None:
     async def run(endpoint: str) -> None:
         settings = Settings(
             endpoint, insecure=True, store=StoreSettings(str(tmp_path / "t.sqlite"))
@@ -483,5 +485,6 @@ def test_why_it_cannot_listen_is_said(tmp_path: Path, endpoint: str, reason: str
 
     with socket.create_server(("127.0.0.1", 0)) as other:
         named = endpoint.format(port=other.getsockname()[1])
-        with pytest.raises(OSError, match=f"cannot listen on {named}: {reason}"):
+        with pytest.raises(OSError, match=f"^listen: cannot listen on {named}: {reason}"):
             asyncio.run(run(named))
+    assert capfd.readouterr().err == ""  # of gRPC
