@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -45,6 +46,9 @@ _OPTIONS = [
 
 _BACKOFF_FIRST_S = 0.1
 _BACKOFF_MAX_S = 10.0
+
+# Reasons for not being connected, which are few.
+_SAID_MAX = 16
 
 # Why a stream ended, where it is no error.
 _ENDED = "it ended the stream"
@@ -120,7 +124,7 @@ class Uplink:
         self._slices_idle_s = slices_idle_s
         self._control_due = asyncio.Event()
         self._slices_due = asyncio.Event()
-        self._said = ""
+        self._said: deque[str] = deque(maxlen=_SAID_MAX)  # what is wrong, since it was not
 
     def poke(self) -> None:
         """The core may have something to send."""
@@ -145,16 +149,19 @@ class Uplink:
             if self.welcomed:
                 self.welcomed = False
                 backoff.reset()
-            why = self._core.refused or why
-            self._warn(
-                f"no coordinator at {self._endpoint}: {why}; trying again", MessageId.DISCONNECTED
+            refused = self._core.refused
+            what = (
+                f"the coordinator at {self._endpoint} refuses this node: {refused}"
+                if refused is not None
+                else f"no coordinator at {self._endpoint}: {why}"
             )
+            self._warn(f"{what}; trying again", MessageId.DISCONNECTED)
             await asyncio.sleep(backoff.next_s())
 
     def _warn(self, text: str, message_id: str) -> None:
-        # Once, not with each attempt.
-        if text != self._said:
-            self._said = text
+        # Once, not with each attempt; of a name that nobody knows gRPC says two things in turn.
+        if text not in self._said:
+            self._said.append(text)
             self._log.warning(text, message_id=message_id)
 
     async def _control(self, call: _Call) -> str:
@@ -212,7 +219,7 @@ class Uplink:
             if not self.welcomed and self._core.agreed is not None:
                 self.welcomed = True
                 # What was wrong before is news if it comes again.
-                self._said = ""
+                self._said.clear()
                 self._log.info(
                     f"connected to the coordinator at {self._endpoint}",
                     message_id=MessageId.CONNECTED,

@@ -302,6 +302,31 @@ def test_slices_that_are_refused_are_tried_ever_more_seldom_and_said_once(
     assert max(waits) > 10 * waits[0]
 
 
+def test_reasons_that_come_in_turn_are_each_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    # As gRPC does of a name that nobody knows: that there is no A record, and no AAAA record.
+    reasons = iter(["no A", "no AAAA"] * 5)
+    ended = asyncio.Event()
+
+    async def connected(_uplink: Uplink, _method: str, _use: object) -> str:
+        reason = next(reasons, None)
+        if reason is None:
+            ended.set()
+            await asyncio.Event().wait()
+        return str(reason)
+
+    monkeypatch.setattr(Uplink, "_connected", connected)
+    monkeypatch.setattr(Backoff, "next_s", lambda _backoff: 0.0)
+
+    async def run() -> list[str]:
+        async with Node("nowhere:1") as node:
+            await ended.wait()
+            return [node.log.get_nowait() for _ in range(node.log.qsize())]
+
+    assert asyncio.run(run()) == [
+        f"no coordinator at nowhere:1: {reason}; trying again" for reason in ("no A", "no AAAA")
+    ]
+
+
 def test_a_node_waits_for_its_coordinator_and_finds_it_again(tmp_path: Path) -> None:
     async def run() -> None:
         endpoint = f"127.0.0.1:{free_port()}"
