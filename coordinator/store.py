@@ -287,11 +287,19 @@ def _lock(path: Path) -> int:
     return held
 
 
+def _in_words(path: Path, error: sqlite3.Error) -> str:
+    """What is wrong. SQLite calls it an I/O error where a full disk has no room for its journal."""
+    with contextlib.suppress(OSError):
+        if "I/O" in str(error) and os.statvfs(path.parent).f_bavail == 0:
+            return "the disk is full"
+    return str(error)
+
+
 def _open(path: Path) -> sqlite3.Connection:
     try:
         connection = _connect(path, writable=True)
     except sqlite3.Error as error:
-        raise StoreError(f"{path}: cannot be opened: {error}") from error
+        raise StoreError(f"{path}: cannot be opened: {_in_words(path, error)}") from error
     try:
         (version,) = connection.execute("PRAGMA user_version").fetchone()
         (application,) = connection.execute("PRAGMA application_id").fetchone()
@@ -316,7 +324,7 @@ def _open(path: Path) -> sqlite3.Connection:
         connection.execute("PRAGMA synchronous = FULL")
     except sqlite3.Error as error:
         connection.close()
-        raise StoreError(f"{path}: cannot be used: {error}") from error
+        raise StoreError(f"{path}: cannot be used: {_in_words(path, error)}") from error
     except StoreError:
         connection.close()
         raise
@@ -520,7 +528,7 @@ class Store:
                         self._apply_notes(item.notes)
         except sqlite3.Error as error:
             self.counters.writes_failed += 1
-            self._say_failed(str(error))
+            self._say_failed(_in_words(self._path, error))
             return False
         self._say_failed("")
         return True

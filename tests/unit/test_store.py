@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given, settings
@@ -396,6 +397,20 @@ def test_a_failed_batch_is_tried_again_and_nothing_called_durable_before(
         assert here.durable.get() == 1
         assert "can be written again" in logged.get()  # and nothing in between
     assert recovered(path)[T1].slices[0].length == 100_000
+
+
+def test_a_disk_without_room_for_the_journal_is_called_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def connect(path: Path, *, writable: bool) -> sqlite3.Connection:
+        raise sqlite3.OperationalError("disk I/O error")
+
+    monkeypatch.setattr("coordinator.store._connect", connect)
+    with pytest.raises(StoreError, match="disk I/O error"):
+        Store(tmp_path / "store.db", ROOMY, lambda _: None, SILENT)
+    monkeypatch.setattr(os, "statvfs", lambda _: Mock(f_bavail=0))
+    with pytest.raises(StoreError, match="the disk is full"):
+        Store(tmp_path / "store.db", ROOMY, lambda _: None, SILENT)
 
 
 def test_a_disk_that_is_full_is_not_tried_with_each_write(
