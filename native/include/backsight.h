@@ -20,10 +20,12 @@
  * No call blocks, none needs the node daemon: with no daemon, or no free
  * memory, records are dropped and counted, and the program runs on. The
  * library attaches by itself when a daemon appears. All functions are safe to
- * call from any thread, none from a signal handler. A child process starts
- * unattached and attaches anew; a request that was open in the parent stays the
- * parent's. Only after a raw clone() the child must not begin with
- * bs_record_at(), which may still be where the parent is.
+ * call from any thread, none from a signal handler; nor may a handler leave one
+ * by longjmp(), or a thread be cancelled in one asynchronously. A child process
+ * starts unattached and attaches anew; a request that was open in the parent
+ * stays the parent's. Only after a raw clone() the child must not begin with
+ * bs_record_at(), which may still be where the parent is; and one that shares
+ * its parent's memory, as after vfork(), must call nothing of this.
  *
  * Functions return 0 or a positive count for success and a negative errno
  * for failure. A caller may ignore all of them: a failure costs that record or

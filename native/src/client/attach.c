@@ -187,6 +187,12 @@ static bool take_reply(const struct bs_attach_reply *reply, int n_fds,
 		}
 		return true;
 	}
+	if (n_fds < 0) {
+		complain(
+			"not all of its file descriptors came: is the limit of "
+			"open files (ulimit -n) too low?");
+		return false;
+	}
 	if (n_fds != BS_FDS) {
 		complain("the daemon sent %d file descriptors, not %d", n_fds,
 			 BS_FDS);

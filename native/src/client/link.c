@@ -11,34 +11,45 @@
 #include "client.h"
 
 static int sock = -1;
-static dev_t sock_dev;
-static ino_t sock_ino;
+static struct bs_file sock_file;
 
-static bool is_ours(void)
+static bool file_of(int fd, struct bs_file *file)
 {
 	struct stat st;
 
-	return sock >= 0 && !fstat(sock, &st) && S_ISSOCK(st.st_mode) &&
-	       st.st_dev == sock_dev && st.st_ino == sock_ino;
+	if (fstat(fd, &st))
+		return false;
+	file->device = st.st_dev;
+	file->inode = st.st_ino;
+	return true;
+}
+
+static bool is_still(int fd, const struct bs_file *file)
+{
+	struct bs_file now;
+
+	return fd >= 0 && file_of(fd, &now) && now.device == file->device &&
+	       now.inode == file->inode;
+}
+
+static bool is_ours(void)
+{
+	return is_still(sock, &sock_file);
 }
 
 int bs_link_open(const struct sockaddr_un *address)
 {
-	struct stat st;
-
 	sock = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK,
 		      0);
 	if (sock < 0)
 		return -errno;
-	if (fstat(sock, &st)) {
+	if (!file_of(sock, &sock_file)) {
 		int failed = -errno;
 
 		close(sock);
 		sock = -1;
 		return failed;
 	}
-	sock_dev = st.st_dev;
-	sock_ino = st.st_ino;
 	/* A socket that does not block, on a local address: now or never. */
 	if (connect(sock, (const struct sockaddr *)address, sizeof(*address)))
 		return -errno;
@@ -83,19 +94,30 @@ int bs_link_wait(int timeout_ms)
 	return n < 0 ? 0 : n;
 }
 
+static void take_fd(struct bs_packet *packet, int fd)
+{
+	/* One that is gone already is nobody's. */
+	if (!file_of(fd, &packet->files[packet->n_fds]))
+		packet->files[packet->n_fds] = (struct bs_file){0};
+	packet->fds[packet->n_fds++] = fd;
+}
+
 static void take_fds(struct bs_packet *packet, struct msghdr *msg)
 {
 	for (struct cmsghdr *c = CMSG_FIRSTHDR(msg); c;
 	     c = CMSG_NXTHDR(msg, c)) {
+		int fd;
 		size_t n;
 
 		if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS)
 			continue;
 		n = (c->cmsg_len - CMSG_LEN(0)) / sizeof(int);
 		for (size_t i = 0; i < n && packet->n_fds < BS_LINK_FDS_MAX;
-		     i++)
-			memcpy(&packet->fds[packet->n_fds++],
-			       CMSG_DATA(c) + i * sizeof(int), sizeof(int));
+		     i++) {
+			memcpy(&fd, CMSG_DATA(c) + i * sizeof(int),
+			       sizeof(int));
+			take_fd(packet, fd);
+		}
 	}
 }
 
@@ -129,7 +151,9 @@ bool bs_link_receive(struct bs_packet *packet)
 
 void bs_packet_close_fds(struct bs_packet *packet)
 {
-	for (int i = 0; i < packet->n_fds; i++)
-		close(packet->fds[i]);
+	for (int i = 0; i < packet->n_fds; i++) {
+		if (is_still(packet->fds[i], &packet->files[i]))
+			close(packet->fds[i]);
+	}
 	packet->n_fds = 0;
 }

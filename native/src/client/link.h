@@ -4,13 +4,14 @@
  *
  * A daemonising application may close its descriptor, and get the number back
  * for a file of its own, so it is used only while it still is the socket that
- * it was. All under bs_lock.
+ * it was. So it is with those that a packet brings. All under bs_lock.
  */
 #ifndef BS_LINK_H
 #define BS_LINK_H
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <sys/types.h>
 #include <sys/un.h>
 
 /* More than any packet brings; more still are noticed, and closed. */
@@ -19,10 +20,17 @@
 /* Room for what a newer daemon adds to a packet. */
 #define BS_LINK_PACKET_MAX 1024
 
+/* Which file it is, whatever its number. */
+struct bs_file {
+	dev_t device;
+	ino_t inode;
+};
+
 struct bs_packet {
 	size_t bytes; /* that came; those beyond are 0 */
 	int n_fds;    /* the caller's; -1: some were lost */
 	int fds[BS_LINK_FDS_MAX];
+	struct bs_file files[BS_LINK_FDS_MAX];
 	_Alignas(8) unsigned char content[BS_LINK_PACKET_MAX];
 };
 

@@ -189,6 +189,55 @@ static void nobody_waits_for_a_thread_that_is_stopped(void)
 	fake_node_hang_up(&node);
 }
 
+/* ----------------------------------------------------------------- files --- */
+
+static int not_ours; /* a file of the application's; 0: none */
+static int taken_over[BS_FDS], n_taken_over;
+
+static bool is_the_nodes(int fd)
+{
+	for (int i = 0; i < BS_FDS; i++) {
+		if (fd == node.fds[i])
+			return true;
+	}
+	return false;
+}
+
+/* What the library calls when it has received its files: then the application
+ * closes all, as daemons do, and gets the numbers for files of its own.
+ * NOLINTNEXTLINE(readability-inconsistent-declaration-parameter-name) */
+int mprotect(void *at, size_t bytes, int protection)
+{
+	for (int fd = 3; not_ours && fd < 64; fd++) {
+		if (fcntl(fd, F_GET_SEALS) < 0 || is_the_nodes(fd))
+			continue;
+		CHECK_EQ(dup2(not_ours, fd), fd);
+		CHECK(n_taken_over < BS_FDS);
+		taken_over[n_taken_over++] = fd;
+	}
+	not_ours = 0;
+	return (int)syscall(SYS_mprotect, at, bytes, protection);
+}
+
+static void the_applications_files_stay_open(void)
+{
+	struct bs_attach_reply reply;
+
+	fake_node_make(&node, 16);
+	bs_wait_attached(0);
+	fake_node_accept(&node);
+	fake_node_fill_reply(&node, &reply);
+	not_ours = open("/dev/null", O_RDONLY | O_CLOEXEC);
+	CHECK(not_ours > 0);
+	fake_node_send(&node, &reply, sizeof(reply), node.fds, BS_FDS);
+	fake_node_wait_hangup(&node);
+	CHECK_EQ(n_taken_over, BS_FDS);
+	for (int i = 0; i < BS_FDS; i++)
+		CHECK(fcntl(taken_over[i], F_GETFD) >= 0);
+	for (int i = 0; i < BS_FDS; i++)
+		close(taken_over[i]);
+}
+
 /* --------------------------------------------------------------- threads --- */
 
 /* The library's, by which it is told of a thread's end. */
@@ -238,6 +287,7 @@ int main(void)
 	RUN(an_arena_is_not_locked);
 	RUN(an_arena_needs_no_limit);
 	RUN(nobody_waits_for_a_thread_that_is_stopped);
+	RUN(the_applications_files_stay_open);
 	RUN(a_thread_that_cannot_join_loses_its_records);
 	bs_shutdown();
 	fake_node_close(&node);
