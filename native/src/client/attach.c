@@ -41,7 +41,8 @@
 /* All under bs_lock. */
 static pthread_t thread;
 static bool is_started;
-static bool is_stopped; /* by bs_shutdown() or the environment: for good */
+static time_t failed_at; /* the last attempt to start it; 0: none failed */
+static bool is_stopped;	 /* by bs_shutdown() or the environment: for good */
 static uint64_t n_attachments;
 static struct sockaddr_un address;
 static struct bs_attach_request request;
@@ -386,26 +387,46 @@ static void *attach_thread(void *arg)
 	return NULL;
 }
 
-void bs_attach_start(void)
+static time_t now_s(void)
+{
+	struct timespec now;
+
+	clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
+	return now.tv_sec;
+}
+
+/* Where there is no room for one thread more, whoever traces comes by again, as if
+ * there were a free slot, and it is tried again at most once a second. */
+static void start_thread(void)
 {
 	sigset_t all, before;
-	int cancel_state;
 
-	if (is_started || is_stopped)
-		return;
-	/* It may write to standard error, where a thread can be cancelled. */
-	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel_state);
-	is_stopped = !configure();
-	pthread_setcancelstate(cancel_state, NULL);
-	if (is_stopped)
+	if (failed_at == now_s())
 		return;
 	/* The application's signals are for the application's threads. */
 	sigfillset(&all);
 	if (pthread_sigmask(SIG_SETMASK, &all, &before))
 		return;
-	if (!pthread_create(&thread, NULL, attach_thread, NULL))
-		is_started = true;
+	is_started = !pthread_create(&thread, NULL, attach_thread, NULL);
 	pthread_sigmask(SIG_SETMASK, &before, NULL);
+	failed_at = is_started ? 0 : now_s();
+	WRITE_ONCE(bs_nowhere.slots_free, !is_started);
+}
+
+void bs_attach_start(void)
+{
+	int cancel_state;
+
+	if (is_started || is_stopped) {
+		WRITE_ONCE(bs_nowhere.slots_free, 0);
+		return;
+	}
+	/* It may write to standard error, where a thread can be cancelled. */
+	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel_state);
+	is_stopped = !configure();
+	pthread_setcancelstate(cancel_state, NULL);
+	if (!is_stopped)
+		start_thread();
 }
 
 void bs_attach_forget(void)
@@ -413,6 +434,7 @@ void bs_attach_forget(void)
 	/* The connection is the parent's; the daemon would take us for it. */
 	bs_link_close();
 	is_started = false;
+	failed_at = 0;
 	n_attachments = 0;
 }
 

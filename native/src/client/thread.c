@@ -231,6 +231,11 @@ bool bs_thread_claim(struct bs_thread *t)
 	uint32_t i;
 
 	pthread_mutex_lock(&bs_process.lock);
+	if (a == &bs_nowhere) {
+		bs_attach_start();
+		pthread_mutex_unlock(&bs_process.lock);
+		return false;
+	}
 	/* The lowest first, so that segments of threads that are gone are
 	 * filled up, and few slots' memory is ever touched. */
 	for (i = 0; i < BS_THREAD_SLOTS && !a->is_retired; i++) {

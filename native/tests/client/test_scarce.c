@@ -8,6 +8,7 @@
 #include <limits.h>
 #include <linux/capability.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,6 +16,7 @@
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "check.h"
@@ -22,6 +24,7 @@
 #include "writer.h"
 
 static struct fake_node node;
+static int threads_alone; /* before the library started one */
 
 static struct bs_trace_id trace(uint64_t i)
 {
@@ -240,6 +243,39 @@ static void the_applications_files_stay_open(void)
 
 /* --------------------------------------------------------------- threads --- */
 
+static time_t seconds(void)
+{
+	struct timespec now;
+
+	CHECK_EQ(clock_gettime(CLOCK_MONOTONIC_COARSE, &now), 0);
+	return now.tv_sec;
+}
+
+/* The process has as many as it may for a moment, and one more a second later. */
+static void it_attaches_when_a_thread_can_be_had(void)
+{
+	pthread_attr_t all, huge;
+	time_t failed_at;
+
+	CHECK_EQ(pthread_getattr_default_np(&all), 0);
+	CHECK_EQ(pthread_attr_init(&huge), 0);
+	CHECK_EQ(pthread_attr_setstacksize(&huge, (size_t)1 << 50), 0);
+	CHECK_EQ(pthread_setattr_default_np(&huge), 0);
+	CHECK_EQ(bs_begin(trace(1)), 0);
+	CHECK_EQ(bs_end(), 0);
+	CHECK_EQ(bs_wait_attached(-1), -ETIMEDOUT);
+	failed_at = seconds();
+	CHECK_EQ(pthread_setattr_default_np(&all), 0);
+	pthread_attr_destroy(&huge);
+	pthread_attr_destroy(&all);
+	while (seconds() == failed_at)
+		sched_yield();
+	CHECK_EQ(count_threads(), threads_alone);
+	CHECK_EQ(bs_begin(trace(1)), 0);
+	CHECK_EQ(bs_end(), 0);
+	CHECK(count_threads() > threads_alone);
+}
+
 /* The library's, by which it is told of a thread's end. */
 static void delete_exit_key(void)
 {
@@ -282,7 +318,9 @@ static void a_thread_that_cannot_join_loses_its_records(void)
 
 int main(void)
 {
+	threads_alone = count_threads();
 	fake_node_open(&node);
+	RUN(it_attaches_when_a_thread_can_be_had);
 	RUN(an_old_arena_goes_when_there_is_room);
 	RUN(an_arena_is_not_locked);
 	RUN(an_arena_needs_no_limit);
