@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coordinator.core.coordinator import CoordinatorConfig
+from coordinator.core.records import PutReleased
 from coordinator.core.verdict import (
     REASONS_MAX,
     REASONS_PER_KIND_AND_NODE,
@@ -566,6 +567,31 @@ def test_a_partition_that_heals_is_made_good() -> None:
     verdict = harness.verdict(T)
     assert verdict is not None
     assert (verdict.version, verdict.kind) == (2, VerdictKind.COHERENT)
+
+
+def test_what_was_closed_twice_is_released_when_the_second_time_is_durable() -> None:
+    """The news between both are not durable either when the first time is."""
+    harness = Harness()
+    slices = two_nodes()
+    harness.cluster(*slices)
+    harness.fire("n1", T)
+    harness.deliver(T, slices)
+    harness.wait(S)
+    harness.autosave = False
+    harness.wait(harness.config.linger_ns)
+    closings = [w.token for w in harness.written if w.record == PutReleased(T)]
+    assert len(closings) == 1
+    harness.fire("n1", T, "again")
+    for name, data in slices.items():
+        harness.status(name, T, len(data))
+    harness.wait(S + harness.config.linger_ns)
+    closings = [w.token for w in harness.written if w.record == PutReleased(T)]
+    assert len(closings) == 2
+    harness.take_said()
+    for token, released in zip(closings, ([], ["n1", "n2"]), strict=True):
+        harness.save(token)
+        said = harness.take_said()
+        assert [name for name, m in said if isinstance(m, Release)] == released
 
 
 def is_waited_for(harness: Harness) -> bool:

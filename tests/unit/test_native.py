@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
+import itertools
 import mmap
 import os
 import threading
@@ -20,7 +21,7 @@ import pytest
 from backsight_node_native import lib
 
 from appliance import native
-from appliance.core.dataplane import LocalTrigger, Slice, SliceChanged
+from appliance.core.dataplane import LocalTrigger, Slice, SliceChanged, no_room
 from appliance.native import (
     NativeDataPlane,
     TickSource,
@@ -126,6 +127,16 @@ def test_many_slices_are_all_listed() -> None:
         listed: list[Slice] = list(here.slices())
         assert len(listed) == 300
         assert {found.trace for found in listed} == traces
+
+
+def test_a_trace_that_the_store_has_no_room_to_mark_is_answered_all_the_same() -> None:
+    with dataplane() as here:
+        now_ns = time.monotonic_ns()
+        traces = (TraceId(number.to_bytes(16, "big")) for number in itertools.count(1))
+        answers = (here.collect(trace, Group("slow", trace), now_ns) for trace in traces)
+        full = next(found for found in answers if SliceFlags.STORE_FULL in found.flags)
+        assert full == no_room(full.trace, Group("slow", full.trace), now_ns)
+        assert here.slice(full.trace) is None
 
 
 def test_what_the_store_holds_is_asked_without_a_look_at_the_clients(

@@ -19,7 +19,7 @@ import sqlite3
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator import index, query
+from coordinator import follower, index, query
 from coordinator.answers import trace_detail
 from coordinator.core.clock import ClockOffset
 from coordinator.core.records import (
@@ -41,6 +41,7 @@ from coordinator.core.records import (
 )
 from coordinator.core.verdict import Verdict
 from coordinator.follower import Indexer
+from coordinator.index import TraceIndex
 from coordinator.store import Store, StoreLimits, StoreReader
 from protocol.messages import Group, SliceFlags, SliceStatus, Source, TraceId, TriggerFired
 from protocol.verdicts import VerdictKind
@@ -572,6 +573,47 @@ def test_answers_that_nobody_reads_are_bounded(api: Api, monkeypatch: pytest.Mon
         assert statuses == ["200"] * read_slowly + ["503", "200", "200", "200"]
 
 
+def test_few_answers_are_made_at_a_time(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In memory, each is many times as large as what it is made of."""
+    making: queue.SimpleQueue[None] = queue.SimpleQueue()
+    waiting: queue.SimpleQueue[None] = queue.SimpleQueue()
+    may_end = threading.Event()
+    respond = query._respond
+
+    class Places(threading.BoundedSemaphore):
+        def __enter__(self) -> bool:
+            if self.acquire(blocking=False):
+                return True
+            waiting.put(None)
+            return self.acquire()
+
+    def respond_later(*arguments: Any) -> Any:
+        making.put(None)
+        assert may_end.wait(60)
+        return respond(*arguments)
+
+    monkeypatch.setattr(threading, "BoundedSemaphore", Places)
+    monkeypatch.setattr(query, "_respond", respond_later)
+    serve = query.application(api.path, SILENT, lambda: BEGIN_NS)
+    statuses: list[str] = []
+
+    def ask() -> None:
+        environ = {"REQUEST_METHOD": "GET", "PATH_INFO": "/api/services"}
+        serve(environ, lambda status, _: statuses.append(status[:3]))  # type: ignore[arg-type]
+
+    threads = [threading.Thread(target=ask) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    try:
+        waiting.get(timeout=60)
+        assert making.qsize() == 2
+    finally:
+        may_end.set()
+        for thread in threads:
+            thread.join()
+    assert statuses == ["200"] * 3
+
+
 def test_who_waits_for_room_holds_up_nobody_else(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(query, "_SMALL_BYTES", 2000)
     monkeypatch.setattr(query, "_SENDING_BYTES_MAX", 1)
@@ -806,6 +848,27 @@ def test_what_is_found_of_a_trace_is_bounded(
         with StoreReader(path) as reader:
             ((_, summary),) = reader.searches.summaries([TRACE])
         assert summary.span_count == SPANS
+
+
+def test_what_is_noted_at_once_is_bounded_by_its_spans(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is in memory at once, and holds up what else is to be written."""
+    monkeypatch.setattr(follower, "_SPANS_AT_ONCE", 0)
+    path = tmp_path / "t.sqlite"
+    with driver(path) as here:
+        for number in range(1, 6):
+            put_trace(here, TraceId(number.to_bytes(16, "big")), {"edge": FRONT})
+        noted: list[int] = []
+        note = here.store.note
+
+        def count(notes: Sequence[TraceIndex]) -> None:
+            noted.append(len(notes))
+            note(notes)
+
+        monkeypatch.setattr(here.store, "note", count)
+        bring_up_to_date(here.store, path)
+    assert noted == [1, 1, 1, 1, 1, 0]
 
 
 def test_the_indexer_works_when_there_are_news(tmp_path: Path) -> None:

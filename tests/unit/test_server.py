@@ -29,6 +29,8 @@ from protocol.messages import (
     Group,
     Hello,
     Refused,
+    Snapshot,
+    SnapshotStatus,
     TraceId,
     TriggerFired,
 )
@@ -320,6 +322,67 @@ def test_what_was_refused_can_be_asked_for(
             assert "server.malformed                         1" in capsys.readouterr().out
 
     asyncio.run(run())
+
+
+def test_a_node_that_the_core_refuses_is_told_why_and_its_stream_ends(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with Client(tmp_path) as client:
+            first, second = client.call("Control"), client.call("Control")
+            await first.write(wire.encode_node_batch([Hello("n", 1)]))
+            await client.logged("node n connected")
+            # Another machine that has the same name.
+            await second.write(wire.encode_node_batch([Hello("n", 2)]))
+            message = await second.read()
+            assert isinstance(message, bytes)
+            (refused,) = wire.decode_coordinator_batch(message)
+            assert isinstance(refused, Refused)
+            async with asyncio.timeout(30):
+                assert await second.read() is grpc.aio.EOF
+
+    asyncio.run(run())
+
+
+def test_a_snapshot_is_over_when_what_was_said_of_it_is_durable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk_works = threading.Event()
+    commit = Store._commit
+
+    def commit_later(store: Store, batch: Sequence[Write]) -> bool:
+        disk_works.wait()
+        return commit(store, batch)
+
+    async def run() -> None:
+        async with Client(tmp_path) as client:
+            node = client.call("Control")
+            await node.write(wire.encode_node_batch([Hello("n", 1)]))
+            await client.logged("node n connected")
+            snapshot = client.ask("TakeSnapshot", pb.SnapshotRequest(age_ns=1, bytes_max=1000))
+            order = await order_of(node)
+            monkeypatch.setattr(Store, "_commit", commit_later)
+            fired = TriggerFired(Group(order.trigger, trigger(7).group.primary))
+            done = SnapshotStatus(order.number, 1, 1, done=True)
+            await node.write(wire.encode_node_batch([fired, done]))
+            said = []
+            async for message in snapshot:
+                assert isinstance(message, bytes)
+                said.append(pb.SnapshotProgress.FromString(message))
+                # One was asked for before the node was done, and looks like the last.
+                if sum(progress.nodes_done for progress in said) == 2:
+                    disk_works.set()
+            assert (said[-1].traces, said[-1].judged) == (1, 1)
+
+    asyncio.run(run())
+
+
+async def order_of(node: grpc.aio.StreamStreamCall[bytes, bytes]) -> Snapshot:
+    """The next order to take a snapshot that the node is told."""
+    while True:
+        message = await node.read()
+        assert isinstance(message, bytes)
+        for said in wire.decode_coordinator_batch(message):
+            if isinstance(said, Snapshot):
+                return said
 
 
 def test_who_follows_is_told_of_each_trace_that_was_judged(

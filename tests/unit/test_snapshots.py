@@ -135,6 +135,24 @@ def test_a_node_that_leaves_is_named_until_it_is_back() -> None:
     assert rounds(harness) == {"a": 1}
 
 
+def test_a_node_that_came_back_is_told_to_go_on_when_it_asks() -> None:
+    harness = Harness()
+    harness.cluster("a", "b")
+    harness.core.snapshots.start(ORDER, 10_000)
+    first = trace_id("first")
+    harness.fire("a", first, TRIGGER)
+    harness.status("a", first, 10, ["b"])
+    for name in ("a", "b"):
+        harness.say(name, SnapshotStatus(0x1234, 100, 1, done=False))
+    harness.lose("a")
+    harness.connect("a")
+    orders(harness)
+    harness.status("b", first, 10)
+    assert set(rounds(harness)) == {"b"}
+    harness.say("a", SnapshotStatus(0x1234, 100, 1, done=False))
+    assert set(rounds(harness)) == {"a"}
+
+
 def test_one_that_nobody_remembers_has_ended() -> None:
     harness = Harness()
     harness.connect("a")
