@@ -73,8 +73,8 @@ struct bsn_config {
 	uint32_t reclaim_percent;      /* of the pool; 98. Some segments are
 					* left free in any case */
 	uint32_t clients_max;
-	uint32_t tombstones; /* traces that lost something, to be remembered, 4
-			      * bytes each; 0: from pool */
+	uint32_t tombstones; /* traces that lost something, to be remembered,
+			      * some 6 bytes each; 0: from pool */
 	bool trust_incoming;
 	bool clock_is_counter;
 	uint64_t ticks_per_s;

@@ -192,7 +192,7 @@ int64_t bsn_peek(struct bsn *n, struct bs_trace_id id, uint64_t now_ns,
 		slice_fill(s, out);
 		goto out;
 	}
-	result = search_init(&search, id, to);
+	result = search_init(n, &search, id, to);
 	if (result)
 		goto out;
 	search_all(n, &search, true);

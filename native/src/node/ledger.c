@@ -4,7 +4,7 @@
  * memfd that no client ever has.
  *
  *   | header | a process | a segment that is granted | gone.c | keep arena |
- *     4096     64 bytes    64 bytes each, by frame     4 bytes   64 KiB each
+ *     4096     64 bytes    64 bytes each, by frame     64 bytes  64 KiB each
  *
  * It is the live table, not a copy of it: a record is what the node works
  * with. Of a record the state is written last, so a kill leaves the old state
@@ -20,7 +20,7 @@
 #include "internal.h"
 
 #define LEDGER_MAGIC 0x52454744454c5342ull
-#define LEDGER_VERSION 3u
+#define LEDGER_VERSION 4u
 #define HEADER_BYTES 4096u
 
 /* Of the budget: for a successor whose pool is larger. */
@@ -77,6 +77,7 @@ struct told *ledger_told(const struct ledger *l, uint32_t client)
 static void ledger_point(struct ledger *l, int fd, void *map, uint64_t bytes)
 {
 	struct ledger_header *h = map;
+	void *gone = (uint8_t *)map + gone_offset(h->n_told, h->n_records);
 
 	l->fd = fd;
 	l->map = map;
@@ -85,12 +86,10 @@ static void ledger_point(struct ledger *l, int fd, void *map, uint64_t bytes)
 	l->told = (struct told *)(l->map + HEADER_BYTES);
 	l->records =
 		(struct grant_record *)(l->map + records_offset(h->n_told));
-	l->gone = (uint32_t *)(l->map + gone_offset(h->n_told, h->n_records));
-	l->bucket_bits = (uint32_t)__builtin_ctz(h->n_buckets);
-	l->secret = h->secret;
+	gone_point(&l->gone, h, gone);
 	l->keep = l->map + keep_offset(h->n_told, h->n_records, h->n_buckets);
 	/* Look-ups are random: with small pages each would miss the TLB too. */
-	(void)madvise(l->gone, gone_bytes(h->n_buckets), MADV_HUGEPAGE);
+	(void)madvise(gone, gone_bytes(h->n_buckets), MADV_HUGEPAGE);
 }
 
 int ledger_init(struct bsn *n)
@@ -105,10 +104,10 @@ int ledger_init(struct bsn *n)
 	uint64_t bytes;
 	int fd;
 
-	/* When not configured: 4 bytes for each 64 of the pool, which is two
-	 * times as many traces of 100 bytes as the pool holds. */
+	/* When not configured: a third more traces of 100 bytes than the pool
+	 * holds, in a sixteenth of its bytes. */
 	if (!entries)
-		entries = n->config.pool_bytes / 64;
+		entries = n->config.pool_bytes / 1024 * 10;
 	n_buckets = gone_buckets(entries);
 	bytes = ledger_bytes(n_told, n_records, n_buckets, keep_segments);
 	fd = memfd_sealed("backsight-ledger", bytes);
@@ -165,8 +164,8 @@ void ledger_free(struct bsn *n)
 static bool is_valid(const struct ledger_header *h, uint64_t bytes)
 {
 	return bytes >= HEADER_BYTES && h->magic == LEDGER_MAGIC &&
-	       h->version == LEDGER_VERSION && h->n_records && h->n_buckets &&
-	       !(h->n_buckets & (h->n_buckets - 1)) && h->secret & 1 &&
+	       h->version == LEDGER_VERSION && h->n_records &&
+	       gone_buckets_are_valid(h->n_buckets) && h->secret & 1 &&
 	       bytes == ledger_bytes(h->n_told, h->n_records, h->n_buckets,
 				     h->keep_segments);
 }

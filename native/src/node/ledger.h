@@ -53,7 +53,7 @@ struct ledger_header {
 	uint64_t magic;
 	uint32_t version;
 	uint32_t n_records;
-	uint32_t n_buckets; /* of gone.c */
+	uint32_t n_buckets; /* of gone.c, all layers */
 	uint32_t keep_segments;
 	uint32_t n_told;
 	uint32_t zero;
@@ -73,7 +73,21 @@ struct ledger_header {
 	/* What processes lost before that, of nobody knows which traces, slices
 	 * that are committed know. */
 	uint64_t told_ns;
-	uint64_t secret; /* odd: of places in gone.c */
+	/* gone.c */
+	uint64_t secret;     /* odd: of places there */
+	uint64_t gone_added; /* entries ever */
+	uint64_t gone_held, gone_losses;
+};
+
+struct gone_bucket;
+
+/* gone.c, as its header says. */
+struct gone_set {
+	struct gone_bucket *buckets;
+	uint64_t secret;
+	uint32_t bits;	/* 2 to this are the buckets of a layer */
+	uint32_t added; /* entries since the young layer is the young one */
+	uint64_t layer; /* the young one: they are numbered from the beginning */
 };
 
 struct ledger {
@@ -83,9 +97,7 @@ struct ledger {
 	struct ledger_header *header;
 	struct told *told; /* a place a process */
 	struct grant_record *records;
-	uint32_t *gone;
-	uint32_t bucket_bits; /* of gone: 2 to this are its buckets */
-	uint64_t secret;
+	struct gone_set gone;
 	uint8_t *keep;
 	bool adopted;
 };

@@ -116,6 +116,7 @@ void bsn_get_metrics(struct bsn *n, struct bsn_metrics *m)
 	}
 	*m = n->counts;
 	m->clients = live;
+	m->gone = n->ledger.header->gone_held;
 	m->pool_bytes = n->config.pool_bytes;
 	m->stock_bytes = (uint64_t)p->by_state[FRAME_STOCK] * SEGMENT;
 	m->active_bytes = (uint64_t)p->by_state[FRAME_ACTIVE] * SEGMENT;

@@ -390,12 +390,10 @@ int pass_begin(struct bsn *n, struct pass *p, struct search *searches)
 	}
 	p->next = n->passes;
 	n->passes = p;
-	/* One lies anywhere in a large table. */
-	for (struct search *s = searches; s; s = s->next)
-		gone_prefetch(n, s->fingerprint);
 	for (struct search *s = searches; s; s = s->next) {
 		s->pass = p;
-		s->why = gone_why(n, s->fingerprint);
+		s->why |= gone_why_since(n, s->fingerprint, s->gone_layer);
+		s->gone_layer = gone_layer(n);
 	}
 	return 0;
 }

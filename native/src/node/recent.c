@@ -15,8 +15,10 @@
 #include "hash.h"
 #include "internal.h"
 
-/* Under 100 us, at a cache miss an entry. */
+/* Under 100 us, at a cache miss an entry; a look at what is gone is as dear as some
+ * of them. */
 #define ENTRIES_A_PIECE 1000u
+#define GONE_ENTRIES 5u
 
 struct candidate {
 	uint64_t priority;
@@ -114,9 +116,20 @@ struct recent {
 	struct candidate *heap;
 	uint32_t count, room;
 	struct set set;
+	uint32_t looked; /* entries since the lock was given up */
 };
 
-static void offer(struct recent *r, struct bs_trace_id id)
+/* What was collected already is on its way, or arrived. */
+static bool is_collected(struct bsn *n, struct recent *r, struct bs_trace_id id)
+{
+	uint64_t fingerprint = bs_fingerprint(id.hi, id.lo);
+
+	r->looked += GONE_ENTRIES;
+	return slice_find(n, id) ||
+	       gone_why(n, fingerprint) & (GONE_REPORTED | GONE_ABANDONED);
+}
+
+static void offer(struct bsn *n, struct recent *r, struct bs_trace_id id)
 {
 	struct candidate c = {.id = id};
 	uint32_t place;
@@ -127,7 +140,7 @@ static void offer(struct recent *r, struct bs_trace_id id)
 	if (r->count == r->room && c.priority <= r->heap[0].priority)
 		return;
 	place = place_of(&r->set, c.priority);
-	if (r->set.places[place])
+	if (r->set.places[place] || is_collected(n, r, id))
 		return;
 	if (r->count < r->room) {
 		r->set.places[place] = c.priority;
@@ -156,29 +169,6 @@ static bool is_wanted(struct bsn *n, const struct recent *r, struct frame *f,
 					   sizeof(run.owner.service)));
 }
 
-static uint32_t offer_frame(struct bsn *n, struct recent *r, struct frame *f)
-{
-	struct walk walk = walk_of(f, record_of(n, f)->generation);
-
-	if (r->service[0] && f->client != &n->keep.arena &&
-	    strcmp(f->client->service, r->service) != 0)
-		return 0;
-	for (uint32_t i = 0; i < walk.runs; i++) {
-		uint64_t entry = run_entry(f, i);
-		struct bs_trace_id id = run_id(f, entry);
-		uint32_t why = gone_why(n, bs_entry_fingerprint(entry));
-
-		/* What was collected already is on its way, or arrived. */
-		if (id_is_zero(id) || why & (GONE_REPORTED | GONE_ABANDONED) ||
-		    slice_find(n, id))
-			continue;
-		if (!is_wanted(n, r, f, i, entry, &walk))
-			continue;
-		offer(r, id);
-	}
-	return walk.runs;
-}
-
 static bool is_recent(const struct bsn *n, uint32_t i, uint64_t age_ns)
 {
 	const struct grant_record *r = &n->ledger.records[i];
@@ -188,6 +178,33 @@ static bool is_recent(const struct bsn *n, uint32_t i, uint64_t age_ns)
 	return r->state == FRAME_ACTIVE ||
 	       ((r->state == FRAME_SEALED || r->state == FRAME_PARKED) &&
 		ns_since(n, r->sealed) <= age_ns);
+}
+
+static void offer_frame(struct bsn *n, struct recent *r, uint32_t number)
+{
+	uint64_t granted_ns = n->ledger.records[number].granted_ns;
+	struct frame *f = frame_at(n, number);
+	struct walk walk = walk_of(f, record_of(n, f)->generation);
+
+	if (r->service[0] && f->client != &n->keep.arena &&
+	    strcmp(f->client->service, r->service) != 0)
+		return;
+	for (uint32_t i = 0; i < walk.runs; i++) {
+		uint64_t entry = run_entry(f, i);
+		struct bs_trace_id id = run_id(f, entry);
+
+		if (!id_is_zero(id) && is_wanted(n, r, f, i, entry, &walk))
+			offer(n, r, id);
+		if (++r->looked <= ENTRIES_A_PIECE)
+			continue;
+		node_give_way(n);
+		r->looked = 0;
+		/* It may be reclaimed now, and the table of frames elsewhere. */
+		if (!is_recent(n, number, r->age_ns) ||
+		    n->ledger.records[number].granted_ns != granted_ns)
+			return;
+		f = frame_at(n, number);
+	}
 }
 
 /* How many there are, known by the lowest priority of the highest: if all are
@@ -216,7 +233,6 @@ int bsn_recent(struct bsn *n, uint64_t now_ns, uint64_t age_ns,
 		.room = (uint32_t)room,
 		.set.secret = n->secret,
 	};
-	uint32_t looked = 0;
 
 	*found = 0;
 	if (room <= 0)
@@ -236,10 +252,10 @@ int bsn_recent(struct bsn *n, uint64_t now_ns, uint64_t age_ns,
 	node_catch_up(n, now_ns);
 	for (uint32_t i = 0; i < n->pool.frames_fresh; i++) {
 		if (is_recent(n, i, age_ns))
-			looked += offer_frame(n, &r, frame_at(n, i));
-		if (++looked > ENTRIES_A_PIECE) {
+			offer_frame(n, &r, i);
+		if (++r.looked > ENTRIES_A_PIECE) {
 			node_give_way(n);
-			looked = 0;
+			r.looked = 0;
 		}
 	}
 	node_unlock(n);

@@ -71,7 +71,7 @@ void search_later(struct bsn *n, struct slice *slice)
 	struct sink to = {.slice = slice};
 	struct search *s = malloc(sizeof(*s));
 
-	if (!s || search_init(s, slice->id, to)) {
+	if (!s || search_init(n, s, slice->id, to)) {
 		free(s);
 		slice->flags |= BSN_SLICE_MAYBE_LOSSY;
 		slice->flags &= ~(uint32_t)BSN_SLICE_SEARCHING;

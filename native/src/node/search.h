@@ -56,7 +56,8 @@ struct search {
 	uint64_t later_bytes;
 	uint64_t active_ns;	 /* of the latest record */
 	uint64_t untied_from_ns; /* of losses after its runs' segments began */
-	uint32_t why;		 /* enum gone, when the pass began */
+	uint32_t why;		 /* enum gone, when the pass began; before: */
+	uint64_t gone_layer;	 /* so far gone.c was looked at */
 	bool failed;		 /* no memory: what was met is not known */
 	struct pass *pass;	 /* that looks for it now */
 	bool passed;		 /* it has looked through all */
@@ -159,7 +160,8 @@ bool column_make(struct bsn *n, struct frame *f);
 void column_drop(struct bsn *n, struct frame *f);
 
 /* verdict.c */
-int search_init(struct search *s, struct bs_trace_id id, struct sink to);
+int search_init(const struct bsn *n, struct search *s, struct bs_trace_id id,
+		struct sink to);
 void search_free(struct bsn *n, struct search *s);
 void search_meet(struct bsn *n, struct search *s, const struct run *run,
 		 uint64_t last_ticks);
@@ -194,10 +196,20 @@ enum gone {
 	GONE_ABANDONED = 0x02,
 	GONE_LOSSY = 0x04,
 	GONE_REPORTED = 0x08, /* all of it, by a slice that was released */
+	GONE_ALL = 0x0f,
 };
+/* Of a table that remembers so many traces. */
 uint32_t gone_buckets(uint64_t entries);
+bool gone_buckets_are_valid(uint32_t buckets);
+void gone_point(struct gone_set *g, const struct ledger_header *h,
+		struct gone_bucket *buckets);
 bool gone_add(struct bsn *n, uint64_t fingerprint, uint32_t why);
 uint32_t gone_why(const struct bsn *n, uint64_t fingerprint);
+/* Who looked when this layer was the young one need look only at what came since. */
+uint64_t gone_layer(const struct bsn *n);
+uint32_t gone_why_since(const struct bsn *n, uint64_t fingerprint,
+			uint64_t layer);
+/* Before gone_add(). */
 void gone_prefetch(const struct bsn *n, uint64_t fingerprint);
 
 #endif

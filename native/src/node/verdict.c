@@ -27,12 +27,16 @@
 
 /* ------------------------------------------------------------- handles --- */
 
-int search_init(struct search *s, struct bs_trace_id id, struct sink to)
+int search_init(const struct bsn *n, struct search *s, struct bs_trace_id id,
+		struct sink to)
 {
 	memset(s, 0, sizeof(*s));
 	s->id = id;
 	s->fingerprint = bs_fingerprint(id.hi, id.lo);
 	s->to = to;
+	/* Here, since a pass has no time for all layers of many. */
+	s->why = gone_why(n, s->fingerprint);
+	s->gone_layer = gone_layer(n);
 	s->untied_from_ns = UINT64_MAX;
 	s->met = malloc(MET_ROOM_MIN * sizeof(*s->met));
 	if (!s->met)
@@ -294,7 +298,9 @@ void search_conclude(struct bsn *n, struct search *s)
 {
 	struct slice *slice = s->to.slice;
 	/* What was reclaimed during the pass was looked at before. */
-	uint32_t why = s->why | (gone_why(n, s->fingerprint) & GONE_LOSSY);
+	uint32_t lossy = gone_why_since(n, s->fingerprint, s->gone_layer) &
+			 GONE_LOSSY;
+	uint32_t why = s->why | lossy;
 
 	if (!slice)
 		return;

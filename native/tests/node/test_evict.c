@@ -292,7 +292,7 @@ static void big_runs_are_kept_in_parts(void)
 /* As after many others. */
 static void forget_what_is_gone(struct bsn *n)
 {
-	memset(n->ledger.gone, 0,
+	memset(n->ledger.gone.buckets, 0,
 	       (size_t)n->ledger.header->n_buckets * BS_CACHE_LINE);
 }
 
@@ -347,7 +347,7 @@ static uint32_t flags_of_parts(struct bsn *n, const struct kept_part *parts,
 	const struct sink to = {.slice = &slice, .buffer = &nothing};
 	struct search s;
 
-	CHECK_EQ(search_init(&s, slice.id, to), 0);
+	CHECK_EQ(search_init(n, &s, slice.id, to), 0);
 	for (uint32_t i = 0; i < count; i++) {
 		const struct run run = {
 			.owner.number = 1,

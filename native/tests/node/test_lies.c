@@ -762,7 +762,7 @@ static void handles_that_are_chosen_have_places_of_their_own(void)
 	struct search s;
 
 	node_lock(n);
-	CHECK_EQ(search_init(&s, slice.id, to), 0);
+	CHECK_EQ(search_init(n, &s, slice.id, to), 0);
 	for (uint32_t i = 1; i <= 10000; i++) {
 		run.handle = handle_of_one_place(i);
 		search_meet(n, &s, &run, 0);
@@ -774,28 +774,26 @@ static void handles_that_are_chosen_have_places_of_their_own(void)
 	bsn_free(n);
 }
 
-/* Who knows a trace's id writes others of which the fingerprints end as its does, or
- * begin so, and lets them be evicted. */
+/* Who knows a trace's id, and the code, but not the secret, writes others that would have
+ * all places that it could have, were the secret 1, and lets them be evicted. */
 static void nobody_has_anothers_trace_forgotten(void)
 {
-	const uint64_t half = (1u << BS_FINGERPRINT_BITS / 2) - 1;
-	const uint64_t fingerprints[2] = {0x123456789abc, 0x0fedcba98765};
+	const uint64_t victim = 0x123456789abc;
+	const uint32_t step = (uint32_t)victim >> 8 | 1;
 	struct bsn_config config = test_config(4 << 20);
 	struct bsn *n = test_node(&config);
+	uint32_t shift = BS_FINGERPRINT_BITS - n->ledger.gone.bits;
+	uint64_t mask = (1u << n->ledger.gone.bits) - 1;
 
 	node_lock(n);
-	for (uint32_t k = 0; k < 2; k++) {
-		CHECK(gone_add(n, fingerprints[k], GONE_EVICTED));
-		for (uint64_t i = 1; i <= 64; i++) {
-			uint64_t other = i * i * 12345 & half;
+	for (uint32_t i = 0; i < 8 * 14; i++) {
+		uint64_t bucket = (victim >> shift) + i / 14 * step;
 
-			if (k)
-				other <<= BS_FINGERPRINT_BITS / 2;
-			CHECK(gone_add(n, fingerprints[k] ^ other,
-				       GONE_EVICTED));
-		}
-		CHECK_EQ(gone_why(n, fingerprints[k]), GONE_EVICTED);
+		CHECK(gone_add(n, (bucket & mask) << shift | (i + 1),
+			       GONE_EVICTED));
 	}
+	CHECK(gone_add(n, victim, GONE_EVICTED));
+	CHECK_EQ(gone_why(n, victim), GONE_EVICTED);
 	node_unlock(n);
 	bsn_free(n);
 }

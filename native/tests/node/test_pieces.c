@@ -900,7 +900,7 @@ static void traces_of_many_handles_cost_little(void)
 
 	node_lock(n);
 	for (uint32_t i = 0; i < 4; i++) {
-		CHECK_EQ(search_init(&s[i], slice.id, to), 0);
+		CHECK_EQ(search_init(n, &s[i], slice.id, to), 0);
 		for (run.handle = 1; run.handle < (i < 3 ? 200000 : 60);
 		     run.handle++)
 			search_meet(n, &s[i], &run, 0);

@@ -650,7 +650,7 @@ static void peek_with(struct between *b)
 
 	node_lock(b->n);
 	node_catch_up(b->n, b->now);
-	CHECK_EQ(search_init(&search, look.id, to), 0);
+	CHECK_EQ(search_init(b->n, &search, look.id, to), 0);
 	thread = start_between(b->n, act_between, b);
 	CHECK_EQ(search_all(b->n, &search, true), 0);
 	end_between(b->n, thread);

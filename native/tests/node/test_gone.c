@@ -1,0 +1,168 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What is remembered of traces that lost something: so many, the youngest, and for as
+ * long as a node and its successors run. */
+#include "node/internal.h"
+#include "writer.h"
+
+enum {
+	REMEMBERED = 4096
+};
+
+static uint64_t fingerprint_of(uint64_t i)
+{
+	const struct bs_trace_id id = trace_id(i);
+
+	return bs_fingerprint(id.hi, id.lo);
+}
+
+static struct bsn *node_that_remembers(uint32_t traces)
+{
+	struct bsn_config config = test_config(4 << 20);
+
+	config.tombstones = traces;
+	return test_node(&config);
+}
+
+static uint64_t remembered(struct bsn *n)
+{
+	struct bsn_metrics m;
+
+	bsn_get_metrics(n, &m);
+	return m.gone;
+}
+
+static uint64_t forgotten(struct bsn *n)
+{
+	struct bsn_metrics m;
+
+	bsn_get_metrics(n, &m);
+	return m.gone_forgotten;
+}
+
+static void the_youngest_are_remembered(void)
+{
+	struct bsn *n = node_that_remembers(REMEMBERED);
+	const uint64_t added = 10 * REMEMBERED;
+	uint32_t of_the_oldest = 0;
+
+	for (uint64_t i = 0; i < added; i++) {
+		CHECK(gone_add(n, fingerprint_of(i), GONE_EVICTED));
+		if (i >= REMEMBERED)
+			CHECK_EQ(gone_why(n, fingerprint_of(i - REMEMBERED)),
+				 GONE_EVICTED);
+	}
+	CHECK(remembered(n) >= REMEMBERED);
+	CHECK_EQ(remembered(n) + forgotten(n), added);
+	for (uint64_t i = 0; i < added / 2; i++)
+		of_the_oldest += !!gone_why(n, fingerprint_of(i));
+	CHECK_EQ(of_the_oldest, 0);
+	bsn_free(n);
+}
+
+static void reasons_of_all_times_are_told(void)
+{
+	struct bsn *n = node_that_remembers(REMEMBERED);
+	uint64_t other = 1;
+	uint64_t layer;
+
+	gone_add(n, fingerprint_of(0), GONE_LOSSY);
+	gone_add(n, fingerprint_of(0), GONE_REPORTED);
+	CHECK_EQ(remembered(n), 1);
+	for (layer = gone_layer(n); gone_layer(n) < layer + 3; other++)
+		gone_add(n, fingerprint_of(other), GONE_EVICTED);
+	gone_add(n, fingerprint_of(0), GONE_EVICTED);
+	CHECK_EQ(gone_why(n, fingerprint_of(0)),
+		 GONE_LOSSY | GONE_REPORTED | GONE_EVICTED);
+	/* Who has looked before need not look there again. */
+	CHECK_EQ(gone_why_since(n, fingerprint_of(0), layer + 3), GONE_EVICTED);
+	CHECK_EQ(gone_why_since(n, fingerprint_of(0), layer),
+		 GONE_LOSSY | GONE_REPORTED | GONE_EVICTED);
+	CHECK_EQ(gone_why(n, fingerprint_of(other)), 0);
+	bsn_free(n);
+}
+
+/* Half of what is remembered are theirs, and as evictions make room, more. */
+static void losses_have_their_share(void)
+{
+	struct bsn *n = node_that_remembers(REMEMBERED);
+	uint64_t lost = 0, other = 1 << 20;
+
+	for (uint64_t i = 0; i < 1000; i++)
+		CHECK(gone_add(n, fingerprint_of(other + i), GONE_EVICTED));
+	while (gone_add(n, fingerprint_of(lost), GONE_LOSSY))
+		lost++;
+	CHECK(lost >= REMEMBERED / 2 && lost < REMEMBERED);
+	/* What is known already takes no place. */
+	CHECK(gone_add(n, fingerprint_of(lost - 1), GONE_LOSSY));
+	CHECK_EQ(remembered(n), 1000 + lost);
+	for (uint64_t i = 0; i < 1000; i++)
+		CHECK_EQ(gone_why(n, fingerprint_of(other + i)), GONE_EVICTED);
+	for (uint64_t i = 0; i < 2 * REMEMBERED; i++)
+		CHECK(gone_add(n, fingerprint_of(other + 1000 + i),
+			       GONE_EVICTED));
+	CHECK(gone_add(n, fingerprint_of(lost), GONE_LOSSY));
+	bsn_free(n);
+}
+
+static void a_successor_goes_on(void)
+{
+	struct bsn_config config = test_config(4 << 20);
+	struct bsn *n;
+
+	config.tombstones = REMEMBERED;
+	n = test_node(&config);
+	for (uint64_t i = 0; i < 1500; i++) {
+		uint64_t layer = gone_layer(n);
+
+		gone_add(n, fingerprint_of(i), GONE_EVICTED);
+		if (i % 100 == 99) {
+			n = restart(n, &config, NULL, 0, START);
+			CHECK_EQ(remembered(n), i + 1);
+			CHECK(gone_layer(n) - layer <= 1);
+		}
+		if (i >= 100)
+			CHECK_EQ(gone_why(n, fingerprint_of(i - 100)),
+				 GONE_EVICTED);
+	}
+	bsn_free(n);
+}
+
+/* A search waits for its pass, and layers grow old meanwhile. */
+static void a_search_is_told_until_its_pass_begins(void)
+{
+	const struct bs_trace_id id = trace_id(1 << 20);
+	const uint64_t fingerprint = fingerprint_of(1 << 20);
+	struct bsn *n = node_that_remembers(REMEMBERED);
+	struct slice slice = {.id = id};
+	const struct sink to = {.slice = &slice};
+	uint64_t layer = gone_layer(n);
+	struct search s;
+	struct pass p;
+
+	node_lock(n);
+	gone_add(n, fingerprint, GONE_LOSSY);
+	CHECK_EQ(search_init(n, &s, id, to), 0);
+	gone_add(n, fingerprint, GONE_ABANDONED);
+	for (uint64_t i = 0; gone_layer(n) < layer + 2; i++)
+		gone_add(n, fingerprint_of(i), GONE_EVICTED);
+	CHECK_EQ(pass_begin(n, &p, &s), 0);
+	CHECK_EQ(s.why, GONE_LOSSY | GONE_ABANDONED);
+	/* What is reclaimed from now on, the pass looks at before. */
+	gone_add(n, fingerprint, GONE_EVICTED);
+	pass_run(n, &p, false);
+	pass_end(n, &p, &s);
+	CHECK_EQ(s.why, GONE_LOSSY | GONE_ABANDONED);
+	search_free(n, &s);
+	node_unlock(n);
+	bsn_free(n);
+}
+
+int main(void)
+{
+	RUN(the_youngest_are_remembered);
+	RUN(reasons_of_all_times_are_told);
+	RUN(losses_have_their_share);
+	RUN(a_successor_goes_on);
+	RUN(a_search_is_told_until_its_pass_begins);
+	return 0;
+}
