@@ -581,11 +581,11 @@ def test_few_answers_are_made_at_a_time(api: Api, monkeypatch: pytest.MonkeyPatc
     respond = query._respond
 
     class Places(threading.BoundedSemaphore):
-        def __enter__(self) -> bool:
+        def __enter__(self, blocking: bool = True, timeout: float | None = None) -> bool:
             if self.acquire(blocking=False):
                 return True
             waiting.put(None)
-            return self.acquire()
+            return self.acquire(blocking, timeout)
 
     def respond_later(*arguments: Any) -> Any:
         making.put(None)
