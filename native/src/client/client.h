@@ -369,6 +369,12 @@ static inline uint32_t bs_thread_draw_own_handle(struct bs_thread *t)
 uint64_t bs_hash_percentage(const struct bs_attachment *a,
 			    struct bs_trace_id id);
 
+static inline bool bs_thread_records_all(const struct bs_thread *t)
+{
+	return READ_ONCE(t->attachment->policy->percentage_threshold) ==
+	       BS_PERCENTAGE_ALL;
+}
+
 /* 0, or BS_TRACE_UNRECORDED. */
 static inline uint32_t bs_thread_recorded(const struct bs_thread *t,
 					  struct bs_trace_id id)

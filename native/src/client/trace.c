@@ -19,20 +19,30 @@ uint64_t bs_clock_ticks_slow(void)
 	return (uint64_t)now.tv_sec * 1000000000ull + (uint64_t)now.tv_nsec;
 }
 
+/*
+ * Ids go by their words here. As a whole gcc would put one on the stack in two stores
+ * and read it back in one load, which has to wait until all stores before it have
+ * taken effect, and these wait for memory. The same holds for a trace's (bs_run_place).
+ */
 static inline void fill_in(struct bs_thread *t, struct bs_trace *trace,
-			   struct bs_trace_id id, uint32_t handle,
+			   uint64_t hi, uint64_t lo, uint32_t handle,
 			   uint32_t flags)
 {
-	/* Word by word: as a whole it would go through memory, and be read
-	 * back wider than it was written (see bs_run_place). */
-	WRITE_ONCE(trace->id.hi, id.hi);
-	WRITE_ONCE(trace->id.lo, id.lo);
+	WRITE_ONCE(trace->id.hi, hi);
+	WRITE_ONCE(trace->id.lo, lo);
 	trace->handle_seq = (uint64_t)handle << 32;
 	trace->next_hop = 0;
 	trace->flags = flags;
 	for (int i = 0; i < 3; i++)
 		trace->crumbs[i] = 0;
 	trace->attachment = t->epoch;
+}
+
+/* 0, or BS_TRACE_UNRECORDED. */
+static __attribute__((noinline)) uint32_t recorded(const struct bs_thread *t,
+						   uint64_t hi, uint64_t lo)
+{
+	return bs_thread_recorded(t, (struct bs_trace_id){hi, lo});
 }
 
 static void enter(struct bs_thread *t)
@@ -44,28 +54,39 @@ static void enter(struct bs_thread *t)
 /* -------------------------------------------------- thread-local form --- */
 
 /* What the thread works on, for who watches from outside. */
-static inline void show_trace(struct bs_thread *t, struct bs_trace_id id,
+static inline void show_trace(struct bs_thread *t, uint64_t hi, uint64_t lo,
 			      uint32_t handle)
 {
-	WRITE_ONCE(t->slot->trace_hi, id.hi);
-	WRITE_ONCE(t->slot->trace_lo, id.lo);
+	WRITE_ONCE(t->slot->trace_hi, hi);
+	WRITE_ONCE(t->slot->trace_lo, lo);
 	WRITE_ONCE(t->area->own_handle, handle);
 }
 
-static __attribute__((noinline)) int begin_slow(struct bs_thread *t,
-						struct bs_trace_id id)
+static inline int begin_as(struct bs_thread *t, uint64_t hi, uint64_t lo,
+			   uint32_t handle, uint32_t flags)
 {
-	uint32_t handle;
+	fill_in(t, &t->own, hi, lo, handle, flags);
+	t->own_open = true;
+	if (likely(t->area != NULL))
+		show_trace(t, hi, lo, handle);
+	return 0;
+}
 
+static __attribute__((noinline)) int begin_slow(struct bs_thread *t,
+						uint64_t hi, uint64_t lo)
+{
 	bs_process_check();
 	bs_end();
 	enter(t);
-	handle = bs_handle_draw(t);
-	fill_in(t, &t->own, id, handle, bs_thread_recorded(t, id));
-	t->own_open = true;
-	if (t->area)
-		show_trace(t, id, handle);
-	return 0;
+	return begin_as(t, hi, lo, bs_handle_draw(t), recorded(t, hi, lo));
+}
+
+/* Where not all traces are recorded. */
+static __attribute__((noinline)) int begin_some(struct bs_thread *t,
+						uint64_t hi, uint64_t lo)
+{
+	return begin_as(t, hi, lo, bs_thread_draw_own_handle(t),
+			recorded(t, hi, lo));
 }
 
 /* What is rare is in a function of its own: with calls in its midst, this one
@@ -73,19 +94,17 @@ static __attribute__((noinline)) int begin_slow(struct bs_thread *t,
 int bs_begin(struct bs_trace_id id)
 {
 	struct bs_thread *t = &bs_thread;
-	uint32_t handle;
+	const uint64_t hi = id.hi, lo = id.lo;
 
-	if (unlikely(bs_trace_id_is_zero(id)))
+	if (unlikely(!(hi | lo)))
 		return -EINVAL;
 	if (unlikely(t->own_open) ||
 	    unlikely(t->attachment != READ_ONCE(bs_process.current)) ||
 	    unlikely(!t->area))
-		return begin_slow(t, id);
-	handle = bs_thread_draw_own_handle(t);
-	fill_in(t, &t->own, id, handle, bs_thread_recorded(t, id));
-	t->own_open = true;
-	show_trace(t, id, handle);
-	return 0;
+		return begin_slow(t, hi, lo);
+	if (unlikely(!bs_thread_records_all(t)))
+		return begin_some(t, hi, lo);
+	return begin_as(t, hi, lo, bs_thread_draw_own_handle(t), 0);
 }
 
 int bs_end(void)
@@ -101,7 +120,7 @@ int bs_end(void)
 	else if (bs_trace_has_run(&t->own))
 		bs_append_last(t, &t->own);
 	if (likely(t->area != NULL))
-		show_trace(t, (struct bs_trace_id){0, 0}, 0);
+		show_trace(t, 0, 0, 0);
 	return 0;
 }
 
@@ -137,14 +156,15 @@ int bs_tracepoint_slow(uint8_t type, const void *payload, size_t payload_bytes,
 int bs_open(struct bs_trace *trace, struct bs_trace_id id)
 {
 	struct bs_thread *t = &bs_thread;
+	const uint64_t hi = id.hi, lo = id.lo;
 	uint32_t handle, unrecorded;
 
-	if (unlikely(bs_trace_id_is_zero(id)))
+	if (unlikely(!(hi | lo)))
 		return -EINVAL;
 	enter(t);
-	unrecorded = bs_thread_recorded(t, id);
+	unrecorded = bs_thread_records_all(t) ? 0 : recorded(t, hi, lo);
 	handle = unrecorded ? bs_handle_draw(t) : bs_handle_draw_listed(t);
-	fill_in(t, trace, id, handle, unrecorded);
+	fill_in(t, trace, hi, lo, handle, unrecorded);
 	return 0;
 }
 
