@@ -140,6 +140,7 @@ def test_a_node_that_came_back_is_told_to_go_on_when_it_asks() -> None:
     harness.cluster("a", "b")
     harness.core.snapshots.start(ORDER, 10_000)
     first = trace_id("first")
+    harness.say("a", SnapshotStatus(0x1234, 100, 0, done=False))
     harness.fire("a", first, TRIGGER)
     harness.status("a", first, 10, ["b"])
     for name in ("a", "b"):
