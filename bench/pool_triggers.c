@@ -79,6 +79,13 @@ struct triggered {
 	uint64_t waited_ns, waited_most_ns;
 };
 
+__attribute__((noreturn)) static void die_of(const struct bsn_slice *slice)
+{
+	fprintf(stderr, "flags 0x%x, %llu bytes\n", (unsigned)slice->flags,
+		(unsigned long long)slice->bytes);
+	die("a trace that was triggered is not whole");
+}
+
 /* While slices are held the daemon looks so often (appliance/pump.py). */
 #define HELD_WAIT_NS 20000000
 
@@ -100,7 +107,7 @@ static void take_event(struct full_pool *p, const struct bsn_event *e,
 	    slice.flags & BSN_SLICE_SEARCHING)
 		return;
 	if (slice.flags != BSN_SLICE_HELD || slice.bytes < p->trace_bytes)
-		die("a trace that was triggered is not whole");
+		die_of(&slice);
 	if (bsn_slice_read(p->node, e->id, 0, p->buffer, SLICE_BYTES_MAX) !=
 	    (int64_t)slice.bytes)
 		die("a slice cannot be read");
