@@ -80,6 +80,15 @@ def test_a_node_at_the_address_that_recorded_nothing_is_not_missing() -> None:
     assert verdict is not None and verdict.kind is VerdictKind.COHERENT, verdict
 
 
+def assert_n2_never_saw_it(harness: Harness) -> None:
+    """And nothing else is the matter with T."""
+    verdict = harness.verdict(T)
+    assert verdict is not None
+    assert [(reason.kind, reason.node) for reason in verdict.reasons] == [
+        (ReasonKind.NEVER_SEEN, "n2")
+    ]
+
+
 def test_a_name_still_counts_where_an_address_came_first() -> None:
     harness = Harness()
     harness.cluster("n1", "n2")
@@ -88,11 +97,7 @@ def test_a_name_still_counts_where_an_address_came_first() -> None:
     harness.deliver(T, {"n1": preamble() + run(*span(1), to_address(address), crumb("n2"))})
     harness.status("n2", T, 0, held=False)
     harness.wait(S)
-    verdict = harness.verdict(T)
-    assert verdict is not None
-    assert [(reason.kind, reason.node) for reason in verdict.reasons] == [
-        (ReasonKind.NEVER_SEEN, "n2")
-    ]
+    assert_n2_never_saw_it(harness)
 
 
 def test_a_request_that_nobody_took_is_still_missing() -> None:
@@ -152,11 +157,7 @@ def test_no_breadcrumb_to_an_address_of_its_hash_takes_a_node_out(
     harness.wait(S)
     harness.status("n2", T, 0, held=False)
     harness.wait(S)
-    verdict = harness.verdict(T)
-    assert verdict is not None
-    assert [(reason.kind, reason.node) for reason in verdict.reasons] == [
-        (ReasonKind.NEVER_SEEN, "n2")
-    ]
+    assert_n2_never_saw_it(harness)
 
 
 def test_addresses_survive_a_restart() -> None:

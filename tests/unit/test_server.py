@@ -49,10 +49,8 @@ def trigger(number: int) -> TriggerFired:
     return TriggerFired(Group("slow", TraceId(number.to_bytes(16, "big"))))
 
 
-@pytest.mark.parametrize("repeated", [False, True])
-def test_nodes_are_not_listened_to_while_the_disk_is_behind(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, repeated: bool
-) -> None:
+def hold_up_the_disk(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """From now on nothing is written until the event that it returns is set."""
     disk_works = threading.Event()
     commit = Store._commit
 
@@ -61,6 +59,14 @@ def test_nodes_are_not_listened_to_while_the_disk_is_behind(
         return commit(store, batch)
 
     monkeypatch.setattr(Store, "_commit", commit_later)
+    return disk_works
+
+
+@pytest.mark.parametrize("repeated", [False, True])
+def test_nodes_are_not_listened_to_while_the_disk_is_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, repeated: bool
+) -> None:
+    disk_works = hold_up_the_disk(monkeypatch)
     monkeypatch.setattr(server, "_UNDURABLE_WRITES_MAX", 10)
     heard = 0
 
@@ -345,13 +351,6 @@ def test_a_node_that_the_core_refuses_is_told_why_and_its_stream_ends(tmp_path: 
 def test_a_snapshot_is_over_when_what_was_said_of_it_is_durable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    disk_works = threading.Event()
-    commit = Store._commit
-
-    def commit_later(store: Store, batch: Sequence[Write]) -> bool:
-        disk_works.wait()
-        return commit(store, batch)
-
     async def run() -> None:
         async with Client(tmp_path) as client:
             node = client.call("Control")
@@ -359,7 +358,7 @@ def test_a_snapshot_is_over_when_what_was_said_of_it_is_durable(
             await client.logged("node n connected")
             snapshot = client.ask("TakeSnapshot", pb.SnapshotRequest(age_ns=1, bytes_max=1000))
             order = await order_of(node)
-            monkeypatch.setattr(Store, "_commit", commit_later)
+            disk_works = hold_up_the_disk(monkeypatch)
             fired = TriggerFired(Group(order.trigger, trigger(7).group.primary))
             done = SnapshotStatus(order.number, 1, 1, done=True)
             await node.write(wire.encode_node_batch([fired, done]))
