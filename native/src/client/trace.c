@@ -96,7 +96,7 @@ int bs_begin(struct bs_trace_id id)
 	struct bs_thread *t = &bs_thread;
 	const uint64_t hi = id.hi, lo = id.lo;
 
-	if (unlikely(!(hi | lo)))
+	if (unlikely(bs_trace_id_is_zero(id)))
 		return -EINVAL;
 	if (unlikely(t->own_open) ||
 	    unlikely(t->attachment != READ_ONCE(bs_process.current)) ||
@@ -159,7 +159,7 @@ int bs_open(struct bs_trace *trace, struct bs_trace_id id)
 	const uint64_t hi = id.hi, lo = id.lo;
 	uint32_t handle, unrecorded;
 
-	if (unlikely(!(hi | lo)))
+	if (unlikely(bs_trace_id_is_zero(id)))
 		return -EINVAL;
 	enter(t);
 	unrecorded = bs_thread_records_all(t) ? 0 : recorded(t, hi, lo);
