@@ -47,13 +47,14 @@ static bool grant_take(struct bs_attachment *a, struct bs_grant *grant,
 		grant->generation = READ_ONCE(e->generation);
 	} while (!compare_and_swap(&ring->tail, &tail, tail + 1));
 
-	/* Threads that race here disturb each other's idea of when the stock
-	 * is half used by one segment. */
+	/* Threads that race here disturb each other's idea of how much of the
+	 * stock is used by one segment. */
 	if (READ_ONCE(a->stock_head) != head) {
 		WRITE_ONCE(a->stock_head, head);
 		WRITE_ONCE(a->stock_full, waiting);
 	}
-	if ((waiting - 1) * 2 <= READ_ONCE(a->stock_full))
+	if ((waiting - 1) * BS_STOCK_TOLD <=
+	    READ_ONCE(a->stock_full) * (BS_STOCK_TOLD - 1))
 		bs_doorbell_ring(a);
 	*position = tail;
 	return true;

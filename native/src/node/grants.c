@@ -17,7 +17,7 @@
 /* What a process is taken to write until it has shown what it writes, so that it
  * finds 16 MiB: its threads may all begin at once, or with a burst that is over
  * before the node has a processor. */
-#define FIRST_PER_S 25u
+#define FIRST_PER_S 22u
 
 /* The rate is that of a second: shorter bursts are in it, and longer ones have
  * it for most of their time. */
@@ -69,8 +69,8 @@ static void stock_adapt(struct bsn *n, struct client *c)
 	}
 	/* Within the window what was taken so far is the least that it will be. */
 	rate = passed > WINDOW_NS ? c->taken * NS_PER_S / passed : c->taken;
-	/* Half of a stock is gone, where the daemon is told, in less time than
-	 * the rest must last: then twice as much was too little. */
+	/* Half of a stock is gone, where a library may tell as late as that, in
+	 * less time than the rest must last: then twice as much was too little. */
 	if (c->stock_granted && grants_stock(c) <= c->stock_granted / 2 &&
 	    ns_since(n, c->filled_ns) < STOCK_S * NS_PER_S &&
 	    rate * STOCK_S < 2ull * c->stock_granted)
@@ -83,7 +83,10 @@ static void stock_adapt(struct bsn *n, struct client *c)
 		c->window_ns = n->now_ns;
 		c->taken = 0;
 	}
-	target = STOCK_MIN + c->peak_per_s * STOCK_S;
+	/* The daemon is told of what is used late enough that it may be away by
+	 * then. */
+	target = STOCK_MIN +
+		 c->peak_per_s * STOCK_S * BS_STOCK_TOLD / (BS_STOCK_TOLD - 1);
 	c->stock_target = (uint32_t)(target < most ? target : most);
 }
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The doorbell: the node never sleeps while a trigger waits, or a stock of which
- * half is used (abi/channel.h). */
+ * enough is used (abi/channel.h). */
 #include "check.h"
 #include "share.h"
 
@@ -58,7 +58,7 @@ static void two_threads_setup(void)
 	triggers = 2;
 }
 
-/* A stock of two segments: the first one that is taken is half of it. */
+/* A stock of two segments: the first one that is taken is more than an eighth. */
 static void wait_for_stock(void)
 {
 	struct bsn_metrics m;
