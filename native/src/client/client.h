@@ -89,10 +89,11 @@ struct bs_attachment {
 	bool is_retired;
 	bool is_torn; /* bs_lock */
 
-	/* Up to which position of the grant ring segments are populated, and
-	 * when the last one was taken; 0: never. */
+	/* Up to which position of the grant ring segments are populated, when
+	 * the last one was taken, and whether one ever was soon after another. */
 	uint32_t populated_to;
 	uint64_t taken_ns;
+	bool takes_often;
 
 	/* How far the node filled the stock when it last did: the head then,
 	 * and the number that waited. */

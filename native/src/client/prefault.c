@@ -105,7 +105,10 @@ void bs_prefault_taken(struct bs_attachment *a, uint32_t position)
 	uint64_t since_ns = now_ns - READ_ONCE(a->taken_ns);
 
 	WRITE_ONCE(a->taken_ns, now_ns);
-	if (since_ns < NS_PER_S && is_wanted(a, position + SEGMENTS_AHEAD / 2))
+	if (since_ns >= NS_PER_S)
+		return;
+	WRITE_ONCE(a->takes_often, true);
+	if (is_wanted(a, position + SEGMENTS_AHEAD / 2))
 		wake();
 }
 
@@ -120,8 +123,8 @@ static bool next_segment(const struct bs_attachment *a, uint32_t *position,
 	uint32_t waiting = load_acquire(&ring->head) - tail;
 	uint32_t number;
 
-	/* Nobody takes any, or the daemon talks nonsense. */
-	if (!READ_ONCE(a->taken_ns) || waiting > BS_GRANT_RING_ENTRIES)
+	/* Nobody needs any, or the daemon talks nonsense. */
+	if (!READ_ONCE(a->takes_often) || waiting > BS_GRANT_RING_ENTRIES)
 		return false;
 	if (waiting > SEGMENTS_AHEAD)
 		waiting = SEGMENTS_AHEAD;

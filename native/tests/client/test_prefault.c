@@ -35,14 +35,18 @@ static uint32_t pages(uint32_t segment)
 	return n * (uint32_t)(page / 4096);
 }
 
+/* Segments that are ready: the first ones. They get ready meanwhile, one after the
+ * other, so it is looked at the last ones first: before one that has memory all had it. */
 static uint32_t populated(void)
 {
-	uint32_t n = 0;
+	uint32_t n = SEGMENTS;
 
-	while (n < SEGMENTS && pages(n) == BS_SEGMENT_BYTES / 4096)
-		n++;
-	for (uint32_t i = n + 1; i < SEGMENTS; i++)
-		CHECK_EQ(pages(i), 0);
+	while (n && !pages(n - 1))
+		n--;
+	if (n && pages(n - 1) < BS_SEGMENT_BYTES / 4096)
+		n--;
+	for (uint32_t i = 0; i < n; i++)
+		CHECK_EQ(pages(i), BS_SEGMENT_BYTES / 4096);
 	return n;
 }
 
