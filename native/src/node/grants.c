@@ -83,8 +83,7 @@ static void stock_adapt(struct bsn *n, struct client *c)
 		c->window_ns = n->now_ns;
 		c->taken = 0;
 	}
-	/* The daemon is told of what is used late enough that it may be away by
-	 * then. */
+	/* What is left when the daemon is told must last, not all of it. */
 	target = STOCK_MIN +
 		 c->peak_per_s * STOCK_S * BS_STOCK_TOLD / (BS_STOCK_TOLD - 1);
 	c->stock_target = (uint32_t)(target < most ? target : most);
