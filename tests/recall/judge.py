@@ -6,7 +6,8 @@ and with which spans. It is
 
     whole      all of them came
     evicted    some did not, and the verdict says `evicted` of this node
-    dropped    some did not, and the verdict says that they were lost when they were written
+    dropped    some did not, and the verdict says that they were lost when they were written:
+               a failure too, since a pool has room for what is new
     unreached  nothing came, and nobody says anything of the node: who called it was evicted,
                which the verdict says, and with that who it called
     lost       anything else
@@ -124,10 +125,6 @@ class TraceFate:
     def is_young(self) -> bool:
         return all(part.is_young for part in self.parts)
 
-    @property
-    def is_dropped(self) -> bool:
-        return any(part.fate is Fate.DROPPED for part in self.parts)
-
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
@@ -207,9 +204,11 @@ def _failures(traces: Sequence[TraceFate]) -> Iterable[str]:
         for part in trace.parts:
             if part.fate is Fate.LOST:
                 yield f"{trace.trace_id}: what {part.node} wrote is missing, and nobody says why"
+            if part.fate is Fate.DROPPED:
+                yield f"{trace.trace_id}: what {part.node} was to write found no room"
         if trace.verdict == "coherent" and not trace.is_whole:
             yield f"{trace.trace_id}: called coherent, and is not"
-        if trace.is_young and not trace.is_whole and not trace.is_dropped:
+        if trace.is_young and not trace.is_whole:
             fates = ", ".join(f"{part.node} {part.fate}" for part in trace.parts)
             yield f"{trace.trace_id}: younger than all horizons, and not whole: {fates}"
     coherent = sum(trace.verdict == "coherent" for trace in whole)
