@@ -73,6 +73,8 @@ class SliceFlags(enum.IntFlag):
     MAYBE_LOSSY = 0x40
     CORRUPT = 0x80
     CRUMBS_CUT = 0x100
+    BY_FINGERPRINT = 0x400
+    """With EVICTED: only a fingerprint says so, which is another trace's once in millions."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -162,6 +162,8 @@ _FLAGS = {
 }
 """CRUMBS_CUT is none of them: the slice itself has every crumb."""
 
+_BY_FINGERPRINT = "; known by a fingerprint alone, which is another trace's once in millions"
+
 
 @dataclass(frozen=True, slots=True)
 class Reason:
@@ -352,7 +354,8 @@ def _part_reasons(trace: Trace, part: Part, nodes: Nodes) -> Iterator[Reason]:
     status = part.status
     for flag, (kind, words) in _FLAGS.items():
         if flag in status.flags:
-            yield Reason(kind, name, words)
+            by = flag is SliceFlags.EVICTED and SliceFlags.BY_FINGERPRINT in status.flags
+            yield Reason(kind, name, words + _BY_FINGERPRINT if by else words)
     if part.missing_bytes and not part.lost:
         where = "" if connected else "; the node is not connected"
         detail = f"{part.received} of {status.bytes} bytes came{where}"

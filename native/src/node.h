@@ -98,6 +98,9 @@ enum bsn_slice_flags {
 	BSN_SLICE_CRUMBS_CUT = 0x100, /* more than BSN_CRUMBS_MAX */
 	BSN_SLICE_SEARCHING = 0x200,  /* what is held of it is not known yet;
 				       * BSN_EVENT_SLICE_CHANGED when it is */
+	BSN_SLICE_BY_FINGERPRINT = 0x400, /* with EVICTED: only a fingerprint
+					   * says so, which is another trace's
+					   * once in millions (gone.c) */
 };
 
 /* Distinct nodes that one trace's slice on one node may name: generous for a

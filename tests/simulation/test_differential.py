@@ -447,7 +447,8 @@ def test_what_is_open_is_kept_and_what_is_closed_is_evicted() -> None:
     assert both.model.counters.second_chances > 0
     kept, evicted = (both.model.slice(trace) for trace in TRACES[:2])
     assert kept is not None and kept.flags == SliceFlags.HELD | SliceFlags.ABANDONED
-    assert evicted is not None and evicted.flags == SliceFlags.EVICTED
+    assert evicted is not None
+    assert evicted.flags == SliceFlags.EVICTED | SliceFlags.BY_FINGERPRINT
 
 
 def test_losses_that_nobody_can_tie_to_a_trace_make_all_suspect() -> None:

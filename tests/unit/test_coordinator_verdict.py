@@ -283,16 +283,33 @@ def test_what_a_slice_says(
     ],
 )
 def test_what_a_node_says(flag: SliceFlags, verdict: VerdictKind) -> None:
+    assert _verdict_where_n2_says(flag).kind is verdict
+
+
+def _verdict_where_n2_says(flags: SliceFlags) -> Verdict:
     harness = Harness()
     slices = two_nodes()
     harness.cluster(*slices)
     harness.fire("n1", T)
     harness.deliver(T, slices)
-    harness.status("n2", T, len(slices["n2"]), flags=flag)
+    harness.status("n2", T, len(slices["n2"]), flags=flags)
     harness.wait(S)
     found = harness.verdict(T)
     assert found is not None
-    assert found.kind is verdict
+    return found
+
+
+def _reason_for_n2(flags: SliceFlags) -> Reason:
+    (reason,) = _verdict_where_n2_says(flags).reasons
+    return reason
+
+
+def test_evicted_by_a_fingerprint_alone_is_said() -> None:
+    by_a_gap = _reason_for_n2(SliceFlags.EVICTED)
+    by_fingerprint = _reason_for_n2(SliceFlags.EVICTED | SliceFlags.BY_FINGERPRINT)
+    assert by_a_gap.kind is by_fingerprint.kind is ReasonKind.EVICTED
+    assert "fingerprint" not in by_a_gap.detail
+    assert "another trace's once in millions" in by_fingerprint.detail
 
 
 def test_the_worst_reason_names_the_verdict() -> None:

@@ -68,7 +68,7 @@ trace_ids = st.binary(min_size=16, max_size=16).filter(any).map(TraceId)
 groups = st.builds(Group, st.from_regex(r"[a-z0-9_.-]{1,31}", fullmatch=True), trace_ids)
 node_names = st.from_regex(r"[A-Za-z0-9_.-]{1,63}", fullmatch=True)
 crumbs = st.lists(UINT64.map(NodeId), max_size=CRUMBS_MAX).map(tuple)
-flags = st.integers(0, sum(SliceFlags)).map(SliceFlags)
+flags = st.integers(0, sum(SliceFlags)).map(lambda bits: SliceFlags(bits & sum(SliceFlags)))
 
 # Of peers that are newer, too.
 features = UINT64.map(Feature)

@@ -368,7 +368,8 @@ int bsn_client_adopt(struct bsn *n, int number, int pid, const char *service,
 	result = -EPROTO;
 	/* What it was granted nobody knows any more. What it wrote is lost. */
 	if (!n->ledger.adopted)
-		n->ledger.header->untied_to_ns = n->now_ns;
+		n->ledger.header->untied_to_ns =
+			n->ledger.header->unseen_to_ns = n->now_ns;
 	if (!n->ledger.adopted || n->recovered ||
 	    memfd_check(fds->arena, &arena_bytes) || !arena_bytes ||
 	    arena_bytes % SEGMENT || arena_bytes / SEGMENT > INT32_MAX)

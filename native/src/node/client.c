@@ -104,8 +104,8 @@ void client_check_drained(struct bsn *n, struct client *c)
 	client_free(c);
 }
 
-/* It lost something of nobody knows which traces, since the last look. */
-void client_untied_loss(struct bsn *n, struct client *c)
+/* What it wrote since the last look may lack something. */
+void client_in_doubt(struct bsn *n, struct client *c)
 {
 	uint64_t latest_ns = n->ledger.header->granted_ns;
 	uint64_t since_ns = c->losses_read_ns;
@@ -129,6 +129,14 @@ void client_untied_loss(struct bsn *n, struct client *c)
 		c->untied_news_ns = since_ns;
 	c->untied_news = true;
 	n->untied_news = true;
+}
+
+/* It lost something of nobody knows which traces, since the last look. One that was
+ * never seen may be among them. */
+void client_untied_loss(struct bsn *n, struct client *c)
+{
+	client_in_doubt(n, c);
+	n->ledger.header->unseen_to_ns = c->untied_to_ns;
 }
 
 struct client *client_new(struct bsn *n, int pid, const char *service,

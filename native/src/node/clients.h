@@ -113,6 +113,7 @@ void client_fill_header(const struct bsn *n, const struct client *c);
 bool client_make_room(struct bsn *n);
 void client_check_drained(struct bsn *n, struct client *c);
 struct client *client_find(const struct bsn *n, uint32_t number);
+void client_in_doubt(struct bsn *n, struct client *c);
 void client_untied_loss(struct bsn *n, struct client *c);
 void client_free(struct client *c);
 bool client_has_work(const struct bsn *n, const struct client *c);

@@ -19,7 +19,7 @@ static int answer_without_slice(struct bsn *n, struct bs_trace_id id,
 	out->id = id;
 	out->flags = BSN_SLICE_STORE_FULL;
 	if (why & GONE_EVICTED)
-		out->flags |= BSN_SLICE_EVICTED;
+		out->flags |= BSN_SLICE_EVICTED | BSN_SLICE_BY_FINGERPRINT;
 	if (why & GONE_LOSSY)
 		out->flags |= BSN_SLICE_LOSSY;
 	if (why & GONE_ABANDONED)

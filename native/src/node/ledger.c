@@ -20,7 +20,7 @@
 #include "internal.h"
 
 #define LEDGER_MAGIC 0x52454744454c5342ull
-#define LEDGER_VERSION 4u
+#define LEDGER_VERSION 5u
 #define HEADER_BYTES 4096u
 
 /* Of the budget: for a successor whose pool is larger. */

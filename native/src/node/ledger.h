@@ -60,6 +60,7 @@ struct ledger_header {
 	uint64_t granted_ns;   /* of the latest grant */
 	uint64_t sealed;       /* of the latest seal, or parking */
 	uint64_t untied_to_ns; /* the latest loss of nobody knows which trace */
+	uint64_t unseen_to_ns; /* and that was counted, not made up */
 	/* Of what was reclaimed, when the last was sealed: what was written since
 	 * is still there, whoever wrote it. 0: nothing was. */
 	uint64_t reclaimed_to_ns;

@@ -83,7 +83,9 @@ static void read_thread(struct bsn *n, struct client *c, uint32_t slot)
 
 	if (head - t->loss_tail > BS_LOSS_RING_ENTRIES) {
 		n->counts.corrupt++;
-		client_untied_loss(n, c);
+		/* Nothing was counted: no trace is in doubt for it that the
+		 * process has no part in. */
+		client_in_doubt(n, c);
 		t->loss_tail = head;
 	}
 	n->cost += LINE_ENTRIES * (1 + head - t->loss_tail);

@@ -279,13 +279,12 @@ static bool has_gaps(const struct search *s)
 /* Was a loss that could not be blamed on a trace close to this one? */
 static bool is_maybe_lossy(const struct bsn *n, const struct search *s)
 {
-	uint64_t untied_to_ns = n->ledger.header->untied_to_ns;
+	uint64_t unseen_to_ns = n->ledger.header->unseen_to_ns;
 	uint64_t active_ns = s->active_ns;
 
-	if (!untied_to_ns)
-		return false;
 	if (!s->n_met)
-		return untied_to_ns >= n->ledger.header->reclaimed_to_ns;
+		return unseen_to_ns &&
+		       unseen_to_ns >= n->ledger.header->reclaimed_to_ns;
 	/* What a trace that is open was to write last may be what was lost. */
 	for (uint32_t i = 0; i < s->met_room; i++) {
 		if (s->met[i].client != NONE && !s->met[i].last)
@@ -304,8 +303,10 @@ void search_conclude(struct bsn *n, struct search *s)
 
 	if (!slice)
 		return;
-	if (why & GONE_EVICTED || has_gaps(s))
+	if (has_gaps(s))
 		slice->flags |= BSN_SLICE_EVICTED;
+	else if (why & GONE_EVICTED)
+		slice->flags |= BSN_SLICE_EVICTED | BSN_SLICE_BY_FINGERPRINT;
 	if (why & GONE_ABANDONED)
 		slice->flags |= BSN_SLICE_ABANDONED;
 	if (why & GONE_LOSSY)

@@ -276,7 +276,7 @@ static void a_restart_keeps_second_chances_and_tombstones(void)
 	n = restart(n, &config, &w, 1, now);
 	check_invariants(n);
 	collect(n, trace_id(2), now, &s);
-	CHECK_EQ(s.flags, BSN_SLICE_EVICTED);
+	CHECK_EQ(s.flags, EVICTED_BY_FINGERPRINT);
 	CHECK(w_begin(&t, trace_id(1), 1, 1, 0, 1000));
 	w_record(&t, BS_RECORD_DATA, "end", 4, now);
 	w_end(&t, BS_RUN_LAST);
@@ -293,7 +293,7 @@ static void a_restart_keeps_second_chances_and_tombstones(void)
 		check_invariants(n);
 	}
 	collect(n, trace_id(1299), now, &s);
-	CHECK_EQ(s.flags, BSN_SLICE_EVICTED);
+	CHECK_EQ(s.flags, EVICTED_BY_FINGERPRINT);
 	free_with_writer(n, &w);
 }
 
@@ -447,7 +447,7 @@ static void clients_are_bounded(void)
 	writer_attach(&w[2], n, START + 2 * MS);
 	CHECK(w[2].number > w[3].number);
 	collect(n, trace_id(2), START + 2 * MS, &s);
-	CHECK_EQ(s.flags, BSN_SLICE_EVICTED);
+	CHECK_EQ(s.flags, EVICTED_BY_FINGERPRINT);
 	collect(n, trace_id(1), START + 2 * MS, &s);
 	CHECK_EQ(s.flags, BSN_SLICE_HELD);
 	CHECK(bsn_events(n, &e, 1) == 1);

@@ -68,13 +68,13 @@ static void oldest_goes_first_over_arenas(void)
 	for (uint64_t i = 0; i < 400; i++) {
 		uint32_t flags = flags_of(n, trace_id(i), now);
 
-		CHECK(flags == BSN_SLICE_EVICTED || flags == 0);
-		if (flags == BSN_SLICE_EVICTED)
+		CHECK(flags == EVICTED_BY_FINGERPRINT || flags == 0);
+		if (flags == EVICTED_BY_FINGERPRINT)
 			gone++;
 		else
 			held = true;
 		/* Both of a segment go together: two by two, interleaved. */
-		CHECK(!held || flags != BSN_SLICE_EVICTED || i < gone + 4);
+		CHECK(!held || flags != EVICTED_BY_FINGERPRINT || i < gone + 4);
 	}
 	CHECK_EQ(gone, m.runs_evicted);
 	for (int i = 0; i < 2; i++)
@@ -179,7 +179,7 @@ static void open_handles_are_kept(void)
 	CHECK(m.keep_bytes > 0);
 	for (uint32_t i = 0; i < TRACES; i++)
 		CHECK_EQ(flags_of(n, trace_id(i), now),
-			 i <= LISTED ? 0 : BSN_SLICE_EVICTED);
+			 i <= LISTED ? 0 : EVICTED_BY_FINGERPRINT);
 
 	/* They go on, and are whole. */
 	for (uint32_t i = 0; i <= LISTED; i++) {
@@ -206,7 +206,7 @@ static void open_handles_are_kept(void)
 	/* Closed now: they go, and the memory comes back. */
 	now = fill(n, &t, 5000, 200, 30000, now);
 	for (uint32_t i = 0; i <= LISTED; i++)
-		CHECK_EQ(flags_of(n, trace_id(i), now), BSN_SLICE_EVICTED);
+		CHECK_EQ(flags_of(n, trace_id(i), now), EVICTED_BY_FINGERPRINT);
 	bsn_get_metrics(n, &m);
 	CHECK_EQ(m.keep_bytes, SEG);
 	check_invariants(n);
@@ -244,7 +244,7 @@ static void what_the_dead_had_open_goes(void)
 		w_list(&w[1], HANDLE + i, true);
 	}
 	now = fill(n, &t[1], 5000, 400, 30000, now);
-	CHECK_EQ(flags_of(n, trace_id(1), now), BSN_SLICE_EVICTED);
+	CHECK_EQ(flags_of(n, trace_id(1), now), EVICTED_BY_FINGERPRINT);
 	for (int i = 0; i < 2; i++)
 		writer_close(&w[i]);
 	bsn_free(n);
@@ -356,6 +356,7 @@ static uint32_t flags_of_parts(struct bsn *n, const struct kept_part *parts,
 			.from = parts[i].from,
 			.bytes = parts[i].bytes,
 			.has_more = parts[i].has_more,
+			.granted_ns = START,
 		};
 
 		search_meet(n, &s, &run, 0);
@@ -404,10 +405,10 @@ static void what_was_evicted_is_told(void)
 	CHECK(w_trace(&other, trace_id(3), 100, now));
 	now = fill(n, &t, 1000, 150, 30000, now);
 	collect(n, trace_id(1), now, &s);
-	CHECK_EQ(s.flags, BSN_SLICE_EVICTED);
+	CHECK_EQ(s.flags, EVICTED_BY_FINGERPRINT);
 	CHECK_EQ(s.bytes, 0);
 	collect(n, trace_id(2), now, &s);
-	CHECK_EQ(s.flags, BSN_SLICE_HELD | BSN_SLICE_EVICTED);
+	CHECK_EQ(s.flags, BSN_SLICE_HELD | EVICTED_BY_FINGERPRINT);
 	decode_slice(n, trace_id(2), &d);
 	CHECK_EQ(d.records, 1);
 	collect(n, trace_id(3), now, &s);
@@ -417,7 +418,7 @@ static void what_was_evicted_is_told(void)
 	/* Written again: held, and never whole. */
 	CHECK(w_trace(&other, trace_id(2), 100, now));
 	collect(n, trace_id(2), now, &s);
-	CHECK_EQ(s.flags, BSN_SLICE_HELD | BSN_SLICE_EVICTED);
+	CHECK_EQ(s.flags, BSN_SLICE_HELD | EVICTED_BY_FINGERPRINT);
 	decode_slice(n, trace_id(2), &d);
 	CHECK_EQ(d.records, 2);
 
@@ -435,7 +436,7 @@ static void what_was_evicted_is_told(void)
 	CHECK_EQ(d.records, 2);
 	CHECK_EQ(bsn_slice_release(n, trace_id(4), false, now), 0);
 	collect(n, trace_id(4), now, &s);
-	CHECK_EQ(s.flags, BSN_SLICE_HELD | BSN_SLICE_EVICTED);
+	CHECK_EQ(s.flags, BSN_SLICE_HELD | EVICTED_BY_FINGERPRINT);
 	decode_slice(n, trace_id(4), &d);
 	CHECK_EQ(d.records, 1);
 	free_with_writer(n, &w);
@@ -491,7 +492,7 @@ static void handles_tell_what_is_missing(void)
 	for (uint64_t i = m.runs_evicted - 50 - 102; i < m.runs_evicted - 102;
 	     i++)
 		CHECK_EQ(flags_of(n, trace_id(10000 + i), now),
-			 BSN_SLICE_EVICTED);
+			 EVICTED_BY_FINGERPRINT);
 	free_with_writer(n, &w);
 }
 
@@ -524,7 +525,7 @@ static void keep_arena_full(void)
 		struct bsn_slice s;
 
 		collect(n, trace_id(i), now, &s);
-		CHECK(s.flags == BSN_SLICE_EVICTED ||
+		CHECK(s.flags == EVICTED_BY_FINGERPRINT ||
 		      s.flags == BSN_SLICE_HELD ||
 		      s.flags == BSN_SLICE_STORE_FULL);
 		whole += s.flags == BSN_SLICE_HELD;
@@ -652,7 +653,7 @@ static void only_what_began_can_end(void)
 		bsn_poll(n, now += MS);
 	}
 	collect(n, trace_id(1), now, &s);
-	CHECK_EQ(s.flags, BSN_SLICE_EVICTED);
+	CHECK_EQ(s.flags, EVICTED_BY_FINGERPRINT);
 	CHECK_EQ(s.open_handles, 0);
 	/* One that is open while that ends, one that begins afterwards. */
 	CHECK(w_begin(&t[1], trace_id(1), HANDLE + 1, 0, BS_RUN_FIRST, 100));
@@ -742,7 +743,7 @@ static void nothing_goes_before_all_are_adopted(void)
 		bsn_poll(n, now);
 		bsn_get_metrics(n, &m);
 	}
-	CHECK_EQ(flags_of(n, trace_id(0), now), BSN_SLICE_EVICTED);
+	CHECK_EQ(flags_of(n, trace_id(0), now), EVICTED_BY_FINGERPRINT);
 	/* All that it had in hand: there is nothing that the next could have. */
 	while (w_take_segment(&t[1]))
 		CHECK(w_trace(&t[1], trace_id(written++), 100, now));

@@ -359,13 +359,13 @@ static uint32_t check_fillers(struct stage *s)
 
 		d.n_bytes = bsn_peek(s->n, trace_id(FILLERS + i), s->now,
 				     buffer, sizeof(buffer), &slice);
-		if (i == evicted && slice.flags == BSN_SLICE_EVICTED) {
+		if (i == evicted && slice.flags == EVICTED_BY_FINGERPRINT) {
 			evicted++;
 			continue;
 		}
 		/* Of a segment whose reclaim was not over it may say so, too. */
 		if (i < evicted + 2 &&
-		    slice.flags == (BSN_SLICE_EVICTED | BSN_SLICE_HELD))
+		    slice.flags == (EVICTED_BY_FINGERPRINT | BSN_SLICE_HELD))
 			continue;
 		CHECK_EQ(slice.flags, BSN_SLICE_HELD);
 	}
@@ -434,7 +434,7 @@ static void check_all(struct stage *s, bool exited, bool released)
 	}
 	CHECK(check_fillers(s) > evicted);
 	collect(s->n, trace_id(PARKED), s->now, &slice);
-	CHECK_EQ(slice.flags, BSN_SLICE_EVICTED);
+	CHECK_EQ(slice.flags, EVICTED_BY_FINGERPRINT);
 	for (int i = exited; i < WRITERS; i++)
 		CHECK_EQ(bsn_client_exited(s->n, s->w[exited ? 0 : i].number,
 					   s->now),

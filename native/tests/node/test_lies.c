@@ -207,7 +207,7 @@ static void directory_lies(void (*lie)(struct wthread *t, uint32_t flags),
 	/* The honest one has all of his. */
 	collect(n, trace_id(1), now, &s);
 	CHECK_EQ(s.flags, when == WHEN_IT_RECLAIMS
-				  ? BSN_SLICE_HELD | BSN_SLICE_EVICTED
+				  ? BSN_SLICE_HELD | EVICTED_BY_FINGERPRINT
 				  : BSN_SLICE_HELD);
 	for (int i = 0; i < 2; i++)
 		writer_close(&w[i]);
@@ -500,7 +500,7 @@ static void grants_that_lie(void)
 		for (uint64_t k = id - 100; k < id; k++) {
 			collect(n, trace_id(k), now, &s);
 			CHECK(s.flags == BSN_SLICE_HELD ||
-			      s.flags == BSN_SLICE_EVICTED);
+			      s.flags == EVICTED_BY_FINGERPRINT);
 		}
 		CHECK_EQ(s.flags, BSN_SLICE_HELD);
 		bsn_client_exited(n, w[1].number, now);

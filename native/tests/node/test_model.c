@@ -470,9 +470,9 @@ static void look_at_segments(void)
 		if (g->gone)
 			continue;
 		look(marker(i), &s);
-		g->twice = s.flags == (BSN_SLICE_HELD | BSN_SLICE_EVICTED);
+		g->twice = s.flags == (BSN_SLICE_HELD | EVICTED_BY_FINGERPRINT);
 		twice += g->twice;
-		g->gone = s.flags == BSN_SLICE_EVICTED;
+		g->gone = s.flags == EVICTED_BY_FINGERPRINT;
 		if (!g->gone && !g->twice)
 			CHECK_EQ(s.flags, BSN_SLICE_HELD);
 		if (g->gone) {
@@ -533,7 +533,7 @@ static uint32_t find_runs(uint32_t trace, bool *found)
 static void check_flags(const struct mtrace *m, uint32_t flags,
 			uint32_t missing, bool may_say)
 {
-	CHECK_EQ(flags & ~(uint32_t)(BSN_SLICE_HELD | BSN_SLICE_EVICTED |
+	CHECK_EQ(flags & ~(uint32_t)(BSN_SLICE_HELD | EVICTED_BY_FINGERPRINT |
 				     BSN_SLICE_LOSSY),
 		 0);
 	CHECK_EQ(!!(flags & BSN_SLICE_LOSSY), m->lost);

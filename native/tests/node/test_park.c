@@ -183,7 +183,7 @@ static void reclaimed_in_order(void)
 		bsn_poll(n, now);
 		for (uint32_t i = 0; i < 5; i++) {
 			bool is_gone = flags_of(n, trace_id(i), now) ==
-				       BSN_SLICE_EVICTED;
+				       EVICTED_BY_FINGERPRINT;
 
 			CHECK(is_gone >= gone[i]);
 			gone[i] = is_gone;
@@ -320,7 +320,7 @@ static void a_process_with_parked_segments_ends(void)
 		CHECK(id < 1000);
 	}
 	for (uint64_t i = 0; i < 3; i++)
-		CHECK_EQ(flags_of(n, trace_id(i), now), BSN_SLICE_EVICTED);
+		CHECK_EQ(flags_of(n, trace_id(i), now), EVICTED_BY_FINGERPRINT);
 	for (int i = 0; i < 2; i++)
 		writer_close(&w[i]);
 	bsn_free(n);

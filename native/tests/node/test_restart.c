@@ -668,7 +668,7 @@ static void sealed_in_order(uint64_t pool_bytes_after, bool evicts)
 	CHECK(sealed > BEFORE);
 	CHECK(evicts ? gone > BEFORE / 2 : !gone);
 	CHECK_EQ(flags_of(n, trace_id(order[0]), now),
-		 evicts ? BSN_SLICE_EVICTED : 0);
+		 evicts ? EVICTED_BY_FINGERPRINT : 0);
 	collect(n, trace_id(written), now, &s);
 	CHECK_EQ(s.flags, BSN_SLICE_HELD);
 	for (int i = 0; i < 2; i++)

@@ -21,6 +21,9 @@
 #define START (1000 * SECOND)
 #define SEG BS_SEGMENT_BYTES
 
+/* Of a trace of which nothing is left. */
+#define EVICTED_BY_FINGERPRINT (BSN_SLICE_EVICTED | BSN_SLICE_BY_FINGERPRINT)
+
 struct writer {
 	struct bsn_client_fds fds;
 	int number;

@@ -68,6 +68,8 @@ class Search:
         found.flags |= why & (SliceFlags.EVICTED | SliceFlags.ABANDONED | SliceFlags.LOSSY)
         if any(not m.lossy and (not m.first or m.runs < m.seq_max + 1) for m in met.values()):
             found.flags |= SliceFlags.EVICTED
+        elif SliceFlags.EVICTED in why:
+            found.flags |= SliceFlags.BY_FINGERPRINT
         if self._is_maybe_lossy(met, untied_from_ns, active_ns):
             found.flags |= SliceFlags.MAYBE_LOSSY
         self._end_lost(found, met)
