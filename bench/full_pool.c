@@ -47,7 +47,9 @@ struct full_pool full_pool_of(const char *pool_bytes, const char *trace_bytes)
 				.percentage_threshold = UINT64_MAX,
 				.reclaim_percent = 98,
 				.clients_max = 256,
-				.tombstones = 65536,
+#if BS_ABI_VERSION < 2
+				.tombstones = 65536, /* its default */
+#endif
 				.ticks_per_s = SECOND_NS,
 			},
 		.trace_bytes = number(trace_bytes),
