@@ -1,64 +1,120 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A node daemon that is stopped for ten seconds costs applications nothing."""
+"""A node daemon that is stopped for ten seconds, or dead for some, costs applications nothing."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-from testbed.daemons import Cores, lone_node
+from testbed.daemons import Cores, coordinator_on, lone_node, this_machine
+from testbed.topology import Node, await_settled
 
 # What a service writes in a second: 350 kB, as in the field.
 TRACES_PER_S = 85
 TRACE_BYTES = 4096
 
+# What one trigger names: the trace and its laterals.
+GROUP = 33
+
 # For each line it writes that many traces: those of the first lines at the pace of a
 # service, so that the node knows its rate, the last ones as fast as it goes, since what
 # counts is how much comes while the node is away, and not how long that takes.
+# "keep": triggers for all that it wrote so far.
 WRITER = f"""
 import sys, time, backsight
 assert backsight.wait_attached(60)
-number = 0
+number, written = 0, []
 for line in sys.stdin:
-    traces, pause_s = line.split()
-    for _ in range(int(traces)):
-        number += 1
-        with backsight.Trace(f"{{number:032x}}") as trace:
-            trace.write(bytes({TRACE_BYTES}))
-        time.sleep(float(pause_s))
-    print(backsight.stats().records_lost, flush=True)
+    if line.strip() == "keep":
+        while written:
+            group, written = written[:{GROUP}], written[{GROUP}:]
+            backsight.trigger(group[0], "kept", None, group[1:])
+    else:
+        traces, pause_s = line.split()
+        for _ in range(int(traces)):
+            number += 1
+            written.append(f"{{number:032x}}")
+            with backsight.Trace(written[-1]) as trace:
+                trace.write(bytes({TRACE_BYTES}))
+            time.sleep(float(pause_s))
+    stats = backsight.stats()
+    print(stats.records_lost + stats.triggers_lost, flush=True)
 """
 
 
+class Writer:
+    """The process that writes. What it does returns how much it has lost so far."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+
+    def write(self, traces: int, pause_s: float) -> int:
+        return self._do(f"{traces} {pause_s}")
+
+    def keep_all(self) -> int:
+        return self._do("keep")
+
+    def _do(self, line: str) -> int:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write(line + "\n")
+        self._process.stdin.flush()
+        return int(self._process.stdout.readline())
+
+
+@contextlib.contextmanager
+def writer(daemon: Node) -> Iterator[Writer]:
+    with subprocess.Popen(
+        [sys.executable, "-c", WRITER],
+        env={**os.environ, "BACKSIGHT_SOCKET": str(daemon.socket_path)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        yield Writer(process)
+        assert process.stdin is not None
+        process.stdin.close()
+
+
 def test_a_daemon_that_is_stopped_for_ten_seconds_loses_nothing(tmp_path: Path) -> None:
-    with (
-        lone_node(tmp_path, Cores.choose(), {"pool_bytes": "64MiB"}) as daemon,
-        subprocess.Popen(
-            [sys.executable, "-c", WRITER],
-            env={**os.environ, "BACKSIGHT_SOCKET": str(daemon.socket_path)},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        ) as writer,
-    ):
-        assert writer.stdin is not None and writer.stdout is not None
-
-        def write(traces: int, pause_s: float) -> int:
-            assert writer.stdin is not None and writer.stdout is not None
-            writer.stdin.write(f"{traces} {pause_s}\n")
-            writer.stdin.flush()
-            return int(writer.stdout.readline())
-
-        assert write(8 * TRACES_PER_S, 1 / TRACES_PER_S) == 0
+    config = {"pool_bytes": "64MiB"}
+    with lone_node(tmp_path, Cores.choose(), config) as daemon, writer(daemon) as service:
+        assert service.write(8 * TRACES_PER_S, 1 / TRACES_PER_S) == 0
         os.kill(daemon.daemon_pid(), signal.SIGSTOP)
-        assert write(10 * TRACES_PER_S, 0) == 0
+        assert service.write(10 * TRACES_PER_S, 0) == 0
         os.kill(daemon.daemon_pid(), signal.SIGCONT)
         # And again, with what the node has granted since.
-        assert write(TRACES_PER_S, 1 / TRACES_PER_S) == 0
+        assert service.write(TRACES_PER_S, 1 / TRACES_PER_S) == 0
         os.kill(daemon.daemon_pid(), signal.SIGSTOP)
-        assert write(10 * TRACES_PER_S, 0) == 0
+        assert service.write(10 * TRACES_PER_S, 0) == 0
         os.kill(daemon.daemon_pid(), signal.SIGCONT)
-        writer.stdin.close()
+
+
+def test_a_daemon_that_is_killed_and_started_seconds_later_loses_nothing(tmp_path: Path) -> None:
+    machine = this_machine(Cores.choose().daemons)
+    quiet: dict[str, Any] = {"metrics": {"listen": None}}
+    coordinator = coordinator_on(machine, tmp_path)
+    daemon = Node(machine, "node", tmp_path, coordinator, {"pool_bytes": "64MiB", **quiet})
+    with coordinator, daemon, writer(daemon) as service:
+        written = 2 * TRACES_PER_S
+        assert service.write(written, 1 / TRACES_PER_S) == 0
+        for _ in range(2):
+            # While the holder is stopped nobody starts a new daemon.
+            os.kill(daemon.holder_pid(), signal.SIGSTOP)
+            os.kill(daemon.daemon_pid(), signal.SIGKILL)
+            assert service.write(5 * TRACES_PER_S, 0) == 0
+            os.kill(daemon.holder_pid(), signal.SIGCONT)
+            daemon.wait_ready()
+            # The second time with what the new one has granted.
+            assert service.write(TRACES_PER_S, 1 / TRACES_PER_S) == 0
+            written += 6 * TRACES_PER_S
+        assert service.keep_all() == 0
+        assert await_settled(coordinator, [daemon])
+        kept = coordinator.ctl_json("traces")
+    assert len(kept) == written
+    assert {trace["verdict"]["kind"] for trace in kept} == {"coherent"}
