@@ -3,13 +3,9 @@
  * libbacksight itself against the node: four threads write and trigger, a
  * worker sleeps on the doorbell and polls, a third party asks and collects.
  */
-#include <pthread.h>
 #include <sched.h>
-#include <sys/socket.h>
-#include <sys/un.h>
-#include <time.h>
 
-#include "writer.h"
+#include "serve.h"
 
 #define THREADS 4
 #define TRACES 2000
@@ -17,66 +13,8 @@
 #define EVERY 50 /* that is triggered */
 
 static struct bsn *node;
-static int listener;
 static uint32_t stopping; /* no more events will come */
 static uint32_t triggered[THREADS * TRACES];
-static int client_number;
-
-static uint64_t now_ns(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return (uint64_t)t.tv_sec * SECOND + (uint64_t)t.tv_nsec;
-}
-
-/* What appliance/attach.py does. */
-static void *serve(void *unused)
-{
-	union {
-		char bytes[CMSG_SPACE(BS_FDS * sizeof(int))];
-		struct cmsghdr align;
-	} control = {0};
-	struct bs_attach_request request;
-	struct bs_attach_reply reply = {
-		.magic = BS_ABI_MAGIC,
-		.version = BS_ABI_VERSION,
-		.token = {1, 2},
-	};
-	struct iovec iov = {&reply, sizeof(reply)};
-	struct msghdr message = {
-		.msg_iov = &iov,
-		.msg_iovlen = 1,
-		.msg_control = control.bytes,
-		.msg_controllen = sizeof(control.bytes),
-	};
-	struct cmsghdr *c = CMSG_FIRSTHDR(&message);
-	struct bsn_client_fds fds;
-	char byte;
-	int peer = accept(listener, NULL, NULL);
-
-	(void)unused;
-	CHECK(peer >= 0);
-	CHECK_EQ(recv(peer, &request, sizeof(request), 0), sizeof(request));
-	client_number = bsn_client_add(node, request.pid, request.service,
-				       now_ns(), &fds);
-	CHECK(client_number > 0);
-	reply.arena_bytes = (uint64_t)lseek(fds.arena, 0, SEEK_END);
-	c->cmsg_level = SOL_SOCKET;
-	c->cmsg_type = SCM_RIGHTS;
-	c->cmsg_len = CMSG_LEN(BS_FDS * sizeof(int));
-	memcpy(CMSG_DATA(c),
-	       (int[]){fds.arena, fds.channel, fds.context,
-		       bsn_policy_fd(node)},
-	       BS_FDS * sizeof(int));
-	CHECK_EQ(sendmsg(peer, &message, 0), sizeof(reply));
-	close(fds.arena);
-	close(fds.channel);
-	close(fds.context);
-	CHECK_EQ(recv(peer, &byte, 1, 0), 0); /* until it hangs up */
-	close(peer);
-	return NULL;
-}
 
 static void *work(void *unused)
 {
@@ -188,23 +126,14 @@ static void follows_the_sampling(void)
 int main(void)
 {
 	struct bsn_config config = test_config(64 << 20);
-	struct sockaddr_un address = {.sun_family = AF_UNIX};
-	pthread_t server, worker, asker, writers[THREADS];
+	struct server server = {0};
+	pthread_t worker, asker, writers[THREADS];
 	uint64_t numbers[THREADS];
 	struct bsn_metrics m;
 	struct decoded d = {0};
-	char directory[64];
 
 	node = test_node(&config);
-	make_directory(directory, sizeof(directory));
-	snprintf(address.sun_path, sizeof(address.sun_path), "%s/node.sock",
-		 directory);
-	listener = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
-	CHECK(listener >= 0);
-	CHECK_EQ(bind(listener, (void *)&address, sizeof(address)), 0);
-	CHECK_EQ(listen(listener, 1), 0);
-	CHECK_EQ(setenv("BACKSIGHT_SOCKET", address.sun_path, 1), 0);
-	CHECK_EQ(pthread_create(&server, NULL, serve, NULL), 0);
+	server_open(&server, node);
 	CHECK_EQ(bs_begin((struct bs_trace_id){1, 1}), 0); /* attaches */
 	bs_end();
 	CHECK_EQ(bs_wait_attached(60000), 0);
@@ -261,12 +190,8 @@ int main(void)
 	check_invariants(node);
 
 	bs_shutdown();
-	pthread_join(server, NULL);
-	CHECK_EQ(bsn_client_exited(node, client_number, now_ns()), 0);
+	server_close(&server);
 	bsn_free(node);
-	close(listener);
-	unlink(address.sun_path);
-	rmdir(directory);
 	free(d.bytes);
 	return 0;
 }
