@@ -29,6 +29,20 @@ uint64_t store_sealed(const struct bsn *n)
 	return h->sealed[h->epoch % 2];
 }
 
+static void mark_parts(struct mark_state *m, const struct slice *slice,
+		       bool open)
+{
+	for (uint32_t i = 0; i < slice->n_parts && m->n_parts < MARK_PARTS;
+	     i++) {
+		const struct part *part = &slice->parts[i];
+
+		if (!part->open == open)
+			continue;
+		m->parts[m->n_parts].client = part->client;
+		m->parts[m->n_parts++].open = (int32_t)part->open;
+	}
+}
+
 static void mark_write(struct bsn *n, struct slice *slice, uint64_t epoch)
 {
 	struct mark_state *m;
@@ -42,7 +56,8 @@ static void mark_write(struct bsn *n, struct slice *slice, uint64_t epoch)
 	if (slice->flags & BSN_SLICE_SEARCHING) {
 		m->flags = BSN_SLICE_SEARCHING;
 		m->bytes = m->trimmed_bytes = 0;
-		m->n_crumbs = m->n_opens = 0;
+		m->n_crumbs = m->n_parts = 0;
+		m->has_all_parts = true;
 		m->changed_ns = slice->changed_ns;
 		store_release(&m->epoch, epoch);
 		return;
@@ -53,14 +68,11 @@ static void mark_write(struct bsn *n, struct slice *slice, uint64_t epoch)
 	m->n_crumbs = slice->n_crumbs;
 	memcpy(m->crumbs, slice->crumbs,
 	       slice->n_crumbs * sizeof(*slice->crumbs));
-	m->n_opens = 0;
-	for (uint32_t i = 0; i < slice->n_parts && m->n_opens < MARK_OPENS;
-	     i++) {
-		if (!slice->parts[i].open)
-			continue;
-		m->opens[m->n_opens].client = slice->parts[i].client;
-		m->opens[m->n_opens++].open = (int32_t)slice->parts[i].open;
-	}
+	m->n_parts = 0;
+	mark_parts(m, slice, true);
+	mark_parts(m, slice, false);
+	m->has_all_parts = !slice->parts_forgotten &&
+			   m->n_parts == slice->n_parts;
 	store_release(&m->epoch, epoch);
 }
 
@@ -137,7 +149,7 @@ static void adopt_mark(struct bsn *n, uint32_t i)
 	}
 	/* No commit: its trigger was not answered, and will come again. */
 	if (!best || !m->slice_epoch || m->slice_epoch > INT64_MAX ||
-	    best->n_crumbs > BSN_CRUMBS_MAX || best->n_opens > MARK_OPENS ||
+	    best->n_crumbs > BSN_CRUMBS_MAX || best->n_parts > MARK_PARTS ||
 	    best->trimmed_bytes > best->bytes || best->bytes > s->bytes)
 		return;
 	if (slice_find(n, id))
@@ -152,18 +164,20 @@ static void adopt_mark(struct bsn *n, uint32_t i)
 	slice->epoch = m->slice_epoch;
 	slice->saved = saved;
 	slice->changed_ns = best->changed_ns;
-	slice->adopted = true;
+	slice->parts_forgotten = !best->has_all_parts;
 	slice->bytes = best->bytes;
 	slice->trimmed_bytes = best->trimmed_bytes;
 	slice->flags = best->flags;
 	slice->n_crumbs = best->n_crumbs;
 	memcpy(slice->crumbs, best->crumbs, sizeof(slice->crumbs));
-	for (uint32_t k = 0; k < best->n_opens; k++) {
-		struct part *part = slice_part(slice, best->opens[k].client);
+	for (uint32_t k = 0; k < best->n_parts; k++) {
+		struct part *part = slice_part(slice, best->parts[k].client);
 
-		if (part && best->opens[k].open > 0)
+		if (!part)
+			slice->parts_forgotten = true;
+		else if (best->parts[k].open > 0)
 			part->open = part->unlisted =
-				(uint32_t)best->opens[k].open;
+				(uint32_t)best->parts[k].open;
 	}
 	slice->first_block = (uint32_t)(slice->trimmed_bytes / BLOCK_CONTENT);
 	slice->n_blocks =

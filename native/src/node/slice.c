@@ -447,8 +447,7 @@ static uint64_t oldest(const struct news *news, uint32_t count)
 static bool may_lack(const struct slice *s, const struct news *news,
 		     uint32_t count, uint64_t oldest_ns)
 {
-	/* Which processes had a part in it is forgotten. */
-	if (s->adopted && s->changed_ns >= oldest_ns)
+	if (s->parts_forgotten && s->changed_ns >= oldest_ns)
 		return true;
 	for (uint32_t k = 0; k < s->n_parts; k++) {
 		const struct part *part = &s->parts[k];

@@ -9,11 +9,11 @@
 #define BLOCK_HEADER 32u
 #define BLOCK_CONTENT (BLOCK_BYTES - BLOCK_HEADER)
 
-/* Processes with open handles that a mark remembers over a restart, as many as
- * fit. Of further ones a successor thinks that they have the trace closed: it
- * may tell earlier that the trace is quiet, and what comes is reported all the
- * same. */
-#define MARK_OPENS 48u
+/* Processes with a part in a slice that a mark remembers over a restart, as many as
+ * fit, those with open handles first. Of further ones a successor thinks that they
+ * have the trace closed: it may tell earlier that the trace is quiet, and what comes
+ * is reported all the same. */
+#define MARK_PARTS 48u
 
 struct part {
 	uint32_t client;
@@ -59,7 +59,7 @@ struct slice {
 	bool dirty;	 /* mark not yet written */
 	bool changed;	 /* event waits */
 	bool full_event; /* event waits */
-	bool adopted;	 /* begun by a predecessor */
+	bool parts_forgotten; /* a predecessor's; some, or all */
 	uint32_t next_dirty;
 	uint32_t next_hashed; /* mark of the next in its bucket */
 };

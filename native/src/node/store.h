@@ -47,13 +47,13 @@ struct mark_state {
 	uint64_t epoch; /* 0: none */
 	uint64_t bytes, trimmed_bytes, changed_ns;
 	uint32_t flags;
-	uint32_t n_crumbs, n_opens;
-	uint32_t zero;
+	uint32_t n_crumbs, n_parts;
+	uint32_t has_all_parts;
 	uint64_t crumbs[BSN_CRUMBS_MAX];
 	struct {
 		uint32_t client;
 		int32_t open;
-	} opens[MARK_OPENS];
+	} parts[MARK_PARTS];
 };
 
 struct mark {

@@ -415,14 +415,15 @@ static void write_open(struct wthread *t, uint64_t trace, uint64_t now)
 
 /* A process lost something long ago, and slices were told. A successor cannot know
  * that it lost nothing since the last poll: so in doubt is what it has open, and what
- * changed in that poll. Nothing else is. */
+ * it changed in that poll. Nothing else is. */
 static void a_restart_doubts_what_may_lack(void)
 {
 	enum {
 		OVER = 1,
 		OPEN,
 		OF_OTHER,
-		CHANGED
+		CHANGED,
+		CHANGED_OF_OTHER
 	};
 	struct bsn_config config = test_config(16 << 20);
 	struct bsn *n = test_node(&config);
@@ -444,18 +445,20 @@ static void a_restart_doubts_what_may_lack(void)
 	CHECK(w_take_segment(&t[0]));
 	CHECK(w_trace(&t[0], trace_id(OVER), 100, now));
 	CHECK(w_trace(&t[0], trace_id(CHANGED), 100, now));
+	CHECK(w_trace(&t[1], trace_id(CHANGED_OF_OTHER), 100, now));
 	write_open(&t[0], OPEN, now);
 	write_open(&t[1], OF_OTHER, now);
-	for (uint64_t i = OVER; i <= CHANGED; i++) {
+	for (uint64_t i = OVER; i <= CHANGED_OF_OTHER; i++) {
 		collect(n, trace_id(i), now, &s);
 		CHECK_EQ(s.flags, BSN_SLICE_HELD);
 	}
 	bsn_poll(n, now += SECOND);
 	CHECK(w_trace(&t[0], trace_id(CHANGED), 100, now));
+	CHECK(w_trace(&t[1], trace_id(CHANGED_OF_OTHER), 100, now));
 	bsn_poll(n, now += SECOND);
 	n = restart(n, &config, w, 2, now += SECOND);
 	bsn_poll(n, now);
-	for (uint64_t i = OVER; i <= CHANGED; i++) {
+	for (uint64_t i = OVER; i <= CHANGED_OF_OTHER; i++) {
 		bool in_doubt = i == OPEN || i == CHANGED;
 
 		CHECK_EQ(bsn_slice_info(n, trace_id(i), &s), 0);

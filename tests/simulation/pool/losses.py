@@ -89,8 +89,6 @@ class Losses:
                 continue
             is_since = found.changed_ns >= since_ns
             has_part = client.number in found.open
-            if (found.adopted and is_since) or (
-                has_part and (found.open[client.number] > 0 or is_since)
-            ):
+            if has_part and (found.open[client.number] > 0 or is_since):
                 found.flags |= SliceFlags.MAYBE_LOSSY
                 self._store.touch(found)

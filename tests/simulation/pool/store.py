@@ -46,7 +46,6 @@ class SliceModel:
     clock: tuple[int, int] | None = None
     searched_at_ns: int | None = None
     losses: list[tuple[ClientModel, Loss]] = field(default_factory=list)
-    adopted: bool = False
     is_peek: bool = False
 
     @property
@@ -77,10 +76,9 @@ class SliceModel:
         self.open[client] = self.unlisted[client] = 0
 
     def forget_handles(self) -> None:
-        """A successor knows how many are open, and not which."""
+        """A successor knows whose it is and how many are open, and not which."""
         self.opened.clear()
-        self.open = {number: count for number, count in self.open.items() if count}
-        self.unlisted = dict(self.open)
+        self.unlisted = {number: count for number, count in self.open.items() if count}
 
     def state(self) -> tuple[int, SliceFlags, int, int]:
         """What a change of is told."""
@@ -179,7 +177,6 @@ class ReportStore:
         for found in self.slices.values():
             found.introduced.clear()
             found.clock = None
-            found.adopted = True
             found.forget_handles()
             self._changed[found.trace] = None
             if found.searched_at_ns is not None:
