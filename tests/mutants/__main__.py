@@ -2,7 +2,7 @@
 """``make mutants``: whether the tests notice what they are for.
 
 Environment: ONLY (names of mutants, or patterns such as hash-*, with blanks between;
-all without it).
+all without it), TOGETHER=1 (those that are chosen as one).
 """
 
 from __future__ import annotations
@@ -28,11 +28,8 @@ def _say(text: str) -> None:
 
 
 def _table(verdicts: Sequence[Verdict]) -> str:
-    width = max(len(verdict.mutant.name) for verdict in verdicts)
-    lines = [
-        f"{v.mutant.name:{width}}  {v.outcome:8}  {v.seconds:6.1f} s  {v.mutant.breaks}"
-        for v in verdicts
-    ]
+    width = max(len(verdict.name) for verdict in verdicts)
+    lines = [f"{v.name:{width}}  {v.outcome:8}  {v.seconds:6.1f} s  {v.breaks}" for v in verdicts]
     return "\n".join(lines)
 
 
@@ -44,7 +41,13 @@ def main() -> int:
     signal.signal(signal.SIGTERM, _interrupt)
     try:
         mutants = read_all(PATCHES, os.environ.get("ONLY", "").split())
-        verdicts = run(mutants, Scratch(ROOT, OUTPUT / "tree"), OUTPUT / "logs", _say)
+        verdicts = run(
+            mutants,
+            Scratch(ROOT, OUTPUT / "tree"),
+            OUTPUT / "logs",
+            _say,
+            together=os.environ.get("TOGETHER") == "1",
+        )
     except CatalogueError as error:
         sys.stderr.write(f"mutants: {error}\n")
         return 2

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import time
 from collections.abc import Callable, Sequence
@@ -24,10 +25,20 @@ class Outcome(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    mutant: Mutant
+    """Of one mutant, or of some that were in the copy together."""
+
+    mutants: tuple[Mutant, ...]
     outcome: Outcome
     detail: str
     seconds: float
+
+    @property
+    def name(self) -> str:
+        return " + ".join(mutant.name for mutant in self.mutants)
+
+    @property
+    def breaks(self) -> str:
+        return " ".join(mutant.breaks for mutant in self.mutants)
 
 
 class BaselineError(Exception):
@@ -35,19 +46,29 @@ class BaselineError(Exception):
 
 
 def run(
-    mutants: Sequence[Mutant], scratch: Scratch, logs: Path, say: Callable[[str], None]
+    mutants: Sequence[Mutant],
+    scratch: Scratch,
+    logs: Path,
+    say: Callable[[str], None],
+    *,
+    together: bool = False,
 ) -> list[Verdict]:
-    """Judge each mutant, and say so, a line each. BaselineError, BuildError before the first."""
+    """Judge each mutant, and say so, a line each. BaselineError, BuildError before the first.
+
+    ``together``: all of them as one, since a defect may hide another.
+    """
+    cases = [tuple(mutants)] if together else [(mutant,) for mutant in mutants]
     logs.mkdir(parents=True, exist_ok=True)
     with scratch.lock():
         scratch.refresh()
         _check_baseline(mutants, scratch, logs / "unpatched.txt", say)
         verdicts = []
-        for number, mutant in enumerate(mutants, 1):
-            verdict = _judge(mutant, scratch, logs / f"{mutant.name}.txt")
+        for number, case in enumerate(cases, 1):
+            log = logs / ("together.txt" if together else f"{case[0].name}.txt")
+            verdict = _judge(case, scratch, log)
             verdicts.append(verdict)
             say(
-                f"[{number}/{len(mutants)}] {mutant.name}: {verdict.outcome}, {verdict.detail}"
+                f"[{number}/{len(cases)}] {verdict.name}: {verdict.outcome}, {verdict.detail}"
                 f" ({verdict.seconds:.1f} s)"
             )
     return verdicts
@@ -72,16 +93,19 @@ def _check_baseline(
     say(f"without a patch: {len(tests)} tests pass ({time.monotonic() - began:.1f} s)")
 
 
-def _judge(mutant: Mutant, scratch: Scratch, log: Path) -> Verdict:
+def _judge(mutants: tuple[Mutant, ...], scratch: Scratch, log: Path) -> Verdict:
+    must_fail = sorted({test for mutant in mutants for test in mutant.must_fail})
     began = time.monotonic()
 
     def verdict(outcome: Outcome, detail: str) -> Verdict:
-        return Verdict(mutant, outcome, detail, time.monotonic() - began)
+        return Verdict(mutants, outcome, detail, time.monotonic() - began)
 
     with log.open("w", encoding="utf-8") as output:
         try:
-            with scratch.patched(mutant):
-                results = Suites(scratch, output).run(mutant.must_fail)
+            with contextlib.ExitStack() as patches:
+                for mutant in mutants:
+                    patches.enter_context(scratch.patched(mutant))
+                results = Suites(scratch, output).run(must_fail)
         except PatchDoesNotApply as error:
             return verdict(Outcome.ERROR, f"the patch does not apply: {error}")
         except BuildError as error:

@@ -73,7 +73,7 @@ class Project:
 
     def outcomes(self) -> dict[str, tuple[Outcome, str]]:
         verdicts = run(read_all(self.patches), self.scratch(), self.logs, lambda _: None)
-        return {verdict.mutant.name: (verdict.outcome, verdict.detail) for verdict in verdicts}
+        return {verdict.name: (verdict.outcome, verdict.detail) for verdict in verdicts}
 
 
 @pytest.fixture
@@ -136,6 +136,22 @@ def test_what_is_noticed_what_is_not_and_what_was_never_tried(project: Project) 
         "found": Outcome.FOUND,
     }
     assert (project.scratch().root / "sum.h").read_text("utf-8") == SOURCES["sum.h"]
+
+
+def test_some_are_put_in_together_and_each_test_must_fail_all_the_same(project: Project) -> None:
+    def outcome() -> list[tuple[str, Outcome]]:
+        mutants = read_all(project.patches)
+        verdicts = run(mutants, project.scratch(), project.logs, lambda _: None, together=True)
+        return [(verdict.name, verdict.outcome) for verdict in verdicts]
+
+    project.mutant("a", "sum.h", "a + b", "a - b", "meson sum")
+    project.mutant("b", "product.py", "a * b", "a + b", "pytest test_product.py::test_product")
+    assert outcome() == [("a + b", Outcome.FOUND)]
+    # One undoes the other.
+    project.mutant("c", "test_sum.c", "!= 5", "!= -1", "meson sum")
+    assert outcome() == [("a + b + c", Outcome.SURVIVED)]
+    for name in ("sum.h", "test_sum.c", "product.py"):
+        assert (project.scratch().root / name).read_text("utf-8") == SOURCES[name]
 
 
 def test_what_is_built_stays_built_and_no_defect_with_it(project: Project) -> None:
