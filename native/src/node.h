@@ -243,14 +243,21 @@ BSN_EXPORT int bsn_tenant_bytes(struct bsn *node, uint64_t tenant,
 /* The policy table, for all clients: read-only for whoever maps it. */
 BSN_EXPORT int bsn_policy_fd(struct bsn *node);
 
-/* Replace a client's context segment: by the one of fd (a BPF map), or by a new
- * memfd (fd < 0). Returns the new one's fd, which is the caller's to send to
- * the client; -EBUSY while an earlier one is not done with. Both queues are
- * drained, until the client says that it has moved and the caller says so
- * here: -EAGAIN as long as triggers of the old one are not seen to. */
+/* Replace a client's context segment: by the one of fd (a BPF map, or a sealed
+ * memfd, of bsn_context_bytes() that are zero), or by a new memfd (fd < 0).
+ * Returns the new one's fd, which is the caller's to send to the client; -EBUSY
+ * while an earlier one is not done with; -EINVAL for a segment of another size,
+ * and for one that was used. Both queues are drained, until the client says that
+ * it has moved and the caller says so here: -EAGAIN as long as triggers of the
+ * old one are not seen to. */
 BSN_EXPORT int bsn_client_context(struct bsn *node, int client, int fd);
 BSN_EXPORT int bsn_client_context_done(struct bsn *node, int client,
 				       uint64_t now_ns);
+BSN_EXPORT uint64_t bsn_context_bytes(void);
+
+/* A predecessor was not done with that one, when it had replaced it by the one
+ * that the client was adopted with: drain both again. Right after adopting. */
+BSN_EXPORT int bsn_client_adopt_context(struct bsn *node, int client, int fd);
 
 /* Change what struct bsn_config said of these two: for clients that are attached,
  * from the next trace on that each of their threads begins, and for those to

@@ -46,6 +46,8 @@ static bool is_stopped;	 /* by bs_shutdown() or the environment: for good */
 static uint64_t n_attachments;
 static struct sockaddr_un address;
 static struct bs_attach_request request;
+/* News of a context, to be answered on this connection; number 0: none. */
+static struct bs_attach_news owed;
 static bool is_debugging;
 
 /* ---------------------------------------------------------- debugging --- */
@@ -220,6 +222,7 @@ static bool exchange(void)
 	int ret = bs_link_open(&address);
 	bool ok = false;
 
+	owed.number = 0;
 	if (!ret)
 		ret = bs_link_send(&request, sizeof(request));
 	if (ret) {
@@ -291,23 +294,48 @@ static struct timespec deadline_after(int ms)
 	return t;
 }
 
+/*
+ * Tell the daemon that the old queue is left, once it is. Until then it goes on
+ * with both: a debugger may have stopped a thread in there, for as long as it
+ * likes.
+ */
+static void answer_context(void)
+{
+	struct bs_attachment *a = bs_process.current;
+
+	if (!owed.number)
+		return;
+	if (a->queue_before && !bs_queue_unmap(a->queue_before)) {
+		complain("a thread stays in the queue of the old context");
+		return;
+	}
+	a->queue_before = NULL;
+	bs_link_send(&owed, sizeof(owed));
+	owed.number = 0;
+}
+
 static void take_context(const struct bs_attach_news *news,
 			 struct bs_packet *packet)
 {
-	struct bs_context_segment *old_queue;
-	const char *reason = bs_context_replace(bs_process.current,
-						packet->fds[0], &old_queue);
+	struct bs_attachment *a = bs_process.current;
+	const char *reason = NULL;
 
+	/* A daemon that came back does not know whether we took it, and sends
+	 * it again. */
+	if (news->number != a->context_number) {
+		if (a->queue_before)
+			reason = "a thread is in the queue of an earlier one";
+		else
+			reason = bs_context_replace(a, packet->fds[0],
+						    &a->queue_before);
+	}
 	if (reason) {
 		complain("a new context was not taken: %s", reason);
 		return;
 	}
 	bs_packet_close_fds(packet);
-	/* Else the daemon goes on with both. */
-	if (bs_queue_unmap(old_queue))
-		bs_link_send(news, sizeof(*news));
-	else
-		complain("a thread stays in the queue of the old context");
+	a->context_number = news->number;
+	owed = *news;
 }
 
 /* What the daemon says while we are attached. */
@@ -343,10 +371,11 @@ static void wait_for_news(void)
 			threads_write = bs_park_idle();
 			/* For which there was no room when they were left. */
 			bs_attachment_retire_old();
-			continue;
+		} else {
+			take_news(&packet);
+			bs_packet_close_fds(&packet);
 		}
-		take_news(&packet);
-		bs_packet_close_fds(&packet);
+		answer_context();
 	}
 }
 

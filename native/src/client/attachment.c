@@ -149,6 +149,7 @@ void bs_attachment_unmap(struct bs_attachment *a)
 	bs_unmap(a->channel_bytes, BS_CHANNEL_BYTES);
 	bs_unmap(a->context, sizeof(*a->context));
 	bs_unmap(a->queue, sizeof(*a->queue));
+	bs_unmap(a->queue_before, sizeof(*a->queue_before));
 	bs_unmap(a->policy, BS_POLICY_BYTES);
 	free(a);
 	errno = saved;

@@ -79,6 +79,12 @@ struct bs_attachment {
 	struct bs_context_segment *context; /* ...these */
 	struct bs_context_segment *queue;
 
+	/* Of the attach thread: the news that the context came with (0: it came
+	 * with the attachment), and the queue of the context before it, while a
+	 * thread may be inside. */
+	uint64_t context_number;
+	struct bs_context_segment *queue_before;
+
 	const struct bs_policy *policy;
 	uint64_t percentage_state; /* bs_hash_prepare() */
 	uint64_t node_id;

@@ -153,20 +153,6 @@ out:
 
 /* --------------------------------------------------------------- clients --- */
 
-/* A memfd that is shorter than its mapping is a SIGBUS; a BPF map is no file,
- * and the kernel maps no more of it than there is. */
-static bool context_fits(int fd)
-{
-	struct stat st;
-	uint64_t bytes;
-
-	if (fstat(fd, &st))
-		return false;
-	return !S_ISREG(st.st_mode) ||
-	       (!memfd_check(fd, &bytes) &&
-		bytes == sizeof(struct bs_context_segment));
-}
-
 static int check(struct client *c, const struct bsn_client_fds *fds)
 {
 	const struct bs_context_segment *x;
@@ -328,12 +314,17 @@ static void place(struct bsn *n, struct client *c, uint32_t i,
 	}
 }
 
-static void adopt_threads(struct bsn *n, struct client *c)
+static void adopt_slots(struct bsn *n, struct client *c, const struct queue *q)
 {
 	for (uint32_t i = BS_THREAD_SLOTS; i-- > c->threads_used;) {
-		if (READ_ONCE(c->queue.context->slots[i].tid))
+		if (READ_ONCE(q->context->slots[i].tid))
 			threads_use(n, c, i + 1);
 	}
+}
+
+static void adopt_threads(struct bsn *n, struct client *c)
+{
+	adopt_slots(n, c, &c->queue);
 	/* And those that are gone since a predecessor counted what they did. */
 	if (c->believed.threads_used <= BS_THREAD_SLOTS)
 		threads_use(n, c, c->believed.threads_used);
@@ -404,6 +395,38 @@ out:
 		client_free(c);
 	node_unlock(n);
 	bsn_wake(n);
+	return result;
+}
+
+int bsn_client_adopt_context(struct bsn *n, int client, int fd)
+{
+	struct queue before = {0};
+	struct client *c;
+	int result = -ENOENT;
+
+	node_lock(n);
+	c = client > 0 ? client_find(n, (uint32_t)client) : NULL;
+	if (!c || !c->live)
+		goto out;
+	result = -EBUSY;
+	if (c->queue_before.context || n->recovered)
+		goto out;
+	result = -EPROTO;
+	if (!context_fits(fd))
+		goto out;
+	result = -ENOMEM;
+	before.context = map_shared(fd, sizeof(*before.context));
+	if (!before.context)
+		goto out;
+	/* What a predecessor counted of it is not written down: all of it. */
+	before.records_told = READ_ONCE(before.context->records_unattributed);
+	before.triggers_told = READ_ONCE(before.context->triggers_lost);
+	triggers_start(&before);
+	c->queue_before = before;
+	adopt_slots(n, c, &before);
+	result = 0;
+out:
+	node_unlock(n);
 	return result;
 }
 

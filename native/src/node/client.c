@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "hash.h"
@@ -299,6 +300,31 @@ fail:
 	return result;
 }
 
+uint64_t bsn_context_bytes(void)
+{
+	return sizeof(struct bs_context_segment);
+}
+
+/* A memfd that is shorter than its mapping is a SIGBUS; a BPF map is no file,
+ * and the kernel maps no more of it than there is. */
+bool context_fits(int fd)
+{
+	struct stat st;
+	uint64_t bytes;
+
+	if (fstat(fd, &st))
+		return false;
+	return !S_ISREG(st.st_mode) ||
+	       (!memfd_check(fd, &bytes) &&
+		bytes == sizeof(struct bs_context_segment));
+}
+
+/* Of a process it has been, and may be still. */
+static bool was_used(const struct bs_context_segment *x)
+{
+	return READ_ONCE(x->magic) || READ_ONCE(x->trigger_head);
+}
+
 int bsn_client_context(struct bsn *n, int client, int fd)
 {
 	struct bs_context_segment *x;
@@ -315,6 +341,8 @@ int bsn_client_context(struct bsn *n, int client, int fd)
 		made = fd = memfd_sealed("backsight-context", sizeof(*x));
 		result = fd < 0 ? fd : 0;
 	}
+	if (!result && !context_fits(fd))
+		result = -EINVAL;
 	if (result)
 		goto out;
 	x = map_shared(fd, sizeof(*x));
@@ -322,6 +350,11 @@ int bsn_client_context(struct bsn *n, int client, int fd)
 		result = -ENOMEM;
 		if (made >= 0)
 			close(made);
+		goto out;
+	}
+	if (was_used(x)) {
+		munmap(x, sizeof(*x));
+		result = -EINVAL;
 		goto out;
 	}
 	fill_context(x);

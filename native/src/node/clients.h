@@ -111,6 +111,7 @@ int client_map(struct client *c, const struct bsn_client_fds *fds);
 void client_enter(struct bsn *n, struct client *c, uint32_t number);
 void client_fill_header(const struct bsn *n, const struct client *c);
 bool client_make_room(struct bsn *n);
+bool context_fits(int fd);
 void client_check_drained(struct bsn *n, struct client *c);
 struct client *client_find(const struct bsn *n, uint32_t number);
 void client_in_doubt(struct bsn *n, struct client *c);

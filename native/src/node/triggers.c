@@ -133,11 +133,27 @@ static void take_queue(struct bsn *n, struct client *c, struct queue *q,
 	}
 }
 
+static bool is_ready(const struct queue *q)
+{
+	return load_acquire(
+		       &q->context->cells[q->tail % BS_TRIGGER_CELLS].seq) ==
+	       q->tail + 1;
+}
+
+/* The old one first: what a thread fired there, it fired before. */
+static void take_queues(struct bsn *n, struct client *c, uint32_t most)
+{
+	if (c->queue_before.context) {
+		take_queue(n, c, &c->queue_before, most);
+		if (is_ready(&c->queue_before))
+			return;
+	}
+	take_queue(n, c, &c->queue, most);
+}
+
 void triggers_take(struct bsn *n, struct client *c)
 {
-	if (c->queue_before.context)
-		take_queue(n, c, &c->queue_before, EVENTS_MAX);
-	take_queue(n, c, &c->queue, EVENTS_MAX);
+	take_queues(n, c, EVENTS_MAX);
 }
 
 /* Each has its share of the room, and a turn to be the first: who fires without
@@ -154,9 +170,7 @@ void triggers_take_all(struct bsn *n)
 		uint32_t room = EVENTS_MAX - (n->events.head - n->events.tail);
 		uint32_t share = (room + count - i - 1) / (count - i);
 
-		if (c->queue_before.context)
-			take_queue(n, c, &c->queue_before, share);
-		take_queue(n, c, &c->queue, share);
+		take_queues(n, c, share);
 		if ((i + 1) % CLIENTS_A_PIECE == 0)
 			node_give_way(n);
 	}
@@ -197,13 +211,6 @@ void triggers_done(struct client *c)
 	if (c->queue_before.context)
 		done_with(&c->queue_before);
 	done_with(&c->queue);
-}
-
-static bool is_ready(const struct queue *q)
-{
-	return load_acquire(
-		       &q->context->cells[q->tail % BS_TRIGGER_CELLS].seq) ==
-	       q->tail + 1;
 }
 
 bool triggers_wait(const struct bsn *n, const struct client *c)

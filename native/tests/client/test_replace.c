@@ -115,6 +115,26 @@ static void refuse(int fd)
 	replace(none_is_expected);
 }
 
+/* A daemon that came back does not know what its predecessor was told: it sends
+ * the context again. That is answered, and nothing else. */
+static void test_the_same_again_is_answered(void)
+{
+	uint32_t tid;
+
+	CHECK_EQ(bs_begin(trace(5)), 0);
+	replace(none_is_expected);
+	tid = node.context->slots[0].tid;
+	CHECK(tid != 0);
+	fake_node_news(&node, BS_NEWS_CONTEXT, news_number,
+		       node.fds[BS_FD_CONTEXT]);
+	while (!fake_node_answered(&node, news_number))
+		sched_yield();
+	CHECK_EQ(node.context->slots[0].tid, tid);
+	CHECK_EQ(node.context->slots[0].trace_hi, trace(5).hi);
+	CHECK_EQ(node.context->slots[0].trace_lo, 5);
+	CHECK_EQ(bs_end(), 0);
+}
+
 static void test_nonsense_is_refused(void)
 {
 	struct bs_context_segment *context;
@@ -397,6 +417,7 @@ int main(void)
 	fake_node_attach(&node, 64, 64);
 	RUN(test_what_is_shown_moves);
 	RUN(test_old_queue_is_drained);
+	RUN(test_the_same_again_is_answered);
 	RUN(test_nonsense_is_refused);
 	RUN(test_bpf_map);
 	RUN(test_begin_meanwhile);

@@ -192,6 +192,59 @@ static void nobody_waits_for_a_thread_that_is_stopped(void)
 	fake_node_hang_up(&node);
 }
 
+/* So, sends a policy that trusts, and waits until that is taken. */
+static void be_heard(uint64_t number)
+{
+	struct bs_policy *policy;
+	int fd = memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+
+	CHECK_EQ(ftruncate(fd, BS_POLICY_BYTES), 0);
+	policy = mmap(NULL, BS_POLICY_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED,
+		      fd, 0);
+	CHECK(policy != MAP_FAILED);
+	*policy = *node.policy;
+	policy->trust_incoming = 1;
+	CHECK_EQ(fcntl(fd, F_ADD_SEALS, F_SEAL_GROW | F_SEAL_SHRINK), 0);
+	fake_node_news(&node, BS_NEWS_POLICY, number, fd);
+	while (!bs_trusts_incoming())
+		sched_yield();
+	munmap(policy, BS_POLICY_BYTES);
+	close(fd);
+}
+
+/* The daemon hears of it when the thread has left the queue, however late. */
+static void who_stays_in_a_queue_is_waited_for(void)
+{
+	struct bs_context_segment *context, *old;
+	struct bs_attachment *unused;
+	int fd;
+
+	fake_node_attach(&node, 16, 1);
+	CHECK_EQ(bs_wait_attached(-1), 0);
+	CHECK_EQ(bs_begin(trace(3)), 0);
+	old = bs_process.current->queue;
+	WRITE_ONCE(bs_thread.member->pushing, old);
+	context = fake_node_make_context(&fd);
+	fake_node_news(&node, BS_NEWS_CONTEXT, 1, fd);
+	/* It comes after what is heard before. */
+	be_heard(2);
+	CHECK(!fake_node_answered(&node, 1));
+	CHECK_EQ(READ_ONCE(old->magic), BS_ABI_MAGIC);
+	CHECK_EQ(context->slots[0].trace_lo, 3);
+	WRITE_ONCE(bs_thread.member->pushing, NULL);
+	fake_node_news(&node, BS_NEWS_POLICY, 3, STDERR_FILENO);
+	while (!fake_node_answered(&node, 1))
+		sched_yield();
+	CHECK_EQ(bs_end(), 0);
+	munmap(node.context, sizeof(*node.context));
+	fake_node_use_context(&node, context, fd);
+	pthread_mutex_lock(&bs_process.lock);
+	unused = bs_attachment_publish(&bs_nowhere);
+	CHECK(!unused);
+	pthread_mutex_unlock(&bs_process.lock);
+	fake_node_hang_up(&node);
+}
+
 /* ----------------------------------------------------------------- files --- */
 
 static int not_ours; /* a file of the application's; 0: none */
@@ -325,6 +378,7 @@ int main(void)
 	RUN(an_arena_is_not_locked);
 	RUN(an_arena_needs_no_limit);
 	RUN(nobody_waits_for_a_thread_that_is_stopped);
+	RUN(who_stays_in_a_queue_is_waited_for);
 	RUN(the_applications_files_stay_open);
 	RUN(a_thread_that_cannot_join_loses_its_records);
 	bs_shutdown();

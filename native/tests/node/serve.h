@@ -14,6 +14,8 @@ struct server {
 	struct bsn *n;
 	int listener;
 	int client; /* its number, once it is attached */
+	/* With the connection, before it waits for the end; NULL: nothing. */
+	void (*attached)(const struct server *s, int peer);
 	char directory[64];
 	struct sockaddr_un address;
 	pthread_t thread;
@@ -70,6 +72,8 @@ static inline void *serve(void *argument)
 	close(fds.arena);
 	close(fds.channel);
 	close(fds.context);
+	if (s->attached)
+		s->attached(s, peer);
 	CHECK_EQ(recv(peer, &byte, 1, 0), 0); /* until it hangs up */
 	close(peer);
 	return NULL;

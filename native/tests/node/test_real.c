@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * libbacksight itself against the node: four threads write and trigger, a
- * worker sleeps on the doorbell and polls, a third party asks and collects.
+ * worker sleeps on the doorbell and polls, a third party asks and collects, and
+ * their context is replaced all the time.
  */
+#include <errno.h>
 #include <sched.h>
 
 #include "serve.h"
@@ -11,10 +13,63 @@
 #define TRACES 2000
 #define RECORDS 5
 #define EVERY 50 /* that is triggered */
+/* So many triggers of each thread between two contexts, at most. */
+#define TRIGGERS_A_CONTEXT 2
 
 static struct bsn *node;
+static uint32_t written;  /* by all writers */
+static uint32_t settled;  /* and no context is being replaced */
 static uint32_t stopping; /* no more events will come */
 static uint32_t triggered[THREADS * TRACES];
+static uint32_t moves; /* from one context to the next */
+
+/* What appliance/contexts.py does. */
+static void move(int client, int peer)
+{
+	union {
+		char bytes[CMSG_SPACE(sizeof(int))];
+		struct cmsghdr align;
+	} control = {0};
+	struct bs_attach_news answer, news = {
+					      .magic = BS_ABI_MAGIC,
+					      .kind = BS_NEWS_CONTEXT,
+					      .number = moves + 1,
+				      };
+	struct iovec iov = {&news, sizeof(news)};
+	struct msghdr message = {
+		.msg_iov = &iov,
+		.msg_iovlen = 1,
+		.msg_control = control.bytes,
+		.msg_controllen = sizeof(control.bytes),
+	};
+	struct cmsghdr *c = CMSG_FIRSTHDR(&message);
+	int fd = bsn_client_context(node, client, -1);
+	int left;
+
+	CHECK(fd >= 0);
+	c->cmsg_level = SOL_SOCKET;
+	c->cmsg_type = SCM_RIGHTS;
+	c->cmsg_len = CMSG_LEN(sizeof(int));
+	memcpy(CMSG_DATA(c), &fd, sizeof(int));
+	CHECK_EQ(sendmsg(peer, &message, 0), sizeof(news));
+	close(fd);
+	CHECK_EQ(recv(peer, &answer, sizeof(answer), 0), sizeof(answer));
+	CHECK(!memcmp(&answer, &news, sizeof(news)));
+	while ((left = bsn_client_context_done(node, client, now_ns())) ==
+	       -EAGAIN) {
+		bsn_wake(node);
+		sched_yield();
+	}
+	CHECK_EQ(left, 0);
+	store_release(&moves, moves + 1);
+}
+
+static void move_on(const struct server *s, int peer)
+{
+	while (!load_acquire(&written))
+		move(s->client, peer);
+	store_release(&settled, 1);
+}
 
 static void *work(void *unused)
 {
@@ -39,6 +94,7 @@ static void *work(void *unused)
 				fetch_add(&triggered[e->id.lo - 1], 1);
 			}
 		}
+		bsn_events_done(node);
 		if (last)
 			return NULL;
 		bsn_wait(node, -1);
@@ -65,6 +121,8 @@ static void *write_traces(void *argument)
 		CHECK_EQ(bs_end(), 0);
 		/* Not faster than the node is scheduled: it must not lose. */
 		while (i % EVERY == 0 && !READ_ONCE(triggered[id.lo - 1]))
+			sched_yield();
+		while (load_acquire(&moves) < i / EVERY / TRIGGERS_A_CONTEXT)
 			sched_yield();
 	}
 	return NULL;
@@ -126,7 +184,7 @@ static void follows_the_sampling(void)
 int main(void)
 {
 	struct bsn_config config = test_config(64 << 20);
-	struct server server = {0};
+	struct server server = {.attached = move_on};
 	pthread_t worker, asker, writers[THREADS];
 	uint64_t numbers[THREADS];
 	struct bsn_metrics m;
@@ -147,6 +205,9 @@ int main(void)
 	}
 	for (int i = 0; i < THREADS; i++)
 		pthread_join(writers[i], NULL);
+	store_release(&written, 1);
+	while (!load_acquire(&settled))
+		sched_yield();
 	store_release(&stopping, 1);
 	bsn_wake(node);
 	pthread_join(worker, NULL);
@@ -156,6 +217,8 @@ int main(void)
 	bsn_get_metrics(node, &m);
 	CHECK_EQ(m.corrupt, 0);
 	CHECK_EQ(m.triggers, THREADS * TRACES / EVERY);
+	CHECK(load_acquire(&moves) >=
+	      (TRACES - 1) / EVERY / TRIGGERS_A_CONTEXT);
 	CHECK_EQ(m.triggers_lost, 0);
 	for (uint32_t i = 0; i < THREADS * TRACES; i++) {
 		struct bs_trace_id id = {7, i + 1};

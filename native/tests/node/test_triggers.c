@@ -2,6 +2,7 @@
 /* Triggers on their way from a process, also while their queue is replaced; and
  * what a process is told in turn: the policy. */
 #include <errno.h>
+#include <fcntl.h>
 
 #include "writer.h"
 
@@ -151,6 +152,92 @@ static void a_queue_is_replaced(void)
 	free_with_writer(n, &w);
 }
 
+/* Also where each process has a share only of what room there is. */
+static void the_old_queue_is_drained_first(void)
+{
+	struct bsn_config config = test_config(64 << 20);
+	struct bsn *n = test_node(&config);
+	struct writer others[5], w;
+	struct bs_context_segment *old;
+	struct bsn_event e[64];
+	uint64_t next = 1;
+	int fd, got;
+
+	for (int i = 0; i < 5; i++)
+		writer_attach(&others[i], n, START);
+	writer_attach(&w, n, START);
+	for (int i = 0; i < 4; i++)
+		CHECK_EQ(fire(&others[i], 10000, 250), 250);
+	/* They leave room for 24, which two share. */
+	bsn_poll(n, START);
+	CHECK_EQ(fire(&others[4], 10000, 20), 20);
+	CHECK_EQ(fire(&w, next, 100), 100);
+	fd = bsn_client_context(n, w.number, -1);
+	CHECK(fd >= 0);
+	old = w.context;
+	w.context = w_map_context(fd);
+	CHECK_EQ(fire(&w, 101, 100), 100);
+	do {
+		bsn_poll(n, START);
+		got = bsn_events(n, e, 64);
+		for (int i = 0; i < got; i++) {
+			if (e[i].client == (uint32_t)w.number)
+				CHECK_EQ(e[i].id.lo, trace_id(next++).lo);
+		}
+	} while (got);
+	CHECK_EQ(next, 201);
+	munmap(old, sizeof(*old));
+	close(fd);
+	for (int i = 0; i < 5; i++)
+		writer_close(&others[i]);
+	free_with_writer(n, &w);
+}
+
+static int make_context(uint64_t bytes, int seals)
+{
+	int fd = memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+
+	CHECK(fd >= 0);
+	CHECK_EQ(ftruncate(fd, (off_t)bytes), 0);
+	CHECK_EQ(fcntl(fd, F_ADD_SEALS, seals), 0);
+	return fd;
+}
+
+/* A segment that somebody else made: of the right size for good, and new. */
+static void a_queue_comes_from_outside(void)
+{
+	const int seals = F_SEAL_GROW | F_SEAL_SHRINK;
+	struct bsn_config config = test_config(8 << 20);
+	struct bsn *n = test_node(&config);
+	uint64_t bytes = bsn_context_bytes();
+	struct writer w, other;
+	int bad[] = {
+		make_context(bytes - 4096, seals),
+		make_context(bytes, F_SEAL_GROW),
+		-1,
+	};
+	int fd = make_context(bytes, seals);
+
+	writer_attach(&w, n, START);
+	writer_attach(&other, n, START);
+	bad[2] = dup(other.fds.context); /* in use by another */
+	for (int i = 0; i < 3; i++) {
+		CHECK_EQ(bsn_client_context(n, w.number, bad[i]), -EINVAL);
+		close(bad[i]);
+	}
+	CHECK_EQ(fire(&other, 0, 1), 1);
+	CHECK_EQ(take_all(n, 0), 1);
+	CHECK_EQ(bsn_client_context(n, w.number, fd), fd);
+	munmap(w.context, sizeof(*w.context));
+	w.context = w_map_context(fd);
+	CHECK_EQ(fire(&w, 1, 10), 10);
+	CHECK_EQ(take_all(n, 1), 11);
+	CHECK_EQ(bsn_client_context_done(n, w.number, START), 0);
+	close(fd);
+	writer_close(&other);
+	free_with_writer(n, &w);
+}
+
 /* Its word is counted once, whichever of both it stands in. */
 static void what_a_queue_counted_stays_counted(void)
 {
@@ -272,6 +359,58 @@ static void both_queues_of_the_dead_are_taken(void)
 	free_with_writer(n, &w);
 }
 
+/* The daemon dies before the process has said that it has moved: its successor
+ * goes on with both, and counts nothing again. */
+static void a_successor_has_both_queues(void)
+{
+	struct bsn_config config = test_config(8 << 20);
+	struct bsn *n = test_node(&config);
+	struct bs_context_segment *old;
+	struct bsn_metrics m;
+	struct writer w;
+	int fd, old_fd;
+
+	writer_attach(&w, n, START);
+	CHECK_EQ(fire(&w, 0, 5), 5);
+	CHECK_EQ(take_all(n, 0), 5); /* and not seen to */
+	old = w.context;
+	old_fd = w.fds.context;
+	old->triggers_lost = 7;
+	old->records_unattributed = 9;
+	bsn_get_metrics(n, &m);
+	CHECK_EQ(m.triggers_lost, 7);
+	fd = bsn_client_context(n, w.number, -1);
+	CHECK(fd >= 0);
+	CHECK_EQ(fire(&w, 5, 5), 5);
+	w.context = w_map_context(fd);
+	CHECK_EQ(fire(&w, 10, 5), 5);
+
+	w.fds.context = fd;
+	n = restart(n, &config, &w, 1, START);
+	CHECK_EQ(bsn_client_adopt_context(n, w.number + 1, old_fd), -ENOENT);
+	CHECK_EQ(bsn_client_adopt_context(n, w.number, w.fds.channel), -EPROTO);
+	CHECK_EQ(bsn_client_adopt_context(n, w.number, old_fd), 0);
+	CHECK_EQ(bsn_client_adopt_context(n, w.number, old_fd), -EBUSY);
+	CHECK_EQ(bsn_client_context(n, w.number, -1), -EBUSY);
+	CHECK_EQ(take_all(n, 0), 15);
+	bsn_events_done(n);
+	bsn_get_metrics(n, &m);
+	CHECK_EQ(m.triggers_lost, 0);
+	CHECK_EQ(m.records_lost, 0);
+	old->triggers_lost++;
+	old->records_unattributed++;
+	bsn_get_metrics(n, &m);
+	CHECK_EQ(m.triggers_lost, 1);
+	CHECK_EQ(m.records_lost, 1);
+	CHECK_EQ(bsn_client_context_done(n, w.number, START), 0);
+	CHECK_EQ(fire(&w, 15, 5), 5);
+	CHECK_EQ(take_all(n, 15), 20);
+	CHECK_EQ(m.corrupt, 0);
+	munmap(old, sizeof(*old));
+	close(old_fd);
+	free_with_writer(n, &w);
+}
+
 /* ---------------------------------------------------------------- policy --- */
 
 static void check_sampling(struct bsn *n, uint64_t threshold, uint32_t trusts)
@@ -330,9 +469,12 @@ int main(void)
 {
 	RUN(triggers_arrive);
 	RUN(a_queue_is_replaced);
+	RUN(the_old_queue_is_drained_first);
+	RUN(a_queue_comes_from_outside);
 	RUN(what_a_queue_counted_stays_counted);
 	RUN(losses_are_seen_in_both_queues);
 	RUN(both_queues_of_the_dead_are_taken);
+	RUN(a_successor_has_both_queues);
 	RUN(sampling_can_change);
 	RUN(nobody_else_writes_the_policy);
 	return 0;
