@@ -52,6 +52,7 @@ ABI_FEATURES = 0
 _REQUEST = struct.Struct("=IIIiQ2Q64s")
 _REPLY = struct.Struct("=IIiI2QQ128sQ")
 _NEWS = struct.Struct("=IIQ")
+_NEWS_CONTEXT = 1
 _NEWS_POLICY = 2
 
 # Of any version: a magic number and the newest that is spoken.
@@ -140,6 +141,9 @@ class Link(Protocol):
     def close(self) -> None:
         """Close it, if it is not closed yet."""
 
+    def send_context(self, number: int, fd: int) -> None:
+        """Send the process another context. If that fails, close it: it connects again."""
+
 
 class AttachHost(Protocol):
     """Who makes attachments (appliance.clients)."""
@@ -147,8 +151,14 @@ class AttachHost(Protocol):
     def attach(self, peer: Peer, request: Request, link: Link) -> Attachment:
         """Make or resume one. AttachRefused says why not. The caller closes the fds."""
 
+    def attached(self, token: bytes) -> None:
+        """That attachment has arrived; what comes next may be sent."""
+
     def hung_up(self, token: bytes) -> None:
         """The connection of that attachment is gone."""
+
+    def moved(self, token: bytes, number: int) -> bool:
+        """Take a process's word that it uses that context. False: it was not asked to."""
 
 
 @dataclass(slots=True)
@@ -165,6 +175,7 @@ class AttachCounters:
     silent: int = 0
     too_many: int = 0
     kept_out: int = 0
+    moved: int = 0
 
 
 def parse_request(data: bytes) -> Request:
@@ -199,6 +210,14 @@ def parse_request(data: bytes) -> Request:
         min(newest, ABI_VERSION),
         features & ABI_FEATURES,
     )
+
+
+def parse_answer(data: bytes) -> int | None:
+    """Which context a process says that it uses (bs_attach_news); None if it says anything else."""
+    if len(data) < _NEWS.size:
+        return None
+    magic, kind, number = _NEWS.unpack_from(data)
+    return int(number) if (magic, kind) == (ABI_MAGIC, _NEWS_CONTEXT) else None
 
 
 def _window(oldest: int, newest: int) -> str:
@@ -240,6 +259,13 @@ class _Connection:
 
     def close(self) -> None:
         self.end(self)
+
+    def send_context(self, number: int, fd: int) -> None:
+        news = _NEWS.pack(ABI_MAGIC, _NEWS_CONTEXT, number)
+        try:
+            socket.send_fds(self.socket, [news], [fd])
+        except OSError:
+            self.close()
 
 
 class AttachServer:
@@ -402,13 +428,18 @@ class AttachServer:
             self._take_request(connection)
             return
         try:
-            # An attached client has nothing to say.
-            if connection.socket.recv(1):
-                self.counters.malformed += 1
+            data = connection.socket.recv(_PACKET_BYTES_MAX)
         except BlockingIOError:
             return
         except OSError:
-            pass
+            data = b""
+        if data:
+            # An attached client has nothing to say but that it did what it was sent.
+            number = parse_answer(data)
+            if number is not None and self._host.moved(connection.token, number):
+                self.counters.moved += 1
+                return
+            self.counters.malformed += 1
         self._close(connection)
 
     def _take_request(self, connection: _Connection) -> bool:
@@ -456,6 +487,7 @@ class AttachServer:
             self.counters.resumed += 1
         else:
             self.counters.attached += 1
+        self._host.attached(attachment.token)
 
     # ----------------------------------------------------------- the end
 

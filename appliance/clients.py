@@ -2,9 +2,10 @@
 """The processes that are attached: who they are, whether they live, and how they outlast the daemon.
 
 For each client four fds are kept by the service manager, named <id>.<part>, where
-the id is the beginning of the token in hex: its arena, channel and context, and
-``about``, a sealed memfd of a hundred bytes that says whose they are (token,
-pid, start time, service). It is a memfd and
+the id is the beginning of the token in hex: its arena, channel and context (two
+while it goes over from one to another: ``appliance.contexts``), and ``about``, a
+sealed memfd of a hundred bytes that says whose they are (token, pid, start time,
+service). It is a memfd and
 not part of the fds' names because all names together must fit into one
 environment variable (runtime.service_manager); it comes and goes with the fds that it
 describes, so it cannot disagree with them.
@@ -27,19 +28,27 @@ import json
 import os
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Protocol, Self
 
 from appliance.attach import Attachment, AttachRefused, Link, Peer, Request
+from appliance.contexts import (
+    Context,
+    ContextDataPlane,
+    Contexts,
+    ContextSource,
+    context_part,
+    number_of_part,
+)
 from appliance.process import pidfd_if_same, start_ticks_of
 from appliance.quotas import Quotas
 from runtime.log import Log
 from runtime.service_manager import ServiceManager, StoredFd
 from runtime.settings.node import trusted_uids
 
-_PARTS = ("arena", "channel", "context", "about")
-_NAME = re.compile(r"([0-9a-f]{12})\.(arena|channel|context|about)")
+_PARTS = ("arena", "channel", context_part(0), "about")
+_NAME = re.compile(r"([0-9a-f]{12})\.(arena|channel|context(?:-[0-9]+)?|about)")
 
 _TOKEN_BYTES = 16
 
@@ -61,7 +70,7 @@ class ClientFds:
         return iter((self.arena, self.channel, self.context))
 
 
-class ClientDataPlane(Protocol):
+class ClientDataPlane(ContextDataPlane, Protocol):
     """What of the data plane is about clients (native/src/node.h, "clients")."""
 
     def client_add(self, pid: int, service: str) -> tuple[int, ClientFds]:
@@ -99,11 +108,17 @@ class Client:
     service: str
     pidfd: int | None
     link: Link | None
+    context: Context = field(default_factory=Context)
 
     @property
     def stored_as(self) -> str:
         """What the names of its stored fds begin with."""
         return self.token.hex()[:12]
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """And what follows."""
+        return ("arena", "channel", *self.context.parts, "about")
 
 
 class Clients:
@@ -120,6 +135,7 @@ class Clients:
     ) -> None:
         self._dataplane = dataplane
         self._manager = manager
+        self._contexts = Contexts(dataplane, manager, log)
         self._arena_bytes = arena_bytes
         self._per_user_max = per_user_max
         self._quotas = quotas
@@ -141,6 +157,7 @@ class Clients:
     ) -> None:
         for client in self._by_number.values():
             self._unwatch(client)
+            self._contexts.exited(client)
 
     def __len__(self) -> int:
         return len(self._by_number)
@@ -177,11 +194,35 @@ class Clients:
             self._exited(before)
         return self._new(peer, start_ticks, request.service, link)
 
+    def attached(self, token: bytes) -> None:
+        """Say what a client is to do next, which has its attachment now."""
+        self._contexts.connected(self._by_token[token])
+
     def hung_up(self, token: bytes) -> None:
         """Note that a client's connection is gone; its process may live on."""
         client = self._by_token.get(token)
         if client is not None:
             client.link = None
+
+    def moved(self, token: bytes, number: int) -> bool:
+        """Note that a client says that it uses the context that it was sent. Whether it was."""
+        client = self._by_token.get(token)
+        return client is not None and self._contexts.moved(client, number)
+
+    def use_contexts(self, source: ContextSource) -> None:
+        """Take context segments from there from now on, and have all clients go over to such."""
+        self._contexts.use(source)
+        for client in list(self._by_pid.values()):
+            self._contexts.replace(client)
+
+    def events_done(self) -> None:
+        """Go on with what waited until the triggers were seen to that the data plane told of."""
+        self._contexts.settle()
+
+    @property
+    def moving(self) -> int:
+        """Clients that were sent another context and have not left the one before."""
+        return sum(client.context.before is not None for client in self._by_pid.values())
 
     def _new(self, peer: Peer, start_ticks: int, service: str, link: Link) -> Attachment:
         self._check_quota(peer.uid)
@@ -190,9 +231,14 @@ class Clients:
                 pidfd = os.dup(peer.pidfd)
                 undo.callback(os.close, pidfd)
                 number, fds = self._dataplane.client_add(peer.pid, service)
-                for fd in fds:
-                    undo.callback(os.close, fd)
                 undo.callback(self._dataplane.client_exited, number)
+                for fd in (fds.arena, fds.channel):
+                    undo.callback(os.close, fd)
+                with contextlib.ExitStack() as first:
+                    first.callback(os.close, fds.context)
+                    fds = replace(fds, context=self._contexts.first(number, fds.context))
+                    first.pop_all()
+                undo.callback(os.close, fds.context)
                 tenant = self._quotas.tenant(peer.uid, peer.gids)
                 self._dataplane.client_tenant(number, tenant)
             except OSError as error:
@@ -252,6 +298,7 @@ class Clients:
         self._unwatch(client)
         if client.link is not None:
             client.link.close()
+        self._contexts.exited(client)
         if self._by_pid.get(client.pid) is client:
             del self._by_pid[client.pid]
         self._dataplane.client_exited(client.number)
@@ -262,7 +309,7 @@ class Clients:
         if client is None:
             return
         del self._by_token[client.token]
-        self._unstore(client.stored_as)
+        self._unstore(client.stored_as, client.parts)
 
     # ------------------------------------------------------ over the restart
 
@@ -290,14 +337,14 @@ class Clients:
                 fcntl.F_ADD_SEALS,
                 fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL,
             )
-            for part, fd in zip(_PARTS, (*fds, about), strict=True):
+            for part, fd in zip(client.parts, (*fds, about), strict=True):
                 self._manager.store(f"{client.stored_as}.{part}", fd)
         finally:
             os.close(about)
 
-    def _unstore(self, stored_as: str) -> None:
+    def _unstore(self, stored_as: str, parts: Iterable[str]) -> None:
         try:
-            for part in _PARTS:
+            for part in parts:
                 self._manager.remove(f"{stored_as}.{part}")
         except OSError as error:
             # It comes back at the next start, as a client whose process is gone.
@@ -324,7 +371,7 @@ class Clients:
                 self._adopt_one(stored_as, parts)
             except (OSError, ValueError, KeyError, TypeError) as error:
                 self._log.warning(f"client {stored_as} of before the restart is lost: {error!r}")
-                self._unstore(stored_as)
+                self._unstore(stored_as, dict.fromkeys((*_PARTS, *parts)))
             finally:
                 for fd in parts.values():
                     os.close(fd)
@@ -337,11 +384,23 @@ class Clients:
         token, service = bytes.fromhex(about["token"]), str(about["service"])
         if len(token) != _TOKEN_BYTES or not token.hex().startswith(stored_as):
             raise ValueError("its token is not the one of its name")
-        fds = ClientFds(parts["arena"], parts["channel"], parts["context"])
+        contexts = {n: fd for part, fd in parts.items() if (n := number_of_part(part)) is not None}
         # From here and not from its memory, which it can write to.
         number = int(about["number"])
-        self._dataplane.client_adopt(number, pid, service, fds)
+        newest = max(contexts)
+        fds = ClientFds(parts["arena"], parts["channel"], contexts[newest])
         try:
+            self._dataplane.client_adopt(number, pid, service, fds)
+        except OSError:
+            if len(contexts) == 1:
+                raise
+            # It was stored, and the daemon ended before anybody was sent it.
+            self._unstore(stored_as, [context_part(newest)])
+            del contexts[newest]
+            fds = replace(fds, context=contexts[max(contexts)])
+            self._dataplane.client_adopt(number, pid, service, fds)
+        try:
+            context = self._contexts.adopt(number, contexts)
             # As of now: quotas may be others than before.
             self._dataplane.client_tenant(number, self._quotas.tenant(uid, gids))
             pidfd = pidfd_if_same(pid, start_ticks)
@@ -349,6 +408,8 @@ class Clients:
             # Nobody watches it: what it wrote goes in its turn, as that of a process that is gone.
             self._dataplane.client_exited(number)
             raise
-        self._remember(Client(number, token, pid, uid, gids, start_ticks, service, pidfd, None))
+        client = Client(number, token, pid, uid, gids, start_ticks, service, pidfd, None, context)
+        self._remember(client)
         if pidfd is None:
+            self._contexts.exited(client)
             self._dataplane.client_exited(number)

@@ -23,6 +23,7 @@ from typing import Any, Self
 
 from appliance.attach import AttachServer
 from appliance.clients import Clients
+from appliance.contexts import ContextSource
 from appliance.control import ControlServer, Peek
 from appliance.core.dataplane import ClientDrained, DataPlaneEvent, LocalTrigger
 from appliance.core.node import NodeCore
@@ -130,7 +131,7 @@ class Daemon:
             self._clients.user_of,
         )
         self._pick_up = Histogram(_PICK_UP_BOUNDS_S)
-        self._pump = Pump(self._dataplane, self._on_events)
+        self._pump = Pump(self._dataplane, self._on_events, self._clients.events_done)
         self._uplink: Uplink | None = None
         if settings.coordinator is not None:
             self._uplink = Uplink(
@@ -338,6 +339,10 @@ class Daemon:
             f" {self._core.unreported_groups} triggers unreported"
         )
 
+    def use_contexts(self, source: ContextSource) -> None:
+        """Take context segments from there, also for processes that are attached: they go over."""
+        self._clients.use_contexts(source)
+
     def reconfigure(self, settings: Settings) -> None:
         """Go on with other settings, of which those that cannot be changed are the same."""
         # First, since a name may be gone by now.
@@ -385,6 +390,7 @@ class Daemon:
                 for tenant, quota in self._quotas
             },
             "attach_waiting": self._attach.waiting,
+            "attach_moving": self._clients.moving,
             "attach": dataclasses.asdict(self._attach.counters),
             "uplink": dataclasses.asdict(uplink.counters) if uplink else {},
             "polls": self._pump.polls,

@@ -46,8 +46,9 @@ _BACKOFF_MAX_S = 5.0
 # A daemon that was ready for so long starts the backoff anew.
 _HEALTHY_S = 10.0
 
-# Four for each of 2048 clients, and the node's own.
-_FDS_MAX = 8200
+# Five for each of 2048 clients (as many as it has while it goes over to another context), and
+# the node's own.
+_FDS_MAX = 10250
 
 _MESSAGE_BYTES_MAX = 4096
 _MESSAGE_FDS_MAX = 16

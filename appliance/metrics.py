@@ -313,6 +313,16 @@ METRICS = (
         "Connections to the attach socket that have not said what they want.",
         "attach_waiting",
     ),
+    Metric(
+        "attach_contexts_moved_total",
+        "Times that a process said that it has gone over to another context segment.",
+        "attach/moved",
+    ),
+    Metric(
+        "attach_contexts_moving",
+        "Processes that were sent another context segment, and use both that and the one before.",
+        "attach_moving",
+    ),
 )
 
 SUMS = frozenset({"triggers/{trigger}/fired", "dataplane/pool_used_bytes"})

@@ -255,6 +255,41 @@ class NativeDataPlane:
         self.wake()
 
     @property
+    def context_bytes(self) -> int:
+        """Of a context segment."""
+        return int(lib.bsn_context_bytes())
+
+    def client_context(self, number: int, fd: int) -> None:
+        """Have a client fire in that context too, which is of zeros. The caller closes fd.
+
+        OSError EBUSY until client_context_done() let go of the one before.
+        """
+        _check(
+            lib.bsn_client_context(self._node, number, fd), f"another context of client {number}"
+        )
+
+    def client_context_done(self, number: int) -> bool:
+        """Let go of a client's context before, which it has left; False until all is seen to.
+
+        That is after the events that wait, or come at once, and events_done().
+        """
+        result = lib.bsn_client_context_done(self._node, number, self.now_ns())
+        if result == -errno.EAGAIN:
+            self.wake()
+            return False
+        # Forgotten by then, together with its client.
+        if result != -errno.ENOENT:
+            _check(result, f"the context before of client {number}")
+        return True
+
+    def client_adopt_context(self, number: int, fd: int) -> None:
+        """Go on with a context that a client may not have left. The caller closes fd."""
+        _check(
+            lib.bsn_client_adopt_context(self._node, number, fd),
+            f"the context before of client {number}",
+        )
+
+    @property
     def policy_fd(self) -> int:
         """Of the policy table, for all clients; the library closes it."""
         return int(lib.bsn_policy_fd(self._node))

@@ -41,13 +41,20 @@ _IDLE_WAIT_NS = 5_000_000_000
 
 
 class Pump:
-    """Runs the thread while it is entered; ``on_events`` is called on the event loop."""
+    """Runs the thread while it is entered; ``on_events`` is called on the event loop.
+
+    So is ``on_done``, when the data plane knows that they are seen to.
+    """
 
     def __init__(
-        self, dataplane: NativeDataPlane, on_events: Callable[[list[DataPlaneEvent]], None]
+        self,
+        dataplane: NativeDataPlane,
+        on_events: Callable[[list[DataPlaneEvent]], None],
+        on_done: Callable[[], None] = lambda: None,
     ) -> None:
         self._dataplane = dataplane
         self._on_events = on_events
+        self._on_done = on_done
         self._loop = asyncio.get_running_loop()
         self._thread = threading.Thread(target=self._run, name="data plane")
         self._stopping = False
@@ -129,3 +136,4 @@ class Pump:
             self._on_events(self._handed)
             self._dataplane.events_done()
             self._handed = []
+            self._on_done()

@@ -20,7 +20,7 @@ from typing import Self
 import pytest
 
 from protocol.versions import Feature, Versions
-from testbed.topology import Network, Node, started
+from testbed.topology import Network, started
 from tests.cluster.release import OtherCoordinator, OtherNode
 from tests.cluster.test_two_nodes import (
     COORDINATOR,
@@ -49,9 +49,9 @@ _RECORDS = 20
 class FrozenApplication:
     """A process with a client of the day when ABI 2 was frozen."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, socket_path: Path) -> None:
         self._process = subprocess.Popen(
-            [BUILD / "native/tests/frozen/frozen_client", node.socket_path],
+            [BUILD / "native/tests/frozen/frozen_client", socket_path],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -196,7 +196,7 @@ def test_one_after_the_other(tmp_path: Path, steps: Sequence[Step]) -> None:
         with (
             service(here.alpha) as front,
             service(here.beta),
-            FrozenApplication(here.alpha) as frozen,
+            FrozenApplication(here.alpha.socket_path) as frozen,
         ):
             await_spoken(here, alpha=4, beta=4)
             with Load.over(front, here.beta.host.address) as load, Load(frozen.fire) as old_load:

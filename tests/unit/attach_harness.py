@@ -30,9 +30,11 @@ REQUEST = struct.Struct("=IIIiQ16s64s")
 REPLY = struct.Struct("=IIiI16sQ128s")
 REPLY_BYTES = 176
 NEWS = struct.Struct("=IIQ")
+NEWS_CONTEXT = 1
 NEWS_POLICY = 2
 NO_TOKEN = bytes(16)
 ARENA_BYTES = 1 << 20
+CONTEXT_BYTES = 4096
 NOBODY = 65534
 DOOR_LIMITS = DoorLimits()
 NO_QUOTAS = Quotas()
@@ -78,6 +80,11 @@ class RecordingDataPlane:
     adopted: list[tuple[int, int, str, bytes]] = field(default_factory=list)
     tenants: dict[int, int] = field(default_factory=dict)
     has_memory: bool = True
+    takes_contexts: bool = True
+    is_settled: bool = True
+    contexts: list[tuple[str, int, bytes]] = field(default_factory=list)
+    """What was done with contexts of clients, and what stood in them."""
+
     exited: asyncio.Queue[int] = field(default_factory=asyncio.Queue)
 
     def __post_init__(self) -> None:
@@ -98,7 +105,25 @@ class RecordingDataPlane:
 
     def client_adopt(self, number: int, pid: int, service: str, fds: ClientFds) -> None:
         contents = b" ".join(os.pread(fd, 100, 0) for fd in fds)
+        if not os.pread(fds.context, 1, 0):
+            raise OSError(errno.EPROTO, "nothing stands in the context")
         self.adopted.append((number, pid, service, contents))
+
+    @property
+    def context_bytes(self) -> int:
+        return CONTEXT_BYTES
+
+    def client_context(self, number: int, fd: int) -> None:
+        if not self.takes_contexts:
+            raise OSError(errno.ENOMEM, "no memory")
+        self.contexts.append(("new", number, os.pread(fd, 100, 0).rstrip(b"\0")))
+
+    def client_context_done(self, number: int) -> bool:
+        self.contexts.append(("done" if self.is_settled else "not yet", number, b""))
+        return self.is_settled
+
+    def client_adopt_context(self, number: int, fd: int) -> None:
+        self.contexts.append(("before", number, os.pread(fd, 100, 0).rstrip(b"\0")))
 
     def client_tenant(self, number: int, tenant: int) -> None:
         if not self.has_memory:
@@ -205,6 +230,11 @@ class Peer:
 
     def close(self) -> None:
         self.socket.close()
+
+
+async def another_turn() -> None:
+    """Let the loop see what is there; for what sets no event."""
+    await asyncio.sleep(0)
 
 
 def close_fds(reply: Reply) -> None:

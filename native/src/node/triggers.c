@@ -133,20 +133,30 @@ static void take_queue(struct bsn *n, struct client *c, struct queue *q,
 	}
 }
 
-static bool is_ready(const struct queue *q)
+static uint32_t left_in(const struct queue *q)
 {
-	return load_acquire(
-		       &q->context->cells[q->tail % BS_TRIGGER_CELLS].seq) ==
-	       q->tail + 1;
+	uint32_t claimed = READ_ONCE(q->context->trigger_head) - q->tail;
+
+	return claimed <= BS_TRIGGER_CELLS ? claimed : 0;
 }
 
-/* The old one first: what a thread fired there, it fired before. */
+static bool old_has_more(const struct client *c)
+{
+	return c->queue_before.context && left_in(&c->queue_before);
+}
+
+/* What a thread fired in the old one, it fired before all in the new one: of
+ * that no more than was there before the look at the old one. */
 static void take_queues(struct bsn *n, struct client *c, uint32_t most)
 {
+	uint32_t head = load_acquire(&c->queue.context->trigger_head);
+
 	if (c->queue_before.context) {
 		take_queue(n, c, &c->queue_before, most);
-		if (is_ready(&c->queue_before))
+		if (old_has_more(c))
 			return;
+		if (head - c->queue.tail < most)
+			most = head - c->queue.tail;
 	}
 	take_queue(n, c, &c->queue, most);
 }
@@ -184,13 +194,6 @@ void triggers_take_all(struct bsn *n)
 	}
 }
 
-static uint32_t left_in(const struct queue *q)
-{
-	uint32_t claimed = READ_ONCE(q->context->trigger_head) - q->tail;
-
-	return claimed <= BS_TRIGGER_CELLS ? claimed : 0;
-}
-
 /* Claimed and not yet taken. */
 uint32_t triggers_left(const struct client *c)
 {
@@ -213,10 +216,16 @@ void triggers_done(struct client *c)
 	done_with(&c->queue);
 }
 
+static bool is_ready(const struct queue *q)
+{
+	return load_acquire(
+		       &q->context->cells[q->tail % BS_TRIGGER_CELLS].seq) ==
+	       q->tail + 1;
+}
+
 bool triggers_wait(const struct bsn *n, const struct client *c)
 {
 	if (n->events.head - n->events.tail == EVENTS_MAX)
 		return false;
-	return is_ready(&c->queue) ||
-	       (c->queue_before.context && is_ready(&c->queue_before));
+	return is_ready(old_has_more(c) ? &c->queue_before : &c->queue);
 }
