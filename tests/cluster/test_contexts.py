@@ -277,7 +277,7 @@ def test_processes_go_over_again_and_again_while_they_fire(
             await here.hear_more()
             for i in range(REPLACEMENTS):
                 # Also back, as when probes go.
-                here.clients.use_contexts(Made(memfd_context) if i % 5 == 4 else made)
+                here.clients.use_contexts(memfd_context if i % 5 == 4 else made)
                 await here.hear_more()
                 await here.until(lambda: here.clients.moving == 0)
             here.clients.use_contexts(made)

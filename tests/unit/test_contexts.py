@@ -143,9 +143,9 @@ def test_nonsense_is_cut_off_and_asked_again_when_it_is_back(
             peer, token = await attached(here)
             here.clients.use_contexts(named(b"map"))
             assert await context_sent(peer) == (1, b"map")
-            peer.socket.send(nonsense)
-            assert await peer.hung_up()
+            await says(here, peer, nonsense)
             assert here.server.counters.malformed == 1
+            assert await peer.hung_up()
             # Both are in use as before.
             assert here.dataplane.contexts == [("new", 1, b"map")]
             assert here.clients.moving == 1
@@ -170,8 +170,8 @@ def test_an_answer_to_nothing_is_nonsense(directory: Path, is_settled: bool) -> 
             await says(here, peer, answer(1))
             done = list(here.dataplane.contexts)
             await says(here, peer, answer(1))
-            assert await peer.hung_up()
             assert here.server.counters.malformed == 1
+            assert await peer.hung_up()
             assert here.dataplane.contexts == done
             peer.close()
 
