@@ -65,6 +65,12 @@ class _Host:
             (fds.arena, fds.channel, fds.context),
         )
 
+    def attached(self, token: bytes) -> None:
+        pass
+
+    def moved(self, _token: bytes, _number: int) -> bool:
+        return False
+
     def hung_up(self, token: bytes) -> None:
         self._plane.client_exited(int.from_bytes(token))
 
