@@ -166,6 +166,8 @@ void adopt_end(struct bsn *n);
 void metrics_enter(struct bsn *n, struct client *c);
 void metrics_leave(struct client *c);
 void metrics_read_client(struct bsn *n, struct client *c);
+/* In pieces. Returns how many processes live. */
+uint32_t metrics_read_all(struct bsn *n);
 void metrics_save(struct client *c);
 
 #endif

@@ -18,6 +18,7 @@
  *   pass.c      through all directories once, for all of these
  *   wanted.c    what a pass looks for
  *   column.c    fingerprints of what is sealed, where searches read them
+ *   parts.c     runs that were kept in parts, in their order
  *   verdict.c   what a search met, and whether that was all
  *   watch.c     what traces write that are collected already
  *   runs.c      one run of one segment, read and checked

@@ -99,21 +99,39 @@ void bsn_get_usage(struct bsn *n, struct bsn_usage *u)
 	node_unlock(n);
 }
 
+/* Each thread's counters are in a line of their own, that it wrote last, and in a page
+ * of their own too: so many are read under one hold of the lock. */
+#define LINES_A_PIECE (PIECE_ENTRIES / LINE_ENTRIES)
+
+/* A process is as dear as so many. */
+#define CLIENT_LINES (LINES_A_PIECE / CLIENTS_A_PIECE)
+
+/* Returns how many processes live. */
+uint32_t metrics_read_all(struct bsn *n)
+{
+	uint32_t live = 0, lines = 0;
+	struct client *c;
+
+	for_each_client(n, c) {
+		live += c->live;
+		lines += CLIENT_LINES + c->threads_used;
+		metrics_read_client(n, c);
+		if (lines < LINES_A_PIECE)
+			continue;
+		lines = 0;
+		node_give_way(n);
+	}
+	return live;
+}
+
 void bsn_get_metrics(struct bsn *n, struct bsn_metrics *m)
 {
 	const struct pool *p = &n->pool;
 	const struct client *keep = &n->keep.arena;
-	struct client *c;
-	uint64_t live = 0;
-	uint32_t count = 0;
+	uint32_t live;
 
 	node_lock(n);
-	for_each_client(n, c) {
-		metrics_read_client(n, c);
-		live += c->live;
-		if (++count % CLIENTS_A_PIECE == 0)
-			node_give_way(n);
-	}
+	live = metrics_read_all(n);
 	*m = n->counts;
 	m->clients = live;
 	m->gone = n->ledger.header->gone_held;

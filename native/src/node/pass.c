@@ -70,7 +70,7 @@ static void false_hit(struct bsn *n, struct pass *p, struct frame *f,
 		keep_disown(f, index);
 }
 
-/* Returns what it cost, in entries. */
+/* Returns what it cost, in entries. Of the processes of a slice each is looked at. */
 static uint32_t hit(struct bsn *n, struct search *s, struct frame *f,
 		    uint32_t index, uint64_t entry, struct walk *walk)
 {
@@ -98,7 +98,7 @@ static uint32_t hit(struct bsn *n, struct search *s, struct frame *f,
 	if (watched)
 		watch_from(n, f, copied);
 	search_meet(n, s, &run, last_ticks);
-	return HIT_ENTRIES + run.bytes / BYTES_AN_ENTRY;
+	return HIT_ENTRIES + s->to.slice->n_parts + run.bytes / BYTES_AN_ENTRY;
 }
 
 static uint32_t look(struct bsn *n, struct pass *p, struct frame *f,
@@ -119,15 +119,14 @@ static uint32_t look(struct bsn *n, struct pass *p, struct frame *f,
 	return HIT_ENTRIES;
 }
 
-static bool may_visit(const struct bsn *n, struct pass *p, struct frame *f)
+/* Not so: it was there before, or what is there was kept since the pass began, from
+ * segments that are visited before they are reclaimed. */
+static bool may_visit(const struct bsn *n, const struct pass *p,
+		      const struct frame *f)
 {
-	uint32_t i = frame_number(n, f);
-
-	if (is_visited(p, i) || (f->client == &n->keep.arena &&
-				 record_of(n, f)->granted_ns > p->granted_ns))
-		return false;
-	p->visited[i / 64] |= 1ull << (i % 64);
-	return true;
+	return !is_visited(p, frame_number(n, f)) &&
+	       (f->client != &n->keep.arena ||
+		record_of(n, f)->granted_ns <= p->granted_ns);
 }
 
 /* How many entries were there when the pass began. */
@@ -139,43 +138,103 @@ static uint32_t limit_of(const struct bsn *n, const struct pass *p,
 		       : runs;
 }
 
-static uint32_t visit_directory(struct bsn *n, struct pass *p, struct frame *f)
+/* False: there is more, and a piece is done. */
+static bool visit_directory(struct bsn *n, struct pass *p, struct frame *f,
+			    uint32_t most, uint32_t *cost)
 {
-	uint32_t cost = FRAME_ENTRIES;
-	struct walk walk;
-	uint32_t limit;
+	uint32_t from = p->in.entry, limit;
 	const uint64_t *entry;
 
-	walk = walk_of(f, record_of(n, f)->generation);
-	limit = limit_of(n, p, f, walk.runs);
-	if (is_watched(n, p, f) && f->scanned < walk.runs)
+	if (!p->in.walk.end) {
+		*cost += FRAME_ENTRIES;
+		p->in.walk.end = FIRST_RUN;
+	}
+	p->in.walk.runs = runs_count(f, record_of(n, f)->generation);
+	limit = limit_of(n, p, f, p->in.walk.runs);
+	if (is_watched(n, p, f) && f->scanned < p->in.walk.runs)
 		limit = f->scanned + 1;
 	entry = bs_directory(f->bytes, 0);
-	for (uint32_t k = 0; k < limit; k++) {
-		if (wanted_has(&p->wanted,
-			       bs_entry_fingerprint(READ_ONCE(*(entry - k)))))
-			cost += look(n, p, f, k, &walk);
+	for (; p->in.entry < limit && *cost < most; p->in.entry++) {
+		uint64_t fingerprint =
+			bs_entry_fingerprint(READ_ONCE(*(entry - p->in.entry)));
+
+		++*cost;
+		if (wanted_has(&p->wanted, fingerprint))
+			*cost += look(n, p, f, p->in.entry, &p->in.walk);
 	}
-	n->counts.entries_searched += limit;
-	return cost + limit;
+	n->counts.entries_searched += p->in.entry - from;
+	return p->in.entry >= limit;
 }
 
-/* From the run on that is open now, what the frame gets is watched. */
-static uint32_t visit(struct bsn *n, struct pass *p, struct frame *f)
+/* Each entry of a column is a third of one of a directory: with those that are looked
+ * at, up to `most`. */
+static bool visit_column(struct bsn *n, struct pass *p, struct frame *f,
+			 uint32_t most, uint32_t *cost)
 {
-	uint64_t watched = n->cost;
+	uint32_t from = p->in.entry, looked = 0, limit;
 
-	if (!is_visited(p, frame_number(n, f)) && is_watched(n, p, f))
-		watch_frame(n, f, false);
-	watched = n->cost - watched;
-	return (uint32_t)watched +
-	       (may_visit(n, p, f) ? visit_directory(n, p, f) : 0);
+	limit = limit_of(n, p, f, f->column_runs);
+	for (; p->in.entry < limit && *cost + looked < most; p->in.entry++) {
+		if (!wanted_has(&p->wanted, f->column[p->in.entry]))
+			continue;
+		if (!p->in.walk.end)
+			p->in.walk = walk_of(f, record_of(n, f)->generation);
+		looked += look(n, p, f, p->in.entry, &p->in.walk);
+	}
+	n->counts.entries_searched += p->in.entry - from;
+	*cost += COLUMN_ENTRIES + looked + (p->in.entry - from) / COLUMN_FASTER;
+	return p->in.entry >= limit;
+}
+
+/* What slices that are not looked for get of it. From the run on that is open then,
+ * watch.c goes on. */
+static bool watch(struct bsn *n, struct frame *f, uint32_t most, uint32_t *cost)
+{
+	uint64_t before = n->cost;
+
+	if (*cost >= most)
+		return false;
+	watch_until(n, f, false, before + most - *cost);
+	*cost += (uint32_t)(n->cost - before);
+	return *cost < most;
+}
+
+/* All of a frame; or so much that it cost `most`, and the rest in further calls: false
+ * as long as there is more. Others may have the lock between them, so it is visited
+ * when all of it is: until then what comes there is the pass's, and not watch.c's. */
+static bool visit(struct bsn *n, struct pass *p, struct frame *f, uint32_t most,
+		  uint32_t *cost)
+{
+	uint32_t i = frame_number(n, f);
+	bool done;
+
+	if (!may_visit(n, p, f))
+		return true;
+	if (p->in.frame != i)
+		p->in = (struct visit){.frame = i};
+	if (is_watched(n, p, f) && !watch(n, f, most, cost))
+		return false;
+	if (f->column)
+		done = visit_column(n, p, f, most, cost);
+	else
+		done = visit_directory(n, p, f, most, cost);
+	if (!done)
+		return false;
+	p->visited[i / 64] |= 1ull << (i % 64);
+	p->in.frame = NONE;
+	return true;
 }
 
 void pass_before_reclaim(struct bsn *n, struct frame *f)
 {
-	for (struct pass *p = n->passes; p; p = p->next)
-		visit(n, p, f);
+	for (struct pass *p = n->passes; p; p = p->next) {
+		struct visit in = p->in;
+		uint32_t cost = 0;
+
+		visit(n, p, f, UINT32_MAX, &cost);
+		if (in.frame != frame_number(n, f))
+			p->in = in;
+	}
 }
 
 void pass_before_unseal(struct bsn *n, const struct frame *f)
@@ -202,30 +261,30 @@ static void prefetch(const struct frame *f)
 		__builtin_prefetch(f->bytes + SEGMENT - i * BS_CACHE_LINE);
 }
 
-/* ---------------------------------------------------------------- columns --- */
+/* ---------------------------------------------------------------- lists --- */
 
-static uint32_t visit_column(struct bsn *n, struct pass *p, struct frame *f)
+/* In pieces between which others have the lock: they may reclaim it. */
+static void visit_whole(struct bsn *n, struct pass *p, struct frame *f,
+			bool give_way, uint32_t *cost)
 {
-	uint32_t cost = COLUMN_ENTRIES, limit;
-	struct walk walk = {0};
+	bool done;
 
-	if (!may_visit(n, p, f))
-		return 0;
-	if (!f->column) {
-		if (!column_make(n, f))
-			return visit_directory(n, p, f);
-		cost = FRAME_ENTRIES + f->column_runs;
-	}
-	limit = limit_of(n, p, f, f->column_runs);
-	for (uint32_t k = 0; k < limit; k++) {
-		if (!wanted_has(&p->wanted, f->column[k]))
-			continue;
-		if (!walk.end)
-			walk = walk_of(f, record_of(n, f)->generation);
-		cost += look(n, p, f, k, &walk);
-	}
-	n->counts.entries_searched += limit;
-	return cost + limit / COLUMN_FASTER;
+	do {
+		done = visit(n, p, f, give_way ? PIECE_ENTRIES : UINT32_MAX,
+			     cost);
+		if (give_way && *cost >= PIECE_ENTRIES) {
+			node_commit_and_give_way(n);
+			*cost = 0;
+		}
+	} while (!done && p->in.frame == frame_number(n, f));
+}
+
+/* What it has visited a part of comes first, whatever became of that. False: a piece is
+ * done, and there is more. */
+static bool visit_rest(struct bsn *n, struct pass *p, uint32_t *cost)
+{
+	return p->in.frame == NONE ||
+	       visit(n, p, frame_at(n, p->in.frame), PIECE_ENTRIES, cost);
 }
 
 static const struct list *sealed_list(const struct bsn *n, const struct pass *p)
@@ -251,6 +310,8 @@ static void visit_sealed(struct bsn *n, struct pass *p, bool keep,
 {
 	uint32_t i;
 
+	if (p->in.frame != NONE)
+		visit_whole(n, p, frame_at(n, p->in.frame), give_way, cost);
 	p->through_keep = keep;
 	p->at = after;
 	while ((i = next_sealed(n, p)) != NONE) {
@@ -260,13 +321,10 @@ static void visit_sealed(struct bsn *n, struct pass *p, bool keep,
 		if (soon != NONE)
 			prefetch(frame_at(n, soon));
 		p->at = i;
-		*cost += record_of(n, f)->state == FRAME_PARKED
-				 ? visit(n, p, f)
-				 : visit_column(n, p, f);
-		if (give_way && *cost > PIECE_ENTRIES) {
-			node_commit_and_give_way(n);
-			*cost = 0;
-		}
+		if (may_visit(n, p, f) && !f->column &&
+		    record_of(n, f)->state == FRAME_SEALED && column_make(n, f))
+			*cost += FRAME_ENTRIES + f->column_runs;
+		visit_whole(n, p, f, give_way, cost);
 	}
 }
 
@@ -284,15 +342,16 @@ static uint32_t last_passed(const struct bsn *n, const struct pass *p)
 static bool visit_client(struct bsn *n, struct pass *p, const struct client *c,
 			 uint32_t *cost)
 {
+	if (!visit_rest(n, p, cost))
+		return false;
 	for (uint32_t i = c->active.head; i != NONE;) {
 		struct frame *f = frame_at(n, i);
 
-		if (*cost > PIECE_ENTRIES)
-			return false;
 		i = f->next_own;
 		if (i != NONE)
 			prefetch(frame_at(n, i));
-		*cost += visit(n, p, f);
+		if (!visit(n, p, f, PIECE_ENTRIES, cost))
+			return false;
 	}
 	return true;
 }
@@ -320,16 +379,17 @@ static bool visit_active_since(struct bsn *n, struct pass *p, uint32_t *cost)
 {
 	struct client *c;
 
+	if (!visit_rest(n, p, cost))
+		return false;
 	for_each_client(n, c) {
 		for (uint32_t i = c->active.tail; i != NONE;) {
 			struct frame *f = frame_at(n, i);
 
 			if (f->entered <= p->entered)
 				break;
-			if (*cost > PIECE_ENTRIES)
-				return false;
 			i = f->prev_own;
-			*cost += visit(n, p, f);
+			if (!visit(n, p, f, PIECE_ENTRIES, cost))
+				return false;
 		}
 	}
 	return true;
@@ -362,7 +422,7 @@ static int pass_init(const struct bsn *n, struct pass *p,
 	err = wanted_init(n, &p->wanted, searches);
 	if (err || !p->visited)
 		return -ENOMEM;
-	p->at = NONE;
+	p->at = p->in.frame = NONE;
 	p->granted_ns = n->ledger.header->granted_ns;
 	p->keep_frame = n->keep.frame;
 	if (p->keep_frame != NONE)
@@ -404,7 +464,7 @@ void pass_run(struct bsn *n, struct pass *p, bool give_way)
 
 	visit_sealed(n, p, true, NONE, give_way, &cost);
 	if (n->keep.frame != NONE)
-		visit(n, p, frame_at(n, n->keep.frame));
+		visit_whole(n, p, frame_at(n, n->keep.frame), give_way, &cost);
 	visit_sealed(n, p, false, NONE, give_way, &cost);
 	p->sealed = n->ledger.header->sealed;
 	p->entered = n->pool.entered;

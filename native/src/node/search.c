@@ -6,10 +6,11 @@
 #include "internal.h"
 
 /* What is judged under one hold of the lock, in what searches met: 100 us. One that
- * met little is as dear as so many, and so are bytes that are copied. */
+ * met little is as dear as so many, and so are a part and bytes that are copied. */
 #define PIECE_MET 20000u
 #define SEARCH_MET 400u
 #define BYTES_A_MET 16u
+#define PART_MET 60u
 
 static void judge(struct bsn *n, struct search *s, bool give_way,
 		  uint32_t *cost)
@@ -17,7 +18,7 @@ static void judge(struct bsn *n, struct search *s, bool give_way,
 	uint32_t bytes;
 
 	while (search_put_part(n, s, &bytes)) {
-		*cost += 1 + bytes / BYTES_A_MET;
+		*cost += PART_MET + bytes / BYTES_A_MET;
 		if (give_way && *cost >= PIECE_MET) {
 			node_commit_and_give_way(n);
 			*cost = 0;

@@ -24,11 +24,20 @@ struct run {
 	uint32_t bytes;	  /* of records, committed */
 };
 
+/* From the first entry of a directory to the last. */
+struct walk {
+	uint32_t runs;
+	uint32_t end; /* of the run that was opened last */
+};
+
 /* A handle of the trace that is looked for, as far as its runs were met. */
 struct met {
 	uint32_t client, handle; /* client NONE: no entry */
 	uint32_t runs;
-	uint32_t seq_max;
+	union {
+		uint32_t seq_max;
+		uint32_t ends_lost; /* of the entry of a process: handles */
+	};
 	/* Where parts of kept runs end that have more behind them, less where parts
 	 * begin: 0 if each has the next. */
 	uint32_t ends;
@@ -39,7 +48,9 @@ _Static_assert(sizeof(struct met) == 24, "see MET_SHARE");
 
 /* A part of a kept run that is not its first. */
 struct later {
-	struct later *next; /* by rising `from` */
+	struct later *left, *right; /* parts.c */
+	uint32_t rank;
+	uint32_t number; /* in the order in which they were met */
 	struct run run;
 	struct frame frame; /* that has its records, from the beginning */
 	uint8_t records[];
@@ -52,7 +63,8 @@ struct search {
 	struct sink to;
 	struct met *met; /* a hash table */
 	uint32_t n_met, met_room;
-	struct later *later; /* parts that follow on others */
+	struct later *later; /* parts that follow on others: the first */
+	uint32_t parts;	     /* of these, ever */
 	uint64_t later_bytes;
 	uint64_t active_ns;	 /* of the latest record */
 	uint64_t untied_from_ns; /* of losses after its runs' segments began */
@@ -75,10 +87,18 @@ struct wanted {
 	uint32_t n_vain;
 };
 
+/* A frame that a pass has visited a part of. */
+struct visit {
+	uint32_t frame; /* NONE: there is none */
+	uint32_t entry; /* the next */
+	struct walk walk;
+};
+
 /* One pass over the directories for several searches. */
 struct pass {
 	struct wanted wanted;
-	uint64_t *visited; /* a bit a frame */
+	uint64_t *visited; /* a bit a frame: all of it was */
+	struct visit in;
 	/* Where it is in the list of the sealed: the frame that was last; NONE: at
 	 * the beginning. Of the node's list, or that of the keep arena. */
 	uint32_t at;
@@ -94,11 +114,6 @@ struct pass {
 };
 
 /* runs.c */
-/* From the first entry of a directory to the last. */
-struct walk {
-	uint32_t runs;
-	uint32_t end; /* of the run that was opened last */
-};
 struct walk walk_of(const struct frame *f, uint32_t generation);
 uint32_t runs_count(const struct frame *f, uint32_t generation);
 /* The trace that an entry and its run header name; zero: neither can be read. */
@@ -168,16 +183,21 @@ void search_meet(struct bsn *n, struct search *s, const struct run *run,
 /* Records of a handle were lost; flags as of struct bs_loss. */
 void search_loss(struct bsn *n, struct search *s, uint32_t client,
 		 uint32_t handle, uint32_t flags);
+/* All was looked at. */
+void search_conclude(struct bsn *n, struct search *s);
+
+/* parts.c */
 /* A part of a kept run that is not the first: it has its turn at the end. */
 void search_put_off(struct bsn *n, struct search *s, const struct run *run);
 /* The next of these. False: that was all. */
 bool search_put_part(struct bsn *n, struct search *s, uint32_t *bytes);
-/* All was looked at. */
-void search_conclude(struct bsn *n, struct search *s);
+void parts_free(struct search *s);
 
 /* watch.c */
 /* Returns whether slices were served all that is there. */
 bool watch_frame(struct bsn *n, struct frame *f, bool final);
+/* The same, or so much that n->cost is `end`. */
+bool watch_until(struct bsn *n, struct frame *f, bool final, uint64_t end);
 /* All that live processes write to now, in pieces; those that are quiet less
  * often. */
 void watch_all(struct bsn *n);

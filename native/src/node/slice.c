@@ -166,6 +166,14 @@ void slice_close_handle(struct slice *s, struct part *part, uint32_t handle)
 	part->open--;
 }
 
+void slice_close_unlisted(struct part *part, uint32_t handles)
+{
+	if (handles > part->unlisted)
+		handles = part->unlisted;
+	part->unlisted -= handles;
+	part->open -= handles;
+}
+
 static void close_all(struct slice *s, struct part *part)
 {
 	for (uint32_t i = s->n_opens; i-- > 0;) {

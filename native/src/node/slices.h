@@ -156,5 +156,7 @@ struct part *slice_part(struct slice *s, uint32_t client);
 uint32_t slice_open_handles(const struct slice *s);
 /* It has ended. */
 void slice_close_handle(struct slice *s, struct part *part, uint32_t handle);
+/* So many, of those that are not known by their numbers. */
+void slice_close_unlisted(struct part *part, uint32_t handles);
 
 #endif

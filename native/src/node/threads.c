@@ -107,14 +107,19 @@ bool parked_take(struct bsn *n, struct frame *f)
 	return true;
 }
 
-/* A segment that a thread has appended to. Returns whether it is not held any more. */
-static bool look_at(struct bsn *n, struct client *c, struct frame *f)
+/* A segment that a thread has appended to: when it is not held any more, once slices
+ * have all of it. Until so much is done. */
+static void look_at(struct bsn *n, struct client *c, struct frame *f,
+		    uint64_t end)
 {
 	uint64_t life = load_acquire(&header_at(f)->life);
 
 	if (life == life_of(n, f, BS_SEGMENT_HELD))
-		return false;
+		return;
 	n->cost += LINE_ENTRIES;
+	watch_until(n, f, life == life_of(n, f, BS_SEGMENT_SEALED), end);
+	if (n->cost >= end)
+		return;
 	own_remove(n, &c->active, f);
 	if (life == life_of(n, f, BS_SEGMENT_PARKED)) {
 		/* One that has more is a liar's, and is parked again and again. */
@@ -122,12 +127,11 @@ static bool look_at(struct bsn *n, struct client *c, struct frame *f)
 			(uint16_t)READ_ONCE(header_at(f)->runs);
 		watch_frame(n, f, false);
 		frame_park(n, f);
-		return true;
+		return;
 	}
 	if (life != life_of(n, f, BS_SEGMENT_SEALED))
 		n->counts.corrupt++;
 	seal(n, f);
-	return true;
 }
 
 /* Threads parked, sealed or went on with segments. What others look at when this
@@ -150,7 +154,8 @@ static struct client *look_at_moves(struct bsn *n, struct client *c,
 	}
 	for (uint32_t i = c->active.head; i != NONE; i = next) {
 		next = frame_at(n, i)->next_own;
-		if (!look_at(n, c, frame_at(n, i)) || n->cost < *end)
+		look_at(n, c, frame_at(n, i), *end);
+		if (n->cost < *end)
 			continue;
 		c = threads_give_way(n, c, end);
 		if (!c)

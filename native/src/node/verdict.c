@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What a search met of its trace: handles, and parts of runs. Whether all of the
+ * What a search met of its trace: handles. Whether all of the
  * trace was there is judged at the end, by its handles: the runs of each are
  * numbered, and a number that is missing was reclaimed, or lost when it was
  * written. A handle that is gone as a whole leaves its fingerprint in gone.c.
@@ -56,12 +56,7 @@ void search_free(struct bsn *n, struct search *s)
 	n->met_bytes -= shared_bytes(s->met_room);
 	free(s->met);
 	s->met = NULL;
-	while (s->later) {
-		struct later *l = s->later;
-
-		s->later = l->next;
-		free(l);
-	}
+	parts_free(s);
 }
 
 /* By a secret: a process chooses what handles it writes. */
@@ -169,54 +164,6 @@ void search_loss(struct bsn *n, struct search *s, uint32_t client,
 	m->last |= !!(flags & BS_RUN_LAST);
 }
 
-/* ---------------------------------------------------------------- parts --- */
-
-/* What is kept of a run in parts can be met in any order, because parts are kept
- * again each in its time. A slice has them in theirs: all but the first wait for
- * the end of the pass. */
-void search_put_off(struct bsn *n, struct search *s, const struct run *run)
-{
-	struct later **link = &s->later;
-	struct later *l = NULL;
-
-	s->later_bytes += run->bytes;
-	if (s->later_bytes > n->config.trace_bytes_max) {
-		s->to.slice->flags |= BSN_SLICE_TRUNCATED;
-	} else {
-		l = malloc(sizeof(*l) + run->bytes);
-		s->failed |= !l;
-	}
-	if (!l) {
-		search_meet(n, s, run, 0);
-		return;
-	}
-	l->run = *run;
-	l->frame = (struct frame){.bytes = l->records};
-	memcpy(l->records, run->frame->bytes + run->records, run->bytes);
-	l->run.frame = &l->frame;
-	l->run.records = 0;
-	while (*link && (*link)->run.from <= run->from)
-		link = &(*link)->next;
-	l->next = *link;
-	*link = l;
-}
-
-bool search_put_part(struct bsn *n, struct search *s, uint32_t *bytes)
-{
-	struct later *l = s->later;
-	uint64_t last_ticks;
-
-	/* Released meanwhile. */
-	if (!l || !s->to.slice)
-		return false;
-	slice_copy_run(n, &s->to, &l->run, NONE, &last_ticks);
-	search_meet(n, s, &l->run, last_ticks);
-	*bytes = l->run.bytes;
-	s->later = l->next;
-	free(l);
-	return true;
-}
-
 /* ---------------------------------------------------------------- verdict --- */
 
 /* What stands for a process as a whole: no handle has this number. */
@@ -245,20 +192,75 @@ static void put_exits(struct bsn *n, struct search *s)
 }
 
 /* Its last run was lost where it was to be written: no entry will say so. */
-static void close_lost(struct bsn *n, struct search *s)
+static bool end_is_lost(const struct met *m, const struct client *c)
 {
+	return m->client != NONE && m->first && !m->last && m->live && c &&
+	       !handle_is_open(c, m->handle);
+}
+
+static struct met *process_of(const struct bsn *n, const struct search *s,
+			      uint32_t client)
+{
+	struct met *m = met_place(n, s->met, s->met_room, client, NO_HANDLE);
+
+	return m->client == NONE ? NULL : m;
+}
+
+/* Of each process, handles that the slice does not list. Most that follow on each other
+ * are of the same. */
+static void count_ends_lost(const struct bsn *n, struct search *s)
+{
+	const struct client *c = NULL;
+	struct met *process = NULL;
+	uint32_t number = NONE;
+
 	for (uint32_t i = 0; i < s->met_room; i++) {
 		const struct met *m = &s->met[i];
-		const struct client *c;
-		struct part *part;
 
-		if (m->client == NONE || !m->first || m->last || !m->live ||
-		    !(s->to.slice->flags & BSN_SLICE_LOSSY))
+		if (m->client == NONE)
 			continue;
-		c = client_find(n, m->client);
-		part = slice_part(s->to.slice, m->client);
-		if (c && part && !handle_is_open(c, m->handle))
-			slice_close_handle(s->to.slice, part, m->handle);
+		if (m->client != number) {
+			number = m->client;
+			c = client_find(n, number);
+			process = process_of(n, s, number);
+		}
+		if (process && end_is_lost(m, c))
+			process->ends_lost++;
+	}
+}
+
+/* Of those that the slice lists each is closed, of the others as many: to look for
+ * each of thousands in that list, and in that of the processes, would take
+ * milliseconds. */
+static void close_lost(struct bsn *n, struct search *s)
+{
+	struct slice *slice = s->to.slice;
+	struct met *process;
+
+	if (!(slice->flags & BSN_SLICE_LOSSY))
+		return;
+	for (uint32_t i = slice->n_opens; i-- > 0;) {
+		struct open_handle open = slice->opens[i];
+		struct met *m = met_place(n, s->met, s->met_room, open.client,
+					  open.handle);
+
+		if (!end_is_lost(m, client_find(n, open.client)))
+			continue;
+		slice_close_handle(slice, slice_part(slice, open.client),
+				   open.handle);
+		m->last = true;
+	}
+	for (uint32_t k = 0; k < slice->n_parts; k++) {
+		process = process_of(n, s, slice->parts[k].client);
+		if (process)
+			process->ends_lost = 0;
+	}
+	count_ends_lost(n, s);
+	for (uint32_t k = 0; k < slice->n_parts; k++) {
+		process = process_of(n, s, slice->parts[k].client);
+		if (process)
+			slice_close_unlisted(&slice->parts[k],
+					     process->ends_lost);
 	}
 }
 

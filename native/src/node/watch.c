@@ -66,7 +66,7 @@ static uint32_t serve(struct bsn *n, struct frame *f, uint64_t entry,
 }
 
 /* final: nobody writes there any more, so an open run is over too. */
-bool watch_frame(struct bsn *n, struct frame *f, bool final)
+bool watch_until(struct bsn *n, struct frame *f, bool final, uint64_t end)
 {
 	struct walk walk;
 
@@ -75,6 +75,9 @@ bool watch_frame(struct bsn *n, struct frame *f, bool final)
 	walk = walk_of(f, record_of(n, f)->generation);
 	while (f->scanned < walk.runs) {
 		uint64_t entry = run_entry(f, f->scanned);
+
+		if (n->cost >= end)
+			return false;
 
 		if (filter_has(&n->store.filter, bs_entry_fingerprint(entry)))
 			f->copied = serve(n, f, entry, &walk);
@@ -87,6 +90,11 @@ bool watch_frame(struct bsn *n, struct frame *f, bool final)
 		set_dirty(n, f);
 	}
 	return true;
+}
+
+bool watch_frame(struct bsn *n, struct frame *f, bool final)
+{
+	return watch_until(n, f, final, UINT64_MAX);
 }
 
 static const uint32_t *runs_of(const struct frame *f)
@@ -110,8 +118,6 @@ static bool watch_client(struct bsn *n, struct client *c, uint64_t end)
 	for (uint32_t i = c->active.head; i != NONE; i = f->next_own) {
 		uint32_t scanned, copied;
 
-		if (n->cost >= end)
-			return false;
 		f = frame_at(n, i);
 		if (ahead != NONE) {
 			__builtin_prefetch(runs_of(frame_at(n, ahead)));
@@ -122,9 +128,11 @@ static bool watch_client(struct bsn *n, struct client *c, uint64_t end)
 			continue;
 		scanned = f->scanned;
 		copied = f->copied;
-		f->served = watch_frame(n, f, false) ? f->scanned : NONE;
+		f->served = watch_until(n, f, false, end) ? f->scanned : NONE;
 		if (f->scanned != scanned || f->copied != copied)
 			c->wrote_ns = n->now_ns;
+		if (n->cost >= end)
+			return false;
 	}
 	c->watched_ns = n->now_ns;
 	return true;

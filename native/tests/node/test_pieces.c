@@ -744,7 +744,7 @@ static uint32_t searching(struct bsn *n)
 	return count;
 }
 
-/* All that are looked for in one pass, and each of them as it is judged. */
+/* All that are looked for in one piece of a pass, and each of them as it is judged. */
 static void searches_are_judged_in_pieces(void)
 {
 	struct bsn *n = new_node(8);
@@ -756,20 +756,20 @@ static void searches_are_judged_in_pieces(void)
 
 	writer_attach(&w, n, START);
 	t = writer_thread(&w, 0);
-	for (uint32_t i = 0; i < 301; i++) {
+	for (uint32_t i = 0; i < 151; i++) {
 		CHECK(w_trace(&t, trace_id(i), 40, START));
 		CHECK_EQ(bsn_collect(n, trace_id(i), trace_id(i), "test", START,
 				     &s),
 			 0);
 	}
-	CHECK_EQ(searching(n), 300);
+	CHECK_EQ(searching(n), 150);
 	node_lock(n);
 	thread = start_between(n, look_between, &b);
 	search_waiting(n);
 	end_between(n, thread);
-	check_piece(&b, 300, 60);
+	check_piece(&b, 150, 60);
 	CHECK_EQ(searching(n), 0);
-	for (uint32_t i = 0; i < 301; i++) {
+	for (uint32_t i = 0; i < 151; i++) {
 		CHECK_EQ(bsn_slice_info(n, trace_id(i), &s), 0);
 		CHECK_EQ(s.flags, BSN_SLICE_HELD);
 	}
@@ -833,15 +833,16 @@ static void what_comes_before_the_judgement_comes_once(void)
 
 #define PARTS 200u
 
+static uint32_t count_parts(const struct later *l)
+{
+	return l ? 1 + count_parts(l->left) + count_parts(l->right) : 0;
+}
+
 static uint32_t parts_left(struct bsn *n)
 {
 	const struct slice *s = slice_find(n, trace_id(1));
-	uint32_t count = 0;
 
-	for (const struct later *l = s->search ? s->search->later : NULL; l;
-	     l = l->next)
-		count++;
-	return count;
+	return s->search ? count_parts(s->search->later) : 0;
 }
 
 /* Those of kept runs, which have their turn at the end. */
