@@ -12,10 +12,10 @@ import queue
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import pytest
 
@@ -127,13 +127,16 @@ class Releases:
 
 
 @contextlib.contextmanager
-def releases(name: str, directory: Path, versions: Versions) -> Iterator[Releases]:
+def releases(
+    name: str, directory: Path, versions: Versions, node: Mapping[str, Any] | None = None
+) -> Iterator[Releases]:
+    """``node``: what its configuration has besides."""
     with Network(name) as network:
         # All are recorded: the policy shall be seen, and lose nothing.
         config = {**COORDINATOR, "policy": {"percentage": 100}}
         coordinator = OtherCoordinator(network.host("coordinator"), directory, config)
-        alpha = OtherNode(network.host("alpha"), "alpha", directory, coordinator)
-        beta = OtherNode(network.host("beta"), "beta", directory, coordinator)
+        alpha = OtherNode(network.host("alpha"), "alpha", directory, coordinator, node)
+        beta = OtherNode(network.host("beta"), "beta", directory, coordinator, node)
         for daemon in (coordinator, alpha, beta):
             daemon.versions = versions
         with started([coordinator, alpha, beta]):
@@ -187,33 +190,48 @@ COORDINATOR_FIRST = (
 )
 
 
-@pytest.mark.parametrize(
-    "steps", [NODES_FIRST, COORDINATOR_FIRST], ids=["nodes-first", "coordinator-first"]
-)
-def test_one_after_the_other(tmp_path: Path, steps: Sequence[Step]) -> None:
-    with releases("upgrade", tmp_path, OLDER) as running:
-        here = running.cluster
-        with (
-            service(here.alpha) as front,
-            service(here.beta),
-            FrozenApplication(here.alpha.socket_path) as frozen,
-        ):
-            await_spoken(here, alpha=4, beta=4)
-            with Load.over(front, here.beta.host.address) as load, Load(frozen.fire) as old_load:
+def upgrade_under_load(
+    running: Releases, steps: Sequence[Step], on_step: Callable[[Step], None] = lambda _: None
+) -> None:
+    """All that the applications write meanwhile must be there, of the old library too."""
+    here = running.cluster
+    with (
+        service(here.alpha) as front,
+        service(here.beta),
+        FrozenApplication(here.alpha.socket_path) as frozen,
+    ):
+        await_spoken(here, alpha=4, beta=4)
+        with Load.over(front, here.beta.host.address) as load, Load(frozen.fire) as old_load:
+            load.goes_on()
+            old_load.goes_on()
+            for step in steps:
+                running.daemons[step.daemon].upgrade(NEWER)
+                await_spoken(here, alpha=step.alpha, beta=step.beta)
+                on_step(step)
                 load.goes_on()
                 old_load.goes_on()
-                for step in steps:
-                    running.daemons[step.daemon].upgrade(NEWER)
-                    await_spoken(here, alpha=step.alpha, beta=step.beta)
-                    statuses = [node.control.status() for node in here.nodes]
-                    assert {s["node"] for s in statuses if s["policy"]} == step.have_policy
-                    load.goes_on()
-                    old_load.goes_on()
-            all_coherent(here, load.traces, ["alpha", "beta"])
-            all_coherent(here, old_load.traces, ["alpha"])
-            assert (frozen.lost, frozen.attached, frozen.resumed) == (0, 1, 1)
-            # Nobody had to attach anew, and nothing was passed over.
-            for node, resumed in ((here.alpha, 2), (here.beta, 1)):
-                status = node.control.status()
-                assert (status["attach"]["resumed"], status["attach"]["attached"]) == (resumed, 0)
-                assert status["core"]["unknown_messages"] == 0
+        all_coherent(here, load.traces, ["alpha", "beta"])
+        all_coherent(here, old_load.traces, ["alpha"])
+        assert (frozen.lost, frozen.attached, frozen.resumed) == (0, 1, 1)
+
+
+in_both_orders = pytest.mark.parametrize(
+    "steps", [NODES_FIRST, COORDINATOR_FIRST], ids=["nodes-first", "coordinator-first"]
+)
+
+
+@in_both_orders
+def test_one_after_the_other(tmp_path: Path, steps: Sequence[Step]) -> None:
+    with releases("upgrade", tmp_path, OLDER) as running:
+        nodes = running.cluster.nodes
+
+        def who_has_the_policy(step: Step) -> None:
+            statuses = [node.control.status() for node in nodes]
+            assert {s["node"] for s in statuses if s["policy"]} == step.have_policy
+
+        upgrade_under_load(running, steps, who_has_the_policy)
+        # Nobody had to attach anew, and nothing was passed over.
+        for node, resumed in zip(nodes, (2, 1), strict=True):
+            status = node.control.status()
+            assert (status["attach"]["resumed"], status["attach"]["attached"]) == (resumed, 0)
+            assert status["core"]["unknown_messages"] == 0
