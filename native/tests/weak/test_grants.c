@@ -292,8 +292,7 @@ static void check_life(void)
 	CHECK_EQ(bsn_slice_info(node, trace_id(written + 1), &s), 0);
 	CHECK_EQ(s.flags, BSN_SLICE_HELD);
 	CHECK_EQ(bsn_slice_info(node, old, &s), 0);
-	CHECK_EQ(s.flags,
-		 BSN_SLICE_EVICTED | BSN_SLICE_BY_FINGERPRINT);
+	CHECK_EQ(s.flags, BSN_SLICE_EVICTED | BSN_SLICE_BY_FINGERPRINT);
 	bsn_get_metrics(node, &m);
 	CHECK_EQ(m.corrupt, 0);
 	weak_met(ENOUGH);
