@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import backsight_pb2 as pb
 
-from coordinator.store import SliceRow, StoreReader, TraceRow
+from coordinator.reader import StoreReader, TraceRow
+from coordinator.rows import SliceRow
 from protocol.messages import TraceId
 
 

@@ -13,7 +13,8 @@ from typing import Self
 
 from coordinator.answers import trace_detail
 from coordinator.index import TraceIndex, index_of
-from coordinator.store import Store, StoreReader
+from coordinator.reader import StoreReader
+from coordinator.store import Store
 from formats.stamped import stamped
 from protocol.messages import TraceId
 from runtime.log import Log

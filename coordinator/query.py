@@ -10,31 +10,27 @@ Runs in the threads of runtime.http, each request with a reader of its own.
 
 from __future__ import annotations
 
-import base64
-import binascii
 import contextlib
-import datetime
-import json
 import re
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
-from urllib.parse import parse_qs
+from typing import TYPE_CHECKING, Any
 
 from opentelemetry.proto.trace.v1.trace_pb2 import TracesData
 
 from coordinator.answers import trace_detail
+from coordinator.bodies import Body, NoRoom, Room, encoded
 from coordinator.index import Search, SearchTooLong
-from coordinator.store import StoreReader
+from coordinator.parameters import TIME_MAX_NS, Parameters, Refused, tags_of, trace_id
+from coordinator.reader import StoreReader
 from formats.jaeger import answer, trace_json
 from formats.otlp_json import otlp_json
 from formats.stamped import StampedTrace, stamped
 from formats.tags import KINDS
 from protocol.messages import TraceId
-from protocol.wire import WireError, parse_trace_id
 from runtime.http import GIVE_UP_OVERDUE, HttpServer
 from runtime.log import Log
 
@@ -42,8 +38,6 @@ if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 Json = dict[str, Any]
-
-_Value = TypeVar("_Value")
 
 # As with Jaeger, where nothing is said.
 _LIMIT = 100
@@ -57,15 +51,6 @@ _LIMIT_MAX = 1500
 # JSON they take 50 times as much; so few answers are made at a time.
 _BYTES_MAX = 8 << 20
 _ANSWERS_AT_ONCE = 2
-
-# Of answers that are made and being read, which a client may do slowly; one that is larger
-# is read alone. Small ones are not counted: the server has few threads.
-_SENDING_BYTES_MAX = 32 << 20
-_SMALL_BYTES = 64 << 10
-
-# For the others to read theirs; and how often it is looked who takes too long.
-_ROOM_TIMEOUT_S = 10.0
-_ROOM_LOOK_S = 1.0
 
 _STATUS = {
     200: "200 OK",
@@ -81,167 +66,6 @@ _STATUS = {
 # scopeSpans, an item, spans.
 _SPANS_DEPTH = {"data": 4, "result": 7}
 
-_TIME_MAX_NS = (1 << 63) - 1
-_UNITS_NS = {
-    "ns": 1,
-    "us": 10**3,
-    "µs": 10**3,  # micro sign
-    "μs": 10**3,  # Greek mu
-    "ms": 10**6,
-    "s": 10**9,
-    "m": 60 * 10**9,
-    "h": 3600 * 10**9,
-    "d": 86400 * 10**9,  # in Jaeger UI's lookback
-    "w": 7 * 86400 * 10**9,
-}
-_DURATION_PART = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)([a-zµμ]+)")
-_TRUE = {"1", "t", "T", "true", "TRUE", "True"}
-_FALSE = {"0", "f", "F", "false", "FALSE", "False"}
-
-
-class Refused(Exception):
-    """A request that is not answered, by which status, and why."""
-
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status = status
-
-
-class _Parameters:
-    """Of one request: each by its name, or by an older one."""
-
-    def __init__(self, query: str) -> None:
-        self._values = parse_qs(
-            query, keep_blank_values=True, errors="replace", max_num_fields=1000
-        )
-
-    def text(self, *names: str) -> str:
-        """The first value of the first name that has one."""
-        return self._named(*names)[1]
-
-    def all(self, name: str) -> list[str]:
-        return [value for value in self._values.get(name, ()) if value]
-
-    def number(self, *names: str) -> int | None:
-        """A whole number, not negative."""
-        return self._parsed(_number, *names)
-
-    def duration_ns(self, *names: str) -> int | None:
-        return self._parsed(duration_ns, *names)
-
-    def time_ns(self, *names: str) -> int | None:
-        """A time of RFC 3339."""
-        return self._parsed(_rfc3339_ns, *names)
-
-    def flag(self, *names: str) -> bool:
-        return bool(self._parsed(_flag, *names))
-
-    def _named(self, *names: str) -> tuple[str, str]:
-        for name in names:
-            for value in self._values.get(name, ()):
-                if value:
-                    return name, value
-        return names[0], ""
-
-    def _parsed(self, parse: Callable[[str], _Value], *names: str) -> _Value | None:
-        name, value = self._named(*names)
-        if not value:
-            return None
-        try:
-            return parse(value)
-        except (ValueError, OverflowError) as error:
-            raise Refused(400, f"malformed parameter {name}: {error}") from error
-
-
-def _number(text: str) -> int:
-    if not re.fullmatch(r"[0-9]{1,19}", text, re.ASCII):
-        raise ValueError(f"{text!r} is no whole number")
-    return int(text)
-
-
-def _flag(text: str) -> bool:
-    if text not in _TRUE | _FALSE:
-        raise ValueError(f"{text!r} is neither true nor false")
-    return text in _TRUE
-
-
-def duration_ns(text: str) -> int:
-    """A duration as Go writes it, as "1.5s", "1h30m" or "100us"; ValueError if it is none."""
-    end, total_ns = 0, 0.0
-    while match := _DURATION_PART.match(text, end):
-        if match[2] not in _UNITS_NS:
-            break
-        total_ns += float(match[1]) * _UNITS_NS[match[2]]
-        end = match.end()
-    if end != len(text) or not 0 <= total_ns <= _TIME_MAX_NS:
-        raise ValueError(f'{text!r} is no duration, as "1.5s", "100ms" or "1h30m"')
-    return round(total_ns)
-
-
-def _rfc3339_ns(text: str) -> int:
-    # A plus sign that was not encoded arrives as a space, and clients do not encode it.
-    match = re.fullmatch(
-        r"([0-9-]{10}[Tt][0-9:]{8})(\.[0-9]{1,9})?[0-9]*([Zz]|[+ -][0-9:]{5})", text, re.ASCII
-    )
-    if match is None:
-        raise ValueError(f'{text!r} is no time, as "2026-11-21T20:00:00.123456789Z"')
-    zone = "+00:00" if match[3] in "Zz" else match[3].replace(" ", "+")
-    seconds = int(datetime.datetime.fromisoformat(match[1].upper() + zone).timestamp())
-    return seconds * 10**9 + int((match[2] or ".")[1:].ljust(9, "0"))
-
-
-def logfmt(text: str) -> dict[str, str]:
-    """Pairs as ``error=true http.route="/a b"``; a key alone is true. ValueError if it is none."""
-    pairs: dict[str, str] = {}
-    end = 0
-    for match in re.finditer(r'\s*([^\s="]+)(?:=("(?:[^"\\]|\\.)*"|[^\s"]*))?', text):
-        if match.start() != end:
-            break
-        end = match.end()
-        value = match[2]
-        if value is None:
-            value = "true"
-        elif value.startswith('"'):
-            value = json.loads(value)
-        pairs[match[1]] = value
-    if text[end:].strip():
-        raise ValueError(f"{text[end:].strip()!r} is no pair, as key=value")
-    return pairs
-
-
-def tags_of(text: str) -> dict[str, str]:
-    """Tags as a JSON object of texts, or as logfmt; ValueError if it is neither."""
-    if not text.lstrip().startswith("{"):
-        return logfmt(text)
-    try:
-        pairs = json.loads(text)
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
-    tags = {}
-    for key, value in pairs.items():
-        match value:
-            case bool():
-                tags[key] = "true" if value else "false"
-            case str() | int() | float():
-                tags[key] = str(value)
-            case _:
-                raise ValueError(f"{key!r} must have a text")
-    return tags
-
-
-def _trace_id(text: str) -> TraceId:
-    """From hexadecimal, leading zeros left out, or from Base64, as with Jaeger."""
-    raw = text
-    if not re.fullmatch(r"[0-9a-fA-F]{1,32}", text):
-        try:
-            raw = base64.b64decode(text.replace("-", "+").replace("_", "/"), validate=True).hex()
-        except (binascii.Error, ValueError):
-            raw = ""
-    try:
-        return parse_trace_id(raw.zfill(32) if raw else text)
-    except (WireError, ValueError) as error:
-        raise Refused(400, f"malformed parameter traceID: {error}") from error
-
 
 def _search_only(search: Search) -> Search:
     if search.start_max_ns < search.start_min_ns:
@@ -256,7 +80,7 @@ class _Request:
     """What is asked, with what it is answered from."""
 
     reader: StoreReader
-    parameters: _Parameters
+    parameters: Parameters
     path: tuple[str, ...]  # what stands for the stars of the route
     now_ns: int
     log: Log
@@ -332,7 +156,7 @@ def _operations(request: _Request) -> Json:
     return answer([{"name": name, "spanKind": kind} for name, kind in found], len(found))
 
 
-def _legacy_tags(parameters: _Parameters) -> dict[str, str]:
+def _legacy_tags(parameters: Parameters) -> dict[str, str]:
     tags: dict[str, str] = {}
     for pair in parameters.all("tag"):
         key, colon, value = pair.partition(":")
@@ -368,10 +192,10 @@ def _legacy_search(request: _Request) -> Search:
             parameters.text("service"),
             parameters.text("operation"),
             _legacy_tags(parameters),
-            min(max(start_ns, 0), _TIME_MAX_NS),
-            min(end_ns, _TIME_MAX_NS),
+            min(max(start_ns, 0), TIME_MAX_NS),
+            min(end_ns, TIME_MAX_NS),
             parameters.duration_ns("minDuration") or 0,
-            longest_ns or _TIME_MAX_NS,
+            longest_ns or TIME_MAX_NS,
             _LIMIT if limit is None else limit,
         )
     )
@@ -380,7 +204,7 @@ def _legacy_search(request: _Request) -> Search:
 def _find(request: _Request) -> Json:
     parameters = request.parameters
     raw = parameters.flag("raw")
-    ids = [_trace_id(text) for text in parameters.all("traceID")[:_LIMIT_MAX]]
+    ids = [trace_id(text) for text in parameters.all("traceID")[:_LIMIT_MAX]]
     if len(ids) == 1:
         one = request.trace(ids[0], trace_json, raw=raw)
         return _legacy_answer({} if one is None else {ids[0]: one}, {}, ids)
@@ -414,7 +238,7 @@ def _trace(request: _Request) -> Json:
     parameters = request.parameters
     parameters.number("start")  # hints to a sharded store, which are checked all the same
     parameters.number("end")
-    found = request.trace(_trace_id(request.path[0]), trace_json, raw=parameters.flag("raw"))
+    found = request.trace(trace_id(request.path[0]), trace_json, raw=parameters.flag("raw"))
     if found is None:
         raise Refused(404, "trace not found")
     return answer([found], 1)
@@ -424,7 +248,7 @@ def _dependencies(request: _Request) -> Json:
     parameters = request.parameters
     end_ms = parameters.number("endTs")
     lookback_ms = parameters.number("lookback")
-    end_ns = request.now_ns if end_ms is None else min(end_ms * 10**6, _TIME_MAX_NS)
+    end_ns = request.now_ns if end_ms is None else min(end_ms * 10**6, TIME_MAX_NS)
     lookback_ns = _DEPENDENCIES_LOOKBACK_NS if lookback_ms is None else lookback_ms * 10**6
     service = parameters.text("service")
     links = [
@@ -475,10 +299,10 @@ def _v3_search(request: _Request) -> Search:
             # The last is what a version of Jaeger UI says.
             parameters.text("query.operationName", "query.operation_name", "query.span_name"),
             tags,
-            min(max(start_ns, 0), _TIME_MAX_NS),
-            min(end_ns, _TIME_MAX_NS),
+            min(max(start_ns, 0), TIME_MAX_NS),
+            min(end_ns, TIME_MAX_NS),
             parameters.duration_ns("query.durationMin", "query.duration_min") or 0,
-            longest_ns or _TIME_MAX_NS,
+            longest_ns or TIME_MAX_NS,
             depth or _LIMIT,
         )
     )
@@ -524,7 +348,7 @@ def _v3_trace(request: _Request) -> Json:
     parameters.time_ns("startTime", "start_time")
     parameters.time_ns("endTime", "end_time")
     raw = parameters.flag("rawTraces", "raw_traces")
-    return _v3_result(request, [_trace_id(request.path[0])], raw=raw)
+    return _v3_result(request, [trace_id(request.path[0])], raw=raw)
 
 
 def _v3_summaries(request: _Request) -> Json:
@@ -602,72 +426,10 @@ def serving(
         ) from error
 
 
-class _Room:
-    """For answers that are made, until they are read; whose comes first has it first."""
-
-    def __init__(self) -> None:
-        self._taken: dict[_Body, int] = {}
-        self._waiting: list[_Body] = []
-        self._changed = threading.Condition()
-
-    def take(self, body: _Body) -> bool:
-        """Wait for room, not for long; whether there is."""
-        until_s = time.monotonic() + _ROOM_TIMEOUT_S
-        with self._changed:
-            if len(self._waiting) >= _ANSWERS_AT_ONCE:
-                return False  # they are in memory while they wait
-            self._waiting.append(body)
-            try:
-                while not self._is_there_for(body):
-                    left_s = until_s - time.monotonic()
-                    if left_s <= 0:
-                        return False
-                    for other in list(self._taken):
-                        other.give_up_overdue()
-                    if not self._is_there_for(body):
-                        self._changed.wait(min(left_s, _ROOM_LOOK_S))
-                self._taken[body] = body.size
-                return True
-            finally:
-                self._waiting.remove(body)
-                self._changed.notify_all()
-
-    def _is_there_for(self, body: _Body) -> bool:
-        taken = sum(self._taken.values())
-        return self._waiting[0] is body and (not taken or taken + body.size <= _SENDING_BYTES_MAX)
-
-    def give_back(self, body: _Body) -> None:
-        with self._changed:
-            self._taken.pop(body, None)
-            self._changed.notify_all()
-
-
-class _Body:
-    """An answer as WSGI has it, which takes room until it is closed. Refused if there is none."""
-
-    def __init__(
-        self, pieces: list[bytes], room: _Room, give_up_overdue: Callable[[], object]
-    ) -> None:
-        self.size = sum(map(len, pieces))
-        self.give_up_overdue = give_up_overdue
-        self._pieces = pieces
-        self._room = room
-        if self.size > _SMALL_BYTES and not room.take(self):
-            raise Refused(503, "others have not read their answers yet; ask again")
-
-    def __iter__(self) -> Iterator[bytes]:
-        return iter(self._pieces)
-
-    def close(self) -> None:
-        """Called by who sends it, whether or not it was taken; perhaps twice."""
-        self._pieces = []
-        self._room.give_back(self)
-
-
 def application(path: Path, log: Log, now_ns: Callable[[], int] = time.time_ns) -> WSGIApplication:
     """Serves the store at ``path``."""
     places = threading.BoundedSemaphore(_ANSWERS_AT_ONCE)
-    room = _Room()
+    room = Room(_ANSWERS_AT_ONCE)
 
     def serve(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         give_up_overdue = environ.get(GIVE_UP_OVERDUE, lambda: None)
@@ -675,10 +437,10 @@ def application(path: Path, log: Log, now_ns: Callable[[], int] = time.time_ns) 
             status, pieces, error = _respond(path, environ, now_ns, log)
         # In no place: what waits for a slow reader holds up nobody who makes an answer.
         try:
-            body = _Body(pieces, room, give_up_overdue)
-        except Refused as refused:
-            status, pieces = refused.status, _pieces(error(refused.status, str(refused)))
-            body = _Body(pieces, room, give_up_overdue)
+            body = Body(pieces, room, give_up_overdue)
+        except NoRoom as full:
+            status, pieces = 503, _pieces(error(503, str(full)))
+            body = Body(pieces, room, give_up_overdue)
         headers = [("Content-Type", "application/json"), ("Content-Length", str(body.size))]
         start_response(_STATUS[status], headers)
         return body
@@ -687,27 +449,7 @@ def application(path: Path, log: Log, now_ns: Callable[[], int] = time.time_ns) 
 
 
 def _pieces(answered: Json) -> list[bytes]:
-    return list(_encoded(answered, max(_SPANS_DEPTH.get(key, 0) for key in answered)))
-
-
-def _encoded(value: object, depth: int) -> Iterator[bytes]:
-    """JSON in pieces: while one is encoded, no other thread runs, and the event loop is one."""
-    if depth and isinstance(value, dict):
-        separator = b"{"
-        for key, item in value.items():
-            yield separator + json.dumps(key).encode() + b":"
-            yield from _encoded(item, depth - 1)
-            separator = b","
-        yield b"}" if value else b"{}"
-    elif depth and isinstance(value, list):
-        separator = b"["
-        for item in value:
-            yield separator
-            yield from _encoded(item, depth - 1)
-            separator = b","
-        yield b"]" if value else b"[]"
-    else:
-        yield json.dumps(value).encode()
+    return list(encoded(answered, max(_SPANS_DEPTH.get(key, 0) for key in answered)))
 
 
 def _respond(
@@ -727,7 +469,7 @@ def _respond(
             if environ["REQUEST_METHOD"] != "GET":
                 raise Refused(405, "allowed: GET")
             try:
-                parameters = _Parameters(environ.get("QUERY_STRING", ""))
+                parameters = Parameters(environ.get("QUERY_STRING", ""))
             except ValueError as invalid:  # too many of them
                 raise Refused(400, str(invalid)) from invalid
             with StoreReader(path) as reader:

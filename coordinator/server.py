@@ -14,7 +14,6 @@ import asyncio
 import contextlib
 import dataclasses
 import socket
-import threading
 import time
 from collections import deque
 from collections.abc import (
@@ -22,38 +21,29 @@ from collections.abc import (
     Callable,
     Coroutine,
     Iterable,
-    Iterator,
-    Mapping,
     Sequence,
 )
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-import backsight_pb2 as pb
 import grpc
 from google.protobuf.message import Message
 
-from coordinator.answers import slice_of, summary_of
 from coordinator.core.coordinator import CoordinatorCore
 from coordinator.core.records import PutVerdict, Write
+from coordinator.counters import ServerCounters
 from coordinator.exporter import Exporter
 from coordinator.follower import Indexer
-from coordinator.index import SearchTooLong
+from coordinator.questions import Questions
 from coordinator.settings import core_config, policy, store_limits
-from coordinator.store import SliceRow, Store, StoreReader, TraceRow, Wanted
+from coordinator.store import Store
 from protocol import wire
 from protocol.messages import (
-    SNAPSHOT_TRIGGER,
     CoordinatorMessage,
     Hello,
     NodeMessage,
     Refused,
     SliceReply,
-    Snapshot,
-    TraceId,
     Unknown,
     cut_utf8,
 )
@@ -104,38 +94,11 @@ _OPTIONS = [
     ("grpc.http2.bdp_probe", 0),
 ]
 
-# Of a listing, between which others have their turn.
-_ROWS_AT_ONCE = 256
-
-# Others wait for one of them.
-_LISTINGS_AT_ONCE = 2
-
-# Judged and not yet told to who follows; a page of them is more than anybody reads.
-_TAIL_TRACES_MAX = 1024
-
-# For people, who see no faster changes.
-_PROGRESS_INTERVAL_S = 0.2
-
 # Of nodes that are refused, and come again and again.
 _SAID_REFUSED_MAX = 256
 
 # At the end, for what is being sent.
 _STOP_GRACE_S = 0.5
-
-# Of what a question may ask for: what SQLite's integers hold.
-_TIME_MAX_NS = (1 << 63) - 1
-
-
-@dataclass(slots=True)
-class ServerCounters:
-    """What was refused. They only rise."""
-
-    streams: int = 0
-    malformed: int = 0
-    no_hello: int = 0
-    no_opening: int = 0
-    not_reading: int = 0
-    tail_overflowed: int = 0
 
 
 class Unread(Exception):
@@ -218,10 +181,14 @@ class CoordinatorServer:
             versions,
             policy(settings.policy),
         )
-        self._reader = StoreReader(settings.store_path)
-        self._reading = asyncio.Lock()
-        self._listers = ThreadPoolExecutor(_LISTINGS_AT_ONCE, "list")
-        self._ending = threading.Event()
+        self._questions = Questions(
+            settings.store_path,
+            self._core,
+            self.counters,
+            self._changed,
+            self._is_all_durable,
+            self.counted,
+        )
         self._indexer = Indexer(self._store, settings.store_path, log)
         self._exporter = Exporter(settings.export, self._store, settings.store_path, log)
         self._followers = contextlib.ExitStack()
@@ -230,9 +197,6 @@ class CoordinatorServer:
         self._said_refused: dict[tuple[str, str], str] = {}  # by name and address; latest last
         self._last_number = 0
         self._submitted = self._durable = 0  # the last tokens
-        self._snapshot_numbers: deque[int] = deque(maxlen=64)
-        self._tails: set[asyncio.Queue[TraceId]] = set()
-        self._judged: deque[tuple[int, TraceId]] = deque()  # not durable yet
         self._keeps_up = asyncio.Event()
         self._keeps_up.set()
         self._flush_due = False
@@ -246,36 +210,7 @@ class CoordinatorServer:
             {
                 "Control": grpc.stream_stream_rpc_method_handler(self._control),
                 "Slices": grpc.stream_stream_rpc_method_handler(self._slices),
-                "ListTraces": grpc.unary_stream_rpc_method_handler(
-                    self._list_traces,
-                    None,
-                    pb.TraceSummary.SerializeToString,
-                ),
-                "TailTraces": grpc.unary_stream_rpc_method_handler(
-                    self._tail_traces,
-                    None,
-                    pb.TraceSummary.SerializeToString,
-                ),
-                "TakeSnapshot": grpc.unary_stream_rpc_method_handler(
-                    self._take_snapshot,
-                    None,
-                    pb.SnapshotProgress.SerializeToString,
-                ),
-                "GetTrace": grpc.unary_stream_rpc_method_handler(
-                    self._get_trace,
-                    None,
-                    pb.TraceDetail.SerializeToString,
-                ),
-                "ListNodes": grpc.unary_stream_rpc_method_handler(
-                    self._list_nodes,
-                    None,
-                    pb.NodeStatus.SerializeToString,
-                ),
-                "GetCounters": grpc.unary_unary_rpc_method_handler(
-                    self._get_counters,
-                    None,
-                    pb.GetCountersReply.SerializeToString,
-                ),
+                **self._questions.handlers(),
             },
         )
 
@@ -301,7 +236,7 @@ class CoordinatorServer:
             self._followers.enter_context(self._indexer.follower)
             self._followers.enter_context(self._exporter)
         except BaseException:
-            self._reader.__exit__(None, None, None)
+            await self._questions.close()
             self._store.__exit__(None, None, None)
             raise
         self._changed()
@@ -314,16 +249,13 @@ class CoordinatorServer:
         traceback: TracebackType | None,
     ) -> None:
         await self._server.stop(_STOP_GRACE_S)
-        self._ending.set()
-        await asyncio.to_thread(self._listers.shutdown)
+        # First: the last connection takes the journal into the file, which needs a writer.
+        await self._questions.close()
         if self._timer is not None:
             self._timer.cancel()
         # In threads: they wait for the disk, but not for one that is full.
         self._store.stop_trying_again()
         await asyncio.to_thread(self._followers.close)
-        # The last connection takes SQLite's journal into the file, which only one that writes can.
-        async with self._reading:
-            self._reader.__exit__(None, None, None)
         await asyncio.to_thread(self._store.__exit__, None, None, None)
 
     # ----------------------------------------------------------------- core
@@ -338,16 +270,14 @@ class CoordinatorServer:
             self._flush_due = True
             self._loop.call_soon(self._flush)
 
+    def _is_all_durable(self) -> bool:
+        """Whether all that the core has to say until now is in the store."""
+        return not self._flush_due and self._durable >= self._submitted
+
     @die_if_it_fails
     def _on_durable(self, token: int) -> None:
         self._durable = token
-        while self._judged and self._judged[0][0] <= token:
-            _, trace = self._judged.popleft()
-            for tail in self._tails:
-                try:
-                    tail.put_nowait(trace)
-                except asyncio.QueueFull:
-                    self.counters.tail_overflowed += 1
+        self._questions.on_durable(token)
         self._core.on_durable(token, time.monotonic_ns())
         self._changed()
 
@@ -364,12 +294,7 @@ class CoordinatorServer:
         if writes:
             self._say_verdicts(writes)
             self._store.submit(writes)
-            if self._tails:
-                self._judged += [
-                    (write.token, write.record.trace)
-                    for write in writes
-                    if isinstance(write.record, PutVerdict)
-                ]
+            self._questions.on_written(writes)
             self._submitted = writes[-1].token
         waiting = max(self._submitted - self._durable, self._core.waiting_effects)
         if waiting <= _UNDURABLE_WRITES_MAX:
@@ -586,178 +511,6 @@ class CoordinatorServer:
             self._log.warning(f"{context.peer()}: malformed slice data refused: {error}")
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
 
-    # -------------------------------------------------------------- queries
-
-    async def _question(
-        self, request: _Request, data: bytes, context: grpc.aio.ServicerContext[bytes, Any]
-    ) -> _Request:
-        try:
-            wire.parse(request, "request", data)
-        except wire.WireError as error:
-            self.counters.malformed += 1
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-        return request
-
-    async def _list_traces(
-        self,
-        data: bytes,
-        context: grpc.aio.ServicerContext[bytes, pb.TraceSummary],
-    ) -> AsyncIterator[pb.TraceSummary]:
-        request = await self._question(pb.ListTracesRequest(), data, context)
-        wanted = await _wanted(request, context)
-        ids = await self._list(context, lambda reader: reader.list_traces(wanted, request.limit))
-        for start in range(0, len(ids), _ROWS_AT_ONCE):
-            some = ids[start : start + _ROWS_AT_ONCE]
-            for row in await self._list(context, partial(_rows_of, some)):
-                # None: deleted since the listing began.
-                if row is not None:
-                    yield summary_of(row)
-
-    async def _list(
-        self,
-        context: grpc.aio.ServicerContext[bytes, Any],
-        read: Callable[[StoreReader], Iterable[_Row]],
-    ) -> Sequence[_Row]:
-        """Read what may take long, where nothing else waits for it; ends the call if it is too long."""
-
-        def listed() -> Sequence[_Row]:
-            with (
-                StoreReader(self._settings.store_path) as reader,
-                reader.time_limit(self._ending.is_set),
-            ):
-                return list(read(reader))
-
-        try:
-            return await self._loop.run_in_executor(self._listers, listed)
-        except SearchTooLong as too_long:
-            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, str(too_long))
-
-    async def _tail_traces(
-        self,
-        data: bytes,
-        context: grpc.aio.ServicerContext[bytes, pb.TraceSummary],
-    ) -> AsyncIterator[pb.TraceSummary]:
-        request = await self._question(pb.ListTracesRequest(), data, context)
-        wanted = await _wanted(request, context)
-        if wanted.service:
-            await context.abort(
-                grpc.StatusCode.INVALID_ARGUMENT,
-                "which services a trace has is known only some time after its verdict",
-            )
-        judged: asyncio.Queue[TraceId] = asyncio.Queue(_TAIL_TRACES_MAX)
-        self._tails.add(judged)
-        try:
-            # At once, so that the caller knows that nothing is missed from here on.
-            await context.send_initial_metadata(())
-            while True:
-                trace = await judged.get()
-                async with self._reading:
-                    row = await asyncio.to_thread(self._read_wanted, trace, wanted)
-                if row is not None:
-                    yield summary_of(row)
-        finally:
-            self._tails.discard(judged)
-
-    async def _take_snapshot(
-        self,
-        data: bytes,
-        context: grpc.aio.ServicerContext[bytes, pb.SnapshotProgress],
-    ) -> AsyncIterator[pb.SnapshotProgress]:
-        request = await self._question(pb.SnapshotRequest(), data, context)
-        # By its time: unlike those before a restart, whose traces are in the store.
-        number = int(time.time()) & 0xFFFFFFFF
-        while number in self._snapshot_numbers:
-            number = (number + 1) & 0xFFFFFFFF
-        self._snapshot_numbers.append(number)
-        order = Snapshot(number, SNAPSHOT_TRIGGER, request.age_ns, request.service)
-        try:
-            wire.encode_coordinator_batch([order])
-        except wire.WireError as error:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-        state = self._core.snapshots.start(order, request.bytes_max)
-        self._changed()
-        while True:
-            # What was said before is in the store; what comes later belongs to no end.
-            is_stored = state.ended and not self._flush_due and self._durable >= self._submitted
-            async with self._reading:
-                traces, judged = await asyncio.to_thread(self._reader.judged, state.trigger)
-            yield pb.SnapshotProgress(
-                trigger=state.trigger,
-                nodes=len(state.nodes),
-                nodes_done=state.done,
-                nodes_lost=sorted(state.lost.values()),
-                found=state.total("found"),
-                fired=state.total("fired"),
-                bytes=state.bytes,
-                traces=traces,
-                judged=judged,
-            )
-            if is_stored and judged == traces:
-                return
-            await asyncio.sleep(_PROGRESS_INTERVAL_S)
-
-    def _read_wanted(self, trace: TraceId, wanted: Wanted) -> TraceRow | None:
-        return self._reader.trace(trace) if self._reader.is_wanted(trace, wanted) else None
-
-    async def _get_trace(
-        self,
-        data: bytes,
-        context: grpc.aio.ServicerContext[bytes, pb.TraceDetail],
-    ) -> AsyncIterator[pb.TraceDetail]:
-        request = await self._question(pb.GetTraceRequest(), data, context)
-        try:
-            trace = wire.parse_trace_id(request.trace.hex())
-        except wire.WireError as error:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-        async with self._reading:
-            found = await asyncio.to_thread(self._read_trace, trace)
-        if found is None:
-            await context.abort(grpc.StatusCode.NOT_FOUND, f"no trace {trace.hex()} is stored")
-        row, slices = found
-        yield pb.TraceDetail(summary=summary_of(row), slices=map(slice_of, slices))
-        for part in slices:
-            offset = 0
-            while offset < part.bytes:
-                async with self._reading:
-                    chunk = await asyncio.to_thread(self._reader.chunk, trace, part, offset)
-                if chunk is None:
-                    await context.abort(
-                        grpc.StatusCode.ABORTED,
-                        f"trace {trace.hex()} was deleted, or begun anew, while it was read: ask again",
-                    )
-                offset += len(chunk)
-                yield pb.TraceDetail(slices=[pb.NodeSlice(node=part.node, data=chunk)])
-
-    def _read_trace(self, trace: TraceId) -> tuple[TraceRow, list[SliceRow]] | None:
-        row = self._reader.trace(trace)
-        return None if row is None else (row, self._reader.slices(trace))
-
-    async def _list_nodes(
-        self,
-        data: bytes,
-        context: grpc.aio.ServicerContext[bytes, pb.NodeStatus],
-    ) -> AsyncIterator[pb.NodeStatus]:
-        await self._question(pb.ListNodesRequest(), data, context)
-        for view in self._core.nodes(time.monotonic_ns()):
-            yield pb.NodeStatus(
-                node=view.node,
-                node_id=view.id,
-                connected=view.connected,
-                addresses=view.addresses,
-                clock_offset_ns=view.clock.offset_ns if view.clock else 0,
-                clock_error_ns=view.clock.error_ns if view.clock else 0,
-                protocol=view.agreed.protocol if view.agreed else 0,
-                features=int(view.agreed.features) if view.agreed else 0,
-            )
-
-    async def _get_counters(
-        self,
-        data: bytes,
-        context: grpc.aio.ServicerContext[bytes, pb.GetCountersReply],
-    ) -> pb.GetCountersReply:
-        await self._question(pb.GetCountersRequest(), data, context)
-        return pb.GetCountersReply(counters=dict(_flat("", self.counted())))
-
     @property
     def threads(self) -> dict[str, Ask]:
         """What must move so that the coordinator does."""
@@ -817,15 +570,6 @@ class CoordinatorServer:
         }
 
 
-def _flat(prefix: str, counted: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
-    """The figures of a tree, under their paths with dots."""
-    for name, value in counted.items():
-        if isinstance(value, Mapping):
-            yield from _flat(f"{prefix}{name}.", value)
-        else:
-            yield f"{prefix}{name}", value
-
-
 def _call_soon(
     loop: asyncio.AbstractEventLoop, callback: Callable[[int], None], token: int
 ) -> None:
@@ -848,24 +592,6 @@ def _why_not(endpoint: str) -> str | None:
     except OSError as error:
         return error.strerror or str(error)
     return None
-
-
-def _rows_of(traces: Iterable[TraceId], reader: StoreReader) -> Iterable[TraceRow | None]:
-    return map(reader.trace, traces)
-
-
-async def _wanted(
-    request: pb.ListTracesRequest, context: grpc.aio.ServicerContext[bytes, Any]
-) -> Wanted:
-    for name, time_ns in ("since_ns", request.since_ns), ("until_ns", request.until_ns):
-        if time_ns > _TIME_MAX_NS:
-            await context.abort(
-                grpc.StatusCode.INVALID_ARGUMENT,
-                f"{name} is {time_ns}; allowed: Unix nanoseconds up to {_TIME_MAX_NS}, 0 for any time",
-            )
-    return Wanted(
-        request.trigger, request.verdict, request.service, request.since_ns, request.until_ns
-    )
 
 
 async def _first(requests: AsyncIterator[bytes]) -> bytes | None:

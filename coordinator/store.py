@@ -3,8 +3,8 @@
 
 One thread writes. It takes all that has come in since its last transaction,
 puts it into one, and commits with ``synchronous=FULL``: a token is durable
-when the disk says so. Readers have connections of their own, and see whole
-transactions (WAL).
+when the disk says so. Readers (coordinator.reader) have connections of their own,
+and see whole transactions (WAL). The file is coordinator.schema's.
 
 What is made of traces elsewhere comes back as notes: the index of searches
 (coordinator.index), and what was exported. They are written by the same thread,
@@ -17,8 +17,6 @@ still in assembly (not released), for its nodes wait for it.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import fcntl
 import json
 import os
 import sqlite3
@@ -33,7 +31,6 @@ from types import TracebackType
 from typing import Self, TypeAlias, assert_never
 
 from coordinator import index
-from coordinator.core.clock import ClockOffset
 from coordinator.core.records import (
     AppendSlice,
     PutAbandoned,
@@ -47,123 +44,11 @@ from coordinator.core.records import (
     StoredTrace,
     Write,
 )
-from coordinator.core.verdict import Reason, ReasonKind, Verdict
-from protocol.messages import (
-    CHUNK_BYTES_MAX,
-    Group,
-    NodeId,
-    SliceFlags,
-    SliceStatus,
-    Source,
-    TraceId,
-    TriggerFired,
-)
+from coordinator.rows import Chunks, Triggers, stored_slices, stored_verdict, verdict_rest
+from coordinator.schema import in_words, lock_store, open_store
+from protocol.messages import Group, TraceId
 from protocol.verdicts import VerdictKind
 from runtime.log import Log, MessageId
-
-SCHEMA_VERSION = 4
-
-# "BSGT", so that `file` and we can tell a store from any other database.
-_APPLICATION_ID = 0x42534754
-
-_FOLLOWED = f"""
-{index.SCHEMA}
-
--- Traces that shall be exported, in the order in which they were closed.
-CREATE TABLE to_export (
-    number INTEGER PRIMARY KEY,
-    trace BLOB NOT NULL UNIQUE
-);
-
--- What was exported of a trace; failed or not.
-CREATE TABLE exported (
-    trace BLOB PRIMARY KEY,
-    bytes INTEGER NOT NULL              -- as the verdict says, of the last time
-) WITHOUT ROWID;
-"""
-
-# From each version to the next.
-_MIGRATIONS = {
-    3: f"{_FOLLOWED} INSERT INTO to_index SELECT trace FROM traces WHERE verdict IS NOT NULL;",
-}
-
-_SCHEMA = f"""
-CREATE TABLE nodes (
-    node TEXT PRIMARY KEY,
-    addresses TEXT NOT NULL             -- JSON list
-) WITHOUT ROWID;
-
--- A row for each trace of which anything is stored.
-CREATE TABLE traces (
-    trace BLOB PRIMARY KEY,
-    stored_ns INTEGER NOT NULL,         -- Unix time of its first write
-    released INTEGER NOT NULL DEFAULT 0,
-    verdict TEXT,                       -- kind; NULL before the first
-    verdict_version INTEGER,
-    verdict_rest TEXT                   -- JSON object, see _verdict_rest()
-) WITHOUT ROWID;
-CREATE INDEX traces_by_age ON traces (released, stored_ns);
-
-CREATE TABLE triggers (
-    name TEXT NOT NULL,
-    primary_trace BLOB NOT NULL,
-    node TEXT NOT NULL,
-    laterals BLOB NOT NULL,             -- 16 bytes each
-    why TEXT NOT NULL,
-    source INTEGER NOT NULL,
-    fired_at_ns INTEGER NOT NULL,
-    suppressed INTEGER NOT NULL,
-    PRIMARY KEY (name, primary_trace, node)
-) WITHOUT ROWID;
-CREATE INDEX triggers_by_primary ON triggers (primary_trace);
-
--- Which groups a trace belongs to, as primary or lateral.
-CREATE TABLE members (
-    trace BLOB NOT NULL,
-    name TEXT NOT NULL,
-    primary_trace BLOB NOT NULL,
-    PRIMARY KEY (trace, name, primary_trace)
-) WITHOUT ROWID;
-CREATE INDEX members_by_group ON members (name, primary_trace);
-
-CREATE TABLE abandoned (
-    name TEXT NOT NULL,
-    primary_trace BLOB NOT NULL,
-    node TEXT NOT NULL,
-    PRIMARY KEY (name, primary_trace)
-) WITHOUT ROWID;
-
-CREATE TABLE slices (
-    trace BLOB NOT NULL,
-    node TEXT NOT NULL,
-    epoch INTEGER NOT NULL DEFAULT 0,   -- of the chunks; 0 before the first
-    bytes INTEGER NOT NULL DEFAULT 0,   -- stored in chunks
-    restarted INTEGER NOT NULL DEFAULT 0,
-    held INTEGER,                       -- NULL before the first status
-    status_epoch INTEGER,
-    flags INTEGER,
-    status_bytes INTEGER,
-    open_handles INTEGER,
-    crumbs BLOB,                        -- 8 bytes each, little-endian
-    clock_offset_ns INTEGER,
-    clock_error_ns INTEGER,
-    PRIMARY KEY (trace, node)
-) WITHOUT ROWID;
-
--- With rowids: blobs do not belong into an index.
-CREATE TABLE chunks (
-    trace BLOB NOT NULL,
-    node TEXT NOT NULL,
-    offset INTEGER NOT NULL,
-    data BLOB NOT NULL,                 -- zlib
-    UNIQUE (trace, node, offset)
-);
-
-{_FOLLOWED}
-
-PRAGMA application_id = {_APPLICATION_ID};
-PRAGMA user_version = {SCHEMA_VERSION};
-"""
 
 # After a failed write (a full disk) the same batch is tried again: nothing is
 # lost, since nothing of it was acknowledged.
@@ -180,16 +65,8 @@ _DELETE_AT_ONCE = 64
 # not for each chunk.
 _CUT_REMEMBERED = 1024
 
-# Of one trace, that a query shows. Any number may be stored: a faulty rule can
-# fire for one trace without end, and a person reads the first.
-_TRIGGERS_SHOWN_MAX = 256
-
 # Age is checked at most so often.
 _AGE_CHECK_S = 60.0
-
-
-class StoreError(Exception):
-    """The store cannot be used, and why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,36 +77,6 @@ class StoreLimits:
     age_max_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class TraceRow:
-    """What is stored of a trace, but for its slices.
-
-    ``triggers`` are those of all groups that it belongs to, as primary or as
-    lateral: the first of them, and how many were omitted. ``verdict`` is None
-    before the first.
-    """
-
-    trace: TraceId
-    triggers: tuple[PutTrigger, ...]
-    triggers_omitted: int
-    verdict: Verdict | None
-
-
-@dataclass(frozen=True, slots=True)
-class SliceRow:
-    """What is stored of a slice, but for its ``bytes`` bytes, and how its node's clock stood.
-
-    They are of ``epoch`` (0: none came yet), the status may be of a later one.
-    """
-
-    node: str
-    status: SliceStatus | None
-    clock: ClockOffset | None
-    epoch: int
-    bytes: int
-    restarted: bool = False
-
-
 @dataclass(slots=True)
 class StoreCounters:
     """What the store could not do, or not keep, since its start. They only rise."""
@@ -237,98 +84,6 @@ class StoreCounters:
     traces_deleted: int = 0  # for the bounds
     bytes_cut: int = 0  # not stored, since what comes before them was deleted
     writes_failed: int = 0  # and tried again
-
-
-def _connect(path: Path, *, writable: bool) -> sqlite3.Connection:
-    mode = "rwc" if writable else "ro"
-    # Transactions are ours to begin; threads hand connections on, one at a time.
-    connection = sqlite3.connect(
-        f"{path.absolute().as_uri()}?mode={mode}",
-        uri=True,
-        isolation_level=None,
-        check_same_thread=False,
-    )
-    connection.execute("PRAGMA busy_timeout = 10000")
-    return connection
-
-
-def _lock(path: Path) -> int:
-    """Make the file, for our eyes only, if there is none; a descriptor that holds it for us alone.
-
-    Beside the file, since SQLite has locks of its own in it, of each write.
-    """
-    lock = Path(f"{path}.lock")
-    try:
-        held = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except FileNotFoundError:
-        raise StoreError(
-            f"{path}: the directory {path.parent} does not exist; make it, or name another"
-            " file as `store.path`"
-        ) from None
-    except OSError as error:
-        raise StoreError(
-            f"{lock}: cannot be opened: {error.strerror}; let the coordinator's user write to"
-            f" {path.parent}, or name another file as `store.path`"
-        ) from error
-    try:
-        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        with contextlib.suppress(FileExistsError):
-            # What is captured is whatever applications said: not for everybody.
-            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
-    except BlockingIOError:
-        os.close(held)
-        raise StoreError(
-            f"{path}: another coordinator has it; stop that one, or name another file as"
-            " `store.path`"
-        ) from None
-    except OSError as error:
-        os.close(held)
-        raise StoreError(f"{path}: cannot be made: {error.strerror}") from error
-    return held
-
-
-def _in_words(path: Path, error: sqlite3.Error) -> str:
-    """What is wrong. SQLite calls it an I/O error where a full disk has no room for its journal."""
-    with contextlib.suppress(OSError):
-        if "I/O" in str(error) and os.statvfs(path.parent).f_bavail == 0:
-            return "the disk is full"
-    return str(error)
-
-
-def _open(path: Path) -> sqlite3.Connection:
-    try:
-        connection = _connect(path, writable=True)
-    except sqlite3.Error as error:
-        raise StoreError(f"{path}: cannot be opened: {_in_words(path, error)}") from error
-    try:
-        (version,) = connection.execute("PRAGMA user_version").fetchone()
-        (application,) = connection.execute("PRAGMA application_id").fetchone()
-        (tables,) = connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
-        if tables == 0:
-            connection.executescript(f"BEGIN EXCLUSIVE; {_SCHEMA} COMMIT;")
-        elif application != _APPLICATION_ID:
-            raise StoreError(f"{path}: is a database, but not a store of Backsight")
-        elif version in _MIGRATIONS:
-            while version in _MIGRATIONS:
-                connection.executescript(
-                    f"BEGIN EXCLUSIVE; {_MIGRATIONS[version]}"
-                    f" PRAGMA user_version = {version + 1}; COMMIT;"
-                )
-                version += 1
-        elif version != SCHEMA_VERSION:
-            raise StoreError(
-                f"{path}: has schema {version}, this coordinator knows {SCHEMA_VERSION};"
-                " give it another file, or run the version that wrote this one"
-            )
-        connection.execute("PRAGMA journal_mode = WAL")
-        connection.execute("PRAGMA synchronous = FULL")
-    except sqlite3.Error as error:
-        connection.close()
-        raise StoreError(f"{path}: cannot be used: {_in_words(path, error)}") from error
-    except StoreError:
-        connection.close()
-        raise
-    return connection
 
 
 @dataclass(frozen=True, slots=True)
@@ -384,9 +139,9 @@ class Store:
         self._on_durable = on_durable
         self._log = log
         self._clock = clock
-        self._held = _lock(path)
+        self._held = lock_store(path)
         try:
-            self._connection = _open(path)
+            self._connection = open_store(path, log)
         except BaseException:
             os.close(self._held)
             raise
@@ -528,7 +283,7 @@ class Store:
                         self._apply_notes(item.notes)
         except sqlite3.Error as error:
             self.counters.writes_failed += 1
-            self._say_failed(_in_words(self._path, error))
+            self._say_failed(in_words(self._path, error))
             return False
         self._say_failed("")
         return True
@@ -587,7 +342,7 @@ class Store:
                     (
                         str(verdict.kind),
                         verdict.version,
-                        _verdict_rest(verdict),
+                        verdict_rest(verdict),
                         record.trace,
                         verdict.version,
                     ),
@@ -631,7 +386,7 @@ class Store:
 
     def _queue_export(self, trace: TraceId) -> None:
         """Have a closed trace exported, unless it was, and has not grown since."""
-        verdict = _verdict(self._connection, trace)
+        verdict = stored_verdict(self._connection, trace)
         if verdict is None or verdict.kind not in self.exports or not verdict.bytes:
             return
         row = self._connection.execute(
@@ -837,284 +592,14 @@ class Store:
             )
             yield StoredTrace(
                 TraceId(trace),
-                _Triggers(self._connection, trace),
+                Triggers(self._connection, trace),
                 tuple(PutAbandoned(Group(name, TraceId(trace)), node) for name, node in abandoned),
                 tuple(self._recover_slices(trace, bool(released))),
-                _verdict(self._connection, trace),
+                stored_verdict(self._connection, trace),
                 bool(released),
             )
 
     def _recover_slices(self, trace: bytes, released: bool) -> Iterator[StoredSlice]:
-        for row in _slices(self._connection, trace):
-            chunks = () if released else _Chunks(self._connection, trace, row.node)
+        for row in stored_slices(self._connection, trace):
+            chunks = () if released else Chunks(self._connection, trace, row.node)
             yield StoredSlice(row.node, row.status, row.epoch, row.bytes, row.restarted, chunks)
-
-
-class _Chunks(Iterable[bytes]):
-    """A slice's bytes, one stored chunk after the other."""
-
-    def __init__(self, connection: sqlite3.Connection, trace: bytes, node: str) -> None:
-        self._connection = connection
-        self._key = (trace, node)
-
-    def __iter__(self) -> Iterator[bytes]:
-        rows = self._connection.execute(
-            "SELECT data FROM chunks WHERE trace = ? AND node = ? ORDER BY offset", self._key
-        )
-        for (data,) in rows:
-            yield _decompressed(data)
-
-
-def _decompressed(data: bytes) -> bytes:
-    return zlib.decompress(data, bufsize=CHUNK_BYTES_MAX)
-
-
-_FIRED = "t.name, t.primary_trace, t.node, laterals, why, source, fired_at_ns, suppressed"
-_FOR_A_MEMBER = (
-    "FROM members AS m JOIN triggers AS t ON t.name = m.name"
-    " AND t.primary_trace = m.primary_trace WHERE m.trace = ?"
-)
-_IN_ORDER = "ORDER BY fired_at_ns, t.node, t.name"
-
-
-class _Triggers(Iterable[PutTrigger]):
-    """The firings of the groups whose primary a trace is, in the order in which they fired."""
-
-    def __init__(self, connection: sqlite3.Connection, trace: bytes) -> None:
-        self._connection = connection
-        self._trace = trace
-
-    def __iter__(self) -> Iterator[PutTrigger]:
-        return map(
-            _put_trigger,
-            self._connection.execute(
-                f"SELECT {_FIRED} FROM triggers AS t WHERE t.primary_trace = ? {_IN_ORDER}",
-                (self._trace,),
-            ),
-        )
-
-
-def _put_trigger(row: tuple[str, bytes, str, bytes, str, int, int, int]) -> PutTrigger:
-    name, primary, node, laterals, why, source, fired_at_ns, suppressed = row
-    return PutTrigger(
-        node,
-        TriggerFired(
-            Group(name, TraceId(primary)),
-            tuple(TraceId(laterals[i : i + 16]) for i in range(0, len(laterals), 16)),
-            why,
-            Source(source),
-            fired_at_ns,
-            suppressed,
-        ),
-    )
-
-
-def _verdict_rest(verdict: Verdict) -> str:
-    """All of a verdict but for what has a column of its own."""
-    return json.dumps(
-        {
-            "reasons": [(reason.kind, reason.node, reason.detail) for reason in verdict.reasons],
-            "nodes": verdict.nodes,
-            "bytes": verdict.bytes,
-            "span_count": verdict.span_count,
-            "start_ns": verdict.start_ns,
-            "end_ns": verdict.end_ns,
-        }
-    )
-
-
-def _verdict(connection: sqlite3.Connection, trace: bytes) -> Verdict | None:
-    row = connection.execute(
-        "SELECT verdict, verdict_version, verdict_rest FROM traces WHERE trace = ?", (trace,)
-    ).fetchone()
-    if row is None or row[0] is None:
-        return None
-    kind, version, rest = row
-    said = json.loads(rest)
-    return Verdict(
-        version,
-        VerdictKind(kind),
-        tuple(Reason(ReasonKind(k), node, detail) for k, node, detail in said["reasons"]),
-        tuple(said["nodes"]),
-        said["bytes"],
-        said["span_count"],
-        said["start_ns"],
-        said["end_ns"],
-    )
-
-
-def _slices(connection: sqlite3.Connection, trace: bytes) -> Iterator[SliceRow]:
-    rows = connection.execute(
-        "SELECT node, epoch, bytes, restarted, clock_offset_ns, clock_error_ns,"
-        " held, flags, status_bytes, open_handles, crumbs, status_epoch"
-        " FROM slices WHERE trace = ? ORDER BY node",
-        (trace,),
-    ).fetchall()
-    for node, epoch, stored, restarted, offset, error, held, *said in rows:
-        status = None
-        if held is not None:
-            flags, status_bytes, open_handles, crumbs, status_epoch = said
-            status = SliceStatus(
-                TraceId(trace),
-                bool(held),
-                SliceFlags(flags),
-                status_bytes,
-                open_handles,
-                tuple(
-                    NodeId(int.from_bytes(crumbs[i : i + 8], "little"))
-                    for i in range(0, len(crumbs), 8)
-                ),
-                status_epoch,
-            )
-        clock = None if offset is None else ClockOffset(offset, error)
-        yield SliceRow(node, status, clock, epoch, stored, bool(restarted))
-
-
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """Which traces to list: all that are given must hold. Times are Unix nanoseconds, as stored.
-
-    ``service`` is that of a span, found once the trace is in the index.
-    """
-
-    trigger: str = ""
-    verdict: str = ""
-    service: str = ""
-    since_ns: int = 0
-    until_ns: int = 0
-
-
-_WANTED = """(:verdict = '' OR verdict = :verdict)
-    AND (:since_ns = 0 OR stored_ns >= :since_ns)
-    AND (:until_ns = 0 OR stored_ns <= :until_ns)
-    AND (:trigger = '' OR EXISTS (SELECT 1 FROM members
-        WHERE members.trace = traces.trace AND members.name = :trigger))
-    AND (:service = '' OR EXISTS (SELECT 1 FROM spans JOIN operations ON spans.operation = operations.id
-        WHERE spans.trace = traces.trace AND operations.service = :service))"""
-
-
-class StoreReader:
-    """The reading side, for queries; one thread at a time."""
-
-    def __init__(self, path: Path) -> None:
-        self._connection = _connect(path, writable=False)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._connection.close()
-
-    @property
-    def searches(self) -> index.IndexReader:
-        """What can be asked of the index."""
-        return index.IndexReader(self._connection)
-
-    def time_limit(self, is_over: Callable[[], bool]) -> contextlib.AbstractContextManager[None]:
-        """What is read within is given up after a time, or once ``is_over``: index.SearchTooLong."""
-        return index.time_limit(self._connection, is_over)
-
-    @contextlib.contextmanager
-    def moment(self) -> Iterator[None]:
-        """All that is read within is as of one moment, whatever is written meanwhile."""
-        self._connection.execute("BEGIN")
-        try:
-            yield
-        finally:
-            self._connection.execute("COMMIT")
-
-    def to_index(self, limit: int) -> list[TraceId]:
-        """Traces that the index lacks, or has by an earlier verdict."""
-        rows = self._connection.execute("SELECT trace FROM to_index LIMIT ?", (limit,))
-        return [TraceId(trace) for (trace,) in rows]
-
-    def to_export(self, limit: int) -> list[TraceId]:
-        """Traces that shall be exported, those closed first at first."""
-        rows = self._connection.execute(
-            "SELECT trace FROM to_export ORDER BY number LIMIT ?", (limit,)
-        )
-        return [TraceId(trace) for (trace,) in rows]
-
-    def waits_for_export(self, trace: TraceId) -> bool:
-        """Whether it shall still be exported: not if it was deleted."""
-        found = self._connection.execute("SELECT 1 FROM to_export WHERE trace = ?", (trace,))
-        return found.fetchone() is not None
-
-    def waiting_for_export(self) -> int:
-        """How many traces wait."""
-        (count,) = self._connection.execute("SELECT count(*) FROM to_export").fetchone()
-        return int(count)
-
-    def list_traces(self, wanted: Wanted, limit: int = 0) -> list[TraceId]:
-        """Ids, newest first; limit 0: all."""
-        rows = self._connection.execute(
-            f"SELECT trace FROM traces WHERE {_WANTED} ORDER BY stored_ns DESC, trace LIMIT :limit",
-            {**dataclasses.asdict(wanted), "limit": limit or -1},
-        )
-        return [TraceId(trace) for (trace,) in rows]
-
-    def is_wanted(self, trace: TraceId, wanted: Wanted) -> bool:
-        """Whether a listing would have it."""
-        rows = self._connection.execute(
-            f"SELECT 1 FROM traces WHERE trace = :trace AND {_WANTED}",
-            {**dataclasses.asdict(wanted), "trace": trace},
-        )
-        return rows.fetchone() is not None
-
-    def judged(self, trigger: str) -> tuple[int, int]:
-        """How many traces belong to groups of that trigger, and how many have a verdict."""
-        traces, judged = self._connection.execute(
-            "SELECT count(*), count(verdict) FROM traces WHERE trace IN"
-            " (SELECT trace FROM members WHERE name = ?)",
-            (trigger,),
-        ).fetchone()
-        return traces, judged
-
-    def trace(self, trace: TraceId) -> TraceRow | None:
-        """One trace, None if nothing is stored of it."""
-        row = self._connection.execute("SELECT 1 FROM traces WHERE trace = ?", (trace,)).fetchone()
-        if row is None:
-            return None
-        fired = self._connection.execute(
-            f"SELECT {_FIRED} {_FOR_A_MEMBER} {_IN_ORDER} LIMIT ?", (trace, _TRIGGERS_SHOWN_MAX)
-        )
-        triggers = tuple(map(_put_trigger, fired))
-        omitted = 0
-        if len(triggers) == _TRIGGERS_SHOWN_MAX:
-            (count,) = self._connection.execute(
-                f"SELECT count(*) {_FOR_A_MEMBER}", (trace,)
-            ).fetchone()
-            omitted = count - len(triggers)
-        return TraceRow(trace, triggers, omitted, _verdict(self._connection, trace))
-
-    def slices(self, trace: TraceId) -> list[SliceRow]:
-        """The slices of a trace, by node name."""
-        return list(_slices(self._connection, trace))
-
-    def data(self, trace: TraceId, part: SliceRow, bytes_max: int) -> bytes:
-        """The first bytes of a slice, within the moment() in which it was listed."""
-        chunks = []
-        for chunk in _Chunks(self._connection, trace, part.node):
-            chunks.append(chunk[:bytes_max])
-            bytes_max -= len(chunk)
-            if bytes_max <= 0:
-                break
-        return b"".join(chunks)
-
-    def chunk(self, trace: TraceId, part: SliceRow, offset: int) -> bytes | None:
-        """The bytes of a slice from an offset on, at most CHUNK_BYTES_MAX.
-
-        ``offset`` is 0, or where the last ones ended. None: the slice is not stored
-        any more, or is another one.
-        """
-        row = self._connection.execute(
-            "SELECT data FROM slices JOIN chunks USING (trace, node)"
-            " WHERE trace = ? AND node = ? AND epoch = ? AND offset = ?",
-            (trace, part.node, part.epoch, offset),
-        ).fetchone()
-        return None if row is None else _decompressed(row[0])

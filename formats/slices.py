@@ -2,18 +2,19 @@
 """What the bytes of a slice say.
 
 A slice is what one node holds of one trace, in the format of
-``native/src/abi.h`` ("slices") and ``native/include/backsight.h`` (records).
+``native/src/abi/slice.h`` and ``native/include/backsight.h`` (records).
 It comes from machines that are not trusted, in chunks that may end at any
 byte, and may be cut short for good. So:
 
-* no input raises; what makes no sense is counted as ``malformed``;
+* no input raises; what makes no sense is counted as ``malformed``, and so are flags
+  and formats of records that are not known;
 * a record is given out as soon as it is whole, so that a cut slice reads as a
   prefix of the whole one, and any split into chunks reads as the whole;
 * what is remembered of a slice is bounded by the bytes that were fed.
 
-``SliceDecoder`` is the incremental reader, ``formats.spans`` joins what it gives
-into spans, and the ``encode_*`` functions write the format (for the pool model
-of the simulator, and tests).
+``SliceDecoder`` is the incremental reader, and ``formats.spans`` joins what it gives
+into spans. Only the data plane and the library write the format, and in tests
+``tests.simulation.encoding``.
 """
 
 from __future__ import annotations
@@ -36,7 +37,11 @@ ALIGN_BYTES = 4
 PAYLOAD_BYTES_MAX = 32768
 SPAN_START_NAME_BYTES_MAX = 32
 
+_RECORD_FORMAT = 0
+"""What stands in the piece of a process whose records are as ABI 2 has them."""
+
 _RECORD_TRUNCATED = 1
+_RECORD_FLAGS_KNOWN = _RECORD_TRUNCATED
 _TIME_MAX_NS = (1 << 63) - 1
 
 
@@ -86,6 +91,7 @@ _RUN, _CLOCK_PIECE, _PROCESS_PIECE, _LOSS = (
     kind.value for kind in (PieceKind.RUN, PieceKind.CLOCK, PieceKind.PROCESS, PieceKind.LOSS)
 )
 _FIRST, _LAST, _LOSSY = (flag.value for flag in (RunFlags.FIRST, RunFlags.LAST, RunFlags.LOSSY))
+_RUN_FLAGS_KNOWN = sum(RunFlags)
 _START, _END, _OUT, _IN, _CRUMB, _RESOURCE, _SCOPE, _DETAIL = (
     record.value
     for record in (
@@ -345,6 +351,7 @@ class SliceDecoder:
         self._runs = 0
         self.malformed = 0
         self.broken = False
+        self._foreign: set[int] = set()  # clients whose records are in another format
 
         self._pending = bytearray()
         self._needed = _PIECE.size  # bytes from where it is worth looking again
@@ -361,7 +368,7 @@ class SliceDecoder:
     @property
     def items(self) -> int:
         """What it remembers, in pieces of some 150 bytes: runs, clients, clock pairs, loose ends."""
-        clients = len(self.processes) + len(self.exited) + len(self.lossy)
+        clients = len(self.processes) + len(self.exited) + len(self.lossy) + len(self._foreign)
         return self._runs + clients + len(self.clock) + len(self._pending) // 150
 
     def feed(self, data: bytes) -> list[Record]:
@@ -418,8 +425,12 @@ class SliceDecoder:
             self.broken = True
             return _PIECE.size
         if kind == _RUN:
+            self._count_unknown(flags, _RUN_FLAGS_KNOWN)
             self._run = (client, handle, seq, flags, start, size)
             self._left = size
+            if client in self._foreign:
+                self._skip = size
+                return _PIECE.size
             known = self.handles.get((client, handle))
             if known is not None:
                 # Copied twice, as by a node that was restarted in between.
@@ -433,6 +444,7 @@ class SliceDecoder:
         if len(data) - position < self._needed:
             return 0
         content = position + _PIECE.size
+        self._count_unknown(flags, _RUN_FLAGS_KNOWN)
         if kind == _CLOCK_PIECE:
             ticks, realtime_ns, ticks_per_s = _CLOCK.unpack_from(data, content)
             if ticks_per_s:
@@ -440,13 +452,20 @@ class SliceDecoder:
             else:
                 self.malformed += 1
         elif kind == _PROCESS_PIECE:
-            pid, _, service = _PROCESS.unpack_from(data, content)
+            pid, record_format, service = _PROCESS.unpack_from(data, content)
+            if record_format != _RECORD_FORMAT:
+                self.malformed += 1
+                self._foreign.add(client)
             self.processes[client] = Process(pid, _text(service.split(b"\0", 1)[0]))
         elif kind == _LOSS:
             self.lossy.add(client)
         else:
             self.exited.add(client)
         return self._needed
+
+    def _count_unknown(self, flags: int, known: int) -> None:
+        """A flag of a newer writer may say what a reader must know."""
+        self.malformed += bool(flags & ~known)
 
     def _end_run(self, run: tuple[int, int, int, int, int, int]) -> None:
         client, handle, seq, flags, start, size = run
@@ -486,6 +505,7 @@ class SliceDecoder:
         if body is None:
             self.malformed += 1
         else:
+            self._count_unknown(flags, _RECORD_FLAGS_KNOWN)
             truncated = bool(flags & _RECORD_TRUNCATED)
             records.append(Record(run[0], run[1], ticks, truncated, body))
         return size
@@ -599,106 +619,3 @@ def _attribute_value(kind: int, raw: bytes) -> AttributeValue | None:
     if kind == AttributeType.BOOL and len(raw) == 1:
         return raw != b"\0"
     return None
-
-
-# ------------------------------------------------------------------ encoder
-
-
-def encode_piece(
-    kind: PieceKind,
-    content: bytes = b"",
-    *,
-    flags: RunFlags = RunFlags.NONE,
-    client: int = 0,
-    handle: int = 0,
-    seq: int = 0,
-    start: int = 0,
-) -> bytes:
-    """One piece; ``start`` is the offset of the content in its run."""
-    return _PIECE.pack(len(content), kind, flags, client, handle, seq, start) + content
-
-
-def encode_clock(ticks: int, realtime_ns: int, ticks_per_s: int) -> bytes:
-    """A pair of clock values, by which the records near to it get their time."""
-    return encode_piece(PieceKind.CLOCK, _CLOCK.pack(ticks, realtime_ns, ticks_per_s))
-
-
-def encode_process(client: int, process: Process) -> bytes:
-    """A piece that names a client."""
-    content = _PROCESS.pack(process.pid, 0, process.service.encode()[:63])
-    return encode_piece(PieceKind.PROCESS, content, client=client)
-
-
-def encode_record(body: Body, ticks: int, *, truncated: bool = False) -> bytes:
-    """One record with its padding, as it stands in a run."""
-    kind, payload = encode_body(body)
-    flags = _RECORD_TRUNCATED if truncated else 0
-    return (
-        _RECORD.pack(len(payload), kind, flags, ticks)
-        + payload
-        + bytes(-len(payload) % ALIGN_BYTES)
-    )
-
-
-def encode_body(body: Body) -> tuple[int, bytes]:
-    """A record's type and payload."""
-    if isinstance(body, SpanStart):
-        name = body.name.encode()[:SPAN_START_NAME_BYTES_MAX]
-        return RecordType.SPAN_START, (
-            _SPAN_START.pack(body.span_id, body.parent_id, body.start_ns, body.kind, len(name))
-            + name
-        )
-    if isinstance(body, SpanEnd):
-        name = body.name.encode()
-        attributes = body.encoded_attributes
-        return RecordType.SPAN_END, (
-            _SPAN_END.pack(body.span_id, body.end_ns, len(name), body.status, len(attributes))
-            + name
-            + attributes
-        )
-    if isinstance(body, HopOut):
-        return RecordType.HOP_OUT, _HOP.pack(body.node_id, body.span_id, body.hop, body.handle)
-    if isinstance(body, HopIn):
-        return RecordType.HOP_IN, _HOP.pack(body.node_id, body.span_id, body.hop, body.handle)
-    if isinstance(body, Breadcrumb):
-        return RecordType.BREADCRUMB, _BREADCRUMB.pack(body.node_id) + body.name.encode()
-    if isinstance(body, ResourceRecord):
-        return RecordType.RESOURCE, body.encoded
-    if isinstance(body, ScopeRecord):
-        return RecordType.SCOPE, _SCOPE_HEADER.pack(body.number) + body.encoded
-    if isinstance(body, SpanDetail):
-        header = _DETAIL_HEADER.pack(body.span_id, body.scope, body.part, body.parts)
-        return RecordType.SPAN_DETAIL, header + body.encoded
-    return body.type, body.payload
-
-
-def encode_attributes(attributes: Mapping[str, AttributeValue]) -> bytes:
-    """Attributes as they stand in the record of a span's end.
-
-    ValueError for a key over 255 or a value over 65535 bytes.
-    """
-    encoded = bytearray()
-    for key, value in attributes.items():
-        kind, raw = _encode_value(value)
-        key_raw = key.encode()
-        if len(key_raw) > 255 or len(raw) > 65535:
-            raise ValueError(
-                f"attribute {key[:40]!r}: {len(key_raw)} bytes of key and {len(raw)} of value; "
-                "255 and 65535 are allowed"
-            )
-        encoded += _ATTRIBUTE.pack(kind, len(key_raw), len(raw)) + key_raw + raw
-    return bytes(encoded)
-
-
-def _encode_value(value: AttributeValue) -> tuple[AttributeType, bytes]:
-    if isinstance(value, bool):
-        return AttributeType.BOOL, bytes([value])
-    if isinstance(value, int):
-        return AttributeType.INT, _INT.pack(value)
-    if isinstance(value, float):
-        return AttributeType.DOUBLE, _DOUBLE.pack(value)
-    if isinstance(value, bytes):
-        return AttributeType.BYTES, value
-    if isinstance(value, str):
-        return AttributeType.STRING, value.encode()
-    raise ValueError(f"an attribute of the plain form is no {type(value).__name__}")

@@ -16,6 +16,8 @@ class Feature(enum.IntFlag):
     NONE = 0
     POLICY = 1
     """The coordinator says what nodes record: Policy."""
+    POLICY_RULES = 2
+    """And which operations: Policy.rules, said only with it. No node makes anything of them yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +44,10 @@ class Incompatible(ValueError):
     """The two sides have no version in common. The message says which one is to be updated."""
 
 
-OURS = Versions(oldest=4, newest=4, features=Feature.POLICY)
+OURS = Versions(oldest=5, newest=5, features=Feature.POLICY)
 
 BEFORE_WINDOWS = 4
-"""The version of peers that say no window, but only this number."""
+"""The version of peers that say no window, but only this number. Nobody speaks it any more."""
 
 
 def agree(node: Versions, coordinator: Versions) -> Agreed:
@@ -59,11 +61,15 @@ def agree(node: Versions, coordinator: Versions) -> Agreed:
     return Agreed(protocol, node.features & coordinator.features)
 
 
-def check(agreed: Agreed, node: Versions) -> None:
-    """Incompatible if a coordinator names as agreed what its node cannot speak."""
+def check(agreed: Agreed, node: Versions) -> Agreed:
+    """What a coordinator names as agreed, with no feature that its node does not know.
+
+    Incompatible if the node cannot speak that.
+    """
     if not node.oldest <= agreed.protocol <= node.newest:
         older = "node" if agreed.protocol > node.newest else "coordinator"
         raise Incompatible(
             f"the coordinator speaks protocol {agreed.protocol}, this node {node}:"
             f" update the {older}"
         )
+    return Agreed(agreed.protocol, agreed.features & node.features)

@@ -46,8 +46,17 @@ class StoredFd:
 class ServiceManager:
     """The way to whoever started this process; without one, every call does nothing."""
 
-    def __init__(self, address: str | None, watchdog_s: float | None = None) -> None:
-        """``watchdog_s``: without a sign of life for so long, it ends the daemon; None: never."""
+    def __init__(
+        self,
+        address: str | None,
+        watchdog_s: float | None = None,
+        stored_fds_max: int | None = None,
+    ) -> None:
+        """``watchdog_s``: without a sign of life for so long, it ends the daemon; None: never.
+
+        ``stored_fds_max``: as many fds it keeps; None: it does not say (systemd before 254).
+        """
+        self.stored_fds_max = stored_fds_max
         self.watchdog_s = watchdog_s if address is not None else None
         self._socket: socket.socket | None = None
         if address is None:
@@ -69,7 +78,10 @@ class ServiceManager:
         # Inherited through a process that it was meant for, it says another pid.
         ours = environ.pop("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
         watchdog_s = int(usec) / 1e6 if ours and usec.isdecimal() and int(usec) > 0 else None
-        return cls(environ.pop("NOTIFY_SOCKET", None), watchdog_s)
+        fds = environ.pop("FDSTORE", "")
+        return cls(
+            environ.pop("NOTIFY_SOCKET", None), watchdog_s, int(fds) if fds.isdecimal() else None
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -113,7 +125,9 @@ class ServiceManager:
     def store(self, name: str, fd: int) -> None:
         """Have a duplicate of an fd kept under a name; the caller keeps its own.
 
-        OSError if it is not kept: TimeoutError if the manager is stuck.
+        OSError if it cannot be handed over: TimeoutError if the manager is stuck. That it was
+        handed over does not say that it is kept: what is one too many for the manager
+        (``stored_fds_max``) it drops, and tells nobody but its own log.
         """
         # FDPOLL=0: an mmapable BPF map reports an error when polled, for which
         # the manager would drop it; and nothing of ours ever hangs up.

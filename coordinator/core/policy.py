@@ -8,7 +8,7 @@ import json
 from coordinator.core.nodes import Node, Nodes
 from coordinator.core.outbox import Outbox
 from protocol.hashing import fnv1a64
-from protocol.messages import Policy, PolicyRule
+from protocol.messages import NO_POLICY, Policy, PolicyRule
 from protocol.versions import Feature
 
 
@@ -34,7 +34,14 @@ class Policies:
             and node.agreed is not None
             and Feature.POLICY in node.agreed.features
         ):
-            self._outbox.say(node.session, self.policy)
+            self._outbox.say(node.session, self._known_by(node.agreed.features))
+
+    def _known_by(self, features: Feature) -> Policy:
+        """The policy without what the node does not know, under the number of what is left."""
+        threshold = self.policy.percentage_threshold
+        if not self.policy.rules or Feature.POLICY_RULES in features:
+            return self.policy
+        return NO_POLICY if threshold is None else policy_of(threshold)
 
     def change(self, policy: Policy) -> None:
         """This one holds from now on."""

@@ -36,6 +36,12 @@ _STORE_BYTES_MAX = 2 << 40
 # All names of stored fds must fit into one environment variable (runtime.service_manager).
 _CLIENTS_MAX = 1024
 
+# What the service manager keeps. Of each client the arena, the channel, what is said about it,
+# and a context, or two while it goes over to another (appliance.clients); of the node the
+# report store, the ledger and the policy (appliance.daemon).
+_FDS_OF_A_CLIENT = 5
+_FDS_OF_THE_NODE = 3
+
 # sun_path, without the NUL and the ".ctl" of the socket beside it.
 _SOCKET_PATH_BYTES_MAX = 103
 
@@ -54,6 +60,11 @@ class CoordinatorSettings:
                 f"{self.endpoint} is not on this machine, and what is sent is not encrypted;"
                 " allowed: a loopback address, or `insecure: true` beside it",
             )
+
+
+def stored_fds_max(clients_max: int = _CLIENTS_MAX) -> int:
+    """As many file descriptors are kept of a node over its restarts; by default of any node."""
+    return _FDS_OF_THE_NODE + _FDS_OF_A_CLIENT * clients_max
 
 
 def trusted_uids() -> frozenset[int]:
@@ -259,6 +270,11 @@ class Settings:
         return self.clients_max - self.clients_max // 4
 
     @property
+    def stored_fds_max(self) -> int:
+        """As many file descriptors the service manager is to keep for this node."""
+        return stored_fds_max(self.clients_max)
+
+    @property
     def percentage_threshold(self) -> int:
-        """A trace is recorded whose hash is below; all-ones: every one (native/src/abi.h)."""
+        """A trace is recorded whose hash is below; all-ones: every one (native/src/abi/policy.h)."""
         return percentage_threshold(self.percentage)
