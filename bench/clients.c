@@ -39,6 +39,7 @@
 #define LIVELY_NS NS_PER_S
 #define LIVELY_WAIT_NS (20 * NS_PER_MS)
 #define HELD_WAIT_NS (250 * NS_PER_MS)
+#define IDLE_WAIT_NS (5 * NS_PER_S)
 
 /* Until a slice is reported and forgotten: a coordinator's judgement. */
 #define HELD_NS (500 * NS_PER_MS)
@@ -290,7 +291,7 @@ static void *work(void *argument)
 
 	while (!load_acquire(&b->is_done)) {
 		uint64_t now = now_ns(), begun;
-		int64_t timeout_ns = -1;
+		int64_t timeout_ns = IDLE_WAIT_NS;
 
 		if (now - lively_ns < LIVELY_NS)
 			timeout_ns = LIVELY_WAIT_NS;

@@ -37,8 +37,8 @@ _SCRIPT = Path(__file__).with_name("http.lua")
 _THREADS = 2
 CONNECTIONS = 16
 
-# A record with its header, in the log (EVENT_BYTES of http_service.c).
-EVENT_BYTES = 128
+# An event of http_service.c with its header, in the log.
+EVENT_LOG_BYTES = 128
 
 # What is recorded a hop, beside a span and hops.
 RECORD_BYTES = (1024, 8192)
@@ -107,7 +107,7 @@ class Pair:
         self._program = program
         self._directory = directory
         self._node = node
-        self._work = (items, record_bytes // EVENT_BYTES)
+        self._work = (items, record_bytes // EVENT_LOG_BYTES)
         self._stack = contextlib.ExitStack()
         self._pids: dict[str, int] = {"node": node.daemon_pid()}
         self.front_port = _free_port()
@@ -232,7 +232,7 @@ def shown_when_judged(coordinator: Coordinator, trace: str) -> Json:
 
 def missing(shown: Json, record_bytes: int) -> list[str]:
     """What a trace of both services lacks."""
-    wanted = 2 * record_bytes // EVENT_BYTES
+    wanted = 2 * record_bytes // EVENT_LOG_BYTES
     kinds = sorted(hop["kind"] for hop in shown["hops"])
     found = {
         "verdict": (shown["verdict"]["kind"], "coherent"),

@@ -40,14 +40,14 @@
 #define MESSAGE_MAX (HEAD_MAX + (2 * ITEMS_MAX) * LINE_MAX)
 #define SPAN_KIND_SERVER 2
 
-/* With its header in the log 128 bytes: a line of a log, or a few fields. */
+/* With its header, of 12 bytes, 128 in the log: a line of a log, or a few fields. */
 struct event {
-	uint64_t item;
-	uint64_t price_cents;
-	char text[96];
+	uint32_t item;
+	uint32_t price_cents;
+	char text[108];
 };
 
-#define EVENT_BYTES 112u
+#define EVENT_BYTES 116u
 _Static_assert(sizeof(struct event) == EVENT_BYTES, "as the head says");
 
 struct loop;
@@ -102,7 +102,8 @@ static uint64_t next_random(struct loop *l)
 static void record_event(struct connection *c, uint64_t item, uint64_t cents,
 			 const char *line, size_t line_bytes)
 {
-	struct event event = {.item = item, .price_cents = cents};
+	struct event event = {.item = (uint32_t)item,
+			      .price_cents = (uint32_t)cents};
 
 	if (line_bytes > sizeof(event.text))
 		line_bytes = sizeof(event.text);

@@ -29,8 +29,8 @@
  *
  * Functions return 0 or a positive count for success and a negative errno
  * for failure. A caller may ignore all of them: a failure costs that record or
- * trigger only, and is counted (bs_get_stats), but for -ENOENT and the zero
- * id, which say that there is no trace.
+ * trigger only, and is counted (bs_get_stats). Not counted are -ENOENT and the
+ * zero id, which say that there is no trace, and failures of bs_serialize().
  *
  * Environment: BACKSIGHT_SOCKET  the daemon's socket
  *                                (default /run/backsight/node.sock)
@@ -384,7 +384,7 @@ struct bs_stats {
 	uint64_t triggers_malformed;
 	uint64_t triggers_unattached; /* there was no node to tell */
 	uint64_t triggers_unrecorded; /* of traces of which nothing is recorded */
-	uint64_t triggers_lost;	      /* the queue was full */
+	uint64_t triggers_lost;	      /* the queue was full, or had moved on */
 	uint64_t attachments;	      /* times attached since start */
 	bool attached;
 };
@@ -395,7 +395,8 @@ BS_EXPORT void bs_get_stats(struct bs_stats *stats);
  * 0, or -ETIMEDOUT. */
 BS_EXPORT int bs_wait_attached(int timeout_ms);
 
-/* Close this process's attachment; optional, for leak checkers. */
+/* Close this process's attachment for good, also for children that it forks later;
+ * optional, for leak checkers. */
 BS_EXPORT void bs_shutdown(void);
 
 #ifdef __cplusplus

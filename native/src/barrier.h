@@ -13,7 +13,9 @@
  *   compare_and_swap         acquire + release on success; acquire on failure,
  *                            since the caller goes on with the value that it
  *                            was given, and with what stands behind it
- *   fetch_add                no ordering: for numbers that must only differ
+ *   fetch_add, fetch_or      no ordering: for numbers that must only differ, and
+ *                            for flags
+ *   fetch_add_release        as store_release, of a counter of many threads
  *   light_fence              full_fence() against a thread of the same process
  *                            that makes the heavy half: membarrier(2) runs a
  *                            fence on each processor where one of its threads
@@ -31,6 +33,8 @@
 #define store_release(p, v) __atomic_store_n((p), (v), __ATOMIC_RELEASE)
 #define full_fence() __atomic_thread_fence(__ATOMIC_SEQ_CST)
 #define fetch_add(p, v) __atomic_fetch_add((p), (v), __ATOMIC_RELAXED)
+#define fetch_or(p, v) __atomic_fetch_or((p), (v), __ATOMIC_RELAXED)
+#define fetch_add_release(p, v) __atomic_fetch_add((p), (v), __ATOMIC_RELEASE)
 #define light_fence() __atomic_signal_fence(__ATOMIC_SEQ_CST)
 #define compare_and_swap(p, expected, desired)                                 \
 	__atomic_compare_exchange_n((p), (expected), (desired), false,         \

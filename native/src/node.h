@@ -27,8 +27,8 @@
  * wait a while for the next (search.c).
  *
  * Eviction. The pool is a budget of segments over all arenas. Above
- * reclaim_percent of it the segment that was sealed first is reclaimed; of whom
- * is not over its share, the last (tenant.c). Runs
+ * reclaim_percent of it the segment that was sealed first is reclaimed; those of
+ * users who are within their share go last (tenant.c). Runs
  * of handles that are still open are copied forward into the keep arena (in
  * the ledger, of the same budget, at most a quarter of it). All other runs
  * leave the fingerprint of their trace behind (`tombstones`). Whether a trace
@@ -69,7 +69,7 @@ struct bsn_config {
 	uint64_t store_bytes;	  /* report store; >= 1 MiB */
 	uint64_t trace_bytes_max; /* of a slice; more is `truncated` */
 	uint64_t cluster_seed;
-	uint64_t percentage_threshold; /* abi.h */
+	uint64_t percentage_threshold; /* abi/policy.h */
 	uint32_t reclaim_percent;      /* of the pool; 98. Some segments are
 					* left free in any case */
 	uint32_t clients_max;
@@ -193,6 +193,11 @@ BSN_EXPORT int bsn_keep_fd(struct bsn *node);
 BSN_EXPORT int bsn_adopt_store(struct bsn *node, uint64_t now_ns, int fd);
 BSN_EXPORT int bsn_adopt_keep(struct bsn *node, uint64_t now_ns, int fd);
 
+/* What ticks are: as struct bsn_config said, or a predecessor whose ledger was
+ * adopted. Then the next reading should be stored at once. */
+BSN_EXPORT void bsn_clock_source(struct bsn *node, bool *is_counter,
+				 uint64_t *ticks_per_s);
+
 /* One second apart at best: the relation of the three clocks. */
 BSN_EXPORT int bsn_clock_pair(struct bsn *node, uint64_t ticks,
 			      uint64_t monotonic_ns, uint64_t realtime_ns);
@@ -212,7 +217,7 @@ struct bsn_client_fds {
 };
 
 /* A new client: creates and seals its memfds (owned by the caller from here
- * on; the node keeps mappings, not fds), grants its first segments. Returns
+ * on; the node keeps mappings, and a duplicate of the arena's), grants its first segments. Returns
  * the client's number (> 0), -ENOSPC over clients_max. */
 BSN_EXPORT int bsn_client_add(struct bsn *node, int pid, const char *service,
 			      uint64_t now_ns, struct bsn_client_fds *fds);
@@ -224,6 +229,14 @@ BSN_EXPORT int bsn_client_add(struct bsn *node, int pid, const char *service,
 BSN_EXPORT int bsn_client_adopt(struct bsn *node, int number, int pid,
 				const char *service, uint64_t now_ns,
 				const struct bsn_client_fds *fds);
+
+/* What the attach agreed on (abi/attach.h), right after it was added or adopted:
+ * before anybody is sent what was made, which is of the newest version until
+ * then. Its shared memory says so, and what is made for it later. The caller
+ * keeps it, as it does the number. -EPROTO: this node does not speak that, or
+ * does not know these features. */
+BSN_EXPORT int bsn_client_agreed(struct bsn *node, int client, uint32_t version,
+				 uint64_t features);
 
 /* Whose memory it is: a number of the caller's for a user, or a group. Once, and
  * right after it was added or adopted: until then it is nobody's, who has no
@@ -261,7 +274,8 @@ BSN_EXPORT int bsn_client_adopt_context(struct bsn *node, int client, int fd);
 
 /* Change what struct bsn_config said of these two: for clients that are attached,
  * from the next trace on that each of their threads begins, and for those to
- * come. */
+ * come. Traces that were recorded when it was more can be triggered for another
+ * five minutes. */
 BSN_EXPORT void bsn_set_sampling(struct bsn *node,
 				 uint64_t percentage_threshold,
 				 bool trust_incoming);
@@ -286,7 +300,7 @@ BSN_EXPORT int bsn_events(struct bsn *node, struct bsn_event *events, int n);
 BSN_EXPORT void bsn_events_done(struct bsn *node);
 
 /* Sleep until a doorbell rings, bsn_wake() or the timeout. The protocol of
- * abi.h is inside. Returns 1 for work, 0 for the timeout. Not under the lock. */
+ * abi/channel.h is inside. Returns 1 for work, 0 for the timeout. Not under the lock. */
 BSN_EXPORT int bsn_wait(struct bsn *node, int64_t timeout_ns);
 BSN_EXPORT void bsn_wake(struct bsn *node);
 

@@ -255,7 +255,7 @@ class Trace:
     A context manager: inside its block it is the current() one, and the block's end closes it,
     also when the task is cancelled. One that is forgotten is closed when it is garbage-collected.
     Several threads and tasks may use one object. After close(), and in a child after a fork,
-    every call is ignored (and counted by the library), so a late callback does no harm.
+    every call is ignored, so a late callback does no harm.
 
     Span and node ids are unsigned 64-bit integers, times are Unix time in nanoseconds.
     """

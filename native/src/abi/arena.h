@@ -268,6 +268,14 @@ static inline uint64_t *bs_directory(void *segment, uint32_t i)
 	       i;
 }
 
+/* Of a record with its header and padding. */
+static inline size_t bs_record_bytes(size_t payload_bytes)
+{
+	return (sizeof(struct bs_record_header) + payload_bytes +
+		BS_RECORD_ALIGN - 1) &
+	       ~(size_t)(BS_RECORD_ALIGN - 1);
+}
+
 /* As many runs as can be in a segment: without records, side by side. */
 #define BS_SEGMENT_RUNS_MAX                                                    \
 	((BS_SEGMENT_BYTES - (uint32_t)sizeof(struct bs_segment_header)) /     \

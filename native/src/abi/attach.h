@@ -76,11 +76,16 @@ enum bs_news_kind {
 struct bs_attach_news {
 	uint32_t magic;
 	uint32_t kind;	 /* enum bs_news_kind */
-	uint64_t number; /* of this piece of news; rises */
+	uint64_t number; /* of this context, and rises; POLICY: ignored */
 };
 
 /* None yet. */
 #define BS_FEATURES 0ull
+
+static inline int bs_version_is_spoken(uint32_t version)
+{
+	return version >= BS_ABI_OLDEST && version <= BS_ABI_VERSION;
+}
 
 _Static_assert(sizeof(struct bs_attach_request) == 104, "ABI");
 _Static_assert(sizeof(struct bs_attach_reply) == 176, "ABI");

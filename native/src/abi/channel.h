@@ -26,6 +26,27 @@
  * starved or restarted. A segment costs memory when it is touched, so the node
  * does not write to it: whoever takes it writes its header (arena.h).
  *
+ * Threads take from the tail. From the head the node takes back what it granted
+ * last, when a process needs fewer:
+ *
+ *   node, grants                        thread, takes
+ *   ------------                        -------------
+ *   write entry h                       t = load_acquire(tail)
+ *   store_release(head, h + 1)          h = load_acquire(head)
+ *                                       if h - t is 0, or more than
+ *   node, takes entry h - 1 back          BS_GRANT_RING_ENTRIES: empty
+ *   ----------------------------        read entry t
+ *   t = READ_ONCE(tail)                 compare_and_swap(tail, t, t + 1),
+ *   WRITE_ONCE(head, h - 1)               or all again from the tail that
+ *   compare_and_swap(tail, t, t)          it was given
+ *   if it failed, or h - 1 - t is not
+ *     above 0: store_release(head, h)
+ *
+ * The head goes back, so a thread that took the last entry meanwhile can see it
+ * behind the tail: that is an empty ring too, and no entry may be read. The node's
+ * swap changes nothing; but who moves the tail after it, or finds it moved, sees
+ * the head that goes with it.
+ *
  * Idle threads
  * ------------
  *
@@ -37,8 +58,11 @@
  * Losses
  * ------
  *
- * A run that found no segment has no place in the log. Its thread tells of it
- * in a ring of its own; when that is full, it counts.
+ * A run that finds no segment has no place in the log. Its thread tells of it in
+ * a ring of its own: when its first record is lost, since the process may be
+ * killed before the run is closed; and again if it was the handle's last. So it
+ * does of a record that is too large, where no run is open to say so. What finds
+ * no room in the ring is counted.
  *
  * Open handles
  * ------------
@@ -48,7 +72,8 @@
  * its area (own_handle); the handles of bs_open() in the table. A handle's
  * number names its place there:
  *
- *   number   | slot that drew it : 9 | count : 23 |
+ *   number   | slot that drew it : 9 | count : 23 |   256: by a thread
+ *                                                     without a slot
  *   place    (slot * 256 + count) % BS_OPEN_HANDLES
  *
  * bs_open() draws counts until a place is free (it is 0) and takes it by
@@ -155,8 +180,8 @@ struct bs_loss {
 	uint64_t trace_hi;
 	uint64_t trace_lo;
 	uint32_t handle;
-	uint32_t flags; /* FIRST, LAST as of the run that was lost */
-	uint64_t payload_bytes;
+	uint32_t flags;		/* FIRST, LAST as of the run that was lost */
+	uint64_t payload_bytes; /* so far; of metrics, the areas have the sum */
 };
 
 struct bs_thread_area {

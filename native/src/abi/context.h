@@ -14,15 +14,23 @@
  * The trigger queue: bounded, many producers (threads, BPF programs), one
  * consumer (the node). Cell i starts with seq == i.
  *
- *   producer  claim position p by compare and swap of head, when
+ *   producer  claim position p by compare and swap of head, from p to p + 1, when
  *             load_acquire(cell[p % N].seq) == p; fill;
- *             store_release(seq, p + 1)
+ *             commit by compare and swap of seq, from p to p + 1
  *   consumer  cell is ready when load_acquire(seq) == t + 1; copy; t++ (t is
  *             the node's own); store_release(seq, t + N) when the trigger is
  *             seen to, so that it outlives the death of the daemon
  *
- * A producer that was killed between claim and commit would stop the queue:
- * the node skips a claimed cell after 100 ms, and counts it.
+ * Both swaps acquire and release. A producer that was killed between claim and
+ * commit would stop the queue: after 100 ms the node skips a claimed cell, by
+ * compare and swap of seq from t to t + BS_CELL_SKIPPED, and counts it. So of
+ * commit and skip one alone succeeds. If it is the skip, the trigger is lost,
+ * and the producer counts it (triggers_lost). A commit by a store would tell
+ * nobody, and could stop the queue when the cell comes round again.
+ *
+ * What a swap cannot prevent: a producer that was only held up for so long may
+ * fill a cell that is another one's by now. Then that one's trigger can have
+ * fields of both. That it may have come to this the count of skipped cells says.
  */
 #ifndef BS_ABI_CONTEXT_H
 #define BS_ABI_CONTEXT_H
@@ -34,6 +42,9 @@
 /* Triggers that can wait. The node takes them within milliseconds; a process
  * that fires faster is over any rate limit anyway. */
 #define BS_TRIGGER_CELLS 256u
+
+/* Of seq, beside t (free) and t + 1 (ready): neither, until the cell is given back. */
+#define BS_CELL_SKIPPED 2u
 
 /* Of a cell: BS_TRIGGER_NAME_MAX, BS_TRIGGER_WHY_MAX and a NUL each, and
  * BS_LATERALS_MAX, of backsight.h. */
@@ -82,8 +93,8 @@ struct bs_context_segment {
 	uint32_t thread_slots;
 	uint32_t trigger_cells;
 	uint8_t pad0[48];
-	uint32_t trigger_head; /* producers */
-	uint32_t triggers_lost;
+	uint32_t trigger_head;	       /* producers */
+	uint32_t triggers_lost;	       /* no cell was free, or it was skipped */
 	uint64_t records_unattributed; /* lost by threads without a slot */
 	uint8_t pad1[48];
 	struct bs_thread_slot slots[BS_CONTEXT_SLOTS];

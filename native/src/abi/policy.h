@@ -36,7 +36,12 @@ struct bs_policy {
 	uint32_t rules;
 	uint32_t rule_bytes; /* of one; may grow */
 	uint32_t zero;
-	uint64_t reserved[2];
+	uint64_t earlier_threshold; /* the highest of lately, also if less: what
+				     * was recorded by it can be triggered
+				     * still. 0: not said. Written before the
+				     * one above is lowered, and stays when that
+				     * is raised */
+	uint64_t reserved;
 };
 
 _Static_assert(sizeof(struct bs_policy) == BS_CACHE_LINE, "ABI");

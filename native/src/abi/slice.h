@@ -40,7 +40,9 @@ struct bs_clock_pair {
 
 struct bs_piece_process {
 	uint32_t pid;
-	uint32_t zero;
+	uint32_t zero; /* the format of the client's records: 0, ABI 2's. Nobody
+			* between it and the reader looks into them, so a node
+			* that takes clients with another one says so here. */
 	char service[64];
 };
 

@@ -43,6 +43,7 @@ static pthread_t thread;
 static bool is_started;
 static time_t failed_at; /* the last attempt to start it; 0: none failed */
 static bool is_stopped;	 /* by bs_shutdown() or the environment: for good */
+static bool is_ending;	 /* in bs_shutdown(), which gives up bs_lock */
 static uint64_t n_attachments;
 static struct sockaddr_un address;
 static struct bs_attach_request request;
@@ -188,7 +189,12 @@ static bool take_reply(const struct bs_attach_reply *reply, int n_fds,
 			complain("the daemon resumed what never was");
 			return false;
 		}
-		return true;
+		reason = bs_attachment_resume(bs_process.current);
+		if (!reason)
+			return true;
+		complain("the daemon resumed, but %s", reason);
+		drop_attachment();
+		return false;
 	}
 	if (n_fds < 0) {
 		complain(
@@ -302,16 +308,25 @@ static struct timespec deadline_after(int ms)
 static void answer_context(void)
 {
 	struct bs_attachment *a = bs_process.current;
+	bool is_left = true;
 
 	if (!owed.number)
 		return;
-	if (a->queue_before && !bs_queue_unmap(a->queue_before)) {
+	if (a->queue_before) {
+		a->refs++;
+		is_left = bs_queue_unmap(a->queue_before);
+		if (is_left)
+			a->queue_before = NULL;
+		bs_attachment_unmap(bs_attachment_put(a));
+	}
+	if (!is_left) {
 		complain("a thread stays in the queue of the old context");
 		return;
 	}
-	a->queue_before = NULL;
-	bs_link_send(&owed, sizeof(owed));
-	owed.number = 0;
+	/* If it cannot be sent now: at the next tick, or when a daemon that came
+	 * back says it again. */
+	if (!bs_link_send(&owed, sizeof(owed)))
+		owed.number = 0;
 }
 
 static void take_context(const struct bs_attach_news *news,
@@ -368,6 +383,7 @@ static void wait_for_news(void)
 		if (ret < 0 || (ret > 0 && !bs_link_receive(&packet)))
 			return;
 		if (ret == 0) {
+			bs_thread_reap_all();
 			threads_write = bs_park_idle();
 			/* For which there was no room when they were left. */
 			bs_attachment_retire_old();
@@ -463,6 +479,7 @@ void bs_attach_forget(void)
 	/* The connection is the parent's; the daemon would take us for it. */
 	bs_link_close();
 	is_started = false;
+	is_ending = false;
 	failed_at = 0;
 	n_attachments = 0;
 }
@@ -514,6 +531,10 @@ void bs_shutdown(void)
 	bs_thread_leave(&bs_thread);
 	pthread_mutex_lock(&bs_process.lock);
 	is_stopped = true;
+	/* One after the other: what the first still uses the second would unmap. */
+	while (is_ending)
+		pthread_cond_wait(&bs_process.changed, &bs_process.lock);
+	is_ending = true;
 	join = is_started;
 	is_started = false;
 	if (join) {
@@ -529,6 +550,8 @@ void bs_shutdown(void)
 	if (bs_process.current != &bs_nowhere)
 		a = bs_attachment_publish(&bs_nowhere);
 	bs_attachment_retire_old();
+	is_ending = false;
+	pthread_cond_broadcast(&bs_process.changed);
 	pthread_mutex_unlock(&bs_process.lock);
 	bs_attachment_unmap(a);
 	pthread_setcancelstate(cancel_state, NULL);

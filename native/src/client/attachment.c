@@ -39,6 +39,12 @@ static const char *check_channel(const struct bs_attachment *a)
 	return NULL;
 }
 
+static void use_clock(const struct bs_attachment *a)
+{
+	WRITE_ONCE(bs_process.clock_is_counter,
+		   READ_ONCE(a->channel->clock) == BS_CLOCK_COUNTER);
+}
+
 static const char *map_all(struct bs_attachment *a, const int fds[BS_FDS])
 {
 	const char *reason = NULL;
@@ -98,9 +104,17 @@ struct bs_attachment *bs_attachment_map(const struct bs_attach_reply *reply,
 					      sizeof(BS_HASH_PERCENTAGE) - 1,
 					      a->channel->cluster_seed);
 	a->node_id = a->channel->node_id;
-	WRITE_ONCE(bs_process.clock_is_counter,
-		   a->channel->clock == BS_CLOCK_COUNTER);
+	use_clock(a);
 	return a;
+}
+
+const char *bs_attachment_resume(const struct bs_attachment *a)
+{
+	const char *reason = check_channel(a);
+
+	if (!reason)
+		use_clock(a);
+	return reason;
 }
 
 uint64_t bs_hash_percentage(const struct bs_attachment *a,

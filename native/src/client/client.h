@@ -3,7 +3,8 @@
  * What the parts of libbacksight share.
  *
  *   attachment.c  what one attachment is: four segments, checked
- *   mapping.c     mapping them, and putting another one in a mapping's place
+ *   mapping.c     mapping them
+ *   replace.c     putting another one in the place of one that threads use
  *   retire.c      what is left of one that was replaced
  *   attach.c      the thread that gets one, and the next one
  *   link.[ch]     its connection to the daemon
@@ -13,7 +14,7 @@
  *   park.c        segments of idle threads, for others to go on in
  *   handles.c     numbers of handles, and the table of those that are open
  *   trace.c       the two forms of the API on top of it
- *   context.c     breadcrumbs, and the value that travels with a request
+ *   propagate.c   breadcrumbs, and the value that travels with a request
  *   trigger.c     the trigger queue
  *   span.c        the two records of a span
  *   stats.c       counters
@@ -74,14 +75,14 @@ struct bs_attachment {
 	struct bs_channel_header *channel; /* NULL: unattached, as are... */
 	struct bs_grant_ring *grants;
 	uint32_t *open_handles;
-	/* One segment, mapped twice: mapping.c says why. Of the first only the
-	 * thread slots are used, and it stays where it is. */
+	/* One segment, mapped twice: replace.c says why. Of the first the
+	 * thread slots are used, and records_unattributed; it stays where it is. */
 	struct bs_context_segment *context; /* ...these */
 	struct bs_context_segment *queue;
 
-	/* Of the attach thread: the news that the context came with (0: it came
-	 * with the attachment), and the queue of the context before it, while a
-	 * thread may be inside. */
+	/* Attach thread only. context_number: of the news that brought the
+	 * context, 0 if it came with the attachment. queue_before: the old queue,
+	 * while a thread may be inside. */
 	uint64_t context_number;
 	struct bs_context_segment *queue_before;
 
@@ -164,6 +165,9 @@ static inline void bs_process_check(void)
 struct bs_attachment *bs_attachment_map(const struct bs_attach_reply *reply,
 					const int fds[BS_FDS],
 					const char **reason);
+/* A daemon came back to it, and may have written to its channel: NULL, or why it is
+ * not to be used any more. */
+const char *bs_attachment_resume(const struct bs_attachment *a);
 /* Make it current. bs_lock held; returns the old one if nobody is left in it,
  * for bs_attachment_unmap() after the lock. */
 struct bs_attachment *bs_attachment_publish(struct bs_attachment *a);
@@ -176,11 +180,6 @@ void bs_attachment_retire_old(void);
 /* A member leaves it. bs_lock held. */
 void bs_attachment_let_go(const struct bs_attachment *a,
 			  struct bs_segment_header *segment);
-
-static inline bool bs_version_is_spoken(uint32_t version)
-{
-	return version >= BS_ABI_OLDEST && version <= BS_ABI_VERSION;
-}
 
 static inline struct bs_thread_area *
 bs_attachment_area(const struct bs_attachment *a, uint32_t slot)
@@ -222,8 +221,9 @@ void *bs_map(int fd, size_t bytes, bool writable, const char **reason);
 void *bs_map_arena(int fd, size_t bytes, const char **reason);
 void bs_unmap(const void *mapping, size_t bytes);
 /* Put a mapping in the place of another one. `with` is unmapped where it was,
- * also on failure. */
-bool bs_map_in_place(const void *place, const void *with, size_t bytes);
+ * also on failure. -ENOMEM: what was there still is; -EFAULT: there is memory of
+ * zeros instead. */
+int bs_map_in_place(const void *place, const void *with, size_t bytes);
 /* Reasons by themselves: who gives something back may try again. */
 extern const char bs_no_room[];
 extern const char bs_no_lock[];
@@ -231,15 +231,6 @@ extern const char bs_no_lock[];
 /* As bs_map(), and checked. */
 struct bs_context_segment *bs_context_map(int fd, const char **reason);
 const struct bs_policy *bs_policy_map(int fd, const char **reason);
-
-/* The daemon sent another one, which takes the place of the one in use. bs_lock
- * held. NULL, or why not. */
-const char *bs_policy_replace(struct bs_attachment *a, int fd);
-const char *bs_context_replace(struct bs_attachment *a, int fd,
-			       struct bs_context_segment **old_queue);
-/* Wait until nobody fires into it; bs_lock is given up meanwhile. False: somebody does
- * for too long, and it stays. */
-bool bs_queue_unmap(struct bs_context_segment *queue);
 
 /* ------------------------------------------------------------ thread --- */
 
@@ -344,8 +335,12 @@ void bs_thread_move(struct bs_thread *t);
 void bs_thread_leave(struct bs_thread *t);
 /* Take a slot if one is free. */
 bool bs_thread_claim(struct bs_thread *t);
-/* Members whose thread is gone leave. bs_lock held. */
+/* Members whose thread is gone leave; each time some are looked at. bs_lock held. */
 void bs_thread_reap(void);
+/* All are looked at; bs_lock is given up meanwhile. */
+void bs_thread_reap_all(void);
+/* After fork(), in the child. */
+void bs_members_forget(void);
 
 static inline void bs_thread_enter(struct bs_thread *t)
 {
@@ -406,6 +401,20 @@ static inline uint32_t bs_thread_recorded(const struct bs_thread *t,
 		else                                                           \
 			fetch_add(&bs_strays.counter, n);                      \
 	} while (0)
+
+/* ----------------------------------------------------------- replace --- */
+
+/* The daemon sent another one, which takes the place of the one in use. bs_lock
+ * held. NULL, or why not. */
+const char *bs_policy_replace(struct bs_attachment *a, int fd);
+const char *bs_context_replace(struct bs_attachment *a, int fd,
+			       struct bs_context_segment **old_queue);
+/* The queue to fire into, which stays mapped until the thread leaves it; NULL: none. */
+struct bs_context_segment *bs_queue_enter(const struct bs_thread *t);
+void bs_queue_leave(const struct bs_thread *t);
+/* Wait until nobody fires into it; bs_lock is given up meanwhile. False: somebody does
+ * for too long, and it stays. */
+bool bs_queue_unmap(struct bs_context_segment *queue);
 
 /* -------------------------------------------------------------- park --- */
 

@@ -34,7 +34,7 @@ void bs_process_renew(void)
 {
 	memset(&bs_writer, 0, sizeof(bs_writer));
 	memset(&bs_thread, 0, sizeof(bs_thread));
-	bs_members = NULL;
+	bs_members_forget();
 	bs_attachments = NULL;
 	bs_fork_epoch = bs_epoch;
 	bs_nowhere.epoch = ++bs_epoch;

@@ -1,24 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * Mapping what the daemon sends, and putting another segment in the place of
- * one that threads use.
- *
- * Threads write to their slots at every begin and end, and read the policy at
- * every begin. They take no lock for that and must not be waited for. So what
- * is replaced is the memory behind their addresses: mremap() puts the new
- * mapping where the old one was. A thread that comes by meanwhile waits in the
- * page fault; once mremap() has returned, no processor knows the old pages any
- * more. A pointer to a slot never changes, and there is nothing to free.
- *
- * That does not do for the trigger queue: who has claimed a cell of the old one
- * must fill that cell. The context is therefore mapped twice. Threads show
- * themselves through one mapping, whose memory changes. They fire through the
- * other, whose address changes; who is inside says so (struct bs_member), and
- * the old one is unmapped when nobody is.
- *
- * Who reads more than a word of the policy reads its `number` before and after,
- * and begins anew where it changed.
- */
+/* Mapping what the daemon sends, and one mapping in the place of another. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -26,15 +7,9 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "client.h"
-
-/* For whoever fires; a push takes less than a microsecond, unless its thread
- * waits for a processor. Half a second in all: then a debugger has stopped it. */
-#define PUSH_PAUSE_NS 100000
-#define PUSH_PAUSES 5000
 
 const char bs_no_room[] = "there is no room for a segment";
 const char bs_no_lock[] =
@@ -187,109 +162,18 @@ const struct bs_policy *bs_policy_map(int fd, const char **reason)
 
 /* -------------------------------------------------- one for the other --- */
 
-bool bs_map_in_place(const void *place, const void *with, size_t bytes)
+int bs_map_in_place(const void *place, const void *with, size_t bytes)
 {
+	const void *zeros;
+
 	if (mremap((void *)with, bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED,
 		   place) != MAP_FAILED)
-		return true;
+		return 0;
 	/* Out of memory for the kernel's own bookkeeping. If it had unmapped
 	 * the place before it found out, threads must still find memory there:
 	 * this does nothing where something is mapped. */
-	(void)mmap((void *)place, bytes, PROT_READ | PROT_WRITE,
-		   MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
+	zeros = mmap((void *)place, bytes, PROT_READ | PROT_WRITE,
+		     MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
 	bs_unmap(with, bytes);
-	return false;
-}
-
-const char *bs_policy_replace(struct bs_attachment *a, int fd)
-{
-	const char *reason;
-	const struct bs_policy *p = bs_policy_map(fd, &reason);
-
-	if (p && !bs_map_in_place(a->policy, p, BS_POLICY_BYTES))
-		reason = bs_no_room;
-	return reason;
-}
-
-/* What stands in a slot of the new context until it is known what its thread
- * shows: no trace has this id. Nobody finds it, since the slot has no tid. */
-#define UNKNOWN 0xdf0b7a1c5e92a843ull
-
-static void settle(uint64_t *word, uint64_t shown)
-{
-	uint64_t unknown = UNKNOWN;
-
-	/* If it is something else, the thread has begun or ended since. */
-	compare_and_swap(word, &unknown, shown);
-}
-
-/* The slots of the old context do not change any more. */
-static void copy_slots(const struct bs_attachment *a,
-		       struct bs_context_segment *to,
-		       const struct bs_context_segment *from)
-{
-	for (uint32_t i = 0; i < a->slots_touched; i++) {
-		const struct bs_thread_slot *old = &from->slots[i];
-		struct bs_thread_slot *slot = &to->slots[i];
-
-		settle(&slot->trace_hi, READ_ONCE(old->trace_hi));
-		settle(&slot->trace_lo, READ_ONCE(old->trace_lo));
-		store_release(&slot->tid, READ_ONCE(old->tid));
-	}
-}
-
-const char *bs_context_replace(struct bs_attachment *a, int fd,
-			       struct bs_context_segment **old)
-{
-	struct bs_context_segment *context, *queue;
-	const char *reason;
-
-	context = bs_context_map(fd, &reason);
-	if (!context)
-		return reason;
-	queue = bs_context_map(fd, &reason);
-	if (!queue) {
-		bs_unmap(context, sizeof(*context));
-		return reason;
-	}
-	for (uint32_t i = 0; i < a->slots_touched; i++) {
-		WRITE_ONCE(queue->slots[i].tid, 0);
-		WRITE_ONCE(queue->slots[i].trace_hi, UNKNOWN);
-		WRITE_ONCE(queue->slots[i].trace_lo, UNKNOWN);
-	}
-	if (!bs_map_in_place(a->context, context, sizeof(*context))) {
-		bs_unmap(queue, sizeof(*queue));
-		return bs_no_room;
-	}
-	*old = a->queue;
-	copy_slots(a, queue, *old);
-	store_release(&a->queue, queue);
-	return NULL;
-}
-
-static bool anybody_pushes(const struct bs_context_segment *queue)
-{
-	for (const struct bs_member *m = bs_members; m; m = m->next) {
-		if (load_acquire(&m->pushing) == queue)
-			return true;
-	}
-	return false;
-}
-
-bool bs_queue_unmap(struct bs_context_segment *queue)
-{
-	const struct timespec pause = {.tv_nsec = PUSH_PAUSE_NS};
-	int pauses = 0;
-
-	/* See queue_enter(). */
-	full_fence();
-	while (anybody_pushes(queue)) {
-		if (pauses++ == PUSH_PAUSES)
-			return false;
-		pthread_mutex_unlock(&bs_process.lock);
-		nanosleep(&pause, NULL);
-		pthread_mutex_lock(&bs_process.lock);
-	}
-	bs_unmap(queue, sizeof(*queue));
-	return true;
+	return zeros == place ? -EFAULT : -ENOMEM;
 }

@@ -17,14 +17,13 @@
  *   store_release(stands_at, cursor)        else the segment is parked
  *
  * Either the thread sees that it is called, and waits until it is decided; or the
- * attach thread sees that it stands nowhere. A thread whose segment is gone goes on
- * being called until it has seen it.
+ * attach thread sees that it stands nowhere. Until it has noticed, a thread whose segment
+ * was taken stays called.
  *
  * A handle's run that is open is closed with that: the handle goes on with the next
  * one. Not so that of the thread's own trace: bs_record_at() is inlined in the
  * application, and writes to it without a word to anybody.
  */
-#include <errno.h>
 #include <linux/membarrier.h>
 #include <string.h>
 #include <sys/syscall.h>
@@ -54,7 +53,7 @@ void bs_park_start(void)
 /* The node looks at the headers where this has moved. */
 static void tell(struct bs_attachment *a)
 {
-	__atomic_fetch_add(&a->grants->moves, 1, __ATOMIC_RELEASE);
+	fetch_add_release(&a->grants->moves, 1);
 }
 
 static uint64_t life_with(uint64_t life, enum bs_segment_state state)

@@ -5,7 +5,7 @@
  * A thread leaves it at its next begin. Some never begin again, and would hold
  * all of an arena that no node reads any more. So the arena is unmapped under
  * them, but for the segment in which each stands: there it may be in the middle
- * of a record, so it gets memory of its own in that place (mapping.c says why
+ * of a record, so it gets memory of its own in that place (replace.c says why
  * that can be done), which goes when the thread leaves.
  *
  * That they stand where they stand is made sure first:
@@ -18,7 +18,6 @@
  *   take; WRITE_ONCE(segment)             read each segment
  *   store_release(is_taking, false)
  */
-#include <errno.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <time.h>
@@ -67,7 +66,7 @@ static bool put_memory(struct bs_segment_header *segment)
 		munmap(memory, BS_SEGMENT_BYTES);
 		return false;
 	}
-	return bs_map_in_place(segment, memory, BS_SEGMENT_BYTES);
+	return !bs_map_in_place(segment, memory, BS_SEGMENT_BYTES);
 }
 
 static int compare_addresses(const void *a, const void *b)
@@ -135,7 +134,8 @@ void bs_attachment_retire_old(void)
 	while (goes_on && (a = old_one())) {
 		a->refs++;
 		WRITE_ONCE(a->is_retired, true);
-		if (wait_for_takes(a))
+		/* bs_lock was given up: somebody else may have been here. */
+		if (wait_for_takes(a) && !a->is_torn)
 			tear(a);
 		goes_on = a->is_torn;
 		bs_attachment_unmap(bs_attachment_put(a));

@@ -143,44 +143,35 @@ static struct bs_trigger_cell *cell_claim(struct bs_context_segment *c,
 	return NULL;
 }
 
+static bool may_be_recorded(const struct bs_thread *t, struct bs_trace_id id)
+{
+	const struct bs_policy *policy = t->attachment->policy;
+	uint64_t threshold = load_acquire(&policy->percentage_threshold);
+	uint64_t earlier = READ_ONCE(policy->earlier_threshold);
+
+	/* Its own trace the thread recorded itself. If it did not, another process
+	 * that began earlier may have. */
+	if (t->own_open && bs_trace_id_equal(t->own.id, id) &&
+	    READ_ONCE(t->own.attachment) == t->epoch &&
+	    !(t->own.flags & BS_TRACE_UNRECORDED))
+		return true;
+	if (earlier > threshold)
+		threshold = earlier;
+	return threshold == BS_PERCENTAGE_ALL ||
+	       bs_hash_percentage(t->attachment, id) < threshold;
+}
+
 /* What nobody recorded would be collected as a trace of which all is missing. */
 static bool any_recorded(const struct bs_thread *t, struct bs_trace_id id,
 			 const struct bs_trace_id *laterals, size_t n_laterals)
 {
-	if (!bs_thread_recorded(t, id))
+	if (may_be_recorded(t, id))
 		return true;
 	for (size_t i = 0; i < n_laterals && i < BS_LATERALS_MAX; i++) {
-		if (!bs_thread_recorded(t, laterals[i]))
+		if (may_be_recorded(t, laterals[i]))
 			return true;
 	}
 	return false;
-}
-
-/*
- * The queue, which is mapped until queue_leave(). Either we see the one that
- * was published last, or whoever wants to unmap ours sees that we are inside.
- */
-static struct bs_context_segment *queue_enter(const struct bs_thread *t)
-{
-	struct bs_context_segment **current = &t->attachment->queue;
-	struct bs_context_segment *queue = load_acquire(current);
-
-	for (;;) {
-		struct bs_context_segment *entered = queue;
-
-		if (!queue)
-			return NULL;
-		WRITE_ONCE(t->member->pushing, entered);
-		full_fence();
-		queue = load_acquire(current);
-		if (queue == entered)
-			return queue;
-	}
-}
-
-static void queue_leave(const struct bs_thread *t)
-{
-	store_release(&t->member->pushing, NULL);
 }
 
 static void cell_fill(struct bs_trigger_cell *cell, struct bs_trace_id id,
@@ -222,7 +213,7 @@ int bs_trigger_push(struct bs_trace_id id, enum bs_trigger_source source,
 		BS_COUNT_THREAD(t, triggers_unrecorded, 1);
 		return -ENODATA;
 	}
-	queue = queue_enter(t);
+	queue = bs_queue_enter(t);
 	if (!queue) {
 		BS_COUNT_THREAD(t, triggers_unattached, 1);
 		return -ENOTCONN;
@@ -237,7 +228,7 @@ int bs_trigger_push(struct bs_trace_id id, enum bs_trigger_source source,
 	}
 	if (!pushed)
 		fetch_add(&queue->triggers_lost, 1);
-	queue_leave(t);
+	bs_queue_leave(t);
 	if (!pushed) {
 		BS_COUNT_THREAD(t, triggers_lost, 1);
 		return -EAGAIN;

@@ -131,8 +131,7 @@ static void mark_lossy(struct bs_thread *t, struct bs_trace *trace)
 	if (trace == &t->own)
 		trace->flags |= BS_RUN_LOSSY;
 	else if (!(READ_ONCE(trace->flags) & BS_RUN_LOSSY))
-		__atomic_fetch_or(&trace->flags, BS_RUN_LOSSY,
-				  __ATOMIC_RELAXED);
+		fetch_or(&trace->flags, BS_RUN_LOSSY);
 	if (!bs_run_is_of(t, trace))
 		return;
 	t->run_entry |= BS_RUN_LOSSY;
@@ -140,43 +139,88 @@ static void mark_lossy(struct bs_thread *t, struct bs_trace *trace)
 		WRITE_ONCE(*(uint64_t *)t->floor, t->run_entry);
 }
 
+/* The node looks for losses where this has moved. */
+static void move_losses(struct bs_attachment *a)
+{
+	fetch_add_release(&a->grants->losses, 1);
+}
+
+static void tell_loss(struct bs_thread *t, struct bs_trace_id id,
+		      uint32_t handle, uint32_t flags, uint64_t payload_bytes)
+{
+	struct bs_thread_area *area = t->area;
+	uint32_t head = t->loss_head;
+	/* The last place is for the end of a handle: a node that knows of its
+	 * beginning waits for that. */
+	uint32_t room = BS_LOSS_RING_ENTRIES - !(flags & BS_RUN_LAST);
+
+	if (head - load_acquire(&area->loss_tail) >= room) {
+		BS_COUNT(area->losses_untold, 1);
+	} else {
+		area->losses[head % BS_LOSS_RING_ENTRIES] = (struct bs_loss){
+			.trace_hi = id.hi,
+			.trace_lo = id.lo,
+			.handle = handle,
+			.flags = flags,
+			.payload_bytes = payload_bytes,
+		};
+		store_release(&area->loss_head, ++t->loss_head);
+	}
+	move_losses(t->attachment);
+}
+
+static void count_unattributed(struct bs_attachment *a)
+{
+	if (!a->context)
+		return;
+	fetch_add(&a->context->records_unattributed, 1);
+	move_losses(a);
+}
+
+/* By a thread without a slot. One that can be no member is nowhere, but what it
+ * loses is lost to its process all the same. */
+static void tell_unattributed(const struct bs_thread *t)
+{
+	if (likely(t->member != NULL)) {
+		count_unattributed(t->attachment);
+		return;
+	}
+	pthread_mutex_lock(&bs_process.lock);
+	count_unattributed(bs_process.current);
+	pthread_mutex_unlock(&bs_process.lock);
+}
+
+/* Of the run that is open. */
+static void tell_run_lost(struct bs_thread *t, uint32_t flags)
+{
+	if (t->run_is_own)
+		tell_loss(t, t->own.id, bs_trace_handle(t->own.handle_seq),
+			  flags, t->lost_bytes);
+	else
+		tell_loss(t, t->run_id, t->run_handle, flags, t->lost_bytes);
+}
+
+/* Told at once: the process may be killed before the run is closed, and without
+ * it the trace would seem complete. */
 void bs_run_open_lost(struct bs_thread *t, struct bs_trace *trace)
 {
 	t->run_state = BS_RUN_LOST;
 	t->lost_bytes = 0;
 	mark_lossy(t, trace);
-}
-
-/* The node looks for losses where this has moved. */
-static void bs_loss_tell(struct bs_attachment *a)
-{
-	__atomic_fetch_add(&a->grants->losses, 1, __ATOMIC_RELEASE);
+	BS_COUNT(t->area->runs_lost, 1);
+	tell_run_lost(t, (uint32_t)t->run_entry & BS_RUN_FIRST);
 }
 
 void bs_run_close_lost(struct bs_thread *t, uint32_t flags)
 {
-	struct bs_thread_area *area = t->area;
-	const struct bs_trace *own = t->run_is_own ? &t->own : NULL;
-	uint32_t head = t->loss_head;
-
-	BS_COUNT(area->runs_lost, 1);
+	if (flags & BS_RUN_LAST)
+		tell_run_lost(t, flags);
 	t->run_state = BS_RUN_NONE;
 	bs_thread_stand(t, t->cursor);
-	if (head - load_acquire(&area->loss_tail) >= BS_LOSS_RING_ENTRIES) {
-		BS_COUNT(area->losses_untold, 1);
-		goto out;
-	}
-	area->losses[head % BS_LOSS_RING_ENTRIES] = (struct bs_loss){
-		.trace_hi = own ? own->id.hi : t->run_id.hi,
-		.trace_lo = own ? own->id.lo : t->run_id.lo,
-		.handle = own ? bs_trace_handle(own->handle_seq)
-			      : t->run_handle,
-		.flags = (t->run_entry & BS_RUN_FIRST) | flags,
-		.payload_bytes = t->lost_bytes,
-	};
-	store_release(&area->loss_head, ++t->loss_head);
-out:
-	bs_loss_tell(t->attachment);
+	/* Nobody may read that ring any more. */
+	if (flags & BS_RUN_LAST && t->run_is_own &&
+	    t->attachment != READ_ONCE(bs_process.current))
+		bs_append_last(t, &t->own);
 }
 
 static uint32_t rebind_handle(struct bs_thread *t, const struct bs_trace *trace,
@@ -214,10 +258,9 @@ static int rebind(struct bs_thread *t, struct bs_trace *trace)
 	epoch = READ_ONCE(trace->attachment);
 	if (epoch > bs_fork_epoch && epoch < t->epoch) {
 		uint64_t last = READ_ONCE(trace->handle_seq);
-		uint32_t flags = READ_ONCE(trace->flags) & BS_RUN_LOSSY;
-		uint32_t unrecorded = bs_thread_recorded(t, trace->id);
-		uint64_t next = (uint64_t)rebind_handle(t, trace, unrecorded)
-				<< 32;
+		uint32_t flags = READ_ONCE(trace->flags);
+		uint32_t moved = bs_thread_recorded(t, trace->id);
+		uint64_t next = (uint64_t)rebind_handle(t, trace, moved) << 32;
 
 		/* In between it belongs to no attachment (bs_trace_draw_seq). */
 		store_release(&trace->attachment, UINT64_MAX);
@@ -226,8 +269,11 @@ static int rebind(struct bs_thread *t, struct bs_trace *trace)
 		while (!compare_and_swap(&trace->handle_seq, &last, next))
 			;
 		if ((uint32_t)last)
-			flags |= BS_RUN_LOSSY;
-		WRITE_ONCE(trace->flags, flags | unrecorded);
+			moved |= BS_RUN_LOSSY;
+		/* And may still refuse a record, and mark the trace for that. */
+		while (!compare_and_swap(&trace->flags, &flags,
+					 (flags & BS_RUN_LOSSY) | moved))
+			;
 		store_release(&trace->attachment, t->epoch);
 	}
 	pthread_mutex_unlock(&bs_process.lock);
@@ -239,8 +285,6 @@ static int rebind(struct bs_thread *t, struct bs_trace *trace)
 static int lose(struct bs_thread *t, struct bs_trace *trace,
 		size_t payload_bytes)
 {
-	struct bs_context_segment *context = t->attachment->context;
-
 	mark_lossy(t, trace);
 	if (likely(t->area != NULL)) {
 		t->lost_bytes += payload_bytes;
@@ -250,25 +294,22 @@ static int lose(struct bs_thread *t, struct bs_trace *trace,
 	}
 	BS_COUNT_THREAD(t, records_lost, 1);
 	BS_COUNT_THREAD(t, payload_bytes_lost, payload_bytes);
-	if (context) {
-		fetch_add(&context->records_unattributed, 1);
-		bs_loss_tell(t->attachment);
-	}
+	tell_unattributed(t);
 	return -ENOSPC;
 }
 
 static int refuse(struct bs_thread *t, struct bs_trace *trace)
 {
-	struct bs_context_segment *context = t->attachment->context;
-
-	if (t->area) {
+	if (likely(t->area != NULL)) {
 		BS_COUNT(t->area->records_oversized, 1);
+		/* Where no run says so: as bs_run_open_lost(). */
+		if (!bs_run_is_of(t, trace))
+			tell_loss(t, trace->id,
+				  bs_trace_handle(READ_ONCE(trace->handle_seq)),
+				  0, 0);
 	} else {
 		BS_COUNT_THREAD(t, records_oversized, 1);
-		if (context) {
-			fetch_add(&context->records_unattributed, 1);
-			bs_loss_tell(t->attachment);
-		}
+		tell_unattributed(t);
 	}
 	mark_lossy(t, trace);
 	return -EMSGSIZE;
@@ -295,8 +336,12 @@ static int append(struct bs_thread *t, struct bs_trace *trace, uint8_t type,
 	if (unlikely(READ_ONCE(trace->attachment) <= bs_fork_epoch))
 		return -ENOENT;
 	for (;;) {
+		bool has_slot;
+
 		bs_thread_enter(t);
 		bs_run_wake(t);
+		/* First, since a handle's number says in which slot it was drawn. */
+		has_slot = bs_thread_has_slot(t);
 		if (unlikely(load_acquire(&trace->attachment) != t->epoch)) {
 			/* Who can be no member is nowhere, and stays there. */
 			if (unlikely(!t->member))
@@ -310,7 +355,7 @@ static int append(struct bs_thread *t, struct bs_trace *trace, uint8_t type,
 			return 0;
 		if (unlikely(payload_bytes > BS_PAYLOAD_MAX))
 			return refuse(t, trace);
-		if (unlikely(!bs_thread_has_slot(t)))
+		if (unlikely(!has_slot))
 			return lose(t, trace, payload_bytes);
 		if (!bs_run_is_of(t, trace)) {
 			if (t->run_state != BS_RUN_NONE)
@@ -349,10 +394,30 @@ int bs_append(struct bs_thread *t, struct bs_trace *trace, uint8_t type,
 	return ret;
 }
 
+/*
+ * What a trace lost before the thread came to this node, or wrote for another one,
+ * this node hears of by an empty run that is lossy, or as a loss of nobody knows which
+ * trace. It hears nothing of a process that ends before its trace does, nor of a trace
+ * that ends while there is no node, or in a run which was begun for another one.
+ */
+static bool is_here(struct bs_thread *t, struct bs_trace *trace)
+{
+	if (READ_ONCE(trace->flags) & BS_RUN_LOSSY)
+		bs_thread_enter(t);
+	if (likely(READ_ONCE(trace->attachment) == t->epoch))
+		return true;
+	if (!bs_trace_has_run(trace))
+		return false;
+	if (!bs_thread_has_slot(t)) {
+		tell_unattributed(t);
+		return false;
+	}
+	return !rebind(t, trace) && READ_ONCE(trace->attachment) == t->epoch;
+}
+
 static void append_last(struct bs_thread *t, struct bs_trace *trace)
 {
-	if (READ_ONCE(trace->attachment) != t->epoch ||
-	    READ_ONCE(trace->flags) & BS_TRACE_UNRECORDED)
+	if (!is_here(t, trace) || READ_ONCE(trace->flags) & BS_TRACE_UNRECORDED)
 		return;
 	if (unlikely(!bs_thread_has_slot(t))) {
 		if (READ_ONCE(trace->flags) & BS_RUN_LOSSY)

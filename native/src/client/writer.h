@@ -291,13 +291,6 @@ static inline bool bs_run_open(struct bs_thread *t, struct bs_trace *trace,
 	return true;
 }
 
-static inline size_t bs_record_bytes(size_t payload_bytes)
-{
-	return (sizeof(struct bs_record_header) + payload_bytes +
-		BS_RECORD_ALIGN - 1) &
-	       ~(size_t)(BS_RECORD_ALIGN - 1);
-}
-
 static inline void bs_writer_put(struct bs_writer *w, uint8_t type,
 				 uint8_t flags, uint64_t ticks,
 				 const struct bs_part *parts, int n_parts,

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Processes and segments that a predecessor knew. The ledger says what was
- * granted to whom; of a client's memory only this is read: how many of its
- * grants its threads took meanwhile.
+ * granted to whom. Of a client's memory is read how many of its grants its
+ * threads took meanwhile, that is the grant ring, whose entries are believed
+ * only where the ledger says the same; and which thread slots are in use.
  *
  *   bsn_adopt_store, bsn_adopt_keep   the memfds of the node
  *   bsn_client_adopt                  each process, with the segments it has
@@ -116,8 +117,12 @@ static bool has_frames(const struct bsn *n, const struct client *c,
 /* Its frames get their places. */
 static void take_frames(struct bsn *n, struct client *c)
 {
-	for (uint32_t s = 0; s < c->n_segments; s++)
+	/* A place that the process remembers must not fit a later life: of segments
+	 * without a record nobody knows which they had. */
+	for (uint32_t s = 0; s < c->n_segments; s++) {
 		c->segments[s].frame = NONE;
+		c->segments[s].generation = (uint32_t)(n->secret >> 32);
+	}
 	for (uint32_t k = first_of(n, c->number); is_of(n, k, c->number); k++) {
 		uint32_t i = n->adoption.frames[k];
 		uint32_t s = n->ledger.records[i].segment;
@@ -144,8 +149,11 @@ int bsn_adopt_keep(struct bsn *n, uint64_t now_ns, int fd)
 	err = err ? err : list_granted(n);
 	if (!err && !has_frames(n, &n->keep.arena, 0))
 		err = -EPROTO;
-	if (!err)
+	if (!err) {
 		take_frames(n, &n->keep.arena);
+		clock_adopt(n);
+		policy_adopt(n);
+	}
 out:
 	node_unlock(n);
 	return err;
@@ -169,9 +177,9 @@ static int check(struct client *c, const struct bsn_client_fds *fds)
 	if (err)
 		return err;
 	x = c->queue.context;
+	c->version = READ_ONCE(header_of(c)->version);
 	if (READ_ONCE(header_of(c)->magic) != BS_ABI_MAGIC ||
-	    READ_ONCE(header_of(c)->version) < BS_ABI_OLDEST ||
-	    READ_ONCE(header_of(c)->version) > BS_ABI_VERSION ||
+	    !bs_version_is_spoken(c->version) ||
 	    READ_ONCE(x->magic) != BS_ABI_MAGIC)
 		return -EPROTO;
 	return 0;
@@ -359,8 +367,7 @@ int bsn_client_adopt(struct bsn *n, int number, int pid, const char *service,
 	result = -EPROTO;
 	/* What it was granted nobody knows any more. What it wrote is lost. */
 	if (!n->ledger.adopted)
-		n->ledger.header->untied_to_ns =
-			n->ledger.header->unseen_to_ns = n->now_ns;
+		n->ledger.header->untied_to_ns = n->now_ns;
 	if (!n->ledger.adopted || n->recovered ||
 	    memfd_check(fds->arena, &arena_bytes) || !arena_bytes ||
 	    arena_bytes % SEGMENT || arena_bytes / SEGMENT > INT32_MAX)
@@ -494,10 +501,27 @@ static uint32_t free_the_rest(struct bsn *n, uint32_t *used)
 	return count;
 }
 
+/* For slices that go on: what was sealed after the last commit; and what was parked
+ * before it by a process that is gone, which may have gone on there when nobody looked. */
+static void watch_left(struct bsn *n)
+{
+	uint64_t committed = store_sealed(n);
+
+	for (uint32_t i = n->pool.sealed.head; i != NONE;
+	     i = frame_at(n, i)->next) {
+		const struct grant_record *r = &n->ledger.records[i];
+		struct frame *f = frame_at(n, i);
+
+		if (f->client != &n->keep.arena &&
+		    (r->sealed > committed ||
+		     (r->state == FRAME_PARKED && !f->client->live)))
+			watch_frame(n, f, true);
+	}
+}
+
 /* All of before is adopted. */
 void adopt_end(struct bsn *n)
 {
-	uint64_t committed = store_sealed(n);
 	uint32_t *frames = n->adoption.frames;
 	uint32_t i, count;
 
@@ -522,15 +546,6 @@ void adopt_end(struct bsn *n)
 		}
 	}
 	keep_adopt(n);
-	/* What was sealed after the last commit, for slices that go on. */
-	if (!n->store.adopted)
-		return;
-	for (i = n->pool.sealed.tail;
-	     i != NONE && n->ledger.records[i].sealed > committed;)
-		i = frame_at(n, i)->prev;
-	i = i == NONE ? n->pool.sealed.head : frame_at(n, i)->next;
-	for (; i != NONE; i = frame_at(n, i)->next) {
-		if (frame_at(n, i)->client != &n->keep.arena)
-			watch_frame(n, frame_at(n, i), true);
-	}
+	if (n->store.adopted)
+		watch_left(n);
 }

@@ -74,22 +74,23 @@ void client_free(struct client *c)
 	free(c);
 }
 
-/* For BSN_EVENT_CLIENT_DRAINED. */
-static void drained_push(struct bsn *n, uint32_t number)
+/* For BSN_EVENT_CLIENT_DRAINED: a place for each process that is there, so that there is
+ * one when it is gone. And for one more. False: there is no memory. */
+static bool reserve_told(struct bsn *n)
 {
 	struct clients *all = &n->clients;
+	uint32_t need = all->n_drained + all->count + 1, room;
+	uint32_t *drained;
 
-	if (all->n_drained == all->drained_room) {
-		uint32_t room = all->drained_room ? 2 * all->drained_room : 16;
-		uint32_t *drained =
-			realloc(all->drained, room * sizeof(*drained));
-
-		if (!drained)
-			return;
-		all->drained = drained;
-		all->drained_room = room;
-	}
-	all->drained[all->n_drained++] = number;
+	if (need <= all->drained_room)
+		return true;
+	room = need > 8 ? 2 * need : 16;
+	drained = realloc(all->drained, room * sizeof(*drained));
+	if (!drained)
+		return false;
+	all->drained = drained;
+	all->drained_room = room;
+	return true;
 }
 
 /* Forget a process that is gone once its last segment is. */
@@ -98,7 +99,7 @@ void client_check_drained(struct bsn *n, struct client *c)
 	if (c->live || c->frames || c == &n->keep.arena)
 		return;
 	client_leave(n, c);
-	drained_push(n, c->number);
+	n->clients.drained[n->clients.n_drained++] = c->number;
 	metrics_read_client(n, c);
 	n->counts.triggers_lost += triggers_left(c);
 	metrics_leave(c);
@@ -120,7 +121,6 @@ void client_in_doubt(struct bsn *n, struct client *c)
 	/* Not before any segment that it may concern, of which those granted in
 	 * this instant have numbers behind it. */
 	c->untied_to_ns = latest_ns > n->now_ns ? latest_ns : n->now_ns;
-	n->ledger.header->untied_to_ns = c->untied_to_ns;
 	/* All slices are looked at: by the next poll, and not at each loss. Since
 	 * when a process lost that was adopted is not known, but of what its
 	 * predecessor saw of that he told them. */
@@ -137,14 +137,17 @@ void client_in_doubt(struct bsn *n, struct client *c)
 void client_untied_loss(struct bsn *n, struct client *c)
 {
 	client_in_doubt(n, c);
-	n->ledger.header->unseen_to_ns = c->untied_to_ns;
+	n->ledger.header->untied_to_ns = c->untied_to_ns;
 }
 
 struct client *client_new(struct bsn *n, int pid, const char *service,
 			  uint64_t arena_bytes)
 {
-	struct client *c = calloc(1, sizeof(*c));
+	struct client *c;
 
+	if (!reserve_told(n))
+		return NULL;
+	c = calloc(1, sizeof(*c));
 	if (!c)
 		return NULL;
 	c->pid = pid;
@@ -186,7 +189,6 @@ void client_fill_header(const struct bsn *n, const struct client *c)
 {
 	struct bs_channel_header *h = header_of(c);
 
-	h->version = BS_ABI_VERSION;
 	h->arena_bytes = c->arena_bytes;
 	h->clock = n->config.clock_is_counter ? BS_CLOCK_COUNTER
 					      : BS_CLOCK_MONOTONIC;
@@ -198,9 +200,9 @@ void client_fill_header(const struct bsn *n, const struct client *c)
 	h->magic = BS_ABI_MAGIC;
 }
 
-static void fill_context(struct bs_context_segment *x)
+static void fill_context(struct bs_context_segment *x, uint32_t version)
 {
-	x->version = BS_ABI_VERSION;
+	x->version = version;
 	x->thread_slots = BS_THREAD_SLOTS;
 	x->trigger_cells = BS_TRIGGER_CELLS;
 	for (uint32_t i = 0; i < BS_TRIGGER_CELLS; i++)
@@ -284,8 +286,10 @@ int bsn_client_add(struct bsn *n, int pid, const char *service, uint64_t now_ns,
 	if (result)
 		goto fail;
 	client_enter(n, c, store_next_client(n));
+	c->version = BS_ABI_VERSION;
+	header_of(c)->version = c->version;
 	client_fill_header(n, c);
-	fill_context(c->queue.context);
+	fill_context(c->queue.context, c->version);
 	grants_first(n, c);
 	*fds = made;
 	result = (int)c->number;
@@ -296,6 +300,28 @@ fail:
 	close_fds(&made);
 	if (c)
 		client_free(c);
+	node_unlock(n);
+	return result;
+}
+
+int bsn_client_agreed(struct bsn *n, int client, uint32_t version,
+		      uint64_t features)
+{
+	struct client *c;
+	int result = -ENOENT;
+
+	node_lock(n);
+	c = client > 0 ? client_find(n, (uint32_t)client) : NULL;
+	if (!c || !c->live)
+		goto out;
+	result = -EPROTO;
+	if (!bs_version_is_spoken(version) || features & ~BS_FEATURES)
+		goto out;
+	result = 0;
+	c->version = version;
+	WRITE_ONCE(header_of(c)->version, version);
+	WRITE_ONCE(c->queue.context->version, version);
+out:
 	node_unlock(n);
 	return result;
 }
@@ -357,7 +383,7 @@ int bsn_client_context(struct bsn *n, int client, int fd)
 		result = -EINVAL;
 		goto out;
 	}
-	fill_context(x);
+	fill_context(x, c->version);
 	c->queue_before = c->queue;
 	c->queue = (struct queue){.context = x};
 	metrics_save(c);
@@ -411,11 +437,14 @@ out:
 /* Something of what rings the doorbell: see abi/channel.h. */
 bool client_has_work(const struct bsn *n, const struct client *c)
 {
+	uint64_t left;
+
 	if (triggers_wait(n, c))
 		return true;
+	left = c->grant_head - READ_ONCE(grants_of(c)->tail);
 	return c->stock_granted &&
-	       c->grant_head - READ_ONCE(grants_of(c)->tail) <=
-		       c->stock_granted / 2;
+	       left * BS_STOCK_TOLD <=
+		       c->stock_granted * (BS_STOCK_TOLD - 1ull);
 }
 
 /* ----------------------------------------------------------------- end --- */

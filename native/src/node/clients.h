@@ -27,6 +27,15 @@ struct queue {
 	uint64_t records_told, triggers_told;
 };
 
+/* A segment that is looked for, for a process: how far that is (pool_take()). */
+struct taking {
+	bool goes_on;
+	uint32_t chances; /* reclaimed ones whose open runs are kept */
+	uint32_t left;	  /* that may go to make room for what will be kept */
+	bool spare;	  /* others keep what they want */
+	bool in_vain; /* nobody has memory to spare, since the latest reclaim */
+};
+
 struct client {
 	/* What each poll looks at where nothing happened, side by side. */
 	bool live;
@@ -39,6 +48,7 @@ struct client {
 	struct list active;
 	uint32_t moves;	 /* as last seen */
 	uint32_t losses; /* likewise */
+	uint64_t looks;	 /* that were begun at what moves changed */
 	uint64_t losses_read_ns;
 	uint64_t untied_news_ns; /* of the losses that slices do not know of */
 	uint64_t memory_checked_ns;
@@ -48,11 +58,13 @@ struct client {
 	 * shares with as many. */
 	uint64_t settled_until_ns;
 	uint32_t settled_tail, settled_clients;
+	struct taking taking;
 	uint32_t threads_used; /* none beyond was ever used */
 	struct queue queue;
 	struct queue queue_before; /* being replaced; context NULL: none is */
 
-	uint32_t number; /* 0: the keep arena */
+	uint32_t number;  /* 0: the keep arena */
+	uint32_t version; /* of the ABI, as was agreed on with it */
 	int pid;
 	char service[64];
 	uint8_t *arena;

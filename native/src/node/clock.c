@@ -77,6 +77,25 @@ static void leave_one_out(struct clock *k, uint64_t now)
 		(k->n - least) * sizeof(*k->pairs));
 }
 
+void clock_adopt(struct bsn *n)
+{
+	const struct ledger_header *h = n->ledger.header;
+
+	/* Readings of another clock say nothing of this one. */
+	if (n->config.clock_is_counter != h->clock_is_counter)
+		n->clock.n = 0;
+	n->config.clock_is_counter = h->clock_is_counter;
+	n->config.ticks_per_s = h->ticks_per_s;
+}
+
+void bsn_clock_source(struct bsn *n, bool *is_counter, uint64_t *ticks_per_s)
+{
+	node_lock(n);
+	*is_counter = n->config.clock_is_counter;
+	*ticks_per_s = n->config.ticks_per_s;
+	node_unlock(n);
+}
+
 int bsn_clock_pair(struct bsn *n, uint64_t ticks, uint64_t monotonic_ns,
 		   uint64_t realtime_ns)
 {

@@ -18,6 +18,9 @@ struct clock {
 
 /* clock.c */
 const struct pair *clock_nearest(const struct clock *k, uint64_t ticks);
+/* Go on with the ticks of a predecessor: processes that are attached have them, and
+ * what they wrote. */
+void clock_adopt(struct bsn *n);
 uint64_t clock_monotonic(const struct bsn *n, uint64_t ticks);
 
 #endif

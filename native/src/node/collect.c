@@ -32,16 +32,28 @@ int bsn_collect(struct bsn *n, struct bs_trace_id id,
 		uint64_t now_ns, struct bsn_slice *out)
 {
 	struct slice *s;
-	bool is_first = false;
+	bool is_first = false, at_once;
 	int err = 0;
 
 	if (!(id.hi | id.lo))
 		return -EINVAL;
 	node_lock(n);
-	node_catch_up(n, now_ns);
+	node_set_time(n, now_ns);
+	node_recover(n);
 	s = slice_find(n, id);
 	if (s)
 		goto out;
+	/* The first one; those that come in the same moment wait for the next
+	 * poll, which looks at all processes for them too, and share its pass. */
+	at_once = !n->searched_at_once && search_cost(n) <= SEARCH_AT_ONCE;
+	if (at_once) {
+		n->searched_at_once = true;
+		node_catch_up(n, now_ns);
+		/* The lock was given up meanwhile. */
+		s = slice_find(n, id);
+		if (s)
+			goto out;
+	}
 	s = slice_new(n, id, primary, trigger);
 	if (!s) {
 		err = answer_without_slice(n, id, out);
@@ -49,12 +61,9 @@ int bsn_collect(struct bsn *n, struct bs_trace_id id,
 	}
 	is_first = !n->searches;
 	search_later(n, s);
-	/* The first one; those that come in the same moment wait for the next
-	 * poll, and share its pass. This one takes along what waits already. */
-	if (!n->searched_at_once && search_cost(n) <= SEARCH_AT_ONCE) {
-		n->searched_at_once = true;
-		search_waiting(n);
-	}
+	/* This one takes along what waits already. */
+	if (at_once)
+		search_waiting(n, n->searches_made);
 	/* The lock was given up meanwhile. */
 	s = slice_find(n, id);
 	if (!s) {
@@ -195,7 +204,7 @@ int64_t bsn_peek(struct bsn *n, struct bs_trace_id id, uint64_t now_ns,
 	result = search_init(n, &search, id, to);
 	if (result)
 		goto out;
-	search_all(n, &search, true);
+	search_all(n, &search, 1);
 	search_free(n, &search);
 	slice_fill(&look, out);
 	result = (int64_t)look.bytes;

@@ -9,6 +9,12 @@
  * core can have. 8 cost a third more, 64 a quarter. */
 #define AHEAD 32u
 
+/* What a segment costs, in entries: pages that the node has not read for long. A run
+ * that leaves its fingerprint, and one that is kept. */
+#define EVICT_ENTRIES 1500u
+#define GONE_ENTRIES 10u
+#define KEPT_ENTRIES 25u
+
 static bool is_collected(const struct bsn *n, const struct frame *f,
 			 uint64_t entry)
 {
@@ -48,6 +54,7 @@ void evict_frame(struct bsn *n, struct frame *f, bool second_chance)
 {
 	const uint32_t whole = BS_RUN_FIRST | BS_RUN_LAST;
 	struct walk walk = walk_of(f, record_of(n, f)->generation);
+	uint64_t kept = n->counts.second_chances;
 
 	for (uint32_t i = 0; i < walk.runs; i++) {
 		uint64_t entry = run_entry(f, i);
@@ -65,4 +72,7 @@ void evict_frame(struct bsn *n, struct frame *f, bool second_chance)
 					      : GONE_EVICTED);
 		n->counts.runs_evicted++;
 	}
+	kept = n->counts.second_chances - kept;
+	n->cost +=
+		EVICT_ENTRIES + GONE_ENTRIES * walk.runs + KEPT_ENTRIES * kept;
 }

@@ -69,8 +69,8 @@ static void stock_adapt(struct bsn *n, struct client *c)
 	}
 	/* Within the window what was taken so far is the least that it will be. */
 	rate = passed > WINDOW_NS ? c->taken * NS_PER_S / passed : c->taken;
-	/* Half of a stock is gone, where a library may tell as late as that, in
-	 * less time than the rest must last: then twice as much was too little. */
+	/* Half of a stock was used in less time than the other half must last (older
+	 * libraries ring only then): twice as much was needed. */
 	if (c->stock_granted && grants_stock(c) <= c->stock_granted / 2 &&
 	    ns_since(n, c->filled_ns) < STOCK_S * NS_PER_S &&
 	    rate * STOCK_S < 2ull * c->stock_granted)
@@ -112,10 +112,9 @@ static bool withdraw(struct client *c)
 	return false;
 }
 
-/* Segments that are granted under one hold of the lock, unless another has to be
- * reclaimed for each, or another process's memory given back: 100 us. */
+/* Segments that are granted under one hold of the lock, unless others have to be
+ * reclaimed for them, or another process's memory given back: 100 us. */
 #define GRANTS_A_PIECE 128u
-#define RECLAIMS_A_PIECE 4u
 
 /* Take back what a process that has become quiet will not need, or may not have
  * since there are more of them: a piece. True: there is more. */
@@ -222,9 +221,8 @@ bool grants_take_back(struct bsn *n, struct client *c)
 bool grants_fill(struct bsn *n, struct client *c)
 {
 	struct bs_grant_ring *ring = grants_of(c);
-	uint64_t reclaims = n->counts.reclaims + RECLAIMS_A_PIECE;
-	uint64_t drops = n->pool.dropped + DROPS_A_PIECE;
-	uint32_t end = c->grant_head + GRANTS_A_PIECE;
+	uint64_t end = n->cost + PIECE_ENTRIES;
+	uint32_t most = c->grant_head + GRANTS_A_PIECE;
 	bool more = false;
 
 	if (is_settled(n, c))
@@ -237,11 +235,10 @@ bool grants_fill(struct bsn *n, struct client *c)
 		struct segment *s;
 		struct frame *f;
 
-		more = c->grant_head == end || n->counts.reclaims >= reclaims ||
-		       n->pool.dropped >= drops;
+		more = c->grant_head == most || n->cost >= end;
 		if (more)
 			break;
-		f = pool_take(n, c, reclaims, &more);
+		f = pool_take(n, c, end, &more);
 		if (!f)
 			break;
 		frame_start(n, f);

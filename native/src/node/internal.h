@@ -12,6 +12,7 @@
  *   adopt.c     processes and segments that a predecessor knew
  *   threads.c   which segments threads are in, or left
  *   losses.c    what they lost
+ *   memfd.c     memory that has a file descriptor
  *   memory.c    what a process touched of its arena and was not granted
  *   triggers.c  the trigger queues
  *   search.c    traces that wait to be looked for, and when
@@ -19,7 +20,8 @@
  *   wanted.c    what a pass looks for
  *   column.c    fingerprints of what is sealed, where searches read them
  *   parts.c     runs that were kept in parts, in their order
- *   verdict.c   what a search met, and whether that was all
+ *   met.c       the handles that a search met
+ *   verdict.c   whether what it met was all
  *   watch.c     what traces write that are collected already
  *   runs.c      one run of one segment, read and checked
  *   evict.c     what happens to the runs of a segment that is reclaimed
@@ -32,6 +34,7 @@
  *   slice.c     copying runs into slices
  *   recent.c    what the pool holds of the last seconds
  *   clock.c     pairs of record ticks and Unix time
+ *   read_clock.c  the clocks that they are of, read together
  *   wait.c      doorbells
  *   metrics.c   numbers
  *
@@ -73,6 +76,7 @@ struct waiting {
 	struct group *groups;
 	uint32_t n_groups;
 	uint64_t wake_ups; /* of all threads that sleep for the node */
+	uint32_t in_vain; /* rings, one after the other, for which there was no work */
 };
 
 /* Frames that a predecessor granted, by client, until the first poll. */
@@ -102,11 +106,13 @@ struct bsn {
 	struct waiting waiting;
 	struct pass *passes;	 /* that go on */
 	struct search *searches; /* that wait for the next poll's pass */
-	uint64_t met_bytes;	 /* of what they met (verdict.c) */
-	bool searched_at_once;	 /* since the latest poll */
-	bool untied_news;	 /* of some process */
-	uint32_t telling;	 /* slices of it, so many threads */
-	bool losses_unsaved;	 /* likewise */
+	uint32_t n_searches;
+	uint64_t searches_made; /* ever */
+	uint64_t met_bytes;	/* of what they met (met.c) */
+	bool searched_at_once;	/* since the latest poll */
+	bool untied_news;	/* of some process */
+	uint32_t telling;	/* slices of it, so many threads */
+	bool losses_unsaved;	/* likewise */
 	uint64_t passes_paid_ns; /* when their share of a core has paid for them */
 	uint64_t cost;		 /* of what is done in pieces, in entries */
 	struct bs_policy *policy;
@@ -123,7 +129,9 @@ struct bsn {
 
 void node_lock(struct bsn *n);
 void node_unlock(struct bsn *n);
-/* Between two pieces of work: let others have the lock. */
+/* Between two pieces of work: let others have the lock. What was looked up or checked
+ * before is not used after: processes, slices and segments may be gone, and what a
+ * client can write says something else. */
 void node_give_way(struct bsn *n);
 /* Of work that changes slices: what a piece changed is committed with it, so that
  * no commit is of more than that. */
@@ -134,6 +142,9 @@ void node_commit_and_give_way(struct bsn *n);
  * no cache, or that a process wrote last, is as dear as some of them. */
 #define PIECE_ENTRIES 20000u
 #define LINE_ENTRIES 30u
+/* Of what is copied: part of it to pages that are new, and in records of 12 bytes, which
+ * are looked at one by one. */
+#define BYTES_AN_ENTRY 4u
 /* Time does not go back; the caller's clock may, over a suspend or a restored
  * machine. */
 void node_set_time(struct bsn *n, uint64_t now_ns);
@@ -198,5 +209,9 @@ static inline struct client *client_before(const struct bsn *n, uint32_t *i)
 /* policy.c */
 int policy_init(struct bsn *n);
 void policy_free(struct bsn *n);
+/* The ledger is a predecessor's: it says what that one had recorded. */
+void policy_adopt(struct bsn *n);
+/* At each poll: what was so for a while is so no more. */
+void policy_renew(struct bsn *n);
 
 #endif

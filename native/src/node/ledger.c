@@ -20,7 +20,7 @@
 #include "internal.h"
 
 #define LEDGER_MAGIC 0x52454744454c5342ull
-#define LEDGER_VERSION 5u
+#define LEDGER_VERSION 7u
 #define HEADER_BYTES 4096u
 
 /* Of the budget: for a successor whose pool is larger. */
@@ -124,6 +124,8 @@ int ledger_init(struct bsn *n)
 	h->n_buckets = n_buckets;
 	h->keep_segments = keep_segments;
 	h->secret = n->secret;
+	h->ticks_per_s = n->config.ticks_per_s;
+	h->clock_is_counter = n->config.clock_is_counter;
 	h->reclaiming = NONE;
 	h->magic = LEDGER_MAGIC;
 	ledger_point(&n->ledger, fd, h, bytes);
@@ -166,6 +168,7 @@ static bool is_valid(const struct ledger_header *h, uint64_t bytes)
 	return bytes >= HEADER_BYTES && h->magic == LEDGER_MAGIC &&
 	       h->version == LEDGER_VERSION && h->n_records &&
 	       gone_buckets_are_valid(h->n_buckets) && h->secret & 1 &&
+	       h->ticks_per_s &&
 	       bytes == ledger_bytes(h->n_told, h->n_records, h->n_buckets,
 				     h->keep_segments);
 }

@@ -57,10 +57,11 @@ struct ledger_header {
 	uint32_t keep_segments;
 	uint32_t n_told;
 	uint32_t zero;
-	uint64_t granted_ns;   /* of the latest grant */
-	uint64_t sealed;       /* of the latest seal, or parking */
-	uint64_t untied_to_ns; /* the latest loss of nobody knows which trace */
-	uint64_t unseen_to_ns; /* and that was counted, not made up */
+	uint64_t granted_ns; /* of the latest grant */
+	uint64_t sealed;     /* of the latest seal, or parking */
+	/* The latest loss of nobody knows which trace, that was counted and not made
+	 * up. */
+	uint64_t untied_to_ns;
 	/* Of what was reclaimed, when the last was sealed: what was written since
 	 * is still there, whoever wrote it. 0: nothing was. */
 	uint64_t reclaimed_to_ns;
@@ -74,6 +75,12 @@ struct ledger_header {
 	/* What processes lost before that, of nobody knows which traces, slices
 	 * that are committed know. */
 	uint64_t told_ns;
+	/* The ticks of all records, old and new. */
+	uint64_t ticks_per_s;
+	uint64_t clock_is_counter;
+	/* policy.c: what is recorded, and what was until it became less. */
+	uint64_t percentage_threshold;
+	uint64_t earlier_threshold, earlier_until_ns;
 	/* gone.c */
 	uint64_t secret;     /* odd: of places there */
 	uint64_t gone_added; /* entries ever */
@@ -117,6 +124,8 @@ struct told *ledger_told(const struct ledger *l, uint32_t client);
 
 /* memfd.c */
 void *map_shared(int fd, uint64_t bytes);
+/* Nobody can run it, where the kernel knows how to say so. */
+int memfd_new(const char *name);
 int memfd_sealed(const char *name, uint64_t bytes);
 int memfd_check(int fd, uint64_t *bytes);
 /* Behind the last byte between from and to that has memory. Whoever looks at what

@@ -55,6 +55,11 @@ static void find_threads(struct bsn *n, struct client *c, uint32_t losses)
 		threads_use(n, c, BS_THREAD_SLOTS);
 }
 
+/* What it costs to tell a slice of one, in entries: it is changed and committed. And
+ * of all that a thread has told. */
+#define TOLD_ENTRIES 200u
+#define THREAD_ENTRIES (BS_LOSS_RING_ENTRIES * (LINE_ENTRIES + TOLD_ENTRIES))
+
 static void read_loss(struct bsn *n, struct client *c,
 		      const struct bs_loss *loss)
 {
@@ -70,8 +75,10 @@ static void read_loss(struct bsn *n, struct client *c,
 	if (!gone_add(n, bs_fingerprint(id.hi, id.lo), GONE_LOSSY))
 		client_untied_loss(n, c);
 	s = slice_find(n, id);
-	if (s)
-		slice_loss_arrived(n, s, c, READ_ONCE(loss->handle), flags);
+	if (!s)
+		return;
+	slice_loss_arrived(n, s, c, READ_ONCE(loss->handle), flags);
+	n->cost += TOLD_ENTRIES;
 }
 
 static void read_thread(struct bsn *n, struct client *c, uint32_t slot)
@@ -130,6 +137,8 @@ struct client *losses_read(struct bsn *n, struct client *c, uint64_t *end)
 	if (losses != c->losses) {
 		find_threads(n, c, losses);
 		for (uint32_t i = 0; i < c->threads_used; i++) {
+			if (n->cost + THREAD_ENTRIES > *end)
+				*end = n->cost;
 			c = threads_give_way(n, c, end);
 			if (!c)
 				return NULL;

@@ -344,13 +344,15 @@ static void take_back_all(struct bsn *n)
 
 int bsn_poll(struct bsn *n, uint64_t now_ns)
 {
-	uint64_t looked_ns;
+	uint64_t looked_ns, last_search;
 	int waiting;
 
 	node_lock(n);
 	node_set_time(n, now_ns);
 	node_recover(n);
 	looked_ns = n->now_ns;
+	last_search = n->searches_made;
+	policy_renew(n);
 	n->waiting.cell_is_stuck = false;
 	observe_all(n);
 	/* Also of those that are gone: they may have left more than there was
@@ -361,7 +363,7 @@ int bsn_poll(struct bsn *n, uint64_t now_ns)
 		give_back_cells(n);
 	if (n->store.n_slices)
 		watch_all(n);
-	search_waiting(n);
+	search_waiting(n, last_search);
 	n->searched_at_once = false;
 	slices_untied_losses(n);
 	grant_all(n);

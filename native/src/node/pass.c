@@ -10,7 +10,8 @@
  *
  * It goes on in pieces, between which others have the lock. Each frame that
  * was passed is marked; one that is reclaimed before its turn is looked at
- * then (pass_before_reclaim).
+ * then (pass_before_reclaim). So it begins: one search after the other joins it,
+ * and what is reclaimed meanwhile is looked at for those that have.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -19,14 +20,13 @@
 #include "internal.h"
 
 /* A frame is as dear as some entries, because its directory is not in the cache; so is
- * a run whose header is read, and so are bytes that are copied. */
+ * a run whose header is read. */
 #define FRAME_ENTRIES 50u
 
 /* What a column is dear as, and how many entries of one cost as much as one of a
  * directory. */
 #define COLUMN_ENTRIES 10u
 #define COLUMN_FASTER 3u
-#define BYTES_AN_ENTRY 16u
 #define HIT_ENTRIES 40u
 #define PASSED_OVER_ENTRIES 4u
 
@@ -37,11 +37,22 @@ static bool is_visited(const struct pass *p, uint32_t i)
 	return p->visited[i / 64] >> (i % 64) & 1;
 }
 
+static void set_visited(struct pass *p, uint32_t i, bool visited)
+{
+	uint64_t bit = 1ull << (i % 64);
+
+	if (visited)
+		p->visited[i / 64] |= bit;
+	else
+		p->visited[i / 64] &= ~bit;
+}
+
 bool pass_has_met(const struct bsn *n, const struct search *s,
 		  const struct frame *f)
 {
-	return s->passed ||
-	       (s->pass && is_visited(s->pass, frame_number(n, f)));
+	const struct pass *p = s->pass;
+
+	return p && (p->over || is_visited(p, frame_number(n, f)));
 }
 
 /* watch.c goes on in it. A peek has no slice that it could go on for. */
@@ -81,7 +92,7 @@ static uint32_t hit(struct bsn *n, struct search *s, struct frame *f,
 
 	/* Released meanwhile. */
 	if (!s->to.slice)
-		return 0;
+		return PASSED_OVER_ENTRIES;
 	if (!run_open(n, f, index, entry, walk, &run)) {
 		n->counts.corrupt++;
 		s->to.slice->flags |= BSN_SLICE_CORRUPT;
@@ -119,8 +130,8 @@ static uint32_t look(struct bsn *n, struct pass *p, struct frame *f,
 	return HIT_ENTRIES;
 }
 
-/* Not so: it was there before, or what is there was kept since the pass began, from
- * segments that are visited before they are reclaimed. */
+/* False: it was visited, or its runs were kept since the pass began, from segments that
+ * are visited before they are reclaimed. */
 static bool may_visit(const struct bsn *n, const struct pass *p,
 		      const struct frame *f)
 {
@@ -220,7 +231,7 @@ static bool visit(struct bsn *n, struct pass *p, struct frame *f, uint32_t most,
 		done = visit_directory(n, p, f, most, cost);
 	if (!done)
 		return false;
-	p->visited[i / 64] |= 1ull << (i % 64);
+	set_visited(p, i, true);
 	p->in.frame = NONE;
 	return true;
 }
@@ -232,8 +243,12 @@ void pass_before_reclaim(struct bsn *n, struct frame *f)
 		uint32_t cost = 0;
 
 		visit(n, p, f, UINT32_MAX, &cost);
+		n->cost += cost;
 		if (in.frame != frame_number(n, f))
 			p->in = in;
+		/* Its next life is the pass's, too: for those that join later. */
+		if (p->joining)
+			set_visited(p, frame_number(n, f), false);
 	}
 }
 
@@ -265,14 +280,13 @@ static void prefetch(const struct frame *f)
 
 /* In pieces between which others have the lock: they may reclaim it. */
 static void visit_whole(struct bsn *n, struct pass *p, struct frame *f,
-			bool give_way, uint32_t *cost)
+			uint32_t *cost)
 {
 	bool done;
 
 	do {
-		done = visit(n, p, f, give_way ? PIECE_ENTRIES : UINT32_MAX,
-			     cost);
-		if (give_way && *cost >= PIECE_ENTRIES) {
+		done = visit(n, p, f, PIECE_ENTRIES, cost);
+		if (*cost >= PIECE_ENTRIES) {
 			node_commit_and_give_way(n);
 			*cost = 0;
 		}
@@ -306,12 +320,12 @@ static uint32_t next_sealed(const struct bsn *n, const struct pass *p)
 
 /* What comes after one of them; NONE: all. */
 static void visit_sealed(struct bsn *n, struct pass *p, bool keep,
-			 uint32_t after, bool give_way, uint32_t *cost)
+			 uint32_t after, uint32_t *cost)
 {
 	uint32_t i;
 
 	if (p->in.frame != NONE)
-		visit_whole(n, p, frame_at(n, p->in.frame), give_way, cost);
+		visit_whole(n, p, frame_at(n, p->in.frame), cost);
 	p->through_keep = keep;
 	p->at = after;
 	while ((i = next_sealed(n, p)) != NONE) {
@@ -324,7 +338,7 @@ static void visit_sealed(struct bsn *n, struct pass *p, bool keep,
 		if (may_visit(n, p, f) && !f->column &&
 		    record_of(n, f)->state == FRAME_SEALED && column_make(n, f))
 			*cost += FRAME_ENTRIES + f->column_runs;
-		visit_whole(n, p, f, give_way, cost);
+		visit_whole(n, p, f, cost);
 	}
 }
 
@@ -356,8 +370,7 @@ static bool visit_client(struct bsn *n, struct pass *p, const struct client *c,
 	return true;
 }
 
-static void visit_active(struct bsn *n, struct pass *p, bool give_way,
-			 uint32_t *cost)
+static void visit_active(struct bsn *n, struct pass *p, uint32_t *cost)
 {
 	struct client *c;
 
@@ -366,8 +379,7 @@ static void visit_active(struct bsn *n, struct pass *p, bool give_way,
 
 		while (c && !visit_client(n, p, c, cost)) {
 			*cost = 0;
-			if (give_way)
-				node_commit_and_give_way(n);
+			node_commit_and_give_way(n);
 			c = client_find(n, number);
 		}
 	}
@@ -397,40 +409,34 @@ static bool visit_active_since(struct bsn *n, struct pass *p, uint32_t *cost)
 
 /* What was sealed, or entered, since it was through these: until nothing is left at
  * one moment. Meanwhile less comes than it has been through. */
-static void visit_since(struct bsn *n, struct pass *p, bool give_way,
-			uint32_t *cost)
+static void visit_since(struct bsn *n, struct pass *p, uint32_t *cost)
 {
 	for (;;) {
-		visit_sealed(n, p, false, last_passed(n, p), give_way, cost);
+		visit_sealed(n, p, false, last_passed(n, p), cost);
 		if (visit_active_since(n, p, cost))
 			return;
 		*cost = 0;
-		if (give_way)
-			node_commit_and_give_way(n);
+		node_commit_and_give_way(n);
 	}
 }
 
 /* ------------------------------------------------------------------ pass --- */
 
-static int pass_init(const struct bsn *n, struct pass *p,
-		     struct search *searches)
+/* What it costs to have a search join, in entries: it is in no cache. */
+#define JOIN_ENTRIES 60u
+
+static int pass_init(const struct bsn *n, struct pass *p, uint32_t count)
 {
 	int err;
 
 	memset(p, 0, sizeof(*p));
+	p->joining = true;
 	p->visited = calloc(n->pool.frames_room / 64 + 1, sizeof(uint64_t));
-	err = wanted_init(n, &p->wanted, searches);
+	err = wanted_init(n, &p->wanted, count);
 	if (err || !p->visited)
 		return -ENOMEM;
-	p->at = p->in.frame = NONE;
-	p->granted_ns = n->ledger.header->granted_ns;
-	p->keep_frame = n->keep.frame;
-	if (p->keep_frame != NONE)
-		p->keep_runs =
-			runs_count(frame_at(n, p->keep_frame),
-				   n->ledger.records[p->keep_frame].generation);
-	for (const struct search *s = searches; s; s = s->next)
-		p->is_peek |= s->to.buffer != NULL;
+	p->at = p->in.frame = p->keep_frame = NONE;
+	p->granted_ns = UINT64_MAX;
 	return 0;
 }
 
@@ -440,9 +446,34 @@ static void pass_free(struct pass *p)
 	free(p->visited);
 }
 
-int pass_begin(struct bsn *n, struct pass *p, struct search *searches)
+static void join(struct bsn *n, struct pass *p, struct search *s)
 {
-	int err = pass_init(n, p, searches);
+	/* Released meanwhile. */
+	if (!s->to.slice)
+		return;
+	wanted_add(&p->wanted, s);
+	s->pass = p;
+	s->why |= gone_why_since(n, s->fingerprint, s->gone_layer);
+	s->gone_layer = gone_layer(n);
+	p->is_peek |= s->to.buffer != NULL;
+}
+
+/* All have joined. */
+static void begin(const struct bsn *n, struct pass *p)
+{
+	p->joining = false;
+	p->granted_ns = n->ledger.header->granted_ns;
+	p->keep_frame = n->keep.frame;
+	if (p->keep_frame != NONE)
+		p->keep_runs =
+			runs_count(frame_at(n, p->keep_frame),
+				   n->ledger.records[p->keep_frame].generation);
+}
+
+int pass_begin(struct bsn *n, struct pass *p, struct search *searches,
+	       uint32_t count)
+{
+	int err = pass_init(n, p, count);
 
 	if (err) {
 		pass_free(p);
@@ -451,29 +482,33 @@ int pass_begin(struct bsn *n, struct pass *p, struct search *searches)
 	p->next = n->passes;
 	n->passes = p;
 	for (struct search *s = searches; s; s = s->next) {
-		s->pass = p;
-		s->why |= gone_why_since(n, s->fingerprint, s->gone_layer);
-		s->gone_layer = gone_layer(n);
+		join(n, p, s);
+		p->cost += JOIN_ENTRIES;
+		if (p->cost >= PIECE_ENTRIES) {
+			node_commit_and_give_way(n);
+			p->cost = 0;
+		}
 	}
+	begin(n, p);
 	return 0;
 }
 
-void pass_run(struct bsn *n, struct pass *p, bool give_way)
+void pass_run(struct bsn *n, struct pass *p)
 {
-	uint32_t cost = 0;
+	uint32_t cost = p->cost;
 
-	visit_sealed(n, p, true, NONE, give_way, &cost);
+	visit_sealed(n, p, true, NONE, &cost);
 	if (n->keep.frame != NONE)
-		visit_whole(n, p, frame_at(n, n->keep.frame), give_way, &cost);
-	visit_sealed(n, p, false, NONE, give_way, &cost);
+		visit_whole(n, p, frame_at(n, n->keep.frame), &cost);
+	visit_sealed(n, p, false, NONE, &cost);
 	p->sealed = n->ledger.header->sealed;
 	p->entered = n->pool.entered;
-	visit_active(n, p, give_way, &cost);
-	visit_since(n, p, give_way, &cost);
+	visit_active(n, p, &cost);
+	visit_since(n, p, &cost);
 	n->counts.passes++;
 }
 
-void pass_end(struct bsn *n, struct pass *p, struct search *searches)
+void pass_end(struct bsn *n, struct pass *p)
 {
 	for (struct pass **link = &n->passes; *link; link = &(*link)->next) {
 		if (*link == p) {
@@ -481,9 +516,6 @@ void pass_end(struct bsn *n, struct pass *p, struct search *searches)
 			break;
 		}
 	}
-	for (struct search *s = searches; s; s = s->next) {
-		s->pass = NULL;
-		s->passed = true;
-	}
+	p->over = true;
 	pass_free(p);
 }

@@ -63,15 +63,17 @@ static bool drop_one_backed(struct bsn *n, struct client *c)
  * meanwhile, since memory that waits is for all. */
 void pool_drop_unused(struct bsn *n, struct client *c)
 {
-	uint32_t number = c->number, count = 0;
+	uint64_t end = n->cost + PIECE_ENTRIES;
+	uint32_t number = c->number;
 
 	while (c && (grants_drop_one(n, c) || drop_one_backed(n, c))) {
 		bool more = grants_stock(c) || c->backed.count;
 
-		if (more && ++count % DROPS_A_PIECE == 0) {
-			node_give_way(n);
-			c = client_find(n, number);
-		}
+		if (!more || n->cost < end)
+			continue;
+		node_give_way(n);
+		end = n->cost + PIECE_ENTRIES;
+		c = client_find(n, number);
 	}
 	if (c)
 		client_check_drained(n, c);
@@ -89,15 +91,12 @@ static uint32_t own_oldest(const struct bsn *n, const struct client *c)
 							       : parked;
 }
 
-/* Segments that are reclaimed under one hold of the lock: 100 us if they are full of
- * traces of 100 bytes. */
-#define RECLAIM_PIECE 4u
-
 /* All that is left of a process that is gone, in pieces between which others have
  * the lock. It is freed on the way. */
 void pool_drop_client(struct bsn *n, struct client *c)
 {
-	uint32_t number = c->number, count = 0;
+	uint64_t end = n->cost + PIECE_ENTRIES;
+	uint32_t number = c->number;
 
 	if (own_oldest(n, c) == NONE) {
 		client_check_drained(n, c);
@@ -105,8 +104,10 @@ void pool_drop_client(struct bsn *n, struct client *c)
 	}
 	while ((c = client_find(n, number)) && own_oldest(n, c) != NONE) {
 		reclaim(n, frame_at(n, own_oldest(n, c)), true);
-		if (++count % RECLAIM_PIECE == 0)
-			node_give_way(n);
+		if (n->cost < end)
+			continue;
+		node_give_way(n);
+		end = n->cost + PIECE_ENTRIES;
 	}
 }
 
@@ -160,19 +161,26 @@ static struct frame *frame_unused(struct bsn *n, struct client *c)
 	return f;
 }
 
+/* A look at a process that may have memory, in entries. */
+#define CLIENT_ENTRIES 5u
+
 /* Memory that another process's arena holds and nobody uses; `spare`: that this
  * process does not want itself now. To give it back costs the node 40 us a segment, to
- * meet it anew a process as much. */
+ * meet it anew a process as much. Who had some for the last one may have more. */
 static bool steal(struct bsn *n, const struct client *for_whom, bool spare)
 {
 	struct client *keep = &n->keep.arena;
+	uint32_t count = n->clients.count;
 
-	for (uint32_t i = 0; i < n->clients.count; i++) {
-		struct client *c = n->clients.all[i];
+	for (uint32_t i = 0; n->pool.backed && i < count; i++) {
+		uint32_t at = (n->pool.spares + i) % count;
+		struct client *c = n->clients.all[at];
 
+		n->cost += CLIENT_ENTRIES;
 		if (c == for_whom ||
 		    c->backed.count <= (spare ? grants_wanted(c) : 0))
 			continue;
+		n->pool.spares = at;
 		frame_drop(n, own_pop(n, &c->backed));
 		return true;
 	}
@@ -210,8 +218,8 @@ void pool_shrink(struct bsn *n)
 	}
 }
 
-/* To make room again for what will be kept: so many segments at a time, whose
- * runs, all of them open, are copied in 100 us. */
+/* To make room again for what will be kept: so many segments for each that is
+ * taken. */
 #define MAKE_ROOM_SEGMENTS 8u
 
 /* What lies between the threshold and the budget at least, whatever is configured.
@@ -227,16 +235,15 @@ void pool_shrink(struct bsn *n)
  *
  * The oldest goes, whosever it is, and its process keeps the memory: for what it wants
  * now, and as far as the room above the threshold goes for what it will want. So
- * processes that write all the time get their own memory again. *again: as many were
- * reclaimed as may be under one hold of the lock, some of them for others.
+ * processes that write all the time get their own memory again. *again: as much was
+ * reclaimed as may be under one hold of the lock, some of it for others; the next call
+ * goes on.
  */
-struct frame *pool_take(struct bsn *n, struct client *c,
-			uint64_t reclaims_until, bool *again)
+static struct frame *take(struct bsn *n, struct client *c, uint64_t end,
+			  bool *again)
 {
 	struct pool *p = &n->pool;
-	uint32_t chances = p->sealed.count;
-	uint32_t left = MAKE_ROOM_SEGMENTS;
-	bool spare = true;
+	struct taking *t = &c->taking;
 
 	*again = false;
 	/* Which is the oldest, is not known before all are adopted. */
@@ -246,24 +253,27 @@ struct frame *pool_take(struct bsn *n, struct client *c,
 		uint32_t used = p->frames_used - p->backed;
 		/* What was kept took the room for what will be kept. */
 		bool crowded = used > p->threshold;
-		bool second_chance = chances > 0;
+		bool second_chance = t->chances > 0;
 		struct frame *f;
 
-		if (used < p->threshold || (crowded && !left)) {
-			f = frame_get(n, c, spare);
+		if (!t->in_vain &&
+		    (used < p->threshold || (crowded && !t->left))) {
+			f = frame_get(n, c, t->spare);
 			if (f)
 				return f;
-			if (spare && n->counts.reclaims >= reclaims_until) {
-				*again = true;
-				return NULL;
-			}
+			/* The next call finds none either, until something is
+			 * reclaimed. */
+			t->in_vain = true;
 		}
-		if (chances)
-			chances--;
-		if (crowded && left) {
-			/* Not again: the next call might be as crowded. */
-			spare = false;
-			left--;
+		*again = n->cost >= end;
+		if (*again)
+			return NULL;
+		t->in_vain = false;
+		if (t->chances)
+			t->chances--;
+		if (crowded && t->left) {
+			t->spare = false;
+			t->left--;
 		}
 		if (arena_is_full(c) && !c->backed.count) {
 			/* Its arena is smaller than its share: its own oldest
@@ -280,6 +290,22 @@ struct frame *pool_take(struct bsn *n, struct client *c,
 		/* All is being written to: up to the budget, then nothing. */
 		return frame_get(n, c, false);
 	}
+}
+
+struct frame *pool_take(struct bsn *n, struct client *c, uint64_t end,
+			bool *again)
+{
+	struct frame *f;
+
+	if (!c->taking.goes_on)
+		c->taking = (struct taking){
+			.chances = n->pool.sealed.count,
+			.left = MAKE_ROOM_SEGMENTS,
+			.spare = true,
+		};
+	f = take(n, c, end, again);
+	c->taking.goes_on = *again;
+	return f;
 }
 
 /* One for the keep arena, which asks in the middle of a reclaim: what lies

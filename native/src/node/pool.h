@@ -18,9 +18,10 @@ struct frame {
 	uint32_t served;  /* while its directory has as many runs, and no more,
 			   * slices were served all; NONE: look */
 	uint64_t entered; /* the list of the active: by this in order */
-	bool dirty;	  /* differs from what is committed */
+	uint64_t looked; /* the latest look at what threads do there (threads.c) */
+	bool dirty;	 /* differs from what is committed */
 	/* Of a sealed one that a pass has met, the low half of each fingerprint
-	 * (pass.c); else NULL. */
+	 * (column.c); else NULL. */
 	uint32_t *column;
 	uint32_t column_runs;
 };
@@ -37,12 +38,12 @@ struct pool {
 	uint32_t frames_used;
 	uint32_t backed;    /* of them, those that wait to be granted again */
 	uint32_t threshold; /* of the others: reclaim above it */
+	uint32_t spares;    /* client that is asked first for memory */
 	uint32_t keep_max;
 	uint32_t by_state[FRAME_STATES]; /* of clients */
 	struct list sealed;    /* and parked, of the node, oldest first */
 	uint64_t column_bytes; /* of all columns (column.c) */
 	uint64_t entered;      /* frames in the lists of the active, ever */
-	uint64_t dropped;      /* frames that gave their memory back, ever */
 	uint32_t *dirty;       /* frames; room for all */
 	uint32_t n_dirty;
 };
@@ -86,17 +87,16 @@ void frame_park_again(struct bsn *n, struct frame *f);
 void frame_unpark(struct bsn *n, struct frame *f);
 /* From the lists of the sealed and parked; its state is as before. */
 void frame_unseal(struct bsn *n, struct frame *f);
-/* Give the memory back. The frame is in no list. So many under one hold of the
- * lock: 12 us each. */
-#define DROPS_A_PIECE 8u
+/* Give the memory back. The frame is in no list. */
 void frame_drop(struct bsn *n, struct frame *f);
 
 /* pool.c */
 int pool_init(struct bsn *n);
 void pool_free(struct bsn *n);
-/* A segment for c, or NULL. */
-struct frame *pool_take(struct bsn *n, struct client *c,
-			uint64_t reclaims_until, bool *again);
+/* A segment for c, or NULL. *again: n->cost is `end`, and the lock is to be lent
+ * first. */
+struct frame *pool_take(struct bsn *n, struct client *c, uint64_t end,
+			bool *again);
 struct frame *pool_take_kept(struct bsn *n);
 /* Reclaim a segment, so that c gets one. False: there is none that may go. */
 bool pool_reclaim(struct bsn *n, const struct client *c, bool second_chance);

@@ -5,39 +5,34 @@
 
 #include "internal.h"
 
-/* What is judged under one hold of the lock, in what searches met: 100 us. One that
- * met little is as dear as so many, and so are a part and bytes that are copied. */
-#define PIECE_MET 20000u
+/* One that met little is as dear as so many places of its table, and so is a part. */
 #define SEARCH_MET 400u
-#define BYTES_A_MET 16u
 #define PART_MET 60u
 
-static void judge(struct bsn *n, struct search *s, bool give_way,
-		  uint32_t *cost)
+static void judge(struct bsn *n, struct search *s, uint32_t *cost)
 {
 	uint32_t bytes;
 
 	while (search_put_part(n, s, &bytes)) {
-		*cost += PART_MET + bytes / BYTES_A_MET;
-		if (give_way && *cost >= PIECE_MET) {
+		*cost += PART_MET + bytes / BYTES_AN_ENTRY;
+		if (*cost >= PIECE_MET) {
 			node_commit_and_give_way(n);
 			*cost = 0;
 		}
 	}
-	*cost += SEARCH_MET + s->met_room;
+	*cost += SEARCH_MET;
 	n->counts.searches++;
-	search_conclude(n, s);
+	search_conclude(n, s, cost);
 }
 
-void search_judge_all(struct bsn *n, struct search *searches, bool failed,
-		      bool give_way)
+void search_judge_all(struct bsn *n, struct search *searches, bool failed)
 {
 	uint32_t cost = 0;
 
 	for (struct search *s = searches; s; s = s->next) {
 		s->failed |= failed;
-		judge(n, s, give_way, &cost);
-		if (give_way && s->next && cost >= PIECE_MET) {
+		judge(n, s, &cost);
+		if (s->next && cost >= PIECE_MET) {
 			node_commit_and_give_way(n);
 			cost = 0;
 		}
@@ -52,16 +47,16 @@ uint64_t search_cost(const struct bsn *n)
 	return frames * (SEGMENT / 136);
 }
 
-int search_all(struct bsn *n, struct search *searches, bool give_way)
+int search_all(struct bsn *n, struct search *searches, uint32_t count)
 {
 	struct pass p;
-	int err = pass_begin(n, &p, searches);
+	int err = pass_begin(n, &p, searches, count);
 
 	if (!err) {
-		pass_run(n, &p, give_way);
-		pass_end(n, &p, searches);
+		pass_run(n, &p);
+		pass_end(n, &p);
 	}
-	search_judge_all(n, searches, err != 0, give_way);
+	search_judge_all(n, searches, err != 0);
 	return err;
 }
 
@@ -80,8 +75,10 @@ void search_later(struct bsn *n, struct slice *slice)
 	}
 	slice->flags |= BSN_SLICE_SEARCHING;
 	slice->search = s;
+	s->number = ++n->searches_made;
 	s->next = n->searches;
 	n->searches = s;
+	n->n_searches++;
 }
 
 /* A pass may cost so much CPU time as has passed since those before, divided by
@@ -114,17 +111,23 @@ static void pay(struct bsn *n, uint64_t begun_ns, uint64_t spent_ns)
 	node_set_time(n, begun_ns + spent_ns);
 }
 
-void search_waiting(struct bsn *n)
+void search_waiting(struct bsn *n, uint64_t last)
 {
-	struct search *all = n->searches;
 	uint64_t begun_ns = n->now_ns, spent_ns;
-	uint32_t count = 0;
+	struct search **link = &n->searches, *all;
+	uint32_t later = 0, count, freed = 0;
 
+	/* The newest is the first. */
+	for (; *link && (*link)->number > last; link = &(*link)->next)
+		later++;
+	all = *link;
 	if (!all || search_due_in_ns(n))
 		return;
-	n->searches = NULL;
+	*link = NULL;
+	count = n->n_searches - later;
+	n->n_searches = later;
 	spent_ns = cpu_ns(n);
-	search_all(n, all, true);
+	search_all(n, all, count);
 	spent_ns = cpu_ns(n) - spent_ns;
 	pay(n, begun_ns, spent_ns);
 	while (all) {
@@ -133,7 +136,7 @@ void search_waiting(struct bsn *n)
 		all = s->next;
 		search_free(n, s);
 		free(s);
-		if (++count % (PIECE_MET / SEARCH_MET) == 0)
+		if (++freed % (PIECE_MET / SEARCH_MET) == 0)
 			node_give_way(n);
 	}
 }

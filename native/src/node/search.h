@@ -42,9 +42,22 @@ struct met {
 	 * begin: 0 if each has the next. */
 	uint32_t ends;
 	bool first : 1, last : 1, lossy : 1, live : 1;
+	bool closed : 1;    /* in the slice, though its end is lost */
 	bool exit_told : 1; /* of the entry of a process */
 };
 _Static_assert(sizeof(struct met) == 24, "see MET_SHARE");
+
+struct met_page {
+	struct met *met; /* room is a power of two; half of it at most is used */
+	uint32_t n, room;
+};
+
+/* Handles that were met, by process and handle. */
+struct met_table {
+	struct met_page one;
+	struct met_page *pages; /* NULL: there is but one */
+	uint32_t n, room;	/* of all */
+};
 
 /* A part of a kept run that is not its first. */
 struct later {
@@ -61,8 +74,7 @@ struct search {
 	struct bs_trace_id id;
 	uint64_t fingerprint;
 	struct sink to;
-	struct met *met; /* a hash table */
-	uint32_t n_met, met_room;
+	struct met_table met;
 	struct later *later; /* parts that follow on others: the first */
 	uint32_t parts;	     /* of these, ever */
 	uint64_t later_bytes;
@@ -71,8 +83,8 @@ struct search {
 	uint32_t why;		 /* enum gone, when the pass began; before: */
 	uint64_t gone_layer;	 /* so far gone.c was looked at */
 	bool failed;		 /* no memory: what was met is not known */
-	struct pass *pass;	 /* that looks for it now */
-	bool passed;		 /* it has looked through all */
+	struct pass *pass;	 /* that looks for it, or did */
+	uint64_t number;	 /* of the node's, in order */
 	struct search *next;
 };
 
@@ -97,6 +109,10 @@ struct visit {
 /* One pass over the directories for several searches. */
 struct pass {
 	struct wanted wanted;
+	/* Searches join it one after the other; it begins when all have. */
+	bool joining;
+	bool over;	   /* it has looked through all */
+	uint32_t cost;	   /* since others had the lock, in entries */
 	uint64_t *visited; /* a bit a frame: all of it was */
 	struct visit in;
 	/* Where it is in the list of the sealed: the frame that was last; NONE: at
@@ -127,22 +143,23 @@ bool run_open(struct bsn *n, struct frame *f, uint32_t index, uint64_t entry,
 /* Look for a slice's trace with the next pass. */
 void search_later(struct bsn *n, struct slice *slice);
 /* Look for all that wait, unless that is not due yet. */
-void search_waiting(struct bsn *n);
+/* Up to this number: the later ones are for who has looked at all processes since. */
+void search_waiting(struct bsn *n, uint64_t last);
 /* 0: at once. */
 uint64_t search_due_in_ns(const struct bsn *n);
-/* Look for them through all of the pool; give_way: in pieces, between which
- * others have the lock. */
-int search_all(struct bsn *n, struct search *searches, bool give_way);
+/* Look for so many through all of the pool, in pieces. */
+int search_all(struct bsn *n, struct search *searches, uint32_t count);
 /* All was looked at, unless it failed. In pieces, too. */
-void search_judge_all(struct bsn *n, struct search *searches, bool failed,
-		      bool give_way);
+void search_judge_all(struct bsn *n, struct search *searches, bool failed);
 uint64_t search_cost(const struct bsn *n);
 
 /* pass.c */
-/* Negative errno: nothing is begun. */
-int pass_begin(struct bsn *n, struct pass *p, struct search *searches);
-void pass_run(struct bsn *n, struct pass *p, bool give_way);
-void pass_end(struct bsn *n, struct pass *p, struct search *searches);
+/* In pieces. Negative errno: nothing is begun. */
+int pass_begin(struct bsn *n, struct pass *p, struct search *searches,
+	       uint32_t count);
+void pass_run(struct bsn *n, struct pass *p);
+/* It stays where it is until its searches are judged. */
+void pass_end(struct bsn *n, struct pass *p);
 /* A segment is about to lose its content. */
 void pass_before_reclaim(struct bsn *n, struct frame *f);
 /* One is about to go from the list of the sealed. */
@@ -151,7 +168,9 @@ bool pass_has_met(const struct bsn *n, const struct search *s,
 		  const struct frame *f);
 
 /* wanted.c */
-int wanted_init(const struct bsn *n, struct wanted *w, struct search *searches);
+/* For so many searches. */
+int wanted_init(const struct bsn *n, struct wanted *w, uint32_t count);
+void wanted_add(struct wanted *w, struct search *s);
 void wanted_free(struct wanted *w);
 bool wanted_has_low(const struct wanted *w, uint64_t fingerprint);
 struct search *wanted_find(const struct wanted *w, struct bs_trace_id id);
@@ -175,16 +194,35 @@ bool column_make(struct bsn *n, struct frame *f);
 void column_drop(struct bsn *n, struct frame *f);
 
 /* verdict.c */
+/* What is judged under one hold of the lock, in places of tables of what searches
+ * met: 100 us. */
+#define PIECE_MET 20000u
 int search_init(const struct bsn *n, struct search *s, struct bs_trace_id id,
 		struct sink to);
 void search_free(struct bsn *n, struct search *s);
 void search_meet(struct bsn *n, struct search *s, const struct run *run,
 		 uint64_t last_ticks);
+/* One that was open then. */
+void search_meet_again(struct bsn *n, struct search *s, const struct run *run,
+		       uint64_t last_ticks);
 /* Records of a handle were lost; flags as of struct bs_loss. */
 void search_loss(struct bsn *n, struct search *s, uint32_t client,
 		 uint32_t handle, uint32_t flags);
 /* All was looked at. */
-void search_conclude(struct bsn *n, struct search *s);
+void search_conclude(struct bsn *n, struct search *s, uint32_t *cost);
+
+/* met.c */
+int met_init(struct met_table *t);
+void met_free(struct bsn *n, struct met_table *t);
+/* NULL: it was not met. */
+struct met *met_find(const struct bsn *n, struct met_table *t, uint32_t client,
+		     uint32_t handle);
+/* NULL: there is no room for more. Others may have moved. */
+struct met *met_get(struct bsn *n, struct met_table *t, uint32_t client,
+		    uint32_t handle);
+/* Once there are several, they are as many for ever. */
+uint32_t met_pages(const struct met_table *t);
+struct met_page *met_page(struct met_table *t, uint32_t i);
 
 /* parts.c */
 /* A part of a kept run that is not the first: it has its turn at the end. */
@@ -194,9 +232,9 @@ bool search_put_part(struct bsn *n, struct search *s, uint32_t *bytes);
 void parts_free(struct search *s);
 
 /* watch.c */
-/* Returns whether slices were served all that is there. */
-bool watch_frame(struct bsn *n, struct frame *f, bool final);
-/* The same, or so much that n->cost is `end`. */
+void watch_frame(struct bsn *n, struct frame *f, bool final);
+/* The same, or so much that n->cost is `end`. Returns whether slices were served all
+ * that is there. */
 bool watch_until(struct bsn *n, struct frame *f, bool final, uint64_t end);
 /* All that live processes write to now, in pieces; those that are quiet less
  * often. */

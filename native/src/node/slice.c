@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Copying runs out of the log into slices: pieces (abi.h). A run is copied into
+ * Copying runs out of the log into slices: pieces (abi/slice.h). A run is copied into
  * private memory first and judged there, so that what is judged is what is
  * kept.
  */
@@ -21,8 +21,7 @@ static uint32_t record_bytes(const uint8_t *record, uint32_t left)
 	memcpy(&h, record, sizeof(h));
 	if (h.payload_bytes > BS_PAYLOAD_MAX)
 		return 0;
-	need = ((uint32_t)sizeof(h) + h.payload_bytes + BS_RECORD_ALIGN - 1) /
-	       BS_RECORD_ALIGN * BS_RECORD_ALIGN;
+	need = (uint32_t)bs_record_bytes(h.payload_bytes);
 	return need <= left ? need : 0;
 }
 

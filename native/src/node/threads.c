@@ -37,6 +37,7 @@ static struct bs_segment_header *header_at(const struct frame *f)
 void thread_enter(struct bsn *n, struct frame *f)
 {
 	f->served = NONE;
+	f->looked = 0;
 	f->entered = ++n->pool.entered;
 	own_push(n, &f->client->active, f);
 }
@@ -110,13 +111,15 @@ bool parked_take(struct bsn *n, struct frame *f)
 /* A segment that a thread has appended to: when it is not held any more, once slices
  * have all of it. Until so much is done. */
 static void look_at(struct bsn *n, struct client *c, struct frame *f,
-		    uint64_t end)
+		    uint64_t look, uint64_t end)
 {
 	uint64_t life = load_acquire(&header_at(f)->life);
 
-	if (life == life_of(n, f, BS_SEGMENT_HELD))
-		return;
 	n->cost += LINE_ENTRIES;
+	if (life == life_of(n, f, BS_SEGMENT_HELD)) {
+		f->looked = look;
+		return;
+	}
 	watch_until(n, f, life == life_of(n, f, BS_SEGMENT_SEALED), end);
 	if (n->cost >= end)
 		return;
@@ -134,35 +137,72 @@ static void look_at(struct bsn *n, struct client *c, struct frame *f,
 	seal(n, f);
 }
 
-/* Threads parked, sealed or went on with segments. What others look at when this
- * gives way is no longer in its list then, so the rest is looked at from its head. */
-static struct client *look_at_moves(struct bsn *n, struct client *c,
-				    uint64_t *end)
+/* Those that stay parked. False: a piece is done, and there is more. */
+static bool look_at_parked(struct bsn *n, struct client *c, uint64_t look,
+			   uint64_t end)
 {
-	uint32_t moves = load_acquire(&grants_of(c)->moves), next;
+	uint32_t next;
 
-	if (moves == c->moves)
-		return c;
 	for (uint32_t i = c->parked.head; i != NONE; i = next) {
 		struct frame *f = frame_at(n, i);
 
 		next = f->next_own;
+		if (f->looked >= look) {
+			n->cost++;
+			continue;
+		}
+		if (n->cost >= end)
+			return false;
+		n->cost += LINE_ENTRIES;
+		f->looked = look;
 		if (is_parked_still(n, f))
 			continue;
 		frame_unpark(n, f);
 		c->wrote_ns = n->now_ns;
 	}
+	return true;
+}
+
+/* Likewise, those that stay held. */
+static bool look_at_active(struct bsn *n, struct client *c, uint64_t look,
+			   uint64_t end)
+{
+	uint32_t next;
+
 	for (uint32_t i = c->active.head; i != NONE; i = next) {
-		next = frame_at(n, i)->next_own;
-		look_at(n, c, frame_at(n, i), *end);
-		if (n->cost < *end)
+		struct frame *f = frame_at(n, i);
+
+		next = f->next_own;
+		if (f->looked >= look) {
+			n->cost++;
 			continue;
-		c = threads_give_way(n, c, end);
-		if (!c)
-			return NULL;
-		next = c->active.head;
+		}
+		if (n->cost >= end)
+			return false;
+		look_at(n, c, f, look, end);
 	}
-	c->moves = moves;
+	return true;
+}
+
+/* Threads parked, sealed or went on with segments. Others look at some when this gives
+ * way, and move them to other lists, so it begins at the head of its list again: but
+ * reads no header twice that did not change, or a liar with very many would keep it
+ * there for ever. */
+static struct client *look_at_moves(struct bsn *n, struct client *c,
+				    uint64_t *end)
+{
+	uint32_t moves = load_acquire(&grants_of(c)->moves);
+	uint64_t look;
+
+	if (moves == c->moves)
+		return c;
+	look = ++c->looks;
+	while (c && !look_at_parked(n, c, look, *end))
+		c = threads_give_way(n, c, end);
+	while (c && !look_at_active(n, c, look, *end))
+		c = threads_give_way(n, c, end);
+	if (c)
+		c->moves = moves;
 	return c;
 }
 
@@ -170,7 +210,7 @@ static struct client *look_at_moves(struct bsn *n, struct client *c,
  * again: there is an end to both. */
 static struct client *bound_held(struct bsn *n, struct client *c, uint64_t *end)
 {
-	while (unlikely(c->parked.count > BS_PARKED_MAX)) {
+	while (c && unlikely(c->parked.count > BS_PARKED_MAX)) {
 		struct frame *f = frame_at(n, c->parked.head);
 		bool taken = parked_take(n, f);
 
@@ -179,6 +219,8 @@ static struct client *bound_held(struct bsn *n, struct client *c, uint64_t *end)
 			own_remove(n, &c->active, f);
 			frame_seal(n, f);
 		}
+		n->cost += LINE_ENTRIES;
+		c = threads_give_way(n, c, end);
 	}
 	while (c && unlikely(c->active.count > ACTIVE_MAX)) {
 		n->counts.corrupt++;
@@ -199,8 +241,9 @@ static struct client *look_at_taken(struct bsn *n, struct client *c,
 		n->counts.corrupt++;
 		tail = c->grant_tail;
 	}
-	/* Others may take more of them up when this gives way. */
-	while (c && (int32_t)(tail - c->grant_tail) > 0) {
+	/* When this gives way others may take more of them up; and take back what the
+	 * process then says that it did not take. */
+	while (c && (int32_t)(tail - c->grant_tail) > 0 && grants_stock(c)) {
 		uint32_t i =
 			c->granted[c->grant_tail++ % BS_GRANT_RING_ENTRIES];
 
@@ -237,9 +280,11 @@ bool handle_is_open(const struct client *c, uint32_t handle)
 		(const void *)(c->channel + BS_CHANNEL_HANDLES_OFFSET);
 	uint32_t slot = bs_handle_slot(handle);
 
-	if (!c->live || !handle || slot >= BS_THREAD_SLOTS)
+	if (!c->live || !handle)
 		return false;
-	return READ_ONCE(area_of(c, slot)->own_handle) == handle ||
+	/* Who had no slot drew one that is nobody's. */
+	return (slot < BS_THREAD_SLOTS &&
+		READ_ONCE(area_of(c, slot)->own_handle) == handle) ||
 	       READ_ONCE(table[bs_handle_place(handle)]) == handle;
 }
 

@@ -87,6 +87,12 @@ void triggers_start(struct queue *q)
 	q->stuck_ns = 0;
 }
 
+/* Nobody commits it any more. False: somebody just did. */
+static bool skip(struct bs_trigger_cell *cell, uint32_t seq, uint32_t t)
+{
+	return compare_and_swap(&cell->seq, &seq, t + BS_CELL_SKIPPED);
+}
+
 /*
  * Cells are not given back here, but when the control plane has seen to what
  * stood in them (triggers_done): a trigger that was taken out of its queue and
@@ -121,8 +127,9 @@ static void take_queue(struct bsn *n, struct client *c, struct queue *q,
 		} else {
 			if (!q->stuck_ns)
 				q->stuck_ns = n->now_ns ? n->now_ns : 1;
-			if (ns_since(n, q->stuck_ns) < CELL_STUCK_NS &&
-			    c->live) {
+			if ((ns_since(n, q->stuck_ns) < CELL_STUCK_NS &&
+			     c->live) ||
+			    !skip(cell, seq, t)) {
 				n->waiting.cell_is_stuck = true;
 				break;
 			}

@@ -1,31 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What a search met of its trace: handles. Whether all of the
- * trace was there is judged at the end, by its handles: the runs of each are
- * numbered, and a number that is missing was reclaimed, or lost when it was
- * written. A handle that is gone as a whole leaves its fingerprint in gone.c.
+ * Whether all of a trace was there is judged at the end of a search, by the handles
+ * that it met: the runs of each are numbered, and a number that is missing was
+ * reclaimed, or lost when it was written. A handle that is gone as a whole leaves its
+ * fingerprint in gone.c.
  */
-#include <errno.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "hash.h"
 #include "internal.h"
 
-#define MET_ROOM_MIN 8u
-
-/* Handles of one trace that are told apart: their table is read, or made anew, in a
- * third of a millisecond, under one hold of the lock. Of a trace with more it is not
- * known whether all of it was there. */
-#define MET_MAX 32768u
-
-/* An entry here takes as much memory as a run without records in the pool. So of
- * tables that are larger than this all together have a 32nd of the pool's bytes, beside
- * it. */
-#define MET_ROOM_SMALL 128u
-#define MET_SHARE 32u
-
-/* ------------------------------------------------------------- handles --- */
+/* ---------------------------------------------------------------- search --- */
 
 int search_init(const struct bsn *n, struct search *s, struct bs_trace_id id,
 		struct sink to)
@@ -38,82 +23,13 @@ int search_init(const struct bsn *n, struct search *s, struct bs_trace_id id,
 	s->why = gone_why(n, s->fingerprint);
 	s->gone_layer = gone_layer(n);
 	s->untied_from_ns = UINT64_MAX;
-	s->met = malloc(MET_ROOM_MIN * sizeof(*s->met));
-	if (!s->met)
-		return -ENOMEM;
-	s->met_room = MET_ROOM_MIN;
-	memset(s->met, 0xff, MET_ROOM_MIN * sizeof(*s->met));
-	return 0;
-}
-
-static uint64_t shared_bytes(uint32_t room)
-{
-	return room > MET_ROOM_SMALL ? room * sizeof(struct met) : 0;
+	return met_init(&s->met);
 }
 
 void search_free(struct bsn *n, struct search *s)
 {
-	n->met_bytes -= shared_bytes(s->met_room);
-	free(s->met);
-	s->met = NULL;
+	met_free(n, &s->met);
 	parts_free(s);
-}
-
-/* By a secret: a process chooses what handles it writes. */
-static struct met *met_place(const struct bsn *n, struct met *table,
-			     uint32_t room, uint32_t client, uint32_t handle)
-{
-	uint64_t i = bs_fmix64(((uint64_t)client << 32 | handle) ^ n->secret);
-
-	for (;; i++) {
-		struct met *m = &table[i % room];
-
-		if (m->client == NONE ||
-		    (m->client == client && m->handle == handle))
-			return m;
-	}
-}
-
-/* False: there is no room for more. */
-static bool met_grow(struct bsn *n, struct search *s)
-{
-	uint32_t room = s->met_room ? 2 * s->met_room : MET_ROOM_MIN;
-	uint64_t bytes =
-		n->met_bytes - shared_bytes(s->met_room) + shared_bytes(room);
-	struct met *table;
-
-	if (s->n_met >= MET_MAX ||
-	    (room > MET_ROOM_SMALL && bytes > n->config.pool_bytes / MET_SHARE))
-		return false;
-	table = malloc(room * sizeof(*table));
-	if (!table)
-		return false;
-	memset(table, 0xff, room * sizeof(*table));
-	for (uint32_t i = 0; i < s->met_room; i++) {
-		if (s->met[i].client != NONE)
-			*met_place(n, table, room, s->met[i].client,
-				   s->met[i].handle) = s->met[i];
-	}
-	free(s->met);
-	s->met = table;
-	s->met_room = room;
-	n->met_bytes = bytes;
-	return true;
-}
-
-static struct met *met_get(struct bsn *n, struct search *s, uint32_t client,
-			   uint32_t handle)
-{
-	struct met *m;
-
-	if (s->n_met * 2 >= s->met_room && !met_grow(n, s))
-		return NULL;
-	m = met_place(n, s->met, s->met_room, client, handle);
-	if (m->client == NONE) {
-		*m = (struct met){.client = client, .handle = handle};
-		s->n_met++;
-	}
-	return m;
 }
 
 void search_meet(struct bsn *n, struct search *s, const struct run *run,
@@ -133,7 +49,7 @@ void search_meet(struct bsn *n, struct search *s, const struct run *run,
 		   c->untied_from_ns < s->untied_from_ns) {
 		s->untied_from_ns = c->untied_from_ns;
 	}
-	m = met_get(n, s, run->owner.number, run->handle);
+	m = met_get(n, &s->met, run->owner.number, run->handle);
 	if (!m) {
 		s->failed = true;
 		return;
@@ -151,10 +67,24 @@ void search_meet(struct bsn *n, struct search *s, const struct run *run,
 		m->seq_max = run->seq;
 }
 
+void search_meet_again(struct bsn *n, struct search *s, const struct run *run,
+		       uint64_t last_ticks)
+{
+	uint64_t last_ns = clock_monotonic(n, last_ticks);
+	struct met *m = met_find(n, &s->met, run->owner.number, run->handle);
+
+	if (last_ns > s->active_ns)
+		s->active_ns = last_ns;
+	if (!m)
+		return;
+	m->last |= !!(run->flags & BS_RUN_LAST);
+	m->lossy |= !!(run->flags & BS_RUN_LOSSY);
+}
+
 void search_loss(struct bsn *n, struct search *s, uint32_t client,
 		 uint32_t handle, uint32_t flags)
 {
-	struct met *m = met_get(n, s, client, handle);
+	struct met *m = met_get(n, &s->met, client, handle);
 
 	if (!m) {
 		s->failed = true;
@@ -169,155 +99,201 @@ void search_loss(struct bsn *n, struct search *s, uint32_t client,
 /* What stands for a process as a whole: no handle has this number. */
 #define NO_HANDLE 0u
 
-/* Once for each process that is gone. */
-static void put_exits(struct bsn *n, struct search *s)
-{
-	for (uint32_t k = 0; k < s->to.slice->n_parts; k++) {
-		if (!met_get(n, s, s->to.slice->parts[k].client, NO_HANDLE))
-			s->to.slice->flags |= BSN_SLICE_MAYBE_LOSSY;
-	}
-	for (uint32_t i = 0; i < s->met_room; i++) {
-		const struct met *m = &s->met[i];
-		struct met *process;
+/* What handles that were met say, all together. */
+struct judged {
+	bool is_any, has_gaps, is_open, is_lossy;
+};
 
-		if (m->client == NONE || !m->first || m->last || m->live)
-			continue;
-		process =
-			met_place(n, s->met, s->met_room, m->client, NO_HANDLE);
-		if (process->client == NONE || process->exit_told)
-			continue;
-		process->exit_told = true;
-		slice_put_exit(n, &s->to, m->client);
+static void meet_processes(struct bsn *n, struct search *s)
+{
+	struct slice *slice = s->to.slice;
+
+	for (uint32_t k = 0; k < slice->n_parts; k++) {
+		struct met *process =
+			met_get(n, &s->met, slice->parts[k].client, NO_HANDLE);
+
+		if (process)
+			process->ends_lost = 0;
+		else
+			slice->flags |= BSN_SLICE_MAYBE_LOSSY;
 	}
+}
+
+static bool has_gap(const struct met *m)
+{
+	if (m->lossy || m->ends)
+		return !m->lossy;
+	/* Of one that goes on, threads may have drawn numbers of runs that are on their
+	 * way. If they do not come, the coordinator sees that when it is closed; and of
+	 * what was reclaimed there are fingerprints. */
+	if (m->live && !m->last)
+		return false;
+	/* The first number is 0, and the last may be any of 32 bits. */
+	return !m->first || m->runs <= m->seq_max;
 }
 
 /* Its last run was lost where it was to be written: no entry will say so. */
 static bool end_is_lost(const struct met *m, const struct client *c)
 {
-	return m->client != NONE && m->first && !m->last && m->live && c &&
+	return m->first && !m->last && !m->closed && m->live && c &&
 	       !handle_is_open(c, m->handle);
 }
 
-static struct met *process_of(const struct bsn *n, const struct search *s,
-			      uint32_t client)
-{
-	struct met *m = met_place(n, s->met, s->met_room, client, NO_HANDLE);
-
-	return m->client == NONE ? NULL : m;
-}
-
-/* Of each process, handles that the slice does not list. Most that follow on each other
- * are of the same. */
-static void count_ends_lost(const struct bsn *n, struct search *s)
-{
-	const struct client *c = NULL;
-	struct met *process = NULL;
-	uint32_t number = NONE;
-
-	for (uint32_t i = 0; i < s->met_room; i++) {
-		const struct met *m = &s->met[i];
-
-		if (m->client == NONE)
-			continue;
-		if (m->client != number) {
-			number = m->client;
-			c = client_find(n, number);
-			process = process_of(n, s, number);
-		}
-		if (process && end_is_lost(m, c))
-			process->ends_lost++;
-	}
-}
-
-/* Of those that the slice lists each is closed, of the others as many: to look for
- * each of thousands in that list, and in that of the processes, would take
- * milliseconds. */
-static void close_lost(struct bsn *n, struct search *s)
+/* Those that the slice lists. Of the others as many are closed as ends were lost: to
+ * look for each of thousands in that list would take milliseconds. */
+static void close_listed(const struct bsn *n, struct search *s)
 {
 	struct slice *slice = s->to.slice;
-	struct met *process;
 
-	if (!(slice->flags & BSN_SLICE_LOSSY))
-		return;
 	for (uint32_t i = slice->n_opens; i-- > 0;) {
 		struct open_handle open = slice->opens[i];
-		struct met *m = met_place(n, s->met, s->met_room, open.client,
-					  open.handle);
+		struct met *m = met_find(n, &s->met, open.client, open.handle);
 
-		if (!end_is_lost(m, client_find(n, open.client)))
+		if (!m || !end_is_lost(m, client_find(n, open.client)))
 			continue;
 		slice_close_handle(slice, slice_part(slice, open.client),
 				   open.handle);
-		m->last = true;
+		m->closed = true;
 	}
+}
+
+static void close_unlisted(const struct bsn *n, struct search *s)
+{
+	struct slice *slice = s->to.slice;
+
 	for (uint32_t k = 0; k < slice->n_parts; k++) {
-		process = process_of(n, s, slice->parts[k].client);
-		if (process)
-			process->ends_lost = 0;
-	}
-	count_ends_lost(n, s);
-	for (uint32_t k = 0; k < slice->n_parts; k++) {
-		process = process_of(n, s, slice->parts[k].client);
+		const struct met *process =
+			met_find(n, &s->met, slice->parts[k].client, NO_HANDLE);
+
 		if (process)
 			slice_close_unlisted(&slice->parts[k],
 					     process->ends_lost);
 	}
 }
 
-static bool has_gaps(const struct search *s)
+static void judge_page(struct bsn *n, struct search *s,
+		       const struct met_page *page, struct judged *judged)
 {
-	for (uint32_t i = 0; i < s->met_room; i++) {
-		const struct met *m = &s->met[i];
+	const struct client *c = NULL;
+	struct met *process = NULL;
+	uint32_t number = NONE;
 
-		if (m->client == NONE || m->lossy)
+	for (uint32_t i = 0; i < page->room; i++) {
+		const struct met *m = &page->met[i];
+
+		if (m->client == NONE || m->handle == NO_HANDLE)
 			continue;
-		/* The first number is 0, and the last may be any of 32 bits. */
-		if (!m->first || m->runs <= m->seq_max || m->ends)
-			return true;
+		judged->is_any = true;
+		judged->has_gaps |= has_gap(m);
+		judged->is_open |= !m->last;
+		/* Most that follow on each other are of the same. */
+		if (m->client != number) {
+			number = m->client;
+			c = client_find(n, number);
+			process = met_find(n, &s->met, number, NO_HANDLE);
+		}
+		if (!process)
+			continue;
+		if (judged->is_lossy && end_is_lost(m, c))
+			process->ends_lost++;
+		/* Once for each process that is gone. */
+		if (!m->first || m->last || m->live || process->exit_told)
+			continue;
+		process->exit_told = true;
+		slice_put_exit(n, &s->to, number);
 	}
-	return false;
+}
+
+/* Of a place in a table; where ends may be lost, it is asked of each handle whether it
+ * is open. */
+#define LOSSY_PLACE_MET 4u
+
+/* In pieces. False: the slice was released meanwhile. */
+static bool judge_handles(struct bsn *n, struct search *s, uint32_t *cost,
+			  struct judged *judged)
+{
+	*judged = (struct judged){
+		.is_lossy = s->to.slice->flags & BSN_SLICE_LOSSY,
+	};
+	meet_processes(n, s);
+	if (judged->is_lossy)
+		close_listed(n, s);
+	for (uint32_t i = 0; i < met_pages(&s->met); i++) {
+		const struct met_page *page = met_page(&s->met, i);
+
+		if (i && *cost >= PIECE_MET) {
+			node_commit_and_give_way(n);
+			*cost = 0;
+			if (!s->to.slice)
+				return false;
+		}
+		judge_page(n, s, page, judged);
+		*cost += page->room * (judged->is_lossy ? LOSSY_PLACE_MET : 1);
+	}
+	return true;
+}
+
+/* What came to segments that the pass had been through is watch.c's. Of a handle that
+ * is closed all of that was written before its last run, which was met. False: the slice
+ * was released meanwhile. */
+static bool look_again(struct bsn *n, struct search *s)
+{
+	uint64_t end = n->cost + PIECE_ENTRIES;
+
+	for (uint32_t k = 0; s->to.slice && k < s->to.slice->n_parts; k++) {
+		struct client *c = client_find(n, s->to.slice->parts[k].client);
+
+		if (c && c->live)
+			c = threads_observe(n, c, &end);
+		watch_in_pieces(n, c, &end);
+	}
+	return s->to.slice;
 }
 
 /* Was a loss that could not be blamed on a trace close to this one? */
-static bool is_maybe_lossy(const struct bsn *n, const struct search *s)
+static bool is_maybe_lossy(const struct bsn *n, const struct search *s,
+			   const struct judged *judged)
 {
-	uint64_t unseen_to_ns = n->ledger.header->unseen_to_ns;
-	uint64_t active_ns = s->active_ns;
+	uint64_t untied_to_ns = n->ledger.header->untied_to_ns;
 
-	if (!s->n_met)
-		return unseen_to_ns &&
-		       unseen_to_ns >= n->ledger.header->reclaimed_to_ns;
+	if (!judged->is_any)
+		return untied_to_ns &&
+		       untied_to_ns >= n->ledger.header->reclaimed_to_ns;
 	/* What a trace that is open was to write last may be what was lost. */
-	for (uint32_t i = 0; i < s->met_room; i++) {
-		if (s->met[i].client != NONE && !s->met[i].last)
-			active_ns = n->now_ns;
-	}
-	return s->untied_from_ns <= active_ns;
+	return s->untied_from_ns <=
+	       (judged->is_open ? n->now_ns : s->active_ns);
 }
 
-void search_conclude(struct bsn *n, struct search *s)
+void search_conclude(struct bsn *n, struct search *s, uint32_t *cost)
 {
 	struct slice *slice = s->to.slice;
-	/* What was reclaimed during the pass was looked at before. */
-	uint32_t lossy = gone_why_since(n, s->fingerprint, s->gone_layer) &
-			 GONE_LOSSY;
-	uint32_t why = s->why | lossy;
+	struct judged judged;
+	uint32_t why;
 
 	if (!slice)
 		return;
-	if (has_gaps(s))
+	/* What was reclaimed during the pass was looked at before. */
+	why = s->why |
+	      (gone_why_since(n, s->fingerprint, s->gone_layer) & GONE_LOSSY);
+	if (why & GONE_LOSSY)
+		slice->flags |= BSN_SLICE_LOSSY;
+	if (!judge_handles(n, s, cost, &judged))
+		return;
+	/* A peek does not: what it says of a trace that ends meanwhile may be so. */
+	if (judged.has_gaps && !s->to.buffer &&
+	    (!look_again(n, s) || !judge_handles(n, s, cost, &judged)))
+		return;
+	if (judged.is_lossy)
+		close_unlisted(n, s);
+	if (judged.has_gaps)
 		slice->flags |= BSN_SLICE_EVICTED;
 	else if (why & GONE_EVICTED)
 		slice->flags |= BSN_SLICE_EVICTED | BSN_SLICE_BY_FINGERPRINT;
 	if (why & GONE_ABANDONED)
 		slice->flags |= BSN_SLICE_ABANDONED;
-	if (why & GONE_LOSSY)
-		slice->flags |= BSN_SLICE_LOSSY;
-	if (s->failed || is_maybe_lossy(n, s))
+	if (s->failed || is_maybe_lossy(n, s, &judged))
 		slice->flags |= BSN_SLICE_MAYBE_LOSSY;
 	slice->flags &= ~(uint32_t)BSN_SLICE_SEARCHING;
-	put_exits(n, s);
-	close_lost(n, s);
 	if (s->to.buffer)
 		return;
 	slice->search = NULL;

@@ -50,6 +50,12 @@ enum group_state {
 	GROUP_RANG,
 };
 
+/* Who rings without end and wants nothing would keep the node awake for ever. After so
+ * many rings in vain, one after the other, the node does not listen to bells for PACE_NS;
+ * then again after each further one, until one was not in vain. Honest processes ring
+ * when there is work. */
+#define IN_VAIN_MAX 16u
+
 /* A client's memory is unmapped by who holds the node's lock, after it has left
  * its group. So the bells may be read with either lock. */
 struct group {
@@ -133,7 +139,7 @@ static void waiter_set(struct futex_waitv *w, const uint32_t *word,
 
 static void word_change(uint32_t *word)
 {
-	__atomic_fetch_add(word, 1, __ATOMIC_RELEASE);
+	fetch_add_release(word, 1);
 	syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
 }
 
@@ -243,6 +249,26 @@ static bool is_armed(struct group *g)
 	armed = g->state == GROUP_ARMED;
 	pthread_mutex_unlock(&g->lock);
 	return armed;
+}
+
+static bool has_rung(struct group *g)
+{
+	bool rang;
+
+	pthread_mutex_lock(&g->lock);
+	rang = g->state == GROUP_RANG;
+	pthread_mutex_unlock(&g->lock);
+	return rang;
+}
+
+/* Whether somebody of it has rung with reason. Nothing was done for it yet. */
+static bool group_has_work(const struct bsn *n, const struct group *g)
+{
+	for (uint32_t i = 0; i < g->count; i++) {
+		if (client_has_work(n, g->clients[i]))
+			return true;
+	}
+	return false;
 }
 
 /* Nobody needs to ring: the node is awake. */
@@ -415,8 +441,8 @@ static int64_t shorter_ns(int64_t timeout_ns, uint64_t most_ns)
 }
 
 /* The caller looks itself, with the poll that follows. */
-static int sleep_without_listeners(struct bsn *n, uint32_t woken,
-				   int64_t timeout_ns)
+static int sleep_without_bells(struct bsn *n, uint32_t woken,
+			       int64_t timeout_ns)
 {
 	sleep_on_one(n, &n->waiting.wake_word, woken,
 		     shorter_ns(timeout_ns, PACE_NS));
@@ -428,7 +454,7 @@ int bsn_wait(struct bsn *n, int64_t timeout_ns)
 	struct futex_waitv waiters[FUTEX_WAITV_MAX];
 	struct waiting *w = &n->waiting;
 	uint32_t woken, as_armed = 0, count = 0;
-	bool alone, heard = true, work;
+	bool alone, heard, work, rang, in_vain = true;
 	int result;
 
 	node_lock(n);
@@ -438,8 +464,9 @@ int bsn_wait(struct bsn *n, int64_t timeout_ns)
 		timeout_ns = shorter_ns(timeout_ns, CELL_STUCK_NS);
 	if (n->searches)
 		timeout_ns = shorter_ns(timeout_ns, search_due_in_ns(n));
-	work = !arm_all(n, &heard);
-	alone = w->n_groups == 1;
+	heard = w->in_vain < IN_VAIN_MAX;
+	work = heard && !arm_all(n, &heard);
+	alone = heard && w->n_groups == 1;
 	if (alone) {
 		as_armed = w->groups->word;
 		count = w->groups->count + 1;
@@ -455,17 +482,30 @@ int bsn_wait(struct bsn *n, int64_t timeout_ns)
 	else if (heard)
 		result = sleep_on_one(n, &w->wake_word, woken, timeout_ns);
 	else
-		result = sleep_without_listeners(n, woken, timeout_ns);
+		result = sleep_without_bells(n, woken, timeout_ns);
 
 	node_lock(n);
+	rang = alone && result && !work && load_acquire(&w->wake_word) == woken;
 	if (load_acquire(&w->wake_word) != woken)
 		result = 1;
 	w->wakes_seen = load_acquire(&w->wake_word);
 	for (uint32_t i = 0; i < w->n_groups; i++) {
+		struct group *g = &w->groups[i];
+		bool did = has_rung(g) || (rang && i == 0);
+
+		rang |= did;
+		if (did && group_has_work(n, g))
+			in_vain = false;
 		/* On the first this thread slept itself, if it was alone. */
-		if ((alone && i == 0) || !is_armed(&w->groups[i]))
-			group_disarm(&w->groups[i]);
+		if ((alone && i == 0) || !is_armed(g))
+			group_disarm(g);
 	}
+	if (work || (rang && !in_vain))
+		w->in_vain = 0;
+	else if (rang && w->in_vain < IN_VAIN_MAX)
+		w->in_vain++;
+	else if (!rang && w->in_vain == IN_VAIN_MAX)
+		w->in_vain--;
 	node_unlock(n);
 	return result;
 }

@@ -87,29 +87,25 @@ struct search *wanted_find(const struct wanted *w, struct bs_trace_id id)
 	}
 }
 
-int wanted_init(const struct bsn *n, struct wanted *w, struct search *searches)
+int wanted_init(const struct bsn *n, struct wanted *w, uint32_t count)
 {
-	uint32_t count = 0;
-
-	for (const struct search *s = searches; s; s = s->next)
-		count++;
 	w->secret = n->secret;
 	for (w->bits = 2; places(w) < 2 * count; w->bits++)
 		;
 	w->lows = calloc(places(w), sizeof(*w->lows));
 	w->searches = calloc(places(w), sizeof(struct search *));
-	if (!w->lows || !w->searches)
-		return -ENOMEM;
-	for (struct search *s = searches; s; s = s->next) {
-		uint32_t i = id_place(w, s->id);
+	return w->lows && w->searches ? 0 : -ENOMEM;
+}
 
-		while (w->searches[i % places(w)])
-			i++;
-		w->searches[i % places(w)] = s;
-		add_low(w, s->fingerprint);
-		filter_add(&w->filter, s->fingerprint);
-	}
-	return 0;
+void wanted_add(struct wanted *w, struct search *s)
+{
+	uint32_t i = id_place(w, s->id);
+
+	while (w->searches[i % places(w)])
+		i++;
+	w->searches[i % places(w)] = s;
+	add_low(w, s->fingerprint);
+	filter_add(&w->filter, s->fingerprint);
 }
 
 void wanted_free(struct wanted *w)

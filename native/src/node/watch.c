@@ -8,16 +8,14 @@
  *           0           ^ f->scanned, of which f->copied bytes are in its slice
  *
  * All slices were served what lies before f->scanned: by this, or by the
- * search that made them (search.c). How far that is, is saved with the slices,
+ * search that made them (pass.c). How far that is, is saved with the slices,
  * in one commit (mark.c), so a successor goes on in the same place.
  */
 #include "internal.h"
 
-/* A look at a frame is as dear as some entries, and so are a run that is served and
- * bytes that are copied. */
+/* A look at a frame is as dear as some entries, and so is a run that is served. */
 #define FRAME_ENTRIES 4u
 #define RUN_ENTRIES 40u
-#define BYTES_AN_ENTRY 16u
 
 static void set_dirty(struct bsn *n, struct frame *f)
 {
@@ -40,8 +38,8 @@ static uint32_t serve(struct bsn *n, struct frame *f, uint64_t entry,
 {
 	struct slice *s = slice_find(n, run_id(f, entry));
 	struct sink to = {.slice = s};
-	uint32_t open, flags, crumbs;
-	uint64_t bytes, ticks;
+	uint32_t open, flags, crumbs, before = f->copied;
+	uint64_t bytes, ticks = 0;
 	struct run run;
 
 	n->cost += RUN_ENTRIES;
@@ -57,11 +55,16 @@ static uint32_t serve(struct bsn *n, struct frame *f, uint64_t entry,
 	flags = s->flags;
 	crumbs = s->n_crumbs;
 	bytes = s->bytes;
-	watch_from(n, f, slice_copy_run(n, &to, &run, f->copied, &ticks));
+	watch_from(n, f, slice_copy_run(n, &to, &run, before, &ticks));
+	/* Its search has been here, and is not judged yet. */
+	if (s->search && before == NONE)
+		search_meet(n, s->search, &run, ticks);
+	else if (s->search)
+		search_meet_again(n, s->search, &run, ticks);
 	if (s->bytes != bytes || s->flags != flags || s->n_crumbs != crumbs ||
 	    slice_open_handles(s) != open)
 		slice_dirty(n, s);
-	n->cost += (s->bytes - bytes) / BYTES_AN_ENTRY;
+	n->cost += (run.bytes - (before == NONE ? 0 : before)) / BYTES_AN_ENTRY;
 	return f->copied;
 }
 
@@ -92,9 +95,9 @@ bool watch_until(struct bsn *n, struct frame *f, bool final, uint64_t end)
 	return true;
 }
 
-bool watch_frame(struct bsn *n, struct frame *f, bool final)
+void watch_frame(struct bsn *n, struct frame *f, bool final)
 {
-	return watch_until(n, f, final, UINT64_MAX);
+	watch_until(n, f, final, UINT64_MAX);
 }
 
 static const uint32_t *runs_of(const struct frame *f)

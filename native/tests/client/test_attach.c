@@ -130,6 +130,66 @@ static void test_daemon_comes_late(void)
 	expect_run(1, BS_RUN_LAST | BS_RUN_LOSSY, 0);
 }
 
+/* So is one that only ends after that: the node hears of what was lost. */
+static void test_daemon_comes_for_the_end(void)
+{
+	struct bs_trace handle, unused;
+	struct fake_run run;
+
+	CHECK_EQ(bs_open(&handle, trace(2)), 0);
+	CHECK_EQ(bs_open(&unused, trace(3)), 0);
+	CHECK_EQ(bs_write(&handle, BS_RECORD_DATA, "", 0), -ENOSPC);
+	CHECK_EQ(bs_begin(trace(1)), 0);
+	CHECK_EQ(bs_tracepoint("", 0), -ENOSPC);
+	fake_node_attach(&node, 2, 2);
+	CHECK_EQ(bs_end(), 0);
+	CHECK_EQ(bs_close(&unused), 0);
+	CHECK_EQ(bs_close(&handle), 0);
+	expect_run(1, BS_RUN_FIRST | BS_RUN_LAST | BS_RUN_LOSSY, 0);
+	expect_run(2, BS_RUN_FIRST | BS_RUN_LAST | BS_RUN_LOSSY, 0);
+	CHECK(!fake_node_run(&node, 0, &run));
+	CHECK_EQ(fake_node_open_handles(&node), 0);
+}
+
+static pthread_barrier_t all_have_begun, may_end;
+
+static void *hold_slot(void *argument)
+{
+	(void)argument;
+	CHECK_EQ(bs_begin(trace(1)), 0);
+	pthread_barrier_wait(&all_have_begun);
+	pthread_barrier_wait(&may_end);
+	CHECK_EQ(bs_end(), 0);
+	return NULL;
+}
+
+/* Nor can a thread without a slot say for which trace: it says that something was
+ * lost. */
+static void test_daemon_comes_for_the_end_without_a_slot(void)
+{
+	static pthread_t threads[BS_THREAD_SLOTS];
+	struct bs_trace handle, unused;
+	struct fake_run run;
+
+	pthread_barrier_init(&all_have_begun, NULL, BS_THREAD_SLOTS + 1);
+	pthread_barrier_init(&may_end, NULL, BS_THREAD_SLOTS + 1);
+	CHECK_EQ(bs_open(&handle, trace(2)), 0);
+	CHECK_EQ(bs_open(&unused, trace(3)), 0);
+	CHECK_EQ(bs_write(&handle, BS_RECORD_DATA, "", 0), -ENOSPC);
+	fake_node_attach(&node, 2, 2);
+	for (uint32_t i = 0; i < BS_THREAD_SLOTS; i++)
+		CHECK_EQ(pthread_create(&threads[i], NULL, hold_slot, NULL), 0);
+	pthread_barrier_wait(&all_have_begun);
+	CHECK_EQ(bs_close(&unused), 0);
+	CHECK_EQ(node.context->records_unattributed, 0);
+	CHECK_EQ(bs_close(&handle), 0);
+	CHECK_EQ(node.context->records_unattributed, 1);
+	pthread_barrier_wait(&may_end);
+	for (uint32_t i = 0; i < BS_THREAD_SLOTS; i++)
+		CHECK_EQ(pthread_join(threads[i], NULL), 0);
+	CHECK(!fake_node_run(&node, 0, &run));
+}
+
 /* ------------------------------------------------------- bad answers --- */
 
 #define ROOM_FOR_FDS 8 /* in the library */
@@ -533,13 +593,14 @@ static void attach_anew(void)
 
 static void test_fresh(void)
 {
-	struct bs_trace handle, unused, idle;
+	struct bs_trace handle, unused, silent, idle;
 	struct fake_run run;
 
 	fake_node_attach(&node, 2, 2);
 	CHECK_EQ(bs_open(&handle, trace(2)), 0);
 	CHECK_EQ(bs_open(&unused, trace(3)), 0);
 	CHECK_EQ(bs_open(&idle, trace(4)), 0);
+	CHECK_EQ(bs_open(&silent, trace(6)), 0);
 	CHECK_EQ(bs_write(&handle, BS_RECORD_DATA, "", 0), 0);
 	CHECK_EQ(bs_write(&idle, BS_RECORD_DATA, "", 0), 0);
 	CHECK_EQ(bs_begin(trace(1)), 0);
@@ -563,15 +624,39 @@ static void test_fresh(void)
 	CHECK_EQ(bs_close(&handle), 0);
 	CHECK_EQ(bs_close(&unused), 0);
 	CHECK_EQ(bs_close(&idle), 0);
+	CHECK_EQ(bs_close(&silent), 0);
 	expect_run(5, BS_RUN_FIRST, 1);
 	expect_run(2, BS_RUN_FIRST | BS_RUN_LOSSY, 1);
 	expect_run(3, BS_RUN_FIRST, 1);
 	expect_run(5, BS_RUN_LAST, 0);
 	expect_run(2, BS_RUN_LAST | BS_RUN_LOSSY, 0);
 	expect_run(3, BS_RUN_LAST, 0);
+	/* What it wrote is out of reach. */
+	expect_run(4, BS_RUN_FIRST | BS_RUN_LAST | BS_RUN_LOSSY, 0);
 	CHECK(!fake_node_run(&node, 0, &run));
 	/* What the first attachment counted is not forgotten. */
-	CHECK_EQ(stats().runs, 3 + 6);
+	CHECK_EQ(stats().runs, 3 + 7);
+}
+
+/* The next node hears of what was lost with the one before, whose ring nobody reads
+ * any more. */
+static void test_fresh_for_the_end(void)
+{
+	struct bs_trace handle;
+	struct fake_run run;
+
+	fake_node_attach(&node, 2, 0);
+	CHECK_EQ(bs_open(&handle, trace(2)), 0);
+	CHECK_EQ(bs_write(&handle, BS_RECORD_DATA, "", 0), -ENOSPC);
+	CHECK_EQ(bs_begin(trace(1)), 0);
+	CHECK_EQ(bs_tracepoint("", 0), -ENOSPC);
+	attach_anew();
+	CHECK_EQ(bs_end(), 0);
+	CHECK_EQ(bs_close(&handle), 0);
+	expect_run(1, BS_RUN_FIRST | BS_RUN_LAST | BS_RUN_LOSSY, 0);
+	expect_run(2, BS_RUN_FIRST | BS_RUN_LAST | BS_RUN_LOSSY, 0);
+	CHECK(!fake_node_run(&node, 0, &run));
+	CHECK_EQ(fake_node_open_handles(&node), 0);
 }
 
 /* A handle is written where its trace began to move, but the thread's own trace
@@ -592,6 +677,22 @@ static void test_fresh_with_own_trace_open(void)
 	expect_run(1, BS_RUN_FIRST | BS_RUN_LOSSY, 1);
 	expect_run(2, BS_RUN_FIRST | BS_RUN_LAST, 1);
 	expect_run(1, BS_RUN_LAST | BS_RUN_LOSSY, 0);
+}
+
+/* Who writes first takes a slot before the trace gets its number, which says where
+ * the node finds it open. */
+static void test_fresh_slot_first(void)
+{
+	struct bs_trace handle;
+	struct fake_run run;
+
+	fake_node_attach(&node, 2, 2);
+	CHECK_EQ(bs_open(&handle, trace(2)), 0);
+	attach_anew();
+	CHECK_EQ(bs_write(&handle, BS_RECORD_DATA, "", 0), 0);
+	CHECK_EQ(bs_close(&handle), 0);
+	CHECK(fake_node_run(&node, 0, &run));
+	CHECK(bs_handle_slot(run.handle) < BS_THREAD_SLOTS);
 }
 
 /* ------------------------------------------------ who does not move on --- */
@@ -923,13 +1024,18 @@ static const struct {
 	{"disabled", test_disabled},
 	{"request", test_request},
 	{"daemon_comes_late", test_daemon_comes_late},
+	{"daemon_comes_for_the_end", test_daemon_comes_for_the_end},
+	{"daemon_comes_for_the_end_without_a_slot",
+	 test_daemon_comes_for_the_end_without_a_slot},
 	{"bad_answers", test_bad_answers},
 	{"longer_reply", test_longer_reply},
 	{"shorter_reply", test_shorter_reply},
 	{"unknown_news", test_unknown_news},
 	{"resumed", test_resumed},
 	{"fresh", test_fresh},
+	{"fresh_for_the_end", test_fresh_for_the_end},
 	{"fresh_with_own_trace_open", test_fresh_with_own_trace_open},
+	{"fresh_with_own_trace_open", test_fresh_slot_first},
 	{"replaced_daemons_leave_nothing", test_replaced_daemons_leave_nothing},
 	{"no_room", test_no_room},
 	{"cancelled_wait", test_cancelled_wait},

@@ -69,6 +69,52 @@ static void test_counter(void)
 }
 #endif
 
+#if BS_HAS_CPU_COUNTER
+/* A daemon that comes back may name another one. */
+static void test_another_after_resuming(void)
+{
+	struct bs_attach_reply reply;
+	struct bs_stats before, now;
+	uint64_t earliest, ticks, latest;
+
+	attach_to_clock(BS_CLOCK_COUNTER);
+	bs_get_stats(&before);
+	fake_node_hang_up(&node);
+	WRITE_ONCE(node.channel->clock, BS_CLOCK_MONOTONIC);
+	fake_node_accept(&node);
+	fake_node_fill_reply(&node, &reply);
+	reply.resumed = 1;
+	fake_node_send(&node, &reply, sizeof(reply), NULL, 0);
+	do {
+		sched_yield();
+		bs_get_stats(&now);
+	} while (now.attachments == before.attachments);
+	earliest = monotonic_ns();
+	ticks = ticks_of_one_record();
+	latest = monotonic_ns();
+	CHECK(earliest <= ticks);
+	CHECK(ticks <= latest);
+}
+
+/* Or nonsense: then it is another attachment that counts. */
+static void test_nonsense_after_resuming(void)
+{
+	struct bs_attach_reply reply;
+
+	fake_node_hang_up(&node);
+	WRITE_ONCE(node.channel->clock, BS_CLOCK_COUNTER + 1);
+	fake_node_accept(&node);
+	CHECK(node.request.token[0]);
+	fake_node_fill_reply(&node, &reply);
+	reply.resumed = 1;
+	fake_node_send(&node, &reply, sizeof(reply), NULL, 0);
+	fake_node_wait_hangup(&node);
+	fake_node_accept(&node);
+	CHECK(!node.request.token[0]);
+	fake_node_hang_up(&node);
+}
+#endif
+
 int main(void)
 {
 	fake_node_open(&node);
@@ -76,6 +122,9 @@ int main(void)
 #if BS_HAS_CPU_COUNTER
 	fake_node_hang_up(&node);
 	RUN(test_counter);
+	fake_node_hang_up(&node);
+	RUN(test_another_after_resuming);
+	RUN(test_nonsense_after_resuming);
 #endif
 	fake_node_close(&node);
 	bs_shutdown();

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Breadcrumbs and contexts: the grammar of context.c by its vectors. */
+/* Breadcrumbs and contexts: the grammar of propagate.c by its vectors. */
 #include <errno.h>
 #include <string.h>
 

@@ -3,9 +3,12 @@
  * fork() in the middle of everything. The child has none of the mappings: one
  * access too many, and it dies.
  */
+#include <dirent.h>
 #include <errno.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
@@ -54,10 +57,51 @@ static void in_child(void)
 	CHECK_EQ(bs_trigger(trace(1), "t", NULL, NULL, 0), -ENOTCONN);
 }
 
+static bool is_asleep(const char *task)
+{
+	char path[64], line[256] = "";
+	const char *state;
+	FILE *f;
+
+	snprintf(path, sizeof(path), "/proc/self/task/%.16s/stat", task);
+	f = fopen(path, "r");
+	if (!f)
+		return true;
+	if (!fgets(line, sizeof(line), f))
+		line[0] = 0;
+	fclose(f);
+	state = strrchr(line, ')');
+	return state && state[2] == 'S';
+}
+
+/* The address sanitizer takes no lock at fork(): if another thread was in the midst of
+ * an allocation, the child finds the allocator locked for ever. */
+static void wait_for_others_to_sleep(void)
+{
+	bool asleep = false;
+
+	while (!asleep) {
+		DIR *tasks = opendir("/proc/self/task");
+		const struct dirent *task;
+
+		CHECK(tasks);
+		asleep = true;
+		while ((task = readdir(tasks)))
+			asleep &= task->d_name[0] == '.' ||
+				  atoi(task->d_name) == gettid() ||
+				  is_asleep(task->d_name);
+		closedir(tasks);
+		sched_yield();
+	}
+}
+
 static void test_child_that_does_not_record(void)
 {
 	uint64_t runs = node.areas[0].runs;
-	pid_t pid = fork();
+	pid_t pid;
+
+	wait_for_others_to_sleep();
+	pid = fork();
 
 	if (pid == 0) {
 		in_child();

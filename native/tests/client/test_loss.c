@@ -68,10 +68,12 @@ static void test_no_segment(void)
 	CHECK_EQ(bs_end(), 0);
 	CHECK_EQ(bs_close(&handle), 0);
 
-	own = expect_loss(1, BS_RUN_FIRST, 10).handle;
-	other = expect_loss(2, BS_RUN_FIRST, 3).handle;
+	own = expect_loss(1, BS_RUN_FIRST, 0).handle;
+	other = expect_loss(2, BS_RUN_FIRST, 0).handle;
 	CHECK(own && other && own != other);
+	CHECK_EQ(expect_loss(1, 0, 0).handle, own);
 	CHECK_EQ(expect_loss(1, BS_RUN_LAST, 1).handle, own);
+	CHECK_EQ(expect_loss(2, 0, 0).handle, other);
 	CHECK_EQ(expect_loss(2, BS_RUN_LAST, 0).handle, other);
 	expect_no_loss();
 	CHECK(!fake_node_run(&node, 0, &run));
@@ -83,6 +85,37 @@ static void test_no_segment(void)
 	CHECK_EQ(node.areas[0].runs_lost, after.runs_lost);
 	CHECK_EQ(node.areas[0].records_lost, after.records_lost);
 	CHECK_EQ(node.areas[0].payload_bytes_lost, after.payload_bytes_lost);
+}
+
+/* Whoever loses may be killed before the handle is closed. */
+static void test_told_at_once(void)
+{
+	static char oversized[BS_PAYLOAD_MAX + 1];
+	uint32_t losses = node.grants->losses, handle;
+	struct bs_trace trace_2;
+
+	CHECK_EQ(bs_begin(trace(1)), 0);
+	expect_no_loss();
+	CHECK_EQ(bs_tracepoint("12345", 5), -ENOSPC);
+	handle = expect_loss(1, BS_RUN_FIRST, 0).handle;
+	CHECK_EQ(node.grants->losses, losses + 1);
+	CHECK_EQ(bs_tracepoint("12345", 5), -ENOSPC);
+	CHECK_EQ(bs_tracepoint(oversized, sizeof(oversized)), -EMSGSIZE);
+	expect_no_loss();
+	CHECK_EQ(bs_open(&trace_2, trace(2)), 0);
+	/* No run is open that says so. */
+	CHECK_EQ(bs_write(&trace_2, BS_RECORD_DATA, oversized,
+			  sizeof(oversized)),
+		 -EMSGSIZE);
+	CHECK(expect_loss(2, 0, 0).handle != handle);
+	CHECK_EQ(node.grants->losses, losses + 2);
+	CHECK_EQ(bs_end(), 0);
+	CHECK_EQ(expect_loss(1, BS_RUN_LAST, 10).handle, handle);
+	CHECK_EQ(bs_close(&trace_2), 0);
+	expect_loss(2, BS_RUN_FIRST, 0);
+	expect_loss(2, BS_RUN_LAST, 0);
+	expect_no_loss();
+	CHECK_EQ(node.grants->losses, losses + 5);
 }
 
 /* A trace that lost its beginning goes on where memory becomes available, and
@@ -97,7 +130,7 @@ static void test_memory_comes_and_goes(void)
 	fake_node_grant(&node, 0, false);
 	CHECK_EQ(bs_tracepoint("2", 1), 0);
 	CHECK_EQ(bs_end(), 0);
-	expect_loss(3, BS_RUN_FIRST, 1);
+	expect_loss(3, BS_RUN_FIRST, 0);
 	CHECK(fake_node_run(&node, 0, &run));
 	CHECK_EQ(run.flags, BS_RUN_LAST | BS_RUN_LOSSY);
 	CHECK_EQ(run.seq, 1);
@@ -109,7 +142,7 @@ static void test_memory_comes_and_goes(void)
 	CHECK_EQ(bs_tracepoint("3", 1), 0);
 	CHECK_EQ(bs_end(), 0);
 	expect_run(4, BS_RUN_FIRST, sizeof(payload) + 12);
-	expect_loss(4, 0, sizeof(payload));
+	expect_loss(4, 0, 0);
 	CHECK(fake_node_run(&node, 0, &run));
 	CHECK_EQ(run.flags, BS_RUN_LAST | BS_RUN_LOSSY);
 	CHECK_EQ(run.seq, 2);
@@ -121,6 +154,23 @@ static void test_memory_comes_and_goes(void)
 	expect_run(5, BS_RUN_FIRST | BS_RUN_LAST, 16);
 }
 
+/* Of each the beginning and the end. */
+#define TRACES_TOLD (BS_LOSS_RING_ENTRIES / 2)
+
+static void lose(uint64_t number)
+{
+	CHECK_EQ(bs_begin(trace(number)), 0);
+	CHECK_EQ(bs_tracepoint("0123456789", 10), -ENOSPC);
+	CHECK_EQ(bs_end(), 0);
+}
+
+static void expect_lost(uint64_t number)
+{
+	uint32_t handle = expect_loss(number, BS_RUN_FIRST, 0).handle;
+
+	CHECK_EQ(expect_loss(number, BS_RUN_LAST, 10).handle, handle);
+}
+
 /* Where nobody reads the ring, what does not fit is counted. */
 static void test_losses_untold(void)
 {
@@ -130,21 +180,41 @@ static void test_losses_untold(void)
 	while (!bs_tracepoint("0123456789", 10))
 		;
 	CHECK_EQ(bs_end(), 0);
+	expect_loss(6, 0, 0);
 	expect_loss(6, BS_RUN_LAST, 10);
-	for (uint32_t i = 0; i < BS_LOSS_RING_ENTRIES + 10; i++) {
-		CHECK_EQ(bs_begin(trace(100 + i)), 0);
-		CHECK_EQ(bs_tracepoint("0123456789", 10), -ENOSPC);
-		CHECK_EQ(bs_end(), 0);
-	}
-	CHECK_EQ(area->losses_untold, 10);
-	for (uint32_t i = 0; i < BS_LOSS_RING_ENTRIES; i++)
-		expect_loss(100 + i, BS_RUN_FIRST | BS_RUN_LAST, 10);
+	for (uint32_t i = 0; i < TRACES_TOLD + 10; i++)
+		lose(100 + i);
+	CHECK_EQ(area->losses_untold, 2 * 10);
+	for (uint32_t i = 0; i < TRACES_TOLD; i++)
+		expect_lost(100 + i);
 	expect_no_loss();
-	CHECK_EQ(bs_begin(trace(7)), 0);
-	CHECK_EQ(bs_tracepoint("0123456789", 10), -ENOSPC);
-	CHECK_EQ(bs_end(), 0);
-	expect_loss(7, BS_RUN_FIRST | BS_RUN_LAST, 10);
-	CHECK_EQ(area->losses_untold, 10);
+	lose(7);
+	expect_lost(7);
+	CHECK_EQ(area->losses_untold, 2 * 10);
+}
+
+/* Of a handle of whose beginning the ring tells, it tells of the end too. */
+static void test_last_place_is_for_the_end(void)
+{
+	struct bs_thread_area *area = &node.areas[0];
+	uint32_t untold = area->losses_untold;
+	struct bs_trace open;
+
+	CHECK_EQ(bs_open(&open, trace(8)), 0);
+	CHECK_EQ(bs_write(&open, BS_RECORD_DATA, "", 0), -ENOSPC);
+	for (uint32_t i = 0; i < TRACES_TOLD - 1; i++)
+		lose(100 + i);
+	/* One place is left. */
+	lose(9);
+	CHECK_EQ(area->losses_untold, untold + 1);
+	expect_loss(8, BS_RUN_FIRST, 0);
+	for (uint32_t i = 0; i < TRACES_TOLD - 1; i++)
+		expect_lost(100 + i);
+	expect_loss(9, BS_RUN_LAST, 10);
+	expect_no_loss();
+	CHECK_EQ(bs_close(&open), 0);
+	expect_loss(8, 0, 0);
+	expect_loss(8, BS_RUN_LAST, 0);
 }
 
 static void drop_runs(void)
@@ -164,10 +234,8 @@ static void test_doorbell(void)
 	CHECK_EQ(bs_trigger(trace(8), "t", NULL, NULL, 0), 0);
 	CHECK_EQ(bell->rung, rung);
 	store_release(&bell->sleeping, 1);
-	CHECK_EQ(bs_begin(trace(8)), 0);
-	CHECK_EQ(bs_tracepoint("0123456789", 10), -ENOSPC);
-	CHECK_EQ(bs_end(), 0);
-	expect_loss(8, BS_RUN_FIRST | BS_RUN_LAST, 10);
+	lose(8);
+	expect_lost(8);
 	CHECK_EQ(bell->rung, rung);
 
 	for (uint32_t i = 1; i < 10; i++)
@@ -261,8 +329,10 @@ int main(void)
 	fake_node_open(&node);
 	fake_node_attach(&node, 32, 0);
 	RUN(test_no_segment);
+	RUN(test_told_at_once);
 	RUN(test_memory_comes_and_goes);
 	RUN(test_losses_untold);
+	RUN(test_last_place_is_for_the_end);
 	RUN(test_doorbell);
 	RUN(test_doorbell_stock);
 	RUN(test_nonsense_is_not_taken);

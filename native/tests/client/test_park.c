@@ -638,6 +638,83 @@ static void segments_move_under_load(void)
 		node.grants->moves, taken, moved, node.grants->tail);
 }
 
+static uint32_t count_members(void)
+{
+	uint32_t count = 0;
+
+	for (const struct bs_member *m = bs_members; m; m = m->next)
+		count++;
+	return count;
+}
+
+#define DEAD 150
+#define NO_TID (1 << 30)
+
+static void add_dead_members(void)
+{
+	for (int i = 0; i < DEAD; i++) {
+		struct bs_member *m = aligned_alloc(BS_CACHE_LINE, sizeof(*m));
+
+		CHECK(m);
+		memset(m, 0, sizeof(*m));
+		m->tid = NO_TID;
+		m->slot_number = BS_THREAD_SLOTS;
+		m->next = bs_members;
+		m->link = &bs_members;
+		if (m->next)
+			m->next->link = &m->next;
+		bs_members = m;
+	}
+}
+
+static void reap(uint32_t left)
+{
+	pthread_mutex_lock(&bs_process.lock);
+	bs_thread_reap();
+	CHECK_EQ(count_members(), left);
+	pthread_mutex_unlock(&bs_process.lock);
+}
+
+/* However many threads there are, the lock is held for a bounded number of them; and
+ * all are looked at in their turn, whoever leaves meanwhile. */
+static void the_dead_are_found_in_pieces(void)
+{
+	uint32_t alive;
+
+	start_workers(100);
+	for (uint32_t i = 0; i < 100; i++)
+		do_step(&workers[i], step_trace);
+	pthread_mutex_lock(&bs_process.lock);
+	alive = count_members();
+	/* Begin with the first. */
+	for (uint32_t i = 0; i < alive; i += 64)
+		bs_thread_reap();
+	add_dead_members();
+	pthread_mutex_unlock(&bs_process.lock);
+	CHECK(alive > 100 && alive < 128);
+	reap(alive + DEAD - 64);
+	reap(alive + DEAD - 2 * 64);
+	reap(alive);
+	/* The next is one of those that live, and now leave. */
+	stop_workers(100);
+	alive -= 100;
+	pthread_mutex_lock(&bs_process.lock);
+	add_dead_members();
+	pthread_mutex_unlock(&bs_process.lock);
+	for (int i = 0; i < 4; i++) {
+		pthread_mutex_lock(&bs_process.lock);
+		bs_thread_reap();
+		pthread_mutex_unlock(&bs_process.lock);
+	}
+	reap(alive);
+	/* The lock may be given up. */
+	pthread_mutex_lock(&bs_process.lock);
+	add_dead_members();
+	bs_thread_reap_all();
+	CHECK_EQ(count_members(), alive);
+	pthread_mutex_unlock(&bs_process.lock);
+}
+
 int main(void)
 {
 	fake_node_open(&node);
@@ -650,6 +727,7 @@ int main(void)
 	RUN(threads_that_are_gone);
 	RUN(more_than_can_be_parked);
 	RUN(segments_move_under_load);
+	RUN(the_dead_are_found_in_pieces);
 	bs_shutdown();
 	fake_node_close(&node);
 	return 0;

@@ -1,17 +1,48 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Whose time, and how much memory, it takes to meet new pages. */
-#include <dirent.h>
+/*
+ * Whose time, and how much memory, it takes to meet new pages. The test has the
+ * library in itself, and hears when the thread that meets them goes to sleep.
+ */
+#include <linux/futex.h>
 #include <sched.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "check.h"
+#include "client.h"
 #include "fake_node.h"
 
+static struct {
+	uint32_t value; /* of the word on which it sleeps */
+	bool is_asleep; /* until that changes */
+} sleeper;
+
+static long heard_syscall(long number, uint32_t *word, int call, uint32_t value)
+{
+	bool sleeps = call == FUTEX_WAIT_PRIVATE;
+	long ret;
+
+	if (sleeps) {
+		WRITE_ONCE(sleeper.value, value);
+		store_release(&sleeper.is_asleep, true);
+	}
+	ret = syscall(number, word, call, value, NULL, NULL, 0);
+	if (sleeps)
+		store_release(&sleeper.is_asleep, false);
+	return ret;
+}
+
+#define syscall(number, word, call, value, ...)                                \
+	heard_syscall(number, word, call, value)
+/* For what is static there. */
+#include "prefault.c" /* NOLINT(bugprone-suspicious-include) */
+#undef syscall
+
 #define SEGMENTS 64u
-#define AHEAD 4u /* as in prefault.c */
+#define AHEAD SEGMENTS_AHEAD
 
 static struct fake_node node;
 
@@ -67,48 +98,18 @@ static uint64_t faults(void)
 	return (uint64_t)usage.ru_minflt;
 }
 
-/* How often the library's thread was woken: it went to sleep as often. NOT_THERE: it
- * has not begun. */
-#define NOT_THERE UINT64_MAX
-
-static uint64_t sleeps(void)
+/* Until the thread has done with what there is to do: then it sleeps until somebody
+ * rings. Returns how often somebody did. */
+static uint32_t let_it_sleep(void)
 {
-	char path[300], line[128];
-	uint64_t n = NOT_THERE;
-	DIR *tasks = opendir("/proc/self/task");
-	struct dirent *task;
-
-	CHECK(tasks);
-	while ((task = readdir(tasks))) {
-		bool ours = false;
-		FILE *f;
-
-		snprintf(path, sizeof(path), "/proc/self/task/%s/status",
-			 task->d_name);
-		f = fopen(path, "r");
-		while (f && fgets(line, sizeof(line), f)) {
-			ours |= !strcmp(line, "Name:\tbacksight-pages\n");
-			if (ours)
-				sscanf(line,
-				       "voluntary_ctxt_switches: %" SCNu64, &n);
-		}
-		if (f)
-			fclose(f);
-	}
-	closedir(tasks);
-	return n;
-}
-
-/* Until it has done with what there is to do. */
-static uint64_t let_it_sleep(void)
-{
-	uint64_t before;
+	uint32_t rings;
 
 	do {
-		before = sleeps();
-		usleep(50000);
-	} while (before == NOT_THERE || sleeps() != before);
-	return before;
+		sched_yield();
+		rings = READ_ONCE(rung);
+	} while (!load_acquire(&sleeper.is_asleep) ||
+		 READ_ONCE(sleeper.value) != rings);
+	return rings;
 }
 
 static void test_unused_stock_has_no_memory(void)
@@ -165,7 +166,7 @@ static void test_writer_has_no_faults(void)
 /* Segments that were met before wake nobody. */
 static void test_thread_sleeps_on(void)
 {
-	uint64_t before;
+	uint32_t before;
 
 	/* Let it have done with the last ones that are new. */
 	use_segments(SEGMENTS);
@@ -173,7 +174,7 @@ static void test_thread_sleeps_on(void)
 	for (uint32_t i = 0; i < 20; i++)
 		fake_node_grant(&node, i, false);
 	use_segments(SEGMENTS + 20);
-	CHECK_EQ(sleeps(), before);
+	CHECK_EQ(READ_ONCE(rung), before);
 }
 
 /* qemu-user says that it did so. */

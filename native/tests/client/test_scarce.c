@@ -9,11 +9,13 @@
 #include <linux/capability.h>
 #include <pthread.h>
 #include <sched.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <time.h>
@@ -245,6 +247,103 @@ static void who_stays_in_a_queue_is_waited_for(void)
 	fake_node_hang_up(&node);
 }
 
+static bool send_fails;
+
+/* As on a socket whose buffer is full.
+ * NOLINTNEXTLINE(readability-inconsistent-declaration-parameter-name) */
+ssize_t send(int fd, const void *bytes, size_t n, int flags)
+{
+	if (send_fails) {
+		send_fails = false;
+		errno = EAGAIN;
+		return -1;
+	}
+	return syscall(SYS_sendto, fd, bytes, n, flags, NULL, 0);
+}
+
+/* What could not be said is said later. */
+static void an_answer_is_owed_until_it_is_sent(void)
+{
+	struct bs_context_segment *context;
+	struct bs_attachment *unused;
+	int fd;
+
+	fake_node_attach(&node, 16, 1);
+	CHECK_EQ(bs_begin(trace(3)), 0);
+	CHECK_EQ(bs_end(), 0);
+	CHECK_EQ(bs_wait_attached(-1), 0);
+	pthread_mutex_lock(&bs_process.lock);
+	send_fails = true;
+	pthread_mutex_unlock(&bs_process.lock);
+	context = fake_node_make_context(&fd);
+	fake_node_news(&node, BS_NEWS_CONTEXT, 1, fd);
+	be_heard(2);
+	CHECK(!send_fails);
+	fake_node_news(&node, BS_NEWS_POLICY, 3, node.fds[BS_FD_POLICY]);
+	while (bs_trusts_incoming())
+		sched_yield();
+	CHECK(fake_node_answered(&node, 1));
+	munmap(node.context, sizeof(*node.context));
+	fake_node_use_context(&node, context, fd);
+	pthread_mutex_lock(&bs_process.lock);
+	unused = bs_attachment_publish(&bs_nowhere);
+	CHECK(!unused);
+	pthread_mutex_unlock(&bs_process.lock);
+	fake_node_hang_up(&node);
+}
+
+static bool mremap_fails;
+
+/* As where the kernel has no memory for a mapping, and finds that out when it has
+ * unmapped what was there.
+ * NOLINTNEXTLINE(readability-inconsistent-declaration-parameter-name) */
+void *mremap(void *from, size_t bytes, size_t new_bytes, int flags, ...)
+{
+	va_list rest;
+	void *to;
+
+	va_start(rest, flags);
+	to = flags & MREMAP_FIXED ? va_arg(rest, void *) : NULL;
+	va_end(rest);
+	if (mremap_fails) {
+		mremap_fails = false;
+		munmap(to, new_bytes);
+		errno = ENOMEM;
+		return MAP_FAILED;
+	}
+	/* NOLINTNEXTLINE(performance-no-int-to-ptr) */
+	return (void *)syscall(SYS_mremap, from, bytes, new_bytes, flags, to);
+}
+
+/* All is recorded where the node's table is gone. */
+static void a_policy_that_is_gone_records_all(void)
+{
+	struct bs_attachment *a;
+	const char *reason;
+
+	fake_node_attach(&node, 16, 1);
+	CHECK_EQ(bs_begin(trace(3)), 0);
+	CHECK_EQ(bs_end(), 0);
+	pthread_mutex_lock(&bs_process.lock);
+	a = bs_process.current;
+	WRITE_ONCE(node.policy->percentage_threshold, 0);
+	CHECK_EQ(READ_ONCE(a->policy->percentage_threshold), 0);
+	mremap_fails = true;
+	reason = bs_policy_replace(a, node.fds[BS_FD_POLICY]);
+	CHECK(reason == bs_no_room);
+	CHECK(!mremap_fails);
+	CHECK_EQ(a->policy->magic, 0);
+	CHECK_EQ(READ_ONCE(a->policy->percentage_threshold), BS_PERCENTAGE_ALL);
+	/* The next one takes its place. */
+	reason = bs_policy_replace(a, node.fds[BS_FD_POLICY]);
+	CHECK(!reason);
+	CHECK_EQ(READ_ONCE(a->policy->percentage_threshold), 0);
+	a = bs_attachment_publish(&bs_nowhere);
+	CHECK(!a);
+	pthread_mutex_unlock(&bs_process.lock);
+	fake_node_hang_up(&node);
+}
+
 /* ----------------------------------------------------------------- files --- */
 
 static int not_ours; /* a file of the application's; 0: none */
@@ -379,6 +478,8 @@ int main(void)
 	RUN(an_arena_needs_no_limit);
 	RUN(nobody_waits_for_a_thread_that_is_stopped);
 	RUN(who_stays_in_a_queue_is_waited_for);
+	RUN(an_answer_is_owed_until_it_is_sent);
+	RUN(a_policy_that_is_gone_records_all);
 	RUN(the_applications_files_stay_open);
 	RUN(a_thread_that_cannot_join_loses_its_records);
 	bs_shutdown();

@@ -161,6 +161,33 @@ static void test_percentage(void)
 	WRITE_ONCE(node.policy->percentage_threshold, UINT64_MAX);
 }
 
+/* What was recorded before it was lowered can be triggered, as long as the node says
+ * so; a thread's own trace always. */
+static void test_percentage_lowered(void)
+{
+	struct bs_trigger_cell cell;
+
+	CHECK_EQ(bs_begin(trace(1)), 0);
+	WRITE_ONCE(node.policy->earlier_threshold, BS_PERCENTAGE_ALL);
+	WRITE_ONCE(node.policy->percentage_threshold, 0);
+	for (uint64_t i = 1; i <= 2; i++) {
+		CHECK_EQ(bs_trigger(trace(i), "t", NULL, NULL, 0), 0);
+		CHECK(fake_node_trigger(&node, &cell));
+		CHECK_EQ(cell.trace_lo, i);
+	}
+	WRITE_ONCE(node.policy->earlier_threshold, 0);
+	CHECK_EQ(bs_trigger(trace(1), "t", NULL, NULL, 0), 0);
+	CHECK(fake_node_trigger(&node, &cell));
+	CHECK_EQ(bs_trigger(trace(2), "t", NULL, NULL, 0), -ENODATA);
+	CHECK_EQ(bs_end(), 0);
+	CHECK_EQ(bs_trigger(trace(1), "t", NULL, NULL, 0), -ENODATA);
+	/* That it is open says nothing where it is left out. */
+	CHECK_EQ(bs_begin(trace(1)), 0);
+	CHECK_EQ(bs_trigger(trace(1), "t", NULL, NULL, 0), -ENODATA);
+	CHECK_EQ(bs_end(), 0);
+	WRITE_ONCE(node.policy->percentage_threshold, BS_PERCENTAGE_ALL);
+}
+
 static const struct bs_record_header *last_record(struct fake_run *run)
 {
 	uint32_t offset = 0;
@@ -258,6 +285,7 @@ int main(void)
 	RUN(test_queue_full);
 	RUN(test_queue_nonsense);
 	RUN(test_percentage);
+	RUN(test_percentage_lowered);
 	RUN(test_span);
 	bs_shutdown();
 	fake_node_close(&node);

@@ -39,6 +39,16 @@ struct abi2_reply {
 /* Arena, channel, context, policy. */
 #define ABI2_FDS 4
 
+#define ABI2_NEWS_CONTEXT 1u
+#define ABI2_NEWS_POLICY 2u
+
+/* With one descriptor; answered by the same, with none, if it is of a context. */
+struct abi2_news {
+	uint32_t magic;
+	uint32_t kind;
+	uint64_t number;
+};
+
 /* ---------------------------------------------------------------- arena --- */
 
 #define ABI2_SEGMENT_BYTES 65536u
@@ -210,10 +220,12 @@ struct abi2_policy {
 	uint32_t rules;
 	uint32_t rule_bytes;
 	uint32_t zero;
+	uint64_t reserved[2];
 };
 
 _Static_assert(sizeof(struct abi2_request) == 104, "frozen");
 _Static_assert(sizeof(struct abi2_reply) == 176, "frozen");
+_Static_assert(sizeof(struct abi2_news) == 16, "frozen");
 _Static_assert(sizeof(struct abi2_run) == 20, "frozen");
 _Static_assert(sizeof(struct abi2_record) == 12, "frozen");
 _Static_assert(offsetof(struct abi2_channel, rung) == 128, "frozen");

@@ -2,9 +2,15 @@
 /*
  * An application with a library of the day when ABI 2 was frozen: one thread, by
  * hand, with the least that a client must do. It stays while the daemons around it
- * become newer (tests/cluster/test_frozen.py).
+ * become newer (tests/cluster/test_upgrade.py).
  *
- *   frozen_client SOCKET
+ *   frozen_client SOCKET [deaf]
+ *
+ * It goes over to another context when it is told, unless it is deaf.
+ *
+ * Two things it does as that library did, and not as the text of the ABI said then,
+ * which was mended: it takes a head behind the tail for an empty ring, and commits
+ * a trigger by a swap.
  *
  * When it is attached it prints "attached". For each line of standard input,
  *
@@ -46,6 +52,7 @@
 
 struct client {
 	const char *path;
+	bool is_deaf; /* to news: it has not heard of any */
 	int socket;
 	struct abi2_request request;
 
@@ -169,17 +176,54 @@ static void attach(struct client *c)
 		die("what the daemon resumed never was");
 }
 
-/* What it hears it does not know, but for the end. Attach anew in the middle of
- * nothing: between two traces. */
+/* It has one thread, which is in no queue here. */
+static void take_context(struct client *c, const struct abi2_news *news, int fd)
+{
+	munmap(c->context, sizeof(*c->context));
+	c->context = map(fd, sizeof(*c->context));
+	if (send(c->socket, news, sizeof(*news), MSG_NOSIGNAL) < 0)
+		die("send");
+}
+
+/* False: there is none, for now (EAGAIN) or for good. */
+static bool hear(struct client *c)
+{
+	union {
+		char bytes[CMSG_SPACE(sizeof(int))];
+		struct cmsghdr align;
+	} control = {0};
+	struct abi2_news news = {0};
+	struct iovec iov = {&news, sizeof(news)};
+	struct msghdr message = {
+		.msg_iov = &iov,
+		.msg_iovlen = 1,
+		.msg_control = control.bytes,
+		.msg_controllen = sizeof(control.bytes),
+	};
+	const struct cmsghdr *h;
+	int fd;
+
+	errno = 0;
+	if (recvmsg(c->socket, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC) <= 0)
+		return false;
+	h = CMSG_FIRSTHDR(&message);
+	if (!h || h->cmsg_len != CMSG_LEN(sizeof(int)))
+		return true;
+	memcpy(&fd, CMSG_DATA(h), sizeof(fd));
+	if (!c->is_deaf && news.magic == ABI2_MAGIC &&
+	    news.kind == ABI2_NEWS_CONTEXT)
+		take_context(c, &news, fd);
+	else
+		close(fd); /* it records all, whatever the policy */
+	return true;
+}
+
+/* Attach anew in the middle of nothing: between two traces. */
 static void listen_to_daemon(struct client *c)
 {
-	char packet[512];
-	ssize_t got;
-
-	do {
-		got = recv(c->socket, packet, sizeof(packet), MSG_DONTWAIT);
-	} while (got > 0);
-	if (got < 0 && errno == EAGAIN)
+	while (hear(c))
+		;
+	if (errno == EAGAIN)
 		return;
 	close(c->socket);
 	attach(c);
@@ -205,7 +249,8 @@ static bool take_segment(struct client *c)
 
 	do {
 		head = load_acquire(&g->head);
-		if (head == tail)
+		/* The node takes grants back, so the head can be behind. */
+		if (head == tail || head - tail > ABI2_GRANTS)
 			return false;
 		segment = load_relaxed(&g->entries[tail % ABI2_GRANTS].segment);
 		generation = load_relaxed(
@@ -311,7 +356,10 @@ static void fire(struct client *c, uint64_t hi, uint64_t lo)
 	memset(cell->name, 0, sizeof(cell->name));
 	memset(cell->why, 0, sizeof(cell->why));
 	memcpy(cell->name, "frozen", 6);
-	store_release(&cell->seq, at + 1);
+	/* It is another one's by now if the node waited too long for it. */
+	if (!__atomic_compare_exchange_n(&cell->seq, &at, at + 1, false,
+					 __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
+		count_up(&x->triggers_lost);
 	ring(c);
 }
 
@@ -329,8 +377,9 @@ int main(int argc, char **argv)
 	};
 	char line[LINE_BYTES];
 
-	if (argc != 2) {
-		fprintf(stderr, "usage: frozen_client SOCKET\n");
+	c.is_deaf = argc == 3 && !strcmp(argv[2], "deaf");
+	if (argc != 2 + c.is_deaf) {
+		fprintf(stderr, "usage: frozen_client SOCKET [deaf]\n");
 		return 2;
 	}
 	c.path = argv[1];

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The library of today beside a node of the day when ABI 2 was frozen: what it
- * writes, loses and fires is where such a node looks for it.
+ * writes, loses and fires is where such a node looks for it, and what such a node
+ * tells it, it does.
  */
 #include <fcntl.h>
 #include <poll.h>
@@ -52,15 +53,41 @@ static void *make(int *fd, size_t bytes)
 	return p;
 }
 
+static struct abi2_context *make_context(int *fd)
+{
+	struct abi2_context *c = make(fd, sizeof(*c));
+
+	c->magic = ABI2_MAGIC;
+	c->version = ABI2_VERSION;
+	c->thread_slots = ABI2_SLOTS;
+	c->trigger_cells = ABI2_CELLS;
+	for (uint32_t i = 0; i < ABI2_CELLS; i++)
+		c->cells[i].seq = i;
+	return c;
+}
+
+static struct abi2_policy *make_policy(int *fd, uint64_t number,
+				       uint64_t threshold)
+{
+	struct abi2_policy *p = make(fd, ABI2_POLICY_BYTES);
+
+	p->magic = ABI2_MAGIC;
+	p->version = ABI2_VERSION;
+	p->bytes = ABI2_POLICY_BYTES;
+	p->number = number;
+	p->percentage_threshold = threshold;
+	CHECK_EQ(fcntl(*fd, F_ADD_SEALS, F_SEAL_FUTURE_WRITE), 0);
+	return p;
+}
+
 static void fill(struct node *n)
 {
 	unsigned char *channel;
 
 	n->arena = make(&n->fds[0], (size_t)SEGMENTS * ABI2_SEGMENT_BYTES);
 	channel = make(&n->fds[1], ABI2_CHANNEL_BYTES);
-	n->context = make(&n->fds[2], sizeof(*n->context));
-	n->policy = make(&n->fds[3], ABI2_POLICY_BYTES);
-	CHECK_EQ(fcntl(n->fds[3], F_ADD_SEALS, F_SEAL_FUTURE_WRITE), 0);
+	n->context = make_context(&n->fds[2]);
+	n->policy = make_policy(&n->fds[3], 1, ABI2_PERCENTAGE_ALL);
 	n->channel = (void *)channel;
 	n->grants = (void *)(channel + ABI2_GRANTS_OFFSET);
 	n->areas = (void *)(channel + ABI2_AREAS_OFFSET);
@@ -71,19 +98,6 @@ static void fill(struct node *n)
 	n->channel->ticks_per_s = 1000000000;
 	n->channel->node_id = bs_node_id("frozen");
 	memcpy(n->channel->node_name, "frozen", 6);
-
-	n->context->magic = ABI2_MAGIC;
-	n->context->version = ABI2_VERSION;
-	n->context->thread_slots = ABI2_SLOTS;
-	n->context->trigger_cells = ABI2_CELLS;
-	for (uint32_t i = 0; i < ABI2_CELLS; i++)
-		n->context->cells[i].seq = i;
-
-	n->policy->magic = ABI2_MAGIC;
-	n->policy->version = ABI2_VERSION;
-	n->policy->bytes = ABI2_POLICY_BYTES;
-	n->policy->number = 1;
-	n->policy->percentage_threshold = ABI2_PERCENTAGE_ALL;
 
 	for (uint32_t i = 0; i < SEGMENTS; i++) {
 		n->grants->entries[i].segment = i | ABI2_GRANT_FRESH;
@@ -130,7 +144,28 @@ static void receive_request(struct node *n)
 	CHECK_EQ(n->request.pid, getpid());
 }
 
-static void answer(struct node *n, bool resumed)
+static void send_with_fds(const struct node *n, const void *packet,
+			  size_t bytes, const int *fds, size_t n_fds)
+{
+	union {
+		char bytes[CMSG_SPACE(ABI2_FDS * sizeof(int))];
+		struct cmsghdr align;
+	} control = {0};
+	struct iovec iov = {(void *)packet, bytes};
+	struct msghdr message = {.msg_iov = &iov, .msg_iovlen = 1};
+
+	if (n_fds) {
+		message.msg_control = control.bytes;
+		message.msg_controllen = CMSG_SPACE(n_fds * sizeof(int));
+		control.align.cmsg_level = SOL_SOCKET;
+		control.align.cmsg_type = SCM_RIGHTS;
+		control.align.cmsg_len = CMSG_LEN(n_fds * sizeof(int));
+		memcpy(CMSG_DATA(&control.align), fds, n_fds * sizeof(int));
+	}
+	CHECK_EQ(sendmsg(n->connection, &message, MSG_NOSIGNAL), bytes);
+}
+
+static void answer(const struct node *n, bool resumed)
 {
 	const struct abi2_reply reply = {
 		.magic = ABI2_MAGIC,
@@ -139,22 +174,26 @@ static void answer(struct node *n, bool resumed)
 		.token = {1, 2},
 		.arena_bytes = (uint64_t)SEGMENTS * ABI2_SEGMENT_BYTES,
 	};
-	union {
-		char bytes[CMSG_SPACE(ABI2_FDS * sizeof(int))];
-		struct cmsghdr align;
-	} control = {0};
-	struct iovec iov = {(void *)&reply, sizeof(reply)};
-	struct msghdr message = {.msg_iov = &iov, .msg_iovlen = 1};
 
-	if (!resumed) {
-		message.msg_control = control.bytes;
-		message.msg_controllen = sizeof(control.bytes);
-		control.align.cmsg_level = SOL_SOCKET;
-		control.align.cmsg_type = SCM_RIGHTS;
-		control.align.cmsg_len = CMSG_LEN(ABI2_FDS * sizeof(int));
-		memcpy(CMSG_DATA(&control.align), n->fds, sizeof(n->fds));
-	}
-	CHECK_EQ(sendmsg(n->connection, &message, MSG_NOSIGNAL), sizeof(reply));
+	send_with_fds(n, &reply, sizeof(reply), n->fds, resumed ? 0 : ABI2_FDS);
+}
+
+static void tell(const struct node *n, uint32_t kind, uint64_t number, int fd)
+{
+	const struct abi2_news news = {ABI2_MAGIC, kind, number};
+
+	send_with_fds(n, &news, sizeof(news), &fd, 1);
+}
+
+static void await_answer(const struct node *n, uint64_t number)
+{
+	struct abi2_news news;
+
+	await(n->connection);
+	CHECK_EQ(recv(n->connection, &news, sizeof(news), 0), sizeof(news));
+	CHECK_EQ(news.magic, ABI2_MAGIC);
+	CHECK_EQ(news.kind, ABI2_NEWS_CONTEXT);
+	CHECK_EQ(news.number, number);
 }
 
 static void attach(struct node *n)
@@ -304,11 +343,14 @@ static void what_it_loses_is_told(void)
 		;
 	CHECK_EQ(bs_end(), 0);
 	CHECK_EQ(n.grants->tail, SEGMENTS);
-	CHECK_EQ(n.grants->losses, 1);
-	CHECK_EQ(n.areas[0].loss_head, 1);
-	CHECK_EQ(n.areas[0].losses[0].trace_hi, id.hi);
-	CHECK_EQ(n.areas[0].losses[0].trace_lo, id.lo);
-	CHECK_EQ(n.areas[0].losses[0].payload_bytes, sizeof(payload));
+	/* When it is lost, and when the handle is closed. */
+	CHECK_EQ(n.grants->losses, 2);
+	CHECK_EQ(n.areas[0].loss_head, 2);
+	for (int i = 0; i < 2; i++) {
+		CHECK_EQ(n.areas[0].losses[i].trace_hi, id.hi);
+		CHECK_EQ(n.areas[0].losses[i].trace_lo, id.lo);
+	}
+	CHECK_EQ(n.areas[0].losses[1].payload_bytes, sizeof(payload));
 	node_close(&n);
 }
 
@@ -333,6 +375,59 @@ static void it_goes_on_with_a_daemon_that_knows_it(void)
 	CHECK_EQ(bs_end(), 0);
 	check_run(&n, 1, 64 + 128, ABI2_FIRST | ABI2_LAST | ABI2_CLOSED, other,
 		  1);
+	node_close(&n);
+}
+
+/* Another context segment: threads show themselves there, and fire there. */
+static void it_goes_over_to_another_context(void)
+{
+	struct abi2_context *next;
+	struct node n;
+	int fd;
+
+	node_open(&n);
+	attach(&n);
+	CHECK_EQ(bs_trigger(id, "slow", NULL, NULL, 0), 0);
+	CHECK_EQ(bs_begin(id), 0);
+	next = make_context(&fd);
+	tell(&n, ABI2_NEWS_CONTEXT, 1, fd);
+	await_answer(&n, 1);
+	CHECK_EQ(next->slots[0].tid, (uint32_t)gettid());
+	CHECK_EQ(next->slots[0].trace_hi, id.hi);
+	CHECK_EQ(next->slots[0].trace_lo, id.lo);
+	CHECK_EQ(bs_trigger(id, "slow", NULL, NULL, 0), 0);
+	CHECK_EQ(n.context->trigger_head, 1);
+	CHECK_EQ(n.context->cells[0].seq, 1);
+	CHECK_EQ(next->trigger_head, 1);
+	CHECK_EQ(next->cells[0].seq, 1);
+	CHECK_EQ(next->cells[0].trace_lo, id.lo);
+	CHECK_EQ(bs_end(), 0);
+	CHECK_EQ(next->slots[0].trace_hi, 0);
+	CHECK_EQ(n.context->slots[0].trace_hi, id.hi);
+	node_close(&n);
+}
+
+/* Another policy, which is not answered: so what is told after it is. That it has
+ * been told already, by a daemon that went since. */
+static void it_goes_by_another_policy(void)
+{
+	struct node n;
+	int contexts, policy;
+
+	node_open(&n);
+	attach(&n);
+	make_context(&contexts);
+	tell(&n, ABI2_NEWS_CONTEXT, 1, contexts);
+	await_answer(&n, 1);
+	make_policy(&policy, 2, 0);
+	tell(&n, ABI2_NEWS_POLICY, 2, policy);
+	tell(&n, ABI2_NEWS_CONTEXT, 1, contexts);
+	await_answer(&n, 1);
+	CHECK_EQ(bs_begin(id), 0);
+	write_record();
+	CHECK_EQ(bs_end(), 0);
+	CHECK_EQ(n.grants->tail, 0);
+	CHECK_EQ(n.areas[0].loss_head, 0);
 	node_close(&n);
 }
 
@@ -365,5 +460,7 @@ int main(void)
 	RUN_ALONE(what_it_fires_is_found);
 	RUN_ALONE(what_it_loses_is_told);
 	RUN_ALONE(it_goes_on_with_a_daemon_that_knows_it);
+	RUN_ALONE(it_goes_over_to_another_context);
+	RUN_ALONE(it_goes_by_another_policy);
 	return 0;
 }

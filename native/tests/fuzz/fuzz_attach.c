@@ -18,6 +18,9 @@
 #define ARENA_BYTES (16ull * BS_SEGMENT_BYTES)
 #define TRACES 3
 
+/* Of all numbers this one alone, so that inputs that were kept mean what they did. */
+#define TICK 255
+
 static struct input in;
 static struct bs_packet next;
 
@@ -242,10 +245,24 @@ static void tell_news(void)
 	add_fds(&usual, 1);
 	pthread_mutex_lock(&bs_process.lock);
 	/* It hears news while it is attached. */
-	if (bs_process.current != &bs_nowhere)
+	if (bs_process.current != &bs_nowhere) {
 		take_news(&next);
+		answer_context();
+	}
 	pthread_mutex_unlock(&bs_process.lock);
 	bs_packet_close_fds(&next);
+}
+
+/* Nothing came for a while: see wait_for_news(). */
+static void tick(void)
+{
+	pthread_mutex_lock(&bs_process.lock);
+	if (bs_process.current != &bs_nowhere) {
+		bs_park_idle();
+		bs_attachment_retire_old();
+		answer_context();
+	}
+	pthread_mutex_unlock(&bs_process.lock);
 }
 
 /* ------------------------------------------------------------ application --- */
@@ -304,6 +321,7 @@ int LLVMFuzzerInitialize(int *argc, char ***argv)
 	(void)argv;
 	/* It would answer itself, beside us. */
 	is_started = true;
+	bs_park_start();
 	return 0;
 }
 
@@ -312,7 +330,13 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size)
 	in = (struct input){bytes, bytes + size};
 	memset(request.token, 0, sizeof(request.token));
 	while (!is_over(&in)) {
-		switch (take8(&in) % 4) {
+		uint8_t next_op = take8(&in);
+
+		if (next_op == TICK) {
+			tick();
+			continue;
+		}
+		switch (next_op % 4) {
 		case 0:
 			answer();
 			break;

@@ -257,7 +257,7 @@ static void put_off(void)
 			node_unlock(n);
 	}
 	node_lock(n);
-	search_judge_all(n, search, false, true);
+	search_judge_all(n, search, false);
 	node_unlock(n);
 	measure_end();
 	search_free(n, search);
@@ -355,6 +355,165 @@ static void lied_to(void)
 	free_with_writer(n, &w);
 }
 
+/* As many searches as a second of triggers may bring, one pass for all. */
+static void together(void)
+{
+	enum {
+		SEARCHES = 10000
+	};
+	struct bsn *n = node_of(256 << 20);
+	struct bsn_slice s;
+	struct wthread t;
+	struct writer w;
+
+	writer_attach(&w, n, START);
+	t = writer_thread(&w, 0);
+	/* Other traces, so that the store does not grow. */
+	for (uint32_t i = 0; i < SEARCHES; i++)
+		CHECK(w_trace(&t, trace_id(SEARCHES + i), 40, START));
+	bsn_poll(n, START);
+	/* The first is looked for at once. */
+	for (uint32_t i = 0; i < SEARCHES; i++)
+		CHECK_EQ(bsn_collect(n, trace_id(i), trace_id(i), "test", START,
+				     &s),
+			 0);
+	measure(n);
+	bsn_poll(n, START + MS);
+	measure_end();
+	CHECK_EQ(n->counts.searches, SEARCHES);
+	free_with_writer(n, &w);
+}
+
+/* Each process has a thread in the one segment that there is for it, and wants more. */
+static void exhausted(void)
+{
+	enum {
+		PROCESSES = 1000
+	};
+	static struct writer w[PROCESSES];
+	struct bsn_config config = test_config(64 << 20);
+	struct bsn *n;
+
+	config.clients_max = PROCESSES;
+	config.arena_bytes = 16 * SEG;
+	n = test_node(&config);
+	for (uint32_t i = 0; i < PROCESSES; i++) {
+		struct wthread t;
+
+		writer_attach(&w[i], n, START);
+		t = writer_thread(&w[i], 0);
+		if (w_take_segment(&t))
+			CHECK(w_trace(&t, trace_id(i), 40, START));
+	}
+	bsn_poll(n, START);
+	measure(n);
+	bsn_poll(n, START + MS);
+	measure_end();
+	for (uint32_t i = 0; i < PROCESSES; i++)
+		writer_close(&w[i]);
+	bsn_free(n);
+}
+
+/* Runs of as many records as there is room for, of a slice that is full. */
+static void truncated(void)
+{
+	enum {
+		RUNS_OF_IT = 400,
+		RECORDS = 1000
+	};
+	struct bsn_config config = test_config(256 << 20);
+	struct bsn *n = test_node(&config);
+	struct bsn_slice s;
+	struct wthread t;
+	struct writer w;
+
+	writer_attach(&w, n, START);
+	t = writer_thread(&w, 0);
+	for (uint32_t i = 0; i < RUNS_OF_IT; i++) {
+		CHECK(w_begin(&t, trace_id(1), 0x10000, i, i ? 0 : BS_RUN_FIRST,
+			      RECORDS * 12));
+		for (uint32_t k = 0; k < RECORDS; k++)
+			w_record(&t, BS_RECORD_DATA, NULL, 0, START);
+		w_end(&t, 0);
+	}
+	bsn_poll(n, START);
+	measure(n);
+	CHECK_EQ(bsn_collect(n, trace_id(1), trace_id(1), "test", START, &s),
+		 0);
+	measure_end();
+	CHECK(s.flags & BSN_SLICE_TRUNCATED);
+	free_with_writer(n, &w);
+}
+
+/* All threads of as many processes hold a segment, and one of each fills another. */
+static void busy(void)
+{
+	enum {
+		PROCESSES = 16
+	};
+	static struct wthread t[PROCESSES][BS_THREAD_SLOTS];
+	struct writer w[PROCESSES];
+	struct bsn *n = node_of(1024 << 20);
+
+	for (uint32_t i = 0; i < PROCESSES; i++) {
+		writer_attach(&w[i], n, START);
+		for (uint32_t k = 0; k < BS_THREAD_SLOTS; k++) {
+			t[i][k] = writer_thread(&w[i], k);
+			if (k % 16 == 0)
+				bsn_poll(n, START);
+			CHECK(w_trace(&t[i][k], trace_id(k), 40, START));
+		}
+	}
+	bsn_poll(n, START);
+	for (uint32_t i = 0; i < PROCESSES; i++)
+		CHECK(w_take_segment(&t[i][0]));
+	measure(n);
+	bsn_poll(n, START + MS);
+	measure_end();
+	for (uint32_t i = 0; i < PROCESSES; i++)
+		writer_close(&w[i]);
+	bsn_free(n);
+}
+
+/* Segments full of runs of the trace that a pass is to look for go before it is there. */
+static void passed(void)
+{
+	struct bsn *n = node_of(16 << 20);
+	struct search *search;
+	struct slice *slice;
+	uint64_t now = START, i = 1;
+	struct wthread t;
+	struct writer w;
+	struct pass p;
+
+	writer_attach(&w, n, START);
+	t = writer_thread(&w, 0);
+	write_runs(&t, 60000);
+	bsn_poll(n, START);
+	node_lock(n);
+	slice = slice_new(n, trace_id(1), trace_id(1), "test");
+	CHECK(slice);
+	search_later(n, slice);
+	search = n->searches;
+	n->searches = NULL;
+	CHECK_EQ(pass_begin(n, &p, search, 1), 0);
+	node_unlock(n);
+	measure(n);
+	while (n->counts.reclaims < 50) {
+		if (!w_trace(&t, trace_id(++i), 1000, now) || i % 100 == 0)
+			bsn_poll(n, now += MS);
+	}
+	measure_end();
+	node_lock(n);
+	pass_run(n, &p);
+	pass_end(n, &p);
+	search_judge_all(n, search, false);
+	search_free(n, search);
+	free(search);
+	node_unlock(n);
+	free_with_writer(n, &w);
+}
+
 /* ------------------------------------------------------------------ main --- */
 
 static const struct scenario {
@@ -365,6 +524,9 @@ static const struct scenario {
 	{"found", found},	  {"watched", watched},
 	{"reclaimed", reclaimed}, {"put_off", put_off},
 	{"restarted", restarted}, {"lied_to", lied_to},
+	{"together", together},	  {"exhausted", exhausted},
+	{"truncated", truncated}, {"busy", busy},
+	{"passed", passed},
 };
 
 static bool is_asked_for(const char *name, int argc, char **argv)

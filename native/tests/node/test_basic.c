@@ -189,6 +189,44 @@ static void open_runs_are_found(void)
 	free_with_writer(n, &w);
 }
 
+/* A run that stays open, and says nothing new, grows no slice. */
+static void an_open_run_is_told_once(bool lossy)
+{
+	struct bsn_config config = test_config(8 << 20);
+	struct bsn_event e[8];
+	struct bsn_slice s;
+	struct writer w;
+	struct wthread t;
+	uint64_t bytes;
+	struct bsn *n = node_with_writer(&config, &w, &t);
+
+	CHECK(w_begin(&t, trace_id(1), 9, 1, lossy ? BS_RUN_LOSSY : 0, 100));
+	w_record(&t, BS_RECORD_DATA, "a", 1, START);
+	collect(n, trace_id(1), START, &s);
+	if (!lossy) {
+		/* Not of records. */
+		memset((uint8_t *)(t.run + 1) + 16, 0xff, 16);
+		w_commit(&t, 32);
+		bsn_poll(n, START);
+		CHECK_EQ(bsn_slice_info(n, trace_id(1), &s), 0);
+		CHECK(s.flags & BSN_SLICE_CORRUPT);
+	}
+	bytes = s.bytes;
+	bsn_events(n, e, 8);
+	for (uint32_t i = 0; i < 100; i++) {
+		CHECK_EQ(bsn_poll(n, START + i * MS), 0);
+		CHECK_EQ(bsn_slice_info(n, trace_id(1), &s), 0);
+		CHECK_EQ(s.bytes, bytes);
+	}
+	free_with_writer(n, &w);
+}
+
+static void open_runs_are_told_once(void)
+{
+	an_open_run_is_told_once(true);
+	an_open_run_is_told_once(false);
+}
+
 /* However it was reached: while nobody looked, or poll by poll. */
 static void is_whole_over_segments_and_processes(bool polls_between)
 {
@@ -603,6 +641,7 @@ int main(void)
 	RUN(slices_differ_in_epoch);
 	RUN(later_runs_follow);
 	RUN(open_runs_are_found);
+	RUN(open_runs_are_told_once);
 	RUN(is_whole_over_segments);
 	RUN(what_was_released_is_collected_anew);
 	RUN(names_other_nodes);

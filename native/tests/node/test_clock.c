@@ -99,6 +99,38 @@ static uint64_t realtime_of(struct bsn *n, struct wthread *t, uint64_t id,
 	return pair.realtime_ns;
 }
 
+/* What processes wrote and will write has the ticks of the daemon that they were
+ * attached by, whatever its successor would choose. */
+static void a_predecessors_clock_goes_on(void)
+{
+	struct bsn_config config = test_config(8 << 20);
+	struct writer w;
+	struct bsn *n;
+	uint64_t per_s;
+	bool is_counter;
+
+	config.clock_is_counter = true;
+	config.ticks_per_s = 3 * SECOND;
+	n = test_node(&config);
+	bsn_clock_source(n, &is_counter, &per_s);
+	CHECK(is_counter);
+	CHECK_EQ(per_s, 3 * SECOND);
+	writer_attach(&w, n, START);
+	CHECK_EQ(w_header(&w)->clock, BS_CLOCK_COUNTER);
+	config.clock_is_counter = false;
+	config.ticks_per_s = SECOND;
+	n = restart(n, &config, &w, 1, START);
+	bsn_clock_source(n, &is_counter, &per_s);
+	CHECK(is_counter);
+	CHECK_EQ(per_s, 3 * SECOND);
+	CHECK_EQ(w_header(&w)->clock, BS_CLOCK_COUNTER);
+	CHECK_EQ(w_header(&w)->ticks_per_s, 3 * SECOND);
+	/* What it read of the other clock is forgotten: this would be earlier. */
+	CHECK_EQ(bsn_clock_pair(n, START / 2, START, START), 0);
+	CHECK_EQ(bsn_clock_pair(n, START / 2 - 1, START, START), -EINVAL);
+	free_with_writer(n, &w);
+}
+
 /* A counter that began anew, as after a suspend: from then on its ticks mean what
  * the new readings say, and no reading of before. */
 static void a_clock_that_goes_back_is_taken_up_again(void)
@@ -161,6 +193,7 @@ static void readings_of_days_are_thinned(void)
 int main(void)
 {
 	RUN(a_clock_that_goes_back_is_taken_up_again);
+	RUN(a_predecessors_clock_goes_on);
 	RUN(readings_of_days_are_thinned);
 	RUN(monotonic_ticks_are_nanoseconds);
 #if BS_HAS_CPU_COUNTER

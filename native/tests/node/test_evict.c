@@ -296,6 +296,23 @@ static void forget_what_is_gone(struct bsn *n)
 	       (size_t)n->ledger.header->n_buckets * BS_CACHE_LINE);
 }
 
+/* Whoever opened it had no slot, but it is listed. */
+static void a_handle_without_a_slot_is_open(void)
+{
+	const uint32_t handle = BS_THREAD_SLOTS << BS_HANDLE_COUNT_BITS | 5;
+	struct bsn_config config = test_config(4 << 20);
+	struct wthread t;
+	struct writer w;
+	struct bsn *n = node_with_writer(&config, &w, &t);
+
+	CHECK(!handle_is_open(n->clients.all[0], handle));
+	w_list(&w, handle, true);
+	CHECK(handle_is_open(n->clients.all[0], handle));
+	w_list(&w, handle, false);
+	CHECK(!handle_is_open(n->clients.all[0], handle));
+	free_with_writer(n, &w);
+}
+
 /* There is room for the first part of a run, and none for the next. */
 static void a_run_that_is_cut_is_never_whole(void)
 {
@@ -346,6 +363,7 @@ static uint32_t flags_of_parts(struct bsn *n, const struct kept_part *parts,
 	uint8_t nothing;
 	const struct sink to = {.slice = &slice, .buffer = &nothing};
 	struct search s;
+	uint32_t cost = 0;
 
 	CHECK_EQ(search_init(n, &s, slice.id, to), 0);
 	for (uint32_t i = 0; i < count; i++) {
@@ -361,7 +379,7 @@ static uint32_t flags_of_parts(struct bsn *n, const struct kept_part *parts,
 
 		search_meet(n, &s, &run, 0);
 	}
-	search_conclude(n, &s);
+	search_conclude(n, &s, &cost);
 	search_free(n, &s);
 	return slice.flags;
 }
@@ -771,6 +789,7 @@ int main(void)
 	RUN(handles_tell_what_is_missing);
 	RUN(big_runs_are_kept_in_parts);
 	RUN(a_run_that_is_cut_is_never_whole);
+	RUN(a_handle_without_a_slot_is_open);
 	RUN(each_part_has_the_next);
 	RUN(keep_arena_full);
 	RUN(store_full);

@@ -145,12 +145,12 @@ static void a_search_is_told_until_its_pass_begins(void)
 	gone_add(n, fingerprint, GONE_ABANDONED);
 	for (uint64_t i = 0; gone_layer(n) < layer + 2; i++)
 		gone_add(n, fingerprint_of(i), GONE_EVICTED);
-	CHECK_EQ(pass_begin(n, &p, &s), 0);
+	CHECK_EQ(pass_begin(n, &p, &s, 1), 0);
 	CHECK_EQ(s.why, GONE_LOSSY | GONE_ABANDONED);
 	/* What is reclaimed from now on, the pass looks at before. */
 	gone_add(n, fingerprint, GONE_EVICTED);
-	pass_run(n, &p, false);
-	pass_end(n, &p, &s);
+	pass_run(n, &p);
+	pass_end(n, &p);
 	CHECK_EQ(s.why, GONE_LOSSY | GONE_ABANDONED);
 	search_free(n, &s);
 	node_unlock(n);

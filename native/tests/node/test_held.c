@@ -118,7 +118,7 @@ static void find_in_pieces(bool sealed)
 	CHECK(slice);
 	search_later(n, slice);
 	thread = start_piece(&piece);
-	search_waiting(n);
+	search_waiting(n, n->searches_made);
 	end_piece(&piece, thread, RUNS_A_PIECE);
 	check_slice(n);
 	free_with_writer(n, &w);
@@ -222,7 +222,7 @@ static void find_while(void *(*happens)(void *), bool sealed)
 	/* So that the first piece finds runs. */
 	watch_at_once(n);
 	thread = start_between(n, happens, &m);
-	search_waiting(n);
+	search_waiting(n, n->searches_made);
 	end_between(n, thread);
 	CHECK(m.seen > 100 && m.seen < RUNS);
 	check_slice(n);
@@ -301,7 +301,7 @@ static void parts_in_any_order_take_few_steps(void)
 static void handles_whose_ends_are_lost_are_closed(void)
 {
 	enum {
-		HANDLES = 500,
+		EACH = 500,
 		OPEN = 3
 	};
 	struct bsn_config config = test_config(64 << 20);
@@ -314,7 +314,7 @@ static void handles_whose_ends_are_lost_are_closed(void)
 
 		writer_attach(&w[k], n, START);
 		t = writer_thread(&w[k], 0);
-		for (uint32_t i = 0; i < HANDLES; i++) {
+		for (uint32_t i = 0; i < EACH; i++) {
 			CHECK(w_begin(&t, trace_id(1), 0x10000 + i, 0,
 				      BS_RUN_FIRST | BS_RUN_LOSSY, 0));
 			w_end(&t, 0);
@@ -332,6 +332,169 @@ static void handles_whose_ends_are_lost_are_closed(void)
 			 OPEN + k);
 	writer_close(&w[0]);
 	free_with_writer(n, &w[1]);
+}
+
+/* Of a trace of many, all of them of one process that lives. */
+#define HANDLES 20000u
+
+static uint32_t ends_not_counted(struct bsn *n)
+{
+	const struct slice *s = slice_find(n, trace_id(1));
+	const struct met *process;
+
+	if (!s->search)
+		return 0;
+	process = met_find(n, &s->search->met, n->clients.all[0]->number, 0);
+	return HANDLES - (process ? process->ends_lost : 0);
+}
+
+static void meet_handles(struct bsn *n, struct slice *slice)
+{
+	struct part *part = slice_part(slice, n->clients.all[0]->number);
+	struct run run = {
+		.owner.number = part->client,
+		.flags = BS_RUN_FIRST | BS_RUN_LOSSY,
+		.live = true,
+	};
+
+	for (uint32_t i = 0; i < HANDLES; i++) {
+		run.handle = 0x10000 + i;
+		search_meet(n, slice->search, &run, 0);
+	}
+	part->open = part->unlisted = HANDLES;
+	slice->flags |= BSN_SLICE_LOSSY;
+}
+
+static void handles_are_judged_in_pieces(void)
+{
+	struct first_piece piece = {.left = ends_not_counted};
+	struct search *search;
+	struct slice *slice;
+	struct wthread t;
+	struct writer w;
+	struct bsn *n = node_of_large_slices(&w, &t);
+	pthread_t thread;
+
+	piece.n = n;
+	node_lock(n);
+	slice = slice_new(n, trace_id(1), trace_id(1), "test");
+	CHECK(slice);
+	search_later(n, slice);
+	search = n->searches;
+	n->searches = NULL;
+	meet_handles(n, slice);
+	CHECK(!search->failed);
+	CHECK_EQ(search->met.n, HANDLES);
+	thread = start_piece(&piece);
+	search_judge_all(n, search, false);
+	/* A place of the table is as dear as four where ends may be lost, and half of
+	 * the places are used at most. One more page is begun. */
+	end_piece(&piece, thread, PIECE_MET / 4);
+	CHECK_EQ(slice_open_handles(slice_find(n, trace_id(1))), 0);
+	node_lock(n);
+	search_free(n, search);
+	node_unlock(n);
+	free(search);
+	free_with_writer(n, &w);
+}
+
+/* ---------------------------------------------------------------- losses --- */
+
+/* Threads, each of which lost records of as many traces as it can tell of. */
+#define LOSERS 8u
+#define LOST (LOSERS * BS_LOSS_RING_ENTRIES)
+
+static uint32_t slices_not_told(struct bsn *n)
+{
+	uint32_t left = 0;
+
+	for (uint32_t i = 0; i < LOST; i++)
+		left += !(slice_find(n, trace_id(1 + i))->flags &
+			  BSN_SLICE_LOSSY);
+	return left;
+}
+
+static void slices_are_told_what_was_lost_in_pieces(void)
+{
+	struct first_piece piece = {.left = slices_not_told};
+	struct wthread t[LOSERS];
+	struct writer w;
+	struct bsn *n = node_of_large_slices(&w, &t[0]);
+	pthread_t thread;
+
+	piece.n = n;
+	for (uint32_t k = 1; k < LOSERS; k++)
+		t[k] = writer_thread(&w, k);
+	node_lock(n);
+	for (uint32_t i = 0; i < LOST; i++) {
+		CHECK(slice_new(n, trace_id(1 + i), trace_id(1 + i), "test"));
+		w_lose(&t[i % LOSERS], trace_id(1 + i), BS_RUN_FIRST, 8);
+	}
+	thread = start_piece(&piece);
+	node_catch_up(n, START + MS);
+	end_piece(&piece, thread, BS_LOSS_RING_ENTRIES);
+	CHECK_EQ(slices_not_told(n), 0);
+	free_with_writer(n, &w);
+}
+
+/* --------------------------------------------------------------- reclaim --- */
+
+/* Runs without records, as many as a segment has room for. */
+#define RUNS_A_SEGMENT                                                         \
+	(SEGMENT / (sizeof(struct bs_run_header) + sizeof(uint64_t)))
+
+/* The stock is filled. Returns how many runs were kept at most before the lock was to
+ * be lent. */
+static uint32_t fill(struct bsn *n, uint64_t now)
+{
+	struct client *c = n->clients.all[0];
+	uint64_t most = 0;
+	bool more;
+
+	node_lock(n);
+	node_set_time(n, now);
+	observe(n, c);
+	do {
+		uint64_t kept = n->counts.second_chances;
+
+		more = grants_fill(n, c);
+		kept = n->counts.second_chances - kept;
+		if (kept > most)
+			most = kept;
+	} while (more);
+	node_unlock(n);
+	return (uint32_t)most;
+}
+
+/* A handle that is open has all of its runs copied out of segments that are reclaimed:
+ * also when there is little room for more of them. */
+static void open_runs_are_kept_in_pieces(void)
+{
+	struct bsn_config config = test_config(16 << 20);
+	uint32_t most = 0, kept;
+	uint64_t now = START, i = 1;
+	struct wthread t;
+	struct writer w;
+	struct bsn *n = node_with_writer(&config, &w, &t);
+
+	bsn_poll(n, now);
+	w_list(&w, 0x10000, true);
+	for (uint32_t k = 0; k < 60000; k++) {
+		CHECK(w_begin(&t, trace_id(1), 0x10000, k, k ? 0 : BS_RUN_FIRST,
+			      0));
+		w_end(&t, 0);
+	}
+	while (n->counts.reclaims < 100) {
+		if (w_trace(&t, trace_id(++i), 1000, now))
+			continue;
+		kept = fill(n, now += MS);
+		if (kept > most)
+			most = kept;
+	}
+	CHECK(n->counts.second_chances > 30000);
+	CHECK(most > 0);
+	CHECK(most <= RUNS_A_SEGMENT);
+	free_with_writer(n, &w);
 }
 
 /* --------------------------------------------------------------- metrics --- */
@@ -389,6 +552,9 @@ int main(void)
 	RUN(what_is_visited_in_part_is_visited_once);
 	RUN(parts_in_any_order_take_few_steps);
 	RUN(handles_whose_ends_are_lost_are_closed);
+	RUN(handles_are_judged_in_pieces);
+	RUN(slices_are_told_what_was_lost_in_pieces);
+	RUN(open_runs_are_kept_in_pieces);
 	RUN(metrics_are_gathered_in_pieces);
 	return 0;
 }

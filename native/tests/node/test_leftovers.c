@@ -114,7 +114,7 @@ static void a_collection_lends_the_lock_beside_the_dead(void)
 	CHECK(slice);
 	search_later(l.n, slice);
 	thread = start_between(l.n, look_between, &look);
-	search_waiting(l.n);
+	search_waiting(l.n, l.n->searches_made);
 	end_between(l.n, thread);
 	seen = look.entries - before;
 	CHECK(seen > 0 && seen < l.runs);

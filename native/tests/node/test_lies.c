@@ -732,14 +732,19 @@ static void a_process_that_ended_takes_more(void)
 }
 
 /* The longest row of places that are taken. */
-static uint32_t longest_row(const struct search *s)
+static uint32_t longest_row(struct met_table *t)
 {
-	uint32_t longest = 0, row = 0;
+	uint32_t longest = 0;
 
-	for (uint32_t i = 0; i < s->met_room; i++) {
-		row = s->met[i].client == NONE ? 0 : row + 1;
-		if (row > longest)
-			longest = row;
+	for (uint32_t k = 0; k < met_pages(t); k++) {
+		const struct met_page *page = met_page(t, k);
+		uint32_t row = 0;
+
+		for (uint32_t i = 0; i < page->room; i++) {
+			row = page->met[i].client == NONE ? 0 : row + 1;
+			if (row > longest)
+				longest = row;
+		}
 	}
 	return longest;
 }
@@ -767,8 +772,8 @@ static void handles_that_are_chosen_have_places_of_their_own(void)
 		run.handle = handle_of_one_place(i);
 		search_meet(n, &s, &run, 0);
 	}
-	CHECK_EQ(s.n_met, 10000);
-	CHECK(longest_row(&s) < 200);
+	CHECK_EQ(s.met.n, 10000);
+	CHECK(longest_row(&s.met) < 200);
 	search_free(n, &s);
 	node_unlock(n);
 	bsn_free(n);

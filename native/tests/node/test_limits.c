@@ -7,6 +7,7 @@
 #include <sys/syscall.h>
 #include <time.h>
 
+#include "node/internal.h"
 #include "old_kernel.h"
 #include "writer.h"
 
@@ -324,8 +325,41 @@ static void nonsense_costs_one_look_at_slices(void)
 	free_with_writer(n, &liar);
 }
 
+/* Of each process that comes there is a place to tell that it is forgotten, whatever
+ * memory there is then. */
+static void each_end_has_its_place(void)
+{
+	enum {
+		PROCESSES = 40,
+		ROUNDS = 3
+	};
+	struct bsn_config config = test_config(64 << 20);
+	struct bsn *n = test_node(&config);
+	struct bsn_event e;
+	struct writer w[PROCESSES];
+	uint32_t told = 0;
+
+	bsn_poll(n, START);
+	for (uint32_t round = 0; round < ROUNDS; round++) {
+		for (uint32_t i = 0; i < PROCESSES; i++) {
+			writer_attach(&w[i], n, START);
+			CHECK(n->clients.drained_room >=
+			      n->clients.count + n->clients.n_drained);
+		}
+		for (uint32_t i = 0; i < PROCESSES; i++) {
+			CHECK_EQ(bsn_client_exited(n, w[i].number, START), 0);
+			writer_close(&w[i]);
+		}
+	}
+	while (bsn_events(n, &e, 1))
+		told += e.kind == BSN_EVENT_CLIENT_DRAINED;
+	CHECK_EQ(told, ROUNDS * PROCESSES);
+	bsn_free(n);
+}
+
 int main(void)
 {
+	RUN(each_end_has_its_place);
 	RUN(triggers_without_end);
 	RUN(grants_that_nobody_uses);
 	RUN(a_large_arena_is_adopted);

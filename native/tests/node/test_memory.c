@@ -4,6 +4,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "old_kernel.h"
 #include "writer.h"
 
 static uint64_t memory_of(const struct writer *w)
@@ -138,6 +139,49 @@ static bool memory_can_be_given_back(void)
 	return given;
 }
 
+/* Of a kernel since Linux 6.3 (MFD_NOEXEC_SEAL). */
+#define NOEXEC_SEAL 0x0008u
+
+static bool can_be_run(int fd)
+{
+	struct stat st;
+
+	CHECK_EQ(fstat(fd, &st), 0);
+	return st.st_mode & 0111;
+}
+
+static void make_node(bool can_run)
+{
+	struct bsn_config config = test_config(8 << 20);
+	struct bsn *n = test_node(&config);
+	struct writer w;
+
+	writer_attach(&w, n, START);
+	CHECK_EQ(can_be_run(bsn_store_fd(n)), can_run);
+	CHECK_EQ(can_be_run(bsn_keep_fd(n)), can_run);
+	CHECK_EQ(can_be_run(bsn_policy_fd(n)), can_run);
+	CHECK_EQ(can_be_run(w.fds.arena), can_run);
+	CHECK_EQ(can_be_run(w.fds.channel), can_run);
+	CHECK_EQ(can_be_run(w.fds.context), can_run);
+	free_with_writer(n, &w);
+}
+
+static bool kernel_knows_noexec(void)
+{
+	int fd = memfd_create("test", MFD_CLOEXEC | NOEXEC_SEAL);
+
+	if (fd >= 0)
+		close(fd);
+	return fd >= 0;
+}
+
+static void nobody_can_run_what_is_shared(void)
+{
+	make_node(!kernel_knows_noexec());
+	forget_memfd_flag(NOEXEC_SEAL);
+	make_node(!kernel_knows_noexec());
+}
+
 int main(void)
 {
 	if (!memory_can_be_given_back()) {
@@ -146,5 +190,7 @@ int main(void)
 	}
 	RUN(short_processes_leave_nothing);
 	RUN(a_process_that_touches_all);
+	/* The last: it takes something from the kernel. */
+	RUN(nobody_can_run_what_is_shared);
 	return 0;
 }

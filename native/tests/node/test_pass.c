@@ -58,7 +58,7 @@ static void what_threads_entered_since_is_visited_in_pieces(void)
 	search_later(n, slice);
 	searches = n->searches;
 	n->searches = NULL;
-	CHECK_EQ(pass_begin(n, &p, searches), 0);
+	CHECK_EQ(pass_begin(n, &p, searches, 1), 0);
 	p.sealed = n->ledger.header->sealed;
 	p.entered = n->pool.entered;
 	enter(n, &w);
@@ -70,9 +70,9 @@ static void what_threads_entered_since_is_visited_in_pieces(void)
 	}
 	CHECK(pieces > 1);
 	CHECK_EQ(count_visited(n, &p), SEGMENTS);
-	CHECK_EQ(searches->n_met, SEGMENTS);
-	pass_end(n, &p, searches);
-	search_judge_all(n, searches, false, false);
+	CHECK_EQ(searches->met.n, SEGMENTS);
+	pass_end(n, &p);
+	search_judge_all(n, searches, false);
 	search_free(n, searches);
 	free(searches);
 	node_unlock(n);

@@ -1,143 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A pass over the directories, and what happens in the middle of it. It goes on
- * in pieces; between two of them others have the lock. So a test has a second
- * thread, which waits for the lock when the pass begins, and gets it after the
- * first piece: with the lock held it calls what is inside of the node.
+ * When passes over the directories are made, for whom, and what they remember; and
+ * that who makes traces look alike gains nothing.
  */
-#include <errno.h>
-
-#include "between.h"
-#include "writer.h"
+#include "node/internal.h"
+#include "wanted.h"
 
 static struct decoded d;
-static const uint8_t payload[BS_PAYLOAD_MAX];
-
-/* Handles of tests, that no w_trace() uses. */
-#define HANDLE 0x10000u
-
-/* The trace that is looked for, and those that are in the way. */
-#define WANTED 1u
-#define OTHERS 1000000u
-
-/* ------------------------------------------------------- between pieces --- */
-
-struct between {
-	struct bsn *n;
-	struct writer *w;
-	struct wthread *t;
-	uint64_t now;
-	void (*act)(struct between *b);
-};
-
-static void *act_between(void *argument)
-{
-	struct between *b = argument;
-
-	node_lock(b->n);
-	CHECK(b->n->passes);
-	b->act(b);
-	node_unlock(b->n);
-	return NULL;
-}
-
-/* As bsn_collect() marks it. */
-static void mark(struct bsn *n, uint64_t id)
-{
-	struct slice *s = slice_new(n, trace_id(id), trace_id(id), "test");
-
-	CHECK(s);
-	search_later(n, s);
-}
-
-/* A pass for WANTED, with something after its first piece. */
-static void search_with(struct between *b)
-{
-	pthread_t thread;
-
-	node_lock(b->n);
-	node_catch_up(b->n, b->now);
-	mark(b->n, WANTED);
-	thread = start_between(b->n, act_between, b);
-	search_waiting(b->n);
-	store_publish(b->n);
-	end_between(b->n, thread);
-	CHECK(!b->n->passes);
-}
-
-/* --------------------------------------------------------------- writing --- */
-
-/* Other traces, until the thread is in its next segment. */
-static void write_segment(struct wthread *t, uint64_t now)
-{
-	static uint64_t other = OTHERS;
-	uint32_t segment = t->segment;
-
-	while (t->segment == segment)
-		CHECK(w_trace(t, trace_id(other++), 0, now));
-}
-
-/* One run of an open handle of WANTED. */
-static void write_long_run(struct wthread *t, uint32_t handle, uint32_t seq,
-			   uint32_t flags, uint32_t bytes, uint64_t now)
-{
-	CHECK(w_begin(t, trace_id(WANTED), handle, seq, seq ? 0 : BS_RUN_FIRST,
-		      bytes + 24));
-	w_record(t, BS_RECORD_DATA, payload, bytes, now);
-	w_end(t, flags);
-}
-
-static void write_run(struct wthread *t, uint32_t handle, uint32_t seq,
-		      uint32_t flags, uint64_t now)
-{
-	write_long_run(t, handle, seq, flags, 100, now);
-}
-
-#define SEGMENTS 60u
-
-/* 60 segments of 1,800 traces each, with a run of WANTED in each, of a
- * handle that stays open: more than one piece of a pass. */
-static void write_pool(struct between *b, uint32_t bytes)
-{
-	w_show(b->t, HANDLE);
-	for (uint32_t i = 0; i < SEGMENTS; i++) {
-		write_long_run(b->t, HANDLE, i, 0, bytes, b->now);
-		write_segment(b->t, b->now);
-		bsn_poll(b->n, b->now += MS);
-	}
-}
-
-static void begin(struct between *b, struct writer *w, struct wthread *t,
-		  void (*act)(struct between *b))
-{
-	struct bsn_config config = test_config(8 << 20);
-
-	*b = (struct between){.w = w, .t = t, .now = START, .act = act};
-	b->n = test_node(&config);
-	writer_attach(w, b->n, b->now);
-	*t = writer_thread(w, 0);
-}
-
-static void end(struct between *b)
-{
-	check_invariants(b->n);
-	bsn_free(b->n);
-	writer_close(b->w);
-}
-
-/* WANTED is there, as a whole: so many runs of so many handles. */
-static void check_wanted(struct between *b, uint32_t runs, uint32_t handles,
-			 uint32_t open)
-{
-	struct bsn_slice s;
-
-	CHECK_EQ(bsn_slice_info(b->n, trace_id(WANTED), &s), 0);
-	CHECK_EQ(s.flags, BSN_SLICE_HELD);
-	CHECK_EQ(s.open_handles, open);
-	decode_slice(b->n, trace_id(WANTED), &d);
-	CHECK_EQ(d.records, runs);
-	CHECK_EQ(check_order(&d), handles);
-}
 
 /* ----------------------------------------------------------------- passes --- */
 
@@ -228,6 +97,35 @@ static void the_first_of_a_moment_is_answered_at_once(void)
 	CHECK_EQ(m.searches, 20);
 	bsn_free(n);
 	writer_close(&w);
+}
+
+/* What threads took since the latest look is taken up by the poll, however many
+ * triggers there are before it. */
+static void a_trigger_that_waits_looks_at_no_process(void)
+{
+	struct bsn_config config = test_config(8 << 20);
+	const struct client *c;
+	struct bsn_slice s;
+	struct wthread t;
+	struct writer w;
+	struct bsn *n = node_with_writer(&config, &w, &t);
+	uint32_t taken;
+
+	c = n->clients.all[0];
+	taken = c->grant_tail;
+	CHECK(w_take_segment(&t));
+	mark_only(n, trace_id(0), START, &s);
+	CHECK_EQ(c->grant_tail, ++taken);
+	CHECK(w_take_segment(&t));
+	CHECK(w_trace(&t, trace_id(1), 100, START));
+	mark_only(n, trace_id(1), START, &s);
+	CHECK_EQ(s.flags, BSN_SLICE_SEARCHING);
+	CHECK_EQ(c->grant_tail, taken);
+	bsn_poll(n, START);
+	CHECK_EQ(c->grant_tail, taken + 1);
+	CHECK_EQ(bsn_slice_info(n, trace_id(1), &s), 0);
+	CHECK_EQ(s.flags, BSN_SLICE_HELD);
+	free_with_writer(n, &w);
 }
 
 /* Of the thread that passes: as if each took so long. */
@@ -330,6 +228,8 @@ static void one_of_those_that_wait_wakes_the_node(void)
 	bsn_free(n);
 }
 
+/* ------------------------------------------------------------- segments --- */
+
 /* What passes remember of a segment goes with its content. */
 static void segments_are_found_in_after_they_were_reclaimed(void)
 {
@@ -364,6 +264,9 @@ static void segments_are_found_in_after_they_were_reclaimed(void)
  * ninth of the pool. */
 static void columns_have_a_budget(void)
 {
+	enum {
+		SEGMENTS = 60
+	};
 	struct bsn_config config = test_config(8 << 20);
 	uint64_t now = START;
 	struct bsn_metrics m;
@@ -392,323 +295,6 @@ static void columns_have_a_budget(void)
 	CHECK_EQ(m.column_bytes, 0);
 	bsn_free(n);
 	writer_close(&w);
-}
-
-/* What is written in the middle comes once: in the segment that its thread was
- * in, in the next one, and after it. */
-static void write_more(struct between *b)
-{
-	write_run(b->t, HANDLE, SEGMENTS, 0, b->now);
-	observe(b->n, b->n->clients.all[0]);
-	watch_at_once(b->n);
-	write_segment(b->t, b->now);
-	write_run(b->t, HANDLE, SEGMENTS + 1, 0, b->now);
-	observe(b->n, b->n->clients.all[0]);
-	watch_at_once(b->n);
-	write_run(b->t, HANDLE, SEGMENTS + 2, 0, b->now);
-}
-
-static void what_is_written_meanwhile_comes_once(void)
-{
-	struct between b;
-	struct writer w;
-	struct wthread t;
-
-	begin(&b, &w, &t, write_more);
-	write_pool(&b, 100);
-	search_with(&b);
-	bsn_poll(b.n, b.now);
-	check_wanted(&b, SEGMENTS + 3, 1, 1);
-	write_run(&t, HANDLE, SEGMENTS + 3, BS_RUN_LAST, b.now);
-	bsn_poll(b.n, b.now);
-	check_wanted(&b, SEGMENTS + 4, 1, 0);
-	end(&b);
-}
-
-/* The segments that are written to are many: the pass has been through all of the
- * process that is looked at first when its thread fills one more segment, and takes
- * another. */
-static void take_two(struct between *b)
-{
-	write_segment(b->t, b->now);
-	write_run(b->t, HANDLE, 1, 0, b->now);
-	write_segment(b->t, b->now);
-	write_run(b->t, HANDLE, 2, BS_RUN_LAST, b->now);
-	for (uint32_t i = 0; i < b->n->clients.count; i++)
-		observe(b->n, b->n->clients.all[i]);
-	watch_at_once(b->n);
-}
-
-static void segments_that_are_taken_meanwhile_are_seen(void)
-{
-	enum {
-		THREADS = 25
-	};
-	struct between b;
-	struct writer w, others;
-	struct wthread t, other_t;
-	uint64_t other = OTHERS / 2;
-
-	begin(&b, &others, &other_t, take_two);
-	for (uint32_t i = 0; i < THREADS; i++) {
-		other_t = writer_thread(&others, i);
-		CHECK(w_take_segment(&other_t));
-		for (uint32_t k = 0; k < 1000; k++)
-			CHECK(w_trace(&other_t, trace_id(other++), 0, b.now));
-		bsn_poll(b.n, b.now);
-	}
-	writer_attach(&w, b.n, b.now);
-	t = writer_thread(&w, 0);
-	b.t = &t;
-	w_show(&t, HANDLE);
-	write_run(&t, HANDLE, 0, 0, b.now);
-	search_with(&b);
-	bsn_poll(b.n, b.now);
-	check_wanted(&b, 3, 1, 0);
-	writer_close(&w);
-	end(&b);
-}
-
-/* Segments that were looked at, and some that were not. */
-static void reclaim_some(struct between *b)
-{
-	uint32_t looked_at = 0;
-
-	for (uint32_t i = 0; i < b->n->pool.frames_fresh; i++)
-		looked_at += b->n->passes->visited[i / 64] >> (i % 64) & 1;
-	CHECK(looked_at > 5 && looked_at < SEGMENTS / 2);
-	for (uint32_t i = 0; i < SEGMENTS / 2; i++)
-		CHECK(pool_reclaim(b->n, NULL, true));
-}
-
-static void what_is_reclaimed_meanwhile_was_looked_at(void)
-{
-	struct bsn_metrics before, after;
-	struct between b;
-	struct writer w;
-	struct wthread t;
-	struct bsn_slice s;
-
-	begin(&b, &w, &t, reclaim_some);
-	write_pool(&b, 100);
-	bsn_get_metrics(b.n, &before);
-	CHECK_EQ(before.reclaims, 0);
-	search_with(&b);
-	check_wanted(&b, SEGMENTS, 1, 1);
-	bsn_get_metrics(b.n, &after);
-	CHECK_EQ(after.reclaims, SEGMENTS / 2);
-	/* Each entry once; also what others wrote. */
-	CHECK(after.entries_searched > SEGMENTS * 1700);
-	CHECK(after.entries_searched < SEGMENTS * 1900);
-	/* The next one knows that a part is gone. */
-	CHECK_EQ(bsn_slice_release(b.n, trace_id(WANTED), false, b.now), 0);
-	collect(b.n, trace_id(WANTED), b.now, &s);
-	CHECK_EQ(s.flags, BSN_SLICE_HELD | BSN_SLICE_EVICTED);
-	end(&b);
-}
-
-/* As bsn_slice_release() does it. */
-static void release(struct between *b)
-{
-	struct slice *s = slice_find(b->n, trace_id(WANTED));
-
-	gone_add(b->n, s->fingerprint, GONE_REPORTED);
-	slice_free(b->n, s);
-}
-
-static void abandon(struct between *b)
-{
-	struct slice *s = slice_find(b->n, trace_id(WANTED));
-
-	gone_add(b->n, s->fingerprint, GONE_ABANDONED);
-	slice_free(b->n, s);
-}
-
-/* Collected again, before the pass is over: that is the next one's. */
-static void release_and_collect(struct between *b)
-{
-	release(b);
-	mark(b->n, WANTED);
-	watch_at_once(b->n);
-}
-
-static void what_is_released_meanwhile_stays_released(void)
-{
-	struct bsn_metrics m;
-	struct between b;
-	struct writer w;
-	struct wthread t;
-	struct bsn_slice s;
-
-	begin(&b, &w, &t, release);
-	write_pool(&b, 100);
-	search_with(&b);
-	CHECK_EQ(bsn_slice_info(b.n, trace_id(WANTED), &s), -ENOENT);
-	bsn_get_metrics(b.n, &m);
-	CHECK_EQ(m.slices, 0);
-	CHECK_EQ(m.store_used_bytes, 2048);
-	collect(b.n, trace_id(WANTED), b.now, &s);
-	check_wanted(&b, SEGMENTS, 1, 1);
-	CHECK_EQ(bsn_slice_release(b.n, trace_id(WANTED), false, b.now), 0);
-
-	b.act = release_and_collect;
-	search_with(&b);
-	CHECK_EQ(bsn_slice_info(b.n, trace_id(WANTED), &s), 0);
-	CHECK_EQ(s.flags, BSN_SLICE_SEARCHING);
-	CHECK_EQ(s.bytes, 0);
-	bsn_poll(b.n, b.now);
-	check_wanted(&b, SEGMENTS, 1, 1);
-	CHECK_EQ(bsn_slice_release(b.n, trace_id(WANTED), false, b.now), 0);
-
-	b.act = abandon;
-	search_with(&b);
-	CHECK_EQ(bsn_slice_info(b.n, trace_id(WANTED), &s), -ENOENT);
-	collect(b.n, trace_id(WANTED), b.now, &s);
-	CHECK_EQ(s.flags, BSN_SLICE_HELD | BSN_SLICE_ABANDONED);
-	end(&b);
-}
-
-/* Its segments are all sealed then; what it had open stays unfinished. */
-static void leave(struct between *b)
-{
-	node_unlock(b->n);
-	CHECK_EQ(bsn_client_exited(b->n, b->w->number, b->now), 0);
-	node_lock(b->n);
-	/* For who may want it before the pass was over. */
-	b->now = b->n->passes ? b->now : 0;
-}
-
-static void a_process_leaves_meanwhile(void)
-{
-	struct between b;
-	struct writer w;
-	struct wthread t;
-
-	for (;;) {
-		begin(&b, &w, &t, leave);
-		write_pool(&b, 100);
-		search_with(&b);
-		if (b.now)
-			break;
-		end(&b);
-	}
-	check_wanted(&b, SEGMENTS, 1, 0);
-	CHECK(d.by_kind[BS_PIECE_EXIT] >= 1);
-	CHECK_EQ(d.pieces[d.n_pieces - 1].kind, BS_PIECE_EXIT);
-	end(&b);
-}
-
-/* The last run of one of two handles is lost: one is open. */
-static void lose_last(struct between *b)
-{
-	uint64_t end = UINT64_MAX;
-
-	w_show(b->t, 0);
-	w_lose_run(b->t, trace_id(WANTED), HANDLE, BS_RUN_LAST, 100);
-	CHECK(losses_read(b->n, b->n->clients.all[0], &end));
-}
-
-static void a_loss_meanwhile_closes_its_handle_once(void)
-{
-	struct between b;
-	struct writer w;
-	struct wthread t;
-	struct bsn_slice s;
-
-	begin(&b, &w, &t, lose_last);
-	write_run(&t, HANDLE + 1, 0, 0, b.now);
-	w_list(&w, HANDLE + 1, true);
-	write_pool(&b, 100);
-	search_with(&b);
-	CHECK_EQ(bsn_slice_info(b.n, trace_id(WANTED), &s), 0);
-	CHECK_EQ(s.flags, BSN_SLICE_HELD | BSN_SLICE_LOSSY);
-	CHECK_EQ(s.open_handles, 1);
-	decode_slice(b.n, trace_id(WANTED), &d);
-	CHECK_EQ(check_order(&d), 2);
-	CHECK_EQ(d.by_kind[BS_PIECE_LOSS], 1);
-	end(&b);
-}
-
-/* A look at a trace does not mark it: what is reclaimed of it is kept, and is
- * not met again where it is kept. */
-static void keep_many(struct between *b)
-{
-	uint64_t before = b->n->counts.second_chances;
-
-	while (b->n->counts.second_chances - before < SEGMENTS - 2)
-		CHECK(pool_reclaim(b->n, NULL, true));
-}
-
-static void peek_with(struct between *b)
-{
-	static uint8_t buffer[1 << 20];
-	struct slice look = {.id = trace_id(WANTED)};
-	struct sink to = {
-		.slice = &look, .buffer = buffer, .room = sizeof(buffer)};
-	struct search search;
-	pthread_t thread;
-
-	node_lock(b->n);
-	node_catch_up(b->n, b->now);
-	CHECK_EQ(search_init(b->n, &search, look.id, to), 0);
-	thread = start_between(b->n, act_between, b);
-	CHECK_EQ(search_all(b->n, &search, true), 0);
-	end_between(b->n, thread);
-	CHECK(b->n->counts.second_chances >= SEGMENTS - 2);
-	CHECK_EQ(look.flags, BSN_SLICE_HELD);
-	CHECK_EQ(slice_open_handles(&look), 1);
-	d.bytes = realloc(d.bytes, look.bytes);
-	d.n_bytes = (int64_t)look.bytes;
-	memcpy(d.bytes, buffer, look.bytes);
-	decode(&d);
-	CHECK_EQ(d.records, SEGMENTS);
-	CHECK_EQ(d.by_kind[BS_PIECE_RUN], SEGMENTS);
-	search_free(b->n, &search);
-	free(look.parts);
-	free(look.opens);
-}
-
-/* Into segments of the keep arena that the pass comes to later. */
-static void a_peek_meets_each_run_once(void)
-{
-	struct between b;
-	struct writer w;
-	struct wthread t;
-
-	begin(&b, &w, &t, keep_many);
-	write_pool(&b, 3000);
-	peek_with(&b);
-	CHECK_EQ(check_order(&d), 1);
-	CHECK(b.n->keep.arena.sealed.count > 1);
-	end(&b);
-}
-
-/* And where the pass has not come through the keep arena yet. */
-static void a_peek_meets_each_kept_run_once(void)
-{
-	const uint32_t many = 35000;
-	struct between b;
-	struct writer w;
-	struct wthread t;
-
-	begin(&b, &w, &t, keep_many);
-	for (uint32_t i = 0; i < many; i++) {
-		CHECK(w_begin(&t, trace_id(OTHERS / 2 + i), HANDLE + 1 + i, 0,
-			      BS_RUN_FIRST, 16));
-		w_end(&t, 0);
-		w_list(&w, HANDLE + 1 + i, true);
-		if (i % 1000 == 0)
-			bsn_poll(b.n, b.now);
-	}
-	write_pool(&b, 100);
-	node_lock(b.n);
-	while (b.n->counts.second_chances < many)
-		CHECK(pool_reclaim(b.n, NULL, true));
-	node_unlock(b.n);
-	/* More than a piece. */
-	CHECK(b.n->keep.arena.sealed.count > 20);
-	peek_with(&b);
-	end(&b);
 }
 
 /* ----------------------------------------------------------------- lies --- */
@@ -781,90 +367,6 @@ static void forged_entries_hurt_nobody(void)
 	free_with_writer(n, &liar);
 }
 
-/* --------------------------------------------------------------- recent --- */
-
-/* Of the last seconds, of one service or of all, the highest priority first. */
-static void finds_what_is_recent(void)
-{
-	struct bsn_config config = test_config(16 << 20);
-	struct bs_trace_id ids[100], some[10];
-	struct bsn_slice s;
-	struct wthread t;
-	struct writer w;
-	uint64_t found;
-	struct bsn *n = node_with_writer(&config, &w, &t);
-
-	for (uint32_t i = 0; i < 100; i++)
-		CHECK(w_trace(&t, trace_id(i), 100, START));
-	CHECK(w_take_segment(&t));
-	bsn_poll(n, START);
-	for (uint32_t i = 100; i < 130; i++)
-		CHECK(w_trace(&t, trace_id(i), 100, START + 10 * SECOND));
-	CHECK_EQ(bsn_recent(n, START + 10 * SECOND, 20 * SECOND, "", ids, 100,
-			    &found),
-		 100);
-	/* Estimated: there are more than were asked for. */
-	CHECK(found > 110 && found < 150);
-	CHECK_EQ(bsn_recent(n, START + 10 * SECOND, 5 * SECOND, "tester", ids,
-			    100, &found),
-		 30);
-	CHECK_EQ(found, 30);
-	CHECK_EQ(bsn_recent(n, START + 10 * SECOND, 5 * SECOND, "", some, 10,
-			    &found),
-		 10);
-	CHECK(found > 15 && found < 60);
-	CHECK(!memcmp(some, ids, sizeof(some)));
-	CHECK_EQ(bsn_recent(n, START + 10 * SECOND, 5 * SECOND, "other", ids,
-			    100, &found),
-		 0);
-	collect(n, trace_id(110), START + 10 * SECOND, &s);
-	CHECK_EQ(bsn_recent(n, START + 10 * SECOND, 5 * SECOND, "", ids, 100,
-			    &found),
-		 29);
-	/* Nor what was reported, whatever is written of it afterwards. */
-	CHECK_EQ(bsn_slice_release(n, trace_id(110), false,
-				   START + 90 * SECOND),
-		 0);
-	CHECK(w_trace(&t, trace_id(110), 100, START + 91 * SECOND));
-	CHECK_EQ(bsn_recent(n, START + 91 * SECOND, 5 * SECOND, "", ids, 100,
-			    &found),
-		 29);
-	CHECK_EQ(bsn_recent(n, START, SECOND, "", ids, 0, &found), -EINVAL);
-	free_with_writer(n, &w);
-}
-
-/* What is kept is as old as the segment that it was written in. */
-static void what_is_kept_is_not_recent(void)
-{
-	struct bsn_config config = test_config(4 << 20);
-	struct bs_trace_id ids[1000];
-	uint64_t found, now = START;
-	struct bsn_metrics m;
-	struct wthread t;
-	struct writer w;
-	struct bsn *n = node_with_writer(&config, &w, &t);
-
-	write_run(&t, HANDLE, 0, 0, now);
-	w_show(&t, HANDLE);
-	for (uint64_t i = 0; i < 200; i++) {
-		CHECK(w_trace(&t, trace_id(1000 + i), 30000, now));
-		bsn_poll(n, now += SECOND);
-	}
-	bsn_get_metrics(n, &m);
-	CHECK_EQ(m.second_chances, 1);
-	for (int age_s = 50; age_s <= 250; age_s += 200) {
-		int got = bsn_recent(n, now, (uint64_t)age_s * SECOND, "tester",
-				     ids, 1000, &found);
-		bool there = false;
-
-		CHECK(got > 25);
-		for (int i = 0; i < got; i++)
-			there |= ids[i].lo == trace_id(WANTED).lo;
-		CHECK_EQ(there, age_s == 250);
-	}
-	free_with_writer(n, &w);
-}
-
 /* Who may choose ids finds any number with one fingerprint, and not with one place. */
 static void slices_that_look_alike_share_no_bucket(void)
 {
@@ -899,21 +401,12 @@ int main(void)
 {
 	RUN(one_pass_is_for_all_that_wait);
 	RUN(the_first_of_a_moment_is_answered_at_once);
+	RUN(a_trigger_that_waits_looks_at_no_process);
 	RUN(passes_keep_to_a_quarter_of_a_core);
 	RUN(one_of_those_that_wait_wakes_the_node);
 	RUN(segments_are_found_in_after_they_were_reclaimed);
 	RUN(columns_have_a_budget);
-	RUN(what_is_written_meanwhile_comes_once);
-	RUN(segments_that_are_taken_meanwhile_are_seen);
-	RUN(what_is_reclaimed_meanwhile_was_looked_at);
-	RUN(what_is_released_meanwhile_stays_released);
-	RUN(a_process_leaves_meanwhile);
-	RUN(a_loss_meanwhile_closes_its_handle_once);
-	RUN(a_peek_meets_each_run_once);
-	RUN(a_peek_meets_each_kept_run_once);
 	RUN(forged_entries_hurt_nobody);
-	RUN(finds_what_is_recent);
-	RUN(what_is_kept_is_not_recent);
 	RUN(slices_that_look_alike_share_no_bucket);
 	free(d.bytes);
 	return 0;

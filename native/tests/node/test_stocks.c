@@ -404,6 +404,31 @@ static void processes_that_write_get_their_own_memory_again(void)
 	CHECK(fresh <= 50 * runs);
 }
 
+/* Its thread has not rung yet, or a kill kept it from that. */
+static void a_stock_of_which_an_eighth_is_used_is_work(void)
+{
+	struct bsn_config config = test_config(64 << 20);
+	struct wthread t;
+	struct writer w;
+	struct bsn *n = node_with_writer(&config, &w, &t);
+	uint32_t stock;
+
+	CHECK_EQ(bsn_wait(n, 0), 1); /* for who came */
+	bsn_poll(n, START);
+	stock = stock_of(&w);
+	CHECK(stock >= 80);
+	while (stock_of(&w) > stock - stock / 8 + 1) {
+		CHECK(w_take_segment(&t));
+		CHECK_EQ(bsn_wait(n, 0), 0);
+	}
+	CHECK(w_take_segment(&t));
+	CHECK(w_take_segment(&t));
+	CHECK_EQ(bsn_wait(n, 0), 1);
+	bsn_poll(n, START + MS);
+	CHECK_EQ(bsn_wait(n, 0), 0);
+	free_with_writer(n, &w);
+}
+
 int main(void)
 {
 	RUN(finds_what_was_written_while_it_was_away);
@@ -414,6 +439,7 @@ int main(void)
 	RUN(a_new_process_has_a_large_stock);
 	RUN(a_first_stock_is_not_for_ever);
 	RUN(stocks_are_shared);
+	RUN(a_stock_of_which_an_eighth_is_used_is_work);
 	RUN(the_dead_have_no_share);
 	RUN(segments_come_back_fresh);
 	RUN(processes_that_write_get_their_own_memory_again);

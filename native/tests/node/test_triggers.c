@@ -40,7 +40,9 @@ static void triggers_arrive(void)
 	CHECK_EQ(e[0].id.lo, trace_id(5).lo);
 	bsn_get_metrics(n, &m);
 	CHECK_EQ(m.cells_skipped, 1);
-	/* Its late commit does not stop the queue. */
+	/* Its late commit fails, and where it is none of ours and a store, it does
+	 * not stop the queue. */
+	CHECK(!compare_and_swap(&w.context->cells[2].seq, &(uint32_t){2}, 3));
 	store_release(&w.context->cells[2].seq, 3);
 	for (uint32_t i = 0; i < 3 * BS_TRIGGER_CELLS; i++) {
 		uint32_t p = w.context->trigger_head;
@@ -57,6 +59,50 @@ static void triggers_arrive(void)
 	bsn_get_metrics(n, &m);
 	CHECK_EQ(m.triggers, 2 + 3 * BS_TRIGGER_CELLS);
 	free_with_writer(n, &w);
+}
+
+/* While the control plane has its hands full, the node sleeps; and it wakes for
+ * a cell that nobody commits. */
+static void waits_for_what_it_can_do(void)
+{
+	enum {
+		MANY = 6
+	};
+	struct bsn_config config = test_config(8 << 20);
+	struct bsn *n = test_node(&config);
+	static struct bsn_event e[MANY * BS_TRIGGER_CELLS];
+	struct writer w[MANY];
+	int taken = 0, got;
+
+	for (int i = 0; i < MANY; i++) {
+		writer_attach(&w[i], n, START);
+		for (uint32_t k = 0; k < BS_TRIGGER_CELLS - 1; k++)
+			w_trigger(&w[i], trace_id(k + 1), "many", START);
+	}
+	bsn_wait(n, 0);
+	bsn_poll(n, START);
+	CHECK_EQ(bsn_wait(n, MS), 0);
+	while ((got = bsn_events(n, e, MANY * BS_TRIGGER_CELLS))) {
+		taken += got;
+		CHECK_EQ(bsn_wait(n, taken < 1200 ? -1 : 0), taken < 1200);
+		bsn_events_done(n);
+		bsn_poll(n, START);
+	}
+	CHECK_EQ(taken, MANY * (BS_TRIGGER_CELLS - 1));
+	for (int i = 0; i < MANY; i++)
+		writer_close(&w[i]);
+	bsn_free(n);
+
+	n = test_node(&config);
+	writer_attach(&w[0], n, START);
+	w[0].context->trigger_head++;
+	w_trigger(&w[0], trace_id(2), "crash", START);
+	bsn_wait(n, 0);
+	CHECK_EQ(bsn_poll(n, START), 0);
+	CHECK_EQ(bsn_wait(n, -1), 0);
+	CHECK_EQ(bsn_poll(n, START + SECOND), 1);
+	writer_close(&w[0]);
+	bsn_free(n);
 }
 
 /* A trigger for each trace from `first` on, as long as there is room. */
@@ -420,7 +466,7 @@ static void check_sampling(struct bsn *n, uint64_t threshold, uint32_t trusts)
 
 	CHECK((void *)p != MAP_FAILED);
 	CHECK_EQ(p->magic, BS_ABI_MAGIC);
-	CHECK_EQ(p->version, BS_ABI_VERSION);
+	CHECK_EQ(p->version, BS_ABI_OLDEST);
 	CHECK_EQ(p->bytes, BS_POLICY_BYTES);
 	CHECK_EQ(READ_ONCE(p->percentage_threshold), threshold);
 	CHECK_EQ(READ_ONCE(p->trust_incoming), trusts);
@@ -446,6 +492,73 @@ static void sampling_can_change(void)
 	free_with_writer(n, &w);
 }
 
+static uint64_t earlier(struct bsn *n)
+{
+	const struct bs_policy *p = mmap(NULL, BS_POLICY_BYTES, PROT_READ,
+					 MAP_SHARED, bsn_policy_fd(n), 0);
+	uint64_t threshold;
+
+	CHECK((void *)p != MAP_FAILED);
+	threshold = READ_ONCE(p->earlier_threshold);
+	munmap((void *)p, BS_POLICY_BYTES);
+	return threshold;
+}
+
+static void sample_at(struct bsn *n, uint64_t threshold, uint64_t now)
+{
+	CHECK_EQ(bsn_poll(n, now), 0);
+	bsn_set_sampling(n, threshold, false);
+}
+
+/* What was recorded before the percentage was lowered is told for a while, over a
+ * restart too. */
+static void what_was_sampled_can_be_triggered(void)
+{
+	const uint64_t minutes = 300 * SECOND;
+	struct bsn_config config = test_config(8 << 20);
+	struct bsn *n = test_node(&config);
+	struct writer w;
+
+	/* By this nobody recorded anything. */
+	sample_at(n, 500, START);
+	CHECK_EQ(earlier(n), 0);
+	writer_attach(&w, n, START);
+	CHECK_EQ(bsn_poll(n, START), 0);
+	sample_at(n, 600, START);
+	CHECK_EQ(earlier(n), 0);
+	sample_at(n, 100, START);
+	CHECK_EQ(earlier(n), 600);
+	check_sampling(n, 100, 0);
+	/* More than before, and still less than it was. */
+	sample_at(n, 200, START + SECOND);
+	CHECK_EQ(earlier(n), 600);
+	sample_at(n, 150, START + 2 * SECOND);
+	CHECK_EQ(earlier(n), 600);
+	/* Who has just read 150 reads this next. */
+	sample_at(n, 700, START + 3 * SECOND);
+	CHECK_EQ(earlier(n), 600);
+	sample_at(n, 150, START + 4 * SECOND);
+	CHECK_EQ(earlier(n), 700);
+	bsn_poll(n, START + 4 * SECOND + minutes - 1);
+	CHECK_EQ(earlier(n), 700);
+	bsn_poll(n, START + 4 * SECOND + minutes);
+	CHECK_EQ(earlier(n), 0);
+
+	sample_at(n, 100, START + 2 * minutes);
+	CHECK_EQ(earlier(n), 150);
+	config.percentage_threshold = 50;
+	n = restart(n, &config, &w, 1, START + 2 * minutes + SECOND);
+	CHECK_EQ(earlier(n), 150);
+	bsn_poll(n, START + 4 * minutes);
+	CHECK_EQ(earlier(n), 0);
+	/* One that was lowered by the restart. */
+	config.percentage_threshold = 20;
+	n = restart(n, &config, &w, 1, START + 4 * minutes);
+	CHECK_EQ(earlier(n), 50);
+	check_sampling(n, 20, 0);
+	free_with_writer(n, &w);
+}
+
 /* One table for all: a client that could write it would speak for the node. */
 static void nobody_else_writes_the_policy(void)
 {
@@ -468,6 +581,7 @@ static void nobody_else_writes_the_policy(void)
 int main(void)
 {
 	RUN(triggers_arrive);
+	RUN(waits_for_what_it_can_do);
 	RUN(a_queue_is_replaced);
 	RUN(the_old_queue_is_drained_first);
 	RUN(a_queue_comes_from_outside);
@@ -476,6 +590,7 @@ int main(void)
 	RUN(both_queues_of_the_dead_are_taken);
 	RUN(a_successor_has_both_queues);
 	RUN(sampling_can_change);
+	RUN(what_was_sampled_can_be_triggered);
 	RUN(nobody_else_writes_the_policy);
 	return 0;
 }

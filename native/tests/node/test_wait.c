@@ -301,12 +301,85 @@ static void one_group_needs_no_thread(void)
 	bsn_free(node);
 }
 
+/* --------------------------------------------------------------- liars --- */
+
+static void *ring_without_end(void *argument)
+{
+	struct writer *w = argument;
+	struct bs_doorbell *bell = &w_header(w)->doorbell;
+
+	while (!load_acquire(&stopping)) {
+		fetch_add(&bell->rung, 1);
+		syscall(SYS_futex, &bell->rung, FUTEX_WAKE, INT_MAX, NULL, NULL,
+			0);
+	}
+	return NULL;
+}
+
+static uint64_t monotonic_ns(void)
+{
+	struct timespec now;
+
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
+}
+
+/* Who rings and wants nothing does not keep the node awake; and whoever wants
+ * something is still heard. */
+static void who_rings_without_end_is_listened_to_seldom(uint32_t clients)
+{
+	const uint32_t polls = 200, at_once = 20;
+	uint64_t begun_ns;
+	pthread_t liar;
+
+	node = node_for(MANY);
+	attach(0, clients);
+	CHECK_EQ(bsn_poll(node, START), 0);
+	stopping = 0;
+	CHECK_EQ(pthread_create(&liar, NULL, ring_without_end, &writers[0]), 0);
+	begun_ns = monotonic_ns();
+	for (uint32_t i = 0; i < polls; i++) {
+		bsn_wait(node, -1);
+		CHECK_EQ(bsn_poll(node, START), 0);
+	}
+	/* Two for each sleep of 4 ms, at most. */
+	CHECK(monotonic_ns() - begun_ns >=
+	      (uint64_t)(polls - at_once) / 2 * 4000000);
+	for (uint32_t i = 1; i <= 20; i++) {
+		uint32_t before = load_acquire(&taken[1]);
+
+		trigger(1);
+		while (load_acquire(&taken[1]) == before) {
+			bsn_wait(node, -1);
+			bsn_poll(node, START);
+			take_events();
+		}
+	}
+	store_release(&stopping, 1);
+	pthread_join(liar, NULL);
+	for (uint32_t i = 0; i < clients; i++)
+		detach(i);
+	bsn_free(node);
+}
+
+static void a_liar_of_one_group(void)
+{
+	who_rings_without_end_is_listened_to_seldom(2);
+}
+
+static void a_liar_of_many_groups(void)
+{
+	who_rings_without_end_is_listened_to_seldom(MANY);
+}
+
 int main(void)
 {
 	RUN(any_of_many_wakes_the_node);
 	RUN(none_is_lost_while_clients_come_and_go);
 	RUN(a_group_more_while_the_node_sleeps);
 	RUN(one_group_needs_no_thread);
+	RUN(a_liar_of_one_group);
+	RUN(a_liar_of_many_groups);
 	/* Without futex_waitv, as under qemu-user, the node wakes up to look. */
 	if (syscall(SYS_futex_waitv, NULL, 0, 0, NULL, 0) && errno != ENOSYS)
 		RUN(nobody_wakes_up_for_nothing);

@@ -40,7 +40,7 @@ void called_write(void *at, size_t bytes, const void *site)
 {
 	if (!bytes || !is_watched(at))
 		return;
-	turns_mortal();
+	turns_mortal(site);
 	memory_write(at, bytes, site);
 }
 

@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "check.h"
+#include "hash.h"
 #include "mapping.h"
 #include "model.h"
 
@@ -22,6 +23,7 @@ enum end {
 
 static const struct weak_scenario *scenario;
 static uint32_t expected; /* outcomes */
+static uint64_t seed = 1;
 
 /* Of all executions: shared with their processes. */
 static struct found {
@@ -117,34 +119,95 @@ static enum end execute_apart(void)
 
 /* ------------------------------------------------------------ exploration --- */
 
+/* How many executions there were. */
+static struct {
+	uint64_t well, redundant, random;
+	bool all;
+} tried;
+
+static bool execute_well(void)
+{
+	enum end end = execute_apart();
+
+	tried.well += end == END_WELL;
+	tried.redundant += end == END_REDUNDANT;
+	if (end != END_FAILED)
+		return true;
+	fprintf(stderr, "%s: failed after %ju executions\n", scenario->name,
+		(uintmax_t)(tried.well + tried.redundant));
+	return false;
+}
+
+/* The latest choice first: so few executions vary only how it ends. */
+static bool explore_in_order(uint64_t most)
+{
+	choices_begin();
+	while (!tried.all) {
+		if (!execute_well())
+			return false;
+		tried.all = !choices_go_on();
+		if (most && tried.well + tried.redundant >= most)
+			break;
+	}
+	return true;
+}
+
+static bool explore_at_random(uint64_t most)
+{
+	for (uint64_t i = 0; i < most; i++) {
+		/* As if each were the only one of its seed. */
+		uint64_t own_seed = bs_fmix64(seed) + i;
+
+		choices_at_random(own_seed);
+		deaths_aim(own_seed);
+		if (!execute_well()) {
+			fprintf(stderr, "%s: at random, seed %ju\n",
+				scenario->name, (uintmax_t)seed);
+			return false;
+		}
+		tried.random++;
+	}
+	return true;
+}
+
+static void print_tried(uint32_t places, uint32_t died)
+{
+	printf("%s: %ju executions", scenario->name,
+	       (uintmax_t)(tried.well - tried.random));
+	if (tried.all)
+		printf(", which are all");
+	else
+		printf(" of more, from choice %u on, and %ju at random, seed %ju",
+		       choices_earliest(), (uintmax_t)tried.random,
+		       (uintmax_t)seed);
+	printf("; %ju cut short; up to %u steps", (uintmax_t)tried.redundant,
+	       found->deepest);
+	if (places)
+		printf("; killed at %u of %u places", died, places);
+	printf("\n");
+}
+
 /* In a process of its own, so that scenarios share nothing. */
 static int explore(uint64_t most)
 {
-	uint64_t executions = 0, redundant = 0;
-	bool all = false;
+	uint32_t places, died;
 
-	choices_begin();
+	deaths_begin();
 	*found = (struct found){0};
 	mapping_is_private = true;
 	scenario->setup();
-	for (;;) {
-		enum end end = execute_apart();
-
-		if (end == END_FAILED) {
-			fprintf(stderr, "%s: failed after %ju executions\n",
-				scenario->name, (uintmax_t)executions);
-			return 1;
-		}
-		executions += end == END_WELL;
-		redundant += end == END_REDUNDANT;
-		all = !choices_go_on();
-		if (all || (most && executions + redundant >= most))
-			break;
+	if (!explore_in_order(most - most / 2))
+		return 1;
+	if (!tried.all && !explore_at_random(most / 2))
+		return 1;
+	deaths_count(&places, &died);
+	print_tried(places, died);
+	/* Some are hardly ever come to. */
+	if (died < places - places / 4) {
+		fprintf(stderr, "%s: too few places at which to be killed\n",
+			scenario->name);
+		return 1;
 	}
-	printf("%s: %ju executions%s, and %ju cut short; up to %u steps\n",
-	       scenario->name, (uintmax_t)executions,
-	       all ? ", which are all" : " of more", (uintmax_t)redundant,
-	       found->deepest);
 	if ((found->met & expected) != expected) {
 		fprintf(stderr, "%s: outcomes 0x%x were met, not 0x%x\n",
 			scenario->name, found->met, expected);
@@ -176,10 +239,14 @@ int weak_main(int argc, char **argv, const struct weak_scenario *scenarios,
 	const char *only = option(argc, argv, "--only");
 	const char *choices = option(argc, argv, "--replay");
 	const char *most = option(argc, argv, "--most");
+	const char *given_seed = option(argc, argv, "--seed");
 	bool all = option(argc, argv, "--all");
 	int failed = 0;
 
+	if (given_seed)
+		seed = strtoull(given_seed, NULL, 0);
 	choices_new();
+	deaths_new();
 	found = mmap(NULL, sizeof(*found), PROT_READ | PROT_WRITE,
 		     MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	CHECK(found != MAP_FAILED);
@@ -191,7 +258,7 @@ int weak_main(int argc, char **argv, const struct weak_scenario *scenarios,
 		scenario = &scenarios[i];
 		if (only && strcmp(only, scenario->name) != 0)
 			continue;
-		if (most || all)
+		if (limit && (most || all))
 			limit = most ? strtoull(most, NULL, 10) : 0;
 		fflush(stdout);
 		child = _Fork();

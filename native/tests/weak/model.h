@@ -48,6 +48,8 @@ struct deed {
 
 /* 0 is what happens where nothing is unusual. */
 uint32_t choose(uint32_t n);
+/* Whether the party dies, where it is about to do something. */
+bool choose_death(const void *site);
 /* Whose turn it is, of parties (bits) that can go on; `party` is that of the step
  * before. *point: at which it was chosen. */
 uint32_t choose_turn(uint8_t can, uint8_t asleep, uint32_t party,
@@ -67,7 +69,25 @@ void choices_read(const char *text);
 void choices_end(void);
 /* To the next execution. False: all were tried. */
 bool choices_go_on(void);
+/* The earliest choice, from 1, of which another way was tried. */
+uint32_t choices_earliest(void);
+/* The next execution goes any way, whatever was tried. */
+void choices_at_random(uint64_t seed);
 void choices_print(void);
+
+/* ---------------------------------------------------------------- deaths --- */
+
+/* Once, before there are processes. */
+void deaths_new(void);
+/* Nobody died yet. */
+void deaths_begin(void);
+/* In the next execution at random somebody dies where few did, if it comes there. */
+void deaths_aim(uint64_t seed);
+/* Who may die came to this place. True: aimed at. */
+bool deaths_pass(const void *site);
+void deaths_died(const void *site);
+/* The places where somebody could die, and those where somebody did. */
+void deaths_count(uint32_t *places, uint32_t *died);
 
 /* ----------------------------------------------------------------- turns --- */
 
@@ -79,7 +99,7 @@ uint32_t turns_self(void);
  * again. */
 void turns_step(const struct op *op);
 /* Where the party may die without anybody else having a turn. */
-void turns_mortal(void);
+void turns_mortal(const void *site);
 /* futex_wait: look at words; then sleep on them, unless they have changed. */
 void turns_look(const void *const *words, uint32_t n, const void *site);
 void turns_sleep(void);

@@ -45,17 +45,35 @@ static struct bsn *node_new(void)
 	return n;
 }
 
-void process_start(uint32_t segments)
+/* To a daemon that knows nothing of any other; not published. */
+static struct bs_attachment *attach_to_new_node(void)
 {
 	const char *reason = "";
-	struct bs_attach_reply reply = {
-		.arena_bytes = (uint64_t)segments * BS_SEGMENT_BYTES,
-	};
+	struct bs_attach_reply reply = {.arena_bytes = config.arena_bytes};
+	struct bs_attachment *a;
 
+	node = node_new();
+	client_number =
+		bsn_client_add(node, (int)getpid(), "tester", START, &fds);
+	CHECK(client_number > 0);
+	bsn_poll(node, START);
+
+	a = bs_attachment_map(&reply,
+			      (int[BS_FDS]){fds.arena, fds.channel, fds.context,
+					    bsn_policy_fd(node)},
+			      &reason);
+	if (!a)
+		fprintf(stderr, "%s\n", reason);
+	CHECK(a);
+	return a;
+}
+
+void process_start(uint32_t segments)
+{
 	config = (struct bsn_config){
 		.node_name = "node-a",
 		.pool_bytes = POOL_BYTES,
-		.arena_bytes = reply.arena_bytes,
+		.arena_bytes = (uint64_t)segments * BS_SEGMENT_BYTES,
 		.store_bytes = 1 << 20,
 		.trace_bytes_max = 2 * BS_PAYLOAD_MAX,
 		.percentage_threshold = UINT64_MAX,
@@ -64,20 +82,17 @@ void process_start(uint32_t segments)
 		.tombstones = 4096,
 		.ticks_per_s = 1000000000,
 	};
-	node = node_new();
-	client_number =
-		bsn_client_add(node, (int)getpid(), "tester", START, &fds);
-	CHECK(client_number > 0);
-	bsn_poll(node, START);
+	attachment = attach_to_new_node();
+	process_publish();
+}
 
-	attachment = bs_attachment_map(&reply,
-				       (int[BS_FDS]){fds.arena, fds.channel,
-						     fds.context,
-						     bsn_policy_fd(node)},
-				       &reason);
-	if (!attachment)
-		fprintf(stderr, "%s\n", reason);
-	CHECK(attachment);
+void process_find_other_daemon(void)
+{
+	attachment = attach_to_new_node();
+}
+
+void process_publish(void)
+{
 	pthread_mutex_lock(&bs_process.lock);
 	bs_attachment_publish(attachment);
 	pthread_mutex_unlock(&bs_process.lock);

@@ -20,6 +20,10 @@ extern struct bs_attachment *attachment;
 
 /* segments: of the client's arena. A quarter is its stock. */
 void process_start(uint32_t segments);
+/* Another daemon comes, which knows nothing of the one before. The client moves to
+ * it with process_publish(). */
+void process_find_other_daemon(void);
+void process_publish(void);
 /* Another daemon takes over: all that it knows stands in memfds. */
 void process_succeed(void);
 /* The calling thread takes a slot. */

@@ -9,6 +9,15 @@
 
 #define NAME(word) weak_name(#word, &(word), sizeof(word))
 
+static inline void share_attachment(void)
+{
+	weak_share("arena", attachment->arena, attachment->arena_bytes);
+	weak_share("channel", attachment->channel_bytes, BS_CHANNEL_BYTES);
+	weak_share("context", attachment->context,
+		   sizeof(*attachment->context));
+	weak_share("attachment", attachment, sizeof(*attachment));
+}
+
 /* With that many threads of the client, which are the first parties. */
 static inline void share_process(uint32_t segments, uint32_t threads)
 {
@@ -23,11 +32,7 @@ static inline void share_process(uint32_t segments, uint32_t threads)
 
 	header = attachment->channel;
 	grants = attachment->grants;
-	weak_share("arena", attachment->arena, attachment->arena_bytes);
-	weak_share("channel", attachment->channel_bytes, BS_CHANNEL_BYTES);
-	weak_share("context", attachment->context,
-		   sizeof(*attachment->context));
-	weak_share("attachment", attachment, sizeof(*attachment));
+	share_attachment();
 	weak_share("bs_process", &bs_process, sizeof(bs_process));
 	for (struct bs_member *m = bs_members; m; m = m->next)
 		weak_share("member", m, sizeof(*m));

@@ -103,7 +103,11 @@ static void check_books(void)
 
 enum outcome {
 	ENOUGH,
-	TOO_FEW
+	TOO_FEW,
+	/* When the node was killed, which takes two back. */
+	BEFORE_ALL,
+	IN_THE_MIDDLE,
+	AFTER_ALL,
 };
 
 static void check(void)
@@ -150,12 +154,20 @@ static void take_after_poll(void)
 
 /* ----------------------------------------------------------------- death --- */
 
+static uint32_t stock_before;
+
 static void succeed(void)
 {
+	uint32_t taken_back;
+
 	weak_join(1);
 	node_died = weak_died(1);
 	if (!node_died)
 		return;
+	taken_back = stock_before - attachment->grants->head;
+	weak_met(taken_back == 0   ? BEFORE_ALL
+		 : taken_back == 1 ? IN_THE_MIDDLE
+				   : AFTER_ALL);
 	process_succeed();
 	bsn_poll(node, LATER);
 }
@@ -164,6 +176,14 @@ static void death_setup(void)
 {
 	share_process(40, 1);
 	weak_expect(1u << ENOUGH);
+}
+
+static void node_death_setup(void)
+{
+	death_setup();
+	stock_before = attachment->grants->head;
+	weak_expect(1u << ENOUGH | 1u << BEFORE_ALL | 1u << IN_THE_MIDDLE |
+		    1u << AFTER_ALL);
 }
 
 static void bury(void)
@@ -327,7 +347,7 @@ static const struct weak_scenario scenarios[] = {
 		     {.name = "node", .run = poll}},
 	 .check = check},
 	{.name = "node killed",
-	 .setup = death_setup,
+	 .setup = node_death_setup,
 	 .parties = {{.name = "client", .run = take_some},
 		     {.name = "node", .run = poll_later, .mortal = true},
 		     {.name = "successor", .run = succeed}},

@@ -2,7 +2,7 @@
 /*
  * Handshakes inside a process: the thread that meets pages does not sleep while
  * there is work (prefault.c); an arena is not unmapped under a thread that takes
- * a segment of it (retire.c), nor a queue under one that fires (mapping.c).
+ * a segment of it (retire.c), nor a queue under one that fires (replace.c).
  */
 #include <string.h>
 

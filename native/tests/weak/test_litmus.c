@@ -328,6 +328,53 @@ static void death_setup(void)
 	setup(allowed);
 }
 
+/* ------------------------------------------------- a part of executions --- */
+
+/* In more orders than are tried. */
+static void add_often(void)
+{
+	for (uint32_t i = 0; i < 8; i++)
+		fetch_add(&m.z, 1);
+}
+
+static void early_a(void)
+{
+	WRITE_ONCE(m.x, 1);
+	add_often();
+}
+
+static void early_b(void)
+{
+	seen[0] = READ_ONCE(m.x);
+	add_often();
+}
+
+static void early_c(void)
+{
+	WRITE_ONCE(m.y, 1);
+	add_often();
+}
+
+static void early_check(void)
+{
+	seen[1] = m.y;
+	check();
+}
+
+/* What b saw. */
+static void early_setup(void)
+{
+	allowed = OUTCOME(0, 0) | OUTCOME(1, 0);
+	setup(allowed);
+}
+
+/* Whether c died before its first store. */
+static void early_death_setup(void)
+{
+	allowed = 0xf;
+	setup(allowed);
+}
+
 static const struct weak_scenario scenarios[] = {
 	{.name = "store buffering",
 	 .setup = sb_setup,
@@ -427,6 +474,19 @@ static const struct weak_scenario scenarios[] = {
 	 .parties = {{.name = "a", .run = mortal, .mortal = true},
 		     {.name = "b", .run = heir}},
 	 .check = check},
+	{.name = "an early load",
+	 .setup = early_setup,
+	 .parties = {{.name = "b", .run = early_b},
+		     {.name = "a", .run = early_a}},
+	 .check = early_check,
+	 .most = 200},
+	{.name = "an early death",
+	 .setup = early_death_setup,
+	 .parties = {{.name = "a", .run = early_a},
+		     {.name = "b", .run = early_b},
+		     {.name = "c", .run = early_c, .mortal = true}},
+	 .check = early_check,
+	 .most = 200},
 };
 
 int main(int argc, char **argv)

@@ -78,7 +78,7 @@ static void collect(void)
 	poll();
 }
 
-/* Each loss of a slice's trace is told in it, once. */
+/* What is told of a slice's trace is in it, once: that it lost, and that it ended. */
 static void check_slice(void)
 {
 	static uint8_t slice[4096];
@@ -97,7 +97,7 @@ static void check_slice(void)
 		pieces += h->kind == BS_PIECE_LOSS;
 		at += (int64_t)sizeof(*h) + h->bytes;
 	}
-	CHECK(pieces <= 1);
+	CHECK(pieces <= 2);
 }
 
 static void setup(void)
@@ -109,9 +109,10 @@ static void setup(void)
 
 /* ------------------------------------------------------------- full ring --- */
 
+/* Each is told of twice. */
 static void fill_ring(void)
 {
-	for (uint32_t i = 0; i < BS_LOSS_RING_ENTRIES; i++)
+	for (uint32_t i = 0; i < BS_LOSS_RING_ENTRIES / 2; i++)
 		lose();
 }
 
@@ -138,6 +139,35 @@ static void check_full(void)
 
 /* ----------------------------------------------------------------- death --- */
 
+static bool lost;
+
+static void lose_mortally(void)
+{
+	bs_begin(trace_id(++wrote));
+	bs_record_at(1, payload, sizeof(payload), START);
+	lost = true;
+	bs_record_at(1, payload, sizeof(payload), START);
+	bs_end();
+}
+
+/* The process was killed anywhere, also in the middle of a run: what it lost is
+ * known. */
+static void bury(void)
+{
+	weak_join(0);
+	CHECK_EQ(bsn_client_exited(node, client_number, START), 0);
+	poll();
+	if (lost)
+		CHECK(flags_of(trace_id(1)) & BSN_SLICE_LOSSY);
+	weak_met(lost);
+}
+
+static void mortal_setup(void)
+{
+	setup();
+	weak_expect(3);
+}
+
 static void succeed(void)
 {
 	weak_join(1);
@@ -160,23 +190,30 @@ static const struct weak_scenario scenarios[] = {
 	 .setup = setup,
 	 .parties = {{.name = "client", .run = lose_some},
 		     {.name = "node", .run = poll_twice}},
-	 .check = check},
+	 .check = check,
+	 .most = 3000},
 	{.name = "lost while it is collected",
 	 .setup = setup,
 	 .parties = {{.name = "client", .run = lose_some},
 		     {.name = "node", .run = collect}},
-	 .check = check_slice},
+	 .check = check_slice,
+	 .most = 3000},
 	{.name = "full ring",
 	 .setup = full_setup,
 	 .parties = {{.name = "client", .run = lose},
 		     {.name = "node", .run = poll}},
 	 .check = check_full},
+	{.name = "client killed",
+	 .setup = mortal_setup,
+	 .parties = {{.name = "client", .run = lose_mortally, .mortal = true},
+		     {.name = "node", .run = bury}}},
 	{.name = "node killed",
 	 .setup = collect_setup,
 	 .parties = {{.name = "client", .run = lose_some},
 		     {.name = "node", .run = poll, .mortal = true},
 		     {.name = "successor", .run = succeed}},
-	 .check = check_slice},
+	 .check = check_slice,
+	 .most = 3000},
 };
 
 SCENARIO_MAIN(scenarios)

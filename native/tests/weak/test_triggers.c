@@ -118,33 +118,38 @@ static void two_setup(void)
 
 /* ------------------------------------------------------------ full queue --- */
 
-static void fill_queue(void)
+static void fire_filler(void)
 {
-	for (uint32_t i = 0; i < BS_TRIGGER_CELLS; i++)
-		fire_as(FILLER);
+	fire_as(FILLER);
 }
 
-/* All cells are taken, and the node is about to give them back. */
+/* The first cell is filled, and all others are claimed: the queue is full until
+ * the node has read the first and gives it back. */
 static void full_setup(void)
 {
 	one_setup();
-	weak_as(0, fill_queue);
-	bsn_poll(node, START);
+	weak_as(0, fire_filler);
+	attachment->context->trigger_head = BS_TRIGGER_CELLS;
 	weak_expect(3);
 }
 
-static void give_back(void)
+static void read_and_give_back(void)
 {
-	struct bsn_event e[BS_TRIGGER_CELLS];
+	struct bsn_event e[EVENTS];
 
-	CHECK_EQ(bsn_events(node, e, BS_TRIGGER_CELLS), BS_TRIGGER_CELLS);
+	bsn_poll(node, START);
+	CHECK_EQ(bsn_events(node, e, EVENTS), 1);
 	bsn_events_done(node);
 }
 
+/* The claims come to nothing, each after its time. */
 static void check_full(void)
 {
 	weak_met(fired >> 1 & 1);
-	poll();
+	for (uint64_t i = 0; i < BS_TRIGGER_CELLS; i++) {
+		bsn_poll(node, LATER + i * (LATER - START));
+		take_events();
+	}
 	check_counts(1);
 }
 
@@ -156,10 +161,28 @@ static void poll_later(void)
 	take_events();
 }
 
+enum thread_death {
+	LIVED,
+	BEFORE_ITS_CELL,
+	WITH_ITS_CELL,
+	AFTER_ITS_TRIGGER,
+	THREAD_DEATHS
+};
+
 static void check_other(void)
 {
 	check_counts(1);
 	CHECK_EQ(seen[2], 1);
+	weak_met(!weak_died(0)				  ? LIVED
+		 : seen[1]				  ? AFTER_ITS_TRIGGER
+		 : attachment->context->trigger_head == 2 ? WITH_ITS_CELL
+							  : BEFORE_ITS_CELL);
+}
+
+static void thread_death_setup(void)
+{
+	two_setup();
+	weak_expect((1u << THREAD_DEATHS) - 1);
 }
 
 /* One who fires is killed: what the other one fired is taken. */
@@ -174,19 +197,74 @@ static void pass_over(void)
 	take_events();
 }
 
+/* ------------------------------------------------------------- held up --- */
+
+/* Whoever claimed a cell by the first poll is too late by the last. */
+static void lose_patience(void)
+{
+	poll();
+	poll_later();
+}
+
+/* It is told if its trigger was skipped, by this node or by its successor; and the
+ * queue goes on. */
+static void check_late(void)
+{
+	for (uint64_t i = 1; i <= 3; i++) {
+		bsn_poll(node, LATER * i);
+		take_events();
+	}
+	check_counts(1 + weak_died(1));
+	CHECK(!(refused >> 1 & 1) || !seen[1]);
+	CHECK_EQ(attachment->context->triggers_lost, refused >> 1 & 1);
+	CHECK_EQ(bs_trigger(trace_id(2), "trigger", "because", &lateral, 1), 0);
+	bsn_poll(node, LATER * 3);
+	take_events();
+	CHECK_EQ(seen[2], 1);
+	weak_met(weak_died(1) << 1 | (refused >> 1 & 1));
+}
+
+static void late_setup(void)
+{
+	one_setup();
+	weak_expect(3);
+}
+
+/* Killed or not, and told or not. */
+static void late_death_setup(void)
+{
+	one_setup();
+	weak_expect(0xf);
+}
+
+/* --------------------------------------------------------- node's death --- */
+
+static uint32_t seen_before; /* it was killed */
+
 /* What the node took, and was killed before it was done with, its successor
  * takes again. */
 static void succeed(void)
 {
 	weak_join(1);
-	if (weak_died(1))
-		process_succeed();
+	if (!weak_died(1))
+		return;
+	seen_before = seen[1] + seen[2];
+	process_succeed();
+}
+
+/* It is killed when it has taken none out, one and both. */
+static void node_death_setup(void)
+{
+	one_setup();
+	weak_expect(7);
 }
 
 static void check_successor(void)
 {
 	poll();
 	check_counts(1 + weak_died(1));
+	if (weak_died(1))
+		weak_met(seen_before);
 }
 
 static const struct weak_scenario scenarios[] = {
@@ -204,17 +282,29 @@ static const struct weak_scenario scenarios[] = {
 	{.name = "full queue",
 	 .setup = full_setup,
 	 .parties = {{.name = "client", .run = fire_one},
-		     {.name = "node", .run = give_back}},
+		     {.name = "node", .run = read_and_give_back}},
 	 .check = check_full},
 	{.name = "thread killed",
-	 .setup = two_setup,
+	 .setup = thread_death_setup,
 	 .parties = {{.name = "one", .run = fire_one, .mortal = true},
 		     {.name = "another", .run = fire_two},
 		     {.name = "node", .run = pass_over}},
 	 .check = check_other,
 	 .most = 1000},
+	{.name = "thread held up",
+	 .setup = late_setup,
+	 .parties = {{.name = "client", .run = fire_one},
+		     {.name = "node", .run = lose_patience}},
+	 .check = check_late},
+	{.name = "thread held up, node killed",
+	 .setup = late_death_setup,
+	 .parties = {{.name = "client", .run = fire_one},
+		     {.name = "node", .run = lose_patience, .mortal = true},
+		     {.name = "successor", .run = succeed}},
+	 .check = check_late,
+	 .most = 2000},
 	{.name = "node killed",
-	 .setup = one_setup,
+	 .setup = node_death_setup,
 	 .parties = {{.name = "client", .run = fire_both},
 		     {.name = "node", .run = poll_twice, .mortal = true},
 		     {.name = "successor", .run = succeed}},

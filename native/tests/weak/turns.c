@@ -300,11 +300,11 @@ static void next_turn(void)
 	switch_to(from, next);
 }
 
-void turns_mortal(void)
+void turns_mortal(const void *site)
 {
 	if (!scenario->parties[current].mortal || somebody_died)
 		return;
-	if (choose(2)) {
+	if (choose_death(site)) {
 		die();
 		next_turn();
 	}
@@ -321,7 +321,7 @@ void turns_step(const struct op *op)
 		compare_with_all(current);
 		next_turn();
 	}
-	turns_mortal();
+	turns_mortal(op->site);
 }
 
 static void ended(void)

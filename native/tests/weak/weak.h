@@ -10,7 +10,8 @@
  *   calls.c     what is done at each access (tsan_calls.h); what libc and the kernel do
  *   memory.c    what a load may see; which accesses race
  *   turns.c     whose turn it is; which steps must be tried in another order
- *   choices.c   what was chosen, and which choices are left
+ *   choices.c   what was chosen, and which choices are left, or go at random
+ *   deaths.c    where in the code a party died, and where it is yet to
  *   explore.c   all executions of a scenario, each in a process of its own
  *   report.c    an execution that failed, in words
  *   mapping.c   one mapping for each memfd, for both of its sides
@@ -47,10 +48,18 @@
  * comes before a store needs no turn of its own where the store came first: the
  * load may see what was there before.
  *
- * A failure is printed as a list of who did what, and of choices, with which the
- * same program shows it again:
+ * Where all would take too long, a part is tried. It is the latest choices that
+ * are varied first, so that part has one beginning and all ends. Therefore half
+ * of the executions go at random from the first step on, without any reduction: how often the
+ * turn changes, and how often a load sees something old, is another in each;
+ * and who may die does so at each place of the code in turn. Their numbers come
+ * from a seed, which is 1 if none is given.
  *
- *   test_weak_NAME [--all] [--most EXECUTIONS] [--only SCENARIO [--replay CHOICES]]
+ * A failure is printed as a list of who did what, and of choices, with which the
+ * same program shows it again, whether they were made in order or at random:
+ *
+ *   test_weak_NAME [--all] [--most EXECUTIONS] [--seed SEED]
+ *                  [--only SCENARIO [--replay CHOICES]]
  */
 #ifndef BS_TEST_WEAK_H
 #define BS_TEST_WEAK_H
@@ -76,8 +85,8 @@ struct weak_scenario {
 	 * ever, which is an error unless may_sleep. */
 	void (*check)(void);
 	bool may_sleep;
-	/* So many executions at most, where all are too many for every day;
-	 * --all lifts it. 0: all of them, always. */
+	/* So many executions at most, where all are too many for every day: half
+	 * of them at random. --all lifts it. 0: all of them, always. */
 	uint64_t most;
 };
 

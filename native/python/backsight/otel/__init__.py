@@ -19,9 +19,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from backsight.otel._firing import Rules
 from backsight.otel._processor import BacksightSpanProcessor
 from backsight.otel._propagator import BacksightPropagator, BacksightResponsePropagator
-from backsight.otel._rules import Rules, RuleSet, from_environment
+from backsight.otel._rules import RuleSet, from_environment
 from backsight.otel._sampler import AlwaysRecordSampler
 
 if TYPE_CHECKING:

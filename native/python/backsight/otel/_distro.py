@@ -17,6 +17,7 @@ from opentelemetry.sdk.trace.sampling import DEFAULT_OFF, DEFAULT_ON
 from opentelemetry.trace import get_tracer_provider
 
 from backsight.otel import _hooks
+from backsight.otel._firing import Rules
 from backsight.otel._processor import BacksightSpanProcessor
 from backsight.otel._propagator import (
     BacksightPropagator,
@@ -24,7 +25,7 @@ from backsight.otel._propagator import (
     Current,
     propagates,
 )
-from backsight.otel._rules import Rules, from_environment
+from backsight.otel._rules import from_environment
 from backsight.otel._sampler import AlwaysRecordSampler
 
 if TYPE_CHECKING:

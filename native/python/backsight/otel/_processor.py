@@ -20,7 +20,7 @@ from opentelemetry.trace import SpanKind
 from backsight import _client
 from backsight._attributes import cut_utf8, encode_text
 from backsight._native import ffi, lib
-from backsight.otel._rules import STATUS_ERROR, listed
+from backsight.otel._firing import STATUS_ERROR, listed
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from opentelemetry.trace import SpanContext
 
     from backsight._native import CData
-    from backsight.otel._rules import Rules
+    from backsight.otel._firing import Rules
 
 _log = logging.getLogger("backsight")
 
