@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None, versions: Versions = OURS) -> int:
     """Run until told to end. Exit status 2 for a bad configuration, 1 for other failures."""
     stored = take_stored_fds(os.environ)
     configuration = read_arguments(_PROGRAM, __doc__.splitlines()[0], Settings, argv)
-    # A connection and a pidfd for each client.
+    # For each client its connection, two pidfds and its arena, and what was stored at the start.
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     die_with_any_thread()

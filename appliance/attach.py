@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where applications attach: one packet each way over a Unix socket (native/src/abi.h, "attach").
+"""Where applications attach: one packet each way over a Unix socket (native/src/abi/attach.h).
 
 Whoever connects is untrusted: who it is, the kernel says (SO_PEERCRED,
 SO_PEERGROUPS, SO_PEERPIDFD), not the message. Whatever is wrong is answered
@@ -19,7 +19,6 @@ import contextlib
 import errno
 import os
 import socket
-import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +26,18 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from appliance.door import Door, DoorLimits
+from appliance.packets import (
+    NEWS_CONTEXT,
+    NEWS_POLICY,
+    Attachment,
+    AttachRefused,
+    Request,
+    pack_news,
+    pack_refusal,
+    pack_reply,
+    parse_answer,
+    parse_request,
+)
 from appliance.process import pidfd_of_peer
 from appliance.seldom import Seldom
 from appliance.unix_socket import (
@@ -37,34 +48,11 @@ from appliance.unix_socket import (
     listen,
 )
 from appliance.waiting import Waiting
-from protocol.messages import cut_utf8
 from runtime.log import Log
-from runtime.printable import printable
 from runtime.settings.node import trusted_uids
-
-ABI_MAGIC = 0x54475342
-ABI_VERSION = 2
-"""The newest that the node speaks; an older one that it speaks too is what a client of it gets."""
-
-ABI_OLDEST = 2
-ABI_FEATURES = 0
-
-_REQUEST = struct.Struct("=IIIiQ2Q64s")
-_REPLY = struct.Struct("=IIiI2QQ128sQ")
-_NEWS = struct.Struct("=IIQ")
-_NEWS_CONTEXT = 1
-_NEWS_POLICY = 2
-
-# Of any version: a magic number and the newest that is spoken.
-_OPENING = struct.Struct("=II")
-
-# What version 1 had of a reply. All versions can read a refusal of that size; who is
-# refused before it is asked may be of any.
-_REPLY_1_BYTES = 168
 
 # A newer peer may say more than is known here.
 _PACKET_BYTES_MAX = 4096
-
 
 # A request is there when its connection is accepted, or a moment later: an honest
 # library sends it at once. So these are for processes of one user that start
@@ -80,6 +68,9 @@ ACCEPTS_A_TURN = 16
 # After this, a file that was closed somewhere may have left room for a connection.
 _ACCEPT_AGAIN_S = 1.0
 
+# What sending to somebody fails with who is gone.
+_HUNG_UP = (errno.EPIPE, errno.ECONNRESET)
+
 _DOOR_LIMITS = DoorLimits()
 
 
@@ -91,45 +82,6 @@ class Peer:
     uid: int
     pidfd: int
     gids: frozenset[int] = frozenset()
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """What a client asked for. ``token`` names an earlier attachment; None: a first one.
-
-    ``version`` is what both speak, ``features`` are the bits that both know.
-    """
-
-    token: bytes | None
-    service: str
-    version: int = ABI_VERSION
-    features: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Attachment:
-    """What it is given. No fds: it may go on with those that it has.
-
-    ``policy`` is the fd of the policy table, which stays the host's.
-    """
-
-    token: bytes
-    arena_bytes: int
-    policy: int
-    fds: tuple[int, ...] = ()
-
-    @property
-    def resumed(self) -> bool:
-        return not self.fds
-
-
-class AttachRefused(Exception):
-    """An application does not get what it asked for: an errno, and why."""
-
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status = status
-        self.message = message
 
 
 class Link(Protocol):
@@ -176,72 +128,7 @@ class AttachCounters:
     too_many: int = 0
     kept_out: int = 0
     moved: int = 0
-
-
-def parse_request(data: bytes) -> Request:
-    """Parse a bs_attach_request; AttachRefused says what is wrong with it."""
-    if len(data) < _OPENING.size:
-        raise AttachRefused(errno.EPROTO, f"not an attach request: {len(data)} bytes")
-    magic, newest = _OPENING.unpack_from(data)
-    if magic != ABI_MAGIC:
-        raise AttachRefused(errno.EPROTO, f"not an attach request: magic {magic:#x}")
-    if newest < ABI_OLDEST:
-        raise AttachRefused(
-            errno.EPROTONOSUPPORT,
-            f"the library speaks ABI {newest}, the node {_window(ABI_OLDEST, ABI_VERSION)}:"
-            " update libbacksight",
-        )
-    if len(data) < _REQUEST.size:
-        raise AttachRefused(
-            errno.EPROTO, f"not an attach request: {len(data)} bytes instead of {_REQUEST.size}"
-        )
-    _, _, oldest, _, features, token_hi, token_lo, service = _REQUEST.unpack_from(data)
-    if oldest > ABI_VERSION:
-        raise AttachRefused(
-            errno.EPROTONOSUPPORT,
-            f"the library speaks ABI {_window(oldest, newest)}, the node"
-            f" {_window(ABI_OLDEST, ABI_VERSION)}: update backsight-node",
-        )
-    name = printable(service.partition(b"\0")[0].decode(errors="replace"))
-    token = struct.pack("=2Q", token_hi, token_lo)
-    return Request(
-        token if any(token) else None,
-        name or "unnamed",
-        min(newest, ABI_VERSION),
-        features & ABI_FEATURES,
-    )
-
-
-def parse_answer(data: bytes) -> int | None:
-    """Which context a process says that it uses (bs_attach_news); None if it says anything else."""
-    if len(data) < _NEWS.size:
-        return None
-    magic, kind, number = _NEWS.unpack_from(data)
-    return int(number) if (magic, kind) == (ABI_MAGIC, _NEWS_CONTEXT) else None
-
-
-def _window(oldest: int, newest: int) -> str:
-    return f"{oldest}" if oldest == newest else f"{oldest} to {newest}"
-
-
-def _pack_reply(request: Request, attachment: Attachment) -> bytes:
-    return _REPLY.pack(
-        ABI_MAGIC,
-        request.version,
-        0,
-        int(attachment.resumed),
-        *struct.unpack("=2Q", attachment.token),
-        attachment.arena_bytes,
-        b"",
-        request.features,
-    )
-
-
-def _pack_refusal(refused: AttachRefused) -> bytes:
-    # 127 bytes, so that a NUL follows; cut between characters.
-    message = cut_utf8(refused.message, 127).encode()
-    reply = _REPLY.pack(ABI_MAGIC, ABI_VERSION, -refused.status, 0, 0, 0, 0, message, 0)
-    return reply[:_REPLY_1_BYTES]
+    unsent: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -251,6 +138,7 @@ class _Connection:
     socket: socket.socket
     peer: Peer
     end: Callable[[_Connection], None]
+    unsent: Callable[[_Connection, OSError], None]
     timeout: asyncio.TimerHandle | None = None
     token: bytes | None = None
 
@@ -261,11 +149,11 @@ class _Connection:
         self.end(self)
 
     def send_context(self, number: int, fd: int) -> None:
-        news = _NEWS.pack(ABI_MAGIC, _NEWS_CONTEXT, number)
+        news = pack_news(NEWS_CONTEXT, number)
         try:
             socket.send_fds(self.socket, [news], [fd])
-        except OSError:
-            self.close()
+        except OSError as error:
+            self.unsent(self, error)
 
 
 class AttachServer:
@@ -359,7 +247,7 @@ class AttachServer:
             _say_no(accepted, refused)
             accepted.close()
             return
-        connection = _Connection(accepted, peer, self._close)
+        connection = _Connection(accepted, peer, self._close, self._unsent)
         self._open.add(connection)
         self._loop.add_reader(accepted, self._readable, connection)
         if not self._take_request(connection):
@@ -476,10 +364,10 @@ class AttachServer:
             return
         connection.token = attachment.token
         try:
-            self._send(connection, request, attachment)
-        except OSError:
-            # It hung up in the meantime; it exists for the host all the same.
-            self._close(connection)
+            self._send(connection, attachment)
+        except OSError as error:
+            # It exists for the host all the same.
+            self._unsent(connection, error)
             return
         finally:
             _close_all(attachment.fds)
@@ -491,16 +379,28 @@ class AttachServer:
 
     # ----------------------------------------------------------- the end
 
-    def _send(self, connection: _Connection, request: Request, attachment: Attachment) -> None:
-        reply = _pack_reply(request, attachment)
+    def _send(self, connection: _Connection, attachment: Attachment) -> None:
+        reply = pack_reply(attachment)
         if not attachment.resumed:
             fds = [*attachment.fds, attachment.policy]
             socket.send_fds(connection.socket, [reply], fds)
             return
         connection.socket.send(reply)
         # The table that it has is an earlier daemon's, which nobody writes any more.
-        news = _NEWS.pack(ABI_MAGIC, _NEWS_POLICY, 1)
+        news = pack_news(NEWS_POLICY, 1)
         socket.send_fds(connection.socket, [news], [attachment.policy])
+
+    def _unsent(self, connection: _Connection, error: OSError) -> None:
+        # It may have hung up in the meantime.
+        if error.errno not in _HUNG_UP:
+            self.counters.unsent += 1
+            peer = connection.peer
+            if self._said_of_permitted.is_due((peer.uid, "unsent", error.errno), self._loop.time()):
+                self._log.warning(
+                    f"process {peer.pid} of user {peer.uid} is cut off, and attaches again: what it"
+                    f" was to have cannot be sent: {error.strerror}"
+                )
+        self._close(connection)
 
     def _refuse(self, connection: _Connection, refused: AttachRefused) -> None:
         _say_no(connection.socket, refused)
@@ -540,7 +440,7 @@ def _pidfd_of(accepted: socket.socket, pid: int) -> int:
 def _say_no(connection: socket.socket, refused: AttachRefused) -> None:
     # A peer that does not wait for the answer misses it.
     with contextlib.suppress(OSError):
-        connection.send(_pack_refusal(refused))
+        connection.send(pack_refusal(refused))
     # A request that is not read before the connection is closed would give the
     # peer an error in the place of the answer.
     with contextlib.suppress(OSError):

@@ -4,8 +4,8 @@
 For each client four fds are kept by the service manager, named <id>.<part>, where
 the id is the beginning of the token in hex: its arena, channel and context (two
 while it goes over from one to another: ``appliance.contexts``), and ``about``, a
-sealed memfd of a hundred bytes that says whose they are (token, pid, start time,
-service). It is a memfd and
+sealed memfd of some two hundred bytes that says whose they are (token, pid, start
+time, service) and what was agreed on with it. It is a memfd and
 not part of the fds' names because all names together must fit into one
 environment variable (runtime.service_manager); it comes and goes with the fds that it
 describes, so it cannot disagree with them.
@@ -32,7 +32,7 @@ from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Protocol, Self
 
-from appliance.attach import Attachment, AttachRefused, Link, Peer, Request
+from appliance.attach import Link, Peer
 from appliance.contexts import (
     Context,
     ContextDataPlane,
@@ -41,9 +41,11 @@ from appliance.contexts import (
     context_part,
     number_of_part,
 )
+from appliance.packets import Abi, Attachment, AttachRefused, Request
 from appliance.process import pidfd_if_same, start_ticks_of
 from appliance.quotas import Quotas
 from runtime.log import Log
+from runtime.memfd import memfd
 from runtime.service_manager import ServiceManager, StoredFd
 from runtime.settings.node import trusted_uids
 
@@ -73,10 +75,10 @@ class ClientFds:
 class ClientDataPlane(ContextDataPlane, Protocol):
     """What of the data plane is about clients (native/src/node.h, "clients")."""
 
-    def client_add(self, pid: int, service: str) -> tuple[int, ClientFds]:
+    def client_add(self, pid: int, service: str, abi: Abi) -> tuple[int, ClientFds]:
         """Make a client's shared memory: its number, and fds that the caller closes."""
 
-    def client_adopt(self, number: int, pid: int, service: str, fds: ClientFds) -> None:
+    def client_adopt(self, number: int, pid: int, service: str, abi: Abi, fds: ClientFds) -> None:
         """Go on with a client from before a restart, under its number."""
 
     def client_tenant(self, number: int, tenant: int) -> None:
@@ -95,17 +97,17 @@ class Client:
     """One attached process.
 
     ``start_ticks`` tells it from a later one with its pid. ``link`` is its
-    connection, while it has one. An older daemon did not keep the ``uid``, which is
-    not known then until the process connects again, nor the ``gids``.
+    connection, while it has one.
     """
 
     number: int
     token: bytes
     pid: int
-    uid: int | None
+    uid: int
     gids: frozenset[int]
     start_ticks: int
     service: str
+    abi: Abi
     pidfd: int | None
     link: Link | None
     context: Context = field(default_factory=Context)
@@ -119,6 +121,61 @@ class Client:
     def parts(self) -> tuple[str, ...]:
         """And what follows."""
         return ("arena", "channel", *self.context.parts, "about")
+
+
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """A client that came back from the service manager: its parts, and what is said about it."""
+
+    stored_as: str
+    parts: dict[str, int]
+    number: int
+    token: bytes
+    pid: int
+    uid: int
+    gids: frozenset[int]
+    start_ticks: int
+    service: str
+    abi: Abi
+
+    @classmethod
+    def read(cls, stored_as: str, parts: dict[str, int]) -> _Stored:
+        """OSError, ValueError, KeyError, TypeError: it is not all there, or is not ours."""
+        about = json.loads(os.pread(parts["about"], _ABOUT_BYTES_MAX, 0))
+        token = bytes.fromhex(about["token"])
+        if len(token) != _TOKEN_BYTES or not token.hex().startswith(stored_as):
+            raise ValueError("its token is not the one of its name")
+        abi = Abi(int(about["version"]), int(about["features"]))
+        if not abi.is_spoken:
+            raise ValueError(
+                f"it has ABI {abi.version} with features {abi.features:#x}, which this node"
+                " does not speak: it was attached by another version of backsight-node"
+            )
+        one = cls(
+            stored_as=stored_as,
+            parts=parts,
+            # From here and not from its memory, which it can write to.
+            number=int(about["number"]),
+            token=token,
+            pid=int(about["pid"]),
+            uid=int(about["uid"]),
+            gids=frozenset(map(int, about["gids"])),
+            start_ticks=int(about["start_ticks"]),
+            service=str(about["service"]),
+            abi=abi,
+        )
+        if not one.contexts:
+            raise KeyError(context_part(0))
+        return one
+
+    @property
+    def contexts(self) -> dict[int, int]:
+        """By number."""
+        return {
+            number: fd
+            for part, fd in self.parts.items()
+            if (number := number_of_part(part)) is not None
+        }
 
 
 class Clients:
@@ -158,6 +215,7 @@ class Clients:
         for client in self._by_number.values():
             self._unwatch(client)
             self._contexts.exited(client)
+        self._contexts.close()
 
     def __len__(self) -> int:
         return len(self._by_number)
@@ -189,10 +247,12 @@ class Clients:
                 before.link.close()
             if request.token == before.token:
                 before.uid, before.link = peer.uid, link
-                return Attachment(before.token, self._arena_bytes, self._dataplane.policy_fd)
+                return Attachment(
+                    before.token, before.abi, self._arena_bytes, self._dataplane.policy_fd
+                )
         if before is not None:
             self._exited(before)
-        return self._new(peer, start_ticks, request.service, link)
+        return self._new(peer, start_ticks, request, link)
 
     def attached(self, token: bytes) -> None:
         """Say what a client is to do next, which has its attachment now."""
@@ -211,9 +271,7 @@ class Clients:
 
     def use_contexts(self, source: ContextSource) -> None:
         """Take context segments from there from now on, and have all clients go over to such."""
-        self._contexts.use(source)
-        for client in list(self._by_pid.values()):
-            self._contexts.replace(client)
+        self._contexts.use(source, self._by_pid.values())
 
     def events_done(self) -> None:
         """Go on with what waited until the triggers were seen to that the data plane told of."""
@@ -221,16 +279,18 @@ class Clients:
 
     @property
     def moving(self) -> int:
-        """Clients that were sent another context and have not left the one before."""
-        return sum(client.context.before is not None for client in self._by_pid.values())
+        """Clients that are to go over to another context, and have not left the one before."""
+        contexts = [client.context for client in self._by_pid.values()]
+        return sum(context.is_due or context.before is not None for context in contexts)
 
-    def _new(self, peer: Peer, start_ticks: int, service: str, link: Link) -> Attachment:
+    def _new(self, peer: Peer, start_ticks: int, request: Request, link: Link) -> Attachment:
         self._check_quota(peer.uid)
+        service, abi = request.service, request.abi
         with contextlib.ExitStack() as undo:
             try:
                 pidfd = os.dup(peer.pidfd)
                 undo.callback(os.close, pidfd)
-                number, fds = self._dataplane.client_add(peer.pid, service)
+                number, fds = self._dataplane.client_add(peer.pid, service, abi)
                 undo.callback(self._dataplane.client_exited, number)
                 for fd in (fds.arena, fds.channel):
                     undo.callback(os.close, fd)
@@ -251,7 +311,7 @@ class Clients:
             undo.pop_all()
         token = os.urandom(_TOKEN_BYTES)
         client = Client(
-            number, token, peer.pid, peer.uid, peer.gids, start_ticks, service, pidfd, link
+            number, token, peer.pid, peer.uid, peer.gids, start_ticks, service, abi, pidfd, link
         )
         self._remember(client)
         try:
@@ -261,10 +321,10 @@ class Clients:
                 f"process {peer.pid} ({service}) will not outlast a restart of the node: its memory"
                 f" cannot be kept by the service manager: {error.strerror}"
             )
-        return Attachment(client.token, self._arena_bytes, self._dataplane.policy_fd, tuple(fds))
+        return Attachment(token, abi, self._arena_bytes, self._dataplane.policy_fd, tuple(fds))
 
     def user_of(self, number: int) -> int | None:
-        """Whose a client is or was; None if it is none, or an older daemon did not keep that."""
+        """Whose a client is or was; None: it is none of this node's."""
         client = self._by_number.get(number)
         return None if client is None else client.uid
 
@@ -316,7 +376,7 @@ class Clients:
     def _store(self, client: Client, fds: ClientFds) -> None:
         if not self._manager.is_there:
             return
-        about = os.memfd_create("backsight-about", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        about = memfd("backsight-about")
         try:
             os.write(
                 about,
@@ -329,6 +389,8 @@ class Clients:
                         "gids": sorted(client.gids),
                         "start_ticks": client.start_ticks,
                         "service": client.service,
+                        "version": client.abi.version,
+                        "features": client.abi.features,
                     }
                 ).encode(),
             )
@@ -353,10 +415,11 @@ class Clients:
             )
 
     def adopt(self, stored: Iterable[StoredFd]) -> None:
-        """Go on with the clients whose fds came back from the service manager.
+        """Go on with the clients whose fds came back from the service manager, in any order.
 
-        Closes the fds. What is incomplete or not ours is dropped from the
-        store, with a line in the log.
+        Closes the fds. Of what is incomplete, or of a client that is lost, the service
+        manager is told to let go; what is not ours is closed. The log has a line for
+        each reason.
         """
         by_id: dict[str, dict[str, int]] = {}
         for item in stored:
@@ -366,50 +429,90 @@ class Clients:
                 os.close(item.fd)
             else:
                 by_id.setdefault(match[1], {})[match[2]] = item.fd
+        lost: dict[str, list[str]] = {}  # by why
+        found: list[_Stored] = []
         for stored_as, parts in by_id.items():
             try:
-                self._adopt_one(stored_as, parts)
+                found.append(_Stored.read(stored_as, parts))
             except (OSError, ValueError, KeyError, TypeError) as error:
-                self._log.warning(f"client {stored_as} of before the restart is lost: {error!r}")
-                self._unstore(stored_as, dict.fromkeys((*_PARTS, *parts)))
-            finally:
-                for fd in parts.values():
-                    os.close(fd)
+                self._lose(lost, stored_as, parts, error)
+        # In the order in which they attached. A process that connected anew, or executed another
+        # program, keeps its pid and the time of its start: what it had before is of nobody.
+        found.sort(key=lambda one: one.number)
+        latest = {(one.pid, one.start_ticks): one.number for one in found}
+        for one in found:
+            try:
+                self._adopt_one(one, latest[one.pid, one.start_ticks] == one.number)
+            except (OSError, ValueError, KeyError, TypeError) as error:
+                self._lose(lost, one.stored_as, one.parts, error)
+        for parts in by_id.values():
+            for fd in parts.values():
+                os.close(fd)
+        # Where the ledger is of another version, all are lost for one reason.
+        for why, clients in lost.items():
+            who = (
+                f"client {clients[0]} of before the restart is lost"
+                if len(clients) == 1
+                else f"{len(clients)} clients of before the restart are lost, {clients[0]} among them"
+            )
+            self._log.warning(f"{who}: {why}")
 
-    def _adopt_one(self, stored_as: str, parts: dict[str, int]) -> None:
-        about = json.loads(os.pread(parts["about"], _ABOUT_BYTES_MAX, 0))
-        pid, start_ticks = int(about["pid"]), int(about["start_ticks"])
-        uid = None if about.get("uid") is None else int(about["uid"])
-        gids = frozenset(map(int, about.get("gids", ())))
-        token, service = bytes.fromhex(about["token"]), str(about["service"])
-        if len(token) != _TOKEN_BYTES or not token.hex().startswith(stored_as):
-            raise ValueError("its token is not the one of its name")
-        contexts = {n: fd for part, fd in parts.items() if (n := number_of_part(part)) is not None}
-        # From here and not from its memory, which it can write to.
-        number = int(about["number"])
+    def _lose(
+        self,
+        lost: dict[str, list[str]],
+        stored_as: str,
+        parts: Iterable[str],
+        why: Exception,
+    ) -> None:
+        lost.setdefault(repr(why), []).append(stored_as)
+        self._unstore(stored_as, dict.fromkeys((*_PARTS, *parts)))
+
+    def _adopt_memory(self, one: _Stored) -> dict[int, int]:
+        """Have the data plane go on with it; with which contexts, by number."""
+        contexts = dict(one.contexts)
         newest = max(contexts)
-        fds = ClientFds(parts["arena"], parts["channel"], contexts[newest])
+        fds = ClientFds(one.parts["arena"], one.parts["channel"], contexts[newest])
         try:
-            self._dataplane.client_adopt(number, pid, service, fds)
-        except OSError:
-            if len(contexts) == 1:
+            self._dataplane.client_adopt(one.number, one.pid, one.service, one.abi, fds)
+            return contexts
+        except OSError as error:
+            if len(contexts) == 1 or error.errno != errno.EPROTO:
                 raise
-            # It was stored, and the daemon ended before anybody was sent it.
-            self._unstore(stored_as, [context_part(newest)])
-            del contexts[newest]
-            fds = replace(fds, context=contexts[max(contexts)])
-            self._dataplane.client_adopt(number, pid, service, fds)
+        # It was stored, and the daemon ended before it was made, or anybody was sent it.
+        del contexts[newest]
+        fds = replace(fds, context=contexts[max(contexts)])
+        self._dataplane.client_adopt(one.number, one.pid, one.service, one.abi, fds)
+        self._unstore(one.stored_as, [context_part(newest)])
+        return contexts
+
+    def _adopt_one(self, one: _Stored, is_latest: bool) -> None:
+        contexts = self._adopt_memory(one)
+        context: Context | None = None
         try:
-            context = self._contexts.adopt(number, contexts)
+            context = self._contexts.adopt(one.number, contexts)
             # As of now: quotas may be others than before.
-            self._dataplane.client_tenant(number, self._quotas.tenant(uid, gids))
-            pidfd = pidfd_if_same(pid, start_ticks)
+            self._dataplane.client_tenant(one.number, self._quotas.tenant(one.uid, one.gids))
+            pidfd = pidfd_if_same(one.pid, one.start_ticks) if is_latest else None
         except OSError:
+            if context is not None:
+                self._contexts.let_go(context)
             # Nobody watches it: what it wrote goes in its turn, as that of a process that is gone.
-            self._dataplane.client_exited(number)
+            self._dataplane.client_exited(one.number)
             raise
-        client = Client(number, token, pid, uid, gids, start_ticks, service, pidfd, None, context)
+        client = Client(
+            one.number,
+            one.token,
+            one.pid,
+            one.uid,
+            one.gids,
+            one.start_ticks,
+            one.service,
+            one.abi,
+            pidfd,
+            None,
+            context,
+        )
         self._remember(client)
         if pidfd is None:
             self._contexts.exited(client)
-            self._dataplane.client_exited(number)
+            self._dataplane.client_exited(one.number)

@@ -15,31 +15,45 @@ A process that never says so keeps both: what it fires arrives, whichever it use
 So it is with a library that does not know the news, and with one that lies. A process
 that connects again is sent the segment again, under the same number, and only
 answers if it has that one already.
+
+All processes at once are more than the event loop has time for: they go over in pieces.
+Who could not be given another segment is tried again later, and when it connects again.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import fcntl
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
+from appliance.seldom import Seldom
 from runtime.log import Log
+from runtime.main import die_if_it_fails
+from runtime.memfd import memfd
 from runtime.service_manager import ServiceManager
 
 ContextSource = Callable[[int], int]
 """Makes a segment of so many bytes that are zero, a sealed memfd or a BPF array map: its fd,
 which is its caller's to close."""
 
+# In one turn of the event loop: each is a mapping that is filled under the node's lock, and
+# two messages, some 0.2 ms together.
+REPLACED_A_TURN = 16
+
+# What was short, memory or a service manager that listens, is not back at once.
+_AGAIN_S = 10.0
+
 _NAME = re.compile(r"context(?:-([1-9][0-9]{0,9}))?")
 
 
 def memfd_context(size: int) -> int:
     """Make a segment of a node without probes: as the data plane makes the first of a process."""
-    fd = os.memfd_create("backsight-context", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    fd = memfd("backsight-context")
     os.ftruncate(fd, size)
     fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL)
     return fd
@@ -132,13 +146,30 @@ class Contexts:
         self._dataplane = dataplane
         self._manager = manager
         self._log = log
+        self._seldom = Seldom()
+        self._loop = asyncio.get_running_loop()
         self._source: ContextSource = memfd_context
         # They have gone over; not all that they fired before is seen to.
         self._unsettled: list[Process] = []
+        # To be replaced, by number: now, and when that failed, later.
+        self._now: dict[int, Process] = {}
+        self._later: dict[int, Process] = {}
+        self._turn: asyncio.Handle | None = None
+        self._again: asyncio.TimerHandle | None = None
 
-    def use(self, source: ContextSource) -> None:
-        """Take segments from there from now on."""
+    def close(self) -> None:
+        """Replace nothing any more."""
+        self._now, self._later = {}, {}
+        for handle in (self._turn, self._again):
+            if handle is not None:
+                handle.cancel()
+
+    def use(self, source: ContextSource, processes: Iterable[Process]) -> None:
+        """Take segments from there from now on, and have these processes go over to such."""
         self._source = source
+        for process in processes:
+            self._replace_soon(process)
+        self._replace_some()
 
     def first(self, number: int, fd: int) -> int:
         """Give a process one of the source, in the place of ``fd``; OSError if there is none.
@@ -158,22 +189,60 @@ class Contexts:
         os.close(fd)
         return made
 
-    def replace(self, process: Process) -> None:
+    def _replace_soon(self, process: Process) -> None:
         """Have a process go over to a new segment; if it is about to, once more after that."""
+        process.context.is_due = True
+        self._later.pop(process.number, None)
+        self._now[process.number] = process
+        self._schedule()
+
+    def _schedule(self) -> None:
+        if self._now and self._turn is None:
+            self._turn = self._loop.call_soon(self._on_turn)
+        if self._later and self._again is None:
+            self._again = self._loop.call_later(_AGAIN_S, self._on_again)
+
+    @die_if_it_fails
+    def _on_turn(self) -> None:
+        self._turn = None
+        self._replace_some()
+
+    @die_if_it_fails
+    def _on_again(self) -> None:
+        self._again = None
+        self._now |= self._later
+        self._later = {}
+        self._schedule()
+
+    def _replace_some(self) -> None:
+        for number in list(self._now)[:REPLACED_A_TURN]:
+            process = self._now.pop(number)
+            try:
+                self._replace(process)
+            except OSError as error:
+                self._later[number] = process
+                self._say_failed(process, error)
+                # Each further attempt would wait for the service manager as long as this one.
+                if isinstance(error, TimeoutError):
+                    self._later |= self._now
+                    self._now = {}
+                    break
+        self._schedule()
+
+    def _say_failed(self, process: Process, error: OSError) -> None:
+        if self._seldom.is_due(error.errno, self._loop.time()):
+            self._log.warning(
+                f"process {process.pid} stays in its context segment for now, and others may, since"
+                f" there is no other: {error.strerror}"
+            )
+
+    def _replace(self, process: Process) -> None:
         context = process.context
         if context.before is not None or process.link is None:
-            context.is_due = True
-            return
-        context.is_due = False
+            return  # it stays due
         number = context.number + 1
-        try:
-            fd = self._make(process, f"{process.stored_as}.{context_part(number)}")
-        except OSError as error:
-            self._log.warning(
-                f"process {process.pid} stays in its context segment, since there is no other:"
-                f" {error.strerror}"
-            )
-            return
+        fd = self._make(process, f"{process.stored_as}.{context_part(number)}")
+        context.is_due = False
         context.before, context.number = context.number, number
         context.fd, context.is_answered = fd, False
         process.link.send_context(number, fd)
@@ -195,7 +264,7 @@ class Contexts:
         if context.fd is not None and process.link is not None and not context.is_answered:
             process.link.send_context(context.number, context.fd)
         elif context.is_due:
-            self.replace(process)
+            self._replace_soon(process)
 
     def moved(self, process: Process, number: int) -> bool:
         """Note that a process says that it has left the segment before. Whether it was asked to."""
@@ -220,12 +289,14 @@ class Contexts:
                 self._forget(f"{process.stored_as}.{context_part(context.before)}")
                 context.before = None
             if context.is_due:
-                self.replace(process)
+                self._replace_soon(process)
 
     def exited(self, process: Process) -> None:
         """Ask a process for nothing more, which is gone. What it fired stands in both segments."""
         self._close(process.context)
         process.context.is_due = False
+        self._now.pop(process.number, None)
+        self._later.pop(process.number, None)
         if process in self._unsettled:
             self._unsettled.remove(process)
 
@@ -239,6 +310,10 @@ class Contexts:
             return Context(newest)
         self._dataplane.client_adopt_context(number, fds[others[0]])
         return Context(newest, others[0], os.dup(fds[newest]))
+
+    def let_go(self, context: Context) -> None:
+        """Of a process that was not taken up after all."""
+        self._close(context)
 
     def _forget(self, name: str) -> None:
         try:

@@ -118,6 +118,7 @@ class Daemon:
                 self._quotas,
             )
         )
+        self._check_room()
         self._recover(stored)
         now_ns = time.monotonic_ns()
         self._core = NodeCore(
@@ -145,6 +146,15 @@ class Daemon:
             )
         self._attach = AttachServer(settings.socket_path, allowed(settings), self._clients, log)
 
+    def _check_room(self) -> None:
+        room, needed = self._manager.stored_fds_max, self._settings.stored_fds_max
+        if room is not None and room < needed:
+            self._log.warning(
+                f"the service manager keeps {room} file descriptors of this node, which may have"
+                f" {needed}: what is over that is lost with a restart; set"
+                f" FileDescriptorStoreMax={needed} in the unit, or lower `clients_max`"
+            )
+
     def _recover(self, stored: Iterable[StoredFd]) -> None:
         """Take up what the service manager kept; the store and the keep arena first."""
         others = []
@@ -160,16 +170,31 @@ class Daemon:
                 found.add(item.name)
             except OSError as error:
                 self._log.warning(f"{error}; starting with an empty one")
-                self._manager.remove(item.name)
+                self._forget(item.name)
             finally:
                 os.close(item.fd)
         if _STORE not in found:
-            self._manager.store(_STORE, self._dataplane.store_fd)
+            self._keep(_STORE, self._dataplane.store_fd)
         if _KEEP not in found:
-            self._manager.store(_KEEP, self._dataplane.keep_fd)
+            self._keep(_KEEP, self._dataplane.keep_fd)
         self._clients.adopt(others)
         if len(self._clients):
             self._log.info(f"took up {len(self._clients)} clients of before the restart")
+
+    def _keep(self, name: str, fd: int) -> None:
+        try:
+            self._manager.store(name, fd)
+        except OSError as error:
+            self._log.warning(
+                f"the service manager does not keep the {name}, so a restart of this daemon"
+                f" begins with an empty one: {error.strerror}"
+            )
+
+    def _forget(self, name: str) -> None:
+        try:
+            self._manager.remove(name)
+        except OSError as error:
+            self._log.warning(f"the service manager still keeps the old {name}: {error.strerror}")
 
     async def __aenter__(self) -> Self:
         try:

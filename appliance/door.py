@@ -11,7 +11,6 @@ refuse one user, before the backlog.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import struct
 from collections import Counter
@@ -75,19 +74,29 @@ class Door:
         if (
             self._knocks[uid] != self.limits.connections_per_s
             or uid in self._free
-            or uid in self._kept_out
+            or self.keeps_out(uid)
             or len(self._kept_out) >= _KEPT_OUT_MAX
         ):
             return False
         self._write_acl([*self._kept_out, uid])
-        self._kept_out[uid] = self._loop.call_later(self.limits.kept_out_s, self._let_in, uid)
+        self._let_in_later(uid)
         return True
+
+    def keeps_out(self, uid: int) -> bool:
+        """Whether a user is kept out."""
+        return uid in self._kept_out
+
+    def _let_in_later(self, uid: int) -> None:
+        self._kept_out[uid] = self._loop.call_later(self.limits.kept_out_s, self._let_in, uid)
 
     def _let_in(self, uid: int) -> None:
         del self._kept_out[uid]
-        # If the file is gone, so is its ACL.
-        with contextlib.suppress(FileNotFoundError):
+        try:
             self._write_acl(self._kept_out)
+        except FileNotFoundError:
+            pass  # its ACL is gone with it
+        except OSError:
+            self._let_in_later(uid)  # the entry stands there still
 
     def _write_acl(self, kept_out: Iterable[int]) -> None:
         entries = [

@@ -31,6 +31,7 @@ from types import FrameType, TracebackType
 from typing import NoReturn, Self
 
 from runtime.service_manager import LISTEN_FDS_START, ServiceManager
+from runtime.settings.node import stored_fds_max
 
 # As systemd's Restart=on-failure: how a service may end that was told to.
 _CLEAN_SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGPIPE)
@@ -46,9 +47,7 @@ _BACKOFF_MAX_S = 5.0
 # A daemon that was ready for so long starts the backoff anew.
 _HEALTHY_S = 10.0
 
-# Five for each of 2048 clients (as many as it has while it goes over to another context), and
-# the node's own.
-_FDS_MAX = 10250
+_FDS_MAX = stored_fds_max()
 
 _MESSAGE_BYTES_MAX = 4096
 _MESSAGE_FDS_MAX = 16
@@ -198,7 +197,7 @@ class Holder:
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
             if os.getppid() != holder:
                 os._exit(1)
-            environment = os.environ | {"NOTIFY_SOCKET": notify_name}
+            environment = os.environ | {"NOTIFY_SOCKET": notify_name, "FDSTORE": str(_FDS_MAX)}
             if self._watchdog_s is not None:
                 environment |= {
                     "WATCHDOG_USEC": str(int(self._watchdog_s * 1e6)),
@@ -275,7 +274,8 @@ def _wake_only(number: int, frame: FrameType | None) -> None:
 
 
 def _dup_above(fd: int, minimum: int) -> int:
-    return fcntl.fcntl(fd, fcntl.F_DUPFD, minimum)
+    """One that the daemon does not get, which has its own by then."""
+    return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, minimum)
 
 
 def main() -> int:

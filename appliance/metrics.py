@@ -185,7 +185,11 @@ METRICS = (
         "Triggered traces let go of: nothing came of them, or no more.",
         "triggers/{trigger}/forgotten",
     ),
-    Metric("triggers_lost_total", "Triggers that found a full queue.", "dataplane/triggers_lost"),
+    Metric(
+        "triggers_lost_total",
+        "Triggers that found a full queue, or came when the node had skipped their place in it.",
+        "dataplane/triggers_lost",
+    ),
     Metric("triggers_read_total", "Triggers read from processes' queues.", "dataplane/triggers"),
     Metric(
         "trigger_cells_skipped_total",
@@ -309,6 +313,12 @@ METRICS = (
         "attach/kept_out",
     ),
     Metric(
+        "attach_packets_unsent_total",
+        "Packets that could not be sent to a process which had not hung up, for the reason in the"
+        " log; it was cut off, and attaches again.",
+        "attach/unsent",
+    ),
+    Metric(
         "attach_connections_waiting",
         "Connections to the attach socket that have not said what they want.",
         "attach_waiting",
@@ -320,7 +330,7 @@ METRICS = (
     ),
     Metric(
         "attach_contexts_moving",
-        "Processes that were sent another context segment, and use both that and the one before.",
+        "Processes that are to go over to another context segment, and have not left the one before.",
         "attach_moving",
     ),
 )

@@ -30,6 +30,7 @@ from appliance.core.dataplane import (
     StoreUsage,
     no_room,
 )
+from appliance.packets import NEWEST, Abi
 from protocol.messages import (
     LATERALS_MAX,
     WHY_BYTES_MAX,
@@ -175,6 +176,11 @@ class NativeDataPlane:
         """CLOCK_MONOTONIC."""
         return time.monotonic_ns()
 
+    @property
+    def ticks(self) -> TickSource:
+        """What the ticks of records are: as was chosen, or as they were before a restart."""
+        return self._ticks
+
     def read_clocks(self) -> tuple[int, int, int]:
         """Of one moment: ticks, CLOCK_MONOTONIC ns and Unix ns."""
         return read_clocks(self._ticks.is_counter)
@@ -204,20 +210,32 @@ class NativeDataPlane:
             lib.bsn_adopt_keep(self._node, self.now_ns(), fd),
             "the ledger of before the restart",
         )
+        is_counter, per_s = ffi.new("bool *"), ffi.new("uint64_t *")
+        lib.bsn_clock_source(self._node, is_counter, per_s)
+        # Processes go on with the ticks that they have.
+        self._ticks = TickSource(bool(is_counter[0]), int(per_s[0]))
+        self.clock_pair()
 
     # --------------------------------------------------------------- clients
 
-    def client_add(self, pid: int, service: str) -> tuple[int, ClientFds]:
+    def client_add(self, pid: int, service: str, abi: Abi = NEWEST) -> tuple[int, ClientFds]:
         """Make a client's shared memory: its number, and fds that the caller closes."""
         fds = ffi.new("struct bsn_client_fds *")
         number = _check(
             lib.bsn_client_add(self._node, pid, service.encode(), self.now_ns(), fds),
             "a new client",
         )
+        made = ClientFds(fds.arena, fds.channel, fds.context)
+        try:
+            self._client_agreed(number, abi)
+        except OSError:
+            for fd in made:
+                os.close(fd)
+            raise
         self.wake()
-        return number, ClientFds(fds.arena, fds.channel, fds.context)
+        return number, made
 
-    def client_adopt(self, number: int, pid: int, service: str, fds: ClientFds) -> None:
+    def client_adopt(self, number: int, pid: int, service: str, abi: Abi, fds: ClientFds) -> None:
         """Go on with a client from before a restart, under its number. The caller closes the fds."""
         _check(
             lib.bsn_client_adopt(
@@ -230,14 +248,18 @@ class NativeDataPlane:
             ),
             f"the memory of process {pid} ({service})",
         )
+        self._client_agreed(number, abi)
         self.wake()
+
+    def _client_agreed(self, number: int, abi: Abi) -> None:
+        result = lib.bsn_client_agreed(self._node, number, abi.version, abi.features)
+        if result < 0:
+            self.client_exited(number)
+        _check(result, f"client {number} with ABI {abi.version}")
 
     def client_tenant(self, number: int, tenant: int) -> None:
         """Say whose memory it is (appliance.quotas), right after it was added or adopted."""
-        _check(
-            lib.bsn_client_tenant(self._node, number, tenant, time.monotonic_ns()),
-            f"client {number}",
-        )
+        _check(lib.bsn_client_tenant(self._node, number, tenant, self.now_ns()), f"client {number}")
 
     def set_quota(self, tenant: int, size: int) -> None:
         """Have nobody push a tenant out of so many bytes of the pool."""

@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from protocol import wire
 from protocol.messages import NO_POLICY, Policy
 from runtime.log import Log
+from runtime.memfd import memfd
 from runtime.service_manager import ServiceManager, StoredFd
 
 _NAME = "policy"
@@ -63,7 +64,7 @@ class KeptPolicy:
             )
 
     def _store(self, policy: Policy) -> None:
-        memory = os.memfd_create("backsight-policy", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        memory = memfd("backsight-policy")
         try:
             os.write(memory, wire.encode_coordinator_batch([policy]))
             seals = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL

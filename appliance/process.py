@@ -62,10 +62,18 @@ def pidfd_if_same(pid: int, start_ticks: int) -> int | None:
 
 
 def start_ticks_of(pid: int, pidfd: int) -> int:
-    """When a process started, in clock ticks since boot; ProcessLookupError if it is gone."""
+    """When a process started, in clock ticks since boot; ProcessLookupError if it is gone.
+
+    PermissionError where /proc does not show it.
+    """
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
     except (FileNotFoundError, ProcessLookupError) as error:
+        # In this order: it is in /proc until it was reaped, which is after its exit.
+        if not has_exited(pidfd):
+            raise PermissionError(
+                errno.EACCES, "/proc hides it from this user (hidepid=, ProtectProc=)"
+            ) from error
         raise ProcessLookupError(errno.ESRCH, f"process {pid} is gone") from error
     # In this order: while it has not exited, the pid is its own, and so was what was read.
     if has_exited(pidfd):

@@ -13,8 +13,6 @@ from dataclasses import dataclass, field
 # Groups are numbered behind all users.
 _FIRST_GROUP = 1 << 32
 
-_UNKNOWN = 2 << 32
-
 
 @dataclass(frozen=True, slots=True)
 class Quota:
@@ -36,10 +34,8 @@ class Quotas:
         yield from self.users.items()
         yield from ((_FIRST_GROUP + gid, quota) for gid, quota in self.groups.items())
 
-    def tenant(self, uid: int | None, gids: Collection[int]) -> int:
-        """Of a process of that user, in these groups. None: nobody knows whose it is."""
-        if uid is None:
-            return _UNKNOWN
+    def tenant(self, uid: int, gids: Collection[int]) -> int:
+        """Of a process of that user, in these groups."""
         if uid in self.users:
             return uid
         return next((_FIRST_GROUP + gid for gid in self.groups if gid in gids), uid)

@@ -5,14 +5,12 @@ Sans-IO: facts come in by the ``on_*`` methods with the time of CLOCK_MONOTONIC,
 outputs are fetched by the ``take_*`` methods. The only thing called from here
 is the data plane, which does no IO either.
 
-What must survive a lost connection is repeated on the next one: firings until
-they are acknowledged, abandonments until the coordinator answers them with a
-Drop, the status of every slice, and each slice from its last durable byte.
+What must survive a lost connection is repeated on the next one: what the
+coordinator is owed (``owed.py``), and each slice from its last durable byte.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, KeysView
 from typing import assert_never
 
@@ -29,6 +27,7 @@ from appliance.core.dataplane import (
 from appliance.core.groups import HeldGroup, HeldTrace
 from appliance.core.holdings import Holdings
 from appliance.core.limits import Admission, Refusal
+from appliance.core.owed import Owed
 from appliance.core.reporting import QueueDepth
 from appliance.core.snapshot import SnapshotRun
 from protocol.messages import (
@@ -37,9 +36,7 @@ from protocol.messages import (
     NO_POLICY,
     RECOVERED_WHY,
     WHY_BYTES_MAX,
-    Abandoned,
     ClockProbe,
-    ClockReply,
     Collect,
     CoordinatorMessage,
     Drop,
@@ -52,7 +49,6 @@ from protocol.messages import (
     SliceChunk,
     SliceFlags,
     SliceReply,
-    SliceStatus,
     Snapshot,
     Source,
     TraceId,
@@ -102,13 +98,10 @@ class NodeCore:
         self._realtime_offset_ns = realtime_offset_ns
         self._admission = Admission(config.limits, user_of)
         self._holdings = Holdings(config, dataplane, now_ns)
-        # What the node had of a group that it gave up by itself, until the
-        # coordinator says that it knows; None: it does.
-        self._abandoned: OrderedDict[Group, tuple[SliceStatus, ...] | None] = OrderedDict()
+        self._owed = Owed(config, self._holdings)
 
         self._connected = False
         self._hello_due: Hello | None = None
-        self._welcomed = False
         self.refused: str | None = None
         """Why the coordinator refused this node, or must not be heard, for the operator."""
         self.agreed: Agreed | None = None
@@ -116,12 +109,6 @@ class NodeCore:
         self.policy = policy
         """What the coordinator last said that nodes shall record."""
         self._policy_is_new = False
-        self._firings_due: dict[Group, None] = {}
-        self._abandonments_due: dict[Group, None] = {}
-        self._statuses_due: dict[TraceId, None] = {}
-        self._statuses_later: dict[TraceId, int] = {}
-        self._answers: list[SliceStatus] = []
-        self._clock_replies: list[tuple[int, int]] = []
         self._snapshot: SnapshotRun | None = None
 
         self._slices_connected = False
@@ -137,7 +124,7 @@ class NodeCore:
     @property
     def abandoned_groups(self) -> KeysView[Group]:
         """The groups that were given up, here or elsewhere, as far as remembered."""
-        return self._abandoned.keys()
+        return self._owed.abandoned_groups
 
     @property
     def unreported_groups(self) -> int:
@@ -160,6 +147,7 @@ class NodeCore:
         self._config = config
         self._admission.reconfigure(config.limits, now_ns)
         self._holdings.reconfigure(config, now_ns)
+        self._owed.reconfigure(config)
         self._relieve(now_ns)
 
     # ---------------------------------------------------------- facts in
@@ -235,7 +223,7 @@ class NodeCore:
         self._now_ns = now_ns
         self._realtime_offset_ns = realtime_ns - now_ns
         opens = isinstance(message, Welcome | Refused)
-        if not self._connected or not (self._welcomed or opens):
+        if not self._connected or not (self._owed.is_open or opens):
             self.counters.unexpected_messages += 1
             return
         match message:
@@ -246,13 +234,13 @@ class NodeCore:
             case Collect():
                 self._on_collect(message, now_ns)
             case TriggerAck():
-                self._on_trigger_ack(message.group)
+                self._owed.firing_acknowledged(message.group)
             case Drop():
                 self._on_drop(message.group, now_ns)
             case Release():
                 self._on_release(message.trace, now_ns)
             case ClockProbe():
-                self._clock_replies.append((message.number, realtime_ns))
+                self._owed.clock_reply(message.number, realtime_ns)
             case Snapshot():
                 self._on_snapshot(message, now_ns)
             case Policy():
@@ -289,7 +277,7 @@ class NodeCore:
                 self._holdings.acked(held, ack.offset, now_ns)
                 if held.release_early and held.held_bytes == 0:
                     held.release_early = False
-                    self._answer(held.trace)
+                    self._owed.answer(held.trace)
         self._expire(now_ns)
 
     def on_tick(self, now_ns: int) -> None:
@@ -307,24 +295,9 @@ class NodeCore:
         if self._hello_due is not None:
             messages.append(self._hello_due)
             self._hello_due = None
-        if not self._welcomed:
+        if not self._owed.is_open:
             return messages
-        messages += [ClockReply(n, received, realtime_ns) for n, received in self._clock_replies]
-        self._clock_replies.clear()
-        for group in self._firings_due:
-            held = self._holdings.groups.get(group)
-            if held is not None and held.fired is not None:
-                held.unanswered += 1
-                messages.append(held.fired)
-        self._firings_due.clear()
-        for group in self._abandonments_due:
-            # Bytes that were never told of are what the coordinator now lacks.
-            messages += self._abandoned.get(group) or ()
-            messages.append(Abandoned(group))
-        self._abandonments_due.clear()
-        messages += self._answers
-        self._answers.clear()
-        messages += self._take_statuses()
+        messages += self._owed.take(self._now_ns, realtime_ns)
         # After the firings, so that what it counts is known.
         news = self._snapshot.take_news() if self._snapshot is not None else None
         if news is not None:
@@ -347,12 +320,12 @@ class NodeCore:
             self._holdings.sent(group, held, len(data), now_ns)
             told = held.told
             if told is not None and told.bytes < held.slice.bytes and told.bytes <= held.sent:
-                self._statuses_due[held.trace] = None
+                self._owed.status(held.trace)
         return chunks
 
     def wants_slices_connection(self) -> bool:
         """Whether there is something to report, or reported and not yet durable."""
-        return self._welcomed and self._holdings.reporter.held_bytes > 0
+        return self._owed.is_open and self._holdings.reporter.held_bytes > 0
 
     def next_wakeup_ns(self, now_ns: int) -> int | None:
         """When on_tick, take_control or take_chunks may do more without a new fact."""
@@ -362,10 +335,9 @@ class NodeCore:
             times.append(expiry_ns)
         if self._relieve_at_ns is not None:
             times.append(self._relieve_at_ns)
-        if self._welcomed and self._statuses_later:
-            times.append(min(self._statuses_later.values()))
-        if self._welcomed and self._statuses_due:
-            times.append(now_ns)  # take_chunks may have made a length news
+        owed_ns = self._owed.next_due_ns(now_ns)
+        if owed_ns is not None:
+            times.append(owed_ns)
         if self._slices_connected and self._credit_bytes > 0:
             ready_ns = self._holdings.reporter.ready_ns(now_ns)
             if ready_ns is not None:
@@ -397,15 +369,10 @@ class NodeCore:
         self._relieve(self._now_ns)
 
     def _forget_control(self) -> None:
-        self._connected = self._welcomed = False
+        self._connected = False
         self.agreed = None
         self._hello_due = None
-        self._firings_due.clear()
-        self._abandonments_due.clear()
-        self._statuses_due.clear()
-        self._statuses_later.clear()
-        self._answers.clear()
-        self._clock_replies.clear()
+        self._owed.close()
 
     def _on_refused(self, reason: str) -> None:
         self.refused = reason
@@ -414,26 +381,15 @@ class NodeCore:
     def _on_welcome(self, welcome: Welcome) -> None:
         """The stream is open: repeat all that the other side may have missed."""
         try:
-            check(welcome.agreed, self._versions)
+            agreed = check(welcome.agreed, self._versions)
         except Incompatible as error:
             self._on_refused(str(error))
             return
-        self._welcomed = True
-        self.agreed = welcome.agreed
+        self.agreed = agreed
         self.refused = None
         if self._snapshot is not None:
             self._snapshot.told = None
-        for group in self._holdings.groups.values():
-            group.unanswered = 0
-            if not group.acknowledged:
-                self._firings_due[group.group] = None
-        for given_up, had in self._abandoned.items():
-            if had is not None:
-                self._abandonments_due[given_up] = None
-        for held in self._holdings.traces.values():
-            held.told = None
-            if not held.released:
-                self._statuses_due[held.trace] = None
+        self._owed.open()
 
     def _on_local_trigger(self, event: LocalTrigger, now_ns: int) -> None:
         queue = self._holdings.queue(event.trigger)
@@ -461,7 +417,7 @@ class NodeCore:
         now_ns: int,
     ) -> None:
         counters = self._holdings.count(group.trigger)
-        if group in self._abandoned:
+        if group in self._owed.abandoned_groups:
             counters.merged += 1
             return
         known = self._holdings.groups.get(group)
@@ -485,7 +441,7 @@ class NodeCore:
         suppressed = self._admission.take_suppressed(held.queue)
         held.fired = TriggerFired(group, named, why, source, fired_at_ns, suppressed)
         held.acknowledged = False
-        self._firings_due[group] = None
+        self._owed.firing(group)
         self._collect(held, (group.primary, *named), now_ns)
 
     def _on_snapshot(self, order: Snapshot, now_ns: int) -> None:
@@ -503,49 +459,24 @@ class NodeCore:
 
     def _on_collect(self, message: Collect, now_ns: int) -> None:
         """A remote trigger: never limited, and every trace is answered."""
-        if message.group in self._abandoned:
-            self._refuse(message.traces, SliceFlags.ABANDONED)
+        if message.group in self._owed.abandoned_groups:
+            self._owed.refusal(message.traces, SliceFlags.ABANDONED)
             return
         group = self._holdings.group(message.group, now_ns)
         if group is None:
-            self._refuse(message.traces, SliceFlags.STORE_FULL)
+            self._owed.refusal(message.traces, SliceFlags.STORE_FULL)
             return
         self._collect(group, message.traces, now_ns)
-
-    def _refuse(self, traces: Iterable[TraceId], flags: SliceFlags) -> None:
-        """Answer without collecting, but for what another group holds."""
-        for trace in traces:
-            if trace in self._holdings.traces:
-                self._answer(trace)
-            else:
-                self._answers.append(SliceStatus(trace, held=False, flags=flags))
 
     def _collect(self, group: HeldGroup, traces: Iterable[TraceId], now_ns: int) -> None:
         traces = tuple(traces)
         self._holdings.collect(group, traces, now_ns)
         for trace in traces:
-            self._answer(trace)
-
-    def _answer(self, trace: TraceId) -> None:
-        self._holdings.traces[trace].told = None
-        self._statuses_due[trace] = None
-
-    def _on_trigger_ack(self, group: Group) -> None:
-        held = self._holdings.groups.get(group)
-        if held is None or held.acknowledged or held.unanswered == 0:
-            return
-        held.unanswered -= 1
-        if held.unanswered == 0:
-            held.acknowledged = True
-            if held.release_deferred:
-                held.release_deferred = False
-                for trace in held.traces:
-                    self._answer(trace)
-            self._holdings.drop_if_empty(held)
+            self._owed.answer(trace)
 
     def _on_drop(self, group: Group, now_ns: int) -> None:
-        if group in self._abandoned:
-            self._abandoned[group] = None
+        if group in self._owed.abandoned_groups:
+            self._owed.abandonment_known(group)
             return
         self._holdings.count(group.trigger).dropped_remote += 1
         self._abandon(group, unanswered=False, now_ns=now_ns)
@@ -569,47 +500,9 @@ class NodeCore:
 
     def _on_slice_changed(self, trace: TraceId, now_ns: int) -> HeldTrace | None:
         held = self._holdings.changed(trace, now_ns)
-        if held is not None and self._welcomed:
-            self._statuses_due[trace] = None
+        if held is not None:
+            self._owed.status(trace)
         return held
-
-    def _take_statuses(self) -> list[SliceStatus]:
-        """Statuses that say something new, lengths alone not too often."""
-        now_ns = self._now_ns
-        for trace in [t for t, due_ns in self._statuses_later.items() if due_ns <= now_ns]:
-            del self._statuses_later[trace]
-            self._statuses_due[trace] = None
-        statuses = []
-        for trace in self._statuses_due:
-            held = self._holdings.traces.get(trace)
-            if held is None or held.searching:
-                # The end of the search is an event, and makes it due again.
-                continue
-            status = held.status()
-            if held.told is not None and not self._is_news(held, held.told, status, now_ns):
-                continue
-            held.told = status
-            held.told_ns = now_ns
-            self._statuses_later.pop(trace, None)
-            statuses.append(status)
-        self._statuses_due.clear()
-        return statuses
-
-    def _is_news(self, held: HeldTrace, told: SliceStatus, now: SliceStatus, now_ns: int) -> bool:
-        if (told.flags, told.open_handles, told.crumbs) != (
-            now.flags,
-            now.open_handles,
-            now.crumbs,
-        ):
-            return True
-        # The length matters once the coordinator may think that it has all.
-        if told.bytes == now.bytes or held.sent < told.bytes:
-            return False
-        due_ns = held.told_ns + self._config.status_interval_ns
-        if now_ns >= due_ns:
-            return True
-        self._statuses_later[held.trace] = due_ns
-        return False
 
     def _relieve(self, now_ns: int) -> None:
         """Keep every bound: the store's by abandoning, the others by forgetting."""
@@ -635,22 +528,13 @@ class NodeCore:
 
     def _expire(self, now_ns: int) -> None:
         for held in self._holdings.expire(now_ns):
-            # Who asked for it gets an answer, also if there was no room to remember that.
-            is_due = held.trace in self._statuses_due and held.told is None
-            if is_due and len(self._answers) < self._config.triggered_max:
-                self._answers.append(held.status())
+            self._owed.last_answer(held)
 
     def _abandon(self, group: Group, *, unanswered: bool, now_ns: int) -> None:
+        if unanswered:
+            self._owed.abandonment(group)
+        else:
+            self._owed.abandonment_known(group)
         held = self._holdings.groups.get(group)
-        traces = held.traces.values() if held is not None and unanswered else ()
-        had = tuple(
-            trace.status() for trace in traces if trace.held_bytes and len(trace.groups) == 1
-        )
-        self._abandoned[group] = had if unanswered else None
-        while len(self._abandoned) > self._config.triggered_max:
-            self._abandoned.popitem(last=False)
-            self.counters.abandonments_forgotten += 1
-        if unanswered and self._welcomed:
-            self._abandonments_due[group] = None
         if held is not None:
             self._holdings.abandon(held, now_ns)

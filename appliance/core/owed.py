@@ -1,0 +1,230 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the coordinator is owed over its Control stream.
+
+What it must hear of is repeated on each new stream: firings until they are
+acknowledged, abandonments until it answers them with a Drop, and the status of
+every trace that it did not release. Within a stream, each is said when it is due,
+and a status only if it says something new.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, KeysView
+
+from appliance.core.config import NodeConfig
+from appliance.core.groups import HeldTrace
+from appliance.core.holdings import Holdings
+from protocol.messages import (
+    Abandoned,
+    ClockReply,
+    Group,
+    NodeMessage,
+    SliceFlags,
+    SliceStatus,
+    TraceId,
+)
+
+
+class Owed:
+    """The messages of one node that wait for the Control stream, of what it holds."""
+
+    def __init__(self, config: NodeConfig, holdings: Holdings) -> None:
+        self.is_open = False
+        """Whether there is a stream, and the coordinator welcomed this node on it."""
+        self._config = config
+        self._holdings = holdings
+        # What the node had of a group that it gave up by itself, until the
+        # coordinator says that it knows; None: it does.
+        self._abandoned: OrderedDict[Group, tuple[SliceStatus, ...] | None] = OrderedDict()
+        self._firings_due: dict[Group, None] = {}
+        self._abandonments_due: dict[Group, None] = {}
+        self._statuses_due: dict[TraceId, None] = {}
+        self._statuses_later: dict[TraceId, int] = {}
+        self._answers: list[SliceStatus] = []
+        self._clock_replies: list[tuple[int, int]] = []
+
+    @property
+    def abandoned_groups(self) -> KeysView[Group]:
+        """The groups that were given up, here or elsewhere, as far as remembered."""
+        return self._abandoned.keys()
+
+    def reconfigure(self, config: NodeConfig) -> None:
+        """Go on with other bounds and another interval of statuses."""
+        self._config = config
+
+    # ------------------------------------------------------- the stream
+
+    def open(self) -> None:
+        """A new stream is open: all that the other side may have missed is due."""
+        self.is_open = True
+        for group in self._holdings.groups.values():
+            group.unanswered = 0
+            if not group.acknowledged:
+                self._firings_due[group.group] = None
+        for given_up, had in self._abandoned.items():
+            if had is not None:
+                self._abandonments_due[given_up] = None
+        for held in self._holdings.traces.values():
+            held.told = None
+            if not held.released:
+                self._statuses_due[held.trace] = None
+
+    def close(self) -> None:
+        """The stream is gone, and what was due on it."""
+        self.is_open = False
+        self._firings_due.clear()
+        self._abandonments_due.clear()
+        self._statuses_due.clear()
+        self._statuses_later.clear()
+        self._answers.clear()
+        self._clock_replies.clear()
+
+    # ------------------------------------------------------- what is due
+
+    def firing(self, group: Group) -> None:
+        """The group fired, or has more laterals than were told of."""
+        self._firings_due[group] = None
+
+    def firing_acknowledged(self, group: Group) -> None:
+        """The coordinator has one of the firings of a group."""
+        held = self._holdings.groups.get(group)
+        if held is None or held.acknowledged or held.unanswered == 0:
+            return
+        held.unanswered -= 1
+        if held.unanswered == 0:
+            held.acknowledged = True
+            if held.release_deferred:
+                held.release_deferred = False
+                for trace in held.traces:
+                    self.answer(trace)
+            self._holdings.drop_if_empty(held)
+
+    def abandonment(self, group: Group) -> None:
+        """A group is given up; of what there was of it here the coordinator hears first."""
+        held = self._holdings.groups.get(group)
+        traces = held.traces.values() if held is not None else ()
+        self._remember_abandoned(
+            group,
+            tuple(
+                trace.status() for trace in traces if trace.held_bytes and len(trace.groups) == 1
+            ),
+        )
+        if self.is_open:
+            self._abandonments_due[group] = None
+
+    def abandonment_known(self, group: Group) -> None:
+        """The coordinator knows that the group was given up, here or by itself."""
+        if group in self._abandoned:
+            self._abandoned[group] = None
+        else:
+            self._remember_abandoned(group, None)
+
+    def status(self, trace: TraceId) -> None:
+        """The status of a held trace, if it is news."""
+        if self.is_open:
+            self._statuses_due[trace] = None
+
+    def answer(self, trace: TraceId) -> None:
+        """The status of a held trace, news or not."""
+        self._holdings.traces[trace].told = None
+        self._statuses_due[trace] = None
+
+    def refusal(self, traces: Iterable[TraceId], flags: SliceFlags) -> None:
+        """Answer without collecting, but for what another group holds."""
+        for trace in traces:
+            if trace in self._holdings.traces:
+                self.answer(trace)
+            else:
+                self._answers.append(SliceStatus(trace, held=False, flags=flags))
+
+    def last_answer(self, held: HeldTrace) -> None:
+        """A trace was let go: who asked for it gets an answer, if nobody has answered yet."""
+        is_due = held.trace in self._statuses_due and held.told is None
+        if is_due and len(self._answers) < self._config.triggered_max:
+            self._answers.append(held.status())
+
+    def clock_reply(self, number: int, received_ns: int) -> None:
+        """A probe came, at this Unix time."""
+        self._clock_replies.append((number, received_ns))
+
+    # ------------------------------------------------------------ output
+
+    def take(self, now_ns: int, realtime_ns: int) -> list[NodeMessage]:
+        """All that is due, in order; nothing while no stream is open."""
+        messages: list[NodeMessage] = []
+        if not self.is_open:
+            return messages
+        messages += [ClockReply(n, received, realtime_ns) for n, received in self._clock_replies]
+        self._clock_replies.clear()
+        for group in self._firings_due:
+            held = self._holdings.groups.get(group)
+            if held is not None and held.fired is not None:
+                held.unanswered += 1
+                messages.append(held.fired)
+        self._firings_due.clear()
+        for group in self._abandonments_due:
+            # Bytes that were never told of are what the coordinator now lacks.
+            messages += self._abandoned.get(group) or ()
+            messages.append(Abandoned(group))
+        self._abandonments_due.clear()
+        messages += self._answers
+        self._answers.clear()
+        messages += self._take_statuses(now_ns)
+        return messages
+
+    def next_due_ns(self, now_ns: int) -> int | None:
+        """When take() may have more without a new fact."""
+        if not self.is_open:
+            return None
+        times = []
+        if self._statuses_later:
+            times.append(min(self._statuses_later.values()))
+        if self._statuses_due:
+            times.append(now_ns)  # bytes that were sent may have made a length news
+        return min(times, default=None)
+
+    # ------------------------------------------------------------ inside
+
+    def _remember_abandoned(self, group: Group, had: tuple[SliceStatus, ...] | None) -> None:
+        self._abandoned[group] = had
+        while len(self._abandoned) > self._config.triggered_max:
+            self._abandoned.popitem(last=False)
+            self._holdings.counters.abandonments_forgotten += 1
+
+    def _take_statuses(self, now_ns: int) -> list[SliceStatus]:
+        """Statuses that say something new, lengths alone not too often."""
+        for trace in [t for t, due_ns in self._statuses_later.items() if due_ns <= now_ns]:
+            del self._statuses_later[trace]
+            self._statuses_due[trace] = None
+        statuses = []
+        for trace in self._statuses_due:
+            held = self._holdings.traces.get(trace)
+            if held is None or held.searching:
+                # The end of the search is an event, and makes it due again.
+                continue
+            status = held.status()
+            if held.told is not None and not self._is_news(held, held.told, status, now_ns):
+                continue
+            held.told = status
+            held.told_ns = now_ns
+            self._statuses_later.pop(trace, None)
+            statuses.append(status)
+        self._statuses_due.clear()
+        return statuses
+
+    def _is_news(self, held: HeldTrace, told: SliceStatus, now: SliceStatus, now_ns: int) -> bool:
+        if (told.flags, told.open_handles, told.crumbs) != (
+            now.flags,
+            now.open_handles,
+            now.crumbs,
+        ):
+            return True
+        # The length matters once the coordinator may think that it has all.
+        if told.bytes == now.bytes or held.sent < told.bytes:
+            return False
+        due_ns = held.told_ns + self._config.status_interval_ns
+        if now_ns >= due_ns:
+            return True
+        self._statuses_later[held.trace] = due_ns
+        return False
