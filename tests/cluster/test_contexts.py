@@ -376,24 +376,34 @@ def test_a_daemon_that_dies_meanwhile_loses_and_doubles_nothing(
     asyncio.run(run())
 
 
-def test_a_library_that_does_not_know_the_news_goes_on_with_what_it_has(
-    tmp_path: Path, source: ContextSource
+async def fire_between_contexts(
+    here: Node, source: ContextSource, application: FrozenApplication
+) -> None:
+    """Thirty triggers, with two changes of context in between."""
+    for number in range(1, 31):
+        if number in (10, 20):
+            here.clients.use_contexts(source)
+        assert await asyncio.to_thread(application.fire, f"{'ab' * 12}{number:08x}")
+    await here.until(lambda: here.triggers == 30)
+    assert (application.attached, application.resumed) == (1, 0)
+    assert here.server.counters.malformed == 0
+    assert (here.wrong, here.log) == ([], [])
+
+
+@pytest.mark.parametrize("is_deaf", [False, True])
+def test_a_library_of_the_day_when_the_abi_was_frozen_goes_over_and_one_that_is_deaf_goes_on(
+    tmp_path: Path, source: ContextSource, is_deaf: bool
 ) -> None:
     async def run() -> None:
         async with node(tmp_path) as here:
-            starting = asyncio.to_thread(FrozenApplication(here.socket).__enter__)
+            application = FrozenApplication(here.socket, is_deaf=is_deaf)
             with contextlib.ExitStack() as after_all:
-                application = await starting
                 after_all.callback(application.__exit__)
-                for number in range(1, 31):
-                    if number % 10 == 0:
-                        here.clients.use_contexts(source)
-                    assert await asyncio.to_thread(application.fire, f"{'ab' * 12}{number:08x}")
-                await here.until(lambda: here.triggers == 30)
-                assert (application.attached, application.resumed) == (1, 0)
-                assert here.clients.moving == 1
-                assert here.server.counters.malformed == 0
-                assert (here.wrong, here.log) == ([], [])
+                await asyncio.to_thread(application.__enter__)
+                await fire_between_contexts(here, source, application)
+                while here.clients.moving != is_deaf:
+                    await another_turn()
+                assert (here.server.counters.moved == 0) == is_deaf
 
     asyncio.run(run())
 

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A node daemon that is stopped for ten seconds, or dead for some, costs applications nothing."""
+"""A node daemon that is stopped for ten seconds, or dead for some, costs applications nothing.
+
+If it is away for so long that something is lost, no trace passes for whole that is not.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from testbed.daemons import Cores, coordinator_on, lone_node, this_machine
-from testbed.topology import Node, await_settled
+from testbed.topology import PYTHON, Node, await_settled
 
 # What a service writes in a second: 350 kB, as in the field.
 TRACES_PER_S = 85
@@ -45,6 +48,26 @@ for line in sys.stdin:
             time.sleep(float(pause_s))
     stats = backsight.stats()
     print(stats.records_lost + stats.triggers_lost, flush=True)
+"""
+
+# Writes traces until one is lost. The one before is whole by then; of that it loses a
+# record by another handle, and waits in the middle of it to be killed.
+LOSER = f"""
+import sys, backsight
+assert backsight.wait_attached(60)
+number = 0
+while not backsight.stats().records_lost:
+    number += 1
+    with backsight.Trace(f"{{number:032x}}") as trace:
+        trace.write(bytes({TRACE_BYTES}))
+    if number == 1:
+        print(flush=True)
+        sys.stdin.readline()
+whole = f"{{number - 1:032x}}"
+open_handle = backsight.Trace(whole)
+open_handle.write(bytes({TRACE_BYTES}))
+print(whole, backsight.stats().records_lost, flush=True)
+sys.stdin.readline()
 """
 
 
@@ -118,3 +141,32 @@ def test_a_daemon_that_is_killed_and_started_seconds_later_loses_nothing(tmp_pat
         kept = coordinator.ctl_json("traces")
     assert len(kept) == written
     assert {trace["verdict"]["kind"] for trace in kept} == {"coherent"}
+
+
+def test_who_is_killed_in_the_middle_of_a_loss_leaves_nothing_coherent(tmp_path: Path) -> None:
+    machine = this_machine(Cores.choose().daemons)
+    coordinator = coordinator_on(machine, tmp_path)
+    config: dict[str, Any] = {"pool_bytes": "8MiB", "metrics": {"listen": None}}
+    daemon = Node(machine, "node", tmp_path, coordinator, config)
+    with coordinator, daemon:
+        with subprocess.Popen(
+            [PYTHON, "-c", LOSER],
+            env={**os.environ, "BACKSIGHT_SOCKET": str(daemon.socket_path)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as loser:
+            assert loser.stdin is not None and loser.stdout is not None
+            loser.stdout.readline()
+            os.kill(daemon.daemon_pid(), signal.SIGSTOP)
+            loser.stdin.write("\n")
+            loser.stdin.flush()
+            trace, lost = loser.stdout.readline().split()
+            loser.kill()
+        assert int(lost) == 2
+        os.kill(daemon.daemon_pid(), signal.SIGCONT)
+        machine.run(PYTHON, "-m", "ctl", "--node", str(daemon.socket_path), "trigger", trace)
+        assert await_settled(coordinator, [daemon])
+        (kept,) = coordinator.ctl_json("traces")
+    assert kept["trace_id"] == trace
+    assert kept["verdict"]["kind"] == "lossy"

@@ -35,8 +35,8 @@ BUILD = Path(__file__).parents[2] / "build"
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(180)]
 
-OLDER = Versions(3, 4)
-NEWER = Versions(4, 5, Feature.POLICY)
+OLDER = Versions(5, 6)
+NEWER = Versions(6, 7, Feature.POLICY)
 
 # Twenty requests a second, each of which leaves 11 KB on the second node: what a process has in
 # stock must last while its daemon is replaced.
@@ -49,9 +49,11 @@ _RECORDS = 20
 class FrozenApplication:
     """A process with a client of the day when ABI 2 was frozen."""
 
-    def __init__(self, socket_path: Path) -> None:
+    def __init__(self, socket_path: Path, *, is_deaf: bool = False) -> None:
+        """``is_deaf``: it goes on with the context that it was given first."""
+        command = [BUILD / "native/tests/frozen/frozen_client", socket_path]
         self._process = subprocess.Popen(
-            [BUILD / "native/tests/frozen/frozen_client", socket_path],
+            [*command, "deaf"] if is_deaf else command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -182,11 +184,11 @@ class Step:
 
 
 BOTH = frozenset({"alpha", "beta"})
-NODES_FIRST = (Step("alpha", 4, 4), Step("beta", 4, 4), Step("coordinator", 5, 5, BOTH))
+NODES_FIRST = (Step("alpha", 6, 6), Step("beta", 6, 6), Step("coordinator", 7, 7, BOTH))
 COORDINATOR_FIRST = (
-    Step("coordinator", 4, 4),
-    Step("alpha", 5, 4, frozenset({"alpha"})),
-    Step("beta", 5, 5, BOTH),
+    Step("coordinator", 6, 6),
+    Step("alpha", 7, 6, frozenset({"alpha"})),
+    Step("beta", 7, 7, BOTH),
 )
 
 
@@ -200,7 +202,7 @@ def upgrade_under_load(
         service(here.beta),
         FrozenApplication(here.alpha.socket_path) as frozen,
     ):
-        await_spoken(here, alpha=4, beta=4)
+        await_spoken(here, alpha=6, beta=6)
         with Load.over(front, here.beta.host.address) as load, Load(frozen.fire) as old_load:
             load.goes_on()
             old_load.goes_on()

@@ -18,11 +18,9 @@ from formats.slices import (
     SpanDetail,
     SpanEnd,
     SpanStart,
-    encode_piece,
-    encode_process,
-    encode_record,
 )
 from protocol.messages import SliceFlags, TraceId
+from tests.simulation.encoding import encode_piece, encode_process, encode_record
 
 TRACE = TraceId(bytes.fromhex("0af7651916cd43dd8448eb211c80319c"))
 MS = 1_000_000

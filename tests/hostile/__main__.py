@@ -15,7 +15,8 @@ from types import FrameType
 
 from ctl.progress import progress_bar
 from testbed.topology import DaemonError
-from tests.hostile.campaign import ALL, ROOT, Campaign, HostileError, Progress
+from tests.hostile.attacks import ALL
+from tests.hostile.campaign import ROOT, Campaign, HostileError, Progress
 from tests.hostile.judge import table
 
 OUTPUT = ROOT / "build" / "hostile"

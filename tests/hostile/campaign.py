@@ -14,22 +14,19 @@ import tempfile
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from testbed.topology import PYTHON, Coordinator, Host, Network, Node, Opened, started
+from tests.hostile.attacks import ATTACKER, HONEST, HOSTILE, Attack, phases
 from tests.hostile.client import Said
 from tests.hostile.judge import Judged, Outcome, Result, Turn, Visitors, Written, judge
 from tests.hostile.memory import Sample, sample
 from tests.hostile.truth import NODES
 
 ROOT = Path(__file__).resolve().parents[2]
-ATTACKER = ROOT / "build" / "native" / "tests" / "hostile" / "attacker"
-
-# Users that no file belongs to. Strangers may not attach.
-HONEST, HOSTILE, STRANGER = 64801, 64802, 64803
 
 _PORT = 8080
 
@@ -63,9 +60,9 @@ _CLIENT_BYTES = 1_200_000
 _OWN_BYTES = 64 << 20
 
 # A place of a user that waits, of which there are 64, for three users and root; of a client the
-# arena twice, channel, context and what is known about it, and while it lives its pidfd and
-# connection; what a daemon has without them.
-_FILES_MAX = 4 * 64 + 7 * _CLIENTS_MAX + 100
+# arena, and while it lives its connection, and a pidfd for each of both; what a daemon has
+# without them.
+_FILES_MAX = 4 * 64 + 4 * _CLIENTS_MAX + 100
 
 _TICK_S = 0.5
 _CALM_S = 5.0  # a node looks for memory that it did not grant once a second, and takes it in pieces
@@ -76,79 +73,6 @@ _VISIT_TRACES = 4
 
 class HostileError(RuntimeError):
     """The campaign did not come to its end; the message says where it stopped."""
-
-
-@dataclass(frozen=True, slots=True)
-class Attack:
-    """A kind of hostile process (native/tests/hostile/attacker.c), and whose it is."""
-
-    name: str
-    uid: int = HOSTILE
-
-    @property
-    def label(self) -> str:
-        return self.name if self.uid == HOSTILE else f"{self.name}-of-strangers"
-
-
-GROUPS: Mapping[str, Sequence[Attack]] = {
-    "scribbling over all mappings": (Attack("scribble"), Attack("scribble-channel")),
-    "lies in directories and headers": (Attack("directories"), Attack("directories")),
-    "lies of grants, handles, losses, counters": (
-        Attack("grants"),
-        Attack("handles"),
-        Attack("losses"),
-        Attack("context"),
-    ),
-    "floods of wrong triggers": (
-        Attack("triggers"),
-        Attack("triggers"),
-        Attack("namesake"),
-        Attack("bulk"),
-    ),
-    "memory beyond the grants, leftovers of the dead": (
-        Attack("touch"),
-        Attack("leftovers"),
-        Attack("attach"),
-    ),
-    "attach floods": (
-        *(
-            Attack(name, uid)
-            for name in ("silent", "garbage", "storm")
-            for uid in (HOSTILE, STRANGER)
-        ),
-        Attack("chatter"),
-    ),
-    "thousands of open handles, a pool washed": (Attack("open-handles"), Attack("wash")),
-}
-ALL = tuple(dict.fromkeys(attack for group in GROUPS.values() for attack in group))
-
-# Attacks at once on each node, where kinds are mixed.
-_MIXED = 6
-
-
-@dataclass(frozen=True, slots=True)
-class Phase:
-    """Some attacks on both nodes, for some time."""
-
-    what: str
-    attacks: Sequence[Attack]
-    seconds: float
-
-
-def phases(duration_s: float, chance: random.Random, only: Sequence[str] = ()) -> Iterator[Phase]:
-    """Each group by itself, then mixtures, then all at once. ``only``: these attacks all the time."""
-    if only:
-        chosen = [attack for attack in ALL if attack.label in only]
-        yield Phase(", ".join(only), chosen, duration_s)
-        return
-    count = max(len(GROUPS) + 2, round(duration_s / 15))
-    seconds = duration_s / count
-    for what, group in GROUPS.items():
-        yield Phase(what, group, seconds)
-    for _ in range(count - len(GROUPS) - 1):
-        mixed = chance.sample(ALL, _MIXED)
-        yield Phase(", ".join(attack.label for attack in mixed), mixed, seconds)
-    yield Phase("all at once", ALL, seconds)
 
 
 @dataclass(slots=True)

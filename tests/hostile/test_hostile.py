@@ -12,7 +12,8 @@ import pytest
 
 from testbed.topology import PYTHON
 from tests.cluster.leftovers import interrupt_and_look, namespaces_of, processes_in
-from tests.hostile.campaign import ALL, ATTACKER, Campaign
+from tests.hostile.attacks import ALL, ATTACKER
+from tests.hostile.campaign import Campaign
 
 SECONDS = 30
 SEED = 11

@@ -12,17 +12,8 @@ from typing import Any
 
 import pytest
 
-from formats.slices import (
-    Data,
-    PieceKind,
-    Process,
-    SpanEnd,
-    SpanStart,
-    encode_piece,
-    encode_process,
-    encode_record,
-)
-from tests.hostile.campaign import ALL, GROUPS, phases
+from formats.slices import Data, PieceKind, Process, SpanEnd, SpanStart
+from tests.hostile.attacks import ALL, GROUPS, phases
 from tests.hostile.footage import Compared, compare
 from tests.hostile.judge import (
     Judged,
@@ -37,6 +28,7 @@ from tests.hostile.judge import (
 )
 from tests.hostile.memory import Sample
 from tests.hostile.truth import DATA_RECORDS, Honest, honest, payload, span_id
+from tests.simulation.encoding import encode_piece, encode_process, encode_record
 
 MIB = 1 << 20
 TRACE = Honest(run=0x1234, number=7, front=1)

@@ -20,7 +20,7 @@ from tests.cluster.test_upgrade import (
     releases,
     upgrade_under_load,
 )
-from tests.hostile.campaign import ATTACKER, HOSTILE
+from tests.hostile.attacks import ATTACKER, HOSTILE
 
 pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.timeout(400)]
 

@@ -386,15 +386,15 @@ def triggers() -> None:
 
 def limited() -> None:
     """What the error rule says of requests that fail at these times, in s."""
-    from backsight.otel import _rules
+    from backsight.otel import _firing, _rules
 
     now_s = 0.0
     tracer = TracerProvider().get_tracer("lib")
 
-    def limit() -> _rules.Rules:
-        return _rules.Rules(_rules.RuleSet(_rules.Error(per_s=1, burst=2)), lambda: now_s)
+    def limit() -> _firing.Rules:
+        return _firing.Rules(_rules.RuleSet(_rules.Error(per_s=1, burst=2)), lambda: now_s)
 
-    def fail(rules: _rules.Rules, at_s: float, name: str, error: str = "error") -> list[str]:
+    def fail(rules: _firing.Rules, at_s: float, name: str, error: str = "error") -> list[str]:
         nonlocal now_s
         now_s = at_s
         with tracer.start_as_current_span(name, attributes={"error.type": error}) as span:
@@ -410,7 +410,7 @@ def limited() -> None:
         *(fail(rules, at_s, "pays") for at_s in (0.5, 1.5, 1.5, 2)),
         *(fail(rules, 2, "ships"), fail(rules, 9, "pays")),
     ]
-    _rules._KEYS_MAX = 1  # of all kinds but one nobody remembers which it was
+    _firing._KEYS_MAX = 1  # of all kinds but one nobody remembers which it was
     rules = limit()
     rest = [fail(rules, 9, f"one of {i}") for i in range(4)]
     print(json.dumps([told, rest, fail(rules, 10, "last")]))

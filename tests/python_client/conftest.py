@@ -22,9 +22,10 @@ from typing import Any, Self, TypeAlias
 
 import pytest
 
-from appliance.attach import Attachment, AttachServer, Link, Peer, Request
+from appliance.attach import AttachServer, Link, Peer
 from appliance.core.dataplane import LocalTrigger, Slice
 from appliance.native import NativeDataPlane, TickSource
+from appliance.packets import Attachment, Request
 from appliance.settings import allowed
 from formats.spans import SliceContent, read_slice
 from protocol.hashing import node_id
@@ -56,10 +57,11 @@ class _Host:
         self._settings = settings
 
     def attach(self, peer: Peer, request: Request, _: Link) -> Attachment:
-        number, fds = self._plane.client_add(peer.pid, request.service)
+        number, fds = self._plane.client_add(peer.pid, request.service, request.abi)
         arena_bytes = self._settings.arena_bytes_or_default
         return Attachment(
             number.to_bytes(16),
+            request.abi,
             arena_bytes,
             self._plane.policy_fd,
             (fds.arena, fds.channel, fds.context),

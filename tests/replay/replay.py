@@ -47,6 +47,7 @@ from tests.replay.schedule import (
     read_spans,
 )
 from tests.replay.worker import LatencyRule, Plan, WrittenPart
+from tests.simulation import encoding
 
 _START_DELAY_NS = 500_000_000  # for `go` to reach every worker before the first event
 
@@ -411,7 +412,7 @@ def payload_bytes(schedule: Schedule) -> int:
     crumb = slices.Breadcrumb(NodeId(0), "")
 
     def size(body: slices.Body) -> int:
-        _, payload = slices.encode_body(body)
+        _, payload = encoding.encode_body(body)
         return len(payload)
 
     total = 0
@@ -432,7 +433,7 @@ def payload_bytes(schedule: Schedule) -> int:
 
 def _span_end(span: Span) -> slices.SpanEnd:
     is_cut = len(span.operation) > slices.SPAN_START_NAME_BYTES_MAX
-    attributes = slices.encode_attributes({"pod": span.pod, "duration_us": span.duration_us})
+    attributes = encoding.encode_attributes({"pod": span.pod, "duration_us": span.duration_us})
     return slices.SpanEnd(0, 0, 0, span.operation if is_cut else "", attributes)
 
 

@@ -20,9 +20,11 @@ from appliance.clients import ClientFds
 from appliance.control import Peek
 from appliance.core.dataplane import ClientDrained, DataPlaneEvent
 from appliance.native import NativeDataPlane, TickSource
-from formats.slices import Body, encode_body
+from appliance.packets import NEWEST
+from formats.slices import Body
 from protocol.messages import TraceId
 from runtime.settings.node import Settings
+from tests.simulation.encoding import encode_body
 
 _LIBRARY = Path(__file__).parents[2] / "build/native/tests/node/libbacksight-driven.so"
 _EVENTS_AT_ONCE = 256  # of NativeDataPlane.events()
@@ -198,7 +200,7 @@ class NativePool:
             self.plane.adopt_keep(keep)
             self.plane.adopt_store(store)
         for client in self.clients.values():
-            self.plane.client_adopt(client.number, client.pid, client.service, client.fds)
+            self.plane.client_adopt(client.number, client.pid, client.service, NEWEST, client.fds)
             if not client.live:
                 self.plane.client_exited(client.number)
 

@@ -17,9 +17,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from appliance.core.dataplane import DataPlaneEvent, Slice
-from formats.slices import Breadcrumb, Data, PieceKind, encode_piece
+from formats.slices import Breadcrumb, Data, PieceKind
 from protocol.messages import Group, NodeId, SliceFlags, TraceId
 from runtime.settings.node import Settings
+from tests.simulation.encoding import encode_piece
 from tests.simulation.native import NativeClient, NativeHandle, NativePool
 from tests.simulation.pool import (
     BLOCK_BYTES,

@@ -18,8 +18,9 @@ from hypothesis.stateful import (
 )
 
 from appliance.core.dataplane import SliceChanged
-from formats.slices import Body, Data, SliceDecoder, encode_record
+from formats.slices import Body, Data, SliceDecoder
 from protocol.messages import Group, SliceFlags, TraceId
+from tests.simulation.encoding import encode_record
 from tests.simulation.pool import ClientModel, Handle, PoolConfig, PoolModel
 
 S = 1_000_000_000

@@ -14,10 +14,10 @@ from tests.simulation.simulator import Simulator
 from tests.simulation.traffic import Call, Request
 
 # Two releases one after the other: the newer one knows a version and a feature more.
-OLDER = Versions(3, 4)
-NEWER = Versions(4, 5, Feature.POLICY)
+OLDER = Versions(5, 6)
+NEWER = Versions(6, 7, Feature.POLICY)
 # And one that came long after.
-MUCH_NEWER = Versions(5, 6, Feature.POLICY)
+MUCH_NEWER = Versions(7, 8, Feature.POLICY)
 
 NODES = ("a", "b", "c")
 POLICY = policy_of(1 << 60)
@@ -93,15 +93,15 @@ def nothing_is_lost(sim: Simulator, requests: list[Request]) -> None:
 
 def test_nodes_first_then_the_coordinator() -> None:
     sim = cluster(OLDER)
-    assert set(spoken(sim).values()) == {Agreed(4)}
+    assert set(spoken(sim).values()) == {Agreed(6)}
     requests = []
     for name in NODES:
         requests += under_load(sim, upgrade_nodes(name, to=NEWER))
         # The older one speaks what it knows, and says nothing of a policy.
-        assert set(spoken(sim).values()) == {Agreed(4)}
+        assert set(spoken(sim).values()) == {Agreed(6)}
         assert {node.policy for node in sim.nodes.values()} == {NO_POLICY}
     requests += under_load(sim, upgrade_coordinator(NEWER))
-    assert set(spoken(sim).values()) == {Agreed(5, Feature.POLICY)}
+    assert set(spoken(sim).values()) == {Agreed(7, Feature.POLICY)}
     assert {node.policy for node in sim.nodes.values()} == {POLICY}
     nobody_is_parted(sim)
     nothing_is_lost(sim, requests)
@@ -110,12 +110,12 @@ def test_nodes_first_then_the_coordinator() -> None:
 def test_the_coordinator_first_then_nodes() -> None:
     sim = cluster(OLDER)
     requests = under_load(sim, upgrade_coordinator(NEWER))
-    assert set(spoken(sim).values()) == {Agreed(4)}
+    assert set(spoken(sim).values()) == {Agreed(6)}
     policies: dict[str, Policy] = dict.fromkeys(NODES, NO_POLICY)
-    agreed: dict[str, Agreed] = dict.fromkeys(NODES, Agreed(4))
+    agreed: dict[str, Agreed] = dict.fromkeys(NODES, Agreed(6))
     for name in NODES:
         requests += under_load(sim, upgrade_nodes(name, to=NEWER))
-        agreed[name] = Agreed(5, Feature.POLICY)
+        agreed[name] = Agreed(7, Feature.POLICY)
         policies[name] = POLICY
         assert spoken(sim) == agreed
         assert {name: node.policy for name, node in sim.nodes.items()} == policies
@@ -130,7 +130,7 @@ def test_and_back_again() -> None:
     assert {node.policy for node in sim.nodes.values()} == {POLICY}
     for name in NODES:
         requests += under_load(sim, upgrade_nodes(name, to=OLDER))
-        assert set(spoken(sim).values()) == {Agreed(4)}
+        assert set(spoken(sim).values()) == {Agreed(6)}
     nothing_is_lost(sim, requests)
 
 
@@ -139,12 +139,12 @@ def test_and_back_again() -> None:
     [
         (
             [upgrade_nodes(*NODES, to=MUCH_NEWER), upgrade_coordinator(MUCH_NEWER)],
-            "the node speaks protocol 5 to 6, the coordinator 3 to 4",
+            "the node speaks protocol 7 to 8, the coordinator 5 to 6",
             "coordinator",
         ),
         (
             [upgrade_coordinator(MUCH_NEWER), upgrade_nodes(*NODES, to=MUCH_NEWER)],
-            "the node speaks protocol 3 to 4, the coordinator 5 to 6",
+            "the node speaks protocol 5 to 6, the coordinator 7 to 8",
             "node",
         ),
     ],
@@ -161,5 +161,5 @@ def test_a_release_that_is_left_out_parts_them_for_a_while_and_loses_nothing(
         assert node.core.refused == node.refusals[-1]
         assert node.refusals[-1].endswith(f"{refused}: update the {older}")
     requests += under_load(sim, second)
-    assert set(spoken(sim).values()) == {Agreed(6, Feature.POLICY)}
+    assert set(spoken(sim).values()) == {Agreed(8, Feature.POLICY)}
     nothing_is_lost(sim, requests)

@@ -17,9 +17,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
-from appliance.attach import ABI_MAGIC, ABI_OLDEST, ABI_VERSION, AttachServer
+from appliance.attach import AttachServer
 from appliance.clients import ClientFds, Clients
 from appliance.door import DoorLimits
+from appliance.packets import ABI_MAGIC, ABI_OLDEST, ABI_VERSION, Abi
 from appliance.quotas import Quotas
 from appliance.unix_socket import Allowed
 from runtime.service_manager import ServiceManager, StoredFd
@@ -53,6 +54,7 @@ class Reply:
     fds: list[int]
     version: int
     size: int
+    features: int
 
 
 def request(
@@ -78,10 +80,14 @@ class RecordingDataPlane:
     clients_max: int = 4
     added: list[tuple[int, str]] = field(default_factory=list)
     adopted: list[tuple[int, int, str, bytes]] = field(default_factory=list)
+    abis: dict[int, Abi] = field(default_factory=dict)
     tenants: dict[int, int] = field(default_factory=dict)
     has_memory: bool = True
     takes_contexts: bool = True
     is_settled: bool = True
+    adopt_error: int = errno.EPROTO
+    """Where nothing stands in a context."""
+
     contexts: list[tuple[str, int, bytes]] = field(default_factory=list)
     """What was done with contexts of clients, and what stood in them."""
 
@@ -94,20 +100,22 @@ class RecordingDataPlane:
     def close(self) -> None:
         os.close(self.policy_fd)
 
-    def client_add(self, pid: int, service: str) -> tuple[int, ClientFds]:
+    def client_add(self, pid: int, service: str, abi: Abi) -> tuple[int, ClientFds]:
         if len(self.added) == self.clients_max:
             raise OSError(errno.ENOSPC, "full")
         self.added.append((pid, service))
+        self.abis[len(self.added)] = abi
         fds = ClientFds(*(os.memfd_create(name) for name in ("arena", "channel", "context")))
         for name, fd in zip(("arena", "channel", "context"), fds, strict=True):
             os.write(fd, name.encode())
         return len(self.added), fds
 
-    def client_adopt(self, number: int, pid: int, service: str, fds: ClientFds) -> None:
+    def client_adopt(self, number: int, pid: int, service: str, abi: Abi, fds: ClientFds) -> None:
         contents = b" ".join(os.pread(fd, 100, 0) for fd in fds)
         if not os.pread(fds.context, 1, 0):
-            raise OSError(errno.EPROTO, "nothing stands in the context")
+            raise OSError(self.adopt_error, "nothing stands in the context")
         self.adopted.append((number, pid, service, contents))
+        self.abis[number] = abi
 
     @property
     def context_bytes(self) -> int:
@@ -163,10 +171,11 @@ async def node(
     quotas: Quotas = NO_QUOTAS,
     door_limits: DoorLimits = DOOR_LIMITS,
     has_memory: bool = True,
+    adopt_error: int = errno.EPROTO,
 ) -> AsyncIterator[Node]:
     log: list[str] = []
     path = directory / "node.sock"
-    dataplane = RecordingDataPlane(has_memory=has_memory)
+    dataplane = RecordingDataPlane(has_memory=has_memory, adopt_error=adopt_error)
     with (
         contextlib.closing(dataplane),
         Clients(
@@ -220,7 +229,11 @@ class Peer:
         if resumed:
             news, fds = await self.packet()
             assert NEWS.unpack(news)[:2] == (ABI_MAGIC, NEWS_POLICY)
-        return Reply(status, bool(resumed), token, arena_bytes, text, fds, version, len(data))
+        # A refusal ends before them.
+        features = int.from_bytes(data[REPLY.size :], sys.byteorder)
+        return Reply(
+            status, bool(resumed), token, arena_bytes, text, fds, version, len(data), features
+        )
 
     async def hung_up(self) -> bool:
         try:

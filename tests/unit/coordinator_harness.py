@@ -26,10 +26,6 @@ from formats.slices import (
     RunFlags,
     SpanEnd,
     SpanStart,
-    encode_clock,
-    encode_piece,
-    encode_process,
-    encode_record,
 )
 from protocol.hashing import node_id
 from protocol.messages import (
@@ -50,6 +46,7 @@ from protocol.messages import (
     TriggerFired,
 )
 from protocol.wire import encode_coordinator_batch, encode_slice_reply
+from tests.simulation.encoding import encode_clock, encode_piece, encode_process, encode_record
 from tests.simulation.store import KeptSlice, MemoryStore
 
 S = 1_000_000_000

@@ -14,11 +14,14 @@ from pathlib import Path
 
 import pytest
 
-from appliance.process import pidfd_of_peer
+from appliance.contexts import memfd_context
+from appliance.packets import Abi
+from appliance.process import pidfd_of_peer, start_ticks_of
 from appliance.unix_socket import Allowed, listen
 from runtime.service_manager import ServiceManager, StoredFd, take_stored_fds
 from tests.unit.attach_harness import (
     ARENA_BYTES,
+    NO_TOKEN,
     NOBODY,
     UNKNOWN_OPTION,
     Peer,
@@ -131,6 +134,64 @@ def test_a_newer_library_is_spoken_to_as_the_node_can(directory: Path, packet: b
             assert len(reply.fds) == 4
             close_fds(reply)
             peer.close()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("token_is_said", [True, False])
+def test_what_was_agreed_on_outlasts_an_upgrade_of_the_node(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, token_is_said: bool
+) -> None:
+    """Its memory is of ABI 2, whatever else library and node could speak by now."""
+
+    async def run() -> None:
+        store = Store(directory)
+        newer = request(version=3, oldest=2, features=1)
+        with ServiceManager(str(store.path)) as manager:
+            async with node(directory, manager=manager) as before:
+                peer = Peer.at(before.path)
+                first = await peer.ask(newer)
+                assert before.dataplane.abis == {1: Abi(2, 0)}
+                close_fds(first)
+                peer.close()
+            stored, _ = store.take()
+            monkeypatch.setattr("appliance.packets.ABI_VERSION", 3)
+            monkeypatch.setattr("appliance.packets.ABI_FEATURES", 1)
+            async with node(directory, manager=manager, stored=stored) as after:
+                assert after.dataplane.abis == {1: Abi(2, 0)}
+                peer = Peer.at(after.path)
+                token = first.token if token_is_said else NO_TOKEN
+                again = await peer.ask(request(version=3, oldest=2, features=1, token=token))
+                assert (again.resumed, again.version, again.features) == (
+                    (True, 2, 0) if token_is_said else (False, 3, 1)
+                )
+                close_fds(again)
+                peer.close()
+        store.close()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("packet", [request(version=3), request(features=1)])
+def test_what_this_node_does_not_speak_it_does_not_take_up(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, packet: bytes
+) -> None:
+    async def run() -> None:
+        store = Store(directory)
+        with ServiceManager(str(store.path)) as manager:
+            with monkeypatch.context() as newer:
+                newer.setattr("appliance.packets.ABI_VERSION", 3)
+                newer.setattr("appliance.packets.ABI_FEATURES", 1)
+                async with node(directory, manager=manager) as before:
+                    peer = Peer.at(before.path)
+                    close_fds(await peer.ask(packet))
+                    peer.close()
+            stored, _ = store.take()
+            async with node(directory, manager=manager, stored=stored) as after:
+                assert after.dataplane.adopted == []
+                assert len(after.clients) == 0
+                assert "which this node does not speak" in after.log[0]
+        store.close()
 
     asyncio.run(run())
 
@@ -260,6 +321,80 @@ def test_a_token_nobody_knows_gets_a_fresh_attachment(directory: Path) -> None:
             assert (reply.status, reply.resumed, len(reply.fds)) == (0, False, 4)
             assert reply.token != b"?" * 16
             close_fds(reply)
+            peer.close()
+
+    asyncio.run(run())
+
+
+def test_a_process_that_proc_hides_is_told_why(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run() -> None:
+        async with node(directory) as here:
+            # As hidepid has it: no file is there.
+            monkeypatch.setattr("appliance.process.Path", lambda path: Path("/none", path[1:]))
+            peer = Peer.at(here.path)
+            reply = await peer.ask(request())
+            assert reply.status == -errno.EACCES
+            assert reply.message.endswith("/proc hides it from this user (hidepid=, ProtectProc=)")
+            assert "hidepid" in here.log[0]
+            peer.close()
+
+    asyncio.run(run())
+
+
+def test_a_process_that_is_gone_is_not_taken_for_hidden() -> None:
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0)
+    pidfd = os.pidfd_open(pid)
+    os.waitpid(pid, 0)
+    with pytest.raises(ProcessLookupError):
+        start_ticks_of(pid, pidfd)
+    os.close(pidfd)
+
+
+@pytest.mark.parametrize("failure", [errno.ETOOMANYREFS, errno.EPIPE, errno.ECONNRESET])
+def test_what_cannot_be_sent_is_counted_and_said_unless_nobody_is_there(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, failure: int
+) -> None:
+    def send_fds(*_: object) -> int:
+        raise OSError(failure, os.strerror(failure))
+
+    async def run() -> None:
+        async with node(directory) as here:
+            monkeypatch.setattr("socket.send_fds", send_fds)
+            for _ in range(3):
+                peer = Peer.at(here.path)
+                peer.socket.send(request())
+                assert await peer.hung_up()
+                peer.close()
+            counters = here.server.counters
+            if failure == errno.ETOOMANYREFS:
+                assert (counters.attached, counters.unsent) == (0, 3)
+                (line,) = here.log
+                assert "cannot be sent: Too many references" in line
+            else:
+                assert (counters.attached, counters.unsent, here.log) == (0, 0, [])
+
+    asyncio.run(run())
+
+
+def test_a_context_that_cannot_be_sent_is_counted_and_said(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def send_fds(*_: object) -> int:
+        raise OSError(errno.ETOOMANYREFS, os.strerror(errno.ETOOMANYREFS))
+
+    async def run() -> None:
+        async with node(directory) as here:
+            peer = Peer.at(here.path)
+            close_fds(await peer.ask(request()))
+            monkeypatch.setattr("socket.send_fds", send_fds)
+            here.clients.use_contexts(memfd_context)
+            assert await peer.hung_up()
+            assert here.server.counters.unsent == 1
+            assert "cannot be sent" in here.log[0]
             peer.close()
 
     asyncio.run(run())
@@ -454,6 +589,38 @@ def test_clients_attach_and_go_though_the_service_manager_does_not_answer(
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("newest_first", [False, True])
+def test_only_the_latest_of_a_process_lives_on(directory: Path, newest_first: bool) -> None:
+    """One that executes another program keeps its pid; systemd gives the newest fds first."""
+
+    async def run() -> None:
+        store = Store(directory)
+        with ServiceManager(str(store.path)) as manager:
+            tokens = []
+            async with node(directory, manager=manager) as before:
+                for _ in range(2):
+                    peer = Peer.at(before.path)
+                    reply = await peer.ask(request())
+                    tokens.append(reply.token)
+                    close_fds(reply)
+                    peer.close()
+            stored, _ = store.take()
+            if newest_first:
+                stored.reverse()
+            async with node(directory, manager=manager, stored=stored) as after:
+                assert [number for number, *_ in after.dataplane.adopted] == [1, 2]
+                assert after.dataplane.exited.get_nowait() == 1
+                peer = Peer.at(after.path)
+                again = await peer.ask(request(token=tokens[1]))
+                assert (again.status, again.resumed) == (0, True)
+                close_fds(again)
+                assert after.dataplane.exited.empty()
+                peer.close()
+        store.close()
+
+    asyncio.run(run())
+
+
 def test_a_process_that_died_meanwhile_has_exited(directory: Path) -> None:
     async def run() -> None:
         store = Store(directory)
@@ -468,6 +635,18 @@ def test_a_process_that_died_meanwhile_has_exited(directory: Path) -> None:
                 assert after.dataplane.adopted == [(1, pid, "other", b"arena channel context")]
                 assert after.dataplane.exited.get_nowait() == 1
         store.close()
+
+    asyncio.run(run())
+
+
+def test_clients_that_are_lost_for_one_reason_are_told_in_one_line(directory: Path) -> None:
+    async def run() -> None:
+        names = [f"{number:012x}" for number in range(100)]
+        stored = [StoredFd(f"{name}.arena", memfd(b"")) for name in names]
+        async with node(directory, stored=stored) as here:
+            assert [line for line in here.log if "before the restart" in line] == [
+                f"100 clients of before the restart are lost, {names[0]} among them: KeyError('about')"
+            ]
 
     asyncio.run(run())
 

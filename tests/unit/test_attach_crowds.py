@@ -21,12 +21,13 @@ from appliance.door import Door, DoorLimits
 from appliance.quotas import Quota, Quotas
 from appliance.seldom import Seldom
 from appliance.waiting import Waiting
-from runtime.service_manager import ServiceManager, StoredFd
+from runtime.service_manager import ServiceManager
 from tests.unit.attach_harness import (
     NOBODY,
     Node,
     Peer,
     Store,
+    another_turn,
     close_fds,
     node,
     open_directory,
@@ -146,6 +147,39 @@ def test_no_more_users_are_kept_out_than_a_filesystem_can_name(directory: Path) 
             assert [door.knocked(ANN + number) for number in range(258)] == [True] * 256 + [
                 False
             ] * 2
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("failure", "tries"), [(errno.ENOSPC, 3), (errno.EIO, 3), (errno.ENOENT, 1)]
+)
+def test_who_cannot_be_let_in_is_let_in_later(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, failure: int, tries: int
+) -> None:
+    """Unless its entry is gone with the file."""
+
+    async def run() -> None:
+        path = directory / "door"
+        path.touch()
+        limits = DoorLimits(connections_per_s=1, kept_out_s=0.0)
+        writes: list[bytes] = []
+        write = os.setxattr
+
+        def setxattr(*arguments: Any, **options: Any) -> None:
+            writes.append(arguments[2])
+            if len(writes) in (2, 3):
+                raise OSError(failure, os.strerror(failure))
+            write(*arguments, **options)
+
+        with contextlib.closing(Door(path, limits, frozenset())) as door:
+            monkeypatch.setattr(os, "setxattr", setxattr)
+            assert door.knocked(ANN)
+            while door.keeps_out(ANN):
+                await another_turn()
+        # After the one that keeps it out.
+        assert len(writes) == 1 + tries
+        assert set(writes[1:]) == {writes[-1]} != {writes[0]}
 
     asyncio.run(run())
 
@@ -289,12 +323,7 @@ def test_root_is_held_to_no_number(directory: Path) -> None:
 
 
 @pytest.mark.root
-@pytest.mark.parametrize(("keeps_uid", "status"), [(True, -errno.EDQUOT), (False, 0)])
-def test_who_was_attached_before_a_restart_counts(
-    directory: Path, keeps_uid: bool, status: int
-) -> None:
-    """But for those of an older daemon, which did not keep whose they are."""
-
+def test_who_was_attached_before_a_restart_counts(directory: Path) -> None:
     async def run() -> None:
         store = Store(directory)
         everybody = frozenset({ROOT, ANN})
@@ -307,12 +336,10 @@ def test_who_was_attached_before_a_restart_counts(
                 stored, _ = store.take()
                 # Two daemons in one process, so that the client lives on.
                 other = stack.enter_context(open_directory())
-                if not keeps_uid:
-                    stored = [forget_uid(item) for item in stored]
                 async with node(other, uids=everybody, stored=stored, per_user_max=1) as after:
-                    assert [client.uid for client in after.clients] == [ANN if keeps_uid else None]
+                    assert [client.uid for client in after.clients] == [ANN]
                     async with program("client", after.path, ANN, ANN) as second:
-                        assert await second.says() == str(status)
+                        assert await second.says() == str(-errno.EDQUOT)
         store.close()
 
     asyncio.run(run())
@@ -346,15 +373,3 @@ def test_a_process_keeps_its_quota_over_a_restart(directory: Path) -> None:
         store.close()
 
     asyncio.run(run())
-
-
-def forget_uid(item: StoredFd) -> StoredFd:
-    """As a daemon would have stored it that did not know of quotas."""
-    if not item.name.endswith(".about"):
-        return item
-    about = json.loads(os.pread(item.fd, 4096, 0))
-    del about["uid"]
-    os.close(item.fd)
-    fd = os.memfd_create("about")
-    os.write(fd, json.dumps(about).encode())
-    return StoredFd(item.name, fd)

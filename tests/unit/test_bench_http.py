@@ -13,7 +13,7 @@ import pytest
 from bench import http_pair
 
 RECORD_BYTES = 1024
-EVENTS = RECORD_BYTES // http_pair.EVENT_BYTES
+EVENTS = RECORD_BYTES // http_pair.EVENT_LOG_BYTES
 
 
 @pytest.fixture(scope="module")

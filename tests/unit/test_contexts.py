@@ -8,12 +8,21 @@ import contextlib
 import errno
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Self
 
 import pytest
 
-from appliance.attach import ABI_MAGIC
-from appliance.contexts import context_part, memfd_context, number_of_part
+from appliance.contexts import (
+    REPLACED_A_TURN,
+    Context,
+    Contexts,
+    context_part,
+    memfd_context,
+    number_of_part,
+)
+from appliance.packets import ABI_MAGIC
 from runtime.service_manager import ServiceManager, StoredFd
 from tests.unit.attach_harness import (
     CONTEXT_BYTES,
@@ -22,6 +31,7 @@ from tests.unit.attach_harness import (
     NEWS_POLICY,
     Node,
     Peer,
+    RecordingDataPlane,
     Store,
     another_turn,
     close_fds,
@@ -30,6 +40,10 @@ from tests.unit.attach_harness import (
     program,
     request,
 )
+from tests.unit.logs import SILENT, logs_to
+
+# They wait for what comes, which with a defect does not.
+pytestmark = pytest.mark.timeout(20)
 
 
 @pytest.fixture
@@ -244,13 +258,148 @@ def test_without_another_a_process_stays_where_it_is(directory: Path, takes_cont
                 names = [] if takes_contexts else [f"{token.hex()[:12]}.context-1"]
                 assert ([item.name for item in stored], removed) == (names, names)
                 close_all(stored)
-                assert (here.clients.moving, contexts_open()) == (0, 0)
+                assert (here.clients.moving, contexts_open()) == (1, 0)
                 # The next time it goes.
                 here.dataplane.takes_contexts = True
                 here.clients.use_contexts(named(b"map"))
                 assert await context_sent(peer) == (1, b"map")
                 peer.close()
         store.close()
+
+    asyncio.run(run())
+
+
+@dataclass
+class Going:
+    """A process that goes over: what it was sent."""
+
+    number: int
+    pid: int = 1
+    stored_as: str = "0123456789ab"
+    context: Context = field(default_factory=Context)
+    sent: list[int] = field(default_factory=list)
+
+    @property
+    def link(self) -> Self:
+        return self
+
+    def send_context(self, number: int, _fd: int) -> None:
+        self.sent.append(number)
+
+
+class StuckManager(ServiceManager):
+    """Takes so many messages, and counts who waits for it in vain."""
+
+    def __init__(self, takes: int) -> None:
+        super().__init__(None)
+        self.takes = takes
+        self.waited = 0
+
+    def store(self, name: str, fd: int) -> None:
+        if self.takes == 0:
+            self.waited += 1
+            raise TimeoutError(errno.ETIMEDOUT, "the service manager took no message")
+        self.takes -= 1
+
+
+@contextlib.contextmanager
+def going(count: int, manager: ServiceManager, log: list[str]) -> Iterator[list[Going]]:
+    """So many processes that are told to, and the first piece of them went."""
+    processes = [Going(number) for number in range(count)]
+    with contextlib.closing(RecordingDataPlane()) as plane:
+        contexts = Contexts(plane, manager, logs_to(log))
+        contexts.use(named(b"map"), processes)
+        yield processes
+        contexts.close()
+        for process in processes:
+            contexts.exited(process)
+
+
+def gone(processes: list[Going]) -> int:
+    assert all(process.sent in ([], [1]) for process in processes)
+    return sum(process.sent == [1] for process in processes)
+
+
+def test_many_go_over_in_pieces() -> None:
+    async def run() -> None:
+        pieces: list[int] = []
+        with going(3 * REPLACED_A_TURN + 1, ServiceManager(None), []) as processes:
+            while not pieces or gone(processes) > pieces[-1]:
+                pieces.append(gone(processes))
+                await another_turn()
+        assert pieces == [REPLACED_A_TURN * i for i in (1, 2, 3)] + [len(processes)]
+
+    asyncio.run(run())
+
+
+def test_a_service_manager_that_is_stuck_is_waited_for_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def run() -> None:
+        log: list[str] = []
+        manager = StuckManager(takes=20)
+        with going(40, manager, log) as processes:
+            for _ in range(5):
+                await another_turn()
+            assert (gone(processes), manager.waited) == (20, 1)
+            (line,) = log
+            assert "took no message" in line
+        assert contexts_open() == 0
+        # And once a time that it is tried again, until it listens.
+        monkeypatch.setattr("appliance.contexts._AGAIN_S", 0.0)
+        manager = StuckManager(takes=0)
+        with going(40, manager, log) as processes:
+            while manager.waited < 3:
+                assert gone(processes) == 0
+                await another_turn()
+            manager.takes = len(processes)
+            while gone(processes) < len(processes):
+                await another_turn()
+            assert manager.waited == 3
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("connects", [True, False])
+def test_who_could_not_go_over_does_when_it_connects_or_later(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, connects: bool
+) -> None:
+    async def run() -> None:
+        async with node(directory) as here:
+            peer, token = await attached(here)
+            here.dataplane.takes_contexts = False
+            if not connects:
+                monkeypatch.setattr("appliance.contexts._AGAIN_S", 0.0)
+            here.clients.use_contexts(named(b"map"))
+            assert len(here.log) == 1
+            here.dataplane.takes_contexts = True
+            if connects:
+                peer.close()
+                peer, _ = await attached(here, token)
+            assert await context_sent(peer) == (1, b"map")
+            assert here.clients.moving == 1
+            peer.close()
+
+    asyncio.run(run())
+
+
+def test_who_dies_before_it_went_over_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        monkeypatch.setattr("appliance.contexts._AGAIN_S", 0.0)
+        manager = StuckManager(takes=0)
+        processes = [Going(number) for number in range(REPLACED_A_TURN + 2)]
+        with contextlib.closing(RecordingDataPlane()) as plane:
+            contexts = Contexts(plane, manager, SILENT)
+            contexts.use(named(b"map"), processes)
+            contexts.exited(processes[0])  # it was tried
+            contexts.exited(processes[-1])
+            manager.takes = len(processes)
+            while gone(processes) < len(processes) - 2:
+                await another_turn()
+            assert (processes[0].sent, processes[-1].sent) == ([], [])
+            contexts.close()
+            for process in processes[1:-1]:
+                contexts.exited(process)
 
     asyncio.run(run())
 
@@ -386,6 +535,29 @@ def test_a_context_that_nobody_was_sent_is_dropped(directory: Path) -> None:
                 assert [what for *_, what in after.dataplane.adopted] == [b"arena channel context"]
                 assert after.clients.moving == 0
                 assert store.take() == ([], [name])
+        store.close()
+
+    asyncio.run(run())
+
+
+def test_a_context_is_not_dropped_for_want_of_memory(directory: Path) -> None:
+    """The process may use it: triggers there would go nowhere."""
+
+    async def run() -> None:
+        store = Store(directory)
+        with ServiceManager(str(store.path)) as manager:
+            await stored_while_moving(directory, manager, store)
+            stored, _ = store.take()
+            names = [item.name for item in stored]
+            (newest,) = [item for item in stored if item.name.endswith("context-1")]
+            stored[stored.index(newest)] = StoredFd(newest.name, os.memfd_create("empty"))
+            close_all([newest])
+            async with node(
+                directory, manager=manager, stored=stored, adopt_error=errno.ENOMEM
+            ) as after:
+                assert after.dataplane.adopted == []
+                assert len(after.clients) == 0
+                assert sorted(store.take()[1]) == sorted(names)
         store.close()
 
     asyncio.run(run())

@@ -30,11 +30,10 @@ from formats.slices import (
     RunFlags,
     SpanEnd,
     SpanStart,
-    encode_piece,
-    encode_record,
 )
 from protocol.messages import Abandoned, Drop, Group, Release, SliceAck, SliceFlags
 from protocol.verdicts import VerdictKind
+from tests.simulation.encoding import encode_piece, encode_record
 from tests.unit.coordinator_harness import (
     MS,
     REAL_NS,

@@ -23,21 +23,12 @@ from ctl.coordinator import AskError, NotFound
 from ctl.node import NodeClient
 from ctl.trace import in_tree_order, trace_view
 from ctl.waterfall import waterfall
-from formats.slices import (
-    PieceKind,
-    Process,
-    RunFlags,
-    SpanEnd,
-    SpanStart,
-    encode_attributes,
-    encode_piece,
-    encode_process,
-    encode_record,
-)
+from formats.slices import PieceKind, Process, RunFlags, SpanEnd, SpanStart
 from formats.spans import Event
 from protocol.control import control_path
 from protocol.messages import SliceFlags, TraceId
 from runtime.log import Log
+from tests.simulation.encoding import encode_attributes, encode_piece, encode_process, encode_record
 from tests.unit.attach_harness import NOBODY, open_directory
 
 TRACE = TraceId(bytes.fromhex("0af7651916cd43dd8448eb211c80319c"))

@@ -325,6 +325,15 @@ def test_store_and_keep_outlive_the_data_plane() -> None:
             assert (found.trace, found.group) == (TRACE, GROUP)
 
 
+def test_a_successor_goes_on_with_the_clock_that_processes_have() -> None:
+    with NativeDataPlane(SMALL, TickSource(True, 3_000_000_000)) as before, dataplane() as after:
+        assert after.read_clocks()[0] == pytest.approx(after.read_clocks()[1], abs=60e9)
+        after.adopt_keep(before.keep_fd)
+        earlier, ticks, later = read_clocks(True)[0], after.read_clocks()[0], read_clocks(True)[0]
+        assert earlier < ticks < later
+        assert after.ticks == TickSource(True, 3_000_000_000)
+
+
 def test_foreign_memory_is_not_adopted(tmp_path: Path) -> None:
     fd = os.memfd_create("foreign")
     os.truncate(fd, 1 << 20)

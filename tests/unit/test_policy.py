@@ -49,6 +49,11 @@ def test_a_number_stands_for_a_content() -> None:
     assert policy_of(RECORD_ALL).number == fnv1a64(b"[18446744073709551615, []]")
 
 
+def ours_and(more: Feature) -> Versions:
+    """Ours, with a feature more."""
+    return dataclasses.replace(OURS, features=OURS.features | more)
+
+
 def said_to(core: CoordinatorCore, session: int) -> list[Policy]:
     return [
         message
@@ -75,6 +80,20 @@ def test_who_knows_what_a_policy_is_hears_it_at_each_welcome_and_when_it_changes
     # It may have kept one.
     core.on_node_connected(3, Hello("new", 1), "p", 0)
     assert said_to(core, 3) == [NO_POLICY]
+
+
+def test_who_knows_no_rules_is_told_the_rest() -> None:
+    rules = (PolicyRule("GET /", 1),)
+    core = CoordinatorCore(
+        CoordinatorConfig(), 7, (), (), 0, ours_and(Feature.POLICY_RULES), policy_of(5, rules)
+    )
+    core.on_node_connected(1, Hello("today's", 1), "p", 0)
+    assert said_to(core, 1) == [policy_of(5)]
+    later = ours_and(Feature.POLICY_RULES)
+    core.on_node_connected(2, Hello("later", 1, (), later), "p", 0)
+    assert said_to(core, 2) == [policy_of(5, rules)]
+    core.set_policy(Policy(3, None, rules))
+    assert core.take_control() == [(1, NO_POLICY), (2, Policy(3, None, rules))]
 
 
 @pytest.mark.parametrize(

@@ -29,8 +29,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator import follower, index, query
+from coordinator import bodies, follower, index, query
 from coordinator.answers import trace_detail
+from coordinator.bodies import Body, Room, encoded
 from coordinator.core.clock import ClockOffset
 from coordinator.core.records import (
     AppendSlice,
@@ -42,7 +43,9 @@ from coordinator.core.records import (
 from coordinator.core.verdict import Verdict
 from coordinator.follower import Indexer
 from coordinator.index import TraceIndex
-from coordinator.store import Store, StoreLimits, StoreReader
+from coordinator.parameters import duration_ns, logfmt
+from coordinator.reader import StoreReader
+from coordinator.store import Store, StoreLimits
 from protocol.messages import Group, SliceFlags, SliceStatus, Source, TraceId, TriggerFired
 from protocol.verdicts import VerdictKind
 from runtime.http import GIVE_UP_OVERDUE, HttpServer
@@ -547,8 +550,8 @@ def test_a_fault_of_ours_is_not_the_askers(api: Api, monkeypatch: pytest.MonkeyP
 
 
 def test_answers_that_nobody_reads_are_bounded(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(query, "_SMALL_BYTES", 2000)
-    monkeypatch.setattr(query, "_ROOM_TIMEOUT_S", 0.0)
+    monkeypatch.setattr(bodies, "_SMALL_BYTES", 2000)
+    monkeypatch.setattr(bodies, "_ROOM_TIMEOUT_S", 0.0)
     serve = query.application(api.path, SILENT, lambda: BEGIN_NS)
     statuses: list[str] = []
 
@@ -559,7 +562,7 @@ def test_answers_that_nobody_reads_are_bounded(api: Api, monkeypatch: pytest.Mon
     large = f"/api/traces/{TRACE.hex()}"
     size = sum(map(len, ask(large)))
     for sending_max, read_slowly in ((size // 2, 1), (2 * size, 2)):
-        monkeypatch.setattr(query, "_SENDING_BYTES_MAX", sending_max)
+        monkeypatch.setattr(bodies, "_SENDING_BYTES_MAX", sending_max)
         serve = query.application(api.path, SILENT, lambda: BEGIN_NS)
         del statuses[:]
         answers = [ask(large) for _ in range(read_slowly)]
@@ -615,10 +618,10 @@ def test_few_answers_are_made_at_a_time(api: Api, monkeypatch: pytest.MonkeyPatc
 
 
 def test_who_waits_for_room_holds_up_nobody_else(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(query, "_SMALL_BYTES", 2000)
-    monkeypatch.setattr(query, "_SENDING_BYTES_MAX", 1)
-    room = query._Room()
-    monkeypatch.setattr(query, "_Room", lambda: room)
+    monkeypatch.setattr(bodies, "_SMALL_BYTES", 2000)
+    monkeypatch.setattr(bodies, "_SENDING_BYTES_MAX", 1)
+    room = Room(2)
+    monkeypatch.setattr(query, "Room", lambda _: room)
     serve = query.application(api.path, SILENT, lambda: BEGIN_NS)
     large = f"/api/traces/{TRACE.hex()}"
 
@@ -656,17 +659,17 @@ def test_who_waits_for_room_holds_up_nobody_else(api: Api, monkeypatch: pytest.M
 def test_a_large_answer_does_not_wait_for_smaller_ones_that_came_later(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(query, "_SMALL_BYTES", 0)
-    monkeypatch.setattr(query, "_SENDING_BYTES_MAX", 10)
-    room = query._Room()
-    bodies: queue.SimpleQueue[query._Body] = queue.SimpleQueue()
+    monkeypatch.setattr(bodies, "_SMALL_BYTES", 0)
+    monkeypatch.setattr(bodies, "_SENDING_BYTES_MAX", 10)
+    room = Room(2)
+    made: queue.SimpleQueue[Body] = queue.SimpleQueue()
 
-    def body(size: int) -> query._Body:
-        return query._Body([bytes(size)], room, lambda: None)
+    def body(size: int) -> Body:
+        return Body([bytes(size)], room, lambda: None)
 
     def wait(size: int) -> threading.Thread:
         before = len(room._waiting)
-        thread = threading.Thread(target=lambda: bodies.put(body(size)))
+        thread = threading.Thread(target=lambda: made.put(body(size)))
         thread.start()
         while len(room._waiting) == before:
             assert thread.is_alive()
@@ -676,17 +679,17 @@ def test_a_large_answer_does_not_wait_for_smaller_ones_that_came_later(
     threads = [wait(10), wait(3)]
     first.close()
     for size in (10, 3):
-        got = bodies.get(timeout=60)
+        got = made.get(timeout=60)
         assert got.size == size
-        assert bodies.empty()
+        assert made.empty()
         got.close()
     for thread in threads:
         thread.join()
 
 
 def test_an_answer_that_was_read_leaves_room(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(query, "_SMALL_BYTES", 0)
-    monkeypatch.setattr(query, "_SENDING_BYTES_MAX", 1)
+    monkeypatch.setattr(bodies, "_SMALL_BYTES", 0)
+    monkeypatch.setattr(bodies, "_SENDING_BYTES_MAX", 1)
     for _ in range(3):
         assert api.get(f"/api/traces/{TRACE.hex()}")["total"] == 1
         assert api.ask("/api/metrics")[0] == 404
@@ -891,7 +894,7 @@ def test_the_indexer_works_when_there_are_news(tmp_path: Path) -> None:
     st.integers(0, 4),
 )
 def test_pieces_of_json_are_json(value: object, depth: int) -> None:
-    assert json.loads(b"".join(query._encoded(value, depth))) == value
+    assert json.loads(b"".join(encoded(value, depth))) == value
 
 
 @pytest.mark.parametrize(
@@ -899,11 +902,11 @@ def test_pieces_of_json_are_json(value: object, depth: int) -> None:
     [("1.5s", 1_500_000_000), ("100us", 100_000), ("1h30m", 5400 * 10**9), (".5ms", 500_000)],
 )
 def test_durations_are_those_of_go(text: str, ns: int) -> None:
-    assert query.duration_ns(text) == ns
+    assert duration_ns(text) == ns
 
 
 def test_logfmt() -> None:
-    assert query.logfmt(r'error a.b=c  q="x \"y\"" empty=') == {
+    assert logfmt(r'error a.b=c  q="x \"y\"" empty=') == {
         "error": "true",
         "a.b": "c",
         "q": 'x "y"',

@@ -16,12 +16,14 @@ import grpc
 import pytest
 from google.protobuf.message import Message
 
-from coordinator import index, server
+from coordinator import index, questions, server
 from coordinator.core.records import AppendSlice, Write
+from coordinator.reader import StoreReader, Wanted
+from coordinator.rows import SliceRow
 from coordinator.server import CoordinatorServer
-from coordinator.store import Store, StoreReader, Wanted
+from coordinator.store import Store
 from ctl.__main__ import main
-from formats.slices import Data, PieceKind, RunFlags, encode_piece, encode_record
+from formats.slices import Data, PieceKind, RunFlags
 from protocol import wire
 from protocol.messages import (
     CHUNK_BYTES_MAX,
@@ -37,6 +39,7 @@ from protocol.messages import (
 from runtime.log import Log
 from runtime.settings.coordinator import Settings, StoreSettings
 from tests.export.collected import FRONT, TRACE
+from tests.simulation.encoding import encode_piece, encode_record
 from tests.unit.logs import SILENT
 from tests.unit.test_query import put_trace
 from tests.unit.test_store import driver
@@ -397,7 +400,7 @@ def test_who_follows_is_told_of_each_trace_that_was_judged(
                 return call
 
             async def tails(count: int) -> None:
-                while len(client.server._tails) != count:  # noqa: ASYNC110 # nobody tells
+                while len(client.server._questions._tails) != count:  # noqa: ASYNC110 # nobody tells
                     await asyncio.sleep(0)
 
             everything = tail(pb.ListTracesRequest())
@@ -469,6 +472,44 @@ def test_one_file_is_left_of_a_store_that_was_read(tmp_path: Path) -> None:
     assert {file.name for file in tmp_path.glob("t.sqlite*")} == {"t.sqlite", "t.sqlite.lock"}
 
 
+def test_the_store_is_let_go_of_when_nobody_reads_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with driver(tmp_path / "t.sqlite") as earlier:
+        put_trace(earlier, TRACE, {"edge": FRONT})
+    entered, go_on = threading.Semaphore(0), threading.Event()
+    chunk = StoreReader.chunk
+    close = questions.Questions.close
+    read: list[bytes | None] = []
+
+    def slow(reader: StoreReader, trace: TraceId, part: SliceRow, offset: int) -> bytes | None:
+        entered.release()
+        go_on.wait(60)
+        read.append(chunk(reader, trace, part, offset))
+        return read[-1]
+
+    async def closed(asked: questions.Questions) -> None:
+        closing = asyncio.ensure_future(close(asked))
+        # Would it not wait, it would be done long before.
+        done, _ = await asyncio.wait({closing}, timeout=0.5)
+        go_on.set()
+        await closing
+        assert not done
+
+    monkeypatch.setattr(StoreReader, "chunk", slow)
+    monkeypatch.setattr(questions.Questions, "close", closed)
+
+    async def run() -> None:
+        async with Client(tmp_path) as client:
+            call = client.ask("GetTrace", pb.GetTraceRequest(trace=TRACE))
+            await call.read()
+            assert await asyncio.to_thread(entered.acquire, timeout=60)
+            call.cancel()
+
+    asyncio.run(run())
+    assert read == [FRONT]
+
+
 def test_a_listing_that_takes_long_holds_up_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -489,7 +530,7 @@ def test_a_listing_that_takes_long_holds_up_nothing_else(
             get = client.ask("GetTrace", pb.GetTraceRequest(trace=TRACE))
             listings = [client.ask("ListTraces", pb.ListTracesRequest()) for _ in range(9)]
             reading = [asyncio.ensure_future(listing.read()) for listing in listings]
-            for _ in range(server._LISTINGS_AT_ONCE):
+            for _ in range(questions._LISTINGS_AT_ONCE):
                 assert await asyncio.to_thread(entered.acquire, timeout=60)
             detail = pb.TraceDetail.FromString(await get.read())  # type: ignore[arg-type] # it is there
             assert detail.summary.trace == TRACE

@@ -121,7 +121,11 @@ def test_many_fds_keep_their_names_and_order() -> None:
         daemon.started()
         daemon.do("for i in range(300): manager.store(f'fd-{i}', memfd(str(i)))")
         daemon.send("os._exit(1)")
-        assert daemon.started()[1] == [f"fd-{i}={i}" for i in range(300)]
+        pid, stored = daemon.started()
+        assert stored == [f"fd-{i}={i}" for i in range(300)]
+        # Once each: what a daemon closes is gone.
+        links = [str(link.readlink()) for link in Path(f"/proc/{pid}/fd").iterdir()]
+        assert len([link for link in links if link.startswith("/memfd:")]) == 300
 
 
 @pytest.mark.parametrize("status", [0, 2])

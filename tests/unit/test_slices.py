@@ -29,14 +29,16 @@ from formats.slices import (
     SpanEnd,
     SpanStart,
     decode_attributes,
+)
+from formats.spans import read_slice
+from protocol.messages import NodeId
+from tests.simulation.encoding import (
     encode_attributes,
     encode_clock,
     encode_piece,
     encode_process,
     encode_record,
 )
-from formats.spans import read_slice
-from protocol.messages import NodeId
 
 U64 = st.integers(0, 2**64 - 1)
 U32 = st.integers(0, 2**32 - 1)
@@ -362,6 +364,7 @@ def problem(*parts: bytes) -> str | None:
     return feed(b"".join(parts))[1].handles[1, 1].problem()
 
 
+PROCESS_FORMAT_AT = len(encode_piece(PieceKind.EXIT)) + 4
 F, L, N = RunFlags.FIRST, RunFlags.LAST, RunFlags.NONE
 X = Data(1, b"12345678")  # 20 bytes as a record
 
@@ -409,6 +412,33 @@ def test_what_was_copied_twice_is_read_once() -> None:
     rest = run(two, Data(1, b"three"), flags=F | L, start=16)
     records, decoder = feed(run(one, two, flags=F) + shorter + rest)
     assert [record.body for record in records] == [one, two, Data(1, b"three")]
+    assert decoder.handles[1, 1].problem() is None
+
+
+def test_flags_that_are_not_known_are_counted_and_the_records_kept() -> None:
+    one, two = Data(1, b"one"), Data(1, b"two")
+    records, decoder = feed(run(one, flags=RunFlags(0x8000 | ALL_RUN)) + run(two, seq=1))
+    assert [record.body for record in records] == [one, two]
+    assert decoder.malformed == 1
+    loss = bytearray(encode_piece(PieceKind.LOSS, client=1))
+    loss[6:8] = (16).to_bytes(2, "little")
+    assert feed(bytes(loss))[1].malformed == 1
+    content = bytearray(encode_record(one, 0))
+    content[3] = 3  # the one that is known, and one more
+    records, decoder = feed(encode_piece(PieceKind.RUN, bytes(content)))
+    assert [(record.body, record.truncated) for record in records] == [(one, True)]
+    assert decoder.malformed == 1
+
+
+def test_records_in_a_format_that_is_not_known_are_passed_over() -> None:
+    other = bytearray(encode_process(1, Process(7, "newer")))
+    other[PROCESS_FORMAT_AT] = 3
+    ours = encode_piece(PieceKind.RUN, encode_record(X, 0), client=2, handle=1)
+    records, decoder = feed(bytes(other) + run(X) + encode_process(2, Process(8, "ours")) + ours)
+    assert [(record.client, record.body) for record in records] == [(2, X)]
+    assert decoder.malformed == 1
+    assert decoder.whole
+    assert decoder.processes == {1: Process(7, "newer"), 2: Process(8, "ours")}
     assert decoder.handles[1, 1].problem() is None
 
 

@@ -22,12 +22,10 @@ from formats.slices import (
     SpanDetail,
     SpanEnd,
     SpanStart,
-    encode_piece,
-    encode_process,
-    encode_record,
 )
 from formats.spans import Event, Link, Resource, Scope, SliceContent, Span, read_slice
 from protocol.messages import TraceId
+from tests.simulation.encoding import encode_piece, encode_process, encode_record
 
 TRACE = TraceId(bytes(range(16)))
 START = SpanStart(1, 0, 10, 2, "GET /")

@@ -8,6 +8,7 @@ import os
 import queue
 import signal
 import sqlite3
+import struct
 import subprocess
 import sys
 import threading
@@ -36,16 +37,11 @@ from coordinator.core.records import (
     Write,
 )
 from coordinator.core.verdict import Reason, ReasonKind, Verdict
-from coordinator.store import (
-    PutExported,
-    SliceRow,
-    Store,
-    StoreError,
-    StoreLimits,
-    StoreReader,
-    TraceRow,
-    Wanted,
-)
+from coordinator.reader import StoreReader, TraceRow, Wanted
+from coordinator.rows import SliceRow
+from coordinator.schema import StoreError
+from coordinator.store import PutExported, Store, StoreLimits
+from formats.slices import Data, PieceKind, Process
 from protocol.messages import (
     Group,
     NodeId,
@@ -57,6 +53,7 @@ from protocol.messages import (
 )
 from protocol.verdicts import VerdictKind
 from runtime.log import Log
+from tests.simulation.encoding import encode_piece, encode_process, encode_record
 from tests.unit.logs import SILENT, logs_to
 
 ROOMY = StoreLimits(bytes_max=1 << 40, age_max_s=1e9)
@@ -405,7 +402,7 @@ def test_a_disk_without_room_for_the_journal_is_called_full(
     def connect(path: Path, *, writable: bool) -> sqlite3.Connection:
         raise sqlite3.OperationalError("disk I/O error")
 
-    monkeypatch.setattr("coordinator.store._connect", connect)
+    monkeypatch.setattr("coordinator.schema.connect", connect)
     with pytest.raises(StoreError, match="disk I/O error"):
         Store(tmp_path / "store.db", ROOMY, lambda _: None, SILENT)
     monkeypatch.setattr(os, "statvfs", lambda _: Mock(f_bavail=0))
@@ -679,7 +676,81 @@ def test_files_that_are_no_store_are_refused(tmp_path: Path) -> None:
     connection = sqlite3.connect(newer)
     connection.execute("PRAGMA user_version = 99")
     connection.close()
-    assert "has schema 99, this coordinator knows 4" in refusal(newer)
+    assert "has schema 99, this coordinator knows 5" in refusal(newer)
+
+
+def before_abi_2(payload: bytes) -> bytes:
+    """A slice of one record as builds before ABI 2 wrote it, of a length in 32 bits."""
+    record = struct.pack("<IHHQ", len(payload), 1, 0, 99) + payload + bytes(-len(payload) % 8)
+    return encode_process(1, Process(7, "old")) + encode_piece(PieceKind.RUN, record, client=1)
+
+
+def test_an_older_store_is_taken_over_without_what_cannot_be_read(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    record = encode_record(Data(1, b"today's"), 99)
+    readable = encode_process(1, Process(7, "new")) + encode_piece(PieceKind.RUN, record, client=1)
+    spoilt = b"no slice at all, which a liar may have sent"
+    old = before_abi_2(b"x" * 5000)
+    with driver(path) as here:
+        for trace in (T1, T2):
+            fired = replace(FIRED, group=Group("latency", trace), laterals=())
+            here.write(
+                PutTrigger("a", fired),
+                PutStatus("a", replace(STATUS, trace=trace, epoch=1), None),
+                AppendSlice(trace, "a", 1, 0, old[:70]),
+                AppendSlice(trace, "a", 1, 70, old[70:]),
+                AppendSlice(trace, "b", 1, 0, readable),
+                AppendSlice(trace, "c", 1, 0, spoilt),
+                PutVerdict(trace, VERDICT),
+            )
+        here.write(PutReleased(T1, released=True))
+        with StoreReader(path) as reader:
+            before = {trace: reader.trace(trace) for trace in (T1, T2)}
+    connection = sqlite3.connect(path)
+    connection.execute("PRAGMA user_version = 4")
+    connection.close()
+    here = Driver(path, ROOMY, Clock())
+    with here.store, StoreReader(path) as reader:
+        assert {trace: reader.trace(trace) for trace in (T1, T2)} == before
+        for trace in (T1, T2):
+            assert read(reader, trace) == [b"", readable, spoilt]
+        closed, going_on = reader.slices(T1)[0], reader.slices(T2)[0]
+        assert (closed.status, closed.epoch, closed.restarted) == (
+            replace(STATUS, epoch=1),
+            0,
+            True,
+        )
+        # Its node is asked again.
+        assert (going_on.status, going_on.epoch, going_on.restarted) == (None, 0, True)
+    (line,) = here.log
+    assert "taken over from schema 4; dropped 2 slices of 2 traces" in line
+    with driver(path):
+        pass  # and nothing is said again
+
+
+def test_a_store_that_cannot_be_taken_over_stays_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "store.db"
+    old = before_abi_2(b"old")
+    with driver(path) as here:
+        here.write(AppendSlice(T1, "a", 1, 0, old))
+    connection = sqlite3.connect(path)
+    connection.execute("PRAGMA user_version = 4")
+    connection.close()
+
+    def fails(connection: sqlite3.Connection) -> tuple[int, int]:
+        connection.execute("DELETE FROM chunks")
+        raise sqlite3.OperationalError("disk I/O error")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("coordinator.schema._drop_unreadable", fails)
+        with pytest.raises(StoreError, match="cannot be used"):
+            Store(path, ROOMY, lambda _: None, SILENT)
+    connection = sqlite3.connect(path)
+    assert connection.execute("PRAGMA user_version").fetchone() == (4,)
+    assert connection.execute("SELECT count(*) FROM chunks").fetchone() == (1,)
+    connection.close()
 
 
 def test_a_store_is_one_coordinators_and_nobody_elses_to_read(tmp_path: Path) -> None:

@@ -9,7 +9,16 @@ from hypothesis import strategies as st
 
 from coordinator.core.coordinator import CoordinatorConfig, CoordinatorCore
 from protocol.messages import Hello, Refused, Unknown, Welcome
-from protocol.versions import OURS, Agreed, Feature, Incompatible, Versions, agree, check
+from protocol.versions import (
+    BEFORE_WINDOWS,
+    OURS,
+    Agreed,
+    Feature,
+    Incompatible,
+    Versions,
+    agree,
+    check,
+)
 
 windows = st.tuples(st.integers(1, 9), st.integers(1, 9), st.integers(0, 15)).map(
     lambda said: Versions(min(said[:2]), max(said[:2]), Feature(said[2]))
@@ -29,7 +38,9 @@ def test_the_newest_is_spoken_that_both_know_and_else_the_older_side_is_named(
         agreed = agree(node, coordinator)
         assert agreed.protocol == max(common) == min(node.newest, coordinator.newest)
         assert agreed.features == node.features & coordinator.features
-        check(agreed, node)
+        assert check(agreed, node) == agreed
+        # What only the coordinator claims is not used.
+        assert check(Agreed(agreed.protocol, Feature(31)), node).features == node.features
         return
     older = "node" if node.newest < coordinator.oldest else "coordinator"
     with pytest.raises(Incompatible, match=f"update the {older}$"):
@@ -40,6 +51,15 @@ def test_the_newest_is_spoken_that_both_know_and_else_the_older_side_is_named(
 
 def test_ours_is_a_window() -> None:
     assert 1 <= OURS.oldest <= OURS.newest
+
+
+def test_what_was_spoken_before_there_were_windows_is_refused_on_both_sides() -> None:
+    """Hashes and the format of records were others, under the number of 4."""
+    old = Versions(BEFORE_WINDOWS, BEFORE_WINDOWS)
+    with pytest.raises(Incompatible, match=f"protocol 4, the coordinator {OURS}: update the node"):
+        agree(old, OURS)
+    with pytest.raises(Incompatible, match=r"protocol 4, this node .*: update the coordinator"):
+        check(Agreed(BEFORE_WINDOWS), OURS)
 
 
 def core(versions: Versions) -> CoordinatorCore:

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from formats.slices import PieceKind, RunFlags, encode_piece
+from formats.slices import PieceKind, RunFlags
 from protocol.messages import SliceFlags
+from tests.simulation.encoding import encode_piece
 from tests.simulation.pool.losses import Losses
 from tests.simulation.pool.segments import Gone, Segments
 from tests.simulation.pool.state import ClientModel, NodeState, Run
@@ -24,6 +25,12 @@ class Met:
     lossy: bool = False
     runs: int = 0
     seq_max: int = 0
+
+    def has_gap(self) -> bool:
+        """Whether runs are missing; of one that goes on they may be on their way."""
+        if self.lossy or (self.live and not self.last):
+            return False
+        return not self.first or self.runs < self.seq_max + 1
 
 
 class Search:
@@ -66,7 +73,7 @@ class Search:
         found.losses.clear()
         found.searched_at_ns = None
         found.flags |= why & (SliceFlags.EVICTED | SliceFlags.ABANDONED | SliceFlags.LOSSY)
-        if any(not m.lossy and (not m.first or m.runs < m.seq_max + 1) for m in met.values()):
+        if any(m.has_gap() for m in met.values()):
             found.flags |= SliceFlags.EVICTED
         elif SliceFlags.EVICTED in why:
             found.flags |= SliceFlags.BY_FINGERPRINT

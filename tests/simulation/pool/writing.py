@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
-from formats.slices import Body, Breadcrumb, HopIn, RunFlags, encode_record
+from formats.slices import Body, Breadcrumb, HopIn, RunFlags
 from protocol.messages import TraceId
+from tests.simulation.encoding import encode_record
 from tests.simulation.pool.state import (
     RUN_BYTES,
     ClientModel,
