@@ -43,6 +43,14 @@ static void attach(uint32_t segments, uint32_t granted)
 	}
 }
 
+/* Nobody but the threads of the test has the lock now and then: who meets it held
+ * takes a grant, where there is one, and not what is parked. */
+static void attach_alone(uint32_t segments, uint32_t granted)
+{
+	attach(segments, granted);
+	bs_prefault_stop();
+}
+
 static struct bs_trace_id id_of(uint64_t thread, uint64_t number)
 {
 	return (struct bs_trace_id){thread + 1, number};
@@ -311,7 +319,7 @@ static void threads_that_are_idle_share(void)
 	uint64_t before = lost();
 	uint32_t first = BS_SEGMENT_NONE;
 
-	attach(THREADS + 8, THREADS + 8);
+	attach_alone(THREADS + 8, THREADS + 8);
 	start_workers(THREADS);
 	for (uint32_t i = 0; i < THREADS; i++)
 		do_step(&workers[i], step_trace);
@@ -340,7 +348,7 @@ static void threads_that_are_idle_share(void)
  * of a trace of its own, however long. */
 static void who_writes_keeps_its_segment(void)
 {
-	attach(16, 16);
+	attach_alone(16, 16);
 	start_workers(3);
 	do_step(&workers[1], step_begin);
 	do_step(&workers[2], step_open);
@@ -370,7 +378,7 @@ static void handles_go_on_elsewhere(void)
 	struct bs_stats before, after;
 	uint32_t handle = 0;
 
-	attach(16, 16);
+	attach_alone(16, 16);
 	bs_get_stats(&before);
 	start_workers(2);
 	for (uint32_t i = 0; i < 4; i++) {
@@ -410,7 +418,7 @@ static void the_node_takes_what_is_parked(void)
 	uint64_t before = lost();
 	uint64_t life;
 
-	attach(16, 16);
+	attach_alone(16, 16);
 	start_workers(2);
 	do_step(&workers[0], step_trace);
 	do_step(&workers[1], step_trace);
@@ -439,7 +447,7 @@ static void what_is_parked_is_a_stock(void)
 {
 	uint64_t before = lost();
 
-	attach(16, 3);
+	attach_alone(16, 3);
 	start_workers(4);
 	for (uint32_t i = 0; i < 3; i++)
 		do_step(&workers[i], step_trace);
@@ -458,7 +466,7 @@ static void a_large_record_finds_room(void)
 {
 	uint64_t before = lost();
 
-	attach(16, 16);
+	attach_alone(16, 16);
 	start_workers(3);
 	/* Less than half of a segment is left. */
 	workers[0].payload_bytes = BS_PAYLOAD_MAX;
@@ -483,7 +491,7 @@ static void a_large_record_finds_room(void)
 /* Places of slots whose threads are gone. */
 static void threads_that_are_gone(void)
 {
-	attach(16, 16);
+	attach_alone(16, 16);
 	start_workers(4);
 	for (uint32_t i = 0; i < 4; i++)
 		do_step(&workers[i], step_trace);
@@ -516,7 +524,7 @@ static void more_than_can_be_parked(void)
 		ALL = BS_PARKED_MAX + MORE
 	};
 
-	attach(ALL, ALL);
+	attach_alone(ALL, ALL);
 	store_release(&node.grants->tail, ALL);
 	pthread_mutex_lock(&bs_process.lock);
 	for (uint32_t i = 0; i < ALL; i++) {
