@@ -48,7 +48,7 @@ class Scale:
 
     @classmethod
     def full(cls) -> Self:
-        """About fifteen minutes. The pool is as large as published benchmarks of such systems have it."""
+        """About half an hour. The pool is as large as published benchmarks of such systems have it."""
         return cls(
             pool_bytes=1024 * _MIB,
             repetitions=5,
