@@ -149,9 +149,7 @@ static void metrics(void)
 	bsn_get_metrics(n, &m);
 	measure_end();
 	CHECK_EQ(m.clients, PROCESSES);
-	for (uint32_t i = 0; i < PROCESSES; i++)
-		writer_close(&w[i]);
-	bsn_free(n);
+	free_with_writers(n, w, PROCESSES);
 }
 
 static void write_runs(struct wthread *t, uint32_t runs)
@@ -409,9 +407,7 @@ static void exhausted(void)
 	measure(n);
 	bsn_poll(n, START + MS);
 	measure_end();
-	for (uint32_t i = 0; i < PROCESSES; i++)
-		writer_close(&w[i]);
-	bsn_free(n);
+	free_with_writers(n, w, PROCESSES);
 }
 
 /* Runs of as many records as there is room for, of a slice that is full. */
@@ -470,9 +466,7 @@ static void busy(void)
 	measure(n);
 	bsn_poll(n, START + MS);
 	measure_end();
-	for (uint32_t i = 0; i < PROCESSES; i++)
-		writer_close(&w[i]);
-	bsn_free(n);
+	free_with_writers(n, w, PROCESSES);
 }
 
 /* Segments full of runs of the trace that a pass is to look for go before it is there. */

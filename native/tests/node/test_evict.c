@@ -774,9 +774,7 @@ static void nothing_goes_before_all_are_adopted(void)
 		bsn_poll(n, now);
 	}
 	check_invariants(n);
-	for (uint32_t k = 0; k < 3; k++)
-		writer_close(&w[k]);
-	bsn_free(n);
+	free_with_writers(n, w, 3);
 }
 
 int main(void)

@@ -539,9 +539,7 @@ static void metrics_are_gathered_in_pieces(void)
 		  PIECE_ENTRIES / LINE_ENTRIES + BS_THREAD_SLOTS);
 	bsn_get_metrics(n, &m);
 	CHECK_EQ(m.records_lost, PROCESSES * BS_THREAD_SLOTS);
-	for (uint32_t i = 0; i < PROCESSES; i++)
-		writer_close(&w[i]);
-	bsn_free(n);
+	free_with_writers(n, w, PROCESSES);
 }
 
 int main(void)

@@ -118,9 +118,7 @@ static struct usable usable_beside(uint32_t count, uint32_t threads,
 	fflush(stdout);
 	bsn_get_metrics(n, &m);
 	CHECK_EQ(m.corrupt, 0);
-	for (uint32_t i = 0; i < count; i++)
-		writer_close(&processes[i]);
-	bsn_free(n);
+	free_with_writers(n, processes, count);
 	return u;
 }
 

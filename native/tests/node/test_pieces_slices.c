@@ -130,8 +130,7 @@ static void slices_are_told_of_all_processes_at_once(void)
 	for (uint32_t i = 0; i < 300; i++)
 		CHECK(slice_find(n, trace_id(i))->flags &
 		      BSN_SLICE_MAYBE_LOSSY);
-	writer_close(&w[0]);
-	free_with_writer(n, &w[1]);
+	free_with_writers(n, w, 2);
 }
 
 /* What a successor takes for told was told to all of them, whoever does it. */

@@ -132,9 +132,7 @@ static struct client *last_has_memory(struct bsn *n, struct writer *w)
 static void end_processes(struct bsn *n, struct writer *w)
 {
 	node_unlock(n);
-	for (uint32_t i = 0; i < PROCESSES; i++)
-		writer_close(&w[i]);
-	bsn_free(n);
+	free_with_writers(n, w, PROCESSES);
 }
 
 /* In entries. */

@@ -131,9 +131,7 @@ static void held_segments_are_looked_at_in_pieces(void)
 	end_between(n, thread);
 	check_piece(&b, PROCESSES * THREADS, PIECE_ENTRIES / LINE_ENTRIES + 1);
 	CHECK_EQ(not_looked_at(n), 0);
-	for (uint32_t i = 0; i < PROCESSES; i++)
-		writer_close(&w[i]);
-	bsn_free(n);
+	free_with_writers(n, w, PROCESSES);
 }
 
 struct counted {
@@ -370,9 +368,7 @@ static void threads_are_watched_in_pieces(void)
 	check_piece(&b, before, 20000 / ENTRIES + 1);
 	CHECK_EQ(unwatched(n), 0);
 	CHECK_EQ(bsn_slice_info(n, trace_id(1u << 20), &s), 0);
-	for (uint32_t i = 0; i < PROCESSES; i++)
-		writer_close(&w[i]);
-	bsn_free(n);
+	free_with_writers(n, w, PROCESSES);
 }
 
 /* The first search watches all of them, none of which was before. */
@@ -398,9 +394,7 @@ static void threads_are_searched_in_pieces(void)
 	CHECK_EQ(bsn_slice_info(n, trace_id(1), &s), 0);
 	CHECK_EQ(s.flags, BSN_SLICE_HELD);
 	CHECK_EQ(s.open_handles, 0);
-	for (uint32_t i = 0; i < PROCESSES; i++)
-		writer_close(&w[i]);
-	bsn_free(n);
+	free_with_writers(n, w, PROCESSES);
 }
 
 int main(void)

@@ -202,9 +202,7 @@ static void a_new_process_has_a_large_stock(void)
 	CHECK(m.stock_bytes <= 2 * 2 * STOCK_MIN * SEG);
 	CHECK(m.stock_bytes >= 2 * STOCK_MIN * SEG);
 	check_invariants(n);
-	for (uint32_t k = 0; k < 2; k++)
-		writer_close(&w[k]);
-	bsn_free(n);
+	free_with_writers(n, w, 2);
 }
 
 /* Also of a process that takes one now and then, and is looked at often. */
@@ -377,9 +375,7 @@ static uint32_t fresh_of_a_thousand(const uint32_t takes[][2], uint32_t rounds)
 		bsn_poll(n, now += 10 * MS);
 		check_invariants(n);
 	}
-	for (uint32_t k = 0; k < 2; k++)
-		writer_close(&w[k]);
-	bsn_free(n);
+	free_with_writers(n, w, 2);
 	return fresh - met;
 }
 

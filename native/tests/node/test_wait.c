@@ -147,9 +147,7 @@ static void any_of_many_wakes_the_node(void)
 		await_taken(i, 2);
 	}
 	end_work(worker);
-	for (uint32_t i = 0; i < MANY; i++)
-		writer_close(&writers[i]);
-	bsn_free(node);
+	free_with_writers(node, writers, MANY);
 }
 
 #define GROUP 127
@@ -277,9 +275,7 @@ static void nobody_wakes_up_for_nothing(void)
 	take_events();
 	CHECK_EQ(bsn_wait(node, 20 * MS), 0);
 	CHECK(wake_ups() - before <= 3);
-	for (uint32_t i = 0; i < MANY; i++)
-		writer_close(&writers[i]);
-	bsn_free(node);
+	free_with_writers(node, writers, MANY);
 	CHECK_EQ(count_threads(), threads);
 }
 

@@ -241,10 +241,17 @@ static inline struct bsn *node_with_writer(const struct bsn_config *config,
 	return n;
 }
 
+static inline void free_with_writers(struct bsn *n, struct writer *w,
+				     uint32_t count)
+{
+	for (uint32_t i = 0; i < count; i++)
+		writer_close(&w[i]);
+	bsn_free(n);
+}
+
 static inline void free_with_writer(struct bsn *n, struct writer *w)
 {
-	writer_close(w);
-	bsn_free(n);
+	free_with_writers(n, w, 1);
 }
 
 /* Take a grant, and do not tell who did. */
