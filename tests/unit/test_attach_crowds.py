@@ -9,6 +9,7 @@ import errno
 import itertools
 import json
 import os
+import time
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -67,7 +68,12 @@ def test_strangers_are_answered_at_once_and_hold_no_place(directory: Path) -> No
         ):
             assert await strangers.says() == "open"
             # They came before, and all of them hold on to their connections.
+            start_s = time.perf_counter()
             assert await attach(here) == 0
+            print(
+                f"attached beside {CROWD} silent ones in "
+                f"{(time.perf_counter() - start_s) * 1e3:.1f} ms"
+            )
             outcomes = json.loads(await strangers.go_on())
             assert outcomes == {f"{-errno.EACCES}, closed": CROWD}
             assert here.server.counters.not_allowed == CROWD

@@ -29,7 +29,7 @@ static void short_processes_leave_nothing(void)
 	enum {
 		PROCESSES = 30
 	};
-	struct bsn_config config = test_config(16 << 20);
+	struct bsn_config config = test_config(64 << 20);
 	struct bsn *n = test_node(&config);
 	struct bsn_metrics m;
 	struct bsn_slice s;
@@ -53,6 +53,8 @@ static void short_processes_leave_nothing(void)
 		all += w[i].arena_bytes;
 	}
 	bsn_get_metrics(n, &m);
+	printf("%d processes touched %ju MiB; of it %ju KiB stayed\n",
+	       PROCESSES, (uintmax_t)all >> 20, (uintmax_t)sum >> 10);
 	CHECK(sum <= m.pool_used_bytes);
 	CHECK(sum <= PROCESSES * SEG);
 	CHECK(m.taken_back_bytes >= all / 2);
