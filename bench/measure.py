@@ -229,28 +229,32 @@ def traces(bench: Bench) -> Iterator[Result]:
 
 
 def sustained(bench: Bench) -> Iterator[Result]:
-    """Begin, 100 bytes, end: as fast as one thread can, for a minute without a pause."""
+    """Begin, 100 bytes, end, for a minute without a pause: as fast as one thread can, and slower."""
     fast = statistics.median(one.elapsed_ns for one in _traces(bench, 0, 1))
-    operations = int(bench.scale.sustained_s * 1e9 / fast)
-    # No repetition: only the one that else is dropped.
-    before_ns = bench.node_cpu_ns()
-    (line,) = bench.lines("writer", "trace", 0, 1, operations, 0, bench.scale.pool_bytes)
-    one = json.loads(line)
-    yield Result.of(
-        "sustained_ns",
-        "ns",
-        [one["elapsed_ns"]],
-        {
-            "threads": 1,
-            "bytes": _TRACE_BYTES,
-            "traces": one["operations"],
-            "lost": one["runs_lost"],
-            "seconds": rounded(one["elapsed_ns"] * one["operations"] / 1e9),
-            "traces_per_s": rounded(1e9 / one["elapsed_ns"]),
-            "node_ns": rounded((bench.node_cpu_ns() - before_ns) / one["operations"]),
-            "load": rounded(load()),
-        },
-    )
+    for rate_per_s in (0, *bench.scale.sustained_rates_per_s):
+        operations = int(bench.scale.sustained_s * (rate_per_s or 1e9 / fast))
+        # No repetition: only the one that else is dropped.
+        before_ns = bench.node_cpu_ns()
+        (line,) = bench.lines(
+            "writer", "trace", rate_per_s, 1, operations, 0, bench.scale.pool_bytes
+        )
+        one = json.loads(line)
+        yield Result.of(
+            "sustained_ns",
+            "ns",
+            [one["elapsed_ns"]],
+            {
+                "rate_per_s": rate_per_s,
+                "threads": 1,
+                "bytes": _TRACE_BYTES,
+                "traces": one["operations"],
+                "lost": one["runs_lost"],
+                "seconds": rounded(one["elapsed_ns"] * one["operations"] / 1e9),
+                "traces_per_s": rounded(1e9 / one["elapsed_ns"]),
+                "node_ns": rounded((bench.node_cpu_ns() - before_ns) / one["operations"]),
+                "load": rounded(load()),
+            },
+        )
 
 
 def node_cost(bench: Bench) -> Iterator[Result]:

@@ -19,6 +19,7 @@ class Scale:
     operations: int  # a repetition of what is not
     bursts: tuple[tuple[int, int], ...]  # of how many traces, and how many a repetition
     sustained_s: float
+    sustained_rates_per_s: tuple[int, ...]  # beside as fast as it goes
     rates_per_s: tuple[int, ...]
     starved_rates_per_s: tuple[int, ...]
     starved_windows: int
@@ -57,6 +58,7 @@ class Scale:
             # 600 are what a small ring or stock has room for; 100,000 are a flood.
             bursts=((600, 333), (100_000, 6)),
             sustained_s=60.0,
+            sustained_rates_per_s=(10_000_000, 20_000_000),
             rates_per_s=(10_000, 100_000, 500_000, 1_000_000, 2_000_000, 5_000_000, 10_000_000),
             # From a busy service to a load generator; bursts of what a tenth of a second brings.
             starved_rates_per_s=(500, 1000, 2000, 5000, 10_000),
@@ -96,6 +98,7 @@ class Scale:
             operations=20_000,
             bursts=((600, 3), (100_000, 1)),
             sustained_s=0.2,
+            sustained_rates_per_s=(10_000,),
             rates_per_s=(10_000, 100_000),
             starved_rates_per_s=(500,),
             starved_windows=2,

@@ -223,14 +223,28 @@ void bs_run_close_lost(struct bs_thread *t, uint32_t flags)
 		bs_append_last(t, &t->own);
 }
 
+static uint32_t draw(struct bs_thread *t, bool unrecorded)
+{
+	return unrecorded ? bs_handle_draw(t) : bs_handle_draw_listed(t);
+}
+
+/* Another thread may be about to draw a number from the old handle (bs_trace_draw_seq).
+ * Its swap must fail, so the new handle is another one: in each attachment they are
+ * counted from the start. */
 static uint32_t rebind_handle(struct bs_thread *t, const struct bs_trace *trace,
 			      bool unrecorded)
 {
+	uint32_t old = bs_trace_handle(READ_ONCE(trace->handle_seq));
 	uint32_t handle;
 
-	if (trace != &t->own)
-		return unrecorded ? bs_handle_draw(t)
-				  : bs_handle_draw_listed(t);
+	if (trace != &t->own) {
+		handle = draw(t, unrecorded);
+		if (unlikely(handle == old)) {
+			handle = draw(t, unrecorded);
+			bs_handle_unlist(t->attachment, old);
+		}
+		return handle;
+	}
 	handle = bs_handle_draw(t);
 	if (t->area)
 		WRITE_ONCE(t->area->own_handle, handle);
@@ -259,7 +273,10 @@ static int rebind(struct bs_thread *t, struct bs_trace *trace)
 	if (epoch > bs_fork_epoch && epoch < t->epoch) {
 		uint64_t last = READ_ONCE(trace->handle_seq);
 		uint32_t flags = READ_ONCE(trace->flags);
-		uint32_t moved = bs_thread_recorded(t, trace->id);
+		/* What was left out so far must not be recorded from here on. */
+		uint32_t moved = flags & BS_TRACE_UNRECORDED
+					 ? BS_TRACE_UNRECORDED
+					 : bs_thread_recorded(t, trace->id);
 		uint64_t next = (uint64_t)rebind_handle(t, trace, moved) << 32;
 
 		/* In between it belongs to no attachment (bs_trace_draw_seq). */

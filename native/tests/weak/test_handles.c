@@ -19,7 +19,7 @@ static const char payload[BS_PAYLOAD_MAX + 1];
 static struct bs_trace trace;
 static struct bsn *first_node; /* NULL: there is one alone */
 static struct bs_attachment *first;
-static uint32_t written, refused;
+static uint32_t written, refused, first_handle;
 
 /* ---------------------------------------------------------------- client --- */
 
@@ -92,6 +92,9 @@ static void check(void)
 	uint32_t here, before = 0, flags, ignored;
 	bool is_lossy;
 
+	/* Else one that looked at the old one could draw a number of the new one. */
+	if (trace.attachment != first->epoch)
+		CHECK(bs_trace_handle(trace.handle_seq) != first_handle);
 	weak_as(0, close_handle);
 	here = records_at(node, &flags);
 	if (first_node)
@@ -117,6 +120,8 @@ static void setup_of(uint32_t outcomes)
 	NAME(trace.flags);
 	NAME(trace.attachment);
 	weak_expect(outcomes);
+	first = attachment;
+	first_handle = bs_trace_handle(trace.handle_seq);
 }
 
 static void setup(void)
@@ -128,7 +133,6 @@ static void other_daemon_setup(void)
 {
 	setup_of(1u << ALL_HERE | 1u << SOME_HERE | 1u << NONE_HERE);
 	first_node = node;
-	first = attachment;
 	/* It stays to be looked at. */
 	first->refs++;
 	process_find_other_daemon();
