@@ -123,15 +123,23 @@ static void look_at(struct bsn *n, struct client *c, struct frame *f,
 	watch_until(n, f, life == life_of(n, f, BS_SEGMENT_SEALED), end);
 	if (n->cost >= end)
 		return;
-	own_remove(n, &c->active, f);
 	if (life == life_of(n, f, BS_SEGMENT_PARKED)) {
+		uint32_t runs = load_acquire(&header_at(f)->runs);
+
+		/* A thread went on in it. A run that is among these may be open, and
+		 * nobody would look for its end in a segment with as many runs. */
+		if (load_acquire(&header_at(f)->life) != life) {
+			f->looked = look;
+			return;
+		}
+		own_remove(n, &c->active, f);
 		/* One that has more is a liar's, and is parked again and again. */
-		record_of(n, f)->parked_runs =
-			(uint16_t)READ_ONCE(header_at(f)->runs);
+		record_of(n, f)->parked_runs = (uint16_t)runs;
 		watch_frame(n, f, false);
 		frame_park(n, f);
 		return;
 	}
+	own_remove(n, &c->active, f);
 	if (life != life_of(n, f, BS_SEGMENT_SEALED))
 		n->counts.corrupt++;
 	seal(n, f);

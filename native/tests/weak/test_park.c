@@ -56,6 +56,14 @@ static void park_twice_and_write(void)
 	park_and_write();
 }
 
+/* The last two find it idle again. */
+static void park_three_times(void)
+{
+	park();
+	park();
+	park();
+}
+
 static struct bs_segment_header *first_segment(void)
 {
 	return (struct bs_segment_header *)attachment->arena;
@@ -78,6 +86,11 @@ static void take_back(void)
 		return;
 	own_remove(node, &c->active, f);
 	frame_seal(node, f);
+}
+
+static void poll(void)
+{
+	bsn_poll(node, START);
 }
 
 static uint32_t holders(void)
@@ -112,6 +125,28 @@ static void check_traces(uint64_t last)
 	}
 	bsn_get_metrics(node, &m);
 	CHECK_EQ(m.corrupt, 0);
+}
+
+static void collect_second(void)
+{
+	struct bsn_slice s;
+
+	CHECK_EQ(bsn_collect(node, trace_id(2), trace_id(2), "test", START, &s),
+		 0);
+	poll();
+}
+
+static void check_watched(void)
+{
+	struct bsn_slice s;
+
+	weak_met(bs_life_state(first_segment()->life) << 1 |
+		 (first_segment()->runs > 1));
+	poll();
+	CHECK_EQ(bsn_slice_info(node, trace_id(2), &s), 0);
+	CHECK_EQ(s.flags, BSN_SLICE_HELD);
+	CHECK_EQ(s.open_handles, 0);
+	CHECK(s.bytes > sizeof(payload));
 }
 
 static void check_two(void)
@@ -171,6 +206,15 @@ static void taken_setup(void)
 		    MEETS(BS_SEGMENT_TAKEN_BACK, false));
 }
 
+static void watched_setup(void)
+{
+	idle_setup(1);
+	collect_second();
+	weak_expect(MEETS(BS_SEGMENT_HELD, true) |
+		    MEETS(BS_SEGMENT_PARKED, true) |
+		    MEETS(BS_SEGMENT_PARKED, false));
+}
+
 static const struct weak_scenario scenarios[] = {
 	{.name = "parked while its thread writes again",
 	 .setup = written_setup,
@@ -195,6 +239,13 @@ static const struct weak_scenario scenarios[] = {
 		     {.name = "attach", .run = park},
 		     {.name = "node", .run = take_back}},
 	 .check = check_two},
+	{.name = "watched while its thread goes on in it",
+	 .setup = watched_setup,
+	 .parties = {{.name = "thread", .run = write_second},
+		     {.name = "attach", .run = park_three_times},
+		     {.name = "node", .run = poll}},
+	 .check = check_watched,
+	 .most = 4000},
 };
 
 SCENARIO_MAIN(scenarios)
