@@ -638,6 +638,32 @@ static void test_fresh(void)
 	CHECK_EQ(stats().runs, 3 + 7);
 }
 
+/* The next node records all: what has no beginning there would pass for whole. */
+static void test_fresh_for_what_is_left_out(void)
+{
+	struct bs_trace handle;
+	struct fake_run run;
+
+	fake_node_attach(&node, 2, 2);
+	WRITE_ONCE(node.policy->percentage_threshold, 0);
+	CHECK_EQ(bs_open(&handle, trace(2)), 0);
+	CHECK_EQ(bs_write(&handle, BS_RECORD_DATA, "", 0), 0);
+	CHECK_EQ(bs_begin(trace(1)), 0);
+	CHECK_EQ(bs_tracepoint("", 0), 0);
+	attach_anew();
+	CHECK_EQ(bs_tracepoint("", 0), 0);
+	CHECK_EQ(bs_write(&handle, BS_RECORD_DATA, "", 0), 0);
+	CHECK_EQ(bs_end(), 0);
+	CHECK_EQ(bs_write(&handle, BS_RECORD_DATA, "", 0), 0);
+	CHECK_EQ(bs_close(&handle), 0);
+	CHECK_EQ(bs_begin(trace(3)), 0);
+	CHECK_EQ(bs_tracepoint("", 0), 0);
+	CHECK_EQ(bs_end(), 0);
+	expect_run(3, BS_RUN_FIRST | BS_RUN_LAST, 1);
+	CHECK(!fake_node_run(&node, 0, &run));
+	CHECK_EQ(fake_node_open_handles(&node), 0);
+}
+
 /* The next node hears of what was lost with the one before, whose ring nobody reads
  * any more. */
 static void test_fresh_for_the_end(void)
@@ -1034,6 +1060,7 @@ static const struct {
 	{"resumed", test_resumed},
 	{"fresh", test_fresh},
 	{"fresh_for_the_end", test_fresh_for_the_end},
+	{"fresh_for_what_is_left_out", test_fresh_for_what_is_left_out},
 	{"fresh_with_own_trace_open", test_fresh_with_own_trace_open},
 	{"fresh_with_own_trace_open", test_fresh_slot_first},
 	{"replaced_daemons_leave_nothing", test_replaced_daemons_leave_nothing},
