@@ -48,13 +48,13 @@ static int by_client(const void *a, const void *b, void *records)
 static int list_granted(struct bsn *n)
 {
 	struct adoption *a = &n->adoption;
-	uint32_t touched = ledger_touched(&n->ledger);
+	uint32_t fresh = n->ledger.header->frames_fresh;
 
 	a->frames = malloc((size_t)n->pool.frames_room * sizeof(*a->frames));
 	if (!a->frames)
 		return -ENOMEM;
 	a->count = 0;
-	for (uint32_t i = 0; i < touched; i++) {
+	for (uint32_t i = 0; i < fresh; i++) {
 		if (n->ledger.records[i].state == FRAME_FREE)
 			continue;
 		a->frames[a->count++] = i;

@@ -125,6 +125,9 @@ struct frame *frame_new(struct bsn *n, struct client *c, uint32_t segment,
 		p->frames_free = f->next;
 	} else if (p->frames_fresh < p->frames_room) {
 		f = &p->frames[p->frames_fresh++];
+		if (n->ledger.header->frames_fresh < p->frames_fresh)
+			WRITE_ONCE(n->ledger.header->frames_fresh,
+				   p->frames_fresh);
 	} else {
 		return NULL;
 	}

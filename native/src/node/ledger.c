@@ -20,7 +20,7 @@
 #include "internal.h"
 
 #define LEDGER_MAGIC 0x52454744454c5342ull
-#define LEDGER_VERSION 7u
+#define LEDGER_VERSION 8u
 #define HEADER_BYTES 4096u
 
 /* Of the budget: for a successor whose pool is larger. */
@@ -132,16 +132,6 @@ int ledger_init(struct bsn *n)
 	return 0;
 }
 
-uint32_t ledger_touched(const struct ledger *l)
-{
-	const struct ledger_header *h = l->header;
-	uint64_t from = records_offset(h->n_told);
-	uint64_t to = gone_offset(h->n_told, h->n_records);
-
-	return (uint32_t)((memfd_touched(l->fd, from, to) - from) /
-			  sizeof(struct grant_record));
-}
-
 /* It is sealed now: all these times differ, and order the segments. */
 void ledger_number_seal(struct bsn *n, uint32_t frame)
 {
@@ -167,6 +157,7 @@ static bool is_valid(const struct ledger_header *h, uint64_t bytes)
 {
 	return bytes >= HEADER_BYTES && h->magic == LEDGER_MAGIC &&
 	       h->version == LEDGER_VERSION && h->n_records &&
+	       h->frames_fresh <= h->n_records &&
 	       gone_buckets_are_valid(h->n_buckets) && h->secret & 1 &&
 	       h->ticks_per_s &&
 	       bytes == ledger_bytes(h->n_told, h->n_records, h->n_buckets,

@@ -70,7 +70,7 @@ struct ledger_header {
 	uint32_t reclaiming;   /* frame */
 	uint32_t reclaim_keep; /* frame that was appended to, or NONE */
 	uint32_t reclaim_runs; /* of it */
-	uint32_t unused;
+	uint32_t frames_fresh; /* from here on no record was ever used */
 	uint64_t reclaim_granted_ns;
 	/* What processes lost before that, of nobody knows which traces, slices
 	 * that are committed know. */
@@ -113,8 +113,6 @@ struct ledger {
 /* ledger.c */
 int ledger_init(struct bsn *n);
 int ledger_adopt(struct bsn *n, int fd);
-/* Records up to here have been used ever. */
-uint32_t ledger_touched(const struct ledger *l);
 void ledger_number_seal(struct bsn *n, uint32_t frame);
 void ledger_free(struct bsn *n);
 uint64_t ledger_bytes(uint32_t n_told, uint32_t n_records, uint32_t n_buckets,
@@ -128,8 +126,5 @@ void *map_shared(int fd, uint64_t bytes);
 int memfd_new(const char *name);
 int memfd_sealed(const char *name, uint64_t bytes);
 int memfd_check(int fd, uint64_t *bytes);
-/* Behind the last byte between from and to that has memory. Whoever looks at what
- * has none gives it some. */
-uint64_t memfd_touched(int fd, uint64_t from, uint64_t to);
 
 #endif

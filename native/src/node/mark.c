@@ -248,7 +248,8 @@ int store_adopt(struct bsn *n, int fd)
 	if (h->magic != STORE_MAGIC || h->version != STORE_VERSION ||
 	    h->block_bytes != BLOCK_BYTES ||
 	    (uint64_t)h->n_blocks * BLOCK_BYTES != bytes ||
-	    !h->next_slice_epoch || h->next_slice_epoch > INT64_MAX) {
+	    !h->next_slice_epoch || h->next_slice_epoch > INT64_MAX ||
+	    !h->blocks_fresh || h->blocks_fresh > h->n_blocks) {
 		munmap(h, bytes);
 		return -EPROTO;
 	}
@@ -267,9 +268,7 @@ int store_adopt(struct bsn *n, int fd)
 		return err;
 	if (!h->next_client)
 		h->next_client = 1;
-	s->fresh =
-		(uint32_t)((memfd_touched(s->fd, 0, bytes) + BLOCK_BYTES - 1) /
-			   BLOCK_BYTES);
+	s->fresh = h->blocks_fresh;
 	for (uint32_t i = 1; i < s->fresh; i++) {
 		const struct block *b = block_at(s, i);
 

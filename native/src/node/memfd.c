@@ -67,17 +67,3 @@ void *map_shared(int fd, uint64_t bytes)
 	(void)madvise(p, bytes, MADV_DONTFORK);
 	return p;
 }
-
-uint64_t memfd_touched(int fd, uint64_t from, uint64_t to)
-{
-	off_t at = (off_t)from, end = at, data;
-
-	while ((data = lseek(fd, at, SEEK_DATA)) >= 0 && data < (off_t)to) {
-		at = end = lseek(fd, data, SEEK_HOLE);
-		if (at < 0)
-			return to;
-	}
-	if (data < 0 && errno != ENXIO)
-		return to;
-	return (uint64_t)end < to ? (uint64_t)end : to;
-}

@@ -25,9 +25,11 @@ uint32_t block_take(struct store *s)
 	if (i != NONE)
 		s->free = s->free_next[i];
 	else if (s->fresh < s->n_blocks)
-		i = s->fresh++;
+		i = s->fresh;
 	else
 		return NONE;
+	if (i == s->fresh)
+		WRITE_ONCE(store_header(s)->blocks_fresh, ++s->fresh);
 	s->used++;
 	return i;
 }
@@ -415,6 +417,7 @@ int store_init(struct bsn *n)
 		.n_blocks = (uint32_t)(bytes / BLOCK_BYTES),
 		.next_client = 1,
 		.next_slice_epoch = slice_epoch,
+		.blocks_fresh = 1,
 	};
 	return store_tables(s);
 }

@@ -10,7 +10,7 @@
 #include "internal.h"
 
 #define STORE_MAGIC 0x45524f5453425342ull
-#define STORE_VERSION 4u
+#define STORE_VERSION 5u
 #define BLOCK_MAGIC 0x4b4c4253u
 
 enum block_kind {
@@ -29,6 +29,10 @@ struct store_header {
 	/* Of the ledger, as of a commit, by whether its number is odd: segments
 	 * that were sealed since are watched again by a successor. */
 	uint64_t sealed[2];
+	/* From here on none was ever used. Which have memory would say it too, but a
+	 * page that the kernel moves just then seems to be none (SEEK_DATA). */
+	uint32_t blocks_fresh;
+	uint32_t zero;
 };
 
 struct block {
