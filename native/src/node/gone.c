@@ -3,7 +3,8 @@
  * What is remembered of traces that lost something here: a set of fingerprints
  * in the ledger.
  *
- *   layer:  | bucket | bucket | ...     one is young, and takes what is new
+ *   set:    | layer | layer | ...       one is young, and takes what is new
+ *   layer:  | bucket | bucket | ...
  *   bucket: | tag : 32, 14 times | why : 4, 14 times | held : 8 |
  *
  * Each trace that is reclaimed leaves an entry. In a table as large as all this,
@@ -19,11 +20,14 @@
  *
  * A look-up meets LAYERS * PER_BUCKET tags, so two traces are taken for each other once
  * in 2^32 / 352, or 12 million, look-ups, if a layer has 2^14 buckets or less; then all
- * bits of a fingerprint are in use, and twice the layer errs twice as often.
+ * bits of a fingerprint are in use, and twice the layer errs twice as often. Where as
+ * many losses are remembered as there is room for, it is once in 10 million.
  *
  * Of evictions there are no more than there was memory for; of losses a process
- * tells as many as it likes. So half of the set is open to those, and a further one
- * is refused: neither an eviction nor another process's loss is forgotten for it.
+ * tells as many as it likes. So those have a set of their own, which forgets only when
+ * this one does: a layer of losses is emptied when as many traces were evicted since as
+ * this set has room for. Before that a further loss is refused: neither an eviction nor
+ * another process's loss is forgotten for it.
  */
 #include <string.h>
 
@@ -61,6 +65,11 @@ _Static_assert(CLEAR_EVERY < PER_BUCKET, "emptied in time");
 _Static_assert(BS_FINGERPRINT_BITS - 14 == 32,
 	       "with 2^14 buckets no bit of a fingerprint is left out");
 
+uint32_t gone_loss_buckets(uint32_t buckets)
+{
+	return buckets / LAYERS * GONE_LOSS_LAYERS;
+}
+
 uint32_t gone_buckets(uint64_t entries)
 {
 	uint32_t buckets = LAYER_BUCKETS_MIN;
@@ -79,23 +88,36 @@ bool gone_buckets_are_valid(uint32_t buckets)
 	       !(buckets & (buckets - 1));
 }
 
-void gone_point(struct gone_set *g, const struct ledger_header *h,
-		struct gone_bucket *buckets)
+static void point(struct gone_set *g, uint64_t *added_ever, uint64_t secret,
+		  uint32_t layers, uint32_t of_a_layer,
+		  struct gone_bucket *buckets)
 {
-	uint32_t of_a_layer = h->n_buckets / LAYERS;
+	uint32_t entries = PER_BUCKET * of_a_layer;
 
 	*g = (struct gone_set){
 		.buckets = buckets,
-		.secret = h->secret,
+		.added_ever = added_ever,
+		.secret = secret,
+		.layers = layers,
 		.bits = (uint32_t)__builtin_ctz(of_a_layer),
-		.layer = h->gone_added / (PER_BUCKET * of_a_layer),
-		.added = (uint32_t)(h->gone_added % (PER_BUCKET * of_a_layer)),
+		.layer = *added_ever / entries,
+		.added = (uint32_t)(*added_ever % entries),
 	};
+}
+
+void gone_point(struct ledger *l, struct gone_bucket *buckets)
+{
+	struct ledger_header *h = l->header;
+	uint32_t of_a_layer = h->n_buckets / LAYERS;
+
+	point(&l->gone, &h->gone_added, h->secret, LAYERS, of_a_layer, buckets);
+	point(&l->losses, &h->losses_added, h->secret, GONE_LOSS_LAYERS,
+	      of_a_layer, buckets + h->n_buckets);
 }
 
 static struct gone_bucket *layer_at(const struct gone_set *g, uint64_t layer)
 {
-	return g->buckets + (layer % LAYERS << g->bits);
+	return g->buckets + (layer % g->layers << g->bits);
 }
 
 /* Where a fingerprint is in each layer. */
@@ -175,31 +197,14 @@ void gone_prefetch(const struct bsn *n, uint64_t fingerprint)
 		layer_at(g, g->layer) + place_of(g, fingerprint).bucket, 1);
 }
 
-/* Of losses those are counted of which no more is known. A kill may have left some
- * uncounted. */
-static void uncount_loss(struct ledger_header *h)
-{
-	h->gone_losses -= !!h->gone_losses;
-}
-
-static void add_why(struct bsn *n, struct gone_bucket *b, uint32_t i,
-		    uint32_t why)
-{
-	if (why_at(b, i) == GONE_LOSSY && why != GONE_LOSSY)
-		uncount_loss(n->ledger.header);
-	WRITE_ONCE(b->meta, b->meta | (uint64_t)why << i * WHY_BITS);
-}
-
 /* Meta last: before that, nothing was put. */
 static void put(struct bsn *n, struct gone_bucket *b, uint32_t tag,
 		uint32_t why)
 {
-	struct ledger_header *h = n->ledger.header;
 	uint32_t i = held_by(b);
 	uint64_t meta = b->meta + (1ull << HELD_SHIFT);
 
-	h->gone_losses += why == GONE_LOSSY;
-	h->gone_held++;
+	n->ledger.header->gone_held++;
 	WRITE_ONCE(b->tags[i], tag);
 	store_release(&b->meta, meta | (uint64_t)why << i * WHY_BITS);
 }
@@ -209,36 +214,43 @@ static void clear(struct bsn *n, struct gone_bucket *b)
 	struct ledger_header *h = n->ledger.header;
 	uint32_t held = held_by(b);
 
-	for (uint32_t i = 0; i < held && h->gone_losses; i++) {
-		if (why_at(b, i) == GONE_LOSSY)
-			uncount_loss(h);
-	}
 	h->gone_held -= held < h->gone_held ? held : h->gone_held;
 	n->counts.gone_forgotten += held;
 	memset(b, 0, sizeof(*b));
 }
 
 /* By one entry. */
-static void grow_older(struct bsn *n)
+static void grow_older(struct bsn *n, struct gone_set *g)
 {
-	struct ledger_header *h = n->ledger.header;
-	struct gone_set *g = &n->ledger.gone;
 	uint32_t next = g->added / CLEAR_EVERY;
 
 	if (g->added % CLEAR_EVERY == 0 && next < 1u << g->bits)
 		clear(n, layer_at(g, g->layer + 1) + next);
-	WRITE_ONCE(h->gone_added, h->gone_added + 1);
+	WRITE_ONCE(*g->added_ever, *g->added_ever + 1);
 	if (++g->added == PER_BUCKET << g->bits) {
 		g->added = 0;
 		g->layer++;
 	}
 }
 
+/* The layer that is emptied while the young one takes what is new may be. */
+static bool losses_may_grow_older(const struct bsn *n)
+{
+	const struct gone_set *g = &n->ledger.losses;
+	const struct ledger_header *h = n->ledger.header;
+	uint64_t next = g->layer + 1;
+
+	return next < g->layers ||
+	       h->gone_added - h->losses_left[next % g->layers] >=
+		       (uint64_t)h->n_buckets * PER_BUCKET;
+}
+
 /* False: there is no room for it. */
 bool gone_add(struct bsn *n, uint64_t fingerprint, uint32_t why)
 {
-	const struct gone_set *g = &n->ledger.gone;
-	const struct ledger_header *h = n->ledger.header;
+	const bool is_loss = why == GONE_LOSSY;
+	struct ledger_header *h = n->ledger.header;
+	struct gone_set *g = is_loss ? &n->ledger.losses : &n->ledger.gone;
 	struct gone_bucket *young = layer_at(g, g->layer);
 	struct place p = place_of(g, fingerprint);
 
@@ -247,16 +259,19 @@ bool gone_add(struct bsn *n, uint64_t fingerprint, uint32_t why)
 		uint32_t i = find_in(b, p.tag);
 
 		if (i < PLACES) {
-			add_why(n, b, i, why);
+			WRITE_ONCE(b->meta,
+				   b->meta | (uint64_t)why << i * WHY_BITS);
 			return true;
 		}
 		if (likely(!is_full(b))) {
-			if (unlikely(why == GONE_LOSSY) &&
-			    h->gone_losses >=
-				    (uint64_t)h->n_buckets * PER_BUCKET / 2)
-				return false;
+			if (unlikely(is_loss)) {
+				if (!losses_may_grow_older(n))
+					return false;
+				h->losses_left[g->layer % g->layers] =
+					h->gone_added;
+			}
 			put(n, b, p.tag, why);
-			grow_older(n);
+			grow_older(n, g);
 			return true;
 		}
 		p.bucket = (p.bucket + p.step) & p.mask;
@@ -265,9 +280,9 @@ bool gone_add(struct bsn *n, uint64_t fingerprint, uint32_t why)
 	return false;
 }
 
-uint64_t gone_layer(const struct bsn *n)
+struct gone_seen gone_seen(const struct bsn *n)
 {
-	return n->ledger.gone.layer;
+	return (struct gone_seen){n->ledger.gone.layer, n->ledger.losses.layer};
 }
 
 static uint32_t why_in(const struct gone_bucket *layer, struct place p)
@@ -285,22 +300,31 @@ static uint32_t why_in(const struct gone_bucket *layer, struct place p)
 	return 0;
 }
 
-uint32_t gone_why_since(const struct bsn *n, uint64_t fingerprint,
-			uint64_t layer)
+static uint32_t why_in_set(const struct gone_set *g, struct place p,
+			   uint64_t layer)
 {
-	const struct gone_set *g = &n->ledger.gone;
-	struct place p = place_of(g, fingerprint);
 	uint32_t why = 0;
 
-	if (g->layer - layer >= LAYERS)
-		layer = g->layer - (LAYERS - 1);
+	if (g->layer - layer >= g->layers)
+		layer = g->layer - (g->layers - 1);
 	for (; layer <= g->layer; layer++)
 		why |= why_in(layer_at(g, layer), p);
 	return why;
 }
 
+uint32_t gone_why_since(const struct bsn *n, uint64_t fingerprint,
+			struct gone_seen since)
+{
+	const struct ledger *l = &n->ledger;
+	/* The layers of both are as large. */
+	struct place p = place_of(&l->gone, fingerprint);
+
+	return why_in_set(&l->gone, p, since.layer) |
+	       why_in_set(&l->losses, p, since.loss_layer);
+}
+
 /* enum gone; 0: nothing is known. */
 uint32_t gone_why(const struct bsn *n, uint64_t fingerprint)
 {
-	return gone_why_since(n, fingerprint, 0);
+	return gone_why_since(n, fingerprint, (struct gone_seen){0});
 }

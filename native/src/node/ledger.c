@@ -38,7 +38,8 @@ static uint64_t records_bytes(uint32_t n_records)
 
 static uint64_t gone_bytes(uint32_t n_buckets)
 {
-	return (uint64_t)n_buckets * BS_CACHE_LINE;
+	return (uint64_t)(n_buckets + gone_loss_buckets(n_buckets)) *
+	       BS_CACHE_LINE;
 }
 
 static uint64_t records_offset(uint32_t n_told)
@@ -86,7 +87,7 @@ static void ledger_point(struct ledger *l, int fd, void *map, uint64_t bytes)
 	l->told = (struct told *)(l->map + HEADER_BYTES);
 	l->records =
 		(struct grant_record *)(l->map + records_offset(h->n_told));
-	gone_point(&l->gone, h, gone);
+	gone_point(l, gone);
 	l->keep = l->map + keep_offset(h->n_told, h->n_records, h->n_buckets);
 	/* Look-ups are random: with small pages each would miss the TLB too. */
 	(void)madvise(gone, gone_bytes(h->n_buckets), MADV_HUGEPAGE);

@@ -49,11 +49,13 @@ struct told {
 };
 _Static_assert(sizeof(struct told) == 64, "a cache line");
 
+#define GONE_LOSS_LAYERS 8
+
 struct ledger_header {
 	uint64_t magic;
 	uint32_t version;
 	uint32_t n_records;
-	uint32_t n_buckets; /* of gone.c, all layers */
+	uint32_t n_buckets; /* of gone.c, all layers, but those of losses */
 	uint32_t keep_segments;
 	uint32_t n_told;
 	uint32_t zero;
@@ -83,8 +85,11 @@ struct ledger_header {
 	uint64_t earlier_threshold, earlier_until_ns;
 	/* gone.c */
 	uint64_t secret;     /* odd: of places there */
-	uint64_t gone_added; /* entries ever */
-	uint64_t gone_held, gone_losses;
+	uint64_t gone_added; /* entries ever, but losses */
+	uint64_t gone_held;  /* losses too */
+	uint64_t losses_added;
+	/* What gone_added was when a layer of losses was young for the last time. */
+	uint64_t losses_left[GONE_LOSS_LAYERS];
 };
 
 struct gone_bucket;
@@ -92,7 +97,9 @@ struct gone_bucket;
 /* gone.c, as its header says. */
 struct gone_set {
 	struct gone_bucket *buckets;
+	uint64_t *added_ever;
 	uint64_t secret;
+	uint32_t layers;
 	uint32_t bits;	/* 2 to this are the buckets of a layer */
 	uint32_t added; /* entries since the young layer is the young one */
 	uint64_t layer; /* the young one: they are numbered from the beginning */
@@ -105,7 +112,7 @@ struct ledger {
 	struct ledger_header *header;
 	struct told *told; /* a place a process */
 	struct grant_record *records;
-	struct gone_set gone;
+	struct gone_set gone, losses;
 	uint8_t *keep;
 	bool adopted;
 };

@@ -453,8 +453,8 @@ static void join(struct bsn *n, struct pass *p, struct search *s)
 		return;
 	wanted_add(&p->wanted, s);
 	s->pass = p;
-	s->why |= gone_why_since(n, s->fingerprint, s->gone_layer);
-	s->gone_layer = gone_layer(n);
+	s->why |= gone_why_since(n, s->fingerprint, s->seen);
+	s->seen = gone_seen(n);
 	p->is_peek |= s->to.buffer != NULL;
 }
 

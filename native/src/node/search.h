@@ -69,6 +69,11 @@ struct later {
 	uint8_t records[];
 };
 
+/* Layers of gone.c. */
+struct gone_seen {
+	uint64_t layer, loss_layer;
+};
+
 /* One trace that is looked for. */
 struct search {
 	struct bs_trace_id id;
@@ -81,7 +86,7 @@ struct search {
 	uint64_t active_ns;	 /* of the latest record */
 	uint64_t untied_from_ns; /* of losses after its runs' segments began */
 	uint32_t why;		 /* enum gone, when the pass began; before: */
-	uint64_t gone_layer;	 /* so far gone.c was looked at */
+	struct gone_seen seen;	 /* so far gone.c was looked at */
 	bool failed;		 /* no memory: what was met is not known */
 	struct pass *pass;	 /* that looks for it, or did */
 	uint64_t number;	 /* of the node's, in order */
@@ -259,14 +264,16 @@ enum gone {
 /* Of a table that remembers so many traces. */
 uint32_t gone_buckets(uint64_t entries);
 bool gone_buckets_are_valid(uint32_t buckets);
-void gone_point(struct gone_set *g, const struct ledger_header *h,
-		struct gone_bucket *buckets);
+/* Those of losses, beside so many. */
+uint32_t gone_loss_buckets(uint32_t buckets);
+void gone_point(struct ledger *l, struct gone_bucket *buckets);
 bool gone_add(struct bsn *n, uint64_t fingerprint, uint32_t why);
 uint32_t gone_why(const struct bsn *n, uint64_t fingerprint);
-/* Who looked when this layer was the young one need look only at what came since. */
-uint64_t gone_layer(const struct bsn *n);
+/* Who looked when these layers were the young ones need look only at what came
+ * since. */
+struct gone_seen gone_seen(const struct bsn *n);
 uint32_t gone_why_since(const struct bsn *n, uint64_t fingerprint,
-			uint64_t layer);
+			struct gone_seen since);
 /* Before gone_add(). */
 void gone_prefetch(const struct bsn *n, uint64_t fingerprint);
 

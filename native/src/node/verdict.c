@@ -21,7 +21,7 @@ int search_init(const struct bsn *n, struct search *s, struct bs_trace_id id,
 	s->to = to;
 	/* Here, since a pass has no time for all layers of many. */
 	s->why = gone_why(n, s->fingerprint);
-	s->gone_layer = gone_layer(n);
+	s->seen = gone_seen(n);
 	s->untied_from_ns = UINT64_MAX;
 	return met_init(&s->met);
 }
@@ -274,7 +274,7 @@ void search_conclude(struct bsn *n, struct search *s, uint32_t *cost)
 		return;
 	/* What was reclaimed during the pass was looked at before. */
 	why = s->why |
-	      (gone_why_since(n, s->fingerprint, s->gone_layer) & GONE_LOSSY);
+	      (gone_why_since(n, s->fingerprint, s->seen) & GONE_LOSSY);
 	if (why & GONE_LOSSY)
 		slice->flags |= BSN_SLICE_LOSSY;
 	if (!judge_handles(n, s, cost, &judged))

@@ -62,68 +62,92 @@ static void the_youngest_are_remembered(void)
 static void reasons_of_all_times_are_told(void)
 {
 	struct bsn *n = node_that_remembers(REMEMBERED);
+	struct gone_seen seen, later;
 	uint64_t other = 1;
-	uint64_t layer;
 
 	gone_add(n, fingerprint_of(0), GONE_LOSSY);
 	gone_add(n, fingerprint_of(0), GONE_REPORTED);
-	CHECK_EQ(remembered(n), 1);
-	for (layer = gone_layer(n); gone_layer(n) < layer + 3; other++)
+	gone_add(n, fingerprint_of(0), GONE_ABANDONED);
+	CHECK_EQ(remembered(n), 2);
+	for (seen = gone_seen(n); gone_seen(n).layer < seen.layer + 3; other++)
 		gone_add(n, fingerprint_of(other), GONE_EVICTED);
+	for (uint64_t i = 1 << 20; gone_seen(n).loss_layer < 1; i++)
+		CHECK(gone_add(n, fingerprint_of(i), GONE_LOSSY));
+	later = gone_seen(n);
 	gone_add(n, fingerprint_of(0), GONE_EVICTED);
 	CHECK_EQ(gone_why(n, fingerprint_of(0)),
-		 GONE_LOSSY | GONE_REPORTED | GONE_EVICTED);
+		 GONE_LOSSY | GONE_REPORTED | GONE_ABANDONED | GONE_EVICTED);
 	/* Who has looked before need not look there again. */
-	CHECK_EQ(gone_why_since(n, fingerprint_of(0), layer + 3), GONE_EVICTED);
-	CHECK_EQ(gone_why_since(n, fingerprint_of(0), layer),
-		 GONE_LOSSY | GONE_REPORTED | GONE_EVICTED);
+	CHECK_EQ(gone_why_since(n, fingerprint_of(0), later), GONE_EVICTED);
+	CHECK_EQ(gone_why_since(n, fingerprint_of(0), seen),
+		 GONE_LOSSY | GONE_REPORTED | GONE_ABANDONED | GONE_EVICTED);
 	CHECK_EQ(gone_why(n, fingerprint_of(other)), 0);
 	bsn_free(n);
 }
 
-/* Half of what is remembered are theirs, and as evictions make room, more. */
+/* However many a process tells: what is forgotten for them is nothing. */
 static void losses_have_their_share(void)
 {
 	struct bsn *n = node_that_remembers(REMEMBERED);
-	uint64_t lost = 0, other = 1 << 20;
+	const uint64_t evicted = 1 << 20, others = 1 << 21;
+	uint64_t lost = 0, next = evicted;
 
-	for (uint64_t i = 0; i < 1000; i++)
-		CHECK(gone_add(n, fingerprint_of(other + i), GONE_EVICTED));
+	for (uint64_t i = 0; i < 100; i++)
+		CHECK(gone_add(n, fingerprint_of(others + i), GONE_LOSSY));
+	for (; next < evicted + REMEMBERED; next++)
+		CHECK(gone_add(n, fingerprint_of(next), GONE_EVICTED));
 	while (gone_add(n, fingerprint_of(lost), GONE_LOSSY))
 		lost++;
-	CHECK(lost >= REMEMBERED / 2 && lost < REMEMBERED);
-	/* What is known already takes no place. */
-	CHECK(gone_add(n, fingerprint_of(lost - 1), GONE_LOSSY));
-	CHECK_EQ(remembered(n), 1000 + lost);
-	for (uint64_t i = 0; i < 1000; i++)
-		CHECK_EQ(gone_why(n, fingerprint_of(other + i)), GONE_EVICTED);
+	CHECK(lost >= REMEMBERED / 5 && lost < REMEMBERED / 2);
+	CHECK_EQ(remembered(n), REMEMBERED + 100 + lost);
+	CHECK_EQ(forgotten(n), 0);
+	/* Nor, while evictions make no more room than for one layer. */
+	for (uint64_t i = 0; i < REMEMBERED / 16; i++) {
+		CHECK(gone_add(n, fingerprint_of(next++), GONE_EVICTED));
+		CHECK(!gone_add(n, fingerprint_of(lost), GONE_LOSSY));
+	}
+	for (uint64_t i = 0; i < 100; i++)
+		CHECK_EQ(gone_why(n, fingerprint_of(others + i)), GONE_LOSSY);
+	for (uint64_t i = 0; i < lost; i++)
+		CHECK_EQ(gone_why(n, fingerprint_of(i)), GONE_LOSSY);
+	for (uint64_t i = next - REMEMBERED; i < next; i++)
+		CHECK_EQ(gone_why(n, fingerprint_of(i)), GONE_EVICTED);
+	/* As many were evicted since as are remembered: it is their turn. */
 	for (uint64_t i = 0; i < 2 * REMEMBERED; i++)
-		CHECK(gone_add(n, fingerprint_of(other + 1000 + i),
-			       GONE_EVICTED));
-	CHECK(gone_add(n, fingerprint_of(lost), GONE_LOSSY));
+		CHECK(gone_add(n, fingerprint_of(next++), GONE_EVICTED));
+	for (uint64_t i = 0; i < lost; i++)
+		CHECK(gone_add(n, fingerprint_of((1 << 22) + i), GONE_LOSSY));
+	CHECK_EQ(gone_why(n, fingerprint_of(others)), 0);
 	bsn_free(n);
 }
 
 static void a_successor_goes_on(void)
 {
 	struct bsn_config config = test_config(4 << 20);
+	uint64_t lost = 0;
 	struct bsn *n;
 
 	config.tombstones = REMEMBERED;
 	n = test_node(&config);
 	for (uint64_t i = 0; i < 1500; i++) {
-		uint64_t layer = gone_layer(n);
+		struct gone_seen before = gone_seen(n), after;
 
 		gone_add(n, fingerprint_of(i), GONE_EVICTED);
+		lost += gone_add(n, fingerprint_of(1 << 20 | i), GONE_LOSSY);
 		if (i % 100 == 99) {
 			n = restart(n, &config, NULL, 0, START);
-			CHECK_EQ(remembered(n), i + 1);
-			CHECK(gone_layer(n) - layer <= 1);
+			CHECK_EQ(remembered(n), i + 1 + lost);
+			after = gone_seen(n);
+			CHECK(after.layer - before.layer <= 1);
+			CHECK(after.loss_layer - before.loss_layer <= 1);
 		}
-		if (i >= 100)
-			CHECK_EQ(gone_why(n, fingerprint_of(i - 100)),
-				 GONE_EVICTED);
+		if (i < 100)
+			continue;
+		CHECK_EQ(gone_why(n, fingerprint_of(i - 100)), GONE_EVICTED);
+		CHECK_EQ(gone_why(n, fingerprint_of(1 << 20 | (i - 100))),
+			 i - 100 < lost ? GONE_LOSSY : 0);
 	}
+	CHECK(lost > REMEMBERED / 5 && lost < 1500);
 	bsn_free(n);
 }
 
@@ -135,7 +159,7 @@ static void a_search_is_told_until_its_pass_begins(void)
 	struct bsn *n = node_that_remembers(REMEMBERED);
 	struct slice slice = {.id = id};
 	const struct sink to = {.slice = &slice};
-	uint64_t layer = gone_layer(n);
+	struct gone_seen seen = gone_seen(n);
 	struct search s;
 	struct pass p;
 
@@ -143,7 +167,7 @@ static void a_search_is_told_until_its_pass_begins(void)
 	gone_add(n, fingerprint, GONE_LOSSY);
 	CHECK_EQ(search_init(n, &s, id, to), 0);
 	gone_add(n, fingerprint, GONE_ABANDONED);
-	for (uint64_t i = 0; gone_layer(n) < layer + 2; i++)
+	for (uint64_t i = 0; gone_seen(n).layer < seen.layer + 2; i++)
 		gone_add(n, fingerprint_of(i), GONE_EVICTED);
 	CHECK_EQ(pass_begin(n, &p, &s, 1), 0);
 	CHECK_EQ(s.why, GONE_LOSSY | GONE_ABANDONED);
