@@ -92,7 +92,8 @@ enum bsn_slice_flags {
 	BSN_SLICE_ABANDONED = 0x10,   /* given up under overload */
 	BSN_SLICE_STORE_FULL = 0x20,  /* no room to copy it */
 	BSN_SLICE_MAYBE_LOSSY = 0x40, /* a loss nearby could not be tied to
-				       * its trace */
+				       * its trace; or not all that may be of
+				       * this one was looked at */
 	BSN_SLICE_CORRUPT = 0x80,     /* a directory or a record of it made no
 				       * sense */
 	BSN_SLICE_CRUMBS_CUT = 0x100, /* more than BSN_CRUMBS_MAX */

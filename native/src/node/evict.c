@@ -15,14 +15,26 @@
 #define GONE_ENTRIES 10u
 #define KEPT_ENTRIES 25u
 
+/* An entry of the keep arena has another name. */
+static uint64_t fingerprint_of(const struct bsn *n, const struct frame *f,
+			       uint64_t entry)
+{
+	struct bs_trace_id id;
+
+	if (likely(f->client != &n->keep.arena))
+		return bs_entry_fingerprint(entry);
+	id = run_id(n, f, entry);
+	return bs_fingerprint(id.hi, id.lo);
+}
+
 static bool is_collected(const struct bsn *n, const struct frame *f,
 			 uint64_t entry)
 {
 	const struct slice *s;
 
-	if (!filter_has(&n->store.filter, bs_entry_fingerprint(entry)))
+	if (!filter_has(&n->store.filter, fingerprint_of(n, f, entry)))
 		return false;
-	s = slice_find(n, run_id(f, entry));
+	s = slice_find(n, run_id(n, f, entry));
 	/* Of one whose search has not begun nothing was copied. */
 	return s && (!s->search || s->search->pass);
 }
@@ -60,6 +72,7 @@ void evict_frame(struct bsn *n, struct frame *f, bool second_chance)
 		uint64_t entry = run_entry(f, i);
 		uint32_t flags = bs_entry_flags(entry);
 
+		/* A kept run's place is elsewhere: of these there are few. */
 		if (i + AHEAD < walk.runs)
 			gone_prefetch(n, bs_entry_fingerprint(READ_ONCE(
 						 *bs_directory(f->bytes,
@@ -67,7 +80,7 @@ void evict_frame(struct bsn *n, struct frame *f, bool second_chance)
 		if ((flags & whole) != whole && second_chance &&
 		    keep_open(n, f, i, entry, &walk))
 			continue;
-		gone_add(n, bs_entry_fingerprint(entry),
+		gone_add(n, fingerprint_of(n, f, entry),
 			 flags & BS_RUN_LOSSY ? GONE_EVICTED | GONE_LOSSY
 					      : GONE_EVICTED);
 		n->counts.runs_evicted++;

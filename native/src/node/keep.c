@@ -2,14 +2,23 @@
 /*
  * The keep arena: runs of open handles, from segments that were reclaimed. A
  * part of the ledger, of segments and runs like any arena, so that a search
- * finds them like any others. Two differences: a run's content begins with
- * struct kept_run, and each segment names the processes whose runs it holds
- * (struct keep_owner, between the runs), because they may be long gone.
+ * finds them like any others. Three differences: a run's content begins with
+ * struct kept_run; each segment names the processes whose runs it holds (struct
+ * keep_owner, between the runs), because they may be long gone; and an entry has
+ * not the fingerprint of its trace, but that under a disguise: a secret makes it
+ * of the rest of the id, which is in the header.
+ *
+ * Who chooses trace ids may choose as many with one fingerprint as he likes. In a
+ * process's segments a search looks at some of them, and then at no more of that
+ * process. Here stand those of all processes, side by side, for as long as their
+ * handles are open. Under the disguise each trace has a name of its own, so a search
+ * meets no other's, however many alike there are.
  */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "hash.h"
 #include "internal.h"
 
 /* Room in the current segment under which a run that does not fit is not
@@ -120,8 +129,8 @@ bool keep_owner_of(const struct frame *f, uint32_t offset,
 }
 
 /* Whose the run of an entry is. */
-bool keep_owner_of_entry(const struct frame *f, uint64_t entry,
-			 struct keep_owner *owner)
+static bool keep_owner_of_entry(const struct frame *f, uint64_t entry,
+				struct keep_owner *owner)
 {
 	struct kept_run kept;
 
@@ -132,16 +141,13 @@ bool keep_owner_of_entry(const struct frame *f, uint64_t entry,
 	return keep_owner_of(f, kept.owner, owner);
 }
 
-/* From here on it is a run of no trace, which no search meets. */
-void keep_disown(const struct frame *f, uint32_t index)
+/* Of what a header has of the id. By the ledger's secret, which a successor has, too. */
+uint64_t keep_disguise(const struct bsn *n, uint64_t hi, uint64_t mix)
 {
-	uint64_t *entry = bs_directory(f->bytes, index);
-	uint32_t offset = bs_entry_offset(*entry);
-	struct bs_run_header *h = (void *)(f->bytes + offset);
+	const struct bs_trace_id in_header = {hi, mix & BS_WORD_MIX_MASK};
 
-	h->trace_hi[0] = h->trace_hi[1] = 0;
-	h->word = bs_word(bs_trace_mix(0, 0), bs_word_committed(h->word));
-	*entry = bs_entry(bs_fingerprint(0, 0), offset, bs_entry_flags(*entry));
+	return bs_hash_trace(n->ledger.header->secret, in_header) >>
+	       BS_ENTRY_FINGERPRINT_SHIFT;
 }
 
 /* What a kept run takes up there. */
@@ -221,6 +227,8 @@ static void put_run(struct bsn *n, const struct run *run, uint32_t flags,
 	uint8_t *to = f->bytes + n->keep.at;
 	uint32_t committed = (uint32_t)sizeof(*kept) + bytes;
 	uint64_t mix = bs_trace_mix(run->id.hi, run->id.lo);
+	uint64_t name = mix >> BS_ENTRY_FINGERPRINT_SHIFT ^
+			keep_disguise(n, run->id.hi, mix);
 	struct bs_run_header header = {
 		.trace_hi = {(uint32_t)run->id.hi,
 			     (uint32_t)(run->id.hi >> 32)},
@@ -236,8 +244,7 @@ static void put_run(struct bsn *n, const struct run *run, uint32_t flags,
 	if (bytes)
 		memcpy(to + sizeof(*kept), records, bytes);
 	*bs_directory(f->bytes, h->runs) =
-		bs_entry(mix >> BS_ENTRY_FINGERPRINT_SHIFT, n->keep.at,
-			 flags | BS_RUN_CLOSED);
+		bs_entry(name, n->keep.at, flags | BS_RUN_CLOSED);
 	n->keep.at += bs_run_header_bytes(flags) + committed;
 	/* A successor must not find half a run. */
 	store_release(&h->runs, h->runs + 1);

@@ -35,14 +35,13 @@ struct keep {
 struct run;
 
 /* keep.c */
+/* What tells the name of a kept run from its fingerprint. */
+uint64_t keep_disguise(const struct bsn *n, uint64_t hi, uint64_t mix);
 int keep_init(struct bsn *n);
 void keep_free(struct bsn *n);
 bool keep_run(struct bsn *n, const struct run *run);
 bool keep_owner_of(const struct frame *f, uint32_t offset,
 		   struct keep_owner *owner);
-bool keep_owner_of_entry(const struct frame *f, uint64_t entry,
-			 struct keep_owner *owner);
-void keep_disown(const struct frame *f, uint32_t index);
 void keep_reclaim_begins(struct bsn *n, const struct frame *f);
 void keep_reclaim_ends(struct bsn *n);
 void keep_adopt(struct bsn *n);

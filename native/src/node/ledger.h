@@ -84,7 +84,7 @@ struct ledger_header {
 	uint64_t percentage_threshold;
 	uint64_t earlier_threshold, earlier_until_ns;
 	/* gone.c */
-	uint64_t secret;     /* odd: of places there */
+	uint64_t secret;     /* odd: of places there, and of names in keep.c */
 	uint64_t gone_added; /* entries ever, but losses */
 	uint64_t gone_held;  /* losses too */
 	uint64_t losses_added;

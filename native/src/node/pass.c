@@ -65,20 +65,15 @@ static bool is_watched(const struct bsn *n, const struct pass *p,
 	       f->client->live && f->client != &n->keep.arena && !p->is_peek;
 }
 
-/* In the keep arena a liar's runs stand among others': there those that are too many
- * are disowned as they are met, so that they cost one search and not all. */
-static void false_hit(struct bsn *n, struct pass *p, struct frame *f,
-		      uint32_t index, uint64_t entry)
+static bool is_kept(const struct bsn *n, const struct frame *f)
 {
-	uint64_t fingerprint = bs_entry_fingerprint(entry);
-	struct keep_owner owner;
+	return f->client == &n->keep.arena;
+}
 
-	n->counts.false_hits++;
-	if (f->client != &n->keep.arena)
-		wanted_in_vain(&p->wanted, f->client->number, fingerprint);
-	else if (!keep_owner_of_entry(f, entry, &owner) || !owner.number ||
-		 wanted_in_vain(&p->wanted, owner.number, fingerprint))
-		keep_disown(f, index);
+static const struct filter *
+filter_for(const struct bsn *n, const struct pass *p, const struct frame *f)
+{
+	return is_kept(n, f) ? &p->wanted.kept_filter : &p->wanted.filter;
 }
 
 /* Returns what it cost, in entries. Of the processes of a slice each is looked at. */
@@ -119,14 +114,17 @@ static uint32_t look(struct bsn *n, struct pass *p, struct frame *f,
 	uint64_t fingerprint = bs_entry_fingerprint(entry);
 	struct search *s;
 
-	/* A column does not know what was disowned. */
-	if (!wanted_has(&p->wanted, fingerprint) ||
-	    wanted_is_vain(&p->wanted, f->client->number, fingerprint))
+	/* Half of it was met. Kept runs look alike by chance alone (keep.c). */
+	if (!is_kept(n, f) &&
+	    (!wanted_has_fingerprint(&p->wanted, fingerprint) ||
+	     wanted_passes_over(&p->wanted, f->client->number, fingerprint)))
 		return PASSED_OVER_ENTRIES;
-	s = wanted_find(&p->wanted, run_id(f, entry));
+	s = wanted_find(&p->wanted, run_id(n, f, entry));
 	if (s)
 		return hit(n, s, f, index, entry, walk);
-	false_hit(n, p, f, index, entry);
+	n->counts.false_hits++;
+	if (!is_kept(n, f))
+		wanted_in_vain(&p->wanted, f->client->number, fingerprint);
 	return HIT_ENTRIES;
 }
 
@@ -153,6 +151,7 @@ static uint32_t limit_of(const struct bsn *n, const struct pass *p,
 static bool visit_directory(struct bsn *n, struct pass *p, struct frame *f,
 			    uint32_t most, uint32_t *cost)
 {
+	const struct filter *filter = filter_for(n, p, f);
 	uint32_t from = p->in.entry, limit;
 	const uint64_t *entry;
 
@@ -166,11 +165,11 @@ static bool visit_directory(struct bsn *n, struct pass *p, struct frame *f,
 		limit = f->scanned + 1;
 	entry = bs_directory(f->bytes, 0);
 	for (; p->in.entry < limit && *cost < most; p->in.entry++) {
-		uint64_t fingerprint =
+		uint64_t name =
 			bs_entry_fingerprint(READ_ONCE(*(entry - p->in.entry)));
 
 		++*cost;
-		if (wanted_has(&p->wanted, fingerprint))
+		if (wanted_may_have(&p->wanted, filter, name))
 			*cost += look(n, p, f, p->in.entry, &p->in.walk);
 	}
 	n->counts.entries_searched += p->in.entry - from;
@@ -182,11 +181,13 @@ static bool visit_directory(struct bsn *n, struct pass *p, struct frame *f,
 static bool visit_column(struct bsn *n, struct pass *p, struct frame *f,
 			 uint32_t most, uint32_t *cost)
 {
+	const struct filter *filter = filter_for(n, p, f);
 	uint32_t from = p->in.entry, looked = 0, limit;
 
 	limit = limit_of(n, p, f, f->column_runs);
 	for (; p->in.entry < limit && *cost + looked < most; p->in.entry++) {
-		if (!wanted_has(&p->wanted, f->column[p->in.entry]))
+		if (!wanted_may_have(&p->wanted, filter,
+				     f->column[p->in.entry]))
 			continue;
 		if (!p->in.walk.end)
 			p->in.walk = walk_of(f, record_of(n, f)->generation);
@@ -423,7 +424,7 @@ static void visit_since(struct bsn *n, struct pass *p, uint32_t *cost)
 /* ------------------------------------------------------------------ pass --- */
 
 /* What it costs to have a search join, in entries: it is in no cache. */
-#define JOIN_ENTRIES 60u
+#define JOIN_ENTRIES 80u
 
 static int pass_init(const struct bsn *n, struct pass *p, uint32_t count)
 {
@@ -440,7 +441,7 @@ static int pass_init(const struct bsn *n, struct pass *p, uint32_t count)
 	return 0;
 }
 
-static void pass_free(struct pass *p)
+void pass_free(struct pass *p)
 {
 	wanted_free(&p->wanted);
 	free(p->visited);
@@ -451,7 +452,7 @@ static void join(struct bsn *n, struct pass *p, struct search *s)
 	/* Released meanwhile. */
 	if (!s->to.slice)
 		return;
-	wanted_add(&p->wanted, s);
+	wanted_add(n, &p->wanted, s);
 	s->pass = p;
 	s->why |= gone_why_since(n, s->fingerprint, s->seen);
 	s->seen = gone_seen(n);
@@ -517,5 +518,4 @@ void pass_end(struct bsn *n, struct pass *p)
 		}
 	}
 	p->over = true;
-	pass_free(p);
 }

@@ -191,7 +191,7 @@ static void offer_frame(struct bsn *n, struct recent *r, uint32_t number)
 		return;
 	for (uint32_t i = 0; i < walk.runs; i++) {
 		uint64_t entry = run_entry(f, i);
-		struct bs_trace_id id = run_id(f, entry);
+		struct bs_trace_id id = run_id(n, f, entry);
 
 		if (!id_is_zero(id) && is_wanted(n, r, f, i, entry, &walk))
 			offer(n, r, id);

@@ -35,16 +35,22 @@ uint64_t run_entry(const struct frame *f, uint32_t index)
 	return load_acquire(bs_directory(f->bytes, index));
 }
 
-static struct bs_trace_id id_of(const struct bs_run_header *h, uint64_t entry,
+static struct bs_trace_id id_of(const struct bsn *n, const struct frame *f,
+				const struct bs_run_header *h, uint64_t entry,
 				uint32_t word)
 {
 	const uint32_t trace_hi[2] = {READ_ONCE(h->trace_hi[0]),
 				      READ_ONCE(h->trace_hi[1])};
+	uint64_t hi = (uint64_t)trace_hi[1] << 32 | trace_hi[0];
 
+	if (f->client == &n->keep.arena)
+		entry ^= keep_disguise(n, hi, word)
+			 << BS_ENTRY_FINGERPRINT_SHIFT;
 	return bs_run_trace_id(entry, trace_hi, word);
 }
 
-struct bs_trace_id run_id(const struct frame *f, uint64_t entry)
+struct bs_trace_id run_id(const struct bsn *n, const struct frame *f,
+			  uint64_t entry)
 {
 	uint32_t offset = bs_entry_offset(entry);
 	const struct bs_run_header *h = (const void *)(f->bytes + offset);
@@ -53,7 +59,7 @@ struct bs_trace_id run_id(const struct frame *f, uint64_t entry)
 	if (offset < FIRST_RUN ||
 	    offset > SEGMENT - bs_run_header_bytes(bs_entry_flags(entry)))
 		return none;
-	return id_of(h, entry, READ_ONCE(h->word));
+	return id_of(n, f, h, entry, READ_ONCE(h->word));
 }
 
 static bool own(struct bsn *n, struct run *run)
@@ -116,7 +122,7 @@ bool run_open(struct bsn *n, struct frame *f, uint32_t index, uint64_t entry,
 	run->end = end;
 	word = load_acquire(&h->word);
 	run->bytes = bs_word_committed(word);
-	run->id = id_of(h, entry, word);
+	run->id = id_of(n, f, h, entry, word);
 	run->handle = READ_ONCE(h->handle);
 	run->seq = run->flags & BS_RUN_FIRST ? 0 : READ_ONCE(h->seq);
 	run->records = offset + header_bytes;

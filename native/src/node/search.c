@@ -57,6 +57,8 @@ int search_all(struct bsn *n, struct search *searches, uint32_t count)
 		pass_end(n, &p);
 	}
 	search_judge_all(n, searches, err != 0);
+	if (!err)
+		pass_free(&p);
 	return err;
 }
 

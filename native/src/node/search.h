@@ -95,10 +95,12 @@ struct search {
 
 /* What a pass looks for: wanted.c. */
 struct wanted {
-	struct filter filter;
+	struct filter filter;	   /* of fingerprints */
+	struct filter kept_filter; /* of names in the keep arena */
 	uint64_t secret;
 	uint32_t bits;		  /* 2 to this are the places of each table */
-	uint32_t *lows;		  /* low halves of fingerprints */
+	uint32_t *lows;		  /* low halves of both */
+	uint32_t *tags;		  /* of fingerprints */
 	struct search **searches; /* by id */
 	struct vain *vain;	  /* NULL: nothing was in vain yet */
 	uint32_t n_vain;
@@ -138,7 +140,8 @@ struct pass {
 struct walk walk_of(const struct frame *f, uint32_t generation);
 uint32_t runs_count(const struct frame *f, uint32_t generation);
 /* The trace that an entry and its run header name; zero: neither can be read. */
-struct bs_trace_id run_id(const struct frame *f, uint64_t entry);
+struct bs_trace_id run_id(const struct bsn *n, const struct frame *f,
+			  uint64_t entry);
 uint64_t run_entry(const struct frame *f, uint32_t index);
 /* Read an entry's run. False: it lies. */
 bool run_open(struct bsn *n, struct frame *f, uint32_t index, uint64_t entry,
@@ -163,8 +166,9 @@ uint64_t search_cost(const struct bsn *n);
 int pass_begin(struct bsn *n, struct pass *p, struct search *searches,
 	       uint32_t count);
 void pass_run(struct bsn *n, struct pass *p);
-/* It stays where it is until its searches are judged. */
 void pass_end(struct bsn *n, struct pass *p);
+/* When its searches are judged: until then it stays where it is. */
+void pass_free(struct pass *p);
 /* A segment is about to lose its content. */
 void pass_before_reclaim(struct bsn *n, struct frame *f);
 /* One is about to go from the list of the sealed. */
@@ -175,21 +179,24 @@ bool pass_has_met(const struct bsn *n, const struct search *s,
 /* wanted.c */
 /* For so many searches. */
 int wanted_init(const struct bsn *n, struct wanted *w, uint32_t count);
-void wanted_add(struct wanted *w, struct search *s);
+void wanted_add(const struct bsn *n, struct wanted *w, struct search *s);
 void wanted_free(struct wanted *w);
-bool wanted_has_low(const struct wanted *w, uint64_t fingerprint);
 struct search *wanted_find(const struct wanted *w, struct bs_trace_id id);
-/* A process's entry was looked at, and is not of a trace that is wanted. True: so
- * were too many with that half of a fingerprint. */
-bool wanted_in_vain(struct wanted *w, uint32_t client, uint64_t fingerprint);
-/* Then the others are passed over. */
-bool wanted_is_vain(const struct wanted *w, uint32_t client,
-		    uint64_t fingerprint);
-/* Of the fingerprint the low half is enough. */
-static inline bool wanted_has(const struct wanted *w, uint64_t fingerprint)
+/* A process's entry was looked at, and is not of a trace that is wanted. */
+void wanted_in_vain(struct wanted *w, uint32_t client, uint64_t fingerprint);
+/* True: so were too many of that fingerprint, and this one is not looked at. */
+bool wanted_passes_over(struct wanted *w, uint32_t client,
+			uint64_t fingerprint);
+/* Whether one was not, of whatever process. */
+bool wanted_passed_over(const struct wanted *w, uint64_t fingerprint);
+bool wanted_has_low(const struct wanted *w, uint64_t name);
+bool wanted_has_fingerprint(const struct wanted *w, uint64_t fingerprint);
+/* By one of the two filters. Of the name the low half is enough: of most no more is
+ * looked at. */
+static inline bool wanted_may_have(const struct wanted *w,
+				   const struct filter *filter, uint64_t name)
 {
-	return unlikely(filter_has(&w->filter, fingerprint)) &&
-	       wanted_has_low(w, fingerprint);
+	return unlikely(filter_has(filter, name)) && wanted_has_low(w, name);
 }
 
 /* column.c */

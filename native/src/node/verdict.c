@@ -264,6 +264,13 @@ static bool is_maybe_lossy(const struct bsn *n, const struct search *s,
 	       (judged->is_open ? n->now_ns : s->active_ns);
 }
 
+/* A process has so many runs of traces that look like this one that some were not looked
+ * at: some may be its. */
+static bool was_passed_over(const struct search *s)
+{
+	return s->pass && wanted_passed_over(&s->pass->wanted, s->fingerprint);
+}
+
 void search_conclude(struct bsn *n, struct search *s, uint32_t *cost)
 {
 	struct slice *slice = s->to.slice;
@@ -291,7 +298,7 @@ void search_conclude(struct bsn *n, struct search *s, uint32_t *cost)
 		slice->flags |= BSN_SLICE_EVICTED | BSN_SLICE_BY_FINGERPRINT;
 	if (why & GONE_ABANDONED)
 		slice->flags |= BSN_SLICE_ABANDONED;
-	if (s->failed || is_maybe_lossy(n, s, &judged))
+	if (s->failed || was_passed_over(s) || is_maybe_lossy(n, s, &judged))
 		slice->flags |= BSN_SLICE_MAYBE_LOSSY;
 	slice->flags &= ~(uint32_t)BSN_SLICE_SEARCHING;
 	if (s->to.buffer)

@@ -36,7 +36,7 @@ void watch_from(struct bsn *n, struct frame *f, uint32_t copied)
 static uint32_t serve(struct bsn *n, struct frame *f, uint64_t entry,
 		      struct walk *walk)
 {
-	struct slice *s = slice_find(n, run_id(f, entry));
+	struct slice *s = slice_find(n, run_id(n, f, entry));
 	struct sink to = {.slice = s};
 	uint32_t open, flags, crumbs, before = f->copied;
 	uint64_t bytes, ticks = 0;

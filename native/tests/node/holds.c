@@ -502,6 +502,7 @@ static void passed(void)
 	pass_run(n, &p);
 	pass_end(n, &p);
 	search_judge_all(n, search, false);
+	pass_free(&p);
 	search_free(n, search);
 	free(search);
 	node_unlock(n);

@@ -175,6 +175,7 @@ static void a_search_is_told_until_its_pass_begins(void)
 	gone_add(n, fingerprint, GONE_EVICTED);
 	pass_run(n, &p);
 	pass_end(n, &p);
+	pass_free(&p);
 	CHECK_EQ(s.why, GONE_LOSSY | GONE_ABANDONED);
 	search_free(n, &s);
 	node_unlock(n);

@@ -73,6 +73,7 @@ static void what_threads_entered_since_is_visited_in_pieces(void)
 	CHECK_EQ(searches->met.n, SEGMENTS);
 	pass_end(n, &p);
 	search_judge_all(n, searches, false);
+	pass_free(&p);
 	search_free(n, searches);
 	free(searches);
 	node_unlock(n);

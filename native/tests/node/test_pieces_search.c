@@ -164,6 +164,9 @@ static void searches_are_judged_in_pieces(void)
 	free_with_writer(n, &w);
 }
 
+/* So many join a pass in one piece, and are judged in several. */
+#define JUDGED 201u
+
 /* What is written of a trace after the pass, and before it is judged, comes once. */
 struct meanwhile {
 	struct between b;
@@ -177,10 +180,10 @@ static void *write_meanwhile(void *argument)
 
 	node_lock(n);
 	m->b.seen = searching(n);
-	for (uint32_t i = 0; i < 301; i++)
+	for (uint32_t i = 0; i < JUDGED; i++)
 		CHECK(w_trace(m->t, trace_id(i), 40, START));
 	CHECK(w_take_segment(m->t));
-	for (uint32_t i = 0; i < 301; i++)
+	for (uint32_t i = 0; i < JUDGED; i++)
 		CHECK(w_trace(m->t, trace_id(i), 40, START));
 	observe(n, first(n));
 	watch_at_once(n);
@@ -201,7 +204,7 @@ static void what_comes_before_the_judgement_comes_once(void)
 	writer_attach(&w, n, START);
 	t = writer_thread(&w, 0);
 	m.t = &t;
-	for (uint32_t i = 0; i < 301; i++)
+	for (uint32_t i = 0; i < JUDGED; i++)
 		CHECK_EQ(bsn_collect(n, trace_id(i), trace_id(i), "test", START,
 				     &s),
 			 0);
@@ -209,9 +212,9 @@ static void what_comes_before_the_judgement_comes_once(void)
 	thread = start_between(n, write_meanwhile, &m);
 	search_waiting(n, n->searches_made);
 	end_between(n, thread);
-	CHECK(m.b.seen > 0 && m.b.seen < 300);
+	CHECK(m.b.seen > 0 && m.b.seen < JUDGED - 1);
 	bsn_poll(n, START);
-	for (uint32_t i = 0; i < 301; i++) {
+	for (uint32_t i = 0; i < JUDGED; i++) {
 		decode_slice(n, trace_id(i), &d);
 		CHECK_EQ(d.records, 2);
 	}

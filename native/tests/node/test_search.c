@@ -299,8 +299,8 @@ static void columns_have_a_budget(void)
 
 /* ----------------------------------------------------------------- lies --- */
 
-/* Entries with the fingerprint of another process's trace: they hit, and that is
- * all. */
+/* Entries with the fingerprint of another process's trace: some of them hit. That the
+ * others were not looked at is told; what is kept of them is no other trace's. */
 static void forged_entries_hurt_nobody(void)
 {
 	struct bsn_config config = test_config(4 << 20);
@@ -321,7 +321,7 @@ static void forged_entries_hurt_nobody(void)
 	w_record(&t, BS_RECORD_DATA, "honest", 6, now);
 	w_end(&t, 0);
 	w_show(&t, HANDLE);
-	/* Of open handles: they are kept, and would be met there ever after. */
+	/* Of open handles: they are kept. */
 	for (uint32_t i = 0; i < 100; i++) {
 		CHECK(w_begin(&lies, trace_id(100 + i), HANDLE + i, 0,
 			      BS_RUN_FIRST, 1000));
@@ -332,7 +332,7 @@ static void forged_entries_hurt_nobody(void)
 	}
 	bsn_poll(n, now);
 	collect(n, trace_id(WANTED), now, &s);
-	CHECK_EQ(s.flags, BSN_SLICE_HELD);
+	CHECK_EQ(s.flags, BSN_SLICE_HELD | BSN_SLICE_MAYBE_LOSSY);
 	CHECK_EQ(s.open_handles, 1);
 	decode_slice(n, trace_id(WANTED), &d);
 	CHECK_EQ(d.records, 1);
@@ -358,10 +358,7 @@ static void forged_entries_hurt_nobody(void)
 		CHECK_EQ(d.records, 1);
 		CHECK_EQ(bsn_slice_release(n, trace_id(WANTED), false, now), 0);
 		bsn_get_metrics(n, &m);
-		if (i == 0)
-			CHECK_EQ(m.false_hits - met, 100);
-		else
-			CHECK_EQ(m.false_hits - met, 16);
+		CHECK_EQ(m.false_hits, met);
 	}
 	writer_close(&w);
 	free_with_writer(n, &liar);
