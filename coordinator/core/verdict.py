@@ -34,7 +34,8 @@ the worst kind among its reasons is the verdict's:
     run_missing       partial      a handle whose runs are not all there
     late              partial      bytes that came when it was closed
     lossy             lossy        records that were dropped when written
-    maybe_lossy       lossy        a loss nearby, of whatever trace
+    maybe_lossy       lossy        a loss nearby, of whatever trace, or traces that
+                                   look alike, of which not all were looked at
     store_full        lossy        a node that had no room to copy it
     corrupt           lossy        a log that contradicted itself
     malformed         lossy        bytes that make no sense
@@ -151,7 +152,7 @@ _FLAGS = {
     SliceFlags.LOSSY: (ReasonKind.LOSSY, "records were dropped when they were written"),
     SliceFlags.MAYBE_LOSSY: (
         ReasonKind.MAYBE_LOSSY,
-        "records were dropped nearby; whether of this trace is not known",
+        "records nearby were dropped, or not looked at; whether of this trace is not known",
     ),
     SliceFlags.STORE_FULL: (ReasonKind.STORE_FULL, "the report store had no room for all of it"),
     SliceFlags.CORRUPT: (ReasonKind.CORRUPT, "the log contradicted itself"),
