@@ -37,6 +37,8 @@ _UNITS_NS = {
     "w": 7 * 86400 * 10**9,
 }
 _DURATION_PART = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)([a-zµμ]+)")
+# No part can begin with what the part before may end with: so no text is read more than twice.
+_PAIR = re.compile(r'\s*([^\s="]+)(?:=("(?:[^"\\]|\\.)*"|[^\s"]*))?')
 _TRUE = {"1", "t", "T", "true", "TRUE", "True"}
 _FALSE = {"0", "f", "F", "false", "FALSE", "False"}
 
@@ -136,9 +138,8 @@ def logfmt(text: str) -> dict[str, str]:
     """Pairs as ``error=true http.route="/a b"``; a key alone is true. ValueError if it is none."""
     pairs: dict[str, str] = {}
     end = 0
-    for match in re.finditer(r'\s*([^\s="]+)(?:=("(?:[^"\\]|\\.)*"|[^\s"]*))?', text):
-        if match.start() != end:
-            break
+    # Only there: a search would try each character of what is no pair, and read on from each.
+    while match := _PAIR.match(text, end):
         end = match.end()
         value = match[2]
         if value is None:

@@ -17,6 +17,7 @@ import queue
 import re
 import sqlite3
 import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
@@ -43,7 +44,7 @@ from coordinator.core.records import (
 from coordinator.core.verdict import Verdict
 from coordinator.follower import Indexer
 from coordinator.index import TraceIndex
-from coordinator.parameters import duration_ns, logfmt
+from coordinator.parameters import duration_ns, logfmt, tags_of
 from coordinator.reader import StoreReader
 from coordinator.store import Store, StoreLimits
 from protocol.messages import Group, SliceFlags, SliceStatus, Source, TraceId, TriggerFired
@@ -912,3 +913,38 @@ def test_logfmt() -> None:
         "q": 'x "y"',
         "empty": "",
     }
+
+
+def thread_ns(parse: Callable[[str], object], text: str) -> int:
+    """What it costs at least."""
+    costs = []
+    for _ in range(3):
+        begun_ns = time.thread_time_ns()
+        with contextlib.suppress(ValueError):
+            parse(text)
+        costs.append(time.thread_time_ns() - begun_ns)
+    return min(costs)
+
+
+@pytest.mark.parametrize(
+    ("parse", "before", "repeated", "after"),
+    [
+        (tags_of, "a", " ", '"'),
+        (tags_of, "", "a", '"'),
+        (tags_of, 'a="', "x", ""),
+        (tags_of, 'a="', "\\", ""),
+        (tags_of, "", 'a="" ', '"'),
+        (tags_of, "a=", "x", '"'),
+        (duration_ns, "", "1", ""),
+        (duration_ns, "1.", "1", "?"),
+        (duration_ns, "1", "s", ""),
+    ],
+)
+def test_no_text_costs_more_than_its_length(
+    parse: Callable[[str], object], before: str, repeated: str, after: str
+) -> None:
+    # While it is parsed no other thread has its turn, and the event loop is one of them.
+    sixteenth_ns, whole_ns = (
+        thread_ns(parse, before + repeated * times + after) for times in (1_000, 16_000)
+    )
+    assert whole_ns < 100 * max(sixteenth_ns, 10_000)
