@@ -24,10 +24,9 @@ from collections.abc import (
     Sequence,
 )
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 import grpc
-from google.protobuf.message import Message
 
 from coordinator.core.coordinator import CoordinatorCore
 from coordinator.core.records import PutVerdict, Write
@@ -53,9 +52,6 @@ from runtime.main import die_if_it_fails
 from runtime.schema import ConfigError
 from runtime.settings.coordinator import Settings
 from runtime.watchdog import Ask
-
-_Request = TypeVar("_Request", bound=Message)
-_Row = TypeVar("_Row")
 
 _SERVICE = "backsight.v1.Coordinator"
 
