@@ -55,8 +55,8 @@ _TIME_MAX_NS = (1 << 63) - 1
 class Questions:
     """Answers from the store and the core, and orders snapshots.
 
-    ``changed`` is called when the core was told something, ``is_all_durable`` tells whether all
-    that it has to say until now is in the store, ``counted`` all that was counted.
+    ``changed`` is called when the core was told something, ``last_written`` has all that it has to
+    say until now written and tells the last token of it, ``counted`` all that was counted.
     """
 
     def __init__(
@@ -65,20 +65,21 @@ class Questions:
         core: CoordinatorCore,
         counters: ServerCounters,
         changed: Callable[[], None],
-        is_all_durable: Callable[[], bool],
+        last_written: Callable[[], int],
         counted: Callable[[], Mapping[str, Any]],
     ) -> None:
         self._store_path = store_path
         self._core = core
         self._counters = counters
         self._changed = changed
-        self._is_all_durable = is_all_durable
+        self._last_written = last_written
         self._counted = counted
         self._reader = StoreReader(store_path)
         # Whose call was ended leaves its thread in the middle of the reader: the next one, and who
         # closes it, must come after that.
         self._readers = ThreadPoolExecutor(1, "read")
         self._listers = ThreadPoolExecutor(_LISTINGS_AT_ONCE, "list")
+        self._durable = 0  # the last token
         self._ending = threading.Event()
         self._snapshot_numbers: deque[int] = deque(maxlen=64)
         self._tails: set[asyncio.Queue[TraceId]] = set()
@@ -139,6 +140,7 @@ class Questions:
 
     def on_durable(self, token: int) -> None:
         """All writes up to this one are in the store."""
+        self._durable = token
         while self._judged and self._judged[0][0] <= token:
             _, trace = self._judged.popleft()
             for tail in self._tails:
@@ -243,9 +245,15 @@ class Questions:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         state = self._core.snapshots.start(order, request.bytes_max)
         self._changed()
+        end: int | None = None
         while True:
-            # What was said before is in the store; what comes later belongs to no end.
-            is_stored = state.ended and self._is_all_durable()
+            # All that nodes said of it must be in the store. What comes later is of other traces,
+            # and where there are many, something is always on its way.
+            if not state.ended:
+                end = None  # a node is back
+            elif end is None:
+                end = self._last_written()
+            is_stored = end is not None and self._durable >= end
             traces, judged = await self._read(self._reader.judged, state.trigger)
             yield pb.SnapshotProgress(
                 trigger=state.trigger,

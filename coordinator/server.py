@@ -182,7 +182,7 @@ class CoordinatorServer:
             self._core,
             self.counters,
             self._changed,
-            self._is_all_durable,
+            self._last_written,
             self.counted,
         )
         self._indexer = Indexer(self._store, settings.store_path, log)
@@ -266,9 +266,10 @@ class CoordinatorServer:
             self._flush_due = True
             self._loop.call_soon(self._flush)
 
-    def _is_all_durable(self) -> bool:
-        """Whether all that the core has to say until now is in the store."""
-        return not self._flush_due and self._durable >= self._submitted
+    def _last_written(self) -> int:
+        """The last token of all that the core has to say until now, which is written from here on."""
+        self._flush()
+        return self._submitted
 
     @die_if_it_fails
     def _on_durable(self, token: int) -> None:

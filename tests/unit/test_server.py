@@ -377,6 +377,46 @@ def test_a_snapshot_is_over_when_what_was_said_of_it_is_durable(
     asyncio.run(run())
 
 
+def test_a_snapshot_ends_though_something_is_always_on_its_way_to_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submit = Store.submit
+    held: list[Write] = []
+
+    def submit_all_but_the_last(store: Store, writes: Sequence[Write]) -> None:
+        held.extend(writes)
+        submit(store, held[:-1])
+        del held[:-1]
+
+    async def fire_for_ever(node: grpc.aio.StreamStreamCall[bytes, bytes]) -> None:
+        number = 1000
+        while True:
+            number += 1
+            await node.write(wire.encode_node_batch([trigger(number)]))
+            await asyncio.sleep(0.02)
+
+    async def run() -> None:
+        async with Client(tmp_path) as client, asyncio.timeout(20):
+            monkeypatch.setattr(Store, "submit", submit_all_but_the_last)
+            node = client.call("Control")
+            await node.write(wire.encode_node_batch([Hello("n", 1)]))
+            await client.logged("node n connected")
+            snapshot = client.ask("TakeSnapshot", pb.SnapshotRequest(age_ns=1, bytes_max=1000))
+            order = await order_of(node)
+            fired = TriggerFired(Group(order.trigger, trigger(7).group.primary))
+            done = SnapshotStatus(order.number, 1, 1, done=True)
+            await node.write(wire.encode_node_batch([fired, done]))
+            firing = asyncio.ensure_future(fire_for_ever(node))
+            try:
+                said = [message async for message in snapshot]
+            finally:
+                firing.cancel()
+            last = pb.SnapshotProgress.FromString(said[-1])
+            assert (last.traces, last.judged) == (1, 1)
+
+    asyncio.run(run())
+
+
 async def order_of(node: grpc.aio.StreamStreamCall[bytes, bytes]) -> Snapshot:
     """The next order to take a snapshot that the node is told."""
     while True:
