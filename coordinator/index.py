@@ -17,12 +17,15 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
 
 from formats.otlp import resource_of
 from formats.slices import AttributeValue
 from formats.stamped import StampedTrace, service_of
 from formats.tags import KINDS, fields_of, tags_of, text_of
 from protocol.messages import TraceId
+
+_Row = TypeVar("_Row")
 
 SCHEMA = """
 -- Traces with a verdict newer than what is in the index.
@@ -86,6 +89,14 @@ _SEARCH_TIMEOUT_S = 10.0
 
 # Steps of SQLite's machine between two looks at the clock: a millisecond or so.
 _STEPS = 20_000
+
+
+NAMES_MAX = 10_000
+"""In one list of services, operations or calls. Nobody finds one among more, and a program that
+puts ids into names makes any number."""
+
+# In all names of one list, each of which may be as long as a record: 10,000 usual ones are a tenth.
+_NAMES_CHARACTERS_MAX = 4 << 20
 
 
 class SearchTooLong(Exception):
@@ -182,6 +193,14 @@ class Search:
     duration_min_ns: int = 0
     duration_max_ns: int = _TIME_MAX_NS
     limit: int = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Listing(Generic[_Row]):
+    """The first rows of a list; ``is_cut`` if there are more."""
+
+    rows: list[_Row]
+    is_cut: bool
 
 
 def tag_hash(key: str, value: str) -> bytes:
@@ -327,18 +346,31 @@ class IndexReader:
         self._connection = connection
         connection.create_function("has_tags", 2, _has_tags, deterministic=True)
 
-    def services(self) -> list[str]:
-        rows = self._connection.execute("SELECT DISTINCT service FROM operations ORDER BY service")
-        return [service for (service,) in rows]
+    def services(self) -> Listing[str]:
+        found = self._listing("SELECT DISTINCT service FROM operations ORDER BY service", {})
+        return Listing([service for (service,) in found.rows], found.is_cut)
 
-    def operations(self, service: str, kind: str = "") -> list[tuple[str, str]]:
-        """Names and kinds; ``service`` or ``kind`` empty: of any."""
-        rows = self._connection.execute(
-            "SELECT DISTINCT operation, kind FROM operations WHERE (:service = '' OR service = :service)"
+    def operations(self, service: str, kind: str = "") -> Listing[tuple[str, str]]:
+        """Names and kinds of a service; ``kind`` empty: of any."""
+        found = self._listing(
+            "SELECT operation, kind FROM operations WHERE service = :service"
             " AND (:kind = '' OR kind = :kind) ORDER BY operation, kind",
             {"service": service, "kind": kind},
         )
-        return [(operation, found) for operation, found in rows]
+        return Listing([(operation, kind) for operation, kind in found.rows], found.is_cut)
+
+    def _listing(self, query: str, parameters: Mapping[str, str | int]) -> Listing[tuple[Any, ...]]:
+        """What a query gives, within all bounds. SearchTooLong if it is."""
+        rows: list[tuple[Any, ...]] = []
+        left = _NAMES_CHARACTERS_MAX
+        with time_limit(self._connection):
+            limited = {**parameters, "limit": NAMES_MAX + 1}
+            for row in self._connection.execute(f"{query} LIMIT :limit", limited):
+                left -= sum(len(name) for name in row if isinstance(name, str))
+                if len(rows) == NAMES_MAX or left < 0:
+                    return Listing(rows, is_cut=True)
+                rows.append(row)
+        return Listing(rows, is_cut=False)
 
     def search(self, search: Search) -> list[TraceId]:
         """The traces that match, those whose matching span began last first. SearchTooLong if it is."""
@@ -373,13 +405,21 @@ class IndexReader:
             if row is not None:
                 yield trace, TraceSummary.from_json(row[0])
 
-    def calls(self, start_min_ns: int, start_max_ns: int) -> list[tuple[str, str, int]]:
-        """Caller, callee and how often, in traces that began in this time."""
-        return self._connection.execute(
-            "SELECT caller, callee, sum(count) FROM calls WHERE start_ns BETWEEN ? AND ?"
+    def calls(
+        self, start_min_ns: int, start_max_ns: int, service: str = ""
+    ) -> Listing[tuple[str, str, int]]:
+        """Caller, callee and how often, in traces that began in this time.
+
+        With ``service``, only those that it made or took.
+        """
+        found = self._listing(
+            "SELECT caller, callee, sum(count) FROM calls"
+            " WHERE start_ns BETWEEN :start_min AND :start_max"
+            " AND (:service = '' OR :service IN (caller, callee))"
             " GROUP BY caller, callee ORDER BY caller, callee",
-            (start_min_ns, start_max_ns),
-        ).fetchall()
+            {"start_min": start_min_ns, "start_max": start_max_ns, "service": service},
+        )
+        return Listing([(caller, callee, n) for caller, callee, n in found.rows], found.is_cut)
 
 
 def _has_tags(tags: bytes, wanted: bytes) -> bool:

@@ -17,13 +17,13 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from opentelemetry.proto.trace.v1.trace_pb2 import TracesData
 
 from coordinator.answers import trace_detail
 from coordinator.bodies import Body, NoRoom, Room, encoded
-from coordinator.index import Search, SearchTooLong
+from coordinator.index import Listing, Search, SearchTooLong
 from coordinator.parameters import TIME_MAX_NS, Parameters, Refused, tags_of, trace_id
 from coordinator.reader import StoreReader
 from formats.jaeger import answer, trace_json
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 Json = dict[str, Any]
+_Row = TypeVar("_Row")
 
 # As with Jaeger, where nothing is said.
 _LIMIT = 100
@@ -62,10 +63,6 @@ _STATUS = {
     503: "503 Service Unavailable",
 }
 
-# How deep single spans are: in data, a trace, spans; in result, resourceSpans, an item,
-# scopeSpans, an item, spans.
-_SPANS_DEPTH = {"data": 4, "result": 7}
-
 
 def _search_only(search: Search) -> Search:
     if search.start_max_ns < search.start_min_ns:
@@ -84,6 +81,17 @@ class _Request:
     path: tuple[str, ...]  # what stands for the stars of the route
     now_ns: int
     log: Log
+    said_cut: set[str]  # of which lists it is logged that they are cut
+
+    def listed(self, what: str, listing: Listing[_Row]) -> list[_Row]:
+        """What there is of a list. That it is cut is logged once: who asks for it asks often."""
+        if listing.is_cut and what not in self.said_cut:
+            self.said_cut.add(what)
+            self.log.warning(
+                f"Jaeger's list of {what} is cut after {len(listing.rows)}: there are more names than"
+                " anybody reads; does an application put ids into them?"
+            )
+        return listing.rows
 
     def traces(
         self, ids: Iterable[TraceId], form: Callable[[StampedTrace], Json], *, raw: bool
@@ -138,22 +146,30 @@ def _too_large(trace: TraceId, size: int) -> Refused:
 
 
 def _services(request: _Request) -> Json:
-    services = request.reader.searches.services()
-    return answer(services, len(services))
+    listing = request.reader.searches.services()
+    services = request.listed("services", listing)
+    return answer(services, len(services), limit=_limit_of(listing))
 
 
 def _service_operations(request: _Request) -> Json:
-    found = request.reader.searches.operations(request.path[0])
-    names = list(dict.fromkeys(name for name, _ in found))
-    return answer(names, len(names))
+    listing = request.reader.searches.operations(request.path[0])
+    names = list(dict.fromkeys(name for name, _ in request.listed("operations", listing)))
+    return answer(names, len(names), limit=_limit_of(listing))
 
 
 def _operations(request: _Request) -> Json:
     service = request.parameters.text("service")
     if not service:
         raise Refused(400, "parameter 'service' is required")
-    found = request.reader.searches.operations(service, request.parameters.text("spanKind"))
-    return answer([{"name": name, "spanKind": kind} for name, kind in found], len(found))
+    listing = request.reader.searches.operations(service, request.parameters.text("spanKind"))
+    found = request.listed("operations", listing)
+    named = [{"name": name, "spanKind": kind} for name, kind in found]
+    return answer(named, len(named), limit=_limit_of(listing))
+
+
+def _limit_of(listing: Listing[Any]) -> int:
+    """What Jaeger's answer has for it: 0 where all is there."""
+    return len(listing.rows) if listing.is_cut else 0
 
 
 def _legacy_tags(parameters: Parameters) -> dict[str, str]:
@@ -250,22 +266,21 @@ def _dependencies(request: _Request) -> Json:
     lookback_ms = parameters.number("lookback")
     end_ns = request.now_ns if end_ms is None else min(end_ms * 10**6, TIME_MAX_NS)
     lookback_ns = _DEPENDENCIES_LOOKBACK_NS if lookback_ms is None else lookback_ms * 10**6
-    service = parameters.text("service")
+    listing = request.reader.searches.calls(
+        max(end_ns - lookback_ns, 0), end_ns, parameters.text("service")
+    )
     links = [
         {"parent": caller, "child": callee, "callCount": count}
-        for caller, callee, count in request.reader.searches.calls(
-            max(end_ns - lookback_ns, 0), end_ns
-        )
-        if service in ("", caller, callee)
+        for caller, callee, count in request.listed("calls", listing)
     ]
-    return answer(links, len(links))
+    return answer(links, len(links), limit=_limit_of(listing))
 
 
 # ------------------------------------------------------------------------ v3
 
 
 def _v3_services(request: _Request) -> Json:
-    return {"services": request.reader.searches.services()}
+    return {"services": request.listed("services", request.reader.searches.services())}
 
 
 def _v3_operations(request: _Request) -> Json:
@@ -273,7 +288,8 @@ def _v3_operations(request: _Request) -> Json:
     service = parameters.text("service")
     if not service:
         raise Refused(400, "malformed parameter service: it is required")
-    found = request.reader.searches.operations(service, parameters.text("spanKind", "span_kind"))
+    kind = parameters.text("spanKind", "span_kind")
+    found = request.listed("operations", request.reader.searches.operations(service, kind))
     return {"operations": [{"name": name, "spanKind": kind or KINDS[1]} for name, kind in found]}
 
 
@@ -402,6 +418,18 @@ _V3: Mapping[str, Callable[[_Request], Json]] = {
     "/api/v3/traces/*": _v3_trace,
     "/api/v3/trace-summaries": _v3_summaries,
 }
+# How deep single spans are: in data, a trace, spans; in result, resourceSpans, an item, scopeSpans,
+# an item, spans. Summaries are large enough, each for itself, and names are not: of all of them in
+# one list JSON is made in a few milliseconds.
+_DEPTH: Mapping[Callable[[_Request], Json], int] = {
+    _find: 4,
+    _trace: 4,
+    _v3_find: 7,
+    _v3_trace: 7,
+    _v3_summaries: 2,
+}
+_NAMES_DEPTH = 1
+
 _ROUTES = [
     (re.compile(re.escape(path).replace(r"\*", "(.+)")), handler, error)
     for routes, error in ((_LEGACY, _error), (_V3, _v3_error))
@@ -430,11 +458,12 @@ def application(path: Path, log: Log, now_ns: Callable[[], int] = time.time_ns) 
     """Serves the store at ``path``."""
     places = threading.BoundedSemaphore(_ANSWERS_AT_ONCE)
     room = Room(_ANSWERS_AT_ONCE)
+    said_cut: set[str] = set()
 
     def serve(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         give_up_overdue = environ.get(GIVE_UP_OVERDUE, lambda: None)
         with places:
-            status, pieces, error = _respond(path, environ, now_ns, log)
+            status, pieces, error = _respond(path, environ, now_ns, log, said_cut)
         # In no place: what waits for a slow reader holds up nobody who makes an answer.
         try:
             body = Body(pieces, room, give_up_overdue)
@@ -448,8 +477,8 @@ def application(path: Path, log: Log, now_ns: Callable[[], int] = time.time_ns) 
     return serve
 
 
-def _pieces(answered: Json) -> list[bytes]:
-    return list(encoded(answered, max(_SPANS_DEPTH.get(key, 0) for key in answered)))
+def _pieces(answered: Json, depth: int = 0) -> list[bytes]:
+    return list(encoded(answered, depth))
 
 
 def _respond(
@@ -457,6 +486,7 @@ def _respond(
     environ: WSGIEnvironment,
     now_ns: Callable[[], int],
     log: Log,
+    said_cut: set[str],
 ) -> tuple[int, list[bytes], Callable[[int, str], Json]]:
     """Status, answer, and the form that errors have there."""
     # WSGI gives the bytes of a path as characters.
@@ -473,9 +503,9 @@ def _respond(
             except ValueError as invalid:  # too many of them
                 raise Refused(400, str(invalid)) from invalid
             with StoreReader(path) as reader:
-                request = _Request(reader, parameters, match.groups(), now_ns(), log)
+                request = _Request(reader, parameters, match.groups(), now_ns(), log, said_cut)
                 answered = handler(request)
-            return 200, _pieces(answered), error
+            return 200, _pieces(answered, _DEPTH.get(handler, _NAMES_DEPTH)), error
         except Refused as refused:
             return refused.status, _pieces(error(refused.status, str(refused))), error
         except SearchTooLong as too_long:

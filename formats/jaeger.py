@@ -41,9 +41,11 @@ def trace_json(trace: StampedTrace) -> Json:
     }
 
 
-def answer(data: list[Any] | None, total: int, errors: list[Json] | None = None) -> Json:
+def answer(
+    data: list[Any] | None, total: int, errors: list[Json] | None = None, limit: int = 0
+) -> Json:
     """What all of Jaeger's legacy API puts around its data."""
-    return {"data": data, "total": total, "limit": 0, "offset": 0, "errors": errors}
+    return {"data": data, "total": total, "limit": limit, "offset": 0, "errors": errors}
 
 
 class _Processes:

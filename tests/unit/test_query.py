@@ -731,14 +731,119 @@ def test_a_search_reads_only_the_traces_that_it_shows(
     assert read == [TRACE]
 
 
-def test_a_search_that_takes_too_long_is_given_up(
-    api: Api, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("path", "parameters"),
+    [
+        ("/api/traces", {"service": "front", **IN_TIME}),
+        ("/api/services", {}),
+        ("/api/operations", {"service": "cart"}),
+        ("/api/dependencies", {"endTs": BEGIN_NS // MS + 1000}),
+    ],
+)
+def test_what_takes_too_long_is_given_up(
+    api: Api, monkeypatch: pytest.MonkeyPatch, path: str, parameters: dict[str, Any]
 ) -> None:
     monkeypatch.setattr(index, "_SEARCH_TIMEOUT_S", -1.0)
     monkeypatch.setattr(index, "_STEPS", 1)
-    status, body = api.ask("/api/traces", service="front", **IN_TIME)
+    status, body = api.ask(path, **parameters)
     assert status == 503
     assert "narrow it" in body["errors"][0]["msg"]
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
+    """The API of a store where ids stand in the names of operations and services."""
+    path = tmp_path_factory.mktemp("many") / "t.sqlite"
+    with driver(path):
+        connection = sqlite3.connect(path)
+        connection.executemany(
+            "INSERT INTO operations (service, operation, kind) VALUES (?, ?, 'server')",
+            [("shop", f"GET /{number:06}") for number in range(50_000)]
+            + [(f"shop-{number:06}", "GET /") for number in range(50_000)],
+        )
+        connection.executemany(
+            "INSERT INTO operations (service, operation, kind) VALUES ('long', ?, 'server')",
+            [(f"{number:06}" + "x" * 30_000,) for number in range(1000)],
+        )
+        connection.executemany(
+            "INSERT INTO calls VALUES (?, 'shop', ?, ?, 1)",
+            [(TRACE, f"shop-{number:06}", BEGIN_NS) for number in range(50_000)],
+        )
+        connection.commit()
+        connection.close()
+        log: list[str] = []
+        application = query.application(path, logs_to(log), lambda: BEGIN_NS + S)
+        with HttpServer("127.0.0.1:0", application, SILENT) as server:
+            yield Api(f"http://127.0.0.1:{server.port}", path, log)
+
+
+@pytest.mark.parametrize(
+    ("path", "parameters", "what", "first", "last"),
+    [
+        ("/api/services", {}, "services", "long", "shop-009997"),
+        ("/api/services/shop/operations", {}, "operations", "GET /000000", "GET /009999"),
+        (
+            "/api/operations",
+            {"service": "shop"},
+            "operations",
+            {"name": "GET /000000", "spanKind": "server"},
+            {"name": "GET /009999", "spanKind": "server"},
+        ),
+        (
+            "/api/dependencies",
+            {},
+            "calls",
+            {"parent": "shop", "child": "shop-000000", "callCount": 1},
+            {"parent": "shop", "child": "shop-009999", "callCount": 1},
+        ),
+    ],
+)
+def test_a_list_of_names_is_bounded_and_says_so(
+    many: Api, path: str, parameters: dict[str, Any], what: str, first: object, last: object
+) -> None:
+    for _ in range(2):
+        body = many.get(path, **parameters)
+        assert (body["data"][0], body["data"][-1]) == (first, last)
+        assert len(body["data"]) == body["total"] == body["limit"] == index.NAMES_MAX
+    # Who shows a menu asks often.
+    (said,) = [line for line in many.log if f"list of {what} is cut" in line]
+    assert "ids" in said
+
+
+def test_lists_of_v3_are_bounded_too(many: Api) -> None:
+    assert len(many.get("/api/v3/services")["services"]) == index.NAMES_MAX
+    found = many.get("/api/v3/operations", service="shop", spanKind="server")["operations"]
+    assert len(found) == index.NAMES_MAX
+    assert many.get("/api/v3/operations", service="shop", spanKind="client")["operations"] == []
+
+
+def test_long_names_are_bounded_by_what_they_take(many: Api) -> None:
+    body = many.get("/api/services/long/operations")
+    assert 0 < sum(map(len, body["data"])) <= 4 << 20
+    assert body["limit"] == len(body["data"]) < 1000
+
+
+def test_calls_of_one_service_are_not_cut_by_those_of_others(many: Api) -> None:
+    body = many.get("/api/dependencies", service="shop-049999")
+    assert body["data"] == [{"parent": "shop", "child": "shop-049999", "callCount": 1}]
+    assert body["limit"] == 0
+
+
+def test_answers_are_made_in_few_pieces(many: Api, api: Api) -> None:
+    def pieces(of: Api, path: str) -> int:
+        path, _, asked = path.partition("?")
+        environ: Any = {"PATH_INFO": path, "QUERY_STRING": asked, "REQUEST_METHOD": "GET"}
+        said: set[str] = set()
+        status, made, _ = query._respond(of.path, environ, lambda: BEGIN_NS + S, SILENT, said)
+        assert status == 200
+        return len(made)
+
+    assert pieces(many, "/api/operations?service=shop") < 20
+    assert pieces(many, "/api/v3/operations?service=shop") < 20
+    # But each span is made for itself.
+    assert pieces(api, f"/api/traces/{TRACE.hex()}") > SPANS
+    summaries = urlencode({**V3_TIMES, "query.searchDepth": 5})
+    assert 3 < pieces(api, f"/api/v3/trace-summaries?{summaries}") < 20
 
 
 # ------------------------------------------------------------------ the index
