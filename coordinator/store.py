@@ -39,6 +39,7 @@ from coordinator.core.records import (
     PutStatus,
     PutTrigger,
     PutVerdict,
+    PutVerdictAgain,
     Record,
     StoredSlice,
     StoredTrace,
@@ -348,6 +349,18 @@ class Store:
                     ),
                 )
                 execute("INSERT OR IGNORE INTO to_index VALUES (?)", (record.trace,))
+            case PutVerdictAgain():
+                # Nothing is there to be found or exported.
+                execute(
+                    "UPDATE traces SET verdict = ?, verdict_version = ?, verdict_rest = ?"
+                    " WHERE trace = ? AND verdict IS NULL",
+                    (
+                        str(record.verdict.kind),
+                        record.verdict.version,
+                        verdict_rest(record.verdict),
+                        record.trace,
+                    ),
+                )
             case PutReleased():
                 self._touch(record.trace)
                 execute(

@@ -61,6 +61,7 @@ from coordinator.core.records import (
     PutStatus,
     PutTrigger,
     PutVerdict,
+    PutVerdictAgain,
     StoredSlice,
     StoredTrace,
     Write,
@@ -69,7 +70,7 @@ from coordinator.core.snapshots import Snapshots
 from coordinator.core.timers import Timers
 from coordinator.core.trace import Part, PartState, Trace
 from coordinator.core.traversal import Traversal
-from coordinator.core.verdict import ELSEWHERE, HEALABLE, ReasonKind, Verdict, judge
+from coordinator.core.verdict import ELSEWHERE, HEALABLE, ReasonKind, Verdict, deleted, judge
 from counting.histogram import Histogram
 from counting.trigger_names import TriggerNames
 from protocol.hashing import node_id
@@ -227,6 +228,13 @@ class _Outcome:
         return not any(length for _, length in self.slices.values()) and all(
             reason.kind in HEALABLE or reason.kind is ReasonKind.NEVER_SEEN for reason in reasons
         )
+
+    @property
+    def verdict_if_deleted(self) -> Verdict | None:
+        """What is true of the trace if the store has nothing of it any more."""
+        if self.verdict is None or not self.verdict.bytes:
+            return self.verdict  # it speaks of no bytes
+        return deleted(self.verdict)
 
 
 def _slice_of(outcome: _Outcome | None, node: Node) -> tuple[int, int]:
@@ -615,7 +623,14 @@ class CoordinatorCore:
     def _put_released_unless_here(self, trace_id: TraceId) -> None:
         """What was just written concerns a trace that nobody waits for: the store may delete it."""
         if trace_id not in self._traces:
+            self._put_verdict_again(trace_id, self._closed.get(trace_id))
             self._outbox.write(PutReleased(trace_id))
+
+    def _put_verdict_again(self, trace_id: TraceId, outcome: _Outcome | None) -> None:
+        """A closed trace came up again: it may be all that the store has of it."""
+        verdict = outcome.verdict_if_deleted if outcome is not None else None
+        if verdict is not None:
+            self._outbox.write(PutVerdictAgain(trace_id, verdict))
 
     def _meet(self, trace: Trace, part: Part, epoch: int, *, begins: bool, told: bool) -> bool:
         received = part.received
@@ -716,6 +731,7 @@ class CoordinatorCore:
             self._closed_items -= outcome.items
             self._stored(trace, outcome.stored_bytes)
             self._write_reopened(trace_id)
+            self._put_verdict_again(trace_id, outcome)
             if outcome.is_empty:
                 trace.verdict = outcome.verdict
             else:

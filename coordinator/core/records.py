@@ -14,6 +14,7 @@ all is durable, so the store may batch them as it likes but not reorder them.
     AppendSlice   trace, node         nothing: extends the bytes at ``offset``; but all
                                       bytes of another epoch, where ``offset`` is 0
     PutVerdict    trace               the verdict, if its version is higher
+    PutVerdictAgain   trace           nothing: it is the verdict where there is none
     PutReleased   trace               whether the trace is released
 """
 
@@ -90,6 +91,18 @@ class PutVerdict:
 
 
 @dataclass(frozen=True, slots=True)
+class PutVerdictAgain:
+    """What holds of a closed trace that came up again, if the store has deleted it meanwhile.
+
+    The core does not hear of that. Without a verdict the trace would be provisional for ever,
+    since nothing more may come of it.
+    """
+
+    trace: TraceId
+    verdict: Verdict
+
+
+@dataclass(frozen=True, slots=True)
 class PutReleased:
     """The trace is closed, and its nodes are told to forget it; or it is not any more."""
 
@@ -98,7 +111,14 @@ class PutReleased:
 
 
 Record: TypeAlias = (
-    PutNode | PutTrigger | PutAbandoned | PutStatus | AppendSlice | PutVerdict | PutReleased
+    PutNode
+    | PutTrigger
+    | PutAbandoned
+    | PutStatus
+    | AppendSlice
+    | PutVerdict
+    | PutVerdictAgain
+    | PutReleased
 )
 
 

@@ -33,6 +33,7 @@ the worst kind among its reasons is the verdict's:
     still_written     partial      handles that were still open when it was closed
     run_missing       partial      a handle whose runs are not all there
     late              partial      bytes that came when it was closed
+    deleted           partial      been deleted by the store before it came up again
     lossy             lossy        records that were dropped when written
     maybe_lossy       lossy        a loss nearby, of whatever trace, or traces that
                                    look alike, of which not all were looked at
@@ -101,6 +102,7 @@ class ReasonKind(enum.StrEnum):
     STILL_WRITTEN = "still_written"
     RUN_MISSING = "run_missing"
     LATE = "late"
+    DELETED = "deleted"
     LOSSY = "lossy"
     MAYBE_LOSSY = "maybe_lossy"
     STORE_FULL = "store_full"
@@ -204,6 +206,24 @@ class Verdict:
     def same_as(self, other: Verdict | None) -> bool:
         """Whether only the versions differ."""
         return other is not None and self == replace(other, version=self.version)
+
+
+def deleted(verdict: Verdict) -> Verdict:
+    """What is left to say of a trace when the store has deleted all that this verdict speaks of.
+
+    Of the same version, so that the next one replaces it.
+    """
+    detail = "store.bytes_max or store.age_max_s was reached before the trace came up again"
+    return Verdict(
+        verdict.version,
+        VerdictKind.PARTIAL,
+        (Reason(ReasonKind.DELETED, "", detail),),
+        nodes=(),
+        bytes=0,
+        span_count=0,
+        start_ns=None,
+        end_ns=None,
+    )
 
 
 def judge(trace: Trace, nodes: Nodes, *, final: bool) -> Verdict:

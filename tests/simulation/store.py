@@ -19,6 +19,7 @@ from coordinator.core.records import (
     PutStatus,
     PutTrigger,
     PutVerdict,
+    PutVerdictAgain,
     Record,
     StoredSlice,
     StoredTrace,
@@ -65,6 +66,11 @@ class MemoryStore:
         """Everything up to the token reaches the disk."""
         while self._pending and self._pending[0].token <= token:
             self._apply(self._pending.pop(0).record, now_ns)
+
+    def delete(self, trace: TraceId) -> None:
+        """As for its bounds: a released trace goes with all that is known of it."""
+        assert self.traces.pop(trace).released
+        self.triggers = {key: put for key, put in self.triggers.items() if key[0].primary != trace}
 
     def crash(self) -> None:
         """What was not durable is gone."""
@@ -129,6 +135,10 @@ class MemoryStore:
                 if trace.verdict is None or record.verdict.version > trace.verdict.version:
                     trace.verdict = record.verdict
                     self._on_verdict(record.trace, record.verdict)
+            case PutVerdictAgain():
+                trace = self._trace(record.trace)
+                if trace.verdict is None:
+                    trace.verdict = record.verdict
             case PutReleased():
                 trace = self._trace(record.trace)
                 trace.released = record.released

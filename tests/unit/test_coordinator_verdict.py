@@ -610,6 +610,78 @@ def test_what_was_closed_twice_is_released_when_the_second_time_is_durable() -> 
         assert [name for name, m in said if isinstance(m, Release)] == released
 
 
+def closed(slices: dict[str, bytes]) -> Harness:
+    """T is closed, and only its outcome is in memory."""
+    harness = Harness()
+    harness.cluster(*slices)
+    harness.fire("n1", T)
+    harness.deliver(T, slices)
+    harness.wait(S + harness.config.missing_linger_ns + harness.config.linger_ns)
+    assert harness.core.figures().traces_closed == 1
+    return harness
+
+
+def fire_again(harness: Harness, how: str) -> None:
+    if how == "primary":
+        harness.fire("n1", T, "again")
+    elif how == "lateral":
+        harness.fire("n1", trace_id("U"), "again", laterals=(T,))
+    else:
+        harness.say("n1", Abandoned(Group("again", T)))
+    # Whatever else there is has its verdict then.
+    harness.wait(S + harness.config.missing_linger_ns + harness.config.linger_ns)
+
+
+@pytest.mark.parametrize("how", ["primary", "lateral", "abandoned"])
+def test_a_trace_that_the_store_deleted_says_so_when_it_comes_up_again(how: str) -> None:
+    harness = closed(two_nodes())
+    harness.store.delete(T)
+    fire_again(harness, how)
+    assert harness.store.traces[T].released
+    said = harness.store.traces[T].verdict
+    assert said is not None
+    assert (said.kind, kinds(said)) == (VerdictKind.PARTIAL, [ReasonKind.DELETED])
+    assert not said.bytes and not said.nodes and not said.span_count
+    # So it stays for the next coordinator, which goes on from there.
+    harness.restart()
+    harness.connect("n1")
+    fire_again(harness, "primary")
+    assert harness.store.traces[T].verdict == said
+    # What comes late makes the next version of it.
+    harness.open_slices("n1")
+    harness.deliver(T, {"n1": two_nodes()["n1"]}, epoch=2)
+    harness.wait(S)
+    late = harness.store.traces[T].verdict
+    assert late is not None
+    assert late.version == said.version + 1
+    assert ReasonKind.DELETED in kinds(late)
+    assert late.kind is VerdictKind.PARTIAL
+
+
+@pytest.mark.parametrize("how", ["primary", "lateral", "abandoned"])
+def test_a_trace_that_is_still_stored_keeps_its_verdict_when_it_comes_up_again(how: str) -> None:
+    harness = closed(two_nodes())
+    before = harness.store.traces[T].verdict
+    fire_again(harness, how)
+    assert before is not None
+    assert harness.store.traces[T].verdict == before
+    assert before.kind is VerdictKind.COHERENT
+
+
+def test_a_verdict_without_bytes_holds_though_the_store_deleted_the_trace() -> None:
+    """Judged again it is the same, which is nothing to write."""
+    harness = Harness()
+    harness.cluster("n1")
+    for _ in range(2):
+        harness.fire("n1", T)
+        harness.status("n1", T, held=False)
+        harness.wait(S + harness.config.missing_linger_ns + harness.config.linger_ns)
+        verdict = harness.store.traces[T].verdict
+        assert verdict is not None
+        assert (verdict.version, kinds(verdict)) == (1, [ReasonKind.NEVER_SEEN])
+        harness.store.delete(T)
+
+
 def is_waited_for(harness: Harness) -> bool:
     """Whether nobody is told to forget T for long after a whole trace would be released."""
     harness.take_said()

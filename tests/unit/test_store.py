@@ -31,6 +31,7 @@ from coordinator.core.records import (
     PutStatus,
     PutTrigger,
     PutVerdict,
+    PutVerdictAgain,
     Record,
     StoredSlice,
     StoredTrace,
@@ -373,6 +374,34 @@ def test_a_trace_that_comes_up_again_is_in_assembly_again(tmp_path: Path) -> Non
         here.write(AppendSlice(T1, "a", 1, 0, b"abc"), PutReleased(T1, released=True))
         here.write(PutReleased(T1, released=False))
     assert not recovered(path)[T1].released
+
+
+def test_a_verdict_again_is_for_what_has_none(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    again = replace(VERDICT, reasons=(Reason(ReasonKind.DELETED, "", "too old"),), bytes=0)
+    fired = replace(FIRED, group=Group("latency", T1), laterals=())
+    with driver(path) as here:
+        here.write(PutTrigger("a", fired), PutVerdict(T1, VERDICT), PutReleased(T1))
+        here.write(PutVerdictAgain(T1, again), PutVerdictAgain(T2, again))
+        with StoreReader(path) as reader:
+            row = reader.trace(T1)
+            assert row is not None
+            assert row.verdict == VERDICT
+            assert reader.trace(T2) is None
+        here.store._delete_oldest(None, 1)
+        here.write(PutTrigger("a", fired), PutVerdictAgain(T1, again), PutReleased(T1))
+        with StoreReader(path) as reader:
+            row = reader.trace(T1)
+            assert row is not None
+            assert row.verdict == again
+            assert reader.list_traces(Wanted(verdict="provisional")) == []
+            assert reader.judged("latency") == (1, 1)
+            assert reader.to_index(10) == reader.to_export(10) == []
+        # The next one of the core's is newer.
+        here.write(PutVerdict(T1, replace(VERDICT, version=VERDICT.version + 1)))
+    verdict = recovered(path)[T1].verdict
+    assert verdict is not None
+    assert verdict.version == VERDICT.version + 1
 
 
 def test_a_failed_batch_is_tried_again_and_nothing_called_durable_before(
