@@ -6,9 +6,11 @@
 Where there is no systemd (tests, the demo, containers) this process takes its
 place: it gives the daemon a $NOTIFY_SOCKET, keeps the fds that the daemon
 stores, starts it again when it dies of anything but being told to, and hands
-it the fds as $LISTEN_FDS. SIGTERM, SIGINT and SIGHUP are passed on. It ends
-when the daemon ends cleanly, with the daemon's exit status. The daemon's
-READY=1 is passed on to the holder's own $NOTIFY_SOCKET, if it has one. With
+it the fds as $LISTEN_FDS. SIGTERM, SIGINT and SIGHUP are passed on. SIGUSR1 ends
+the daemon by SIGTERM and starts it again, with the fds: for another version or
+configuration. It ends when the daemon ends cleanly, or with status 2, as it does
+for a bad configuration, with the daemon's exit status; what it kept is gone then.
+The daemon's READY=1 is passed on to the holder's own $NOTIFY_SOCKET, if it has one. With
 --watchdog-s, a daemon that was ready and gives no sign of life for so long is
 killed, and started again.
 """
@@ -36,6 +38,8 @@ from runtime.settings.node import stored_fds_max
 # As systemd's Restart=on-failure: how a service may end that was told to.
 _CLEAN_SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGPIPE)
 _FORWARDED = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
+_RESTART = signal.SIGUSR1
+_TAKEN = (*_FORWARDED, _RESTART, signal.SIGCHLD)
 
 # A bad configuration or usage; starting again changes nothing about it.
 _EXIT_USAGE = 2
@@ -74,6 +78,7 @@ class Holder:
         self._held: list[_Held] = []
         self._child: int | None = None
         self._told_to_end = False
+        self._told_to_restart = False
         self._ready_since: float | None = None
         # Abstract, and so gone with us; the kernel chooses the name.
         self._notify = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
@@ -85,7 +90,7 @@ class Holder:
         self._signals_out.setblocking(False)
 
     def __enter__(self) -> Self:
-        for number in (*_FORWARDED, signal.SIGCHLD):
+        for number in _TAKEN:
             signal.signal(number, _wake_only)
         signal.set_wakeup_fd(self._signals_out.fileno(), warn_on_full_buffer=False)
         return self
@@ -97,7 +102,7 @@ class Holder:
         traceback: TracebackType | None,
     ) -> None:
         signal.set_wakeup_fd(-1)
-        for number in (*_FORWARDED, signal.SIGCHLD):
+        for number in _TAKEN:
             signal.signal(number, signal.SIG_DFL)
         if self._child is not None:
             os.kill(self._child, signal.SIGTERM)
@@ -114,16 +119,29 @@ class Holder:
         while True:
             status = self._run_once()
             code = os.waitstatus_to_exitcode(status)
-            if self._told_to_end or code in (0, _EXIT_USAGE) or -code in _CLEAN_SIGNALS:
+            how = f"with status {code}" if code >= 0 else f"by signal {-code}"
+            is_clean = code == 0 or -code in _CLEAN_SIGNALS
+            restarts = self._told_to_restart and is_clean
+            self._told_to_restart = False
+            if self._told_to_end or code == _EXIT_USAGE or (is_clean and not restarts):
+                self._say_end(f"{self._command[0]} ended {how}")
                 return code if code >= 0 else 128 - code
+            if restarts:
+                self._say(f"{self._command[0]} ended {how}; again, as told")
+                backoff_s = _BACKOFF_FIRST_S
+                continue
             healthy_s = 0.0 if self._ready_since is None else time.monotonic() - self._ready_since
             if healthy_s >= _HEALTHY_S:
                 backoff_s = _BACKOFF_FIRST_S
-            how = f"with status {code}" if code > 0 else f"by signal {-code}"
             self._say(f"{self._command[0]} ended {how}; again in {backoff_s:g} s")
             if self._wait_told_to_end(backoff_s):
+                self._say_end("told to end")
                 return 128 + signal.SIGTERM
             backoff_s = min(2 * backoff_s, _BACKOFF_MAX_S)
+
+    def _say_end(self, why: str) -> None:
+        """With what goes: the pool, where that was a node's."""
+        self._say(f"{why}; ends too, and lets go of {len(self._held)} file descriptors")
 
     def _say(self, text: str) -> None:
         print(f"holder: {text}", file=sys.stderr, flush=True)
@@ -171,6 +189,10 @@ class Holder:
         except BlockingIOError:
             return
         for number in numbers:
+            if number == _RESTART and self._child is not None:
+                # Without one it is about to be started anyway.
+                self._told_to_restart = True
+                os.kill(self._child, signal.SIGTERM)
             if number not in _FORWARDED:
                 continue
             if number != signal.SIGHUP:
@@ -189,7 +211,7 @@ class Holder:
     def _exec(self, notify_name: str, holder: int) -> NoReturn:
         try:
             signal.set_wakeup_fd(-1)
-            for number in (*_FORWARDED, signal.SIGCHLD):
+            for number in _TAKEN:
                 signal.signal(number, signal.SIG_DFL)
             # A group of its own: Ctrl-C reaches it once, through the holder.
             os.setpgid(0, 0)

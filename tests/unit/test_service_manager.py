@@ -132,8 +132,37 @@ def test_many_fds_keep_their_names_and_order() -> None:
 def test_holder_ends_with_a_daemon_that_ended_by_itself(status: int) -> None:
     with held_daemon() as daemon:
         daemon.started()
+        daemon.do("manager.store('a', memfd('a'))")
         daemon.send(f"os._exit({status})")
         assert daemon.holder.wait() == status
+        assert daemon.holder.stderr is not None
+        said = daemon.holder.stderr.read()
+        assert f"ended with status {status}; ends too, and lets go of 1 file desc" in said
+
+
+# A daemon ends cleanly when it is told to, or dies of it before it can take the signal.
+@pytest.mark.parametrize("taken", [True, False])
+def test_a_daemon_is_started_again_with_its_fds_when_the_holder_is_told_so(*, taken: bool) -> None:
+    with held_daemon() as daemon:
+        pid, _ = daemon.started()
+        daemon.do("manager.store('a', memfd('a'))")
+        if taken:
+            daemon.do("signal.signal(signal.SIGTERM, lambda *_: os._exit(0))")
+        daemon.holder.send_signal(signal.SIGUSR1)
+        again, stored = daemon.started()
+        assert again != pid
+        assert stored == ["a=a"]
+        # It holds for once.
+        daemon.send("os._exit(0)")
+        assert daemon.holder.wait() == 0
+
+
+def test_a_daemon_that_cannot_go_on_ends_the_holder_though_told_to_start_again() -> None:
+    with held_daemon() as daemon:
+        daemon.started()
+        daemon.do("signal.signal(signal.SIGTERM, lambda *_: os._exit(2))")
+        daemon.holder.send_signal(signal.SIGUSR1)
+        assert daemon.holder.wait() == 2
 
 
 def test_sigterm_ends_both() -> None:
