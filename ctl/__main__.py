@@ -380,7 +380,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     export.add_argument("--output", type=Path, metavar="FILE", help="default: standard output")
     tail = command("tail", _tail, "traces from now on, as verdicts are given on them")
-    tail.add_argument("--limit", type=_limit, default=0, metavar="N", help="end after N")
+    tail.add_argument("--limit", type=_limit, default=0, metavar="N", help="end after N (0: never)")
     snapshot = command("snapshot", _snapshot, "collect what all pools hold of the last seconds")
     snapshot.add_argument(
         "--last", type=_duration_ns, default="30s", metavar="TIME", help="default: %(default)s"
@@ -396,7 +396,9 @@ def _parser() -> argparse.ArgumentParser:
         "--service", metavar="NAME", help="only traces that a process of this service wrote to"
     )
     for sub in (traces, export):
-        sub.add_argument("--limit", type=_limit, default=0, metavar="N", help="only the newest N")
+        sub.add_argument(
+            "--limit", type=_limit, default=0, metavar="N", help="only the newest N (0: all)"
+        )
         sub.add_argument("--service", metavar="NAME", help="only those with a span of this service")
         sub.add_argument(
             "--last",
@@ -424,7 +426,7 @@ def _parser() -> argparse.ArgumentParser:
     command("status", _status, "the node on this machine", asks=("node",))
     config = commands.add_parser("config", help="configuration files of the daemons")
     on_config = config.add_subparsers(required=True, metavar="COMMAND")
-    check_help = "whether a daemon would start with it, and if not, why"
+    check_help = "whether it is valid for a daemon, and if not, why"
     config_check = command("check", _config_check, check_help, asks=(), of=on_config)
     config_check.add_argument("file", type=Path, help="YAML")
     config_check.add_argument(
