@@ -19,7 +19,10 @@
  *
  * No call blocks, none needs the node daemon: with no daemon, or no free
  * memory, records are dropped and counted, and the program runs on. The
- * library attaches by itself when a daemon appears. All functions are safe to
+ * library attaches by itself when a daemon appears. When the daemon goes,
+ * records and triggers go on into the memory that it gave, until the next one
+ * is there: under a service manager that one takes the memory up. If it has
+ * not kept it, they are lost, and not counted. All functions are safe to
  * call from any thread, none from a signal handler; nor may a handler leave one
  * by longjmp(), or a thread be cancelled in one asynchronously. A child process
  * starts unattached and attaches anew; a request that was open in the parent
@@ -364,7 +367,9 @@ BS_EXPORT bool bs_trusts_incoming(void);
  * laterals. trigger: the rule's name. why: for the person who reads the
  * trace, or NULL. Counted: -EAGAIN when the trigger queue is full, -ENOTCONN
  * while unattached, -EINVAL for the zero id or a name that is none, -ENODATA
- * where none of these traces is among the percentage that is recorded.
+ * where none of these traces is among the percentage that is recorded. Not
+ * counted is a trigger that was left for the next daemon, where the last one
+ * has gone and the next has not kept its memory.
  */
 BS_EXPORT int bs_trigger(struct bs_trace_id id, const char *trigger,
 			 const char *why, const struct bs_trace_id *laterals,
@@ -382,11 +387,11 @@ struct bs_stats {
 	uint64_t breadcrumbs_malformed;
 	uint64_t attributes_malformed; /* ends of spans refused for them */
 	uint64_t triggers_malformed;
-	uint64_t triggers_unattached; /* there was no node to tell */
+	uint64_t triggers_unattached; /* no node, nor memory of one */
 	uint64_t triggers_unrecorded; /* of traces of which nothing is recorded */
 	uint64_t triggers_lost;	      /* the queue was full, or had moved on */
 	uint64_t attachments;	      /* times attached since start */
-	bool attached;
+	bool attached; /* also while that node has gone and no other is there */
 };
 
 BS_EXPORT void bs_get_stats(struct bs_stats *stats);

@@ -20,7 +20,9 @@ coroutines.
 What may go wrong. A wrong type raises TypeError, an impossible id or number ValueError or
 OverflowError: mistakes of the program. Nothing that happens while a right program runs raises:
 no node daemon, no memory left, a payload too large, a malformed context are counted in
-``stats()``, and cost the record in question only. No call waits for anything but
+``stats()``, and cost the record in question only. After a node daemon has gone, records and triggers
+go into the memory that it gave until the next one is there; if that one has not kept it, as it does
+under a service manager, they are lost, and not counted. No call waits for anything but
 ``wait_attached()``.
 
 Safe to use from threads (256 of a process can write at the same time; more are counted), and

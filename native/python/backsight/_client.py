@@ -202,7 +202,8 @@ class Stats:
     triggers_malformed: int
     """Triggers refused for their name, or for the trace id of all zeros."""
     triggers_unattached: int
-    """There was no node to tell."""
+    """There was no node to tell, nor memory of one. A trigger that is fired after the node has gone
+    waits in its memory for the next one; if that has not kept it, it is lost, and not counted."""
     triggers_unrecorded: int
     """Of traces that are not among the percentage that is recorded."""
     triggers_lost: int
@@ -210,6 +211,7 @@ class Stats:
     attachments: int
     """Times attached to a node daemon."""
     attached: bool
+    """To a node daemon, or to one that has gone, until the next is there."""
 
 
 def stats() -> Stats:

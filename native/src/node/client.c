@@ -219,8 +219,8 @@ static bool goes_before(const struct client *a, const struct client *b)
 	return a->exited_ns < b->exited_ns;
 }
 
-/* Room for one more: the process that has been gone longest gives up what is
- * left of it. */
+/* Room for one more: of those that are gone, the one that goes_before() all
+ * others gives up what is left of it. */
 bool client_make_room(struct bsn *n)
 {
 	struct client *oldest = NULL;
