@@ -89,13 +89,13 @@ class Reporter:
         self._clock = 0.0
 
     def reconfigure(self, config: NodeConfig, now_ns: int) -> None:
-        """Go on with other weights and rates."""
+        """Go on with other weights and rates; nobody may send more at once by it."""
         self._config = config
-        self._bucket = self._new_bucket(config.report_bytes_per_s, now_ns)
+        self._bucket = self._changed_bucket(self._bucket, config.report_bytes_per_s, now_ns)
         for queue in self._queues.values():
             policy = config.policy(queue.name)
             queue.weight = policy.weight
-            queue.bucket = self._new_bucket(policy.report_bytes_per_s, now_ns)
+            queue.bucket = self._changed_bucket(queue.bucket, policy.report_bytes_per_s, now_ns)
 
     def refresh(self, trace: HeldTrace, now_ns: int) -> None:
         """Place the trace's groups anew, and charge its bytes to the first."""
@@ -209,3 +209,17 @@ class Reporter:
         if rate is None:
             return None
         return TokenBucket(rate, self._config.report_burst_bytes, now_ns)
+
+    def _changed_bucket(
+        self, bucket: TokenBucket | None, rate: int | None, now_ns: int
+    ) -> TokenBucket | None:
+        """The bucket as it is, at another rate; where the limit is new, an empty one."""
+        burst = self._config.report_burst_bytes
+        if bucket is not None and rate is not None:
+            bucket.change(rate, burst, now_ns)
+            return bucket
+        changed = self._new_bucket(rate, now_ns)
+        if changed is not None:
+            # Without a limit, more than a burst may just have been sent.
+            changed.charge(burst, now_ns)
+        return changed

@@ -167,6 +167,36 @@ def test_a_queue_within_its_share_gives_up_nothing_however_much_it_holds() -> No
     assert lowest is not None and lowest.queue == "other"
 
 
+def test_other_rates_hold_from_what_was_sent_already() -> None:
+    """A reload, however often, lets nobody send more."""
+    own = TriggerPolicy(report_bytes_per_s=100)
+    config = NodeConfig("n", policies={"a": own}, report_bytes_per_s=1000, report_burst_bytes=2000)
+    queues = Queues(config)
+    queues.add(1, "a", 100_000)
+    queues.add(2, "b", 100_000)
+    while queues.send(2500) is not None:
+        pass
+    ready_ns = queues.reporter.ready_ns(0)
+    assert ready_ns is not None and ready_ns > 0
+    queues.reporter.reconfigure(config, 0)
+    assert queues.reporter.ready_ns(0) == ready_ns
+    # Twice the rate pays the debt in half the time.
+    queues.reporter.reconfigure(replace(config, report_bytes_per_s=2000), 0)
+    halved_ns = queues.reporter.ready_ns(0)
+    assert halved_ns is not None and abs(halved_ns - ready_ns / 2) <= 1
+    # The trigger's own debt stays too, when the node's limit is gone.
+    unlimited = replace(config, report_bytes_per_s=None)
+    queues.reporter.reconfigure(unlimited, 0)
+    assert queues.send(100) == ("b", 2, 100)
+    # A limit that is new gives no burst, since more was sent just now.
+    queues.reporter.reconfigure(config, 0)
+    assert queues.send(100) is None
+    assert queues.send(100, 1) == ("b", 2, 100)
+    assert queues.send(100, 2) is None
+    queues.reporter.reconfigure(replace(unlimited, policies={}), 2)
+    assert queues.send(100, 2) is not None
+
+
 def test_new_bytes_of_a_reported_slice_go_ahead_of_unreported_groups() -> None:
     queues = Queues(NodeConfig("n"))
     ranked = sorted(range(1, 6), key=lambda number: PRIORITY(trace(number)), reverse=True)
