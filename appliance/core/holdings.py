@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 from appliance.core.config import NodeConfig
 from appliance.core.counters import NodeCounters, TriggerCounters
@@ -34,6 +35,19 @@ from protocol.messages import Group, SliceFlags, TraceId
 
 MARK_BYTES = 2048
 """Of the report store that a collected trace takes beside its bytes: a block (node.h)."""
+
+
+@dataclass(slots=True)
+class Gone:
+    """What is held no more.
+
+    ``idle``: traces whose time was over, or that made room; who asked for one may not have
+    been answered yet. ``abandoned``: traces that were given up.
+    """
+
+    idle: list[HeldTrace] = field(default_factory=list)
+    abandoned: list[HeldTrace] = field(default_factory=list)
+    groups: list[Group] = field(default_factory=list)
 
 
 class Holdings:
@@ -54,7 +68,7 @@ class Holdings:
         self._reported: OrderedDict[TraceId, None] = OrderedDict()
         self._searching: set[TraceId] = set()
         self._traceless: OrderedDict[Group, None] = OrderedDict()
-        self._forgotten: list[HeldTrace] = []
+        self._gone = Gone()
 
     def reconfigure(self, config: NodeConfig, now_ns: int) -> None:
         """Go on with other limits and policies; what is held stays in the queue that it is in."""
@@ -85,7 +99,7 @@ class Holdings:
                 if self._traceless:
                     oldest, _ = self._traceless.popitem(last=False)
                     self.counters.firings_dropped += 1
-                    del self.groups[oldest]
+                    self._remove_group(oldest)
                 elif not self._drop_oldest_idle(now_ns):
                     return None
             held = self._new_group(group, now_ns)
@@ -181,19 +195,20 @@ class Holdings:
             return
         if group.acknowledged:
             self._traceless.pop(group.group, None)
-            self.groups.pop(group.group, None)
+            if group.group in self.groups:
+                self._remove_group(group.group)
         else:
             self._traceless.setdefault(group.group)
 
-    def expire(self, now_ns: int) -> list[HeldTrace]:
-        """Let go of idle traces, by time and by number; those that went since the last time."""
+    def expire(self, now_ns: int) -> Gone:
+        """Let go of idle traces, by time and by number; all that went since the last time."""
         while self._expiring and next(iter(self._expiring.values())) <= now_ns:
             self._forget(next(iter(self._expiring)), now_ns)
         while len(self._expiring) + len(self._reported) + len(self._searching) > self._marks_max:
             if not self._drop_oldest_idle(now_ns):
                 break
-        forgotten, self._forgotten = self._forgotten, []
-        return forgotten
+        gone, self._gone = self._gone, Gone()
+        return gone
 
     def next_expiry_ns(self) -> int | None:
         return next(iter(self._expiring.values()), None)
@@ -261,7 +276,6 @@ class Holdings:
             self._leave(held, group)
             self.reporter.place(group, now_ns)
         self._remove(held, abandoned=False, now_ns=now_ns)
-        self._forgotten.append(held)
         for group in groups:
             self.drop_if_empty(group)
 
@@ -271,3 +285,8 @@ class Holdings:
         self._reported.pop(held.trace, None)
         self._searching.discard(held.trace)
         del self.traces[held.trace]
+        (self._gone.abandoned if abandoned else self._gone.idle).append(held)
+
+    def _remove_group(self, group: Group) -> None:
+        del self.groups[group]
+        self._gone.groups.append(group)

@@ -527,8 +527,7 @@ class NodeCore:
         self._expire(now_ns)
 
     def _expire(self, now_ns: int) -> None:
-        for held in self._holdings.expire(now_ns):
-            self._owed.last_answer(held)
+        self._owed.forget(self._holdings.expire(now_ns))
 
     def _abandon(self, group: Group, *, unanswered: bool, now_ns: int) -> None:
         if unanswered:

@@ -4,7 +4,9 @@
 What it must hear of is repeated on each new stream: firings until they are
 acknowledged, abandonments until it answers them with a Drop, and the status of
 every trace that it did not release. Within a stream, each is said when it is due,
-and a status only if it says something new.
+and a status only if it says something new. While there is none, nothing is due; and what
+is let go before it was said is due no more: the coordinator may be away, or not listen,
+for days.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from collections.abc import Iterable, KeysView
 
 from appliance.core.config import NodeConfig
 from appliance.core.groups import HeldTrace
-from appliance.core.holdings import Holdings
+from appliance.core.holdings import Gone, Holdings
 from protocol.messages import (
     Abandoned,
     ClockReply,
@@ -84,7 +86,8 @@ class Owed:
 
     def firing(self, group: Group) -> None:
         """The group fired, or has more laterals than were told of."""
-        self._firings_due[group] = None
+        if self.is_open:
+            self._firings_due[group] = None
 
     def firing_acknowledged(self, group: Group) -> None:
         """The coordinator has one of the firings of a group."""
@@ -117,6 +120,7 @@ class Owed:
         """The coordinator knows that the group was given up, here or by itself."""
         if group in self._abandoned:
             self._abandoned[group] = None
+            self._abandonments_due.pop(group, None)
         else:
             self._remember_abandoned(group, None)
 
@@ -128,7 +132,7 @@ class Owed:
     def answer(self, trace: TraceId) -> None:
         """The status of a held trace, news or not."""
         self._holdings.traces[trace].told = None
-        self._statuses_due[trace] = None
+        self.status(trace)
 
     def refusal(self, traces: Iterable[TraceId], flags: SliceFlags) -> None:
         """Answer without collecting, but for what another group holds."""
@@ -138,11 +142,17 @@ class Owed:
             else:
                 self._answers.append(SliceStatus(trace, held=False, flags=flags))
 
-    def last_answer(self, held: HeldTrace) -> None:
-        """A trace was let go: who asked for it gets an answer, if nobody has answered yet."""
-        is_due = held.trace in self._statuses_due and held.told is None
-        if is_due and len(self._answers) < self._config.triggered_max:
-            self._answers.append(held.status())
+    def forget(self, gone: Gone) -> None:
+        """This is held no more, so nothing of it is due."""
+        for held in gone.idle:
+            self._last_answer(held)
+        for held in (*gone.idle, *gone.abandoned):
+            if held.trace not in self._holdings.traces:
+                self._statuses_due.pop(held.trace, None)
+                self._statuses_later.pop(held.trace, None)
+        for group in gone.groups:
+            if group not in self._holdings.groups:
+                self._firings_due.pop(group, None)
 
     def clock_reply(self, number: int, received_ns: int) -> None:
         """A probe came, at this Unix time."""
@@ -186,10 +196,17 @@ class Owed:
 
     # ------------------------------------------------------------ inside
 
+    def _last_answer(self, held: HeldTrace) -> None:
+        """A trace was let go: who asked for it gets an answer, if nobody has answered yet."""
+        is_due = held.trace in self._statuses_due and held.told is None
+        if is_due and len(self._answers) < self._config.triggered_max:
+            self._answers.append(held.status())
+
     def _remember_abandoned(self, group: Group, had: tuple[SliceStatus, ...] | None) -> None:
         self._abandoned[group] = had
         while len(self._abandoned) > self._config.triggered_max:
-            self._abandoned.popitem(last=False)
+            forgotten, _ = self._abandoned.popitem(last=False)
+            self._abandonments_due.pop(forgotten, None)
             self._holdings.counters.abandonments_forgotten += 1
 
     def _take_statuses(self, now_ns: int) -> list[SliceStatus]:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -259,6 +260,9 @@ def test_a_trigger_that_fires_again_adds_its_laterals_and_loses_none() -> None:
     assert [m.laterals for m in fired] == [(trace(2), trace(3))]
     assert {s.trace for s in node.pool.slices()} == {trace(1), trace(2), trace(3)}
     assert node.core.counters.triggers["t"].merged == 2
+
+
+UNLIMITED = TriggerLimits(1e9, 1e9, 1e9, 1e9)
 
 
 def test_an_acknowledgement_of_what_was_said_before_says_nothing_of_what_was_added() -> None:
@@ -907,6 +911,90 @@ def test_more_trigger_names_than_allowed_share_one_entry() -> None:
     node.fire(30, "own")
     assert set(node.core.counters.triggers) == {"name1", "name2", "name3", OTHER_NAMES, "own"}
     assert node.core.counters.triggers[OTHER_NAMES].fired == 16
+
+
+def due(node: Node) -> dict[str, int]:
+    """How much waits to be said, by its kind."""
+    owed = node.core._owed
+    return {
+        name: len(getattr(owed, name))
+        for name in (
+            "_firings_due",
+            "_abandonments_due",
+            "_statuses_due",
+            "_statuses_later",
+            "_answers",
+            "_abandoned",
+        )
+    }
+
+
+def held_traces(node: Node) -> set[TraceId]:
+    return set(node.core._holdings.traces)
+
+
+def firings(node: Node, numbers: Iterable[int]) -> None:
+    """Of each third trace there is nothing; what there is of the others the store cannot hold."""
+    for number in numbers:
+        if number % 3:
+            node.write(number, 4000)
+        node.fire(number)
+
+
+def test_nothing_is_due_while_there_is_no_coordinator_and_then_all_that_holds() -> None:
+    node = Node(
+        NodeConfig("n1", triggered_max=50, limits=UNLIMITED), PoolConfig(store_bytes=256 << 10)
+    )
+    firings(node, range(1, 151))
+    assert {name: count for name, count in due(node).items() if count} == {"_abandoned": 50}
+    messages = node.connect()
+    groups = node.core._holdings.groups
+    assert [m.group for m in messages if isinstance(m, TriggerFired)] == list(groups)
+    assert {m.trace for m in messages if isinstance(m, SliceStatus)} >= held_traces(node)
+    given_up = [m.group for m in messages if isinstance(m, Abandoned)]
+    assert given_up == list(node.core.abandoned_groups)
+    # What it hears first are the bytes that it will never see.
+    for index, message in enumerate(messages):
+        if isinstance(message, Abandoned):
+            assert isinstance(messages[index - 1], SliceStatus)
+
+
+def test_what_is_due_to_a_coordinator_that_does_not_read_goes_with_what_is_held() -> None:
+    bound = 50
+    node = Node(
+        NodeConfig("n1", triggered_max=bound, limits=UNLIMITED), PoolConfig(store_bytes=256 << 10)
+    )
+    node.connect()
+    firings(node, range(1, 3 * bound + 1))
+    assert max(due(node).values()) <= bound
+    assert node.core.counters.abandonments_forgotten > 0
+    # Another node had the youngest given up, of which this one has not even told.
+    (youngest, before) = list(node.core.abandoned_groups)[:-3:-1]
+    node.core.on_control(Drop(youngest), node.now_ns, node.now_ns + REAL_NS)
+    messages = node.take()
+    groups = node.core._holdings.groups
+    fired = [m.group for m in messages if isinstance(m, TriggerFired)]
+    assert fired and len(fired) == len(groups) and set(fired) == set(groups)
+    assert {m.trace for m in messages if isinstance(m, SliceStatus)} >= held_traces(node)
+    given_up = [m.group for m in messages if isinstance(m, Abandoned)]
+    assert len(given_up) == bound - 1 and given_up[-1] == before
+
+
+def test_lengths_that_were_to_be_told_later_go_with_their_traces() -> None:
+    node = Node()
+    handle = node.write(1, close=False)
+    node.fire(1)
+    node.connect()
+    node.connect_slices()
+    node.report()
+    for _ in range(2):
+        node.pool.write(handle, 0, Data(1, bytes(50)), node.now_ns)
+        node.poll()
+        node.report()
+        node.take()
+    assert due(node)["_statuses_later"] == 1
+    node.core.on_control(Drop(Group("t", trace(1))), node.now_ns, node.now_ns + REAL_NS)
+    assert due(node)["_statuses_later"] == due(node)["_statuses_due"] == 0
 
 
 def test_firings_that_lost_their_traces_are_bounded() -> None:
