@@ -139,12 +139,12 @@ METRICS = (
     ),
     Metric(
         "triggers_merged_total",
-        "Triggers for a trace that was triggered already.",
+        "Triggers for a trace that was triggered already: by this name, or 64 times.",
         "triggers/{trigger}/merged",
     ),
     Metric(
         "laterals_cut_total",
-        "Neighbours of triggered traces, more than laterals_max.",
+        "Neighbours of triggered traces, more than laterals_max, or triggered 64 times already.",
         "triggers/{trigger}/laterals_cut",
     ),
     Metric(

@@ -55,6 +55,8 @@ class NodeConfig:
     still searched for), the firings that wait for their acknowledgement and the remembered
     abandoned groups: a hundred bytes or two each. ``triggered_ttl_ns`` is how
     long a trace that is of no more use, or was never seen, stays triggered.
+    ``groups_per_trace_max`` is how many triggers one trace is collected under, as primary
+    or lateral: whatever happens to it concerns all of them.
     ``status_interval_ns`` is the least time between two statuses of a trace
     that say no more than that it grew.
     """
@@ -70,6 +72,7 @@ class NodeConfig:
     abandon_grace_ns: int = NS_PER_S // 2
     triggered_max: int = 65536
     triggered_ttl_ns: int = 60 * NS_PER_S
+    groups_per_trace_max: int = 64
     trigger_names_max: int = 256
     chunk_bytes: int = 64 << 10
     status_interval_ns: int = 50_000_000
@@ -83,6 +86,10 @@ class NodeConfig:
             )
         if self.triggered_max < 1 or self.trigger_names_max < 1:
             raise ValueError("triggered_max and trigger_names_max must be at least 1")
+        if self.groups_per_trace_max < 1:
+            raise ValueError(
+                f"groups_per_trace_max is {self.groups_per_trace_max}; it must be at least 1"
+            )
 
     def policy(self, trigger: str) -> TriggerPolicy:
         return self.policies.get(trigger, self.default_policy)

@@ -13,7 +13,9 @@ class TriggerCounters:
     ``fired`` is the sum of four: ``rate_limited_process`` and
     ``rate_limited_trigger`` count refused firings, ``dry_run`` those that were only
     to be counted, by their name (DRY_RUN_PREFIX), ``admitted`` the others. ``merged``
-    counts those of a group that was known already. ``collected``
+    counts those of a group that was known already, or for a trace with as many groups as
+    there may be; ``laterals_cut`` neighbours beyond ``laterals_max``, or that had as many
+    groups, or of such a firing. ``collected``
     counts groups taken in, fired here or elsewhere; ``evicted_before`` traces
     that had lost something to eviction when the trigger came, ``lossy`` those
     that had lost records when written. ``reported_bytes`` counts what was put

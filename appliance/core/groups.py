@@ -24,7 +24,7 @@ class HeldTrace:
     the coordinator has all that it wants; the mark remains for a while, so
     that what is written later continues the slice instead of starting another
     under the same name. ``release_early``: it said so while bytes were not
-    known to be durable.
+    known to be durable. ``unsent`` and ``held``: whether its groups count it so.
 
     Of a trace that the data plane still searches for there are no bytes yet, and no status.
     """
@@ -36,6 +36,8 @@ class HeldTrace:
     told: SliceStatus | None = None
     told_ns: int = 0
     charged_bytes: int = 0
+    unsent: bool = False
+    held: bool = False
     released: bool = False
     release_early: bool = False
 
@@ -73,7 +75,7 @@ class HeldTrace:
         )
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class HeldGroup:
     """A group that has traces here, or a firing that was not acknowledged.
 
@@ -82,7 +84,9 @@ class HeldGroup:
     sent on the present Control stream without an answer: the answer to the
     last one counts, since a merge may have added laterals since.
     ``release_deferred``: the coordinator released a trace of it before it can
-    have known of the group.
+    have known of the group. ``unsent`` and ``held`` are how many of its traces have bytes
+    that were not sent, or are not durable elsewhere: a trace has many groups and a group many
+    traces, so they are counted and not looked for at each change.
     """
 
     group: Group
@@ -95,6 +99,20 @@ class HeldGroup:
     unanswered: int = 0
     release_deferred: bool = False
     begun: bool = False
+    unsent: int = 0
+    held: int = 0
+
+    def add(self, trace: HeldTrace) -> None:
+        self.traces[trace.trace] = trace
+        trace.groups.append(self)
+        self.unsent += trace.unsent
+        self.held += trace.held
+
+    def remove(self, trace: HeldTrace) -> None:
+        del self.traces[trace.trace]
+        trace.groups.remove(self)
+        self.unsent -= trace.unsent
+        self.held -= trace.held
 
     @property
     def order(self) -> tuple[int, bytes, str]:
@@ -103,14 +121,6 @@ class HeldGroup:
         The rest only makes the order total, and the same on every node.
         """
         return (-self.priority, self.group.primary, self.group.trigger)
-
-    @property
-    def unsent_bytes(self) -> int:
-        return sum(trace.unsent_bytes for trace in self.traces.values())
-
-    @property
-    def held_bytes(self) -> int:
-        return sum(trace.held_bytes for trace in self.traces.values())
 
     @property
     def is_reported(self) -> bool:

@@ -13,7 +13,9 @@ when there are too many, oldest first:
   - those reported in full wait for the coordinator's Release.
 Or the data plane still searches for it: that takes milliseconds, and there may
 yet be bytes of it, so it stays, and idle ones go in its place.
-Groups are bounded by the same number. One more costs the oldest firing that has
+A trace is in ``groups_per_trace_max`` groups at most, since whatever happens to it
+concerns them all. It is collected already, so another group goes without it.
+Groups are bounded by the same number as marks. One more costs the oldest firing that has
 lost its traces and was not acknowledged, else the oldest idle trace; when there
 is neither, it is refused.
 """
@@ -105,25 +107,39 @@ class Holdings:
             held = self._new_group(group, now_ns)
         return held
 
+    def may_join(self, trace: TraceId, group: Group) -> bool:
+        """Whether a trace is in a group, or in so few others that it can be."""
+        held = self.traces.get(trace)
+        if held is None or not self._is_full(held):
+            return True
+        known = self.groups.get(group)
+        return known is not None and trace in known.traces
+
     def collect(self, group: HeldGroup, traces: Iterable[TraceId], now_ns: int) -> None:
-        """Collect traces for a group. Those that it has already stay as they are."""
+        """Collect traces for a group. Those that it has already stay as they are.
+
+        So do those that cannot join it: they are held for others.
+        """
         for trace in traces:
-            if trace in group.traces:
-                continue
             known = self.traces.get(trace)
+            if known is not None and (trace in group.traces or self._is_full(known)):
+                continue
             held = known or self._add(self._dataplane.collect(trace, group.group, now_ns))
             held.released = False
             self._join(held, group)
             if known is None and not held.searching:
                 self._count_found(held)
             self._refresh(held, now_ns)
+        self.reporter.place(group, now_ns)
 
     def recover(self, now_ns: int) -> None:
         """Take in what the report store of an earlier daemon still held."""
         for found in self._dataplane.slices():
             held = self._add(found)
-            self._join(held, self.groups.get(found.group) or self._new_group(found.group, now_ns))
+            group = self.groups.get(found.group) or self._new_group(found.group, now_ns)
+            self._join(held, group)
             self._refresh(held, now_ns)
+            self.reporter.place(group, now_ns)
 
     # ---------------------------------------------------------- changing
 
@@ -148,9 +164,9 @@ class Holdings:
         trace.sent += count
         self.reporter.sent(group, count, now_ns)
         self.count(group.group.trigger).reported_bytes += count
-        for owner in trace.groups:
-            owner.begun = True
         self.reporter.refresh(trace, now_ns)
+        for owner in trace.groups:
+            self.reporter.begin(owner, now_ns)
 
     def acked(self, held: HeldTrace, offset: int, now_ns: int) -> None:
         """Everything before offset is durable at the coordinator."""
@@ -184,7 +200,7 @@ class Holdings:
         for held in list(group.traces.values()):
             self._leave(held, group)
             if held.groups:
-                self.reporter.refresh(held, now_ns)
+                self.reporter.charge(held, now_ns)
             else:
                 self._remove(held, abandoned=True, now_ns=now_ns)
         self.drop_if_empty(group)
@@ -232,16 +248,17 @@ class Holdings:
         self.traces[found.trace] = held
         return held
 
+    def _is_full(self, held: HeldTrace) -> bool:
+        return len(held.groups) >= self._config.groups_per_trace_max
+
     def _join(self, held: HeldTrace, group: HeldGroup) -> None:
-        held.groups.append(group)
-        group.traces[held.trace] = held
+        group.add(held)
         self._traceless.pop(group.group, None)
         group.begun = group.begun or held.sent > 0
 
     def _leave(self, held: HeldTrace, group: HeldGroup) -> None:
         self.reporter.uncharge(held)
-        held.groups.remove(group)
-        del group.traces[held.trace]
+        group.remove(held)
 
     def _refresh(self, held: HeldTrace, now_ns: int) -> None:
         self.reporter.refresh(held, now_ns)

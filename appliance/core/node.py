@@ -421,17 +421,21 @@ class NodeCore:
             counters.merged += 1
             return
         known = self._holdings.groups.get(group)
+        told = known.fired.laterals if known is not None and known.fired is not None else ()
+        others = dict.fromkeys((*told, *laterals))
+        others.pop(group.primary, None)
+        # What has so many triggers that it cannot join is not told of either, so that the
+        # coordinator expects nothing of it for this one.
+        joins = self._holdings.may_join(group.primary, group)
+        named = tuple(t for t in others if joins and self._holdings.may_join(t, group))
+        named = named[: self._config.limits.laterals_max]
+        counters.laterals_cut += len(others) - len(named)
+        if not joins or (known is not None and {group.primary, *named} <= set(known.traces)):
+            counters.merged += 1
+            return
         held = known or self._holdings.group(group, now_ns)
         if held is None:
             self.counters.firings_dropped += 1
-            return
-        told = held.fired.laterals if held.fired is not None else ()
-        others = dict.fromkeys((*told, *laterals))
-        others.pop(group.primary, None)
-        named = tuple(others)[: self._config.limits.laterals_max]
-        counters.laterals_cut += len(others) - len(named)
-        if known is not None and {group.primary, *named} <= set(known.traces):
-            counters.merged += 1
             return
         if held.fired is not None:
             why, source = held.fired.why, held.fired.source
@@ -462,7 +466,11 @@ class NodeCore:
         if message.group in self._owed.abandoned_groups:
             self._owed.refusal(message.traces, SliceFlags.ABANDONED)
             return
-        group = self._holdings.group(message.group, now_ns)
+        group = None
+        # A group that none of them can join would be held for nothing: all of them are held
+        # already, and each is answered by what there is of it.
+        if any(self._holdings.may_join(trace, message.group) for trace in message.traces):
+            group = self._holdings.group(message.group, now_ns)
         if group is None:
             self._owed.refusal(message.traces, SliceFlags.STORE_FULL)
             return

@@ -80,7 +80,7 @@ class QueueDepth:
 
 
 class Reporter:
-    """The queues. Whoever changes a trace or a group tells it by refresh()."""
+    """The queues. Whoever changes a trace tells it by refresh(), or a group by place()."""
 
     def __init__(self, config: NodeConfig, now_ns: int) -> None:
         self._config = config
@@ -98,24 +98,43 @@ class Reporter:
             queue.bucket = self._changed_bucket(queue.bucket, policy.report_bytes_per_s, now_ns)
 
     def refresh(self, trace: HeldTrace, now_ns: int) -> None:
-        """Place the trace's groups anew, and charge its bytes to the first."""
+        """Charge the trace's bytes to its first group, and place those for which it matters anew."""
+        self.charge(trace, now_ns)
+        unsent, held = trace.unsent_bytes > 0, trace.held_bytes > 0
+        more_unsent, more_held = unsent - trace.unsent, held - trace.held
+        if not more_unsent and not more_held:
+            return
+        trace.unsent, trace.held = unsent, held
+        for group in trace.groups:
+            before = (group.unsent > 0, group.held > 0)
+            group.unsent += more_unsent
+            group.held += more_held
+            if (group.unsent > 0, group.held > 0) != before:
+                self.place(group, now_ns)
+
+    def charge(self, trace: HeldTrace, now_ns: int) -> None:
+        """Charge a trace's bytes to its first group."""
         if trace.groups:
             queue = self._queue(trace.groups[0].queue, now_ns)
             queue.held_bytes += trace.held_bytes - trace.charged_bytes
             trace.charged_bytes = trace.held_bytes
-        for group in trace.groups:
-            self.place(group, now_ns)
 
     def place(self, group: HeldGroup, now_ns: int) -> None:
         """Put a group where its bytes say that it belongs."""
         queue = self._queue(group.queue, now_ns)
         was_backlogged = queue.backlogged
-        unsent = group.unsent_bytes > 0
+        unsent = group.unsent > 0
         queue.begun.put(group, unsent and group.begun)
         queue.waiting.put(group, unsent and not group.begun)
-        queue.held.put(group, group.held_bytes > 0)
+        queue.held.put(group, group.held > 0)
         if queue.backlogged and not was_backlogged:
             queue.clock = max(queue.clock, self._clock)
+
+    def begin(self, group: HeldGroup, now_ns: int) -> None:
+        """Bytes of the group were sent: what more there is of it goes first."""
+        if not group.begun:
+            group.begun = True
+            self.place(group, now_ns)
 
     def uncharge(self, trace: HeldTrace) -> None:
         """Stop charging the trace's bytes: its first group is about to change."""

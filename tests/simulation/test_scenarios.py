@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -626,6 +627,68 @@ def test_a_node_asked_for_a_trace_of_a_group_that_was_given_up_says_so() -> None
     core.on_control(Collect(group, (request.trace,)), sim.nodes["a"].mono_ns(), 0)
     (answer,) = core.take_control(0)
     assert getattr(answer, "flags", None) == SliceFlags.ABANDONED
+
+
+def held_nowhere(sim: Simulator) -> bool:
+    """Whether no node holds anything, and the coordinator waits for nothing."""
+    cores = [node.core for node in sim.nodes.values()]
+    core = sim.coordinator.core
+    assert core is not None
+    figures = core.figures()
+    return (
+        all(core is not None and not core._holdings.groups for core in cores)
+        and all(core is not None and core.triggered_traces == 0 for core in cores)
+        and figures.traces_open == figures.traces_settled == figures.groups == 0
+    )
+
+
+def test_more_triggers_of_a_trace_than_a_node_takes_leave_nothing_to_wait_for() -> None:
+    sim = Simulator(seed=1)
+    for name in ("a", "b"):
+        sim.add_node(name, NodeConfig("", triggered_ttl_ns=10 * S, groups_per_trace_max=2))
+    sim.run(0.2)
+    common, *others = [sim.request(chain("a", "b")) for _ in range(8)]
+    sim.run(0.1)
+    for number, other in enumerate(others):
+        sim.fire("ab"[number % 2], other.trace, laterals=(common.trace,))
+        sim.run(0.01 * (number % 3))
+    sim.fire("a", common.trace)
+    sim.settle()
+    sim.check()
+    cores = [node.core for node in sim.nodes.values()]
+    cut = [core.counters.triggers["t"].laterals_cut for core in cores if core is not None]
+    assert all(cut)
+    for request in (common, *others):
+        collected_whole(sim, request)
+    assert held_nowhere(sim)
+
+
+def test_what_a_node_holds_for_others_goes_with_them_and_is_not_waited_for_for_ever() -> None:
+    sim = Simulator(seed=1)
+    slow = NodeConfig("a", report_bytes_per_s=1, report_burst_bytes=1, triggered_ttl_ns=10 * S)
+    slow = replace(slow, groups_per_trace_max=2)
+    sim.add_node("a", slow)
+    sim.add_node("b", NodeConfig("", triggered_ttl_ns=10 * S))
+    sim.run(0.2)
+    common, *others = [sim.request(chain("a", "b")) for _ in range(4)]
+    sim.run(0.1)
+    groups = [sim.fire("a", other.trace, laterals=(common.trace,)) for other in others[:2]]
+    sim.run(0.1)
+    # The coordinator asks for it under this one too, and believes that it is held for that.
+    sim.fire("b", others[2].trace, laterals=(common.trace,))
+    sim.run(0.1)
+    core = sim.nodes["a"].core
+    assert core is not None
+    (held,) = (h for h in core._holdings.traces.values() if h.trace == common.trace)
+    assert [group.group for group in held.groups] == groups
+    for group in groups:
+        core._abandon(group, unanswered=True, now_ns=sim.nodes["a"].mono_ns())
+    core.reconfigure(replace(slow, report_bytes_per_s=None), sim.nodes["a"].mono_ns())
+    sim.settle(90.0)
+    sim.check()
+    assert sim.kind(common.trace) == "partial"
+    assert ("bytes_missing", "a") in reasons(sim, common.trace)
+    assert held_nowhere(sim)
 
 
 def test_bandwidth_goes_to_the_highest_priorities() -> None:

@@ -13,8 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from appliance.core.dataplane import NO_CLIENT, LocalTrigger, Slice
+from appliance.core.groups import HeldGroup
 from appliance.core.limits import PROCESSES_MAX, Admission, Refusal, TokenBucket
 from appliance.core.node import NodeConfig, NodeCore, TriggerLimits, TriggerPolicy
+from appliance.core.reporting import Reporter
 from counting.trigger_names import OTHER_NAMES
 from formats.slices import Breadcrumb, Data
 from protocol.hashing import Domain, TraceHash
@@ -263,6 +265,111 @@ def test_a_trigger_that_fires_again_adds_its_laterals_and_loses_none() -> None:
 
 
 UNLIMITED = TriggerLimits(1e9, 1e9, 1e9, 1e9)
+
+
+class Places:
+    """How often groups were put into a place of a queue, by all reporters."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.count = 0
+        place = Reporter.place
+
+        def counted(reporter: Reporter, group: HeldGroup, now_ns: int) -> None:
+            self.count += 1
+            place(reporter, group, now_ns)
+
+        monkeypatch.setattr(Reporter, "place", counted)
+
+    def take(self) -> int:
+        count, self.count = self.count, 0
+        return count
+
+
+def test_the_same_neighbours_of_any_number_of_triggers_cost_no_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    places = Places(monkeypatch)
+    node = Node(NodeConfig("n1", limits=UNLIMITED), PoolConfig(store_bytes=64 << 20))
+    laterals = tuple(range(1, 33))
+    handles = [node.write(number, close=False) for number in laterals]
+    for number in range(1000, 3000):
+        places.take()
+        node.fire(number, laterals=laterals)
+        assert max(len(held.groups) for held in node.core._holdings.traces.values()) <= 64
+    # The last one has none of them, and each of the first ones told of all.
+    assert places.take() <= 2
+    fired = [m for m in node.connect() if isinstance(m, TriggerFired)]
+    assert [len(m.laterals) for m in fired] == [32] * 64 + [0] * 1936
+    assert node.core.counters.triggers["t"].laterals_cut == 32 * 1936
+    # Nor does what is written of them, sent, and given up.
+    node.connect_slices()
+    for _ in range(3):
+        for handle in handles:
+            node.pool.write(handle, 0, Data(1, bytes(50)), node.now_ns)
+        places.take()
+        node.poll()
+        node.report()
+        assert places.take() <= 4 * 64
+    node.hear(Drop(fired[0].group))
+    assert places.take() == 0
+    assert sum(held.bytes for held in node.pool.slices()) == sum(
+        depth.bytes for depth in node.core.queues.values()
+    )
+
+
+def test_what_has_as_many_triggers_as_there_may_be_joins_no_further_one() -> None:
+    node = Node(NodeConfig("n1", groups_per_trace_max=2))
+    for number in range(1, 7):
+        node.write(number)
+    node.connect()
+    for number in (1, 2):
+        node.fire(number, laterals=(5,))
+    node.take()
+    # As a lateral it is left out.
+    node.fire(3, laterals=(5, 6))
+    (fired,) = [m for m in node.take() if isinstance(m, TriggerFired)]
+    assert fired.laterals == (trace(6),)
+    counters = node.core.counters.triggers["t"]
+    assert (counters.laterals_cut, counters.merged, counters.collected) == (1, 0, 3)
+    node.fire(3, laterals=(5, 6))
+    assert (counters.laterals_cut, counters.merged) == (2, 1)
+    # As a primary it is collected already, and its neighbours are not for it.
+    node.fire(5, "other", laterals=(4,))
+    assert node.take() == []
+    other = node.core.counters.triggers["other"]
+    assert (other.laterals_cut, other.merged, other.collected) == (1, 1, 0)
+    assert trace(4) not in {held.trace for held in node.pool.slices()}
+    # Who has it fires on, and adds what has room.
+    node.fire(1, laterals=(5, 4))
+    (again,) = [m for m in node.take() if isinstance(m, TriggerFired)]
+    assert again.laterals == (trace(5), trace(4))
+
+
+def test_a_coordinator_is_answered_by_what_there_is_of_a_trace_that_can_join_no_group() -> None:
+    node = Node(NodeConfig("n1", groups_per_trace_max=2))
+    for number in range(1, 7):
+        node.write(number)
+    node.connect()
+    for number in (1, 2):
+        node.fire(number, laterals=(5,))
+    node.take()
+    (status,) = node.hear(Collect(Group("far", trace(9)), (trace(5),)))
+    assert isinstance(status, SliceStatus) and status.held and status.trace == trace(5)
+    # A group without traces would be held for nothing, for ever.
+    assert {held.group.trigger for held in node.core._holdings.groups.values()} == {"t"}
+    statuses = node.hear(Collect(Group("far", trace(9)), (trace(5), trace(6))))
+    assert [s.trace for s in statuses if isinstance(s, SliceStatus)] == [trace(5), trace(6)]
+    (far,) = (held for held in node.core._holdings.groups.values() if held.group.trigger == "far")
+    assert set(far.traces) == {trace(6)}
+    # It goes with those that have it, and the others that are asked for go on.
+    node.hear(Drop(Group("far", trace(9))))
+    assert {held.trace for held in node.pool.slices()} == {trace(1), trace(2), trace(5)}
+    for number in (1, 2):
+        node.hear(Drop(Group("t", trace(number))))
+    assert list(node.pool.slices()) == []
+    assert not node.core._holdings.groups or all(
+        not held.acknowledged for held in node.core._holdings.groups.values()
+    )
 
 
 def test_an_acknowledgement_of_what_was_said_before_says_nothing_of_what_was_added() -> None:

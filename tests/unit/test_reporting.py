@@ -39,8 +39,7 @@ class Queues:
         found = Slice(trace(number), group, 1, size, 0, 0, 0, 0, SliceFlags.HELD, ())
         held = HeldTrace(found, acked=0, sent=0)
         owner = HeldGroup(group, queue, PRIORITY(trace(number)), now_ns)
-        held.groups.append(owner)
-        owner.traces[held.trace] = held
+        owner.add(held)
         self.traces[number] = held
         self.groups[number] = owner
         self.reporter.refresh(held, now_ns)
@@ -58,9 +57,9 @@ class Queues:
         group, held = following
         count = min(chunk_bytes, held.unsent_bytes)
         held.sent += count
-        group.begun = True
         self.reporter.sent(group, count, now_ns)
         self.reporter.refresh(held, now_ns)
+        self.reporter.begin(group, now_ns)
         return group.queue, int.from_bytes(held.trace, "big"), count
 
 
