@@ -42,6 +42,7 @@ GROUPS: Mapping[str, Sequence[Attack]] = {
         Attack("triggers"),
         Attack("namesake"),
         Attack("bulk"),
+        Attack("laterals"),
     ),
     "memory beyond the grants, leftovers of the dead": (
         Attack("touch"),

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ctl.coordinator import AskError
 from testbed.topology import PYTHON, Coordinator, Host, Network, Node, Opened, started
 from tests.hostile.attacks import ATTACKER, HONEST, HOSTILE, Attack, phases
 from tests.hostile.client import Said
@@ -160,6 +161,7 @@ class Campaign(Opened):
     _visitors: list[_Client] = field(default_factory=list, init=False)
     _judged: Judged = field(default_factory=Judged, init=False)
     _samples: list[Sample] = field(default_factory=list, init=False)
+    _answers_s: list[float] = field(default_factory=list, init=False)
     _daemons: dict[str, int] = field(default_factory=dict, init=False)
     _turns: list[Turn] = field(default_factory=list, init=False)
     _deaths: list[str] = field(default_factory=list, init=False)
@@ -348,6 +350,7 @@ class Campaign(Opened):
                 self._deaths.append(f"the daemon of {name} ended:\n{node.last_words()}")
                 self._daemons[name] = pid
             self._samples.append(self._sample(name))
+            self._ask(node)
         for client in (*self._services, *self._visitors):
             if not client.left and client.process.poll() is not None:
                 self._deaths.append(
@@ -362,6 +365,14 @@ class Campaign(Opened):
                 self._records_lost(),
             )
         )
+
+    def _ask(self, node: Node) -> None:
+        """Time how long the daemon takes to say how it is."""
+        begin_s = time.monotonic()
+        # One that is starting just now refuses at once.
+        with contextlib.suppress(AskError):
+            node.control.status()
+        self._answers_s.append(time.monotonic() - begin_s)
 
     def _written(self) -> list[Written]:
         return [client.written() for client in (*self._services, *self._visitors)]
@@ -441,6 +452,7 @@ class Campaign(Opened):
             visitors=Visitors(len(self._visitors), attached),
             judged=self._judged,
             samples=self._samples,
+            answers_s=self._answers_s,
             budget_bytes=budget,
             pool_bytes=_POOL_BYTES,
             files_max=_FILES_MAX,

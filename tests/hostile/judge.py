@@ -13,6 +13,11 @@ from tests.hostile.memory import Sample
 
 TRIGGERS_COLLECTED_MIN = 0.99
 
+# A daemon that has all its time taken answers in seconds, on any machine, and does everything
+# else as late; one that is asked in the midst of a restart, or on a busy machine, does so now
+# and then.
+_ANSWER_MAX_S, _ANSWERS_LATE_MAX = 1.0, 0.1
+
 _MIB = 1 << 20
 
 # A node looks once a second for memory that it did not grant; until it has given it back,
@@ -111,6 +116,7 @@ class Result:
     and all memory that it shares with applications, also what they touched without a grant;
     ``node_memory_settled_max_mib``: the same without what is given back within seconds.
     ``node_arenas_end_mib``: of the memory for records, when the attack is over.
+    ``node_answers_late``: the share of questions how it is that a daemon took a second to answer.
     """
 
     duration_s: float
@@ -138,6 +144,7 @@ class Result:
     node_memory_growth_mib: float
     node_arenas_end_mib: float
     node_files_max: int
+    node_answers_late: float
     nodes: Mapping[str, Mapping[str, float]]
     turns: Sequence[TurnResult] = ()
     failures: Sequence[str] = ()
@@ -206,6 +213,7 @@ def judge(
     visitors: Visitors,
     judged: Judged,
     samples: Iterable[Sample],
+    answers_s: Sequence[float],
     budget_bytes: int,
     pool_bytes: int,
     files_max: int,
@@ -287,6 +295,12 @@ def judge(
         )
     if files > files_max:
         failures.append(f"a node had {files} open files, want {files_max} at most")
+    late = sum(answer_s > _ANSWER_MAX_S for answer_s in answers_s) / max(1, len(answers_s))
+    if late > _ANSWERS_LATE_MAX:
+        failures.append(
+            f"{late:.0%} of {len(answers_s)} times a node took more than {_ANSWER_MAX_S:g} s to"
+            f" say how it is, {max(answers_s):.1f} s once; want {_ANSWERS_LATE_MAX:.0%} at most"
+        )
 
     last = judged.last.values()
     return Result(
@@ -319,6 +333,7 @@ def judge(
         node_memory_growth_mib=_mib(grown),
         node_arenas_end_mib=_mib(left),
         node_files_max=files,
+        node_answers_late=round(late, 4),
         nodes=nodes or {},
         turns=tuple(_turn_result(turn, judged) for turn in turns),
         failures=tuple(failures),
@@ -357,6 +372,7 @@ def table(result: Result) -> str:
             ),
         ),
         ("files open in a node", f"{result.node_files_max}"),
+        ("late answers of a node", f"{result.node_answers_late:.1%}"),
         *(
             (f"what {node} counted", ", ".join(f"{key} {n:g}" for key, n in counted.items()))
             for node, counted in result.nodes.items()

@@ -165,6 +165,7 @@ def result(outcomes: Sequence[Outcome] | None = None, **changed: Any) -> Result:
         "visitors": Visitors(4, 4),
         "judged": judged,
         "samples": samples([80.0] * 60),
+        "answers_s": [0.01] * 60,
         "budget_bytes": 300 * MIB,
         "pool_bytes": 64 * MIB,
         "files_max": 100,
@@ -296,6 +297,14 @@ def test_what_liars_touched_must_be_gone_at_the_end() -> None:
 
 def test_open_files_without_end_fail() -> None:
     assert "1000 open files" in only_failure(result(samples=samples([80.0] * 60, files=1000)))
+
+
+def test_a_node_that_has_no_time_fails() -> None:
+    assert result(answers_s=[0.01] * 54 + [3.0] * 6).ok
+    bad = result(answers_s=[0.01] * 50 + [3.0] * 10)
+    assert "17% of 60 times a node took more than 1 s to say how it is, 3.0 s once" in only_failure(
+        bad
+    )
 
 
 def test_whoever_could_not_attach_or_died_fails() -> None:

@@ -50,6 +50,7 @@ static const struct attack {
 	{"wash", wash_pool, false, 5000},
 	{"namesake", fire_by_honest_name, false, 5000},
 	{"bulk", fire_for_bulk, false, 500000},
+	{"laterals", fire_for_neighbours, false, 5000},
 };
 
 static const struct attack *attack_of(const char *name)

@@ -28,5 +28,6 @@ void open_handles(struct target *t);
 void wash_pool(struct target *t);
 void fire_by_honest_name(struct target *t);
 void fire_for_bulk(struct target *t);
+void fire_for_neighbours(struct target *t);
 
 #endif

@@ -21,6 +21,9 @@
 
 #define BULK_BYTES (2u << 20)
 
+#define NEIGHBOURS 32u
+#define NEIGHBOUR_STEPS 128u /* with the same ones */
+
 /* tests/hostile/truth.py */
 #define HONEST_TRIGGER "honest"
 
@@ -127,4 +130,29 @@ void fire_for_bulk(struct target *t)
 		bs_tracepoint(payload, sizeof(payload));
 	bs_end();
 	bs_trigger(id, HONEST_TRIGGER, "bulk", NULL, 0);
+}
+
+/* All that it fires for has the same neighbours, which it goes on to write: what
+ * happens to one of them concerns every trigger that named it. */
+void fire_for_neighbours(struct target *t)
+{
+	static struct bs_trace neighbours[NEIGHBOURS];
+	static struct bs_trace_id ids[NEIGHBOURS];
+	struct bs_trace_id id = fresh_trace();
+
+	if (t->steps == 0)
+		bs_wait_attached(WAIT_MS);
+	for (uint32_t i = 0; i < NEIGHBOURS; i++) {
+		if (t->steps % NEIGHBOUR_STEPS == 0) {
+			if (t->steps)
+				bs_close(&neighbours[i]);
+			ids[i] = fresh_trace();
+			bs_open(&neighbours[i], ids[i]);
+		}
+		bs_write(&neighbours[i], BS_RECORD_DATA, "next to it", 10);
+	}
+	bs_begin(id);
+	bs_tracepoint("named", 5);
+	bs_end();
+	bs_trigger(id, "neighbours", "all of them", ids, NEIGHBOURS);
 }
