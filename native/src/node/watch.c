@@ -34,7 +34,7 @@ void watch_from(struct bsn *n, struct frame *f, uint32_t copied)
 
 /* A run into the slice of its trace, if it has one that is served here. */
 static uint32_t serve(struct bsn *n, struct frame *f, uint64_t entry,
-		      struct walk *walk)
+		      struct walk *walk, bool final)
 {
 	struct slice *s = slice_find(n, run_id(n, f, entry));
 	struct sink to = {.slice = s};
@@ -51,6 +51,9 @@ static uint32_t serve(struct bsn *n, struct frame *f, uint64_t entry,
 		slice_dirty(n, s);
 		return NONE;
 	}
+	/* A thread that was killed marks a loss there, and closes nothing. */
+	if (final)
+		run.flags |= BS_RUN_CLOSED;
 	open = slice_open_handles(s);
 	flags = s->flags;
 	crumbs = s->n_crumbs;
@@ -83,7 +86,7 @@ bool watch_until(struct bsn *n, struct frame *f, bool final, uint64_t end)
 			return false;
 
 		if (filter_has(&n->store.filter, bs_entry_fingerprint(entry)))
-			f->copied = serve(n, f, entry, &walk);
+			f->copied = serve(n, f, entry, &walk, final);
 		if (!(bs_entry_flags(entry) & BS_RUN_CLOSED) && !final)
 			return false;
 		f->scanned++;

@@ -824,6 +824,41 @@ static void counters_that_fall_or_jump_are_not_summed(void)
 	free_with_writer(n, &liar);
 }
 
+/* A thread marks that it lost something in the entry of the run that it has open, and
+ * is killed: also where all records were told before. */
+static void a_loss_in_an_open_run_is_told_when_its_process_is_killed(void)
+{
+	for (uint32_t later = 0; later < 2; later++) {
+		struct bsn_config config = test_config(8 << 20);
+		struct bs_trace_id id = trace_id(1);
+		uint64_t now = START;
+		struct bsn_slice s;
+		struct wthread t;
+		struct writer w;
+		struct bsn *n = node_with_writer(&config, &w, &t);
+		uint32_t last;
+
+		w_show(&t, 5);
+		CHECK(w_begin(&t, id, 5, 0, BS_RUN_FIRST, 100));
+		w_record(&t, BS_RECORD_DATA, "a", 1, now);
+		if (!later)
+			collect(n, id, now, &s);
+		bsn_poll(n, now += MS);
+		last = t.runs - 1;
+		w_put_entry(&t, last,
+			    *bs_directory(w_segment(&t), last) | BS_RUN_LOSSY);
+		bsn_poll(n, now += MS);
+		CHECK_EQ(bsn_client_exited(n, w.number, now), 0);
+		bsn_poll(n, now += MS);
+		if (later)
+			collect(n, id, now, &s);
+		CHECK_EQ(bsn_slice_info(n, id, &s), 0);
+		CHECK_EQ(s.flags & BSN_SLICE_LOSSY, BSN_SLICE_LOSSY);
+		CHECK_EQ(s.open_handles, 0);
+		free_with_writer(n, &w);
+	}
+}
+
 int main(void)
 {
 	RUN(a_loss_is_of_its_trace);
@@ -835,6 +870,7 @@ int main(void)
 	RUN(a_flood_of_losses_pushes_out_nothing);
 	RUN(doubt_reaches_slices);
 	RUN(runs_tell_of_losses);
+	RUN(a_loss_in_an_open_run_is_told_when_its_process_is_killed);
 	RUN(losses_reach_slices);
 	RUN(a_restart_forgets_no_loss);
 	RUN(a_restart_doubts_what_may_lack);
