@@ -11,12 +11,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from appliance.core.dataplane import Slice
+from appliance.core.marks import Owner
 from protocol.messages import Group, SliceFlags, SliceStatus, TraceId, TriggerFired
 
 
 @dataclass(slots=True)
 class HeldTrace:
-    """A triggered trace.
+    """A triggered trace. ``owners``: whose mark it is while it is idle.
 
     What lies before ``acked`` is durable at the coordinator; ``sent`` is where
     the next chunk on the present Slices stream starts. ``told`` is the last
@@ -30,6 +31,7 @@ class HeldTrace:
     """
 
     slice: Slice
+    owners: frozenset[Owner]
     acked: int
     sent: int
     groups: list[HeldGroup] = field(default_factory=list)

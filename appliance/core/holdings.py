@@ -7,7 +7,7 @@ is collected, grows, is acknowledged or let go passes through here.
 Memory. A trace with bytes in the report store is bounded by the store. Any
 other only has its mark there, and the number of those is bounded by
 ``triggered_max`` and by a quarter of the store. Either it is *idle*, and goes
-when there are too many, oldest first:
+when there are too many, first those of whoever has the most (marks.py):
   - those of no more use, or never seen here, also end after
     ``triggered_ttl_ns``;
   - those reported in full wait for the coordinator's Release.
@@ -16,7 +16,7 @@ yet be bytes of it, so it stays, and idle ones go in its place.
 A trace is in ``groups_per_trace_max`` groups at most, since whatever happens to it
 concerns them all. It is collected already, so another group goes without it.
 Groups are bounded by the same number as marks. One more costs the oldest firing that has
-lost its traces and was not acknowledged, else the oldest idle trace; when there
+lost its traces and was not acknowledged, else an idle trace; when there
 is neither, it is refused.
 """
 
@@ -30,6 +30,7 @@ from appliance.core.config import NodeConfig
 from appliance.core.counters import NodeCounters, TriggerCounters
 from appliance.core.dataplane import DataPlane, Slice
 from appliance.core.groups import HeldGroup, HeldTrace
+from appliance.core.marks import Asker, IdleMarks, Owner
 from appliance.core.reporting import Reporter
 from counting.trigger_names import TriggerNames
 from protocol.hashing import Domain, TraceHash
@@ -66,8 +67,7 @@ class Holdings:
         marks_max = dataplane.store_usage().capacity_bytes // 4 // MARK_BYTES
         self._marks_max = min(config.triggered_max, marks_max)
         self._names = TriggerNames(config.trigger_names_max, config.policies)
-        self._expiring: OrderedDict[TraceId, int] = OrderedDict()
-        self._reported: OrderedDict[TraceId, None] = OrderedDict()
+        self._idle = IdleMarks()
         self._searching: set[TraceId] = set()
         self._traceless: OrderedDict[Group, None] = OrderedDict()
         self._gone = Gone()
@@ -102,7 +102,7 @@ class Holdings:
                     oldest, _ = self._traceless.popitem(last=False)
                     self.counters.firings_dropped += 1
                     self._remove_group(oldest)
-                elif not self._drop_oldest_idle(now_ns):
+                elif not self._drop_idle(now_ns):
                     return None
             held = self._new_group(group, now_ns)
         return held
@@ -115,16 +115,18 @@ class Holdings:
         known = self.groups.get(group)
         return known is not None and trace in known.traces
 
-    def collect(self, group: HeldGroup, traces: Iterable[TraceId], now_ns: int) -> None:
+    def collect(
+        self, group: HeldGroup, traces: Iterable[TraceId], owner: Owner, now_ns: int
+    ) -> None:
         """Collect traces for a group. Those that it has already stay as they are.
 
-        So do those that cannot join it: they are held for others.
+        So do those that cannot join it: they are held for others. ``owner``: whose are new.
         """
         for trace in traces:
             known = self.traces.get(trace)
             if known is not None and (trace in group.traces or self._is_full(known)):
                 continue
-            held = known or self._add(self._dataplane.collect(trace, group.group, now_ns))
+            held = known or self._add(self._dataplane.collect(trace, group.group, now_ns), owner)
             held.released = False
             self._join(held, group)
             if known is None and not held.searching:
@@ -132,10 +134,18 @@ class Holdings:
             self._refresh(held, now_ns)
         self.reporter.place(group, now_ns)
 
+    def want(self, traces: Iterable[TraceId], owner: Owner, now_ns: int) -> None:
+        """What is held of these is owner's, too."""
+        for trace in traces:
+            held = self.traces.get(trace)
+            if held is not None and owner not in held.owners:
+                held.owners |= {owner}
+                self._refresh(held, now_ns)
+
     def recover(self, now_ns: int) -> None:
         """Take in what the report store of an earlier daemon still held."""
         for found in self._dataplane.slices():
-            held = self._add(found)
+            held = self._add(found, Asker.UNKNOWN)
             group = self.groups.get(found.group) or self._new_group(found.group, now_ns)
             self._join(held, group)
             self._refresh(held, now_ns)
@@ -218,16 +228,16 @@ class Holdings:
 
     def expire(self, now_ns: int) -> Gone:
         """Let go of idle traces, by time and by number; all that went since the last time."""
-        while self._expiring and next(iter(self._expiring.values())) <= now_ns:
-            self._forget(next(iter(self._expiring)), now_ns)
-        while len(self._expiring) + len(self._reported) + len(self._searching) > self._marks_max:
-            if not self._drop_oldest_idle(now_ns):
+        while (over := self._idle.expired(now_ns)) is not None:
+            self._forget(over, now_ns)
+        while len(self._idle) + len(self._searching) > self._marks_max:
+            if not self._drop_idle(now_ns):
                 break
         gone, self._gone = self._gone, Gone()
         return gone
 
     def next_expiry_ns(self) -> int | None:
-        return next(iter(self._expiring.values()), None)
+        return self._idle.next_expiry_ns()
 
     # ----------------------------------------------------------- inside
 
@@ -243,8 +253,10 @@ class Holdings:
         counters.evicted_before += SliceFlags.EVICTED in held.slice.flags
         counters.lossy += SliceFlags.LOSSY in held.slice.flags
 
-    def _add(self, found: Slice) -> HeldTrace:
-        held = HeldTrace(found, acked=found.trimmed_bytes, sent=found.trimmed_bytes)
+    def _add(self, found: Slice, owner: Owner) -> HeldTrace:
+        held = HeldTrace(
+            found, frozenset({owner}), acked=found.trimmed_bytes, sent=found.trimmed_bytes
+        )
         self.traces[found.trace] = held
         return held
 
@@ -266,24 +278,24 @@ class Holdings:
             self._searching.add(held.trace)
         else:
             self._searching.discard(held.trace)
-        idle = not held.searching and held.held_bytes == 0
+        if held.searching or held.held_bytes > 0:
+            self._idle.discard(held.trace)
+            return
         expires = held.released or held.bytes == 0
-        if not (idle and expires):
-            self._expiring.pop(held.trace, None)
-        elif held.trace not in self._expiring:
-            self._expiring[held.trace] = now_ns + self._config.triggered_ttl_ns
-        if not idle or expires:
-            self._reported.pop(held.trace, None)
-        else:
-            self._reported.setdefault(held.trace)
+        expires_ns = now_ns + self._config.triggered_ttl_ns if expires else None
+        self._idle.put(held.trace, held.owners, expires_ns)
 
-    def _drop_oldest_idle(self, now_ns: int) -> bool:
-        oldest = next(iter(self._expiring or self._reported), None)
-        if oldest is None:
-            return False
-        self.counters.marks_dropped += 1
-        self._forget(oldest, now_ns)
-        return True
+    def _drop_idle(self, now_ns: int) -> bool:
+        while (dearest := self._idle.dearest()) is not None:
+            trace, owner = dearest
+            held = self.traces[trace]
+            held.owners -= {owner}
+            if not held.owners:
+                self.counters.marks_dropped += 1
+                self._forget(trace, now_ns)
+                return True
+            self._refresh(held, now_ns)
+        return False
 
     def _forget(self, trace: TraceId, now_ns: int) -> None:
         held = self.traces[trace]
@@ -298,8 +310,7 @@ class Holdings:
 
     def _remove(self, held: HeldTrace, *, abandoned: bool, now_ns: int) -> None:
         self._dataplane.release(held.trace, abandoned=abandoned, now_ns=now_ns)
-        self._expiring.pop(held.trace, None)
-        self._reported.pop(held.trace, None)
+        self._idle.discard(held.trace)
         self._searching.discard(held.trace)
         del self.traces[held.trace]
         (self._gone.abandoned if abandoned else self._gone.idle).append(held)

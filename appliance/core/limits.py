@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 
 from appliance.core.config import NS_PER_S, TriggerLimits
 from appliance.core.dataplane import NO_CLIENT
+from appliance.core.marks import Asker, Owner
 
 PROCESSES_MAX = 4096
 """Buckets of processes that are kept. One that is full again says no more than
@@ -186,6 +187,13 @@ class Admission:
         self._processes.pop(client, None)
         for name in self._names.values():
             name.demands.pop(_only_process(client), None)
+
+    def owner(self, client: int) -> Owner:
+        """Whose the mark of a trace is that a process asks for."""
+        if client == NO_CLIENT:
+            return Asker.NODE
+        user = self._user_of(client)
+        return Asker.UNKNOWN if user is None else user
 
     def _user(self, client: int) -> int:
         user = self._user_of(client)

@@ -27,6 +27,7 @@ from appliance.core.dataplane import (
 from appliance.core.groups import HeldGroup, HeldTrace
 from appliance.core.holdings import Holdings
 from appliance.core.limits import Admission, Refusal
+from appliance.core.marks import Asker, Owner
 from appliance.core.owed import Owed
 from appliance.core.reporting import QueueDepth
 from appliance.core.snapshot import SnapshotRun
@@ -176,7 +177,7 @@ class NodeCore:
     ) -> None:
         """An operator asks for a trace: as a local trigger, but never limited."""
         self._now_ns = now_ns
-        self._fire(group, laterals, why, Source.OPERATOR, now_ns, now_ns)
+        self._fire(group, laterals, why, Source.OPERATOR, Asker.NODE, now_ns, now_ns)
         self._relieve(now_ns)
 
     def take_recent_question(self) -> Snapshot | None:
@@ -354,7 +355,7 @@ class NodeCore:
                 # Only heard of: whoever fires a trigger collects its primary.
                 continue
             # The store names one group for each trace; this may be another one of it.
-            self._holdings.collect(group, (primary,), self._now_ns)
+            self._holdings.collect(group, (primary,), Asker.UNKNOWN, self._now_ns)
             collected_ns = min(held.slice.collected_ns for held in group.traces.values())
             # More of them if several nodes fired the group, each with laterals of its own.
             laterals = tuple(trace for trace in group.traces if trace != group.group.primary)
@@ -405,7 +406,10 @@ class NodeCore:
             case None:
                 counters.admitted += 1
                 group = Group(event.trigger, event.trace)
-                self._fire(group, event.laterals, event.why, event.source, event.fired_ns, now_ns)
+                owner = self._admission.owner(event.client)
+                self._fire(
+                    group, event.laterals, event.why, event.source, owner, event.fired_ns, now_ns
+                )
 
     def _fire(
         self,
@@ -413,6 +417,7 @@ class NodeCore:
         laterals: tuple[TraceId, ...],
         why: str,
         source: Source,
+        owner: Owner,
         fired_ns: int,
         now_ns: int,
     ) -> None:
@@ -424,6 +429,7 @@ class NodeCore:
         told = known.fired.laterals if known is not None and known.fired is not None else ()
         others = dict.fromkeys((*told, *laterals))
         others.pop(group.primary, None)
+        self._holdings.want((group.primary, *others), owner, now_ns)
         # What has so many triggers that it cannot join is not told of either, so that the
         # coordinator expects nothing of it for this one.
         joins = self._holdings.may_join(group.primary, group)
@@ -446,7 +452,7 @@ class NodeCore:
         held.fired = TriggerFired(group, named, why, source, fired_at_ns, suppressed)
         held.acknowledged = False
         self._owed.firing(group)
-        self._collect(held, (group.primary, *named), now_ns)
+        self._collect(held, (group.primary, *named), owner, now_ns)
 
     def _on_snapshot(self, order: Snapshot, now_ns: int) -> None:
         run = self._snapshot
@@ -459,13 +465,14 @@ class NodeCore:
         why = cut_utf8(why, WHY_BYTES_MAX)
         for trace in run.go_on(order.traces):
             group = Group(run.order.trigger, trace)
-            self._fire(group, (), why, Source.OPERATOR, now_ns, now_ns)
+            self._fire(group, (), why, Source.OPERATOR, Asker.COORDINATOR, now_ns, now_ns)
 
     def _on_collect(self, message: Collect, now_ns: int) -> None:
         """A remote trigger: never limited, and every trace is answered."""
         if message.group in self._owed.abandoned_groups:
             self._owed.refusal(message.traces, SliceFlags.ABANDONED)
             return
+        self._holdings.want(message.traces, Asker.COORDINATOR, now_ns)
         group = None
         # A group that none of them can join would be held for nothing: all of them are held
         # already, and each is answered by what there is of it.
@@ -474,11 +481,13 @@ class NodeCore:
         if group is None:
             self._owed.refusal(message.traces, SliceFlags.STORE_FULL)
             return
-        self._collect(group, message.traces, now_ns)
+        self._collect(group, message.traces, Asker.COORDINATOR, now_ns)
 
-    def _collect(self, group: HeldGroup, traces: Iterable[TraceId], now_ns: int) -> None:
+    def _collect(
+        self, group: HeldGroup, traces: Iterable[TraceId], owner: Owner, now_ns: int
+    ) -> None:
         traces = tuple(traces)
-        self._holdings.collect(group, traces, now_ns)
+        self._holdings.collect(group, traces, owner, now_ns)
         for trace in traces:
             self._owed.answer(trace)
 

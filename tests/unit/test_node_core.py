@@ -67,11 +67,14 @@ class Node:
         self.config = config or NodeConfig("n1")
         self.pool = PoolModel(pool or PoolConfig(), self.config.node)
         self.now_ns = S
+        self.users: dict[int, int] = {}
         self.core = self.new_core(1)
         self.client: ClientModel = self.pool.add_client(100, "service", self.now_ns)
 
     def new_core(self, incarnation: int) -> NodeCore:
-        return NodeCore(self.config, self.pool, incarnation, self.now_ns, REAL_NS)
+        return NodeCore(
+            self.config, self.pool, incarnation, self.now_ns, REAL_NS, user_of=self.users.get
+        )
 
     def write(self, number: int, size: int = 100, *, close: bool = True) -> Handle:
         handle = self.pool.open(self.client, trace(number))
@@ -80,10 +83,23 @@ class Node:
             self.pool.close(handle, 0)
         return handle
 
-    def fire(self, number: int, name: str = "t", laterals: tuple[int, ...] = ()) -> None:
+    def fire(
+        self,
+        number: int,
+        name: str = "t",
+        laterals: Iterable[int] = (),
+        client: ClientModel | None = None,
+    ) -> None:
         others = tuple(trace(n) for n in laterals)
-        self.pool.trigger(self.client, trace(number), name, self.now_ns, laterals=others)
+        self.pool.trigger(client or self.client, trace(number), name, self.now_ns, laterals=others)
         self.poll()
+
+    def add_client(self, user: int | None) -> ClientModel:
+        """A process; nobody knows whose it is where user is None."""
+        client = self.pool.add_client(100, "service", self.now_ns)
+        if user is not None:
+            self.users[client.number] = user
+        return client
 
     def poll(self) -> None:
         self.core.on_dataplane(self.pool.poll(self.now_ns), self.now_ns)
@@ -683,6 +699,54 @@ def test_a_trace_never_seen_is_remembered_for_a_time_and_bounded() -> None:
     node.now_ns += config.triggered_ttl_ns
     node.core.on_tick(node.now_ns)
     assert [s.trace for s in node.pool.slices()] == [trace(30)]
+
+
+@pytest.mark.parametrize("early", [False, True], ids=["shared-after", "shared-before"])
+@pytest.mark.parametrize(
+    "users",
+    [(1000, 1001), (1000, None), (None, 1001)],
+    ids=["known", "flood-unknown", "honest-unknown"],
+)
+def test_who_fires_much_costs_nobody_else_a_mark(
+    users: tuple[int | None, int | None], early: bool
+) -> None:
+    node = Node(NodeConfig("n1", triggered_max=100))
+    node.connect()
+    honest, flood = (node.add_client(user) for user in users)
+
+    def fire_for_the_same() -> None:
+        node.fire(3, "theirs", (2, 9), client=flood)
+        node.fire(1, laterals=(2,), client=flood)
+
+    if early:
+        fire_for_the_same()
+    node.fire(1, laterals=(2,), client=honest)
+    node.hear(Collect(Group("remote", trace(3)), (trace(3),)))
+    if not early:
+        fire_for_the_same()
+    for number in range(1000, 11000, 1000):
+        node.fire(number, "theirs", range(number + 1, number + 33), client=flood)
+    marked = {found.trace for found in node.pool.slices()}
+    assert len(marked) == 100
+    assert node.core.counters.marks_dropped > 200
+    assert {trace(1), trace(2), trace(3)} <= marked
+    assert trace(9) not in marked
+
+
+def test_the_last_who_wanted_a_trace_gives_its_mark_up() -> None:
+    node = Node(NodeConfig("n1", triggered_max=10))
+    node.connect()
+    one, other = node.add_client(1000), node.add_client(1001)
+    node.fire(1, client=one)
+    node.fire(1, "second", client=other)
+    for number in range(10, 20):
+        node.fire(number, client=one)
+    assert trace(1) in {found.trace for found in node.pool.slices()}
+    for number in range(20, 30):
+        node.fire(number, client=other)
+    marked = {found.trace for found in node.pool.slices()}
+    assert trace(1) not in marked
+    assert len(marked) == 10
 
 
 def test_marks_alone_never_fill_the_report_store() -> None:

@@ -13,6 +13,7 @@ from appliance.core.abandonment import by_excess, fair_shares
 from appliance.core.config import NodeConfig, TriggerPolicy
 from appliance.core.dataplane import Slice
 from appliance.core.groups import HeldGroup, HeldTrace
+from appliance.core.marks import Asker
 from appliance.core.reporting import Reporter
 from protocol.hashing import Domain, TraceHash
 from protocol.messages import Group, SliceFlags, TraceId
@@ -37,7 +38,7 @@ class Queues:
     def add(self, number: int, queue: str, size: int, now_ns: int = 0) -> None:
         group = Group(queue, trace(number))
         found = Slice(trace(number), group, 1, size, 0, 0, 0, 0, SliceFlags.HELD, ())
-        held = HeldTrace(found, acked=0, sent=0)
+        held = HeldTrace(found, frozenset({Asker.NODE}), acked=0, sent=0)
         owner = HeldGroup(group, queue, PRIORITY(trace(number)), now_ns)
         owner.add(held)
         self.traces[number] = held
