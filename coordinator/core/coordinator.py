@@ -70,7 +70,16 @@ from coordinator.core.snapshots import Snapshots
 from coordinator.core.timers import Timers
 from coordinator.core.trace import Part, PartState, Trace
 from coordinator.core.traversal import Traversal
-from coordinator.core.verdict import ELSEWHERE, HEALABLE, ReasonKind, Verdict, deleted, judge
+from coordinator.core.verdict import (
+    ELSEWHERE,
+    HEALABLE,
+    UNJUDGED,
+    ReasonKind,
+    Verdict,
+    deleted,
+    given_up,
+    judge,
+)
 from counting.histogram import Histogram
 from counting.trigger_names import TriggerNames
 from protocol.hashing import node_id
@@ -224,9 +233,15 @@ class _Outcome:
     @property
     def is_empty(self) -> bool:
         """Nobody had anything: whoever has it after all begins it anew."""
-        reasons = self.verdict.reasons if self.verdict is not None else ()
-        return not any(length for _, length in self.slices.values()) and all(
-            reason.kind in HEALABLE or reason.kind is ReasonKind.NEVER_SEEN for reason in reasons
+        if any(length for _, length in self.slices.values()):
+            return False
+        return (
+            self.verdict is None
+            or self.verdict.version == UNJUDGED
+            or all(
+                reason.kind in HEALABLE or reason.kind is ReasonKind.NEVER_SEEN
+                for reason in self.verdict.reasons
+            )
         )
 
     @property
@@ -528,7 +543,7 @@ class CoordinatorCore:
             if primary is not None:
                 self._stored(primary, FIRING_BYTES)
             for trace_id in (group.primary, *fired.laterals):
-                self._put_released_unless_here(trace_id)
+                self._put_released_unless_here(trace_id, group)
         self._make_room(now_ns)
 
     def _is_named(self, trace: Trace, name: str) -> bool:
@@ -620,15 +635,21 @@ class CoordinatorCore:
             return status
         return replace(status, bytes=limit, flags=status.flags | SliceFlags.TRUNCATED)
 
-    def _put_released_unless_here(self, trace_id: TraceId) -> None:
+    def _put_released_unless_here(self, trace_id: TraceId, group: Group) -> None:
         """What was just written concerns a trace that nobody waits for: the store may delete it."""
         if trace_id not in self._traces:
-            self._put_verdict_again(trace_id, self._closed.get(trace_id))
+            self._put_verdict_again(trace_id, self._closed.get(trace_id), group)
             self._outbox.write(PutReleased(trace_id))
 
-    def _put_verdict_again(self, trace_id: TraceId, outcome: _Outcome | None) -> None:
-        """A closed trace came up again: it may be all that the store has of it."""
-        verdict = outcome.verdict_if_deleted if outcome is not None else None
+    def _put_verdict_again(
+        self, trace_id: TraceId, outcome: _Outcome | None, group: Group | None = None
+    ) -> None:
+        """A trace came up again, or by an abandoned group: it may be all that the store has."""
+        verdict = None
+        if outcome is not None:
+            verdict = outcome.verdict_if_deleted
+        elif group is not None and (by := self._traversal.abandoned.get(group)) is not None:
+            verdict = given_up(by)
         if verdict is not None:
             self._outbox.write(PutVerdictAgain(trace_id, verdict))
 
@@ -658,8 +679,9 @@ class CoordinatorCore:
         if group not in self._traversal.abandoned:
             self.counters.groups_abandoned += 1
             self._outbox.write(PutAbandoned(group, node.name))
-            self._put_released_unless_here(group.primary)
-            for trace in self._traversal.abandon(group, node.name):
+            lost = self._traversal.abandon(group, node.name)
+            self._put_released_unless_here(group.primary, group)
+            for trace in lost:
                 if self._is_coherent(trace):
                     # Everything is here: that a node gave up the rest is no loss.
                     trace.abandoned_by = None

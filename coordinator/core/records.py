@@ -92,10 +92,11 @@ class PutVerdict:
 
 @dataclass(frozen=True, slots=True)
 class PutVerdictAgain:
-    """What holds of a closed trace that came up again, if the store has deleted it meanwhile.
+    """What holds of a trace that nobody waits for and that came up again, if it has no verdict.
 
-    The core does not hear of that. Without a verdict the trace would be provisional for ever,
-    since nothing more may come of it.
+    It was closed, and the store has deleted it meanwhile, of which the core does not hear; or only
+    an abandoned group names it. Without a verdict it would be provisional for ever, since
+    nothing more may come of it.
     """
 
     trace: TraceId

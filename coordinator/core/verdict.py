@@ -78,6 +78,11 @@ REASONS_PER_KIND_AND_NODE = 4
 REASONS_MAX = 256
 """In one verdict: what a person may still read, and a store still hold."""
 
+UNJUDGED = 0
+"""The version before the first."""
+
+GIVEN_UP = "given up under overload"
+
 DETAIL_MAX = 256
 """Characters of one reason's words; names in it may come from anybody."""
 
@@ -150,7 +155,7 @@ before: a request may visit it twice."""
 
 _FLAGS = {
     SliceFlags.EVICTED: (ReasonKind.EVICTED, "the pool was overwritten before the trigger came"),
-    SliceFlags.ABANDONED: (ReasonKind.ABANDONED, "given up under overload"),
+    SliceFlags.ABANDONED: (ReasonKind.ABANDONED, GIVEN_UP),
     SliceFlags.LOSSY: (ReasonKind.LOSSY, "records were dropped when they were written"),
     SliceFlags.MAYBE_LOSSY: (
         ReasonKind.MAYBE_LOSSY,
@@ -214,10 +219,22 @@ def deleted(verdict: Verdict) -> Verdict:
     Of the same version, so that the next one replaces it.
     """
     detail = "store.bytes_max or store.age_max_s was reached before the trace came up again"
+    return _of_nothing(verdict.version, Reason(ReasonKind.DELETED, "", detail))
+
+
+def given_up(node: str) -> Verdict:
+    """What there is to say of a trace that is known by a group alone, which a node gave up.
+
+    Nobody has judged it, so any verdict replaces this.
+    """
+    return _of_nothing(UNJUDGED, Reason(ReasonKind.ABANDONED, node, GIVEN_UP))
+
+
+def _of_nothing(version: int, reason: Reason) -> Verdict:
     return Verdict(
-        verdict.version,
+        version,
         VerdictKind.PARTIAL,
-        (Reason(ReasonKind.DELETED, "", detail),),
+        (reason,),
         nodes=(),
         bytes=0,
         span_count=0,
@@ -236,7 +253,7 @@ def judge(trace: Trace, nodes: Nodes, *, final: bool) -> Verdict:
     kinds = {reason.verdict for reason in reasons}
     evidence = trace.evidence
     verdict = Verdict(
-        trace.verdict.version if trace.verdict else 0,
+        trace.verdict.version if trace.verdict else UNJUDGED,
         max(kinds, key=_SEVERITY.index, default=VerdictKind.COHERENT),
         tuple(reasons),
         tuple(sorted(nodes.name_of(part.node) for part in trace.parts.values() if part.received)),
@@ -312,7 +329,7 @@ def _limit(reasons: Iterator[Reason | _More]) -> list[Reason]:
 def _reasons(trace: Trace, nodes: Nodes, *, final: bool) -> Iterator[Reason | _More]:
     if trace.abandoned_by is not None:
         # Whatever else is missing is missing because of that.
-        yield Reason(ReasonKind.ABANDONED, trace.abandoned_by, "given up under overload")
+        yield Reason(ReasonKind.ABANDONED, trace.abandoned_by, GIVEN_UP)
         return
     if not trace.groups and not trace.late:
         yield Reason(ReasonKind.NO_TRIGGER, "", "no trigger is known that asks for this trace")

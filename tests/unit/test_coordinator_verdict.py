@@ -668,6 +668,40 @@ def test_a_trace_that_is_still_stored_keeps_its_verdict_when_it_comes_up_again(h
     assert before.kind is VerdictKind.COHERENT
 
 
+@pytest.mark.parametrize("restarts", [False, True])
+@pytest.mark.parametrize("how", ["primary", "lateral"])
+def test_what_only_an_abandoned_group_names_was_given_up(how: str, restarts: bool) -> None:
+    harness = Harness()
+    harness.cluster("n1", "n2")
+    other = trace_id("U")
+    primary, laterals = (T, ()) if how == "primary" else (other, (T,))
+    harness.say("n2", Abandoned(Group("first", primary)))
+    harness.fire("n1", primary, "first", laterals=laterals)
+    harness.wait(S + harness.config.missing_linger_ns + harness.config.linger_ns)
+    stored = harness.store.traces[T]
+    assert stored.released
+    assert stored.verdict is not None
+    assert (stored.verdict.kind, kinds(stored.verdict)) == (
+        VerdictKind.PARTIAL,
+        [ReasonKind.ABANDONED],
+    )
+    assert stored.verdict.reasons[0].node == "n2"
+    if restarts:
+        harness.restart()
+        harness.connect("n1")
+        harness.connect("n2")
+    # By a trigger that nobody gave up it is a trace like any other.
+    slices = two_nodes()
+    harness.fire("n1", T, "again")
+    for name in slices:
+        harness.open_slices(name)
+    harness.deliver(T, slices)
+    harness.wait(S)
+    verdict = harness.store.traces[T].verdict
+    assert verdict is not None
+    assert (verdict.kind, kinds(verdict)) == (VerdictKind.COHERENT, [])
+
+
 def test_a_verdict_without_bytes_holds_though_the_store_deleted_the_trace() -> None:
     """Judged again it is the same, which is nothing to write."""
     harness = Harness()
