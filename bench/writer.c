@@ -63,7 +63,8 @@ struct job {
 	unsigned char *memory;
 	size_t memory_bytes;
 	uint64_t seed;
-	pthread_barrier_t *barrier;
+	pthread_barrier_t *ready;   /* of all threads and who starts them */
+	pthread_barrier_t *barrier; /* of the threads alone */
 	uint64_t cpu_ns, elapsed_ns;
 };
 
@@ -268,7 +269,8 @@ static void *run(void *argument)
 		bs_tracepoint(payload, SHORT_RECORD_BYTES);
 		bs_end();
 	}
-	pthread_barrier_wait(job->barrier);
+	pthread_barrier_wait(job->ready);
+	pthread_barrier_wait(job->ready);
 	elapsed_ns = clock_ns(CLOCK_MONOTONIC);
 	cpu_ns = clock_ns(CLOCK_THREAD_CPUTIME_ID);
 	switch (job->operation) {
@@ -303,16 +305,17 @@ static void repeat(const struct job *pattern, unsigned int threads,
 {
 	struct job jobs[THREADS_MAX];
 	pthread_t ids[THREADS_MAX];
-	pthread_barrier_t barrier;
+	pthread_barrier_t barrier, ready;
 	struct bs_stats before, after;
 	uint64_t cpu_ns = 0, elapsed_ns = 0, done = 0;
 
-	if (pthread_barrier_init(&barrier, NULL, threads))
+	if (pthread_barrier_init(&barrier, NULL, threads) ||
+	    pthread_barrier_init(&ready, NULL, threads + 1))
 		die("no barrier");
-	bs_get_stats(&before);
 	for (unsigned int i = 0; i < threads; i++) {
 		jobs[i] = *pattern;
 		jobs[i].barrier = &barrier;
+		jobs[i].ready = &ready;
 		jobs[i].is_first = i == 0;
 		jobs[i].rate_per_s = pattern->rate_per_s / threads;
 		jobs[i].seed = ((uint64_t)repetition * threads + i + 1) << 40;
@@ -322,6 +325,10 @@ static void repeat(const struct job *pattern, unsigned int threads,
 		if (pthread_create(&ids[i], NULL, run, &jobs[i]))
 			die("no thread");
 	}
+	/* What a thread's first record lost is not the operation's. */
+	pthread_barrier_wait(&ready);
+	bs_get_stats(&before);
+	pthread_barrier_wait(&ready);
 	for (unsigned int i = 0; i < threads; i++) {
 		pthread_join(ids[i], NULL);
 		cpu_ns += jobs[i].cpu_ns;
@@ -329,6 +336,7 @@ static void repeat(const struct job *pattern, unsigned int threads,
 		done += jobs[i].done;
 	}
 	bs_get_stats(&after);
+	pthread_barrier_destroy(&ready);
 	pthread_barrier_destroy(&barrier);
 	printf("{\"cpu_ns\": %.3f, \"elapsed_ns\": %.3f, \"operations\": %" PRIu64
 	       ", \"runs\": %" PRIu64 ", \"runs_lost\": %" PRIu64
