@@ -24,7 +24,7 @@ import coordinator.metrics
 from appliance.core.counters import TriggerCounters
 from appliance.daemon import Daemon
 from coordinator import server
-from coordinator.core.coordinator import CoordinatorCounters
+from coordinator.core.figures import CoordinatorCounters
 from coordinator.server import CoordinatorServer
 from counting.histogram import Histogram
 from protocol import wire
