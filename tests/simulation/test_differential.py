@@ -465,3 +465,23 @@ def test_losses_that_nobody_can_tie_to_a_trace_make_all_suspect() -> None:
     for trace in TRACES[:2]:
         found = both.model.slice(trace)
         assert found is not None and SliceFlags.MAYBE_LOSSY in found.flags
+
+
+def test_who_writes_nothing_after_a_restart_is_not_introduced_again() -> None:
+    """What is open was kept elsewhere when its segment was reclaimed."""
+
+    def open_and_write(both: Differential) -> None:
+        both.open(1, TRACES[0])
+        both.put(both.handles[0], 0, both.data(100))
+
+    both = checked(
+        open_and_write,
+        lambda both: both.collect(TRACES[0]),
+        lambda both: both.poll(),
+        lambda both: both.lose_many(0, 0, 60),
+        lambda both: both.restart(),
+        lambda both: both.exit(0),
+        lambda both: both.exit(1),
+    )
+    found = both.model.slice(TRACES[0])
+    assert found is not None and not found.open_handles

@@ -312,8 +312,6 @@ uint32_t slice_copy_run(struct bsn *n, struct sink *to, const struct run *run,
 	count_flags(s, part, run->live, run->handle, flags, copied == NONE);
 	if (flags & BS_RUN_LOSSY)
 		s->flags |= BSN_SLICE_LOSSY;
-	if (part)
-		put_process(n, to, part, &run->owner);
 	if (from > run->bytes) {
 		/* Committed bytes never shrink. */
 		n->counts.corrupt++;
@@ -323,6 +321,8 @@ uint32_t slice_copy_run(struct bsn *n, struct sink *to, const struct run *run,
 	if (run->bytes == from && copied != NONE &&
 	    !(flags & (BS_RUN_LAST | BS_RUN_LOSSY)))
 		return copied;
+	if (part)
+		put_process(n, to, part, &run->owner);
 	memcpy(n->scratch, run->frame->bytes + run->records + from,
 	       run->bytes - from);
 	whole = records_whole(n->scratch, run->bytes - from, SEGMENT,

@@ -225,11 +225,11 @@ class ReportStore:
             return
         self.count(found, run.client, run.handle, flags, is_new=is_new)
         found.flags |= lossy(run.flags)
-        self.introduce(found, run.client)
         fresh = bytes(run.data[begin:])
         found.copied[run] = len(run.data)
         if not fresh and not is_new and not flags & (RunFlags.LAST | RunFlags.LOSSY):
             return
+        self.introduce(found, run.client)
         records, at = [], 0
         for size, crumb in run.records:
             if at >= begin:
