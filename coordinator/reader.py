@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Self
 
 from coordinator import index
-from coordinator.core.records import PutTrigger
+from coordinator.core.records import PutTrigger, StoredTrace
 from coordinator.core.verdict import Verdict
 from coordinator.rows import (
     FIRED,
@@ -22,6 +22,7 @@ from coordinator.rows import (
     SliceRow,
     decompressed,
     put_trigger,
+    stored_slice,
     stored_slices,
     stored_verdict,
 )
@@ -169,6 +170,18 @@ class StoreReader:
             ).fetchone()
             omitted = count - len(triggers)
         return TraceRow(trace, triggers, omitted, stored_verdict(self._connection, trace))
+
+    def closed(self, trace: TraceId) -> StoredTrace | None:
+        """A closed trace without its triggers and bytes; None if there is none."""
+        with self.moment():
+            found = self._connection.execute(
+                "SELECT 1 FROM traces WHERE trace = ? AND released = 1", (trace,)
+            )
+            if found.fetchone() is None:
+                return None
+            slices = tuple(map(stored_slice, stored_slices(self._connection, trace)))
+            verdict = stored_verdict(self._connection, trace)
+            return StoredTrace(trace, slices=slices, verdict=verdict, released=True)
 
     def slices(self, trace: TraceId) -> list[SliceRow]:
         """The slices of a trace, by node name."""

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from coordinator.core.clock import ClockOffset
-from coordinator.core.records import PutTrigger
+from coordinator.core.records import PutTrigger, StoredSlice
 from coordinator.core.verdict import Reason, ReasonKind, Verdict
 from protocol.messages import (
     CHUNK_BYTES_MAX,
@@ -32,7 +32,8 @@ from protocol.verdicts import VerdictKind
 class SliceRow:
     """What is stored of a slice, but for its ``bytes`` bytes, and how its node's clock stood.
 
-    They are of ``epoch`` (0: none came yet), the status may be of a later one.
+    They are of ``epoch`` (0: none came yet), the status may be of a later one. ``least``: see
+    PutReleased.
     """
 
     node: str
@@ -41,6 +42,7 @@ class SliceRow:
     epoch: int
     bytes: int
     restarted: bool = False
+    least: int | None = None
 
 
 class Chunks(Iterable[bytes]):
@@ -143,11 +145,11 @@ def stored_slices(connection: sqlite3.Connection, trace: bytes) -> Iterator[Slic
     """Give out the slices of a trace, by node name."""
     rows = connection.execute(
         "SELECT node, epoch, bytes, restarted, clock_offset_ns, clock_error_ns,"
-        " held, flags, status_bytes, open_handles, crumbs, status_epoch"
+        " least, held, flags, status_bytes, open_handles, crumbs, status_epoch"
         " FROM slices WHERE trace = ? ORDER BY node",
         (trace,),
     ).fetchall()
-    for node, epoch, stored, restarted, offset, error, held, *said in rows:
+    for node, epoch, stored, restarted, offset, error, least, held, *said in rows:
         status = None
         if held is not None:
             flags, status_bytes, open_handles, crumbs, status_epoch = said
@@ -164,4 +166,9 @@ def stored_slices(connection: sqlite3.Connection, trace: bytes) -> Iterator[Slic
                 status_epoch,
             )
         clock = None if offset is None else ClockOffset(offset, error)
-        yield SliceRow(node, status, clock, epoch, stored, bool(restarted))
+        yield SliceRow(node, status, clock, epoch, stored, bool(restarted), least)
+
+
+def stored_slice(row: SliceRow, chunks: Iterable[bytes] = ()) -> StoredSlice:
+    """A slice in the core's terms."""
+    return StoredSlice(row.node, row.status, row.epoch, row.bytes, row.restarted, chunks, row.least)

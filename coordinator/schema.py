@@ -15,7 +15,7 @@ from coordinator.rows import Chunks
 from formats.slices import Data, RecordType, SliceDecoder
 from runtime.log import Log
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 
 # "BSGT", so that `file` and we can tell a store from any other database.
 _APPLICATION_ID = 0x42534754
@@ -37,7 +37,8 @@ CREATE TABLE exported (
 """
 
 _OLDEST_SCHEMA = 3
-"""That is taken over. 4 brought the index and exports, 5 the records of ABI 2."""
+"""That is taken over. 4 brought the index and exports, 5 the records of ABI 2, 6 how long a closed
+slice would be if it were collected once more."""
 
 # Of a slice at once, until its first record is there.
 _LOOKED_AT_BYTES = 4096
@@ -94,6 +95,7 @@ CREATE TABLE slices (
     epoch INTEGER NOT NULL DEFAULT 0,   -- of the chunks; 0 before the first
     bytes INTEGER NOT NULL DEFAULT 0,   -- stored in chunks
     restarted INTEGER NOT NULL DEFAULT 0,
+    least INTEGER,                      -- bytes; see PutReleased, NULL before it
     held INTEGER,                       -- NULL before the first status
     status_epoch INTEGER,
     flags INTEGER,
@@ -232,6 +234,12 @@ def _drop_unreadable(connection: sqlite3.Connection) -> tuple[int, int]:
     return len(dropped), len({trace for trace, _ in dropped})
 
 
+def _add_column(connection: sqlite3.Connection, table: str, column: str) -> None:
+    name = column.split()[0]
+    if all(row[1] != name for row in connection.execute(f"PRAGMA table_info({table})")):
+        connection.execute(f"ALTER TABLE {table} ADD COLUMN {column}")
+
+
 def _take_over(connection: sqlite3.Connection, version: int, path: Path, log: Log) -> None:
     """Make a store of an older schema one of ours: all of it, or nothing."""
     connection.execute("BEGIN EXCLUSIVE")
@@ -242,7 +250,8 @@ def _take_over(connection: sqlite3.Connection, version: int, path: Path, log: Lo
             connection.execute(
                 "INSERT INTO to_index SELECT trace FROM traces WHERE verdict IS NOT NULL"
             )
-        slices, traces = _drop_unreadable(connection)
+        _add_column(connection, "slices", "least INTEGER")
+        slices, traces = _drop_unreadable(connection) if version < 5 else (0, 0)
         connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
         connection.execute("COMMIT")
     except BaseException:

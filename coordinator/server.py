@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import dataclasses
 import socket
+import sqlite3
 import time
 from collections import deque
 from collections.abc import (
@@ -29,11 +30,13 @@ from typing import Any, Self
 import grpc
 
 from coordinator.core.coordinator import CoordinatorCore
-from coordinator.core.records import PutVerdict, Write
+from coordinator.core.records import PutVerdict, StoredTrace, Write
 from coordinator.counters import ServerCounters
 from coordinator.exporter import Exporter
 from coordinator.follower import Indexer
 from coordinator.questions import Questions
+from coordinator.reader import StoreReader
+from coordinator.schema import in_words
 from coordinator.settings import core_config, policy, store_limits
 from coordinator.store import Store
 from protocol import wire
@@ -43,6 +46,7 @@ from protocol.messages import (
     NodeMessage,
     Refused,
     SliceReply,
+    TraceId,
     Unknown,
     cut_utf8,
 )
@@ -168,6 +172,7 @@ class CoordinatorServer:
             exports=settings.export.exported_verdicts,
         )
         config = core_config(settings)
+        self._closed = StoreReader(settings.store_path)
         self._core = CoordinatorCore(
             config,
             incarnation,
@@ -176,6 +181,7 @@ class CoordinatorServer:
             time.monotonic_ns(),
             versions,
             policy(settings.policy),
+            self._closed_trace,
         )
         self._questions = Questions(
             settings.store_path,
@@ -233,6 +239,7 @@ class CoordinatorServer:
             self._followers.enter_context(self._exporter)
         except BaseException:
             await self._questions.close()
+            self._closed.__exit__(None, None, None)
             self._store.__exit__(None, None, None)
             raise
         self._changed()
@@ -249,12 +256,25 @@ class CoordinatorServer:
         await self._questions.close()
         if self._timer is not None:
             self._timer.cancel()
+        self._closed.__exit__(None, None, None)
         # In threads: they wait for the disk, but not for one that is full.
         self._store.stop_trying_again()
         await asyncio.to_thread(self._followers.close)
         await asyncio.to_thread(self._store.__exit__, None, None, None)
 
     # ----------------------------------------------------------------- core
+
+    def _closed_trace(self, trace: TraceId) -> StoredTrace | None:
+        """What the store has of a closed trace: some rows by their keys."""
+        try:
+            return self._closed.closed(trace)
+        except sqlite3.Error as error:
+            self._log.error(
+                f"{self._settings.store_path}: cannot read a closed trace:"
+                f" {in_words(self._settings.store_path, error)}",
+                message_id=MessageId.STORE_FAILED,
+            )
+            return None
 
     def _number(self) -> int:
         self._last_number += 1

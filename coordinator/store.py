@@ -45,7 +45,14 @@ from coordinator.core.records import (
     StoredTrace,
     Write,
 )
-from coordinator.rows import Chunks, Triggers, stored_slices, stored_verdict, verdict_rest
+from coordinator.rows import (
+    Chunks,
+    Triggers,
+    stored_slice,
+    stored_slices,
+    stored_verdict,
+    verdict_rest,
+)
 from coordinator.schema import in_words, lock_store, open_store
 from protocol.messages import Group, TraceId
 from protocol.verdicts import VerdictKind
@@ -367,6 +374,10 @@ class Store:
                     "UPDATE traces SET released = ? WHERE trace = ?",
                     (int(record.released), record.trace),
                 )
+                self._connection.executemany(
+                    "UPDATE slices SET least = ? WHERE trace = ? AND node = ?",
+                    ((least, record.trace, node) for node, least in record.least),
+                )
                 if record.released:
                     self._queue_export(record.trace)
             case _:
@@ -470,7 +481,7 @@ class Store:
                 self._connection.execute("DELETE FROM chunks WHERE trace = ? AND node = ?", key)
                 self._connection.execute(
                     "UPDATE slices SET restarted = max(restarted, bytes > 0), epoch = ?, bytes = 0,"
-                    " held = CASE WHEN status_epoch = ? THEN held END"
+                    " least = NULL, held = CASE WHEN status_epoch = ? THEN held END"
                     " WHERE trace = ? AND node = ?",
                     (record.epoch, record.epoch, *key),
                 )
@@ -615,4 +626,4 @@ class Store:
     def _recover_slices(self, trace: bytes, released: bool) -> Iterator[StoredSlice]:
         for row in stored_slices(self._connection, trace):
             chunks = () if released else Chunks(self._connection, trace, row.node)
-            yield StoredSlice(row.node, row.status, row.epoch, row.bytes, row.restarted, chunks)
+            yield stored_slice(row, chunks)

@@ -371,6 +371,15 @@ class SliceDecoder:
         clients = len(self.processes) + len(self.exited) + len(self.lossy) + len(self._foreign)
         return self._runs + clients + len(self.clock) + len(self._pending) // 150
 
+    @property
+    def least_bytes(self) -> int:
+        """How long a slice of all this is at least: each run in one piece, what is repeated once."""
+        runs = sum(sum(handle.run_bytes.values()) for handle in self.handles.values())
+        runs += _PIECE.size * sum(len(handle.run_bytes) for handle in self.handles.values())
+        processes = (_PIECE.size + _PROCESS.size) * len(self.processes)
+        clocks = (_PIECE.size + _CLOCK.size) * bool(len(self.clock))
+        return runs + processes + clocks + _PIECE.size * len(self.exited)
+
     def feed(self, data: bytes) -> list[Record]:
         """Take the next bytes; return the records that became whole."""
         records: list[Record] = []

@@ -94,7 +94,8 @@ class Assembly:
         if epoch in (0, part.epoch):
             return True
         if epoch == part.epoch_before and (part.is_whole or not told):
-            return not part.is_whole
+            # Where nothing is kept, nobody may forget for it what he still has.
+            return not part.is_whole or (not told and not part.received)
         if part.is_empty:
             part.epoch, part.status = epoch, None
             return True

@@ -1,25 +1,57 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is remembered of closed traces, and for how long: the oldest go first."""
+"""What is known of closed traces: the last of them in memory, the others by the store."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import ValuesView
+from collections.abc import Callable, ValuesView
 from dataclasses import dataclass
 
 from coordinator.core.config import CoordinatorConfig
+from coordinator.core.records import StoredTrace
+from coordinator.core.trace import DOUBTS
 from coordinator.core.verdict import HEALABLE, UNJUDGED, ReasonKind, Verdict, deleted
-from protocol.messages import NodeId, TraceId
+from protocol.hashing import node_id
+from protocol.messages import NodeId, SliceFlags, SliceStatus, TraceId
+
+
+@dataclass(frozen=True, slots=True)
+class ClosedSlice:
+    """What came of a node's slice: ``length`` bytes of ``epoch``, zeros without any.
+
+    ``least``: what the node would send if it collected the same once more, in one piece.
+    """
+
+    epoch: int = 0
+    length: int = 0
+    least: int = 0
+    flags: SliceFlags = SliceFlags.NONE
+
+    def may_lack(self, status: SliceStatus) -> bool:
+        """Whether a node may have, or know, what this has not.
+
+        Collected again, a slice is what is left in the pool. All of it is there unless some
+        was evicted, so what is as long as before has nothing new; what was evicted was
+        collected before, so any bytes are what was written since.
+        """
+        if status.flags & DOUBTS & ~self.flags:
+            return True
+        if status.epoch in (0, self.epoch):
+            return status.bytes > self.length
+        return status.bytes > (0 if SliceFlags.EVICTED in status.flags else self.least)
+
+
+NOTHING = ClosedSlice()
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What is remembered of a closed trace: its slices' epochs and lengths, and the verdict.
+    """What is remembered of a closed trace: how far its slices went, and the verdict.
 
     ``stored_bytes`` as in Trace.
     """
 
-    slices: dict[NodeId, tuple[int, int]]
+    slices: dict[NodeId, ClosedSlice]
     verdict: Verdict | None
     stored_bytes: int
 
@@ -32,7 +64,7 @@ class Outcome:
     @property
     def is_empty(self) -> bool:
         """Nobody had anything: whoever has it after all begins it anew."""
-        if any(length for _, length in self.slices.values()):
+        if any(known.length for known in self.slices.values()):
             return False
         return (
             self.verdict is None
@@ -50,18 +82,46 @@ class Outcome:
             return self.verdict  # it speaks of no bytes
         return deleted(self.verdict)
 
-    def slice_of(self, node: NodeId) -> tuple[int, int]:
-        """Epoch and length of what it had from that node; zeros without any."""
-        return self.slices.get(node, (0, 0))
+    def slice_of(self, node: NodeId) -> ClosedSlice:
+        """What it had from that node."""
+        return self.slices.get(node, NOTHING)
+
+
+def outcome_of(stored: StoredTrace) -> Outcome:
+    """As the store has it."""
+    slices = {
+        node_id(known.node): ClosedSlice(
+            known.epoch,
+            known.length,
+            known.length if known.least is None else known.least,
+            known.status.flags if known.status is not None else SliceFlags.NONE,
+        )
+        for known in stored.slices
+    }
+    length = sum(known.length for known in stored.slices)
+    return Outcome(slices, stored.verdict, length)
 
 
 class ClosedTraces:
-    """Outcomes by trace, bounded by ``closed_max`` and, for what is in them, ``evidence_max``."""
+    """Outcomes by trace, bounded by ``closed_max`` and, for what is in them, ``evidence_max``.
 
-    def __init__(self, config: CoordinatorConfig) -> None:
+    One that was forgotten is read from the store where it is wanted: ``stored`` gives what is
+    durable there of a trace. So none is forgotten before its end ``is_durable``, unless there
+    are twice as many as there may be: where the disk does not write.
+    """
+
+    def __init__(
+        self,
+        config: CoordinatorConfig,
+        stored: Callable[[TraceId], StoredTrace | None],
+        is_durable: Callable[[TraceId], bool],
+    ) -> None:
         self._config = config
+        self._stored = stored
+        self._is_durable = is_durable
         self._outcomes: OrderedDict[TraceId, Outcome] = OrderedDict()
         self._items = 0
+        self._are_all = True
 
     def reconfigure(self, config: CoordinatorConfig) -> None:
         """Go on with other bounds, from the next trace on."""
@@ -70,27 +130,41 @@ class ClosedTraces:
     def __len__(self) -> int:
         return len(self._outcomes)
 
-    def __contains__(self, trace: TraceId) -> bool:
-        return trace in self._outcomes
-
     def get(self, trace: TraceId) -> Outcome | None:
-        return self._outcomes.get(trace)
+        outcome = self._outcomes.get(trace)
+        if outcome is None and not self._are_all:
+            stored = self._stored(trace)
+            if stored is not None and stored.released:
+                outcome = outcome_of(stored)
+                self.remember(trace, outcome)
+        return outcome
 
     def values(self) -> ValuesView[Outcome]:
         return self._outcomes.values()
 
     def remember(self, trace: TraceId, outcome: Outcome) -> None:
         """A trace is closed; others may be forgotten for it."""
-        config = self._config
         self._outcomes[trace] = outcome
         self._items += outcome.items
-        while len(self._outcomes) > config.closed_max or self._items > config.evidence_max:
-            _, forgotten = self._outcomes.popitem(last=False)
-            self._items -= forgotten.items
+        while self._are_too_many(1):
+            oldest = next(iter(self._outcomes))
+            if not self._is_durable(oldest) and not self._are_too_many(2):
+                break
+            self._items -= self._outcomes.pop(oldest).items
+            self._are_all = False
+        # As many may be what there was room for at the start.
+        self._are_all = self._are_all and len(self._outcomes) < self._config.closed_max
 
     def take(self, trace: TraceId) -> Outcome | None:
-        """What was remembered of a trace that is not closed any more."""
-        outcome = self._outcomes.pop(trace, None)
-        if outcome is not None:
+        """What is known of a trace that is not closed any more."""
+        outcome = self.get(trace)
+        if self._outcomes.pop(trace, None) is not None and outcome is not None:
             self._items -= outcome.items
         return outcome
+
+    def _are_too_many(self, times: int) -> bool:
+        config = self._config
+        return (
+            len(self._outcomes) > times * config.closed_max
+            or self._items > times * config.evidence_max
+        )

@@ -21,13 +21,13 @@ of a trace the lifecycle's, bytes are the assembly's.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import assert_never
 
 from coordinator.core.assembly import Assembly
 from coordinator.core.clock import PROBES_AT_CONNECT
-from coordinator.core.closed import Outcome
+from coordinator.core.closed import NOTHING, outcome_of
 from coordinator.core.config import CoordinatorConfig
 from coordinator.core.figures import (
     CoordinatorCounters,
@@ -74,6 +74,7 @@ from protocol.messages import (
     SliceReply,
     SliceStatus,
     SnapshotStatus,
+    TraceId,
     TriggerAck,
     TriggerFired,
     Unknown,
@@ -89,17 +90,6 @@ __all__ = ["CoordinatorConfig", "CoordinatorCore"]
 FIRING_BYTES = 2048
 
 
-def _may_add(status: SliceStatus, epoch: int, length: int) -> bool:
-    """Whether a node may have what a released slice of that epoch and length had not.
-
-    Collected again, a slice is what is left in the pool. All of it is there unless some
-    was evicted, so no more bytes are nothing new; what was evicted was collected before,
-    so any bytes are what was written since.
-    """
-    evicted = SliceFlags.EVICTED in status.flags and status.epoch not in (0, epoch)
-    return status.bytes > (0 if evicted else length)
-
-
 class CoordinatorCore:
     """One coordinator. See the module; ``counters`` may be read at any time."""
 
@@ -112,11 +102,13 @@ class CoordinatorCore:
         now_ns: int,
         versions: Versions = OURS,
         policy: Policy = NO_POLICY,
+        stored: Callable[[TraceId], StoredTrace | None] = lambda _: None,
     ) -> None:
         """Go on from what an earlier coordinator left in the store.
 
         ``recovered`` is read once, in order: it may load its traces one by one,
-        the youngest last.
+        the youngest last. ``stored`` gives what is durable of a closed trace that is
+        remembered no more, without its triggers and bytes.
         """
         self.counters = CoordinatorCounters()
         self._config = config
@@ -129,18 +121,17 @@ class CoordinatorCore:
         self.snapshots = Snapshots(self._nodes, self._outbox)
         self._policies = Policies(policy, self._nodes, self._outbox)
         self._lifecycle = Lifecycle(
-            config, self._nodes, self._traversal, self._outbox, self.counters
+            config, self._nodes, self._traversal, self._outbox, self.counters, stored
         )
         self._traces = self._lifecycle.traces
-        self._closed = self._lifecycle.closed
         self._probe_timers: Timers[NodeId] = Timers()
 
         for known in known_nodes:
             self._nodes.remember(known.node, known.addresses)
         fired: list[Iterable[PutTrigger]] = []
-        for stored in recovered:
-            self._recover(stored, now_ns)
-            fired.append(stored.triggers)
+        for trace in recovered:
+            self._recover(trace, now_ns)
+            fired.append(trace.triggers)
         for triggers in fired:
             for trigger in triggers:
                 self._recover_trigger(trigger, now_ns)
@@ -301,7 +292,7 @@ class CoordinatorCore:
             nodes_connected=sum(node.session is not None for node in self._nodes),
             traces_open=len(self._traces) - settled,
             traces_settled=settled,
-            traces_closed=len(self._closed),
+            traces_closed=len(self._lifecycle.closed),
             groups=len(self._traversal.groups),
             memory_bytes=self.memory_bytes,
             undurable_bytes=self._assembly.credit.undurable_bytes,
@@ -340,7 +331,8 @@ class CoordinatorCore:
         counters.reports += 1
         state = self._traversal.groups.get(group)
         told = state.fired if state is not None else {}
-        known = bool(told) or group.primary in self._closed or group in self._traversal.abandoned
+        known = bool(told) or group in self._traversal.abandoned
+        known = known or self._lifecycle.outcome(group.primary) is not None
         adds_nothing = fired.why == RECOVERED_WHY and known
         is_new = not adds_nothing and told.get(node.name) != hash(fired)
         if is_new:
@@ -351,7 +343,7 @@ class CoordinatorCore:
         else:
             for trace_id in (group.primary, *fired.laterals):
                 # A closed trace stays as it is, but for what was written since.
-                outcome = self._closed.get(trace_id)
+                outcome = self._lifecycle.outcome(trace_id)
                 if outcome is None or outcome.is_empty:
                     trace = self._traces.get(trace_id) or self._lifecycle.begin(trace_id, now_ns)
                     named = self._is_named(trace, name)
@@ -377,18 +369,17 @@ class CoordinatorCore:
         status = self._within_bounds(status)
         trace = self._traces.get(status.trace)
         if trace is None:
-            outcome = self._closed.get(status.trace)
-            epoch, known = outcome.slice_of(node.id) if outcome is not None else (0, 0)
-            adds = _may_add(status, epoch, known)
-            if not adds and (outcome is not None or not status.open_handles):
+            outcome = self._lifecycle.outcome(status.trace)
+            known = outcome.slice_of(node.id) if outcome is not None else NOTHING
+            lacks = known.may_lack(status)
+            if not lacks and (outcome is not None or not status.open_handles):
                 self._lifecycle.release_again(status.trace, node)
                 return
             trace = self._lifecycle.begin(status.trace, now_ns)
         elif trace.released:
             known_part = trace.parts.get(node.id)
-            if known_part is not None and not _may_add(
-                status, known_part.epoch, known_part.received
-            ):
+            here = self._lifecycle.slice_of(trace, known_part) if known_part is not None else None
+            if here is not None and not here.may_lack(status):
                 self._lifecycle.release_again(status.trace, node)
                 return
         part = self._traversal.part_of(trace, node, now_ns)
@@ -412,11 +403,11 @@ class CoordinatorCore:
         end = chunk.offset + len(chunk.data)
         trace = self._traces.get(chunk.trace)
         if trace is None:
-            outcome = self._closed.get(chunk.trace)
-            epoch, known = outcome.slice_of(node.id) if outcome is not None else (0, 0)
-            same = chunk.epoch == epoch
-            if end <= known or (same and known >= self._config.slice_bytes_max):
-                upto = max(known, end) if same else end
+            outcome = self._lifecycle.outcome(chunk.trace)
+            known = outcome.slice_of(node.id) if outcome is not None else NOTHING
+            same = chunk.epoch == known.epoch
+            if end <= known.length or (same and known.length >= self._config.slice_bytes_max):
+                upto = max(known.length, end) if same else end
                 self._assembly.decline(stream, node, chunk, upto)
                 return
             trace = self._lifecycle.begin(chunk.trace, now_ns)
@@ -526,9 +517,7 @@ class CoordinatorCore:
         for abandoned in stored.abandoned:
             self._traversal.remember_abandoned(abandoned.group, abandoned.node)
         if stored.released:
-            slices = {node_id(known.node): (known.epoch, known.length) for known in stored.slices}
-            length = sum(known.length for known in stored.slices)
-            self._closed.remember(stored.trace, Outcome(slices, stored.verdict, length))
+            self._lifecycle.closed.remember(stored.trace, outcome_of(stored))
             return
         trace = self._lifecycle.begin(stored.trace, now_ns)
         trace.reported_ns = None
@@ -541,7 +530,7 @@ class CoordinatorCore:
     def _recover_trigger(self, trigger: PutTrigger, now_ns: int) -> None:
         group = trigger.fired.group
         for trace_id in (group.primary, *trigger.fired.laterals):
-            if trace_id in self._closed:
+            if self._lifecycle.outcome(trace_id) is not None:
                 continue
             trace = self._traces.get(trace_id) or self._lifecycle.begin(trace_id, now_ns)
             trace.reported_ns = None

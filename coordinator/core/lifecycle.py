@@ -29,20 +29,21 @@ something in it changed, and then its version is one higher.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 
-from coordinator.core.closed import ClosedTraces, Outcome
+from coordinator.core.closed import ClosedSlice, ClosedTraces, Outcome
 from coordinator.core.config import NS_PER_S, CoordinatorConfig
 from coordinator.core.evidence import Evidence
 from coordinator.core.figures import DURATION_BOUNDS_S, CoordinatorCounters
 from coordinator.core.nodes import Node, Nodes
 from coordinator.core.outbox import BytesDurable, Closed, Outbox
-from coordinator.core.records import PutReleased, PutVerdict, PutVerdictAgain
+from coordinator.core.records import PutReleased, PutVerdict, PutVerdictAgain, StoredTrace
 from coordinator.core.timers import Timers
-from coordinator.core.trace import PartState, Trace
+from coordinator.core.trace import Part, PartState, Trace
 from coordinator.core.traversal import Traversal
 from coordinator.core.verdict import ELSEWHERE, HEALABLE, ReasonKind, given_up, judge
 from counting.histogram import Histogram
-from protocol.messages import Group, Release, SliceStatus, TraceId
+from protocol.messages import Group, Release, SliceFlags, SliceStatus, TraceId
 from protocol.verdicts import VerdictKind
 
 # To judge a trace takes some 0.2 us for each of its items, 1 us where slices were begun anew, and
@@ -66,9 +67,11 @@ class Lifecycle:
         traversal: Traversal,
         outbox: Outbox,
         counters: CoordinatorCounters,
+        stored: Callable[[TraceId], StoredTrace | None],
     ) -> None:
         self.traces: OrderedDict[TraceId, Trace] = OrderedDict()
-        self.closed = ClosedTraces(config)
+        self._closing: dict[TraceId, int] = {}  # while that is not durable
+        self.closed = ClosedTraces(config, stored, lambda trace: trace not in self._closing)
         self.traversal_s = Histogram(DURATION_BOUNDS_S)
         self.verdict_s = Histogram(DURATION_BOUNDS_S)
         self.stored_bytes = 0
@@ -78,7 +81,6 @@ class Lifecycle:
         self._traversal = traversal
         self._outbox = outbox
         self._counters = counters
-        self._closing: dict[TraceId, int] = {}  # while that is not durable
         self._closings = 0
         self._items = 0  # of the traces in memory
         self._timers: Timers[TraceId] = Timers()
@@ -96,6 +98,10 @@ class Lifecycle:
     def next_ns(self) -> int | None:
         """When the next thing is due."""
         return self._timers.next_ns()
+
+    def outcome(self, trace_id: TraceId) -> Outcome | None:
+        """Of a closed trace; None where it is not one."""
+        return None if trace_id in self.traces else self.closed.get(trace_id)
 
     def begin(self, trace_id: TraceId, now_ns: int) -> Trace:
         """A trace that is not in memory; a closed one goes on from its outcome."""
@@ -158,6 +164,17 @@ class Lifecycle:
             self._forget(trace)
 
     @staticmethod
+    def slice_of(trace: Trace, part: Part) -> ClosedSlice:
+        """What is here of a node's slice."""
+        evidence = trace.evidence.slices.get(part.node)
+        return ClosedSlice(
+            part.epoch,
+            part.received,
+            part.received if evidence is None else evidence.decoder.least_bytes,
+            part.status.flags if part.status is not None else SliceFlags.NONE,
+        )
+
+    @staticmethod
     def is_coherent(trace: Trace) -> bool:
         """It is whole, by a verdict on all that is known of it."""
         return (
@@ -176,7 +193,7 @@ class Lifecycle:
     def put_released_unless_here(self, trace_id: TraceId, group: Group) -> None:
         """What was just written concerns a trace that nobody waits for: the store may delete it."""
         if trace_id not in self.traces:
-            self._put_verdict_again(trace_id, self.closed.get(trace_id), group)
+            self._put_verdict_again(trace_id, self.outcome(trace_id), group)
             self._outbox.write(PutReleased(trace_id))
 
     def on_closed(self, closed: Closed) -> None:
@@ -211,15 +228,17 @@ class Lifecycle:
             trace.evidence.span_count = verdict.span_count
             trace.evidence.start_ns = verdict.start_ns
             trace.evidence.end_ns = verdict.end_ns
-        for identity, (epoch, length) in outcome.slices.items():
+        for identity, known in outcome.slices.items():
             part = self._traversal.add_stored(trace, identity, now_ns)
             part.state = PartState.ANSWERED
             part.deadline_ns = None
-            part.status = SliceStatus(trace.id, held=True, bytes=length, epoch=epoch)
-            part.epoch = epoch
-            part.received = length
-            if length:
-                self._outbox.after_writes(BytesDurable(trace.id, identity, epoch, length, 0))
+            part.status = SliceStatus(trace.id, True, known.flags, known.length, epoch=known.epoch)
+            part.epoch = known.epoch
+            part.received = known.length
+            if known.length:
+                self._outbox.after_writes(
+                    BytesDurable(trace.id, identity, known.epoch, known.length, 0)
+                )
 
     def _quiet_ns(self, trace: Trace) -> int:
         """For how long nothing of a trace may come before it is judged."""
@@ -308,7 +327,12 @@ class Lifecycle:
         self._closings += 1
         self._closing[trace.id] = self._closings
         effect = Closed(trace.id, told, self._closings)
-        self._outbox.write(PutReleased(trace.id, released=True), effect)
+        least = tuple(
+            (self._nodes.name_of(part.node), self.slice_of(trace, part).least)
+            for part in trace.parts.values()
+            if part.received
+        )
+        self._outbox.write(PutReleased(trace.id, released=True, least=least), effect)
 
     def _write_reopened(self, trace_id: TraceId) -> None:
         self._closing.pop(trace_id, None)
@@ -331,7 +355,7 @@ class Lifecycle:
         self.closed.remember(
             trace.id,
             Outcome(
-                {part.node: (part.epoch, part.received) for part in trace.parts.values()},
+                {part.node: self.slice_of(trace, part) for part in trace.parts.values()},
                 trace.verdict,
                 trace.stored_bytes,
             ),

@@ -105,10 +105,14 @@ class PutVerdictAgain:
 
 @dataclass(frozen=True, slots=True)
 class PutReleased:
-    """The trace is closed, and its nodes are told to forget it; or it is not any more."""
+    """The trace is closed, and its nodes are told to forget it; or it is not any more.
+
+    ``least``: by node name, how long its slice would be if the same were collected once more.
+    """
 
     trace: TraceId
     released: bool = True
+    least: tuple[tuple[str, int], ...] = ()
 
 
 Record: TypeAlias = (
@@ -137,7 +141,7 @@ class StoredSlice:
 
     The status may be of a later epoch, of which no bytes came. ``restarted``:
     see PutStatus. ``chunks`` are its bytes, in order; none for a released trace, of which
-    only the length is wanted.
+    only the length is wanted. ``least``: see PutReleased.
     """
 
     node: str
@@ -146,6 +150,7 @@ class StoredSlice:
     length: int
     restarted: bool = False
     chunks: Iterable[bytes] = ()
+    least: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,10 @@ from dataclasses import dataclass, field
 
 from coordinator.core.evidence import Evidence
 from coordinator.core.verdict import Reason, Verdict
-from protocol.messages import Group, NodeId, SliceStatus, TraceId
+from protocol.messages import Group, NodeId, SliceFlags, SliceStatus, TraceId
+
+DOUBTS = SliceFlags.LOSSY | SliceFlags.MAYBE_LOSSY | SliceFlags.CORRUPT
+"""What a node may come to know of a trace at any time, though its slice was whole here."""
 
 
 class PartState(enum.Enum):

@@ -14,12 +14,12 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from coordinator.core.config import CoordinatorConfig
 from coordinator.core.nodes import Node, Nodes
 from coordinator.core.outbox import Outbox
-from coordinator.core.trace import Part, PartState, Trace
+from coordinator.core.trace import DOUBTS, Part, PartState, Trace
 from coordinator.core.verdict import FIRED, ITSELF, NOT_A_CRUMB, PEER, STORED
 from protocol.messages import Drop, Group, NodeId, SliceStatus, TraceId
 
@@ -154,6 +154,10 @@ class Traversal:
             if status.bytes < (max(before, part.received) if back else before):
                 part.restarted = True
             part.status = status
+        elif part.status is not None and status.flags & DOUBTS & ~part.status.flags:
+            flags = part.status.flags | status.flags & DOUBTS
+            part.status = replace(part.status, flags=flags)
+            news = True
         for group in part.told:
             part.told[group] = True
         if back:

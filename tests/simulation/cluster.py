@@ -440,6 +440,7 @@ class SimCoordinator:
             self.mono_ns(),
             self.versions,
             self.policy,
+            self.store.recalled,
         )
         self.log("coordinator", f"starts with {len(traces)} traces")
         self.pump()

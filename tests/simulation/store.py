@@ -35,6 +35,7 @@ class KeptSlice:
     epoch: int = 0
     restarted: bool = False
     data: bytearray = field(default_factory=bytearray)
+    least: int | None = None
 
 
 @dataclass(slots=True)
@@ -79,29 +80,34 @@ class MemoryStore:
 
     def recovered(self) -> tuple[list[StoredTrace], list[PutNode]]:
         """What a new coordinator reads."""
-        traces = []
-        for trace, kept in self.traces.items():
-            traces.append(
-                StoredTrace(
-                    trace,
-                    tuple(p for (group, _), p in self.triggers.items() if group.primary == trace),
-                    tuple(p for group, p in self.abandoned.items() if group.primary == trace),
-                    tuple(
-                        StoredSlice(
-                            node,
-                            found.status,
-                            found.epoch,
-                            len(found.data),
-                            found.restarted,
-                            () if kept.released else (bytes(found.data),),
-                        )
-                        for node, found in kept.slices.items()
-                    ),
-                    kept.verdict,
-                    kept.released,
-                )
-            )
+        traces = [self._stored(trace, kept) for trace, kept in self.traces.items()]
         return traces, list(self.nodes.values())
+
+    def recalled(self, trace: TraceId) -> StoredTrace | None:
+        """What is durable of a trace."""
+        kept = self.traces.get(trace)
+        return None if kept is None else self._stored(trace, kept)
+
+    def _stored(self, trace: TraceId, kept: KeptTrace) -> StoredTrace:
+        return StoredTrace(
+            trace,
+            tuple(p for (group, _), p in self.triggers.items() if group.primary == trace),
+            tuple(p for group, p in self.abandoned.items() if group.primary == trace),
+            tuple(
+                StoredSlice(
+                    node,
+                    found.status,
+                    found.epoch,
+                    len(found.data),
+                    found.restarted,
+                    () if kept.released else (bytes(found.data),),
+                    found.least,
+                )
+                for node, found in kept.slices.items()
+            ),
+            kept.verdict,
+            kept.released,
+        )
 
     def _apply(self, record: Record, now_ns: int) -> None:
         match record:
@@ -125,6 +131,7 @@ class MemoryStore:
                     kept.restarted = kept.restarted or len(kept.data) > 0
                     kept.epoch = record.epoch
                     kept.data.clear()
+                    kept.least = None
                     if kept.status is not None and kept.status.epoch != record.epoch:
                         kept.status = None
                 assert record.epoch == kept.epoch, "the store never mixes slices"
@@ -142,6 +149,8 @@ class MemoryStore:
             case PutReleased():
                 trace = self._trace(record.trace)
                 trace.released = record.released
+                for node, least in record.least:
+                    self._slice(record.trace, node).least = least
                 if trace.first_released_ns is None:
                     trace.first_released_ns = now_ns
             case _:

@@ -89,7 +89,9 @@ class Harness:
     def _start(self) -> CoordinatorCore:
         self.incarnation += 1
         traces, nodes = self.store.recovered()
-        return CoordinatorCore(self.config, self.incarnation, traces, nodes, self.now_ns)
+        return CoordinatorCore(
+            self.config, self.incarnation, traces, nodes, self.now_ns, stored=self.store.recalled
+        )
 
     def restart(self) -> None:
         """The coordinator is killed, and another one starts on the same store."""
@@ -252,10 +254,19 @@ class Harness:
                 self._asked.add(key)
         elif isinstance(message, Release):
             kept = self.store.traces.get(message.trace)
-            undurable = [write.record for write in self.written]
-            assert PutReleased(message.trace) not in undurable or (
-                kept is not None and kept.released
-            ), "released before that was durable"
+            assert not self.closings(message.trace) or (kept is not None and kept.released), (
+                "released before that was durable"
+            )
+
+    def closings(self, trace: TraceId) -> list[int]:
+        """The tokens of those that are not durable."""
+        return [
+            write.token
+            for write in self.written
+            if isinstance(write.record, PutReleased)
+            and write.record.trace == trace
+            and write.record.released
+        ]
 
     def take_said(self) -> list[tuple[str, CoordinatorMessage]]:
         said, self.said = self.said, []

@@ -205,6 +205,22 @@ def test_a_closed_trace_that_is_longer_does_not_miss_whom_its_addresses_hint_at(
     assert judged(harness) == ("partial", {("late", ""), ("restarted", "n2")})
 
 
+def test_a_late_chunk_is_not_acknowledged_for_an_empty_slice() -> None:
+    harness = Harness()
+    harness.cluster("n1", "n2")
+    harness.fire("n1", T)
+    harness.deliver(T, {"n1": SLICES["n1"]})
+    harness.status("n2", T, len(N2))
+    harness.status("n2", T, len(LONGER), epoch=2)
+    harness.status("n2", T, 0, epoch=2)
+    harness.send("n2", T, 0, N2[:8], 1)
+    assert acked(harness) == []
+    harness.wait(1 * S)
+    kind, reasons = judged(harness)
+    assert kind == "partial"
+    assert ("restarted", "n2") in reasons
+
+
 @settings(max_examples=150, deadline=None)
 @given(rng=st.randoms(use_true_random=False), steps=st.integers(5, 60))
 def test_whatever_comes_in_whatever_order_is_of_one_slice(rng: random.Random, steps: int) -> None:

@@ -643,7 +643,7 @@ def test_named_nodes_are_bounded_over_all_traces() -> None:
         assert len(harness.core._traces) <= 5000 // (256 * 5)
     assert harness.core.counters.traces_finished_early >= 90
     # What is left of them is bounded too.
-    assert sum(len(outcome.slices) for outcome in harness.core._closed.values()) <= 5000
+    assert sum(len(outcome.slices) for outcome in harness.core._lifecycle.closed.values()) <= 5000
 
 
 def test_bytes_out_of_nowhere_are_forgotten_again() -> None:

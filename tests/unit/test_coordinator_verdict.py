@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coordinator.core.coordinator import CoordinatorConfig
-from coordinator.core.records import PutReleased
 from coordinator.core.verdict import (
     REASONS_MAX,
     REASONS_PER_KIND_AND_NODE,
@@ -595,13 +594,13 @@ def test_what_was_closed_twice_is_released_when_the_second_time_is_durable() -> 
     harness.wait(S)
     harness.autosave = False
     harness.wait(harness.config.linger_ns)
-    closings = [w.token for w in harness.written if w.record == PutReleased(T)]
+    closings = harness.closings(T)
     assert len(closings) == 1
     harness.fire("n1", T, "again")
     for name, data in slices.items():
         harness.status(name, T, len(data))
     harness.wait(S + harness.config.linger_ns)
-    closings = [w.token for w in harness.written if w.record == PutReleased(T)]
+    closings = harness.closings(T)
     assert len(closings) == 2
     harness.take_said()
     for token, released in zip(closings, ([], ["n1", "n2"]), strict=True):

@@ -917,6 +917,7 @@ def test_a_store_of_the_version_before_gets_its_index(tmp_path: Path) -> None:
     connection = sqlite3.connect(path)
     for table in (*EMPTY, "to_export", "exported"):
         connection.execute(f"DROP TABLE {table}")
+    connection.execute("ALTER TABLE slices DROP COLUMN least")
     connection.execute("PRAGMA user_version = 3")
     connection.close()
     with driver(path) as here:

@@ -158,6 +158,35 @@ def recovered(path: Path, released_max: int = 100) -> dict[TraceId, StoredTrace]
         }
 
 
+def test_a_closed_trace_can_be_recalled(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    with driver(path) as here, StoreReader(path) as reader:
+        here.write(
+            PutTrigger("a", FIRED),
+            PutStatus("a", STATUS, None),
+            AppendSlice(T1, "a", 1, 0, b"abcdef"),
+            PutVerdict(T1, VERDICT),
+        )
+        assert reader.closed(T1) is None
+        assert reader.closed(T3) is None
+        here.write(PutReleased(T1, least=(("a", 4),)))
+        found = StoredTrace(
+            T1,
+            slices=(StoredSlice("a", STATUS, 1, 6, least=4),),
+            verdict=VERDICT,
+            released=True,
+        )
+        assert reader.closed(T1) == found
+        # Of another slice nobody knows yet.
+        here.write(PutReleased(T1, released=False), AppendSlice(T1, "a", 2, 0, b"xyz"))
+        assert reader.closed(T1) is None
+        here.write(PutReleased(T1))
+        again = reader.closed(T1)
+        assert again is not None
+        assert [(part.epoch, part.length, part.least) for part in again.slices] == [(2, 3, None)]
+    assert recovered(path)[T1].slices[0].least is None
+
+
 def test_a_query_sees_what_was_written(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
     with driver(path) as here:
@@ -705,7 +734,7 @@ def test_files_that_are_no_store_are_refused(tmp_path: Path) -> None:
     connection = sqlite3.connect(newer)
     connection.execute("PRAGMA user_version = 99")
     connection.close()
-    assert "has schema 99, this coordinator knows 5" in refusal(newer)
+    assert "has schema 99, this coordinator knows 6" in refusal(newer)
 
 
 def before_abi_2(payload: bytes) -> bytes:
@@ -736,6 +765,7 @@ def test_an_older_store_is_taken_over_without_what_cannot_be_read(tmp_path: Path
         with StoreReader(path) as reader:
             before = {trace: reader.trace(trace) for trace in (T1, T2)}
     connection = sqlite3.connect(path)
+    connection.execute("ALTER TABLE slices DROP COLUMN least")
     connection.execute("PRAGMA user_version = 4")
     connection.close()
     here = Driver(path, ROOMY, Clock())
@@ -765,6 +795,7 @@ def test_a_store_that_cannot_be_taken_over_stays_as_it_was(
     with driver(path) as here:
         here.write(AppendSlice(T1, "a", 1, 0, old))
     connection = sqlite3.connect(path)
+    connection.execute("ALTER TABLE slices DROP COLUMN least")
     connection.execute("PRAGMA user_version = 4")
     connection.close()
 

@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Closed traces that come up again: whatever the coordinator remembers of them, none gets better."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from coordinator.core.coordinator import CoordinatorConfig
+from coordinator.core.verdict import ReasonKind, Verdict
+from formats.slices import Data, PieceKind, RunFlags
+from protocol.messages import SliceFlags
+from protocol.verdicts import VerdictKind
+from tests.simulation.encoding import encode_piece, encode_record
+from tests.unit.coordinator_harness import (
+    Harness,
+    S,
+    preamble,
+    run,
+    span,
+    trace_id,
+    two_nodes,
+)
+
+T = trace_id("T")
+CLOSED_MAX = 3
+
+
+def kinds(verdict: Verdict | None) -> set[ReasonKind]:
+    assert verdict is not None
+    return {reason.kind for reason in verdict.reasons}
+
+
+def closed(closed_max: int = 1000) -> Harness:
+    """T is coherent, and closed."""
+    harness = Harness(replace(CoordinatorConfig(), closed_max=closed_max))
+    slices = two_nodes()
+    harness.cluster(*slices)
+    harness.fire("n1", T)
+    harness.deliver(T, slices)
+    wait_for_the_end(harness)
+    stored = harness.store.traces[T]
+    assert stored.released
+    assert stored.verdict is not None
+    assert (stored.verdict.kind, stored.verdict.version) == (VerdictKind.COHERENT, 1)
+    return harness
+
+
+def wait_for_the_end(harness: Harness) -> None:
+    harness.wait(S + harness.config.missing_linger_ns + harness.config.linger_ns)
+
+
+def close_others(harness: Harness, count: int) -> None:
+    for number in range(count):
+        other = trace_id(f"other{number}")
+        harness.fire("n1", other)
+        harness.status("n1", other, held=False)
+    wait_for_the_end(harness)
+
+
+def collect_what_is_left(harness: Harness) -> None:
+    """The node has evicted most of T, and is asked for it again."""
+    harness.fire("n1", T, "again")
+    left = preamble() + run(*span(9), handle=9)
+    harness.status("n1", T, len(left), flags=SliceFlags.EVICTED, epoch=7)
+    harness.send("n1", T, 0, left, 7)
+    wait_for_the_end(harness)
+
+
+@pytest.mark.parametrize("forgets", ["not", "for-others", "at-a-restart"])
+def test_a_verdict_gets_worse_though_the_trace_was_forgotten(forgets: str) -> None:
+    harness = closed(1000 if forgets == "not" else CLOSED_MAX)
+    before = bytes(harness.store.traces[T].slices["n1"].data)
+    if forgets != "not":
+        close_others(harness, 2 * CLOSED_MAX)
+    assert (T in harness.core._lifecycle.closed._outcomes) == (forgets == "not")
+    if forgets == "at-a-restart":
+        harness.restart()
+        harness.cluster("n1", "n2")
+    collect_what_is_left(harness)
+    kept = harness.store.traces[T]
+    assert kept.verdict is not None
+    assert (kept.verdict.kind, kept.verdict.version) == (VerdictKind.PARTIAL, 2)
+    assert kinds(kept.verdict) == {ReasonKind.LATE, ReasonKind.RESTARTED}
+    # What is there is not given up for what is left.
+    assert bytes(kept.slices["n1"].data) == before
+
+
+def test_nothing_new_of_a_forgotten_trace_is_no_news() -> None:
+    harness = closed(CLOSED_MAX)
+    close_others(harness, 2 * CLOSED_MAX)
+    before = harness.store.traces[T].verdict
+    harness.fire("n1", T, "again")
+    for name, data in two_nodes().items():
+        harness.status(name, T, len(data), epoch=7)
+    wait_for_the_end(harness)
+    assert harness.store.traces[T].verdict == before
+    assert harness.store.traces[T].released
+
+
+def test_no_trace_is_forgotten_before_its_end_is_durable() -> None:
+    harness = closed(CLOSED_MAX)
+    harness.autosave = False
+    close_others(harness, 2 * CLOSED_MAX - 1)
+    assert harness.core.figures().traces_closed == 2 * CLOSED_MAX - 1
+    # Where the disk does not write for long, they are forgotten all the same.
+    harness.fire("n1", trace_id("one"))
+    harness.fire("n1", trace_id("two"))
+    wait_for_the_end(harness)
+    assert harness.core.figures().traces_closed == 2 * CLOSED_MAX
+    harness.save()
+    harness.fire("n1", trace_id("three"))
+    harness.save()
+    wait_for_the_end(harness)
+    harness.save()
+    assert harness.core.figures().traces_closed <= CLOSED_MAX + 1
+
+
+# ------------------------------------------------------- collected once more
+
+DATA = [encode_record(Data(1, bytes([number]) * 12), 0) for number in range(8)]
+
+
+def bit_by_bit() -> bytes:
+    """A run that was copied record by record, and the process told twice."""
+    pieces, start = [preamble()], 0
+    for number, data in enumerate(DATA):
+        flags = RunFlags.FIRST | RunFlags.LAST * (number == len(DATA) - 1)
+        pieces.append(
+            encode_piece(PieceKind.RUN, data, flags=flags, client=1, handle=1, seq=0, start=start)
+        )
+        start += len(data)
+    return b"".join([*pieces, preamble()])
+
+
+def at_once() -> bytes:
+    """The same, copied when it was whole."""
+    flags = RunFlags.FIRST | RunFlags.LAST
+    whole = encode_piece(PieceKind.RUN, b"".join(DATA), flags=flags, client=1, handle=1, seq=0)
+    return preamble() + whole
+
+
+LATER = run(Data(1, b"later"), handle=2)
+
+
+@pytest.mark.parametrize("remembered", ["in-memory", "closed", "by-the-store"])
+@pytest.mark.parametrize("is_later", [False, True], ids=["the-same", "and-more"])
+def test_what_was_written_later_is_seen_though_the_slice_is_shorter(
+    remembered: str, is_later: bool
+) -> None:
+    harness = Harness()
+    harness.cluster("n1")
+    harness.fire("n1", T)
+    harness.deliver(T, {"n1": bit_by_bit()})
+    harness.wait(S + harness.config.linger_ns)
+    assert harness.store.traces[T].released
+    if remembered != "in-memory":
+        wait_for_the_end(harness)
+    if remembered == "by-the-store":
+        harness.restart()
+        harness.cluster("n1")
+    again = at_once() + LATER * is_later
+    assert len(again) < len(bit_by_bit())
+    harness.deliver(T, {"n1": again}, epoch=2)
+    wait_for_the_end(harness)
+    verdict = harness.store.traces[T].verdict
+    assert verdict is not None
+    if is_later:
+        assert (verdict.kind, verdict.version) == (VerdictKind.PARTIAL, 2)
+        assert ReasonKind.RESTARTED in kinds(verdict)
+    else:
+        assert (verdict.kind, verdict.version) == (VerdictKind.COHERENT, 1)
+
+
+@pytest.mark.parametrize("wait_s", [35, 400], ids=["released", "closed"])
+@pytest.mark.parametrize("epoch", [1, 2])
+@pytest.mark.parametrize(
+    ("flag", "reason"),
+    [
+        (SliceFlags.LOSSY, ReasonKind.LOSSY),
+        (SliceFlags.MAYBE_LOSSY, ReasonKind.MAYBE_LOSSY),
+        (SliceFlags.CORRUPT, ReasonKind.CORRUPT),
+    ],
+)
+def test_a_doubt_that_comes_after_the_end_counts(
+    wait_s: int, epoch: int, flag: SliceFlags, reason: ReasonKind
+) -> None:
+    harness = Harness()
+    slices = two_nodes()
+    harness.cluster(*slices)
+    harness.fire("n1", T)
+    harness.deliver(T, slices)
+    harness.wait(wait_s * S)
+    size = len(slices["n1"])
+    harness.status("n1", T, size, flags=flag, held=True, epoch=epoch)
+    wait_for_the_end(harness)
+    verdict = harness.store.traces[T].verdict
+    assert verdict is not None
+    assert verdict.version == 2
+    assert verdict.kind is not VerdictKind.COHERENT
+    assert reason in kinds(verdict)
+    # Said once more it is no news.
+    harness.status("n1", T, size, flags=flag, held=True, epoch=epoch)
+    wait_for_the_end(harness)
+    assert harness.store.traces[T].verdict == verdict
