@@ -117,7 +117,7 @@ class Traversal:
                 news |= self._named(trace, crumb, by, now_ns)
             elif peers:
                 pass
-            elif crumb in trace.evidence.addresses:
+            elif crumb in trace.evidence.addresses and crumb not in trace.evidence.names:
                 # No node is there. A status, which has only ids, may have told of it before.
                 self._remove_part(trace, crumb)
             elif trace.evidence.overflow:

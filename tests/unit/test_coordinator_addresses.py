@@ -160,6 +160,27 @@ def test_no_breadcrumb_to_an_address_of_its_hash_takes_a_node_out(
     assert_n2_never_saw_it(harness)
 
 
+@pytest.mark.parametrize("lie_is", ["first", "last"])
+def test_no_breadcrumb_to_an_address_hides_a_node_that_nobody_knows(
+    monkeypatch: pytest.MonkeyPatch, lie_is: str
+) -> None:
+    real = node_id
+    monkeypatch.setattr(
+        "coordinator.core.evidence.node_id", lambda name: real(name.replace("@192.0.2.7", "beta"))
+    )
+    harness = Harness()
+    harness.cluster("n1")
+    harness.fire("n1", T)
+    crumbs = [Breadcrumb(node_id("beta"), "@192.0.2.7"), crumb("beta")]
+    if lie_is == "last":
+        crumbs.reverse()
+    harness.deliver(T, {"n1": preamble() + run(*span(1), *crumbs)})
+    harness.wait(S + harness.config.missing_linger_ns)
+    verdict = harness.verdict(T)
+    assert verdict is not None
+    assert [reason.kind for reason in verdict.reasons] == [ReasonKind.UNKNOWN_NODE]
+
+
 def test_addresses_survive_a_restart() -> None:
     harness = Harness()
     harness.connect("n1")
