@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from formats.slices import (
     Breadcrumb,
@@ -28,8 +29,8 @@ from protocol.messages import NodeId
 class SliceEvidence:
     """One node's slice. Spans are keyed by (client, span id).
 
-    ``spans`` (span id, parent id) and ``hops`` (injecting node, span id, hop,
-    whether extracted), one after the other, are what it adds to the whole, so
+    ``spans`` (span id, parent id) and ``hops`` (injecting node, span id, handle,
+    hop, whether extracted), one after the other, are what it adds to the whole, so
     that the whole can be made without another.
     """
 
@@ -42,6 +43,10 @@ class SliceEvidence:
     start_ns: int | None = None
     end_ns: int | None = None
     items: int = 0
+
+
+HopKey: TypeAlias = tuple[NodeId, int, int, int]
+"""Injecting node, span id, handle, hop: a hop is counted in its handle, of which a span may have several."""
 
 
 @dataclass(slots=True)
@@ -65,7 +70,7 @@ class Evidence:
     slices    by node
     spans     ids of the spans whose start was delivered
     orphans   parent id -> (node, span id) of a child, while it is not in spans
-    hops      (injecting node, span id, hop) -> how it went
+    hops      how each went
     names     what breadcrumbs say that a node is called
     addresses crumbs that carry an IP address: whoever is there may be no node
     items     spans, hops, crumbs, runs and other pieces: what its memory is counted in
@@ -76,7 +81,7 @@ class Evidence:
         self.slices: dict[NodeId, SliceEvidence] = {}
         self.spans: set[int] = set()
         self.orphans: dict[int, tuple[NodeId, int]] = {}
-        self.hops: dict[tuple[NodeId, int, int], Hop] = {}
+        self.hops: dict[HopKey, Hop] = {}
         self.names: dict[NodeId, str] = {}
         self.addresses: set[NodeId] = set()
         self.span_count = 0
@@ -128,9 +133,10 @@ class Evidence:
             for span_id, parent_id in zip(known.spans[::2], known.spans[1::2], strict=True):
                 if parent_id and parent_id not in self.spans:
                     self.orphans.setdefault(parent_id, (node, span_id))
-            hops = (known.hops[i::4] for i in range(4))
-            for at, span_id, number, extracted in zip(*hops, strict=True):
-                self._meet(node, (NodeId(at), span_id, number), extracted=bool(extracted))
+            hops = (known.hops[i::5] for i in range(5))
+            for at, span_id, handle, number, extracted in zip(*hops, strict=True):
+                key = (NodeId(at), span_id, handle, number)
+                self._meet(node, key, extracted=bool(extracted))
         slices = self.slices.values()
         self.span_count = sum(len(known.spans) // 2 for known in slices)
         self.start_ns = min((k.start_ns for k in slices if k.start_ns is not None), default=None)
@@ -203,12 +209,12 @@ class Evidence:
     def _hop(
         self, node: NodeId, known: SliceEvidence, body: HopOut | HopIn, *, extracted: bool
     ) -> None:
-        key = (body.node_id, body.span_id, body.hop)
+        key = (body.node_id, body.span_id, body.handle, body.hop)
         known.hops.extend((*key, extracted))
         if not self._is_stale:
             self._meet(node, key, extracted=extracted)
 
-    def _meet(self, node: NodeId, key: tuple[NodeId, int, int], *, extracted: bool) -> None:
+    def _meet(self, node: NodeId, key: HopKey, *, extracted: bool) -> None:
         """One end of a hop was delivered by that node."""
         hop = self.hops.get(key)
         if hop is None:

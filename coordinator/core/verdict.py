@@ -58,7 +58,7 @@ from protocol.messages import NodeId, SliceFlags
 from protocol.verdicts import VerdictKind
 
 if TYPE_CHECKING:
-    from coordinator.core.evidence import SliceEvidence
+    from coordinator.core.evidence import HopKey, SliceEvidence
     from coordinator.core.trace import Part, Trace
 
 _What = TypeVar("_What")
@@ -468,15 +468,16 @@ def _whole_reasons(trace: Trace, nodes: Nodes) -> Iterator[Reason | _More]:
         lambda what: f"nobody delivered span {what[0]:016x}, the parent of {what[1]:016x}",
     )
 
-    def sent(span_id: int, number: int) -> str:
-        return f"request {number} of span {span_id:016x}"
+    def sent(key: HopKey) -> str:
+        _, span_id, handle, number = key
+        return f"request {number} of span {span_id:016x} in handle {handle}"
 
     hops = evidence.hops.items()
     yield from _few(
         ReasonKind.HOP_OUT_UNMET,
         nodes,
         ((key[0], key) for key, hop in hops if hop.extracted < hop.injected),
-        lambda key: f"{sent(*key[1:])} was sent, and nobody delivered that it arrived",
+        lambda key: f"{sent(key)} was sent, and nobody delivered that it arrived",
     )
     yield from _few(
         ReasonKind.HOP_IN_UNMET,
@@ -487,7 +488,7 @@ def _whole_reasons(trace: Trace, nodes: Nodes) -> Iterator[Reason | _More]:
             if not hop.injected and hop.extracted_on is not None
         ),
         lambda what: (
-            f"{sent(*what[0][1:])} arrived on {nodes.name_of(what[1])},"
+            f"{sent(what[0])} arrived on {nodes.name_of(what[1])},"
             " and nobody delivered that it was sent"
         ),
     )

@@ -316,8 +316,8 @@ BS_EXPORT int bs_span_end(struct bs_trace *trace, uint64_t span_id,
 /* ------------------------------------------------- nodes and contexts --- */
 
 /* The payload of HOP_OUT and HOP_IN. A hop is identified by (trace, node,
- * span_id, hop); every hop out must be met by its hop in, or the trace is
- * reported as partial. */
+ * span_id, handle, hop); every hop out must be met by its hop in, or the trace
+ * is reported as partial. */
 struct bs_hop {
 	uint64_t node_id; /* the node that injected the context */
 	uint64_t span_id; /* the span that injected it */

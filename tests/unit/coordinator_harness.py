@@ -351,12 +351,12 @@ def span(span_id: int, parent_id: int = 0, *, ended: bool = True) -> tuple[Body,
     return (start, SpanEnd(span_id, REAL_NS + span_id + 10, 1, "", b"")) if ended else (start,)
 
 
-def hop_out(node: str, span_id: int, hop: int = 0) -> HopOut:
-    return HopOut(node_id(node), span_id, hop, 1)
+def hop_out(node: str, span_id: int, hop: int = 0, handle: int = 1) -> HopOut:
+    return HopOut(node_id(node), span_id, hop, handle)
 
 
-def hop_in(node: str, span_id: int, hop: int = 0) -> HopIn:
-    return HopIn(node_id(node), span_id, hop, 1)
+def hop_in(node: str, span_id: int, hop: int = 0, handle: int = 1) -> HopIn:
+    return HopIn(node_id(node), span_id, hop, handle)
 
 
 def crumb(node: str) -> Breadcrumb:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.core.evidence import Evidence
+from coordinator.core.evidence import Evidence, HopKey
 from protocol.hashing import node_id
 from protocol.messages import ACKS_MAX, NodeId, SliceAck, SliceChunk, SliceFlags
 from tests.unit.coordinator_harness import (
@@ -277,9 +277,7 @@ def test_a_slice_that_is_begun_again_and_again_costs_the_others_nothing(
     met: list[int] = []
     meet = Evidence._meet
 
-    def counted(
-        self: Evidence, node: NodeId, key: tuple[NodeId, int, int], *, extracted: bool
-    ) -> None:
+    def counted(self: Evidence, node: NodeId, key: HopKey, *, extracted: bool) -> None:
         met.append(node)
         meet(self, node, key, extracted=extracted)
 
@@ -306,7 +304,7 @@ def test_evidence_without_a_slice_is_as_if_it_had_never_come() -> None:
     alone.add(n1, SLICES["n1"])
     for evidence in (with_both, alone):
         evidence.whole()
-        assert evidence.hops[n1, 1, 0].extracted == 0
+        assert evidence.hops[n1, 1, 1, 0].extracted == 0
     assert (with_both.spans, with_both.orphans, with_both.hops, with_both.items) == (
         alone.spans,
         alone.orphans,

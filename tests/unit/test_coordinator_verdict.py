@@ -122,6 +122,10 @@ def test_verdicts_are_counted_and_timed_once_a_trace() -> None:
     assert sum(harness.core.verdict_s.counts) == 0
 
 
+def record(*bodies: Body) -> bytes:
+    return preamble() + run(*bodies)
+
+
 @pytest.mark.parametrize(
     "slices",
     [
@@ -136,6 +140,11 @@ def test_verdicts_are_counted_and_timed_once_a_trace() -> None:
             "n1": preamble() + run(*span(1), hop_out("n1", 0)) + run(hop_out("n1", 0), client=2),
             "n2": preamble() + run(hop_in("n1", 0)) + run(hop_in("n1", 0), handle=2),
         },
+        # Two threads of one span, each with a handle of its own, send a request each.
+        {
+            "n1": record(*span(1), hop_out("n1", 1)) + run(hop_out("n1", 1, handle=2), handle=2),
+            "n2": record(hop_in("n1", 1)) + run(hop_in("n1", 1, handle=2), handle=2),
+        },
         # Threads finish in any order: the end comes before the start, the last run first.
         {"n1": preamble() + run(span(1)[1], seq=1, flags=L) + run(span(1)[0], flags=F)},
     ],
@@ -149,10 +158,6 @@ def test_other_whole_traces(slices: dict[str, bytes]) -> None:
 # ------------------------------------------------------------- each reason
 
 
-def record(*bodies: Body) -> bytes:
-    return preamble() + run(*bodies)
-
-
 @pytest.mark.parametrize(
     ("slices", "kind", "node", "words"),
     [
@@ -160,7 +165,7 @@ def record(*bodies: Body) -> bytes:
             {"n1": record(*span(1), hop_out("n1", 1, 7))},
             ReasonKind.HOP_OUT_UNMET,
             "n1",
-            "request 7 of span 0000000000000001 was sent",
+            "request 7 of span 0000000000000001 in handle 1 was sent",
         ),
         (
             {
@@ -170,6 +175,17 @@ def record(*bodies: Body) -> bytes:
             ReasonKind.HOP_OUT_UNMET,
             "n1",
             "was sent",
+        ),
+        # Two threads of one span: the request of one arrived twice, that of the other never.
+        (
+            {
+                "n1": record(*span(1), hop_out("n1", 1))
+                + run(hop_out("n1", 1, handle=2), handle=2),
+                "n2": record(hop_in("n1", 1)) + run(hop_in("n1", 1), handle=2),
+            },
+            ReasonKind.HOP_OUT_UNMET,
+            "n1",
+            "request 0 of span 0000000000000001 in handle 2 was sent",
         ),
         (
             {"n1": record(*span(1)), "n2": record(hop_in("n1", 1))},
