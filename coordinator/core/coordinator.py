@@ -90,6 +90,11 @@ __all__ = ["CoordinatorConfig", "CoordinatorCore"]
 FIRING_BYTES = 2048
 
 
+def _is_blank(status: SliceStatus) -> bool:
+    """Whether a node has nothing of a trace, nor says what became of it."""
+    return not (status.bytes or status.open_handles or status.flags or status.crumbs)
+
+
 class CoordinatorCore:
     """One coordinator. See the module; ``counters`` may be read at any time."""
 
@@ -385,7 +390,10 @@ class CoordinatorCore:
         part = self._traversal.part_of(trace, node, now_ns)
         was_restarted = part.restarted
         begins = status.bytes > 0
-        kept = not self._meet(trace, part, status.epoch, begins=begins, told=True)
+        # A node that lost its memory has begun another slice, of which nothing is there yet.
+        kept = part.is_whole and status.epoch not in (0, part.epoch) and _is_blank(status)
+        if not kept:
+            kept = not self._meet(trace, part, status.epoch, begins=begins, told=True)
         news = self._traversal.answered(trace, part, node, status, now_ns, kept=kept)
         if news or part.restarted != was_restarted:
             self._put_status(node, part, now_ns)

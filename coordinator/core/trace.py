@@ -13,6 +13,8 @@ something about the trace by itself. Its life:
     any       SliceStatus                             ANSWERED
     ANSWERED  the node comes back restarted, while    RETURNED
               bytes or open handles were due
+    ANSWERED  it comes back restarted, and nothing    ANSWERED  Collect
+              was due
 
 Except ANSWERED, a part is awaited until ``deadline_ns`` and then overdue: the
 trace is judged without it. A restarted node repeats by itself the status of

@@ -201,7 +201,11 @@ class Traversal:
     # ------------------------------------------------------------- nodes
 
     def connected(self, node: Node, *, restarted: bool, now_ns: int) -> list[Trace]:
-        """Ask a node what it was not asked, or did not answer; the traces concerned."""
+        """Ask a node what it was not asked, or did not answer; the traces that wait for it.
+
+        A restarted one is asked again also where all is here: what is written there from now on
+        it would not collect, if it lost its memory. If it did not, it says the same again.
+        """
         assert node.session is not None
         asked: list[Trace] = []
         dropped: dict[Group, None] = {}
@@ -213,9 +217,11 @@ class Traversal:
                     dropped[group] = None
             if trace.released or trace.abandoned_by is not None:
                 continue
+            if restarted and part.state is not PartState.RETURNED:
+                # It may have lost its memory, and with it that it was asked.
+                part.told.clear()
             if part.state is PartState.ANSWERED and restarted and part.is_due:
                 part.state = PartState.RETURNED
-                part.told.clear()
                 part.deadline_ns = now_ns + self._config.answer_timeout_ns
                 asked.append(trace)
             elif part.state is PartState.RETURNED:

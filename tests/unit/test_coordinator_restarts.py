@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A node comes back with its memory, or without: what it is asked again, and what the verdict says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+
+from coordinator.core.records import PutReleased, PutStatus, PutVerdict, Write
+from protocol.messages import Collect, Group, NodeMessage, SliceFlags, SliceStatus, TriggerFired
+from tests.unit.coordinator_harness import (
+    Harness,
+    S,
+    preamble,
+    run,
+    span,
+    trace_id,
+    two_nodes,
+)
+
+T = trace_id("T")
+SLICES = two_nodes()
+N2 = SLICES["n2"]
+
+
+def restart_node(harness: Harness, name: str, incarnation: int = 2) -> None:
+    harness.lose(name)
+    harness.lose_slices(name)
+    harness.connect(name, incarnation)
+    harness.open_slices(name, incarnation)
+
+
+def judged(harness: Harness) -> tuple[str, int, set[tuple[str, str]]]:
+    verdict = harness.verdict(T)
+    assert verdict is not None
+    reasons = {(reason.kind.value, reason.node) for reason in verdict.reasons}
+    return verdict.kind.value, verdict.version, reasons
+
+
+def coherent() -> Harness:
+    """T is whole on n1 and n2, n3 never saw it, and it lingers."""
+    harness = Harness()
+    harness.cluster("n1", "n2", "n3")
+    harness.fire("n1", T)
+    harness.fire("n3", trace_id("other"), "else", (T,))
+    harness.deliver(T, SLICES)
+    harness.status("n3", T)
+    harness.wait(1 * S)
+    assert judged(harness) == ("coherent", 1, set())
+    harness.take_said()
+    return harness
+
+
+def news_of(harness: Harness) -> list[object]:
+    """What is written from now on, of what would be with news."""
+    written: list[object] = []
+    put = harness.store.write
+
+    def kept(write: Write) -> None:
+        if isinstance(write.record, PutStatus | PutVerdict | PutReleased):
+            written.append(write.record)
+        put(write)
+
+    harness.store.write = kept  # type: ignore[method-assign]
+    return written
+
+
+@pytest.mark.parametrize("name", ["n1", "n2", "n3"])
+def test_a_node_that_kept_its_memory_is_asked_again_and_changes_nothing(name: str) -> None:
+    harness = coherent()
+    news = news_of(harness)
+    restart_node(harness, name)
+    groups = {Group("lat", T), Group("else", trace_id("other"))}
+    asked = {(to, m.group) for to, m in harness.take_said() if isinstance(m, Collect)}
+    assert asked == {(name, group) for group in groups}
+    if name == "n3":
+        harness.status(name, T, epoch=7)  # a mark has no bytes that an epoch could be of
+    else:
+        harness.status(name, T, len(SLICES[name]))
+    harness.wait(20 * S)
+    assert news == []
+    harness.wait(20 * S)
+    assert news == [PutReleased(T)]
+    assert judged(harness) == ("coherent", 1, set())
+
+
+@pytest.mark.parametrize("name", ["n1", "n2", "n3"])
+def test_what_is_written_where_the_memory_was_lost_is_collected_or_said(name: str) -> None:
+    harness = coherent()
+    news = news_of(harness)
+    restart_node(harness, name)
+    assert T in harness.asked()[name]
+    harness.status(name, T, epoch=9)  # it knows nothing of the trace, and waits for it now
+    harness.wait(10 * S)
+    assert news == []
+    late = preamble() + run(*span(9), handle=9)
+    harness.status(name, T, len(late), epoch=9)
+    harness.send(name, T, 0, late, 9)
+    harness.wait(1 * S)
+    if name == "n3":
+        # It had nothing before.
+        assert judged(harness) == ("coherent", 2, set())
+        assert bytes(harness.store.traces[T].slices[name].data) == late
+    else:
+        assert judged(harness) == ("partial", 2, {("restarted", name)})
+
+
+def test_a_node_that_has_more_to_say_than_nothing_began_another_slice() -> None:
+    for flags, handles in ((SliceFlags.MAYBE_LOSSY, 0), (SliceFlags.NONE, 1)):
+        harness = coherent()
+        restart_node(harness, "n2")
+        harness.status("n2", T, flags=flags, open_handles=handles, epoch=9)
+        harness.wait(1 * S)
+        assert judged(harness) == ("partial", 2, {("restarted", "n2")})
+
+
+def test_a_restarted_node_is_asked_once_for_each_group_and_costs_the_store_nothing() -> None:
+    harness = Harness()
+    harness.cluster("n1")
+    groups = [[trace_id(f"{n}.{k}") for k in range(33)] for n in range(304)]
+    statuses = [SliceStatus(t, True, SliceFlags.HELD, epoch=1) for group in groups for t in group]
+    assert len(statuses) > 10_000
+
+    def say(messages: Iterable[NodeMessage]) -> None:
+        # At once: the harness looks at all that the core has after each step.
+        for message in messages:
+            session = harness.sessions["n1"]
+            harness.core.on_node_message(session, message, harness.now_ns, harness.now_ns)
+        harness.fetch()
+
+    say(TriggerFired(Group("lat", first), tuple(rest), "slow") for first, *rest in groups)
+    say(statuses)
+    harness.wait(1 * S)
+    assert {harness.verdicts[one.trace][-1].kind.value for one in statuses} == {"coherent"}
+    harness.take_said()
+    news = news_of(harness)
+    restart_node(harness, "n1")
+    collects = [message for _, message in harness.take_said() if isinstance(message, Collect)]
+    assert len(collects) == len(groups)
+    assert {t for collect in collects for t in collect.traces} == {one.trace for one in statuses}
+    say(statuses)
+    harness.wait(5 * S)
+    assert news == []
