@@ -121,6 +121,11 @@ class SliceStatus:
     crumbs: tuple[NodeId, ...] = ()
     epoch: int = 0
 
+    @property
+    def is_blank(self) -> bool:
+        """The node has nothing of the trace, nor says what became of it."""
+        return not (self.held or self.bytes or self.open_handles or self.flags or self.crumbs)
+
 
 @dataclass(frozen=True, slots=True)
 class Abandoned:

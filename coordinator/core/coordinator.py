@@ -74,6 +74,7 @@ from protocol.messages import (
     SliceReply,
     SliceStatus,
     SnapshotStatus,
+    Source,
     TraceId,
     TriggerAck,
     TriggerFired,
@@ -89,10 +90,8 @@ __all__ = ["CoordinatorConfig", "CoordinatorCore"]
 # each as members of its group.
 FIRING_BYTES = 2048
 
-
-def _is_blank(status: SliceStatus) -> bool:
-    """Whether a node has nothing of a trace, nor says what became of it."""
-    return not (status.bytes or status.open_handles or status.flags or status.crumbs)
+_OF_A_PROCESS = (Source.APPLICATION, Source.CONTEXT, Source.KERNEL)
+"""Who fires because a process of the node works on the primary. Nodes repeat firings as their own."""
 
 
 class CoordinatorCore:
@@ -340,6 +339,7 @@ class CoordinatorCore:
         known = known or self._lifecycle.outcome(group.primary) is not None
         adds_nothing = fired.why == RECOVERED_WHY and known
         is_new = not adds_nothing and told.get(node.name) != hash(fired)
+        is_of_process = fired.source in _OF_A_PROCESS
         if is_new:
             self._outbox.write(PutTrigger(node.name, fired))
         self._outbox.after_writes(Say(session, TriggerAck(group)))
@@ -352,7 +352,8 @@ class CoordinatorCore:
                 if outcome is None or outcome.is_empty:
                     trace = self._traces.get(trace_id) or self._lifecycle.begin(trace_id, now_ns)
                     named = self._is_named(trace, name)
-                    if self._traversal.fired(trace, group, node, now_ns):
+                    by_process = is_of_process and trace_id == group.primary
+                    if self._traversal.fired(trace, group, node, now_ns, by_process=by_process):
                         self._lifecycle.news(trace, now_ns)
                         counters.traces += not named
             state = self._traversal.groups.get(group)
@@ -391,7 +392,7 @@ class CoordinatorCore:
         was_restarted = part.restarted
         begins = status.bytes > 0
         # A node that lost its memory has begun another slice, of which nothing is there yet.
-        kept = part.is_whole and status.epoch not in (0, part.epoch) and _is_blank(status)
+        kept = part.is_whole and status.epoch not in (0, part.epoch) and status.is_blank
         if not kept:
             kept = not self._meet(trace, part, status.epoch, begins=begins, told=True)
         news = self._traversal.answered(trace, part, node, status, now_ns, kept=kept)

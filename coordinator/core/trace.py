@@ -54,7 +54,8 @@ class Part:
     while none is known; bytes of another are never put behind them.
     ``epoch_before``: of the slice that was given up for this one, or that this
     one was kept for. ``restarted``: the node began another slice, and may have
-    lost something of the one before.
+    lost something of the one before. ``fired_under``: the incarnation under which a
+    process of the node fired the trace as primary, until the node says what it has of it.
     """
 
     node: NodeId
@@ -69,6 +70,7 @@ class Part:
     epoch: int = 0
     epoch_before: int = 0
     restarted: bool = False
+    fired_under: int | None = None
 
     @property
     def is_open(self) -> bool:

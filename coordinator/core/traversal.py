@@ -59,10 +59,13 @@ class Traversal:
         for part in trace.parts.values():
             self._ask(trace, part)
 
-    def fired(self, trace: Trace, group: Group, node: Node, now_ns: int) -> bool:
+    def fired(
+        self, trace: Trace, group: Group, node: Node, now_ns: int, *, by_process: bool
+    ) -> bool:
         """The group fired on a node, which collects by itself and will say so.
 
-        False if the trace has so many groups that one more is no news.
+        ``by_process``: one of the node that works on this very trace. False if the trace has so
+        many groups that one more is no news.
         """
         if group not in trace.groups and self._is_full(trace):
             return False
@@ -72,6 +75,8 @@ class Traversal:
         elif part.state is PartState.UNASKED:
             part.state = PartState.ASKED
         part.told[group] = True
+        if by_process:
+            part.fired_under = node.incarnation
         self.join(trace, group)
         return True
 
@@ -158,6 +163,10 @@ class Traversal:
             flags = part.status.flags | status.flags & DOUBTS
             part.status = replace(part.status, flags=flags)
             news = True
+        if part.fired_under not in (None, node.incarnation) and part.is_empty and status.is_blank:
+            # What was fired there went with the memory, before anything was told of it.
+            part.restarted = True
+        part.fired_under = None
         for group in part.told:
             part.told[group] = True
         if back:

@@ -8,7 +8,17 @@ from collections.abc import Iterable
 import pytest
 
 from coordinator.core.records import PutReleased, PutStatus, PutVerdict, Write
-from protocol.messages import Collect, Group, NodeMessage, SliceFlags, SliceStatus, TriggerFired
+from protocol.messages import (
+    RECOVERED_WHY,
+    Collect,
+    Group,
+    NodeMessage,
+    SliceFlags,
+    SliceStatus,
+    Source,
+    TraceId,
+    TriggerFired,
+)
 from tests.unit.coordinator_harness import (
     Harness,
     S,
@@ -142,3 +152,78 @@ def test_a_restarted_node_is_asked_once_for_each_group_and_costs_the_store_nothi
     say(statuses)
     harness.wait(5 * S)
     assert news == []
+
+
+# ------------------------------------------------------------ fired, and gone
+
+
+def fired_then_away(source: Source = Source.APPLICATION, primary: TraceId = T) -> Harness:
+    """n1 fires, and its streams end before its status; n2 has bytes of T, and nobody names n1."""
+    harness = Harness()
+    harness.cluster("n1", "n2")
+    laterals = () if primary == T else (T,)
+    harness.say("n1", TriggerFired(Group("a", primary), laterals, "slow", source))
+    harness.lose("n1")
+    harness.lose_slices("n1")
+    harness.fire("n2", T, "b")
+    harness.deliver(T, {"n2": preamble() + run(*span(1))})
+    return harness
+
+
+@pytest.mark.parametrize("source", [Source.APPLICATION, Source.CONTEXT, Source.KERNEL])
+@pytest.mark.parametrize("rebooted", [True, False])
+def test_a_node_that_fired_and_lost_its_memory_had_something(
+    source: Source, *, rebooted: bool
+) -> None:
+    harness = fired_then_away(source)
+    incarnation = 2 if rebooted else 1
+    harness.connect("n1", incarnation)
+    harness.open_slices("n1", incarnation)
+    assert T in harness.asked()["n1"]
+    harness.status("n1", T, epoch=9)
+    harness.wait(1 * S)
+    after = ("partial", 1, {("restarted", "n1")}) if rebooted else ("coherent", 1, set())
+    assert judged(harness) == after
+    # The store knows it.
+    harness.restart()
+    harness.cluster("n1", "n2")
+    harness.wait(60 * S)
+    assert judged(harness) == after
+
+
+def test_a_node_that_fired_and_kept_its_memory_is_whole() -> None:
+    harness = fired_then_away()
+    harness.connect("n1", 2)
+    harness.open_slices("n1", 2)
+    harness.say("n1", TriggerFired(Group("a", T), (), RECOVERED_WHY, Source.NODE))
+    harness.deliver(T, {"n1": preamble() + run(*span(2))})
+    harness.wait(1 * S)
+    assert judged(harness) == ("coherent", 1, set())
+
+
+def test_a_node_that_answered_under_its_firing_needs_no_more_to_have_had_anything() -> None:
+    harness = fired_then_away()
+    harness.connect("n1")
+    harness.status("n1", T)
+    harness.wait(1 * S)
+    harness.lose("n1")
+    harness.connect("n1", 2)
+    harness.status("n1", T, epoch=9)
+    harness.wait(1 * S)
+    assert judged(harness) == ("coherent", 1, set())
+
+
+@pytest.mark.parametrize(
+    ("source", "primary"),
+    [
+        (Source.APPLICATION, trace_id("other")),  # T is a lateral
+        (Source.OPERATOR, T),
+        (Source.NODE, T),
+    ],
+)
+def test_who_names_a_trace_may_never_have_seen_it(source: Source, primary: TraceId) -> None:
+    harness = fired_then_away(source, primary)
+    harness.connect("n1", 2)
+    harness.status("n1", T, epoch=9)
+    harness.wait(1 * S)
+    assert judged(harness) == ("coherent", 1, set())
