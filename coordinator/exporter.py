@@ -41,6 +41,7 @@ from coordinator.transports import (
 )
 from formats.stamped import stamped
 from protocol.messages import TraceId
+from protocol.verdicts import VerdictKind
 from runtime.log import Log
 from runtime.settings.coordinator import ExportSettings
 
@@ -270,7 +271,8 @@ class Exporter:
             found = trace_detail(reader, trace, 0)
             if found is None:
                 continue  # deleted since
-            notes.append(PutExported(trace, found.summary.bytes))
+            verdict = VerdictKind(found.summary.verdict.kind)
+            notes.append(PutExported(trace, found.summary.bytes, verdict))
             slices += ((trace, part.node) for part in found.slices)
             size += sum(part.bytes for part in found.slices)
             if size >= _BATCH_BYTES:

@@ -20,6 +20,15 @@ SCHEMA_VERSION = 6
 # "BSGT", so that `file` and we can tell a store from any other database.
 _APPLICATION_ID = 0x42534754
 
+_EXPORTED = """
+-- What was exported of a trace; failed or not.
+CREATE TABLE exported (
+    trace BLOB PRIMARY KEY,
+    bytes INTEGER NOT NULL,             -- as the verdict says, of the last time
+    verdict TEXT NOT NULL               -- its kind
+) WITHOUT ROWID;
+"""
+
 _FOLLOWED = f"""
 {index.SCHEMA}
 
@@ -29,16 +38,12 @@ CREATE TABLE to_export (
     trace BLOB NOT NULL UNIQUE
 );
 
--- What was exported of a trace; failed or not.
-CREATE TABLE exported (
-    trace BLOB PRIMARY KEY,
-    bytes INTEGER NOT NULL              -- as the verdict says, of the last time
-) WITHOUT ROWID;
+{_EXPORTED}
 """
 
 _OLDEST_SCHEMA = 3
-"""That is taken over. 4 brought the index and exports, 5 the records of ABI 2, 6 how long a closed
-slice would be if it were collected once more."""
+"""That is taken over. 4 brought the index and exports, 5 the records of ABI 2, 6 of which verdict
+traces were when they were exported, and how long a closed slice would be if it were collected once more."""
 
 # Of a slice at once, until its first record is there.
 _LOOKED_AT_BYTES = 4096
@@ -250,6 +255,10 @@ def _take_over(connection: sqlite3.Connection, version: int, path: Path, log: Lo
             connection.execute(
                 "INSERT INTO to_index SELECT trace FROM traces WHERE verdict IS NOT NULL"
             )
+        else:
+            # As of what kind is not known. What is closed again goes once more at most.
+            connection.execute("DROP TABLE exported")
+            connection.execute(_EXPORTED)
         _add_column(connection, "slices", "least INTEGER")
         slices, traces = _drop_unreadable(connection) if version < 5 else (0, 0)
         connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")

@@ -96,10 +96,11 @@ class StoreCounters:
 
 @dataclass(frozen=True, slots=True)
 class PutExported:
-    """A trace was exported, or given up: when its verdict spoke of so many bytes."""
+    """A trace was exported, or given up: with a verdict of this kind, on so many bytes."""
 
     trace: TraceId
     bytes: int
+    verdict: VerdictKind
 
 
 Note: TypeAlias = index.TraceIndex | PutExported
@@ -391,10 +392,11 @@ class Store:
                 case PutExported():
                     self._connection.execute("DELETE FROM to_export WHERE trace = ?", (note.trace,))
                     self._connection.execute(
-                        "INSERT OR REPLACE INTO exported SELECT trace, ? FROM traces WHERE trace = ?",
-                        (note.bytes, note.trace),
+                        "INSERT OR REPLACE INTO exported"
+                        " SELECT trace, ?, ? FROM traces WHERE trace = ?",
+                        (note.bytes, str(note.verdict), note.trace),
                     )
-                    # It may have grown, and been closed again, while it was exported.
+                    # It may have changed, and been closed again, while it was exported.
                     if self._connection.execute(
                         "SELECT 1 FROM traces WHERE trace = ? AND released = 1", (note.trace,)
                     ).fetchone():
@@ -409,14 +411,18 @@ class Store:
         )
 
     def _queue_export(self, trace: TraceId) -> None:
-        """Have a closed trace exported, unless it was, and has not grown since."""
+        """Have a closed trace exported, unless it was, has not grown since, and is judged alike.
+
+        Who was told that it is of another kind is told what it turned out to be, wanted or not.
+        """
         verdict = stored_verdict(self._connection, trace)
-        if verdict is None or verdict.kind not in self.exports or not verdict.bytes:
+        if verdict is None or not self.exports or not verdict.bytes:
             return
         row = self._connection.execute(
-            "SELECT bytes FROM exported WHERE trace = ?", (trace,)
+            "SELECT bytes, verdict FROM exported WHERE trace = ?", (trace,)
         ).fetchone()
-        if row is None or row[0] < verdict.bytes:
+        is_due = verdict.kind in self.exports and (row is None or row[0] < verdict.bytes)
+        if is_due or (row is not None and row[1] != verdict.kind):
             self._connection.execute("INSERT OR IGNORE INTO to_export (trace) VALUES (?)", (trace,))
 
     def _put_trigger(self, record: PutTrigger) -> None:

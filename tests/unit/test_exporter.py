@@ -15,7 +15,8 @@ import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import TracesData
 
 from coordinator import exporter
-from coordinator.core.records import PutReleased
+from coordinator.core.records import PutReleased, PutVerdict
+from coordinator.core.verdict import Verdict
 from coordinator.exporter import Exporter, requests_of
 from coordinator.reader import StoreReader
 from coordinator.store import PutExported
@@ -139,9 +140,57 @@ def test_a_trace_that_grows_while_it_is_sent_is_sent_again(
 ) -> None:
     with receiver, Here(store_path, receiver) as here:
         here.close_trace(TRACE, ALL)
-        here.driver.store.note([PutExported(TRACE, len(FRONT))])  # what was there before
+        before = PutExported(TRACE, len(FRONT), VerdictKind.COHERENT)
+        here.driver.store.note([before])
         assert here.work() == []
         assert len(receiver.heard.get_nowait().spans) == SPANS
+
+
+def judged_anew(here: Here, kind: VerdictKind, version: int) -> None:
+    """TRACE is reopened, and closed again with another verdict on the same bytes."""
+    size = sum(map(len, ALL.values()))
+    verdict = Verdict(version, kind, (), tuple(ALL), size, SPANS, None, None)
+    here.driver.write(
+        PutReleased(TRACE, released=False), PutVerdict(TRACE, verdict), PutReleased(TRACE)
+    )
+
+
+def test_a_trace_that_turns_out_otherwise_is_sent_again(
+    store_path: Path, receiver: Receiver
+) -> None:
+    with receiver, Here(store_path, receiver) as here:
+        # Whatever becomes of it: the receiver was told that it is coherent.
+        here.driver.store.exports = frozenset({VerdictKind.COHERENT})
+        here.close_trace(TRACE, ALL)
+        here.work()
+        kinds = []
+        for version, kind in enumerate((VerdictKind.LOSSY, VerdictKind.LOSSY), 2):
+            judged_anew(here, kind, version)
+            here.work()
+        while not receiver.heard.empty():
+            spans = receiver.heard.get_nowait().spans
+            assert len(spans) == SPANS
+            attributes = [attribute for span in spans for attribute in span.attributes]
+            kinds.append({a.value.string_value for a in attributes if a.key == names.VERDICT})
+        assert kinds == [{"coherent"}, {"lossy"}]
+        here.driver.store.exports = frozenset()  # no receiver
+        judged_anew(here, VerdictKind.PARTIAL, 4)
+        with StoreReader(store_path) as reader:
+            assert reader.waiting_for_export() == 0
+
+
+def test_a_trace_that_turns_out_otherwise_while_it_is_sent_is_sent_again(
+    store_path: Path, receiver: Receiver
+) -> None:
+    size = sum(map(len, ALL.values()))
+    with receiver, Here(store_path, receiver) as here:
+        here.close_trace(TRACE, ALL)
+        judged_anew(here, VerdictKind.LOSSY, 2)
+        here.driver.store.note([PutExported(TRACE, size, VerdictKind.COHERENT)])  # what it was
+        here.work()
+        assert len(receiver.heard.get_nowait().spans) == SPANS
+        assert here.work() == []
+        assert receiver.heard.empty()
 
 
 def test_a_slice_that_cannot_be_read_stops_no_other(

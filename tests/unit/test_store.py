@@ -488,7 +488,8 @@ def test_a_disk_that_is_full_is_not_tried_with_each_write(
 
 def test_who_waits_for_a_disk_that_is_full_does_not_hold_up_the_end(tmp_path: Path) -> None:
     store = Store(tmp_path / "store.db", ROOMY, lambda _: None, SILENT)
-    tried, first, second = threading.Event(), (PutExported(T1, 1),), (PutExported(T2, 1),)
+    tried = threading.Event()
+    first, second = ((PutExported(t, 1, VerdictKind.COHERENT),) for t in (T1, T2))
 
     def commit(batch: object) -> bool:
         tried.set()
@@ -514,7 +515,7 @@ def test_what_is_noted_at_the_end_is_written(tmp_path: Path) -> None:
     with driver(path) as here:
         here.write(PutTrigger("a", FIRED))
         here.store.stop_trying_again()
-        here.store.note([PutExported(T1, 1)])
+        here.store.note([PutExported(T1, 1, VerdictKind.COHERENT)])
     with contextlib.closing(sqlite3.connect(path)) as connection:
         assert connection.execute("SELECT trace FROM exported").fetchall() == [(T1,)]
 
@@ -651,7 +652,7 @@ def test_that_a_trace_was_exported_is_forgotten_with_it(tmp_path: Path) -> None:
     clock = Clock()
     with driver(path, StoreLimits(1 << 40, 3600.0), clock) as here:
         fill(here, 1, size=10)
-        here.store.note([PutExported(T1, 10)])
+        here.store.note([PutExported(T1, 10, VerdictKind.COHERENT)])
         connection = sqlite3.connect(path)
         exported = "SELECT count(*) FROM exported"
         assert connection.execute(exported).fetchone() == (1,)
@@ -735,6 +736,23 @@ def test_files_that_are_no_store_are_refused(tmp_path: Path) -> None:
     connection.execute("PRAGMA user_version = 99")
     connection.close()
     assert "has schema 99, this coordinator knows 6" in refusal(newer)
+
+
+def test_what_was_exported_as_what_an_older_store_does_not_say(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    with driver(path) as here:
+        fill(here, 1, size=10)
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.execute("DROP TABLE exported")
+        connection.execute("CREATE TABLE exported (trace BLOB PRIMARY KEY, bytes INTEGER)")
+        connection.execute("INSERT INTO exported VALUES (?, 10)", (T1,))
+        connection.execute("PRAGMA user_version = 5")
+        connection.commit()
+    with driver(path) as here:
+        here.store.note([PutExported(T1, 10, VerdictKind.LOSSY)])
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("SELECT * FROM exported").fetchall() == [(T1, 10, "lossy")]
+    assert here.log == []
 
 
 def before_abi_2(payload: bytes) -> bytes:
