@@ -36,7 +36,8 @@ class CoordinatorConfig:
       memory_bytes        slice bytes received, or allowed by credit to come,
                           and not durable
       credit_window_bytes of one node that may be under way
-      traces_max          traces in memory. One more finishes the oldest early
+      traces_max          traces in memory. One more finishes the oldest early; of those
+                          without a byte where they are more than half
       evidence_max        spans, hops, crumbs, runs, nodes and reasons in memory,
                           150 bytes or so each, until the verdict can change no
                           more. More finish the oldest trace early

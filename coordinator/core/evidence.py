@@ -92,9 +92,14 @@ class Evidence:
         self._is_stale = False  # spans, orphans, hops, and what is said of all spans
         self.items = 0
 
+    @property
+    def has_bytes(self) -> bool:
+        """Whether any slice is begun, or was before only the sizes were kept."""
+        return bool(self.slices) or self.overflow
+
     def add(self, node: NodeId, data: bytes) -> list[NodeId]:
         """Read the next bytes of a node's slice; return the nodes that they name."""
-        if self.overflow:
+        if self.overflow or not data:
             return []
         known = self.slices.get(node)
         if known is None:

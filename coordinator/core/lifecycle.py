@@ -20,6 +20,7 @@ it: a trigger, a crumb to a new node, an answer, bytes.
     CLOSED     bytes                                      OPEN      PutReleased: not (late)
     any but    too many traces, or too much evidence,     CLOSED    PutVerdict, PutReleased,
     CLOSED     and it has been without news the longest             then Release
+               (too many: see make_room)
 
 OPEN, SETTLED and RELEASED traces are in memory with all that was read of their
 slices; of a CLOSED one only its outcome is. A PutVerdict is written only if
@@ -83,6 +84,8 @@ class Lifecycle:
         self._counters = counters
         self._closings = 0
         self._items = 0  # of the traces in memory
+        # Those of which no byte has come, by their last news, too.
+        self._bare: OrderedDict[TraceId, None] = OrderedDict()
         self._timers: Timers[TraceId] = Timers()
 
     def reconfigure(self, config: CoordinatorConfig) -> None:
@@ -120,6 +123,8 @@ class Lifecycle:
             else:
                 self._counters.traces_late += 1
                 self._go_on(trace, outcome, now_ns)
+        if not trace.evidence.has_bytes:
+            self._bare[trace_id] = None
         return trace
 
     def add_stored_bytes(self, trace: Trace, count: int) -> None:
@@ -138,6 +143,11 @@ class Lifecycle:
             trace.provisional_at_ns = now_ns + self._config.provisional_ns
         trace.last_news_ns = now_ns
         self.traces.move_to_end(trace.id)
+        if trace.id in self._bare:
+            if trace.evidence.has_bytes:
+                del self._bare[trace.id]
+            else:
+                self._bare.move_to_end(trace.id)
         self._timers.set_earlier(trace.id, now_ns + self._quiet_ns(trace))
 
     def release(self, trace: Trace, now_ns: int) -> None:
@@ -148,14 +158,19 @@ class Lifecycle:
         self._timers.set(trace.id, now_ns + self._config.linger_ns)
 
     def make_room(self, now_ns: int, *, one_more: bool = False) -> None:
-        """Close the traces without news for longest, until all fit, and another one if need be."""
+        """Close the traces without news for longest, until all fit, and another one if need be.
+
+        Whoever fires much names many traces that nobody has anything of. Where they are more
+        than half of all, they make room for each other, and not one of which bytes came.
+        """
         limit = self._config.traces_max - one_more
         while self.traces and (
             len(self.traces) > limit
             or self._items > self._config.evidence_max
             or self.stored_bytes > self._config.assembly_bytes_max
         ):
-            trace = next(iter(self.traces.values()))
+            too_many = len(self.traces) > limit and len(self._bare) > self._config.traces_max // 2
+            trace = self.traces[next(iter(self._bare if too_many else self.traces))]
             if not trace.released:
                 self._counters.traces_finished_early += 1
                 self._judge(trace, final=True)
@@ -365,6 +380,7 @@ class Lifecycle:
         self._traversal.remove(trace)
         self._timers.cancel(trace.id)
         del self.traces[trace.id]
+        self._bare.pop(trace.id, None)
 
     def _charge(self, trace: Trace) -> None:
         """Count what a trace takes of the memory now."""

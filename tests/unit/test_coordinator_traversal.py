@@ -45,7 +45,18 @@ from protocol.messages import (
     TriggerFired,
     Welcome,
 )
-from tests.unit.coordinator_harness import MS, Harness, S, trace_id, trace_name, two_nodes
+from protocol.verdicts import VerdictKind
+from tests.unit.coordinator_harness import (
+    MS,
+    Harness,
+    S,
+    preamble,
+    run,
+    span,
+    trace_id,
+    trace_name,
+    two_nodes,
+)
 
 SCRIPTS = {
     "backwards, forwards, and round in circles": """
@@ -580,6 +591,50 @@ def test_more_traces_than_there_is_memory_for_finish_the_oldest() -> None:
     assert set(harness.verdicts) == set(traces[:15])
     released = [m.trace for _, m in harness.take_said() if isinstance(m, Release)]
     assert released == traces[:15]
+
+
+def test_traces_that_nobody_has_anything_of_cost_no_other_its_place() -> None:
+    harness = Harness(CoordinatorConfig(traces_max=100))
+    harness.cluster("n1", "n2")
+    honest = [trace_id(f"T{n}") for n in range(40)]
+    whole = preamble() + run(*span(1))
+    for trace in honest:
+        harness.fire("n1", trace)
+        harness.status("n1", trace, len(whole))
+        harness.send("n1", trace, 0, whole[:-20])  # open, and quiet
+    fired = [trace_id(f"F{n}") for n in range(300)]
+    for number, trace in enumerate(fired):
+        harness.fire("n2", trace)
+        harness.status("n2", trace)
+        if number == 200:  # a restart of the coordinator changes nothing
+            harness.restart()
+            harness.cluster("n1", "n2")
+    assert set(honest) < set(harness.core._traces)
+    # Among themselves, the oldest go.
+    assert set(fired) & set(harness.core._traces) == set(fired[-60:])
+    for trace in honest:
+        harness.send("n1", trace, len(whole) - 20, whole[-20:])
+    harness.wait(1 * S)
+    assert {harness.verdicts[trace][-1].kind for trace in honest} == {VerdictKind.COHERENT}
+
+
+def test_traces_that_are_new_are_not_closed_for_those_that_linger() -> None:
+    harness = Harness(CoordinatorConfig(traces_max=100))
+    harness.cluster("n1")
+    whole = preamble() + run(*span(1))
+    traces = [trace_id(f"T{n}") for n in range(300)]
+    for trace in traces[:100]:
+        harness.fire("n1", trace)
+        harness.deliver(trace, {"n1": whole})
+    # All have bytes. Ten at a time are fired before the first byte of any comes.
+    for begin in range(100, 300, 10):
+        for trace in traces[begin : begin + 10]:
+            harness.fire("n1", trace)
+        for trace in traces[begin : begin + 10]:
+            harness.deliver(trace, {"n1": whole})
+    assert list(harness.core._traces) == traces[-100:]
+    harness.wait(1 * S)
+    assert {harness.verdicts[trace][-1].kind for trace in traces} == {VerdictKind.COHERENT}
 
 
 def test_more_bytes_than_the_store_may_hold_back_finish_the_oldest() -> None:
