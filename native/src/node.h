@@ -93,7 +93,8 @@ enum bsn_slice_flags {
 	BSN_SLICE_STORE_FULL = 0x20,  /* no room to copy it */
 	BSN_SLICE_MAYBE_LOSSY = 0x40, /* a loss nearby could not be tied to
 				       * its trace; or not all that may be of
-				       * this one was looked at */
+				       * this one was looked at, or recorded:
+				       * the percentage changed */
 	BSN_SLICE_CORRUPT = 0x80,     /* a directory or a record of it made no
 				       * sense */
 	BSN_SLICE_CRUMBS_CUT = 0x100, /* more than BSN_CRUMBS_MAX */
@@ -276,7 +277,9 @@ BSN_EXPORT int bsn_client_adopt_context(struct bsn *node, int client, int fd);
 /* Change what struct bsn_config said of these two: for clients that are attached,
  * from the next trace on that each of their threads begins, and for those to
  * come. Traces that were recorded when it was more can be triggered for another
- * five minutes. */
+ * five minutes. Of traces that one percentage has recorded, and the other not, some
+ * handles may be missing: they are BSN_SLICE_MAYBE_LOSSY, those that are held too, as
+ * long as the pool may hold what was written before, and for five minutes. */
 BSN_EXPORT void bsn_set_sampling(struct bsn *node,
 				 uint64_t percentage_threshold,
 				 bool trust_incoming);

@@ -213,5 +213,9 @@ void policy_free(struct bsn *n);
 void policy_adopt(struct bsn *n);
 /* At each poll: what was so for a while is so no more. */
 void policy_renew(struct bsn *n);
+/* Whether handles of a trace may have been left out, and others not. granted_ns: when
+ * the oldest segment was granted that has something of it; UINT64_MAX: none. */
+bool policy_left_out(const struct bsn *n, struct bs_trace_id id,
+		     uint64_t granted_ns);
 
 #endif

@@ -51,6 +51,15 @@ _Static_assert(sizeof(struct told) == 64, "a cache line");
 
 #define GONE_LOSS_LAYERS 8
 
+/* policy.c: of traces whose hash is between, handles that began before the percentage
+ * changed were recorded and later ones were not, or the reverse. */
+struct left_out {
+	uint64_t low, high;
+	uint64_t until_ns; /* written last. 0: none */
+};
+
+#define LEFT_OUT_MAX 4u
+
 struct ledger_header {
 	uint64_t magic;
 	uint32_t version;
@@ -90,6 +99,8 @@ struct ledger_header {
 	uint64_t losses_added;
 	/* What gone_added was when a layer of losses was young for the last time. */
 	uint64_t losses_left[GONE_LOSS_LAYERS];
+	/* All zero in a ledger of before. */
+	struct left_out left_out[LEFT_OUT_MAX];
 };
 
 struct gone_bucket;

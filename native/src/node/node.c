@@ -251,6 +251,7 @@ void node_recover(struct bsn *n)
 	n->recovered = true;
 	adopt_end(n);
 	slices_close_gone(n, false);
+	slices_left_out(n, false);
 	for (uint32_t i = 1; n->store.n_slices && i < n->store.n_blocks; i++) {
 		struct slice *s = n->store.slices[i];
 

@@ -5,6 +5,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "hash.h"
 #include "internal.h"
 
 /*
@@ -52,6 +53,82 @@ static void remember(struct bsn *n, uint64_t threshold)
 	store_release(&h->earlier_until_ns, n->now_ns + EARLIER_NS);
 }
 
+static struct left_out *first_over(struct ledger_header *h,
+				   const struct left_out *but)
+{
+	struct left_out *first = NULL;
+
+	for (uint32_t i = 0; i < LEFT_OUT_MAX; i++) {
+		struct left_out *l = &h->left_out[i];
+
+		if (l != but && (!first || l->until_ns < first->until_ns))
+			first = l;
+	}
+	return first;
+}
+
+/* A place for one more. Of many changes the oldest two become one: it leaves out as many
+ * traces as both, for as long as the later one. */
+static struct left_out *make_place(struct ledger_header *h)
+{
+	struct left_out *place = first_over(h, NULL);
+	struct left_out *next = first_over(h, place);
+
+	if (!place->until_ns)
+		return place;
+	if (place->low < next->low)
+		WRITE_ONCE(next->low, place->low);
+	if (place->high > next->high)
+		WRITE_ONCE(next->high, place->high);
+	store_release(&place->until_ns, 0);
+	return place;
+}
+
+/* Before processes read the new one. Some begin handles by the old one for a while yet:
+ * a thread that has just read it; all, after a restart, until they have the successor's
+ * table. Returns whether there is a difference. */
+static bool leave_out(struct bsn *n, uint64_t before)
+{
+	struct ledger_header *h = n->ledger.header;
+	uint64_t threshold = n->config.percentage_threshold;
+	struct left_out *l;
+
+	if (!h->granted_ns || threshold == before)
+		return false;
+	l = make_place(h);
+	WRITE_ONCE(l->low, threshold < before ? threshold : before);
+	WRITE_ONCE(l->high, threshold < before ? before : threshold);
+	store_release(&l->until_ns, n->now_ns + EARLIER_NS);
+	return true;
+}
+
+static bool is_between(const struct left_out *l, uint64_t hash)
+{
+	return hash >= l->low &&
+	       (hash < l->high || l->high == BS_PERCENTAGE_ALL);
+}
+
+bool policy_left_out(const struct bsn *n, struct bs_trace_id id,
+		     uint64_t granted_ns)
+{
+	for (uint32_t i = 0; i < LEFT_OUT_MAX; i++) {
+		const struct left_out *l = &n->ledger.header->left_out[i];
+		uint64_t state;
+
+		/* What has a part in the pool that is as old; and, as long as the pool
+		 * could have that, what would have one. */
+		if (n->now_ns >= l->until_ns && granted_ns >= l->until_ns &&
+		    !pool_may_hold(n, l->until_ns))
+			continue;
+		state = bs_hash_prepare(BS_HASH_PERCENTAGE,
+					sizeof(BS_HASH_PERCENTAGE) - 1,
+					n->config.cluster_seed);
+		if (is_between(l, bs_hash_trace(state, id)))
+			return true;
+	}
+	return false;
+}
+
 int policy_init(struct bsn *n)
 {
 	int fd = memfd_new("backsight-policy");
@@ -88,6 +165,7 @@ void policy_free(struct bsn *n)
 void policy_adopt(struct bsn *n)
 {
 	remember(n, n->ledger.header->percentage_threshold);
+	leave_out(n, n->ledger.header->percentage_threshold);
 	fill(n);
 }
 
@@ -112,6 +190,11 @@ void bsn_set_sampling(struct bsn *n, uint64_t percentage_threshold,
 	n->config.percentage_threshold = percentage_threshold;
 	remember(n, before);
 	n->config.trust_incoming = trust_incoming;
+	/* Before all are adopted, the first poll tells the slices. */
+	if (leave_out(n, before) && n->recovered) {
+		slices_left_out(n, true);
+		store_publish(n);
+	}
 	fill(n);
 	node_unlock(n);
 }

@@ -24,6 +24,14 @@ uint64_t pool_horizon_ns(const struct bsn *n)
 	return n->now_ns > reclaimed_to_ns ? n->now_ns - reclaimed_to_ns : 1;
 }
 
+bool pool_may_hold(const struct bsn *n, uint64_t then_ns)
+{
+	uint32_t oldest = n->pool.sealed.head;
+
+	return n->ledger.header->reclaimed_to_ns < then_ns ||
+	       (oldest != NONE && n->ledger.records[oldest].sealed < then_ns);
+}
+
 static void reclaim(struct bsn *n, struct frame *f, bool second_chance)
 {
 	struct ledger_header *h = n->ledger.header;

@@ -102,6 +102,8 @@ struct frame *pool_take_kept(struct bsn *n);
 bool pool_reclaim(struct bsn *n, const struct client *c, bool second_chance);
 void pool_shrink(struct bsn *n);
 uint64_t pool_horizon_ns(const struct bsn *n);
+/* Something that was written before then. What is kept may be older all the same. */
+bool pool_may_hold(const struct bsn *n, uint64_t then_ns);
 void pool_drop_unused(struct bsn *n, struct client *c);
 void pool_drop_client(struct bsn *n, struct client *c);
 

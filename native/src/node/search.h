@@ -84,6 +84,7 @@ struct search {
 	uint32_t parts;	     /* of these, ever */
 	uint64_t later_bytes;
 	uint64_t active_ns;	 /* of the latest record */
+	uint64_t granted_ns;	 /* of the oldest segment with a run */
 	uint64_t untied_from_ns; /* of losses after its runs' segments began */
 	uint32_t why;		 /* enum gone, when the pass began; before: */
 	struct gone_seen seen;	 /* so far gone.c was looked at */

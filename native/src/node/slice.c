@@ -500,6 +500,20 @@ void slices_untied_losses(struct bsn *n)
 	n->telling--;
 }
 
+void slices_left_out(struct bsn *n, bool give_way)
+{
+	uint32_t place = 0, count = 0;
+	struct slice *s;
+
+	while ((s = next_slice(n, &place, &count, give_way))) {
+		if (s->flags & BSN_SLICE_MAYBE_LOSSY ||
+		    !policy_left_out(n, s->id, UINT64_MAX))
+			continue;
+		s->flags |= BSN_SLICE_MAYBE_LOSSY;
+		slice_dirty(n, s);
+	}
+}
+
 void slices_close_gone(struct bsn *n, bool give_way)
 {
 	uint32_t place = 0, count = 0;

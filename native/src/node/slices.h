@@ -148,6 +148,8 @@ void slice_loss_arrived(struct bsn *n, struct slice *s, const struct client *c,
 			uint32_t handle, uint32_t flags);
 /* That processes lost something of nobody knows which traces. In pieces. */
 void slices_untied_losses(struct bsn *n);
+/* Nor may they have all of a trace, since the percentage changed. In pieces. */
+void slices_left_out(struct bsn *n, bool give_way);
 /* What processes that are gone had open stays unfinished. */
 void slices_close_gone(struct bsn *n, bool give_way);
 void slice_put_exit(struct bsn *n, struct sink *to, uint32_t client);

@@ -23,6 +23,7 @@ int search_init(const struct bsn *n, struct search *s, struct bs_trace_id id,
 	s->why = gone_why(n, s->fingerprint);
 	s->seen = gone_seen(n);
 	s->untied_from_ns = UINT64_MAX;
+	s->granted_ns = UINT64_MAX;
 	return met_init(&s->met);
 }
 
@@ -41,6 +42,8 @@ void search_meet(struct bsn *n, struct search *s, const struct run *run,
 
 	if (last_ns > s->active_ns)
 		s->active_ns = last_ns;
+	if (run->granted_ns < s->granted_ns)
+		s->granted_ns = run->granted_ns;
 	if (!c) {
 		/* Of one that is forgotten, only the latest loss is known. */
 		if (n->ledger.header->untied_to_ns >= run->granted_ns)
@@ -299,6 +302,8 @@ void search_conclude(struct bsn *n, struct search *s, uint32_t *cost)
 	if (why & GONE_ABANDONED)
 		slice->flags |= BSN_SLICE_ABANDONED;
 	if (s->failed || was_passed_over(s) || is_maybe_lossy(n, s, &judged))
+		slice->flags |= BSN_SLICE_MAYBE_LOSSY;
+	if (policy_left_out(n, s->id, s->granted_ns))
 		slice->flags |= BSN_SLICE_MAYBE_LOSSY;
 	slice->flags &= ~(uint32_t)BSN_SLICE_SEARCHING;
 	if (s->to.buffer)
