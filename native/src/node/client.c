@@ -140,6 +140,24 @@ void client_untied_loss(struct bsn *n, struct client *c)
 	n->ledger.header->untied_to_ns = c->untied_to_ns;
 }
 
+/* Not as an untied loss: what was evicted is older than what its traces have left, and
+ * what they go on with comes later. */
+void client_forget(struct bsn *n, struct client *c)
+{
+	const struct ledger_header *h = n->ledger.header;
+	uint64_t now_ns = h->sealed > n->now_ns ? h->sealed : n->now_ns;
+
+	c->believed.forgotten_ns = now_ns + 1;
+	if (c->told)
+		store_release(&c->told->forgotten_ns, now_ns + 1);
+}
+
+bool client_is_forgotten(const struct bsn *n, const struct client *c)
+{
+	return c->believed.forgotten_ns &&
+	       pool_may_hold(n, c->believed.forgotten_ns);
+}
+
 struct client *client_new(struct bsn *n, int pid, const char *service,
 			  uint64_t arena_bytes)
 {

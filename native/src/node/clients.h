@@ -128,6 +128,10 @@ void client_check_drained(struct bsn *n, struct client *c);
 struct client *client_find(const struct bsn *n, uint32_t number);
 void client_in_doubt(struct bsn *n, struct client *c);
 void client_untied_loss(struct bsn *n, struct client *c);
+/* Not all that is evicted of it now is remembered. */
+void client_forget(struct bsn *n, struct client *c);
+/* So it was, of what would be in the pool still if that were larger. */
+bool client_is_forgotten(const struct bsn *n, const struct client *c);
 void client_free(struct client *c);
 bool client_has_work(const struct bsn *n, const struct client *c);
 

@@ -62,12 +62,52 @@ static bool keep_open(struct bsn *n, struct frame *f, uint32_t index,
 	return true;
 }
 
+/* Nothing is lost with a handle that wrote nothing. Of the last run it is not known
+ * without a look at it. */
+static bool is_empty(const struct frame *f, uint32_t index, uint64_t entry,
+		     const struct walk *walk)
+{
+	const uint32_t flags = bs_entry_flags(entry);
+	const uint32_t whole = BS_RUN_FIRST | BS_RUN_LAST;
+
+	if ((flags & (whole | BS_RUN_LOSSY)) != whole ||
+	    index + 1 >= walk->runs)
+		return false;
+	return bs_entry_offset(READ_ONCE(*bs_directory(f->bytes, index + 1))) ==
+	       bs_entry_offset(entry) + bs_run_header_bytes(flags);
+}
+
+/* A process writes as short runs as it likes, and each leaves a fingerprint. So that
+ * nobody's are forgotten for another's, gone.c has room for so many of each segment of
+ * the pool, three quarters of all. What a tenant's segments do not need of it, others of
+ * them may, as far as the last quarter goes: a third more for each segment that it has.
+ * Together they are as many, while the pool turns once, as are remembered. */
+static uint64_t share_of_segment(const struct bsn *n)
+{
+	return gone_room(&n->ledger) * 3 / 4 / n->pool.n_frames;
+}
+
+static void save_share(const struct bsn *n, struct tenant *t, uint64_t left)
+{
+	uint64_t most = share_of_segment(n) / 3 * t->held;
+
+	t->gone_left = left < most ? left : most;
+}
+
 void evict_frame(struct bsn *n, struct frame *f, bool second_chance)
 {
 	const uint32_t whole = BS_RUN_FIRST | BS_RUN_LAST;
+	const uint64_t *added = &n->ledger.header->gone_added;
+	/* The keep arena is everybody's, and a quarter of the pool at most. */
+	struct tenant *t = f->client->tenant;
+	bool is_shared = t && tenant_has_others(n, t);
+	uint64_t before = *added, room = UINT64_MAX;
+	bool forgets = false;
 	struct walk walk = walk_of(f, record_of(n, f)->generation);
 	uint64_t kept = n->counts.second_chances;
 
+	if (is_shared)
+		room = share_of_segment(n) + t->gone_left;
 	for (uint32_t i = 0; i < walk.runs; i++) {
 		uint64_t entry = run_entry(f, i);
 		uint32_t flags = bs_entry_flags(entry);
@@ -80,11 +120,22 @@ void evict_frame(struct bsn *n, struct frame *f, bool second_chance)
 		if ((flags & whole) != whole && second_chance &&
 		    keep_open(n, f, i, entry, &walk))
 			continue;
+		n->counts.runs_evicted++;
+		if (is_empty(f, i, entry, &walk))
+			continue;
+		if (unlikely(*added - before >= room)) {
+			n->counts.gone_forgotten++;
+			forgets = true;
+			continue;
+		}
 		gone_add(n, fingerprint_of(n, f, entry),
 			 flags & BS_RUN_LOSSY ? GONE_EVICTED | GONE_LOSSY
 					      : GONE_EVICTED);
-		n->counts.runs_evicted++;
 	}
+	if (is_shared)
+		save_share(n, t, room - (*added - before));
+	if (forgets)
+		client_forget(n, f->client);
 	kept = n->counts.second_chances - kept;
 	n->cost +=
 		EVICT_ENTRIES + GONE_ENTRIES * walk.runs + KEPT_ENTRIES * kept;

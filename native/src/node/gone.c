@@ -23,8 +23,8 @@
  * bits of a fingerprint are in use, and twice the layer errs twice as often. Where as
  * many losses are remembered as there is room for, it is once in 10 million.
  *
- * Of evictions there are no more than there was memory for; of losses a process
- * tells as many as it likes. So those have a set of their own, which forgets only when
+ * Of evictions there are no more than there was memory for, of each user in their
+ * measure (evict.c); of losses a process tells as many as it likes. So those have a set of their own, which forgets only when
  * this one does: a layer of losses is emptied when as many traces were evicted since as
  * this set has room for. Before that a further loss is refused: neither an eviction nor
  * another process's loss is forgotten for it.
@@ -64,6 +64,12 @@ _Static_assert((GONE_ALL & ~WHY_MASK) == 0, "each reason has a bit");
 _Static_assert(CLEAR_EVERY < PER_BUCKET, "emptied in time");
 _Static_assert(BS_FINGERPRINT_BITS - 14 == 32,
 	       "with 2^14 buckets no bit of a fingerprint is left out");
+
+uint64_t gone_room(const struct ledger *l)
+{
+	return (uint64_t)l->header->n_buckets / LAYERS * (LAYERS - 1) *
+	       PER_BUCKET;
+}
 
 uint32_t gone_loss_buckets(uint32_t buckets)
 {

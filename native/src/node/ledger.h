@@ -45,7 +45,9 @@ struct told {
 	uint64_t payload_bytes, payload_bytes_lost;
 	/* Of its context. */
 	uint64_t records_unattributed, triggers_lost;
-	uint64_t unused;
+	/* Not counted: when the node did not remember all that was evicted of it, for
+	 * the last time (evict.c). */
+	uint64_t forgotten_ns;
 };
 _Static_assert(sizeof(struct told) == 64, "a cache line");
 

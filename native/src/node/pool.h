@@ -56,6 +56,7 @@ struct tenant {
 	uint32_t share; /* segments, that nobody else can push out */
 	uint32_t held;	/* segments: stock, active, sealed */
 	uint32_t clients, live;
+	uint64_t gone_left; /* of what gone.c has room for (evict.c) */
 	struct list sealed; /* and parked, in the order of the node's list */
 };
 
@@ -118,6 +119,8 @@ void tenant_seal(struct bsn *n, struct frame *f);
 void tenant_unseal(struct bsn *n, struct frame *f);
 void tenants_unseal_all(struct bsn *n);
 uint32_t tenant_victim(const struct bsn *n, const struct client *c);
+/* Others have processes here, or had some of which something is left. */
+bool tenant_has_others(const struct bsn *n, const struct tenant *t);
 
 /* grants.c */
 void grants_first(struct bsn *n, struct client *c);

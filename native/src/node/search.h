@@ -89,8 +89,9 @@ struct search {
 	uint32_t why;		 /* enum gone, when the pass began; before: */
 	struct gone_seen seen;	 /* so far gone.c was looked at */
 	bool failed;		 /* no memory: what was met is not known */
-	struct pass *pass;	 /* that looks for it, or did */
-	uint64_t number;	 /* of the node's, in order */
+	bool forgotten; /* what a process had of it may be, that has a part */
+	struct pass *pass; /* that looks for it, or did */
+	uint64_t number;   /* of the node's, in order */
 	struct search *next;
 };
 
@@ -274,6 +275,8 @@ uint32_t gone_buckets(uint64_t entries);
 bool gone_buckets_are_valid(uint32_t buckets);
 /* Those of losses, beside so many. */
 uint32_t gone_loss_buckets(uint32_t buckets);
+/* So many of evictions are remembered at least. */
+uint64_t gone_room(const struct ledger *l);
 void gone_point(struct ledger *l, struct gone_bucket *buckets);
 bool gone_add(struct bsn *n, uint64_t fingerprint, uint32_t why);
 uint32_t gone_why(const struct bsn *n, uint64_t fingerprint);

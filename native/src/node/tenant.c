@@ -114,6 +114,17 @@ void tenant_leave(struct bsn *n, struct client *c)
 	share_out(n);
 }
 
+/* Whose one is that has just come is not known yet. */
+bool tenant_has_others(const struct bsn *n, const struct tenant *t)
+{
+	const struct tenant *nobody = &n->tenants.nobody;
+	uint32_t clients = t->clients;
+
+	if (t != nobody)
+		clients += nobody->clients;
+	return n->clients.count > clients;
+}
+
 /* ------------------------------------------------------------- segments --- */
 
 void tenant_count(struct client *c, int32_t segments)

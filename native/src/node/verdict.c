@@ -44,6 +44,7 @@ void search_meet(struct bsn *n, struct search *s, const struct run *run,
 		s->active_ns = last_ns;
 	if (run->granted_ns < s->granted_ns)
 		s->granted_ns = run->granted_ns;
+	s->forgotten |= c && client_is_forgotten(n, c);
 	if (!c) {
 		/* Of one that is forgotten, only the latest loss is known. */
 		if (n->ledger.header->untied_to_ns >= run->granted_ns)
@@ -303,7 +304,7 @@ void search_conclude(struct bsn *n, struct search *s, uint32_t *cost)
 		slice->flags |= BSN_SLICE_ABANDONED;
 	if (s->failed || was_passed_over(s) || is_maybe_lossy(n, s, &judged))
 		slice->flags |= BSN_SLICE_MAYBE_LOSSY;
-	if (policy_left_out(n, s->id, s->granted_ns))
+	if (s->forgotten || policy_left_out(n, s->id, s->granted_ns))
 		slice->flags |= BSN_SLICE_MAYBE_LOSSY;
 	slice->flags &= ~(uint32_t)BSN_SLICE_SEARCHING;
 	if (s->to.buffer)

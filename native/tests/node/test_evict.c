@@ -741,6 +741,52 @@ static void an_end_counts_once(void)
 	free_with_writer(n, &w);
 }
 
+/* Nor is it remembered that it was there. */
+static void with_an_empty_handle_nothing_is_lost(void)
+{
+	struct bsn_config config = test_config(4 << 20);
+	uint64_t now = START, gone;
+	struct bsn_metrics m;
+	struct wthread t;
+	struct writer w;
+	struct bsn *n = node_with_writer(&config, &w, &t);
+
+	for (uint32_t i = 0; i < 3; i++) {
+		static const uint32_t flags[] = {BS_RUN_LAST, 0,
+						 BS_RUN_LAST | BS_RUN_LOSSY};
+
+		CHECK(w_begin(&t, trace_id(1 + i), HANDLE + i, 0, BS_RUN_FIRST,
+			      100));
+		w_end(&t, flags[i]);
+	}
+	/* Its first run is another. */
+	CHECK(w_begin(&t, trace_id(4), HANDLE + 3, 1, 0, 100));
+	w_end(&t, BS_RUN_LAST);
+	CHECK(w_begin(&t, trace_id(5), HANDLE + 4, 0, BS_RUN_FIRST, 100));
+	w_record(&t, BS_RECORD_DATA, payload, 0, now);
+	w_end(&t, BS_RUN_LAST);
+	CHECK(w_trace(&t, trace_id(6), 100, now));
+	now = fill(n, &t, 1000, 150, 30000, now);
+	CHECK_EQ(flags_of(n, trace_id(1), now), 0);
+	CHECK_EQ(flags_of(n, trace_id(2), now), EVICTED_BY_FINGERPRINT);
+	CHECK_EQ(flags_of(n, trace_id(3), now),
+		 EVICTED_BY_FINGERPRINT | BSN_SLICE_LOSSY);
+	for (uint32_t i = 4; i <= 6; i++)
+		CHECK_EQ(flags_of(n, trace_id(i), now), EVICTED_BY_FINGERPRINT);
+	bsn_get_metrics(n, &m);
+	gone = m.gone;
+	for (uint32_t i = 0; i < 100; i++) {
+		CHECK(w_begin(&t, trace_id(100 + i), HANDLE + i, 0,
+			      BS_RUN_FIRST, 100));
+		w_end(&t, BS_RUN_LAST);
+	}
+	now = fill(n, &t, 2000, 150, 30000, now);
+	bsn_get_metrics(n, &m);
+	/* But the last of a segment. */
+	CHECK(m.gone <= gone + 150 + 1);
+	free_with_writer(n, &w);
+}
+
 /* A process is found gone, and another comes, while the node does not know yet what is
  * older than what the first wrote last. */
 static void nothing_goes_before_all_are_adopted(void)
@@ -794,6 +840,7 @@ int main(void)
 	RUN(memory_moves_between_processes);
 	RUN(only_what_began_can_end);
 	RUN(an_end_counts_once);
+	RUN(with_an_empty_handle_nothing_is_lost);
 	RUN(nothing_goes_before_all_are_adopted);
 	free(d.bytes);
 	return 0;

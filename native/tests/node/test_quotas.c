@@ -269,6 +269,106 @@ static void short_programs_take_the_places_of_their_own(void)
 	bsn_free(n);
 }
 
+/* Traces of so many bytes, until so many segments are full. */
+static void fill_segments(struct user *u, struct bsn *n, uint32_t segments,
+			  uint32_t bytes, uint64_t *now)
+{
+	while (segments) {
+		uint32_t before = u->t.segment;
+
+		if (!w_trace(&u->t, trace_id(u->first + u->written), bytes,
+			     *now)) {
+			bsn_poll(n, *now += MS);
+			continue;
+		}
+		u->written++;
+		segments -= u->t.segment != before;
+	}
+	bsn_poll(n, *now += MS);
+}
+
+#define SEGMENTS ((uint32_t)(POOL / SEG))
+/* None of those. */
+#define OTHER(i) trace_id((1u << 30) + (i))
+
+/* The trace is evicted, and then goes on. */
+static uint32_t flags_of_the_rest(struct user *u, struct bsn *n,
+				  struct bs_trace_id id, uint64_t now)
+{
+	CHECK(w_trace(&u->t, id, 100, now));
+	bsn_poll(n, now);
+	return flags_of(n, id, now);
+}
+
+/* Evictions are remembered while the pool turns once, whatever others write. Who
+ * writes more of them than are remembered is doubted himself, over a restart too. */
+static void short_runs_make_others_forget_nothing(void)
+{
+	const struct bs_trace_id early = OTHER(0), late = OTHER(1);
+	struct bsn_config config = test_config(POOL);
+	struct user quiet, noisy;
+	struct writer w[2];
+	uint64_t now = START;
+	struct bsn *n;
+
+	config.tombstones = 0;
+	n = test_node(&config);
+	attach(&quiet, n, QUIET, now);
+	attach(&noisy, n, NOISY, now);
+	CHECK(w_trace(&noisy.t, early, 100, now));
+	fill_segments(&noisy, n, SEGMENTS, 0, &now);
+	CHECK(w_trace(&quiet.t, late, 100, now));
+	fill_segments(&quiet, n, SEGMENTS, 30000, &now);
+	CHECK_EQ(flags_of(n, late, now), EVICTED_BY_FINGERPRINT);
+	now += 61 * SECOND;
+	fill_segments(&noisy, n, SEGMENTS, 0, &now);
+	CHECK_EQ(flags_of(n, late, now), EVICTED_BY_FINGERPRINT);
+	CHECK_EQ(flags_of_the_rest(&quiet, n, late, now),
+		 EVICTED_BY_FINGERPRINT);
+	CHECK_EQ(flags_of_the_rest(&quiet, n, OTHER(78), now), 0);
+	/* Of its last traces some are forgotten. */
+	CHECK(flags_of_the_rest(&noisy, n, early, now) & BSN_SLICE_MAYBE_LOSSY);
+	w[0] = quiet.w;
+	w[1] = noisy.w;
+	n = restart(n, &config, w, 2, now);
+	CHECK_EQ(bsn_client_tenant(n, quiet.w.number, QUIET, now), 0);
+	CHECK_EQ(bsn_client_tenant(n, noisy.w.number, NOISY, now), 0);
+	bsn_poll(n, now);
+	CHECK(flags_of(n, early, now) & BSN_SLICE_MAYBE_LOSSY);
+	CHECK_EQ(flags_of_the_rest(&quiet, n, OTHER(79), now), 0);
+	/* Until they would be gone from memory anyway. */
+	now += 61 * SECOND;
+	fill_segments(&noisy, n, 2 * SEGMENTS, 1024, &now);
+	CHECK_EQ(flags_of_the_rest(&noisy, n, OTHER(80), now), 0);
+	free_with_writers(n, w, 2);
+}
+
+/* Segments with fewer runs make up for those with more; and alone with the pool a tenant
+ * makes nobody else forget. */
+static void short_runs_cost_who_is_alone_nothing(void)
+{
+	struct bsn_config config = test_config(POOL);
+	struct user quiet, noisy;
+	uint64_t now = START;
+	struct bsn *n;
+
+	config.tombstones = 0;
+	n = test_node(&config);
+	attach(&noisy, n, NOISY, now);
+	fill_segments(&noisy, n, 2 * SEGMENTS, 0, &now);
+	CHECK_EQ(flags_of_the_rest(&noisy, n, OTHER(77), now), 0);
+	attach(&quiet, n, QUIET, now);
+	fill_segments(&noisy, n, 2 * SEGMENTS, 30000, &now);
+	for (uint32_t i = 0; i < SEGMENTS; i++) {
+		fill_segments(&noisy, n, 1, 0, &now);
+		fill_segments(&noisy, n, 4, 30000, &now);
+		CHECK_EQ(flags_of_the_rest(&noisy, n, OTHER(100 + i), now), 0);
+	}
+	writer_close(&quiet.w);
+	writer_close(&noisy.w);
+	bsn_free(n);
+}
+
 /* A tenant is there as long as a process of it, or a quota. */
 static void tenants_come_and_go(void)
 {
@@ -300,6 +400,8 @@ int main(void)
 	RUN(segments_that_are_written_to_push_out_nobody);
 	RUN(shares_outlast_the_daemon);
 	RUN(short_programs_take_the_places_of_their_own);
+	RUN(short_runs_make_others_forget_nothing);
+	RUN(short_runs_cost_who_is_alone_nothing);
 	RUN(tenants_come_and_go);
 	return 0;
 }
