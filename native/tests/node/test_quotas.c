@@ -315,6 +315,8 @@ static void short_runs_make_others_forget_nothing(void)
 	n = test_node(&config);
 	attach(&quiet, n, QUIET, now);
 	attach(&noisy, n, NOISY, now);
+	/* However long it has saved what it did not need. */
+	fill_segments(&noisy, n, 8 * SEGMENTS, 30000, &now);
 	CHECK(w_trace(&noisy.t, early, 100, now));
 	fill_segments(&noisy, n, SEGMENTS, 0, &now);
 	CHECK(w_trace(&quiet.t, late, 100, now));
