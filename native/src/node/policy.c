@@ -115,10 +115,9 @@ bool policy_left_out(const struct bsn *n, struct bs_trace_id id,
 		const struct left_out *l = &n->ledger.header->left_out[i];
 		uint64_t state;
 
-		/* What has a part in the pool that is as old; and, as long as the pool
-		 * could have that, what would have one. */
-		if (n->now_ns >= l->until_ns && granted_ns >= l->until_ns &&
-		    !pool_may_hold(n, l->until_ns))
+		/* A trace of which all that is found is younger began after the
+		 * change: none is written for longer than EARLIER_NS. */
+		if (n->now_ns >= l->until_ns && granted_ns >= l->until_ns)
 			continue;
 		state = bs_hash_prepare(BS_HASH_PERCENTAGE,
 					sizeof(BS_HASH_PERCENTAGE) - 1,

@@ -162,10 +162,12 @@ static uint64_t turn(struct bsn *n, struct wthread *t, uint64_t now)
 	return now;
 }
 
-static void as_long_as_the_pool_may_hold_it(void)
+static void as_long_as_the_pool_holds_what_is_older(void)
 {
 	const struct bs_trace_id id = between(HALF, ALL, 0);
 	const struct bs_trace_id kept = between(HALF, ALL, 1);
+	const struct bs_trace_id fresh = between(HALF, ALL, 2);
+	const struct bs_trace_id later = between(HALF, ALL, 3);
 	struct bsn_config config = test_config(4 << 20);
 	uint64_t now = START;
 	struct wthread t;
@@ -183,13 +185,16 @@ static void as_long_as_the_pool_may_hold_it(void)
 	/* However fast the pool turns, for some minutes. */
 	now = turn(n, &t, now);
 	CHECK(is_doubted(n, id, now));
-	/* However long that takes. */
+	CHECK(w_trace(&t, fresh, 100, now));
+	CHECK(is_doubted(n, fresh, now));
+	/* Then where something is as old, however the pool has turned. */
 	now = START + 10 * MINUTES;
 	bsn_poll(n, now);
-	CHECK(is_doubted(n, id, now));
-	now = turn(n, &t, now);
 	CHECK(!is_doubted(n, id, now));
-	/* What is older than all of it was kept. */
+	CHECK(is_doubted(n, fresh, now));
+	now = turn(n, &t, now);
+	CHECK(w_trace(&t, later, 100, now));
+	CHECK(!is_doubted(n, later, now));
 	CHECK(is_doubted(n, kept, now));
 	free_with_writer(n, &w);
 }
@@ -238,7 +243,7 @@ int main(void)
 	RUN(what_is_always_recorded_is_not_doubted);
 	RUN(what_is_collected_is_doubted_from_then_on);
 	RUN(a_restart_changes_it);
-	RUN(as_long_as_the_pool_may_hold_it);
+	RUN(as_long_as_the_pool_holds_what_is_older);
 	RUN(many_changes);
 	return 0;
 }
