@@ -106,26 +106,36 @@ void client_check_drained(struct bsn *n, struct client *c)
 	client_free(c);
 }
 
-/* What it wrote since the last look may lack something. */
+static uint64_t before_ns(uint64_t ns)
+{
+	return ns > TRACE_NS ? ns - TRACE_NS : 0;
+}
+
+/* Traces of which it wrote something at about the time since the last look may lack
+ * something: a handle that was lost as a whole, before what is there of them or after. */
 void client_in_doubt(struct bsn *n, struct client *c)
 {
 	uint64_t latest_ns = n->ledger.header->granted_ns;
-	uint64_t since_ns = c->losses_read_ns;
+	uint64_t from_ns = before_ns(c->losses_read_ns);
+	uint64_t since_ns = n->ledger.header->told_ns;
 
 	/* One interval: an old one is dropped when all that it could concern is
 	 * gone from the pool, else both are joined. */
-	if (!c->untied_frames || c->losses_read_ns < c->untied_from_ns)
-		c->untied_from_ns = c->losses_read_ns;
+	if (!c->untied_frames || from_ns < c->untied_from_ns)
+		c->untied_from_ns = from_ns;
 	c->untied_frames = c->held;
-	c->untied_granted_ns = latest_ns;
+	c->untied_granted_ns = latest_ns + TRACE_NS;
 	/* Not before any segment that it may concern, of which those granted in
 	 * this instant have numbers behind it. */
-	c->untied_to_ns = latest_ns > n->now_ns ? latest_ns : n->now_ns;
+	c->lost_ns = latest_ns > n->now_ns ? latest_ns : n->now_ns;
+	c->untied_to_ns = c->lost_ns + TRACE_NS;
 	/* All slices are looked at: by the next poll, and not at each loss. Since
-	 * when a process lost that was adopted is not known, but of what its
-	 * predecessor saw of that he told them. */
-	if (since_ns < n->ledger.header->told_ns)
-		since_ns = n->ledger.header->told_ns;
+	 * when a process lost that was adopted is not known, nor whether it did so
+	 * again; but of what its predecessor saw of that he told them. */
+	if (since_ns < c->losses_read_ns)
+		since_ns = c->losses_read_ns;
+	if (c->losses_read_ns)
+		since_ns = before_ns(since_ns);
 	if (!c->untied_news || since_ns < c->untied_news_ns)
 		c->untied_news_ns = since_ns;
 	c->untied_news = true;
@@ -137,7 +147,7 @@ void client_in_doubt(struct bsn *n, struct client *c)
 void client_untied_loss(struct bsn *n, struct client *c)
 {
 	client_in_doubt(n, c);
-	n->ledger.header->untied_to_ns = c->untied_to_ns;
+	n->ledger.header->untied_to_ns = c->lost_ns;
 }
 
 /* Not as an untied loss: what was evicted is older than what its traces have left, and

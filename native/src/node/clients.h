@@ -96,10 +96,12 @@ struct client {
 	struct told *told; /* in the ledger; NULL: there was no place */
 	struct told believed;
 
-	/* Losses that no trace could be blamed for happened between. So many of
-	 * its segments were in use, and are: those that were granted by then. */
+	/* Losses that no trace could be blamed for concern what was written between,
+	 * TRACE_NS before the first to TRACE_NS after the last. So many of its
+	 * segments are in use that were granted by then. */
 	uint64_t untied_from_ns, untied_to_ns;
 	uint64_t untied_granted_ns;
+	uint64_t lost_ns; /* the last one */
 	uint32_t untied_frames;
 
 	struct client *next_numbered; /* of the same bucket */

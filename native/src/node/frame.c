@@ -92,9 +92,10 @@ void frame_set_state(struct bsn *n, struct frame *f, enum frame_state state)
 	struct grant_record *r = record_of(n, f);
 	struct client *c = f->client;
 
-	if (is_counted(r->state) && !is_counted(state) && c->untied_frames &&
-	    r->granted_ns <= c->untied_granted_ns)
-		c->untied_frames--;
+	if (r->granted_ns <= c->untied_granted_ns) {
+		c->untied_frames -= is_counted(r->state);
+		c->untied_frames += is_counted(state);
+	}
 	count_state(n, f, r->state, -1);
 	count_state(n, f, state, 1);
 	store_release(&r->state, (uint8_t)state);

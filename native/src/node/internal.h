@@ -55,6 +55,11 @@
  * after this long it was killed there. */
 #define CELL_STUCK_NS (100 * NS_PER_MS)
 
+/* For how long a trace is written at most, as far as what is not known of it goes: what
+ * a process lost, or left out, so long before or after what there is of a trace was
+ * not of it. */
+#define TRACE_NS (300 * NS_PER_S)
+
 /* Triggers that wait for the control plane; more stay in the clients' queues,
  * which then fill and count. */
 #define EVENTS_MAX 1024u

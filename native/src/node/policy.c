@@ -98,7 +98,7 @@ static bool leave_out(struct bsn *n, uint64_t before)
 	l = make_place(h);
 	WRITE_ONCE(l->low, threshold < before ? threshold : before);
 	WRITE_ONCE(l->high, threshold < before ? before : threshold);
-	store_release(&l->until_ns, n->now_ns + EARLIER_NS);
+	store_release(&l->until_ns, n->now_ns + TRACE_NS);
 	return true;
 }
 
@@ -116,7 +116,7 @@ bool policy_left_out(const struct bsn *n, struct bs_trace_id id,
 		uint64_t state;
 
 		/* A trace of which all that is found is younger began after the
-		 * change: none is written for longer than EARLIER_NS. */
+		 * change (TRACE_NS). */
 		if (n->now_ns >= l->until_ns && granted_ns >= l->until_ns)
 			continue;
 		state = bs_hash_prepare(BS_HASH_PERCENTAGE,

@@ -47,7 +47,8 @@ void search_meet(struct bsn *n, struct search *s, const struct run *run,
 	s->forgotten |= c && client_is_forgotten(n, c);
 	if (!c) {
 		/* Of one that is forgotten, only the latest loss is known. */
-		if (n->ledger.header->untied_to_ns >= run->granted_ns)
+		if (n->ledger.header->untied_to_ns + TRACE_NS >=
+		    run->granted_ns)
 			s->untied_from_ns = 0;
 	} else if (c->untied_to_ns >= run->granted_ns &&
 		   c->untied_from_ns < s->untied_from_ns) {

@@ -780,7 +780,7 @@ static void with_an_empty_handle_nothing_is_lost(void)
 			      BS_RUN_FIRST, 100));
 		w_end(&t, BS_RUN_LAST);
 	}
-	now = fill(n, &t, 2000, 150, 30000, now);
+	fill(n, &t, 2000, 150, 30000, now);
 	bsn_get_metrics(n, &m);
 	/* But the last of a segment. */
 	CHECK(m.gone <= gone + 150 + 1);

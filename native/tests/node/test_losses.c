@@ -83,14 +83,21 @@ static void losses_of_a_thread_that_ended_are_read(void)
 	free_with_writer(n, &w);
 }
 
-/* Of each process its last trace before a loss of nobody knows which trace, and
- * one that was over when it was certain that nothing was lost. */
+#define MINUTES (60 * SECOND)
+
+/* Of each process traces from long before a loss of nobody knows which trace to long
+ * after it. A trace may have handles some minutes apart. */
 struct doubt {
 	struct bsn *n;
 	struct writer w[2];
 	struct wthread t[2];
 	uint64_t now;
 };
+
+static struct bs_trace_id long_before(int i)
+{
+	return trace_id(40 + (uint64_t)i);
+}
 
 static struct bs_trace_id before(int i)
 {
@@ -107,6 +114,11 @@ static struct bs_trace_id after(int i)
 	return trace_id(30 + (uint64_t)i);
 }
 
+static struct bs_trace_id long_after(int i)
+{
+	return trace_id(50 + (uint64_t)i);
+}
+
 static void doubt_begin(struct doubt *x, const struct bsn_config *config)
 {
 	x->n = test_node(config);
@@ -114,31 +126,45 @@ static void doubt_begin(struct doubt *x, const struct bsn_config *config)
 	for (int i = 0; i < 2; i++) {
 		writer_attach(&x->w[i], x->n, x->now);
 		x->t[i] = writer_thread(&x->w[i], 0);
-		CHECK(w_trace(&x->t[i], before(i), 100, x->now));
+		CHECK(w_trace(&x->t[i], long_before(i), 100, x->now));
 	}
-	bsn_poll(x->n, x->now += SECOND);
+	bsn_poll(x->n, x->now += 6 * MINUTES);
+	for (int i = 0; i < 2; i++)
+		CHECK(w_trace(&x->t[i], before(i), 100, x->now));
+	bsn_poll(x->n, x->now += 3 * MINUTES);
 	for (int i = 0; i < 2; i++)
 		CHECK(w_trace(&x->t[i], during(i), 100, x->now + MS));
 }
 
-/* What was written into segments that were granted since is out of it. */
-static void doubt_check(struct doubt *x, uint32_t unseen)
+static void in_new_segments(struct doubt *x, uint64_t later_ns,
+			    struct bs_trace_id (*id)(int))
 {
-	bsn_poll(x->n, x->now += SECOND);
 	for (int i = 0; i < 2; i++) {
 		while (w_take_segment(&x->t[i]))
 			;
 	}
-	bsn_poll(x->n, x->now += MS);
+	bsn_poll(x->n, x->now += later_ns);
 	for (int i = 0; i < 2; i++) {
 		CHECK(w_take_segment(&x->t[i]));
-		CHECK(w_trace(&x->t[i], after(i), 100, x->now));
+		CHECK(w_trace(&x->t[i], id(i), 100, x->now));
 	}
+}
+
+/* What was over long before is out of it, and what was written into segments that were
+ * granted long after. */
+static void doubt_check(struct doubt *x, uint32_t unseen)
+{
+	bsn_poll(x->n, x->now += SECOND);
+	in_new_segments(x, 3 * MINUTES, after);
+	in_new_segments(x, 3 * MINUTES, long_after);
 	for (int i = 0; i < 2; i++) {
-		CHECK_EQ(flags_of(x->n, before(i), x->now), 0);
-		CHECK_EQ(flags_of(x->n, during(i), x->now),
-			 i ? 0 : BSN_SLICE_MAYBE_LOSSY);
-		CHECK_EQ(flags_of(x->n, after(i), x->now), 0);
+		uint32_t flags = i ? 0 : BSN_SLICE_MAYBE_LOSSY;
+
+		CHECK_EQ(flags_of(x->n, long_before(i), x->now), 0);
+		CHECK_EQ(flags_of(x->n, before(i), x->now), flags);
+		CHECK_EQ(flags_of(x->n, during(i), x->now), flags);
+		CHECK_EQ(flags_of(x->n, after(i), x->now), flags);
+		CHECK_EQ(flags_of(x->n, long_after(i), x->now), 0);
 	}
 	CHECK_EQ(flags_of(x->n, trace_id(99), x->now), unseen);
 }
@@ -150,8 +176,8 @@ static void doubt_end(struct doubt *x)
 	bsn_free(x->n);
 }
 
-/* It did not fit into the ring: all that the process wrote then is in doubt; not
- * what it wrote before or after, and nothing that others wrote. */
+/* It did not fit into the ring: all that the process wrote within some minutes is in
+ * doubt; not what it wrote long before or after, and nothing that others wrote. */
 static void an_untold_loss_puts_its_process_in_doubt(void)
 {
 	struct bsn_config config = test_config(16 << 20);
@@ -259,8 +285,8 @@ static void a_flood_of_losses_pushes_out_nothing(void)
 	bsn_free(n);
 }
 
-/* What is collected already learns of it: what is open, and what changed since
- * the last time that nothing was lost. */
+/* What is collected already learns of it: what is open, and what changed within some
+ * minutes before it. */
 static void doubt_reaches_slices(void)
 {
 	struct bsn_config config = test_config(16 << 20);
@@ -271,11 +297,12 @@ static void doubt_reaches_slices(void)
 	/* Open since long. */
 	CHECK(w_begin(&x.t[0], trace_id(1), HANDLE, 0, BS_RUN_FIRST, 100));
 	w_end(&x.t[0], 0);
-	for (int i = 0; i < 2; i++) {
+	for (int i = 0; i < 2; i++)
 		collect(x.n, before(i), x.now, &s);
-		collect(x.n, during(i), x.now, &s);
-	}
 	collect(x.n, trace_id(1), x.now, &s);
+	bsn_poll(x.n, x.now += 6 * MINUTES);
+	for (int i = 0; i < 2; i++)
+		collect(x.n, during(i), x.now, &s);
 	bsn_poll(x.n, x.now += SECOND);
 	bsn_poll(x.n, x.now += SECOND);
 	WRITE_ONCE(x.w[0].context->records_unattributed, 1);
@@ -284,7 +311,8 @@ static void doubt_reaches_slices(void)
 		CHECK_EQ(bsn_slice_info(x.n, before(i), &s), 0);
 		CHECK_EQ(s.flags, BSN_SLICE_HELD);
 		CHECK_EQ(bsn_slice_info(x.n, during(i), &s), 0);
-		CHECK_EQ(s.flags, BSN_SLICE_HELD);
+		CHECK_EQ(s.flags,
+			 BSN_SLICE_HELD | (i ? 0 : BSN_SLICE_MAYBE_LOSSY));
 	}
 	CHECK_EQ(bsn_slice_info(x.n, trace_id(1), &s), 0);
 	CHECK_EQ(s.flags, BSN_SLICE_HELD | BSN_SLICE_MAYBE_LOSSY);
@@ -441,7 +469,7 @@ static void a_restart_doubts_what_may_lack(void)
 	/* Of what is written from here on nothing was lost then. */
 	while (w_take_segment(&t[0]))
 		;
-	bsn_poll(n, now += SECOND);
+	bsn_poll(n, now += 6 * MINUTES);
 	CHECK(w_take_segment(&t[0]));
 	CHECK(w_trace(&t[0], trace_id(OVER), 100, now));
 	CHECK(w_trace(&t[0], trace_id(CHANGED), 100, now));
@@ -632,7 +660,10 @@ static void doubt_lasts_as_long_as_what_it_concerns(void)
 			bsn_poll(n, now);
 		}
 	}
-	/* Of the slow one nothing is left that was there. */
+	/* Nothing is left that was there within some minutes. */
+	while (w_take_segment(&slow))
+		;
+	bsn_poll(n, now += 6 * MINUTES);
 	while (w_take_segment(&slow))
 		;
 	for (uint64_t i = 0; i < 200; i++) {
@@ -641,7 +672,7 @@ static void doubt_lasts_as_long_as_what_it_concerns(void)
 	}
 	bsn_poll(n, now += MS);
 	CHECK(w_trace(&fast, trace_id(2), 100, now));
-	bsn_poll(n, now += SECOND);
+	bsn_poll(n, now += 6 * MINUTES);
 	WRITE_ONCE(w.context->records_unattributed, 9);
 	bsn_poll(n, now += MS);
 	CHECK_EQ(flags_of(n, trace_id(2), now), 0);

@@ -350,20 +350,20 @@ static void losses_are_seen_in_both_queues(void)
 		w.context = w_map_context(fd);
 		bsn_poll(n, START + 2 * SECOND);
 		bsn_poll(n, START + 3 * SECOND);
-		/* The new one begins at 0: that is no loss, and what is
-		 * written into segments that were granted since is whole. */
+		/* The new one begins at 0: that is no loss, and what is written
+		 * into segments that were granted minutes later is whole. */
 		while (w_take_segment(&t))
 			;
-		bsn_poll(n, START + 3 * SECOND);
+		bsn_poll(n, START + 400 * SECOND);
 		CHECK(w_take_segment(&t));
-		CHECK(w_trace(&t, trace_id(2), 100, START + 3 * SECOND));
-		bsn_poll(n, START + 3 * SECOND);
-		CHECK_EQ(flags_of(n, trace_id(2), START + 3 * SECOND), 0);
+		CHECK(w_trace(&t, trace_id(2), 100, START + 400 * SECOND));
+		bsn_poll(n, START + 400 * SECOND);
+		CHECK_EQ(flags_of(n, trace_id(2), START + 400 * SECOND), 0);
 		if (in_old)
 			old->records_unattributed++;
 		else
 			w.context->records_unattributed++;
-		CHECK_EQ(flags_of(n, trace_id(2), START + 4 * SECOND),
+		CHECK_EQ(flags_of(n, trace_id(2), START + 401 * SECOND),
 			 BSN_SLICE_MAYBE_LOSSY);
 		munmap(old, sizeof(*old));
 		close(fd);

@@ -10,6 +10,9 @@ from tests.simulation.pool.segments import Gone, Segments
 from tests.simulation.pool.state import ClientModel, Loss, NodeState
 from tests.simulation.pool.store import ReportStore, SliceModel
 
+TRACE_NS = 300_000_000_000
+"""As in native/src/node/internal.h: what is written so long before or after is of another trace."""
+
 
 class Losses:
     """What the node has heard of losses.
@@ -70,17 +73,19 @@ class Losses:
 
     def _lose_untied(self, client: ClientModel) -> None:
         """It lost something of nobody knows which traces, since the last look."""
-        before, since_ns = client.untied_ns, client.losses_read_ns
+        before, since_ns = client.untied_ns, max(0, client.losses_read_ns - TRACE_NS)
         begin_ns = since_ns
         is_left = any(
             s.granted_ns <= client.untied_granted_ns for s in self._segments.in_use(client)
         )
         if before is not None and since_ns >= before[0] and is_left:
             begin_ns = before[0]
-        client.untied_granted_ns = self._segments.granted_ns
-        client.untied_ns = (begin_ns, max(self._segments.granted_ns, self._state.now_ns))
-        self.untied_to_ns = client.untied_ns[1]
-        news_ns = max(since_ns, self.told_ns)
+        client.untied_granted_ns = self._segments.granted_ns + TRACE_NS
+        self.untied_to_ns = max(self._segments.granted_ns, self._state.now_ns)
+        client.untied_ns = (begin_ns, self.untied_to_ns + TRACE_NS)
+        news_ns = max(client.losses_read_ns, self.told_ns)
+        if client.losses_read_ns:
+            news_ns = max(0, news_ns - TRACE_NS)
         if client.untied_news_ns is None or news_ns < client.untied_news_ns:
             client.untied_news_ns = news_ns
 

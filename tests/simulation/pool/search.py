@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from formats.slices import PieceKind, RunFlags
 from protocol.messages import SliceFlags
 from tests.simulation.encoding import encode_piece
-from tests.simulation.pool.losses import Losses
+from tests.simulation.pool.losses import TRACE_NS, Losses
 from tests.simulation.pool.segments import Gone, Segments
 from tests.simulation.pool.state import ClientModel, NodeState, Run
 from tests.simulation.pool.store import ReportStore, SliceModel
@@ -103,7 +103,8 @@ class Search:
     def _untied_from(self, run: Run, so_far_ns: int | None) -> int | None:
         client = self._state.clients.get(run.client.number)
         if client is None:
-            return 0 if self._losses.untied_to_ns >= run.granted_ns else so_far_ns
+            is_concerned = self._losses.untied_to_ns + TRACE_NS >= run.granted_ns
+            return 0 if is_concerned else so_far_ns
         if client.untied_ns is None or client.untied_ns[1] < run.granted_ns:
             return so_far_ns
         return min(client.untied_ns[0], client.untied_ns[0] if so_far_ns is None else so_far_ns)
