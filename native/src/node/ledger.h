@@ -103,6 +103,9 @@ struct ledger_header {
 	uint64_t losses_left[GONE_LOSS_LAYERS];
 	/* All zero in a ledger of before. */
 	struct left_out left_out[LEFT_OUT_MAX];
+	/* Nothing is there any more that was sealed by then: some of what
+	 * reclaimed_to_ns speaks of went out of turn, before older memory. */
+	uint64_t gone_to_ns;
 };
 
 struct gone_bucket;

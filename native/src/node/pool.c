@@ -39,6 +39,8 @@ static void reclaim(struct bsn *n, struct frame *f, bool second_chance)
 
 	if (record_of(n, f)->sealed > h->reclaimed_to_ns)
 		h->reclaimed_to_ns = record_of(n, f)->sealed;
+	if (n->pool.sealed.head == frame_number(n, f))
+		h->gone_to_ns = record_of(n, f)->sealed;
 	pass_before_reclaim(n, f);
 	/* What was copied of it must count before it is gone. */
 	if (f->dirty)

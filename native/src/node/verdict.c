@@ -263,7 +263,7 @@ static bool is_maybe_lossy(const struct bsn *n, const struct search *s,
 
 	if (!judged->is_any)
 		return untied_to_ns &&
-		       untied_to_ns >= n->ledger.header->reclaimed_to_ns;
+		       untied_to_ns >= n->ledger.header->gone_to_ns;
 	/* What a trace that is open was to write last may be what was lost. */
 	return s->untied_from_ns <=
 	       (judged->is_open ? n->now_ns : s->active_ns);

@@ -393,6 +393,35 @@ static void tenants_come_and_go(void)
 	bsn_free(n);
 }
 
+/* Who is over his share loses his own youngest memory before another's old one. What
+ * was never seen may be what was lost as long as that is there. */
+static void nobody_ends_the_doubt_of_another_s_loss(void)
+{
+	const struct bs_trace_id never = {1, 1};
+	struct bsn *n = new_node();
+	struct user quiet, noisy;
+	uint64_t now = START;
+
+	attach(&quiet, n, QUIET, now);
+	attach(&noisy, n, NOISY, now);
+	write_bytes(&noisy, n, 2 * POOL, &now);
+	write_bytes(&quiet, n, POOL / 8, &now);
+	WRITE_ONCE(quiet.w.context->records_unattributed, 1);
+	bsn_poll(n, now += MS);
+	CHECK(flags_of(n, never, now) & BSN_SLICE_MAYBE_LOSSY);
+	write_bytes(&noisy, n, 2 * POOL, &now);
+	CHECK_EQ(percent_held(&quiet, n, now), 100);
+	CHECK(flags_of(n, never, now) & BSN_SLICE_MAYBE_LOSSY);
+	/* When all of it is old, it goes in its turn. */
+	bsn_poll(n, now += 120 * SECOND);
+	write_bytes(&noisy, n, 2 * POOL, &now);
+	CHECK(percent_held(&quiet, n, now) < 100);
+	CHECK(!(flags_of(n, never, now) & BSN_SLICE_MAYBE_LOSSY));
+	writer_close(&quiet.w);
+	writer_close(&noisy.w);
+	bsn_free(n);
+}
+
 int main(void)
 {
 	RUN(a_flood_pushes_out_nothing_of_the_last_minute);
@@ -404,6 +433,7 @@ int main(void)
 	RUN(short_programs_take_the_places_of_their_own);
 	RUN(short_runs_make_others_forget_nothing);
 	RUN(short_runs_cost_who_is_alone_nothing);
+	RUN(nobody_ends_the_doubt_of_another_s_loss);
 	RUN(tenants_come_and_go);
 	return 0;
 }

@@ -116,7 +116,7 @@ class Search:
         if not self._losses.untied_to_ns:
             return False
         if not met:
-            return self._losses.untied_to_ns >= self._segments.reclaimed_to_ns
+            return self._losses.untied_to_ns >= self._segments.gone_to_ns
         if any(not one.last for one in met.values()):
             active_ns = self._state.now_ns
         return untied_from_ns is not None and untied_from_ns <= active_ns

@@ -51,6 +51,7 @@ class Segments:
         self.frames_used = 0
         self.granted_ns = 0
         self.reclaimed_to_ns = 0
+        self.gone_to_ns = 0
         self._sealed_ns = 0
         self._threshold = self.frames_max * config.reclaim_percent // 100
         self._keep_max = self.frames_max // 4
@@ -168,6 +169,8 @@ class Segments:
         """Reclaim the segment that was sealed first."""
         segment = victim if victim is not None else self._sealed[0]
         self.reclaimed_to_ns = max(self.reclaimed_to_ns, segment.sealed_ns)
+        if segment is self._sealed[0]:
+            self.gone_to_ns = segment.sealed_ns
         for run in segment.runs:
             self._evict(run, second_chance=second_chance)
         segment.runs.clear()
