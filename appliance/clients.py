@@ -84,6 +84,9 @@ class ClientDataPlane(ContextDataPlane, Protocol):
     def client_tenant(self, number: int, tenant: int) -> None:
         """Say whose memory it is (appliance.quotas), right after it was added or adopted."""
 
+    def client_lost(self, number: int) -> None:
+        """It wrote to memory before that is lost."""
+
     def client_exited(self, number: int) -> None:
         """Its process is gone."""
 
@@ -301,6 +304,9 @@ class Clients:
                 undo.callback(os.close, fds.context)
                 tenant = self._quotas.tenant(peer.uid, peer.gids)
                 self._dataplane.client_tenant(number, tenant)
+                if request.token is not None:
+                    # Of an attachment that nobody has any more, and what it wrote there.
+                    self._dataplane.client_lost(number)
             except OSError as error:
                 message = (
                     "the node has as many clients as its `clients_max` allows"

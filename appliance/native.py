@@ -261,6 +261,10 @@ class NativeDataPlane:
         """Say whose memory it is (appliance.quotas), right after it was added or adopted."""
         _check(lib.bsn_client_tenant(self._node, number, tenant, self.now_ns()), f"client {number}")
 
+    def client_lost(self, number: int) -> None:
+        """Say that it wrote to memory before that is lost, right after it was added."""
+        _check(lib.bsn_client_lost(self._node, number, self.now_ns()), f"client {number}")
+
     def set_quota(self, tenant: int, size: int) -> None:
         """Have nobody push a tenant out of so many bytes of the pool."""
         _check(lib.bsn_tenant_quota(self._node, tenant, size), "a quota")

@@ -246,6 +246,10 @@ BSN_EXPORT int bsn_client_agreed(struct bsn *node, int client, uint32_t version,
 BSN_EXPORT int bsn_client_tenant(struct bsn *node, int client, uint64_t tenant,
 				 uint64_t now_ns);
 
+/* The client's process wrote elsewhere before, to memory that is lost: a handle of each
+ * trace that it writes to about now may have been there. Right after it was added. */
+BSN_EXPORT int bsn_client_lost(struct bsn *node, int client, uint64_t now_ns);
+
 /* So much of the pool nobody else can push out; tenants without a quota share in
  * what is left (tenant.c). */
 BSN_EXPORT int bsn_tenant_quota(struct bsn *node, uint64_t tenant,

@@ -82,6 +82,7 @@ class RecordingDataPlane:
     adopted: list[tuple[int, int, str, bytes]] = field(default_factory=list)
     abis: dict[int, Abi] = field(default_factory=dict)
     tenants: dict[int, int] = field(default_factory=dict)
+    lost: list[int] = field(default_factory=list)
     has_memory: bool = True
     takes_contexts: bool = True
     is_settled: bool = True
@@ -137,6 +138,9 @@ class RecordingDataPlane:
         if not self.has_memory:
             raise OSError(errno.ENOMEM, "no memory")
         self.tenants[number] = tenant
+
+    def client_lost(self, number: int) -> None:
+        self.lost.append(number)
 
     def client_exited(self, number: int) -> None:
         self.exited.put_nowait(number)

@@ -54,6 +54,7 @@ def test_a_client_gets_its_memory(directory: Path) -> None:
             # The pid is the kernel's word; the message said 1.
             assert here.dataplane.added == [(os.getpid(), "shop")]
             assert here.server.counters.attached == 1
+            assert here.dataplane.lost == []
             close_fds(reply)
             peer.close()
 
@@ -257,6 +258,7 @@ def test_a_client_that_lost_its_connection_resumes_by_token(directory: Path) -> 
             # The policy table of this daemon, which comes as news.
             assert [os.pread(fd, 100, 0) for fd in again.fds] == [b"policy"]
             close_fds(again)
+            assert here.dataplane.lost == []
             assert again.token == first.token
             assert len(here.dataplane.added) == 1
             assert here.server.counters.resumed == 1
@@ -320,6 +322,8 @@ def test_a_token_nobody_knows_gets_a_fresh_attachment(directory: Path) -> None:
             reply = await peer.ask(request(token=b"?" * 16))
             assert (reply.status, reply.resumed, len(reply.fds)) == (0, False, 4)
             assert reply.token != b"?" * 16
+            # What it wrote to the memory of that one is lost.
+            assert here.dataplane.lost == [1]
             close_fds(reply)
             peer.close()
 

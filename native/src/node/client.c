@@ -150,6 +150,19 @@ void client_untied_loss(struct bsn *n, struct client *c)
 	n->ledger.header->untied_to_ns = c->lost_ns;
 }
 
+int bsn_client_lost(struct bsn *n, int client, uint64_t now_ns)
+{
+	struct client *c;
+
+	node_lock(n);
+	node_set_time(n, now_ns);
+	c = client > 0 ? client_find(n, (uint32_t)client) : NULL;
+	if (c)
+		client_untied_loss(n, c);
+	node_unlock(n);
+	return c ? 0 : -ENOENT;
+}
+
 /* Not as an untied loss: what was evicted is older than what its traces have left, and
  * what they go on with comes later. */
 void client_forget(struct bsn *n, struct client *c)

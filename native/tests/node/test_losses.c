@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Nothing that was lost is forgotten, and nothing is there twice. */
+#include <errno.h>
+
 #include "writer.h"
 
 static struct decoded d;
@@ -317,6 +319,41 @@ static void doubt_reaches_slices(void)
 	CHECK_EQ(bsn_slice_info(x.n, trace_id(1), &s), 0);
 	CHECK_EQ(s.flags, BSN_SLICE_HELD | BSN_SLICE_MAYBE_LOSSY);
 	doubt_end(&x);
+}
+
+/* What a process wrote before the node lost its memory may be of what it writes then. */
+static void what_was_written_to_lost_memory_is_in_doubt(void)
+{
+	struct bsn_config config = test_config(16 << 20);
+	struct bsn *n = test_node(&config);
+	struct writer w[2];
+	struct wthread t[2];
+
+	for (int i = 0; i < 2; i++) {
+		writer_attach(&w[i], n, START);
+		if (!i)
+			CHECK_EQ(bsn_client_lost(n, w[i].number, START), 0);
+		t[i] = writer_thread(&w[i], 0);
+		CHECK(w_trace(&t[i], during(i), 100, START));
+	}
+	CHECK_EQ(bsn_client_lost(n, 77, START), -ENOENT);
+	for (int i = 0; i < 2; i++) {
+		while (w_take_segment(&t[i]))
+			;
+	}
+	bsn_poll(n, START + 6 * MINUTES);
+	for (int i = 0; i < 2; i++) {
+		uint32_t flags = i ? 0 : BSN_SLICE_MAYBE_LOSSY;
+
+		CHECK(w_take_segment(&t[i]));
+		CHECK(w_trace(&t[i], long_after(i), 100, START + 6 * MINUTES));
+		CHECK_EQ(flags_of(n, during(i), START + 6 * MINUTES), flags);
+		CHECK_EQ(flags_of(n, long_after(i), START + 6 * MINUTES), 0);
+		writer_close(&w[i]);
+	}
+	CHECK_EQ(flags_of(n, trace_id(99), START + 6 * MINUTES),
+		 BSN_SLICE_MAYBE_LOSSY);
+	bsn_free(n);
 }
 
 /* -------------------------------------------------------------- in runs --- */
@@ -900,6 +937,7 @@ int main(void)
 	RUN(a_broken_ring_puts_its_process_in_doubt);
 	RUN(a_flood_of_losses_pushes_out_nothing);
 	RUN(doubt_reaches_slices);
+	RUN(what_was_written_to_lost_memory_is_in_doubt);
 	RUN(runs_tell_of_losses);
 	RUN(a_loss_in_an_open_run_is_told_when_its_process_is_killed);
 	RUN(losses_reach_slices);
