@@ -282,8 +282,8 @@ BSN_EXPORT int bsn_client_adopt_context(struct bsn *node, int client, int fd);
  * from the next trace on that each of their threads begins, and for those to
  * come. Traces that were recorded when it was more can be triggered for another
  * five minutes. Of traces that one percentage has recorded, and the other not, some
- * handles may be missing: they are BSN_SLICE_MAYBE_LOSSY, those that are held too, as
- * long as the pool may hold what was written before, and for five minutes. */
+ * handles may be missing: for five minutes they are BSN_SLICE_MAYBE_LOSSY, those that are
+ * held too; then those that have something in a segment that was granted before. */
 BSN_EXPORT void bsn_set_sampling(struct bsn *node,
 				 uint64_t percentage_threshold,
 				 bool trust_incoming);

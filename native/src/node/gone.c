@@ -24,10 +24,11 @@
  * many losses are remembered as there is room for, it is once in 10 million.
  *
  * Of evictions there are no more than there was memory for, of each user in their
- * measure (evict.c); of losses a process tells as many as it likes. So those have a set of their own, which forgets only when
- * this one does: a layer of losses is emptied when as many traces were evicted since as
- * this set has room for. Before that a further loss is refused: neither an eviction nor
- * another process's loss is forgotten for it.
+ * measure (evict.c); of losses a process tells as many as it likes. So those have a
+ * set of their own, which forgets only when this one does: a layer of losses is
+ * emptied when as many traces were evicted since as this set has room for. Before that
+ * a further loss is refused: neither an eviction nor another process's loss is
+ * forgotten for it.
  */
 #include <string.h>
 
