@@ -127,8 +127,8 @@ void client_in_doubt(struct bsn *n, struct client *c)
 	c->untied_granted_ns = latest_ns + TRACE_NS;
 	/* Not before any segment that it may concern, of which those granted in
 	 * this instant have numbers behind it. */
-	c->lost_ns = latest_ns > n->now_ns ? latest_ns : n->now_ns;
-	c->untied_to_ns = c->lost_ns + TRACE_NS;
+	c->untied_to_ns =
+		TRACE_NS + (latest_ns > n->now_ns ? latest_ns : n->now_ns);
 	/* All slices are looked at: by the next poll, and not at each loss. Since
 	 * when a process lost that was adopted is not known, nor whether it did so
 	 * again; but of what its predecessor saw of that he told them. */
@@ -147,7 +147,7 @@ void client_in_doubt(struct bsn *n, struct client *c)
 void client_untied_loss(struct bsn *n, struct client *c)
 {
 	client_in_doubt(n, c);
-	n->ledger.header->untied_to_ns = c->lost_ns;
+	n->ledger.header->untied_to_ns = c->untied_to_ns - TRACE_NS;
 }
 
 int bsn_client_lost(struct bsn *n, int client, uint64_t now_ns)

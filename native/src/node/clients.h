@@ -101,7 +101,6 @@ struct client {
 	 * segments are in use that were granted by then. */
 	uint64_t untied_from_ns, untied_to_ns;
 	uint64_t untied_granted_ns;
-	uint64_t lost_ns; /* the last one */
 	uint32_t untied_frames;
 
 	struct client *next_numbered; /* of the same bucket */
