@@ -59,6 +59,27 @@ static void the_youngest_are_remembered(void)
 	bsn_free(n);
 }
 
+/* The secret makes that rare; here it is known. */
+static void each_finds_a_place(void)
+{
+	const uint64_t mask = (1ull << BS_FINGERPRINT_BITS) - 1;
+	struct bsn *n = node_that_remembers(REMEMBERED);
+	uint64_t secret = n->ledger.gone.secret, inverse = secret, i;
+	const struct gone_seen seen = gone_seen(n);
+
+	/* Newton's iteration: each doubles the bits that are right, of which there are 3. */
+	for (int bits = 3; bits < BS_FINGERPRINT_BITS; bits *= 2)
+		inverse *= 2 - secret * inverse;
+	/* The same bucket and, for 256 of them, the same way to the next. */
+	for (i = 1; gone_seen(n).layer == seen.layer; i++)
+		CHECK(gone_add(n, i * inverse & mask, GONE_EVICTED));
+	CHECK(i > 128);
+	CHECK_EQ(remembered(n), i - 1);
+	while (--i)
+		CHECK_EQ(gone_why(n, i * inverse & mask), GONE_EVICTED);
+	bsn_free(n);
+}
+
 static void reasons_of_all_times_are_told(void)
 {
 	struct bsn *n = node_that_remembers(REMEMBERED);
@@ -185,6 +206,7 @@ static void a_search_is_told_until_its_pass_begins(void)
 int main(void)
 {
 	RUN(the_youngest_are_remembered);
+	RUN(each_finds_a_place);
 	RUN(reasons_of_all_times_are_told);
 	RUN(losses_have_their_share);
 	RUN(a_successor_goes_on);
