@@ -93,6 +93,7 @@ struct client {
 
 	uint64_t exited_ns;
 	struct thread threads[BS_THREAD_SLOTS];
+	struct losses_named losses_named;
 	struct told *told; /* in the ledger; NULL: there was no place */
 	struct told believed;
 

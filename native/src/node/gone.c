@@ -240,16 +240,27 @@ static void grow_older(struct bsn *n, struct gone_set *g)
 	}
 }
 
-/* The layer that is emptied while the young one takes what is new may be. */
-static bool losses_may_grow_older(const struct bsn *n)
+/* While the layer before it takes what is new. */
+static bool losses_may_be_emptied(const struct bsn *n, uint64_t layer)
 {
 	const struct gone_set *g = &n->ledger.losses;
 	const struct ledger_header *h = n->ledger.header;
-	uint64_t next = g->layer + 1;
 
-	return next < g->layers ||
-	       h->gone_added - h->losses_left[next % g->layers] >=
+	return layer < g->layers ||
+	       h->gone_added - h->losses_left[layer % g->layers] >=
 		       (uint64_t)h->n_buckets * PER_BUCKET;
+}
+
+struct gone_losses_left gone_losses_left(const struct bsn *n)
+{
+	const struct gone_set *g = &n->ledger.losses;
+	bool is_last = !losses_may_be_emptied(n, g->layer + 2);
+
+	return (struct gone_losses_left){
+		.layer = g->layer,
+		.entries = is_last ? (PER_BUCKET << g->bits) - g->added
+				   : UINT32_MAX,
+	};
 }
 
 /* False: there is no room for it. */
@@ -272,7 +283,7 @@ bool gone_add(struct bsn *n, uint64_t fingerprint, uint32_t why)
 		}
 		if (likely(!is_full(b))) {
 			if (unlikely(is_loss)) {
-				if (!losses_may_grow_older(n))
+				if (!losses_may_be_emptied(n, g->layer + 1))
 					return false;
 				h->losses_left[g->layer % g->layers] =
 					h->gone_added;

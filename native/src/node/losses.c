@@ -60,6 +60,33 @@ static void find_threads(struct bsn *n, struct client *c, uint32_t losses)
 #define TOLD_ENTRIES 200u
 #define THREAD_ENTRIES (BS_LOSS_RING_ENTRIES * (LINE_ENTRIES + TOLD_ENTRIES))
 
+static uint32_t *named_in(struct losses_named *named, uint64_t layer)
+{
+	if (named->layer != layer)
+		*named = (struct losses_named){.layer = layer};
+	return &named->entries;
+}
+
+/* A process tells as many as it likes. Of the last ones that there is room for, it and
+ * all of its user may name no more than they leave to others. */
+static bool name_loss(struct bsn *n, struct client *c, uint64_t fingerprint)
+{
+	const struct gone_losses_left left = gone_losses_left(n);
+	const uint64_t *added = &n->ledger.header->losses_added;
+	uint32_t *own = named_in(&c->losses_named, left.layer);
+	uint32_t *tenants = named_in(&c->tenant->losses_named, left.layer);
+	uint64_t before = *added;
+
+	if (*own >= left.entries ||
+	    (*tenants >= left.entries && tenant_has_others(n, c->tenant)))
+		return false;
+	if (!gone_add(n, fingerprint, GONE_LOSSY))
+		return false;
+	*own += *added - before;
+	*tenants += *added - before;
+	return true;
+}
+
 static void read_loss(struct bsn *n, struct client *c,
 		      const struct bs_loss *loss)
 {
@@ -72,7 +99,7 @@ static void read_loss(struct bsn *n, struct client *c,
 		n->counts.corrupt++;
 		return;
 	}
-	if (!gone_add(n, bs_fingerprint(id.hi, id.lo), GONE_LOSSY))
+	if (!name_loss(n, c, bs_fingerprint(id.hi, id.lo)))
 		client_untied_loss(n, c);
 	s = slice_find(n, id);
 	if (!s)

@@ -49,6 +49,12 @@ struct pool {
 };
 
 /* A user, or a group, whose processes are counted together. */
+/* In the layer of losses that was the young one then (losses.c). */
+struct losses_named {
+	uint64_t layer;
+	uint32_t entries;
+};
+
 struct tenant {
 	uint64_t key; /* the caller's */
 	struct tenant *next;
@@ -57,6 +63,7 @@ struct tenant {
 	uint32_t held;	/* segments: stock, active, sealed */
 	uint32_t clients, live;
 	uint64_t gone_left; /* of what gone.c has room for (evict.c) */
+	struct losses_named losses_named;
 	struct list sealed; /* and parked, in the order of the node's list */
 };
 

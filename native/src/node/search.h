@@ -279,6 +279,12 @@ uint32_t gone_loss_buckets(uint32_t buckets);
 uint64_t gone_room(const struct ledger *l);
 void gone_point(struct ledger *l, struct gone_bucket *buckets);
 bool gone_add(struct bsn *n, uint64_t fingerprint, uint32_t why);
+/* In the young layer of losses; of no end while there will be another after it. */
+struct gone_losses_left {
+	uint64_t layer;
+	uint32_t entries;
+};
+struct gone_losses_left gone_losses_left(const struct bsn *n);
 uint32_t gone_why(const struct bsn *n, uint64_t fingerprint);
 /* Who looked when these layers were the young ones need look only at what came
  * since. */

@@ -371,6 +371,39 @@ static void short_runs_cost_who_is_alone_nothing(void)
 	bsn_free(n);
 }
 
+/* However many processes of one user tell of losses, another's are known by name. */
+static void losses_leave_others_room(void)
+{
+	struct bsn_config config = test_config(POOL);
+	struct user quiet, noisy[8];
+	const uint64_t first = 1000000;
+	uint64_t now = START;
+	struct bsn *n = test_node(&config);
+
+	attach(&quiet, n, QUIET, now);
+	CHECK(w_trace(&quiet.t, OTHER(1), 100, now));
+	for (uint64_t i = 0; i < 8; i++) {
+		attach(&noisy[i], n, NOISY, now);
+		/* Together twice what is remembered. */
+		for (uint64_t k = 0; k < config.tombstones / 4; k++) {
+			if (k % BS_LOSS_RING_ENTRIES == 0)
+				bsn_poll(n, now += MS);
+			w_lose(&noisy[i].t, trace_id(first * (i + 1) + k),
+			       BS_RUN_FIRST | BS_RUN_LAST, 100);
+		}
+	}
+	bsn_poll(n, now += MS);
+	CHECK_EQ(flags_of(n, trace_id(first * 8), now) & BSN_SLICE_LOSSY, 0);
+	w_lose(&quiet.t, OTHER(2), BS_RUN_FIRST | BS_RUN_LAST, 100);
+	bsn_poll(n, now += MS);
+	CHECK_EQ(flags_of(n, OTHER(1), now), 0);
+	CHECK_EQ(flags_of(n, OTHER(2), now) & BSN_SLICE_LOSSY, BSN_SLICE_LOSSY);
+	for (int i = 0; i < 8; i++)
+		writer_close(&noisy[i].w);
+	writer_close(&quiet.w);
+	bsn_free(n);
+}
+
 /* A tenant is there as long as a process of it, or a quota. */
 static void tenants_come_and_go(void)
 {
@@ -434,6 +467,7 @@ int main(void)
 	RUN(short_runs_make_others_forget_nothing);
 	RUN(short_runs_cost_who_is_alone_nothing);
 	RUN(nobody_ends_the_doubt_of_another_s_loss);
+	RUN(losses_leave_others_room);
 	RUN(tenants_come_and_go);
 	return 0;
 }
