@@ -117,7 +117,8 @@ static void losses_have_their_share(void)
 		CHECK(gone_add(n, fingerprint_of(others + i), GONE_LOSSY));
 	for (; next < evicted + REMEMBERED; next++)
 		CHECK(gone_add(n, fingerprint_of(next), GONE_EVICTED));
-	while (gone_add(n, fingerprint_of(lost), GONE_LOSSY))
+	while (lost < REMEMBERED &&
+	       gone_add(n, fingerprint_of(lost), GONE_LOSSY))
 		lost++;
 	CHECK(lost >= REMEMBERED / 5 && lost < REMEMBERED / 2);
 	CHECK_EQ(remembered(n), REMEMBERED + 100 + lost);
