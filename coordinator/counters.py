@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the coordinator's gRPC server counts."""
+"""What the coordinator's gRPC server, and its store, count."""
 
 from __future__ import annotations
 
@@ -16,3 +16,12 @@ class ServerCounters:
     no_opening: int = 0
     not_reading: int = 0
     tail_overflowed: int = 0
+
+
+@dataclass(slots=True)
+class StoreCounters:
+    """What the store could not do, or not keep, since its start. They only rise."""
+
+    traces_deleted: int = 0  # for the bounds
+    bytes_cut: int = 0  # not stored, since what comes before them was deleted
+    writes_failed: int = 0  # and tried again

@@ -30,7 +30,8 @@ from opentelemetry.proto.trace.v1.trace_pb2 import TracesData
 from coordinator.answers import trace_detail
 from coordinator.follower import Follower
 from coordinator.reader import StoreReader
-from coordinator.store import PutExported, Store
+from coordinator.store import Store
+from coordinator.tables import PutExported
 from coordinator.transports import (
     BACKOFF_MAX_S,
     Accepted,

@@ -13,7 +13,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from coordinator.core.clock import ClockOffset
-from coordinator.core.records import PutTrigger, StoredSlice
+from coordinator.core.records import (
+    PutAbandoned,
+    PutNode,
+    PutTrigger,
+    StoredSlice,
+    StoredTrace,
+)
 from coordinator.core.verdict import Reason, ReasonKind, Verdict
 from protocol.messages import (
     CHUNK_BYTES_MAX,
@@ -172,3 +178,37 @@ def stored_slices(connection: sqlite3.Connection, trace: bytes) -> Iterator[Slic
 def stored_slice(row: SliceRow, chunks: Iterable[bytes] = ()) -> StoredSlice:
     """A slice in the core's terms."""
     return StoredSlice(row.node, row.status, row.epoch, row.bytes, row.restarted, chunks, row.least)
+
+
+def stored_nodes(connection: sqlite3.Connection) -> list[PutNode]:
+    """All nodes that were ever connected, by name."""
+    rows = connection.execute("SELECT node, addresses FROM nodes ORDER BY node")
+    return [PutNode(node, tuple(json.loads(addresses))) for node, addresses in rows]
+
+
+def stored_traces(connection: sqlite3.Connection, released_max: int) -> Iterator[StoredTrace]:
+    """Give out all traces in assembly, and the last so many released ones, oldest first.
+
+    Triggers and chunks of a trace are read when they are asked for; of a released one no chunks.
+    """
+    rows = connection.execute(
+        "SELECT trace, released FROM traces WHERE released = 0 OR trace IN"
+        " (SELECT trace FROM traces WHERE released = 1 ORDER BY stored_ns DESC LIMIT ?)"
+        " ORDER BY stored_ns, trace",
+        (released_max,),
+    ).fetchall()
+    for trace, released in rows:
+        abandoned = connection.execute(
+            "SELECT name, node FROM abandoned WHERE primary_trace = ? ORDER BY name", (trace,)
+        )
+        yield StoredTrace(
+            TraceId(trace),
+            Triggers(connection, trace),
+            tuple(PutAbandoned(Group(name, TraceId(trace)), node) for name, node in abandoned),
+            tuple(
+                stored_slice(row, () if released else Chunks(connection, trace, row.node))
+                for row in stored_slices(connection, trace)
+            ),
+            stored_verdict(connection, trace),
+            bool(released),
+        )

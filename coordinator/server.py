@@ -16,11 +16,9 @@ import dataclasses
 import socket
 import sqlite3
 import time
-from collections import deque
 from collections.abc import (
     AsyncIterator,
     Callable,
-    Coroutine,
     Iterable,
     Sequence,
 )
@@ -29,6 +27,7 @@ from typing import Any, Self
 
 import grpc
 
+from coordinator import streams
 from coordinator.core.coordinator import CoordinatorCore
 from coordinator.core.records import PutVerdict, StoredTrace, Write
 from coordinator.counters import ServerCounters
@@ -39,6 +38,7 @@ from coordinator.reader import StoreReader
 from coordinator.schema import in_words
 from coordinator.settings import core_config, policy, store_limits
 from coordinator.store import Store
+from coordinator.streams import Outgoing
 from protocol import wire
 from protocol.messages import (
     CoordinatorMessage,
@@ -58,18 +58,6 @@ from runtime.settings.coordinator import Settings
 from runtime.watchdog import Ask
 
 _SERVICE = "backsight.v1.Coordinator"
-
-# What waits for a node which does not read; then it is dropped, the stream ends,
-# and the node will be told again on the next one. Ten times what a node is told
-# that comes back to a coordinator full of its traces.
-_WAITING_BYTES_MAX = 32 << 20
-
-# How long a message may take to be sent: a node that is alive, so that pings are
-# answered, and does not read gets no longer than one that vanished.
-_UNREAD_TIMEOUT_S = 60.0
-
-# For a peer to say who it is. Until then nobody misses it.
-_GREETING_TIMEOUT_S = 10.0
 
 # Writes, and replies, that wait for a disk which is slow, or full. Beyond, nodes
 # are not listened to, and keep what they have to say; the bytes of slices are
@@ -99,59 +87,6 @@ _SAID_REFUSED_MAX = 256
 
 # At the end, for what is being sent.
 _STOP_GRACE_S = 0.5
-
-
-class Unread(Exception):
-    """A peer does not read what it is sent."""
-
-
-class _Outgoing:
-    """What waits to be sent on one stream."""
-
-    def __init__(self) -> None:
-        self._items: deque[bytes] = deque()
-        self.waiting_bytes = 0
-        self._changed = asyncio.Event()
-        self._ended = False
-        self._overflowed = False
-
-    def put(self, item: bytes) -> None:
-        """Queue a message. One too many drops them all, and ends the stream."""
-        self._changed.set()
-        self._overflowed = self._overflowed or self.waiting_bytes + len(item) > _WAITING_BYTES_MAX
-        if self._overflowed:
-            self._drop()
-        else:
-            self._items.append(item)
-            self.waiting_bytes += len(item)
-
-    def end(self) -> None:
-        """Let the stream end after what is queued."""
-        self._ended = True
-        self._changed.set()
-
-    def _drop(self) -> None:
-        self._items.clear()
-        self.waiting_bytes = 0
-
-    async def send_all(self, context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
-        """Send until the end. Unread if the peer reads too little, or too late."""
-        while True:
-            while self._items:
-                item = self._items.popleft()
-                self.waiting_bytes -= len(item)
-                try:
-                    async with asyncio.timeout(_UNREAD_TIMEOUT_S):
-                        await context.write(item)
-                except TimeoutError:
-                    self._drop()
-                    raise Unread from None
-            if self._overflowed:
-                raise Unread
-            if self._ended:
-                return
-            self._changed.clear()
-            await self._changed.wait()
 
 
 class CoordinatorServer:
@@ -194,8 +129,8 @@ class CoordinatorServer:
         self._indexer = Indexer(self._store, settings.store_path, log)
         self._exporter = Exporter(settings.export, self._store, settings.store_path, log)
         self._followers = contextlib.ExitStack()
-        self._sessions: dict[int, _Outgoing] = {}
-        self._streams: dict[int, _Outgoing] = {}
+        self._sessions: dict[int, Outgoing] = {}
+        self._streams: dict[int, Outgoing] = {}
         self._said_refused: dict[tuple[str, str], str] = {}  # by name and address; latest last
         self._last_number = 0
         self._submitted = self._durable = 0  # the last tokens
@@ -371,9 +306,9 @@ class CoordinatorServer:
     ) -> None:
         self.counters.streams += 1
         session, peer = self._number(), context.peer()
-        outgoing = self._sessions[session] = _Outgoing()
+        outgoing = self._sessions[session] = Outgoing()
         try:
-            reads = await self._converse(
+            reads = await streams.converse(
                 context, outgoing, self._hear(requests, session, peer, outgoing)
             )
         finally:
@@ -382,19 +317,6 @@ class CoordinatorServer:
             self._changed()
         if not reads:
             await self._end_unread(context)
-
-    async def _converse(
-        self,
-        context: grpc.aio.ServicerContext[bytes, bytes],
-        outgoing: _Outgoing,
-        receiver: Coroutine[None, None, None],
-    ) -> bool:
-        """Run a stream to its end. False: the peer does not read."""
-        try:
-            await _until_either(outgoing.send_all(context), receiver)
-        except Unread:
-            return False
-        return True
 
     async def _end_unread(self, context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
         """End a stream for good, of which nothing more is kept here.
@@ -408,16 +330,16 @@ class CoordinatorServer:
         )
         await context.abort(
             grpc.StatusCode.RESOURCE_EXHAUSTED,
-            f"ended, since for {_UNREAD_TIMEOUT_S:g} s, or {_WAITING_BYTES_MAX >> 20} MiB,"
+            f"ended, since for {streams.UNREAD_TIMEOUT_S:g} s, or {streams.WAITING_BYTES_MAX >> 20} MiB,"
             " nothing was read of what the coordinator said",
         )
 
     async def _hear(
-        self, requests: AsyncIterator[bytes], session: int, peer: str, outgoing: _Outgoing
+        self, requests: AsyncIterator[bytes], session: int, peer: str, outgoing: Outgoing
     ) -> None:
         """Take what a node says; a Refused ends the stream from the other task."""
         try:
-            first = await _first(requests)
+            first = await streams.first(requests)
             if first is not None:
                 messages = wire.decode_node_batch(first)
                 hello = messages[0] if messages else None
@@ -435,7 +357,7 @@ class CoordinatorServer:
             outgoing.end()
         except TimeoutError:
             self.counters.no_hello += 1
-            self._refuse(outgoing, f"no Hello came within {_GREETING_TIMEOUT_S:g} s")
+            self._refuse(outgoing, f"no Hello came within {streams.GREETING_TIMEOUT_S:g} s")
         except wire.WireError as error:
             self.counters.malformed += 1
             self._log.warning(f"{peer}: malformed message refused: {error}")
@@ -465,7 +387,7 @@ class CoordinatorServer:
         self._changed()
 
     @staticmethod
-    def _refuse(outgoing: _Outgoing, reason: str) -> None:
+    def _refuse(outgoing: Outgoing, reason: str) -> None:
         refused = Refused(cut_utf8(reason, wire.REASON_BYTES_MAX))
         outgoing.put(wire.encode_coordinator_batch([refused]))
         outgoing.end()
@@ -477,9 +399,9 @@ class CoordinatorServer:
     ) -> None:
         self.counters.streams += 1
         stream = self._number()
-        outgoing = self._streams[stream] = _Outgoing()
+        outgoing = self._streams[stream] = Outgoing()
         try:
-            reads = await self._converse(
+            reads = await streams.converse(
                 context, outgoing, self._receive(requests, stream, context, outgoing)
             )
         finally:
@@ -494,10 +416,10 @@ class CoordinatorServer:
         requests: AsyncIterator[bytes],
         stream: int,
         context: grpc.aio.ServicerContext[bytes, bytes],
-        outgoing: _Outgoing,
+        outgoing: Outgoing,
     ) -> None:
         try:
-            first = await _first(requests)
+            first = await streams.first(requests)
             if first is not None:
                 opening = wire.decode_slices_message(first)
                 if not isinstance(opening, wire.Opening):
@@ -521,7 +443,7 @@ class CoordinatorServer:
             self.counters.no_opening += 1
             await context.abort(
                 grpc.StatusCode.DEADLINE_EXCEEDED,
-                f"nobody said within {_GREETING_TIMEOUT_S:g} s who sends",
+                f"nobody said within {streams.GREETING_TIMEOUT_S:g} s who sends",
             )
         except wire.WireError as error:
             self.counters.malformed += 1
@@ -609,25 +531,3 @@ def _why_not(endpoint: str) -> str | None:
     except OSError as error:
         return error.strerror or str(error)
     return None
-
-
-async def _first(requests: AsyncIterator[bytes]) -> bytes | None:
-    """The message by which a peer says who it is; None if it ended instead, TimeoutError if neither."""
-    async with asyncio.timeout(_GREETING_TIMEOUT_S):
-        return await anext(requests, None)
-
-
-async def _until_either(
-    sender: Coroutine[None, None, None], receiver: Coroutine[None, None, None]
-) -> None:
-    """Run both halves of a stream. It ends when the sender does; the receiver's errors end it too."""
-    sending, receiving = asyncio.ensure_future(sender), asyncio.ensure_future(receiver)
-    try:
-        await asyncio.wait({sending, receiving}, return_when=asyncio.FIRST_COMPLETED)
-        if receiving.done():
-            receiving.result()
-        await sending
-    finally:
-        sending.cancel()
-        receiving.cancel()
-        await asyncio.gather(sending, receiving, return_exceptions=True)

@@ -17,44 +17,22 @@ still in assembly (not released), for its nodes wait for it.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import sqlite3
 import threading
 import time
-import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Self, TypeAlias, assert_never
+from typing import Self
 
-from coordinator import index
-from coordinator.core.records import (
-    AppendSlice,
-    PutAbandoned,
-    PutNode,
-    PutReleased,
-    PutStatus,
-    PutTrigger,
-    PutVerdict,
-    PutVerdictAgain,
-    Record,
-    StoredSlice,
-    StoredTrace,
-    Write,
-)
-from coordinator.rows import (
-    Chunks,
-    Triggers,
-    stored_slice,
-    stored_slices,
-    stored_verdict,
-    verdict_rest,
-)
+from coordinator.core.records import PutNode, StoredTrace, Write
+from coordinator.counters import StoreCounters
+from coordinator.rows import stored_nodes, stored_traces
 from coordinator.schema import in_words, lock_store, open_store
-from protocol.messages import Group, TraceId
+from coordinator.tables import Note, Tables
 from protocol.verdicts import VerdictKind
 from runtime.log import Log, MessageId
 
@@ -69,10 +47,6 @@ _HEADROOM = 0.05
 # Deleted in one transaction, which delays the durability of what waits.
 _DELETE_AT_ONCE = 64
 
-# Slices that end for good where they were deleted: one line of log for each,
-# not for each chunk.
-_CUT_REMEMBERED = 1024
-
 # Age is checked at most so often.
 _AGE_CHECK_S = 60.0
 
@@ -83,28 +57,6 @@ class StoreLimits:
 
     bytes_max: int
     age_max_s: float
-
-
-@dataclass(slots=True)
-class StoreCounters:
-    """What the store could not do, or not keep, since its start. They only rise."""
-
-    traces_deleted: int = 0  # for the bounds
-    bytes_cut: int = 0  # not stored, since what comes before them was deleted
-    writes_failed: int = 0  # and tried again
-
-
-@dataclass(frozen=True, slots=True)
-class PutExported:
-    """A trace was exported, or given up: with a verdict of this kind, on so many bytes."""
-
-    trace: TraceId
-    bytes: int
-    verdict: VerdictKind
-
-
-Note: TypeAlias = index.TraceIndex | PutExported
-"""What is made of a trace that is stored. One of a trace that was deleted is nothing."""
 
 
 @dataclass(slots=True, eq=False)
@@ -139,8 +91,6 @@ class Store:
         clock: Callable[[], float] = time.time,
         exports: frozenset[VerdictKind] = frozenset(),
     ) -> None:
-        self.exports = exports
-        """In force from the next commit on; for any thread to change."""
         self._followers: list[Callable[[], None]] = []
         self._path = path
         self.limits = limits
@@ -162,10 +112,10 @@ class Store:
         self._ended = False
         self._thread = threading.Thread(target=self._run, name="store")
         self._age_checked_s = 0.0
-        self._cut: set[tuple[TraceId, str]] = set()
         self._failed = ""  # why the last write did
         self.counters = StoreCounters()
-        self.stored_bytes = self.used_bytes()
+        self._tables = Tables(self._connection, exports, self.counters, log, clock)
+        self.stored_bytes = self._tables.used_bytes()
         """Of the database file that hold something, at the last commit; for any thread."""
 
     def __enter__(self) -> Self:
@@ -185,6 +135,26 @@ class Store:
             self._thread.join()
         self._connection.close()
         os.close(self._held)
+
+    @property
+    def exports(self) -> frozenset[VerdictKind]:
+        """In force from the next commit on; for any thread to change."""
+        return self._tables.exports
+
+    @exports.setter
+    def exports(self, exports: frozenset[VerdictKind]) -> None:
+        self._tables.exports = exports
+
+    def recover_nodes(self) -> list[PutNode]:
+        """All nodes that were ever connected. Before the first submit() only."""
+        return stored_nodes(self._connection)
+
+    def recover_traces(self, released_max: int) -> Iterator[StoredTrace]:
+        """All traces in assembly, and the last released ones, oldest first. Before the first submit() only.
+
+        Triggers and chunks of a trace are read when they are asked for.
+        """
+        return stored_traces(self._connection, released_max)
 
     def stop_trying_again(self) -> None:
         """What cannot be written from now on is given up, and the thread with it.
@@ -287,9 +257,9 @@ class Store:
             with self._transaction():
                 for item in batch:
                     if isinstance(item, Write):
-                        self._apply(item.record)
+                        self._tables.apply(item.record)
                     else:
-                        self._apply_notes(item.notes)
+                        self._tables.apply_notes(item.notes)
         except sqlite3.Error as error:
             self.counters.writes_failed += 1
             self._say_failed(in_words(self._path, error))
@@ -322,210 +292,7 @@ class Store:
                 self._connection.execute("ROLLBACK")
             raise
 
-    def _apply(self, record: Record) -> None:
-        execute = self._connection.execute
-        match record:
-            case PutNode():
-                execute(
-                    "INSERT OR REPLACE INTO nodes VALUES (?, ?)",
-                    (record.node, json.dumps(record.addresses)),
-                )
-            case PutTrigger():
-                self._put_trigger(record)
-            case PutAbandoned():
-                self._touch(record.group.primary)
-                execute(
-                    "INSERT OR IGNORE INTO abandoned VALUES (?, ?, ?)",
-                    (record.group.trigger, record.group.primary, record.node),
-                )
-            case PutStatus():
-                self._put_status(record)
-            case AppendSlice():
-                self._append(record)
-            case PutVerdict():
-                self._touch(record.trace)
-                verdict = record.verdict
-                execute(
-                    "UPDATE traces SET verdict = ?, verdict_version = ?, verdict_rest = ?"
-                    " WHERE trace = ? AND coalesce(verdict_version, -1) < ?",
-                    (
-                        str(verdict.kind),
-                        verdict.version,
-                        verdict_rest(verdict),
-                        record.trace,
-                        verdict.version,
-                    ),
-                )
-                execute("INSERT OR IGNORE INTO to_index VALUES (?)", (record.trace,))
-            case PutVerdictAgain():
-                # Nothing is there to be found or exported.
-                execute(
-                    "UPDATE traces SET verdict = ?, verdict_version = ?, verdict_rest = ?"
-                    " WHERE trace = ? AND verdict IS NULL",
-                    (
-                        str(record.verdict.kind),
-                        record.verdict.version,
-                        verdict_rest(record.verdict),
-                        record.trace,
-                    ),
-                )
-            case PutReleased():
-                self._touch(record.trace)
-                execute(
-                    "UPDATE traces SET released = ? WHERE trace = ?",
-                    (int(record.released), record.trace),
-                )
-                self._connection.executemany(
-                    "UPDATE slices SET least = ? WHERE trace = ? AND node = ?",
-                    ((least, record.trace, node) for node, least in record.least),
-                )
-                if record.released:
-                    self._queue_export(record.trace)
-            case _:
-                assert_never(record)
-
-    def _apply_notes(self, notes: Sequence[Note]) -> None:
-        for note in notes:
-            match note:
-                case index.TraceIndex():
-                    index.put(self._connection, note)
-                case PutExported():
-                    self._connection.execute("DELETE FROM to_export WHERE trace = ?", (note.trace,))
-                    self._connection.execute(
-                        "INSERT OR REPLACE INTO exported"
-                        " SELECT trace, ?, ? FROM traces WHERE trace = ?",
-                        (note.bytes, str(note.verdict), note.trace),
-                    )
-                    # It may have changed, and been closed again, while it was exported.
-                    if self._connection.execute(
-                        "SELECT 1 FROM traces WHERE trace = ? AND released = 1", (note.trace,)
-                    ).fetchone():
-                        self._queue_export(note.trace)
-                case _:
-                    assert_never(note)
-
-    def _touch(self, trace: TraceId) -> None:
-        self._connection.execute(
-            "INSERT OR IGNORE INTO traces (trace, stored_ns) VALUES (?, ?)",
-            (trace, int(self._clock() * 1e9)),
-        )
-
-    def _queue_export(self, trace: TraceId) -> None:
-        """Have a closed trace exported, unless it was, has not grown since, and is judged alike.
-
-        Who was told that it is of another kind is told what it turned out to be, wanted or not.
-        """
-        verdict = stored_verdict(self._connection, trace)
-        if verdict is None or not self.exports or not verdict.bytes:
-            return
-        row = self._connection.execute(
-            "SELECT bytes, verdict FROM exported WHERE trace = ?", (trace,)
-        ).fetchone()
-        is_due = verdict.kind in self.exports and (row is None or row[0] < verdict.bytes)
-        if is_due or (row is not None and row[1] != verdict.kind):
-            self._connection.execute("INSERT OR IGNORE INTO to_export (trace) VALUES (?)", (trace,))
-
-    def _put_trigger(self, record: PutTrigger) -> None:
-        fired = record.fired
-        group = fired.group
-        self._connection.execute(
-            "INSERT OR REPLACE INTO triggers VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-            (
-                group.trigger,
-                group.primary,
-                record.node,
-                b"".join(fired.laterals),
-                fired.why,
-                int(fired.source),
-                fired.fired_at_ns,
-                fired.suppressed,
-            ),
-        )
-        for trace in (group.primary, *fired.laterals):
-            self._touch(trace)
-            self._connection.execute(
-                "INSERT OR IGNORE INTO members VALUES (?, ?, ?)",
-                (trace, group.trigger, group.primary),
-            )
-
-    def _slice(self, trace: TraceId, node: str) -> None:
-        self._touch(trace)
-        self._connection.execute(
-            "INSERT OR IGNORE INTO slices (trace, node) VALUES (?, ?)", (trace, node)
-        )
-
-    def _put_status(self, record: PutStatus) -> None:
-        status, clock = record.status, record.clock
-        self._slice(status.trace, record.node)
-        self._connection.execute(
-            "UPDATE slices SET restarted = max(restarted, ?), held = ?, status_epoch = ?,"
-            " flags = ?, status_bytes = ?, open_handles = ?, crumbs = ?, clock_offset_ns = ?,"
-            " clock_error_ns = ? WHERE trace = ? AND node = ?",
-            (
-                int(record.restarted),
-                int(status.held),
-                status.epoch,
-                int(status.flags),
-                status.bytes,
-                status.open_handles,
-                b"".join(crumb.to_bytes(8, "little") for crumb in status.crumbs),
-                clock.offset_ns if clock else None,
-                clock.error_ns if clock else None,
-                status.trace,
-                record.node,
-            ),
-        )
-
-    def _append(self, record: AppendSlice) -> None:
-        self._slice(record.trace, record.node)
-        key = (record.trace, record.node)
-        stored, epoch = self._connection.execute(
-            "SELECT bytes, epoch FROM slices WHERE trace = ? AND node = ?", key
-        ).fetchone()
-        if record.epoch != epoch:
-            if record.offset == 0:
-                self._connection.execute("DELETE FROM chunks WHERE trace = ? AND node = ?", key)
-                self._connection.execute(
-                    "UPDATE slices SET restarted = max(restarted, bytes > 0), epoch = ?, bytes = 0,"
-                    " least = NULL, held = CASE WHEN status_epoch = ? THEN held END"
-                    " WHERE trace = ? AND node = ?",
-                    (record.epoch, record.epoch, *key),
-                )
-            stored = 0
-        if record.offset > stored:
-            # The trace was deleted for the bounds, and came up again: what is
-            # left of the slice cannot be read without its beginning.
-            self.counters.bytes_cut += len(record.data)
-            if key not in self._cut:
-                self._log.warning(
-                    f"slice {record.trace.hex()} of {record.node}: not stored from here on, since"
-                    f" its first {record.offset} bytes were deleted",
-                    trace_id=record.trace.hex(),
-                    node=record.node,
-                )
-                if len(self._cut) == _CUT_REMEMBERED:
-                    self._cut.clear()
-                self._cut.add(key)
-            return
-        data = record.data[stored - record.offset :]
-        if not data:
-            return
-        self._connection.execute(
-            "INSERT INTO chunks (trace, node, offset, data) VALUES (?, ?, ?, ?)",
-            (*key, stored, zlib.compress(data)),
-        )
-        self._connection.execute(
-            "UPDATE slices SET bytes = ? WHERE trace = ? AND node = ?", (stored + len(data), *key)
-        )
-
     # ----------------------------------------------------------------- bounds
-
-    def used_bytes(self) -> int:
-        """Bytes of the database file that hold something."""
-        (pages,) = self._connection.execute("PRAGMA page_count").fetchone()
-        (free,) = self._connection.execute("PRAGMA freelist_count").fetchone()
-        (page_bytes,) = self._connection.execute("PRAGMA page_size").fetchone()
-        return int((pages - free) * page_bytes)
 
     @property
     def _others_wait(self) -> bool:
@@ -542,8 +309,8 @@ class Store:
                 if self._others_wait:
                     self._age_checked_s = 0.0  # the rest after them
                     break
-        grown_bytes = max(0, self.used_bytes() - self.stored_bytes)
-        self.stored_bytes = self.used_bytes()
+        grown_bytes = max(0, self._tables.used_bytes() - self.stored_bytes)
+        self.stored_bytes = self._tables.used_bytes()
         if self.stored_bytes <= self.limits.bytes_max:
             return
         target = int(self.limits.bytes_max * (1 - _HEADROOM))
@@ -552,7 +319,7 @@ class Store:
         while self.stored_bytes > (must if self._others_wait else target):
             if not self._delete_oldest(None, _DELETE_AT_ONCE, target):
                 break
-            self.stored_bytes = self.used_bytes()
+            self.stored_bytes = self._tables.used_bytes()
 
     def _delete_oldest(self, before_ns: int | None, count: int, enough_bytes: int = 0) -> bool:
         """Delete the oldest released traces; whether there were any.
@@ -568,68 +335,9 @@ class Store:
             ).fetchall()
             deleted = 0
             for (trace,) in traces:
-                self._delete(trace)
+                self._tables.delete(trace)
                 deleted += 1
-                if self.used_bytes() <= enough_bytes:
+                if self._tables.used_bytes() <= enough_bytes:
                     break
         self.counters.traces_deleted += deleted
         return bool(deleted)
-
-    def _delete(self, trace: bytes) -> None:
-        groups = self._connection.execute(
-            "SELECT name, primary_trace FROM members WHERE trace = ?", (trace,)
-        ).fetchall()
-        for statement in (
-            "DELETE FROM chunks WHERE trace = ?",
-            "DELETE FROM slices WHERE trace = ?",
-            "DELETE FROM members WHERE trace = ?",
-            "DELETE FROM abandoned WHERE primary_trace = ?",
-            "DELETE FROM to_export WHERE trace = ?",
-            "DELETE FROM exported WHERE trace = ?",
-            "DELETE FROM traces WHERE trace = ?",
-        ):
-            self._connection.execute(statement, (trace,))
-        index.forget(self._connection, trace)
-        # A firing goes with the last trace of its group.
-        self._connection.executemany(
-            "DELETE FROM triggers WHERE name = ? AND primary_trace = ? AND NOT EXISTS"
-            " (SELECT 1 FROM members WHERE members.name = triggers.name"
-            " AND members.primary_trace = triggers.primary_trace)",
-            groups,
-        )
-
-    # --------------------------------------------------------------- recovery
-
-    def recover_nodes(self) -> list[PutNode]:
-        """All nodes that were ever connected. Before the first submit() only."""
-        rows = self._connection.execute("SELECT node, addresses FROM nodes ORDER BY node")
-        return [PutNode(node, tuple(json.loads(addresses))) for node, addresses in rows]
-
-    def recover_traces(self, released_max: int) -> Iterator[StoredTrace]:
-        """All traces in assembly, and the last released ones, oldest first. Before the first submit() only.
-
-        Triggers and chunks of a trace are read when they are asked for.
-        """
-        rows = self._connection.execute(
-            "SELECT trace, released FROM traces WHERE released = 0 OR trace IN"
-            " (SELECT trace FROM traces WHERE released = 1 ORDER BY stored_ns DESC LIMIT ?)"
-            " ORDER BY stored_ns, trace",
-            (released_max,),
-        ).fetchall()
-        for trace, released in rows:
-            abandoned = self._connection.execute(
-                "SELECT name, node FROM abandoned WHERE primary_trace = ? ORDER BY name", (trace,)
-            )
-            yield StoredTrace(
-                TraceId(trace),
-                Triggers(self._connection, trace),
-                tuple(PutAbandoned(Group(name, TraceId(trace)), node) for name, node in abandoned),
-                tuple(self._recover_slices(trace, bool(released))),
-                stored_verdict(self._connection, trace),
-                bool(released),
-            )
-
-    def _recover_slices(self, trace: bytes, released: bool) -> Iterator[StoredSlice]:
-        for row in stored_slices(self._connection, trace):
-            chunks = () if released else Chunks(self._connection, trace, row.node)
-            yield stored_slice(row, chunks)

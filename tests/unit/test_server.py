@@ -16,7 +16,7 @@ import grpc
 import pytest
 from google.protobuf.message import Message
 
-from coordinator import index, questions, server
+from coordinator import index, questions, server, streams
 from coordinator.core.records import AppendSlice, Write
 from coordinator.reader import StoreReader, Wanted
 from coordinator.rows import SliceRow
@@ -84,7 +84,7 @@ def test_nodes_are_not_listened_to_while_the_disk_is_behind(
     async def run() -> None:
         settings = Settings("127.0.0.1:0", store=StoreSettings(str(tmp_path / "t.sqlite")))
         async with CoordinatorServer(settings, 1, SILENT) as here:
-            hearing = asyncio.ensure_future(here._hear(say(), 1, "peer", server._Outgoing()))
+            hearing = asyncio.ensure_future(here._hear(say(), 1, "peer", streams.Outgoing()))
             for _ in range(20 * BATCHES):
                 await asyncio.sleep(0)
             heard_before = heard
@@ -171,8 +171,8 @@ def test_what_waits_for_a_node_is_bounded_by_its_bytes(monkeypatch: pytest.Monke
             self.sent += len(item)
 
     async def run() -> None:
-        monkeypatch.setattr(server, "_WAITING_BYTES_MAX", 1000)
-        outgoing, context = server._Outgoing(), Context()
+        monkeypatch.setattr(streams, "WAITING_BYTES_MAX", 1000)
+        outgoing, context = streams.Outgoing(), Context()
         outgoing.put(bytes(600))
         outgoing.put(bytes(400))
         outgoing.end()
@@ -183,7 +183,7 @@ def test_what_waits_for_a_node_is_bounded_by_its_bytes(monkeypatch: pytest.Monke
         outgoing.put(b"x")
         outgoing.put(b"y")
         assert outgoing.waiting_bytes == 0
-        with pytest.raises(server.Unread):
+        with pytest.raises(streams.Unread):
             await outgoing.send_all(context)  # type: ignore[arg-type]
         assert context.sent == 1000
 
@@ -193,7 +193,7 @@ def test_what_waits_for_a_node_is_bounded_by_its_bytes(monkeypatch: pytest.Monke
 def test_a_node_that_does_not_read_is_given_up_in_bounded_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server, "_UNREAD_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(streams, "UNREAD_TIMEOUT_S", 0.2)
 
     async def run() -> None:
         async with Client(tmp_path) as client:
@@ -225,7 +225,7 @@ def test_a_node_that_does_not_read_is_given_up_in_bounded_time(
 def test_who_does_not_say_who_it_is_does_not_stay(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server, "_GREETING_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(streams, "GREETING_TIMEOUT_S", 0.01)
 
     async def run() -> None:
         async with Client(tmp_path) as client:
@@ -243,7 +243,7 @@ def test_who_does_not_say_who_it_is_does_not_stay(
 
 
 def test_who_said_who_it_is_may_be_silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "_GREETING_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(streams, "GREETING_TIMEOUT_S", 0.01)
     all_over = asyncio.Event()
 
     # No gRPC, over which a greeting may well take longer than that.
@@ -258,13 +258,13 @@ def test_who_said_who_it_is_may_be_silent(tmp_path: Path, monkeypatch: pytest.Mo
             hello = say(wire.encode_node_batch([Hello("n", 1)]))
             opening = say(wire.encode_opening(wire.Opening("n", 1)))
             greeted = [
-                asyncio.ensure_future(here._hear(hello, 1, "peer", server._Outgoing())),
+                asyncio.ensure_future(here._hear(hello, 1, "peer", streams.Outgoing())),
                 asyncio.ensure_future(
-                    here._receive(opening, 2, None, server._Outgoing())  # type: ignore[arg-type]
+                    here._receive(opening, 2, None, streams.Outgoing())  # type: ignore[arg-type]
                 ),
             ]
             await asyncio.sleep(0)  # they begin to wait before the one that says nothing
-            await here._hear(say(), 3, "peer", server._Outgoing())
+            await here._hear(say(), 3, "peer", streams.Outgoing())
             assert not any(task.done() for task in greeted)
             all_over.set()
             await asyncio.gather(*greeted)

@@ -41,7 +41,8 @@ from coordinator.core.verdict import Reason, ReasonKind, Verdict
 from coordinator.reader import StoreReader, TraceRow, Wanted
 from coordinator.rows import SliceRow
 from coordinator.schema import StoreError
-from coordinator.store import PutExported, Store, StoreLimits
+from coordinator.store import Store, StoreLimits
+from coordinator.tables import PutExported
 from formats.slices import Data, PieceKind, Process
 from protocol.messages import (
     Group,
@@ -541,7 +542,7 @@ def test_bytes_are_bounded_and_the_oldest_go_first(tmp_path: Path) -> None:
         clock.now_s += 1
         fill(here, 101, size=1)  # the bounds are kept after a commit; wait for the last
     with driver(path) as here, StoreReader(path) as reader:
-        assert here.store.used_bytes() <= limit
+        assert here.store.stored_bytes <= limit
         kept = reader.list_traces(Wanted())
         assert kept == [trace_id(number) for number in range(101, 101 - len(kept), -1)]
         assert 5 <= len(kept) <= 10
