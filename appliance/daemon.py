@@ -28,10 +28,11 @@ from appliance.control import ControlServer, Peek
 from appliance.core.dataplane import ClientDrained, DataPlaneEvent, LocalTrigger
 from appliance.core.node import NodeCore
 from appliance.core.snapshot import TRACES_MAX
-from appliance.native import NativeDataPlane, choose_tick_source
+from appliance.native import NativeDataPlane
 from appliance.policy import KeptPolicy
 from appliance.pump import Pump
 from appliance.settings import allowed, core_config, quotas
+from appliance.ticks import choose_tick_source
 from appliance.uplink import Uplink
 from counting.histogram import Histogram
 from protocol.control import control_path

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The data plane in C (native/src/node.h), typed: ``appliance.core.dataplane.DataPlane`` and its life.
 
-The only user of the extension ``backsight_node_native``. Every call releases
-the GIL; calls from several threads are allowed but for close().
+With ``appliance.ticks`` the only user of the extension ``backsight_node_native``. Every call
+releases the GIL; calls from several threads are allowed but for close().
 """
 
 from __future__ import annotations
@@ -11,8 +11,6 @@ import errno
 import os
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Self
 
@@ -31,6 +29,7 @@ from appliance.core.dataplane import (
     no_room,
 )
 from appliance.packets import NEWEST, Abi
+from appliance.ticks import TickSource, read_clocks
 from protocol.messages import (
     LATERALS_MAX,
     WHY_BYTES_MAX,
@@ -49,73 +48,14 @@ _SLICES_AT_ONCE = 256
 
 _MESSAGE_BYTES = 256
 
-# Two readings of the clocks are good to some 30 ns each; over 50 ms that makes
-# less than 1 ppm, which is what a record 50 s away from the nearest pair of
-# clock values is wrong by 50 us for.
-_CALIBRATION_S = 0.05
-
 # A clock pair is due when the last one is so old.
 _PAIR_INTERVAL_NS = 1_000_000_000
-
-_NS_PER_S = 1_000_000_000
 
 # What is shown of a trace that was not collected: far above what one may be when
 # it is (16 MiB by default), and nothing beside a node's memory.
 _PEEK_BYTES_MAX = 256 << 20
 
 _ALL_FLAGS = sum(SliceFlags)
-
-
-@dataclass(frozen=True, slots=True)
-class TickSource:
-    """What the ticks of records are."""
-
-    is_counter: bool
-    per_s: int
-
-
-def counter_is_steady() -> bool:
-    """Whether the CPU's counter is the same on all CPUs and runs evenly, in every state."""
-    machine = os.uname().machine
-    if machine == "aarch64":
-        # The architecture promises it. Where a chip is known to break the promise, the
-        # kernel does not let programs read the counter but answers in its place.
-        return True
-    return machine == "x86_64" and _tsc_is_invariant()
-
-
-def _tsc_is_invariant() -> bool:
-    """Whether the kernel trusts the time-stamp counter."""
-    sources = Path("/sys/devices/system/clocksource/clocksource0/available_clocksource")
-    try:
-        available = sources.read_text().split()
-        cpu = Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return False
-    flags = next((line for line in cpu.splitlines() if line.startswith("flags")), "").split()
-    # The watchdog takes a counter that it caught out of the list of sources.
-    return "tsc" in available and {"constant_tsc", "nonstop_tsc", "rdtscp"} <= set(flags)
-
-
-def choose_tick_source() -> TickSource:
-    """The CPU's counter with its measured rate where it is steady, else CLOCK_MONOTONIC. Takes 50 ms.
-
-    Measured, although arm64 has a register for it: what counts is the rate against
-    CLOCK_MONOTONIC, which NTP steers, and firmware is known to fill in that register wrongly.
-    """
-    if not counter_is_steady():
-        return TickSource(False, _NS_PER_S)
-    ticks0, monotonic0, _ = read_clocks(True)
-    time.sleep(_CALIBRATION_S)
-    ticks1, monotonic1, _ = read_clocks(True)
-    return TickSource(True, (ticks1 - ticks0) * _NS_PER_S // (monotonic1 - monotonic0))
-
-
-def read_clocks(counter: bool) -> tuple[int, int, int]:
-    """Ticks, CLOCK_MONOTONIC ns and Unix ns of one moment."""
-    values = ffi.new("uint64_t[3]")
-    lib.bsn_clock_read(counter, values, values + 1, values + 2)
-    return values[0], values[1], values[2]
 
 
 class NativeDataPlane:

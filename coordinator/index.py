@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from formats.otlp import resource_of
-from formats.slices import AttributeValue
+from formats.records import AttributeValue
 from formats.stamped import StampedTrace, service_of
 from formats.tags import KINDS, fields_of, tags_of, text_of
 from protocol.messages import TraceId

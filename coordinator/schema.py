@@ -12,7 +12,8 @@ from pathlib import Path
 
 from coordinator import index
 from coordinator.rows import Chunks
-from formats.slices import Data, RecordType, SliceDecoder
+from formats.records import Data, RecordType
+from formats.slices import SliceDecoder
 from runtime.log import Log
 
 SCHEMA_VERSION = 6

@@ -10,7 +10,8 @@ from typing import Any
 
 import backsight_pb2 as pb
 
-from formats.slices import AttributeValue, Data, HopIn, HopOut, Record
+from formats.records import AttributeValue, Data, HopIn, HopOut
+from formats.slices import Record
 from formats.spans import SliceContent, Span, read_slice
 from protocol.messages import NodeId, SliceFlags
 

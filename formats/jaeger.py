@@ -12,7 +12,7 @@ import math
 from typing import Any
 
 from formats.otlp import NodeSpans, resource_of
-from formats.slices import AttributeValue
+from formats.records import AttributeValue
 from formats.spans import Span
 from formats.stamped import StampedTrace, service_of
 from formats.tags import fields_of, tags_of, text_of

@@ -15,7 +15,7 @@ from opentelemetry.proto.resource.v1.resource_pb2 import Resource as ResourcePb
 from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, TracesData
 from opentelemetry.proto.trace.v1.trace_pb2 import Span as SpanPb
 
-from formats.slices import Attributes, AttributeValue
+from formats.records import Attributes, AttributeValue
 from formats.spans import Resource, Scope, Span
 from protocol.messages import TraceId
 

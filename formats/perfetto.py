@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import perfetto_pb2 as pf
 
 from formats.otlp import UNFINISHED
-from formats.slices import Attributes, AttributeValue
+from formats.records import Attributes, AttributeValue
 from formats.spans import Event, Span
 from formats.stamped import StampedTrace, service_of
 from formats.tags import KINDS, text_of

@@ -2,7 +2,7 @@
 """What the bytes of a slice say.
 
 A slice is what one node holds of one trace, in the format of
-``native/src/abi/slice.h`` and ``native/include/backsight.h`` (records).
+``native/src/abi/slice.h``; its records are ``formats.records``.
 It comes from machines that are not trusted, in chunks that may end at any
 byte, and may be cut short for good. So:
 
@@ -22,20 +22,15 @@ from __future__ import annotations
 import enum
 import struct
 from bisect import bisect_left
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
 
-from protocol.messages import NODE_NAME_BYTES_MAX, NodeId
+from formats.records import PAYLOAD_BYTES_MAX, Body, decode_body, text
 
 SEGMENT_BYTES = 65536
 """A run lies in one segment, so no piece is larger."""
 
 ALIGN_BYTES = 4
 """Of records, and so of the contents of pieces."""
-
-PAYLOAD_BYTES_MAX = 32768
-SPAN_START_NAME_BYTES_MAX = 32
 
 _RECORD_FORMAT = 0
 """What stands in the piece of a process whose records are as ABI 2 has them."""
@@ -61,64 +56,17 @@ class RunFlags(enum.IntFlag):
     CLOSED = 0x0008
 
 
-class RecordType(enum.IntEnum):
-    DATA = 1
-    SPAN_START = 2
-    SPAN_END = 3
-    HOP_OUT = 4
-    HOP_IN = 5
-    BREADCRUMB = 6
-    RESOURCE = 7
-    SCOPE = 8
-    SPAN_DETAIL = 9
-
-
-class AttributeType(enum.IntEnum):
-    STRING = 1
-    INT = 2
-    DOUBLE = 3
-    BOOL = 4
-    BYTES = 5
-
-
-AttributeValue: TypeAlias = "str | int | float | bool | bytes | list[Any] | dict[str, Any] | None"
-"""Lists and mappings hold values of this type again."""
-
-Attributes: TypeAlias = Mapping[str, AttributeValue]
-
 # Plain integers for the inner loop, where the arithmetic of enums is what costs.
 _RUN, _CLOCK_PIECE, _PROCESS_PIECE, _LOSS = (
     kind.value for kind in (PieceKind.RUN, PieceKind.CLOCK, PieceKind.PROCESS, PieceKind.LOSS)
 )
 _FIRST, _LAST, _LOSSY = (flag.value for flag in (RunFlags.FIRST, RunFlags.LAST, RunFlags.LOSSY))
 _RUN_FLAGS_KNOWN = sum(RunFlags)
-_START, _END, _OUT, _IN, _CRUMB, _RESOURCE, _SCOPE, _DETAIL = (
-    record.value
-    for record in (
-        RecordType.SPAN_START,
-        RecordType.SPAN_END,
-        RecordType.HOP_OUT,
-        RecordType.HOP_IN,
-        RecordType.BREADCRUMB,
-        RecordType.RESOURCE,
-        RecordType.SCOPE,
-        RecordType.SPAN_DETAIL,
-    )
-)
 
 _PIECE = struct.Struct("<IHHIIII")
 _RECORD = struct.Struct("<HBBQ")
 _CLOCK = struct.Struct("<QQQ")
 _PROCESS = struct.Struct("<II64s")
-_SPAN_START = struct.Struct("<QQQBB6x")
-_SPAN_END = struct.Struct("<QQHHI")
-_HOP = struct.Struct("<QQII")
-_BREADCRUMB = struct.Struct("<Q")
-_SCOPE_HEADER = struct.Struct("<I")
-_DETAIL_HEADER = struct.Struct("<QIHH")
-_ATTRIBUTE = struct.Struct("<BBH")
-_INT = struct.Struct("<q")
-_DOUBLE = struct.Struct("<d")
 
 _CONTENT_BYTES = {
     PieceKind.CLOCK: _CLOCK.size,
@@ -126,109 +74,6 @@ _CONTENT_BYTES = {
     PieceKind.LOSS: 0,
     PieceKind.EXIT: 0,
 }
-
-
-# ------------------------------------------------------------- what is read
-
-
-@dataclass(frozen=True, slots=True)
-class Data:
-    """Bytes of the application, or of a record type that is newer than this reader."""
-
-    type: int
-    payload: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class SpanStart:
-    """``parent_id`` 0: a root. ``start_ns`` is Unix time by the node's clock."""
-
-    span_id: int
-    parent_id: int
-    start_ns: int
-    kind: int
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class SpanEnd:
-    """``name`` is empty where the start record held it whole."""
-
-    span_id: int
-    end_ns: int
-    status: int
-    name: str
-    encoded_attributes: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class HopOut:
-    """A context was injected, on node ``node_id``."""
-
-    node_id: NodeId
-    span_id: int
-    hop: int
-    handle: int
-
-
-@dataclass(frozen=True, slots=True)
-class HopIn:
-    """A context was extracted that had been injected on node ``node_id``."""
-
-    node_id: NodeId
-    span_id: int
-    hop: int
-    handle: int
-
-
-@dataclass(frozen=True, slots=True)
-class Breadcrumb:
-    """The trace was on that node too; ``name`` may be empty."""
-
-    node_id: NodeId
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class ResourceRecord:
-    """What the spans of a handle are of: MessagePack, see ``formats.spans.Resource``."""
-
-    encoded: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class ScopeRecord:
-    """What made some spans of a handle, which name it by its number: MessagePack, see ``formats.spans``."""
-
-    number: int
-    encoded: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class SpanDetail:
-    """All of a span that its end does not hold: MessagePack in ``parts`` parts, see ``formats.spans``.
-
-    ``scope`` is a number of the handle's, 0 for none.
-    """
-
-    span_id: int
-    scope: int
-    part: int
-    parts: int
-    encoded: bytes
-
-
-Body: TypeAlias = (
-    Data
-    | SpanStart
-    | SpanEnd
-    | HopOut
-    | HopIn
-    | Breadcrumb
-    | ResourceRecord
-    | ScopeRecord
-    | SpanDetail
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -465,7 +310,7 @@ class SliceDecoder:
             if record_format != _RECORD_FORMAT:
                 self.malformed += 1
                 self._foreign.add(client)
-            self.processes[client] = Process(pid, _text(service.split(b"\0", 1)[0]))
+            self.processes[client] = Process(pid, text(service.split(b"\0", 1)[0]))
         elif kind == _LOSS:
             self.lossy.add(client)
         else:
@@ -510,7 +355,7 @@ class SliceDecoder:
             return 0
         self._left -= size
         begin = position + _RECORD.size
-        body = _body(kind, data, begin, payload_bytes)
+        body = decode_body(kind, data, begin, payload_bytes)
         if body is None:
             self.malformed += 1
         else:
@@ -527,104 +372,3 @@ class SliceDecoder:
         if not step:
             self._needed = 1
         return step
-
-
-def _text(raw: bytes) -> str:
-    return raw.decode("utf-8", "replace")
-
-
-def _body(kind: int, data: bytes, begin: int, size: int) -> Body | None:
-    """The payload of a record; None if it is too short for its type."""
-    end = begin + size
-    if kind == _START:
-        if size < _SPAN_START.size:
-            return None
-        span_id, parent_id, start_ns, span_kind, name_bytes = _SPAN_START.unpack_from(data, begin)
-        begin += _SPAN_START.size
-        if begin + name_bytes > end:
-            return None
-        return SpanStart(
-            span_id, parent_id, start_ns, span_kind, _text(data[begin : begin + name_bytes])
-        )
-    if kind == _END:
-        if size < _SPAN_END.size:
-            return None
-        span_id, end_ns, name_bytes, status, attributes_bytes = _SPAN_END.unpack_from(data, begin)
-        begin += _SPAN_END.size
-        middle = begin + name_bytes
-        if middle + attributes_bytes > end:
-            return None
-        return SpanEnd(
-            span_id,
-            end_ns,
-            status,
-            _text(data[begin:middle]),
-            data[middle : middle + attributes_bytes],
-        )
-    if kind in (_OUT, _IN):
-        if size < _HOP.size:
-            return None
-        node, span_id, hop, handle = _HOP.unpack_from(data, begin)
-        hop_type = HopOut if kind == _OUT else HopIn
-        return hop_type(NodeId(node), span_id, hop, handle)
-    if kind == _CRUMB:
-        if not _BREADCRUMB.size <= size <= _BREADCRUMB.size + NODE_NAME_BYTES_MAX:
-            return None
-        (node,) = _BREADCRUMB.unpack_from(data, begin)
-        return Breadcrumb(NodeId(node), _text(data[begin + _BREADCRUMB.size : end]))
-    if kind == _DETAIL:
-        if size < _DETAIL_HEADER.size:
-            return None
-        span_id, scope, part, parts = _DETAIL_HEADER.unpack_from(data, begin)
-        if part >= parts:
-            return None
-        return SpanDetail(span_id, scope, part, parts, data[begin + _DETAIL_HEADER.size : end])
-    if kind == _RESOURCE:
-        return ResourceRecord(data[begin:end])
-    if kind == _SCOPE:
-        if size < _SCOPE_HEADER.size:
-            return None
-        (number,) = _SCOPE_HEADER.unpack_from(data, begin)
-        return ScopeRecord(number, data[begin + _SCOPE_HEADER.size : end])
-    return Data(kind, data[begin:end])
-
-
-def decode_attributes(encoded: bytes) -> tuple[dict[str, AttributeValue], int]:
-    """The attributes of a span, and how many made no sense.
-
-    After one whose sizes make no sense the rest cannot be told apart, and
-    counts as one.
-    """
-    attributes: dict[str, AttributeValue] = {}
-    malformed = position = 0
-    while position < len(encoded):
-        if len(encoded) - position < _ATTRIBUTE.size:
-            return attributes, malformed + 1
-        kind, key_bytes, value_bytes = _ATTRIBUTE.unpack_from(encoded, position)
-        key_at = position + _ATTRIBUTE.size
-        value_at = key_at + key_bytes
-        position = value_at + value_bytes
-        if position > len(encoded):
-            return attributes, malformed + 1
-        value = _attribute_value(kind, encoded[value_at:position])
-        if value is None:
-            malformed += 1
-        else:
-            attributes[_text(encoded[key_at:value_at])] = value
-    return attributes, malformed
-
-
-def _attribute_value(kind: int, raw: bytes) -> AttributeValue | None:
-    if kind == AttributeType.STRING:
-        return _text(raw)
-    if kind == AttributeType.BYTES:
-        return raw
-    if kind == AttributeType.INT and len(raw) == _INT.size:
-        integer: int = _INT.unpack(raw)[0]
-        return integer
-    if kind == AttributeType.DOUBLE and len(raw) == _DOUBLE.size:
-        number: float = _DOUBLE.unpack(raw)[0]
-        return number
-    if kind == AttributeType.BOOL and len(raw) == 1:
-        return raw != b"\0"
-    return None

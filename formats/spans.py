@@ -18,24 +18,20 @@ from dataclasses import dataclass, field
 from typing import Any, Self, TypeAlias, TypeVar, cast
 
 from formats.msgpack_reader import MsgpackReader, Unreadable
-from formats.slices import (
+from formats.records import (
     Attributes,
     AttributeValue,
     Breadcrumb,
-    ClockPairs,
-    Handle,
     HopIn,
     HopOut,
-    Process,
-    Record,
     ResourceRecord,
     ScopeRecord,
-    SliceDecoder,
     SpanDetail,
     SpanEnd,
     SpanStart,
     decode_attributes,
 )
+from formats.slices import ClockPairs, Handle, Process, Record, SliceDecoder
 
 _Item = TypeVar("_Item")
 

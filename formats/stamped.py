@@ -27,7 +27,7 @@ import backsight_pb2 as pb
 from opentelemetry.proto.trace.v1.trace_pb2 import TracesData
 
 from formats.otlp import NodeSpans, traces_data
-from formats.slices import AttributeValue
+from formats.records import AttributeValue
 from formats.spans import Span, read_slice
 from protocol.messages import TraceId
 

@@ -14,7 +14,7 @@ import math
 from collections.abc import Iterator
 
 from formats.otlp import UNFINISHED
-from formats.slices import AttributeValue
+from formats.records import AttributeValue
 from formats.spans import Event, Span
 
 KINDS = {1: "internal", 2: "server", 3: "client", 4: "producer", 5: "consumer"}

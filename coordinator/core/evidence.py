@@ -12,15 +12,8 @@ from array import array
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from formats.slices import (
-    Breadcrumb,
-    HopIn,
-    HopOut,
-    Record,
-    SliceDecoder,
-    SpanEnd,
-    SpanStart,
-)
+from formats.records import Breadcrumb, HopIn, HopOut, SpanEnd, SpanStart
+from formats.slices import Record, SliceDecoder
 from protocol.hashing import node_id
 from protocol.messages import NodeId
 

@@ -31,8 +31,9 @@ from appliance.clients import Clients
 from appliance.contexts import ContextSource, memfd_context
 from appliance.core.dataplane import ClientDrained, DataPlaneEvent, LocalTrigger
 from appliance.daemon import Daemon
-from appliance.native import NativeDataPlane, choose_tick_source
+from appliance.native import NativeDataPlane
 from appliance.pump import Pump
+from appliance.ticks import choose_tick_source
 from appliance.unix_socket import Allowed
 from runtime.service_manager import ServiceManager, StoredFd
 from runtime.settings.node import Settings

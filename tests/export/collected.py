@@ -9,16 +9,8 @@ from typing import Any
 import backsight_pb2 as pb
 import msgpack
 
-from formats.slices import (
-    PieceKind,
-    Process,
-    ResourceRecord,
-    RunFlags,
-    ScopeRecord,
-    SpanDetail,
-    SpanEnd,
-    SpanStart,
-)
+from formats.records import ResourceRecord, ScopeRecord, SpanDetail, SpanEnd, SpanStart
+from formats.slices import PieceKind, Process, RunFlags
 from protocol.messages import SliceFlags, TraceId
 from tests.simulation.encoding import encode_piece, encode_process, encode_record
 

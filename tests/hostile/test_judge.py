@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from formats.slices import Data, PieceKind, Process, SpanEnd, SpanStart
+from formats.records import Data, SpanEnd, SpanStart
+from formats.slices import PieceKind, Process
 from tests.hostile.attacks import ALL, GROUPS, phases
 from tests.hostile.footage import Compared, compare
 from tests.hostile.judge import (

@@ -24,9 +24,10 @@ import pytest
 
 from appliance.attach import AttachServer, Link, Peer
 from appliance.core.dataplane import LocalTrigger, Slice
-from appliance.native import NativeDataPlane, TickSource
+from appliance.native import NativeDataPlane
 from appliance.packets import Attachment, Request
 from appliance.settings import allowed
+from appliance.ticks import TickSource
 from formats.spans import SliceContent, read_slice
 from protocol.hashing import node_id
 from protocol.messages import Group, TraceId

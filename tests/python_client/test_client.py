@@ -12,7 +12,7 @@ import pytest
 
 import backsight
 from appliance.core.dataplane import LocalTrigger
-from formats.slices import Breadcrumb, Data, HopIn, HopOut
+from formats.records import Breadcrumb, Data, HopIn, HopOut
 from formats.spans import SliceContent
 from protocol.messages import SliceFlags, Source, TraceId
 from tests.python_client.conftest import Node, RunProgram

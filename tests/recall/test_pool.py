@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from formats.slices import Data, SliceDecoder
+from formats.records import Data
+from formats.slices import SliceDecoder
 from protocol.messages import Group, SliceFlags, TraceId
 from runtime.settings.node import Settings
 from tests.recall.horizon import Horizon, Reading

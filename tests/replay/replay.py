@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from formats import slices
+from formats import records
 from protocol.messages import NodeId
 from testbed.topology import (
     COORDINATOR_PORT,
@@ -408,10 +408,10 @@ def payload_bytes(schedule: Schedule) -> int:
 
     A lower bound: of the up to three breadcrumbs that a context brings, one is counted.
     """
-    hop = slices.HopOut(NodeId(0), 0, 0, 0)
-    crumb = slices.Breadcrumb(NodeId(0), "")
+    hop = records.HopOut(NodeId(0), 0, 0, 0)
+    crumb = records.Breadcrumb(NodeId(0), "")
 
-    def size(body: slices.Body) -> int:
+    def size(body: records.Body) -> int:
         _, payload = encoding.encode_body(body)
         return len(payload)
 
@@ -419,7 +419,7 @@ def payload_bytes(schedule: Schedule) -> int:
     for events in schedule.pods.values():
         for event in events:
             if isinstance(event, StartSpan):
-                total += size(slices.SpanStart(0, 0, 0, 0, event.span.operation))
+                total += size(records.SpanStart(0, 0, 0, 0, event.span.operation))
                 if event.receive_from is not None:
                     total += size(hop) + size(crumb)
             elif isinstance(event, EndSpan):
@@ -431,10 +431,10 @@ def payload_bytes(schedule: Schedule) -> int:
     return total
 
 
-def _span_end(span: Span) -> slices.SpanEnd:
-    is_cut = len(span.operation) > slices.SPAN_START_NAME_BYTES_MAX
+def _span_end(span: Span) -> records.SpanEnd:
+    is_cut = len(span.operation) > records.SPAN_START_NAME_BYTES_MAX
     attributes = encoding.encode_attributes({"pod": span.pod, "duration_us": span.duration_us})
-    return slices.SpanEnd(0, 0, 0, span.operation if is_cut else "", attributes)
+    return records.SpanEnd(0, 0, 0, span.operation if is_cut else "", attributes)
 
 
 def check(recording: Path, captured: Path, *options: str) -> dict[str, Any]:

@@ -10,8 +10,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping
 
-from formats.slices import (
-    ALIGN_BYTES,
+from formats.records import (
     SPAN_START_NAME_BYTES_MAX,
     AttributeType,
     AttributeValue,
@@ -19,16 +18,14 @@ from formats.slices import (
     Breadcrumb,
     HopIn,
     HopOut,
-    PieceKind,
-    Process,
     RecordType,
     ResourceRecord,
-    RunFlags,
     ScopeRecord,
     SpanDetail,
     SpanEnd,
     SpanStart,
 )
+from formats.slices import ALIGN_BYTES, PieceKind, Process, RunFlags
 
 _PIECE = struct.Struct("<IHHIIII")
 _RECORD = struct.Struct("<HBBQ")

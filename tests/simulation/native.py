@@ -19,9 +19,10 @@ from cffi import FFI
 from appliance.clients import ClientFds
 from appliance.control import Peek
 from appliance.core.dataplane import ClientDrained, DataPlaneEvent
-from appliance.native import NativeDataPlane, TickSource
+from appliance.native import NativeDataPlane
 from appliance.packets import NEWEST
-from formats.slices import Body
+from appliance.ticks import TickSource
+from formats.records import Body
 from protocol.messages import TraceId
 from runtime.settings.node import Settings
 from tests.simulation.encoding import encode_body

@@ -17,7 +17,8 @@ from appliance.core.dataplane import NO_CLIENT, LocalTrigger
 from appliance.core.node import NodeConfig
 from coordinator.core.config import CoordinatorConfig
 from coordinator.core.verdict import ReasonKind, Verdict
-from formats.slices import Body, SliceDecoder
+from formats.records import Body
+from formats.slices import SliceDecoder
 from protocol.messages import Group, SliceFlags, Source, TraceId
 from protocol.verdicts import VerdictKind
 from protocol.versions import Feature

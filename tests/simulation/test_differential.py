@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from appliance.core.dataplane import DataPlaneEvent, Slice
-from formats.slices import Breadcrumb, Data, PieceKind
+from formats.records import Breadcrumb, Data
+from formats.slices import PieceKind
 from protocol.messages import Group, NodeId, SliceFlags, TraceId
 from runtime.settings.node import Settings
 from tests.simulation.encoding import encode_piece

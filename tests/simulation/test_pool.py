@@ -18,7 +18,8 @@ from hypothesis.stateful import (
 )
 
 from appliance.core.dataplane import SliceChanged
-from formats.slices import Body, Data, SliceDecoder
+from formats.records import Body, Data
+from formats.slices import SliceDecoder
 from protocol.messages import Group, SliceFlags, TraceId
 from tests.simulation.encoding import encode_record
 from tests.simulation.pool import ClientModel, Handle, PoolConfig, PoolModel

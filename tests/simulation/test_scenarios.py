@@ -11,7 +11,7 @@ import pytest
 from appliance.core.node import NodeConfig
 from coordinator.core.policy import policy_of
 from coordinator.core.verdict import ReasonKind
-from formats.slices import Data
+from formats.records import Data
 from protocol.hashing import Domain, TraceHash
 from protocol.messages import NO_POLICY, Collect, Group, SliceFlags, TraceId
 from tests.simulation.network import MS, Link, S

@@ -13,7 +13,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from formats.slices import Body, Breadcrumb, Data, HopIn, HopOut, SpanEnd, SpanStart
+from formats.records import Body, Breadcrumb, Data, HopIn, HopOut, SpanEnd, SpanStart
 from protocol.hashing import node_id
 from protocol.messages import TraceId
 from tests.simulation.cluster import SimNode

@@ -16,17 +16,8 @@ from collections.abc import Iterable, Mapping
 from coordinator.core.coordinator import CoordinatorConfig, CoordinatorCore
 from coordinator.core.records import AppendSlice, PutReleased, PutVerdict, Write
 from coordinator.core.verdict import Verdict
-from formats.slices import (
-    Body,
-    Breadcrumb,
-    HopIn,
-    HopOut,
-    PieceKind,
-    Process,
-    RunFlags,
-    SpanEnd,
-    SpanStart,
-)
+from formats.records import Body, Breadcrumb, HopIn, HopOut, SpanEnd, SpanStart
+from formats.slices import PieceKind, Process, RunFlags
 from protocol.hashing import node_id
 from protocol.messages import (
     Collect,

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from coordinator.core.verdict import ReasonKind
-from formats.slices import Breadcrumb
+from formats.records import Breadcrumb
 from protocol.hashing import address_id, node_id
 from protocol.messages import Hello
 from protocol.verdicts import VerdictKind

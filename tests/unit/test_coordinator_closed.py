@@ -9,7 +9,8 @@ import pytest
 
 from coordinator.core.coordinator import CoordinatorConfig
 from coordinator.core.verdict import ReasonKind, Verdict
-from formats.slices import Data, PieceKind, RunFlags
+from formats.records import Data
+from formats.slices import PieceKind, RunFlags
 from protocol.messages import SliceFlags
 from protocol.verdicts import VerdictKind
 from tests.simulation.encoding import encode_piece, encode_record

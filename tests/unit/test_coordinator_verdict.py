@@ -19,17 +19,8 @@ from coordinator.core.verdict import (
     ReasonKind,
     Verdict,
 )
-from formats.slices import (
-    Body,
-    Data,
-    HopIn,
-    HopOut,
-    PieceKind,
-    RecordType,
-    RunFlags,
-    SpanEnd,
-    SpanStart,
-)
+from formats.records import Body, Data, HopIn, HopOut, RecordType, SpanEnd, SpanStart
+from formats.slices import PieceKind, RunFlags
 from protocol.messages import Abandoned, Drop, Group, Release, SliceAck, SliceFlags
 from protocol.verdicts import VerdictKind
 from tests.simulation.encoding import encode_piece, encode_record

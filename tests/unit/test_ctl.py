@@ -23,7 +23,8 @@ from ctl.coordinator import AskError, NotFound
 from ctl.node import NodeClient
 from ctl.trace import in_tree_order, trace_view
 from ctl.waterfall import waterfall
-from formats.slices import PieceKind, Process, RunFlags, SpanEnd, SpanStart
+from formats.records import SpanEnd, SpanStart
+from formats.slices import PieceKind, Process, RunFlags
 from formats.spans import Event
 from protocol.control import control_path
 from protocol.messages import SliceFlags, TraceId

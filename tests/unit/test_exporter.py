@@ -19,7 +19,7 @@ from coordinator.core.records import PutReleased, PutVerdict
 from coordinator.core.verdict import Verdict
 from coordinator.exporter import Exporter, requests_of
 from coordinator.reader import StoreReader
-from coordinator.store import PutExported
+from coordinator.tables import PutExported
 from coordinator.transports import BACKOFF_MAX_S, Accepted, HttpTransport, Outcome, TryAgain
 from formats import stamped as names
 from formats.stamped import stamped

@@ -12,22 +12,18 @@ from pathlib import Path
 
 import pytest
 
-from formats.slices import (
+from formats.records import (
     Breadcrumb,
     Data,
     HopIn,
     HopOut,
-    PieceKind,
-    Process,
-    Record,
     ResourceRecord,
-    RunFlags,
     ScopeRecord,
-    SliceDecoder,
     SpanDetail,
     SpanEnd,
     SpanStart,
 )
+from formats.slices import PieceKind, Process, Record, RunFlags, SliceDecoder
 from protocol import wire
 from protocol.messages import (
     Abandoned,

@@ -22,13 +22,8 @@ from backsight_node_native import lib
 
 from appliance import native
 from appliance.core.dataplane import LocalTrigger, Slice, SliceChanged, no_room
-from appliance.native import (
-    NativeDataPlane,
-    TickSource,
-    choose_tick_source,
-    counter_is_steady,
-    read_clocks,
-)
+from appliance.native import NativeDataPlane
+from appliance.ticks import TickSource, choose_tick_source, counter_is_steady, read_clocks
 from protocol.messages import Group, SliceFlags, Source, TraceId
 from runtime.settings.node import Settings
 

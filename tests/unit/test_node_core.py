@@ -18,7 +18,7 @@ from appliance.core.limits import PROCESSES_MAX, Admission, Refusal, TokenBucket
 from appliance.core.node import NodeConfig, NodeCore, TriggerLimits, TriggerPolicy
 from appliance.core.reporting import Reporter
 from counting.trigger_names import OTHER_NAMES
-from formats.slices import Breadcrumb, Data
+from formats.records import Breadcrumb, Data
 from protocol.hashing import Domain, TraceHash
 from protocol.messages import (
     NO_POLICY,

@@ -23,7 +23,8 @@ from coordinator.rows import SliceRow
 from coordinator.server import CoordinatorServer
 from coordinator.store import Store
 from ctl.__main__ import main
-from formats.slices import Data, PieceKind, RunFlags
+from formats.records import Data
+from formats.slices import PieceKind, RunFlags
 from protocol import wire
 from protocol.messages import (
     CHUNK_BYTES_MAX,

@@ -12,7 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from formats import slices
-from formats.slices import (
+from formats.records import (
+    PAYLOAD_BYTES_MAX,
+    SPAN_START_NAME_BYTES_MAX,
     AttributeType,
     AttributeValue,
     Body,
@@ -20,16 +22,12 @@ from formats.slices import (
     Data,
     HopIn,
     HopOut,
-    PieceKind,
-    Process,
-    Record,
     RecordType,
-    RunFlags,
-    SliceDecoder,
     SpanEnd,
     SpanStart,
     decode_attributes,
 )
+from formats.slices import PieceKind, Process, Record, RunFlags, SliceDecoder
 from formats.spans import read_slice
 from protocol.messages import NodeId
 from tests.simulation.encoding import (
@@ -128,7 +126,7 @@ def test_a_record_reads_back(body: Body, truncated: bool) -> None:
     content = encode_record(body, 7, truncated=truncated)
     records, decoder = feed(encode_piece(PieceKind.RUN, content, client=4, handle=5))
     if isinstance(body, SpanStart):
-        name = body.name.encode()[: slices.SPAN_START_NAME_BYTES_MAX].decode("utf-8", "replace")
+        name = body.name.encode()[:SPAN_START_NAME_BYTES_MAX].decode("utf-8", "replace")
         body = SpanStart(body.span_id, body.parent_id, body.start_ns, body.kind, name)
     assert records == [Record(4, 5, 7, truncated, body)]
     assert decoder.whole
@@ -236,7 +234,7 @@ def test_a_piece_larger_than_a_segment_ends_the_reading() -> None:
     assert decoder.feed(run(Data(1, b"later"))) == []
 
 
-@pytest.mark.parametrize("payload_bytes", [slices.PAYLOAD_BYTES_MAX + 1, 2**16 - 1, 64])
+@pytest.mark.parametrize("payload_bytes", [PAYLOAD_BYTES_MAX + 1, 2**16 - 1, 64])
 def test_a_record_larger_than_its_piece_costs_that_piece(payload_bytes: int) -> None:
     content = bytearray(encode_record(Data(1, b"x" * 8), 0))
     content[0:2] = payload_bytes.to_bytes(2, "little")
@@ -248,7 +246,7 @@ def test_a_record_larger_than_its_piece_costs_that_piece(payload_bytes: int) -> 
 
 def test_a_record_is_no_larger_than_a_client_writes_them() -> None:
     # Both fit into their runs.
-    most, more = (Data(1, bytes(slices.PAYLOAD_BYTES_MAX + extra)) for extra in (0, 1))
+    most, more = (Data(1, bytes(PAYLOAD_BYTES_MAX + extra)) for extra in (0, 1))
     records, decoder = feed(run(most))
     assert ([record.body for record in records], decoder.malformed) == ([most], 0)
     records, decoder = feed(run(more))
@@ -472,7 +470,7 @@ def test_the_numbers_are_those_of_the_headers(repository: Path) -> None:
     }
     expected = {
         "BS_SEGMENT_BYTES": slices.SEGMENT_BYTES,
-        "BS_PAYLOAD_MAX": slices.PAYLOAD_BYTES_MAX,
+        "BS_PAYLOAD_MAX": PAYLOAD_BYTES_MAX,
         **{f"BS_PIECE_{kind.name}": kind.value for kind in PieceKind},
         **{f"BS_RUN_{flag.name}": flag.value for flag in RunFlags if flag.name != "NONE"},
         **{f"BS_RECORD_{kind.name}": kind.value for kind in RecordType},

@@ -12,17 +12,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from formats.otlp import UNFINISHED, NodeSpans, any_value, traces_data
-from formats.slices import (
-    Body,
-    PieceKind,
-    Process,
-    ResourceRecord,
-    RunFlags,
-    ScopeRecord,
-    SpanDetail,
-    SpanEnd,
-    SpanStart,
-)
+from formats.records import Body, ResourceRecord, ScopeRecord, SpanDetail, SpanEnd, SpanStart
+from formats.slices import PieceKind, Process, RunFlags
 from formats.spans import Event, Link, Resource, Scope, SliceContent, Span, read_slice
 from protocol.messages import TraceId
 from tests.simulation.encoding import encode_piece, encode_process, encode_record

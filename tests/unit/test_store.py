@@ -43,7 +43,8 @@ from coordinator.rows import SliceRow
 from coordinator.schema import StoreError
 from coordinator.store import Store, StoreLimits
 from coordinator.tables import PutExported
-from formats.slices import Data, PieceKind, Process
+from formats.records import Data
+from formats.slices import PieceKind, Process
 from protocol.messages import (
     Group,
     NodeId,

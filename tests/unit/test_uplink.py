@@ -20,7 +20,7 @@ from appliance.core.node import NodeConfig, NodeCore
 from appliance.daemon import Daemon
 from appliance.uplink import Backoff, Uplink
 from coordinator.server import CoordinatorServer
-from formats.slices import Data
+from formats.records import Data
 from protocol import wire
 from protocol.messages import (
     Group,

@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from typing import ClassVar
 
 from appliance.core.dataplane import DataPlaneEvent, LocalTrigger, Slice, StoreUsage, no_room
-from formats.slices import Body, Process
+from formats.records import Body
+from formats.slices import Process
 from protocol.hashing import node_id
 from protocol.messages import Group, SliceFlags, Source, TraceId
 from tests.simulation.pool.losses import Losses

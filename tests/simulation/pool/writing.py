@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from formats.slices import Body, Breadcrumb, HopIn, RunFlags
+from formats.records import Body, Breadcrumb, HopIn
+from formats.slices import RunFlags
 from protocol.messages import TraceId
 from tests.simulation.encoding import encode_record
 from tests.simulation.pool.state import (
