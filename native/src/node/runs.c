@@ -29,12 +29,6 @@ struct walk walk_of(const struct frame *f, uint32_t generation)
 	return walk;
 }
 
-/* With acquire: if it says CLOSED, the run is final. */
-uint64_t run_entry(const struct frame *f, uint32_t index)
-{
-	return load_acquire(bs_directory(f->bytes, index));
-}
-
 static struct bs_trace_id id_of(const struct bsn *n, const struct frame *f,
 				const struct bs_run_header *h, uint64_t entry,
 				uint32_t word)

@@ -144,7 +144,11 @@ uint32_t runs_count(const struct frame *f, uint32_t generation);
 /* The trace that an entry and its run header name; zero: neither can be read. */
 struct bs_trace_id run_id(const struct bsn *n, const struct frame *f,
 			  uint64_t entry);
-uint64_t run_entry(const struct frame *f, uint32_t index);
+/* With acquire: if it says CLOSED, the run is final. */
+static inline uint64_t run_entry(const struct frame *f, uint32_t index)
+{
+	return load_acquire(bs_directory(f->bytes, index));
+}
 /* Read an entry's run. False: it lies. */
 bool run_open(struct bsn *n, struct frame *f, uint32_t index, uint64_t entry,
 	      struct walk *walk, struct run *run);
