@@ -43,6 +43,8 @@ POOL_BYTES = 4 << 20
 STORE_BYTES = 1 << 20
 TRACE_BYTES_MAX = 700_000
 RECORD_BYTES = 30_000
+# With what stands around a record in a slice.
+PUT_BYTES_MAX = RECORD_BYTES + 200
 HANDLES_MAX = 8
 PIECE_BYTES = len(encode_piece(PieceKind.EXIT))
 
@@ -151,6 +153,8 @@ class Differential(RuleBasedStateMachine):
         # could not know whose was full first.
         self.taker: tuple[int, int] | None = None
         self.collected_at_once = False
+        # What the library may not have seen yet, at most.
+        self.unseen_bytes = 0
         for _ in range(2):
             self.clients.append(self.attach())
 
@@ -185,6 +189,7 @@ class Differential(RuleBasedStateMachine):
         assert self.model.counters.reclaims == self.model.segments.reclaims
         self.taker = None
         self.collected_at_once = False
+        self.unseen_bytes = 0
         return events
 
     def only(self, client: NativeClient, thread: int) -> None:
@@ -196,6 +201,7 @@ class Differential(RuleBasedStateMachine):
         client = both.native.client
         self.only(client, thread)
         before = client.taken
+        self.unseen_bytes += PUT_BYTES_MAX
         fitted = self.native.write(both.native, thread, body, self.now_ns)
         self.model.writing.fitted, self.model.writing.took = fitted, client.taken - before
         if self.model.writing.took:
@@ -303,12 +309,21 @@ class Differential(RuleBasedStateMachine):
     @rule(trace=st.sampled_from(TRACES))
     def collect(self, trace: TraceId) -> None:
         # The library looks for one at once, and for those that come with it at the next poll.
-        if self.collected_at_once:
+        # In a store that all do not fit into, who comes first takes the room.
+        if self.collected_at_once or self.may_fill(trace):
             self.work()
         self.collected_at_once = True
         native = self.native.plane.collect(trace, Group("t", trace), self.now_ns)
         self.compare(native, self.model.collect(trace, Group("t", trace), self.now_ns))
         self.taker = None
+
+    def may_fill(self, trace: TraceId) -> bool:
+        """Whether a collection, and what others wrote since the last poll, need all room."""
+        if self.model.slice(trace) is not None:
+            return False
+        wanted_bytes = len(self.native.peek(trace).data) + self.unseen_bytes
+        used_bytes = self.native.plane.store_usage().used_bytes
+        return used_bytes + wanted_bytes + len(TRACES) * BLOCK_BYTES > STORE_BYTES
 
     @rule(trace=st.sampled_from(TRACES), share=st.floats(0, 1))
     def trim(self, trace: TraceId, share: float) -> None:
@@ -430,6 +445,21 @@ def test_a_store_that_is_full_still_takes_what_is_small() -> None:
     flags = {trace: found.flags for trace in (one, two) if (found := both.model.slice(trace))}
     assert SliceFlags.TRUNCATED in flags[one]
     assert SliceFlags.STORE_FULL in flags[two]
+
+
+def test_a_collection_may_fill_the_store_while_others_have_news() -> None:
+    other, held, collected = TRACES[:3]
+    both = checked(
+        lambda both: both.collect(other),
+        lambda both: both.burst(0, 0, other, 10, True),
+        lambda both: both.collect(held),
+        lambda both: both.burst(0, 0, collected, 27, True),
+        lambda both: both.burst(0, 1, held, 37, False),
+        lambda both: both.burst(1, 0, held, 3, False),
+        lambda both: both.collect(collected),
+    )
+    found = both.model.slice(collected)
+    assert found is not None and SliceFlags.STORE_FULL in found.flags
 
 
 def test_what_is_open_is_kept_and_what_is_closed_is_evicted() -> None:
