@@ -120,6 +120,9 @@ class Both:
         self.native = native
         self.model = model
 
+    def __repr__(self) -> str:
+        return f"<handle {self.native.number} of client {self.native.client.number}>"
+
 
 class Differential(RuleBasedStateMachine):
     """Processes write, lose, end and come; traces are collected, read and let go of."""
@@ -313,9 +316,10 @@ class Differential(RuleBasedStateMachine):
         if self.collected_at_once or self.may_fill(trace):
             self.work()
         self.collected_at_once = True
+        if self.model.slice(trace) is None:
+            self.taker = None
         native = self.native.plane.collect(trace, Group("t", trace), self.now_ns)
         self.compare(native, self.model.collect(trace, Group("t", trace), self.now_ns))
-        self.taker = None
 
     def may_fill(self, trace: TraceId) -> bool:
         """Whether a collection, and what others wrote since the last poll, need all room."""
@@ -388,7 +392,7 @@ class Differential(RuleBasedStateMachine):
             flags, open_handles, data = self.model.peek(trace)
             assert (native.flags, native.open_handles) == (flags, open_handles)
             assert native.data == data or pieces(native.data) == pieces(data)
-        self.taker = None
+            self.taker = None
 
     @invariant()
     def the_figures_are_the_same(self) -> None:
@@ -516,3 +520,23 @@ def test_who_writes_nothing_after_a_restart_is_not_introduced_again() -> None:
     )
     found = both.model.slice(TRACES[0])
     assert found is not None and not found.open_handles
+
+
+def test_what_a_process_kept_is_not_in_doubt_once_all_its_segments_are_gone() -> None:
+    """Nobody lost anything: there is no latest loss that might concern it."""
+
+    def open_and_write(both: Differential) -> None:
+        both.open(0, TRACES[0])
+        both.put(both.handles[0], 0, both.data(100))
+
+    both = checked(
+        open_and_write,
+        lambda both: both.go_round(0, 0, 2),
+        lambda both: both.exit(0),
+        lambda both: both.exit(1),
+        lambda both: both.go_round(1, 0, 2),
+        lambda both: both.collect(TRACES[0]),
+    )
+    assert len(both.model.state.clients) == 2
+    found = both.model.slice(TRACES[0])
+    assert found is not None and found.flags == SliceFlags.HELD

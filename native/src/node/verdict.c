@@ -37,6 +37,7 @@ void search_meet(struct bsn *n, struct search *s, const struct run *run,
 		 uint64_t last_ticks)
 {
 	const struct client *c = client_find(n, run->owner.number);
+	uint64_t untied_to_ns = n->ledger.header->untied_to_ns;
 	uint64_t last_ns = clock_monotonic(n, last_ticks);
 	struct met *m;
 
@@ -47,8 +48,7 @@ void search_meet(struct bsn *n, struct search *s, const struct run *run,
 	s->forgotten |= c && client_is_forgotten(n, c);
 	if (!c) {
 		/* Of one that is forgotten, only the latest loss is known. */
-		if (n->ledger.header->untied_to_ns + TRACE_NS >=
-		    run->granted_ns)
+		if (untied_to_ns && untied_to_ns + TRACE_NS >= run->granted_ns)
 			s->untied_from_ns = 0;
 	} else if (c->untied_to_ns >= run->granted_ns &&
 		   c->untied_from_ns < s->untied_from_ns) {

@@ -202,9 +202,9 @@ class PoolModel:
 
     def collect(self, trace: TraceId, group: Group, now_ns: int) -> Slice:
         self.state.now_ns = max(now_ns, self.state.now_ns)
-        self._observe_all()
         found = self.store.slices.get(trace)
         if found is None:
+            self._observe_all()
             found = self.store.new(trace, group)
             if found is None:
                 return no_room(trace, group, now_ns)

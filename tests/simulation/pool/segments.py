@@ -111,6 +111,8 @@ class Segments:
         for thread in client.in_order_of_taking():
             if thread.segment is not None:
                 thread.left.append(thread.segment)
+            if thread.run is not None:
+                thread.run.flags |= RunFlags.CLOSED
             thread.segment = thread.run = None
             self.seal_left(thread)
 

@@ -97,6 +97,7 @@ class ReportStore:
         self._next_epoch = 1
         self._blocks = 0
         self._changed: dict[TraceId, None] = {}
+        self._full: dict[TraceId, None] = {}
         self.was_full_for: set[TraceId] = set()
         self.ever_collected: set[TraceId] = set()
         """Two for the simulator's oracle, which wants to know for ever."""
@@ -123,6 +124,7 @@ class ReportStore:
         found = self.slices.pop(trace, None)
         if found is not None:
             self._blocks -= found.blocks
+            self._full.pop(trace, None)
         return found is not None
 
     def view(self, found: SliceModel, size: int) -> Slice:
@@ -166,14 +168,17 @@ class ReportStore:
         # The C library's first block is the header, which counts.
         return StoreUsage(self._blocks * BLOCK_BYTES, self._blocks_max * BLOCK_BYTES)
 
-    def changes(self) -> list[SliceChanged]:
+    def changes(self) -> list[SliceChanged | StoreFull]:
         """Since the last call."""
+        full = [StoreFull(trace) for trace in self._full]
         changed = [SliceChanged(trace) for trace in self._changed if trace in self.slices]
+        self._full.clear()
         self._changed.clear()
-        return changed
+        return [*full, *changed]
 
     def restart(self) -> None:
         """What a new daemon makes of them. What was not told it tells."""
+        self._full.clear()
         self._changed.clear()
         for found in self.slices.values():
             found.introduced.clear()
@@ -189,6 +194,7 @@ class ReportStore:
         lost = list(self.slices)
         self.slices.clear()
         self._blocks = 0
+        self._full.clear()
         self._changed.clear()
         return lost
 
@@ -271,7 +277,7 @@ class ReportStore:
             blocks = 1 + -(-(len(found.data) + len(piece)) // BLOCK_CONTENT_BYTES)
             if self._blocks + blocks - found.blocks > self._blocks_max:
                 if SliceFlags.STORE_FULL not in found.flags:
-                    self._state.events.append(StoreFull(found.trace))
+                    self._full[found.trace] = None
                 found.flags |= SliceFlags.STORE_FULL
                 self.was_full_for.add(found.trace)
                 return False
