@@ -103,6 +103,7 @@ class PoolModel:
         """Observe, copy, search, grant, reclaim; return what happened."""
         state = self.state
         state.now_ns = now_ns
+        self.segments.take_over()
         for client in list(state.in_turn):
             self._observe(client)
             while client.triggers:
@@ -252,6 +253,7 @@ class PoolModel:
         self.losses.read(client)
 
     def _observe_all(self) -> None:
+        self.segments.take_over()
         for client in self.state.in_turn:
             self._observe(client)
 

@@ -58,6 +58,7 @@ class Segments:
         self._arena_segments = config.arena_bytes // config.segment_bytes
         self._keep_frames = 0
         self._keep_segment: Segment | None = None
+        self._predecessors: Segment | None = None
         self._sealed: deque[Segment] = deque()
 
     def grant(self, client: ClientModel) -> None:
@@ -70,6 +71,8 @@ class Segments:
         """All segments with runs, as a search meets them."""
         kept = [segment for segment in self._sealed if segment.client is None]
         yield from kept
+        if self._predecessors is not None:
+            yield self._predecessors
         if self._keep_segment is not None:
             yield self._keep_segment
         yield from (segment for segment in self._sealed if segment.client is not None)
@@ -117,10 +120,15 @@ class Segments:
             self.seal_left(thread)
 
     def restart(self) -> None:
-        """A new daemon begins a segment of its own for what it keeps."""
-        if self._keep_segment is not None:
-            self._seal(self._keep_segment)
-            self._keep_segment = None
+        """A new daemon begins a segment of its own for what it keeps, when it first looks."""
+        self.take_over()
+        self._predecessors = self._keep_segment
+        self._keep_segment = None
+
+    def take_over(self) -> None:
+        if self._predecessors is not None:
+            self._seal(self._predecessors)
+            self._predecessors = None
 
     def _new_segment(self, client: ClientModel | None) -> Segment:
         self.granted_ns = max(self._state.now_ns, self.granted_ns + 1)
