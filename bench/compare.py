@@ -97,24 +97,40 @@ def compared(before: Rounds, after: Rounds) -> list[Compared]:
 
 
 def table(figures: Iterable[Compared], before: str, after: str) -> str:
-    """As Markdown: before, after and their ratio, and what was lost at either."""
-    lines = [
-        f"| metric | of | {before} | {after} | unit | ratio | lost before | lost after |",
-        "| --- | --- | ---: | ---: | --- | ---: | ---: | ---: |",
-    ]
+    """All figures as Markdown, a table a metric: both, their ratio, and what either lost."""
+    by_metric: dict[str, list[Compared]] = {}
     for figure in figures:
-        result = figure.after
-        conditions = " ".join(
-            f"{name}={format_param(value)}"
-            for name, value in result.params.items()
-            if _is_condition(result.metric, name)
-        )
-        ratio = "" if figure.ratio is None else f"**{figure.ratio:g}**"
-        lines.append(
-            f"| {result.metric} | {conditions} | {_spread(figure.before)} | {_spread(result)} |"
-            f" {result.unit} | {ratio} | {_lost(figure.before)} | {_lost(result)} |"
-        )
-    return "\n".join(lines) + "\n"
+        by_metric.setdefault(figure.after.metric, []).append(figure)
+    parts = [_section(metric, rows, before, after) for metric, rows in by_metric.items()]
+    return "\n\n".join(parts) + "\n"
+
+
+def _section(metric: str, rows: Sequence[Compared], before: str, after: str) -> str:
+    unit = rows[0].after.unit
+    names = _columns(metric, rows)
+    heads = [*names, f"{before}, {unit}", f"{after}, {unit}", "ratio"]
+    has_losses = any(_lost(figure.before) or _lost(figure.after) for figure in rows)
+    if has_losses:
+        heads += ["lost before", "lost now"]
+    lines = [f"### {metric}", "", f"| {' | '.join(heads)} |", "|" + " ---: |" * len(heads)]
+    for figure in rows:
+        params = figure.after.params
+        cells = [format_param(params[name], name) if name in params else "" for name in names]
+        cells += [_spread(figure.before), _spread(figure.after)]
+        cells.append("" if figure.ratio is None else f"**{figure.ratio:g}**")
+        if has_losses:
+            cells += [_lost(figure.before), _lost(figure.after)]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _columns(metric: str, rows: Sequence[Compared]) -> list[str]:
+    """On what the rows depend; where there are several, what they differ in."""
+    params = [figure.after.params for figure in rows]
+    names = dict.fromkeys(name for one in params for name in one if _is_condition(metric, name))
+    if len(rows) == 1:
+        return list(names)
+    return [name for name in names if len({one.get(name) for one in params}) > 1]
 
 
 def _spread(result: Result) -> str:

@@ -23,7 +23,7 @@ matplotlib.use("svg")
 
 from matplotlib import lines, pyplot, ticker
 
-from bench.report import About, Result, read
+from bench.report import About, Result, format_bytes, read
 
 _ROOT = Path(__file__).resolve().parents[1]
 
@@ -140,10 +140,7 @@ def _lighter(colour: str) -> str:
 
 
 def _bytes(value: float, _: object = None) -> str:
-    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if value >= size:
-            return f"{value / size:g} {unit}"
-    return f"{value:g} B"
+    return format_bytes(value)
 
 
 def _count(value: float, _: object = None) -> str:

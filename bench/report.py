@@ -78,10 +78,20 @@ def read(path: Path) -> list[Result]:
     return [Result(**json.loads(line)) for line in path.read_text().splitlines()]
 
 
-def format_param(value: Param) -> str:
+def format_bytes(value: float) -> str:
+    """In the largest binary unit that it has one of."""
+    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if value >= size:
+            return f"{value / size:g} {unit}"
+    return f"{value:g} B"
+
+
+def format_param(value: Param, name: str = "") -> str:
     """As a table shows it."""
     if isinstance(value, bool):
         return "yes" if value else "no"
+    if name.endswith("_bytes") and isinstance(value, int | float):
+        return format_bytes(value)
     if isinstance(value, float):
         return f"{value:g}"
     return str(value)
@@ -102,7 +112,9 @@ def table(results: Iterable[Result]) -> str:
             "|" + " ---: |" * (len(names) + 3),
         ]
         for row in rows:
-            cells = [format_param(row.params[name]) if name in row.params else "" for name in names]
+            cells = [
+                format_param(row.params[name], name) if name in row.params else "" for name in names
+            ]
             cells += [f"**{row.value:g}**", f"{row.min:g}", f"{row.max:g}"]
             lines.append("| " + " | ".join(cells) + " |")
         parts.append("\n".join(lines))

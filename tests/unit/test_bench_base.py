@@ -40,8 +40,11 @@ def test_a_commit_is_measured_in_turn_with_this_tree(
         for path in (tmp_path / "base.jsonl", output)
     )
     assert [one["metric"] for one in before] == [one["metric"] for one in after]
-    rows = re.findall(r"^\| (\w+) \| .* \| \*\*[\d.]+\*\* \|", done.stdout, re.MULTILINE)
-    assert set(rows) >= {"horizon_ratio", "payload_share"}
+    tables = (tmp_path / "compared.md").read_text()
+    first_rows = dict(re.findall(r"^### (\w+)\n\n.*\n.*\n(.*)$", tables, re.MULTILINE))
+    assert set(first_rows) >= {"horizon_ratio", "payload_share"}
+    for metric in ("horizon_ratio", "payload_share"):
+        assert re.search(r" \| \*\*[\d.]+\*\* \|$", first_rows[metric])
 
 
 def test_what_is_no_commit_is_said(repository: Path) -> None:

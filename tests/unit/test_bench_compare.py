@@ -57,11 +57,33 @@ def test_what_only_one_has_is_left_out_and_of_nothing_there_is_no_ratio() -> Non
     assert (figure.after.params, figure.ratio) == ({"threads": 1}, None)
 
 
-def test_the_table_has_a_row_a_figure() -> None:
-    before = [[result(10, threads=1, load=1.0, lost_share=0.5), result(3, "pickup_ms", times=5)]]
-    after = [[result(5, threads=1, load=2.0, lost_share=0.0), result(3, "pickup_ms", times=5)]]
-    rows = compare.table(compare.compared(before, after), "181b7fb", "this tree").splitlines()
-    assert rows[2:] == [
-        "| trace_ns | threads=1 | 10 (10 to 10) | 5 (5 to 5) | ns | **0.5** | 0.5 | 0 |",
-        "| pickup_ms |  | 3 (3 to 3) | 3 (3 to 3) | ns | **1** |  |  |",
+def test_the_table_has_a_row_a_figure_and_a_section_a_metric() -> None:
+    before = [
+        [
+            result(10, threads=1, paced=True, load=1.0, lost_share=0.5),
+            result(12, threads=2, paced=True, load=1.0, lost_share=0.25),
+            result(3, "pickup_ms", pool_bytes=64 << 20, times=5),
+        ]
+    ]
+    after = [
+        [
+            result(5, threads=1, paced=True, load=2.0, lost_share=0.0),
+            result(6, threads=2, paced=True, load=2.0, lost_share=0.0),
+            result(3, "pickup_ms", pool_bytes=64 << 20, times=5),
+        ]
+    ]
+    assert compare.table(compare.compared(before, after), "181b7fb", "now").splitlines() == [
+        "### trace_ns",
+        "",
+        # Both rows are paced.
+        "| threads | 181b7fb, ns | now, ns | ratio | lost before | lost now |",
+        "| ---: | ---: | ---: | ---: | ---: | ---: |",
+        "| 1 | 10 (10 to 10) | 5 (5 to 5) | **0.5** | 0.5 | 0 |",
+        "| 2 | 12 (12 to 12) | 6 (6 to 6) | **0.5** | 0.25 | 0 |",
+        "",
+        "### pickup_ms",
+        "",
+        "| pool_bytes | 181b7fb, ns | now, ns | ratio |",
+        "| ---: | ---: | ---: | ---: |",
+        "| 64 MiB | 3 (3 to 3) | 3 (3 to 3) | **1** |",
     ]
