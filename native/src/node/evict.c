@@ -5,10 +5,6 @@
  */
 #include "internal.h"
 
-/* Ahead of the entry that is looked at: as many cache misses side by side as a
- * core can have. 8 cost a third more, 64 a quarter. */
-#define AHEAD 32u
-
 /* What a segment costs, in entries: pages that the node has not read for long. A run
  * that leaves its fingerprint, and one that is kept. */
 #define EVICT_ENTRIES 1500u
@@ -16,15 +12,19 @@
 #define KEPT_ENTRIES 25u
 
 /* An entry of the keep arena has another name. */
+static uint64_t kept_fingerprint(const struct bsn *n, const struct frame *f,
+				 uint64_t entry)
+{
+	struct bs_trace_id id = run_id(n, f, entry);
+
+	return bs_fingerprint(id.hi, id.lo);
+}
+
 static uint64_t fingerprint_of(const struct bsn *n, const struct frame *f,
 			       uint64_t entry)
 {
-	struct bs_trace_id id;
-
-	if (likely(f->client != &n->keep.arena))
-		return bs_entry_fingerprint(entry);
-	id = run_id(n, f, entry);
-	return bs_fingerprint(id.hi, id.lo);
+	return f->client == &n->keep.arena ? kept_fingerprint(n, f, entry)
+					   : bs_entry_fingerprint(entry);
 }
 
 static bool is_collected(const struct bsn *n, const struct frame *f,
@@ -58,23 +58,19 @@ static bool keep_open(struct bsn *n, struct frame *f, uint32_t index,
 	if (id_is_zero(run.id) || !c || !handle_is_open(c, run.handle) ||
 	    !keep_run(n, &run))
 		return false;
-	n->counts.second_chances++;
 	return true;
 }
 
-/* Nothing is lost with a handle that wrote nothing. Of the last run it is not known
- * without a look at it. */
-static bool is_empty(const struct frame *f, uint32_t index, uint64_t entry,
-		     const struct walk *walk)
+/* Nothing is lost with a handle that wrote nothing. Where the last run ends is not
+ * known without a look at it: then next is 0, which is where no run begins. */
+static bool is_empty(uint64_t entry, uint64_t next)
 {
 	const uint32_t flags = bs_entry_flags(entry);
 	const uint32_t whole = BS_RUN_FIRST | BS_RUN_LAST;
 
-	if ((flags & (whole | BS_RUN_LOSSY)) != whole ||
-	    index + 1 >= walk->runs)
-		return false;
-	return bs_entry_offset(READ_ONCE(*bs_directory(f->bytes, index + 1))) ==
-	       bs_entry_offset(entry) + bs_run_header_bytes(flags);
+	return (flags & (whole | BS_RUN_LOSSY)) == whole &&
+	       bs_entry_offset(next) ==
+		       bs_entry_offset(entry) + bs_run_header_bytes(flags);
 }
 
 /* A process writes as short runs as it likes, and each leaves a fingerprint. So that
@@ -94,49 +90,90 @@ static void save_share(const struct bsn *n, struct tenant *t, uint64_t left)
 	t->gone_left = left < most ? left : most;
 }
 
+/* What leaves a segment, and is not in the set yet. */
+struct leaving {
+	uint64_t before; /* gone_added */
+	uint64_t room;	 /* for so many more than there were before */
+	uint32_t most;	 /* of the batch: there is room for these */
+	bool forgets;
+	struct gone_batch batch;
+};
+
+/* To keep a run may push out older ones, which leave their fingerprints too: then what
+ * there is room for is asked again. */
+static uint64_t room_left(const struct bsn *n, const struct leaving *l)
+{
+	uint64_t added = n->ledger.header->gone_added - l->before;
+
+	return added < l->room ? l->room - added : 0;
+}
+
+static void flush(struct bsn *n, struct leaving *l)
+{
+	uint64_t left;
+
+	gone_add_batch(n, &l->batch);
+	left = room_left(n, l);
+	l->most = left < GONE_BATCH ? (uint32_t)left : GONE_BATCH;
+}
+
+static void leave(struct bsn *n, struct leaving *l, uint64_t fingerprint,
+		  uint32_t flags)
+{
+	const uint32_t why = GONE_EVICTED |
+			     (flags & BS_RUN_LOSSY ? GONE_LOSSY : 0);
+
+	/* Of what was in the set already there is no second: then there is room left. */
+	if (unlikely(l->batch.count == l->most))
+		flush(n, l);
+	if (unlikely(!l->most)) {
+		n->counts.gone_forgotten++;
+		l->forgets = true;
+		return;
+	}
+	l->batch.gone[l->batch.count].fingerprint = fingerprint;
+	l->batch.gone[l->batch.count].why = why;
+	l->batch.count++;
+}
+
 void evict_frame(struct bsn *n, struct frame *f, bool second_chance)
 {
 	const uint32_t whole = BS_RUN_FIRST | BS_RUN_LAST;
-	const uint64_t *added = &n->ledger.header->gone_added;
 	/* The keep arena is everybody's, and a quarter of the pool at most. */
 	struct tenant *t = f->client->tenant;
-	bool is_shared = t && tenant_has_others(n, t);
-	uint64_t before = *added, room = UINT64_MAX;
-	bool forgets = false;
+	const bool is_shared = t && tenant_has_others(n, t);
+	const bool is_kept = f->client == &n->keep.arena;
+	struct leaving l = {.before = n->ledger.header->gone_added};
 	struct walk walk = walk_of(f, record_of(n, f)->generation);
-	uint64_t kept = n->counts.second_chances;
+	uint64_t next = walk.runs ? run_entry(f, 0) : 0;
+	uint64_t kept = 0;
 
-	if (is_shared)
-		room = share_of_segment(n) + t->gone_left;
+	l.room = is_shared ? share_of_segment(n) + t->gone_left : UINT64_MAX;
+	flush(n, &l);
 	for (uint32_t i = 0; i < walk.runs; i++) {
-		uint64_t entry = run_entry(f, i);
+		uint64_t entry = next;
 		uint32_t flags = bs_entry_flags(entry);
 
-		/* A kept run's place is elsewhere: of these there are few. */
-		if (i + AHEAD < walk.runs)
-			gone_prefetch(n, bs_entry_fingerprint(READ_ONCE(
-						 *bs_directory(f->bytes,
-							       i + AHEAD))));
+		next = i + 1 < walk.runs ? run_entry(f, i + 1) : 0;
 		if ((flags & whole) != whole && second_chance &&
-		    keep_open(n, f, i, entry, &walk))
-			continue;
-		n->counts.runs_evicted++;
-		if (is_empty(f, i, entry, &walk))
-			continue;
-		if (unlikely(*added - before >= room)) {
-			n->counts.gone_forgotten++;
-			forgets = true;
+		    keep_open(n, f, i, entry, &walk)) {
+			kept++;
+			l.most = l.batch.count;
 			continue;
 		}
-		gone_add(n, fingerprint_of(n, f, entry),
-			 flags & BS_RUN_LOSSY ? GONE_EVICTED | GONE_LOSSY
-					      : GONE_EVICTED);
+		if (!is_empty(entry, next))
+			leave(n, &l,
+			      is_kept ? kept_fingerprint(n, f, entry)
+				      : bs_entry_fingerprint(entry),
+			      flags);
 	}
+	flush(n, &l);
+	n->counts.second_chances += kept;
+	n->counts.runs_evicted += walk.runs - kept;
 	if (is_shared)
-		save_share(n, t, room - (*added - before));
-	if (forgets)
+		save_share(n, t, room_left(n, &l));
+	if (l.forgets)
 		client_forget(n, f->client);
-	kept = n->counts.second_chances - kept;
 	n->cost +=
 		EVICT_ENTRIES + GONE_ENTRIES * walk.runs + KEPT_ENTRIES * kept;
 }

@@ -50,6 +50,10 @@
 /* 2 MiB each in a pool of 1 GiB. A look-up costs a cache miss for each. */
 #define LAYERS 32u
 
+/* Of a batch, before its bucket is looked at: as many cache misses side by side as a
+ * core can have. */
+#define AHEAD 32u
+
 #define LAYER_BUCKETS_MIN 2u
 #define LAYER_BUCKETS_MAX (1u << 21)
 
@@ -200,14 +204,6 @@ static inline uint32_t find_in(const struct gone_bucket *b, uint32_t tag)
 	return i < held_by(b) ? i : PLACES;
 }
 
-void gone_prefetch(const struct bsn *n, uint64_t fingerprint)
-{
-	const struct gone_set *g = &n->ledger.gone;
-
-	__builtin_prefetch(
-		layer_at(g, g->layer) + place_of(g, fingerprint).bucket, 1);
-}
-
 /* Meta last: before that, nothing was put. */
 static void put(struct bsn *n, struct gone_bucket *b, uint32_t tag,
 		uint32_t why)
@@ -268,11 +264,11 @@ struct gone_losses_left gone_losses_left(const struct bsn *n)
 }
 
 /* False: there is no room for it. */
-bool gone_add(struct bsn *n, uint64_t fingerprint, uint32_t why)
+static inline __attribute__((always_inline)) bool
+add(struct bsn *n, struct gone_set *g, uint64_t fingerprint, uint32_t why)
 {
 	const bool is_loss = why == GONE_LOSSY;
 	struct ledger_header *h = n->ledger.header;
-	struct gone_set *g = is_loss ? &n->ledger.losses : &n->ledger.gone;
 	struct gone_bucket *young = layer_at(g, g->layer);
 	struct place p = place_of(g, fingerprint);
 
@@ -300,6 +296,37 @@ bool gone_add(struct bsn *n, uint64_t fingerprint, uint32_t why)
 	}
 	n->counts.gone_forgotten++;
 	return false;
+}
+
+bool gone_add(struct bsn *n, uint64_t fingerprint, uint32_t why)
+{
+	if (why == GONE_LOSSY)
+		return add(n, &n->ledger.losses, fingerprint, why);
+	return add(n, &n->ledger.gone, fingerprint, why);
+}
+
+static struct gone_bucket *young_bucket(const struct gone_set *g,
+					uint64_t fingerprint)
+{
+	return layer_at(g, g->layer) + place_of(g, fingerprint).bucket;
+}
+
+void gone_add_batch(struct bsn *n, struct gone_batch *batch)
+{
+	struct gone_set *g = &n->ledger.gone;
+
+	for (uint32_t i = 0; i < AHEAD && i < batch->count; i++)
+		__builtin_prefetch(young_bucket(g, batch->gone[i].fingerprint),
+				   1);
+	for (uint32_t i = 0; i < batch->count; i++) {
+		if (i + AHEAD < batch->count)
+			__builtin_prefetch(
+				young_bucket(
+					g, batch->gone[i + AHEAD].fingerprint),
+				1);
+		add(n, g, batch->gone[i].fingerprint, batch->gone[i].why);
+	}
+	batch->count = 0;
 }
 
 struct gone_seen gone_seen(const struct bsn *n)
