@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """``make mutants``: whether the tests notice what they are for.
 
+As many at the same time as there are processors, each in a copy of its own.
+
 Environment: ONLY (names of mutants, or patterns such as hash-*, with blanks between;
 all without it), TOGETHER=1 (those that are chosen as one).
 """
@@ -39,11 +41,13 @@ def _interrupt(_number: int, _frame: FrameType | None) -> None:
 
 def main() -> int:
     signal.signal(signal.SIGTERM, _interrupt)
+    # Most tests wait as long as they work, or have one thread.
+    jobs = len(os.sched_getaffinity(0))
     try:
         mutants = read_all(PATCHES, os.environ.get("ONLY", "").split())
         verdicts = run(
             mutants,
-            Scratch(ROOT, OUTPUT / "tree"),
+            [Scratch(ROOT, OUTPUT / f"tree-{number}") for number in range(1, jobs + 1)],
             OUTPUT / "logs",
             _say,
             together=os.environ.get("TOGETHER") == "1",

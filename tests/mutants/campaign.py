@@ -5,8 +5,11 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import itertools
+import queue
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,7 +50,7 @@ class BaselineError(Exception):
 
 def run(
     mutants: Sequence[Mutant],
-    scratch: Scratch,
+    copies: Sequence[Scratch],
     logs: Path,
     say: Callable[[str], None],
     *,
@@ -55,41 +58,72 @@ def run(
 ) -> list[Verdict]:
     """Judge each mutant, and say so, a line each. BaselineError, BuildError before the first.
 
-    ``together``: all of them as one, since a defect may hide another.
+    As many at the same time as there are ``copies``. ``together``: all of them as one,
+    since a defect may hide another.
     """
     cases = [tuple(mutants)] if together else [(mutant,) for mutant in mutants]
     logs.mkdir(parents=True, exist_ok=True)
-    with scratch.lock():
-        scratch.refresh()
-        _check_baseline(mutants, scratch, logs / "unpatched.txt", say)
-        verdicts = []
-        for number, case in enumerate(cases, 1):
-            log = logs / ("together.txt" if together else f"{case[0].name}.txt")
+    free: queue.SimpleQueue[Scratch] = queue.SimpleQueue()
+    judged = itertools.count(1)
+
+    def judge(case: tuple[Mutant, ...]) -> Verdict:
+        log = logs / ("together.txt" if together else f"{case[0].name}.txt")
+        with _taken(free) as scratch:
             verdict = _judge(case, scratch, log)
-            verdicts.append(verdict)
-            say(
-                f"[{number}/{len(cases)}] {verdict.name}: {verdict.outcome}, {verdict.detail}"
-                f" ({verdict.seconds:.1f} s)"
-            )
-    return verdicts
+        say(
+            f"[{next(judged)}/{len(cases)}] {verdict.name}: {verdict.outcome}, {verdict.detail}"
+            f" ({verdict.seconds:.1f} s)"
+        )
+        return verdict
+
+    with contextlib.ExitStack() as stack:
+        for scratch in copies:
+            stack.enter_context(scratch.lock())
+            scratch.refresh()
+            free.put(scratch)
+        # What has begun ends by itself, and takes its patch out.
+        pool = ThreadPoolExecutor(len(copies))
+        stack.callback(pool.shutdown, cancel_futures=True)
+        _check_baseline(mutants, copies, logs, pool, say)
+        return list(pool.map(judge, cases))
+
+
+@contextlib.contextmanager
+def _taken(free: queue.SimpleQueue[Scratch]) -> Iterator[Scratch]:
+    scratch = free.get()
+    try:
+        yield scratch
+    finally:
+        free.put(scratch)
 
 
 def _check_baseline(
-    mutants: Sequence[Mutant], scratch: Scratch, log: Path, say: Callable[[str], None]
+    mutants: Sequence[Mutant],
+    copies: Sequence[Scratch],
+    logs: Path,
+    pool: Executor,
+    say: Callable[[str], None],
 ) -> None:
+    """Each copy runs its share of the tests."""
     tests = sorted({test for mutant in mutants for test in mutant.must_fail})
     say(f"without a patch: building, and running {len(tests)} tests")
     began = time.monotonic()
-    with log.open("w", encoding="utf-8") as output:
-        try:
-            results = Suites(scratch, output).run(tests)
-        except BuildError as error:
-            raise BaselineError(f"without a patch: {error}; see {log}") from error
-    problems = [f"{test}: failed" for test in sorted(results.failed)]
-    problems += [f"{test}: {why}" for test, why in sorted(results.not_run.items())]
-    if problems:
-        listed = "\n  ".join(problems)
-        raise BaselineError(f"without a patch these do not pass; see {log}\n  {listed}")
+
+    def problems(number: int) -> list[str]:
+        log = logs / ("unpatched.txt" if number == 0 else f"unpatched-{number + 1}.txt")
+        with log.open("w", encoding="utf-8") as output:
+            try:
+                results = Suites(copies[number], output).run(tests[number :: len(copies)])
+            except BuildError as error:
+                raise BaselineError(f"without a patch: {error}; see {log}") from error
+        found = [f"{test}: failed; see {log}" for test in sorted(results.failed)]
+        return found + [
+            f"{test}: {why}; see {log}" for test, why in sorted(results.not_run.items())
+        ]
+
+    found = list(itertools.chain.from_iterable(pool.map(problems, range(len(copies)))))
+    if found:
+        raise BaselineError("\n  ".join(["without a patch these do not pass", *found]))
     say(f"without a patch: {len(tests)} tests pass ({time.monotonic() - began:.1f} s)")
 
 

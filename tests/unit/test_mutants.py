@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import os
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -72,8 +73,9 @@ class Project:
     def scratch(self) -> Scratch:
         return Scratch(self.root, self.root / "build" / "tree")
 
-    def outcomes(self) -> dict[str, tuple[Outcome, str]]:
-        verdicts = run(read_all(self.patches), self.scratch(), self.logs, lambda _: None)
+    def outcomes(self, *copies: Scratch) -> dict[str, tuple[Outcome, str]]:
+        scratches = copies or (self.scratch(),)
+        verdicts = run(read_all(self.patches), scratches, self.logs, lambda _: None)
         return {verdict.name: (verdict.outcome, verdict.detail) for verdict in verdicts}
 
 
@@ -142,7 +144,7 @@ def test_what_is_noticed_what_is_not_and_what_was_never_tried(project: Project) 
 def test_some_are_put_in_together_and_each_test_must_fail_all_the_same(project: Project) -> None:
     def outcome() -> list[tuple[str, Outcome]]:
         mutants = read_all(project.patches)
-        verdicts = run(mutants, project.scratch(), project.logs, lambda _: None, together=True)
+        verdicts = run(mutants, [project.scratch()], project.logs, lambda _: None, together=True)
         return [(verdict.name, verdict.outcome) for verdict in verdicts]
 
     project.mutant("a", "sum.h", "a + b", "a - b", "meson sum")
@@ -168,6 +170,24 @@ def test_what_is_built_stays_built_and_no_defect_with_it(project: Project) -> No
     project.mutant("found", "product.py", "a * b", "a + b", "pytest test_product.py", "meson sum")
     assert compiles()
     assert not compiles()
+
+
+def test_several_copies_have_a_mutant_each_at_the_same_time(project: Project) -> None:
+    """Each test waits for the other one's beginning: alone, neither would end."""
+    here, there = str(project.root / "here"), str(project.root / "there")
+    os.mkfifo(here)
+    os.mkfifo(there)
+    meet = {
+        "first": f"open({here!r}, 'w'), open({there!r})",
+        "second": f"open({here!r}), open({there!r}, 'w')",
+    }
+    for name, opened in meet.items():
+        file = f"test_{name}.py"
+        test = f"def test_meets():\n    assert not MUTANT or not ({opened})\n"
+        (project.root / file).write_text(f"MUTANT = False\n\n{test}", "utf-8")
+        project.mutant(name, file, "MUTANT = False", "MUTANT = True", f"pytest {file}")
+    copies = [Scratch(project.root, project.root / "build" / name) for name in ("one", "two")]
+    assert [outcome for outcome, _ in project.outcomes(*copies).values()] == [Outcome.FOUND] * 2
 
 
 @pytest.mark.parametrize(
