@@ -32,7 +32,7 @@ the worst kind among its reasons is the verdict's:
     unfinished        partial      a span that started and never ended
     still_written     partial      handles that were still open when it was closed
     run_missing       partial      a handle whose runs are not all there
-    late              partial      bytes that came when it was closed
+    late              partial      something came when it was closed
     deleted           partial      been deleted by the store before it came up again
     lossy             lossy        records that were dropped when written
     maybe_lossy       lossy        a loss nearby, of whatever trace, or traces that
@@ -344,7 +344,7 @@ def _reasons(trace: Trace, nodes: Nodes, *, final: bool) -> Iterator[Reason | _M
         else:
             yield from _part_reasons(trace, part, nodes)
     if trace.late:
-        yield Reason(ReasonKind.LATE, "", "bytes came after it was closed: stored, not judged")
+        yield Reason(ReasonKind.LATE, "", "what came after it was closed is stored, not judged")
         yield from trace.reasons_before
         return
     if trace.evidence.overflow:

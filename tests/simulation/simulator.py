@@ -322,7 +322,11 @@ class Simulator:
                 flags |= found.flags
             if flags & ~SliceFlags.HELD:
                 return f"{name}: {flags}"
-            # Of slices that a predecessor left, a daemon doubts more than the pool can tell.
+        named = [f for f in self.fired if trace in (f.group.primary, *f.laterals)]
+        for name in sorted(written | {f.node for f in named}):
+            # A new daemon doubts more than the pool can tell: slices that its predecessor
+            # left, and, if it has no memory of before, all that anybody names there.
+            node = self.nodes[name]
             said = node.flags_said.get(trace, SliceFlags.NONE)
             if node.restarts and said & SliceFlags.MAYBE_LOSSY:
                 return f"{name} has a new daemon, which said: {said}"
@@ -333,7 +337,6 @@ class Simulator:
             if not more:
                 break
             reached |= more
-        named = [f for f in self.fired if trace in (f.group.primary, *f.laterals)]
         if any(self.nodes[f.node].dead for f in named):
             return "fired on a node that is dead, and may have had some of it"
         verdict = self.verdict(trace)
