@@ -32,7 +32,7 @@ the worst kind among its reasons is the verdict's:
     unfinished        partial      a span that started and never ended
     still_written     partial      handles that were still open when it was closed
     run_missing       partial      a handle whose runs are not all there
-    late              partial      something came when it was closed
+    late              partial      what came when it was closed
     deleted           partial      been deleted by the store before it came up again
     lossy             lossy        records that were dropped when written
     maybe_lossy       lossy        a loss nearby, of whatever trace, or traces that
