@@ -393,6 +393,7 @@ int bsn_client_adopt(struct bsn *n, int number, int pid, const char *service,
 		place(n, c, n->adoption.frames[k], last);
 	triggers_start(&c->queue);
 	adopt_threads(n, c);
+	client_adopt_doubt(n, c);
 	/* Its counters tell that it lost something of nobody knows which traces,
 	 * and not since when. */
 	c->losses_read_ns = 0;
@@ -480,11 +481,29 @@ static void order_sealed(struct bsn *n, uint32_t *frames, uint32_t count)
 	}
 }
 
+/* What a process wrote that was not adopted is lost, whatever it was. */
+static void lose_the_rest(struct bsn *n)
+{
+	struct client *c;
+
+	n->ledger.header->untied_to_ns = n->now_ns;
+	for_each_client(n, c)
+		client_in_doubt(n, c);
+}
+
+static bool was_written_to(const struct grant_record *r)
+{
+	return r->client &&
+	       (r->state == FRAME_ACTIVE || r->state == FRAME_SEALED ||
+		r->state == FRAME_PARKED);
+}
+
 /* Segments of nobody: their process was not adopted. */
 static uint32_t free_the_rest(struct bsn *n, uint32_t *used)
 {
 	struct pool *p = &n->pool;
 	uint32_t count = 0;
+	bool loses = false;
 
 	p->frames_free = NONE;
 	for (uint32_t i = p->frames_fresh; i-- > 0;) {
@@ -494,10 +513,13 @@ static uint32_t free_the_rest(struct bsn *n, uint32_t *used)
 			used[count++] = i;
 			continue;
 		}
+		loses |= was_written_to(&n->ledger.records[i]);
 		n->ledger.records[i].state = FRAME_FREE;
 		f->next = p->frames_free;
 		p->frames_free = i;
 	}
+	if (loses)
+		lose_the_rest(n);
 	return count;
 }
 

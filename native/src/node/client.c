@@ -111,6 +111,22 @@ static uint64_t before_ns(uint64_t ns)
 	return ns > TRACE_NS ? ns - TRACE_NS : 0;
 }
 
+static void set_untied_to(const struct bsn *n, struct client *c, uint64_t to_ns)
+{
+	c->untied_frames = c->held;
+	c->untied_granted_ns = n->ledger.header->granted_ns + TRACE_NS;
+	c->untied_to_ns = c->believed.untied_to_ns = to_ns;
+	if (c->told)
+		store_release(&c->told->untied_to_ns, to_ns);
+}
+
+/* Not all that puts it in doubt is in its counters. Since when is not known. */
+void client_adopt_doubt(const struct bsn *n, struct client *c)
+{
+	if (c->believed.untied_to_ns)
+		set_untied_to(n, c, c->believed.untied_to_ns);
+}
+
 /* Traces of which it wrote something at about the time since the last look may lack
  * something: a handle that was lost as a whole, before what is there of them or after. */
 void client_in_doubt(struct bsn *n, struct client *c)
@@ -121,14 +137,14 @@ void client_in_doubt(struct bsn *n, struct client *c)
 
 	/* One interval: an old one is dropped when all that it could concern is
 	 * gone from the pool, else both are joined. */
-	if (!c->untied_frames || from_ns < c->untied_from_ns)
+	if ((!c->untied_frames && !c->kept_bytes) ||
+	    from_ns < c->untied_from_ns)
 		c->untied_from_ns = from_ns;
-	c->untied_frames = c->held;
-	c->untied_granted_ns = latest_ns + TRACE_NS;
 	/* Not before any segment that it may concern, of which those granted in
 	 * this instant have numbers behind it. */
-	c->untied_to_ns =
-		TRACE_NS + (latest_ns > n->now_ns ? latest_ns : n->now_ns);
+	set_untied_to(n, c,
+		      TRACE_NS +
+			      (latest_ns > n->now_ns ? latest_ns : n->now_ns));
 	/* All slices are looked at: by the next poll, and not at each loss. Since
 	 * when a process lost that was adopted is not known, nor whether it did so
 	 * again; but of what its predecessor saw of that he told them. */
@@ -163,8 +179,24 @@ int bsn_client_lost(struct bsn *n, int client, uint64_t now_ns)
 	return c ? 0 : -ENOENT;
 }
 
-/* Not as an untied loss: what was evicted is older than what its traces have left, and
- * what they go on with comes later. */
+/* What it wrote until then is gone. */
+void client_evicted(struct client *c, uint64_t until_ns)
+{
+	if (until_ns <= c->believed.evicted_ns)
+		return;
+	c->believed.evicted_ns = until_ns;
+	if (c->told)
+		store_release(&c->told->evicted_ns, until_ns);
+}
+
+bool client_may_lack(const struct bsn *n, const struct client *c,
+		     uint64_t granted_ns)
+{
+	return c->untied_to_ns >= granted_ns || client_is_forgotten(n, c);
+}
+
+/* Not as an untied loss: what was evicted was written before what its traces have left in
+ * the pool, as far as that is in the order of sealing. */
 void client_forget(struct bsn *n, struct client *c)
 {
 	const struct ledger_header *h = n->ledger.header;

@@ -130,6 +130,11 @@ void client_check_drained(struct bsn *n, struct client *c);
 struct client *client_find(const struct bsn *n, uint32_t number);
 void client_in_doubt(struct bsn *n, struct client *c);
 void client_untied_loss(struct bsn *n, struct client *c);
+void client_adopt_doubt(const struct bsn *n, struct client *c);
+void client_evicted(struct client *c, uint64_t until_ns);
+/* Whether what it lost may be of a trace that has a run in a segment granted then. */
+bool client_may_lack(const struct bsn *n, const struct client *c,
+		     uint64_t granted_ns);
 /* Not all that is evicted of it now is remembered. */
 void client_forget(struct bsn *n, struct client *c);
 /* So it was, of what would be in the pool still if that were larger. */

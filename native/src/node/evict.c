@@ -27,16 +27,26 @@ static uint64_t fingerprint_of(const struct bsn *n, const struct frame *f,
 					   : bs_entry_fingerprint(entry);
 }
 
+static const struct slice *slice_of(const struct bsn *n, const struct frame *f,
+				    uint64_t entry)
+{
+	if (!filter_has(&n->store.filter, fingerprint_of(n, f, entry)))
+		return NULL;
+	return slice_find(n, run_id(n, f, entry));
+}
+
+/* Of one whose search has not begun nothing was copied. */
+static bool waits(const struct slice *s)
+{
+	return s && s->search && !s->search->pass;
+}
+
 static bool is_collected(const struct bsn *n, const struct frame *f,
 			 uint64_t entry)
 {
-	const struct slice *s;
+	const struct slice *s = slice_of(n, f, entry);
 
-	if (!filter_has(&n->store.filter, fingerprint_of(n, f, entry)))
-		return false;
-	s = slice_find(n, run_id(n, f, entry));
-	/* Of one whose search has not begun nothing was copied. */
-	return s && (!s->search || s->search->pass);
+	return s && !waits(s);
 }
 
 /* True: it has its second chance. */
@@ -74,18 +84,20 @@ static bool is_empty(uint64_t entry, uint64_t next)
 }
 
 /* A process writes as short runs as it likes, and each leaves a fingerprint. So that
- * nobody's are forgotten for another's, gone.c has room for so many of each segment of
- * the pool, three quarters of all. What a tenant's segments do not need of it, others of
- * them may, as far as the last quarter goes: a third more for each segment that it has.
- * Together they are as many, while the pool turns once, as are remembered. */
+ * nobody's are forgotten for another's, each segment may leave so many: three quarters of
+ * what gone.c has room for, divided by the segments of the pool. What a segment does not
+ * use, its tenant saves for others of its, up to a third more for each segment that it has.
+ */
 static uint64_t share_of_segment(const struct bsn *n)
 {
-	return gone_room(&n->ledger) * 3 / 4 / n->pool.n_frames;
+	uint64_t share = gone_room(&n->ledger) * 3 / 4 / n->pool.n_frames;
+
+	return share ? share : 1;
 }
 
 static void save_share(const struct bsn *n, struct tenant *t, uint64_t left)
 {
-	uint64_t most = share_of_segment(n) / 3 * t->held;
+	uint64_t most = gone_room(&n->ledger) / 4 * t->held / n->pool.n_frames;
 
 	t->gone_left = left < most ? left : most;
 }
@@ -99,8 +111,6 @@ struct leaving {
 	struct gone_batch batch;
 };
 
-/* To keep a run may push out older ones, which leave their fingerprints too: then what
- * there is room for is asked again. */
 static uint64_t room_left(const struct bsn *n, const struct leaving *l)
 {
 	uint64_t added = n->ledger.header->gone_added - l->before;
@@ -117,9 +127,11 @@ static void flush(struct bsn *n, struct leaving *l)
 	l->most = left < GONE_BATCH ? (uint32_t)left : GONE_BATCH;
 }
 
-static void leave(struct bsn *n, struct leaving *l, uint64_t fingerprint,
-		  uint32_t flags)
+static void leave(struct bsn *n, struct leaving *l, const struct frame *f,
+		  uint64_t entry)
 {
+	const uint64_t fingerprint = fingerprint_of(n, f, entry);
+	const uint32_t flags = bs_entry_flags(entry);
 	const uint32_t why = GONE_EVICTED |
 			     (flags & BS_RUN_LOSSY ? GONE_LOSSY : 0);
 
@@ -127,6 +139,11 @@ static void leave(struct bsn *n, struct leaving *l, uint64_t fingerprint,
 	if (unlikely(l->batch.count == l->most))
 		flush(n, l);
 	if (unlikely(!l->most)) {
+		/* As many as are waited for are added, whoever evicts them. */
+		if (waits(slice_of(n, f, entry))) {
+			gone_add(n, fingerprint, why);
+			return;
+		}
 		n->counts.gone_forgotten++;
 		l->forgets = true;
 		return;
@@ -142,7 +159,6 @@ void evict_frame(struct bsn *n, struct frame *f, bool second_chance)
 	/* The keep arena is everybody's, and a quarter of the pool at most. */
 	struct tenant *t = f->client->tenant;
 	const bool is_shared = t && tenant_has_others(n, t);
-	const bool is_kept = f->client == &n->keep.arena;
 	struct leaving l = {.before = n->ledger.header->gone_added};
 	struct walk walk = walk_of(f, record_of(n, f)->generation);
 	uint64_t next = walk.runs ? run_entry(f, 0) : 0;
@@ -156,16 +172,10 @@ void evict_frame(struct bsn *n, struct frame *f, bool second_chance)
 
 		next = i + 1 < walk.runs ? run_entry(f, i + 1) : 0;
 		if ((flags & whole) != whole && second_chance &&
-		    keep_open(n, f, i, entry, &walk)) {
+		    keep_open(n, f, i, entry, &walk))
 			kept++;
-			l.most = l.batch.count;
-			continue;
-		}
-		if (!is_empty(entry, next))
-			leave(n, &l,
-			      is_kept ? kept_fingerprint(n, f, entry)
-				      : bs_entry_fingerprint(entry),
-			      flags);
+		else if (!is_empty(entry, next))
+			leave(n, &l, f, entry);
 	}
 	flush(n, &l);
 	n->counts.second_chances += kept;

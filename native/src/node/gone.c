@@ -48,7 +48,7 @@
 #define CLEAR_EVERY 8u
 
 /* 2 MiB each in a pool of 1 GiB. A look-up costs a cache miss for each. */
-#define LAYERS 32u
+#define LAYERS ((uint32_t)GONE_LAYERS)
 
 /* Of a batch, before its bucket is looked at: as many cache misses side by side as a
  * core can have. */
@@ -229,12 +229,21 @@ static void clear(struct bsn *n, struct gone_bucket *b)
 /* By one entry. */
 static void grow_older(struct bsn *n, struct gone_set *g)
 {
+	struct ledger_header *h = n->ledger.header;
+	const bool is_evictions = g == &n->ledger.gone;
+	const bool is_full = g->added + 1 == PER_BUCKET << g->bits;
 	uint32_t next = g->added / CLEAR_EVERY;
 
+	/* The oldest layer is emptied from now on. */
+	if (is_evictions && !g->added)
+		h->forgotten_to_ns = h->gone_full_ns[(g->layer + 1) % LAYERS];
+	if (is_evictions && is_full)
+		h->gone_full_ns[g->layer % LAYERS] = n->now_ns;
 	if (g->added % CLEAR_EVERY == 0 && next < 1u << g->bits)
 		clear(n, layer_at(g, g->layer + 1) + next);
 	WRITE_ONCE(*g->added_ever, *g->added_ever + 1);
-	if (++g->added == PER_BUCKET << g->bits) {
+	g->added++;
+	if (is_full) {
 		g->added = 0;
 		g->layer++;
 	}

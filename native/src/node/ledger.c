@@ -4,7 +4,7 @@
  * memfd that no client ever has.
  *
  *   | header | a process | a segment that is granted | gone.c | keep arena |
- *     4096     64 bytes    64 bytes each, by frame     64 bytes  64 KiB each
+ *     4096    128 bytes    64 bytes each, by frame     64 bytes  64 KiB each
  *
  * It is the live table, not a copy of it: a record is what the node works
  * with. Of a record the state is written last, so a kill leaves the old state
@@ -20,7 +20,7 @@
 #include "internal.h"
 
 #define LEDGER_MAGIC 0x52454744454c5342ull
-#define LEDGER_VERSION 8u
+#define LEDGER_VERSION 9u
 #define HEADER_BYTES 4096u
 
 /* Of the budget: for a successor whose pool is larger. */

@@ -48,9 +48,16 @@ struct told {
 	/* Not counted: when the node did not remember all that was evicted of it, for
 	 * the last time (evict.c). */
 	uint64_t forgotten_ns;
+	/* Nor that: of struct client. */
+	uint64_t untied_to_ns;
+	/* Until when what was reclaimed of it was written. */
+	uint64_t evicted_ns;
+	uint64_t zero[6];
 };
-_Static_assert(sizeof(struct told) == 64, "a cache line");
+_Static_assert(sizeof(struct told) == 2 * BS_CACHE_LINE,
+	       "what follows is aligned");
 
+#define GONE_LAYERS 32
 #define GONE_LOSS_LAYERS 8
 
 /* policy.c: of traces whose hash is between, handles that began before the percentage
@@ -106,6 +113,10 @@ struct ledger_header {
 	/* Nothing is there any more that was sealed by then: some of what
 	 * reclaimed_to_ns speaks of went out of turn, before older memory. */
 	uint64_t gone_to_ns;
+	/* gone.c: when each layer of evictions was full, and what of them was forgotten:
+	 * those until then. */
+	uint64_t gone_full_ns[GONE_LAYERS];
+	uint64_t forgotten_to_ns;
 };
 
 struct gone_bucket;

@@ -76,7 +76,7 @@ void search_put_off(struct bsn *n, struct search *s, const struct run *run)
 		s->failed |= !l;
 	}
 	if (!l) {
-		search_meet(n, s, run, 0);
+		search_meet(n, s, run, (struct ticks){0});
 		return;
 	}
 	l->left = l->right = NULL;
@@ -93,15 +93,15 @@ void search_put_off(struct bsn *n, struct search *s, const struct run *run)
 bool search_put_part(struct bsn *n, struct search *s, uint32_t *bytes)
 {
 	struct later *l = take_first(s);
-	uint64_t last_ticks;
+	struct ticks ticks;
 
 	if (!l)
 		return false;
 	*bytes = l->run.bytes;
 	/* Else it was released meanwhile. */
 	if (s->to.slice) {
-		slice_copy_run(n, &s->to, &l->run, NONE, &last_ticks);
-		search_meet(n, s, &l->run, last_ticks);
+		slice_copy_run(n, &s->to, &l->run, NONE, &ticks);
+		search_meet(n, s, &l->run, ticks);
 	}
 	free(l);
 	return true;

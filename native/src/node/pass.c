@@ -81,7 +81,7 @@ static uint32_t hit(struct bsn *n, struct search *s, struct frame *f,
 		    uint32_t index, uint64_t entry, struct walk *walk)
 {
 	bool watched = is_watched(n, s->pass, f) && index == f->scanned;
-	uint64_t last_ticks = 0;
+	struct ticks ticks;
 	uint32_t copied;
 	struct run run;
 
@@ -100,10 +100,10 @@ static uint32_t hit(struct bsn *n, struct search *s, struct frame *f,
 	/* That it is closed by now, watch.c will tell. */
 	if (watched)
 		run.flags &= ~(BS_RUN_LAST | BS_RUN_CLOSED);
-	copied = slice_copy_run(n, &s->to, &run, NONE, &last_ticks);
+	copied = slice_copy_run(n, &s->to, &run, NONE, &ticks);
 	if (watched)
 		watch_from(n, f, copied);
-	search_meet(n, s, &run, last_ticks);
+	search_meet(n, s, &run, ticks);
 	return HIT_ENTRIES + s->to.slice->n_parts + run.bytes / BYTES_AN_ENTRY;
 }
 

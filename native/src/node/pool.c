@@ -46,6 +46,7 @@ static void reclaim(struct bsn *n, struct frame *f, bool second_chance)
 	if (f->dirty)
 		store_publish(n);
 	keep_reclaim_begins(n, f);
+	client_evicted(c, record_of(n, f)->sealed);
 	evict_frame(n, f, second_chance);
 	frame_unseal(n, f);
 	n->counts.reclaims++;

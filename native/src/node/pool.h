@@ -48,13 +48,13 @@ struct pool {
 	uint32_t n_dirty;
 };
 
-/* A user, or a group, whose processes are counted together. */
 /* In the layer of losses that was the young one then (losses.c). */
 struct losses_named {
 	uint64_t layer;
 	uint32_t entries;
 };
 
+/* A user, or a group, whose processes are counted together. */
 struct tenant {
 	uint64_t key; /* the caller's */
 	struct tenant *next;

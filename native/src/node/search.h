@@ -83,12 +83,15 @@ struct search {
 	struct later *later; /* parts that follow on others: the first */
 	uint32_t parts;	     /* of these, ever */
 	uint64_t later_bytes;
-	uint64_t active_ns;	 /* of the latest record */
+	uint64_t begun_ns;  /* of the earliest record */
+	uint64_t active_ns; /* of the latest */
+	uint64_t evicted_ns; /* of what processes with runs wrote, the latest that is gone */
 	uint64_t granted_ns;	 /* of the oldest segment with a run */
 	uint64_t untied_from_ns; /* of losses after its runs' segments began */
 	uint32_t why;		 /* enum gone, when the pass began; before: */
 	struct gone_seen seen;	 /* so far gone.c was looked at */
-	bool failed;		 /* no memory: what was met is not known */
+	uint64_t forgotten_to_ns; /* what was evicted until then it did not know */
+	bool failed;		  /* no memory: what was met is not known */
 	bool forgotten; /* what a process had of it may be, that has a part */
 	struct pass *pass; /* that looks for it, or did */
 	uint64_t number;   /* of the node's, in order */
@@ -149,6 +152,7 @@ static inline uint64_t run_entry(const struct frame *f, uint32_t index)
 {
 	return load_acquire(bs_directory(f->bytes, index));
 }
+
 /* Read an entry's run. False: it lies. */
 bool run_open(struct bsn *n, struct frame *f, uint32_t index, uint64_t entry,
 	      struct walk *walk, struct run *run);
@@ -156,8 +160,8 @@ bool run_open(struct bsn *n, struct frame *f, uint32_t index, uint64_t entry,
 /* search.c */
 /* Look for a slice's trace with the next pass. */
 void search_later(struct bsn *n, struct slice *slice);
-/* Look for all that wait, unless that is not due yet. */
-/* Up to this number: the later ones are for who has looked at all processes since. */
+/* Look for all that wait, up to this number, unless that is not due yet. The later ones
+ * are for who has looked at all processes since. */
 void search_waiting(struct bsn *n, uint64_t last);
 /* 0: at once. */
 uint64_t search_due_in_ns(const struct bsn *n);
@@ -219,7 +223,7 @@ int search_init(const struct bsn *n, struct search *s, struct bs_trace_id id,
 		struct sink to);
 void search_free(struct bsn *n, struct search *s);
 void search_meet(struct bsn *n, struct search *s, const struct run *run,
-		 uint64_t last_ticks);
+		 struct ticks ticks);
 /* One that was open then. */
 void search_meet_again(struct bsn *n, struct search *s, const struct run *run,
 		       uint64_t last_ticks);

@@ -59,13 +59,10 @@ static void add_crumb(struct bsn *n, struct slice *s, uint64_t node)
 		s->crumbs[s->n_crumbs++] = node;
 }
 
-/* Crumbs of whole records; also the time of the first that has one. */
-static uint64_t scan_records(struct bsn *n, struct slice *s,
-			     const uint8_t *records, uint32_t bytes,
-			     uint64_t *last_ticks)
+/* Crumbs of whole records, and their times. */
+static void scan_records(struct bsn *n, struct slice *s, const uint8_t *records,
+			 uint32_t bytes, struct ticks *ticks)
 {
-	uint64_t ticks = 0;
-
 	for (uint32_t at = 0; at < bytes;) {
 		uint32_t need = record_bytes(records + at, bytes - at);
 		const uint8_t *payload =
@@ -76,10 +73,10 @@ static uint64_t scan_records(struct bsn *n, struct slice *s,
 		if (!need)
 			break;
 		memcpy(&h, records + at, sizeof(h));
-		if (!ticks)
-			ticks = h.ticks;
+		if (!ticks->first)
+			ticks->first = h.ticks;
 		if (h.ticks)
-			*last_ticks = h.ticks;
+			ticks->last = h.ticks;
 		/* Both payloads begin with a node's id: of the node that is
 		 * named, of the one that injected the context. A hop out names
 		 * this node, which is no news. */
@@ -93,7 +90,6 @@ static uint64_t scan_records(struct bsn *n, struct slice *s,
 		}
 		at += need;
 	}
-	return ticks;
 }
 
 /* --------------------------------------------------------------- parts --- */
@@ -287,11 +283,10 @@ static void count_flags(struct slice *s, struct part *part, bool live,
 
 /*
  * Copy a run, or what it grew by since `copied` bytes of it were (NONE: it is
- * new to the slice). Returns how much of it is copied now; *last_ticks: of its
- * last record that has a time.
+ * new to the slice). Returns how much of it is copied now; *ticks: of that.
  */
 uint32_t slice_copy_run(struct bsn *n, struct sink *to, const struct run *run,
-			uint32_t copied, uint64_t *last_ticks)
+			uint32_t copied, struct ticks *ticks)
 {
 	struct slice *s = to->slice;
 	struct bs_piece_header piece = {.kind = BS_PIECE_RUN};
@@ -300,9 +295,8 @@ uint32_t slice_copy_run(struct bsn *n, struct sink *to, const struct run *run,
 	uint32_t from = copied == NONE ? 0 : copied;
 	uint32_t whole, fits;
 	bool malformed = false;
-	uint64_t ticks = 0;
 
-	*last_ticks = 0;
+	*ticks = (struct ticks){0};
 	/* Its flags are told when it is closed, and not at each look. */
 	if (!(run->flags & BS_RUN_CLOSED) && run->live) {
 		flags &= ~BS_RUN_LAST;
@@ -331,9 +325,9 @@ uint32_t slice_copy_run(struct bsn *n, struct sink *to, const struct run *run,
 		n->counts.corrupt++;
 		s->flags |= BSN_SLICE_CORRUPT;
 	}
-	ticks = scan_records(n, s, n->scratch, whole, last_ticks);
-	if (ticks)
-		put_pair(n, to, ticks);
+	scan_records(n, s, n->scratch, whole, ticks);
+	if (ticks->first)
+		put_pair(n, to, ticks->first);
 	piece.flags = (uint16_t)flags;
 	piece.client = run->owner.number;
 	piece.handle = run->handle;

@@ -139,11 +139,14 @@ uint32_t store_next_client(struct bsn *n);
 /* slice.c */
 uint32_t records_whole(const uint8_t *records, uint32_t bytes, uint32_t room,
 		       bool *malformed);
+/* Of the first and of the last record that has a time; 0: none has. */
+struct ticks {
+	uint64_t first, last;
+};
 /* Copy a run into its trace's slice, from `copied` bytes of it on (NONE: it is
- * new). Returns how much of it is copied now; *last_ticks: of its last record,
- * if it has one. */
+ * new). Returns how much of it is copied now. */
 uint32_t slice_copy_run(struct bsn *n, struct sink *to, const struct run *run,
-			uint32_t copied, uint64_t *last_ticks);
+			uint32_t copied, struct ticks *ticks);
 void slice_loss_arrived(struct bsn *n, struct slice *s, const struct client *c,
 			uint32_t handle, uint32_t flags);
 /* That processes lost something of nobody knows which traces. In pieces. */

@@ -22,8 +22,10 @@ int search_init(const struct bsn *n, struct search *s, struct bs_trace_id id,
 	/* Here, since a pass has no time for all layers of many. */
 	s->why = gone_why(n, s->fingerprint);
 	s->seen = gone_seen(n);
+	s->forgotten_to_ns = n->ledger.header->forgotten_to_ns;
 	s->untied_from_ns = UINT64_MAX;
 	s->granted_ns = UINT64_MAX;
+	s->begun_ns = UINT64_MAX;
 	return met_init(&s->met);
 }
 
@@ -34,15 +36,20 @@ void search_free(struct bsn *n, struct search *s)
 }
 
 void search_meet(struct bsn *n, struct search *s, const struct run *run,
-		 uint64_t last_ticks)
+		 struct ticks ticks)
 {
 	const struct client *c = client_find(n, run->owner.number);
 	uint64_t untied_to_ns = n->ledger.header->untied_to_ns;
-	uint64_t last_ns = clock_monotonic(n, last_ticks);
+	uint64_t first_ns = clock_monotonic(n, ticks.first);
+	uint64_t last_ns = clock_monotonic(n, ticks.last);
 	struct met *m;
 
+	if (ticks.first && first_ns < s->begun_ns)
+		s->begun_ns = first_ns;
 	if (last_ns > s->active_ns)
 		s->active_ns = last_ns;
+	if (c && c->believed.evicted_ns > s->evicted_ns)
+		s->evicted_ns = c->believed.evicted_ns;
 	if (run->granted_ns < s->granted_ns)
 		s->granted_ns = run->granted_ns;
 	s->forgotten |= c && client_is_forgotten(n, c);
@@ -269,6 +276,14 @@ static bool is_maybe_lossy(const struct bsn *n, const struct search *s,
 	       (judged->is_open ? n->now_ns : s->active_ns);
 }
 
+/* It began before all evictions that are remembered, and what a process wrote since then
+ * that has a part in it is gone: some of that may have been its. */
+static bool outlives_memory(const struct search *s)
+{
+	return s->begun_ns <= s->evicted_ns &&
+	       s->begun_ns <= s->forgotten_to_ns;
+}
+
 /* A process has so many runs of traces that look like this one that some were not looked
  * at: some may be its. */
 static bool was_passed_over(const struct search *s)
@@ -305,7 +320,8 @@ void search_conclude(struct bsn *n, struct search *s, uint32_t *cost)
 		slice->flags |= BSN_SLICE_ABANDONED;
 	if (s->failed || was_passed_over(s) || is_maybe_lossy(n, s, &judged))
 		slice->flags |= BSN_SLICE_MAYBE_LOSSY;
-	if (s->forgotten || policy_left_out(n, s->id, s->granted_ns))
+	if (s->forgotten || outlives_memory(s) ||
+	    policy_left_out(n, s->id, s->granted_ns))
 		slice->flags |= BSN_SLICE_MAYBE_LOSSY;
 	slice->flags &= ~(uint32_t)BSN_SLICE_SEARCHING;
 	if (s->to.buffer)

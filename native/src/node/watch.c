@@ -39,7 +39,8 @@ static uint32_t serve(struct bsn *n, struct frame *f, uint64_t entry,
 	struct slice *s = slice_find(n, run_id(n, f, entry));
 	struct sink to = {.slice = s};
 	uint32_t open, flags, crumbs, before = f->copied;
-	uint64_t bytes, ticks = 0;
+	struct ticks ticks;
+	uint64_t bytes;
 	struct run run;
 
 	n->cost += RUN_ENTRIES;
@@ -58,12 +59,16 @@ static uint32_t serve(struct bsn *n, struct frame *f, uint64_t entry,
 	flags = s->flags;
 	crumbs = s->n_crumbs;
 	bytes = s->bytes;
+	/* A slice is told what processes lose that have a part in it. */
+	if (!s->search && before == NONE &&
+	    client_may_lack(n, f->client, run.granted_ns))
+		s->flags |= BSN_SLICE_MAYBE_LOSSY;
 	watch_from(n, f, slice_copy_run(n, &to, &run, before, &ticks));
 	/* Its search has been here, and is not judged yet. */
 	if (s->search && before == NONE)
 		search_meet(n, s->search, &run, ticks);
 	else if (s->search)
-		search_meet_again(n, s->search, &run, ticks);
+		search_meet_again(n, s->search, &run, ticks.last);
 	if (s->bytes != bytes || s->flags != flags || s->n_crumbs != crumbs ||
 	    slice_open_handles(s) != open)
 		slice_dirty(n, s);

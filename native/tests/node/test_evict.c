@@ -377,7 +377,7 @@ static uint32_t flags_of_parts(struct bsn *n, const struct kept_part *parts,
 			.granted_ns = START,
 		};
 
-		search_meet(n, &s, &run, 0);
+		search_meet(n, &s, &run, (struct ticks){0});
 	}
 	search_conclude(n, &s, &cost);
 	search_free(n, &s);

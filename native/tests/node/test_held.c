@@ -359,7 +359,7 @@ static void meet_handles(struct bsn *n, struct slice *slice)
 
 	for (uint32_t i = 0; i < HANDLES; i++) {
 		run.handle = 0x10000 + i;
-		search_meet(n, slice->search, &run, 0);
+		search_meet(n, slice->search, &run, (struct ticks){0});
 	}
 	part->open = part->unlisted = HANDLES;
 	slice->flags |= BSN_SLICE_LOSSY;

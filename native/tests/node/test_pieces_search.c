@@ -295,7 +295,7 @@ static void traces_of_many_handles_cost_little(void)
 		CHECK_EQ(search_init(n, &s[i], slice.id, to), 0);
 		for (run.handle = 1; run.handle < (i < 3 ? 200000 : 60);
 		     run.handle++)
-			search_meet(n, &s[i], &run, 0);
+			search_meet(n, &s[i], &run, (struct ticks){0});
 		CHECK_EQ(s[i].failed, i < 3);
 		CHECK(n->met_bytes <= n->config.pool_bytes / 32);
 	}

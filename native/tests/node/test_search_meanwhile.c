@@ -78,6 +78,7 @@ static void begin(struct between *b, struct writer *w, struct wthread *t,
 {
 	struct bsn_config config = test_config(8 << 20);
 
+	config.tombstones = 1u << 20;
 	*b = (struct between){.w = w, .t = t, .now = START, .act = act};
 	b->n = test_node(&config);
 	writer_attach(w, b->n, b->now);

@@ -77,7 +77,7 @@ class Losses:
         begin_ns = since_ns
         is_left = any(
             s.granted_ns <= client.untied_granted_ns for s in self._segments.in_use(client)
-        )
+        ) or self._segments.has_kept(client)
         if before is not None and since_ns >= before[0] and is_left:
             begin_ns = before[0]
         client.untied_granted_ns = self._segments.granted_ns + TRACE_NS

@@ -91,6 +91,15 @@ class Segments:
             if thread.segment is not None:
                 yield thread.segment
 
+    def has_kept(self, client: ClientModel) -> bool:
+        """Whether runs of its handles are kept from segments that were reclaimed."""
+        return any(
+            run.client is client
+            for segment in self.in_order()
+            if segment.client is None
+            for run in segment.runs
+        )
+
     def seal_left(self, thread: ThreadModel) -> None:
         if not thread.left:
             return

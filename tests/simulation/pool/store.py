@@ -217,6 +217,9 @@ class ReportStore:
         if found is None or found.searched_at_ns is not None:
             return
         before = found.state()
+        untied_ns = run.client.untied_ns
+        if run not in found.copied and untied_ns is not None and untied_ns[1] >= run.granted_ns:
+            found.flags |= SliceFlags.MAYBE_LOSSY
         self.copy(found, run)
         if found.state() != before:
             self.touch(found)
