@@ -28,6 +28,10 @@ _BUILD_FOLDERS = {Suite.MESON: ".", Suite.ASAN: "asan", Suite.TSAN: "tsan"}
 _TSAN_WRAPPER = ["setarch", "--addr-no-randomize"]
 _TSAN_OPTIONS = "halt_on_error=1:second_deadlock_stack=1"
 
+# A test that a patch broke may leave a thread behind for which Python waits without end.
+_PYTEST_MAX_S = 300
+_KILLED = -9
+
 
 class BuildError(Exception):
     """What is there cannot be built."""
@@ -111,10 +115,12 @@ class Suites:
         shutil.rmtree(self._scratch.build / ".hypothesis", ignore_errors=True)
         status = self._run(
             [_PYTHON, "-m", "pytest", "-q", "-o", "junit_family=xunit1"]
-            + [f"--junitxml={report}", *node_ids]
+            + [f"--junitxml={report}", *node_ids],
+            most_s=_PYTEST_MAX_S,
         )
-        # 0: all passed, 1: some failed; else not even all were collected.
-        if status not in (0, 1) or not report.is_file():
+        # 0: all passed, 1: some failed; else not even all were collected. Of one that was
+        # killed the report is there if all tests were over.
+        if status not in (0, 1, _KILLED) or not report.is_file():
             why = f"pytest ended with {status}: not collected, or it crashed"
             results.not_run |= {NamedTest(Suite.PYTEST, node_id): why for node_id in node_ids}
             return
@@ -130,7 +136,7 @@ class Suites:
                 other = ", ".join(sorted(outcomes - {"passed"}))
                 results.not_run[test] = f"outcome: {other}" if other else "pytest ran no such"
 
-    def _run(self, command: Sequence[str], **environment: str) -> int:
+    def _run(self, command: Sequence[str], most_s: float | None = None, **environment: str) -> int:
         self._log.write(f"\n$ {' '.join(command)}\n")
         self._log.flush()
         inherited = {
@@ -139,19 +145,23 @@ class Suites:
             # Of the make that started us, and its tree.
             if name not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS", "PYTHONPATH")
         }
-        return subprocess.run(
-            command,
-            cwd=self._scratch.root,
-            env={
-                **inherited,
-                "PYTHONPYCACHEPREFIX": str(self._scratch.bytecode),
-                **environment,
-            },
-            stdin=subprocess.DEVNULL,
-            stdout=self._log,
-            stderr=subprocess.STDOUT,
-            check=False,
-        ).returncode
+        try:
+            return subprocess.run(
+                command,
+                cwd=self._scratch.root,
+                env={
+                    **inherited,
+                    "PYTHONPYCACHEPREFIX": str(self._scratch.bytecode),
+                    **environment,
+                },
+                stdin=subprocess.DEVNULL,
+                stdout=self._log,
+                stderr=subprocess.STDOUT,
+                check=False,
+                timeout=most_s,
+            ).returncode
+        except subprocess.TimeoutExpired:
+            return _KILLED
 
 
 def _targets(build: Path, names: Iterable[str], *, for_python: bool) -> list[str]:

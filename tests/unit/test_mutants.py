@@ -190,6 +190,19 @@ def test_several_copies_have_a_mutant_each_at_the_same_time(project: Project) ->
     assert [outcome for outcome, _ in project.outcomes(*copies).values()] == [Outcome.FOUND] * 2
 
 
+def test_a_test_that_fails_and_never_ends_is_found(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tests.mutants.suites._PYTEST_MAX_S", 10)
+    waits = "threading.Thread(target=threading.Event().wait).start()"
+    test = (
+        f"import threading\n\nMUTANT = False\n\ndef test_it():\n    if MUTANT:\n        {waits}\n"
+    )
+    (project.root / "test_it.py").write_text(f"{test}        assert False\n", "utf-8")
+    project.mutant("it", "test_it.py", "MUTANT = False", "MUTANT = True", "pytest test_it.py")
+    assert [outcome for outcome, _ in project.outcomes().values()] == [Outcome.FOUND]
+
+
 @pytest.mark.parametrize(
     ("test", "why"),
     [
