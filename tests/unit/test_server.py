@@ -522,6 +522,7 @@ def test_the_store_is_let_go_of_when_nobody_reads_it(
     chunk = StoreReader.chunk
     close = questions.Questions.close
     read: list[bytes | None] = []
+    waited: list[bool] = []
 
     def slow(reader: StoreReader, trace: TraceId, part: SliceRow, offset: int) -> bytes | None:
         entered.release()
@@ -533,9 +534,9 @@ def test_the_store_is_let_go_of_when_nobody_reads_it(
         closing = asyncio.ensure_future(close(asked))
         # Would it not wait, it would be done long before.
         done, _ = await asyncio.wait({closing}, timeout=0.5)
+        waited.append(not done)
         go_on.set()
         await closing
-        assert not done
 
     monkeypatch.setattr(StoreReader, "chunk", slow)
     monkeypatch.setattr(questions.Questions, "close", closed)
@@ -548,6 +549,7 @@ def test_the_store_is_let_go_of_when_nobody_reads_it(
             call.cancel()
 
     asyncio.run(run())
+    assert waited == [True]
     assert read == [FRONT]
 
 
