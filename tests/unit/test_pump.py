@@ -91,10 +91,10 @@ def test_memory_that_nobody_was_granted_is_taken_back_though_nobody_rings(
 ) -> None:
     idle_wait_ns = 10_000_000
     monkeypatch.setattr("appliance.pump._IDLE_WAIT_NS", idle_wait_ns)
-    waits_ns: list[int] = []
+    waits_ns: list[int | None] = []
 
     class Watched(NativeDataPlane):
-        def wait_and_poll(self, timeout_ns: int) -> bool:
+        def wait_and_poll(self, timeout_ns: int | None) -> bool:
             waits_ns.append(timeout_ns)
             return super().wait_and_poll(timeout_ns)
 

@@ -44,7 +44,7 @@ void search_meet(struct bsn *n, struct search *s, const struct run *run,
 	uint64_t last_ns = clock_monotonic(n, ticks.last);
 	struct met *m;
 
-	if (ticks.first && first_ns < s->begun_ns)
+	if (first_ns && first_ns < s->begun_ns)
 		s->begun_ns = first_ns;
 	if (last_ns > s->active_ns)
 		s->active_ns = last_ns;
@@ -280,7 +280,8 @@ static bool is_maybe_lossy(const struct bsn *n, const struct search *s,
  * that has a part in it is gone: some of that may have been its. */
 static bool outlives_memory(const struct search *s)
 {
-	return s->begun_ns <= s->evicted_ns &&
+	/* Where nothing was forgotten, 0 is no time. */
+	return s->forgotten_to_ns && s->begun_ns <= s->evicted_ns &&
 	       s->begun_ns <= s->forgotten_to_ns;
 }
 
