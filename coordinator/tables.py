@@ -25,6 +25,8 @@ from coordinator.core.records import (
     PutVerdictAgain,
     Record,
 )
+from coordinator.core.trace import STAYING
+from coordinator.core.verdict import in_part_deleted
 from coordinator.counters import StoreCounters
 from coordinator.rows import stored_verdict, verdict_rest
 from protocol.messages import TraceId
@@ -92,6 +94,11 @@ class Tables:
             case PutVerdict():
                 self._touch(record.trace)
                 verdict = record.verdict
+                (stored,) = execute(
+                    "SELECT coalesce(sum(bytes), 0) FROM slices WHERE trace = ?", (record.trace,)
+                ).fetchone()
+                if stored < verdict.bytes:
+                    verdict = in_part_deleted(verdict)
                 execute(
                     "UPDATE traces SET verdict = ?, verdict_version = ?, verdict_rest = ?"
                     " WHERE trace = ? AND coalesce(verdict_version, -1) < ?",
@@ -234,10 +241,12 @@ class Tables:
             if record.offset == 0:
                 self._connection.execute("DELETE FROM chunks WHERE trace = ? AND node = ?", key)
                 self._connection.execute(
-                    "UPDATE slices SET restarted = max(restarted, bytes > 0), epoch = ?, bytes = 0,"
+                    "UPDATE slices SET restarted = max(restarted, bytes > 0,"
+                    " coalesce(status_epoch NOT IN (0, ?) AND (flags & ? OR open_handles), 0)),"
+                    " epoch = ?, bytes = 0,"
                     " least = NULL, held = CASE WHEN status_epoch = ? THEN held END"
                     " WHERE trace = ? AND node = ?",
-                    (record.epoch, record.epoch, *key),
+                    (record.epoch, int(STAYING), record.epoch, record.epoch, *key),
                 )
             stored = 0
         if record.offset > stored:

@@ -21,7 +21,7 @@ from coordinator.core.credit import Credit
 from coordinator.core.nodes import Node, Nodes
 from coordinator.core.outbox import BytesDurable, Outbox
 from coordinator.core.records import AppendSlice
-from coordinator.core.trace import Part, Trace
+from coordinator.core.trace import STAYING, Part, Trace
 from protocol.messages import SliceChunk
 
 
@@ -97,6 +97,10 @@ class Assembly:
             # Where nothing is kept, nobody may forget for it what he still has.
             return not part.is_whole or (not told and not part.received)
         if part.is_empty:
+            said = part.status
+            if said is not None and said.epoch and (said.flags & STAYING or said.open_handles):
+                # What it said of the slice before, it may not know any more.
+                part.restarted = True
             part.epoch, part.status = epoch, None
             return True
         part.restarted = True

@@ -32,13 +32,17 @@ class ClosedSlice:
 
         Collected again, a slice is what is left in the pool. All of it is there unless some
         was evicted, so what is as long as before has nothing new; what was evicted was
-        collected before, so any bytes are what was written since.
+        collected before, so any bytes are what was written since. So are those of a slice
+        that is shorter, and of which nothing says why: its node lost its memory.
         """
         if status.flags & DOUBTS & ~self.flags:
             return True
         if status.epoch in (0, self.epoch):
             return status.bytes > self.length
-        return status.bytes > (0 if SliceFlags.EVICTED in status.flags else self.least)
+        if SliceFlags.EVICTED in status.flags:
+            return status.bytes > 0
+        is_unexplained = not status.flags & ~SliceFlags.HELD
+        return status.bytes > self.least or (is_unexplained and 0 < status.bytes < self.least)
 
 
 NOTHING = ClosedSlice()

@@ -50,7 +50,7 @@ from coordinator.core.records import (
 )
 from coordinator.core.snapshots import Snapshots
 from coordinator.core.timers import Timers
-from coordinator.core.trace import Part, PartState, Trace
+from coordinator.core.trace import UNKNOWN_INCARNATION, Part, PartState, Trace
 from coordinator.core.traversal import Traversal
 from counting.histogram import Histogram
 from counting.trigger_names import TriggerNames
@@ -545,6 +545,9 @@ class CoordinatorCore:
             trace.reported_ns = None
             part = self._traversal.add_stored(trace, node_id(trigger.node), now_ns)
             part.told[group] = True
+            by_process = trigger.fired.source in _OF_A_PROCESS and trace_id == group.primary
+            if by_process and part.status is None:
+                part.fired_under = UNKNOWN_INCARNATION
             for other in trace.parts.values():
                 # What is complete need not be asked again, but must hear of a Drop.
                 if other.state is PartState.ANSWERED or group in self._traversal.abandoned:

@@ -36,13 +36,13 @@ from coordinator.core.closed import ClosedSlice, ClosedTraces, Outcome
 from coordinator.core.config import NS_PER_S, CoordinatorConfig
 from coordinator.core.evidence import Evidence
 from coordinator.core.figures import DURATION_BOUNDS_S, CoordinatorCounters
-from coordinator.core.nodes import Node, Nodes
+from coordinator.core.nodes import Node, Nodes, named
 from coordinator.core.outbox import BytesDurable, Closed, Outbox
 from coordinator.core.records import PutReleased, PutVerdict, PutVerdictAgain, StoredTrace
 from coordinator.core.timers import Timers
 from coordinator.core.trace import Part, PartState, Trace
 from coordinator.core.traversal import Traversal
-from coordinator.core.verdict import ELSEWHERE, HEALABLE, ReasonKind, given_up, judge
+from coordinator.core.verdict import ELSEWHERE, HEALABLE, ReasonKind, deleted, given_up, judge
 from counting.histogram import Histogram
 from protocol.messages import Group, Release, SliceFlags, SliceStatus, TraceId
 from protocol.verdicts import VerdictKind
@@ -120,12 +120,19 @@ class Lifecycle:
             self._put_verdict_again(trace_id, outcome)
             if outcome.is_empty:
                 trace.verdict = outcome.verdict
+                self._add_missing(trace, outcome, now_ns)
             else:
                 self._counters.traces_late += 1
                 self._go_on(trace, outcome, now_ns)
         if not trace.evidence.has_bytes:
             self._bare[trace_id] = None
         return trace
+
+    def _add_missing(self, trace: Trace, outcome: Outcome, now_ns: int) -> None:
+        """Nobody had sent any bytes of it: who was to send some still is."""
+        for reason in outcome.verdict.reasons if outcome.verdict is not None else ():
+            if reason.node and reason.kind is not ReasonKind.NEVER_SEEN:
+                self._traversal.add_stored(trace, named(reason.node), now_ns)
 
     def add_stored_bytes(self, trace: Trace, count: int) -> None:
         """So many bytes more of a trace are stored, or will be."""
@@ -138,6 +145,10 @@ class Lifecycle:
         if trace.released:
             trace.released = False
             self._write_reopened(trace.id)
+            # The store may have deleted it since, and what was judged alike is not put again.
+            if trace.verdict is not None:
+                verdict = deleted(trace.verdict) if trace.verdict.bytes else trace.verdict
+                self._outbox.write(PutVerdictAgain(trace.id, verdict))
         if trace.settled:
             trace.settled = False
             trace.provisional_at_ns = now_ns + self._config.provisional_ns

@@ -143,3 +143,8 @@ class Nodes:
     def is_connected(self, identity: NodeId) -> bool:
         known = self.by_id.get(identity)
         return known is not None and known.session is not None
+
+
+def named(name: str) -> NodeId:
+    """The id of what ``Nodes.name_of()`` gave."""
+    return NodeId(int(name[1:], 16)) if name.startswith("#") else node_id(name)

@@ -36,6 +36,14 @@ DOUBTS = SliceFlags.LOSSY | SliceFlags.MAYBE_LOSSY | SliceFlags.CORRUPT
 """What a node may come to know of a trace at any time, though its slice was whole here."""
 
 
+STAYING = DOUBTS | SliceFlags.EVICTED | SliceFlags.STORE_FULL
+"""What stays true of a trace, though its node may not know it of a slice that it begins anew."""
+
+
+UNKNOWN_INCARNATION = -1
+"""No node has it: what was fired before the coordinator began was fired under another."""
+
+
 class PartState(enum.Enum):
     UNASKED = "unasked"
     ASKED = "asked"
@@ -116,8 +124,8 @@ class Trace:
     coordinator heard it) or told already. ``abandoned_by``: no group wants it any more; that node was the first.
     ``nodes_cut`` counts crumbs over the bound. ``settled``: the verdict is
     final, and nothing came since. ``released``: its nodes are told to forget
-    it. ``late``: bytes came when its evidence was forgotten; what was wrong with
-    it before that stands in ``reasons_before``. ``stored_bytes`` are in the
+    it. ``late``: something came when its evidence was forgotten; what was wrong
+    with it before that stands in ``reasons_before``. ``stored_bytes`` are in the
     store, of slices and firings.
     """
 

@@ -67,9 +67,12 @@ class Traversal:
         ``by_process``: one of the node that works on this very trace. False if the trace has so
         many groups that one more is no news.
         """
-        if group not in trace.groups and self._is_full(trace):
-            return False
         part = trace.parts.get(node.id)
+        if group not in trace.groups and self._is_full(trace):
+            if part is not None:
+                return False
+            self._ask(trace, self._add(trace, node.id, PartState.ASKED, FIRED, now_ns))
+            return True
         if part is None:
             part = self._add(trace, node.id, PartState.ASKED, FIRED, now_ns)
         elif part.state is PartState.UNASKED:

@@ -213,13 +213,26 @@ class Verdict:
         return other is not None and self == replace(other, version=self.version)
 
 
+_DELETED = Reason(
+    ReasonKind.DELETED,
+    "",
+    "store.bytes_max or store.age_max_s was reached before the trace came up again",
+)
+
+
 def deleted(verdict: Verdict) -> Verdict:
     """What is left to say of a trace when the store has deleted all that this verdict speaks of.
 
     Of the same version, so that the next one replaces it.
     """
-    detail = "store.bytes_max or store.age_max_s was reached before the trace came up again"
-    return _of_nothing(verdict.version, Reason(ReasonKind.DELETED, "", detail))
+    return _of_nothing(verdict.version, _DELETED)
+
+
+def in_part_deleted(verdict: Verdict) -> Verdict:
+    """The same, when the store has deleted some of what it speaks of."""
+    reasons = (*verdict.reasons, _DELETED)
+    kinds = (verdict.kind, VerdictKind.PARTIAL)
+    return replace(verdict, kind=max(kinds, key=_SEVERITY.index), reasons=reasons)
 
 
 def given_up(node: str) -> Verdict:

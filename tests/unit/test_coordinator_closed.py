@@ -205,3 +205,53 @@ def test_a_doubt_that_comes_after_the_end_counts(
     harness.status("n1", T, size, flags=flag, held=True, epoch=epoch)
     wait_for_the_end(harness)
     assert harness.store.traces[T].verdict == verdict
+
+
+def test_who_owed_bytes_when_it_was_closed_owes_them_still() -> None:
+    harness = Harness()
+    harness.cluster("n1", "n2")
+    harness.fire("n1", T)
+    harness.status("n1", T, 100)
+    harness.lose("n1")
+    harness.lose_slices("n1")
+    wait_for_the_end(harness)
+    assert harness.store.traces[T].released
+    harness.fire("n2", T, "other")
+    harness.deliver(T, {"n2": preamble() + run(*span(1))})
+    harness.wait(2 * S)
+    verdict = harness.verdict(T)
+    assert verdict is not None
+    assert verdict.kind is not VerdictKind.COHERENT
+    assert "n1" in {reason.node for reason in verdict.reasons}
+
+
+def test_a_node_that_lost_its_memory_has_news_though_it_has_less() -> None:
+    harness = Harness()
+    harness.cluster("n1")
+    harness.fire("n1", T)
+    harness.deliver(T, {"n1": preamble() + run(*span(1), *span(2, 1), *span(3, 1))}, epoch=5)
+    wait_for_the_end(harness)
+    harness.lose("n1")
+    harness.lose_slices("n1")
+    harness.connect("n1", 2)
+    harness.open_slices("n1", 2)
+    harness.fire("n1", T)
+    harness.status("n1", T, len(preamble() + run(*span(4, 1))), epoch=9)
+    harness.wait(60 * S)
+    verdict = harness.verdict(T)
+    assert verdict is not None
+    assert verdict.kind is not VerdictKind.COHERENT
+
+
+def test_what_is_released_and_comes_up_again_has_a_verdict_where_the_store_deleted_it() -> None:
+    harness = Harness()
+    harness.cluster("n1")
+    harness.fire("n1", T)
+    harness.deliver(T, {"n1": preamble() + run(*span(1))})
+    harness.wait(S + harness.config.missing_linger_ns)
+    assert harness.store.traces[T].released
+    # As the store does it with what it wrote first.
+    del harness.store.traces[T]
+    harness.fire("n1", T, "other")
+    wait_for_the_end(harness)
+    assert kinds(harness.store.traces[T].verdict) == {ReasonKind.DELETED}

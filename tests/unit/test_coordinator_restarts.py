@@ -228,3 +228,54 @@ def test_who_names_a_trace_may_never_have_seen_it(source: Source, primary: Trace
     harness.status("n1", T, epoch=9)
     harness.wait(1 * S)
     assert judged(harness) == ("coherent", 1, set())
+
+
+def alone() -> Harness:
+    """T is whole on n1, and was fired on n2 too."""
+    harness = Harness()
+    harness.cluster("n1", "n2")
+    harness.fire("n1", T)
+    harness.fire("n2", T, "other")
+    harness.deliver(T, {"n1": preamble() + run(*span(1))})
+    return harness
+
+
+@pytest.mark.parametrize(
+    "flag",
+    [SliceFlags.EVICTED, SliceFlags.LOSSY, SliceFlags.MAYBE_LOSSY, SliceFlags.STORE_FULL],
+)
+@pytest.mark.parametrize("writes", [False, True])
+def test_what_a_node_without_bytes_said_stays_true(flag: SliceFlags, writes: bool) -> None:
+    harness = alone()
+    harness.status("n2", T, flags=flag, epoch=5)
+    harness.wait(2 * S)
+    assert judged(harness)[0] != "coherent"
+    restart_node(harness, "n2")
+    if writes:
+        harness.deliver(T, {"n2": preamble() + run(*span(2, 1))}, epoch=9)
+    else:
+        harness.status("n2", T, epoch=9)
+    harness.wait(2 * S)
+    assert judged(harness)[0] != "coherent"
+
+
+def test_handles_without_bytes_stay_open_where_the_node_lost_its_memory() -> None:
+    harness = alone()
+    harness.status("n2", T, open_handles=1, held=True, epoch=5)
+    harness.wait(2 * S)
+    restart_node(harness, "n2")
+    harness.status("n2", T, epoch=9)
+    harness.wait(2 * S)
+    assert judged(harness)[0] != "coherent"
+
+
+def test_a_node_that_fired_has_seen_it_though_the_coordinator_was_restarted_too() -> None:
+    harness = alone()
+    harness.restart()
+    harness.connect("n1")
+    harness.open_slices("n1")
+    harness.connect("n2", 2)
+    harness.open_slices("n2", 2)
+    harness.status("n2", T, epoch=9)
+    harness.wait(20 * S)
+    assert judged(harness)[0] != "coherent"

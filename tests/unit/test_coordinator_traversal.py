@@ -787,3 +787,19 @@ def test_triggers_count_by_a_bounded_number_of_names() -> None:
     fire("n1", "slow", "a", "b")
     (counted,) = harness.core.counters.by_trigger.values()
     assert (counted.reports, counted.traces) == (1, 0)
+
+
+def test_a_node_that_fires_a_full_trace_has_seen_it() -> None:
+    harness = Harness(CoordinatorConfig(groups_per_trace_max=1))
+    harness.cluster("n1", "n2")
+    trace = trace_id("T")
+    harness.fire("n1", trace)
+    harness.deliver(trace, {"n1": preamble() + run(*span(1))})
+    harness.fire("n2", trace, "other")
+    harness.lose("n2")
+    harness.lose_slices("n2")
+    harness.wait(2 * S)
+    verdict = harness.verdict(trace)
+    assert verdict is not None
+    assert verdict.kind is VerdictKind.PARTIAL
+    assert {reason.node for reason in verdict.reasons} == {"n2"}

@@ -76,7 +76,7 @@ VERDICT = Verdict(
     VerdictKind.PARTIAL,
     (Reason(ReasonKind.NO_ANSWER, "b", 'did not say "here"'),),
     ("a", "b"),
-    300,
+    6,
     2,
     1000,
     2000,
@@ -251,7 +251,7 @@ def test_listing_selects_and_goes_from_new_to_old(tmp_path: Path) -> None:
             name = "odd" if number % 2 else "even"
             here.write(PutTrigger("a", replace(FIRED, group=Group(name, trace), laterals=())))
             if kind is not None:
-                here.write(PutVerdict(trace, replace(VERDICT, kind=kind)))
+                here.write(PutVerdict(trace, replace(VERDICT, kind=kind, bytes=0)))
         with StoreReader(path) as reader:
             assert reader.list_traces(Wanted()) == [T3, T2, T1]
             assert reader.list_traces(Wanted(), 2) == [T3, T2]
@@ -357,12 +357,13 @@ def test_only_the_last_released_are_recovered(tmp_path: Path) -> None:
 def test_a_verdict_never_goes_back(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
     with driver(path) as here:
-        here.write(PutVerdict(T1, replace(VERDICT, version=2)))
-        here.write(PutVerdict(T1, replace(VERDICT, version=1, kind=VerdictKind.COHERENT)))
+        newer = replace(VERDICT, version=2, bytes=0)
+        here.write(PutVerdict(T1, newer))
+        here.write(PutVerdict(T1, replace(newer, version=1, kind=VerdictKind.COHERENT)))
         with StoreReader(path) as reader:
             row = reader.trace(T1)
             assert row is not None
-            assert row.verdict == replace(VERDICT, version=2)
+            assert row.verdict == newer
 
 
 @settings(max_examples=20)
@@ -407,12 +408,36 @@ def test_a_trace_that_comes_up_again_is_in_assembly_again(tmp_path: Path) -> Non
     assert not recovered(path)[T1].released
 
 
+def test_a_verdict_on_what_was_deleted_says_so(tmp_path: Path) -> None:
+    """The trace was released, and went on: only what came since is stored."""
+    path = tmp_path / "store.db"
+    whole = replace(VERDICT, kind=VerdictKind.COHERENT, reasons=())
+    with driver(path) as here:
+        here.write(AppendSlice(T1, "a", 1, 0, b"abc"), PutVerdict(T1, whole), PutReleased(T1))
+        with StoreReader(path) as reader:
+            row = reader.trace(T1)
+            assert row is not None
+            assert row.verdict is not None
+            assert row.verdict.kind is VerdictKind.PARTIAL
+            assert [reason.kind for reason in row.verdict.reasons] == [ReasonKind.DELETED]
+
+
+def test_a_slice_that_begins_anew_keeps_what_its_node_said(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    evicted = replace(STATUS, flags=SliceFlags.EVICTED, bytes=0, open_handles=0)
+    with driver(path) as here:
+        here.write(PutStatus("a", evicted, None), AppendSlice(T1, "a", 9, 0, b"abc"))
+    (one,) = recovered(path)[T1].slices
+    assert one.restarted
+
+
 def test_a_verdict_again_is_for_what_has_none(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
     again = replace(VERDICT, reasons=(Reason(ReasonKind.DELETED, "", "too old"),), bytes=0)
     fired = replace(FIRED, group=Group("latency", T1), laterals=())
     with driver(path) as here:
-        here.write(PutTrigger("a", fired), PutVerdict(T1, VERDICT), PutReleased(T1))
+        here.write(PutTrigger("a", fired), AppendSlice(T1, "a", 1, 0, b"abcdef"))
+        here.write(PutVerdict(T1, VERDICT), PutReleased(T1))
         here.write(PutVerdictAgain(T1, again), PutVerdictAgain(T2, again))
         with StoreReader(path) as reader:
             row = reader.trace(T1)
