@@ -101,7 +101,7 @@ METRICS = (
         "Traces closed before their time, to keep within a bound.",
         "core/traces_finished_early",
     ),
-    Metric("traces_late_total", "Closed traces that bytes came for.", "core/traces_late"),
+    Metric("traces_late_total", "Closed traces that bytes or doubts came for.", "core/traces_late"),
     # Slices and memory.
     Metric(
         "memory_bytes",

@@ -56,7 +56,7 @@ class CoordinatorCounters:
     groups_abandoned: int = 0
     bytes_over_slice_max: int = 0  # of slices, dropped for slice_bytes_max
     traces_finished_early: int = 0  # traces, evidence or bytes over their bound
-    traces_late: int = 0  # bytes came for a closed trace
+    traces_late: int = 0  # bytes, or a doubt, came for a closed one
     chunks_unwelcome: int = 0  # on a stream that may not send
     chunks_over_credit: int = 0
     chunks_with_gap: int = 0

@@ -17,7 +17,7 @@ it: a trigger, a crumb to a new node, an answer, bytes.
                missing may still come
     RELEASED   news                                       OPEN      PutReleased: not
     RELEASED   no news for linger_ns                      CLOSED
-    CLOSED     bytes                                      OPEN      PutReleased: not (late)
+    CLOSED     bytes, or a doubt                          OPEN      PutReleased: not (late)
     any but    too many traces, or too much evidence,     CLOSED    PutVerdict, PutReleased,
     CLOSED     and it has been without news the longest             then Release
                (too many: see make_room)
@@ -36,7 +36,7 @@ from coordinator.core.closed import ClosedSlice, ClosedTraces, Outcome
 from coordinator.core.config import NS_PER_S, CoordinatorConfig
 from coordinator.core.evidence import Evidence
 from coordinator.core.figures import DURATION_BOUNDS_S, CoordinatorCounters
-from coordinator.core.nodes import Node, Nodes, named
+from coordinator.core.nodes import Node, Nodes, identity_of
 from coordinator.core.outbox import BytesDurable, Closed, Outbox
 from coordinator.core.records import PutReleased, PutVerdict, PutVerdictAgain, StoredTrace
 from coordinator.core.timers import Timers
@@ -132,7 +132,7 @@ class Lifecycle:
         """Nobody had sent any bytes of it: who was to send some still is."""
         for reason in outcome.verdict.reasons if outcome.verdict is not None else ():
             if reason.node and reason.kind is not ReasonKind.NEVER_SEEN:
-                self._traversal.add_stored(trace, named(reason.node), now_ns)
+                self._traversal.add_stored(trace, identity_of(reason.node), now_ns)
 
     def add_stored_bytes(self, trace: Trace, count: int) -> None:
         """So many bytes more of a trace are stored, or will be."""

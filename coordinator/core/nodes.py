@@ -145,6 +145,6 @@ class Nodes:
         return known is not None and known.session is not None
 
 
-def named(name: str) -> NodeId:
+def identity_of(name: str) -> NodeId:
     """The id of what ``Nodes.name_of()`` gave."""
     return NodeId(int(name[1:], 16)) if name.startswith("#") else node_id(name)
