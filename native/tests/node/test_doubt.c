@@ -30,6 +30,13 @@ static void attach(struct user *u, struct bsn *n, uint64_t tenant, uint64_t now)
 	u->t = writer_thread(&u->w, 0);
 }
 
+static void end(struct bsn *n, struct user *one, struct user *other)
+{
+	writer_close(&one->w);
+	writer_close(&other->w);
+	bsn_free(n);
+}
+
 /* Other traces, until so many segments are full. */
 static void fill(struct user *u, struct bsn *n, uint32_t segments,
 		 uint32_t bytes, uint64_t *now)
@@ -194,9 +201,7 @@ static void who_joins_a_slice(enum joins how)
 	bsn_poll(n, now += 100 * MS);
 	CHECK_EQ(bsn_slice_info(n, T, &s), 0);
 	CHECK_EQ(s.flags, doubted);
-	writer_close(&holder.w);
-	writer_close(&late.w);
-	bsn_free(n);
+	end(n, &holder, &late);
 }
 
 static void who_joins_a_slice_is_asked_what_he_lost(void)
@@ -239,9 +244,7 @@ static void kept_runs_stay_in_doubt(void)
 	bsn_poll(n, now += MS);
 	collect(n, T, now, &s);
 	CHECK_EQ(s.flags, doubted);
-	writer_close(&u.w);
-	writer_close(&other.w);
-	bsn_free(n);
+	end(n, &u, &other);
 }
 
 /* ------------------------------------------------- what is gone is forgotten --- */
@@ -273,9 +276,7 @@ static void who_waits_for_a_pass_is_not_forgotten(void)
 	bsn_poll(n, now += MS);
 	CHECK_EQ(bsn_slice_info(n, T, &s), 0);
 	CHECK_EQ(s.flags, BSN_SLICE_EVICTED | BSN_SLICE_BY_FINGERPRINT);
-	writer_close(&quiet.w);
-	writer_close(&noisy.w);
-	bsn_free(n);
+	end(n, &quiet, &noisy);
 }
 
 /* Also of who has fewer places than segments. */
@@ -295,9 +296,7 @@ static void each_segment_may_leave_something(void)
 	fill(&quiet, n, (64 << 20) / SEG + 1, 30000, &now);
 	CHECK_EQ(flags_of(n, T, now),
 		 BSN_SLICE_EVICTED | BSN_SLICE_BY_FINGERPRINT);
-	writer_close(&quiet.w);
-	writer_close(&noisy.w);
-	bsn_free(n);
+	end(n, &quiet, &noisy);
 }
 
 /* The root of a long trace is kept, and a child of another thread is evicted. Who began
@@ -338,9 +337,7 @@ static void a_trace_that_outlives_the_memory_is_doubted(bool restarts)
 	collect(n, T, now, &s);
 	CHECK_EQ(s.flags, BSN_SLICE_HELD | BSN_SLICE_MAYBE_LOSSY);
 	CHECK_EQ(s.open_handles, 0);
-	writer_close(&u.w);
-	writer_close(&other.w);
-	bsn_free(n);
+	end(n, &u, &other);
 }
 
 static void a_trace_that_outlives_the_memory(void)
