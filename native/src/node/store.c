@@ -344,7 +344,11 @@ bool slice_trim(struct bsn *n, struct slice *slice, uint64_t offset)
 	if (offset <= slice->trimmed_bytes)
 		return more;
 	slice->trimmed_bytes = offset;
-	drop = (uint32_t)(offset / BLOCK_CONTENT) - slice->first_block;
+	/* Of what is wanted by nobody, not even the block is kept that is begun: a
+	 * slice that only waits for more takes its mark. */
+	drop = offset == slice->bytes ? slice->n_blocks
+				      : (uint32_t)(offset / BLOCK_CONTENT) -
+						slice->first_block;
 	mark_dirty(&n->store, slice);
 	store_commit(n); /* before: a successor must not look for them */
 	if (!drop)
@@ -352,7 +356,7 @@ bool slice_trim(struct bsn *n, struct slice *slice, uint64_t offset)
 	for (uint32_t i = 0; i < drop; i++)
 		block_free(&n->store, slice->blocks[i]);
 	slice->n_blocks -= drop;
-	slice->first_block += drop;
+	slice->first_block = (uint32_t)(offset / BLOCK_CONTENT);
 	memmove(slice->blocks, slice->blocks + drop,
 		slice->n_blocks * sizeof(*slice->blocks));
 	return more;

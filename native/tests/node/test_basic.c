@@ -429,6 +429,46 @@ static void what_was_released_is_collected_anew(void)
 	free_with_writer(n, &w);
 }
 
+/* Of a slice that is reported in full only the mark is left, also while it grows
+ * and is reported again, and over a change of daemons. */
+static void what_is_reported_takes_a_block(void)
+{
+	struct bsn_config config = test_config(8 << 20);
+	struct bsn_metrics metrics;
+	struct bsn_slice s;
+	struct writer w;
+	struct wthread t;
+	uint8_t record[16], got[64];
+	struct bsn *n = node_with_writer(&config, &w, &t);
+	uint64_t reported = 0;
+
+	CHECK(w_begin(&t, trace_id(1), 9, 0, BS_RUN_FIRST, 60000));
+	bsn_poll(n, START);
+	collect(n, trace_id(1), START, &s);
+	for (int i = 0; i < 400; i++) {
+		memset(record, i, sizeof(record));
+		w_record(&t, BS_RECORD_DATA, record, sizeof(record), START);
+		bsn_poll(n, START);
+		CHECK_EQ(bsn_slice_info(n, trace_id(1), &s), 0);
+		CHECK(s.bytes > reported);
+		CHECK(s.bytes - reported <= sizeof(got) || i == 0);
+		if (i) {
+			int64_t bytes = bsn_slice_read(n, trace_id(1), reported,
+						       got, sizeof(got));
+
+			CHECK_EQ(bytes, s.bytes - reported);
+			CHECK(!memcmp(got + bytes - sizeof(record), record,
+				      sizeof(record)));
+		}
+		CHECK_EQ(bsn_slice_trim(n, trace_id(1), s.bytes), 0);
+		reported = s.bytes;
+		bsn_get_metrics(n, &metrics);
+		CHECK_EQ(metrics.store_used_bytes, 2 * 2048);
+	}
+	CHECK(reported > 3 * 2048);
+	free_with_writer(n, &w);
+}
+
 static void refuses_bad_configurations(void)
 {
 	struct bsn_config good = test_config(8 << 20), bad;
@@ -646,6 +686,7 @@ int main(void)
 	RUN(what_was_released_is_collected_anew);
 	RUN(names_other_nodes);
 	RUN(trims_and_releases);
+	RUN(what_is_reported_takes_a_block);
 	RUN(refuses_bad_configurations);
 	RUN(cuts_long_traces_on_records);
 	RUN(peeks_without_collecting);
