@@ -181,9 +181,10 @@ static void adopt_mark(struct bsn *n, uint32_t i)
 	}
 	slice->first_block = (uint32_t)(slice->trimmed_bytes / BLOCK_CONTENT);
 	if (slice->trimmed_bytes < slice->bytes)
-		slice->n_blocks = (uint32_t)((slice->bytes + BLOCK_CONTENT - 1) /
-					     BLOCK_CONTENT) -
-				  slice->first_block;
+		slice->n_blocks =
+			(uint32_t)((slice->bytes + BLOCK_CONTENT - 1) /
+				   BLOCK_CONTENT) -
+			slice->first_block;
 	slice->blocks = calloc(slice->n_blocks + 1u, sizeof(*slice->blocks));
 	slice->blocks_room = slice->blocks ? slice->n_blocks + 1 : 0;
 }

@@ -346,9 +346,9 @@ bool slice_trim(struct bsn *n, struct slice *slice, uint64_t offset)
 	slice->trimmed_bytes = offset;
 	/* Of what is wanted by nobody, not even the block is kept that is begun: a
 	 * slice that only waits for more takes its mark. */
-	drop = offset == slice->bytes ? slice->n_blocks
-				      : (uint32_t)(offset / BLOCK_CONTENT) -
-						slice->first_block;
+	drop = (uint32_t)(offset / BLOCK_CONTENT) - slice->first_block;
+	if (offset == slice->bytes)
+		drop = slice->n_blocks;
 	mark_dirty(&n->store, slice);
 	store_commit(n); /* before: a successor must not look for them */
 	if (!drop)
