@@ -28,7 +28,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from coordinator.core.records import PutNode, StoredTrace, Write
+from coordinator.core.records import PutNode, Record, StoredTrace, Write
 from coordinator.counters import StoreCounters
 from coordinator.rows import stored_nodes, stored_traces
 from coordinator.schema import in_words, lock_store, open_store
@@ -255,11 +255,16 @@ class Store:
     def _commit(self, batch: Sequence[Write | _Noted]) -> bool:
         try:
             with self._transaction():
+                records: list[Record] = []
                 for item in batch:
                     if isinstance(item, Write):
-                        self._tables.apply(item.record)
+                        records.append(item.record)
                     else:
+                        # In order, since notes are on what is stored.
+                        self._tables.apply(records)
+                        records = []
                         self._tables.apply_notes(item.notes)
+                self._tables.apply(records)
         except sqlite3.Error as error:
             self.counters.writes_failed += 1
             self._say_failed(in_words(self._path, error))

@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 import sqlite3
 import zlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import TypeAlias, assert_never
 
 from coordinator import index
@@ -51,6 +51,36 @@ Note: TypeAlias = index.TraceIndex | PutExported
 """What is made of a trace that is stored. One of a trace that was deleted is nothing."""
 
 
+def without_outdated(records: Iterable[Record]) -> list[Record]:
+    """Records that are written at once, without the statuses that a later one makes pointless.
+
+    A store that falls behind has dozens of each slice in a batch, and each costs the lock
+    of the interpreter several times. A status counts for the slice that begins after it,
+    so none is left out there.
+    """
+    kept: list[Record] = []
+    latest: dict[tuple[TraceId, str], int] = {}
+    for record in records:
+        if isinstance(record, PutStatus):
+            key = (record.status.trace, record.node)
+            at = latest.get(key)
+            if at is not None:
+                before = kept[at]
+                assert isinstance(before, PutStatus)
+                kept[at] = replace(record, restarted=record.restarted or before.restarted)
+                continue
+            latest[key] = len(kept)
+        elif isinstance(record, AppendSlice) and record.offset == 0:
+            latest.pop((record.trace, record.node), None)
+        kept.append(record)
+    return kept
+
+
+def _rows(row: str, items: Sequence[object]) -> str:
+    """The rows of an INSERT of all items at once: a statement for each costs far more."""
+    return ", ".join([row] * len(items))
+
+
 class Tables:
     """The rows of one store, by its writing connection. Whoever calls has a transaction open."""
 
@@ -69,9 +99,16 @@ class Tables:
         self._log = log
         self._clock = clock
         self._cut: set[tuple[TraceId, str]] = set()
+        self._touched: set[TraceId | tuple[TraceId, str]] = set()
 
-    def apply(self, record: Record) -> None:
-        """Write what the core has to say."""
+    def apply(self, records: Iterable[Record]) -> None:
+        """Write what the core has to say. What a later record makes pointless is left out."""
+        # Only as long as nobody else can have deleted them.
+        self._touched.clear()
+        for record in without_outdated(records):
+            self._apply(record)
+
+    def _apply(self, record: Record) -> None:
         execute = self._connection.execute
         match record:
             case PutNode():
@@ -159,11 +196,17 @@ class Tables:
                 case _:
                     assert_never(note)
 
-    def _touch(self, trace: TraceId) -> None:
+    def _touch(self, *traces: TraceId) -> None:
+        """Have rows for these traces."""
+        new = [trace for trace in dict.fromkeys(traces) if trace not in self._touched]
+        if not new:
+            return
+        now_ns = int(self._clock() * 1e9)
         self._connection.execute(
-            "INSERT OR IGNORE INTO traces (trace, stored_ns) VALUES (?, ?)",
-            (trace, int(self._clock() * 1e9)),
+            f"INSERT OR IGNORE INTO traces (trace, stored_ns) VALUES {_rows('(?, ?)', new)}",
+            [value for trace in new for value in (trace, now_ns)],
         )
+        self._touched.update(new)
 
     def _queue_export(self, trace: TraceId) -> None:
         """Have a closed trace exported, unless it was, has not grown since, and is judged alike.
@@ -196,18 +239,22 @@ class Tables:
                 fired.suppressed,
             ),
         )
-        for trace in (group.primary, *fired.laterals):
-            self._touch(trace)
-            self._connection.execute(
-                "INSERT OR IGNORE INTO members VALUES (?, ?, ?)",
-                (trace, group.trigger, group.primary),
-            )
+        traces = (group.primary, *fired.laterals)
+        self._touch(*traces)
+        self._connection.execute(
+            f"INSERT OR IGNORE INTO members VALUES {_rows('(?, ?, ?)', traces)}",
+            [value for trace in traces for value in (trace, group.trigger, group.primary)],
+        )
 
     def _slice(self, trace: TraceId, node: str) -> None:
+        """Have a row for this slice."""
+        if (trace, node) in self._touched:
+            return
         self._touch(trace)
         self._connection.execute(
             "INSERT OR IGNORE INTO slices (trace, node) VALUES (?, ?)", (trace, node)
         )
+        self._touched.add((trace, node))
 
     def _put_status(self, record: PutStatus) -> None:
         status, clock = record.status, record.clock

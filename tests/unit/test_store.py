@@ -42,7 +42,7 @@ from coordinator.reader import StoreReader, TraceRow, Wanted
 from coordinator.rows import SliceRow
 from coordinator.schema import StoreError
 from coordinator.store import Store, StoreLimits
-from coordinator.tables import PutExported
+from coordinator.tables import PutExported, without_outdated
 from formats.records import Data
 from formats.slices import PieceKind, Process
 from protocol.messages import (
@@ -429,6 +429,65 @@ def test_a_slice_that_begins_anew_keeps_what_its_node_said(tmp_path: Path) -> No
         here.write(PutStatus("a", evicted, None), AppendSlice(T1, "a", 9, 0, b"abc"))
     (one,) = recovered(path)[T1].slices
     assert one.restarted
+
+
+def test_of_many_statuses_at_once_the_last_one_is_written() -> None:
+    statuses = [PutStatus("a", replace(STATUS, bytes=size), None, size == 3) for size in range(50)]
+    other = PutStatus("b", STATUS, None)
+    assert without_outdated([*statuses, other, statuses[0]]) == [
+        replace(statuses[0], restarted=True),
+        other,
+    ]
+    begins = AppendSlice(T1, "a", 1, 0, b"abc")
+    goes_on = AppendSlice(T1, "a", 1, 3, b"def")
+    assert without_outdated([statuses[0], goes_on, statuses[1]]) == [statuses[1], goes_on]
+    kept: list[Record] = [statuses[0], begins, statuses[1]]
+    assert without_outdated(kept) == kept
+
+
+_SAID = st.builds(
+    PutStatus,
+    st.sampled_from("ab"),
+    st.builds(
+        SliceStatus,
+        st.sampled_from([T1, T2]),
+        st.booleans(),
+        st.sampled_from([SliceFlags(0), SliceFlags.LOSSY, SliceFlags.EVICTED]),
+        st.integers(0, 20),
+        st.integers(0, 1),
+        st.just(()),
+        st.integers(0, 2),
+    ),
+    st.none(),
+    st.booleans(),
+)
+_CAME = st.builds(
+    AppendSlice,
+    st.sampled_from([T1, T2]),
+    st.sampled_from("ab"),
+    st.integers(1, 2),
+    st.integers(0, 4),
+    st.binary(max_size=4),
+)
+
+
+@settings(max_examples=40)
+@given(
+    st.lists(
+        _SAID | _CAME | st.builds(PutReleased, st.sampled_from([T1, T2])), min_size=1, max_size=12
+    )
+)
+def test_what_is_written_at_once_makes_the_same_as_one_after_the_other(
+    tmp_path_factory: pytest.TempPathFactory, records: list[Record]
+) -> None:
+    at_once, in_turn = (tmp_path_factory.mktemp("store") / "store.db" for _ in range(2))
+    one, other = (Driver(path, ROOMY, Clock()) for path in (at_once, in_turn))
+    with one.store, other.store:
+        one.write(*records)
+        for record in records:
+            other.write(record)
+    assert recovered(at_once) == recovered(in_turn)
+    assert one.log == other.log  # of bytes without their beginning
 
 
 def test_a_verdict_again_is_for_what_has_none(tmp_path: Path) -> None:
