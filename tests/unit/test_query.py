@@ -978,7 +978,7 @@ def test_what_is_noted_at_once_is_bounded_by_its_spans(
 
         monkeypatch.setattr(here.store, "note", count)
         bring_up_to_date(here.store, path)
-    assert noted == [1, 1, 1, 1, 1, 0]
+    assert noted == [1, 1, 1, 1, 1]
 
 
 def test_the_indexer_works_when_there_are_news(tmp_path: Path) -> None:
