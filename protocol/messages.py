@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import NewType, TypeAlias
+from typing import NamedTuple, NewType, TypeAlias
 
 from protocol.versions import OURS, Agreed, Versions
 
@@ -77,9 +77,11 @@ class SliceFlags(enum.IntFlag):
     """With EVICTED: only a fingerprint says so, which is another trace's once in millions."""
 
 
-@dataclass(frozen=True, slots=True)
-class Group:
-    """A fired trigger's identity; the unit that is kept or dropped."""
+class Group(NamedTuple):
+    """A fired trigger's identity; the unit that is kept or dropped.
+
+    A tuple, since both cores look groups up all the time, and a tuple is hashed in C.
+    """
 
     trigger: str
     primary: TraceId
