@@ -117,13 +117,17 @@ class Holdings:
 
     def collect(
         self, group: HeldGroup, traces: Iterable[TraceId], owner: Owner, now_ns: int
-    ) -> None:
-        """Collect traces for a group. Those that it has already stay as they are.
+    ) -> list[TraceId]:
+        """Collect traces for a group; those of which the coordinator may know nothing.
 
-        So do those that cannot join it: they are held for others. ``owner``: whose are new.
+        Those that the group has already stay as they are. So do those that cannot join it:
+        they are held for others. ``owner``: whose are new.
         """
+        unknown: list[TraceId] = []
         for trace in traces:
             known = self.traces.get(trace)
+            if known is None or known.released or known.release_early:
+                unknown.append(trace)
             if known is not None and (trace in group.traces or self._is_full(known)):
                 continue
             held = known or self._add(self._dataplane.collect(trace, group.group, now_ns), owner)
@@ -133,6 +137,7 @@ class Holdings:
                 self._count_found(held)
             self._refresh(held, now_ns)
         self.reporter.place(group, now_ns)
+        return unknown
 
     def want(self, traces: Iterable[TraceId], owner: Owner, now_ns: int) -> None:
         """What is held of these is owner's, too."""

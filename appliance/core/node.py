@@ -24,7 +24,7 @@ from appliance.core.dataplane import (
     SliceChanged,
     StoreFull,
 )
-from appliance.core.groups import HeldGroup, HeldTrace
+from appliance.core.groups import HeldTrace
 from appliance.core.holdings import Holdings
 from appliance.core.limits import Admission, Refusal
 from appliance.core.marks import Asker, Owner
@@ -452,7 +452,11 @@ class NodeCore:
         held.fired = TriggerFired(group, named, why, source, fired_at_ns, suppressed)
         held.acknowledged = False
         self._owed.firing(group)
-        self._collect(held, (group.primary, *named), owner, now_ns)
+        unknown = self._holdings.collect(held, (group.primary, *named), owner, now_ns)
+        # What was told of the others stands; if it is released meanwhile, the coordinator is
+        # asked again once it has the firing.
+        for trace in dict.fromkeys((group.primary, *unknown)):
+            self._owed.answer(trace)
 
     def _on_snapshot(self, order: Snapshot, now_ns: int) -> None:
         run = self._snapshot
@@ -481,14 +485,8 @@ class NodeCore:
         if group is None:
             self._owed.refusal(message.traces, SliceFlags.STORE_FULL)
             return
-        self._collect(group, message.traces, Asker.COORDINATOR, now_ns)
-
-    def _collect(
-        self, group: HeldGroup, traces: Iterable[TraceId], owner: Owner, now_ns: int
-    ) -> None:
-        traces = tuple(traces)
-        self._holdings.collect(group, traces, owner, now_ns)
-        for trace in traces:
+        self._holdings.collect(group, message.traces, Asker.COORDINATOR, now_ns)
+        for trace in message.traces:
             self._owed.answer(trace)
 
     def _on_drop(self, group: Group, now_ns: int) -> None:
@@ -552,5 +550,12 @@ class NodeCore:
         else:
             self._owed.abandonment_known(group)
         held = self._holdings.groups.get(group)
-        if held is not None:
-            self._holdings.abandon(held, now_ns)
+        if held is None:
+            return
+        traces = tuple(held.traces)
+        self._holdings.abandon(held, now_ns)
+        # The coordinator may have forgotten the others with it, and then hears of the next
+        # group of theirs what it cannot judge by.
+        for trace in traces:
+            if trace in self._holdings.traces:
+                self._owed.answer(trace)

@@ -590,6 +590,48 @@ def test_two_groups_hold_a_trace_until_both_let_go() -> None:
     assert list(node.pool.slices()) == []
 
 
+def told_of(messages: Iterable[NodeMessage]) -> list[int]:
+    """The traces whose statuses are in messages, by number."""
+    return [int.from_bytes(m.trace, "big") for m in messages if isinstance(m, SliceStatus)]
+
+
+def test_a_neighbour_that_fires_again_and_again_is_told_of_once() -> None:
+    node = Node()
+    node.connect()
+    for number in range(1, 40):
+        node.write(number)
+    node.fire(1, laterals=range(8, 40))
+    assert sorted(told_of(node.take())) == [1, *range(8, 40)]
+    node.fire(2, laterals=range(8, 40))
+    assert told_of(node.take()) == [2]
+    node.fire(8, laterals=range(9, 40))
+    assert told_of(node.take()) == [8]
+    node.core.on_control_lost(node.now_ns)
+    assert sorted(told_of(node.connect())) == [1, 2, *range(8, 40)]
+
+
+def test_a_neighbour_that_the_coordinator_may_have_forgotten_is_told_of_again() -> None:
+    node = Node()
+    node.connect()
+    node.connect_slices()
+    for number in range(1, 8):
+        node.write(number)
+    node.fire(1, laterals=(5,))
+    assert told_of(node.take()) == [1, 5]
+    node.hear(TriggerAck(Group("t", trace(1))))
+    node.report()
+    assert told_of(node.hear(Release(trace(5)))) == []
+    node.fire(2, laterals=(5,))
+    assert told_of(node.take()) == [2, 5], "it said so before it had the bytes"
+    node.ack_all()
+    node.hear(TriggerAck(Group("t", trace(2))))
+    node.hear(Release(trace(5)))
+    node.fire(3, laterals=(5,))
+    assert told_of(node.take()) == [3, 5]
+    node.hear(Drop(Group("t", trace(1))))
+    assert told_of(node.hear(Drop(Group("t", trace(2))))) == [5], "another group has it yet"
+
+
 def test_a_shared_trace_is_charged_to_its_first_group_and_then_to_the_next() -> None:
     node = Node()
     node.write(1)
