@@ -544,15 +544,15 @@ class CoordinatorCore:
             trace = self._traces.get(trace_id) or self._lifecycle.begin(trace_id, now_ns)
             trace.reported_ns = None
             part = self._traversal.add_stored(trace, node_id(trigger.node), now_ns)
-            part.told[group] = True
             by_process = trigger.fired.source in _OF_A_PROCESS and trace_id == group.primary
             if by_process and part.status is None:
                 part.fired_under = UNKNOWN_INCARNATION
-            for other in trace.parts.values():
-                # What is complete need not be asked again, but must hear of a Drop.
-                if other.state is PartState.ANSWERED or group in self._traversal.abandoned:
-                    other.told[group] = True
             self._traversal.join(trace, group)
+            for known in trace.parts.values() if group in trace.groups else ():
+                # Who fired it, or has all of it here, need not be asked again; a Drop concerns all.
+                sure = known is part or known.state is PartState.ANSWERED
+                if sure or group in self._traversal.abandoned:
+                    known.told[group] = True
             self._lifecycle.add_stored_bytes(trace, FIRING_BYTES * (trace_id == group.primary))
             self._lifecycle.wait_for_nodes(trace, now_ns)
         state = self._traversal.groups.get(group)

@@ -55,7 +55,7 @@ class PartState(enum.Enum):
 class Part:
     """One node's part in a trace.
 
-    ``told``: the groups for which the node was asked, and whether it said
+    ``told``: the trace's groups for which the node was asked, and whether it said
     something since. ``received`` bytes of the slice came without a gap,
     ``durable`` of them are in the store. ``acked_on`` is the last Slices stream
     that carried an ack. ``epoch`` is that of the slice which they belong to, 0

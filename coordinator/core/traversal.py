@@ -55,7 +55,10 @@ class Traversal:
             return
         trace.groups[group] = None
         self.groups.setdefault(group, GroupState()).traces[trace.id] = trace
-        self._reckon_abandoned(trace)
+        if group in self.abandoned:
+            self._reckon_abandoned(trace)
+        else:
+            trace.abandoned_by = None
         for part in trace.parts.values():
             self._ask(trace, part)
 
@@ -281,6 +284,8 @@ class Traversal:
         """Ask for what the node was not asked; True if it is asked now."""
         node = self._nodes.by_id.get(part.node)
         if node is None or node.session is None or part.state is PartState.RETURNED:
+            return False
+        if part.state is not PartState.UNASKED and len(part.told) == len(trace.groups):
             return False
         wanted = [group for group in trace.groups if group not in self.abandoned]
         for group in wanted:
