@@ -16,14 +16,16 @@ import asyncio
 import random
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import grpc
 
 from appliance.core.node import NodeCore
 from protocol import wire
-from protocol.messages import NodeMessage
+from protocol.messages import CHUNKS_MAX, SliceChunk
+from protocol.versions import Feature
 from runtime.log import Log, MessageId
 
 _CONTROL = "/backsight.v1.Coordinator/Control"
@@ -54,7 +56,11 @@ _SAID_MAX = 16
 _ENDED = "it ended the stream"
 _IDLE = "nothing to report"
 
+# Of chunks in one message. The coordinator's loop is busy with it for a millisecond or two.
+_LIST_BYTES = 256 << 10
+
 _Call = grpc.aio.StreamStreamCall[bytes, bytes]
+_Said = TypeVar("_Said")
 
 
 class Backoff:
@@ -180,22 +186,24 @@ class Uplink:
             messages = self._core.take_control(time.time_ns())
             for start in range(0, len(messages), wire.BATCH_MESSAGES_MAX):
                 batch = messages[start : start + wire.BATCH_MESSAGES_MAX]
-                for data in self._encoded_batch(batch):
+                for data in self._encoded(batch, wire.encode_node_batch):
                     await call.write(data)
             if messages:
                 # What was said may have set a time for the next.
                 self._on_fact()
 
-    def _encoded_batch(self, batch: Sequence[NodeMessage]) -> Iterator[bytes]:
+    def _encoded(
+        self, items: Sequence[_Said], encode: Callable[[Sequence[_Said]], bytes]
+    ) -> Iterator[bytes]:
         """One message of the stream; one each, without those that cannot be, where any cannot."""
         try:
-            yield wire.encode_node_batch(batch)
+            yield encode(items)
         except wire.WireError as error:
-            if len(batch) == 1:
+            if len(items) == 1:
                 self._cannot_send(error)
                 return
-            for message in batch:
-                yield from self._encoded_batch([message])
+            for item in items:
+                yield from self._encoded([item], encode)
 
     def _cannot_send(self, error: wire.WireError) -> None:
         """Leave a message out: it would be no better on the next stream, and end that one too."""
@@ -274,15 +282,28 @@ class Uplink:
             if self._core.wants_slices_connection():
                 idle_at_s = loop.time() + self._slices_idle_s
             chunks = self._core.take_chunks(time.monotonic_ns())
-            for chunk in chunks:
-                try:
-                    data = wire.encode_chunk(chunk)
-                except wire.WireError as error:
-                    self._cannot_send(error)
-                else:
+            for listed in self._listed(chunks):
+                for data in self._encoded(listed, wire.encode_chunks):
                     await call.write(data)
             if chunks:
                 self._on_fact()
+
+    def _listed(self, chunks: Iterable[SliceChunk]) -> Iterator[list[SliceChunk]]:
+        """Chunks by the message that carries them; one each to who knows no lists."""
+        agreed = self._core.agreed
+        listed: list[SliceChunk] = []
+        room_bytes = 0
+        for chunk in chunks:
+            room_bytes -= len(chunk.data)
+            full = room_bytes < 0 or len(listed) == CHUNKS_MAX
+            if listed and (full or agreed is None or Feature.CHUNK_LISTS not in agreed.features):
+                yield listed
+                listed = []
+            if not listed:
+                room_bytes = _LIST_BYTES - len(chunk.data)
+            listed.append(chunk)
+        if listed:
+            yield listed
 
     async def _read_slices(self, call: _Call) -> str:
         async for data in call:

@@ -432,10 +432,12 @@ class CoordinatorServer:
                 )
                 self._changed()
                 async for data in requests:
-                    chunk = wire.decode_slices_message(data)
-                    if isinstance(chunk, wire.Opening):
+                    chunks = wire.decode_slices_message(data)
+                    if isinstance(chunks, wire.Opening):
                         await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "opened twice")
-                    self._core.on_chunk(stream, chunk, time.monotonic_ns())
+                    now_ns = time.monotonic_ns()
+                    for chunk in chunks:
+                        self._core.on_chunk(stream, chunk, now_ns)
                     self._changed()
                     await self._keeps_up.wait()
             outgoing.end()

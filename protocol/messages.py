@@ -24,6 +24,8 @@ LATERALS_MAX = 32
 COLLECT_TRACES_MAX = 1 + LATERALS_MAX
 CRUMBS_MAX = 64
 CHUNK_BYTES_MAX = 1 << 20
+CHUNKS_MAX = 256
+"""Chunks in one message; of all of them, CHUNK_BYTES_MAX."""
 ACKS_MAX = 65536
 """Acks in one reply: 39 bytes each, so under 3 MiB."""
 

@@ -18,6 +18,8 @@ class Feature(enum.IntFlag):
     """The coordinator says what nodes record: Policy."""
     POLICY_RULES = 2
     """And which operations: Policy.rules, said only with it. No node makes anything of them yet."""
+    CHUNK_LISTS = 4
+    """A message of a Slices stream may carry several chunks: SliceChunk.further."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +46,7 @@ class Incompatible(ValueError):
     """The two sides have no version in common. The message says which one is to be updated."""
 
 
-OURS = Versions(oldest=5, newest=5, features=Feature.POLICY)
+OURS = Versions(oldest=5, newest=5, features=Feature.POLICY | Feature.CHUNK_LISTS)
 
 BEFORE_WINDOWS = 4
 """The version of peers that say no window, but only this number. Nobody speaks it any more."""

@@ -22,6 +22,7 @@ from google.protobuf.message import DecodeError, Message
 from protocol.messages import (
     ACKS_MAX,
     CHUNK_BYTES_MAX,
+    CHUNKS_MAX,
     COLLECT_TRACES_MAX,
     CRUMBS_MAX,
     LATERALS_MAX,
@@ -577,11 +578,14 @@ def _checked_chunk(chunk: SliceChunk) -> SliceChunk:
     _trace("slice_chunk.trace", chunk.trace)
     _integer("slice_chunk.offset", chunk.offset, INTEGER_MAX - CHUNK_BYTES_MAX)
     _epoch("slice_chunk.epoch", chunk.epoch)
-    if not 1 <= len(chunk.data) <= CHUNK_BYTES_MAX:
-        raise WireError(
-            "slice_chunk.data", f"{len(chunk.data)} bytes; allowed: 1 to {CHUNK_BYTES_MAX}"
-        )
+    if not chunk.data:
+        raise WireError("slice_chunk.data", f"0 bytes; allowed: 1 to {CHUNK_BYTES_MAX}")
     return chunk
+
+
+def _within_bytes(size: int) -> None:
+    if size > CHUNK_BYTES_MAX:
+        raise WireError("slice_chunk.data", f"{size} bytes; allowed: up to {CHUNK_BYTES_MAX}")
 
 
 def _decompressed(data: bytes) -> bytes:
@@ -613,8 +617,19 @@ def encode_opening(opening: Opening) -> bytes:
     return pb.SliceChunk(node=opening.node, incarnation=opening.incarnation).SerializeToString()
 
 
-def encode_chunk(chunk: SliceChunk) -> bytes:
-    """Encode a chunk, compressed where that makes it smaller."""
+def encode_chunks(chunks: Sequence[SliceChunk]) -> bytes:
+    """Encode 1 to CHUNKS_MAX chunks, each compressed where that makes it smaller.
+
+    More than one only to who knows Feature.CHUNK_LISTS.
+    """
+    _count("slice_chunk.further", chunks, CHUNKS_MAX, 1)
+    _within_bytes(sum(len(chunk.data) for chunk in chunks))
+    first, *further = map(_chunk_out, chunks)
+    first.further.extend(further)
+    return first.SerializeToString()
+
+
+def _chunk_out(chunk: SliceChunk) -> pb.SliceChunk:
     _checked_chunk(chunk)
     deflated = zlib.compress(chunk.data, _COMPRESSION_LEVEL)
     compressed = len(deflated) < len(chunk.data)
@@ -624,29 +639,31 @@ def encode_chunk(chunk: SliceChunk) -> bytes:
         data=deflated if compressed else chunk.data,
         compressed=compressed,
         epoch=chunk.epoch,
-    ).SerializeToString()
+    )
 
 
-def decode_slices_message(data: bytes) -> Opening | SliceChunk:
+def decode_slices_message(data: bytes) -> Opening | list[SliceChunk]:
     """Decode what a node sent on a Slices stream; WireError if it is malformed."""
     message = pb.SliceChunk()
     parse(message, "slice chunk", data)
     if message.node:
-        if message.trace or message.data:
+        if message.trace or message.data or message.further:
             raise WireError("slice_chunk.node", "stands in a message of its own, without a chunk")
         return Opening(_node_name("slice_chunk.node", message.node), message.incarnation)
-    if len(message.data) > CHUNK_BYTES_MAX:
-        raise WireError(
-            "slice_chunk.data", f"{len(message.data)} bytes; allowed: up to {CHUNK_BYTES_MAX}"
+    _count("slice_chunk.further", message.further, CHUNKS_MAX - 1)
+    chunks: list[SliceChunk] = []
+    size = 0
+    for part in (message, *message.further):
+        if part is not message and (part.node or part.further):
+            raise WireError("slice_chunk.further", "holds more than a chunk")
+        _within_bytes(size + len(part.data))
+        plain = _decompressed(part.data) if part.compressed else part.data
+        size += len(plain)
+        _within_bytes(size)
+        chunks.append(
+            _checked_chunk(SliceChunk(TraceId(part.trace), part.offset, plain, part.epoch))
         )
-    return _checked_chunk(
-        SliceChunk(
-            TraceId(message.trace),
-            message.offset,
-            _decompressed(message.data) if message.compressed else message.data,
-            message.epoch,
-        )
-    )
+    return chunks
 
 
 def encode_slice_reply(reply: SliceReply) -> bytes:

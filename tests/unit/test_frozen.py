@@ -120,8 +120,8 @@ def test_what_coordinators_say(kind: str, frozen: dict[str, bytes]) -> None:
 def test_what_carries_slices(frozen: dict[str, bytes]) -> None:
     assert wire.encode_opening(OPENING) == frozen["opening"]
     assert wire.decode_slices_message(frozen["opening"]) == OPENING
-    assert wire.encode_chunk(CHUNK) == frozen["chunk"]
-    assert wire.decode_slices_message(frozen["chunk"]) == CHUNK
+    assert wire.encode_chunks([CHUNK]) == frozen["chunk"]
+    assert wire.decode_slices_message(frozen["chunk"]) == [CHUNK]
     assert wire.encode_slice_reply(REPLY) == frozen["slice_reply"]
     assert wire.decode_slice_reply(frozen["slice_reply"]) == REPLY
 

@@ -23,6 +23,7 @@ from coordinator.server import CoordinatorServer
 from formats.records import Data
 from protocol import wire
 from protocol.messages import (
+    CHUNKS_MAX,
     Group,
     Hello,
     NodeMessage,
@@ -34,7 +35,7 @@ from protocol.messages import (
     Unknown,
     Welcome,
 )
-from protocol.versions import OURS, Agreed, Versions
+from protocol.versions import OURS, Agreed, Feature, Versions
 from runtime.log import Log
 from runtime.service_manager import ServiceManager
 from runtime.settings.coordinator import Settings as CoordinatorSettings
@@ -80,7 +81,8 @@ class Node:
 
     def __init__(self, endpoint: str, slices_idle_s: float = 30.0, incarnation: int = 7) -> None:
         now_ns = time.monotonic_ns()
-        self.pool = PoolModel(PoolConfig(), "n")
+        config = PoolConfig(pool_bytes=8 << 20, arena_bytes=8 << 20, store_bytes=4 << 20)
+        self.pool = PoolModel(config, "n")
         self.pool.clock_pair(now_ns, time.time_ns())
         self.client = self.pool.add_client(100, "service", now_ns)
         realtime_offset_ns = time.time_ns() - now_ns
@@ -102,10 +104,11 @@ class Node:
     async def _no_addresses() -> tuple[str, ...]:
         return ()
 
-    def fire(self, number: int, why: str = "") -> None:
+    def fire(self, number: int, why: str = "", records: int = 1) -> None:
         """A process writes something into a trace, and the operator wants to see it."""
         handle = self.pool.open(self.client, trace(number))
-        self.pool.write(handle, 0, Data(1, bytes(100)), 0)
+        for _ in range(records):
+            self.pool.write(handle, 0, Data(1, bytes(100)), 0)
         self.pool.close(handle, 0)
         now_ns = time.monotonic_ns()
         self.core.on_operator_trigger(Group("t", trace(number)), (), why, now_ns)
@@ -346,16 +349,18 @@ def test_a_node_waits_for_its_coordinator_and_finds_it_again(tmp_path: Path) -> 
 class Coordinator:
     """Welcomes the node; what arrives can be awaited, acks are the test's to give."""
 
-    def __init__(self) -> None:
+    def __init__(self, agreed: Agreed = AGREED) -> None:
+        self._agreed = agreed
         self.said: asyncio.Queue[NodeMessage | Unknown] = asyncio.Queue()
         self.chunks: asyncio.Queue[SliceAck] = asyncio.Queue()
+        self.chunks_by_message: list[int] = []
         self.acks: asyncio.Queue[SliceAck] = asyncio.Queue()
         self.slices_ended: asyncio.Queue[None] = asyncio.Queue()
 
     async def control(
         self, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext[bytes, bytes]
     ) -> None:
-        await context.write(wire.encode_coordinator_batch([Welcome(1, AGREED)]))
+        await context.write(wire.encode_coordinator_batch([Welcome(1, self._agreed)]))
         async for data in requests:
             for message in wire.decode_node_batch(data):
                 self.said.put_nowait(message)
@@ -372,8 +377,11 @@ class Coordinator:
         acknowledging = asyncio.ensure_future(acknowledge())
         try:
             async for data in requests:
-                chunk = wire.decode_slices_message(data)
-                if not isinstance(chunk, wire.Opening):
+                chunks = wire.decode_slices_message(data)
+                if isinstance(chunks, wire.Opening):
+                    continue
+                self.chunks_by_message.append(len(chunks))
+                for chunk in chunks:
                     end = chunk.offset + len(chunk.data)
                     self.chunks.put_nowait(SliceAck(chunk.trace, end, chunk.epoch))
         finally:
@@ -404,6 +412,44 @@ def test_what_this_node_cannot_say_is_its_own_fault_and_costs_nothing_else() -> 
             assert node.log.empty()
             counters = node.uplink.counters
             assert (counters.unsendable, counters.malformed, counters.control_lost) == (2, 0, 0)
+        await server.stop(None)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("features", "messages"),
+    [(OURS.features, [CHUNKS_MAX, 44]), (OURS.features & ~Feature.CHUNK_LISTS, [1] * 300)],
+)
+def test_small_chunks_share_messages_where_both_sides_know_of_it(
+    features: Feature, messages: list[int]
+) -> None:
+    async def run() -> None:
+        endpoint = f"127.0.0.1:{free_port()}"
+        coordinator = Coordinator(Agreed(OURS.newest, features))
+        server = await serve(endpoint, coordinator.control, coordinator.slices)
+        async with Node(endpoint) as node:
+            for number in range(1, 301):
+                node.fire(number)
+            arrived = {(await coordinator.chunks.get()).trace for _ in range(300)}
+            assert arrived == {trace(number) for number in range(1, 301)}
+            assert coordinator.chunks_by_message == messages
+        await server.stop(None)
+
+    asyncio.run(run())
+
+
+def test_chunks_share_a_message_up_to_a_quarter_of_a_megabyte() -> None:
+    async def run() -> None:
+        endpoint, coordinator = f"127.0.0.1:{free_port()}", Coordinator()
+        server = await serve(endpoint, coordinator.control, coordinator.slices)
+        async with Node(endpoint) as node:
+            for number in range(1, 6):
+                node.fire(number, records=1000)
+            for _ in range(5):
+                await coordinator.chunks.get()
+            # Together 262,208 bytes: 64 more than that.
+            assert coordinator.chunks_by_message == [4, 1]
         await server.stop(None)
 
     asyncio.run(run())

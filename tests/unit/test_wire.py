@@ -16,6 +16,7 @@ from protocol import wire
 from protocol.messages import (
     ACKS_MAX,
     CHUNK_BYTES_MAX,
+    CHUNKS_MAX,
     CRUMBS_MAX,
     LATERALS_MAX,
     NO_POLICY,
@@ -128,7 +129,11 @@ coordinator_messages: st.SearchStrategy[CoordinatorMessage] = st.one_of(
 )
 # Long and repetitive, so that compression takes both of its ways.
 chunk_data = st.builds(bytes.__mul__, st.binary(min_size=1, max_size=64), st.integers(1, 2000))
-chunks = st.builds(SliceChunk, trace_ids, st.integers(0, 1 << 62), chunk_data, epochs)
+chunk_lists = st.lists(
+    st.builds(SliceChunk, trace_ids, st.integers(0, 1 << 62), chunk_data, epochs),
+    min_size=1,
+    max_size=4,
+)
 slice_replies = st.builds(
     SliceReply,
     st.lists(st.builds(SliceAck, trace_ids, UINT63, epochs), max_size=20).map(tuple),
@@ -149,9 +154,9 @@ def test_coordinator_batches_round_trip(messages: list[CoordinatorMessage]) -> N
     assert wire.decode_coordinator_batch(wire.encode_coordinator_batch(messages)) == messages
 
 
-@given(chunks)
-def test_chunks_round_trip(chunk: SliceChunk) -> None:
-    assert wire.decode_slices_message(wire.encode_chunk(chunk)) == chunk
+@given(chunk_lists)
+def test_chunks_round_trip(chunks: list[SliceChunk]) -> None:
+    assert wire.decode_slices_message(wire.encode_chunks(chunks)) == chunks
 
 
 @given(node_names, UINT64)
@@ -168,7 +173,7 @@ def test_slice_replies_round_trip(reply: SliceReply) -> None:
 DECODERS: dict[str, Callable[[bytes], object]] = {
     "node": wire.decode_node_batch,
     "coordinator": wire.decode_coordinator_batch,
-    "chunk": wire.decode_slices_message,
+    "chunks": wire.decode_slices_message,
     "reply": wire.decode_slice_reply,
 }
 
@@ -206,7 +211,7 @@ def damaged(draw: st.DrawFn, encoded: st.SearchStrategy[bytes]) -> bytes:
             "coordinator",
             st.lists(coordinator_messages, max_size=3).map(wire.encode_coordinator_batch),
         ),
-        ("chunk", chunks.map(wire.encode_chunk)),
+        ("chunks", chunk_lists.map(wire.encode_chunks)),
         ("reply", slice_replies.map(wire.encode_slice_reply)),
     ],
 )
@@ -226,8 +231,8 @@ def test_damaged_messages_are_messages_or_wire_errors(
         case "coordinator":
             assert isinstance(decoded, list)
             wire.encode_coordinator_batch(decoded)
-        case "chunk" if isinstance(decoded, SliceChunk):
-            wire.encode_chunk(decoded)
+        case "chunks" if isinstance(decoded, list):
+            wire.encode_chunks(decoded)
         case "reply":
             assert isinstance(decoded, SliceReply)
             wire.encode_slice_reply(decoded)
@@ -435,40 +440,78 @@ def test_chunks_up_to_the_bound_pass(size: int, byte: bytes | None) -> None:
     noise = zlib.compress(bytes(range(256)) * 64, 9)  # deflated once, it does not shrink again
     data = byte * size if byte else (noise * (size // len(noise) + 1))[:size]
     chunk = SliceChunk(TRACE, 7, data, 1)
-    assert wire.decode_slices_message(wire.encode_chunk(chunk)) == chunk
+    assert wire.decode_slices_message(wire.encode_chunks([chunk])) == [chunk]
 
 
-def chunk_bytes(data: bytes, *, compressed: bool, offset: int = 0, epoch: int = 1) -> bytes:
-    return pb.SliceChunk(
-        trace=TRACE, offset=offset, data=data, compressed=compressed, epoch=epoch
-    ).SerializeToString()
+def test_as_many_chunks_and_bytes_as_a_message_may_carry_pass_and_no_more() -> None:
+    share = CHUNK_BYTES_MAX // CHUNKS_MAX
+    most = [SliceChunk(TRACE, index, bytes(share), 1) for index in range(CHUNKS_MAX)]
+    assert wire.decode_slices_message(wire.encode_chunks(most)) == most
+    with pytest.raises(wire.WireError, match="257 of them"):
+        wire.encode_chunks([*most, most[0]])
+    with pytest.raises(wire.WireError, match="0 of them"):
+        wire.encode_chunks([])
+    with pytest.raises(wire.WireError, match="1048577 bytes"):
+        wire.encode_chunks([*most[:-1], SliceChunk(TRACE, 0, bytes(share + 1), 1)])
+
+
+def part(
+    data: bytes, *, compressed: bool = False, offset: int = 0, epoch: int = 1
+) -> pb.SliceChunk:
+    return pb.SliceChunk(trace=TRACE, offset=offset, data=data, compressed=compressed, epoch=epoch)
+
+
+def list_bytes(first: pb.SliceChunk, *further: pb.SliceChunk) -> bytes:
+    message = pb.SliceChunk()
+    message.CopyFrom(first)
+    message.further.extend(further)
+    return message.SerializeToString()
 
 
 @pytest.mark.parametrize(
     ("problem", "message"),
     [
-        ("0 bytes", chunk_bytes(b"", compressed=False)),
-        ("1048577 bytes", chunk_bytes(bytes(CHUNK_BYTES_MAX + 1), compressed=False)),
+        ("0 bytes", list_bytes(part(b""))),
+        ("1048577 bytes", list_bytes(part(bytes(CHUNK_BYTES_MAX + 1)))),
         # A megabyte of nothing is a kilobyte deflated: it must not become memory.
         (
             "inflates to more than",
-            chunk_bytes(zlib.compress(bytes(CHUNK_BYTES_MAX + 1)), compressed=True),
+            list_bytes(part(zlib.compress(bytes(CHUNK_BYTES_MAX + 1)), compressed=True)),
         ),
         (
             "inflates to more than",
-            chunk_bytes(zlib.compress(bytes(512 << 20)), compressed=True),
+            list_bytes(part(zlib.compress(bytes(512 << 20)), compressed=True)),
         ),
-        ("cut off", chunk_bytes(zlib.compress(b"abc" * 99)[:-1], compressed=True)),
-        ("cut off", chunk_bytes(b"", compressed=True)),
-        ("bytes follow", chunk_bytes(zlib.compress(b"abc") + b"x", compressed=True)),
-        ("no valid zlib stream", chunk_bytes(b"abc", compressed=True)),
-        ("0 bytes", chunk_bytes(zlib.compress(b""), compressed=True)),
-        ("allowed", chunk_bytes(b"x", compressed=False, offset=(1 << 63) - 1)),
-        ("epoch: 0", chunk_bytes(b"x", compressed=False, epoch=0)),
-        ("epoch", chunk_bytes(b"x", compressed=False, epoch=1 << 63)),
+        ("cut off", list_bytes(part(zlib.compress(b"abc" * 99)[:-1], compressed=True))),
+        ("cut off", list_bytes(part(b"", compressed=True))),
+        ("bytes follow", list_bytes(part(zlib.compress(b"abc") + b"x", compressed=True))),
+        ("no valid zlib stream", list_bytes(part(b"abc", compressed=True))),
+        ("0 bytes", list_bytes(part(zlib.compress(b""), compressed=True))),
+        ("allowed", list_bytes(part(b"x", offset=(1 << 63) - 1))),
+        ("epoch: 0", list_bytes(part(b"x", epoch=0))),
+        ("epoch", list_bytes(part(b"x", epoch=1 << 63))),
         (
             "without a chunk",
             pb.SliceChunk(node="n", trace=TRACE, data=b"x").SerializeToString(),
+        ),
+        (
+            "without a chunk",
+            pb.SliceChunk(node="n", further=[part(b"x")]).SerializeToString(),
+        ),
+        ("more than a chunk", list_bytes(part(b"x"), pb.SliceChunk(node="n"))),
+        (
+            "more than a chunk",
+            list_bytes(
+                part(b"x"), pb.SliceChunk(trace=TRACE, data=b"x", epoch=1, further=[part(b"x")])
+            ),
+        ),
+        ("256 of them", list_bytes(*[part(b"x")] * (CHUNKS_MAX + 1))),
+        ("0 bytes", list_bytes(part(b"x"), part(b""))),
+        ("1048577 bytes", list_bytes(part(b"x"), part(bytes(CHUNK_BYTES_MAX)))),
+        # Each is as large as one may be: a thousand of them in a message must not become memory.
+        (
+            r"10496\d\d bytes",
+            list_bytes(*[part(zlib.compress(bytes(CHUNK_BYTES_MAX)), compressed=True)] * 99),
         ),
     ],
 )
