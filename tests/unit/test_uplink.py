@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import re
 import socket
@@ -131,7 +132,10 @@ class Node:
             await self.facts.get()
 
 
-async def serve(endpoint: str, control: Handler, slices: Handler | None = None) -> grpc.aio.Server:
+@contextlib.asynccontextmanager
+async def serving(
+    endpoint: str, control: Handler, slices: Handler | None = None
+) -> AsyncIterator[grpc.aio.Server]:
     server = grpc.aio.server()
     handlers = {"Control": grpc.stream_stream_rpc_method_handler(control)}
     if slices is not None:
@@ -141,7 +145,10 @@ async def serve(endpoint: str, control: Handler, slices: Handler | None = None) 
     )
     server.add_insecure_port(endpoint)
     await server.start()
-    return server
+    try:
+        yield server
+    finally:
+        await server.stop(None)
 
 
 @pytest.mark.parametrize("answer", [b"\xff\xff", b"\x0a\x00", b"\x0c\x01"])
@@ -155,14 +162,12 @@ def test_a_coordinator_that_talks_nonsense_is_left_and_tried_again(answer: bytes
 
     async def run() -> None:
         endpoint = f"127.0.0.1:{free_port()}"
-        server = await serve(endpoint, control)
-        async with Node(endpoint) as node:
+        async with serving(endpoint, control), Node(endpoint) as node:
             await node.until(lambda: node.uplink.counters.control_lost >= 3)
             assert node.uplink.counters.malformed >= 2
             assert not node.uplink.welcomed
             assert "it sends what makes no sense" in node.log.get_nowait()
             assert node.log.empty()
-        await server.stop(None)
 
     asyncio.run(run())
 
@@ -177,8 +182,7 @@ def test_a_refusal_reaches_the_operator_once() -> None:
 
     async def run() -> None:
         endpoint = f"127.0.0.1:{free_port()}"
-        server = await serve(endpoint, control)
-        async with Node(endpoint) as node:
+        async with serving(endpoint, control) as server, Node(endpoint) as node:
             await node.until(lambda: node.uplink.counters.control_lost >= 3)
             assert "name taken by 10.0.0.1; trying again" in node.log.get_nowait()
             assert node.log.empty()
@@ -216,15 +220,14 @@ def test_a_coordinator_that_is_too_new_says_so_and_so_does_one_that_is_wrong_abo
                 assert not node.uplink.welcomed
                 await node.until(lambda: node.core.counters.refused >= 3)
                 assert said.empty()
-            server = await serve(endpoint, control)
-            why = f"the coordinator speaks protocol 9, this node {OURS}: update the node"
-            while why not in await node.log.get():
+            async with serving(endpoint, control):
+                why = f"the coordinator speaks protocol 9, this node {OURS}: update the node"
+                while why not in await node.log.get():
+                    assert not node.uplink.welcomed
+                # The coordinator took it in, and would wait for ever.
+                lost = node.uplink.counters.control_lost
+                await node.until(lambda: node.uplink.counters.control_lost >= lost + 2)
                 assert not node.uplink.welcomed
-            # The coordinator took it in, and would wait for ever.
-            lost = node.uplink.counters.control_lost
-            await node.until(lambda: node.uplink.counters.control_lost >= lost + 2)
-            assert not node.uplink.welcomed
-            await server.stop(None)
 
     asyncio.run(run())
 
@@ -293,13 +296,11 @@ def test_slices_that_are_refused_are_tried_ever_more_seldom_and_said_once(
 
     async def run() -> None:
         endpoint = f"127.0.0.1:{free_port()}"
-        server = await serve(endpoint, control, slices)
-        async with Node(endpoint) as node:
+        async with serving(endpoint, control, slices), Node(endpoint) as node:
             assert (await node.log.get()).startswith("connected to")
             assert "not like that; trying again" in await node.log.get()
             await node.until(lambda: len(waits) >= 8)
             assert node.log.empty()
-        await server.stop(None)
 
     asyncio.run(run())
     assert max(waits) > 10 * waits[0]
@@ -392,8 +393,10 @@ class Coordinator:
 def test_what_this_node_cannot_say_is_its_own_fault_and_costs_nothing_else() -> None:
     async def run() -> None:
         endpoint, coordinator = f"127.0.0.1:{free_port()}", Coordinator()
-        server = await serve(endpoint, coordinator.control, coordinator.slices)
-        async with Node(endpoint) as node:
+        async with (
+            serving(endpoint, coordinator.control, coordinator.slices),
+            Node(endpoint) as node,
+        ):
             for number in range(1, 4):
                 # The second and the third are longer than the wire lets through.
                 node.fire(number, "x" * (60 + 20 * number))
@@ -412,7 +415,6 @@ def test_what_this_node_cannot_say_is_its_own_fault_and_costs_nothing_else() -> 
             assert node.log.empty()
             counters = node.uplink.counters
             assert (counters.unsendable, counters.malformed, counters.control_lost) == (2, 0, 0)
-        await server.stop(None)
 
     asyncio.run(run())
 
@@ -427,14 +429,15 @@ def test_small_chunks_share_messages_where_both_sides_know_of_it(
     async def run() -> None:
         endpoint = f"127.0.0.1:{free_port()}"
         coordinator = Coordinator(Agreed(OURS.newest, features))
-        server = await serve(endpoint, coordinator.control, coordinator.slices)
-        async with Node(endpoint) as node:
+        async with (
+            serving(endpoint, coordinator.control, coordinator.slices),
+            Node(endpoint) as node,
+        ):
             for number in range(1, 301):
                 node.fire(number)
             arrived = {(await coordinator.chunks.get()).trace for _ in range(300)}
             assert arrived == {trace(number) for number in range(1, 301)}
             assert coordinator.chunks_by_message == messages
-        await server.stop(None)
 
     asyncio.run(run())
 
@@ -442,15 +445,16 @@ def test_small_chunks_share_messages_where_both_sides_know_of_it(
 def test_chunks_share_a_message_up_to_a_quarter_of_a_megabyte() -> None:
     async def run() -> None:
         endpoint, coordinator = f"127.0.0.1:{free_port()}", Coordinator()
-        server = await serve(endpoint, coordinator.control, coordinator.slices)
-        async with Node(endpoint) as node:
+        async with (
+            serving(endpoint, coordinator.control, coordinator.slices),
+            Node(endpoint) as node,
+        ):
             for number in range(1, 6):
                 node.fire(number, records=1000)
             for _ in range(5):
                 await coordinator.chunks.get()
             # Together 262,208 bytes: 64 more than that.
             assert coordinator.chunks_by_message == [4, 1]
-        await server.stop(None)
 
     asyncio.run(run())
 
@@ -475,7 +479,6 @@ def test_a_node_registers_the_addresses_that_it_has_when_it_connects(
                 hellos.put_nowait(wire.decode_node_batch(data)[0])
                 return  # and so it connects again
 
-        server = await serve(endpoint, control)
         settings = Settings(
             node="n",
             socket=str(tmp_path / "n.sock"),
@@ -484,12 +487,12 @@ def test_a_node_registers_the_addresses_that_it_has_when_it_connects(
             store_bytes=1 << 20,
         )
         manager = ServiceManager.from_environment({})
-        async with Daemon(settings, 7, manager, (), SILENT) as here:
+        daemon = Daemon(settings, 7, manager, (), SILENT)
+        async with serving(endpoint, control), daemon as here:
             running = asyncio.ensure_future(here.run())
             said = [await hellos.get() for _ in range(3)]
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
-        await server.stop(None)
         assert said == [Hello("n", 7, had) for had in ((), ("10.0.0.7",), ("10.0.0.8",))]
 
     asyncio.run(run())
@@ -498,8 +501,10 @@ def test_a_node_registers_the_addresses_that_it_has_when_it_connects(
 def test_a_slices_connection_ends_when_nothing_was_to_report_for_a_while() -> None:
     async def run() -> None:
         endpoint, coordinator = f"127.0.0.1:{free_port()}", Coordinator()
-        server = await serve(endpoint, coordinator.control, coordinator.slices)
-        async with Node(endpoint, slices_idle_s=0.001) as node:
+        async with (
+            serving(endpoint, coordinator.control, coordinator.slices),
+            Node(endpoint, slices_idle_s=0.001) as node,
+        ):
             counters = node.uplink.counters
             for connects in (1, 2):
                 node.fire(connects)
@@ -508,7 +513,6 @@ def test_a_slices_connection_ends_when_nothing_was_to_report_for_a_while() -> No
                 coordinator.acks.put_nowait(ack)
                 await coordinator.slices_ended.get()
                 assert (counters.slices_connects, counters.slices_lost) == (connects, 0)
-        await server.stop(None)
 
     asyncio.run(run())
 
@@ -526,8 +530,10 @@ def test_a_slices_connection_stays_while_something_is_not_durable(
 
     async def run() -> None:
         endpoint, coordinator = f"127.0.0.1:{free_port()}", Coordinator()
-        server = await serve(endpoint, coordinator.control, coordinator.slices)
-        async with Node(endpoint, slices_idle_s=0.001) as node:
+        async with (
+            serving(endpoint, coordinator.control, coordinator.slices),
+            Node(endpoint, slices_idle_s=0.001) as node,
+        ):
             node.fire(1)
             ack = await coordinator.chunks.get()
             monkeypatch.setattr(NodeCore, "wants_slices_connection", look)
@@ -540,6 +546,5 @@ def test_a_slices_connection_stays_while_something_is_not_durable(
                 node.uplink.poke()
                 await asyncio.sleep(0)
             assert node.uplink.counters.slices_connects == 1
-        await server.stop(None)
 
     asyncio.run(run())

@@ -508,6 +508,11 @@ def list_bytes(first: pb.SliceChunk, *further: pb.SliceChunk) -> bytes:
         ("256 of them", list_bytes(*[part(b"x")] * (CHUNKS_MAX + 1))),
         ("0 bytes", list_bytes(part(b"x"), part(b""))),
         ("1048577 bytes", list_bytes(part(b"x"), part(bytes(CHUNK_BYTES_MAX)))),
+        # Together too large, if inflated.
+        (
+            "1258290 bytes",
+            list_bytes(*[part(zlib.compress(bytes(629145)), compressed=True)] * 2),
+        ),
         # Each is as large as one may be: a thousand of them in a message must not become memory.
         (
             r"10496\d\d bytes",
