@@ -29,7 +29,7 @@ from coordinator.core.trace import STAYING
 from coordinator.core.verdict import in_part_deleted
 from coordinator.counters import StoreCounters
 from coordinator.rows import stored_verdict, verdict_rest
-from protocol.messages import TraceId
+from protocol.messages import CHUNK_BYTES_MAX, TraceId
 from protocol.verdicts import VerdictKind
 from runtime.log import Log
 
@@ -51,28 +51,66 @@ Note: TypeAlias = index.TraceIndex | PutExported
 """What is made of a trace that is stored. One of a trace that was deleted is nothing."""
 
 
-def without_outdated(records: Iterable[Record]) -> list[Record]:
-    """Records that are written at once, without the statuses that a later one makes pointless.
+@dataclass(slots=True)
+class _Run:
+    """Chunks of a slice that follow each other; the first is the record at ``at``."""
+
+    at: int
+    first: AppendSlice
+    data: list[bytes]
+    end: int
+
+    def take(self, record: AppendSlice) -> bool:
+        """Whether it goes on where this ends, and is part of it now."""
+        end = record.offset + len(record.data)
+        follows = record.epoch == self.first.epoch and record.offset == self.end
+        # As its readers expect of a chunk.
+        if not follows or end - self.first.offset > CHUNK_BYTES_MAX:
+            return False
+        self.data.append(record.data)
+        self.end = end
+        return True
+
+    def whole(self) -> AppendSlice:
+        return replace(self.first, data=b"".join(self.data))
+
+
+def condensed(records: Iterable[Record]) -> list[Record]:
+    """What records that are written at once come to: fewer records.
 
     A store that falls behind has dozens of each slice in a batch, and each costs the lock
-    of the interpreter several times. A status counts for the slice that begins after it,
-    so none is left out there.
+    of the interpreter several times. Of statuses only the last is written; but one counts
+    for the slice that begins after it, so none is left out there. Chunks that follow each
+    other become one; but a verdict is compared with what was stored before it.
     """
     kept: list[Record] = []
-    latest: dict[tuple[TraceId, str], int] = {}
+    statuses: dict[tuple[TraceId, str], int] = {}
+    growing: dict[TraceId, dict[str, _Run]] = {}
+    runs: list[_Run] = []
     for record in records:
-        if isinstance(record, PutStatus):
-            key = (record.status.trace, record.node)
-            at = latest.get(key)
-            if at is not None:
-                before = kept[at]
-                assert isinstance(before, PutStatus)
-                kept[at] = replace(record, restarted=record.restarted or before.restarted)
-                continue
-            latest[key] = len(kept)
-        elif isinstance(record, AppendSlice) and record.offset == 0:
-            latest.pop((record.trace, record.node), None)
+        match record:
+            case PutStatus():
+                key = (record.status.trace, record.node)
+                at = statuses.setdefault(key, len(kept))
+                if at < len(kept):
+                    before = kept[at]
+                    assert isinstance(before, PutStatus)
+                    kept[at] = replace(record, restarted=record.restarted or before.restarted)
+                    continue
+            case AppendSlice():
+                if record.offset == 0:
+                    statuses.pop((record.trace, record.node), None)
+                slices = growing.setdefault(record.trace, {})
+                if record.node in slices and slices[record.node].take(record):
+                    continue
+                end = record.offset + len(record.data)
+                run = slices[record.node] = _Run(len(kept), record, [record.data], end)
+                runs.append(run)
+            case PutVerdict():
+                growing.pop(record.trace, None)
         kept.append(record)
+    for run in runs:
+        kept[run.at] = run.whole()
     return kept
 
 
@@ -102,10 +140,10 @@ class Tables:
         self._touched: set[TraceId | tuple[TraceId, str]] = set()
 
     def apply(self, records: Iterable[Record]) -> None:
-        """Write what the core has to say. What a later record makes pointless is left out."""
+        """Write what the core has to say. Records that come to fewer are."""
         # Only as long as nobody else can have deleted them.
         self._touched.clear()
-        for record in without_outdated(records):
+        for record in condensed(records):
             self._apply(record)
 
     def _apply(self, record: Record) -> None:

@@ -42,10 +42,11 @@ from coordinator.reader import StoreReader, TraceRow, Wanted
 from coordinator.rows import SliceRow
 from coordinator.schema import StoreError
 from coordinator.store import Store, StoreLimits
-from coordinator.tables import PutExported, without_outdated
+from coordinator.tables import PutExported, condensed
 from formats.records import Data
 from formats.slices import PieceKind, Process
 from protocol.messages import (
+    CHUNK_BYTES_MAX,
     Group,
     NodeId,
     SliceFlags,
@@ -154,7 +155,10 @@ def recovered(path: Path, released_max: int = 100) -> dict[TraceId, StoredTrace]
             trace.trace: replace(
                 trace,
                 triggers=tuple(trace.triggers),
-                slices=tuple(replace(part, chunks=tuple(part.chunks)) for part in trace.slices),
+                slices=tuple(
+                    replace(part, chunks=tuple(filter(None, [b"".join(part.chunks)])))
+                    for part in trace.slices
+                ),
             )
             for trace in here.store.recover_traces(released_max)
         }
@@ -217,10 +221,18 @@ def test_a_query_sees_what_was_written(tmp_path: Path) -> None:
 def test_a_query_never_joins_the_bytes_of_two_slices(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
     with driver(path) as here, StoreReader(path) as reader:
-        here.write(AppendSlice(T1, "a", 1, 0, b"abc"), AppendSlice(T1, "a", 1, 3, b"def"))
+        for said in (
+            AppendSlice(T1, "a", 1, 0, b"abc"),
+            AppendSlice(T1, "a", 1, 3, b"def"),
+        ):
+            here.write(said)
         (part,) = reader.slices(T1)
         assert reader.chunk(T1, part, 0) == b"abc"
-        here.write(AppendSlice(T1, "a", 2, 0, b"xyz"), AppendSlice(T1, "a", 2, 3, b"uvw"))
+        for said in (
+            AppendSlice(T1, "a", 2, 0, b"xyz"),
+            AppendSlice(T1, "a", 2, 3, b"uvw"),
+        ):
+            here.write(said)
         assert reader.chunk(T1, part, 3) is None
         assert read(reader, T1) == [b"xyzuvw"]
 
@@ -298,7 +310,7 @@ def test_everything_is_recovered(tmp_path: Path) -> None:
     assert one.verdict == VERDICT
     assert not one.released
     assert [(s.node, s.status, s.length, s.chunks) for s in one.slices] == [
-        ("a", STATUS, 6, (b"abc", b"def"))
+        ("a", STATUS, 6, (b"abcdef",))
     ]
     # The group is its primary's; the lateral is known all the same.
     assert traces[T2] == StoredTrace(T2)
@@ -318,7 +330,7 @@ def test_the_bytes_of_a_slice_are_of_one_epoch(tmp_path: Path) -> None:
             PutStatus("b", status, None),
         )
     one, two = recovered(path)[T1].slices
-    assert one == StoredSlice("a", replace(STATUS, epoch=3), 3, 6, chunks=(b"abc", b"def"))
+    assert one == StoredSlice("a", replace(STATUS, epoch=3), 3, 6, chunks=(b"abcdef",))
     assert two == StoredSlice("b", status, 0, 0, restarted=True)
     # The next one begins at its beginning, and ends the one before with its status.
     with driver(path) as here:
@@ -328,7 +340,7 @@ def test_the_bytes_of_a_slice_are_of_one_epoch(tmp_path: Path) -> None:
             AppendSlice(T1, "b", status.epoch, 0, b"first"),
         )
     one, two = recovered(path)[T1].slices
-    assert one == StoredSlice("a", None, 4, 3, restarted=True, chunks=(b"xy", b"z"))
+    assert one == StoredSlice("a", None, 4, 3, restarted=True, chunks=(b"xyz",))
     assert two == StoredSlice("b", status, status.epoch, 5, restarted=True, chunks=(b"first",))
 
 
@@ -434,15 +446,35 @@ def test_a_slice_that_begins_anew_keeps_what_its_node_said(tmp_path: Path) -> No
 def test_of_many_statuses_at_once_the_last_one_is_written() -> None:
     statuses = [PutStatus("a", replace(STATUS, bytes=size), None, size == 3) for size in range(50)]
     other = PutStatus("b", STATUS, None)
-    assert without_outdated([*statuses, other, statuses[0]]) == [
+    assert condensed([*statuses, other, statuses[0]]) == [
         replace(statuses[0], restarted=True),
         other,
     ]
     begins = AppendSlice(T1, "a", 1, 0, b"abc")
     goes_on = AppendSlice(T1, "a", 1, 3, b"def")
-    assert without_outdated([statuses[0], goes_on, statuses[1]]) == [statuses[1], goes_on]
+    assert condensed([statuses[0], goes_on, statuses[1]]) == [statuses[1], goes_on]
     kept: list[Record] = [statuses[0], begins, statuses[1]]
-    assert without_outdated(kept) == kept
+    assert condensed(kept) == kept
+
+
+def test_of_many_chunks_of_a_slice_at_once_one_is_written() -> None:
+    chunks = [AppendSlice(T1, "a", 1, 7 * index, b"%07d" % index) for index in range(50)]
+    other = AppendSlice(T1, "b", 1, 0, b"abc")
+    whole = replace(chunks[0], data=b"".join(chunk.data for chunk in chunks))
+    assert condensed([chunks[0], other, *chunks[1:]]) == [whole, other]
+    verdict = PutVerdict(T1, VERDICT)
+    apart: list[list[Record]] = [
+        [chunks[0], verdict, chunks[1]],  # which is on the first alone
+        [chunks[0], chunks[2]],
+        [chunks[0], replace(chunks[1], epoch=2)],
+        [chunks[0], chunks[0]],
+        [
+            replace(chunks[0], data=bytes(CHUNK_BYTES_MAX)),
+            replace(other, node="a", offset=CHUNK_BYTES_MAX),
+        ],
+    ]
+    for records in apart:
+        assert condensed(records) == records
 
 
 _SAID = st.builds(
@@ -469,12 +501,19 @@ _CAME = st.builds(
     st.integers(0, 4),
     st.binary(max_size=4),
 )
+_JUDGED = st.builds(
+    PutVerdict,
+    st.sampled_from([T1, T2]),
+    st.builds(replace, st.just(VERDICT), version=st.integers(1, 3), bytes=st.integers(0, 9)),
+)
 
 
-@settings(max_examples=40)
+@settings(max_examples=100)
 @given(
     st.lists(
-        _SAID | _CAME | st.builds(PutReleased, st.sampled_from([T1, T2])), min_size=1, max_size=12
+        _SAID | _CAME | _JUDGED | st.builds(PutReleased, st.sampled_from([T1, T2])),
+        min_size=1,
+        max_size=12,
     )
 )
 def test_what_is_written_at_once_makes_the_same_as_one_after_the_other(
