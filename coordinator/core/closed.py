@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, ValuesView
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from coordinator.core.config import CoordinatorConfig
 from coordinator.core.records import StoredTrace
 from coordinator.core.trace import DOUBTS
-from coordinator.core.verdict import HEALABLE, UNJUDGED, ReasonKind, Verdict, deleted
+from coordinator.core.verdict import HEALABLE, UNJUDGED, ReasonKind, Verdict
 from protocol.hashing import node_id
 from protocol.messages import NodeId, SliceFlags, SliceStatus, TraceId
 
@@ -79,13 +79,6 @@ class Outcome:
             )
         )
 
-    @property
-    def verdict_if_deleted(self) -> Verdict | None:
-        """What is true of the trace if the store has nothing of it any more."""
-        if self.verdict is None or not self.verdict.bytes:
-            return self.verdict  # it speaks of no bytes
-        return deleted(self.verdict)
-
     def slice_of(self, node: NodeId) -> ClosedSlice:
         """What it had from that node."""
         return self.slices.get(node, NOTHING)
@@ -142,9 +135,6 @@ class ClosedTraces:
                 outcome = outcome_of(stored)
                 self.remember(trace, outcome)
         return outcome
-
-    def values(self) -> ValuesView[Outcome]:
-        return self._outcomes.values()
 
     def remember(self, trace: TraceId, outcome: Outcome) -> None:
         """A trace is closed; others may be forgotten for it."""

@@ -365,7 +365,7 @@ class CoordinatorCore:
                 self._lifecycle.add_stored_bytes(primary, FIRING_BYTES)
             for trace_id in (group.primary, *fired.laterals):
                 self._lifecycle.put_released_unless_here(trace_id, group)
-        self._lifecycle.make_room(now_ns)
+        self._lifecycle.make_room()
 
     def _is_named(self, trace: Trace, name: str) -> bool:
         """Whether a trace has a trigger that counts under this name."""
@@ -399,7 +399,7 @@ class CoordinatorCore:
         if news or part.restarted != was_restarted:
             self._put_status(node, part, now_ns)
             self._lifecycle.news(trace, now_ns)
-            self._lifecycle.make_room(now_ns)
+            self._lifecycle.make_room()
 
     def _on_chunk(self, stream: int, chunk: SliceChunk, now_ns: int) -> None:
         node = self._assembly.sender(stream)
@@ -449,7 +449,7 @@ class CoordinatorCore:
             self._lifecycle.add_stored_bytes(trace, len(fresh))
             self._traversal.named(trace, named, node.name, now_ns)
             self._lifecycle.news(trace, now_ns)
-            self._lifecycle.make_room(now_ns)
+            self._lifecycle.make_room()
 
     def _within_bounds(self, status: SliceStatus) -> SliceStatus:
         """What a node says of its slice, as far as it is stored."""
@@ -534,7 +534,7 @@ class CoordinatorCore:
         for known in stored.slices:
             self._recover_slice(trace, known, now_ns)
         self._lifecycle.wait_for_nodes(trace, now_ns)
-        self._lifecycle.make_room(now_ns)
+        self._lifecycle.make_room()
 
     def _recover_trigger(self, trigger: PutTrigger, now_ns: int) -> None:
         group = trigger.fired.group
@@ -547,12 +547,8 @@ class CoordinatorCore:
             by_process = trigger.fired.source in _OF_A_PROCESS and trace_id == group.primary
             if by_process and part.status is None:
                 part.fired_under = UNKNOWN_INCARNATION
+            # Nobody counts as asked: a node may have been restarted since, too.
             self._traversal.join(trace, group)
-            for known in trace.parts.values() if group in trace.groups else ():
-                # Who fired it, or has all of it here, need not be asked again; a Drop concerns all.
-                sure = known is part or known.state is PartState.ANSWERED
-                if sure or group in self._traversal.abandoned:
-                    known.told[group] = True
             self._lifecycle.add_stored_bytes(trace, FIRING_BYTES * (trace_id == group.primary))
             self._lifecycle.wait_for_nodes(trace, now_ns)
         state = self._traversal.groups.get(group)

@@ -108,7 +108,7 @@ class Lifecycle:
 
     def begin(self, trace_id: TraceId, now_ns: int) -> Trace:
         """A trace that is not in memory; a closed one goes on from its outcome."""
-        self.make_room(now_ns, one_more=True)
+        self.make_room(one_more=True)
         evidence = Evidence(self._config.evidence_per_trace_max)
         provisional_at_ns = now_ns + self._config.provisional_ns
         trace = Trace(trace_id, evidence, now_ns, provisional_at_ns, reported_ns=now_ns)
@@ -147,8 +147,7 @@ class Lifecycle:
             self._write_reopened(trace.id)
             # The store may have deleted it since, and what was judged alike is not put again.
             if trace.verdict is not None:
-                verdict = deleted(trace.verdict) if trace.verdict.bytes else trace.verdict
-                self._outbox.write(PutVerdictAgain(trace.id, verdict))
+                self._outbox.write(PutVerdictAgain(trace.id, deleted(trace.verdict)))
         if trace.settled:
             trace.settled = False
             trace.provisional_at_ns = now_ns + self._config.provisional_ns
@@ -168,7 +167,7 @@ class Lifecycle:
         self._write_released(trace)
         self._timers.set(trace.id, now_ns + self._config.linger_ns)
 
-    def make_room(self, now_ns: int, *, one_more: bool = False) -> None:
+    def make_room(self, *, one_more: bool = False) -> None:
         """Close the traces without news for longest, until all fit, and another one if need be.
 
         Whoever fires much names many traces that nobody has anything of. Where they are more
@@ -370,7 +369,7 @@ class Lifecycle:
         """A trace came up again, or by an abandoned group: it may be all that the store has."""
         verdict = None
         if outcome is not None:
-            verdict = outcome.verdict_if_deleted
+            verdict = None if outcome.verdict is None else deleted(outcome.verdict)
         elif group is not None and (by := self._traversal.abandoned.get(group)) is not None:
             verdict = given_up(by)
         if verdict is not None:

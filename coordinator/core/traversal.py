@@ -71,14 +71,15 @@ class Traversal:
         many groups that one more is no news.
         """
         part = trace.parts.get(node.id)
-        if group not in trace.groups and self._is_full(trace):
-            if part is not None:
-                return False
-            self._ask(trace, self._add(trace, node.id, PartState.ASKED, FIRED, now_ns))
-            return True
+        is_one_too_many = group not in trace.groups and self._is_full(trace)
+        if is_one_too_many and part is not None:
+            return False
         if part is None:
             part = self._add(trace, node.id, PartState.ASKED, FIRED, now_ns)
-        elif part.state is PartState.UNASKED:
+        if is_one_too_many:
+            self._ask(trace, part)
+            return True
+        if part.state is PartState.UNASKED:
             part.state = PartState.ASKED
         part.told[group] = True
         if by_process:

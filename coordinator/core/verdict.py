@@ -223,8 +223,10 @@ _DELETED = Reason(
 def deleted(verdict: Verdict) -> Verdict:
     """What is left to say of a trace when the store has deleted all that this verdict speaks of.
 
-    Of the same version, so that the next one replaces it.
+    Of the same version, so that the next one replaces it. One that speaks of no bytes stays.
     """
+    if not verdict.bytes:
+        return verdict
     return _of_nothing(verdict.version, _DELETED)
 
 

@@ -116,6 +116,27 @@ def test_what_is_written_where_the_memory_was_lost_is_collected_or_said(name: st
         assert judged(harness) == ("partial", 2, {("restarted", name)})
 
 
+@pytest.mark.parametrize("name", ["n1", "n2", "n3"])
+def test_what_is_written_where_the_memory_was_lost_is_said_also_if_the_coordinator_was_restarted(
+    name: str,
+) -> None:
+    harness = coherent()
+    harness.restart()
+    harness.connect(name, 9)
+    harness.open_slices(name, 9)
+    # It would not collect what it was not asked for.
+    assert T in harness.asked()[name]
+    late = preamble() + run(*span(9), handle=9)
+    harness.status(name, T, len(late), epoch=9)
+    harness.send(name, T, 0, late, 9)
+    harness.wait(1 * S)
+    if name == "n3":
+        assert judged(harness) == ("coherent", 2, set())
+        assert bytes(harness.store.traces[T].slices[name].data) == late
+    else:
+        assert judged(harness) == ("partial", 2, {("restarted", name)})
+
+
 def test_a_node_that_has_more_to_say_than_nothing_began_another_slice() -> None:
     doubt = {("maybe_lossy", "n2")}
     for flags, handles, more in ((SliceFlags.MAYBE_LOSSY, 0, doubt), (SliceFlags.NONE, 1, set())):

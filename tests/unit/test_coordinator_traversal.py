@@ -302,7 +302,9 @@ peer1. Give one of them another name, or stop it
         status n2 T 0 LOSSY
         restart
         connect n1
+          n1 < collect lat/T: T
         connect n2
+          n2 < collect lat/T: T
         connect n3
           n3 < collect lat/T: T
         trigger n2 T
@@ -312,6 +314,7 @@ peer1. Give one of them another name, or stop it
           verdict T 1: lossy: lossy n1, lossy n2, lossy n3
         restart
         connect n1
+          n1 < collect lat/T: T
         wait 29s
         wait 1s
           n1 < release T
@@ -698,7 +701,10 @@ def test_named_nodes_are_bounded_over_all_traces() -> None:
         assert len(harness.core._traces) <= 5000 // (256 * 5)
     assert harness.core.counters.traces_finished_early >= 90
     # What is left of them is bounded too.
-    assert sum(len(outcome.slices) for outcome in harness.core._lifecycle.closed.values()) <= 5000
+    assert (
+        sum(len(outcome.slices) for outcome in harness.core._lifecycle.closed._outcomes.values())
+        <= 5000
+    )
 
 
 def test_bytes_out_of_nowhere_are_forgotten_again() -> None:
