@@ -16,6 +16,8 @@ and stand nowhere else:
     backsight.verdict_version    int       rises with each
     backsight.verdict_reasons    string[]  what is missing, where
     backsight.node               string    on which node the span was recorded
+    backsight.bytes_left_out     int       how much of what that node collected is too long for this export;
+                                           missing if none is: the verdict speaks of all of it
 """
 
 from __future__ import annotations
@@ -41,6 +43,7 @@ VERDICT = "backsight.verdict"
 VERDICT_VERSION = "backsight.verdict_version"
 VERDICT_REASONS = "backsight.verdict_reasons"
 NODE = "backsight.node"
+BYTES_LEFT_OUT = "backsight.bytes_left_out"
 
 # They stand on each local root; a reader of one span wants the gist.
 _REASONS_MAX = 16
@@ -63,7 +66,7 @@ class StampedTrace:
 
 
 def stamped(detail: pb.TraceDetail, *, one_clock: bool) -> StampedTrace:
-    """What is stored of a trace, with all its bytes, as spans.
+    """What is stored of a trace, with its bytes, as spans.
 
     ``one_clock``: times are put on the coordinator's clock, as pictures want
     them; else they are as each node wrote them.
@@ -74,7 +77,7 @@ def stamped(detail: pb.TraceDetail, *, one_clock: bool) -> StampedTrace:
         tuple(
             NodeSpans(
                 part.node,
-                tuple(_stamped(read_slice([part.data]).spans, {**about, NODE: part.node})),
+                tuple(_stamped(read_slice([part.data]).spans, about | _about_part(part))),
                 part.clock_offset_ns if one_clock else 0,
             )
             for part in detail.slices
@@ -96,6 +99,13 @@ def _stamped(spans: tuple[Span, ...], about: dict[str, AttributeValue]) -> Itera
     for span in spans:
         is_local_root = (span.client, span.parent_id) not in known
         yield replace(span, attributes={**span.attributes, **about}) if is_local_root else span
+
+
+def _about_part(part: pb.NodeSlice) -> dict[str, AttributeValue]:
+    about: dict[str, AttributeValue] = {NODE: part.node}
+    if len(part.data) < part.bytes:
+        about[BYTES_LEFT_OUT] = part.bytes - len(part.data)
+    return about
 
 
 def _about(summary: pb.TraceSummary) -> dict[str, AttributeValue]:

@@ -221,9 +221,16 @@ def test_a_slice_that_is_too_long_is_cut_and_that_is_told(
     with receiver, Here(store_path, receiver) as here:
         here.close_trace(TRACE, ALL)
         here.work()
-        names_sent = {span.name for span in receiver.heard.get_nowait().spans}
-        assert {"GET /buy", "POST cart"} < names_sent
-        assert "stock.Stock/Reserve" not in names_sent
+        sent = {span.name: span for span in receiver.heard.get_nowait().spans}
+        assert {"GET /buy", "POST cart"} < set(sent)
+        assert "stock.Stock/Reserve" not in sent
+        left_out = {
+            name: item.value.int_value
+            for name, span in sent.items()
+            for item in span.attributes
+            if item.key == names.BYTES_LEFT_OUT
+        }
+        assert left_out == {"POST /cart": len(STOCK)}
         assert here.exporter.counters.slices_cut == 1
         (message,) = here.driver.log
         assert f"only its first {len(CART)} of {len(CART + STOCK)} bytes" in message
