@@ -291,16 +291,15 @@ class Uplink:
     def _listed(self, chunks: Iterable[SliceChunk]) -> Iterator[list[SliceChunk]]:
         """Chunks by the message that carries them; one each to who knows no lists."""
         agreed = self._core.agreed
+        is_list = agreed is not None and Feature.CHUNK_LISTS in agreed.features
+        count_max = CHUNKS_MAX if is_list else 1
         listed: list[SliceChunk] = []
-        room_bytes = 0
+        size = 0
         for chunk in chunks:
-            room_bytes -= len(chunk.data)
-            full = room_bytes < 0 or len(listed) == CHUNKS_MAX
-            if listed and (full or agreed is None or Feature.CHUNK_LISTS not in agreed.features):
+            size += len(chunk.data)
+            if listed and (size > _LIST_BYTES or len(listed) == count_max):
                 yield listed
-                listed = []
-            if not listed:
-                room_bytes = _LIST_BYTES - len(chunk.data)
+                listed, size = [], len(chunk.data)
             listed.append(chunk)
         if listed:
             yield listed

@@ -21,15 +21,23 @@ from typing import Any, Generic, TypeVar
 
 from formats.otlp import resource_of
 from formats.records import AttributeValue
-from formats.stamped import StampedTrace, service_of
+from formats.stamped import BYTES_LEFT_OUT, StampedTrace, service_of
 from formats.tags import KINDS, fields_of, tags_of, text_of
 from protocol.messages import TraceId
 
 _Row = TypeVar("_Row")
 
-SCHEMA = """
--- Traces with a verdict newer than what is in the index.
-CREATE TABLE to_index (trace BLOB PRIMARY KEY) WITHOUT ROWID;
+WAITING = """
+-- Traces with a verdict newer than what is in the index, in the order in which they are taken:
+-- by their ids those of whoever chooses these could come first for ever.
+CREATE TABLE to_index (
+    number INTEGER PRIMARY KEY,
+    trace BLOB NOT NULL UNIQUE
+);
+"""
+
+SCHEMA = f"""
+{WAITING}
 
 CREATE TABLE summaries (
     trace BLOB PRIMARY KEY,
@@ -244,7 +252,9 @@ def index_of(trace: StampedTrace, version: int) -> TraceIndex:
                 of_resource = list(_hashes(resource.attributes.items()))
                 if span.resource is not None:  # else it is made for each span
                     resources[id(resource)] = of_resource
-            tags = [*_hashes(tags_of(span)), *of_resource]
+            # Of what is read for the index; no export leaves as much out.
+            said = (tag for tag in tags_of(span) if tag[0] != BYTES_LEFT_OUT)
+            tags = [*_hashes(said), *of_resource]
             for event in span.events:
                 tags += _hashes(fields_of(event))
             packed = b"".join(dict.fromkeys(tags[:_TAGS_MAX]))
@@ -287,7 +297,7 @@ def put(connection: sqlite3.Connection, index: TraceIndex) -> None:
         return  # deleted meanwhile; and it may have come up again
     forget(connection, index.trace)
     if row[0] > index.version:
-        connection.execute("INSERT INTO to_index VALUES (?)", (index.trace,))
+        connection.execute("INSERT INTO to_index (trace) VALUES (?)", (index.trace,))
     if index.summary is None:
         return
     connection.execute(

@@ -108,8 +108,10 @@ class StoreReader:
             self._connection.execute("COMMIT")
 
     def to_index(self, limit: int) -> list[TraceId]:
-        """Traces that the index lacks, or has by an earlier verdict."""
-        rows = self._connection.execute("SELECT trace FROM to_index LIMIT ?", (limit,))
+        """Traces that the index lacks, or has by an earlier verdict; what waits for longest first."""
+        rows = self._connection.execute(
+            "SELECT trace FROM to_index ORDER BY number LIMIT ?", (limit,)
+        )
         return [TraceId(trace) for (trace,) in rows]
 
     def to_export(self, limit: int) -> list[TraceId]:

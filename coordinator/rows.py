@@ -182,8 +182,15 @@ def stored_slice(row: SliceRow, chunks: Iterable[bytes] = ()) -> StoredSlice:
 
 def stored_nodes(connection: sqlite3.Connection) -> list[PutNode]:
     """All nodes that were ever connected, by name."""
-    rows = connection.execute("SELECT node, addresses FROM nodes ORDER BY node")
-    return [PutNode(node, tuple(json.loads(addresses))) for node, addresses in rows]
+    rows = connection.execute("SELECT node, addresses, incarnation FROM nodes ORDER BY node")
+    return [
+        PutNode(
+            node,
+            tuple(json.loads(addresses)),
+            None if incarnation is None else int(incarnation),
+        )
+        for node, addresses, incarnation in rows
+    ]
 
 
 def stored_traces(connection: sqlite3.Connection, released_max: int) -> Iterator[StoredTrace]:

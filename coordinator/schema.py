@@ -16,7 +16,7 @@ from formats.records import Data, RecordType
 from formats.slices import SliceDecoder
 from runtime.log import Log
 
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
 
 # "BSGT", so that `file` and we can tell a store from any other database.
 _APPLICATION_ID = 0x42534754
@@ -44,7 +44,8 @@ CREATE TABLE to_export (
 
 _OLDEST_SCHEMA = 3
 """That is taken over. 4 brought the index and exports, 5 the records of ABI 2, 6 of which verdict
-traces were when they were exported, and how long a closed slice would be if it were collected once more."""
+traces were when they were exported, and how long a closed slice would be if it were collected once more,
+7 the incarnation of nodes, and the order in which traces wait for the index."""
 
 # Of a slice at once, until its first record is there.
 _LOOKED_AT_BYTES = 4096
@@ -52,7 +53,8 @@ _LOOKED_AT_BYTES = 4096
 _SCHEMA = f"""
 CREATE TABLE nodes (
     node TEXT PRIMARY KEY,
-    addresses TEXT NOT NULL             -- JSON list
+    addresses TEXT NOT NULL,            -- JSON list
+    incarnation TEXT                    -- decimal, of the last that connected; NULL: not known
 ) WITHOUT ROWID;
 
 -- A row for each trace of which anything is stored.
@@ -254,13 +256,23 @@ def _take_over(connection: sqlite3.Connection, version: int, path: Path, log: Lo
             for statement in _statements(_FOLLOWED):
                 connection.execute(statement)
             connection.execute(
-                "INSERT INTO to_index SELECT trace FROM traces WHERE verdict IS NOT NULL"
+                "INSERT INTO to_index (trace) SELECT trace FROM traces"
+                " WHERE verdict IS NOT NULL ORDER BY stored_ns"
             )
         else:
-            # As of what kind is not known. What is closed again goes once more at most.
-            connection.execute("DROP TABLE exported")
-            connection.execute(_EXPORTED)
+            if version < 6:
+                # As of what kind is not known. What is closed again goes once more at most.
+                connection.execute("DROP TABLE exported")
+                connection.execute(_EXPORTED)
+            connection.execute("ALTER TABLE to_index RENAME TO waited")
+            connection.execute(index.WAITING)
+            connection.execute(
+                "INSERT INTO to_index (trace) SELECT trace FROM traces"
+                " WHERE trace IN (SELECT trace FROM waited) ORDER BY stored_ns"
+            )
+            connection.execute("DROP TABLE waited")
         _add_column(connection, "slices", "least INTEGER")
+        _add_column(connection, "nodes", "incarnation TEXT")
         slices, traces = _drop_unreadable(connection) if version < 5 else (0, 0)
         connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
         connection.execute("COMMIT")

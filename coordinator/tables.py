@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sqlite3
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias, assert_never
 
@@ -53,9 +53,8 @@ Note: TypeAlias = index.TraceIndex | PutExported
 
 @dataclass(slots=True)
 class _Run:
-    """Chunks of a slice that follow each other; the first is the record at ``at``."""
+    """Chunks of a slice that follow each other."""
 
-    at: int
     first: AppendSlice
     data: list[bytes]
     end: int
@@ -75,7 +74,7 @@ class _Run:
         return replace(self.first, data=b"".join(self.data))
 
 
-def condensed(records: Iterable[Record]) -> list[Record]:
+def condensed(records: Iterable[Record]) -> Iterator[Record]:
     """What records that are written at once come to: fewer records.
 
     A store that falls behind has dozens of each slice in a batch, and each costs the lock
@@ -83,10 +82,9 @@ def condensed(records: Iterable[Record]) -> list[Record]:
     for the slice that begins after it, so none is left out there. Chunks that follow each
     other become one; but a verdict is compared with what was stored before it.
     """
-    kept: list[Record] = []
+    kept: list[Record | _Run] = []
     statuses: dict[tuple[TraceId, str], int] = {}
     growing: dict[TraceId, dict[str, _Run]] = {}
-    runs: list[_Run] = []
     for record in records:
         match record:
             case PutStatus():
@@ -104,14 +102,15 @@ def condensed(records: Iterable[Record]) -> list[Record]:
                 if record.node in slices and slices[record.node].take(record):
                     continue
                 end = record.offset + len(record.data)
-                run = slices[record.node] = _Run(len(kept), record, [record.data], end)
-                runs.append(run)
+                slices[record.node] = _Run(record, [record.data], end)
+                kept.append(slices[record.node])
+                continue
             case PutVerdict():
                 growing.pop(record.trace, None)
         kept.append(record)
-    for run in runs:
-        kept[run.at] = run.whole()
-    return kept
+    for item in kept:
+        # One after the other: all at once would double the memory of a batch.
+        yield item.whole() if isinstance(item, _Run) else item
 
 
 def _rows(row: str, items: Sequence[object]) -> str:
@@ -137,12 +136,14 @@ class Tables:
         self._log = log
         self._clock = clock
         self._cut: set[tuple[TraceId, str]] = set()
-        self._touched: set[TraceId | tuple[TraceId, str]] = set()
+        self._touched: set[TraceId] = set()
+        self._touched_slices: set[tuple[TraceId, str]] = set()
 
     def apply(self, records: Iterable[Record]) -> None:
         """Write what the core has to say. Records that come to fewer are."""
         # Only as long as nobody else can have deleted them.
         self._touched.clear()
+        self._touched_slices.clear()
         for record in condensed(records):
             self._apply(record)
 
@@ -151,8 +152,12 @@ class Tables:
         match record:
             case PutNode():
                 execute(
-                    "INSERT OR REPLACE INTO nodes VALUES (?, ?)",
-                    (record.node, json.dumps(record.addresses)),
+                    "INSERT OR REPLACE INTO nodes VALUES (?, ?, ?)",
+                    (
+                        record.node,
+                        json.dumps(record.addresses),
+                        None if record.incarnation is None else str(record.incarnation),
+                    ),
                 )
             case PutTrigger():
                 self._put_trigger(record)
@@ -185,7 +190,7 @@ class Tables:
                         verdict.version,
                     ),
                 )
-                execute("INSERT OR IGNORE INTO to_index VALUES (?)", (record.trace,))
+                execute("INSERT OR IGNORE INTO to_index (trace) VALUES (?)", (record.trace,))
             case PutVerdictAgain():
                 # Nothing is there to be found or exported.
                 execute(
@@ -286,13 +291,13 @@ class Tables:
 
     def _slice(self, trace: TraceId, node: str) -> None:
         """Have a row for this slice."""
-        if (trace, node) in self._touched:
+        if (trace, node) in self._touched_slices:
             return
         self._touch(trace)
         self._connection.execute(
             "INSERT OR IGNORE INTO slices (trace, node) VALUES (?, ?)", (trace, node)
         )
-        self._touched.add((trace, node))
+        self._touched_slices.add((trace, node))
 
     def _put_status(self, record: PutStatus) -> None:
         status, clock = record.status, record.clock

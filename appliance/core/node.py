@@ -554,8 +554,8 @@ class NodeCore:
             return
         traces = tuple(held.traces)
         self._holdings.abandon(held, now_ns)
-        # The coordinator may have forgotten the others with it, and then hears of the next
-        # group of theirs what it cannot judge by.
+        # The coordinator may have forgotten these traces with the group. It must hear of them
+        # again before another of their groups fires.
         for trace in traces:
             if trace in self._holdings.traces:
                 self._owed.answer(trace)

@@ -131,7 +131,7 @@ class CoordinatorCore:
         self._probe_timers: Timers[NodeId] = Timers()
 
         for known in known_nodes:
-            self._nodes.remember(known.node, known.addresses)
+            self._nodes.remember(known.node, known.addresses, known.incarnation)
         fired: list[Iterable[PutTrigger]] = []
         for trace in recovered:
             self._recover(trace, now_ns)
@@ -161,14 +161,17 @@ class CoordinatorCore:
             self._traversal.lost(node)
             self._outbox.forget_session(replaced)
             self._outbox.say(replaced, Refused(f"replaced by a new connection from {peer}"))
-        restarted = node.incarnation is not None and node.incarnation != hello.incarnation
+        last = node.stored_incarnation if node.incarnation is None else node.incarnation
+        restarted = last is not None and last != hello.incarnation
         node.incarnation = hello.incarnation
         assert node.agreed is not None
         self._outbox.say(session, Welcome(self._incarnation, node.agreed))
         self._policies.connected(node)
-        if before is None or node.addresses != hello.addresses:
+        moved = before is None or node.addresses != hello.addresses
+        if moved:
             self._nodes.move(node, hello.addresses)
-            self._outbox.write(PutNode(node.name, node.addresses))
+        if moved or last != hello.incarnation:
+            self._outbox.write(PutNode(node.name, node.addresses, node.incarnation))
         for trace in self._traversal.connected(node, restarted=restarted, now_ns=now_ns):
             self._lifecycle.news(trace, now_ns)
         for stream in self._assembly.hello(node):
@@ -547,8 +550,12 @@ class CoordinatorCore:
             by_process = trigger.fired.source in _OF_A_PROCESS and trace_id == group.primary
             if by_process and part.status is None:
                 part.fired_under = UNKNOWN_INCARNATION
-            # Nobody counts as asked: a node may have been restarted since, too.
             self._traversal.join(trace, group)
+            for known in trace.parts.values() if group in trace.groups else ():
+                # Who fired it, or has all of it here, need not be asked again; a Drop concerns all.
+                sure = known is part or known.state is PartState.ANSWERED
+                if sure or group in self._traversal.abandoned:
+                    known.told[group] = True
             self._lifecycle.add_stored_bytes(trace, FIRING_BYTES * (trace_id == group.primary))
             self._lifecycle.wait_for_nodes(trace, now_ns)
         state = self._traversal.groups.get(group)

@@ -29,12 +29,17 @@ from protocol.versions import Agreed, Incompatible, Versions, agree
 
 @dataclass(slots=True)
 class Node:
-    """A node, connected or not. ``incarnation`` is the last one known."""
+    """A node, connected or not.
+
+    ``incarnation`` is the last one that connected; ``stored_incarnation`` the last one of before
+    this coordinator began, until it is written anew.
+    """
 
     name: str
     id: NodeId
     addresses: tuple[str, ...] = ()
     incarnation: int | None = None
+    stored_incarnation: int | None = None
     session: int | None = None
     peer: str = ""
     agreed: Agreed | None = None  # while it is connected
@@ -57,11 +62,11 @@ class Nodes:
     def __iter__(self) -> Iterator[Node]:
         return iter(self.by_id.values())
 
-    def remember(self, name: str, addresses: tuple[str, ...]) -> None:
+    def remember(self, name: str, addresses: tuple[str, ...], incarnation: int | None) -> None:
         """A node of which the store knows."""
         identity = node_id(name)
         if identity not in self.by_id:
-            self.by_id[identity] = node = Node(name, identity)
+            node = self.by_id[identity] = Node(name, identity, stored_incarnation=incarnation)
             self.move(node, addresses)
 
     def move(self, node: Node, addresses: tuple[str, ...]) -> None:

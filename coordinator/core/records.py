@@ -31,10 +31,12 @@ from protocol.messages import Group, SliceStatus, TraceId, TriggerFired
 
 @dataclass(frozen=True, slots=True)
 class PutNode:
-    """A node connected, or its addresses changed."""
+    """A node connected for the first time, restarted, or with other addresses."""
 
     node: str
     addresses: tuple[str, ...]
+    incarnation: int | None = None
+    """None: the store is of a coordinator that did not write it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,8 @@ something about the trace by itself. Its life:
     any       SliceStatus                             ANSWERED
     ANSWERED  the node comes back restarted, while    RETURNED
               bytes or open handles were due
+    UNASKED   the same, and the coordinator was       RETURNED
+              restarted too, after it had answered
     ANSWERED  it comes back restarted, and nothing    ANSWERED  Collect
               was due
 

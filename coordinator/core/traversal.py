@@ -236,7 +236,8 @@ class Traversal:
             if restarted and part.state is not PartState.RETURNED:
                 # It may have lost its memory, and with it that it was asked.
                 part.told.clear()
-            if part.state is PartState.ANSWERED and restarted and part.is_due:
+            if restarted and part.is_due and part.state is not PartState.RETURNED:
+                # Also where the coordinator was restarted too, and had no answer since.
                 part.state = PartState.RETURNED
                 part.deadline_ns = now_ns + self._config.answer_timeout_ns
                 asked.append(trace)

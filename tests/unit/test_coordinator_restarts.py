@@ -137,6 +137,58 @@ def test_what_is_written_where_the_memory_was_lost_is_said_also_if_the_coordinat
         assert judged(harness) == ("partial", 2, {("restarted", name)})
 
 
+def test_a_restarted_coordinator_asks_nobody_who_kept_his_memory_for_what_is_whole() -> None:
+    harness = coherent()
+    harness.restart()
+    news = news_of(harness)
+    for name in ("n1", "n2", "n3"):
+        harness.connect(name)
+        harness.open_slices(name)
+    assert harness.asked() == {}
+    for name, data in SLICES.items():
+        harness.status(name, T, len(data))
+    harness.wait(20 * S)
+    assert [said for said in news if not isinstance(said, PutVerdict) or said.trace == T] == []
+    assert judged(harness) == ("coherent", 1, set())
+
+
+def test_what_came_is_kept_where_a_node_lost_its_memory_while_the_coordinator_was_restarted() -> (
+    None
+):
+    harness = Harness()
+    harness.cluster("n1")
+    harness.fire("n1", T)
+    data = SLICES["n1"]
+    harness.status("n1", T, len(data), open_handles=1)
+    harness.send("n1", T, 0, data, 1)
+    harness.restart()
+    harness.connect("n1", 9)
+    harness.open_slices("n1", 9)
+    # It would begin another slice under the same name.
+    assert harness.asked() == {}
+    harness.wait(harness.config.provisional_ns + 1 * S)
+    assert judged(harness)[0] == "partial"
+    assert bytes(harness.store.traces[T].slices["n1"].data) == data
+
+
+def test_what_nodes_repeat_to_a_restarted_coordinator_changes_nothing() -> None:
+    def say() -> None:
+        harness.status("n1", T, crumbs=["n2"], flags=SliceFlags.LOSSY)
+        harness.status("n2", T, flags=SliceFlags.EVICTED | SliceFlags.LOSSY)
+        harness.wait(1 * S)
+
+    harness = Harness()
+    harness.cluster("n1", "n2")
+    harness.fire("n1", T)
+    say()
+    before = judged(harness)
+    assert {name for name, _ in before[2]} == {"lossy", "evicted"}
+    harness.restart()
+    harness.cluster("n1", "n2")
+    say()
+    assert judged(harness) == before
+
+
 def test_a_node_that_has_more_to_say_than_nothing_began_another_slice() -> None:
     doubt = {("maybe_lossy", "n2")}
     for flags, handles, more in ((SliceFlags.MAYBE_LOSSY, 0, doubt), (SliceFlags.NONE, 1, set())):

@@ -302,9 +302,7 @@ peer1. Give one of them another name, or stop it
         status n2 T 0 LOSSY
         restart
         connect n1
-          n1 < collect lat/T: T
         connect n2
-          n2 < collect lat/T: T
         connect n3
           n3 < collect lat/T: T
         trigger n2 T
@@ -314,7 +312,6 @@ peer1. Give one of them another name, or stop it
           verdict T 1: lossy: lossy n1, lossy n2, lossy n3
         restart
         connect n1
-          n1 < collect lat/T: T
         wait 29s
         wait 1s
           n1 < release T

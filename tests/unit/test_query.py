@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 from urllib.parse import quote, urlencode
 
 import pytest
@@ -910,6 +911,29 @@ def test_the_index_goes_with_its_traces(tmp_path: Path) -> None:
         assert rows(path) == {**EMPTY, "summaries": 1, "operations": 1, "spans": 1}
 
 
+def test_the_index_takes_a_fifth_of_a_core(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "t.sqlite"
+    with driver(path) as here, StoreReader(path) as reader:
+        put_trace(here, TRACE, {"edge": FRONT})
+        indexer = Indexer(here.store, path, SILENT)
+        used_ns = iter([5_000_000, 35_000_000, 40_000_000])
+        clock = Mock(thread_time_ns=lambda: next(used_ns))
+        monkeypatch.setattr("coordinator.follower.time", clock)
+        assert indexer._work(reader) == pytest.approx(4 * 0.03)
+        assert indexer.counters.busy_us == 30_000
+        assert indexer._work(reader) is None
+
+
+def test_what_waits_for_longest_is_indexed_first(tmp_path: Path) -> None:
+    path = tmp_path / "t.sqlite"
+    traces = [TraceId(bytes(15) + bytes([number])) for number in (9, 1, 8, 2)]
+    with driver(path) as here, StoreReader(path) as reader:
+        for trace in traces:
+            put_trace(here, trace, {"edge": FRONT})
+        put_trace(here, traces[0], {"edge": FRONT}, version=2)
+        assert reader.to_index(3) == traces[:3]
+
+
 def test_a_store_of_the_version_before_gets_its_index(tmp_path: Path) -> None:
     path = tmp_path / "t.sqlite"
     with driver(path) as here:
@@ -918,6 +942,7 @@ def test_a_store_of_the_version_before_gets_its_index(tmp_path: Path) -> None:
     for table in (*EMPTY, "to_export", "exported"):
         connection.execute(f"DROP TABLE {table}")
     connection.execute("ALTER TABLE slices DROP COLUMN least")
+    connection.execute("ALTER TABLE nodes DROP COLUMN incarnation")
     connection.execute("PRAGMA user_version = 3")
     connection.close()
     with driver(path) as here:

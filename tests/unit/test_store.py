@@ -284,9 +284,9 @@ def test_everything_is_recovered(tmp_path: Path) -> None:
     abandoned = PutAbandoned(FIRED.group, "b")
     with driver(path) as here:
         here.write(
-            PutNode("a", ("10.0.0.1", "fe80::1")),
+            PutNode("a", ("10.0.0.1", "fe80::1"), 1),
             PutNode("b", ()),
-            PutNode("a", ("10.0.0.2",)),
+            PutNode("a", ("10.0.0.2",), (1 << 64) - 1),
             PutTrigger("a", FIRED),
             PutTrigger("b", FIRED),
             abandoned,
@@ -299,7 +299,7 @@ def test_everything_is_recovered(tmp_path: Path) -> None:
         )
     with driver(path) as here:
         assert here.store.recover_nodes() == [
-            PutNode("a", ("10.0.0.2",)),
+            PutNode("a", ("10.0.0.2",), (1 << 64) - 1),
             PutNode("b", ()),
         ]
     traces = recovered(path)
@@ -446,22 +446,22 @@ def test_a_slice_that_begins_anew_keeps_what_its_node_said(tmp_path: Path) -> No
 def test_of_many_statuses_at_once_the_last_one_is_written() -> None:
     statuses = [PutStatus("a", replace(STATUS, bytes=size), None, size == 3) for size in range(50)]
     other = PutStatus("b", STATUS, None)
-    assert condensed([*statuses, other, statuses[0]]) == [
+    assert list(condensed([*statuses, other, statuses[0]])) == [
         replace(statuses[0], restarted=True),
         other,
     ]
     begins = AppendSlice(T1, "a", 1, 0, b"abc")
     goes_on = AppendSlice(T1, "a", 1, 3, b"def")
-    assert condensed([statuses[0], goes_on, statuses[1]]) == [statuses[1], goes_on]
+    assert list(condensed([statuses[0], goes_on, statuses[1]])) == [statuses[1], goes_on]
     kept: list[Record] = [statuses[0], begins, statuses[1]]
-    assert condensed(kept) == kept
+    assert list(condensed(kept)) == kept
 
 
 def test_of_many_chunks_of_a_slice_at_once_one_is_written() -> None:
     chunks = [AppendSlice(T1, "a", 1, 7 * index, b"%07d" % index) for index in range(50)]
     other = AppendSlice(T1, "b", 1, 0, b"abc")
     whole = replace(chunks[0], data=b"".join(chunk.data for chunk in chunks))
-    assert condensed([chunks[0], other, *chunks[1:]]) == [whole, other]
+    assert list(condensed([chunks[0], other, *chunks[1:]])) == [whole, other]
     verdict = PutVerdict(T1, VERDICT)
     apart: list[list[Record]] = [
         [chunks[0], verdict, chunks[1]],  # which is on the first alone
@@ -474,7 +474,7 @@ def test_of_many_chunks_of_a_slice_at_once_one_is_written() -> None:
         ],
     ]
     for records in apart:
-        assert condensed(records) == records
+        assert list(condensed(records)) == records
 
 
 _SAID = st.builds(
@@ -860,7 +860,14 @@ def test_files_that_are_no_store_are_refused(tmp_path: Path) -> None:
     connection = sqlite3.connect(newer)
     connection.execute("PRAGMA user_version = 99")
     connection.close()
-    assert "has schema 99, this coordinator knows 6" in refusal(newer)
+    assert "has schema 99, this coordinator knows 7" in refusal(newer)
+
+
+AS_BEFORE_7 = """
+DROP TABLE to_index;
+CREATE TABLE to_index (trace BLOB PRIMARY KEY) WITHOUT ROWID;
+ALTER TABLE nodes DROP COLUMN incarnation;
+"""
 
 
 def test_what_was_exported_as_what_an_older_store_does_not_say(tmp_path: Path) -> None:
@@ -868,6 +875,7 @@ def test_what_was_exported_as_what_an_older_store_does_not_say(tmp_path: Path) -
     with driver(path) as here:
         fill(here, 1, size=10)
     with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.executescript(AS_BEFORE_7)
         connection.execute("DROP TABLE exported")
         connection.execute("CREATE TABLE exported (trace BLOB PRIMARY KEY, bytes INTEGER)")
         connection.execute("INSERT INTO exported VALUES (?, 10)", (T1,))
@@ -878,6 +886,26 @@ def test_what_was_exported_as_what_an_older_store_does_not_say(tmp_path: Path) -
     with contextlib.closing(sqlite3.connect(path)) as connection:
         assert connection.execute("SELECT * FROM exported").fetchall() == [(T1, 10, "lossy")]
     assert here.log == []
+
+
+def test_a_store_of_schema_6_keeps_what_was_exported_and_what_waits(tmp_path: Path) -> None:
+    path, clock = tmp_path / "store.db", Clock()
+    with driver(path, clock=clock) as here:
+        here.write(PutNode("a", ("10.0.0.1",), 7))
+        for trace in (T2, T1):
+            here.write(AppendSlice(trace, "a", 1, 0, b"abc"), PutVerdict(trace, VERDICT))
+            clock.now_s += 1
+        here.store.note([PutExported(T1, 3, VerdictKind.LOSSY)])
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.executescript(AS_BEFORE_7)
+        connection.executemany("INSERT INTO to_index VALUES (?)", [(T1,), (T2,)])
+        connection.execute("PRAGMA user_version = 6")
+        connection.commit()
+    with driver(path) as here, StoreReader(path) as reader:
+        assert here.store.recover_nodes() == [PutNode("a", ("10.0.0.1",))]
+        assert reader.to_index(10) == [T2, T1]
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("SELECT * FROM exported").fetchall() == [(T1, 3, "lossy")]
 
 
 def before_abi_2(payload: bytes) -> bytes:
@@ -908,6 +936,7 @@ def test_an_older_store_is_taken_over_without_what_cannot_be_read(tmp_path: Path
         with StoreReader(path) as reader:
             before = {trace: reader.trace(trace) for trace in (T1, T2)}
     connection = sqlite3.connect(path)
+    connection.executescript(AS_BEFORE_7)
     connection.execute("ALTER TABLE slices DROP COLUMN least")
     connection.execute("PRAGMA user_version = 4")
     connection.close()
@@ -938,6 +967,7 @@ def test_a_store_that_cannot_be_taken_over_stays_as_it_was(
     with driver(path) as here:
         here.write(AppendSlice(T1, "a", 1, 0, old))
     connection = sqlite3.connect(path)
+    connection.executescript(AS_BEFORE_7)
     connection.execute("ALTER TABLE slices DROP COLUMN least")
     connection.execute("PRAGMA user_version = 4")
     connection.close()
