@@ -53,7 +53,7 @@ def _print_heading(arguments: argparse.Namespace, heading: str) -> None:
 
 def _request(arguments: argparse.Namespace) -> pb.ListTracesRequest:
     return pb.ListTracesRequest(
-        limit=arguments.limit,
+        limit=arguments.limit or 0,
         trigger=arguments.trigger or "",
         verdict=arguments.verdict or "",
         service=arguments.service or "",
@@ -203,7 +203,8 @@ def _show(arguments: argparse.Namespace) -> int:
 
 def _export(arguments: argparse.Namespace) -> int:
     request = _request(arguments)
-    if bool(arguments.traces) == (request != pb.ListTracesRequest()):
+    is_chosen = arguments.limit is not None or request != pb.ListTracesRequest()
+    if bool(arguments.traces) == is_chosen:
         raise ValueError(
             "export: name traces, or choose them by --limit, --trigger, --verdict, --service, --last"
         )
@@ -396,9 +397,7 @@ def _parser() -> argparse.ArgumentParser:
         "--service", metavar="NAME", help="only traces that a process of this service wrote to"
     )
     for sub in (traces, export):
-        sub.add_argument(
-            "--limit", type=_limit, default=0, metavar="N", help="only the newest N (0: all)"
-        )
+        sub.add_argument("--limit", type=_limit, metavar="N", help="only the newest N (0: all)")
         sub.add_argument("--service", metavar="NAME", help="only those with a span of this service")
         sub.add_argument(
             "--last",

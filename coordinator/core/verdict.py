@@ -159,7 +159,7 @@ _FLAGS = {
     SliceFlags.LOSSY: (ReasonKind.LOSSY, "records were dropped when they were written"),
     SliceFlags.MAYBE_LOSSY: (
         ReasonKind.MAYBE_LOSSY,
-        "records nearby were dropped, or not looked at; whether of this trace is not known",
+        "records of this or other traces were dropped, left out, or lost with a node's memory",
     ),
     SliceFlags.STORE_FULL: (ReasonKind.STORE_FULL, "the report store had no room for all of it"),
     SliceFlags.CORRUPT: (ReasonKind.CORRUPT, "the log contradicted itself"),

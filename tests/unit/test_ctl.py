@@ -483,6 +483,19 @@ def test_what_json_has_no_number_for_is_a_text() -> None:
     assert span["attributes"] == {"share": "nan", "most": ["inf", 1.5]}
 
 
+def test_all_that_is_stored_is_exported_by_a_limit_of_0(
+    coordinator: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    assert main(["export", "--limit", "0", "--output", str(out), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["traces"] == 1
+    assert out.stat().st_size > 0
+    with pytest.raises(SystemExit) as usage:
+        main(["export", "--output", str(out)])
+    assert usage.value.code == 2
+    assert "name traces, or choose them" in capsys.readouterr().err
+
+
 def test_json_beside_an_export_to_standard_output_is_wrong_usage(
     coordinator: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
