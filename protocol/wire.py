@@ -95,6 +95,9 @@ _NEWER = "; if the other side is newer, update this one"
 # zlib's own default: half the time of 9, all but a hundredth of its ratio.
 _COMPRESSION_LEVEL = 6
 
+# Each chunk of a list has some 50 bytes beside its data.
+_SLICES_BYTES_MAX = CHUNK_BYTES_MAX + CHUNKS_MAX * 64
+
 
 class WireError(ValueError):
     """A message that breaks a bound: which field, and what is wrong with it."""
@@ -644,6 +647,9 @@ def _chunk_out(chunk: SliceChunk) -> pb.SliceChunk:
 
 def decode_slices_message(data: bytes) -> Opening | list[SliceChunk]:
     """Decode what a node sent on a Slices stream; WireError if it is malformed."""
+    if len(data) > _SLICES_BYTES_MAX:
+        # Of chunks without anything, which cost memory and time only once they are parsed.
+        raise WireError("slice_chunk", f"{len(data)} bytes; allowed: up to {_SLICES_BYTES_MAX}")
     message = pb.SliceChunk()
     parse(message, "slice chunk", data)
     if message.node:

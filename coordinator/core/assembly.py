@@ -180,6 +180,8 @@ class Assembly:
         known.node = node
         if node.stream is not None:
             node.previous_stream = node.stream
+            # Nobody hoards by many streams what others could send.
+            self.credit.close(node.stream)
         node.stream = stream
         self.credit.open(stream)
         return node

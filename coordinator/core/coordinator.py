@@ -167,18 +167,33 @@ class CoordinatorCore:
         assert node.agreed is not None
         self._outbox.say(session, Welcome(self._incarnation, node.agreed))
         self._policies.connected(node)
+        if last is None:
+            node.stored_incarnation = hello.incarnation
         moved = before is None or node.addresses != hello.addresses
         if moved:
             self._nodes.move(node, hello.addresses)
-        if moved or last != hello.incarnation:
-            self._outbox.write(PutNode(node.name, node.addresses, node.incarnation))
+        if moved or last is None:
+            self._put_node(node)
         for trace in self._traversal.connected(node, restarted=restarted, now_ns=now_ns):
             self._lifecycle.news(trace, now_ns)
+        self._put_incarnation(node)
         for stream in self._assembly.hello(node):
             self._resume(stream, node)
         node.probes_left = PROBES_AT_CONNECT
         self._probe(node, now_ns)
         return None
+
+    def _put_node(self, node: Node) -> None:
+        self._outbox.write(PutNode(node.name, node.addresses, node.stored_incarnation))
+
+    def _put_incarnation(self, node: Node) -> None:
+        """Have the store know a restarted node, once it was asked and has answered for all.
+
+        A coordinator that begins before that takes it for restarted since, as this one does.
+        """
+        if node.stored_incarnation != node.incarnation and not self._traversal.waits_for(node):
+            node.stored_incarnation = node.incarnation
+            self._put_node(node)
 
     def on_node_lost(self, session: int, now_ns: int) -> None:
         """A Control stream ended, for whatever reason."""
@@ -241,6 +256,7 @@ class CoordinatorCore:
         """Time passed: see next_wakeup_ns."""
         while (identity := self._probe_timers.pop(now_ns)) is not None:
             self._probe(self._nodes.by_id[identity], now_ns)
+            self._put_incarnation(self._nodes.by_id[identity])
         self._lifecycle.tick(now_ns)
         self.snapshots.go_on(self._traces)
 

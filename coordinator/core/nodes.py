@@ -31,8 +31,8 @@ from protocol.versions import Agreed, Incompatible, Versions, agree
 class Node:
     """A node, connected or not.
 
-    ``incarnation`` is the last one that connected; ``stored_incarnation`` the last one of before
-    this coordinator began, until it is written anew.
+    ``incarnation`` is the last one that connected, ``stored_incarnation`` the one that the store has:
+    the last of which it was asked, and has answered, all that it may not know of the one before.
     """
 
     name: str

@@ -31,7 +31,7 @@ from protocol.messages import Group, SliceStatus, TraceId, TriggerFired
 
 @dataclass(frozen=True, slots=True)
 class PutNode:
-    """A node connected for the first time, restarted, or with other addresses."""
+    """A node connected for the first time or with other addresses, or has answered after a restart."""
 
     node: str
     addresses: tuple[str, ...]

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 
 from coordinator.core.config import CoordinatorConfig
 from coordinator.core.nodes import Node, Nodes
-from coordinator.core.outbox import Outbox
+from coordinator.core.outbox import Outbox, Say
 from coordinator.core.trace import DOUBTS, Part, PartState, Trace
 from coordinator.core.verdict import FIRED, ITSELF, NOT_A_CRUMB, PEER, STORED
 from protocol.messages import Drop, Group, NodeId, SliceStatus, TraceId
@@ -106,7 +106,8 @@ class Traversal:
         for identity in dropped:
             node = self._nodes.by_id.get(identity)
             if node is not None and node.session is not None and node.name != by:
-                self._outbox.say(node.session, Drop(group))
+                # A coordinator that knows nothing of it would collect it from those that are left.
+                self._outbox.after_writes(Say(node.session, Drop(group)))
         return unwanted
 
     def remember_abandoned(self, group: Group, by: str) -> None:
@@ -251,8 +252,17 @@ class Traversal:
                 part.deadline_ns = now_ns + self._config.answer_timeout_ns
                 asked.append(trace)
         for group in dropped:
-            self._outbox.say(node.session, Drop(group))
+            self._outbox.after_writes(Say(node.session, Drop(group)))
         return asked
+
+    def waits_for(self, node: Node) -> bool:
+        """Whether a trace waits for what the node was asked, or had before it was restarted."""
+        return any(
+            trace.parts[node.id].state is PartState.RETURNED
+            or not all(trace.parts[node.id].told.values())
+            for trace in self._by_node.get(node.id, {}).values()
+            if not trace.released
+        )
 
     def lost(self, node: Node) -> None:
         """The node's stream is gone, with whatever was on it."""

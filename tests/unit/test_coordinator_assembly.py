@@ -207,6 +207,16 @@ def test_credit_of_streams_that_close_goes_to_those_that_wait() -> None:
     assert served == waiting[: len(served)]
 
 
+def test_no_node_hoards_credit_by_many_streams() -> None:
+    harness = Harness()
+    harness.connect("many")
+    for _ in range(300):
+        harness.open_slices("many")
+    harness.connect("one")
+    harness.open_slices("one")
+    assert harness.credit["one"] == harness.credit["many"] > 0
+
+
 def test_credit_of_a_stream_that_is_lost_is_there_for_the_next() -> None:
     harness = Harness(CoordinatorConfig(memory_bytes=MIB, credit_window_bytes=MIB))
     harness.cluster("n1")

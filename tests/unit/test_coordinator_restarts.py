@@ -137,6 +137,24 @@ def test_what_is_written_where_the_memory_was_lost_is_said_also_if_the_coordinat
         assert judged(harness) == ("partial", 2, {("restarted", name)})
 
 
+@pytest.mark.parametrize("name", ["n1", "n2", "n3"])
+def test_a_coordinator_that_ended_before_it_asked_a_restarted_node_leaves_it_to_the_next(
+    name: str,
+) -> None:
+    harness = coherent()
+    restart_node(harness, name)
+    harness.restart()
+    harness.take_said()
+    harness.connect(name, 2)
+    assert T in harness.asked()[name]
+    # What it answers is what it had: from then on, nobody need ask it again.
+    size = len(SLICES.get(name, b""))
+    harness.status(name, T, size, epoch=1 if size else 0)
+    harness.status(name, trace_id("other"), epoch=0)
+    harness.wait(harness.config.clock_probe_interval_ns + 1 * S)
+    assert harness.store.nodes[name].incarnation == 2
+
+
 def test_a_restarted_coordinator_asks_nobody_who_kept_his_memory_for_what_is_whole() -> None:
     harness = coherent()
     harness.restart()
@@ -168,6 +186,26 @@ def test_what_came_is_kept_where_a_node_lost_its_memory_while_the_coordinator_wa
     assert harness.asked() == {}
     harness.wait(harness.config.provisional_ns + 1 * S)
     assert judged(harness)[0] == "partial"
+    assert bytes(harness.store.traces[T].slices["n1"].data) == data
+
+
+def test_what_came_is_kept_where_the_coordinator_is_restarted_long_after_a_node_lost_its_memory() -> (
+    None
+):
+    harness = Harness()
+    harness.cluster("n1", "n2")
+    harness.fire("n2", T)
+    harness.status("n2", T, crumbs=["n1"])
+    data = SLICES["n1"]
+    harness.status("n1", T, len(data), open_handles=1)
+    harness.send("n1", T, 0, data, 1)
+    restart_node(harness, "n1", 9)
+    harness.wait(60 * S)
+    assert judged(harness)[0] == "partial"
+    harness.restart()
+    harness.take_said()
+    harness.connect("n1", 9)
+    assert harness.asked() == {}
     assert bytes(harness.store.traces[T].slices["n1"].data) == data
 
 

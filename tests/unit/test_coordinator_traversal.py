@@ -219,8 +219,8 @@ SCRIPTS = {
         lost n3
         hold
         abandon n2 T
-          n1 < drop lat/T
         save
+          n1 < drop lat/T
           n2 < drop lat/T
         status n2 T 0 ABANDONED -> n1
         wait 1s

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 import zlib
 from collections.abc import Callable
 
@@ -447,6 +448,13 @@ def test_as_many_chunks_and_bytes_as_a_message_may_carry_pass_and_no_more() -> N
     share = CHUNK_BYTES_MAX // CHUNKS_MAX
     most = [SliceChunk(TRACE, index, bytes(share), 1) for index in range(CHUNKS_MAX)]
     assert wire.decode_slices_message(wire.encode_chunks(most)) == most
+    # As large as they get: nothing of it can be deflated.
+    noise = random.Random(1).randbytes(CHUNK_BYTES_MAX)
+    most = [
+        SliceChunk(TRACE, (1 << 62) + index, noise[index * share :][:share], (1 << 63) - 1)
+        for index in range(CHUNKS_MAX)
+    ]
+    assert wire.decode_slices_message(wire.encode_chunks(most)) == most
     with pytest.raises(wire.WireError, match="257 of them"):
         wire.encode_chunks([*most, most[0]])
     with pytest.raises(wire.WireError, match="0 of them"):
@@ -507,6 +515,8 @@ def list_bytes(first: pb.SliceChunk, *further: pb.SliceChunk) -> bytes:
         ),
         ("256 of them", list_bytes(*[part(b"x")] * (CHUNKS_MAX + 1))),
         ("0 bytes", list_bytes(part(b"x"), part(b""))),
+        # Half a million chunks without anything are not parsed.
+        ("slice_chunk: 1064962 bytes", b"\x42\x00" * (wire._SLICES_BYTES_MAX // 2 + 1)),
         ("1048577 bytes", list_bytes(part(b"x"), part(bytes(CHUNK_BYTES_MAX)))),
         # Together too large, if inflated.
         (
