@@ -140,7 +140,7 @@ class Tables:
         self._touched_slices: set[tuple[TraceId, str]] = set()
 
     def apply(self, records: Iterable[Record]) -> None:
-        """Write what the core has to say. Records that come to fewer are."""
+        """Write what the core has to say, in as few records as it comes to."""
         # Only as long as nobody else can have deleted them.
         self._touched.clear()
         self._touched_slices.clear()

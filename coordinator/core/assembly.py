@@ -98,8 +98,11 @@ class Assembly:
             return not part.is_whole or (not told and not part.received)
         if part.is_empty:
             said = part.status
-            staying = said is not None and (said.flags & STAYING or said.open_handles)
-            if said is not None and said.epoch not in (0, epoch) and staying:
+            if (
+                said is not None
+                and said.epoch not in (0, epoch)
+                and (said.flags & STAYING or said.open_handles)
+            ):
                 # What it said of the slice before, it may not know any more.
                 part.restarted = True
             part.epoch, part.status = epoch, None
