@@ -540,3 +540,30 @@ def test_what_a_process_kept_is_not_in_doubt_once_all_its_segments_are_gone() ->
     assert len(both.model.state.clients) == 2
     found = both.model.slice(TRACES[0])
     assert found is not None and found.flags == SliceFlags.HELD
+
+
+def test_of_what_is_reported_in_full_only_the_mark_is_kept() -> None:
+    both = checked(
+        lambda both: both.burst(0, 0, TRACES[0], 3, True),
+        lambda both: both.collect(TRACES[0]),
+        lambda both: both.trim(TRACES[0], 1.0),
+        lambda both: both.burst(0, 0, TRACES[0], 1, True),
+        lambda both: both.poll(),
+        lambda both: both.trim(TRACES[0], 1.0),
+        lambda both: both.restart(),
+    )
+    assert both.model.store_usage().used_bytes == BLOCK_BYTES
+
+
+def test_what_a_killed_process_lost_is_told_though_it_never_ended() -> None:
+    def fill_and_lose(both: Differential) -> None:
+        both.collect(TRACES[0])
+        filler = both.begin(0, TRACES[1])
+        while both.put(filler, 0, both.data(RECORD_BYTES)):
+            pass
+        both.open(0, TRACES[0])
+        assert not both.put(both.handles[0], 0, both.data(RECORD_BYTES))
+
+    both = checked(fill_and_lose, lambda both: both.exit(0))
+    found = both.model.slice(TRACES[0])
+    assert found is not None and SliceFlags.LOSSY in found.flags

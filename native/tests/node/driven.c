@@ -126,6 +126,15 @@ static bool run_fits(const struct wthread *t, uint32_t bytes)
 	       sizeof(struct bs_run_header) + sizeof(uint64_t) + bytes;
 }
 
+/* The ring's last place is for the end of a handle. */
+static void run_tell_lost(struct driven_thread *t, uint32_t flags)
+{
+	if (w_loss_room(&t->t) > !(flags & BS_RUN_LAST))
+		w_lose_run(&t->t, t->id, t->number, flags, t->lost_bytes);
+	else
+		w_lose_untold(&t->t);
+}
+
 static void run_open(struct driven_thread *t, struct driven_handle *h,
 		     uint32_t bytes)
 {
@@ -139,6 +148,8 @@ static void run_open(struct driven_thread *t, struct driven_handle *h,
 		t->state = RUN_LOST;
 		t->flags |= BS_RUN_LOSSY;
 		h->lossy = true;
+		/* At once: the process may be killed before it is closed. */
+		run_tell_lost(t, t->flags & BS_RUN_FIRST);
 		return;
 	}
 	CHECK(w_begin(&t->t, t->id, t->number, t->seq, t->flags, bytes));
@@ -149,9 +160,8 @@ static void run_close(struct driven_thread *t, uint32_t flags)
 {
 	if (t->state == RUN_OPEN)
 		w_end(&t->t, t->flags | flags);
-	else if (t->state == RUN_LOST)
-		w_lose_run(&t->t, t->id, t->number,
-			   (t->flags & BS_RUN_FIRST) | flags, t->lost_bytes);
+	else if (t->state == RUN_LOST && flags & BS_RUN_LAST)
+		run_tell_lost(t, flags);
 	t->state = RUN_NONE;
 	t->of = NULL;
 }

@@ -336,24 +336,42 @@ static inline bool w_take_segment(struct wthread *t)
 	return true;
 }
 
+/* That something was lost, and not of which trace. */
+static inline void w_lose_untold(struct wthread *t)
+{
+	struct bs_thread_area *a = w_area(t->w, t->slot);
+
+	store_release(&a->losses_untold, a->losses_untold + 1);
+	__atomic_fetch_add(&w_grants(t->w)->losses, 1, __ATOMIC_RELEASE);
+}
+
+/* Places for losses that the node has not read yet. */
+static inline uint32_t w_loss_room(const struct wthread *t)
+{
+	const struct bs_thread_area *a = w_area(t->w, t->slot);
+
+	return BS_LOSS_RING_ENTRIES -
+	       (a->loss_head - load_acquire(&a->loss_tail));
+}
+
 static inline void w_lose_run(struct wthread *t, struct bs_trace_id id,
 			      uint32_t handle, uint32_t flags, uint32_t bytes)
 {
 	struct bs_thread_area *a = w_area(t->w, t->slot);
 	uint32_t head = a->loss_head;
 
-	if (head - load_acquire(&a->loss_tail) == BS_LOSS_RING_ENTRIES) {
-		store_release(&a->losses_untold, a->losses_untold + 1);
-	} else {
-		a->losses[head % BS_LOSS_RING_ENTRIES] = (struct bs_loss){
-			.trace_hi = id.hi,
-			.trace_lo = id.lo,
-			.handle = handle,
-			.flags = flags,
-			.payload_bytes = bytes,
-		};
-		store_release(&a->loss_head, head + 1);
+	if (!w_loss_room(t)) {
+		w_lose_untold(t);
+		return;
 	}
+	a->losses[head % BS_LOSS_RING_ENTRIES] = (struct bs_loss){
+		.trace_hi = id.hi,
+		.trace_lo = id.lo,
+		.handle = handle,
+		.flags = flags,
+		.payload_bytes = bytes,
+	};
+	store_release(&a->loss_head, head + 1);
 	__atomic_fetch_add(&w_grants(t->w)->losses, 1, __ATOMIC_RELEASE);
 }
 

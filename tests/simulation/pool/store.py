@@ -344,7 +344,9 @@ class ReportStore:
             found.flags |= SliceFlags.CRUMBS_CUT
 
     def _count_blocks(self, found: SliceModel) -> None:
-        blocks = 1 + -(-len(found.data) // BLOCK_CONTENT_BYTES)
+        # Of what is trimmed in full not even the block is kept that is begun.
+        is_trimmed = found.trimmed_bytes == found.bytes
+        blocks = 1 if is_trimmed else 1 + -(-len(found.data) // BLOCK_CONTENT_BYTES)
         self._blocks += blocks - found.blocks
         found.blocks = blocks
 

@@ -98,6 +98,8 @@ class Writing:
         if segment is None:
             handle.lossy = True
             run.flags |= RunFlags.LOSSY
+            # At once: the process may be killed before the run is closed.
+            self._tell(writer, run, run.flags & RunFlags.FIRST)
         else:
             segment.used_bytes += RUN_BYTES
             segment.runs.append(run)
@@ -111,8 +113,14 @@ class Writing:
         writer.run = None
         if run.segment is not None:
             run.flags |= flags | RunFlags.CLOSED
-        elif len(writer.losses) < LOSSES_MAX:
-            writer.losses.append(Loss(run.trace, run.handle, run.flags & RunFlags.FIRST | flags))
+        elif RunFlags.LAST in flags:
+            self._tell(writer, run, flags)
+
+    @staticmethod
+    def _tell(writer: ThreadModel, run: Run, flags: RunFlags) -> None:
+        """Of a run that was lost. The last place is for one that ends its trace."""
+        if len(writer.losses) < LOSSES_MAX - (RunFlags.LAST not in flags):
+            writer.losses.append(Loss(run.trace, run.handle, flags))
         else:
             writer.untold += 1
 
