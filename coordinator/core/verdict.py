@@ -312,7 +312,10 @@ def _few(
 
 
 def _limit(reasons: Iterator[Reason | _More]) -> list[Reason]:
-    """In order of node and kind, the first few of each, and how many more."""
+    """In order of node and kind, the first few of each, and how many more.
+
+    Of a trace that came up again, what a node says it may have said before.
+    """
     by_key: dict[tuple[str, ReasonKind], list[Reason]] = {}
     more: dict[tuple[str, ReasonKind], int] = {}
     for reason in reasons:
@@ -321,8 +324,11 @@ def _limit(reasons: Iterator[Reason | _More]) -> list[Reason]:
             more[key] = more.get(key, 0) + reason.count
             continue
         listed = by_key.setdefault(key, [])
+        short = replace(reason, detail=reason.detail[:DETAIL_MAX])
+        if short in listed:
+            continue
         if len(listed) < REASONS_PER_KIND_AND_NODE:
-            listed.append(replace(reason, detail=reason.detail[:DETAIL_MAX]))
+            listed.append(short)
         else:
             more[key] = more.get(key, 0) + 1
     limited = []

@@ -47,10 +47,11 @@ def tree(rng: random.Random) -> Call:
 
 
 def overload(requests: int) -> Outcome:
+    # What waits in a full store is sent or given up before any verdict falls without it.
     sim = Simulator(
         seed=1,
         coordinator_config=CoordinatorConfig(
-            linger_ns=2 * S, missing_linger_ns=10 * S, clock_probe_interval_ns=3600 * S
+            linger_ns=2 * S, missing_linger_ns=60 * S, clock_probe_interval_ns=3600 * S
         ),
     )
     config = NodeConfig(

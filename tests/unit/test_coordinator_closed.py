@@ -88,6 +88,19 @@ def test_a_verdict_gets_worse_though_the_trace_was_forgotten(forgets: str) -> No
     assert bytes(kept.slices["n1"].data) == before
 
 
+def test_what_a_node_says_once_more_is_one_reason() -> None:
+    harness = closed()
+    for _ in range(2):
+        collect_what_is_left(harness)
+        harness.status("n2", T, flags=SliceFlags.LOSSY, epoch=8)
+        wait_for_the_end(harness)
+    verdict = harness.store.traces[T].verdict
+    assert verdict is not None
+    said = [(reason.kind, reason.node) for reason in verdict.reasons]
+    assert (ReasonKind.LOSSY, "n2") in said
+    assert len(said) == len(set(said))
+
+
 def test_nothing_new_of_a_forgotten_trace_is_no_news() -> None:
     harness = closed(CLOSED_MAX)
     close_others(harness, 2 * CLOSED_MAX)
