@@ -140,6 +140,9 @@ HEALABLE = frozenset(
 )
 """What may still turn out well when a node comes back."""
 
+_STATES = HEALABLE | {ReasonKind.NEVER_SEEN, ReasonKind.RESTARTED}
+"""How it is with a node's part: said anew, it stands for what was said before."""
+
 ELSEWHERE = frozenset(
     {
         ReasonKind.HOP_OUT_UNMET,
@@ -265,6 +268,8 @@ def judge(trace: Trace, nodes: Nodes, *, final: bool) -> Verdict:
     """
     trace.evidence.whole()
     reasons = _limit(_reasons(trace, nodes, final=final))
+    if trace.late:
+        reasons = _with_those_before(reasons, trace.reasons_before)
     kinds = {reason.verdict for reason in reasons}
     evidence = trace.evidence
     verdict = Verdict(
@@ -312,10 +317,7 @@ def _few(
 
 
 def _limit(reasons: Iterator[Reason | _More]) -> list[Reason]:
-    """In order of node and kind, the first few of each, and how many more.
-
-    Of a trace that came up again, what a node says it may have said before.
-    """
+    """In order of node and kind, the first few of each, and how many more."""
     by_key: dict[tuple[str, ReasonKind], list[Reason]] = {}
     more: dict[tuple[str, ReasonKind], int] = {}
     for reason in reasons:
@@ -324,11 +326,8 @@ def _limit(reasons: Iterator[Reason | _More]) -> list[Reason]:
             more[key] = more.get(key, 0) + reason.count
             continue
         listed = by_key.setdefault(key, [])
-        short = replace(reason, detail=reason.detail[:DETAIL_MAX])
-        if short in listed:
-            continue
         if len(listed) < REASONS_PER_KIND_AND_NODE:
-            listed.append(short)
+            listed.append(replace(reason, detail=reason.detail[:DETAIL_MAX]))
         else:
             more[key] = more.get(key, 0) + 1
     limited = []
@@ -337,6 +336,24 @@ def _limit(reasons: Iterator[Reason | _More]) -> list[Reason]:
         limited += by_key[key]
         if key in more:
             limited.append(Reason(key[1], key[0], f"and {more[key]} more of this kind"))
+    return _cut(limited)
+
+
+def _with_those_before(reasons: list[Reason], before: tuple[Reason, ...]) -> list[Reason]:
+    """Of a trace that came up again, with the reasons of its last verdict, which are few.
+
+    A node may repeat what it said, or say how it is now: that stands once.
+    """
+    said = {(reason.node, reason.kind) for reason in reasons if reason.kind in _STATES}
+    others = [
+        reason
+        for reason in before
+        if reason not in reasons and (reason.node, reason.kind) not in said
+    ]
+    return _cut(sorted([*others, *reasons], key=lambda reason: (reason.kind, reason.node)))
+
+
+def _cut(limited: list[Reason]) -> list[Reason]:
     if len(limited) <= REASONS_MAX:
         return limited
     first_of_kind: dict[ReasonKind, Reason] = {}
@@ -366,7 +383,6 @@ def _reasons(trace: Trace, nodes: Nodes, *, final: bool) -> Iterator[Reason | _M
             yield from _part_reasons(trace, part, nodes)
     if trace.late:
         yield Reason(ReasonKind.LATE, "", "what came after it was closed is stored, not judged")
-        yield from trace.reasons_before
         return
     if trace.evidence.overflow:
         yield Reason(ReasonKind.TOO_LARGE, "", "more spans, hops and runs than are judged")
@@ -446,13 +462,12 @@ def _slice_reasons(part: Part, evidence: SliceEvidence, nodes: Nodes) -> Iterato
     if evidence.truncated_records:
         detail = f"{evidence.truncated_records} records were cut when they were written"
         yield Reason(ReasonKind.TRUNCATED, name, detail)
-    for client in sorted(decoder.lossy):
-        yield Reason(ReasonKind.LOSSY, name, f"records were dropped in {who(client)}")
     handles = decoder.handles.items()
+    lossy = decoder.lossy | {client for (client, _), runs in handles if runs.lossy}
     yield from _few(
         ReasonKind.LOSSY,
         nodes,
-        ((node, client) for (client, _), runs in handles if runs.lossy),
+        ((node, client) for client in sorted(lossy)),
         lambda client: f"records were dropped in {who(client)}",
     )
     yield from _few(

@@ -88,17 +88,43 @@ def test_a_verdict_gets_worse_though_the_trace_was_forgotten(forgets: str) -> No
     assert bytes(kept.slices["n1"].data) == before
 
 
-def test_what_a_node_says_once_more_is_one_reason() -> None:
-    harness = closed()
-    for _ in range(2):
-        collect_what_is_left(harness)
-        harness.status("n2", T, flags=SliceFlags.LOSSY, epoch=8)
-        wait_for_the_end(harness)
+def said(harness: Harness, node: str) -> list[tuple[ReasonKind, str]]:
     verdict = harness.store.traces[T].verdict
     assert verdict is not None
-    said = [(reason.kind, reason.node) for reason in verdict.reasons]
-    assert (ReasonKind.LOSSY, "n2") in said
-    assert len(said) == len(set(said))
+    return [(reason.kind, reason.detail) for reason in verdict.reasons if reason.node == node]
+
+
+def test_what_a_node_says_once_more_is_one_reason() -> None:
+    harness = Harness()
+    harness.cluster("n1", "n2")
+    harness.fire("n1", T)
+    harness.deliver(T, {"n1": two_nodes()["n1"]})
+    for size in (500, 600):
+        harness.fire("n1", T, f"t{size}")
+        harness.status("n2", T, size, flags=SliceFlags.LOSSY)
+        wait_for_the_end(harness)
+    assert ReasonKind.LATE in kinds(harness.store.traces[T].verdict)
+    kinds_said = [kind for kind, _ in said(harness, "n2")]
+    assert ReasonKind.LOSSY in kinds_said
+    assert len(kinds_said) == len(set(kinds_said))
+    # As it is now, not as it was.
+    assert (ReasonKind.BYTES_MISSING, "0 of 600 bytes came") in said(harness, "n2")
+
+
+def test_how_many_more_reasons_there_were_is_not_forgotten() -> None:
+    harness = Harness()
+    data = preamble() + b"".join(run(*span(n, n + 100), handle=n) for n in range(1, 31))
+    harness.cluster("n1", "n2")
+    harness.fire("n1", T)
+    harness.deliver(T, {"n1": data})
+    wait_for_the_end(harness)
+    before = said(harness, "n1")
+    assert before[-1] == (ReasonKind.PARENT_MISSING, "and 26 more of this kind")
+    harness.fire("n2", T, "again")
+    harness.status("n2", T, flags=SliceFlags.LOSSY, epoch=8)
+    wait_for_the_end(harness)
+    assert ReasonKind.LATE in kinds(harness.store.traces[T].verdict)
+    assert said(harness, "n1") == before
 
 
 def test_nothing_new_of_a_forgotten_trace_is_no_news() -> None:
