@@ -206,7 +206,7 @@ METRICS = (
     Metric("store_capacity_bytes", "What slices may take, in all.", "dataplane/store_bytes"),
     Metric(
         "store_bytes",
-        "What slices take: the bytes that wait to be reported, and 4 KiB of each that is held.",
+        "What slices take: the bytes that wait to be reported, and 2 KiB of each that is held.",
         "dataplane/store_used_bytes",
     ),
     Metric("slices", "Slices in the report store, or marked to be.", "dataplane/slices"),

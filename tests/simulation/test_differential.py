@@ -287,9 +287,9 @@ class Differential(RuleBasedStateMachine):
             if both.native.client.stock < 2:
                 self.work()
 
-    @rule(client=st.integers(0, 1), thread=st.integers(0, 1), runs=st.integers(60, 70))
+    @rule(client=st.integers(0, 1), thread=st.integers(0, 1), runs=st.integers(26, 40))
     def lose_many(self, client: int, thread: int, runs: int) -> None:
-        """More than are told one by one, while the node sleeps."""
+        """Perhaps more than are told one by one, while the node sleeps: each is told twice."""
         filler = self.begin(client, TraceId((1).to_bytes(16, "little")))
         while self.put(filler, thread, self.data(RECORD_BYTES)):
             pass
@@ -513,7 +513,7 @@ def test_who_writes_nothing_after_a_restart_is_not_introduced_again() -> None:
         open_and_write,
         lambda both: both.collect(TRACES[0]),
         lambda both: both.poll(),
-        lambda both: both.lose_many(0, 0, 60),
+        lambda both: both.lose_many(0, 0, 25),
         lambda both: both.restart(),
         lambda both: both.exit(0),
         lambda both: both.exit(1),
@@ -567,3 +567,25 @@ def test_what_a_killed_process_lost_is_told_though_it_never_ended() -> None:
     both = checked(fill_and_lose, lambda both: both.exit(0))
     found = both.model.slice(TRACES[0])
     assert found is not None and SliceFlags.LOSSY in found.flags
+
+
+def test_the_end_of_a_handle_is_told_though_much_was_lost() -> None:
+    """The last place is kept for it."""
+
+    def lose_by_turns(both: Differential) -> None:
+        for trace in TRACES[:2]:
+            both.collect(trace)
+            both.handles.append(both.begin(0, trace))
+            assert both.put(both.handles[-1], 0, both.data(8))
+        both.poll()
+        filler = both.begin(0, TRACES[2])
+        while both.put(filler, 0, both.data(RECORD_BYTES)):
+            pass
+        for number in range(100):
+            assert not both.put(both.handles[number % 2], 0, both.data(RECORD_BYTES))
+        both.finish(both.handles.pop(0), 0)
+
+    both = checked(lose_by_turns, lambda both: both.poll())
+    ended, open_still = (both.model.slice(trace) for trace in TRACES[:2])
+    assert ended is not None and not ended.open_handles
+    assert open_still is not None and open_still.open_handles == 1

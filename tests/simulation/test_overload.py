@@ -47,7 +47,7 @@ def tree(rng: random.Random) -> Call:
 
 
 def overload(requests: int) -> Outcome:
-    # What waits in a full store is sent or given up before any verdict falls without it.
+    # What waits in a full store is sent or given up before a trace is judged without it.
     sim = Simulator(
         seed=1,
         coordinator_config=CoordinatorConfig(

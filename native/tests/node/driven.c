@@ -126,7 +126,7 @@ static bool run_fits(const struct wthread *t, uint32_t bytes)
 	       sizeof(struct bs_run_header) + sizeof(uint64_t) + bytes;
 }
 
-/* The ring's last place is for the end of a handle. */
+/* The ring's last place is kept for the end of a handle. */
 static void run_tell_lost(struct driven_thread *t, uint32_t flags)
 {
 	if (w_loss_room(&t->t) > !(flags & BS_RUN_LAST))

@@ -336,7 +336,7 @@ static inline bool w_take_segment(struct wthread *t)
 	return true;
 }
 
-/* That something was lost, and not of which trace. */
+/* Something was lost; nobody says of which trace. */
 static inline void w_lose_untold(struct wthread *t)
 {
 	struct bs_thread_area *a = w_area(t->w, t->slot);
@@ -345,7 +345,7 @@ static inline void w_lose_untold(struct wthread *t)
 	__atomic_fetch_add(&w_grants(t->w)->losses, 1, __ATOMIC_RELEASE);
 }
 
-/* Places for losses that the node has not read yet. */
+/* Free places in the ring. */
 static inline uint32_t w_loss_room(const struct wthread *t)
 {
 	const struct bs_thread_area *a = w_area(t->w, t->slot);

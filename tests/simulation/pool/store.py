@@ -344,7 +344,7 @@ class ReportStore:
             found.flags |= SliceFlags.CRUMBS_CUT
 
     def _count_blocks(self, found: SliceModel) -> None:
-        # Of what is trimmed in full not even the block is kept that is begun.
+        # A slice that is trimmed in full keeps only its mark, not the block that it has begun.
         is_trimmed = found.trimmed_bytes == found.bytes
         blocks = 1 if is_trimmed else 1 + -(-len(found.data) // BLOCK_CONTENT_BYTES)
         self._blocks += blocks - found.blocks

@@ -118,7 +118,7 @@ class Writing:
 
     @staticmethod
     def _tell(writer: ThreadModel, run: Run, flags: RunFlags) -> None:
-        """Of a run that was lost. The last place is for one that ends its trace."""
+        """Tell of a run that was lost. The last place is kept for the end of a handle."""
         if len(writer.losses) < LOSSES_MAX - (RunFlags.LAST not in flags):
             writer.losses.append(Loss(run.trace, run.handle, flags))
         else:
