@@ -26,6 +26,9 @@ _OBSERVED = _COUNTS | frozenset(
     )
 )  # fmt: skip
 
+# Shown beside the figure of the later commit, by metric.
+_SHOWN = {"lookup_ms": "elapsed_ms", "payload_share": "at_full_speed"}
+
 Rounds = Sequence[Sequence[Result]]
 
 
@@ -33,9 +36,9 @@ Rounds = Sequence[Sequence[Result]]
 class Compared:
     """One figure of both commits; ratio: after by before, the median of the rounds."""
 
-    before: Result
+    before: Result | None  # None: that commit cannot do it
     after: Result
-    ratio: float | None  # None: before was 0
+    ratio: float | None  # None: before was 0, or nothing
 
 
 def _is_condition(metric: str, name: str) -> bool:
@@ -77,7 +80,7 @@ def _over_rounds(name: str, same: Sequence[Result]) -> Param:
 
 
 def compared(before: Rounds, after: Rounds) -> list[Compared]:
-    """All that both have. Within each round, since the machine differs from one to the next."""
+    """All that the later one has. Within each round, since the machine differs from one to the next."""
     ratios: dict[tuple[object, ...], list[float]] = {}
     for earlier, later in zip(before, after, strict=True):
         values = {key(result): result.value for result in earlier}
@@ -87,12 +90,11 @@ def compared(before: Rounds, after: Rounds) -> list[Compared]:
     earlier_by_key = {key(result): result for result in merged(before)}
     return [
         Compared(
-            earlier_by_key[key(result)],
+            earlier_by_key.get(key(result)),
             result,
             rounded(statistics.median(ratios[key(result)])) if key(result) in ratios else None,
         )
         for result in merged(after)
-        if key(result) in earlier_by_key
     ]
 
 
@@ -109,6 +111,9 @@ def _section(metric: str, rows: Sequence[Compared], before: str, after: str) -> 
     unit = rows[0].after.unit
     names = _columns(metric, rows)
     heads = [*names, f"{before}, {unit}", f"{after}, {unit}", "ratio"]
+    shown = _SHOWN.get(metric)
+    if shown:
+        heads.append(f"{shown} {after}")
     has_losses = any(_lost(figure.before) or _lost(figure.after) for figure in rows)
     if has_losses:
         heads += ["lost before", "lost now"]
@@ -118,6 +123,8 @@ def _section(metric: str, rows: Sequence[Compared], before: str, after: str) -> 
         cells = [format_param(params[name], name) if name in params else "" for name in names]
         cells += [_spread(figure.before), _spread(figure.after)]
         cells.append("" if figure.ratio is None else f"**{figure.ratio:g}**")
+        if shown:
+            cells.append(format_param(params[shown]) if shown in params else "")
         if has_losses:
             cells += [_lost(figure.before), _lost(figure.after)]
         lines.append(f"| {' | '.join(cells)} |")
@@ -133,11 +140,13 @@ def _columns(metric: str, rows: Sequence[Compared]) -> list[str]:
     return [name for name in names if len({one.get(name) for one in params}) > 1]
 
 
-def _spread(result: Result) -> str:
-    return f"{result.value:g} ({result.min:g} to {result.max:g})"
+def _spread(result: Result | None) -> str:
+    return "" if result is None else f"{result.value:g} ({result.min:g} to {result.max:g})"
 
 
-def _lost(result: Result) -> str:
+def _lost(result: Result | None) -> str:
+    if result is None:
+        return ""
     for name in ("lost_share", "lost", "null_begins"):
         if name in result.params:
             return format_param(result.params[name])

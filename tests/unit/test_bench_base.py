@@ -44,7 +44,7 @@ def test_a_commit_is_measured_in_turn_with_this_tree(
     first_rows = dict(re.findall(r"^### (\w+)\n\n.*\n.*\n(.*)$", tables, re.MULTILINE))
     assert set(first_rows) >= {"horizon_ratio", "payload_share"}
     for metric in ("horizon_ratio", "payload_share"):
-        assert re.search(r" \| \*\*[\d.]+\*\* \|$", first_rows[metric])
+        assert re.search(r" \| \*\*[\d.]+\*\* \|", first_rows[metric])
 
 
 def test_what_is_no_commit_is_said(repository: Path) -> None:

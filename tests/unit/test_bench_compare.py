@@ -47,14 +47,16 @@ def test_the_ratio_is_the_median_of_the_rounds() -> None:
     after = [[result(5)], [result(50)], [result(20)]]
     (figure,) = compare.compared(before, after)
     assert figure.ratio == 0.5
+    assert figure.before is not None
     assert (figure.before.value, figure.after.value) == (10, 20)
 
 
-def test_what_only_one_has_is_left_out_and_of_nothing_there_is_no_ratio() -> None:
+def test_what_the_older_one_alone_has_is_left_out_and_of_nothing_there_is_no_ratio() -> None:
     before = [[result(0, threads=1), result(1, threads=2)]]
     after = [[result(4, threads=1), result(1, threads=4)]]
-    (figure,) = compare.compared(before, after)
-    assert (figure.after.params, figure.ratio) == ({"threads": 1}, None)
+    of_nothing, new = compare.compared(before, after)
+    assert (of_nothing.after.params, of_nothing.ratio) == ({"threads": 1}, None)
+    assert (new.after.params, new.before, new.ratio) == ({"threads": 4}, None, None)
 
 
 def test_the_table_has_a_row_a_figure_and_a_section_a_metric() -> None:
@@ -86,4 +88,20 @@ def test_the_table_has_a_row_a_figure_and_a_section_a_metric() -> None:
         "| pool_bytes | 181b7fb, ns | now, ns | ratio |",
         "| ---: | ---: | ---: | ---: |",
         "| 64 MiB | 3 (3 to 3) | 3 (3 to 3) | **1** |",
+    ]
+
+
+def test_what_the_older_commit_cannot_do_is_shown_and_what_stands_beside_a_figure() -> None:
+    before = [[result(10, "payload_share", threads=0, at_full_speed=0.2)]]
+    after = [
+        [
+            result(20, "payload_share", threads=0, at_full_speed=0.6),
+            result(30, "payload_share", threads=32, at_full_speed=0.7),
+        ]
+    ]
+    assert compare.table(compare.compared(before, after), "181b7fb", "now").splitlines()[2:] == [
+        "| threads | 181b7fb, ns | now, ns | ratio | at_full_speed now |",
+        "| ---: | ---: | ---: | ---: | ---: |",
+        "| 0 | 10 (10 to 10) | 20 (20 to 20) | **2** | 0.6 |",
+        "| 32 |  | 30 (30 to 30) |  | 0.7 |",
     ]

@@ -91,7 +91,7 @@ struct bs_attachment {
 	uint64_t node_id;
 	uint64_t token[2];
 
-	/* By bs_attachment_retire(): nobody takes a segment of it, or a slot;
+	/* By bs_attachment_retire_old(): nobody takes a segment of it, or a slot;
 	 * and of its arena is left what somebody is in. */
 	bool is_retired;
 	bool is_torn; /* bs_lock */

@@ -54,8 +54,10 @@ static uint64_t begin_idle(struct bsn *n, uint32_t count, uint32_t threads,
 }
 
 struct usable {
-	uint64_t lost,
-		there; /* bytes of what was written as much as is the pool */
+	/* Bytes of what was written as much as is the pool. */
+	uint64_t lost, there;
+	/* In segments: what is there, and what it may write to at once. */
+	uint64_t segment_bytes;
 };
 
 static bool is_there(struct bsn *n, struct bs_trace_id id, uint64_t now)
@@ -69,6 +71,7 @@ static bool is_there(struct bsn *n, struct bs_trace_id id, uint64_t now)
 /* What a process that comes now writes without loss, and finds afterwards. */
 static struct usable use_pool(struct bsn *n, uint64_t now)
 {
+	/* Two in a segment. */
 	const uint32_t bytes = 32000, traces = POOL / bytes;
 	struct usable u = {0};
 	struct writer w;
@@ -86,6 +89,9 @@ static struct usable use_pool(struct bsn *n, uint64_t now)
 	for (uint32_t i = 0; i < traces; i += 64)
 		u.there += is_there(n, trace_id(i), now) ? 64ull * bytes : 0;
 	check_invariants(n);
+	u.segment_bytes =
+		u.there / bytes / 2 * SEG +
+		(uint64_t)(w_grants(&w)->head - w_grants(&w)->tail) * SEG;
 	writer_close(&w);
 	return u;
 }
@@ -108,13 +114,13 @@ static struct usable usable_beside(uint32_t count, uint32_t threads,
 	}
 	u = use_pool(n, now);
 	printf("beside %u x %u threads, %s: %ju KiB of theirs in %ju MiB; "
-	       "of %ju MiB %ju are lost, %ju there\n",
+	       "of %ju MiB %ju are lost, %ju there; its segments: %ju MiB\n",
 	       count, idle == NO_THREADS ? 0 : threads,
 	       idle == THREADS_PARK ? "parked" : "not parked",
 	       (uintmax_t)bytes >> 10,
 	       (uintmax_t)(m.active_bytes + m.sealed_bytes) >> 20,
 	       (uintmax_t)POOL >> 20, (uintmax_t)u.lost >> 20,
-	       (uintmax_t)u.there >> 20);
+	       (uintmax_t)u.there >> 20, (uintmax_t)u.segment_bytes >> 20);
 	fflush(stdout);
 	bsn_get_metrics(n, &m);
 	CHECK_EQ(m.corrupt, 0);
@@ -133,8 +139,7 @@ static void threads_of_sixteen_processes(void)
 	CHECK_EQ(parked.lost, 0);
 }
 
-/* More threads than the pool has segments leave nine tenths of it to others, as
- * far as these could have them beside so many processes without threads. */
+/* More threads than the pool has segments leave nine tenths of it to others. */
 static void ten_thousand_threads(void)
 {
 	struct usable without = usable_beside(40, 250, NO_THREADS);
@@ -143,6 +148,7 @@ static void ten_thousand_threads(void)
 	CHECK_EQ(without.lost, 0);
 	CHECK_EQ(parked.lost, 0);
 	CHECK(parked.there * 10 >= without.there * 9);
+	CHECK(parked.segment_bytes * 10 >= POOL * 9);
 }
 
 /* -------------------------------------------------------------- segments --- */
