@@ -43,6 +43,7 @@ _ffi.cdef(
     bool driven_write(struct driven *d, uint32_t slot, struct driven_handle *h, uint8_t type,
         const void *payload, uint32_t bytes, uint64_t ticks);
     bool driven_close(struct driven *d, uint32_t slot, struct driven_handle *h);
+    void driven_break_last(struct driven *d, uint32_t slot);
     void driven_trigger(struct driven *d, uint64_t hi, uint64_t lo, const char *name,
         uint64_t ticks);
     """
@@ -169,6 +170,11 @@ class NativePool:
     def close(handle: NativeHandle, thread: int) -> bool:
         """False: the run that was to say so was lost."""
         return bool(_lib().driven_close(handle.client.driven, thread, handle.raw))
+
+    @staticmethod
+    def break_last(handle: NativeHandle, thread: int) -> None:
+        """The record that it wrote last says that it is longer than any may be."""
+        _lib().driven_break_last(handle.client.driven, thread)
 
     @staticmethod
     def trigger(client: NativeClient, trace: TraceId, name: str, now_ns: int) -> None:

@@ -156,6 +156,7 @@ class Differential(RuleBasedStateMachine):
         # could not know whose was full first.
         self.taker: tuple[int, int] | None = None
         self.collected_at_once = False
+        self.has_lied = False
         # What the library may not have seen yet, at most.
         self.unseen_bytes = 0
         for _ in range(2):
@@ -213,6 +214,11 @@ class Differential(RuleBasedStateMachine):
         assert not self.model.writing.took
         return fitted
 
+    def lie(self, both: Both, thread: int) -> None:
+        self.native.break_last(both.native, thread)
+        self.model.writing.break_last(both.model, thread)
+        self.has_lied = True
+
     def data(self, size: int) -> Data:
         self.serial += 1
         return Data(1, self.serial.to_bytes(8, "big") + bytes(size - 8))
@@ -245,6 +251,13 @@ class Differential(RuleBasedStateMachine):
     @rule(data=st.data(), thread=st.integers(0, 1), size=st.integers(8, 400))
     def write(self, data: st.DataObject, thread: int, size: int) -> None:
         self.put(data.draw(st.sampled_from(self.handles)), thread, self.data(size))
+
+    @precondition(lambda self: self.handles)
+    @rule(data=st.data(), thread=st.integers(0, 1), size=st.integers(8, 400))
+    def write_nonsense(self, data: st.DataObject, thread: int, size: int) -> None:
+        both = data.draw(st.sampled_from(self.handles))
+        if self.put(both, thread, self.data(size)):
+            self.lie(both, thread)
 
     @precondition(lambda self: self.handles)
     @rule(data=st.data(), thread=st.integers(0, 1), node=st.integers(1, 70))
@@ -397,7 +410,7 @@ class Differential(RuleBasedStateMachine):
     @invariant()
     def the_figures_are_the_same(self) -> None:
         metrics = self.native.plane.metrics()
-        assert metrics["corrupt"] == 0
+        assert metrics["corrupt"] == 0 or self.has_lied
         # Seals of one instant have numbers behind it.
         assert abs(metrics["horizon_ns"] - self.model.horizon_ns()) < 1000
         usage, expected = self.native.plane.store_usage(), self.model.store_usage()
@@ -589,3 +602,30 @@ def test_the_end_of_a_handle_is_told_though_much_was_lost() -> None:
     ended, open_still = (both.model.slice(trace) for trace in TRACES[:2])
     assert ended is not None and not ended.open_handles
     assert open_still is not None and open_still.open_handles == 1
+
+
+@pytest.mark.parametrize("goes_round", [False, True])
+def test_records_that_make_no_sense_hide_only_what_stands_behind_them(goes_round: bool) -> None:
+    """Also in a run that was kept: what could be read of it is there, and that there was more."""
+    node = NodeId(5)
+
+    def write_and_lie(both: Differential) -> None:
+        both.open(0, TRACES[0])
+        handle = both.handles[0]
+        both.put(handle, 0, both.data(100))
+        both.put(handle, 0, both.data(200))
+        both.lie(handle, 0)
+        both.put(handle, 0, Breadcrumb(node, "behind it"))
+
+    steps: list[Callable[[Differential], object]] = [write_and_lie]
+    if goes_round:
+        steps += [
+            lambda both: both.burst(0, 0, TRACES[1], 1, True),
+            lambda both: both.go_round(0, 0, 2),
+        ]
+    both = checked(*steps, lambda both: both.collect(TRACES[0]))
+    found = both.model.slice(TRACES[0])
+    assert found is not None and SliceFlags.HELD in found.flags
+    assert (SliceFlags.CORRUPT in found.flags) != goes_round
+    assert (SliceFlags.EVICTED in found.flags) == goes_round
+    assert not found.crumbs

@@ -29,6 +29,7 @@ struct driven_thread {
 	const struct driven_handle *of; /* whose run it is */
 	struct bs_trace_id id;
 	uint32_t number, seq, flags, lost_bytes;
+	uint32_t last; /* record, in the segment */
 };
 
 struct driven {
@@ -50,6 +51,7 @@ EXPORT bool driven_write(struct driven *d, uint32_t slot,
 			 const void *payload, uint32_t bytes, uint64_t ticks);
 EXPORT bool driven_close(struct driven *d, uint32_t slot,
 			 struct driven_handle *h);
+EXPORT void driven_break_last(struct driven *d, uint32_t slot);
 EXPORT void driven_trigger(struct driven *d, uint64_t hi, uint64_t lo,
 			   const char *name, uint64_t ticks);
 
@@ -184,6 +186,7 @@ bool driven_write(struct driven *d, uint32_t slot, struct driven_handle *h,
 				return false;
 			}
 		} else if (room(&t->t) >= need) {
+			t->last = t->t.cursor;
 			w_record(&t->t, type, payload, bytes, ticks);
 			return true;
 		}
@@ -215,6 +218,17 @@ bool driven_close(struct driven *d, uint32_t slot, struct driven_handle *h)
 	w_list(&d->w, h->number, false);
 	free(h);
 	return told;
+}
+
+/* It says that it is longer than any may be. */
+void driven_break_last(struct driven *d, uint32_t slot)
+{
+	struct driven_thread *t = &d->threads[slot];
+	struct bs_record_header *h =
+		(struct bs_record_header *)(w_segment(&t->t) + t->last);
+
+	CHECK_EQ(t->state, RUN_OPEN);
+	WRITE_ONCE(h->payload_bytes, UINT16_MAX);
 }
 
 void driven_trigger(struct driven *d, uint64_t hi, uint64_t lo,

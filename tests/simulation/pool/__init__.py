@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """PoolModel: an executable model of a node's data plane.
 
-It says in some 1,400 lines what native/src/node.h and abi.h promise, with no shared
+It says in some 1,450 lines what native/src/node.h and abi.h promise, with no shared
 memory and no rings: processes append runs to segments, the node observes, copies, grants
 and reclaims. The simulator runs the cores on it; tests/simulation/test_differential.py
 gives it and the C library the same calls and compares all answers, so neither can change
@@ -12,7 +12,8 @@ each run in it, what is remembered, what a slice is made of byte by byte, its fl
 handles and crumbs, marks and blocks of the report store. Not modelled: how many segments
 a process is given in advance (the C library looks at its rate), whose memory they had, how
 kept runs share their arena, fingerprints that two traces have in common, more losses than
-half of what is remembered, more than 64 open handles of a slice, malice.
+half of what is remembered, more than 64 open handles of a slice, malice beyond records that make
+no sense.
 
 Its parts, each to be read by itself: ``state`` (processes, and what they have written),
 ``writing``, ``segments`` (what is granted, reclaimed, kept and remembered), ``store`` (the

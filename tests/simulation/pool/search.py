@@ -23,12 +23,15 @@ class Met:
     first: bool = False
     last: bool = False
     lossy: bool = False
+    cut: bool = False
     runs: int = 0
     seq_max: int = 0
 
     def has_gap(self) -> bool:
         """Whether runs are missing; of one that goes on they may be on their way."""
-        if self.lossy or (self.live and not self.last):
+        if self.lossy or self.cut:
+            return not self.lossy
+        if self.live and not self.last:
             return False
         return not self.first or self.runs < self.seq_max + 1
 
@@ -63,7 +66,8 @@ class Search:
                 if run.trace != found.trace:
                     continue
                 self._store.copy(found, run)
-                active_ns = max(active_ns, run.last_ticks)
+                for record in run.readable_from(0):
+                    active_ns = max(active_ns, record.ticks)
                 untied_from_ns = self._untied_from(run, untied_from_ns)
                 self._meet(met, run)
         for client, loss in found.losses:
@@ -97,6 +101,7 @@ class Search:
         one.first |= RunFlags.FIRST in run.flags
         one.last |= RunFlags.LAST in run.flags
         one.lossy |= RunFlags.LOSSY in run.flags
+        one.cut |= run.is_cut
         one.runs += 1
         one.seq_max = max(one.seq_max, run.seq)
 

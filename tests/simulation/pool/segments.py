@@ -224,7 +224,10 @@ class Segments:
         self._state.counters.runs_evicted += 1
 
     def _keep(self, run: Run) -> bool:
-        size = RUN_BYTES + len(run.data)
+        """False: there is no room, or what there is of it is not all."""
+        readable = run.readable_from(0)
+        whole = sum(record.size for record in readable)
+        size = RUN_BYTES + whole
         into = self._keep_segment
         if into is None or self._state.config.segment_bytes - into.used_bytes < size:
             if self._keep_frames >= self._keep_max or self.frames_used >= self.frames_max:
@@ -238,4 +241,10 @@ class Segments:
         into.runs.append(run)
         run.flags |= RunFlags.CLOSED
         run.segment = into
-        return True
+        is_broken = whole < len(run.data)
+        if is_broken:
+            run.records = readable
+            del run.data[whole:]
+            # What goes on behind nothing has no place to be missed at.
+            run.is_cut = whole > 0
+        return not is_broken

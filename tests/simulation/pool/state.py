@@ -46,12 +46,22 @@ class Segment:
     runs: list[Run] = field(default_factory=list)
 
 
+@dataclass(frozen=True, slots=True)
+class Record:
+    """``size`` bytes; ``crumb``: whom it names."""
+
+    size: int
+    ticks: int
+    crumb: NodeId | None = None
+    is_broken: bool = False
+
+
 @dataclass(slots=True, eq=False)
 class Run:
     """What one handle wrote into one segment without a break.
 
-    ``segment`` None: it was lost, there is nothing in the log. ``records``: of each in
-    ``data`` its size, and whom it names.
+    ``segment`` None: it was lost, there is nothing in the log. ``records``: what stands in
+    ``data``. ``is_cut``: it was kept as far as it can be read, and there was more.
     """
 
     trace: TraceId
@@ -62,8 +72,19 @@ class Run:
     segment: Segment | None
     granted_ns: int = 0
     data: bytearray = field(default_factory=bytearray)
-    records: list[tuple[int, NodeId | None]] = field(default_factory=list)
-    last_ticks: int = 0
+    records: list[Record] = field(default_factory=list)
+    is_cut: bool = False
+
+    def readable_from(self, begin: int) -> list[Record]:
+        """From that offset on, up to one that makes no sense."""
+        found, at = [], 0
+        for record in self.records:
+            if at >= begin:
+                if record.is_broken:
+                    break
+                found.append(record)
+            at += record.size
+        return found
 
 
 @dataclass(frozen=True, slots=True)

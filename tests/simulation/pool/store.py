@@ -239,27 +239,27 @@ class ReportStore:
         if not fresh and not is_new and not flags & (RunFlags.LAST | RunFlags.LOSSY):
             return
         self.introduce(found, run.client)
-        records, at = [], 0
-        for size, crumb in run.records:
-            if at >= begin:
-                records.append(size)
-                self._add_crumb(found, crumb)
-            at += size
+        records = run.readable_from(begin)
+        whole = sum(record.size for record in records)
+        if whole < len(fresh):
+            found.flags |= SliceFlags.CORRUPT
+        for record in records:
+            self._add_crumb(found, record.crumb)
         if (
-            fresh
+            whole
             and found.clock != self.clock
             and self.append(found, encode_clock(*self.clock, TICKS_PER_S))
         ):
             found.clock = self.clock
-        fits, room = len(fresh), self._state.config.trace_bytes_max - found.bytes - _PIECE_BYTES
+        fits, room = whole, self._state.config.trace_bytes_max - found.bytes - _PIECE_BYTES
         if fits > room:
             found.flags |= SliceFlags.TRUNCATED
             fits = 0
-            for size in records:
-                if fits + size > room:
+            for record in records:
+                if fits + record.size > room:
                     break
-                fits += size
-        if fits or not fresh:
+                fits += record.size
+        if fits or not whole:
             piece = encode_piece(
                 PieceKind.RUN,
                 fresh[:fits],

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from formats.records import Body, Breadcrumb, HopIn
 from formats.slices import RunFlags
 from protocol.messages import TraceId
@@ -13,10 +15,12 @@ from tests.simulation.pool.state import (
     Handle,
     Loss,
     NodeState,
+    Record,
     Run,
     ThreadModel,
 )
 
+TOO_LONG = b"\xff\xff"  # as the size of a payload
 LOSSES_MAX = 64  # of a thread, that the node was not told yet
 
 
@@ -42,12 +46,22 @@ class Writing:
             self._state.counters.records_lost += 1
             return False
         run.data += encoded
-        run.last_ticks = ticks or run.last_ticks
         assert run.segment is not None
         run.segment.used_bytes += len(encoded)
         is_crumb = isinstance(body, Breadcrumb | HopIn) and body.node_id != self._state.node_id
-        run.records.append((len(encoded), body.node_id if is_crumb else None))  # type: ignore[union-attr]
+        crumb = body.node_id if is_crumb else None  # type: ignore[union-attr]
+        run.records.append(Record(len(encoded), ticks, crumb))
         return True
+
+    @staticmethod
+    def break_last(handle: Handle, thread: int) -> None:
+        """The record that it wrote last says that it is longer than any may be."""
+        run = handle.client.threads[thread].run
+        assert run is not None
+        last = run.records[-1]
+        run.records[-1] = replace(last, is_broken=True)
+        at = len(run.data) - last.size
+        run.data[at : at + len(TOO_LONG)] = TOO_LONG
 
     def close(self, handle: Handle, thread: int) -> None:
         """Close the handle: its last run says so."""
