@@ -21,8 +21,8 @@ _OBSERVED = _COUNTS | frozenset(
     (
         "adopt_ms", "at_full_speed", "collected", "confidence", "elapsed_ms", "elapsed_ns", "first_poll_ms",
         "found_after_most_ms", "found_after_ms", "high", "idle_share", "load", "lost_share", "low", "node_ns",
-        "others_share", "p99", "plain_per_s", "poll_p90_ms", "seconds", "stolen_share", "traced_per_s",
-        "traces_held", "traces_per_s", "window_s",
+        "others_share", "p99", "plain_per_s", "poll_p90_ms", "recorded_share", "seconds", "stolen_share",
+        "traced_per_s", "traces_held", "traces_per_s", "window_s",
     )
 )  # fmt: skip
 

@@ -23,6 +23,7 @@ from testbed.topology import Node
 
 _RECORD_HEADER_BYTES = 12
 _BYTES = (8, 32, 128, 512, 2048)
+PERCENTAGES = (1, 10, 50, 100)
 _TRACE_BYTES = 100
 
 # "Without loss" allows for this much.
@@ -179,6 +180,22 @@ def begin_end(bench: Bench) -> Iterator[Result]:
                     "begins": sum(one.operations for one in done),
                 },
             )
+
+
+def chosen(bench: Bench, percentage: float) -> Result:
+    """Begin, a small record and end, where only that share of all traces is recorded."""
+    done = bench.repeat("begin_end", 1, 1, bench.scale.operations)
+    begins = sum(one.operations for one in done)
+    return _result(
+        "chosen_ns",
+        done,
+        {
+            "percentage": percentage,
+            "recorded_share": rounded(sum(one.runs + one.runs_lost for one in done) / begins),
+            "null_begins": sum(one.runs_lost for one in done),
+            "begins": begins,
+        },
+    )
 
 
 def _node_ns(repetitions: Sequence[Repetition]) -> float:

@@ -98,6 +98,13 @@ def test_begin_and_end_are_measured_in_many_threads(lines: list[Line]) -> None:
         assert line["params"]["records"] or not line["params"]["null_begins"]
 
 
+def test_traces_are_measured_of_which_a_share_is_recorded(lines: list[Line]) -> None:
+    found = {line["params"]["percentage"]: line["params"] for line in of(lines, "chosen_ns")}
+    assert list(found) == [1, 10, 50, 100]
+    for percentage, params in found.items():
+        assert 0.8 * percentage < 100 * params["recorded_share"] < 1.2 * percentage
+
+
 def test_traces_are_measured_unpaced_and_at_a_rate_without_loss(lines: list[Line]) -> None:
     assert {(1, False), (2, False)} <= params(lines, "trace_ns", "threads", "paced")
     for line in of(lines, "trace_ns"):

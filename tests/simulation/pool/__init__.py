@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """PoolModel: an executable model of a node's data plane.
 
-It says in some 1,450 lines what native/src/node.h and abi.h promise, with no shared
+It says in some 1,500 lines what native/src/node.h and abi.h promise, with no shared
 memory and no rings: processes append runs to segments, the node observes, copies, grants
 and reclaims. The simulator runs the cores on it; tests/simulation/test_differential.py
 gives it and the C library the same calls and compares all answers, so neither can change
