@@ -270,6 +270,7 @@ def judge(trace: Trace, nodes: Nodes, *, final: bool) -> Verdict:
     reasons = _limit(_reasons(trace, nodes, final=final))
     if trace.late:
         reasons = _with_those_before(reasons, trace.reasons_before)
+    reasons = _cut(reasons)
     kinds = {reason.verdict for reason in reasons}
     evidence = trace.evidence
     verdict = Verdict(
@@ -336,7 +337,7 @@ def _limit(reasons: Iterator[Reason | _More]) -> list[Reason]:
         limited += by_key[key]
         if key in more:
             limited.append(Reason(key[1], key[0], f"and {more[key]} more of this kind"))
-    return _cut(limited)
+    return limited
 
 
 def _with_those_before(reasons: list[Reason], before: tuple[Reason, ...]) -> list[Reason]:
@@ -344,16 +345,16 @@ def _with_those_before(reasons: list[Reason], before: tuple[Reason, ...]) -> lis
 
     A node may repeat what it said, or say how it is now: that stands once.
     """
+    now = frozenset(reasons)
     said = {(reason.node, reason.kind) for reason in reasons if reason.kind in _STATES}
     others = [
-        reason
-        for reason in before
-        if reason not in reasons and (reason.node, reason.kind) not in said
+        reason for reason in before if reason not in now and (reason.node, reason.kind) not in said
     ]
-    return _cut(sorted([*others, *reasons], key=lambda reason: (reason.kind, reason.node)))
+    return sorted([*others, *reasons], key=lambda reason: (reason.kind, reason.node))
 
 
 def _cut(limited: list[Reason]) -> list[Reason]:
+    """As many as a verdict has room for, of each kind at least one."""
     if len(limited) <= REASONS_MAX:
         return limited
     first_of_kind: dict[ReasonKind, Reason] = {}
