@@ -38,7 +38,9 @@ from appliance.contexts import (
     ContextDataPlane,
     Contexts,
     ContextSource,
+    Watcher,
     context_part,
+    memfd_context,
     number_of_part,
 )
 from appliance.packets import Abi, Attachment, AttachRefused, Request
@@ -272,9 +274,20 @@ class Clients:
         client = self._by_token.get(token)
         return client is not None and self._contexts.moved(client, number)
 
-    def use_contexts(self, source: ContextSource) -> None:
-        """Take context segments from there from now on, and have all clients go over to such."""
-        self._contexts.use(source, self._by_pid.values())
+    def use_contexts(self, source: ContextSource, watcher: Watcher | None = None) -> None:
+        """Take context segments from there from now on, and have all clients go over to such.
+
+        ``watcher`` is told of each.
+        """
+        self._contexts.use(source, self._by_pid.values(), watcher)
+
+    def no_contexts(self) -> None:
+        """Have clients that come get segments of the node's own; others keep what they have."""
+        self._contexts.use(memfd_context, ())
+
+    def contexts_again(self) -> None:
+        """Go on with what had to wait for the source of context segments."""
+        self._contexts.again()
 
     def events_done(self) -> None:
         """Go on with what waited until the triggers were seen to that the data plane told of."""
@@ -299,7 +312,8 @@ class Clients:
                     undo.callback(os.close, fd)
                 with contextlib.ExitStack() as first:
                     first.callback(os.close, fds.context)
-                    fds = replace(fds, context=self._contexts.first(number, fds.context))
+                    own = fds.context
+                    fds = replace(fds, context=self._contexts.first(number, own))
                     first.pop_all()
                 undo.callback(os.close, fds.context)
                 tenant = self._quotas.tenant(peer.uid, peer.gids)
@@ -320,6 +334,7 @@ class Clients:
             number, token, peer.pid, peer.uid, peer.gids, start_ticks, service, abi, pidfd, link
         )
         self._remember(client)
+        self._contexts.given(client, fds.context, of_source=fds.context != own)
         try:
             self._store(client, fds)
         except OSError as error:

@@ -39,7 +39,7 @@ from runtime.service_manager import ServiceManager
 
 ContextSource = Callable[[int], int]
 """Makes a segment of so many bytes that are zero, a sealed memfd or a BPF array map: its fd,
-which is its caller's to close."""
+which is its caller's to close. BlockingIOError: not now; ``Contexts.again`` says when."""
 
 # In one turn of the event loop: each is a mapping that is filled under the node's lock, and
 # two messages, some 0.2 ms together.
@@ -135,8 +135,22 @@ class Process(Protocol):
         """Its connection, while it has one."""
 
     @property
+    def pidfd(self) -> int | None:
+        """Of the process, while it lives."""
+
+    @property
     def stored_as(self) -> str:
         """What the names of its stored fds begin with."""
+
+
+class Watcher(Protocol):
+    """Who looks into segments from outside, as probes do."""
+
+    def watch(self, process: Process, fd: int) -> None:
+        """A process is about to use that segment. The caller closes fd."""
+
+    def exited(self, process: Process) -> None:
+        """It is gone."""
 
 
 class Contexts:
@@ -149,6 +163,7 @@ class Contexts:
         self._seldom = Seldom()
         self._loop = asyncio.get_running_loop()
         self._source: ContextSource = memfd_context
+        self._watcher: Watcher | None = None
         # They have gone over; not all that they fired before is seen to.
         self._unsettled: list[Process] = []
         # To be replaced, by number: now, and when that failed, later.
@@ -164,22 +179,40 @@ class Contexts:
             if handle is not None:
                 handle.cancel()
 
-    def use(self, source: ContextSource, processes: Iterable[Process]) -> None:
-        """Take segments from there from now on, and have these processes go over to such."""
-        self._source = source
+    def use(
+        self,
+        source: ContextSource,
+        processes: Iterable[Process],
+        watcher: Watcher | None = None,
+    ) -> None:
+        """Take segments from there from now on, and have these processes go over to such.
+
+        ``watcher`` is told of each segment of that source.
+        """
+        self._source, self._watcher = source, watcher
         for process in processes:
             self._replace_soon(process)
+        self._replace_some()
+
+    def again(self) -> None:
+        """Try again what had to wait for a source."""
+        self._now |= self._later
+        self._later = {}
         self._replace_some()
 
     def first(self, number: int, fd: int) -> int:
         """Give a process one of the source, in the place of ``fd``; OSError if there is none.
 
         Right after it was added: nobody has been told of the one that it has. The caller
-        closes what is returned instead of ``fd``.
+        closes what is returned instead of ``fd``. If it is ``fd``, there was no other: the
+        process goes over to one when there is (``given``).
         """
         if self._source is memfd_context:
             return fd
-        made = self._source(self._dataplane.context_bytes)
+        try:
+            made = self._source(self._dataplane.context_bytes)
+        except BlockingIOError:
+            return fd
         try:
             self._dataplane.client_context(number, made)
             self._dataplane.client_context_done(number)
@@ -188,6 +221,13 @@ class Contexts:
             raise
         os.close(fd)
         return made
+
+    def given(self, process: Process, fd: int, *, of_source: bool) -> None:
+        """Note which segment a new process has: one of the source, or one to do without for now."""
+        if of_source and self._watcher is not None:
+            self._watcher.watch(process, fd)
+        if not of_source and self._source is not memfd_context:
+            process.context.is_due = True
 
     def _replace_soon(self, process: Process) -> None:
         """Have a process go over to a new segment; if it is about to, once more after that."""
@@ -219,6 +259,8 @@ class Contexts:
             process = self._now.pop(number)
             try:
                 self._replace(process)
+            except BlockingIOError:
+                self._later[number] = process
             except OSError as error:
                 self._later[number] = process
                 self._say_failed(process, error)
@@ -245,6 +287,8 @@ class Contexts:
         context.is_due = False
         context.before, context.number = context.number, number
         context.fd, context.is_answered = fd, False
+        if self._watcher is not None:
+            self._watcher.watch(process, fd)
         process.link.send_context(number, fd)
 
     def _make(self, process: Process, name: str) -> int:
@@ -299,6 +343,8 @@ class Contexts:
         self._later.pop(process.number, None)
         if process in self._unsettled:
             self._unsettled.remove(process)
+        if self._watcher is not None:
+            self._watcher.exited(process)
 
     def adopt(self, number: int, fds: dict[int, int]) -> Context:
         """Go on with a process that was adopted with the newest of these.

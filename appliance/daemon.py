@@ -30,6 +30,8 @@ from appliance.core.node import NodeCore
 from appliance.core.snapshot import TRACES_MAX
 from appliance.native import NativeDataPlane
 from appliance.policy import KeptPolicy
+from appliance.probes.packets import probes_path
+from appliance.probes_server import ProbesServer
 from appliance.pump import Pump
 from appliance.settings import allowed, core_config, quotas
 from appliance.ticks import choose_tick_source
@@ -146,6 +148,14 @@ class Daemon:
                 random.Random(incarnation),
             )
         self._attach = AttachServer(settings.socket_path, allowed(settings), self._clients, log)
+        self._probes = ProbesServer(
+            probes_path(settings.socket_path),
+            settings.node,
+            self._dataplane.context_bytes,
+            self._clients,
+            self._dataplane.wake,
+            log,
+        )
 
     def _check_room(self) -> None:
         room, needed = self._manager.stored_fds_max, self._settings.stored_fds_max
@@ -200,6 +210,7 @@ class Daemon:
     async def __aenter__(self) -> Self:
         try:
             self._exits.enter_context(self._attach)
+            self._exits.enter_context(self._probes)
             control = control_path(self._settings.socket_path)
             await self._exits.enter_async_context(ControlServer(control, self._settings.node, self))
             self._exits.push_async_callback(self._await_looking)
@@ -419,6 +430,8 @@ class Daemon:
             "attach_moving": self._clients.moving,
             "attach": dataclasses.asdict(self._attach.counters),
             "uplink": dataclasses.asdict(uplink.counters) if uplink else {},
+            "probes_connected": self._probes.connected,
+            "probes": self._probes.figures,
             "polls": self._pump.polls,
             "events_waiting": self._pump.events_waiting,
             "pick_up": dataclasses.asdict(self._pick_up),

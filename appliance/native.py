@@ -30,6 +30,7 @@ from appliance.core.dataplane import (
 )
 from appliance.packets import NEWEST, Abi
 from appliance.ticks import TickSource, read_clocks
+from protocol.kernel_events import KernelEvent
 from protocol.messages import (
     LATERALS_MAX,
     WHY_BYTES_MAX,
@@ -337,7 +338,7 @@ class NativeDataPlane:
             trigger=_text(ffi.string(raw.trigger)),
             trace=trace,
             laterals=tuple(dict.fromkeys(t for t in laterals if any(t) and t != trace)),
-            why=cut_utf8(_text(ffi.string(raw.why)), WHY_BYTES_MAX),
+            why=cut_utf8(_why(raw), WHY_BYTES_MAX),
             source=Source(raw.source),
         )
 
@@ -468,6 +469,12 @@ def _check(result: int, what: str) -> int:
 
 def _text(raw: bytes) -> str:
     return raw.decode(errors="replace")
+
+
+def _why(raw: Any) -> str:  # noqa: ANN401 - of cffi
+    if raw.source != Source.KERNEL:
+        return _text(ffi.string(raw.why))
+    return KernelEvent.parse(bytes(ffi.buffer(raw.why))).sentence
 
 
 def _id(trace: TraceId) -> Any:  # noqa: ANN401 - of cffi

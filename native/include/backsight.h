@@ -81,6 +81,7 @@ enum bs_record_type {
 	BS_RECORD_RESOURCE = 7,	   /* for the handle's spans */
 	BS_RECORD_SCOPE = 8,	   /* u32 number + the scope */
 	BS_RECORD_SPAN_DETAIL = 9, /* struct bs_span_detail + a part */
+	BS_RECORD_KERNEL = 10,	   /* struct bs_kernel_event: of a probe */
 };
 
 /*

@@ -20,11 +20,33 @@
  *                            that makes the heavy half: membarrier(2) runs a
  *                            fence on each processor where one of its threads
  *                            runs, so here the compiler alone must not reorder
+ *
+ * BPF C has the first three and compare_and_swap alone. There a compare and swap
+ * orders everything, and no load orders anything: BPF has none that does before
+ * Linux 6.16. So what is read with load_acquire there must be followed by a
+ * compare and swap before anything that depends on it.
  */
 #ifndef BS_BARRIER_H
 #define BS_BARRIER_H
 
 #include <stdbool.h>
+
+#ifdef __bpf__
+
+#define READ_ONCE(x) (*(const volatile __typeof__(x) *)&(x))
+#define WRITE_ONCE(x, v) (*(volatile __typeof__(x) *)&(x) = (v))
+#define load_acquire(p) READ_ONCE(*(p))
+#define compare_and_swap(p, expected, desired)                                 \
+	({                                                                     \
+		__typeof__(*(p)) found_ = __sync_val_compare_and_swap(         \
+			(p), *(expected), (desired));                          \
+		bool swapped_ = found_ == *(expected);                         \
+		*(expected) = found_;                                          \
+		swapped_;                                                      \
+	})
+
+#else
+
 #include <stdint.h>
 
 #define READ_ONCE(x) __atomic_load_n(&(x), __ATOMIC_RELAXED)
@@ -39,6 +61,8 @@
 #define compare_and_swap(p, expected, desired)                                 \
 	__atomic_compare_exchange_n((p), (expected), (desired), false,         \
 				    __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)
+
+#endif
 
 #define likely(x) __builtin_expect(!!(x), 1)
 #define unlikely(x) __builtin_expect(!!(x), 0)

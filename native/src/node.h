@@ -138,6 +138,7 @@ struct bsn_event {
 	uint64_t time_ns; /* CLOCK_MONOTONIC, of the trigger */
 	struct bs_trace_id id;
 	char trigger[BS_TRIGGER_NAME_MAX + 1];
+	/* Text; of the kernel, a struct bs_kernel_event as it came. */
 	char why[BS_TRIGGER_WHY_MAX + 1];
 	uint32_t source; /* enum bs_trigger_source */
 	uint32_t n_laterals;

@@ -42,7 +42,7 @@ _CLIENTS_MAX = 1024
 _FDS_OF_A_CLIENT = 5
 _FDS_OF_THE_NODE = 3
 
-# sun_path, without the NUL and the ".ctl" of the socket beside it.
+# sun_path, without the NUL and the ".ctl" or ".bpf" of the sockets beside it.
 _SOCKET_PATH_BYTES_MAX = 103
 
 
@@ -186,6 +186,36 @@ class MetricsSettings(_MetricsSettings):
     listen: OptionalEndpoint = "127.0.0.1:4771"
 
 
+_Milliseconds = Annotated[float, Range(0.001, 3_600_000)]
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeSettings:
+    """From when on an event fires, from when on it is written into its trace; null: never.
+
+    A CPU fires for it so often in the long run, and so many at once.
+    """
+
+    fire_ms: _Milliseconds | None = None
+    record_ms: _Milliseconds | None = None
+    per_s: Rate = 10.0
+    burst: Annotated[float, Range(1, 1e6)] = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class ProbesSettings:
+    """What ``backsight-probes`` looks for. A trace fires once within ``coalesce_s`` for the same."""
+
+    bypass: bool = False
+    coalesce_s: Annotated[float, Range(0, 3600)] = 1.0
+    run_queue: ProbeSettings = ProbeSettings(20.0, 1.0)
+    cpu_throttled: ProbeSettings = ProbeSettings(20.0, 1.0)
+    lock_wait: ProbeSettings = ProbeSettings(100.0, 5.0)
+    io_wait: ProbeSettings = ProbeSettings(100.0, 5.0)
+    # A service that calls another one waits in recvfrom(2), say, as long as that takes.
+    blocked: ProbeSettings = ProbeSettings(None, 10.0)
+
+
 @dataclass(frozen=True, slots=True)
 class Settings:
     """All of it. Sizes are bytes; ``percentage`` of all traces are recorded."""
@@ -212,6 +242,7 @@ class Settings:
 
     triggers: Annotated[TriggerSettings, RELOADABLE] = field(default_factory=TriggerSettings)
     report: Annotated[ReportSettings, RELOADABLE] = field(default_factory=ReportSettings)
+    probes: Annotated[ProbesSettings, RELOADABLE] = field(default_factory=ProbesSettings)
     metrics: MetricsSettings = field(default_factory=MetricsSettings)
     log_level: Annotated[LevelName, RELOADABLE] = "info"
 

@@ -31,10 +31,13 @@
  * What a swap cannot prevent: a producer that was only held up for so long may
  * fill a cell that is another one's by now. Then that one's trigger can have
  * fields of both. That it may have come to this the count of skipped cells says.
+ *
+ * What producers do is written once, for C and for BPF C, in abi/trigger_queue.h.
  */
 #ifndef BS_ABI_CONTEXT_H
 #define BS_ABI_CONTEXT_H
 
+#include "abi/kernel_event.h"
 #include "abi/types.h"
 
 #define BS_CONTEXT_SLOTS 256u
@@ -73,9 +76,12 @@ struct bs_trigger_cell {
 	uint8_t zero;
 	uint64_t trace_hi;
 	uint64_t trace_lo;
-	uint64_t ticks;
+	uint64_t ticks; /* of the kernel: CLOCK_MONOTONIC, in ns */
 	char name[BS_CELL_NAME_BYTES]; /* NUL-padded */
-	char why[BS_CELL_WHY_BYTES];   /* NUL-padded */
+	union {
+		char why[BS_CELL_WHY_BYTES];  /* NUL-padded */
+		struct bs_kernel_event event; /* of the kernel, which writes no text */
+	};
 	struct bs_cell_trace laterals[BS_CELL_LATERALS];
 	uint8_t pad[32];
 };
@@ -103,6 +109,7 @@ struct bs_context_segment {
 
 _Static_assert(sizeof(struct bs_thread_slot) == BS_CACHE_LINE, "ABI");
 _Static_assert(sizeof(struct bs_trigger_cell) == 704, "ABI: eleven lines");
+_Static_assert(sizeof(struct bs_kernel_event) == BS_CELL_WHY_BYTES, "ABI");
 _Static_assert(__builtin_offsetof(struct bs_context_segment, trigger_head) ==
 		       BS_CACHE_LINE,
 	       "ABI");

@@ -2,6 +2,7 @@
 #include <errno.h>
 #include <string.h>
 
+#include "abi/trigger_queue.h"
 #include "client.h"
 
 bool bs_trigger_name_is_valid(const char *name, size_t bytes)
@@ -116,32 +117,8 @@ out:
 
 /* -------------------------------------------------------------- queue --- */
 
-static struct bs_trigger_cell *cell_claim(struct bs_context_segment *c,
-					  uint32_t *position)
-{
-	uint32_t head = READ_ONCE(c->trigger_head);
-
-	/* Each round that fails saw another producer succeed, or a queue whose
-	 * numbers make no sense; so many producers at once do not exist. */
-	for (int round = 0; round < 10000; round++) {
-		struct bs_trigger_cell *cell =
-			&c->cells[head % BS_TRIGGER_CELLS];
-		uint32_t seq = load_acquire(&cell->seq);
-
-		if (seq == head) {
-			if (compare_and_swap(&c->trigger_head, &head,
-					     head + 1)) {
-				*position = head;
-				return cell;
-			}
-		} else if ((int32_t)(seq - head) < 0) {
-			return NULL;
-		} else {
-			head = READ_ONCE(c->trigger_head);
-		}
-	}
-	return NULL;
-}
+/* More than threads and processors that fire at once. */
+#define CLAIM_ROUNDS 10000
 
 static bool may_be_recorded(const struct bs_thread *t, struct bs_trace_id id)
 {
@@ -218,13 +195,11 @@ int bs_trigger_push(struct bs_trace_id id, enum bs_trigger_source source,
 		BS_COUNT_THREAD(t, triggers_unattached, 1);
 		return -ENOTCONN;
 	}
-	cell = cell_claim(queue, &position);
+	cell = bs_cell_claim(queue, CLAIM_ROUNDS, &position);
 	if (cell) {
 		cell_fill(cell, id, source, name, name_bytes, why, laterals,
 			  n_laterals);
-		/* The node skips a cell that stays claimed for too long, after
-		 * which it may be somebody else's. */
-		pushed = compare_and_swap(&cell->seq, &position, position + 1);
+		pushed = bs_cell_commit(cell, position);
 	}
 	if (!pushed)
 		fetch_add(&queue->triggers_lost, 1);

@@ -31,6 +31,13 @@ static void copy_text(char *to, const char *from, size_t bytes)
 	memset(to + strlen(to), 0, bytes - strlen(to));
 }
 
+/* What a probe saw: numbers, and no text. */
+static void copy_event(char *to, const char *from, size_t bytes)
+{
+	for (size_t i = 0; i < bytes; i++)
+		to[i] = READ_ONCE(from[i]);
+}
+
 static void take(struct bsn *n, struct client *c,
 		 const struct bs_trigger_cell *cell)
 {
@@ -45,7 +52,10 @@ static void take(struct bsn *n, struct client *c,
 	e->id.lo = READ_ONCE(cell->trace_lo);
 	e->source = READ_ONCE(cell->source);
 	copy_text(e->trigger, cell->name, sizeof(e->trigger));
-	copy_text(e->why, cell->why, sizeof(e->why));
+	if (e->source == BS_TRIGGER_KERNEL)
+		copy_event(e->why, cell->why, sizeof(e->why));
+	else
+		copy_text(e->why, cell->why, sizeof(e->why));
 	if (!(e->id.hi | e->id.lo) || !name_is_valid(e->trigger) ||
 	    e->source < BS_TRIGGER_APPLICATION ||
 	    e->source > BS_TRIGGER_KERNEL || n_laterals > BS_LATERALS_MAX) {
@@ -60,7 +70,8 @@ static void take(struct bsn *n, struct client *c,
 		if (id.hi | id.lo)
 			e->laterals[e->n_laterals++] = id;
 	}
-	e->time_ns = clock_monotonic(n, ticks);
+	e->time_ns = e->source == BS_TRIGGER_KERNEL ? ticks
+						    : clock_monotonic(n, ticks);
 	if (e->time_ns > n->now_ns ||
 	    n->now_ns - e->time_ns > TRIGGER_AGE_MAX_NS)
 		e->time_ns = n->now_ns;

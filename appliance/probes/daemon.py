@@ -1,0 +1,331 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The probes of a machine, and the way to its node.
+
+Loads what the configuration wants, each on its own: what this kernel does not take is said
+once, and the others go on. Connects to the node, again and again while there is none. What
+the kernel holds is held by this process: when it ends, all of it is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import os
+import socket
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Self
+
+from appliance.probes.native import NEVER, NativeProbes
+from appliance.probes.packets import (
+    FDS_MAX,
+    VERSION,
+    BadPacket,
+    Packet,
+    fds_of,
+    number_of,
+    probes_path,
+    receive,
+    send,
+)
+from appliance.probes.symptoms import SYMPTOMS, Symptom
+from runtime.log import Log
+from runtime.main import die_if_it_fails
+from runtime.settings.node import ProbeSettings, Settings
+from runtime.watchdog import Ask
+
+# Below the second in which processes are to be back in segments of ours; a refused
+# connect() costs some microseconds.
+_RECONNECT_S = 0.1
+
+_FIGURES_EVERY_S = 2.0
+
+
+def _pid_of(pidfd: int) -> int:
+    """In our namespace; -1 if it is gone, 0 if it has none there (pidfd_open(2), fdinfo)."""
+    with open(f"/proc/self/fdinfo/{pidfd}") as lines:
+        for line in lines:
+            key, _, value = line.partition(":")
+            if key == "Pid":
+                return int(value)
+    raise OSError(f"fd {pidfd} is no pidfd")
+
+
+class _Link:
+    """A connection to the node."""
+
+    def __init__(
+        self, connection: socket.socket, probes: NativeProbes, log: Log, ended: Callable[[], None]
+    ) -> None:
+        self._socket = connection
+        self._probes = probes
+        self._log = log
+        self._on_end = ended
+        self._loop = asyncio.get_running_loop()
+        # By the node's number: ours.
+        self._watched: dict[int, int] = {}
+        self.welcomed = False
+        self._loop.add_reader(connection, self._readable)
+
+    @property
+    def watched(self) -> int:
+        """Processes that are watched."""
+        return len(self._watched)
+
+    def close(self) -> None:
+        self._loop.remove_reader(self._socket)
+        self._socket.close()
+        self._probes.set_bell(None)
+        for number in self._watched.values():
+            self._probes.unregister(number)
+        self._watched.clear()
+        self.welcomed = False
+
+    def _ended(self) -> None:
+        """Hear nothing more; whoever has this closes it."""
+        self._loop.remove_reader(self._socket)
+        self._on_end()
+
+    def say(self, said: dict[str, Any]) -> None:
+        """Tell the node something; a node that does not listen is left."""
+        try:
+            send(self._socket, said)
+        except OSError as error:
+            self._log.warning(f"the node does not take what it is told: {error.strerror}")
+            self._ended()
+
+    @die_if_it_fails
+    def _readable(self) -> None:
+        try:
+            packet = receive(self._socket)
+        except BlockingIOError:
+            return
+        except (OSError, BadPacket) as error:
+            self._log.warning(f"the node said something that cannot be read: {error}")
+            self._ended()
+            return
+        if packet is None:
+            if self.welcomed:
+                self._log.info("the node has hung up; connecting again")
+            self._ended()
+            return
+        try:
+            self._on_packet(packet)
+        except BadPacket as error:
+            self._log.warning(f"the node said something that makes no sense: {error}")
+            self._ended()
+        finally:
+            packet.close()
+
+    def _on_packet(self, packet: Packet) -> None:
+        match packet.said:
+            case {"welcome": _, "node": node}:
+                (bell,) = fds_of(packet, 1)
+                self._probes.set_bell(bell)
+                self.welcomed = True
+                self._log.info(f"connected to node {node}")
+            case {"refused": why}:
+                self._log.error(f"the node takes no probes from here: {why}")
+                self._ended()
+            case {"want": _}:
+                self._send_contexts(number_of(packet, "want"))
+            case {"watch": _}:
+                self._watch(number_of(packet, "watch"), *fds_of(packet, 2))
+            case {"exited": _}:
+                ours = self._watched.pop(number_of(packet, "exited"), None)
+                if ours is not None:
+                    self._probes.unregister(ours)
+            case _:
+                pass  # of a newer node
+
+    def _send_contexts(self, count: int) -> None:
+        while count > 0:
+            some = min(count, FDS_MAX)
+            count -= some
+            with contextlib.ExitStack() as made:
+                try:
+                    fds = []
+                    for _ in range(some):
+                        fds.append(self._probes.make_context())
+                        made.callback(os.close, fds[-1])
+                    send(self._socket, {"contexts": len(fds)}, fds)
+                except OSError as error:
+                    self._log.warning(f"no context segments for the node: {error.strerror}")
+                    self._ended()
+                    return
+
+    def _watch(self, number: int, pidfd: int, context: int) -> None:
+        before = self._watched.pop(number, None)
+        if before is not None:
+            self._probes.unregister(before)
+        try:
+            # What this process itself does would be taken for part of the trace that it
+            # writes about.
+            if _pid_of(pidfd) != os.getpid():
+                self._watched[number] = self._probes.register(pidfd, context)
+        except OSError as error:
+            self.say({"watching": number, "error": str(error)})
+        else:
+            self.say({"watching": number})
+
+
+class Daemon:
+    """All of it. Use as ``async with``; serves while it is entered."""
+
+    def __init__(self, settings: Settings, log: Log) -> None:
+        """OSError says why this kernel takes no probes at all."""
+        self._settings = settings
+        self._log = log
+        self._exits = contextlib.AsyncExitStack()
+        self._probes = NativeProbes()
+        self._link: _Link | None = None
+        self._attached: set[str] = set()
+        self._wants: dict[str, str] = {}
+        """What cannot be had: by object, why."""
+
+    async def __aenter__(self) -> Self:
+        self._exits.enter_context(self._probes)
+        self._exits.callback(self._hang_up)
+        self._apply()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self._exits.aclose()
+
+    # ---------------------------------------------------------------- probes
+
+    def _apply(self) -> None:
+        """Have programs and thresholds be as configured."""
+        probes = self._settings.probes
+        self._probes.set_coalescing(int(probes.coalesce_s * 1e9))
+        wanted = set()
+        for symptom in SYMPTOMS:
+            settings = getattr(probes, symptom.key)
+            self._set(symptom, settings)
+            if settings.fire_ms is not None or settings.record_ms is not None:
+                wanted.add(symptom.object)
+        self._probes.set_bypass(probes.bypass)
+        if probes.bypass:
+            # An attached program costs its call, whatever it does then.
+            wanted = set()
+        for name in self._attached - wanted:
+            self._probes.detach(name)
+        self._attached &= wanted
+        for name in sorted(wanted - self._attached):
+            self._attach(name)
+
+    def _set(self, symptom: Symptom, settings: ProbeSettings) -> None:
+        self._probes.set_kind(
+            symptom.kind,
+            symptom.trigger,
+            _ns(settings.fire_ms),
+            _ns(settings.record_ms),
+            int(1e9 / settings.per_s),
+            int((settings.burst - 1) * 1e9 / settings.per_s),
+        )
+
+    def _attach(self, name: str) -> None:
+        try:
+            self._probes.attach(name)
+        except OSError as error:
+            if self._wants.get(name) != str(error):
+                keys = ", ".join(one.key for one in SYMPTOMS if one.object == name)
+                self._log.error(f"this kernel does not take the probe {error}; without it: {keys}")
+            self._wants[name] = str(error)
+        else:
+            self._attached.add(name)
+            self._wants.pop(name, None)
+
+    # ------------------------------------------------------------------ node
+
+    async def run(self) -> None:
+        """Stay connected to the node, until cancelled."""
+        path = probes_path(self._settings.socket_path)
+        missing = ""
+        while True:
+            ended = asyncio.Event()
+            connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
+            connection.setblocking(False)
+            try:
+                connection.connect(str(path))
+            except OSError as error:
+                connection.close()
+                if missing != str(error):
+                    missing = str(error)
+                    self._log.warning(f"no node listens on {path} ({error.strerror}); waiting")
+                await asyncio.sleep(_RECONNECT_S)
+                continue
+            missing = ""
+            self._link = _Link(connection, self._probes, self._log, ended.set)
+            self._link.say(
+                {
+                    "hello": VERSION,
+                    "context_bytes": self._probes.context_bytes,
+                    "loader": "core",
+                }
+            )
+            try:
+                await self._tell_figures(self._link, ended)
+            finally:
+                self._hang_up()
+            await asyncio.sleep(_RECONNECT_S)
+
+    async def _tell_figures(self, link: _Link, ended: asyncio.Event) -> None:
+        while not ended.is_set():
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(ended.wait(), _FIGURES_EVERY_S)
+            if not ended.is_set() and link.welcomed:
+                link.say({"figures": self._figures()})
+
+    def _hang_up(self) -> None:
+        if self._link is not None:
+            self._link.close()
+            self._link = None
+
+    def _figures(self) -> dict[str, Any]:
+        records, refused = self._probes.written()
+        return {
+            "watched": self._link.watched if self._link is not None else 0,
+            "records_written": records,
+            "records_refused": refused,
+            "kinds": {
+                one.trigger: dataclasses.asdict(self._probes.counts(one.kind)) for one in SYMPTOMS
+            },
+            "programs": [dataclasses.asdict(one) for one in self._probes.programs()],
+            "missing": self._wants,
+        }
+
+    # ------------------------------------------- as the service manager sees it
+
+    @property
+    def threads(self) -> dict[str, Ask]:
+        """The thread that writes records has nothing to answer: it ends the process if it fails."""
+        return {}
+
+    def status_text(self) -> str:
+        """How it is, in a line."""
+        link = self._link
+        where = (
+            f"connected; {link.watched} processes watched"
+            if link is not None and link.welcomed
+            else "no node"
+        )
+        what = ", ".join(sorted(self._attached)) or "no probes"
+        return f"{where}; attached: {what}" + (
+            f"; not to be had: {', '.join(sorted(self._wants))}" if self._wants else ""
+        )
+
+    def reconfigure(self, settings: Settings) -> None:
+        """Go on with other settings, of which those that cannot be changed are the same."""
+        self._settings = settings
+        self._apply()
+
+
+def _ns(ms: float | None) -> int:
+    return NEVER if ms is None else int(ms * 1e6)

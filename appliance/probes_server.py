@@ -1,0 +1,287 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where ``backsight-probes`` connects to the node (appliance/probes/packets.py).
+
+From then on processes have context segments that BPF programs can read and push into: the
+probes make them, ahead of need, and are told whose each is. When they hang up, processes
+keep what they have, since it is ordinary memory; those that come get the node's own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import os
+import socket
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from appliance.contexts import ContextSource, Process, Watcher
+from appliance.probes.packets import VERSION, BadPacket, Packet, fds_of, number_of, receive, send
+from appliance.unix_socket import listen, uid_of
+from runtime.log import Log
+from runtime.main import die_if_it_fails
+from runtime.settings.node import trusted_uids
+
+# Made ahead, so that a process that attaches has one at once: 200 KiB each of the kernel's
+# memory, used or not.
+_STOCK = 16
+
+_BELL_BYTES = 8
+
+
+class ProbesHost(Protocol):
+    """Who gives processes their contexts (``appliance.clients.Clients``)."""
+
+    def use_contexts(self, source: ContextSource, watcher: Watcher | None = None) -> None:
+        """Take segments from there from now on, also for processes that are attached."""
+
+    def no_contexts(self) -> None:
+        """Take them from the node itself, for processes that come."""
+
+    def contexts_again(self) -> None:
+        """There are some again."""
+
+
+class _Probes:
+    """A connection that is welcome."""
+
+    def __init__(
+        self,
+        connection: socket.socket,
+        host: ProbesHost,
+        log: Log,
+        ring: Callable[[], None],
+        ended: Callable[[_Probes], None],
+    ) -> None:
+        self.figures: dict[str, Any] = {}
+        self._socket = connection
+        self._host = host
+        self._log = log
+        self._ring = ring
+        self._ended = ended
+        self._stock: deque[int] = deque()
+        self._wanted = 0
+        self._loop = asyncio.get_running_loop()
+        self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._loop.add_reader(self._bell, self._rung)
+        self._loop.add_reader(connection, self._readable)
+
+    def begin(self, node: str) -> None:
+        """Have all processes go over to segments of these probes."""
+        self._say({"welcome": VERSION, "node": node}, [self._bell])
+        self._fill_up()
+        self._host.use_contexts(self._take, self)
+
+    def close(self) -> None:
+        self._loop.remove_reader(self._bell)
+        self._loop.remove_reader(self._socket)
+        os.close(self._bell)
+        self._socket.close()
+        while self._stock:
+            os.close(self._stock.popleft())
+
+    @die_if_it_fails
+    def _rung(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._bell, _BELL_BYTES)
+        self._ring()
+
+    # ---------------------------------------------------------------- contexts
+
+    def _take(self, size: int) -> int:
+        """Of that size they all are: the probes said so when they came."""
+        del size
+        if not self._stock:
+            self._fill_up()
+            raise BlockingIOError(errno.EAGAIN, "the probes have not made enough segments yet")
+        fd = self._stock.popleft()
+        self._fill_up()
+        return fd
+
+    def _fill_up(self) -> None:
+        missing = _STOCK - len(self._stock) - self._wanted
+        # Not one by one.
+        if missing >= _STOCK // 2:
+            self._wanted += missing
+            self._say({"want": missing})
+
+    def watch(self, process: Process, fd: int) -> None:
+        """A process is about to use that segment."""
+        if process.pidfd is not None:
+            self._say({"watch": process.number}, [process.pidfd, fd])
+
+    def exited(self, process: Process) -> None:
+        """It is gone."""
+        self._say({"exited": process.number})
+
+    # ----------------------------------------------------------------- packets
+
+    def _say(self, said: dict[str, Any], fds: list[int] | None = None) -> None:
+        try:
+            send(self._socket, said, fds or ())
+        except OSError as error:
+            # Whom to watch they learn when they connect again.
+            self._log.warning(f"the probes do not take what they are told: {error.strerror}")
+            self._loop.call_soon(self._ended, self)
+
+    @die_if_it_fails
+    def _readable(self) -> None:
+        try:
+            packet = receive(self._socket)
+        except BlockingIOError:
+            return
+        except (OSError, BadPacket) as error:
+            self._log.warning(f"the probes said something that cannot be read: {error}")
+            packet = None
+        if packet is None:
+            self._ended(self)
+            return
+        try:
+            self._on_packet(packet)
+        except BadPacket as error:
+            packet.close()
+            self._log.warning(f"the probes said something that makes no sense: {error}")
+            self._ended(self)
+
+    def _on_packet(self, packet: Packet) -> None:
+        match packet.said:
+            case {"contexts": _}:
+                fds = fds_of(packet, number_of(packet, "contexts"))
+                self._stock.extend(fds)
+                self._wanted = max(0, self._wanted - len(fds))
+                self._host.contexts_again()
+                return
+            case {"watching": number, "error": str(error)}:
+                self._log.warning(f"the probes cannot watch client {number}: {error}")
+            case {"figures": dict(figures)}:
+                self.figures = figures
+            case _:
+                pass  # of newer probes
+        packet.close()
+
+
+class ProbesServer:
+    """Listens for probes, and has those that are connected. Use as ``with``."""
+
+    def __init__(
+        self,
+        path: Path,
+        node: str,
+        context_bytes: int,
+        host: ProbesHost,
+        ring: Callable[[], None],
+        log: Log,
+    ) -> None:
+        """``ring``: somebody's trigger queue has something."""
+        self._path = path
+        self._node = node
+        self._context_bytes = context_bytes
+        self._host = host
+        self._ring = ring
+        self._log = log
+        self._loop = asyncio.get_running_loop()
+        self._trusted = trusted_uids()
+        self._probes: _Probes | None = None
+        self._new: set[socket.socket] = set()
+        self._listener = listen(path, socket.SOCK_SEQPACKET)
+
+    def __enter__(self) -> Self:
+        self._loop.add_reader(self._listener, self._accept)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._loop.remove_reader(self._listener)
+        self._path.unlink(missing_ok=True)
+        self._listener.close()
+        for connection in list(self._new):
+            self._drop(connection)
+        if self._probes is not None:
+            self._probes.close()
+            self._probes = None
+
+    @property
+    def connected(self) -> bool:
+        """Whether probes are."""
+        return self._probes is not None
+
+    @property
+    def figures(self) -> dict[str, Any]:
+        """What the probes said of themselves last."""
+        return self._probes.figures if self._probes is not None else {}
+
+    @die_if_it_fails
+    def _accept(self) -> None:
+        try:
+            connection, _ = self._listener.accept()
+        except (BlockingIOError, ConnectionAbortedError):
+            return
+        connection.setblocking(False)
+        if uid_of(connection) not in self._trusted:
+            self._refuse(connection, f"user {uid_of(connection)} is neither root nor the node's own")
+            return
+        self._new.add(connection)
+        self._loop.add_reader(connection, self._hear, connection)
+
+    @die_if_it_fails
+    def _hear(self, connection: socket.socket) -> None:
+        try:
+            packet = receive(connection)
+        except BlockingIOError:
+            return
+        except (OSError, BadPacket):
+            packet = None
+        self._loop.remove_reader(connection)
+        self._new.discard(connection)
+        if packet is None:
+            connection.close()
+            return
+        packet.close()
+        try:
+            version = number_of(packet, "hello")
+            size = number_of(packet, "context_bytes")
+        except BadPacket as error:
+            self._refuse(connection, str(error))
+            return
+        if version != VERSION or size != self._context_bytes:
+            self._refuse(
+                connection,
+                f"they speak version {version} with contexts of {size} bytes, the node {VERSION} with"
+                f" {self._context_bytes}: backsight-probes and backsight-node are to be of one release",
+            )
+        elif self._probes is not None:
+            self._refuse(connection, "others are connected to it")
+        else:
+            self._begin(connection)
+
+    def _begin(self, connection: socket.socket) -> None:
+        self._log.info("probes have connected; processes go over to segments that they can read")
+        self._probes = _Probes(connection, self._host, self._log, self._ring, self._end)
+        self._probes.begin(self._node)
+
+    def _end(self, probes: _Probes) -> None:
+        if self._probes is not probes:
+            return
+        probes.close()
+        self._probes = None
+        self._log.warning("the probes are gone: until they are back, the kernel fires no triggers")
+        self._host.no_contexts()
+
+    def _refuse(self, connection: socket.socket, why: str) -> None:
+        self._log.warning(f"probes are refused: {why}")
+        with contextlib.suppress(OSError):
+            send(connection, {"refused": why})
+        connection.close()
+
+    def _drop(self, connection: socket.socket) -> None:
+        self._loop.remove_reader(connection)
+        self._new.discard(connection)
+        connection.close()

@@ -1,0 +1,142 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * What a probe does with what it saw of a trace: write it into the trace, and fire.
+ *
+ * Records go through a ring to the loader, which writes them into the pool as any
+ * application writes its own. Triggers go into the queue of the process whose trace
+ * it is. Each is limited: a trace fires once for the same within a time, and each
+ * CPU so often for each trigger.
+ */
+#ifndef BPF_FIRE_H
+#define BPF_FIRE_H
+
+#include "abi/trigger_queue.h"
+#include "thread.h"
+
+/* Traces that go along: those that the kernel can name at once. */
+#define LATERALS_MAX 4
+
+/* More than there are CPUs that push into one queue at the same moment. */
+#define CLAIM_ROUNDS 32
+
+struct laterals {
+	__u32 count;
+	struct bs_cell_trace traces[LATERALS_MAX];
+};
+
+#define COUNT(kind, what)                                                      \
+	do {                                                                   \
+		__u32 kind_ = (kind);                                          \
+		struct probes_counts *counts_ =                                \
+			bpf_map_lookup_elem(&counts, &kind_);                  \
+		if (counts_)                                                   \
+			counts_->what++;                                       \
+	} while (0)
+
+static __always_inline void record(const struct shown *s,
+				   const struct bs_kernel_event *event)
+{
+	struct probes_record *r =
+		bpf_ringbuf_reserve(&records, sizeof(*r), 0);
+
+	if (!r) {
+		COUNT(event->kind, record_lost);
+		return;
+	}
+	r->trace_hi = s->hi;
+	r->trace_lo = s->lo;
+	r->event = *event;
+	/* Its reader comes by itself. */
+	bpf_ringbuf_submit(r, BPF_RB_NO_WAKEUP);
+	COUNT(event->kind, recorded);
+}
+
+/* Another thread of the trace, or this one a moment ago, may have fired for the same. */
+static __always_inline bool fired_lately(const struct probes_settings *settings,
+					 const struct shown *s,
+					 const struct bs_kernel_event *event)
+{
+	__u64 what = (s->hi ^ s->lo) * 0x9e3779b97f4a7c15ull + event->kind;
+	__u32 place = (what >> 40) % PROBES_RECENT_ENTRIES;
+	struct recent *r = bpf_map_lookup_elem(&recent, &place);
+
+	if (!r)
+		return false;
+	if (r->what == what && event->time_ns - r->fired_ns < settings->coalesce_ns)
+		return true;
+	r->what = what;
+	r->fired_ns = event->time_ns;
+	return false;
+}
+
+/* The generic cell rate algorithm (ITU-T I.371): one word says until when the rate
+ * is used up. */
+static __always_inline bool may_fire(const struct probes_threshold *limits,
+				     __u32 kind, __u64 now)
+{
+	__u64 *until = bpf_map_lookup_elem(&used_until, &kind);
+	__u64 from;
+
+	if (!until)
+		return false;
+	from = *until > now ? *until : now;
+	if (from - now > limits->burst_ns)
+		return false;
+	*until = from + limits->interval_ns;
+	return true;
+}
+
+static __always_inline void push(const struct shown *s, const char *name,
+				 const struct bs_kernel_event *event,
+				 const struct laterals *laterals)
+{
+	struct bs_context_segment *context = s->context;
+	struct bs_trigger_cell *cell;
+	__u32 position = 0, rung = event->kind;
+
+	cell = bs_cell_claim(context, CLAIM_ROUNDS, &position);
+	if (!cell)
+		goto lost;
+	cell->source = BS_TRIGGER_KERNEL;
+	cell->trace_hi = s->hi;
+	cell->trace_lo = s->lo;
+	cell->ticks = event->time_ns;
+	__builtin_memcpy(cell->name, name, sizeof(cell->name));
+	cell->event = *event;
+	for (int i = 0; i < LATERALS_MAX; i++)
+		cell->laterals[i] = laterals->traces[i];
+	cell->n_laterals = laterals->count;
+	if (!bs_cell_commit(cell, position))
+		goto lost;
+	COUNT(event->kind, fired);
+	bpf_ringbuf_output(&bell, &rung, sizeof(rung), 0);
+	return;
+lost:
+	__sync_fetch_and_add(&context->triggers_lost, 1);
+	COUNT(event->kind, queue_full);
+}
+
+static __always_inline void report(const struct probes_settings *settings,
+				   const struct shown *s,
+				   const struct bs_kernel_event *event,
+				   const struct laterals *laterals)
+{
+	__u32 kind = event->kind;
+	const struct probes_threshold *limits;
+
+	if (kind >= BS_KERNEL_KINDS)
+		return;
+	limits = &settings->kinds[kind];
+	if (event->duration_ns >= limits->record_ns)
+		record(s, event);
+	if (event->duration_ns < limits->fire_ns)
+		return;
+	if (fired_lately(settings, s, event))
+		COUNT(kind, coalesced);
+	else if (!may_fire(limits, kind, event->time_ns))
+		COUNT(kind, limited);
+	else
+		push(s, limits->name, event, laterals);
+}
+
+#endif

@@ -1,0 +1,101 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) OR Apache-2.0 */
+/*
+ * What the probes and their loader (native/src/probes) both know: the values of the
+ * maps that they share. Programs and loader are of one build, so this has no version.
+ */
+#ifndef BPF_INTERFACE_H
+#define BPF_INTERFACE_H
+
+#include "abi/kernel_event.h"
+#include "abi/types.h"
+
+/* Processes at a time; no more can be attached to a node (clients_max). */
+#define PROBES_PROCESSES_MAX 1024u
+
+/*
+ * How many processes of ours there are whose tgid has these low bits. A thread
+ * whose process has 0 here is none of ours: that is all that a context switch of
+ * anybody else's costs, some 2 ns, where a look at its task storage takes 15.
+ */
+#define PROBES_FILTER_ENTRIES 4096u
+
+/* The last traces that fired: who finds its own there does not fire again. */
+#define PROBES_RECENT_ENTRIES 4096u
+
+/* Above any system call's number: x86 and arm64 both have fewer than 480. */
+#define PROBES_SYSCALLS 512u
+
+#define PROBES_NEVER (~0ull)
+
+struct probes_threshold {
+	uint64_t fire_ns;     /* from here on it fires; PROBES_NEVER: it does not */
+	uint64_t record_ns;   /* from here on it goes into the trace */
+	uint64_t interval_ns; /* between two firings on one CPU, in the long run */
+	uint64_t burst_ns;    /* so far may they run ahead of that */
+	char name[32];	      /* of the trigger, NUL-padded */
+};
+
+/* Changed while programs run, a word at a time. */
+struct probes_settings {
+	uint32_t bypass; /* 1: do nothing at all */
+	uint32_t zero;
+	uint64_t coalesce_ns; /* a trace does not fire for the same again within this */
+	struct probes_threshold kinds[BS_KERNEL_KINDS];
+};
+
+enum probes_syscall_class {
+	SYSCALL_IGNORED = 0, /* waits for work, or is not known */
+	SYSCALL_BLOCKS = 1,
+	SYSCALL_FUTEX = 2,
+	SYSCALL_EXITS = 3, /* its end wakes who joins the thread */
+};
+
+struct probes_syscall {
+	uint8_t class;
+	char name[23]; /* NUL-padded */
+};
+
+_Static_assert(sizeof(struct probes_syscall) == BS_KERNEL_NAME_BYTES, "");
+
+/* Between a loader and the iterator that registers a process; one at a time. */
+struct probes_registration {
+	uint32_t process; /* in: which one it is to be */
+	uint32_t tgid;	  /* out */
+	uint32_t threads; /* out: those that are known now */
+	uint32_t failed;  /* out: those without memory for what is known of a thread */
+};
+
+/* Of each kind, on each CPU. */
+struct probes_counts {
+	uint64_t recorded;
+	uint64_t record_lost; /* the ring was full */
+	uint64_t fired;
+	uint64_t coalesced;
+	uint64_t limited;
+	uint64_t queue_full; /* of the process */
+};
+
+/* Of each program, on each CPU: every 256th run is timed. */
+struct probes_cost {
+	uint64_t runs;
+	uint64_t timed_runs;
+	uint64_t timed_ns;
+};
+
+#define PROBES_TIMED_EVERY 256u
+
+enum probes_program {
+	PROGRAM_SWITCH = 0,
+	PROGRAM_WAKING = 1,
+	PROGRAM_NEW_THREAD = 2,
+	PROBES_PROGRAMS = 3,
+};
+
+/* What comes through the ring. */
+struct probes_record {
+	uint64_t trace_hi;
+	uint64_t trace_lo;
+	struct bs_kernel_event event;
+};
+
+#endif

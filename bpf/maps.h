@@ -1,0 +1,146 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * The maps that all probes share. Each object declares them all; the loader makes
+ * them once and gives them to each object.
+ *
+ *   processes   array of maps: number of a process -> its context segment
+ *   threads     of each thread of these: struct thread
+ *   filter      by tgid: whether it may be one of ours
+ *   settings    thresholds, rates, the bypass word
+ *   syscalls    by number: what it means to be blocked in it, and its name
+ *   records     ring: what goes into traces
+ *   bell        ring: a process has a trigger in its queue
+ *   recent      traces that fired lately
+ */
+#ifndef BPF_MAPS_H
+#define BPF_MAPS_H
+
+#include "abi/context.h"
+#include "interface.h"
+#include "kernel.h"
+
+/* What is known of a thread of an attached process. Its task storage goes with it. */
+struct thread {
+	__u32 process;
+	__u32 tid;  /* in its own namespace: as its slot shows it */
+	__u32 slot; /* where it was last; perhaps another's by now */
+	__u32 syscall; /* in which it went off the CPU */
+	__u64 slot_sought_ns;
+	__u64 off_ns;	 /* when it last went off the CPU */
+	__u64 waking_ns; /* when it was last woken up */
+	__u64 waker_hi, waker_lo; /* trace of who did; 0: none */
+	__u32 waker_pid;
+	__u32 nr_throttled; /* of its group, when it went off */
+	char waker_comm[BS_KERNEL_COMM_BYTES];
+	__u8 off_why; /* enum off_why */
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);
+	__uint(max_entries, PROBES_PROCESSES_MAX);
+	__type(key, __u32);
+	__array(values, struct {
+		__uint(type, BPF_MAP_TYPE_ARRAY);
+		__uint(max_entries, 1);
+		__uint(map_flags, BPF_F_MMAPABLE);
+		__uint(key_size, sizeof(__u32));
+		__uint(value_size, sizeof(struct bs_context_segment));
+	});
+} processes SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_TASK_STORAGE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, int);
+	__type(value, struct thread);
+} threads SEC(".maps");
+
+struct by_tgid {
+	__u16 processes[PROBES_FILTER_ENTRIES];
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__type(key, __u32);
+	__type(value, struct by_tgid);
+} filter SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__type(key, __u32);
+	__type(value, struct probes_settings);
+} settings SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__type(key, __u32);
+	__type(value, struct probes_registration);
+} registration SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, PROBES_SYSCALLS);
+	__type(key, __u32);
+	__type(value, struct probes_syscall);
+} syscalls SEC(".maps");
+
+/* The traces of some thousand events; the loader reads them ten times a second. */
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 1 << 18);
+} records SEC(".maps");
+
+/* A word each. Where it is full, its reader is about to look at all of them. */
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 1 << 12);
+} bell SEC(".maps");
+
+struct recent {
+	__u64 what; /* of trace and kind */
+	__u64 fired_ns;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, PROBES_RECENT_ENTRIES);
+	__type(key, __u32);
+	__type(value, struct recent);
+} recent SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, BS_KERNEL_KINDS);
+	__type(key, __u32);
+	__type(value, struct probes_counts);
+} counts SEC(".maps");
+
+/* Until when a CPU has used up what it may fire, by kind (see may_fire()). */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, BS_KERNEL_KINDS);
+	__type(key, __u32);
+	__type(value, __u64);
+} used_until SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, PROBES_PROGRAMS);
+	__type(key, __u32);
+	__type(value, struct probes_cost);
+} costs SEC(".maps");
+
+static __always_inline void *only(void *map)
+{
+	__u32 zero = 0;
+
+	return bpf_map_lookup_elem(map, &zero);
+}
+
+#endif

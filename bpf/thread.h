@@ -1,0 +1,85 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * Which trace a thread works on: it shows it in a slot of its process's context
+ * (abi/context.h), with plain stores. Who reads it here runs while the thread is in
+ * the kernel or off the CPU, so no half of an id is ever seen.
+ */
+#ifndef BPF_THREAD_H
+#define BPF_THREAD_H
+
+#include <stdbool.h>
+
+#include "barrier.h"
+#include "maps.h"
+
+/* A thread that shows itself nowhere has never begun a trace. It is looked for in
+ * all slots, so not at each switch. */
+#define SEEK_AGAIN_NS 5000000ull
+
+struct shown {
+	struct bs_context_segment *context;
+	struct bs_thread_slot *slot;
+	__u64 hi, lo; /* both 0: no trace */
+};
+
+static __always_inline bool may_be_ours(const __u16 *by_tgid,
+					const struct task_struct *task)
+{
+	return by_tgid[task->tgid & (PROBES_FILTER_ENTRIES - 1)] != 0;
+}
+
+static __always_inline struct thread *thread_of(struct task_struct *task)
+{
+	return bpf_task_storage_get(&threads, task, 0, 0);
+}
+
+static __always_inline struct bs_context_segment *
+context_of(const struct thread *t)
+{
+	__u32 process = t->process;
+	void *inner = bpf_map_lookup_elem(&processes, &process);
+
+	return inner ? only(inner) : 0;
+}
+
+static __noinline __u32 seek_slot(struct thread *t)
+{
+	struct bs_context_segment *context;
+
+	if (!t)
+		return 0;
+	context = context_of(t);
+	if (!context)
+		return 0;
+	for (__u32 i = 0; i < BS_CONTEXT_SLOTS; i++) {
+		if (READ_ONCE(context->slots[i].tid) == t->tid)
+			return i;
+	}
+	return BS_CONTEXT_SLOTS;
+}
+
+/* What a thread shows; false: no trace. */
+static __always_inline bool look(struct thread *t, __u64 now, struct shown *s)
+{
+	__u32 number = t->slot;
+
+	s->context = context_of(t);
+	if (!s->context)
+		return false;
+	s->slot = &s->context->slots[number % BS_CONTEXT_SLOTS];
+	if (READ_ONCE(s->slot->tid) != t->tid) {
+		if (now - t->slot_sought_ns < SEEK_AGAIN_NS)
+			return false;
+		t->slot_sought_ns = now;
+		number = seek_slot(t);
+		if (number >= BS_CONTEXT_SLOTS)
+			return false;
+		t->slot = number;
+		s->slot = &s->context->slots[number % BS_CONTEXT_SLOTS];
+	}
+	s->hi = READ_ONCE(s->slot->trace_hi);
+	s->lo = READ_ONCE(s->slot->trace_lo);
+	return s->hi | s->lo;
+}
+
+#endif

@@ -1,0 +1,325 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+/*
+ * Threads that do not run: on the run queue, for want of CPU quota, for a lock, for
+ * a disk, in another system call.
+ *
+ *             sched_switch(prev)                        sched_switch(next)
+ *   running ----------------------> off the CPU ------------------------> running
+ *                 off_ns               |      preempted: since off_ns
+ *                                      |      woken:     since waking_ns
+ *                                      | sched_waking
+ *                                      +-- waking_ns, and who did it
+ *
+ * These are several symptoms in one file, because each program on sched_switch costs
+ * every context switch of the machine some 60 ns, whatever it does.
+ *
+ * A thread cannot begin or end a trace while it is off the CPU. So what it shows when
+ * it comes back it has shown all the time.
+ */
+#include "cost.h"
+#include "fire.h"
+
+char LICENSE[] SEC("license") = "Dual BSD/GPL";
+
+/* Who runs for shorter than this at a time is not noted as who ran instead. */
+#define STINT_NS 200000ull
+
+#define RUNNERS 4
+
+enum off_why {
+	OFF_BLOCKED = 0,
+	OFF_PREEMPTED = 1,
+	OFF_IO = 2,
+};
+
+/* Who ran on a CPU lately, for long. */
+struct runner {
+	__u64 ran_ns;
+	__u64 until_ns;
+	__u64 hi, lo;
+	__u32 pid, zero;
+	char comm[BS_KERNEL_COMM_BYTES];
+};
+
+struct runners {
+	__u32 next, zero;
+	struct runner all[RUNNERS];
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct runners);
+} runners SEC(".maps");
+
+/* ------------------------------------------------------------ who ran --- */
+
+static __always_inline void note_runner(struct task_struct *task, bool ours,
+					__u64 ran_ns, __u64 now)
+{
+	struct runners *all = only(&runners);
+	struct runner *r;
+	struct thread *t;
+	struct shown shown = {};
+
+	if (!all || !task->pid)
+		return;
+	r = &all->all[(all->next - 1) % RUNNERS];
+	if (r->pid != (__u32)task->pid) {
+		r = &all->all[all->next % RUNNERS];
+		all->next++;
+		r->pid = task->pid;
+		r->ran_ns = 0;
+		bpf_probe_read_kernel_str(r->comm, sizeof(r->comm), task->comm);
+	}
+	t = ours ? thread_of(task) : 0;
+	if (t && look(t, now, &shown)) {
+		r->hi = shown.hi;
+		r->lo = shown.lo;
+	} else {
+		r->hi = r->lo = 0;
+	}
+	/* One that has not run since an older wait is not to blame for that. */
+	if (now - r->until_ns > 100000000ull)
+		r->ran_ns = 0;
+	r->ran_ns += ran_ns;
+	r->until_ns = now;
+}
+
+/* Those who ran since then: the one that ran longest by name, all by trace. */
+static __always_inline void add_runners(__u64 since_ns, const struct shown *own,
+					struct bs_kernel_event *event,
+					struct laterals *laterals)
+{
+	struct runners *all = only(&runners);
+
+	if (!all)
+		return;
+	for (int i = 0; i < RUNNERS; i++) {
+		struct runner *r = &all->all[i];
+
+		if (!r->pid || r->until_ns < since_ns)
+			continue;
+		if (r->ran_ns > event->other_ns) {
+			event->other_ns = r->ran_ns;
+			event->other_pid = r->pid;
+			__builtin_memcpy(event->other_comm, r->comm,
+					 sizeof(event->other_comm));
+		}
+		if ((r->hi | r->lo) && (r->hi != own->hi || r->lo != own->lo) &&
+		    laterals->count < LATERALS_MAX) {
+			laterals->traces[laterals->count].hi = r->hi;
+			laterals->traces[laterals->count].lo = r->lo;
+			laterals->count++;
+		}
+	}
+}
+
+/* ---------------------------------------------------------- going off --- */
+
+static __always_inline __u32 syscall_of(struct task_struct *task)
+{
+	void *regs = (void *)bpf_task_pt_regs(task);
+	struct pt_regs___x86 *x86 = regs;
+	struct pt_regs___arm64 *arm64 = regs;
+
+	if (bpf_core_field_exists(x86->orig_ax))
+		return BPF_CORE_READ(x86, orig_ax);
+	return BPF_CORE_READ(arm64, syscallno);
+}
+
+static __always_inline __u32 throttled_count(struct task_struct *task)
+{
+	return BPF_CORE_READ(task, sched_task_group, cfs_bandwidth.nr_throttled) +
+	       BPF_CORE_READ(task, sched_task_group, parent,
+			     cfs_bandwidth.nr_throttled);
+}
+
+static __always_inline void goes_off(struct task_struct *task, __u64 now,
+				     bool runnable)
+{
+	struct thread *t = thread_of(task);
+
+	if (!t)
+		return;
+	t->off_ns = now;
+	if (runnable) {
+		t->off_why = OFF_PREEMPTED;
+		t->nr_throttled = throttled_count(task);
+		return;
+	}
+	t->off_why = BPF_CORE_READ_BITFIELD(task, in_iowait) ? OFF_IO :
+							       OFF_BLOCKED;
+	t->syscall = syscall_of(task);
+	t->waker_pid = 0;
+	t->waker_hi = t->waker_lo = 0;
+}
+
+/* ------------------------------------------------------------ waking --- */
+
+/* Only who is in futex(2) itself, or exits, has let go of what was waited for;
+ * a timer goes off in whoever runs just then. */
+static __always_inline void note_waker(struct thread *woken, __u64 now,
+				       const __u16 *by_tgid)
+{
+	struct task_struct *waker = bpf_get_current_task_btf();
+	__u32 number = syscall_of(waker);
+	struct probes_syscall *call = bpf_map_lookup_elem(&syscalls, &number);
+	struct thread *t;
+	struct shown shown = {};
+
+	if (!call ||
+	    (call->class != SYSCALL_FUTEX && call->class != SYSCALL_EXITS))
+		return;
+	woken->waker_pid = waker->pid;
+	bpf_probe_read_kernel_str(woken->waker_comm, sizeof(woken->waker_comm),
+				  waker->comm);
+	t = may_be_ours(by_tgid, waker) ? thread_of(waker) : 0;
+	if (t && look(t, now, &shown)) {
+		woken->waker_hi = shown.hi;
+		woken->waker_lo = shown.lo;
+	}
+}
+
+SEC("tp_btf/sched_waking")
+int BPF_PROG(on_waking, struct task_struct *task)
+{
+	const struct probes_settings *s = only(&settings);
+	const __u16 *by_tgid = only(&filter);
+	struct probes_syscall *call;
+	struct timed timed;
+	struct thread *t;
+	__u32 number;
+
+	if (!by_tgid || !may_be_ours(by_tgid, task) || !s || s->bypass)
+		return 0;
+	timed = timed_begin(PROGRAM_WAKING);
+	t = thread_of(task);
+	if (t) {
+		t->waking_ns = bpf_ktime_get_ns();
+		number = t->syscall;
+		call = bpf_map_lookup_elem(&syscalls, &number);
+		if (call && call->class == SYSCALL_FUTEX)
+			note_waker(t, t->waking_ns, by_tgid);
+	}
+	timed_end(&timed);
+	return 0;
+}
+
+/* -------------------------------------------------------- coming back --- */
+
+static __always_inline void was_not_run(const struct probes_settings *s,
+					const struct shown *shown,
+					struct bs_kernel_event *event,
+					__u64 since_ns)
+{
+	struct laterals laterals = {};
+
+	if (event->duration_ns < s->kinds[event->kind % BS_KERNEL_KINDS].record_ns &&
+	    event->duration_ns < s->kinds[event->kind % BS_KERNEL_KINDS].fire_ns)
+		return;
+	if (event->kind == BS_KERNEL_RUN_QUEUE)
+		add_runners(since_ns, shown, event, &laterals);
+	report(s, shown, event, &laterals);
+}
+
+static __always_inline void was_blocked(const struct probes_settings *s,
+					const struct shown *shown,
+					const struct thread *t,
+					struct bs_kernel_event *event)
+{
+	struct laterals laterals = {};
+	__u32 number = t->syscall;
+	const struct probes_syscall *call =
+		bpf_map_lookup_elem(&syscalls, &number);
+
+	if (call) {
+		event->number = number;
+		__builtin_memcpy(event->name, call->name, sizeof(call->name));
+	}
+	if (t->off_why == OFF_IO)
+		event->kind = BS_KERNEL_IO_WAIT;
+	else if (call && call->class == SYSCALL_FUTEX)
+		event->kind = BS_KERNEL_LOCK_WAIT;
+	else if (call && call->class == SYSCALL_BLOCKS)
+		event->kind = BS_KERNEL_BLOCKED;
+	else
+		return;
+	if (event->kind == BS_KERNEL_LOCK_WAIT && t->waker_pid) {
+		event->other_pid = t->waker_pid;
+		__builtin_memcpy(event->other_comm, t->waker_comm,
+				 sizeof(event->other_comm));
+		if ((t->waker_hi | t->waker_lo) &&
+		    (t->waker_hi != shown->hi || t->waker_lo != shown->lo)) {
+			laterals.traces[0].hi = t->waker_hi;
+			laterals.traces[0].lo = t->waker_lo;
+			laterals.count = 1;
+		}
+	}
+	report(s, shown, event, &laterals);
+}
+
+static __always_inline void comes_back(const struct probes_settings *s,
+				       struct task_struct *task, __u64 now)
+{
+	struct thread *t = thread_of(task);
+	struct bs_kernel_event event = {};
+	struct shown shown = {};
+	__u64 since_ns;
+
+	if (!t || !t->off_ns || !look(t, now, &shown))
+		return;
+	since_ns = t->off_ns;
+	/* Woken while it was still going off the CPU: it waits since it is off. */
+	if (t->off_why != OFF_PREEMPTED && t->waking_ns > since_ns)
+		since_ns = t->waking_ns;
+	event.time_ns = now;
+	event.pid = task->tgid;
+	event.tid = t->tid;
+	event.cpu = bpf_get_smp_processor_id();
+	event.number = BS_KERNEL_NO_NUMBER;
+	event.kind = BS_KERNEL_RUN_QUEUE;
+	event.duration_ns = now - since_ns;
+	if (t->off_why == OFF_PREEMPTED &&
+	    t->nr_throttled != throttled_count(task))
+		event.kind = BS_KERNEL_CPU_THROTTLED;
+	was_not_run(s, &shown, &event, since_ns);
+	if (t->off_why == OFF_PREEMPTED)
+		return;
+	event.time_ns = since_ns;
+	event.duration_ns = since_ns - t->off_ns;
+	event.other_pid = 0;
+	event.other_ns = 0;
+	__builtin_memset(event.other_comm, 0, sizeof(event.other_comm));
+	was_blocked(s, &shown, t, &event);
+}
+
+SEC("tp_btf/sched_switch")
+int BPF_PROG(on_switch, bool preempt, struct task_struct *prev,
+	     struct task_struct *next, unsigned int prev_state)
+{
+	const struct probes_settings *s = only(&settings);
+	const __u16 *by_tgid = only(&filter);
+	__u64 stint_ns, now;
+	bool off, on;
+	struct timed timed;
+
+	if (!s || !by_tgid || s->bypass)
+		return 0;
+	off = may_be_ours(by_tgid, prev);
+	on = may_be_ours(by_tgid, next);
+	stint_ns = prev->se.sum_exec_runtime - prev->se.prev_sum_exec_runtime;
+	if (!off && !on && stint_ns < STINT_NS)
+		return 0;
+	timed = timed_begin(PROGRAM_SWITCH);
+	now = bpf_ktime_get_ns();
+	if (stint_ns >= STINT_NS)
+		note_runner(prev, off, stint_ns, now);
+	if (off)
+		goes_off(prev, now, preempt || !prev_state);
+	if (on)
+		comes_back(s, next, now);
+	timed_end(&timed);
+	return 0;
+}

@@ -1,0 +1,147 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What probes saw of a trace goes into the pool as any application's records do:
+ * through libbacksight. So it is found when the trace is triggered, whoever does it,
+ * and goes with its segment when the pool is full.
+ */
+#include <errno.h>
+#include <poll.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "backsight.h"
+#include "internal.h"
+
+/* Records ring no bell: they are for triggers that come later, or follow their own
+ * within this time, well before a coordinator's 200 ms of silence. */
+#define LOOK_EVERY_MS 50
+
+static uint64_t monotonic_ns(void)
+{
+	struct timespec now;
+
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	return (uint64_t)now.tv_sec * 1000000000ull + (uint64_t)now.tv_nsec;
+}
+
+/* A moment shortly before now, by the counter that records are stamped by. */
+static uint64_t ticks_at(const struct bsp *p, uint64_t time_ns)
+{
+	uint64_t now_ns = monotonic_ns(), now_ticks = bs_clock_ticks();
+	double ticks_per_ns = 1;
+
+	if (now_ns > p->paired_ns)
+		ticks_per_ns = (double)(now_ticks - p->paired_ticks) /
+			       (double)(now_ns - p->paired_ns);
+	if (time_ns >= now_ns)
+		return now_ticks;
+	return now_ticks - (uint64_t)((double)(now_ns - time_ns) * ticks_per_ns);
+}
+
+static int on_record(void *context, void *data, size_t bytes)
+{
+	const struct probes_record *r = data;
+	struct bsp *p = context;
+	const struct bs_trace_id id = {r->trace_hi, r->trace_lo};
+	int err;
+
+	if (bytes < sizeof(*r) || bs_begin(id))
+		return 0;
+	err = bs_record_at(BS_RECORD_KERNEL, &r->event, sizeof(r->event),
+			   ticks_at(p, r->event.time_ns));
+	bs_end();
+	if (err)
+		fetch_add(&p->written.refused, 1);
+	else
+		fetch_add(&p->written.records, 1);
+	return 0;
+}
+
+static int on_bell(void *context, void *data, size_t bytes)
+{
+	const uint64_t one = 1;
+	struct bsp *p = context;
+
+	(void)data;
+	(void)bytes;
+	pthread_mutex_lock(&p->lock);
+	/* It is full after 2^64 rings that nobody heard. */
+	if (p->bell >= 0 && write(p->bell, &one, sizeof(one)) < 0)
+		p->bell = p->bell;
+	pthread_mutex_unlock(&p->lock);
+	return 0;
+}
+
+int records_open(struct bsp *p)
+{
+	/* The bell first: it is waited for. */
+	p->rings = ring_buffer__new(map_fd(p, "bell"), on_bell, p, NULL);
+	if (!p->rings)
+		return -errno;
+	if (ring_buffer__add(p->rings, map_fd(p, "records"), on_record, p))
+		return -errno;
+	p->stop = eventfd(0, EFD_CLOEXEC);
+	return p->stop < 0 ? -errno : 0;
+}
+
+void records_close(struct bsp *p)
+{
+	ring_buffer__free(p->rings);
+	if (p->stop >= 0)
+		close(p->stop);
+	if (p->bell >= 0)
+		close(p->bell);
+}
+
+int bsp_set_bell(struct bsp *p, int bell)
+{
+	int mine = bell < 0 ? -1 : dup(bell);
+
+	if (bell >= 0 && mine < 0)
+		return -errno;
+	pthread_mutex_lock(&p->lock);
+	if (p->bell >= 0)
+		close(p->bell);
+	p->bell = mine;
+	pthread_mutex_unlock(&p->lock);
+	return 0;
+}
+
+int bsp_run(struct bsp *p)
+{
+	struct pollfd fds[2] = {
+		{.fd = ring_buffer__epoll_fd(p->rings), .events = POLLIN},
+		{.fd = p->stop, .events = POLLIN},
+	};
+
+	p->paired_ns = monotonic_ns();
+	p->paired_ticks = bs_clock_ticks();
+	while (!READ_ONCE(p->stopping)) {
+		int got = poll(fds, 2, LOOK_EVERY_MS);
+
+		if (got < 0 && errno != EINTR)
+			return -errno;
+		/* All of both, whoever rang. */
+		got = ring_buffer__consume(p->rings);
+		if (got < 0)
+			return got;
+	}
+	return 0;
+}
+
+void bsp_stop(struct bsp *p)
+{
+	const uint64_t one = 1;
+
+	WRITE_ONCE(p->stopping, true);
+	if (write(p->stop, &one, sizeof(one)) < 0)
+		return; /* it looks by itself */
+}
+
+void bsp_get_written(struct bsp *p, struct bsp_written *written)
+{
+	written->records = READ_ONCE(p->written.records);
+	written->refused = READ_ONCE(p->written.refused);
+}
