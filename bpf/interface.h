@@ -60,9 +60,11 @@ _Static_assert(sizeof(struct probes_syscall) == BS_KERNEL_NAME_BYTES, "");
 /* Between a loader and the iterator that registers a process; one at a time. */
 struct probes_registration {
 	uint32_t process; /* in: which one it is to be */
+	uint32_t client;  /* in: which one it is for the node */
 	uint32_t tgid;	  /* out */
 	uint32_t threads; /* out: those that are known now */
 	uint32_t failed;  /* out: those without memory for what is known of a thread */
+	uint32_t zero;
 };
 
 /* Of each kind, on each CPU. */

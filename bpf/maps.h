@@ -22,6 +22,7 @@
 /* What is known of a thread of an attached process. Its task storage goes with it. */
 struct thread {
 	__u32 process;
+	__u32 client; /* which that is for the node */
 	__u32 tid;  /* in its own namespace: as its slot shows it */
 	__u32 slot; /* where it was last; perhaps another's by now */
 	__u32 syscall; /* in which it went off the CPU */

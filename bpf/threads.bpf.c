@@ -25,7 +25,8 @@ static __always_inline __u32 own_tid(struct task_struct *task)
 	return nr;
 }
 
-static __always_inline bool note(struct task_struct *task, __u32 process)
+static __always_inline bool note(struct task_struct *task, __u32 process,
+				 __u32 client)
 {
 	struct thread *t = bpf_task_storage_get(&threads, task, 0,
 						BPF_LOCAL_STORAGE_GET_F_CREATE);
@@ -33,6 +34,7 @@ static __always_inline bool note(struct task_struct *task, __u32 process)
 	if (!t)
 		return false;
 	t->process = process;
+	t->client = client;
 	t->tid = own_tid(task);
 	return true;
 }
@@ -46,7 +48,7 @@ int register_threads(struct bpf_iter__task *ctx)
 	if (!task || !r)
 		return 0;
 	r->tgid = task->tgid;
-	if (note(task, r->process))
+	if (note(task, r->process, r->client))
 		r->threads++;
 	else
 		r->failed++;
@@ -67,7 +69,7 @@ int BPF_PROG(new_thread, struct task_struct *task, unsigned long clone_flags)
 	timed = timed_begin(PROGRAM_NEW_THREAD);
 	of_parent = thread_of(parent);
 	if (of_parent)
-		note(task, of_parent->process);
+		note(task, of_parent->process, of_parent->client);
 	timed_end(&timed);
 	return 0;
 }

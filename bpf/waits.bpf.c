@@ -88,7 +88,8 @@ static __always_inline void note_runner(struct task_struct *task, bool ours,
 }
 
 /* Those who ran since then: the one that ran longest by name, all by trace. */
-static __always_inline void add_runners(__u64 since_ns, const struct shown *own,
+static __always_inline void add_runners(__u32 own_pid, __u64 since_ns,
+					const struct shown *own,
 					struct bs_kernel_event *event,
 					struct laterals *laterals)
 {
@@ -99,7 +100,7 @@ static __always_inline void add_runners(__u64 since_ns, const struct shown *own,
 	for (int i = 0; i < RUNNERS; i++) {
 		struct runner *r = &all->all[i];
 
-		if (!r->pid || r->until_ns < since_ns)
+		if (!r->pid || r->pid == own_pid || r->until_ns <= since_ns)
 			continue;
 		if (r->ran_ns > event->other_ns) {
 			event->other_ns = r->ran_ns;
@@ -107,6 +108,9 @@ static __always_inline void add_runners(__u64 since_ns, const struct shown *own,
 			__builtin_memcpy(event->other_comm, r->comm,
 					 sizeof(event->other_comm));
 		}
+		/* Of a stint that began before the wait, its part in the wait. */
+		if (event->other_ns > event->duration_ns)
+			event->other_ns = event->duration_ns;
 		if ((r->hi | r->lo) && (r->hi != own->hi || r->lo != own->lo) &&
 		    laterals->count < LATERALS_MAX) {
 			laterals->traces[laterals->count].hi = r->hi;
@@ -212,7 +216,7 @@ int BPF_PROG(on_waking, struct task_struct *task)
 static __always_inline void was_not_run(const struct probes_settings *s,
 					const struct shown *shown,
 					struct bs_kernel_event *event,
-					__u64 since_ns)
+					__u32 own_pid, __u64 since_ns)
 {
 	struct laterals laterals = {};
 
@@ -220,7 +224,7 @@ static __always_inline void was_not_run(const struct probes_settings *s,
 	    event->duration_ns < s->kinds[event->kind % BS_KERNEL_KINDS].fire_ns)
 		return;
 	if (event->kind == BS_KERNEL_RUN_QUEUE)
-		add_runners(since_ns, shown, event, &laterals);
+		add_runners(own_pid, since_ns, shown, event, &laterals);
 	report(s, shown, event, &laterals);
 }
 
@@ -275,7 +279,7 @@ static __always_inline void comes_back(const struct probes_settings *s,
 	if (t->off_why != OFF_PREEMPTED && t->waking_ns > since_ns)
 		since_ns = t->waking_ns;
 	event.time_ns = now;
-	event.pid = task->tgid;
+	event.client = t->client;
 	event.tid = t->tid;
 	event.cpu = bpf_get_smp_processor_id();
 	event.number = BS_KERNEL_NO_NUMBER;
@@ -284,7 +288,7 @@ static __always_inline void comes_back(const struct probes_settings *s,
 	if (t->off_why == OFF_PREEMPTED &&
 	    t->nr_throttled != throttled_count(task))
 		event.kind = BS_KERNEL_CPU_THROTTLED;
-	was_not_run(s, &shown, &event, since_ns);
+	was_not_run(s, &shown, &event, task->pid, since_ns);
 	if (t->off_why == OFF_PREEMPTED)
 		return;
 	event.time_ns = since_ns;

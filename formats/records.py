@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from protocol.kernel_events import EVENT_BYTES, KernelEvent
 from protocol.messages import NODE_NAME_BYTES_MAX, NodeId
 
 PAYLOAD_BYTES_MAX = 32768
@@ -29,6 +30,7 @@ class RecordType(enum.IntEnum):
     RESOURCE = 7
     SCOPE = 8
     SPAN_DETAIL = 9
+    KERNEL = 10
 
 
 class AttributeType(enum.IntEnum):
@@ -45,7 +47,7 @@ AttributeValue: TypeAlias = "str | int | float | bool | bytes | list[Any] | dict
 Attributes: TypeAlias = Mapping[str, AttributeValue]
 
 # Plain integers for the inner loop, where the arithmetic of enums is what costs.
-_START, _END, _OUT, _IN, _CRUMB, _RESOURCE, _SCOPE, _DETAIL = (
+_START, _END, _OUT, _IN, _CRUMB, _RESOURCE, _SCOPE, _DETAIL, _KERNEL = (
     record.value
     for record in (
         RecordType.SPAN_START,
@@ -56,6 +58,7 @@ _START, _END, _OUT, _IN, _CRUMB, _RESOURCE, _SCOPE, _DETAIL = (
         RecordType.RESOURCE,
         RecordType.SCOPE,
         RecordType.SPAN_DETAIL,
+        RecordType.KERNEL,
     )
 )
 
@@ -167,6 +170,7 @@ Body: TypeAlias = (
     | ResourceRecord
     | ScopeRecord
     | SpanDetail
+    | KernelEvent
 )
 
 
@@ -228,6 +232,8 @@ def decode_body(kind: int, data: bytes, begin: int, size: int) -> Body | None:
             return None
         (number,) = _SCOPE_HEADER.unpack_from(data, begin)
         return ScopeRecord(number, data[begin + _SCOPE_HEADER.size : end])
+    if kind == _KERNEL:
+        return KernelEvent.parse(data[begin:end]) if size >= EVENT_BYTES else None
     return Data(kind, data[begin:end])
 
 

@@ -12,6 +12,7 @@ A record of MessagePack that is broken, or says more than a slice may
 
 from __future__ import annotations
 
+import hashlib
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -32,6 +33,7 @@ from formats.records import (
     decode_attributes,
 )
 from formats.slices import ClockPairs, Handle, Process, Record, SliceDecoder
+from protocol.kernel_events import KernelEvent
 
 _Item = TypeVar("_Item")
 
@@ -134,6 +136,8 @@ class SliceContent:
     whole: bool
     clock: ClockPairs
 
+
+_INTERNAL = 1  # OTLP's SpanKind
 
 _SpanKey: TypeAlias = tuple[int, int]  # client, span id
 
@@ -324,6 +328,50 @@ def _is_value(value: object, depth: int = 0) -> bool:
     )
 
 
+def _kernel_span_id(event: KernelEvent) -> int:
+    """The same each time, and unlike any other's as far as 64 bits go."""
+    said = f"{event.client} {event.tid} {event.kind} {event.time_ns}".encode()
+    return int.from_bytes(hashlib.blake2b(said, digest_size=8).digest(), "big")
+
+
+def kernel_spans(
+    records: Iterable[Record], spans: Iterable[Span], decoder: SliceDecoder
+) -> Iterator[Span]:
+    """What probes saw, as spans of the process that it happened to.
+
+    Each is a child of the span of that process which began last before it and was not over.
+    Without the moment by the clock of the node, nothing is shown.
+    """
+    by_client: dict[int, list[Span]] = {}
+    for span in spans:
+        by_client.setdefault(span.client, []).append(span)
+    for record in records:
+        event = cast(KernelEvent, record.body)
+        end_ns = decoder.clock.time_ns(record.ticks)
+        if end_ns is None:
+            continue
+        start_ns = max(0, end_ns - event.duration_ns)
+        around = [
+            span
+            for span in by_client.get(event.client, ())
+            if span.start_ns <= end_ns and (span.end_ns is None or span.end_ns >= start_ns)
+        ]
+        parent = max(around, key=lambda span: span.start_ns, default=None)
+        yield Span(
+            _kernel_span_id(event),
+            parent.span_id if parent is not None else 0,
+            event.title,
+            _INTERNAL,
+            start_ns,
+            event.client,
+            record.handle,
+            decoder.processes.get(event.client),
+            end_ns,
+            attributes=event.attributes,
+            resource=parent.resource if parent is not None else None,
+        )
+
+
 def read_slice(chunks: Iterable[bytes]) -> SliceContent:
     """Read a slice and join the records of its spans.
 
@@ -336,6 +384,7 @@ def read_slice(chunks: Iterable[bytes]) -> SliceContent:
     hops_out: list[HopOut] = []
     hops_in: list[HopIn] = []
     breadcrumbs: list[Breadcrumb] = []
+    kernel: list[Record] = []
     for chunk in chunks:
         for record in decoder.feed(chunk):
             match record.body:
@@ -355,12 +404,15 @@ def read_slice(chunks: Iterable[bytes]) -> SliceContent:
                     hops_in.append(body)
                 case Breadcrumb() as body:
                     breadcrumbs.append(body)
+                case KernelEvent():
+                    kernel.append(record)
                 case _:
                     data.append(record)
     joiner.join(decoder.processes)
     malformed = decoder.malformed + joiner.malformed
+    spans = [*joiner.spans, *kernel_spans(kernel, joiner.spans, decoder)]
     return SliceContent(
-        tuple(joiner.spans),
+        tuple(spans),
         tuple(data),
         tuple(hops_out),
         tuple(hops_in),

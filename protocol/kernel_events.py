@@ -32,7 +32,7 @@ class KernelEvent:
 
     time_ns: int
     duration_ns: int
-    pid: int
+    client: int
     tid: int
     kind: int
     cpu: int
@@ -47,13 +47,13 @@ class KernelEvent:
         """Read one; what is short or makes no sense is an event of kind 0."""
         if len(data) < _EVENT.size:
             data = bytes(_EVENT.size)
-        time_ns, duration_ns, pid, tid, kind, cpu, number, other, _, other_ns, comm, name = (
+        time_ns, duration_ns, client, tid, kind, cpu, number, other, _, other_ns, comm, name = (
             _EVENT.unpack_from(data)
         )
         return cls(
             time_ns,
             duration_ns,
-            pid,
+            client,
             tid,
             kind,
             cpu,
@@ -95,6 +95,23 @@ class KernelEvent:
             case Kind.IO_WAIT if self.name:
                 parts.append(f"in {self.name}")
         return ", ".join(parts)
+
+    @property
+    def attributes(self) -> dict[str, str | int]:
+        """What is known of it, by OpenTelemetry's names where it has any."""
+        known: dict[str, str | int] = {
+            "kernel.event": Kind(self.kind).name.lower() if self.kind in set(Kind) else self.kind,
+            "kernel.duration_ns": self.duration_ns,
+            "kernel.what": self.sentence,
+            "thread.id": self.tid,
+            "cpu.logical_number": self.cpu,
+        }
+        if self.name:
+            known["kernel.name"] = self.name
+        if self.other_pid:
+            known["kernel.other.pid"] = self.other_pid
+            known["kernel.other.command"] = self.other_comm
+        return known
 
     @property
     def _other(self) -> str:

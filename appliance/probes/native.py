@@ -92,9 +92,12 @@ class NativeProbes:
         """Make a context segment: an fd that the caller closes."""
         return _check(lib.bsp_context())
 
-    def register(self, pidfd: int, context: int) -> int:
-        """Have a process be watched; its number. OSError ESRCH: it is gone. The caller closes fds."""
-        return _check(lib.bsp_register(self._probes, pidfd, context))
+    def register(self, client: int, pidfd: int, context: int) -> int:
+        """Have a client of the node be watched; its number here. The caller closes the fds.
+
+        OSError ESRCH: it is gone.
+        """
+        return _check(lib.bsp_register(self._probes, client, pidfd, context))
 
     def unregister(self, number: int) -> None:
         """Watch it no more."""

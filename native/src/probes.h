@@ -49,9 +49,9 @@ int bsp_detach(struct bsp *p, const char *name);
 size_t bsp_context_bytes(void);
 int bsp_context(void);
 
-/* Have a process be one of ours, that shows itself in that context. Its number, for
- * bsp_unregister(). -ENOSPC: there are too many. */
-int bsp_register(struct bsp *p, int pidfd, int context);
+/* Have a process be one of ours, that shows itself in that context, and is that client
+ * of the node. Its number here, for bsp_unregister(). -ENOSPC: there are too many. */
+int bsp_register(struct bsp *p, uint32_t client, int pidfd, int context);
 int bsp_unregister(struct bsp *p, int number);
 
 /* 0 ns of an interval: no limit. UINT64_MAX as a threshold: never. */

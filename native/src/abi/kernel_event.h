@@ -25,12 +25,12 @@ enum bs_kernel_event_kind {
 struct bs_kernel_event {
 	uint64_t time_ns;     /* CLOCK_MONOTONIC, when it was over */
 	uint64_t duration_ns; /* and how long it took */
-	uint32_t pid;	      /* of the process, in the namespace of the pids of all */
-	uint32_t tid;	      /* of the thread, in its own namespace */
+	uint32_t client;      /* the process, as its node numbers it */
+	uint32_t tid;	      /* the thread, in its own pid namespace */
 	uint16_t kind;	      /* enum bs_kernel_event_kind */
 	uint16_t cpu;
 	uint32_t number; /* of the system call, if it was in one; else BS_KERNEL_NO_NUMBER */
-	uint32_t other_pid; /* who ran instead, or woke it; 0: not known */
+	uint32_t other_pid; /* who ran instead, or woke it, in the first pid namespace; 0: not known */
 	uint32_t zero;
 	uint64_t other_ns; /* how much of the time that one ran */
 	char other_comm[BS_KERNEL_COMM_BYTES]; /* NUL-padded */

@@ -25,7 +25,8 @@ static uint16_t *filter_of(const struct bsp *p, uint32_t tgid)
 }
 
 /* Have the iterator note all threads that the process has now. */
-static int note_threads(struct bsp *p, uint32_t number, int pidfd)
+static int note_threads(struct bsp *p, uint32_t number, uint32_t client,
+			int pidfd)
 {
 	union bpf_iter_link_info info = {.task = {.pid_fd = (uint32_t)pidfd}};
 	LIBBPF_OPTS(bpf_iter_attach_opts, options, .link_info = &info,
@@ -38,6 +39,7 @@ static int note_threads(struct bsp *p, uint32_t number, int pidfd)
 	ssize_t got;
 
 	p->registration->process = number;
+	p->registration->client = client;
 	p->registration->threads = p->registration->failed = 0;
 	link = bpf_program__attach_iter(program, &options);
 	if (!link)
@@ -60,7 +62,7 @@ out:
 	return err;
 }
 
-int bsp_register(struct bsp *p, int pidfd, int context)
+int bsp_register(struct bsp *p, uint32_t client, int pidfd, int context)
 {
 	int fd = map_fd(p, "processes");
 	struct process *process;
@@ -76,7 +78,7 @@ int bsp_register(struct bsp *p, int pidfd, int context)
 	process = &p->processes[number];
 	if (bpf_map_update_elem(fd, &number, &context, BPF_ANY))
 		return -errno;
-	err = note_threads(p, number, pidfd);
+	err = note_threads(p, number, client, pidfd);
 	if (err) {
 		bpf_map_delete_elem(fd, &number);
 		return err;
@@ -86,7 +88,7 @@ int bsp_register(struct bsp *p, int pidfd, int context)
 	WRITE_ONCE(*filter_of(p, process->tgid),
 		   *filter_of(p, process->tgid) + 1);
 	/* Those that began since then: from here on they are noted as they do. */
-	note_threads(p, number, pidfd);
+	note_threads(p, number, client, pidfd);
 	return (int)number;
 }
 
