@@ -431,6 +431,7 @@ class Daemon:
             "attach": dataclasses.asdict(self._attach.counters),
             "uplink": dataclasses.asdict(uplink.counters) if uplink else {},
             "probes_connected": self._probes.connected,
+            "probes_watched": self._probes.watched,
             "probes": self._probes.figures,
             "polls": self._pump.polls,
             "events_waiting": self._pump.events_waiting,

@@ -58,6 +58,8 @@ class _Probes:
         ended: Callable[[_Probes], None],
     ) -> None:
         self.figures: dict[str, Any] = {}
+        self.watched: set[int] = set()
+        """Clients of which the probes say that they watch them."""
         self._socket = connection
         self._host = host
         self._log = log
@@ -116,6 +118,7 @@ class _Probes:
 
     def exited(self, process: Process) -> None:
         """It is gone."""
+        self.watched.discard(process.number)
         self._say({"exited": process.number})
 
     # ----------------------------------------------------------------- packets
@@ -157,6 +160,8 @@ class _Probes:
                 return
             case {"watching": number, "error": str(error)}:
                 self._log.warning(f"the probes cannot watch client {number}: {error}")
+            case {"watching": _}:
+                self.watched.add(number_of(packet, "watching"))
             case {"figures": dict(figures)}:
                 self.figures = figures
             case _:
@@ -212,6 +217,11 @@ class ProbesServer:
     def connected(self) -> bool:
         """Whether probes are."""
         return self._probes is not None
+
+    @property
+    def watched(self) -> int:
+        """Processes of which the probes say that they watch them."""
+        return len(self._probes.watched) if self._probes is not None else 0
 
     @property
     def figures(self) -> dict[str, Any]:

@@ -26,6 +26,7 @@ struct thread {
 	__u32 tid;  /* in its own namespace: as its slot shows it */
 	__u32 slot; /* where it was last; perhaps another's by now */
 	__u32 syscall; /* in which it went off the CPU */
+	__u32 slots_taken; /* of its process, when it was last sought */
 	__u64 slot_sought_ns;
 	__u64 off_ns;	 /* when it last went off the CPU */
 	__u64 waking_ns; /* when it was last woken up */

@@ -221,7 +221,7 @@ class Daemon(Opened):
         self.config_path = directory / f"{name}.yaml"
         self.log_path = directory / f"{name}.log"
         self._module = module
-        self._config = config
+        self.config = config
         self._process: subprocess.Popen[bytes] | None = None
         self._log: IO[bytes] | None = None
 
@@ -236,7 +236,7 @@ class Daemon(Opened):
     def start(self) -> None:
         """Start it without waiting; `wait_ready` waits."""
         self.directory.mkdir(parents=True, exist_ok=True)
-        self.config_path.write_text(yaml.safe_dump(dict(self._config), sort_keys=False))
+        self.config_path.write_text(yaml.safe_dump(dict(self.config), sort_keys=False))
         self._notify = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
         self._notify_path = self.directory / f"{self.name}.notify"
         self._notify_path.unlink(missing_ok=True)

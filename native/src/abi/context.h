@@ -98,7 +98,10 @@ struct bs_context_segment {
 	uint32_t version;
 	uint32_t thread_slots;
 	uint32_t trigger_cells;
-	uint8_t pad0[48];
+	/* Counts threads that took a slot: who has sought one in vain need not do so
+	 * again before it changes. 0: of a library that does not count. */
+	uint32_t slots_taken;
+	uint8_t pad0[44];
 	uint32_t trigger_head;	       /* producers */
 	uint32_t triggers_lost;	       /* no cell was free, or it was skipped */
 	uint64_t records_unattributed; /* lost by threads without a slot */

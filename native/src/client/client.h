@@ -414,6 +414,14 @@ struct bs_context_segment *bs_queue_enter(const struct bs_thread *t);
 void bs_queue_leave(const struct bs_thread *t);
 /* Wait until nobody fires into it; bs_lock is given up meanwhile. False: somebody does
  * for too long, and it stays. */
+/* Has who looks from outside look for threads anew. bs_lock held. */
+static inline void bs_slots_taken(struct bs_context_segment *c)
+{
+	uint32_t taken = c->slots_taken + 1;
+
+	store_release(&c->slots_taken, taken ? taken : 1);
+}
+
 bool bs_queue_unmap(struct bs_context_segment *queue);
 
 /* -------------------------------------------------------------- park --- */

@@ -93,6 +93,7 @@ const char *bs_context_replace(struct bs_attachment *a, int fd,
 	}
 	*old = a->queue;
 	copy_slots(a, queue, *old);
+	bs_slots_taken(queue);
 	store_release(&a->queue, queue);
 	return NULL;
 }

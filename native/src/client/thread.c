@@ -291,6 +291,7 @@ bool bs_thread_claim(struct bs_thread *t)
 		WRITE_ONCE(t->slot->tid, (uint32_t)t->member->tid);
 		if (t->own_open)
 			show_own(t);
+		bs_slots_taken(a->context);
 	} else {
 		t->area = NULL;
 	}

@@ -1,0 +1,306 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A process to which what a probe looks for happens: suffer CAUSE [ARGUMENT].
+ *
+ * The victim is a thread in a trace of its own. So is who causes it (the lateral), where
+ * that is a thread of this process, and so is a thread beside them to which nothing
+ * happens (the innocent). Prints their ids and how long it took, as the victim saw it.
+ */
+#include <fcntl.h>
+#include <inttypes.h>
+#include <pthread.h>
+#include <sched.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "backsight.h"
+
+#define MS 1000000ull
+
+static struct bs_trace_id victim, lateral, innocent;
+static pthread_mutex_t contended = PTHREAD_MUTEX_INITIALIZER;
+static pthread_barrier_t in_place;
+static bool over;
+static int pipe_fds[2];
+
+static void require(bool holds, const char *what)
+{
+	if (holds)
+		return;
+	perror(what);
+	exit(1);
+}
+
+static uint64_t now_ns(void)
+{
+	struct timespec now;
+
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	return (uint64_t)now.tv_sec * 1000000000ull + (uint64_t)now.tv_nsec;
+}
+
+static void sleep_ns(uint64_t ns)
+{
+	const struct timespec time = {.tv_sec = (time_t)(ns / 1000000000),
+				      .tv_nsec = (long)(ns % 1000000000)};
+
+	nanosleep(&time, NULL);
+}
+
+static struct bs_trace_id new_trace(void)
+{
+	struct bs_trace_id id;
+
+	require(getrandom(&id, sizeof(id), 0) == sizeof(id), "getrandom");
+	return id;
+}
+
+static uint64_t begin(struct bs_trace_id id, const char *name)
+{
+	uint64_t span = id.lo | 1;
+	struct timespec now;
+
+	clock_gettime(CLOCK_REALTIME, &now);
+	bs_begin(id);
+	bs_span_start(NULL, span, 0,
+		      (uint64_t)now.tv_sec * 1000000000ull +
+			      (uint64_t)now.tv_nsec,
+		      1, name);
+	return span;
+}
+
+static void end(uint64_t span, const char *name)
+{
+	struct timespec now;
+
+	clock_gettime(CLOCK_REALTIME, &now);
+	bs_span_end(NULL, span,
+		    (uint64_t)now.tv_sec * 1000000000ull +
+			    (uint64_t)now.tv_nsec,
+		    0, name, NULL, 0);
+	bs_end();
+}
+
+/* On the CPU with which the caller says; here the first that we may use. */
+static void pin(void)
+{
+	cpu_set_t allowed, one;
+
+	require(!sched_getaffinity(0, sizeof(allowed), &allowed), "affinity");
+	for (int cpu = 0; cpu < CPU_SETSIZE; cpu++) {
+		if (!CPU_ISSET(cpu, &allowed))
+			continue;
+		CPU_ZERO(&one);
+		CPU_SET(cpu, &one);
+		require(!sched_setaffinity(0, sizeof(one), &one), "affinity");
+		return;
+	}
+}
+
+/* The longest time in which this thread did not get on, of so long. */
+static uint64_t longest_gap(uint64_t for_ns)
+{
+	uint64_t start = now_ns(), before = start, longest = 0;
+
+	while (before - start < for_ns) {
+		uint64_t now = now_ns();
+
+		if (now - before > longest)
+			longest = now - before;
+		before = now;
+	}
+	return longest;
+}
+
+/* ------------------------------------------------------------ causes --- */
+
+static void *hog(void *nothing)
+{
+	uint64_t span = begin(lateral, "hog");
+
+	pin();
+	pthread_barrier_wait(&in_place);
+	while (!__atomic_load_n(&over, __ATOMIC_RELAXED))
+		;
+	end(span, "hog");
+	return nothing;
+}
+
+static uint64_t wait_for_cpu(void)
+{
+	pin();
+	pthread_barrier_wait(&in_place);
+	return longest_gap(300 * MS);
+}
+
+#define HELD_NS (60 * MS)
+
+static void *holder(void *nothing)
+{
+	uint64_t span = begin(lateral, "holder");
+
+	pthread_mutex_lock(&contended);
+	pthread_barrier_wait(&in_place);
+	sleep_ns(HELD_NS);
+	pthread_mutex_unlock(&contended);
+	end(span, "holder");
+	return nothing;
+}
+
+static uint64_t wait_for_lock(void)
+{
+	uint64_t start;
+
+	pthread_barrier_wait(&in_place);
+	start = now_ns();
+	pthread_mutex_lock(&contended);
+	pthread_mutex_unlock(&contended);
+	return now_ns() - start;
+}
+
+static void *writer(void *nothing)
+{
+	pthread_barrier_wait(&in_place);
+	sleep_ns(HELD_NS);
+	require(write(pipe_fds[1], "", 1) == 1, "pipe");
+	return nothing;
+}
+
+static uint64_t wait_for_pipe(void)
+{
+	uint64_t start;
+	char byte;
+
+	pthread_barrier_wait(&in_place);
+	start = now_ns();
+	require(read(pipe_fds[0], &byte, 1) == 1, "pipe");
+	return now_ns() - start;
+}
+
+static const char *path;
+
+static uint64_t wait_for_disk(void)
+{
+	static char block[1 << 20];
+	int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+	uint64_t start;
+
+	require(fd >= 0, path);
+	memset(block, 1, sizeof(block));
+	for (int i = 0; i < 64; i++)
+		require(write(fd, block, sizeof(block)) == sizeof(block), path);
+	pthread_barrier_wait(&in_place);
+	start = now_ns();
+	require(!fsync(fd), "fsync");
+	return now_ns() - start;
+}
+
+/* Waits for work, which is nothing to tell of. */
+static uint64_t wait_for_nothing(void)
+{
+	uint64_t start;
+
+	pthread_barrier_wait(&in_place);
+	start = now_ns();
+	sleep_ns(HELD_NS);
+	return now_ns() - start;
+}
+
+static void *nobody(void *nothing)
+{
+	pthread_barrier_wait(&in_place);
+	return nothing;
+}
+
+static const struct cause {
+	const char *name;
+	uint64_t (*happens)(void);
+	void *(*cause)(void *);
+} causes[] = {
+	{"run_queue", wait_for_cpu, hog},
+	{"lock_wait", wait_for_lock, holder},
+	{"blocked", wait_for_pipe, writer},
+	{"io_wait", wait_for_disk, nobody},
+	{"sleep", wait_for_nothing, nobody},
+};
+
+/* -------------------------------------------------------------- main --- */
+
+static void *work_unharmed(void *nothing)
+{
+	uint64_t span = begin(innocent, "innocent");
+
+	pthread_barrier_wait(&in_place);
+	/* Not on the CPU of the others: it takes none. */
+	while (!__atomic_load_n(&over, __ATOMIC_RELAXED))
+		sleep_ns(MS);
+	end(span, "innocent");
+	return nothing;
+}
+
+static void await_node(void)
+{
+	struct bs_stats stats;
+
+	for (int i = 0; i < 5000; i++) {
+		bs_begin(new_trace());
+		bs_end();
+		bs_get_stats(&stats);
+		if (stats.attached)
+			return;
+		sleep_ns(MS);
+	}
+	fputs("suffer: no node\n", stderr);
+	exit(1);
+}
+
+int main(int argc, char **argv)
+{
+	const struct cause *cause = NULL;
+	pthread_t other, beside;
+	uint64_t span, took_ns;
+	char line[8];
+
+	for (size_t i = 0; i < sizeof(causes) / sizeof(causes[0]); i++) {
+		if (argc > 1 && !strcmp(causes[i].name, argv[1]))
+			cause = &causes[i];
+	}
+	if (!cause) {
+		fputs("usage: suffer CAUSE [PATH]\n", stderr);
+		return 2;
+	}
+	path = argc > 2 ? argv[2] : "suffer.data";
+	victim = new_trace();
+	lateral = new_trace();
+	innocent = new_trace();
+	require(!pipe2(pipe_fds, O_CLOEXEC), "pipe");
+	pthread_barrier_init(&in_place, NULL, 3);
+	await_node();
+	/* Until it is watched, which only who started us knows. */
+	puts("ready");
+	fflush(stdout);
+	require(fgets(line, sizeof(line), stdin) != NULL, "standard input");
+	pthread_create(&other, NULL, cause->cause, NULL);
+	pthread_create(&beside, NULL, work_unharmed, NULL);
+	span = begin(victim, "victim");
+	took_ns = cause->happens();
+	end(span, "victim");
+	__atomic_store_n(&over, true, __ATOMIC_RELAXED);
+	pthread_join(other, NULL);
+	pthread_join(beside, NULL);
+	printf("{\"victim\": \"%016" PRIx64 "%016" PRIx64
+	       "\", \"lateral\": \"%016" PRIx64 "%016" PRIx64
+	       "\", \"innocent\": \"%016" PRIx64 "%016" PRIx64
+	       "\", \"took_ns\": %" PRIu64 "}\n",
+	       victim.hi, victim.lo, lateral.hi, lateral.lo, innocent.hi,
+	       innocent.lo, took_ns);
+	fflush(stdout);
+	/* Its traces stay open to be looked at until it is told to go. */
+	require(fgets(line, sizeof(line), stdin) != NULL, "standard input");
+	return 0;
+}
