@@ -27,8 +27,8 @@ class Probes(Daemon):
         self.await_node(lambda status: bool(status["probes_connected"]))
 
     def await_watched(self, processes: int) -> None:
-        """Until so many processes are watched."""
-        self.await_node(lambda status: status["probes_watched"] >= processes)
+        """Until so many processes are watched, and no more."""
+        self.await_node(lambda status: status["probes_watched"] == processes)
 
     def await_node(self, holds: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
         """Until that is so of the node's status; RuntimeError if it takes too long."""

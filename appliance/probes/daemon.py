@@ -162,8 +162,9 @@ class _Link:
         try:
             # What this process itself does would be taken for part of the trace that it
             # writes about.
-            if _pid_of(pidfd) != os.getpid():
-                self._watched[number] = self._probes.register(number, pidfd, context)
+            if _pid_of(pidfd) == os.getpid():
+                return
+            self._watched[number] = self._probes.register(number, pidfd, context)
         except OSError as error:
             self.say({"watching": number, "error": str(error)})
         else:

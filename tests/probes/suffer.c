@@ -4,7 +4,7 @@
  *
  * The victim is a thread in a trace of its own. So is who causes it (the lateral), where
  * that is a thread of this process, and so is a thread beside them to which nothing
- * happens (the innocent). Prints their ids and how long it took, as the victim saw it.
+ * happens (the innocent). Prints their ids and how long the victim waited, as it saw it.
  */
 #include <fcntl.h>
 #include <inttypes.h>
@@ -102,40 +102,57 @@ static void pin(void)
 	}
 }
 
-/* The longest time in which this thread did not get on, of so long. */
-static uint64_t longest_gap(uint64_t for_ns)
+/* How long this thread has been on a run queue so far, as the scheduler counts
+ * (proc_pid_schedstat(5)). */
+static uint64_t run_delay_ns(void)
 {
-	uint64_t start = now_ns(), before = start, longest = 0;
+	FILE *file = fopen("/proc/thread-self/schedstat", "re");
+	uint64_t ran, waited;
 
-	while (before - start < for_ns) {
-		uint64_t now = now_ns();
-
-		if (now - before > longest)
-			longest = now - before;
-		before = now;
-	}
-	return longest;
+	require(file && fscanf(file, "%" SCNu64 " %" SCNu64, &ran, &waited) == 2,
+		"schedstat");
+	fclose(file);
+	return waited;
 }
 
 /* ------------------------------------------------------------ causes --- */
 
-static void *hog(void *nothing)
+static void *another_hog(void *nothing)
 {
 	uint64_t span = begin(lateral, "hog");
 
 	pin();
-	pthread_barrier_wait(&in_place);
 	while (!__atomic_load_n(&over, __ATOMIC_RELAXED))
 		;
 	end(span, "hog");
 	return nothing;
 }
 
+/* Four threads on one CPU have three turns to wait, of some 3 ms each. */
+static void *hog(void *nothing)
+{
+	pthread_t others[2];
+
+	for (int i = 0; i < 2; i++)
+		pthread_create(&others[i], NULL, another_hog, NULL);
+	pthread_barrier_wait(&in_place);
+	another_hog(nothing);
+	for (int i = 0; i < 2; i++)
+		pthread_join(others[i], NULL);
+	return nothing;
+}
+
 static uint64_t wait_for_cpu(void)
 {
+	uint64_t start, before;
+
 	pin();
 	pthread_barrier_wait(&in_place);
-	return longest_gap(300 * MS);
+	start = now_ns();
+	before = run_delay_ns();
+	while (now_ns() - start < 400 * MS)
+		;
+	return run_delay_ns() - before;
 }
 
 #define HELD_NS (60 * MS)

@@ -24,13 +24,16 @@ pytestmark = [pytest.mark.root, pytest.mark.bpf, pytest.mark.timeout(120)]
 DEADLINE_S = 30.0
 LOOK_EVERY_S = 0.05
 
-# Two threads on one CPU take turns of 3 or 4 ms.
+# Four threads on one CPU take turns of 3 ms. The disk may be fast.
 PROBES = {
-    "run_queue": {"fire_ms": 2, "record_ms": 0.5},
+    "run_queue": {"fire_ms": 5, "record_ms": 0.2},
     "lock_wait": {"fire_ms": 30, "record_ms": 5},
     "io_wait": {"fire_ms": 0.05, "record_ms": 0.05},
     "blocked": {"fire_ms": 30, "record_ms": 5},
 }
+
+# How much of what the victim waited the probe tells of, at least.
+LEAST = {"run_queue": 0.8, "lock_wait": 0.9, "blocked": 0.9, "io_wait": 0.1}
 
 
 @dataclass
@@ -54,6 +57,7 @@ class Machine:
 
     @contextlib.contextmanager
     def suffers(self, cause: str) -> Iterator[Suffered]:
+        self.probes.await_watched(0)
         with self.node.host.popen(
             [str(self.program), cause, str(self.directory / "data")],
             env=self.node.client_environment("sufferer"),
@@ -111,7 +115,9 @@ def kernel_spans(shown: dict[str, Any], event: str) -> list[dict[str, Any]]:
 
 
 def trigger_of(shown: dict[str, Any], name: str) -> dict[str, Any]:
-    triggers = [one for one in shown["triggers"] if one["name"] == name]
+    """The one that fired for this trace, and not for one that it is a neighbour of."""
+    own = (name, shown["trace_id"])
+    triggers = [one for one in shown["triggers"] if (one["name"], one["primary"]) == own]
     assert triggers, f"{name} did not fire: {shown['triggers']}"
     return triggers[0]
 
@@ -123,27 +129,25 @@ def test_a_wait_fires_for_its_trace(machine: Machine, cause: str) -> None:
         trigger = trigger_of(shown, f"kernel.{cause}")
         assert (trigger["source"], trigger["node"]) == ("kernel", "here")
         spans = kernel_spans(shown, cause)
-        longest_ns = max(span["end_ns"] - span["start_ns"] for span in spans)
-        total_ns = sum(span["end_ns"] - span["start_ns"] for span in spans)
-        # What the victim saw is the wait, and what it took to notice.
-        if cause == "io_wait":
-            assert total_ns <= it.took_ns
-        else:
-            assert 0.8 * it.took_ns <= longest_ns <= it.took_ns
+        waited_ns = sum(span["end_ns"] - span["start_ns"] for span in spans)
+        # The victim began to measure a moment after it began to wait, or it took it a
+        # moment to notice. In fsync(2) it waits for more than the disk.
+        assert LEAST[cause] * it.took_ns <= waited_ns <= 1.1 * it.took_ns
         victim = next(span for span in shown["spans"] if span["name"] == "victim")
         assert {span["parent_id"] for span in spans} == {victim["span_id"]}
         assert {span["service"] for span in spans} == {"sufferer"}
-        fired = machine.triggered()
-        assert it.innocent not in {trace for traces in fired.values() for trace in traces}
+        assert it.innocent not in machine.triggered()[f"kernel.{cause}"]
         if cause in ("run_queue", "lock_wait"):
             assert it.lateral in trigger["laterals"]
-            assert f"suffer[" in trigger["why"]
+            assert "suffer[" in trigger["why"]
 
 
 def test_who_waits_for_work_is_left_alone(machine: Machine) -> None:
-    with machine.suffers("sleep") as it, machine.suffers("lock_wait") as after:
-        # What fired for the sleep would have been reported before this.
+    with machine.suffers("sleep") as it:
+        pass
+    # What fired for the sleep would have been reported before this.
+    with machine.suffers("lock_wait") as after:
         machine.shown(after.victim)
         fired = machine.triggered()
-        traces = {trace for traces in fired.values() for trace in traces}
-        assert not traces & {it.victim, it.lateral, it.innocent}
+        waits = fired["kernel.lock_wait"] | fired.get("kernel.blocked", set())
+        assert not waits & {it.victim, it.lateral, it.innocent}
