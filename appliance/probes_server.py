@@ -236,7 +236,9 @@ class ProbesServer:
             return
         connection.setblocking(False)
         if uid_of(connection) not in self._trusted:
-            self._refuse(connection, f"user {uid_of(connection)} is neither root nor the node's own")
+            self._refuse(
+                connection, f"user {uid_of(connection)} is neither root nor the node's own"
+            )
             return
         self._new.add(connection)
         self._loop.add_reader(connection, self._hear, connection)

@@ -27,6 +27,7 @@ def _array(name: str, data: bytes) -> str:
 
 
 def main() -> None:
+    """Write the C source: embed.py OUTPUT OBJECT..."""
     output, *objects = map(Path, sys.argv[1:])
     names = [path.name.removesuffix(".bpf.o") for path in objects]
     arrays = [_array(name, path.read_bytes()) for name, path in zip(names, objects, strict=True)]

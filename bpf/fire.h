@@ -36,8 +36,7 @@ struct laterals {
 static __always_inline void record(const struct shown *s,
 				   const struct bs_kernel_event *event)
 {
-	struct probes_record *r =
-		bpf_ringbuf_reserve(&records, sizeof(*r), 0);
+	struct probes_record *r = bpf_ringbuf_reserve(&records, sizeof(*r), 0);
 
 	if (!r) {
 		COUNT(event->kind, record_lost);
@@ -62,7 +61,8 @@ static __always_inline bool fired_lately(const struct probes_settings *settings,
 
 	if (!r)
 		return false;
-	if (r->what == what && event->time_ns - r->fired_ns < settings->coalesce_ns)
+	if (r->what == what &&
+	    event->time_ns - r->fired_ns < settings->coalesce_ns)
 		return true;
 	r->what = what;
 	r->fired_ns = event->time_ns;

@@ -28,8 +28,8 @@
 #define PROBES_NEVER (~0ull)
 
 struct probes_threshold {
-	uint64_t fire_ns;     /* from here on it fires; PROBES_NEVER: it does not */
-	uint64_t record_ns;   /* from here on it goes into the trace */
+	uint64_t fire_ns; /* from here on it fires; PROBES_NEVER: it does not */
+	uint64_t record_ns; /* from here on it goes into the trace */
 	uint64_t interval_ns; /* between two firings on one CPU, in the long run */
 	uint64_t burst_ns;    /* so far may they run ahead of that */
 	char name[32];	      /* of the trigger, NUL-padded */
@@ -63,7 +63,7 @@ struct probes_registration {
 	uint32_t client;  /* in: which one it is for the node */
 	uint32_t tgid;	  /* out */
 	uint32_t threads; /* out: those that are known now */
-	uint32_t failed;  /* out: those without memory for what is known of a thread */
+	uint32_t failed; /* out: those without memory for what is known of a thread */
 	uint32_t zero;
 };
 

@@ -22,14 +22,14 @@
 /* What is known of a thread of an attached process. Its task storage goes with it. */
 struct thread {
 	__u32 process;
-	__u32 client; /* which that is for the node */
-	__u32 tid;  /* in its own namespace: as its slot shows it */
-	__u32 slot; /* where it was last; perhaps another's by now */
-	__u32 syscall; /* in which it went off the CPU */
+	__u32 client;	   /* which that is for the node */
+	__u32 tid;	   /* in its own namespace: as its slot shows it */
+	__u32 slot;	   /* where it was last; perhaps another's by now */
+	__u32 syscall;	   /* in which it went off the CPU */
 	__u32 slots_taken; /* of its process, when it was last sought */
 	__u64 slot_sought_ns;
-	__u64 off_ns;	 /* when it last went off the CPU */
-	__u64 waking_ns; /* when it was last woken up */
+	__u64 off_ns;		  /* when it last went off the CPU */
+	__u64 waking_ns;	  /* when it was last woken up */
 	__u64 waker_hi, waker_lo; /* trace of who did; 0: none */
 	__u32 waker_pid;
 	__u32 nr_throttled; /* of its group, when it went off */
@@ -41,13 +41,14 @@ struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);
 	__uint(max_entries, PROBES_PROCESSES_MAX);
 	__type(key, __u32);
-	__array(values, struct {
-		__uint(type, BPF_MAP_TYPE_ARRAY);
-		__uint(max_entries, 1);
-		__uint(map_flags, BPF_F_MMAPABLE);
-		__uint(key_size, sizeof(__u32));
-		__uint(value_size, sizeof(struct bs_context_segment));
-	});
+	__array(
+		values, struct {
+			__uint(type, BPF_MAP_TYPE_ARRAY);
+			__uint(max_entries, 1);
+			__uint(map_flags, BPF_F_MMAPABLE);
+			__uint(key_size, sizeof(__u32));
+			__uint(value_size, sizeof(struct bs_context_segment));
+		});
 } processes SEC(".maps");
 
 struct {

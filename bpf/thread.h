@@ -17,9 +17,8 @@
  * has taken a slot; where the library does not count these, so often. */
 #define SEEK_AGAIN_NS 5000000ull
 
-static __always_inline bool may_have_come(struct thread *t,
-					  const struct bs_context_segment *c,
-					  __u64 now)
+static __always_inline bool
+may_have_come(struct thread *t, const struct bs_context_segment *c, __u64 now)
 {
 	__u32 taken = READ_ONCE(c->slots_taken);
 

@@ -135,7 +135,8 @@ static __always_inline __u32 syscall_of(struct task_struct *task)
 
 static __always_inline __u32 throttled_count(struct task_struct *task)
 {
-	return BPF_CORE_READ(task, sched_task_group, cfs_bandwidth.nr_throttled) +
+	return BPF_CORE_READ(task, sched_task_group,
+			     cfs_bandwidth.nr_throttled) +
 	       BPF_CORE_READ(task, sched_task_group, parent,
 			     cfs_bandwidth.nr_throttled);
 }
@@ -153,8 +154,8 @@ static __always_inline void goes_off(struct task_struct *task, __u64 now,
 		t->nr_throttled = throttled_count(task);
 		return;
 	}
-	t->off_why = BPF_CORE_READ_BITFIELD(task, in_iowait) ? OFF_IO :
-							       OFF_BLOCKED;
+	t->off_why = BPF_CORE_READ_BITFIELD(task, in_iowait) ? OFF_IO
+							     : OFF_BLOCKED;
 	t->syscall = syscall_of(task);
 	t->waker_pid = 0;
 	t->waker_hi = t->waker_lo = 0;
@@ -220,8 +221,10 @@ static __always_inline void was_not_run(const struct probes_settings *s,
 {
 	struct laterals laterals = {};
 
-	if (event->duration_ns < s->kinds[event->kind % BS_KERNEL_KINDS].record_ns &&
-	    event->duration_ns < s->kinds[event->kind % BS_KERNEL_KINDS].fire_ns)
+	if (event->duration_ns <
+		    s->kinds[event->kind % BS_KERNEL_KINDS].record_ns &&
+	    event->duration_ns <
+		    s->kinds[event->kind % BS_KERNEL_KINDS].fire_ns)
 		return;
 	if (event->kind == BS_KERNEL_RUN_QUEUE)
 		add_runners(own_pid, since_ns, shown, event, &laterals);

@@ -17,9 +17,7 @@ from runtime.settings.node import Settings
 _PROGRAM = "backsight-probes"
 
 
-async def _serve(
-    configuration: Configuration[Settings], manager: ServiceManager, log: Log
-) -> None:
+async def _serve(configuration: Configuration[Settings], manager: ServiceManager, log: Log) -> None:
     async with Daemon(configuration.settings, log) as daemon:
         await supervise(daemon, configuration, manager, log)
 

@@ -14,6 +14,7 @@ import dataclasses
 import os
 import socket
 from collections.abc import Callable
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -44,7 +45,7 @@ _FIGURES_EVERY_S = 2.0
 
 def _pid_of(pidfd: int) -> int:
     """In our namespace; -1 if it is gone, 0 if it has none there (pidfd_open(2), fdinfo)."""
-    with open(f"/proc/self/fdinfo/{pidfd}") as lines:
+    with Path(f"/proc/self/fdinfo/{pidfd}").open() as lines:
         for line in lines:
             key, _, value = line.partition(":")
             if key == "Pid":

@@ -123,7 +123,7 @@ class NativeProbes:
         """A trace fires once for a kind within such a time."""
         lib.bsp_set_coalescing(self._probes, within_ns)
 
-    def set_bypass(self, bypass: bool) -> None:  # noqa: FBT001 - it is all that it says
+    def set_bypass(self, bypass: bool) -> None:
         """Have all programs do nothing, or go on."""
         lib.bsp_set_bypass(self._probes, bypass)
 

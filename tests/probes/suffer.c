@@ -109,7 +109,8 @@ static uint64_t run_delay_ns(void)
 	FILE *file = fopen("/proc/thread-self/schedstat", "re");
 	uint64_t ran, waited;
 
-	require(file && fscanf(file, "%" SCNu64 " %" SCNu64, &ran, &waited) == 2,
+	require(file && fscanf(file, "%" SCNu64 " %" SCNu64, &ran, &waited) ==
+				2,
 		"schedstat");
 	fclose(file);
 	return waited;

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import subprocess
 import time
 from collections.abc import Iterator
@@ -79,14 +78,13 @@ class Machine:
     def shown(self, trace: str) -> dict[str, Any]:
         """What the coordinator shows of a trace when it has a last verdict."""
         deadline_s = time.monotonic() + DEADLINE_S
-        shown: dict[str, Any] = {}
         while time.monotonic() < deadline_s:
             with contextlib.suppress(subprocess.CalledProcessError):
-                (shown,) = self.coordinator.ctl_json("show", trace)
+                shown: dict[str, Any] = self.coordinator.ctl_json("show", trace)[0]
                 if shown["verdict"]["kind"] != "provisional":
                     return shown
             time.sleep(LOOK_EVERY_S)
-        raise AssertionError(f"after {DEADLINE_S} s the coordinator shows {shown} of {trace}")
+        raise AssertionError(f"after {DEADLINE_S} s the coordinator has no verdict of {trace}")
 
     def triggered(self) -> dict[str, set[str]]:
         """By trigger: the traces that it was fired for, laterals too."""

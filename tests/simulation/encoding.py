@@ -26,6 +26,7 @@ from formats.records import (
     SpanStart,
 )
 from formats.slices import ALIGN_BYTES, PieceKind, Process, RunFlags
+from protocol.kernel_events import KernelEvent
 
 _PIECE = struct.Struct("<IHHIIII")
 _RECORD = struct.Struct("<HBBQ")
@@ -35,6 +36,7 @@ _SPAN_START = struct.Struct("<QQQBB6x")
 _SPAN_END = struct.Struct("<QQHHI")
 _HOP = struct.Struct("<QQII")
 _BREADCRUMB = struct.Struct("<Q")
+_KERNEL_EVENT = struct.Struct("=QQIIHHIIIQ16s24s8x")
 _SCOPE_HEADER = struct.Struct("<I")
 _DETAIL_HEADER = struct.Struct("<QIHH")
 _ATTRIBUTE = struct.Struct("<BBH")
@@ -109,7 +111,27 @@ def encode_body(body: Body) -> tuple[int, bytes]:
     if isinstance(body, SpanDetail):
         header = _DETAIL_HEADER.pack(body.span_id, body.scope, body.part, body.parts)
         return RecordType.SPAN_DETAIL, header + body.encoded
+    if isinstance(body, KernelEvent):
+        return RecordType.KERNEL, encode_kernel_event(body)
     return body.type, body.payload
+
+
+def encode_kernel_event(event: KernelEvent) -> bytes:
+    """A struct bs_kernel_event (native/src/abi/kernel_event.h)."""
+    return _KERNEL_EVENT.pack(
+        event.time_ns,
+        event.duration_ns,
+        event.client,
+        event.tid,
+        event.kind,
+        event.cpu,
+        0xFFFFFFFF if event.number is None else event.number,
+        event.other_pid,
+        0,
+        event.other_ns,
+        event.other_comm.encode(),
+        event.name.encode(),
+    )
 
 
 def encode_attributes(attributes: Mapping[str, AttributeValue]) -> bytes:

@@ -275,6 +275,7 @@ class Going:
 
     number: int
     pid: int = 1
+    pidfd: int | None = None
     stored_as: str = "0123456789ab"
     context: Context = field(default_factory=Context)
     sent: list[int] = field(default_factory=list)

@@ -28,6 +28,8 @@ ALLOWED: dict[str, frozenset[str]] = {
         "ctl": "protocol formats runtime",
         # What applications import, and what an application is.
         "native": "",
+        # Builds programs for the kernel.
+        "bpf": "",
         "testbed.apps": "",
         # What drives the programs from outside.
         "testbed": "protocol formats ctl",
@@ -49,6 +51,7 @@ BUILT = {
     "rpc_status_pb2": "formats",
     "opentelemetry.proto": "formats",
     "backsight_node_native": "appliance",
+    "backsight_probes_native": "appliance",
 }
 
 # A viewer's print; a change of one must not change what is in the store.

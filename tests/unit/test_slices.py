@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 import re
+import string
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,7 @@ from formats.records import (
 )
 from formats.slices import PieceKind, Process, Record, RunFlags, SliceDecoder
 from formats.spans import read_slice
+from protocol.kernel_events import KernelEvent
 from protocol.messages import NodeId
 from tests.simulation.encoding import (
     encode_attributes,
@@ -40,6 +42,7 @@ from tests.simulation.encoding import (
 
 U64 = st.integers(0, 2**64 - 1)
 U32 = st.integers(0, 2**32 - 1)
+U16 = st.integers(0, 2**16 - 1)
 NAMES = st.text(st.characters(blacklist_categories=("Cs",)), max_size=8)
 
 ATTRIBUTES = st.dictionaries(
@@ -54,6 +57,23 @@ ATTRIBUTES = st.dictionaries(
     max_size=4,
 )
 
+WORDS = st.text(string.ascii_letters, max_size=15)
+
+KERNEL_EVENTS = st.builds(
+    KernelEvent,
+    U64,
+    U64,
+    U32,
+    U32,
+    U16,
+    U16,
+    st.none() | st.integers(0, 511),
+    U32,
+    U64,
+    WORDS,
+    WORDS,
+)
+
 BODIES: st.SearchStrategy[Body] = st.one_of(
     st.builds(Data, st.just(1), st.binary(max_size=40)),
     st.builds(SpanStart, U64, U64, U64, st.integers(0, 5), NAMES),
@@ -61,6 +81,7 @@ BODIES: st.SearchStrategy[Body] = st.one_of(
     st.builds(HopOut, U64.map(NodeId), U64, U32, U32),
     st.builds(HopIn, U64.map(NodeId), U64, U32, U32),
     st.builds(Breadcrumb, U64.map(NodeId), NAMES),
+    KERNEL_EVENTS,
 )
 
 ALL_RUN = RunFlags.FIRST | RunFlags.LAST
@@ -270,6 +291,7 @@ def test_a_kind_of_piece_that_is_not_known_is_passed_over() -> None:
         (RecordType.SPAN_END, bytes(23)),
         (RecordType.HOP_IN, bytes(16)),
         (RecordType.BREADCRUMB, bytes(7)),
+        (RecordType.KERNEL, bytes(95)),
         (RecordType.BREADCRUMB, bytes(8 + 64)),
     ],
 )

@@ -79,8 +79,9 @@ struct bs_trigger_cell {
 	uint64_t ticks; /* of the kernel: CLOCK_MONOTONIC, in ns */
 	char name[BS_CELL_NAME_BYTES]; /* NUL-padded */
 	union {
-		char why[BS_CELL_WHY_BYTES];  /* NUL-padded */
-		struct bs_kernel_event event; /* of the kernel, which writes no text */
+		char why[BS_CELL_WHY_BYTES]; /* NUL-padded */
+		struct bs_kernel_event
+			event; /* of the kernel, which writes no text */
 	};
 	struct bs_cell_trace laterals[BS_CELL_LATERALS];
 	uint8_t pad[32];

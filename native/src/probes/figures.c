@@ -68,7 +68,8 @@ static size_t programs_of(const struct bsp *p, const struct object *o,
 
 	if (!o->bpf)
 		return 0;
-	bpf_object__for_each_program(program, o->bpf) {
+	bpf_object__for_each_program(program, o->bpf)
+	{
 		struct bpf_prog_info info = {0};
 		uint32_t bytes = sizeof(info);
 		struct bsp_program *to = &programs[count];

@@ -39,7 +39,8 @@ struct process {
 };
 
 struct bsp {
-	struct object base; /* the first that is loaded: the others use its maps */
+	struct object
+		base; /* the first that is loaded: the others use its maps */
 	struct object others[OBJECTS_MAX];
 	struct probes_settings *settings;
 	struct probes_registration *registration;

@@ -97,7 +97,8 @@ static int use_shared_maps(const struct bsp *p, struct bpf_object *object)
 {
 	struct bpf_map *map;
 
-	bpf_object__for_each_map(map, object) {
+	bpf_object__for_each_map(map, object)
+	{
 		struct bpf_map *shared = bpf_object__find_map_by_name(
 			p->base.bpf, bpf_map__name(map));
 		int err;
@@ -132,7 +133,8 @@ static int attach_programs(struct object *o)
 {
 	struct bpf_program *program;
 
-	bpf_object__for_each_program(program, o->bpf) {
+	bpf_object__for_each_program(program, o->bpf)
+	{
 		if (is_iterator(program) || !bpf_program__autoload(program))
 			continue;
 		if (o->n_links == LINKS_MAX)
@@ -229,8 +231,8 @@ static int fill_syscalls(const struct bsp *p)
 	int fd = map_fd(p, "syscalls");
 
 	for (uint32_t i = 0; i < PROBES_SYSCALLS; i++) {
-		int err = bpf_map_update_elem(fd, &i, &syscall_table[i],
-					      BPF_ANY);
+		int err =
+			bpf_map_update_elem(fd, &i, &syscall_table[i], BPF_ANY);
 
 		if (err)
 			return err;
@@ -248,7 +250,8 @@ static int set_up(struct bsp *p)
 	if (p->cpus < 0)
 		return p->cpus;
 	p->settings = map_value(p, "settings", sizeof(*p->settings));
-	p->registration = map_value(p, "registration", sizeof(*p->registration));
+	p->registration =
+		map_value(p, "registration", sizeof(*p->registration));
 	p->filter = map_value(p, "filter",
 			      PROBES_FILTER_ENTRIES * sizeof(*p->filter));
 	if (!p->settings || !p->registration || !p->filter)

@@ -15,8 +15,8 @@ int bsp_context(void)
 	LIBBPF_OPTS(bpf_map_create_opts, options, .map_flags = BPF_F_MMAPABLE);
 
 	return bpf_map_create(BPF_MAP_TYPE_ARRAY, "bs_context",
-			      sizeof(uint32_t), sizeof(struct bs_context_segment),
-			      1, &options);
+			      sizeof(uint32_t),
+			      sizeof(struct bs_context_segment), 1, &options);
 }
 
 static uint16_t *filter_of(const struct bsp *p, uint32_t tgid)

@@ -37,7 +37,8 @@ static uint64_t ticks_at(const struct bsp *p, uint64_t time_ns)
 			       (double)(now_ns - p->paired_ns);
 	if (time_ns >= now_ns)
 		return now_ticks;
-	return now_ticks - (uint64_t)((double)(now_ns - time_ns) * ticks_per_ns);
+	return now_ticks -
+	       (uint64_t)((double)(now_ns - time_ns) * ticks_per_ns);
 }
 
 static int on_record(void *context, void *data, size_t bytes)

@@ -14,12 +14,35 @@ from pathlib import Path
 
 # In these a thread waits for work: that it waits long says nothing.
 _WAIT_FOR_WORK = frozenset(
-    "accept accept4 clock_nanosleep epoll_pwait epoll_pwait2 epoll_wait io_getevents io_pgetevents"
-    " io_uring_enter mq_timedreceive msgrcv nanosleep pause poll ppoll pselect6 restart_syscall"
-    " rt_sigsuspend rt_sigtimedwait sched_yield select semtimedop wait4 waitid".split()
+    [
+        "accept",
+        "accept4",
+        "clock_nanosleep",
+        "epoll_pwait",
+        "epoll_pwait2",
+        "epoll_wait",
+        "io_getevents",
+        "io_pgetevents",
+        "io_uring_enter",
+        "mq_timedreceive",
+        "msgrcv",
+        "nanosleep",
+        "pause",
+        "poll",
+        "ppoll",
+        "pselect6",
+        "restart_syscall",
+        "rt_sigsuspend",
+        "rt_sigtimedwait",
+        "sched_yield",
+        "select",
+        "semtimedop",
+        "wait4",
+        "waitid",
+    ]
 )
-_FUTEX = frozenset("futex futex_wait futex_waitv futex_wake".split())
-_EXITS = frozenset("exit exit_group".split())
+_FUTEX = frozenset(["futex", "futex_wait", "futex_waitv", "futex_wake"])
+_EXITS = frozenset(["exit", "exit_group"])
 
 # As PROBES_SYSCALLS and struct probes_syscall have room for (bpf/interface.h).
 _NUMBERS_MAX = 512
@@ -39,6 +62,7 @@ def _class(name: str) -> str:
 
 
 def main() -> None:
+    """Write the C source: syscalls.py OUTPUT COMPILER..."""
     output, *compiler = sys.argv[1:]
     defines = subprocess.run(
         [*compiler, "-E", "-dM", "-x", "c", "-"],

@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What probes saw: in words, and as spans."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from formats.records import Body, SpanEnd, SpanStart
+from formats.slices import PieceKind, Process, RunFlags
+from formats.spans import Span, read_slice
+from protocol.kernel_events import EVENT_BYTES, KernelEvent, Kind
+from tests.simulation.encoding import (
+    encode_clock,
+    encode_kernel_event,
+    encode_piece,
+    encode_process,
+    encode_record,
+)
+
+MS = 1_000_000
+UNIX_NS = 1_700_000_000_000_000_000
+
+WAITED = KernelEvent(5, 12 * MS, 1, 4, Kind.RUN_QUEUE, 3, None, 77, 10 * MS, "stress", "")
+
+
+@given(st.binary(max_size=2 * EVENT_BYTES))
+def test_any_bytes_make_an_event_that_can_be_printed(data: bytes) -> None:
+    event = KernelEvent.parse(data)
+    assert event.sentence.isprintable()
+    assert event.title in event.sentence
+    assert all(str(value).isprintable() for value in event.attributes.values())
+
+
+@pytest.mark.parametrize(
+    ("event", "sentence"),
+    [
+        (WAITED, "waited for a CPU for 12 ms, CPU 3, stress[77] ran 10 ms"),
+        (
+            KernelEvent(5, 1_234_567_890, 1, 4, Kind.LOCK_WAIT, 0, 202, 9, 0, "web", "futex"),
+            "waited for a lock for 1.23 s, released by web[9]",
+        ),
+        (
+            KernelEvent(5, 60_000, 1, 4, Kind.IO_WAIT, 0, 74, 0, 0, "", "fsync"),
+            "waited for a disk for 60 us, in fsync",
+        ),
+        (
+            KernelEvent(5, 999, 1, 4, Kind.BLOCKED, 0, 0, 0, 0, "", "read"),
+            "blocked in read for 999 ns",
+        ),
+        (
+            KernelEvent(5, 2000 * 1000 * MS, 1, 4, Kind.CPU_THROTTLED, 0, None, 0, 0, "", ""),
+            "waited for its CPU quota for 2000 s",
+        ),
+        (KernelEvent(5, 0, 1, 4, 99, 0, None, 0, 0, "", ""), "kernel event 99 for 0 ns"),
+    ],
+)
+def test_an_event_reads_as_a_sentence(event: KernelEvent, sentence: str) -> None:
+    assert event.sentence == sentence
+    assert KernelEvent.parse(encode_kernel_event(event)) == event
+
+
+def test_kinds_are_those_of_the_header(repository: Path) -> None:
+    header = (repository / "native/src/abi/kernel_event.h").read_text()
+    found = {name: int(n) for name, n in re.findall(r"BS_KERNEL_(\w+) = (\d+),", header)}
+    assert found.pop("KINDS") == max(found.values()) + 1
+    assert found == {kind.name: kind.value for kind in Kind}
+
+
+# ------------------------------------------------------------------ as spans
+
+TICKS = 1000  # at UNIX_NS; a tick is a nanosecond
+APPLICATION, PROBES = 1, 9
+
+
+def run(client: int, *bodies: Body, ticks: int) -> bytes:
+    content = b"".join(encode_record(body, ticks) for body in bodies)
+    return encode_piece(
+        PieceKind.RUN, content, flags=RunFlags.FIRST | RunFlags.LAST, client=client, handle=client
+    )
+
+
+def span(number: int, begins_ns: int, ends_ns: int | None) -> list[Body]:
+    start = SpanStart(number, 0, UNIX_NS + begins_ns, 1, f"span {number}")
+    if ends_ns is None:
+        return [start]
+    return [start, SpanEnd(number, UNIX_NS + ends_ns, 0, "", b"")]
+
+
+def kernel_span(event: KernelEvent, spans: list[Body], *, ends_ns: int) -> Span:
+    content = read_slice(
+        [
+            encode_clock(TICKS, UNIX_NS, 1_000_000_000),
+            encode_process(APPLICATION, Process(42, "shop")),
+            encode_process(PROBES, Process(43, "kernel")),
+            run(PROBES, event, ticks=TICKS + ends_ns),
+            run(APPLICATION, *spans, ticks=TICKS),
+        ]
+    )
+    assert content.whole
+    (found,) = [one for one in content.spans if one.name == event.title]
+    return found
+
+
+def test_an_event_is_a_child_of_the_innermost_span_around_it() -> None:
+    spans = [*span(1, 0, 50 * MS), *span(2, 5 * MS, None), *span(3, 30 * MS, 40 * MS)]
+    found = kernel_span(WAITED, spans, ends_ns=20 * MS)
+    assert (found.parent_id, found.start_ns, found.end_ns) == (
+        2,
+        UNIX_NS + 8 * MS,
+        UNIX_NS + 20 * MS,
+    )
+    assert found.process == Process(42, "shop")
+    assert found.attributes["kernel.event"] == "run_queue"
+    assert found.attributes["kernel.other.command"] == "stress"
+
+
+@pytest.mark.parametrize("ends_ns", [MS, 60 * MS])
+def test_an_event_outside_of_all_spans_has_no_parent(ends_ns: int) -> None:
+    found = kernel_span(WAITED, span(1, 20 * MS, 30 * MS), ends_ns=ends_ns)
+    assert found.parent_id == 0
+
+
+def test_an_event_of_another_process_has_no_parent_here() -> None:
+    event = KernelEvent(5, 12 * MS, 8, 4, Kind.RUN_QUEUE, 3, None, 0, 0, "", "")
+    found = kernel_span(event, span(1, 0, 50 * MS), ends_ns=20 * MS)
+    assert (found.parent_id, found.process) == (0, None)
+
+
+def test_an_event_is_the_same_span_each_time() -> None:
+    first = kernel_span(WAITED, [], ends_ns=20 * MS)
+    second = kernel_span(WAITED, span(1, 0, 50 * MS), ends_ns=20 * MS)
+    assert first.span_id == second.span_id
+    assert first.span_id != 0
