@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from testbed.topology import Daemon, Node
+from testbed.topology import Daemon, Host, Node
 
 _DEADLINE_S = 30.0
 _LOOK_EVERY_S = 0.02
@@ -16,9 +16,13 @@ _LOOK_EVERY_S = 0.02
 class Probes(Daemon):
     """The probes of a node, with the node's own configuration; ready when entered."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: Node, host: Host | None = None) -> None:
         super().__init__(
-            node.host, "appliance.probes", f"{node.name}-probes", node.directory, node.config
+            host or node.host,
+            "appliance.probes",
+            f"{node.name}-probes",
+            node.directory,
+            node.config,
         )
         self._node = node
 

@@ -241,6 +241,8 @@ class Daemon(Opened):
         self._notify_path = self.directory / f"{self.name}.notify"
         self._notify_path.unlink(missing_ok=True)
         self._notify.bind(str(self._notify_path))
+        # The daemon may be another user's.
+        self._notify_path.chmod(0o777)
         self._log = self.log_path.open("ab")
         self._process = self.host.popen(
             [PYTHON, "-m", "appliance.holder", "--", *self.command()],

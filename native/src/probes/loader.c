@@ -71,7 +71,11 @@ void complaints_end(char *message, size_t bytes, const char *what, int err)
 {
 	const char *reason = verifier_reason();
 
-	if (reason && *reason)
+	if (err == -EPERM || err == -EACCES)
+		snprintf(message, bytes,
+			 "%s: %s: the process needs CAP_BPF and CAP_PERFMON",
+			 what, strerror(-err));
+	else if (reason && *reason)
 		snprintf(message, bytes, "%s: %s: %s", what, strerror(-err),
 			 reason);
 	else

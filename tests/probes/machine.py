@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A machine with a node, probes and a coordinator, and a program to which what they look for happens."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from testbed.daemons import anywhere, coordinator_on
+from testbed.probes import Probes
+from testbed.topology import Coordinator, Host, Node
+
+_DEADLINE_S = 30.0
+_LOOK_EVERY_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Suffered:
+    """What the program said that happened to it (suffer.c)."""
+
+    victim: str
+    lateral: str
+    innocent: str
+    took_ns: int
+
+
+@dataclass(slots=True)
+class Machine:
+    """Its daemons, which run."""
+
+    coordinator: Coordinator
+    node: Node
+    probes: Probes
+    program: Path
+    directory: Path
+
+    @contextlib.contextmanager
+    def suffers(self, cause: str) -> Iterator[Suffered]:
+        """The program, when it has happened; it ends with the block."""
+        self.probes.await_watched(0)
+        with self.node.host.popen(
+            [str(self.program), cause, str(self.directory / "data")],
+            env=self.node.client_environment("sufferer"),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        ) as process:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"ready\n"
+            self.probes.await_watched(1)
+            process.stdin.write(b"go\n")
+            process.stdin.flush()
+            yield Suffered(**json.loads(process.stdout.readline()))
+            process.stdin.write(b"end\n")
+            process.stdin.flush()
+        assert process.returncode == 0
+
+    def shown(self, trace: str) -> dict[str, Any]:
+        """What the coordinator shows of a trace when it has a last verdict."""
+        deadline_s = time.monotonic() + _DEADLINE_S
+        while time.monotonic() < deadline_s:
+            with contextlib.suppress(subprocess.CalledProcessError):
+                shown: dict[str, Any] = self.coordinator.ctl_json("show", trace)[0]
+                if shown["verdict"]["kind"] != "provisional":
+                    return shown
+            time.sleep(_LOOK_EVERY_S)
+        raise AssertionError(f"after {_DEADLINE_S} s the coordinator has no verdict of {trace}")
+
+    def triggered(self) -> dict[str, set[str]]:
+        """By trigger: the traces that it was fired for, laterals too."""
+        found: dict[str, set[str]] = {}
+        for trace in self.coordinator.ctl_json("traces"):
+            for trigger in trace["triggers"]:
+                found.setdefault(trigger["name"], set()).add(trace["trace_id"])
+        return found
+
+
+@contextlib.contextmanager
+def machine(
+    directory: Path,
+    build: Path,
+    probes: Mapping[str, Any],
+    host: Host | None = None,
+    host_of_probes: Host | None = None,
+) -> Iterator[Machine]:
+    """Everything on this machine as it is; ``probes``: that part of the node's configuration."""
+    host = host or anywhere()
+    coordinator = coordinator_on(anywhere(), directory)
+    config = {"metrics": {"listen": None}, "probes": probes}
+    node = Node(host, "here", directory, coordinator, config)
+    watching = Probes(node, host_of_probes)
+    with coordinator, node, watching:
+        yield Machine(coordinator, node, watching, build / "tests/suffer", directory)
+
+
+def kernel_spans(shown: Mapping[str, Any], event: str) -> list[dict[str, Any]]:
+    """What probes wrote into a trace of one kind of event."""
+    return [span for span in shown["spans"] if span["attributes"].get("kernel.event") == event]
+
+
+def trigger_of(shown: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """The one that fired for this trace, and not for one that it is a neighbour of."""
+    own = (name, shown["trace_id"])
+    triggers: list[dict[str, Any]] = [
+        one for one in shown["triggers"] if (one["name"], one["primary"]) == own
+    ]
+    assert triggers, f"{name} did not fire: {shown['triggers']}"
+    return triggers[0]
