@@ -86,7 +86,8 @@ static __always_inline bool may_fire(const struct probes_threshold *limits,
 	return true;
 }
 
-static __always_inline void push(const struct shown *s, const char *name,
+/* False: there was no room. */
+static __always_inline bool push(const struct shown *s, const char *name,
 				 const struct bs_kernel_event *event,
 				 const struct laterals *laterals)
 {
@@ -110,10 +111,11 @@ static __always_inline void push(const struct shown *s, const char *name,
 		goto lost;
 	COUNT(event->kind, fired);
 	bpf_ringbuf_output(&bell, &rung, sizeof(rung), 0);
-	return;
+	return true;
 lost:
 	__sync_fetch_and_add(&context->triggers_lost, 1);
 	COUNT(event->kind, queue_full);
+	return false;
 }
 
 static __always_inline void report(const struct probes_settings *settings,

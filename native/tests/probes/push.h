@@ -1,0 +1,12 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+#ifndef PUSH_H
+#define PUSH_H
+
+#define PUSH_AT_ONCE 32
+
+struct push {
+	unsigned long long producer;
+	unsigned long long next; /* the number of its next trigger */
+};
+
+#endif
