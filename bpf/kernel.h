@@ -44,6 +44,7 @@ struct task_group {
 struct task_struct {
 	int pid;
 	int tgid;
+	unsigned int policy;
 	struct pid *thread_pid;
 	struct task_struct *group_leader;
 	struct sched_entity se;

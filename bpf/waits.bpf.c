@@ -42,7 +42,9 @@ struct runner {
 };
 
 struct runners {
-	__u32 next, zero;
+	__u32 next;
+	__u32 realtime_pid; /* who runs, if the scheduler does not tell for how long */
+	__u64 realtime_since_ns;
 	struct runner all[RUNNERS];
 };
 
@@ -85,6 +87,37 @@ static __always_inline void note_runner(struct task_struct *task, bool ours,
 		r->ran_ns = 0;
 	r->ran_ns += ran_ns;
 	r->until_ns = now;
+}
+
+/* SCHED_NORMAL, SCHED_BATCH and SCHED_IDLE (linux/sched.h). */
+static __always_inline bool is_fair(const struct task_struct *task)
+{
+	return (1u << (task->policy & 31)) & (1u << 0 | 1u << 3 | 1u << 5);
+}
+
+/* The scheduler counts it for threads that share the CPU fairly. For others we look at
+ * the clock when they come. */
+static __always_inline __u64 stint_of(struct task_struct *prev,
+				      struct task_struct *next)
+{
+	bool prev_is_fair = is_fair(prev), next_is_fair = is_fair(next);
+	struct runners *all;
+	__u64 stint_ns, now;
+
+	stint_ns = prev->se.sum_exec_runtime - prev->se.prev_sum_exec_runtime;
+	if (prev_is_fair && next_is_fair)
+		return stint_ns;
+	all = only(&runners);
+	if (!all)
+		return 0;
+	now = bpf_ktime_get_ns();
+	if (!prev_is_fair)
+		stint_ns = all->realtime_pid == (__u32)prev->pid
+				   ? now - all->realtime_since_ns
+				   : 0;
+	all->realtime_pid = next_is_fair ? 0 : next->pid;
+	all->realtime_since_ns = now;
+	return stint_ns;
 }
 
 /* Those who ran since then: the one that ran longest by name, all by trace. */
@@ -316,7 +349,7 @@ int BPF_PROG(on_switch, bool preempt, struct task_struct *prev,
 		return 0;
 	off = may_be_ours(by_tgid, prev);
 	on = may_be_ours(by_tgid, next);
-	stint_ns = prev->se.sum_exec_runtime - prev->se.prev_sum_exec_runtime;
+	stint_ns = stint_of(prev, next);
 	if (!off && !on && stint_ns < STINT_NS)
 		return 0;
 	timed = timed_begin(PROGRAM_SWITCH);

@@ -30,6 +30,21 @@ class Suffered:
     took_ns: int
 
 
+@dataclass(frozen=True, slots=True)
+class Sufferer:
+    """The program, which does what it is told."""
+
+    process: subprocess.Popen[bytes]
+
+    def suffer(self) -> Suffered:
+        """Have it happen once."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(b"go\n")
+        self.process.stdin.flush()
+        return Suffered(**json.loads(self.process.stdout.readline()))
+
+
 @dataclass(slots=True)
 class Machine:
     """Its daemons, which run."""
@@ -41,25 +56,26 @@ class Machine:
     directory: Path
 
     @contextlib.contextmanager
-    def suffers(self, cause: str) -> Iterator[Suffered]:
-        """The program, when it has happened; it ends with the block."""
-        self.probes.await_watched(0)
+    def sufferer(self, cause: str) -> Iterator[Sufferer]:
+        """The program, attached to the node; it ends with the block."""
         with self.node.host.popen(
             [str(self.program), cause, str(self.directory / "data")],
             env=self.node.client_environment("sufferer"),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         ) as process:
-            assert process.stdin is not None
             assert process.stdout is not None
             assert process.stdout.readline() == b"ready\n"
-            self.probes.await_watched(1)
-            process.stdin.write(b"go\n")
-            process.stdin.flush()
-            yield Suffered(**json.loads(process.stdout.readline()))
-            process.stdin.write(b"end\n")
-            process.stdin.flush()
+            yield Sufferer(process)
         assert process.returncode == 0
+
+    @contextlib.contextmanager
+    def suffers(self, cause: str) -> Iterator[Suffered]:
+        """The program, when it has happened; it ends with the block."""
+        self.probes.await_watched(0)
+        with self.sufferer(cause) as program:
+            self.probes.await_watched(1)
+            yield program.suffer()
 
     def shown(self, trace: str) -> dict[str, Any]:
         """What the coordinator shows of a trace when it has a last verdict."""

@@ -4,7 +4,8 @@
  *
  * The victim is a thread in a trace of its own. So is who causes it (the lateral), where
  * that is a thread of this process, and so is a thread beside them to which nothing
- * happens (the innocent). Prints their ids and how long the victim waited, as it saw it.
+ * happens (the innocent). Prints their ids and how long the victim waited, as it saw it;
+ * once for each line that it reads, until there is none.
  */
 #include <fcntl.h>
 #include <inttypes.h>
@@ -251,10 +252,14 @@ static const struct cause {
 
 static void *work_unharmed(void *nothing)
 {
-	uint64_t span = begin(innocent, "innocent");
+	const struct sched_param first = {.sched_priority = 1};
+	uint64_t span;
 
+	/* So that it does not wait for a CPU either, on a busy machine. */
+	if (sched_setscheduler(0, SCHED_FIFO, &first))
+		perror("suffer: the innocent may have to wait for a CPU");
+	span = begin(innocent, "innocent");
 	pthread_barrier_wait(&in_place);
-	/* Not on the CPU of the others: it takes none. */
 	while (!__atomic_load_n(&over, __ATOMIC_RELAXED))
 		sleep_ns(MS);
 	end(span, "innocent");
@@ -277,32 +282,15 @@ static void await_node(void)
 	exit(1);
 }
 
-int main(int argc, char **argv)
+static void suffer(const struct cause *cause)
 {
-	const struct cause *cause = NULL;
 	pthread_t other, beside;
 	uint64_t span, took_ns;
-	char line[8];
 
-	for (size_t i = 0; i < sizeof(causes) / sizeof(causes[0]); i++) {
-		if (argc > 1 && !strcmp(causes[i].name, argv[1]))
-			cause = &causes[i];
-	}
-	if (!cause) {
-		fputs("usage: suffer CAUSE [PATH]\n", stderr);
-		return 2;
-	}
-	path = argc > 2 ? argv[2] : "suffer.data";
 	victim = new_trace();
 	lateral = new_trace();
 	innocent = new_trace();
-	require(!pipe2(pipe_fds, O_CLOEXEC), "pipe");
-	pthread_barrier_init(&in_place, NULL, 3);
-	await_node();
-	/* Until it is watched, which only who started us knows. */
-	puts("ready");
-	fflush(stdout);
-	require(fgets(line, sizeof(line), stdin) != NULL, "standard input");
+	__atomic_store_n(&over, false, __ATOMIC_RELAXED);
 	pthread_create(&other, NULL, cause->cause, NULL);
 	pthread_create(&beside, NULL, work_unharmed, NULL);
 	span = begin(victim, "victim");
@@ -318,7 +306,29 @@ int main(int argc, char **argv)
 	       victim.hi, victim.lo, lateral.hi, lateral.lo, innocent.hi,
 	       innocent.lo, took_ns);
 	fflush(stdout);
-	/* Its traces stay open to be looked at until it is told to go. */
-	require(fgets(line, sizeof(line), stdin) != NULL, "standard input");
+}
+
+int main(int argc, char **argv)
+{
+	const struct cause *cause = NULL;
+	char line[8];
+
+	for (size_t i = 0; i < sizeof(causes) / sizeof(causes[0]); i++) {
+		if (argc > 1 && !strcmp(causes[i].name, argv[1]))
+			cause = &causes[i];
+	}
+	if (!cause) {
+		fputs("usage: suffer CAUSE [PATH]\n", stderr);
+		return 2;
+	}
+	path = argc > 2 ? argv[2] : "suffer.data";
+	require(!pipe2(pipe_fds, O_CLOEXEC), "pipe");
+	pthread_barrier_init(&in_place, NULL, 3);
+	await_node();
+	/* Until it is watched, which only who started us knows. */
+	puts("ready");
+	fflush(stdout);
+	while (fgets(line, sizeof(line), stdin))
+		suffer(cause);
 	return 0;
 }
