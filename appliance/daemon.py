@@ -376,6 +376,11 @@ class Daemon:
             f" {self._core.unreported_groups} triggers unreported"
         )
 
+    @property
+    def context_bytes(self) -> int:
+        """Of a context segment."""
+        return self._dataplane.context_bytes
+
     def use_contexts(self, source: ContextSource) -> None:
         """Take context segments from there, also for processes that are attached: they go over."""
         self._clients.use_contexts(source)

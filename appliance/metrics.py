@@ -328,6 +328,62 @@ METRICS = (
         "Times that a process said that it has gone over to another context segment.",
         "attach/moved",
     ),
+    # What backsight-probes says of itself, while it is connected.
+    Metric("probes_connected", "1 while backsight-probes is connected.", "probes_connected"),
+    Metric(
+        "probes_watched_processes",
+        "Attached processes that probes watch.",
+        "probes_watched",
+    ),
+    Metric(
+        "probe_events_total",
+        "What probes saw of traces, by what became of it: recorded into the trace; lost, since"
+        " the ring was full; fired; coalesced, since the trace had fired for the same just before;"
+        " limited; or without room in the process's trigger queue.",
+        {
+            "probes/kinds/{trigger}/recorded": {"outcome": "recorded"},
+            "probes/kinds/{trigger}/record_lost": {"outcome": "record_lost"},
+            "probes/kinds/{trigger}/fired": {"outcome": "fired"},
+            "probes/kinds/{trigger}/coalesced": {"outcome": "coalesced"},
+            "probes/kinds/{trigger}/limited": {"outcome": "limited"},
+            "probes/kinds/{trigger}/queue_full": {"outcome": "queue_full"},
+        },
+    ),
+    Metric(
+        "probe_records_total",
+        "Records of probes that were written into the pool, or refused there: nobody records that"
+        " trace, or there was no segment.",
+        {
+            "probes/records_written": {"outcome": "written"},
+            "probes/records_refused": {"outcome": "refused"},
+        },
+    ),
+    Metric(
+        "probe_runs_total",
+        "Runs of a BPF program of ours, for threads of attached processes.",
+        "probes/programs/{program}/runs",
+    ),
+    Metric(
+        "probe_run_seconds_total",
+        "Time in a BPF program of ours, estimated by one in 256 runs.",
+        "probes/programs/{program}/run_ns",
+        scale=_NS,
+    ),
+    Metric(
+        "probe_recursion_misses_total",
+        "Runs of a BPF program of ours that the kernel left out: one was running on that CPU.",
+        "probes/programs/{program}/recursion_misses",
+    ),
+    Metric(
+        "probe_verified_instructions",
+        "Instructions that the kernel's verifier went through for a program of ours.",
+        "probes/programs/{program}/verified_instructions",
+    ),
+    Metric(
+        "probe_missing",
+        "1 for a probe that is configured and that this kernel does not take; the log says why.",
+        "probes/missing/{probe}",
+    ),
     Metric(
         "attach_contexts_moving",
         "Processes that are to go over to another context segment, and have not left the one before.",

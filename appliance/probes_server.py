@@ -28,7 +28,7 @@ from runtime.settings.node import trusted_uids
 
 # Made ahead, so that a process that attaches has one at once: 200 KiB each of the kernel's
 # memory, used or not.
-_STOCK = 16
+STOCK = 16
 
 _BELL_BYTES = 8
 
@@ -105,9 +105,9 @@ class _Probes:
         return fd
 
     def _fill_up(self) -> None:
-        missing = _STOCK - len(self._stock) - self._wanted
+        missing = STOCK - len(self._stock) - self._wanted
         # Not one by one.
-        if missing >= _STOCK // 2:
+        if missing >= STOCK // 2:
             self._wanted += missing
             self._say({"want": missing})
 
@@ -162,11 +162,18 @@ class _Probes:
                 self._log.warning(f"the probes cannot watch client {number}: {error}")
             case {"watching": _}:
                 self.watched.add(number_of(packet, "watching"))
-            case {"figures": dict(figures)}:
+            case {"figures": dict(figures)} if _are_figures(figures):
                 self.figures = figures
             case _:
                 pass  # of newer probes
         packet.close()
+
+
+def _are_figures(tree: object) -> bool:
+    """Numbers under names: what metrics are made of."""
+    if isinstance(tree, dict):
+        return all(isinstance(name, str) and _are_figures(tree[name]) for name in tree)
+    return type(tree) is int
 
 
 class ProbesServer:

@@ -1,4 +1,4 @@
-/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
  * What a program costs. The kernel would say so too (kernel.bpf_stats_enabled), but
  * only to who has CAP_SYS_ADMIN, and at the cost of all programs of the machine.

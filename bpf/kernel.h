@@ -1,4 +1,4 @@
-/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
  * What the probes read of the kernel's own structures: these fields and no others.
  * libbpf puts in the offsets that the running kernel has (CO-RE), by the names of

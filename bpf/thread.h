@@ -1,4 +1,4 @@
-/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
  * Which trace a thread works on: it shows it in a slot of its process's context
  * (abi/context.h), with plain stores. Who reads it here runs while the thread is in

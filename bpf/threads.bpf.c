@@ -1,4 +1,4 @@
-// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+// SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
 /*
  * Which threads are those of attached processes. The loader names a process by its
  * pidfd and reads an iterator over its threads; those that come later are noted when

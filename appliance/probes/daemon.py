@@ -30,7 +30,7 @@ from appliance.probes.packets import (
     receive,
     send,
 )
-from appliance.probes.symptoms import SYMPTOMS, Symptom
+from appliance.probes.symptoms import SYMPTOMS
 from runtime.log import Log
 from runtime.main import die_if_it_fails
 from runtime.settings.node import ProbeSettings, Settings
@@ -183,7 +183,7 @@ class Daemon:
         self._probes = NativeProbes()
         self._link: _Link | None = None
         self._attached: set[str] = set()
-        self._wants: dict[str, str] = {}
+        self._missing: dict[str, str] = {}
         """What cannot be had: by object, why."""
 
     async def __aenter__(self) -> Self:
@@ -208,8 +208,15 @@ class Daemon:
         self._probes.set_coalescing(int(probes.coalesce_s * 1e9))
         wanted = set()
         for symptom in SYMPTOMS:
-            settings = getattr(probes, symptom.key)
-            self._set(symptom, settings)
+            settings: ProbeSettings = getattr(probes, symptom.key)
+            self._probes.set_kind(
+                symptom.kind,
+                symptom.trigger,
+                _ns(settings.fire_ms),
+                _ns(settings.record_ms),
+                int(1e9 / probes.per_s),
+                int((probes.burst - 1) * 1e9 / probes.per_s),
+            )
             if settings.fire_ms is not None or settings.record_ms is not None:
                 wanted.add(symptom.object)
         self._probes.set_bypass(probes.bypass)
@@ -222,27 +229,17 @@ class Daemon:
         for name in sorted(wanted - self._attached):
             self._attach(name)
 
-    def _set(self, symptom: Symptom, settings: ProbeSettings) -> None:
-        self._probes.set_kind(
-            symptom.kind,
-            symptom.trigger,
-            _ns(settings.fire_ms),
-            _ns(settings.record_ms),
-            int(1e9 / settings.per_s),
-            int((settings.burst - 1) * 1e9 / settings.per_s),
-        )
-
     def _attach(self, name: str) -> None:
         try:
             self._probes.attach(name)
         except OSError as error:
-            if self._wants.get(name) != str(error):
+            if self._missing.get(name) != str(error):
                 keys = ", ".join(one.key for one in SYMPTOMS if one.object == name)
                 self._log.error(f"this kernel does not take the probe {error}; without it: {keys}")
-            self._wants[name] = str(error)
+            self._missing[name] = str(error)
         else:
             self._attached.add(name)
-            self._wants.pop(name, None)
+            self._missing.pop(name, None)
 
     # ------------------------------------------------------------------ node
 
@@ -299,8 +296,8 @@ class Daemon:
             "kinds": {
                 one.trigger: dataclasses.asdict(self._probes.counts(one.kind)) for one in SYMPTOMS
             },
-            "programs": [dataclasses.asdict(one) for one in self._probes.programs()],
-            "missing": self._wants,
+            "programs": {one.name: dataclasses.asdict(one.cost) for one in self._probes.programs()},
+            "missing": dict.fromkeys(self._missing, 1),
         }
 
     # ------------------------------------------- as the service manager sees it
@@ -320,7 +317,7 @@ class Daemon:
         )
         what = ", ".join(sorted(self._attached)) or "no probes"
         return f"{where}; attached: {what}" + (
-            f"; not to be had: {', '.join(sorted(self._wants))}" if self._wants else ""
+            f"; not to be had: {', '.join(sorted(self._missing))}" if self._missing else ""
         )
 
     def reconfigure(self, settings: Settings) -> None:

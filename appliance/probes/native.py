@@ -34,15 +34,22 @@ class Counts:
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
-    """A BPF program that is attached, and what it has cost."""
+class Cost:
+    """What a BPF program has cost. ``run_ns`` is estimated by the runs that were timed."""
 
-    name: str
-    object: str
     runs: int
     run_ns: int
     recursion_misses: int
     verified_instructions: int
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A BPF program that is loaded, of bpf/<object>.bpf.c."""
+
+    object: str
+    name: str
+    cost: Cost
 
 
 class NativeProbes:
@@ -145,12 +152,9 @@ class NativeProbes:
         count = _check(lib.bsp_get_programs(self._probes, raw, _PROGRAMS_MAX))
         return [
             Program(
-                ffi.string(one.name).decode(),
                 ffi.string(one.object).decode(),
-                one.runs,
-                one.run_ns,
-                one.recursion_misses,
-                one.verified_instructions,
+                ffi.string(one.name).decode(),
+                Cost(one.runs, one.run_ns, one.recursion_misses, one.verified_instructions),
             )
             for one in raw[0:count]
         ]

@@ -191,22 +191,19 @@ _Milliseconds = Annotated[float, Range(0.001, 3_600_000)]
 
 @dataclass(frozen=True, slots=True)
 class ProbeSettings:
-    """From when on an event fires, from when on it is written into its trace; null: never.
-
-    A CPU fires for it so often in the long run, and so many at once.
-    """
+    """From when on an event fires, from when on it is written into its trace; null: never."""
 
     fire_ms: _Milliseconds | None = None
     record_ms: _Milliseconds | None = None
-    per_s: Rate = 10.0
-    burst: Annotated[float, Range(1, 1e6)] = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class ProbesSettings:
-    """What ``backsight-probes`` looks for. A trace fires once within ``coalesce_s`` for the same."""
+    """What ``backsight-probes`` looks for, and how often it may fire."""
 
     bypass: bool = False
+    per_s: Rate = 10.0
+    burst: Annotated[float, Range(1, 1e6)] = 10.0
     coalesce_s: Annotated[float, Range(0, 3600)] = 1.0
     run_queue: ProbeSettings = ProbeSettings(20.0, 1.0)
     cpu_throttled: ProbeSettings = ProbeSettings(20.0, 1.0)

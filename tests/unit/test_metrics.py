@@ -36,7 +36,9 @@ from runtime.service_manager import ServiceManager
 from runtime.settings.coordinator import Settings, StoreSettings
 from runtime.settings.node import CoordinatorSettings, MetricsSettings, QuotaSettings
 from runtime.settings.node import Settings as NodeSettings
+from tests.unit.attach_harness import another_turn
 from tests.unit.logs import SILENT
+from tests.unit.probes_harness import FIGURES, FakeProbes
 
 TABLES = {
     "node": (appliance.metrics.PREFIX, appliance.metrics.METRICS, appliance.metrics.SUMS),
@@ -79,6 +81,12 @@ async def node_account(directory: Path) -> dict[str, Any]:
     with ServiceManager(None) as manager:
         async with Daemon(settings, 1, manager, (), SILENT) as node:
             node.trigger("by-hand", TraceId(bytes(15) + b"\1"), "for the test")
+            probes = FakeProbes.of(settings.socket_path)
+            probes.hello(node.context_bytes)
+            probes.say({"figures": FIGURES})
+            while not node.status()["probes"]:
+                await another_turn()
+            probes.close()
             return node.status()
 
 
@@ -169,10 +177,17 @@ def test_all_samples_have_the_figures_of_the_account(daemon: str, account: Accou
     account = numbered(account)
     values = sorted(samples(scraped(prefix, table, account)).values())
     scales = {path: metric.scale for metric in table for path in metric.places}
+
+    def is_at(place: str, path: str) -> bool:
+        return re.fullmatch(re.sub(r"{\w+}", "[^/]+", place), path) is not None
+
+    def scaled(path: str, figure: float) -> float:
+        return figure * next((scales[place] for place in scales if is_at(place, path)), 1)
+
     expected = [
-        value * scales.get(path, 1)
+        scaled(path, value)
         for path, value in figures(account)
-        if value and not any(re.fullmatch(re.sub(r"{\w+}", "[^/]+", s), path) for s in sums)
+        if value and not any(is_at(place, path) for place in sums)
     ]
     assert len(expected) > 30
     assert [value for value in expected if value not in values] == []

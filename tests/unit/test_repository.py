@@ -37,7 +37,14 @@ SOURCE_NAMES = frozenset((".clang-format", ".clang-tidy", ".gitignore", "Makefil
 DEFAULT_LICENSE = "Apache-2.0"
 BPF_LICENSE = "(GPL-2.0-only OR BSD-2-Clause)"
 # Headers that BPF C includes too.
-SHARED_WITH_BPF = {Path("native/src/abi/types.h"), Path("native/src/abi/context.h")}
+SHARED_WITH_BPF = {
+    Path("bpf/interface.h"),
+    Path("native/src/abi/context.h"),
+    Path("native/src/abi/kernel_event.h"),
+    Path("native/src/abi/trigger_queue.h"),
+    Path("native/src/abi/types.h"),
+    Path("native/src/barrier.h"),
+}
 
 # Written as expressions so that this file does not match itself.
 REGISTRY_HOST = re.compile(
@@ -110,7 +117,9 @@ def test_every_source_names_its_licence(repository: Path) -> None:
     assert Path("tests/unit/test_repository.py") in found
     wrong = []
     for path, text in found.items():
-        in_kernel = path.is_relative_to("bpf") and path.suffix in (".c", ".h")
+        in_kernel = path.name.endswith(".bpf.c") or (
+            path.is_relative_to("bpf") and path.suffix == ".h"
+        )
         licence = BPF_LICENSE if in_kernel else DEFAULT_LICENSE
         if path in SHARED_WITH_BPF:
             licence = f"{BPF_LICENSE} OR {DEFAULT_LICENSE}"

@@ -1,4 +1,4 @@
-// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+// SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
 /* Pushes triggers as probes do, when it is told to. */
 #include "push.h"
 #include "fire.h"
