@@ -86,11 +86,26 @@ struct probes_cost {
 
 #define PROBES_TIMED_EVERY 256u
 
+/* All programs that time themselves. */
+#define PROBES_PROGRAM_LIST(X)                                                 \
+	X(new_thread)                                                          \
+	X(on_switch)                                                           \
+	X(on_waking)                                                           \
+	X(on_send)                                                             \
+	X(on_sent)                                                             \
+	X(on_sendmsg)                                                          \
+	X(on_state)                                                            \
+	X(on_retransmit)                                                       \
+	X(on_reset_sent)                                                       \
+	X(on_reset_received)                                                   \
+	X(on_segment)                                                          \
+	X(on_read)
+
 enum probes_program {
-	PROGRAM_SWITCH = 0,
-	PROGRAM_WAKING = 1,
-	PROGRAM_NEW_THREAD = 2,
-	PROBES_PROGRAMS = 3,
+#define PROBES_PROGRAM(name) PROGRAM_##name,
+	PROBES_PROGRAM_LIST(PROBES_PROGRAM)
+#undef PROBES_PROGRAM
+	PROBES_PROGRAMS,
 };
 
 /* What comes through the ring. */

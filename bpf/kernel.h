@@ -8,6 +8,7 @@
 #define BPF_KERNEL_H
 
 #include <linux/bpf.h>
+#include <linux/in6.h>
 
 #include <bpf/bpf_core_read.h>
 #include <bpf/bpf_helpers.h>
@@ -51,6 +52,37 @@ struct task_struct {
 	struct task_group *sched_task_group;
 	unsigned in_iowait : 1;
 	char comm[16];
+};
+
+struct sock_common {
+	__u16 skc_family;
+	__u16 skc_dport; /* network byte order */
+	__u32 skc_daddr;
+	struct in6_addr skc_v6_daddr; /* of linux/in6.h */
+	__u8 skc_state;
+};
+
+struct sock {
+	struct sock_common __sk_common;
+	__u16 sk_protocol;
+};
+
+struct tcp_sock {
+	__u32 write_seq;
+	__u32 snd_una;
+	__u64 bytes_acked;
+	__u32 srtt_us; /* eighths of a microsecond */
+};
+
+struct sk_buff {
+	unsigned char *data;
+	char cb[48];
+	struct sock *sk;
+};
+
+struct tcp_skb_cb {
+	__u32 seq;
+	__u32 end_seq;
 };
 
 /* x86 and arm64 each have one of these. */

@@ -6,6 +6,7 @@
  *   processes   array of maps: number of a process -> its context segment
  *   threads     of each thread of these: struct thread
  *   filter      by tgid: whether it may be one of ours
+ *   sockets     of each TCP socket that a trace wrote into: which one wrote what
  *   settings    thresholds, rates, the bypass word
  *   syscalls    by number: what it means to be blocked in it, and its name
  *   records     ring: what goes into traces
@@ -104,6 +105,33 @@ struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
 	__uint(max_entries, 1 << 12);
 } bell SEC(".maps");
+
+/* What a trace wrote into a TCP socket without a break: up to where the next begins. */
+struct sent {
+	__u32 start; /* sequence number */
+	__u32 process;
+	__u64 hi, lo; /* both 0: of no trace */
+	__u32 client, zero;
+};
+
+/* What is not acknowledged yet, and waits to be sent, must be among them: some hundred
+ * writes of other traces each, 4 KiB of memory for a socket. */
+#define SENT_MAX 128
+
+struct socket {
+	__u32 next; /* counts stretches */
+	__u32 rtt_least_us;
+	__u64 readable_since_ns; /* data lies there, and nobody has read since */
+	__u8 is_shut;		 /* the peer's window is zero */
+	struct sent sent[SENT_MAX];
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, int);
+	__type(value, struct socket);
+} sockets SEC(".maps");
 
 struct recent {
 	__u64 what; /* of trace and kind */

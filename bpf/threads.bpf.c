@@ -66,7 +66,7 @@ int BPF_PROG(new_thread, struct task_struct *task, unsigned long clone_flags)
 	if (!(clone_flags & CLONE_THREAD) || !by_tgid ||
 	    !may_be_ours(by_tgid, task))
 		return 0;
-	timed = timed_begin(PROGRAM_NEW_THREAD);
+	timed = timed_begin(PROGRAM_new_thread);
 	of_parent = thread_of(parent);
 	if (of_parent)
 		note(task, of_parent->process, of_parent->client);

@@ -232,7 +232,7 @@ int BPF_PROG(on_waking, struct task_struct *task)
 
 	if (!by_tgid || !may_be_ours(by_tgid, task) || !s || s->bypass)
 		return 0;
-	timed = timed_begin(PROGRAM_WAKING);
+	timed = timed_begin(PROGRAM_on_waking);
 	t = thread_of(task);
 	if (t) {
 		t->waking_ns = bpf_ktime_get_ns();
@@ -352,7 +352,7 @@ int BPF_PROG(on_switch, bool preempt, struct task_struct *prev,
 	stint_ns = stint_of(prev, next);
 	if (!off && !on && stint_ns < STINT_NS)
 		return 0;
-	timed = timed_begin(PROGRAM_SWITCH);
+	timed = timed_begin(PROGRAM_on_switch);
 	now = bpf_ktime_get_ns();
 	if (stint_ns >= STINT_NS)
 		note_runner(prev, off, stint_ns, now);

@@ -7,10 +7,11 @@ Numbers come from shared memory that an application can write to. No input raise
 from __future__ import annotations
 
 import enum
+import ipaddress
 import struct
 from dataclasses import dataclass
 
-_EVENT = struct.Struct("=QQIIHHIIIQ16s24s8x")
+_EVENT = struct.Struct("=QQIIHHIIIQ16s24sQ")
 EVENT_BYTES = _EVENT.size
 
 _NO_NUMBER = (1 << 32) - 1
@@ -24,11 +25,33 @@ class Kind(enum.IntEnum):
     LOCK_WAIT = 3
     IO_WAIT = 4
     BLOCKED = 5
+    TCP_RETRANSMIT = 6
+    TCP_SYN_RETRANSMIT = 7
+    TCP_RESET_SENT = 8
+    TCP_RESET_RECEIVED = 9
+    TCP_ZERO_WINDOW = 10
+    TCP_RTT = 11
+    TCP_READ_DELAY = 12
+
+    @property
+    def is_tcp(self) -> bool:
+        """Of a connection: there is a peer, and no other process."""
+        return self.name.startswith("TCP_")
+
+
+class Confidence(enum.IntEnum):
+    """How sure it is that it happened to that trace."""
+
+    EXACT = 0
+    SOCKET = 1
 
 
 @dataclass(frozen=True, slots=True)
 class KernelEvent:
-    """See ``struct bs_kernel_event``. Texts are printable; "" where nothing is known."""
+    """See ``struct bs_kernel_event``. Texts are printable; "" where nothing is known.
+
+    ``peer``: ADDRESS:PORT of a connection. ``position`` of a TCP segment: bytes before it.
+    """
 
     time_ns: int
     duration_ns: int
@@ -41,15 +64,20 @@ class KernelEvent:
     other_ns: int
     other_comm: str
     name: str
+    confidence: int = Confidence.EXACT
+    peer: str = ""
+    position: int = 0
 
     @classmethod
     def parse(cls, data: bytes) -> KernelEvent:
         """Read one; what is short or makes no sense is an event of kind 0."""
         if len(data) < _EVENT.size:
             data = bytes(_EVENT.size)
-        time_ns, duration_ns, client, tid, kind, cpu, number, other, _, other_ns, comm, name = (
-            _EVENT.unpack_from(data)
-        )
+        (
+            time_ns, duration_ns, client, tid, kind, cpu, number, other, confidence, other_ns, raw,
+            name, position,
+        ) = _EVENT.unpack_from(data)  # fmt: skip
+        is_tcp = kind in set(Kind) and Kind(kind).is_tcp
         return cls(
             time_ns,
             duration_ns,
@@ -60,8 +88,11 @@ class KernelEvent:
             None if number == _NO_NUMBER else number,
             other,
             other_ns,
-            _text(comm),
+            "" if is_tcp else _text(raw),
             _text(name),
+            confidence,
+            _endpoint(raw, number) if is_tcp else "",
+            position,
         )
 
     @property
@@ -78,12 +109,30 @@ class KernelEvent:
                 return "waited for a disk"
             case Kind.BLOCKED:
                 return f"blocked in {self.name or 'a system call'}"
+            case Kind.TCP_RETRANSMIT:
+                return "TCP segment sent again"
+            case Kind.TCP_SYN_RETRANSMIT:
+                return "TCP connection asked for again"
+            case Kind.TCP_RESET_SENT:
+                return "TCP connection broken off here"
+            case Kind.TCP_RESET_RECEIVED:
+                return "TCP connection broken off by the peer"
+            case Kind.TCP_ZERO_WINDOW:
+                return "TCP peer takes no more for now"
+            case Kind.TCP_RTT:
+                return "TCP round trip is long"
+            case Kind.TCP_READ_DELAY:
+                return "TCP data not read"
             case _:
                 return f"kernel event {self.kind}"
 
     @property
     def sentence(self) -> str:
         """What happened, with its figures."""
+        if self.peer:
+            took = f": {_duration(self.duration_ns)}" if self.duration_ns else ""
+            unsure = ", by the last writer" if self.confidence == Confidence.SOCKET else ""
+            return f"{self.title}{took}, peer {self.peer}{unsure}"
         parts = [f"{self.title} for {_duration(self.duration_ns)}"]
         match self.kind:
             case Kind.RUN_QUEUE:
@@ -108,6 +157,14 @@ class KernelEvent:
         }
         if self.name:
             known["kernel.name"] = self.name
+        if self.peer:
+            known["network.peer.address"], _, port = self.peer.rpartition(":")
+            known["network.peer.port"] = int(port)
+            known["kernel.confidence"] = (
+                "exact" if self.confidence == Confidence.EXACT else "socket"
+            )
+        if self.position:
+            known["kernel.tcp.position"] = self.position & ((1 << 63) - 1)
         if self.other_pid:
             known["kernel.other.pid"] = self.other_pid
             known["kernel.other.command"] = self.other_comm
@@ -121,6 +178,11 @@ class KernelEvent:
 def _text(raw: bytes) -> str:
     text = raw.partition(b"\0")[0].decode(errors="replace")
     return "".join(c if c.isprintable() else "?" for c in text)
+
+
+def _endpoint(raw: bytes, port: int) -> str:
+    address = ipaddress.IPv6Address(raw)
+    return f"{address.ipv4_mapped or address}:{port & 0xFFFF}"
 
 
 def _duration(ns: int) -> str:

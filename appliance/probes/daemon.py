@@ -218,7 +218,7 @@ class Daemon:
                 int((probes.burst - 1) * 1e9 / probes.per_s),
             )
             if settings.fire_ms is not None or settings.record_ms is not None:
-                wanted.add(symptom.object)
+                wanted.update(symptom.objects)
         self._probes.set_bypass(probes.bypass)
         if probes.bypass:
             # An attached program costs its call, whatever it does then.
@@ -234,7 +234,7 @@ class Daemon:
             self._probes.attach(name)
         except OSError as error:
             if self._missing.get(name) != str(error):
-                keys = ", ".join(one.key for one in SYMPTOMS if one.object == name)
+                keys = ", ".join(one.key for one in SYMPTOMS if name in one.objects)
                 self._log.error(f"this kernel does not take the probe {error}; without it: {keys}")
             self._missing[name] = str(error)
         else:

@@ -10,11 +10,11 @@ from protocol.kernel_events import Kind
 
 @dataclass(frozen=True, slots=True)
 class Symptom:
-    """``key`` in ``probes:`` of the node's configuration; ``object``: of bpf/<object>.bpf.c."""
+    """``key`` in ``probes:`` of the node's configuration; the ``objects`` (bpf/<name>.bpf.c) that it needs."""
 
     key: str
     kind: Kind
-    object: str
+    objects: tuple[str, ...]
 
     @property
     def trigger(self) -> str:
@@ -22,10 +22,20 @@ class Symptom:
         return f"kernel.{self.key}"
 
 
+def _of(objects: tuple[str, ...], *kinds: Kind) -> tuple[Symptom, ...]:
+    return tuple(Symptom(kind.name.lower(), kind, objects) for kind in kinds)
+
+
 SYMPTOMS = (
-    Symptom("run_queue", Kind.RUN_QUEUE, "waits"),
-    Symptom("cpu_throttled", Kind.CPU_THROTTLED, "waits"),
-    Symptom("lock_wait", Kind.LOCK_WAIT, "waits"),
-    Symptom("io_wait", Kind.IO_WAIT, "waits"),
-    Symptom("blocked", Kind.BLOCKED, "waits"),
+    *_of(
+        ("waits",),
+        Kind.RUN_QUEUE,
+        Kind.CPU_THROTTLED,
+        Kind.LOCK_WAIT,
+        Kind.IO_WAIT,
+        Kind.BLOCKED,
+    ),
+    *_of(("sockets", "tcp_retransmit"), Kind.TCP_RETRANSMIT, Kind.TCP_SYN_RETRANSMIT),
+    *_of(("sockets", "tcp_reset"), Kind.TCP_RESET_SENT, Kind.TCP_RESET_RECEIVED),
+    *_of(("sockets", "tcp_receive"), Kind.TCP_ZERO_WINDOW, Kind.TCP_RTT, Kind.TCP_READ_DELAY),
 )

@@ -186,7 +186,7 @@ class MetricsSettings(_MetricsSettings):
     listen: OptionalEndpoint = "127.0.0.1:4771"
 
 
-_Milliseconds = Annotated[float, Range(0.001, 3_600_000)]
+_Milliseconds = Annotated[float, Range(0, 3_600_000)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,6 +211,14 @@ class ProbesSettings:
     io_wait: ProbeSettings = ProbeSettings(100.0, 5.0)
     # A service that calls another one waits in recvfrom(2), say, as long as that takes.
     blocked: ProbeSettings = ProbeSettings(None, 10.0)
+    tcp_retransmit: ProbeSettings = ProbeSettings(0.0, 0.0)
+    tcp_syn_retransmit: ProbeSettings = ProbeSettings(0.0, 0.0)
+    # Who closes a socket before it has read all sends one, as many programs do.
+    tcp_reset_sent: ProbeSettings = ProbeSettings(None, 0.0)
+    tcp_reset_received: ProbeSettings = ProbeSettings(0.0, 0.0)
+    tcp_zero_window: ProbeSettings = ProbeSettings(0.0, 0.0)
+    tcp_rtt: ProbeSettings = ProbeSettings(200.0, 50.0)
+    tcp_read_delay: ProbeSettings = ProbeSettings(500.0, 50.0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ by those of the reader (``formats.slices``): what both had wrong nobody would fi
 
 from __future__ import annotations
 
+import ipaddress
 import struct
 from collections.abc import Mapping
 
@@ -36,7 +37,7 @@ _SPAN_START = struct.Struct("<QQQBB6x")
 _SPAN_END = struct.Struct("<QQHHI")
 _HOP = struct.Struct("<QQII")
 _BREADCRUMB = struct.Struct("<Q")
-_KERNEL_EVENT = struct.Struct("=QQIIHHIIIQ16s24s8x")
+_KERNEL_EVENT = struct.Struct("=QQIIHHIIIQ16s24sQ")
 _SCOPE_HEADER = struct.Struct("<I")
 _DETAIL_HEADER = struct.Struct("<QIHH")
 _ATTRIBUTE = struct.Struct("<BBH")
@@ -127,11 +128,19 @@ def encode_kernel_event(event: KernelEvent) -> bytes:
         event.cpu,
         0xFFFFFFFF if event.number is None else event.number,
         event.other_pid,
-        0,
+        event.confidence,
         event.other_ns,
-        event.other_comm.encode(),
+        _peer(event) if event.peer else event.other_comm.encode(),
         event.name.encode(),
+        event.position,
     )
+
+
+def _peer(event: KernelEvent) -> bytes:
+    address = ipaddress.ip_address(event.peer.rpartition(":")[0])
+    if isinstance(address, ipaddress.IPv4Address):
+        return bytes(10) + b"\xff\xff" + address.packed
+    return address.packed
 
 
 def encode_attributes(attributes: Mapping[str, AttributeValue]) -> bytes:

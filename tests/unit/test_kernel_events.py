@@ -56,6 +56,16 @@ def test_any_bytes_make_an_event_that_can_be_printed(data: bytes) -> None:
             KernelEvent(5, 2000 * 1000 * MS, 1, 4, Kind.CPU_THROTTLED, 0, None, 0, 0, "", ""),
             "waited for its CPU quota for 2000 s",
         ),
+        (
+            KernelEvent(5, 0, 1, 0, Kind.TCP_RETRANSMIT, 0, 80, 0, 0, "", "", 0, "10.0.0.7:80"),
+            "TCP segment sent again, peer 10.0.0.7:80",
+        ),
+        (
+            KernelEvent(
+                5, 250 * MS, 1, 0, Kind.TCP_RTT, 0, 443, 0, 0, "", "", 1, "2001:db8::7:443"
+            ),
+            "TCP round trip is long: 250 ms, peer 2001:db8::7:443, by the last writer",
+        ),
         (KernelEvent(5, 0, 1, 4, 99, 0, None, 0, 0, "", ""), "kernel event 99 for 0 ns"),
     ],
 )
@@ -66,7 +76,8 @@ def test_an_event_reads_as_a_sentence(event: KernelEvent, sentence: str) -> None
 
 def test_kinds_are_those_of_the_header(repository: Path) -> None:
     header = (repository / "native/src/abi/kernel_event.h").read_text()
-    found = {name: int(n) for name, n in re.findall(r"BS_KERNEL_(\w+) = (\d+),", header)}
+    kinds = header[header.index("enum bs_kernel_event_kind") : header.index("enum bs_kernel_conf")]
+    found = {name: int(n) for name, n in re.findall(r"BS_KERNEL_(\w+) = (\d+),", kinds)}
     assert found.pop("KINDS") == max(found.values()) + 1
     assert found == {kind.name: kind.value for kind in Kind}
 

@@ -16,7 +16,20 @@ enum bs_kernel_event_kind {
 	BS_KERNEL_LOCK_WAIT = 3,     /* in futex(2) */
 	BS_KERNEL_IO_WAIT = 4,	     /* for a disk */
 	BS_KERNEL_BLOCKED = 5,	     /* in another system call */
-	BS_KERNEL_KINDS = 6,
+	BS_KERNEL_TCP_RETRANSMIT = 6,
+	BS_KERNEL_TCP_SYN_RETRANSMIT = 7,
+	BS_KERNEL_TCP_RESET_SENT = 8,
+	BS_KERNEL_TCP_RESET_RECEIVED = 9,
+	BS_KERNEL_TCP_ZERO_WINDOW = 10, /* the peer takes no more for now */
+	BS_KERNEL_TCP_RTT = 11, /* far above what it was on that connection */
+	BS_KERNEL_TCP_READ_DELAY = 12, /* nobody read what came */
+	BS_KERNEL_KINDS = 13,
+};
+
+/* How sure it is that it happened to that trace. */
+enum bs_kernel_confidence {
+	BS_KERNEL_EXACT = 0,
+	BS_KERNEL_OF_SOCKET = 1, /* the trace that used the socket last */
 };
 
 #define BS_KERNEL_COMM_BYTES 16u
@@ -29,13 +42,16 @@ struct bs_kernel_event {
 	uint32_t tid;	      /* the thread, in its own pid namespace */
 	uint16_t kind;	      /* enum bs_kernel_event_kind */
 	uint16_t cpu;
-	uint32_t number; /* of the system call, if it was in one; else BS_KERNEL_NO_NUMBER */
+	uint32_t number; /* of the system call; the peer's port; else BS_KERNEL_NO_NUMBER */
 	uint32_t other_pid; /* who ran instead, or woke it, in the first pid namespace; 0: not known */
-	uint32_t zero;
-	uint64_t other_ns; /* how much of the time that one ran */
-	char other_comm[BS_KERNEL_COMM_BYTES]; /* NUL-padded */
-	char name[BS_KERNEL_NAME_BYTES];       /* NUL-padded */
-	uint64_t reserved;
+	uint32_t confidence; /* enum bs_kernel_confidence */
+	uint64_t other_ns;   /* how much of the time that one ran */
+	union {
+		char other_comm[BS_KERNEL_COMM_BYTES]; /* NUL-padded */
+		uint8_t peer[16]; /* of a connection: IPv6, or IPv4 mapped (RFC 4291) */
+	};
+	char name[BS_KERNEL_NAME_BYTES]; /* NUL-padded; of what, depends on the kind */
+	uint64_t position; /* of a TCP segment: bytes of the stream before it */
 };
 
 #define BS_KERNEL_NO_NUMBER (~0u)

@@ -9,9 +9,9 @@
 
 /* Which cost is which program's (enum probes_program). */
 static const char *const program_names[PROBES_PROGRAMS] = {
-	[PROGRAM_SWITCH] = "on_switch",
-	[PROGRAM_WAKING] = "on_waking",
-	[PROGRAM_NEW_THREAD] = "new_thread",
+#define PROGRAM_NAME(name) [PROGRAM_##name] = #name,
+	PROBES_PROGRAM_LIST(PROGRAM_NAME)
+#undef PROGRAM_NAME
 };
 
 /* The sum over all CPUs of a value of 64-bit words. */
@@ -76,6 +76,8 @@ static size_t programs_of(const struct bsp *p, const struct object *o,
 
 		if (count == most)
 			break;
+		if (!bpf_program__autoload(program))
+			continue;
 		memset(to, 0, sizeof(*to));
 		snprintf(to->name, sizeof(to->name), "%s",
 			 bpf_program__name(program));

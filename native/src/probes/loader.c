@@ -151,6 +151,56 @@ static int attach_programs(struct object *o)
 	return 0;
 }
 
+/* What stands in for a program where the kernel has not its hook. */
+static const struct {
+	const char *program, *instead;
+} fallbacks[] = {
+	{"on_send", "on_sent"},	   /* tcp_sendmsg_locked: Linux 6.16 */
+	{"on_sent", "on_sendmsg"}, /* sock_send_length: Linux 6.3 */
+};
+
+static const char *fallback_of(const char *program)
+{
+	for (size_t i = 0; i < sizeof(fallbacks) / sizeof(fallbacks[0]); i++) {
+		if (!strcmp(fallbacks[i].program, program))
+			return fallbacks[i].instead;
+	}
+	return NULL;
+}
+
+#define TRACEPOINT "tp_btf/"
+
+static bool has_hook(const struct bpf_program *program)
+{
+	const char *section = bpf_program__section_name(program);
+
+	/* A mark of libbpf's: not loaded unless it is asked for. */
+	if (*section == '?')
+		section++;
+	return strncmp(section, TRACEPOINT, strlen(TRACEPOINT)) ||
+	       libbpf_find_vmlinux_btf_id(section + strlen(TRACEPOINT),
+					  BPF_TRACE_RAW_TP) > 0;
+}
+
+static void choose_programs(struct bpf_object *object)
+{
+	struct bpf_program *program;
+
+	/* In the order of the file: what stands in comes after. */
+	bpf_object__for_each_program(program, object)
+	{
+		const char *instead = fallback_of(bpf_program__name(program));
+
+		if (!instead || !bpf_program__autoload(program) ||
+		    has_hook(program))
+			continue;
+		bpf_program__set_autoload(program, false);
+		bpf_program__set_autoload(
+			bpf_object__find_program_by_name(object, instead),
+			true);
+	}
+}
+
 static int object_open(struct bsp *p, struct object *o,
 		       const struct embedded *of)
 {
@@ -166,6 +216,7 @@ static int object_open(struct bsp *p, struct object *o,
 		if (err)
 			return err;
 	}
+	choose_programs(o->bpf);
 	return bpf_object__load(o->bpf);
 }
 

@@ -1,0 +1,113 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/*
+ * Which trace an event of a TCP socket concerns. It comes in softirq, in whatever
+ * thread was interrupted. So each socket knows which trace wrote which stretch of
+ * its stream (sockets.bpf.c); a segment is of the trace that wrote its first byte.
+ */
+#ifndef BPF_SOCKET_H
+#define BPF_SOCKET_H
+
+#include "cost.h"
+#include "fire.h"
+
+#define AF_INET 2
+#define AF_INET6 10
+#define IPPROTO_TCP 6
+
+static __always_inline struct socket *socket_of(struct sock *sk)
+{
+	return bpf_sk_storage_get(&sockets, sk, 0, 0);
+}
+
+/* In which stretch a byte was; SENT_MAX: it is not known any more. */
+static __always_inline __u32 stretch_of(const struct socket *socket, __u32 seq)
+{
+	for (__u32 i = 1; i <= SENT_MAX; i++) {
+		__u32 place = (socket->next - i) % SENT_MAX;
+
+		if (i > socket->next)
+			break;
+		if ((__s32)(seq - socket->sent[place].start) >= 0)
+			return place;
+	}
+	return SENT_MAX;
+}
+
+#define NEIGHBOURS_SOUGHT 16
+
+/* The other traces that wrote last. One may be there twice; the node minds. (A function
+ * that the verifier looks at by itself: inlined, it multiplies with all that is before.) */
+__noinline int add_neighbours(struct socket *socket, struct laterals *laterals,
+			      __u64 hi, __u64 lo)
+{
+	__u32 count = 0;
+
+	if (!socket || !laterals)
+		return 0;
+	for (__u32 i = 1; i <= NEIGHBOURS_SOUGHT; i++) {
+		const struct sent *sent =
+			&socket->sent[(socket->next - i) % SENT_MAX];
+
+		if (!(sent->hi | sent->lo) ||
+		    (sent->hi == hi && sent->lo == lo))
+			continue;
+		if (count >= LATERALS_MAX)
+			break;
+		laterals->traces[count].hi = sent->hi;
+		laterals->traces[count].lo = sent->lo;
+		count++;
+	}
+	laterals->count = count;
+	return 0;
+}
+
+static __always_inline void name_peer(const struct sock *sk,
+				      struct bs_kernel_event *event)
+{
+	const struct sock_common *c = &sk->__sk_common;
+
+	event->number = bpf_ntohs(c->skc_dport);
+	if (c->skc_family == AF_INET) {
+		__u32 address = c->skc_daddr;
+
+		event->peer[10] = event->peer[11] = 0xff;
+		__builtin_memcpy(&event->peer[12], &address, sizeof(address));
+	} else {
+		bpf_probe_read_kernel(event->peer, sizeof(event->peer),
+				      &c->skc_v6_daddr);
+	}
+}
+
+/* What happened to the trace of a stretch; or, if that is not known, to the trace
+ * that wrote last. */
+static __always_inline void report_of(const struct probes_settings *settings,
+				      struct socket *socket,
+				      const struct sock *sk, __u32 stretch,
+				      struct bs_kernel_event *event)
+{
+	struct laterals laterals = {};
+	struct shown shown = {};
+	const struct sent *sent;
+	__u32 process;
+	void *inner;
+
+	if (stretch >= SENT_MAX) {
+		stretch = (socket->next - 1) % SENT_MAX;
+		event->confidence = BS_KERNEL_OF_SOCKET;
+	}
+	sent = &socket->sent[stretch % SENT_MAX];
+	shown.hi = sent->hi;
+	shown.lo = sent->lo;
+	process = sent->process;
+	inner = bpf_map_lookup_elem(&processes, &process);
+	shown.context = inner ? only(inner) : 0;
+	if (!shown.context || !(shown.hi | shown.lo))
+		return;
+	event->client = sent->client;
+	event->cpu = bpf_get_smp_processor_id();
+	name_peer(sk, event);
+	add_neighbours(socket, &laterals, shown.hi, shown.lo);
+	report(settings, &shown, event, &laterals);
+}
+
+#endif

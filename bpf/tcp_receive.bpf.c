@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
+/*
+ * What segments that come in say: the peer takes no more (zero window), the round trip
+ * has become long, or data waits here and nobody reads it.
+ */
+#include <bpf/bpf_endian.h>
+
+#include "socket.h"
+
+char LICENSE[] SEC("license") = "Dual BSD/GPL";
+
+/* A round trip is long if it is so much longer than the shortest of its connection. */
+#define RTT_FACTOR 4
+
+/* Smaller ones are of one machine, and vary for reasons of its own. */
+#define RTT_LEAST_US 100
+
+static __always_inline void look_at_window(const struct probes_settings *s,
+					   struct socket *socket,
+					   const struct sock *sk, __u64 now,
+					   bool is_shut)
+{
+	struct bs_kernel_event event = {
+		.time_ns = now,
+		.kind = BS_KERNEL_TCP_ZERO_WINDOW,
+	};
+
+	if (is_shut && !socket->is_shut)
+		report_of(s, socket, sk, SENT_MAX, &event);
+	socket->is_shut = is_shut;
+}
+
+static __always_inline void look_at_rtt(const struct probes_settings *s,
+					struct socket *socket,
+					const struct sock *sk, __u64 now,
+					__u32 rtt_us)
+{
+	struct bs_kernel_event event = {
+		.time_ns = now,
+		.duration_ns = (__u64)rtt_us * 1000,
+		.kind = BS_KERNEL_TCP_RTT,
+	};
+
+	if (!rtt_us)
+		return;
+	if (!socket->rtt_least_us || rtt_us < socket->rtt_least_us)
+		socket->rtt_least_us = rtt_us;
+	if (rtt_us < RTT_LEAST_US || rtt_us / RTT_FACTOR < socket->rtt_least_us)
+		return;
+	report_of(s, socket, sk, SENT_MAX, &event);
+}
+
+/* As the header says that the segment begins with (RFC 9293). */
+static __always_inline __u16 window_of(const struct sk_buff *skb)
+{
+	__u16 window = 1;
+
+	bpf_probe_read_kernel(&window, sizeof(window), skb->data + 14);
+	return window;
+}
+
+SEC("tp_btf/tcp_probe")
+int BPF_PROG(on_segment, struct sock *sk, struct sk_buff *skb)
+{
+	const struct probes_settings *s = only(&settings);
+	const struct tcp_sock *tcp = (const struct tcp_sock *)sk;
+	const struct tcp_skb_cb *segment;
+	struct socket *socket;
+	struct timed timed;
+	__u64 now;
+
+	if (!s || s->bypass)
+		return 0;
+	socket = socket_of(sk);
+	if (!socket)
+		return 0;
+	timed = timed_begin(PROGRAM_on_segment);
+	now = bpf_ktime_get_ns();
+	look_at_window(s, socket, sk, now, !window_of(skb));
+	look_at_rtt(s, socket, sk, now, BPF_CORE_READ(tcp, srtt_us) >> 3);
+	segment = (const struct tcp_skb_cb *)&skb->cb;
+	if (!socket->readable_since_ns &&
+	    BPF_CORE_READ(segment, seq) != BPF_CORE_READ(segment, end_seq))
+		socket->readable_since_ns = now;
+	timed_end(&timed);
+	return 0;
+}
+
+/* Somebody has read. */
+SEC("tp_btf/tcp_rcv_space_adjust")
+int BPF_PROG(on_read, struct sock *sk)
+{
+	const struct probes_settings *s = only(&settings);
+	struct bs_kernel_event event = {.kind = BS_KERNEL_TCP_READ_DELAY};
+	struct socket *socket;
+	struct timed timed;
+
+	if (!s || s->bypass)
+		return 0;
+	socket = socket_of(sk);
+	if (!socket || !socket->readable_since_ns)
+		return 0;
+	timed = timed_begin(PROGRAM_on_read);
+	event.time_ns = bpf_ktime_get_ns();
+	event.duration_ns = event.time_ns - socket->readable_since_ns;
+	socket->readable_since_ns = 0;
+	report_of(s, socket, sk, SENT_MAX, &event);
+	timed_end(&timed);
+	return 0;
+}
