@@ -26,7 +26,7 @@ PROBES = {
     "per_s": 1000,
     "burst": 1000,
     "tcp_read_delay": {"fire_ms": 100, "record_ms": 50},
-    "tcp_rtt": {"fire_ms": 50, "record_ms": 50},
+    "tcp_rtt": {"fire_ms": 20, "record_ms": 20},
 }
 
 
