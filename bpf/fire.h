@@ -86,36 +86,49 @@ static __always_inline bool may_fire(const struct probes_threshold *limits,
 	return true;
 }
 
-/* False: there was no room. */
-static __always_inline bool push(const struct shown *s, const char *name,
-				 const struct bs_kernel_event *event,
-				 const struct laterals *laterals)
+static __always_inline void cell_fill(struct bs_trigger_cell *cell,
+				      const struct shown *s, const char *name,
+				      const struct bs_kernel_event *event)
 {
-	struct bs_context_segment *context = s->context;
-	struct bs_trigger_cell *cell;
-	__u32 position = 0, rung = event->kind;
-
-	cell = bs_cell_claim(context, CLAIM_ROUNDS, &position);
-	if (!cell)
-		goto lost;
 	cell->source = BS_TRIGGER_KERNEL;
 	cell->trace_hi = s->hi;
 	cell->trace_lo = s->lo;
 	cell->ticks = event->time_ns;
 	__builtin_memcpy(cell->name, name, sizeof(cell->name));
 	cell->event = *event;
-	for (int i = 0; i < LATERALS_MAX; i++)
-		cell->laterals[i] = laterals->traces[i];
-	cell->n_laterals = laterals->count;
-	if (!bs_cell_commit(cell, position))
-		goto lost;
-	COUNT(event->kind, fired);
-	bpf_ringbuf_output(&bell, &rung, sizeof(rung), 0);
+}
+
+/* Whether it counts: NULL, or a cell that the node has skipped, does not. */
+static __always_inline bool cell_close(struct bs_context_segment *context,
+				       struct bs_trigger_cell *cell,
+				       __u32 position, __u32 kind)
+{
+	if (!cell || !bs_cell_commit(cell, position)) {
+		__sync_fetch_and_add(&context->triggers_lost, 1);
+		COUNT(kind, queue_full);
+		return false;
+	}
+	COUNT(kind, fired);
+	bpf_ringbuf_output(&bell, &kind, sizeof(kind), 0);
 	return true;
-lost:
-	__sync_fetch_and_add(&context->triggers_lost, 1);
-	COUNT(event->kind, queue_full);
-	return false;
+}
+
+/* False: there was no room. */
+static __always_inline bool push(const struct shown *s, const char *name,
+				 const struct bs_kernel_event *event,
+				 const struct laterals *laterals)
+{
+	struct bs_trigger_cell *cell;
+	__u32 position = 0;
+
+	cell = bs_cell_claim(s->context, CLAIM_ROUNDS, &position);
+	if (cell) {
+		cell_fill(cell, s, name, event);
+		for (int i = 0; i < LATERALS_MAX; i++)
+			cell->laterals[i] = laterals->traces[i];
+		cell->n_laterals = laterals->count;
+	}
+	return cell_close(s->context, cell, position, event->kind);
 }
 
 static __always_inline void report(const struct probes_settings *settings,

@@ -99,7 +99,9 @@ struct probes_cost {
 	X(on_reset_sent)                                                       \
 	X(on_reset_received)                                                   \
 	X(on_segment)                                                          \
-	X(on_read)
+	X(on_read)                                                             \
+	X(on_bio)                                                              \
+	X(on_signal)
 
 enum probes_program {
 #define PROBES_PROGRAM(name) PROGRAM_##name,

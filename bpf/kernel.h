@@ -42,7 +42,12 @@ struct task_group {
 	struct task_group *parent;
 };
 
+struct signal_struct {
+	void *oom_mm; /* the OOM killer chose it */
+};
+
 struct task_struct {
+	struct signal_struct *signal;
 	int pid;
 	int tgid;
 	unsigned int policy;
@@ -52,6 +57,33 @@ struct task_struct {
 	struct task_group *sched_task_group;
 	unsigned in_iowait : 1;
 	char comm[16];
+};
+
+struct sigaction {
+	void *sa_handler;
+};
+
+struct k_sigaction {
+	struct sigaction sa;
+};
+
+struct gendisk {
+	int major;
+	int first_minor;
+	char disk_name[32];
+};
+
+struct block_device {
+	struct gendisk *bd_disk;
+};
+
+struct bvec_iter {
+	unsigned int bi_size;
+};
+
+struct bio {
+	struct block_device *bi_bdev;
+	struct bvec_iter bi_iter;
 };
 
 struct sock_common {

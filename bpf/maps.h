@@ -7,6 +7,8 @@
  *   threads     of each thread of these: struct thread
  *   filter      by tgid: whether it may be one of ours
  *   sockets     of each TCP socket that a trace wrote into: which one wrote what
+ *   disks       who asked which disk for something lately
+ *   crashed     which processes have
  *   settings    thresholds, rates, the bypass word
  *   syscalls    by number: what it means to be blocked in it, and its name
  *   records     ring: what goes into traces
@@ -35,6 +37,9 @@ struct thread {
 	__u32 waker_pid;
 	__u32 nr_throttled; /* of its group, when it went off */
 	char waker_comm[BS_KERNEL_COMM_BYTES];
+	__u32 disk; /* that it asked last, 0: none; since it last waited for one: */
+	__u32 disk_bytes; /* for so much */
+	char disk_name[16];
 	__u8 off_why; /* enum off_why */
 };
 
@@ -132,6 +137,32 @@ struct {
 	__type(key, int);
 	__type(value, struct socket);
 } sockets SEC(".maps");
+
+#define DISK_USERS 8
+
+/* Who asked a disk for something lately. */
+struct disk {
+	__u32 next, zero;
+	struct {
+		__u64 hi, lo, asked_ns;
+	} users[DISK_USERS];
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 256);
+	__type(key,
+	       __u32); /* major and first minor, as disk_of() puts them together */
+	__type(value, struct disk);
+} disks SEC(".maps");
+
+/* By number of a process: its tgid when it crashed; one trigger is enough. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, PROBES_PROCESSES_MAX);
+	__type(key, __u32);
+	__type(value, __u32);
+} crashed SEC(".maps");
 
 struct recent {
 	__u64 what; /* of trace and kind */

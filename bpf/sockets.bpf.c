@@ -16,19 +16,6 @@ char LICENSE[] SEC("license") = "Dual BSD/GPL";
 #define TCP_CLOSE 7
 #define TCP_SYN_SENT 2
 
-/* What the current thread shows, if it is of an attached process. */
-static __always_inline struct thread *current_thread(__u64 now, struct shown *s)
-{
-	struct task_struct *task = bpf_get_current_task_btf();
-	const __u16 *by_tgid = only(&filter);
-	struct thread *t;
-
-	if (!by_tgid || !may_be_ours(by_tgid, task))
-		return 0;
-	t = thread_of(task);
-	return t && look(t, now, s) ? t : 0;
-}
-
 /* From there on. */
 static __always_inline void note_sent(struct sock *sk, __u32 start)
 {

@@ -95,4 +95,17 @@ static __always_inline bool look(struct thread *t, __u64 now, struct shown *s)
 	return s->hi | s->lo;
 }
 
+/* What the current thread shows, if it is of an attached process. */
+static __always_inline struct thread *current_thread(__u64 now, struct shown *s)
+{
+	struct task_struct *task = bpf_get_current_task_btf();
+	const __u16 *by_tgid = only(&filter);
+	struct thread *t;
+
+	if (!by_tgid || !may_be_ours(by_tgid, task))
+		return 0;
+	t = thread_of(task);
+	return t && look(t, now, s) ? t : 0;
+}
+
 #endif

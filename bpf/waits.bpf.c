@@ -26,6 +26,9 @@ char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
 #define RUNNERS 4
 
+/* What a disk was asked for longer ago it has done. */
+#define ASKED_LATELY_NS 1000000000ull
+
 enum off_why {
 	OFF_BLOCKED = 0,
 	OFF_PREEMPTED = 1,
@@ -153,6 +156,39 @@ static __always_inline void add_runners(__u32 own_pid, __u64 since_ns,
 	}
 }
 
+/* ------------------------------------------------------- who else asked --- */
+
+/* Of a wait for a disk: for which one, for how much, and who else asked it. */
+static __always_inline void add_disk(struct thread *t, const struct shown *own,
+				     struct bs_kernel_event *event,
+				     struct laterals *laterals)
+{
+	__u32 number = t->disk;
+	const struct disk *disk;
+
+	if (!number)
+		return;
+	event->bytes = t->disk_bytes;
+	__builtin_memcpy(event->device, t->disk_name, sizeof(event->device));
+	t->disk_bytes = 0;
+	disk = bpf_map_lookup_elem(&disks, &number);
+	if (!disk)
+		return;
+	for (int i = 0; i < DISK_USERS; i++) {
+		__u64 hi = disk->users[i].hi, lo = disk->users[i].lo;
+
+		/* Before the wait, and not long before: what it then waits behind. */
+		if (!(hi | lo) || (hi == own->hi && lo == own->lo) ||
+		    disk->users[i].asked_ns + ASKED_LATELY_NS < t->off_ns)
+			continue;
+		if (laterals->count >= LATERALS_MAX)
+			break;
+		laterals->traces[laterals->count].hi = hi;
+		laterals->traces[laterals->count].lo = lo;
+		laterals->count++;
+	}
+}
+
 /* ---------------------------------------------------------- going off --- */
 
 static __always_inline __u32 syscall_of(struct task_struct *task)
@@ -266,7 +302,7 @@ static __always_inline void was_not_run(const struct probes_settings *s,
 
 static __always_inline void was_blocked(const struct probes_settings *s,
 					const struct shown *shown,
-					const struct thread *t,
+					struct thread *t,
 					struct bs_kernel_event *event)
 {
 	struct laterals laterals = {};
@@ -286,6 +322,8 @@ static __always_inline void was_blocked(const struct probes_settings *s,
 		event->kind = BS_KERNEL_BLOCKED;
 	else
 		return;
+	if (event->kind == BS_KERNEL_IO_WAIT)
+		add_disk(t, shown, event, &laterals);
 	if (event->kind == BS_KERNEL_LOCK_WAIT && t->waker_pid) {
 		event->other_pid = t->waker_pid;
 		__builtin_memcpy(event->other_comm, t->waker_comm,

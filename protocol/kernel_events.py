@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 import ipaddress
+import signal
 import struct
 from dataclasses import dataclass
 
@@ -32,6 +33,7 @@ class Kind(enum.IntEnum):
     TCP_ZERO_WINDOW = 10
     TCP_RTT = 11
     TCP_READ_DELAY = 12
+    CRASH = 13
 
     @property
     def is_tcp(self) -> bool:
@@ -51,6 +53,7 @@ class KernelEvent:
     """See ``struct bs_kernel_event``. Texts are printable; "" where nothing is known.
 
     ``peer``: ADDRESS:PORT of a connection. ``position`` of a TCP segment: bytes before it.
+    ``device`` of a wait for a disk, and ``bytes`` that it was asked for.
     """
 
     time_ns: int
@@ -67,6 +70,8 @@ class KernelEvent:
     confidence: int = Confidence.EXACT
     peer: str = ""
     position: int = 0
+    device: str = ""
+    bytes: int = 0
 
     @classmethod
     def parse(cls, data: bytes) -> KernelEvent:
@@ -75,7 +80,7 @@ class KernelEvent:
             data = bytes(_EVENT.size)
         (
             time_ns, duration_ns, client, tid, kind, cpu, number, other, confidence, other_ns, raw,
-            name, position,
+            name, amount,
         ) = _EVENT.unpack_from(data)  # fmt: skip
         is_tcp = kind in set(Kind) and Kind(kind).is_tcp
         return cls(
@@ -88,11 +93,13 @@ class KernelEvent:
             None if number == _NO_NUMBER else number,
             other,
             other_ns,
-            "" if is_tcp else _text(raw),
+            "" if is_tcp or kind == Kind.IO_WAIT else _text(raw),
             _text(name),
             confidence,
             _endpoint(raw, number) if is_tcp else "",
-            position,
+            amount if is_tcp else 0,
+            _text(raw) if kind == Kind.IO_WAIT else "",
+            amount if kind == Kind.IO_WAIT else 0,
         )
 
     @property
@@ -123,6 +130,8 @@ class KernelEvent:
                 return "TCP round trip is long"
             case Kind.TCP_READ_DELAY:
                 return "TCP data not read"
+            case Kind.CRASH:
+                return f"process ended by {_signal(self.number or 0)}"
             case _:
                 return f"kernel event {self.kind}"
 
@@ -133,6 +142,8 @@ class KernelEvent:
             took = f": {_duration(self.duration_ns)}" if self.duration_ns else ""
             unsure = ", by the last writer" if self.confidence == Confidence.SOCKET else ""
             return f"{self.title}{took}, peer {self.peer}{unsure}"
+        if self.kind == Kind.CRASH:
+            return f"{self.title}: {self.name}" if self.name else self.title
         parts = [f"{self.title} for {_duration(self.duration_ns)}"]
         match self.kind:
             case Kind.RUN_QUEUE:
@@ -141,8 +152,11 @@ class KernelEvent:
                     parts.append(f"{self._other} ran {_duration(self.other_ns)}")
             case Kind.LOCK_WAIT if self.other_pid:
                 parts.append(f"released by {self._other}")
-            case Kind.IO_WAIT if self.name:
-                parts.append(f"in {self.name}")
+            case Kind.IO_WAIT:
+                if self.device:
+                    parts.append(f"{self.device}, {self.bytes} bytes")
+                if self.name:
+                    parts.append(f"in {self.name}")
         return ", ".join(parts)
 
     @property
@@ -163,6 +177,9 @@ class KernelEvent:
             known["kernel.confidence"] = (
                 "exact" if self.confidence == Confidence.EXACT else "socket"
             )
+        if self.device:
+            known["system.device"] = self.device
+            known["kernel.bytes"] = self.bytes & ((1 << 63) - 1)
         if self.position:
             known["kernel.tcp.position"] = self.position & ((1 << 63) - 1)
         if self.other_pid:
@@ -183,6 +200,13 @@ def _text(raw: bytes) -> str:
 def _endpoint(raw: bytes, port: int) -> str:
     address = ipaddress.IPv6Address(raw)
     return f"{address.ipv4_mapped or address}:{port & 0xFFFF}"
+
+
+def _signal(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def _duration(ns: int) -> str:

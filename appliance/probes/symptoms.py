@@ -27,15 +27,10 @@ def _of(objects: tuple[str, ...], *kinds: Kind) -> tuple[Symptom, ...]:
 
 
 SYMPTOMS = (
-    *_of(
-        ("waits",),
-        Kind.RUN_QUEUE,
-        Kind.CPU_THROTTLED,
-        Kind.LOCK_WAIT,
-        Kind.IO_WAIT,
-        Kind.BLOCKED,
-    ),
+    *_of(("waits",), Kind.RUN_QUEUE, Kind.CPU_THROTTLED, Kind.LOCK_WAIT, Kind.BLOCKED),
+    *_of(("waits", "disks"), Kind.IO_WAIT),
     *_of(("sockets", "tcp_retransmit"), Kind.TCP_RETRANSMIT, Kind.TCP_SYN_RETRANSMIT),
     *_of(("sockets", "tcp_reset"), Kind.TCP_RESET_SENT, Kind.TCP_RESET_RECEIVED),
+    *_of(("crash",), Kind.CRASH),
     *_of(("sockets", "tcp_receive"), Kind.TCP_ZERO_WINDOW, Kind.TCP_RTT, Kind.TCP_READ_DELAY),
 )

@@ -211,6 +211,7 @@ class ProbesSettings:
     io_wait: ProbeSettings = ProbeSettings(100.0, 5.0)
     # A service that calls another one waits in recvfrom(2), say, as long as that takes.
     blocked: ProbeSettings = ProbeSettings(None, 10.0)
+    crash: ProbeSettings = ProbeSettings(0.0, 0.0)
     tcp_retransmit: ProbeSettings = ProbeSettings(0.0, 0.0)
     tcp_syn_retransmit: ProbeSettings = ProbeSettings(0.0, 0.0)
     # Who closes a socket before it has read all sends one, as many programs do.

@@ -56,7 +56,7 @@ class Machine:
     directory: Path
 
     @contextlib.contextmanager
-    def sufferer(self, cause: str) -> Iterator[Sufferer]:
+    def sufferer(self, cause: str, ends_with: int = 0) -> Iterator[Sufferer]:
         """The program, attached to the node; it ends with the block."""
         with self.node.host.popen(
             [str(self.program), cause, str(self.directory / "data")],
@@ -67,13 +67,13 @@ class Machine:
             assert process.stdout is not None
             assert process.stdout.readline() == b"ready\n"
             yield Sufferer(process)
-        assert process.returncode == 0
+        assert process.returncode == ends_with
 
     @contextlib.contextmanager
-    def suffers(self, cause: str) -> Iterator[Suffered]:
+    def suffers(self, cause: str, ends_with: int = 0) -> Iterator[Suffered]:
         """The program, when it has happened; it ends with the block."""
         self.probes.await_watched(0)
-        with self.sufferer(cause) as program:
+        with self.sufferer(cause, ends_with) as program:
             self.probes.await_watched(1)
             yield program.suffer()
 

@@ -117,6 +117,17 @@ static uint64_t run_delay_ns(void)
 	return waited;
 }
 
+static void print_result(uint64_t took_ns)
+{
+	printf("{\"victim\": \"%016" PRIx64 "%016" PRIx64
+	       "\", \"lateral\": \"%016" PRIx64 "%016" PRIx64
+	       "\", \"innocent\": \"%016" PRIx64 "%016" PRIx64
+	       "\", \"took_ns\": %" PRIu64 "}\n",
+	       victim.hi, victim.lo, lateral.hi, lateral.lo, innocent.hi,
+	       innocent.lo, took_ns);
+	fflush(stdout);
+}
+
 /* ------------------------------------------------------------ causes --- */
 
 static void *another_hog(void *nothing)
@@ -203,6 +214,27 @@ static uint64_t wait_for_pipe(void)
 
 static const char *path;
 
+/* Asks the disk for something too, and does not wait long. */
+static void *other_writer(void *nothing)
+{
+	char name[4096];
+	uint64_t span = begin(lateral, "other writer");
+	int fd;
+
+	snprintf(name, sizeof(name), "%s.other", path);
+	fd = open(name, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+	require(fd >= 0 && write(fd, name, sizeof(name)) == sizeof(name), name);
+	pthread_barrier_wait(&in_place);
+	while (!__atomic_load_n(&over, __ATOMIC_RELAXED)) {
+		require(pwrite(fd, name, sizeof(name), 0) == sizeof(name),
+			name);
+		require(!fdatasync(fd), "fdatasync");
+	}
+	close(fd);
+	end(span, "other writer");
+	return nothing;
+}
+
 static uint64_t wait_for_disk(void)
 {
 	static char block[1 << 20];
@@ -230,6 +262,24 @@ static uint64_t wait_for_nothing(void)
 	return now_ns() - start;
 }
 
+/* Another trace of this process is open when it ends. */
+static void *bystander(void *nothing)
+{
+	begin(lateral, "bystander");
+	pthread_barrier_wait(&in_place);
+	for (;;)
+		pause();
+	return nothing;
+}
+
+static uint64_t crash(void)
+{
+	pthread_barrier_wait(&in_place);
+	/* Who is told of the ids now is told before they are all that is left. */
+	print_result(0);
+	__builtin_trap();
+}
+
 static void *nobody(void *nothing)
 {
 	pthread_barrier_wait(&in_place);
@@ -244,8 +294,9 @@ static const struct cause {
 	{"run_queue", wait_for_cpu, hog},
 	{"lock_wait", wait_for_lock, holder},
 	{"blocked", wait_for_pipe, writer},
-	{"io_wait", wait_for_disk, nobody},
+	{"io_wait", wait_for_disk, other_writer},
 	{"sleep", wait_for_nothing, nobody},
+	{"crash", crash, bystander},
 };
 
 /* -------------------------------------------------------------- main --- */
@@ -299,13 +350,7 @@ static void suffer(const struct cause *cause)
 	__atomic_store_n(&over, true, __ATOMIC_RELAXED);
 	pthread_join(other, NULL);
 	pthread_join(beside, NULL);
-	printf("{\"victim\": \"%016" PRIx64 "%016" PRIx64
-	       "\", \"lateral\": \"%016" PRIx64 "%016" PRIx64
-	       "\", \"innocent\": \"%016" PRIx64 "%016" PRIx64
-	       "\", \"took_ns\": %" PRIu64 "}\n",
-	       victim.hi, victim.lo, lateral.hi, lateral.lo, innocent.hi,
-	       innocent.lo, took_ns);
-	fflush(stdout);
+	print_result(took_ns);
 }
 
 int main(int argc, char **argv)

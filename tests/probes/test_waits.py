@@ -45,8 +45,13 @@ def test_a_wait_fires_for_its_trace(here: Machine, cause: str) -> None:
         assert {span["parent_id"] for span in spans} == {victim["span_id"]}
         assert {span["service"] for span in spans} == {"sufferer"}
         assert it.innocent not in here.triggered()[f"kernel.{cause}"]
-        if cause in ("run_queue", "lock_wait"):
+        if cause == "io_wait":
+            asked = sum(span["attributes"].get("kernel.bytes", 0) for span in spans)
+            assert asked >= 1 << 20
+            assert any(span["attributes"].get("system.device") for span in spans)
+        if cause in ("run_queue", "lock_wait", "io_wait"):
             assert it.lateral in trigger["laterals"]
+        if cause in ("run_queue", "lock_wait"):
             assert "suffer[" in trigger["why"]
 
 

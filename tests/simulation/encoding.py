@@ -130,9 +130,9 @@ def encode_kernel_event(event: KernelEvent) -> bytes:
         event.other_pid,
         event.confidence,
         event.other_ns,
-        _peer(event) if event.peer else event.other_comm.encode(),
+        _peer(event) if event.peer else (event.device or event.other_comm).encode(),
         event.name.encode(),
-        event.position,
+        event.position or event.bytes,
     )
 
 

@@ -45,8 +45,22 @@ def test_any_bytes_make_an_event_that_can_be_printed(data: bytes) -> None:
             "waited for a lock for 1.23 s, released by web[9]",
         ),
         (
-            KernelEvent(5, 60_000, 1, 4, Kind.IO_WAIT, 0, 74, 0, 0, "", "fsync"),
-            "waited for a disk for 60 us, in fsync",
+            KernelEvent(
+                5, 60_000, 1, 4, Kind.IO_WAIT, 0, 74, 0, 0, "", "fsync", device="sda", bytes=4096
+            ),
+            "waited for a disk for 60 us, sda, 4096 bytes, in fsync",
+        ),
+        (
+            KernelEvent(5, 60_000, 1, 4, Kind.IO_WAIT, 0, None, 0, 0, "", ""),
+            "waited for a disk for 60 us",
+        ),
+        (
+            KernelEvent(5, 0, 1, 4, Kind.CRASH, 0, 11, 0, 0, "", ""),
+            "process ended by SIGSEGV",
+        ),
+        (
+            KernelEvent(5, 0, 1, 4, Kind.CRASH, 0, 9, 0, 0, "", "out of memory"),
+            "process ended by SIGKILL: out of memory",
         ),
         (
             KernelEvent(5, 999, 1, 4, Kind.BLOCKED, 0, 0, 0, 0, "", "read"),

@@ -23,7 +23,8 @@ enum bs_kernel_event_kind {
 	BS_KERNEL_TCP_ZERO_WINDOW = 10, /* the peer takes no more for now */
 	BS_KERNEL_TCP_RTT = 11, /* far above what it was on that connection */
 	BS_KERNEL_TCP_READ_DELAY = 12, /* nobody read what came */
-	BS_KERNEL_KINDS = 13,
+	BS_KERNEL_CRASH = 13,	       /* a fatal signal */
+	BS_KERNEL_KINDS = 14,
 };
 
 /* How sure it is that it happened to that trace. */
@@ -42,16 +43,20 @@ struct bs_kernel_event {
 	uint32_t tid;	      /* the thread, in its own pid namespace */
 	uint16_t kind;	      /* enum bs_kernel_event_kind */
 	uint16_t cpu;
-	uint32_t number; /* of the system call; the peer's port; else BS_KERNEL_NO_NUMBER */
+	uint32_t number; /* of the system call, the signal; the peer's port; or _NO_NUMBER */
 	uint32_t other_pid; /* who ran instead, or woke it, in the first pid namespace; 0: not known */
 	uint32_t confidence; /* enum bs_kernel_confidence */
 	uint64_t other_ns;   /* how much of the time that one ran */
 	union {
 		char other_comm[BS_KERNEL_COMM_BYTES]; /* NUL-padded */
 		uint8_t peer[16]; /* of a connection: IPv6, or IPv4 mapped (RFC 4291) */
+		char device[16]; /* of an I/O wait, NUL-padded */
 	};
 	char name[BS_KERNEL_NAME_BYTES]; /* NUL-padded; of what, depends on the kind */
-	uint64_t position; /* of a TCP segment: bytes of the stream before it */
+	union {
+		uint64_t position; /* of a TCP segment: bytes of the stream before it */
+		uint64_t bytes; /* of an I/O wait: what the thread asked the disk for */
+	};
 };
 
 #define BS_KERNEL_NO_NUMBER (~0u)

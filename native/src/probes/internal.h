@@ -49,7 +49,7 @@ struct bsp {
 	int cpus;
 
 	/* Of the thread in bsp_run(). */
-	struct ring_buffer *rings;
+	struct ring_buffer *bells, *records;
 	pthread_mutex_t lock; /* of the bell */
 	int bell;
 	int stop; /* eventfd */

@@ -77,11 +77,12 @@ static int on_bell(void *context, void *data, size_t bytes)
 
 int records_open(struct bsp *p)
 {
-	/* The bell first: it is waited for. */
-	p->rings = ring_buffer__new(map_fd(p, "bell"), on_bell, p, NULL);
-	if (!p->rings)
+	p->bells = ring_buffer__new(map_fd(p, "bell"), on_bell, p, NULL);
+	if (!p->bells)
 		return -errno;
-	if (ring_buffer__add(p->rings, map_fd(p, "records"), on_record, p))
+	p->records =
+		ring_buffer__new(map_fd(p, "records"), on_record, p, NULL);
+	if (!p->records)
 		return -errno;
 	p->stop = eventfd(0, EFD_CLOEXEC);
 	return p->stop < 0 ? -errno : 0;
@@ -89,7 +90,8 @@ int records_open(struct bsp *p)
 
 void records_close(struct bsp *p)
 {
-	ring_buffer__free(p->rings);
+	ring_buffer__free(p->bells);
+	ring_buffer__free(p->records);
 	if (p->stop >= 0)
 		close(p->stop);
 	if (p->bell >= 0)
@@ -110,10 +112,23 @@ int bsp_set_bell(struct bsp *p, int bell)
 	return 0;
 }
 
+/* If not, ask for it: the library attaches who begins a trace. */
+static bool is_attached(void)
+{
+	struct bs_stats stats;
+
+	bs_get_stats(&stats);
+	if (!stats.attached) {
+		bs_begin((struct bs_trace_id){1, 1});
+		bs_end();
+	}
+	return stats.attached;
+}
+
 int bsp_run(struct bsp *p)
 {
 	struct pollfd fds[2] = {
-		{.fd = ring_buffer__epoll_fd(p->rings), .events = POLLIN},
+		{.fd = ring_buffer__epoll_fd(p->bells), .events = POLLIN},
 		{.fd = p->stop, .events = POLLIN},
 	};
 
@@ -124,8 +139,10 @@ int bsp_run(struct bsp *p)
 
 		if (got < 0 && errno != EINTR)
 			return -errno;
-		/* All of both, whoever rang. */
-		got = ring_buffer__consume(p->rings);
+		got = ring_buffer__consume(p->bells);
+		/* While there is no node, what is there stays in the ring. */
+		if (got >= 0 && is_attached())
+			got = ring_buffer__consume(p->records);
 		if (got < 0)
 			return got;
 	}

@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
+/*
+ * A process is about to end by a signal that it does not handle: one trigger, with all
+ * traces that are open on its threads. The pool keeps what it wrote.
+ */
+#include "cost.h"
+#include "fire.h"
+
+char LICENSE[] SEC("license") = "Dual BSD/GPL";
+
+#define BIT(signal) (1ull << (signal))
+
+/*
+ * SIGILL, SIGTRAP, SIGABRT, SIGBUS, SIGFPE, SIGKILL, SIGSEGV, SIGXCPU, SIGXFSZ and
+ * SIGSYS (signal(7); the same on x86 and arm64). By SIGTERM, SIGINT, SIGHUP and SIGPIPE
+ * processes end as they are meant to.
+ */
+#define FATAL                                                                  \
+	(BIT(4) | BIT(5) | BIT(6) | BIT(7) | BIT(8) | BIT(9) | BIT(11) |       \
+	 BIT(24) | BIT(25) | BIT(31))
+
+static __always_inline bool is_fatal(int signal, struct k_sigaction *action)
+{
+	return signal > 0 && signal < 64 && FATAL & BIT(signal) &&
+	       !BPF_CORE_READ(action, sa.sa_handler);
+}
+
+/* All its threads come by. */
+static __always_inline bool is_first(__u32 process, __u32 tgid)
+{
+	__u32 *of = bpf_map_lookup_elem(&crashed, &process);
+	__u32 before;
+
+	if (!of)
+		return false;
+	before = READ_ONCE(*of);
+	return before != tgid && compare_and_swap(of, &before, tgid);
+}
+
+/* The traces that are open on threads of a process, but one: as many as a group may have. */
+struct open_traces {
+	struct bs_context_segment *context;
+	struct bs_trigger_cell *cell;
+	__u64 hi, lo; /* that one */
+	__u32 count;
+};
+
+/* By bpf_loop(): the verifier would go through all ways of 256 rounds. */
+static long add_open(__u32 i, struct open_traces *open)
+{
+	const struct bs_thread_slot *slot =
+		&open->context->slots[i % BS_CONTEXT_SLOTS];
+	__u64 hi = READ_ONCE(slot->trace_hi), lo = READ_ONCE(slot->trace_lo);
+	__u32 count = open->count;
+
+	if (!(hi | lo) || !READ_ONCE(slot->tid) ||
+	    (hi == open->hi && lo == open->lo))
+		return 0;
+	if (count >= BS_CELL_LATERALS)
+		return 1;
+	open->cell->laterals[count].hi = hi;
+	open->cell->laterals[count].lo = lo;
+	open->count = count + 1;
+	return 0;
+}
+
+/* Whose trace it is, where the thread that crashes has none: any that is open. */
+static long find_open(__u32 i, struct shown *s)
+{
+	const struct bs_thread_slot *slot =
+		&s->context->slots[i % BS_CONTEXT_SLOTS];
+
+	s->hi = READ_ONCE(slot->trace_hi);
+	s->lo = READ_ONCE(slot->trace_lo);
+	return (s->hi | s->lo) && READ_ONCE(slot->tid);
+}
+
+static __always_inline void crashes(const struct probes_settings *settings_now,
+				    struct task_struct *task, struct thread *t,
+				    __u32 signal)
+{
+	const struct probes_threshold *limits =
+		&settings_now->kinds[BS_KERNEL_CRASH];
+	struct bs_kernel_event event = {
+		.time_ns = bpf_ktime_get_ns(),
+		.kind = BS_KERNEL_CRASH,
+		.number = signal,
+		.client = t->client,
+		.tid = t->tid,
+		.cpu = bpf_get_smp_processor_id(),
+	};
+	struct open_traces open = {};
+	struct bs_trigger_cell *cell;
+	struct shown shown = {};
+	__u32 position = 0;
+
+	if (!look(t, event.time_ns, &shown)) {
+		if (!shown.context)
+			return;
+		bpf_loop(BS_CONTEXT_SLOTS, find_open, &shown, 0);
+		if (!(shown.hi | shown.lo))
+			return;
+	}
+	if (BPF_CORE_READ(task, signal, oom_mm))
+		__builtin_memcpy(event.name, "out of memory",
+				 sizeof("out of memory"));
+	if (limits->record_ns != PROBES_NEVER)
+		record(&shown, &event);
+	if (limits->fire_ns == PROBES_NEVER)
+		return;
+	cell = bs_cell_claim(shown.context, CLAIM_ROUNDS, &position);
+	if (cell) {
+		cell_fill(cell, &shown, limits->name, &event);
+		open.context = shown.context;
+		open.cell = cell;
+		open.hi = shown.hi;
+		open.lo = shown.lo;
+		bpf_loop(BS_CONTEXT_SLOTS, add_open, &open, 0);
+		cell->n_laterals = open.count;
+	}
+	cell_close(shown.context, cell, position, event.kind);
+}
+
+SEC("tp_btf/signal_deliver")
+int BPF_PROG(on_signal, int signal, void *info, struct k_sigaction *action)
+{
+	const struct probes_settings *settings_now = only(&settings);
+	struct task_struct *task = bpf_get_current_task_btf();
+	const __u16 *by_tgid = only(&filter);
+	struct timed timed;
+	struct thread *t;
+
+	if (!settings_now || settings_now->bypass || !by_tgid ||
+	    !may_be_ours(by_tgid, task) || !is_fatal(signal, action))
+		return 0;
+	timed = timed_begin(PROGRAM_on_signal);
+	t = thread_of(task);
+	if (t && is_first(t->process, task->tgid))
+		crashes(settings_now, task, t, signal);
+	timed_end(&timed);
+	return 0;
+}

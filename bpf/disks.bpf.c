@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
+/*
+ * Which disk a thread asks for what: noted when it does, for when it waits for it
+ * (waits.bpf.c). What is written back later, by threads of the kernel, is nobody's.
+ */
+#include "cost.h"
+#include "thread.h"
+
+char LICENSE[] SEC("license") = "Dual BSD/GPL";
+
+/* As the kernel numbers devices (MKDEV). */
+static __always_inline __u32 disk_of(const struct gendisk *disk)
+{
+	return (__u32)disk->major << 20 | (__u32)disk->first_minor;
+}
+
+static __always_inline void note_user(__u32 number, const struct shown *s,
+				      __u64 now)
+{
+	static const struct disk nobody;
+	struct disk *disk = bpf_map_lookup_elem(&disks, &number);
+	__u32 place;
+
+	if (!disk) {
+		bpf_map_update_elem(&disks, &number, &nobody, BPF_NOEXIST);
+		disk = bpf_map_lookup_elem(&disks, &number);
+		if (!disk)
+			return;
+	}
+	place = (disk->next - 1) % DISK_USERS;
+	if (disk->users[place].hi != s->hi || disk->users[place].lo != s->lo) {
+		place = disk->next % DISK_USERS;
+		disk->next++;
+	}
+	disk->users[place].hi = s->hi;
+	disk->users[place].lo = s->lo;
+	disk->users[place].asked_ns = now;
+}
+
+SEC("tp_btf/block_bio_queue")
+int BPF_PROG(on_bio, struct bio *bio)
+{
+	const struct probes_settings *settings_now = only(&settings);
+	struct shown shown = {};
+	struct gendisk *disk;
+	struct timed timed;
+	struct thread *t;
+	__u64 now;
+
+	if (!settings_now || settings_now->bypass)
+		return 0;
+	timed = timed_begin(PROGRAM_on_bio);
+	now = bpf_ktime_get_ns();
+	t = current_thread(now, &shown);
+	if (t) {
+		disk = bio->bi_bdev->bd_disk;
+		t->disk = disk_of(disk);
+		t->disk_bytes += bio->bi_iter.bi_size;
+		bpf_probe_read_kernel_str(t->disk_name, sizeof(t->disk_name),
+					  disk->disk_name);
+		note_user(t->disk, &shown, now);
+	}
+	timed_end(&timed);
+	return 0;
+}

@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""bpf/crash.bpf.c: a process ends by a signal, and all that it was doing is kept."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.probes.machine import Machine, kernel_spans, machine, trigger_of
+
+pytestmark = [pytest.mark.root, pytest.mark.bpf, pytest.mark.timeout(120)]
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory, build: Path) -> Iterator[Machine]:
+    with machine(tmp_path_factory.mktemp("crash"), build, {}) as made:
+        yield made
+
+
+def test_all_that_was_open_is_collected_once(here: Machine) -> None:
+    with here.suffers("crash", -signal.SIGILL) as it:
+        pass
+    shown = here.shown(it.victim)
+    trigger = trigger_of(shown, "kernel.crash")
+    assert trigger["why"] == "process ended by SIGILL"
+    # All threads end, each by a signal; the first one tells.
+    assert sorted(trigger["laterals"]) == sorted([it.lateral, it.innocent])
+    assert len(kernel_spans(shown, "crash")) == 1
+    assert here.triggered()["kernel.crash"] == {it.victim, it.lateral, it.innocent}
+    # What it was about to do when it ended.
+    (victim,) = [span for span in shown["spans"] if span["name"] == "victim"]
+    assert victim["unfinished"]
+
+
+def test_who_is_asked_to_end_does_not_crash(here: Machine) -> None:
+    with here.sufferer("sleep", -signal.SIGTERM) as program:
+        here.probes.await_watched(1)
+        it = program.suffer()
+        program.process.terminate()
+    with here.suffers("crash", -signal.SIGILL) as after:
+        pass
+    here.shown(after.victim)
+    assert it.victim not in here.triggered()["kernel.crash"]
