@@ -40,6 +40,10 @@ struct probes_settings {
 	uint32_t bypass; /* 1: do nothing at all */
 	uint32_t zero;
 	uint64_t coalesce_ns; /* a trace does not fire for the same again within this */
+	/* Below these a wait that is over is nothing to any kind: the least thresholds of
+	 * those for a CPU, and of those for something else. */
+	uint64_t least_unrun_ns;
+	uint64_t least_blocked_ns;
 	struct probes_threshold kinds[BS_KERNEL_KINDS];
 };
 

@@ -100,20 +100,20 @@ static __always_inline bool is_fair(const struct task_struct *task)
 
 /* The scheduler counts it for threads that share the CPU fairly. For others we look at
  * the clock when they come. */
-static __always_inline __u64 stint_of(struct task_struct *prev,
-				      struct task_struct *next)
+static __noinline __u64 stint_of(struct task_struct *prev,
+				 struct task_struct *next, __u64 fair_ns)
 {
 	bool prev_is_fair = is_fair(prev), next_is_fair = is_fair(next);
 	struct runners *all;
 	__u64 stint_ns, now;
 
-	stint_ns = prev->se.sum_exec_runtime - prev->se.prev_sum_exec_runtime;
 	if (prev_is_fair && next_is_fair)
-		return stint_ns;
+		return fair_ns;
 	all = only(&runners);
 	if (!all)
 		return 0;
 	now = bpf_ktime_get_ns();
+	stint_ns = fair_ns;
 	if (!prev_is_fair)
 		stint_ns = all->realtime_pid == (__u32)prev->pid
 				   ? now - all->realtime_since_ns
@@ -191,6 +191,7 @@ static __always_inline void add_disk(struct thread *t, const struct shown *own,
 
 /* ---------------------------------------------------------- going off --- */
 
+/* Read as they stand: the verifier knows what these are, so there is no call. */
 static __always_inline __u32 syscall_of(struct task_struct *task)
 {
 	void *regs = (void *)bpf_task_pt_regs(task);
@@ -198,16 +199,20 @@ static __always_inline __u32 syscall_of(struct task_struct *task)
 	struct pt_regs___arm64 *arm64 = regs;
 
 	if (bpf_core_field_exists(x86->orig_ax))
-		return BPF_CORE_READ(x86, orig_ax);
-	return BPF_CORE_READ(arm64, syscallno);
+		return x86->orig_ax;
+	return arm64->syscallno;
 }
 
-static __always_inline __u32 throttled_count(struct task_struct *task)
+static __always_inline __u32 throttled_count(const struct task_struct *task)
 {
-	return BPF_CORE_READ(task, sched_task_group,
-			     cfs_bandwidth.nr_throttled) +
-	       BPF_CORE_READ(task, sched_task_group, parent,
-			     cfs_bandwidth.nr_throttled);
+	const struct task_group *group = task->sched_task_group;
+	__u32 count;
+
+	if (!group)
+		return 0;
+	count = group->cfs_bandwidth.nr_throttled;
+	group = group->parent;
+	return group ? count + group->cfs_bandwidth.nr_throttled : count;
 }
 
 static __always_inline void goes_off(struct task_struct *task, __u64 now,
@@ -256,8 +261,7 @@ static __always_inline void note_waker(struct thread *woken, __u64 now,
 	}
 }
 
-SEC("tp_btf/sched_waking")
-int BPF_PROG(on_waking, struct task_struct *task)
+static __noinline int woken(struct task_struct *task)
 {
 	const struct probes_settings *s = only(&settings);
 	const __u16 *by_tgid = only(&filter);
@@ -266,7 +270,7 @@ int BPF_PROG(on_waking, struct task_struct *task)
 	struct thread *t;
 	__u32 number;
 
-	if (!by_tgid || !may_be_ours(by_tgid, task) || !s || s->bypass)
+	if (!by_tgid || !s || s->bypass)
 		return 0;
 	timed = timed_begin(PROGRAM_on_waking);
 	t = thread_of(task);
@@ -279,6 +283,16 @@ int BPF_PROG(on_waking, struct task_struct *task)
 	}
 	timed_end(&timed);
 	return 0;
+}
+
+SEC("tp_btf/sched_waking")
+int BPF_PROG(on_waking, struct task_struct *task)
+{
+	const __u16 *by_tgid = only(&filter);
+
+	if (!by_tgid || !may_be_ours(by_tgid, task))
+		return 0;
+	return woken(task);
 }
 
 /* -------------------------------------------------------- coming back --- */
@@ -338,20 +352,17 @@ static __always_inline void was_blocked(const struct probes_settings *s,
 	report(s, shown, event, &laterals);
 }
 
-static __always_inline void comes_back(const struct probes_settings *s,
-				       struct task_struct *task, __u64 now)
+/* It was off the CPU for long enough to be told of. */
+static __noinline int was_off(const struct probes_settings *s,
+			      struct task_struct *task, __u64 since_ns,
+			      __u64 now)
 {
 	struct thread *t = thread_of(task);
 	struct bs_kernel_event event = {};
 	struct shown shown = {};
-	__u64 since_ns;
 
-	if (!t || !t->off_ns || !look(t, now, &shown))
-		return;
-	since_ns = t->off_ns;
-	/* Woken while it was still going off the CPU: it waits since it is off. */
-	if (t->off_why != OFF_PREEMPTED && t->waking_ns > since_ns)
-		since_ns = t->waking_ns;
+	if (!t || !look(t, now, &shown))
+		return 0;
 	event.time_ns = now;
 	event.client = t->client;
 	event.tid = t->tid;
@@ -364,40 +375,74 @@ static __always_inline void comes_back(const struct probes_settings *s,
 		event.kind = BS_KERNEL_CPU_THROTTLED;
 	was_not_run(s, &shown, &event, task->pid, since_ns);
 	if (t->off_why == OFF_PREEMPTED)
-		return;
+		return 0;
 	event.time_ns = since_ns;
 	event.duration_ns = since_ns - t->off_ns;
 	event.other_pid = 0;
 	event.other_ns = 0;
 	__builtin_memset(event.other_comm, 0, sizeof(event.other_comm));
 	was_blocked(s, &shown, t, &event);
+	return 0;
 }
 
+static __always_inline void comes_back(const struct probes_settings *s,
+				       struct task_struct *task, __u64 now)
+{
+	struct thread *t = thread_of(task);
+	__u64 since_ns;
+
+	if (!t || !t->off_ns)
+		return;
+	since_ns = t->off_ns;
+	/* Woken while it was still going off the CPU: it waits since it is off. */
+	if (t->off_why != OFF_PREEMPTED && t->waking_ns > since_ns)
+		since_ns = t->waking_ns;
+	if (now - since_ns >= s->least_unrun_ns ||
+	    since_ns - t->off_ns >= s->least_blocked_ns)
+		was_off(s, task, since_ns, now);
+}
+
+static __noinline int switched(struct task_struct *prev,
+			       struct task_struct *next, __u64 stint_ns,
+			       bool is_runnable)
+{
+	const struct probes_settings *s = only(&settings);
+	const __u16 *by_tgid = only(&filter);
+	struct timed timed;
+	__u64 now;
+	bool off;
+
+	if (!s || !by_tgid || s->bypass)
+		return 0;
+	timed = timed_begin(PROGRAM_on_switch);
+	now = bpf_ktime_get_ns();
+	off = may_be_ours(by_tgid, prev);
+	if (stint_ns >= STINT_NS)
+		note_runner(prev, off, stint_ns, now);
+	if (off)
+		goes_off(prev, now, is_runnable);
+	if (may_be_ours(by_tgid, next))
+		comes_back(s, next, now);
+	timed_end(&timed);
+	return 0;
+}
+
+/* What each context switch of the machine costs stands here, so it is little; what is
+ * only for threads of ours is in a function of its own, with its own stack. */
 SEC("tp_btf/sched_switch")
 int BPF_PROG(on_switch, bool preempt, struct task_struct *prev,
 	     struct task_struct *next, unsigned int prev_state)
 {
-	const struct probes_settings *s = only(&settings);
 	const __u16 *by_tgid = only(&filter);
-	__u64 stint_ns, now;
-	bool off, on;
-	struct timed timed;
+	__u64 stint_ns;
 
-	if (!s || !by_tgid || s->bypass)
+	if (!by_tgid)
 		return 0;
-	off = may_be_ours(by_tgid, prev);
-	on = may_be_ours(by_tgid, next);
-	stint_ns = stint_of(prev, next);
-	if (!off && !on && stint_ns < STINT_NS)
+	stint_ns = prev->se.sum_exec_runtime - prev->se.prev_sum_exec_runtime;
+	if (prev->policy | next->policy)
+		stint_ns = stint_of(prev, next, stint_ns);
+	if (stint_ns < STINT_NS && !may_be_ours(by_tgid, prev) &&
+	    !may_be_ours(by_tgid, next))
 		return 0;
-	timed = timed_begin(PROGRAM_on_switch);
-	now = bpf_ktime_get_ns();
-	if (stint_ns >= STINT_NS)
-		note_runner(prev, off, stint_ns, now);
-	if (off)
-		goes_off(prev, now, preempt || !prev_state);
-	if (on)
-		comes_back(s, next, now);
-	timed_end(&timed);
-	return 0;
+	return switched(prev, next, stint_ns, preempt || !prev_state);
 }

@@ -324,6 +324,9 @@ class Daemon:
         """Go on with other settings, of which those that cannot be changed are the same."""
         self._settings = settings
         self._apply()
+        # So that whoever reloads sees at once what came of it.
+        if self._link is not None and self._link.welcomed:
+            self._link.say({"figures": self._figures()})
 
 
 def _ns(ms: float | None) -> int:

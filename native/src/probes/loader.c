@@ -361,6 +361,23 @@ void bsp_free(struct bsp *p)
 
 /* ----------------------------------------------------------- settings --- */
 
+/* The least threshold of these kinds. */
+static uint64_t least_of(const struct probes_settings *settings, uint32_t first,
+			 uint32_t last)
+{
+	uint64_t least = PROBES_NEVER;
+
+	for (uint32_t kind = first; kind <= last; kind++) {
+		const struct probes_threshold *t = &settings->kinds[kind];
+
+		if (t->fire_ns < least)
+			least = t->fire_ns;
+		if (t->record_ns < least)
+			least = t->record_ns;
+	}
+	return least;
+}
+
 int bsp_set_kind(struct bsp *p, uint32_t kind, const char *trigger,
 		 uint64_t fire_ns, uint64_t record_ns, uint64_t interval_ns,
 		 uint64_t burst_ns)
@@ -378,6 +395,12 @@ int bsp_set_kind(struct bsp *p, uint32_t kind, const char *trigger,
 	WRITE_ONCE(t->interval_ns, interval_ns);
 	WRITE_ONCE(t->burst_ns, burst_ns);
 	store_release(&t->fire_ns, fire_ns);
+	WRITE_ONCE(p->settings->least_unrun_ns,
+		   least_of(p->settings, BS_KERNEL_RUN_QUEUE,
+			    BS_KERNEL_CPU_THROTTLED));
+	WRITE_ONCE(p->settings->least_blocked_ns,
+		   least_of(p->settings, BS_KERNEL_LOCK_WAIT,
+			    BS_KERNEL_BLOCKED));
 	return 0;
 }
 

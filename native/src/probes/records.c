@@ -80,8 +80,7 @@ int records_open(struct bsp *p)
 	p->bells = ring_buffer__new(map_fd(p, "bell"), on_bell, p, NULL);
 	if (!p->bells)
 		return -errno;
-	p->records =
-		ring_buffer__new(map_fd(p, "records"), on_record, p, NULL);
+	p->records = ring_buffer__new(map_fd(p, "records"), on_record, p, NULL);
 	if (!p->records)
 		return -errno;
 	p->stop = eventfd(0, EFD_CLOEXEC);
