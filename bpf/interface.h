@@ -25,6 +25,9 @@
 /* Above any system call's number: x86 and arm64 both have fewer than 480. */
 #define PROBES_SYSCALLS 512u
 
+/* Above any reason for which a packet is dropped. */
+#define PROBES_REASONS 256u
+
 #define PROBES_NEVER (~0ull)
 
 struct probes_threshold {
@@ -105,6 +108,9 @@ struct probes_cost {
 	X(on_segment)                                                          \
 	X(on_read)                                                             \
 	X(on_bio)                                                              \
+	X(on_drop)                                                             \
+	X(on_enqueue)                                                          \
+	X(on_dequeue)                                                          \
 	X(on_signal)
 
 enum probes_program {

@@ -107,9 +107,15 @@ struct tcp_sock {
 };
 
 struct sk_buff {
-	unsigned char *data;
+	unsigned char *data, *head;
+	__u16 transport_header; /* from head */
+	struct net_device *dev;
 	char cb[48];
 	struct sock *sk;
+};
+
+struct net_device {
+	char name[16];
 };
 
 struct tcp_skb_cb {

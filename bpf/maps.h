@@ -11,6 +11,7 @@
  *   crashed     which processes have
  *   settings    thresholds, rates, the bypass word
  *   syscalls    by number: what it means to be blocked in it, and its name
+ *   reasons     by number: why a packet is dropped
  *   records     ring: what goes into traces
  *   bell        ring: a process has a trigger in its queue
  *   recent      traces that fired lately
@@ -91,6 +92,18 @@ struct {
 	__type(key, __u32);
 	__type(value, struct probes_registration);
 } registration SEC(".maps");
+
+struct reason {
+	char name[BS_KERNEL_NAME_BYTES];
+};
+
+/* Why packets are dropped, by number; "" for what is no loss. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, PROBES_REASONS);
+	__type(key, __u32);
+	__type(value, struct reason);
+} reasons SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);

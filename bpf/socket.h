@@ -78,6 +78,16 @@ static __always_inline void name_peer(const struct sock *sk,
 	}
 }
 
+/* The sequence number of a packet on its way out: as its header has it (RFC 9293). */
+static __always_inline __u32 seq_of_packet(const struct sk_buff *skb)
+{
+	__u32 seq = 0;
+
+	bpf_probe_read_kernel(&seq, sizeof(seq),
+			      skb->head + skb->transport_header + 4);
+	return bpf_ntohl(seq);
+}
+
 /* What happened to the trace of a stretch; or, if that is not known, to the trace
  * that wrote last. */
 static __always_inline void report_of(const struct probes_settings *settings,

@@ -34,11 +34,13 @@ class Kind(enum.IntEnum):
     TCP_RTT = 11
     TCP_READ_DELAY = 12
     CRASH = 13
+    PACKET_DROP = 14
+    QDISC_DELAY = 15
 
     @property
     def is_tcp(self) -> bool:
         """Of a connection: there is a peer, and no other process."""
-        return self.name.startswith("TCP_")
+        return self.name.startswith("TCP_") or self in (Kind.PACKET_DROP, Kind.QDISC_DELAY)
 
 
 class Confidence(enum.IntEnum):
@@ -130,6 +132,10 @@ class KernelEvent:
                 return "TCP round trip is long"
             case Kind.TCP_READ_DELAY:
                 return "TCP data not read"
+            case Kind.PACKET_DROP:
+                return f"packet dropped: {self.name or 'for no reason'}"
+            case Kind.QDISC_DELAY:
+                return f"packet waited in the queue of {self.name or 'a device'}"
             case Kind.CRASH:
                 return f"process ended by {_signal(self.number or 0)}"
             case _:

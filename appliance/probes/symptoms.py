@@ -32,5 +32,7 @@ SYMPTOMS = (
     *_of(("sockets", "tcp_retransmit"), Kind.TCP_RETRANSMIT, Kind.TCP_SYN_RETRANSMIT),
     *_of(("sockets", "tcp_reset"), Kind.TCP_RESET_SENT, Kind.TCP_RESET_RECEIVED),
     *_of(("crash",), Kind.CRASH),
+    *_of(("sockets", "drops"), Kind.PACKET_DROP),
+    *_of(("sockets", "qdisc"), Kind.QDISC_DELAY),
     *_of(("sockets", "tcp_receive"), Kind.TCP_ZERO_WINDOW, Kind.TCP_RTT, Kind.TCP_READ_DELAY),
 )

@@ -36,7 +36,7 @@ struct bsp_written {
 };
 
 /* The maps that all probes share, and who our threads are. The caller frees it. */
-int bsp_new(struct bsp **p, char *message, size_t message_bytes);
+int bsp_new(struct bsp **made, char *message, size_t message_bytes);
 void bsp_free(struct bsp *p);
 
 /* Load and attach bpf/<name>.bpf.c. -EALREADY: it is. */

@@ -220,6 +220,8 @@ class ProbesSettings:
     tcp_zero_window: ProbeSettings = ProbeSettings(0.0, 0.0)
     tcp_rtt: ProbeSettings = ProbeSettings(200.0, 50.0)
     tcp_read_delay: ProbeSettings = ProbeSettings(500.0, 50.0)
+    packet_drop: ProbeSettings = ProbeSettings(0.0, 0.0)
+    qdisc_delay: ProbeSettings = ProbeSettings(50.0, 5.0)
 
 
 @dataclass(frozen=True, slots=True)

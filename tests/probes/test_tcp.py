@@ -27,6 +27,7 @@ PROBES = {
     "burst": 1000,
     "tcp_read_delay": {"fire_ms": 100, "record_ms": 50},
     "tcp_rtt": {"fire_ms": 20, "record_ms": 20},
+    "qdisc_delay": {"fire_ms": 5, "record_ms": 5},
 }
 
 
@@ -192,5 +193,52 @@ def test_a_queue_on_the_way_makes_round_trips_long(pair: Pair) -> None:
             shown = pair.here.shown(said["victim"])
             trigger = trigger_of(shown, "kernel.tcp_rtt")
             assert "TCP round trip is long" in trigger["why"]
+    finally:
+        pair.alpha.run(*["tc", "qdisc", "del", "dev", "eth0", "root"])
+
+
+def test_a_packet_that_is_dropped_here_says_why(pair: Pair) -> None:
+    rules = f"""table inet lossy {{
+  chain out {{
+    type filter hook output priority 0
+    tcp dport {PORT} tcp flags & (syn | fin) == 0 numgen inc mod 5 == 4 drop
+  }}
+}}
+"""
+    pair.alpha.run("nft", "-f", "-", said=rules)
+    try:
+        with pair.talk("rtt", "answers") as said:
+            shown = pair.here.shown(said["victim"])
+            trigger = trigger_of(shown, "kernel.packet_drop")
+            assert trigger["why"].startswith("packet dropped: NETFILTER_DROP, peer ")
+    finally:
+        pair.alpha.run(*["nft", "delete", "table", "inet", "lossy"])
+
+
+def test_a_queue_of_this_host_is_told_of(pair: Pair) -> None:
+    pair.alpha.run(
+        *[
+            "tc",
+            "qdisc",
+            "add",
+            "dev",
+            "eth0",
+            "root",
+            "tbf",
+            "rate",
+            "1mbit",
+            "burst",
+            "2kb",
+            "limit",
+            "512kb",
+        ]
+    )
+    try:
+        with pair.talk("rtt", "answers") as said:
+            shown = pair.here.shown(said["victim"])
+            trigger = trigger_of(shown, "kernel.qdisc_delay")
+            assert trigger["why"].startswith("packet waited in the queue of eth0: ")
+            spans = kernel_spans(shown, "qdisc_delay")
+            assert {span["attributes"]["kernel.confidence"] for span in spans} == {"exact"}
     finally:
         pair.alpha.run(*["tc", "qdisc", "del", "dev", "eth0", "root"])

@@ -24,7 +24,9 @@ enum bs_kernel_event_kind {
 	BS_KERNEL_TCP_RTT = 11, /* far above what it was on that connection */
 	BS_KERNEL_TCP_READ_DELAY = 12, /* nobody read what came */
 	BS_KERNEL_CRASH = 13,	       /* a fatal signal */
-	BS_KERNEL_KINDS = 14,
+	BS_KERNEL_PACKET_DROP = 14,    /* by the kernel, for a reason */
+	BS_KERNEL_QDISC_DELAY = 15,    /* between a device's queue's ends */
+	BS_KERNEL_KINDS = 16,
 };
 
 /* How sure it is that it happened to that trace. */

@@ -48,7 +48,7 @@ static void fill_cost(const struct bsp *p, struct bsp_program *to)
 	struct probes_cost cost;
 
 	for (uint32_t i = 0; i < PROBES_PROGRAMS; i++) {
-		if (strcmp(program_names[i], to->name) ||
+		if (strcmp(program_names[i], to->name) != 0 ||
 		    sum_words(p, "costs", i, (uint64_t *)&cost,
 			      sizeof(cost) / sizeof(uint64_t)))
 			continue;

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Objects: loaded from our own bytes, with the maps of the first, and attached. */
+#include <bpf/btf.h>
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -177,7 +178,7 @@ static bool has_hook(const struct bpf_program *program)
 	/* A mark of libbpf's: not loaded unless it is asked for. */
 	if (*section == '?')
 		section++;
-	return strncmp(section, TRACEPOINT, strlen(TRACEPOINT)) ||
+	return strncmp(section, TRACEPOINT, strlen(TRACEPOINT)) != 0 ||
 	       libbpf_find_vmlinux_btf_id(section + strlen(TRACEPOINT),
 					  BPF_TRACE_RAW_TP) > 0;
 }
@@ -295,6 +296,40 @@ static int fill_syscalls(const struct bsp *p)
 	return 0;
 }
 
+#define REASON_PREFIX "SKB_DROP_REASON_"
+
+/* By name: the numbers are others in each version of Linux. */
+static int fill_reasons(const struct bsp *p)
+{
+	struct btf *kernel = btf__load_vmlinux_btf();
+	const struct btf_type *type;
+	int fd = map_fd(p, "reasons");
+	int id, err = 0;
+
+	if (!kernel)
+		return -errno;
+	id = btf__find_by_name_kind(kernel, "skb_drop_reason", BTF_KIND_ENUM);
+	type = id < 0 ? NULL : btf__type_by_id(kernel, (uint32_t)id);
+	for (uint32_t i = 0; type && i < btf_vlen(type) && !err; i++) {
+		const struct btf_enum *one = &btf_enum(type)[i];
+		const char *name = btf__name_by_offset(kernel, one->name_off);
+		char reason[BS_KERNEL_NAME_BYTES] = "";
+		uint32_t number = (uint32_t)one->val;
+
+		if (!name ||
+		    strncmp(name, REASON_PREFIX, strlen(REASON_PREFIX)) != 0)
+			continue;
+		name += strlen(REASON_PREFIX);
+		/* Said where nobody knows better, and not of losses alone. */
+		if (!strcmp(name, "NOT_SPECIFIED") || number >= PROBES_REASONS)
+			continue;
+		snprintf(reason, sizeof(reason), "%s", name);
+		err = bpf_map_update_elem(fd, &number, reason, BPF_ANY);
+	}
+	btf__free(kernel);
+	return err;
+}
+
 static int set_up(struct bsp *p)
 {
 	int err = object_open(p, &p->base, embedded_find(BASE));
@@ -316,6 +351,8 @@ static int set_up(struct bsp *p)
 		p->settings->kinds[kind].record_ns = PROBES_NEVER;
 	}
 	err = fill_syscalls(p);
+	if (!err)
+		err = fill_reasons(p);
 	if (!err)
 		err = records_open(p);
 	if (!err)
