@@ -23,6 +23,7 @@ import backsight_pb2 as pb
 
 from ctl.config import SCHEMAS, check
 from ctl.coordinator import AskError, CoordinatorClient, NotFound
+from ctl.doctor import DoctorError, examine, in_words
 from ctl.export import FORMATS, on_one_clock, write_export
 from ctl.node import NodeClient
 from ctl.progress import progress_bar
@@ -348,6 +349,22 @@ def _config_check(arguments: argparse.Namespace) -> int:
     return EXIT_CONFIG if problems else 0
 
 
+def _doctor(arguments: argparse.Namespace) -> int:
+    """Status 1 if something that is configured cannot work."""
+    works = True
+    try:
+        for found in examine(arguments.config):
+            works = works and (found["ok"] or not found["is_needed"])
+            if arguments.json:
+                _print_json(found)
+            else:
+                print(in_words(found))
+    except DoctorError as error:
+        sys.stderr.write(f"backsightctl: {error}\n")
+        return 1
+    return 0 if works else 1
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="backsightctl", description=__doc__.splitlines()[0])
     parser.add_argument(
@@ -430,6 +447,12 @@ def _parser() -> argparse.ArgumentParser:
     config_check.add_argument("file", type=Path, help="YAML")
     config_check.add_argument(
         "--kind", choices=SCHEMAS, help="what it is for (default: whose keys it has)"
+    )
+    doctor = command(
+        "doctor", _doctor, "which kernel probes would work on this machine, by trying them", asks=()
+    )
+    doctor.add_argument(
+        "--config", type=Path, metavar="FILE", help="the node's; without it, all defaults"
     )
     trigger = command(
         "trigger", _trigger, "fire a trigger on the node on this machine", asks=("node",)

@@ -55,7 +55,7 @@ class KernelEvent:
     """See ``struct bs_kernel_event``. Texts are printable; "" where nothing is known.
 
     ``peer``: ADDRESS:PORT of a connection. ``position`` of a TCP segment: bytes before it.
-    ``device`` of a wait for a disk, and ``bytes`` that it was asked for.
+    ``device`` of a wait for a disk, and ``asked_bytes``.
     """
 
     time_ns: int
@@ -73,7 +73,7 @@ class KernelEvent:
     peer: str = ""
     position: int = 0
     device: str = ""
-    bytes: int = 0
+    asked_bytes: int = 0
 
     @classmethod
     def parse(cls, data: bytes) -> KernelEvent:
@@ -160,7 +160,7 @@ class KernelEvent:
                 parts.append(f"released by {self._other}")
             case Kind.IO_WAIT:
                 if self.device:
-                    parts.append(f"{self.device}, {self.bytes} bytes")
+                    parts.append(f"{self.device}, {self.asked_bytes} bytes")
                 if self.name:
                     parts.append(f"in {self.name}")
         return ", ".join(parts)
@@ -185,7 +185,7 @@ class KernelEvent:
             )
         if self.device:
             known["system.device"] = self.device
-            known["kernel.bytes"] = self.bytes & ((1 << 63) - 1)
+            known["kernel.bytes"] = self.asked_bytes & ((1 << 63) - 1)
         if self.position:
             known["kernel.tcp.position"] = self.position & ((1 << 63) - 1)
         if self.other_pid:

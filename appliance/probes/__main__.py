@@ -4,11 +4,14 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import json
 import os
 import sys
 from collections.abc import Sequence
 
 from appliance.probes.daemon import Daemon
+from appliance.probes.doctor import examine
 from runtime.log import Log
 from runtime.main import Configuration, die_with_any_thread, read_arguments, supervise
 from runtime.service_manager import ServiceManager
@@ -23,7 +26,16 @@ async def _serve(configuration: Configuration[Settings], manager: ServiceManager
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run until told to end. Exit status 2 for a bad configuration, 1 for other failures."""
+    """Run until told to end. Exit status 2 for a bad configuration, 1 for other failures.
+
+    With --doctor as the first argument: print what would work, an object of JSON a line, and end.
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if arguments[:1] == ["--doctor"]:
+        configuration = read_arguments(_PROGRAM, __doc__.splitlines()[0], Settings, arguments[1:])
+        for check in examine(configuration.settings.probes):
+            print(json.dumps(dataclasses.asdict(check)), flush=True)
+        return 0
     configuration = read_arguments(_PROGRAM, __doc__.splitlines()[0], Settings, argv)
     # Before the library of applications is loaded, by which records are written.
     os.environ["BACKSIGHT_SOCKET"] = configuration.settings.socket

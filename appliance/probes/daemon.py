@@ -206,7 +206,7 @@ class Daemon:
         """Have programs and thresholds be as configured."""
         probes = self._settings.probes
         self._probes.set_coalescing(int(probes.coalesce_s * 1e9))
-        wanted = set()
+        wanted: set[str] = set()
         for symptom in SYMPTOMS:
             settings: ProbeSettings = getattr(probes, symptom.key)
             self._probes.set_kind(
@@ -217,12 +217,10 @@ class Daemon:
                 int(1e9 / probes.per_s),
                 int((probes.burst - 1) * 1e9 / probes.per_s),
             )
-            if settings.fire_ms is not None or settings.record_ms is not None:
+            if probes.wants(symptom.key):
                 wanted.update(symptom.objects)
         self._probes.set_bypass(probes.bypass)
-        if probes.bypass:
-            # An attached program costs its call, whatever it does then.
-            wanted = set()
+        # With the bypass none is wanted: an attached program costs its call, whatever it does.
         for name in self._attached - wanted:
             self._probes.detach(name)
         self._attached &= wanted

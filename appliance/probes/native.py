@@ -53,7 +53,7 @@ class Program:
 
 
 class NativeProbes:
-    """The maps of all probes, and the thread that reads what they saw. Use as ``with``."""
+    """The maps of all probes, and while it is entered the thread that reads what they saw."""
 
     def __init__(self) -> None:
         """OSError says why the kernel takes no probes of ours."""
@@ -75,6 +75,10 @@ class NativeProbes:
     ) -> None:
         lib.bsp_stop(self._probes)
         self._thread.join()
+        self.close()
+
+    def close(self) -> None:
+        """Take all of it out of the kernel."""
         lib.bsp_free(self._probes)
         self._probes = None
 

@@ -223,6 +223,11 @@ class ProbesSettings:
     packet_drop: ProbeSettings = ProbeSettings(0.0, 0.0)
     qdisc_delay: ProbeSettings = ProbeSettings(50.0, 5.0)
 
+    def wants(self, key: str) -> bool:
+        """Whether a probe has anything to do."""
+        probe: ProbeSettings = getattr(self, key)
+        return not self.bypass and (probe.fire_ms is not None or probe.record_ms is not None)
+
 
 @dataclass(frozen=True, slots=True)
 class Settings:

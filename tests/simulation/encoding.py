@@ -132,7 +132,7 @@ def encode_kernel_event(event: KernelEvent) -> bytes:
         event.other_ns,
         _peer(event) if event.peer else (event.device or event.other_comm).encode(),
         event.name.encode(),
-        event.position or event.bytes,
+        event.position or event.asked_bytes,
     )
 
 

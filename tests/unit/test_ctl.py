@@ -421,6 +421,16 @@ ASK_COORDINATOR = {
 ASK_NODE = {"status": [], "show": [TRACE.hex()], "trigger": [TRACE.hex()]}
 
 
+CHECK = {
+    "id": "btf",
+    "ok": True,
+    "found": "it is there",
+    "costs": "all probes",
+    "remedy": "none",
+    "is_needed": True,
+}
+
+
 def test_every_command_is_for_programs_too(
     coordinator: None,
     tmp_path: Path,
@@ -438,6 +448,9 @@ def test_every_command_is_for_programs_too(
     for name, more in ASK_COORDINATOR.items():
         run(name, name, *more)
     run("config check", "config", "check", "node.yaml")
+    # What works depends on who asks, and where.
+    monkeypatch.setattr(ctl, "examine", lambda config: iter([CHECK]))
+    run("doctor", "doctor")
     for name, more in ASK_NODE.items():
         _ask_server(
             tmp_path,
@@ -449,6 +462,7 @@ def test_every_command_is_for_programs_too(
     offered = re.findall("^    ([a-z]+) ", capsys.readouterr().out, re.MULTILINE)
     assert {label.removeprefix("node: ").partition(" ")[0] for label in told} == set(offered)
     assert {label: set(lines[0]) for label, lines in told.items() if label != "node: status"} == {
+        "doctor": set(CHECK),
         "traces": set(told["traces"][0]),
         "tail": set(told["traces"][0]),
         "show": set(told["show"][0]),

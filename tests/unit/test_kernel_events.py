@@ -46,7 +46,19 @@ def test_any_bytes_make_an_event_that_can_be_printed(data: bytes) -> None:
         ),
         (
             KernelEvent(
-                5, 60_000, 1, 4, Kind.IO_WAIT, 0, 74, 0, 0, "", "fsync", device="sda", bytes=4096
+                5,
+                60_000,
+                1,
+                4,
+                Kind.IO_WAIT,
+                0,
+                74,
+                0,
+                0,
+                "",
+                "fsync",
+                device="sda",
+                asked_bytes=4096,
             ),
             "waited for a disk for 60 us, sda, 4096 bytes, in fsync",
         ),
