@@ -354,8 +354,9 @@ METRICS = (
         "Records of probes that were written into the pool, or refused there: nobody records that"
         " trace, or there was no segment.",
         {
-            "probes/records_written": {"outcome": "written"},
-            "probes/records_refused": {"outcome": "refused"},
+            "probes/written/records": {"outcome": "written"},
+            "probes/written/breadcrumbs": {"outcome": "written_breadcrumb"},
+            "probes/written/refused": {"outcome": "refused"},
         },
     ),
     Metric(

@@ -50,22 +50,20 @@ static __always_inline void record(const struct shown *s,
 	COUNT(event->kind, recorded);
 }
 
-/* Another thread of the trace, or this one a moment ago, may have fired for the same. */
-static __always_inline bool fired_lately(const struct probes_settings *settings,
-					 const struct shown *s,
-					 const struct bs_kernel_event *event)
+/* Another thread of the trace, or this one a moment ago, may have done the same. */
+static __always_inline bool done_lately(__u64 trace, __u32 kind, __u64 now,
+					__u64 within_ns)
 {
-	__u64 what = (s->hi ^ s->lo) * 0x9e3779b97f4a7c15ull + event->kind;
+	__u64 what = trace * 0x9e3779b97f4a7c15ull + kind;
 	__u32 place = (what >> 40) % PROBES_RECENT_ENTRIES;
 	struct recent *r = bpf_map_lookup_elem(&recent, &place);
 
 	if (!r)
 		return false;
-	if (r->what == what &&
-	    event->time_ns - r->fired_ns < settings->coalesce_ns)
+	if (r->what == what && now - r->done_ns < within_ns)
 		return true;
 	r->what = what;
-	r->fired_ns = event->time_ns;
+	r->done_ns = now;
 	return false;
 }
 
@@ -146,7 +144,8 @@ static __always_inline void report(const struct probes_settings *settings,
 		record(s, event);
 	if (event->duration_ns < limits->fire_ns)
 		return;
-	if (fired_lately(settings, s, event))
+	if (done_lately(s->hi ^ s->lo, kind, event->time_ns,
+			settings->coalesce_ns))
 		COUNT(kind, coalesced);
 	else if (!may_fire(limits, kind, event->time_ns))
 		COUNT(kind, limited);

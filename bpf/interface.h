@@ -19,7 +19,7 @@
  */
 #define PROBES_FILTER_ENTRIES 4096u
 
-/* The last traces that fired: who finds its own there does not fire again. */
+/* What was done last for traces: who finds it there does not do it again. */
 #define PROBES_RECENT_ENTRIES 4096u
 
 /* Above any system call's number: x86 and arm64 both have fewer than 480. */
@@ -40,8 +40,8 @@ struct probes_threshold {
 
 /* Changed while programs run, a word at a time. */
 struct probes_settings {
-	uint32_t bypass; /* 1: do nothing at all */
-	uint32_t zero;
+	uint32_t bypass;      /* 1: do nothing at all */
+	uint32_t breadcrumbs; /* 1: tell of peers */
 	uint64_t coalesce_ns; /* a trace does not fire for the same again within this */
 	/* Below these a wait that is over is nothing to any kind: the least thresholds of
 	 * those for a CPU, and of those for something else. */
@@ -119,6 +119,9 @@ enum probes_program {
 #undef PROBES_PROGRAM
 	PROBES_PROGRAMS,
 };
+
+/* Of a record that tells of a peer, to which the trace wrote, and of nothing else. */
+#define PROBES_PEER 0xffffu
 
 /* What comes through the ring. */
 struct probes_record {

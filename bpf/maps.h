@@ -14,7 +14,7 @@
  *   reasons     by number: why a packet is dropped
  *   records     ring: what goes into traces
  *   bell        ring: a process has a trigger in its queue
- *   recent      traces that fired lately
+ *   recent      what was done lately for a trace, and is not done again
  */
 #ifndef BPF_MAPS_H
 #define BPF_MAPS_H
@@ -178,8 +178,8 @@ struct {
 } crashed SEC(".maps");
 
 struct recent {
-	__u64 what; /* of trace and kind */
-	__u64 fired_ns;
+	__u64 what; /* of trace and kind, mixed */
+	__u64 done_ns;
 };
 
 struct {

@@ -3,6 +3,9 @@
  * Which trace wrote what into a TCP socket: noted when it is written, in the thread
  * that writes, for whatever befalls the segments later (socket.h).
  *
+ * So the peer is known too: a breadcrumb, where the application drops none. It is a
+ * hint: behind a proxy there is another one.
+ *
  * Linux 6.16 and later say so before they take what is written. A thread may wait in
  * the middle of a write, while what it wrote first is on its way already. Earlier ones
  * say so afterwards: since 6.3 by a tracepoint, before by the end of tcp_sendmsg().
@@ -16,11 +19,41 @@ char LICENSE[] SEC("license") = "Dual BSD/GPL";
 #define TCP_CLOSE 7
 #define TCP_SYN_SENT 2
 
+/* A trace tells of a peer once in such a time: a connection may be of many traces in turn. */
+#define PEER_AGAIN_NS 5000000000ull
+
+static __always_inline void tell_peer(const struct sock *sk,
+				      const struct shown *s,
+				      const struct thread *t, __u64 now)
+{
+	const struct probes_settings *settings_now = only(&settings);
+	struct bs_kernel_event event = {.kind = PROBES_PEER};
+	struct probes_record *r;
+	__u64 peer;
+
+	if (!settings_now || !settings_now->breadcrumbs)
+		return;
+	name_peer(sk, &event);
+	__builtin_memcpy(&peer, &event.peer[8], sizeof(peer));
+	if (done_lately(s->hi ^ s->lo ^ peer, PROBES_PEER, now, PEER_AGAIN_NS))
+		return;
+	r = bpf_ringbuf_reserve(&records, sizeof(*r), 0);
+	if (!r)
+		return;
+	event.time_ns = now;
+	event.client = t->client;
+	r->trace_hi = s->hi;
+	r->trace_lo = s->lo;
+	r->event = event;
+	bpf_ringbuf_submit(r, BPF_RB_NO_WAKEUP);
+}
+
 /* From there on. */
 static __always_inline void note_sent(struct sock *sk, __u32 start)
 {
+	__u64 now = bpf_ktime_get_ns();
 	struct shown shown = {};
-	struct thread *t = current_thread(bpf_ktime_get_ns(), &shown);
+	struct thread *t = current_thread(now, &shown);
 	struct socket *socket;
 	struct sent *last, *sent;
 
@@ -39,6 +72,8 @@ static __always_inline void note_sent(struct sock *sk, __u32 start)
 	sent->process = t ? t->process : 0;
 	sent->client = t ? t->client : 0;
 	socket->next++;
+	if (t)
+		tell_peer(sk, &shown, t, now);
 }
 
 static __always_inline __u32 write_seq(const struct sock *sk)

@@ -205,6 +205,7 @@ class Daemon:
     def _apply(self) -> None:
         """Have programs and thresholds be as configured."""
         probes = self._settings.probes
+        self._probes.set_breadcrumbs(probes.breadcrumbs)
         self._probes.set_coalescing(int(probes.coalesce_s * 1e9))
         wanted: set[str] = set()
         for symptom in SYMPTOMS:
@@ -220,6 +221,8 @@ class Daemon:
             if probes.wants(symptom.key):
                 wanted.update(symptom.objects)
         self._probes.set_bypass(probes.bypass)
+        if probes.breadcrumbs and not probes.bypass:
+            wanted.add("sockets")
         # With the bypass none is wanted: an attached program costs its call, whatever it does.
         for name in self._attached - wanted:
             self._probes.detach(name)
@@ -286,11 +289,8 @@ class Daemon:
             self._link = None
 
     def _figures(self) -> dict[str, Any]:
-        records, refused = self._probes.written()
         return {
-            "watched": self._link.watched if self._link is not None else 0,
-            "records_written": records,
-            "records_refused": refused,
+            "written": dataclasses.asdict(self._probes.written()),
             "kinds": {
                 one.trigger: dataclasses.asdict(self._probes.counts(one.kind)) for one in SYMPTOMS
             },

@@ -52,6 +52,15 @@ class Program:
     cost: Cost
 
 
+@dataclass(frozen=True, slots=True)
+class Written:
+    """Into the pool; or ``refused`` there, since nobody records that trace or there is no node."""
+
+    records: int
+    breadcrumbs: int
+    refused: int
+
+
 class NativeProbes:
     """The maps of all probes, and while it is entered the thread that reads what they saw."""
 
@@ -138,6 +147,10 @@ class NativeProbes:
         """Have all programs do nothing, or go on."""
         lib.bsp_set_bypass(self._probes, bypass)
 
+    def set_breadcrumbs(self, breadcrumbs: bool) -> None:
+        """Have peers to which a trace writes be breadcrumbs of it, or not."""
+        lib.bsp_set_breadcrumbs(self._probes, breadcrumbs)
+
     def set_bell(self, eventfd: int | None) -> None:
         """Ring there when a trigger was fired; None: nowhere. The caller closes it."""
         _check(lib.bsp_set_bell(self._probes, -1 if eventfd is None else eventfd))
@@ -163,11 +176,11 @@ class NativeProbes:
             for one in raw[0:count]
         ]
 
-    def written(self) -> tuple[int, int]:
-        """Records that went into the pool, and those that nobody wanted there."""
+    def written(self) -> Written:
+        """What became of what probes saw."""
         raw = ffi.new("struct bsp_written *")
         lib.bsp_get_written(self._probes, raw)
-        return int(raw.records), int(raw.refused)
+        return Written(int(raw.records), int(raw.breadcrumbs), int(raw.refused))
 
 
 def _check(result: int, message: object = None) -> int:

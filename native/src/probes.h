@@ -31,7 +31,8 @@ struct bsp_program {
 };
 
 struct bsp_written {
-	uint64_t records; /* into the pool */
+	uint64_t records;     /* into the pool */
+	uint64_t breadcrumbs; /* too */
 	uint64_t refused; /* nobody recorded that trace, or no node was there */
 };
 
@@ -60,6 +61,8 @@ int bsp_set_kind(struct bsp *p, uint32_t kind, const char *trigger,
 		 uint64_t burst_ns);
 void bsp_set_coalescing(struct bsp *p, uint64_t ns);
 void bsp_set_bypass(struct bsp *p, bool bypass);
+/* Whether peers to which a trace writes become breadcrumbs of it. */
+void bsp_set_breadcrumbs(struct bsp *p, bool breadcrumbs);
 
 /* Write records as they come, and add 1 to `bell`, an eventfd, when a trigger is in
  * a queue; until bsp_stop(). The calling thread shows itself in the pool like any. */

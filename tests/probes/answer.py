@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The other side of talk.py: ``answer.py HOW PORT``, a connection after the other.
 
-It is not attached to any node.
+It is attached to no node, unless it records.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ import socket
 import struct
 import sys
 from collections.abc import Callable
+
+import backsight
 
 MORE_BYTES = 1 << 16
 
@@ -47,17 +49,33 @@ def does_not_read(connection: socket.socket) -> None:
     connection.recv(1, hung_up)
 
 
+def records(connection: socket.socket) -> None:
+    """Work on the trace that it is told of, for the node of its own host."""
+    trace = connection.recv(16)
+    backsight.begin(trace)
+    backsight.tracepoint(b"was called")
+    backsight.end()
+    connection.sendall(b"!")
+    while connection.recv(1):
+        pass
+
+
 HOW: dict[str, Callable[[socket.socket], None]] = {
     "reads_all": reads_all,
     "answers": answers,
     "breaks_off": breaks_off,
     "does_not_read": does_not_read,
+    "records": records,
 }
 
 
 def main() -> None:
     """See above."""
     how, port = sys.argv[1:]
+    if how == "records":
+        backsight.begin(bytes(15) + b"\1")
+        backsight.end()
+        backsight.wait_attached(30)
     with socket.create_server(("0.0.0.0", int(port))) as listener:
         print("ready", flush=True)
         while True:

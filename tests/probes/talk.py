@@ -119,6 +119,15 @@ def waits_in_a_queue(address: tuple[str, int]) -> dict[str, Any]:
     return {"victim": victim.hex()}
 
 
+def tells_nobody_where(address: tuple[str, int]) -> dict[str, Any]:
+    """Calls another service, and says which trace it is, but not from which node."""
+    with connected(address) as connection, trace("calls") as victim:
+        connection.sendall(victim)
+        connection.recv(1)
+        backsight.trigger(victim, "asked", "it is to be collected")
+    return {"victim": victim.hex()}
+
+
 CAUSES: dict[str, Callable[[tuple[str, int]], dict[str, Any]]] = {
     "retransmit": loses_segments,
     "syn_retransmit": asks_in_vain,
@@ -126,6 +135,7 @@ CAUSES: dict[str, Callable[[tuple[str, int]], dict[str, Any]]] = {
     "zero_window": is_not_read,
     "read_delay": does_not_read,
     "rtt": waits_in_a_queue,
+    "call": tells_nobody_where,
 }
 
 

@@ -41,11 +41,13 @@ class Pair:
     beta: Host
 
     @contextlib.contextmanager
-    def talk(self, cause: str, how: str) -> Iterator[dict[str, Any]]:
+    def talk(
+        self, cause: str, how: str, environment: dict[str, str] | None = None
+    ) -> Iterator[dict[str, Any]]:
         """What a program on alpha says that happened to it, talking to one on beta."""
         self.here.probes.await_watched(0)
         with (
-            _program(self.beta, {}, "tests.probes.answer", how, str(PORT)),
+            _program(self.beta, environment or {}, "tests.probes.answer", how, str(PORT)),
             _program(
                 self.alpha,
                 self.here.node.client_environment("talker"),

@@ -15,8 +15,7 @@ from appliance.contexts import memfd_context
 from appliance.probes.packets import VERSION, Packet, probes_path, receive, send
 
 FIGURES = {
-    "records_written": 7,
-    "records_refused": 1,
+    "written": {"records": 7, "breadcrumbs": 8, "refused": 1},
     "kinds": {
         "kernel.run_queue": {
             "recorded": 9,

@@ -450,3 +450,8 @@ void bsp_set_bypass(struct bsp *p, bool bypass)
 {
 	WRITE_ONCE(p->settings->bypass, bypass);
 }
+
+void bsp_set_breadcrumbs(struct bsp *p, bool breadcrumbs)
+{
+	WRITE_ONCE(p->settings->breadcrumbs, breadcrumbs);
+}

@@ -4,8 +4,10 @@
  * through libbacksight. So it is found when the trace is triggered, whoever does it,
  * and goes with its segment when the pool is full.
  */
+#include <arpa/inet.h>
 #include <errno.h>
 #include <poll.h>
+#include <string.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <time.h>
@@ -41,6 +43,38 @@ static uint64_t ticks_at(const struct bsp *p, uint64_t time_ns)
 	       (uint64_t)((double)(now_ns - time_ns) * ticks_per_ns);
 }
 
+/* "@" and the address, which the coordinator looks for among those of its nodes. 0: of
+ * this machine. */
+static int crumb_of(const uint8_t *peer, char *text, size_t bytes)
+{
+	struct in6_addr address;
+
+	memcpy(&address, peer, sizeof(address));
+	text[0] = '@';
+	if (IN6_IS_ADDR_V4MAPPED(&address)) {
+		if (peer[12] == IN_LOOPBACKNET)
+			return 0;
+		return inet_ntop(AF_INET, &peer[12], text + 1,
+				 (socklen_t)(bytes - 1)) != NULL;
+	}
+	if (IN6_IS_ADDR_LOOPBACK(&address))
+		return 0;
+	return inet_ntop(AF_INET6, &address, text + 1,
+			 (socklen_t)(bytes - 1)) != NULL;
+}
+
+static void write_crumb(struct bsp *p, const struct probes_record *r)
+{
+	char crumb[1 + INET6_ADDRSTRLEN];
+
+	if (!crumb_of(r->event.peer, crumb, sizeof(crumb)))
+		return;
+	if (bs_breadcrumb(NULL, crumb))
+		fetch_add(&p->written.refused, 1);
+	else
+		fetch_add(&p->written.breadcrumbs, 1);
+}
+
 static int on_record(void *context, void *data, size_t bytes)
 {
 	const struct probes_record *r = data;
@@ -50,6 +84,11 @@ static int on_record(void *context, void *data, size_t bytes)
 
 	if (bytes < sizeof(*r) || bs_begin(id))
 		return 0;
+	if (r->event.kind == PROBES_PEER) {
+		write_crumb(p, r);
+		bs_end();
+		return 0;
+	}
 	err = bs_record_at(BS_RECORD_KERNEL, &r->event, sizeof(r->event),
 			   ticks_at(p, r->event.time_ns));
 	bs_end();
@@ -160,5 +199,6 @@ void bsp_stop(struct bsp *p)
 void bsp_get_written(struct bsp *p, struct bsp_written *written)
 {
 	written->records = READ_ONCE(p->written.records);
+	written->breadcrumbs = READ_ONCE(p->written.breadcrumbs);
 	written->refused = READ_ONCE(p->written.refused);
 }
