@@ -381,8 +381,14 @@ METRICS = (
         "probes/programs/{program}/verified_instructions",
     ),
     Metric(
+        "probes_thresholds_raised",
+        "1 while all thresholds of probes are ten times what is configured, to keep their budget.",
+        "probes/thresholds_raised",
+    ),
+    Metric(
         "probe_missing",
-        "1 for a probe that is configured and that this kernel does not take; the log says why.",
+        "1 for a probe that is configured and not there: this kernel does not take it, or it cost"
+        " too much; the log says why.",
         "probes/missing/{probe}",
     ),
     Metric(

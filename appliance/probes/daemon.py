@@ -13,11 +13,13 @@ import contextlib
 import dataclasses
 import os
 import socket
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from appliance.probes.budget import RAISED_BY, Budget, Step, Verdict
 from appliance.probes.native import NEVER, NativeProbes
 from appliance.probes.packets import (
     FDS_MAX,
@@ -41,6 +43,9 @@ from runtime.watchdog import Ask
 _RECONNECT_S = 0.1
 
 _FIGURES_EVERY_S = 2.0
+
+# At what is spent; the estimate needs some hundred runs.
+_LOOK_EVERY_S = 2.0
 
 
 def _pid_of(pidfd: int) -> int:
@@ -183,6 +188,8 @@ class Daemon:
         self._probes = NativeProbes()
         self._link: _Link | None = None
         self._attached: set[str] = set()
+        self._budget = Budget(settings.probes.cpu_percent / 100)
+        self._too_dear: set[str] = set()
         self._missing: dict[str, str] = {}
         """What cannot be had: by object, why."""
 
@@ -205,6 +212,7 @@ class Daemon:
     def _apply(self) -> None:
         """Have programs and thresholds be as configured."""
         probes = self._settings.probes
+        factor = RAISED_BY if self._budget.raised else 1
         self._probes.set_breadcrumbs(probes.breadcrumbs)
         self._probes.set_coalescing(int(probes.coalesce_s * 1e9))
         wanted: set[str] = set()
@@ -213,8 +221,8 @@ class Daemon:
             self._probes.set_kind(
                 symptom.kind,
                 symptom.trigger,
-                _ns(settings.fire_ms),
-                _ns(settings.record_ms),
+                _ns(settings.fire_ms, factor),
+                _ns(settings.record_ms, factor),
                 int(1e9 / probes.per_s),
                 int((probes.burst - 1) * 1e9 / probes.per_s),
             )
@@ -227,7 +235,7 @@ class Daemon:
         for name in self._attached - wanted:
             self._probes.detach(name)
         self._attached &= wanted
-        for name in sorted(wanted - self._attached):
+        for name in sorted(wanted - self._attached - self._too_dear):
             self._attach(name)
 
     def _attach(self, name: str) -> None:
@@ -245,7 +253,10 @@ class Daemon:
     # ------------------------------------------------------------------ node
 
     async def run(self) -> None:
-        """Stay connected to the node, until cancelled."""
+        """Stay connected to the node, and within the budget, until cancelled."""
+        await asyncio.gather(self._stay_connected(), self._keep_budget())
+
+    async def _stay_connected(self) -> None:
         path = probes_path(self._settings.socket_path)
         missing = ""
         while True:
@@ -283,6 +294,38 @@ class Daemon:
             if not ended.is_set() and link.welcomed:
                 link.say({"figures": self._figures()})
 
+    async def _keep_budget(self) -> None:
+        while True:
+            await asyncio.sleep(_LOOK_EVERY_S)
+            run_ns: dict[str, int] = dict.fromkeys(self._attached, 0)
+            for program in self._probes.programs():
+                if program.object in run_ns:
+                    run_ns[program.object] += program.cost.run_ns
+            self._obey(self._budget.look(time.monotonic_ns(), run_ns))
+
+    def _obey(self, verdict: Verdict) -> None:
+        if verdict.step is None:
+            return
+        spent = f"{100 * verdict.share:.2g} % of a CPU"
+        allowed = f"`probes.cpu_percent` allows {self._settings.probes.cpu_percent:g} %"
+        match verdict.step:
+            case Step.RAISE:
+                self._log.warning(
+                    f"probes take {spent}, {allowed}: all thresholds are raised by {RAISED_BY}"
+                )
+            case Step.LOWER:
+                self._log.info(f"probes take {spent}: thresholds are as configured again")
+            case Step.TAKE_OUT:
+                self._log.error(
+                    f"probes take {spent}, {allowed}: {verdict.object} is taken out, the costliest,"
+                    " until the configuration is reloaded"
+                )
+                self._probes.detach(verdict.object)
+                self._attached.discard(verdict.object)
+                self._too_dear.add(verdict.object)
+                self._missing[verdict.object] = "too dear"
+        self._apply()
+
     def _hang_up(self) -> None:
         if self._link is not None:
             self._link.close()
@@ -295,6 +338,7 @@ class Daemon:
                 one.trigger: dataclasses.asdict(self._probes.counts(one.kind)) for one in SYMPTOMS
             },
             "programs": {one.name: dataclasses.asdict(one.cost) for one in self._probes.programs()},
+            "thresholds_raised": int(self._budget.raised),
             "missing": dict.fromkeys(self._missing, 1),
         }
 
@@ -321,11 +365,15 @@ class Daemon:
     def reconfigure(self, settings: Settings) -> None:
         """Go on with other settings, of which those that cannot be changed are the same."""
         self._settings = settings
+        self._budget = Budget(settings.probes.cpu_percent / 100)
+        for name in self._too_dear:
+            self._missing.pop(name, None)
+        self._too_dear.clear()
         self._apply()
         # So that whoever reloads sees at once what came of it.
         if self._link is not None and self._link.welcomed:
             self._link.say({"figures": self._figures()})
 
 
-def _ns(ms: float | None) -> int:
-    return NEVER if ms is None else int(ms * 1e6)
+def _ns(ms: float | None, factor: int) -> int:
+    return NEVER if ms is None else int(ms * factor * 1e6)

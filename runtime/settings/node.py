@@ -205,6 +205,7 @@ class ProbesSettings:
     per_s: Rate = 10.0
     burst: Annotated[float, Range(1, 1e6)] = 10.0
     coalesce_s: Annotated[float, Range(0, 3600)] = 1.0
+    cpu_percent: Annotated[float, Range(0.001, 100_000)] = 2.0
     breadcrumbs: bool = True
     run_queue: ProbeSettings = ProbeSettings(20.0, 1.0)
     cpu_throttled: ProbeSettings = ProbeSettings(20.0, 1.0)

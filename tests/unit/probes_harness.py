@@ -34,6 +34,7 @@ FIGURES = {
             "verified_instructions": 30_000,
         }
     },
+    "thresholds_raised": 1,
     "missing": {"waits": 1},
 }
 

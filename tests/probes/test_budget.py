@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Probes that cost more than they may say so and go; and with the bypass all go at once."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.probes.machine import Machine, machine, trigger_of
+
+pytestmark = [pytest.mark.root, pytest.mark.bpf, pytest.mark.timeout(120)]
+
+LOCK_WAIT = {"fire_ms": 30, "record_ms": 5}
+
+
+@pytest.fixture
+def here(tmp_path: Path, build: Path) -> Iterator[Machine]:
+    # A thousandth of a percent: a thread that sleeps and wakes costs more.
+    probes = {"cpu_percent": 0.001, "lock_wait": LOCK_WAIT}
+    with machine(tmp_path, build, probes) as made:
+        yield made
+
+
+def reload(here: Machine, probes: dict[str, Any]) -> None:
+    here.probes.config_path.write_text(yaml.safe_dump({**here.node.config, "probes": probes}))
+    os.kill(here.probes.daemon_pid(), signal.SIGHUP)
+
+
+def programs(status: dict[str, Any]) -> set[str]:
+    return set(status["probes"].get("programs", {}))
+
+
+def test_what_costs_too_much_goes_and_comes_back_when_told(here: Machine) -> None:
+    with here.sufferer("sleep") as program:
+        here.probes.await_watched(1)
+
+        def is_gone(status: dict[str, Any]) -> bool:
+            # It goes on while it is looked at.
+            program.suffer()
+            return "waits" in status["probes"].get("missing", {})
+
+        status = here.probes.await_node(is_gone)
+        assert status["probes"]["thresholds_raised"] == 1
+        assert "on_switch" not in programs(status)
+        log = here.probes.log_path.read_text()
+        assert "`probes.cpu_percent` allows 0.001 %: all thresholds are raised by 10" in log
+        assert "waits is taken out, the costliest" in log
+    reload(here, {"cpu_percent": 50, "lock_wait": LOCK_WAIT})
+    here.probes.await_node(lambda status: "on_switch" in programs(status))
+    with here.suffers("lock_wait") as it:
+        trigger_of(here.shown(it.victim), "kernel.lock_wait")
+
+
+def test_with_the_bypass_no_program_is_left(here: Machine) -> None:
+    here.probes.await_node(lambda status: "on_switch" in programs(status))
+    reload(here, {"bypass": True})
+    here.probes.await_node(lambda status: programs(status) == {"register_threads", "new_thread"})
+    with here.suffers("lock_wait") as it:
+        pass
+    reload(here, {"lock_wait": LOCK_WAIT})
+    here.probes.await_node(lambda status: "on_switch" in programs(status))
+    with here.suffers("lock_wait") as after:
+        trigger_of(here.shown(after.victim), "kernel.lock_wait")
+    assert it.victim not in here.triggered()["kernel.lock_wait"]
