@@ -28,7 +28,7 @@ LINT_STAMP := $(LINT)/.stamp
 .PHONY: help setup build build-asan build-tsan build-arm64 test test-all test-newest \
 	test-c test-weak test-arm64 test-fuzz fuzz-coverage fuzz-keep lint \
 	lint-ruff lint-mypy lint-shell lint-clang-format lint-clang-tidy format \
-	pythonpath demo replay hostile mutants bench-native bench-http bench-plots bench-otel clean
+	pythonpath demo replay hostile mutants bench-native bench-http bench-plots bench-otel bench-probes clean
 
 help:
 	@echo 'sudo make setup       install the Debian packages that are missing'
@@ -42,6 +42,7 @@ help:
 	@echo 'sudo make test-fuzz   libFuzzer on what clients and daemons say (FUZZ_S=)'
 	@echo 'sudo make test-newest  the daemons on the newest releases of PyPI'
 	@echo 'sudo make bench-otel  measure what tracing costs an OpenTelemetry application'
+	@echo 'sudo make bench-probes  measure what kernel probes cost (PAIRS=)'
 	@echo '     make mutants     put deliberate defects in, and see that tests notice (ONLY=)'
 	@echo '     make lint        style, types and static analysis of all sources'
 	@echo '     make format      rewrite the sources in the style that lint wants'
@@ -219,6 +220,10 @@ bench-native: build
 bench-http: build
 	scripts/with-tmp bench/run --only http --output build/bench/http.jsonl $(if $(BASE),--base '$(BASE)')
 	bench/run --table --output build/bench/http.jsonl
+
+# What the kernel probes cost (PAIRS=).
+bench-probes: build
+	scripts/with-tmp $(PYTHON) -m bench.probes
 
 # From what was measured last, into docs/figures.
 bench-plots: build
