@@ -20,6 +20,9 @@ TraceId = NewType("TraceId", bytes)
 NodeId = NewType("NodeId", int)
 """FNV-1a-64 of a node's name; what breadcrumbs carry."""
 
+ADDRESSES_MAX = 64
+"""By which peers may know a node."""
+
 LATERALS_MAX = 32
 COLLECT_TRACES_MAX = 1 + LATERALS_MAX
 CRUMBS_MAX = 64

@@ -21,6 +21,7 @@ from google.protobuf.message import DecodeError, Message
 
 from protocol.messages import (
     ACKS_MAX,
+    ADDRESSES_MAX,
     CHUNK_BYTES_MAX,
     CHUNKS_MAX,
     COLLECT_TRACES_MAX,
@@ -65,7 +66,6 @@ from protocol.versions import BEFORE_WINDOWS, Agreed, Feature, Versions
 BATCH_MESSAGES_MAX = 1024
 """Messages in one batch: of a node under 1 MiB, even if each is as large as it may be."""
 
-ADDRESSES_MAX = 64
 ADDRESS_BYTES_MAX = 64
 """The longest textual IPv6 address with a zone fits."""
 

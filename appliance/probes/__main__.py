@@ -1,55 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``backsight-probes``: kernel probes that fire triggers into the trigger queues of attached processes."""
+"""Starts ``backsight-probes`` (appliance.probes.program) with as little memory as it needs."""
 
 from __future__ import annotations
 
-import asyncio
-import dataclasses
-import json
-import os
 import sys
-from collections.abc import Sequence
 
-from appliance.probes.daemon import Daemon
-from appliance.probes.doctor import examine
-from runtime.log import Log
-from runtime.main import Configuration, die_with_any_thread, read_arguments, supervise
-from runtime.service_manager import ServiceManager
-from runtime.settings.node import Settings
+# asyncio takes TLS along where there is any: 4 MiB for what this process never speaks.
+sys.modules["ssl"] = None  # type: ignore[assignment]
 
-_PROGRAM = "backsight-probes"
-
-
-async def _serve(configuration: Configuration[Settings], manager: ServiceManager, log: Log) -> None:
-    async with Daemon(configuration.settings, log) as daemon:
-        await supervise(daemon, configuration, manager, log)
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run until told to end. Exit status 2 for a bad configuration, 1 for other failures.
-
-    With --doctor as the first argument: print what would work, an object of JSON a line, and end.
-    """
-    arguments = list(sys.argv[1:] if argv is None else argv)
-    if arguments[:1] == ["--doctor"]:
-        configuration = read_arguments(_PROGRAM, __doc__.splitlines()[0], Settings, arguments[1:])
-        for check in examine(configuration.settings.probes):
-            print(json.dumps(dataclasses.asdict(check)), flush=True)
-        return 0
-    configuration = read_arguments(_PROGRAM, __doc__.splitlines()[0], Settings, argv)
-    # Before the library of applications is loaded, by which records are written.
-    os.environ["BACKSIGHT_SOCKET"] = configuration.settings.socket
-    os.environ["BACKSIGHT_SERVICE"] = "kernel"
-    die_with_any_thread()
-    log = Log.of(_PROGRAM, configuration.settings.level, node=configuration.settings.node)
-    with ServiceManager.from_environment(os.environ) as manager:
-        try:
-            asyncio.run(_serve(configuration, manager, log))
-        except OSError as error:
-            log.error(str(error))
-            return 1
-    return 0
-
+from appliance.probes.program import main  # noqa: E402
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Annotated
 
 from protocol.hashing import percentage_threshold
-from protocol.messages import CHUNK_BYTES_MAX, LATERALS_MAX
-from protocol.wire import ADDRESSES_MAX
+from protocol.messages import ADDRESSES_MAX, CHUNK_BYTES_MAX, LATERALS_MAX
 from runtime.endpoint import Endpoint, OptionalEndpoint, is_loopback
 from runtime.endpoint import MetricsSettings as _MetricsSettings
 from runtime.log import Level, LevelName

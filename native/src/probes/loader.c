@@ -2,6 +2,7 @@
 /* Objects: loaded from our own bytes, with the maps of the first, and attached. */
 #include <bpf/btf.h>
 #include <errno.h>
+#include <malloc.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -267,6 +268,8 @@ int bsp_attach(struct bsp *p, const char *name, char *message,
 		complaints_end(message, message_bytes, name, err);
 		object_close(o);
 	}
+	/* To load one takes megabytes: the types of all the kernel. */
+	malloc_trim(0);
 	return err;
 }
 
