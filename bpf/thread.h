@@ -56,20 +56,33 @@ context_of(const struct thread *t)
 	return inner ? only(inner) : 0;
 }
 
-static __noinline __u32 seek_slot(struct thread *t)
-{
-	struct bs_context_segment *context;
+struct sought {
+	const struct bs_context_segment *context;
+	__u32 tid;
+	__u32 slot; /* BS_CONTEXT_SLOTS: not found */
+};
 
-	if (!t)
+static long look_at_slot(__u32 i, struct sought *sought)
+{
+	if (READ_ONCE(sought->context->slots[i % BS_CONTEXT_SLOTS].tid) !=
+	    sought->tid)
 		return 0;
-	context = context_of(t);
-	if (!context)
-		return 0;
-	for (__u32 i = 0; i < BS_CONTEXT_SLOTS; i++) {
-		if (READ_ONCE(context->slots[i].tid) == t->tid)
-			return i;
-	}
-	return BS_CONTEXT_SLOTS;
+	sought->slot = i;
+	return 1;
+}
+
+/* By bpf_loop(): the verifier would go through 256 rounds, and all that comes after. */
+static __always_inline __u32 seek_slot(const struct bs_context_segment *context,
+				       __u32 tid)
+{
+	struct sought sought = {
+		.context = context,
+		.tid = tid,
+		.slot = BS_CONTEXT_SLOTS,
+	};
+
+	bpf_loop(BS_CONTEXT_SLOTS, look_at_slot, &sought, 0);
+	return sought.slot;
 }
 
 /* What a thread shows; false: no trace. */
@@ -84,7 +97,7 @@ static __always_inline bool look(struct thread *t, __u64 now, struct shown *s)
 	if (READ_ONCE(s->slot->tid) != t->tid) {
 		if (!may_have_come(t, s->context, now))
 			return false;
-		number = seek_slot(t);
+		number = seek_slot(s->context, t->tid);
 		if (number >= BS_CONTEXT_SLOTS)
 			return false;
 		t->slot = number;
