@@ -240,8 +240,10 @@ static void go_on_in_segment(struct bs_thread *t,
 /* The thread's own trace was open before the thread had a slot. */
 static void show_own(struct bs_thread *t)
 {
-	WRITE_ONCE(t->slot->trace_hi, t->own.id.hi);
-	WRITE_ONCE(t->slot->trace_lo, t->own.id.lo);
+	if (!(t->own.flags & BS_TRACE_UNRECORDED)) {
+		WRITE_ONCE(t->slot->trace_hi, t->own.id.hi);
+		WRITE_ONCE(t->slot->trace_lo, t->own.id.lo);
+	}
 	/* Of another attachment: it gets another handle before it writes. */
 	if (READ_ONCE(t->own.attachment) != t->epoch)
 		return;

@@ -53,7 +53,7 @@ static void enter(struct bs_thread *t)
 
 /* -------------------------------------------------- thread-local form --- */
 
-/* What the thread works on, for who watches from outside. */
+/* What the thread works on, for who watches from outside; 0, 0: nothing. */
 static inline void show_trace(struct bs_thread *t, uint64_t hi, uint64_t lo,
 			      uint32_t handle)
 {
@@ -67,6 +67,9 @@ static inline int begin_as(struct bs_thread *t, uint64_t hi, uint64_t lo,
 {
 	fill_in(t, &t->own, hi, lo, handle, flags);
 	t->own_open = true;
+	/* What nobody records nobody shall be asked to collect. */
+	if (flags & BS_TRACE_UNRECORDED)
+		hi = lo = 0;
 	if (likely(t->area != NULL))
 		show_trace(t, hi, lo, handle);
 	return 0;

@@ -286,6 +286,17 @@ static struct bs_policy *make_policy(int *fd, uint64_t threshold)
 	return policy;
 }
 
+/* What a thread shows of a trace that it works on. */
+static uint64_t shown_hi_of(uint64_t number)
+{
+	uint64_t hi;
+
+	CHECK_EQ(bs_begin(trace(number)), 0);
+	hi = READ_ONCE(node.context->slots[0].trace_hi);
+	CHECK_EQ(bs_end(), 0);
+	return hi;
+}
+
 static void test_policy(void)
 {
 	struct bs_policy *policy;
@@ -297,6 +308,7 @@ static void test_policy(void)
 	/* Not answered; but it comes before what is. */
 	replace(none_is_expected);
 	CHECK(!is_recorded(11));
+	CHECK_EQ(shown_hi_of(11), 0);
 	/* The old one says nothing any more, the new one does. */
 	WRITE_ONCE(node.policy->trust_incoming, 1);
 	CHECK(!bs_trusts_incoming());
@@ -304,6 +316,7 @@ static void test_policy(void)
 	CHECK(bs_trusts_incoming());
 	WRITE_ONCE(policy->percentage_threshold, BS_PERCENTAGE_ALL);
 	CHECK(is_recorded(12));
+	CHECK_EQ(shown_hi_of(12), trace(12).hi);
 
 	/* Nonsense changes nothing. */
 	policy->magic++;
