@@ -51,6 +51,8 @@ def test_a_wait_fires_for_its_trace(here: Machine, cause: str) -> None:
             assert any(span["attributes"].get("system.device") for span in spans)
         if cause in ("run_queue", "lock_wait", "io_wait"):
             assert it.lateral in trigger["laterals"]
+        others = [span["attributes"].get("kernel.other.pid") for span in spans]
+        assert all(span["attributes"]["thread.id"] not in others for span in spans)
         if cause in ("run_queue", "lock_wait"):
             assert "suffer[" in trigger["why"]
 
