@@ -4,6 +4,7 @@
  * them once and gives them to each object.
  *
  *   processes   array of maps: number of a process -> its context segment
+ *   owners      number of a process -> which client of the node it is
  *   threads     of each thread of these: struct thread
  *   filter      by tgid: whether it may be one of ours
  *   sockets     of each TCP socket that a trace wrote into: which one wrote what
@@ -57,6 +58,15 @@ struct {
 			__uint(value_size, sizeof(struct bs_context_segment));
 		});
 } processes SEC(".maps");
+
+/* Which client of the node each of these is, and one more; 0: none. A socket outlives
+ * who wrote into it, and numbers are given anew. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, PROBES_PROCESSES_MAX);
+	__type(key, __u32);
+	__type(value, __u32);
+} owners SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_TASK_STORAGE);

@@ -98,6 +98,7 @@ static __always_inline void report_of(const struct probes_settings *settings,
 	struct laterals laterals = {};
 	struct shown shown = {};
 	const struct sent *sent;
+	const __u32 *owner;
 	__u32 process;
 	void *inner;
 
@@ -109,6 +110,9 @@ static __always_inline void report_of(const struct probes_settings *settings,
 	shown.hi = sent->hi;
 	shown.lo = sent->lo;
 	process = sent->process;
+	owner = bpf_map_lookup_elem(&owners, &process);
+	if (!owner || *owner != sent->client + 1)
+		return;
 	inner = bpf_map_lookup_elem(&processes, &process);
 	shown.context = inner ? only(inner) : 0;
 	if (!shown.context || !(shown.hi | shown.lo))

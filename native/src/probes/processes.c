@@ -65,6 +65,7 @@ out:
 int bsp_register(struct bsp *p, uint32_t client, int pidfd, int context)
 {
 	int fd = map_fd(p, "processes");
+	const uint32_t owner = client + 1;
 	struct process *process;
 	uint32_t number;
 	int err;
@@ -76,7 +77,8 @@ int bsp_register(struct bsp *p, uint32_t client, int pidfd, int context)
 	if (number == PROBES_PROCESSES_MAX)
 		return -ENOSPC;
 	process = &p->processes[number];
-	if (bpf_map_update_elem(fd, &number, &context, BPF_ANY))
+	if (bpf_map_update_elem(fd, &number, &context, BPF_ANY) ||
+	    bpf_map_update_elem(map_fd(p, "owners"), &number, &owner, BPF_ANY))
 		return -errno;
 	err = note_threads(p, number, client, pidfd);
 	if (err) {
@@ -96,6 +98,7 @@ int bsp_unregister(struct bsp *p, int number)
 {
 	struct process *process;
 	uint32_t key = (uint32_t)number;
+	const uint32_t nobody = 0;
 
 	if (number < 0 || key >= PROBES_PROCESSES_MAX ||
 	    !p->processes[key].used)
@@ -104,5 +107,6 @@ int bsp_unregister(struct bsp *p, int number)
 	WRITE_ONCE(*filter_of(p, process->tgid),
 		   *filter_of(p, process->tgid) - 1);
 	process->used = false;
+	bpf_map_update_elem(map_fd(p, "owners"), &key, &nobody, BPF_ANY);
 	return bpf_map_delete_elem(map_fd(p, "processes"), &key) ? -errno : 0;
 }
