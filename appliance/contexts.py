@@ -169,12 +169,14 @@ class Contexts:
         # To be replaced, by number: now, and when that failed, later.
         self._now: dict[int, Process] = {}
         self._later: dict[int, Process] = {}
+        # When the source has some again.
+        self._without: dict[int, Process] = {}
         self._turn: asyncio.Handle | None = None
         self._again: asyncio.TimerHandle | None = None
 
     def close(self) -> None:
         """Replace nothing any more."""
-        self._now, self._later = {}, {}
+        self._now, self._later, self._without = {}, {}, {}
         for handle in (self._turn, self._again):
             if handle is not None:
                 handle.cancel()
@@ -196,8 +198,8 @@ class Contexts:
 
     def again(self) -> None:
         """Try again what had to wait for a source."""
-        self._now |= self._later
-        self._later = {}
+        self._now |= self._without
+        self._without = {}
         self._replace_some()
 
     def first(self, number: int, fd: int) -> int:
@@ -233,6 +235,7 @@ class Contexts:
         """Have a process go over to a new segment; if it is about to, once more after that."""
         process.context.is_due = True
         self._later.pop(process.number, None)
+        self._without.pop(process.number, None)
         self._now[process.number] = process
         self._schedule()
 
@@ -260,7 +263,7 @@ class Contexts:
             try:
                 self._replace(process)
             except BlockingIOError:
-                self._later[number] = process
+                self._without[number] = process
             except OSError as error:
                 self._later[number] = process
                 self._say_failed(process, error)
@@ -341,6 +344,7 @@ class Contexts:
         process.context.is_due = False
         self._now.pop(process.number, None)
         self._later.pop(process.number, None)
+        self._without.pop(process.number, None)
         if process in self._unsettled:
             self._unsettled.remove(process)
         if self._watcher is not None:

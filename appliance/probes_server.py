@@ -21,6 +21,7 @@ from typing import Any, Protocol, Self
 
 from appliance.contexts import ContextSource, Process, Watcher
 from appliance.probes.packets import VERSION, BadPacket, Packet, fds_of, number_of, receive, send
+from appliance.seldom import Seldom
 from appliance.unix_socket import listen, uid_of
 from runtime.log import Log
 from runtime.main import die_if_it_fails
@@ -31,6 +32,9 @@ from runtime.settings.node import trusted_uids
 STOCK = 16
 
 _BELL_BYTES = 8
+
+# After this, a file that was closed somewhere may have left room for a connection.
+_ACCEPT_AGAIN_S = 1.0
 
 
 class ProbesHost(Protocol):
@@ -199,6 +203,8 @@ class ProbesServer:
         self._trusted = trusted_uids()
         self._probes: _Probes | None = None
         self._new: set[socket.socket] = set()
+        self._seldom = Seldom()
+        self._again: asyncio.TimerHandle | None = None
         self._listener = listen(path, socket.SOCK_SEQPACKET)
 
     def __enter__(self) -> Self:
@@ -211,6 +217,8 @@ class ProbesServer:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        if self._again is not None:
+            self._again.cancel()
         self._loop.remove_reader(self._listener)
         self._path.unlink(missing_ok=True)
         self._listener.close()
@@ -240,6 +248,14 @@ class ProbesServer:
         try:
             connection, _ = self._listener.accept()
         except (BlockingIOError, ConnectionAbortedError):
+            return
+        except OSError as error:
+            # Out of fds: what is not accepted stays in the backlog, and we would spin.
+            self._log.error(f"cannot accept on {self._path}: {error.strerror}")
+            self._loop.remove_reader(self._listener)
+            self._again = self._loop.call_later(
+                _ACCEPT_AGAIN_S, self._loop.add_reader, self._listener, self._accept
+            )
             return
         connection.setblocking(False)
         if uid_of(connection) not in self._trusted:
@@ -282,8 +298,13 @@ class ProbesServer:
             self._begin(connection)
 
     def _begin(self, connection: socket.socket) -> None:
+        try:
+            probes = _Probes(connection, self._host, self._log, self._ring, self._end)
+        except OSError as error:
+            self._refuse(connection, f"there is no eventfd for them: {error.strerror}")
+            return
         self._log.info("probes have connected; processes go over to segments that they can read")
-        self._probes = _Probes(connection, self._host, self._log, self._ring, self._end)
+        self._probes = probes
         self._probes.begin(self._node)
 
     def _end(self, probes: _Probes) -> None:
@@ -295,7 +316,9 @@ class ProbesServer:
         self._host.no_contexts()
 
     def _refuse(self, connection: socket.socket, why: str) -> None:
-        self._log.warning(f"probes are refused: {why}")
+        # Any local user can connect, and probes that are refused try again.
+        if self._seldom.is_due(why, self._loop.time()):
+            self._log.warning(f"probes are refused: {why}")
         with contextlib.suppress(OSError):
             send(connection, {"refused": why})
         connection.close()

@@ -19,9 +19,25 @@ char LICENSE[] SEC("license") = "Dual BSD/GPL";
 	(BIT(4) | BIT(5) | BIT(6) | BIT(7) | BIT(8) | BIT(9) | BIT(11) |       \
 	 BIT(24) | BIT(25) | BIT(31))
 
-static __always_inline bool is_fatal(int signal, struct k_sigaction *action)
+#define SIGKILL 9
+
+/*
+ * By which signal the process ends. The kernel ends threads by a SIGKILL of its own
+ * where another one has said so: exit_group(2), execve(2), a signal that is fatal. Of
+ * which it is then stands with the process.
+ */
+static __always_inline __u32 ends_by(struct task_struct *task, int signal)
 {
-	return signal > 0 && signal < 64 && FATAL & BIT(signal) &&
+	if (signal != SIGKILL)
+		return signal;
+	if (BPF_CORE_READ(task, signal, group_exec_task))
+		return 0;
+	return BPF_CORE_READ(task, signal, group_exit_code) & 0x7f;
+}
+
+static __always_inline bool is_fatal(__u32 signal, struct k_sigaction *action)
+{
+	return signal < 64 && FATAL & BIT(signal) &&
 	       !BPF_CORE_READ(action, sa.sa_handler);
 }
 
@@ -129,14 +145,18 @@ int BPF_PROG(on_signal, int signal, void *info, struct k_sigaction *action)
 	const __u16 *by_tgid = only(&filter);
 	struct timed timed;
 	struct thread *t;
+	__u32 fatal;
 
 	if (!settings_now || settings_now->bypass || !by_tgid ||
-	    !may_be_ours(by_tgid, task) || !is_fatal(signal, action))
+	    !may_be_ours(by_tgid, task))
+		return 0;
+	fatal = ends_by(task, signal);
+	if (!is_fatal(fatal, action))
 		return 0;
 	timed = timed_begin(PROGRAM_on_signal);
 	t = thread_of(task);
 	if (t && is_first(t->process, task->tgid))
-		crashes(settings_now, task, t, signal);
+		crashes(settings_now, task, t, fatal);
 	timed_end(&timed);
 	return 0;
 }

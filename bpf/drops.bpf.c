@@ -27,7 +27,7 @@ static __always_inline void dropped(const struct probes_settings *settings_now,
 		return;
 	event.time_ns = bpf_ktime_get_ns();
 	__builtin_memcpy(event.name, why->name, sizeof(event.name));
-	if (sent)
+	if (sent && is_going_out(sk, sent))
 		stretch = stretch_of(socket, seq_of_packet(sent));
 	report_of(settings_now, socket, sk, stretch, &event);
 }

@@ -50,21 +50,35 @@ static __always_inline void record(const struct shown *s,
 	COUNT(event->kind, recorded);
 }
 
-/* Another thread of the trace, or this one a moment ago, may have done the same. */
-static __always_inline bool done_lately(__u64 trace, __u32 kind, __u64 now,
-					__u64 within_ns)
+/* Where it stands that something was done for a trace. */
+static __always_inline struct recent *recent_of(__u64 what)
 {
-	__u64 what = trace * 0x9e3779b97f4a7c15ull + kind;
 	__u32 place = (what >> 40) % PROBES_RECENT_ENTRIES;
-	struct recent *r = bpf_map_lookup_elem(&recent, &place);
 
-	if (!r)
-		return false;
-	if (r->what == what && now - r->done_ns < within_ns)
-		return true;
-	r->what = what;
-	r->done_ns = now;
-	return false;
+	return bpf_map_lookup_elem(&recent, &place);
+}
+
+static __always_inline __u64 mixed(__u64 trace, __u32 kind)
+{
+	return trace * 0x9e3779b97f4a7c15ull + kind;
+}
+
+/* Another thread of the trace, or this one a moment ago, may have done the same. */
+static __always_inline bool done_lately(__u64 what, __u64 now, __u64 within_ns)
+{
+	const struct recent *r = recent_of(what);
+
+	return r && r->what == what && now - r->done_ns < within_ns;
+}
+
+static __always_inline void note_done(__u64 what, __u64 now)
+{
+	struct recent *r = recent_of(what);
+
+	if (r) {
+		r->what = what;
+		r->done_ns = now;
+	}
 }
 
 /* The generic cell rate algorithm (ITU-T I.371): one word says until when the rate
@@ -136,6 +150,7 @@ static __always_inline void report(const struct probes_settings *settings,
 {
 	__u32 kind = event->kind;
 	const struct probes_threshold *limits;
+	__u64 what, now;
 
 	if (kind >= BS_KERNEL_KINDS)
 		return;
@@ -144,13 +159,15 @@ static __always_inline void report(const struct probes_settings *settings,
 		record(s, event);
 	if (event->duration_ns < limits->fire_ns)
 		return;
-	if (done_lately(s->hi ^ s->lo, kind, event->time_ns,
-			settings->coalesce_ns))
+	/* The event may have been over for a while. */
+	now = bpf_ktime_get_ns();
+	what = mixed(s->hi ^ s->lo, kind);
+	if (done_lately(what, now, settings->coalesce_ns))
 		COUNT(kind, coalesced);
-	else if (!may_fire(limits, kind, event->time_ns))
+	else if (!may_fire(limits, kind, now))
 		COUNT(kind, limited);
-	else
-		push(s, limits->name, event, laterals);
+	else if (push(s, limits->name, event, laterals))
+		note_done(what, now);
 }
 
 #endif

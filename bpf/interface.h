@@ -47,6 +47,8 @@ struct probes_settings {
 	 * those for a CPU, and of those for something else. */
 	uint64_t least_unrun_ns;
 	uint64_t least_blocked_ns;
+	/* What began earlier was not seen from there on. */
+	uint64_t valid_since_ns;
 	struct probes_threshold kinds[BS_KERNEL_KINDS];
 };
 

@@ -43,7 +43,9 @@ struct task_group {
 };
 
 struct signal_struct {
-	void *oom_mm; /* the OOM killer chose it */
+	void *oom_mm;	       /* the OOM killer chose it */
+	void *group_exec_task; /* one of its threads executes another program */
+	int group_exit_code;
 };
 
 struct task_struct {
@@ -88,6 +90,7 @@ struct bio {
 
 struct sock_common {
 	__u16 skc_family;
+	__u16 skc_num;	 /* the port here */
 	__u16 skc_dport; /* network byte order */
 	__u32 skc_daddr;
 	struct in6_addr skc_v6_daddr; /* of linux/in6.h */
@@ -103,6 +106,7 @@ struct tcp_sock {
 	__u32 write_seq;
 	__u32 snd_una;
 	__u64 bytes_acked;
+	__u32 rcv_nxt;
 	__u32 srtt_us; /* eighths of a microsecond */
 };
 

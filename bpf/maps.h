@@ -139,7 +139,8 @@ struct sent {
 	__u32 start; /* sequence number */
 	__u32 process;
 	__u64 hi, lo; /* both 0: of no trace */
-	__u32 client, zero;
+	__u32 client;
+	__u32 is_connecting; /* its number is not known yet */
 };
 
 /* What is not acknowledged yet, and waits to be sent, must be among them: some hundred

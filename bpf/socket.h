@@ -78,6 +78,21 @@ static __always_inline void name_peer(const struct sock *sk,
 	}
 }
 
+#define NO_TRANSPORT_HEADER 0xffff
+
+/* A packet that comes in may be of a socket too. */
+static __always_inline bool is_going_out(const struct sock *sk,
+					 const struct sk_buff *skb)
+{
+	__u16 source = 0;
+
+	if (skb->transport_header == NO_TRANSPORT_HEADER)
+		return false;
+	bpf_probe_read_kernel(&source, sizeof(source),
+			      skb->head + skb->transport_header);
+	return bpf_ntohs(source) == sk->__sk_common.skc_num;
+}
+
 /* The sequence number of a packet on its way out: as its header has it (RFC 9293). */
 static __always_inline __u32 seq_of_packet(const struct sk_buff *skb)
 {

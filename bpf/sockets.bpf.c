@@ -29,13 +29,14 @@ static __always_inline void tell_peer(const struct sock *sk,
 	const struct probes_settings *settings_now = only(&settings);
 	struct bs_kernel_event event = {.kind = PROBES_PEER};
 	struct probes_record *r;
-	__u64 peer;
+	__u64 peer, what;
 
 	if (!settings_now || !settings_now->breadcrumbs)
 		return;
 	name_peer(sk, &event);
 	__builtin_memcpy(&peer, &event.peer[8], sizeof(peer));
-	if (done_lately(s->hi ^ s->lo ^ peer, PROBES_PEER, now, PEER_AGAIN_NS))
+	what = mixed(s->hi ^ s->lo ^ peer, PROBES_PEER);
+	if (done_lately(what, now, PEER_AGAIN_NS))
 		return;
 	r = bpf_ringbuf_reserve(&records, sizeof(*r), 0);
 	if (!r)
@@ -46,10 +47,12 @@ static __always_inline void tell_peer(const struct sock *sk,
 	r->trace_lo = s->lo;
 	r->event = event;
 	bpf_ringbuf_submit(r, BPF_RB_NO_WAKEUP);
+	note_done(what, now);
 }
 
 /* From there on. */
-static __always_inline void note_sent(struct sock *sk, __u32 start)
+static __always_inline void note_sent(struct sock *sk, __u32 start,
+				      bool is_connecting)
 {
 	__u64 now = bpf_ktime_get_ns();
 	struct shown shown = {};
@@ -63,10 +66,15 @@ static __always_inline void note_sent(struct sock *sk, __u32 start)
 	if (!socket)
 		return;
 	last = &socket->sent[(socket->next - 1) % SENT_MAX];
+	if (last->is_connecting) {
+		last->start = start;
+		last->is_connecting = false;
+	}
 	if (last->hi == shown.hi && last->lo == shown.lo)
 		return;
 	sent = &socket->sent[socket->next % SENT_MAX];
 	sent->start = start;
+	sent->is_connecting = is_connecting;
 	sent->hi = shown.hi;
 	sent->lo = shown.lo;
 	sent->process = t ? t->process : 0;
@@ -98,7 +106,7 @@ int BPF_PROG(on_send, struct sock *sk)
 	if (is_off())
 		return 0;
 	timed = timed_begin(PROGRAM_on_send);
-	note_sent(sk, write_seq(sk));
+	note_sent(sk, write_seq(sk), false);
 	timed_end(&timed);
 	return 0;
 }
@@ -111,7 +119,7 @@ int BPF_PROG(on_sent, struct sock *sk, int bytes, int flags)
 	if (bytes <= 0 || sk->sk_protocol != IPPROTO_TCP || is_off())
 		return 0;
 	timed = timed_begin(PROGRAM_on_sent);
-	note_sent(sk, write_seq(sk) - bytes);
+	note_sent(sk, write_seq(sk) - bytes, false);
 	timed_end(&timed);
 	return 0;
 }
@@ -124,7 +132,7 @@ int BPF_PROG(on_sendmsg, struct sock *sk, void *message, __u64 size, int bytes)
 	if (bytes <= 0 || is_off())
 		return 0;
 	timed = timed_begin(PROGRAM_on_sendmsg);
-	note_sent(sk, write_seq(sk) - bytes);
+	note_sent(sk, write_seq(sk) - bytes, false);
 	timed_end(&timed);
 	return 0;
 }
@@ -140,7 +148,7 @@ int BPF_PROG(on_state, struct sock *sk, int before, int after)
 		return 0;
 	timed = timed_begin(PROGRAM_on_state);
 	/* Its number is chosen later. */
-	note_sent(sk, write_seq(sk));
+	note_sent(sk, 0, true);
 	timed_end(&timed);
 	return 0;
 }

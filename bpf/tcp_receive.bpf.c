@@ -50,13 +50,25 @@ static __always_inline void look_at_rtt(const struct probes_settings *s,
 	report_of(s, socket, sk, SENT_MAX, &event);
 }
 
-/* As the header says that the segment begins with (RFC 9293). */
-static __always_inline __u16 window_of(const struct sk_buff *skb)
-{
-	__u16 window = 1;
+/* Of the header that the segment begins with (RFC 9293). */
+struct tcp_header {
+	__u8 ports_and_numbers[13];
+	__u8 flags;
+	__u16 window;
+};
 
-	bpf_probe_read_kernel(&window, sizeof(window), skb->data + 14);
-	return window;
+#define TCP_FIN 0x01
+#define TCP_RST 0x04
+
+/* Bytes that nobody has had yet. */
+static __always_inline bool has_news(const struct tcp_sock *tcp,
+				     const struct sk_buff *skb, __u8 flags)
+{
+	const struct tcp_skb_cb *segment = (const struct tcp_skb_cb *)&skb->cb;
+	__u32 end = BPF_CORE_READ(segment, end_seq) - !!(flags & TCP_FIN);
+
+	return end != BPF_CORE_READ(segment, seq) &&
+	       (__s32)(end - BPF_CORE_READ(tcp, rcv_nxt)) > 0;
 }
 
 SEC("tp_btf/tcp_probe")
@@ -64,7 +76,7 @@ int BPF_PROG(on_segment, struct sock *sk, struct sk_buff *skb)
 {
 	const struct probes_settings *s = only(&settings);
 	const struct tcp_sock *tcp = (const struct tcp_sock *)sk;
-	const struct tcp_skb_cb *segment;
+	struct tcp_header header = {};
 	struct socket *socket;
 	struct timed timed;
 	__u64 now;
@@ -76,12 +88,15 @@ int BPF_PROG(on_segment, struct sock *sk, struct sk_buff *skb)
 		return 0;
 	timed = timed_begin(PROGRAM_on_segment);
 	now = bpf_ktime_get_ns();
-	look_at_window(s, socket, sk, now, !window_of(skb));
+	/* A reset says of the window that it is zero. */
+	if (bpf_probe_read_kernel(&header, sizeof(header), skb->data) ||
+	    header.flags & TCP_RST)
+		goto out;
+	look_at_window(s, socket, sk, now, !header.window);
 	look_at_rtt(s, socket, sk, now, BPF_CORE_READ(tcp, srtt_us) >> 3);
-	segment = (const struct tcp_skb_cb *)&skb->cb;
-	if (!socket->readable_since_ns &&
-	    BPF_CORE_READ(segment, seq) != BPF_CORE_READ(segment, end_seq))
+	if (!socket->readable_since_ns && has_news(tcp, skb, header.flags))
 		socket->readable_since_ns = now;
+out:
 	timed_end(&timed);
 	return 0;
 }
@@ -103,8 +118,9 @@ int BPF_PROG(on_read, struct sock *sk)
 	timed = timed_begin(PROGRAM_on_read);
 	event.time_ns = bpf_ktime_get_ns();
 	event.duration_ns = event.time_ns - socket->readable_since_ns;
+	if (socket->readable_since_ns >= s->valid_since_ns)
+		report_of(s, socket, sk, SENT_MAX, &event);
 	socket->readable_since_ns = 0;
-	report_of(s, socket, sk, SENT_MAX, &event);
 	timed_end(&timed);
 	return 0;
 }

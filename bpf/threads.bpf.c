@@ -36,6 +36,9 @@ static __always_inline bool note(struct task_struct *task, __u32 process,
 	t->process = process;
 	t->client = client;
 	t->tid = own_tid(task);
+	/* It may have been one of ours before, and was not looked at since. */
+	t->off_ns = 0;
+	t->disk = 0;
 	return true;
 }
 

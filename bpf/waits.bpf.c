@@ -170,7 +170,6 @@ static __always_inline void add_disk(struct thread *t, const struct shown *own,
 		return;
 	event->bytes = t->disk_bytes;
 	__builtin_memcpy(event->device, t->disk_name, sizeof(event->device));
-	t->disk_bytes = 0;
 	disk = bpf_map_lookup_elem(&disks, &number);
 	if (!disk)
 		return;
@@ -391,7 +390,7 @@ static __always_inline void comes_back(const struct probes_settings *s,
 	struct thread *t = thread_of(task);
 	__u64 since_ns;
 
-	if (!t || !t->off_ns)
+	if (!t || !t->off_ns || t->off_ns < s->valid_since_ns)
 		return;
 	since_ns = t->off_ns;
 	/* Woken while it was still going off the CPU: it waits since it is off. */
@@ -400,6 +399,8 @@ static __always_inline void comes_back(const struct probes_settings *s,
 	if (now - since_ns >= s->least_unrun_ns ||
 	    since_ns - t->off_ns >= s->least_blocked_ns)
 		was_off(s, task, since_ns, now);
+	if (t->off_why == OFF_IO)
+		t->disk_bytes = 0;
 }
 
 static __noinline int switched(struct task_struct *prev,

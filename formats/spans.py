@@ -13,6 +13,7 @@ A record of MessagePack that is broken, or says more than a slice may
 from __future__ import annotations
 
 import hashlib
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -138,6 +139,10 @@ class SliceContent:
 
 
 _INTERNAL = 1  # OTLP's SpanKind
+
+# Spans before an event, the latest first, among which the one around it is looked for. Both
+# may be as many as a slice has room for.
+_SPANS_LOOKED_AT = 256
 
 _SpanKey: TypeAlias = tuple[int, int]  # client, span id
 
@@ -345,18 +350,24 @@ def kernel_spans(
     by_client: dict[int, list[Span]] = {}
     for span in spans:
         by_client.setdefault(span.client, []).append(span)
+    for begun in by_client.values():
+        begun.sort(key=lambda span: span.start_ns)
     for record in records:
         event = cast(KernelEvent, record.body)
         end_ns = decoder.clock.time_ns(record.ticks)
         if end_ns is None:
             continue
         start_ns = max(0, end_ns - event.duration_ns)
-        around = [
-            span
-            for span in by_client.get(event.client, ())
-            if span.start_ns <= end_ns and (span.end_ns is None or span.end_ns >= start_ns)
-        ]
-        parent = max(around, key=lambda span: span.start_ns, default=None)
+        begun = by_client.get(event.client, [])
+        last = bisect_right(begun, end_ns, key=lambda span: span.start_ns)
+        parent = next(
+            (
+                span
+                for span in reversed(begun[max(0, last - _SPANS_LOOKED_AT) : last])
+                if span.end_ns is None or span.end_ns >= start_ns
+            ),
+            None,
+        )
         yield Span(
             _kernel_span_id(event),
             parent.span_id if parent is not None else 0,

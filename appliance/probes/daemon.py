@@ -29,6 +29,9 @@ from runtime.watchdog import Ask
 # connect() costs some microseconds.
 _RECONNECT_S = 0.1
 
+# What is in the way, others that are connected or another release, somebody has to remove.
+_REFUSED_S = 5.0
+
 _FIGURES_EVERY_S = 2.0
 
 # At what is spent; the estimate needs some hundred runs.
@@ -92,6 +95,8 @@ class Daemon:
         # With the bypass none is wanted: an attached program costs its call, whatever it does.
         for name in self._attached - wanted:
             self._probes.detach(name)
+        for name in self._missing.keys() - wanted:
+            del self._missing[name]
         self._attached &= wanted
         for name in sorted(wanted - self._attached - self._too_dear):
             self._attach(name)
@@ -131,8 +136,8 @@ class Daemon:
                 await asyncio.sleep(_RECONNECT_S)
                 continue
             missing = ""
-            self._link = Link(connection, self._probes, self._log, ended.set)
-            self._link.say(
+            link = self._link = Link(connection, self._probes, self._log, ended.set)
+            link.say(
                 {
                     "hello": VERSION,
                     "context_bytes": self._probes.context_bytes,
@@ -140,17 +145,17 @@ class Daemon:
                 }
             )
             try:
-                await self._tell_figures(self._link, ended)
+                await self._tell_figures(link, ended)
             finally:
                 self._hang_up()
-            await asyncio.sleep(_RECONNECT_S)
+            await asyncio.sleep(_REFUSED_S if link.refused else _RECONNECT_S)
 
     async def _tell_figures(self, link: Link, ended: asyncio.Event) -> None:
         while not ended.is_set():
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(ended.wait(), _FIGURES_EVERY_S)
             if not ended.is_set() and link.welcomed:
-                link.say({"figures": self._figures()})
+                link.mention({"figures": self._figures()})
 
     async def _keep_budget(self) -> None:
         while True:
@@ -230,7 +235,7 @@ class Daemon:
         self._apply()
         # So that whoever reloads sees at once what came of it.
         if self._link is not None and self._link.welcomed:
-            self._link.say({"figures": self._figures()})
+            self._link.mention({"figures": self._figures()})
 
 
 def _ns(ms: float | None, factor: int) -> int:

@@ -41,6 +41,7 @@ class Link:
         # By the node's number: ours.
         self._watched: dict[int, int] = {}
         self.welcomed = False
+        self.refused = False
         self._loop.add_reader(connection, self._readable)
 
     @property
@@ -69,6 +70,11 @@ class Link:
         except OSError as error:
             self._log.warning(f"the node does not take what it is told: {error.strerror}")
             self._ended()
+
+    def mention(self, said: dict[str, Any]) -> None:
+        """Tell the node something that it can do without; it may have its hands full."""
+        with contextlib.suppress(BlockingIOError):
+            send(self._socket, said)
 
     @die_if_it_fails
     def _readable(self) -> None:
@@ -101,6 +107,7 @@ class Link:
                 self.welcomed = True
                 self._log.info(f"connected to node {node}")
             case {"refused": why}:
+                self.refused = True
                 self._log.error(f"the node takes no probes from here: {why}")
                 self._ended()
             case {"want": _}:

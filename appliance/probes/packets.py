@@ -80,7 +80,7 @@ def receive(connection: socket.socket) -> Packet | None:
             raise BadPacket("it is larger than any that is known")
         try:
             said = json.loads(data)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise BadPacket(f"it is no JSON: {error}") from error
         if not isinstance(said, dict):
             raise BadPacket("it is no object of JSON")

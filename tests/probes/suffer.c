@@ -11,6 +11,7 @@
 #include <inttypes.h>
 #include <pthread.h>
 #include <sched.h>
+#include <signal.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -280,6 +281,22 @@ static uint64_t crash(void)
 	__builtin_trap();
 }
 
+static uint64_t is_asked_to_end(void)
+{
+	pthread_barrier_wait(&in_place);
+	print_result(0);
+	kill(getpid(), SIGTERM);
+	pause();
+	return 0;
+}
+
+static uint64_t ends(void)
+{
+	pthread_barrier_wait(&in_place);
+	print_result(0);
+	_exit(0);
+}
+
 static void *nobody(void *nothing)
 {
 	pthread_barrier_wait(&in_place);
@@ -297,6 +314,8 @@ static const struct cause {
 	{"io_wait", wait_for_disk, other_writer},
 	{"sleep", wait_for_nothing, nobody},
 	{"crash", crash, bystander},
+	{"asked_to_end", is_asked_to_end, bystander},
+	{"ends", ends, bystander},
 };
 
 /* -------------------------------------------------------------- main --- */

@@ -53,8 +53,12 @@ def test_a_wait_fires_for_its_trace(here: Machine, cause: str) -> None:
             assert it.lateral in trigger["laterals"]
         others = [span["attributes"].get("kernel.other.pid") for span in spans]
         assert all(span["attributes"]["thread.id"] not in others for span in spans)
-        if cause in ("run_queue", "lock_wait"):
-            assert "suffer[" in trigger["why"]
+        if cause == "lock_wait":
+            assert "released by suffer[" in trigger["why"]
+        if cause == "run_queue":
+            # On a busy machine others run too, now and then for longer.
+            commands = {span["attributes"].get("kernel.other.command") for span in spans}
+            assert "suffer" in commands
 
 
 def test_who_waits_for_work_is_left_alone(here: Machine) -> None:

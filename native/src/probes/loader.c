@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/resource.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "internal.h"
@@ -249,6 +249,17 @@ static struct object *object_free(struct bsp *p)
 	return NULL;
 }
 
+/* What began before was not seen by who begins to look now. */
+static void begin_anew(struct bsp *p)
+{
+	struct timespec now;
+
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	WRITE_ONCE(p->settings->valid_since_ns,
+		   (uint64_t)now.tv_sec * 1000000000ull +
+			   (uint64_t)now.tv_nsec);
+}
+
 int bsp_attach(struct bsp *p, const char *name, char *message,
 	       size_t message_bytes)
 {
@@ -267,6 +278,8 @@ int bsp_attach(struct bsp *p, const char *name, char *message,
 	if (err) {
 		complaints_end(message, message_bytes, name, err);
 		object_close(o);
+	} else {
+		begin_anew(p);
 	}
 	/* To load one takes megabytes: the types of all the kernel. */
 	malloc_trim(0);
@@ -451,6 +464,8 @@ void bsp_set_coalescing(struct bsp *p, uint64_t ns)
 
 void bsp_set_bypass(struct bsp *p, bool bypass)
 {
+	if (!bypass)
+		begin_anew(p);
 	WRITE_ONCE(p->settings->bypass, bypass);
 }
 
