@@ -37,7 +37,10 @@ def test_a_wait_fires_for_its_trace(here: Machine, cause: str) -> None:
         trigger = trigger_of(shown, f"kernel.{cause}")
         assert (trigger["source"], trigger["node"]) == ("kernel", "here")
         spans = kernel_spans(shown, cause)
-        waited_ns = sum(span["end_ns"] - span["start_ns"] for span in spans)
+        waits_ns = [span["end_ns"] - span["start_ns"] for span in spans]
+        # On a busy machine it waits before, too, until all threads are in place.
+        once = cause in ("lock_wait", "blocked")
+        waited_ns = max(waits_ns) if once else sum(waits_ns)
         # The victim began to measure a moment after it began to wait, or it took it a
         # moment to notice. In fsync(2) it waits for more than the disk.
         assert LEAST[cause] * it.took_ns <= waited_ns <= 1.1 * it.took_ns
