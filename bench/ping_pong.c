@@ -1,20 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Two threads on one CPU that hand a byte to and fro through pipes: nothing but context
- * switches. ping_pong [attached]: with it, each thread works on a trace meanwhile.
+ * Two threads that hand a byte to and fro through pipes, bound to one CPU by who
+ * starts them: nothing but context switches. ping_pong [attached]: with it, each
+ * thread works on a trace meanwhile.
  *
  * Says "ready"; for each number of round trips that it reads, how long one took, in ns.
  */
 #include <pthread.h>
-#include <sched.h>
-#include <stdbool.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <time.h>
-#include <unistd.h>
 
-#include "backsight.h"
+#include "common.h"
 
 /* Until the scheduler and the caches know the pair. */
 #define WARM_UP 1000
@@ -24,10 +18,8 @@ static bool attached;
 
 static void require(bool holds, const char *what)
 {
-	if (holds)
-		return;
-	perror(what);
-	exit(1);
+	if (!holds)
+		die(what);
 }
 
 static void begin(uint64_t trace)
@@ -71,61 +63,25 @@ static void go_to_and_fro(long times)
 	}
 }
 
-static double now_ns(void)
-{
-	struct timespec now;
-
-	clock_gettime(CLOCK_MONOTONIC, &now);
-	return (double)now.tv_sec * 1e9 + (double)now.tv_nsec;
-}
-
 static double measure(long times)
 {
 	pthread_t other;
-	double start, took;
+	uint64_t start, took;
 
 	require(!pipe(there) && !pipe(back), "pipe");
 	require(!pthread_create(&other, NULL, answer, NULL), "thread");
 	begin(2);
 	go_to_and_fro(WARM_UP);
-	start = now_ns();
+	start = clock_ns(CLOCK_MONOTONIC);
 	go_to_and_fro(times);
-	took = now_ns() - start;
+	took = clock_ns(CLOCK_MONOTONIC) - start;
 	end();
 	close(there[1]);
 	pthread_join(other, NULL);
 	close(there[0]);
 	close(back[0]);
 	close(back[1]);
-	return took / (double)times;
-}
-
-static void pin(void)
-{
-	cpu_set_t allowed, one;
-
-	require(!sched_getaffinity(0, sizeof(allowed), &allowed), "affinity");
-	for (int cpu = 0; cpu < CPU_SETSIZE; cpu++) {
-		if (!CPU_ISSET(cpu, &allowed))
-			continue;
-		CPU_ZERO(&one);
-		CPU_SET(cpu, &one);
-		require(!sched_setaffinity(0, sizeof(one), &one), "affinity");
-		return;
-	}
-}
-
-static void await_node(void)
-{
-	const struct timespec pause = {.tv_nsec = 1000000};
-	struct bs_stats stats = {0};
-
-	while (!stats.attached) {
-		begin(3);
-		end();
-		nanosleep(&pause, NULL);
-		bs_get_stats(&stats);
-	}
+	return (double)took / (double)times;
 }
 
 int main(int argc, char **argv)
@@ -133,9 +89,8 @@ int main(int argc, char **argv)
 	char line[32];
 
 	attached = argc > 1 && !strcmp(argv[1], "attached");
-	pin();
 	if (attached)
-		await_node();
+		must_attach();
 	puts("ready");
 	fflush(stdout);
 	while (fgets(line, sizeof(line), stdin)) {

@@ -27,7 +27,7 @@ from typing import Any
 import yaml
 
 from bench.machine import description, load, stolen_told
-from testbed.daemons import anywhere
+from testbed.daemons import Cores, anywhere, bound
 from testbed.probes import Probes
 from testbed.topology import Node, await_ready
 
@@ -74,7 +74,7 @@ class Bench:
     def ping_pong(self, *, attached: bool) -> Iterator[Callable[[], float]]:
         """What measures a round trip, in ns."""
         with self.node.host.popen(
-            [str(_PING_PONG), *(["attached"] if attached else [])],
+            bound([str(_PING_PONG), *(["attached"] if attached else [])], Cores.choose().writer),
             env=self.node.client_environment("ping_pong"),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -121,7 +121,7 @@ static __always_inline void crashes(const struct probes_settings *settings_now,
 		__builtin_memcpy(event.name, "out of memory",
 				 sizeof("out of memory"));
 	if (limits->record_ns != PROBES_NEVER)
-		record(&shown, &event);
+		record(shown.hi, shown.lo, &event);
 	if (limits->fire_ns == PROBES_NEVER)
 		return;
 	cell = bs_cell_claim(shown.context, CLAIM_ROUNDS, &position);

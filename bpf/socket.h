@@ -35,30 +35,30 @@ static __always_inline __u32 stretch_of(const struct socket *socket, __u32 seq)
 
 #define NEIGHBOURS_SOUGHT 16
 
-/* The other traces that wrote last. One may be there twice; the node minds. (A function
- * that the verifier looks at by itself: inlined, it multiplies with all that is before.) */
-__noinline int add_neighbours(struct socket *socket, struct laterals *laterals,
-			      __u64 hi, __u64 lo)
+struct neighbours {
+	const struct socket *socket;
+	const struct shown *own;
+	struct laterals *laterals;
+};
+
+static long add_neighbour(__u32 i, struct neighbours *n)
 {
-	__u32 count = 0;
+	const struct sent *sent =
+		&n->socket->sent[(n->socket->next - 1 - i) % SENT_MAX];
 
-	if (!socket || !laterals)
-		return 0;
-	for (__u32 i = 1; i <= NEIGHBOURS_SOUGHT; i++) {
-		const struct sent *sent =
-			&socket->sent[(socket->next - i) % SENT_MAX];
-
-		if (!(sent->hi | sent->lo) ||
-		    (sent->hi == hi && sent->lo == lo))
-			continue;
-		if (count >= LATERALS_MAX)
-			break;
-		laterals->traces[count].hi = sent->hi;
-		laterals->traces[count].lo = sent->lo;
-		count++;
-	}
-	laterals->count = count;
+	add_lateral(n->laterals, n->own, sent->hi, sent->lo);
 	return 0;
+}
+
+/* The other traces that wrote last. One may be there twice; the node minds. (By
+ * bpf_loop(): the verifier would go through all ways of 16 rounds.) */
+static __always_inline void add_neighbours(const struct socket *socket,
+					   const struct shown *own,
+					   struct laterals *laterals)
+{
+	struct neighbours n = {socket, own, laterals};
+
+	bpf_loop(NEIGHBOURS_SOUGHT, add_neighbour, &n, 0);
 }
 
 static __always_inline void name_peer(const struct sock *sk,
@@ -135,7 +135,7 @@ static __always_inline void report_of(const struct probes_settings *settings,
 	event->client = sent->client;
 	event->cpu = bpf_get_smp_processor_id();
 	name_peer(sk, event);
-	add_neighbours(socket, &laterals, shown.hi, shown.lo);
+	add_neighbours(socket, &shown, &laterals);
 	report(settings, &shown, event, &laterals);
 }
 

@@ -28,7 +28,6 @@ static __always_inline void tell_peer(const struct sock *sk,
 {
 	const struct probes_settings *settings_now = only(&settings);
 	struct bs_kernel_event event = {.kind = PROBES_PEER};
-	struct probes_record *r;
 	__u64 peer, what;
 
 	if (!settings_now || !settings_now->breadcrumbs)
@@ -38,16 +37,10 @@ static __always_inline void tell_peer(const struct sock *sk,
 	what = mixed(s->hi ^ s->lo ^ peer, PROBES_PEER);
 	if (done_lately(what, now, PEER_AGAIN_NS))
 		return;
-	r = bpf_ringbuf_reserve(&records, sizeof(*r), 0);
-	if (!r)
-		return;
 	event.time_ns = now;
 	event.client = t->client;
-	r->trace_hi = s->hi;
-	r->trace_lo = s->lo;
-	r->event = event;
-	bpf_ringbuf_submit(r, BPF_RB_NO_WAKEUP);
-	note_done(what, now);
+	if (send_record(s, &event))
+		note_done(what, now);
 }
 
 /* From there on. */

@@ -147,12 +147,7 @@ static __always_inline void add_runners(__u32 own_pid, __u64 since_ns,
 		/* Of a stint that began before the wait, its part in the wait. */
 		if (event->other_ns > event->duration_ns)
 			event->other_ns = event->duration_ns;
-		if ((r->hi | r->lo) && (r->hi != own->hi || r->lo != own->lo) &&
-		    laterals->count < LATERALS_MAX) {
-			laterals->traces[laterals->count].hi = r->hi;
-			laterals->traces[laterals->count].lo = r->lo;
-			laterals->count++;
-		}
+		add_lateral(laterals, own, r->hi, r->lo);
 	}
 }
 
@@ -174,17 +169,10 @@ static __always_inline void add_disk(struct thread *t, const struct shown *own,
 	if (!disk)
 		return;
 	for (int i = 0; i < DISK_USERS; i++) {
-		__u64 hi = disk->users[i].hi, lo = disk->users[i].lo;
-
 		/* Before the wait, and not long before: what it then waits behind. */
-		if (!(hi | lo) || (hi == own->hi && lo == own->lo) ||
-		    disk->users[i].asked_ns + ASKED_LATELY_NS < t->off_ns)
-			continue;
-		if (laterals->count >= LATERALS_MAX)
-			break;
-		laterals->traces[laterals->count].hi = hi;
-		laterals->traces[laterals->count].lo = lo;
-		laterals->count++;
+		if (disk->users[i].asked_ns + ASKED_LATELY_NS >= t->off_ns)
+			add_lateral(laterals, own, disk->users[i].hi,
+				    disk->users[i].lo);
 	}
 }
 
@@ -341,12 +329,7 @@ static __always_inline void was_blocked(const struct probes_settings *s,
 		event->other_pid = t->waker_pid;
 		__builtin_memcpy(event->other_comm, t->waker_comm,
 				 sizeof(event->other_comm));
-		if ((t->waker_hi | t->waker_lo) &&
-		    (t->waker_hi != shown->hi || t->waker_lo != shown->lo)) {
-			laterals.traces[0].hi = t->waker_hi;
-			laterals.traces[0].lo = t->waker_lo;
-			laterals.count = 1;
-		}
+		add_lateral(&laterals, shown, t->waker_hi, t->waker_lo);
 	}
 	report(s, shown, event, &laterals);
 }

@@ -173,11 +173,6 @@ class Network(Opened):
         self._hosts.append(host)
         return host
 
-    def way_to(self, host: Host) -> tuple[Host, str]:
-        """The bridge, as a host without an address, and its device that leads to a host."""
-        number = self._hosts.index(host) + 1
-        return Host("hub", self._hub, ""), f"port{number}"
-
     def close(self) -> None:
         for namespace in reversed(self._namespaces):
             with contextlib.suppress(RuntimeError):

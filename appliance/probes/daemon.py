@@ -155,7 +155,7 @@ class Daemon:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(ended.wait(), _FIGURES_EVERY_S)
             if not ended.is_set() and link.welcomed:
-                link.mention({"figures": self._figures()})
+                link.say({"figures": self._figures()}, needed=False)
 
     async def _keep_budget(self) -> None:
         while True:
@@ -235,7 +235,7 @@ class Daemon:
         self._apply()
         # So that whoever reloads sees at once what came of it.
         if self._link is not None and self._link.welcomed:
-            self._link.mention({"figures": self._figures()})
+            self._link.say({"figures": self._figures()}, needed=False)
 
 
 def _ns(ms: float | None, factor: int) -> int:

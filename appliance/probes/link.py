@@ -63,18 +63,18 @@ class Link:
         self._loop.remove_reader(self._socket)
         self._on_end()
 
-    def say(self, said: dict[str, Any]) -> None:
-        """Tell the node something; a node that does not listen is left."""
+    def say(self, said: dict[str, Any], *, needed: bool = True) -> None:
+        """Tell the node something; a node that does not listen is left.
+
+        What is not ``needed`` is left out while the node has its hands full.
+        """
         try:
             send(self._socket, said)
         except OSError as error:
+            if isinstance(error, BlockingIOError) and not needed:
+                return
             self._log.warning(f"the node does not take what it is told: {error.strerror}")
             self._ended()
-
-    def mention(self, said: dict[str, Any]) -> None:
-        """Tell the node something that it can do without; it may have its hands full."""
-        with contextlib.suppress(BlockingIOError):
-            send(self._socket, said)
 
     @die_if_it_fails
     def _readable(self) -> None:

@@ -5,8 +5,12 @@ from __future__ import annotations
 
 import json
 import subprocess
+import time
 from collections import Counter
 from typing import Any
+
+_FREED_WITHIN_S = 10.0
+_LOOK_EVERY_S = 0.1
 
 
 def held() -> Counter[str]:
@@ -16,6 +20,14 @@ def held() -> Counter[str]:
         for kind in ("prog", "map", "link")
         for one in _listed(kind)
     )
+
+
+def left_since(before: Counter[str]) -> Counter[str]:
+    """What it holds more than then; what it frees it frees a moment later (RCU)."""
+    deadline_s = time.monotonic() + _FREED_WITHIN_S
+    while (left := held() - before) and time.monotonic() < deadline_s:
+        time.sleep(_LOOK_EVERY_S)
+    return left
 
 
 def _listed(kind: str) -> list[dict[str, Any]]:

@@ -23,6 +23,7 @@
 #include "backsight.h"
 
 #define MS 1000000ull
+#define ATTACH_TIMEOUT_MS 30000
 
 static struct bs_trace_id victim, lateral, innocent;
 static pthread_mutex_t contended = PTHREAD_MUTEX_INITIALIZER;
@@ -338,16 +339,8 @@ static void *work_unharmed(void *nothing)
 
 static void await_node(void)
 {
-	struct bs_stats stats;
-
-	for (int i = 0; i < 5000; i++) {
-		bs_begin(new_trace());
-		bs_end();
-		bs_get_stats(&stats);
-		if (stats.attached)
-			return;
-		sleep_ns(MS);
-	}
+	if (!bs_wait_attached(ATTACH_TIMEOUT_MS))
+		return;
 	fputs("suffer: no node\n", stderr);
 	exit(1);
 }

@@ -25,7 +25,7 @@ def collected(tmp_path: Path, build: Path, probes: dict[str, Any]) -> dict[str, 
         callee = Node(beta, "beta", tmp_path, coordinator)
         watching = Probes(caller)
         here = Machine(coordinator, caller, watching, build / "tests/suffer", tmp_path)
-        pair = Pair(here, network, alpha, beta)
+        pair = Pair(here, alpha, beta)
         with (
             started([coordinator, caller, callee]),
             watching,

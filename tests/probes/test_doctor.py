@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import time
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import pytest
 from appliance.probes.symptoms import SYMPTOMS
 from testbed.daemons import anywhere
 from testbed.topology import PYTHON, Host
-from tests.probes.kernel import held
+from tests.probes.kernel import held, left_since
 from tests.probes.test_privileges import As
 
 pytestmark = [pytest.mark.root, pytest.mark.bpf, pytest.mark.timeout(120)]
@@ -42,11 +41,7 @@ def test_all_works_here_and_nothing_is_left() -> None:
     assert status == 0, said
     assert {f"probe.{symptom.key}" for symptom in SYMPTOMS} <= set(found)
     assert [check for check in found.values() if not check["ok"]] == []
-    # What the kernel frees it frees a moment later (RCU).
-    deadline_s = time.monotonic() + 10
-    while (left := held() - before) and time.monotonic() < deadline_s:
-        time.sleep(0.1)
-    assert left == {}
+    assert left_since(before) == {}
 
 
 def test_without_capabilities_it_says_what_to_do(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import collections
 import contextlib
 import random
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +14,7 @@ import pytest
 from testbed.daemons import anywhere, coordinator_on
 from testbed.probes import Probes
 from testbed.topology import Node
-from tests.probes.kernel import held
+from tests.probes.kernel import held, left_since
 from tests.probes.machine import Machine, Sufferer, machine, trigger_of
 
 pytestmark = [pytest.mark.root, pytest.mark.bpf, pytest.mark.timeout(300)]
@@ -24,19 +23,13 @@ PROBES = {"lock_wait": {"fire_ms": 30, "record_ms": 5}}
 
 RESTARTS = 20
 
-# What the kernel frees it frees a moment later (RCU).
-_FREED_WITHIN_S = 10.0
-
 
 @pytest.fixture
 def nothing_left() -> Iterator[None]:
     """What the kernel holds afterwards is what it held before."""
     before = held()
     yield
-    deadline_s = time.monotonic() + _FREED_WITHIN_S
-    while (left := held() - before) and time.monotonic() < deadline_s:
-        time.sleep(0.1)
-    assert left == collections.Counter()
+    assert left_since(before) == collections.Counter()
 
 
 @pytest.fixture

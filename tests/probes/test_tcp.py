@@ -36,7 +36,6 @@ class Pair:
     """Two hosts, of which one is watched; the node and its probes are on no host's network."""
 
     here: Machine
-    network: Network
     alpha: Host
     beta: Host
 
@@ -92,7 +91,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory, build: Path) -> Iterator[Pair
         alpha, beta = network.host("alpha"), network.host("beta")
         # Segments of the size that a wire takes, so that one is lost at a time.
         alpha.run("ip", "link", "set", "eth0", "gso_max_segs", "1")
-        yield Pair(here, network, alpha, beta)
+        yield Pair(here, alpha, beta)
 
 
 @contextlib.contextmanager
@@ -111,6 +110,17 @@ def dropping(host: Host, rule: str) -> Iterator[None]:
         yield
     finally:
         host.run("nft", "delete", "table", *table.split())
+
+
+@contextlib.contextmanager
+def slow_device(host: Host, rate: str, burst: str) -> Iterator[None]:
+    """A host's device sends no faster than that: what is more waits in its queue (tc-tbf(8))."""
+    host.run("tc", "qdisc", "add", "dev", "eth0", "root", "tbf",
+             "rate", rate, "burst", burst, "limit", "512kb")  # fmt: skip
+    try:
+        yield
+    finally:
+        host.run("tc", "qdisc", "del", "dev", "eth0", "root")
 
 
 def writers(said: dict[str, Any], position: int) -> set[str]:
@@ -173,30 +183,10 @@ def test_a_trouble_fires_for_its_trace(pair: Pair, cause: str, how: str, rule: s
 
 
 def test_a_queue_on_the_way_makes_round_trips_long(pair: Pair) -> None:
-    pair.alpha.run(
-        *[
-            "tc",
-            "qdisc",
-            "add",
-            "dev",
-            "eth0",
-            "root",
-            "tbf",
-            "rate",
-            "8mbit",
-            "burst",
-            "8kb",
-            "limit",
-            "512kb",
-        ]
-    )
-    try:
-        with pair.talk("rtt", "answers") as said:
-            shown = pair.here.shown(said["victim"])
-            trigger = trigger_of(shown, "kernel.tcp_rtt")
-            assert "TCP round trip is long" in trigger["why"]
-    finally:
-        pair.alpha.run(*["tc", "qdisc", "del", "dev", "eth0", "root"])
+    with slow_device(pair.alpha, "8mbit", "8kb"), pair.talk("rtt", "answers") as said:
+        shown = pair.here.shown(said["victim"])
+        trigger = trigger_of(shown, "kernel.tcp_rtt")
+        assert "TCP round trip is long" in trigger["why"]
 
 
 def test_a_packet_that_is_dropped_here_says_why(pair: Pair) -> None:
@@ -218,29 +208,9 @@ def test_a_packet_that_is_dropped_here_says_why(pair: Pair) -> None:
 
 
 def test_a_queue_of_this_host_is_told_of(pair: Pair) -> None:
-    pair.alpha.run(
-        *[
-            "tc",
-            "qdisc",
-            "add",
-            "dev",
-            "eth0",
-            "root",
-            "tbf",
-            "rate",
-            "1mbit",
-            "burst",
-            "2kb",
-            "limit",
-            "512kb",
-        ]
-    )
-    try:
-        with pair.talk("rtt", "answers") as said:
-            shown = pair.here.shown(said["victim"])
-            trigger = trigger_of(shown, "kernel.qdisc_delay")
-            assert trigger["why"].startswith("packet waited in the queue of eth0: ")
-            spans = kernel_spans(shown, "qdisc_delay")
-            assert {span["attributes"]["kernel.confidence"] for span in spans} == {"exact"}
-    finally:
-        pair.alpha.run(*["tc", "qdisc", "del", "dev", "eth0", "root"])
+    with slow_device(pair.alpha, "1mbit", "2kb"), pair.talk("rtt", "answers") as said:
+        shown = pair.here.shown(said["victim"])
+        trigger = trigger_of(shown, "kernel.qdisc_delay")
+        assert trigger["why"].startswith("packet waited in the queue of eth0: ")
+        spans = kernel_spans(shown, "qdisc_delay")
+        assert {span["attributes"]["kernel.confidence"] for span in spans} == {"exact"}

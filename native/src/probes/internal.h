@@ -5,6 +5,7 @@
 #include <bpf/bpf.h>
 #include <bpf/libbpf.h>
 #include <pthread.h>
+#include <time.h>
 
 #include "abi/context.h"
 #include "barrier.h"
@@ -58,13 +59,15 @@ struct bsp {
 	uint64_t paired_ticks, paired_ns; /* of one moment, at the start */
 };
 
-/* Collects what libbpf says of a failure, while it is ours. */
-void complaints_begin(void);
-void complaints_end(char *message, size_t bytes, const char *what, int err);
+static inline uint64_t monotonic_ns(void)
+{
+	struct timespec now;
+
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	return (uint64_t)now.tv_sec * 1000000000ull + (uint64_t)now.tv_nsec;
+}
 
 int map_fd(const struct bsp *p, const char *name);
-/* The value of a map of one, in our memory too; NULL with errno. */
-void *map_value(const struct bsp *p, const char *name, size_t bytes);
 
 int records_open(struct bsp *p);
 void records_close(struct bsp *p);

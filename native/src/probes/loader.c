@@ -7,7 +7,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "internal.h"
@@ -49,7 +48,7 @@ static int complain(enum libbpf_print_level level, const char *format,
 	return 0;
 }
 
-void complaints_begin(void)
+static void complaints_begin(void)
 {
 	complaints_bytes = 0;
 	complaints[0] = 0;
@@ -69,7 +68,8 @@ static const char *verifier_reason(void)
 	return start ? start + 1 : complaints;
 }
 
-void complaints_end(char *message, size_t bytes, const char *what, int err)
+static void complaints_end(char *message, size_t bytes, const char *what,
+			   int err)
 {
 	const char *reason = verifier_reason();
 
@@ -91,7 +91,8 @@ int map_fd(const struct bsp *p, const char *name)
 	return bpf_object__find_map_fd_by_name(p->base.bpf, name);
 }
 
-void *map_value(const struct bsp *p, const char *name, size_t bytes)
+/* The value of a map of one, in our memory too; NULL with errno. */
+static void *map_value(const struct bsp *p, const char *name, size_t bytes)
 {
 	void *value = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED,
 			   map_fd(p, name), 0);
@@ -252,12 +253,7 @@ static struct object *object_free(struct bsp *p)
 /* What began before was not seen by who begins to look now. */
 static void begin_anew(struct bsp *p)
 {
-	struct timespec now;
-
-	clock_gettime(CLOCK_MONOTONIC, &now);
-	WRITE_ONCE(p->settings->valid_since_ns,
-		   (uint64_t)now.tv_sec * 1000000000ull +
-			   (uint64_t)now.tv_nsec);
+	WRITE_ONCE(p->settings->valid_since_ns, monotonic_ns());
 }
 
 int bsp_attach(struct bsp *p, const char *name, char *message,

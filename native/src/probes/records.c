@@ -10,7 +10,6 @@
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "backsight.h"
@@ -19,14 +18,6 @@
 /* Records ring no bell: they are for triggers that come later, or follow their own
  * within this time, well before a coordinator's 200 ms of silence. */
 #define LOOK_EVERY_MS 50
-
-static uint64_t monotonic_ns(void)
-{
-	struct timespec now;
-
-	clock_gettime(CLOCK_MONOTONIC, &now);
-	return (uint64_t)now.tv_sec * 1000000000ull + (uint64_t)now.tv_nsec;
-}
 
 /* A moment shortly before now, by the counter that records are stamped by. */
 static uint64_t ticks_at(const struct bsp *p, uint64_t time_ns)
