@@ -249,6 +249,17 @@ static inline int bs_tracepoint(const void *payload, size_t payload_bytes)
 BS_EXPORT int bs_open(struct bs_trace *trace, struct bs_trace_id id);
 BS_EXPORT int bs_close(struct bs_trace *trace);
 
+/*
+ * This thread works on that trace from now on, NULL: on no handle's. It is for who
+ * watches threads from outside, as the node's probes do in the kernel: what happens to
+ * the thread is then told of this trace. A thread that goes from one handle to another
+ * says so each time, and NULL when it waits for more work. bs_begin() and bs_end() say so
+ * by themselves for the thread's own trace. Once a handle is closed no thread shows it.
+ * 0; -ENOENT for a handle that is not open, which is as NULL; -ENOSPC where the thread
+ * has no slot to show it in.
+ */
+BS_EXPORT int bs_show(struct bs_trace *trace);
+
 /* As bs_record_at, to a handle. NULL means the thread's open trace, here and
  * in all functions below. */
 BS_EXPORT int bs_write(struct bs_trace *trace, uint8_t type,

@@ -54,6 +54,7 @@ int tracepoint(const void *payload, size_t payload_bytes);
 
 int open_trace(struct bs_trace *trace, uint64_t hi, uint64_t lo);
 int bs_close(struct bs_trace *trace);
+int bs_show(struct bs_trace *trace);
 int write_data(struct bs_trace *trace, const void *payload, size_t payload_bytes);
 
 int bs_span_start(struct bs_trace *trace, uint64_t span_id, uint64_t parent_id,

@@ -46,7 +46,7 @@ class Application:
             env={
                 **clean_environment(),
                 **self.node.client_environment("shop"),
-                "PYTHONPATH": str(REPOSITORY / "build/native/python"),
+                "PYTHONPATH": f"{REPOSITORY / 'build/native/python'}:{REPOSITORY}",
                 **environment,
             },
             capture_output=True,

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextvars
 import faulthandler
 import gc
 import io
@@ -201,6 +203,64 @@ def misused(tracer: trace.Tracer, context: Context) -> None:
 class Beyond(RandomIdGenerator):
     def generate_trace_id(self) -> int:
         return 1 << 130
+
+
+def shown_spans() -> None:
+    """What the thread shows in spans, those of tasks too, and after them."""
+    from tests.python_client.shown import shown
+
+    with provided() as (provider, _):
+        tracer = provider.get_tracer("lib")
+        wrong: list[str] = []
+
+        def look(where: str, span: trace.Span | None) -> None:
+            if shown() != ("" if span is None else hexadecimal(span)):
+                wrong.append(where)
+
+        with tracer.start_as_current_span("request") as request:
+            with tracer.start_as_current_span("inner"):
+                look("inner", request)
+            look("outer", request)
+            with tracer.start_as_current_span("other trace", context=Context()) as other:
+                look("other", other)
+            look("outer again", request)
+        look("after", None)
+
+        worker = ThreadPoolExecutor(1)
+        with tracer.start_as_current_span("request") as request:
+            here = contextvars.copy_context()
+
+            def work() -> None:
+                with tracer.start_as_current_span("in a thread"):
+                    look("thread", request)
+                look("thread, after", None)
+
+            worker.submit(here.run, work).result()
+            # It ends where it did not begin.
+            left = tracer.start_span("left", context=Context())
+            look("left", left)
+            worker.submit(left.end).result()
+            look("left elsewhere", None)
+        look("after threads", None)
+
+        async def task() -> None:
+            # The first one of all is seen from its second step on.
+            with tracer.start_as_current_span("request") as request:
+                for _ in range(3):
+                    await asyncio.sleep(0)
+                    look("task", request)
+                    with tracer.start_as_current_span("step"):
+                        await asyncio.sleep(0)
+                        look("step", request)
+            await asyncio.sleep(0)
+            look("task, after", None)
+
+        async def tasks() -> None:
+            await asyncio.gather(task(), task(), task())
+
+        asyncio.run(tasks())
+        look("after tasks", None)
+    print(json.dumps(wrong))
 
 
 def unwritable() -> None:
@@ -638,6 +698,6 @@ def rules(directory: str) -> None:
 if __name__ == "__main__":
     PROGRAMS = (
         *(samplers, fidelity, unusual, unwritable, scopes, contexts, contexts_of_servers),
-        *(triggers, limited, answers, rules, contexts_that_go, reentered),
+        *(triggers, limited, answers, rules, contexts_that_go, reentered, shown_spans),
     )
     {f.__name__: f for f in PROGRAMS}[sys.argv[1]](*sys.argv[2:])

@@ -154,6 +154,7 @@ def test_a_limited_error_says_how_many_were_suppressed(application: Application)
     assert last == ["last: error: no money"]
 
 
+@pytest.mark.slow
 @pytest.mark.root
 def test_the_benchmark_measures_a_process_and_a_service_each_way(tmp_path: Path) -> None:
     output = tmp_path / "otel.jsonl"
@@ -189,6 +190,10 @@ def test_no_request_fails_for_the_headers_of_its_answer(application: Application
     # A call that no node answered is told here; else by who answered.
     nameless = dict.fromkeys(("none", "empty", "text", "broken", "pairs"), "error")
     assert told == {**nameless, "named": "", "named pairs": ""}
+
+
+def test_a_thread_shows_the_trace_of_the_span_that_it_is_in(application: Application) -> None:
+    assert json.loads(application.run("shown_spans")) == []
 
 
 def test_a_server_names_its_node_beside_what_others_tell_the_caller(

@@ -24,6 +24,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeAlias
 
 import backsight
+from tests.python_client.shown import shown
 
 # Plain data, printed as JSON.
 Result: TypeAlias = dict[str, object]
@@ -601,6 +602,91 @@ def many_traces() -> Result:
         with backsight.Trace(trace_id(number)) as trace:
             trace.write(b"12345678")
     return _stats()
+
+
+# -------------------------------------------------- what threads show
+
+
+def _number_shown() -> int:
+    """Of the trace that this thread shows, as trace_id() has it; 0: none."""
+    found = shown()
+    return next(number for number in range(1000) if found == (trace_id(number) if number else ""))
+
+
+def shown_in_blocks() -> Result:
+    """Within and around blocks, on the thread and on one beside it."""
+    _attach()
+    numbers = [_number_shown()]
+    with backsight.Trace(trace_id(1)):
+        numbers.append(_number_shown())
+        with backsight.Trace(trace_id(2)):
+            numbers.append(_number_shown())
+            with ThreadPoolExecutor(1) as pool:
+                numbers.append(pool.submit(_number_shown).result())
+        numbers.append(_number_shown())
+    return {"numbers": [*numbers, _number_shown()]}
+
+
+def shown_after_others_close() -> Result:
+    """A thread that idles in a block whose trace another one closes."""
+    _attach()
+    trace = backsight.Trace(trace_id(1))
+    is_in, is_closed = threading.Event(), threading.Event()
+    numbers = []
+
+    def idle() -> None:
+        with trace:
+            numbers.append(_number_shown())
+            is_in.set()
+            is_closed.wait()
+            numbers.append(_number_shown())
+
+    thread = threading.Thread(target=idle)
+    thread.start()
+    is_in.wait()
+    trace.close()
+    is_closed.set()
+    thread.join()
+    return {"numbers": numbers}
+
+
+def shown_in_tasks() -> Result:
+    """By each of many tasks whose steps interleave, at each step."""
+    _attach()
+    wrong: list[tuple[int, int]] = []
+
+    def look(number: int) -> None:
+        if (found := _number_shown()) != number:
+            wrong.append((number, found))
+
+    async def child(number: int) -> None:
+        for _ in range(3):
+            await asyncio.sleep(0)
+            look(number)
+
+    async def request(number: int) -> None:
+        with backsight.Trace(trace_id(number)):
+            for _ in range(5):
+                await asyncio.sleep(0)
+                look(number)
+            await asyncio.create_task(child(number))
+            with backsight.Trace(trace_id(number + 100)):
+                await asyncio.sleep(0)
+                look(number + 100)
+            await asyncio.to_thread(look, 0)
+            look(number)
+
+    async def without_a_trace() -> None:
+        for _ in range(20):
+            await asyncio.sleep(0)
+            look(0)
+
+    async def main() -> None:
+        await asyncio.gather(without_a_trace(), *(request(number) for number in range(1, 11)))
+        look(0)
+
+    asyncio.run(main())
+    return {"wrong": wrong}
 
 
 def waits_an_hour() -> Result:

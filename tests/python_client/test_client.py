@@ -276,6 +276,21 @@ def test_a_trace_may_be_left_in_another_context_than_entered(node: Node) -> None
     assert payloads(content) == [b"row"]
 
 
+# ------------------------------------------------------ what threads show
+
+
+def test_a_thread_shows_the_trace_of_its_block(node: Node) -> None:
+    assert node.run("shown_in_blocks")["numbers"] == [0, 1, 2, 0, 1, 0]
+
+
+def test_a_closed_trace_is_shown_by_no_thread(node: Node) -> None:
+    assert node.run("shown_after_others_close")["numbers"] == [1, 0]
+
+
+def test_each_step_of_asyncio_shows_the_trace_of_its_task(node: Node) -> None:
+    assert node.run("shown_in_tasks")["wrong"] == []
+
+
 # ------------------------------------------------------ what is not written
 
 

@@ -23,6 +23,7 @@ from backsight._attributes import (
     encode_text,
 )
 from backsight._native import ffi, lib
+from backsight._shown import Before, enter, leave
 
 if TYPE_CHECKING:
     from backsight._native import CData
@@ -262,7 +263,7 @@ class Trace:
     Span and node ids are unsigned 64-bit integers, times are Unix time in nanoseconds.
     """
 
-    __slots__ = ("__weakref__", "_handle", "_long_names", "_pair", "_token", "closed")
+    __slots__ = ("__weakref__", "_before", "_handle", "_long_names", "_pair", "_token", "closed")
 
     # Within reach of __del__ when the interpreter has taken the module apart.
     _close = staticmethod(lib.bs_close)
@@ -273,6 +274,7 @@ class Trace:
         self._handle = ffi.new(HANDLE)
         self._long_names: dict[int, bytes] = {}
         self._token: Token[Trace | None] | None = None
+        self._before: Before | None = None
         self.closed = False
         lib.open_trace(self._handle, *self._pair)
 
@@ -289,6 +291,7 @@ class Trace:
 
     def __enter__(self) -> Self:
         self._token = _current.set(self)
+        self._before = enter(self._handle)
         return self
 
     def __exit__(
@@ -303,6 +306,9 @@ class Trace:
             # that the event loop finalises. A closed trace is nobody's current one anyway.
             with contextlib.suppress(ValueError):
                 _current.reset(token)
+        before, self._before = self._before, None
+        if before is not None:
+            leave(before)
         self.close()
 
     def write(self, payload: Payload) -> None:

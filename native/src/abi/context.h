@@ -9,7 +9,8 @@
  *   | header | slot 0 .. slot 255 | trigger cell 0 .. trigger cell 255 |
  *
  * Slot i belongs to thread area i of the channel. It is written with plain
- * stores on every begin and end, and orders nothing.
+ * stores on every begin and end, and by bs_show(), and orders nothing. Only whoever
+ * closes a handle that another thread shows takes the id out there, word by word.
  *
  * The trigger queue: bounded, many producers (threads, BPF programs), one
  * consumer (the node). Cell i starts with seq == i.

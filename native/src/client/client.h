@@ -14,6 +14,7 @@
  *   park.c        segments of idle threads, for others to go on in
  *   handles.c     numbers of handles, and the table of those that are open
  *   trace.c       the two forms of the API on top of it
+ *   show.c        what threads show of what they work on
  *   propagate.c   breadcrumbs, and the value that travels with a request
  *   trigger.c     the trigger queue
  *   span.c        the two records of a span
@@ -242,6 +243,9 @@ enum bs_run_state {
 
 /* A trace's flags: BS_RUN_LOSSY as in its runs, and */
 #define BS_TRACE_UNRECORDED 0x10000u /* left out by the trace percentage */
+#define BS_TRACE_SHOWN 0x20000u	     /* by some thread, once: bs_show() */
+/* Those that stay when the trace goes on in another attachment. */
+#define BS_TRACE_KEPT (BS_RUN_LOSSY | BS_TRACE_SHOWN)
 
 /* What threads count themselves, because no area counts it. */
 struct bs_counters {
@@ -412,8 +416,6 @@ const char *bs_context_replace(struct bs_attachment *a, int fd,
 /* The queue to fire into, which stays mapped until the thread leaves it; NULL: none. */
 struct bs_context_segment *bs_queue_enter(const struct bs_thread *t);
 void bs_queue_leave(const struct bs_thread *t);
-/* Wait until nobody fires into it; bs_lock is given up meanwhile. False: somebody does
- * for too long, and it stays. */
 /* Has who looks from outside look for threads anew. bs_lock held. */
 static inline void bs_slots_taken(struct bs_context_segment *c)
 {
@@ -422,6 +424,8 @@ static inline void bs_slots_taken(struct bs_context_segment *c)
 	store_release(&c->slots_taken, taken ? taken : 1);
 }
 
+/* Wait until nobody fires into it; bs_lock is given up meanwhile. False: somebody does
+ * for too long, and it stays. */
 bool bs_queue_unmap(struct bs_context_segment *queue);
 
 /* -------------------------------------------------------------- park --- */
@@ -453,6 +457,13 @@ uint32_t bs_handle_draw(struct bs_thread *t);
 /* And list it as open, where there is a place. */
 uint32_t bs_handle_draw_listed(struct bs_thread *t);
 void bs_handle_unlist(const struct bs_attachment *a, uint32_t handle);
+
+/* -------------------------------------------------------------- show --- */
+
+/* The thread has a slot: show its own trace there, or nothing. */
+void bs_show_own(struct bs_thread *t);
+/* The handle is closed: it is shown nowhere. */
+void bs_show_no_more(struct bs_thread *t, const struct bs_trace *trace);
 
 /* ------------------------------------------------------------ attach --- */
 

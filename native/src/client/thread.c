@@ -238,12 +238,9 @@ static void go_on_in_segment(struct bs_thread *t,
 }
 
 /* The thread's own trace was open before the thread had a slot. */
-static void show_own(struct bs_thread *t)
+static void own_is_here(struct bs_thread *t)
 {
-	if (!(t->own.flags & BS_TRACE_UNRECORDED)) {
-		WRITE_ONCE(t->slot->trace_hi, t->own.id.hi);
-		WRITE_ONCE(t->slot->trace_lo, t->own.id.lo);
-	}
+	bs_show_own(t);
 	/* Of another attachment: it gets another handle before it writes. */
 	if (READ_ONCE(t->own.attachment) != t->epoch)
 		return;
@@ -274,7 +271,7 @@ bool bs_thread_claim(struct bs_thread *t)
 		a->slots_used[i / 64] |= 1ull << (i % 64);
 		WRITE_ONCE(a->slots_free, a->slots_free - 1);
 		if (i >= a->slots_touched)
-			a->slots_touched = i + 1;
+			WRITE_ONCE(a->slots_touched, i + 1);
 		t->area = bs_attachment_area(a, i);
 		got = compare_and_swap(&t->area->owner_tid, &nobody,
 				       (uint32_t)t->member->tid);
@@ -292,7 +289,7 @@ bool bs_thread_claim(struct bs_thread *t)
 		bs_thread_stand(t, t->cursor);
 		WRITE_ONCE(t->slot->tid, (uint32_t)t->member->tid);
 		if (t->own_open)
-			show_own(t);
+			own_is_here(t);
 		bs_slots_taken(a->context);
 	} else {
 		t->area = NULL;

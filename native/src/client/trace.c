@@ -181,6 +181,8 @@ int bs_close(struct bs_trace *trace)
 		return -ENOENT;
 	bs_thread_enter(t);
 	bs_append_last(t, trace);
+	if (READ_ONCE(trace->flags) & BS_TRACE_SHOWN)
+		bs_show_no_more(t, trace);
 	if (READ_ONCE(trace->attachment) == t->epoch)
 		bs_handle_unlist(t->attachment,
 				 bs_trace_handle(READ_ONCE(trace->handle_seq)));

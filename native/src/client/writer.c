@@ -289,7 +289,7 @@ static int rebind(struct bs_thread *t, struct bs_trace *trace)
 			moved |= BS_RUN_LOSSY;
 		/* And may still refuse a record, and mark the trace for that. */
 		while (!compare_and_swap(&trace->flags, &flags,
-					 (flags & BS_RUN_LOSSY) | moved))
+					 (flags & BS_TRACE_KEPT) | moved))
 			;
 		store_release(&trace->attachment, t->epoch);
 	}

@@ -20,6 +20,7 @@ from opentelemetry.trace import SpanKind
 from backsight import _client
 from backsight._attributes import cut_utf8, encode_text
 from backsight._native import ffi, lib
+from backsight._shown import enter, leave
 from backsight.otel._firing import STATUS_ERROR, listed
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from opentelemetry.trace import SpanContext
 
     from backsight._native import CData
+    from backsight._shown import Before
     from backsight.otel._firing import Rules
 
 _log = logging.getLogger("backsight")
@@ -66,7 +68,8 @@ class OpenTrace:
 
     ``spans``: the open ones, and the names that they started with. ``numbers``: for
     scopes that have none yet. ``answered``: client spans that were answered by a
-    process on a node, which sees its own errors.
+    process on a node, which sees its own errors. ``shown``: spans that began to show the
+    trace on their thread or task.
     """
 
     pair: tuple[int, int]
@@ -75,6 +78,7 @@ class OpenTrace:
     scopes: dict[bytes, int] = field(default_factory=dict)
     numbers: Iterator[int] = field(default_factory=partial(count, 1))
     answered: set[int] = field(default_factory=set)
+    shown: dict[int, Before] = field(default_factory=dict)
 
 
 class BacksightSpanProcessor(SpanProcessor):
@@ -125,6 +129,9 @@ class BacksightSpanProcessor(SpanProcessor):
                     if self._open.get(trace_id) is trace:
                         break
             handle = trace.handle
+            before = enter(handle)
+            if before is not None:
+                trace.shown[span_id] = before
             parent_id = 0 if parent is None else parent[_SPAN_ID]
             try:
                 lib.bs_span_start(
@@ -202,6 +209,9 @@ class BacksightSpanProcessor(SpanProcessor):
 
     def _close(self, trace: OpenTrace, trace_id: int, span_id: int) -> None:
         """A span of the trace is not open any more, nor is the trace after its last one."""
+        before = trace.shown.pop(span_id, None)
+        if before is not None:
+            leave(before)
         with self._lock:
             trace.spans.pop(span_id, None)
             trace.answered.discard(span_id)
