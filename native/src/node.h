@@ -355,10 +355,9 @@ BSN_EXPORT int64_t bsn_peek(struct bsn *node, struct bs_trace_id id,
 			    uint64_t now_ns, void *buffer, size_t bytes,
 			    struct bsn_slice *slice);
 
-/* Traces that are not and were not collected, of which a process of that service
- * (empty: any) wrote something into a segment that was in use within the last
- * age_ns: the ids of at most `room` of them, those of the highest priority
- * (hash.h), highest first. Returns how many, and in *found of about how many.
+/* Traces that are not and were not collected, to which a process of that service
+ * (empty: any) wrote within the last age_ns, or that are open in one: the ids of at
+ * most `room` of them, those of the highest priority (hash.h), highest first. Returns how many, and in *found of about how many.
  * It looks at the whole pool, piece by piece under the lock: for a thread that
  * may take its time. */
 BSN_EXPORT int bsn_recent(struct bsn *node, uint64_t now_ns, uint64_t age_ns,

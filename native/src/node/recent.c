@@ -2,7 +2,8 @@
 /*
  * What the pool holds of the last seconds: for who asks for all of it at once.
  *
- * Which segments are recent, their times of sealing tell. There may be millions
+ * Which segments are recent, their times of sealing tell, and which runs in them,
+ * their last records: where little happens, a segment lasts long. There may be millions
  * of traces, and each is looked at, so that goes on piece by piece, and between
  * two the lock is given up. Of all that are found those of the highest priority
  * are kept, in a heap whose root is the lowest of them: the same ones on each
@@ -154,17 +155,34 @@ static void offer(struct bsn *n, struct recent *r, struct bs_trace_id id)
 	sift_down(r->heap, r->count, 0);
 }
 
+/* What says no time may be of this moment; what is open is. */
+static bool is_young(struct bsn *n, struct recent *r, const struct run *run)
+{
+	const struct client *c;
+	uint32_t records;
+	uint64_t last_ns = clock_monotonic(
+		n, records_last_ticks(run->frame->bytes + run->records,
+				      run->bytes, &records));
+
+	r->looked += records;
+	if (!last_ns || ns_since(n, last_ns) <= r->age_ns)
+		return true;
+	c = client_find(n, run->owner.number);
+	return c && handle_is_open(c, run->handle);
+}
+
 /* A kept run is as old as the segment that it was written in, and its process
  * may be gone. */
-static bool is_wanted(struct bsn *n, const struct recent *r, struct frame *f,
+static bool is_wanted(struct bsn *n, struct recent *r, struct frame *f,
 		      uint32_t index, uint64_t entry, struct walk *walk)
 {
 	struct run run;
 
+	if (!run_open(n, f, index, entry, walk, &run) || !is_young(n, r, &run))
+		return false;
 	if (f->client != &n->keep.arena)
 		return true;
-	return run_open(n, f, index, entry, walk, &run) &&
-	       ns_since(n, run.granted_ns) <= r->age_ns &&
+	return ns_since(n, run.granted_ns) <= r->age_ns &&
 	       (!r->service[0] || !strncmp(run.owner.service, r->service,
 					   sizeof(run.owner.service)));
 }

@@ -45,6 +45,29 @@ uint32_t records_whole(const uint8_t *records, uint32_t bytes, uint32_t room,
 	return at;
 }
 
+/* When the last of them was written, 0: they do not say; and how many there are. They
+ * may be of a segment that is being written. */
+uint64_t records_last_ticks(const uint8_t *records, uint32_t bytes,
+			    uint32_t *count)
+{
+	uint64_t last = 0;
+
+	*count = 0;
+	for (uint32_t at = 0; at < bytes;) {
+		uint32_t need = record_bytes(records + at, bytes - at);
+		struct bs_record_header h;
+
+		if (!need)
+			break;
+		memcpy(&h, records + at, sizeof(h));
+		if (h.ticks)
+			last = h.ticks;
+		at += need;
+		++*count;
+	}
+	return last;
+}
+
 static void add_crumb(struct bsn *n, struct slice *s, uint64_t node)
 {
 	if (!node || node == n->node_id)

@@ -137,6 +137,8 @@ uint64_t store_sealed(const struct bsn *n);
 uint32_t store_next_client(struct bsn *n);
 
 /* slice.c */
+uint64_t records_last_ticks(const uint8_t *records, uint32_t bytes,
+			    uint32_t *count);
 uint32_t records_whole(const uint8_t *records, uint32_t bytes, uint32_t room,
 		       bool *malformed);
 /* Of the first and of the last record that has a time; 0: none has. */

@@ -92,10 +92,33 @@ static void finds_what_is_recent(void)
 				   START + 90 * SECOND),
 		 0);
 	CHECK(w_trace(&t, trace_id(110), 100, START + 91 * SECOND));
-	CHECK_EQ(bsn_recent(n, START + 91 * SECOND, 5 * SECOND, "", ids, 100,
+	CHECK_EQ(bsn_recent(n, START + 91 * SECOND, 85 * SECOND, "", ids, 100,
 			    &found),
 		 29);
 	CHECK_EQ(bsn_recent(n, START, SECOND, "", ids, 0, &found), -EINVAL);
+	free_with_writer(n, &w);
+}
+
+/* A segment in which little happens lasts: its first runs may be old. */
+static void knows_old_runs_of_a_segment_in_use(void)
+{
+	struct bsn_config config = test_config(16 << 20);
+	struct bs_trace_id ids[100];
+	uint64_t found, now = START + 60 * SECOND;
+	struct wthread t;
+	struct writer w;
+	struct bsn *n = node_with_writer(&config, &w, &t);
+
+	for (uint32_t i = 0; i < 40; i++)
+		CHECK(w_trace(&t, trace_id(i), 100, START));
+	write_run(&t, HANDLE, 0, 0, START);
+	w_list(&w, HANDLE, true);
+	for (uint32_t i = 40; i < 50; i++)
+		CHECK(w_trace(&t, trace_id(i), 100, now));
+	CHECK_EQ(bsn_recent(n, now, 5 * SECOND, "", ids, 100, &found), 11);
+	w_list(&w, HANDLE, false);
+	CHECK_EQ(bsn_recent(n, now, 5 * SECOND, "", ids, 100, &found), 10);
+	CHECK_EQ(bsn_recent(n, now, 90 * SECOND, "", ids, 100, &found), 50);
 	free_with_writer(n, &w);
 }
 
@@ -134,6 +157,7 @@ static void what_is_kept_is_not_recent(void)
 int main(void)
 {
 	RUN(finds_what_is_recent);
+	RUN(knows_old_runs_of_a_segment_in_use);
 	RUN(what_is_kept_is_not_recent);
 	RUN(priorities_that_are_chosen_have_places_of_their_own);
 	return 0;
