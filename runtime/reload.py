@@ -2,7 +2,7 @@
 """Which part of a changed configuration a running daemon can take up.
 
 Keys say so themselves, in the schema: ``RELOADABLE`` stands beside the type of a
-key, or of a whole section.
+key, or of a whole section; ``AT_START`` beside that of a key in such a section that is not.
 """
 
 # ruff: noqa: ANN401 (settings are any dataclass)
@@ -14,7 +14,7 @@ import typing
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from runtime.schema import RELOADABLE
+from runtime.schema import AT_START, RELOADABLE
 
 T = TypeVar("T")
 
@@ -41,7 +41,8 @@ def merge(running: T, wanted: T) -> Merged[T]:
             if old == new:
                 continue
             path = f"{key}{field.name}"
-            may = reloadable or RELOADABLE in getattr(hints[field.name], "__metadata__", ())
+            marks = getattr(hints[field.name], "__metadata__", ())
+            may = (reloadable or RELOADABLE in marks) and AT_START not in marks
             if dataclasses.is_dataclass(old) and dataclasses.is_dataclass(new):
                 changes[field.name] = section(old, new, f"{path}.", reloadable=may)
             elif may:

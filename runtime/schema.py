@@ -136,6 +136,13 @@ class Reloadable:
 RELOADABLE = Reloadable()
 
 
+class AtStart:
+    """Beside the type of a key in a section that is RELOADABLE: this one waits for a restart."""
+
+
+AT_START = AtStart()
+
+
 def format_size(size_bytes: int) -> str:
     """Write a number of bytes with the largest binary unit that divides it."""
     for unit in ("TiB", "GiB", "MiB", "KiB"):
@@ -231,6 +238,13 @@ def _parsed(node: yaml.ScalarNode, kind: type) -> object:
     raise ValueError
 
 
+def _default_of(field: dataclasses.Field[Any]) -> object:
+    """What it is where nothing is given; None where that is nothing, or must be given."""
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    return None if field.default is dataclasses.MISSING else field.default
+
+
 class _Absent:
     """What stands for a value that was refused."""
 
@@ -265,11 +279,11 @@ class _Reader:
         self._problems.append(f"{where}: {key}: {problem}" if key else f"{where}: {problem}")
         return _ABSENT
 
-    def _value(self, node: yaml.Node, kind: Any, key: str) -> Any:
+    def _value(self, node: yaml.Node, kind: Any, key: str, default: object = None) -> Any:
         bounds: tuple[Bound, ...] = ()
         if typing.get_origin(kind) is Annotated:
             kind, *bounds_list = typing.get_args(kind)
-            bounds = tuple(bound for bound in bounds_list if bound is not RELOADABLE)
+            bounds = tuple(bound for bound in bounds_list if bound not in (RELOADABLE, AT_START))
         origin = typing.get_origin(kind)
         if origin in (types.UnionType, typing.Union):
             if node.tag.endswith(":null") and type(None) in typing.get_args(kind):
@@ -277,9 +291,10 @@ class _Reader:
             inner = [arg for arg in typing.get_args(kind) if arg is not type(None)]
             # Of several scalars, the one that it is written as.
             kind = next((arg for arg in inner if _TAGS.get(_tag(node)) is arg), inner[0])
-            return self._value(node, Annotated[(kind, *bounds)] if bounds else kind, key)
+            kind = Annotated[(kind, *bounds)] if bounds else kind
+            return self._value(node, kind, key, default)
         if dataclasses.is_dataclass(kind):
-            return self._section(node, kind, key)
+            return self._section(node, kind, key, default)
         if origin is tuple:
             return self._list(node, typing.get_args(kind)[0], key)
         if origin is not None and issubclass(origin, Mapping):
@@ -337,7 +352,8 @@ class _Reader:
                 result[admitted] = value
         return result
 
-    def _section(self, node: yaml.Node, kind: Any, key: str) -> object:
+    def _section(self, node: yaml.Node, kind: Any, key: str, default: object = None) -> object:
+        """What is not given is as in the default of this very section, if it has one."""
         fields = {field.name: field for field in dataclasses.fields(kind)}
         if not isinstance(node, yaml.MappingNode):
             allowed = f"allowed: a section with {', '.join(fields)}"
@@ -351,7 +367,7 @@ class _Reader:
                 self._refuse(name_node, path, f"unknown key; allowed: {', '.join(fields)}")
                 continue
             nodes[name] = name_node
-            values[name] = self._value(value_node, hints[name], path)
+            values[name] = self._value(value_node, hints[name], path, _default_of(fields[name]))
         for name, field in fields.items():
             required = (
                 field.default is dataclasses.MISSING
@@ -363,6 +379,8 @@ class _Reader:
         if any(value is _ABSENT for value in values.values()):
             return _ABSENT
         try:
+            if isinstance(default, kind):
+                return dataclasses.replace(default, **values)
             return kind(**values)
         except InvalidValue as invalid:
             path = f"{key}.{invalid.key}" if key else invalid.key

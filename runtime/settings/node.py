@@ -17,7 +17,16 @@ from protocol.messages import ADDRESSES_MAX, CHUNK_BYTES_MAX, LATERALS_MAX
 from runtime.endpoint import Endpoint, OptionalEndpoint, is_loopback
 from runtime.endpoint import MetricsSettings as _MetricsSettings
 from runtime.log import Level, LevelName
-from runtime.schema import PATH, RELOADABLE, InvalidValue, Matching, Range, Size, format_size
+from runtime.schema import (
+    AT_START,
+    PATH,
+    RELOADABLE,
+    InvalidValue,
+    Matching,
+    Range,
+    Size,
+    format_size,
+)
 
 NodeName = Annotated[
     str, Matching(r"[A-Za-z0-9_.-]{1,63}", "1 to 63 characters of A-Z a-z 0-9 _ . -")
@@ -200,6 +209,7 @@ class ProbeSettings:
 class ProbesSettings:
     """What ``backsight-probes`` looks for, and how often it may fire."""
 
+    loader: Annotated[str, Matching("auto|core|bcc", "auto, core or bcc"), AT_START] = "auto"
     bypass: bool = False
     per_s: Rate = 10.0
     burst: Annotated[float, Range(1, 1e6)] = 10.0
@@ -215,6 +225,8 @@ class ProbesSettings:
     crash: ProbeSettings = ProbeSettings(0.0, 0.0)
     tcp_retransmit: ProbeSettings = ProbeSettings(0.0, 0.0)
     tcp_syn_retransmit: ProbeSettings = ProbeSettings(0.0, 0.0)
+    # Usual where the other side waits for something to send along with its confirmation.
+    tcp_loss_probe: ProbeSettings = ProbeSettings(None, 0.0)
     # Who closes a socket before it has read all sends one, as many programs do.
     tcp_reset_sent: ProbeSettings = ProbeSettings(None, 0.0)
     tcp_reset_received: ProbeSettings = ProbeSettings(0.0, 0.0)
@@ -228,6 +240,43 @@ class ProbesSettings:
         """Whether a probe has anything to do."""
         probe: ProbeSettings = getattr(self, key)
         return not self.bypass and (probe.fire_ms is not None or probe.record_ms is not None)
+
+
+_Percent = Annotated[float, Range(0.1, 100)]
+_Count = Annotated[int, Range(1, 1 << 30)]
+
+
+@dataclass(frozen=True, slots=True)
+class MachineSettings:
+    """Symptoms of the machine that its counters tell, without probes; null: never."""
+
+    look_every_s: Annotated[float, Range(0.1, 3600)] = 1.0
+    window_s: Annotated[float, Range(0.1, 3600)] = 2.0
+    quiet_s: Annotated[float, Range(0, 86_400)] = 10.0
+    links: bool = True
+    # Some drops are how TCP finds out what a link carries.
+    qdisc_drops: _Count | None = 100
+    qdisc_backlog: _Count | None = None
+    listen_overflows: _Count | None = 1
+    # Work that waits for a CPU is usual on a machine that is used well.
+    cpu_pressure_percent: _Percent | None = None
+    io_pressure_percent: _Percent | None = 80.0
+    memory_pressure_percent: _Percent | None = 20.0
+
+    @property
+    def wants_anything(self) -> bool:
+        """Whether there is anything to look for."""
+        return self.links or any(
+            limit is not None
+            for limit in (
+                self.qdisc_drops,
+                self.qdisc_backlog,
+                self.listen_overflows,
+                self.cpu_pressure_percent,
+                self.io_pressure_percent,
+                self.memory_pressure_percent,
+            )
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,6 +305,7 @@ class Settings:
 
     triggers: Annotated[TriggerSettings, RELOADABLE] = field(default_factory=TriggerSettings)
     report: Annotated[ReportSettings, RELOADABLE] = field(default_factory=ReportSettings)
+    machine: Annotated[MachineSettings, RELOADABLE] = field(default_factory=MachineSettings)
     probes: Annotated[ProbesSettings, RELOADABLE] = field(default_factory=ProbesSettings)
     metrics: MetricsSettings = field(default_factory=MetricsSettings)
     log_level: Annotated[LevelName, RELOADABLE] = "info"

@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Annotated
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -214,3 +215,28 @@ def test_what_is_no_path_is_refused(text: str) -> None:
 @given(st.integers(1, 1 << 40))
 def test_sizes_read_as_they_are_written(size_bytes: int) -> None:
     assert Size(1, 1 << 40).admit(format_size(size_bytes)) == size_bytes
+
+
+def leaves(
+    settings: object, path: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], object]]:
+    """All keys of a configuration, and their values; not those that hold a list or a mapping."""
+    assert is_dataclass(settings)
+    for one in fields(settings):
+        value = getattr(settings, one.name)
+        if is_dataclass(value):
+            yield from leaves(value, (*path, one.name))
+        elif value is None or isinstance(value, bool | int | float | str):
+            yield (*path, one.name), value
+
+
+def test_a_key_that_is_given_leaves_those_beside_it_as_they_are() -> None:
+    """Also where a section has other defaults than those of its kind, as each probe has."""
+    keys = dict(leaves(Settings(node="n")))
+    assert keys["probes", "run_queue", "record_ms"] == 1.0
+    for path, value in keys.items():
+        document: object = value
+        for name in reversed(path):
+            document = {name: document}
+        text = yaml.safe_dump({"node": "n", **document}) if isinstance(document, dict) else ""
+        assert loads(text, Settings, "f") == Settings(node="n"), path

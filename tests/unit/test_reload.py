@@ -13,13 +13,14 @@ import pytest
 from runtime.log import Level
 from runtime.main import Configuration
 from runtime.reload import merge
-from runtime.schema import RELOADABLE, ConfigError, InvalidValue, Range, loads
+from runtime.schema import AT_START, RELOADABLE, ConfigError, InvalidValue, Range, loads
 
 
 @dataclass(frozen=True, slots=True)
 class Inner:
     low: int = 1
     high: int = 2
+    fixed: Annotated[int, Range(1, 9), AT_START] = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,7 @@ def test_the_same_changes_nothing() -> None:
 
 def test_each_key_is_taken_or_waits() -> None:
     wanted = Example(
-        "m", 2.0, Inner(3, 4), Mixed("b", 6), Inner(), Inner(), {"x": Inner(), "y": Inner(7)}
+        "m", 2.0, Inner(3, 4, 5), Mixed("b", 6), Inner(), Inner(), {"x": Inner(), "y": Inner(7)}
     )
     merged = merge(Example(), wanted)
     assert merged.taken == (
@@ -57,7 +58,7 @@ def test_each_key_is_taken_or_waits() -> None:
         "maybe",
         "policies",
     )
-    assert merged.waiting == ("name", "mixed.path", "fixed")
+    assert merged.waiting == ("name", "inner.fixed", "mixed.path", "fixed")
     assert merged.settings == Example(
         "n", 2.0, Inner(3, 4), Mixed("a", 6), Inner(), None, {"x": Inner(), "y": Inner(7)}
     )
