@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The machine's counters, by netlink and procfs; nothing of it needs a privilege.
+
+What cannot be read, since this kernel or container has it not, is left out of the reading.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from pyroute2.iproute.linux import IPRoute
+from pyroute2.netlink.diag import DiagSocket
+from pyroute2.netlink.exceptions import NetlinkError
+from pyroute2.netlink.rtnl import RTM_DELLINK, RTM_NEWLINK, RTMGRP_LINK
+
+from appliance.core.machine import PRESSURES, Namespace, Queue, Reading
+from appliance.namespaces import namespace_of
+
+# uapi/linux/if.h: the device is on, and its cable, or peer, is there.
+_IFF_UP, _IFF_LOOPBACK, _IFF_LOWER_UP = 0x1, 0x8, 0x10000
+
+# uapi/linux/inet_diag.h and sock_diag.h: which extension has a socket's memory, which of its
+# words are the packets that it dropped. tcp_states.h: a listening socket.
+_SKMEMINFO_EXTENSION = 1 << 6
+_DROPS_WORD = 8
+_LISTEN_STATES = 1 << 10
+
+# Namespaces that are looked into: a file each of some 10 KiB, read in 50 us.
+_NAMESPACES_MAX = 64
+
+
+@dataclass(frozen=True, slots=True)
+class LinkChange:
+    """Of a device; ``up`` None: it is gone. ``is_virtual``: made by software, as of a container."""
+
+    device: int
+    name: str
+    up: bool | None
+    is_virtual: bool
+
+
+class Links:
+    """Devices of our namespace, and what becomes of them. Use as ``with``."""
+
+    def __init__(self) -> None:
+        self._route = IPRoute()
+        self._dump = IPRoute()
+
+    def __enter__(self) -> Self:
+        # First, so that no change is missed.
+        self._route.bind(groups=RTMGRP_LINK)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._route.close()
+        self._dump.close()
+
+    def fileno(self) -> int:
+        """Readable when there are changes."""
+        return int(self._route.fileno())
+
+    def all(self) -> list[LinkChange]:
+        """Every device as it is. OSError if the kernel does not say."""
+        try:
+            return _changes(self._dump.get_links())
+        except NetlinkError as error:
+            raise OSError(error.code, f"devices: {error}") from error
+
+    def changes(self) -> list[LinkChange]:
+        """What became of devices since. OSError: some changes were lost (ENOBUFS)."""
+        try:
+            return _changes(self._route.get())
+        except NetlinkError as error:
+            raise OSError(error.code, f"devices: {error}") from error
+
+
+def _changes(messages: Iterable[Any]) -> list[LinkChange]:
+    found = []
+    for message in messages:
+        kind, flags = message["header"]["type"], message["flags"]
+        if flags & _IFF_LOOPBACK or kind not in (RTM_NEWLINK, RTM_DELLINK):
+            continue
+        is_virtual = message.get_attr("IFLA_LINKINFO") is not None
+        # The other end of a container's device: it goes with the container.
+        if is_virtual and message.get_attr("IFLA_MASTER"):
+            continue
+        up = None
+        if kind == RTM_NEWLINK:
+            up = flags & _IFF_UP != 0 and flags & _IFF_LOWER_UP != 0
+        name = message.get_attr("IFLA_IFNAME") or ""
+        found.append(LinkChange(message["index"], name, up, is_virtual))
+    return found
+
+
+class Counters:
+    """Reads them. Use as ``with``, from one thread at a time."""
+
+    def __init__(self) -> None:
+        self._route = IPRoute()
+        self._diag = DiagSocket()
+
+    def __enter__(self) -> Self:
+        self._diag.bind()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._route.close()
+        self._diag.close()
+
+    def read(self, pids: Iterable[int]) -> Reading:
+        """Of the machine, and of the network namespaces of these processes."""
+        return Reading(
+            time.monotonic_ns(),
+            self._queues(),
+            self._overflows(pids),
+            self._listeners(),
+            _stalled(),
+        )
+
+    def _queues(self) -> dict[tuple[int, int], Queue]:
+        queues: dict[tuple[int, int], Queue] = {}
+        # What was changed meanwhile is read next time (NLM_F_DUMP_INTR).
+        with contextlib.suppress(NetlinkError, OSError):
+            for message in self._route.get_qdiscs():
+                _add_queue(queues, message)
+        return queues
+
+    def _listeners(self) -> dict[int, int]:
+        drops: dict[int, int] = {}
+        for family in (socket.AF_INET, socket.AF_INET6):
+            with contextlib.suppress(NetlinkError, OSError):
+                for message in self._diag.get_sock_stats(
+                    family=family, states=_LISTEN_STATES, extensions=_SKMEMINFO_EXTENSION
+                ):
+                    memory = message.get_attr("INET_DIAG_SKMEMINFO")
+                    if memory is None:
+                        continue
+                    words = bytes.fromhex(memory.replace(":", ""))
+                    lost = int.from_bytes(words[4 * _DROPS_WORD : 4 * (_DROPS_WORD + 1)], "little")
+                    port = message["idiag_sport"]
+                    # Several may listen there together (SO_REUSEPORT).
+                    drops[port] = drops.get(port, 0) + lost
+        return drops
+
+    def _overflows(self, pids: Iterable[int]) -> dict[Namespace, int]:
+        found: dict[Namespace, int] = {}
+        processes: list[int | str] = ["self", *pids]
+        for process in processes:
+            if len(found) >= _NAMESPACES_MAX:
+                break
+            namespace = namespace_of(process)
+            if namespace is None or namespace in found:
+                continue
+            overflows = _overflows_of(process)
+            if overflows is not None:
+                found[namespace] = overflows
+        return found
+
+
+def _overflows_of(process: int | str) -> int | None:
+    """How often a listening queue was full, of the namespace in which that process is."""
+    try:
+        text = Path(f"/proc/{process}/net/netstat").read_text()
+    except OSError:
+        return None
+    lines = [line.split() for line in text.splitlines() if line.startswith("TcpExt:")]
+    if len(lines) != 2 or "ListenOverflows" not in lines[0]:
+        return None
+    return int(lines[1][lines[0].index("ListenOverflows")])
+
+
+def _add_queue(queues: dict[tuple[int, int], Queue], message: Any) -> None:  # noqa: ANN401
+    stats = message.get_attr("TCA_STATS2")
+    figures = stats.get_attr("TCA_STATS_QUEUE") if stats is not None else None
+    if figures is None:
+        return
+    device = message["index"]
+    with contextlib.suppress(OSError):  # the device is gone since
+        queues[device, message["handle"]] = Queue(
+            socket.if_indextoname(device),
+            message.get_attr("TCA_KIND") or "",
+            figures["drops"],
+            figures["qlen"],
+        )
+
+
+def _stalled() -> dict[str, int]:
+    stalled: dict[str, int] = {}
+    for name in PRESSURES:
+        # Not there, or refused, where the kernel was started without (psi=0).
+        with contextlib.suppress(OSError, ValueError):
+            some = Path(f"/proc/pressure/{name}").read_text().splitlines()[0]
+            stalled[name] = int(some.rpartition("total=")[2])
+    return stalled

@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The core that compares the machine's counters (appliance/core/machine.py)."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from appliance.core.machine import LINK_SETTLES_NS, Limits, MachineWatch, Queue, Reading, Symptom
+
+S = 1_000_000_000
+OWN, OTHER = 1, 2
+ETH0 = 3
+
+LIMITS = Limits(
+    qdisc_drops=10,
+    qdisc_backlog=50,
+    listen_overflows=2,
+    pressures={"cpu": None, "io": 50.0, "memory": 10.0},
+    quiet_ns=10 * S,
+)
+
+
+def queue(drops: int, backlog: int = 0, kind: str = "tbf") -> dict[tuple[int, int], Queue]:
+    return {(ETH0, 0x10000): Queue("eth0", kind, drops, backlog)}
+
+
+def told(*readings: Reading, limits: Limits = LIMITS) -> list[list[Symptom]]:
+    watch = MachineWatch(limits, OWN)
+    return [watch.on_reading(reading) for reading in readings]
+
+
+def names(symptoms: list[Symptom]) -> list[str]:
+    return [symptom.trigger.removeprefix("machine.") for symptom in symptoms]
+
+
+# ------------------------------------------------------------------- links
+
+
+def test_a_link_that_goes_down_and_comes_up_is_told_each_time() -> None:
+    watch = MachineWatch(LIMITS, OWN)
+    watch.on_link(ETH0, "eth0", up=True, now_ns=0)
+    assert watch.take_links(S) == []
+    watch.on_link(ETH0, "eth0", up=False, now_ns=S)
+    assert watch.take_links(S) == []
+    assert watch.take_links(S + LINK_SETTLES_NS) == [
+        Symptom("machine.link_down", "link eth0 went down", device=ETH0, namespace=OWN)
+    ]
+    assert watch.take_links(2 * S) == []
+    watch.on_link(ETH0, "eth0", up=True, now_ns=3 * S)
+    (up,) = watch.take_links(4 * S)
+    assert (up.trigger, up.why) == ("machine.link_up", "link eth0 came up")
+
+
+def test_a_device_that_is_new_comes_up_without_a_word() -> None:
+    watch = MachineWatch(LIMITS, OWN)
+    watch.on_link(ETH0, "eth0", up=False, now_ns=0)
+    watch.on_link(ETH0, "eth0", up=True, now_ns=1)
+    assert watch.take_links(S) == []
+    watch.on_link(ETH0, "eth0", up=False, now_ns=S)
+    assert names(watch.take_links(2 * S)) == ["link_down"]
+
+
+def test_a_virtual_device_that_is_removed_did_not_fail() -> None:
+    for is_virtual, expected in ((True, []), (False, ["link_down"])):
+        watch = MachineWatch(LIMITS, OWN)
+        watch.on_link(ETH0, "eth0", up=True, now_ns=0)
+        watch.on_link(ETH0, "eth0", up=False, now_ns=S)
+        watch.on_link_gone(ETH0, S, is_virtual=is_virtual)
+        assert names(watch.take_links(2 * S)) == expected
+
+
+def test_links_may_be_left_out() -> None:
+    watch = MachineWatch(dataclasses.replace(LIMITS, links=False), OWN)
+    watch.on_link(ETH0, "eth0", up=True, now_ns=0)
+    watch.on_link(ETH0, "eth0", up=False, now_ns=0)
+    assert watch.take_links(S) == []
+
+
+# ---------------------------------------------------------------- counters
+
+
+def test_what_was_counted_before_we_came_is_not_told() -> None:
+    first = Reading(0, queue(1000), {OWN: 500}, {80: 500}, {"io": 10**9})
+    assert told(first, dataclasses.replace(first, time_ns=S)) == [[], []]
+
+
+def test_what_is_new_between_two_readings_is_told() -> None:
+    readings = (
+        Reading(0, queue(0), {OWN: 0, OTHER: 7}, {80: 0}, {"io": 0, "memory": 0, "cpu": 0}),
+        Reading(
+            2 * S,
+            queue(10, backlog=50),
+            {OWN: 2, OTHER: 9},
+            {80: 2},
+            {"io": 1_000_000, "memory": 199_000, "cpu": 2_000_000},
+        ),
+    )
+    _, found = told(*readings)
+    assert found == [
+        Symptom(
+            "machine.qdisc_drops", "tbf of eth0 dropped 10 packets in 2.0 s", ETH0, namespace=OWN
+        ),
+        Symptom("machine.qdisc_backlog", "50 packets wait in tbf of eth0", ETH0, namespace=OWN),
+        Symptom(
+            "machine.listen_overflow",
+            "the listening queue of port 80 turned 2 away in 2.0 s",
+            port=80,
+            namespace=OWN,
+        ),
+        Symptom(
+            "machine.listen_overflow",
+            "listening queues turned 2 connections away in 2.0 s",
+            namespace=OTHER,
+        ),
+        Symptom("machine.io_pressure", "tasks waited for I/O in 50 % of 2.0 s"),
+    ]
+
+
+def test_below_its_limit_nothing_is_told() -> None:
+    _, found = told(
+        Reading(0, queue(0), {OWN: 0}, {80: 0}, {"io": 0}),
+        Reading(S, queue(9, backlog=49), {OWN: 1}, {80: 1}, {"io": 499_000}),
+    )
+    assert found == []
+
+
+def test_where_no_port_is_known_the_namespace_is_told() -> None:
+    _, found = told(Reading(0, overflows={OWN: 0}), Reading(S, overflows={OWN: 5}))
+    assert found == [
+        Symptom(
+            "machine.listen_overflow",
+            "listening queues turned 5 connections away in 1.0 s",
+            namespace=OWN,
+        )
+    ]
+
+
+def test_another_queue_in_the_place_of_one_begins_anew() -> None:
+    """Its counters have nothing to do with those of the one before."""
+    _, found = told(Reading(0, queue(0)), Reading(S, queue(10**6, kind="fq_codel")))
+    assert found == []
+
+
+def test_what_lasts_is_told_again_after_a_while() -> None:
+    readings = [Reading(second * S, queue(100 * second)) for second in range(23)]
+    seconds = [second for second, found in enumerate(told(*readings)) if found]
+    assert seconds == [1, 11, 21]
+
+
+def test_after_a_pause_in_looking_it_begins_anew() -> None:
+    watch = MachineWatch(LIMITS, OWN)
+    watch.on_reading(Reading(0, queue(0)))
+    watch.forget_reading()
+    assert watch.on_reading(Reading(3600 * S, queue(10**6))) == []
+
+
+@given(st.lists(st.tuples(st.integers(0, 2**40), st.integers(0, 2**64 - 1)), max_size=8))
+def test_counters_that_jump_do_no_harm(jumps: list[tuple[int, int]]) -> None:
+    """Of a namespace or device that is another one by now."""
+    watch = MachineWatch(LIMITS, OWN)
+    for time_ns, count in jumps:
+        for symptom in watch.on_reading(
+            Reading(time_ns, queue(count, count), {OWN: count}, {80: count}, {"io": count})
+        ):
+            assert symptom.why
