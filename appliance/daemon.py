@@ -26,8 +26,10 @@ from appliance.clients import Clients
 from appliance.contexts import ContextSource
 from appliance.control import ControlServer, Peek
 from appliance.core.dataplane import ClientDrained, DataPlaneEvent, LocalTrigger
+from appliance.core.machine import Symptom
 from appliance.core.node import NodeCore
 from appliance.core.snapshot import TRACES_MAX
+from appliance.machine import Machine
 from appliance.native import NativeDataPlane
 from appliance.policy import KeptPolicy
 from appliance.probes.packets import probes_path
@@ -54,6 +56,7 @@ from runtime.log import Level, Log
 from runtime.main import die_if_it_fails
 from runtime.service_manager import ServiceManager, StoredFd
 from runtime.settings.node import Settings
+from runtime.threads import in_thread
 from runtime.watchdog import Ask
 
 _STORE, _KEEP = "store", "keep"
@@ -156,6 +159,7 @@ class Daemon:
             self._dataplane.wake,
             log,
         )
+        self._machine = Machine(settings.machine, self, log)
 
     def _check_room(self) -> None:
         room, needed = self._manager.stored_fds_max, self._settings.stored_fds_max
@@ -235,9 +239,11 @@ class Daemon:
                 self._timer.cancel()
 
     async def run(self) -> None:
-        """Talk to the coordinator, until cancelled."""
+        """Talk to the coordinator and look at the machine, until cancelled."""
+        runs = [self._machine.run()]
         if self._uplink is not None:
-            await self._uplink.run()
+            runs.append(self._uplink.run())
+        await asyncio.gather(*runs)
 
     async def _addresses(self) -> tuple[str, ...]:
         """By which peers know this node: as configured, else the one that faces the coordinator."""
@@ -387,12 +393,36 @@ class Daemon:
 
     def reconfigure(self, settings: Settings) -> None:
         """Go on with other settings, of which those that cannot be changed are the same."""
+        if settings.probes != self._settings.probes:
+            self._log.info("`probes` is for backsight-probes: it reads this at a SIGHUP of its own")
         # First, since a name may be gone by now.
         self._attach.allowed = allowed(settings)
         self._settings = settings
         self._set_sampling(self._core.policy)
         self._core.reconfigure(core_config(settings), time.monotonic_ns())
+        self._machine.reconfigure(settings.machine)
         self._on_fact()
+
+    # ------------------------------------------------------------ MachineHost
+
+    def processes(self) -> list[tuple[int, str]]:
+        """Of those that are attached: process id and service."""
+        return [
+            (client.pid, client.service) for client in self._clients if client.pidfd is not None
+        ]
+
+    async def users(self, symptom: Symptom, within_ns: int) -> list[TraceId]:
+        """Traces that used a device or port of ours lately, as far as there are probes that know."""
+        return await self._probes.users(symptom.device, symptom.port, within_ns)
+
+    async def recent(self, within_ns: int, service: str, traces_max: int) -> list[TraceId]:
+        """Traces that were written to lately, by a process of that service; "": by any."""
+        _, traces = await in_thread(self._dataplane.recent, within_ns, service, traces_max)
+        return traces
+
+    def fire(self, trigger: LocalTrigger) -> None:
+        """Fire a trigger as the node itself."""
+        self._on_events([trigger])
 
     # ------------------------------------------------------------ ControlHost
 
@@ -438,6 +468,7 @@ class Daemon:
             "probes_connected": self._probes.connected,
             "probes_watched": self._probes.watched,
             "probes": self._probes.figures,
+            "machine": self._machine.figures,
             "polls": self._pump.polls,
             "events_waiting": self._pump.events_waiting,
             "pick_up": dataclasses.asdict(self._pick_up),

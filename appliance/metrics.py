@@ -328,6 +328,22 @@ METRICS = (
         "Times that a process said that it has gone over to another context segment.",
         "attach/moved",
     ),
+    # What the machine's counters tell.
+    Metric(
+        "machine_looks_total",
+        "Times that the machine's counters were read, while processes were attached.",
+        "machine/looks",
+    ),
+    Metric(
+        "machine_symptoms_total",
+        "Symptoms of the machine itself that were seen: links, queues, listeners, pressure.",
+        "machine/seen/{trigger}",
+    ),
+    Metric(
+        "machine_symptoms_without_traces_total",
+        "Of these, those that hit no trace that anybody knows of.",
+        "machine/without_traces",
+    ),
     # What backsight-probes says of itself, while it is connected.
     Metric("probes_connected", "1 while backsight-probes is connected.", "probes_connected"),
     Metric(
@@ -381,9 +397,38 @@ METRICS = (
         "probes/programs/{program}/verified_instructions",
     ),
     Metric(
+        "probe_map_errors_total",
+        "Times that a program of ours had no memory for what it had to note of a thread or socket.",
+        "probes/programs/{program}/map_errors",
+    ),
+    Metric(
+        "probe_program_bytes",
+        "The kernel's memory that a program of ours takes.",
+        "probes/programs/{program}/bytes",
+    ),
+    Metric(
+        "probes_memory_bytes",
+        "The kernel's memory that probes take: their maps, and the contexts of the processes that"
+        " they watch. What is made ahead for processes to come is not in it.",
+        {
+            "probes/memory/maps_bytes": {"of": "maps"},
+            "probes/memory/contexts_bytes": {"of": "contexts"},
+        },
+    ),
+    Metric(
         "probes_thresholds_raised",
         "1 while all thresholds of probes are ten times what is configured, to keep their budget.",
         "probes/thresholds_raised",
+    ),
+    Metric(
+        "probes_loader",
+        "1 for the loader of the probes that are connected: core or bcc.",
+        "probes/loader/{loader}",
+    ),
+    Metric(
+        "probes_bypassed",
+        "1 while `probes.bypass` keeps all probes out of the kernel.",
+        "probes/bypassed",
     ),
     Metric(
         "probe_missing",
@@ -398,5 +443,11 @@ METRICS = (
     ),
 )
 
-SUMS = frozenset({"triggers/{trigger}/fired", "dataplane/pool_used_bytes"})
+SUMS = frozenset(
+    {
+        "triggers/{trigger}/fired",
+        "dataplane/pool_used_bytes",
+        "probes/memory/programs_bytes",
+    }
+)
 """Figures that are sums of others, and so no metrics of their own."""

@@ -12,9 +12,11 @@ import asyncio
 import contextlib
 import errno
 import os
+import re
 import socket
 from collections import deque
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
@@ -23,6 +25,7 @@ from appliance.contexts import ContextSource, Process, Watcher
 from appliance.probes.packets import VERSION, BadPacket, Packet, fds_of, number_of, receive, send
 from appliance.seldom import Seldom
 from appliance.unix_socket import listen, uid_of
+from protocol.messages import TraceId
 from runtime.log import Log
 from runtime.main import die_if_it_fails
 from runtime.settings.node import trusted_uids
@@ -32,6 +35,11 @@ from runtime.settings.node import trusted_uids
 STOCK = 16
 
 _BELL_BYTES = 8
+
+# In which they say who used a device: they look into a table of theirs.
+_ANSWER_S = 0.5
+
+_HEX = re.compile("[0-9a-f]{32}")
 
 # After this, a file that was closed somewhere may have left room for a connection.
 _ACCEPT_AGAIN_S = 1.0
@@ -71,6 +79,9 @@ class _Probes:
         self._ended = ended
         self._stock: deque[int] = deque()
         self._wanted = 0
+        self._asked: dict[int, asyncio.Future[list[TraceId]]] = {}
+        self._questions = count(1)
+        self._namespace = Path("/proc/self/ns/net").stat().st_ino
         self._loop = asyncio.get_running_loop()
         self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._loop.add_reader(self._bell, self._rung)
@@ -87,6 +98,8 @@ class _Probes:
         self._loop.remove_reader(self._socket)
         os.close(self._bell)
         self._socket.close()
+        for number in list(self._asked):
+            self._answer(number, [])
         while self._stock:
             os.close(self._stock.popleft())
 
@@ -124,6 +137,31 @@ class _Probes:
         """It is gone."""
         self.watched.discard(process.number)
         self._say({"exited": process.number})
+
+    # ------------------------------------------------------------------- users
+
+    async def users(self, device: int, port: int, within_ns: int) -> list[TraceId]:
+        """Traces that used a device or a port of ours lately; none if they do not say in time."""
+        number = next(self._questions)
+        answer = self._asked[number] = self._loop.create_future()
+        question = {
+            "namespace": self._namespace,
+            "device": device,
+            "port": port,
+            "within_ns": within_ns,
+        }
+        self._say({"who": number, **question})
+        try:
+            return await asyncio.wait_for(answer, _ANSWER_S)
+        except TimeoutError:
+            return []
+        finally:
+            del self._asked[number]
+
+    def _answer(self, number: int, traces: list[TraceId]) -> None:
+        asked = self._asked.get(number)
+        if asked is not None and not asked.done():
+            asked.set_result(traces)
 
     # ----------------------------------------------------------------- packets
 
@@ -166,11 +204,20 @@ class _Probes:
                 self._log.warning(f"the probes cannot watch client {number}: {error}")
             case {"watching": _}:
                 self.watched.add(number_of(packet, "watching"))
+            case {"who": _, "traces": list(traces)}:
+                self._answer(number_of(packet, "who"), [_trace_of(trace) for trace in traces])
             case {"figures": dict(figures)} if _are_figures(figures):
                 self.figures = figures
             case _:
                 pass  # of newer probes
         packet.close()
+
+
+def _trace_of(said: object) -> TraceId:
+    """BadPacket if it is none."""
+    if not isinstance(said, str) or not _HEX.fullmatch(said):
+        raise BadPacket(f"{said!r} is no trace id")
+    return TraceId(bytes.fromhex(said))
 
 
 def _are_figures(tree: object) -> bool:
@@ -237,6 +284,12 @@ class ProbesServer:
     def watched(self) -> int:
         """Processes of which the probes say that they watch them."""
         return len(self._probes.watched) if self._probes is not None else 0
+
+    async def users(self, device: int, port: int, within_ns: int) -> list[TraceId]:
+        """Traces that used a device or a port of ours lately; none if nobody is there to say it."""
+        if self._probes is None:
+            return []
+        return await self._probes.users(device, port, within_ns)
 
     @property
     def figures(self) -> dict[str, Any]:

@@ -6,7 +6,7 @@
 #include "cost.h"
 #include "fire.h"
 
-char LICENSE[] SEC("license") = "Dual BSD/GPL";
+LICENSE_IS("Dual BSD/GPL");
 
 #define BIT(signal) (1ull << (signal))
 
@@ -30,21 +30,21 @@ static __always_inline __u32 ends_by(struct task_struct *task, int signal)
 {
 	if (signal != SIGKILL)
 		return signal;
-	if (BPF_CORE_READ(task, signal, group_exec_task))
+	if (READ(task, signal, group_exec_task))
 		return 0;
-	return BPF_CORE_READ(task, signal, group_exit_code) & 0x7f;
+	return READ(task, signal, group_exit_code) & 0x7f;
 }
 
 static __always_inline bool is_fatal(__u32 signal, struct k_sigaction *action)
 {
 	return signal < 64 && FATAL & BIT(signal) &&
-	       !BPF_CORE_READ(action, sa.sa_handler);
+	       !READ(action, sa.sa_handler);
 }
 
 /* All its threads come by. */
 static __always_inline bool is_first(__u32 process, __u32 tgid)
 {
-	__u32 *of = bpf_map_lookup_elem(&crashed, &process);
+	__u32 *of = bpf_map_lookup_elem(MAP(crashed), &process);
 	__u32 before;
 
 	if (!of)
@@ -62,7 +62,8 @@ struct open_traces {
 };
 
 /* By bpf_loop(): the verifier would go through all ways of 256 rounds. */
-static long add_open(__u32 i, struct open_traces *open)
+LOOP_BODY(add_open)
+long add_open(__u32 i, struct open_traces *open)
 {
 	const struct bs_thread_slot *slot =
 		&open->context->slots[i % BS_CONTEXT_SLOTS];
@@ -81,7 +82,8 @@ static long add_open(__u32 i, struct open_traces *open)
 }
 
 /* Whose trace it is, where the thread that crashes has none: any that is open. */
-static long find_open(__u32 i, struct shown *s)
+LOOP_BODY(find_open)
+long find_open(__u32 i, struct shown *s)
 {
 	const struct bs_thread_slot *slot =
 		&s->context->slots[i % BS_CONTEXT_SLOTS];
@@ -92,8 +94,8 @@ static long find_open(__u32 i, struct shown *s)
 }
 
 static __always_inline void crashes(const struct probes_settings *settings_now,
-				    struct task_struct *task, struct thread *t,
-				    __u32 signal)
+				    struct task_struct *task,
+				    struct probes_thread *t, __u32 signal)
 {
 	const struct probes_threshold *limits =
 		&settings_now->kinds[BS_KERNEL_CRASH];
@@ -113,15 +115,15 @@ static __always_inline void crashes(const struct probes_settings *settings_now,
 	if (!look(t, event.time_ns, &shown)) {
 		if (!shown.context)
 			return;
-		bpf_loop(BS_CONTEXT_SLOTS, find_open, &shown, 0);
+		LOOP(BS_CONTEXT_SLOTS, find_open, &shown);
 		if (!(shown.hi | shown.lo))
 			return;
 	}
-	if (BPF_CORE_READ(task, signal, oom_mm))
+	if (READ(task, signal, oom_mm))
 		__builtin_memcpy(event.name, "out of memory",
 				 sizeof("out of memory"));
 	if (limits->record_ns != PROBES_NEVER)
-		record(shown.hi, shown.lo, &event);
+		CALL(record)(shown.hi, shown.lo, &event);
 	if (limits->fire_ns == PROBES_NEVER)
 		return;
 	cell = bs_cell_claim(shown.context, CLAIM_ROUNDS, &position);
@@ -131,20 +133,20 @@ static __always_inline void crashes(const struct probes_settings *settings_now,
 		open.cell = cell;
 		open.hi = shown.hi;
 		open.lo = shown.lo;
-		bpf_loop(BS_CONTEXT_SLOTS, add_open, &open, 0);
+		LOOP(BS_CONTEXT_SLOTS, add_open, &open);
 		cell->n_laterals = open.count;
 	}
 	cell_close(shown.context, cell, position, event.kind);
 }
 
-SEC("tp_btf/signal_deliver")
-int BPF_PROG(on_signal, int signal, void *info, struct k_sigaction *action)
+TRACEPOINT(signal_deliver, on_signal, int signal, void *info,
+	   struct k_sigaction *action)
 {
-	const struct probes_settings *settings_now = only(&settings);
+	const struct probes_settings *settings_now = only(MAP(settings));
 	struct task_struct *task = bpf_get_current_task_btf();
-	const __u16 *by_tgid = only(&filter);
+	const __u16 *by_tgid = only(MAP(filter));
 	struct timed timed;
-	struct thread *t;
+	struct probes_thread *t;
 	__u32 fatal;
 
 	if (!settings_now || settings_now->bypass || !by_tgid ||
@@ -155,7 +157,7 @@ int BPF_PROG(on_signal, int signal, void *info, struct k_sigaction *action)
 		return 0;
 	timed = timed_begin(PROGRAM_on_signal);
 	t = thread_of(task);
-	if (t && is_first(t->process, task->tgid))
+	if (t && is_first(t->process, FIELD(task, tgid)))
 		crashes(settings_now, task, t, fatal);
 	timed_end(&timed);
 	return 0;

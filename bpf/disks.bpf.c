@@ -6,27 +6,28 @@
 #include "cost.h"
 #include "thread.h"
 
-char LICENSE[] SEC("license") = "Dual BSD/GPL";
+LICENSE_IS("Dual BSD/GPL");
 
 /* As the kernel numbers devices (MKDEV). */
 static __always_inline __u32 disk_of(const struct gendisk *disk)
 {
-	return (__u32)BPF_CORE_READ(disk, major) << 20 |
-	       (__u32)BPF_CORE_READ(disk, first_minor);
+	return (__u32)READ(disk, major) << 20 | (__u32)READ(disk, first_minor);
 }
 
 static __always_inline void note_user(__u32 number, const struct shown *s,
-				      __u64 now)
+				      __u64 now, const struct timed *timed)
 {
-	static const struct disk nobody;
-	struct disk *disk = bpf_map_lookup_elem(&disks, &number);
+	const struct disk nobody = {};
+	struct disk *disk = bpf_map_lookup_elem(MAP(disks), &number);
 	__u32 place;
 
 	if (!disk) {
-		bpf_map_update_elem(&disks, &number, &nobody, BPF_NOEXIST);
-		disk = bpf_map_lookup_elem(&disks, &number);
-		if (!disk)
+		bpf_map_update_elem(MAP(disks), &number, &nobody, BPF_NOEXIST);
+		disk = bpf_map_lookup_elem(MAP(disks), &number);
+		if (!disk) {
+			count_map_error(timed);
 			return;
+		}
 	}
 	place = (disk->next - 1) % DISK_USERS;
 	if (disk->users[place].hi != s->hi || disk->users[place].lo != s->lo) {
@@ -38,14 +39,13 @@ static __always_inline void note_user(__u32 number, const struct shown *s,
 	disk->users[place].asked_ns = now;
 }
 
-SEC("tp_btf/block_bio_queue")
-int BPF_PROG(on_bio, struct bio *bio)
+TRACEPOINT(block_bio_queue, on_bio, struct bio *bio)
 {
-	const struct probes_settings *settings_now = only(&settings);
+	const struct probes_settings *settings_now = only(MAP(settings));
 	struct shown shown = {};
 	struct gendisk *disk;
 	struct timed timed;
-	struct thread *t;
+	struct probes_thread *t;
 	__u64 now;
 
 	if (!settings_now || settings_now->bypass)
@@ -55,12 +55,12 @@ int BPF_PROG(on_bio, struct bio *bio)
 	t = current_thread(now, &shown);
 	if (t) {
 		/* By calls: each look at a field takes the verifier 20 us. */
-		disk = BPF_CORE_READ(bio, bi_bdev, bd_disk);
+		disk = READ(bio, bi_bdev, bd_disk);
 		t->disk = disk_of(disk);
-		t->disk_bytes += BPF_CORE_READ(bio, bi_iter.bi_size);
+		t->disk_bytes += READ(bio, bi_iter.bi_size);
 		bpf_probe_read_kernel_str(t->disk_name, sizeof(t->disk_name),
 					  disk->disk_name);
-		note_user(t->disk, &shown, now);
+		note_user(t->disk, &shown, now, &timed);
 	}
 	timed_end(&timed);
 	return 0;

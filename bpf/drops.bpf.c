@@ -1,12 +1,8 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
 /* The kernel drops a packet of a TCP socket, and says why. */
-#include <bpf/bpf_endian.h>
-
 #include "socket.h"
 
-char LICENSE[] SEC("license") = "Dual BSD/GPL";
-
-extern int LINUX_KERNEL_VERSION __kconfig;
+LICENSE_IS("Dual BSD/GPL");
 
 /* Since then the receiving socket is said too. */
 #define RX_SK_VERSION ((6 << 16) + (11 << 8))
@@ -16,11 +12,11 @@ static __always_inline void dropped(const struct probes_settings *settings_now,
 				    const struct sk_buff *sent)
 {
 	struct bs_kernel_event event = {.kind = BS_KERNEL_PACKET_DROP};
-	const struct reason *why = bpf_map_lookup_elem(&reasons, &reason);
+	const struct reason *why = bpf_map_lookup_elem(MAP(reasons), &reason);
 	__u32 stretch = SENT_MAX;
 	struct socket *socket;
 
-	if (!why || !why->name[0])
+	if (!sk || !why || !why->name[0])
 		return;
 	socket = socket_of(sk);
 	if (!socket)
@@ -32,12 +28,13 @@ static __always_inline void dropped(const struct probes_settings *settings_now,
 	report_of(settings_now, socket, sk, stretch, &event);
 }
 
-SEC("tp_btf/kfree_skb")
-int BPF_PROG(on_drop, struct sk_buff *skb, void *location, __u32 reason,
-	     struct sock *rx_sk)
+/* It may not read all arguments: older kernels have three. */
+TRACEPOINT_RAW(kfree_skb, on_drop)
 {
-	const struct probes_settings *settings_now = only(&settings);
-	struct sock *sk = skb->sk;
+	const struct probes_settings *settings_now = only(MAP(settings));
+	const struct sk_buff *skb = (const void *)arguments[0];
+	__u32 reason = (__u32)arguments[2];
+	struct sock *sk = FIELD(skb, sk);
 	struct timed timed;
 
 	if (!settings_now || settings_now->bypass)
@@ -45,8 +42,9 @@ int BPF_PROG(on_drop, struct sk_buff *skb, void *location, __u32 reason,
 	timed = timed_begin(PROGRAM_on_drop);
 	if (sk)
 		dropped(settings_now, sk, reason, skb);
-	else if (LINUX_KERNEL_VERSION >= RX_SK_VERSION && rx_sk)
-		dropped(settings_now, rx_sk, reason, 0);
+	else if (LINUX_KERNEL_VERSION >= RX_SK_VERSION)
+		dropped(settings_now, (void *)READ_ONCE(arguments[3]), reason,
+			0);
 	timed_end(&timed);
 	return 0;
 }

@@ -28,7 +28,7 @@ struct laterals {
 	do {                                                                   \
 		__u32 kind_ = (kind);                                          \
 		struct probes_counts *counts_ =                                \
-			bpf_map_lookup_elem(&counts, &kind_);                  \
+			bpf_map_lookup_elem(MAP(counts), &kind_);              \
 		if (counts_)                                                   \
 			counts_->what++;                                       \
 	} while (0)
@@ -46,17 +46,29 @@ static __always_inline void add_lateral(struct laterals *laterals,
 	laterals->count++;
 }
 
-/* False: the ring is full. */
+struct used {
+	__u32 namespace, device;
+	__u16 port, is_crumb;
+};
+
+/* False: the ring is full. used: NULL, but with PROBES_USE. */
 static __always_inline bool send_record(const struct shown *s,
-					const struct bs_kernel_event *event)
+					const struct bs_kernel_event *event,
+					const struct used *used)
 {
-	struct probes_record *r = bpf_ringbuf_reserve(&records, sizeof(*r), 0);
+	struct probes_record *r =
+		bpf_ringbuf_reserve(MAP(records), sizeof(*r), 0);
 
 	if (!r)
 		return false;
 	r->trace_hi = s->hi;
 	r->trace_lo = s->lo;
 	r->event = *event;
+	r->namespace = used ? used->namespace : 0;
+	r->device = used ? used->device : 0;
+	r->port = used ? used->port : 0;
+	r->is_crumb = used ? used->is_crumb : 0;
+	r->zero[0] = r->zero[1] = 0;
 	/* Its reader comes by itself. */
 	bpf_ringbuf_submit(r, BPF_RB_NO_WAKEUP);
 	return true;
@@ -64,43 +76,47 @@ static __always_inline bool send_record(const struct shown *s,
 
 /* (A function that the verifier looks at by itself: inlined, its ends multiply with all
  * that comes after.) */
-__noinline int record(__u64 hi, __u64 lo, struct bs_kernel_event *event)
+SUBPROGRAM(record)
+int record(__u64 hi, __u64 lo, struct bs_kernel_event *event)
 {
 	const struct shown s = {.hi = hi, .lo = lo};
 
 	if (!event)
 		return 0;
-	if (send_record(&s, event))
+	if (send_record(&s, event, 0))
 		COUNT(event->kind, recorded);
 	else
 		COUNT(event->kind, record_lost);
 	return 0;
 }
 
-/* Where it stands that something was done for a trace. */
-static __always_inline struct recent *recent_of(__u64 what)
+/* Where it stands that something was done for a trace; table: recent, or one like it. */
+static __always_inline struct recent *recent_of(void *table, __u64 what)
 {
 	__u32 place = (what >> 40) % PROBES_RECENT_ENTRIES;
 
-	return bpf_map_lookup_elem(&recent, &place);
+	return bpf_map_lookup_elem(table, &place);
 }
 
+/* So that the kinds of a trace have places of their own. (The factors are those of
+ * splitmix64.) */
 static __always_inline __u64 mixed(__u64 trace, __u32 kind)
 {
-	return trace * 0x9e3779b97f4a7c15ull + kind;
+	return (trace + kind * 0xbf58476d1ce4e5b9ull) * 0x9e3779b97f4a7c15ull;
 }
 
 /* Another thread of the trace, or this one a moment ago, may have done the same. */
-static __always_inline bool done_lately(__u64 what, __u64 now, __u64 within_ns)
+static __always_inline bool done_lately(void *table, __u64 what, __u64 now,
+					__u64 within_ns)
 {
-	const struct recent *r = recent_of(what);
+	const struct recent *r = recent_of(table, what);
 
 	return r && r->what == what && now - r->done_ns < within_ns;
 }
 
-static __always_inline void note_done(__u64 what, __u64 now)
+static __always_inline void note_done(void *table, __u64 what, __u64 now)
 {
-	struct recent *r = recent_of(what);
+	struct recent *r = recent_of(table, what);
 
 	if (r) {
 		r->what = what;
@@ -113,7 +129,7 @@ static __always_inline void note_done(__u64 what, __u64 now)
 static __always_inline bool may_fire(const struct probes_threshold *limits,
 				     __u32 kind, __u64 now)
 {
-	__u64 *until = bpf_map_lookup_elem(&used_until, &kind);
+	__u64 *until = bpf_map_lookup_elem(MAP(used_until), &kind);
 	__u64 from;
 
 	if (!until)
@@ -148,7 +164,7 @@ static __always_inline bool cell_close(struct bs_context_segment *context,
 		return false;
 	}
 	COUNT(kind, fired);
-	bpf_ringbuf_output(&bell, &kind, sizeof(kind), 0);
+	bpf_ringbuf_output(MAP(bell), &kind, sizeof(kind), 0);
 	return true;
 }
 
@@ -183,18 +199,18 @@ static __always_inline void report(const struct probes_settings *settings,
 		return;
 	limits = &settings->kinds[kind];
 	if (event->duration_ns >= limits->record_ns)
-		record(s->hi, s->lo, event);
+		CALL(record)(s->hi, s->lo, event);
 	if (event->duration_ns < limits->fire_ns)
 		return;
 	/* The event may have been over for a while. */
 	now = bpf_ktime_get_ns();
 	what = mixed(s->hi ^ s->lo, kind);
-	if (done_lately(what, now, settings->coalesce_ns))
+	if (done_lately(MAP(recent), what, now, settings->coalesce_ns))
 		COUNT(kind, coalesced);
 	else if (!may_fire(limits, kind, now))
 		COUNT(kind, limited);
 	else if (push(s, limits->name, event, laterals))
-		note_done(what, now);
+		note_done(MAP(recent), what, now);
 }
 
 #endif

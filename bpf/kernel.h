@@ -2,19 +2,24 @@
 /*
  * What the probes read of the kernel's own structures: these fields and no others.
  * libbpf puts in the offsets that the running kernel has (CO-RE), by the names of
- * structures and fields; so neither order nor size matter here.
+ * structures and fields; so neither order nor size matter here. For bcc the loader lays
+ * them out by the same names (native/src/probes/layout.c).
  */
 #ifndef BPF_KERNEL_H
 #define BPF_KERNEL_H
 
-#include <linux/bpf.h>
-#include <linux/in6.h>
+#ifdef PROBES_BY_BCC
 
-#include <bpf/bpf_core_read.h>
-#include <bpf/bpf_helpers.h>
-#include <bpf/bpf_tracing.h>
+#include "by_bcc.h"
+
+#else
+
+#include "by_core.h"
 
 #pragma clang attribute push(__attribute__((preserve_access_index)),           \
+			     apply_to = record)
+/* By this the loader knows those that it lays out for bcc. */
+#pragma clang attribute push(__attribute__((btf_decl_tag("kernel"))),          \
 			     apply_to = record)
 
 struct pid_namespace;
@@ -88,6 +93,23 @@ struct bio {
 	struct bvec_iter bi_iter;
 };
 
+struct ns_common {
+	unsigned int inum;
+};
+
+struct net {
+	struct ns_common ns;
+};
+
+struct net_device {
+	char name[16];
+	int ifindex;
+};
+
+struct dst_entry {
+	struct net_device *dev;
+};
+
 struct sock_common {
 	__u16 skc_family;
 	__u16 skc_num;	 /* the port here */
@@ -95,11 +117,19 @@ struct sock_common {
 	__u32 skc_daddr;
 	struct in6_addr skc_v6_daddr; /* of linux/in6.h */
 	__u8 skc_state;
+	struct {
+		struct net *net;
+	} skc_net;
 };
 
 struct sock {
 	struct sock_common __sk_common;
 	__u16 sk_protocol;
+	struct dst_entry *sk_dst_cache;
+};
+
+struct inet_connection_sock {
+	__u8 icsk_pending;
 };
 
 struct tcp_sock {
@@ -116,10 +146,6 @@ struct sk_buff {
 	struct net_device *dev;
 	char cb[48];
 	struct sock *sk;
-};
-
-struct net_device {
-	char name[16];
 };
 
 struct tcp_skb_cb {
@@ -141,5 +167,8 @@ struct bpf_iter__task {
 };
 
 #pragma clang attribute pop
+#pragma clang attribute pop
+
+#endif
 
 #endif

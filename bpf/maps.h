@@ -5,9 +5,11 @@
  *
  *   processes   array of maps: number of a process -> its context segment
  *   owners      number of a process -> which client of the node it is
- *   threads     of each thread of these: struct thread
+ *   threads     of each thread of these: struct probes_thread; by bcc: threads_by_pid
  *   filter      by tgid: whether it may be one of ours
- *   sockets     of each TCP socket that a trace wrote into: which one wrote what
+ *   sockets     of each TCP socket that a trace wrote into: which one wrote what; by bcc:
+ *               sockets_by_address, each begun as blank_socket
+ *   registration  what the iterator over the threads of a process is to note
  *   disks       who asked which disk for something lately
  *   crashed     which processes have
  *   settings    thresholds, rates, the bypass word
@@ -15,7 +17,10 @@
  *   reasons     by number: why a packet is dropped
  *   records     ring: what goes into traces
  *   bell        ring: a process has a trigger in its queue
+ *   counts, costs  what each kind of event, and each program, has come to
+ *   used_until  how much of its rate a CPU has used
  *   recent      what was done lately for a trace, and is not done again
+ *   uses        the same, of uses of connections, of which there are many more
  */
 #ifndef BPF_MAPS_H
 #define BPF_MAPS_H
@@ -24,26 +29,52 @@
 #include "interface.h"
 #include "kernel.h"
 
-/* What is known of a thread of an attached process. Its task storage goes with it. */
-struct thread {
-	__u32 process;
-	__u32 client;	   /* which that is for the node */
-	__u32 tid;	   /* in its own namespace: as its slot shows it */
-	__u32 slot;	   /* where it was last; perhaps another's by now */
-	__u32 syscall;	   /* in which it went off the CPU */
-	__u32 slots_taken; /* of its process, when it was last sought */
-	__u64 slot_sought_ns;
-	__u64 off_ns;		  /* when it last went off the CPU */
-	__u64 waking_ns;	  /* when it was last woken up */
-	__u64 waker_hi, waker_lo; /* trace of who did; 0: none */
-	__u32 waker_pid;
-	__u32 nr_throttled; /* of its group, when it went off */
-	char waker_comm[BS_KERNEL_COMM_BYTES];
-	__u32 disk; /* that it asked last, 0: none; since it last waited for one: */
-	__u32 disk_bytes; /* for so much */
-	char disk_name[16];
-	__u8 off_why; /* enum off_why */
+struct by_tgid {
+	__u16 processes[PROBES_FILTER_ENTRIES];
 };
+
+struct reason {
+	char name[BS_KERNEL_NAME_BYTES];
+};
+
+/* What a trace wrote into a TCP socket without a break: up to where the next begins. */
+struct sent {
+	__u32 start; /* sequence number */
+	__u32 process;
+	__u64 hi, lo; /* both 0: of no trace */
+	__u32 client;
+	__u32 is_connecting; /* its number is not known yet */
+};
+
+/* What is not acknowledged yet, and waits to be sent, must be among them: some hundred
+ * writes of other traces each, 4 KiB of memory for a socket. */
+#define SENT_MAX 128
+
+struct socket {
+	__u32 next; /* counts stretches */
+	__u32 rtt_least_us;
+	__u64 readable_since_ns; /* data lies there, and nobody has read since */
+	__u64 used_ns; /* when it was told that who wrote last uses it */
+	__u8 is_shut;  /* the peer's window is zero */
+	struct sent sent[SENT_MAX];
+};
+
+#define DISK_USERS 8
+
+/* Who asked a disk for something lately. */
+struct disk {
+	__u32 next, zero;
+	struct {
+		__u64 hi, lo, asked_ns;
+	} users[DISK_USERS];
+};
+
+struct recent {
+	__u64 what; /* of trace and kind, mixed */
+	__u64 done_ns;
+};
+
+#ifndef PROBES_BY_BCC
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);
@@ -72,12 +103,8 @@ struct {
 	__uint(type, BPF_MAP_TYPE_TASK_STORAGE);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__type(key, int);
-	__type(value, struct thread);
+	__type(value, struct probes_thread);
 } threads SEC(".maps");
-
-struct by_tgid {
-	__u16 processes[PROBES_FILTER_ENTRIES];
-};
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -102,10 +129,6 @@ struct {
 	__type(key, __u32);
 	__type(value, struct probes_registration);
 } registration SEC(".maps");
-
-struct reason {
-	char name[BS_KERNEL_NAME_BYTES];
-};
 
 /* Why packets are dropped, by number; "" for what is no loss. */
 struct {
@@ -134,43 +157,12 @@ struct {
 	__uint(max_entries, 1 << 12);
 } bell SEC(".maps");
 
-/* What a trace wrote into a TCP socket without a break: up to where the next begins. */
-struct sent {
-	__u32 start; /* sequence number */
-	__u32 process;
-	__u64 hi, lo; /* both 0: of no trace */
-	__u32 client;
-	__u32 is_connecting; /* its number is not known yet */
-};
-
-/* What is not acknowledged yet, and waits to be sent, must be among them: some hundred
- * writes of other traces each, 4 KiB of memory for a socket. */
-#define SENT_MAX 128
-
-struct socket {
-	__u32 next; /* counts stretches */
-	__u32 rtt_least_us;
-	__u64 readable_since_ns; /* data lies there, and nobody has read since */
-	__u8 is_shut;		 /* the peer's window is zero */
-	struct sent sent[SENT_MAX];
-};
-
 struct {
 	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__type(key, int);
 	__type(value, struct socket);
 } sockets SEC(".maps");
-
-#define DISK_USERS 8
-
-/* Who asked a disk for something lately. */
-struct disk {
-	__u32 next, zero;
-	struct {
-		__u64 hi, lo, asked_ns;
-	} users[DISK_USERS];
-};
 
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
@@ -188,17 +180,19 @@ struct {
 	__type(value, __u32);
 } crashed SEC(".maps");
 
-struct recent {
-	__u64 what; /* of trace and kind, mixed */
-	__u64 done_ns;
-};
-
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, PROBES_RECENT_ENTRIES);
 	__type(key, __u32);
 	__type(value, struct recent);
 } recent SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, PROBES_RECENT_ENTRIES);
+	__type(key, __u32);
+	__type(value, struct recent);
+} uses SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
@@ -221,6 +215,33 @@ struct {
 	__type(key, __u32);
 	__type(value, struct probes_cost);
 } costs SEC(".maps");
+
+/* What programs have in place of these two that bcc compiles. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 1 << 16);
+	__type(key, __u32);
+	__type(value, struct probes_thread);
+} threads_by_pid SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 1 << 14);
+	__type(key, __u64);
+	__type(value, struct socket);
+} sockets_by_address SEC(".maps");
+
+/* As a socket begins. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct socket);
+} blank_socket SEC(".maps");
+
+#endif
 
 static __always_inline void *only(void *map)
 {

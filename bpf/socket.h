@@ -14,11 +14,6 @@
 #define AF_INET6 10
 #define IPPROTO_TCP 6
 
-static __always_inline struct socket *socket_of(struct sock *sk)
-{
-	return bpf_sk_storage_get(&sockets, sk, 0, 0);
-}
-
 /* In which stretch a byte was; SENT_MAX: it is not known any more. */
 static __always_inline __u32 stretch_of(const struct socket *socket, __u32 seq)
 {
@@ -41,7 +36,8 @@ struct neighbours {
 	struct laterals *laterals;
 };
 
-static long add_neighbour(__u32 i, struct neighbours *n)
+LOOP_BODY(add_neighbour)
+long add_neighbour(__u32 i, struct neighbours *n)
 {
 	const struct sent *sent =
 		&n->socket->sent[(n->socket->next - 1 - i) % SENT_MAX];
@@ -58,23 +54,21 @@ static __always_inline void add_neighbours(const struct socket *socket,
 {
 	struct neighbours n = {socket, own, laterals};
 
-	bpf_loop(NEIGHBOURS_SOUGHT, add_neighbour, &n, 0);
+	LOOP(NEIGHBOURS_SOUGHT, add_neighbour, &n);
 }
 
 static __always_inline void name_peer(const struct sock *sk,
 				      struct bs_kernel_event *event)
 {
-	const struct sock_common *c = &sk->__sk_common;
-
-	event->number = bpf_ntohs(c->skc_dport);
-	if (c->skc_family == AF_INET) {
-		__u32 address = c->skc_daddr;
+	event->number = bpf_ntohs(FIELD(sk, __sk_common.skc_dport));
+	if (FIELD(sk, __sk_common.skc_family) == AF_INET) {
+		__u32 address = FIELD(sk, __sk_common.skc_daddr);
 
 		event->peer[10] = event->peer[11] = 0xff;
 		__builtin_memcpy(&event->peer[12], &address, sizeof(address));
 	} else {
 		bpf_probe_read_kernel(event->peer, sizeof(event->peer),
-				      &c->skc_v6_daddr);
+				      &sk->__sk_common.skc_v6_daddr);
 	}
 }
 
@@ -86,11 +80,11 @@ static __always_inline bool is_going_out(const struct sock *sk,
 {
 	__u16 source = 0;
 
-	if (skb->transport_header == NO_TRANSPORT_HEADER)
+	if (FIELD(skb, transport_header) == NO_TRANSPORT_HEADER)
 		return false;
 	bpf_probe_read_kernel(&source, sizeof(source),
-			      skb->head + skb->transport_header);
-	return bpf_ntohs(source) == sk->__sk_common.skc_num;
+			      FIELD(skb, head) + FIELD(skb, transport_header));
+	return bpf_ntohs(source) == FIELD(sk, __sk_common.skc_num);
 }
 
 /* The sequence number of a packet on its way out: as its header has it (RFC 9293). */
@@ -99,7 +93,8 @@ static __always_inline __u32 seq_of_packet(const struct sk_buff *skb)
 	__u32 seq = 0;
 
 	bpf_probe_read_kernel(&seq, sizeof(seq),
-			      skb->head + skb->transport_header + 4);
+			      FIELD(skb, head) + FIELD(skb, transport_header) +
+				      4);
 	return bpf_ntohl(seq);
 }
 
@@ -125,10 +120,10 @@ static __always_inline void report_of(const struct probes_settings *settings,
 	shown.hi = sent->hi;
 	shown.lo = sent->lo;
 	process = sent->process;
-	owner = bpf_map_lookup_elem(&owners, &process);
+	owner = bpf_map_lookup_elem(MAP(owners), &process);
 	if (!owner || *owner != sent->client + 1)
 		return;
-	inner = bpf_map_lookup_elem(&processes, &process);
+	inner = bpf_map_lookup_elem(MAP(processes), &process);
 	shown.context = inner ? only(inner) : 0;
 	if (!shown.context || !(shown.hi | shown.lo))
 		return;

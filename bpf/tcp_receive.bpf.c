@@ -3,11 +3,9 @@
  * What segments that come in say: the peer takes no more (zero window), the round trip
  * has become long, or data waits here and nobody reads it.
  */
-#include <bpf/bpf_endian.h>
-
 #include "socket.h"
 
-char LICENSE[] SEC("license") = "Dual BSD/GPL";
+LICENSE_IS("Dual BSD/GPL");
 
 /* A round trip is long if it is so much longer than the shortest of its connection. */
 #define RTT_FACTOR 4
@@ -65,16 +63,15 @@ static __always_inline bool has_news(const struct tcp_sock *tcp,
 				     const struct sk_buff *skb, __u8 flags)
 {
 	const struct tcp_skb_cb *segment = (const struct tcp_skb_cb *)&skb->cb;
-	__u32 end = BPF_CORE_READ(segment, end_seq) - !!(flags & TCP_FIN);
+	__u32 end = READ(segment, end_seq) - !!(flags & TCP_FIN);
 
-	return end != BPF_CORE_READ(segment, seq) &&
-	       (__s32)(end - BPF_CORE_READ(tcp, rcv_nxt)) > 0;
+	return end != READ(segment, seq) &&
+	       (__s32)(end - READ(tcp, rcv_nxt)) > 0;
 }
 
-SEC("tp_btf/tcp_probe")
-int BPF_PROG(on_segment, struct sock *sk, struct sk_buff *skb)
+TRACEPOINT(tcp_probe, on_segment, struct sock *sk, struct sk_buff *skb)
 {
-	const struct probes_settings *s = only(&settings);
+	const struct probes_settings *s = only(MAP(settings));
 	const struct tcp_sock *tcp = (const struct tcp_sock *)sk;
 	struct tcp_header header = {};
 	struct socket *socket;
@@ -89,38 +86,14 @@ int BPF_PROG(on_segment, struct sock *sk, struct sk_buff *skb)
 	timed = timed_begin(PROGRAM_on_segment);
 	now = bpf_ktime_get_ns();
 	/* A reset says of the window that it is zero. */
-	if (bpf_probe_read_kernel(&header, sizeof(header), skb->data) ||
+	if (bpf_probe_read_kernel(&header, sizeof(header), FIELD(skb, data)) ||
 	    header.flags & TCP_RST)
 		goto out;
 	look_at_window(s, socket, sk, now, !header.window);
-	look_at_rtt(s, socket, sk, now, BPF_CORE_READ(tcp, srtt_us) >> 3);
+	look_at_rtt(s, socket, sk, now, READ(tcp, srtt_us) >> 3);
 	if (!socket->readable_since_ns && has_news(tcp, skb, header.flags))
 		socket->readable_since_ns = now;
 out:
-	timed_end(&timed);
-	return 0;
-}
-
-/* Somebody has read. */
-SEC("tp_btf/tcp_rcv_space_adjust")
-int BPF_PROG(on_read, struct sock *sk)
-{
-	const struct probes_settings *s = only(&settings);
-	struct bs_kernel_event event = {.kind = BS_KERNEL_TCP_READ_DELAY};
-	struct socket *socket;
-	struct timed timed;
-
-	if (!s || s->bypass)
-		return 0;
-	socket = socket_of(sk);
-	if (!socket || !socket->readable_since_ns)
-		return 0;
-	timed = timed_begin(PROGRAM_on_read);
-	event.time_ns = bpf_ktime_get_ns();
-	event.duration_ns = event.time_ns - socket->readable_since_ns;
-	if (socket->readable_since_ns >= s->valid_since_ns)
-		report_of(s, socket, sk, SENT_MAX, &event);
-	socket->readable_since_ns = 0;
 	timed_end(&timed);
 	return 0;
 }

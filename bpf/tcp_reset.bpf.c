@@ -1,14 +1,12 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
 /* A connection is broken off, by this side or by the other one. */
-#include <bpf/bpf_endian.h>
-
 #include "socket.h"
 
-char LICENSE[] SEC("license") = "Dual BSD/GPL";
+LICENSE_IS("Dual BSD/GPL");
 
 static __always_inline void broken(struct sock *sk, __u16 kind)
 {
-	const struct probes_settings *s = only(&settings);
+	const struct probes_settings *s = only(MAP(settings));
 	struct bs_kernel_event event = {.kind = kind};
 	struct socket *socket;
 
@@ -23,8 +21,7 @@ static __always_inline void broken(struct sock *sk, __u16 kind)
 }
 
 /* Without a socket: nobody listens there, which is nobody's trace. */
-SEC("tp_btf/tcp_send_reset")
-int BPF_PROG(on_reset_sent, struct sock *sk)
+TRACEPOINT(tcp_send_reset, on_reset_sent, struct sock *sk)
 {
 	struct timed timed;
 
@@ -36,8 +33,7 @@ int BPF_PROG(on_reset_sent, struct sock *sk)
 	return 0;
 }
 
-SEC("tp_btf/tcp_receive_reset")
-int BPF_PROG(on_reset_received, struct sock *sk)
+TRACEPOINT(tcp_receive_reset, on_reset_received, struct sock *sk)
 {
 	struct timed timed = timed_begin(PROGRAM_on_reset_received);
 

@@ -2,7 +2,8 @@
 /*
  * Which trace a thread works on: it shows it in a slot of its process's context
  * (abi/context.h), with plain stores. Who reads it here runs while the thread is in
- * the kernel or off the CPU, so no half of an id is ever seen.
+ * the kernel or off the CPU, so no half of an id is seen, but in the moment in which
+ * another thread closes that trace; nobody has one of that id then.
  */
 #ifndef BPF_THREAD_H
 #define BPF_THREAD_H
@@ -10,15 +11,16 @@
 #include <stdbool.h>
 
 #include "barrier.h"
-#include "maps.h"
+#include "storage.h"
 
 /* A thread that shows itself nowhere has never begun a trace. To seek it in all slots
  * takes half a microsecond: it is not done at each switch, but when another thread
  * has taken a slot; where the library does not count these, so often. */
 #define SEEK_AGAIN_NS 5000000ull
 
-static __always_inline bool
-may_have_come(struct thread *t, const struct bs_context_segment *c, __u64 now)
+static __always_inline bool may_have_come(struct probes_thread *t,
+					  const struct bs_context_segment *c,
+					  __u64 now)
 {
 	__u32 taken = READ_ONCE(c->slots_taken);
 
@@ -39,19 +41,21 @@ struct shown {
 static __always_inline bool may_be_ours(const __u16 *by_tgid,
 					const struct task_struct *task)
 {
-	return by_tgid[task->tgid & (PROBES_FILTER_ENTRIES - 1)] != 0;
+	return by_tgid[FIELD(task, tgid) & (PROBES_FILTER_ENTRIES - 1)] != 0;
 }
 
-static __always_inline struct thread *thread_of(struct task_struct *task)
+static __always_inline bool current_may_be_ours(void)
 {
-	return bpf_task_storage_get(&threads, task, 0, 0);
+	const __u16 *by_tgid = only(MAP(filter));
+
+	return by_tgid && may_be_ours(by_tgid, bpf_get_current_task_btf());
 }
 
 static __always_inline struct bs_context_segment *
-context_of(const struct thread *t)
+context_of(const struct probes_thread *t)
 {
 	__u32 process = t->process;
-	void *inner = bpf_map_lookup_elem(&processes, &process);
+	void *inner = bpf_map_lookup_elem(MAP(processes), &process);
 
 	return inner ? only(inner) : 0;
 }
@@ -62,7 +66,8 @@ struct sought {
 	__u32 slot; /* BS_CONTEXT_SLOTS: not found */
 };
 
-static long look_at_slot(__u32 i, struct sought *sought)
+LOOP_BODY(look_at_slot)
+long look_at_slot(__u32 i, struct sought *sought)
 {
 	if (READ_ONCE(sought->context->slots[i % BS_CONTEXT_SLOTS].tid) !=
 	    sought->tid)
@@ -81,12 +86,13 @@ static __always_inline __u32 seek_slot(const struct bs_context_segment *context,
 		.slot = BS_CONTEXT_SLOTS,
 	};
 
-	bpf_loop(BS_CONTEXT_SLOTS, look_at_slot, &sought, 0);
+	LOOP(BS_CONTEXT_SLOTS, look_at_slot, &sought);
 	return sought.slot;
 }
 
 /* What a thread shows; false: no trace. */
-static __always_inline bool look(struct thread *t, __u64 now, struct shown *s)
+static __always_inline bool look(struct probes_thread *t, __u64 now,
+				 struct shown *s)
 {
 	__u32 number = t->slot;
 
@@ -109,15 +115,14 @@ static __always_inline bool look(struct thread *t, __u64 now, struct shown *s)
 }
 
 /* What the current thread shows, if it is of an attached process. */
-static __always_inline struct thread *current_thread(__u64 now, struct shown *s)
+static __always_inline struct probes_thread *current_thread(__u64 now,
+							    struct shown *s)
 {
-	struct task_struct *task = bpf_get_current_task_btf();
-	const __u16 *by_tgid = only(&filter);
-	struct thread *t;
+	struct probes_thread *t;
 
-	if (!by_tgid || !may_be_ours(by_tgid, task))
+	if (!current_may_be_ours())
 		return 0;
-	t = thread_of(task);
+	t = thread_of(bpf_get_current_task_btf());
 	return t && look(t, now, s) ? t : 0;
 }
 

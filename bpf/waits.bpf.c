@@ -19,12 +19,16 @@
 #include "cost.h"
 #include "fire.h"
 
-char LICENSE[] SEC("license") = "Dual BSD/GPL";
+LICENSE_IS("Dual BSD/GPL");
 
 /* Who runs for shorter than this at a time is not noted as who ran instead. */
 #define STINT_NS 200000ull
 
 #define RUNNERS 4
+
+/* Who has not run for so long, or of whom so much is told, is told of anew. */
+#define AWAY_NS 100000000ull
+#define TOLD_NS 1000000000ull
 
 /* What a disk was asked for longer ago it has done. */
 #define ASKED_LATELY_NS 1000000000ull
@@ -35,9 +39,10 @@ enum off_why {
 	OFF_IO = 2,
 };
 
-/* Who ran on a CPU lately, for long. */
+/* Who ran on a CPU lately, for long: how much of the time since when. */
 struct runner {
 	__u64 ran_ns;
+	__u64 since_ns;
 	__u64 until_ns;
 	__u64 hi, lo;
 	__u32 pid, zero;
@@ -51,33 +56,45 @@ struct runners {
 	struct runner all[RUNNERS];
 };
 
+#ifndef PROBES_BY_BCC
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, 1);
 	__type(key, __u32);
 	__type(value, struct runners);
 } runners SEC(".maps");
+#endif
 
 /* ------------------------------------------------------------ who ran --- */
+
+static __always_inline struct runner *runner_of(struct runners *all, __u32 pid)
+{
+	for (int i = 0; i < RUNNERS; i++) {
+		if (all->all[i].pid == pid)
+			return &all->all[i];
+	}
+	return 0;
+}
 
 static __always_inline void note_runner(struct task_struct *task, bool ours,
 					__u64 ran_ns, __u64 now)
 {
-	struct runners *all = only(&runners);
+	struct runners *all = only(MAP(runners));
 	struct runner *r;
-	struct thread *t;
+	struct probes_thread *t;
 	struct shown shown = {};
 
-	if (!all || !task->pid)
+	if (!all || !FIELD(task, pid))
 		return;
-	r = &all->all[(all->next - 1) % RUNNERS];
-	if (r->pid != (__u32)task->pid) {
+	r = runner_of(all, FIELD(task, pid));
+	if (!r) {
 		r = &all->all[all->next % RUNNERS];
 		all->next++;
-		r->pid = task->pid;
-		r->ran_ns = 0;
-		bpf_probe_read_kernel_str(r->comm, sizeof(r->comm), task->comm);
+		r->pid = FIELD(task, pid);
+		r->until_ns = 0;
 	}
+	/* It is another one after execve(2). */
+	bpf_probe_read_kernel_str(r->comm, sizeof(r->comm), task->comm);
 	t = ours ? thread_of(task) : 0;
 	if (t && look(t, now, &shown)) {
 		r->hi = shown.hi;
@@ -85,9 +102,10 @@ static __always_inline void note_runner(struct task_struct *task, bool ours,
 	} else {
 		r->hi = r->lo = 0;
 	}
-	/* One that has not run since an older wait is not to blame for that. */
-	if (now - r->until_ns > 100000000ull)
+	if (now - r->until_ns > AWAY_NS || now - r->since_ns > TOLD_NS) {
 		r->ran_ns = 0;
+		r->since_ns = now - ran_ns;
+	}
 	r->ran_ns += ran_ns;
 	r->until_ns = now;
 }
@@ -95,13 +113,15 @@ static __always_inline void note_runner(struct task_struct *task, bool ours,
 /* SCHED_NORMAL, SCHED_BATCH and SCHED_IDLE (linux/sched.h). */
 static __always_inline bool is_fair(const struct task_struct *task)
 {
-	return (1u << (task->policy & 31)) & (1u << 0 | 1u << 3 | 1u << 5);
+	return (1u << (FIELD(task, policy) & 31)) &
+	       (1u << 0 | 1u << 3 | 1u << 5);
 }
 
 /* The scheduler counts it for threads that share the CPU fairly. For others we look at
  * the clock when they come. */
-static __noinline __u64 stint_of(struct task_struct *prev,
-				 struct task_struct *next, __u64 fair_ns)
+SUBPROGRAM(stint_of)
+__u64 stint_of(struct task_struct *prev, struct task_struct *next,
+	       __u64 fair_ns)
 {
 	bool prev_is_fair = is_fair(prev), next_is_fair = is_fair(next);
 	struct runners *all;
@@ -109,44 +129,54 @@ static __noinline __u64 stint_of(struct task_struct *prev,
 
 	if (prev_is_fair && next_is_fair)
 		return fair_ns;
-	all = only(&runners);
+	all = only(MAP(runners));
 	if (!all)
 		return 0;
 	now = bpf_ktime_get_ns();
 	stint_ns = fair_ns;
 	if (!prev_is_fair)
-		stint_ns = all->realtime_pid == (__u32)prev->pid
+		stint_ns = all->realtime_pid == (__u32)FIELD(prev, pid)
 				   ? now - all->realtime_since_ns
 				   : 0;
-	all->realtime_pid = next_is_fair ? 0 : next->pid;
+	all->realtime_pid = next_is_fair ? 0 : FIELD(next, pid);
 	all->realtime_since_ns = now;
 	return stint_ns;
 }
 
-/* Those who ran since then: the one that ran longest by name, all by trace. */
-static __always_inline void add_runners(__u32 own_pid, __u64 since_ns,
-					const struct shown *own,
+/* In microseconds, nearly: the product of nanoseconds has no room in 64 bits. */
+static __always_inline __u64 part_of(__u64 all_ns, __u64 part_ns,
+				     __u64 whole_ns)
+{
+	return ((all_ns >> 10) * (part_ns >> 10) / ((whole_ns >> 10) + 1))
+	       << 10;
+}
+
+/* Those who ran since then, which who waits did not: the one that ran longest by name,
+ * all by trace. */
+static __always_inline void add_runners(__u64 since_ns, const struct shown *own,
 					struct bs_kernel_event *event,
 					struct laterals *laterals)
 {
-	struct runners *all = only(&runners);
+	struct runners *all = only(MAP(runners));
 
 	if (!all)
 		return;
 	for (int i = 0; i < RUNNERS; i++) {
 		struct runner *r = &all->all[i];
+		__u64 ran_ns = r->ran_ns;
 
-		if (!r->pid || r->pid == own_pid || r->until_ns <= since_ns)
+		if (!r->pid || r->until_ns <= since_ns)
 			continue;
-		if (r->ran_ns > event->other_ns) {
-			event->other_ns = r->ran_ns;
+		/* Of what it did since before the wait, the part of it in the wait. */
+		if (r->since_ns < since_ns)
+			ran_ns = part_of(ran_ns, r->until_ns - since_ns,
+					 r->until_ns - r->since_ns);
+		if (ran_ns > event->other_ns) {
+			event->other_ns = ran_ns;
 			event->other_pid = r->pid;
 			__builtin_memcpy(event->other_comm, r->comm,
 					 sizeof(event->other_comm));
 		}
-		/* Of a stint that began before the wait, its part in the wait. */
-		if (event->other_ns > event->duration_ns)
-			event->other_ns = event->duration_ns;
 		add_lateral(laterals, own, r->hi, r->lo);
 	}
 }
@@ -154,7 +184,8 @@ static __always_inline void add_runners(__u32 own_pid, __u64 since_ns,
 /* ------------------------------------------------------- who else asked --- */
 
 /* Of a wait for a disk: for which one, for how much, and who else asked it. */
-static __always_inline void add_disk(struct thread *t, const struct shown *own,
+static __always_inline void add_disk(struct probes_thread *t,
+				     const struct shown *own,
 				     struct bs_kernel_event *event,
 				     struct laterals *laterals)
 {
@@ -165,7 +196,7 @@ static __always_inline void add_disk(struct thread *t, const struct shown *own,
 		return;
 	event->bytes = t->disk_bytes;
 	__builtin_memcpy(event->device, t->disk_name, sizeof(event->device));
-	disk = bpf_map_lookup_elem(&disks, &number);
+	disk = bpf_map_lookup_elem(MAP(disks), &number);
 	if (!disk)
 		return;
 	for (int i = 0; i < DISK_USERS; i++) {
@@ -178,34 +209,34 @@ static __always_inline void add_disk(struct thread *t, const struct shown *own,
 
 /* ---------------------------------------------------------- going off --- */
 
-/* Read as they stand: the verifier knows what these are, so there is no call. */
+/* Of the task that runs. */
 static __always_inline __u32 syscall_of(struct task_struct *task)
 {
-	void *regs = (void *)bpf_task_pt_regs(task);
+	void *regs = regs_of(task);
 	struct pt_regs___x86 *x86 = regs;
 	struct pt_regs___arm64 *arm64 = regs;
 
-	if (bpf_core_field_exists(x86->orig_ax))
-		return x86->orig_ax;
-	return arm64->syscallno;
+	if (HAS_FIELD(pt_regs___x86, orig_ax))
+		return FIELD(x86, orig_ax);
+	return FIELD(arm64, syscallno);
 }
 
 static __always_inline __u32 throttled_count(const struct task_struct *task)
 {
-	const struct task_group *group = task->sched_task_group;
+	const struct task_group *group = FIELD(task, sched_task_group);
 	__u32 count;
 
 	if (!group)
 		return 0;
-	count = group->cfs_bandwidth.nr_throttled;
-	group = group->parent;
-	return group ? count + group->cfs_bandwidth.nr_throttled : count;
+	count = FIELD(group, cfs_bandwidth.nr_throttled);
+	group = FIELD(group, parent);
+	return group ? count + FIELD(group, cfs_bandwidth.nr_throttled) : count;
 }
 
 static __always_inline void goes_off(struct task_struct *task, __u64 now,
 				     bool runnable)
 {
-	struct thread *t = thread_of(task);
+	struct probes_thread *t = thread_of(task);
 
 	if (!t)
 		return;
@@ -215,8 +246,7 @@ static __always_inline void goes_off(struct task_struct *task, __u64 now,
 		t->nr_throttled = throttled_count(task);
 		return;
 	}
-	t->off_why = BPF_CORE_READ_BITFIELD(task, in_iowait) ? OFF_IO
-							     : OFF_BLOCKED;
+	t->off_why = READ_BIT(task, in_iowait) ? OFF_IO : OFF_BLOCKED;
 	t->syscall = syscall_of(task);
 	t->waker_pid = 0;
 	t->waker_hi = t->waker_lo = 0;
@@ -226,19 +256,20 @@ static __always_inline void goes_off(struct task_struct *task, __u64 now,
 
 /* Only who is in futex(2) itself, or exits, has let go of what was waited for;
  * a timer goes off in whoever runs just then. */
-static __always_inline void note_waker(struct thread *woken, __u64 now,
+static __always_inline void note_waker(struct probes_thread *woken, __u64 now,
 				       const __u16 *by_tgid)
 {
 	struct task_struct *waker = bpf_get_current_task_btf();
 	__u32 number = syscall_of(waker);
-	struct probes_syscall *call = bpf_map_lookup_elem(&syscalls, &number);
-	struct thread *t;
+	struct probes_syscall *call =
+		bpf_map_lookup_elem(MAP(syscalls), &number);
+	struct probes_thread *t;
 	struct shown shown = {};
 
 	if (!call ||
 	    (call->class != SYSCALL_FUTEX && call->class != SYSCALL_EXITS))
 		return;
-	woken->waker_pid = waker->pid;
+	woken->waker_pid = FIELD(waker, pid);
 	bpf_probe_read_kernel_str(woken->waker_comm, sizeof(woken->waker_comm),
 				  waker->comm);
 	t = may_be_ours(by_tgid, waker) ? thread_of(waker) : 0;
@@ -248,13 +279,14 @@ static __always_inline void note_waker(struct thread *woken, __u64 now,
 	}
 }
 
-static __noinline int woken(struct task_struct *task)
+SUBPROGRAM(woken)
+int woken(struct task_struct *task)
 {
-	const struct probes_settings *s = only(&settings);
-	const __u16 *by_tgid = only(&filter);
+	const struct probes_settings *s = only(MAP(settings));
+	const __u16 *by_tgid = only(MAP(filter));
 	struct probes_syscall *call;
 	struct timed timed;
-	struct thread *t;
+	struct probes_thread *t;
 	__u32 number;
 
 	if (!by_tgid || !s || s->bypass)
@@ -263,8 +295,9 @@ static __noinline int woken(struct task_struct *task)
 	t = thread_of(task);
 	if (t) {
 		t->waking_ns = bpf_ktime_get_ns();
+		t->nr_throttled = throttled_count(task);
 		number = t->syscall;
-		call = bpf_map_lookup_elem(&syscalls, &number);
+		call = bpf_map_lookup_elem(MAP(syscalls), &number);
 		if (call && call->class == SYSCALL_FUTEX)
 			note_waker(t, t->waking_ns, by_tgid);
 	}
@@ -272,14 +305,13 @@ static __noinline int woken(struct task_struct *task)
 	return 0;
 }
 
-SEC("tp_btf/sched_waking")
-int BPF_PROG(on_waking, struct task_struct *task)
+TRACEPOINT(sched_waking, on_waking, struct task_struct *task)
 {
-	const __u16 *by_tgid = only(&filter);
+	const __u16 *by_tgid = only(MAP(filter));
 
 	if (!by_tgid || !may_be_ours(by_tgid, task))
 		return 0;
-	return woken(task);
+	return CALL(woken)(task);
 }
 
 /* -------------------------------------------------------- coming back --- */
@@ -287,29 +319,32 @@ int BPF_PROG(on_waking, struct task_struct *task)
 static __always_inline void was_not_run(const struct probes_settings *s,
 					const struct shown *shown,
 					struct bs_kernel_event *event,
-					__u32 own_pid, __u64 since_ns)
+					__u64 since_ns)
 {
 	struct laterals laterals = {};
+	const struct probes_threshold *limits;
+	__u32 kind = event->kind;
 
-	if (event->duration_ns <
-		    s->kinds[event->kind % BS_KERNEL_KINDS].record_ns &&
-	    event->duration_ns <
-		    s->kinds[event->kind % BS_KERNEL_KINDS].fire_ns)
+	if (kind >= BS_KERNEL_KINDS)
+		return;
+	limits = &s->kinds[kind];
+	if (event->duration_ns < limits->record_ns &&
+	    event->duration_ns < limits->fire_ns)
 		return;
 	if (event->kind == BS_KERNEL_RUN_QUEUE)
-		add_runners(own_pid, since_ns, shown, event, &laterals);
+		add_runners(since_ns, shown, event, &laterals);
 	report(s, shown, event, &laterals);
 }
 
 static __always_inline void was_blocked(const struct probes_settings *s,
 					const struct shown *shown,
-					struct thread *t,
+					struct probes_thread *t,
 					struct bs_kernel_event *event)
 {
 	struct laterals laterals = {};
 	__u32 number = t->syscall;
 	const struct probes_syscall *call =
-		bpf_map_lookup_elem(&syscalls, &number);
+		bpf_map_lookup_elem(MAP(syscalls), &number);
 
 	if (call) {
 		event->number = number;
@@ -335,11 +370,11 @@ static __always_inline void was_blocked(const struct probes_settings *s,
 }
 
 /* It was off the CPU for long enough to be told of. */
-static __noinline int was_off(const struct probes_settings *s,
-			      struct task_struct *task, __u64 since_ns,
-			      __u64 now)
+SUBPROGRAM(was_off)
+int was_off(const struct probes_settings *s, struct task_struct *task,
+	    __u64 since_ns, __u64 now)
 {
-	struct thread *t = thread_of(task);
+	struct probes_thread *t = thread_of(task);
 	struct bs_kernel_event event = {};
 	struct shown shown = {};
 
@@ -352,10 +387,9 @@ static __noinline int was_off(const struct probes_settings *s,
 	event.number = BS_KERNEL_NO_NUMBER;
 	event.kind = BS_KERNEL_RUN_QUEUE;
 	event.duration_ns = now - since_ns;
-	if (t->off_why == OFF_PREEMPTED &&
-	    t->nr_throttled != throttled_count(task))
+	if (t->nr_throttled != throttled_count(task))
 		event.kind = BS_KERNEL_CPU_THROTTLED;
-	was_not_run(s, &shown, &event, task->pid, since_ns);
+	was_not_run(s, &shown, &event, since_ns);
 	if (t->off_why == OFF_PREEMPTED)
 		return 0;
 	event.time_ns = since_ns;
@@ -370,7 +404,7 @@ static __noinline int was_off(const struct probes_settings *s,
 static __always_inline void comes_back(const struct probes_settings *s,
 				       struct task_struct *task, __u64 now)
 {
-	struct thread *t = thread_of(task);
+	struct probes_thread *t = thread_of(task);
 	__u64 since_ns;
 
 	if (!t || !t->off_ns || t->off_ns < s->valid_since_ns)
@@ -381,17 +415,17 @@ static __always_inline void comes_back(const struct probes_settings *s,
 		since_ns = t->waking_ns;
 	if (now - since_ns >= s->least_unrun_ns ||
 	    since_ns - t->off_ns >= s->least_blocked_ns)
-		was_off(s, task, since_ns, now);
+		CALL(was_off)(s, task, since_ns, now);
 	if (t->off_why == OFF_IO)
 		t->disk_bytes = 0;
 }
 
-static __noinline int switched(struct task_struct *prev,
-			       struct task_struct *next, __u64 stint_ns,
-			       bool is_runnable)
+SUBPROGRAM(switched)
+int switched(struct task_struct *prev, struct task_struct *next, __u64 stint_ns,
+	     bool is_runnable)
 {
-	const struct probes_settings *s = only(&settings);
-	const __u16 *by_tgid = only(&filter);
+	const struct probes_settings *s = only(MAP(settings));
+	const __u16 *by_tgid = only(MAP(filter));
 	struct timed timed;
 	__u64 now;
 	bool off;
@@ -413,20 +447,20 @@ static __noinline int switched(struct task_struct *prev,
 
 /* What each context switch of the machine costs stands here, so it is little; what is
  * only for threads of ours is in a function of its own, with its own stack. */
-SEC("tp_btf/sched_switch")
-int BPF_PROG(on_switch, bool preempt, struct task_struct *prev,
-	     struct task_struct *next, unsigned int prev_state)
+TRACEPOINT(sched_switch, on_switch, bool preempt, struct task_struct *prev,
+	   struct task_struct *next, unsigned int prev_state)
 {
-	const __u16 *by_tgid = only(&filter);
+	const __u16 *by_tgid = only(MAP(filter));
 	__u64 stint_ns;
 
 	if (!by_tgid)
 		return 0;
-	stint_ns = prev->se.sum_exec_runtime - prev->se.prev_sum_exec_runtime;
-	if (prev->policy | next->policy)
-		stint_ns = stint_of(prev, next, stint_ns);
+	stint_ns = FIELD(prev, se.sum_exec_runtime) -
+		   FIELD(prev, se.prev_sum_exec_runtime);
+	if (FIELD(prev, policy) | FIELD(next, policy))
+		stint_ns = CALL(stint_of)(prev, next, stint_ns);
 	if (stint_ns < STINT_NS && !may_be_ours(by_tgid, prev) &&
 	    !may_be_ours(by_tgid, next))
 		return 0;
-	return switched(prev, next, stint_ns, preempt || !prev_state);
+	return CALL(switched)(prev, next, stint_ns, preempt || !prev_state);
 }

@@ -36,6 +36,7 @@ class Kind(enum.IntEnum):
     CRASH = 13
     PACKET_DROP = 14
     QDISC_DELAY = 15
+    TCP_LOSS_PROBE = 16
 
     @property
     def is_tcp(self) -> bool:
@@ -120,6 +121,8 @@ class KernelEvent:
                 return f"blocked in {self.name or 'a system call'}"
             case Kind.TCP_RETRANSMIT:
                 return "TCP segment sent again"
+            case Kind.TCP_LOSS_PROBE:
+                return "TCP segment sent again to see whether it was lost"
             case Kind.TCP_SYN_RETRANSMIT:
                 return "TCP connection asked for again"
             case Kind.TCP_RESET_SENT:
@@ -191,6 +194,8 @@ class KernelEvent:
         if self.other_pid:
             known["kernel.other.pid"] = self.other_pid
             known["kernel.other.command"] = self.other_comm
+            if self.other_ns:
+                known["kernel.other.ran_ns"] = self.other_ns
         return known
 
     @property

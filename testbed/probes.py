@@ -31,8 +31,10 @@ class Probes(Daemon):
         self.await_node(lambda status: bool(status["probes_connected"]))
 
     def await_watched(self, processes: int) -> None:
-        """Until so many processes are watched, and no more."""
-        self.await_node(lambda status: status["probes_watched"] == processes)
+        """Until so many processes are watched, and no more, and all have gone over to what is read."""
+        self.await_node(
+            lambda status: (status["probes_watched"], status["attach_moving"]) == (processes, 0)
+        )
 
     def await_node(self, holds: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
         """Until that is so of the node's status; RuntimeError if it takes too long."""

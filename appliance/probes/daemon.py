@@ -13,24 +13,28 @@ import contextlib
 import dataclasses
 import socket
 import time
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Self
 
 from appliance.probes.budget import RAISED_BY, Budget, Step, Verdict
+from appliance.probes.compiler import Code, coder, load_any
 from appliance.probes.link import Link
-from appliance.probes.native import NEVER, NativeProbes
+from appliance.probes.native import NEVER
 from appliance.probes.packets import VERSION, probes_path
-from appliance.probes.symptoms import SYMPTOMS
+from appliance.probes.symptoms import BREADCRUMBS, SYMPTOMS, keys_of
 from runtime.log import Log
 from runtime.settings.node import ProbeSettings, Settings
+from runtime.threads import in_thread
 from runtime.watchdog import Ask
 
 # Below the second in which processes are to be back in segments of ours; a refused
 # connect() costs some microseconds.
 _RECONNECT_S = 0.1
 
-# What is in the way, others that are connected or another release, somebody has to remove.
-_REFUSED_S = 5.0
+# Other probes, or a node of another release, are in the way only during an upgrade: processes
+# are to be watched again within a second after it.
+_REFUSED_S = 0.5
 
 _FIGURES_EVERY_S = 2.0
 
@@ -46,18 +50,24 @@ class Daemon:
         self._settings = settings
         self._log = log
         self._exits = contextlib.AsyncExitStack()
-        self._probes = NativeProbes()
+        self._loader, self._probes = load_any(settings.probes.loader, log.warning)
+        log.info(f"the loader is {self._loader.key} (`probes.loader`: {settings.probes.loader})")
         self._link: Link | None = None
         self._attached: set[str] = set()
         self._budget = Budget(settings.probes.cpu_percent / 100)
         self._too_dear: set[str] = set()
         self._missing: dict[str, str] = {}
         """What cannot be had: by object, why."""
+        self._is_reloaded = asyncio.Event()
 
     async def __aenter__(self) -> Self:
-        self._exits.enter_context(self._probes)
-        self._exits.callback(self._hang_up)
-        self._apply()
+        async with contextlib.AsyncExitStack() as undo:
+            undo.push_async_exit(self._exits)
+            self._exits.enter_context(self._probes)
+            self._exits.callback(self._hang_up)
+            self._set()
+            await self._attach_wanted()
+            undo.pop_all()
         return self
 
     async def __aexit__(
@@ -70,13 +80,15 @@ class Daemon:
 
     # ---------------------------------------------------------------- probes
 
-    def _apply(self) -> None:
-        """Have programs and thresholds be as configured."""
+    def _set(self) -> None:
+        """Have thresholds be as configured, and programs that are of no use be gone."""
         probes = self._settings.probes
         factor = RAISED_BY if self._budget.raised else 1
-        self._probes.set_breadcrumbs(probes.breadcrumbs)
+        self._probes.set_uses(
+            uses=probes.breadcrumbs or self._settings.machine.wants_anything,
+            breadcrumbs=probes.breadcrumbs,
+        )
         self._probes.set_coalescing(int(probes.coalesce_s * 1e9))
-        wanted: set[str] = set()
         for symptom in SYMPTOMS:
             settings: ProbeSettings = getattr(probes, symptom.key)
             self._probes.set_kind(
@@ -87,41 +99,59 @@ class Daemon:
                 int(1e9 / probes.per_s),
                 int((probes.burst - 1) * 1e9 / probes.per_s),
             )
-            if probes.wants(symptom.key):
-                wanted.update(symptom.objects)
         self._probes.set_bypass(probes.bypass)
-        if probes.breadcrumbs and not probes.bypass:
-            wanted.add("sockets")
+        self._balance()
+
+    async def _attach_wanted(self) -> None:
+        """Attach what is to be had. By bcc it is compiled beside the event loop, which takes seconds."""
+        with contextlib.ExitStack() as exits:
+            code: Code | None = None
+            # What cannot be had takes along what is of no use without it; and meanwhile others
+            # may be wanted.
+            while wanted := self._balance():
+                code = code or exits.enter_context(coder(self._loader))
+                name = min(wanted, key=lambda name: (name != BREADCRUMBS, name))
+                try:
+                    made = await in_thread(code, name)
+                    if name in self._balance():
+                        self._probes.attach(name, made)
+                        self._attached.add(name)
+                except OSError as error:
+                    self._log.error(f"cannot attach {error}; without it: {_keys([name])}")
+                    self._missing[name] = str(error)
+
+    async def _keep_attached(self) -> None:
+        while True:
+            await self._is_reloaded.wait()
+            self._is_reloaded.clear()
+            await self._attach_wanted()
+            self._say_figures()
+
+    def _balance(self) -> set[str]:
+        """Detach what is of no use any more; the objects that are still to be attached."""
+        probes = self._settings.probes
+        gone = self._too_dear | self._missing.keys()
+        wanted: set[str] = set()
+        for symptom in SYMPTOMS:
+            if probes.wants(symptom.key) and not gone & set(symptom.objects):
+                wanted.update(symptom.objects)
         # With the bypass none is wanted: an attached program costs its call, whatever it does.
+        if probes.breadcrumbs and not probes.bypass and BREADCRUMBS not in gone:
+            wanted.add(BREADCRUMBS)
         for name in self._attached - wanted:
             self._probes.detach(name)
-        for name in self._missing.keys() - wanted:
-            del self._missing[name]
         self._attached &= wanted
-        for name in sorted(wanted - self._attached - self._too_dear):
-            self._attach(name)
-
-    def _attach(self, name: str) -> None:
-        try:
-            self._probes.attach(name)
-        except OSError as error:
-            if self._missing.get(name) != str(error):
-                keys = ", ".join(one.key for one in SYMPTOMS if name in one.objects)
-                self._log.error(f"this kernel does not take the probe {error}; without it: {keys}")
-            self._missing[name] = str(error)
-        else:
-            self._attached.add(name)
-            self._missing.pop(name, None)
+        return wanted - self._attached
 
     # ------------------------------------------------------------------ node
 
     async def run(self) -> None:
-        """Stay connected to the node, and within the budget, until cancelled."""
-        await asyncio.gather(self._stay_connected(), self._keep_budget())
+        """Stay connected to the node, within the budget and as configured, until cancelled."""
+        await asyncio.gather(self._stay_connected(), self._keep_budget(), self._keep_attached())
 
     async def _stay_connected(self) -> None:
         path = probes_path(self._settings.socket_path)
-        missing = ""
+        missing = refused = ""
         while True:
             ended = asyncio.Event()
             connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
@@ -141,14 +171,17 @@ class Daemon:
                 {
                     "hello": VERSION,
                     "context_bytes": self._probes.context_bytes,
-                    "loader": "core",
+                    "loader": self._loader.key,
                 }
             )
             try:
                 await self._tell_figures(link, ended)
             finally:
                 self._hang_up()
-            await asyncio.sleep(_REFUSED_S if link.refused else _RECONNECT_S)
+            if link.refused not in ("", refused):
+                self._log.error(f"the node takes no probes from here: {link.refused}")
+            refused = link.refused
+            await asyncio.sleep(_REFUSED_S if refused else _RECONNECT_S)
 
     async def _tell_figures(self, link: Link, ended: asyncio.Event) -> None:
         while not ended.is_set():
@@ -180,14 +213,11 @@ class Daemon:
                 self._log.info(f"probes take {spent}: thresholds are as configured again")
             case Step.TAKE_OUT:
                 self._log.error(
-                    f"probes take {spent}, {allowed}: {verdict.object} is taken out, the costliest,"
-                    " until the configuration is reloaded"
+                    f"probes take {spent}, {allowed}: {verdict.object}, the costliest, is taken out"
+                    f" until the configuration is reloaded; without it: {_keys([verdict.object])}"
                 )
-                self._probes.detach(verdict.object)
-                self._attached.discard(verdict.object)
                 self._too_dear.add(verdict.object)
-                self._missing[verdict.object] = "too dear"
-        self._apply()
+        self._set()
 
     def _hang_up(self) -> None:
         if self._link is not None:
@@ -197,12 +227,17 @@ class Daemon:
     def _figures(self) -> dict[str, Any]:
         return {
             "written": dataclasses.asdict(self._probes.written()),
+            "memory": dataclasses.asdict(self._probes.memory()),
             "kinds": {
                 one.trigger: dataclasses.asdict(self._probes.counts(one.kind)) for one in SYMPTOMS
             },
             "programs": {one.name: dataclasses.asdict(one.cost) for one in self._probes.programs()},
             "thresholds_raised": int(self._budget.raised),
-            "missing": dict.fromkeys(self._missing, 1),
+            "missing": {
+                key: 1 for name in self._too_dear | self._missing.keys() for key in keys_of(name)
+            },
+            "loader": {self._loader.key: 1},
+            "bypassed": int(self._settings.probes.bypass),
         }
 
     # ------------------------------------------- as the service manager sees it
@@ -216,26 +251,42 @@ class Daemon:
         """How it is, in a line."""
         link = self._link
         where = (
-            f"connected; {link.watched} processes watched"
+            f"connected; {link.watched} processes watched; loader {self._loader.key}"
             if link is not None and link.welcomed
             else "no node"
         )
+        if self._settings.probes.bypass:
+            return f"{where}; all probes are out (`probes.bypass`)"
+        if self._budget.raised:
+            where += f"; thresholds are {RAISED_BY} times as high (`probes.cpu_percent`)"
         what = ", ".join(sorted(self._attached)) or "no probes"
         return f"{where}; attached: {what}" + (
-            f"; not to be had: {', '.join(sorted(self._missing))}" if self._missing else ""
+            f"; not to be had: {_keys(sorted(gone))}"
+            if (gone := self._too_dear | self._missing.keys())
+            else ""
         )
 
     def reconfigure(self, settings: Settings) -> None:
         """Go on with other settings, of which those that cannot be changed are the same."""
         self._settings = settings
         self._budget = Budget(settings.probes.cpu_percent / 100)
-        for name in self._too_dear:
-            self._missing.pop(name, None)
+        if self._too_dear:
+            self._log.info(f"what was taken out is put back: {_keys(sorted(self._too_dear))}")
         self._too_dear.clear()
-        self._apply()
-        # So that whoever reloads sees at once what came of it.
+        # To try again costs a moment: it is for who asks.
+        self._missing.clear()
+        self._set()
+        self._is_reloaded.set()
+        self._say_figures()
+
+    def _say_figures(self) -> None:
+        """So that whoever reloads sees at once what came of it."""
         if self._link is not None and self._link.welcomed:
             self._link.say({"figures": self._figures()}, needed=False)
+
+
+def _keys(names: Sequence[str]) -> str:
+    return ", ".join(dict.fromkeys(key for name in names for key in keys_of(name)))
 
 
 def _ns(ms: float | None, factor: int) -> int:

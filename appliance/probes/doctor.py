@@ -8,17 +8,19 @@ probe is loaded and attached for a moment.
 from __future__ import annotations
 
 import contextlib
+import errno
 import platform
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from appliance.probes.native import NativeProbes
-from appliance.probes.symptoms import SYMPTOMS
+from appliance.probes.compiler import Code, choices, coder, load
+from appliance.probes.native import Loader, NativeProbes
+from appliance.probes.symptoms import BREADCRUMBS, SYMPTOMS
 from runtime.settings.node import ProbesSettings
 
-# Iterators over the threads of a process, and what else the programs use.
-_LEAST_KERNEL = (6, 1)
+# What programs use by either loader; `core` needs 6.1, for iterators over a process's threads.
+_LEAST_KERNEL = (5, 18)
 
 _BTF = Path("/sys/kernel/btf/vmlinux")
 _LOCKDOWN = Path("/sys/kernel/security/lockdown")
@@ -62,7 +64,7 @@ def _kernel() -> Check:
         version >= _LEAST_KERNEL,
         f"Linux {release}",
         "all probes",
-        f"run Linux {_LEAST_KERNEL[0]}.{_LEAST_KERNEL[1]} or later",
+        "run Linux 6.1 or later, or 5.18 with the loader bcc",
     )
 
 
@@ -78,7 +80,17 @@ def _btf() -> Check:
 
 def _capabilities() -> Check:
     effective = 0
-    for line in _STATUS.read_text().splitlines():
+    try:
+        status = _STATUS.read_text()
+    except OSError as error:
+        return Check(
+            "capabilities",
+            ok=False,
+            found=f"{_STATUS}: {error.strerror}",
+            costs="all probes",
+            remedy="mount /proc",
+        )
+    for line in status.splitlines():
         if line.startswith("CapEff:"):
             effective = int(line.split()[1], 16)
     has_all = bool(effective >> _CAP_SYS_ADMIN & 1)
@@ -126,40 +138,97 @@ def _jit() -> Check:
     )
 
 
-def _probes(settings: ProbesSettings) -> Iterator[Check]:
-    try:
-        probes = NativeProbes()
-    except OSError as error:
-        for symptom in SYMPTOMS:
-            yield Check(
-                f"probe.{symptom.key}",
-                ok=False,
-                found=str(error.strerror),
-                costs=f"the trigger {symptom.trigger}",
-                remedy="see the checks above",
-                is_needed=settings.wants(symptom.key),
+def _loaders(settings: ProbesSettings) -> tuple[list[Check], tuple[Loader, NativeProbes] | None]:
+    """A check of each loader; and of those that are configured the first that works."""
+    wanted = choices(settings.loader)
+    checks: list[Check] = []
+    chosen: tuple[Loader, NativeProbes] | None = None
+    for loader in Loader:
+        why, remedy = "", _REMEDIES[loader]
+        try:
+            probes = load(loader)
+        except OSError as error:
+            why, remedy = str(error.strerror or error), _remedy(loader, error)
+        else:
+            if loader in wanted and chosen is None:
+                chosen = loader, probes
+            else:
+                probes.close()
+        checks.append(
+            Check(
+                f"loader.{loader.key}",
+                not why,
+                why or "works",
+                "probes by this loader",
+                remedy,
+                # Of two that may be taken, one is enough.
+                is_needed=chosen is None and loader is wanted[-1],
             )
-        return
-    with contextlib.closing(probes):
-        refused = dict(_tried(probes))
-    for symptom in SYMPTOMS:
-        why = [refused[name] for name in symptom.objects if name in refused]
+        )
+    return checks, chosen
+
+
+def _remedy(loader: Loader, error: OSError) -> str:
+    if not _BTF.exists():
+        return "see btf above"
+    if error.errno in (errno.EPERM, errno.EACCES):
+        return "see capabilities above"
+    return _REMEDIES[loader]
+
+
+_REMEDIES = {
+    Loader.CORE: "run a newer kernel, or set probes.loader to bcc",
+    Loader.BCC: "set probes.loader to core, or install python3-bpfcc and linux-headers",
+}
+
+
+def _probes(settings: ProbesSettings) -> Iterator[Check]:
+    checks, chosen = _loaders(settings)
+    yield from checks
+    if chosen is None:
         yield Check(
-            f"probe.{symptom.key}",
-            not why,
-            "; ".join(why) or "loads and attaches",
+            "probes",
+            ok=False,
+            found="no loader works",
+            costs="all triggers of probes",
+            remedy="see the checks above",
+            is_needed=any(settings.wants(one.key) for one in SYMPTOMS),
+        )
+        return
+    loader, probes = chosen
+    yield Check(
+        "loader", ok=True, found=f"{loader.key} is taken (probes.loader: {settings.loader})"
+    )
+    with contextlib.closing(probes), coder(loader) as code:
+        refused = dict(_tried(probes, code))
+    for symptom in SYMPTOMS:
+        yield _trial(
+            symptom.key,
+            [refused[name] for name in symptom.objects if name in refused],
             f"the trigger {symptom.trigger}",
             f"set probes.{symptom.key}.fire_ms and .record_ms to null, or run a newer kernel",
             settings.wants(symptom.key),
         )
+    yield _trial(
+        "breadcrumbs",
+        [refused[BREADCRUMBS]] if BREADCRUMBS in refused else [],
+        "hops that no application tells of",
+        "set probes.breadcrumbs to false, or run a newer kernel",
+        settings.breadcrumbs and not settings.bypass,
+    )
 
 
-def _tried(probes: NativeProbes) -> Iterator[tuple[str, str]]:
+def _trial(key: str, why: list[str], costs: str, remedy: str, is_needed: bool) -> Check:
+    found = "; ".join(why) or "loads and attaches"
+    return Check(f"probe.{key}", not why, found, costs, remedy, is_needed)
+
+
+def _tried(probes: NativeProbes, code: Code) -> Iterator[tuple[str, str]]:
     """Those that the kernel does not take, and why."""
     for name in dict.fromkeys(name for symptom in SYMPTOMS for name in symptom.objects):
         try:
-            probes.attach(name)
+            probes.attach(name, code(name))
         except OSError as error:
-            yield name, str(error.strerror)
+            yield name, str(error.strerror or error)
         else:
             probes.detach(name)

@@ -11,8 +11,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from appliance.probes.native import NativeProbes
-from appliance.probes.packets import FDS_MAX, BadPacket, Packet, fds_of, number_of, receive, send
+from appliance.probes.native import RECORDS_WITHIN_S, NativeProbes, Newcomer
+from appliance.probes.packets import (
+    FDS_MAX,
+    MAP_BITS,
+    PORT_BITS,
+    USERS_MAX,
+    BadPacket,
+    Packet,
+    fds_of,
+    number_of,
+    receive,
+    send,
+)
 from runtime.log import Log
 from runtime.main import die_if_it_fails
 
@@ -25,6 +36,10 @@ def _pid_of(pidfd: int) -> int:
             if key == "Pid":
                 return int(value)
     raise OSError(f"fd {pidfd} is no pidfd")
+
+
+# A node has sixteen in stock; each takes 200 KiB of the kernel's memory.
+_WANT_BITS = 8
 
 
 class Link:
@@ -40,8 +55,13 @@ class Link:
         self._loop = asyncio.get_running_loop()
         # By the node's number: ours.
         self._watched: dict[int, int] = {}
+        self._to_watch: dict[int, Packet] = {}
+        # Not by the node's number any more: ours of those that are still registered.
+        self._gone: list[int] = []
         self.welcomed = False
-        self.refused = False
+        self.refused = ""
+        """Why the node takes no probes from here."""
+        self._has_ended = False
         self._loop.add_reader(connection, self._readable)
 
     @property
@@ -50,16 +70,18 @@ class Link:
         return len(self._watched)
 
     def close(self) -> None:
+        self._has_ended = True
         self._loop.remove_reader(self._socket)
         self._socket.close()
         self._probes.set_bell(None)
-        for number in self._watched.values():
-            self._probes.unregister(number)
+        self._gone += self._watched.values()
         self._watched.clear()
+        self._forget_gone()
         self.welcomed = False
 
     def _ended(self) -> None:
         """Hear nothing more; whoever has this closes it."""
+        self._has_ended = True
         self._loop.remove_reader(self._socket)
         self._on_end()
 
@@ -70,6 +92,8 @@ class Link:
         """
         try:
             send(self._socket, said)
+        except (BrokenPipeError, ConnectionResetError):
+            return  # it has hung up: what it said last comes first, then we read that
         except OSError as error:
             if isinstance(error, BlockingIOError) and not needed:
                 return
@@ -78,28 +102,39 @@ class Link:
 
     @die_if_it_fails
     def _readable(self) -> None:
+        # What waits is read in one go: many processes are watched as soon as one, or forgotten.
+        while not self._has_ended and self._read_one():
+            pass
+        self._watch_all()
+
+    def _read_one(self) -> bool:
+        """Whether there may be more."""
         try:
             packet = receive(self._socket)
         except BlockingIOError:
-            return
+            return False
         except (OSError, BadPacket) as error:
             self._log.warning(f"the node said something that cannot be read: {error}")
             self._ended()
-            return
+            return False
         if packet is None:
             if self.welcomed:
                 self._log.info("the node has hung up; connecting again")
             self._ended()
-            return
+            return False
+        is_kept = False
         try:
-            self._on_packet(packet)
+            is_kept = self._on_packet(packet)
         except BadPacket as error:
             self._log.warning(f"the node said something that makes no sense: {error}")
             self._ended()
         finally:
-            packet.close()
+            if not is_kept:
+                packet.close()
+        return True
 
-    def _on_packet(self, packet: Packet) -> None:
+    def _on_packet(self, packet: Packet) -> bool:
+        """Whether its fds are needed later."""
         match packet.said:
             case {"welcome": _, "node": node}:
                 (bell,) = fds_of(packet, 1)
@@ -107,19 +142,38 @@ class Link:
                 self.welcomed = True
                 self._log.info(f"connected to node {node}")
             case {"refused": why}:
-                self.refused = True
-                self._log.error(f"the node takes no probes from here: {why}")
+                self.refused = str(why)
                 self._ended()
             case {"want": _}:
-                self._send_contexts(number_of(packet, "want"))
+                self._send_contexts(number_of(packet, "want", _WANT_BITS))
             case {"watch": _}:
-                self._watch(number_of(packet, "watch"), *fds_of(packet, 2))
+                number = number_of(packet, "watch", MAP_BITS)
+                fds_of(packet, 2)
+                self._let_go(number)
+                self._to_watch[number] = packet
+                return True
+            case {"who": _}:
+                self._on_who(packet)
             case {"exited": _}:
-                ours = self._watched.pop(number_of(packet, "exited"), None)
-                if ours is not None:
-                    self._probes.unregister(ours)
+                self._let_go(number_of(packet, "exited"))
             case _:
                 pass  # of a newer node
+        return False
+
+    def _on_who(self, packet: Packet) -> None:
+        number, namespace, within_ns = (
+            number_of(packet, key) for key in ("who", "namespace", "within_ns")
+        )
+        device = number_of(packet, "device", MAP_BITS)
+        port = number_of(packet, "port", PORT_BITS)
+
+        def answer() -> None:
+            if self.welcomed and not self._has_ended:
+                traces = self._probes.users(namespace, device, port, within_ns, USERS_MAX)
+                self.say({"who": number, "traces": traces})
+
+        # What the kernel has seen until now is known by then.
+        self._loop.call_later(RECORDS_WITHIN_S, answer)
 
     def _send_contexts(self, count: int) -> None:
         while count > 0:
@@ -132,22 +186,53 @@ class Link:
                         fds.append(self._probes.make_context())
                         made.callback(os.close, fds[-1])
                     send(self._socket, {"contexts": len(fds)}, fds)
+                except (BrokenPipeError, ConnectionResetError):
+                    return
                 except OSError as error:
                     self._log.warning(f"no context segments for the node: {error.strerror}")
                     self._ended()
                     return
 
-    def _watch(self, number: int, pidfd: int, context: int) -> None:
-        before = self._watched.pop(number, None)
-        if before is not None:
-            self._probes.unregister(before)
+    def _let_go(self, number: int) -> None:
+        """Of whoever had it the last word was said."""
+        waits = self._to_watch.pop(number, None)
+        if waits is not None:
+            waits.close()
+        ours = self._watched.pop(number, None)
+        if ours is not None:
+            self._gone.append(ours)
+
+    def _forget_gone(self) -> None:
+        gone, self._gone = self._gone, []
+        if gone:
+            self._probes.unregister(gone)
+
+    def _watch_all(self) -> None:
+        """Watch those of whom the node has told."""
+        packets, self._to_watch = self._to_watch, {}
+        newcomers = []
         try:
-            # What this process itself does would be taken for part of the trace that it
-            # writes about.
-            if _pid_of(pidfd) == os.getpid():
-                return
-            self._watched[number] = self._probes.register(number, pidfd, context)
-        except OSError as error:
-            self.say({"watching": number, "error": str(error)})
-        else:
-            self.say({"watching": number})
+            for number, packet in packets.items():
+                pidfd, context = fds_of(packet, 2)
+                # What this process itself does would be taken for part of the trace that it
+                # writes about.
+                try:
+                    if _pid_of(pidfd) != os.getpid():
+                        newcomers.append(Newcomer(number, pidfd, context))
+                except OSError as error:
+                    self._say_watching(number, error)
+            self._forget_gone()
+            found = self._probes.register(newcomers)
+        finally:
+            for packet in packets.values():
+                packet.close()
+        for newcomer, ours in zip(newcomers, found, strict=True):
+            if isinstance(ours, int):
+                self._watched[newcomer.client] = ours
+            self._say_watching(newcomer.client, ours)
+
+    def _say_watching(self, number: int, found: int | OSError) -> None:
+        if self._has_ended:
+            return
+        failed = {"error": str(found)} if isinstance(found, OSError) else {}
+        self.say({"watching": number, **failed})

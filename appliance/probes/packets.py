@@ -4,7 +4,7 @@
 A Unix socket of packets beside the one where applications attach (its path with ``.bpf``
 added). The node listens; probes connect, since they come and go. Each packet is an object of JSON:
 
-    probes   {"hello": VERSION, "context_bytes": N, "loader": "core"}
+    probes   {"hello": VERSION, "context_bytes": N, "loader": "core" or "bcc"}
     node     {"welcome": VERSION, "node": NAME}       with an eventfd, to be rung for triggers
              {"refused": "..."}                       and it hangs up
     node     {"want": N}                              so many context segments more
@@ -13,6 +13,9 @@ added). The node listens; probes connect, since they come and go. Each packet is
              {"exited": NUMBER}                       that one
     probes   {"watching": NUMBER} or {"watching": NUMBER, "error": "..."}
              {"figures": {...}}                       now and then
+    node     {"who": N, "namespace": INODE, "device": INDEX, "port": PORT, "within_ns": NS}
+    probes   {"who": N, "traces": [HEX, ...]}         that used it lately, the last one first;
+                                                      device or port is 0: any
 
 Both sides are daemons of the machine's administrator, and the kernel says whose they are.
 What cannot be read ends the connection.
@@ -32,6 +35,14 @@ VERSION = 1
 
 # As many fds as go into one packet; the kernel's own limit is 253 (SCM_MAX_FD).
 FDS_MAX = 16
+
+USERS_MAX = 64
+"""Traces of an answer: more than are collected for one symptom."""
+
+# As C has them: a port, what else the maps hold, and counts and nanoseconds of Python's own.
+PORT_BITS = 16
+MAP_BITS = 32
+_BITS = 63
 
 _BYTES_MAX = 64 << 10
 
@@ -71,7 +82,11 @@ def receive(connection: socket.socket) -> Packet | None:
 
     BadPacket if it is none of ours.
     """
-    data, fds, flags, _ = socket.recv_fds(connection, _BYTES_MAX, FDS_MAX)
+    try:
+        data, fds, flags, _ = socket.recv_fds(connection, _BYTES_MAX, FDS_MAX)
+    except ConnectionResetError:
+        # It hung up before it heard us out. What it said before can be read all the same.
+        data, fds, flags, _ = socket.recv_fds(connection, _BYTES_MAX, FDS_MAX)
     packet = None
     try:
         if not data and not fds:
@@ -92,11 +107,11 @@ def receive(connection: socket.socket) -> Packet | None:
                 os.close(fd)
 
 
-def number_of(packet: Packet, key: str) -> int:
-    """Return a number that a packet says; BadPacket if it is none."""
+def number_of(packet: Packet, key: str, bits: int = _BITS) -> int:
+    """Return a number that a packet says; BadPacket if it is none of so many bits."""
     value = packet.said.get(key)
-    if type(value) is not int or not 0 <= value < 1 << 63:
-        raise BadPacket(f"{key} is {value!r}, and no number")
+    if type(value) is not int or not 0 <= value < 1 << bits:
+        raise BadPacket(f"{key} is {value!r}, and no number of {bits} bits")
     return value
 
 

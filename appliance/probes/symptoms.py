@@ -26,10 +26,24 @@ def _of(objects: tuple[str, ...], *kinds: Kind) -> tuple[Symptom, ...]:
     return tuple(Symptom(kind.name.lower(), kind, objects) for kind in kinds)
 
 
+def keys_of(name: str) -> list[str]:
+    """The keys of the configuration that need an object: people know these, and not its name."""
+    keys = [one.key for one in SYMPTOMS if name in one.objects]
+    return [*keys, "breadcrumbs"] if name == BREADCRUMBS else keys
+
+
+BREADCRUMBS = "sockets"
+"""The object that tells of peers too."""
+
 SYMPTOMS = (
     *_of(("waits",), Kind.RUN_QUEUE, Kind.CPU_THROTTLED, Kind.LOCK_WAIT, Kind.BLOCKED),
     *_of(("waits", "disks"), Kind.IO_WAIT),
-    *_of(("sockets", "tcp_retransmit"), Kind.TCP_RETRANSMIT, Kind.TCP_SYN_RETRANSMIT),
+    *_of(
+        ("sockets", "tcp_retransmit"),
+        Kind.TCP_RETRANSMIT,
+        Kind.TCP_SYN_RETRANSMIT,
+        Kind.TCP_LOSS_PROBE,
+    ),
     *_of(("sockets", "tcp_reset"), Kind.TCP_RESET_SENT, Kind.TCP_RESET_RECEIVED),
     *_of(("crash",), Kind.CRASH),
     *_of(("sockets", "drops"), Kind.PACKET_DROP),

@@ -36,10 +36,17 @@
 #define READ_ONCE(x) (*(const volatile __typeof__(x) *)&(x))
 #define WRITE_ONCE(x, v) (*(volatile __typeof__(x) *)&(x) = (v))
 #define load_acquire(p) READ_ONCE(*(p))
+#ifdef PROBES_BY_BCC
+/* bcc's compiler has it for 64 bits alone; the loader makes 32 of it (probes/link.c). */
+#define swapped_word(p) ((uint64_t *)(p))
+#else
+#define swapped_word(p) (p)
+#endif
 #define compare_and_swap(p, expected, desired)                                 \
 	({                                                                     \
+		_Static_assert(sizeof(*(p)) == 4, "see swapped_word()");       \
 		__typeof__(*(p)) found_ = __sync_val_compare_and_swap(         \
-			(p), *(expected), (desired));                          \
+			swapped_word(p), *(expected), (desired));              \
 		bool swapped_ = found_ == *(expected);                         \
 		*(expected) = found_;                                          \
 		swapped_;                                                      \

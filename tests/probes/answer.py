@@ -6,6 +6,7 @@ It is attached to no node, unless it records.
 
 from __future__ import annotations
 
+import secrets
 import socket
 import struct
 import sys
@@ -13,7 +14,8 @@ from collections.abc import Callable
 
 import backsight
 
-MORE_BYTES = 1 << 16
+# What a new connection sends at once (RFC 6928): ten segments.
+MORE_BYTES = 10 * 1400
 
 
 def reads_all(connection: socket.socket) -> None:
@@ -60,19 +62,33 @@ def records(connection: socket.socket) -> None:
         pass
 
 
+def tells_what_it_works_on(connection: socket.socket) -> None:
+    """Which trace, for the node of its own host; and something of it a moment later."""
+    trace = secrets.token_bytes(16)
+    backsight.begin(trace)
+    backsight.tracepoint(b"began it")
+    connection.sendall(trace)
+    connection.recv(1)
+    connection.sendall(b"news")
+    backsight.end()
+    while connection.recv(1):
+        pass
+
+
 HOW: dict[str, Callable[[socket.socket], None]] = {
     "reads_all": reads_all,
     "answers": answers,
     "breaks_off": breaks_off,
     "does_not_read": does_not_read,
     "records": records,
+    "tells": tells_what_it_works_on,
 }
 
 
 def main() -> None:
     """See above."""
     how, port = sys.argv[1:]
-    if how == "records":
+    if how in ("records", "tells"):
         backsight.begin(bytes(15) + b"\1")
         backsight.end()
         backsight.wait_attached(30)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from testbed.cgroups import Group
 from testbed.daemons import anywhere, coordinator_on
 from testbed.probes import Probes
 from testbed.topology import Coordinator, Host, Node
@@ -38,10 +39,18 @@ class Sufferer:
 
     def suffer(self) -> Suffered:
         """Have it happen once."""
+        self.begin()
+        return self.end()
+
+    def begin(self) -> None:
+        """Have it begin."""
         assert self.process.stdin is not None
-        assert self.process.stdout is not None
         self.process.stdin.write(b"go\n")
         self.process.stdin.flush()
+
+    def end(self) -> Suffered:
+        """Wait until it has happened."""
+        assert self.process.stdout is not None
         return Suffered(**json.loads(self.process.stdout.readline()))
 
 
@@ -70,6 +79,15 @@ class Machine:
         assert process.returncode == ends_with
 
     @contextlib.contextmanager
+    def suffers_in(self, group: Group, cause: str, ends_with: int = 0) -> Iterator[Suffered]:
+        """The same, of a program in a control group."""
+        self.probes.await_watched(0)
+        with self.sufferer(cause, ends_with) as program:
+            group.take([program.process.pid])
+            self.probes.await_watched(1)
+            yield program.suffer()
+
+    @contextlib.contextmanager
     def suffers(self, cause: str, ends_with: int = 0) -> Iterator[Suffered]:
         """The program, when it has happened; it ends with the block."""
         self.probes.await_watched(0)
@@ -88,6 +106,36 @@ class Machine:
             time.sleep(_LOOK_EVERY_S)
         raise AssertionError(f"after {_DEADLINE_S} s the coordinator has no verdict of {trace}")
 
+    def outcomes(self, trigger: str) -> dict[str, int]:
+        """How many of its events were ``recorded``, ``fired`` and so on, once there are no more of them."""
+        told: list[dict[str, Any]] = []
+
+        def is_over(status: dict[str, Any]) -> bool:
+            figures = status["probes"]
+            # Programs run all the time, so other figures are newer ones.
+            if figures and figures not in told:
+                told.append(figures)
+            return len(told) > 1 and told[-1]["kinds"] == told[-2]["kinds"]
+
+        kinds: dict[str, dict[str, int]] = self.probes.await_node(is_over)["probes"]["kinds"]
+        return kinds[trigger]
+
+    def await_own(self, trigger: str, count: int) -> None:
+        """Until it was fired for so many traces, not counting those that went along; never for more."""
+        deadline_s = time.monotonic() + _DEADLINE_S
+        own: set[str] = set()
+        while time.monotonic() < deadline_s:
+            own = {
+                one["primary"]
+                for trace in self.coordinator.ctl_json("traces", "--limit", "0")
+                for one in trace["triggers"]
+                if one["name"] == trigger
+            }
+            if len(own) >= count:
+                break
+            time.sleep(_LOOK_EVERY_S)
+        assert len(own) == count
+
     def triggered(self) -> dict[str, set[str]]:
         """By trigger: the traces that it was fired for, laterals too."""
         found: dict[str, set[str]] = {}
@@ -101,14 +149,20 @@ class Machine:
 def machine(
     directory: Path,
     build: Path,
+    loader: str,
     probes: Mapping[str, Any],
     host: Host | None = None,
     host_of_probes: Host | None = None,
+    triggers: Mapping[str, Any] | None = None,
 ) -> Iterator[Machine]:
-    """Everything on this machine as it is; ``probes``: that part of the node's configuration."""
+    """Everything on this machine as it is; ``probes``, ``triggers``: of the node's configuration."""
     host = host or anywhere()
     coordinator = coordinator_on(anywhere(), directory)
-    config = {"metrics": {"listen": None}, "probes": probes}
+    config = {
+        "metrics": {"listen": None},
+        "probes": {"loader": loader, **probes},
+        "triggers": dict(triggers or {}),
+    }
     node = Node(host, "here", directory, coordinator, config)
     watching = Probes(node, host_of_probes)
     with coordinator, node, watching:

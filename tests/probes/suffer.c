@@ -16,7 +16,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/epoll.h>
 #include <sys/random.h>
+#include <sys/socket.h>
+#include <sys/un.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -28,6 +31,7 @@
 static struct bs_trace_id victim, lateral, innocent;
 static pthread_mutex_t contended = PTHREAD_MUTEX_INITIALIZER;
 static pthread_barrier_t in_place;
+static pthread_barrier_t taken, let_go; /* of two, each time once more */
 static bool over;
 static int pipe_fds[2];
 
@@ -170,6 +174,25 @@ static uint64_t wait_for_cpu(void)
 	return run_delay_ns() - before;
 }
 
+/* Its group may run for a part of the time. */
+static uint64_t run_beyond_quota(void)
+{
+	struct timespec ran;
+	uint64_t start, waited_ns;
+
+	pthread_barrier_wait(&in_place);
+	start = now_ns();
+	clock_gettime(CLOCK_THREAD_CPUTIME_ID, &ran);
+	waited_ns =
+		(uint64_t)ran.tv_sec * 1000000000ull + (uint64_t)ran.tv_nsec;
+	while (now_ns() - start < 1000 * MS)
+		;
+	clock_gettime(CLOCK_THREAD_CPUTIME_ID, &ran);
+	return now_ns() - start -
+	       ((uint64_t)ran.tv_sec * 1000000000ull + (uint64_t)ran.tv_nsec -
+		waited_ns);
+}
+
 #define HELD_NS (60 * MS)
 
 static void *holder(void *nothing)
@@ -203,14 +226,20 @@ static void *writer(void *nothing)
 	return nothing;
 }
 
+static void read_pipe(void)
+{
+	char byte;
+
+	require(read(pipe_fds[0], &byte, 1) == 1, "pipe");
+}
+
 static uint64_t wait_for_pipe(void)
 {
 	uint64_t start;
-	char byte;
 
 	pthread_barrier_wait(&in_place);
 	start = now_ns();
-	require(read(pipe_fds[0], &byte, 1) == 1, "pipe");
+	read_pipe();
 	return now_ns() - start;
 }
 
@@ -264,6 +293,144 @@ static uint64_t wait_for_nothing(void)
 	return now_ns() - start;
 }
 
+static uint64_t wait_for_events(void)
+{
+	struct epoll_event event = {.events = EPOLLIN};
+	int fd = epoll_create1(EPOLL_CLOEXEC);
+	uint64_t start, took;
+
+	require(fd >= 0 && !epoll_ctl(fd, EPOLL_CTL_ADD, pipe_fds[0], &event),
+		"epoll");
+	pthread_barrier_wait(&in_place);
+	start = now_ns();
+	require(epoll_wait(fd, &event, 1, -1) == 1, "epoll");
+	took = now_ns() - start;
+	read_pipe();
+	close(fd);
+	return took;
+}
+
+static int listener;
+static struct sockaddr_un listens_at;
+static socklen_t listens_at_bytes = sizeof(listens_at);
+
+static void *caller(void *nothing)
+{
+	int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+
+	pthread_barrier_wait(&in_place);
+	sleep_ns(HELD_NS);
+	require(!connect(fd, (struct sockaddr *)&listens_at, listens_at_bytes),
+		"connect");
+	close(fd);
+	return nothing;
+}
+
+static uint64_t wait_for_caller(void)
+{
+	uint64_t start, took;
+	int fd;
+
+	pthread_barrier_wait(&in_place);
+	start = now_ns();
+	fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
+	took = now_ns() - start;
+	require(fd >= 0, "accept");
+	close(fd);
+	return took;
+}
+
+/* At an address that the kernel chooses (unix(7)). */
+static void listen_to_callers(void)
+{
+	const struct sockaddr_un any = {.sun_family = AF_UNIX};
+
+	listener = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	require(!bind(listener, (const struct sockaddr *)&any,
+		      sizeof(any.sun_family)) &&
+			!listen(listener, 1) &&
+			!getsockname(listener, (struct sockaddr *)&listens_at,
+				     &listens_at_bytes),
+		"listener");
+}
+
+/* For the same lock again and again, in the same trace. */
+#define TIMES 5
+
+static void *holder_again(void *nothing)
+{
+	uint64_t span = begin(lateral, "holder");
+
+	pthread_barrier_wait(&in_place);
+	for (int i = 0; i < TIMES; i++) {
+		pthread_mutex_lock(&contended);
+		pthread_barrier_wait(&taken);
+		sleep_ns(HELD_NS);
+		pthread_mutex_unlock(&contended);
+		pthread_barrier_wait(&let_go);
+	}
+	end(span, "holder");
+	return nothing;
+}
+
+static uint64_t wait_again(void)
+{
+	uint64_t start, took = 0;
+
+	pthread_barrier_wait(&in_place);
+	for (int i = 0; i < TIMES; i++) {
+		pthread_barrier_wait(&taken);
+		start = now_ns();
+		pthread_mutex_lock(&contended);
+		pthread_mutex_unlock(&contended);
+		took += now_ns() - start;
+		pthread_barrier_wait(&let_go);
+	}
+	return took;
+}
+
+/* In a trace of its own each time: more of them than a trigger queue has cells
+ * (BS_TRIGGER_CELLS). */
+#define MANY 400
+
+static void *writer_of_many(void *nothing)
+{
+	pthread_barrier_wait(&in_place);
+	for (int i = 0; i < MANY; i++) {
+		pthread_barrier_wait(&taken);
+		sleep_ns(2 * MS);
+		require(write(pipe_fds[1], "", 1) == 1, "pipe");
+	}
+	return nothing;
+}
+
+static uint64_t wait_in_many_traces(void)
+{
+	uint64_t start = now_ns();
+
+	pthread_barrier_wait(&in_place);
+	for (int i = 0; i < MANY; i++) {
+		uint64_t span;
+
+		pthread_barrier_wait(&taken);
+		span = begin(new_trace(), "one of many");
+		read_pipe();
+		end(span, "one of many");
+	}
+	return now_ns() - start;
+}
+
+/* Its traces are open until it is told to go on. */
+static uint64_t stay_open(void)
+{
+	char line[8];
+
+	pthread_barrier_wait(&in_place);
+	print_result(0);
+	require(fgets(line, sizeof(line), stdin), "stdin");
+	return 0;
+}
+
 /* Another trace of this process is open when it ends. */
 static void *bystander(void *nothing)
 {
@@ -280,6 +447,21 @@ static uint64_t crash(void)
 	/* Who is told of the ids now is told before they are all that is left. */
 	print_result(0);
 	__builtin_trap();
+}
+
+/* More than its group may have. */
+static uint64_t take_memory(void)
+{
+	static unsigned char *memory;
+
+	pthread_barrier_wait(&in_place);
+	print_result(0);
+	for (size_t megabytes = 1; megabytes <= 4096; megabytes++) {
+		memory = realloc(memory, megabytes << 20);
+		require(memory, "memory");
+		memset(memory + ((megabytes - 1) << 20), 1, 1 << 20);
+	}
+	return 0;
 }
 
 static uint64_t is_asked_to_end(void)
@@ -313,10 +495,18 @@ static const struct cause {
 	{"lock_wait", wait_for_lock, holder},
 	{"blocked", wait_for_pipe, writer},
 	{"io_wait", wait_for_disk, other_writer},
+	{"hog_of_another", wait_for_cpu, nobody},
+	{"lock_wait_again", wait_again, holder_again},
+	{"many", wait_in_many_traces, writer_of_many},
 	{"sleep", wait_for_nothing, nobody},
+	{"epoll_wait", wait_for_events, writer},
+	{"accept", wait_for_caller, caller},
+	{"cpu_throttled", run_beyond_quota, nobody},
 	{"crash", crash, bystander},
+	{"out_of_memory", take_memory, bystander},
 	{"asked_to_end", is_asked_to_end, bystander},
 	{"ends", ends, bystander},
+	{"stays_open", stay_open, nobody},
 };
 
 /* -------------------------------------------------------------- main --- */
@@ -381,6 +571,9 @@ int main(int argc, char **argv)
 	path = argc > 2 ? argv[2] : "suffer.data";
 	require(!pipe2(pipe_fds, O_CLOEXEC), "pipe");
 	pthread_barrier_init(&in_place, NULL, 3);
+	pthread_barrier_init(&taken, NULL, 2);
+	pthread_barrier_init(&let_go, NULL, 2);
+	listen_to_callers();
 	await_node();
 	/* Until it is watched, which only who started us knows. */
 	puts("ready");

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Probes that cost more than they may say so and go; and with the bypass all go at once."""
+"""Probes that cost more than they may say so and go; what else a reload changes, and what not."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.probes.kernel import ids_of
 from tests.probes.machine import Machine, machine, trigger_of
 
 pytestmark = [pytest.mark.root, pytest.mark.bpf, pytest.mark.timeout(120)]
@@ -20,16 +21,24 @@ LOCK_WAIT = {"fire_ms": 30, "record_ms": 5}
 
 
 @pytest.fixture
-def here(tmp_path: Path, build: Path) -> Iterator[Machine]:
+def here(tmp_path: Path, build: Path, loader: str) -> Iterator[Machine]:
     # A thousandth of a percent: a thread that sleeps and wakes costs more.
     probes = {"cpu_percent": 0.001, "lock_wait": LOCK_WAIT}
-    with machine(tmp_path, build, probes) as made:
+    with machine(tmp_path, build, loader, probes) as made:
         yield made
 
 
 def reload(here: Machine, probes: dict[str, Any]) -> None:
+    """Until it is done."""
+
+    def reloads() -> int:
+        return here.probes.log_path.read_text().count(": reloaded; ")
+
+    before = reloads()
+    probes = {"loader": here.node.config["probes"]["loader"], **probes}
     here.probes.config_path.write_text(yaml.safe_dump({**here.node.config, "probes": probes}))
     os.kill(here.probes.daemon_pid(), signal.SIGHUP)
+    here.probes.await_node(lambda _: reloads() > before)
 
 
 def programs(status: dict[str, Any]) -> set[str]:
@@ -43,24 +52,42 @@ def test_what_costs_too_much_goes_and_comes_back_when_told(here: Machine) -> Non
         def is_gone(status: dict[str, Any]) -> bool:
             # It goes on while it is looked at.
             program.suffer()
-            return "waits" in status["probes"].get("missing", {})
+            return "run_queue" in status["probes"].get("missing", {})
 
         status = here.probes.await_node(is_gone)
         assert status["probes"]["thresholds_raised"] == 1
         assert "on_switch" not in programs(status)
         log = here.probes.log_path.read_text()
         assert "`probes.cpu_percent` allows 0.001 %: all thresholds are raised by 10" in log
-        assert "waits is taken out, the costliest" in log
+        assert "waits, the costliest, is taken out until the configuration is reloaded" in log
+        assert "without it: run_queue, cpu_throttled, lock_wait, blocked, io_wait" in log
     reload(here, {"cpu_percent": 50, "lock_wait": LOCK_WAIT})
     here.probes.await_node(lambda status: "on_switch" in programs(status))
+    assert "what was taken out is put back: run_queue" in here.probes.log_path.read_text()
     with here.suffers("lock_wait") as it:
         trigger_of(here.shown(it.victim), "kernel.lock_wait")
 
 
-def test_with_the_bypass_no_program_is_left(here: Machine) -> None:
+def test_thresholds_change_while_programs_run(here: Machine) -> None:
+    pid = here.probes.daemon_pid()
+    before = ids_of(pid, "prog")
+    assert before
+    reload(here, {"lock_wait": {"fire_ms": 3_600_000, "record_ms": 5}})
+    with here.suffers("lock_wait") as it:
+        pass
+    reload(here, {"lock_wait": LOCK_WAIT})
+    with here.suffers("lock_wait") as after:
+        trigger_of(here.shown(after.victim), "kernel.lock_wait")
+    assert it.victim not in here.triggered()["kernel.lock_wait"]
+    assert ids_of(pid, "prog") == before
+
+
+def test_with_the_bypass_no_program_is_left(here: Machine, loader: str) -> None:
+    # Which threads are ours is known all the time.
+    kept = {"core": {"register_threads", "new_thread"}, "bcc": {"new_thread", "on_exit"}}[loader]
     here.probes.await_node(lambda status: "on_switch" in programs(status))
     reload(here, {"bypass": True})
-    here.probes.await_node(lambda status: programs(status) == {"register_threads", "new_thread"})
+    here.probes.await_node(lambda status: programs(status) == kept)
     with here.suffers("lock_wait") as it:
         pass
     reload(here, {"lock_wait": LOCK_WAIT})

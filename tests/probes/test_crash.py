@@ -9,14 +9,17 @@ from pathlib import Path
 
 import pytest
 
+from testbed.cgroups import group
 from tests.probes.machine import Machine, kernel_spans, machine, trigger_of
+
+ATTEMPTS = 5
 
 pytestmark = [pytest.mark.root, pytest.mark.bpf, pytest.mark.timeout(120)]
 
 
 @pytest.fixture(scope="module")
-def here(tmp_path_factory: pytest.TempPathFactory, build: Path) -> Iterator[Machine]:
-    with machine(tmp_path_factory.mktemp("crash"), build, {}) as made:
+def here(tmp_path_factory: pytest.TempPathFactory, build: Path, loader: str) -> Iterator[Machine]:
+    with machine(tmp_path_factory.mktemp("crash"), build, loader, {}) as made:
         yield made
 
 
@@ -33,6 +36,24 @@ def test_all_that_was_open_is_collected_once(here: Machine) -> None:
     # What it was about to do when it ended.
     (victim,) = [span for span in shown["spans"] if span["name"] == "victim"]
     assert victim["unfinished"]
+
+
+def test_what_is_open_in_another_process_is_left_alone(here: Machine) -> None:
+    here.probes.await_watched(0)
+    with here.sufferer("stays_open") as lives:
+        here.probes.await_watched(1)
+        beside = lives.suffer()
+        with here.sufferer("crash", -signal.SIGILL) as dies:
+            here.probes.await_watched(2)
+            it = dies.suffer()
+        shown = here.shown(it.victim)
+        trigger = trigger_of(shown, "kernel.crash")
+        assert sorted(trigger["laterals"]) == sorted([it.lateral, it.innocent])
+        crashed = here.triggered()["kernel.crash"]
+        assert {it.victim, it.lateral, it.innocent} <= crashed
+        assert not crashed & {beside.victim, beside.innocent}
+        # They were open until now.
+        lives.suffer()
 
 
 def test_who_ends_by_itself_does_not_crash(here: Machine) -> None:
@@ -57,3 +78,21 @@ def test_who_is_asked_to_end_does_not_crash(here: Machine) -> None:
     here.shown(after.victim)
     crashed = here.triggered()["kernel.crash"]
     assert not crashed & {it.victim, it.lateral, it.innocent}
+
+
+def test_who_is_killed_for_want_of_memory_is_told_apart(here: Machine) -> None:
+    """The kernel sends the signal first, and then notes why: a thread may end in between."""
+    told = set()
+    for _ in range(ATTEMPTS):
+        with group("memory") as limited:
+            limited.limit_memory(64 << 20)
+            with here.suffers_in(limited, "out_of_memory", -signal.SIGKILL) as it:
+                pass
+        (trigger,) = here.shown(it.victim)["triggers"]
+        # All of its threads are killed: any of them may be the first.
+        assert {trigger["primary"], *trigger["laterals"]} == {it.victim, it.lateral, it.innocent}
+        told.add(trigger["why"])
+        if "process ended by SIGKILL: out of memory" in told:
+            break
+    assert "process ended by SIGKILL: out of memory" in told
+    assert told <= {"process ended by SIGKILL", "process ended by SIGKILL: out of memory"}

@@ -5,12 +5,17 @@ from __future__ import annotations
 
 import json
 import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from appliance.probes import doctor
+from appliance.probes.native import NativeProbes
 from appliance.probes.symptoms import SYMPTOMS
+from runtime.settings.node import ProbesSettings
 from testbed.daemons import anywhere
 from testbed.topology import PYTHON, Host
 from tests.probes.kernel import held, left_since
@@ -19,6 +24,17 @@ from tests.probes.test_privileges import As
 pytestmark = [pytest.mark.root, pytest.mark.bpf, pytest.mark.timeout(120)]
 
 DOCTOR = (PYTHON, "-m", "ctl", "doctor")
+
+
+@dataclass(frozen=True, slots=True)
+class Without(Host):
+    """This machine, where a directory is empty."""
+
+    directory: str
+
+    def _inside(self, command: Sequence[str]) -> list[str]:
+        hide = f'mount -t tmpfs hidden {self.directory} && exec "$@"'
+        return ["unshare", "--mount", "sh", "-c", hide, "sh", *command]
 
 
 def asked(host: Host, *arguments: str) -> tuple[int, str]:
@@ -40,7 +56,9 @@ def test_all_works_here_and_nothing_is_left() -> None:
     found = checks(said)
     assert status == 0, said
     assert {f"probe.{symptom.key}" for symptom in SYMPTOMS} <= set(found)
+    assert {"probe.breadcrumbs", "machine.netlink", "machine.listen_overflows"} <= set(found)
     assert [check for check in found.values() if not check["ok"]] == []
+    assert found["loader"]["found"] == "core is taken (probes.loader: auto)"
     assert left_since(before) == {}
 
 
@@ -50,17 +68,56 @@ def test_without_capabilities_it_says_what_to_do(tmp_path: Path) -> None:
     found = checks(said)
     assert status == 1
     assert found["capabilities"]["found"] == "missing: CAP_BPF, CAP_PERFMON"
-    probes = [check for name, check in found.items() if name.startswith("probe.")]
-    assert probes
-    assert not any(check["ok"] for check in probes)
+    for loader in ("loader.core", "loader.bcc"):
+        assert not found[loader]["ok"]
+        assert found[loader]["remedy"] == "see capabilities above"
+    assert not found["probes"]["ok"]
+    assert not [name for name in found if name.startswith("probe.")]
     # Nothing is missing where nothing is wanted.
     config = tmp_path / "node.yaml"
     config.write_text("probes: {bypass: true}\n")
     _, said = asked(bare, "--json", "--config", str(config))
-    probes = [check for name, check in checks(said).items() if name.startswith("probe.")]
-    assert not any(check["is_needed"] for check in probes)
+    assert not checks(said)["probes"]["is_needed"]
     status, said = asked(bare)
     assert "what to do: run this as root, or give the process CAP_BPF and CAP_PERFMON" in said
+
+
+def test_without_pressure_it_says_so_if_it_is_wanted(tmp_path: Path) -> None:
+    """As on a kernel that was booted with psi=0."""
+    bare = Without("here", "", "127.0.0.1", "/proc/pressure")
+    status, said = asked(bare, "--json")
+    pressure = checks(said)["machine.pressure"]
+    assert (status, pressure["found"]) == (1, "not told: cpu, io, memory")
+    config = tmp_path / "node.yaml"
+    config.write_text("machine: {io_pressure_percent: null, memory_pressure_percent: null}\n")
+    status, said = asked(bare, "--json", "--config", str(config))
+    assert (status, checks(said)["machine.pressure"]["is_needed"]) == (0, False)
+
+
+def test_without_proc_it_says_so() -> None:
+    status, said = asked(Without("here", "", "127.0.0.1", "/proc"), "--json")
+    assert status == 1
+    assert checks(said)["capabilities"]["remedy"] == "mount /proc"
+
+
+def test_what_one_object_lacks_only_its_symptoms_lack(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a kernel that is older than its tracepoints, say."""
+
+    class Old(NativeProbes):
+        def attach(self, name: str, code: bytes) -> None:
+            if name == "sockets":
+                raise OSError(2, "sockets: no tracepoint tcp_sendmsg_locked")
+            super().attach(name, code)
+
+    monkeypatch.setattr(doctor, "load", lambda loader: Old(loader, b""))
+    found = {check.id: check for check in doctor.examine(ProbesSettings(loader="core"))}
+    lacking = {one for one in found if one.startswith("probe.") and not found[one].ok}
+    assert lacking == {"probe.breadcrumbs"} | {
+        f"probe.{one.key}" for one in SYMPTOMS if "sockets" in one.objects
+    }
+    for name in lacking:
+        assert found[name].found == "sockets: no tracepoint tcp_sendmsg_locked"
+        assert found[name].is_needed
 
 
 def test_a_bad_configuration_is_said(tmp_path: Path) -> None:

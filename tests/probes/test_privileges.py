@@ -21,6 +21,12 @@ NOBODY = 65534
 # docs/probes.md says so.
 CAPABILITIES = ("bpf", "perfmon")
 
+# What sees the symptoms.
+PROGRAMS = {
+    "on_switch", "on_waking", "on_bio", "on_signal", "on_retransmit", "on_reset_sent",
+    "on_reset_received", "on_segment", "on_read", "on_drop", "on_enqueue", "on_dequeue",
+}  # fmt: skip
+
 
 @dataclass(frozen=True, slots=True)
 class As(Host):
@@ -39,7 +45,7 @@ class As(Host):
 
 
 @pytest.fixture
-def here(tmp_path: Path, build: Path) -> Iterator[Machine]:
+def here(tmp_path: Path, build: Path, loader: str) -> Iterator[Machine]:
     # pytest's own directories above it are root's.
     for path in (tmp_path, *tmp_path.parents):
         if path.stat().st_uid == 0 and "pytest" in str(path):
@@ -48,6 +54,7 @@ def here(tmp_path: Path, build: Path) -> Iterator[Machine]:
     with machine(
         tmp_path,
         build,
+        loader,
         {"lock_wait": {"fire_ms": 30, "record_ms": 5}},
         As("here", "", "127.0.0.1", NOBODY, ()),
         As("here", "", "127.0.0.1", NOBODY, CAPABILITIES),
@@ -66,6 +73,10 @@ def test_a_trigger_of_the_kernel_needs_two_capabilities(here: Machine) -> None:
     assert set(capabilities(here.node.daemon_pid()).values()) == {0}
     cap_perfmon, cap_bpf = 38, 39  # linux/capability.h
     assert set(capabilities(here.probes.daemon_pid()).values()) == {1 << cap_perfmon | 1 << cap_bpf}
+    # None of them needs more.
+    figures = here.probes.await_node(lambda status: bool(status["probes"]))["probes"]
+    assert figures["missing"] == {}
+    assert set(figures["programs"]) >= PROGRAMS
     with here.suffers("lock_wait") as it:
         trigger = trigger_of(here.shown(it.victim), "kernel.lock_wait")
         assert trigger["laterals"] == [it.lateral]

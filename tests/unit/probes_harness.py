@@ -32,10 +32,15 @@ FIGURES = {
             "run_ns": 40_000,
             "recursion_misses": 6,
             "verified_instructions": 30_000,
+            "map_errors": 11,
+            "bytes": 4096,
         }
     },
+    "memory": {"programs_bytes": 4096, "maps_bytes": 8192, "contexts_bytes": 188_544},
     "thresholds_raised": 1,
-    "missing": {"waits": 1},
+    "missing": {"run_queue": 1},
+    "loader": {"core": 1},
+    "bypassed": 1,
 }
 
 

@@ -16,7 +16,8 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.timeout(300)
+# A little of every benchmark takes a minute.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 Line = dict[str, Any]
 

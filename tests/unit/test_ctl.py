@@ -51,6 +51,12 @@ def _slice(*spans: tuple[int, int, str, int, int | None]) -> bytes:
     )
 
 
+def _told(trigger: pb.Trigger) -> list[str]:
+    """What ``backsightctl show`` says of a trigger of TRACE."""
+    detail = pb.TraceDetail(summary=pb.TraceSummary(trace=TRACE, triggers=[trigger]))
+    return [line.replace(TRACE.hex(), "TRACE") for line in waterfall(trace_view(detail), 120)][1:-1]
+
+
 def _detail(**slices: bytes) -> pb.TraceDetail:
     return pb.TraceDetail(
         summary=pb.TraceSummary(
@@ -635,3 +641,24 @@ def test_wrong_usage_is_status_2() -> None:
     with pytest.raises(SystemExit) as usage:
         main(["show", "not-a-trace-id"])
     assert usage.value.code == 2
+
+
+def test_laterals_of_the_own_trigger_are_named_but_not_all() -> None:
+    others = [bytes([number]) * 16 for number in range(1, 6)]
+    own = pb.Trigger(name="slow", node="front", why="99 ms", primary=TRACE)
+    own.laterals.extend(others[:1])
+    assert _told(own) == [
+        "  trigger slow on front, with 1 lateral: 99 ms",
+        f"    laterals: {'01' * 16}",
+    ]
+    own.laterals.extend(others[1:])
+    assert _told(own) == [
+        "  trigger slow on front, with 5 laterals: 99 ms",
+        f"    laterals: {'01' * 16}, {'02' * 16}, {'03' * 16} and 2 more",
+    ]
+
+
+def test_a_lateral_is_told_whose_it_is() -> None:
+    struck = bytes([7]) * 16
+    foreign = pb.Trigger(name="slow", node="front", primary=struck, laterals=[TRACE])
+    assert _told(foreign) == [f"  trigger slow on front, lateral of {'07' * 16}"]

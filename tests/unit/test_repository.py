@@ -118,7 +118,7 @@ def test_every_source_names_its_licence(repository: Path) -> None:
     wrong = []
     for path, text in found.items():
         in_kernel = path.name.endswith(".bpf.c") or (
-            path.is_relative_to("bpf") and path.suffix == ".h"
+            path.is_relative_to("bpf") and path.suffix in (".c", ".h")
         )
         licence = BPF_LICENSE if in_kernel else DEFAULT_LICENSE
         if path in SHARED_WITH_BPF:

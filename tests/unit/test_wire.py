@@ -224,14 +224,16 @@ def test_damaged_messages_are_messages_or_wire_errors(
         decoded = DECODERS[decoder](data.draw(damaged(encoded)))
     except wire.WireError:
         return
-    # What was let through is within bounds: it can be encoded again.
+    # What was let through is within bounds: it can be encoded again, but for a kind of message
+    # that only a newer peer knows.
     match decoder:
         case "node":
             assert isinstance(decoded, list)
-            wire.encode_node_batch(decoded)
+            wire.encode_node_batch([said for said in decoded if not isinstance(said, Unknown)])
         case "coordinator":
             assert isinstance(decoded, list)
-            wire.encode_coordinator_batch(decoded)
+            known = [said for said in decoded if not isinstance(said, Unknown)]
+            wire.encode_coordinator_batch(known)
         case "chunks" if isinstance(decoded, list):
             wire.encode_chunks(decoded)
         case "reply":

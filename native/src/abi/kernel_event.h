@@ -26,7 +26,8 @@ enum bs_kernel_event_kind {
 	BS_KERNEL_CRASH = 13,	       /* a fatal signal */
 	BS_KERNEL_PACKET_DROP = 14,    /* by the kernel, for a reason */
 	BS_KERNEL_QDISC_DELAY = 15,    /* between a device's queue's ends */
-	BS_KERNEL_KINDS = 16,
+	BS_KERNEL_TCP_LOSS_PROBE = 16, /* nobody confirmed it soon */
+	BS_KERNEL_KINDS = 17,
 };
 
 /* How sure it is that it happened to that trace. */

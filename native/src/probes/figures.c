@@ -53,6 +53,7 @@ static void fill_cost(const struct bsp *p, struct bsp_program *to)
 			      sizeof(cost) / sizeof(uint64_t)))
 			continue;
 		to->runs = cost.runs;
+		to->map_errors = cost.map_errors;
 		if (cost.timed_runs)
 			to->run_ns = (uint64_t)((double)cost.timed_ns /
 						(double)cost.timed_runs *
@@ -60,34 +61,50 @@ static void fill_cost(const struct bsp *p, struct bsp_program *to)
 	}
 }
 
+/* As the kernel counts what a program or a map takes (fdinfo of proc(5)). */
+static uint64_t locked_bytes(int fd)
+{
+	unsigned long long bytes = 0;
+	char path[64], line[128];
+	FILE *file;
+
+	snprintf(path, sizeof(path), "/proc/self/fdinfo/%d", fd);
+	file = fopen(path, "re");
+	if (!file)
+		return 0;
+	while (fgets(line, sizeof(line), file)) {
+		if (sscanf(line, "memlock: %llu", &bytes) == 1)
+			break;
+	}
+	fclose(file);
+	return bytes;
+}
+
+static void fill_program(const struct bsp *p, const struct object *o,
+			 const struct loaded *loaded, struct bsp_program *to)
+{
+	struct bpf_prog_info info = {0};
+	uint32_t bytes = sizeof(info);
+
+	memset(to, 0, sizeof(*to));
+	snprintf(to->name, sizeof(to->name), "%s",
+		 bpf_program__name(loaded->program));
+	snprintf(to->object, sizeof(to->object), "%s", o->of->name);
+	if (!bpf_obj_get_info_by_fd(loaded->fd, &info, &bytes)) {
+		to->recursion_misses = info.recursion_misses;
+		to->verified_instructions = info.verified_insns;
+	}
+	to->bytes = locked_bytes(loaded->fd);
+	fill_cost(p, to);
+}
+
 static size_t programs_of(const struct bsp *p, const struct object *o,
 			  struct bsp_program *programs, size_t most)
 {
-	struct bpf_program *program;
 	size_t count = 0;
 
-	if (!o->bpf)
-		return 0;
-	bpf_object__for_each_program(program, o->bpf)
-	{
-		struct bpf_prog_info info = {0};
-		uint32_t bytes = sizeof(info);
-		struct bsp_program *to = &programs[count];
-
-		if (count == most)
-			break;
-		if (!bpf_program__autoload(program))
-			continue;
-		memset(to, 0, sizeof(*to));
-		snprintf(to->name, sizeof(to->name), "%s",
-			 bpf_program__name(program));
-		snprintf(to->object, sizeof(to->object), "%s", o->of->name);
-		if (!bpf_obj_get_info_by_fd(bpf_program__fd(program), &info,
-					    &bytes)) {
-			to->recursion_misses = info.recursion_misses;
-			to->verified_instructions = info.verified_insns;
-		}
-		fill_cost(p, to);
+	while (count < o->n_programs && count < most) {
+		fill_program(p, o, &o->programs[count], &programs[count]);
 		count++;
 	}
 	return count;
@@ -101,4 +118,33 @@ int bsp_get_programs(struct bsp *p, struct bsp_program *programs, size_t most)
 		count += programs_of(p, &p->others[i], programs + count,
 				     most - count);
 	return (int)count;
+}
+
+static void add_memory(const struct bsp *p, const struct object *o,
+		       struct bsp_memory *memory)
+{
+	struct bpf_map *map;
+
+	if (!o->bpf)
+		return;
+	for (uint32_t i = 0; i < o->n_programs; i++)
+		memory->programs_bytes += locked_bytes(o->programs[i].fd);
+	bpf_object__for_each_map(map, o->bpf)
+	{
+		/* The others are those of the base. */
+		if (o == &p->base || map_fd(p, bpf_map__name(map)) < 0)
+			memory->maps_bytes += locked_bytes(bpf_map__fd(map));
+	}
+}
+
+void bsp_get_memory(struct bsp *p, struct bsp_memory *memory)
+{
+	memset(memory, 0, sizeof(*memory));
+	add_memory(p, &p->base, memory);
+	for (int i = 0; i < OBJECTS_MAX; i++)
+		add_memory(p, &p->others[i], memory);
+	for (uint32_t i = 0; i < PROBES_PROCESSES_MAX; i++) {
+		if (p->processes[i].used)
+			memory->contexts_bytes += bsp_context_bytes();
+	}
 }

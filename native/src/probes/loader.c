@@ -9,80 +9,11 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "bcc.h"
+#include "complaints.h"
 #include "internal.h"
 
 #define BASE "threads"
-
-/* ---------------------------------------------------- what libbpf says --- */
-
-/* The verifier's reason stands at the end of some hundred lines. */
-static char complaints[8192];
-static size_t complaints_bytes;
-
-static int complain(enum libbpf_print_level level, const char *format,
-		    va_list arguments)
-{
-	char text[8192];
-	int length;
-
-	if (level > LIBBPF_WARN)
-		return 0;
-	length = vsnprintf(text, sizeof(text), format, arguments);
-	if (length < 0)
-		return 0;
-	if ((size_t)length >= sizeof(text))
-		length = sizeof(text) - 1;
-	if (complaints_bytes + (size_t)length >= sizeof(complaints)) {
-		size_t kept = sizeof(complaints) / 2;
-
-		if (complaints_bytes < kept)
-			kept = complaints_bytes;
-		if ((size_t)length > sizeof(complaints) / 2 - 1)
-			length = sizeof(complaints) / 2 - 1;
-		memmove(complaints, complaints + complaints_bytes - kept, kept);
-		complaints_bytes = kept;
-	}
-	memcpy(complaints + complaints_bytes, text, (size_t)length);
-	complaints_bytes += (size_t)length;
-	complaints[complaints_bytes] = 0;
-	return 0;
-}
-
-static void complaints_begin(void)
-{
-	complaints_bytes = 0;
-	complaints[0] = 0;
-	libbpf_set_print(complain);
-}
-
-/* The last line that the verifier wrote before it gave up. */
-static const char *verifier_reason(void)
-{
-	char *end = strstr(complaints, "\nprocessed ");
-	char *start;
-
-	if (!end)
-		return NULL;
-	*end = 0;
-	start = strrchr(complaints, '\n');
-	return start ? start + 1 : complaints;
-}
-
-static void complaints_end(char *message, size_t bytes, const char *what,
-			   int err)
-{
-	const char *reason = verifier_reason();
-
-	if (err == -EPERM || err == -EACCES)
-		snprintf(message, bytes,
-			 "%s: %s: the process needs CAP_BPF and CAP_PERFMON",
-			 what, strerror(-err));
-	else if (reason && *reason)
-		snprintf(message, bytes, "%s: %s: %s", what, strerror(-err),
-			 reason);
-	else
-		snprintf(message, bytes, "%s: %s", what, strerror(-err));
-}
 
 /* --------------------------------------------------------------- maps --- */
 
@@ -100,34 +31,64 @@ static void *map_value(const struct bsp *p, const char *name, size_t bytes)
 	return value == MAP_FAILED ? NULL : value;
 }
 
-static int use_shared_maps(const struct bsp *p, struct bpf_object *object)
+/* Only one of the loaders can use these. */
+static const struct {
+	const char *map;
+	enum bsp_loader loader;
+} maps_of_one[] = {
+	{"threads", BSP_CORE},	     {"sockets", BSP_CORE},
+	{"threads_by_pid", BSP_BCC}, {"sockets_by_address", BSP_BCC},
+	{"blank_socket", BSP_BCC},
+};
+
+static bool is_of_other(const struct bsp *p, const char *map)
+{
+	for (size_t i = 0; i < sizeof(maps_of_one) / sizeof(maps_of_one[0]);
+	     i++) {
+		if (!strcmp(maps_of_one[i].map, map))
+			return maps_of_one[i].loader != p->loader;
+	}
+	return false;
+}
+
+static int choose_maps(const struct bsp *p, struct bpf_object *object)
 {
 	struct bpf_map *map;
+	int err = 0;
 
 	bpf_object__for_each_map(map, object)
 	{
-		struct bpf_map *shared = bpf_object__find_map_by_name(
-			p->base.bpf, bpf_map__name(map));
-		int err;
+		struct bpf_map *shared =
+			object == p->base.bpf
+				? NULL
+				: bpf_object__find_map_by_name(
+					  p->base.bpf, bpf_map__name(map));
 
+		if (is_of_other(p, bpf_map__name(map)))
+			err = bpf_map__set_autocreate(map, false);
 		/* Their constants (.rodata) are of each object alone. */
-		if (!shared || bpf_map__is_internal(map))
-			continue;
-		err = bpf_map__reuse_fd(map, bpf_map__fd(shared));
+		else if (shared && !bpf_map__is_internal(map))
+			err = bpf_map__reuse_fd(map, bpf_map__fd(shared));
 		if (err)
 			return err;
 	}
 	return 0;
 }
 
-/* ------------------------------------------------------------ objects --- */
+/* ----------------------------------------------------------- programs --- */
 
-static void object_close(struct object *o)
+#define TRACEPOINT "tp_btf/"
+#define RAW_TRACEPOINT "raw_tp/" /* for bcc alone (bpf/by_core.h) */
+
+const char *tracepoint_of(const struct bpf_program *program)
 {
-	while (o->n_links)
-		bpf_link__destroy(o->links[--o->n_links]);
-	bpf_object__close(o->bpf);
-	memset(o, 0, sizeof(*o));
+	const char *section = bpf_program__section_name(program);
+
+	if (!strncmp(section, TRACEPOINT, strlen(TRACEPOINT)))
+		return section + strlen(TRACEPOINT);
+	if (!strncmp(section, RAW_TRACEPOINT, strlen(RAW_TRACEPOINT)))
+		return section + strlen(RAW_TRACEPOINT);
+	return NULL;
 }
 
 /* Iterators are attached when they are used. */
@@ -136,22 +97,12 @@ static bool is_iterator(const struct bpf_program *program)
 	return !strncmp(bpf_program__section_name(program), "iter", 4);
 }
 
-static int attach_programs(struct object *o)
+static bool has_hook(const struct bpf_program *program)
 {
-	struct bpf_program *program;
+	const char *event = tracepoint_of(program);
 
-	bpf_object__for_each_program(program, o->bpf)
-	{
-		if (is_iterator(program) || !bpf_program__autoload(program))
-			continue;
-		if (o->n_links == LINKS_MAX)
-			return -E2BIG;
-		o->links[o->n_links] = bpf_program__attach(program);
-		if (!o->links[o->n_links])
-			return -errno;
-		o->n_links++;
-	}
-	return 0;
+	return !event ||
+	       libbpf_find_vmlinux_btf_id(event, BPF_TRACE_RAW_TP) > 0;
 }
 
 /* What stands in for a program where the kernel has not its hook. */
@@ -171,21 +122,7 @@ static const char *fallback_of(const char *program)
 	return NULL;
 }
 
-#define TRACEPOINT "tp_btf/"
-
-static bool has_hook(const struct bpf_program *program)
-{
-	const char *section = bpf_program__section_name(program);
-
-	/* A mark of libbpf's: not loaded unless it is asked for. */
-	if (*section == '?')
-		section++;
-	return strncmp(section, TRACEPOINT, strlen(TRACEPOINT)) != 0 ||
-	       libbpf_find_vmlinux_btf_id(section + strlen(TRACEPOINT),
-					  BPF_TRACE_RAW_TP) > 0;
-}
-
-static void choose_programs(struct bpf_object *object)
+static void choose_by_hook(struct bpf_object *object)
 {
 	struct bpf_program *program;
 
@@ -204,6 +141,82 @@ static void choose_programs(struct bpf_object *object)
 	}
 }
 
+static bool is_for_bcc(const struct bpf_program *program)
+{
+	return !strncmp(bpf_program__section_name(program), RAW_TRACEPOINT,
+			strlen(RAW_TRACEPOINT));
+}
+
+/* It can have no iterators, and no storage that goes with a thread or socket. */
+static void choose_for_bcc(struct bpf_object *object)
+{
+	struct bpf_program *program;
+
+	bpf_object__for_each_program(program, object)
+	{
+		if (is_iterator(program))
+			bpf_program__set_autoload(program, false);
+		if (is_for_bcc(program))
+			bpf_program__set_autoload(program, true);
+	}
+}
+
+static int choose_programs(const struct bsp *p, struct object *o)
+{
+	struct bpf_program *program;
+
+	choose_by_hook(o->bpf);
+	if (p->loader == BSP_BCC)
+		choose_for_bcc(o->bpf);
+	bpf_object__for_each_program(program, o->bpf)
+	{
+		if (!bpf_program__autoload(program))
+			continue;
+		if (o->n_programs == PROGRAMS_MAX)
+			return -E2BIG;
+		o->programs[o->n_programs++] = (struct loaded){
+			.program = program, .fd = -1, .link_fd = -1};
+		/* It loads what stands for them. */
+		if (p->loader == BSP_BCC)
+			bpf_program__set_autoload(program, false);
+	}
+	return 0;
+}
+
+static int attach_programs(struct object *o)
+{
+	for (uint32_t i = 0; i < o->n_programs; i++) {
+		struct loaded *loaded = &o->programs[i];
+
+		loaded->fd = bpf_program__fd(loaded->program);
+		if (is_iterator(loaded->program))
+			continue;
+		loaded->link = bpf_program__attach(loaded->program);
+		if (!loaded->link)
+			return -errno;
+	}
+	return 0;
+}
+
+/* ------------------------------------------------------------ objects --- */
+
+static void object_close(struct object *o)
+{
+	while (o->n_programs) {
+		struct loaded *loaded = &o->programs[--o->n_programs];
+
+		bpf_link__destroy(loaded->link);
+		if (loaded->link_fd >= 0)
+			close(loaded->link_fd);
+		/* Others are libbpf's. */
+		if (loaded->fd >= 0 &&
+		    loaded->fd != bpf_program__fd(loaded->program))
+			close(loaded->fd);
+	}
+	bpf_object__close(o->bpf);
+	memset(o, 0, sizeof(*o));
+}
+
 static int object_open(struct bsp *p, struct object *o,
 		       const struct embedded *of)
 {
@@ -214,16 +227,15 @@ static int object_open(struct bsp *p, struct object *o,
 	o->bpf = bpf_object__open_mem(of->bytes, of->size, &options);
 	if (!o->bpf)
 		return -errno;
-	if (o != &p->base) {
-		err = use_shared_maps(p, o->bpf);
-		if (err)
-			return err;
-	}
-	choose_programs(o->bpf);
-	return bpf_object__load(o->bpf);
+	err = choose_maps(p, o->bpf);
+	if (!err)
+		err = choose_programs(p, o);
+	if (!err)
+		err = bpf_object__load(o->bpf);
+	return err;
 }
 
-static const struct embedded *embedded_find(const char *name)
+const struct embedded *embedded_find(const char *name)
 {
 	for (size_t i = 0; i < embedded_count; i++) {
 		if (!strcmp(embedded_objects[i].name, name))
@@ -250,27 +262,28 @@ static struct object *object_free(struct bsp *p)
 	return NULL;
 }
 
-/* What began before was not seen by who begins to look now. */
-static void begin_anew(struct bsp *p)
+static int attach(struct bsp *p, struct object *o, const void *code,
+		  size_t code_bytes)
 {
-	WRITE_ONCE(p->settings->valid_since_ns, monotonic_ns());
+	return p->loader == BSP_BCC ? attach_compiled(o, code, code_bytes)
+				    : attach_programs(o);
 }
 
-int bsp_attach(struct bsp *p, const char *name, char *message,
-	       size_t message_bytes)
+int bsp_attach(struct bsp *p, const char *name, const void *code,
+	       size_t code_bytes, char *message, size_t message_bytes)
 {
 	const struct embedded *of = embedded_find(name);
 	struct object *o = object_free(p);
 	int err;
 
-	if (!of || !o)
-		return of ? -E2BIG : -ENOENT;
+	if (!of || !of->source || !o)
+		return of && of->source ? -E2BIG : -ENOENT;
 	if (object_find(p, name))
 		return -EALREADY;
 	complaints_begin();
 	err = object_open(p, o, of);
 	if (!err)
-		err = attach_programs(o);
+		err = attach(p, o, code, code_bytes);
 	if (err) {
 		complaints_end(message, message_bytes, name, err);
 		object_close(o);
@@ -282,6 +295,17 @@ int bsp_attach(struct bsp *p, const char *name, char *message,
 	return err;
 }
 
+#define SOCKETS "sockets"
+
+static void empty_map(int fd)
+{
+	uint64_t key;
+
+	while (!bpf_map_get_next_key(fd, NULL, &key) &&
+	       !bpf_map_delete_elem(fd, &key))
+		;
+}
+
 int bsp_detach(struct bsp *p, const char *name)
 {
 	struct object *o = object_find(p, name);
@@ -289,63 +313,29 @@ int bsp_detach(struct bsp *p, const char *name)
 	if (!o)
 		return -ENOENT;
 	object_close(o);
+	/* Nobody sees any more which of them are gone. */
+	if (p->loader == BSP_BCC && !strcmp(name, SOCKETS))
+		empty_map(map_fd(p, "sockets_by_address"));
 	return 0;
 }
 
 /* ------------------------------------------------------------- set-up --- */
 
-static int fill_syscalls(const struct bsp *p)
-{
-	int fd = map_fd(p, "syscalls");
-
-	for (uint32_t i = 0; i < PROBES_SYSCALLS; i++) {
-		int err =
-			bpf_map_update_elem(fd, &i, &syscall_table[i], BPF_ANY);
-
-		if (err)
-			return err;
-	}
-	return 0;
-}
-
-#define REASON_PREFIX "SKB_DROP_REASON_"
-
-/* By name: the numbers are others in each version of Linux. */
-static int fill_reasons(const struct bsp *p)
+static int name_reasons(const struct bsp *p)
 {
 	struct btf *kernel = btf__load_vmlinux_btf();
-	const struct btf_type *type;
-	int fd = map_fd(p, "reasons");
-	int id, err = 0;
+	int err = kernel ? fill_reasons(p, kernel) : -errno;
 
-	if (!kernel)
-		return -errno;
-	id = btf__find_by_name_kind(kernel, "skb_drop_reason", BTF_KIND_ENUM);
-	type = id < 0 ? NULL : btf__type_by_id(kernel, (uint32_t)id);
-	for (uint32_t i = 0; type && i < btf_vlen(type) && !err; i++) {
-		const struct btf_enum *one = &btf_enum(type)[i];
-		const char *name = btf__name_by_offset(kernel, one->name_off);
-		char reason[BS_KERNEL_NAME_BYTES] = "";
-		uint32_t number = (uint32_t)one->val;
-
-		if (!name ||
-		    strncmp(name, REASON_PREFIX, strlen(REASON_PREFIX)) != 0)
-			continue;
-		name += strlen(REASON_PREFIX);
-		/* Said where nobody knows better, and not of losses alone. */
-		if (!strcmp(name, "NOT_SPECIFIED") || number >= PROBES_REASONS)
-			continue;
-		snprintf(reason, sizeof(reason), "%s", name);
-		err = bpf_map_update_elem(fd, &number, reason, BPF_ANY);
-	}
 	btf__free(kernel);
 	return err;
 }
 
-static int set_up(struct bsp *p)
+static int set_up(struct bsp *p, const void *code, size_t code_bytes)
 {
 	int err = object_open(p, &p->base, embedded_find(BASE));
 
+	if (!err)
+		err = try_to_note_threads(p);
 	if (err)
 		return err;
 	p->cpus = libbpf_num_possible_cpus();
@@ -358,31 +348,36 @@ static int set_up(struct bsp *p)
 			      PROBES_FILTER_ENTRIES * sizeof(*p->filter));
 	if (!p->settings || !p->registration || !p->filter)
 		return -errno;
+	p->nobody = bsp_context();
+	if (p->nobody < 0)
+		return p->nobody;
 	for (uint32_t kind = 0; kind < BS_KERNEL_KINDS; kind++) {
 		p->settings->kinds[kind].fire_ns = PROBES_NEVER;
 		p->settings->kinds[kind].record_ns = PROBES_NEVER;
 	}
 	err = fill_syscalls(p);
 	if (!err)
-		err = fill_reasons(p);
+		err = name_reasons(p);
 	if (!err)
 		err = records_open(p);
 	if (!err)
-		err = attach_programs(&p->base);
+		err = attach(p, &p->base, code, code_bytes);
 	return err;
 }
 
-int bsp_new(struct bsp **made, char *message, size_t message_bytes)
+int bsp_new(struct bsp **made, enum bsp_loader loader, const void *code,
+	    size_t code_bytes, char *message, size_t message_bytes)
 {
 	struct bsp *p = calloc(1, sizeof(*p));
 	int err;
 
 	if (!p)
 		return -ENOMEM;
-	p->bell = p->stop = -1;
+	p->loader = loader;
+	p->bell = p->stop = p->nobody = -1;
 	pthread_mutex_init(&p->lock, NULL);
 	complaints_begin();
-	err = set_up(p);
+	err = set_up(p, code, code_bytes);
 	if (err) {
 		complaints_end(message, message_bytes, BASE, err);
 		bsp_free(p);
@@ -397,6 +392,8 @@ void bsp_free(struct bsp *p)
 	for (int i = 0; i < OBJECTS_MAX; i++)
 		object_close(&p->others[i]);
 	records_close(p);
+	if (p->nobody >= 0)
+		close(p->nobody);
 	if (p->settings)
 		munmap(p->settings, sizeof(*p->settings));
 	if (p->registration)
@@ -406,66 +403,4 @@ void bsp_free(struct bsp *p)
 	object_close(&p->base);
 	pthread_mutex_destroy(&p->lock);
 	free(p);
-}
-
-/* ----------------------------------------------------------- settings --- */
-
-/* The least threshold of these kinds. */
-static uint64_t least_of(const struct probes_settings *settings, uint32_t first,
-			 uint32_t last)
-{
-	uint64_t least = PROBES_NEVER;
-
-	for (uint32_t kind = first; kind <= last; kind++) {
-		const struct probes_threshold *t = &settings->kinds[kind];
-
-		if (t->fire_ns < least)
-			least = t->fire_ns;
-		if (t->record_ns < least)
-			least = t->record_ns;
-	}
-	return least;
-}
-
-int bsp_set_kind(struct bsp *p, uint32_t kind, const char *trigger,
-		 uint64_t fire_ns, uint64_t record_ns, uint64_t interval_ns,
-		 uint64_t burst_ns)
-{
-	struct probes_threshold *t;
-
-	if (kind >= BS_KERNEL_KINDS || strlen(trigger) >= sizeof(t->name))
-		return -EINVAL;
-	t = &p->settings->kinds[kind];
-	/* Nothing fires by a name of which half is another's. */
-	WRITE_ONCE(t->fire_ns, PROBES_NEVER);
-	memset(t->name, 0, sizeof(t->name));
-	memcpy(t->name, trigger, strlen(trigger));
-	WRITE_ONCE(t->record_ns, record_ns);
-	WRITE_ONCE(t->interval_ns, interval_ns);
-	WRITE_ONCE(t->burst_ns, burst_ns);
-	store_release(&t->fire_ns, fire_ns);
-	WRITE_ONCE(p->settings->least_unrun_ns,
-		   least_of(p->settings, BS_KERNEL_RUN_QUEUE,
-			    BS_KERNEL_CPU_THROTTLED));
-	WRITE_ONCE(p->settings->least_blocked_ns,
-		   least_of(p->settings, BS_KERNEL_LOCK_WAIT,
-			    BS_KERNEL_BLOCKED));
-	return 0;
-}
-
-void bsp_set_coalescing(struct bsp *p, uint64_t ns)
-{
-	WRITE_ONCE(p->settings->coalesce_ns, ns);
-}
-
-void bsp_set_bypass(struct bsp *p, bool bypass)
-{
-	if (!bypass)
-		begin_anew(p);
-	WRITE_ONCE(p->settings->bypass, bypass);
-}
-
-void bsp_set_breadcrumbs(struct bsp *p, bool breadcrumbs)
-{
-	WRITE_ONCE(p->settings->breadcrumbs, breadcrumbs);
 }

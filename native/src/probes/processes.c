@@ -19,94 +19,150 @@ int bsp_context(void)
 			      sizeof(struct bs_context_segment), 1, &options);
 }
 
-static uint16_t *filter_of(const struct bsp *p, uint32_t tgid)
+static void add_to_filter(const struct bsp *p, uint32_t tgid, int processes)
 {
-	return &p->filter[tgid & (PROBES_FILTER_ENTRIES - 1)];
+	uint16_t *entry = &p->filter[tgid & (PROBES_FILTER_ENTRIES - 1)];
+
+	WRITE_ONCE(*entry, (uint16_t)(*entry + processes));
 }
 
-/* Have the iterator note all threads that the process has now. */
-static int note_threads(struct bsp *p, uint32_t number, uint32_t client,
-			int pidfd)
+/*
+ * Have programs find contexts by numbers. The kernel waits after each such call until
+ * no program can be at work with what was there before (RCU), some ten milliseconds,
+ * however much the call has changed. So what is nobody's any more leads to a context
+ * that shows nothing: the kernel deletes one at a time.
+ */
+static int lead_to(const struct bsp *p, const uint32_t *numbers,
+		   const int *contexts, size_t count)
 {
-	union bpf_iter_link_info info = {.task = {.pid_fd = (uint32_t)pidfd}};
-	LIBBPF_OPTS(bpf_iter_attach_opts, options, .link_info = &info,
-		    .link_info_len = sizeof(info));
-	struct bpf_program *program = bpf_object__find_program_by_name(
-		p->base.bpf, "register_threads");
-	struct bpf_link *link;
-	char nothing[64];
-	int fd, err = 0;
-	ssize_t got;
+	uint32_t put = (uint32_t)count;
 
-	p->registration->process = number;
-	p->registration->client = client;
-	p->registration->threads = p->registration->failed = 0;
-	link = bpf_program__attach_iter(program, &options);
-	if (!link)
-		return -errno;
-	fd = bpf_iter_create(bpf_link__fd(link));
-	if (fd < 0) {
-		err = fd;
-		goto out;
-	}
-	do {
-		got = read(fd, nothing, sizeof(nothing));
-	} while (got > 0 || (got < 0 && errno == EINTR));
-	if (got < 0)
-		err = -errno;
-	close(fd);
-	if (!err && !p->registration->threads)
-		err = p->registration->failed ? -ENOMEM : -ESRCH;
-out:
-	bpf_link__destroy(link);
-	return err;
+	if (!put || !bpf_map_update_batch(map_fd(p, "processes"), numbers,
+					  contexts, &put, NULL))
+		return 0;
+	return -errno;
 }
 
-int bsp_register(struct bsp *p, uint32_t client, int pidfd, int context)
+static int forget(struct bsp *p, const uint32_t *numbers, size_t count)
 {
-	int fd = map_fd(p, "processes");
-	const uint32_t owner = client + 1;
-	struct process *process;
-	uint32_t number;
-	int err;
-
-	for (number = 0; number < PROBES_PROCESSES_MAX; number++) {
-		if (!p->processes[number].used)
-			break;
-	}
-	if (number == PROBES_PROCESSES_MAX)
-		return -ENOSPC;
-	process = &p->processes[number];
-	if (bpf_map_update_elem(fd, &number, &context, BPF_ANY) ||
-	    bpf_map_update_elem(map_fd(p, "owners"), &number, &owner, BPF_ANY))
-		return -errno;
-	err = note_threads(p, number, client, pidfd);
-	if (err) {
-		bpf_map_delete_elem(fd, &number);
-		return err;
-	}
-	process->used = true;
-	process->tgid = p->registration->tgid;
-	WRITE_ONCE(*filter_of(p, process->tgid),
-		   *filter_of(p, process->tgid) + 1);
-	/* Those that began since then: from here on they are noted as they do. */
-	note_threads(p, number, client, pidfd);
-	return (int)number;
-}
-
-int bsp_unregister(struct bsp *p, int number)
-{
-	struct process *process;
-	uint32_t key = (uint32_t)number;
+	int contexts[PROBES_PROCESSES_MAX];
 	const uint32_t nobody = 0;
 
-	if (number < 0 || key >= PROBES_PROCESSES_MAX ||
-	    !p->processes[key].used)
-		return -ENOENT;
-	process = &p->processes[key];
-	WRITE_ONCE(*filter_of(p, process->tgid),
-		   *filter_of(p, process->tgid) - 1);
-	process->used = false;
-	bpf_map_update_elem(map_fd(p, "owners"), &key, &nobody, BPF_ANY);
-	return bpf_map_delete_elem(map_fd(p, "processes"), &key) ? -errno : 0;
+	for (size_t i = 0; i < count; i++) {
+		bpf_map_update_elem(map_fd(p, "owners"), &numbers[i], &nobody,
+				    BPF_ANY);
+		p->processes[numbers[i]].used = false;
+		contexts[i] = p->nobody;
+	}
+	if (count)
+		forget_threads(p);
+	return lead_to(p, numbers, contexts, count);
+}
+
+/* A number that nobody has. */
+static int take_number(struct bsp *p)
+{
+	for (int number = 0; number < (int)PROBES_PROCESSES_MAX; number++) {
+		if (!p->processes[number].used) {
+			p->processes[number].used = true;
+			return number;
+		}
+	}
+	return -ENOSPC;
+}
+
+static int put_contexts(const struct bsp *p, const struct bsp_newcomer *some,
+			size_t count)
+{
+	uint32_t numbers[BSP_NEWCOMERS_MAX];
+	int contexts[BSP_NEWCOMERS_MAX];
+	size_t put = 0;
+
+	for (size_t i = 0; i < count; i++) {
+		if (some[i].number < 0)
+			continue;
+		numbers[put] = (uint32_t)some[i].number;
+		contexts[put++] = some[i].context;
+	}
+	return lead_to(p, numbers, contexts, put);
+}
+
+static int begin_to_watch(struct bsp *p, const struct bsp_newcomer *newcomer)
+{
+	const uint32_t owner = newcomer->client + 1;
+	uint32_t number = (uint32_t)newcomer->number;
+	struct process *process = &p->processes[number];
+	uint32_t tgid;
+	int err;
+
+	if (bpf_map_update_elem(map_fd(p, "owners"), &number, &owner, BPF_ANY))
+		return -errno;
+	err = find_tgid(p, number, newcomer, &tgid);
+	if (err)
+		return err;
+	/* From here on threads are noted as they begin, and forgotten as they end; then
+	 * those that there are already. */
+	add_to_filter(p, tgid, 1);
+	err = note_threads(p, number, newcomer);
+	if (err) {
+		add_to_filter(p, tgid, -1);
+		return err;
+	}
+	process->tgid = tgid;
+	return 0;
+}
+
+void bsp_register(struct bsp *p, struct bsp_newcomer *some, size_t count)
+{
+	uint32_t failed[BSP_NEWCOMERS_MAX] = {};
+	size_t n_failed = 0;
+	int err;
+
+	if (count > BSP_NEWCOMERS_MAX) {
+		bsp_register(p, some, BSP_NEWCOMERS_MAX);
+		bsp_register(p, some + BSP_NEWCOMERS_MAX,
+			     count - BSP_NEWCOMERS_MAX);
+		return;
+	}
+	for (size_t i = 0; i < count; i++)
+		some[i].number = take_number(p);
+	err = put_contexts(p, some, count);
+	for (size_t i = 0; i < count; i++) {
+		int number = some[i].number;
+
+		if (number < 0)
+			continue;
+		if (!err)
+			some[i].number = begin_to_watch(p, &some[i]);
+		else
+			some[i].number = err;
+		if (some[i].number < 0)
+			failed[n_failed++] = (uint32_t)number;
+		else
+			some[i].number = number;
+	}
+	forget(p, failed, n_failed);
+}
+
+int bsp_unregister(struct bsp *p, const uint32_t *numbers, size_t count)
+{
+	uint32_t ours[PROBES_PROCESSES_MAX] = {};
+	size_t n_ours = 0;
+	int err;
+
+	for (size_t i = 0; i < count; i++) {
+		uint32_t number = numbers[i];
+
+		if (number >= PROBES_PROCESSES_MAX ||
+		    !p->processes[number].used)
+			continue;
+		/* Here already, so that none is there twice. */
+		p->processes[number].used = false;
+		add_to_filter(p, p->processes[number].tgid, -1);
+		ours[n_ours++] = number;
+	}
+	err = forget(p, ours, n_ours);
+	if (!err && n_ours < count)
+		err = -ENOENT;
+	return err;
 }

@@ -73,9 +73,16 @@ static int on_record(void *context, void *data, size_t bytes)
 	const struct bs_trace_id id = {r->trace_hi, r->trace_lo};
 	int err;
 
-	if (bytes < sizeof(*r) || bs_begin(id))
+	if (bytes < sizeof(*r))
 		return 0;
-	if (r->event.kind == PROBES_PEER) {
+	if (r->event.kind == PROBES_USE) {
+		users_add(p, r);
+		if (!r->is_crumb)
+			return 0;
+	}
+	if (bs_begin(id))
+		return 0;
+	if (r->event.kind == PROBES_USE) {
 		write_crumb(p, r);
 		bs_end();
 		return 0;
