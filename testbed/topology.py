@@ -173,6 +173,16 @@ class Network(Opened):
         self._hosts.append(host)
         return host
 
+    @contextlib.contextmanager
+    def unplugged(self, host: Host) -> Iterator[None]:
+        """A host's cable is out, at the end of the bridge."""
+        port = f"port{self._hosts.index(host) + 1}"
+        _ip("-n", self._hub, "link", "set", port, "down")
+        try:
+            yield
+        finally:
+            _ip("-n", self._hub, "link", "set", port, "up")
+
     def close(self) -> None:
         for namespace in reversed(self._namespaces):
             with contextlib.suppress(RuntimeError):

@@ -222,7 +222,9 @@ def test_a_snapshot_collects_the_last_seconds_of_all_nodes(two: Cluster) -> None
     assert few["found"] >= 2 * len(traces) > 2 * few["fired"] > 0
     assert few["judged"] == few["traces"] <= few["fired"]
     stored = two.coordinator.ctl_json("traces", "--trigger", few["trigger"])
-    assert 32 << 10 <= sum(trace["bytes"] for trace in stored) <= 80 << 10
+    # The last round may give each node one trace more than fits.
+    sizes_bytes = [trace["bytes"] for trace in stored]
+    assert 32 << 10 <= sum(sizes_bytes) <= (64 << 10) + few["nodes"] * max(sizes_bytes)
     assert taken["fired"] == taken["found"] > 0
     collected = two.coordinator.ctl_json("traces", "--trigger", taken["trigger"])
     collected += two.coordinator.ctl_json("traces", "--trigger", few["trigger"])

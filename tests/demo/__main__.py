@@ -17,8 +17,9 @@ from types import FrameType
 from ctl.progress import progress_bar
 from testbed.topology import DaemonError
 from tests.cluster.keep import keep_up
-from tests.demo.live import DemoError, Live, Progress
+from tests.demo.live import Live, Progress
 from tests.demo.report import table
+from tests.demo.shop import DemoError
 from tests.recall.late import Late, LateError
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -49,7 +50,7 @@ def _show(live: Live) -> bool:
     print(f"\n{table(result)}\n")
     # One of those that failed on the last node: the whole story, with its stack.
     if "a" in result.shown:
-        print(live.coordinator.ctl("show", result.shown["a"]))
+        print(live.shop.coordinator.ctl("show", result.shown["a"]))
     print(f"figures: {OUTPUT / 'result.json'}   what was collected: {live.captured}")
     return result.checker_ok
 
@@ -57,11 +58,11 @@ def _show(live: Live) -> bool:
 def _keep(live: Live) -> None:
     more = f"""\
   order one more, where the last service fails, and its caller falls back:
-                         ip netns exec {live.coordinator.host.namespace} \\
+                         ip netns exec {live.shop.coordinator.host.namespace} \\
                            /usr/bin/python3 -c 'import urllib.request as r; \\
-                           print(r.urlopen("{live.url}/orders/100199").read())'
+                           print(r.urlopen("{live.shop.url}/orders/100199").read())'
 """
-    keep_up(live.coordinator, live.nodes["stock"], live.directory, more)
+    keep_up(live.shop.coordinator, live.shop.nodes["stock"], live.shop.directory, more)
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> None:

@@ -8,56 +8,32 @@ import json
 import os
 import shutil
 import subprocess
-import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from testbed.processes import APPS, Postgresql, Process, Redis, Service
-from testbed.topology import (
-    COORDINATOR_PORT,
-    PYTHON,
-    Coordinator,
-    Host,
-    Network,
-    Node,
-    Opened,
-    await_settled,
-    started,
-)
-from testbed.venvs import made_once
+from testbed.processes import Process
+from testbed.topology import COORDINATOR_PORT, PYTHON, Opened, await_settled
 from tests.cluster.traffic import count_sent_to, payload_bytes_sent
 from tests.demo.report import Result
+from tests.demo.shop import SERVICES, DemoError, Shop
 from tests.recall.judge import Written, judge, read_collected
 from tests.recall.late import Late, Trigger
 from tests.recall.report import Recall
 
 _HERE = Path(__file__).parent
-_REPOSITORY = _HERE.parents[1]
-
-# Where each service runs.
-SERVICES = {"front": "node-1", "orders": "node-2", "stock": "node-3"}
-_PORTS = {"front": 8000, "orders": 8001, "stock": 50051}
-_THREADS = 8
 
 # 16 connections with a pause of 150 ms on average: about 100 requests a second, which
 # leaves two cores room for the daemons, so that what is slow is slow for its own reason.
 _CONNECTIONS = 16
 _PAUSE_MS = 140
 
-# Connections made, code imported, threads started: no service goes live without.
-_WARM_UP_REQUESTS = 64
-
 _ASKED_FOR_LATE = 6  # one in so many orders: well below what a node may report
 
 _PROGRESS_INTERVAL_S = 0.5
 _SILENT_S = 2.0  # a request may wait for a row's lock for one
-
-
-class DemoError(RuntimeError):
-    """The demo did not come to its end; the message says where it stopped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,11 +59,7 @@ class Live(Opened):
     late: Late | None = None
     on_progress: Callable[[Progress], None] = lambda _: None
     on_step: Callable[[str], None] = lambda _: None
-    directory: Path = field(init=False)
-    coordinator: Coordinator = field(init=False)
-    nodes: dict[str, Node] = field(default_factory=dict, init=False)
-    services: dict[str, Service] = field(default_factory=dict, init=False)
-    _client: Host = field(init=False)
+    shop: Shop = field(init=False)
     _trigger: Trigger | None = field(default=None, init=False)
     _front_spans: int = field(default=0, init=False)
     _stack: contextlib.ExitStack = field(default_factory=contextlib.ExitStack, init=False)
@@ -98,106 +70,24 @@ class Live(Opened):
         self._stack.close()
 
     def open(self) -> None:
-        self.on_step("making the shop's virtual environment, if it is not there")
-        python = made_once("shop", APPS / "shop-requirements.txt", client=True)
-        self.on_step("starting a coordinator and three nodes, each in its own network namespace")
-        # Short, because a Unix socket's path has at most 107 bytes.
-        self.directory = Path(tempfile.mkdtemp(prefix="backsight-"))
-        self._stack.callback(shutil.rmtree, self.directory, ignore_errors=True)
-        # The databases run as another user.
-        self.directory.chmod(0o755)
-        network = self._stack.enter_context(Network("shop"))
         late = self.late
-        self.coordinator = Coordinator(
-            network.host("coordinator"),
-            self.directory,
+        self.shop = Shop(
+            {"BACKSIGHT_TRIGGERS_FILE": str(_HERE / "triggers.yaml")},
             late.coordinator_config() if late is not None else {},
+            late.node_config() if late is not None else {},
+            witnessed=late is not None,
+            prepare=lambda host: count_sent_to(host, COORDINATOR_PORT),
+            on_step=self.on_step,
         )
-        self._stack.enter_context(self.coordinator)
-        hosts = {service: network.host(node) for service, node in SERVICES.items()}
-        self._client = network.host("client")
-        for service, host in hosts.items():
-            count_sent_to(host, COORDINATOR_PORT)
-            self.nodes[service] = Node(
-                host,
-                SERVICES[service],
-                self.directory,
-                self.coordinator,
-                late.node_config() if late is not None else {},
-            )
-        self._stack.enter_context(started(list(self.nodes.values())))
-        self.on_step("starting PostgreSQL, Redis and the shop's three services")
-        self._stack.enter_context(Postgresql(hosts["stock"], self.directory))
-        self._stack.enter_context(Redis(hosts["orders"], self.directory))
-        at = {name: f"{hosts[name].address}:{port}" for name, port in _PORTS.items()}
-        self._service(
-            python, "stock", ["python", "-m", "shop.stock", at["stock"]],
-            DATABASE_URL=Postgresql.URL,
-        )  # fmt: skip
-        self._service(
-            python, "orders",
-            [
-                "gunicorn", "--bind", at["orders"], "--threads", str(_THREADS),
-                # The front end keeps its connections.
-                "--keep-alive", "60", "--no-control-socket", "shop.orders:app",
-            ],
-            REDIS_URL=Redis.URL,
-            STOCK_ADDRESS=at["stock"],
-        )  # fmt: skip
-        self._service(
-            python, "front",
-            [
-                "uvicorn", "--host", hosts["front"].address, "--port", str(_PORTS["front"]),
-                # Else a request may begin in the context of the one before it on its
-                # connection, as a part of that one's trace (cpython #140947).
-                "--reset-contextvars", "--no-access-log", "shop.front:app",
-            ],
-            ORDERS_URL=f"http://{at['orders']}",
-        )  # fmt: skip
-        self._await(f"{self.url}/health", _WARM_UP_REQUESTS)
+        self._stack.enter_context(self.shop)
         if late is not None:
             self.on_step(f"filling {late}")
-            nodes = {node.name: node for node in self.nodes.values()}
+            nodes = {node.name: node for node in self.shop.nodes.values()}
             self._trigger = self._stack.enter_context(
-                Trigger(late, self.duration_s, self.coordinator, nodes)
+                Trigger(late, self.duration_s, self.shop.coordinator, nodes)
             )
             # Not those of before.
             self._front_spans = len(self._witnessed("front"))
-
-    def _service(self, python: Path, name: str, command: Sequence[str], **own: str) -> None:
-        node = self.nodes[name]
-        service = Service(
-            node.host,
-            name,
-            python,
-            command,
-            self.directory,
-            {
-                **node.client_environment(name),
-                "BACKSIGHT_TRIGGERS_FILE": str(_HERE / "triggers.yaml"),
-                "PYTHONPATH": str(APPS),
-                "PYTHONPYCACHEPREFIX": str(_REPOSITORY / "build" / ".pycache"),
-                **own,
-            },
-            witnessed=self.late is not None,
-        )
-        self.services[name] = self._stack.enter_context(service)
-        # Who called one that does not listen yet would fail, and be captured as an error.
-        self._await(f"tcp://{node.host.address}:{_PORTS[name]}", 1)
-
-    @property
-    def url(self) -> str:
-        """The front end, as clients see it."""
-        return f"http://{self.nodes['front'].host.address}:{_PORTS['front']}"
-
-    def _await(self, url: str, times: int) -> None:
-        try:
-            self._client.run(PYTHON, "-m", "testbed.await_health", url, str(times))
-        except subprocess.CalledProcessError as error:
-            said = "\n".join(
-                f"--- {name}\n{service.last_words()}" for name, service in self.services.items()
-            )
-            raise DemoError(f"the shop does not open:\n{said}") from error
 
     # ---------------------------------------------------------------- run
 
@@ -205,14 +95,14 @@ class Live(Opened):
         """Load for as long as wanted, and wait until every verdict stands."""
         self.on_step(f"{self.duration_s} s of orders by wrk, {_CONNECTIONS} connections")
         load = Process(
-            self._client,
+            self.shop.client,
             "wrk",
             [
                 "wrk", "--threads", "1", "--connections", str(_CONNECTIONS),
                 "--duration", f"{self.duration_s}s", "--timeout", "20s",
-                "--script", str(_HERE / "load.lua"), self.url, "--", str(_PAUSE_MS),
+                "--script", str(_HERE / "load.lua"), self.shop.url, "--", str(_PAUSE_MS),
             ],
-            self.directory,
+            self.shop.directory,
             {"PATH": os.environ["PATH"]},
         )  # fmt: skip
         begin_s = time.monotonic()
@@ -229,8 +119,8 @@ class Live(Opened):
             self._trigger.wait()
         self.on_step("waiting for the last verdicts")
         if not await_settled(
-            self.coordinator,
-            self.nodes.values(),
+            self.shop.coordinator,
+            self.shop.nodes.values(),
             lambda: [len(self._logged(service)) for service in SERVICES],
             silent_s=_SILENT_S,
         ):
@@ -249,11 +139,11 @@ class Live(Opened):
                 self._trigger.finished(trace_id, SERVICES["front"])
 
     def _logged(self, service: str) -> list[str]:
-        log = self.services[service].access_log
+        log = self.shop.services[service].access_log
         return log.read_text().splitlines() if log.exists() else []
 
     def _witnessed(self, service: str) -> list[dict[str, Any]]:
-        path = self.services[service].witness
+        path = self.shop.services[service].witness
         lines = path.read_text().splitlines(keepends=True) if path.exists() else []
         return [json.loads(line) for line in lines if line.endswith("\n")]
 
@@ -261,14 +151,14 @@ class Live(Opened):
 
     def traces(self) -> list[dict[str, Any]]:
         """What ``backsightctl traces --json`` prints."""
-        return self.coordinator.ctl_json("traces")
+        return self.shop.coordinator.ctl_json("traces")
 
     def _capture(self) -> None:
         """Write down what was collected."""
         shutil.rmtree(self.captured, ignore_errors=True)
         self.captured.mkdir(parents=True)
-        self.coordinator.host.run(
-            PYTHON, "-m", "tests.cluster.fetch", self.coordinator.endpoint, str(self.captured)
+        self.shop.coordinator.host.run(
+            PYTHON, "-m", "tests.cluster.fetch", self.shop.coordinator.endpoint, str(self.captured)
         )
 
     def recall(self) -> Recall:
@@ -303,10 +193,10 @@ class Live(Opened):
     def judge(self) -> Result:
         """Write down what was collected, and let the independent check judge it."""
         self.on_step("asking the independent check")
-        bytes_left = sum(payload_bytes_sent(node.host) for node in self.nodes.values())
-        planes = [node.control.status()["dataplane"] for node in self.nodes.values()]
+        bytes_left = sum(payload_bytes_sent(node.host) for node in self.shop.nodes.values())
+        planes = [node.control.status()["dataplane"] for node in self.shop.nodes.values()]
         self._capture()
-        for service in self.services.values():
+        for service in self.shop.services.values():
             shutil.copy(service.access_log, self.captured)
         checked = check(self.captured)
         listing = [
@@ -315,7 +205,7 @@ class Live(Opened):
         return Result.of(
             checked,
             listing,
-            nodes=len(self.nodes),
+            nodes=len(self.shop.nodes),
             bytes_generated=sum(plane["payload_bytes"] for plane in planes),
             bytes_left=bytes_left,
             duration_s=self.duration_s,

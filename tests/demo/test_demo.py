@@ -29,8 +29,8 @@ def test_the_trouble_of_live_services_is_captured_whole(tmp_path: Path) -> None:
     with Live(tmp_path / "captured", duration_s=SECONDS) as live:
         live.run()
         result = live.judge()
-        directory = live.directory
-        story = live.coordinator.ctl("show", result.shown["a"])
+        directory = live.shop.directory
+        story = live.shop.coordinator.ctl("show", result.shown["a"])
     assert result.checker_ok, result.checker_failures
     for letter, kind in result.kinds.items():
         assert kind["happened"] > 0, letter

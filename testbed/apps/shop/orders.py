@@ -9,19 +9,26 @@ from __future__ import annotations
 
 import functools
 import os
+import threading
+import time
 from typing import Any
 
 import grpc
 import redis
 from flask import Flask, Response, jsonify
 
+from . import trouble
 from .access_log import handled
 from .protocol import messages, services
 
 _TIMEOUT_S = 10.0
 _ITEMS = 100
+_BOOK_IS_HELD_S = 0.6
 
 app = Flask(__name__)
+
+# Invoices are numbered one after the other.
+_book = threading.Lock()
 
 
 @functools.cache
@@ -46,6 +53,13 @@ def show(order: int) -> tuple[Response, int]:
     with handled("orders", order) as entry:
         item = order % _ITEMS
         entry.status = "500"
+        match trouble.unusual(order):
+            case trouble.Unusual.HOLDS_BOOK:
+                with _book:
+                    time.sleep(_BOOK_IS_HELD_S)
+            case trouble.Unusual.WANTS_BOOK:
+                with _book:
+                    pass
         entry.calls["redis"] += 2
         price = int(_prices().get(f"price:{item}") or 100 + item)
         _prices().set(f"price:{item}", price)

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The stock, a gRPC server on PostgreSQL: ``python -m shop.stock ADDRESS:PORT``.
 
-Environment: DATABASE_URL, ACCESS_LOG.
+Environment: DATABASE_URL, ACCESS_LOG, RECEIPTS (a device or file for receipts).
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
 import threading
@@ -23,6 +24,7 @@ _THREADS = 8
 _ITEMS = 100
 _STOCKTAKING_ITEM = _ITEMS  # which nobody orders by itself
 _STOCKTAKING_S = 1.0
+_RECEIPT_BYTES = 1 << 20
 
 _TABLE = "CREATE TABLE IF NOT EXISTS stock (item int PRIMARY KEY, left_over int NOT NULL)"
 _ROWS = f"""INSERT INTO stock SELECT item, 1000000 FROM generate_series(0, {_ITEMS}) item
@@ -47,6 +49,11 @@ class Stock:
     def Reserve(self, request: Any, context: Any) -> Any:  # noqa: N802 # as in stock.proto
         with handled("stock", request.order) as entry:
             entry.status = "UNKNOWN"
+            match trouble.unusual(request.order):
+                case trouble.Unusual.WANTS_RECEIPT:
+                    _write_receipt(request.order)
+                case trouble.Unusual.CRASHES:
+                    ctypes.string_at(0)
             match trouble.of(request.order):
                 case trouble.Trouble.STOCK_RAISES:
                     self._count(request.item, entry)
@@ -95,6 +102,15 @@ class Stock:
             left = self._reserve(_STOCKTAKING_ITEM, entry)
             done.join()
         return left
+
+
+def _write_receipt(order: int) -> None:
+    receipts = os.open(os.environ["RECEIPTS"], os.O_WRONLY)
+    try:
+        os.write(receipts, f"order {order}\n".encode().ljust(_RECEIPT_BYTES))
+        os.fsync(receipts)
+    finally:
+        os.close(receipts)
 
 
 def main() -> None:
