@@ -1,38 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Two threads that hand a byte to and fro through pipes, bound to one CPU by who
- * starts them: nothing but context switches. ping_pong [attached]: with it, each
- * thread works on a trace meanwhile.
- *
- * Says "ready"; for each number of round trips that it reads, how long one took, in ns.
+ * Two threads that hand a byte to and fro, bound to one CPU by who starts them: through
+ * pipes, which is nothing but context switches, or with "tcp" through a connection.
+ * ping_pong [attached] [tcp]: attached, each thread works on a trace meanwhile. What it
+ * reads and says: see rounds.h.
  */
 #include <pthread.h>
 
-#include "common.h"
+#include "connection.h"
 
 /* Until the scheduler and the caches know the pair. */
 #define WARM_UP 1000
 
 static int there[2], back[2];
-static bool attached;
-
-static void require(bool holds, const char *what)
-{
-	if (!holds)
-		die(what);
-}
-
-static void begin(uint64_t trace)
-{
-	if (attached)
-		bs_begin((struct bs_trace_id){0x70696e67706f6e67, trace});
-}
-
-static void end(void)
-{
-	if (attached)
-		bs_end();
-}
+static bool by_tcp;
 
 static void hand_on(int to)
 {
@@ -63,39 +44,50 @@ static void go_to_and_fro(long times)
 	}
 }
 
-static double measure(long times)
+/* Both directions of it: what is written to there[1] is read from there[0]. */
+static void connect_both_ways(void)
 {
-	pthread_t other;
-	uint64_t start, took;
+	struct connection c = connect_pair(0);
 
-	require(!pipe(there) && !pipe(back), "pipe");
+	there[1] = c.client;
+	there[0] = c.server;
+	back[1] = dup(c.server);
+	back[0] = dup(c.client);
+	require(back[0] >= 0 && back[1] >= 0, "dup");
+}
+
+static struct took measure(long times)
+{
+	struct took start, took;
+	pthread_t other;
+
+	if (by_tcp)
+		connect_both_ways();
+	else
+		require(!pipe(there) && !pipe(back), "pipe");
 	require(!pthread_create(&other, NULL, answer, NULL), "thread");
 	begin(2);
 	go_to_and_fro(WARM_UP);
-	start = clock_ns(CLOCK_MONOTONIC);
+	start = clocks();
 	go_to_and_fro(times);
-	took = clock_ns(CLOCK_MONOTONIC) - start;
+	took = since(start);
 	end();
+	if (by_tcp)
+		shutdown(there[1], SHUT_WR);
 	close(there[1]);
 	pthread_join(other, NULL);
 	close(there[0]);
 	close(back[0]);
 	close(back[1]);
-	return (double)took / (double)times;
+	return took;
 }
 
 int main(int argc, char **argv)
 {
-	char line[32];
-
-	attached = argc > 1 && !strcmp(argv[1], "attached");
-	if (attached)
-		must_attach();
-	puts("ready");
-	fflush(stdout);
-	while (fgets(line, sizeof(line), stdin)) {
-		printf("%.1f\n", measure(strtol(line, NULL, 10)));
-		fflush(stdout);
+	for (int i = 1; i < argc; i++) {
+		attached |= !strcmp(argv[i], "attached");
+		by_tcp |= !strcmp(argv[i], "tcp");
 	}
+	serve_rounds(measure);
 	return 0;
 }
