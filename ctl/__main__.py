@@ -62,7 +62,7 @@ def _request(arguments: argparse.Namespace) -> pb.ListTracesRequest:
     )
 
 
-_TRACES_HEADING = f"{'TRACE':<32}  {'BEGAN':<19}  {'VERDICT':<11} {'NODES':>5} {'SPANS':>5} {'TOOK':>10}  TRIGGERS"
+_TRACES_HEADING = f"{'TRACE':<32}  {'BEGAN':<19}  {'VERDICT':<11} {'NODES':>5} {'APP SPANS':>9} {'TOOK':>10}  TRIGGERS"
 
 
 def _line(summary: Json) -> str:
@@ -76,7 +76,7 @@ def _line(summary: Json) -> str:
         )
     return (
         f"{summary['trace_id']}  {began:<19}  {summary['verdict']['kind']:<11}"
-        f" {len(summary['nodes']):>5} {summary['span_count']:>5}"
+        f" {len(summary['nodes']):>5} {summary['span_count']:>9}"
         f" {milliseconds(summary['end_ns'] - summary['start_ns']):>10}  {cut(triggers, 60)}"
     )
 

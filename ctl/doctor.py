@@ -12,7 +12,8 @@ from typing import Any
 
 from runtime.printable import printable
 
-_PROBES = (sys.executable, "-m", "appliance.probes", "--doctor")
+# -P: whatever lies in the current directory is no part of it.
+_PROBES = (sys.executable, "-P", "-m", "appliance.probes", "--doctor")
 
 
 class DoctorError(Exception):
@@ -28,9 +29,9 @@ def examine(config: Path | None) -> Iterator[dict[str, Any]]:
             check: dict[str, Any] = json.loads(line)
             yield check
     if probes.returncode:
-        raise DoctorError(
-            f"backsight-probes cannot tell (exit status {probes.returncode}); is it installed?"
-        )
+        # 2: it has said what is wrong with the configuration.
+        ask = "" if probes.returncode == 2 else "; is it installed?"
+        raise DoctorError(f"backsight-probes cannot tell (exit status {probes.returncode}){ask}")
 
 
 def in_words(check: dict[str, Any]) -> str:
@@ -38,7 +39,7 @@ def in_words(check: dict[str, Any]) -> str:
     check = {key: printable(str(text)) for key, text in check.items()} | {
         key: check[key] for key in ("ok", "is_needed")
     }
-    state = "ok" if check["ok"] else "MISSING" if check["is_needed"] else "missing"
+    state = "ok" if check["ok"] else "missing" if check["is_needed"] else "unused"
     line = f"{state:<8} {check['id']:<26} {check['found']}"
     if check["ok"]:
         return line

@@ -15,6 +15,9 @@ _NAME_WIDTH_MAX = 44
 _NODE_WIDTH_MAX = 22
 _STACK_WIDTH_MAX = 160
 
+# A line of a terminal has room for few; all of them are in the JSON.
+_LATERALS_MAX = 3
+
 # To see what kind of bytes these are; all of them are in the JSON.
 _RECORDS_MAX = 20
 _RECORD_WIDTH_MAX = 80
@@ -45,16 +48,31 @@ def headline(summary: Json) -> Iterator[str]:
     verdict = summary["verdict"]
     yield f"trace {summary['trace_id']}  {verdict['kind']} (version {verdict['version']})"
     for trigger in summary["triggers"]:
-        laterals = f", with {len(trigger['laterals'])} laterals" if trigger["laterals"] else ""
-        why = cut(trigger["why"], 100)
-        yield f"  trigger {trigger['name']} on {trigger['node']}{laterals}" + (
-            f": {why}" if why else ""
-        )
+        yield from _trigger(trigger, summary["trace_id"])
     if summary["triggers_omitted"]:
         yield f"  and {summary['triggers_omitted']} more triggers"
     for reason in verdict["reasons"]:
         where = f" on {reason['node']}" if reason["node"] else ""
         yield f"  {reason['kind']}{where}: {cut(reason['detail'], 160)}"
+
+
+def _trigger(trigger: Json, trace: str) -> Iterator[str]:
+    """A trigger, seen from a trace that it struck, or from one that it names beside."""
+    laterals, primary = trigger["laterals"], trigger["primary"]
+    is_own = primary in {"", trace}
+    if not is_own:
+        part = f", lateral of {primary}"
+    elif laterals:
+        part = f", with {len(laterals)} lateral{'s' if len(laterals) > 1 else ''}"
+    else:
+        part = ""
+    why = cut(trigger["why"], 100)
+    yield f"  trigger {trigger['name']} on {trigger['node']}{part}" + (f": {why}" if why else "")
+    if is_own and laterals:
+        more = len(laterals) - _LATERALS_MAX
+        yield f"    laterals: {', '.join(laterals[:_LATERALS_MAX])}" + (
+            f" and {more} more" if more > 0 else ""
+        )
 
 
 def waterfall(view: TraceView, width: int | None = None) -> Iterator[str]:
