@@ -26,23 +26,25 @@ LINT_STAMP := $(LINT)/.stamp
 
 .DELETE_ON_ERROR:
 .PHONY: help setup build build-asan build-tsan build-arm64 test test-all test-newest \
-	test-c test-weak test-arm64 test-fuzz fuzz-coverage fuzz-keep lint \
+	test-c test-weak test-arm64 test-kernels test-fuzz fuzz-coverage fuzz-keep lint \
 	lint-ruff lint-mypy lint-shell lint-clang-format lint-clang-tidy format \
-	pythonpath demo replay hostile mutants bench-native bench-http bench-plots bench-otel bench-probes clean
+	pythonpath demo demo-probes replay hostile mutants bench-native bench-http bench-plots bench-otel bench-probes clean
 
 help:
 	@echo 'sudo make setup       install the Debian packages that are missing'
 	@echo 'sudo make demo        a shop of live services on three nodes, with trouble (DURATION= LATE= POOL= KEEP=1)'
+	@echo 'sudo make demo-probes the same with kernel probes, and what breaks below it (ONLY= QUIET= KEEP=1)'
 	@echo 'sudo make replay      replay recorded traffic on ten nodes (SPEED= FILE= LATE= POOL= KEEP=1)'
 	@echo 'sudo make hostile     hostile processes beside honest ones on two nodes (DURATION= SEED= ONLY=)'
 	@echo 'sudo make test        set up, build, run the tests (15 minutes at most)'
 	@echo 'sudo make test-all    the same, and the tests that take longer'
 	@echo 'sudo make test-arm64  the C tests for arm64, emulated'
+	@echo 'sudo make test-kernels  the probes on other kernels, under qemu'
 	@echo 'sudo make test-weak   client and node on a weak memory, more executions of each scenario'
 	@echo 'sudo make test-fuzz   libFuzzer on what clients and daemons say (FUZZ_S=)'
 	@echo 'sudo make test-newest  the daemons on the newest releases of PyPI'
 	@echo 'sudo make bench-otel  measure what tracing costs an OpenTelemetry application'
-	@echo 'sudo make bench-probes  measure what kernel probes cost (PAIRS=)'
+	@echo 'sudo make bench-probes  measure what kernel probes cost (PAIRS= LOADER= ONLY= QUICK=1)'
 	@echo '     make mutants     put deliberate defects in, and see that tests notice (ONLY=)'
 	@echo '     make lint        style, types and static analysis of all sources'
 	@echo '     make format      rewrite the sources in the style that lint wants'
@@ -103,6 +105,10 @@ test-weak: build
 # Emulated code is some four times as slow, and has no bpf().
 test-arm64: build-arm64
 	scripts/with-tmp env --unset=BACKSIGHT_REQUIRE_EBPF $(MESON_TEST) --timeout-multiplier 4 -C build/arm64
+
+# The probes on Debian's cloud kernels, under qemu (KEEP=1).
+test-kernels: build
+	$(PYTHON) -m tests.kernels
 
 # libFuzzer, for so many seconds each, from what it found before (tests/data/fuzz).
 FUZZ_S := 60
@@ -203,10 +209,13 @@ format: $(LINT_STAMP)
 pythonpath:
 	@echo '$(PYTHONPATH)'
 
-# DURATION, SPEED, FILE, LATE, POOL, KEEP, SEED and ONLY, given on the command line, reach the programs in their
+# DURATION, SPEED, FILE, LATE, POOL, KEEP, QUIET, SEED and ONLY, given on the command line, reach the programs in their
 # environment, as make does by itself.
 demo: build
 	scripts/with-tmp $(PYTHON) -m tests.demo
+
+demo-probes: build
+	scripts/with-tmp $(PYTHON) -m tests.mishaps
 
 replay: build
 	scripts/with-tmp $(PYTHON) -m tests.replay
@@ -221,7 +230,7 @@ bench-http: build
 	scripts/with-tmp bench/run --only http --output build/bench/http.jsonl $(if $(BASE),--base '$(BASE)')
 	bench/run --table --output build/bench/http.jsonl
 
-# What the kernel probes cost (PAIRS=).
+# What the kernel probes cost (PAIRS= LOADER=core|bcc ONLY= QUICK=1).
 bench-probes: build
 	scripts/with-tmp $(PYTHON) -m bench.probes
 
