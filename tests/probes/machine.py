@@ -16,6 +16,7 @@ from testbed.cgroups import Group
 from testbed.daemons import anywhere, coordinator_on
 from testbed.probes import Probes
 from testbed.topology import Coordinator, Host, Node
+from tests.probes.attributes import assert_documented
 
 _DEADLINE_S = 30.0
 _LOOK_EVERY_S = 0.05
@@ -102,6 +103,7 @@ class Machine:
             with contextlib.suppress(subprocess.CalledProcessError):
                 shown: dict[str, Any] = self.coordinator.ctl_json("show", trace)[0]
                 if shown["verdict"]["kind"] != "provisional":
+                    assert_documented(shown)
                     return shown
             time.sleep(_LOOK_EVERY_S)
         raise AssertionError(f"after {_DEADLINE_S} s the coordinator has no verdict of {trace}")

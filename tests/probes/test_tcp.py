@@ -226,8 +226,9 @@ def test_a_queue_on_the_way_makes_round_trips_long(pair: Pair) -> None:
         assert trigger["laterals"] == said["neighbours"]
         longest_ns = max(waits_ns(shown, "tcp_rtt"))
         # It is what the kernel tells the application (tcp(7)), which smooths it: a new one counts
-        # an eighth. The last of ten segments was under way for as long as the answer took.
-        assert longest_ns == pytest.approx(said["rtt_us"] * 1000, rel=0.1)
+        # an eighth, so one that came between the two readings is in this. The last of ten segments
+        # was under way for as long as the answer took.
+        assert longest_ns == pytest.approx(said["rtt_us"] * 1000, rel=0.25)
         assert 0.25 * said["took_ns"] <= longest_ns <= said["took_ns"]
 
 

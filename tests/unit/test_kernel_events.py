@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import fnmatch
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +15,7 @@ from formats.records import Body, SpanEnd, SpanStart
 from formats.slices import PieceKind, Process, RunFlags
 from formats.spans import Span, read_slice
 from protocol.kernel_events import EVENT_BYTES, KernelEvent, Kind
+from tests.probes.attributes import documented
 from tests.simulation.encoding import (
     encode_clock,
     encode_kernel_event,
@@ -177,22 +177,6 @@ def test_an_event_is_the_same_span_each_time() -> None:
     assert first.span_id != 0
 
 
-def _table_of_attributes(repository: Path) -> dict[str, tuple[str, frozenset[str]]]:
-    """The table in docs/probes.md: attribute -> its unit, and the keys of the probes that set it."""
-    text = (repository / "docs" / "probes.md").read_text()
-    section = text.partition("### What a kernel span carries\n")[2].partition("\n## ")[0]
-    keys = [kind.name.lower() for kind in Kind]
-    table: dict[str, tuple[str, frozenset[str]]] = {}
-    for name, unit, probes in re.findall(
-        r"^\| `([a-z_.]+)` \| (\w*) ?\| ([^|]+) \|", section, re.MULTILINE
-    ):
-        patterns = ["*"] if probes == "all" else re.findall(r"`([^`]+)`", probes)
-        matched = {pattern: set(fnmatch.filter(keys, pattern)) for pattern in patterns}
-        assert all(matched.values()), f"{name}: docs/probes.md names a probe that is none"
-        table[name] = unit, frozenset().union(*matched.values())
-    return table
-
-
 def _full(kind: Kind) -> KernelEvent:
     """An event of that kind in which no field is empty."""
     return KernelEvent.parse(
@@ -206,36 +190,32 @@ def _full(kind: Kind) -> KernelEvent:
     )  # fmt: skip
 
 
-def test_the_table_in_the_docs_has_each_attribute_with_its_unit(repository: Path) -> None:
-    table = _table_of_attributes(repository)
+def test_the_table_in_the_docs_has_each_attribute_with_its_unit() -> None:
+    table = documented()
     carried = {kind.name.lower(): _full(kind).attributes for kind in Kind}
     assert set(table) == set().union(*carried.values())
-    for name, (unit, probes) in table.items():
+    for name, row in table.items():
         may = {key for key, attributes in carried.items() if name in attributes}
-        assert probes <= may, f"{name} is not set by {sorted(probes - may)}"
-        assert (unit == "ns") == name.endswith("_ns")
-        if unit:
-            assert all(type(carried[key][name]) is int for key in probes)
+        assert row.probes <= may, f"{name} is not set by {sorted(row.probes - may)}"
+        assert (row.unit == "ns") == name.endswith("_ns")
+        if row.unit:
+            assert all(type(carried[key][name]) is int for key in row.probes)
 
 
-def test_the_table_in_the_docs_has_each_probe_that_always_sets_an_attribute(
-    repository: Path,
-) -> None:
-    table = _table_of_attributes(repository)
+def test_the_table_in_the_docs_has_each_probe_that_always_sets_an_attribute() -> None:
+    table = documented()
     for kind in Kind:
         event = _full(kind)
         # What says nothing of another process, by no name, at no position: each has the rest.
         least = replace(event, name="", other_pid=0, other_ns=0, position=0)
         for name in least.attributes:
-            assert kind.name.lower() in table[name][1], f"{name} is set by {kind.name.lower()}"
+            assert kind.name.lower() in table[name].probes, f"{name} is set by {kind.name.lower()}"
 
 
-def test_the_table_in_the_docs_has_who_else_is_named_where_the_sentence_has_it(
-    repository: Path,
-) -> None:
-    table = _table_of_attributes(repository)
+def test_the_table_in_the_docs_has_who_else_is_named_where_the_sentence_has_it() -> None:
+    table = documented()
     said = {kind.name.lower(): _full(kind).sentence for kind in Kind}
     named = {key for key, sentence in said.items() if "stress[77]" in sentence}
     ran = {key for key in named if "stress[77] ran" in said[key]}
-    assert table["kernel.other.pid"][1] == table["kernel.other.command"][1] == named
-    assert table["kernel.other.ran_ns"][1] == ran
+    assert table["kernel.other.pid"].probes == table["kernel.other.command"].probes == named
+    assert table["kernel.other.ran_ns"].probes == ran
