@@ -15,16 +15,26 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from pyroute2.iproute.linux import IPRoute
-from pyroute2.netlink.diag import DiagSocket
-from pyroute2.netlink.exceptions import NetlinkError
-from pyroute2.netlink.rtnl import RTM_DELLINK, RTM_NEWLINK, RTMGRP_LINK
+from pyroute2.netlink.diag import SOCK_DIAG_BY_FAMILY, inet_diag_msg, inet_diag_req
+from pyroute2.netlink.rtnl import (
+    RTM_DELLINK,
+    RTM_GETLINK,
+    RTM_GETQDISC,
+    RTM_NEWLINK,
+    RTMGRP_LINK,
+)
+from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
+from pyroute2.netlink.rtnl.tcmsg import tcmsg
 
 from appliance.core.machine import PRESSURES, Namespace, Queue, Reading
 from appliance.namespaces import namespace_of
+from appliance.netlink import NetlinkSocket
 
 # uapi/linux/if.h: the device is on, and its cable, or peer, is there.
 _IFF_UP, _IFF_LOOPBACK, _IFF_LOWER_UP = 0x1, 0x8, 0x10000
+
+# uapi/linux/netlink.h, which Python's socket module has not.
+_NETLINK_ROUTE, _NETLINK_SOCK_DIAG = 0, 4
 
 # uapi/linux/inet_diag.h and sock_diag.h: which extension has a socket's memory, which of its
 # words are the packets that it dropped. tcp_states.h: a listening socket.
@@ -50,12 +60,13 @@ class Links:
     """Devices of our namespace, and what becomes of them. Use as ``with``."""
 
     def __init__(self) -> None:
-        self._route = IPRoute()
-        self._dump = IPRoute()
+        with contextlib.ExitStack() as opened:
+            # First, so that no change is missed.
+            self._told = opened.enter_context(NetlinkSocket(_NETLINK_ROUTE, RTMGRP_LINK))
+            self._asked = opened.enter_context(NetlinkSocket(_NETLINK_ROUTE))
+            self._opened = opened.pop_all()
 
     def __enter__(self) -> Self:
-        # First, so that no change is missed.
-        self._route.bind(groups=RTMGRP_LINK)
         return self
 
     def __exit__(
@@ -64,26 +75,19 @@ class Links:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._route.close()
-        self._dump.close()
+        self._opened.close()
 
     def fileno(self) -> int:
         """Readable when there are changes."""
-        return int(self._route.fileno())
+        return self._told.fileno()
 
     def all(self) -> list[LinkChange]:
         """Every device as it is. OSError if the kernel does not say."""
-        try:
-            return _changes(self._dump.get_links())
-        except NetlinkError as error:
-            raise OSError(error.code, f"devices: {error}") from error
+        return _changes(self._asked.dump(RTM_GETLINK, ifinfmsg(), ifinfmsg))
 
     def changes(self) -> list[LinkChange]:
         """What became of devices since. OSError: some changes were lost (ENOBUFS)."""
-        try:
-            return _changes(self._route.get())
-        except NetlinkError as error:
-            raise OSError(error.code, f"devices: {error}") from error
+        return _changes(self._told.changes(ifinfmsg))
 
 
 def _changes(messages: Iterable[Any]) -> list[LinkChange]:
@@ -108,11 +112,12 @@ class Counters:
     """Reads them. Use as ``with``, from one thread at a time."""
 
     def __init__(self) -> None:
-        self._route = IPRoute()
-        self._diag = DiagSocket()
+        with contextlib.ExitStack() as opened:
+            self._route = opened.enter_context(NetlinkSocket(_NETLINK_ROUTE))
+            self._diag = opened.enter_context(NetlinkSocket(_NETLINK_SOCK_DIAG))
+            self._opened = opened.pop_all()
 
     def __enter__(self) -> Self:
-        self._diag.bind()
         return self
 
     def __exit__(
@@ -121,8 +126,7 @@ class Counters:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._route.close()
-        self._diag.close()
+        self._opened.close()
 
     def read(self, pids: Iterable[int]) -> Reading:
         """Of the machine, and of the network namespaces of these processes."""
@@ -136,19 +140,21 @@ class Counters:
 
     def _queues(self) -> dict[tuple[int, int], Queue]:
         queues: dict[tuple[int, int], Queue] = {}
-        # What was changed meanwhile is read next time (NLM_F_DUMP_INTR).
-        with contextlib.suppress(NetlinkError, OSError):
-            for message in self._route.get_qdiscs():
+        with contextlib.suppress(OSError):
+            for message in self._route.dump(RTM_GETQDISC, tcmsg(), tcmsg):
                 _add_queue(queues, message)
         return queues
 
     def _listeners(self) -> dict[int, int]:
         drops: dict[int, int] = {}
         for family in (socket.AF_INET, socket.AF_INET6):
-            with contextlib.suppress(NetlinkError, OSError):
-                for message in self._diag.get_sock_stats(
-                    family=family, states=_LISTEN_STATES, extensions=_SKMEMINFO_EXTENSION
-                ):
+            request = inet_diag_req()
+            request["sdiag_family"] = family
+            request["sdiag_protocol"] = socket.IPPROTO_TCP
+            request["idiag_states"] = _LISTEN_STATES
+            request["idiag_ext"] = _SKMEMINFO_EXTENSION
+            with contextlib.suppress(OSError):
+                for message in self._diag.dump(SOCK_DIAG_BY_FAMILY, request, inet_diag_msg):
                     memory = message.get_attr("INET_DIAG_SKMEMINFO")
                     if memory is None:
                         continue

@@ -354,6 +354,11 @@ def test_nothing_is_looked_for_where_nothing_is_wanted(tmp_path: Path) -> None:
         "memory_pressure_percent": None,
     }
     with site(tmp_path, **nothing) as here:
-        maps = Path(f"/proc/{here.node.daemon_pid()}/maps").read_text()
-        assert "pyroute2" not in maps
+        process = Path(f"/proc/{here.node.daemon_pid()}")
+        # The last field of each is its inode.
+        of_netlink = {
+            f"socket:[{line.split()[-1]}]"
+            for line in (process / "net/netlink").read_text().splitlines()[1:]
+        }
+        assert not of_netlink & {os.readlink(fd) for fd in (process / "fd").iterdir()}
         assert here.node.control.status()["machine"]["looks"] == 0

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sockets of netlink, beside an event loop that runs, on this machine's kernel."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import socket
+import struct
+from collections.abc import Callable
+
+import pytest
+from pyroute2.netlink.rtnl import RTM_GETLINK
+from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
+
+from appliance.counters import Counters, Links
+from appliance.netlink import NetlinkSocket
+from runtime.threads import in_thread
+
+NETLINK_ROUTE = 0
+
+
+def test_a_dump_has_the_devices_of_this_namespace() -> None:
+    with NetlinkSocket(NETLINK_ROUTE) as it:
+        for _ in range(2):
+            found = {
+                m["index"]: m.get_attr("IFLA_IFNAME")
+                for m in it.dump(RTM_GETLINK, ifinfmsg(), ifinfmsg)
+            }
+            assert found == dict(socket.if_nameindex())
+
+
+def test_what_the_kernel_refuses_is_said() -> None:
+    with NetlinkSocket(NETLINK_ROUTE) as it:
+        # A type that no rtnetlink has.
+        with pytest.raises(OSError) as refused:
+            it.dump(0xFFFE, ifinfmsg(), ifinfmsg)
+        assert refused.value.errno == errno.EOPNOTSUPP
+        assert it.dump(RTM_GETLINK, ifinfmsg(), ifinfmsg)
+
+
+@pytest.fixture
+def answering(monkeypatch: pytest.MonkeyPatch) -> Callable[[bytes], None]:
+    """Have every socket hear this instead of what the kernel says."""
+
+    def answer(data: bytes) -> None:
+        monkeypatch.setattr(socket.socket, "recv", lambda _self, _size: data)
+
+    return answer
+
+
+def message(kind: int, body: bytes, sequence: int = 1) -> bytes:
+    return struct.pack("=IHHII", 16 + len(body), kind, 0, sequence, 0) + body
+
+
+@pytest.mark.parametrize("data", [b"", b"\0" * 15, b"\0" * 64, b"\xff" * 64, message(16, b"\1")])
+def test_what_makes_no_sense_is_left_out(answering: Callable[[bytes], None], data: bytes) -> None:
+    with NetlinkSocket(NETLINK_ROUTE, groups=1) as it:
+        answering(data)
+        assert it.changes(ifinfmsg) == []
+
+
+def test_a_dump_that_breaks_off_is_an_error(answering: Callable[[bytes], None]) -> None:
+    with NetlinkSocket(NETLINK_ROUTE) as it:
+        late = message(3, struct.pack("=i", -errno.EIO), sequence=0)
+        answering(late + message(3, struct.pack("=i", -errno.ENOMEM)))
+        with pytest.raises(OSError, match=os.strerror(errno.ENOMEM)):
+            it.dump(RTM_GETLINK, ifinfmsg(), ifinfmsg)
+
+
+def test_counters_are_read_in_any_thread_beside_an_event_loop() -> None:
+    """pyroute2's own sockets of today refuse to be made where a loop runs."""
+
+    async def read() -> None:
+        with (
+            socket.create_server(("127.0.0.1", 0)) as listener,
+            Counters() as counters,
+            Links() as links,
+        ):
+            for _ in range(3):
+                reading = await in_thread(counters.read, [os.getpid()])
+                assert reading.listeners[listener.getsockname()[1]] == 0
+                assert {device for device, _ in reading.queues} <= dict(
+                    socket.if_nameindex()
+                ).keys()
+            names = {link.name for link in links.all()}
+            assert names <= {name for _, name in socket.if_nameindex()}
+            assert links.changes() == []
+
+    asyncio.run(read())
