@@ -167,7 +167,7 @@ test-newest: build
 		--python_out=build/newest --grpc_python_out=build/newest \
 		$$(find protocol formats -name '*.proto')
 	PYTHONPYCACHEPREFIX=$(CURDIR)/build/newest/.pycache \
-		scripts/with-tmp $(NEWEST)/bin/python -m pytest tests/unit tests/cluster \
+		scripts/with-tmp $(NEWEST)/bin/python -m pytest tests/unit tests/cluster tests/machine \
 		--ignore-glob='*/test_bench_*.py' --ignore=tests/unit/test_mutants.py \
 		-m 'not slow' -o pythonpath='. build/newest build/appliance build/native/python'
 

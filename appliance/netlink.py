@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sockets of netlink(7). pyroute2 codes the messages; its own sockets want an event loop of
-theirs since 0.9, which who runs in one cannot give.
+"""Sockets of netlink(7), whose messages pyroute2 codes.
+
+Its own sockets want an event loop of theirs since 0.9, and refuse where one runs already.
 """
 
 from __future__ import annotations

@@ -360,5 +360,5 @@ def test_nothing_is_looked_for_where_nothing_is_wanted(tmp_path: Path) -> None:
             f"socket:[{line.split()[-1]}]"
             for line in (process / "net/netlink").read_text().splitlines()[1:]
         }
-        assert not of_netlink & {os.readlink(fd) for fd in (process / "fd").iterdir()}
+        assert not of_netlink & {str(fd.readlink()) for fd in (process / "fd").iterdir()}
         assert here.node.control.status()["machine"]["looks"] == 0

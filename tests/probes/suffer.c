@@ -147,16 +147,18 @@ static void *another_hog(void *nothing)
 	return nothing;
 }
 
-/* Four threads on one CPU have three turns to wait, of some 3 ms each. */
+/* So many turns the victim has to wait. Each is some 3 ms long, on few CPUs 1 ms. */
+#define HOGS 4
+
 static void *hog(void *nothing)
 {
-	pthread_t others[2];
+	pthread_t others[HOGS - 1];
 
-	for (int i = 0; i < 2; i++)
+	for (int i = 0; i < HOGS - 1; i++)
 		pthread_create(&others[i], NULL, another_hog, NULL);
 	pthread_barrier_wait(&in_place);
 	another_hog(nothing);
-	for (int i = 0; i < 2; i++)
+	for (int i = 0; i < HOGS - 1; i++)
 		pthread_join(others[i], NULL);
 	return nothing;
 }
