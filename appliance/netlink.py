@@ -65,7 +65,7 @@ class NetlinkSocket:
         request["header"]["sequence_number"] = self._sequence
         request.encode()
         self._socket.send(request.data)
-        found = []
+        found: list[Any] = []
         while True:
             data = self._socket.recv(_DATAGRAM_BYTES)
             for offset, kind_of_message, sequence in _messages(data):
