@@ -21,6 +21,10 @@ LICENSE_IS("Dual BSD/GPL");
 
 #define SIGKILL 9
 
+/* linux/sched/signal.h: the first process of a pid namespace, which the kernel lets go on.
+ * Where the kernel itself wants its end, this bit is gone by then. */
+#define SIGNAL_UNKILLABLE 0x40
+
 /*
  * By which signal the process ends. The kernel ends threads by a SIGKILL of its own
  * where another one has said so: exit_group(2), execve(2), a signal that is fatal. Of
@@ -35,10 +39,14 @@ static __always_inline __u32 ends_by(struct task_struct *task, int signal)
 	return READ(task, signal, group_exit_code) & 0x7f;
 }
 
-static __always_inline bool is_fatal(__u32 signal, struct k_sigaction *action)
+static __always_inline bool is_fatal(struct task_struct *task, __u32 signal,
+				     struct k_sigaction *action)
 {
-	return signal < 64 && FATAL & BIT(signal) &&
-	       !READ(action, sa.sa_handler);
+	if (signal >= 64 || !(FATAL & BIT(signal)) ||
+	    READ(action, sa.sa_handler))
+		return false;
+	return signal == SIGKILL ||
+	       !(READ(task, signal, flags) & SIGNAL_UNKILLABLE);
 }
 
 /* All its threads come by. */
@@ -153,7 +161,7 @@ TRACEPOINT(signal_deliver, on_signal, int signal, void *info,
 	    !may_be_ours(by_tgid, task))
 		return 0;
 	fatal = ends_by(task, signal);
-	if (!is_fatal(fatal, action))
+	if (!is_fatal(task, fatal, action))
 		return 0;
 	timed = timed_begin(PROGRAM_on_signal);
 	t = thread_of(task);

@@ -123,6 +123,7 @@ struct probes_cost {
 #define PROBES_PROGRAM_LIST(X)                                                 \
 	X(new_thread)                                                          \
 	X(on_exit)                                                             \
+	X(on_exec)                                                             \
 	X(on_switch)                                                           \
 	X(on_waking)                                                           \
 	X(on_send)                                                             \

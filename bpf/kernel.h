@@ -51,6 +51,7 @@ struct signal_struct {
 	void *oom_mm;	       /* the OOM killer chose it */
 	void *group_exec_task; /* one of its threads executes another program */
 	int group_exit_code;
+	unsigned int flags;
 };
 
 struct task_struct {

@@ -28,8 +28,10 @@ thread_make(struct task_struct *task)
 				    BPF_LOCAL_STORAGE_GET_F_CREATE);
 }
 
-static __always_inline void thread_forget(struct task_struct *task)
+/* before: the number that it had until now. */
+static __always_inline void thread_forget(struct task_struct *task, int before)
 {
+	bpf_task_storage_delete(&threads, task);
 }
 
 static __always_inline struct socket *socket_of(struct sock *sk)
@@ -65,11 +67,13 @@ thread_make(struct task_struct *task)
 	return bpf_map_lookup_elem(MAP(threads_by_pid), &pid);
 }
 
-static __always_inline void thread_forget(struct task_struct *task)
+static __always_inline void thread_forget(struct task_struct *task, int before)
 {
-	__u32 pid = FIELD(task, pid);
+	__u32 pid = FIELD(task, pid), pid_before = before;
 
 	bpf_map_delete_elem(MAP(threads_by_pid), &pid);
+	if (pid_before != pid)
+		bpf_map_delete_elem(MAP(threads_by_pid), &pid_before);
 }
 
 static __always_inline struct socket *socket_of(struct sock *sk)

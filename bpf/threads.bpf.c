@@ -77,6 +77,23 @@ TRACEPOINT(task_newtask, new_thread, struct task_struct *task,
 	return 0;
 }
 
+/*
+ * Another program begins there, which shows no traces in the memory of the one before. All
+ * other threads are gone; the one that is left has the number of the first.
+ */
+TRACEPOINT(sched_process_exec, on_exec, struct task_struct *task, int old_pid)
+{
+	const __u16 *by_tgid = only(MAP(filter));
+	struct timed timed;
+
+	if (!by_tgid || !may_be_ours(by_tgid, task))
+		return 0;
+	timed = timed_begin(PROGRAM_on_exec);
+	thread_forget(task, old_pid);
+	timed_end(&timed);
+	return 0;
+}
+
 /* For who has no storage that goes with the thread. */
 TRACEPOINT_BCC(sched_process_exit, on_exit, struct task_struct *task)
 {
@@ -86,7 +103,7 @@ TRACEPOINT_BCC(sched_process_exit, on_exit, struct task_struct *task)
 	if (!by_tgid || !may_be_ours(by_tgid, task))
 		return 0;
 	timed = timed_begin(PROGRAM_on_exit);
-	thread_forget(task);
+	thread_forget(task, FIELD(task, pid));
 	timed_end(&timed);
 	return 0;
 }

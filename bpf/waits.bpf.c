@@ -37,7 +37,11 @@ enum off_why {
 	OFF_BLOCKED = 0,
 	OFF_PREEMPTED = 1,
 	OFF_IO = 2,
+	OFF_STOPPED = 3, /* by SIGSTOP, or by a debugger */
 };
+
+/* __TASK_STOPPED and __TASK_TRACED (linux/sched.h). */
+#define STOPPED_STATES (0x4u | 0x8u)
 
 /* Who ran on a CPU lately, for long: how much of the time since when. */
 struct runner {
@@ -50,7 +54,7 @@ struct runner {
 };
 
 struct runners {
-	__u32 next;
+	__u32 zero;
 	__u32 realtime_pid; /* who runs, if the scheduler does not tell for how long */
 	__u64 realtime_since_ns;
 	struct runner all[RUNNERS];
@@ -76,6 +80,26 @@ static __always_inline struct runner *runner_of(struct runners *all, __u32 pid)
 	return 0;
 }
 
+/* Whose place another one may have: who is away, else who ran least. (As "space saving"
+ * does, Metwally et al. 2005; but who is new begins at nothing.) */
+static __always_inline struct runner *least_runner(struct runners *all,
+						   __u64 now)
+{
+	struct runner *least = &all->all[0];
+	__u64 least_ns = PROBES_NEVER;
+
+	for (int i = 0; i < RUNNERS; i++) {
+		struct runner *r = &all->all[i];
+		__u64 ran_ns = now - r->until_ns > AWAY_NS ? 0 : r->ran_ns;
+
+		if (ran_ns < least_ns) {
+			least = r;
+			least_ns = ran_ns;
+		}
+	}
+	return least;
+}
+
 static __always_inline void note_runner(struct task_struct *task, bool ours,
 					__u64 ran_ns, __u64 now)
 {
@@ -88,8 +112,7 @@ static __always_inline void note_runner(struct task_struct *task, bool ours,
 		return;
 	r = runner_of(all, FIELD(task, pid));
 	if (!r) {
-		r = &all->all[all->next % RUNNERS];
-		all->next++;
+		r = least_runner(all, now);
 		r->pid = FIELD(task, pid);
 		r->until_ns = 0;
 	}
@@ -234,19 +257,20 @@ static __always_inline __u32 throttled_count(const struct task_struct *task)
 }
 
 static __always_inline void goes_off(struct task_struct *task, __u64 now,
-				     bool runnable)
+				     __u32 why)
 {
 	struct probes_thread *t = thread_of(task);
 
 	if (!t)
 		return;
 	t->off_ns = now;
-	if (runnable) {
-		t->off_why = OFF_PREEMPTED;
+	t->off_why = why;
+	if (why == OFF_PREEMPTED) {
 		t->nr_throttled = throttled_count(task);
 		return;
 	}
-	t->off_why = READ_BIT(task, in_iowait) ? OFF_IO : OFF_BLOCKED;
+	if (why == OFF_BLOCKED && READ_BIT(task, in_iowait))
+		t->off_why = OFF_IO;
 	t->syscall = syscall_of(task);
 	t->waker_pid = 0;
 	t->waker_hi = t->waker_lo = 0;
@@ -346,6 +370,8 @@ static __always_inline void was_blocked(const struct probes_settings *s,
 	const struct probes_syscall *call =
 		bpf_map_lookup_elem(MAP(syscalls), &number);
 
+	if (t->off_why == OFF_STOPPED)
+		return;
 	if (call) {
 		event->number = number;
 		__builtin_memcpy(event->name, call->name, sizeof(call->name));
@@ -422,7 +448,7 @@ static __always_inline void comes_back(const struct probes_settings *s,
 
 SUBPROGRAM(switched)
 int switched(struct task_struct *prev, struct task_struct *next, __u64 stint_ns,
-	     bool is_runnable)
+	     __u32 why)
 {
 	const struct probes_settings *s = only(MAP(settings));
 	const __u16 *by_tgid = only(MAP(filter));
@@ -438,7 +464,7 @@ int switched(struct task_struct *prev, struct task_struct *next, __u64 stint_ns,
 	if (stint_ns >= STINT_NS)
 		note_runner(prev, off, stint_ns, now);
 	if (off)
-		goes_off(prev, now, is_runnable);
+		goes_off(prev, now, why);
 	if (may_be_ours(by_tgid, next))
 		comes_back(s, next, now);
 	timed_end(&timed);
@@ -451,6 +477,7 @@ TRACEPOINT(sched_switch, on_switch, bool preempt, struct task_struct *prev,
 	   struct task_struct *next, unsigned int prev_state)
 {
 	const __u16 *by_tgid = only(MAP(filter));
+	__u32 why = OFF_BLOCKED;
 	__u64 stint_ns;
 
 	if (!by_tgid)
@@ -462,5 +489,9 @@ TRACEPOINT(sched_switch, on_switch, bool preempt, struct task_struct *prev,
 	if (stint_ns < STINT_NS && !may_be_ours(by_tgid, prev) &&
 	    !may_be_ours(by_tgid, next))
 		return 0;
-	return CALL(switched)(prev, next, stint_ns, preempt || !prev_state);
+	if (preempt || !prev_state)
+		why = OFF_PREEMPTED;
+	else if (prev_state & STOPPED_STATES)
+		why = OFF_STOPPED;
+	return CALL(switched)(prev, next, stint_ns, why);
 }

@@ -7,7 +7,7 @@ import contextlib
 import json
 import subprocess
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -66,10 +66,12 @@ class Machine:
     directory: Path
 
     @contextlib.contextmanager
-    def sufferer(self, cause: str, ends_with: int = 0) -> Iterator[Sufferer]:
-        """The program, attached to the node; it ends with the block."""
+    def sufferer(
+        self, cause: str, ends_with: int = 0, under: Sequence[str] = ()
+    ) -> Iterator[Sufferer]:
+        """The program, attached to the node; it ends with the block. ``under``: what runs it."""
         with self.node.host.popen(
-            [str(self.program), cause, str(self.directory / "data")],
+            [*under, str(self.program), cause, str(self.directory / "data")],
             env=self.node.client_environment("sufferer"),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

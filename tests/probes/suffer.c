@@ -482,6 +482,44 @@ static uint64_t ends(void)
 	_exit(0);
 }
 
+/* A program that knows nothing of traces crashes in our place. */
+static uint64_t executes_another(void)
+{
+	pthread_barrier_wait(&in_place);
+	print_result(0);
+	execl("/bin/sh", "sh", "-c", "kill -ILL $$", NULL);
+	require(false, "execl");
+	return 0;
+}
+
+/* As the first process of a pid namespace, which the kernel spares. */
+static uint64_t is_spared(void)
+{
+	sigset_t aborts;
+
+	pthread_barrier_wait(&in_place);
+	sigemptyset(&aborts);
+	sigaddset(&aborts, SIGABRT);
+	pthread_sigmask(SIG_BLOCK, &aborts, NULL);
+	pthread_kill(pthread_self(), SIGABRT);
+	pthread_sigmask(SIG_UNBLOCK, &aborts, NULL);
+	return 0;
+}
+
+/* Until somebody continues it. */
+static void *stopper(void *nothing)
+{
+	uint64_t span = begin(lateral, "stopper");
+
+	pthread_mutex_lock(&contended);
+	pthread_barrier_wait(&in_place);
+	sleep_ns(MS);
+	kill(getpid(), SIGSTOP);
+	pthread_mutex_unlock(&contended);
+	end(span, "stopper");
+	return nothing;
+}
+
 static void *nobody(void *nothing)
 {
 	pthread_barrier_wait(&in_place);
@@ -508,6 +546,9 @@ static const struct cause {
 	{"out_of_memory", take_memory, bystander},
 	{"asked_to_end", is_asked_to_end, bystander},
 	{"ends", ends, bystander},
+	{"executes_another", executes_another, bystander},
+	{"is_spared", is_spared, nobody},
+	{"is_stopped", wait_for_lock, stopper},
 	{"stays_open", stay_open, nobody},
 };
 

@@ -84,7 +84,7 @@ def test_thresholds_change_while_programs_run(here: Machine) -> None:
 
 def test_with_the_bypass_no_program_is_left(here: Machine, loader: str) -> None:
     # Which threads are ours is known all the time.
-    kept = {"core": {"register_threads", "new_thread"}, "bcc": {"new_thread", "on_exit"}}[loader]
+    kept = {"new_thread", "on_exec", {"core": "register_threads", "bcc": "on_exit"}[loader]}
     here.probes.await_node(lambda status: "on_switch" in programs(status))
     reload(here, {"bypass": True})
     here.probes.await_node(lambda status: programs(status) == kept)

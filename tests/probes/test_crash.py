@@ -68,6 +68,30 @@ def test_who_ends_by_itself_does_not_crash(here: Machine) -> None:
     assert not crashed & {it.victim, it.lateral, it.innocent}
 
 
+def test_a_program_that_comes_after_has_none_of_its_traces(here: Machine) -> None:
+    with here.sufferer("executes_another", -signal.SIGILL) as program:
+        here.probes.await_watched(1)
+        it = program.suffer()
+    with here.suffers("crash", -signal.SIGILL) as after:
+        pass
+    here.shown(after.victim)
+    crashed = here.triggered()["kernel.crash"]
+    assert not crashed & {it.victim, it.lateral, it.innocent}
+
+
+def test_who_may_go_on_does_not_crash(here: Machine) -> None:
+    """The first process of a pid namespace: signals that it does not handle are dropped."""
+    here.probes.await_watched(0)
+    with here.sufferer("is_spared", under=["unshare", "--fork", "--pid"]) as program:
+        here.probes.await_watched(1)
+        it = program.suffer()
+    with here.suffers("crash", -signal.SIGILL) as after:
+        pass
+    here.shown(after.victim)
+    crashed = here.triggered()["kernel.crash"]
+    assert not crashed & {it.victim, it.lateral, it.innocent}
+
+
 def test_who_is_asked_to_end_does_not_crash(here: Machine) -> None:
     with here.sufferer("asked_to_end", -signal.SIGTERM) as program:
         here.probes.await_watched(1)

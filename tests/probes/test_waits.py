@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -97,6 +99,26 @@ def test_the_example_of_the_docs(here: Machine, repository: Path) -> None:
     assert trigger_of(shown, "kernel.lock_wait")["laterals"] == [traces["held it"]]
     (wait,) = kernel_spans(shown, "lock_wait")
     assert wait["end_ns"] - wait["start_ns"] > 200e6
+
+
+def test_who_is_stopped_does_not_wait(here: Machine) -> None:
+    """By a signal, in the middle of a wait for a lock, which it then goes on with."""
+    here.probes.await_watched(0)
+    with here.sufferer("is_stopped") as program:
+        here.probes.await_watched(1)
+        program.begin()
+        stat = Path(f"/proc/{program.process.pid}/stat")
+        # The field behind the command.
+        while stat.read_text().rpartition(")")[2].split()[0] != "T":
+            time.sleep(0.01)
+        # For as long it stays stopped.
+        time.sleep(3 * BLOCKED_FIRE_MS / 1e3)
+        program.process.send_signal(signal.SIGCONT)
+        it = program.end()
+    assert it.took_ns > 2 * BLOCKED_FIRE_MS * 1e6
+    with here.suffers("lock_wait") as after:
+        here.shown(after.victim)
+        assert it.victim not in here.triggered()["kernel.lock_wait"]
 
 
 @pytest.mark.parametrize("cause", ["sleep", "epoll_wait", "accept"])
