@@ -22,6 +22,7 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 from appliance.contexts import ContextSource, Process, Watcher
+from appliance.probes.outbox import Outbox
 from appliance.probes.packets import VERSION, BadPacket, Packet, fds_of, number_of, receive, send
 from appliance.seldom import Seldom
 from appliance.unix_socket import listen, uid_of
@@ -72,6 +73,8 @@ class _Probes:
         self.figures: dict[str, Any] = {}
         self.watched: set[int] = set()
         """Clients of which the probes say that they watch them."""
+        self._told: set[int] = set()
+        self._seldom = Seldom()
         self._socket = connection
         self._host = host
         self._log = log
@@ -83,19 +86,21 @@ class _Probes:
         self._questions = count(1)
         self._namespace = Path("/proc/self/ns/net").stat().st_ino
         self._loop = asyncio.get_running_loop()
+        self._outbox = Outbox(connection, self._fail)
         self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._loop.add_reader(self._bell, self._rung)
         self._loop.add_reader(connection, self._readable)
 
     def begin(self, node: str) -> None:
         """Have all processes go over to segments of these probes."""
-        self._say({"welcome": VERSION, "node": node}, [self._bell])
+        self._outbox.say({"welcome": VERSION, "node": node}, [self._bell])
         self._fill_up()
         self._host.use_contexts(self._take, self)
 
     def close(self) -> None:
         self._loop.remove_reader(self._bell)
         self._loop.remove_reader(self._socket)
+        self._outbox.close()
         os.close(self._bell)
         self._socket.close()
         for number in list(self._asked):
@@ -126,17 +131,19 @@ class _Probes:
         # Not one by one.
         if missing >= STOCK // 2:
             self._wanted += missing
-            self._say({"want": missing})
+            self._outbox.say({"want": missing})
 
     def watch(self, process: Process, fd: int) -> None:
         """A process is about to use that segment."""
         if process.pidfd is not None:
-            self._say({"watch": process.number}, [process.pidfd, fd])
+            self._told.add(process.number)
+            self._outbox.say({"watch": process.number}, [process.pidfd, fd])
 
     def exited(self, process: Process) -> None:
         """It is gone."""
         self.watched.discard(process.number)
-        self._say({"exited": process.number})
+        self._told.discard(process.number)
+        self._outbox.say({"exited": process.number})
 
     # ------------------------------------------------------------------- users
 
@@ -150,7 +157,7 @@ class _Probes:
             "port": port,
             "within_ns": within_ns,
         }
-        self._say({"who": number, **question})
+        self._outbox.say({"who": number, **question})
         try:
             return await asyncio.wait_for(answer, _ANSWER_S)
         except TimeoutError:
@@ -165,13 +172,10 @@ class _Probes:
 
     # ----------------------------------------------------------------- packets
 
-    def _say(self, said: dict[str, Any], fds: list[int] | None = None) -> None:
-        try:
-            send(self._socket, said, fds or ())
-        except OSError as error:
-            # Whom to watch they learn when they connect again.
-            self._log.warning(f"the probes do not take what they are told: {error.strerror}")
-            self._loop.call_soon(self._ended, self)
+    def _fail(self, error: OSError) -> None:
+        # Whom to watch they learn when they connect again.
+        self._log.warning(f"the probes do not take what they are told: {error.strerror}")
+        self._loop.call_soon(self._ended, self)
 
     @die_if_it_fails
     def _readable(self) -> None:
@@ -200,10 +204,8 @@ class _Probes:
                 self._wanted = max(0, self._wanted - len(fds))
                 self._host.contexts_again()
                 return
-            case {"watching": number, "error": str(error)}:
-                self._log.warning(f"the probes cannot watch client {number}: {error}")
             case {"watching": _}:
-                self.watched.add(number_of(packet, "watching"))
+                self._on_watching(number_of(packet, "watching"), packet.said.get("error"))
             case {"who": _, "traces": list(traces)}:
                 self._answer(number_of(packet, "who"), [_trace_of(trace) for trace in traces])
             case {"figures": dict(figures)} if _are_figures(figures):
@@ -211,6 +213,15 @@ class _Probes:
             case _:
                 pass  # of newer probes
         packet.close()
+
+    def _on_watching(self, number: int, error: object) -> None:
+        # It may have ended meanwhile, which is no fault of theirs.
+        if number not in self._told:
+            return
+        if error is None:
+            self.watched.add(number)
+        elif self._seldom.is_due(str(error), self._loop.time()):
+            self._log.warning(f"the probes cannot watch client {number}, and maybe others: {error}")
 
 
 def _trace_of(said: object) -> TraceId:

@@ -105,7 +105,7 @@ class _Compiler:
 
         def end() -> None:
             is_late.set()
-            process.terminate()
+            _terminate(process)
 
         deadline = threading.Timer(_ANSWERS_WITHIN_S, end)
         deadline.start()
@@ -133,7 +133,7 @@ class _Compiler:
     def _why(self, process: subprocess.Popen[bytes], error: Exception) -> str:
         """What it died of, or what made no sense of what it answered."""
         if isinstance(error, ValueError):
-            process.terminate()
+            _terminate(process)
         self._end()
         why = _first_error(self._said)
         if isinstance(error, ValueError):
@@ -148,6 +148,12 @@ class _Compiler:
         # use any more.
         with contextlib.suppress(BrokenPipeError), process:
             pass
+
+
+def _terminate(process: subprocess.Popen[bytes]) -> None:
+    """Also one that is stopped, which hears of it when it goes on."""
+    process.terminate()
+    process.send_signal(signal.SIGCONT)
 
 
 def _exchanged(process: subprocess.Popen[bytes], text: bytes) -> bytes | str:

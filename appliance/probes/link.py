@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from appliance.probes.native import RECORDS_WITHIN_S, NativeProbes, Newcomer
+from appliance.probes.outbox import Outbox
 from appliance.probes.packets import (
     FDS_MAX,
     MAP_BITS,
@@ -22,7 +23,6 @@ from appliance.probes.packets import (
     fds_of,
     number_of,
     receive,
-    send,
 )
 from runtime.log import Log
 from runtime.main import die_if_it_fails
@@ -62,6 +62,7 @@ class Link:
         self.refused = ""
         """Why the node takes no probes from here."""
         self._has_ended = False
+        self._outbox = Outbox(connection, self._fail)
         self._loop.add_reader(connection, self._readable)
 
     @property
@@ -72,6 +73,7 @@ class Link:
     def close(self) -> None:
         self._has_ended = True
         self._loop.remove_reader(self._socket)
+        self._outbox.close()
         self._socket.close()
         self._probes.set_bell(None)
         self._gone += self._watched.values()
@@ -90,15 +92,14 @@ class Link:
 
         What is not ``needed`` is left out while the node has its hands full.
         """
-        try:
-            send(self._socket, said)
-        except (BrokenPipeError, ConnectionResetError):
+        if needed or self._outbox.is_empty:
+            self._outbox.say(said)
+
+    def _fail(self, error: OSError) -> None:
+        if isinstance(error, (BrokenPipeError, ConnectionResetError)):
             return  # it has hung up: what it said last comes first, then we read that
-        except OSError as error:
-            if isinstance(error, BlockingIOError) and not needed:
-                return
-            self._log.warning(f"the node does not take what it is told: {error.strerror}")
-            self._ended()
+        self._log.warning(f"the node does not take what it is told: {error.strerror}")
+        self._ended()
 
     @die_if_it_fails
     def _readable(self) -> None:
@@ -185,13 +186,11 @@ class Link:
                     for _ in range(some):
                         fds.append(self._probes.make_context())
                         made.callback(os.close, fds[-1])
-                    send(self._socket, {"contexts": len(fds)}, fds)
-                except (BrokenPipeError, ConnectionResetError):
-                    return
                 except OSError as error:
                     self._log.warning(f"no context segments for the node: {error.strerror}")
                     self._ended()
                     return
+                self._outbox.say({"contexts": len(fds)}, fds)
 
     def _let_go(self, number: int) -> None:
         """Of whoever had it the last word was said."""

@@ -94,12 +94,13 @@ def test_a_compiler_that_answers_nonsense_is_noticed(
     assert no_child_is_left()
 
 
+@pytest.mark.parametrize("hangs", ["exec sleep 1000", "kill -STOP $$"])
 def test_a_compiler_that_hangs_is_ended(
-    instead: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+    instead: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, hangs: str
 ) -> None:
     """It is waited for once, not with each source."""
     monkeypatch.setattr(compiler, "_ANSWERS_WITHIN_S", 2.0)
-    starts = instead("exec sleep 1000")
+    starts = instead(hangs)
     with coder(Loader.BCC) as code:
         for name in ("disks", "waits"):
             with pytest.raises(OSError, match=f"^{name}: the compiler did not answer within"):

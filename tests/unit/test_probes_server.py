@@ -136,6 +136,63 @@ def test_probes_make_segments_and_are_told_whose_they_are(directory: Path) -> No
     asyncio.run(run())
 
 
+def test_who_ended_before_it_was_watched_is_not_counted(directory: Path) -> None:
+    async def run() -> None:
+        async with node(directory) as here, here.probes() as probes:
+            (await heard(probes)).close()
+            assert here.host.watcher is not None
+            pidfd = os.pidfd_open(os.getpid())
+            for number in (7, 8, 9):
+                here.host.watcher.watch(Somebody(number, pidfd), pidfd)
+                (await heard(probes)).close()
+            os.close(pidfd)
+            for number in (7, 8):
+                here.host.watcher.exited(Somebody(number, None))
+                (await heard(probes)).close()
+            probes.say({"watching": 7})
+            probes.say({"watching": 8, "error": "no such process"})
+            probes.say({"watching": 9})
+            await here.until(lambda: here.server.watched == 1)
+            assert not [line for line in here.log if "cannot watch" in line]
+
+    asyncio.run(run())
+
+
+def test_what_keeps_processes_from_being_watched_is_said_once(directory: Path) -> None:
+    async def run() -> None:
+        async with node(directory) as here, here.probes() as probes:
+            (await heard(probes)).close()
+            assert here.host.watcher is not None
+            pidfd = os.pidfd_open(os.getpid())
+            for number in range(5):
+                here.host.watcher.watch(Somebody(number, pidfd), pidfd)
+                (await heard(probes)).close()
+                probes.say({"watching": number, "error": "no memory"})
+            here.host.watcher.watch(Somebody(5, pidfd), pidfd)
+            (await heard(probes)).close()
+            os.close(pidfd)
+            probes.say({"watching": 5})
+            await here.until(lambda: here.server.watched == 1)
+            (said,) = [line for line in here.log if "cannot watch" in line]
+            assert "cannot watch client 0, and maybe others: no memory" in said
+
+    asyncio.run(run())
+
+
+def test_a_thousand_that_end_at_once_are_told_of(directory: Path) -> None:
+    async def run() -> None:
+        async with node(directory) as here, here.probes() as probes:
+            (await heard(probes)).close()
+            assert here.host.watcher is not None
+            for number in range(1000):
+                here.host.watcher.exited(Somebody(number, None))
+            for number in range(1000):
+                assert (await heard(probes)).said == {"exited": number}
+            assert here.server.connected
+
+    asyncio.run(run())
+
+
 def test_the_stock_is_filled_up_before_it_is_empty(directory: Path) -> None:
     async def run() -> None:
         async with node(directory) as here, here.probes() as probes:
@@ -245,8 +302,8 @@ def test_figures_are_numbers_under_names(directory: Path) -> None:
             await here.until(lambda: here.server.figures == FIGURES)
             # Prometheus is told of numbers; of others there would be no answer at all.
             probes.say({"figures": {"kinds": "all"}})
-            probes.say({"watching": 1})
-            await here.until(lambda: here.server.watched == 1)
+            probes.give_contexts(1, CONTEXT_BYTES)
+            await here.until(lambda: here.host.asked_again == 1)
             assert here.server.figures == FIGURES
 
     asyncio.run(run())
