@@ -85,9 +85,24 @@ class Links:
         """Every device as it is. OSError if the kernel does not say."""
         return _changes(self._asked.dump(RTM_GETLINK, ifinfmsg(), ifinfmsg))
 
+    def all_anew(self) -> list[LinkChange]:
+        """The same, of who lost changes: those that are kept still are older. OSError."""
+        self._told.forget()
+        return self.all()
+
     def changes(self) -> list[LinkChange]:
         """What became of devices since. OSError: some changes were lost (ENOBUFS)."""
         return _changes(self._told.changes(ifinfmsg))
+
+
+def is_there(device: int) -> bool:
+    """Whether there is such a device, when whoever is about to remove devices is done. OSError.
+
+    (The kernel waits for its lock for devices, which a removal of many holds for all of them.)
+    """
+    with NetlinkSocket(_NETLINK_ROUTE) as asked:
+        found = asked.dump(RTM_GETLINK, ifinfmsg(), ifinfmsg)
+    return any(message["index"] == device for message in found)
 
 
 def _changes(messages: Iterable[Any]) -> list[LinkChange]:
@@ -96,9 +111,13 @@ def _changes(messages: Iterable[Any]) -> list[LinkChange]:
         kind, flags = message["header"]["type"], message["flags"]
         if flags & _IFF_LOOPBACK or kind not in (RTM_NEWLINK, RTM_DELLINK):
             continue
-        is_virtual = message.get_attr("IFLA_LINKINFO") is not None
-        # The other end of a container's device: it goes with the container.
-        if is_virtual and message.get_attr("IFLA_MASTER"):
+        made_as = message.get_attr("IFLA_LINKINFO")
+        is_virtual = made_as is not None
+        # The other end of a container's device goes with the container; and the bridge of which
+        # it was the last port is down then.
+        if is_virtual and (
+            message.get_attr("IFLA_MASTER") or made_as.get_attr("IFLA_INFO_KIND") == "bridge"
+        ):
             continue
         up = None
         if kind == RTM_NEWLINK:

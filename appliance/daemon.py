@@ -17,7 +17,7 @@ import os
 import random
 import socket
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from types import TracebackType
 from typing import Any, Self
 
@@ -405,20 +405,19 @@ class Daemon:
 
     # ------------------------------------------------------------ MachineHost
 
-    def processes(self) -> list[tuple[int, str]]:
-        """Of those that are attached: process id and service."""
-        return [
-            (client.pid, client.service) for client in self._clients if client.pidfd is not None
-        ]
+    def processes(self) -> list[tuple[int, int]]:
+        """Of those that are attached: process id and client number."""
+        return [(client.pid, client.number) for client in self._clients if client.pidfd is not None]
 
     async def users(self, symptom: Symptom, within_ns: int) -> list[TraceId]:
         """Traces that used a device or port of ours lately, as far as there are probes that know."""
         return await self._probes.users(symptom.device, symptom.port, within_ns)
 
-    async def recent(self, within_ns: int, service: str, traces_max: int) -> list[TraceId]:
-        """Traces that were written to lately, by a process of that service; "": by any."""
-        _, traces = await in_thread(self._dataplane.recent, within_ns, service, traces_max)
-        return traces
+    async def recent(
+        self, within_ns: int, clients: Collection[int], traces_max: int
+    ) -> list[TraceId]:
+        """Traces that these processes wrote to lately."""
+        return await in_thread(self._dataplane.recent_of, within_ns, clients, traces_max)
 
     def fire(self, trigger: LocalTrigger) -> None:
         """Fire a trigger as the node itself."""

@@ -2,8 +2,7 @@
 """Looks for symptoms of the machine itself, and fires for the traces that they hit.
 
 Which ones used a device, or a port, the probes know, if they are there. Else those fire that
-were at work in the last moments: of the processes in that network namespace if it is another
-one than ours.
+were at work in the last moments: of the processes in that network namespace, or on the machine.
 """
 
 from __future__ import annotations
@@ -16,7 +15,14 @@ from collections.abc import Collection, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Protocol
 
 from appliance.core.dataplane import NO_CLIENT, LocalTrigger
-from appliance.core.machine import LINK_SETTLES_NS, TRIGGERS, Limits, MachineWatch, Symptom
+from appliance.core.machine import (
+    LINK_DOWN,
+    LINK_SETTLES_NS,
+    TRIGGERS,
+    Limits,
+    MachineWatch,
+    Symptom,
+)
 from appliance.namespaces import namespace_of
 from protocol.messages import LATERALS_MAX, WHY_BYTES_MAX, Source, TraceId, cut_utf8
 from runtime.log import Log
@@ -32,21 +38,20 @@ _TRACES_MAX = 1 + LATERALS_MAX
 # A little later, so that it is over by the clock of the core.
 _SETTLED_S = LINK_SETTLES_NS / 1e9 + 0.005
 
-# Of another namespace; each is a search of the pool.
-_SERVICES_MAX = 4
-
 
 class MachineHost(Protocol):
     """Who has the processes and their traces (``appliance.daemon.Daemon``)."""
 
-    def processes(self) -> Collection[tuple[int, str]]:
-        """Of those that are attached: process id and service."""
+    def processes(self) -> Collection[tuple[int, int]]:
+        """Of those that are attached: process id and client number."""
 
     async def users(self, symptom: Symptom, within_ns: int) -> list[TraceId]:
         """Traces known to have used that device or port of ours lately, the last one first."""
 
-    async def recent(self, within_ns: int, service: str, traces_max: int) -> list[TraceId]:
-        """Traces that were written to lately, by a process of that service; "": by any."""
+    async def recent(
+        self, within_ns: int, clients: Collection[int], traces_max: int
+    ) -> list[TraceId]:
+        """Traces that these processes wrote to lately."""
 
     def fire(self, trigger: LocalTrigger) -> None:
         """Collect these traces."""
@@ -161,7 +166,7 @@ class Machine:
             except OSError:
                 # Too many to keep (ENOBUFS): what counts is how they are now.
                 with contextlib.suppress(OSError):
-                    on_changes(links.all())
+                    on_changes(links.all_anew())
 
         on_changes(links.all())
         loop.add_reader(links.fileno(), on_readable)
@@ -184,7 +189,6 @@ class Machine:
     def _on_symptom(self, symptom: Symptom) -> None:
         if not self._runs:
             return
-        self._seen[symptom.trigger] += 1
         task = asyncio.ensure_future(self._fire(symptom, time.monotonic_ns()))
         self._firing.add(task)
         task.add_done_callback(self._fired)
@@ -196,6 +200,9 @@ class Machine:
             task.result()
 
     async def _fire(self, symptom: Symptom, seen_ns: int) -> None:
+        if symptom.trigger == LINK_DOWN and await _is_removed(symptom.device):
+            return
+        self._seen[symptom.trigger] += 1
         traces = await self._hit(symptom)
         if not traces:
             self._without_traces += 1
@@ -221,21 +228,21 @@ class Machine:
             # That they know of none may be since whoever wrote showed no trace.
             if users:
                 return users[:_TRACES_MAX]
-        found: dict[TraceId, None] = {}
-        for service in self._services(symptom):
-            found.update(dict.fromkeys(await self._host.recent(window_ns, service, _TRACES_MAX)))
-        return list(found)[:_TRACES_MAX]
+        clients = [
+            client
+            for pid, client in self._host.processes()
+            if symptom.namespace is None or namespace_of(pid) == symptom.namespace
+        ]
+        return await self._host.recent(window_ns, clients, _TRACES_MAX)
 
-    def _services(self, symptom: Symptom) -> list[str]:
-        """Whose traces it may have hit; "": everybody's."""
-        if symptom.namespace is None or self._watch.is_ours(symptom):
-            return [""]
-        services = {
-            service
-            for pid, service in self._host.processes()
-            if namespace_of(pid) == symptom.namespace
-        }
-        return sorted(services)[:_SERVICES_MAX]
+
+async def _is_removed(device: int) -> bool:
+    """With others it takes longer: it goes down, and a while later it is gone."""
+    from appliance.counters import is_there
+
+    with contextlib.suppress(OSError):
+        return not await in_thread(is_there, device)
+    return False
 
 
 async def _event_within(event: asyncio.Event, timeout_s: float) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from types import TracebackType
 from typing import Any, ClassVar, Self
 
@@ -419,6 +419,24 @@ class NativeDataPlane:
             "the traces of the last seconds",
         )
         return int(found[0]), [_trace(ids[i]) for i in range(count)]
+
+    def recent_of(self, age_ns: int, clients: Collection[int], traces_max: int) -> list[TraceId]:
+        """Of these processes alone; else as ``recent``."""
+        ids = ffi.new("struct bs_trace_id[]", traces_max)
+        count = _check(
+            lib.bsn_recent_of(
+                self._node,
+                self.now_ns(),
+                age_ns,
+                ffi.new("uint32_t[]", list(clients)),
+                len(clients),
+                ids,
+                traces_max,
+                ffi.new("uint64_t *"),
+            ),
+            "the traces of the last seconds",
+        )
+        return [_trace(ids[i]) for i in range(count)]
 
     def peek(self, trace: TraceId) -> Peek:
         """What the node holds of a trace at this moment; nothing is triggered.

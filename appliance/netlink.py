@@ -6,6 +6,7 @@ Its own sockets want an event loop of theirs since 0.9, and refuse where one run
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import struct
@@ -76,6 +77,17 @@ class NetlinkSocket:
                     _raise_if_failed(data, offset)
                     return found
                 found += _decoded(answer, data, offset)
+
+    def forget(self) -> None:
+        """Leave out the changes that came until now, and that some were lost. OSError."""
+        while True:
+            try:
+                self._socket.recv(_DATAGRAM_BYTES)
+            except BlockingIOError:
+                return
+            except OSError as error:
+                if error.errno != errno.ENOBUFS:
+                    raise
 
     def changes(self, answer: type[Any]) -> list[Any]:
         """What came since, at most one datagram. OSError: changes were lost (ENOBUFS)."""

@@ -10,14 +10,14 @@ LICENSE_IS("Dual BSD/GPL");
 
 #define BIT(signal) (1ull << (signal))
 
-/*
- * SIGILL, SIGTRAP, SIGABRT, SIGBUS, SIGFPE, SIGKILL, SIGSEGV, SIGXCPU, SIGXFSZ and
- * SIGSYS (signal(7); the same on x86 and arm64). By SIGTERM, SIGINT, SIGHUP and SIGPIPE
- * processes end as they are meant to.
- */
-#define FATAL                                                                  \
-	(BIT(4) | BIT(5) | BIT(6) | BIT(7) | BIT(8) | BIT(9) | BIT(11) |       \
-	 BIT(24) | BIT(25) | BIT(31))
+/* By SIGHUP, SIGINT, SIGPIPE and SIGTERM processes end as they are meant to (signal(7);
+ * the same on x86 and arm64). */
+#define MEANT (BIT(1) | BIT(2) | BIT(13) | BIT(15))
+
+/* SIGCHLD, SIGCONT, SIGSTOP, SIGTSTP, SIGTTIN, SIGTTOU, SIGURG and SIGWINCH end nobody. */
+#define HARMLESS                                                               \
+	(BIT(17) | BIT(18) | BIT(19) | BIT(20) | BIT(21) | BIT(22) | BIT(23) | \
+	 BIT(28))
 
 #define SIGKILL 9
 
@@ -42,7 +42,7 @@ static __always_inline __u32 ends_by(struct task_struct *task, int signal)
 static __always_inline bool is_fatal(struct task_struct *task, __u32 signal,
 				     struct k_sigaction *action)
 {
-	if (signal >= 64 || !(FATAL & BIT(signal)) ||
+	if (!signal || signal >= 64 || (MEANT | HARMLESS) & BIT(signal) ||
 	    READ(action, sa.sa_handler))
 		return false;
 	return signal == SIGKILL ||

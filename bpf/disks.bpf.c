@@ -58,6 +58,9 @@ TRACEPOINT(block_bio_queue, on_bio, struct bio *bio)
 		disk = READ(bio, bi_bdev, bd_disk);
 		t->disk = disk_of(disk);
 		t->disk_bytes += READ(bio, bi_iter.bi_size);
+		t->disk_asked_ns = now;
+		t->disk_hi = shown.hi;
+		t->disk_lo = shown.lo;
 		bpf_probe_read_kernel_str(t->disk_name, sizeof(t->disk_name),
 					  disk->disk_name);
 		note_user(t->disk, &shown, now, &timed);

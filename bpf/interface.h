@@ -45,8 +45,10 @@ struct probes_thread {
 	uint32_t waker_pid;
 	uint32_t nr_throttled; /* of its group, when it went off */
 	char waker_comm[BS_KERNEL_COMM_BYTES];
-	uint32_t disk; /* that it asked last, 0: none; since it last waited for one: */
+	uint32_t disk; /* that it asked last, when, in which trace; since it last waited: */
 	uint32_t disk_bytes; /* for so much */
+	uint64_t disk_asked_ns;
+	uint64_t disk_hi, disk_lo;
 	char disk_name[16];
 	uint8_t off_why; /* enum off_why */
 };
@@ -72,6 +74,7 @@ struct probes_settings {
 	uint64_t least_blocked_ns;
 	/* What began earlier was not seen from there on. */
 	uint64_t valid_since_ns;
+	uint64_t sockets_since_ns; /* who writes is noted since then */
 	struct probes_threshold kinds[BS_KERNEL_KINDS];
 };
 

@@ -54,8 +54,9 @@ struct socket {
 	__u32 next; /* counts stretches */
 	__u32 rtt_least_us;
 	__u64 readable_since_ns; /* data lies there, and nobody has read since */
-	__u64 used_ns; /* when it was told that who wrote last uses it */
-	__u8 is_shut;  /* the peer's window is zero */
+	__u64 used_ns;	/* when it was told that who wrote last uses it */
+	__u64 noted_ns; /* when anything was noted last */
+	__u8 is_shut;	/* the peer's window is zero */
 	struct sent sent[SENT_MAX];
 };
 

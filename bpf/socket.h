@@ -42,6 +42,8 @@ long add_neighbour(__u32 i, struct neighbours *n)
 	const struct sent *sent =
 		&n->socket->sent[(n->socket->next - 1 - i) % SENT_MAX];
 
+	if (i >= n->socket->next)
+		return 1;
 	add_lateral(n->laterals, n->own, sent->hi, sent->lo);
 	return 0;
 }
@@ -112,6 +114,8 @@ static __always_inline void report_of(const struct probes_settings *settings,
 	__u32 process;
 	void *inner;
 
+	if (socket->noted_ns < settings->sockets_since_ns)
+		return;
 	if (stretch >= SENT_MAX) {
 		stretch = (socket->next - 1) % SENT_MAX;
 		event->confidence = BS_KERNEL_OF_SOCKET;

@@ -72,6 +72,16 @@ tell_use(const struct sock *sk, struct socket *socket, const struct shown *s,
 		socket->used_ns = now;
 }
 
+/* Of a time after which nobody noted who wrote. */
+static __always_inline void forget_writers(struct socket *socket)
+{
+	struct sent *last = &socket->sent[SENT_MAX - 1];
+
+	socket->next = 0;
+	last->hi = last->lo = 0;
+	last->is_connecting = false;
+}
+
 /* From there on. */
 static __always_inline void note_sent(struct sock *sk, __u32 start,
 				      bool is_connecting,
@@ -80,6 +90,7 @@ static __always_inline void note_sent(struct sock *sk, __u32 start,
 	__u64 now = bpf_ktime_get_ns();
 	struct shown shown = {};
 	struct probes_thread *t = current_thread(now, &shown);
+	const struct probes_settings *settings_now;
 	struct socket *socket;
 	struct sent *last, *sent;
 	bool was_connecting;
@@ -88,8 +99,12 @@ static __always_inline void note_sent(struct sock *sk, __u32 start,
 	socket = t ? socket_make(sk) : socket_of(sk);
 	if (!socket && t)
 		count_map_error(timed);
-	if (!socket)
+	settings_now = only(MAP(settings));
+	if (!socket || !settings_now)
 		return;
+	if (socket->noted_ns < settings_now->sockets_since_ns)
+		forget_writers(socket);
+	socket->noted_ns = now;
 	last = &socket->sent[(socket->next - 1) % SENT_MAX];
 	was_connecting = last->is_connecting;
 	if (was_connecting) {

@@ -206,7 +206,8 @@ static __always_inline void add_runners(__u64 since_ns, const struct shown *own,
 
 /* ------------------------------------------------------- who else asked --- */
 
-/* Of a wait for a disk: for which one, for how much, and who else asked it. */
+/* Of a wait for a disk: for which one, for how much, and who else asked it. Who asked none
+ * waits for what another thread has asked for; nobody knows whom. */
 static __always_inline void add_disk(struct probes_thread *t,
 				     const struct shown *own,
 				     struct bs_kernel_event *event,
@@ -215,7 +216,8 @@ static __always_inline void add_disk(struct probes_thread *t,
 	__u32 number = t->disk;
 	const struct disk *disk;
 
-	if (!number)
+	if (!number || t->disk_asked_ns + ASKED_LATELY_NS < t->off_ns ||
+	    t->disk_hi != own->hi || t->disk_lo != own->lo)
 		return;
 	event->bytes = t->disk_bytes;
 	__builtin_memcpy(event->device, t->disk_name, sizeof(event->device));

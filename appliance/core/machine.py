@@ -195,9 +195,12 @@ class MachineWatch:
         span = _span(before, reading)
         full = False
         for port, drops in reading.listeners.items():
-            lost = drops - before.listeners.get(port, drops)
+            # One that is new has turned all of them away since the last look.
+            lost = drops - before.listeners.get(port, 0 if before.listeners else drops)
             if lost >= least:
                 full = True
+                # The other counter, read a moment before, may have the rest of it next time.
+                self._told_ns[LISTEN_OVERFLOW, (0, 0, self._own)] = reading.time_ns
                 why = f"the listening queue of port {port} turned {lost} away in {span}"
                 yield Symptom(LISTEN_OVERFLOW, why, port=port, namespace=self._own)
         for namespace, overflows in reading.overflows.items():

@@ -357,12 +357,18 @@ BSN_EXPORT int64_t bsn_peek(struct bsn *node, struct bs_trace_id id,
 
 /* Traces that are not and were not collected, to which a process of that service
  * (empty: any) wrote within the last age_ns, or that are open in one: the ids of at
- * most `room` of them, those of the highest priority (hash.h), highest first. Returns how many, and in *found of about how many.
- * It looks at the whole pool, piece by piece under the lock: for a thread that
- * may take its time. */
+ * most `room` of them, those of the highest priority (hash.h), highest first. Returns
+ * how many, and in *found of about how many. It looks at the whole pool, piece by
+ * piece under the lock: for a thread that may take its time. */
 BSN_EXPORT int bsn_recent(struct bsn *node, uint64_t now_ns, uint64_t age_ns,
 			  const char *service, struct bs_trace_id *ids,
 			  int room, uint64_t *found);
+
+/* The same, of these clients, which it sorts. */
+BSN_EXPORT int bsn_recent_of(struct bsn *node, uint64_t now_ns, uint64_t age_ns,
+			     uint32_t *clients, int n_clients,
+			     struct bs_trace_id *ids, int room,
+			     uint64_t *found);
 
 /* Looks at every thread of every client: for who asks now and then. */
 BSN_EXPORT void bsn_get_metrics(struct bsn *node, struct bsn_metrics *metrics);

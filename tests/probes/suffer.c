@@ -475,6 +475,16 @@ static uint64_t is_asked_to_end(void)
 	return 0;
 }
 
+/* By a signal of which nobody thought. */
+static uint64_t is_surprised(void)
+{
+	pthread_barrier_wait(&in_place);
+	print_result(0);
+	kill(getpid(), SIGUSR1);
+	pause();
+	return 0;
+}
+
 static uint64_t ends(void)
 {
 	pthread_barrier_wait(&in_place);
@@ -545,6 +555,7 @@ static const struct cause {
 	{"crash", crash, bystander},
 	{"out_of_memory", take_memory, bystander},
 	{"asked_to_end", is_asked_to_end, bystander},
+	{"is_surprised", is_surprised, bystander},
 	{"ends", ends, bystander},
 	{"executes_another", executes_another, bystander},
 	{"is_spared", is_spared, nobody},

@@ -5,6 +5,9 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
+import struct
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
+from testbed.topology import PYTHON
 from tests.probes.kernel import ids_of
 from tests.probes.machine import Machine, machine, trigger_of
 
@@ -95,3 +99,70 @@ def test_with_the_bypass_no_program_is_left(here: Machine, loader: str) -> None:
     with here.suffers("lock_wait") as after:
         trigger_of(here.shown(after.victim), "kernel.lock_wait")
     assert it.victim not in here.triggered()["kernel.lock_wait"]
+
+
+WRITER = """
+import secrets, socket, sys
+import backsight
+assert backsight.wait_attached(30)
+print("ready", flush=True)
+connection = None
+for line in sys.stdin:
+    if connection is None or line == "anew\\n":
+        connection = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
+    trace = secrets.token_bytes(16)
+    backsight.begin(trace)
+    connection.sendall(b"x")
+    backsight.end()
+    print(trace.hex(), flush=True)
+"""
+
+
+def wrote(writer: subprocess.Popen[bytes], how: bytes = b"on") -> str:
+    """The trace in which it wrote something."""
+    assert writer.stdin is not None
+    assert writer.stdout is not None
+    writer.stdin.write(how + b"\n")
+    writer.stdin.flush()
+    return writer.stdout.readline().decode().strip()
+
+
+def break_off(connection: socket.socket) -> None:
+    """By a reset, and not by an end."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    connection.close()
+
+
+def test_who_wrote_before_a_bypass_did_not_write_last(here: Machine) -> None:
+    """Nobody saw who wrote meanwhile."""
+    seeing = {"on_send", "on_reset_received"}
+    here.probes.await_watched(0)
+    reload(here, {})
+    here.probes.await_node(lambda status: seeing <= programs(status))
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        here.node.host.popen(
+            [PYTHON, "-c", WRITER, str(listener.getsockname()[1])],
+            env=here.node.client_environment("writer"),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        ) as writer,
+    ):
+        assert writer.stdout is not None
+        assert writer.stdout.readline() == b"ready\n"
+        here.probes.await_watched(1)
+        before = wrote(writer)
+        connection, _ = listener.accept()
+        reload(here, {"bypass": True})
+        here.probes.await_node(lambda status: not seeing & programs(status))
+        meanwhile = wrote(writer)
+        reload(here, {})
+        here.probes.await_node(lambda status: seeing <= programs(status))
+        break_off(connection)
+        after = wrote(writer, b"anew")
+        connection, _ = listener.accept()
+        break_off(connection)
+        trigger_of(here.shown(after), "kernel.tcp_reset_received")
+        assert writer.stdin is not None
+        writer.stdin.close()
+    assert not here.triggered()["kernel.tcp_reset_received"] & {before, meanwhile}

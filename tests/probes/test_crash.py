@@ -38,6 +38,13 @@ def test_all_that_was_open_is_collected_once(here: Machine) -> None:
     assert victim["unfinished"]
 
 
+def test_any_signal_that_is_not_meant_is_a_crash(here: Machine) -> None:
+    with here.suffers("is_surprised", -signal.SIGUSR1) as it:
+        pass
+    trigger = trigger_of(here.shown(it.victim), "kernel.crash")
+    assert trigger["why"] == "process ended by SIGUSR1"
+
+
 def test_what_is_open_in_another_process_is_left_alone(here: Machine) -> None:
     here.probes.await_watched(0)
     with here.sufferer("stays_open") as lives:

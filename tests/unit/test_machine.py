@@ -138,6 +138,36 @@ def test_where_no_port_is_known_the_namespace_is_told() -> None:
     ]
 
 
+def test_what_a_port_was_told_of_is_not_told_again_without_it() -> None:
+    """Both counters are read one after the other: of one burst each may see a part before."""
+    found = told(
+        Reading(0, overflows={OWN: 0}, listeners={80: 1}),
+        Reading(S, overflows={OWN: 3}, listeners={80: 6}),
+        Reading(2 * S, overflows={OWN: 8, OTHER: 0}, listeners={80: 6}),
+        Reading(3 * S, overflows={OWN: 8, OTHER: 9}, listeners={80: 6}),
+    )
+    assert [[(one.port, one.namespace) for one in some] for some in found] == [
+        [],
+        [(80, OWN)],
+        [],
+        [(0, OTHER)],
+    ]
+
+
+def test_a_listener_that_is_new_is_named() -> None:
+    _, (symptom,) = told(
+        Reading(0, overflows={OWN: 0}, listeners={22: 4}),
+        Reading(S, overflows={OWN: 6}, listeners={22: 4, 80: 6}),
+    )
+    assert (symptom.port, symptom.namespace) == (80, OWN)
+    # Where no listener could be read before, all may be old.
+    _, (symptom,) = told(
+        Reading(0, overflows={OWN: 0}),
+        Reading(S, overflows={OWN: 6}, listeners={22: 4, 80: 6}),
+    )
+    assert (symptom.port, symptom.namespace) == (0, OWN)
+
+
 def test_another_queue_in_the_place_of_one_begins_anew() -> None:
     """Its counters have nothing to do with those of the one before."""
     _, found = told(Reading(0, queue(0)), Reading(S, queue(10**6, kind="fq_codel")))

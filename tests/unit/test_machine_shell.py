@@ -4,11 +4,16 @@
 from __future__ import annotations
 
 import asyncio
+import os
+from collections.abc import Collection
+from typing import Self
 
 import pytest
 
+from appliance import counters
 from appliance.core.dataplane import LocalTrigger
 from appliance.core.machine import Symptom
+from appliance.counters import LinkChange
 from appliance.machine import Machine
 from protocol.messages import TraceId
 from runtime.settings.node import MachineSettings
@@ -24,13 +29,15 @@ NOTHING = MachineSettings(
 
 
 class Host:
-    def processes(self) -> list[tuple[int, str]]:
+    def processes(self) -> list[tuple[int, int]]:
         return []
 
     async def users(self, symptom: Symptom, within_ns: int) -> list[TraceId]:
         return []
 
-    async def recent(self, within_ns: int, service: str, traces_max: int) -> list[TraceId]:
+    async def recent(
+        self, within_ns: int, clients: Collection[int], traces_max: int
+    ) -> list[TraceId]:
         return []
 
     def fire(self, trigger: LocalTrigger) -> None:
@@ -65,3 +72,69 @@ def test_without_netlink_the_node_goes_on_and_says_so(monkeypatch: pytest.Monkey
     assert len(messages) == 2
     assert "the machine's counters cannot be read: " in messages[0]
     assert "Address family not supported" in messages[0]
+
+
+class FakeLinks:
+    """One device, which goes down as soon as anybody looks."""
+
+    def __init__(self) -> None:
+        self._changed = os.eventfd(1, os.EFD_NONBLOCK)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._changed)
+
+    def fileno(self) -> int:
+        return self._changed
+
+    def all(self) -> list[LinkChange]:
+        return [LinkChange(7, "veth7", up=True, is_virtual=True)]
+
+    def changes(self) -> list[LinkChange]:
+        os.eventfd_read(self._changed)
+        return [LinkChange(7, "veth7", up=False, is_virtual=True)]
+
+
+class HostWithTrace(Host):
+    def __init__(self) -> None:
+        self.fired: list[str] = []
+
+    async def recent(
+        self, within_ns: int, clients: Collection[int], traces_max: int
+    ) -> list[TraceId]:
+        return [TraceId(bytes(range(16)))]
+
+    def fire(self, trigger: LocalTrigger) -> None:
+        self.fired.append(trigger.name)
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_device_that_is_about_to_be_removed_does_not_go_down(
+    monkeypatch: pytest.MonkeyPatch, is_there: bool
+) -> None:
+    asked: list[int] = []
+
+    def answer(device: int) -> bool:
+        asked.append(device)
+        return is_there
+
+    monkeypatch.setattr(counters, "Links", FakeLinks)
+    monkeypatch.setattr(counters, "is_there", answer)
+    host = HostWithTrace()
+
+    async def run() -> None:
+        machine = Machine(MachineSettings(), host, logs_to([]))
+        running = asyncio.ensure_future(machine.run())
+        while not asked or (is_there and not host.fired):
+            await asyncio.sleep(0.001)
+        # Whatever comes of the answer has come of it.
+        for _ in range(10):
+            await asyncio.sleep(0.001)
+        assert machine.figures["seen"]["machine.link_down"] == int(is_there)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+    asyncio.run(run())
+    assert host.fired == ["machine.link_down"] * is_there

@@ -114,6 +114,9 @@ struct recent {
 	uint64_t domain;
 	uint64_t age_ns;
 	const char *service;
+	/* Those that are asked for, not by their service: NULL, or ascending. */
+	const uint32_t *clients;
+	uint32_t n_clients;
 	struct candidate *heap;
 	uint32_t count, room;
 	struct set set;
@@ -171,6 +174,24 @@ static bool is_young(struct bsn *n, struct recent *r, const struct run *run)
 	return c && handle_is_open(c, run->handle);
 }
 
+static int by_number(const void *a, const void *b)
+{
+	const uint32_t *x = a, *y = b;
+
+	return *x > *y ? 1 : -(*x < *y);
+}
+
+static bool is_of_whom(const struct recent *r, uint32_t client,
+		       const char *service)
+{
+	if (r->clients)
+		return bsearch(&client, r->clients, r->n_clients,
+			       sizeof(client), by_number);
+	return !r->service[0] ||
+	       !strncmp(service, r->service,
+			sizeof(((struct client *)NULL)->service));
+}
+
 /* A kept run is as old as the segment that it was written in, and its process
  * may be gone. */
 static bool is_wanted(struct bsn *n, struct recent *r, struct frame *f,
@@ -183,8 +204,7 @@ static bool is_wanted(struct bsn *n, struct recent *r, struct frame *f,
 	if (f->client != &n->keep.arena)
 		return true;
 	return ns_since(n, run.granted_ns) <= r->age_ns &&
-	       (!r->service[0] || !strncmp(run.owner.service, r->service,
-					   sizeof(run.owner.service)));
+	       is_of_whom(r, run.owner.number, run.owner.service);
 }
 
 static bool is_recent(const struct bsn *n, uint32_t i, uint64_t age_ns)
@@ -204,8 +224,8 @@ static void offer_frame(struct bsn *n, struct recent *r, uint32_t number)
 	struct frame *f = frame_at(n, number);
 	struct walk walk = walk_of(f, record_of(n, f)->generation);
 
-	if (r->service[0] && f->client != &n->keep.arena &&
-	    strcmp(f->client->service, r->service) != 0)
+	if (f->client != &n->keep.arena &&
+	    !is_of_whom(r, f->client->number, f->client->service))
 		return;
 	for (uint32_t i = 0; i < walk.runs; i++) {
 		uint64_t entry = run_entry(f, i);
@@ -241,20 +261,17 @@ static uint64_t estimate(const struct recent *r)
 	return about > r->count ? (uint64_t)about : r->count;
 }
 
-int bsn_recent(struct bsn *n, uint64_t now_ns, uint64_t age_ns,
-	       const char *service, struct bs_trace_id *ids, int room,
-	       uint64_t *found)
+static int recent(struct bsn *n, uint64_t now_ns, struct recent whose,
+		  struct bs_trace_id *ids, int room, uint64_t *found)
 {
-	struct recent r = {
-		.age_ns = age_ns,
-		.service = service,
-		.room = (uint32_t)room,
-		.set.secret = n->secret,
-	};
+	struct recent r = whose;
+	uint64_t age_ns = r.age_ns;
 
 	*found = 0;
 	if (room <= 0)
 		return -EINVAL;
+	r.room = (uint32_t)room;
+	r.set.secret = n->secret;
 	r.domain = bs_hash_prepare(BS_HASH_PRIORITY, strlen(BS_HASH_PRIORITY),
 				   n->config.cluster_seed);
 	for (r.set.room = 64; r.set.room < 2 * r.room; r.set.room *= 2)
@@ -284,4 +301,27 @@ int bsn_recent(struct bsn *n, uint64_t now_ns, uint64_t age_ns,
 	free(r.heap);
 	free(r.set.places);
 	return (int)r.count;
+}
+
+int bsn_recent(struct bsn *n, uint64_t now_ns, uint64_t age_ns,
+	       const char *service, struct bs_trace_id *ids, int room,
+	       uint64_t *found)
+{
+	struct recent whose = {.age_ns = age_ns, .service = service};
+
+	return recent(n, now_ns, whose, ids, room, found);
+}
+
+int bsn_recent_of(struct bsn *n, uint64_t now_ns, uint64_t age_ns,
+		  uint32_t *clients, int n_clients, struct bs_trace_id *ids,
+		  int room, uint64_t *found)
+{
+	struct recent whose = {
+		.age_ns = age_ns,
+		.clients = clients,
+		.n_clients = n_clients < 0 ? 0 : (uint32_t)n_clients,
+	};
+
+	qsort(clients, whose.n_clients, sizeof(*clients), by_number);
+	return recent(n, now_ns, whose, ids, room, found);
 }

@@ -269,6 +269,8 @@ static int attach(struct bsp *p, struct object *o, const void *code,
 				    : attach_programs(o);
 }
 
+#define SOCKETS "sockets"
+
 int bsp_attach(struct bsp *p, const char *name, const void *code,
 	       size_t code_bytes, char *message, size_t message_bytes)
 {
@@ -281,6 +283,9 @@ int bsp_attach(struct bsp *p, const char *name, const void *code,
 	if (object_find(p, name))
 		return -EALREADY;
 	complaints_begin();
+	/* What sockets know of before may be of the last time that it was attached. */
+	if (!strcmp(name, SOCKETS))
+		WRITE_ONCE(p->settings->sockets_since_ns, monotonic_ns());
 	err = object_open(p, o, of);
 	if (!err)
 		err = attach(p, o, code, code_bytes);
@@ -294,8 +299,6 @@ int bsp_attach(struct bsp *p, const char *name, const void *code,
 	malloc_trim(0);
 	return err;
 }
-
-#define SOCKETS "sockets"
 
 static void empty_map(int fd)
 {

@@ -59,6 +59,9 @@ static void finds_what_is_recent(void)
 	struct writer w;
 	uint64_t found;
 	struct bsn *n = node_with_writer(&config, &w, &t);
+	uint32_t number = (uint32_t)w.number;
+	uint32_t clients[] = {number + 9, number, number + 1};
+	uint32_t others[] = {number + 9, number + 1};
 
 	for (uint32_t i = 0; i < 100; i++)
 		CHECK(w_trace(&t, trace_id(i), 100, START));
@@ -82,6 +85,16 @@ static void finds_what_is_recent(void)
 	CHECK(!memcmp(some, ids, sizeof(some)));
 	CHECK_EQ(bsn_recent(n, START + 10 * SECOND, 5 * SECOND, "other", ids,
 			    100, &found),
+		 0);
+	CHECK_EQ(bsn_recent_of(n, START + 10 * SECOND, 5 * SECOND, clients, 3,
+			       ids, 100, &found),
+		 30);
+	CHECK_EQ(found, 30);
+	CHECK_EQ(bsn_recent_of(n, START + 10 * SECOND, 5 * SECOND, others, 2,
+			       ids, 100, &found),
+		 0);
+	CHECK_EQ(bsn_recent_of(n, START + 10 * SECOND, 5 * SECOND, others, 0,
+			       ids, 100, &found),
 		 0);
 	collect(n, trace_id(110), START + 10 * SECOND, &s);
 	CHECK_EQ(bsn_recent(n, START + 10 * SECOND, 5 * SECOND, "", ids, 100,
@@ -132,6 +145,7 @@ static void what_is_kept_is_not_recent(void)
 	struct wthread t;
 	struct writer w;
 	struct bsn *n = node_with_writer(&config, &w, &t);
+	uint32_t client = (uint32_t)w.number;
 
 	write_run(&t, HANDLE, 0, 0, now);
 	w_show(&t, HANDLE);
@@ -150,6 +164,9 @@ static void what_is_kept_is_not_recent(void)
 		for (int i = 0; i < got; i++)
 			there |= ids[i].lo == trace_id(WANTED).lo;
 		CHECK_EQ(there, age_s == 250);
+		CHECK_EQ(bsn_recent_of(n, now, (uint64_t)age_s * SECOND,
+				       &client, 1, ids, 1000, &found),
+			 got);
 	}
 	free_with_writer(n, &w);
 }
