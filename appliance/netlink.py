@@ -10,15 +10,17 @@ import errno
 import os
 import socket
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from pyroute2.netlink.exceptions import NetlinkDecodeError
 
+T = TypeVar("T")
+
 # uapi/linux/netlink.h: struct nlmsghdr (length, type, flags, sequence number, port), the types
 # that end an answer, and the flags of who asks for all there is.
-_HEADER = struct.Struct("=IHHII")
+HEADER = struct.Struct("=IHHII")
 _ERROR, _DONE = 2, 3
 _REQUEST, _DUMP = 0x1, 0x300
 
@@ -55,9 +57,10 @@ class NetlinkSocket:
         """Readable when there is a change."""
         return self._socket.fileno()
 
-    def dump(self, kind: int, request: Any, answer: type[Any]) -> list[Any]:  # noqa: ANN401
-        """All that the kernel has of a kind, each an ``answer`` of pyroute2. OSError if it refuses.
+    def dump(self, kind: int, request: Any, decode: Callable[[bytes], T | None]) -> list[T]:  # noqa: ANN401
+        """All that the kernel has of a kind, each decoded; without those that are None.
 
+        OSError if it refuses. ``request``: one of pyroute2's messages.
         What is changed meanwhile may be missing, or there twice (NLM_F_DUMP_INTR).
         """
         self._sequence += 1
@@ -66,17 +69,19 @@ class NetlinkSocket:
         request["header"]["sequence_number"] = self._sequence
         request.encode()
         self._socket.send(request.data)
-        found: list[Any] = []
+        found: list[T] = []
         while True:
             data = self._socket.recv(_DATAGRAM_BYTES)
-            for offset, kind_of_message, sequence in _messages(data):
+            for kind_of_message, sequence, message in _messages(data):
                 # Of a dump before, which a signal cut off.
                 if sequence != self._sequence:
                     continue
                 if kind_of_message in (_ERROR, _DONE):
-                    _raise_if_failed(data, offset)
+                    _raise_if_failed(message)
                     return found
-                found += _decoded(answer, data, offset)
+                decoded = decode(message)
+                if decoded is not None:
+                    found.append(decoded)
 
     def forget(self) -> None:
         """Leave out the changes that came until now, and that some were lost. OSError."""
@@ -89,47 +94,49 @@ class NetlinkSocket:
                 if error.errno != errno.ENOBUFS:
                     raise
 
-    def changes(self, answer: type[Any]) -> list[Any]:
+    def changes(self, decode: Callable[[bytes], T | None]) -> list[T]:
         """What came since, at most one datagram. OSError: changes were lost (ENOBUFS)."""
         try:
             data = self._socket.recv(_DATAGRAM_BYTES)
         except BlockingIOError:
             return []
-        return [
-            message
-            for offset, kind, _ in _messages(data)
-            if kind not in (_ERROR, _DONE)
-            for message in _decoded(answer, data, offset)
+        decoded = [
+            decode(message) for kind, _, message in _messages(data) if kind not in (_ERROR, _DONE)
         ]
+        return [one for one in decoded if one is not None]
 
 
-def _messages(data: bytes) -> Iterator[tuple[int, int, int]]:
-    """Where each begins, its type and its sequence number."""
+def by_pyroute2(answer: type[Any]) -> Callable[[bytes], Any]:
+    """What decodes a message as one of its classes; None if it cannot, as if it is cut off."""
+
+    def decode(message: bytes) -> Any:  # noqa: ANN401
+        made = answer(message)
+        try:
+            made.decode()
+        except (NetlinkDecodeError, struct.error):
+            return None
+        return made
+
+    return decode
+
+
+def _messages(data: bytes) -> Iterator[tuple[int, int, bytes]]:
+    """Of each its type, its sequence number, and itself with its header."""
     offset = 0
-    while offset + _HEADER.size <= len(data):
-        length, kind, _, sequence, _ = _HEADER.unpack_from(data, offset)
+    while offset + HEADER.size <= len(data):
+        length, kind, _, sequence, _ = HEADER.unpack_from(data, offset)
         # NLMSG_OK
-        if length < _HEADER.size or offset + length > len(data):
+        if length < HEADER.size or offset + length > len(data):
             return
-        yield offset, kind, sequence
+        yield kind, sequence, data[offset : offset + length]
         # NLMSG_ALIGN
         offset += (length + 3) & ~3
 
 
-def _decoded(answer: type[Any], data: bytes, offset: int) -> list[Any]:
-    """One; none if pyroute2 cannot, as of a kind that it has not heard of."""
-    message = answer(data, offset=offset)
-    try:
-        message.decode()
-    except (NetlinkDecodeError, struct.error):
-        return []
-    return [message]
-
-
-def _raise_if_failed(data: bytes, offset: int) -> None:
+def _raise_if_failed(message: bytes) -> None:
     # The end of a dump may be without (before 2.6.35).
-    if len(data) < offset + _HEADER.size + 4:
+    if len(message) < HEADER.size + 4:
         return
-    (negative_errno,) = struct.unpack_from("=i", data, offset + _HEADER.size)
+    (negative_errno,) = struct.unpack_from("=i", message, HEADER.size)
     if negative_errno < 0:
         raise OSError(-negative_errno, os.strerror(-negative_errno))

@@ -31,6 +31,9 @@ LINK_SETTLES_NS = 50_000_000
 Namespace: TypeAlias = int
 """A network namespace, by a number that it has alone."""
 
+QueueKey: TypeAlias = tuple[int, int, int]
+"""A device, below what on it, and its handle: those below the same may all have handle 0."""
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -63,13 +66,13 @@ class Queue:
 class Reading:
     """The machine's counters at one time.
 
-    ``queues``: by device and handle. ``overflows``: connections that a full listening queue
+    ``overflows``: connections that a full listening queue
     turned away, of each namespace. ``listeners``: the same of each listening port of our own.
     ``stalled_us``: by resource.
     """
 
     time_ns: int
-    queues: Mapping[tuple[int, int], Queue] = field(default_factory=dict)
+    queues: Mapping[QueueKey, Queue] = field(default_factory=dict)
     overflows: Mapping[Namespace, int] = field(default_factory=dict)
     listeners: Mapping[int, int] = field(default_factory=dict)
     stalled_us: Mapping[str, int] = field(default_factory=dict)

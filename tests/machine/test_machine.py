@@ -287,6 +287,25 @@ def test_a_queue_that_drops_hits_whoever_used_its_device(tmp_path: Path) -> None
         assert innocent not in {one["trace_id"] for one in here.coordinator.ctl_json("traces")}
 
 
+def test_each_queue_of_a_device_is_read() -> None:
+    """By default those of a device with several have no handles of their own."""
+    with Network("queues") as network:
+        host = network.host("alpha")
+        veth = ("type", "veth", "peer", "name", "other0")
+        host.run("ip", "link", "add", "many0", "numtxqueues", "4", *veth)
+        host.run("tc", "qdisc", "add", "dev", "many0", "root", "mq")
+        host.run("ip", "link", "set", "many0", "up")
+        program = """
+import socket
+from appliance.counters import Counters
+with Counters() as counters:
+    queues = counters.read([]).queues
+print(sum(device == socket.if_nametoindex("many0") for device, _, _ in queues))
+"""
+        shown = host.run("tc", "qdisc", "show", "dev", "many0").splitlines()
+        assert int(host.run(PYTHON, "-c", program)) == len(shown) == 5
+
+
 # --------------------------------------------------------------- listeners
 
 

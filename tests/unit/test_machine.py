@@ -8,7 +8,15 @@ import dataclasses
 from hypothesis import given
 from hypothesis import strategies as st
 
-from appliance.core.machine import LINK_SETTLES_NS, Limits, MachineWatch, Queue, Reading, Symptom
+from appliance.core.machine import (
+    LINK_SETTLES_NS,
+    Limits,
+    MachineWatch,
+    Queue,
+    QueueKey,
+    Reading,
+    Symptom,
+)
 
 S = 1_000_000_000
 OWN, OTHER = 1, 2
@@ -23,8 +31,12 @@ LIMITS = Limits(
 )
 
 
-def queue(drops: int, backlog: int = 0, kind: str = "tbf") -> dict[tuple[int, int], Queue]:
-    return {(ETH0, 0x10000): Queue("eth0", kind, drops, backlog)}
+# uapi/linux/pkt_sched.h
+TC_H_ROOT = 0xFFFFFFFF
+
+
+def queue(drops: int, backlog: int = 0, kind: str = "tbf") -> dict[QueueKey, Queue]:
+    return {(ETH0, TC_H_ROOT, 0x10000): Queue("eth0", kind, drops, backlog)}
 
 
 def told(*readings: Reading, limits: Limits = LIMITS) -> list[list[Symptom]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Self
 
 import pytest
@@ -17,6 +17,7 @@ from appliance.counters import LinkChange
 from appliance.machine import Machine
 from protocol.messages import TraceId
 from runtime.settings.node import MachineSettings
+from tests.unit.attach_harness import another_turn
 from tests.unit.logs import logs_to
 
 NOTHING = MachineSettings(
@@ -107,31 +108,31 @@ class HostWithTrace(Host):
         return [TraceId(bytes(range(16)))]
 
     def fire(self, trigger: LocalTrigger) -> None:
-        self.fired.append(trigger.name)
+        self.fired.append(trigger.trigger)
 
 
 @pytest.mark.parametrize("is_there", [True, False])
 def test_a_device_that_is_about_to_be_removed_does_not_go_down(
     monkeypatch: pytest.MonkeyPatch, is_there: bool
 ) -> None:
-    asked: list[int] = []
+    answered = asyncio.Event()
 
-    def answer(device: int) -> bool:
-        asked.append(device)
-        return is_there
+    async def in_thread(call: Callable[[int], bool], device: int) -> bool:
+        answered.set()
+        return call(device)
 
     monkeypatch.setattr(counters, "Links", FakeLinks)
-    monkeypatch.setattr(counters, "is_there", answer)
+    monkeypatch.setattr(counters, "is_there", lambda device: is_there and device == 7)
+    monkeypatch.setattr("appliance.machine.in_thread", in_thread)
     host = HostWithTrace()
 
     async def run() -> None:
         machine = Machine(MachineSettings(), host, logs_to([]))
         running = asyncio.ensure_future(machine.run())
-        while not asked or (is_there and not host.fired):
-            await asyncio.sleep(0.001)
-        # Whatever comes of the answer has come of it.
+        await answered.wait()
+        # What comes of an answer comes in a few turns.
         for _ in range(10):
-            await asyncio.sleep(0.001)
+            await another_turn()
         assert machine.figures["seen"]["machine.link_down"] == int(is_there)
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)

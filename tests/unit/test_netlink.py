@@ -15,10 +15,11 @@ from pyroute2.netlink.rtnl import RTM_GETLINK
 from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
 
 from appliance.counters import Counters, Links
-from appliance.netlink import NetlinkSocket
+from appliance.netlink import NetlinkSocket, by_pyroute2
 from runtime.threads import in_thread
 
 NETLINK_ROUTE = 0
+LINK = by_pyroute2(ifinfmsg)
 
 
 def test_a_dump_has_the_devices_of_this_namespace() -> None:
@@ -26,7 +27,7 @@ def test_a_dump_has_the_devices_of_this_namespace() -> None:
         for _ in range(2):
             found = {
                 m["index"]: m.get_attr("IFLA_IFNAME")
-                for m in it.dump(RTM_GETLINK, ifinfmsg(), ifinfmsg)
+                for m in it.dump(RTM_GETLINK, ifinfmsg(), LINK)
             }
             assert found == dict(socket.if_nameindex())
 
@@ -35,9 +36,9 @@ def test_what_the_kernel_refuses_is_said() -> None:
     with NetlinkSocket(NETLINK_ROUTE) as it:
         # A type that no rtnetlink has.
         with pytest.raises(OSError) as refused:
-            it.dump(0xFFFE, ifinfmsg(), ifinfmsg)
+            it.dump(0xFFFE, ifinfmsg(), LINK)
         assert refused.value.errno == errno.EOPNOTSUPP
-        assert it.dump(RTM_GETLINK, ifinfmsg(), ifinfmsg)
+        assert it.dump(RTM_GETLINK, ifinfmsg(), LINK)
 
 
 @pytest.fixture
@@ -58,7 +59,7 @@ def message(kind: int, body: bytes, sequence: int = 1) -> bytes:
 def test_what_makes_no_sense_is_left_out(answering: Callable[[bytes], None], data: bytes) -> None:
     with NetlinkSocket(NETLINK_ROUTE, groups=1) as it:
         answering(data)
-        assert it.changes(ifinfmsg) == []
+        assert it.changes(LINK) == []
 
 
 def test_a_dump_that_breaks_off_is_an_error(answering: Callable[[bytes], None]) -> None:
@@ -66,7 +67,7 @@ def test_a_dump_that_breaks_off_is_an_error(answering: Callable[[bytes], None]) 
         late = message(3, struct.pack("=i", -errno.EIO), sequence=0)
         answering(late + message(3, struct.pack("=i", -errno.ENOMEM)))
         with pytest.raises(OSError, match=os.strerror(errno.ENOMEM)):
-            it.dump(RTM_GETLINK, ifinfmsg(), ifinfmsg)
+            it.dump(RTM_GETLINK, ifinfmsg(), LINK)
 
 
 def test_counters_are_read_in_any_thread_beside_an_event_loop() -> None:
@@ -81,7 +82,7 @@ def test_counters_are_read_in_any_thread_beside_an_event_loop() -> None:
             for _ in range(3):
                 reading = await in_thread(counters.read, [os.getpid()])
                 assert reading.listeners[listener.getsockname()[1]] == 0
-                assert {device for device, _ in reading.queues} <= dict(
+                assert {device for device, _, _ in reading.queues} <= dict(
                     socket.if_nameindex()
                 ).keys()
             names = {link.name for link in links.all()}
