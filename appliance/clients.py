@@ -44,7 +44,9 @@ from appliance.contexts import (
     number_of_part,
 )
 from appliance.packets import Abi, Attachment, AttachRefused, Request
+from appliance.probes.packets import SERVICE as PROBES_SERVICE
 from appliance.process import pidfd_if_same, start_ticks_of
+from appliance.quotas import PROBES as PROBES_TENANT
 from appliance.quotas import Quotas
 from runtime.log import Log
 from runtime.memfd import memfd
@@ -299,6 +301,11 @@ class Clients:
         contexts = [client.context for client in self._by_pid.values()]
         return sum(context.is_due or context.before is not None for context in contexts)
 
+    def _tenant(self, uid: int, gids: frozenset[int], service: str) -> int:
+        if service == PROBES_SERVICE and uid in self._trusted_uids:
+            return PROBES_TENANT
+        return self._quotas.tenant(uid, gids)
+
     def _new(self, peer: Peer, start_ticks: int, request: Request, link: Link) -> Attachment:
         self._check_quota(peer.uid)
         service, abi = request.service, request.abi
@@ -316,7 +323,7 @@ class Clients:
                     fds = replace(fds, context=self._contexts.first(number, own))
                     first.pop_all()
                 undo.callback(os.close, fds.context)
-                tenant = self._quotas.tenant(peer.uid, peer.gids)
+                tenant = self._tenant(peer.uid, peer.gids, service)
                 self._dataplane.client_tenant(number, tenant)
                 if request.token is not None:
                     # Of an attachment that nobody has any more, and what it wrote there.
@@ -512,7 +519,8 @@ class Clients:
         try:
             context = self._contexts.adopt(one.number, contexts)
             # As of now: quotas may be others than before.
-            self._dataplane.client_tenant(one.number, self._quotas.tenant(one.uid, one.gids))
+            tenant = self._tenant(one.uid, one.gids, one.service)
+            self._dataplane.client_tenant(one.number, tenant)
             pidfd = pidfd_if_same(one.pid, one.start_ticks) if is_latest else None
         except OSError:
             if context is not None:

@@ -231,10 +231,16 @@ def _trace_of(said: object) -> TraceId:
     return TraceId(bytes.fromhex(said))
 
 
-def _are_figures(tree: object) -> bool:
+# The deepest are those of a program: under its name, under "programs".
+_FIGURES_DEEP = 4
+
+
+def _are_figures(tree: object, deep: int = _FIGURES_DEEP) -> bool:
     """Numbers under names: what metrics are made of."""
     if isinstance(tree, dict):
-        return all(isinstance(name, str) and _are_figures(tree[name]) for name in tree)
+        return deep > 0 and all(
+            isinstance(name, str) and _are_figures(tree[name], deep - 1) for name in tree
+        )
     return type(tree) is int
 
 

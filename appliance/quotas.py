@@ -13,6 +13,9 @@ from dataclasses import dataclass, field
 # Groups are numbered behind all users.
 _FIRST_GROUP = 1 << 32
 
+PROBES = 1 << 33
+"""Those of the kernel probes: what they write down others have caused, who may be anybody."""
+
 
 @dataclass(frozen=True, slots=True)
 class Quota:

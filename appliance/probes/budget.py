@@ -7,8 +7,9 @@
         | over it still (far below it for a while: back to the first)
     the costliest object is taken out of the kernel; and the next, as long as it is over
 
-What was taken out stays out until the configuration is read again: to put it back would cost
-as much again.
+What was taken out is put back when the others have kept within the budget for ten minutes: what
+made it cost so much may be over. If it is not, it is taken out again, and for twice as long.
+Reading the configuration puts it back at once.
 """
 
 from __future__ import annotations
@@ -28,12 +29,18 @@ _FAR_BELOW = 0.5
 _BELOW_FOR_NS = 60_000_000_000
 
 
+# From then on to be tried again. The longest: as for a machine that is always too busy for it.
+_BACK_AFTER_NS = 600_000_000_000
+_BACK_AFTER_MAX_NS = 16 * _BACK_AFTER_NS
+
+
 class Step(enum.Enum):
     """What there is to do."""
 
     RAISE = enum.auto()
     LOWER = enum.auto()
     TAKE_OUT = enum.auto()
+    PUT_BACK = enum.auto()
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +61,8 @@ class Budget:
     _over: int = 0
     _below_since_ns: int | None = None
     _looked_ns: int | None = None
+    _out_since_ns: int | None = None
+    _back_after_ns: int = _BACK_AFTER_NS
     _before: dict[str, int] = field(default_factory=dict)
 
     def look(self, now_ns: int, run_ns: Mapping[str, int]) -> Verdict:
@@ -66,8 +75,12 @@ class Budget:
         spent = {name: max(0, ns - before.get(name, 0)) for name, ns in run_ns.items()}
         share = sum(spent.values()) / (now_ns - since_ns)
         if share > self.share_max:
-            return self._is_over(share, spent)
+            return self._is_over(now_ns, share, spent)
         self._over = 0
+        if self._out_since_ns is not None and now_ns - self._out_since_ns >= self._back_after_ns:
+            self._out_since_ns = None
+            self._back_after_ns = min(2 * self._back_after_ns, _BACK_AFTER_MAX_NS)
+            return Verdict(share, Step.PUT_BACK)
         if not self.raised or share > _FAR_BELOW * self.share_max:
             self._below_since_ns = None
             return Verdict(share)
@@ -78,8 +91,10 @@ class Budget:
         self.raised, self._below_since_ns = False, None
         return Verdict(share, Step.LOWER)
 
-    def _is_over(self, share: float, spent: Mapping[str, int]) -> Verdict:
+    def _is_over(self, now_ns: int, share: float, spent: Mapping[str, int]) -> Verdict:
         self._below_since_ns = None
+        if self._out_since_ns is not None:
+            self._out_since_ns = now_ns
         self._over += 1
         if self._over < _OVER_IN_A_ROW:
             return Verdict(share)
@@ -87,4 +102,5 @@ class Budget:
         if not self.raised:
             self.raised = True
             return Verdict(share, Step.RAISE)
+        self._out_since_ns = now_ns
         return Verdict(share, Step.TAKE_OUT, max(spent, key=lambda name: spent[name]))

@@ -58,7 +58,7 @@ class Daemon:
         self._too_dear: set[str] = set()
         self._missing: dict[str, str] = {}
         """What cannot be had: by object, why."""
-        self._is_reloaded = asyncio.Event()
+        self._has_to_attach = asyncio.Event()
 
     async def __aenter__(self) -> Self:
         async with contextlib.AsyncExitStack() as undo:
@@ -122,8 +122,8 @@ class Daemon:
 
     async def _keep_attached(self) -> None:
         while True:
-            await self._is_reloaded.wait()
-            self._is_reloaded.clear()
+            await self._has_to_attach.wait()
+            self._has_to_attach.clear()
             await self._attach_wanted()
             self._say_figures()
 
@@ -213,11 +213,20 @@ class Daemon:
                 self._log.info(f"probes take {spent}: thresholds are as configured again")
             case Step.TAKE_OUT:
                 self._log.error(
-                    f"probes take {spent}, {allowed}: {verdict.object}, the costliest, is taken out"
-                    f" until the configuration is reloaded; without it: {_keys([verdict.object])}"
+                    f"probes take {spent}, {allowed}: those of {verdict.object}, the costliest, are"
+                    f" taken out until the others have kept within it for a while, or the"
+                    f" configuration is reloaded; without them: {_keys([verdict.object])}"
                 )
                 self._too_dear.add(verdict.object)
+            case Step.PUT_BACK:
+                self._put_back()
+                self._has_to_attach.set()
         self._set()
+
+    def _put_back(self) -> None:
+        if self._too_dear:
+            self._log.info(f"what was taken out is put back: {_keys(sorted(self._too_dear))}")
+        self._too_dear.clear()
 
     def _hang_up(self) -> None:
         if self._link is not None:
@@ -270,13 +279,11 @@ class Daemon:
         """Go on with other settings, of which those that cannot be changed are the same."""
         self._settings = settings
         self._budget = Budget(settings.probes.cpu_percent / 100)
-        if self._too_dear:
-            self._log.info(f"what was taken out is put back: {_keys(sorted(self._too_dear))}")
-        self._too_dear.clear()
+        self._put_back()
         # To try again costs a moment: it is for who asks.
         self._missing.clear()
         self._set()
-        self._is_reloaded.set()
+        self._has_to_attach.set()
         self._say_figures()
 
     def _say_figures(self) -> None:

@@ -33,6 +33,9 @@ from typing import Any
 
 VERSION = 1
 
+SERVICE = "kernel"
+"""As which probes write into traces."""
+
 # As many fds as go into one packet; the kernel's own limit is 253 (SCM_MAX_FD).
 FDS_MAX = 16
 

@@ -14,6 +14,7 @@ from itertools import chain
 
 from appliance.probes.daemon import Daemon
 from appliance.probes.doctor import examine
+from appliance.probes.packets import SERVICE
 from runtime.log import Log
 from runtime.main import Configuration, die_with_any_thread, read_arguments, supervise
 from runtime.service_manager import ServiceManager
@@ -45,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     configuration = read_arguments(_PROGRAM, __doc__.splitlines()[0], Settings, argv)
     # Before the library of applications is loaded, by which records are written.
     os.environ["BACKSIGHT_SOCKET"] = configuration.settings.socket
-    os.environ["BACKSIGHT_SERVICE"] = "kernel"
+    os.environ["BACKSIGHT_SERVICE"] = SERVICE
     die_with_any_thread()
     log = Log.of(_PROGRAM, configuration.settings.level, node=configuration.settings.node)
     with ServiceManager.from_environment(os.environ) as manager:

@@ -63,8 +63,8 @@ def test_what_costs_too_much_goes_and_comes_back_when_told(here: Machine) -> Non
         assert "on_switch" not in programs(status)
         log = here.probes.log_path.read_text()
         assert "`probes.cpu_percent` allows 0.001 %: all thresholds are raised by 10" in log
-        assert "waits, the costliest, is taken out until the configuration is reloaded" in log
-        assert "without it: run_queue, cpu_throttled, lock_wait, blocked, io_wait" in log
+        assert "those of waits, the costliest, are taken out until the others have kept" in log
+        assert "without them: run_queue, cpu_throttled, lock_wait, blocked, io_wait" in log
     reload(here, {"cpu_percent": 50, "lock_wait": LOCK_WAIT})
     here.probes.await_node(lambda status: "on_switch" in programs(status))
     assert "what was taken out is put back: run_queue" in here.probes.log_path.read_text()

@@ -36,12 +36,12 @@ def connected(path: str) -> socket.socket:
     return connection
 
 
-def asked(path: str) -> tuple[socket.socket, int]:
+def asked(path: str, service: str = "other") -> tuple[socket.socket, int]:
     """A connection that asked to be attached, and the status of the answer."""
     connection = connected(path)
     # Who may not attach is answered, and the connection closed, at once.
     with contextlib.suppress(BrokenPipeError):
-        connection.send(request(service=b"other"))
+        connection.send(request(service=service.encode()))
     while True:
         # An error comes once, and before the answer.
         with contextlib.suppress(ConnectionResetError):
@@ -56,6 +56,15 @@ def client(path: str, uid: str, gid: str, *groups: str) -> None:
     """Ask to be attached; the status. Stay."""
     become(int(uid), int(gid), [int(group) for group in groups])
     connection, status = asked(path)
+    print(status, flush=True)
+    sys.stdin.read()
+    connection.close()
+
+
+def client_of(service: str, path: str, uid: str) -> None:
+    """The same, of a service."""
+    become(int(uid), int(uid), [])
+    connection, status = asked(path, service)
     print(status, flush=True)
     sys.stdin.read()
     connection.close()

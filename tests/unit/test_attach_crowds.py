@@ -19,7 +19,7 @@ import pytest
 
 from appliance.attach import ACCEPTS_A_TURN, SILENT_PER_USER_MAX
 from appliance.door import Door, DoorLimits
-from appliance.quotas import Quota, Quotas
+from appliance.quotas import PROBES, Quota, Quotas
 from appliance.seldom import Seldom
 from appliance.waiting import Waiting
 from runtime.service_manager import ServiceManager
@@ -346,6 +346,33 @@ def test_who_was_attached_before_a_restart_counts(directory: Path) -> None:
                     assert [client.uid for client in after.clients] == [ANN]
                     async with program("client", after.path, ANN, ANN) as second:
                         assert await second.says() == str(-errno.EDQUOT)
+        store.close()
+
+    asyncio.run(run())
+
+
+@pytest.mark.root
+def test_what_probes_write_is_nobodys_but_theirs(directory: Path) -> None:
+    """Others cause it. Who says of itself that it is the probes may be so, if it is trusted."""
+
+    async def run() -> None:
+        store = Store(directory)
+        everybody = frozenset({ROOT, ANN})
+        with ServiceManager(str(store.path)) as manager, contextlib.ExitStack() as stack:
+            async with (
+                node(directory, uids=everybody, manager=manager) as before,
+                contextlib.AsyncExitStack() as programs,
+            ):
+                stored = []
+                for service, uid in (("kernel", ROOT), ("kernel", ANN), ("shop", ROOT)):
+                    one = program("client_of", service, before.path, uid)
+                    assert await (await programs.enter_async_context(one)).says() == "0"
+                    stored += store.take()[0]
+                tenants = before.dataplane.tenants
+                assert list(tenants.values()) == [PROBES, ANN, ROOT]
+                other = stack.enter_context(open_directory())
+                async with node(other, stored=stored) as after:
+                    assert after.dataplane.tenants == tenants
         store.close()
 
     asyncio.run(run())

@@ -67,6 +67,39 @@ def test_thresholds_come_back_when_it_has_been_quiet_for_a_minute() -> None:
     assert costs.look(waits=0.001).step is None
 
 
+def out_for_s(costs: Costs) -> float:
+    """How long the costliest stays out that costs too much each time it is there."""
+    while costs.look(waits=0.02).step is not Step.TAKE_OUT:
+        pass
+    began_ns = costs.now_ns
+    while costs.look(sockets=0.001).step is not Step.PUT_BACK:
+        pass
+    return (costs.now_ns - began_ns) / S
+
+
+def test_what_was_taken_out_is_tried_again_ever_later() -> None:
+    costs = Costs()
+    costs.look(waits=0.02)
+    waited_s = [out_for_s(costs) for _ in range(7)]
+    assert waited_s == [600, 1200, 2400, 4800, 9600, 9600, 9600]
+
+
+def test_it_is_not_tried_again_before_the_others_keep_within_the_budget() -> None:
+    costs = Costs()
+    costs.look(waits=0.02)
+    while costs.look(waits=0.02).step is not Step.TAKE_OUT:
+        pass
+    for _ in range(400):
+        # A moment over it, now and then.
+        assert costs.look(sockets=0.02).step is None
+        for _ in range(5):
+            assert costs.look(sockets=0.001).step in (None, Step.LOWER)
+    began_ns = costs.now_ns
+    while costs.look(sockets=0.001).step is not Step.PUT_BACK:
+        pass
+    assert 580 * S <= costs.now_ns - began_ns <= 600 * S
+
+
 @given(st.lists(st.tuples(st.integers(0, 10 * S), st.integers(0, 10 * S))))
 def test_no_figures_break_it(looks: list[tuple[int, int]]) -> None:
     """Clocks that stand, and counts that begin anew, as of an object that was attached again."""

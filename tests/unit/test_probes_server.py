@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -302,6 +303,7 @@ def test_figures_are_numbers_under_names(directory: Path) -> None:
             await here.until(lambda: here.server.figures == FIGURES)
             # Prometheus is told of numbers; of others there would be no answer at all.
             probes.say({"figures": {"kinds": "all"}})
+            probes.say({"figures": json.loads('{"a":' * 900 + "1" + "}" * 900)})
             probes.give_contexts(1, CONTEXT_BYTES)
             await here.until(lambda: here.host.asked_again == 1)
             assert here.server.figures == FIGURES
