@@ -350,7 +350,7 @@ def _config_check(arguments: argparse.Namespace) -> int:
 
 
 def _doctor(arguments: argparse.Namespace) -> int:
-    """Status 1 if something that is configured cannot work."""
+    """Status 1 if something that is configured cannot work, 2 if the configuration is wrong."""
     works = True
     try:
         for found in examine(arguments.config):
@@ -361,7 +361,7 @@ def _doctor(arguments: argparse.Namespace) -> int:
                 print(in_words(found))
     except DoctorError as error:
         sys.stderr.write(f"backsightctl: {error}\n")
-        return 1
+        return EXIT_CONFIG if error.is_config else 1
     return 0 if works else 1
 
 

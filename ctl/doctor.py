@@ -11,13 +11,18 @@ from pathlib import Path
 from typing import Any
 
 from runtime.printable import printable
+from runtime.schema import EXIT_CONFIG
 
 # -P: whatever lies in the current directory is no part of it.
 _PROBES = (sys.executable, "-P", "-m", "appliance.probes", "--doctor")
 
 
 class DoctorError(Exception):
-    """The probes cannot be asked."""
+    """The probes cannot be asked. ``is_config``: since the configuration is wrong, as they have said."""
+
+    def __init__(self, message: str, *, is_config: bool) -> None:
+        super().__init__(message)
+        self.is_config = is_config
 
 
 def examine(config: Path | None) -> Iterator[dict[str, Any]]:
@@ -29,9 +34,12 @@ def examine(config: Path | None) -> Iterator[dict[str, Any]]:
             check: dict[str, Any] = json.loads(line)
             yield check
     if probes.returncode:
-        # 2: it has said what is wrong with the configuration.
-        ask = "" if probes.returncode == 2 else "; is it installed?"
-        raise DoctorError(f"backsight-probes cannot tell (exit status {probes.returncode}){ask}")
+        is_config = probes.returncode == EXIT_CONFIG
+        ask = "" if is_config else "; is it installed?"
+        raise DoctorError(
+            f"backsight-probes cannot tell (exit status {probes.returncode}){ask}",
+            is_config=is_config,
+        )
 
 
 def in_words(check: dict[str, Any]) -> str:

@@ -141,30 +141,30 @@ def _jit() -> Check:
 def _loaders(settings: ProbesSettings) -> tuple[list[Check], tuple[Loader, NativeProbes] | None]:
     """A check of each loader; and of those that are configured the first that works."""
     wanted = choices(settings.loader)
-    checks: list[Check] = []
+    failed: dict[Loader, OSError] = {}
     chosen: tuple[Loader, NativeProbes] | None = None
     for loader in Loader:
-        why, remedy = "", _REMEDIES[loader]
         try:
             probes = load(loader)
         except OSError as error:
-            why, remedy = str(error.strerror or error), _remedy(loader, error)
+            failed[loader] = error
         else:
             if loader in wanted and chosen is None:
                 chosen = loader, probes
             else:
                 probes.close()
-        checks.append(
-            Check(
-                f"loader.{loader.key}",
-                not why,
-                why or "works",
-                "probes by this loader",
-                remedy,
-                # Of two that may be taken, one is enough.
-                is_needed=chosen is None and loader is wanted[-1],
-            )
+    checks = [
+        Check(
+            f"loader.{loader.key}",
+            loader not in failed,
+            str(failed[loader].strerror or failed[loader]) if loader in failed else "works",
+            "probes by this loader",
+            _remedy(loader, failed[loader]) if loader in failed else _REMEDIES[loader],
+            # Of two that may be taken, one is enough.
+            is_needed=chosen is None and loader in wanted,
         )
+        for loader in Loader
+    ]
     return checks, chosen
 
 
@@ -185,20 +185,21 @@ _REMEDIES = {
 def _probes(settings: ProbesSettings) -> Iterator[Check]:
     checks, chosen = _loaders(settings)
     yield from checks
+    configured = f"probes.loader: {settings.loader}"
+    yield Check(
+        "loader",
+        ok=chosen is not None,
+        found=f"{chosen[0].key} is taken ({configured})"
+        if chosen
+        else f"none works ({configured})",
+        costs="all triggers of probes",
+        remedy="see the checks above",
+        is_needed=any(settings.wants(one.key) for one in SYMPTOMS),
+    )
+    # What cannot be tried is not told of.
     if chosen is None:
-        yield Check(
-            "probes",
-            ok=False,
-            found="no loader works",
-            costs="all triggers of probes",
-            remedy="see the checks above",
-            is_needed=any(settings.wants(one.key) for one in SYMPTOMS),
-        )
         return
     loader, probes = chosen
-    yield Check(
-        "loader", ok=True, found=f"{loader.key} is taken (probes.loader: {settings.loader})"
-    )
     with contextlib.closing(probes), coder(loader) as code:
         refused = dict(_tried(probes, code))
     for symptom in SYMPTOMS:

@@ -39,6 +39,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Here, since the probes themselves have no need of what it imports: 12 MiB.
         from appliance import machine_doctor
 
+        # Whoever reads it may have read enough.
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
         settings = configuration.settings
         for check in chain(examine(settings.probes), machine_doctor.examine(settings.machine)):
             print(json.dumps(dataclasses.asdict(check)), flush=True)

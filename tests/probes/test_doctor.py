@@ -69,15 +69,22 @@ def test_without_capabilities_it_says_what_to_do(tmp_path: Path) -> None:
     assert status == 1
     assert found["capabilities"]["found"] == "missing: CAP_BPF, CAP_PERFMON"
     for loader in ("loader.core", "loader.bcc"):
-        assert not found[loader]["ok"]
+        assert (found[loader]["ok"], found[loader]["is_needed"]) == (False, True)
         assert found[loader]["remedy"] == "see capabilities above"
-    assert not found["probes"]["ok"]
+    assert found["loader"]["found"] == "none works (probes.loader: auto)"
     assert not [name for name in found if name.startswith("probe.")]
     # Nothing is missing where nothing is wanted.
     config = tmp_path / "node.yaml"
     config.write_text("probes: {bypass: true}\n")
     _, said = asked(bare, "--json", "--config", str(config))
-    assert not checks(said)["probes"]["is_needed"]
+    assert not checks(said)["loader"]["is_needed"]
+    # Of two loaders the one that is not configured does not matter.
+    config.write_text("probes: {loader: bcc}\n")
+    _, said = asked(bare, "--json", "--config", str(config))
+    found = checks(said)
+    assert not found["loader.core"]["is_needed"]
+    assert (found["loader"]["ok"], found["loader"]["is_needed"]) == (False, True)
+    assert found["loader"]["found"] == "none works (probes.loader: bcc)"
     status, said = asked(bare)
     assert "what to do: run this as root, or give the process CAP_BPF and CAP_PERFMON" in said
 
@@ -124,5 +131,16 @@ def test_a_bad_configuration_is_said(tmp_path: Path) -> None:
     config = tmp_path / "node.yaml"
     config.write_text("probes: {run_queue: {fire_ms: soon}}\n")
     status, said = asked(anywhere(), "--config", str(config))
-    assert status == 1
+    assert status == 2
     assert f"{config}:1" in said
+
+
+def test_who_has_read_enough_hears_no_more() -> None:
+    with anywhere().popen(
+        [*DOCTOR, "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline().startswith(b"{")
+        process.stdout.close()
+        assert process.stderr.read() == b""
