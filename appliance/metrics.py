@@ -377,7 +377,7 @@ METRICS = (
     ),
     Metric(
         "probe_runs_total",
-        "Runs of a BPF program of ours, for threads of attached processes.",
+        "Runs of a BPF program of ours that had anything to do.",
         "probes/programs/{program}/runs",
     ),
     Metric(
