@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -33,6 +34,9 @@ PROBES = {
 # How much of what the victim waited the probe tells of, at least.
 LEAST = {"run_queue": 0.8, "lock_wait": 0.9, "blocked": 0.9, "io_wait": 0.1}
 
+
+# Twice as many as a CPU keeps of who ran (RUNNERS in bpf/waits.bpf.c).
+HOGS = 8
 
 HOG = """
 print("runs", flush=True)
@@ -174,6 +178,29 @@ def test_who_ran_is_named_where_it_has_no_trace(here: Machine) -> None:
     assert any(
         f"{command}[{process.pid}] ran " in one["attributes"]["kernel.what"] for one in spans
     )
+
+
+def test_who_ran_longest_is_named_among_many(here: Machine) -> None:
+    """They run in turn, many times in one wait of who has little weight: each an equal part of it."""
+    here.probes.await_watched(0)
+    hog = ["taskset", "--cpu-list", str(min(os.sched_getaffinity(0))), PYTHON, "-c", HOG]
+    with contextlib.ExitStack() as running:
+        program = running.enter_context(here.sufferer("hog_of_another", under=["nice", "-n", "10"]))
+        hogs = [
+            running.enter_context(here.node.host.popen(hog, stdout=subprocess.PIPE))
+            for _ in range(HOGS)
+        ]
+        here.probes.await_watched(1)
+        for one in hogs:
+            assert one.stdout is not None
+            assert one.stdout.readline() == b"runs\n"
+        it = program.suffer()
+        for one in hogs:
+            one.terminate()
+    spans = kernel_spans(here.shown(it.victim), "run_queue")
+    longest = max(spans, key=lambda span: int(span["end_ns"] - span["start_ns"]))
+    ran_ns = longest["attributes"]["kernel.other.ran_ns"]
+    assert ran_ns > 0.5 * longest["attributes"]["kernel.duration_ns"] / HOGS
 
 
 def test_a_group_that_has_used_up_its_quota_is_told_apart(here: Machine) -> None:
