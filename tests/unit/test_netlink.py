@@ -70,6 +70,31 @@ def test_a_dump_that_breaks_off_is_an_error(answering: Callable[[bytes], None]) 
             it.dump(RTM_GETLINK, ifinfmsg(), LINK)
 
 
+def test_who_lost_changes_forgets_those_that_came_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a device would go down, and up, that is up since."""
+    kept: list[bytes | OSError] = [
+        b"old",
+        OSError(errno.ENOBUFS, "lost"),
+        b"old",
+        BlockingIOError(),
+    ]
+    recv = socket.socket.recv
+
+    def first_those(self: socket.socket, size: int) -> bytes:
+        if not kept:
+            return recv(self, size)
+        data = kept.pop(0)
+        if isinstance(data, OSError):
+            raise data
+        return data
+
+    with Links() as links:
+        monkeypatch.setattr(socket.socket, "recv", first_those)
+        devices = {link.device for link in links.all_anew()}
+        assert kept == []
+        assert devices <= dict(socket.if_nameindex()).keys()
+
+
 def test_counters_are_read_in_any_thread_beside_an_event_loop() -> None:
     """pyroute2's own sockets of today refuse to be made where a loop runs."""
 

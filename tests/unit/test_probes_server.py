@@ -153,7 +153,10 @@ def test_who_ended_before_it_was_watched_is_not_counted(directory: Path) -> None
             probes.say({"watching": 7})
             probes.say({"watching": 8, "error": "no such process"})
             probes.say({"watching": 9})
-            await here.until(lambda: here.server.watched == 1)
+            # What comes last has been heard last.
+            probes.say({"figures": FIGURES})
+            await here.until(lambda: here.server.figures == FIGURES)
+            assert here.server.watched == 1
             assert not [line for line in here.log if "cannot watch" in line]
 
     asyncio.run(run())
