@@ -42,7 +42,7 @@ CHUNK_BYTES = 3000
 SEGMENT_BYTES = 1000
 
 # Enough for more than a thousand losses of one segment in ten.
-CHUNKS = 6000
+CHUNKS = 8000
 
 # A SYN is sent again after a second, and after one or two more.
 SYN_AGAIN_S = 2.5
