@@ -66,9 +66,8 @@ class Queue:
 class Reading:
     """The machine's counters at one time.
 
-    ``overflows``: connections that a full listening queue
-    turned away, of each namespace. ``listeners``: the same of each listening port of our own.
-    ``stalled_us``: by resource.
+    ``overflows``: connections that a full listening queue turned away, of each namespace.
+    ``listeners``: the same of each listening port of our own. ``stalled_us``: by resource.
     """
 
     time_ns: int

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from testbed.cgroups import group
-from tests.probes.machine import Machine, kernel_spans, machine, trigger_of
+from tests.probes.machine import Machine, Suffered, kernel_spans, machine, trigger_of
 
 ATTEMPTS = 5
 
@@ -21,6 +21,15 @@ pytestmark = [pytest.mark.root, pytest.mark.bpf, pytest.mark.timeout(120)]
 def here(tmp_path_factory: pytest.TempPathFactory, build: Path, loader: str) -> Iterator[Machine]:
     with machine(tmp_path_factory.mktemp("crash"), build, loader, {}) as made:
         yield made
+
+
+def assert_did_not_crash(here: Machine, it: Suffered) -> None:
+    """None of its traces: a crash that comes after would be told of after it."""
+    with here.suffers("crash", -signal.SIGILL) as after:
+        pass
+    here.shown(after.victim)
+    crashed = here.triggered()["kernel.crash"]
+    assert not crashed & {it.victim, it.lateral, it.innocent}
 
 
 def test_all_that_was_open_is_collected_once(here: Machine) -> None:
@@ -70,22 +79,14 @@ def test_who_ends_by_itself_does_not_crash(here: Machine) -> None:
         here.probes.await_watched(1)
         # The kernel kills its other threads, which are in the middle of traces.
         it = program.suffer()
-    with here.suffers("crash", -signal.SIGILL) as after:
-        pass
-    here.shown(after.victim)
-    crashed = here.triggered()["kernel.crash"]
-    assert not crashed & {it.victim, it.lateral, it.innocent}
+    assert_did_not_crash(here, it)
 
 
 def test_a_program_that_comes_after_has_none_of_its_traces(here: Machine) -> None:
     with here.sufferer("executes_another", -signal.SIGILL) as program:
         here.probes.await_watched(1)
         it = program.suffer()
-    with here.suffers("crash", -signal.SIGILL) as after:
-        pass
-    here.shown(after.victim)
-    crashed = here.triggered()["kernel.crash"]
-    assert not crashed & {it.victim, it.lateral, it.innocent}
+    assert_did_not_crash(here, it)
 
 
 def test_who_may_go_on_does_not_crash(here: Machine) -> None:
@@ -94,11 +95,7 @@ def test_who_may_go_on_does_not_crash(here: Machine) -> None:
     with here.sufferer("is_spared", under=["unshare", "--fork", "--pid"]) as program:
         here.probes.await_watched(1)
         it = program.suffer()
-    with here.suffers("crash", -signal.SIGILL) as after:
-        pass
-    here.shown(after.victim)
-    crashed = here.triggered()["kernel.crash"]
-    assert not crashed & {it.victim, it.lateral, it.innocent}
+    assert_did_not_crash(here, it)
 
 
 def test_who_is_asked_to_end_does_not_crash(here: Machine) -> None:
@@ -106,11 +103,7 @@ def test_who_is_asked_to_end_does_not_crash(here: Machine) -> None:
         here.probes.await_watched(1)
         # Its traces are open when it is.
         it = program.suffer()
-    with here.suffers("crash", -signal.SIGILL) as after:
-        pass
-    here.shown(after.victim)
-    crashed = here.triggered()["kernel.crash"]
-    assert not crashed & {it.victim, it.lateral, it.innocent}
+    assert_did_not_crash(here, it)
 
 
 def test_who_is_killed_for_want_of_memory_is_told_apart(here: Machine) -> None:

@@ -55,16 +55,17 @@ def status_of(reply: bytes) -> int:
 def client(path: str, uid: str, gid: str, *groups: str) -> None:
     """Ask to be attached; the status. Stay."""
     become(int(uid), int(gid), [int(group) for group in groups])
-    connection, status = asked(path)
-    print(status, flush=True)
-    sys.stdin.read()
-    connection.close()
+    stay(*asked(path))
 
 
 def client_of(service: str, path: str, uid: str) -> None:
     """The same, of a service."""
     become(int(uid), int(uid), [])
-    connection, status = asked(path, service)
+    stay(*asked(path, service))
+
+
+def stay(connection: socket.socket, status: int) -> None:
+    """Say what came of it, and hold the connection."""
     print(status, flush=True)
     sys.stdin.read()
     connection.close()
