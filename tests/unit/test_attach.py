@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
 import os
 import signal
@@ -33,6 +32,7 @@ from tests.unit.attach_harness import (
     request,
     request_of_version_1,
 )
+from tests.unit.open_files import open_files
 
 
 @pytest.fixture
@@ -680,14 +680,6 @@ def memfd(content: bytes) -> int:
     fd = os.memfd_create("test")
     os.write(fd, content)
     return fd
-
-
-def open_files() -> list[str]:
-    names = []
-    for link in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(FileNotFoundError):  # of the listing itself
-            names.append(str(link.readlink()))
-    return names
 
 
 def about(token: str) -> bytes:

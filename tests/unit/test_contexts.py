@@ -41,6 +41,7 @@ from tests.unit.attach_harness import (
     request,
 )
 from tests.unit.logs import SILENT, logs_to
+from tests.unit.open_files import nothing_stays_open, open_files
 
 # They wait for what comes, which with a defect does not.
 pytestmark = pytest.mark.timeout(20)
@@ -103,16 +104,8 @@ def close_all(stored: list[StoredFd]) -> None:
         os.close(item.fd)
 
 
-def files_open() -> list[str]:
-    links = []
-    for link in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(FileNotFoundError):  # of the listing itself
-            links.append(str(link.readlink()))
-    return sorted(links)
-
-
 def contexts_open() -> int:
-    return sum("backsight-context" in link for link in files_open())
+    return sum("backsight-context" in link for link in open_files())
 
 
 def test_a_process_goes_over_when_it_says_so(directory: Path) -> None:
@@ -468,14 +461,13 @@ def test_who_comes_and_cannot_be_given_one_is_refused(
         async with node(directory) as here:
             here.dataplane.takes_contexts = takes_contexts
             here.clients.use_contexts(fails if takes_contexts else named(b"map"))
-            before = files_open()
-            peer = Peer.at(here.path)
-            reply = await peer.ask(request())
-            assert reply.status == -errno.ENOMEM
-            assert here.dataplane.exited.get_nowait() == 1
-            assert await peer.hung_up()
-            peer.close()
-            assert files_open() == before
+            with nothing_stays_open():
+                peer = Peer.at(here.path)
+                reply = await peer.ask(request())
+                assert reply.status == -errno.ENOMEM
+                assert here.dataplane.exited.get_nowait() == 1
+                assert await peer.hung_up()
+                peer.close()
 
     asyncio.run(run())
 

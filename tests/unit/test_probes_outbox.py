@@ -9,13 +9,13 @@ import os
 import socket
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
 from appliance.probes.outbox import UNSENT_MAX, Outbox
 from appliance.probes.packets import Packet, receive
 from tests.unit.attach_harness import another_turn
+from tests.unit.open_files import nothing_stays_open
 
 pytestmark = pytest.mark.timeout(20)
 
@@ -37,9 +37,8 @@ def run(scene: Callable[[], Awaitable[None]]) -> None:
     async def whole() -> None:
         await scene()
 
-    before = len(list(Path("/proc/self/fd").iterdir()))
-    asyncio.run(whole())
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    with nothing_stays_open():
+        asyncio.run(whole())
 
 
 def test_all_comes_in_order_with_its_fds() -> None:
