@@ -102,8 +102,14 @@ def test_who_hangs_up_is_told_of_once(waits: bool) -> None:
 
 
 def test_a_process_without_fds_to_spare_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    true_dup = os.dup
+    left = [None]
+
     def dup(fd: int) -> int:
-        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        if not left:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        left.pop()
+        return true_dup(fd)
 
     async def scene() -> None:
         failures: list[OSError] = []
@@ -111,7 +117,7 @@ def test_a_process_without_fds_to_spare_says_so(monkeypatch: pytest.MonkeyPatch)
             while made.is_empty:
                 made.say({"number": 0})
             monkeypatch.setattr(os, "dup", dup)
-            made.say({"number": 1}, [0])
+            made.say({"number": 1}, [0, 0])
             assert [failure.errno for failure in failures] == [errno.EMFILE]
 
     run(scene)
