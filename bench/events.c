@@ -8,6 +8,7 @@
  * reset        a TCP connection is made, used, and broken off
  * disk PATH    a block is written to a file, past the cache
  * thread       a thread begins and ends
+ * exec         another process begins, runs a program and ends
  * signal       a signal comes that is handled
  *
  * Attached, it happens in a trace. What it reads and says: see rounds.h.
@@ -15,6 +16,8 @@
 #include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
+#include <spawn.h>
+#include <sys/wait.h>
 
 #include "connection.h"
 
@@ -104,7 +107,7 @@ static void disk(long times)
 	close(fd);
 }
 
-/* ----------------------------------------------------- thread, signal --- */
+/* ----------------------------------------------- thread, exec, signal --- */
 
 static void *nothing_to_do(void *nothing)
 {
@@ -120,6 +123,20 @@ static void thread(long times)
 			"thread");
 		pthread_join(other, NULL);
 	}
+}
+
+static void execute(long times)
+{
+	char *const arguments[] = {"true", NULL};
+	char *const environment[] = {NULL};
+	pid_t pid;
+	int status;
+
+	for (long i = 0; i < times; i++)
+		require(!posix_spawn(&pid, "/bin/true", NULL, NULL, arguments,
+				     environment) &&
+				waitpid(pid, &status, 0) == pid && !status,
+			"run true");
 }
 
 static void handle(int number)
@@ -141,9 +158,9 @@ static const struct kind {
 	void (*happen)(long times);
 	bool has_argument;
 } kinds[] = {
-	{"stream", stream, true},   {"reset", reset, false},
-	{"disk", disk, true},	    {"thread", thread, false},
-	{"signal", signals, false},
+	{"stream", stream, true}, {"reset", reset, false},
+	{"disk", disk, true},	  {"thread", thread, false},
+	{"exec", execute, false}, {"signal", signals, false},
 };
 
 static const struct kind *kind;

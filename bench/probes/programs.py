@@ -25,10 +25,11 @@ from testbed.topology import Host, Network
 _PORT = 7000
 
 # How often a load does what it does, in a repetition: of what takes some microseconds; of
-# what takes a thousand times longer than the program that sees it; and of chunks of which
-# few are lost, since many of them go in one segment.
+# what takes a thousand times longer than the program that sees it; of what takes
+# milliseconds; and of chunks of which few are lost, since many of them go in one segment.
 _OFTEN = 20_000
 _SELDOM = 2_000
+_MOST_SELDOM = 200
 _MOST_OFTEN = 100_000
 
 _STATES = ("not attached", "in a trace")
@@ -86,6 +87,7 @@ def _loads(file: str) -> Sequence[Load]:
         ),
         Load("write", "events", ("disk", file), ("block_bio_queue",), _SELDOM),
         Load("thread", "events", ("thread",), ("task_newtask", "sched_process_exit"), _SELDOM),
+        Load("exec", "events", ("exec",), ("sched_process_exec",), _MOST_SELDOM),
         Load("signal", "events", ("signal",), ("signal_deliver",), _OFTEN),
     )  # fmt: skip
 
