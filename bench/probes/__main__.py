@@ -7,6 +7,7 @@ ONLY: names of parts, separated by blanks. QUICK=1: a little of each, whose figu
 
 from __future__ import annotations
 
+import os
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
@@ -41,6 +42,9 @@ PARTS: Mapping[str, tuple[str, Callable[[Rig], None]]] = {
 
 def main() -> int:
     """Measure and print it all."""
+    if os.geteuid() != 0:
+        sys.stderr.write("probes are loaded by root alone: sudo make bench-probes\n")
+        return 2
     try:
         parameters = Parameters.of_environment()
     except ValueError as error:

@@ -93,7 +93,7 @@ def main() -> int:
     """See above."""
     try:
         wrong = run(_say)
-    except KernelsError as error:
+    except (KernelsError, PermissionError) as error:  # build/ may be root's
         sys.stderr.write(f"test-kernels: {error}\n")
         return 1
     for kernel, mistaken in wrong.items():
