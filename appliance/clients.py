@@ -43,6 +43,8 @@ from appliance.contexts import (
     memfd_context,
     number_of_part,
 )
+from appliance.core.machine import Namespace
+from appliance.namespaces import namespace_of
 from appliance.packets import Abi, Attachment, AttachRefused, Request
 from appliance.probes.packets import SERVICE as PROBES_SERVICE
 from appliance.process import pidfd_if_same, start_ticks_of
@@ -104,7 +106,9 @@ class Client:
     """One attached process.
 
     ``start_ticks`` tells it from a later one with its pid. ``link`` is its
-    connection, while it has one.
+    connection, while it has one. ``tenant``: see ``appliance.quotas``.
+    ``namespace``: in which it was when it attached, or when the node started;
+    None if it was gone by then.
     """
 
     number: int
@@ -117,12 +121,19 @@ class Client:
     abi: Abi
     pidfd: int | None
     link: Link | None
+    tenant: int
+    namespace: Namespace | None
     context: Context = field(default_factory=Context)
 
     @property
     def stored_as(self) -> str:
         """What the names of its stored fds begin with."""
         return self.token.hex()[:12]
+
+    @property
+    def is_application(self) -> bool:
+        """Not the probes, which write into the applications' traces."""
+        return self.tenant != PROBES_TENANT
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -338,7 +349,18 @@ class Clients:
             undo.pop_all()
         token = os.urandom(_TOKEN_BYTES)
         client = Client(
-            number, token, peer.pid, peer.uid, peer.gids, start_ticks, service, abi, pidfd, link
+            number,
+            token,
+            peer.pid,
+            peer.uid,
+            peer.gids,
+            start_ticks,
+            service,
+            abi,
+            pidfd,
+            link,
+            tenant,
+            namespace_of(peer.pid),
         )
         self._remember(client)
         self._contexts.given(client, fds.context, of_source=fds.context != own)
@@ -539,6 +561,9 @@ class Clients:
             one.abi,
             pidfd,
             None,
+            tenant,
+            # Where it is gone, another process may have its number.
+            None if pidfd is None else namespace_of(one.pid),
             context,
         )
         self._remember(client)

@@ -11,33 +11,19 @@ import socket
 import struct
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from pyroute2.netlink.diag import SOCK_DIAG_BY_FAMILY, inet_diag_req
-from pyroute2.netlink.rtnl import (
-    RTM_DELLINK,
-    RTM_GETLINK,
-    RTM_GETQDISC,
-    RTM_NEWLINK,
-    RTMGRP_LINK,
-)
-from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
+from pyroute2.netlink.rtnl import RTM_GETQDISC
 from pyroute2.netlink.rtnl.tcmsg import tcmsg
 
 from appliance.core.machine import PRESSURES, Namespace, Queue, QueueKey, Reading
 from appliance.namespaces import namespace_of
-from appliance.netlink import HEADER, NetlinkSocket, by_pyroute2
+from appliance.netlink import HEADER, NETLINK_ROUTE, NETLINK_SOCK_DIAG, NetlinkSocket, by_pyroute2
 
-# uapi/linux/if.h: the device is on, and its cable, or peer, is there.
-_IFF_UP, _IFF_LOOPBACK, _IFF_LOWER_UP = 0x1, 0x8, 0x10000
-
-# uapi/linux/netlink.h, which Python's socket module has not.
-_NETLINK_ROUTE, _NETLINK_SOCK_DIAG = 0, 4
-
-_LINK, _QUEUE = by_pyroute2(ifinfmsg), by_pyroute2(tcmsg)
+_QUEUE = by_pyroute2(tcmsg)
 
 # uapi/linux/inet_diag.h: where struct inet_diag_msg has its port, and how long it is before its
 # attributes; which of these is a socket's memory, and the bit that asks for it. sock_diag.h:
@@ -57,94 +43,13 @@ _WORD = struct.Struct("=I")
 _NAMESPACES_MAX = 64
 
 
-@dataclass(frozen=True, slots=True)
-class LinkChange:
-    """Of a device; ``up`` None: it is gone. ``is_virtual``: made by software, as of a container."""
-
-    device: int
-    name: str
-    up: bool | None
-    is_virtual: bool
-
-
-class Links:
-    """Devices of our namespace, and what becomes of them. Use as ``with``."""
-
-    def __init__(self) -> None:
-        with contextlib.ExitStack() as opened:
-            # First, so that no change is missed.
-            self._told = opened.enter_context(NetlinkSocket(_NETLINK_ROUTE, RTMGRP_LINK))
-            self._asked = opened.enter_context(NetlinkSocket(_NETLINK_ROUTE))
-            self._opened = opened.pop_all()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._opened.close()
-
-    def fileno(self) -> int:
-        """Readable when there are changes."""
-        return self._told.fileno()
-
-    def all(self) -> list[LinkChange]:
-        """Every device as it is. OSError if the kernel does not say."""
-        return _changes(self._asked.dump(RTM_GETLINK, ifinfmsg(), _LINK))
-
-    def all_anew(self) -> list[LinkChange]:
-        """The same, of who lost changes: those that are kept still are older. OSError."""
-        self._told.forget()
-        return self.all()
-
-    def changes(self) -> list[LinkChange]:
-        """What became of devices since. OSError: some changes were lost (ENOBUFS)."""
-        return _changes(self._told.changes(_LINK))
-
-
-def is_there(device: int) -> bool:
-    """Whether there is such a device, when whoever is about to remove devices is done. OSError.
-
-    (The kernel waits for its lock for devices, which a removal of many holds for all of them.)
-    """
-    with NetlinkSocket(_NETLINK_ROUTE) as asked:
-        found = asked.dump(RTM_GETLINK, ifinfmsg(), _LINK)
-    return any(message["index"] == device for message in found)
-
-
-def _changes(messages: Iterable[Any]) -> list[LinkChange]:
-    found = []
-    for message in messages:
-        kind, flags = message["header"]["type"], message["flags"]
-        if flags & _IFF_LOOPBACK or kind not in (RTM_NEWLINK, RTM_DELLINK):
-            continue
-        made_as = message.get_attr("IFLA_LINKINFO")
-        is_virtual = made_as is not None
-        # The other end of a container's device goes with the container; and the bridge of which
-        # it was the last port is down then.
-        if is_virtual and (
-            message.get_attr("IFLA_MASTER") or made_as.get_attr("IFLA_INFO_KIND") == "bridge"
-        ):
-            continue
-        up = None
-        if kind == RTM_NEWLINK:
-            up = flags & _IFF_UP != 0 and flags & _IFF_LOWER_UP != 0
-        name = message.get_attr("IFLA_IFNAME") or ""
-        found.append(LinkChange(message["index"], name, up, is_virtual))
-    return found
-
-
 class Counters:
     """Reads them. Use as ``with``, from one thread at a time."""
 
     def __init__(self) -> None:
         with contextlib.ExitStack() as opened:
-            self._route = opened.enter_context(NetlinkSocket(_NETLINK_ROUTE))
-            self._diag = opened.enter_context(NetlinkSocket(_NETLINK_SOCK_DIAG))
+            self._route = opened.enter_context(NetlinkSocket(NETLINK_ROUTE))
+            self._diag = opened.enter_context(NetlinkSocket(NETLINK_SOCK_DIAG))
             self._opened = opened.pop_all()
 
     def __enter__(self) -> Self:

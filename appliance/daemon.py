@@ -17,7 +17,7 @@ import os
 import random
 import socket
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from types import TracebackType
 from typing import Any, Self
 
@@ -26,7 +26,7 @@ from appliance.clients import Clients
 from appliance.contexts import ContextSource
 from appliance.control import ControlServer, Peek
 from appliance.core.dataplane import ClientDrained, DataPlaneEvent, LocalTrigger
-from appliance.core.machine import Symptom
+from appliance.core.machine import Namespace, Symptom
 from appliance.core.node import NodeCore
 from appliance.core.snapshot import TRACES_MAX
 from appliance.machine import Machine
@@ -405,18 +405,30 @@ class Daemon:
 
     # ------------------------------------------------------------ MachineHost
 
-    def processes(self) -> list[tuple[int, int]]:
-        """Of those that are attached: process id and client number."""
-        return [(client.pid, client.number) for client in self._clients if client.pidfd is not None]
+    def processes(self) -> list[int]:
+        """Of the applications that are attached and live."""
+        return [
+            client.pid
+            for client in self._clients
+            if client.is_application and client.pidfd is not None
+        ]
 
     async def users(self, symptom: Symptom, within_ns: int) -> list[TraceId]:
         """Traces that used a device or port of ours lately, as far as there are probes that know."""
         return await self._probes.users(symptom.device, symptom.port, within_ns)
 
     async def recent(
-        self, within_ns: int, clients: Collection[int], traces_max: int
+        self, within_ns: int, namespace: Namespace | None, traces_max: int
     ) -> list[TraceId]:
-        """Traces that these processes wrote to lately."""
+        """Traces that applications there wrote to lately, which may have ended since.
+
+        None: anywhere.
+        """
+        clients = [
+            client.number
+            for client in self._clients
+            if client.is_application and namespace in (None, client.namespace)
+        ]
         return await in_thread(self._dataplane.recent_of, within_ns, clients, traces_max)
 
     def fire(self, trigger: LocalTrigger) -> None:

@@ -6,7 +6,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from appliance.core.machine import PRESSURES
-from appliance.counters import Counters, Links
+from appliance.counters import Counters
+from appliance.links import Links
 from appliance.machine import limits_of
 from appliance.probes.doctor import Check
 from runtime.settings.node import MachineSettings

@@ -18,6 +18,9 @@ from pyroute2.netlink.exceptions import NetlinkDecodeError
 
 T = TypeVar("T")
 
+NETLINK_ROUTE, NETLINK_SOCK_DIAG = 0, 4
+"""uapi/linux/netlink.h. Python's socket module has them not."""
+
 # uapi/linux/netlink.h: struct nlmsghdr (length, type, flags, sequence number, port), the types
 # that end an answer, and the flags of who asks for all there is.
 HEADER = struct.Struct("=IHHII")

@@ -288,6 +288,13 @@ class Daemon(Opened):
         self.wait_ready()
         return pid
 
+    def reload(self, **changes: object) -> None:
+        """Change its configuration, and wait until it says that it has read it."""
+        config = yaml.safe_load(self.config_path.read_text())
+        self.config_path.write_text(yaml.safe_dump(config | changes))
+        os.kill(self.daemon_pid(), signal.SIGHUP)
+        self.wait_ready()
+
     def last_words(self) -> str:
         return "\n".join(self.log_path.read_text(errors="replace").splitlines()[-20:])
 

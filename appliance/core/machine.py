@@ -7,7 +7,7 @@ only what later ones are compared with. A symptom that lasts is told once in a w
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -26,13 +26,13 @@ TRIGGERS = (
 )
 
 LINK_SETTLES_NS = 50_000_000
-"""The kernel tells within microseconds that a device went down and that it is gone."""
+"""Within it the kernel tells of a device that goes down and is gone; of many at once not."""
 
 Namespace: TypeAlias = int
 """A network namespace, by a number that it has alone."""
 
 QueueKey: TypeAlias = tuple[int, int, int]
-"""A device, below what on it, and its handle: those below the same may all have handle 0."""
+"""A device, the class or queue of it that this one is below, and its handle (0 for several)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +83,7 @@ class Symptom:
 
     trigger: str
     why: str
+    seen_ns: int
     device: int = 0
     port: int = 0
     namespace: Namespace | None = None
@@ -91,11 +92,16 @@ class Symptom:
 
 @dataclass(slots=True)
 class _Link:
-    """``changed_ns``: since when nobody was told of it; None: all is told."""
+    """``changed_ns``: since when nobody was told of it; None: all is told.
+
+    ``is_virtual``: made by software, so that whoever removes it does not want it up.
+    """
 
     name: str
     up: bool
     was_up: bool
+    is_virtual: bool
+    is_gone: bool = False
     changed_ns: int | None = None
 
 
@@ -110,13 +116,15 @@ class MachineWatch:
         self._links: dict[int, _Link] = {}
         self._told_ns: dict[tuple[str, object], int] = {}
 
-    def on_link(self, device: int, name: str, *, up: bool, now_ns: int) -> None:
+    def on_link(
+        self, device: int, name: str, *, up: bool, now_ns: int, is_virtual: bool = False
+    ) -> None:
         """A device is, or has become, able to carry packets, or not. See ``take_links``."""
         link = self._links.get(device)
         if link is None:
-            self._links[device] = _Link(name, up, was_up=up)
+            self._links[device] = _Link(name, up, was_up=up, is_virtual=is_virtual)
             return
-        link.name = name
+        link.name, link.is_gone = name, False
         if link.up == up:
             return
         link.up = up
@@ -125,27 +133,52 @@ class MachineWatch:
             link.changed_ns = now_ns
         link.was_up = True
 
-    def on_link_gone(self, device: int, now_ns: int, *, is_virtual: bool) -> None:
-        """There is no such device any more. Who removes a virtual one does not want it up."""
+    def on_link_gone(self, device: int, now_ns: int) -> None:
+        """There is no such device any more, or it is one that nobody is told of."""
         link = self._links.get(device)
         if link is None:
             return
-        if is_virtual:
+        self.on_link(device, link.name, up=False, now_ns=now_ns)
+        link.is_gone = True
+        if link.is_virtual or link.changed_ns is None:
             del self._links[device]
-        else:
-            self.on_link(device, link.name, up=False, now_ns=now_ns)
 
-    def take_links(self, now_ns: int) -> list[Symptom]:
-        """What became of links, a moment after it: a device that is removed goes down before."""
+    def only_links(self, devices: Collection[int], now_ns: int) -> None:
+        """These are all devices that there are."""
+        for device in self._links.keys() - set(devices):
+            self.on_link_gone(device, now_ns)
+
+    def doubtful_links(self, now_ns: int) -> set[int]:
+        """Devices that went down, and may be among many that are removed together.
+
+        The kernel says so of each first, and only a while later that it is gone.
+        """
+        return {
+            device
+            for device, link in self._links.items()
+            if link.is_virtual and not link.up and _has_settled(link, now_ns)
+        }
+
+    def take_links(self, now_ns: int, doubtful: Collection[int] = ()) -> list[Symptom]:
+        """What became of links, a moment after it; without those that are doubtful."""
         found = []
-        for device, link in self._links.items():
-            if link.changed_ns is None or now_ns - link.changed_ns < LINK_SETTLES_NS:
-                continue
-            link.changed_ns = None
+        settled = [
+            (device, link)
+            for device, link in self._links.items()
+            if device not in doubtful and _has_settled(link, now_ns)
+        ]
+        for device, link in settled:
+            changed_ns, link.changed_ns = link.changed_ns, None
+            if link.is_gone:
+                del self._links[device]
             trigger, became = (LINK_UP, "came up") if link.up else (LINK_DOWN, "went down")
-            if self.limits.links and self._is_new((trigger, device), now_ns):
+            if (
+                changed_ns is not None
+                and self.limits.links
+                and self._is_new((trigger, device), now_ns)
+            ):
                 why = f"link {link.name} {became}"
-                found.append(Symptom(trigger, why, device=device, namespace=self._own))
+                found.append(Symptom(trigger, why, changed_ns, device=device, namespace=self._own))
         return found
 
     def is_ours(self, symptom: Symptom) -> bool:
@@ -185,32 +218,43 @@ class MachineWatch:
             dropped = queue.drops - known.drops
             if limits.qdisc_drops is not None and dropped >= limits.qdisc_drops:
                 why = f"{queue.kind} of {queue.device} dropped {dropped} packets in {_span(before, reading)}"
-                yield Symptom(QDISC_DROPS, why, device=device, namespace=self._own)
+                yield self._of_device(QDISC_DROPS, why, device, reading)
             if limits.qdisc_backlog is not None and queue.backlog >= limits.qdisc_backlog:
                 why = f"{queue.backlog} packets wait in {queue.kind} of {queue.device}"
-                yield Symptom(QDISC_BACKLOG, why, device=device, namespace=self._own)
+                yield self._of_device(QDISC_BACKLOG, why, device, reading)
+
+    def _of_device(self, trigger: str, why: str, device: int, reading: Reading) -> Symptom:
+        return Symptom(trigger, why, reading.time_ns, device=device, namespace=self._own)
 
     def _overflows(self, before: Reading, reading: Reading) -> Iterator[Symptom]:
         least = self.limits.listen_overflows
         if least is None:
             return
-        span = _span(before, reading)
+        span, seen_ns = _span(before, reading), reading.time_ns
+        turned_away = {
+            namespace: overflows - before.overflows.get(namespace, overflows)
+            for namespace, overflows in reading.overflows.items()
+        }
         full = False
         for port, drops in reading.listeners.items():
-            # One that is new has turned all of them away since the last look.
-            lost = drops - before.listeners.get(port, 0 if before.listeners else drops)
+            if port in before.listeners:
+                lost = drops - before.listeners[port]
+            elif before.listeners:
+                # It is new, or was missing in the reading before.
+                lost = min(drops, turned_away.get(self._own, 0))
+            else:
+                continue  # all may be old
             if lost >= least:
                 full = True
                 # The other counter, read a moment before, may have the rest of it next time.
-                self._told_ns[LISTEN_OVERFLOW, (0, 0, self._own)] = reading.time_ns
+                self._told_ns[LISTEN_OVERFLOW, (0, 0, self._own)] = seen_ns
                 why = f"the listening queue of port {port} turned {lost} away in {span}"
-                yield Symptom(LISTEN_OVERFLOW, why, port=port, namespace=self._own)
-        for namespace, overflows in reading.overflows.items():
-            lost = overflows - before.overflows.get(namespace, overflows)
+                yield Symptom(LISTEN_OVERFLOW, why, seen_ns, port=port, namespace=self._own)
+        for namespace, lost in turned_away.items():
             # Those whose port is known are told of.
             if lost >= least and not (namespace == self._own and full):
                 why = f"listening queues turned {lost} connections away in {span}"
-                yield Symptom(LISTEN_OVERFLOW, why, namespace=namespace)
+                yield Symptom(LISTEN_OVERFLOW, why, seen_ns, namespace=namespace)
 
     def _pressures(self, before: Reading, reading: Reading) -> Iterator[Symptom]:
         elapsed_us = (reading.time_ns - before.time_ns) / 1e3
@@ -221,7 +265,7 @@ class MachineWatch:
             percent = min(100.0, 100 * (stalled_us - before.stalled_us[name]) / elapsed_us)
             if percent >= least:
                 why = f"tasks waited for {_RESOURCES[name]} in {percent:.0f} % of {_span(before, reading)}"
-                yield Symptom(PRESSURES[name], why)
+                yield Symptom(PRESSURES[name], why, reading.time_ns)
 
     def _is_new(self, what: tuple[str, object], now_ns: int) -> bool:
         if now_ns - self._told_ns.get(what, -self.limits.quiet_ns) < self.limits.quiet_ns:
@@ -236,6 +280,10 @@ class MachineWatch:
 
 
 _RESOURCES = {"cpu": "a CPU", "io": "I/O", "memory": "memory"}
+
+
+def _has_settled(link: _Link, now_ns: int) -> bool:
+    return link.changed_ns is not None and now_ns - link.changed_ns >= LINK_SETTLES_NS
 
 
 def _span(before: Reading, reading: Reading) -> str:

@@ -9,7 +9,6 @@ import subprocess
 from collections.abc import Iterator
 
 import pytest
-import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from testbed.topology import PYTHON, Daemon, Node
@@ -48,14 +47,6 @@ def coordinator_figure(two: Cluster, name: str, **labels: str) -> float:
     return samples[f"backsight_coordinator_{name}", frozenset(labels.items())]
 
 
-def reload(daemon: Daemon, **changes: object) -> None:
-    """Change a daemon's configuration, and wait until it says that it has read it."""
-    config = yaml.safe_load(daemon.config_path.read_text())
-    daemon.config_path.write_text(yaml.safe_dump(config | changes))
-    os.kill(daemon.daemon_pid(), signal.SIGHUP)
-    daemon.wait_ready()
-
-
 def test_a_trace_shows_in_the_figures_of_all_who_had_a_part_in_it(two: Cluster) -> None:
     before = coordinator_figure(two, "verdicts_total", kind="coherent")
     trace = new_trace()
@@ -85,14 +76,14 @@ def test_limits_change_while_a_node_runs_and_lose_nothing(two: Cluster) -> None:
     with service(two.alpha) as front, service(two.beta):
         pid = two.alpha.daemon_pid()
         # A token an hour, and one to begin with.
-        reload(two.alpha, triggers={"per_trigger_per_s": 0.001, "per_trigger_burst": 1})
+        two.alpha.reload(triggers={"per_trigger_per_s": 0.001, "per_trigger_burst": 1})
         assert node_figure(two.alpha, "triggers_total", **limited) == 0
         for _ in range(3):
             assert front.do("fire", new_trace(), two.beta.host.address) == "done"
         while (refused := node_figure(two.alpha, "triggers_total", **limited)) < 2:
             pass
         assert refused == 2
-        reload(two.alpha, triggers={"per_trigger_per_s": 1e6, "per_trigger_burst": 100})
+        two.alpha.reload(triggers={"per_trigger_per_s": 1e6, "per_trigger_burst": 100})
         trace = new_trace()
         front.do("fire", trace, two.beta.host.address)
         two.coherent(trace)
@@ -118,7 +109,7 @@ def test_the_coordinators_policy_holds_on_all_nodes_and_over_their_restarts(two:
         assert front.do("request", new_trace(), two.beta.host.address) == "done"
         while node_figure(two.alpha, "generated_bytes_total") == first:
             pass
-        reload(two.coordinator, policy={"percentage": 0})
+        two.coordinator.reload(policy={"percentage": 0})
         await_percentage(0)
         assert not recorded(front)
         # With the coordinator stopped, what a node knows it knows from before.
@@ -131,7 +122,7 @@ def test_the_coordinators_policy_holds_on_all_nodes_and_over_their_restarts(two:
             assert not recorded(front)
         finally:
             os.kill(pid, signal.SIGCONT)
-        reload(two.coordinator, policy=None)
+        two.coordinator.reload(policy=None)
         await_percentage(100)
         assert recorded(front)
         trace = new_trace()
@@ -144,11 +135,11 @@ def test_the_coordinators_policy_holds_on_all_nodes_and_over_their_restarts(two:
 def test_a_bad_configuration_changes_nothing_and_is_in_the_log(two: Cluster) -> None:
     text = two.alpha.config_path.read_text()
     pid = two.alpha.daemon_pid()
-    reload(two.alpha, pool_bytes="1 elephant", tombstones=5)
+    two.alpha.reload(pool_bytes="1 elephant", tombstones=5)
     assert two.alpha.daemon_pid() == pid
     words = two.alpha.last_words()
     assert "pool_bytes: 1 elephant; allowed: 4MiB to 512GiB" in words
     assert words.endswith("the configuration is kept as it was")
     two.alpha.config_path.write_text(text)
-    reload(two.alpha, tombstones=5)
+    two.alpha.reload(tombstones=5)
     assert "tombstones changed, and wait for a restart" in two.alpha.last_words()

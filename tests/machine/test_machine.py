@@ -324,6 +324,46 @@ def test_a_listener_that_is_full_is_named_by_its_port(tmp_path: Path) -> None:
 
 
 @pytest.mark.bpf
+def test_what_the_kernel_wrote_into_a_trace_hits_nobody(tmp_path: Path) -> None:
+    """The probes write it, into traces of all namespaces; they are no application of one."""
+    probes = {"loader": "core", "breadcrumbs": False, "run_queue": {"record_ms": 0}}
+    with (
+        site(tmp_path, probes=probes) as here,
+        here.at_work("listens", str(PORT)) as server,
+        here.at_work("waits", host=here.beta) as elsewhere,
+    ):
+        trace, innocent = tell(server), tell(elsewhere)
+
+        assert here.probes is not None
+        before = here.probes.await_node(lambda status: "written" in status["probes"])
+
+        def is_written(status: dict[str, Any]) -> bool:
+            # It comes back from a wait each time, to a CPU that it may have to wait for.
+            tell(elsewhere)
+            written = [one["probes"]["written"]["records"] for one in (before, status)]
+            return bool(written[1] > written[0] + 2)
+
+        here.probes.await_node(is_written)
+        here.await_looks(2)
+        connect_often(here.beta, here.alpha.address, PORT)
+        full = here.triggered("machine.listen_overflow")
+        assert (trace in full["traces"], innocent in full["traces"]) == (True, False)
+
+
+def test_who_has_just_ended_is_hit_too(tmp_path: Path) -> None:
+    """As by the OOM killer, under pressure."""
+    with site(tmp_path) as here, here.at_work("waits") as other:
+        living = tell(other)
+        with here.at_work("waits") as worker:
+            trace = tell(worker)
+        limits = {**here.node.config["machine"], "cpu_pressure_percent": 20}
+        here.node.reload(machine=limits)
+        with spinning(here.alpha):
+            hit = here.triggered("machine.cpu_pressure")["traces"]
+        assert {trace, living} <= hit
+
+
+@pytest.mark.bpf
 def test_it_hits_whoever_was_served_by_that_port(tmp_path: Path) -> None:
     """Whom the probes know, though they drop no breadcrumbs."""
     probes = {"loader": "core", "breadcrumbs": False}
@@ -369,19 +409,26 @@ print(namespace_of({os.getpid()}) == namespace_of("self") is not None)
 # ---------------------------------------------------------------- pressure
 
 
+@contextlib.contextmanager
+def spinning(host: Host) -> Iterator[None]:
+    """Four that share a CPU."""
+    processes = [
+        host.popen(["taskset", "--cpu-list", "0", PYTHON, "-c", "while True: pass"])
+        for _ in range(4)
+    ]
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.terminate()
+            process.wait()
+
+
 def test_a_machine_under_pressure(tmp_path: Path) -> None:
     with site(tmp_path, cpu_pressure_percent=20) as here, here.at_work("waits") as worker:
         trace = tell(worker)
-        spinning = [
-            here.alpha.popen(["taskset", "--cpu-list", "0", PYTHON, "-c", "while True: pass"])
-            for _ in range(4)
-        ]
-        try:
+        with spinning(here.alpha):
             pressed = here.triggered("machine.cpu_pressure")
-        finally:
-            for process in spinning:
-                process.terminate()
-                process.wait()
         assert trace in pressed["traces"]
         assert pressed["why"].startswith("tasks waited for a CPU in ")
 

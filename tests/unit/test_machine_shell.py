@@ -4,16 +4,17 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Self
 
 import pytest
 
-from appliance import counters
+from appliance import counters, links
 from appliance.core.dataplane import LocalTrigger
-from appliance.core.machine import Symptom
-from appliance.counters import LinkChange
+from appliance.core.machine import Namespace, Symptom
+from appliance.links import LinkChange, LinkFollower
 from appliance.machine import Machine
 from protocol.messages import TraceId
 from runtime.settings.node import MachineSettings
@@ -30,14 +31,14 @@ NOTHING = MachineSettings(
 
 
 class Host:
-    def processes(self) -> list[tuple[int, int]]:
+    def processes(self) -> list[int]:
         return []
 
     async def users(self, symptom: Symptom, within_ns: int) -> list[TraceId]:
         return []
 
     async def recent(
-        self, within_ns: int, clients: Collection[int], traces_max: int
+        self, within_ns: int, namespace: Namespace | None, traces_max: int
     ) -> list[TraceId]:
         return []
 
@@ -76,10 +77,15 @@ def test_without_netlink_the_node_goes_on_and_says_so(monkeypatch: pytest.Monkey
 
 
 class FakeLinks:
-    """One device, which goes down as soon as anybody looks."""
+    """One device, which goes down as soon as anybody looks; then it is there, or is not."""
+
+    is_there = True
+    is_virtual = True
+    loses_changes = False
 
     def __init__(self) -> None:
         self._changed = os.eventfd(1, os.EFD_NONBLOCK)
+        self._asked = 0
 
     def __enter__(self) -> Self:
         return self
@@ -90,52 +96,122 @@ class FakeLinks:
     def fileno(self) -> int:
         return self._changed
 
+    def _as_it_is(self, *, up: bool) -> LinkChange:
+        return LinkChange(7, "seven", up=up, is_virtual=self.is_virtual)
+
     def all(self) -> list[LinkChange]:
-        return [LinkChange(7, "veth7", up=True, is_virtual=True)]
+        self._asked += 1
+        if self._asked == 1:
+            return [self._as_it_is(up=True)]
+        return [self._as_it_is(up=False)] if self.is_there else []
+
+    def all_anew(self) -> list[LinkChange]:
+        return self.all()
 
     def changes(self) -> list[LinkChange]:
         os.eventfd_read(self._changed)
-        return [LinkChange(7, "veth7", up=False, is_virtual=True)]
+        if self.loses_changes:
+            raise OSError(errno.ENOBUFS, os.strerror(errno.ENOBUFS))
+        return [self._as_it_is(up=False)]
+
+
+class FakeCounters:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
 
 
 class HostWithTrace(Host):
     def __init__(self) -> None:
         self.fired: list[str] = []
+        self.windows_ns: list[int] = []
 
     async def recent(
-        self, within_ns: int, clients: Collection[int], traces_max: int
+        self, within_ns: int, namespace: Namespace | None, traces_max: int
     ) -> list[TraceId]:
+        self.windows_ns.append(within_ns)
         return [TraceId(bytes(range(16)))]
 
     def fire(self, trigger: LocalTrigger) -> None:
         self.fired.append(trigger.trigger)
 
 
-@pytest.mark.parametrize("is_there", [True, False])
-def test_a_device_that_is_about_to_be_removed_does_not_go_down(
-    monkeypatch: pytest.MonkeyPatch, is_there: bool
-) -> None:
-    answered = asyncio.Event()
+def looked_at(monkeypatch: pytest.MonkeyPatch, seconds: float = 0.0) -> HostWithTrace:
+    """Such a link, until it has been told of, or cannot be any more; ``seconds``: it takes to look."""
+    settled = asyncio.Event()
 
-    async def in_thread(call: Callable[[int], bool], device: int) -> bool:
-        answered.set()
-        return call(device)
+    async def in_thread(call: Callable[[], list[LinkChange]]) -> list[LinkChange]:
+        await asyncio.sleep(seconds)
+        return call()
 
-    monkeypatch.setattr(counters, "Links", FakeLinks)
-    monkeypatch.setattr(counters, "is_there", lambda device: is_there and device == 7)
-    monkeypatch.setattr("appliance.machine.in_thread", in_thread)
+    class Follower(LinkFollower):
+        async def _tell(self) -> None:
+            await super()._tell()
+            settled.set()
+
+    monkeypatch.setattr(links, "Links", FakeLinks)
+    monkeypatch.setattr(links, "LinkFollower", Follower)
+    monkeypatch.setattr(links, "in_thread", in_thread)
+    monkeypatch.setattr(counters, "Counters", FakeCounters)
     host = HostWithTrace()
 
     async def run() -> None:
         machine = Machine(MachineSettings(), host, logs_to([]))
         running = asyncio.ensure_future(machine.run())
-        await answered.wait()
-        # What comes of an answer comes in a few turns.
+        await settled.wait()
+        # What was told of is collected in a few turns.
         for _ in range(10):
             await another_turn()
-        assert machine.figures["seen"]["machine.link_down"] == int(is_there)
+        assert machine.figures["seen"]["machine.link_down"] == len(host.fired)
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
 
     asyncio.run(run())
-    assert host.fired == ["machine.link_down"] * is_there
+    return host
+
+
+@pytest.mark.parametrize("loses_changes", [True, False])
+@pytest.mark.parametrize("is_virtual", [True, False])
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_virtual_device_that_is_about_to_be_removed_does_not_go_down(
+    monkeypatch: pytest.MonkeyPatch, is_there: bool, is_virtual: bool, loses_changes: bool
+) -> None:
+    monkeypatch.setattr(FakeLinks, "is_there", is_there)
+    monkeypatch.setattr(FakeLinks, "is_virtual", is_virtual)
+    monkeypatch.setattr(FakeLinks, "loses_changes", loses_changes)
+    went_down = is_there or not is_virtual
+    assert looked_at(monkeypatch).fired == ["machine.link_down"] * went_down
+
+
+def test_who_was_at_work_when_it_happened_is_hit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though it took the kernel a while to say that it is no device that somebody removes."""
+    took_s = 0.3
+    (window_ns,) = looked_at(monkeypatch, seconds=took_s).windows_ns
+    assert window_ns >= (MachineSettings().window_s + took_s) * 1e9
+
+
+def test_who_cannot_follow_links_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    messages: list[str] = []
+    said = asyncio.Event()
+
+    def refuse(_: object) -> list[LinkChange]:
+        said.set()
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(links, "Links", FakeLinks)
+    monkeypatch.setattr(FakeLinks, "all", refuse)
+
+    async def run() -> None:
+        machine = Machine(MachineSettings(), Host(), logs_to(messages))
+        running = asyncio.ensure_future(machine.run())
+        await said.wait()
+        while not messages:
+            await another_turn()
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+    asyncio.run(run())
+    assert len(messages) == 1
+    assert "the machine's counters cannot be read: " in messages[0]

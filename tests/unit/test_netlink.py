@@ -11,14 +11,14 @@ import struct
 from collections.abc import Callable
 
 import pytest
-from pyroute2.netlink.rtnl import RTM_GETLINK
+from pyroute2.netlink.rtnl import RTM_GETLINK, RTM_NEWLINK
 from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
 
-from appliance.counters import Counters, Links
-from appliance.netlink import NetlinkSocket, by_pyroute2
+from appliance.counters import Counters
+from appliance.links import Links
+from appliance.netlink import NETLINK_ROUTE, NetlinkSocket, by_pyroute2
 from runtime.threads import in_thread
 
-NETLINK_ROUTE = 0
 LINK = by_pyroute2(ifinfmsg)
 
 
@@ -68,6 +68,47 @@ def test_a_dump_that_breaks_off_is_an_error(answering: Callable[[bytes], None]) 
         answering(late + message(3, struct.pack("=i", -errno.ENOMEM)))
         with pytest.raises(OSError, match=os.strerror(errno.ENOMEM)):
             it.dump(RTM_GETLINK, ifinfmsg(), LINK)
+
+
+def link(name: str, index: int, family: int = socket.AF_UNSPEC, **attributes: object) -> bytes:
+    """What the kernel says of a device that is up."""
+    made = ifinfmsg()
+    made["family"] = family
+    made["index"], made["flags"] = index, 0x1 | 0x10000  # IFF_UP, IFF_LOWER_UP
+    made["attrs"] = [
+        ["IFLA_IFNAME", name],
+        *(["IFLA_" + key, it] for key, it in attributes.items()),
+    ]
+    made["header"]["type"], made["header"]["sequence_number"] = RTM_NEWLINK, 1
+    made.encode()
+    return bytes(made.data)
+
+
+def test_which_devices_are_virtual_and_which_say_nothing(
+    answering: Callable[[bytes], None],
+) -> None:
+    """A cable's that is a port of a bridge has this description too, but no kind."""
+    port = {"attrs": [["IFLA_INFO_SLAVE_KIND", "bridge"]]}
+    veth = {"attrs": [["IFLA_INFO_KIND", "veth"]]}
+    bridge = {"attrs": [["IFLA_INFO_KIND", "bridge"]]}
+    answering(
+        link("eth0", 2)
+        + link("eth1", 3, MASTER=9, LINKINFO=port)
+        + link("veth4", 4, LINKINFO=veth)
+        + link("veth5", 5, MASTER=9, LINKINFO=veth)
+        + link("bridge", 9, LINKINFO=bridge)
+        # As the bridge tells of it.
+        + link("veth5", 5, family=7, MASTER=9)
+        + message(3, bytes(4))
+    )
+    with Links() as links:
+        assert [(one.name, one.up, one.is_virtual) for one in links.all()] == [
+            ("eth0", True, False),
+            ("eth1", True, False),
+            ("veth4", True, True),
+            ("veth5", None, True),
+            ("bridge", None, True),
+        ]
 
 
 def test_who_lost_changes_forgets_those_that_came_before(monkeypatch: pytest.MonkeyPatch) -> None:
