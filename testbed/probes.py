@@ -16,10 +16,12 @@ _LOOK_EVERY_S = 0.02
 class Probes(Daemon):
     """The probes of a node, with the node's own configuration; ready when entered."""
 
-    def __init__(self, node: Node, host: Host | None = None) -> None:
+    def __init__(
+        self, node: Node, host: Host | None = None, module: str = "appliance.probes"
+    ) -> None:
         super().__init__(
             host or node.host,
-            "appliance.probes",
+            module,
             f"{node.name}-probes",
             node.directory,
             node.config,

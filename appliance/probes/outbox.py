@@ -84,10 +84,12 @@ class Outbox:
             return
         except OSError as error:
             self._fail(error)
+            return
         self._loop.remove_writer(self._socket)
 
     def _fail(self, error: OSError) -> None:
         self._has_failed = True
+        self._loop.remove_writer(self._socket)
         self._on_failure(error)
 
 

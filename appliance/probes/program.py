@@ -39,11 +39,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Here, since the probes themselves have no need of what it imports: 12 MiB.
         from appliance import machine_doctor
 
-        # Whoever reads it may have read enough.
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
         settings = configuration.settings
         for check in chain(examine(settings.probes), machine_doctor.examine(settings.machine)):
-            print(json.dumps(dataclasses.asdict(check)), flush=True)
+            try:
+                print(json.dumps(dataclasses.asdict(check)), flush=True)
+            except BrokenPipeError:
+                # Whoever reads it has read enough. Python would write the rest at the end.
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+                break
         return 0
     configuration = read_arguments(_PROGRAM, __doc__.splitlines()[0], Settings, argv)
     # Before the library of applications is loaded, by which records are written.

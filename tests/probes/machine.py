@@ -67,11 +67,18 @@ class Machine:
 
     @contextlib.contextmanager
     def sufferer(
-        self, cause: str, ends_with: int = 0, under: Sequence[str] = ()
+        self,
+        cause: str,
+        ends_with: int = 0,
+        under: Sequence[str] = (),
+        path: Path | None = None,
     ) -> Iterator[Sufferer]:
-        """The program, attached to the node; it ends with the block. ``under``: what runs it."""
+        """The program, attached to the node; it ends with the block.
+
+        ``under``: what runs it. ``path``: of a file that it writes to.
+        """
         with self.node.host.popen(
-            [*under, str(self.program), cause, str(self.directory / "data")],
+            [*under, str(self.program), cause, str(path or self.directory / "data")],
             env=self.node.client_environment("sufferer"),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -158,8 +165,12 @@ def machine(
     host: Host | None = None,
     host_of_probes: Host | None = None,
     triggers: Mapping[str, Any] | None = None,
+    program: str = "appliance.probes",
 ) -> Iterator[Machine]:
-    """Everything on this machine as it is; ``probes``, ``triggers``: of the node's configuration."""
+    """Everything on this machine as it is; ``probes``, ``triggers``: of the node's configuration.
+
+    ``program``: the module that runs as the probes.
+    """
     host = host or anywhere()
     coordinator = coordinator_on(anywhere(), directory)
     config = {
@@ -168,7 +179,7 @@ def machine(
         "triggers": dict(triggers or {}),
     }
     node = Node(host, "here", directory, coordinator, config)
-    watching = Probes(node, host_of_probes)
+    watching = Probes(node, host_of_probes, program)
     with coordinator, node, watching:
         yield Machine(coordinator, node, watching, build / "tests/suffer", directory)
 

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import socket
 import struct
 import subprocess
@@ -13,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from testbed.topology import PYTHON
 from tests.probes.kernel import ids_of
@@ -34,15 +31,8 @@ def here(tmp_path: Path, build: Path, loader: str) -> Iterator[Machine]:
 
 def reload(here: Machine, probes: dict[str, Any]) -> None:
     """Until it is done."""
-
-    def reloads() -> int:
-        return here.probes.log_path.read_text().count(": reloaded; ")
-
-    before = reloads()
-    probes = {"loader": here.node.config["probes"]["loader"], **probes}
-    here.probes.config_path.write_text(yaml.safe_dump({**here.node.config, "probes": probes}))
-    os.kill(here.probes.daemon_pid(), signal.SIGHUP)
-    here.probes.await_node(lambda _: reloads() > before)
+    loader = here.node.config["probes"]["loader"]
+    here.probes.reload(probes={"loader": loader, **probes})
 
 
 def programs(status: dict[str, Any]) -> set[str]:
@@ -70,6 +60,24 @@ def test_what_costs_too_much_goes_and_comes_back_when_told(here: Machine) -> Non
     assert "what was taken out is put back: run_queue" in here.probes.log_path.read_text()
     with here.suffers("lock_wait") as it:
         trigger_of(here.shown(it.victim), "kernel.lock_wait")
+
+
+def test_what_costs_too_much_is_tried_again(tmp_path: Path, build: Path, loader: str) -> None:
+    probes = {"cpu_percent": 0.001, "lock_wait": LOCK_WAIT}
+    program = "tests.probes.impatient"
+    with machine(tmp_path, build, loader, probes, program=program) as here:
+        with here.sufferer("sleep") as sufferer:
+            here.probes.await_watched(1)
+
+            def is_gone(status: dict[str, Any]) -> bool:
+                sufferer.suffer()
+                return "on_switch" not in programs(status)
+
+            here.probes.await_node(lambda status: "on_switch" in programs(status))
+            here.probes.await_node(is_gone)
+        # Nobody is there of whom it could cost anything.
+        here.probes.await_node(lambda status: "on_switch" in programs(status))
+        assert "what was taken out is put back: run_queue" in here.probes.log_path.read_text()
 
 
 def test_thresholds_change_while_programs_run(here: Machine) -> None:

@@ -71,13 +71,23 @@ def test_all_comes_in_order_with_its_fds() -> None:
 def test_who_never_reads_is_left() -> None:
     async def scene() -> None:
         failures: list[OSError] = []
-        with outbox(failures) as (made, _):
+        with outbox(failures) as (made, theirs):
             bell = os.eventfd(0)
             # Those that the socket holds come on top.
             for _ in range(2 * UNSENT_MAX):
                 made.say({"number": 0}, [bell] if made.is_empty else [])
             os.close(bell)
             assert [failure.errno for failure in failures] == [errno.EAGAIN]
+            # Nothing goes out after a gap, and it is told once.
+            waiting = 0
+            while (packet := _next(theirs)) is not None:
+                packet.close()
+                waiting += 1
+                await another_turn()
+            assert waiting < UNSENT_MAX
+            theirs.close()
+            await another_turn()
+            assert len(failures) == 1
 
     run(scene)
 
