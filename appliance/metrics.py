@@ -377,7 +377,8 @@ METRICS = (
     ),
     Metric(
         "probe_runs_total",
-        "Runs of a BPF program of ours that had anything to do.",
+        "Runs of a BPF program of ours that were not over at the first look. Those on drops, and on resets"
+        " that are received, look at each one of the machine.",
         "probes/programs/{program}/runs",
     ),
     Metric(

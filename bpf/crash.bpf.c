@@ -20,6 +20,7 @@ LICENSE_IS("Dual BSD/GPL");
 	 BIT(28))
 
 #define SIGKILL 9
+#define SIGRTMAX 64
 
 /* linux/sched/signal.h: the first process of a pid namespace, which the kernel lets go on.
  * Where the kernel itself wants its end, this bit is gone by then. */
@@ -42,7 +43,9 @@ static __always_inline __u32 ends_by(struct task_struct *task, int signal)
 static __always_inline bool is_fatal(struct task_struct *task, __u32 signal,
 				     struct k_sigaction *action)
 {
-	if (!signal || signal >= 64 || (MEANT | HARMLESS) & BIT(signal) ||
+	/* The last one, SIGRTMAX, has no bit of its own here. */
+	if (!signal || signal > SIGRTMAX ||
+	    (signal < SIGRTMAX && (MEANT | HARMLESS) & BIT(signal)) ||
 	    READ(action, sa.sa_handler))
 		return false;
 	return signal == SIGKILL ||

@@ -39,6 +39,21 @@ static __always_inline void note_user(__u32 number, const struct shown *s,
 	disk->users[place].asked_ns = now;
 }
 
+static __always_inline void note_asked(struct probes_thread *t,
+				       const struct shown *s, __u32 number,
+				       __u32 bytes, __u64 now)
+{
+	/* It does not wait for what it asked before that. */
+	if (t->disk != number || t->disk_hi != s->hi || t->disk_lo != s->lo ||
+	    t->disk_asked_ns + ASKED_LATELY_NS < now)
+		t->disk_bytes = 0;
+	t->disk = number;
+	t->disk_bytes += bytes;
+	t->disk_asked_ns = now;
+	t->disk_hi = s->hi;
+	t->disk_lo = s->lo;
+}
+
 TRACEPOINT(block_bio_queue, on_bio, struct bio *bio)
 {
 	const struct probes_settings *settings_now = only(MAP(settings));
@@ -48,19 +63,16 @@ TRACEPOINT(block_bio_queue, on_bio, struct bio *bio)
 	struct probes_thread *t;
 	__u64 now;
 
-	if (!settings_now || settings_now->bypass)
+	if (!settings_now || settings_now->bypass || !current_may_be_ours())
 		return 0;
 	timed = timed_begin(PROGRAM_on_bio);
 	now = bpf_ktime_get_ns();
-	t = current_thread(now, &shown);
-	if (t) {
+	t = thread_of(bpf_get_current_task_btf());
+	if (t && look(t, now, &shown)) {
 		/* By calls: each look at a field takes the verifier 20 us. */
 		disk = READ(bio, bi_bdev, bd_disk);
-		t->disk = disk_of(disk);
-		t->disk_bytes += READ(bio, bi_iter.bi_size);
-		t->disk_asked_ns = now;
-		t->disk_hi = shown.hi;
-		t->disk_lo = shown.lo;
+		note_asked(t, &shown, disk_of(disk), READ(bio, bi_iter.bi_size),
+			   now);
 		bpf_probe_read_kernel_str(t->disk_name, sizeof(t->disk_name),
 					  disk->disk_name);
 		note_user(t->disk, &shown, now, &timed);

@@ -45,9 +45,9 @@ struct probes_thread {
 	uint32_t waker_pid;
 	uint32_t nr_throttled; /* of its group, when it went off */
 	char waker_comm[BS_KERNEL_COMM_BYTES];
-	uint32_t disk;		/* that it asked last; 0: none */
-	uint32_t disk_bytes;	/* for so much, since it last waited for one */
-	uint64_t disk_asked_ns; /* when, */
+	uint32_t disk;	     /* that it asked last; 0: none */
+	uint32_t disk_bytes; /* for so much, in that trace and without a pause */
+	uint64_t disk_asked_ns;	   /* when, */
 	uint64_t disk_hi, disk_lo; /* and in which trace */
 	char disk_name[16];
 	uint8_t off_why; /* enum off_why */

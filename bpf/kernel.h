@@ -64,6 +64,7 @@ struct task_struct {
 	struct sched_entity se;
 	struct task_group *sched_task_group;
 	unsigned in_iowait : 1;
+	unsigned long jobctl;
 	char comm[16];
 };
 

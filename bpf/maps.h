@@ -62,6 +62,9 @@ struct socket {
 
 #define DISK_USERS 8
 
+/* What a disk was asked for longer ago it has done. */
+#define ASKED_LATELY_NS 1000000000ull
+
 /* Who asked a disk for something lately. */
 struct disk {
 	__u32 next, zero;

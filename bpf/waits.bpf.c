@@ -26,28 +26,29 @@ LICENSE_IS("Dual BSD/GPL");
 
 #define RUNNERS 4
 
-/* Who has not run for so long, or of whom so much is told, is told of anew. */
+/* Who has not run for so long is told of anew; of who runs on and on, no more than that. */
 #define AWAY_NS 100000000ull
 #define TOLD_NS 1000000000ull
-
-/* What a disk was asked for longer ago it has done. */
-#define ASKED_LATELY_NS 1000000000ull
 
 enum off_why {
 	OFF_BLOCKED = 0,
 	OFF_PREEMPTED = 1,
 	OFF_IO = 2,
-	OFF_STOPPED = 3, /* by SIGSTOP, or by a debugger */
+	OFF_STOPPED = 3, /* by SIGSTOP, by a debugger, or frozen */
 };
 
-/* __TASK_STOPPED and __TASK_TRACED (linux/sched.h). */
-#define STOPPED_STATES (0x4u | 0x8u)
+/* __TASK_STOPPED, __TASK_TRACED and TASK_FROZEN (linux/sched.h). */
+#define STOPPED_STATES (0x4u | 0x8u | 0x8000u)
+
+/* Frozen with its control group, in any state (linux/sched/jobctl.h). */
+#define JOBCTL_TRAP_FREEZE (1ul << 23)
 
 /* Who ran on a CPU lately, for long: how much of the time since when. */
 struct runner {
 	__u64 ran_ns;
 	__u64 since_ns;
 	__u64 until_ns;
+	__u64 credit_ns; /* for so long others run before it is forgotten */
 	__u64 hi, lo;
 	__u32 pid, zero;
 	char comm[BS_KERNEL_COMM_BYTES];
@@ -80,8 +81,7 @@ static __always_inline struct runner *runner_of(struct runners *all, __u32 pid)
 	return 0;
 }
 
-/* Whose place another one may have: who is away, else who ran least. (As "space saving"
- * does, Metwally et al. 2005; but who is new begins at nothing.) */
+/* Whose place another one may have: who is away, else who has the least credit. */
 static __always_inline struct runner *least_runner(struct runners *all,
 						   __u64 now)
 {
@@ -90,14 +90,34 @@ static __always_inline struct runner *least_runner(struct runners *all,
 
 	for (int i = 0; i < RUNNERS; i++) {
 		struct runner *r = &all->all[i];
-		__u64 ran_ns = now - r->until_ns > AWAY_NS ? 0 : r->ran_ns;
 
-		if (ran_ns < least_ns) {
+		if (now - r->until_ns > AWAY_NS)
+			r->credit_ns = 0;
+		if (r->credit_ns < least_ns) {
 			least = r;
-			least_ns = ran_ns;
+			least_ns = r->credit_ns;
 		}
 	}
 	return least;
+}
+
+/* Who runs often is kept, however many others run in turn (Misra and Gries 1982). */
+static __always_inline struct runner *place_of(struct runners *all, __u32 pid,
+					       __u64 ran_ns, __u64 now)
+{
+	struct runner *r = runner_of(all, pid);
+
+	if (r)
+		return r;
+	r = least_runner(all, now);
+	if (r->credit_ns > ran_ns) {
+		r->credit_ns -= ran_ns;
+		return 0;
+	}
+	r->pid = pid;
+	r->until_ns = 0;
+	r->credit_ns = 0;
+	return r;
 }
 
 static __always_inline void note_runner(struct task_struct *task, bool ours,
@@ -110,12 +130,9 @@ static __always_inline void note_runner(struct task_struct *task, bool ours,
 
 	if (!all || !FIELD(task, pid))
 		return;
-	r = runner_of(all, FIELD(task, pid));
-	if (!r) {
-		r = least_runner(all, now);
-		r->pid = FIELD(task, pid);
-		r->until_ns = 0;
-	}
+	r = place_of(all, FIELD(task, pid), ran_ns, now);
+	if (!r)
+		return;
 	/* It is another one after execve(2). */
 	bpf_probe_read_kernel_str(r->comm, sizeof(r->comm), task->comm);
 	t = ours ? thread_of(task) : 0;
@@ -125,11 +142,17 @@ static __always_inline void note_runner(struct task_struct *task, bool ours,
 	} else {
 		r->hi = r->lo = 0;
 	}
-	if (now - r->until_ns > AWAY_NS || now - r->since_ns > TOLD_NS) {
+	if (now - r->until_ns > AWAY_NS) {
 		r->ran_ns = 0;
 		r->since_ns = now - ran_ns;
+	} else if (now - r->since_ns > TOLD_NS) {
+		/* Of the later half, as if it had run evenly. */
+		r->since_ns += (now - r->since_ns) / 2;
+		r->ran_ns /= 2;
+		r->credit_ns /= 2;
 	}
 	r->ran_ns += ran_ns;
+	r->credit_ns += ran_ns;
 	r->until_ns = now;
 }
 
@@ -271,8 +294,12 @@ static __always_inline void goes_off(struct task_struct *task, __u64 now,
 		t->nr_throttled = throttled_count(task);
 		return;
 	}
-	if (why == OFF_BLOCKED && READ_BIT(task, in_iowait))
-		t->off_why = OFF_IO;
+	if (why == OFF_BLOCKED) {
+		if (READ_BIT(task, in_iowait))
+			t->off_why = OFF_IO;
+		else if (FIELD(task, jobctl) & JOBCTL_TRAP_FREEZE)
+			t->off_why = OFF_STOPPED;
+	}
 	t->syscall = syscall_of(task);
 	t->waker_pid = 0;
 	t->waker_hi = t->waker_lo = 0;

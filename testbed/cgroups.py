@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import subprocess
+import tempfile
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -90,6 +92,22 @@ def group(controller: str) -> Iterator[Group]:
         yield Group(made, is_v1)
     finally:
         _remove(made, parent)
+
+
+@contextlib.contextmanager
+def unified_group() -> Iterator[Group]:
+    """A group of the newer hierarchy, without a controller, wherever that is mounted."""
+    with tempfile.TemporaryDirectory() as directory:
+        subprocess.run(["mount", "-t", "cgroup2", "none", directory], check=True)
+        try:
+            made = Path(directory) / f"backsight-{os.getpid()}"
+            made.mkdir()
+            try:
+                yield Group(made, is_v1=False)
+            finally:
+                _remove(made, made.parent)
+        finally:
+            subprocess.run(["umount", directory], check=True)
 
 
 def _remove(made: Path, parent: Path) -> None:

@@ -476,13 +476,23 @@ static uint64_t is_asked_to_end(void)
 }
 
 /* By a signal of which nobody thought. */
-static uint64_t is_surprised(void)
+static uint64_t is_surprised_by(int signal)
 {
 	pthread_barrier_wait(&in_place);
 	print_result(0);
-	kill(getpid(), SIGUSR1);
+	kill(getpid(), signal);
 	pause();
 	return 0;
+}
+
+static uint64_t is_surprised(void)
+{
+	return is_surprised_by(SIGUSR1);
+}
+
+static uint64_t is_surprised_last(void)
+{
+	return is_surprised_by(SIGRTMAX);
 }
 
 static uint64_t ends(void)
@@ -530,6 +540,22 @@ static void *stopper(void *nothing)
 	return nothing;
 }
 
+static void *freezer(void *nothing)
+{
+	int file = open(path, O_WRONLY | O_CLOEXEC);
+	uint64_t span = begin(lateral, "freezer");
+
+	require(file >= 0, path);
+	pthread_mutex_lock(&contended);
+	pthread_barrier_wait(&in_place);
+	sleep_ns(MS);
+	require(write(file, "1", 1) == 1, path);
+	pthread_mutex_unlock(&contended);
+	close(file);
+	end(span, "freezer");
+	return nothing;
+}
+
 static void *nobody(void *nothing)
 {
 	pthread_barrier_wait(&in_place);
@@ -556,10 +582,12 @@ static const struct cause {
 	{"out_of_memory", take_memory, bystander},
 	{"asked_to_end", is_asked_to_end, bystander},
 	{"is_surprised", is_surprised, bystander},
+	{"is_surprised_last", is_surprised_last, bystander},
 	{"ends", ends, bystander},
 	{"executes_another", executes_another, bystander},
 	{"is_spared", is_spared, nobody},
 	{"is_stopped", wait_for_lock, stopper},
+	{"is_frozen", wait_for_lock, freezer},
 	{"stays_open", stay_open, nobody},
 };
 

@@ -47,13 +47,19 @@ def test_all_that_was_open_is_collected_once(here: Machine) -> None:
     assert victim["unfinished"]
 
 
-def test_any_signal_that_is_not_meant_is_a_crash(here: Machine) -> None:
-    with here.suffers("is_surprised", -signal.SIGUSR1) as it:
+@pytest.mark.parametrize(
+    ("cause", "by"),
+    [("is_surprised", signal.SIGUSR1), ("is_surprised_last", signal.SIGRTMAX)],
+)
+def test_any_signal_that_is_not_meant_is_a_crash(
+    here: Machine, cause: str, by: signal.Signals
+) -> None:
+    with here.suffers(cause, -by) as it:
         pass
     (trigger,) = here.shown(it.victim)["triggers"]
     # Where no core is dumped, all threads end at once: any of them may be the first.
     assert {trigger["primary"], *trigger["laterals"]} == {it.victim, it.lateral, it.innocent}
-    assert (trigger["name"], trigger["why"]) == ("kernel.crash", "process ended by SIGUSR1")
+    assert (trigger["name"], trigger["why"]) == ("kernel.crash", f"process ended by {by.name}")
 
 
 def test_what_is_open_in_another_process_is_left_alone(here: Machine) -> None:
