@@ -66,6 +66,8 @@ class Load:
     hooks: tuple[str, ...]
     times: int
     fault: Fault = _well
+    states: tuple[str, ...] = _STATES
+    """In which who does it may be."""
 
 
 def _loads(file: str) -> Sequence[Load]:
@@ -87,7 +89,11 @@ def _loads(file: str) -> Sequence[Load]:
         ),
         Load("write", "events", ("disk", file), ("block_bio_queue",), _SELDOM),
         Load("thread", "events", ("thread",), ("task_newtask", "sched_process_exit"), _SELDOM),
-        Load("exec", "events", ("exec",), ("sched_process_exec",), _MOST_SELDOM),
+        # Who executes a program is a process of its own, which nobody watches yet.
+        Load(
+            "exec", "events", ("exec",), ("sched_process_exec",), _MOST_SELDOM,
+            states=_STATES[:1],
+        ),
         Load("signal", "events", ("signal",), ("signal_deliver",), _OFTEN),
     )  # fmt: skip
 
@@ -168,7 +174,7 @@ def _repeated(
     for measure in measures.values():
         measure(max(times // 10, 1))
     for number in range(rig.parameters.pairs):
-        for state in _STATES if number % 2 else reversed(_STATES):
+        for state in load.states if number % 2 else reversed(load.states):
             measured = both.during(partial(measures[state], times))
             for hook, cost in measured.items():
                 costs.setdefault((hook, state), []).append(cost)
@@ -178,7 +184,7 @@ def _repeated(
 def _tell(load: Load, costs: Mapping[tuple[str, str], list[_Cost]]) -> set[str]:
     """The tracepoints that it told of."""
     for hook in load.hooks:
-        for state in _STATES:
+        for state in load.states:
             measured = costs.get((hook, state))
             if measured is None:
                 continue  # this kernel, or this loader, has another hook for it
