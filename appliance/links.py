@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from socket import AF_UNSPEC
 from types import TracebackType
@@ -100,7 +100,9 @@ class LinkFollower:
     async def run(self) -> None:
         """Until cancelled. OSError if the kernel does not say which devices there are."""
         loop = asyncio.get_running_loop()
-        self._take(await in_thread(self._links.all))
+        # Who followed before may know of others.
+        self._take_all(await in_thread(self._links.all))
+        self._has_news.set()
         loop.add_reader(self._links.fileno(), self._on_readable)
         try:
             while True:
@@ -127,9 +129,11 @@ class LinkFollower:
 
     async def _look_anew(self) -> None:
         with contextlib.suppress(OSError):
-            found = await in_thread(self._links.all_anew)
-            self._watch.only_links({link.device for link in found}, time.monotonic_ns())
-            self._take(found)
+            self._take_all(await in_thread(self._links.all_anew))
+
+    def _take_all(self, found: Collection[LinkChange]) -> None:
+        self._watch.only_links({link.device for link in found}, time.monotonic_ns())
+        self._take(found)
 
     def _take(self, changes: Iterable[LinkChange]) -> None:
         now_ns = time.monotonic_ns()

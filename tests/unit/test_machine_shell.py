@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import time
 from collections.abc import Callable
 from typing import Self
 
@@ -13,7 +14,7 @@ import pytest
 
 from appliance import counters, links
 from appliance.core.dataplane import LocalTrigger
-from appliance.core.machine import Namespace, Symptom
+from appliance.core.machine import LINK_SETTLES_NS, Namespace, Symptom
 from appliance.links import LinkChange, LinkFollower
 from appliance.machine import Machine
 from protocol.messages import TraceId
@@ -76,6 +77,9 @@ def test_without_netlink_the_node_goes_on_and_says_so(monkeypatch: pytest.Monkey
     assert "Address family not supported" in messages[0]
 
 
+MOMENT_NS = 1_000_000
+
+
 class FakeLinks:
     """One device, which goes down as soon as anybody looks; then it is there, or is not."""
 
@@ -86,6 +90,7 @@ class FakeLinks:
     def __init__(self) -> None:
         self._changed = os.eventfd(1, os.EFD_NONBLOCK)
         self._asked = 0
+        self.went_down_ns: int | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -106,12 +111,14 @@ class FakeLinks:
         return [self._as_it_is(up=False)] if self.is_there else []
 
     def all_anew(self) -> list[LinkChange]:
+        self.went_down_ns = time.monotonic_ns()
         return self.all()
 
     def changes(self) -> list[LinkChange]:
         os.eventfd_read(self._changed)
         if self.loses_changes:
             raise OSError(errno.ENOBUFS, os.strerror(errno.ENOBUFS))
+        self.went_down_ns = time.monotonic_ns()
         return [self._as_it_is(up=False)]
 
 
@@ -141,17 +148,27 @@ class HostWithTrace(Host):
 def looked_at(monkeypatch: pytest.MonkeyPatch, seconds: float = 0.0) -> HostWithTrace:
     """Such a link, until it has been told of, or cannot be any more; ``seconds``: it takes to look."""
     settled = asyncio.Event()
+    made: list[FakeLinks] = []
+
+    def make() -> FakeLinks:
+        made.append(FakeLinks())
+        return made[-1]
 
     async def in_thread(call: Callable[[], list[LinkChange]]) -> list[LinkChange]:
-        await asyncio.sleep(seconds)
+        if made[-1].went_down_ns is not None:
+            await asyncio.sleep(seconds)
         return call()
 
     class Follower(LinkFollower):
         async def _tell(self) -> None:
+            now_ns = time.monotonic_ns()
             await super()._tell()
-            settled.set()
+            went_down_ns = made[-1].went_down_ns
+            # It is a moment later by the follower's clock.
+            if went_down_ns is not None and now_ns - went_down_ns > LINK_SETTLES_NS + MOMENT_NS:
+                settled.set()
 
-    monkeypatch.setattr(links, "Links", FakeLinks)
+    monkeypatch.setattr(links, "Links", make)
     monkeypatch.setattr(links, "LinkFollower", Follower)
     monkeypatch.setattr(links, "in_thread", in_thread)
     monkeypatch.setattr(counters, "Counters", FakeCounters)
