@@ -91,6 +91,7 @@ def test_what_is_put_back_has_not_cost_at_once_what_it_had_cost() -> None:
     # By bcc it may take a look more.
     seen = [costs.look(sockets=0.001)] + [costs.look(waits=0.001, sockets=0.001) for _ in range(50)]
     assert {verdict.step for verdict in seen} == {None}
+    assert max(verdict.share for verdict in seen) == pytest.approx(0.002)
 
 
 def test_when_all_was_well_for_as_long_it_is_tried_again_as_soon_as_at_first() -> None:
