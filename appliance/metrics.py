@@ -377,8 +377,8 @@ METRICS = (
     ),
     Metric(
         "probe_runs_total",
-        "Runs of a BPF program of ours that were not over at the first look. Those on drops, and on resets"
-        " that are received, look at each one of the machine.",
+        "Runs of a BPF program of ours, without those for threads that are not attached. Programs on drops"
+        " and on received resets count all of them.",
         "probes/programs/{program}/runs",
     ),
     Metric(

@@ -26,13 +26,16 @@ TRIGGERS = (
 )
 
 LINK_SETTLES_NS = 50_000_000
-"""Within it the kernel tells of a device that goes down and is gone; of many at once not."""
+"""Within this time the kernel says that a device went down, and that it is gone.
+
+It takes longer if many are removed at once.
+"""
 
 Namespace: TypeAlias = int
 """A network namespace, by a number that it has alone."""
 
 QueueKey: TypeAlias = tuple[int, int, int]
-"""A device, the class or queue of it that this one is below, and its handle (0 for several)."""
+"""A device; its class or queue above this one; this one's handle, which several may have (0)."""
 
 
 @dataclass(frozen=True, slots=True)

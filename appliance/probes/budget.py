@@ -32,7 +32,7 @@ _BELOW_FOR_NS = 60_000_000_000
 # What is put back and costs too much again costs it for four looks. On a machine that is always
 # too busy for it, that is to be rare in the end.
 BACK_AFTER_NS = 600_000_000_000
-_BACK_AFTER_MAX = 16
+_BACK_AFTER_MAX = 16  # times as long
 
 
 class Step(enum.Enum):
