@@ -15,6 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from testbed.daemons import Cores, coordinator_on, lone_node, this_machine
 from testbed.topology import PYTHON, Node, await_settled
 
@@ -118,6 +120,7 @@ def test_a_daemon_that_is_stopped_for_ten_seconds_loses_nothing(tmp_path: Path) 
         os.kill(daemon.daemon_pid(), signal.SIGCONT)
 
 
+@pytest.mark.slow
 def test_a_daemon_that_is_killed_and_started_seconds_later_loses_nothing(tmp_path: Path) -> None:
     machine = this_machine(Cores.choose().daemons)
     quiet: dict[str, Any] = {"metrics": {"listen": None}}

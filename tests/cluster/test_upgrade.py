@@ -218,7 +218,11 @@ def upgrade_under_load(
 
 
 in_both_orders = pytest.mark.parametrize(
-    "steps", [NODES_FIRST, COORDINATOR_FIRST], ids=["nodes-first", "coordinator-first"]
+    "steps",
+    [
+        pytest.param(NODES_FIRST, id="nodes-first"),
+        pytest.param(COORDINATOR_FIRST, id="coordinator-first", marks=pytest.mark.slow),
+    ],
 )
 
 

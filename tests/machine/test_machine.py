@@ -32,6 +32,10 @@ _CALLERS = 8
 _DEVICES = 200
 _GROUP = 77
 
+both_loaders = pytest.mark.parametrize(
+    "loader", ["core", pytest.param("bcc", marks=pytest.mark.slow)]
+)
+
 
 @dataclass
 class Site:
@@ -184,7 +188,7 @@ for one in asking:
 
 
 @pytest.mark.bpf
-@pytest.mark.parametrize("loader", ["core", "bcc"])
+@both_loaders
 def test_a_link_that_goes_down_hits_whoever_used_it(tmp_path: Path, loader: str) -> None:
     with (
         site(tmp_path, probes={"loader": loader}) as here,
@@ -199,7 +203,7 @@ def test_a_link_that_goes_down_hits_whoever_used_it(tmp_path: Path, loader: str)
 
 
 @pytest.mark.bpf
-@pytest.mark.parametrize("loader", ["core", "bcc"])
+@both_loaders
 def test_it_hits_whoever_uses_it_all_the_time(tmp_path: Path, loader: str) -> None:
     """And nobody who is done with it since before the last moments."""
     window_s = 2.0

@@ -62,6 +62,7 @@ def test_what_costs_too_much_goes_and_comes_back_when_told(here: Machine) -> Non
         trigger_of(here.shown(it.victim), "kernel.lock_wait")
 
 
+@pytest.mark.slow
 def test_what_costs_too_much_is_tried_again(tmp_path: Path, build: Path, loader: str) -> None:
     probes = {"cpu_percent": 0.001, "lock_wait": LOCK_WAIT}
     program = "tests.probes.impatient"

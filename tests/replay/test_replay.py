@@ -115,7 +115,10 @@ def _place(trace: dict[str, Span], where: str) -> Span:
     raise AssertionError(f"no span in the {where} of the trace")
 
 
-@pytest.mark.parametrize("where", ["root", "middle", "leaf"])
+@pytest.mark.parametrize(
+    "where",
+    ["root", *(pytest.param(where, marks=pytest.mark.slow) for where in ("middle", "leaf"))],
+)
 def test_a_trigger_on_one_node_brings_the_slices_of_all(where: str, tmp_path: Path) -> None:
     recording, traces = _subset(CONTENTION, SUBSET)
     trace = _widest(traces)
@@ -140,6 +143,7 @@ def test_a_trigger_on_one_node_brings_the_slices_of_all(where: str, tmp_path: Pa
     assert shown["verdict"]["kind"] == "coherent", shown["verdict"]
 
 
+@pytest.mark.slow
 def test_a_killed_writer_leaves_what_it_wrote(tmp_path: Path) -> None:
     recording, traces = _subset(CONTENTION, SUBSET)
     trace = _widest(traces)

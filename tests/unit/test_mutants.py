@@ -90,6 +90,7 @@ def project(tmp_path: Path) -> Project:
     return Project(root, patches, tmp_path / "logs")
 
 
+@pytest.mark.slow
 def test_what_is_noticed_what_is_not_and_what_was_never_tried(project: Project) -> None:
     project.mutant("c-found", "sum.h", "a + b", "a - b", "meson sum")
     project.mutant("c-survives", "sum.h", "a + b", "b + a", "meson sum")
@@ -141,6 +142,7 @@ def test_what_is_noticed_what_is_not_and_what_was_never_tried(project: Project) 
     assert (project.scratch().root / "sum.h").read_text("utf-8") == SOURCES["sum.h"]
 
 
+@pytest.mark.slow
 def test_some_are_put_in_together_and_each_test_must_fail_all_the_same(project: Project) -> None:
     def outcome() -> list[tuple[str, Outcome]]:
         mutants = read_all(project.patches)
@@ -157,6 +159,7 @@ def test_some_are_put_in_together_and_each_test_must_fail_all_the_same(project: 
         assert (project.scratch().root / name).read_text("utf-8") == SOURCES[name]
 
 
+@pytest.mark.slow
 def test_what_is_built_stays_built_and_no_defect_with_it(project: Project) -> None:
     def compiles() -> bool:
         project.outcomes()
