@@ -268,20 +268,50 @@ static void *other_writer(void *nothing)
 	return nothing;
 }
 
-static uint64_t wait_for_disk(void)
+static int write_mib(const char *name, int mib)
 {
 	static char block[1 << 20];
-	int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
-	uint64_t start;
+	int fd = open(name, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
 
-	require(fd >= 0, path);
+	require(fd >= 0, name);
 	memset(block, 1, sizeof(block));
-	for (int i = 0; i < 64; i++)
-		require(write(fd, block, sizeof(block)) == sizeof(block), path);
-	pthread_barrier_wait(&in_place);
-	start = now_ns();
+	for (int i = 0; i < mib; i++)
+		require(write(fd, block, sizeof(block)) == sizeof(block), name);
+	return fd;
+}
+
+static uint64_t sync_file(int fd)
+{
+	uint64_t start = now_ns();
+
 	require(!fsync(fd), "fsync");
 	return now_ns() - start;
+}
+
+static uint64_t wait_for_disk(void)
+{
+	int fd = write_mib(path, 64);
+
+	pthread_barrier_wait(&in_place);
+	return sync_file(fd);
+}
+
+/* After the disk was asked for much else by the same thread, for a trace that did not wait. */
+static uint64_t wait_for_less(void)
+{
+	char name[4096];
+	int much, little = write_mib(path, 1);
+
+	snprintf(name, sizeof(name), "%s.much", path);
+	pthread_barrier_wait(&in_place);
+	bs_end();
+	bs_begin(lateral);
+	much = write_mib(name, 16);
+	require(!sync_file_range(much, 0, 0, SYNC_FILE_RANGE_WRITE),
+		"sync_file_range");
+	bs_end();
+	bs_begin(victim);
+	return sync_file(little);
 }
 
 /* Waits for work, which is nothing to tell of. */
@@ -571,6 +601,7 @@ static const struct cause {
 	{"lock_wait", wait_for_lock, holder},
 	{"blocked", wait_for_pipe, writer},
 	{"io_wait", wait_for_disk, other_writer},
+	{"io_wait_for_less", wait_for_less, nobody},
 	{"hog_of_another", wait_for_cpu, nobody},
 	{"lock_wait_again", wait_again, holder_again},
 	{"many", wait_in_many_traces, writer_of_many},

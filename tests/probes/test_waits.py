@@ -94,6 +94,13 @@ def test_a_wait_fires_for_its_trace(here: Machine, cause: str) -> None:
             assert "suffer" in commands
 
 
+def test_what_another_trace_asked_a_disk_for_is_not_counted(here: Machine) -> None:
+    with here.suffers("io_wait_for_less") as it:
+        spans = kernel_spans(here.shown(it.victim), "io_wait")
+    asked = sum(span["attributes"].get("kernel.bytes", 0) for span in spans)
+    assert 1 << 20 <= asked < 16 << 20
+
+
 def test_the_example_of_the_docs(here: Machine, repository: Path) -> None:
     """Beside the thresholds that it has here: both wait as long as it says."""
     text = (repository / "docs/probes.md").read_text()
