@@ -22,6 +22,10 @@ _LATERALS_MAX = 3
 _RECORDS_MAX = 20
 _RECORD_WIDTH_MAX = 80
 
+# The longest waits explain most; all of them are in the JSON.
+_KERNEL_MAX = 20
+_KERNEL_WIDTH_MAX = 160
+
 _LINE_BREAKS = re.compile(r"[\r\n\t]+")
 
 
@@ -116,8 +120,24 @@ def waterfall(view: TraceView, width: int | None = None) -> Iterator[str]:
     for part in view.slices:
         if not part.content.spans:
             yield f"  {cut(part.node, node_width):<{node_width}} no spans, {part.bytes} bytes"
+    yield from _kernel(spans, begin_ns)
     yield from _records(view)
     yield from _exceptions(spans)
+
+
+def _kernel(spans: Sequence[Placed], begin_ns: int) -> Iterator[str]:
+    """What the kernel says of its spans, the longest ones, as they began."""
+    told = [placed for placed in spans if "kernel.what" in placed.span.attributes]
+    if not told:
+        return
+    yield "  seen by the kernel"
+    told.sort(key=lambda placed: placed.start_ns - (placed.end_ns or placed.start_ns))
+    for placed in sorted(told[:_KERNEL_MAX], key=lambda placed: placed.start_ns):
+        at = f"+{milliseconds(placed.start_ns - begin_ns)}"
+        what = str(placed.span.attributes["kernel.what"])
+        yield f"    {at:>10}  {cut(f'{placed.part.node}: {what}', _KERNEL_WIDTH_MAX)}"
+    if len(told) > _KERNEL_MAX:
+        yield f"    and {len(told) - _KERNEL_MAX} shorter ones; see --json"
 
 
 def _records(view: TraceView) -> Iterator[str]:

@@ -22,7 +22,7 @@ from ctl.__main__ import main
 from ctl.coordinator import AskError, NotFound
 from ctl.node import NodeClient
 from ctl.trace import in_tree_order, trace_view
-from ctl.waterfall import waterfall
+from ctl.waterfall import milliseconds, waterfall
 from formats.records import SpanEnd, SpanStart
 from formats.slices import PieceKind, Process, RunFlags
 from formats.spans import Event
@@ -128,6 +128,21 @@ def test_an_exception_is_shown_once_with_its_stack_where_it_was_thrown() -> None
         "retry",
         "exception",
     ]
+
+
+def test_what_the_kernel_says_of_the_longest_waits_is_shown_as_they_began() -> None:
+    waits = [(10 + n, 1, "waited", 2 * n, 2 * n + (2 if n % 5 else 1)) for n in range(25)]
+    view = trace_view(_detail(front=_slice((1, 0, "GET /", 0, 100), *waits)))
+    assert not any("kernel" in line for line in waterfall(view, width=120))
+    for placed in view.spans[1:]:
+        place = placed.span.span_id - 10
+        placed.span.attributes = {"kernel.what": f"waited, {place}\x1b"}
+    lines = list(waterfall(view, width=120))
+    assert lines[-22] == "  seen by the kernel"
+    assert lines[-21:-1] == [
+        f"    {'+' + milliseconds(2 * n * MS):>10}  front: waited, {n}?" for n in range(25) if n % 5
+    ]
+    assert lines[-1] == "    and 5 shorter ones; see --json"
 
 
 def test_the_waterfall_says_why_and_what_is_missing() -> None:
