@@ -39,16 +39,22 @@ static __always_inline void note_user(__u32 number, const struct shown *s,
 	disk->users[place].asked_ns = now;
 }
 
+/* What a disk that is made of others (LVM, MD) asks these for comes by the same thread, within
+ * the request (current->bio_list): it says which disk it is in the end, and is no more to do. */
 static __always_inline void note_asked(struct probes_thread *t,
 				       const struct shown *s, __u32 number,
-				       __u32 bytes, __u64 now)
+				       __u32 bytes, bool is_within, __u64 now)
 {
 	/* It does not wait for what it asked before that. */
-	if (t->disk != number || t->disk_hi != s->hi || t->disk_lo != s->lo ||
-	    t->disk_asked_ns + ASKED_LATELY_NS < now)
+	if (t->disk_hi != s->hi || t->disk_lo != s->lo ||
+	    t->disk_asked_ns + ASKED_LATELY_NS < now ||
+	    (t->disk_asked != number && !is_within))
 		t->disk_bytes = 0;
+	if (!is_within) {
+		t->disk_asked = number;
+		t->disk_bytes += bytes;
+	}
 	t->disk = number;
-	t->disk_bytes += bytes;
 	t->disk_asked_ns = now;
 	t->disk_hi = s->hi;
 	t->disk_lo = s->lo;
@@ -60,6 +66,7 @@ TRACEPOINT(block_bio_queue, on_bio, struct bio *bio)
 	struct shown shown = {};
 	struct gendisk *disk;
 	struct timed timed;
+	struct task_struct *task;
 	struct probes_thread *t;
 	__u64 now;
 
@@ -67,12 +74,13 @@ TRACEPOINT(block_bio_queue, on_bio, struct bio *bio)
 		return 0;
 	timed = timed_begin(PROGRAM_on_bio);
 	now = bpf_ktime_get_ns();
-	t = thread_of(bpf_get_current_task_btf());
+	task = bpf_get_current_task_btf();
+	t = thread_of(task);
 	if (t && look(t, now, &shown)) {
 		/* By calls: each look at a field takes the verifier 20 us. */
 		disk = READ(bio, bi_bdev, bd_disk);
 		note_asked(t, &shown, disk_of(disk), READ(bio, bi_iter.bi_size),
-			   now);
+			   FIELD(task, bio_list) != 0, now);
 		bpf_probe_read_kernel_str(t->disk_name, sizeof(t->disk_name),
 					  disk->disk_name);
 		note_user(t->disk, &shown, now, &timed);

@@ -47,6 +47,7 @@ struct probes_thread {
 	char waker_comm[BS_KERNEL_COMM_BYTES];
 	uint32_t disk;	     /* that it asked last; 0: none */
 	uint32_t disk_bytes; /* for so much, in that trace and without a pause */
+	uint32_t disk_asked; /* of which it asked that, which may be made of others */
 	uint64_t disk_asked_ns;	   /* when, */
 	uint64_t disk_hi, disk_lo; /* and in which trace */
 	char disk_name[16];

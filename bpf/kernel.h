@@ -65,6 +65,7 @@ struct task_struct {
 	struct task_group *sched_task_group;
 	unsigned in_iowait : 1;
 	unsigned long jobctl;
+	struct bio_list *bio_list;
 	char comm[16];
 };
 

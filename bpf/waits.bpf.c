@@ -30,6 +30,9 @@ LICENSE_IS("Dual BSD/GPL");
 #define AWAY_NS 100000000ull
 #define TOLD_NS 1000000000ull
 
+/* Who runs for so long at once has a place at once: from so long a wait on it fires, by default. */
+#define CREDIT_MAX_NS 20000000ull
+
 enum off_why {
 	OFF_BLOCKED = 0,
 	OFF_PREEMPTED = 1,
@@ -58,7 +61,8 @@ struct runners {
 	__u32 zero;
 	__u32 realtime_pid; /* who runs, if the scheduler does not tell for how long */
 	__u64 realtime_since_ns;
-	struct runner all[RUNNERS];
+	/* And one more: who ran last of those that have no place. */
+	struct runner all[RUNNERS + 1];
 };
 
 #ifndef PROBES_BY_BCC
@@ -101,21 +105,32 @@ static __always_inline struct runner *least_runner(struct runners *all,
 	return least;
 }
 
-/* Who runs often is kept, however many others run in turn (Misra and Gries 1982). */
+/* Who runs often is kept, however many others run in turn (Misra and Gries 1982). Of these
+ * the last one is known too: perhaps somebody waits for it. */
 static __always_inline struct runner *place_of(struct runners *all, __u32 pid,
 					       __u64 ran_ns, __u64 now)
 {
 	struct runner *r = runner_of(all, pid);
+	struct runner *last = &all->all[RUNNERS];
 
 	if (r)
 		return r;
 	r = least_runner(all, now);
 	if (r->credit_ns > ran_ns) {
 		r->credit_ns -= ran_ns;
-		return 0;
+		if (last->pid != pid) {
+			last->pid = pid;
+			last->until_ns = 0;
+		}
+		return last;
 	}
-	r->pid = pid;
-	r->until_ns = 0;
+	if (last->pid == pid) {
+		*r = *last;
+		last->pid = 0;
+	} else {
+		r->pid = pid;
+		r->until_ns = 0;
+	}
 	r->credit_ns = 0;
 	return r;
 }
@@ -131,8 +146,6 @@ static __always_inline void note_runner(struct task_struct *task, bool ours,
 	if (!all || !FIELD(task, pid))
 		return;
 	r = place_of(all, FIELD(task, pid), ran_ns, now);
-	if (!r)
-		return;
 	/* It is another one after execve(2). */
 	bpf_probe_read_kernel_str(r->comm, sizeof(r->comm), task->comm);
 	t = ours ? thread_of(task) : 0;
@@ -143,16 +156,17 @@ static __always_inline void note_runner(struct task_struct *task, bool ours,
 		r->hi = r->lo = 0;
 	}
 	if (now - r->until_ns > AWAY_NS) {
-		r->ran_ns = 0;
+		r->ran_ns = r->credit_ns = 0;
 		r->since_ns = now - ran_ns;
 	} else if (now - r->since_ns > TOLD_NS) {
 		/* Of the later half, as if it had run evenly. */
 		r->since_ns += (now - r->since_ns) / 2;
 		r->ran_ns /= 2;
-		r->credit_ns /= 2;
 	}
 	r->ran_ns += ran_ns;
 	r->credit_ns += ran_ns;
+	if (r->credit_ns > CREDIT_MAX_NS)
+		r->credit_ns = CREDIT_MAX_NS;
 	r->until_ns = now;
 }
 
@@ -207,7 +221,7 @@ static __always_inline void add_runners(__u64 since_ns, const struct shown *own,
 
 	if (!all)
 		return;
-	for (int i = 0; i < RUNNERS; i++) {
+	for (int i = 0; i <= RUNNERS; i++) {
 		struct runner *r = &all->all[i];
 		__u64 ran_ns = r->ran_ns;
 

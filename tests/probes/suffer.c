@@ -257,6 +257,8 @@ static void *other_writer(void *nothing)
 	snprintf(name, sizeof(name), "%s.other", path);
 	fd = open(name, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
 	require(fd >= 0 && write(fd, name, sizeof(name)) == sizeof(name), name);
+	/* The victim waits at once, and fires then. */
+	require(!fdatasync(fd), "fdatasync");
 	pthread_barrier_wait(&in_place);
 	while (!__atomic_load_n(&over, __ATOMIC_RELAXED)) {
 		require(pwrite(fd, name, sizeof(name), 0) == sizeof(name),

@@ -45,6 +45,26 @@ while True:
 """
 
 
+# It runs when it has slept for longer than who ran is kept (AWAY_NS); then another of its threads does.
+NEWCOMER = """
+import sys, threading, time
+
+def run(for_s):
+    until_s = time.monotonic() + for_s
+    while time.monotonic() < until_s:
+        pass
+
+own_s, others_s = map(float, sys.argv[1:])
+print("runs", flush=True)
+while True:
+    time.sleep(0.11)
+    run(own_s)
+    other = threading.Thread(target=run, args=(others_s,))
+    other.start()
+    other.join()
+"""
+
+
 @pytest.fixture(scope="module")
 def here(
     tmp_path_factory: pytest.TempPathFactory, build: Path, either_loader: str
@@ -240,6 +260,37 @@ def test_who_ran_longest_is_named_among_many(here: Machine) -> None:
     longest = max(spans, key=lambda span: int(span["end_ns"] - span["start_ns"]))
     ran_ns = longest["attributes"]["kernel.other.ran_ns"]
     assert ran_ns > 0.5 * longest["attributes"]["kernel.duration_ns"] / HOGS
+
+
+# Less than the credit that who runs often may have (CREDIT_MAX_NS), and more.
+@pytest.mark.parametrize(("own_s", "others_s"), [(0.012, 0.0), (0.06, 0.001)])
+def test_who_seldom_runs_is_named_beside_four_who_always_do(
+    here: Machine, own_s: float, others_s: float
+) -> None:
+    here.probes.await_watched(0)
+    on_cpu = ["taskset", "--cpu-list", str(min(os.sched_getaffinity(0)))]
+    hog = [*on_cpu, PYTHON, "-c", HOG]
+    newcomer = [*on_cpu, "chrt", "--fifo", "1", PYTHON, "-c", NEWCOMER, str(own_s), str(others_s)]
+    with contextlib.ExitStack() as running:
+        # It is one of the four.
+        program = running.enter_context(here.sufferer("hog_of_another"))
+        here.probes.await_watched(1)
+        beside = [
+            running.enter_context(here.node.host.popen(command, stdout=subprocess.PIPE))
+            for command in (hog, hog, hog, newcomer)
+        ]
+        for one in beside:
+            assert one.stdout is not None
+            assert one.stdout.readline() == b"runs\n"
+        it = program.suffer()
+        for one in beside:
+            one.terminate()
+    named = [
+        span["attributes"]["kernel.other.ran_ns"]
+        for span in kernel_spans(here.shown(it.victim), "run_queue")
+        if span["attributes"].get("kernel.other.pid") == beside[-1].pid
+    ]
+    assert any(own_s / 2 < ran_ns / 1e9 < 2 * own_s for ran_ns in named)
 
 
 def test_a_group_that_has_used_up_its_quota_is_told_apart(here: Machine) -> None:
