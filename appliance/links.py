@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from socket import AF_UNSPEC
 from types import TracebackType
@@ -22,6 +22,9 @@ from runtime.threads import in_thread
 
 # uapi/linux/if.h: the device is on, and its cable, or peer, is there.
 _IFF_UP, _IFF_LOOPBACK, _IFF_LOWER_UP = 0x1, 0x8, 0x10000
+
+# Kinds of devices whose ports containers have the other ends of.
+_BRIDGES = ("bridge", "openvswitch")
 
 _LINK = by_pyroute2(ifinfmsg)
 
@@ -95,27 +98,28 @@ class LinkFollower:
         self._watch = watch
         self._on_symptom = on_symptom
         self._has_news = asyncio.Event()
-        self._has_lost = False
+        # Who followed before may know of others.
+        self._has_lost = True
 
     async def run(self) -> None:
-        """Until cancelled. OSError if the kernel does not say which devices there are."""
-        loop = asyncio.get_running_loop()
-        # Who followed before may know of others.
-        self._take_all(await in_thread(self._links.all))
-        self._has_news.set()
-        loop.add_reader(self._links.fileno(), self._on_readable)
+        """Until cancelled. OSError if the kernel refuses to say which devices there are."""
         try:
+            with contextlib.suppress(InterruptedError):
+                await self._look_anew()
+            self._has_news.set()
             while True:
                 await self._has_news.wait()
                 self._has_news.clear()
-                if self._has_lost:
-                    await self._look_anew()
-                    self._has_lost = False
-                    loop.add_reader(self._links.fileno(), self._on_readable)
                 await asyncio.sleep(_SETTLED_S)
-                await self._tell()
+                try:
+                    if self._has_lost:
+                        await self._look_anew()
+                    await self._tell()
+                except OSError:
+                    # Too little memory, or too many changes: again, a moment later.
+                    self._has_news.set()
         finally:
-            loop.remove_reader(self._links.fileno())
+            asyncio.get_running_loop().remove_reader(self._links.fileno())
 
     @die_if_it_fails
     def _on_readable(self) -> None:
@@ -128,12 +132,12 @@ class LinkFollower:
         self._has_news.set()
 
     async def _look_anew(self) -> None:
-        with contextlib.suppress(OSError):
-            self._take_all(await in_thread(self._links.all_anew))
-
-    def _take_all(self, found: Collection[LinkChange]) -> None:
+        found = await in_thread(self._links.all_anew)
         self._watch.only_links({link.device for link in found}, time.monotonic_ns())
         self._take(found)
+        self._has_lost = False
+        self._has_news.set()
+        asyncio.get_running_loop().add_reader(self._links.fileno(), self._on_readable)
 
     def _take(self, changes: Iterable[LinkChange]) -> None:
         now_ns = time.monotonic_ns()
@@ -151,10 +155,8 @@ class LinkFollower:
         self._tell_of(self._watch.take_links(now_ns, doubtful))
         if not doubtful:
             return
-        there = doubtful
-        with contextlib.suppress(OSError):
-            found = await in_thread(self._links.all)
-            there = {link.device for link in found if link.up is not None}
+        found = await in_thread(self._links.all)
+        there = {link.device for link in found if link.up is not None}
         for device in doubtful - there:
             self._watch.on_link_gone(device, now_ns)
         self._tell_of(self._watch.take_links(now_ns))
@@ -176,9 +178,10 @@ def _changes(messages: Iterable[Any]) -> list[LinkChange]:
         info = message.get_attr("IFLA_LINKINFO")
         made_as = info.get_attr("IFLA_INFO_KIND") if info is not None else None
         is_virtual = made_as is not None
+        port_of = info.get_attr("IFLA_INFO_SLAVE_KIND") if info is not None else None
         # The other end of a container's device goes with the container; and the bridge of which
         # it was the last port is down then.
-        is_of_containers = is_virtual and (message.get_attr("IFLA_MASTER") or made_as == "bridge")
+        is_of_containers = is_virtual and (port_of in _BRIDGES or made_as == "bridge")
         up = None
         if kind == RTM_NEWLINK and not is_of_containers:
             up = flags & _IFF_UP != 0 and flags & _IFF_LOWER_UP != 0

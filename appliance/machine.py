@@ -103,7 +103,7 @@ class Machine:
                 if self._settings.wants_anything:
                     await self._look_until_changed()
                 else:
-                    await self._changed.wait()
+                    await self._wait_until_changed()
         finally:
             # The data plane that they ask is about to be closed.
             for task in self._firing:
@@ -116,8 +116,6 @@ class Machine:
         from appliance.links import LinkFollower, Links
 
         self._watch.limits = limits_of(self._settings)
-        # It may have been a while since.
-        self._watch.forget_reading()
         try:
             with Counters() as counters, Links() as links:
                 follower = LinkFollower(links, self._watch, self._on_symptom)
@@ -128,7 +126,12 @@ class Machine:
                 f"the machine's counters cannot be read: {error}; without them: all of `machine`,"
                 " until the configuration is reloaded"
             )
-            await self._changed.wait()
+            await self._wait_until_changed()
+
+    async def _wait_until_changed(self) -> None:
+        await self._changed.wait()
+        # It may have been a while.
+        self._watch.forget()
 
     async def _look_often(self, counters: Counters) -> None:
         while not self._changed.is_set():

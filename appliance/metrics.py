@@ -378,7 +378,7 @@ METRICS = (
     Metric(
         "probe_runs_total",
         "Runs of a BPF program of ours, without those for threads that are not attached. Programs on drops"
-        " and on received resets count all of them.",
+        " and resets count all of them, and on_switch those for whoever ran for 0.2 ms or longer.",
         "probes/programs/{program}/runs",
     ),
     Metric(

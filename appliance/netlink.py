@@ -22,10 +22,15 @@ NETLINK_ROUTE, NETLINK_SOCK_DIAG = 0, 4
 """uapi/linux/netlink.h. Python's socket module has them not."""
 
 # uapi/linux/netlink.h: struct nlmsghdr (length, type, flags, sequence number, port), the types
-# that end an answer, and the flags of who asks for all there is.
+# that end an answer, the flags of who asks for all there is, and the one of an answer that has
+# some of before a change, and some of after it.
 HEADER = struct.Struct("=IHHII")
 _ERROR, _DONE = 2, 3
 _REQUEST, _DUMP = 0x1, 0x300
+_DUMP_INTR = 0x10
+
+# A machine that starts or ends a hundred containers changes its devices for a second.
+_TRIES = 10
 
 # The kernel sends at most 32 KiB at once of an answer (af_netlink.c), and one device at a time.
 _DATAGRAM_BYTES = 64 * 1024
@@ -63,9 +68,21 @@ class NetlinkSocket:
     def dump(self, kind: int, request: Any, decode: Callable[[bytes], T | None]) -> list[T]:  # noqa: ANN401
         """All that the kernel has of a kind, each decoded; without those that are None.
 
-        OSError if it refuses. ``request``: one of pyroute2's messages.
-        What is changed meanwhile may be missing, or there twice (NLM_F_DUMP_INTR).
+        OSError if it refuses; InterruptedError if it says each time that something was changed
+        meanwhile, so that others may be missing. ``request``: one of pyroute2's messages.
         """
+        for _ in range(_TRIES):
+            found, is_whole = self._dump_once(kind, request, decode)
+            if is_whole:
+                return found
+        raise InterruptedError(errno.EINTR, "changed each time while the kernel told of it")
+
+    def _dump_once(
+        self,
+        kind: int,
+        request: Any,  # noqa: ANN401
+        decode: Callable[[bytes], T | None],
+    ) -> tuple[list[T], bool]:
         self._sequence += 1
         request["header"]["type"] = kind
         request["header"]["flags"] = _REQUEST | _DUMP
@@ -73,15 +90,17 @@ class NetlinkSocket:
         request.encode()
         self._socket.send(request.data)
         found: list[T] = []
+        is_whole = True
         while True:
             data = self._socket.recv(_DATAGRAM_BYTES)
-            for kind_of_message, sequence, message in _messages(data):
+            for kind_of_message, flags, sequence, message in _messages(data):
                 # Of a dump before, which a signal cut off.
                 if sequence != self._sequence:
                     continue
+                is_whole = is_whole and not flags & _DUMP_INTR
                 if kind_of_message in (_ERROR, _DONE):
                     _raise_if_failed(message)
-                    return found
+                    return found, is_whole
                 decoded = decode(message)
                 if decoded is not None:
                     found.append(decoded)
@@ -104,7 +123,9 @@ class NetlinkSocket:
         except BlockingIOError:
             return []
         decoded = [
-            decode(message) for kind, _, message in _messages(data) if kind not in (_ERROR, _DONE)
+            decode(message)
+            for kind, _, _, message in _messages(data)
+            if kind not in (_ERROR, _DONE)
         ]
         return [one for one in decoded if one is not None]
 
@@ -123,15 +144,15 @@ def by_pyroute2(answer: type[Any]) -> Callable[[bytes], Any]:
     return decode
 
 
-def _messages(data: bytes) -> Iterator[tuple[int, int, bytes]]:
-    """Of each its type, its sequence number, and itself with its header."""
+def _messages(data: bytes) -> Iterator[tuple[int, int, int, bytes]]:
+    """Of each its type, its flags, its sequence number, and itself with its header."""
     offset = 0
     while offset + HEADER.size <= len(data):
-        length, kind, _, sequence, _ = HEADER.unpack_from(data, offset)
+        length, kind, flags, sequence, _ = HEADER.unpack_from(data, offset)
         # NLMSG_OK
         if length < HEADER.size or offset + length > len(data):
             return
-        yield kind, sequence, data[offset : offset + length]
+        yield kind, flags, sequence, data[offset : offset + length]
         # NLMSG_ALIGN
         offset += (length + 3) & ~3
 

@@ -164,6 +164,7 @@ class MachineWatch:
 
     def take_links(self, now_ns: int, doubtful: Collection[int] = ()) -> list[Symptom]:
         """What became of links, a moment after it; without those that are doubtful."""
+        self._forget(now_ns)
         found = []
         settled = [
             (device, link)
@@ -189,8 +190,13 @@ class MachineWatch:
         return symptom.namespace == self._own
 
     def forget_reading(self) -> None:
-        """Nobody looked for a while: begin anew."""
+        """No counter was read for a while: begin anew."""
         self._before = None
+
+    def forget(self) -> None:
+        """Nobody looked for a while, at links neither: begin anew."""
+        self._before = None
+        self._links.clear()
 
     def on_reading(self, reading: Reading) -> list[Symptom]:
         """Compare with the reading before."""

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import struct
 import subprocess
@@ -39,6 +40,12 @@ def programs(status: dict[str, Any]) -> set[str]:
     return set(status["probes"].get("programs", {}))
 
 
+def assert_put_back(here: Machine) -> None:
+    """On a busy machine others were too dear as well."""
+    put_back = r"what was taken out is put back: .*\brun_queue\b"
+    assert re.search(put_back, here.probes.log_path.read_text())
+
+
 def test_what_costs_too_much_goes_and_comes_back_when_told(here: Machine) -> None:
     with here.sufferer("sleep") as program:
         here.probes.await_watched(1)
@@ -57,7 +64,7 @@ def test_what_costs_too_much_goes_and_comes_back_when_told(here: Machine) -> Non
         assert "without them: run_queue, cpu_throttled, lock_wait, blocked, io_wait" in log
     reload(here, {"cpu_percent": 50, "lock_wait": LOCK_WAIT})
     here.probes.await_node(lambda status: "on_switch" in programs(status))
-    assert "what was taken out is put back: run_queue" in here.probes.log_path.read_text()
+    assert_put_back(here)
     with here.suffers("lock_wait") as it:
         trigger_of(here.shown(it.victim), "kernel.lock_wait")
 
@@ -78,7 +85,7 @@ def test_what_costs_too_much_is_tried_again(tmp_path: Path, build: Path, loader:
             here.probes.await_node(is_gone)
         # Nobody is there of whom it could cost anything.
         here.probes.await_node(lambda status: "on_switch" in programs(status))
-        assert "what was taken out is put back: run_queue" in here.probes.log_path.read_text()
+        assert_put_back(here)
 
 
 def test_thresholds_change_while_programs_run(here: Machine) -> None:

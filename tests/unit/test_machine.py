@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import pickle
 
 import pytest
 from hypothesis import given
@@ -111,6 +112,20 @@ def test_of_a_device_that_went_while_nobody_was_told_the_same_is_known() -> None
     watch.on_link(ETH1, "eth1", up=True, now_ns=0)
     watch.only_links([ETH1], S)
     assert [symptom.why for symptom in watch.take_links(2 * S)] == ["link eth0 went down"]
+
+
+def test_who_is_told_of_links_alone_keeps_no_more_than_what_is_recent() -> None:
+    """While nobody records, no counter is read."""
+    watch = MachineWatch(LIMITS, OWN)
+    sizes = []
+    for device in range(100, 200):
+        at_ns = device * LIMITS.quiet_ns
+        watch.on_link(device, "vlan", up=True, now_ns=at_ns, is_virtual=True)
+        watch.on_link(device, "vlan", up=False, now_ns=at_ns)
+        assert names(watch.take_links(at_ns + S)) == ["link_down"]
+        watch.on_link_gone(device, at_ns + S)
+        sizes.append(len(pickle.dumps(watch)))
+    assert sizes[-1] < 1.2 * sizes[1]
 
 
 def test_a_virtual_device_that_goes_down_is_doubtful_until_it_is_known_to_be_there() -> None:

@@ -7,7 +7,7 @@ import asyncio
 import errno
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Self
 
 import pytest
@@ -77,20 +77,21 @@ def test_without_netlink_the_node_goes_on_and_says_so(monkeypatch: pytest.Monkey
     assert "Address family not supported" in messages[0]
 
 
-MOMENT_NS = 1_000_000
-
-
 class FakeLinks:
-    """One device, which goes down as soon as anybody looks; then it is there, or is not."""
+    """One device, which goes down as soon as anybody looks; then it is there, or is not.
+
+    ``fails_once``: the kernel does not say at once how it is then.
+    """
 
     is_there = True
     is_virtual = True
     loses_changes = False
+    fails_once: OSError | None = None
 
     def __init__(self) -> None:
         self._changed = os.eventfd(1, os.EFD_NONBLOCK)
         self._asked = 0
-        self.went_down_ns: int | None = None
+        self.went_down = False
 
     def __enter__(self) -> Self:
         return self
@@ -108,17 +109,19 @@ class FakeLinks:
         self._asked += 1
         if self._asked == 1:
             return [self._as_it_is(up=True)]
+        error, self.fails_once = self.fails_once, None
+        if error is not None:
+            raise error
         return [self._as_it_is(up=False)] if self.is_there else []
 
     def all_anew(self) -> list[LinkChange]:
-        self.went_down_ns = time.monotonic_ns()
         return self.all()
 
     def changes(self) -> list[LinkChange]:
         os.eventfd_read(self._changed)
+        self.went_down = True
         if self.loses_changes:
             raise OSError(errno.ENOBUFS, os.strerror(errno.ENOBUFS))
-        self.went_down_ns = time.monotonic_ns()
         return [self._as_it_is(up=False)]
 
 
@@ -145,6 +148,26 @@ class HostWithTrace(Host):
         self.fired.append(trigger.trigger)
 
 
+def follower(settled: asyncio.Event, has_happened: Callable[[], bool]) -> type[LinkFollower]:
+    """One that says when it has told of what had happened when it took something."""
+
+    class Follower(LinkFollower):
+        _took_ns: int | None = None
+
+        def _take(self, changes: Iterable[LinkChange]) -> None:
+            super()._take(changes)
+            if self._took_ns is None and has_happened():
+                self._took_ns = time.monotonic_ns()
+
+        async def _tell(self) -> None:
+            took_ns, now_ns = self._took_ns, time.monotonic_ns()
+            await super()._tell()
+            if took_ns is not None and now_ns - took_ns >= LINK_SETTLES_NS:
+                settled.set()
+
+    return Follower
+
+
 def looked_at(monkeypatch: pytest.MonkeyPatch, seconds: float = 0.0) -> HostWithTrace:
     """Such a link, until it has been told of, or cannot be any more; ``seconds``: it takes to look."""
     settled = asyncio.Event()
@@ -155,21 +178,12 @@ def looked_at(monkeypatch: pytest.MonkeyPatch, seconds: float = 0.0) -> HostWith
         return made[-1]
 
     async def in_thread(call: Callable[[], list[LinkChange]]) -> list[LinkChange]:
-        if made[-1].went_down_ns is not None:
+        if made[-1].went_down:
             await asyncio.sleep(seconds)
         return call()
 
-    class Follower(LinkFollower):
-        async def _tell(self) -> None:
-            now_ns = time.monotonic_ns()
-            await super()._tell()
-            went_down_ns = made[-1].went_down_ns
-            # It is a moment later by the follower's clock.
-            if went_down_ns is not None and now_ns - went_down_ns > LINK_SETTLES_NS + MOMENT_NS:
-                settled.set()
-
     monkeypatch.setattr(links, "Links", make)
-    monkeypatch.setattr(links, "LinkFollower", Follower)
+    monkeypatch.setattr(links, "LinkFollower", follower(settled, lambda: made[-1].went_down))
     monkeypatch.setattr(links, "in_thread", in_thread)
     monkeypatch.setattr(counters, "Counters", FakeCounters)
     host = HostWithTrace()
@@ -200,6 +214,67 @@ def test_a_virtual_device_that_is_about_to_be_removed_does_not_go_down(
     monkeypatch.setattr(FakeLinks, "loses_changes", loses_changes)
     went_down = is_there or not is_virtual
     assert looked_at(monkeypatch).fired == ["machine.link_down"] * went_down
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOMEM, "no memory"), InterruptedError()])
+@pytest.mark.parametrize(
+    ("is_there", "loses_changes"), [(True, False), (True, True), (False, False)]
+)
+def test_what_the_kernel_does_not_say_at_once_is_asked_again(
+    monkeypatch: pytest.MonkeyPatch, is_there: bool, loses_changes: bool, error: OSError
+) -> None:
+    monkeypatch.setattr(FakeLinks, "is_there", is_there)
+    monkeypatch.setattr(FakeLinks, "loses_changes", loses_changes)
+    monkeypatch.setattr(FakeLinks, "fails_once", error)
+    assert looked_at(monkeypatch).fired == ["machine.link_down"] * is_there
+
+
+@pytest.mark.parametrize("nobody_looks", [True, False])
+def test_what_went_while_nobody_looked_went_at_no_known_time(
+    monkeypatch: pytest.MonkeyPatch, nobody_looks: bool
+) -> None:
+    """Unlike what went while the configuration was reloaded."""
+    settled, ended = asyncio.Event(), asyncio.Event()
+    looks = 0
+
+    class QuietLinks(FakeLinks):
+        is_virtual = False
+
+        def __init__(self) -> None:
+            nonlocal looks
+            super().__init__()
+            looks += 1
+            os.eventfd_read(self._changed)
+
+        def __exit__(self, *_: object) -> None:
+            super().__exit__()
+            ended.set()
+
+        def all(self) -> list[LinkChange]:
+            return [self._as_it_is(up=True)] if looks == 1 else []
+
+    monkeypatch.setattr(links, "Links", QuietLinks)
+    monkeypatch.setattr(links, "LinkFollower", follower(settled, lambda: True))
+    monkeypatch.setattr(counters, "Counters", FakeCounters)
+    host = HostWithTrace()
+
+    async def run() -> None:
+        machine = Machine(MachineSettings(), host, logs_to([]))
+        running = asyncio.ensure_future(machine.run())
+        await settled.wait()
+        machine.reconfigure(NOTHING if nobody_looks else MachineSettings())
+        await ended.wait()
+        settled.clear()
+        await another_turn()
+        machine.reconfigure(MachineSettings())
+        await settled.wait()
+        for _ in range(10):
+            await another_turn()
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+    asyncio.run(run())
+    assert host.fired == ["machine.link_down"] * (not nobody_looks)
 
 
 def test_who_was_at_work_when_it_happened_is_hit(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import itertools
 import os
 import socket
 import struct
@@ -51,8 +52,8 @@ def answering(monkeypatch: pytest.MonkeyPatch) -> Callable[[bytes], None]:
     return answer
 
 
-def message(kind: int, body: bytes, sequence: int = 1) -> bytes:
-    return struct.pack("=IHHII", 16 + len(body), kind, 0, sequence, 0) + body
+def message(kind: int, body: bytes, sequence: int = 1, flags: int = 0) -> bytes:
+    return struct.pack("=IHHII", 16 + len(body), kind, flags, sequence, 0) + body
 
 
 @pytest.mark.parametrize("data", [b"", b"\0" * 15, b"\0" * 64, b"\xff" * 64, message(16, b"\1")])
@@ -70,7 +71,50 @@ def test_a_dump_that_breaks_off_is_an_error(answering: Callable[[bytes], None]) 
             it.dump(RTM_GETLINK, ifinfmsg(), LINK)
 
 
-def link(name: str, index: int, family: int = socket.AF_UNSPEC, **attributes: object) -> bytes:
+DUMP_INTR = 0x10
+
+
+def test_a_dump_in_which_something_may_be_missing_is_made_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The kernel says so of any part of it, and at the end."""
+    said = [
+        link("one", 1) + message(3, bytes(4), flags=DUMP_INTR),
+        link("one", 1, flags=DUMP_INTR) + message(3, bytes(4)),
+        link("one", 1) + link("two", 2) + message(3, bytes(4)),
+    ]
+    with NetlinkSocket(NETLINK_ROUTE) as it:
+        made = itertools.count(1)
+        monkeypatch.setattr(
+            socket.socket, "recv", lambda _self, _size: numbered(said.pop(0), next(made))
+        )
+        assert [m["index"] for m in it.dump(RTM_GETLINK, ifinfmsg(), LINK)] == [1, 2]
+        monkeypatch.setattr(
+            socket.socket,
+            "recv",
+            lambda _self, _size: numbered(message(3, bytes(4), flags=DUMP_INTR), next(made)),
+        )
+        with pytest.raises(InterruptedError, match="changed each time"):
+            it.dump(RTM_GETLINK, ifinfmsg(), LINK)
+
+
+def numbered(data: bytes, sequence: int) -> bytes:
+    """As the answer to the request of that number."""
+    messages = bytearray(data)
+    at = 0
+    while at < len(messages):
+        struct.pack_into("=I", messages, at + 8, sequence)
+        at += struct.unpack_from("=I", messages, at)[0] + 3 & ~3
+    return bytes(messages)
+
+
+def link(
+    name: str,
+    index: int,
+    family: int = socket.AF_UNSPEC,
+    flags: int = 0,
+    **attributes: object,
+) -> bytes:
     """What the kernel says of a device that is up."""
     made = ifinfmsg()
     made["family"] = family
@@ -80,6 +124,7 @@ def link(name: str, index: int, family: int = socket.AF_UNSPEC, **attributes: ob
         *(["IFLA_" + key, it] for key, it in attributes.items()),
     ]
     made["header"]["type"], made["header"]["sequence_number"] = RTM_NEWLINK, 1
+    made["header"]["flags"] = flags
     made.encode()
     return bytes(made.data)
 
@@ -90,12 +135,17 @@ def test_which_devices_are_virtual_and_which_say_nothing(
     """A cable's that is a port of a bridge has this description too, but no kind."""
     port = {"attrs": [["IFLA_INFO_SLAVE_KIND", "bridge"]]}
     veth = {"attrs": [["IFLA_INFO_KIND", "veth"]]}
+    container = {"attrs": [["IFLA_INFO_KIND", "veth"], ["IFLA_INFO_SLAVE_KIND", "bridge"]]}
+    switched = {"attrs": [["IFLA_INFO_KIND", "veth"], ["IFLA_INFO_SLAVE_KIND", "openvswitch"]]}
+    vlan = {"attrs": [["IFLA_INFO_KIND", "vlan"], ["IFLA_INFO_SLAVE_KIND", "vrf"]]}
     bridge = {"attrs": [["IFLA_INFO_KIND", "bridge"]]}
     answering(
         link("eth0", 2)
         + link("eth1", 3, MASTER=9, LINKINFO=port)
         + link("veth4", 4, LINKINFO=veth)
-        + link("veth5", 5, MASTER=9, LINKINFO=veth)
+        + link("veth5", 5, MASTER=9, LINKINFO=container)
+        + link("veth6", 6, MASTER=9, LINKINFO=switched)
+        + link("vlan7", 7, MASTER=9, LINKINFO=vlan)
         + link("bridge", 9, LINKINFO=bridge)
         # As the bridge tells of it.
         + link("veth5", 5, family=7, MASTER=9)
@@ -107,6 +157,8 @@ def test_which_devices_are_virtual_and_which_say_nothing(
             ("eth1", True, False),
             ("veth4", True, True),
             ("veth5", None, True),
+            ("veth6", None, True),
+            ("vlan7", True, True),
             ("bridge", None, True),
         ]
 
