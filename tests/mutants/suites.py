@@ -28,7 +28,7 @@ _BUILD_FOLDERS = {Suite.MESON: ".", Suite.ASAN: "asan", Suite.TSAN: "tsan"}
 _TSAN_WRAPPER = ["setarch", "--addr-no-randomize"]
 _TSAN_OPTIONS = "halt_on_error=1:second_deadlock_stack=1"
 
-# A test that a patch broke may leave a thread behind for which Python waits without end.
+# For each test. One that a patch broke may leave a thread behind for which Python waits without end.
 _PYTEST_MAX_S = 300
 _KILLED = -9
 
@@ -116,7 +116,7 @@ class Suites:
         status = self._run(
             [_PYTHON, "-m", "pytest", "-q", "-o", "junit_family=xunit1"]
             + [f"--junitxml={report}", *node_ids],
-            most_s=_PYTEST_MAX_S,
+            most_s=_PYTEST_MAX_S * len(node_ids),
         )
         # 0: all passed, 1: some failed; else not even all were collected. Of one that was
         # killed the report is there if all tests were over.
