@@ -58,8 +58,8 @@ def run(
 ) -> list[Verdict]:
     """Judge each mutant, and say so, a line each. BaselineError, BuildError before the first.
 
-    As many at the same time as there are ``copies``. ``together``: all of them as one,
-    since a defect may hide another.
+    As many at the same time as there are ``copies``, but those that tests of the machine must
+    notice one after the other. ``together``: all of them as one, since a defect may hide another.
     """
     cases = [tuple(mutants)] if together else [(mutant,) for mutant in mutants]
     logs.mkdir(parents=True, exist_ok=True)
@@ -76,6 +76,9 @@ def run(
         )
         return verdict
 
+    def judge_in_turn(cases: Sequence[tuple[Mutant, ...]]) -> list[Verdict]:
+        return [judge(case) for case in cases]
+
     with contextlib.ExitStack() as stack:
         for scratch in copies:
             stack.enter_context(scratch.lock())
@@ -85,7 +88,14 @@ def run(
         pool = ThreadPoolExecutor(len(copies))
         stack.callback(pool.shutdown, cancel_futures=True)
         _check_baseline(mutants, copies, logs, pool, say)
-        return list(pool.map(judge, cases))
+        of_machine = [case for case in cases if any(_tests_machine(mutant) for mutant in case)]
+        groups = [of_machine, *([case] for case in cases if case not in of_machine)]
+        verdicts = itertools.chain.from_iterable(pool.map(judge_in_turn, groups))
+        return sorted(verdicts, key=lambda verdict: verdict.name)
+
+
+def _tests_machine(mutant: Mutant) -> bool:
+    return any(test.is_of_machine for test in mutant.must_fail)
 
 
 @contextlib.contextmanager
@@ -104,8 +114,11 @@ def _check_baseline(
     pool: Executor,
     say: Callable[[str], None],
 ) -> None:
-    """Each copy runs its share of the tests."""
+    """Each copy runs its share of the tests, and the first one all those of the machine."""
     tests = sorted({test for mutant in mutants for test in mutant.must_fail})
+    others = [test for test in tests if not test.is_of_machine]
+    shares = [others[number :: len(copies)] for number in range(len(copies))]
+    shares[0] += [test for test in tests if test.is_of_machine]
     say(f"without a patch: building, and running {len(tests)} tests")
     began = time.monotonic()
 
@@ -113,7 +126,7 @@ def _check_baseline(
         log = logs / ("unpatched.txt" if number == 0 else f"unpatched-{number + 1}.txt")
         with log.open("w", encoding="utf-8") as output:
             try:
-                results = Suites(copies[number], output).run(tests[number :: len(copies)])
+                results = Suites(copies[number], output).run(shares[number])
             except BuildError as error:
                 raise BaselineError(f"without a patch: {error}; see {log}") from error
         found = [f"{test}: failed; see {log}" for test in sorted(results.failed)]

@@ -16,6 +16,9 @@ _DIFF_STARTS = re.compile(r"^--- ", re.MULTILINE)
 _CHANGED = re.compile(r"^--- (.*)$", re.MULTILINE)
 _NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 
+# Their tests see all BPF programs there are, what the machine as a whole waits for, and who has a CPU.
+_OF_MACHINE = ("tests/kernels/", "tests/machine/", "tests/mishaps/", "tests/probes/")
+
 
 class CatalogueError(Exception):
     """A patch that cannot be used, or a name that stands for none."""
@@ -39,6 +42,11 @@ class NamedTest:
 
     suite: Suite
     name: str
+
+    @property
+    def is_of_machine(self) -> bool:
+        """Whether it looks at all of the machine, where it would see another one of its kind."""
+        return self.suite is Suite.PYTEST and self.name.startswith(_OF_MACHINE)
 
     def __str__(self) -> str:
         return f"{self.suite} {self.name}"

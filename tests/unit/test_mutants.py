@@ -193,6 +193,29 @@ def test_several_copies_have_a_mutant_each_at_the_same_time(project: Project) ->
     assert [outcome for outcome, _ in project.outcomes(*copies).values()] == [Outcome.FOUND] * 2
 
 
+def test_those_that_look_at_the_machine_do_so_one_after_the_other(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each waits for another one that does not: both at the same time would wait for ever."""
+    monkeypatch.setattr("tests.mutants.suites._PYTEST_MAX_S", 20)
+    (project.root / "tests/probes").mkdir(parents=True)
+    for number, (one, beside) in enumerate((("a", "c"), ("b", "d"))):
+        meets = str(project.root / f"meets-{number}")
+        os.mkfifo(meets)
+        for name, file, mode in (
+            (one, f"tests/probes/test_{one}.py", "r"),
+            (beside, f"test_{beside}.py", "w"),
+        ):
+            test = f"def test_meets():\n    assert not MUTANT or not open({meets!r}, {mode!r})\n"
+            (project.root / file).write_text(f"MUTANT = False\n\n{test}", "utf-8")
+            project.mutant(name, file, "MUTANT = False", "MUTANT = True", f"pytest {file}")
+    copies = [Scratch(project.root, project.root / "build" / name) for name in ("one", "two")]
+    outcomes = project.outcomes(*copies)
+    assert [(name, outcome) for name, (outcome, _) in outcomes.items()] == [
+        (name, Outcome.FOUND) for name in "abcd"
+    ]
+
+
 def test_a_test_that_fails_and_never_ends_is_found(
     project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
