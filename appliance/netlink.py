@@ -75,7 +75,7 @@ class NetlinkSocket:
             found, is_whole = self._dump_once(kind, request, decode)
             if is_whole:
                 return found
-        raise InterruptedError(errno.EINTR, "changed each time while the kernel told of it")
+        raise InterruptedError(errno.EINTR, "what was asked for changed during each try")
 
     def _dump_once(
         self,

@@ -39,8 +39,8 @@ static __always_inline void note_user(__u32 number, const struct shown *s,
 	disk->users[place].asked_ns = now;
 }
 
-/* What a disk that is made of others (LVM, MD) asks these for comes by the same thread, within
- * the request (current->bio_list): it says which disk it is in the end, and is no more to do. */
+/* A disk that is made of others (LVM, MD) asks them in the same thread, within the request to
+ * itself (current->bio_list). That says which disk does the work; its bytes are counted already. */
 static __always_inline void note_asked(struct probes_thread *t,
 				       const struct shown *s, __u32 number,
 				       __u32 bytes, bool is_within, __u64 now)

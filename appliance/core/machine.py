@@ -194,8 +194,8 @@ class MachineWatch:
         self._before = None
 
     def forget(self) -> None:
-        """Nobody looked for a while, at links neither: begin anew."""
-        self._before = None
+        """Nobody looked at anything for a while, not even at links: begin anew."""
+        self.forget_reading()
         self._links.clear()
 
     def on_reading(self, reading: Reading) -> list[Symptom]:

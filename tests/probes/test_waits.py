@@ -65,6 +65,22 @@ while True:
 """
 
 
+@contextlib.contextmanager
+def running(here: Machine, *commands: list[str]) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """HOG or NEWCOMER, so many of them; they end with the block."""
+    with contextlib.ExitStack() as stack:
+        started = [
+            stack.enter_context(here.node.host.popen(command, stdout=subprocess.PIPE))
+            for command in commands
+        ]
+        for one in started:
+            assert one.stdout is not None
+            assert one.stdout.readline() == b"runs\n"
+        yield started
+        for one in started:
+            one.terminate()
+
+
 @pytest.fixture(scope="module")
 def here(
     tmp_path_factory: pytest.TempPathFactory, build: Path, either_loader: str
@@ -210,16 +226,10 @@ def test_who_ran_is_named_where_it_has_no_trace(here: Machine) -> None:
     here.probes.await_watched(0)
     cpu = str(min(os.sched_getaffinity(0)))
     hog = ["taskset", "--cpu-list", cpu, "nice", "-n", "-10", PYTHON, "-c", HOG]
-    with (
-        here.sufferer("hog_of_another") as program,
-        here.node.host.popen(hog, stdout=subprocess.PIPE) as process,
-    ):
+    with here.sufferer("hog_of_another") as program, running(here, hog) as (process,):
         here.probes.await_watched(1)
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"runs\n"
         it = program.suffer()
         command = Path(f"/proc/{process.pid}/comm").read_text().strip()
-        process.terminate()
     shown = here.shown(it.victim)
     trigger = trigger_of(shown, "kernel.run_queue")
     assert trigger["laterals"] == []
@@ -243,19 +253,12 @@ def test_who_ran_longest_is_named_among_many(here: Machine) -> None:
     """They run in turn, many times in one wait of who has little weight: each an equal part of it."""
     here.probes.await_watched(0)
     hog = ["taskset", "--cpu-list", str(min(os.sched_getaffinity(0))), PYTHON, "-c", HOG]
-    with contextlib.ExitStack() as running:
-        program = running.enter_context(here.sufferer("hog_of_another", under=["nice", "-n", "10"]))
-        hogs = [
-            running.enter_context(here.node.host.popen(hog, stdout=subprocess.PIPE))
-            for _ in range(HOGS)
-        ]
+    with (
+        here.sufferer("hog_of_another", under=["nice", "-n", "10"]) as program,
+        running(here, *[hog] * HOGS),
+    ):
         here.probes.await_watched(1)
-        for one in hogs:
-            assert one.stdout is not None
-            assert one.stdout.readline() == b"runs\n"
         it = program.suffer()
-        for one in hogs:
-            one.terminate()
     spans = kernel_spans(here.shown(it.victim), "run_queue")
     longest = max(spans, key=lambda span: int(span["end_ns"] - span["start_ns"]))
     ran_ns = longest["attributes"]["kernel.other.ran_ns"]
@@ -271,20 +274,13 @@ def test_who_seldom_runs_is_named_beside_four_who_always_do(
     on_cpu = ["taskset", "--cpu-list", str(min(os.sched_getaffinity(0)))]
     hog = [*on_cpu, PYTHON, "-c", HOG]
     newcomer = [*on_cpu, "chrt", "--fifo", "1", PYTHON, "-c", NEWCOMER, str(own_s), str(others_s)]
-    with contextlib.ExitStack() as running:
+    with (
         # It is one of the four.
-        program = running.enter_context(here.sufferer("hog_of_another"))
+        here.sufferer("hog_of_another") as program,
+        running(here, hog, hog, hog, newcomer) as beside,
+    ):
         here.probes.await_watched(1)
-        beside = [
-            running.enter_context(here.node.host.popen(command, stdout=subprocess.PIPE))
-            for command in (hog, hog, hog, newcomer)
-        ]
-        for one in beside:
-            assert one.stdout is not None
-            assert one.stdout.readline() == b"runs\n"
         it = program.suffer()
-        for one in beside:
-            one.terminate()
     named = [
         span["attributes"]["kernel.other.ran_ns"]
         for span in kernel_spans(here.shown(it.victim), "run_queue")

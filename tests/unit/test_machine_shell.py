@@ -31,6 +31,17 @@ NOTHING = MachineSettings(
 )
 
 
+async def ended_by_us(running: asyncio.Future[None]) -> None:
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
+async def all_fired() -> None:
+    """What was told of is collected in a few turns."""
+    for _ in range(10):
+        await another_turn()
+
+
 class Host:
     def processes(self) -> list[int]:
         return []
@@ -68,8 +79,7 @@ def test_without_netlink_the_node_goes_on_and_says_so(monkeypatch: pytest.Monkey
         machine.reconfigure(NOTHING)
         await asyncio.sleep(0)
         assert not running.done()
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
+        await ended_by_us(running)
 
     asyncio.run(run())
     assert len(messages) == 2
@@ -192,12 +202,9 @@ def looked_at(monkeypatch: pytest.MonkeyPatch, seconds: float = 0.0) -> HostWith
         machine = Machine(MachineSettings(), host, logs_to([]))
         running = asyncio.ensure_future(machine.run())
         await settled.wait()
-        # What was told of is collected in a few turns.
-        for _ in range(10):
-            await another_turn()
+        await all_fired()
         assert machine.figures["seen"]["machine.link_down"] == len(host.fired)
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
+        await ended_by_us(running)
 
     asyncio.run(run())
     return host
@@ -268,10 +275,8 @@ def test_what_went_while_nobody_looked_went_at_no_known_time(
         await another_turn()
         machine.reconfigure(MachineSettings())
         await settled.wait()
-        for _ in range(10):
-            await another_turn()
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
+        await all_fired()
+        await ended_by_us(running)
 
     asyncio.run(run())
     assert host.fired == ["machine.link_down"] * (not nobody_looks)
@@ -301,8 +306,7 @@ def test_who_cannot_follow_links_says_so(monkeypatch: pytest.MonkeyPatch) -> Non
         await said.wait()
         while not messages:
             await another_turn()
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
+        await ended_by_us(running)
 
     asyncio.run(run())
     assert len(messages) == 1

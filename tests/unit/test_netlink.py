@@ -94,7 +94,7 @@ def test_a_dump_in_which_something_may_be_missing_is_made_again(
             "recv",
             lambda _self, _size: numbered(message(3, bytes(4), flags=DUMP_INTR), next(made)),
         )
-        with pytest.raises(InterruptedError, match="changed each time"):
+        with pytest.raises(InterruptedError, match="changed during each try"):
             it.dump(RTM_GETLINK, ifinfmsg(), LINK)
 
 
