@@ -309,4 +309,6 @@ def test_under_overload_rare_triggers_keep_their_traces_whole(tmp_path: Path) ->
         for (trace_id, _), (fired, _) in fire_on.items()
         if fired == "tf" and listing.get(trace_id, {}).get("verdict", {}).get("kind") == "coherent"
     ]
-    assert coherent_tf and not given_up & set(coherent_tf)
+    assert coherent_tf
+    both = {t: (fates[t], listing[t]["verdict"]) for t in given_up & set(coherent_tf)}
+    assert not both, (len(both), len(coherent_tf), len(given_up), list(both.items())[:3])
