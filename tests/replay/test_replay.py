@@ -296,7 +296,20 @@ def test_under_overload_rare_triggers_keep_their_traces_whole(tmp_path: Path) ->
                 and _span_ids(_shown(replay, trace_id)["spans"]) == sorted(span_ids[trace_id])
             ]
             assert len(coherent) >= 0.99 * len(mine), (name, len(coherent), len(mine))
-    given_up = {t for t, on_nodes in fates.items() if Fate.ABANDONED in on_nodes.values()}
+        coherent_tf = {
+            trace_id
+            for (trace_id, _), (fired, _) in fire_on.items()
+            if fired == "tf"
+            and listing.get(trace_id, {}).get("verdict", {}).get("kind") == "coherent"
+        }
+        given_up = {t for t, on_nodes in fates.items() if Fate.ABANDONED in on_nodes.values()}
+        # A node may give up what it still holds while the coordinator has all of it already,
+        # and says so: nothing is lost then.
+        for trace_id in given_up & coherent_tf:
+            spans = _span_ids(_shown(replay, trace_id)["spans"])
+            assert spans == sorted(span_ids[trace_id]), (trace_id, fates[trace_id])
+    assert coherent_tf
+    given_up -= coherent_tf
     assert given_up, "nothing was abandoned: this was no overload"
     # Given up on one node, it is given up on all that held it. Nodes that were not yet asked
     # when it was never will be: to them it is one of the traces that nobody triggered.
@@ -304,11 +317,3 @@ def test_under_overload_rare_triggers_keep_their_traces_whole(tmp_path: Path) ->
     assert not kept, (len(kept), len(given_up), list(kept.items())[:3])
     whole = [t for t in given_up if set(fates[t].values()) == {Fate.ABANDONED}]
     assert len(whole) >= 0.9 * len(given_up), (len(whole), len(given_up))
-    coherent_tf = [
-        trace_id
-        for (trace_id, _), (fired, _) in fire_on.items()
-        if fired == "tf" and listing.get(trace_id, {}).get("verdict", {}).get("kind") == "coherent"
-    ]
-    assert coherent_tf
-    both = {t: (fates[t], listing[t]["verdict"]) for t in given_up & set(coherent_tf)}
-    assert not both, (len(both), len(coherent_tf), len(given_up), list(both.items())[:3])
