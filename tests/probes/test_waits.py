@@ -45,7 +45,12 @@ while True:
 """
 
 
+# For longer than what is noted of who ran (STINT_NS), on any machine: some 30 ms and more.
+RUN_IN_SHELL = "i=0; while [ $((i += 1)) -lt 100000 ]; do :; done"
+
+
 # It runs when it has slept for longer than who ran is kept (AWAY_NS); then another of its threads does.
+# At first it sleeps until who always runs has run for longer than it ever does at once.
 NEWCOMER = """
 import sys, threading, time
 
@@ -55,6 +60,7 @@ def run(for_s):
         pass
 
 own_s, others_s = map(float, sys.argv[1:])
+time.sleep(1)
 print("runs", flush=True)
 while True:
     time.sleep(0.11)
@@ -225,7 +231,8 @@ def test_who_ran_is_named_where_it_has_no_trace(here: Machine) -> None:
     """A process of somebody else's, which has far more weight on that CPU."""
     here.probes.await_watched(0)
     cpu = str(min(os.sched_getaffinity(0)))
-    hog = ["taskset", "--cpu-list", cpu, "nice", "-n", "-10", PYTHON, "-c", HOG]
+    on_cpu = ["taskset", "--cpu-list", cpu, "nice", "-n", "-10"]
+    hog = [*on_cpu, "sh", "-c", f'{RUN_IN_SHELL}; exec "$@"', "sh", PYTHON, "-c", HOG]
     with here.sufferer("hog_of_another") as program, running(here, hog) as (process,):
         here.probes.await_watched(1)
         it = program.suffer()
@@ -275,9 +282,8 @@ def test_who_seldom_runs_is_named_beside_four_who_always_do(
     hog = [*on_cpu, PYTHON, "-c", HOG]
     newcomer = [*on_cpu, "chrt", "--fifo", "1", PYTHON, "-c", NEWCOMER, str(own_s), str(others_s)]
     with (
-        # It is one of the four.
         here.sufferer("hog_of_another") as program,
-        running(here, hog, hog, hog, newcomer) as beside,
+        running(here, hog, hog, hog, hog, newcomer) as beside,
     ):
         here.probes.await_watched(1)
         it = program.suffer()
