@@ -195,6 +195,24 @@ def test_who_ends_while_it_is_registered_leaves_nothing(probes: NativeProbes) ->
     assert set(entry["formatted"]["value"]["processes"]) == {0}
 
 
+def test_who_shows_no_threads_leaves_nothing(probes: NativeProbes, tmp_path: Path) -> None:
+    """As who ends between two looks into /proc."""
+    with contextlib.ExitStack() as stack:
+        process = stack.enter_context(subprocess.Popen(["sleep", "60"]))
+        stack.callback(process.kill)
+        fds = os.pidfd_open(process.pid), probes.make_context()
+        for fd in fds:
+            stack.callback(os.close, fd)
+        threads = f"/proc/{process.pid}/task"
+        subprocess.run(["mount", "--bind", tmp_path, threads], check=True)
+        stack.callback(subprocess.run, ["umount", threads], check=True)
+        (found,) = probes.register([Newcomer(0, *fds)])
+        assert isinstance(found, OSError)
+        assert found.errno == errno.ESRCH
+    (entry,) = dumped("filter", os.getpid())
+    assert set(entry["formatted"]["value"]["processes"]) == {0}
+
+
 def test_a_socket_is_known_while_there_is_one(tmp_path: Path, build: Path) -> None:
     with (
         machine(tmp_path, build, "bcc", {}) as here,
