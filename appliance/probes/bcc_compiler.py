@@ -90,6 +90,7 @@ def _work(directory: Path) -> NoReturn:
 
 
 def _serve(directory: Path) -> None:
+    """Compiles in an empty directory: bcc looks for headers in the current one too, which may be anyone's."""
     requests = sys.stdin.buffer
     # bcc writes some of what it minds to standard output.
     replies = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
@@ -97,6 +98,9 @@ def _serve(directory: Path) -> None:
     with replies:
         try:
             headers = find_headers(directory)
+            empty = directory / "empty"
+            empty.mkdir()
+            os.chdir(empty)
             # It says so if it is not there.
             import bcc  # noqa: F401
         except (NoHeadersError, ImportError) as error:
@@ -183,7 +187,9 @@ def find_headers(directory: Path) -> Path | None:
         raise NoHeadersError(
             f"BCC_KERNEL_SOURCE is {chosen}, where there is not both of {' and '.join(_NEEDED)}"
         )
-    if chosen is not None or _is_whole(_BUILD):
+    if chosen is not None:
+        return Path(chosen).absolute()
+    if _is_whole(_BUILD):
         return None
     for number, (common, machine) in enumerate(_split()):
         tree = directory / str(number)

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from appliance.probes import compiler
+from appliance.probes.bcc_compiler import find_headers
 from appliance.probes.compiler import coder
 from appliance.probes.native import Loader
 
@@ -33,6 +34,30 @@ def test_a_compiler_that_cannot_says_why(monkeypatch: pytest.MonkeyPatch, tmp_pa
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
     with coder(Loader.BCC) as code, pytest.raises(OSError, match="install python3-bpfcc"):
         code("disks")
+
+
+def test_what_lies_in_the_current_directory_is_not_compiled(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """bcc looks there for each header of Linux; it may be anyone's, and who calls may not be let in."""
+    planted = tmp_path / "generated" / "autoconf.h"
+    planted.parent.mkdir()
+    planted.write_text("#error planted\n")
+    monkeypatch.chdir(tmp_path)
+    with coder(Loader.BCC) as code:
+        assert code("disks")
+
+
+def test_headers_may_be_named_from_the_current_directory(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    tree = tmp_path / "tree"
+    found = find_headers(tmp_path)
+    tree.symlink_to(found or f"/lib/modules/{os.uname().release}/build")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("BCC_KERNEL_SOURCE", "tree")
+    with coder(Loader.BCC) as code:
+        assert code("disks")
 
 
 @pytest.fixture
