@@ -391,10 +391,12 @@ class Daemon:
         """Take context segments from there, also for processes that are attached: they go over."""
         self._clients.use_contexts(source)
 
+    def reader_of(self, key: str) -> str | None:
+        """Which other daemon a key of the file is for; None: for this one."""
+        return "backsight-probes" if key.startswith("probes.") else None
+
     def reconfigure(self, settings: Settings) -> None:
         """Go on with other settings, of which those that cannot be changed are the same."""
-        if settings.probes != self._settings.probes:
-            self._log.info("`probes` is for backsight-probes: it reads this at a SIGHUP of its own")
         # First, since a name may be gone by now.
         self._attach.allowed = allowed(settings)
         self._settings = settings

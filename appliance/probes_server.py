@@ -25,7 +25,7 @@ from appliance.contexts import ContextSource, Process, Watcher
 from appliance.probes.outbox import Outbox
 from appliance.probes.packets import VERSION, BadPacket, Packet, fds_of, number_of, receive, send
 from appliance.seldom import Seldom
-from appliance.unix_socket import listen, uid_of
+from appliance.unix_socket import listen, pid_of, uid_of
 from protocol.messages import TraceId
 from runtime.log import Log
 from runtime.main import die_if_it_fails
@@ -70,6 +70,7 @@ class _Probes:
         ring: Callable[[], None],
         ended: Callable[[_Probes], None],
     ) -> None:
+        self.pid = pid_of(connection)
         self.figures: dict[str, Any] = {}
         self.watched: set[int] = set()
         """Clients of which the probes say that they watch them."""
@@ -363,7 +364,7 @@ class ProbesServer:
                 f" {self._context_bytes}: backsight-probes and backsight-node are to be of one release",
             )
         elif self._probes is not None:
-            self._refuse(connection, "others are connected to it")
+            self._refuse(connection, f"others are connected to it (process {self._probes.pid})")
         else:
             self._begin(connection)
 

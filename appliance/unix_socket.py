@@ -42,6 +42,11 @@ class Allowed:
         return credentials.uid in self.uids or bool(credentials.groups & self.gids)
 
 
+def pid_of(connection: socket.socket) -> int:
+    """Ask the kernel which process connected; 0 for one of a pid namespace that is not below ours."""
+    return _ucred(connection)[0]
+
+
 def uid_of(connection: socket.socket) -> int:
     """Ask the kernel whose process connected."""
     return _ucred(connection)[1]

@@ -23,7 +23,7 @@ import backsight_pb2 as pb
 
 from ctl.config import SCHEMAS, check
 from ctl.coordinator import AskError, CoordinatorClient, NotFound
-from ctl.doctor import DoctorError, examine, in_words
+from ctl.doctor import DoctorConfigError, DoctorError, examine, in_words
 from ctl.export import FORMATS, on_one_clock, write_export
 from ctl.node import NodeClient
 from ctl.progress import progress_bar
@@ -359,9 +359,11 @@ def _doctor(arguments: argparse.Namespace) -> int:
                 _print_json(found)
             else:
                 print(in_words(found))
+    except DoctorConfigError:
+        return EXIT_CONFIG
     except DoctorError as error:
         sys.stderr.write(f"backsightctl: {error}\n")
-        return EXIT_CONFIG if error.is_config else 1
+        return 1
     return 0 if works else 1
 
 

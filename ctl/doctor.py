@@ -18,11 +18,11 @@ _PROBES = (sys.executable, "-P", "-m", "appliance.probes", "--doctor")
 
 
 class DoctorError(Exception):
-    """The probes cannot be asked. ``is_config``: since the configuration is wrong, as they have said."""
+    """The probes cannot be asked."""
 
-    def __init__(self, message: str, *, is_config: bool) -> None:
-        super().__init__(message)
-        self.is_config = is_config
+
+class DoctorConfigError(DoctorError):
+    """Since the configuration is wrong, as they have said."""
 
 
 def examine(config: Path | None) -> Iterator[dict[str, Any]]:
@@ -33,13 +33,13 @@ def examine(config: Path | None) -> Iterator[dict[str, Any]]:
         for line in probes.stdout:
             check: dict[str, Any] = json.loads(line)
             yield check
+    if probes.returncode == EXIT_CONFIG:
+        raise DoctorConfigError
     if probes.returncode:
-        is_config = probes.returncode == EXIT_CONFIG
-        ask = "" if is_config else "; is it installed?"
-        raise DoctorError(
-            f"backsight-probes cannot tell (exit status {probes.returncode}){ask}",
-            is_config=is_config,
+        message = (
+            f"backsight-probes cannot tell (exit status {probes.returncode}); is it installed?"
         )
+        raise DoctorError(message)
 
 
 def in_words(check: dict[str, Any]) -> str:

@@ -21,8 +21,7 @@ class HostAndPort:
     may_be_empty: bool = False
 
     def allowed(self) -> str:
-        words = f"HOST:PORT or [IPV6]:PORT, with a port up to {_PORT_MAX}"
-        return f"{words}; or nothing" if self.may_be_empty else words
+        return f"HOST:PORT or [IPV6]:PORT, with a port up to {_PORT_MAX}"
 
     def admit(self, value: str) -> str:
         match = _ENDPOINT.fullmatch(value)

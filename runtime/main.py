@@ -145,6 +145,9 @@ class Supervised(Protocol[S_contra]):
     def status_text(self) -> str:
         """How it is, in a line."""
 
+    def reader_of(self, key: str) -> str | None:
+        """Which other daemon a key of the file is for, as ``section.key``; None: for this one."""
+
     def reconfigure(self, settings: S_contra) -> None:
         """Go on with other settings, of which those that cannot be changed are the same.
 
@@ -163,9 +166,16 @@ async def supervise(
     The service manager hears when it is ready, how it is, that it lives, when it reloads and ends.
     """
     loop = asyncio.get_running_loop()
-    told = asyncio.Event()
+    told = loop.create_future()
+
+    @die_if_it_fails
+    def end_by(number: signal.Signals) -> None:
+        if not told.done():
+            log.info(f"ends: told to by {number.name}")
+            told.set_result(None)
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, told.set)
+        loop.add_signal_handler(number, end_by, number)
 
     @die_if_it_fails
     def hang_up() -> None:
@@ -177,15 +187,14 @@ async def supervise(
     manager.ready()
     if configuration.asked_early.is_set():
         hang_up()
-    end = asyncio.ensure_future(told.wait())
     tasks: set[asyncio.Future[Any]] = {
-        end,
+        told,
         asyncio.ensure_future(daemon.run()),
         asyncio.ensure_future(watch(manager, daemon.threads, log)),
         asyncio.ensure_future(report(manager, daemon.status_text)),
     }
     try:
-        while not end.done():
+        while not told.done():
             done, tasks = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()
@@ -206,15 +215,22 @@ def reload(daemon: Supervised[S], configuration: Configuration[S], log: Log) -> 
         log.error("the configuration is kept as it was", message_id=MessageId.RELOAD_REFUSED)
         return
     log.level = merged.settings.level
+    own, waiting = (
+        ", ".join(key for key in keys if daemon.reader_of(key) is None)
+        for keys in (merged.taken, merged.waiting)
+    )
     log.info(
-        f"{configuration.path}: reloaded; {_keys(merged.taken)} changed",
+        f"{configuration.path}: reloaded; {own or 'nothing'} changed",
         message_id=MessageId.RELOADED,
     )
-    if merged.waiting:
-        log.warning(
-            f"{configuration.path}: {_keys(merged.waiting)} changed, and wait for a restart"
+    if waiting:
+        log.warning(f"{configuration.path}: changed, but only from a restart on: {waiting}")
+    others: dict[str, list[str]] = {}
+    for key in merged.taken + merged.waiting:
+        if (reader := daemon.reader_of(key)) is not None:
+            others.setdefault(reader, []).append(key)
+    for reader, keys in others.items():
+        log.info(
+            f"{configuration.path}: changed for {reader}, which needs a SIGHUP of its own:"
+            f" {', '.join(keys)}"
         )
-
-
-def _keys(keys: Sequence[str]) -> str:
-    return ", ".join(keys) or "nothing"

@@ -173,13 +173,16 @@ _WORDS: dict[type, str] = {
     float: "a number",
     str: "a text",
 }
+_OR_NULL = "; or null"
 _TAGS = {"bool": bool, "int": int, "float": float, "str": str}
 
 
-def allowed_words(kind: type, bounds: Iterable[Bound]) -> str:
+def allowed_words(kind: type, bounds: Iterable[Bound], *, may_be_null: bool) -> str:
     """What is allowed for a scalar of that type within these bounds."""
     words = "; ".join(bound.allowed() for bound in bounds) or _WORDS[kind]
-    return words.replace("a number from", "a whole number from") if kind is int else words
+    if kind is int:
+        words = words.replace("a number from", "a whole number from")
+    return words + _OR_NULL if may_be_null else words
 
 
 def _tag(node: yaml.Node) -> str:
@@ -279,20 +282,29 @@ class _Reader:
         self._problems.append(f"{where}: {key}: {problem}" if key else f"{where}: {problem}")
         return _ABSENT
 
-    def _value(self, node: yaml.Node, kind: Any, key: str, default: object = None) -> Any:
+    def _value(
+        self,
+        node: yaml.Node,
+        kind: Any,
+        key: str,
+        default: object = None,
+        *,
+        may_be_null: bool = False,
+    ) -> Any:
         bounds: tuple[Bound, ...] = ()
         if typing.get_origin(kind) is Annotated:
             kind, *bounds_list = typing.get_args(kind)
             bounds = tuple(bound for bound in bounds_list if bound not in (RELOADABLE, AT_START))
         origin = typing.get_origin(kind)
         if origin in (types.UnionType, typing.Union):
-            if node.tag.endswith(":null") and type(None) in typing.get_args(kind):
+            may_be_null = type(None) in typing.get_args(kind)
+            if may_be_null and node.tag.endswith(":null"):
                 return None
             inner = [arg for arg in typing.get_args(kind) if arg is not type(None)]
             # Of several scalars, the one that it is written as.
             kind = next((arg for arg in inner if _TAGS.get(_tag(node)) is arg), inner[0])
             kind = Annotated[(kind, *bounds)] if bounds else kind
-            return self._value(node, kind, key, default)
+            return self._value(node, kind, key, default, may_be_null=may_be_null)
         if dataclasses.is_dataclass(kind):
             return self._section(node, kind, key, default)
         if origin is tuple:
@@ -300,10 +312,12 @@ class _Reader:
         if origin is not None and issubclass(origin, Mapping):
             name_kind, value_kind = typing.get_args(kind)
             return self._mapping(node, name_kind, value_kind, key)
-        return self._scalar(node, kind, bounds, key)
+        allowed = allowed_words(kind, bounds, may_be_null=may_be_null)
+        return self._scalar(node, kind, bounds, allowed, key)
 
-    def _scalar(self, node: yaml.Node, kind: type, bounds: tuple[Bound, ...], key: str) -> object:
-        allowed = allowed_words(kind, bounds)
+    def _scalar(
+        self, node: yaml.Node, kind: type, bounds: tuple[Bound, ...], allowed: str, key: str
+    ) -> object:
         if not isinstance(node, yaml.ScalarNode):
             return self._refuse(node, key, f"{_shown(node)}; allowed: {allowed}")
         refusal = f"{_shown(node)}; allowed: {allowed}"

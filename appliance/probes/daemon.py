@@ -38,6 +38,9 @@ _REFUSED_S = 0.5
 
 _FIGURES_EVERY_S = 2.0
 
+# What it goes by in the file that it shares with the node.
+_OWN_KEYS = ("probes.", "machine.", "node", "socket", "log_level")
+
 # At what is spent; the estimate needs some hundred runs.
 _LOOK_EVERY_S = 2.0
 
@@ -65,6 +68,8 @@ class Daemon:
             undo.push_async_exit(self._exits)
             self._exits.enter_context(self._probes)
             self._exits.callback(self._hang_up)
+            if self._settings.probes.bypass:
+                self._say_bypass()
             self._set()
             await self._attach_wanted()
             undo.pop_all()
@@ -179,7 +184,7 @@ class Daemon:
             finally:
                 self._hang_up()
             if link.refused not in ("", refused):
-                self._log.error(f"the node takes no probes from here: {link.refused}")
+                self._log.error(f"the node takes no probes from here: {link.refused}; trying again")
             refused = link.refused
             await asyncio.sleep(_REFUSED_S if refused else _RECONNECT_S)
 
@@ -275,9 +280,16 @@ class Daemon:
             else ""
         )
 
+    def reader_of(self, key: str) -> str | None:
+        """Which other daemon a key of the file is for; None: for this one, perhaps among others."""
+        return None if key.startswith(_OWN_KEYS) else "backsight-node"
+
     def reconfigure(self, settings: Settings) -> None:
         """Go on with other settings, of which those that cannot be changed are the same."""
+        had_bypass = self._settings.probes.bypass
         self._settings = settings
+        if settings.probes.bypass != had_bypass:
+            self._say_bypass()
         self._budget = Budget(settings.probes.cpu_percent / 100)
         self._put_back()
         # To try again costs a moment: it is for who asks.
@@ -285,6 +297,14 @@ class Daemon:
         self._set()
         self._has_to_attach.set()
         self._say_figures()
+
+    def _say_bypass(self) -> None:
+        if self._settings.probes.bypass:
+            self._log.warning(
+                "`probes.bypass` is true: the kernel fires no triggers until it is false"
+            )
+        else:
+            self._log.info("`probes.bypass` is false: all probes that are configured go in again")
 
     def _say_figures(self) -> None:
         """So that whoever reloads sees at once what came of it."""

@@ -52,6 +52,7 @@ def examine(settings: ProbesSettings) -> Iterator[Check]:
     yield _capabilities()
     yield _lockdown()
     yield _jit()
+    yield _enabled(settings)
     yield from _probes(settings)
 
 
@@ -134,6 +135,17 @@ def _jit() -> Check:
         "BPF programs are compiled" if enabled else "BPF programs are interpreted",
         "speed: programs take several times as long",
         "set net.core.bpf_jit_enable=1 (sysctl)",
+        is_needed=False,
+    )
+
+
+def _enabled(settings: ProbesSettings) -> Check:
+    return Check(
+        "enabled",
+        not settings.bypass,
+        f"probes.bypass: {str(settings.bypass).lower()}",
+        "all triggers of probes, and breadcrumbs of the kernel",
+        "set probes.bypass to false",
         is_needed=False,
     )
 

@@ -39,7 +39,7 @@ def test_a_compiler_that_cannot_says_why(monkeypatch: pytest.MonkeyPatch, tmp_pa
 def test_what_lies_in_the_current_directory_is_not_compiled(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """bcc looks there for each header of Linux; it may be anyone's, and who calls may not be let in."""
+    """Where bcc looks for each header of Linux; it may be anyone's, and who calls may not be let in."""
     planted = tmp_path / "generated" / "autoconf.h"
     planted.parent.mkdir()
     planted.write_text("#error planted\n")

@@ -18,6 +18,7 @@ from appliance.probes.compiler import Code
 from appliance.probes.daemon import Daemon
 from appliance.probes.native import Loader
 from appliance.probes.symptoms import SYMPTOMS
+from runtime.main import Configuration, reload
 from runtime.settings.node import ProbesSettings, Settings
 from testbed.daemons import anywhere
 from testbed.topology import PYTHON
@@ -84,6 +85,42 @@ def test_what_needs_an_object_goes_with_it(monkeypatch: pytest.MonkeyPatch) -> N
         needing = [one.key for one in SYMPTOMS if "sockets" in one.objects]
         assert gone == [*needing, "breadcrumbs"]
         assert sum("no tracepoint tcp_sendmsg_locked" in line for line in log) == 1
+
+    asyncio.run(run())
+
+
+def test_a_reload_says_what_becomes_of_each_key(tmp_path: Path) -> None:
+    path = tmp_path / "node.yaml"
+    words = "`probes.bypass` is true: the kernel fires no triggers until it is false"
+
+    async def run() -> None:
+        log: list[str] = []
+        async with Daemon(SETTINGS, logs_to(log)) as probes:
+            configuration = Configuration(SETTINGS, path)
+
+            def reloaded(text: str) -> list[str]:
+                log.clear()
+                path.write_text(text)
+                reload(probes, configuration, logs_to(log))
+                return [line.removeprefix(f"{path}: ") for line in log]
+
+            assert reloaded(
+                "probes: {loader: bcc, bypass: true}\npercentage: 5\npool_bytes: 8MiB"
+            ) == [
+                words,
+                "reloaded; probes.bypass changed",
+                "changed, but only from a restart on: probes.loader",
+                "changed for backsight-node, which needs a SIGHUP of its own: percentage, pool_bytes",
+            ]
+            assert reloaded(
+                "probes: {loader: core, per_s: 5}\npercentage: 5\nlog_level: debug"
+            ) == [
+                "`probes.bypass` is false: all probes that are configured go in again",
+                "reloaded; probes.bypass, probes.per_s, log_level changed",
+            ]
+        log.clear()
+        async with Daemon(BYPASSED, logs_to(log)):
+            assert words in log
 
     asyncio.run(run())
 

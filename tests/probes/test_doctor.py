@@ -132,7 +132,17 @@ def test_a_bad_configuration_is_said(tmp_path: Path) -> None:
     config.write_text("probes: {run_queue: {fire_ms: soon}}\n")
     status, said = asked(anywhere(), "--config", str(config))
     assert status == 2
-    assert f"{config}:1" in said
+    (line,) = said.splitlines()
+    assert line.startswith(f"{config}:1: probes.run_queue.fire_ms: soon; allowed: a number from ")
+
+
+def test_that_all_probes_are_out_is_said(tmp_path: Path) -> None:
+    config = tmp_path / "node.yaml"
+    config.write_text("probes: {bypass: true}\n")
+    status, said = asked(anywhere(), "--json", "--config", str(config))
+    enabled = checks(said)["enabled"]
+    assert (status, enabled["ok"], enabled["is_needed"]) == (0, False, False)
+    assert enabled["found"] == "probes.bypass: true"
 
 
 def test_who_has_read_enough_hears_no_more() -> None:

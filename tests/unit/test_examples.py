@@ -70,12 +70,14 @@ def keys(schema: type[Any], prefix: str = "", *, reloadable: bool = False) -> It
         kind: Any = hints[field.name]
         bounds: tuple[Any, ...] = ()
         may = reloadable
+        may_be_null = False
         while True:
             if typing.get_origin(kind) is Annotated:
                 kind, *marks = typing.get_args(kind)
                 may = (may or RELOADABLE in marks) and AT_START not in marks
                 bounds += tuple(mark for mark in marks if mark not in (RELOADABLE, AT_START))
             elif typing.get_origin(kind) in (types.UnionType, typing.Union):
+                may_be_null = type(None) in typing.get_args(kind)
                 kind = next(k for k in typing.get_args(kind) if k is not type(None))
             elif typing.get_origin(kind) is tuple:
                 kind = typing.get_args(kind)[0]
@@ -90,9 +92,9 @@ def keys(schema: type[Any], prefix: str = "", *, reloadable: bool = False) -> It
             name_kind = typing.get_args(kind)[0]
             is_bound = typing.get_origin(name_kind) is Annotated
             name_bounds = typing.get_args(name_kind)[1:] if is_bound else ()
-            yield Key(path, allowed_words(str, name_bounds), may)
+            yield Key(path, allowed_words(str, name_bounds, may_be_null=False), may)
         else:
-            yield Key(path, allowed_words(kind, bounds), may)
+            yield Key(path, allowed_words(kind, bounds, may_be_null=may_be_null), may)
 
 
 def value(settings: Any, path: str) -> Any:

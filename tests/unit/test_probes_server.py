@@ -244,7 +244,8 @@ def test_others_beside_them_are_refused(directory: Path) -> None:
         async with node(directory) as here, here.probes():
             second = FakeProbes.of(here.path)
             second.hello(CONTEXT_BYTES)
-            assert "others are connected" in (await heard(second)).said["refused"]
+            why = (await heard(second)).said["refused"]
+            assert why == f"others are connected to it (process {os.getpid()})"
             assert await second.hear() is None
             second.close()
             assert here.server.connected

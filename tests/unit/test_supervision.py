@@ -497,7 +497,21 @@ def test_keys_that_need_a_restart_are_named(
     code, stderr = reloaded(manager, tmp_path, module, "", after)
     assert code == 0
     assert "reloaded; nothing changed\n" in stderr
-    assert f"warning: {tmp_path}/{module}.yaml: {waiting} changed, and wait for a restart" in stderr
+    changed = f"{tmp_path}/{module}.yaml: changed, but only from a restart on: {waiting}\n"
+    assert f"warning: {changed}" in stderr
+
+
+def test_keys_that_another_daemon_heeds_are_named(manager: Manager, tmp_path: Path) -> None:
+    probes = "probes: {loader: bcc, bypass: true}\n"
+    code, stderr = reloaded(manager, tmp_path, "appliance", "", f"{probes}percentage: 5\n")
+    assert code == 0
+    path = tmp_path / "appliance.yaml"
+    assert f": {path}: reloaded; percentage changed\n" in stderr
+    others = "changed for backsight-probes, which needs a SIGHUP of its own"
+    keys = "probes.bypass, probes.loader\n"
+    assert f": {path}: {others}: {keys}" in stderr
+    assert "restart" not in stderr
+    assert stderr.endswith(": ends: told to by SIGTERM\n")
 
 
 @pytest.mark.parametrize("module", ["appliance", "coordinator"])
