@@ -82,7 +82,9 @@ def _line(summary: Json) -> str:
 
 
 def _list(arguments: argparse.Namespace, found: Iterator[pb.TraceSummary]) -> int:
+    """Print them; how many there were, up to the limit."""
     _print_heading(arguments, _TRACES_HEADING)
+    number = 0
     for number, summary in enumerate(found, 1):
         line = summary_json(summary)
         if arguments.json:
@@ -93,12 +95,15 @@ def _list(arguments: argparse.Namespace, found: Iterator[pb.TraceSummary]) -> in
         sys.stdout.flush()
         if number == arguments.limit:
             break
-    return 0
+    return number
 
 
 def _traces(arguments: argparse.Namespace) -> int:
     with CoordinatorClient(arguments.coordinator) as coordinator:
-        return _list(arguments, coordinator.traces(_request(arguments)))
+        number = _list(arguments, coordinator.traces(_request(arguments)))
+    if not number and not arguments.json:
+        sys.stderr.write("there is no such trace\n")
+    return 0
 
 
 def _tail(arguments: argparse.Namespace) -> int:
@@ -107,7 +112,7 @@ def _tail(arguments: argparse.Namespace) -> int:
         CoordinatorClient(arguments.coordinator) as coordinator,
         contextlib.suppress(KeyboardInterrupt),
     ):
-        return _list(arguments, coordinator.tail(request))
+        _list(arguments, coordinator.tail(request))
     return 0
 
 

@@ -171,7 +171,7 @@ async def supervise(
     @die_if_it_fails
     def end_by(number: signal.Signals) -> None:
         if not told.done():
-            log.info(f"ends: told to by {number.name}")
+            log.info(f"told to end by {number.name}")
             told.set_result(None)
 
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -644,6 +644,18 @@ def test_a_terminal_gets_a_heading_over_the_nodes(
         assert line.index("ADDRESSES") == alpha.index("10.0.0.1")
 
 
+@pytest.mark.usefixtures("coordinator")
+def test_that_no_trace_is_found_is_said(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(_Coordinator, "traces", lambda *_: iter(()))
+    for arguments in (["traces", "--trigger", "lock_wait"], ["traces", "--limit", "0"]):
+        assert main(arguments) == 0
+        assert capsys.readouterr().err == "there is no such trace\n"
+        assert main([*arguments, "--json"]) == 0
+        assert capsys.readouterr() == ("", "")
+
+
 @pytest.mark.parametrize("limit", ["-3", "x", "1.5", "4294967296", "²"])
 def test_a_limit_is_a_whole_number(limit: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as usage:

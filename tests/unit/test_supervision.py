@@ -511,7 +511,7 @@ def test_keys_that_another_daemon_heeds_are_named(manager: Manager, tmp_path: Pa
     keys = "probes.bypass, probes.loader\n"
     assert f": {path}: {others}: {keys}" in stderr
     assert "restart" not in stderr
-    assert stderr.endswith(": ends: told to by SIGTERM\n")
+    assert stderr.endswith(": told to end by SIGTERM\n")
 
 
 @pytest.mark.parametrize("module", ["appliance", "coordinator"])
