@@ -576,6 +576,31 @@ def test_a_group_is_given_up_as_a_whole_on_all_nodes() -> None:
                 collected_whole(sim, request)
 
 
+@pytest.mark.parametrize("name", ["a", "b"])
+def test_what_is_here_whole_stays_coherent_though_a_node_gives_it_up(name: str) -> None:
+    """Its store runs full before it hears that the coordinator has all of it."""
+    sim = cluster("a", "b")
+    request = sim.request(chain("a", "b"))
+    sim.run(0.1)
+    group = sim.fire("a", request.trace)
+    while sim.kind(request.trace) != "coherent":
+        assert sim.scheduler.now_ns < 60 * S
+        sim.run(0.0001)
+    node = sim.nodes[name]
+    assert node.core is not None
+    assert node.core.triggered_traces == 1
+    node.core._abandon(group, unanswered=True, now_ns=node.mono_ns())
+    node.pump()
+    sim.settle()
+    sim.check()
+    collected_whole(sim, request)
+    assert held_nowhere(sim)
+    for each in sim.nodes.values():
+        assert each.core is not None
+        assert group in each.core.abandoned_groups
+        assert each.pool.slice(request.trace) is None
+
+
 def test_a_trace_in_two_groups_outlives_one_of_them() -> None:
     sim = cluster("a", "b")
     shared = sim.request(chain("a", "b"))
