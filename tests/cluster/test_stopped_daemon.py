@@ -80,6 +80,7 @@ class Writer:
         self._process = process
 
     def write(self, traces: int, pause_s: float) -> int:
+        """Write so many, at a steady rate; how many records and triggers were lost since the start."""
         return self._do(f"{traces} {pause_s}")
 
     def keep_all(self) -> int:

@@ -65,6 +65,7 @@ _OWN_BYTES = 64 << 20
 # without them.
 _FILES_MAX = 4 * 64 + 4 * _CLIENTS_MAX + 100
 
+# From one look at all daemons to the next: dense beside the second in which they must answer.
 _TICK_S = 0.5
 _CALM_S = 5.0  # a node looks for memory that it did not grant once a second, and takes it in pieces
 _ATTACH_TIMEOUT_S = 60.0

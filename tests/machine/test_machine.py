@@ -24,6 +24,7 @@ PORT = 7100
 SPARE = "10.78.0."
 """A second network, between alpha and beta alone."""
 
+# As often as the node is told to look: nothing new is there to be seen before.
 LOOK_EVERY_S = 0.2
 _DEADLINE_S = 30.0
 _CALLERS = 8

@@ -21,8 +21,10 @@ from dataclasses import asdict, dataclass
 import backsight
 
 _CONNECTIONS = 4
+# Some 30 requests a second together: no mishap misses them all, and they cause none.
 _PAUSE_S = 0.12
 _TIMEOUT_S = 20.0
+# So long the queue stays full for others. Well below the second after which a SYN comes again.
 _BURST_S = 0.2
 
 

@@ -41,6 +41,7 @@ _BACKLOG = 8
 
 _DISK_BYTES_PER_S = 2 << 20
 _DEADLINE_S = 30.0
+# No daemon tells when it has what is waited for; to be asked so often costs it little.
 _LOOK_EVERY_S = 0.1
 
 
