@@ -18,9 +18,7 @@ from runtime.log import Log
 from runtime.main import Configuration, die_with_any_thread, read_arguments, supervise
 from runtime.metrics import serving
 from runtime.service_manager import ServiceManager, StoredFd, take_stored_fds
-from runtime.settings.node import Settings
-
-_PROGRAM = "backsight-node"
+from runtime.settings.node import NODE_PROGRAM, Settings
 
 
 async def _serve(
@@ -43,12 +41,12 @@ async def _serve(
 def main(argv: Sequence[str] | None = None, versions: Versions = OURS) -> int:
     """Run until told to end. Exit status 2 for a bad configuration, 1 for other failures."""
     stored = take_stored_fds(os.environ)
-    configuration = read_arguments(_PROGRAM, __doc__.splitlines()[0], Settings, argv)
+    configuration = read_arguments(NODE_PROGRAM, __doc__.splitlines()[0], Settings, argv)
     # For each client its connection, two pidfds and its arena, and what was stored at the start.
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     die_with_any_thread()
-    log = Log.of(_PROGRAM, configuration.settings.level, node=configuration.settings.node)
+    log = Log.of(NODE_PROGRAM, configuration.settings.level, node=configuration.settings.node)
     with ServiceManager.from_environment(os.environ) as manager:
         try:
             asyncio.run(_serve(configuration, manager, stored, log, versions))

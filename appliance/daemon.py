@@ -391,10 +391,6 @@ class Daemon:
         """Take context segments from there, also for processes that are attached: they go over."""
         self._clients.use_contexts(source)
 
-    def reader_of(self, key: str) -> str | None:
-        """Which other daemon a key of the file is for; None: for this one."""
-        return "backsight-probes" if key.startswith("probes.") else None
-
     def reconfigure(self, settings: Settings) -> None:
         """Go on with other settings, of which those that cannot be changed are the same."""
         # First, since a name may be gone by now.

@@ -364,7 +364,8 @@ class ProbesServer:
                 f" {self._context_bytes}: backsight-probes and backsight-node are to be of one release",
             )
         elif self._probes is not None:
-            self._refuse(connection, f"others are connected to it (process {self._probes.pid})")
+            who = f" (process {self._probes.pid})" if self._probes.pid else ""
+            self._refuse(connection, f"others are connected to it{who}")
         else:
             self._begin(connection)
 

@@ -18,9 +18,7 @@ from runtime.log import Log
 from runtime.main import Configuration, die_with_any_thread, read_arguments, supervise
 from runtime.metrics import serving
 from runtime.service_manager import ServiceManager
-from runtime.settings.coordinator import Settings
-
-_PROGRAM = "backsight-coordinator"
+from runtime.settings.coordinator import COORDINATOR_PROGRAM, Settings
 
 # The index, exports and queries compute beside the event loop. By default each turn of the
 # loop would wait for them for 5 ms, and to follow a trace over its nodes takes some turns.
@@ -42,10 +40,10 @@ async def _serve(
 
 def main(argv: Sequence[str] | None = None, versions: Versions = OURS) -> int:
     """Run until told to end. Exit status 2 for a bad configuration, 1 for other failures."""
-    configuration = read_arguments(_PROGRAM, __doc__.splitlines()[0], Settings, argv)
+    configuration = read_arguments(COORDINATOR_PROGRAM, __doc__.splitlines()[0], Settings, argv)
     die_with_any_thread()
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
-    log = Log.of(_PROGRAM, configuration.settings.level)
+    log = Log.of(COORDINATOR_PROGRAM, configuration.settings.level)
     with ServiceManager.from_environment(os.environ) as manager:
         try:
             asyncio.run(_serve(configuration, manager, log, versions))

@@ -466,10 +466,6 @@ class CoordinatorServer:
             f" store {self._store.stored_bytes >> 20} of {self._store.limits.bytes_max >> 20} MiB"
         )
 
-    def reader_of(self, key: str) -> str | None:
-        """Which other daemon a key of the file is for: none."""
-        return None
-
     def reconfigure(self, settings: Settings) -> None:
         """Go on with other settings, of which those that cannot be changed are the same."""
         try:

@@ -102,7 +102,7 @@ def _traces(arguments: argparse.Namespace) -> int:
     with CoordinatorClient(arguments.coordinator) as coordinator:
         number = _list(arguments, coordinator.traces(_request(arguments)))
     if not number and not arguments.json:
-        sys.stderr.write("there is no such trace\n")
+        sys.stderr.write("backsightctl: no trace was found\n")
     return 0
 
 

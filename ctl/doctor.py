@@ -22,7 +22,7 @@ class DoctorError(Exception):
 
 
 class DoctorConfigError(DoctorError):
-    """Since the configuration is wrong, as they have said."""
+    """The configuration is wrong; the probes have said on standard error what is."""
 
 
 def examine(config: Path | None) -> Iterator[dict[str, Any]]:

@@ -25,15 +25,19 @@ from runtime.watchdog import Ask, report, watch
 P = ParamSpec("P")
 
 
-class HasLevel(Protocol):
+class DaemonSettings(Protocol):
     """Settings of any daemon."""
 
     @property
     def level(self) -> Level:
         """How much it says."""
 
+    @staticmethod
+    def readers_of(key: str) -> tuple[str, ...]:
+        """The programs that go by a key, which is given as ``section.key``."""
 
-S = TypeVar("S", bound=HasLevel)
+
+S = TypeVar("S", bound=DaemonSettings)
 S_contra = TypeVar("S_contra", contravariant=True)
 
 
@@ -44,6 +48,7 @@ class Configuration(Generic[S]):
     ``asked_early``: a reload was asked for before the daemon served.
     """
 
+    program: str
     settings: S
     path: Path | None
     asked_early: threading.Event = field(default_factory=threading.Event)
@@ -54,7 +59,9 @@ class Configuration(Generic[S]):
             raise ConfigError(["nothing to reload: the daemon was started without --config"])
         wanted = load(self.path, type(self.settings))
         try:
-            merged = merge(self.settings, wanted)
+            merged = merge(
+                self.settings, wanted, lambda key: self.program in wanted.readers_of(key)
+            )
         except InvalidValue as error:
             raise ConfigError(
                 [f"{self.path}: {error}: with the keys that wait for a restart; restart the daemon"]
@@ -100,7 +107,7 @@ def read_arguments(
     if arguments.check:
         print(f"{arguments.config or 'defaults'}: valid for {program}")
         sys.exit(0)
-    return Configuration(settings, arguments.config, asked_early)
+    return Configuration(program, settings, arguments.config, asked_early)
 
 
 def die_with_any_thread() -> None:
@@ -144,9 +151,6 @@ class Supervised(Protocol[S_contra]):
 
     def status_text(self) -> str:
         """How it is, in a line."""
-
-    def reader_of(self, key: str) -> str | None:
-        """Which other daemon a key of the file is for, as ``section.key``; None: for this one."""
 
     def reconfigure(self, settings: S_contra) -> None:
         """Go on with other settings, of which those that cannot be changed are the same.
@@ -215,22 +219,21 @@ def reload(daemon: Supervised[S], configuration: Configuration[S], log: Log) -> 
         log.error("the configuration is kept as it was", message_id=MessageId.RELOAD_REFUSED)
         return
     log.level = merged.settings.level
-    own, waiting = (
-        ", ".join(key for key in keys if daemon.reader_of(key) is None)
-        for keys in (merged.taken, merged.waiting)
-    )
     log.info(
-        f"{configuration.path}: reloaded; {own or 'nothing'} changed",
+        f"{configuration.path}: reloaded; {', '.join(merged.taken) or 'nothing'} taken up",
         message_id=MessageId.RELOADED,
     )
-    if waiting:
-        log.warning(f"{configuration.path}: changed, but only from a restart on: {waiting}")
+    if merged.waiting:
+        log.warning(
+            f"{configuration.path}: these changes wait for a restart: {', '.join(merged.waiting)}"
+        )
     others: dict[str, list[str]] = {}
-    for key in merged.taken + merged.waiting:
-        if (reader := daemon.reader_of(key)) is not None:
-            others.setdefault(reader, []).append(key)
+    for key in merged.taken + merged.waiting + merged.others:
+        for reader in merged.settings.readers_of(key):
+            if reader != configuration.program:
+                others.setdefault(reader, []).append(key)
     for reader, keys in others.items():
         log.info(
-            f"{configuration.path}: changed for {reader}, which needs a SIGHUP of its own:"
+            f"{configuration.path}: changed for {reader}, which is to be told by itself:"
             f" {', '.join(keys)}"
         )

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import typing
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -21,17 +22,22 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Merged(Generic[T]):
-    """What is in force from now on: keys ``taken`` are new, those that ``wait`` for a restart as before."""
+    """What is in force from now on: keys ``taken`` are new, those that ``wait`` for a restart as before.
+
+    ``others`` are new too, and are none of this daemon's.
+    """
 
     settings: T
     taken: tuple[str, ...]
     waiting: tuple[str, ...]
+    others: tuple[str, ...]
 
 
-def merge(running: T, wanted: T) -> Merged[T]:
+def merge(running: T, wanted: T, is_own: Callable[[str], bool]) -> Merged[T]:
     """The running settings, with all of the wanted ones that can be taken up now."""
     taken: list[str] = []
     waiting: list[str] = []
+    others: list[str] = []
 
     def section(before: Any, after: Any, key: str, *, reloadable: bool) -> Any:
         hints = typing.get_type_hints(type(before), include_extras=True)
@@ -45,6 +51,9 @@ def merge(running: T, wanted: T) -> Merged[T]:
             may = (reloadable or RELOADABLE in marks) and AT_START not in marks
             if dataclasses.is_dataclass(old) and dataclasses.is_dataclass(new):
                 changes[field.name] = section(old, new, f"{path}.", reloadable=may)
+            elif not is_own(path):
+                others.append(path)
+                changes[field.name] = new
             elif may:
                 taken.append(path)
                 changes[field.name] = new
@@ -52,4 +61,5 @@ def merge(running: T, wanted: T) -> Merged[T]:
                 waiting.append(path)
         return dataclasses.replace(before, **changes)
 
-    return Merged(section(running, wanted, "", reloadable=False), tuple(taken), tuple(waiting))
+    settings = section(running, wanted, "", reloadable=False)
+    return Merged(settings, tuple(taken), tuple(waiting), tuple(others))

@@ -173,16 +173,15 @@ _WORDS: dict[type, str] = {
     float: "a number",
     str: "a text",
 }
-_OR_NULL = "; or null"
+OR_NULL = "; or null"
+"""What follows where null is allowed too."""
 _TAGS = {"bool": bool, "int": int, "float": float, "str": str}
 
 
-def allowed_words(kind: type, bounds: Iterable[Bound], *, may_be_null: bool) -> str:
-    """What is allowed for a scalar of that type within these bounds."""
+def allowed_words(kind: type, bounds: Iterable[Bound]) -> str:
+    """What is allowed for a scalar of that type within these bounds, but for null."""
     words = "; ".join(bound.allowed() for bound in bounds) or _WORDS[kind]
-    if kind is int:
-        words = words.replace("a number from", "a whole number from")
-    return words + _OR_NULL if may_be_null else words
+    return words.replace("a number from", "a whole number from") if kind is int else words
 
 
 def _tag(node: yaml.Node) -> str:
@@ -306,27 +305,34 @@ class _Reader:
             kind = Annotated[(kind, *bounds)] if bounds else kind
             return self._value(node, kind, key, default, may_be_null=may_be_null)
         if dataclasses.is_dataclass(kind):
-            return self._section(node, kind, key, default)
+            return self._section(node, kind, key, default, may_be_null=may_be_null)
         if origin is tuple:
             return self._list(node, typing.get_args(kind)[0], key)
         if origin is not None and issubclass(origin, Mapping):
             name_kind, value_kind = typing.get_args(kind)
             return self._mapping(node, name_kind, value_kind, key)
-        allowed = allowed_words(kind, bounds, may_be_null=may_be_null)
-        return self._scalar(node, kind, bounds, allowed, key)
+        return self._scalar(node, kind, bounds, key, may_be_null=may_be_null)
 
     def _scalar(
-        self, node: yaml.Node, kind: type, bounds: tuple[Bound, ...], allowed: str, key: str
+        self,
+        node: yaml.Node,
+        kind: type,
+        bounds: tuple[Bound, ...],
+        key: str,
+        *,
+        may_be_null: bool,
     ) -> object:
+        allowed = allowed_words(kind, bounds)
+        or_null = OR_NULL if may_be_null else ""
         if not isinstance(node, yaml.ScalarNode):
-            return self._refuse(node, key, f"{_shown(node)}; allowed: {allowed}")
+            return self._refuse(node, key, f"{_shown(node)}; allowed: {allowed}{or_null}")
         refusal = f"{_shown(node)}; allowed: {allowed}"
         sized = any(isinstance(bound, Size) for bound in bounds)
         try:
             value = node.value if sized and _tag(node) == "str" else _parsed(node, kind)
             return _admitted(value, bounds)
         except (ValueError, OverflowError):
-            return self._refuse(node, key, refusal + _how_to_write(node, kind, bounds))
+            return self._refuse(node, key, refusal + _how_to_write(node, kind, bounds) + or_null)
 
     def _list(self, node: yaml.Node, kind: Any, key: str) -> object:
         if not isinstance(node, yaml.SequenceNode):
@@ -366,11 +372,13 @@ class _Reader:
                 result[admitted] = value
         return result
 
-    def _section(self, node: yaml.Node, kind: Any, key: str, default: object = None) -> object:
+    def _section(
+        self, node: yaml.Node, kind: Any, key: str, default: object, *, may_be_null: bool
+    ) -> object:
         """What is not given is as in the default of this very section, if it has one."""
         fields = {field.name: field for field in dataclasses.fields(kind)}
         if not isinstance(node, yaml.MappingNode):
-            allowed = f"allowed: a section with {', '.join(fields)}"
+            allowed = f"allowed: a section with {', '.join(fields)}{OR_NULL if may_be_null else ''}"
             return self._refuse(node, key, f"{_shown(node)}; {allowed}")
         hints = typing.get_type_hints(kind, include_extras=True)
         values: dict[str, object] = {}

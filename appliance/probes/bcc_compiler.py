@@ -101,14 +101,15 @@ def _serve(directory: Path) -> None:
             empty = directory / "empty"
             empty.mkdir()
             os.chdir(empty)
+            os.environ["BCC_KERNEL_SOURCE"] = str(headers)
+            # Where they are gone meanwhile, bcc takes or removes what it finds there, whosever it is.
+            os.environ["TMPDIR"] = str(empty)
             # It says so if it is not there.
             import bcc  # noqa: F401
         except (NoHeadersError, ImportError) as error:
             for _ in _requested(requests):
                 _reply(replies, {"error": _said(error)})
             return
-        if headers is not None:
-            os.environ["BCC_KERNEL_SOURCE"] = str(headers)
         for text in _requested(requests):
             try:
                 code = compiled(text)
@@ -173,16 +174,14 @@ def _said(error: Exception) -> str:
 # ------------------------------------------------------------------- headers
 
 
-def find_headers(directory: Path) -> Path | None:
-    """Where bcc is to find headers of Linux; None: it finds them by itself.
+def find_headers(directory: Path) -> Path:
+    """Where bcc is to find headers of Linux: it is not to choose by itself.
 
     Of whichever version: what we read is laid out by BTF. Distributions split them in two, and
     bcc wants them in one tree. So we make one of links, in a directory that is empty.
     """
-    # Empty is as if not set; bcc itself would take it for a path.
+    # Empty is as if not set.
     chosen = os.environ.get("BCC_KERNEL_SOURCE") or None
-    if chosen is None:
-        os.environ.pop("BCC_KERNEL_SOURCE", None)
     if chosen is not None and not _is_whole(Path(chosen)):
         raise NoHeadersError(
             f"BCC_KERNEL_SOURCE is {chosen}, where there is not both of {' and '.join(_NEEDED)}"
@@ -190,7 +189,7 @@ def find_headers(directory: Path) -> Path | None:
     if chosen is not None:
         return Path(chosen).absolute()
     if _is_whole(_BUILD):
-        return None
+        return _BUILD
     for number, (common, machine) in enumerate(_split()):
         tree = directory / str(number)
         _link_both(common, machine, tree)

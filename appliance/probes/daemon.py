@@ -38,9 +38,6 @@ _REFUSED_S = 0.5
 
 _FIGURES_EVERY_S = 2.0
 
-# What it goes by in the file that it shares with the node.
-_OWN_KEYS = ("probes.", "machine.", "node", "socket", "log_level")
-
 # At what is spent; the estimate needs some hundred runs.
 _LOOK_EVERY_S = 2.0
 
@@ -280,10 +277,6 @@ class Daemon:
             else ""
         )
 
-    def reader_of(self, key: str) -> str | None:
-        """Which other daemon a key of the file is for; None: for this one, perhaps among others."""
-        return None if key.startswith(_OWN_KEYS) else "backsight-node"
-
     def reconfigure(self, settings: Settings) -> None:
         """Go on with other settings, of which those that cannot be changed are the same."""
         had_bypass = self._settings.probes.bypass
@@ -301,7 +294,7 @@ class Daemon:
     def _say_bypass(self) -> None:
         if self._settings.probes.bypass:
             self._log.warning(
-                "`probes.bypass` is true: the kernel fires no triggers until it is false"
+                "`probes.bypass` is true: all probes are out, and fire nothing, until you set it to false"
             )
         else:
             self._log.info("`probes.bypass` is false: all probes that are configured go in again")

@@ -52,7 +52,7 @@ def examine(settings: ProbesSettings) -> Iterator[Check]:
     yield _capabilities()
     yield _lockdown()
     yield _jit()
-    yield _enabled(settings)
+    yield _bypass(settings)
     yield from _probes(settings)
 
 
@@ -139,11 +139,11 @@ def _jit() -> Check:
     )
 
 
-def _enabled(settings: ProbesSettings) -> Check:
+def _bypass(settings: ProbesSettings) -> Check:
     return Check(
-        "enabled",
+        "probes",
         not settings.bypass,
-        f"probes.bypass: {str(settings.bypass).lower()}",
+        "all are out (probes.bypass: true)" if settings.bypass else "wanted (probes.bypass: false)",
         "all triggers of probes, and breadcrumbs of the kernel",
         "set probes.bypass to false",
         is_needed=False,

@@ -18,9 +18,7 @@ from appliance.probes.packets import SERVICE
 from runtime.log import Log
 from runtime.main import Configuration, die_with_any_thread, read_arguments, supervise
 from runtime.service_manager import ServiceManager
-from runtime.settings.node import Settings
-
-_PROGRAM = "backsight-probes"
+from runtime.settings.node import PROBES_PROGRAM, Settings
 
 
 async def _serve(configuration: Configuration[Settings], manager: ServiceManager, log: Log) -> None:
@@ -35,7 +33,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     if arguments[:1] == ["--doctor"]:
-        configuration = read_arguments(_PROGRAM, __doc__.splitlines()[0], Settings, arguments[1:])
+        configuration = read_arguments(
+            PROBES_PROGRAM, __doc__.splitlines()[0], Settings, arguments[1:]
+        )
         # Here, since the probes themselves have no need of what it imports: 12 MiB.
         from appliance import machine_doctor
 
@@ -48,12 +48,12 @@ def main(argv: Sequence[str] | None = None) -> int:
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
                 break
         return 0
-    configuration = read_arguments(_PROGRAM, __doc__.splitlines()[0], Settings, argv)
+    configuration = read_arguments(PROBES_PROGRAM, __doc__.splitlines()[0], Settings, argv)
     # Before the library of applications is loaded, by which records are written.
     os.environ["BACKSIGHT_SOCKET"] = configuration.settings.socket
     os.environ["BACKSIGHT_SERVICE"] = SERVICE
     die_with_any_thread()
-    log = Log.of(_PROGRAM, configuration.settings.level, node=configuration.settings.node)
+    log = Log.of(PROBES_PROGRAM, configuration.settings.level, node=configuration.settings.node)
     with ServiceManager.from_environment(os.environ) as manager:
         try:
             asyncio.run(_serve(configuration, manager, log))

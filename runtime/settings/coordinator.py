@@ -17,6 +17,8 @@ from runtime.endpoint import MetricsSettings as _MetricsSettings
 from runtime.log import Level, LevelName
 from runtime.schema import PATH, RELOADABLE, InvalidValue, Matching, Range, Size
 
+COORDINATOR_PROGRAM = "backsight-coordinator"
+
 Seconds = Annotated[float, Range(0.001, 86400), RELOADABLE]
 
 
@@ -193,6 +195,11 @@ class Settings:
     @property
     def level(self) -> Level:
         return Level[self.log_level.upper()]
+
+    @staticmethod
+    def readers_of(key: str) -> tuple[str, ...]:
+        """The programs that go by a key: one for all."""
+        return (COORDINATOR_PROGRAM,)
 
     @property
     def store_path(self) -> Path:

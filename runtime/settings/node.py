@@ -28,6 +28,9 @@ from runtime.schema import (
     format_size,
 )
 
+NODE_PROGRAM = "backsight-node"
+PROBES_PROGRAM = "backsight-probes"
+
 NodeName = Annotated[
     str, Matching(r"[A-Za-z0-9_.-]{1,63}", "1 to 63 characters of A-Z a-z 0-9 _ . -")
 ]
@@ -345,6 +348,17 @@ class Settings:
     @property
     def level(self) -> Level:
         return Level[self.log_level.upper()]
+
+    @staticmethod
+    def readers_of(key: str) -> tuple[str, ...]:
+        """The programs that go by a key, which is given as ``section.key``."""
+        match key.partition(".")[0]:
+            case "probes":
+                return (PROBES_PROGRAM,)
+            case "node" | "socket" | "machine" | "log_level":
+                return (NODE_PROGRAM, PROBES_PROGRAM)
+            case _:
+                return (NODE_PROGRAM,)
 
     @property
     def socket_path(self) -> Path:

@@ -142,4 +142,4 @@ def test_a_bad_configuration_changes_nothing_and_is_in_the_log(two: Cluster) -> 
     assert words.endswith("the configuration is kept as it was")
     two.alpha.config_path.write_text(text)
     two.alpha.reload(tombstones=5)
-    assert "changed, but only from a restart on: tombstones" in two.alpha.last_words()
+    assert "these changes wait for a restart: tombstones" in two.alpha.last_words()

@@ -155,7 +155,7 @@ def test_where_traces_are_exported_can_change(here: Here) -> None:
             assert span.trace_id.hex() == trace
         reload(here.coordinator, {"endpoint": here.receiver.url, "ca_file": "/no.pem"})
         # In clear text nothing is read of it.
-        assert "reloaded; export.endpoint, export.ca_file changed" in here.coordinator.last_words()
+        assert "reloaded; export.endpoint, export.ca_file taken up" in here.coordinator.last_words()
         reload(here.coordinator, {"endpoint": "https://127.0.0.1:1", "ca_file": "/no.pem"})
         words = here.coordinator.last_words()
         assert f"{here.coordinator.config_path}: export.ca_file: /no.pem: No such file" in words

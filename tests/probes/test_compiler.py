@@ -52,12 +52,42 @@ def test_headers_may_be_named_from_the_current_directory(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     tree = tmp_path / "tree"
-    found = find_headers(tmp_path)
-    tree.symlink_to(found or f"/lib/modules/{os.uname().release}/build")
+    tree.symlink_to(find_headers(tmp_path))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("BCC_KERNEL_SOURCE", "tree")
     with coder(Loader.BCC) as code:
         assert code("disks")
+
+
+def test_headers_that_go_are_not_replaced_by_anyones(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Of a kernel that is being upgraded, say: bcc then looks in $TMPDIR, under a name that all know.
+
+    By version, it takes what is there, or has rm remove it, with a wrong command.
+    """
+    tree = tmp_path / "tree"
+    for header in ("linux/kconfig.h", "generated/autoconf.h"):
+        (tree / "include" / header).parent.mkdir(parents=True)
+        (tree / "include" / header).touch()
+    planted = tmp_path / f"kheaders-{os.uname().release}" / "include" / "linux" / "kconfig.h"
+    planted.parent.mkdir(parents=True)
+    planted.write_text("#error planted\n")
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setenv("BCC_KERNEL_SOURCE", str(tree))
+    removes = tmp_path / "removes"
+    (tmp_path / "rm").write_text(f"#!/bin/sh\necho $PWD $* >> {removes}\n")
+    (tmp_path / "rm").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    with coder(Loader.BCC) as code:
+        for _ in range(2):
+            with pytest.raises(OSError, match=r"^disks: ") as caught:
+                code("disks")
+            assert "planted" not in str(caught.value)
+            (tree / "include" / "linux" / "kconfig.h").unlink(missing_ok=True)
+    for removed in removes.read_text().splitlines() if removes.exists() else ():
+        directory, _, path = removed.split()
+        assert path.startswith(f"{directory}/")
 
 
 @pytest.fixture

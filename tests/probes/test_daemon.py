@@ -19,7 +19,7 @@ from appliance.probes.daemon import Daemon
 from appliance.probes.native import Loader
 from appliance.probes.symptoms import SYMPTOMS
 from runtime.main import Configuration, reload
-from runtime.settings.node import ProbesSettings, Settings
+from runtime.settings.node import PROBES_PROGRAM, ProbesSettings, Settings
 from testbed.daemons import anywhere
 from testbed.topology import PYTHON
 from tests.unit.logs import logs_to
@@ -91,12 +91,14 @@ def test_what_needs_an_object_goes_with_it(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_a_reload_says_what_becomes_of_each_key(tmp_path: Path) -> None:
     path = tmp_path / "node.yaml"
-    words = "`probes.bypass` is true: the kernel fires no triggers until it is false"
+    words = (
+        "`probes.bypass` is true: all probes are out, and fire nothing, until you set it to false"
+    )
 
     async def run() -> None:
         log: list[str] = []
         async with Daemon(SETTINGS, logs_to(log)) as probes:
-            configuration = Configuration(SETTINGS, path)
+            configuration = Configuration(PROBES_PROGRAM, SETTINGS, path)
 
             def reloaded(text: str) -> list[str]:
                 log.clear()
@@ -108,15 +110,16 @@ def test_a_reload_says_what_becomes_of_each_key(tmp_path: Path) -> None:
                 "probes: {loader: bcc, bypass: true}\npercentage: 5\npool_bytes: 8MiB"
             ) == [
                 words,
-                "reloaded; probes.bypass changed",
-                "changed, but only from a restart on: probes.loader",
-                "changed for backsight-node, which needs a SIGHUP of its own: percentage, pool_bytes",
+                "reloaded; probes.bypass taken up",
+                "these changes wait for a restart: probes.loader",
+                "changed for backsight-node, which is to be told by itself: pool_bytes, percentage",
             ]
             assert reloaded(
                 "probes: {loader: core, per_s: 5}\npercentage: 5\nlog_level: debug"
             ) == [
                 "`probes.bypass` is false: all probes that are configured go in again",
-                "reloaded; probes.bypass, probes.per_s, log_level changed",
+                "reloaded; probes.bypass, probes.per_s, log_level taken up",
+                "changed for backsight-node, which is to be told by itself: log_level, pool_bytes",
             ]
         log.clear()
         async with Daemon(BYPASSED, logs_to(log)):

@@ -140,9 +140,9 @@ def test_that_all_probes_are_out_is_said(tmp_path: Path) -> None:
     config = tmp_path / "node.yaml"
     config.write_text("probes: {bypass: true}\n")
     status, said = asked(anywhere(), "--json", "--config", str(config))
-    enabled = checks(said)["enabled"]
-    assert (status, enabled["ok"], enabled["is_needed"]) == (0, False, False)
-    assert enabled["found"] == "probes.bypass: true"
+    probes = checks(said)["probes"]
+    assert (status, probes["ok"], probes["is_needed"]) == (0, False, False)
+    assert probes["found"] == "all are out (probes.bypass: true)"
 
 
 def test_who_has_read_enough_hears_no_more() -> None:

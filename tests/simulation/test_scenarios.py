@@ -578,7 +578,7 @@ def test_a_group_is_given_up_as_a_whole_on_all_nodes() -> None:
 
 @pytest.mark.parametrize("name", ["a", "b"])
 def test_what_is_here_whole_stays_coherent_though_a_node_gives_it_up(name: str) -> None:
-    """Its store runs full before it hears that the coordinator has all of it."""
+    """It does so before it hears that the coordinator has all of it, as when its store runs full."""
     sim = cluster("a", "b")
     request = sim.request(chain("a", "b"))
     sim.run(0.1)

@@ -651,7 +651,7 @@ def test_that_no_trace_is_found_is_said(
     monkeypatch.setattr(_Coordinator, "traces", lambda *_: iter(()))
     for arguments in (["traces", "--trigger", "lock_wait"], ["traces", "--limit", "0"]):
         assert main(arguments) == 0
-        assert capsys.readouterr().err == "there is no such trace\n"
+        assert capsys.readouterr().err == "backsightctl: no trace was found\n"
         assert main([*arguments, "--json"]) == 0
         assert capsys.readouterr() == ("", "")
 

@@ -16,7 +16,7 @@ import pytest
 
 import runtime.settings.coordinator
 import runtime.settings.node
-from runtime.schema import AT_START, RELOADABLE, ConfigError, allowed_words, load, loads
+from runtime.schema import AT_START, OR_NULL, RELOADABLE, ConfigError, allowed_words, load, loads
 
 EXAMPLES = {
     "node.yaml": runtime.settings.node.Settings,
@@ -92,9 +92,10 @@ def keys(schema: type[Any], prefix: str = "", *, reloadable: bool = False) -> It
             name_kind = typing.get_args(kind)[0]
             is_bound = typing.get_origin(name_kind) is Annotated
             name_bounds = typing.get_args(name_kind)[1:] if is_bound else ()
-            yield Key(path, allowed_words(str, name_bounds, may_be_null=False), may)
+            yield Key(path, allowed_words(str, name_bounds), may)
         else:
-            yield Key(path, allowed_words(kind, bounds, may_be_null=may_be_null), may)
+            allowed = allowed_words(kind, bounds) + (OR_NULL if may_be_null else "")
+            yield Key(path, allowed, may)
 
 
 def value(settings: Any, path: str) -> Any:

@@ -12,7 +12,7 @@ import pytest
 
 from runtime.log import Level
 from runtime.main import Configuration
-from runtime.reload import merge
+from runtime.reload import Merged, merge
 from runtime.schema import AT_START, RELOADABLE, ConfigError, InvalidValue, Range, loads
 
 
@@ -40,16 +40,20 @@ class Example:
     policies: Annotated[Mapping[str, Inner], RELOADABLE] = field(default_factory=dict)
 
 
+def every(_: str) -> bool:
+    return True
+
+
 def test_the_same_changes_nothing() -> None:
-    merged = merge(Example(), Example())
-    assert (merged.settings, merged.taken, merged.waiting) == (Example(), (), ())
+    merged = merge(Example(), Example(), every)
+    assert merged == Merged(Example(), (), (), ())
 
 
 def test_each_key_is_taken_or_waits() -> None:
     wanted = Example(
         "m", 2.0, Inner(3, 4, 5), Mixed("b", 6), Inner(), Inner(), {"x": Inner(), "y": Inner(7)}
     )
-    merged = merge(Example(), wanted)
+    merged = merge(Example(), wanted, every)
     assert merged.taken == (
         "rate",
         "inner.low",
@@ -63,8 +67,17 @@ def test_each_key_is_taken_or_waits() -> None:
         "n", 2.0, Inner(3, 4), Mixed("a", 6), Inner(), None, {"x": Inner(), "y": Inner(7)}
     )
     # What waits, waits still when it is asked for again.
-    again = merge(merged.settings, wanted)
+    again = merge(merged.settings, wanted, every)
     assert (again.taken, again.waiting) == ((), merged.waiting)
+
+
+def test_keys_of_others_wait_for_nothing() -> None:
+    wanted = Example("m", 2.0, Inner(1, 4, 5), Mixed("b", 6))
+    merged = merge(Example(), wanted, lambda key: key in ("name", "inner.high", "mixed.bytes_max"))
+    assert merged.taken == ("inner.high", "mixed.bytes_max")
+    assert merged.waiting == ("name",)
+    assert merged.others == ("rate", "inner.fixed", "mixed.path")
+    assert merged.settings == Example("n", 2.0, Inner(1, 4, 5), Mixed("b", 6))
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +95,15 @@ class Bounded:
     def level(self) -> Level:
         return Level.INFO
 
+    @staticmethod
+    def readers_of(_: str) -> tuple[str, ...]:
+        return ("bounded",)
+
 
 def test_what_does_not_go_with_the_rest_of_the_running_is_not_taken(tmp_path: Path) -> None:
     path = tmp_path / "x.yaml"
     path.write_text("low: 5\nhigh: 6\n")
-    configuration = Configuration(Bounded(), path)
+    configuration = Configuration("bounded", Bounded(), path)
     with pytest.raises(ConfigError, match="low: 5 is above high, 2: with the keys that wait"):
         configuration.reload(lambda _: None)
     assert configuration.settings == Bounded()

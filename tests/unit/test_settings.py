@@ -123,13 +123,14 @@ report: {bytes_per_s: 2MiB, chunk_bytes: 4KiB}
             "f:2: clients_per_user_max: 9; allowed: at most clients_max, which is 8",
         ),
         ("clients_per_user_max: 0", "f:1: clients_per_user_max: 0; allowed: a whole number from"),
-        ("report: {bytes_per_s: 0}", "report.bytes_per_s: 0; allowed: 1 to 1TiB, as a number of"),
+        ("report: {bytes_per_s: 0}", " or with KiB, MiB, GiB or TiB; or null"),
+        ("machine: {qdisc_drops: 0x10}", " from 1 to 1073741824, written plainly; or null"),
         ("probes: {crash: {fire_ms: -1}}", "-1; allowed: a number from 0 to 3600000; or null"),
         ("percentage: 101", "f:1: percentage: 101; allowed: a number from 0 to 100"),
         ("socket: /" + "x" * 103, "allowed: paths of at most 103 bytes"),
         (
             "coordinator: host:1",
-            "f:1: coordinator: host:1; allowed: a section with endpoint, insecure",
+            "f:1: coordinator: host:1; allowed: a section with endpoint, insecure; or null",
         ),
         (
             "coordinator:\n  endpoint: 10.0.0.1:4770",

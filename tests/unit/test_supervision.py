@@ -32,7 +32,7 @@ from runtime.log import Log
 from runtime.main import Configuration, reload
 from runtime.service_manager import ServiceManager
 from runtime.settings.coordinator import Settings, StoreSettings
-from runtime.settings.node import MetricsSettings
+from runtime.settings.node import NODE_PROGRAM, MetricsSettings
 from runtime.settings.node import Settings as NodeSettings
 from runtime.watchdog import report, watch
 from tests.unit.logs import SILENT, logs_to
@@ -337,7 +337,7 @@ def test_a_daemon_says_all_that_a_service_manager_may_hear(
         code, stderr = daemon.ends(signal.SIGTERM)
         assert manager.hear_until("STOPPING=1")
         assert code == 0
-        assert f"{config}: reloaded; nothing changed" in stderr
+        assert f"{config}: reloaded; nothing taken up" in stderr
 
 
 @pytest.mark.parametrize("module", ["appliance", "coordinator"])
@@ -395,7 +395,7 @@ def test_sighup_before_the_daemon_serves_reloads_when_it_does(
         manager.hear_until("READY=1")
         code, stderr = daemon.ends(signal.SIGTERM)
     assert code == 0
-    assert "reloaded; log_level changed\n" in stderr
+    assert "reloaded; log_level taken up\n" in stderr
 
 
 @pytest.mark.parametrize(
@@ -427,7 +427,7 @@ def test_sighup_takes_up_what_can_be(
 ) -> None:
     code, stderr = reloaded(manager, tmp_path, module, before, after)
     assert code == 0
-    assert f"reloaded; {taken} changed\n" in stderr
+    assert f"reloaded; {taken} taken up\n" in stderr
     assert "restart" not in stderr
 
 
@@ -496,19 +496,20 @@ def test_keys_that_need_a_restart_are_named(
 ) -> None:
     code, stderr = reloaded(manager, tmp_path, module, "", after)
     assert code == 0
-    assert "reloaded; nothing changed\n" in stderr
-    changed = f"{tmp_path}/{module}.yaml: changed, but only from a restart on: {waiting}\n"
-    assert f"warning: {changed}" in stderr
+    assert "reloaded; nothing taken up\n" in stderr
+    waits = f"{tmp_path}/{module}.yaml: these changes wait for a restart: {waiting}\n"
+    assert f"warning: {waits}" in stderr
 
 
 def test_keys_that_another_daemon_heeds_are_named(manager: Manager, tmp_path: Path) -> None:
     probes = "probes: {loader: bcc, bypass: true}\n"
-    code, stderr = reloaded(manager, tmp_path, "appliance", "", f"{probes}percentage: 5\n")
+    own = "percentage: 5\nmachine: {links: false}\n"
+    code, stderr = reloaded(manager, tmp_path, "appliance", "", f"{probes}{own}")
     assert code == 0
     path = tmp_path / "appliance.yaml"
-    assert f": {path}: reloaded; percentage changed\n" in stderr
-    others = "changed for backsight-probes, which needs a SIGHUP of its own"
-    keys = "probes.bypass, probes.loader\n"
+    assert f": {path}: reloaded; percentage, machine.links taken up\n" in stderr
+    others = "changed for backsight-probes, which is to be told by itself"
+    keys = "machine.links, probes.loader, probes.bypass\n"
     assert f": {path}: {others}: {keys}" in stderr
     assert "restart" not in stderr
     assert stderr.endswith(": told to end by SIGTERM\n")
@@ -533,7 +534,7 @@ def test_without_a_file_there_is_nothing_to_reload(tmp_path: Path) -> None:
         settings = node_settings(tmp_path)
         with ServiceManager(None) as nobody:
             async with Daemon(settings, 1, nobody, (), SILENT) as node:
-                reload(node, Configuration(settings, None), logs_to(messages))
+                reload(node, Configuration(NODE_PROGRAM, settings, None), logs_to(messages))
 
     asyncio.run(run())
     assert messages == [
