@@ -106,6 +106,7 @@ class Daemon:
 
     async def _attach_wanted(self) -> None:
         """Attach what is to be had. By bcc it is compiled beside the event loop, which takes seconds."""
+        made_ready: list[str] = []
         with contextlib.ExitStack() as exits:
             code: Code | None = None
             # What cannot be had takes along what is of no use without it; and meanwhile others
@@ -118,9 +119,12 @@ class Daemon:
                     if name in self._balance():
                         self._probes.attach(name, made)
                         self._attached.add(name)
+                        made_ready.append(name)
                 except OSError as error:
                     self._log.error(f"cannot attach {error}; without it: {_keys([name])}")
                     self._missing[name] = str(error)
+        if made_ready:
+            self._log.info(f"attached: {', '.join(sorted(made_ready))}")
 
     async def _keep_attached(self) -> None:
         while True:

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import platform
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from appliance.probes.compiler import Code, choices, coder, load
@@ -47,11 +48,8 @@ class Check:
 
 def examine(settings: ProbesSettings) -> Iterator[Check]:
     """All checks, the general ones first."""
-    yield _kernel()
-    yield _btf()
-    yield _capabilities()
-    yield _lockdown()
-    yield _jit()
+    for check in (_kernel(), _btf(), _capabilities(), _lockdown(), _jit()):
+        yield replace(check, is_needed=check.is_needed and settings.wants_anything)
     yield _bypass(settings)
     yield from _probes(settings)
 
@@ -173,7 +171,7 @@ def _loaders(settings: ProbesSettings) -> tuple[list[Check], tuple[Loader, Nativ
             "probes by this loader",
             _remedy(loader, failed[loader]) if loader in failed else _REMEDIES[loader],
             # Of two that may be taken, one is enough.
-            is_needed=chosen is None and loader in wanted,
+            is_needed=chosen is None and loader in wanted and settings.wants_anything,
         )
         for loader in Loader
     ]
@@ -185,6 +183,8 @@ def _remedy(loader: Loader, error: OSError) -> str:
         return "see btf above"
     if error.errno in (errno.EPERM, errno.EACCES):
         return "see capabilities above"
+    if loader is Loader.BCC and os.environ.get("BCC_KERNEL_SOURCE"):
+        return "unset BCC_KERNEL_SOURCE, or have it name headers of Linux"
     return _REMEDIES[loader]
 
 
@@ -206,7 +206,7 @@ def _probes(settings: ProbesSettings) -> Iterator[Check]:
         else f"none works ({configured})",
         costs="all triggers of probes",
         remedy="see the checks above",
-        is_needed=any(settings.wants(one.key) for one in SYMPTOMS),
+        is_needed=settings.wants_anything,
     )
     # What cannot be tried is not told of.
     if chosen is None:

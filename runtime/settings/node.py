@@ -8,7 +8,7 @@ import os
 import pwd
 import socket
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated
 
@@ -243,6 +243,14 @@ class ProbesSettings:
         """Whether a probe has anything to do."""
         probe: ProbeSettings = getattr(self, key)
         return not self.bypass and (probe.fire_ms is not None or probe.record_ms is not None)
+
+    @property
+    def wants_anything(self) -> bool:
+        """Whether any of them has."""
+        keys = (
+            one.name for one in fields(self) if isinstance(getattr(self, one.name), ProbeSettings)
+        )
+        return any(self.wants(key) for key in keys) or (self.breadcrumbs and not self.bypass)
 
 
 _Percent = Annotated[float, Range(0.1, 100)]

@@ -76,8 +76,9 @@ def test_without_capabilities_it_says_what_to_do(tmp_path: Path) -> None:
     # Nothing is missing where nothing is wanted.
     config = tmp_path / "node.yaml"
     config.write_text("probes: {bypass: true}\n")
-    _, said = asked(bare, "--json", "--config", str(config))
-    assert not checks(said)["loader"]["is_needed"]
+    status, said = asked(bare, "--json", "--config", str(config))
+    assert status == 0
+    assert not [one for one in checks(said).values() if one["is_needed"] and not one["ok"]]
     # Of two loaders the one that is not configured does not matter.
     config.write_text("probes: {loader: bcc}\n")
     _, said = asked(bare, "--json", "--config", str(config))
@@ -134,6 +135,16 @@ def test_a_bad_configuration_is_said(tmp_path: Path) -> None:
     assert status == 2
     (line,) = said.splitlines()
     assert line.startswith(f"{config}:1: probes.run_queue.fire_ms: soon; allowed: a number from ")
+
+
+def test_who_names_headers_that_are_none_is_told(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("BCC_KERNEL_SOURCE", str(tmp_path))
+    _, said = asked(anywhere(), "--json")
+    bcc = checks(said)["loader.bcc"]
+    assert bcc["found"].startswith(f"threads: BCC_KERNEL_SOURCE is {tmp_path}")
+    assert bcc["remedy"] == "unset BCC_KERNEL_SOURCE, or have it name headers of Linux"
 
 
 def test_that_all_probes_are_out_is_said(tmp_path: Path) -> None:
