@@ -272,28 +272,40 @@ def test_who_ran_longest_is_named_among_many(here: Machine) -> None:
     assert ran_ns > 0.5 * longest["attributes"]["kernel.duration_ns"] / HOGS
 
 
-# Less than the credit that who runs often may have (CREDIT_MAX_NS), and more. In its 400 ms the
-# victim uses the credit up as well: it sees one or two of these runs, which leave enough of it.
-@pytest.mark.parametrize(("own_s", "others_s"), [(0.007, 0.0), (0.06, 0.001)])
+# Less than the credit that who runs often may have (CREDIT_MAX_NS), and more; and more than one of
+# the four runs in a wait of the victim. That has a third of their weight, so that it does not use
+# the credit up as well: it would be a fifth one who always runs. Some miss the newcomer all the
+# same: one in twelve here.
+VICTIMS = 3
+
+
+@pytest.mark.parametrize(("own_s", "others_s"), [(0.018, 0.0), (0.06, 0.001)])
 def test_who_seldom_runs_is_named_beside_four_who_always_do(
     here: Machine, own_s: float, others_s: float
 ) -> None:
-    here.probes.await_watched(0)
     on_cpu = ["taskset", "--cpu-list", str(min(os.sched_getaffinity(0)))]
     hog = [*on_cpu, PYTHON, "-c", HOG]
     newcomer = [*on_cpu, "chrt", "--fifo", "1", PYTHON, "-c", NEWCOMER, str(own_s), str(others_s)]
-    with (
-        here.sufferer("hog_of_another") as program,
-        running(here, hog, hog, hog, hog, newcomer) as beside,
-    ):
-        here.probes.await_watched(1)
-        it = program.suffer()
-    named = [
-        span["attributes"]["kernel.other.ran_ns"]
-        for span in kernel_spans(here.shown(it.victim), "run_queue")
-        if span["attributes"].get("kernel.other.pid") == beside[-1].pid
-    ]
-    assert any(own_s / 2 < ran_ns / 1e9 < 2 * own_s for ran_ns in named)
+    seen: list[list[tuple[bool, int, int]]] = []
+    with running(here, hog, hog, hog, hog, newcomer) as beside:
+        for _ in range(VICTIMS):
+            here.probes.await_watched(0)
+            with here.sufferer("hog_of_another", under=["nice", "-n", "5"]) as program:
+                here.probes.await_watched(1)
+                it = program.suffer()
+            seen.append(
+                [
+                    (
+                        span["attributes"].get("kernel.other.pid") == beside[-1].pid,
+                        span["attributes"].get("kernel.other.ran_ns", 0),
+                        span["attributes"]["kernel.duration_ns"],
+                    )
+                    for span in kernel_spans(here.shown(it.victim), "run_queue")
+                ]
+            )
+            if any(is_it and own_s / 2 < ran_ns / 1e9 < 2 * own_s for is_it, ran_ns, _ in seen[-1]):
+                return
+    raise AssertionError(f"the newcomer is not named by any of {VICTIMS} victims: {seen}")
 
 
 def test_a_group_that_has_used_up_its_quota_is_told_apart(here: Machine) -> None:
