@@ -274,20 +274,17 @@ def test_who_ran_longest_is_named_among_many(here: Machine) -> None:
 
 # Less than the credit that who runs often may have (CREDIT_MAX_NS), and more. In its 400 ms the
 # victim uses the credit up as well, as a fifth one who always runs: it sees one or two of these
-# runs, and one in five victims no longer (4 of 22, by bcc).
-VICTIMS = 5
-
-
-@pytest.mark.parametrize(("own_s", "others_s"), [(0.007, 0.0), (0.06, 0.001)])
+# runs, and one in five victims no longer (4 of 22, by bcc): so there are five.
+@pytest.mark.parametrize(("own_s", "others_s", "victims"), [(0.007, 0.0, 5), (0.06, 0.001, 1)])
 def test_who_seldom_runs_is_named_beside_four_who_always_do(
-    here: Machine, own_s: float, others_s: float
+    here: Machine, own_s: float, others_s: float, victims: int
 ) -> None:
     on_cpu = ["taskset", "--cpu-list", str(min(os.sched_getaffinity(0)))]
     hog = [*on_cpu, PYTHON, "-c", HOG]
     newcomer = [*on_cpu, "chrt", "--fifo", "1", PYTHON, "-c", NEWCOMER, str(own_s), str(others_s)]
     seen: list[list[tuple[bool, int, int]]] = []
     with running(here, hog, hog, hog, hog, newcomer) as beside:
-        for _ in range(VICTIMS):
+        for _ in range(victims):
             here.probes.await_watched(0)
             with here.sufferer("hog_of_another") as program:
                 here.probes.await_watched(1)
@@ -304,7 +301,7 @@ def test_who_seldom_runs_is_named_beside_four_who_always_do(
             )
             if any(is_it and own_s / 2 < ran_ns / 1e9 < 2 * own_s for is_it, ran_ns, _ in seen[-1]):
                 return
-    raise AssertionError(f"the newcomer is not named by any of {VICTIMS} victims: {seen}")
+    raise AssertionError(f"the newcomer is not named by any of {victims} victims: {seen}")
 
 
 def test_a_group_that_has_used_up_its_quota_is_told_apart(here: Machine) -> None:
