@@ -234,6 +234,6 @@ def reload(daemon: Supervised[S], configuration: Configuration[S], log: Log) -> 
                 others.setdefault(reader, []).append(key)
     for reader, keys in others.items():
         log.info(
-            f"{configuration.path}: changed for {reader}, which has to be reloaded, or restarted,"
-            f" itself: {', '.join(keys)}"
+            f"{configuration.path}: changed for {reader}, which has a reload of its own:"
+            f" {', '.join(keys)}"
         )

@@ -181,12 +181,12 @@ def find_headers(directory: Path) -> Path:
     bcc wants them in one tree. So we make one of links, in a directory that is empty.
     """
     # Empty is as if not set.
-    chosen = os.environ.get("BCC_KERNEL_SOURCE") or None
-    if chosen is not None and not _is_whole(Path(chosen)):
-        raise NoHeadersError(
-            f"BCC_KERNEL_SOURCE is {chosen}, where there is not both of {' and '.join(_NEEDED)}"
-        )
-    if chosen is not None:
+    chosen = os.environ.get("BCC_KERNEL_SOURCE")
+    if chosen:
+        if not _is_whole(Path(chosen)):
+            raise NoHeadersError(
+                f"BCC_KERNEL_SOURCE is {chosen}, where there is not both of {' and '.join(_NEEDED)}"
+            )
         return Path(chosen).absolute()
     if _is_whole(_BUILD):
         return _BUILD

@@ -113,14 +113,14 @@ def test_a_reload_says_what_becomes_of_each_key(tmp_path: Path) -> None:
                 words,
                 "reloaded; probes.bypass taken up",
                 "these changes wait for a restart: probes.loader",
-                "changed for backsight-node, which has to be reloaded, or restarted, itself: pool_bytes, percentage",
+                "changed for backsight-node, which has a reload of its own: pool_bytes, percentage",
             ]
             assert reloaded(
                 "probes: {loader: core, per_s: 5}\npercentage: 5\nlog_level: debug"
             ) == [
                 "`probes.bypass` is false: all probes that are configured go in again",
                 "reloaded; probes.bypass, probes.per_s, log_level taken up",
-                "changed for backsight-node, which has to be reloaded, or restarted, itself: log_level, pool_bytes",
+                "changed for backsight-node, which has a reload of its own: log_level, pool_bytes",
             ]
         log.clear()
         async with Daemon(BYPASSED, logs_to(log)):
