@@ -16,22 +16,20 @@ _PORT_MAX = 65535
 
 @dataclass(frozen=True, slots=True)
 class HostAndPort:
-    """A text that names an endpoint; the empty one, for none, where it ``may_be_empty``."""
-
-    may_be_empty: bool = False
+    """A text that names an endpoint."""
 
     def allowed(self) -> str:
         return f"HOST:PORT or [IPV6]:PORT, with a port up to {_PORT_MAX}"
 
     def admit(self, value: str) -> str:
         match = _ENDPOINT.fullmatch(value)
-        if not (match and int(match[1]) <= _PORT_MAX) and not (self.may_be_empty and value == ""):
+        if not (match and int(match[1]) <= _PORT_MAX):
             raise ValueError
         return value
 
 
 Endpoint = Annotated[str, HostAndPort()]
-OptionalEndpoint = Annotated[str, HostAndPort(may_be_empty=True)] | None
+OptionalEndpoint = Endpoint | None
 
 
 def is_loopback(endpoint: str) -> bool:

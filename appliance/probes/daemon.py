@@ -142,7 +142,7 @@ class Daemon:
             if probes.wants(symptom.key) and not gone & set(symptom.objects):
                 wanted.update(symptom.objects)
         # With the bypass none is wanted: an attached program costs its call, whatever it does.
-        if probes.breadcrumbs and not probes.bypass and BREADCRUMBS not in gone:
+        if probes.wants_breadcrumbs and BREADCRUMBS not in gone:
             wanted.add(BREADCRUMBS)
         for name in self._attached - wanted:
             self._probes.detach(name)

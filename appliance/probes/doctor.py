@@ -227,7 +227,7 @@ def _probes(settings: ProbesSettings) -> Iterator[Check]:
         [refused[BREADCRUMBS]] if BREADCRUMBS in refused else [],
         "hops that no application tells of",
         "set probes.breadcrumbs to false, or run a newer kernel",
-        settings.breadcrumbs and not settings.bypass,
+        settings.wants_breadcrumbs,
     )
 
 

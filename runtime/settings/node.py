@@ -245,12 +245,17 @@ class ProbesSettings:
         return not self.bypass and (probe.fire_ms is not None or probe.record_ms is not None)
 
     @property
+    def wants_breadcrumbs(self) -> bool:
+        """Whether hops that no application tells of are looked for."""
+        return self.breadcrumbs and not self.bypass
+
+    @property
     def wants_anything(self) -> bool:
         """Whether any of them has."""
         keys = (
             one.name for one in fields(self) if isinstance(getattr(self, one.name), ProbeSettings)
         )
-        return any(self.wants(key) for key in keys) or (self.breadcrumbs and not self.bypass)
+        return any(self.wants(key) for key in keys) or self.wants_breadcrumbs
 
 
 _Percent = Annotated[float, Range(0.1, 100)]

@@ -177,6 +177,7 @@ def test_loopback_needs_no_insecure(endpoint: str) -> None:
         ("store: {bytes_max: 1}", "f:1: store.bytes_max: 1; allowed: 16MiB to"),
         ("quiet: 1", "f:1: quiet: unknown key; allowed: "),
         ("memory_bytes: 1KiB", "f:1: memory_bytes: 1KiB; allowed: 1MiB to"),
+        ("metrics: {listen: ''}", "f:1: metrics.listen: ''; allowed: HOST:PORT"),
     ],
 )
 def test_a_bad_coordinator_configuration_is_refused(text: str, problem: str) -> None:
