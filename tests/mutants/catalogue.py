@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import difflib
 import enum
 import fnmatch
 import re
@@ -115,10 +116,13 @@ def read_all(patches: Path, only: Sequence[str] = ()) -> list[Mutant]:
     files = sorted(patches.glob("*.patch"))
     if not files:
         raise CatalogueError(f"{patches}: no patch is there")
+    names = [file.stem for file in files]
     for pattern in only:
-        if not fnmatch.filter([file.stem for file in files], pattern):
-            names = ", ".join(file.stem for file in files)
-            raise CatalogueError(f"no mutant is called {pattern!r}; there are: {names}")
+        if not fnmatch.filter(names, pattern):
+            near = ", ".join(difflib.get_close_matches(pattern, names)) or "none"
+            raise CatalogueError(
+                f"no mutant is called {pattern!r}; like it: {near}; all are in {patches}"
+            )
     return [
         Mutant.read(file)
         for file in files
