@@ -26,7 +26,7 @@ LINT_STAMP := $(LINT)/.stamp
 
 .DELETE_ON_ERROR:
 .PHONY: help setup build build-asan build-tsan build-arm64 test test-all test-newest \
-	test-c test-weak test-arm64 test-kernels test-fuzz fuzz-coverage fuzz-keep lint \
+	test-c test-python test-weak test-arm64 test-kernels test-fuzz fuzz-coverage fuzz-keep lint \
 	lint-ruff lint-mypy lint-shell lint-clang-format lint-clang-tidy format \
 	pythonpath demo demo-probes replay hostile mutants bench-native bench-http bench-plots bench-otel bench-probes clean
 
@@ -36,7 +36,7 @@ help:
 	@echo 'sudo make demo-probes the same with kernel probes, and what breaks below it (ONLY= QUIET= KEEP=1)'
 	@echo 'sudo make replay      replay recorded traffic on ten nodes (SPEED= FILE= LATE= POOL= KEEP=1)'
 	@echo 'sudo make hostile     hostile processes beside honest ones on two nodes (DURATION= SEED= ONLY=)'
-	@echo 'sudo make test        set up, build, run the tests (15 minutes at most)'
+	@echo 'sudo make test        set up, build, run the tests (15 minutes, once it is built)'
 	@echo 'sudo make test-all    the same, and the tests that take longer'
 	@echo 'sudo make test-arm64  the C tests for arm64, emulated'
 	@echo 'sudo make test-kernels  the probes on other kernels, under qemu'
@@ -110,7 +110,7 @@ test-arm64: build-arm64
 test-kernels: build
 	$(PYTHON) -m tests.kernels
 
-# libFuzzer, for so many seconds each, from what it found before (tests/data/fuzz).
+# libFuzzer, for so many seconds each, at the same time, from what it found before (tests/data/fuzz).
 FUZZ_S := 60
 FUZZERS := attach directory
 fuzz = build/native/tests/fuzz/fuzz_$(1) -max_len=800 -len_control=20 -rss_limit_mb=1024 \
@@ -121,8 +121,10 @@ build/fuzz/%: tests/data/fuzz/%.hex
 
 test-fuzz: build $(FUZZERS:%=build/fuzz/%)
 	ninja -C build fuzz
-	$(foreach name,$(FUZZERS),$(call fuzz,$(name)) -max_total_time=$(FUZZ_S) \
-		-print_final_stats=1 build/fuzz/$(name) &&) true
+	$(MAKE) --jobs=$(JOBS) --output-sync=target $(FUZZERS:%=run-fuzz-%)
+
+run-fuzz-%:
+	$(call fuzz,$*) -max_total_time=$(FUZZ_S) -print_final_stats=1 build/fuzz/$*
 
 # How much of what is fuzzed the kept inputs reach: lines and branches, by file.
 fuzz-coverage: build $(FUZZERS:%=build/fuzz/%)
@@ -144,11 +146,17 @@ fuzz-keep: build $(FUZZERS:%=build/fuzz/%)
 		$(PYTHON) native/tests/fuzz/corpus.py pack build/fuzz/kept tests/data/fuzz/$$name.hex || exit 1; \
 	done
 
-test: test-c test-fuzz
-	scripts/with-tmp $(PYTHON) -m pytest tests -m 'not slow'
+# What looks at the machine as a whole, or uses all of it, has it to itself.
+PYTEST := scripts/with-tmp $(PYTHON) -m pytest
+ALONE := $(addprefix tests/,demo hostile kernels machine mishaps probes replay)
+test-python: build
+	$(PYTEST) tests $(ALONE:%=--ignore=%) -m 'not slow' --numprocesses $(JOBS) --dist loadfile
+	$(PYTEST) $(ALONE) -m 'not slow'
 
-test-all: test-c test-fuzz test-weak test-arm64
-	scripts/with-tmp $(PYTHON) -m pytest tests
+test: test-c test-fuzz test-python
+
+test-all: test-c test-fuzz test-weak test-arm64 test-python
+	$(PYTEST) tests -m slow
 	scripts/with-tmp $(PYTHON) -m tests.mutants
 
 # Whether the tests notice what they are for. In a copy of the tree, with a build of its own.
