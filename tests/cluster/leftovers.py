@@ -55,7 +55,7 @@ def interrupt_and_look(module: str, begun: str) -> None:
             process.send_signal(signal.SIGINT)
             rest = process.stderr.read()
         assert process.returncode == 130, (said, rest)
-        assert rest.endswith("stopped; everything was removed\n")
+        assert rest.endswith("stopped; everything was removed\n"), rest
         assert namespaces_of(process.pid) == []
         assert processes_in(directory) == []
         assert list(Path(directory).iterdir()) == []

@@ -23,6 +23,7 @@ from ctl.coordinator import AskError
 from testbed.topology import PYTHON, Coordinator, Host, Network, Node, Opened, started
 from tests.hostile.attacks import ATTACKER, HONEST, HOSTILE, Attack, phases
 from tests.hostile.client import Said
+from tests.hostile.interrupts import uninterrupted
 from tests.hostile.judge import Judged, Outcome, Result, Turn, Visitors, Written, judge
 from tests.hostile.memory import Sample, sample
 from tests.hostile.truth import NODES
@@ -227,14 +228,15 @@ class Campaign(Opened):
     def _popen(
         self, host: Host, program: str, *arguments: str, env: Mapping[str, str] | None = None
     ) -> subprocess.Popen[bytes]:
-        process = host.popen(
-            [PYTHON, "-m", f"tests.hostile.{program}", *arguments],
-            env=env,
-            cwd=ROOT,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        )
-        self._stack.callback(_end, process)
+        with uninterrupted():
+            process = host.popen(
+                [PYTHON, "-m", f"tests.hostile.{program}", *arguments],
+                env=env,
+                cwd=ROOT,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+            )
+            self._stack.callback(_end, process)
         return process
 
     def _client(self, node: str, kind: str, *arguments: str) -> _Client:
@@ -304,15 +306,12 @@ class Campaign(Opened):
         for node in self.nodes.values():
             for attack in attacks:
                 self._launched[attack.label] += 1
-                self._attackers.append(
-                    node.host.popen(
-                        [
-                            str(ATTACKER), attack.name, str(attack.uid), str(node.socket_path),
-                            str(self.directory / "aim"), str(chance.randrange(1, 1 << 32)),
-                        ],
-                        stdin=subprocess.DEVNULL,
-                    )
-                )  # fmt: skip
+                command = [
+                    str(ATTACKER), attack.name, str(attack.uid), str(node.socket_path),
+                    str(self.directory / "aim"), str(chance.randrange(1, 1 << 32)),
+                ]  # fmt: skip
+                with uninterrupted():
+                    self._attackers.append(node.host.popen(command, stdin=subprocess.DEVNULL))
 
     def _stop_attackers(self) -> None:
         """All at once, in the midst of what they do."""
