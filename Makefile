@@ -148,7 +148,7 @@ fuzz-keep: build $(FUZZERS:%=build/fuzz/%)
 
 # What looks at the machine as a whole, or uses all of it, has it to itself.
 PYTEST := scripts/with-tmp $(PYTHON) -m pytest
-ALONE := $(addprefix tests/,demo hostile kernels machine mishaps probes replay)
+ALONE := $(addprefix tests/,demo hostile kernels machine mishaps packaging probes replay)
 test-python: build
 	$(PYTEST) tests $(ALONE:%=--ignore=%) -m 'not slow' --numprocesses $(JOBS) --dist loadfile
 	$(PYTEST) $(ALONE) -m 'not slow'

@@ -517,7 +517,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(str(error))
 
 
-if __name__ == "__main__":
+def program() -> int:
+    """``main`` as a program of its own."""
     # `backsightctl traces | head` ends quietly.
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-    sys.exit(main())
+    return main()
+
+
+if __name__ == "__main__":
+    sys.exit(program())

@@ -5,16 +5,13 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from runtime.children import module_command, module_environment
 from runtime.printable import printable
 from runtime.schema import EXIT_CONFIG
-
-# -P: whatever lies in the current directory is no part of it.
-_PROBES = (sys.executable, "-P", "-m", "appliance.probes", "--doctor")
 
 
 class DoctorError(Exception):
@@ -27,8 +24,12 @@ class DoctorConfigError(DoctorError):
 
 def examine(config: Path | None) -> Iterator[dict[str, Any]]:
     """Each check as it is made; DoctorError says why there are none."""
-    command = [*_PROBES, *([] if config is None else ["--config", str(config)])]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as probes:
+    command = [*module_command("appliance.probes"), "--doctor"]
+    if config is not None:
+        command += ["--config", str(config)]
+    with subprocess.Popen(
+        command, env=module_environment(), stdout=subprocess.PIPE, text=True
+    ) as probes:
         assert probes.stdout is not None
         for line in probes.stdout:
             check: dict[str, Any] = json.loads(line)

@@ -230,7 +230,7 @@ class Daemon(Opened):
         self.directory = directory
         self.config_path = directory / f"{name}.yaml"
         self.log_path = directory / f"{name}.log"
-        self._module = module
+        self.program: Sequence[str | Path] = (PYTHON, "-m", module)
         self.config = config
         self._process: subprocess.Popen[bytes] | None = None
         self._log: IO[bytes] | None = None
@@ -241,7 +241,7 @@ class Daemon(Opened):
 
     def command(self) -> list[str]:
         """What the holder runs."""
-        return [PYTHON, "-m", self._module, "--config", str(self.config_path)]
+        return [*map(str, self.program), "--config", str(self.config_path)]
 
     def start(self) -> None:
         """Start it without waiting; `wait_ready` waits."""

@@ -14,11 +14,11 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 
 from appliance.probes.native import BASE, Loader, NativeProbes, layout, source
+from runtime.children import module_command, module_environment
 
 Code = Callable[[str], bytes]
 """The code of bpf/<name>.bpf.c for ``NativeProbes.attach``; OSError: why there is none."""
@@ -124,7 +124,8 @@ class _Compiler:
 
     def _started(self) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
-            [sys.executable, "-P", "-m", "appliance.probes.bcc_compiler"],
+            module_command("appliance.probes.bcc_compiler"),
+            env=module_environment(),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._said,

@@ -18,7 +18,13 @@ _CHANGED = re.compile(r"^--- (.*)$", re.MULTILINE)
 _NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 
 # Their tests see all BPF programs there are, what the machine as a whole waits for, and who has a CPU.
-_OF_MACHINE = ("tests/kernels/", "tests/machine/", "tests/mishaps/", "tests/probes/")
+_OF_MACHINE = (
+    "tests/kernels/",
+    "tests/machine/",
+    "tests/mishaps/",
+    "tests/packaging/",
+    "tests/probes/",
+)
 
 
 class CatalogueError(Exception):

@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `meson install` gives: programs that need nothing of the tree, wherever they are."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from testbed.daemons import anywhere, coordinator_on
+from testbed.probes import Probes
+from testbed.topology import PYTHON, Daemon, Node, await_settled
+from testbed.venvs import clean_environment
+
+PROGRAMS = (
+    "sbin/backsight-node",
+    "sbin/backsight-probes",
+    "sbin/backsight-coordinator",
+    "bin/backsightctl",
+)
+
+FOLDERS = ("appliance", "coordinator", "counting", "ctl", "formats", "protocol", "runtime")
+
+# They build what is installed, or stand in for systemd.
+OF_THE_TREE = {"appliance/native_build.py", "appliance/probes_build.py", "appliance/holder.py"}
+
+# Whoever runs a program of ours there must not run this.
+HOSTILE = "raise SystemExit('taken from the current directory')\n"
+
+IMPORT_ALL = """
+import importlib, pkgutil, sys
+root = sys.argv[1]
+sys.path.insert(0, root)
+for module in pkgutil.walk_packages([root]):
+    if not module.name.endswith("__main__"):
+        importlib.import_module(module.name)
+"""
+
+
+APPLICATION = """
+import sys, time
+import backsight
+
+assert backsight.wait_attached(30.0)
+with backsight.Trace(sys.argv[1]) as trace:
+    trace.span_start(1, 0, time.time_ns(), "GET /cart")
+    trace.span_end(1, time.time_ns())
+    trace.trigger("by-hand", "it is to be collected")
+"""
+
+
+@pytest.fixture(scope="module")
+def prefix(build: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All that is installed, below a directory that nobody told Meson of."""
+    directory = tmp_path_factory.mktemp("root")
+    done = subprocess.run(
+        ["/usr/bin/meson", "install", "-C", build, "--no-rebuild", "--destdir", directory],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    options = json.loads((build / "meson-info/intro-buildoptions.json").read_text("utf-8"))
+    (told,) = (option["value"] for option in options if option["name"] == "prefix")
+    return directory / Path(told).relative_to("/")
+
+
+def libraries(prefix: Path) -> str:
+    """Where libbacksight is, which the probes write with; of /usr the loader knows by itself."""
+    (library,) = prefix.glob("lib/**/libbacksight.so.0")
+    return str(library.parent)
+
+
+def environment(prefix: Path) -> dict[str, str]:
+    """Ours, without what leads into the tree."""
+    return {**clean_environment(), "LD_LIBRARY_PATH": libraries(prefix)}
+
+
+def application_environment(prefix: Path) -> dict[str, str]:
+    """What leads an application's Python to the client that is installed."""
+    (package,) = prefix.glob("lib/python3*/*-packages/backsight")
+    return {**environment(prefix), "PYTHONPATH": str(package.parent)}
+
+
+def ctl(prefix: Path, *words: str) -> str:
+    """What the installed backsightctl says."""
+    done = subprocess.run(
+        [prefix / "bin/backsightctl", *words],
+        env=environment(prefix),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+def private(prefix: Path) -> Path:
+    return prefix / "lib" / "backsight"
+
+
+def test_all_python_of_the_programs_is_installed_and_nothing_else(
+    prefix: Path, repository: Path
+) -> None:
+    sources = {
+        str(path.relative_to(repository))
+        for folder in FOLDERS
+        for path in (repository / folder).rglob("*.py")
+    } - OF_THE_TREE
+    installed = {
+        str(path.relative_to(private(prefix)))
+        for path in private(prefix).rglob("*")
+        if path.is_file()
+    }
+    assert sources <= installed
+    built = installed - sources
+    assert {path for path in built if not path.endswith(("_pb2.py", "_pb2_grpc.py"))} == {
+        "backsight_node_native.abi3.so",
+        "backsight_probes_native.abi3.so",
+    }
+
+
+def test_all_of_it_can_be_imported(prefix: Path) -> None:
+    done = subprocess.run(
+        [PYTHON, "-I", "-c", IMPORT_ALL, private(prefix)],
+        env=environment(prefix),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_a_program_takes_nothing_of_where_it_is_called(
+    prefix: Path, tmp_path: Path, program: str
+) -> None:
+    for name in ("runtime", "yaml", "argparse", "sitecustomize"):
+        (tmp_path / f"{name}.py").write_text(HOSTILE)
+    done = subprocess.run(
+        [prefix / program, "--help"],
+        cwd=tmp_path,
+        env={**environment(prefix), "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(f"usage: {Path(program).name} ")
+
+
+def installed(prefix: Path, program: str) -> Sequence[str | Path]:
+    """What runs a program that knows neither the tree nor, by itself, where our libraries are."""
+    return ("env", "-u", "PYTHONPATH", f"LD_LIBRARY_PATH={libraries(prefix)}", prefix / program)
+
+
+def files_of(daemon: Daemon) -> str:
+    return Path(f"/proc/{daemon.daemon_pid()}/maps").read_text()
+
+
+@pytest.mark.root
+@pytest.mark.bpf
+@pytest.mark.parametrize("loader", ["core", "bcc"])
+def test_they_run_and_a_trace_is_collected(prefix: Path, tmp_path: Path, loader: str) -> None:
+    machine = anywhere()
+    coordinator = coordinator_on(machine, tmp_path)
+    coordinator.program = installed(prefix, "sbin/backsight-coordinator")
+    settings = {"metrics": {"listen": None}, "probes": {"loader": loader}}
+    node = Node(machine, "web-1", tmp_path, coordinator, settings)
+    node.program = installed(prefix, "sbin/backsight-node")
+    probes = Probes(node)
+    probes.program = installed(prefix, "sbin/backsight-probes")
+    trace_id = secrets.token_hex(16)
+    with coordinator, node, probes:
+        assert f"{private(prefix)}/backsight_node_native.abi3.so" in files_of(node)
+        assert f"{private(prefix)}/backsight_probes_native.abi3.so" in files_of(probes)
+        probes.await_watched(0)
+        subprocess.run(
+            [PYTHON, "-c", APPLICATION, trace_id],
+            cwd=tmp_path,
+            env={**application_environment(prefix), **node.client_environment("shop")},
+            check=True,
+        )
+        assert await_settled(coordinator, [node])
+        shown = ctl(prefix, "--coordinator", coordinator.endpoint, "show", trace_id, "--json")
+    assert json.loads(shown)["verdict"]["kind"] == "coherent"
+    assert "GET /cart" in shown
+    assert f"the loader is {loader}" in probes.log_path.read_text()
+
+
+@pytest.mark.root
+@pytest.mark.bpf
+def test_the_doctor_asks_the_probes_that_are_installed(prefix: Path) -> None:
+    checks = {
+        check["id"]: check
+        for check in map(json.loads, ctl(prefix, "doctor", "--json").splitlines())
+    }
+    assert checks["loader.core"]["ok"]
+    assert checks["loader.bcc"]["ok"]
+    assert checks["probe.run_queue"]["ok"]
