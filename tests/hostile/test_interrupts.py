@@ -13,17 +13,20 @@ from tests.hostile.interrupts import uninterrupted
 
 @pytest.fixture(autouse=True)
 def heeded() -> Iterator[None]:
-    """As for whoever is started in a terminal; in the background it may be ignored."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    """As in the program, which takes both alike; in the background Ctrl-C may be ignored."""
+    ends = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.signal(number, signal.default_int_handler) for number in ends}
     yield
-    signal.signal(signal.SIGINT, before)
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
-def test_it_comes_at_the_end_of_the_block() -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_it_comes_at_the_end_of_the_block(number: int) -> None:
     done = []
     with pytest.raises(KeyboardInterrupt):
         with uninterrupted():
-            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(number)
             done.append("the block")
         done.append("what follows")
     assert done == ["the block"]
