@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
-from testbed.topology import DaemonError, await_settled
+from testbed.topology import DaemonError
 from tests.cluster.keep import keep_up
 from tests.demo.shop import DemoError
 from tests.mishaps.judge import QUIET, Happened, Row, judge, judge_quiet
@@ -63,19 +63,13 @@ def _seconds(text: str) -> float:
     return seconds
 
 
-def _settle(site: Site) -> None:
-    shop = site.shop
-    if not await_settled(shop.coordinator, shop.nodes.values()):
-        _say("not all is at rest; going on with what is there")
-
-
 def quiet(site: Site, seconds: float) -> Row:
     """Nothing is broken: nothing may fire."""
     begin_ns = time.time_ns()
     site.await_that(
         lambda: time.time_ns() >= begin_ns + seconds * 1e9, f"a quiet time of {seconds:g} s"
     )
-    _settle(site)
+    site.settle()
     return judge_quiet(f"nothing is broken for {seconds:g} s", site.seen().firings)
 
 
@@ -87,15 +81,20 @@ def suffer(site: Site, mishap: Mishap) -> Row:
         orders = len(site.asked)
 
         def is_seen() -> bool:
-            return (
-                site.fired(mishap.service, mishap.trigger) > fired_before
-                or len(site.asked) - orders > _ORDERS_MAX
-            )
+            if len(site.asked) - orders > _ORDERS_MAX:
+                return True
+            if site.fired(mishap.service, mishap.trigger) == fired_before:
+                return False
+            if not struck.others:
+                return True
+            # Those who do harm may harm each other first.
+            fired_for = site.fired_for(mishap.node, mishap.trigger, struck.at_ns)
+            return bool(fired_for - struck.others)
 
         site.await_that(is_seen, mishap.what)
     end_ns = time.time_ns()
     site.await_orders(_PAUSE_ORDERS)
-    _settle(site)
+    site.settle()
     happened = Happened(
         mishap.symptom,
         mishap.what,

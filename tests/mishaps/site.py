@@ -20,7 +20,7 @@ from ctl.coordinator import NotFound
 from protocol.messages import TraceId
 from testbed.faults import SlowDisk, slow_disk
 from testbed.probes import Probes
-from testbed.topology import PYTHON, Node, Opened
+from testbed.topology import PYTHON, Node, Opened, await_settled
 from tests.demo.shop import PORTS, DemoError, Shop
 from tests.mishaps.judge import Firing, Seen
 from tests.mishaps.orders import Asked
@@ -164,10 +164,23 @@ class Site(Opened):
 
     # ------------------------------------------------------------------- nodes
 
+    def settle(self) -> None:
+        """Until all that fired is collected, as far as it will be."""
+        if not await_settled(self.shop.coordinator, self.shop.nodes.values()):
+            self.on_step("not all is at rest; going on with what is there")
+
     def fired(self, service: str, trigger: str) -> int:
         """How often that node fired it, whatever came of it."""
         counted = self.shop.nodes[service].control.status()["triggers"].get(trigger)
         return int(counted["fired"]) if counted is not None else 0
+
+    def fired_for(self, node: str, trigger: str, since_ns: int) -> frozenset[str]:
+        """For which traces it did since then, as far as the coordinator knows."""
+        return frozenset(
+            one.primary
+            for one in self.seen().firings
+            if (one.node, one.name) == (node, trigger) and one.fired_at_ns >= since_ns
+        )
 
     def seen(self) -> Seen:
         """Everything that fired so far, and what was collected, as the coordinator knows it."""
