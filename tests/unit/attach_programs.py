@@ -116,7 +116,8 @@ def loop(path: str, uid: str, times: str) -> None:
         "kept out" if not all(may_connect(path) for _ in range(int(times))) else "never", flush=True
     )
     sys.stdin.readline()
-    print("in" if any(may_connect(path) for _ in range(10 * int(times))) else "never", flush=True)
+    # To be refused takes microseconds: many times the second for which it is kept out.
+    print("in" if any(may_connect(path) for _ in range(1000 * int(times))) else "never", flush=True)
 
 
 def may_connect(path: str) -> bool:
