@@ -209,7 +209,7 @@ int64_t bsn_peek(struct bsn *n, struct bs_trace_id id, uint64_t now_ns,
 	slice_fill(&look, out);
 	result = (int64_t)look.bytes;
 	free(look.parts);
-	free(look.opens);
+	free(look.handles);
 out:
 	store_publish(n);
 	node_unlock(n);

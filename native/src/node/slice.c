@@ -146,41 +146,76 @@ uint32_t slice_open_handles(const struct slice *s)
 }
 
 /* NULL: it is not listed. */
-static struct open_handle *find_open(const struct slice *s, uint32_t client,
-				     uint32_t handle)
+static struct slice_handle *find_handle(const struct slice *s, uint32_t client,
+					uint32_t handle)
 {
-	for (uint32_t i = 0; i < s->n_opens; i++) {
-		if (s->opens[i].client == client &&
-		    s->opens[i].handle == handle)
-			return &s->opens[i];
+	for (uint32_t i = 0; i < s->n_handles; i++) {
+		if (s->handles[i].client == client &&
+		    s->handles[i].handle == handle)
+			return &s->handles[i];
 	}
 	return NULL;
 }
 
+static void drop_handle(struct slice *s, struct slice_handle *h)
+{
+	*h = s->handles[--s->n_handles];
+}
+
+static void make_room(struct slice *s)
+{
+	for (uint32_t i = 0; i < s->n_handles; i++) {
+		if (s->handles[i].ended) {
+			drop_handle(s, &s->handles[i]);
+			return;
+		}
+	}
+}
+
+/* False: there is no room. One that is open takes that of one that has ended. */
+static bool list_handle(struct slice *s, struct slice_handle h)
+{
+	if (!s->handles)
+		s->handles = malloc(SLICE_HANDLES_MAX * sizeof(*s->handles));
+	if (!s->handles)
+		return false;
+	if (s->n_handles == SLICE_HANDLES_MAX && !h.ended)
+		make_room(s);
+	if (s->n_handles == SLICE_HANDLES_MAX)
+		return false;
+	s->handles[s->n_handles++] = h;
+	return true;
+}
+
 static void open_handle(struct slice *s, struct part *part, uint32_t handle)
 {
-	if (find_open(s, part->client, handle))
+	struct slice_handle *h = find_handle(s, part->client, handle);
+
+	if (h) {
+		if (h->ended)
+			drop_handle(s, h);
 		return;
-	if (!s->opens)
-		s->opens = malloc(SLICE_OPENS_MAX * sizeof(*s->opens));
+	}
 	part->open++;
-	if (s->opens && s->n_opens < SLICE_OPENS_MAX)
-		s->opens[s->n_opens++] =
-			(struct open_handle){part->client, handle};
-	else
+	if (!list_handle(s, (struct slice_handle){part->client, handle, false}))
 		part->unlisted++;
 }
 
 void slice_close_handle(struct slice *s, struct part *part, uint32_t handle)
 {
-	struct open_handle *h = find_open(s, part->client, handle);
+	struct slice_handle *h = find_handle(s, part->client, handle);
 
-	if (h)
-		*h = s->opens[--s->n_opens];
-	else if (part->unlisted)
+	if (h && h->ended)
+		return;
+	if (h) {
+		drop_handle(s, h);
+	} else if (part->unlisted) {
 		part->unlisted--;
-	else
-		return; /* it began before all that the slice has of it */
+	} else {
+		list_handle(s,
+			    (struct slice_handle){part->client, handle, true});
+		return;
+	}
 	part->open--;
 }
 
@@ -194,9 +229,9 @@ void slice_close_unlisted(struct part *part, uint32_t handles)
 
 static void close_all(struct slice *s, struct part *part)
 {
-	for (uint32_t i = s->n_opens; i-- > 0;) {
-		if (s->opens[i].client == part->client)
-			s->opens[i] = s->opens[--s->n_opens];
+	for (uint32_t i = s->n_handles; i-- > 0;) {
+		if (s->handles[i].client == part->client)
+			drop_handle(s, &s->handles[i]);
 	}
 	part->open = part->unlisted = 0;
 }

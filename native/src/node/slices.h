@@ -17,19 +17,23 @@
 
 struct part {
 	uint32_t client;
-	uint32_t open;	   /* handles: those of slice.opens, and */
+	uint32_t open;	   /* handles: those of slice.handles, and */
 	uint32_t unlisted; /* of these, which is not known: a predecessor
 			    * counted them, or there were too many */
 	bool introduced;   /* the slice has its PROCESS piece */
 };
 
-/* Open handles of a slice that are known by their numbers, so that an end counts
- * only where the slice has the beginning, and once. They are few: hardly a trace
- * has as many open in one node, and a list of so many is read in no time. */
-#define SLICE_OPENS_MAX 64u
+/* Handles of a slice that are known by their numbers, so that an end counts only where
+ * the slice has the beginning, and once: those that are open; and those of which the
+ * end was met, and no beginning, which may stand in a segment that is looked at later:
+ * one thread began it, another one ended it. A successor knows of neither. They are
+ * few: hardly a trace has as many open in one node, and a list of so many is read in
+ * no time. */
+#define SLICE_HANDLES_MAX 64u
 
-struct open_handle {
+struct slice_handle {
 	uint32_t client, handle;
+	bool ended;
 };
 
 struct slice {
@@ -47,8 +51,8 @@ struct slice {
 
 	struct part *parts;
 	uint32_t n_parts, parts_room;
-	struct open_handle *opens; /* room for all; NULL: none yet */
-	uint32_t n_opens;
+	struct slice_handle *handles; /* room for all; NULL: none yet */
+	uint32_t n_handles;
 	uint64_t last_pair_ticks; /* of the CLOCK piece written last */
 	uint64_t last_pair_realtime_ns;
 

@@ -200,7 +200,7 @@ void slice_free(struct bsn *n, struct slice *slice)
 	block_free(s, slice->mark);
 	free(slice->blocks);
 	free(slice->parts);
-	free(slice->opens);
+	free(slice->handles);
 	free(slice);
 }
 
@@ -435,7 +435,7 @@ void store_free(struct bsn *n)
 			continue;
 		free(s->slices[i]->blocks);
 		free(s->slices[i]->parts);
-		free(s->slices[i]->opens);
+		free(s->slices[i]->handles);
 		free(s->slices[i]);
 	}
 	free(s->slices);

@@ -157,14 +157,14 @@ static void close_listed(const struct bsn *n, struct search *s)
 {
 	struct slice *slice = s->to.slice;
 
-	for (uint32_t i = slice->n_opens; i-- > 0;) {
-		struct open_handle open = slice->opens[i];
-		struct met *m = met_find(n, &s->met, open.client, open.handle);
+	for (uint32_t i = slice->n_handles; i-- > 0;) {
+		struct slice_handle h = slice->handles[i];
+		struct met *m = met_find(n, &s->met, h.client, h.handle);
 
-		if (!m || !end_is_lost(m, client_find(n, open.client)))
+		if (h.ended || !m || !end_is_lost(m, client_find(n, h.client)))
 			continue;
-		slice_close_handle(slice, slice_part(slice, open.client),
-				   open.handle);
+		slice_close_handle(slice, slice_part(slice, h.client),
+				   h.handle);
 		m->closed = true;
 	}
 }

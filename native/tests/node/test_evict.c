@@ -698,6 +698,77 @@ static void only_what_began_can_end(void)
 	free_with_writer(n, &w);
 }
 
+/* One thread begins it, another one ends it: whichever's segment is looked at first, by
+ * a search, or for a slice that is there. */
+static void an_end_counts_before_the_beginning(void)
+{
+	for (uint32_t first = 0; first < 2; first++) {
+		struct bsn_config config = test_config(4 << 20);
+		struct bsn *n = test_node(&config);
+		struct bsn_slice s;
+		struct wthread t[2];
+		struct writer w;
+
+		writer_attach(&w, n, START);
+		t[0] = writer_thread(&w, 0);
+		t[1] = writer_thread(&w, 1);
+		/* Their segments are looked at in this order. */
+		for (uint32_t i = 0; i < 2; i++)
+			CHECK(w_trace(&t[i], trace_id(2), 100, START));
+		for (uint32_t i = 0; i < 2; i++) {
+			CHECK(w_begin(&t[first], trace_id(1), HANDLE + i, 0,
+				      BS_RUN_FIRST, 100));
+			w_end(&t[first], 0);
+			CHECK(w_begin(&t[!first], trace_id(1), HANDLE + i, 1, 0,
+				      100));
+			w_end(&t[!first], BS_RUN_LAST);
+			if (i)
+				bsn_poll(n, START);
+			else
+				collect(n, trace_id(1), START, &s);
+			CHECK_EQ(bsn_slice_info(n, trace_id(1), &s), 0);
+			CHECK_EQ(s.flags, BSN_SLICE_HELD);
+			CHECK_EQ(s.open_handles, 0);
+		}
+		free_with_writer(n, &w);
+	}
+}
+
+/* More ends whose beginnings are gone than are remembered take no place from those that
+ * are open. */
+static void ends_without_a_beginning_leave_room(void)
+{
+	struct bsn_config config = test_config(4 << 20);
+	struct bsn_slice s;
+	struct wthread t;
+	struct writer w;
+	struct bsn *n = node_with_writer(&config, &w, &t);
+
+	CHECK(w_trace(&t, trace_id(1), 100, START));
+	collect(n, trace_id(1), START, &s);
+	for (uint32_t i = 0; i < 100; i++) {
+		CHECK(w_begin(&t, trace_id(1), HANDLE + i, 1, 0, 100));
+		w_end(&t, BS_RUN_LAST);
+	}
+	for (uint32_t i = 100; i < 140; i++) {
+		CHECK(w_begin(&t, trace_id(1), HANDLE + i, 0, BS_RUN_FIRST,
+			      100));
+		w_end(&t, 0);
+	}
+	bsn_poll(n, START);
+	CHECK_EQ(bsn_slice_info(n, trace_id(1), &s), 0);
+	CHECK_EQ(s.open_handles, 40);
+	/* An end of another one counts for none of them. */
+	for (uint32_t i = 0; i <= 40; i++) {
+		CHECK(w_begin(&t, trace_id(1), HANDLE + 140 - i, 2, 0, 100));
+		w_end(&t, BS_RUN_LAST);
+		bsn_poll(n, START);
+		CHECK_EQ(bsn_slice_info(n, trace_id(1), &s), 0);
+		CHECK_EQ(s.open_handles, 40 - i);
+	}
+	free_with_writer(n, &w);
+}
+
 /* A handle that is about to close, in a trace that has losses: the search takes its
  * end for lost, and then it comes. */
 static void an_end_counts_once(void)
@@ -839,6 +910,8 @@ int main(void)
 	RUN(store_full);
 	RUN(memory_moves_between_processes);
 	RUN(only_what_began_can_end);
+	RUN(an_end_counts_before_the_beginning);
+	RUN(ends_without_a_beginning_leave_room);
 	RUN(an_end_counts_once);
 	RUN(with_an_empty_handle_nothing_is_lost);
 	RUN(nothing_goes_before_all_are_adopted);

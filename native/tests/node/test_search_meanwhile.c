@@ -425,7 +425,7 @@ static void peek_with(struct between *b)
 	CHECK_EQ(d.by_kind[BS_PIECE_RUN], SEGMENTS);
 	search_free(b->n, &search);
 	free(look.parts);
-	free(look.opens);
+	free(look.handles);
 }
 
 /* Into segments of the keep arena that the pass comes to later. */
