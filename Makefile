@@ -146,11 +146,13 @@ fuzz-keep: build $(FUZZERS:%=build/fuzz/%)
 		$(PYTHON) native/tests/fuzz/corpus.py pack build/fuzz/kept tests/data/fuzz/$$name.hex || exit 1; \
 	done
 
-# What looks at the machine as a whole, or uses all of it, has it to itself.
+# What looks at the machine as a whole, or uses all of it, has it to itself. A test that ends a
+# process of the others by its hang (tests/conftest.py) is tried once more, for the sake of those after it.
 PYTEST := scripts/with-tmp $(PYTHON) -m pytest
 ALONE := $(addprefix tests/,demo hostile kernels machine mishaps packaging probes replay)
 test-python: build
-	$(PYTEST) tests $(ALONE:%=--ignore=%) -m 'not slow' --numprocesses $(JOBS) --dist loadfile
+	$(PYTEST) tests $(ALONE:%=--ignore=%) -m 'not slow' --numprocesses $(JOBS) --dist loadfile \
+		--max-worker-restart 1
 	$(PYTEST) $(ALONE) -m 'not slow'
 
 test: test-c test-fuzz test-python

@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
+import sys
 from collections.abc import Generator
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import hypothesis
 import pytest
@@ -14,8 +16,24 @@ import pytest
 REPOSITORY = Path(__file__).resolve().parent.parent
 BUILD = REPOSITORY / "build"
 
+# Characters, or bytes, of a parameter in the name of a test.
+_ID_MAX = 80
+
+# Capturing leaves it alone.
+STDERR = pytest.StashKey[TextIO]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addini(
+        "hang",
+        "seconds that a test which timed out, and that the fixtures of any test, may take to end",
+        default="60",
+    )
+
 
 def pytest_configure(config: pytest.Config) -> None:
+    assert sys.__stderr__ is not None
+    config.stash[STDERR] = os.fdopen(os.dup(sys.__stderr__.fileno()), "w")
     # Programs that tests start find the same packages as the tests.
     os.environ["PYTHONPATH"] = os.pathsep.join(str(path) for path in config.getini("pythonpath"))
     os.environ["PYTHONPYCACHEPREFIX"] = str(BUILD / ".pycache")
@@ -32,6 +50,40 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("root") and os.geteuid() != 0:
         pytest.skip("needs root: sudo make test")
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    config.stash[STDERR].close()
+
+
+def end_if_it_hangs(item: pytest.Item, timeout_s: float) -> None:
+    """End this process, with the tracebacks of all threads, unless the test ends in that time.
+
+    A timeout is an exception in the main thread. It is not seen by C code that waits for ever,
+    and what runs because of it may wait for ever too, as may fixtures. Then all the tests hang.
+    """
+    hang_s = float(item.config.getini("hang"))
+    faulthandler.dump_traceback_later(timeout_s + hang_s, exit=True, file=item.config.stash[STDERR])
+
+
+def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> None:
+    end_if_it_hangs(item, settings.timeout)
+
+
+@pytest.hookimpl(tryfirst=True)  # type: ignore[untyped-decorator]
+def pytest_runtest_teardown(item: pytest.Item) -> None:
+    # After a failure there is neither a timeout any more, nor this.
+    end_if_it_hangs(item, 0)
+
+
+def pytest_runtest_logfinish() -> None:
+    faulthandler.cancel_dump_traceback_later()
+
+
+def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
+    """Of a megabyte of zeros the name of a test shall not be four."""
+    is_long = isinstance(val, bytes | str) and len(val) > _ID_MAX
+    return argname if is_long else None
 
 
 @pytest.hookimpl(hookwrapper=True)  # type: ignore[untyped-decorator] # Debian's pluggy has no types
