@@ -46,6 +46,8 @@ RECORD_BYTES = 30_000
 # With what stands around a record in a slice.
 PUT_BYTES_MAX = RECORD_BYTES + 200
 HANDLES_MAX = 8
+# Then the end of a handle may be lost.
+LOST = SliceFlags.LOSSY | SliceFlags.MAYBE_LOSSY
 PIECE_BYTES = len(encode_piece(PieceKind.EXIT))
 
 
@@ -157,6 +159,7 @@ class Differential(RuleBasedStateMachine):
         self.taker: tuple[int, int] | None = None
         self.collected_at_once = False
         self.has_lied = False
+        self.has_restarted = False
         # What the library may not have seen yet, at most.
         self.unseen_bytes = 0
         for _ in range(2):
@@ -321,6 +324,16 @@ class Differential(RuleBasedStateMachine):
     @rule()
     def poll(self) -> None:
         self.work()
+        self.check_that_what_is_closed_is_not_open()
+
+    def check_that_what_is_closed_is_not_open(self) -> None:
+        """Whatever the two agree on. A successor does not know which are open."""
+        for trace in TRACES:
+            found = self.native.plane.slice(trace)
+            if found is None or self.has_restarted or found.flags & LOST:
+                continue
+            handles = [both for both in self.handles if both.model.trace == trace]
+            assert found.open_handles <= len(handles)
 
     @rule(trace=st.sampled_from(TRACES))
     def collect(self, trace: TraceId) -> None:
@@ -367,6 +380,7 @@ class Differential(RuleBasedStateMachine):
     @rule()
     def restart(self) -> None:
         self.work()
+        self.has_restarted = True
         self.reclaims_before = self.model.counters.reclaims
         self.native.restart()
         self.model.restart()
@@ -602,6 +616,29 @@ def test_the_end_of_a_handle_is_told_though_much_was_lost() -> None:
     ended, open_still = (both.model.slice(trace) for trace in TRACES[:2])
     assert ended is not None and not ended.open_handles
     assert open_still is not None and open_still.open_handles == 1
+
+
+@pytest.mark.parametrize("thread", [0, 1])
+def test_a_handle_that_another_thread_ends_is_closed(thread: int) -> None:
+    """Whichever's segment is looked at first."""
+
+    def begin_and_end(both: Differential) -> None:
+        both.open(0, TRACES[0])
+        both.put(both.handles[0], thread, both.data(100))
+        # A thread writes one run at a time.
+        both.burst(0, thread, TRACES[1], 1, False)
+        both.put(both.handles[0], 1 - thread, both.data(100))
+        both.finish(both.handles.pop(), 1 - thread)
+
+    both = checked(
+        lambda both: both.burst(0, 0, TRACES[1], 1, True),
+        lambda both: both.burst(0, 1, TRACES[1], 1, True),
+        lambda both: both.collect(TRACES[0]),
+        begin_and_end,
+        lambda both: both.poll(),
+    )
+    found = both.model.slice(TRACES[0])
+    assert found is not None and found.flags == SliceFlags.HELD and not found.open_handles
 
 
 @pytest.mark.parametrize("goes_round", [False, True])

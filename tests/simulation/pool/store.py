@@ -23,7 +23,8 @@ class SliceModel:
     """A collected trace in the report store.
 
     ``copied``: bytes of each run that are in it. ``open`` counts handles by client: those
-    in ``opened``, and ``unlisted`` ones, of which a predecessor knew which they are.
+    in ``opened``, and ``unlisted`` ones, of which a predecessor knew which they are. Of those
+    in ``ended`` the end was met, and no beginning.
     ``searched_at_ns``: when the search is over; None: it is. ``losses``: those that were
     told while it was searched for.
     """
@@ -41,6 +42,7 @@ class SliceModel:
     crumbs: dict[NodeId, None] = field(default_factory=dict)
     open: dict[int, int] = field(default_factory=dict)
     opened: set[tuple[int, int]] = field(default_factory=set)
+    ended: set[tuple[int, int]] = field(default_factory=set)
     unlisted: dict[int, int] = field(default_factory=dict)
     copied: dict[Run, int] = field(default_factory=dict)
     introduced: set[int] = field(default_factory=set)
@@ -58,27 +60,36 @@ class SliceModel:
         return sum(self.open.values())
 
     def open_handle(self, client: int, handle: int) -> None:
-        if (client, handle) not in self.opened:
-            self.opened.add((client, handle))
+        one = (client, handle)
+        if one in self.ended:
+            self.ended.remove(one)
+        elif one not in self.opened:
+            self.opened.add(one)
             self.open[client] += 1
 
     def close_handle(self, client: int, handle: int) -> None:
-        """Nothing, if it began before all that the slice has of it."""
-        if (client, handle) in self.opened:
-            self.opened.remove((client, handle))
+        """It counts once, also if its beginning is met later, or is gone."""
+        one = (client, handle)
+        if one in self.ended:
+            return
+        if one in self.opened:
+            self.opened.remove(one)
         elif self.unlisted.get(client):
             self.unlisted[client] -= 1
         else:
+            self.ended.add(one)
             return
         self.open[client] -= 1
 
     def close_all(self, client: int) -> None:
         self.opened = {one for one in self.opened if one[0] != client}
+        self.ended = {one for one in self.ended if one[0] != client}
         self.open[client] = self.unlisted[client] = 0
 
     def forget_handles(self) -> None:
         """A successor knows whose it is and how many are open, and not which."""
         self.opened.clear()
+        self.ended.clear()
         self.unlisted = {number: count for number, count in self.open.items() if count}
 
     def state(self) -> tuple[int, SliceFlags, int, int]:
