@@ -24,6 +24,9 @@ _BURST = 200
 # Each has 87 times the weight of a thread of a service.
 _HOGS = 3
 
+# At once: more than front has connections to orders for four that ask one after the other.
+_VOLLEY = 6
+
 
 @dataclass(frozen=True, slots=True)
 class Struck:
@@ -118,6 +121,8 @@ def _cpu_hog(site: Site) -> Iterator[Struck]:
 @contextlib.contextmanager
 def _lost_packets(site: Site) -> Iterator[Struck]:
     host = site.shop.nodes["orders"].host
+    # A connection may be idle for long. Who wrote last into any of them shall be an order of now.
+    site.await_over({site.order(order) for order in range(_VOLLEY)})
     at_ns = time.time_ns()
     with dropping(host, PORTS["orders"], "tcp flags & (syn | fin) == 0 numgen random mod 4 == 0"):
         yield Struck(at_ns)

@@ -11,7 +11,7 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -141,6 +141,12 @@ class Site(Opened):
         """Until so many more are over."""
         there = len(self.asked)
         self.await_that(lambda: len(self.asked) >= there + count, f"{count} orders")
+
+    def await_over(self, traces: Set[str]) -> None:
+        """Until these orders are."""
+        self.await_that(
+            lambda: traces <= {one.trace for one in self.asked}, f"{len(traces)} orders"
+        )
 
     def await_on_node(self, trace: str, service: str) -> None:
         """Until a node has something of a trace: its request has come there."""
