@@ -146,8 +146,9 @@ fuzz-keep: build $(FUZZERS:%=build/fuzz/%)
 		$(PYTHON) native/tests/fuzz/corpus.py pack build/fuzz/kept tests/data/fuzz/$$name.hex || exit 1; \
 	done
 
-# What looks at the machine as a whole, or uses all of it, has it to itself. A test that ends a
-# process of the others by its hang (tests/conftest.py) is tried once more, for the sake of those after it.
+# What looks at the machine as a whole, or uses all of it, has it to itself. Of the others, a test
+# that ends its process, since it hangs (tests/conftest.py), is tried once more in a new one; if that
+# ends too, all are over.
 PYTEST := scripts/with-tmp $(PYTHON) -m pytest
 ALONE := $(addprefix tests/,demo hostile kernels machine mishaps packaging probes replay)
 test-python: build

@@ -22,17 +22,18 @@ class Fires(Site):
     def __init__(self, *traces: str) -> None:
         super().__init__()
         self.left = list(traces)
-        self.firings: list[Firing] = []
-        self.began_ns = 0
+        self.began_ns = 100
+        self.firings = [self.firing("an order of before", self.began_ns - 1)]
         self.is_broken = False
         self.seen_while_broken: list[str] = []
+
+    def firing(self, trace: str, at_ns: int) -> Firing:
+        return Firing(TRIGGER, NODE, trace, frozenset(), "waited", at_ns)
 
     def fired(self, _service: str, _trigger: str) -> int:
         if self.is_broken and self.left:
             trace = self.left.pop(0)
-            self.firings.append(
-                Firing(TRIGGER, NODE, trace, frozenset(), "waited", self.began_ns + 1)
-            )
+            self.firings.append(self.firing(trace, self.began_ns + 1))
             self.asked.append(Asked(1, trace, self.began_ns, self.began_ns + 2, 200))
             self.seen_while_broken.append(trace)
         return len(self.firings)

@@ -151,6 +151,8 @@ class Differential(RuleBasedStateMachine):
         self.model.clock_pair(S, S)
         self.clients: list[tuple[NativeClient, ClientModel]] = []
         self.handles: list[Both] = []
+        self.begun: list[Both] = []
+        """With those that a rule begins and ends."""
         self.serial = 0
         self.epochs: dict[int, int] = {}
         self.reclaims_before = 0
@@ -159,7 +161,6 @@ class Differential(RuleBasedStateMachine):
         self.taker: tuple[int, int] | None = None
         self.collected_at_once = False
         self.has_lied = False
-        self.has_restarted = False
         # What the library may not have seen yet, at most.
         self.unseen_bytes = 0
         for _ in range(2):
@@ -197,6 +198,7 @@ class Differential(RuleBasedStateMachine):
         self.taker = None
         self.collected_at_once = False
         self.unseen_bytes = 0
+        self.check_that_no_more_is_open_than_are()
         return events
 
     def only(self, client: NativeClient, thread: int) -> None:
@@ -230,6 +232,7 @@ class Differential(RuleBasedStateMachine):
         native, model = self.clients[number]
         both = Both(self.native.open(native, trace), self.model.open(model, trace))
         assert both.native.number == both.model.number
+        self.begun.append(both)
         return both
 
     def finish(self, both: Both, thread: int) -> None:
@@ -242,6 +245,7 @@ class Differential(RuleBasedStateMachine):
             self.taker = (client.number, thread)
         self.model.close(both.model, thread)
         assert not self.model.writing.took
+        self.begun.remove(both)
 
     # -------------------------------------------------------------- rules
 
@@ -267,6 +271,21 @@ class Differential(RuleBasedStateMachine):
     def name(self, data: st.DataObject, thread: int, node: int) -> None:
         both = data.draw(st.sampled_from(self.handles))
         self.put(both, thread, Breadcrumb(NodeId(node), f"node {node}"))
+
+    @rule(
+        client=st.integers(0, 1),
+        thread=st.integers(0, 1),
+        trace=st.sampled_from(TRACES),
+        count=st.integers(1, 20),
+    )
+    def pass_on(self, client: int, thread: int, trace: TraceId, count: int) -> None:
+        """Of each handle one thread writes the beginning, and another one the end."""
+        handles = [self.begin(client, trace) for _ in range(count)]
+        for both in handles:
+            self.put(both, thread, self.data(8))
+        for both in handles:
+            self.put(both, 1 - thread, self.data(8))
+            self.finish(both, 1 - thread)
 
     @precondition(lambda self: self.handles)
     @rule(data=st.data(), thread=st.integers(0, 1))
@@ -324,15 +343,14 @@ class Differential(RuleBasedStateMachine):
     @rule()
     def poll(self) -> None:
         self.work()
-        self.check_that_what_is_closed_is_not_open()
 
-    def check_that_what_is_closed_is_not_open(self) -> None:
-        """Whatever the two agree on. A successor does not know which are open."""
+    def check_that_no_more_is_open_than_are(self) -> None:
+        """Whatever the two agree on."""
         for trace in TRACES:
             found = self.native.plane.slice(trace)
-            if found is None or self.has_restarted or found.flags & LOST:
+            if found is None or found.flags & LOST:
                 continue
-            handles = [both for both in self.handles if both.model.trace == trace]
+            handles = [both for both in self.begun if both.model.trace == trace]
             assert found.open_handles <= len(handles)
 
     @rule(trace=st.sampled_from(TRACES))
@@ -372,7 +390,8 @@ class Differential(RuleBasedStateMachine):
     def exit(self, client: int) -> None:
         self.work()
         native, model = self.clients[client]
-        self.handles = [both for both in self.handles if both.native.client is not native]
+        for handles in (self.handles, self.begun):
+            handles[:] = [both for both in handles if both.native.client is not native]
         self.native.exit_client(native, self.now_ns)
         self.model.exit_client(model, self.now_ns)
         self.clients[client] = self.attach()
@@ -380,7 +399,6 @@ class Differential(RuleBasedStateMachine):
     @rule()
     def restart(self) -> None:
         self.work()
-        self.has_restarted = True
         self.reclaims_before = self.model.counters.reclaims
         self.native.restart()
         self.model.restart()

@@ -165,6 +165,7 @@ static void adopt_mark(struct bsn *n, uint32_t i)
 	slice->saved = saved;
 	slice->changed_ns = best->changed_ns;
 	slice->parts_forgotten = !best->has_all_parts;
+	slice->ends_forgotten = !(best->flags & BSN_SLICE_SEARCHING);
 	slice->bytes = best->bytes;
 	slice->trimmed_bytes = best->trimmed_bytes;
 	slice->flags = best->flags;

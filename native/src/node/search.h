@@ -42,6 +42,7 @@ struct met {
 	 * begin: 0 if each has the next. */
 	uint32_t ends;
 	bool first : 1, last : 1, lossy : 1, live : 1;
+	bool begun : 1;	    /* its first run was met, or is lost */
 	bool closed : 1;    /* in the slice, though its end is lost */
 	bool exit_told : 1; /* of the entry of a process */
 };
@@ -228,7 +229,7 @@ void search_meet(struct bsn *n, struct search *s, const struct run *run,
 void search_meet_again(struct bsn *n, struct search *s, const struct run *run,
 		       uint64_t last_ticks);
 /* Records of a handle were lost; flags as of struct bs_loss. */
-void search_loss(struct bsn *n, struct search *s, uint32_t client,
+void search_loss(struct bsn *n, struct search *s, const struct client *c,
 		 uint32_t handle, uint32_t flags);
 /* All was looked at. */
 void search_conclude(struct bsn *n, struct search *s, uint32_t *cost);

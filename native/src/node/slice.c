@@ -157,66 +157,123 @@ static struct slice_handle *find_handle(const struct slice *s, uint32_t client,
 	return NULL;
 }
 
+/* Those that are left are in order: first the oldest. */
 static void drop_handle(struct slice *s, struct slice_handle *h)
 {
-	*h = s->handles[--s->n_handles];
+	size_t behind = (size_t)(s->handles + s->n_handles - (h + 1));
+
+	memmove(h, h + 1, behind * sizeof(*h));
+	s->n_handles--;
 }
 
-static void make_room(struct slice *s)
+static bool forget_end(struct slice *s)
 {
 	for (uint32_t i = 0; i < s->n_handles; i++) {
-		if (s->handles[i].ended) {
-			drop_handle(s, &s->handles[i]);
-			return;
-		}
+		if (!s->handles[i].ended)
+			continue;
+		drop_handle(s, &s->handles[i]);
+		s->ends_forgotten = true;
+		return true;
 	}
+	return false;
 }
 
-/* False: there is no room. One that is open takes that of one that has ended. */
+/* False: there is no room. */
 static bool list_handle(struct slice *s, struct slice_handle h)
 {
 	if (!s->handles)
 		s->handles = malloc(SLICE_HANDLES_MAX * sizeof(*s->handles));
-	if (!s->handles)
-		return false;
-	if (s->n_handles == SLICE_HANDLES_MAX && !h.ended)
-		make_room(s);
-	if (s->n_handles == SLICE_HANDLES_MAX)
+	if (!s->handles ||
+	    (s->n_handles == SLICE_HANDLES_MAX && !forget_end(s)))
 		return false;
 	s->handles[s->n_handles++] = h;
 	return true;
 }
 
-static void open_handle(struct slice *s, struct part *part, uint32_t handle)
+static void list_end(struct slice *s, const struct part *part, uint32_t handle,
+		     bool took)
+{
+	struct slice_handle h = {part->client, handle, true, took};
+
+	if (!list_handle(s, h))
+		s->ends_forgotten = true;
+}
+
+/* Its end was met already. */
+static void begin_ended(struct slice *s, struct part *part,
+			struct slice_handle *h)
+{
+	if (h->took) {
+		part->unlisted++;
+		part->open++;
+	}
+	drop_handle(s, h);
+}
+
+void slice_begin_handle(const struct bsn *n, struct slice *s, struct part *part,
+			uint32_t handle)
 {
 	struct slice_handle *h = find_handle(s, part->client, handle);
+	struct slice_handle open = {part->client, handle, false, false};
+	const struct client *c;
 
-	if (h) {
-		if (h->ended)
-			drop_handle(s, h);
+	if (h && h->ended)
+		begin_ended(s, part, h);
+	if (h)
 		return;
+	if (s->ends_forgotten) {
+		c = client_find(n, part->client);
+		if (!c || !handle_is_open(c, handle)) {
+			/* It may come yet. */
+			list_end(s, part, handle, false);
+			return;
+		}
 	}
 	part->open++;
-	if (!list_handle(s, (struct slice_handle){part->client, handle, false}))
+	if (!list_handle(s, open))
 		part->unlisted++;
 }
 
-void slice_close_handle(struct slice *s, struct part *part, uint32_t handle)
+void slice_end_handle(struct slice *s, struct part *part, uint32_t handle)
 {
 	struct slice_handle *h = find_handle(s, part->client, handle);
+	bool took = !h && part->unlisted;
 
 	if (h && h->ended)
 		return;
-	if (h) {
+	if (h)
 		drop_handle(s, h);
-	} else if (part->unlisted) {
+	else
+		list_end(s, part, handle, took);
+	if (took)
 		part->unlisted--;
-	} else {
-		list_handle(s,
-			    (struct slice_handle){part->client, handle, true});
+	if (h || took)
+		part->open--;
+}
+
+static void count_flags(const struct bsn *n, struct slice *s, uint32_t client,
+			uint32_t handle, uint32_t flags)
+{
+	struct part *part = slice_part(s, client);
+
+	if (part && flags & BS_RUN_FIRST)
+		slice_begin_handle(n, s, part, handle);
+	if (part && flags & BS_RUN_LAST)
+		slice_end_handle(s, part, handle);
+}
+
+void slice_count_run(const struct bsn *n, struct slice *s,
+		     const struct run *run, bool is_new)
+{
+	uint32_t flags = run->flags;
+
+	if (!run->live)
 		return;
-	}
-	part->open--;
+	if (!is_new)
+		flags &= ~BS_RUN_FIRST;
+	if (!(flags & BS_RUN_CLOSED))
+		flags &= ~BS_RUN_LAST;
+	count_flags(n, s, run->owner.number, run->handle, flags);
 }
 
 void slice_close_unlisted(struct part *part, uint32_t handles)
@@ -328,17 +385,6 @@ static void put_bare(struct bsn *n, struct sink *to, enum bs_piece_kind kind,
 	put_piece(n, to, &h, NULL);
 }
 
-static void count_flags(struct slice *s, struct part *part, bool live,
-			uint32_t handle, uint32_t flags, bool first_piece)
-{
-	if (!part || !live)
-		return;
-	if (first_piece && flags & BS_RUN_FIRST)
-		open_handle(s, part, handle);
-	if (flags & BS_RUN_LAST)
-		slice_close_handle(s, part, handle);
-}
-
 /*
  * Copy a run, or what it grew by since `copied` bytes of it were (NONE: it is
  * new to the slice). Returns how much of it is copied now; *ticks: of that.
@@ -361,7 +407,6 @@ uint32_t slice_copy_run(struct bsn *n, struct sink *to, const struct run *run,
 		if (copied == run->bytes)
 			return copied;
 	}
-	count_flags(s, part, run->live, run->handle, flags, copied == NONE);
 	if (flags & BS_RUN_LOSSY)
 		s->flags |= BSN_SLICE_LOSSY;
 	if (from > run->bytes) {
@@ -423,10 +468,11 @@ void slice_loss_arrived(struct bsn *n, struct slice *s, const struct client *c,
 	struct part *part = slice_part(s, c->number);
 
 	memcpy(owner.service, c->service, sizeof(owner.service));
-	count_flags(s, part, c->live, handle, flags, true);
 	s->flags |= BSN_SLICE_LOSSY;
 	if (s->search)
-		search_loss(n, s->search, c->number, handle, flags);
+		search_loss(n, s->search, c, handle, flags);
+	else if (c->live)
+		count_flags(n, s, c->number, handle, flags);
 	if (part)
 		put_process(n, &to, part, &owner);
 	put_bare(n, &to, BS_PIECE_LOSS, c->number, flags);

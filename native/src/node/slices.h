@@ -17,23 +17,31 @@
 
 struct part {
 	uint32_t client;
-	uint32_t open;	   /* handles: those of slice.handles, and */
+	uint32_t open;	   /* handles: those of slice.handles that are, and */
 	uint32_t unlisted; /* of these, which is not known: a predecessor
 			    * counted them, or there were too many */
 	bool introduced;   /* the slice has its PROCESS piece */
 };
 
-/* Handles of a slice that are known by their numbers, so that an end counts only where
- * the slice has the beginning, and once: those that are open; and those of which the
- * end was met, and no beginning, which may stand in a segment that is looked at later:
- * one thread began it, another one ended it. A successor knows of neither. They are
- * few: hardly a trace has as many open in one node, and a list of so many is read in
- * no time. */
+/*
+ * Handles of a slice that are known by their numbers, so that an end counts only where
+ * the slice has the beginning, and once. They are those that are open; and those whose
+ * end was met and no beginning: that may be gone, or one of the unlisted, or it stands
+ * in a segment that is looked at later, since another thread wrote it. So of a handle
+ * that began and ended between two looks either may be met first.
+ *
+ * They are few: hardly a trace has as many open in one node, or ended between two looks,
+ * and a list of so many is read in no time. The oldest end gives way to what is new;
+ * from then on, and after a restart, it is asked of the process if a handle that begins
+ * is open still. (One that had no place in the table of its process is taken for closed
+ * then: a trace is told to be quiet earlier, and what comes is reported all the same.)
+ */
 #define SLICE_HANDLES_MAX 64u
 
 struct slice_handle {
 	uint32_t client, handle;
 	bool ended;
+	bool took; /* one of the unlisted, which it may have been */
 };
 
 struct slice {
@@ -53,6 +61,7 @@ struct slice {
 	uint32_t n_parts, parts_room;
 	struct slice_handle *handles; /* room for all; NULL: none yet */
 	uint32_t n_handles;
+	bool ends_forgotten;	  /* some, or a predecessor's */
 	uint64_t last_pair_ticks; /* of the CLOCK piece written last */
 	uint64_t last_pair_realtime_ns;
 
@@ -165,8 +174,13 @@ void slice_put_exit(struct bsn *n, struct sink *to, uint32_t client);
 void slice_fill(const struct slice *s, struct bsn_slice *out);
 struct part *slice_part(struct slice *s, uint32_t client);
 uint32_t slice_open_handles(const struct slice *s);
-/* It has ended. */
-void slice_close_handle(struct slice *s, struct part *part, uint32_t handle);
+void slice_begin_handle(const struct bsn *n, struct slice *s, struct part *part,
+			uint32_t handle);
+void slice_end_handle(struct slice *s, struct part *part, uint32_t handle);
+/* Of a run that was copied, what it says of its handle. While the slice is looked for,
+ * the search counts, which knows all that was met (verdict.c). */
+void slice_count_run(const struct bsn *n, struct slice *s,
+		     const struct run *run, bool is_new);
 /* So many, of those that are not known by their numbers. */
 void slice_close_unlisted(struct part *part, uint32_t handles);
 

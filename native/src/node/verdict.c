@@ -35,6 +35,27 @@ void search_free(struct bsn *n, struct search *s)
 	parts_free(s);
 }
 
+static bool is_open(const struct met *m)
+{
+	return m->begun && !m->last && !m->closed && m->live;
+}
+
+/* In whatever order its runs are met. */
+static void count(const struct bsn *n, struct search *s, const struct met *m,
+		  bool was_open)
+{
+	struct slice *slice = s->to.slice;
+	struct part *part;
+
+	if (!slice || is_open(m) == was_open)
+		return;
+	part = slice_part(slice, m->client);
+	if (part && was_open)
+		slice_end_handle(slice, part, m->handle);
+	else if (part)
+		slice_begin_handle(n, slice, part, m->handle);
+}
+
 void search_meet(struct bsn *n, struct search *s, const struct run *run,
 		 struct ticks ticks)
 {
@@ -43,6 +64,7 @@ void search_meet(struct bsn *n, struct search *s, const struct run *run,
 	uint64_t first_ns = clock_monotonic(n, ticks.first);
 	uint64_t last_ns = clock_monotonic(n, ticks.last);
 	struct met *m;
+	bool was_open;
 
 	if (first_ns && first_ns < s->begun_ns)
 		s->begun_ns = first_ns;
@@ -66,8 +88,10 @@ void search_meet(struct bsn *n, struct search *s, const struct run *run,
 		s->failed = true;
 		return;
 	}
+	was_open = is_open(m);
 	m->live = run->live;
 	m->first |= !!(run->flags & BS_RUN_FIRST);
+	m->begun |= m->first;
 	m->last |= !!(run->flags & BS_RUN_LAST);
 	m->lossy |= !!(run->flags & BS_RUN_LOSSY);
 	/* A kept run may be in parts, of which the first counts. */
@@ -77,6 +101,7 @@ void search_meet(struct bsn *n, struct search *s, const struct run *run,
 		m->ends += run->from + run->bytes;
 	if (run->seq > m->seq_max)
 		m->seq_max = run->seq;
+	count(n, s, m, was_open);
 }
 
 void search_meet_again(struct bsn *n, struct search *s, const struct run *run,
@@ -84,26 +109,34 @@ void search_meet_again(struct bsn *n, struct search *s, const struct run *run,
 {
 	uint64_t last_ns = clock_monotonic(n, last_ticks);
 	struct met *m = met_find(n, &s->met, run->owner.number, run->handle);
+	bool was_open;
 
 	if (last_ns > s->active_ns)
 		s->active_ns = last_ns;
 	if (!m)
 		return;
+	was_open = is_open(m);
 	m->last |= !!(run->flags & BS_RUN_LAST);
 	m->lossy |= !!(run->flags & BS_RUN_LOSSY);
+	count(n, s, m, was_open);
 }
 
-void search_loss(struct bsn *n, struct search *s, uint32_t client,
+void search_loss(struct bsn *n, struct search *s, const struct client *c,
 		 uint32_t handle, uint32_t flags)
 {
-	struct met *m = met_get(n, &s->met, client, handle);
+	struct met *m = met_get(n, &s->met, c->number, handle);
+	bool was_open;
 
 	if (!m) {
 		s->failed = true;
 		return;
 	}
+	was_open = is_open(m);
 	m->lossy = true;
+	m->live = c->live;
+	m->begun |= !!(flags & BS_RUN_FIRST);
 	m->last |= !!(flags & BS_RUN_LAST);
+	count(n, s, m, was_open);
 }
 
 /* ---------------------------------------------------------------- verdict --- */
@@ -113,7 +146,8 @@ void search_loss(struct bsn *n, struct search *s, uint32_t client,
 
 /* What handles that were met say, all together. */
 struct judged {
-	bool is_any, has_gaps, is_open, is_lossy;
+	bool is_any, has_gaps, is_open;
+	bool lacks_runs; /* or may: the last ones of handles, too */
 };
 
 static void meet_processes(struct bsn *n, struct search *s)
@@ -144,7 +178,8 @@ static bool has_gap(const struct met *m)
 	return !m->first || m->runs <= m->seq_max;
 }
 
-/* Its last run was lost where it was to be written: no entry will say so. */
+/* Its last run was lost where it was to be written, or is reclaimed: no entry will say
+ * so. */
 static bool end_is_lost(const struct met *m, const struct client *c)
 {
 	return m->first && !m->last && !m->closed && m->live && c &&
@@ -157,14 +192,16 @@ static void close_listed(const struct bsn *n, struct search *s)
 {
 	struct slice *slice = s->to.slice;
 
-	for (uint32_t i = slice->n_handles; i-- > 0;) {
-		struct slice_handle h = slice->handles[i];
-		struct met *m = met_find(n, &s->met, h.client, h.handle);
+	for (uint32_t i = 0; i < slice->n_handles; i++) {
+		struct slice_handle *h = &slice->handles[i];
+		struct met *m = met_find(n, &s->met, h->client, h->handle);
 
-		if (h.ended || !m || !end_is_lost(m, client_find(n, h.client)))
+		if (h->ended || !m ||
+		    !end_is_lost(m, client_find(n, h->client)))
 			continue;
-		slice_close_handle(slice, slice_part(slice, h.client),
-				   h.handle);
+		/* If it comes all the same, it counts no more. */
+		h->ended = true;
+		slice_part(slice, h->client)->open--;
 		m->closed = true;
 	}
 }
@@ -206,7 +243,7 @@ static void judge_page(struct bsn *n, struct search *s,
 		}
 		if (!process)
 			continue;
-		if (judged->is_lossy && end_is_lost(m, c))
+		if (judged->lacks_runs && end_is_lost(m, c))
 			process->ends_lost++;
 		/* Once for each process that is gone. */
 		if (!m->first || m->last || m->live || process->exit_told)
@@ -221,14 +258,15 @@ static void judge_page(struct bsn *n, struct search *s,
 #define LOSSY_PLACE_MET 4u
 
 /* In pieces. False: the slice was released meanwhile. */
-static bool judge_handles(struct bsn *n, struct search *s, uint32_t *cost,
-			  struct judged *judged)
+static bool judge_handles(struct bsn *n, struct search *s, uint32_t why,
+			  uint32_t *cost, struct judged *judged)
 {
 	*judged = (struct judged){
-		.is_lossy = s->to.slice->flags & BSN_SLICE_LOSSY,
+		.lacks_runs = s->to.slice->flags & BSN_SLICE_LOSSY ||
+			      why & GONE_EVICTED,
 	};
 	meet_processes(n, s);
-	if (judged->is_lossy)
+	if (judged->lacks_runs)
 		close_listed(n, s);
 	for (uint32_t i = 0; i < met_pages(&s->met); i++) {
 		const struct met_page *page = met_page(&s->met, i);
@@ -240,7 +278,8 @@ static bool judge_handles(struct bsn *n, struct search *s, uint32_t *cost,
 				return false;
 		}
 		judge_page(n, s, page, judged);
-		*cost += page->room * (judged->is_lossy ? LOSSY_PLACE_MET : 1);
+		*cost +=
+			page->room * (judged->lacks_runs ? LOSSY_PLACE_MET : 1);
 	}
 	return true;
 }
@@ -305,13 +344,13 @@ void search_conclude(struct bsn *n, struct search *s, uint32_t *cost)
 	      (gone_why_since(n, s->fingerprint, s->seen) & GONE_LOSSY);
 	if (why & GONE_LOSSY)
 		slice->flags |= BSN_SLICE_LOSSY;
-	if (!judge_handles(n, s, cost, &judged))
+	if (!judge_handles(n, s, why, cost, &judged))
 		return;
 	/* A peek does not: what it says of a trace that ends meanwhile may be so. */
 	if (judged.has_gaps && !s->to.buffer &&
-	    (!look_again(n, s) || !judge_handles(n, s, cost, &judged)))
+	    (!look_again(n, s) || !judge_handles(n, s, why, cost, &judged)))
 		return;
-	if (judged.is_lossy)
+	if (judged.lacks_runs)
 		close_unlisted(n, s);
 	if (judged.has_gaps)
 		slice->flags |= BSN_SLICE_EVICTED;

@@ -69,6 +69,8 @@ static uint32_t serve(struct bsn *n, struct frame *f, uint64_t entry,
 		search_meet(n, s->search, &run, ticks);
 	else if (s->search)
 		search_meet_again(n, s->search, &run, ticks.last);
+	else
+		slice_count_run(n, s, &run, before == NONE);
 	if (s->bytes != bytes || s->flags != flags || s->n_crumbs != crumbs ||
 	    slice_open_handles(s) != open)
 		slice_dirty(n, s);

@@ -698,8 +698,33 @@ static void only_what_began_can_end(void)
 	free_with_writer(n, &w);
 }
 
-/* One thread begins it, another one ends it: whichever's segment is looked at first, by
- * a search, or for a slice that is there. */
+/* One thread begins handles, another one ends them. */
+static void pass_on(struct wthread *begins, struct wthread *ends, uint32_t from,
+		    uint32_t count)
+{
+	for (uint32_t i = from; i < from + count; i++) {
+		CHECK(w_begin(begins, trace_id(1), HANDLE + i, 0, BS_RUN_FIRST,
+			      100));
+		w_end(begins, 0);
+	}
+	for (uint32_t i = from; i < from + count; i++) {
+		CHECK(w_begin(ends, trace_id(1), HANDLE + i, 1, 0, 100));
+		w_end(ends, BS_RUN_LAST);
+	}
+}
+
+static uint32_t open_now(struct bsn *n)
+{
+	struct bsn_slice s;
+
+	bsn_poll(n, START);
+	CHECK_EQ(bsn_slice_info(n, trace_id(1), &s), 0);
+	CHECK(s.flags & BSN_SLICE_HELD);
+	return s.open_handles;
+}
+
+/* Whichever's segment is looked at first: by a search, however many they are; for a slice
+ * that is there, where more than are listed are asked for; and by a successor. */
 static void an_end_counts_before_the_beginning(void)
 {
 	for (uint32_t first = 0; first < 2; first++) {
@@ -715,23 +740,112 @@ static void an_end_counts_before_the_beginning(void)
 		/* Their segments are looked at in this order. */
 		for (uint32_t i = 0; i < 2; i++)
 			CHECK(w_trace(&t[i], trace_id(2), 100, START));
-		for (uint32_t i = 0; i < 2; i++) {
-			CHECK(w_begin(&t[first], trace_id(1), HANDLE + i, 0,
-				      BS_RUN_FIRST, 100));
-			w_end(&t[first], 0);
-			CHECK(w_begin(&t[!first], trace_id(1), HANDLE + i, 1, 0,
-				      100));
-			w_end(&t[!first], BS_RUN_LAST);
-			if (i)
-				bsn_poll(n, START);
-			else
-				collect(n, trace_id(1), START, &s);
-			CHECK_EQ(bsn_slice_info(n, trace_id(1), &s), 0);
-			CHECK_EQ(s.flags, BSN_SLICE_HELD);
-			CHECK_EQ(s.open_handles, 0);
+		pass_on(&t[first], &t[!first], 0, 100);
+		collect(n, trace_id(1), START, &s);
+		CHECK_EQ(s.flags, BSN_SLICE_HELD);
+		CHECK_EQ(s.open_handles, 0);
+		for (uint32_t i = 0; i < 3; i++) {
+			pass_on(&t[first], &t[!first], 100 + 100 * i, 100);
+			CHECK_EQ(open_now(n), 0);
+			pass_on(&t[!first], &t[first], 400 + i, 1);
+			CHECK_EQ(open_now(n), 0);
 		}
+		/* One is open, and a successor does not know which. */
+		w_list(&w, HANDLE + 500, true);
+		CHECK(w_begin(&t[0], trace_id(1), HANDLE + 500, 0, BS_RUN_FIRST,
+			      100));
+		w_end(&t[0], 0);
+		CHECK_EQ(open_now(n), 1);
+		n = restart(n, &config, &w, 1, START);
+		for (uint32_t i = 0; i < 3; i++) {
+			pass_on(&t[first], &t[!first], 501 + i, 1);
+			CHECK_EQ(open_now(n), 1);
+		}
+		CHECK(w_begin(&t[1], trace_id(1), HANDLE + 500, 1, 0, 100));
+		w_end(&t[1], BS_RUN_LAST);
+		CHECK_EQ(open_now(n), 0);
 		free_with_writer(n, &w);
 	}
+}
+
+/* The end is reclaimed, and the beginning is there. */
+static void an_end_that_is_gone_is_an_end(void)
+{
+	struct bsn_config config = test_config(4 << 20);
+	struct bsn *n = test_node(&config);
+	struct bsn_slice s;
+	struct wthread t[3];
+	struct writer w;
+
+	writer_attach(&w, n, START);
+	for (uint32_t i = 0; i < 3; i++)
+		t[i] = writer_thread(&w, i);
+	pass_on(&t[0], &t[1], 0, 1);
+	CHECK(w_take_segment(&t[1]));
+	w_list(&w, HANDLE + 1, true);
+	CHECK(w_begin(&t[0], trace_id(1), HANDLE + 1, 0, BS_RUN_FIRST, 100));
+	w_end(&t[0], 0);
+	for (uint64_t i = 0; i < 200; i++) {
+		CHECK(w_trace(&t[2], trace_id(1000 + i), 30000, START));
+		bsn_poll(n, START);
+	}
+	collect(n, trace_id(1), START, &s);
+	CHECK(s.flags & BSN_SLICE_EVICTED);
+	CHECK_EQ(s.open_handles, 1);
+	free_with_writer(n, &w);
+}
+
+/* A restart comes between. */
+static void a_beginning_that_a_successor_meets_is_not_open(void)
+{
+	struct bsn_config config = test_config(4 << 20);
+	struct bsn_slice s;
+	struct wthread t;
+	struct writer w;
+	struct bsn *n = node_with_writer(&config, &w, &t);
+
+	CHECK(w_trace(&t, trace_id(1), 100, START));
+	collect(n, trace_id(1), START, &s);
+	CHECK(w_begin(&t, trace_id(1), HANDLE, 1, 0, 100));
+	w_end(&t, BS_RUN_LAST);
+	CHECK_EQ(open_now(n), 0);
+	n = restart(n, &config, &w, 1, START);
+	CHECK(w_begin(&t, trace_id(1), HANDLE, 0, BS_RUN_FIRST, 100));
+	w_end(&t, 0);
+	CHECK_EQ(open_now(n), 0);
+	/* One that is open is. */
+	w_list(&w, HANDLE + 1, true);
+	CHECK(w_begin(&t, trace_id(1), HANDLE + 1, 0, BS_RUN_FIRST, 100));
+	w_end(&t, 0);
+	CHECK_EQ(open_now(n), 1);
+	free_with_writer(n, &w);
+}
+
+/* A process that lies, or whose last run was taken for lost. */
+static void a_handle_ends_once(void)
+{
+	struct bsn_config config = test_config(4 << 20);
+	struct bsn_slice s;
+	struct wthread t;
+	struct writer w;
+	struct bsn *n = node_with_writer(&config, &w, &t);
+
+	CHECK(w_trace(&t, trace_id(1), 100, START));
+	collect(n, trace_id(1), START, &s);
+	for (uint32_t i = 0; i < 5; i++) {
+		uint32_t flags = i == 2 ? BS_RUN_FIRST : 0;
+
+		CHECK(w_begin(&t, trace_id(1), HANDLE, i, flags, 100));
+		w_end(&t, i == 2 ? 0 : BS_RUN_LAST);
+		CHECK_EQ(open_now(n), 0);
+	}
+	/* Of a loss one does not know when it was, either. */
+	w_lose_run(&t, trace_id(1), HANDLE + 1, BS_RUN_LAST, 100);
+	CHECK_EQ(open_now(n), 0);
+	CHECK(w_begin(&t, trace_id(1), HANDLE + 1, 0, BS_RUN_FIRST, 100));
+	w_end(&t, 0);
+	CHECK_EQ(open_now(n), 0);
+	free_with_writer(n, &w);
 }
 
 /* More ends whose beginnings are gone than are remembered take no place from those that
@@ -751,6 +865,7 @@ static void ends_without_a_beginning_leave_room(void)
 		w_end(&t, BS_RUN_LAST);
 	}
 	for (uint32_t i = 100; i < 140; i++) {
+		w_list(&w, HANDLE + i, true);
 		CHECK(w_begin(&t, trace_id(1), HANDLE + i, 0, BS_RUN_FIRST,
 			      100));
 		w_end(&t, 0);
@@ -758,6 +873,12 @@ static void ends_without_a_beginning_leave_room(void)
 	bsn_poll(n, START);
 	CHECK_EQ(bsn_slice_info(n, trace_id(1), &s), 0);
 	CHECK_EQ(s.open_handles, 40);
+	/* Of new ones either may be met first. */
+	CHECK(w_begin(&t, trace_id(1), HANDLE + 200, 1, 0, 100));
+	w_end(&t, BS_RUN_LAST);
+	CHECK(w_begin(&t, trace_id(1), HANDLE + 200, 0, BS_RUN_FIRST, 100));
+	w_end(&t, 0);
+	CHECK_EQ(open_now(n), 40);
 	/* An end of another one counts for none of them. */
 	for (uint32_t i = 0; i <= 40; i++) {
 		CHECK(w_begin(&t, trace_id(1), HANDLE + 140 - i, 2, 0, 100));
@@ -795,6 +916,7 @@ static void an_end_counts_once(void)
 	w_end(&t[0], BS_RUN_LAST);
 	/* As many as are known by their numbers, and more. */
 	for (uint32_t i = 0; i < 200; i++) {
+		w_list(&w, HANDLE + 2 + i, true);
 		CHECK(w_begin(&t[1], trace_id(1), HANDLE + 2 + i, 0,
 			      BS_RUN_FIRST, 100));
 		w_end(&t[1], 0);
@@ -911,6 +1033,9 @@ int main(void)
 	RUN(memory_moves_between_processes);
 	RUN(only_what_began_can_end);
 	RUN(an_end_counts_before_the_beginning);
+	RUN(an_end_that_is_gone_is_an_end);
+	RUN(a_beginning_that_a_successor_meets_is_not_open);
+	RUN(a_handle_ends_once);
 	RUN(ends_without_a_beginning_leave_room);
 	RUN(an_end_counts_once);
 	RUN(with_an_empty_handle_nothing_is_lost);

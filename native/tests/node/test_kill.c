@@ -69,6 +69,7 @@ static void fill(struct stage *s)
 
 #define OPEN_HANDLE 1u
 #define COLLECTED_HANDLE 2u
+#define LOST_HANDLE 3u
 #define OTHER_HANDLE ((1u << BS_HANDLE_COUNT_BITS) + 1)
 #define LISTED_HANDLE 4u
 #define LATE_HANDLE 5u
@@ -148,7 +149,8 @@ static void stage_write(struct stage *s)
 	put(&s->open, OPEN, OPEN_HANDLE, 1, 0, s->now);
 	w_end(&s->open, 0);
 	s->open_runs++;
-	w_lose(&s->late, trace_id(LOST), BS_RUN_FIRST, 100);
+	w_list(s->late.w, LOST_HANDLE, true);
+	w_lose_run(&s->late, trace_id(LOST), LOST_HANDLE, BS_RUN_FIRST, 100);
 	put(&s->late, LATE, LATE_HANDLE + 1, 0, BS_RUN_FIRST, s->now);
 	s->late_records++;
 	put(&s->open, ALONE, LISTED_HANDLE + 1, 0, BS_RUN_FIRST, s->now);
@@ -418,7 +420,8 @@ static void check_all(struct stage *s, bool exited, bool released)
 	if (!exited) {
 		w_record(&s->other, BS_RECORD_DATA, "last", 4, s->now);
 		w_end(&s->other, BS_RUN_LAST);
-		w_lose(&s->late, trace_id(LOST), BS_RUN_LAST, 100);
+		w_lose_run(&s->late, trace_id(LOST), LOST_HANDLE, BS_RUN_LAST,
+			   100);
 		bsn_poll(s->n, s->now);
 		decode_slice(s->n, trace_id(COLLECTED), &d);
 		CHECK_EQ(d.records, s->collected + 1);

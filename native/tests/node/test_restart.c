@@ -48,6 +48,7 @@ static void progress(enum killed when)
 			CHECK(w_begin(&t[i], trace_id(1), 1, 1, 0, 3000));
 			w_record(&t[i], BS_RECORD_DATA, "c", 1, START);
 		}
+		w_list(&w[1], 100 + round, true);
 		w_lose_run(&t[1], trace_id(1), 100 + round, BS_RUN_FIRST, 100);
 		tail = w_area(&w[1], 0)->loss_tail;
 		bsn_poll(n, START);

@@ -83,7 +83,8 @@ class Search:
             found.flags |= SliceFlags.BY_FINGERPRINT
         if self._is_maybe_lossy(met, untied_from_ns, active_ns):
             found.flags |= SliceFlags.MAYBE_LOSSY
-        self._end_lost(found, met)
+        lacks_runs = SliceFlags.LOSSY in found.flags or SliceFlags.EVICTED in why
+        self._end_lost(found, met, lacks_runs=lacks_runs)
         if not found.is_peek:
             self._store.touch(found)
 
@@ -126,8 +127,10 @@ class Search:
             active_ns = self._state.now_ns
         return untied_from_ns is not None and untied_from_ns <= active_ns
 
-    def _end_lost(self, found: SliceModel, met: dict[tuple[int, int], Met]) -> None:
-        """What ended without a last run: with its process, or because that run was lost."""
+    def _end_lost(
+        self, found: SliceModel, met: dict[tuple[int, int], Met], *, lacks_runs: bool
+    ) -> None:
+        """What ended without a last run: with its process, or since that run was lost, or is gone."""
         gone: dict[int, None] = {}
         for one in met.values():
             number = one.client.number
@@ -137,8 +140,8 @@ class Search:
                 gone[number] = None
         for number in gone:
             self._store.append(found, encode_piece(PieceKind.EXIT, client=number))
-        if SliceFlags.LOSSY not in found.flags:
+        if not lacks_runs:
             return
         for (number, handle), one in met.items():
             if one.first and not one.last and one.live and handle not in one.client.open:
-                found.close_handle(number, handle)
+                found.end_is_lost(number, handle)

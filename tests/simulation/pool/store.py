@@ -24,7 +24,8 @@ class SliceModel:
 
     ``copied``: bytes of each run that are in it. ``open`` counts handles by client: those
     in ``opened``, and ``unlisted`` ones, of which a predecessor knew which they are. Of those
-    in ``ended`` the end was met, and no beginning.
+    in ``ended`` the end was met, and no beginning, and whether it was counted for an unlisted
+    one. After a restart (``ends_forgotten``) the process is asked which are open.
     ``searched_at_ns``: when the search is over; None: it is. ``losses``: those that were
     told while it was searched for.
     """
@@ -42,7 +43,8 @@ class SliceModel:
     crumbs: dict[NodeId, None] = field(default_factory=dict)
     open: dict[int, int] = field(default_factory=dict)
     opened: set[tuple[int, int]] = field(default_factory=set)
-    ended: set[tuple[int, int]] = field(default_factory=set)
+    ended: dict[tuple[int, int], bool] = field(default_factory=dict)
+    ends_forgotten: bool = False
     unlisted: dict[int, int] = field(default_factory=dict)
     copied: dict[Run, int] = field(default_factory=dict)
     introduced: set[int] = field(default_factory=set)
@@ -59,37 +61,53 @@ class SliceModel:
     def open_handles(self) -> int:
         return sum(self.open.values())
 
-    def open_handle(self, client: int, handle: int) -> None:
-        one = (client, handle)
+    def begin_handle(self, client: ClientModel, handle: int) -> None:
+        one = (client.number, handle)
         if one in self.ended:
-            self.ended.remove(one)
-        elif one not in self.opened:
+            if self.ended.pop(one):
+                self._count_unlisted(client.number, 1)
+        elif one in self.opened:
+            pass
+        elif self.ends_forgotten and handle not in client.open:
+            self.ended[one] = False
+        else:
             self.opened.add(one)
-            self.open[client] += 1
+            self.open[client.number] += 1
 
-    def close_handle(self, client: int, handle: int) -> None:
+    def end_handle(self, client: int, handle: int) -> None:
         """It counts once, also if its beginning is met later, or is gone."""
         one = (client, handle)
         if one in self.ended:
             return
         if one in self.opened:
             self.opened.remove(one)
-        elif self.unlisted.get(client):
-            self.unlisted[client] -= 1
-        else:
-            self.ended.add(one)
+            self.open[client] -= 1
             return
-        self.open[client] -= 1
+        self.ended[one] = self.unlisted.get(client, 0) > 0
+        if self.ended[one]:
+            self._count_unlisted(client, -1)
+
+    def end_is_lost(self, client: int, handle: int) -> None:
+        """If it comes all the same, it counts no more."""
+        one = (client, handle)
+        if one in self.opened:
+            self.end_handle(client, handle)
+            self.ended[one] = False
+
+    def _count_unlisted(self, client: int, count: int) -> None:
+        self.unlisted[client] += count
+        self.open[client] += count
 
     def close_all(self, client: int) -> None:
         self.opened = {one for one in self.opened if one[0] != client}
-        self.ended = {one for one in self.ended if one[0] != client}
+        self.ended = {one: took for one, took in self.ended.items() if one[0] != client}
         self.open[client] = self.unlisted[client] = 0
 
     def forget_handles(self) -> None:
         """A successor knows whose it is and how many are open, and not which."""
         self.opened.clear()
         self.ended.clear()
+        self.ends_forgotten = self.searched_at_ns is None
         self.unlisted = {number: count for number, count in self.open.items() if count}
 
     def state(self) -> tuple[int, SliceFlags, int, int]:
@@ -318,9 +336,9 @@ class ReportStore:
     ) -> None:
         found.open.setdefault(client.number, 0)
         if client.live and is_new and RunFlags.FIRST in flags:
-            found.open_handle(client.number, handle)
+            found.begin_handle(client, handle)
         if client.live and RunFlags.LAST in flags:
-            found.close_handle(client.number, handle)
+            found.end_handle(client.number, handle)
 
     def close_gone(self) -> None:
         """What processes that are gone had open stays unfinished."""
