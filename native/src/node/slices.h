@@ -172,16 +172,22 @@ void slices_left_out(struct bsn *n, bool give_way);
 void slices_close_gone(struct bsn *n, bool give_way);
 void slice_put_exit(struct bsn *n, struct sink *to, uint32_t client);
 void slice_fill(const struct slice *s, struct bsn_slice *out);
+
+/* handles.c */
 struct part *slice_part(struct slice *s, uint32_t client);
 uint32_t slice_open_handles(const struct slice *s);
 void slice_begin_handle(const struct bsn *n, struct slice *s, struct part *part,
 			uint32_t handle);
 void slice_end_handle(struct slice *s, struct part *part, uint32_t handle);
-/* Of a run that was copied, what it says of its handle. While the slice is looked for,
- * the search counts, which knows all that was met (verdict.c). */
+/* Of a run that was copied, what it says of its handle; and of one that was lost. While
+ * the slice is looked for, the search counts, which knows all that was met (verdict.c). */
 void slice_count_run(const struct bsn *n, struct slice *s,
 		     const struct run *run, bool is_new);
+void slice_count_flags(const struct bsn *n, struct slice *s, uint32_t client,
+		       uint32_t handle, uint32_t flags);
 /* So many, of those that are not known by their numbers. */
 void slice_close_unlisted(struct part *part, uint32_t handles);
+/* Its process is gone. */
+void slice_close_all(struct slice *s, struct part *part);
 
 #endif
