@@ -81,7 +81,7 @@ def pytest_runtest_logfinish() -> None:
 
 
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
-    """Of a megabyte of zeros the name of a test shall not be four."""
+    """Leave a long value out of the name of a test: a megabyte of zeros takes four there."""
     is_long = isinstance(val, bytes | str) and len(val) > _ID_MAX
     return argname if is_long else None
 

@@ -25,7 +25,6 @@ class Fires(Site):
         self.began_ns = 100
         self.firings = [self.firing("an order of before", self.began_ns - 1)]
         self.is_broken = False
-        self.seen_while_broken: list[str] = []
 
     def firing(self, trace: str, at_ns: int) -> Firing:
         return Firing(TRIGGER, NODE, trace, frozenset(), "waited", at_ns)
@@ -35,7 +34,6 @@ class Fires(Site):
             trace = self.left.pop(0)
             self.firings.append(self.firing(trace, self.began_ns + 1))
             self.asked.append(Asked(1, trace, self.began_ns, self.began_ns + 2, 200))
-            self.seen_while_broken.append(trace)
         return len(self.firings)
 
     def seen(self) -> Seen:
@@ -58,7 +56,7 @@ def whom_it_took(site: Fires, others: frozenset[str]) -> list[str]:
     mishap = Mishap("hog", "hogs", TRIGGER, "stock", lambda _: site.breaks(others))
     assert mishap.node == NODE
     suffer(site, mishap)
-    return site.seen_while_broken
+    return [one.trace for one in site.asked]
 
 
 def test_a_thing_is_broken_until_it_fires() -> None:

@@ -83,7 +83,12 @@ static bool list_handle(struct slice *s, struct slice_handle h)
 static void list_end(struct slice *s, const struct part *part, uint32_t handle,
 		     bool took)
 {
-	struct slice_handle h = {part->client, handle, true, took};
+	const struct slice_handle h = {
+		.client = part->client,
+		.handle = handle,
+		.ended = true,
+		.took = took,
+	};
 
 	if (!list_handle(s, h))
 		s->ends_forgotten = true;
@@ -106,7 +111,10 @@ void slice_begin_handle(const struct bsn *n, struct slice *s, struct part *part,
 			uint32_t handle)
 {
 	struct slice_handle *h = find_handle(s, part->client, handle);
-	struct slice_handle open = {part->client, handle, false, false};
+	const struct slice_handle open = {
+		.client = part->client,
+		.handle = handle,
+	};
 	const struct client *c;
 
 	if (h && h->ended)

@@ -698,19 +698,34 @@ static void only_what_began_can_end(void)
 	free_with_writer(n, &w);
 }
 
+/* A run of the trace that is looked at; its flags, but that it is closed. */
+static void one_run(struct wthread *t, uint32_t handle, uint32_t seq,
+		    uint32_t flags)
+{
+	CHECK(w_begin(t, trace_id(1), handle, seq, flags & BS_RUN_FIRST, 100));
+	w_end(t, flags & BS_RUN_LAST);
+}
+
+/* Its slice is there, with nothing open. */
+static struct bsn *node_with_slice(struct bsn_config *config, struct writer *w,
+				   struct wthread *t)
+{
+	struct bsn *n = node_with_writer(config, w, t);
+	struct bsn_slice s;
+
+	CHECK(w_trace(t, trace_id(1), 100, START));
+	collect(n, trace_id(1), START, &s);
+	return n;
+}
+
 /* One thread begins handles, another one ends them. */
 static void pass_on(struct wthread *begins, struct wthread *ends, uint32_t from,
 		    uint32_t count)
 {
-	for (uint32_t i = from; i < from + count; i++) {
-		CHECK(w_begin(begins, trace_id(1), HANDLE + i, 0, BS_RUN_FIRST,
-			      100));
-		w_end(begins, 0);
-	}
-	for (uint32_t i = from; i < from + count; i++) {
-		CHECK(w_begin(ends, trace_id(1), HANDLE + i, 1, 0, 100));
-		w_end(ends, BS_RUN_LAST);
-	}
+	for (uint32_t i = from; i < from + count; i++)
+		one_run(begins, HANDLE + i, 0, BS_RUN_FIRST);
+	for (uint32_t i = from; i < from + count; i++)
+		one_run(ends, HANDLE + i, 1, BS_RUN_LAST);
 }
 
 static uint32_t open_now(struct bsn *n)
@@ -752,17 +767,14 @@ static void an_end_counts_before_the_beginning(void)
 		}
 		/* One is open, and a successor does not know which. */
 		w_list(&w, HANDLE + 500, true);
-		CHECK(w_begin(&t[0], trace_id(1), HANDLE + 500, 0, BS_RUN_FIRST,
-			      100));
-		w_end(&t[0], 0);
+		one_run(&t[0], HANDLE + 500, 0, BS_RUN_FIRST);
 		CHECK_EQ(open_now(n), 1);
 		n = restart(n, &config, &w, 1, START);
 		for (uint32_t i = 0; i < 3; i++) {
 			pass_on(&t[first], &t[!first], 501 + i, 1);
 			CHECK_EQ(open_now(n), 1);
 		}
-		CHECK(w_begin(&t[1], trace_id(1), HANDLE + 500, 1, 0, 100));
-		w_end(&t[1], BS_RUN_LAST);
+		one_run(&t[1], HANDLE + 500, 1, BS_RUN_LAST);
 		CHECK_EQ(open_now(n), 0);
 		free_with_writer(n, &w);
 	}
@@ -783,8 +795,7 @@ static void an_end_that_is_gone_is_an_end(void)
 	pass_on(&t[0], &t[1], 0, 1);
 	CHECK(w_take_segment(&t[1]));
 	w_list(&w, HANDLE + 1, true);
-	CHECK(w_begin(&t[0], trace_id(1), HANDLE + 1, 0, BS_RUN_FIRST, 100));
-	w_end(&t[0], 0);
+	one_run(&t[0], HANDLE + 1, 0, BS_RUN_FIRST);
 	for (uint64_t i = 0; i < 200; i++) {
 		CHECK(w_trace(&t[2], trace_id(1000 + i), 30000, START));
 		bsn_poll(n, START);
@@ -799,24 +810,18 @@ static void an_end_that_is_gone_is_an_end(void)
 static void a_beginning_that_a_successor_meets_is_not_open(void)
 {
 	struct bsn_config config = test_config(4 << 20);
-	struct bsn_slice s;
 	struct wthread t;
 	struct writer w;
-	struct bsn *n = node_with_writer(&config, &w, &t);
+	struct bsn *n = node_with_slice(&config, &w, &t);
 
-	CHECK(w_trace(&t, trace_id(1), 100, START));
-	collect(n, trace_id(1), START, &s);
-	CHECK(w_begin(&t, trace_id(1), HANDLE, 1, 0, 100));
-	w_end(&t, BS_RUN_LAST);
+	one_run(&t, HANDLE, 1, BS_RUN_LAST);
 	CHECK_EQ(open_now(n), 0);
 	n = restart(n, &config, &w, 1, START);
-	CHECK(w_begin(&t, trace_id(1), HANDLE, 0, BS_RUN_FIRST, 100));
-	w_end(&t, 0);
+	one_run(&t, HANDLE, 0, BS_RUN_FIRST);
 	CHECK_EQ(open_now(n), 0);
 	/* One that is open is. */
 	w_list(&w, HANDLE + 1, true);
-	CHECK(w_begin(&t, trace_id(1), HANDLE + 1, 0, BS_RUN_FIRST, 100));
-	w_end(&t, 0);
+	one_run(&t, HANDLE + 1, 0, BS_RUN_FIRST);
 	CHECK_EQ(open_now(n), 1);
 	free_with_writer(n, &w);
 }
@@ -825,25 +830,18 @@ static void a_beginning_that_a_successor_meets_is_not_open(void)
 static void a_handle_ends_once(void)
 {
 	struct bsn_config config = test_config(4 << 20);
-	struct bsn_slice s;
 	struct wthread t;
 	struct writer w;
-	struct bsn *n = node_with_writer(&config, &w, &t);
+	struct bsn *n = node_with_slice(&config, &w, &t);
 
-	CHECK(w_trace(&t, trace_id(1), 100, START));
-	collect(n, trace_id(1), START, &s);
 	for (uint32_t i = 0; i < 5; i++) {
-		uint32_t flags = i == 2 ? BS_RUN_FIRST : 0;
-
-		CHECK(w_begin(&t, trace_id(1), HANDLE, i, flags, 100));
-		w_end(&t, i == 2 ? 0 : BS_RUN_LAST);
+		one_run(&t, HANDLE, i, i == 2 ? BS_RUN_FIRST : BS_RUN_LAST);
 		CHECK_EQ(open_now(n), 0);
 	}
 	/* Of a loss one does not know when it was, either. */
 	w_lose_run(&t, trace_id(1), HANDLE + 1, BS_RUN_LAST, 100);
 	CHECK_EQ(open_now(n), 0);
-	CHECK(w_begin(&t, trace_id(1), HANDLE + 1, 0, BS_RUN_FIRST, 100));
-	w_end(&t, 0);
+	one_run(&t, HANDLE + 1, 0, BS_RUN_FIRST);
 	CHECK_EQ(open_now(n), 0);
 	free_with_writer(n, &w);
 }
@@ -853,39 +851,25 @@ static void a_handle_ends_once(void)
 static void ends_without_a_beginning_leave_room(void)
 {
 	struct bsn_config config = test_config(4 << 20);
-	struct bsn_slice s;
 	struct wthread t;
 	struct writer w;
-	struct bsn *n = node_with_writer(&config, &w, &t);
+	struct bsn *n = node_with_slice(&config, &w, &t);
 
-	CHECK(w_trace(&t, trace_id(1), 100, START));
-	collect(n, trace_id(1), START, &s);
-	for (uint32_t i = 0; i < 100; i++) {
-		CHECK(w_begin(&t, trace_id(1), HANDLE + i, 1, 0, 100));
-		w_end(&t, BS_RUN_LAST);
-	}
+	for (uint32_t i = 0; i < 100; i++)
+		one_run(&t, HANDLE + i, 1, BS_RUN_LAST);
 	for (uint32_t i = 100; i < 140; i++) {
 		w_list(&w, HANDLE + i, true);
-		CHECK(w_begin(&t, trace_id(1), HANDLE + i, 0, BS_RUN_FIRST,
-			      100));
-		w_end(&t, 0);
+		one_run(&t, HANDLE + i, 0, BS_RUN_FIRST);
 	}
-	bsn_poll(n, START);
-	CHECK_EQ(bsn_slice_info(n, trace_id(1), &s), 0);
-	CHECK_EQ(s.open_handles, 40);
+	CHECK_EQ(open_now(n), 40);
 	/* Of new ones either may be met first. */
-	CHECK(w_begin(&t, trace_id(1), HANDLE + 200, 1, 0, 100));
-	w_end(&t, BS_RUN_LAST);
-	CHECK(w_begin(&t, trace_id(1), HANDLE + 200, 0, BS_RUN_FIRST, 100));
-	w_end(&t, 0);
+	one_run(&t, HANDLE + 200, 1, BS_RUN_LAST);
+	one_run(&t, HANDLE + 200, 0, BS_RUN_FIRST);
 	CHECK_EQ(open_now(n), 40);
 	/* An end of another one counts for none of them. */
 	for (uint32_t i = 0; i <= 40; i++) {
-		CHECK(w_begin(&t, trace_id(1), HANDLE + 140 - i, 2, 0, 100));
-		w_end(&t, BS_RUN_LAST);
-		bsn_poll(n, START);
-		CHECK_EQ(bsn_slice_info(n, trace_id(1), &s), 0);
-		CHECK_EQ(s.open_handles, 40 - i);
+		one_run(&t, HANDLE + 140 - i, 2, BS_RUN_LAST);
+		CHECK_EQ(open_now(n), 40 - i);
 	}
 	free_with_writer(n, &w);
 }
