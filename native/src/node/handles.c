@@ -35,10 +35,14 @@ uint32_t slice_open_handles(const struct slice *s)
 
 /* ------------------------------------------------------------- the list --- */
 
+/* What is read of the list in the time that an entry of a directory takes. */
+#define HANDLES_AN_ENTRY 8u
+
 /* NULL: it is not listed. */
-static struct slice_handle *find_handle(const struct slice *s, uint32_t client,
-					uint32_t handle)
+static struct slice_handle *find_handle(struct bsn *n, const struct slice *s,
+					uint32_t client, uint32_t handle)
 {
+	n->cost += s->n_handles / HANDLES_AN_ENTRY;
 	for (uint32_t i = 0; i < s->n_handles; i++) {
 		if (s->handles[i].client == client &&
 		    s->handles[i].handle == handle)
@@ -68,13 +72,27 @@ static bool forget_end(struct slice *s)
 	return false;
 }
 
+static bool has_room(struct slice *s)
+{
+	uint32_t room = s->handles_room ? 2 * s->handles_room : 4;
+	struct slice_handle *handles;
+
+	if (s->n_handles < s->handles_room)
+		return true;
+	if (room > SLICE_HANDLES_MAX)
+		return false;
+	handles = realloc(s->handles, room * sizeof(*handles));
+	if (!handles)
+		return false;
+	s->handles = handles;
+	s->handles_room = room;
+	return true;
+}
+
 /* False: there is no room. */
 static bool list_handle(struct slice *s, struct slice_handle h)
 {
-	if (!s->handles)
-		s->handles = malloc(SLICE_HANDLES_MAX * sizeof(*s->handles));
-	if (!s->handles ||
-	    (s->n_handles == SLICE_HANDLES_MAX && !forget_end(s)))
+	if (!has_room(s) && !forget_end(s))
 		return false;
 	s->handles[s->n_handles++] = h;
 	return true;
@@ -107,14 +125,37 @@ static void begin_ended(struct slice *s, struct part *part,
 	drop_handle(s, h);
 }
 
-void slice_begin_handle(const struct bsn *n, struct slice *s, struct part *part,
-			uint32_t handle)
+void slice_open_handle(struct slice *s, struct part *part, uint32_t handle)
 {
-	struct slice_handle *h = find_handle(s, part->client, handle);
 	const struct slice_handle open = {
 		.client = part->client,
 		.handle = handle,
 	};
+
+	part->open++;
+	if (!list_handle(s, open))
+		part->unlisted++;
+}
+
+void slice_close_handle(struct bsn *n, struct slice *s, struct part *part,
+			uint32_t handle)
+{
+	struct slice_handle *h = find_handle(n, s, part->client, handle);
+
+	/* All of a process that is gone are closed already. */
+	if (!h && !part->unlisted)
+		return;
+	if (h)
+		drop_handle(s, h);
+	else
+		part->unlisted--;
+	part->open--;
+}
+
+static void begin_handle(struct bsn *n, struct slice *s, struct part *part,
+			 uint32_t handle)
+{
+	struct slice_handle *h = find_handle(n, s, part->client, handle);
 	const struct client *c;
 
 	if (h && h->ended)
@@ -123,20 +164,20 @@ void slice_begin_handle(const struct bsn *n, struct slice *s, struct part *part,
 		return;
 	if (s->ends_forgotten) {
 		c = client_find(n, part->client);
+		n->cost += 2 * LINE_ENTRIES;
 		if (!c || !handle_is_open(c, handle)) {
-			/* It may come yet. */
+			/* Its end may come yet. */
 			list_end(s, part, handle, false);
 			return;
 		}
 	}
-	part->open++;
-	if (!list_handle(s, open))
-		part->unlisted++;
+	slice_open_handle(s, part, handle);
 }
 
-void slice_end_handle(struct slice *s, struct part *part, uint32_t handle)
+static void end_handle(struct bsn *n, struct slice *s, struct part *part,
+		       uint32_t handle)
 {
-	struct slice_handle *h = find_handle(s, part->client, handle);
+	struct slice_handle *h = find_handle(n, s, part->client, handle);
 	bool took = !h && part->unlisted;
 
 	if (h && h->ended)
@@ -151,19 +192,19 @@ void slice_end_handle(struct slice *s, struct part *part, uint32_t handle)
 		part->open--;
 }
 
-void slice_count_flags(const struct bsn *n, struct slice *s, uint32_t client,
+void slice_count_flags(struct bsn *n, struct slice *s, uint32_t client,
 		       uint32_t handle, uint32_t flags)
 {
 	struct part *part = slice_part(s, client);
 
 	if (part && flags & BS_RUN_FIRST)
-		slice_begin_handle(n, s, part, handle);
+		begin_handle(n, s, part, handle);
 	if (part && flags & BS_RUN_LAST)
-		slice_end_handle(s, part, handle);
+		end_handle(n, s, part, handle);
 }
 
-void slice_count_run(const struct bsn *n, struct slice *s,
-		     const struct run *run, bool is_new)
+void slice_count_run(struct bsn *n, struct slice *s, const struct run *run,
+		     bool is_new)
 {
 	uint32_t flags = run->flags;
 
@@ -186,9 +227,12 @@ void slice_close_unlisted(struct part *part, uint32_t handles)
 
 void slice_close_all(struct slice *s, struct part *part)
 {
-	for (uint32_t i = s->n_handles; i-- > 0;) {
-		if (s->handles[i].client == part->client)
-			drop_handle(s, &s->handles[i]);
+	uint32_t kept = 0;
+
+	for (uint32_t i = 0; i < s->n_handles; i++) {
+		if (s->handles[i].client != part->client)
+			s->handles[kept++] = s->handles[i];
 	}
+	s->n_handles = kept;
 	part->open = part->unlisted = 0;
 }

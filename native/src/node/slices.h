@@ -31,12 +31,14 @@ struct part {
  * that began and ended between two looks either may be met first.
  *
  * They are few: hardly a trace has as many open in one node, or ended between two looks,
- * and a list of so many is read in no time. The oldest end gives way to what is new;
- * from then on, and after a restart, it is asked of the process if a handle that begins
- * is open still. (One that had no place in the table of its process is taken for closed
- * then: a trace is told to be quiet earlier, and what comes is reported all the same.)
+ * and a list of so many is read in no time (6 KiB). The oldest end gives way to what is
+ * new; from then on, and after a restart, it is asked of the process if a handle that
+ * begins is open still. Then, and with more that are open, a count may be too low: one
+ * that had no place in the table of its process is taken for closed, and the end of one
+ * that is not known any more for that of another. A trace is told to be quiet earlier,
+ * and what comes is reported all the same.
  */
-#define SLICE_HANDLES_MAX 64u
+#define SLICE_HANDLES_MAX 512u
 
 struct slice_handle {
 	uint32_t client, handle;
@@ -59,8 +61,8 @@ struct slice {
 
 	struct part *parts;
 	uint32_t n_parts, parts_room;
-	struct slice_handle *handles; /* room for all; NULL: none yet */
-	uint32_t n_handles;
+	struct slice_handle *handles;
+	uint32_t n_handles, handles_room;
 	bool ends_forgotten;	  /* some, or a predecessor's */
 	uint64_t last_pair_ticks; /* of the CLOCK piece written last */
 	uint64_t last_pair_realtime_ns;
@@ -176,14 +178,15 @@ void slice_fill(const struct slice *s, struct bsn_slice *out);
 /* handles.c */
 struct part *slice_part(struct slice *s, uint32_t client);
 uint32_t slice_open_handles(const struct slice *s);
-void slice_begin_handle(const struct bsn *n, struct slice *s, struct part *part,
+/* While the slice is looked for, the search counts, which knows what was met (verdict.c):
+ * each is opened once, and closed after that. */
+void slice_open_handle(struct slice *s, struct part *part, uint32_t handle);
+void slice_close_handle(struct bsn *n, struct slice *s, struct part *part,
 			uint32_t handle);
-void slice_end_handle(struct slice *s, struct part *part, uint32_t handle);
-/* Of a run that was copied, what it says of its handle; and of one that was lost. While
- * the slice is looked for, the search counts, which knows all that was met (verdict.c). */
-void slice_count_run(const struct bsn *n, struct slice *s,
-		     const struct run *run, bool is_new);
-void slice_count_flags(const struct bsn *n, struct slice *s, uint32_t client,
+/* Else: of a run that was copied, what it says of its handle; and of one that was lost. */
+void slice_count_run(struct bsn *n, struct slice *s, const struct run *run,
+		     bool is_new);
+void slice_count_flags(struct bsn *n, struct slice *s, uint32_t client,
 		       uint32_t handle, uint32_t flags);
 /* So many, of those that are not known by their numbers. */
 void slice_close_unlisted(struct part *part, uint32_t handles);

@@ -41,7 +41,7 @@ static bool is_open(const struct met *m)
 }
 
 /* In whatever order its runs are met. */
-static void count(const struct bsn *n, struct search *s, const struct met *m,
+static void count(struct bsn *n, struct search *s, const struct met *m,
 		  bool was_open)
 {
 	struct slice *slice = s->to.slice;
@@ -51,9 +51,9 @@ static void count(const struct bsn *n, struct search *s, const struct met *m,
 		return;
 	part = slice_part(slice, m->client);
 	if (part && was_open)
-		slice_end_handle(slice, part, m->handle);
+		slice_close_handle(n, slice, part, m->handle);
 	else if (part)
-		slice_begin_handle(n, slice, part, m->handle);
+		slice_open_handle(slice, part, m->handle);
 }
 
 void search_meet(struct bsn *n, struct search *s, const struct run *run,
@@ -86,10 +86,13 @@ void search_meet(struct bsn *n, struct search *s, const struct run *run,
 	m = met_get(n, &s->met, run->owner.number, run->handle);
 	if (!m) {
 		s->failed = true;
+		if (s->to.slice)
+			slice_count_run(n, s->to.slice, run, true);
 		return;
 	}
 	was_open = is_open(m);
-	m->live = run->live;
+	/* By now: a part of a kept run may have been put off (parts.c). */
+	m->live = c && c->live;
 	m->first |= !!(run->flags & BS_RUN_FIRST);
 	m->begun |= m->first;
 	m->last |= !!(run->flags & BS_RUN_LAST);
@@ -113,8 +116,11 @@ void search_meet_again(struct bsn *n, struct search *s, const struct run *run,
 
 	if (last_ns > s->active_ns)
 		s->active_ns = last_ns;
-	if (!m)
+	if (!m) {
+		if (s->to.slice)
+			slice_count_run(n, s->to.slice, run, false);
 		return;
+	}
 	was_open = is_open(m);
 	m->last |= !!(run->flags & BS_RUN_LAST);
 	m->lossy |= !!(run->flags & BS_RUN_LOSSY);
@@ -182,7 +188,7 @@ static bool has_gap(const struct met *m)
  * so. */
 static bool end_is_lost(const struct met *m, const struct client *c)
 {
-	return m->first && !m->last && !m->closed && m->live && c &&
+	return m->begun && !m->last && !m->closed && m->live && c &&
 	       !handle_is_open(c, m->handle);
 }
 
@@ -235,6 +241,10 @@ static void judge_page(struct bsn *n, struct search *s,
 		judged->is_any = true;
 		judged->has_gaps |= has_gap(m);
 		judged->is_open |= !m->last;
+		/* Its beginning may stand where the pass had been. What has no gap is not
+		 * looked for again, but then it is asked whether it is open. */
+		if (m->lossy && m->live && m->last && !m->begun)
+			s->to.slice->ends_forgotten = true;
 		/* Most that follow on each other are of the same. */
 		if (m->client != number) {
 			number = m->client;

@@ -738,6 +738,9 @@ static uint32_t open_now(struct bsn *n)
 	return s.open_handles;
 }
 
+/* More than a slice lists. */
+#define MANY (SLICE_HANDLES_MAX + 100)
+
 /* Whichever's segment is looked at first: by a search, however many they are; for a slice
  * that is there, where more than are listed are asked for; and by a successor. */
 static void an_end_counts_before_the_beginning(void)
@@ -755,29 +758,57 @@ static void an_end_counts_before_the_beginning(void)
 		/* Their segments are looked at in this order. */
 		for (uint32_t i = 0; i < 2; i++)
 			CHECK(w_trace(&t[i], trace_id(2), 100, START));
-		pass_on(&t[first], &t[!first], 0, 100);
+		pass_on(&t[first], &t[!first], 0, MANY);
 		collect(n, trace_id(1), START, &s);
 		CHECK_EQ(s.flags, BSN_SLICE_HELD);
 		CHECK_EQ(s.open_handles, 0);
-		for (uint32_t i = 0; i < 3; i++) {
-			pass_on(&t[first], &t[!first], 100 + 100 * i, 100);
+		for (uint32_t i = 1; i <= 3; i++) {
+			pass_on(&t[first], &t[!first], i * MANY, MANY);
 			CHECK_EQ(open_now(n), 0);
-			pass_on(&t[!first], &t[first], 400 + i, 1);
+			pass_on(&t[!first], &t[first], 4 * MANY + i, 1);
 			CHECK_EQ(open_now(n), 0);
 		}
 		/* One is open, and a successor does not know which. */
-		w_list(&w, HANDLE + 500, true);
-		one_run(&t[0], HANDLE + 500, 0, BS_RUN_FIRST);
+		w_list(&w, HANDLE + 5 * MANY, true);
+		one_run(&t[0], HANDLE + 5 * MANY, 0, BS_RUN_FIRST);
 		CHECK_EQ(open_now(n), 1);
 		n = restart(n, &config, &w, 1, START);
-		for (uint32_t i = 0; i < 3; i++) {
-			pass_on(&t[first], &t[!first], 501 + i, 1);
+		for (uint32_t i = 6; i <= 8; i++) {
+			pass_on(&t[first], &t[!first], i * MANY,
+				SLICE_HANDLES_MAX / 4);
 			CHECK_EQ(open_now(n), 1);
 		}
-		one_run(&t[1], HANDLE + 500, 1, BS_RUN_LAST);
+		one_run(&t[1], HANDLE + 5 * MANY, 1, BS_RUN_LAST);
 		CHECK_EQ(open_now(n), 0);
 		free_with_writer(n, &w);
 	}
+}
+
+/* More are open than a slice lists; those that come and go beside them count for none. */
+static void a_search_counts_however_many_are_open(void)
+{
+	struct bsn_config config = test_config(4 << 20);
+	struct bsn *n = test_node(&config);
+	struct bsn_slice s;
+	struct wthread t[2];
+	struct writer w;
+
+	writer_attach(&w, n, START);
+	t[0] = writer_thread(&w, 0);
+	t[1] = writer_thread(&w, 1);
+	for (uint32_t i = 0; i < MANY; i++) {
+		w_list(&w, HANDLE + i, true);
+		one_run(&t[0], HANDLE + i, 0, BS_RUN_FIRST);
+	}
+	pass_on(&t[0], &t[0], MANY, 200);
+	pass_on(&t[0], &t[1], MANY + 200, 200);
+	pass_on(&t[1], &t[0], MANY + 400, 200);
+	collect(n, trace_id(1), START, &s);
+	CHECK_EQ(s.open_handles, MANY);
+	for (uint32_t i = 0; i < MANY; i++)
+		one_run(&t[1], HANDLE + i, 1, BS_RUN_LAST);
+	CHECK_EQ(open_now(n), 0);
+	free_with_writer(n, &w);
 }
 
 /* The end is reclaimed, and the beginning is there. */
@@ -855,20 +886,20 @@ static void ends_without_a_beginning_leave_room(void)
 	struct writer w;
 	struct bsn *n = node_with_slice(&config, &w, &t);
 
-	for (uint32_t i = 0; i < 100; i++)
+	for (uint32_t i = 0; i < MANY; i++)
 		one_run(&t, HANDLE + i, 1, BS_RUN_LAST);
-	for (uint32_t i = 100; i < 140; i++) {
+	for (uint32_t i = MANY; i < MANY + 40; i++) {
 		w_list(&w, HANDLE + i, true);
 		one_run(&t, HANDLE + i, 0, BS_RUN_FIRST);
 	}
 	CHECK_EQ(open_now(n), 40);
 	/* Of new ones either may be met first. */
-	one_run(&t, HANDLE + 200, 1, BS_RUN_LAST);
-	one_run(&t, HANDLE + 200, 0, BS_RUN_FIRST);
+	one_run(&t, HANDLE + 2 * MANY, 1, BS_RUN_LAST);
+	one_run(&t, HANDLE + 2 * MANY, 0, BS_RUN_FIRST);
 	CHECK_EQ(open_now(n), 40);
 	/* An end of another one counts for none of them. */
 	for (uint32_t i = 0; i <= 40; i++) {
-		one_run(&t, HANDLE + 140 - i, 2, BS_RUN_LAST);
+		one_run(&t, HANDLE + MANY + 40 - i, 2, BS_RUN_LAST);
 		CHECK_EQ(open_now(n), 40 - i);
 	}
 	free_with_writer(n, &w);
@@ -899,7 +930,7 @@ static void an_end_counts_once(void)
 	CHECK_EQ(s.open_handles, 1);
 	w_end(&t[0], BS_RUN_LAST);
 	/* As many as are known by their numbers, and more. */
-	for (uint32_t i = 0; i < 200; i++) {
+	for (uint32_t i = 0; i < MANY; i++) {
 		w_list(&w, HANDLE + 2 + i, true);
 		CHECK(w_begin(&t[1], trace_id(1), HANDLE + 2 + i, 0,
 			      BS_RUN_FIRST, 100));
@@ -907,8 +938,8 @@ static void an_end_counts_once(void)
 	}
 	bsn_poll(n, START);
 	CHECK_EQ(bsn_slice_info(n, trace_id(1), &s), 0);
-	CHECK_EQ(s.open_handles, 200);
-	for (uint32_t i = 0; i < 200; i++) {
+	CHECK_EQ(s.open_handles, MANY);
+	for (uint32_t i = 0; i < MANY; i++) {
 		CHECK(w_begin(&t[1], trace_id(1), HANDLE + 2 + i, 1, 0, 100));
 		w_end(&t[1], BS_RUN_LAST);
 	}
@@ -1017,6 +1048,7 @@ int main(void)
 	RUN(memory_moves_between_processes);
 	RUN(only_what_began_can_end);
 	RUN(an_end_counts_before_the_beginning);
+	RUN(a_search_counts_however_many_are_open);
 	RUN(an_end_that_is_gone_is_an_end);
 	RUN(a_beginning_that_a_successor_meets_is_not_open);
 	RUN(a_handle_ends_once);

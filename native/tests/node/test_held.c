@@ -295,6 +295,31 @@ static void parts_in_any_order_take_few_steps(void)
 	bsn_free(n);
 }
 
+/* One that was put off while its process lived. */
+static void a_part_of_a_process_that_is_gone_opens_nothing(void)
+{
+	struct bsn_config config = test_config(64 << 20);
+	struct bsn *n = test_node(&config);
+	struct slice slice = {.id = trace_id(1)};
+	const struct sink to = {.slice = &slice};
+	struct run run = {
+		.handle = 0x10000, .flags = BS_RUN_FIRST, .live = true};
+	struct search s;
+	struct writer w;
+
+	writer_attach(&w, n, START);
+	run.owner.number = (uint32_t)w.number;
+	CHECK_EQ(bsn_client_exited(n, w.number, START), 0);
+	node_lock(n);
+	CHECK_EQ(search_init(n, &s, slice.id, to), 0);
+	search_meet(n, &s, &run, (struct ticks){0});
+	CHECK_EQ(slice_open_handles(&slice), 0);
+	search_free(n, &s);
+	node_unlock(n);
+	free(slice.parts);
+	free_with_writer(n, &w);
+}
+
 /* --------------------------------------------------------------- handles --- */
 
 /* Those that a slice lists, and many more, of two processes. */
@@ -549,6 +574,7 @@ int main(void)
 	RUN(runs_of_a_segment_are_watched_in_pieces);
 	RUN(what_is_visited_in_part_is_visited_once);
 	RUN(parts_in_any_order_take_few_steps);
+	RUN(a_part_of_a_process_that_is_gone_opens_nothing);
 	RUN(handles_whose_ends_are_lost_are_closed);
 	RUN(handles_are_judged_in_pieces);
 	RUN(slices_are_told_what_was_lost_in_pieces);

@@ -192,7 +192,16 @@ static void close_elsewhere(struct between *b)
 	write_run(&b->t[1], HANDLE, 2, BS_RUN_LAST, b->now);
 }
 
-static void what_comes_behind_a_pass_is_not_missing(void)
+/* So one begins, too, of which a record is lost. Nothing else is missing. */
+static void begin_and_close_elsewhere(struct between *b)
+{
+	write_run(&b->t[0], HANDLE, 1, BS_RUN_LAST, b->now);
+	write_run(&b->t[0], HANDLE + 1, 0, 0, b->now);
+	write_run(&b->t[1], HANDLE + 1, 1, BS_RUN_LAST | BS_RUN_LOSSY, b->now);
+}
+
+static void come_behind_a_pass(void (*act)(struct between *b), uint32_t flags,
+			       uint32_t records)
 {
 	enum {
 		THREADS = 25
@@ -203,7 +212,7 @@ static void what_comes_behind_a_pass_is_not_missing(void)
 	struct bsn_slice s;
 	uint64_t other = OTHERS / 2;
 
-	begin(&b, &w, &t[0], close_elsewhere);
+	begin(&b, &w, &t[0], act);
 	b.t = t;
 	w_show(&t[0], HANDLE);
 	write_run(&t[0], HANDLE, 0, 0, b.now);
@@ -219,11 +228,22 @@ static void what_comes_behind_a_pass_is_not_missing(void)
 	search_with(&b);
 	bsn_poll(b.n, b.now);
 	CHECK_EQ(bsn_slice_info(b.n, trace_id(WANTED), &s), 0);
-	CHECK_EQ(s.flags, BSN_SLICE_HELD);
+	CHECK_EQ(s.flags, flags);
 	CHECK_EQ(s.open_handles, 0);
 	decode_slice(b.n, trace_id(WANTED), &d);
-	CHECK_EQ(d.records, 3);
+	CHECK_EQ(d.records, records);
 	end(&b);
+}
+
+static void what_comes_behind_a_pass_is_not_missing(void)
+{
+	come_behind_a_pass(close_elsewhere, BSN_SLICE_HELD, 3);
+}
+
+static void what_begins_behind_a_pass_ends_with_it(void)
+{
+	come_behind_a_pass(begin_and_close_elsewhere,
+			   BSN_SLICE_HELD | BSN_SLICE_LOSSY, 4);
 }
 
 /* Segments that were looked at, and some that were not. */
@@ -356,13 +376,14 @@ static void a_process_leaves_meanwhile(void)
 	end(&b);
 }
 
-/* The last run of one of two handles is lost: one is open. */
+/* The last run of one of two handles is lost: one is open. And all of a third one. */
 static void lose_last(struct between *b)
 {
 	uint64_t end = UINT64_MAX;
 
 	w_show(b->t, 0);
 	w_lose_run(b->t, trace_id(WANTED), HANDLE, BS_RUN_LAST, 100);
+	w_lose_run(b->t, trace_id(WANTED), HANDLE + 2, BS_RUN_FIRST, 100);
 	CHECK(losses_read(b->n, b->n->clients.all[0], &end));
 }
 
@@ -383,7 +404,7 @@ static void a_loss_meanwhile_closes_its_handle_once(void)
 	CHECK_EQ(s.open_handles, 1);
 	decode_slice(b.n, trace_id(WANTED), &d);
 	CHECK_EQ(check_order(&d), 2);
-	CHECK_EQ(d.by_kind[BS_PIECE_LOSS], 1);
+	CHECK_EQ(d.by_kind[BS_PIECE_LOSS], 2);
 	end(&b);
 }
 
@@ -544,6 +565,7 @@ int main(void)
 	RUN(what_is_written_meanwhile_comes_once);
 	RUN(segments_that_are_taken_meanwhile_are_seen);
 	RUN(what_comes_behind_a_pass_is_not_missing);
+	RUN(what_begins_behind_a_pass_ends_with_it);
 	RUN(what_is_reclaimed_meanwhile_was_looked_at);
 	RUN(what_is_released_meanwhile_stays_released);
 	RUN(a_process_leaves_meanwhile);
