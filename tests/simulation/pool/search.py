@@ -21,6 +21,7 @@ class Met:
     client: ClientModel
     live: bool
     first: bool = False
+    begun: bool = False
     last: bool = False
     lossy: bool = False
     cut: bool = False
@@ -71,8 +72,9 @@ class Search:
                 untied_from_ns = self._untied_from(run, untied_from_ns)
                 self._meet(met, run)
         for client, loss in found.losses:
-            one = met.setdefault((client.number, loss.handle), Met(client, False))
+            one = met.setdefault((client.number, loss.handle), Met(client, client.live))
             one.lossy = True
+            one.begun |= RunFlags.FIRST in loss.flags
             one.last |= RunFlags.LAST in loss.flags
         found.losses.clear()
         found.searched_at_ns = None
@@ -85,6 +87,8 @@ class Search:
             found.flags |= SliceFlags.MAYBE_LOSSY
         lacks_runs = SliceFlags.LOSSY in found.flags or SliceFlags.EVICTED in why
         self._end_lost(found, met, lacks_runs=lacks_runs)
+        if any(m.lossy and m.live and m.last and not m.begun for m in met.values()):
+            found.ends_forgotten = True
         if not found.is_peek:
             self._store.touch(found)
 
@@ -100,6 +104,7 @@ class Search:
         one = met.setdefault((run.client.number, run.handle), Met(run.client, run.client.live))
         one.live = run.client.live
         one.first |= RunFlags.FIRST in run.flags
+        one.begun |= one.first
         one.last |= RunFlags.LAST in run.flags
         one.lossy |= RunFlags.LOSSY in run.flags
         one.cut |= run.is_cut
@@ -143,5 +148,5 @@ class Search:
         if not lacks_runs:
             return
         for (number, handle), one in met.items():
-            if one.first and not one.last and one.live and handle not in one.client.open:
+            if one.begun and not one.last and one.live and handle not in one.client.open:
                 found.end_is_lost(number, handle)

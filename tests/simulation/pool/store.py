@@ -25,7 +25,8 @@ class SliceModel:
     ``copied``: bytes of each run that are in it. ``open`` counts handles by client: those
     in ``opened``, and ``unlisted`` ones, of which a predecessor knew which they are. Of those
     in ``ended`` the end was met, and no beginning, and whether it was counted for an unlisted
-    one. After a restart (``ends_forgotten``) the process is asked which are open.
+    one. After a restart, and where an end with losses had no beginning (``ends_forgotten``),
+    the process is asked which are open.
     ``searched_at_ns``: when the search is over; None: it is. ``losses``: those that were
     told while it was searched for.
     """
