@@ -125,7 +125,7 @@ static void begin_ended(struct slice *s, struct part *part,
 	drop_handle(s, h);
 }
 
-void slice_open_handle(struct slice *s, struct part *part, uint32_t handle)
+static void open_handle(struct slice *s, struct part *part, uint32_t handle)
 {
 	const struct slice_handle open = {
 		.client = part->client,
@@ -137,13 +137,21 @@ void slice_open_handle(struct slice *s, struct part *part, uint32_t handle)
 		part->unlisted++;
 }
 
+/* One may be listed: a successor watches, before it takes up the search. */
+void slice_open_handle(struct bsn *n, struct slice *s, struct part *part,
+		       uint32_t handle)
+{
+	if (!find_handle(n, s, part->client, handle))
+		open_handle(s, part, handle);
+}
+
 void slice_close_handle(struct bsn *n, struct slice *s, struct part *part,
 			uint32_t handle)
 {
 	struct slice_handle *h = find_handle(n, s, part->client, handle);
 
 	/* All of a process that is gone are closed already. */
-	if (!h && !part->unlisted)
+	if (h ? h->ended : !part->unlisted)
 		return;
 	if (h)
 		drop_handle(s, h);
@@ -171,7 +179,7 @@ static void begin_handle(struct bsn *n, struct slice *s, struct part *part,
 			return;
 		}
 	}
-	slice_open_handle(s, part, handle);
+	open_handle(s, part, handle);
 }
 
 static void end_handle(struct bsn *n, struct slice *s, struct part *part,

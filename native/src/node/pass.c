@@ -81,6 +81,7 @@ static uint32_t hit(struct bsn *n, struct search *s, struct frame *f,
 		    uint32_t index, uint64_t entry, struct walk *walk)
 {
 	bool watched = is_watched(n, s->pass, f) && index == f->scanned;
+	uint64_t before = n->cost;
 	struct ticks ticks;
 	uint32_t copied;
 	struct run run;
@@ -104,7 +105,8 @@ static uint32_t hit(struct bsn *n, struct search *s, struct frame *f,
 	if (watched)
 		watch_from(n, f, copied);
 	search_meet(n, s, &run, ticks);
-	return HIT_ENTRIES + s->to.slice->n_parts + run.bytes / BYTES_AN_ENTRY;
+	return HIT_ENTRIES + s->to.slice->n_parts + run.bytes / BYTES_AN_ENTRY +
+	       (uint32_t)(n->cost - before);
 }
 
 static uint32_t look(struct bsn *n, struct pass *p, struct frame *f,

@@ -31,14 +31,14 @@ struct part {
  * that began and ended between two looks either may be met first.
  *
  * They are few: hardly a trace has as many open in one node, or ended between two looks,
- * and a list of so many is read in no time (6 KiB). The oldest end gives way to what is
+ * and a list of so many is read in no time (3 KiB). The oldest end gives way to what is
  * new; from then on, and after a restart, it is asked of the process if a handle that
  * begins is open still. Then, and with more that are open, a count may be too low: one
  * that had no place in the table of its process is taken for closed, and the end of one
  * that is not known any more for that of another. A trace is told to be quiet earlier,
  * and what comes is reported all the same.
  */
-#define SLICE_HANDLES_MAX 512u
+#define SLICE_HANDLES_MAX 256u
 
 struct slice_handle {
 	uint32_t client, handle;
@@ -178,9 +178,9 @@ void slice_fill(const struct slice *s, struct bsn_slice *out);
 /* handles.c */
 struct part *slice_part(struct slice *s, uint32_t client);
 uint32_t slice_open_handles(const struct slice *s);
-/* While the slice is looked for, the search counts, which knows what was met (verdict.c):
- * each is opened once, and closed after that. */
-void slice_open_handle(struct slice *s, struct part *part, uint32_t handle);
+/* While the slice is looked for, the search counts, which knows what was met (verdict.c). */
+void slice_open_handle(struct bsn *n, struct slice *s, struct part *part,
+		       uint32_t handle);
 void slice_close_handle(struct bsn *n, struct slice *s, struct part *part,
 			uint32_t handle);
 /* Else: of a run that was copied, what it says of its handle; and of one that was lost. */

@@ -53,7 +53,7 @@ static void count(struct bsn *n, struct search *s, const struct met *m,
 	if (part && was_open)
 		slice_close_handle(n, slice, part, m->handle);
 	else if (part)
-		slice_open_handle(slice, part, m->handle);
+		slice_open_handle(n, slice, part, m->handle);
 }
 
 void search_meet(struct bsn *n, struct search *s, const struct run *run,
@@ -86,8 +86,6 @@ void search_meet(struct bsn *n, struct search *s, const struct run *run,
 	m = met_get(n, &s->met, run->owner.number, run->handle);
 	if (!m) {
 		s->failed = true;
-		if (s->to.slice)
-			slice_count_run(n, s->to.slice, run, true);
 		return;
 	}
 	was_open = is_open(m);
@@ -116,11 +114,8 @@ void search_meet_again(struct bsn *n, struct search *s, const struct run *run,
 
 	if (last_ns > s->active_ns)
 		s->active_ns = last_ns;
-	if (!m) {
-		if (s->to.slice)
-			slice_count_run(n, s->to.slice, run, false);
+	if (!m)
 		return;
-	}
 	was_open = is_open(m);
 	m->last |= !!(run->flags & BS_RUN_LAST);
 	m->lossy |= !!(run->flags & BS_RUN_LOSSY);
@@ -192,11 +187,17 @@ static bool end_is_lost(const struct met *m, const struct client *c)
 	       !handle_is_open(c, m->handle);
 }
 
+/* Of a place in a table; where ends may be lost, it is asked of each handle whether it
+ * is open. */
+#define LOSSY_PLACE_MET 4u
+
 /* Those that the slice lists. Of the others as many are closed as ends were lost: to
  * look for each of thousands in that list would take milliseconds. */
-static void close_listed(const struct bsn *n, struct search *s)
+static void close_listed(const struct bsn *n, struct search *s, uint32_t *cost)
 {
 	struct slice *slice = s->to.slice;
+
+	*cost += slice->n_handles * LOSSY_PLACE_MET;
 
 	for (uint32_t i = 0; i < slice->n_handles; i++) {
 		struct slice_handle *h = &slice->handles[i];
@@ -241,9 +242,9 @@ static void judge_page(struct bsn *n, struct search *s,
 		judged->is_any = true;
 		judged->has_gaps |= has_gap(m);
 		judged->is_open |= !m->last;
-		/* Its beginning may stand where the pass had been. What has no gap is not
-		 * looked for again, but then it is asked whether it is open. */
-		if (m->lossy && m->live && m->last && !m->begun)
+		/* Its beginning may stand where the pass had been. If it comes, it is
+		 * asked whether it is open. */
+		if (m->live && m->last && !m->begun)
 			s->to.slice->ends_forgotten = true;
 		/* Most that follow on each other are of the same. */
 		if (m->client != number) {
@@ -263,10 +264,6 @@ static void judge_page(struct bsn *n, struct search *s,
 	}
 }
 
-/* Of a place in a table; where ends may be lost, it is asked of each handle whether it
- * is open. */
-#define LOSSY_PLACE_MET 4u
-
 /* In pieces. False: the slice was released meanwhile. */
 static bool judge_handles(struct bsn *n, struct search *s, uint32_t why,
 			  uint32_t *cost, struct judged *judged)
@@ -277,7 +274,7 @@ static bool judge_handles(struct bsn *n, struct search *s, uint32_t why,
 	};
 	meet_processes(n, s);
 	if (judged->lacks_runs)
-		close_listed(n, s);
+		close_listed(n, s, cost);
 	for (uint32_t i = 0; i < met_pages(&s->met); i++) {
 		const struct met_page *page = met_page(&s->met, i);
 

@@ -775,7 +775,7 @@ static void an_end_counts_before_the_beginning(void)
 		n = restart(n, &config, &w, 1, START);
 		for (uint32_t i = 6; i <= 8; i++) {
 			pass_on(&t[first], &t[!first], i * MANY,
-				SLICE_HANDLES_MAX / 4);
+				SLICE_HANDLES_MAX / 2);
 			CHECK_EQ(open_now(n), 1);
 		}
 		one_run(&t[1], HANDLE + 5 * MANY, 1, BS_RUN_LAST);

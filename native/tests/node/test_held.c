@@ -320,6 +320,46 @@ static void a_part_of_a_process_that_is_gone_opens_nothing(void)
 	free_with_writer(n, &w);
 }
 
+/* By a successor, which takes up the search of its predecessor afterwards. */
+static void what_is_watched_before_its_search_counts_once(void)
+{
+	struct bsn_config config = test_config(64 << 20);
+	struct bsn *n = test_node(&config);
+	struct slice slice = {.id = trace_id(1)};
+	const struct sink to = {.slice = &slice};
+	struct run run = {
+		.handle = 0x10000, .flags = BS_RUN_FIRST, .live = true};
+	struct search s;
+	struct writer w;
+
+	writer_attach(&w, n, START);
+	run.owner.number = (uint32_t)w.number;
+	node_lock(n);
+	slice_count_run(n, &slice, &run, true);
+	run.handle++;
+	run.flags = BS_RUN_LAST | BS_RUN_CLOSED;
+	slice_count_run(n, &slice, &run, true);
+	CHECK_EQ(slice_open_handles(&slice), 1);
+	CHECK_EQ(search_init(n, &s, slice.id, to), 0);
+	for (uint32_t i = 0; i < 2; i++) {
+		run.handle = 0x10000 + i;
+		run.flags = BS_RUN_FIRST;
+		search_meet(n, &s, &run, (struct ticks){0});
+	}
+	CHECK_EQ(slice_open_handles(&slice), 1);
+	for (uint32_t i = 0; i < 2; i++) {
+		run.handle = 0x10000 + i;
+		run.flags = BS_RUN_LAST | BS_RUN_CLOSED;
+		search_meet(n, &s, &run, (struct ticks){0});
+	}
+	CHECK_EQ(slice_open_handles(&slice), 0);
+	search_free(n, &s);
+	node_unlock(n);
+	free(slice.parts);
+	free(slice.handles);
+	free_with_writer(n, &w);
+}
+
 /* --------------------------------------------------------------- handles --- */
 
 /* Those that a slice lists, and many more, of two processes. */
@@ -575,6 +615,7 @@ int main(void)
 	RUN(what_is_visited_in_part_is_visited_once);
 	RUN(parts_in_any_order_take_few_steps);
 	RUN(a_part_of_a_process_that_is_gone_opens_nothing);
+	RUN(what_is_watched_before_its_search_counts_once);
 	RUN(handles_whose_ends_are_lost_are_closed);
 	RUN(handles_are_judged_in_pieces);
 	RUN(slices_are_told_what_was_lost_in_pieces);

@@ -12,7 +12,7 @@ each run in it, what is remembered, what a slice is made of byte by byte, its fl
 handles and crumbs, marks and blocks of the report store. Not modelled: how many segments
 a process is given in advance (the C library looks at its rate), whose memory they had, how
 kept runs share their arena, fingerprints that two traces have in common, more losses than
-half of what is remembered, more than 512 handles of a slice that are open or ended first, malice
+half of what is remembered, more than 256 handles of a slice that are open or ended first, malice
 beyond records that make no sense.
 
 Its parts, each to be read by itself: ``state`` (processes, and what they have written),

@@ -87,7 +87,7 @@ class Search:
             found.flags |= SliceFlags.MAYBE_LOSSY
         lacks_runs = SliceFlags.LOSSY in found.flags or SliceFlags.EVICTED in why
         self._end_lost(found, met, lacks_runs=lacks_runs)
-        if any(m.lossy and m.live and m.last and not m.begun for m in met.values()):
+        if any(m.live and m.last and not m.begun for m in met.values()):
             found.ends_forgotten = True
         if not found.is_peek:
             self._store.touch(found)
