@@ -21,7 +21,6 @@ import os
 import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -43,9 +42,9 @@ from appliance.seldom import Seldom
 from appliance.unix_socket import (
     Allowed,
     Credentials,
+    Listener,
     credentials_of,
     is_hung_up,
-    listen,
 )
 from appliance.waiting import Waiting
 from runtime.log import Log
@@ -161,14 +160,14 @@ class AttachServer:
 
     def __init__(
         self,
-        path: Path,
+        listener: Listener,
         allowed: Allowed,
         host: AttachHost,
         log: Log,
         door_limits: DoorLimits = _DOOR_LIMITS,
     ) -> None:
+        """``listener``: SOCK_SEQPACKET; closed with the server."""
         self.counters = AttachCounters()
-        self._path = path
         self.allowed = allowed
         """Who may attach from now on; who has, stays."""
         self._host = host
@@ -180,11 +179,11 @@ class AttachServer:
         self._open: set[_Connection] = set()
         self._silent: Waiting[_Connection] = Waiting(SILENT_PER_USER_MAX, _SILENT_MAX)
         self._accept_again: asyncio.TimerHandle | None = None
-        self._listener = listen(path, socket.SOCK_SEQPACKET)
-        self._door = Door(path, door_limits, trusted_uids())
+        self._listener = listener
+        self._door = Door(listener.path, door_limits, trusted_uids())
 
     def __enter__(self) -> Self:
-        self._loop.add_reader(self._listener, self._accept)
+        self._loop.add_reader(self._listener.socket, self._accept)
         return self
 
     def __exit__(
@@ -195,10 +194,8 @@ class AttachServer:
     ) -> None:
         if self._accept_again is not None:
             self._accept_again.cancel()
-        self._loop.remove_reader(self._listener)
+        self._loop.remove_reader(self._listener.socket)
         self._door.close()
-        # Nobody connects to what is about to be closed.
-        self._path.unlink(missing_ok=True)
         self._listener.close()
         for connection in list(self._open):
             self._close(connection, tell_host=False)
@@ -213,7 +210,7 @@ class AttachServer:
     def _accept(self) -> None:
         for _ in range(ACCEPTS_A_TURN):
             try:
-                accepted, _ = self._listener.accept()
+                accepted, _ = self._listener.socket.accept()
             except BlockingIOError:
                 return
             except ConnectionAbortedError:
@@ -228,10 +225,10 @@ class AttachServer:
     def _accept_later(self, error: OSError) -> None:
         """Out of fds: what is not accepted stays in the backlog, and we would spin."""
         if self._said_of_permitted.is_due(error.errno, self._loop.time()):
-            self._log.error(f"cannot accept on {self._path}: {error.strerror}")
-        self._loop.remove_reader(self._listener)
+            self._log.error(f"cannot accept on {self._listener.path}: {error.strerror}")
+        self._loop.remove_reader(self._listener.socket)
         self._accept_again = self._loop.call_later(
-            _ACCEPT_AGAIN_S, self._loop.add_reader, self._listener, self._accept
+            _ACCEPT_AGAIN_S, self._loop.add_reader, self._listener.socket, self._accept
         )
 
     def _receive(self, accepted: socket.socket) -> None:
@@ -284,14 +281,14 @@ class AttachServer:
             # A filesystem without ACLs.
             if self._said_of_anybody.is_due((uid, error.errno), self._loop.time()):
                 self._log.warning(
-                    f"user {uid} connects to {self._path} in a loop, which holds up others, and"
+                    f"user {uid} connects to {self._listener.path} in a loop, which holds up others, and"
                     f" cannot be kept out: {error.strerror}"
                 )
             return
         self.counters.kept_out += 1
         if self._said_of_anybody.is_due((uid, "kept out"), self._loop.time()):
             self._log.warning(
-                f"user {uid} connects to {self._path} in a loop, and is kept out for"
+                f"user {uid} connects to {self._listener.path} in a loop, and is kept out for"
                 f" {self._door.limits.kept_out_s:g} s"
             )
 

@@ -18,6 +18,7 @@ import random
 import socket
 import time
 from collections.abc import Iterable
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -37,6 +38,7 @@ from appliance.probes_server import ProbesServer
 from appliance.pump import Pump
 from appliance.settings import allowed, core_config, quotas
 from appliance.ticks import choose_tick_source
+from appliance.unix_socket import Listener, listen, take_over
 from appliance.uplink import Uplink
 from counting.histogram import Histogram
 from protocol.control import control_path
@@ -61,6 +63,9 @@ from runtime.watchdog import Ask
 
 _STORE, _KEEP = "store", "keep"
 
+# FileDescriptorName= of the socket unit.
+_ATTACH = "attach"
+
 # 5 ms is what a trigger shall be picked up in; far above it only a daemon that was away.
 _PICK_UP_BOUNDS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1.0, 10.0)
 
@@ -84,6 +89,19 @@ async def own_addresses(endpoint: str) -> tuple[str, ...]:
     return () if ipaddress.ip_address(own.partition("%")[0]).is_loopback else (own,)
 
 
+def _listener(path: Path, given: Iterable[StoredFd]) -> tuple[Listener, list[StoredFd]]:
+    """Where applications attach: what the service manager listens on, else our own; and the rest."""
+    attach = [item for item in given if item.name == _ATTACH]
+    others = [item for item in given if item.name != _ATTACH]
+    if len(attach) > 1:
+        raise OSError(
+            f"the service manager gave {len(attach)} sockets named {_ATTACH}; allowed: one"
+        )
+    if attach:
+        return take_over(attach[0].fd, path, socket.SOCK_SEQPACKET), others
+    return listen(path, socket.SOCK_SEQPACKET), others
+
+
 class Daemon:
     """One node. Use as ``async with``; serves while it is entered."""
 
@@ -104,6 +122,7 @@ class Daemon:
         self._looking: set[asyncio.Task[None]] = set()
         self._exits = contextlib.AsyncExitStack()
         self._kept_policy = KeptPolicy(manager, log)
+        listener, stored = _listener(settings.socket_path, stored)
         policy, stored = self._kept_policy.recover(stored)
         if settings.coordinator is None and policy != NO_POLICY:
             # Nobody is there any more who could change it.
@@ -150,7 +169,7 @@ class Daemon:
                 log,
                 random.Random(incarnation),
             )
-        self._attach = AttachServer(settings.socket_path, allowed(settings), self._clients, log)
+        self._attach = AttachServer(listener, allowed(settings), self._clients, log)
         self._probes = ProbesServer(
             probes_path(settings.socket_path),
             settings.node,

@@ -258,7 +258,6 @@ class ProbesServer:
         log: Log,
     ) -> None:
         """``ring``: somebody's trigger queue has something."""
-        self._path = path
         self._node = node
         self._context_bytes = context_bytes
         self._host = host
@@ -273,7 +272,7 @@ class ProbesServer:
         self._listener = listen(path, socket.SOCK_SEQPACKET)
 
     def __enter__(self) -> Self:
-        self._loop.add_reader(self._listener, self._accept)
+        self._loop.add_reader(self._listener.socket, self._accept)
         return self
 
     def __exit__(
@@ -284,8 +283,7 @@ class ProbesServer:
     ) -> None:
         if self._again is not None:
             self._again.cancel()
-        self._loop.remove_reader(self._listener)
-        self._path.unlink(missing_ok=True)
+        self._loop.remove_reader(self._listener.socket)
         self._listener.close()
         for connection in list(self._new):
             self._drop(connection)
@@ -317,15 +315,15 @@ class ProbesServer:
     @die_if_it_fails
     def _accept(self) -> None:
         try:
-            connection, _ = self._listener.accept()
+            connection, _ = self._listener.socket.accept()
         except (BlockingIOError, ConnectionAbortedError):
             return
         except OSError as error:
             # Out of fds: what is not accepted stays in the backlog, and we would spin.
-            self._log.error(f"cannot accept on {self._path}: {error.strerror}")
-            self._loop.remove_reader(self._listener)
+            self._log.error(f"cannot accept on {self._listener.path}: {error.strerror}")
+            self._loop.remove_reader(self._listener.socket)
             self._again = self._loop.call_later(
-                _ACCEPT_AGAIN_S, self._loop.add_reader, self._listener, self._accept
+                _ACCEPT_AGAIN_S, self._loop.add_reader, self._listener.socket, self._accept
             )
             return
         connection.setblocking(False)

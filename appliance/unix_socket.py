@@ -97,7 +97,23 @@ def make_way(path: Path) -> None:
         raise OSError(f"{path}: no permission to make a socket in {path.parent}")
 
 
-def listen(path: Path, kind: socket.SocketKind) -> socket.socket:
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """A Unix socket that listens. ``is_ours``: made by us, so that its file goes with it."""
+
+    socket: socket.socket
+    path: Path
+    is_ours: bool
+
+    def close(self) -> None:
+        """Nobody connects any more; to one that is not ours, until the next daemon."""
+        if self.is_ours:
+            # First, so that nobody connects to what is about to be closed.
+            self.path.unlink(missing_ok=True)
+        self.socket.close()
+
+
+def listen(path: Path, kind: socket.SocketKind) -> Listener:
     """Listen on a Unix socket; one that a killed daemon left is replaced.
 
     OSError says what is in the way. Anybody may connect: who may do what is
@@ -123,4 +139,30 @@ def listen(path: Path, kind: socket.SocketKind) -> socket.socket:
     except BaseException:
         listener.close()
         raise
-    return listener
+    return Listener(listener, path, is_ours=True)
+
+
+def take_over(fd: int, path: Path, kind: socket.SocketKind) -> Listener:
+    """Use a socket that the service manager listens on; it keeps it when we end.
+
+    OSError if it is not one of that kind, or listens elsewhere than at ``path``.
+    """
+    given = socket.socket(fileno=fd)
+    try:
+        if (given.family, given.type) != (socket.AF_UNIX, kind) or not given.getsockopt(
+            socket.SOL_SOCKET, socket.SO_ACCEPTCONN
+        ):
+            raise OSError(
+                f"the service manager gave a socket that is no listening Unix socket of"
+                f" {kind.name}; its unit needs ListenSequentialPacket={path}"
+            )
+        if given.getsockname() != str(path):
+            raise OSError(
+                f"the service manager listens at {given.getsockname()}, and `socket` says {path};"
+                " make ListenSequentialPacket= of the socket unit and `socket` the same"
+            )
+        given.setblocking(False)
+    except BaseException:
+        given.close()
+        raise
+    return Listener(given, path, is_ours=False)

@@ -18,6 +18,7 @@ import os
 import platform
 import select
 import signal
+import socket
 import statistics
 import struct
 import subprocess
@@ -36,7 +37,7 @@ from appliance.daemon import Daemon
 from appliance.native import NativeDataPlane
 from appliance.pump import Pump
 from appliance.ticks import choose_tick_source
-from appliance.unix_socket import Allowed
+from appliance.unix_socket import Allowed, listen
 from runtime.service_manager import ServiceManager, StoredFd
 from runtime.settings.node import Settings
 from tests.cluster.test_upgrade import FrozenApplication
@@ -183,7 +184,10 @@ async def node(
             clients.adopt([item for item in stored if item.name not in fds])
             path = directory / "node.sock"
             with AttachServer(
-                path, Allowed(frozenset({os.getuid()}), frozenset()), clients, logs_to(log)
+                listen(path, socket.SOCK_SEQPACKET),
+                Allowed(frozenset({os.getuid()}), frozenset()),
+                clients,
+                logs_to(log),
             ) as server:
                 if fired is None:
                     fired = collections.defaultdict(int)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -28,6 +29,7 @@ from appliance.native import NativeDataPlane
 from appliance.packets import Attachment, Request
 from appliance.settings import allowed
 from appliance.ticks import TickSource
+from appliance.unix_socket import listen
 from formats.spans import SliceContent, read_slice
 from protocol.hashing import node_id
 from protocol.messages import Group, TraceId
@@ -117,7 +119,7 @@ class Node:
     def _serve(self) -> None:
         async def until_stopped() -> None:
             with AttachServer(
-                self._settings.socket_path,
+                listen(self._settings.socket_path, socket.SOCK_SEQPACKET),
                 allowed(self._settings),
                 _Host(self._plane, self._settings),
                 logs_to(self.messages),

@@ -22,7 +22,7 @@ from appliance.clients import ClientFds, Clients
 from appliance.door import DoorLimits
 from appliance.packets import ABI_MAGIC, ABI_OLDEST, ABI_VERSION, Abi
 from appliance.quotas import Quotas
-from appliance.unix_socket import Allowed
+from appliance.unix_socket import Allowed, listen
 from runtime.service_manager import ServiceManager, StoredFd
 from tests.unit.logs import logs_to
 
@@ -192,7 +192,9 @@ async def node(
         ) as clients,
     ):
         clients.adopt(stored or [])
-        with AttachServer(path, Allowed(uids, gids), clients, logs_to(log), door_limits) as server:
+        listener = listen(path, socket.SOCK_SEQPACKET)
+        allowed = Allowed(uids, gids)
+        with AttachServer(listener, allowed, clients, logs_to(log), door_limits) as server:
             yield Node(path, dataplane, clients, server, log)
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import os
 import signal
@@ -516,11 +517,11 @@ def test_who_has_gone_before_it_is_accepted_is_not_attached_by_its_pid(
 ) -> None:
     monkeypatch.setattr("appliance.process.SO_PEERPIDFD", UNKNOWN_OPTION)
     with (
-        listen(directory / "socket", socket.SOCK_SEQPACKET) as listener,
+        contextlib.closing(listen(directory / "socket", socket.SOCK_SEQPACKET)) as listener,
         socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as end,
     ):
         end.connect(str(directory / "socket"))
-        accepted, _ = listener.accept()
+        accepted, _ = listener.socket.accept()
         with accepted:
             os.close(pidfd_of_peer(accepted, os.getpid()))
             # This process lives; but nothing says any more that it is the one.
