@@ -33,6 +33,7 @@ from formats.stamped import StampedTrace, stamped
 from protocol.messages import TraceId
 from protocol.verdicts import VerdictKind
 from protocol.wire import parse_trace_id
+from runtime import VERSION
 from runtime.endpoint import HostAndPort
 from runtime.printable import printable
 from runtime.schema import EXIT_CONFIG, ConfigError, Size
@@ -382,6 +383,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--node", metavar="SOCKET", help=f"ask a node on this machine (default {_DEFAULT_NODE})"
     )
+    parser.add_argument("--version", action="version", version=f"%(prog)s {VERSION}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     def command(

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar
 
+from runtime import VERSION
 from runtime.log import Level, Log, MessageId, stderr_is_journal
 from runtime.reload import Merged, merge
 from runtime.schema import EXIT_CONFIG, ConfigError, InvalidValue, load, loads
@@ -90,6 +91,7 @@ def read_arguments(
         "--config", type=Path, metavar="FILE", help="YAML; without it, all defaults"
     )
     parser.add_argument("--check", action="store_true", help="check the configuration, and end")
+    parser.add_argument("--version", action="version", version=f"{program} {VERSION}")
     arguments = parser.parse_args(argv)
     try:
         if arguments.config is None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from runtime import VERSION
 from testbed.daemons import anywhere, coordinator_on
 from testbed.probes import Probes
 from testbed.topology import PYTHON, Daemon, Node, await_settled
@@ -151,6 +152,14 @@ def test_a_program_takes_nothing_of_where_it_is_called(
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith(f"usage: {Path(program).name} ")
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_a_program_says_which_version_it_is(prefix: Path, program: str) -> None:
+    said = subprocess.check_output(
+        [prefix / program, "--version"], env=environment(prefix), text=True
+    )
+    assert said == f"{Path(program).name} {VERSION}\n"
 
 
 def installed(prefix: Path, program: str) -> Sequence[str | Path]:
