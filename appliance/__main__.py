@@ -11,6 +11,7 @@ import secrets
 import sys
 from collections.abc import Sequence
 
+from appliance import starts
 from appliance.daemon import Daemon
 from appliance.metrics import METRICS, PREFIX
 from protocol.versions import OURS, Versions
@@ -40,19 +41,21 @@ async def _serve(
 
 def main(argv: Sequence[str] | None = None, versions: Versions = OURS) -> int:
     """Run until told to end. Exit status 2 for a bad configuration, 1 for other failures."""
-    stored = take_stored_fds(os.environ)
-    configuration = read_arguments(NODE_PROGRAM, __doc__.splitlines()[0], Settings, argv)
-    # For each client its connection, two pidfds and its arena, and what was stored at the start.
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    die_with_any_thread()
-    log = Log.of(NODE_PROGRAM, configuration.settings.level, node=configuration.settings.node)
+    given = take_stored_fds(os.environ)
     with ServiceManager.from_environment(os.environ) as manager:
+        stored = starts.take_turn(manager, given, Log.of(NODE_PROGRAM))
+        configuration = read_arguments(NODE_PROGRAM, __doc__.splitlines()[0], Settings, argv)
+        # For each client its connection, two pidfds and its arena, and what was stored at the start.
+        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        die_with_any_thread()
+        log = Log.of(NODE_PROGRAM, configuration.settings.level, node=configuration.settings.node)
         try:
             asyncio.run(_serve(configuration, manager, stored, log, versions))
         except (OSError, ValueError) as error:
             log.error(str(error))
             return 1
+        starts.end_well(manager, log)
     return 0
 
 

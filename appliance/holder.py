@@ -44,12 +44,8 @@ _TAKEN = (*_FORWARDED, _RESTART, signal.SIGCHLD)
 # A bad configuration or usage; starting again changes nothing about it.
 _EXIT_USAGE = 2
 
-# First at once (somebody waits for the daemon), later at leisure.
-_BACKOFF_FIRST_S = 0.05
-_BACKOFF_MAX_S = 5.0
-
-# A daemon that was ready for so long starts the backoff anew.
-_HEALTHY_S = 10.0
+# As systemd's RestartSec= by default: a node that fails again and again paces itself.
+_RESTART_S = 0.1
 
 _FDS_MAX = stored_fds_max()
 
@@ -79,7 +75,6 @@ class Holder:
         self._child: int | None = None
         self._told_to_end = False
         self._told_to_restart = False
-        self._ready_since: float | None = None
         # Abstract, and so gone with us; the kernel chooses the name.
         self._notify = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
         self._notify.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
@@ -115,7 +110,6 @@ class Holder:
 
     def run(self) -> int:
         """Keep the daemon running until it ends cleanly; its exit status."""
-        backoff_s = _BACKOFF_FIRST_S
         while True:
             status = self._run_once()
             code = os.waitstatus_to_exitcode(status)
@@ -128,16 +122,11 @@ class Holder:
                 return code if code >= 0 else 128 - code
             if restarts:
                 self._say(f"{self._command[0]} ended {how}; again, as told")
-                backoff_s = _BACKOFF_FIRST_S
                 continue
-            healthy_s = 0.0 if self._ready_since is None else time.monotonic() - self._ready_since
-            if healthy_s >= _HEALTHY_S:
-                backoff_s = _BACKOFF_FIRST_S
-            self._say(f"{self._command[0]} ended {how}; again in {backoff_s:g} s")
-            if self._wait_told_to_end(backoff_s):
+            self._say(f"{self._command[0]} ended {how}; again in {_RESTART_S:g} s")
+            if self._wait_told_to_end(_RESTART_S):
                 self._say_end("told to end")
                 return 128 + signal.SIGTERM
-            backoff_s = min(2 * backoff_s, _BACKOFF_MAX_S)
 
     def _say_end(self, why: str) -> None:
         """With what goes: the pool, where that was a node's."""
@@ -147,7 +136,7 @@ class Holder:
         print(f"holder: {text}", file=sys.stderr, flush=True)
 
     def _run_once(self) -> int:
-        self._ready_since = self._alive_until = None
+        self._alive_until = None
         self._child = self._spawn()
         poll = select.poll()
         poll.register(self._notify, select.POLLIN)
@@ -287,7 +276,6 @@ class Holder:
         if self._watchdog_s is not None and "1" in (said.get("READY"), said.get("WATCHDOG")):
             self._alive_until = time.monotonic() + self._watchdog_s
         if said.get("READY") == "1":
-            self._ready_since = time.monotonic()
             self._manager.ready()
 
 

@@ -49,9 +49,9 @@ _CLIENTS_MAX = 1024
 
 # What the service manager keeps. Of each client the arena, the channel, what is said about it,
 # and a context, or two while it goes over to another (appliance.clients); of the node the
-# report store, the ledger and the policy (appliance.daemon).
+# report store, the ledger and the policy (appliance.daemon), and when it started (appliance.starts).
 _FDS_OF_A_CLIENT = 5
-_FDS_OF_THE_NODE = 3
+_FDS_OF_THE_NODE = 4
 
 # sun_path, without the NUL and the ".ctl" or ".bpf" of the sockets beside it.
 _SOCKET_PATH_BYTES_MAX = 103

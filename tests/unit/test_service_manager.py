@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -172,18 +171,6 @@ def test_sigterm_ends_both() -> None:
         assert daemon.holder.wait() == 128 + signal.SIGTERM
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
-
-
-def test_a_daemon_that_ends_again_and_again_is_started_ever_later() -> None:
-    with held_daemon() as daemon:
-        for _ in range(4):
-            daemon.started()
-            daemon.send("os._exit(1)")
-        daemon.started()
-        daemon.holder.send_signal(signal.SIGTERM)
-        assert daemon.holder.stderr is not None
-        said = re.findall(r"again in (\S+) s", daemon.holder.stderr.read())
-        assert said == ["0.05", "0.1", "0.2", "0.4"]
 
 
 def test_a_killed_holder_leaves_no_daemon_behind() -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from appliance import starts
 from appliance.contexts import memfd_context
 from appliance.daemon import Daemon
 from appliance.policy import KeptPolicy
@@ -49,6 +50,7 @@ def test_a_node_leaves_no_more_than_it_says(directory: Path) -> None:
     async def run() -> None:
         store = Store(directory)
         with ServiceManager(str(store.path)) as manager:
+            starts.take_turn(manager, [], SILENT)
             async with Daemon(settings(directory), 1, manager, [], SILENT) as daemon:
                 KeptPolicy(manager, SILENT).keep(Policy(number=1))
                 peer = Peer.at(directory / "node.sock")
@@ -71,14 +73,16 @@ def test_all_say_the_same_of_how_many_fds_there_can_be() -> None:
     most = Settings(clients_max=1024).stored_fds_max
     assert stored_fds_max() == most
     running = (ROOT / "docs/running.md").read_text()
-    assert re.findall(r"FileDescriptorStoreMax=(\d+)", running) == [str(most)]
+    unit = (ROOT / "systemd/backsight-node.service").read_text()
+    for text in running, unit:
+        assert re.findall(r"FileDescriptorStoreMax=(\d+)", text) == [str(most)]
     with held_daemon() as daemon:
         daemon.started()
         daemon.send("print(manager.stored_fds_max, flush=True)")
         assert daemon.line() == str(most)
 
 
-@pytest.mark.parametrize(("room", "warns"), [(None, False), (8, False), (7, True), (0, True)])
+@pytest.mark.parametrize(("room", "warns"), [(None, False), (9, False), (8, True), (0, True)])
 def test_a_node_says_if_the_service_manager_has_not_room_for_all(
     directory: Path, room: int | None, warns: bool
 ) -> None:
@@ -89,7 +93,7 @@ def test_a_node_says_if_the_service_manager_has_not_room_for_all(
             async with Daemon(settings(directory), 1, manager, [], logs_to(log)):
                 pass
         assert environment == {}
-        said = [line for line in log if "FileDescriptorStoreMax=8 in the unit" in line]
+        said = [line for line in log if "FileDescriptorStoreMax=9 in the unit" in line]
         assert len(said) == warns
 
     asyncio.run(run())
