@@ -34,7 +34,10 @@ async def sign_of(ask: Ask) -> None:
 
 
 async def watch(manager: ServiceManager, threads: Mapping[str, Ask], log: Log) -> None:
-    """Until cancelled, tell the manager twice in its time that this loop and these threads live."""
+    """Until cancelled, tell the manager twice in its time that this loop and these threads live.
+
+    There may be no thread beside the loop's.
+    """
     interval_s = manager.watchdog_s / 2 if manager.watchdog_s else None
     if interval_s is None:
         return
@@ -44,7 +47,9 @@ async def watch(manager: ServiceManager, threads: Mapping[str, Ask], log: Log) -
             for name, ask in threads.items()
         }
         try:
-            _, late = await asyncio.wait(waiting, timeout=interval_s)
+            late: set[asyncio.Future[None]] = set()
+            if waiting:
+                _, late = await asyncio.wait(waiting, timeout=interval_s)
             if late:
                 names = ", ".join(sorted(waiting[sign] for sign in late))
                 log.error(

@@ -170,6 +170,16 @@ async def watched(manager: ServiceManager, threads: dict[str, Any], log: Log) ->
         await asyncio.gather(watching, return_exceptions=True)
 
 
+def test_a_daemon_without_threads_lives_while_its_loop_does(manager: Manager) -> None:
+    async def run() -> None:
+        with manager.connect(0.02) as connected:
+            async with watched(connected, {}, SILENT):
+                for _ in range(3):
+                    assert await asyncio.to_thread(manager.hear) == "WATCHDOG=1"
+
+    asyncio.run(run())
+
+
 def test_signs_of_life_end_with_any_thread_and_come_back_with_it(manager: Manager) -> None:
     one, other = Signs(), Signs()
     log: asyncio.Queue[str] = asyncio.Queue()
