@@ -9,37 +9,28 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import os
-import re
 import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
-from pathlib import Path
-from typing import Any
 
 import backsight_pb2 as pb
 
-from ctl.config import SCHEMAS, check
+from ctl.arguments import DEFAULT_NODE, argument_parser, settle_whom
+from ctl.config import check
 from ctl.coordinator import AskError, CoordinatorClient, NotFound
 from ctl.doctor import DoctorConfigError, DoctorError, examine, in_words
-from ctl.export import FORMATS, on_one_clock, write_export
+from ctl.export import on_one_clock, write_export
 from ctl.node import NodeClient
 from ctl.progress import progress_bar
 from ctl.trace import Json, summary_json, trace_view
 from ctl.waterfall import cut, milliseconds, waterfall
 from formats.stamped import StampedTrace, stamped
 from protocol.messages import TraceId
-from protocol.verdicts import VerdictKind
 from protocol.wire import parse_trace_id
-from runtime import VERSION
-from runtime.endpoint import HostAndPort
 from runtime.printable import printable
-from runtime.schema import EXIT_CONFIG, ConfigError, Size
-
-_DEFAULT_COORDINATOR = "127.0.0.1:4770"
-_DEFAULT_NODE = "/run/backsight/node.sock"
+from runtime.schema import EXIT_CONFIG, ConfigError
 
 
 def _print_json(value: object) -> None:
@@ -161,39 +152,6 @@ def _snapshot(arguments: argparse.Namespace) -> int:
     return 0 if last.nodes and not last.nodes_lost else 1
 
 
-# As large as the protocol's field.
-_LIMIT_MAX = (1 << 32) - 1
-
-
-def _limit(text: str) -> int:
-    """How many; 0: all."""
-    if not text.isdecimal() or not text.isascii() or int(text) > _LIMIT_MAX:
-        raise argparse.ArgumentTypeError(
-            f"{text!r}; allowed: a whole number from 0, which means all, to {_LIMIT_MAX}"
-        )
-    return int(text)
-
-
-def _size_bytes(text: str) -> int:
-    try:
-        return int(Size(1, 1 << 40).admit(text))
-    except ValueError:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is no size; allowed: {Size(1, 1 << 40).allowed()}"
-        ) from None
-
-
-def _duration_ns(text: str) -> int:
-    """As ``30s``, ``10m``, ``1.5h``, ``7d``."""
-    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h|d)", text)
-    if match is None:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is no duration; allowed: 500ms, 30s, 10m, 1.5h, 7d"
-        )
-    unit_ns = {"ms": 10**6, "s": 10**9, "m": 60 * 10**9, "h": 3600 * 10**9, "d": 86400 * 10**9}
-    return int(float(match[1]) * unit_ns[match[2]])
-
-
 def _show(arguments: argparse.Namespace) -> int:
     trace = parse_trace_id(arguments.trace)
     if arguments.node is not None:
@@ -289,7 +247,7 @@ def _nodes(arguments: argparse.Namespace) -> int:
 
 
 def _status(arguments: argparse.Namespace) -> int:
-    status = NodeClient(arguments.node or _DEFAULT_NODE).status()
+    status = NodeClient(arguments.node or DEFAULT_NODE).status()
     if arguments.json:
         _print_json(status)
         return 0
@@ -333,7 +291,7 @@ def _counters(arguments: argparse.Namespace) -> int:
 
 def _trigger(arguments: argparse.Namespace) -> int:
     trace = parse_trace_id(arguments.trace)
-    NodeClient(arguments.node or _DEFAULT_NODE).trigger(arguments.name, trace, arguments.why)
+    NodeClient(arguments.node or DEFAULT_NODE).trigger(arguments.name, trace, arguments.why)
     if arguments.json:
         _print_json({"trigger": arguments.name, "trace_id": trace.hex(), "why": arguments.why})
     return 0
@@ -373,145 +331,28 @@ def _doctor(arguments: argparse.Namespace) -> int:
     return 0 if works else 1
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="backsightctl", description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--coordinator",
-        metavar="HOST:PORT",
-        help=f"default: $BACKSIGHT_COORDINATOR, or {_DEFAULT_COORDINATOR}",
-    )
-    parser.add_argument(
-        "--node", metavar="SOCKET", help=f"ask a node on this machine (default {_DEFAULT_NODE})"
-    )
-    parser.add_argument("--version", action="version", version=f"%(prog)s {VERSION}")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
-
-    def command(
-        name: str,
-        run: Callable[[argparse.Namespace], int],
-        text: str,
-        *,
-        asks: Sequence[str] = ("coordinator",),
-        of: Any = commands,  # noqa: ANN401 - argparse does not name its type
-    ) -> argparse.ArgumentParser:
-        sub: argparse.ArgumentParser = of.add_parser(name, help=text, description=text)
-        sub.set_defaults(run=run, asks=asks, command=sub.prog.partition(" ")[2])
-        sub.add_argument("--json", action="store_true", help="for programs")
-        return sub
-
-    traces = command("traces", _traces, "what the coordinator collected, newest first")
-    export = command("export", _export, "collected traces as a file for another tool")
-    export.add_argument("traces", nargs="*", metavar="TRACE", help="32 hex digits each")
-    export.add_argument(
-        "--format", choices=FORMATS, default="otlp-json", help="default: %(default)s"
-    )
-    export.add_argument("--output", type=Path, metavar="FILE", help="default: standard output")
-    tail = command("tail", _tail, "traces from now on, as verdicts are given on them")
-    tail.add_argument("--limit", type=_limit, default=0, metavar="N", help="end after N (0: never)")
-    snapshot = command("snapshot", _snapshot, "collect what all pools hold of the last seconds")
-    snapshot.add_argument(
-        "--last", type=_duration_ns, default="30s", metavar="TIME", help="default: %(default)s"
-    )
-    snapshot.add_argument(
-        "--bytes",
-        type=_size_bytes,
-        default="64MiB",
-        metavar="SIZE",
-        help="stop when the nodes have so much of it (default: %(default)s)",
-    )
-    snapshot.add_argument(
-        "--service", metavar="NAME", help="only traces that a process of this service wrote to"
-    )
-    for sub in (traces, export):
-        sub.add_argument("--limit", type=_limit, metavar="N", help="only the newest N (0: all)")
-        sub.add_argument("--service", metavar="NAME", help="only those with a span of this service")
-        sub.add_argument(
-            "--last",
-            type=_duration_ns,
-            metavar="TIME",
-            help="only those of the last 30s, 10m, 2h, 7d",
-        )
-    for sub in (traces, export, tail):
-        sub.add_argument("--trigger", metavar="NAME", help="only those of this trigger")
-        sub.add_argument(
-            "--verdict",
-            metavar="KIND",
-            choices=[kind.value for kind in VerdictKind],
-            help="only these: %(choices)s",
-        )
-    show = command(
-        "show",
-        _show,
-        "one trace over all its nodes; with --node, what that node holds",
-        asks=("coordinator", "node"),
-    )
-    show.add_argument("trace", help="32 hex digits")
-    command("nodes", _nodes, "the nodes that the coordinator knows")
-    command("counters", _counters, "what the coordinator counted since its start")
-    command("status", _status, "the node on this machine", asks=("node",))
-    config = commands.add_parser("config", help="configuration files of the daemons")
-    on_config = config.add_subparsers(required=True, metavar="COMMAND")
-    check_help = "whether it is valid for a daemon, and if not, why"
-    config_check = command("check", _config_check, check_help, asks=(), of=on_config)
-    config_check.add_argument("file", type=Path, help="YAML")
-    config_check.add_argument(
-        "--kind", choices=SCHEMAS, help="what it is for (default: whose keys it has)"
-    )
-    doctor = command(
-        "doctor", _doctor, "which kernel probes would work on this machine, by trying them", asks=()
-    )
-    doctor.add_argument(
-        "--config", type=Path, metavar="FILE", help="the node's; without it, all defaults"
-    )
-    trigger = command(
-        "trigger", _trigger, "fire a trigger on the node on this machine", asks=("node",)
-    )
-    trigger.add_argument("trace", help="32 hex digits")
-    trigger.add_argument(
-        "--name",
-        default="operator",
-        help="the trigger's name, 1 to 31 of [a-z0-9_.-] (default: %(default)s)",
-    )
-    trigger.add_argument(
-        "--why", default="fired by hand", help="for the person who reads the trace"
-    )
-    return parser
-
-
-_WHOM = {"coordinator": "the coordinator", "node": "the node on this machine"}
-
-
-def _check_whom(arguments: argparse.Namespace) -> None:
-    """ValueError if it was said whom to ask, and the command asks another; else fill that in."""
-    given = [name for name in _WHOM if getattr(arguments, name) is not None]
-    whom = " or ".join(_WHOM[name] for name in arguments.asks) or "nobody"
-    for name in given:
-        if name not in arguments.asks:
-            raise ValueError(f"{arguments.command} asks {whom}: leave out --{name}")
-    if len(given) > 1:
-        raise ValueError(f"{arguments.command} asks {whom}: leave out --coordinator or --node")
-    source = "--coordinator"
-    if arguments.coordinator is None:
-        source = "BACKSIGHT_COORDINATOR"
-        arguments.coordinator = os.environ.get(source) or _DEFAULT_COORDINATOR
-    if "coordinator" in arguments.asks and arguments.node is None:
-        # gRPC would take a name without a port for one with 443.
-        try:
-            HostAndPort().admit(arguments.coordinator)
-        except ValueError:
-            raise ValueError(
-                f"{source}: {arguments.coordinator!r}; allowed: {HostAndPort().allowed()}"
-            ) from None
+_COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
+    "traces": _traces,
+    "export": _export,
+    "tail": _tail,
+    "snapshot": _snapshot,
+    "show": _show,
+    "nodes": _nodes,
+    "counters": _counters,
+    "status": _status,
+    "config check": _config_check,
+    "doctor": _doctor,
+    "trigger": _trigger,
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status."""
-    parser = _parser()
+    parser = argument_parser(__doc__.splitlines()[0])
     arguments = parser.parse_args(argv)
-    run: Callable[[argparse.Namespace], int] = arguments.run
     try:
-        _check_whom(arguments)
-        return run(arguments)
+        settle_whom(arguments)
+        return _COMMANDS[arguments.command](arguments)
     except AskError as error:
         sys.stderr.write(f"backsightctl: {printable(str(error))}\n")
         return 1

@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command line of ``backsightctl``: what may be said, and who is asked then."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ctl.config import SCHEMAS
+from ctl.export import FORMATS
+from protocol.verdicts import VerdictKind
+from runtime import VERSION
+from runtime.endpoint import HostAndPort
+from runtime.schema import Size
+
+DEFAULT_NODE = "/run/backsight/node.sock"
+_DEFAULT_COORDINATOR = "127.0.0.1:4770"
+
+# As large as the protocol's field.
+_LIMIT_MAX = (1 << 32) - 1
+
+
+def _limit(text: str) -> int:
+    """How many; 0: all."""
+    if not text.isdecimal() or not text.isascii() or int(text) > _LIMIT_MAX:
+        raise argparse.ArgumentTypeError(
+            f"{text!r}; allowed: a whole number from 0, which means all, to {_LIMIT_MAX}"
+        )
+    return int(text)
+
+
+def _size_bytes(text: str) -> int:
+    try:
+        return int(Size(1, 1 << 40).admit(text))
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no size; allowed: {Size(1, 1 << 40).allowed()}"
+        ) from None
+
+
+def _duration_ns(text: str) -> int:
+    """As ``30s``, ``10m``, ``1.5h``, ``7d``."""
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h|d)", text)
+    if match is None:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no duration; allowed: 500ms, 30s, 10m, 1.5h, 7d"
+        )
+    unit_ns = {"ms": 10**6, "s": 10**9, "m": 60 * 10**9, "h": 3600 * 10**9, "d": 86400 * 10**9}
+    return int(float(match[1]) * unit_ns[match[2]])
+
+
+def argument_parser(description: str) -> argparse.ArgumentParser:
+    """What it understands. ``command``: what is asked for; ``asks``: who may be asked."""
+    parser = argparse.ArgumentParser(prog="backsightctl", description=description)
+    parser.add_argument(
+        "--coordinator",
+        metavar="HOST:PORT",
+        help=f"default: $BACKSIGHT_COORDINATOR, or {_DEFAULT_COORDINATOR}",
+    )
+    parser.add_argument(
+        "--node", metavar="SOCKET", help=f"ask a node on this machine (default {DEFAULT_NODE})"
+    )
+    parser.add_argument("--version", action="version", version=f"%(prog)s {VERSION}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    def command(
+        name: str,
+        text: str,
+        *,
+        asks: Sequence[str] = ("coordinator",),
+        of: Any = commands,  # noqa: ANN401 - argparse does not name its type
+    ) -> argparse.ArgumentParser:
+        sub: argparse.ArgumentParser = of.add_parser(name, help=text, description=text)
+        sub.set_defaults(asks=asks, command=sub.prog.partition(" ")[2])
+        sub.add_argument("--json", action="store_true", help="for programs")
+        return sub
+
+    traces = command("traces", "what the coordinator collected, newest first")
+    export = command("export", "collected traces as a file for another tool")
+    export.add_argument("traces", nargs="*", metavar="TRACE", help="32 hex digits each")
+    export.add_argument(
+        "--format", choices=FORMATS, default="otlp-json", help="default: %(default)s"
+    )
+    export.add_argument("--output", type=Path, metavar="FILE", help="default: standard output")
+    tail = command("tail", "traces from now on, as verdicts are given on them")
+    tail.add_argument("--limit", type=_limit, default=0, metavar="N", help="end after N (0: never)")
+    snapshot = command("snapshot", "collect what all pools hold of the last seconds")
+    snapshot.add_argument(
+        "--last", type=_duration_ns, default="30s", metavar="TIME", help="default: %(default)s"
+    )
+    snapshot.add_argument(
+        "--bytes",
+        type=_size_bytes,
+        default="64MiB",
+        metavar="SIZE",
+        help="stop when the nodes have so much of it (default: %(default)s)",
+    )
+    snapshot.add_argument(
+        "--service", metavar="NAME", help="only traces that a process of this service wrote to"
+    )
+    for sub in (traces, export):
+        sub.add_argument("--limit", type=_limit, metavar="N", help="only the newest N (0: all)")
+        sub.add_argument("--service", metavar="NAME", help="only those with a span of this service")
+        sub.add_argument(
+            "--last",
+            type=_duration_ns,
+            metavar="TIME",
+            help="only those of the last 30s, 10m, 2h, 7d",
+        )
+    for sub in (traces, export, tail):
+        sub.add_argument("--trigger", metavar="NAME", help="only those of this trigger")
+        sub.add_argument(
+            "--verdict",
+            metavar="KIND",
+            choices=[kind.value for kind in VerdictKind],
+            help="only these: %(choices)s",
+        )
+    show = command(
+        "show",
+        "one trace over all its nodes; with --node, what that node holds",
+        asks=("coordinator", "node"),
+    )
+    show.add_argument("trace", help="32 hex digits")
+    command("nodes", "the nodes that the coordinator knows")
+    command("counters", "what the coordinator counted since its start")
+    command("status", "the node on this machine", asks=("node",))
+    config = commands.add_parser("config", help="configuration files of the daemons")
+    on_config = config.add_subparsers(required=True, metavar="COMMAND")
+    check_help = "whether it is valid for a daemon, and if not, why"
+    config_check = command("check", check_help, asks=(), of=on_config)
+    config_check.add_argument("file", type=Path, help="YAML")
+    config_check.add_argument(
+        "--kind", choices=SCHEMAS, help="what it is for (default: whose keys it has)"
+    )
+    doctor = command(
+        "doctor", "which kernel probes would work on this machine, by trying them", asks=()
+    )
+    doctor.add_argument(
+        "--config", type=Path, metavar="FILE", help="the node's; without it, all defaults"
+    )
+    trigger = command("trigger", "fire a trigger on the node on this machine", asks=("node",))
+    trigger.add_argument("trace", help="32 hex digits")
+    trigger.add_argument(
+        "--name",
+        default="operator",
+        help="the trigger's name, 1 to 31 of [a-z0-9_.-] (default: %(default)s)",
+    )
+    trigger.add_argument(
+        "--why", default="fired by hand", help="for the person who reads the trace"
+    )
+    return parser
+
+
+_WHOM = {"coordinator": "the coordinator", "node": "the node on this machine"}
+
+
+def settle_whom(arguments: argparse.Namespace) -> None:
+    """ValueError if it was said whom to ask, and the command asks another; else fill that in."""
+    given = [name for name in _WHOM if getattr(arguments, name) is not None]
+    whom = " or ".join(_WHOM[name] for name in arguments.asks) or "nobody"
+    for name in given:
+        if name not in arguments.asks:
+            raise ValueError(f"{arguments.command} asks {whom}: leave out --{name}")
+    if len(given) > 1:
+        raise ValueError(f"{arguments.command} asks {whom}: leave out --coordinator or --node")
+    source = "--coordinator"
+    if arguments.coordinator is None:
+        source = "BACKSIGHT_COORDINATOR"
+        arguments.coordinator = os.environ.get(source) or _DEFAULT_COORDINATOR
+    if "coordinator" in arguments.asks and arguments.node is None:
+        # gRPC would take a name without a port for one with 443.
+        try:
+            HostAndPort().admit(arguments.coordinator)
+        except ValueError:
+            raise ValueError(
+                f"{source}: {arguments.coordinator!r}; allowed: {HostAndPort().allowed()}"
+            ) from None
