@@ -77,6 +77,17 @@ class Configuration(Generic[S]):
         return merged
 
 
+def argument_parser(program: str, description: str) -> argparse.ArgumentParser:
+    """What the command line of each daemon is."""
+    parser = argparse.ArgumentParser(prog=program, description=description)
+    parser.add_argument(
+        "--config", type=Path, metavar="FILE", help="YAML; without it, all defaults"
+    )
+    parser.add_argument("--check", action="store_true", help="check the configuration, and end")
+    parser.add_argument("--version", action="version", version=f"{program} {VERSION}")
+    return parser
+
+
 def read_arguments(
     program: str, description: str, schema: type[S], argv: Sequence[str] | None
 ) -> Configuration[S]:
@@ -86,13 +97,7 @@ def read_arguments(
     """
     asked_early = threading.Event()
     signal.signal(signal.SIGHUP, lambda *_: asked_early.set())
-    parser = argparse.ArgumentParser(prog=program, description=description)
-    parser.add_argument(
-        "--config", type=Path, metavar="FILE", help="YAML; without it, all defaults"
-    )
-    parser.add_argument("--check", action="store_true", help="check the configuration, and end")
-    parser.add_argument("--version", action="version", version=f"{program} {VERSION}")
-    arguments = parser.parse_args(argv)
+    arguments = argument_parser(program, description).parse_args(argv)
     try:
         if arguments.config is None:
             settings = loads("", schema, "defaults")
