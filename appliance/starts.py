@@ -44,7 +44,7 @@ class Start:
         if self._was_healthy(now_ns):
             return 0.0
         doublings = min(self.in_a_row - 1, 10)  # beyond them a float ends, too
-        return min(_WAIT_FIRST_S * 2**doublings, _WAIT_MAX_S)
+        return min(_WAIT_FIRST_S * (1 << doublings), _WAIT_MAX_S)
 
     def next(self, now_ns: int, waited_s: float) -> Start:
         """The next start."""

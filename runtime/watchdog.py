@@ -47,7 +47,7 @@ async def watch(manager: ServiceManager, threads: Mapping[str, Ask], log: Log) -
             for name, ask in threads.items()
         }
         try:
-            late: set[asyncio.Future[None]] = set()
+            late: set[asyncio.Task[None]] = set()
             if waiting:
                 _, late = await asyncio.wait(waiting, timeout=interval_s)
             if late:

@@ -42,13 +42,13 @@ def escaped(text: str) -> str:
     return f"\\&{text}" if text.startswith((".", "'")) else text
 
 
-def tagged(tag: str, text: str) -> Iterator[str]:
+def _tagged(tag: str, text: str) -> Iterator[str]:
     yield ".TP"
     yield f".B {escaped(tag)}"
     yield escaped(text)
 
 
-def title(name: str, section: str, what: str) -> Iterator[str]:
+def _title(name: str, section: str, what: str) -> Iterator[str]:
     yield f'.TH {escaped(name)} {section} "" "Backsight {VERSION}"'
     yield ".nh"
     yield ".SH NAME"
@@ -65,12 +65,12 @@ def description_of(program: str) -> str:
     return text.splitlines()[0]
 
 
-def synopsis(parser: argparse.ArgumentParser) -> str:
+def _synopsis(parser: argparse.ArgumentParser) -> str:
     usage = parser.format_usage().removeprefix("usage: ")
     return " ".join(usage.split()).replace("[-h] ", "")
 
 
-def options(parser: argparse.ArgumentParser) -> Iterator[str]:
+def _options(parser: argparse.ArgumentParser) -> Iterator[str]:
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction | argparse._HelpAction):
             continue
@@ -83,7 +83,7 @@ def options(parser: argparse.ArgumentParser) -> Iterator[str]:
         text = (action.help or "") % {**vars(action), "choices": choices, "prog": parser.prog}
         if isinstance(action, argparse._VersionAction):
             text = "say which version it is, and end"
-        yield from tagged(tag, text)
+        yield from _tagged(tag, text)
 
 
 def commands_of(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
@@ -118,24 +118,24 @@ def text_parts(text: str) -> tuple[list[str], list[str]]:
     return lead, rest
 
 
-def program_page(name: str, section: str, text: Path) -> Iterator[str]:
+def _program_page(name: str, section: str, text: Path) -> Iterator[str]:
     said = description_of(name)
     parser = ctl_parser(said) if name == "backsightctl" else daemon_parser(name, said)
     lead, rest = text_parts(text.read_text("utf-8").strip())
-    yield from title(name, section, said.partition(": ")[2].rstrip("."))
+    yield from _title(name, section, said.partition(": ")[2].rstrip("."))
     yield ".SH SYNOPSIS"
-    yield f".B {escaped(synopsis(parser))}"
+    yield f".B {escaped(_synopsis(parser))}"
     yield ".SH DESCRIPTION"
     yield from lead
     yield ".SH OPTIONS"
-    yield from options(parser)
+    yield from _options(parser)
     commands = list(commands_of(parser))
     if commands != [parser]:
         yield ".SH COMMANDS"
         for command in commands:
-            yield f".SS {escaped(synopsis(command).removeprefix(f'{parser.prog} '))}"
+            yield f".SS {escaped(_synopsis(command).removeprefix(f'{parser.prog} '))}"
             yield escaped(f"{command.description}.")
-            yield from options(command)
+            yield from _options(command)
     yield from rest
 
 
@@ -146,7 +146,7 @@ def file_page(name: str, section: str, example: Path) -> Iterator[str]:
     """A commented example in which all keys stand, none of them in force."""
     first, *blocks = example.read_text("utf-8").strip().split("\n\n")
     what, *about = _paragraphs(first.splitlines()[2:])
-    yield from title(name, section, what.partition(": ")[2].rstrip("."))
+    yield from _title(name, section, what.partition(": ")[2].rstrip("."))
     yield ".SH DESCRIPTION"
     for paragraph in about:
         yield escaped(paragraph)
@@ -161,7 +161,7 @@ def file_page(name: str, section: str, example: Path) -> Iterator[str]:
                 yield f".SH {escaped(heading[1].upper())}"
             elif key:
                 path[len(key[1]) // 2 :] = [key[2]]
-                yield from tagged(
+                yield from _tagged(
                     ".".join(path) + (f": {key[3]}" if key[3] else ""), " ".join(said)
                 )
                 said = []
@@ -175,7 +175,7 @@ def _paragraphs(lines: list[str]) -> list[str]:
 
 
 _PAGES: dict[str, Callable[[str, str, Path], Iterator[str]]] = {
-    "program": program_page,
+    "program": _program_page,
     "file": file_page,
 }
 
