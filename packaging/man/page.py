@@ -32,8 +32,8 @@ _MAIN = {
     "backsightctl": "ctl/__main__.py",
 }
 
-# "#", as many blanks as it is deep in, a key, its default.
-_KEY = re.compile(r"#( *)([a-z_]+):(?: (.*))?")
+# "#", two blanks for each level that it is deep in, a key, its default. A text has one blank.
+_KEY = re.compile(r"#((?:  )*)([a-z_]+):(?: (.*))?")
 
 
 def escaped(text: str) -> str:

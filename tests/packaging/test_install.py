@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import re
 import secrets
 import subprocess
 from collections.abc import Sequence
@@ -160,6 +161,72 @@ def test_a_program_says_which_version_it_is(prefix: Path, program: str) -> None:
         [prefix / program, "--version"], env=environment(prefix), text=True
     )
     assert said == f"{Path(program).name} {VERSION}\n"
+
+
+def manual(prefix: Path, page: str) -> str:
+    """A page as a terminal shows it; that it is right, too."""
+    section = page.rpartition(".")[2]
+    done = subprocess.run(
+        ["man", "--warnings", "--local-file", prefix / f"share/man/man{section}/{page}"],
+        env={**environment(prefix), "MANWIDTH": "500", "LC_ALL": "C.UTF-8"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stderr == ""
+    return done.stdout
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_the_manual_has_each_command_and_option(prefix: Path, program: str) -> None:
+    name = Path(program).name
+    page = manual(prefix, f"{name}.1" if program.startswith("bin/") else f"{name}.8")
+    wanted = {"--version"}
+    if name == "backsightctl":
+        wanted |= {"snapshot [", "config check", "--verdict", "coherent", "TRACE"}
+    else:
+        wanted |= {"--config FILE", "SIGHUP", "/etc/backsight/"}
+    assert {text for text in wanted if text not in page} == set()
+
+
+@pytest.mark.parametrize("kind", ["node", "coordinator"])
+def test_the_manual_has_each_key_with_its_default(
+    prefix: Path, repository: Path, kind: str
+) -> None:
+    page = manual(prefix, f"backsight-{kind}.yaml.5")
+    example = (repository / f"packaging/{kind}.yaml").read_text("utf-8")
+    keys = re.findall(r"(?m)^#(?:  )*([a-z_]+(?:: .+)?):?$", example)
+    assert len(keys) > 30
+    # Alone in its line, or before a description, if it is short.
+    where = r"(?m)^ +(?:[a-z_]+\.)*{}(?: |$)"
+    assert {key for key in keys if not re.search(where.format(re.escape(key)), page)} == set()
+
+
+def completions(prefix: Path, *words: str) -> list[str]:
+    """What bash offers for the last of these words."""
+    script = f"""
+        source '{prefix}/share/bash-completion/completions/backsightctl'
+        COMP_WORDS=(backsightctl "$@") COMP_CWORD=$#
+        _backsightctl
+        printf '%s\\n' "${{COMPREPLY[@]}}"
+    """
+    done = subprocess.run(
+        ["bash", "-c", script, "bash", *words], capture_output=True, text=True, check=True
+    )
+    return done.stdout.split()
+
+
+def test_bash_completes_commands_options_and_files(prefix: Path, tmp_path: Path) -> None:
+    assert completions(prefix, "tra") == ["traces"]
+    assert completions(prefix, "config", "") == ["check"]
+    assert completions(prefix, "traces", "--verd") == ["--verdict"]
+    assert set(completions(prefix, "traces", "--verdict", "")) >= {"coherent", "partial"}
+    assert completions(prefix, "traces", "--limit", "") == []
+    assert set(completions(prefix, "--node", "/x", "")) >= {"traces", "show"}
+    (tmp_path / "traces.json").touch()
+    assert completions(prefix, "export", "--output", f"{tmp_path}/tr") == [
+        f"{tmp_path}/traces.json"
+    ]
 
 
 def installed(prefix: Path, program: str) -> Sequence[str | Path]:
