@@ -43,7 +43,7 @@ class Start:
         """How long the next start waits, if this one has ended now without being told to."""
         if self._was_healthy(now_ns):
             return 0.0
-        doublings = min(self.in_a_row - 1, 10)  # beyond them a float ends, too
+        doublings = min(self.in_a_row - 1, 10)  # by then it is over the bound
         return min(_WAIT_FIRST_S * (1 << doublings), _WAIT_MAX_S)
 
     def next(self, now_ns: int, waited_s: float) -> Start:
