@@ -25,7 +25,7 @@ NEWEST := build/venv-newest
 LINT_STAMP := $(LINT)/.stamp
 
 .DELETE_ON_ERROR:
-.PHONY: help setup build build-asan build-tsan build-arm64 test test-all test-newest \
+.PHONY: help setup build deb test-packages build-asan build-tsan build-arm64 test test-all test-newest \
 	test-c test-python test-weak test-arm64 test-kernels test-fuzz fuzz-coverage fuzz-keep lint \
 	lint-ruff lint-mypy lint-shell lint-clang-format lint-clang-tidy format \
 	pythonpath demo demo-probes replay hostile mutants bench-native bench-http bench-plots bench-otel bench-probes clean
@@ -43,6 +43,8 @@ help:
 	@echo 'sudo make test-weak   client and node on a weak memory, more executions of each scenario'
 	@echo 'sudo make test-fuzz   libFuzzer on what clients and daemons say (FUZZ_S=)'
 	@echo 'sudo make test-newest  the daemons on the newest releases of PyPI'
+	@echo 'sudo make deb         the .deb into dist/, for Debian 12 or another release (SUITE=)'
+	@echo 'sudo make test-packages  install them on a plain Debian that is booted, use and purge them'
 	@echo 'sudo make bench-otel  measure what tracing costs an OpenTelemetry application'
 	@echo 'sudo make bench-probes  measure what kernel probes cost (PAIRS= LOADER= ONLY= QUICK=1)'
 	@echo '     make mutants     put deliberate defects in, and see that tests notice (ONLY=)'
@@ -161,6 +163,14 @@ test: test-c test-fuzz test-python
 test-all: test-c test-fuzz test-weak test-arm64 test-python
 	$(PYTEST) tests -m slow
 	scripts/with-tmp $(PYTHON) -m tests.mutants
+
+# Built in a tree of the release, with nothing of this machine.
+SUITE := bookworm
+deb: setup
+	packaging/build-deb dist $(SUITE)
+
+test-packages: build
+	$(PYTEST) tests/packaging
 
 # Whether the tests notice what they are for. In a copy of the tree, with a build of its own.
 mutants: setup

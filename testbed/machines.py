@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Machines with an init system: a tree of Debian that systemd-nspawn boots.
+
+Each has its own files, processes, users and network, and the kernel of this machine.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+from collections.abc import Iterable
+from pathlib import Path
+from typing import IO
+
+from testbed.topology import DIES_WITH_PARENT, Opened, await_ready
+
+_REPOSITORY = Path(__file__).resolve().parent.parent
+
+# What a plain Debian has of it, and what is asked in it.
+_PACKAGES = ("systemd", "systemd-sysv", "dbus", "libnss-systemd", "iproute2", "procps", "curl")
+
+_STOP_TIMEOUT_S = 60.0
+
+# nspawn takes these away by default. A machine of one's own has them.
+_CAPABILITIES = ("CAP_BPF", "CAP_PERFMON")
+
+_ENVIRONMENT = {
+    "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+    "LANG": "C.UTF-8",
+    "DEBIAN_FRONTEND": "noninteractive",
+}
+
+
+def plain_tree(suite: str) -> Path:
+    """A plain Debian, made at the first call and kept in build/; not to be booted itself."""
+    tree = _REPOSITORY / "build" / "trees" / f"{suite}-plain"
+    make = [str(_REPOSITORY / "packaging/make-tree"), str(tree), suite, "apt", *_PACKAGES]
+    subprocess.run(make, check=True, stdout=subprocess.DEVNULL)
+    return tree
+
+
+class Machine(Opened):
+    """A machine that runs when entered: all of its units have started, or failed."""
+
+    def __init__(self, name: str, tree: Path, directory: Path) -> None:
+        """``tree`` is copied to ``directory``, which is removed with it."""
+        self.name = name
+        self.root = directory / f"{name}.tree"
+        self._tree = tree
+        self._directory = directory
+        self._log_path = directory / f"{name}.log"
+        self._log: IO[bytes] | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._leader = 0
+
+    def open(self) -> None:
+        subprocess.run(["cp", "--archive", "--reflink=auto", self._tree, self.root], check=True)
+        (self.root / "etc/hostname").write_text(f"{self.name}\n")
+        self.boot()
+
+    def give(self, files: Iterable[Path], directory: str) -> None:
+        """Put files of this machine into a directory of that one."""
+        into = self.root / directory.lstrip("/")
+        into.mkdir(parents=True, exist_ok=True)
+        for file in files:
+            shutil.copy(file, into)
+
+    def chroot(self, *command: str) -> str:
+        """What a program prints that runs in its files, with the network of this machine."""
+        return subprocess.run(
+            ["chroot", self.root, "env", "-i", *_assignments(), *command],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=True,
+        ).stdout
+
+    def boot(self) -> None:
+        """Start it, and wait until its units have started."""
+        notify_path = self._directory / f"{self.name}.notify"
+        notify_path.unlink(missing_ok=True)
+        self._log = self._log_path.open("ab")
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notify:
+            notify.bind(str(notify_path))
+            self._process = subprocess.Popen(
+                [
+                    *DIES_WITH_PARENT,
+                    "systemd-nspawn",
+                    "--directory",
+                    self.root,
+                    "--machine",
+                    self.name,
+                    "--register=no",
+                    "--keep-unit",
+                    "--boot",
+                    "--notify-ready=yes",
+                    "--private-network",
+                    f"--capability={','.join(_CAPABILITIES)}",
+                    "--system-call-filter=bpf perf_event_open",
+                    "--console=pipe",
+                ],
+                env={**os.environ, "NOTIFY_SOCKET": str(notify_path)},
+                stdin=subprocess.DEVNULL,
+                stdout=self._log,
+                stderr=self._log,
+            )
+            await_ready(notify, self._process, self.name, self.last_words)
+        nspawn = self._process.pid
+        (leader,) = Path(f"/proc/{nspawn}/task/{nspawn}/children").read_text().split()
+        self._leader = int(leader)
+
+    def halt(self) -> None:
+        """Shut it down, as by its power button."""
+        if self._process is not None:
+            self._process.send_signal(signal.SIGTERM)
+            try:
+                self._process.wait(_STOP_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+            self._process = None
+        if self._log is not None:
+            self._log.close()
+            self._log = None
+
+    def close(self) -> None:
+        self.halt()
+        shutil.rmtree(self.root, ignore_errors=True)
+
+    def run(self, *command: str, check: bool = True) -> str:
+        """What a program prints there; RuntimeError, with that, if it fails."""
+        # In a session of its own: `kill 0` there means its process group, which is not to be ours.
+        done = subprocess.run(
+            [*self._enter(), *command],
+            capture_output=True,
+            text=True,
+            check=False,
+            start_new_session=True,
+        )
+        if check and done.returncode:
+            said = done.stdout + done.stderr
+            raise RuntimeError(f"{self.name}: {' '.join(command)}: {done.returncode}\n{said}")
+        return done.stdout
+
+    def sh(self, script: str) -> str:
+        """What a script prints, which ends at the first command that fails."""
+        return self.run("sh", "-euc", script)
+
+    def popen(self, *command: str) -> subprocess.Popen[str]:
+        """Start a program there, and read what it prints."""
+        return subprocess.Popen(
+            [*DIES_WITH_PARENT, *self._enter(), *command],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def last_words(self) -> str:
+        """The end of what its console shows."""
+        return "\n".join(self._log_path.read_text(errors="replace").splitlines()[-20:])
+
+    def _enter(self) -> list[str]:
+        namespaces = ("--mount", "--uts", "--ipc", "--net", "--pid", "--cgroup")
+        return ["nsenter", f"--target={self._leader}", *namespaces, "env", "-i", *_assignments()]
+
+
+def _assignments() -> list[str]:
+    return [f"{name}={value}" for name, value in _ENVIRONMENT.items()]
