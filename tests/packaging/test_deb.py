@@ -131,15 +131,27 @@ def kill_node(machine: Machine) -> None:
     machine.run("systemctl", "start", "backsight-node")  # returns when it is ready
 
 
+def misconfigure_node(machine: Machine) -> None:
+    """It does not start, and goes on where it was once it can."""
+    machine.sh("echo 'nonsense: 1' >>/etc/backsight/node.yaml")
+    with pytest.raises(RuntimeError, match="Job for backsight-node[.]service failed"):
+        restart_node(machine)
+    machine.sh("sed -i '/^nonsense/d' /etc/backsight/node.yaml")
+    machine.run("systemctl", "start", "backsight-node")
+    log = machine.run("journalctl", "--boot", "-u", "backsight-node", "-o", "cat")
+    wrong = log.index("nonsense")
+    assert "clients of before the restart" in log[wrong:]
+
+
 def check_traces(machine: Machine) -> None:
     """After the one step by hand, the YAML, what applications trigger is collected, whatever ends."""
     machine.sh("printf 'coordinator:\\n  endpoint: 127.0.0.1:4770\\n' >>/etc/backsight/node.yaml")
     machine.run("systemctl", "restart", "backsight-node")
     (machine.root / "root/app.py").write_text(APPLICATION)
-    with machine.popen("python3", "/root/app.py", "4") as application:
+    with machine.popen("python3", "/root/app.py", "5") as application:
         assert application.stdin is not None and application.stdout is not None
         fired = [application.stdout.readline().strip()]
-        for end in (kill_node, kill_node, restart_node):
+        for end in (kill_node, kill_node, restart_node, misconfigure_node):
             end(machine)
             application.stdin.write("\n")
             application.stdin.flush()
