@@ -134,7 +134,7 @@ def kill_node(machine: Machine) -> None:
 def misconfigure_node(machine: Machine) -> None:
     """It does not start, and goes on where it was once it can."""
     machine.sh("echo 'nonsense: 1' >>/etc/backsight/node.yaml")
-    with pytest.raises(RuntimeError, match="Job for backsight-node[.]service failed"):
+    with pytest.raises(RuntimeError, match=r"Job for backsight-node\.service failed"):
         restart_node(machine)
     machine.sh("sed -i '/^nonsense/d' /etc/backsight/node.yaml")
     machine.run("systemctl", "start", "backsight-node")
