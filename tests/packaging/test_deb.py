@@ -79,6 +79,16 @@ def users(machine: Machine) -> list[str]:
     return machine.sh("getent passwd; getent group").splitlines()
 
 
+def test_lintian_finds_nothing(packages: list[Path]) -> None:
+    done = subprocess.run(
+        ["lintian", "--allow-root", "--fail-on", "error,warning", *packages],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "")
+
+
 def test_from_installation_to_purge(machine: Machine) -> None:
     # Others recommend it, so that apt keeps it.
     machine.sh("apt-get install --yes --no-install-recommends python3")
