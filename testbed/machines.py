@@ -98,6 +98,9 @@ class Machine(Opened):
                     "--boot",
                     "--notify-ready=yes",
                     "--private-network",
+                    # Packages write these files themselves.
+                    "--timezone=off",
+                    "--resolv-conf=off",
                     f"--capability={','.join(_CAPABILITIES)}",
                     "--system-call-filter=bpf perf_event_open",
                     "--console=pipe",

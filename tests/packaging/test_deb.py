@@ -42,7 +42,7 @@ for number in range(int(sys.argv[1])):
 """
 
 
-@pytest.fixture(scope="module", params=["bookworm"])
+@pytest.fixture(scope="module", params=["bookworm", "trixie"])
 def suite(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -90,8 +90,8 @@ def test_lintian_finds_nothing(packages: list[Path]) -> None:
 
 
 def test_from_installation_to_purge(machine: Machine) -> None:
-    # Others recommend it, so that apt keeps it.
-    machine.sh("apt-get install --yes --no-install-recommends python3")
+    # Others recommend them, or are of that importance: apt keeps them.
+    machine.sh("apt-get install --yes --no-install-recommends python3 passwd")
     files_before, users_before = files(machine), users(machine)
     machine.sh("apt-get install --yes --no-install-recommends /dist/*.deb")
     check_services(machine)
