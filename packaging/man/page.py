@@ -4,9 +4,9 @@
     page.py program NAME SECTION TEXT OUTPUT
     page.py file NAME SECTION YAML OUTPUT
 
-TEXT has what no command line says: lines that begin with "# " are headings, an indented
-block belongs to the line before it, and empty lines part paragraphs. Its first paragraph
-follows the synopsis. (man-pages(7), groff_man(7))
+TEXT has what no command line says, behind a line with its licence: lines that begin with
+"# " are headings, an indented block belongs to the line before it, and empty lines part
+paragraphs. Its first paragraph follows the synopsis. (man-pages(7), groff_man(7))
 """
 
 from __future__ import annotations
@@ -121,7 +121,8 @@ def text_parts(text: str) -> tuple[list[str], list[str]]:
 def _program_page(name: str, section: str, text: Path) -> Iterator[str]:
     said = description_of(name)
     parser = ctl_parser(said) if name == "backsightctl" else daemon_parser(name, said)
-    lead, rest = text_parts(text.read_text("utf-8").strip())
+    _licence, _, words = text.read_text("utf-8").partition("\n")
+    lead, rest = text_parts(words.strip())
     yield from _title(name, section, said.partition(": ")[2].rstrip("."))
     yield ".SH SYNOPSIS"
     yield f".B {escaped(_synopsis(parser))}"

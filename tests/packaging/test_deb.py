@@ -157,8 +157,8 @@ def check_traces(machine: Machine) -> None:
     """After the one step by hand, the YAML, what applications trigger is collected, whatever ends."""
     machine.sh("printf 'coordinator:\\n  endpoint: 127.0.0.1:4770\\n' >>/etc/backsight/node.yaml")
     machine.run("systemctl", "restart", "backsight-node")
-    (machine.root / "root/app.py").write_text(APPLICATION)
-    with machine.popen("python3", "/root/app.py", "5") as application:
+    (machine.root / "srv/app.py").write_text(APPLICATION)
+    with machine.popen("python3", "/srv/app.py", "5") as application:
         assert application.stdin is not None and application.stdout is not None
         fired = [application.stdout.readline().strip()]
         for end in (kill_node, kill_node, restart_node, misconfigure_node):
@@ -167,7 +167,7 @@ def check_traces(machine: Machine) -> None:
             application.stdin.flush()
             fired.append(application.stdout.readline().strip())
         application.stdin.close()
-    (machine.root / "root/app.py").unlink()
+    (machine.root / "srv/app.py").unlink()
     assert verdicts(machine, len(fired)) == dict.fromkeys(fired, "coherent")
 
 

@@ -31,6 +31,8 @@ ALLOWED: dict[str, frozenset[str]] = {
         # Builds programs for the kernel.
         "bpf": "",
         "testbed.apps": "",
+        # Asks programs how they are called.
+        "packaging": "runtime ctl",
         # What drives the programs from outside.
         "testbed": "protocol formats ctl",
         "bench": "protocol formats native testbed",
