@@ -8,6 +8,7 @@ import contextlib
 import os
 import resource
 import secrets
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -41,6 +42,8 @@ async def _serve(
 
 def main(argv: Sequence[str] | None = None, versions: Versions = OURS) -> int:
     """Run until told to end. Exit status 2 for a bad configuration, 1 for other failures."""
+    # Until it is heeded: to be ended by it would be to end well, and to lose the pool.
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     given = take_stored_fds(os.environ)
     with ServiceManager.from_environment(os.environ) as manager:
         stored = starts.take_turn(manager, given, Log.of(NODE_PROGRAM))

@@ -11,6 +11,7 @@ refuse one user, before the backlog.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import struct
 from collections import Counter
@@ -57,11 +58,20 @@ class Door:
         self._knocks: Counter[int] = Counter()
         self._window_ends_s = 0.0
         self._kept_out: dict[int, asyncio.TimerHandle] = {}
+        # A socket of the service manager's outlives the daemon that kept somebody out.
+        self._let_all_in()
 
     def close(self) -> None:
         for timer in self._kept_out.values():
             timer.cancel()
-        self._kept_out.clear()
+        if self._kept_out:
+            self._kept_out.clear()
+            self._let_all_in()
+
+    def _let_all_in(self) -> None:
+        # Where it cannot be written, nobody was kept out.
+        with contextlib.suppress(OSError):
+            self._write_acl(())
 
     def knocked(self, uid: int) -> bool:
         """A user has connected. Whether it is kept out from now on; OSError if that cannot be."""

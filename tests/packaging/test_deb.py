@@ -26,6 +26,15 @@ OF_THE_SYSTEM = re.compile(
 # So many hundredths of a point, as the issue that asks for units has it.
 EXPOSURE_MAX = {"backsight-node": 2.0, "backsight-coordinator": 2.0, "backsight-probes": 3.0}
 
+CONFIGURATION = """
+coordinator:
+  endpoint: 127.0.0.1:4770
+allow:
+  users: [nobody]
+"""
+
+AS_NOBODY = ("setpriv", "--reuid=nobody", "--clear-groups")
+
 APPLICATION = """
 import secrets, sys, time
 import backsight
@@ -155,10 +164,11 @@ def misconfigure_node(machine: Machine) -> None:
 
 def check_traces(machine: Machine) -> None:
     """After the one step by hand, the YAML, what applications trigger is collected, whatever ends."""
-    machine.sh("printf 'coordinator:\\n  endpoint: 127.0.0.1:4770\\n' >>/etc/backsight/node.yaml")
+    with (machine.root / "etc/backsight/node.yaml").open("a") as configuration:
+        configuration.write(CONFIGURATION)
     machine.run("systemctl", "restart", "backsight-node")
     (machine.root / "srv/app.py").write_text(APPLICATION)
-    with machine.popen("python3", "/srv/app.py", "5") as application:
+    with machine.popen(*AS_NOBODY, "python3", "/srv/app.py", "5") as application:
         assert application.stdin is not None and application.stdout is not None
         fired = [application.stdout.readline().strip()]
         for end in (kill_node, kill_node, restart_node, misconfigure_node):

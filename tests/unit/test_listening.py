@@ -7,16 +7,19 @@ import asyncio
 import os
 import re
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from appliance.daemon import Daemon
+from appliance.door import Door, DoorLimits
 from appliance.unix_socket import take_over
 from runtime.service_manager import ServiceManager, StoredFd
 from runtime.settings.node import Settings
-from tests.unit.attach_harness import Peer, close_fds, open_directory, request
+from tests.unit.attach_harness import NOBODY, Peer, close_fds, open_directory, request
 from tests.unit.logs import SILENT
 
 
@@ -62,6 +65,28 @@ def test_who_connects_while_no_node_is_there_is_attached_by_the_next(directory: 
                     close_fds(reply)
                 early.close()
             assert path.is_socket()
+
+    asyncio.run(run())
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("is_killed", [True, False])
+def test_who_was_kept_out_is_let_in_by_the_next_node(directory: Path, *, is_killed: bool) -> None:
+    path = directory / "node.sock"
+    connect = f"import socket; socket.socket(1, socket.SOCK_SEQPACKET).connect({str(path)!r})"
+    as_nobody = ["setpriv", f"--reuid={NOBODY}", "--clear-groups", sys.executable, "-Ic", connect]
+
+    async def run() -> None:
+        with socket_at(path) as listener:
+            path.chmod(0o666)
+            door = Door(path, DoorLimits(connections_per_s=1), frozenset())
+            assert door.knocked(NOBODY)
+            assert await asyncio.to_thread(subprocess.call, as_nobody, stderr=subprocess.DEVNULL)
+            if is_killed:
+                async with daemon(path, listener):
+                    await asyncio.to_thread(subprocess.check_call, as_nobody)
+            door.close()
+            await asyncio.to_thread(subprocess.check_call, as_nobody)
 
     asyncio.run(run())
 

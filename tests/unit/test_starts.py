@@ -138,3 +138,16 @@ def test_a_node_that_is_killed_waits_and_one_that_is_told_to_end_does_not(tmp_pa
         said = node.log_path.read_text()
         assert said.count("in a row") == 4
         assert said.rindex("start 2 in a row") > said.rindex("start 4 in a row")
+
+
+@pytest.mark.root
+def test_a_node_that_waits_is_not_ended_by_a_reload(tmp_path: Path) -> None:
+    with Node(anywhere(), "web-1", tmp_path, None, {"metrics": {"listen": None}}) as node:
+        for _ in range(5):
+            node.kill_daemon()
+        os.kill(node.daemon_pid(), signal.SIGKILL)
+        while "begins in 1.6 s" not in node.log_path.read_text():
+            pass
+        os.kill(node.holder_pid(), signal.SIGHUP)
+        node.wait_ready()
+        assert node.log_path.read_text().count("serves on") == 7
