@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import IO
 
-from testbed.topology import DIES_WITH_PARENT, Opened, await_ready
+from testbed.topology import DIES_WITH_PARENT, Opened, await_ready, end
 
 _REPOSITORY = Path(__file__).resolve().parent.parent
 
@@ -118,12 +118,7 @@ class Machine(Opened):
     def halt(self) -> None:
         """Shut it down, as by its power button."""
         if self._process is not None:
-            self._process.send_signal(signal.SIGTERM)
-            try:
-                self._process.wait(_STOP_TIMEOUT_S)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
+            end(self._process, signal.SIGTERM, _STOP_TIMEOUT_S)
             self._process = None
         if self._log is not None:
             self._log.close()

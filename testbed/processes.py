@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
-from testbed.topology import DaemonError, Host, Opened, await_ready
+from testbed.topology import DaemonError, Host, Opened, await_ready, end
 
 APPS = Path(__file__).parent / "apps"
 """Where services find their modules, and the requirements of their virtual environments stand."""
@@ -94,13 +94,7 @@ class Process(Opened):
         return self.process
 
     def _stop(self) -> None:
-        if self.process.poll() is None:
-            self.process.send_signal(self._stop_signal)
-            try:
-                self.process.wait(_STOP_TIMEOUT_S)
-            except subprocess.TimeoutExpired:
-                self.process.kill()
-                self.process.wait()
+        end(self.process, self._stop_signal, _STOP_TIMEOUT_S)
 
     def last_words(self) -> str:
         return "\n".join(self.log_path.read_text(errors="replace").splitlines()[-20:])

@@ -219,6 +219,18 @@ def await_ready(
         os.close(pidfd)
 
 
+def end(process: subprocess.Popen[Any], number: signal.Signals, timeout_s: float) -> None:
+    """Tell a process to end, if it has not; kill it if it takes too long."""
+    if process.poll() is not None:
+        return
+    process.send_signal(number)
+    try:
+        process.wait(timeout_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
 class Daemon(Opened):
     """A daemon under the holder, in a host's namespace; ready when entered."""
 
@@ -300,13 +312,7 @@ class Daemon(Opened):
 
     def close(self) -> None:
         if self._process is not None:
-            if self._process.poll() is None:
-                self._process.terminate()
-                try:
-                    self._process.wait(_STOP_TIMEOUT_S)
-                except subprocess.TimeoutExpired:
-                    self._process.kill()
-                    self._process.wait()
+            end(self._process, signal.SIGTERM, _STOP_TIMEOUT_S)
             self._process = None
             self._notify.close()
             self._notify_path.unlink(missing_ok=True)
