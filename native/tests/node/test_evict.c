@@ -747,13 +747,11 @@ static void an_end_counts_before_the_beginning(void)
 {
 	for (uint32_t first = 0; first < 2; first++) {
 		struct bsn_config config = test_config(4 << 20);
-		struct bsn *n = test_node(&config);
 		struct bsn_slice s;
 		struct wthread t[2];
 		struct writer w;
+		struct bsn *n = node_with_writer(&config, &w, &t[0]);
 
-		writer_attach(&w, n, START);
-		t[0] = writer_thread(&w, 0);
 		t[1] = writer_thread(&w, 1);
 		/* Their segments are looked at in this order. */
 		for (uint32_t i = 0; i < 2; i++)
@@ -788,13 +786,11 @@ static void an_end_counts_before_the_beginning(void)
 static void a_search_counts_however_many_are_open(void)
 {
 	struct bsn_config config = test_config(4 << 20);
-	struct bsn *n = test_node(&config);
 	struct bsn_slice s;
 	struct wthread t[2];
 	struct writer w;
+	struct bsn *n = node_with_writer(&config, &w, &t[0]);
 
-	writer_attach(&w, n, START);
-	t[0] = writer_thread(&w, 0);
 	t[1] = writer_thread(&w, 1);
 	for (uint32_t i = 0; i < MANY; i++) {
 		w_list(&w, HANDLE + i, true);
@@ -910,13 +906,11 @@ static void ends_without_a_beginning_leave_room(void)
 static void an_end_counts_once(void)
 {
 	struct bsn_config config = test_config(4 << 20);
-	struct bsn *n = test_node(&config);
 	struct bsn_slice s;
 	struct wthread t[2];
 	struct writer w;
+	struct bsn *n = node_with_writer(&config, &w, &t[0]);
 
-	writer_attach(&w, n, START);
-	t[0] = writer_thread(&w, 0);
 	t[1] = writer_thread(&w, 1);
 	w_lose(&t[1], trace_id(1), BS_RUN_FIRST | BS_RUN_LAST, 100);
 	CHECK(w_begin(&t[0], trace_id(1), HANDLE, 0, BS_RUN_FIRST, 100));
