@@ -304,6 +304,7 @@ static void place(struct bsn *n, struct client *c, uint32_t i,
 	case FRAME_STOCK:
 		if (waits(n, c, i))
 			break;
+		c->believed.pace.taken++;
 		/* The latest may not have come as far as the ring. */
 		if (r->granted_ns == n->ledger.header->granted_ns &&
 		    (r->segment != last.segment ||
@@ -384,6 +385,8 @@ int bsn_client_adopt(struct bsn *n, int number, int pid, const char *service,
 	store_reserve_client(n, (uint32_t)number);
 	client_enter(n, c, (uint32_t)number);
 	client_fill_header(n, c);
+	if (!c->believed.pace.window_ns)
+		grants_begin(n, c);
 	result = number;
 	take_frames(n, c);
 	last = adopt_ring(n, c);

@@ -230,7 +230,7 @@ struct client *client_new(struct bsn *n, int pid, const char *service,
 	c->arena_bytes = arena_bytes;
 	c->n_segments = (uint32_t)(arena_bytes / SEGMENT);
 	c->segments_free = NONE;
-	c->window_ns = c->peak_ns = c->losses_read_ns = n->now_ns;
+	c->losses_read_ns = n->now_ns;
 	c->wrote_ns = n->now_ns;
 	list_init(&c->backed);
 	list_init(&c->unclaimed);

@@ -86,10 +86,6 @@ struct client {
 	uint32_t stock_target;
 	uint32_t stock_granted; /* that waited when it was last filled */
 	uint64_t filled_ns;	/* when that was */
-	uint32_t taken;		/* since window_ns */
-	uint64_t window_ns;
-	uint64_t peak_per_s; /* segments */
-	uint64_t peak_ns;    /* when it was last halved, or reached */
 
 	uint64_t exited_ns;
 	struct thread threads[BS_THREAD_SLOTS];

@@ -58,34 +58,37 @@ static uint32_t stock_most(const struct bsn *n, const struct client *c)
 
 static void stock_adapt(struct bsn *n, struct client *c)
 {
-	uint64_t passed = ns_since(n, c->window_ns);
-	uint64_t halves = ns_since(n, c->peak_ns) / PEAK_HALF_LIFE_NS;
+	struct pace *p = &c->believed.pace;
+	uint64_t passed = ns_since(n, p->window_ns);
+	uint64_t halves = ns_since(n, p->peak_ns) / PEAK_HALF_LIFE_NS;
 	uint64_t rate = 0, target;
 	uint32_t most = stock_most(n, c);
 
 	if (halves) {
-		c->peak_per_s = halves < 64 ? c->peak_per_s >> halves : 0;
-		c->peak_ns += halves * PEAK_HALF_LIFE_NS;
+		p->peak_per_s = halves < 64 ? p->peak_per_s >> halves : 0;
+		p->peak_ns += halves * PEAK_HALF_LIFE_NS;
 	}
 	/* Within the window what was taken so far is the least that it will be. */
-	rate = passed > WINDOW_NS ? c->taken * NS_PER_S / passed : c->taken;
+	rate = passed > WINDOW_NS ? p->taken * NS_PER_S / passed : p->taken;
 	/* Half of a stock was used in less time than the other half must last (older
 	 * libraries ring only then): twice as much was needed. */
 	if (c->stock_granted && grants_stock(c) <= c->stock_granted / 2 &&
 	    ns_since(n, c->filled_ns) < STOCK_S * NS_PER_S &&
 	    rate * STOCK_S < 2ull * c->stock_granted)
 		rate = (2ull * c->stock_granted + STOCK_S - 1) / STOCK_S;
-	if (rate > c->peak_per_s) {
-		c->peak_per_s = rate;
-		c->peak_ns = n->now_ns;
+	if (rate > p->peak_per_s) {
+		p->peak_per_s = rate;
+		p->peak_ns = n->now_ns;
 	}
 	if (passed >= WINDOW_NS) {
-		c->window_ns = n->now_ns;
-		c->taken = 0;
+		p->window_ns = n->now_ns;
+		p->taken = 0;
 	}
+	if (c->told)
+		c->told->pace = *p;
 	/* What is left when the daemon is told must last, not all of it. */
 	target = STOCK_MIN +
-		 c->peak_per_s * STOCK_S * BS_STOCK_TOLD / (BS_STOCK_TOLD - 1);
+		 p->peak_per_s * STOCK_S * BS_STOCK_TOLD / (BS_STOCK_TOLD - 1);
 	c->stock_target = (uint32_t)(target < most ? target : most);
 }
 
@@ -151,13 +154,22 @@ static void fill_up(struct bsn *n, struct client *c)
 		node_give_way(n);
 }
 
+/* It has not shown what it writes, or to a node that kept no account of it. */
+void grants_begin(const struct bsn *n, struct client *c)
+{
+	c->believed.pace = (struct pace){
+		.window_ns = n->now_ns,
+		.peak_per_s = FIRST_PER_S,
+		.peak_ns = n->now_ns,
+	};
+}
+
 void grants_first(struct bsn *n, struct client *c)
 {
 	uint64_t end = n->cost + PIECE_ENTRIES;
 	struct client *other;
 
-	c->peak_per_s = FIRST_PER_S;
-	c->window_ns = c->peak_ns = n->now_ns;
+	grants_begin(n, c);
 	fill_up(n, c);
 	if (grants_stock(c) == c->stock_target)
 		return;
@@ -204,7 +216,7 @@ static bool is_settled(const struct bsn *n, const struct client *c)
 static void settle(const struct bsn *n, struct client *c)
 {
 	c->settled_until_ns = grants_stock(c) == c->stock_target
-				      ? c->window_ns + WINDOW_NS
+				      ? c->believed.pace.window_ns + WINDOW_NS
 				      : 0;
 	c->settled_tail = c->grant_tail;
 	c->settled_clients = n->clients.count;

@@ -37,6 +37,14 @@ struct grant_record {
 };
 _Static_assert(sizeof(struct grant_record) == 64, "a cache line");
 
+/* How fast a process writes, in segments (grants.c). */
+struct pace {
+	uint64_t window_ns; /* since when it is counted: 0: never */
+	uint64_t taken;	    /* since then */
+	uint64_t peak_per_s;
+	uint64_t peak_ns; /* when it was last halved, or reached */
+};
+
 /* What a process has counted, as far as the node has told it in its metrics. */
 struct told {
 	uint32_t client;       /* number; 0: a free place */
@@ -52,7 +60,9 @@ struct told {
 	uint64_t untied_to_ns;
 	/* Until when what was reclaimed of it was written. */
 	uint64_t evicted_ns;
-	uint64_t zero[6];
+	/* Nor that: a successor goes on with it. */
+	struct pace pace;
+	uint64_t zero[2];
 };
 _Static_assert(sizeof(struct told) == 2 * BS_CACHE_LINE,
 	       "what follows is aligned");

@@ -130,6 +130,7 @@ uint32_t tenant_victim(const struct bsn *n, const struct client *c);
 bool tenant_has_others(const struct bsn *n, const struct tenant *t);
 
 /* grants.c */
+void grants_begin(const struct bsn *n, struct client *c);
 void grants_first(struct bsn *n, struct client *c);
 /* What a process has too much of, before others get what they lack: a piece. True:
  * there is more. */

@@ -255,7 +255,7 @@ static struct client *look_at_taken(struct bsn *n, struct client *c,
 		uint32_t i =
 			c->granted[c->grant_tail++ % BS_GRANT_RING_ENTRIES];
 
-		c->taken++;
+		c->believed.pace.taken++;
 		c->wrote_ns = n->now_ns;
 		frame_set_state(n, frame_at(n, i), FRAME_ACTIVE);
 		own_push(n, &c->unclaimed, frame_at(n, i));

@@ -279,7 +279,6 @@ static void what_is_too_much_is_taken_back_in_pieces(void)
 	thread = start_between(n, look_between, &b);
 	/* As if it were new. */
 	node_set_time(n, n->now_ns + 2 * NS_PER_S);
-	first(n)->taken = 0;
 	grants_first(n, first(n));
 	end_between(n, thread);
 	check_piece(&b, before, 128);

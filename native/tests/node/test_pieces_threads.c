@@ -43,7 +43,8 @@ static void *untake_between(void *argument)
 	c = first(b->n);
 	CHECK(taken_left(b->n) > 0);
 	WRITE_ONCE(grants_of(c)->tail, c->grant_tail);
-	c->peak_per_s = c->stock_granted = c->taken = 0;
+	c->believed.pace.peak_per_s = c->stock_granted =
+		c->believed.pace.taken = 0;
 	c->settled_until_ns = 0;
 	while (grants_take_back(b->n, c))
 		;

@@ -135,6 +135,40 @@ static void ten_seconds_of_the_peak_are_in_hand(void)
 	free_with_writer(n, &w);
 }
 
+/* However often, and however shortly it is there: a second shows a rate, and none of these lives
+ * has one. */
+static void successors_go_on_with_the_stock(void)
+{
+	struct bsn_config config = test_config(256 << 20);
+	struct writer w;
+	struct wthread t;
+	uint64_t now = START;
+	struct bsn *n = node_with_writer(&config, &w, &t);
+
+	now = write_at(n, &t, 40, 4, now);
+	CHECK(stock_of(&w) >= STOCK_OF(40));
+	for (uint32_t life = 0; life < 30; life++) {
+		for (uint32_t i = 0; i < 5 * 40; i++)
+			CHECK(w_take_segment(&t));
+		now += 5 * SECOND;
+		n = restart(n, &config, &w, 1, now);
+		for (uint32_t i = 0; i < 3; i++) {
+			for (uint32_t k = 0; k < 4; k++)
+				CHECK(w_take_segment(&t));
+			now += 100 * MS;
+			bsn_poll(n, now);
+		}
+		CHECK(stock_of(&w) >= 10 * 36);
+		CHECK(stock_of(&w) <= STOCK_OF(48));
+	}
+	/* What is known of it is forgotten as ever. */
+	for (uint32_t i = 0; i < 300; i++)
+		bsn_poll(n, now += SECOND);
+	CHECK(stock_of(&w) <= 2 * STOCK_MIN);
+	check_invariants(n);
+	free_with_writer(n, &w);
+}
+
 /* A process that outruns what it has in hand gets twice as much, before a second
  * is over. */
 static void a_stock_grows_as_it_is_used_up(void)
@@ -430,6 +464,7 @@ int main(void)
 	RUN(finds_what_was_written_while_it_was_away);
 	RUN(many_segments_in_one_poll_are_no_lie);
 	RUN(ten_seconds_of_the_peak_are_in_hand);
+	RUN(successors_go_on_with_the_stock);
 	RUN(a_stock_grows_as_it_is_used_up);
 	RUN(stocks_are_a_quarter_of_the_pool);
 	RUN(a_new_process_has_a_large_stock);
