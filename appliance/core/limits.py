@@ -5,6 +5,9 @@ A trigger that fires too often must not drown the others, nor one process its
 neighbours. Each firing pays one token to its process, if it has one, and then one
 to its trigger name, before anything else happens with it.
 
+Triggers that fire while the daemon is away come all at once when it is back. That is no burst:
+the tokens of that time are there for them, beyond the burst.
+
 Names belong to nobody, so a user's processes could use up all that others may fire by a
 name. Who asks for more than half of a name's rate leaves half of its tokens to its other
 users, if there are any.
@@ -51,14 +54,18 @@ class TokenBucket:
         self._rate, self._burst = changed._rate, changed._burst
         self._level = min(self._level, self._burst)
 
-    def _refill(self, now_ns: int) -> None:
+    def _refill(self, now_ns: int, waited_ns: int = 0) -> None:
         if now_ns > self._at_ns:
-            self._level = min(self._burst, self._level + int(self._rate * (now_ns - self._at_ns)))
+            room = self._burst + int(self._rate * waited_ns)
+            self._level = min(room, self._level + int(self._rate * (now_ns - self._at_ns)))
             self._at_ns = now_ns
 
-    def take(self, now_ns: int, left: float = 0) -> bool:
-        """Take one token, if so many are left then."""
-        self._refill(now_ns)
+    def take(self, now_ns: int, left: float = 0, waited_ns: int = 0) -> bool:
+        """Take one token, if so many are left then.
+
+        ``waited_ns``: for how long nobody could; the tokens of that time go beyond the burst.
+        """
+        self._refill(now_ns, waited_ns)
         if self._level < NS_PER_S + int(left * NS_PER_S):
             return False
         self._level -= NS_PER_S
@@ -73,9 +80,9 @@ class TokenBucket:
         self._refill(now_ns)
         self._level -= tokens * NS_PER_S
 
-    def ready_ns(self, now_ns: int) -> int:
-        """When the bucket is out of debt: now, or the time to wait for."""
-        self._refill(now_ns)
+    def ready_ns(self, now_ns: int, waited_ns: int = 0) -> int:
+        """When the bucket is out of debt: now, or the time to wait for; as in take()."""
+        self._refill(now_ns, waited_ns)
         if self._level > 0:
             return now_ns
         return now_ns + int((-self._level) / self._rate) + 1
@@ -96,6 +103,10 @@ class Refusal(enum.Enum):
 # Who stopped asking for too much is as others are after so long.
 _OWES_MAX_NS = 2 * NS_PER_S
 
+# What is said of longer waits may be a lie of who fires. A daemon that is away for longer loses
+# records as well (STOCK_S in native/src/node/grants.c).
+_WAITED_MAX_NS = 10 * NS_PER_S
+
 # Users of one name that are remembered; each costs some 300 bytes.
 _USERS_MAX = 256
 
@@ -108,26 +119,26 @@ class _Name:
     suppressed: int = 0
     demands: OrderedDict[int, TokenBucket] = field(default_factory=OrderedDict)
 
-    def take(self, user: int, limits: TriggerLimits, now_ns: int) -> bool:
+    def take(self, user: int, limits: TriggerLimits, now_ns: int, waited_ns: int) -> bool:
         """Take a token for a user; False if there is none for it."""
         left = 0.0
-        if self._asks_too_much(user, limits, now_ns) and len(self.demands) > 1:
+        if self._asks_too_much(user, limits, now_ns, waited_ns) and len(self.demands) > 1:
             burst = limits.per_trigger_burst
             # A second's worth at most, so that it waits no longer than that for the others'.
             left = max(0.0, min(burst / 2, burst - 1, limits.per_trigger_per_s))
-        return self.bucket.take(now_ns, left)
+        return self.bucket.take(now_ns, left, waited_ns)
 
-    def _asks_too_much(self, user: int, limits: TriggerLimits, now_ns: int) -> bool:
+    def _asks_too_much(self, user: int, limits: TriggerLimits, now_ns: int, waited_ns: int) -> bool:
         """Count that it asks."""
         demand = self.demands.get(user)
         if demand is None:
             if len(self.demands) == _USERS_MAX:
                 self.demands.popitem(last=False)
             demand = self.demands[user] = TokenBucket(
-                limits.per_trigger_per_s / 2, limits.per_trigger_burst, now_ns
+                limits.per_trigger_per_s / 2, limits.per_trigger_burst, now_ns - waited_ns
             )
         self.demands.move_to_end(user)
-        owes_ns = demand.ready_ns(now_ns) - now_ns
+        owes_ns = demand.ready_ns(now_ns, waited_ns) - now_ns
         if owes_ns < _OWES_MAX_NS:
             demand.charge(1, now_ns)
         return owes_ns > 0
@@ -152,16 +163,20 @@ class Admission:
         self._processes: OrderedDict[int, TokenBucket] = OrderedDict()
         self._names: dict[str, _Name] = {}
 
-    def admit(self, client: int, trigger: str, now_ns: int) -> Refusal | None:
+    def admit(self, client: int, trigger: str, now_ns: int, waited_ns: int = 0) -> Refusal | None:
         """Charge one firing; None if it is admitted.
 
-        ``trigger`` is a bounded name (counting.trigger_names).
+        ``trigger`` is a bounded name (counting.trigger_names). ``waited_ns``: for how long firings
+        may have waited that come now.
         """
-        name = self._name(trigger, now_ns)
-        if client != NO_CLIENT and not self._process(client, now_ns).take(now_ns):
-            name.suppressed += 1
-            return Refusal.PROCESS
-        if not name.take(self._user(client), self._limits, now_ns):
+        waited_ns = min(waited_ns, _WAITED_MAX_NS)
+        name = self._name(trigger, now_ns - waited_ns)
+        if client != NO_CLIENT:
+            process = self._process(client, now_ns - waited_ns)
+            if not process.take(now_ns, waited_ns=waited_ns):
+                name.suppressed += 1
+                return Refusal.PROCESS
+        if not name.take(self._user(client), self._limits, now_ns, waited_ns):
             name.suppressed += 1
             return Refusal.TRIGGER
         return None
@@ -199,21 +214,21 @@ class Admission:
         user = self._user_of(client)
         return _only_process(client) if user is None else user
 
-    def _process(self, client: int, now_ns: int) -> TokenBucket:
+    def _process(self, client: int, since_ns: int) -> TokenBucket:
         process = self._processes.get(client)
         if process is None:
-            self._make_room(now_ns)
+            self._make_room(since_ns)
             process = self._processes[client] = TokenBucket(
-                self._limits.per_process_per_s, self._limits.per_process_burst, now_ns
+                self._limits.per_process_per_s, self._limits.per_process_burst, since_ns
             )
         self._processes.move_to_end(client)
         return process
 
-    def _name(self, trigger: str, now_ns: int) -> _Name:
+    def _name(self, trigger: str, since_ns: int) -> _Name:
         name = self._names.get(trigger)
         if name is None:
             bucket = TokenBucket(
-                self._limits.per_trigger_per_s, self._limits.per_trigger_burst, now_ns
+                self._limits.per_trigger_per_s, self._limits.per_trigger_burst, since_ns
             )
             name = self._names[trigger] = _Name(bucket)
         return name

@@ -156,10 +156,13 @@ class NodeCore:
     def on_dataplane(self, events: Iterable[DataPlaneEvent], now_ns: int) -> None:
         """What dataplane reported since the last time."""
         self._now_ns = now_ns
+        events = list(events)
+        fired_ns = (event.fired_ns for event in events if isinstance(event, LocalTrigger))
+        waited_ns = max(0, now_ns - min(fired_ns, default=now_ns))
         for event in events:
             match event:
                 case LocalTrigger():
-                    self._on_local_trigger(event, now_ns)
+                    self._on_local_trigger(event, now_ns, waited_ns)
                 case SliceChanged():
                     self._on_slice_changed(event.trace, now_ns)
                 case StoreFull():
@@ -392,11 +395,11 @@ class NodeCore:
             self._snapshot.told = None
         self._owed.open()
 
-    def _on_local_trigger(self, event: LocalTrigger, now_ns: int) -> None:
+    def _on_local_trigger(self, event: LocalTrigger, now_ns: int, waited_ns: int) -> None:
         queue = self._holdings.queue(event.trigger)
         counters = self._holdings.count(event.trigger)
         counters.fired += 1
-        match self._admission.admit(event.client, queue, now_ns):
+        match self._admission.admit(event.client, queue, now_ns, waited_ns):
             case Refusal.PROCESS:
                 counters.rate_limited_process += 1
             case Refusal.TRIGGER:

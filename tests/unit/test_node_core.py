@@ -1295,6 +1295,44 @@ def test_who_floods_a_name_leaves_half_of_it_to_others(processes: int) -> None:
     assert sum(shares[client] * 1000 for client in flood) == pytest.approx(69, abs=8)
 
 
+def test_the_oldest_of_what_comes_says_how_long_the_daemon_was_away() -> None:
+    node = Node(NodeConfig("n1", limits=TriggerLimits(10, 10, 10, 10)))
+    admitted = []
+    for now_ns in (3 * S, 5 * S):
+        for fired_ns in (*range(now_ns - 29, now_ns), now_ns - 2 * S):
+            node.pool.trigger(node.client, trace(fired_ns), "t", fired_ns)
+        node.core.on_dataplane(node.pool.poll(now_ns), now_ns)
+        admitted.append(node.core.counters.triggers["t"].admitted)
+    # The second time the burst is used up.
+    assert admitted == [30, 30 + 20]
+
+
+def test_what_fired_while_the_daemon_was_away_is_no_burst() -> None:
+    admission = Admission(TriggerLimits(10, 10, 100, 100))
+    # Ten processes that all fire as often as they may come one after the other.
+    waiting = [client for client in range(1, 11) for _ in range(3 * 10)]
+    assert [admission.admit(c, "t", 5 * S, 3 * S) for c in waiting] == [None] * 300
+    # The burst is left, and no more.
+    assert [admission.admit(1, "t", 5 * S) for _ in range(11)] == [None] * 10 + [Refusal.PROCESS]
+    burst = [admission.admit(client, "t", 5 * S) for client in range(2, 12) for _ in range(9)]
+    assert burst == [None] * 90
+    assert admission.admit(12, "t", 5 * S) is Refusal.TRIGGER
+
+
+@given(st.lists(st.tuples(st.integers(0, S), st.integers(0, 100 * S)), min_size=1, max_size=300))
+def test_who_lies_about_when_it_fired_gets_no_higher_rate(
+    firings: list[tuple[int, int]],
+) -> None:
+    admission = Admission(TriggerLimits(10, 5, 1e6, 1e6))
+    now_ns = 100 * S
+    taken = 0
+    for gap_ns, waited_ns in firings:
+        now_ns += gap_ns
+        taken += admission.admit(1, "t", now_ns, waited_ns) is None
+    # Ten seconds' worth at most come before their time.
+    assert taken <= 5 + 10 * 10 + 10 * (now_ns - 100 * S) / S + 1e-6
+
+
 def test_who_is_alone_has_all_of_a_name() -> None:
     limits = TriggerLimits(1e6, 1e6, 100, 100)
     assert admitted(limits, {1: 1000}, {}, 60)[1] == pytest.approx(0.1, rel=0.02)
