@@ -21,9 +21,10 @@ from runtime.service_manager import ServiceManager, StoredFd
 
 _NAME = "starts"
 
-# The first wait is short, since somebody's footage may be at stake; then at leisure.
+# The first wait is short, since somebody's footage may be at stake; the longest such that what
+# processes trigger meanwhile has room (BS_TRIGGER_CELLS: 256 of each, at 100 a second).
 _WAIT_FIRST_S = 0.05
-_WAIT_MAX_S = 5.0
+_WAIT_MAX_S = 2.0
 
 # A node that was there for so long is no failed start.
 _HEALTHY_S = 10.0
