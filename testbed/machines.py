@@ -11,7 +11,7 @@ import shutil
 import signal
 import socket
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
@@ -42,6 +42,24 @@ def plain_tree(suite: str) -> Path:
     return tree
 
 
+def tree_with(packages: Sequence[Path], suite: str, directory: Path) -> Path:
+    """A plain Debian with packages in its /dist, which apt can install there without a network."""
+    tree = directory / f"{suite}.tree"
+    subprocess.run(["cp", "--archive", "--reflink=auto", plain_tree(suite), tree], check=True)
+    dist = tree / "dist"
+    dist.mkdir()
+    for package in packages:
+        shutil.copy(package, dist)
+    for script in ("apt-get update", "apt-get install --yes --download-only /dist/*.deb"):
+        # With the network of this machine.
+        subprocess.run(
+            ["chroot", tree, "env", "-i", *_assignments(), "sh", "-c", script],
+            stdout=subprocess.DEVNULL,
+            check=True,
+        )
+    return tree
+
+
 class Machine(Opened):
     """A machine that runs when entered: all of its units have started, or failed."""
 
@@ -60,23 +78,6 @@ class Machine(Opened):
         subprocess.run(["cp", "--archive", "--reflink=auto", self._tree, self.root], check=True)
         (self.root / "etc/hostname").write_text(f"{self.name}\n")
         self.boot()
-
-    def give(self, files: Iterable[Path], directory: str) -> None:
-        """Put files of this machine into a directory of that one."""
-        into = self.root / directory.lstrip("/")
-        into.mkdir(parents=True, exist_ok=True)
-        for file in files:
-            shutil.copy(file, into)
-
-    def chroot(self, *command: str) -> str:
-        """What a program prints that runs in its files, with the network of this machine."""
-        return subprocess.run(
-            ["chroot", self.root, "env", "-i", *_assignments(), *command],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            check=True,
-        ).stdout
 
     def boot(self) -> None:
         """Start it, and wait until its units have started."""

@@ -6,12 +6,12 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from testbed.machines import Machine, plain_tree
+from testbed.machines import Machine, tree_with
 
 pytestmark = [pytest.mark.slow, pytest.mark.root, pytest.mark.timeout(1800)]
 
@@ -57,22 +57,16 @@ def suite(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="module")
-def packages(repository: Path, suite: str, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    dist = tmp_path_factory.mktemp("dist")
-    subprocess.run([repository / "packaging/build-deb", dist, suite], check=True)
-    return sorted(dist.glob("*.deb"))
+def packages(suite: str, debs_of: Callable[[str], list[Path]]) -> list[Path]:
+    return debs_of(suite)
 
 
 @pytest.fixture(scope="module")
 def machine(
     suite: str, packages: list[Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Machine]:
-    machine = Machine("web-1", plain_tree(suite), tmp_path_factory.mktemp("machine"))
-    with machine:
-        machine.give(packages, "/dist")
-        # It has no network of its own, so that all that apt wants is there already.
-        machine.chroot("apt-get", "update")
-        machine.chroot("sh", "-c", "apt-get install --yes --download-only /dist/*.deb")
+    directory = tmp_path_factory.mktemp("machine")
+    with Machine("web-1", tree_with(packages, suite, directory), directory) as machine:
         yield machine
 
 

@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Daemons are killed and upgraded under load, as packages and systemd do it: nothing is lost."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import queue
+import re
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from testbed.machines import Machine, tree_with
+
+pytestmark = [pytest.mark.slow, pytest.mark.root, pytest.mark.timeout(1800)]
+
+BUILD = Path(__file__).parents[2] / "build"
+
+CONFIGURATION = """
+coordinator:
+  endpoint: 127.0.0.1:4770
+allow:
+  users: [nobody]
+"""
+
+APPLICATIONS = 2
+TRACES_PER_S = 5000 // APPLICATIONS
+# 25 triggers a second of each application: a node takes 100 a second of one name.
+TRIGGER_EVERY = 100
+
+KILLS = 20
+# So many triggers, of all applications, must follow what was done to a daemon.
+TRIGGERS_BETWEEN = 20
+
+
+class Load:
+    """Applications that record, and that trigger now and then."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+        self._processes: list[subprocess.Popen[str]] = []
+        self._readers: list[threading.Thread] = []
+        self._seen: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self.triggered: list[str] = []
+        self.results: list[dict[str, Any]] = []
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        command = ("setpriv", "--reuid=nobody", "--clear-groups", "/srv/steady")
+        for _ in range(APPLICATIONS):
+            process = self._machine.popen(*command, str(TRACES_PER_S), str(TRIGGER_EVERY))
+            self._processes.append(process)
+            reader = threading.Thread(target=self._read, args=(process,))
+            reader.start()
+            self._readers.append(reader)
+        try:
+            yield
+        finally:
+            for process in self._processes:
+                assert process.stdin is not None
+                process.stdin.close()
+            for reader in self._readers:
+                reader.join()
+            for process in self._processes:
+                process.wait()
+
+    def _read(self, process: subprocess.Popen[str]) -> None:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.startswith("{"):
+                self.results.append(json.loads(line))
+            elif line != "attached\n":
+                self.triggered.append(line.strip())
+                self._seen.put(line)
+
+    def goes_on(self) -> None:
+        """Until so many more triggers have fired from now on."""
+        for _ in range(self._seen.qsize() + TRIGGERS_BETWEEN):
+            self._seen.get(timeout=60)
+
+
+def previous(debs: list[Path], directory: Path) -> list[Path]:
+    """The same packages with a version before theirs."""
+    made = []
+    for deb in debs:
+        tree = directory / deb.stem
+        subprocess.run(["dpkg-deb", "--raw-extract", deb, tree], check=True)
+        control = tree / "DEBIAN/control"
+        text = control.read_text()
+        (version,) = re.findall(r"^Version: (\S+)$", text, re.MULTILINE)
+        control.write_text(text.replace(version, f"{version}~previous"))
+        made.append(directory / f"previous-{deb.name}")
+        subprocess.run(
+            ["dpkg-deb", "--root-owner-group", "--build", tree, made[-1]],
+            stdout=subprocess.DEVNULL,
+            check=True,
+        )
+    return made
+
+
+@pytest.fixture(scope="module")
+def machine(
+    debs_of: Callable[[str], list[Path]], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Machine]:
+    directory = tmp_path_factory.mktemp("machine")
+    debs = debs_of("bookworm")
+    tree = tree_with(debs, "bookworm", directory)
+    (tree / "previous").mkdir()
+    for deb in previous(debs, directory):
+        deb.rename(tree / "previous" / deb.name)
+    subprocess.run(["cp", BUILD / "tests/steady", tree / "srv"], check=True)
+    with Machine("web-1", tree, directory) as machine:
+        machine.sh("apt-get install --yes --no-install-recommends /previous/*.deb")
+        with (machine.root / "etc/backsight/node.yaml").open("a") as configuration:
+            configuration.write(CONFIGURATION)
+        machine.run("systemctl", "restart", "backsight-node")
+        yield machine
+
+
+def kill(machine: Machine, service: str) -> None:
+    """Until systemd has started the next one, and that is ready."""
+    show = ("systemctl", "show", "--value", "-p", "NRestarts", service)
+    before = machine.run(*show)
+    machine.run("systemctl", "kill", "--kill-whom=main", "--signal=KILL", service)
+    while machine.run(*show) == before:
+        pass
+    machine.run("systemctl", "start", service)
+
+
+def verdicts(machine: Machine) -> dict[str, str]:
+    """By trace, once the node has reported all, and each is judged."""
+    found: dict[str, str] = {}
+    while not found or "provisional" in found.values():
+        while json.loads(machine.run("backsightctl", "status", "--json"))["triggers_unreported"]:
+            pass
+        listed = machine.run("backsightctl", "traces", "--limit", "0", "--json").splitlines()
+        found = {trace["trace_id"]: trace["verdict"]["kind"] for trace in map(json.loads, listed)}
+    return found
+
+
+def test_applications_notice_nothing_of_kills_and_an_upgrade(machine: Machine) -> None:
+    load = Load(machine)
+    with load.running():
+        load.goes_on()
+        for _ in range(KILLS):
+            kill(machine, "backsight-node")
+            kill(machine, "backsight-probes")
+            load.goes_on()
+        said = machine.sh("apt-get install --yes --no-install-recommends /dist/*.deb")
+        assert "8 upgraded" in said, said
+        load.goes_on()
+        machine.run("systemctl", "restart", "backsight-node", "backsight-probes")
+        load.goes_on()
+    assert "~previous" not in machine.run("dpkg-query", "--show", "backsight-*")
+    for result in load.results:
+        print(result)
+        assert (result["errors"], result["lost"], result["blocked"]) == (0, 0, 0), result
+    assert len(load.results) == APPLICATIONS
+    found = verdicts(machine)
+    print(f"{len(load.triggered)} triggered")
+    assert {trace: found.get(trace) for trace in load.triggered} == dict.fromkeys(
+        load.triggered, "coherent"
+    )
