@@ -25,16 +25,17 @@ NEWEST := build/venv-newest
 LINT_STAMP := $(LINT)/.stamp
 
 .DELETE_ON_ERROR:
-.PHONY: help setup build deb test-packages build-asan build-tsan build-arm64 test test-all test-newest \
+.PHONY: help setup build deb cluster test-packages build-asan build-tsan build-arm64 test test-all test-newest \
 	test-c test-python test-weak test-arm64 test-kernels test-fuzz fuzz-coverage fuzz-keep lint \
 	lint-ruff lint-mypy lint-shell lint-clang-format lint-clang-tidy format \
-	pythonpath demo demo-probes replay hostile mutants bench-native bench-http bench-plots bench-otel bench-probes clean
+	pythonpath demo demo-probes replay hostile mutants bench-native bench-http bench-plots bench-otel bench-probes bench-idle clean
 
 help:
 	@echo 'sudo make setup       install the Debian packages that are missing'
 	@echo 'sudo make demo        a shop of live services on three nodes, with trouble (DURATION= LATE= POOL= KEEP=1)'
 	@echo 'sudo make demo-probes the same with kernel probes, and what breaks below it (ONLY= QUIET= KEEP=1)'
 	@echo 'sudo make replay      replay recorded traffic on ten nodes (SPEED= FILE= LATE= POOL= KEEP=1)'
+	@echo 'sudo make cluster     vagrant/ in containers that boot, from packages (NODES= KEEP=1)'
 	@echo 'sudo make hostile     hostile processes beside honest ones on two nodes (DURATION= SEED= ONLY=)'
 	@echo 'sudo make test        set up, build, run the tests (15 minutes, once it is built)'
 	@echo 'sudo make test-all    the same, and the tests that take longer'
@@ -47,6 +48,7 @@ help:
 	@echo 'sudo make test-packages  install them on a plain Debian that is booted, use and purge them'
 	@echo 'sudo make bench-otel  measure what tracing costs an OpenTelemetry application'
 	@echo 'sudo make bench-probes  measure what kernel probes cost (PAIRS= LOADER= ONLY= QUICK=1)'
+	@echo '     make bench-idle  measure what the daemons take where nothing happens (WINDOWS= WINDOW_S= CLIENTS=)'
 	@echo '     make mutants     put deliberate defects in, and see that tests notice (ONLY=)'
 	@echo '     make lint        style, types and static analysis of all sources'
 	@echo '     make format      rewrite the sources in the style that lint wants'
@@ -169,6 +171,10 @@ SUITE := bookworm
 deb: setup
 	packaging/build-deb dist $(SUITE)
 
+# The cluster of vagrant/, in containers.
+cluster: build deb
+	scripts/with-tmp $(PYTHON) -m tests.packaging
+
 test-packages: build
 	$(PYTEST) tests/packaging
 
@@ -256,6 +262,9 @@ bench-http: build
 # What the kernel probes cost (PAIRS= LOADER=core|bcc ONLY= QUICK=1).
 bench-probes: build
 	scripts/with-tmp $(PYTHON) -m bench.probes
+
+bench-idle: build
+	scripts/with-tmp $(PYTHON) -m bench.idle
 
 # From what was measured last, into docs/figures.
 bench-plots: build

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
-from testbed.topology import DIES_WITH_PARENT, Opened, await_ready, end
+from testbed.topology import DIES_WITH_PARENT, Host, Opened, await_ready, end
 
 _REPOSITORY = Path(__file__).resolve().parent.parent
 
@@ -42,15 +42,21 @@ def plain_tree(suite: str) -> Path:
     return tree
 
 
-def tree_with(packages: Sequence[Path], suite: str, directory: Path) -> Path:
-    """A plain Debian with packages in its /dist, which apt can install there without a network."""
+def tree_with(
+    packages: Sequence[Path], suite: str, directory: Path, others: Sequence[str] = ()
+) -> Path:
+    """A plain Debian with packages in its /dist, which apt can install there without a network.
+
+    ``others``: packages of Debian that it can install as well.
+    """
     tree = directory / f"{suite}.tree"
     subprocess.run(["cp", "--archive", "--reflink=auto", plain_tree(suite), tree], check=True)
     dist = tree / "dist"
     dist.mkdir()
     for package in packages:
         shutil.copy(package, dist)
-    for script in ("apt-get update", "apt-get install --yes --download-only /dist/*.deb"):
+    download = "apt-get install --yes --download-only"
+    for script in ("apt-get update", f"{download} /dist/*.deb {' '.join(others)}"):
         # With the network of this machine.
         subprocess.run(
             ["chroot", tree, "env", "-i", *_assignments(), "sh", "-c", script],
@@ -63,9 +69,17 @@ def tree_with(packages: Sequence[Path], suite: str, directory: Path) -> Path:
 class Machine(Opened):
     """A machine that runs when entered: all of its units have started, or failed."""
 
-    def __init__(self, name: str, tree: Path, directory: Path) -> None:
-        """``tree`` is copied to ``directory``, which is removed with it."""
+    def __init__(self, name: str, tree: Path, directory: Path, host: Host | None = None) -> None:
+        """``tree`` is copied to ``directory``, and removed with it. ``host``: where its network is.
+
+        Without one it has a network with nobody else.
+        """
         self.name = name
+        self._network = (
+            "--private-network"
+            if host is None
+            else f"--network-namespace-path=/run/netns/{host.namespace}"
+        )
         self.root = directory / f"{name}.tree"
         self._tree = tree
         self._directory = directory
@@ -77,6 +91,8 @@ class Machine(Opened):
     def open(self) -> None:
         subprocess.run(["cp", "--archive", "--reflink=auto", self._tree, self.root], check=True)
         (self.root / "etc/hostname").write_text(f"{self.name}\n")
+        # As Debian's installer has it.
+        (self.root / "etc/hosts").write_text(f"127.0.0.1 localhost\n127.0.1.1 {self.name}\n")
         self.boot()
 
     def boot(self) -> None:
@@ -98,7 +114,7 @@ class Machine(Opened):
                     "--keep-unit",
                     "--boot",
                     "--notify-ready=yes",
-                    "--private-network",
+                    self._network,
                     # Packages write these files themselves.
                     "--timezone=off",
                     "--resolv-conf=off",
@@ -125,6 +141,13 @@ class Machine(Opened):
             self._log.close()
             self._log = None
 
+    def cut_power(self) -> None:
+        """All of its processes are gone at once."""
+        assert self._process is not None
+        os.kill(self._leader, signal.SIGKILL)
+        self._process.wait()
+        self.halt()
+
     def close(self) -> None:
         self.halt()
         shutil.rmtree(self.root, ignore_errors=True)
@@ -133,7 +156,7 @@ class Machine(Opened):
         """What a program prints there; RuntimeError, with that, if it fails."""
         # In a session of its own: `kill 0` there means its process group, which is not to be ours.
         done = subprocess.run(
-            [*self._enter(), *command],
+            [*self.enter_command(), *command],
             capture_output=True,
             text=True,
             check=False,
@@ -151,7 +174,7 @@ class Machine(Opened):
     def popen(self, *command: str) -> subprocess.Popen[str]:
         """Start a program there, and read what it prints."""
         return subprocess.Popen(
-            [*DIES_WITH_PARENT, *self._enter(), *command],
+            [*DIES_WITH_PARENT, *self.enter_command(), *command],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -162,7 +185,8 @@ class Machine(Opened):
         """The end of what its console shows."""
         return "\n".join(self._log_path.read_text(errors="replace").splitlines()[-20:])
 
-    def _enter(self) -> list[str]:
+    def enter_command(self) -> list[str]:
+        """By which a program is run there."""
         namespaces = ("--mount", "--uts", "--ipc", "--net", "--pid", "--cgroup")
         return ["nsenter", f"--target={self._leader}", *namespaces, "env", "-i", *_assignments()]
 

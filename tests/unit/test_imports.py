@@ -31,6 +31,7 @@ ALLOWED: dict[str, frozenset[str]] = {
         # Builds programs for the kernel.
         "bpf": "",
         "testbed.apps": "",
+        "vagrant": "native",
         # Asks programs how they are called.
         "packaging": "runtime ctl",
         # What drives the programs from outside.
