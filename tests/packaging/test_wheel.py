@@ -6,6 +6,8 @@ pip fetches what the wheel is built with, so these tests need the network.
 
 from __future__ import annotations
 
+import configparser
+import email
 import json
 import secrets
 import shutil
@@ -112,6 +114,32 @@ def test_it_holds_the_client_and_nothing_else(wheel: Path, repository: Path) -> 
     built = {"backsight/libbacksight.so.0", "backsight/_native.abi3.so"}
     assert {name for name in names if ".dist-info/" not in name} == sources | built
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
+
+
+def test_what_meson_installs_says_the_same_of_itself(wheel: Path, build: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        said = {
+            Path(name).name: archive.read(name).decode()
+            for name in archive.namelist()
+            if ".dist-info/" in name
+        }
+    installed = build / "native/python/backsight"
+
+    def fields(text: str) -> dict[str, set[str]]:
+        message = email.message_from_string(text)
+        names = ("Name", "Version", "Summary", "Requires-Python", "Requires-Dist", "Provides-Extra")
+        # As different writers quote and space the same.
+        plain = str.maketrans("", "", " \"'")
+        return {name: {v.translate(plain) for v in message.get_all(name, ())} for name in names}
+
+    assert fields((installed / "METADATA").read_text()) == fields(said["METADATA"])
+
+    def points(text: str) -> dict[str, dict[str, str]]:
+        parser = configparser.ConfigParser()
+        parser.read_string(text)
+        return {section: dict(parser[section]) for section in parser.sections()}
+
+    assert points((installed / "entry_points.txt").read_text()) == points(said["entry_points.txt"])
 
 
 def test_it_traces_to_a_node(python: Path, daemon: Node, tmp_path: Path) -> None:
