@@ -84,6 +84,12 @@ METRICS = (
         "core/reasons/{reason}",
     ),
     Metric(
+        "traces_closed_total",
+        "Traces by the kind of verdict that they were closed with. One that came up again"
+        " counts once more.",
+        "core/closed/{kind}",
+    ),
+    Metric(
         "traversal_seconds",
         "From the first report of a trace to the last that told something new, before its first"
         " final verdict.",
@@ -103,6 +109,11 @@ METRICS = (
     ),
     Metric("traces_late_total", "Closed traces that bytes or doubts came for.", "core/traces_late"),
     # Slices and memory.
+    Metric(
+        "memory_capacity_bytes",
+        "What the bytes of slices that are not durable, and credit for more, may take.",
+        "limits/memory_bytes",
+    ),
     Metric(
         "memory_bytes",
         "Bytes of slices that are not durable, and what nodes may send beyond.",
@@ -128,6 +139,7 @@ METRICS = (
     Metric("writes_waiting", "Writes that are not durable.", "queues/writes"),
     Metric("answers_waiting", "Answers to nodes that wait for writes.", "now/answers_waiting"),
     Metric("messages_waiting_bytes", "Messages that wait to be sent.", "queues/messages_bytes"),
+    Metric("store_capacity_bytes", "What the store may take.", "limits/store_bytes"),
     Metric("store_bytes", "Of the store's file that hold something.", "stored_bytes"),
     Metric(
         "assembly_bytes",

@@ -506,6 +506,10 @@ class CoordinatorServer:
                 ),
             },
             "stored_bytes": self._store.stored_bytes,
+            "limits": {
+                "memory_bytes": self._settings.memory_bytes,
+                "store_bytes": self._settings.store.bytes_max,
+            },
             "traversal": dataclasses.asdict(self._core.traversal_s),
             "verdict": dataclasses.asdict(self._core.verdict_s),
         }

@@ -48,7 +48,8 @@ class CoordinatorCounters:
     """Since start; they only rise. Each is a fact that an operator may have to act on.
 
     ``verdicts`` counts every version of a trace's verdict by its kind, ``reasons`` those of
-    them that have a reason of that kind. ``triggers`` is the sum of what ``by_trigger`` has.
+    them that have a reason of that kind; ``closed`` counts traces by the kind that they were
+    closed with, each time they were. ``triggers`` is the sum of what ``by_trigger`` has.
     """
 
     hellos_refused: int = 0
@@ -65,6 +66,7 @@ class CoordinatorCounters:
     messages_unknown: int = 0
     verdicts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(VerdictKind, 0))
     reasons: dict[str, int] = field(default_factory=lambda: dict.fromkeys(ReasonKind, 0))
+    closed: dict[str, int] = field(default_factory=lambda: dict.fromkeys(VerdictKind, 0))
     by_trigger: dict[str, TriggerCounters] = field(default_factory=dict)
 
 

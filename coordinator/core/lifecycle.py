@@ -347,6 +347,8 @@ class Lifecycle:
         return self._config.linger_ns
 
     def _write_released(self, trace: Trace) -> None:
+        assert trace.verdict is not None
+        self._counters.closed[trace.verdict.kind] += 1
         # Of an abandoned trace they hold nothing; they were told to drop it.
         told = () if trace.abandoned_by is not None else tuple(trace.parts)
         self._closings += 1

@@ -975,6 +975,25 @@ def test_a_large_trace_is_left_alone_for_longer_before_it_is_judged() -> None:
     assert len(harness.verdicts[large]) == 1
 
 
+def test_a_trace_is_counted_when_it_is_closed_by_what_it_is_then() -> None:
+    harness = Harness()
+    judged(two_nodes(), harness)
+    assert set(harness.core.counters.closed.values()) == {0}
+    harness.wait(100 * S)
+    assert {kind: n for kind, n in harness.core.counters.closed.items() if n} == {
+        VerdictKind.COHERENT: 1
+    }
+    # It comes up again, by what nobody else knows of, and has another end.
+    harness.deliver(T, {"n1": two_nodes()["n1"] + two_nodes()["n2"]}, epoch=2)
+    harness.wait(1000 * S)
+    verdict = harness.verdict(T)
+    assert verdict is not None and verdict.kind is VerdictKind.PARTIAL
+    assert {kind: n for kind, n in harness.core.counters.closed.items() if n} == {
+        VerdictKind.COHERENT: 1,
+        VerdictKind.PARTIAL: 1,
+    }
+
+
 def test_versions_tell_when_only_they_differ() -> None:
     verdict = Verdict(3, VerdictKind.PARTIAL, (), (), 0, 0, None, None)
     assert replace(verdict, version=4).same_as(verdict)
