@@ -270,7 +270,8 @@ class AttachServer:
         self.counters.refused += 1
         if self._said_of_permitted.is_due((who.uid, refused.status), self._loop.time()):
             self._log.warning(
-                f"process {who.pid} of user {who.uid} not attached: {refused.message}"
+                f"process {who.pid} of user {who.uid} not attached: {refused.message}",
+                reason=refused.message,
             )
 
     def _count_knock(self, uid: int) -> None:

@@ -290,6 +290,7 @@ class Daemon:
                 f"trigger {event.trigger} fired for {event.trace.hex()}: {event.why}",
                 trigger=event.trigger,
                 trace_id=event.trace.hex(),
+                reason=event.why,
             )
 
     def _on_fact(self) -> None:

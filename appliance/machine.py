@@ -165,9 +165,18 @@ class Machine:
         traces = await self._hit(symptom)
         if not traces:
             self._without_traces += 1
-            self._log.info(f"{symptom.why}; no trace is known that it hit")
+            self._log.info(
+                f"{symptom.why}; no trace is known that it hit",
+                trigger=symptom.trigger,
+                reason=symptom.why,
+            )
             return
-        self._log.info(f"{symptom.why}; {len(traces)} traces may have been hit, and are collected")
+        self._log.info(
+            f"{symptom.why}; {len(traces)} traces may have been hit, and are collected",
+            trigger=symptom.trigger,
+            trace_id=traces[0].hex(),
+            reason=symptom.why,
+        )
         self._host.fire(
             LocalTrigger(
                 NO_CLIENT,

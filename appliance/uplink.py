@@ -157,18 +157,19 @@ class Uplink:
                 backoff.reset()
             refused = self._core.refused
             what = (
-                f"the coordinator at {self._endpoint} refuses this node: {refused}"
+                f"the coordinator at {self._endpoint} refuses this node"
                 if refused is not None
-                else f"no coordinator at {self._endpoint}: {why}"
+                else f"no coordinator at {self._endpoint}"
             )
-            self._warn(f"{what}; trying again", MessageId.DISCONNECTED)
+            self._warn(what, refused or why, MessageId.DISCONNECTED)
             await asyncio.sleep(backoff.next_s())
 
-    def _warn(self, text: str, message_id: str) -> None:
+    def _warn(self, what: str, why: str, message_id: str) -> None:
         # Once, not with each attempt; of a name that nobody knows gRPC says two things in turn.
+        text = f"{what}: {why}; trying again"
         if text not in self._said:
             self._said.append(text)
-            self._log.warning(text, message_id=message_id)
+            self._log.warning(text, message_id=message_id, reason=why)
 
     async def _control(self, call: _Call) -> str:
         # The address that faces the coordinator may have come with the way to it.
@@ -254,8 +255,7 @@ class Uplink:
                 self.counters.slices_lost += 1
                 if self.welcomed:
                     self._warn(
-                        f"no slices go to {self._endpoint}: {why}; trying again",
-                        MessageId.DISCONNECTED,
+                        f"no slices go to {self._endpoint}", why, MessageId.DISCONNECTED
                     )
                 await asyncio.sleep(backoff.next_s())
 

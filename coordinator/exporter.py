@@ -408,7 +408,8 @@ class Exporter:
             self._receiver.is_said_to_fail = True
             self._log.warning(
                 f"export to {endpoint} fails, and will be tried again: {why}."
-                " What is to be exported waits in the store."
+                " What is to be exported waits in the store.",
+                reason=why,
             )
             return
         for trace in (note.trace for note in batch.notes):
@@ -418,10 +419,13 @@ class Exporter:
                     f"trace {trace.hex()}: {endpoint} puts it off again and again, and takes others:"
                     f" {why}. It is tried again, but more rarely than others.",
                     trace_id=trace.hex(),
+                    reason=why,
                 )
 
     def _complain(self, what: str, message: str) -> None:
         """Once, until it says something else: it may say so with each request."""
         if message != self._receiver.last_message:
             self._receiver.last_message = message
-            self._log.warning(f"export: {self._receiver.endpoint} {what}: {message}")
+            self._log.warning(
+                f"export: {self._receiver.endpoint} {what}: {message}", reason=message
+            )

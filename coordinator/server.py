@@ -276,10 +276,12 @@ class CoordinatorServer:
             if isinstance(record, PutVerdict):
                 verdict = record.verdict
                 reasons = "; ".join(f"{r.kind} {r.node}: {r.detail}" for r in verdict.reasons)
+                reasons = reasons or "all is here"
                 self._log.debug(
-                    f"trace {record.trace.hex()} is {verdict.kind}: {reasons or 'all is here'}",
+                    f"trace {record.trace.hex()} is {verdict.kind}: {reasons}",
                     trace_id=record.trace.hex(),
                     verdict=verdict.kind,
+                    reason=reasons,
                 )
 
     def _say(self, session: int, messages: list[CoordinatorMessage]) -> None:
@@ -375,7 +377,11 @@ class CoordinatorServer:
             )
             return
         if self._said_refused.pop(who, None) != refused.reason:
-            self._log.warning(f"{refused.reason}. Further attempts are only counted", node=node)
+            self._log.warning(
+                f"{refused.reason}. Further attempts are only counted",
+                node=node,
+                reason=refused.reason,
+            )
         self._said_refused[who] = refused.reason
         if len(self._said_refused) > _SAID_REFUSED_MAX:
             del self._said_refused[next(iter(self._said_refused))]

@@ -282,6 +282,7 @@ class Store:
                 f"{self._path}: cannot write, will try again: {why}."
                 " Nodes keep what is not durable here.",
                 message_id=MessageId.STORE_FAILED,
+                reason=why,
             )
         else:
             self._log.info(f"{self._path}: can be written again")

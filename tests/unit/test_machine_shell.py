@@ -18,6 +18,7 @@ from appliance.core.machine import LINK_SETTLES_NS, Namespace, Symptom
 from appliance.links import LinkChange, LinkFollower
 from appliance.machine import Machine
 from protocol.messages import TraceId
+from runtime.log import Entry, Log
 from runtime.settings.node import MachineSettings
 from tests.unit.attach_harness import another_turn
 from tests.unit.logs import logs_to
@@ -147,6 +148,7 @@ class HostWithTrace(Host):
     def __init__(self) -> None:
         self.fired: list[str] = []
         self.windows_ns: list[int] = []
+        self.log: list[Entry] = []
 
     async def recent(
         self, within_ns: int, namespace: Namespace | None, traces_max: int
@@ -199,7 +201,7 @@ def looked_at(monkeypatch: pytest.MonkeyPatch, seconds: float = 0.0) -> HostWith
     host = HostWithTrace()
 
     async def run() -> None:
-        machine = Machine(MachineSettings(), host, logs_to([]))
+        machine = Machine(MachineSettings(), host, Log(host.log.append))
         running = asyncio.ensure_future(machine.run())
         await settled.wait()
         await all_fired()
@@ -287,6 +289,15 @@ def test_who_was_at_work_when_it_happened_is_hit(monkeypatch: pytest.MonkeyPatch
     took_s = 0.3
     (window_ns,) = looked_at(monkeypatch, seconds=took_s).windows_ns
     assert window_ns >= (MachineSettings().window_s + took_s) * 1e9
+
+
+def test_a_symptom_is_logged_with_the_trigger_and_the_trace_that_it_hit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (said,) = looked_at(monkeypatch).log
+    assert said.fields["TRIGGER"] == "machine.link_down"
+    assert said.fields["TRACE_ID"] == bytes(range(16)).hex()
+    assert said.message.startswith(said.fields["REASON"] + "; 1 traces")
 
 
 def test_who_cannot_follow_links_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
