@@ -30,6 +30,7 @@ from appliance.core.dataplane import ClientDrained, DataPlaneEvent, LocalTrigger
 from appliance.core.machine import Namespace, Symptom
 from appliance.core.node import NodeCore
 from appliance.core.snapshot import TRACES_MAX
+from appliance.lossy import most_lossy
 from appliance.machine import Machine
 from appliance.native import NativeDataPlane
 from appliance.policy import KeptPolicy
@@ -458,6 +459,7 @@ class Daemon:
     def status(self) -> dict[str, Any]:
         """Figures about the node, ready for JSON."""
         uplink, counters = self._uplink, self._core.counters
+        dataplane = self._dataplane.metrics()
         return {
             "node": self._settings.node,
             "coordinator": self._settings.coordinator.endpoint
@@ -482,7 +484,10 @@ class Daemon:
                 for field in dataclasses.fields(counters)
                 if field.name != "triggers"
             },
-            "dataplane": self._dataplane.metrics(),
+            "dataplane": dataplane,
+            "lossy": most_lossy(self._clients, self._dataplane.client_records_lost)
+            if dataplane["records_lost"]
+            else [],
             "quotas": {
                 quota.name: {
                     "quota_bytes": quota.bytes,

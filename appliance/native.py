@@ -216,6 +216,12 @@ class NativeDataPlane:
         _check(lib.bsn_tenant_bytes(self._node, tenant, size), f"tenant {tenant}")
         return int(size[0])
 
+    def client_records_lost(self, number: int) -> int:
+        """Records that it has lost since it attached, by its own word, as of the last metrics()."""
+        records = ffi.new("uint64_t *")
+        _check(lib.bsn_client_records_lost(self._node, number, records), f"client {number}")
+        return int(records[0])
+
     def client_exited(self, number: int) -> None:
         """Its process is gone."""
         _check(lib.bsn_client_exited(self._node, number, self.now_ns()), f"client {number}")

@@ -275,6 +275,9 @@ def _said(name: str, value: object) -> str:
         return f"{value}  ({value / (1 << 20):.1f} MiB)"
     if isinstance(value, int) and name.endswith("_ns") and value:
         return f"{value}  ({milliseconds(value)})"
+    if isinstance(value, list):
+        rows = (" ".join(f"{key}={what}" for key, what in row.items()) for row in value)
+        return printable("; ".join(rows)) or "-"
     return printable(str(value)) if value != "" else "-"
 
 

@@ -227,6 +227,7 @@ class _Host:
             "connected": False,
             "refused": "",
             "clients_in_pool": 3,
+            "lossy": [{"pid": 7, "service": "shop"}, {"pid": 8, "service": "\x1b[0m"}],
         }
 
     def peek(self, trace: TraceId) -> Peek:
@@ -300,6 +301,7 @@ def test_the_status_is_a_figure_a_line(tmp_path: Path, capsys: pytest.CaptureFix
         "connected             no",
         "refused               -",
         "clients_in_pool       3",
+        "lossy                 pid=7 service=shop; pid=8 service=?[0m",
         "dataplane.pool_bytes  4194304  (4.0 MiB)",
         "dataplane.horizon_ns  1500000  (1.5 ms)",
     ]

@@ -79,6 +79,16 @@ def test_memory_is_counted_to_whom_it_is_said_to_be_of() -> None:
             here.tenant_bytes(78)
 
 
+def test_nobody_has_lost_what_was_not_written() -> None:
+    with dataplane() as here:
+        number, fds = here.client_add(os.getpid(), "shop")
+        for fd in fds:
+            os.close(fd)
+        assert here.client_records_lost(number) == 0
+        with pytest.raises(OSError, match=f"client {number + 1}"):
+            here.client_records_lost(number + 1)
+
+
 def test_what_the_library_refuses_is_named() -> None:
     with pytest.raises(ValueError, match="ticks_per_s"):
         NativeDataPlane(SMALL, TickSource(False, 0))

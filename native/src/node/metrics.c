@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Numbers: what grows, in n->counts; what is, from where it is. */
+#include <errno.h>
 #include <string.h>
 
 #include "internal.h"
@@ -88,6 +89,19 @@ void metrics_read_client(struct bsn *n, struct client *c)
 	believe(n, &n->counts.payload_bytes_lost, &told->payload_bytes_lost,
 		now.payload_bytes_lost);
 	metrics_save(c);
+}
+
+int bsn_client_records_lost(struct bsn *n, int client, uint64_t *records)
+{
+	const struct client *c;
+
+	node_lock(n);
+	c = client > 0 ? client_find(n, (uint32_t)client) : NULL;
+	*records = c ? c->believed.records_lost +
+			       c->believed.records_unattributed :
+		       0;
+	node_unlock(n);
+	return c ? 0 : -ENOENT;
 }
 
 void bsn_get_usage(struct bsn *n, struct bsn_usage *u)

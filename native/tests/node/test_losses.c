@@ -847,6 +847,7 @@ static void counters_that_fall_or_jump_are_not_summed(void)
 	struct writer w, liar;
 	struct wthread t;
 	struct bsn_metrics m;
+	uint64_t lost;
 
 	writer_attach(&w, n, START);
 	writer_attach(&liar, n, START);
@@ -868,6 +869,15 @@ static void counters_that_fall_or_jump_are_not_summed(void)
 	CHECK_EQ(m.payload_bytes, before + 1100);
 	CHECK_EQ(m.records_lost, 7);
 	CHECK_EQ(m.corrupt, 0);
+	/* Whose they are. */
+	w.context->records_unattributed = 2;
+	bsn_get_metrics(n, &m);
+	CHECK_EQ(m.records_lost, 9);
+	CHECK_EQ(bsn_client_records_lost(n, w.number, &lost), 0);
+	CHECK_EQ(lost, 9);
+	CHECK_EQ(bsn_client_records_lost(n, liar.number, &lost), 0);
+	CHECK_EQ(lost, 0);
+	CHECK_EQ(bsn_client_records_lost(n, liar.number + 1, &lost), -ENOENT);
 	/* Each look counts what is new. */
 	bsn_get_metrics(n, &m);
 	CHECK_EQ(m.payload_bytes, before + 1100);
@@ -884,7 +894,7 @@ static void counters_that_fall_or_jump_are_not_summed(void)
 	honest->payload_bytes += 5;
 	bsn_get_metrics(n, &m);
 	CHECK_EQ(m.payload_bytes, before + 1115);
-	CHECK_EQ(m.records_lost, 7);
+	CHECK_EQ(m.records_lost, 9);
 	CHECK_EQ(m.corrupt, 3);
 	/* What it said stays said when it is gone. */
 	lies->payload_bytes += 3;
