@@ -254,9 +254,7 @@ class Uplink:
             if why is not _IDLE:
                 self.counters.slices_lost += 1
                 if self.welcomed:
-                    self._warn(
-                        f"no slices go to {self._endpoint}", why, MessageId.DISCONNECTED
-                    )
+                    self._warn(f"no slices go to {self._endpoint}", why, MessageId.DISCONNECTED)
                 await asyncio.sleep(backoff.next_s())
 
     async def _slices(self, call: _Call) -> str:

@@ -95,11 +95,12 @@ int bsn_client_records_lost(struct bsn *n, int client, uint64_t *records)
 {
 	const struct client *c;
 
+	*records = 0;
 	node_lock(n);
 	c = client > 0 ? client_find(n, (uint32_t)client) : NULL;
-	*records = c ? c->believed.records_lost +
-			       c->believed.records_unattributed :
-		       0;
+	if (c)
+		*records = c->believed.records_lost +
+			   c->believed.records_unattributed;
 	node_unlock(n);
 	return c ? 0 : -ENOENT;
 }
