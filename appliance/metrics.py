@@ -123,7 +123,11 @@ METRICS = (
         "Payload that processes dropped for want of a segment, by their own word.",
         "dataplane/payload_bytes_lost",
     ),
-    Metric("lost_records_total", "Records that processes dropped.", "dataplane/records_lost"),
+    Metric(
+        "lost_records_total",
+        "Records that processes dropped; `backsightctl status` names those that dropped the most.",
+        "dataplane/records_lost",
+    ),
     Metric("lossy_runs_total", "Runs that lack records.", "dataplane/runs_lost"),
     # Triggers, by name.
     Metric(
@@ -328,6 +332,11 @@ METRICS = (
         "Times that a process said that it has gone over to another context segment.",
         "attach/moved",
     ),
+    Metric(
+        "attach_contexts_moving",
+        "Processes that are to go over to another context segment, and have not left the one before.",
+        "attach_moving",
+    ),
     # What the machine's counters tell.
     Metric(
         "machine_looks_total",
@@ -436,11 +445,6 @@ METRICS = (
         "1 for a probe that is configured and not there: this kernel does not take it, or it cost"
         " too much; the log says why.",
         "probes/missing/{probe}",
-    ),
-    Metric(
-        "attach_contexts_moving",
-        "Processes that are to go over to another context segment, and have not left the one before.",
-        "attach_moving",
     ),
 )
 

@@ -85,6 +85,19 @@ def test_no_alert_is_without_a_test(rules: list[dict[str, Any]]) -> None:
     assert silent == {rule["alert"] for rule in rules}
 
 
+def test_each_alert_says_what_it_is_and_where_the_guide_has_it(
+    rules: list[dict[str, Any]], repository: Path
+) -> None:
+    for rule in rules:
+        assert rule["labels"]["severity"] in ("critical", "warning")
+        annotations = rule["annotations"]
+        assert sorted(annotations) == ["description", "runbook", "summary"]
+        path, _, anchor = annotations["runbook"].partition("#")
+        assert anchor == rule["alert"].lower()
+        headings = re.findall(r"^### (.+)$", (repository / path).read_text("utf-8"), re.MULTILINE)
+        assert rule["alert"] in headings, f"{path} has no section {rule['alert']}"
+
+
 def test_all_that_rules_name_is_there(rules: list[dict[str, Any]]) -> None:
     for rule in rules:
         assert names_in(rule["expr"]) <= KNOWN.keys() | OF_OTHERS, rule["alert"]

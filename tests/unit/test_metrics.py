@@ -326,16 +326,3 @@ def test_a_port_in_use_says_which_key_names_it() -> None:
             OSError, match=rf"metrics\.listen: cannot listen on 127\.0\.0\.1:{port}"
         ):
             asyncio.run(run(port))
-
-
-def test_the_documentation_names_metrics_that_there_are(repository: Path) -> None:
-    text = (repository / "docs" / "running.md").read_text()
-    named = re.findall(r"`(backsight_(?:node|coordinator)_\w+?)(?:{([\w,]+)})?`", text)
-    known = {
-        f"{prefix}_{metric.name}": metric
-        for prefix, table, _ in TABLES.values()
-        for metric in table
-    }
-    assert len(named) > 10
-    for name, labels in named:
-        assert sorted(known[name].label_names) == sorted(filter(None, labels.split(",")))

@@ -164,6 +164,22 @@ def recovered(path: Path, released_max: int = 100) -> dict[TraceId, StoredTrace]
         }
 
 
+def test_a_copy_that_sqlite_makes_while_it_is_written_is_a_store(tmp_path: Path) -> None:
+    """As docs/operating.md says to back it up: by sqlite3's .backup, which is the same call."""
+    with driver(tmp_path / "t.sqlite") as here:
+        here.write(PutTrigger("a", FIRED), AppendSlice(T1, "a", 1, 0, b"whole"))
+        with (
+            contextlib.closing(sqlite3.connect(tmp_path / "t.sqlite")) as original,
+            contextlib.closing(sqlite3.connect(tmp_path / "copy.sqlite")) as copy,
+        ):
+            original.backup(copy)
+        here.write(AppendSlice(T1, "a", 1, 5, b", and more"))
+    with driver(tmp_path / "copy.sqlite") as here, StoreReader(tmp_path / "copy.sqlite") as reader:
+        assert read(reader, T1) == [b"whole"]
+        here.write(AppendSlice(T1, "a", 1, 5, b" again"))
+        assert read(reader, T1) == [b"whole again"]
+
+
 def test_a_closed_trace_can_be_recalled(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
     with driver(path) as here, StoreReader(path) as reader:
