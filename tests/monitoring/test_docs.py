@@ -65,3 +65,11 @@ def test_no_document_names_a_metric_that_is_not_there(repository: Path) -> None:
         named |= {name for name in names_in(text) if name not in ("up", "ALERTS")}
     assert len(named) > 20
     assert named <= KNOWN.keys() | BUILD_INFO | OF_OTHERS | _TOLD_BY_THE_WAY
+
+
+def test_labels_that_documents_name_are_there(repository: Path) -> None:
+    text = "".join(path.read_text("utf-8") for path in (repository / "docs").glob("*.md"))
+    named = re.findall(r"`(backsight_(?:node|coordinator)_\w+){([\w, ]+)}`", text)
+    assert len(named) > 5
+    for name, labels in named:
+        assert set(labels.split(",")) == set(KNOWN[name].label_names), name
