@@ -154,7 +154,7 @@ fuzz-keep: build $(FUZZERS:%=build/fuzz/%)
 # that ends its process, since it hangs (tests/conftest.py), is tried once more in a new one; if that
 # ends too, all are over.
 PYTEST := scripts/with-tmp $(PYTHON) -m pytest
-ALONE := $(addprefix tests/,demo hostile kernels machine mishaps packaging probes replay)
+ALONE := $(addprefix tests/,demo hostile kernels machine mishaps monitoring packaging probes replay)
 test-python: build
 	$(PYTEST) tests $(ALONE:%=--ignore=%) -m 'not slow' --numprocesses $(JOBS) --dist loadfile \
 		--max-worker-restart 1
