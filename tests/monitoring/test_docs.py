@@ -57,7 +57,11 @@ def test_each_metric_is_explained_as_the_code_has_it(prefix: str, repository: Pa
 
 def test_no_document_names_a_metric_that_is_not_there(repository: Path) -> None:
     named = set()
-    for path in [*repository.glob("*.md"), *repository.glob("*/*.md"), *repository.glob("packaging/*.yaml")]:
+    for path in [
+        *repository.glob("*.md"),
+        *repository.glob("*/*.md"),
+        *repository.glob("packaging/*.yaml"),
+    ]:
         if path.parent.name == "build":
             continue
         text = path.read_text("utf-8")

@@ -44,7 +44,9 @@ def test_every_key_is_in_the_tables(settings: type[Any], repository: Path) -> No
 
 def _anchors(text: str) -> set[str]:
     """Of all headings, as GitHub makes them."""
-    headings = re.findall(r"^#+ (.+)$", re.sub(r"```.*?```", "", text, flags=re.DOTALL), re.MULTILINE)
+    headings = re.findall(
+        r"^#+ (.+)$", re.sub(r"```.*?```", "", text, flags=re.DOTALL), re.MULTILINE
+    )
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
