@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -32,6 +32,9 @@ coordinator:
 allow:
   users: [nobody]
 """
+
+# What the loader bcc needs; headers of any kernel will do.
+FOR_BCC = ("python3-bpfcc", "linux-headers-cloud-amd64")
 
 AS_NOBODY = ("setpriv", "--reuid=nobody", "--clear-groups")
 
@@ -66,7 +69,8 @@ def machine(
     suite: str, packages: list[Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Machine]:
     directory = tmp_path_factory.mktemp("machine")
-    with Machine("web-1", tree_with(packages, suite, directory), directory) as machine:
+    tree = tree_with(packages, suite, directory, FOR_BCC)
+    with Machine("web-1", tree, directory) as machine:
         yield machine
 
 
@@ -98,11 +102,15 @@ def test_from_installation_to_purge(machine: Machine) -> None:
     files_before, users_before = files(machine), users(machine)
     machine.sh("apt-get install --yes --no-install-recommends /dist/*.deb")
     check_services(machine)
-    check_traces(machine)
+    configure(machine)
+    check_traces(machine, (kill_node, kill_node, restart_node, misconfigure_node))
     machine.halt()
     machine.boot()
     check_services(machine)
-    machine.sh("apt-get purge --yes '*backsight*'; apt-get autoremove --purge --yes")
+    check_traces(machine, ())
+    check_loader_bcc(machine)
+    machine.sh(f"apt-get purge --yes '*backsight*' {' '.join(FOR_BCC)}")
+    machine.sh("apt-get autoremove --purge --yes")
     assert files(machine) - files_before == set()
     assert users(machine) == users_before
     assert "backsight" not in machine.run("systemctl", "list-unit-files")
@@ -136,6 +144,18 @@ def check_services(machine: Machine) -> None:
     assert node["probes_connected"]
 
 
+def check_loader_bcc(machine: Machine) -> None:
+    """The probes compile within the sandbox of their unit."""
+    machine.run("apt-get", "install", "--yes", "--no-install-recommends", *FOR_BCC)
+    machine.sh("printf 'probes:\n  loader: bcc\n' >>/etc/backsight/node.yaml")
+    machine.run("systemctl", "restart", "backsight-probes")
+    machine.run("systemctl", "is-active", "backsight-probes")
+    while not json.loads(machine.run("backsightctl", "status", "--json"))["probes_connected"]:
+        pass
+    log = machine.run("journalctl", "--boot", "-u", "backsight-probes", "-o", "cat")
+    assert "the loader is bcc" in log
+
+
 def restart_node(machine: Machine) -> None:
     machine.run("systemctl", "restart", "backsight-node")
 
@@ -162,29 +182,34 @@ def misconfigure_node(machine: Machine) -> None:
     assert "clients of before the restart" in log[wrong:]
 
 
-def check_traces(machine: Machine) -> None:
-    """After the one step by hand, the YAML, what applications trigger is collected, whatever ends."""
+def configure(machine: Machine) -> None:
+    """The one step by hand: the YAML."""
     with (machine.root / "etc/backsight/node.yaml").open("a") as configuration:
         configuration.write(CONFIGURATION)
     machine.run("systemctl", "restart", "backsight-node")
+
+
+def check_traces(machine: Machine, ends: Sequence[Callable[[Machine], None]]) -> None:
+    """What applications trigger is collected, whatever ends between."""
     (machine.root / "srv/app.py").write_text(APPLICATION)
-    with machine.popen(*AS_NOBODY, "python3", "/srv/app.py", "5") as application:
+    number = str(1 + len(ends))
+    with machine.popen(*AS_NOBODY, "python3", "/srv/app.py", number) as application:
         assert application.stdin is not None and application.stdout is not None
         fired = [application.stdout.readline().strip()]
-        for end in (kill_node, kill_node, restart_node, misconfigure_node):
+        for end in ends:
             end(machine)
             application.stdin.write("\n")
             application.stdin.flush()
             fired.append(application.stdout.readline().strip())
         application.stdin.close()
     (machine.root / "srv/app.py").unlink()
-    assert verdicts(machine, len(fired)) == dict.fromkeys(fired, "coherent")
+    assert verdicts(machine, fired) == dict.fromkeys(fired, "coherent")
 
 
-def verdicts(machine: Machine, traces: int) -> dict[str, str]:
-    """By trace, once all of so many are judged."""
-    found: dict[str, str] = {}
-    while len(found) < traces or "provisional" in found.values():
+def verdicts(machine: Machine, wanted: Sequence[str]) -> dict[str, str]:
+    """By trace, once each is judged."""
+    while True:
         listed = machine.run("backsightctl", "traces", "--limit", "0", "--json").splitlines()
         found = {trace["trace_id"]: trace["verdict"]["kind"] for trace in map(json.loads, listed)}
-    return found
+        if all(found.get(trace, "provisional") != "provisional" for trace in wanted):
+            return {trace: found[trace] for trace in wanted}
