@@ -33,9 +33,6 @@ allow:
   users: [nobody]
 """
 
-# What the loader bcc needs; headers of any kernel will do.
-FOR_BCC = ("python3-bpfcc", "linux-headers-cloud-amd64")
-
 AS_NOBODY = ("setpriv", "--reuid=nobody", "--clear-groups")
 
 APPLICATION = """
@@ -69,8 +66,7 @@ def machine(
     suite: str, packages: list[Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Machine]:
     directory = tmp_path_factory.mktemp("machine")
-    tree = tree_with(packages, suite, directory, FOR_BCC)
-    with Machine("web-1", tree, directory) as machine:
+    with Machine("web-1", tree_with(packages, suite, directory), directory) as machine:
         yield machine
 
 
@@ -108,9 +104,7 @@ def test_from_installation_to_purge(machine: Machine) -> None:
     machine.boot()
     check_services(machine)
     check_traces(machine, ())
-    check_loader_bcc(machine)
-    machine.sh(f"apt-get purge --yes '*backsight*' {' '.join(FOR_BCC)}")
-    machine.sh("apt-get autoremove --purge --yes")
+    machine.sh("apt-get purge --yes '*backsight*'; apt-get autoremove --purge --yes")
     assert files(machine) - files_before == set()
     assert users(machine) == users_before
     assert "backsight" not in machine.run("systemctl", "list-unit-files")
@@ -142,18 +136,6 @@ def check_services(machine: Machine) -> None:
         assert "\nprocess_start_time_seconds " in said
     node = json.loads(machine.run("backsightctl", "status", "--json"))
     assert node["probes_connected"]
-
-
-def check_loader_bcc(machine: Machine) -> None:
-    """The probes compile within the sandbox of their unit."""
-    machine.run("apt-get", "install", "--yes", "--no-install-recommends", *FOR_BCC)
-    machine.sh("printf 'probes:\n  loader: bcc\n' >>/etc/backsight/node.yaml")
-    machine.run("systemctl", "restart", "backsight-probes")
-    machine.run("systemctl", "is-active", "backsight-probes")
-    while not json.loads(machine.run("backsightctl", "status", "--json"))["probes_connected"]:
-        pass
-    log = machine.run("journalctl", "--boot", "-u", "backsight-probes", "-o", "cat")
-    assert "the loader is bcc" in log
 
 
 def restart_node(machine: Machine) -> None:

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The probes run with the capabilities that are documented and no others, and the node with none."""
+"""The probes run with the capabilities that are documented and no others, and the node with none.
+
+Both without a right to memory that is written and run, as MemoryDenyWriteExecute= of their units has it.
+"""
 
 from __future__ import annotations
 
@@ -28,6 +31,15 @@ PROGRAMS = {
 }  # fmt: skip
 
 
+# PR_SET_MDWE with PR_MDWE_REFUSE_EXEC_GAIN (linux/prctl.h), which execve() keeps.
+WITHOUT_NEW_CODE = """
+import ctypes, os, sys
+if ctypes.CDLL(None, use_errno=True).prctl(65, 1, 0, 0, 0):
+    raise OSError(ctypes.get_errno(), "prctl")
+os.execvp(sys.argv[1], sys.argv[1:])
+"""
+
+
 @dataclass(frozen=True, slots=True)
 class As(Host):
     """This machine, as a user with some capabilities."""
@@ -40,7 +52,7 @@ class As(Host):
         return [
             "setpriv", f"--reuid={self.uid}", f"--regid={self.uid}", "--clear-groups",
             f"--bounding-set=-all{keep}", f"--inh-caps=-all{keep}", f"--ambient-caps=-all{keep}",
-            "--no-new-privs", *command,
+            "--no-new-privs", PYTHON, "-c", WITHOUT_NEW_CODE, *command,
         ]  # fmt: skip
 
 
