@@ -46,7 +46,7 @@ from appliance.contexts import (
 from appliance.core.machine import Namespace
 from appliance.namespaces import namespace_of
 from appliance.packets import Abi, Attachment, AttachRefused, Request
-from appliance.probes.packets import SERVICE as PROBES_SERVICE
+from appliance.probes_packets import SERVICE as PROBES_SERVICE
 from appliance.process import pidfd_if_same, start_ticks_of
 from appliance.quotas import PROBES as PROBES_TENANT
 from appliance.quotas import Quotas

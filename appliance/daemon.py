@@ -34,7 +34,7 @@ from appliance.lossy import most_lossy
 from appliance.machine import Machine
 from appliance.native import NativeDataPlane
 from appliance.policy import KeptPolicy
-from appliance.probes.packets import probes_path
+from appliance.probes_packets import probes_path
 from appliance.probes_server import ProbesServer
 from appliance.pump import Pump
 from appliance.settings import allowed, core_config, quotas

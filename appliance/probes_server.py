@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where ``backsight-probes`` connects to the node (appliance/probes/packets.py).
+"""Where ``backsight-probes`` connects to the node (appliance/probes_packets.py).
 
 From then on processes have context segments that BPF programs can read and push into: the
 probes make them, ahead of need, and are told whose each is. When they hang up, processes
@@ -22,8 +22,8 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 from appliance.contexts import ContextSource, Process, Watcher
-from appliance.probes.outbox import Outbox
-from appliance.probes.packets import VERSION, BadPacket, Packet, fds_of, number_of, receive, send
+from appliance.probes_outbox import Outbox
+from appliance.probes_packets import VERSION, BadPacket, Packet, fds_of, number_of, receive, send
 from appliance.seldom import Seldom
 from appliance.unix_socket import listen, pid_of, uid_of
 from protocol.messages import TraceId

@@ -21,7 +21,7 @@ from appliance.probes.budget import RAISED_BY, Budget, Step, Verdict
 from appliance.probes.compiler import Code, coder, load_any
 from appliance.probes.link import Link
 from appliance.probes.native import NEVER
-from appliance.probes.packets import VERSION, probes_path
+from appliance.probes_packets import VERSION, probes_path
 from appliance.probes.symptoms import BREADCRUMBS, SYMPTOMS, keys_of
 from runtime.log import Log
 from runtime.settings.node import ProbeSettings, Settings

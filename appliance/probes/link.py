@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from appliance.probes.native import RECORDS_WITHIN_S, NativeProbes, Newcomer
-from appliance.probes.outbox import Outbox
-from appliance.probes.packets import (
+from appliance.probes_outbox import Outbox
+from appliance.probes_packets import (
     FDS_MAX,
     MAP_BITS,
     PORT_BITS,

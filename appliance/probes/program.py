@@ -14,7 +14,7 @@ from itertools import chain
 
 from appliance.probes.daemon import Daemon
 from appliance.probes.doctor import examine
-from appliance.probes.packets import SERVICE
+from appliance.probes_packets import SERVICE
 from runtime.log import Log
 from runtime.main import Configuration, die_with_any_thread, read_arguments, supervise
 from runtime.service_manager import ServiceManager
@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             PROBES_PROGRAM, __doc__.splitlines()[0], Settings, arguments[1:]
         )
         # Here, since the probes themselves have no need of what it imports: 12 MiB.
-        from appliance import machine_doctor
+        from appliance.probes import machine_doctor
 
         settings = configuration.settings
         for check in chain(examine(settings.probes), machine_doctor.examine(settings.machine)):

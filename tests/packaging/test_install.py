@@ -137,6 +137,38 @@ def test_all_of_it_can_be_imported(prefix: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def packages_with(package: str, control: str) -> set[str]:
+    """A package of ours, and those of ours that it depends on, as packaging/debian/control has it."""
+    (paragraph,) = re.findall(rf"^Package: {package}\n(?:.+\n?)+", control, re.MULTILINE)
+    depends = re.search(r"^Depends:((?:.*\n)(?: .*\n)*)", paragraph, re.MULTILINE)
+    assert depends is not None
+    needed = set(re.findall(r"\bbacksight-[a-z]+", depends[1]))
+    return {package}.union(*(packages_with(other, control) for other in needed))
+
+
+@pytest.mark.parametrize(
+    "package", ["backsight-node", "backsight-probes", "backsight-coordinator", "backsight-tools"]
+)
+def test_a_package_has_all_that_it_imports(
+    build: Path, repository: Path, tmp_path: Path, prefix: Path, package: str
+) -> None:
+    control = (repository / "packaging/debian/control").read_text()
+    rules = (repository / "packaging/debian/rules").read_text()
+    tags = dict(re.findall(r"^tag_(\S+) := (\S+)$", rules, re.MULTILINE))
+    chosen = ",".join(tags[name] for name in packages_with(package, control))
+    install = ["/usr/bin/meson", "install", "-C", build, "--no-rebuild", "--tags", chosen]
+    subprocess.run([*install, "--destdir", tmp_path], stdout=subprocess.DEVNULL, check=True)
+    (folder,) = tmp_path.glob("**/lib/backsight")
+    done = subprocess.run(
+        [PYTHON, "-I", "-c", IMPORT_ALL, folder],
+        env=environment(prefix),  # for libbacksight, a package of its own
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_a_program_takes_nothing_of_where_it_is_called(
     prefix: Path, tmp_path: Path, program: str

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from appliance.contexts import memfd_context
-from appliance.probes.packets import VERSION, Packet, probes_path, receive, send
+from appliance.probes_packets import VERSION, Packet, probes_path, receive, send
 
 FIGURES = {
     "written": {"records": 7, "breadcrumbs": 8, "refused": 1},

@@ -16,7 +16,7 @@ import pytest
 
 from appliance.probes.link import Link
 from appliance.probes.native import NativeProbes, Newcomer
-from appliance.probes.packets import receive, send
+from appliance.probes_packets import receive, send
 from tests.unit.logs import logs_to
 
 # They wait for what comes, which with a defect does not.

@@ -12,8 +12,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from appliance.probes.outbox import UNSENT_MAX, Outbox
-from appliance.probes.packets import Packet, receive
+from appliance.probes_outbox import UNSENT_MAX, Outbox
+from appliance.probes_packets import Packet, receive
 from tests.unit.attach_harness import another_turn
 from tests.unit.open_files import nothing_stays_open
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from appliance.contexts import Context, ContextSource, Watcher
-from appliance.probes.packets import FDS_MAX, BadPacket, Packet, probes_path, receive
+from appliance.probes_packets import FDS_MAX, BadPacket, Packet, probes_path, receive
 from appliance.probes_server import STOCK, ProbesServer
 from tests.unit.attach_harness import CONTEXT_BYTES, another_turn, open_directory
 from tests.unit.logs import logs_to

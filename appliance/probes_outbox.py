@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from appliance.probes.packets import send
+from appliance.probes_packets import send
 from runtime.main import die_if_it_fails
 
 UNSENT_MAX = 4096
