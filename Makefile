@@ -25,7 +25,7 @@ NEWEST := build/venv-newest
 LINT_STAMP := $(LINT)/.stamp
 
 .DELETE_ON_ERROR:
-.PHONY: help setup build deb cluster test-packages build-asan build-tsan build-arm64 test test-all test-newest \
+.PHONY: help setup build deb rpm cluster test-packages build-asan build-tsan build-arm64 test test-all test-newest \
 	test-c test-python test-weak test-arm64 test-kernels test-fuzz fuzz-coverage fuzz-keep lint \
 	lint-ruff lint-mypy lint-shell lint-clang-format lint-clang-tidy format \
 	pythonpath demo demo-probes replay hostile mutants bench-native bench-http bench-plots bench-otel bench-probes bench-idle clean
@@ -45,6 +45,7 @@ help:
 	@echo 'sudo make test-fuzz   libFuzzer on what clients and daemons say (FUZZ_S=)'
 	@echo 'sudo make test-newest  the daemons on the newest releases of PyPI'
 	@echo 'sudo make deb         the .deb into dist/, for Debian 12 or another release (SUITE=)'
+	@echo 'sudo make rpm         the .rpm and their source into dist/, built on Debian (SUITE=); for Fedora: docs/installing.md'
 	@echo 'sudo make test-packages  install them on a plain Debian that is booted, use and purge them'
 	@echo 'sudo make bench-otel  measure what tracing costs an OpenTelemetry application'
 	@echo 'sudo make bench-probes  measure what kernel probes cost (PAIRS= LOADER= ONLY= QUICK=1)'
@@ -170,6 +171,9 @@ test-all: test-c test-fuzz test-weak test-arm64 test-python
 SUITE := bookworm
 deb: setup
 	packaging/build-deb dist $(SUITE)
+
+rpm: setup
+	packaging/build-rpm dist $(SUITE)
 
 # The cluster of vagrant/, in containers.
 cluster: build deb

@@ -24,6 +24,7 @@ SOURCE_SUFFIXES = frozenset(
         ".service",
         ".sh",
         ".socket",
+        ".spec",
         ".toml",
         ".txt",
         ".yaml",
