@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import backsight_pb2 as pb
 
 from coordinator.reader import StoreReader, TraceRow
@@ -41,7 +43,8 @@ def summary_of(row: TraceRow) -> pb.TraceSummary:
                 name=put.fired.group.trigger,
                 why=put.fired.why,
                 node=put.node,
-                source=pb.Source.ValueType(put.fired.source),
+                # Not called: protobuf has it from 3.20 on.
+                source=cast("pb.Source.ValueType", put.fired.source),
                 fired_at_ns=put.fired.fired_at_ns,
                 primary=put.fired.group.primary,
                 laterals=put.fired.laterals,

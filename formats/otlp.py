@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, InstrumentationScope, KeyValue
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource as ResourcePb
@@ -161,7 +162,8 @@ def _span(trace: TraceId, span: Span, clock_offset_ns: int) -> SpanPb:
         parent_span_id=_id(span.parent_id),
         flags=span.flags & 0xFFFFFFFF,
         name=span.name,
-        kind=SpanPb.SpanKind.ValueType(span.kind),
+        # Not called: protobuf has it from 3.20 on.
+        kind=cast("SpanPb.SpanKind.ValueType", span.kind),
         start_time_unix_nano=_time(span.start_ns, clock_offset_ns),
         end_time_unix_nano=_time(span.end_ns or 0, clock_offset_ns),
         attributes=key_values(span.attributes),

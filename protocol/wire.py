@@ -15,6 +15,7 @@ import warnings
 import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import backsight_pb2 as pb
 from google.protobuf.message import DecodeError, Message
@@ -333,7 +334,10 @@ def _node_message_out(message: NodeMessage) -> pb.NodeMessage:
                     group=_group_out("trigger_fired.group", message.group),
                     laterals=message.laterals,
                     why=message.why,
-                    source=pb.Source.ValueType(_source("trigger_fired.source", message.source)),
+                    # Not called: protobuf has it from 3.20 on.
+                    source=cast(
+                        "pb.Source.ValueType", _source("trigger_fired.source", message.source)
+                    ),
                     fired_at_ns=message.fired_at_ns,
                     suppressed=message.suppressed,
                 )
