@@ -3,52 +3,25 @@
 
 from __future__ import annotations
 
-import json
-import re
 import subprocess
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from testbed.machines import Machine, tree_with
-
-pytestmark = [pytest.mark.slow, pytest.mark.root, pytest.mark.timeout(1800)]
-
-SERVICES = ("backsight-node", "backsight-probes", "backsight-coordinator")
-
-# What apt, dpkg and the services' logs leave of anything that was ever installed.
-OF_THE_SYSTEM = re.compile(
-    r"/(proc|sys|dev|run|tmp|dist|var/(cache|log|tmp|lib/(apt|dpkg|systemd)))(/|$)"
-    r"|/etc/(passwd|group|shadow|gshadow)-$|/etc/ld\.so\.cache$|/etc/\.pwd\.lock$"
+from tests.packaging.installed import (
+    check_services,
+    check_traces,
+    configure,
+    files,
+    kill_node,
+    misconfigure_node,
+    restart_node,
+    users,
 )
 
-# So many hundredths of a point, as the issue that asks for units has it.
-EXPOSURE_MAX = {"backsight-node": 2.0, "backsight-coordinator": 2.0, "backsight-probes": 3.0}
-
-CONFIGURATION = """
-coordinator:
-  endpoint: 127.0.0.1:4770
-allow:
-  users: [nobody]
-"""
-
-AS_NOBODY = ("setpriv", "--reuid=nobody", "--clear-groups")
-
-APPLICATION = """
-import secrets, sys, time
-import backsight
-
-assert backsight.wait_attached(30.0)
-for number in range(int(sys.argv[1])):
-    trace_id = secrets.token_hex(16)
-    with backsight.Trace(trace_id) as trace:
-        trace.span_start(1, 0, time.time_ns(), "GET /cart")
-        trace.span_end(1, time.time_ns())
-        trace.trigger("by-hand", "it is to be collected")
-    print(trace_id, flush=True)
-    sys.stdin.readline()
-"""
+pytestmark = [pytest.mark.slow, pytest.mark.root, pytest.mark.timeout(1800)]
 
 
 @pytest.fixture(scope="module", params=["bookworm", "trixie"])
@@ -68,18 +41,6 @@ def machine(
     directory = tmp_path_factory.mktemp("machine")
     with Machine("web-1", tree_with(packages, suite, directory), directory) as machine:
         yield machine
-
-
-def files(machine: Machine) -> set[str]:
-    return {
-        path
-        for path in machine.run("find", "/", "-xdev").splitlines()
-        if not OF_THE_SYSTEM.match(path)
-    }
-
-
-def users(machine: Machine) -> list[str]:
-    return machine.sh("getent passwd; getent group").splitlines()
 
 
 def test_lintian_finds_nothing(packages: list[Path]) -> None:
@@ -108,90 +69,3 @@ def test_from_installation_to_purge(machine: Machine) -> None:
     assert files(machine) - files_before == set()
     assert users(machine) == users_before
     assert "backsight" not in machine.run("systemctl", "list-unit-files")
-
-
-def check_services(machine: Machine) -> None:
-    """All are there, and say how they are."""
-    for service in SERVICES:
-        machine.run("systemctl", "is-active", service)
-        machine.run("systemctl", "is-enabled", service)
-        said = machine.run("systemd-analyze", "security", "--no-pager", service)
-        machine.run("systemctl", "reload", service)
-        journal = ("journalctl", "--boot", "-u", service, "-o", "cat")
-        # systemd goes on once it has sent the signal.
-        while ".yaml: reloaded; nothing taken up" not in machine.run(*journal):
-            pass
-        exposure = re.search(r"exposure level for \S+: ([\d.]+)", said)
-        assert exposure is not None, said
-        assert float(exposure[1]) <= EXPOSURE_MAX[service]
-    machine.run("systemctl", "is-active", "backsight-node.socket")
-    status = machine.run("systemctl", "status", "--no-pager", "backsight-node")
-    assert re.search(r'Status: ".*pool holds .*; 0 triggers unreported"', status)
-    entries = machine.run("journalctl", "--boot", "-u", "backsight-node", "-o", "verbose")
-    assert "    NODE=web-1\n" in entries
-    for port, own in (4771, "backsight_node_pool_capacity_bytes"), (4772, "backsight_coordinator_"):
-        said = machine.run("curl", "-s", f"localhost:{port}/metrics")
-        assert own in said
-        # By which one sees that it was restarted; a sandbox may hide what that is read from.
-        assert "\nprocess_start_time_seconds " in said
-    node = json.loads(machine.run("backsightctl", "status", "--json"))
-    assert node["probes_connected"]
-
-
-def restart_node(machine: Machine) -> None:
-    machine.run("systemctl", "restart", "backsight-node")
-
-
-def kill_node(machine: Machine) -> None:
-    """Until systemd has started the next one."""
-    show = ("systemctl", "show", "--value", "-p", "NRestarts", "backsight-node")
-    before = machine.run(*show)
-    machine.run("systemctl", "kill", "--kill-whom=main", "--signal=KILL", "backsight-node")
-    while machine.run(*show) == before:
-        pass
-    machine.run("systemctl", "start", "backsight-node")  # returns when it is ready
-
-
-def misconfigure_node(machine: Machine) -> None:
-    """It does not start, and goes on where it was once it can."""
-    machine.sh("echo 'nonsense: 1' >>/etc/backsight/node.yaml")
-    with pytest.raises(RuntimeError, match=r"Job for backsight-node\.service failed"):
-        restart_node(machine)
-    machine.sh("sed -i '/^nonsense/d' /etc/backsight/node.yaml")
-    machine.run("systemctl", "start", "backsight-node")
-    log = machine.run("journalctl", "--boot", "-u", "backsight-node", "-o", "cat")
-    wrong = log.index("nonsense")
-    assert "clients of before the restart" in log[wrong:]
-
-
-def configure(machine: Machine) -> None:
-    """The one step by hand: the YAML."""
-    with (machine.root / "etc/backsight/node.yaml").open("a") as configuration:
-        configuration.write(CONFIGURATION)
-    machine.run("systemctl", "restart", "backsight-node")
-
-
-def check_traces(machine: Machine, ends: Sequence[Callable[[Machine], None]]) -> None:
-    """What applications trigger is collected, whatever ends between."""
-    (machine.root / "srv/app.py").write_text(APPLICATION)
-    number = str(1 + len(ends))
-    with machine.popen(*AS_NOBODY, "python3", "/srv/app.py", number) as application:
-        assert application.stdin is not None and application.stdout is not None
-        fired = [application.stdout.readline().strip()]
-        for end in ends:
-            end(machine)
-            application.stdin.write("\n")
-            application.stdin.flush()
-            fired.append(application.stdout.readline().strip())
-        application.stdin.close()
-    (machine.root / "srv/app.py").unlink()
-    assert verdicts(machine, fired) == dict.fromkeys(fired, "coherent")
-
-
-def verdicts(machine: Machine, wanted: Sequence[str]) -> dict[str, str]:
-    """By trace, once each is judged."""
-    while True:
-        listed = machine.run("backsightctl", "traces", "--limit", "0", "--json").splitlines()
-        found = {trace["trace_id"]: trace["verdict"]["kind"] for trace in map(json.loads, listed)}
-        if all(found.get(trace, "provisional") != "provisional" for trace in wanted):
-            return {trace: found[trace] for trace in wanted}

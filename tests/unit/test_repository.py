@@ -238,6 +238,19 @@ def test_packages_are_named_once(repository: Path) -> None:
     assert [name for name in packages if not re.fullmatch(r"[a-z0-9][a-z0-9+.-]+", name)] == []
 
 
+def test_packages_have_the_version_of_the_build(repository: Path) -> None:
+    def found(pattern: str, path: str) -> str:
+        match = re.search(pattern, (repository / path).read_text("utf-8"), re.MULTILINE)
+        assert match is not None, path
+        return match[1]
+
+    version = found(r"^  version: '(.+)',$", "meson.build")
+    assert found(r"^backsight \((.+)-\d+\)", "packaging/debian/changelog") == version
+    spec = "packaging/rpm/backsight.spec"
+    assert found(r"^Version: +(.+)$", spec) == version
+    assert found(r"^%changelog\n\* .* - (.+)-\d+$", spec) == version
+
+
 def test_setup_without_anything_missing_needs_no_rights(repository: Path) -> None:
     """Whoever runs the tests has the packages, so set-up must end at once and silently."""
     run = subprocess.run(
