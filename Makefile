@@ -45,7 +45,7 @@ help:
 	@echo 'sudo make test-fuzz   libFuzzer on what clients and daemons say (FUZZ_S=)'
 	@echo 'sudo make test-newest  the daemons on the newest releases of PyPI'
 	@echo 'sudo make deb         the .deb into dist/, for Debian 12 or another release (SUITE=)'
-	@echo 'sudo make rpm         the .rpm and their source into dist/, built on Debian (SUITE=); for Fedora: docs/installing.md'
+	@echo 'sudo make rpm         the .rpm and their source into dist/, built on Debian (SUITE=)'
 	@echo 'sudo make test-packages  install them on a plain Debian that is booted, use and purge them'
 	@echo 'sudo make bench-otel  measure what tracing costs an OpenTelemetry application'
 	@echo 'sudo make bench-probes  measure what kernel probes cost (PAIRS= LOADER= ONLY= QUICK=1)'
