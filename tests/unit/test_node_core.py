@@ -1319,6 +1319,12 @@ def test_what_fired_while_the_daemon_was_away_is_no_burst() -> None:
     assert admission.admit(12, "t", 5 * S) is Refusal.TRIGGER
 
 
+def test_nobody_was_away_for_more_than_ten_seconds() -> None:
+    admission = Admission(TriggerLimits(10, 5, 1e6, 1e6))
+    flood = [admission.admit(1, "t", 100 * S, 100 * S) for _ in range(500)]
+    assert flood.count(None) == 5 + 10 * 10
+
+
 @given(st.lists(st.tuples(st.integers(0, S), st.integers(0, 100 * S)), min_size=1, max_size=300))
 def test_who_lies_about_when_it_fired_gets_no_higher_rate(
     firings: list[tuple[int, int]],
