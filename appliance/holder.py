@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A service manager in small: keeps a daemon running, and its fds over restarts.
+"""``backsight-holder``: keeps a daemon running, and its file descriptors over restarts.
 
-    python3 -m appliance.holder -- python3 -m appliance --config node.yaml
+    backsight-holder -- backsight-node --config node.yaml
 
-Where there is no systemd (tests, the demo, containers) this process takes its
-place: it gives the daemon a $NOTIFY_SOCKET, keeps the fds that the daemon
+A service manager in small. Where there is no systemd (containers, tests, the demo) this
+process takes its place: it gives the daemon a $NOTIFY_SOCKET, keeps the fds that the daemon
 stores, starts it again when it dies of anything but being told to, and hands
 it the fds as $LISTEN_FDS. SIGTERM, SIGINT and SIGHUP are passed on. SIGUSR1 ends
 the daemon by SIGTERM and starts it again, with the fds: for another version or
@@ -32,8 +32,11 @@ from dataclasses import dataclass
 from types import FrameType, TracebackType
 from typing import NoReturn, Self
 
+from runtime import VERSION
 from runtime.service_manager import LISTEN_FDS_START, ServiceManager
 from runtime.settings.node import stored_fds_max
+
+_PROGRAM = "backsight-holder"
 
 # As systemd's Restart=on-failure: how a service may end that was told to.
 _CLEAN_SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGPIPE)
@@ -133,7 +136,7 @@ class Holder:
         self._say(f"{why}; ends too, and lets go of {len(self._held)} file descriptors")
 
     def _say(self, text: str) -> None:
-        print(f"holder: {text}", file=sys.stderr, flush=True)
+        print(f"{_PROGRAM}: {text}", file=sys.stderr, flush=True)
 
     def _run_once(self) -> int:
         self._alive_until = None
@@ -288,20 +291,23 @@ def _dup_above(fd: int, minimum: int) -> int:
     return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, minimum)
 
 
-def main() -> int:
-    """Run the command that follows ``--``."""
-    parser = argparse.ArgumentParser(
-        prog="python3 -m appliance.holder",
-        description="Keep a daemon running, and its file descriptors over restarts.",
-    )
+def argument_parser(program: str, description: str) -> argparse.ArgumentParser:
+    """What its command line is."""
+    parser = argparse.ArgumentParser(prog=program, description=description)
     parser.add_argument(
         "--watchdog-s",
         type=float,
         metavar="SECONDS",
         help="start it again when it gives no sign of life for so long (default: never)",
     )
+    parser.add_argument("--version", action="version", version=f"{program} {VERSION}")
     parser.add_argument("command", nargs="+", help="the daemon and its arguments, after --")
-    arguments = parser.parse_args()
+    return parser
+
+
+def main() -> int:
+    """Run the command that follows ``--``."""
+    arguments = argument_parser(_PROGRAM, __doc__.splitlines()[0]).parse_args()
     # Room for the fds of all clients, here and in the daemon.
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

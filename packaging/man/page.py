@@ -18,6 +18,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from appliance.holder import argument_parser as holder_parser
 from ctl.arguments import argument_parser as ctl_parser
 from runtime import VERSION
 from runtime.main import argument_parser as daemon_parser
@@ -27,6 +28,7 @@ _ROOT = Path(__file__).resolve().parents[2]
 # Where a program's own words about itself are.
 _MAIN = {
     "backsight-node": "appliance/__main__.py",
+    "backsight-holder": "appliance/holder.py",
     "backsight-probes": "appliance/probes/program.py",
     "backsight-coordinator": "coordinator/__main__.py",
     "backsightctl": "ctl/__main__.py",
@@ -118,9 +120,15 @@ def text_parts(text: str) -> tuple[list[str], list[str]]:
     return lead, rest
 
 
+def _parser(program: str, said: str) -> argparse.ArgumentParser:
+    if program == "backsightctl":
+        return ctl_parser(said)
+    return (holder_parser if program == "backsight-holder" else daemon_parser)(program, said)
+
+
 def _program_page(name: str, section: str, text: Path) -> Iterator[str]:
     said = description_of(name)
-    parser = ctl_parser(said) if name == "backsightctl" else daemon_parser(name, said)
+    parser = _parser(name, said)
     _licence, _, words = text.read_text("utf-8").partition("\n")
     lead, rest = text_parts(words.strip())
     yield from _title(name, section, said.partition(": ")[2].rstrip("."))

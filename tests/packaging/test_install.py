@@ -20,6 +20,7 @@ from testbed.venvs import clean_environment
 
 PROGRAMS = (
     "sbin/backsight-node",
+    "sbin/backsight-holder",
     "sbin/backsight-probes",
     "sbin/backsight-coordinator",
     "bin/backsightctl",
@@ -27,8 +28,8 @@ PROGRAMS = (
 
 FOLDERS = ("appliance", "coordinator", "counting", "ctl", "formats", "protocol", "runtime")
 
-# They build what is installed, or stand in for systemd.
-OF_THE_TREE = {"appliance/native_build.py", "appliance/probes_build.py", "appliance/holder.py"}
+# They build what is installed.
+OF_THE_TREE = {"appliance/native_build.py", "appliance/probes_build.py"}
 
 # Whoever runs a program of ours there must not run this.
 HOSTILE = "raise SystemExit('taken from the current directory')\n"
@@ -216,6 +217,8 @@ def test_the_manual_has_each_command_and_option(prefix: Path, program: str) -> N
     wanted = {"--version"}
     if name == "backsightctl":
         wanted |= {"snapshot [", "config check", "--verdict", "coherent", "TRACE"}
+    elif name == "backsight-holder":
+        wanted |= {"--watchdog-s SECONDS", "SIGUSR1", "after --"}
     else:
         wanted |= {"--config FILE", "SIGHUP", "/etc/backsight/"}
     assert {text for text in wanted if text not in page} == set()
