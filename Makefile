@@ -25,7 +25,7 @@ NEWEST := build/venv-newest
 LINT_STAMP := $(LINT)/.stamp
 
 .DELETE_ON_ERROR:
-.PHONY: help setup build deb rpm cluster test-packages build-asan build-tsan build-arm64 test test-all test-newest \
+.PHONY: help setup build deb rpm oci cluster test-packages build-asan build-tsan build-arm64 test test-all test-newest \
 	test-c test-python test-weak test-arm64 test-kernels test-fuzz fuzz-coverage fuzz-keep lint \
 	lint-ruff lint-mypy lint-shell lint-clang-format lint-clang-tidy format \
 	pythonpath demo demo-probes replay hostile mutants bench-native bench-http bench-plots bench-otel bench-probes bench-idle clean
@@ -46,6 +46,7 @@ help:
 	@echo 'sudo make test-newest  the daemons on the newest releases of PyPI'
 	@echo 'sudo make deb         the .deb into dist/, for Debian 12 or another release (SUITE=)'
 	@echo 'sudo make rpm         the .rpm and their source into dist/, built on Debian (SUITE=)'
+	@echo 'sudo make oci         images of containers into dist/oci/, of these (SUITE=)'
 	@echo 'sudo make test-packages  install them on a plain Debian that is booted, use and purge them'
 	@echo 'sudo make bench-otel  measure what tracing costs an OpenTelemetry application'
 	@echo 'sudo make bench-probes  measure what kernel probes cost (PAIRS= LOADER= ONLY= QUICK=1)'
@@ -174,6 +175,9 @@ deb: setup
 
 rpm: setup
 	packaging/build-rpm dist $(SUITE)
+
+oci: deb
+	packaging/oci/build dist $(SUITE)
 
 # The cluster of vagrant/, in containers.
 cluster: build deb
