@@ -424,7 +424,10 @@ class AttachServer:
 
 def _pidfd_of(accepted: socket.socket, pid: int) -> int:
     if pid <= 0:
-        raise AttachRefused(errno.ESRCH, "the process is in another pid namespace")
+        # 0: it has no number in our namespace, so nothing of it could be looked up.
+        raise AttachRefused(
+            errno.ESRCH, "the node's pid namespace lacks the process; run the node in the machine's own"
+        )
     try:
         return pidfd_of_peer(accepted, pid)
     except ProcessLookupError as error:

@@ -37,9 +37,16 @@ class Allowed:
 
     uids: frozenset[int]
     gids: frozenset[int]
+    uid_ranges: tuple[range, ...] = ()
+    gid_ranges: tuple[range, ...] = ()
 
     def admits(self, credentials: Credentials) -> bool:
-        return credentials.uid in self.uids or bool(credentials.groups & self.gids)
+        return (
+            credentials.uid in self.uids
+            or bool(credentials.groups & self.gids)
+            or any(credentials.uid in uids for uids in self.uid_ranges)
+            or any(gid in gids for gids in self.gid_ranges for gid in credentials.groups)
+        )
 
 
 def pid_of(connection: socket.socket) -> int:

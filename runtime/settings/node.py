@@ -6,8 +6,9 @@ from __future__ import annotations
 import grp
 import os
 import pwd
+import re
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated
@@ -85,7 +86,10 @@ def trusted_uids() -> frozenset[int]:
 
 @dataclass(frozen=True, slots=True)
 class AllowSettings:
-    """Who may attach, beside root and the daemon's own user: names or numbers."""
+    """Who may attach, beside root and the daemon's own user: names, numbers or ranges of these.
+
+    A range (``1000000-1065535``) is for the users of a user namespace, whom nobody here has named.
+    """
 
     users: tuple[str | int, ...] = ()
     groups: tuple[str | int, ...] = ()
@@ -93,14 +97,38 @@ class AllowSettings:
     def __post_init__(self) -> None:
         self.resolve()
 
-    def resolve(self) -> tuple[frozenset[int], frozenset[int]]:
-        """Look the names up: uids and gids. InvalidValue names one that does not exist."""
-        uids = trusted_uids() | {_uid_of(user) for user in self.users}
-        return uids, frozenset(_gid_of(group) for group in self.groups)
+    def resolve(
+        self,
+    ) -> tuple[frozenset[int], frozenset[int], tuple[range, ...], tuple[range, ...]]:
+        """Look the names up: uids and gids, and ranges of both. InvalidValue names what is wrong."""
+        users, uid_ranges = _parted("users", self.users)
+        groups, gid_ranges = _parted("groups", self.groups)
+        uids = trusted_uids() | {_uid_of(user) for user in users}
+        return uids, frozenset(map(_gid_of, groups)), uid_ranges, gid_ranges
 
 
 # uid_t and gid_t, but for -1, which stands for none (credentials(7)).
 _ID_MAX = (1 << 32) - 2
+
+_RANGE = re.compile("([0-9]+)-([0-9]+)")
+
+
+def _parted(key: str, given: Iterable[str | int]) -> tuple[list[str | int], tuple[range, ...]]:
+    """Those that are one each, and ranges."""
+    single: list[str | int] = []
+    ranges: list[range] = []
+    for item in given:
+        found = _RANGE.fullmatch(item) if isinstance(item, str) else None
+        if found is None:
+            single.append(item)
+            continue
+        first, last = map(int, found.groups())
+        if not first <= last <= _ID_MAX:
+            raise InvalidValue(
+                key, f"{item}; allowed: FIRST-LAST, with numbers from 0 to {_ID_MAX}"
+            )
+        ranges.append(range(first, last + 1))
+    return single, tuple(ranges)
 
 
 def _uid_of(user: str | int) -> int:

@@ -12,6 +12,7 @@ import pytest
 
 from appliance.quotas import Quota
 from appliance.settings import allowed, core_config, quotas
+from appliance.unix_socket import Credentials
 from runtime.schema import ConfigError, loads
 from runtime.settings.coordinator import Settings as CoordinatorSettings
 from runtime.settings.node import Settings
@@ -61,6 +62,15 @@ def test_quotas_are_of_users_and_groups_by_name_or_number() -> None:
     }
 
 
+def test_ranges_of_users_and_groups_are_allowed_with_both_ends() -> None:
+    found = allowed(loads("allow: {users: [5000-5002, 77], groups: [600-600]}", Settings, "f"))
+    asked = (76, 77, 78, 4999, 5000, 5002, 5003)
+    admitted = [uid for uid in asked if found.admits(Credentials(1, uid, frozenset({1})))]
+    assert admitted == [77, 5000, 5002]
+    asked = (599, 600, 601)
+    assert [gid for gid in asked if found.admits(Credentials(1, 1, frozenset({1, gid})))] == [600]
+
+
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
@@ -69,6 +79,9 @@ def test_quotas_are_of_users_and_groups_by_name_or_number() -> None:
             "allow.users: -1; allowed: a name, or a number from 0 to 4294967294",
         ),
         ("allow: {groups: [4294967295]}", "allow.groups: 4294967295; allowed: a name, or a number"),
+        ("allow: {users: [6-5]}", "allow.users: 6-5; allowed: FIRST-LAST, with numbers from 0 to"),
+        ("allow: {groups: [1-4294967295]}", "allow.groups: 1-4294967295; allowed: FIRST-LAST,"),
+        ("allow: {users: [5-]}", "allow.users: there is no user '5-'"),
         ('allow: {users: ["a\\0"]}', "allow.users: there is no user 'a\\x00'"),
         # It would be that of group 0.
         ("quotas: {users: {4294967296: 1MiB}}", "quotas.users: 4294967296; allowed: a name, or"),
