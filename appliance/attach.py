@@ -426,7 +426,8 @@ def _pidfd_of(accepted: socket.socket, pid: int) -> int:
     if pid <= 0:
         # 0: it has no number in our namespace, so nothing of it could be looked up.
         raise AttachRefused(
-            errno.ESRCH, "the node's pid namespace lacks the process; run the node in the machine's own"
+            errno.ESRCH,
+            "the node's pid namespace lacks the process; run the node in the machine's own",
         )
     try:
         return pidfd_of_peer(accepted, pid)

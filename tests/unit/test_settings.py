@@ -64,11 +64,11 @@ def test_quotas_are_of_users_and_groups_by_name_or_number() -> None:
 
 def test_ranges_of_users_and_groups_are_allowed_with_both_ends() -> None:
     found = allowed(loads("allow: {users: [5000-5002, 77], groups: [600-600]}", Settings, "f"))
-    asked = (76, 77, 78, 4999, 5000, 5002, 5003)
-    admitted = [uid for uid in asked if found.admits(Credentials(1, uid, frozenset({1})))]
+    uids = [76, 77, 78, 4999, 5000, 5002, 5003]
+    admitted = [uid for uid in uids if found.admits(Credentials(1, uid, frozenset({1})))]
     assert admitted == [77, 5000, 5002]
-    asked = (599, 600, 601)
-    assert [gid for gid in asked if found.admits(Credentials(1, 1, frozenset({1, gid})))] == [600]
+    gids = [599, 600, 601]
+    assert [gid for gid in gids if found.admits(Credentials(1, 1, frozenset({1, gid})))] == [600]
 
 
 @pytest.mark.parametrize(
