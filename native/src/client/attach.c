@@ -231,7 +231,8 @@ static bool exchange(void)
 	owed.number = 0;
 	if (!ret)
 		ret = bs_link_send(&request, sizeof(request));
-	if (ret) {
+	/* Who may not attach is told so, and left, before it has asked. */
+	if (ret && ret != -EPIPE) {
 		complain("connect: %s", strerrordesc_np(-ret));
 		return false;
 	}

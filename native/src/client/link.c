@@ -138,6 +138,10 @@ bool bs_link_receive(struct bs_packet *packet)
 
 	memset(packet, 0, sizeof(*packet));
 	got = recvmsg(sock, &msg, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
+	/* Told first, and once, if what we sent was not read; what was said
+	 * before that comes behind it. */
+	if (got < 0 && errno == ECONNRESET)
+		got = recvmsg(sock, &msg, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
 	if (got <= 0)
 		return false;
 	packet->bytes = (size_t)got;
