@@ -33,7 +33,7 @@ ALLOWED: dict[str, frozenset[str]] = {
         "testbed.apps": "",
         "vagrant": "native",
         # Asks programs how they are called.
-        "packaging": "runtime ctl",
+        "packaging": "appliance ctl runtime",
         # What drives the programs from outside.
         "testbed": "protocol formats ctl",
         "bench": "protocol formats native testbed",
