@@ -53,6 +53,11 @@ class Group:
         """Have the OOM killer end who takes more."""
         self.set("memory.limit_in_bytes" if self.is_v1 else "memory.max", str(size_bytes))
 
+    def shared_memory_bytes(self) -> int:
+        """What it is charged for of memory without a file, memfds too."""
+        lines = (self.path / "memory.stat").read_text().splitlines()
+        return int(dict(line.split() for line in lines)["shmem"])
+
     def limit_writes(self, device: str, bytes_per_s: int) -> None:
         """Have it write no faster to a device, by its major and minor number."""
         if self.is_v1:
@@ -83,10 +88,13 @@ def _parent(controller: str) -> tuple[Path, bool]:
 
 
 @contextlib.contextmanager
-def group(controller: str) -> Iterator[Group]:
-    """A group for ``cpu``, ``memory`` or ``io``; who is still in it at the end goes to its parent."""
+def group(controller: str, name: str = "") -> Iterator[Group]:
+    """A group for ``cpu``, ``memory`` or ``io``; who is still in it at the end goes to its parent.
+
+    ``name``: where there is more than one.
+    """
     parent, is_v1 = _parent(controller)
-    made = parent / f"backsight-{os.getpid()}-{controller}"
+    made = parent / f"backsight-{os.getpid()}-{controller}{name and f'-{name}'}"
     made.mkdir()
     try:
         yield Group(made, is_v1)
