@@ -21,8 +21,8 @@ from appliance.probes.budget import RAISED_BY, Budget, Step, Verdict
 from appliance.probes.compiler import Code, coder, load_any
 from appliance.probes.link import Link
 from appliance.probes.native import NEVER
-from appliance.probes_packets import VERSION, probes_path
 from appliance.probes.symptoms import BREADCRUMBS, SYMPTOMS, keys_of
+from appliance.probes_packets import VERSION, probes_path
 from runtime.log import Log
 from runtime.settings.node import ProbeSettings, Settings
 from runtime.threads import in_thread

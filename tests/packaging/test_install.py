@@ -157,8 +157,8 @@ def test_a_package_has_all_that_it_imports(
     rules = (repository / "packaging/debian/rules").read_text()
     tags = dict(re.findall(r"^tag_(\S+) := (\S+)$", rules, re.MULTILINE))
     chosen = ",".join(tags[name] for name in packages_with(package, control))
-    install = ["/usr/bin/meson", "install", "-C", build, "--no-rebuild", "--tags", chosen]
-    subprocess.run([*install, "--destdir", tmp_path], stdout=subprocess.DEVNULL, check=True)
+    install = ["/usr/bin/meson", "install", "-C", str(build), "--no-rebuild", "--tags", chosen]
+    subprocess.run([*install, "--destdir", str(tmp_path)], stdout=subprocess.DEVNULL, check=True)
     (folder,) = tmp_path.glob("**/lib/backsight")
     done = subprocess.run(
         [PYTHON, "-I", "-c", IMPORT_ALL, folder],

@@ -6,8 +6,8 @@ from __future__ import annotations
 import runpy
 import sys
 
-from appliance.probes import packets
+from appliance import probes_packets
 
-packets.VERSION += 1
+probes_packets.VERSION += 1
 del sys.argv[0]
 runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
