@@ -181,7 +181,7 @@ oci: deb
 
 # The cluster of vagrant/, in containers.
 cluster: build deb
-	scripts/with-tmp $(PYTHON) -m tests.packaging
+	SUITE=$(SUITE) scripts/with-tmp $(PYTHON) -m tests.packaging
 
 test-packages: build
 	$(PYTEST) tests/packaging

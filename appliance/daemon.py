@@ -485,9 +485,7 @@ class Daemon:
                 if field.name != "triggers"
             },
             "dataplane": dataplane,
-            "lossy": most_lossy(self._clients, self._dataplane.client_records_lost)
-            if dataplane["records_lost"]
-            else [],
+            "lossy": most_lossy(self._clients, self._dataplane.client_records_lost),
             "quotas": {
                 quota.name: {
                     "quota_bytes": quota.bytes,

@@ -217,10 +217,11 @@ class NativeDataPlane:
         return int(size[0])
 
     def client_records_lost(self, number: int) -> int:
-        """Records that it has lost since it attached, by its own word, as of the last metrics()."""
-        records = ffi.new("uint64_t *")
-        _check(lib.bsn_client_records_lost(self._node, number, records), f"client {number}")
-        return int(records[0])
+        """Records that it has lost since it attached, by its own word, as of the last metrics().
+
+        0 of one that is gone, whose ClientDrained may still be on its way.
+        """
+        return int(lib.bsn_client_records_lost(self._node, number))
 
     def client_exited(self, number: int) -> None:
         """Its process is gone."""

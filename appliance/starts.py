@@ -22,9 +22,10 @@ from runtime.service_manager import ServiceManager, StoredFd
 _NAME = "starts"
 
 # The first wait is short, since somebody's footage may be at stake; the longest such that what
-# processes trigger meanwhile has room (BS_TRIGGER_CELLS: 256 of each, at 100 a second).
+# processes trigger until a node is there again has room (BS_TRIGGER_CELLS: 256 of each, at 100 a
+# second), with the service manager's wait and half a second to start.
 _WAIT_FIRST_S = 0.05
-_WAIT_MAX_S = 2.0
+_WAIT_MAX_S = 1.5
 
 # A node that was there for so long is no failed start.
 _HEALTHY_S = 10.0

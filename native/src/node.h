@@ -261,9 +261,8 @@ BSN_EXPORT int bsn_tenant_bytes(struct bsn *node, uint64_t tenant,
 				uint64_t *bytes);
 
 /* Records that a client has lost since it attached, by its own word, as of the last
- * bsn_get_metrics(). -ENOENT: it is none. */
-BSN_EXPORT int bsn_client_records_lost(struct bsn *node, int client,
-				       uint64_t *records);
+ * bsn_get_metrics(). 0: it is none, or gone. */
+BSN_EXPORT uint64_t bsn_client_records_lost(struct bsn *node, int client);
 
 /* The policy table, for all clients: read-only for whoever maps it. */
 BSN_EXPORT int bsn_policy_fd(struct bsn *node);

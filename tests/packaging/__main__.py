@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """``sudo make cluster``: the cluster of vagrant/ in containers, a fault, and machines that go away.
 
-Environment: NODES (3), KEEP (1: leave everything up at the end, to look around). Writes
-build/cluster/result.json. Status 1 if something was not as it should be.
+Environment: NODES (3), SUITE (bookworm: the release of Debian that the packages are for), KEEP (1:
+leave everything up at the end, to look around). Writes build/cluster/result.json. Status 1 if something was not as it should be.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -14,7 +15,7 @@ import tempfile
 from pathlib import Path
 from types import FrameType
 
-from tests.packaging.cluster import Cluster, ClusterError
+from tests.packaging.cluster import Cluster
 from tests.packaging.story import Story
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -55,26 +56,33 @@ def main() -> int:
         sys.stderr.write("the cluster boots containers, which needs root: sudo make cluster\n")
         return 2
     nodes = _nodes(os.environ.get("NODES", "3"))
+    suite = os.environ.get("SUITE", "bookworm")
     packages = sorted((ROOT / "dist").glob("*.deb"))
+    OUTPUT.unlink(missing_ok=True)
     with tempfile.TemporaryDirectory() as directory:
         try:
-            with Cluster(packages, nodes, Path(directory), _say) as cluster:
-                result = Story(cluster, _say).tell()
-                result.write(OUTPUT)
-                failed = cluster.order(error=cluster.names[-1])
-                cluster.judged([failed])
-                print(cluster.show(failed))
-                print(OUTPUT.read_text())
-                if os.environ.get("KEEP") == "1":
-                    _keep(cluster)
+            with Cluster(packages, nodes, Path(directory), _say, suite) as cluster:
+                return _tell(cluster)
         except KeyboardInterrupt:
             return 130
-        except ClusterError as error:
+        except RuntimeError as error:
             sys.stderr.write(f"cluster: {error}\n")
             return 1
+
+
+def _tell(cluster: Cluster) -> int:
+    result = Story(cluster, _say).tell()
+    result.write(OUTPUT)
+    failed = cluster.order(error=cluster.names[-1])
+    cluster.judged([failed])
+    print(cluster.show(failed))
+    print(OUTPUT.read_text())
     problems = result.problems()
     for problem in problems:
         sys.stderr.write(f"cluster: {problem}\n")
+    if os.environ.get("KEEP") == "1":
+        with contextlib.suppress(KeyboardInterrupt):
+            _keep(cluster)
     return 1 if problems else 0
 
 

@@ -22,6 +22,9 @@ _VAGRANT = Path(__file__).parents[2] / "vagrant"
 _DEADLINE_S = 120.0
 
 
+COHERENT = ("--verdict", "coherent")
+
+
 class ClusterError(RuntimeError):
     """The cluster does not do what it is for; the message says what."""
 
@@ -52,8 +55,9 @@ class Cluster(Opened):
 
     def open(self) -> None:
         self._say(f"a plain Debian {self._suite}, and what the packages need")
-        tree = tree_with(self._packages, self._suite, self._directory)
-        self._stack.callback(shutil.rmtree, tree)
+        self._stack.callback(shutil.rmtree, self._directory / "trees", ignore_errors=True)
+        (self._directory / "trees").mkdir()
+        tree = tree_with(self._packages, self._suite, self._directory / "trees")
         shutil.copytree(_VAGRANT, tree / "vagrant")
         network = self._stack.enter_context(self._network)
         for name in ("coordinator", *self.names):
@@ -77,7 +81,10 @@ class Cluster(Opened):
 
     def _order(self, faults: Mapping[str, str]) -> dict[str, Any]:
         query = "&".join(f"{kind}={node}" for kind, node in faults.items())
-        said = self.machines["node-1"].run("curl", "-s", f"localhost:8080/order?{query}")
+        # A service that was just started does not listen yet.
+        patient = ("--retry", "30", "--retry-connrefused", "--retry-delay", "1")
+        url = f"localhost:8080/order?{query}"
+        said = self.machines["node-1"].run("curl", "-s", *patient, url)
         answer: dict[str, Any] = json.loads(said)
         return answer
 
@@ -99,7 +106,7 @@ class Cluster(Opened):
         self.machines[name].boot()
 
     def judged(self, wanted: Sequence[str]) -> dict[str, dict[str, Any]]:
-        """Those traces, once each is judged."""
+        """Those traces, once each is judged: by a first verdict, which may not be the last."""
         found: dict[str, dict[str, Any]] = {}
 
         def are_judged() -> bool:
@@ -110,6 +117,15 @@ class Cluster(Opened):
 
         self._await(f"verdicts on {len(wanted)} traces", are_judged)
         return {trace: found[trace] for trace in wanted}
+
+    def await_coherent(self, wanted: Sequence[str]) -> None:
+        """Until all of those traces are; a node that comes back late makes them so after a while."""
+
+        def are_coherent() -> bool:
+            found = {trace["trace_id"] for trace in self._ask("traces", "--limit", "0", *COHERENT)}
+            return found >= set(wanted)
+
+        self._await(f"{len(wanted)} coherent traces", are_coherent)
 
     def show(self, trace: str) -> str:
         """The picture of a trace over all its nodes."""

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 from collections import Counter
@@ -10,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.packaging.cluster import Cluster
+from tests.packaging.cluster import Cluster, ClusterError
 
 # On each node; and while a machine is away, and when it is back.
 _FAULTS = 5
@@ -84,7 +85,7 @@ class Story:
         cluster.await_orders()
         self._say("services fail, on each node")
         failed = [cluster.order(error=node) for node in cluster.names for _ in range(_FAULTS)]
-        verdicts = self._verdicts(failed)
+        verdicts = self._coherent(failed)
         return Result(
             len(cluster.names),
             sum(verdicts.values()),
@@ -92,6 +93,11 @@ class Story:
             self._lose_node(cluster.names[-1]),
             self._lose_coordinator(),
         )
+
+    def _coherent(self, traces: list[str]) -> dict[str, int]:
+        with contextlib.suppress(ClusterError):
+            self._cluster.await_coherent(traces)
+        return self._verdicts(traces)
 
     def _verdicts(self, traces: list[str]) -> dict[str, int]:
         judged = self._cluster.judged(traces)
@@ -114,7 +120,7 @@ class Story:
         return Loss(
             name,
             away,
-            self._verdicts(self._fail()),
+            self._coherent(self._fail()),
             Before(before["verdict"]["kind"], sorted(missing), before["nodes"]),
         )
 
@@ -123,4 +129,4 @@ class Story:
             self._say("the coordinator has no power")
             failed = self._fail()
         self._say("the coordinator has power again")
-        return Loss("coordinator", self._verdicts(failed), self._verdicts(self._fail()))
+        return Loss("coordinator", self._coherent(failed), self._coherent(self._fail()))

@@ -85,8 +85,8 @@ def test_nobody_has_lost_what_was_not_written() -> None:
         for fd in fds:
             os.close(fd)
         assert here.client_records_lost(number) == 0
-        with pytest.raises(OSError, match=f"client {number + 1}"):
-            here.client_records_lost(number + 1)
+        # One that is gone: its ClientDrained may not have been taken yet.
+        assert here.client_records_lost(number + 1) == 0
 
 
 def test_what_the_library_refuses_is_named() -> None:

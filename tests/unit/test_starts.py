@@ -40,16 +40,16 @@ def test_waits_double_up_to_a_bound_until_it_stays() -> None:
         waits.append(start.next_wait_s(now_ns))
         start = start.next(now_ns, waits[-1])
         now_ns = start.began_ns
-    assert waits == [0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0, 2.0]
+    assert waits == [0.05, 0.1, 0.2, 0.4, 0.8, 1.5, 1.5, 1.5, 1.5]
     assert start.in_a_row == 10
     # To wait is not to be there.
-    assert start.next_wait_s(now_ns + 10 * S - 1) == 2.0
+    assert start.next_wait_s(now_ns + 10 * S - 1) == 1.5
     assert start.next_wait_s(now_ns + 10 * S) == 0.0
     assert start.next(now_ns + 10 * S, 0.0) == Start(1, now_ns + 10 * S)
 
 
 def test_a_million_failures_are_no_other_than_ten() -> None:
-    assert Start(1_000_000, 0).next_wait_s(S) == 2.0
+    assert Start(1_000_000, 0).next_wait_s(S) == 1.5
 
 
 class Machine:
@@ -146,7 +146,7 @@ def test_a_node_that_waits_is_not_ended_by_a_reload(tmp_path: Path) -> None:
         for _ in range(5):
             node.kill_daemon()
         os.kill(node.daemon_pid(), signal.SIGKILL)
-        while "begins in 1.6 s" not in node.log_path.read_text():
+        while "begins in 1.5 s" not in node.log_path.read_text():
             pass
         os.kill(node.holder_pid(), signal.SIGHUP)
         node.wait_ready()

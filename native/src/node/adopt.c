@@ -304,7 +304,6 @@ static void place(struct bsn *n, struct client *c, uint32_t i,
 	case FRAME_STOCK:
 		if (waits(n, c, i))
 			break;
-		c->believed.pace.taken++;
 		/* The latest may not have come as far as the ring. */
 		if (r->granted_ns == n->ledger.header->granted_ns &&
 		    (r->segment != last.segment ||
@@ -312,6 +311,7 @@ static void place(struct bsn *n, struct client *c, uint32_t i,
 			frame_back(n, f);
 			break;
 		}
+		c->believed.pace.taken++;
 		frame_set_state(n, f, FRAME_ACTIVE);
 		own_push(n, &c->unclaimed, f);
 		break;

@@ -91,18 +91,18 @@ void metrics_read_client(struct bsn *n, struct client *c)
 	metrics_save(c);
 }
 
-int bsn_client_records_lost(struct bsn *n, int client, uint64_t *records)
+uint64_t bsn_client_records_lost(struct bsn *n, int client)
 {
 	const struct client *c;
+	uint64_t records = 0;
 
-	*records = 0;
 	node_lock(n);
 	c = client > 0 ? client_find(n, (uint32_t)client) : NULL;
 	if (c)
-		*records = c->believed.records_lost +
-			   c->believed.records_unattributed;
+		records = c->believed.records_lost +
+			  c->believed.records_unattributed;
 	node_unlock(n);
-	return c ? 0 : -ENOENT;
+	return records;
 }
 
 void bsn_get_usage(struct bsn *n, struct bsn_usage *u)
