@@ -2,7 +2,8 @@
 """``sudo make cluster``: the cluster of vagrant/ in containers, a fault, and machines that go away.
 
 Environment: NODES (3), SUITE (bookworm: the release of Debian that the packages are for), KEEP (1:
-leave everything up at the end, to look around). Writes build/cluster/result.json. Status 1 if something was not as it should be.
+leave everything up at the end, to look around). Writes build/cluster/result.json.
+Status 1 if something was not as it should be.
 """
 
 from __future__ import annotations
