@@ -145,7 +145,7 @@ class Machine(Opened):
         """All of its processes are gone at once."""
         assert self._process is not None
         os.kill(self._leader, signal.SIGKILL)
-        self._process.wait()
+        self._process.wait(_STOP_TIMEOUT_S)
         self.halt()
 
     def close(self) -> None:

@@ -13,6 +13,7 @@
  *   lost        what the library counts as lost, records and triggers
  *   blocked     traces in which the thread gave its CPU away by itself: a call waited for something
  *   faulted     the same where it met memory for the first time, for which the kernel may wait
+ *   elapsed_ns  from the first trace to the last
  *   slowest_ns  the longest time that one trace took, all its calls together
  */
 #include <inttypes.h>
@@ -42,6 +43,7 @@ struct steady {
 	uint64_t blocked;
 	uint64_t faulted;
 	uint64_t slowest_ns;
+	uint64_t elapsed_ns;
 	uint64_t process; /* upper half of each trace id */
 };
 
@@ -125,9 +127,10 @@ static void print(const struct steady *s)
 	printf("{\"traces\": %" PRIu64 ", \"triggered\": %" PRIu64
 	       ", \"errors\": %" PRIu64 ", \"blocked\": %" PRIu64
 	       ", \"faulted\": %" PRIu64 ", \"slowest_ns\": %" PRIu64
-	       ", \"lost\": %" PRIu64 ", \"attachments\": %" PRIu64 "}\n",
+	       ", \"elapsed_ns\": %" PRIu64 ", \"lost\": %" PRIu64
+	       ", \"attachments\": %" PRIu64 "}\n",
 	       s->traces, s->triggered, s->errors, s->blocked, s->faulted,
-	       s->slowest_ns,
+	       s->slowest_ns, s->elapsed_ns,
 	       stats.records_lost + stats.triggers_lost +
 		       stats.triggers_unattached,
 	       stats.attachments);
@@ -138,7 +141,7 @@ int main(int argc, char **argv)
 	uint64_t per_s = argc == 3 ? strtoull(argv[1], NULL, 10) : 0;
 	uint64_t every = argc == 3 ? strtoull(argv[2], NULL, 10) : 0;
 	struct steady s = {0};
-	uint64_t next_ns;
+	uint64_t began_ns, next_ns;
 
 	if (!per_s || !every) {
 		fprintf(stderr, "usage: steady TRACES_PER_S TRIGGER_EVERY\n");
@@ -155,7 +158,7 @@ int main(int argc, char **argv)
 	setlinebuf(stdout);
 	puts("attached");
 
-	next_ns = now_ns(CLOCK_MONOTONIC);
+	began_ns = next_ns = now_ns(CLOCK_MONOTONIC);
 	while (!input_ended()) {
 		struct timespec next;
 
@@ -165,6 +168,7 @@ int main(int argc, char **argv)
 		next.tv_nsec = (long)(next_ns % NS_PER_S);
 		clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &next, NULL);
 	}
+	s.elapsed_ns = now_ns(CLOCK_MONOTONIC) - began_ns;
 	print(&s);
 	return 0;
 }

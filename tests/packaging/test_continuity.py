@@ -21,7 +21,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.root, pytest.mark.timeout(1800)]
 
 BUILD = Path(__file__).parents[2] / "build"
 
+# A pool that is full after half a minute, so that it has a horizon.
 CONFIGURATION = """
+pool_bytes: 64MiB
 coordinator:
   endpoint: 127.0.0.1:4770
 allow:
@@ -143,6 +145,13 @@ def verdicts(machine: Machine) -> dict[str, str]:
     return found
 
 
+def horizon_s(machine: Machine) -> float:
+    """How far back the pool reaches."""
+    metrics = machine.run("curl", "-s", "localhost:4771/metrics")
+    (found,) = re.findall(r"^backsight_node_event_horizon_seconds (\S+)$", metrics, re.MULTILINE)
+    return float(found)
+
+
 def test_applications_notice_nothing_of_kills_and_an_upgrade(machine: Machine) -> None:
     load = Load(machine)
     with load.running():
@@ -151,15 +160,22 @@ def test_applications_notice_nothing_of_kills_and_an_upgrade(machine: Machine) -
             kill(machine, "backsight-node")
             kill(machine, "backsight-probes")
             load.goes_on()
+        while not horizon_s(machine):
+            pass
         said = machine.sh("apt-get install --yes --no-install-recommends /dist/*.deb")
         assert f"{len(list((machine.root / 'dist').iterdir()))} upgraded" in said, said
         load.goes_on()
+        assert horizon_s(machine) > 0
         machine.run("systemctl", "restart", "backsight-node", "backsight-probes")
+        assert horizon_s(machine) > 0
         load.goes_on()
     assert "~previous" not in machine.run("dpkg-query", "--show", "backsight-*")
     for result in load.results:
         print(result)
         assert (result["errors"], result["lost"], result["blocked"]) == (0, 0, 0), result
+        # Memory that is met for the first time is met beforehand, by a thread of the library.
+        assert result["faulted"] <= result["traces"] / 10_000
+        assert result["traces"] >= 0.9 * TRACES_PER_S * result["elapsed_ns"] / 1e9
     assert len(load.results) == APPLICATIONS
     found = verdicts(machine)
     print(f"{len(load.triggered)} triggered")
