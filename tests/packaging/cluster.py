@@ -81,16 +81,20 @@ class Cluster(Opened):
 
     def _order(self, faults: Mapping[str, str]) -> dict[str, Any]:
         query = "&".join(f"{kind}={node}" for kind, node in faults.items())
-        # A service that was just started does not listen yet.
-        patient = ("--retry", "30", "--retry-connrefused", "--retry-delay", "1")
-        url = f"localhost:8080/order?{query}"
-        said = self.machines["node-1"].run("curl", "-s", *patient, url)
+        said = self.machines["node-1"].run("curl", "-s", f"localhost:8080/order?{query}")
         answer: dict[str, Any] = json.loads(said)
         return answer
 
     def await_orders(self) -> None:
         """Until an order comes as far as the last node, and each of them has the coordinator."""
-        self._await("orders", lambda: self._order({})["visited"] == self.names)
+
+        def reaches_all() -> bool:
+            try:
+                return bool(self._order({})["visited"] == self.names)
+            except RuntimeError:
+                return False  # a service that was just started does not listen yet
+
+        self._await("orders", reaches_all)
         connected = dict.fromkeys(self.names, True)
         self._await(
             "the nodes",
