@@ -17,12 +17,8 @@ from testbed.topology import Host, Network, Opened
 
 _VAGRANT = Path(__file__).parents[2] / "vagrant"
 
-
 # A busy machine boots one in some seconds, and a trace is judged in less than one.
 _DEADLINE_S = 120.0
-
-
-COHERENT = ("--verdict", "coherent")
 
 
 class ClusterError(RuntimeError):
@@ -126,8 +122,8 @@ class Cluster(Opened):
         """Until all of those traces are; a node that comes back late makes them so after a while."""
 
         def are_coherent() -> bool:
-            found = {trace["trace_id"] for trace in self._ask("traces", "--limit", "0", *COHERENT)}
-            return found >= set(wanted)
+            coherent = self._ask("traces", "--limit", "0", "--verdict", "coherent")
+            return {trace["trace_id"] for trace in coherent} >= set(wanted)
 
         self._await(f"{len(wanted)} coherent traces", are_coherent)
 

@@ -91,14 +91,18 @@ def restart_node(machine: Machine) -> None:
     machine.run("systemctl", "restart", "backsight-node")
 
 
-def kill_node(machine: Machine) -> None:
+def kill(machine: Machine, service: str) -> None:
     """Until systemd has started the next one."""
-    show = ("systemctl", "show", "--value", "-p", "NRestarts", "backsight-node")
+    show = ("systemctl", "show", "--value", "-p", "NRestarts", service)
     before = machine.run(*show)
-    machine.run("systemctl", "kill", "--kill-whom=main", "--signal=KILL", "backsight-node")
+    machine.run("systemctl", "kill", "--kill-whom=main", "--signal=KILL", service)
     while machine.run(*show) == before:
         pass
-    machine.run("systemctl", "start", "backsight-node")  # returns when it is ready
+    machine.run("systemctl", "start", service)  # returns when it is ready
+
+
+def kill_node(machine: Machine) -> None:
+    kill(machine, "backsight-node")
 
 
 def misconfigure_node(machine: Machine) -> None:
@@ -113,11 +117,11 @@ def misconfigure_node(machine: Machine) -> None:
     assert "clients of before the restart" in log[wrong:]
 
 
-def configure(machine: Machine) -> None:
+def configure(machine: Machine, more: str = "") -> None:
     """The one step by hand: the YAML."""
     with (machine.root / "etc/backsight/node.yaml").open("a") as configuration:
-        configuration.write(CONFIGURATION)
-    machine.run("systemctl", "restart", "backsight-node")
+        configuration.write(CONFIGURATION + more)
+    restart_node(machine)
 
 
 def check_traces(machine: Machine, ends: Sequence[Callable[[Machine], None]]) -> None:
@@ -137,10 +141,15 @@ def check_traces(machine: Machine, ends: Sequence[Callable[[Machine], None]]) ->
     assert verdicts(machine, fired) == dict.fromkeys(fired, "coherent")
 
 
+def verdicts_now(machine: Machine) -> dict[str, str]:
+    """By trace, of all that the coordinator has."""
+    listed = machine.run("backsightctl", "traces", "--limit", "0", "--json").splitlines()
+    return {trace["trace_id"]: trace["verdict"]["kind"] for trace in map(json.loads, listed)}
+
+
 def verdicts(machine: Machine, wanted: Sequence[str]) -> dict[str, str]:
     """By trace, once each is judged."""
     while True:
-        listed = machine.run("backsightctl", "traces", "--limit", "0", "--json").splitlines()
-        found = {trace["trace_id"]: trace["verdict"]["kind"] for trace in map(json.loads, listed)}
+        found = verdicts_now(machine)
         if all(found.get(trace, "provisional") != "provisional" for trace in wanted):
             return {trace: found[trace] for trace in wanted}

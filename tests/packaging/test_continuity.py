@@ -7,6 +7,7 @@ import contextlib
 import json
 import queue
 import re
+import shutil
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
@@ -16,19 +17,14 @@ from typing import Any
 import pytest
 
 from testbed.machines import Machine, tree_with
+from tests.packaging.installed import AS_NOBODY, configure, kill, verdicts_now
 
 pytestmark = [pytest.mark.slow, pytest.mark.root, pytest.mark.timeout(1800)]
 
 BUILD = Path(__file__).parents[2] / "build"
 
-# A pool that is full after half a minute, so that it has a horizon.
-CONFIGURATION = """
-pool_bytes: 64MiB
-coordinator:
-  endpoint: 127.0.0.1:4770
-allow:
-  users: [nobody]
-"""
+# Full after half a minute, so that it has a horizon.
+SMALL_POOL = "pool_bytes: 64MiB\n"
 
 APPLICATIONS = 2
 TRACES_PER_S = 5000 // APPLICATIONS
@@ -53,7 +49,7 @@ class Load:
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        command = ("setpriv", "--reuid=nobody", "--clear-groups", "/srv/steady")
+        command = (*AS_NOBODY, "/srv/steady")
         for _ in range(APPLICATIONS):
             process = self._machine.popen(*command, str(TRACES_PER_S), str(TRIGGER_EVERY))
             self._processes.append(process)
@@ -115,33 +111,20 @@ def machine(
     (tree / "previous").mkdir()
     for deb in previous(debs, directory):
         deb.rename(tree / "previous" / deb.name)
-    subprocess.run(["cp", BUILD / "tests/steady", tree / "srv"], check=True)
+    shutil.copy(BUILD / "tests/steady", tree / "srv")
     with Machine("web-1", tree, directory) as machine:
         machine.sh("apt-get install --yes --no-install-recommends /previous/*.deb")
-        with (machine.root / "etc/backsight/node.yaml").open("a") as configuration:
-            configuration.write(CONFIGURATION)
-        machine.run("systemctl", "restart", "backsight-node")
+        configure(machine, SMALL_POOL)
         yield machine
 
 
-def kill(machine: Machine, service: str) -> None:
-    """Until systemd has started the next one, and that is ready."""
-    show = ("systemctl", "show", "--value", "-p", "NRestarts", service)
-    before = machine.run(*show)
-    machine.run("systemctl", "kill", "--kill-whom=main", "--signal=KILL", service)
-    while machine.run(*show) == before:
-        pass
-    machine.run("systemctl", "start", service)
-
-
-def verdicts(machine: Machine) -> dict[str, str]:
+def verdicts_at_last(machine: Machine) -> dict[str, str]:
     """By trace, once the node has reported all, and each is judged."""
     found: dict[str, str] = {}
     while not found or "provisional" in found.values():
         while json.loads(machine.run("backsightctl", "status", "--json"))["triggers_unreported"]:
             pass
-        listed = machine.run("backsightctl", "traces", "--limit", "0", "--json").splitlines()
-        found = {trace["trace_id"]: trace["verdict"]["kind"] for trace in map(json.loads, listed)}
+        found = verdicts_now(machine)
     return found
 
 
@@ -177,7 +160,7 @@ def test_applications_notice_nothing_of_kills_and_an_upgrade(machine: Machine) -
         assert result["faulted"] <= result["traces"] / 10_000
         assert result["traces"] >= 0.9 * TRACES_PER_S * result["elapsed_ns"] / 1e9
     assert len(load.results) == APPLICATIONS
-    found = verdicts(machine)
+    found = verdicts_at_last(machine)
     print(f"{len(load.triggered)} triggered")
     assert {trace: found.get(trace) for trace in load.triggered} == dict.fromkeys(
         load.triggered, "coherent"
