@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -122,6 +124,22 @@ def test_without_a_service_manager_nothing_waits() -> None:
     os.write(began, starts._LAYOUT.pack(9, time.monotonic_ns()))
     left = starts.take_turn(ServiceManager(None), [StoredFd("starts", began)], SILENT, waits.append)
     assert (left, waits) == ([], [])
+
+
+def test_a_library_that_cannot_be_imported_is_a_failed_start(store: Store, tmp_path: Path) -> None:
+    (tmp_path / "grpc.py").write_text("raise ImportError('half upgraded')\n")
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    ended = subprocess.run(
+        [sys.executable, "-m", "appliance"],
+        check=False,
+        env={**os.environ, "PYTHONPATH": path, "NOTIFY_SOCKET": str(store.path)},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert ended.returncode == 1
+    assert ended.stderr.endswith("ImportError: half upgraded\n")
+    stored, _ = store.take()
+    assert [item.name for item in stored] == ["starts"]
 
 
 @pytest.mark.root

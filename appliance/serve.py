@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The node from its configuration to its end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import resource
+import secrets
+from collections.abc import Sequence
+
+from appliance.daemon import Daemon
+from appliance.metrics import METRICS, PREFIX
+from protocol.versions import Versions
+from runtime.log import Log
+from runtime.main import Configuration, die_with_any_thread, read_arguments, supervise
+from runtime.metrics import serving
+from runtime.service_manager import ServiceManager, StoredFd
+from runtime.settings.node import NODE_PROGRAM, Settings
+
+
+async def _serve(
+    configuration: Configuration[Settings],
+    manager: ServiceManager,
+    stored: list[StoredFd],
+    log: Log,
+    versions: Versions,
+) -> None:
+    settings = configuration.settings
+    async with contextlib.AsyncExitStack() as stack:
+        daemon = await stack.enter_async_context(
+            Daemon(settings, secrets.randbits(64), manager, stored, log, versions)
+        )
+        stack.enter_context(serving(settings.metrics.listen, PREFIX, METRICS, daemon.status, log))
+        log.info(f"node {settings.node} serves on {settings.socket}")
+        await supervise(daemon, configuration, manager, log)
+
+
+def run(
+    description: str,
+    argv: Sequence[str] | None,
+    manager: ServiceManager,
+    stored: list[StoredFd],
+    versions: Versions,
+) -> bool:
+    """Whether it ended because it was told to. SystemExit for a bad configuration."""
+    configuration = read_arguments(NODE_PROGRAM, description, Settings, argv)
+    # For each client its connection, two pidfds and its arena, and what was stored at the start.
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    die_with_any_thread()
+    log = Log.of(NODE_PROGRAM, configuration.settings.level, node=configuration.settings.node)
+    try:
+        asyncio.run(_serve(configuration, manager, stored, log, versions))
+    except (OSError, ValueError) as error:
+        log.error(str(error))
+        return False
+    return True
