@@ -13,7 +13,6 @@ import asyncio
 import contextlib
 import dataclasses
 import ipaddress
-import os
 import random
 import socket
 import time
@@ -37,6 +36,7 @@ from appliance.policy import KeptPolicy
 from appliance.probes_packets import probes_path
 from appliance.probes_server import ProbesServer
 from appliance.pump import Pump
+from appliance.recovery import recover
 from appliance.settings import allowed, core_config, quotas
 from appliance.ticks import choose_tick_source
 from appliance.unix_socket import Listener, listen, take_over
@@ -61,8 +61,6 @@ from runtime.service_manager import ServiceManager, StoredFd
 from runtime.settings.node import Settings
 from runtime.threads import in_thread
 from runtime.watchdog import Ask
-
-_STORE, _KEEP = "store", "keep"
 
 # FileDescriptorName= of the socket unit.
 _ATTACH = "attach"
@@ -144,8 +142,7 @@ class Daemon:
                 self._quotas,
             )
         )
-        self._check_room()
-        self._recover(stored)
+        recover(self._dataplane, self._clients, settings, manager, stored, log)
         now_ns = time.monotonic_ns()
         self._core = NodeCore(
             core_config(settings),
@@ -180,56 +177,6 @@ class Daemon:
             log,
         )
         self._machine = Machine(settings.machine, self, log)
-
-    def _check_room(self) -> None:
-        room, needed = self._manager.stored_fds_max, self._settings.stored_fds_max
-        if room is not None and room < needed:
-            self._log.warning(
-                f"the service manager keeps {room} file descriptors of this node, which may have"
-                f" {needed}: what is over that is lost with a restart; set"
-                f" FileDescriptorStoreMax={needed} in the unit, or lower `clients_max`"
-            )
-
-    def _recover(self, stored: Iterable[StoredFd]) -> None:
-        """Take up what the service manager kept; the store and the keep arena first."""
-        others = []
-        adopters = {_STORE: self._dataplane.adopt_store, _KEEP: self._dataplane.adopt_keep}
-        found: set[str] = set()
-        for item in stored:
-            adopt = adopters.get(item.name)
-            if adopt is None or item.name in found:
-                others.append(item)
-                continue
-            try:
-                adopt(item.fd)
-                found.add(item.name)
-            except OSError as error:
-                self._log.warning(f"{error}; starting with an empty one")
-                self._forget(item.name)
-            finally:
-                os.close(item.fd)
-        if _STORE not in found:
-            self._keep(_STORE, self._dataplane.store_fd)
-        if _KEEP not in found:
-            self._keep(_KEEP, self._dataplane.keep_fd)
-        self._clients.adopt(others)
-        if len(self._clients):
-            self._log.info(f"took up {len(self._clients)} clients of before the restart")
-
-    def _keep(self, name: str, fd: int) -> None:
-        try:
-            self._manager.store(name, fd)
-        except OSError as error:
-            self._log.warning(
-                f"the service manager does not keep the {name}, so a restart of this daemon"
-                f" begins with an empty one: {error.strerror}"
-            )
-
-    def _forget(self, name: str) -> None:
-        try:
-            self._manager.remove(name)
-        except OSError as error:
-            self._log.warning(f"the service manager still keeps the old {name}: {error.strerror}")
 
     async def __aenter__(self) -> Self:
         try:

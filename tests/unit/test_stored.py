@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import errno
 import os
 import re
@@ -95,6 +96,45 @@ def test_a_node_says_if_the_service_manager_has_not_room_for_all(
         assert environment == {}
         said = [line for line in log if "FileDescriptorStoreMax=9 in the unit" in line]
         assert len(said) == warns
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("times", "said"),
+    [
+        (4, []),
+        (
+            5,
+            [
+                "pool_bytes is 32MiB instead of 40MiB: what was kept over the restart",
+                "store_bytes is 4MiB instead of 5MiB: what was kept over the restart",
+            ],
+        ),
+    ],
+)
+def test_a_restart_takes_up_sizes_as_far_as_what_is_kept_has_room(
+    directory: Path, times: int, said: list[str]
+) -> None:
+    async def run() -> None:
+        store = Store(directory)
+        first = settings(directory)
+        other = dataclasses.replace(
+            first, pool_bytes=times * first.pool_bytes, store_bytes=times * first.store_bytes
+        )
+        log: list[str] = []
+        with ServiceManager(str(store.path)) as manager:
+            async with Daemon(first, 1, manager, [], SILENT):
+                stored, _ = store.take()
+            async with Daemon(other, 2, manager, stored, logs_to(log)) as daemon:
+                figures = daemon.status()["dataplane"]
+                grown = min(times, 4)
+                assert figures["pool_bytes"] == grown * first.pool_bytes
+                assert figures["store_bytes"] == grown * first.store_bytes
+        assert len(log) == len(said)
+        for line, start in zip(log, said, strict=True):
+            assert start in line
+        store.close()
 
     asyncio.run(run())
 

@@ -167,7 +167,7 @@ int bsn_slices(struct bsn *n, uint64_t *cursor, struct bsn_slice *slices,
 	int count = 0;
 
 	node_lock(n);
-	for (; i < n->store.n_blocks && count < room; i++) {
+	for (; i < n->store.fresh && count < room; i++) {
 		if (n->store.slices[i])
 			slice_fill(n->store.slices[i], &slices[count++]);
 	}

@@ -266,7 +266,7 @@ int store_adopt(struct bsn *n, int fd)
 	s->fd = fd;
 	s->bytes = bytes;
 	s->map = (uint8_t *)h;
-	err = store_tables(s);
+	err = store_tables(n);
 	if (err)
 		return err;
 	if (!h->next_client)

@@ -108,7 +108,7 @@ uint64_t bsn_client_records_lost(struct bsn *n, int client)
 void bsn_get_usage(struct bsn *n, struct bsn_usage *u)
 {
 	node_lock(n);
-	u->store_bytes = n->store.bytes;
+	u->store_bytes = (uint64_t)n->store.blocks_max * BLOCK_BYTES;
 	u->store_used_bytes = (uint64_t)n->store.used * BLOCK_BYTES;
 	u->slices = n->store.n_slices;
 	node_unlock(n);
@@ -150,7 +150,7 @@ void bsn_get_metrics(struct bsn *n, struct bsn_metrics *m)
 	*m = n->counts;
 	m->clients = live;
 	m->gone = n->ledger.header->gone_held;
-	m->pool_bytes = n->config.pool_bytes;
+	m->pool_bytes = (uint64_t)p->n_frames * SEGMENT;
 	m->stock_bytes = (uint64_t)p->by_state[FRAME_STOCK] * SEGMENT;
 	m->active_bytes = (uint64_t)p->by_state[FRAME_ACTIVE] * SEGMENT;
 	m->sealed_bytes = (uint64_t)(p->by_state[FRAME_SEALED] +
@@ -159,7 +159,7 @@ void bsn_get_metrics(struct bsn *n, struct bsn_metrics *m)
 	m->keep_bytes = (uint64_t)(keep->frames - keep->backed.count) * SEGMENT;
 	m->pool_used_bytes = m->stock_bytes + m->active_bytes +
 			     m->sealed_bytes + m->keep_bytes;
-	m->store_bytes = n->store.bytes;
+	m->store_bytes = (uint64_t)n->store.blocks_max * BLOCK_BYTES;
 	m->store_used_bytes = (uint64_t)n->store.used * BLOCK_BYTES;
 	m->horizon_ns = pool_horizon_ns(n);
 	m->column_bytes = p->column_bytes;

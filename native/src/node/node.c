@@ -252,7 +252,7 @@ void node_recover(struct bsn *n)
 	adopt_end(n);
 	slices_close_gone(n, false);
 	slices_left_out(n, false);
-	for (uint32_t i = 1; n->store.n_slices && i < n->store.n_blocks; i++) {
+	for (uint32_t i = 1; n->store.n_slices && i < n->store.fresh; i++) {
 		struct slice *s = n->store.slices[i];
 
 		if (s && s->flags & BSN_SLICE_SEARCHING && !s->search)

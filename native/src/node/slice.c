@@ -312,7 +312,7 @@ static struct slice *next_slice(struct bsn *n, uint32_t *place, uint32_t *count,
 {
 	const struct store *s = &n->store;
 
-	while (s->n_slices && ++*place < s->n_blocks) {
+	while (s->n_slices && ++*place < s->fresh) {
 		if (give_way && *count >= PLACES_A_PIECE) {
 			*count = 0;
 			node_commit_and_give_way(n);

@@ -92,7 +92,8 @@ struct store {
 	int fd;
 	uint8_t *map;
 	uint64_t bytes;
-	uint32_t n_blocks;
+	uint32_t n_blocks;   /* of the file */
+	uint32_t blocks_max; /* of them, as configured */
 	uint32_t fresh, free, used;
 	uint32_t *free_next;
 	struct slice **slices; /* by mark block */

@@ -15,13 +15,15 @@
 
 static uint32_t blocks_left(const struct store *s)
 {
-	return s->n_blocks - s->used;
+	return s->used < s->blocks_max ? s->blocks_max - s->used : 0;
 }
 
 uint32_t block_take(struct store *s)
 {
 	uint32_t i = s->free;
 
+	if (!blocks_left(s))
+		return NONE;
 	if (i != NONE)
 		s->free = s->free_next[i];
 	else if (s->fresh < s->n_blocks)
@@ -364,9 +366,20 @@ bool slice_trim(struct bsn *n, struct slice *slice, uint64_t offset)
 
 /* ---------------------------------------------------------------- life --- */
 
-int store_tables(struct store *s)
+/* Of the file only what is used has memory, so there is room for a successor that is
+ * configured to have a larger store. */
+#define ROOM_FACTOR 4u
+
+/* STORE_MAX: block numbers have 32 bits. */
+#define BLOCKS_MAX (1ull << 30)
+
+int store_tables(struct bsn *n)
 {
+	struct store *s = &n->store;
+	uint64_t blocks = n->config.store_bytes / BLOCK_BYTES;
+
 	s->n_blocks = (uint32_t)(s->bytes / BLOCK_BYTES);
+	s->blocks_max = blocks < s->n_blocks ? (uint32_t)blocks : s->n_blocks;
 	s->fresh = 1;
 	s->used = 1;
 	s->free = NONE;
@@ -399,7 +412,9 @@ static int first_slice_epoch(uint64_t *epoch)
 int store_init(struct bsn *n)
 {
 	struct store *s = &n->store;
-	uint64_t bytes = n->config.store_bytes / BLOCK_BYTES * BLOCK_BYTES;
+	uint64_t blocks = n->config.store_bytes / BLOCK_BYTES * ROOM_FACTOR;
+	uint64_t bytes =
+		(blocks < BLOCKS_MAX ? blocks : BLOCKS_MAX) * BLOCK_BYTES;
 	uint64_t slice_epoch;
 	int err = first_slice_epoch(&slice_epoch);
 	int fd;
@@ -423,14 +438,14 @@ int store_init(struct bsn *n)
 		.next_slice_epoch = slice_epoch,
 		.blocks_fresh = 1,
 	};
-	return store_tables(s);
+	return store_tables(n);
 }
 
 void store_free(struct bsn *n)
 {
 	struct store *s = &n->store;
 
-	for (uint32_t i = 1; s->slices && i < s->n_blocks; i++) {
+	for (uint32_t i = 1; s->slices && i < s->fresh; i++) {
 		if (!s->slices[i])
 			continue;
 		free(s->slices[i]->blocks);

@@ -90,6 +90,6 @@ void block_free(struct store *s, uint32_t i);
 void block_fill(struct store *s, uint32_t i, enum block_kind kind,
 		uint32_t mark, uint32_t number, struct bs_trace_id id);
 struct slice *slice_make(struct bsn *n, uint32_t mark, struct bs_trace_id id);
-int store_tables(struct store *s);
+int store_tables(struct bsn *n);
 
 #endif

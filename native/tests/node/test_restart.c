@@ -505,6 +505,84 @@ static void counters_go_on(void)
 	free_with_writer(n, &w[1]);
 }
 
+/* As many marks as there is room for. */
+static uint32_t fill_store(struct bsn *n, uint64_t *next)
+{
+	struct bsn_slice s;
+	uint32_t count = 0;
+
+	while (!bsn_collect(n, trace_id(*next), trace_id(*next), "t", START,
+			    &s)) {
+		++*next;
+		count++;
+	}
+	return count;
+}
+
+static struct bsn *restart_store(struct bsn *n, uint64_t store_bytes)
+{
+	struct bsn_config config = test_config(4 << 20);
+	struct held h;
+
+	bsn_poll(n, START);
+	h = hold(n);
+	bsn_free(n);
+	config.store_bytes = store_bytes;
+	n = test_node(&config);
+	CHECK_EQ(bsn_adopt_keep(n, START, h.keep), 0);
+	CHECK_EQ(bsn_adopt_store(n, START, h.store), 0);
+	close(h.store);
+	close(h.keep);
+	bsn_poll(n, START);
+	return n;
+}
+
+static uint64_t store_bytes(struct bsn *n, uint64_t *used)
+{
+	struct bsn_metrics m;
+
+	bsn_get_metrics(n, &m);
+	*used = m.store_used_bytes;
+	return m.store_bytes;
+}
+
+static void a_restart_takes_up_the_size_of_the_store(void)
+{
+	const uint32_t mib = 1 << 20, blocks = mib / 2048;
+	struct bsn_config config = test_config(4 << 20);
+	struct bsn_slice s;
+	struct bsn *n;
+	uint64_t used, next = 1;
+
+	config.store_bytes = mib;
+	n = test_node(&config);
+	CHECK_EQ(fill_store(n, &next), blocks - 1);
+	/* Larger. */
+	n = restart_store(n, 2 * mib);
+	CHECK_EQ(store_bytes(n, &used), 2 * mib);
+	CHECK_EQ(used, mib);
+	CHECK_EQ(fill_store(n, &next), blocks);
+	/* Smaller than what it holds: all stays until it is let go of. */
+	n = restart_store(n, mib);
+	CHECK_EQ(store_bytes(n, &used), mib);
+	CHECK_EQ(used, 2 * mib);
+	CHECK_EQ(fill_store(n, &next), 0);
+	for (uint64_t i = 1; i < next; i++)
+		CHECK_EQ(bsn_slice_info(n, trace_id(i), &s), 0);
+	for (uint64_t i = 1; i <= blocks; i++)
+		CHECK_EQ(bsn_slice_release(n, trace_id(i), false, START), 0);
+	CHECK_EQ(fill_store(n, &next), 0);
+	CHECK_EQ(bsn_slice_release(n, trace_id(blocks + 1), false, START), 0);
+	CHECK_EQ(fill_store(n, &next), 1);
+	/* As large as there is room for, which is four times of what it was at first. */
+	n = restart_store(n, 16ull * mib);
+	CHECK_EQ(store_bytes(n, &used), 4 * mib);
+	CHECK_EQ(fill_store(n, &next), 3 * blocks);
+	CHECK_EQ(bsn_slice_info(n, trace_id(next - 1), &s), 0);
+	check_invariants(n);
+	bsn_free(n);
+}
+
 int main(void)
 {
 	RUN(progress_is_neither_lost_nor_doubled);
@@ -519,6 +597,7 @@ int main(void)
 	RUN(handles_of_nobody_are_closed);
 	RUN(who_lives_is_known_when_all_are_adopted);
 	RUN(counters_go_on);
+	RUN(a_restart_takes_up_the_size_of_the_store);
 	free(d.bytes);
 	return 0;
 }
