@@ -8,11 +8,12 @@ process takes its place: it gives the daemon a $NOTIFY_SOCKET, keeps the fds tha
 stores, starts it again when it dies of anything but being told to, and hands
 it the fds as $LISTEN_FDS. SIGTERM, SIGINT and SIGHUP are passed on. SIGUSR1 ends
 the daemon by SIGTERM and starts it again, with the fds: for another version or
-configuration. It ends when the daemon ends cleanly, or with status 2, as it does
-for a bad configuration, with the daemon's exit status; what it kept is gone then.
+configuration. It ends, with the daemon's exit status, when the daemon ends cleanly, or with
+status 2 before any was ready, as it does for a bad configuration; what it kept is gone then.
+Once one was ready, a configuration that has become bad is waited for to be mended.
 The daemon's READY=1 is passed on to the holder's own $NOTIFY_SOCKET, if it has one. With
 --watchdog-s, a daemon that was ready and gives no sign of life for so long is
-killed, and started again.
+killed, and started again; so is one that is not ready after three times as long.
 """
 
 from __future__ import annotations
@@ -44,11 +45,15 @@ _FORWARDED = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
 _RESTART = signal.SIGUSR1
 _TAKEN = (*_FORWARDED, _RESTART, signal.SIGCHLD)
 
-# A bad configuration or usage; starting again changes nothing about it.
+# A bad configuration or usage: somebody must mend it first.
 _EXIT_USAGE = 2
+_RESTART_USAGE_S = 1.0
 
 # As systemd's RestartSec= by default: a node that fails again and again paces itself.
 _RESTART_S = 0.1
+
+# As systemd has 90 s by default, and the units' WatchdogSec= is 30 s.
+_WATCHDOGS_TO_START = 3
 
 _FDS_MAX = stored_fds_max()
 
@@ -71,11 +76,13 @@ class Holder:
         self, command: Sequence[str], manager: ServiceManager, watchdog_s: float | None = None
     ) -> None:
         self._watchdog_s = watchdog_s
+        self._patience_s = 0.0
         self._alive_until: float | None = None
         self._command = list(command)
         self._manager = manager
         self._held: list[_Held] = []
         self._child: int | None = None
+        self._was_ready = False
         self._told_to_end = False
         self._told_to_restart = False
         # Abstract, and so gone with us; the kernel chooses the name.
@@ -120,14 +127,16 @@ class Holder:
             is_clean = code == 0 or -code in _CLEAN_SIGNALS
             restarts = self._told_to_restart and is_clean
             self._told_to_restart = False
-            if self._told_to_end or code == _EXIT_USAGE or (is_clean and not restarts):
+            is_hopeless = code == _EXIT_USAGE and not self._was_ready
+            if self._told_to_end or is_hopeless or (is_clean and not restarts):
                 self._say_end(f"{self._command[0]} ended {how}")
                 return code if code >= 0 else 128 - code
             if restarts:
                 self._say(f"{self._command[0]} ended {how}; again, as told")
                 continue
-            self._say(f"{self._command[0]} ended {how}; again in {_RESTART_S:g} s")
-            if self._wait_told_to_end(_RESTART_S):
+            wait_s = _RESTART_USAGE_S if code == _EXIT_USAGE else _RESTART_S
+            self._say(f"{self._command[0]} ended {how}; again in {wait_s:g} s")
+            if self._wait_told_to_end(wait_s):
                 self._say_end("told to end")
                 return 128 + signal.SIGTERM
 
@@ -139,7 +148,7 @@ class Holder:
         print(f"{_PROGRAM}: {text}", file=sys.stderr, flush=True)
 
     def _run_once(self) -> int:
-        self._alive_until = None
+        self._await_life(_WATCHDOGS_TO_START)
         self._child = self._spawn()
         poll = select.poll()
         poll.register(self._notify, select.POLLIN)
@@ -161,9 +170,14 @@ class Holder:
             return None
         return max(0.0, 1000 * (self._alive_until - time.monotonic()))
 
+    def _await_life(self, watchdogs: int = 1) -> None:
+        if self._watchdog_s is not None:
+            self._patience_s = watchdogs * self._watchdog_s
+            self._alive_until = time.monotonic() + self._patience_s
+
     def _kill_if_overdue(self, child: int) -> None:
         if self._alive_until is not None and time.monotonic() >= self._alive_until:
-            self._say(f"no sign of life from {self._command[0]} for {self._watchdog_s:g} s; killed")
+            self._say(f"no sign of life from {self._command[0]} for {self._patience_s:g} s; killed")
             self._alive_until = None
             # A signal that it could take would find nobody who takes it.
             os.kill(child, signal.SIGKILL)
@@ -205,6 +219,9 @@ class Holder:
             signal.set_wakeup_fd(-1)
             for number in _TAKEN:
                 signal.signal(number, signal.SIG_DFL)
+            # A daemon that does not take it yet reads its configuration later anyway; to end by it
+            # would be to end cleanly.
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)
             # A group of its own: Ctrl-C reaches it once, through the holder.
             os.setpgid(0, 0)
             # Nothing is left over when the holder itself is killed.
@@ -276,9 +293,10 @@ class Holder:
                 if held.name == name:
                     os.close(held.fd)
             self._held = [held for held in self._held if held.name != name]
-        if self._watchdog_s is not None and "1" in (said.get("READY"), said.get("WATCHDOG")):
-            self._alive_until = time.monotonic() + self._watchdog_s
+        if "1" in (said.get("READY"), said.get("WATCHDOG")):
+            self._await_life()
         if said.get("READY") == "1":
+            self._was_ready = True
             self._manager.ready()
 
 

@@ -41,12 +41,15 @@ with ServiceManager.from_environment(os.environ) as manager:
 class HeldDaemon:
     """A daemon under a holder, and the pipe by which it is told what to do."""
 
-    def __init__(self, *command: str, notify: Path | None = None) -> None:
+    def __init__(
+        self, *command: str, notify: Path | None = None, watchdog_s: float | None = None
+    ) -> None:
         environment = {k: v for k, v in os.environ.items() if k != "NOTIFY_SOCKET"}
         if notify is not None:
             environment["NOTIFY_SOCKET"] = str(notify)
+        watchdog = [] if watchdog_s is None else ["--watchdog-s", str(watchdog_s)]
         self.holder = subprocess.Popen(
-            [sys.executable, "-m", "appliance.holder", "--", *command],
+            [sys.executable, "-m", "appliance.holder", *watchdog, "--", *command],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -73,8 +76,12 @@ class HeldDaemon:
 
 
 @contextlib.contextmanager
-def held_daemon(*command: str, notify: Path | None = None) -> Iterator[HeldDaemon]:
-    daemon = HeldDaemon(*(command or (sys.executable, "-c", DAEMON)), notify=notify)
+def held_daemon(
+    *command: str, notify: Path | None = None, watchdog_s: float | None = None
+) -> Iterator[HeldDaemon]:
+    daemon = HeldDaemon(
+        *(command or (sys.executable, "-c", DAEMON)), notify=notify, watchdog_s=watchdog_s
+    )
     with daemon.holder:
         try:
             yield daemon
@@ -162,6 +169,30 @@ def test_a_daemon_that_cannot_go_on_ends_the_holder_though_told_to_start_again()
         daemon.do("signal.signal(signal.SIGTERM, lambda *_: os._exit(2))")
         daemon.holder.send_signal(signal.SIGUSR1)
         assert daemon.holder.wait() == 2
+
+
+def test_a_daemon_that_cannot_go_on_is_started_again_if_one_was_ready() -> None:
+    """Somebody made its configuration a bad one, and may mend it."""
+    with held_daemon() as daemon:
+        daemon.started()
+        daemon.do("manager.store('a', memfd('a'))")
+        daemon.do("manager.ready()")
+        daemon.send("os._exit(2)")
+        assert daemon.started()[1] == ["a=a"]
+        daemon.send("os._exit(0)")
+        assert daemon.holder.wait() == 0
+        assert daemon.holder.stderr is not None
+        assert "ended with status 2; again in 1 s" in daemon.holder.stderr.read()
+
+
+def test_a_daemon_that_is_never_ready_is_started_again() -> None:
+    with held_daemon(watchdog_s=0.2) as daemon:
+        first, _ = daemon.started()
+        assert daemon.started()[0] != first
+        daemon.holder.terminate()
+        daemon.holder.wait()
+        assert daemon.holder.stderr is not None
+        assert "for 0.6 s; killed" in daemon.holder.stderr.read()
 
 
 def test_sigterm_ends_both() -> None:

@@ -169,3 +169,18 @@ def test_a_node_that_waits_is_not_ended_by_a_reload(tmp_path: Path) -> None:
         os.kill(node.holder_pid(), signal.SIGHUP)
         node.wait_ready()
         assert node.log_path.read_text().count("serves on") == 7
+
+
+@pytest.mark.root
+def test_a_node_that_starts_is_not_ended_by_a_reload(tmp_path: Path) -> None:
+    with Node(anywhere(), "web-1", tmp_path, None, {"metrics": {"listen": None}}) as node:
+        for _ in range(3):
+            before = node.daemon_pid()
+            os.kill(before, signal.SIGKILL)
+            started = Path(f"/proc/{node.holder_pid()}/task/{node.holder_pid()}/children")
+            while started.read_text().split() in ([], [str(before)]):
+                pass
+            pid = node.daemon_pid()
+            os.kill(node.holder_pid(), signal.SIGHUP)
+            node.wait_ready()
+            assert node.daemon_pid() == pid
