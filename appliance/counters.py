@@ -15,13 +15,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from pyroute2.netlink.diag import SOCK_DIAG_BY_FAMILY, inet_diag_req
-from pyroute2.netlink.rtnl import RTM_GETQDISC
-from pyroute2.netlink.rtnl.tcmsg import tcmsg
-
 from appliance.core.machine import PRESSURES, Namespace, Queue, QueueKey, Reading
 from appliance.namespaces import namespace_of
 from appliance.netlink import HEADER, NETLINK_ROUTE, NETLINK_SOCK_DIAG, NetlinkSocket, by_pyroute2
+from appliance.netlink_codecs import RTM_GETQDISC, SOCK_DIAG_BY_FAMILY, inet_diag_req, tcmsg
 
 _QUEUE = by_pyroute2(tcmsg)
 

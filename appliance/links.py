@@ -12,11 +12,15 @@ from socket import AF_UNSPEC
 from types import TracebackType
 from typing import Any, Self
 
-from pyroute2.netlink.rtnl import RTM_DELLINK, RTM_GETLINK, RTM_NEWLINK, RTMGRP_LINK
-from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
-
 from appliance.core.machine import LINK_SETTLES_NS, MachineWatch, Symptom
 from appliance.netlink import NETLINK_ROUTE, NetlinkSocket, by_pyroute2
+from appliance.netlink_codecs import (
+    RTM_DELLINK,
+    RTM_GETLINK,
+    RTM_NEWLINK,
+    RTMGRP_LINK,
+    ifinfmsg,
+)
 from runtime.main import die_if_it_fails
 from runtime.threads import in_thread
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from pyroute2.netlink.exceptions import NetlinkDecodeError
+from appliance.netlink_codecs import NetlinkDecodeError
 
 T = TypeVar("T")
 

@@ -9,18 +9,32 @@ import itertools
 import os
 import socket
 import struct
+import subprocess
+import sys
 from collections.abc import Callable
 
 import pytest
-from pyroute2.netlink.rtnl import RTM_GETLINK, RTM_NEWLINK
-from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
 
 from appliance.counters import Counters
 from appliance.links import Links
 from appliance.netlink import NETLINK_ROUTE, NetlinkSocket, by_pyroute2
+from appliance.netlink_codecs import RTM_GETLINK, RTM_NEWLINK, ifinfmsg
 from runtime.threads import in_thread
 
 LINK = by_pyroute2(ifinfmsg)
+
+
+@pytest.mark.parametrize("before", ["", "import pyroute2\n"])
+def test_of_pyroute2_only_the_codecs_are_loaded_and_others_have_it_whole(before: str) -> None:
+    program = before + (
+        "import sys, appliance.serve\n"
+        "print('pyroute2.ndb.main' in sys.modules)\n"
+        "import pyroute2\n"
+        "with pyroute2.IPRoute() as route:\n"
+        "    print(len(list(route.get_links())) > 0)\n"
+    )
+    said = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True).stdout
+    assert said.decode().split() == [str(bool(before)), "True"]
 
 
 def test_a_dump_has_the_devices_of_this_namespace() -> None:
