@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """``make bench-idle``: what the daemons take of a machine that does nothing.
 
+Configured as they are by default, but for their ports.
+
 WINDOWS (7): how often it is measured. WINDOW_S (20): for how long. CLIENTS (20): idle processes that
 are attached to the node. As root, the kernel probes are there too.
 """
@@ -17,7 +19,7 @@ from pathlib import Path
 
 from bench.machine import cpu_ns, description, load, stolen_told
 from bench.probes.lines import tell_spread
-from testbed.daemons import anywhere, coordinator_on
+from testbed.daemons import anywhere, coordinator_on, free_endpoint
 from testbed.probes import Probes
 from testbed.topology import PYTHON, Coordinator, Host, Node
 
@@ -92,9 +94,15 @@ def _measure(title: str, pids: Mapping[str, int], windows: int, window_s: int) -
 
 def _run(directory: Path, windows: int, window_s: int, clients: int) -> None:
     host = anywhere()
-    coordinator: Coordinator = coordinator_on(host, directory)
+    coordinator: Coordinator = coordinator_on(
+        host,
+        directory,
+        {"metrics": {"listen": free_endpoint(host)}, "query": {"listen": free_endpoint(host)}},
+    )
     with coordinator, contextlib.ExitStack() as stack:
-        node = Node(host, "bench", directory, coordinator, {"metrics": {"listen": None}})
+        node = Node(
+            host, "bench", directory, coordinator, {"metrics": {"listen": free_endpoint(host)}}
+        )
         stack.enter_context(node)
         pids = {"node": node.daemon_pid(), "coordinator": coordinator.daemon_pid()}
         _measure("nobody is attached", pids, windows, window_s)

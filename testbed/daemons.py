@@ -51,15 +51,22 @@ class _ThisMachine(Host):
 _NO_METRICS = {"metrics": {"listen": None}}
 
 
+def free_endpoint(host: Host) -> str:
+    """An address of that host, with a port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind((host.address, 0))
+        return f"{host.address}:{probe.getsockname()[1]}"
+
+
 class _Coordinator(Coordinator):
     """On a port that is free."""
 
-    def __init__(self, host: Host, directory: Path) -> None:
-        with socket.socket() as probe:
-            probe.bind((host.address, 0))
-            endpoint = f"{host.address}:{probe.getsockname()[1]}"
+    def __init__(self, host: Host, directory: Path, config: Mapping[str, Any]) -> None:
+        endpoint = free_endpoint(host)
         super().__init__(
-            host, directory, {"listen": endpoint, **_NO_METRICS, "query": {"listen": None}}
+            host,
+            directory,
+            {"listen": endpoint, **_NO_METRICS, "query": {"listen": None}, **config},
         )
         self.endpoint = endpoint
 
@@ -74,16 +81,18 @@ def anywhere() -> Host:
     return _ThisMachine("localhost", "", "127.0.0.1", None)
 
 
-def coordinator_on(machine: Host, directory: Path) -> Coordinator:
+def coordinator_on(
+    machine: Host, directory: Path, config: Mapping[str, Any] | None = None
+) -> Coordinator:
     """A coordinator on a port of that host that is free, to be started."""
-    return _Coordinator(machine, directory)
+    return _Coordinator(machine, directory, config or {})
 
 
 @contextlib.contextmanager
 def node(directory: Path, cores: Cores, config: Mapping[str, Any]) -> Iterator[Node]:
     """A node daemon that is connected to a coordinator, as it is where it works."""
     machine = this_machine(cores.daemons)
-    coordinator = _Coordinator(machine, directory)
+    coordinator = _Coordinator(machine, directory, {})
     with (
         coordinator,
         Node(machine, "bench", directory, coordinator, {**_NO_METRICS, **config}) as daemon,
