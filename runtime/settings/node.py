@@ -110,7 +110,7 @@ class AllowSettings:
 # uid_t and gid_t, but for -1, which stands for none (credentials(7)).
 _ID_MAX = (1 << 32) - 2
 
-_RANGE = re.compile("([0-9]+)-([0-9]+)")
+_RANGE = re.compile("([0-9]{1,10})-([0-9]{1,10})")
 
 
 def _parted(key: str, given: Iterable[str | int]) -> tuple[list[str | int], tuple[range, ...]]:

@@ -81,6 +81,8 @@ def test_ranges_of_users_and_groups_are_allowed_with_both_ends() -> None:
         ("allow: {groups: [4294967295]}", "allow.groups: 4294967295; allowed: a name, or a number"),
         ("allow: {users: [6-5]}", "allow.users: 6-5; allowed: FIRST-LAST, with numbers from 0 to"),
         ("allow: {groups: [1-4294967295]}", "allow.groups: 1-4294967295; allowed: FIRST-LAST,"),
+        # More digits than Python makes a number of.
+        (f"allow: {{users: ['1-{'9' * 5000}']}}", "allow.users: there is no user '1-999"),
         ("allow: {users: [5-]}", "allow.users: there is no user '5-'"),
         ('allow: {users: ["a\\0"]}', "allow.users: there is no user 'a\\x00'"),
         # It would be that of group 0.
