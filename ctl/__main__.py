@@ -258,14 +258,26 @@ def _status(arguments: argparse.Namespace) -> int:
     return 0
 
 
+_HISTOGRAM = {"bounds", "counts", "sum"}  # counting.histogram.Histogram
+
+
 def _rows(section: Json, prefix: str = "") -> Iterator[tuple[str, object]]:
     """Figures by their path, those at the top first."""
     for name, value in section.items():
         if not isinstance(value, dict):
             yield prefix + name, value
+        elif value.keys() == _HISTOGRAM:
+            yield prefix + name, _histogram(value)
     for name, value in section.items():
-        if isinstance(value, dict):
+        if isinstance(value, dict) and value.keys() != _HISTOGRAM:
             yield from _rows(value, f"{prefix}{name}.")
+
+
+def _histogram(value: Json) -> str:
+    """How many values were how large, without those that there were none of."""
+    upper = [*(f"up to {bound:g}" for bound in value["bounds"]), "more"]
+    counts = zip(upper, value["counts"], strict=False)
+    return "; ".join(f"{count} {what}" for what, count in counts if count)
 
 
 def _said(name: str, value: object) -> str:

@@ -297,7 +297,10 @@ def test_they_run_and_a_trace_is_collected(prefix: Path, tmp_path: Path, loader:
             check=True,
         )
         assert await_settled(coordinator, [node])
+        status = ctl(prefix, "--node", str(node.socket_path), "status")
         shown = ctl(prefix, "--coordinator", coordinator.endpoint, "show", trace_id, "--json")
+    assert re.search(r"^connected +yes$", status, re.MULTILINE)
+    assert re.search(r"^pick_up +1 up to [0-9.]+$", status, re.MULTILINE)
     assert json.loads(shown)["verdict"]["kind"] == "coherent"
     assert "GET /cart" in shown
     assert f"the loader is {loader}" in probes.log_path.read_text()

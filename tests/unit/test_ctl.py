@@ -227,6 +227,7 @@ class _Host:
             "connected": False,
             "refused": "",
             "clients_in_pool": 3,
+            "pick_up": {"bounds": [0.1, 0.5], "counts": [0, 3, 1], "sum": 2.5},
             "lossy": [{"pid": 7, "service": "shop"}, {"pid": 8, "service": "\x1b[0m"}],
         }
 
@@ -301,6 +302,7 @@ def test_the_status_is_a_figure_a_line(tmp_path: Path, capsys: pytest.CaptureFix
         "connected             no",
         "refused               -",
         "clients_in_pool       3",
+        "pick_up               3 up to 0.5; 1 more",
         "lossy                 pid=7 service=shop; pid=8 service=?[0m",
         "dataplane.pool_bytes  4194304  (4.0 MiB)",
         "dataplane.horizon_ns  1500000  (1.5 ms)",
