@@ -157,6 +157,8 @@ class Daemon:
         self._pick_up = Histogram(_PICK_UP_BOUNDS_S)
         self._pump = Pump(self._dataplane, self._on_events, self._clients.events_done)
         self._uplink: Uplink | None = None
+        self._was_welcomed = False
+        self.news = asyncio.Event()
         if settings.coordinator is not None:
             self._uplink = Uplink(
                 settings.coordinator.endpoint,
@@ -250,6 +252,9 @@ class Daemon:
         if self._dataplane.has_slices():
             self._pump.lively(now_ns)
         if self._uplink is not None:
+            if self._uplink.welcomed != self._was_welcomed:
+                self._was_welcomed = self._uplink.welcomed
+                self.news.set()
             self._uplink.poke()
         self._look_for_recent()
         self._set_timer(now_ns)

@@ -150,11 +150,11 @@ class Uplink:
         while True:
             why = await self._connected(_CONTROL, self._control)
             self._core.on_control_lost(time.monotonic_ns())
-            self._on_fact()
             self.counters.control_lost += 1
             if self.welcomed:
                 self.welcomed = False
                 backoff.reset()
+            self._on_fact()
             refused = self._core.refused
             what = (
                 f"the coordinator at {self._endpoint} refuses this node"

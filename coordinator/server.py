@@ -98,6 +98,7 @@ class CoordinatorServer:
         self.counters = ServerCounters()
         self._settings = settings
         self._log = log
+        self.news = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._store = Store(
             settings.store_path,
@@ -316,6 +317,7 @@ class CoordinatorServer:
         finally:
             del self._sessions[session]
             self._core.on_node_lost(session, time.monotonic_ns())
+            self.news.set()
             self._changed()
         if not reads:
             await self._end_unread(context)
@@ -351,6 +353,7 @@ class CoordinatorServer:
                     return
                 refused = self._core.on_node_connected(session, hello, peer, time.monotonic_ns())
                 self._say_met(hello.node, peer, refused)
+                self.news.set()
                 self._take(session, messages[1:])
                 await self._keeps_up.wait()
                 async for data in requests:

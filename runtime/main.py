@@ -156,6 +156,10 @@ class Supervised(Protocol[S_contra]):
     def threads(self) -> Mapping[str, Ask]:
         """Those that must move so that the daemon does, by name."""
 
+    @property
+    def news(self) -> asyncio.Event:
+        """It sets it when status_text() has changed in what somebody may wait for."""
+
     def status_text(self) -> str:
         """How it is, in a line."""
 
@@ -202,7 +206,7 @@ async def supervise(
         told,
         asyncio.ensure_future(daemon.run()),
         asyncio.ensure_future(watch(manager, daemon.threads, log)),
-        asyncio.ensure_future(report(manager, daemon.status_text)),
+        asyncio.ensure_future(report(manager, daemon.status_text, daemon.news)),
     }
     try:
         while not told.done():

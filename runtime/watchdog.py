@@ -66,13 +66,23 @@ async def watch(manager: ServiceManager, threads: Mapping[str, Ask], log: Log) -
 
 
 async def report(
-    manager: ServiceManager, status: Callable[[], str], interval_s: float = 10.0
+    manager: ServiceManager,
+    status: Callable[[], str],
+    news: asyncio.Event,
+    interval_s: float = 10.0,
+    settle_s: float = 0.2,
 ) -> None:
-    """Until cancelled, tell the manager how the daemon is, in a line; now and then, if it is news."""
+    """Until cancelled, tell the manager how the daemon is, in a line, if that has changed.
+
+    Soon after ``news`` is set, since more may come with it, and now and then.
+    """
     told = ""
     while manager.is_there:
+        news.clear()
         text = status()
         if text != told:
             told = text
             manager.status(text)
-        await asyncio.sleep(interval_s)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(news.wait(), interval_s)
+            await asyncio.sleep(settle_s)

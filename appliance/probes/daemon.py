@@ -59,6 +59,7 @@ class Daemon:
         self._missing: dict[str, str] = {}
         """What cannot be had: by object, why."""
         self._has_to_attach = asyncio.Event()
+        self.news = asyncio.Event()
 
     async def __aenter__(self) -> Self:
         async with contextlib.AsyncExitStack() as undo:
@@ -172,7 +173,7 @@ class Daemon:
                 await asyncio.sleep(_RECONNECT_S)
                 continue
             missing = ""
-            link = self._link = Link(connection, self._probes, self._log, ended.set)
+            link = self._link = Link(connection, self._probes, self._log, ended.set, self.news.set)
             link.say(
                 {
                     "hello": VERSION,
@@ -238,6 +239,7 @@ class Daemon:
         if self._link is not None:
             self._link.close()
             self._link = None
+            self.news.set()
 
     def _figures(self) -> dict[str, Any]:
         return {

@@ -46,12 +46,18 @@ class Link:
     """A connection to the node, whose processes are watched while it lasts."""
 
     def __init__(
-        self, connection: socket.socket, probes: NativeProbes, log: Log, ended: Callable[[], None]
+        self,
+        connection: socket.socket,
+        probes: NativeProbes,
+        log: Log,
+        ended: Callable[[], None],
+        met: Callable[[], None],
     ) -> None:
         self._socket = connection
         self._probes = probes
         self._log = log
         self._on_end = ended
+        self._on_met = met
         self._loop = asyncio.get_running_loop()
         # By the node's number: ours.
         self._watched: dict[int, int] = {}
@@ -142,6 +148,7 @@ class Link:
                 self._probes.set_bell(bell)
                 self.welcomed = True
                 self._log.info(f"connected to node {node}")
+                self._on_met()
             case {"refused": why}:
                 self.refused = str(why)
                 self._ended()

@@ -53,6 +53,7 @@ class Side:
     loader: Loader
     link: Link
     ended: asyncio.Event
+    met: asyncio.Event
     log: list[str]
 
 
@@ -60,11 +61,11 @@ class Side:
 async def linked() -> AsyncIterator[Side]:
     node, probes = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     probes.setblocking(False)
-    loader, ended = Loader(), asyncio.Event()
+    loader, ended, met = Loader(), asyncio.Event(), asyncio.Event()
     log: list[str] = []
-    link = Link(probes, cast(NativeProbes, loader), logs_to(log), ended.set)
+    link = Link(probes, cast(NativeProbes, loader), logs_to(log), ended.set, met.set)
     with node, contextlib.closing(link):
-        yield Side(node, loader, link, ended, log)
+        yield Side(node, loader, link, ended, met, log)
 
 
 WHO = {"who": 1, "namespace": 1 << 32, "device": 0, "port": 0, "within_ns": 1}
@@ -91,6 +92,16 @@ def test_a_number_that_is_too_large_costs_the_connection(said: dict[str, int], f
             await side.ended.wait()
             assert "no number of" in "".join(side.log)
             assert side.loader.registered == {}
+
+    asyncio.run(run())
+
+
+def test_that_a_node_takes_the_probes_is_news() -> None:
+    async def run() -> None:
+        async with linked() as side:
+            send(side.node, {"welcome": 1, "node": "web-1"}, [os.eventfd(0)])
+            await side.met.wait()
+            assert side.link.welcomed
 
     asyncio.run(run())
 

@@ -105,7 +105,7 @@ def test_without_a_service_manager_there_is_no_watchdog() -> None:
     with ServiceManager.from_environment({"WATCHDOG_USEC": "1"}) as nobody:
         assert nobody.watchdog_s is None
         asyncio.run(watch(nobody, {}, SILENT))
-        asyncio.run(report(nobody, lambda: "never asked"))
+        asyncio.run(report(nobody, lambda: "never asked", asyncio.Event()))
 
 
 def test_how_it_is_is_told_when_it_is_news(manager: Manager) -> None:
@@ -114,10 +114,30 @@ def test_how_it_is_is_told_when_it_is_news(manager: Manager) -> None:
 
     async def run() -> None:
         with manager.connect() as connected, contextlib.suppress(RuntimeError):
-            await report(connected, lambda: next(left), interval_s=0)
+            await report(connected, lambda: next(left), asyncio.Event(), interval_s=0)
 
     asyncio.run(run())
     assert manager.hear_until("STATUS=c") == ["STATUS=a", "STATUS=b?READY=1", "STATUS=c"]
+
+
+def test_news_are_told_at_once(manager: Manager) -> None:
+    text = "a"
+
+    async def run() -> None:
+        nonlocal text
+        news = asyncio.Event()
+        with manager.connect() as connected:
+            # The next time by itself would be in a day.
+            reporting = asyncio.ensure_future(
+                report(connected, lambda: text, news, interval_s=86400.0, settle_s=0.0)
+            )
+            assert await asyncio.to_thread(manager.hear) == "STATUS=a"
+            text = "b"
+            news.set()
+            assert await asyncio.to_thread(manager.hear) == "STATUS=b"
+            reporting.cancel()
+
+    asyncio.run(run())
 
 
 def test_a_manager_that_is_gone_ends_nothing_but_keeps_nothing(tmp_path: Path) -> None:

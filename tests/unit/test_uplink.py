@@ -268,6 +268,37 @@ def test_two_nodes_of_one_name_are_told_once_and_the_second_follows_the_first(
     asyncio.run(run())
 
 
+def test_who_connects_and_who_goes_is_news_of_both_sides(
+    tmp_path: Path,
+) -> None:
+    async def run() -> None:
+        endpoint = f"127.0.0.1:{free_port()}"
+        settings = CoordinatorSettings(
+            endpoint, store=StoreSettings(str(tmp_path / "traces.sqlite"))
+        )
+        here = Settings(
+            node="n",
+            socket=str(tmp_path / "node.sock"),
+            coordinator=Uplinked(endpoint, insecure=True),
+        )
+        async with (
+            CoordinatorServer(settings, 1, SILENT) as server,
+            Daemon(here, 1, ServiceManager(None), [], SILENT) as daemon,
+        ):
+            running = asyncio.ensure_future(daemon.run())
+            await server.news.wait()
+            assert server.status_text().startswith("1 of 1 nodes connected")
+            await daemon.news.wait()
+            assert daemon.status_text().startswith("connected to")
+            server.news.clear()
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+            await server.news.wait()
+            assert server.status_text().startswith("0 of 1 nodes connected")
+
+    asyncio.run(run())
+
+
 def test_slices_that_are_refused_are_tried_ever_more_seldom_and_said_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
