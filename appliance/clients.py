@@ -238,6 +238,11 @@ class Clients:
     def __len__(self) -> int:
         return len(self._by_number)
 
+    @property
+    def live_applications(self) -> int:
+        """Processes that are attached and live, but for the probes."""
+        return sum(client.is_application and client.pidfd is not None for client in self)
+
     def __iter__(self) -> Iterator[Client]:
         return iter(self._by_number.values())
 

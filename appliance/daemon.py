@@ -351,7 +351,7 @@ class Daemon:
         horizon_ns = figures["horizon_ns"]
         horizon = f"{horizon_ns / 1e9:.0f} s back" if horizon_ns else "all since the start"
         return (
-            f"{uplink}; {figures['clients']} clients; pool holds {horizon};"
+            f"{uplink}; {self._clients.live_applications} clients; pool holds {horizon};"
             f" {self._core.unreported_groups} triggers unreported"
         )
 
@@ -411,7 +411,8 @@ class Daemon:
     def status(self) -> dict[str, Any]:
         """Figures about the node, ready for JSON."""
         uplink, counters = self._uplink, self._core.counters
-        dataplane = self._dataplane.metrics()
+        # To the data plane the probes are one of them.
+        dataplane = self._dataplane.metrics() | {"clients": self._clients.live_applications}
         return {
             "node": self._settings.node,
             "coordinator": self._settings.coordinator.endpoint

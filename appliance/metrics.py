@@ -107,7 +107,9 @@ METRICS = (
         " one, else by this node's configuration.",
         "percentage",
     ),
-    Metric("clients", "Processes that are attached, and live.", "dataplane/clients"),
+    Metric(
+        "clients", "Processes that are attached, and live, but for the probes.", "dataplane/clients"
+    ),
     Metric(
         "clients_in_pool",
         "Processes that the pool has memory of, those that ended too.",

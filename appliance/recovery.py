@@ -31,8 +31,8 @@ def recover(
     _check_room(settings, manager, log)
     others = _recover_dataplane(dataplane, manager, stored, log)
     clients.adopt(others)
-    if len(clients):
-        log.info(f"took up {len(clients)} clients of before the restart")
+    if clients.live_applications:
+        log.info(f"took up {clients.live_applications} clients of before the restart")
     _check_sizes(settings, dataplane, log)
 
 

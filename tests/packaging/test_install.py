@@ -290,6 +290,10 @@ def test_they_run_and_a_trace_is_collected(prefix: Path, tmp_path: Path, loader:
         assert f"{private(prefix)}/backsight_node_native.abi3.so" in files_of(node)
         assert f"{private(prefix)}/backsight_probes_native.abi3.so" in files_of(probes)
         probes.await_watched(0)
+        # Only the probes, which are none of them.
+        before = ctl(prefix, "--node", str(node.socket_path), "status")
+        assert re.search(r"^clients_in_pool +1$", before, re.MULTILINE)
+        assert re.search(r"^dataplane.clients +0$", before, re.MULTILINE)
         subprocess.run(
             [PYTHON, "-c", APPLICATION, trace_id],
             cwd=tmp_path,
