@@ -44,6 +44,10 @@ for module in pkgutil.walk_packages([root]):
 """
 
 
+INSTALLING = Path(__file__).parents[2] / "docs/installing.md"
+
+PICKED_UP = re.compile(r"^pick_up +(.+)$", re.MULTILINE)
+
 APPLICATION = """
 import sys, time
 import backsight
@@ -286,6 +290,9 @@ def test_they_run_and_a_trace_is_collected(prefix: Path, tmp_path: Path, loader:
     probes = Probes(node)
     probes.program = installed(prefix, "sbin/backsight-probes")
     trace_id = secrets.token_hex(16)
+    (first,) = re.findall(
+        r"^```python\n(.*?)^```", INSTALLING.read_text(), re.MULTILINE | re.DOTALL
+    )
     with coordinator, node, probes:
         assert f"{private(prefix)}/backsight_node_native.abi3.so" in files_of(node)
         assert f"{private(prefix)}/backsight_probes_native.abi3.so" in files_of(probes)
@@ -300,12 +307,22 @@ def test_they_run_and_a_trace_is_collected(prefix: Path, tmp_path: Path, loader:
             env={**application_environment(prefix), **node.client_environment("shop")},
             check=True,
         )
+        first_id = subprocess.run(
+            [PYTHON, "-c", first],
+            cwd=tmp_path,
+            env={**application_environment(prefix), **node.client_environment("shop")},
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout.strip()
         assert await_settled(coordinator, [node])
         status = ctl(prefix, "--node", str(node.socket_path), "status")
+        traces = ctl(prefix, "--coordinator", coordinator.endpoint, "traces")
         shown = ctl(prefix, "--coordinator", coordinator.endpoint, "show", trace_id, "--json")
     assert re.search(r"^connected +yes$", status, re.MULTILINE)
-    assert re.search(r"^pick_up +1 up to [0-9.]+$", status, re.MULTILINE)
+    assert sum(map(int, re.findall(r"(\d+) up to", PICKED_UP.findall(status)[0]))) == 2
     assert json.loads(shown)["verdict"]["kind"] == "coherent"
+    assert re.search(rf"{first_id}.* coherent", traces)
     assert "GET /cart" in shown
     assert f"the loader is {loader}" in probes.log_path.read_text()
 
