@@ -69,8 +69,8 @@ _ATTACH = "attach"
 _PICK_UP_BOUNDS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1.0, 10.0)
 
 
-async def own_addresses(endpoint: str) -> tuple[str, ...]:
-    """The address of this machine that faces an endpoint; none for one on this machine itself.
+async def own_address(endpoint: str) -> str | None:
+    """The address of this machine that faces an endpoint; None if it cannot be told.
 
     Of this moment: the next one may be another, or the first (DHCP, a cable).
     """
@@ -84,8 +84,8 @@ async def own_addresses(endpoint: str) -> tuple[str, ...]:
             probe.connect(address)  # of a datagram socket: asks the routes, sends nothing
             own = str(probe.getsockname()[0])
     except OSError:
-        return ()
-    return () if ipaddress.ip_address(own.partition("%")[0]).is_loopback else (own,)
+        return None
+    return own
 
 
 def _listener(path: Path, given: Iterable[StoredFd]) -> tuple[Listener, list[StoredFd]]:
@@ -94,7 +94,8 @@ def _listener(path: Path, given: Iterable[StoredFd]) -> tuple[Listener, list[Sto
     others = [item for item in given if item.name != _ATTACH]
     if len(attach) > 1:
         raise OSError(
-            f"the service manager gave {len(attach)} sockets named {_ATTACH}; allowed: one"
+            f"the service manager gave {len(attach)} sockets named {_ATTACH}; allowed: one. In a drop-in"
+            " of the socket's unit, an empty ListenSequentialPacket= comes before another path"
         )
     if attach:
         return take_over(attach[0].fd, path, socket.SOCK_SEQPACKET), others
@@ -158,6 +159,7 @@ class Daemon:
         self._pump = Pump(self._dataplane, self._on_events, self._clients.events_done)
         self._uplink: Uplink | None = None
         self._was_welcomed = False
+        self._said_no_address = False
         self.news = asyncio.Event()
         if settings.coordinator is not None:
             self._uplink = Uplink(
@@ -217,7 +219,22 @@ class Daemon:
     async def _addresses(self) -> tuple[str, ...]:
         """By which peers know this node: as configured, else the one that faces the coordinator."""
         assert self._settings.coordinator is not None
-        return self._settings.addresses or await own_addresses(self._settings.coordinator.endpoint)
+        if self._settings.addresses:
+            return self._settings.addresses
+        endpoint = self._settings.coordinator.endpoint
+        own = await own_address(endpoint)
+        if own is None:
+            return ()
+        if not ipaddress.ip_address(own.partition("%")[0]).is_loopback:
+            return (own,)
+        if not self._said_no_address:
+            self._said_no_address = True
+            self._log.info(
+                f"{endpoint} is this machine itself, so this node does not know by which address others"
+                " see it, and what they say of peers by address does not lead here; set `addresses`,"
+                " or give `coordinator.endpoint` this machine's own address"
+            )
+        return ()
 
     # ----------------------------------------------------------------- facts
 

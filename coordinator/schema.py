@@ -184,11 +184,21 @@ def lock_store(path: Path) -> int:
     return held
 
 
+# Whatever the upper bits say more of it.
+_BROKEN = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+
+
 def in_words(path: Path, error: sqlite3.Error) -> str:
     """What is wrong. SQLite calls it an I/O error where a full disk has no room for its journal."""
     with contextlib.suppress(OSError):
         if "I/O" in str(error) and os.statvfs(path.parent).f_bavail == 0:
             return "the disk is full"
+    # Python's own errors have no code.
+    if getattr(error, "sqlite_errorcode", 0) & 0xFF in _BROKEN:
+        return (
+            f"{error}; stop the coordinator, and put a copy of the store in its place, or move it and"
+            f" {path.name}-wal and -shm away, to begin with an empty one"
+        )
     return str(error)
 
 

@@ -868,7 +868,10 @@ def test_files_that_are_no_store_are_refused(tmp_path: Path) -> None:
     assert "not a store of Backsight" in refusal(other)
     text = tmp_path / "text"
     text.write_text("no database " * 100)
-    assert "cannot be used: file is not a database" in refusal(text)
+    assert (
+        "cannot be used: file is not a database; stop the coordinator, and put a copy of the store in"
+        f" its place, or move it and {text.name}-wal and -shm away" in refusal(text)
+    )
     assert "absent does not exist; make it" in refusal(tmp_path / "absent" / "store.db")
     newer = tmp_path / "newer.db"
     with driver(newer):

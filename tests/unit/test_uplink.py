@@ -44,7 +44,7 @@ from runtime.settings.coordinator import StoreSettings
 from runtime.settings.node import CoordinatorSettings as Uplinked
 from runtime.settings.node import Settings
 from tests.simulation.pool import PoolConfig, PoolModel
-from tests.unit.logs import SILENT
+from tests.unit.logs import SILENT, logs_to
 
 AGREED = Agreed(OURS.newest, OURS.features)
 
@@ -493,12 +493,13 @@ def test_chunks_share_a_message_up_to_a_quarter_of_a_megabyte() -> None:
 def test_a_node_registers_the_addresses_that_it_has_when_it_connects(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    has: list[tuple[str, ...]] = [(), ("10.0.0.7",), ("10.0.0.8",)]
+    has = [None, "127.0.0.1", "10.0.0.7", "10.0.0.8", "127.0.0.1"]
+    log: list[str] = []
 
-    async def addresses(_: str) -> tuple[str, ...]:
+    async def address(_: str) -> str | None:
         return has.pop(0)
 
-    monkeypatch.setattr(daemon, "own_addresses", addresses)
+    monkeypatch.setattr(daemon, "own_address", address)
 
     async def run() -> None:
         endpoint, hellos = f"127.0.0.1:{free_port()}", asyncio.Queue[NodeMessage | Unknown]()
@@ -518,13 +519,14 @@ def test_a_node_registers_the_addresses_that_it_has_when_it_connects(
             store_bytes=1 << 20,
         )
         manager = ServiceManager.from_environment({})
-        daemon = Daemon(settings, 7, manager, (), SILENT)
+        daemon = Daemon(settings, 7, manager, (), logs_to(log))
         async with serving(endpoint, control), daemon as here:
             running = asyncio.ensure_future(here.run())
-            said = [await hellos.get() for _ in range(3)]
+            said = [await hellos.get() for _ in range(5)]
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
-        assert said == [Hello("n", 7, had) for had in ((), ("10.0.0.7",), ("10.0.0.8",))]
+        assert said == [Hello("n", 7, had) for had in ((), (), ("10.0.0.7",), ("10.0.0.8",), ())]
+        assert sum("set `addresses`, or" in line for line in log) == 1
 
     asyncio.run(run())
 
