@@ -268,6 +268,17 @@ def test_bash_completes_commands_options_and_files(prefix: Path, tmp_path: Path)
     ]
 
 
+def test_what_documents_link_to_is_installed_too(prefix: Path) -> None:
+    documents = prefix / "share/doc/backsight-tools"
+    links = [
+        (page, link)
+        for page in documents.rglob("*.md")
+        for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text())
+    ]
+    assert len(links) > 30
+    assert [str(page) for page, link in links if not (page.parent / link).exists()] == []
+
+
 def installed(prefix: Path, program: str) -> Sequence[str | Path]:
     """What runs a program that knows neither the tree nor, by itself, where our libraries are."""
     return ("env", "-u", "PYTHONPATH", f"LD_LIBRARY_PATH={libraries(prefix)}", prefix / program)

@@ -9,6 +9,7 @@ import http.server
 import json
 import os
 import secrets
+import socket
 import sys
 import time
 import urllib.parse
@@ -21,7 +22,9 @@ from backsight.autotrigger import LatencyTrigger
 
 USAGE = """\
 shop serve [NEXT]        answer on port 8080; ask the service on host NEXT first
-shop load HOST PER_S     order from the service on HOST, so many times a second
+shop load HOST PER_S [HOST...]
+                         order from the service on the first HOST, so many times a second, once
+                         those on all the others answer
 
 curl node-1:8080/order                  {"trace": ..., "visited": ["node-1", "node-2", "node-3"]}
 curl node-1:8080/order?error=node-2     the service there fails: it and who asked it fire `error`
@@ -151,6 +154,17 @@ def serve(next_host: str | None) -> None:
         server.serve_forever()
 
 
+def await_service(host: str) -> None:
+    """Until somebody listens there: until then an order could only fail."""
+    while True:
+        try:
+            socket.create_connection((host, PORT), _TIMEOUT_S).close()
+        except OSError:
+            time.sleep(1.0)
+        else:
+            return
+
+
 def load(host: str, per_s: float) -> None:
     """Order for ever, whether it is answered or not."""
     while True:
@@ -172,7 +186,9 @@ def main() -> int:
             serve(None)
         case ["serve", next_host]:
             serve(next_host)
-        case ["load", host, per_s]:
+        case ["load", host, per_s, *others]:
+            for other in others:
+                await_service(other)
             load(host, float(per_s))
     print(USAGE, file=sys.stderr)
     return 2
