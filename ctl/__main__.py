@@ -243,6 +243,8 @@ def _nodes(arguments: argparse.Namespace) -> int:
             protocol = node.protocol or "-"
             addresses = printable(" ".join(node.addresses))
             print(f"{printable(node.node):<40} {state:<10} {protocol:<8} {clock:<28} {addresses}")
+    if not nodes and not arguments.json:
+        sys.stderr.write("backsightctl: no node has connected to this coordinator\n")
     return 0
 
 

@@ -660,6 +660,22 @@ def test_that_no_trace_is_found_is_said(
         assert capsys.readouterr() == ("", "")
 
 
+@pytest.mark.usefixtures("coordinator")
+def test_that_no_node_has_connected_is_said(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(_Coordinator, "nodes", lambda _: [])
+    for more, said in (
+        ([], "backsightctl: no node has connected to this coordinator\n"),
+        (
+            ["--json"],
+            "",
+        ),
+    ):
+        assert main(["nodes", *more]) == 0
+        assert capsys.readouterr() == ("", said)
+
+
 @pytest.mark.parametrize("limit", ["-3", "x", "1.5", "4294967296", "²"])
 def test_a_limit_is_a_whole_number(limit: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as usage:
