@@ -85,6 +85,22 @@ def test_no_alert_is_without_a_test(rules: list[dict[str, Any]]) -> None:
     assert silent == {rule["alert"] for rule in rules}
 
 
+def seconds(duration: str) -> int:
+    """Of ``90s``, ``10m`` or ``1h``."""
+    return int(duration[:-1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[duration[-1]]
+
+
+def test_what_happens_once_calls_nobody(rules: list[dict[str, Any]]) -> None:
+    """A rate sees what happened for as long as it looks back: that must not be enough to fire."""
+    rates = 0
+    for rule in rules:
+        if re.search(r"> 0(\s+and\b.*)?$", rule["expr"], re.DOTALL):
+            windows = re.findall(r"\brate\([^()]*\[(\w+)\]\)", rule["expr"])
+            assert all(seconds(window) <= seconds(rule["for"]) for window in windows), rule["alert"]
+            rates += bool(windows)
+    assert rates > 4
+
+
 def test_each_alert_says_what_it_is_and_where_the_guide_has_it(
     rules: list[dict[str, Any]], repository: Path
 ) -> None:
