@@ -39,11 +39,20 @@ def promtool(*arguments: str | Path) -> tuple[int, str]:
     return done.returncode, done.stdout
 
 
-def test_the_example_of_a_configuration_is_valid(monitoring: Path) -> None:
+@pytest.mark.parametrize("name", ["prometheus.yml", "prometheus-kubernetes.yml"])
+def test_examples_of_a_configuration_are_valid_and_name_the_jobs(
+    monitoring: Path, rules: list[dict[str, Any]], name: str
+) -> None:
     # It checks the rules that this names, too.
-    status, said = promtool("check", "config", monitoring / "prometheus.yml")
+    status, said = promtool("check", "config", monitoring / name)
     assert status == 0, said
     assert "1 rule files found" in said
+    jobs = [
+        scraped["job_name"]
+        for scraped in yaml.safe_load((monitoring / name).read_text("utf-8"))["scrape_configs"]
+    ]
+    asked = {job for rule in rules for job in re.findall(r'job="([^"]+)"', rule["expr"])}
+    assert asked == set(jobs)
 
 
 def test_the_rules_have_no_fault_that_promtool_knows(

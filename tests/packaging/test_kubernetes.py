@@ -151,6 +151,11 @@ def ports(container: Object) -> set[int]:
     return {port["containerPort"] for port in container["ports"]}
 
 
+def port_named(container: Object, name: str) -> int:
+    (found,) = (port["containerPort"] for port in container["ports"] if port["name"] == name)
+    return int(found)
+
+
 def port_of(endpoint: str) -> int:
     return int(endpoint.rpartition(":")[2])
 
@@ -175,6 +180,31 @@ def test_ports_and_addresses_are_those_of_the_configurations(
     # Where the kubelet asks, on a pod that has the machine's network.
     asks = daemon["readinessProbe"]["httpGet"].get("host")
     assert asks == (None if node.metrics.insecure else "127.0.0.1")
+
+
+def test_prometheus_finds_what_is_deployed(objects: list[Object], repository: Path) -> None:
+    path = repository / "packaging/monitoring/prometheus-kubernetes.yml"
+    jobs = {job["job_name"]: job for job in yaml.safe_load(path.read_text())["scrape_configs"]}
+
+    service = the(objects, "Service")["metadata"]
+    (deployed,) = containers(next(pods([the(objects, "Deployment")])))
+    port = port_named(deployed, "metrics")
+    (coordinator,) = jobs["backsight-coordinator"]["static_configs"]
+    assert coordinator["targets"] == [f"{service['name']}.{service['namespace']}.svc:{port}"]
+
+    daemons = the(objects, "DaemonSet")
+    (pods_of,) = jobs["backsight-node"]["kubernetes_sd_configs"]
+    assert pods_of["namespaces"]["names"] == [daemons["metadata"]["namespace"]]
+    keep = jobs["backsight-node"]["relabel_configs"][0]
+    assert keep["action"] == "keep"
+    name = daemons["spec"]["template"]["metadata"]["labels"]["app.kubernetes.io/name"]
+    found = [
+        container["name"]
+        for container in containers(daemons["spec"]["template"]["spec"])
+        for port in container.get("ports", [{"name": ""}])
+        if re.fullmatch(keep["regex"], f"{name};{port['name']}")
+    ]
+    assert found == ["node"]
 
 
 def test_the_store_fits_into_its_volume(objects: list[Object], tmp_path: Path) -> None:
