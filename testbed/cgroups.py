@@ -58,6 +58,12 @@ class Group:
         lines = (self.path / "memory.stat").read_text().splitlines()
         return int(dict(line.split() for line in lines)["shmem"])
 
+    def oom_kills(self) -> int:
+        """How many of its processes the OOM killer has ended."""
+        file = "memory.oom_control" if self.is_v1 else "memory.events"
+        lines = (self.path / file).read_text().splitlines()
+        return int(dict(line.split() for line in lines)["oom_kill"])
+
     def limit_writes(self, device: str, bytes_per_s: int) -> None:
         """Have it write no faster to a device, by its major and minor number."""
         if self.is_v1:

@@ -11,11 +11,12 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from testbed.cgroups import Group
+from testbed.cgroups import Group, group
 from testbed.topology import DIES_WITH_PARENT, Host, Opened, end
 
 # As many ids as a pod with a user namespace gets from the kubelet.
@@ -60,11 +61,12 @@ class Container(Opened):
     name, bundle: of its files, in which no other runs at the same time.
     host: whose network it has; None: one of its own, with nobody else.
     arguments, command: instead of the image's.
-    user: instead of the image's (``runAsUser``); ``groups``: besides (``supplementalGroups``).
+    user, group: instead of the image's (``runAsUser``, ``runAsGroup``); ``groups``: besides
+    (``supplementalGroups``).
     capabilities: all that it has.
     sees_all: the machine's processes (``hostPID``).
     first_id: it has a user namespace, whose root is that one (``hostUsers: false``).
-    memory: the control group that it is in.
+    memory_bytes: all that it may take, with what starts it (``limits.memory``); None: no limit.
     is_asked: its outputs are heard, by ``hear()`` and ``ask()``, and not in its log.
     """
 
@@ -76,14 +78,17 @@ class Container(Opened):
     command: Sequence[str] | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
     user: int | None = None
+    group: int | None = None
     groups: Sequence[int] = ()
     capabilities: Sequence[str] = ()
     sees_all: bool = False
     first_id: int | None = None
-    memory: Group | None = None
+    memory_bytes: int | None = None
     is_asked: bool = False
     _process: subprocess.Popen[bytes] | None = None
     _log: IO[bytes] | None = None
+    _memory: Group | None = None
+    _stack: ExitStack = field(default_factory=ExitStack)
 
     @property
     def log_path(self) -> Path:
@@ -103,17 +108,26 @@ class Container(Opened):
         (first,) = Path(f"/proc/{nspawn}/task/{nspawn}/children").read_text().split()
         return int(first)
 
+    @property
+    def memory(self) -> Group:
+        """The control group that it is in while it is open."""
+        assert self._memory is not None
+        return self._memory
+
     def open(self) -> None:
         own = self.bundle.parent / f"{self.name}.bundle"
         own.mkdir()
         config = self._config(json.loads((self.bundle / "config.json").read_text()))
         (own / "config.json").write_text(json.dumps(config))
         self._log = self.log_path.open("wb")
-        enter = [*_WITHIN, str(self.memory.path)] if self.memory is not None else []
+        self._memory = self._stack.enter_context(group("memory", self.name))
+        if self.memory_bytes is not None:
+            self._memory.limit_memory(self.memory_bytes)
         self._process = subprocess.Popen(
             [
                 *DIES_WITH_PARENT,
-                *enter,
+                *_WITHIN,
+                str(self._memory.path),
                 "systemd-nspawn",
                 f"--oci-bundle={own}",
                 f"--machine={self.name}",
@@ -125,7 +139,7 @@ class Container(Opened):
                 "--console=pipe",
                 # nspawn knows no "ro" among the mounts of a bundle.
                 *map(str, self.binds),
-                # What Kubernetes' default profile allows with these capabilities.
+                # To who has the capabilities, as containerd's default profile. CRI-O's does not.
                 "--system-call-filter=bpf perf_event_open",
             ],
             stdin=subprocess.PIPE if self.is_asked else subprocess.DEVNULL,
@@ -154,6 +168,7 @@ class Container(Opened):
             if self._process.stdout is not None:
                 self._process.stdout.close()
             self._process = None
+        self._stack.close()
         if self._log is not None:
             self._log.close()
             self._log = None
@@ -173,7 +188,9 @@ class Container(Opened):
             # The image's own command ends with its configuration.
             kept = arguments if self.command is not None else arguments[:-1]
             arguments = [*kept, *self.arguments]
-        uid = process["user"]["uid"] if self.user is None else self.user
+        user = process["user"]
+        uid = user["uid"] if self.user is None else self.user
+        gid = user["gid"] if self.group is None else self.group
         capabilities = list(self.capabilities)
         sets = ("bounding", "effective", "permitted")
         config: dict[str, Any] = {
@@ -183,7 +200,7 @@ class Container(Opened):
                 "args": ["/usr/bin/env", "--unset=NOTIFY_SOCKET", *arguments],
                 "cwd": "/",
                 "env": [*process["env"], *(f"{k}={v}" for k, v in self.environment.items())],
-                "user": {"uid": uid, "gid": uid, "additionalGids": list(self.groups)},
+                "user": {"uid": uid, "gid": gid, "additionalGids": list(self.groups)},
                 "capabilities": dict.fromkeys(sets, capabilities),
                 "noNewPrivileges": True,
                 "rlimits": [{"type": "RLIMIT_NOFILE", "soft": _FILES_MAX, "hard": _FILES_MAX}],

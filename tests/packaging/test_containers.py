@@ -13,7 +13,7 @@ import re
 import shutil
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,6 @@ from ctl.node import NodeClient
 from runtime import VERSION
 from runtime.schema import loads
 from runtime.settings.node import Settings as NodeSettings
-from testbed.cgroups import Group, group
 from testbed.containers import Bind, Container, unpacked
 from testbed.topology import PYTHON, Host, Network
 from tests.packaging.kubectl import kustomize
@@ -69,11 +68,21 @@ for line in sys.stdin:
 Pod = dict[str, Any]
 
 
+def bytes_of(quantity: str) -> int:
+    """What Kubernetes' ``64Mi`` or ``1Gi`` is."""
+    return int(quantity[:-2]) << {"Mi": 20, "Gi": 30}[quantity[-2:]]
+
+
 @pytest.fixture(scope="module")
-def dist(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def dist(
+    repository: Path,
+    debs_of: Callable[[str], list[Path]],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Path:
     """Packages, and the images of them."""
     directory = tmp_path_factory.mktemp("dist")
-    subprocess.run([repository / "packaging/build-deb", directory, "bookworm"], check=True)
+    for package in debs_of("bookworm"):
+        shutil.copy(package, directory)
     subprocess.run([repository / "packaging/oci/build", directory, "bookworm"], check=True)
     return directory
 
@@ -107,7 +116,6 @@ class Site:
     application_pod: Pod
     coordinator_host: Host
     node_host: Host
-    node_memory: Group
     node_bundle: Path
     applications: Path
     mapped_applications: Path
@@ -163,6 +171,8 @@ class Site:
             "arguments": said.get("args"),
             "command": said.get("command"),
             "user": context["runAsUser"],
+            "group": context["runAsGroup"],
+            "memory_bytes": bytes_of(said["resources"]["limits"]["memory"]),
             "capabilities": [f"CAP_{capability}" for capability in add],
             "sees_all": pod.get("hostPID", False),
         }
@@ -170,8 +180,7 @@ class Site:
 
     def node(self, **changes: Any) -> Container:
         """The node, to be started."""
-        options = {"memory": self.node_memory} | changes
-        return self.container("DaemonSet", "node", self.node_bundle, self.node_host, **options)
+        return self.container("DaemonSet", "node", self.node_bundle, self.node_host, **changes)
 
     def application(self, attach_s: float = 30.0, **changes: Any) -> Container:
         """A container as application.yaml has it, that waits so long for the node and then for words."""
@@ -181,6 +190,8 @@ class Site:
         context = self.application_pod["securityContext"]
         options = {
             "user": context["runAsUser"],
+            "group": context["runAsGroup"],
+            "memory_bytes": bytes_of(said["resources"]["limits"]["memory"]),
             "groups": context["supplementalGroups"],
             "environment": {item["name"]: item["value"] for item in said["env"]}
             | {"BACKSIGHT_DEBUG": "1"},
@@ -246,7 +257,7 @@ def site(
             for file, text in item["data"].items():
                 kind = "DaemonSet" if file == "node.yaml" else "Deployment"
                 (directory / kind / "config" / file).write_text(text)
-    with Network("containers") as network, group("memory", "node") as memory:
+    with Network("containers") as network:
         coordinator_host, node_host = network.host("coordinator"), network.host("node")
         (directory / "hosts").write_text(
             f"127.0.0.1 localhost\n{coordinator_host.address} backsight-coordinator\n"
@@ -257,7 +268,6 @@ def site(
             application["spec"]["template"]["spec"],
             coordinator_host,
             node_host,
-            memory,
             unpacked(image(dist, "backsight-node"), directory / "node"),
             unpacked(application_image, directory / "application"),
             unpacked(application_image, directory / "mapped", FIRST_ID),
@@ -366,15 +376,12 @@ def test_a_new_container_has_an_empty_pool_and_the_applications_go_on(
 
 
 def test_what_an_application_records_is_charged_to_it(site: Site, node: Container) -> None:
-    with (
-        group("memory", "application") as memory,
-        site.application(memory=memory) as application,
-    ):
+    with site.application() as application:
         assert application.hear() == "True", application.log()
-        node_before = site.node_memory.shared_memory_bytes()
+        node_before = node.memory.shared_memory_bytes()
         application.ask(f"fill {3 * site.arena_bytes}")
-        charged = memory.shared_memory_bytes()
-        node_charged = site.node_memory.shared_memory_bytes() - node_before
+        charged = application.memory.shared_memory_bytes()
+        node_charged = node.memory.shared_memory_bytes() - node_before
     print(
         f"of an arena of {site.arena_bytes} bytes, {charged} are charged to the application,"
         f" {node_charged} to the node"
@@ -386,14 +393,12 @@ def test_what_an_application_records_is_charged_to_it(site: Site, node: Containe
 def test_an_application_with_less_memory_than_its_arena_is_killed(
     site: Site, node: Container
 ) -> None:
-    with (
-        group("memory", "application") as memory,
-        site.application(memory=memory) as application,
-    ):
+    with site.application(memory_bytes=site.arena_bytes * 3 // 4) as application:
         assert application.hear() == "True", application.log()
-        memory.limit_memory(site.arena_bytes * 3 // 4)
+        assert application.memory.oom_kills() == 0
         assert application.ask(f"fill {3 * site.arena_bytes}") == ""
         assert application.process.wait() != 0
+        assert application.memory.oom_kills() > 0, application.log()
     assert site.status()["attach"]["attached"] >= 1, node.log()
 
 
