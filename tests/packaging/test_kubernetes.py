@@ -246,6 +246,13 @@ def test_containers_may_do_no_more_than_they_must(
             assert container["resources"]["limits"].keys() == {"memory"}
 
 
+def test_probes_are_beside_the_node_where_they_are_chosen(repository: Path) -> None:
+    for kustomization, names in (("base", ["node"]), ("example", ["node", "probes"])):
+        text = kustomize(repository / "packaging/kubernetes" / kustomization)
+        daemon = the(list(yaml.safe_load_all(text)), "DaemonSet")["spec"]["template"]["spec"]
+        assert [container["name"] for container in daemon["containers"]] == names
+
+
 def test_an_application_has_the_folder_of_the_node_and_a_group_that_may(
     objects: list[Object], application: Object, images: dict[str, Image], tmp_path: Path
 ) -> None:
