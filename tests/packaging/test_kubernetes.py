@@ -7,6 +7,7 @@ import re
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
+from ipaddress import ip_network
 from pathlib import Path
 from typing import Any
 
@@ -180,6 +181,32 @@ def test_ports_and_addresses_are_those_of_the_configurations(
     # Where the kubelet asks, on a pod that has the machine's network.
     asks = daemon["readinessProbe"]["httpGet"].get("host")
     assert asks == (None if node.metrics.insecure else "127.0.0.1")
+
+
+def test_only_chosen_namespaces_read_metrics_and_traces(objects: list[Object]) -> None:
+    policy = the(objects, "NetworkPolicy")["spec"]
+    assert policy["policyTypes"] == ["Ingress"]
+    deployed = the(objects, "Deployment")["spec"]["template"]
+    chosen = policy["podSelector"]["matchLabels"]
+    assert chosen.items() <= deployed["metadata"]["labels"].items()
+    (container,) = containers(deployed["spec"])
+    grpc, readers = policy["ingress"]
+    assert [port["port"] for port in grpc["ports"]] == ["grpc"]
+    assert {port["port"] for port in [*grpc["ports"], *readers["ports"]]} == {
+        port["name"] for port in container["ports"]
+    }
+    # No selector finds pods that have their machine's address.
+    assert all(peer.keys() == {"ipBlock"} for peer in grpc["from"])
+    assert readers["from"]
+    for peer in readers["from"]:
+        assert peer["namespaceSelector"]["matchLabels"].keys() == {"kubernetes.io/metadata.name"}
+
+
+def test_the_example_keeps_control_to_the_machines(repository: Path) -> None:
+    objects = yaml.safe_load_all(kustomize(repository / "packaging/kubernetes/example"))
+    machines = the(list(objects), "NetworkPolicy")["spec"]["ingress"][0]["from"]
+    assert machines
+    assert all(ip_network(peer["ipBlock"]["cidr"]).prefixlen > 0 for peer in machines)
 
 
 def test_prometheus_finds_what_is_deployed(objects: list[Object], repository: Path) -> None:
