@@ -18,6 +18,7 @@ from runtime import VERSION
 from runtime.schema import load
 from runtime.settings.coordinator import Settings as CoordinatorSettings
 from runtime.settings.node import Settings as NodeSettings
+from testbed.containers import IDS
 from testbed.topology import PYTHON
 from testbed.venvs import made_once
 from tests.packaging.kubectl import kustomize
@@ -29,6 +30,9 @@ KUSTOMIZATIONS = ("base", "example")
 
 SETTINGS = {"node.yaml": NodeSettings, "coordinator.yaml": CoordinatorSettings}
 MODULES = {"node.yaml": "appliance", "coordinator.yaml": "coordinator"}
+
+# The kubelet's own, if nobody configures it.
+MAX_PODS = 110
 
 # What a container may beyond nothing, by its name.
 CAPABILITIES = {"folder": ["CHOWN"], "probes": ["BPF", "PERFMON"]}
@@ -271,6 +275,23 @@ def test_containers_may_do_no_more_than_they_must(
             assert container["resources"]["requests"].keys() == {"cpu", "memory"}
             # A CPU that is throttled would lose records, or time.
             assert container["resources"]["limits"].keys() == {"memory"}
+
+
+def test_the_range_for_user_namespaces_is_one_for_a_kubelet(
+    repository: Path, tmp_path: Path
+) -> None:
+    text = kustomize(repository / "packaging/kubernetes/example")
+    node = settings(list(yaml.safe_load_all(text)), "node.yaml", tmp_path)
+    (said,) = node.allow.users
+    ids = range(int(said.partition("-")[0]), int(said.partition("-")[2]) + 1)
+    assert ids.start % IDS == 0
+    assert len(ids) == MAX_PODS * IDS
+    # Those that systemd gives to containers of its own, and OpenShift to pods.
+    for others in (range(524288, 1879048192), range(1000000000, 2000000000)):
+        assert ids.start >= others.stop or ids.stop <= others.start
+    documented = (repository / "docs/containers.md").read_text("utf-8")
+    assert f"kubelet:{ids.start}:{len(ids)} " in documented
+    assert f"users: [{said}]" in documented
 
 
 def test_probes_are_beside_the_node_where_they_are_chosen(repository: Path) -> None:
