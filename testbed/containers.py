@@ -7,6 +7,7 @@ An image is unpacked to a bundle (``umoci unpack``); what a pod would say of it 
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import signal
 import subprocess
@@ -177,6 +178,17 @@ class Container(Opened):
     def log(self) -> str:
         """What it has said that nobody heard."""
         return self.log_path.read_text(errors="replace")
+
+    def await_said(self, pattern: str) -> None:
+        """Until its log has a line with that. RuntimeError if it ends before."""
+        follow = ["tail", "--lines=+1", "--follow", f"--pid={self.process.pid}", self.log_path]
+        with subprocess.Popen(follow, stdout=subprocess.PIPE, text=True) as tail:
+            try:
+                assert tail.stdout is not None
+                if not any(re.search(pattern, line) for line in tail.stdout):
+                    raise RuntimeError(f"{self.name} has not said {pattern!r}, but:\n{self.log()}")
+            finally:
+                tail.terminate()
 
     def _config(self, image: dict[str, Any]) -> dict[str, Any]:
         """config.json of OCI's runtime-spec."""

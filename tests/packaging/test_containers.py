@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import signal
+import stat
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +37,9 @@ FIRST_ID = 2_104_295_424
 
 SOCKET = "/run/backsight"
 
+# Nobody tells when a process is watched.
+LOOK_EVERY_S = 0.05
+
 # Says whether it is attached, and does what each line says; then a trace, or nothing, is its answer.
 APPLICATION = """
 import os, secrets, sys, time
@@ -47,7 +51,8 @@ for line in sys.stdin:
     command, *words = line.split()
     answer = words[0] if command == "fire" else secrets.token_hex(16)
     if command == "attachments":
-        answer = backsight.stats().attachments
+        while (answer := backsight.stats().attachments) < int(words[0]):
+            time.sleep(0.01)  # nobody tells
     elif command == "fill":
         for _ in range(0, int(words[0]), 30000):
             with backsight.Trace(secrets.token_hex(16)) as trace:
@@ -293,8 +298,7 @@ def node(site: Site) -> Iterator[Container]:
     """One with an empty pool, that the probes and the coordinator know."""
     with site.node() as node:
         site.await_ready("DaemonSet", "node", site.node_host)
-        while not site.status()["probes_connected"]:
-            pass
+        node.await_said("probes have connected")
         yield node
 
 
@@ -319,7 +323,7 @@ def test_the_kernel_fires_for_a_process_of_another_container(site: Site, node: C
     with site.application(first_id=FIRST_ID) as application:
         assert application.hear() == "True", application.log()
         while site.status()["probes_watched"] != 1:
-            pass
+            time.sleep(LOOK_EVERY_S)
         trace = site.collected(application.ask("crash"))
         assert "kernel.crash" in {trigger["name"] for trigger in trace["triggers"]}, node.log()
 
@@ -350,8 +354,7 @@ def test_a_killed_daemon_leaves_its_pool_to_the_next(site: Site, node: Container
         (daemon,) = Path(f"/proc/{holder}/task/{holder}/children").read_text().split()
         os.kill(int(daemon), signal.SIGKILL)
         # The probes may be one too: they record what they see.
-        while not re.search("took up [12] clients of before the restart", node.log()):
-            pass
+        node.await_said("took up [12] clients of before the restart")
         application.ask(f"fire {trace_id}")
         assert site.collected(trace_id)["verdict"]["kind"] == "coherent"
 
@@ -365,8 +368,7 @@ def test_a_new_container_has_an_empty_pool_and_the_applications_go_on(
         node.close()
         node.open()
         site.await_ready("DaemonSet", "node", site.node_host)
-        while application.ask("attachments") != "2":
-            pass
+        assert application.ask("attachments 2") == "2"
         application.ask(f"fire {trace_id}")
         assert site.collected(trace_id)["span_count"] == 0
         # For minutes it may have missed the beginning of what is written, as far as the node can know.
@@ -402,10 +404,37 @@ def test_an_application_with_less_memory_than_its_arena_is_killed(
     assert site.status()["attach"]["attached"] >= 1, node.log()
 
 
-def test_two_builds_are_the_same(repository: Path, dist: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["backsight-node", "backsight-coordinator"])
+def test_an_image_has_nothing_for_an_init_and_no_rights_of_others(
+    dist: Path, tmp_path: Path, name: str
+) -> None:
+    files = unpacked(image(dist, name), tmp_path / name) / "rootfs"
+    systemd = [files / folder for folder in ("usr/lib/systemd/system", "etc/systemd/system")]
+    assert [path for folder in systemd for path in folder.rglob("*")] == []
+    mode = stat.S_ISUID | stat.S_ISGID
+    plain = [path for path in files.rglob("*") if path.is_file() and not path.is_symlink()]
+    assert len(plain) > 1000
+    assert [path for path in plain if path.stat().st_mode & mode] == []
+
+
+def test_two_builds_are_the_same_and_say_what_they_are(
+    repository: Path, dist: Path, tmp_path: Path
+) -> None:
     for package in dist.glob("*.deb"):
         shutil.copy(package, tmp_path)
-    subprocess.run([repository / "packaging/oci/build", tmp_path, "bookworm"], check=True)
+        # Of another architecture, which is not that of the images.
+        if not package.name.endswith("_all.deb"):
+            (tmp_path / f"{package.name.rpartition('_')[0]}_riscv64.deb").touch()
+    said = subprocess.run(
+        [repository / "packaging/oci/build", tmp_path, "bookworm"],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    ).stdout
+    for name in ("backsight-node", "backsight-coordinator"):
+        index = json.loads((tmp_path / "oci" / name / "index.json").read_text())
+        (manifest,) = index["manifests"]
+        assert f"{image(tmp_path, name)}@{manifest['digest']}\n" in said
     done = subprocess.run(
         ["diff", "--recursive", "--brief", dist / "oci", tmp_path / "oci"],
         capture_output=True,
