@@ -32,6 +32,11 @@ _FILES_MAX = 1 << 20
 _WITHIN = ("sh", "-euc", 'echo $$ >"$0/cgroup.procs"; exec "$@"')
 
 
+def bytes_of(quantity: str) -> int:
+    """What Kubernetes' ``64Mi`` or ``1Gi`` is."""
+    return int(quantity[:-2]) << {"Mi": 20, "Gi": 30}[quantity[-2:]]
+
+
 def unpacked(image: str, directory: Path, first_id: int = 0) -> Path:
     """The files of ``LAYOUT:TAG``, as a bundle in a new directory; root's are ``first_id``'s there."""
     mapping = f"0:{first_id}:{IDS}"
@@ -181,8 +186,8 @@ class Container(Opened):
 
     def await_said(self, pattern: str) -> None:
         """Until its log has a line with that. RuntimeError if it ends before."""
-        follow = ["tail", "--lines=+1", "--follow", f"--pid={self.process.pid}", self.log_path]
-        with subprocess.Popen(follow, stdout=subprocess.PIPE, text=True) as tail:
+        follow = ["tail", "--lines=+1", "--follow", f"--pid={self.process.pid}"]
+        with subprocess.Popen([*follow, self.log_path], stdout=subprocess.PIPE, text=True) as tail:
             try:
                 assert tail.stdout is not None
                 if not any(re.search(pattern, line) for line in tail.stdout):

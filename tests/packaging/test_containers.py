@@ -26,7 +26,7 @@ from ctl.node import NodeClient
 from runtime import VERSION
 from runtime.schema import loads
 from runtime.settings.node import Settings as NodeSettings
-from testbed.containers import Bind, Container, unpacked
+from testbed.containers import Bind, Container, bytes_of, unpacked
 from testbed.topology import PYTHON, Host, Network
 from tests.packaging.kubectl import kustomize
 
@@ -71,11 +71,6 @@ for line in sys.stdin:
 """
 
 Pod = dict[str, Any]
-
-
-def bytes_of(quantity: str) -> int:
-    """What Kubernetes' ``64Mi`` or ``1Gi`` is."""
-    return int(quantity[:-2]) << {"Mi": 20, "Gi": 30}[quantity[-2:]]
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from runtime import VERSION
 from runtime.schema import load
 from runtime.settings.coordinator import Settings as CoordinatorSettings
 from runtime.settings.node import Settings as NodeSettings
-from testbed.containers import IDS
+from testbed.containers import IDS, bytes_of
 from testbed.topology import PYTHON
 from testbed.venvs import made_once
 from tests.packaging.kubectl import kustomize
@@ -30,6 +30,9 @@ KUSTOMIZATIONS = ("base", "example")
 
 SETTINGS = {"node.yaml": NodeSettings, "coordinator.yaml": CoordinatorSettings}
 MODULES = {"node.yaml": "appliance", "coordinator.yaml": "coordinator"}
+
+# What runc may need to start a container, within the container's own limit: more than 20 MiB.
+RUNTIME_BYTES = 64 << 20
 
 # The kubelet's own, if nobody configures it.
 MAX_PODS = 110
@@ -240,9 +243,8 @@ def test_prometheus_finds_what_is_deployed(objects: list[Object], repository: Pa
 
 def test_the_store_fits_into_its_volume(objects: list[Object], tmp_path: Path) -> None:
     claim = the(objects, "PersistentVolumeClaim")["spec"]["resources"]["requests"]["storage"]
-    assert claim.endswith("Gi")
     store = settings(objects, "coordinator.yaml", tmp_path).store
-    assert store.bytes_max <= int(claim.removesuffix("Gi")) * (1 << 30) / 1.2
+    assert store.bytes_max <= bytes_of(claim) / 1.2
 
 
 def test_images_are_those_that_are_built(objects: list[Object], images: dict[str, Image]) -> None:
@@ -275,6 +277,7 @@ def test_containers_may_do_no_more_than_they_must(
             assert container["resources"]["requests"].keys() == {"cpu", "memory"}
             # A CPU that is throttled would lose records, or time.
             assert container["resources"]["limits"].keys() == {"memory"}
+            assert bytes_of(container["resources"]["limits"]["memory"]) >= RUNTIME_BYTES
 
 
 def test_the_range_for_user_namespaces_is_one_for_a_kubelet(
