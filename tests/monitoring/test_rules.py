@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -41,18 +42,21 @@ def promtool(*arguments: str | Path) -> tuple[int, str]:
 
 @pytest.mark.parametrize("name", ["prometheus.yml", "prometheus-kubernetes.yml"])
 def test_examples_of_a_configuration_are_valid_and_name_the_jobs(
-    monitoring: Path, rules: list[dict[str, Any]], name: str
+    monitoring: Path, rules: list[dict[str, Any]], tmp_path: Path, name: str
 ) -> None:
+    example = yaml.safe_load((monitoring / name).read_text("utf-8"))
+    for scraped in example["scrape_configs"]:
+        # Debian builds its Prometheus without; tests/packaging compares it with what is deployed.
+        for found in scraped.pop("kubernetes_sd_configs", []):
+            assert found.keys() == {"role", "namespaces"}
+    (tmp_path / name).write_text(yaml.safe_dump(example))
+    shutil.copy(monitoring / "backsight.rules.yml", tmp_path)
     # It checks the rules that this names, too.
-    status, said = promtool("check", "config", monitoring / name)
+    status, said = promtool("check", "config", tmp_path / name)
     assert status == 0, said
     assert "1 rule files found" in said
-    jobs = [
-        scraped["job_name"]
-        for scraped in yaml.safe_load((monitoring / name).read_text("utf-8"))["scrape_configs"]
-    ]
     asked = {job for rule in rules for job in re.findall(r'job="([^"]+)"', rule["expr"])}
-    assert asked == set(jobs)
+    assert asked == {scraped["job_name"] for scraped in example["scrape_configs"]}
 
 
 def test_the_rules_have_no_fault_that_promtool_knows(
