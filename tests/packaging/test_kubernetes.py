@@ -31,7 +31,7 @@ KUSTOMIZATIONS = ("base", "example")
 SETTINGS = {"node.yaml": NodeSettings, "coordinator.yaml": CoordinatorSettings}
 MODULES = {"node.yaml": "appliance", "coordinator.yaml": "coordinator"}
 
-# What runc may need to start a container, within the container's own limit: more than 20 MiB.
+# Some versions of runc take more than 20 MiB to start a container, within its own limit.
 RUNTIME_BYTES = 64 << 20
 
 # The kubelet's own, if nobody configures it.
