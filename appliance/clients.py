@@ -1,14 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The processes that are attached: who they are, whether they live, and how they outlast the daemon.
 
-For each client four fds are kept by the service manager, named <id>.<part>, where
-the id is the beginning of the token in hex: its arena, channel and context (two
-while it goes over from one to another: ``appliance.contexts``), and ``about``, a
-sealed memfd of some two hundred bytes that says whose they are (token, pid, start
-time, service) and what was agreed on with it. It is a memfd and
-not part of the fds' names because all names together must fit into one
-environment variable (runtime.service_manager); it comes and goes with the fds that it
-describes, so it cannot disagree with them.
+The service manager keeps the memory of each (``appliance.client_store``), with whose it is:
+token, pid, start time, service, and what was agreed on with it.
 
 That a process is dead, its pidfd tells. A hang-up alone does not: applications
 close fds that are not theirs. Nor does a connection say that it lives, whose
@@ -23,16 +17,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import fcntl
-import json
 import os
-import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Protocol, Self
 
 from appliance.attach import Link, Peer
+from appliance.client_store import ClientStore, Found
 from appliance.contexts import (
     Context,
     ContextDataPlane,
@@ -51,19 +43,12 @@ from appliance.process import pidfd_if_same, start_ticks_of
 from appliance.quotas import PROBES as PROBES_TENANT
 from appliance.quotas import Quotas
 from runtime.log import Log
-from runtime.memfd import memfd
 from runtime.service_manager import ServiceManager, StoredFd
 from runtime.settings.node import trusted_uids
-
-_PARTS = ("arena", "channel", context_part(0), "about")
-_NAME = re.compile(r"([0-9a-f]{12})\.(arena|channel|context(?:-[0-9]+)?|about)")
 
 _TOKEN_BYTES = 16
 
 _NO_QUOTAS = Quotas()
-
-# The memfd is ours, but a store is only as good as who fills it.
-_ABOUT_BYTES_MAX = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +112,7 @@ class Client:
 
     @property
     def stored_as(self) -> str:
-        """What the names of its stored fds begin with."""
+        """Under which id the service manager keeps it."""
         return self.token.hex()[:12]
 
     @property
@@ -135,18 +120,12 @@ class Client:
         """Not the probes, which write into the applications' traces."""
         return self.tenant != PROBES_TENANT
 
-    @property
-    def parts(self) -> tuple[str, ...]:
-        """And what follows."""
-        return ("arena", "channel", *self.context.parts, "about")
-
 
 @dataclass(frozen=True, slots=True)
 class _Stored:
-    """A client that came back from the service manager: its parts, and what is said about it."""
+    """A client that came back from the service manager, and what is said about it."""
 
-    stored_as: str
-    parts: dict[str, int]
+    found: Found
     number: int
     token: bytes
     pid: int
@@ -157,11 +136,13 @@ class _Stored:
     abi: Abi
 
     @classmethod
-    def read(cls, stored_as: str, parts: dict[str, int]) -> _Stored:
+    def read(cls, found: Found) -> _Stored:
         """OSError, ValueError, KeyError, TypeError: it is not all there, or is not ours."""
-        about = json.loads(os.pread(parts["about"], _ABOUT_BYTES_MAX, 0))
+        if found.error is not None:
+            raise found.error
+        about = found.about
         token = bytes.fromhex(about["token"])
-        if len(token) != _TOKEN_BYTES or not token.hex().startswith(stored_as):
+        if len(token) != _TOKEN_BYTES or not token.hex().startswith(found.client_id):
             raise ValueError("its token is not the one of its name")
         abi = Abi(int(about["version"]), int(about["features"]))
         if not abi.is_spoken:
@@ -170,8 +151,7 @@ class _Stored:
                 " does not speak: it was attached by another version of backsight-node"
             )
         one = cls(
-            stored_as=stored_as,
-            parts=parts,
+            found=found,
             # From here and not from its memory, which it can write to.
             number=int(about["number"]),
             token=token,
@@ -191,7 +171,7 @@ class _Stored:
         """By number."""
         return {
             number: fd
-            for part, fd in self.parts.items()
+            for part, fd in self.found.parts.items()
             if (number := number_of_part(part)) is not None
         }
 
@@ -209,8 +189,8 @@ class Clients:
         quotas: Quotas = _NO_QUOTAS,
     ) -> None:
         self._dataplane = dataplane
-        self._manager = manager
-        self._contexts = Contexts(dataplane, manager, log)
+        self._store = ClientStore(manager, log)
+        self._contexts = Contexts(dataplane, self._store, log)
         self._arena_bytes = arena_bytes
         self._per_user_max = per_user_max
         self._quotas = quotas
@@ -234,6 +214,7 @@ class Clients:
             self._unwatch(client)
             self._contexts.exited(client)
         self._contexts.close()
+        self._store.close()
 
     def __len__(self) -> int:
         return len(self._by_number)
@@ -370,7 +351,7 @@ class Clients:
         self._remember(client)
         self._contexts.given(client, fds.context, of_source=fds.context != own)
         try:
-            self._store(client, fds)
+            self._keep(client, fds)
         except OSError as error:
             self._log.warning(
                 f"process {peer.pid} ({service}) will not outlast a restart of the node: its memory"
@@ -424,50 +405,26 @@ class Clients:
         if client is None:
             return
         del self._by_token[client.token]
-        self._unstore(client.stored_as, client.parts)
+        self._store.forget(client.stored_as)
 
     # ------------------------------------------------------ over the restart
 
-    def _store(self, client: Client, fds: ClientFds) -> None:
-        if not self._manager.is_there:
-            return
-        about = memfd("backsight-about")
-        try:
-            os.write(
-                about,
-                json.dumps(
-                    {
-                        "number": client.number,
-                        "token": client.token.hex(),
-                        "pid": client.pid,
-                        "uid": client.uid,
-                        "gids": sorted(client.gids),
-                        "start_ticks": client.start_ticks,
-                        "service": client.service,
-                        "version": client.abi.version,
-                        "features": client.abi.features,
-                    }
-                ).encode(),
-            )
-            fcntl.fcntl(
-                about,
-                fcntl.F_ADD_SEALS,
-                fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL,
-            )
-            for part, fd in zip(client.parts, (*fds, about), strict=True):
-                self._manager.store(f"{client.stored_as}.{part}", fd)
-        finally:
-            os.close(about)
-
-    def _unstore(self, stored_as: str, parts: Iterable[str]) -> None:
-        try:
-            for part in parts:
-                self._manager.remove(f"{stored_as}.{part}")
-        except OSError as error:
-            # It comes back at the next start, as a client whose process is gone.
-            self._log.warning(
-                f"the service manager still keeps client {stored_as}: {error.strerror}"
-            )
+    def _keep(self, client: Client, fds: ClientFds) -> None:
+        self._store.store(
+            client.stored_as,
+            {
+                "number": client.number,
+                "token": client.token.hex(),
+                "pid": client.pid,
+                "uid": client.uid,
+                "gids": sorted(client.gids),
+                "start_ticks": client.start_ticks,
+                "service": client.service,
+                "version": client.abi.version,
+                "features": client.abi.features,
+            },
+            {"arena": fds.arena, "channel": fds.channel, context_part(0): fds.context},
+        )
 
     def adopt(self, stored: Iterable[StoredFd]) -> None:
         """Go on with the clients whose fds came back from the service manager, in any order.
@@ -476,32 +433,26 @@ class Clients:
         manager is told to let go; what is not ours is closed. The log has a line for
         each reason.
         """
-        by_id: dict[str, dict[str, int]] = {}
-        for item in stored:
-            match = _NAME.fullmatch(item.name)
-            if match is None or match[2] in by_id.get(match[1], {}):
-                self._log.warning(f"a stored fd named {item.name!r} is not ours, or there twice")
-                os.close(item.fd)
-            else:
-                by_id.setdefault(match[1], {})[match[2]] = item.fd
+        all_found = self._store.recover(stored)
         lost: dict[str, list[str]] = {}  # by why
-        found: list[_Stored] = []
-        for stored_as, parts in by_id.items():
+        taken: list[_Stored] = []
+        for found in all_found:
             try:
-                found.append(_Stored.read(stored_as, parts))
+                taken.append(_Stored.read(found))
             except (OSError, ValueError, KeyError, TypeError) as error:
-                self._lose(lost, stored_as, parts, error)
+                self._lose(lost, found.client_id, error)
         # In the order in which they attached. A process that connected anew, or executed another
         # program, keeps its pid and the time of its start: what it had before is of nobody.
-        found.sort(key=lambda one: one.number)
-        latest = {(one.pid, one.start_ticks): one.number for one in found}
-        for one in found:
+        taken.sort(key=lambda one: one.number)
+        latest = {(one.pid, one.start_ticks): one.number for one in taken}
+        for one in taken:
             try:
                 self._adopt_one(one, latest[one.pid, one.start_ticks] == one.number)
+                self._store.renew(one.found)
             except (OSError, ValueError, KeyError, TypeError) as error:
-                self._lose(lost, one.stored_as, one.parts, error)
-        for parts in by_id.values():
-            for fd in parts.values():
+                self._lose(lost, one.found.client_id, error)
+        for found in all_found:
+            for fd in found.parts.values():
                 os.close(fd)
         # Where the ledger is of another version, all are lost for one reason.
         for why, clients in lost.items():
@@ -512,21 +463,15 @@ class Clients:
             )
             self._log.warning(f"{who}: {why}")
 
-    def _lose(
-        self,
-        lost: dict[str, list[str]],
-        stored_as: str,
-        parts: Iterable[str],
-        why: Exception,
-    ) -> None:
+    def _lose(self, lost: dict[str, list[str]], stored_as: str, why: Exception) -> None:
         lost.setdefault(repr(why), []).append(stored_as)
-        self._unstore(stored_as, dict.fromkeys((*_PARTS, *parts)))
+        self._store.forget(stored_as)
 
     def _adopt_memory(self, one: _Stored) -> dict[int, int]:
         """Have the data plane go on with it; with which contexts, by number."""
         contexts = dict(one.contexts)
         newest = max(contexts)
-        fds = ClientFds(one.parts["arena"], one.parts["channel"], contexts[newest])
+        fds = ClientFds(one.found.parts["arena"], one.found.parts["channel"], contexts[newest])
         try:
             self._dataplane.client_adopt(one.number, one.pid, one.service, one.abi, fds)
             return contexts
@@ -537,7 +482,7 @@ class Clients:
         del contexts[newest]
         fds = replace(fds, context=contexts[max(contexts)])
         self._dataplane.client_adopt(one.number, one.pid, one.service, one.abi, fds)
-        self._unstore(one.stored_as, [context_part(newest)])
+        self._store.forget_context(one.found.client_id, newest)
         return contexts
 
     def _adopt_one(self, one: _Stored, is_latest: bool) -> None:

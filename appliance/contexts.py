@@ -35,7 +35,6 @@ from appliance.seldom import Seldom
 from runtime.log import Log
 from runtime.main import die_if_it_fails
 from runtime.memfd import memfd
-from runtime.service_manager import ServiceManager
 
 ContextSource = Callable[[int], int]
 """Makes a segment of so many bytes that are zero, a sealed memfd or a BPF array map: its fd,
@@ -87,6 +86,16 @@ class ContextDataPlane(Protocol):
         """Go on with the one before too, right after the client was adopted."""
 
 
+class ContextStore(Protocol):
+    """What the service manager keeps (``appliance.client_store``)."""
+
+    def store_context(self, client_id: str, number: int, fd: int) -> None:
+        """Keep one more of a process. OSError if it is not taken."""
+
+    def forget_context(self, client_id: str, number: int) -> None:
+        """Let go of one."""
+
+
 class ContextLink(Protocol):
     """A way to the process."""
 
@@ -107,12 +116,6 @@ class Context:
     fd: int | None = None
     is_answered: bool = False
     is_due: bool = False
-
-    @property
-    def parts(self) -> list[str]:
-        """The names of what the service manager keeps, the oldest first."""
-        before = [] if self.before is None else [context_part(self.before)]
-        return [*before, context_part(self.number)]
 
 
 class Process(Protocol):
@@ -140,7 +143,7 @@ class Process(Protocol):
 
     @property
     def stored_as(self) -> str:
-        """What the names of its stored fds begin with."""
+        """Under which id the service manager keeps it."""
 
 
 class Watcher(Protocol):
@@ -156,9 +159,9 @@ class Watcher(Protocol):
 class Contexts:
     """Gives processes their context segments."""
 
-    def __init__(self, dataplane: ContextDataPlane, manager: ServiceManager, log: Log) -> None:
+    def __init__(self, dataplane: ContextDataPlane, store: ContextStore, log: Log) -> None:
         self._dataplane = dataplane
-        self._manager = manager
+        self._store = store
         self._log = log
         self._seldom = Seldom()
         self._loop = asyncio.get_running_loop()
@@ -286,7 +289,7 @@ class Contexts:
         if context.before is not None or process.link is None:
             return  # it stays due
         number = context.number + 1
-        fd = self._make(process, f"{process.stored_as}.{context_part(number)}")
+        fd = self._make(process, number)
         context.is_due = False
         context.before, context.number = context.number, number
         context.fd, context.is_answered = fd, False
@@ -294,13 +297,13 @@ class Contexts:
             self._watcher.watch(process, fd)
         process.link.send_context(number, fd)
 
-    def _make(self, process: Process, name: str) -> int:
+    def _make(self, process: Process, number: int) -> int:
         with contextlib.ExitStack() as undo:
             fd = self._source(self._dataplane.context_bytes)
             undo.callback(os.close, fd)
             # Before anybody fires there: a daemon that comes after this one must have it.
-            self._manager.store(name, fd)
-            undo.callback(self._forget, name)
+            self._store.store_context(process.stored_as, number, fd)
+            undo.callback(self._store.forget_context, process.stored_as, number)
             self._dataplane.client_context(process.number, fd)
             undo.pop_all()
         return fd
@@ -333,7 +336,7 @@ class Contexts:
             context = process.context
             self._close(context)
             if context.before is not None:
-                self._forget(f"{process.stored_as}.{context_part(context.before)}")
+                self._store.forget_context(process.stored_as, context.before)
                 context.before = None
             if context.is_due:
                 self._replace_soon(process)
@@ -364,13 +367,6 @@ class Contexts:
     def let_go(self, context: Context) -> None:
         """Of a process that was not taken up after all."""
         self._close(context)
-
-    def _forget(self, name: str) -> None:
-        try:
-            self._manager.remove(name)
-        except OSError as error:
-            # A daemon that comes after this one asks the process about it once more.
-            self._log.warning(f"the service manager still keeps {name}: {error.strerror}")
 
     @staticmethod
     def _close(context: Context) -> None:

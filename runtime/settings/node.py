@@ -48,10 +48,10 @@ _STORE_BYTES_MAX = 2 << 40
 # All names of stored fds must fit into one environment variable (runtime.service_manager).
 _CLIENTS_MAX = 1024
 
-# What the service manager keeps. Of each client the arena, the channel, what is said about it,
-# and a context, or two while it goes over to another (appliance.clients); of the node the
-# report store, the ledger and the policy (appliance.daemon), and when it started (appliance.starts).
-_FDS_OF_A_CLIENT = 5
+# What the service manager keeps. Of each client a bundle, and a context and another bundle while
+# it goes over to that (appliance.client_store); of the node the report store, the ledger and the
+# policy (appliance.recovery), and when it started (appliance.starts).
+_FDS_OF_A_CLIENT = 3
 _FDS_OF_THE_NODE = 4
 
 # sun_path, without the NUL and the ".ctl" or ".bpf" of the sockets beside it.

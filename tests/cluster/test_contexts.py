@@ -370,14 +370,14 @@ def test_a_daemon_that_dies_meanwhile_loses_and_doubles_nothing(
                 assert here.clients.moving == 1
                 fired, wrong = here.fired, here.wrong
             keep()
-            assert sum(".context" in name for name in kept) == 2
+            assert sum(".context" in name for name in kept) == 1
             stored = [StoredFd(name, os.dup(fd)) for name, fd in kept.items()]
             async with node(tmp_path, manager, stored, fired) as here:
                 assert here.clients.moving == 1
                 load.process.send_signal(signal.SIGCONT)
                 await here.until(lambda: here.clients.moving == 0)
                 assert here.server.counters.moved == here.server.counters.resumed == 1
-                assert keep() == [f"{client.stored_as}.context"]
+                assert keep() == [f"{client.stored_as}.client"]
                 await here.hear_more()
                 # It can go on from there.
                 here.clients.use_contexts(source)

@@ -6,11 +6,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import json
 import os
 import signal
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -543,12 +545,10 @@ def test_a_restarted_daemon_knows_its_clients(directory: Path) -> None:
                 close_fds(first)
                 peer.close()
             stored, removed = store.take()
-            names = [
-                f"{first.token.hex()[:12]}.{part}"
-                for part in ("arena", "channel", "context", "about")
-            ]
+            names = [f"{first.token.hex()[:12]}.client"]
             assert [item.name for item in stored] == names
             assert removed == []
+            managers = os.dup(stored[0].fd)
             async with node(directory, manager=manager, stored=stored) as after:
                 assert after.log == []
                 assert after.dataplane.adopted == [
@@ -565,31 +565,42 @@ def test_a_restarted_daemon_knows_its_clients(directory: Path) -> None:
                 after.clients.drained(1)
                 assert store.take() == ([], names)
                 assert len(after.clients) == 0
+                # For the next one it is as it was.
+                said, fds = unbundled(managers)
+                assert said["about"]["service"] == "shop"
+                assert [os.pread(fd, 100, 0) for fd in fds] == [b"arena", b"channel", b"context"]
+                for fd in fds:
+                    os.close(fd)
         store.close()
 
     asyncio.run(run())
 
 
 @pytest.mark.root
+@pytest.mark.parametrize("is_kept", [True, False])
 def test_clients_attach_and_go_though_the_service_manager_does_not_answer(
-    directory: Path,
+    directory: Path, is_kept: bool
 ) -> None:
     async def run() -> None:
         store = Store(directory)
         with ServiceManager(str(store.path)) as manager:
             async with node(directory, manager=manager) as here:
-                store.close()
+                if not is_kept:
+                    store.close()
                 peer = Peer.at(here.path)
                 reply = await peer.ask(request())
+                store.close()
                 assert (reply.status, len(reply.fds)) == (0, 4)
                 (client,) = here.clients
                 here.clients._exited(client)
                 here.clients.drained(client.number)
                 close_fds(reply)
                 peer.close()
-        assert len(here.log) == 2
-        assert "(shop) will not outlast a restart of the node" in here.log[0]
-        assert "the service manager still keeps client" in here.log[1]
+        (line,) = here.log
+        if is_kept:
+            assert "the service manager still keeps client" in line
+        else:
+            assert "(shop) will not outlast a restart of the node" in line
 
     asyncio.run(run())
 
@@ -621,6 +632,115 @@ def test_only_the_latest_of_a_process_lives_on(directory: Path, newest_first: bo
                 close_fds(again)
                 assert after.dataplane.exited.empty()
                 peer.close()
+        store.close()
+
+    asyncio.run(run())
+
+
+def unbundled(fd: int) -> tuple[dict[str, Any], list[int]]:
+    """What is said in a bundle, and the fds, which are taken out of it."""
+    with socket.socket(fileno=fd) as bundle:
+        text, fds, _, _ = socket.recv_fds(bundle, 4096, 8)
+    return json.loads(text), fds
+
+
+def bundled(text: bytes, fds: list[int]) -> int:
+    inner, outer = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with inner, outer:
+        if text:
+            socket.send_fds(inner, [text], fds)
+        for fd in fds:
+            os.close(fd)
+        return outer.detach()
+
+
+async def kept_client(directory: Path, manager: ServiceManager, store: Store) -> StoredFd:
+    """Of a process that goes on living, and was attached to a daemon that is gone."""
+    async with node(directory, manager=manager) as before:
+        peer = Peer.at(before.path)
+        close_fds(await peer.ask(request()))
+        peer.close()
+    ((item,), _) = store.take()
+    return item
+
+
+def test_clients_of_before_there_were_bundles_are_taken_up(directory: Path) -> None:
+    async def run() -> None:
+        store = Store(directory)
+        with ServiceManager(str(store.path)) as manager:
+            item = await kept_client(directory, manager, store)
+            said, fds = unbundled(item.fd)
+            client_id = item.name.partition(".")[0]
+            parts = {
+                **dict(zip(said["parts"], fds, strict=True)),
+                "about": memfd(json.dumps(said["about"]).encode()),
+            }
+            stored = [StoredFd(f"{client_id}.{part}", fd) for part, fd in parts.items()]
+            names = [item.name for item in stored]
+            async with node(directory, manager=manager, stored=stored) as after:
+                assert (after.log, len(after.dataplane.adopted)) == ([], 1)
+            bundle, removed = store.take()
+            assert [item.name for item in bundle] == [f"{client_id}.client"]
+            assert sorted(removed) == sorted(names)
+            async with node(directory, manager=manager, stored=bundle) as after:
+                assert (after.log, len(after.dataplane.adopted)) == ([], 1)
+            assert store.take() == ([], [])
+        store.close()
+
+    asyncio.run(run())
+
+
+def test_of_two_bundles_the_one_counts_that_took_the_place_of_the_other(directory: Path) -> None:
+    """A daemon died before it had the service manager let go of the other."""
+
+    async def run() -> None:
+        store = Store(directory)
+        with ServiceManager(str(store.path)) as manager:
+            item = await kept_client(directory, manager, store)
+            client_id = item.name.partition(".")[0]
+            said, fds = unbundled(item.fd)
+            whole = json.dumps(said).encode(), [os.dup(fd) for fd in fds]
+            os.close(fds.pop(said["parts"].index("context")))
+            said["parts"].remove("context")
+            stored = [
+                StoredFd(f"{client_id}.client-1", bundled(json.dumps(said).encode(), fds)),
+                StoredFd(item.name, bundled(*whole)),
+                StoredFd(f"{client_id}.context-1", memfd(b"next")),
+            ]
+            async with node(directory, manager=manager, stored=stored) as after:
+                assert after.log == []
+                ((_, _, _, contents),) = after.dataplane.adopted
+                assert contents == b"arena channel next"
+                assert after.clients.moving == 0
+                assert store.take() == ([], [item.name])
+        store.close()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("text", "fds"),
+    [
+        (b"", 0),  # nothing is in it
+        (b"{", 3),
+        (b"[]", 3),
+        (b'{"about": {}, "parts": 3}', 3),
+        (b'{"about": {}, "parts": ["arena", "channel", "context"]}', 2),
+        (b'{"about": {}, "parts": ["arena"]}', 2),
+        (b'{"about": {}, "parts": ["arena", "channel", "context"]}', 3),
+    ],
+)
+def test_a_bundle_that_is_none_is_dropped(directory: Path, text: bytes, fds: int) -> None:
+    async def run() -> None:
+        store = Store(directory)
+        name = "0123456789ab.client"
+        with ServiceManager(str(store.path)) as manager:
+            bundle = bundled(text, [memfd(b"") for _ in range(fds)])
+            async with node(directory, manager=manager, stored=[StoredFd(name, bundle)]) as here:
+                assert here.dataplane.adopted == []
+                assert "client 0123456789ab of before the restart is lost" in here.log[0]
+                assert store.take() == ([], [name])
+            assert not any("memfd:test" in name for name in open_files())
         store.close()
 
     asyncio.run(run())
@@ -721,12 +841,9 @@ def test_what_comes_back_incomplete_or_foreign_is_dropped(
                 assert any(
                     "client 0123456789ab of before the restart is lost" in line for line in here.log
                 )
-                assert store.take()[1] == [
-                    "0123456789ab.arena",
-                    "0123456789ab.channel",
-                    "0123456789ab.context",
-                    "0123456789ab.about",
-                ]
+                assert sorted(store.take()[1]) == sorted(
+                    {item.name for item in stored} - {"socket"}
+                )
                 assert not any("memfd:test" in name for name in open_files())
         store.close()
 

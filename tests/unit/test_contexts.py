@@ -14,6 +14,7 @@ from typing import Self
 
 import pytest
 
+from appliance.client_store import ClientStore
 from appliance.contexts import (
     REPLACED_A_TURN,
     Context,
@@ -211,11 +212,11 @@ def test_the_old_one_stays_until_what_fired_there_is_seen_to(directory: Path) ->
         with ServiceManager(str(store.path)) as manager:
             async with node(directory, manager=manager) as here:
                 peer, token = await attached(here)
-                name = f"{token.hex()[:12]}.context"
+                client_id = token.hex()[:12]
                 close_all(store.take()[0])
                 here.clients.use_contexts(named(b"map"))
                 stored, removed = store.take()
-                assert [item.name for item in stored] == [f"{name}-1"]
+                assert [item.name for item in stored] == [f"{client_id}.context-1"]
                 close_all(stored)
                 await context_sent(peer)
                 here.dataplane.is_settled = False
@@ -225,7 +226,10 @@ def test_the_old_one_stays_until_what_fired_there_is_seen_to(directory: Path) ->
                 here.dataplane.is_settled = True
                 here.clients.events_done()
                 assert here.clients.moving == 0
-                assert store.take() == ([], [name])
+                stored, removed = store.take()
+                assert [item.name for item in stored] == [f"{client_id}.client-1"]
+                assert removed == [f"{client_id}.client"]
+                close_all(stored)
                 here.clients.events_done()
                 whats = [what for what, _, _ in here.dataplane.contexts]
                 assert whats == ["new", "not yet", "not yet", "done"]
@@ -301,7 +305,7 @@ def going(count: int, manager: ServiceManager, log: list[str]) -> Iterator[list[
     """So many processes that are told to, and the first piece of them went."""
     processes = [Going(number) for number in range(count)]
     with contextlib.closing(RecordingDataPlane()) as plane:
-        contexts = Contexts(plane, manager, logs_to(log))
+        contexts = Contexts(plane, ClientStore(manager, logs_to(log)), logs_to(log))
         contexts.use(named(b"map"), processes)
         yield processes
         contexts.close()
@@ -383,7 +387,7 @@ def test_who_dies_before_it_went_over_is_not_asked(monkeypatch: pytest.MonkeyPat
         manager = StuckManager(takes=0)
         processes = [Going(number) for number in range(REPLACED_A_TURN + 2)]
         with contextlib.closing(RecordingDataPlane()) as plane:
-            contexts = Contexts(plane, manager, SILENT)
+            contexts = Contexts(plane, ClientStore(manager, SILENT), SILENT)
             contexts.use(named(b"map"), processes)
             contexts.exited(processes[0])  # it was tried
             contexts.exited(processes[-1])
@@ -502,7 +506,10 @@ def test_a_successor_goes_on_with_both_and_asks_again(directory: Path) -> None:
                 assert await context_sent(peer) == (1, b"map")
                 await says(after, peer, answer(1))
                 assert after.clients.moving == 0
-                assert store.take() == ([], [f"{token.hex()[:12]}.context"])
+                stored, removed = store.take()
+                assert [item.name for item in stored] == [f"{token.hex()[:12]}.client-1"]
+                assert removed == [f"{token.hex()[:12]}.client"]
+                close_all(stored)
                 # Numbers go on.
                 after.clients.use_contexts(named(b"next"))
                 assert await context_sent(peer) == (2, b"next")

@@ -16,11 +16,21 @@ import pytest
 from appliance import starts
 from appliance.contexts import memfd_context
 from appliance.daemon import Daemon
+from appliance.packets import ABI_MAGIC
 from appliance.policy import KeptPolicy
 from protocol.messages import Policy
 from runtime.service_manager import ServiceManager, StoredFd
 from runtime.settings.node import Settings, stored_fds_max
-from tests.unit.attach_harness import Peer, Store, close_fds, open_directory, request
+from tests.unit.attach_harness import (
+    NEWS,
+    NEWS_CONTEXT,
+    Peer,
+    Store,
+    another_turn,
+    close_fds,
+    open_directory,
+    request,
+)
 from tests.unit.logs import SILENT, logs_to
 from tests.unit.test_service_manager import held_daemon
 
@@ -57,11 +67,18 @@ def test_a_node_leaves_no_more_than_it_says(directory: Path) -> None:
                 peer = Peer.at(directory / "node.sock")
                 reply = await peer.ask(request())
                 daemon.use_contexts(memfd_context)
+                _, fds = await peer.packet()
+                peer.socket.send(NEWS.pack(ABI_MAGIC, NEWS_CONTEXT, 1))
+                while daemon.status()["attach_moving"]:
+                    await another_turn()
                 stored, removed = store.take()
                 names = [item.name for item in stored]
                 assert len(set(names)) == len(names) == settings(directory).stored_fds_max
-                assert removed == ["policy"]  # the one before, which there was not
+                # The policy before, which there was not, and last the bundle that is replaced.
+                client = f"{reply.token.hex()[:12]}.client"
+                assert (removed, names[-1]) == (["policy", client], f"{client}-1")
                 close_fds(reply)
+                os.close(fds[0])
                 peer.close()
             for item in stored:
                 os.close(item.fd)
@@ -83,7 +100,7 @@ def test_all_say_the_same_of_how_many_fds_there_can_be() -> None:
         assert daemon.line() == str(most)
 
 
-@pytest.mark.parametrize(("room", "warns"), [(None, False), (9, False), (8, True), (0, True)])
+@pytest.mark.parametrize(("room", "warns"), [(None, False), (7, False), (6, True), (0, True)])
 def test_a_node_says_if_the_service_manager_has_not_room_for_all(
     directory: Path, room: int | None, warns: bool
 ) -> None:
@@ -94,7 +111,7 @@ def test_a_node_says_if_the_service_manager_has_not_room_for_all(
             async with Daemon(settings(directory), 1, manager, [], logs_to(log)):
                 pass
         assert environment == {}
-        said = [line for line in log if "FileDescriptorStoreMax=9 in the unit" in line]
+        said = [line for line in log if "FileDescriptorStoreMax=7 in the unit" in line]
         assert len(said) == warns
 
     asyncio.run(run())
