@@ -12,20 +12,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import struct
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-# acl(5), as <linux/posix_acl_xattr.h> lays it out.
-_ACL = "system.posix_acl_access"
-_ACL_VERSION = struct.pack("<I", 2)
-_ACL_ENTRY = struct.Struct("<HHI")
-_USER_OBJ, _USER, _GROUP_OBJ, _MASK, _OTHER = 0x01, 0x02, 0x04, 0x10, 0x20
-_NO_ID = 0xFFFFFFFF
-_READ_WRITE = 6
+from appliance.acl import READ_WRITE, write_acl
 
 # What a filesystem takes on without further ado; ext4 has room for some 500.
 _KEPT_OUT_MAX = 256
@@ -109,12 +101,4 @@ class Door:
             self._let_in_later(uid)  # the entry stands there still
 
     def _write_acl(self, kept_out: Iterable[int]) -> None:
-        entries = [
-            (_USER_OBJ, _READ_WRITE, _NO_ID),
-            *((_USER, 0, uid) for uid in sorted(kept_out)),
-            (_GROUP_OBJ, _READ_WRITE, _NO_ID),
-            (_MASK, _READ_WRITE, _NO_ID),
-            (_OTHER, _READ_WRITE, _NO_ID),
-        ]
-        acl = _ACL_VERSION + b"".join(_ACL_ENTRY.pack(*entry) for entry in entries)
-        os.setxattr(self._path, _ACL, acl, follow_symlinks=False)
+        write_acl(self._path, dict.fromkeys(kept_out, 0), READ_WRITE)

@@ -21,6 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
 
+from appliance.acl import READ_WRITE, write_acl
 from appliance.contexts import ContextSource, Process, Watcher
 from appliance.probes_outbox import Outbox
 from appliance.probes_packets import VERSION, BadPacket, Packet, fds_of, number_of, receive, send
@@ -270,6 +271,7 @@ class ProbesServer:
         self._seldom = Seldom()
         self._again: asyncio.TimerHandle | None = None
         self._listener = listen(path, socket.SOCK_SEQPACKET)
+        self._admit_only_trusted(path)
 
     def __enter__(self) -> Self:
         self._loop.add_reader(self._listener.socket, self._accept)
@@ -290,6 +292,14 @@ class ProbesServer:
         if self._probes is not None:
             self._probes.close()
             self._probes = None
+
+    def _admit_only_trusted(self, path: Path) -> None:
+        """Whoever is refused in any case does not even connect, and cannot keep us busy with that."""
+        try:
+            # Also root without a right to override permissions, as in a container.
+            write_acl(path, dict.fromkeys(self._trusted, READ_WRITE), 0)
+        except OSError:
+            path.chmod(0o600)
 
     @property
     def connected(self) -> bool:
@@ -386,7 +396,7 @@ class ProbesServer:
         self._host.no_contexts()
 
     def _refuse(self, connection: socket.socket, why: str) -> None:
-        # Any local user can connect, and probes that are refused try again.
+        # Probes that are refused try again.
         if self._seldom.is_due(why, self._loop.time()):
             self._log.warning(f"probes are refused: {why}")
         with contextlib.suppress(OSError):

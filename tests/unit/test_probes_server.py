@@ -7,6 +7,8 @@ import asyncio
 import json
 import os
 import socket
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -17,7 +19,7 @@ import pytest
 from appliance.contexts import Context, ContextSource, Watcher
 from appliance.probes_packets import FDS_MAX, BadPacket, Packet, probes_path, receive
 from appliance.probes_server import STOCK, ProbesServer
-from tests.unit.attach_harness import CONTEXT_BYTES, another_turn, open_directory
+from tests.unit.attach_harness import CONTEXT_BYTES, NOBODY, another_turn, open_directory
 from tests.unit.logs import logs_to
 from tests.unit.open_files import nothing_stays_open
 from tests.unit.probes_harness import FIGURES, FakeProbes
@@ -235,6 +237,37 @@ def test_without_them_processes_get_the_nodes_own(directory: Path) -> None:
                     assert here.host.source is not None
                 assert here.host.source is None
             assert sum("probes are gone" in line for line in here.log) == 2
+
+    asyncio.run(run())
+
+
+CONNECT = """
+import socket, sys
+socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET).connect(sys.argv[1])
+"""
+
+
+@pytest.mark.root
+@pytest.mark.parametrize(
+    ("who", "said"),
+    [
+        (("--reuid=65534", "--regid=65534", "--clear-groups"), "Permission denied"),
+        # Root without a right to override permissions, and of a node that is another user's.
+        (("--bounding-set=-all", "--inh-caps=-all"), ""),
+    ],
+)
+def test_only_root_and_the_nodes_own_user_connect(
+    directory: Path, who: tuple[str, ...], said: str
+) -> None:
+    async def run() -> None:
+        async with node(directory) as here:
+            path = probes_path(here.path)
+            if not said:
+                os.chown(path, NOBODY, NOBODY)
+            command = ["setpriv", *who, sys.executable, "-c", CONNECT, str(path)]
+            done = await asyncio.create_subprocess_exec(*command, stderr=subprocess.PIPE)
+            _, stderr = await done.communicate()
+            assert (said in stderr.decode(), done.returncode) == (True, 1 if said else 0)
 
     asyncio.run(run())
 
