@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterable
 
@@ -62,6 +63,9 @@ def _recover_dataplane(
             adopt(item.fd)
             found.add(item.name)
         except OSError as error:
+            # It may be whole, and the next start have what this one is short of.
+            if error.errno != errno.EPROTO:
+                raise
             log.warning(f"{error}; starting with an empty one")
             _forget(item.name, manager, log)
         finally:

@@ -16,6 +16,7 @@ import pytest
 from appliance import starts
 from appliance.contexts import memfd_context
 from appliance.daemon import Daemon
+from appliance.native import NativeDataPlane
 from appliance.packets import ABI_MAGIC
 from appliance.policy import KeptPolicy
 from protocol.messages import Policy
@@ -151,6 +152,25 @@ def test_a_restart_takes_up_sizes_as_far_as_what_is_kept_has_room(
         assert len(log) == len(said)
         for line, start in zip(log, said, strict=True):
             assert start in line
+        store.close()
+
+    asyncio.run(run())
+
+
+def test_what_came_back_is_kept_for_the_next_start_where_this_one_is_short(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def short(_: NativeDataPlane, _fd: int) -> None:
+        raise OSError(errno.ENOMEM, "the ledger of before the restart: Cannot allocate memory")
+
+    async def run() -> None:
+        store = Store(directory)
+        with ServiceManager(str(store.path)) as manager:
+            stored = [StoredFd("keep", os.memfd_create("keep"))]
+            with monkeypatch.context() as patched, pytest.raises(OSError, match="allocate memory"):
+                patched.setattr(NativeDataPlane, "adopt_keep", short)
+                Daemon(settings(directory), 1, manager, stored, SILENT)
+            assert store.take() == ([], [])
         store.close()
 
     asyncio.run(run())

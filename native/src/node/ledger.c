@@ -176,7 +176,7 @@ int ledger_adopt(struct bsn *n, int fd)
 		return err;
 	h = map_shared(fd, bytes ? bytes : 1);
 	if (!h)
-		return -EPROTO;
+		return map_failure();
 	if (!is_valid(h, bytes)) {
 		munmap(h, bytes ? bytes : 1);
 		return -EPROTO;

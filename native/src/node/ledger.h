@@ -166,6 +166,7 @@ struct told *ledger_told(const struct ledger *l, uint32_t client);
 
 /* memfd.c */
 void *map_shared(int fd, uint64_t bytes);
+int map_failure(void);
 /* Nobody can run it, where the kernel knows how to say so. */
 int memfd_new(const char *name);
 int memfd_sealed(const char *name, uint64_t bytes);

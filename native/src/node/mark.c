@@ -247,7 +247,7 @@ int store_adopt(struct bsn *n, int fd)
 		return -EPROTO;
 	h = map_shared(fd, bytes);
 	if (!h)
-		return -EPROTO;
+		return map_failure();
 	if (h->magic != STORE_MAGIC || h->version != STORE_VERSION ||
 	    h->block_bytes != BLOCK_BYTES ||
 	    (uint64_t)h->n_blocks * BLOCK_BYTES != bytes ||

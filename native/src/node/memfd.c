@@ -56,6 +56,12 @@ int memfd_check(int fd, uint64_t *bytes)
 	return 0;
 }
 
+/* Of what came back from a service manager: whether it is wrong, or we are short. */
+int map_failure(void)
+{
+	return errno == ENOMEM || errno == EAGAIN ? -errno : -EPROTO;
+}
+
 void *map_shared(int fd, uint64_t bytes)
 {
 	void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);

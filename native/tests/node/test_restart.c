@@ -5,6 +5,7 @@
  * written before.
  */
 #include <errno.h>
+#include <sys/resource.h>
 
 #include "node/internal.h"
 #include "writer.h"
@@ -583,6 +584,33 @@ static void a_restart_takes_up_the_size_of_the_store(void)
 	bsn_free(n);
 }
 
+/* Who is short of memory must not take what came back for broken. */
+static void without_memory_nothing_is_broken(void)
+{
+	struct bsn_config config = test_config(4 << 20);
+	struct bsn *n = test_node(&config);
+	struct rlimit all, none;
+	struct held h;
+
+	bsn_poll(n, START);
+	h = hold(n);
+	bsn_free(n);
+	n = test_node(&config);
+	CHECK_EQ(getrlimit(RLIMIT_AS, &all), 0);
+	none = (struct rlimit){.rlim_cur = 1, .rlim_max = all.rlim_max};
+	CHECK_EQ(setrlimit(RLIMIT_AS, &none), 0);
+	CHECK_EQ(bsn_adopt_keep(n, START, h.keep), -ENOMEM);
+	CHECK_EQ(bsn_adopt_store(n, START, h.store), -ENOMEM);
+	CHECK_EQ(setrlimit(RLIMIT_AS, &all), 0);
+	CHECK_EQ(bsn_adopt_keep(n, START, h.keep), 0);
+	CHECK_EQ(bsn_adopt_store(n, START, h.store), 0);
+	close(h.keep);
+	close(h.store);
+	bsn_poll(n, START);
+	check_invariants(n);
+	bsn_free(n);
+}
+
 int main(void)
 {
 	RUN(progress_is_neither_lost_nor_doubled);
@@ -598,6 +626,7 @@ int main(void)
 	RUN(who_lives_is_known_when_all_are_adopted);
 	RUN(counters_go_on);
 	RUN(a_restart_takes_up_the_size_of_the_store);
+	RUN(without_memory_nothing_is_broken);
 	free(d.bytes);
 	return 0;
 }
