@@ -17,6 +17,7 @@ from runtime.main import Configuration, die_with_any_thread, read_arguments, sup
 from runtime.metrics import serving
 from runtime.service_manager import ServiceManager, StoredFd
 from runtime.settings.node import NODE_PROGRAM, Settings
+from runtime.side_service import side_service
 
 
 async def _serve(
@@ -31,7 +32,11 @@ async def _serve(
         daemon = await stack.enter_async_context(
             Daemon(settings, secrets.randbits(64), manager, stored, log, versions)
         )
-        stack.enter_context(serving(settings.metrics.listen, PREFIX, METRICS, daemon.status, log))
+        await stack.enter_async_context(
+            side_service(
+                lambda: serving(settings.metrics.listen, PREFIX, METRICS, daemon.status, log), log
+            )
+        )
         log.info(f"node {settings.node} serves on {settings.socket}")
         await supervise(daemon, configuration, manager, log)
 

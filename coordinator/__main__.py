@@ -19,6 +19,7 @@ from runtime.main import Configuration, die_with_any_thread, read_arguments, sup
 from runtime.metrics import serving
 from runtime.service_manager import ServiceManager
 from runtime.settings.coordinator import COORDINATOR_PROGRAM, Settings
+from runtime.side_service import side_service
 
 # The index, exports and queries compute beside the event loop. By default each turn of the
 # loop would wait for them for 5 ms, and to follow a trace over its nodes takes some turns.
@@ -29,13 +30,15 @@ async def _serve(
     configuration: Configuration[Settings], manager: ServiceManager, log: Log, versions: Versions
 ) -> None:
     settings = configuration.settings
-    async with CoordinatorServer(settings, secrets.randbits(64), log, versions) as server:
-        with (
-            serving(settings.metrics.listen, PREFIX, METRICS, server.status, log),
-            query.serving(settings.query.listen, settings.store_path, log),
-        ):
-            log.info(f"serves on {settings.listen}")
-            await supervise(server, configuration, manager, log)
+    async with (
+        CoordinatorServer(settings, secrets.randbits(64), log, versions) as server,
+        side_service(
+            lambda: serving(settings.metrics.listen, PREFIX, METRICS, server.status, log), log
+        ),
+        side_service(lambda: query.serving(settings.query.listen, settings.store_path, log), log),
+    ):
+        log.info(f"serves on {settings.listen}")
+        await supervise(server, configuration, manager, log)
 
 
 def main(argv: Sequence[str] | None = None, versions: Versions = OURS) -> int:

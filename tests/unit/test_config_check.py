@@ -178,19 +178,26 @@ def test_a_good_one_is_only_checked(kind: str, repository: Path, tmp_path: Path)
 
 @pytest.mark.parametrize("kind", MODULES)
 def test_the_probe_sees_what_a_daemon_does(kind: str, tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as port,
+        socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as path,
+    ):
+        path.bind(str(tmp_path / "node.sock.bpf"))
+        path.listen()
         (tmp_path / "good.yaml").write_text(
             # It starts, and ends since the last thing that it needs is not to be had.
-            f"metrics: {{listen: 127.0.0.1:{taken.getsockname()[1]}}}\n"
+            "metrics: {listen: null}\n"
             + (
                 "socket: ./node.sock\npool_bytes: 4MiB\n"
                 if kind == "node"
-                else "listen: 127.0.0.1:0\nstore: {path: ./t.sqlite}\nquery: {listen: null}\n"
+                else f"listen: 127.0.0.1:{port.getsockname()[1]}\nstore: {{path: ./t.sqlite}}\n"
+                "query: {listen: null}\n"
             )
         )
         done, did = run(MODULES[kind], tmp_path, "--config", "good.yaml")
     assert done.returncode == 1
-    assert "metrics.listen: cannot listen on" in done.stderr
+    said = "another daemon" if kind == "node" else "listen: cannot listen on"
+    assert said in done.stderr
     assert "socket.bind" in did["did"]
     assert ("sqlite3.connect" in did["did"]) == (kind == "coordinator")
 
