@@ -52,7 +52,7 @@ _RESTART_USAGE_S = 1.0
 # As systemd's RestartSec= by default: a node that fails again and again paces itself.
 _RESTART_S = 0.1
 
-# As systemd has 90 s by default, and the units' WatchdogSec= is 30 s.
+# A node is there in half a second, on a machine that is overloaded in some seconds.
 _WATCHDOGS_TO_START = 3
 
 _FDS_MAX = stored_fds_max()
