@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -51,6 +52,46 @@ def test_lintian_finds_nothing(packages: list[Path]) -> None:
         check=False,
     )
     assert (done.returncode, done.stdout) == (0, "")
+
+
+def test_each_python_that_a_debian_has_will_do(packages: list[Path]) -> None:
+    """What is compiled goes by the stable ABI."""
+    for package in packages:
+        depends = field(package, "Depends")
+        assert not re.search(r"\bpython3\.\d|\bpython3(:any)? \(<", depends), (package, depends)
+
+
+def test_each_release_has_versions_of_its_own(suite: str, packages: list[Path]) -> None:
+    """The later one has the newer: apt replaces those of the release before."""
+    suffix = {"bookworm": "~deb12u1", "trixie": "~deb13u1"}[suite]
+    versions = {field(package, "Version") for package in packages}
+    assert {version[-len(suffix) :] for version in versions} == {suffix}
+    assert len(versions) == 1
+
+
+def test_an_upgrade_of_debian_removes_nothing(
+    repository: Path, debs_of: Callable[[str], list[Path]], tmp_path: Path
+) -> None:
+    tree = tree_with(debs_of("bookworm"), "bookworm", tmp_path)
+
+    def apt(*words: str) -> str:
+        command = [repository / "packaging/in-tree", tree, "sh", "-c", f"apt-get {' '.join(words)}"]
+        return subprocess.check_output(command, text=True)
+
+    apt("install --yes --no-install-recommends /dist/*.deb")
+    sources = tree / "etc/apt/sources.list"
+    sources.write_text(sources.read_text().replace("bookworm", "trixie"))
+    apt("update")
+    planned = apt("full-upgrade --simulate")
+    # It is an upgrade at all: to another Python.
+    assert re.search(r"^Inst python3 \[3\.11", planned, re.MULTILINE)
+    assert re.findall(r"^Remv \S*backsight\S*", planned, re.MULTILINE) == []
+
+
+def field(package: Path, name: str) -> str:
+    """What a package says of itself."""
+    command = ["dpkg-deb", "--field", str(package), name]
+    return subprocess.check_output(command, text=True).strip()
 
 
 def test_from_installation_to_purge(machine: Machine) -> None:
