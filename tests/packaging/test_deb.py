@@ -45,8 +45,12 @@ def machine(
 
 
 def test_lintian_finds_nothing(packages: list[Path]) -> None:
+    dist = packages[0].parent
+    (source,) = dist.glob("*.dsc")
+    symbols = list(dist.glob("dbgsym/*.deb"))
+    assert symbols
     done = subprocess.run(
-        ["lintian", "--allow-root", "--fail-on", "error,warning", *packages],
+        ["lintian", "--allow-root", "--fail-on", "error,warning", *packages, *symbols, source],
         capture_output=True,
         text=True,
         check=False,
@@ -92,6 +96,36 @@ def field(package: Path, name: str) -> str:
     """What a package says of itself."""
     command = ["dpkg-deb", "--field", str(package), name]
     return subprocess.check_output(command, text=True).strip()
+
+
+def test_symbols_are_of_what_is_installed(packages: list[Path], tmp_path: Path) -> None:
+    """All of it, and in a folder of their own: nobody gets them who names all packages."""
+    assert [package.name for package in packages if "-dbgsym_" in package.name] == []
+    for package in packages:
+        subprocess.run(["dpkg-deb", "--extract", package, tmp_path / "installed"], check=True)
+    for symbols in packages[0].parent.glob("dbgsym/*.deb"):
+        subprocess.run(["dpkg-deb", "--extract", symbols, tmp_path / "symbols"], check=True)
+    compiled = [
+        path
+        for path in (tmp_path / "installed").rglob("*")
+        if path.is_file() and not path.is_symlink() and path.read_bytes()[:4] == b"\x7fELF"
+    ]
+    assert len(compiled) == 4
+    for path in compiled:
+        identifier = readelf("--notes", path, r"Build ID: (\w+)")
+        there = f"usr/lib/debug/.build-id/{identifier[:2]}/{identifier[2:]}.debug"
+        # Of sources of ours, by name.
+        readelf(
+            "--debug-dump=info", tmp_path / "symbols" / there, r"DW_AT_name .*: (\S*native\S*\.c)\n"
+        )
+
+
+def readelf(option: str, path: Path, pattern: str) -> str:
+    """The first place that matches, of what readelf says of a file."""
+    said = subprocess.check_output(["readelf", option, path], text=True)
+    found = re.search(pattern, said)
+    assert found is not None, (path, option)
+    return found[1]
 
 
 def test_from_installation_to_purge(machine: Machine) -> None:
