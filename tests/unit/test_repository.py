@@ -213,6 +213,24 @@ def test_recorded_data_has_its_licence_beside_it(repository: Path) -> None:
     assert [folder for folder in folders if not (repository / folder / "LICENSE").is_file()] == []
 
 
+def test_debian_copyright_names_whoever_has_a_licence_here(repository: Path) -> None:
+    copyright_ = (repository / "packaging/debian/copyright").read_text("utf-8")
+    stanzas = dict(re.findall(r"^Files: (.+)\nCopyright: (.+)$", copyright_, re.MULTILINE))
+    licences = [path for path in tracked(repository) if path.name == "LICENSE"]
+    others = [path for path in licences if path.parent != Path()]
+    assert {f"{path.parent}/*" for path in others} <= stanzas.keys()
+    for path in others:
+        holders = re.findall(
+            r"^Copyright \(c\) (.+)$", (repository / path).read_text(), re.MULTILINE
+        )
+        holders += [
+            re.sub(r"Copyright (\d+), ", r"\1 ", line)
+            for source in (repository / path.parent).rglob("*.proto")
+            for line in re.findall(r"^// (Copyright .+)$", source.read_text(), re.MULTILINE)
+        ]
+        assert set(holders) == {stanzas[f"{path.parent}/*"]}, path
+
+
 def test_python_paths_are_the_same_everywhere(repository: Path) -> None:
     makefile = (repository / "Makefile").read_text("utf-8")
     exported = re.search(r"^export PYTHONPATH := (.*)$", makefile, re.MULTILINE)
