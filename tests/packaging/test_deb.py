@@ -79,7 +79,8 @@ def test_an_upgrade_of_debian_removes_nothing(
     tree = tree_with(debs_of("bookworm"), "bookworm", tmp_path)
 
     def apt(*words: str) -> str:
-        command = [repository / "packaging/in-tree", tree, "sh", "-c", f"apt-get {' '.join(words)}"]
+        in_tree = (str(repository / "packaging/in-tree"), str(tree))
+        command = [*in_tree, "sh", "-c", f"apt-get {' '.join(words)}"]
         return subprocess.check_output(command, text=True)
 
     apt("install --yes --no-install-recommends /dist/*.deb")
@@ -142,5 +143,6 @@ def test_from_installation_to_purge(machine: Machine) -> None:
     check_traces(machine, ())
     machine.sh("apt-get purge --yes '*backsight*'; apt-get autoremove --purge --yes")
     assert files(machine) - files_before == set()
+    assert "backsight" not in machine.run("ls", "/run").split()
     assert users(machine) == users_before
     assert "backsight" not in machine.run("systemctl", "list-unit-files")
