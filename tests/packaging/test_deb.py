@@ -146,3 +146,8 @@ def test_from_installation_to_purge(machine: Machine) -> None:
     assert "backsight" not in machine.run("ls", "/run").split()
     assert users(machine) == users_before
     assert "backsight" not in machine.run("systemctl", "list-unit-files")
+    # Somebody's own account stays.
+    machine.run("useradd", "--create-home", "backsight")
+    machine.sh("apt-get install --yes --no-install-recommends /dist/*.deb")
+    machine.sh("apt-get purge --yes '*backsight*'; apt-get autoremove --purge --yes")
+    assert [line for line in users(machine) if "backsight" in line] != []
