@@ -31,6 +31,8 @@ def _without_the_package() -> Iterator[None]:
 
 
 with _without_the_package():
+    # Without it, what the codecs warn of goes to standard error.
+    import pyroute2.config.log  # noqa: F401
     from pyroute2.netlink.diag import SOCK_DIAG_BY_FAMILY, inet_diag_req
     from pyroute2.netlink.exceptions import NetlinkDecodeError
     from pyroute2.netlink.rtnl import (

@@ -146,7 +146,7 @@ class Container(Opened):
                 # nspawn knows no "ro" among the mounts of a bundle.
                 *map(str, self.binds),
                 # To who has the capabilities, as containerd's default profile. CRI-O's does not.
-                "--system-call-filter=bpf perf_event_open",
+                "--system-call-filter=bpf",
             ],
             stdin=subprocess.PIPE if self.is_asked else subprocess.DEVNULL,
             stdout=subprocess.PIPE if self.is_asked else self._log,

@@ -119,7 +119,7 @@ class Machine(Opened):
                     "--timezone=off",
                     "--resolv-conf=off",
                     f"--capability={','.join(_CAPABILITIES)}",
-                    "--system-call-filter=bpf perf_event_open",
+                    "--system-call-filter=bpf",
                     "--console=pipe",
                 ],
                 env={**os.environ, "NOTIFY_SOCKET": str(notify_path)},
