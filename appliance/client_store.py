@@ -36,8 +36,8 @@ _PARTS = ("arena", "channel", context_part(0))
 
 _NAME = re.compile(rf"([0-9a-f]{{12}})\.({'|'.join((*_BUNDLES, _ABOUT, *_PARTS))}|context-[0-9]+)")
 
-# It is ours, but a store is only as good as who fills it.
-_TEXT_BYTES_MAX = 4096
+# It is ours, but a store is only as good as who fills it. A process may be in thousands of groups.
+_TEXT_BYTES_MAX = 128 << 10
 _PARTS_MAX = 8
 
 

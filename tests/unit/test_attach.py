@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from appliance.client_store import ClientStore
 from appliance.contexts import memfd_context
 from appliance.packets import Abi
 from appliance.process import pidfd_of_peer, start_ticks_of
@@ -35,6 +36,7 @@ from tests.unit.attach_harness import (
     request,
     request_of_version_1,
 )
+from tests.unit.logs import SILENT
 from tests.unit.open_files import open_files
 
 
@@ -716,6 +718,21 @@ def test_of_two_bundles_the_one_counts_that_took_the_place_of_the_other(director
         store.close()
 
     asyncio.run(run())
+
+
+def test_a_process_in_thousands_of_groups_is_kept(directory: Path) -> None:
+    about = {"gids": list(range(1 << 20, (1 << 20) + 10_000))}
+    store = Store(directory)
+    with ServiceManager(str(store.path)) as manager:
+        arena = memfd(b"")
+        with contextlib.closing(ClientStore(manager, SILENT)) as before:
+            before.store("0123456789ab", about, {"arena": arena})
+        os.close(arena)
+        with contextlib.closing(ClientStore(manager, SILENT)) as after:
+            (found,) = after.recover(store.take()[0])
+            assert (found.about, found.error) == (about, None)
+            os.close(found.parts["arena"])
+    store.close()
 
 
 @pytest.mark.parametrize(
