@@ -96,11 +96,11 @@ def restart_node(machine: Machine) -> None:
     machine.run("systemctl", "restart", "backsight-node")
 
 
-def kill(machine: Machine, service: str) -> None:
+def kill(machine: Machine, service: str, by: str = "KILL") -> None:
     """Until systemd has started the next one."""
     last = machine.run("journalctl", "--lines=1", "--show-cursor", "--output=cat")
     cursor = last.rpartition("-- cursor: ")[2].strip()
-    machine.run("systemctl", "kill", "--kill-whom=main", "--signal=KILL", service)
+    machine.run("systemctl", "kill", "--kill-whom=main", f"--signal={by}", service)
     await_entry(machine, service, "Scheduled restart job", f"--after-cursor={cursor}")
     machine.run("systemctl", "start", service)  # returns when it is ready
 
@@ -119,6 +119,11 @@ def await_entry(machine: Machine, service: str, text: str, since: str) -> None:
 
 def kill_node(machine: Machine) -> None:
     kill(machine, "backsight-node")
+
+
+def end_node(machine: Machine) -> None:
+    """By somebody who did not know better: it is not systemd that has it end."""
+    kill(machine, "backsight-node", "TERM")
 
 
 def misconfigure_node(machine: Machine) -> None:
