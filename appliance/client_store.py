@@ -157,8 +157,8 @@ class ClientStore:
             for name in sorted(kept.names & {*_BUNDLES, _ABOUT, *_PARTS}):
                 if kept.bundle is None or name != kept.bundle.name:
                     self._remove(client_id, kept, name)
-        except TimeoutError as error:
-            # Each further attempt would wait as long as this one.
+        except OSError as error:
+            # Each further attempt might wait as long as this one.
             self._is_stuck = True
             self._log.warning(f"clients are kept as they were: {error.strerror}")
 

@@ -666,19 +666,27 @@ async def kept_client(directory: Path, manager: ServiceManager, store: Store) ->
     return item
 
 
+async def kept_before_bundles(
+    directory: Path, manager: ServiceManager, store: Store
+) -> list[StoredFd]:
+    """Of such a process, each part under a name of its own."""
+    item = await kept_client(directory, manager, store)
+    said, fds = unbundled(item.fd)
+    parts = {
+        **dict(zip(said["parts"], fds, strict=True)),
+        "about": memfd(json.dumps(said["about"]).encode()),
+    }
+    client_id = item.name.partition(".")[0]
+    return [StoredFd(f"{client_id}.{part}", fd) for part, fd in parts.items()]
+
+
 def test_clients_of_before_there_were_bundles_are_taken_up(directory: Path) -> None:
     async def run() -> None:
         store = Store(directory)
         with ServiceManager(str(store.path)) as manager:
-            item = await kept_client(directory, manager, store)
-            said, fds = unbundled(item.fd)
-            client_id = item.name.partition(".")[0]
-            parts = {
-                **dict(zip(said["parts"], fds, strict=True)),
-                "about": memfd(json.dumps(said["about"]).encode()),
-            }
-            stored = [StoredFd(f"{client_id}.{part}", fd) for part, fd in parts.items()]
+            stored = await kept_before_bundles(directory, manager, store)
             names = [item.name for item in stored]
+            client_id = names[0].partition(".")[0]
             async with node(directory, manager=manager, stored=stored) as after:
                 assert (after.log, len(after.dataplane.adopted)) == ([], 1)
             bundle, removed = store.take()
@@ -688,6 +696,21 @@ def test_clients_of_before_there_were_bundles_are_taken_up(directory: Path) -> N
                 assert (after.log, len(after.dataplane.adopted)) == ([], 1)
             assert store.take() == ([], [])
         store.close()
+
+    asyncio.run(run())
+
+
+def test_who_cannot_be_kept_in_a_bundle_is_taken_up_all_the_same(directory: Path) -> None:
+    async def run() -> None:
+        store = Store(directory)
+        with ServiceManager(str(store.path)) as manager:
+            stored = await kept_before_bundles(directory, manager, store)
+            store.close()
+            async with node(directory, manager=manager, stored=stored) as after:
+                assert len(after.clients) == len(after.dataplane.adopted) == 1
+                assert [line.partition(":")[0] for line in after.log] == [
+                    "clients are kept as they were"
+                ]
 
     asyncio.run(run())
 

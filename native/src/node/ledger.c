@@ -23,9 +23,6 @@
 #define LEDGER_VERSION 9u
 #define HEADER_BYTES 4096u
 
-/* Of the budget: for a successor whose pool is larger. */
-#define ROOM_FACTOR 4u
-
 static uint64_t up_to_segment(uint64_t bytes)
 {
 	return (bytes + SEGMENT - 1) / SEGMENT * SEGMENT;

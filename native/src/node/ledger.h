@@ -165,6 +165,10 @@ uint64_t ledger_bytes(uint32_t n_told, uint32_t n_records, uint32_t n_buckets,
 struct told *ledger_told(const struct ledger *l, uint32_t client);
 
 /* memfd.c */
+/* Ledger and store are made so many times as large as configured, for a successor with more: of
+ * their files only what is used has memory. */
+#define ROOM_FACTOR 4u
+
 void *map_shared(int fd, uint64_t bytes);
 int map_failure(void);
 /* Nobody can run it, where the kernel knows how to say so. */

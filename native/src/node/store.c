@@ -366,10 +366,6 @@ bool slice_trim(struct bsn *n, struct slice *slice, uint64_t offset)
 
 /* ---------------------------------------------------------------- life --- */
 
-/* Of the file only what is used has memory, so there is room for a successor that is
- * configured to have a larger store. */
-#define ROOM_FACTOR 4u
-
 /* STORE_MAX: block numbers have 32 bits. */
 #define BLOCKS_MAX (1ull << 30)
 
