@@ -15,7 +15,6 @@ import json
 import math
 import os
 import secrets
-import socket
 import statistics
 import subprocess
 import tempfile
@@ -29,6 +28,7 @@ from bench.machine import CoreTimes, cpu_ns, load
 from bench.report import Param, Result, rounded
 from bench.scale import Scale
 from testbed.daemons import anywhere, bound, coordinator_on
+from testbed.ports import free_port
 from testbed.topology import Coordinator, Node
 
 _SCRIPT = Path(__file__).with_name("http.lua")
@@ -110,8 +110,8 @@ class Pair:
         self._work = (items, record_bytes // EVENT_LOG_BYTES)
         self._stack = contextlib.ExitStack()
         self._pids: dict[str, int] = {"node": node.daemon_pid()}
-        self.front_port = _free_port()
-        self.back_port = _free_port()
+        self.front_port = free_port()
+        self.back_port = free_port()
 
     def __enter__(self) -> Pair:
         with contextlib.ExitStack() as stack:
@@ -208,13 +208,6 @@ def _get(port: int, path: str, headers: Mapping[str, str] | None = None) -> byte
     with contextlib.closing(connection):
         connection.request("GET", path, headers=dict(headers or {}))
         return connection.getresponse().read()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def shown_when_judged(coordinator: Coordinator, trace: str) -> Json:

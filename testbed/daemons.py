@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from testbed.ports import free_port
 from testbed.topology import DIES_WITH_PARENT, Coordinator, Host, Node
 
 
@@ -53,9 +53,7 @@ _NO_METRICS = {"metrics": {"listen": None}}
 
 def free_endpoint(host: Host) -> str:
     """An address of that host, with a port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind((host.address, 0))
-        return f"{host.address}:{probe.getsockname()[1]}"
+    return f"{host.address}:{free_port(host.address)}"
 
 
 class _Coordinator(Coordinator):

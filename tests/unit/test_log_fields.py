@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,6 +17,7 @@ from runtime.service_manager import ServiceManager
 from runtime.settings.coordinator import Settings, StoreSettings
 from runtime.settings.node import CoordinatorSettings, MetricsSettings
 from runtime.settings.node import Settings as NodeSettings
+from testbed.ports import free_port
 
 TRACE = TraceId(bytes(range(16)))
 WHY = "1.9 s, p99 is 0.4 s"
@@ -35,13 +35,6 @@ class Journal:
         while text not in (entry := await self._said.get()).message:
             pass
         return entry.fields
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def test_a_trigger_is_found_by_its_name_its_trace_its_node_and_its_reason(tmp_path: Path) -> None:

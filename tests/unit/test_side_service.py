@@ -9,12 +9,8 @@ import socket
 from collections.abc import Iterator
 
 from runtime.side_service import side_service
+from testbed.ports import free_port
 from tests.unit.logs import SILENT, logs_to
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
 
 
 def test_it_is_served_while_entered() -> None:

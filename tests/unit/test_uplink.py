@@ -7,7 +7,6 @@ import asyncio
 import contextlib
 import random
 import re
-import socket
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -43,6 +42,7 @@ from runtime.settings.coordinator import Settings as CoordinatorSettings
 from runtime.settings.coordinator import StoreSettings
 from runtime.settings.node import CoordinatorSettings as Uplinked
 from runtime.settings.node import Settings
+from testbed.ports import free_port
 from tests.simulation.pool import PoolConfig, PoolModel
 from tests.unit.logs import SILENT, logs_to
 
@@ -64,13 +64,6 @@ def test_backoff_doubles_by_chance_up_to_a_bound() -> None:
     assert backoff.next_s() <= 0.1
     # Nodes that were cut off together do not come back together.
     assert waits != [b.next_s() for b in [Backoff(random.Random(2))] for _ in range(20)]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def trace(number: int) -> TraceId:
