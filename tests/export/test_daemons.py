@@ -21,9 +21,9 @@ import pytest
 import yaml
 
 from formats import stamped as names
+from testbed.ports import free_port
 from testbed.topology import Coordinator, Host, Node, started
 from tests.export.receivers import GrpcReceiver
-from tests.unit.test_uplink import free_port
 
 pytestmark = pytest.mark.timeout(180)
 

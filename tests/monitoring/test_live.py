@@ -18,13 +18,13 @@ import pytest
 import yaml
 
 from testbed.daemons import anywhere
+from testbed.ports import free_port
 from testbed.probes import Probes
 from testbed.topology import PYTHON, Coordinator, Node
 from tests.export.receivers import GrpcReceiver
 from tests.monitoring.dashboard import panels_of, queries
 from tests.monitoring.metrics import BUILD_INFO, KNOWN, OF_OTHERS, names_in
 from tests.monitoring.prometheus import Prometheus
-from tests.unit.test_uplink import free_port
 
 pytestmark = [pytest.mark.root, pytest.mark.bpf, pytest.mark.timeout(180)]
 

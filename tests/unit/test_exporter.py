@@ -27,6 +27,7 @@ from protocol.messages import TraceId
 from protocol.verdicts import VerdictKind
 from runtime.schema import ConfigError, loads
 from runtime.settings.coordinator import ExportSettings, Settings
+from testbed.ports import free_port
 from tests.export.collected import BEGIN_NS, CART, FRONT, MS, SPANS, STOCK, TRACE, detail
 from tests.export.receivers import (
     BUSY,
@@ -40,7 +41,6 @@ from tests.export.receivers import (
 from tests.unit.logs import logs_to
 from tests.unit.test_query import put_trace
 from tests.unit.test_store import ROOMY, Clock, Driver
-from tests.unit.test_uplink import free_port
 
 T = TypeVar("T")
 EXPORTED = frozenset({VerdictKind.COHERENT})

@@ -27,8 +27,8 @@ from runtime.service_manager import ServiceManager, StoredFd
 from runtime.settings.coordinator import PolicySettings, Settings, StoreSettings
 from runtime.settings.node import CoordinatorSettings as Uplinked
 from runtime.settings.node import Settings as NodeSettings
+from testbed.ports import free_port
 from tests.unit.logs import SILENT
-from tests.unit.test_uplink import free_port
 
 TENTH = policy_of(percentage_threshold(10))
 

@@ -25,8 +25,8 @@ from coordinator.transports import (
     transport_of,
 )
 from runtime.settings.coordinator import ExportSettings
+from testbed.ports import free_port
 from tests.export.receivers import HttpReceiver
-from tests.unit.test_uplink import free_port
 
 
 @contextlib.contextmanager
