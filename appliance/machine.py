@@ -17,6 +17,7 @@ from appliance.core.dataplane import NO_CLIENT, LocalTrigger
 from appliance.core.machine import TRIGGERS, Limits, MachineWatch, Namespace, Symptom
 from appliance.namespaces import namespace_of
 from protocol.messages import LATERALS_MAX, WHY_BYTES_MAX, Source, TraceId, cut_utf8
+from runtime.events import is_set_within
 from runtime.log import Log
 from runtime.main import die_if_it_fails
 from runtime.settings.node import MachineSettings
@@ -136,7 +137,7 @@ class Machine:
     async def _look_often(self, counters: Counters) -> None:
         while not self._changed.is_set():
             await self._look(counters)
-            await _event_within(self._changed, self._settings.look_every_s)
+            await is_set_within(self._changed, self._settings.look_every_s)
 
     async def _look(self, counters: Counters) -> None:
         processes = self._host.processes()
@@ -211,10 +212,3 @@ async def _first_of(*runs: Coroutine[Any, Any, None]) -> None:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-async def _event_within(event: asyncio.Event, timeout_s: float) -> None:
-    try:
-        await asyncio.wait_for(event.wait(), timeout_s)
-    except TimeoutError:
-        return

@@ -152,7 +152,8 @@ class _Probes:
     async def users(self, device: int, port: int, within_ns: int) -> list[TraceId]:
         """Traces that used a device or a port of ours lately; none if they do not say in time."""
         number = next(self._questions)
-        answer = self._asked[number] = self._loop.create_future()
+        answer: asyncio.Future[list[TraceId]] = self._loop.create_future()
+        self._asked[number] = answer
         question = {
             "namespace": self._namespace,
             "device": device,
@@ -161,7 +162,8 @@ class _Probes:
         }
         self._outbox.say({"who": number, **question})
         try:
-            return await asyncio.wait_for(answer, _ANSWER_S)
+            async with asyncio.timeout(_ANSWER_S):
+                return await answer
         except TimeoutError:
             return []
         finally:

@@ -12,6 +12,7 @@ import contextlib
 from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
+from runtime.events import is_set_within
 from runtime.log import Log, MessageId
 from runtime.service_manager import ServiceManager
 
@@ -83,6 +84,5 @@ async def report(
         if text != told:
             told = text
             manager.status(text)
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(news.wait(), interval_s)
+        if await is_set_within(news, interval_s):
             await asyncio.sleep(settle_s)

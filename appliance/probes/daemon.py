@@ -23,6 +23,7 @@ from appliance.probes.link import Link
 from appliance.probes.native import NEVER
 from appliance.probes.symptoms import BREADCRUMBS, SYMPTOMS, keys_of
 from appliance.probes_packets import VERSION, probes_path
+from runtime.events import is_set_within
 from runtime.log import Log
 from runtime.settings.node import ProbeSettings, Settings
 from runtime.threads import in_thread
@@ -192,9 +193,7 @@ class Daemon:
 
     async def _tell_figures(self, link: Link, ended: asyncio.Event) -> None:
         while not ended.is_set():
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(ended.wait(), _FIGURES_EVERY_S)
-            if not ended.is_set() and link.welcomed:
+            if not await is_set_within(ended, _FIGURES_EVERY_S) and link.welcomed:
                 link.say({"figures": self._figures()}, needed=False)
 
     async def _keep_budget(self) -> None:
