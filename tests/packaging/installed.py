@@ -126,6 +126,20 @@ def end_node(machine: Machine) -> None:
     kill(machine, "backsight-node", "TERM")
 
 
+def hang_node(machine: Machine) -> None:
+    """It does not end when it is told to; the watchdog does not look at it then."""
+    of_node = ("systemctl", "show", "--value", "--property=ControlGroup", "backsight-node")
+    mounts = ("findmnt", "--noheadings", "--output=TARGET", "--types=cgroup2")
+    group = machine.run(*mounts).strip() + machine.run(*of_node).strip()
+    # A frozen process takes no signal but SIGKILL.
+    machine.sh(f"echo 1 >{group}/cgroup.freeze")
+    with machine.popen("systemctl", "restart", "backsight-node") as restart:
+        await_entry(machine, "backsight-node", "State 'stop-sigterm' timed out. Killing.", "--boot")
+        # Its successor is in the same group.
+        machine.sh(f"echo 0 >{group}/cgroup.freeze")
+    assert restart.returncode == 0
+
+
 def misconfigure_node(machine: Machine) -> None:
     """It does not start, and goes on where it was once it can."""
     machine.sh("echo 'nonsense: 1' >>/etc/backsight/node.yaml")

@@ -17,6 +17,7 @@ from tests.packaging.installed import (
     configure,
     end_node,
     files,
+    hang_node,
     kill_node,
     misconfigure_node,
     restart_node,
@@ -137,7 +138,7 @@ def test_from_installation_to_purge(machine: Machine) -> None:
     machine.sh("apt-get install --yes --no-install-recommends /dist/*.deb")
     check_services(machine)
     configure(machine)
-    check_traces(machine, (kill_node, end_node, restart_node, misconfigure_node))
+    check_traces(machine, (kill_node, end_node, restart_node, hang_node, misconfigure_node))
     machine.halt()
     machine.boot()
     check_services(machine)
