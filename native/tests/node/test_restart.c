@@ -599,8 +599,13 @@ static void without_memory_nothing_is_broken(void)
 	CHECK_EQ(getrlimit(RLIMIT_AS, &all), 0);
 	none = (struct rlimit){.rlim_cur = 1, .rlim_max = all.rlim_max};
 	CHECK_EQ(setrlimit(RLIMIT_AS, &none), 0);
-	CHECK_EQ(bsn_adopt_keep(n, START, h.keep), -ENOMEM);
-	CHECK_EQ(bsn_adopt_store(n, START, h.store), -ENOMEM);
+	if (mmap(NULL, 1, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0) !=
+	    MAP_FAILED) {
+		printf("  not here: this emulator limits nothing\n");
+	} else {
+		CHECK_EQ(bsn_adopt_keep(n, START, h.keep), -ENOMEM);
+		CHECK_EQ(bsn_adopt_store(n, START, h.store), -ENOMEM);
+	}
 	CHECK_EQ(setrlimit(RLIMIT_AS, &all), 0);
 	CHECK_EQ(bsn_adopt_keep(n, START, h.keep), 0);
 	CHECK_EQ(bsn_adopt_store(n, START, h.store), 0);
