@@ -124,6 +124,22 @@ def unified_group() -> Iterator[Group]:
             subprocess.run(["umount", directory], check=True)
 
 
+@contextlib.contextmanager
+def subtree(name: str) -> Iterator[list[Path]]:
+    """Groups below which an init system has all for itself, in each hierarchy that it uses."""
+    mixed = [_ROOT / "unified", _ROOT / "systemd"]
+    roots = [root for root in mixed if (root / "cgroup.procs").exists()] or [_ROOT]
+    made = [root / f"backsight-{os.getpid()}-{name}" for root in roots]
+    try:
+        for group in made:
+            group.mkdir()
+        yield made
+    finally:
+        for top in made:
+            for path, _, _ in os.walk(top, topdown=False):
+                _remove(Path(path), top.parent)
+
+
 def _remove(made: Path, parent: Path) -> None:
     deadline_s = time.monotonic() + _EMPTY_WITHIN_S
     while True:

@@ -6,6 +6,7 @@ Each has its own files, processes, users and network, and the kernel of this mac
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -15,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
+from testbed import cgroups
 from testbed.topology import DIES_WITH_PARENT, Host, Opened, await_ready, end
 
 _REPOSITORY = Path(__file__).resolve().parent.parent
@@ -23,6 +25,14 @@ _REPOSITORY = Path(__file__).resolve().parent.parent
 _PACKAGES = ("systemd", "systemd-sysv", "dbus", "libnss-systemd", "iproute2", "procps", "curl")
 
 _STOP_TIMEOUT_S = 60.0
+
+# Into those groups, up to "--", and then go on as that command.
+_WITHIN = (
+    "sh",
+    "-euc",
+    'while [ "$1" != -- ]; do echo $$ >"$1/cgroup.procs"; shift; done; shift; exec "$@"',
+    "within",
+)
 
 # nspawn takes these away by default. A machine of one's own has them.
 _CAPABILITIES = ("CAP_BPF", "CAP_PERFMON")
@@ -83,12 +93,16 @@ class Machine(Opened):
         self.root = directory / f"{name}.tree"
         self._tree = tree
         self._directory = directory
+        self._stack = contextlib.ExitStack()
+        self._groups: list[Path] = []
         self._log_path = directory / f"{name}.log"
         self._log: IO[bytes] | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._leader = 0
 
     def open(self) -> None:
+        # Else nspawn puts all machines into the same ones, and each has those of the others.
+        self._groups = self._stack.enter_context(cgroups.subtree(self.name))
         subprocess.run(["cp", "--archive", "--reflink=auto", self._tree, self.root], check=True)
         (self.root / "etc/hostname").write_text(f"{self.name}\n")
         # As Debian's installer has it.
@@ -105,6 +119,9 @@ class Machine(Opened):
             self._process = subprocess.Popen(
                 [
                     *DIES_WITH_PARENT,
+                    *_WITHIN,
+                    *self._groups,
+                    "--",
                     "systemd-nspawn",
                     "--directory",
                     self.root,
@@ -151,6 +168,7 @@ class Machine(Opened):
     def close(self) -> None:
         self.halt()
         shutil.rmtree(self.root, ignore_errors=True)
+        self._stack.close()
 
     def run(self, *command: str, check: bool = True) -> str:
         """What a program prints there; RuntimeError, with that, if it fails."""
