@@ -121,6 +121,7 @@ def test_a_node_says_if_the_service_manager_has_not_room_for_all(
 @pytest.mark.parametrize(
     ("times", "said"),
     [
+        (2, []),
         (4, []),
         (
             5,
