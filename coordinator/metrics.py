@@ -121,6 +121,11 @@ METRICS = (
     ),
     Metric("undurable_bytes", "Bytes of slices that are not durable.", "now/undurable_bytes"),
     Metric(
+        "streams_waiting",
+        "Streams of slices that wait for memory, to be allowed to send.",
+        "now/streams_waiting",
+    ),
+    Metric(
         "slice_bytes_dropped_total",
         "Bytes of slices beyond slice_bytes_max.",
         "core/bytes_over_slice_max",

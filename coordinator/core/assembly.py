@@ -117,6 +117,17 @@ class Assembly:
             trace.evidence.restart(part.node)
         return True
 
+    def expect(self, trace: Trace, part: Part) -> None:
+        """What is missing of a slice is to come, and takes credit."""
+        node = self._nodes.by_id.get(part.node)
+        if node is None:
+            return
+        due = 0 if part.lost or trace.abandoned_by is not None else part.missing_bytes
+        node.expected_bytes += due - part.expected_bytes
+        part.expected_bytes = due
+        if node.stream is not None:
+            self.credit.demand(node.stream, node.expected_bytes)
+
     def ignore(self, stream: int, chunk: SliceChunk) -> None:
         """A chunk for which there was room is of no use."""
         self.credit.free(len(chunk.data))
@@ -156,6 +167,7 @@ class Assembly:
                 BytesDurable(trace.id, node.id, part.epoch, end, len(fresh)),
             )
             self.credit.free(size - len(fresh))
+        self.expect(trace, part)
         self.credit.top_up(stream)
         return fresh
 
@@ -187,4 +199,5 @@ class Assembly:
             self.credit.close(node.stream)
         node.stream = stream
         self.credit.open(stream)
+        self.credit.demand(stream, node.expected_bytes)
         return node

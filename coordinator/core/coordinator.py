@@ -319,6 +319,7 @@ class CoordinatorCore:
             groups=len(self._traversal.groups),
             memory_bytes=self.memory_bytes,
             undurable_bytes=self._assembly.credit.undurable_bytes,
+            streams_waiting=self._assembly.credit.waiting,
             assembly_bytes=self._lifecycle.stored_bytes,
             answers_waiting=self.waiting_effects,
         )
@@ -415,6 +416,7 @@ class CoordinatorCore:
         if not kept:
             kept = not self._meet(trace, part, status.epoch, begins=begins, told=True)
         news = self._traversal.answered(trace, part, node, status, now_ns, kept=kept)
+        self._assembly.expect(trace, part)
         if news or part.restarted != was_restarted:
             self._put_status(node, part, now_ns)
             self._lifecycle.news(trace, now_ns)
@@ -481,6 +483,7 @@ class CoordinatorCore:
         received = part.received
         met = self._assembly.meet(trace, part, epoch, begins=begins, told=told)
         self._lifecycle.add_stored_bytes(trace, part.received - received)
+        self._assembly.expect(trace, part)
         return met
 
     def _put_status(self, node: Node, part: Part, now_ns: int) -> None:
@@ -495,6 +498,8 @@ class CoordinatorCore:
             lost = self._traversal.abandon(group, node.name)
             self._lifecycle.put_released_unless_here(group.primary, group)
             for trace in lost:
+                for part in trace.parts.values():
+                    self._assembly.expect(trace, part)
                 if self._lifecycle.is_coherent(trace):
                     # Everything is here: that a node gave up the rest is no loss.
                     trace.abandoned_by = None
@@ -599,4 +604,5 @@ class CoordinatorCore:
             part.status = self._within_bounds(known.status)
             if not part.is_due:
                 part.state = PartState.ANSWERED
+            self._assembly.expect(trace, part)
             self._traversal.named(trace, known.status.crumbs, known.node, now_ns)

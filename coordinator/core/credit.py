@@ -3,19 +3,47 @@
 
     memory_bytes >= undurable bytes + credit that is out
 
-Each Slices stream is kept at a target of credit: the window, or a fair part of
-the memory where streams are many. Credit that is out cannot be called back
-while its stream lasts, so a stream without news should be closed; what it
-held goes to those that wait, first come, first served.
+Credit that is out cannot be called back while its stream lasts, so it is given for what
+a node is known to have, and little of it in advance:
+
+    target = the advance + the least of
+             what the node says that it has and has not sent: its demand,
+             the step, which begins small and doubles whenever it is used up,
+             the window of one stream, and as much as is free for others beside it
+
+The advance is for the first bytes of a slice, of which no status has told yet. All advances
+together take a small part of the memory, however many streams are idle. No stream may have
+more than is left free, as in shared buffers of switches (dynamic thresholds: Choudhury and
+Hahne, IEEE/ACM Transactions on Networking 6 (2), 1998): the more are busy, the less each has,
+and who comes new finds something. Where there is nothing, streams wait for each other, first
+come, first served.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
+from dataclasses import dataclass
 
 QUANTUM_BYTES = 64 << 10
 """The least that is granted while there is more to want: a message for each
-freed kilobyte would cost more than it helps."""
+freed kilobyte would cost more than it helps. Also the first step."""
+
+ADVANCE_BYTES = 8 << 10
+"""Most slices are shorter, and wait for no credit at all."""
+
+_ADVANCES = 8
+"""One part in so many of the memory is for advances; twice that where the last of very many
+streams get less than the first."""
+
+
+@dataclass(slots=True)
+class _Stream:
+    """``out``: what it may send now. ``used``: what it sent of the step."""
+
+    out: int = 0
+    demand: int = 0
+    step: int = QUANTUM_BYTES
+    used: int = 0
 
 
 class Credit:
@@ -24,7 +52,7 @@ class Credit:
     def __init__(self, memory_bytes: int, window_bytes: int) -> None:
         self._memory_bytes = memory_bytes
         self._window_bytes = window_bytes
-        self._out: dict[int, int] = {}
+        self._streams: dict[int, _Stream] = {}
         self._out_bytes = 0
         self._waiting: OrderedDict[int, None] = OrderedDict()
         self._granted: dict[int, int] = {}
@@ -34,7 +62,7 @@ class Credit:
         """Go on with other bounds. What is out over them is not called back, and not renewed."""
         self._memory_bytes = memory_bytes
         self._window_bytes = window_bytes
-        for stream in self._out:
+        for stream in self._streams:
             self._want(stream)
         self._serve()
 
@@ -42,29 +70,49 @@ class Credit:
     def used_bytes(self) -> int:
         return self.undurable_bytes + self._out_bytes
 
+    @property
+    def waiting(self) -> int:
+        """How many streams would get more if there were more."""
+        return len(self._waiting)
+
     def open(self, stream: int) -> None:
         """A stream that may send."""
-        self._out[stream] = 0
+        self._streams[stream] = _Stream()
         self.top_up(stream)
 
     def close(self, stream: int) -> None:
         """The stream is gone, and its credit with it."""
-        self._out_bytes -= self._out.pop(stream, 0)
+        known = self._streams.pop(stream, None)
+        if known is not None:
+            self._out_bytes -= known.out
         self._waiting.pop(stream, None)
         self._granted.pop(stream, None)
         self._serve()
 
+    def demand(self, stream: int, size: int) -> None:
+        """So many bytes are to come on a stream, as far as it is known."""
+        known = self._streams.get(stream)
+        if known is None or known.demand == size:
+            return
+        known.demand = size
+        if not size:
+            known.step, known.used = QUANTUM_BYTES, 0
+        self.top_up(stream)
+
     def arrived(self, stream: int, size: int) -> bool:
         """Bytes came on a stream. False: more than it may, and no room for them."""
-        out = self._out.get(stream)
-        if out is None:
+        known = self._streams.get(stream)
+        if known is None:
             return False
-        excess = max(0, size - out)
+        excess = max(0, size - known.out)
         if excess and self.used_bytes + excess > self._memory_bytes:
             return False
-        self._out[stream] = max(0, out - size)
-        self._out_bytes -= min(out, size)
+        self._out_bytes -= min(known.out, size)
+        known.out = max(0, known.out - size)
         self.undurable_bytes += size
+        known.used += size
+        if known.used >= known.step:
+            known.step, known.used = min(2 * known.step, self._window_bytes), 0
         return True
 
     def free(self, size: int) -> None:
@@ -74,7 +122,7 @@ class Credit:
 
     def top_up(self, stream: int) -> None:
         """Bring a stream back to its target when half of it is used."""
-        if stream in self._out:
+        if stream in self._streams:
             self._want(stream)
             self._serve()
 
@@ -83,24 +131,30 @@ class Credit:
         granted, self._granted = self._granted, {}
         return granted
 
-    def _target(self) -> int:
-        fair = self._memory_bytes // (2 * len(self._out))
-        return min(self._window_bytes, max(fair, QUANTUM_BYTES))
+    def _target(self, known: _Stream) -> int:
+        advance = min(ADVANCE_BYTES, self._memory_bytes // (_ADVANCES * len(self._streams)))
+        if not known.demand:
+            return advance
+        free = max(QUANTUM_BYTES, self._memory_bytes - self.used_bytes)
+        return advance + min(known.demand, known.step, self._window_bytes, free)
 
     def _want(self, stream: int) -> None:
-        if self._out[stream] * 2 <= self._target():
+        known = self._streams[stream]
+        target = self._target(known)
+        if known.out < target and known.out * 2 <= target:
             self._waiting.setdefault(stream)
 
     def _serve(self) -> None:
         while self._waiting:
             stream = next(iter(self._waiting))
-            wanted = self._target() - self._out[stream]
+            known = self._streams[stream]
+            wanted = self._target(known) - known.out
             free = self._memory_bytes - self.used_bytes
             if wanted > 0:
                 grant = min(wanted, free)
                 if grant < min(wanted, QUANTUM_BYTES):
                     return
-                self._out[stream] += grant
+                known.out += grant
                 self._out_bytes += grant
                 self._granted[stream] = self._granted.get(stream, 0) + grant
             del self._waiting[stream]

@@ -76,7 +76,8 @@ class CoordinatorFigures:
 
     ``traces_open`` wait for an answer, bytes, or the end of what is written; ``traces_settled`` have
     their verdict and may still grow; ``traces_closed`` are remembered by their outcome.
-    ``memory_bytes`` is undurable bytes and credit that is out; ``assembly_bytes`` what is stored of
+    ``memory_bytes`` is undurable bytes and credit that is out; ``streams_waiting`` would send more if
+    they had credit; ``assembly_bytes`` what is stored of
     the traces that are not closed.
     """
 
@@ -88,6 +89,7 @@ class CoordinatorFigures:
     groups: int
     memory_bytes: int
     undurable_bytes: int
+    streams_waiting: int
     assembly_bytes: int
     answers_waiting: int
 

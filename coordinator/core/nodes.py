@@ -47,6 +47,8 @@ class Node:
     probes_left: int = 0  # of those sent one after the other at connect
     stream: int | None = None  # the youngest Slices stream
     previous_stream: int | None = None
+    expected_bytes: int = 0
+    """Of all its parts."""
 
 
 class Nodes:

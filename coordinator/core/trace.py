@@ -81,6 +81,8 @@ class Part:
     epoch_before: int = 0
     restarted: bool = False
     fired_under: int | None = None
+    expected_bytes: int = 0
+    """What is to come on a Slices stream, as its node's credit has it."""
 
     @property
     def is_open(self) -> bool:

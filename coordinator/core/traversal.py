@@ -286,7 +286,11 @@ class Traversal:
         return part
 
     def _remove_part(self, trace: Trace, identity: NodeId) -> None:
-        if trace.parts.pop(identity, None) is not None:
+        part = trace.parts.pop(identity, None)
+        if part is not None:
+            node = self._nodes.by_id.get(identity)
+            if node is not None:
+                node.expected_bytes -= part.expected_bytes
             traces = self._by_node[identity]
             del traces[trace.id]
             if not traces:

@@ -9,11 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coordinator.core.coordinator import CoordinatorConfig
-from coordinator.core.credit import QUANTUM_BYTES, Credit
-from protocol.messages import CHUNK_BYTES_MAX, SliceReply
+from coordinator.core.credit import ADVANCE_BYTES, QUANTUM_BYTES, Credit
+from protocol.messages import CHUNK_BYTES_MAX, Abandoned, SliceReply
 from tests.unit.coordinator_harness import Harness, S, trace_id, two_nodes
 
 T = trace_id("T")
+U = trace_id("U")
 MIB = 1 << 20
 
 
@@ -126,12 +127,14 @@ def test_credit_is_topped_up_in_few_messages() -> None:
     harness = Harness(CoordinatorConfig(credit_window_bytes=MIB))
     harness.cluster("n1")
     harness.fire("n1", T)
+    harness.status("n1", T, 64 * 65536)
     harness.replied.clear()
     for number in range(64):
         harness.send("n1", T, number * 65536, bytes(65536))
     granted = [reply.credit_bytes for _, reply in harness.replied if reply.credit_bytes]
     assert sum(granted) >= 63 * 65536
-    assert len(granted) <= 8
+    # Small ones at first, then half a window each.
+    assert len(granted) <= 8 + 4
 
 
 # ------------------------------------------------------------------ memory
@@ -196,10 +199,14 @@ def test_credit_of_streams_that_close_goes_to_those_that_wait() -> None:
     granted: dict[int, int] = {}
     for stream in range(8):
         credit.open(stream)
+    credit.take_grants()
+    for stream in range(8):
+        credit.demand(stream, 1 << 30)
     granted.update(credit.take_grants())
     assert sum(granted.values()) <= 4 * QUANTUM_BYTES
     waiting = [stream for stream in range(8) if stream not in granted]
     assert waiting
+    assert credit.waiting == len(waiting)
     for stream in list(granted):
         credit.close(stream)
     served = list(credit.take_grants())
@@ -232,6 +239,7 @@ def test_bytes_that_are_not_kept_cost_no_credit() -> None:
     harness = Harness(CoordinatorConfig(memory_bytes=MIB, credit_window_bytes=65536))
     harness.cluster("n1")
     harness.fire("n1", T)
+    harness.status("n1", T, 100 * 65536, epoch=2)
     harness.send("n1", T, 0, bytes(1000), epoch=2)
     for _ in range(100):
         harness.send("n1", T, 0, bytes(1000), epoch=2)
@@ -246,6 +254,7 @@ def test_a_slow_store_stops_the_credit() -> None:
     harness.autosave = False
     harness.cluster("n1")
     harness.fire("n1", T)
+    harness.status("n1", T, 2 * CHUNK_BYTES_MAX)
     sent = 0
     while harness.credit["n1"]:
         size = harness.credit["n1"]
@@ -254,7 +263,58 @@ def test_a_slow_store_stops_the_credit() -> None:
     assert sent <= CHUNK_BYTES_MAX
     assert sent > CHUNK_BYTES_MAX - 2 * 65536
     harness.save()
-    assert list(harness.credit.values()) == [65536]
+    assert list(harness.credit.values()) == [ADVANCE_BYTES + 65536]
+
+
+def test_nodes_with_nothing_to_send_hold_no_credit_that_others_need() -> None:
+    """However many they are, and whoever came first."""
+    many = 2000
+    harness = Harness(CoordinatorConfig(memory_bytes=16 * MIB, credit_window_bytes=MIB))
+    for number in range(many):
+        harness.connect(f"idle-{number}")
+        harness.open_slices(f"idle-{number}")
+    assert harness.core.memory_bytes < 16 * MIB / 2
+    harness.cluster("busy")
+    harness.fire("busy", T)
+    data = bytes(4 * MIB)
+    harness.status("busy", T, len(data))
+    sent = 0
+    while sent < len(data):
+        size = min(len(data) - sent, harness.credit["busy"])
+        assert size > 0, "it waits for those that have nothing to send"
+        harness.send("busy", T, sent, data[sent : sent + size])
+        sent += size
+    assert stored(harness, "busy") == data
+    assert harness.core.figures().streams_waiting == 0
+    # As little as it had before.
+    assert harness.credit["busy"] <= 2 * ADVANCE_BYTES
+
+
+def test_a_node_that_does_not_send_what_it_has_holds_little() -> None:
+    harness = Harness(CoordinatorConfig(memory_bytes=16 * MIB, credit_window_bytes=4 * MIB))
+    names = [f"slow-{number}" for number in range(100)]
+    harness.cluster(*names, "busy")
+    for name in names:
+        harness.fire(name, T)
+        harness.status(name, T, 1 << 30)
+    assert all(0 < harness.credit[name] <= ADVANCE_BYTES + QUANTUM_BYTES for name in names)
+    harness.fire("busy", T)
+    harness.status("busy", T, 1 << 30)
+    for number in range(64):
+        harness.send("busy", T, number * 65536, bytes(65536))
+    assert harness.core.counters.chunks_over_credit == 0
+    assert harness.credit["busy"] > 4 * QUANTUM_BYTES
+
+
+def test_credit_comes_back_from_what_nobody_wants_any_more() -> None:
+    harness = Harness(CoordinatorConfig(linger_ns=S))
+    harness.cluster("n1", "n2")
+    group = harness.fire("n1", T)
+    harness.status("n1", T, 1 << 30)
+    assert harness.credit["n1"] > ADVANCE_BYTES
+    harness.say("n2", Abandoned(group))
+    harness.send("n1", U, 0, bytes(harness.credit["n1"]))
+    assert harness.credit["n1"] <= ADVANCE_BYTES
 
 
 # ------------------------------------------------------- the order of things
