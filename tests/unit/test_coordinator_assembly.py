@@ -306,6 +306,21 @@ def test_a_node_that_does_not_send_what_it_has_holds_little() -> None:
     assert harness.credit["busy"] > 4 * QUANTUM_BYTES
 
 
+def test_who_comes_new_finds_credit_beside_busy_streams() -> None:
+    """While nothing becomes durable, too."""
+    harness = Harness(CoordinatorConfig(memory_bytes=2 * MIB, credit_window_bytes=4 * MIB))
+    harness.cluster("busy", "new")
+    harness.fire("busy", T)
+    harness.status("busy", T, 1 << 30)
+    # It sends as much as it may, until it gets no more at a time.
+    for number in range(16):
+        harness.send("busy", T, number * 65536, bytes(65536))
+    harness.autosave = False
+    harness.fire("new", U)
+    harness.status("new", U, 1 << 30)
+    assert harness.credit["new"] >= ADVANCE_BYTES + QUANTUM_BYTES
+
+
 def test_credit_comes_back_from_what_nobody_wants_any_more() -> None:
     harness = Harness(CoordinatorConfig(linger_ns=S))
     harness.cluster("n1", "n2")
