@@ -16,15 +16,15 @@ import asyncio
 import random
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TypeVar
 
 import grpc
 
 from appliance.core.node import NodeCore
 from protocol import wire
 from protocol.messages import CHUNKS_MAX, SliceChunk
+from protocol.sending import encoded
 from protocol.versions import Feature
 from runtime.log import Log, MessageId
 
@@ -60,7 +60,6 @@ _IDLE = "nothing to report"
 _LIST_BYTES = 256 << 10
 
 _Call = grpc.aio.StreamStreamCall[bytes, bytes]
-_Said = TypeVar("_Said")
 
 
 class Backoff:
@@ -187,27 +186,14 @@ class Uplink:
             messages = self._core.take_control(time.time_ns())
             for start in range(0, len(messages), wire.BATCH_MESSAGES_MAX):
                 batch = messages[start : start + wire.BATCH_MESSAGES_MAX]
-                for data in self._encoded(batch, wire.encode_node_batch):
+                for data in encoded(batch, wire.encode_node_batch, self._cannot_send):
                     await call.write(data)
             if messages:
                 # What was said may have set a time for the next.
                 self._on_fact()
 
-    def _encoded(
-        self, items: Sequence[_Said], encode: Callable[[Sequence[_Said]], bytes]
-    ) -> Iterator[bytes]:
-        """One message of the stream; one each, without those that cannot be, where any cannot."""
-        try:
-            yield encode(items)
-        except wire.WireError as error:
-            if len(items) == 1:
-                self._cannot_send(error)
-                return
-            for item in items:
-                yield from self._encoded([item], encode)
-
     def _cannot_send(self, error: wire.WireError) -> None:
-        """Leave a message out: it would be no better on the next stream, and end that one too."""
+        """Leave a message out."""
         self.counters.unsendable += 1
         if self.counters.unsendable == 1:
             self._log.error(
@@ -281,7 +267,7 @@ class Uplink:
                 idle_at_s = loop.time() + self._slices_idle_s
             chunks = self._core.take_chunks(time.monotonic_ns())
             for listed in self._listed(chunks):
-                for data in self._encoded(listed, wire.encode_chunks):
+                for data in encoded(listed, wire.encode_chunks, self._cannot_send):
                     await call.write(data)
             if chunks:
                 self._on_fact()

@@ -12,6 +12,7 @@ class ServerCounters:
 
     streams: int = 0
     malformed: int = 0
+    unsendable: int = 0  # messages of our own that break the protocol
     no_hello: int = 0
     no_opening: int = 0
     not_reading: int = 0

@@ -25,6 +25,11 @@ METRICS = (
         },
     ),
     Metric(
+        "unsendable_messages_total",
+        "Messages to nodes that would break the protocol, and were left out.",
+        "server/unsendable",
+    ),
+    Metric(
         "tail_overflows_total",
         "Traces that `backsightctl tail` was not shown, since its reader was too slow.",
         "server/tail_overflowed",

@@ -50,6 +50,7 @@ from protocol.messages import (
     Unknown,
     cut_utf8,
 )
+from protocol.sending import encoded
 from protocol.versions import OURS, Versions
 from runtime.log import Level, Log, MessageId
 from runtime.main import die_if_it_fails
@@ -291,14 +292,26 @@ class CoordinatorServer:
             return
         for start in range(0, len(messages), wire.BATCH_MESSAGES_MAX):
             batch = messages[start : start + wire.BATCH_MESSAGES_MAX]
-            outgoing.put(wire.encode_coordinator_batch(batch))
+            for data in encoded(batch, wire.encode_coordinator_batch, self._cannot_send):
+                outgoing.put(data)
         if any(isinstance(message, Refused) for message in messages):
             outgoing.end()
 
     def _reply(self, stream: int, reply: SliceReply) -> None:
         outgoing = self._streams.get(stream)
         if outgoing is not None:
-            outgoing.put(wire.encode_slice_reply(reply))
+            for data in encoded([reply], _encode_reply, self._cannot_send):
+                outgoing.put(data)
+
+    def _cannot_send(self, error: wire.WireError) -> None:
+        """Leave a message out."""
+        self.counters.unsendable += 1
+        if self.counters.unsendable == 1:
+            self._log.error(
+                f"not sent, for this coordinator's own message breaks the protocol: {error}. That is"
+                " a bug of backsight-coordinator, please report it; further ones are only counted,"
+                " as server.unsendable in `backsightctl counters`"
+            )
 
     # -------------------------------------------------------------- streams
 
@@ -522,6 +535,11 @@ class CoordinatorServer:
             "traversal": dataclasses.asdict(self._core.traversal_s),
             "verdict": dataclasses.asdict(self._core.verdict_s),
         }
+
+
+def _encode_reply(replies: Sequence[SliceReply]) -> bytes:
+    (reply,) = replies
+    return wire.encode_slice_reply(reply)
 
 
 def _call_soon(

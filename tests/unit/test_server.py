@@ -28,6 +28,7 @@ from formats.slices import PieceKind, RunFlags
 from protocol import wire
 from protocol.messages import (
     CHUNK_BYTES_MAX,
+    CoordinatorMessage,
     Drop,
     Group,
     Hello,
@@ -35,6 +36,7 @@ from protocol.messages import (
     Snapshot,
     SnapshotStatus,
     TraceId,
+    TriggerAck,
     TriggerFired,
 )
 from runtime.log import Log
@@ -117,6 +119,42 @@ def test_a_full_disk_does_not_hold_up_the_end(
             Settings("127.0.0.1:0", store=StoreSettings(str(path))), 1, SILENT
         ):
             assert await asyncio.to_thread(indexer_waits.wait, 20)
+
+    asyncio.run(run())
+
+
+def test_a_message_that_cannot_be_sent_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ends neither the coordinator nor the stream."""
+    encode = wire.encode_coordinator_batch
+
+    def encode_some(messages: Sequence[CoordinatorMessage]) -> bytes:
+        if any(isinstance(said, TriggerAck) and said.group.primary[-1] == 2 for said in messages):
+            raise wire.WireError("trigger_ack.group", "is too long")
+        return encode(messages)
+
+    monkeypatch.setattr(wire, "encode_coordinator_batch", encode_some)
+
+    async def run() -> None:
+        async with Client(tmp_path) as client:
+            call = client.call("Control")
+            await call.write(wire.encode_node_batch([Hello("n", 1)]))
+            await call.write(wire.encode_node_batch([trigger(number) for number in (1, 2, 3)]))
+            acknowledged: list[int] = []
+            while len(acknowledged) < 2:
+                acknowledged += [
+                    said.group.primary[-1]
+                    for said in wire.decode_coordinator_batch(await anext(aiter(call)))
+                    if isinstance(said, TriggerAck)
+                ]
+            assert acknowledged == [1, 3]
+            while "breaks the protocol: trigger_ack.group: is too long" not in (
+                await client.log.get()
+            ):
+                pass
+            assert client.server.counters.unsendable == 1
+            call.cancel()
 
     asyncio.run(run())
 
