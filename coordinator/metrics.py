@@ -79,6 +79,11 @@ METRICS = (
         "core/groups_abandoned",
     ),
     Metric(
+        "abandonments_refused_total",
+        "Triggered traces that a node gave up in which it has no part.",
+        "core/abandonments_refused",
+    ),
+    Metric(
         "verdicts_total",
         "Verdicts by kind. A trace counts once for each version of its verdict.",
         "core/verdicts/{kind}",

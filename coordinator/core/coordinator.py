@@ -492,7 +492,9 @@ class CoordinatorCore:
             self._outbox.write(PutStatus(node.name, part.status, clock, part.restarted))
 
     def _on_abandoned(self, session: int, node: Node, group: Group, now_ns: int) -> None:
-        if group not in self._traversal.abandoned:
+        if self._traversal.is_of_others(group, node):
+            self.counters.abandonments_refused += 1
+        elif group not in self._traversal.abandoned:
             self.counters.groups_abandoned += 1
             self._outbox.write(PutAbandoned(group, node.name))
             lost = self._traversal.abandon(group, node.name)

@@ -110,6 +110,13 @@ class Traversal:
                 self._outbox.after_writes(Say(node.session, Drop(group)))
         return unwanted
 
+    def is_of_others(self, group: Group, node: Node) -> bool:
+        """Whether a group is known, and that node has no part in any of its traces."""
+        state = self.groups.get(group)
+        return state is not None and not any(
+            node.id in trace.parts for trace in state.traces.values()
+        )
+
     def remember_abandoned(self, group: Group, by: str) -> None:
         """So that whoever still mentions the group is told."""
         self.abandoned.setdefault(group, by)

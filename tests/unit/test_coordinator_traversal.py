@@ -729,6 +729,21 @@ def test_what_is_said_of_a_trace_that_nobody_waits_for_keeps_nothing_in_the_stor
     assert all(kept.released for kept in harness.store.traces.values())
 
 
+def test_a_node_gives_up_only_what_it_has_a_part_in() -> None:
+    harness = Harness()
+    harness.cluster("n1", "n2", "stranger")
+    trace = trace_id("T")
+    group = harness.fire("n1", trace)
+    slices = two_nodes()
+    harness.say("stranger", Abandoned(group))
+    assert ("stranger", Drop(group)) in harness.take_said()
+    harness.deliver(trace, slices)
+    harness.wait(S)
+    assert harness.verdicts[trace][-1].kind is VerdictKind.COHERENT
+    assert harness.core.counters.abandonments_refused == 1
+    assert harness.core.counters.groups_abandoned == 0
+
+
 def test_ten_thousand_triggers_on_one_trace() -> None:
     """All are stored and acknowledged; the trace is traversed under the first."""
     harness = Harness(CoordinatorConfig(groups_per_trace_max=8))
