@@ -22,7 +22,6 @@ import argparse
 import ctypes
 import fcntl
 import os
-import resource
 import select
 import signal
 import socket
@@ -34,6 +33,7 @@ from types import FrameType, TracebackType
 from typing import NoReturn, Self
 
 from runtime import VERSION
+from runtime.open_files import raise_open_files_limit
 from runtime.service_manager import LISTEN_FDS_START, ServiceManager
 from runtime.settings.node import stored_fds_max
 
@@ -327,8 +327,7 @@ def main() -> int:
     """Run the command that follows ``--``."""
     arguments = argument_parser(_PROGRAM, __doc__.splitlines()[0]).parse_args()
     # Room for the fds of all clients, here and in the daemon.
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    raise_open_files_limit()
     with (
         ServiceManager.from_environment(os.environ) as manager,
         Holder(arguments.command, manager, arguments.watchdog_s) as holder,

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import resource
 import secrets
 from collections.abc import Sequence
 
@@ -15,6 +14,7 @@ from protocol.versions import Versions
 from runtime.log import Log
 from runtime.main import Configuration, die_with_any_thread, read_arguments, supervise
 from runtime.metrics import serving
+from runtime.open_files import raise_open_files_limit
 from runtime.service_manager import ServiceManager, StoredFd
 from runtime.settings.node import NODE_PROGRAM, Settings
 from runtime.side_service import side_service
@@ -51,8 +51,7 @@ def run(
     """Whether it ended because it was told to. SystemExit for a bad configuration."""
     configuration = read_arguments(NODE_PROGRAM, description, Settings, argv)
     # For each client its connection, two pidfds and its arena, and what was stored at the start.
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    raise_open_files_limit()
     die_with_any_thread()
     log = Log.of(NODE_PROGRAM, configuration.settings.level, node=configuration.settings.node)
     try:

@@ -17,6 +17,7 @@ from protocol.versions import OURS, Versions
 from runtime.log import Log
 from runtime.main import Configuration, die_with_any_thread, read_arguments, supervise
 from runtime.metrics import serving
+from runtime.open_files import raise_open_files_limit
 from runtime.service_manager import ServiceManager
 from runtime.settings.coordinator import COORDINATOR_PROGRAM, Settings
 from runtime.side_service import side_service
@@ -44,6 +45,8 @@ async def _serve(
 def main(argv: Sequence[str] | None = None, versions: Versions = OURS) -> int:
     """Run until told to end. Exit status 2 for a bad configuration, 1 for other failures."""
     configuration = read_arguments(COORDINATOR_PROGRAM, __doc__.splitlines()[0], Settings, argv)
+    # For each node its connections.
+    raise_open_files_limit()
     die_with_any_thread()
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     log = Log.of(COORDINATOR_PROGRAM, configuration.settings.level)
