@@ -28,7 +28,7 @@ class SnapshotState:
 
     ``bytes`` are those of the slices of its traces on all nodes, as far as these have answered.
     ``may_fire`` is how many more traces each node was told to trigger: what else comes under
-    this name is no part of it.
+    this name is no part of it. ``undone`` have not triggered yet all that they will.
     """
 
     order: Snapshot
@@ -37,21 +37,18 @@ class SnapshotState:
     lost: dict[NodeId, str] = field(default_factory=dict)
     bytes: int = 0
     traces: set[TraceId] = field(default_factory=set)
-    unanswered: set[TraceId] = field(default_factory=set)
+    unanswered: dict[TraceId, None] = field(default_factory=dict)
     waiting: set[NodeId] = field(default_factory=set)
     may_fire: dict[NodeId, int] = field(default_factory=dict)
+    undone: dict[NodeId, None] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.undone = dict.fromkeys(self.nodes)
 
     @property
     def trigger(self) -> str:
         """Under which its traces are found."""
         return self.order.trigger
-
-    @property
-    def undone(self) -> list[NodeId]:
-        """The nodes that have not triggered yet all that they will."""
-        return [
-            identity for identity, status in self.nodes.items() if status is None or not status.done
-        ]
 
     @property
     def done(self) -> int:
@@ -60,7 +57,7 @@ class SnapshotState:
 
     @property
     def ended(self) -> bool:
-        return all(identity in self.lost for identity in self.undone)
+        return len(self.lost) == len(self.undone)
 
     def total(self, field_name: str) -> int:
         """The sum over the nodes of ``found`` or ``fired``."""
@@ -114,14 +111,17 @@ class Snapshots:
             return
         state.may_fire[node.id] -= 1
         state.traces.add(group.primary)
-        state.unanswered.add(group.primary)
+        state.unanswered[group.primary] = None
 
     def on_status(self, node: Node, status: SnapshotStatus) -> None:
         state = self._states.get(status.number)
         if state is not None and node.id in state.nodes:
             state.nodes[node.id] = status
             state.lost.pop(node.id, None)
-            if not status.done:
+            if status.done:
+                state.undone.pop(node.id, None)
+            else:
+                state.undone[node.id] = None
                 state.waiting.add(node.id)
 
     def lost(self, node: Node) -> None:
@@ -136,8 +136,12 @@ class Snapshots:
         for state in self._states.values():
             if not state.waiting:
                 continue
-            for trace_id in [t for t in state.unanswered if _is_answered(traces.get(t))]:
-                state.unanswered.discard(trace_id)
+            # Any that is not answered holds the round up, so the others may be left for later.
+            while state.unanswered:
+                trace_id = next(iter(state.unanswered))
+                if not _is_answered(traces.get(trace_id)):
+                    break
+                del state.unanswered[trace_id]
                 state.bytes += _bytes_of(traces.get(trace_id))
             if not state.unanswered:
                 order = replace(state.order, traces=state.next_round())

@@ -7,6 +7,8 @@ import dataclasses
 
 import pytest
 
+from coordinator.core import snapshots
+from coordinator.core.trace import Trace
 from protocol.messages import SNAPSHOT_TRIGGER, Snapshot, SnapshotStatus
 from tests.unit.coordinator_harness import Harness, S, trace_id
 
@@ -87,6 +89,34 @@ def test_a_node_that_does_not_answer_holds_up_no_round_for_good() -> None:
     assert not rounds(harness)
     harness.wait(2 * S)
     assert rounds(harness) == {"a": 64}
+
+
+def test_what_waits_costs_no_message_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The traces of a round are looked at once each, and not all of them at each message."""
+    looked = 0
+
+    def count(trace: Trace | None) -> bool:
+        nonlocal looked
+        looked += 1
+        return is_answered(trace)
+
+    is_answered = snapshots._is_answered
+    monkeypatch.setattr(snapshots, "_is_answered", count)
+    harness = Harness()
+    names = [f"n{number}" for number in range(100)]
+    harness.cluster(*names, "silent")
+    state = harness.core.snapshots.start(ORDER, 10_000)
+    for name in names:
+        harness.say(name, SnapshotStatus(0x1234, 1, 0, done=False))
+    for name in names:
+        harness.fire(name, trace_id(name), TRIGGER)
+        harness.say(name, SnapshotStatus(0x1234, 2, 1, done=False))
+        harness.status(name, trace_id(name), 10, ["silent"])
+    assert state.bytes == 0
+    harness.wait(2 * S)
+    assert state.bytes == 1000
+    # At each message one, and at the end all.
+    assert looked <= 3 * len(names) + len(names) + 10
 
 
 def test_what_a_node_was_not_told_to_trigger_is_no_part_of_it() -> None:
