@@ -327,11 +327,11 @@ def test_who_comes_new_finds_credit_beside_busy_streams() -> None:
 
 def test_credit_comes_back_from_what_nobody_wants_any_more() -> None:
     harness = Harness(CoordinatorConfig(linger_ns=S))
-    harness.cluster("n1", "n2")
+    harness.cluster("n1")
     group = harness.fire("n1", T)
     harness.status("n1", T, 1 << 30)
     assert harness.credit["n1"] > ADVANCE_BYTES
-    harness.say("n2", Abandoned(group))
+    harness.say("n1", Abandoned(group))
     harness.send("n1", U, 0, bytes(harness.credit["n1"]))
     assert harness.credit["n1"] <= ADVANCE_BYTES
 
