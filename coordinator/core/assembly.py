@@ -115,6 +115,7 @@ class Assembly:
             part.epoch_before, part.epoch, part.status = part.epoch, epoch, None
             part.received = part.durable = 0
             trace.evidence.restart(part.node)
+            self.expect(trace, part)
         return True
 
     def expect(self, trace: Trace, part: Part) -> None:

@@ -483,7 +483,6 @@ class CoordinatorCore:
         received = part.received
         met = self._assembly.meet(trace, part, epoch, begins=begins, told=told)
         self._lifecycle.add_stored_bytes(trace, part.received - received)
-        self._assembly.expect(trace, part)
         return met
 
     def _put_status(self, node: Node, part: Part, now_ns: int) -> None:

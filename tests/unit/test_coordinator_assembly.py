@@ -326,7 +326,7 @@ def test_who_comes_new_finds_credit_beside_busy_streams() -> None:
 
 
 def test_credit_comes_back_from_what_nobody_wants_any_more() -> None:
-    harness = Harness(CoordinatorConfig(linger_ns=S))
+    harness = Harness()
     harness.cluster("n1")
     group = harness.fire("n1", T)
     harness.status("n1", T, 1 << 30)
