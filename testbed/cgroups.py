@@ -124,6 +124,12 @@ def unified_group() -> Iterator[Group]:
             subprocess.run(["umount", directory], check=True)
 
 
+def within(*groups: Path) -> list[str]:
+    """What runs the command that follows it in those groups, one of each hierarchy."""
+    enter = ("sh", "-euc", 'echo $$ >"$0/cgroup.procs"; exec "$@"')
+    return [word for group in groups for word in (*enter, str(group))]
+
+
 @contextlib.contextmanager
 def subtree(name: str) -> Iterator[list[Path]]:
     """Groups below which an init system has all for itself, in each hierarchy that it uses."""

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from testbed.cgroups import Group, group
+from testbed.cgroups import Group, group, within
 from testbed.topology import DIES_WITH_PARENT, Host, Opened, end
 
 # As many ids as a pod with a user namespace gets from the kubelet.
@@ -27,9 +27,6 @@ _STOP_TIMEOUT_S = 30.0
 
 # Of containerd's and CRI-O's defaults: enough for whatever one opens.
 _FILES_MAX = 1 << 20
-
-# Enters a control group, given as its first argument, before it runs the rest.
-_WITHIN = ("sh", "-euc", 'echo $$ >"$0/cgroup.procs"; exec "$@"')
 
 
 def bytes_of(quantity: str) -> int:
@@ -132,8 +129,7 @@ class Container(Opened):
         self._process = subprocess.Popen(
             [
                 *DIES_WITH_PARENT,
-                *_WITHIN,
-                str(self._memory.path),
+                *within(self._memory.path),
                 "systemd-nspawn",
                 f"--oci-bundle={own}",
                 f"--machine={self.name}",

@@ -26,14 +26,6 @@ _PACKAGES = ("systemd", "systemd-sysv", "dbus", "libnss-systemd", "iproute2", "p
 
 _STOP_TIMEOUT_S = 60.0
 
-# Into those groups, up to "--", and then go on as that command.
-_WITHIN = (
-    "sh",
-    "-euc",
-    'while [ "$1" != -- ]; do echo $$ >"$1/cgroup.procs"; shift; done; shift; exec "$@"',
-    "within",
-)
-
 # nspawn takes these away by default. A machine of one's own has them.
 _CAPABILITIES = ("CAP_BPF", "CAP_PERFMON")
 
@@ -119,9 +111,7 @@ class Machine(Opened):
             self._process = subprocess.Popen(
                 [
                     *DIES_WITH_PARENT,
-                    *_WITHIN,
-                    *self._groups,
-                    "--",
+                    *cgroups.within(*self._groups),
                     "systemd-nspawn",
                     "--directory",
                     self.root,
