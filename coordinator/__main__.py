@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 from coordinator import query
 from coordinator.metrics import METRICS, PREFIX
-from coordinator.schema import StoreError
 from coordinator.server import CoordinatorServer
+from coordinator.store.schema import StoreError
 from protocol.versions import OURS, Versions
 from runtime.log import Log
 from runtime.main import Configuration, die_with_any_thread, read_arguments, supervise

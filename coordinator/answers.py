@@ -7,8 +7,8 @@ from typing import cast
 
 import backsight_pb2 as pb
 
-from coordinator.reader import StoreReader, TraceRow
-from coordinator.rows import SliceRow
+from coordinator.store.reader import StoreReader, TraceRow
+from coordinator.store.rows import SliceRow
 from protocol.messages import TraceId
 
 
@@ -28,7 +28,7 @@ def trace_detail(
         detail = pb.TraceDetail(summary=summary_of(row), slices=map(slice_of, parts))
         pairs = sorted(zip(parts, detail.slices, strict=True), key=lambda pair: pair[0].bytes)
         for number, (part, message) in enumerate(pairs):
-            message.data = reader.data(trace, part, bytes_max // (len(pairs) - number))
+            message.data = reader.data(part, bytes_max // (len(pairs) - number))
             bytes_max -= len(message.data)
         return detail
 

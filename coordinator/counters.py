@@ -26,3 +26,4 @@ class StoreCounters:
     traces_deleted: int = 0  # for the bounds
     bytes_cut: int = 0  # not stored, since what comes before them was deleted
     writes_failed: int = 0  # and tried again
+    disk_full: int = 0  # times that room was made within the file

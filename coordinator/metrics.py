@@ -176,6 +176,16 @@ METRICS = (
         "Transactions that failed, and are tried again.",
         "store/writes_failed",
     ),
+    Metric(
+        "store_disk_full_total",
+        "Times that the disk was full, and room was made within the store's file.",
+        "store/disk_full",
+    ),
+    Metric(
+        "store_has_reserve",
+        "1: the disk has room for the file that is given up when it is full.",
+        "store_has_reserve",
+    ),
     # Export by OTLP.
     Metric(
         "export_traces_waiting",
@@ -220,6 +230,16 @@ METRICS = (
         "export/request_bytes",
     ),
     # The index of searches.
+    Metric(
+        "index_changes_waiting",
+        "Changes of traces that the index does not have yet.",
+        "queues/index_changes",
+    ),
+    Metric(
+        "index_waiting_seconds",
+        "For how long the first of them has waited.",
+        "queues/index_s",
+    ),
     Metric(
         "traces_indexed_total",
         "Traces made ready for searches, once for each version of their verdict.",

@@ -23,9 +23,10 @@ from opentelemetry.proto.trace.v1.trace_pb2 import TracesData
 
 from coordinator.answers import trace_detail
 from coordinator.bodies import Body, NoRoom, Room, encoded
-from coordinator.index import Listing, Search, SearchTooLong
+from coordinator.index.asking import IndexReader, Listing, Search
+from coordinator.index.file import index_path
 from coordinator.parameters import TIME_MAX_NS, Parameters, Refused, tags_of, trace_id
-from coordinator.reader import StoreReader
+from coordinator.store.reader import ReadTooLong, StoreReader
 from formats.jaeger import answer, trace_json
 from formats.otlp_json import otlp_json
 from formats.stamped import StampedTrace, stamped
@@ -82,6 +83,11 @@ class _Request:
     now_ns: int
     log: Log
     said_cut: set[str]  # of which lists it is logged that they are cut
+
+    @property
+    def searches(self) -> IndexReader:
+        """What can be asked of the index."""
+        return IndexReader(self.reader.connection)
 
     def listed(self, what: str, listing: Listing[_Row]) -> list[_Row]:
         """What there is of a list. That it is cut is logged once: who asks for it asks often."""
@@ -146,13 +152,13 @@ def _too_large(trace: TraceId, size: int) -> Refused:
 
 
 def _services(request: _Request) -> Json:
-    listing = request.reader.searches.services()
+    listing = request.searches.services()
     services = request.listed("services", listing)
     return answer(services, len(services), limit=_limit_of(listing))
 
 
 def _service_operations(request: _Request) -> Json:
-    listing = request.reader.searches.operations(request.path[0])
+    listing = request.searches.operations(request.path[0])
     names = list(dict.fromkeys(name for name, _ in request.listed("operations", listing)))
     return answer(names, len(names), limit=_limit_of(listing))
 
@@ -161,7 +167,7 @@ def _operations(request: _Request) -> Json:
     service = request.parameters.text("service")
     if not service:
         raise Refused(400, "parameter 'service' is required")
-    listing = request.reader.searches.operations(service, request.parameters.text("spanKind"))
+    listing = request.searches.operations(service, request.parameters.text("spanKind"))
     found = request.listed("operations", listing)
     named = [{"name": name, "spanKind": kind} for name, kind in found]
     return answer(named, len(named), limit=_limit_of(listing))
@@ -228,7 +234,7 @@ def _find(request: _Request) -> Json:
         return _legacy_answer(*request.traces(ids, trace_json, raw=raw), ids)
     if not parameters.text("service"):
         raise Refused(400, "parameter 'service' is required")
-    found = request.reader.searches.search(_legacy_search(request))
+    found = request.searches.search(_legacy_search(request))
     return _legacy_answer(*request.traces(found, trace_json, raw=raw))
 
 
@@ -266,7 +272,7 @@ def _dependencies(request: _Request) -> Json:
     lookback_ms = parameters.number("lookback")
     end_ns = request.now_ns if end_ms is None else min(end_ms * 10**6, TIME_MAX_NS)
     lookback_ns = _DEPENDENCIES_LOOKBACK_NS if lookback_ms is None else lookback_ms * 10**6
-    listing = request.reader.searches.calls(
+    listing = request.searches.calls(
         max(end_ns - lookback_ns, 0), end_ns, parameters.text("service")
     )
     links = [
@@ -280,7 +286,7 @@ def _dependencies(request: _Request) -> Json:
 
 
 def _v3_services(request: _Request) -> Json:
-    return {"services": request.listed("services", request.reader.searches.services())}
+    return {"services": request.listed("services", request.searches.services())}
 
 
 def _v3_operations(request: _Request) -> Json:
@@ -289,7 +295,7 @@ def _v3_operations(request: _Request) -> Json:
     if not service:
         raise Refused(400, "malformed parameter service: it is required")
     kind = parameters.text("spanKind", "span_kind")
-    found = request.listed("operations", request.reader.searches.operations(service, kind))
+    found = request.listed("operations", request.searches.operations(service, kind))
     return {"operations": [{"name": name, "spanKind": kind or KINDS[1]} for name, kind in found]}
 
 
@@ -355,7 +361,7 @@ def _leave_out_valueless(data: TracesData) -> None:
 
 def _v3_find(request: _Request) -> Json:
     raw = request.parameters.flag("query.rawTraces", "query.raw_traces")
-    ids = request.reader.searches.search(_v3_search(request))
+    ids = request.searches.search(_v3_search(request))
     return _v3_result(request, ids, raw=raw)
 
 
@@ -368,7 +374,7 @@ def _v3_trace(request: _Request) -> Json:
 
 
 def _v3_summaries(request: _Request) -> Json:
-    searches = request.reader.searches
+    searches = request.searches
     ids = searches.search(_v3_search(request))
     return {
         "summaries": [
@@ -502,13 +508,13 @@ def _respond(
                 parameters = Parameters(environ.get("QUERY_STRING", ""))
             except ValueError as invalid:  # too many of them
                 raise Refused(400, str(invalid)) from invalid
-            with StoreReader(path) as reader:
+            with StoreReader(path, index_path(path)) as reader:
                 request = _Request(reader, parameters, match.groups(), now_ns(), log, said_cut)
                 answered = handler(request)
             return 200, _pieces(answered, _DEPTH.get(handler, _NAMES_DEPTH)), error
         except Refused as refused:
             return refused.status, _pieces(error(refused.status, str(refused))), error
-        except SearchTooLong as too_long:
+        except ReadTooLong as too_long:
             return 503, _pieces(error(503, str(too_long))), error
     described = ", ".join((*_LEGACY, *_V3))
     missing = _error(404, f"nothing is at {asked[:200]}; allowed: {described}")

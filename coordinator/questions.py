@@ -25,9 +25,9 @@ from coordinator.answers import slice_of, summary_of
 from coordinator.core.coordinator import CoordinatorCore
 from coordinator.core.records import PutVerdict, Write
 from coordinator.counters import ServerCounters
-from coordinator.index import SearchTooLong
-from coordinator.reader import StoreReader, TraceRow, Wanted
-from coordinator.rows import SliceRow
+from coordinator.index.file import index_path
+from coordinator.store.reader import ReadTooLong, StoreReader, TraceRow, Wanted
+from coordinator.store.rows import SliceRow
 from protocol import wire
 from protocol.messages import SNAPSHOT_TRIGGER, Snapshot, TraceId
 
@@ -192,14 +192,14 @@ class Questions:
 
         def listed() -> Sequence[_Row]:
             with (
-                StoreReader(self._store_path) as reader,
+                StoreReader(self._store_path, index_path(self._store_path)) as reader,
                 reader.time_limit(self._ending.is_set),
             ):
                 return list(read(reader))
 
         try:
             return await asyncio.get_running_loop().run_in_executor(self._listers, listed)
-        except SearchTooLong as too_long:
+        except ReadTooLong as too_long:
             await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, str(too_long))
 
     async def _tail_traces(

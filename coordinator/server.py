@@ -31,13 +31,13 @@ from coordinator import streams
 from coordinator.core.coordinator import CoordinatorCore
 from coordinator.core.records import PutVerdict, StoredTrace, Write
 from coordinator.counters import ServerCounters
-from coordinator.exporter import Exporter
-from coordinator.follower import Indexer
+from coordinator.index.indexer import Indexer
+from coordinator.otlp_export.exporter import Exporter
 from coordinator.questions import Questions
-from coordinator.reader import StoreReader
-from coordinator.schema import in_words
 from coordinator.settings import core_config, policy, store_limits
-from coordinator.store import Store
+from coordinator.store.reader import StoreReader
+from coordinator.store.schema import in_words
+from coordinator.store.writer import Store
 from coordinator.streams import Outgoing
 from protocol import wire
 from protocol.messages import (
@@ -106,7 +106,6 @@ class CoordinatorServer:
             store_limits(settings.store),
             lambda token: _call_soon(self._loop, self._on_durable, token),
             log,
-            exports=settings.export.exported_verdicts,
         )
         config = core_config(settings)
         self._closed = StoreReader(settings.store_path)
@@ -172,7 +171,7 @@ class CoordinatorServer:
                     " this machine and free"
                 )
             await self._server.start()
-            self._followers.enter_context(self._indexer.follower)
+            self._followers.enter_context(self._indexer)
             self._followers.enter_context(self._exporter)
         except BaseException:
             await self._questions.close()
@@ -485,7 +484,7 @@ class CoordinatorServer:
         return (
             f"{now.nodes_connected} of {now.nodes_known} nodes connected;"
             f" {now.traces_open} traces open, {now.traces_settled} settled;"
-            f" store {self._store.stored_bytes >> 20} of {self._store.limits.bytes_max >> 20} MiB"
+            f" store {self._store.stored_bytes >> 20} of {self._store.retention.limits.bytes_max >> 20} MiB"
         )
 
     def reconfigure(self, settings: Settings) -> None:
@@ -495,8 +494,7 @@ class CoordinatorServer:
         except OSError as error:
             raise ConfigError([str(error)]) from error
         self._settings = settings
-        self._store.limits = store_limits(settings.store)
-        self._store.exports = settings.export.exported_verdicts
+        self._store.retention.limits = store_limits(settings.store)
         self._core.reconfigure(core_config(settings))
         self._core.set_policy(policy(settings.policy))
         self._changed()
@@ -521,6 +519,8 @@ class CoordinatorServer:
             "now": dataclasses.asdict(self._core.figures()),
             "queues": {
                 "export_traces": self._exporter.waiting,
+                "index_changes": self._indexer.waiting,
+                "index_s": self._indexer.waiting_s,
                 "writes": self._submitted - self._durable,
                 "messages_bytes": sum(
                     outgoing.waiting_bytes
@@ -528,6 +528,7 @@ class CoordinatorServer:
                 ),
             },
             "stored_bytes": self._store.stored_bytes,
+            "store_has_reserve": int(self._store.retention.has_reserve),
             "limits": {
                 "memory_bytes": self._settings.memory_bytes,
                 "store_bytes": self._settings.store.bytes_max,

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from coordinator.core.config import NS_PER_S, CoordinatorConfig
 from coordinator.core.policy import policy_of
-from coordinator.store import StoreLimits
+from coordinator.store.retention import StoreLimits
 from protocol.hashing import percentage_threshold
 from protocol.messages import NO_POLICY, Policy
 from runtime.settings.coordinator import PolicySettings, Settings, StoreSettings

@@ -14,13 +14,19 @@ import grpc
 import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import TracesData
 
-from coordinator import exporter
 from coordinator.core.records import PutReleased, PutVerdict
 from coordinator.core.verdict import Verdict
-from coordinator.exporter import Exporter, requests_of
-from coordinator.reader import StoreReader
-from coordinator.tables import PutExported
-from coordinator.transports import BACKOFF_MAX_S, Accepted, HttpTransport, Outcome, TryAgain
+from coordinator.otlp_export import exporter
+from coordinator.otlp_export.exporter import Exporter, requests_of
+from coordinator.otlp_export.queue import Exported
+from coordinator.otlp_export.transports import (
+    BACKOFF_MAX_S,
+    Accepted,
+    HttpTransport,
+    Outcome,
+    TryAgain,
+)
+from coordinator.store.reader import StoreReader
 from formats import stamped as names
 from formats.stamped import stamped
 from protocol.messages import TraceId
@@ -59,7 +65,7 @@ class Here:
     def __init__(self, path: Path, receiver: Receiver, **settings: Any) -> None:
         self.path = path
         self.settings = ExportSettings(receiver.url, receiver.protocol, **settings)
-        self.driver = Driver(path, ROOMY, Clock(), EXPORTED)
+        self.driver = Driver(path, ROOMY, Clock())
         self.exporter = self.new_exporter(lambda: 0.5)
 
     def new_exporter(self, chance: Callable[[], float] = random.random) -> Exporter:
@@ -71,12 +77,16 @@ class Here:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.exporter._receiver.close()
+        self.exporter.close()
         self.driver.store.__exit__(None, None, None)
 
     def close_trace(self, trace: TraceId, slices: dict[str, bytes], version: int = 1) -> None:
         put_trace(self.driver, trace, slices, version, epoch=version)
         self.driver.write(PutReleased(trace))
+
+    def was_exported(self, note: Exported) -> None:
+        with StoreReader(self.path) as reader:
+            self.exporter._queue.done(reader, [note], self.settings.exported_verdicts)
 
     def work(self) -> list[float]:
         """Work until there is no more to do, without waiting; how long it would have waited."""
@@ -102,9 +112,6 @@ def test_a_closed_trace_is_sent_once_with_its_stamps(store_path: Path, receiver:
     with receiver, Here(store_path, receiver, **settings) as here:
         put_trace(here.driver, TRACE, ALL)
         assert here.work() == []
-        assert receiver.heard.empty()  # it may still grow
-        here.driver.write(PutReleased(TRACE))
-        assert here.work() == []
         heard = receiver.heard.get_nowait()
         assert receiver.heard.empty()
         assert heard.headers["x-scope-orgid"] == "shop"
@@ -116,12 +123,40 @@ def test_a_closed_trace_is_sent_once_with_its_stamps(store_path: Path, receiver:
         said = {item.key: item.value.string_value for item in stock.attributes}
         assert (said[names.TRIGGER], said[names.VERDICT]) == ("error", "coherent")
         assert here.work() == []
-        here.driver.write(PutReleased(TRACE))  # again, and nothing more
+        here.driver.write(PutReleased(TRACE))  # closed, and nothing more
         assert here.work() == []
         assert receiver.heard.empty()
         counters = here.exporter.counters
         assert (counters.traces, counters.spans, counters.requests) == (1, SPANS, 1)
         assert here.driver.log == []
+
+
+def test_what_is_not_coherent_is_sent_when_it_is_closed(
+    store_path: Path, receiver: Receiver
+) -> None:
+    """It may still become coherent, and whoever has it twice has its spans twice."""
+    lossy = Verdict(2, VerdictKind.LOSSY, (), ("edge",), len(FRONT), 2, None, None)
+    with receiver, Here(store_path, receiver) as here:
+        put_trace(here.driver, TRACE, {"edge": FRONT}, judged=lossy)
+        assert here.work() == []
+        assert receiver.heard.empty()
+        here.driver.write(PutReleased(TRACE))
+        assert here.work() == []
+        assert len(receiver.heard.get_nowait().spans) == 2
+
+
+def test_a_trace_that_grows_before_it_is_closed_is_sent_once_more(
+    store_path: Path, receiver: Receiver
+) -> None:
+    with receiver, Here(store_path, receiver) as here:
+        for version, slices in enumerate(({"edge": FRONT}, {"edge": FRONT, "back": CART}, ALL), 1):
+            put_trace(here.driver, TRACE, slices, version, epoch=version)
+            here.work()
+        here.driver.write(PutReleased(TRACE))
+        here.work()
+        sizes = [len(receiver.heard.get_nowait().spans) for _ in range(2)]
+        assert sizes == [2, SPANS]
+        assert receiver.heard.empty()
 
 
 def test_a_trace_that_grew_is_sent_again(store_path: Path, receiver: Receiver) -> None:
@@ -140,8 +175,8 @@ def test_a_trace_that_grows_while_it_is_sent_is_sent_again(
 ) -> None:
     with receiver, Here(store_path, receiver) as here:
         here.close_trace(TRACE, ALL)
-        before = PutExported(TRACE, len(FRONT), VerdictKind.COHERENT)
-        here.driver.store.note([before])
+        before = Exported(TRACE, len(FRONT), VerdictKind.COHERENT)
+        here.was_exported(before)
         assert here.work() == []
         assert len(receiver.heard.get_nowait().spans) == SPANS
 
@@ -158,9 +193,8 @@ def judged_anew(here: Here, kind: VerdictKind, version: int) -> None:
 def test_a_trace_that_turns_out_otherwise_is_sent_again(
     store_path: Path, receiver: Receiver
 ) -> None:
-    with receiver, Here(store_path, receiver) as here:
+    with receiver, Here(store_path, receiver, verdicts=("coherent",)) as here:
         # Whatever becomes of it: the receiver was told that it is coherent.
-        here.driver.store.exports = frozenset({VerdictKind.COHERENT})
         here.close_trace(TRACE, ALL)
         here.work()
         kinds = []
@@ -173,10 +207,12 @@ def test_a_trace_that_turns_out_otherwise_is_sent_again(
             attributes = [attribute for span in spans for attribute in span.attributes]
             kinds.append({a.value.string_value for a in attributes if a.key == names.VERDICT})
         assert kinds == [{"coherent"}, {"lossy"}]
-        here.driver.store.exports = frozenset()  # no receiver
+        here.exporter.reconfigure(ExportSettings())  # no receiver
         judged_anew(here, VerdictKind.PARTIAL, 4)
-        with StoreReader(store_path) as reader:
-            assert reader.waiting_for_export() == 0
+        here.work()
+        here.exporter.reconfigure(here.settings)
+        here.work()
+        assert receiver.heard.empty()
 
 
 def test_a_trace_that_turns_out_otherwise_while_it_is_sent_is_sent_again(
@@ -186,7 +222,7 @@ def test_a_trace_that_turns_out_otherwise_while_it_is_sent_is_sent_again(
     with receiver, Here(store_path, receiver) as here:
         here.close_trace(TRACE, ALL)
         judged_anew(here, VerdictKind.LOSSY, 2)
-        here.driver.store.note([PutExported(TRACE, size, VerdictKind.COHERENT)])  # what it was
+        here.was_exported(Exported(TRACE, size, VerdictKind.COHERENT))  # what it was
         here.work()
         assert len(receiver.heard.get_nowait().spans) == SPANS
         assert here.work() == []
@@ -237,8 +273,7 @@ def test_a_slice_that_is_too_long_is_cut_and_that_is_told(
 
 
 def test_only_the_verdicts_that_are_wanted_go(store_path: Path, receiver: Receiver) -> None:
-    with receiver, Here(store_path, receiver) as here:
-        here.driver.store.exports = frozenset({VerdictKind.LOSSY})
+    with receiver, Here(store_path, receiver, verdicts=("lossy",)) as here:
         here.close_trace(TRACE, ALL)
         assert here.work() == []
         assert receiver.heard.empty()
@@ -450,7 +485,7 @@ def test_what_the_store_deleted_is_not_tried_again(store_path: Path) -> None:
         here.close_trace(first, {"edge": FRONT})
         assert here.exporter.work(reader) == 5.0
         here.close_trace(second, {"edge": FRONT})
-        here.driver.store._delete_oldest(None, 1)
+        here.driver.store.retention.delete_oldest(enough_bytes=1 << 60)
         assert here.exporter.work(reader) == 0
         assert picky.sent == [[first], [second]]
         assert here.exporter.work(reader) is None
@@ -625,17 +660,22 @@ def test_another_receiver_gets_the_whole_of_what_was_under_way(
         assert here.driver.log == []
 
 
-def test_without_a_receiver_it_waits_in_the_store_for_the_next_one(
+def test_without_a_receiver_what_waits_does_so_for_the_next_one(
     store_path: Path, receiver: Receiver
 ) -> None:
-    with receiver, Here(store_path, receiver) as here:
-        here.exporter.reconfigure(ExportSettings())
+    receiver.answers = [BUSY]
+    with receiver, Here(store_path, receiver) as here, StoreReader(store_path) as reader:
         here.close_trace(TRACE, ALL)
+        assert here.exporter.work(reader)
+        receiver.heard.get_nowait()
+        here.exporter.reconfigure(ExportSettings())
+        here.close_trace(ids(1)[0], {"edge": FRONT})  # nobody is to have it
         assert here.work() == []
         assert (receiver.heard.qsize(), here.exporter.waiting) == (0, 0)
         here.exporter.reconfigure(here.settings)
         assert here.work() == []
         assert len(receiver.heard.get_nowait().spans) == SPANS
+        assert receiver.heard.empty()
 
 
 def test_a_receiver_that_cannot_be_is_not_taken_up(store_path: Path, receiver: Receiver) -> None:

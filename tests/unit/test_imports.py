@@ -59,7 +59,7 @@ BUILT = {
 
 # A viewer's print; a change of one must not change what is in the store.
 VIEWERS = {"formats.jaeger", "formats.otlp_json", "formats.perfetto"}
-STORED = tuple(f"coordinator.{name}" for name in ("index", "reader", "rows", "schema", "store"))
+STORED = tuple(f"coordinator.{name}" for name in ("store.reader", "store.writer", "index.indexer"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator import bodies, follower, index, query
+from coordinator import bodies, query
 from coordinator.answers import trace_detail
 from coordinator.bodies import Body, Room, encoded
 from coordinator.core.clock import ClockOffset
@@ -43,11 +43,16 @@ from coordinator.core.records import (
     PutVerdict,
 )
 from coordinator.core.verdict import Verdict
-from coordinator.follower import Indexer
-from coordinator.index import TraceIndex
+from coordinator.index import asking, making
+from coordinator.index import indexer as indexing
+from coordinator.index.asking import IndexReader
+from coordinator.index.file import IndexFile, index_path
+from coordinator.index.indexer import Indexer
 from coordinator.parameters import duration_ns, logfmt, tags_of
-from coordinator.reader import StoreReader
-from coordinator.store import Store, StoreLimits
+from coordinator.store import reader as reading
+from coordinator.store.reader import StoreReader, Wanted
+from coordinator.store.retention import StoreLimits
+from coordinator.store.writer import Store
 from protocol.messages import Group, SliceFlags, SliceStatus, Source, TraceId, TriggerFired
 from protocol.verdicts import VerdictKind
 from runtime.http import GIVE_UP_OVERDUE, HttpServer
@@ -63,7 +68,7 @@ from tests.export.collected import (
     process_bytes,
 )
 from tests.unit.logs import SILENT, logs_to
-from tests.unit.test_store import ROOMY, Clock, Driver, driver
+from tests.unit.test_store import ROOMY, Clock, Driver, driver, passed
 
 OTHER = TraceId(bytes(15) + b"\x2a")
 S = 1000 * MS
@@ -71,7 +76,12 @@ BEGIN_US = BEGIN_NS // 1000
 
 
 def put_trace(
-    here: Driver, trace: TraceId, slices: dict[str, bytes], version: int = 1, epoch: int = 1
+    here: Driver,
+    trace: TraceId,
+    slices: dict[str, bytes],
+    version: int = 1,
+    epoch: int = 1,
+    judged: Verdict | None = None,
 ) -> None:
     """Store a trace as the core does; back's clock is 5 ms ahead."""
     fired = TriggerFired(Group("error", trace), (), "OutOfStock", Source.APPLICATION, BEGIN_NS)
@@ -84,7 +94,7 @@ def put_trace(
     verdict = Verdict(
         version, VerdictKind.COHERENT, (), tuple(slices), size, SPANS, BEGIN_NS, BEGIN_NS + 100 * MS
     )
-    here.write(PutVerdict(trace, verdict))
+    here.write(PutVerdict(trace, judged or verdict))
 
 
 def bring_up_to_date(store: Store, path: Path) -> Indexer:
@@ -92,6 +102,7 @@ def bring_up_to_date(store: Store, path: Path) -> Indexer:
     with StoreReader(path) as reader:
         while indexer._work(reader) is not None:
             pass
+    indexer.close()
     return indexer
 
 
@@ -496,7 +507,10 @@ def test_a_trace_that_is_too_large_hides_no_other(
 def padded(api: Api, trace: TraceId) -> Iterator[None]:
     """Let the store say that there is more of a trace."""
     with contextlib.closing(sqlite3.connect(api.path)) as connection:
-        change = "UPDATE slices SET bytes = bytes + ? WHERE trace = ?"
+        change = (
+            "UPDATE slices SET bytes = bytes + ?"
+            " WHERE trace = (SELECT key FROM traces WHERE id = ?)"
+        )
         with connection:
             connection.execute(change, (1 << 30, trace))
         yield
@@ -542,7 +556,7 @@ def test_a_fault_of_ours_is_not_the_askers(api: Api, monkeypatch: pytest.MonkeyP
     def fail(_: object) -> None:
         raise ValueError
 
-    monkeypatch.setattr(index.IndexReader, "services", fail)
+    monkeypatch.setattr(IndexReader, "services", fail)
     with pytest.raises(urllib.error.HTTPError) as failed:
         urllib.request.urlopen(f"{api.url}/api/services")
     with failed.value:
@@ -705,9 +719,9 @@ def test_an_answer_that_was_read_leaves_room(api: Api, monkeypatch: pytest.Monke
 def test_tags_are_found_where_they_begin(hashes: list[bytes], chosen: list[int], at: int) -> None:
     packed = b"".join(hashes)
     wanted = [hashes[i] for i in chosen if i < len(hashes)]
-    assert index._has_tags(packed, b"".join(wanted))
+    assert asking._has_tags(packed, b"".join(wanted))
     between = packed[at : at + 5]
-    assert index._has_tags(packed, between) == (between in hashes)
+    assert asking._has_tags(packed, between) == (between in hashes)
 
 
 def test_a_search_reads_only_the_traces_that_it_shows(
@@ -744,8 +758,8 @@ def test_a_search_reads_only_the_traces_that_it_shows(
 def test_what_takes_too_long_is_given_up(
     api: Api, monkeypatch: pytest.MonkeyPatch, path: str, parameters: dict[str, Any]
 ) -> None:
-    monkeypatch.setattr(index, "_SEARCH_TIMEOUT_S", -1.0)
-    monkeypatch.setattr(index, "_STEPS", 1)
+    monkeypatch.setattr(reading, "_READ_TIMEOUT_S", -1.0)
+    monkeypatch.setattr(reading, "_STEPS", 1)
     status, body = api.ask(path, **parameters)
     assert status == 503
     assert "narrow it" in body["errors"][0]["msg"]
@@ -755,8 +769,9 @@ def test_what_takes_too_long_is_given_up(
 def many(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
     """The API of a store where ids stand in the names of operations and services."""
     path = tmp_path_factory.mktemp("many") / "t.sqlite"
-    with driver(path):
-        connection = sqlite3.connect(path)
+    with driver(path) as here:
+        IndexFile(path, here.store.id, SILENT).close()
+        connection = sqlite3.connect(index_path(path))
         connection.executemany(
             "INSERT INTO operations (service, operation, kind) VALUES (?, ?, 'server')",
             [("shop", f"GET /{number:06}") for number in range(50_000)]
@@ -768,7 +783,7 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
         )
         connection.executemany(
             "INSERT INTO calls VALUES (?, 'shop', ?, ?, 1)",
-            [(TRACE, f"shop-{number:06}", BEGIN_NS) for number in range(50_000)],
+            [(1, f"shop-{number:06}", BEGIN_NS) for number in range(50_000)],
         )
         connection.commit()
         connection.close()
@@ -805,16 +820,16 @@ def test_a_list_of_names_is_bounded_and_says_so(
     for _ in range(2):
         body = many.get(path, **parameters)
         assert (body["data"][0], body["data"][-1]) == (first, last)
-        assert len(body["data"]) == body["total"] == body["limit"] == index.NAMES_MAX
+        assert len(body["data"]) == body["total"] == body["limit"] == asking.NAMES_MAX
     # Who shows a menu asks often.
     (said,) = [line for line in many.log if f"list of {what} is cut" in line]
     assert "ids" in said
 
 
 def test_lists_of_v3_are_bounded_too(many: Api) -> None:
-    assert len(many.get("/api/v3/services")["services"]) == index.NAMES_MAX
+    assert len(many.get("/api/v3/services")["services"]) == asking.NAMES_MAX
     found = many.get("/api/v3/operations", service="shop", spanKind="server")["operations"]
-    assert len(found) == index.NAMES_MAX
+    assert len(found) == asking.NAMES_MAX
     assert many.get("/api/v3/operations", service="shop", spanKind="client")["operations"] == []
 
 
@@ -851,45 +866,46 @@ def test_answers_are_made_in_few_pieces(many: Api, api: Api) -> None:
 
 
 def rows(path: Path) -> dict[str, int]:
-    connection = sqlite3.connect(path)
-    counts = {
-        table: connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0]
-        for table in ("to_index", "summaries", "operations", "spans", "calls")
-    }
-    connection.close()
-    return counts
+    with contextlib.closing(sqlite3.connect(index_path(path))) as connection:
+        return {
+            table: connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0]
+            for table in ("summaries", "operations", "spans", "calls")
+        }
 
 
-EMPTY = {"to_index": 0, "summaries": 0, "operations": 0, "spans": 0, "calls": 0}
+EMPTY = {"summaries": 0, "operations": 0, "spans": 0, "calls": 0}
 
 
 def test_a_new_verdict_replaces_what_the_index_has(tmp_path: Path) -> None:
     path = tmp_path / "t.sqlite"
     with driver(path) as here:
         put_trace(here, TRACE, {"edge": FRONT})
-        assert rows(path)["to_index"] == 1
         bring_up_to_date(here.store, path)
         assert rows(path) == {**EMPTY, "summaries": 1, "operations": 2, "spans": 2}
         put_trace(here, TRACE, {"edge": FRONT, "back": CART + STOCK}, version=2)
         bring_up_to_date(here.store, path)
-        after = {"to_index": 0, "summaries": 1, "operations": 7, "spans": 7, "calls": 2}
+        after = {"summaries": 1, "operations": 7, "spans": 7, "calls": 2}
         assert rows(path) == after
-        with StoreReader(path) as reader:
-            summaries = dict(reader.searches.summaries([TRACE, OTHER]))
+        with StoreReader(path, index_path(path)) as reader:
+            summaries = dict(IndexReader(reader.connection).summaries([TRACE, OTHER]))
         assert summaries[TRACE].span_count == SPANS
         assert OTHER not in summaries
+        # It is closed, and nothing is new.
+        here.write(PutReleased(TRACE))
+        assert bring_up_to_date(here.store, path).counters.traces_indexed == 0
 
 
-def test_a_verdict_that_comes_while_the_index_is_made_is_not_missed(tmp_path: Path) -> None:
+def test_a_listing_of_a_service_looks_into_the_index(tmp_path: Path) -> None:
     path = tmp_path / "t.sqlite"
     with driver(path) as here:
-        put_trace(here, TRACE, {"edge": FRONT})
-        made = index.TraceIndex(TRACE, 1, (), None, {})
-        put_trace(here, TRACE, {"edge": FRONT, "back": CART}, version=2)
-        here.store.note([made])
-        assert rows(path)["to_index"] == 1
+        put_trace(here, TRACE, {"edge": FRONT, "back": CART})
+        put_trace(here, OTHER, {"edge": OTHER_FRONT})
         bring_up_to_date(here.store, path)
-        assert rows(path)["spans"] == 5
+        with StoreReader(path, index_path(path)) as reader:
+            assert reader.list_traces(Wanted(service="front")) == [OTHER, TRACE]
+            assert reader.list_traces(Wanted(service="cart")) == [TRACE]
+            assert reader.is_wanted(OTHER, Wanted(service="front"))
+            assert not reader.is_wanted(OTHER, Wanted(service="cart"))
 
 
 def test_the_index_goes_with_its_traces(tmp_path: Path) -> None:
@@ -901,14 +917,45 @@ def test_the_index_goes_with_its_traces(tmp_path: Path) -> None:
         here.write(PutReleased(TRACE))
         clock.now_s += 7200
         put_trace(here, OTHER, {"edge": OTHER_FRONT})
-        here.write(PutReleased(OTHER))  # the bounds are looked at after a transaction
-        here.store.note([index.TraceIndex(TRACE, 1, (), None, {})])  # too late
-        assert rows(path) == {**EMPTY, "to_index": 1}
-        fired = TriggerFired(Group("again", TRACE), (), "", Source.APPLICATION, BEGIN_NS)
-        here.write(PutTrigger("back", fired))  # it comes up again, without a verdict
-        here.store.note([index.TraceIndex(TRACE, 1, (), None, {})])
+        passed(here.store)  # the bounds are looked at after a transaction
+        with StoreReader(path, index_path(path)) as reader:
+            # At once, and not only once the index has heard of it.
+            assert not list(IndexReader(reader.connection).summaries([TRACE]))
+            assert reader.trace(TRACE) is None
         bring_up_to_date(here.store, path)
         assert rows(path) == {**EMPTY, "summaries": 1, "operations": 1, "spans": 1}
+        fired = TriggerFired(Group("again", TRACE), (), "", Source.APPLICATION, BEGIN_NS)
+        here.write(PutTrigger("back", fired))  # it comes up again, without a verdict
+        bring_up_to_date(here.store, path)
+        assert rows(path) == {**EMPTY, "summaries": 1, "operations": 1, "spans": 1}
+
+
+@pytest.mark.parametrize("is_lost", ["whole", "broken", "another's", "far behind"])
+def test_a_lost_index_is_made_anew(tmp_path: Path, is_lost: str) -> None:
+    path, clock = tmp_path / "t.sqlite", Clock()
+    with driver(path, StoreLimits(ROOMY.bytes_max, 3600), clock) as here:
+        put_trace(here, TRACE, {"edge": FRONT})
+        here.write(PutReleased(TRACE))
+        bring_up_to_date(here.store, path)
+        clock.now_s += 7200
+        put_trace(here, OTHER, {"edge": OTHER_FRONT})
+        passed(here.store)
+    if is_lost == "whole":
+        index_path(path).unlink()
+    elif is_lost == "broken":
+        index_path(path).write_bytes(b"no database" * 1000)
+    else:
+        with contextlib.closing(sqlite3.connect(index_path(path))) as connection:
+            if is_lost == "another's":
+                connection.execute("UPDATE position SET store_id = 'another'")
+            connection.commit()
+    with driver(path, clock=clock) as here:
+        # Nobody else needs them.
+        here.store._tables.trim_changes(here.store.change_number)
+        bring_up_to_date(here.store, path)
+        assert rows(path) == {**EMPTY, "summaries": 1, "operations": 1, "spans": 1}
+        with StoreReader(path, index_path(path)) as reader:
+            assert IndexReader(reader.connection).services().rows == ["front"]
 
 
 def test_the_index_takes_a_fifth_of_a_core(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -917,37 +964,34 @@ def test_the_index_takes_a_fifth_of_a_core(tmp_path: Path, monkeypatch: pytest.M
         put_trace(here, TRACE, {"edge": FRONT})
         indexer = Indexer(here.store, path, SILENT)
         used_ns = iter([5_000_000, 35_000_000, 40_000_000])
-        clock = Mock(thread_time_ns=lambda: next(used_ns))
-        monkeypatch.setattr("coordinator.follower.time", clock)
+        clock = Mock(thread_time_ns=lambda: next(used_ns), time=lambda: 0.0)
+        monkeypatch.setattr("coordinator.index.indexer.time", clock)
         assert indexer._work(reader) == pytest.approx(4 * 0.03)
         assert indexer.counters.busy_us == 30_000
         assert indexer._work(reader) is None
+        indexer.close()
 
 
-def test_what_waits_for_longest_is_indexed_first(tmp_path: Path) -> None:
-    path = tmp_path / "t.sqlite"
+def test_what_waits_for_longest_is_indexed_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By their ids those of whoever chooses these could come first for ever."""
+    monkeypatch.setattr(indexing, "_CHANGES_AT_ONCE", 1)
+    path, clock = tmp_path / "t.sqlite", Clock()
     traces = [TraceId(bytes(15) + bytes([number])) for number in (9, 1, 8, 2)]
-    with driver(path) as here, StoreReader(path) as reader:
+    with driver(path, clock=clock) as here, StoreReader(path) as reader:
         for trace in traces:
             put_trace(here, trace, {"edge": FRONT})
-        put_trace(here, traces[0], {"edge": FRONT}, version=2)
-        assert reader.to_index(3) == traces[:3]
-
-
-def test_a_store_of_the_version_before_gets_its_index(tmp_path: Path) -> None:
-    path = tmp_path / "t.sqlite"
-    with driver(path) as here:
-        put_trace(here, TRACE, {"edge": FRONT, "back": CART + STOCK})
-    connection = sqlite3.connect(path)
-    for table in (*EMPTY, "to_export", "exported"):
-        connection.execute(f"DROP TABLE {table}")
-    connection.execute("ALTER TABLE slices DROP COLUMN least")
-    connection.execute("ALTER TABLE nodes DROP COLUMN incarnation")
-    connection.execute("PRAGMA user_version = 3")
-    connection.close()
-    with driver(path) as here:
-        bring_up_to_date(here.store, path)
-        assert rows(path)["spans"] == SPANS
+        indexer = Indexer(here.store, path, SILENT)
+        file = IndexFile(path, here.store.id, SILENT)
+        for done, _ in enumerate(traces, start=1):
+            indexer._work(reader)
+            assert [trace for _, trace in file.keys(0, 10)] == traces[:done]
+            assert indexer.waiting == len(traces) + 1 - done
+        indexer._work(reader)
+        assert indexer.waiting == 0
+        indexer.close()
+        file.close()
 
 
 def test_what_cannot_be_read_stops_no_other_trace(
@@ -958,64 +1002,59 @@ def test_what_cannot_be_read_stops_no_other_trace(
         put_trace(here, TRACE, {"edge": b"no slice at all"})
         put_trace(here, OTHER, {"edge": OTHER_FRONT})
         indexer = bring_up_to_date(here.store, path)
-        assert rows(path) == {**EMPTY, "summaries": 1, "operations": 1, "spans": 1}
+        assert rows(path) == {**EMPTY, "summaries": 2, "operations": 1, "spans": 1}
         assert indexer.counters.traces_indexed == 2
 
         def fail(*_: object) -> None:
             raise OverflowError
 
-        monkeypatch.setattr("coordinator.follower.index_of", fail)
+        monkeypatch.setattr("coordinator.index.indexer.index_of", fail)
         put_trace(here, OTHER, {"edge": OTHER_FRONT}, version=2)
         indexer = bring_up_to_date(here.store, path)
         assert indexer.counters.traces_failed == 1
-        assert rows(path) == EMPTY
+        assert rows(path) == {**EMPTY, "summaries": 2}
+        with StoreReader(path, index_path(path)) as reader:
+            assert not list(IndexReader(reader.connection).summaries([TRACE, OTHER]))
 
 
 def test_what_is_found_of_a_trace_is_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(index, "SPANS_MAX", 3)
+    monkeypatch.setattr(making, "SPANS_MAX", 3)
     path = tmp_path / "t.sqlite"
     with driver(path) as here:
         put_trace(here, TRACE, {"edge": FRONT, "back": CART + STOCK})
         bring_up_to_date(here.store, path)
         assert rows(path)["spans"] == 3
-        with StoreReader(path) as reader:
-            ((_, summary),) = reader.searches.summaries([TRACE])
+        with StoreReader(path, index_path(path)) as reader:
+            ((_, summary),) = IndexReader(reader.connection).summaries([TRACE])
         assert summary.span_count == SPANS
 
 
-def test_what_is_noted_at_once_is_bounded_by_its_spans(
+def test_what_is_indexed_at_once_is_bounded_by_its_spans(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is in memory at once, and holds up what else is to be written."""
-    monkeypatch.setattr(follower, "_SPANS_AT_ONCE", 0)
+    """It is in memory at once."""
+    monkeypatch.setattr(indexing, "_SPANS_AT_ONCE", 0)
     path = tmp_path / "t.sqlite"
-    with driver(path) as here:
+    with driver(path) as here, StoreReader(path) as reader:
         for number in range(1, 6):
             put_trace(here, TraceId(number.to_bytes(16, "big")), {"edge": FRONT})
-        noted: list[int] = []
-        note = here.store.note
-
-        def count(notes: Sequence[TraceIndex]) -> None:
-            noted.append(len(notes))
-            note(notes)
-
-        monkeypatch.setattr(here.store, "note", count)
-        bring_up_to_date(here.store, path)
-    assert noted == [1, 1, 1, 1, 1]
+        indexer = Indexer(here.store, path, SILENT)
+        for number in range(1, 6):
+            assert indexer._work(reader) is not None
+            assert rows(path)["summaries"] == number
+        indexer.close()
 
 
 def test_the_indexer_works_when_there_are_news(tmp_path: Path) -> None:
     path = tmp_path / "t.sqlite"
     with driver(path) as here:
-        indexer = Indexer(here.store, path, SILENT)
-        with indexer.follower:
+        with Indexer(here.store, path, SILENT) as indexer:
             put_trace(here, TRACE, {"edge": FRONT})
-            # Its note is written before the next one of ours, once it has read the trace.
             while not indexer.counters.traces_indexed:
-                put_trace(here, OTHER, {"edge": OTHER_FRONT}, version=2)
-        assert rows(path)["spans"] >= 2
+                passed(here.store)
+        assert rows(path)["spans"] == 2
 
 
 @given(

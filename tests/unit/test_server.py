@@ -16,12 +16,13 @@ import grpc
 import pytest
 from google.protobuf.message import Message
 
-from coordinator import index, questions, server, streams
+from coordinator import questions, server, streams
 from coordinator.core.records import AppendSlice, Write
-from coordinator.reader import StoreReader, Wanted
-from coordinator.rows import SliceRow
 from coordinator.server import CoordinatorServer
-from coordinator.store import Store
+from coordinator.store import reader as reading
+from coordinator.store.reader import StoreReader, Wanted
+from coordinator.store.rows import SliceRow
+from coordinator.store.writer import Store
 from ctl.__main__ import main
 from formats.records import Data
 from formats.slices import PieceKind, RunFlags
@@ -548,7 +549,8 @@ def test_one_file_is_left_of_a_store_that_was_read(tmp_path: Path) -> None:
             assert (tmp_path / "t.sqlite-wal").exists()
 
     asyncio.run(run())
-    assert {file.name for file in tmp_path.glob("t.sqlite*")} == {"t.sqlite", "t.sqlite.lock"}
+    files = {"t.sqlite", "t.sqlite.lock", "t.sqlite.reserve"}
+    assert {file.name for file in tmp_path.glob("t.sqlite*")} == files
 
 
 def test_the_store_is_let_go_of_when_nobody_reads_it(
@@ -620,8 +622,8 @@ def test_a_listing_that_takes_long_holds_up_nothing_else(
                 assert isinstance(message, bytes)
                 assert pb.TraceSummary.FromString(message).trace == TRACE
             # One that would read for too long is given up, and says so.
-            monkeypatch.setattr(index, "_SEARCH_TIMEOUT_S", -1.0)
-            monkeypatch.setattr(index, "_STEPS", 1)
+            monkeypatch.setattr(reading, "_READ_TIMEOUT_S", -1.0)
+            monkeypatch.setattr(reading, "_STEPS", 1)
             given_up = client.ask("ListTraces", pb.ListTracesRequest())
             assert await given_up.code() is grpc.StatusCode.DEADLINE_EXCEEDED
             assert "narrow it" in await given_up.details()
@@ -632,14 +634,14 @@ def test_a_listing_that_takes_long_holds_up_nothing_else(
 def test_a_listing_does_not_hold_up_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(index, "_SEARCH_TIMEOUT_S", 1e9)
-    monkeypatch.setattr(index, "_STEPS", 1)
+    monkeypatch.setattr(reading, "_READ_TIMEOUT_S", 1e9)
+    monkeypatch.setattr(reading, "_STEPS", 1)
     entered = threading.Event()
 
     def endless(reader: StoreReader, *_: object) -> list[TraceId]:
         entered.set()
         count = "WITH RECURSIVE n(i) AS (VALUES (1) UNION ALL SELECT i + 1 FROM n) SELECT i FROM n"
-        return [row[0] for row in reader._connection.execute(count) if row[0] == 0]
+        return [row[0] for row in reader.connection.execute(count) if row[0] == 0]
 
     monkeypatch.setattr(StoreReader, "list_traces", endless)
 

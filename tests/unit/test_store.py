@@ -38,11 +38,12 @@ from coordinator.core.records import (
     Write,
 )
 from coordinator.core.verdict import Reason, ReasonKind, Verdict
-from coordinator.reader import StoreReader, TraceRow, Wanted
-from coordinator.rows import SliceRow
-from coordinator.schema import StoreError
-from coordinator.store import Store, StoreLimits
-from coordinator.tables import PutExported, condensed
+from coordinator.store.reader import StoreReader, TraceRow, Wanted
+from coordinator.store.retention import StoreLimits
+from coordinator.store.rows import SliceRow
+from coordinator.store.schema import StoreError
+from coordinator.store.tables import condensed
+from coordinator.store.writer import Store
 from formats.records import Data
 from formats.slices import PieceKind, Process
 from protocol.messages import (
@@ -59,6 +60,7 @@ from protocol.verdicts import VerdictKind
 from runtime.log import Log
 from tests.simulation.encoding import encode_piece, encode_process, encode_record
 from tests.unit.logs import SILENT, logs_to
+from tests.unit.old_stores import old_store
 
 ROOMY = StoreLimits(bytes_max=1 << 40, age_max_s=1e9)
 
@@ -102,11 +104,10 @@ class Driver:
         path: Path,
         limits: StoreLimits,
         clock: Clock,
-        exports: frozenset[VerdictKind] = frozenset(),
     ) -> None:
         self.durable: queue.SimpleQueue[int] = queue.SimpleQueue()
         self.log: list[str] = []
-        self.store = Store(path, limits, self.durable.put, logs_to(self.log), clock, exports)
+        self.store = Store(path, limits, self.durable.put, logs_to(self.log), clock, clock)
         self.token = 0
 
     def write(self, *records: Record) -> None:
@@ -292,7 +293,6 @@ def test_listing_selects_and_goes_from_new_to_old(tmp_path: Path) -> None:
             assert second == [T2]
             assert reader.is_wanted(T2, Wanted(since_ns=first_ns + 10**9))
             assert not reader.is_wanted(T1, Wanted(since_ns=first_ns + 10**9))
-            assert not reader.is_wanted(T1, Wanted(service="shop"))
 
 
 def test_everything_is_recovered(tmp_path: Path) -> None:
@@ -558,7 +558,7 @@ def test_a_verdict_again_is_for_what_has_none(tmp_path: Path) -> None:
             assert row is not None
             assert row.verdict == VERDICT
             assert reader.trace(T2) is None
-        here.store._delete_oldest(None, 1)
+        here.store.retention.delete_oldest()
         here.write(PutTrigger("a", fired), PutVerdictAgain(T1, again), PutReleased(T1))
         with StoreReader(path) as reader:
             row = reader.trace(T1)
@@ -566,7 +566,6 @@ def test_a_verdict_again_is_for_what_has_none(tmp_path: Path) -> None:
             assert row.verdict == again
             assert reader.list_traces(Wanted(verdict="provisional")) == []
             assert reader.judged("latency") == (1, 1)
-            assert reader.to_index(10) == reader.to_export(10) == []
         # The next one of the core's is newer.
         here.write(PutVerdict(T1, replace(VERDICT, version=VERDICT.version + 1)))
     verdict = recovered(path)[T1].verdict
@@ -577,7 +576,7 @@ def test_a_verdict_again_is_for_what_has_none(tmp_path: Path) -> None:
 def test_a_failed_batch_is_tried_again_and_nothing_called_durable_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("coordinator.store._RETRY_S", 0.01)
+    monkeypatch.setattr("coordinator.store.writer._RETRY_S", 0.01)
     path = tmp_path / "store.db"
     here = Driver(path, ROOMY, Clock())
     logged: queue.SimpleQueue[str] = queue.SimpleQueue()
@@ -601,7 +600,7 @@ def test_a_disk_without_room_for_the_journal_is_called_full(
     def connect(path: Path, *, writable: bool) -> sqlite3.Connection:
         raise sqlite3.OperationalError("disk I/O error")
 
-    monkeypatch.setattr("coordinator.schema.connect", connect)
+    monkeypatch.setattr("coordinator.store.takeover.connect", connect)
     with pytest.raises(StoreError, match="disk I/O error"):
         Store(tmp_path / "store.db", ROOMY, lambda _: None, SILENT)
     monkeypatch.setattr(os, "statvfs", lambda _: Mock(f_bavail=0))
@@ -612,7 +611,7 @@ def test_a_disk_without_room_for_the_journal_is_called_full(
 def test_a_disk_that_is_full_is_not_tried_with_each_write(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("coordinator.store._RETRY_S", 3600.0)
+    monkeypatch.setattr("coordinator.store.writer._RETRY_S", 3600.0)
     here = Driver(tmp_path / "store.db", ROOMY, Clock())
     with here.store:
         here.store._connection.execute("PRAGMA max_page_count = 1")
@@ -625,40 +624,6 @@ def test_a_disk_that_is_full_is_not_tried_with_each_write(
             pass
         assert here.store.counters.writes_failed == 1
     assert len(here.log) == 1
-
-
-def test_who_waits_for_a_disk_that_is_full_does_not_hold_up_the_end(tmp_path: Path) -> None:
-    store = Store(tmp_path / "store.db", ROOMY, lambda _: None, SILENT)
-    tried = threading.Event()
-    first, second = ((PutExported(t, 1, VerdictKind.COHERENT),) for t in (T1, T2))
-
-    def commit(batch: object) -> bool:
-        tried.set()
-        return False
-
-    store._commit = commit  # type: ignore[method-assign] # a full disk
-    with store:
-        noting = [threading.Thread(target=store.note, args=(notes,)) for notes in (first, second)]
-        noting[0].start()
-        assert tried.wait(60)
-        noting[1].start()
-        while not store._queue:  # behind what is tried again
-            pass
-        store.stop_trying_again()
-        for thread in noting:
-            thread.join(60)
-        assert not any(thread.is_alive() for thread in noting)
-        store.note(first)  # nobody writes it any more
-
-
-def test_what_is_noted_at_the_end_is_written(tmp_path: Path) -> None:
-    path = tmp_path / "store.db"
-    with driver(path) as here:
-        here.write(PutTrigger("a", FIRED))
-        here.store.stop_trying_again()
-        here.store.note([PutExported(T1, 1, VerdictKind.COHERENT)])
-    with contextlib.closing(sqlite3.connect(path)) as connection:
-        assert connection.execute("SELECT trace FROM exported").fetchall() == [(T1,)]
 
 
 def fill(here: Driver, number: int, size: int = 100_000, *, release: bool = True) -> None:
@@ -687,7 +652,7 @@ def test_bytes_are_bounded_and_the_oldest_go_first(tmp_path: Path) -> None:
         assert kept == [trace_id(number) for number in range(101, 101 - len(kept), -1)]
         assert 5 <= len(kept) <= 10
     connection = sqlite3.connect(path)
-    for table in ("triggers", "members", "slices", "traces"):
+    for table in ("groups", "firings", "chunks", "slices", "traces"):
         (rows,) = connection.execute(f"SELECT count(*) FROM {table}").fetchone()
         assert rows == len(kept)
     connection.close()
@@ -697,8 +662,9 @@ def test_bytes_are_bounded_and_the_oldest_go_first(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("limits", [StoreLimits(100_000, 1e9), StoreLimits(1 << 40, 60.0)])
 def test_what_is_to_be_deleted_does_not_hold_up_what_is_written(
-    tmp_path: Path, limits: StoreLimits
+    tmp_path: Path, limits: StoreLimits, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("coordinator.store.retention._DELETE_S", 0.0)  # one at once
     clock = Clock()
     with driver(tmp_path / "store.db", clock=clock) as here:
         here.write(*(PutReleased(trace_id(number), released=True) for number in range(1, 5001)))
@@ -713,13 +679,13 @@ def test_what_is_to_be_deleted_does_not_hold_up_what_is_written(
             here.durable.put(token)
 
         here.store._on_durable = durable
-        here.store.limits = limits
+        here.store.retention.limits = limits
         clock.now_s += 1000
         here.store.submit([Write(here.token + 1, PutNode("a", ()))])
         while here.durable.get() < here.token + 2:
             pass
         assert deleted[0] == 0
-        assert deleted[1] < 500
+        assert deleted[1] < 5
         # With nobody waiting, all of it.
         while here.store.counters.traces_deleted < 2500:
             passed(here.store)
@@ -739,7 +705,7 @@ def test_to_delete_a_trace_costs_no_more_where_there_are_many(tmp_path: Path) ->
         store = Driver(path, ROOMY, Clock()).store
         done: list[None] = []
         store._connection.set_progress_handler(partial(done.append, None), 10)
-        assert store._delete_oldest(None, 1)
+        assert store.retention.delete_oldest(enough_bytes=1 << 60)  # one
         steps.append(len(done))
         store._connection.close()
     assert steps[1] < 3 * steps[0]
@@ -776,6 +742,35 @@ def test_age_is_bounded(tmp_path: Path) -> None:
             assert set(reader.list_traces(Wanted())) == {T2, T3, trace_id(4)}
 
 
+def test_who_sets_the_clock_deletes_nothing(tmp_path: Path) -> None:
+    path, clock, uptime = tmp_path / "store.db", Clock(), Clock()
+    limits = StoreLimits(1 << 40, 3600.0)
+
+    def kept() -> int:
+        store = Store(path, limits, durable.put, SILENT, clock, uptime)
+        with store:
+            uptime.now_s += 60
+            passed(store)
+            passed(store)
+            with StoreReader(path) as reader:
+                return len(reader.list_traces(Wanted()))
+
+    durable: queue.SimpleQueue[int] = queue.SimpleQueue()
+    with driver(path, limits, clock) as here:
+        fill(here, 1, size=10)
+    uptime.now_s = clock.now_s
+    with Store(path, limits, durable.put, SILENT, clock, uptime) as store:
+        clock.now_s += 365 * 86400
+        uptime.now_s += 60
+        passed(store)
+        assert store.counters.traces_deleted == 0
+    # A minute passed since, whatever the clock says.
+    assert kept() == 1
+    # What passes while nobody looks is known by the clock alone.
+    clock.now_s += 3600
+    assert kept() == 0
+
+
 def test_age_is_bounded_while_nothing_is_written(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
     clock = Clock()
@@ -786,22 +781,6 @@ def test_age_is_bounded_while_nothing_is_written(tmp_path: Path) -> None:
         clock.now_s += 3601
         while not here.store.counters.traces_deleted:
             passed(here.store)
-
-
-def test_that_a_trace_was_exported_is_forgotten_with_it(tmp_path: Path) -> None:
-    path = tmp_path / "store.db"
-    clock = Clock()
-    with driver(path, StoreLimits(1 << 40, 3600.0), clock) as here:
-        fill(here, 1, size=10)
-        here.store.note([PutExported(T1, 10, VerdictKind.COHERENT)])
-        connection = sqlite3.connect(path)
-        exported = "SELECT count(*) FROM exported"
-        assert connection.execute(exported).fetchone() == (1,)
-        clock.now_s += 3601
-        while not here.store.counters.traces_deleted:
-            passed(here.store)
-        assert connection.execute(exported).fetchone() == (0,)
-        connection.close()
 
 
 def test_a_lateral_outlives_its_primary_with_its_trigger(tmp_path: Path) -> None:
@@ -821,11 +800,90 @@ def test_a_lateral_outlives_its_primary_with_its_trigger(tmp_path: Path) -> None
             assert reader.trace(T1) is None
 
 
+ON_A_FULL_DISK = """
+import os, sys
+from pathlib import Path
+import coordinator.store.writer
+from coordinator.core.records import AppendSlice, PutReleased, Write
+from coordinator.store.reader import StoreReader, Wanted
+from coordinator.store.retention import StoreLimits
+from coordinator.store.writer import Store
+from protocol.messages import TraceId
+from runtime.log import Log
+coordinator.store.writer._RETRY_S = 0.01
+disk = Path(sys.argv[1])
+durable = []
+filler = disk / "of others"
+with Store(disk / "t", StoreLimits(1 << 40, 1e9), durable.append, Log.of("store")) as store:
+    def write(number):
+        trace = TraceId(number.to_bytes(16, "big"))
+        store.submit([
+            Write(2 * number - 1, AppendSlice(trace, "a", 1, 0, os.urandom(300_000))),
+            Write(2 * number, PutReleased(trace)),
+        ])
+        while not durable or durable[-1] < 2 * number:
+            pass
+    for number in range(1, 301):
+        if number == 50:
+            # Others take what is left, to the last byte.
+            with filler.open("wb", 0) as file:
+                for size in (1 << 16, 1):
+                    try:
+                        while file.write(bytes(size)) == size:
+                            pass
+                    except OSError:
+                        pass
+        write(number)
+    with StoreReader(disk / "t") as reader:
+        kept = [int.from_bytes(trace, "big") for trace in reader.list_traces(Wanted())]
+    assert kept == list(range(300, 300 - len(kept), -1)), kept
+    print(len(kept), store.counters.disk_full, store.counters.writes_failed, store.retention.has_reserve)
+    filler.unlink()
+    store.retention._age_checked_s = -1e9
+    # It is looked for after the next commit.
+    for number in range(301, 303):
+        write(number)
+    assert store.retention.has_reserve
+"""
+
+
+@pytest.mark.root
+def test_on_a_full_disk_the_oldest_make_room() -> None:
+    """Whoever filled it: nothing waits for an operator, and what is written is whole."""
+    program = 'mount -t tmpfs -o size=64m none /mnt && exec "$@"'
+    ran = subprocess.run(
+        [
+            "unshare",
+            "--mount",
+            "--",
+            "sh",
+            "-c",
+            program,
+            "-",
+            sys.executable,
+            "-c",
+            ON_A_FULL_DISK,
+            "/mnt",
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    kept, full, failed, reserve = ran.stdout.split()
+    assert int(kept) > 20
+    # It may take another try where the log had begun anew just before.
+    assert int(failed) < int(full)
+    assert reserve == "False"
+    assert "the disk is full; deleted the" in ran.stderr
+
+
 WRITER = """
 import os, sys
 from pathlib import Path
 from coordinator.core.records import AppendSlice, Write
-from coordinator.store import Store, StoreLimits
+from coordinator.store.retention import StoreLimits
+from coordinator.store.writer import Store
 from runtime.log import Log
 from protocol.messages import TraceId
 with Store(Path(sys.argv[1]), StoreLimits(1 << 40, 1e9), lambda t: print(t, flush=True), Log.of("store")) as s:
@@ -879,52 +937,62 @@ def test_files_that_are_no_store_are_refused(tmp_path: Path) -> None:
     connection = sqlite3.connect(newer)
     connection.execute("PRAGMA user_version = 99")
     connection.close()
-    assert "has schema 99, this coordinator knows 7" in refusal(newer)
+    assert "has schema 99, this coordinator knows 8" in refusal(newer)
 
 
-AS_BEFORE_7 = """
-DROP TABLE to_index;
-CREATE TABLE to_index (trace BLOB PRIMARY KEY) WITHOUT ROWID;
-ALTER TABLE nodes DROP COLUMN incarnation;
-"""
-
-
-def test_what_was_exported_as_what_an_older_store_does_not_say(tmp_path: Path) -> None:
+def test_a_store_of_schema_7_is_taken_over_whole(tmp_path: Path) -> None:
+    """All that a store may hold, written by the version before, reads as it did."""
     path = tmp_path / "store.db"
-    with driver(path) as here:
-        fill(here, 1, size=10)
-    with contextlib.closing(sqlite3.connect(path)) as connection:
-        connection.executescript(AS_BEFORE_7)
-        connection.execute("DROP TABLE exported")
-        connection.execute("CREATE TABLE exported (trace BLOB PRIMARY KEY, bytes INTEGER)")
-        connection.execute("INSERT INTO exported VALUES (?, 10)", (T1,))
-        connection.execute("PRAGMA user_version = 5")
-        connection.commit()
-    with driver(path) as here:
-        here.store.note([PutExported(T1, 10, VerdictKind.LOSSY)])
-    with contextlib.closing(sqlite3.connect(path)) as connection:
-        assert connection.execute("SELECT * FROM exported").fetchall() == [(T1, 10, "lossy")]
-    assert here.log == []
-
-
-def test_a_store_of_schema_6_keeps_what_was_exported_and_what_waits(tmp_path: Path) -> None:
-    path, clock = tmp_path / "store.db", Clock()
-    with driver(path, clock=clock) as here:
-        here.write(PutNode("a", ("10.0.0.1",), 7))
-        for trace in (T2, T1):
-            here.write(AppendSlice(trace, "a", 1, 0, b"abc"), PutVerdict(trace, VERDICT))
-            clock.now_s += 1
-        here.store.note([PutExported(T1, 3, VerdictKind.LOSSY)])
-    with contextlib.closing(sqlite3.connect(path)) as connection:
-        connection.executescript(AS_BEFORE_7)
-        connection.executemany("INSERT INTO to_index VALUES (?)", [(T1,), (T2,)])
-        connection.execute("PRAGMA user_version = 6")
-        connection.commit()
-    with driver(path) as here, StoreReader(path) as reader:
+    abandoned = PutAbandoned(FIRED.group, "b")
+    other = replace(FIRED, group=Group("error", T3), laterals=(), fired_at_ns=9)
+    clock = ClockOffset(-7, 3)
+    with old_store(path) as old:
+        old.write(
+            PutNode("a", ("10.0.0.1",)),
+            PutTrigger("a", FIRED),
+            PutTrigger("b", FIRED),
+            PutTrigger("c", other),
+            abandoned,
+            PutStatus("a", STATUS, clock, restarted=True),
+            AppendSlice(T1, "a", 1, 0, b"abc"),
+            AppendSlice(T1, "c", 2, 0, b"between"),
+            AppendSlice(T1, "a", 1, 3, b"def"),
+            AppendSlice(T2, "a", 1, 0, b"lateral"),
+            PutVerdict(T1, VERDICT),
+            AppendSlice(T3, "c", 1, 0, b"closed"),
+            PutVerdict(T3, VERDICT),
+            PutReleased(T3),
+        )
+    here = Driver(path, ROOMY, Clock())
+    with here.store, StoreReader(path) as reader:
         assert here.store.recover_nodes() == [PutNode("a", ("10.0.0.1",))]
-        assert reader.to_index(10) == [T2, T1]
+        fired = (PutTrigger("a", FIRED), PutTrigger("b", FIRED))
+        assert reader.trace(T1) == TraceRow(T1, fired, 0, VERDICT)
+        assert reader.trace(T2) == TraceRow(T2, fired, 0, None)
+        assert reader.trace(T3) == TraceRow(T3, (PutTrigger("c", other),), 0, VERDICT)
+        assert reader.slices(T1) == [
+            SliceRow("a", STATUS, clock, 1, 6, restarted=True),
+            SliceRow("c", None, None, 2, 7),
+        ]
+        assert read(reader, T1) == [b"abcdef", b"between"]
+        assert read(reader, T2) == [b"lateral"]
+        assert reader.list_traces(Wanted()) == [T3, T2, T1]
+        assert reader.list_traces(Wanted(trigger="latency")) == [T2, T1]
+        assert [change.trace for change in reader.changes(0, 10)] == [T1, T3]
+        # And goes on.
+        here.write(AppendSlice(T1, "a", 1, 6, b"ghi"), PutReleased(T1))
+        assert read(reader, T1) == [b"abcdefghi", b"between"]
+    assert [line.split(": ")[1].split(";")[0] for line in here.log] == [
+        "takes over schema 7",
+        "taken over from schema 7",
+    ]
+    stored = recovered(path)
+    assert stored[T1].abandoned == (abandoned,)
+    assert {trace for trace, found in stored.items() if found.released} == {T1, T3}
     with contextlib.closing(sqlite3.connect(path)) as connection:
-        assert connection.execute("SELECT * FROM exported").fetchall() == [(T1, 3, "lossy")]
+        assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+        tables = connection.execute("SELECT name FROM sqlite_schema WHERE name LIKE '%old%'")
+        assert tables.fetchall() == []
 
 
 def before_abi_2(payload: bytes) -> bytes:
@@ -933,16 +1001,19 @@ def before_abi_2(payload: bytes) -> bytes:
     return encode_process(1, Process(7, "old")) + encode_piece(PieceKind.RUN, record, client=1)
 
 
-def test_an_older_store_is_taken_over_without_what_cannot_be_read(tmp_path: Path) -> None:
+@pytest.mark.parametrize("schema", [3, 4])
+def test_an_older_store_is_taken_over_without_what_cannot_be_read(
+    tmp_path: Path, schema: int
+) -> None:
     path = tmp_path / "store.db"
     record = encode_record(Data(1, b"today's"), 99)
     readable = encode_process(1, Process(7, "new")) + encode_piece(PieceKind.RUN, record, client=1)
     spoilt = b"no slice at all, which a liar may have sent"
     old = before_abi_2(b"x" * 5000)
-    with driver(path) as here:
+    with old_store(path, schema) as before:
         for trace in (T1, T2):
             fired = replace(FIRED, group=Group("latency", trace), laterals=())
-            here.write(
+            before.write(
                 PutTrigger("a", fired),
                 PutStatus("a", replace(STATUS, trace=trace, epoch=1), None),
                 AppendSlice(trace, "a", 1, 0, old[:70]),
@@ -951,18 +1022,12 @@ def test_an_older_store_is_taken_over_without_what_cannot_be_read(tmp_path: Path
                 AppendSlice(trace, "c", 1, 0, spoilt),
                 PutVerdict(trace, VERDICT),
             )
-        here.write(PutReleased(T1, released=True))
-        with StoreReader(path) as reader:
-            before = {trace: reader.trace(trace) for trace in (T1, T2)}
-    connection = sqlite3.connect(path)
-    connection.executescript(AS_BEFORE_7)
-    connection.execute("ALTER TABLE slices DROP COLUMN least")
-    connection.execute("PRAGMA user_version = 4")
-    connection.close()
+        before.write(PutReleased(T1, released=True))
     here = Driver(path, ROOMY, Clock())
     with here.store, StoreReader(path) as reader:
-        assert {trace: reader.trace(trace) for trace in (T1, T2)} == before
         for trace in (T1, T2):
+            fired = replace(FIRED, group=Group("latency", trace), laterals=())
+            assert reader.trace(trace) == TraceRow(trace, (PutTrigger("a", fired),), 0, VERDICT)
             assert read(reader, trace) == [b"", readable, spoilt]
         closed, going_on = reader.slices(T1)[0], reader.slices(T2)[0]
         assert (closed.status, closed.epoch, closed.restarted) == (
@@ -972,8 +1037,7 @@ def test_an_older_store_is_taken_over_without_what_cannot_be_read(tmp_path: Path
         )
         # Its node is asked again.
         assert (going_on.status, going_on.epoch, going_on.restarted) == (None, 0, True)
-    (line,) = here.log
-    assert "taken over from schema 4; dropped 2 slices of 2 traces" in line
+    assert f"taken over from schema {schema}; dropped 2 slices of 2 traces" in here.log[1]
     with driver(path):
         pass  # and nothing is said again
 
@@ -982,21 +1046,15 @@ def test_a_store_that_cannot_be_taken_over_stays_as_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "store.db"
-    old = before_abi_2(b"old")
-    with driver(path) as here:
-        here.write(AppendSlice(T1, "a", 1, 0, old))
-    connection = sqlite3.connect(path)
-    connection.executescript(AS_BEFORE_7)
-    connection.execute("ALTER TABLE slices DROP COLUMN least")
-    connection.execute("PRAGMA user_version = 4")
-    connection.close()
+    with old_store(path, 4) as before:
+        before.write(AppendSlice(T1, "a", 1, 0, before_abi_2(b"old")))
 
     def fails(connection: sqlite3.Connection) -> tuple[int, int]:
         connection.execute("DELETE FROM chunks")
         raise sqlite3.OperationalError("disk I/O error")
 
     with monkeypatch.context() as patched:
-        patched.setattr("coordinator.schema._drop_unreadable", fails)
+        patched.setattr("coordinator.store.takeover._drop_unreadable", fails)
         with pytest.raises(StoreError, match="cannot be used"):
             Store(path, ROOMY, lambda _: None, SILENT)
     connection = sqlite3.connect(path)

@@ -25,7 +25,7 @@ from appliance.native import NativeDataPlane
 from coordinator.core.records import Write
 from coordinator.server import CoordinatorServer
 from coordinator.settings import store_limits
-from coordinator.store import Store
+from coordinator.store.writer import Store
 from ctl.node import NodeClient
 from protocol.messages import TraceId
 from runtime.log import Log

@@ -15,8 +15,8 @@ from typing import Any
 import grpc
 import pytest
 
-from coordinator import transports
-from coordinator.transports import (
+from coordinator.otlp_export import transports
+from coordinator.otlp_export.transports import (
     Accepted,
     HttpTransport,
     Outcome,

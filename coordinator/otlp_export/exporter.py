@@ -29,10 +29,8 @@ from opentelemetry.proto.trace.v1.trace_pb2 import TracesData
 
 from coordinator.answers import trace_detail
 from coordinator.follower import Follower
-from coordinator.reader import StoreReader
-from coordinator.store import Store
-from coordinator.tables import PutExported
-from coordinator.transports import (
+from coordinator.otlp_export.queue import Exported, ExportQueue
+from coordinator.otlp_export.transports import (
     BACKOFF_MAX_S,
     Accepted,
     Refused,
@@ -40,6 +38,8 @@ from coordinator.transports import (
     TryAgain,
     transport_of,
 )
+from coordinator.store.reader import StoreReader
+from coordinator.store.writer import Store
 from formats.stamped import stamped
 from protocol.messages import TraceId
 from protocol.verdicts import VerdictKind
@@ -56,6 +56,8 @@ _BATCH_BYTES = 1 << 20
 # Of one slice, which is in memory as a whole, and as spans some times as large. Nodes
 # have slices of 16 MiB at most unless they are configured otherwise.
 _SLICE_BYTES_MAX = 32 << 20
+
+_FOLLOWER = "export"
 
 # The first pause, and by how much it grows, as with the OpenTelemetry Collector.
 _BACKOFF_FIRST_S = 5.0
@@ -139,7 +141,7 @@ class _Batch:
     ``behind``: it is a trace that was put off before.
     """
 
-    notes: list[PutExported]
+    notes: list[Exported]
     requests: Iterator[tuple[bytes, int]]
     behind: bool
     request: tuple[bytes, int] | None = None
@@ -195,6 +197,7 @@ class Exporter:
         self._log = log
         self._receiver = self._wanted = _Receiver(settings)
         self._chance = chance
+        self._queue = ExportQueue(path, store.id, log)
         self._batch: _Batch | None = None
         self._behind: dict[TraceId, bool] = {}  # the next first; whether that was said
         self._pardoned: frozenset[TraceId] = frozenset()  # were behind when it last worked again
@@ -215,7 +218,12 @@ class Exporter:
         self._follower.ending.set()
         self._wanted.interrupt()
         self._follower.__exit__(kind, error, traceback)
+        self.close()
+
+    def close(self) -> None:
+        """Of one that is not entered, or no more."""
         self._receiver.close()
+        self._queue.close()
 
     def reconfigure(self, settings: ExportSettings) -> None:
         """Send to another receiver, or in another way, or no more; OSError leaves all as it was.
@@ -240,7 +248,10 @@ class Exporter:
             self._turn = _TURN_FIRST
         if wanted.transport is None:
             self.waiting = 0
+            self._queue.skip(reader)
+            self._store.followed(_FOLLOWER, self._queue.position)
             return None
+        self._store.followed(_FOLLOWER, self._queue.follow(reader, self._verdicts))
         if self._batch is not None and not self._is_due_again(reader, self._batch):
             self._batch = None
         if self._batch is None:
@@ -252,7 +263,7 @@ class Exporter:
             if pause_s:
                 return pause_s
         if self._batch.request is None:
-            self._store.note(self._batch.notes)
+            self._queue.done(reader, self._batch.notes, self._verdicts)
             for note in self._batch.notes:
                 self._behind.pop(note.trace, None)
             if self._batch.refused:
@@ -262,38 +273,45 @@ class Exporter:
             self._batch = None
         return 0
 
+    @property
+    def _verdicts(self) -> frozenset[VerdictKind]:
+        return self._receiver.settings.exported_verdicts
+
     def _next_batch(self, reader: StoreReader) -> _Batch | None:
-        self.waiting = reader.waiting_for_export()
-        notes: list[PutExported] = []
+        self.waiting = self._queue.count()
+        notes: list[Exported] = []
         slices: list[tuple[TraceId, str]] = []
         size = 0
-        traces, behind = self._next_traces(reader)
+        gone: list[TraceId] = []
+        traces, behind = self._next_traces()
         for trace in traces:
             found = trace_detail(reader, trace, 0)
             if found is None:
-                continue  # deleted since
+                gone.append(trace)  # the store deleted it, of which the queue has not heard yet
+                continue
             verdict = VerdictKind(found.summary.verdict.kind)
-            notes.append(PutExported(trace, found.summary.bytes, verdict))
+            notes.append(Exported(trace, found.summary.bytes, verdict))
             slices += ((trace, part.node) for part in found.slices)
             size += sum(part.bytes for part in found.slices)
             if size >= _BATCH_BYTES:
                 break
+        self._queue.drop(gone)
         if not notes:
-            return None
+            return self._next_batch(reader) if gone else None
         batch = _Batch(notes, requests_of(self._read(reader, slices), _REQUEST_BYTES_MAX), behind)
         batch.go_on()
         return batch
 
-    def _next_traces(self, reader: StoreReader) -> tuple[list[TraceId], bool]:
+    def _next_traces(self) -> tuple[list[TraceId], bool]:
         """What goes together next; where nothing else waits, one that others went before."""
-        waiting = reader.to_export(_TRACES_AT_ONCE + len(self._behind))
+        waiting = self._queue.next(_TRACES_AT_ONCE + len(self._behind))
         new = [trace for trace in waiting if trace not in self._behind]
         if new and self._others < self._turn:
             self._others += bool(self._behind)
             return new[:_TRACES_AT_ONCE], False
         self._others = 0
         for trace in list(self._behind):
-            if reader.waits_for_export(trace):
+            if self._queue.waits(trace):
                 return [trace], True
             del self._behind[trace]
         return new[:_TRACES_AT_ONCE], False
@@ -303,11 +321,11 @@ class Exporter:
         if not batch.failures:
             return True
         mine = [note.trace for note in batch.notes]
-        if not all(map(reader.waits_for_export, mine)):
+        if not all(map(self._queue.waits, mine)):
             return False
         if batch.failures < (1 if batch.behind else _TRIES):
             return True
-        if set(reader.to_export(len(mine) + 1)) <= set(mine):
+        if set(self._queue.next(len(mine) + 1)) <= set(mine):
             return True
         for trace in mine:
             self._behind[trace] = self._behind.pop(trace, False)

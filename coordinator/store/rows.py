@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What was written to the store, from its rows (coordinator.schema).
+"""What was written to the store, from its rows (coordinator.store.schema).
 
 The writing side takes up by it what was stored before; the reading side answers by it.
 """
@@ -10,7 +10,9 @@ import json
 import sqlite3
 import zlib
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+import zstandard
 
 from coordinator.core.clock import ClockOffset
 from coordinator.core.records import (
@@ -33,6 +35,9 @@ from protocol.messages import (
 )
 from protocol.verdicts import VerdictKind
 
+_ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
+"""RFC 8878, 3.1.1: how a frame begins. Older versions wrote zlib's, which begin with 0x78."""
+
 
 @dataclass(frozen=True, slots=True)
 class SliceRow:
@@ -49,18 +54,23 @@ class SliceRow:
     bytes: int
     restarted: bool = False
     least: int | None = None
+    node_key: int = field(default=0, compare=False)
+    first_chunk: int = field(default=0, compare=False)
+    last_chunk: int = field(default=0, compare=False)
+    """Where its bytes are."""
 
 
 class Chunks(Iterable[bytes]):
     """A slice's bytes, one stored chunk after the other."""
 
-    def __init__(self, connection: sqlite3.Connection, trace: bytes, node: str) -> None:
+    def __init__(self, connection: sqlite3.Connection, row: SliceRow) -> None:
         self._connection = connection
-        self._key = (trace, node)
+        self._row = row
 
     def __iter__(self) -> Iterator[bytes]:
         rows = self._connection.execute(
-            "SELECT data FROM chunks WHERE trace = ? AND node = ? ORDER BY offset", self._key
+            "SELECT data FROM chunks WHERE id BETWEEN ? AND ? AND node = ? ORDER BY id",
+            (self._row.first_chunk, self._row.last_chunk, self._row.node_key),
         )
         for (data,) in rows:
             yield decompressed(data)
@@ -68,30 +78,40 @@ class Chunks(Iterable[bytes]):
 
 def decompressed(data: bytes) -> bytes:
     """A chunk, as it was appended."""
+    if data[:4] == _ZSTD_MAGIC:
+        return zstandard.decompress(data, CHUNK_BYTES_MAX)
     return zlib.decompress(data, bufsize=CHUNK_BYTES_MAX)
 
 
-FIRED = "t.name, t.primary_trace, t.node, laterals, why, source, fired_at_ns, suppressed"
-FOR_A_MEMBER = (
-    "FROM members AS m JOIN triggers AS t ON t.name = m.name"
-    " AND t.primary_trace = m.primary_trace WHERE m.trace = ?"
+FIRED = (
+    "trigger_names.name, coalesce(g.primary_id, t.id), nodes.name, laterals, why, source,"
+    " fired_at_ns, suppressed"
 )
-IN_ORDER = "ORDER BY fired_at_ns, t.node, t.name"
+_OF_GROUPS = (
+    "JOIN firings ON group_key = g.key JOIN nodes ON nodes.key = node"
+    " JOIN trigger_names ON trigger_names.key = g.trigger LEFT JOIN traces AS t ON t.key = g.primary_trace"
+)
+FOR_A_MEMBER = (
+    "FROM (SELECT key FROM groups WHERE primary_trace = :trace"
+    " UNION SELECT group_key FROM members WHERE trace = :trace) AS m"
+    f" JOIN groups AS g ON g.key = m.key {_OF_GROUPS}"
+)
+IN_ORDER = "ORDER BY fired_at_ns, nodes.name, trigger_names.name"
 
 
 class Triggers(Iterable[PutTrigger]):
     """The firings of the groups whose primary a trace is, in the order in which they fired."""
 
-    def __init__(self, connection: sqlite3.Connection, trace: bytes) -> None:
+    def __init__(self, connection: sqlite3.Connection, trace_key: int) -> None:
         self._connection = connection
-        self._trace = trace
+        self._trace_key = trace_key
 
     def __iter__(self) -> Iterator[PutTrigger]:
         return map(
             put_trigger,
             self._connection.execute(
-                f"SELECT {FIRED} FROM triggers AS t WHERE t.primary_trace = ? {IN_ORDER}",
-                (self._trace,),
+                f"SELECT {FIRED} FROM groups AS g {_OF_GROUPS} WHERE g.primary_trace = ? {IN_ORDER}",
+                (self._trace_key,),
             ),
         )
 
@@ -126,14 +146,18 @@ def verdict_rest(verdict: Verdict) -> str:
     )
 
 
-def stored_verdict(connection: sqlite3.Connection, trace: bytes) -> Verdict | None:
+def stored_verdict(connection: sqlite3.Connection, trace_key: int) -> Verdict | None:
     """Return the verdict of a trace; None: there is none yet."""
     row = connection.execute(
-        "SELECT verdict, verdict_version, verdict_rest FROM traces WHERE trace = ?", (trace,)
+        "SELECT verdict, verdict_version, verdict_rest FROM traces WHERE key = ?", (trace_key,)
     ).fetchone()
-    if row is None or row[0] is None:
+    return None if row is None else verdict_of(*row)
+
+
+def verdict_of(kind: str | None, version: int, rest: str) -> Verdict | None:
+    """A verdict, of its columns."""
+    if kind is None:
         return None
-    kind, version, rest = row
     said = json.loads(rest)
     return Verdict(
         version,
@@ -147,20 +171,42 @@ def stored_verdict(connection: sqlite3.Connection, trace: bytes) -> Verdict | No
     )
 
 
-def stored_slices(connection: sqlite3.Connection, trace: bytes) -> Iterator[SliceRow]:
+def trace_key_of(connection: sqlite3.Connection, trace: bytes) -> int | None:
+    """Under which key a trace is stored; None: it is not."""
+    row = connection.execute("SELECT key FROM traces WHERE id = ?", (trace,)).fetchone()
+    return None if row is None else int(row[0])
+
+
+def stored_slices(
+    connection: sqlite3.Connection, trace: TraceId, trace_key: int
+) -> Iterator[SliceRow]:
     """Give out the slices of a trace, by node name."""
     rows = connection.execute(
-        "SELECT node, epoch, bytes, restarted, clock_offset_ns, clock_error_ns,"
+        "SELECT name, node, epoch, bytes, first_chunk, last_chunk, restarted,"
+        " clock_offset_ns, clock_error_ns,"
         " least, held, flags, status_bytes, open_handles, crumbs, status_epoch"
-        " FROM slices WHERE trace = ? ORDER BY node",
-        (trace,),
+        " FROM slices JOIN nodes ON nodes.key = node WHERE trace = ? ORDER BY name",
+        (trace_key,),
     ).fetchall()
-    for node, epoch, stored, restarted, offset, error, least, held, *said in rows:
+    for (
+        name,
+        node,
+        epoch,
+        stored,
+        first,
+        last,
+        restarted,
+        offset,
+        error,
+        least,
+        held,
+        *said,
+    ) in rows:
         status = None
         if held is not None:
             flags, status_bytes, open_handles, crumbs, status_epoch = said
             status = SliceStatus(
-                TraceId(trace),
+                trace,
                 bool(held),
                 SliceFlags(flags),
                 status_bytes,
@@ -172,7 +218,9 @@ def stored_slices(connection: sqlite3.Connection, trace: bytes) -> Iterator[Slic
                 status_epoch,
             )
         clock = None if offset is None else ClockOffset(offset, error)
-        yield SliceRow(node, status, clock, epoch, stored, bool(restarted), least)
+        yield SliceRow(
+            name, status, clock, epoch, stored, bool(restarted), least, node, first, last
+        )
 
 
 def stored_slice(row: SliceRow, chunks: Iterable[bytes] = ()) -> StoredSlice:
@@ -182,7 +230,9 @@ def stored_slice(row: SliceRow, chunks: Iterable[bytes] = ()) -> StoredSlice:
 
 def stored_nodes(connection: sqlite3.Connection) -> list[PutNode]:
     """All nodes that were ever connected, by name."""
-    rows = connection.execute("SELECT node, addresses, incarnation FROM nodes ORDER BY node")
+    rows = connection.execute(
+        "SELECT name, addresses, incarnation FROM nodes WHERE addresses IS NOT NULL ORDER BY name"
+    )
     return [
         PutNode(
             node,
@@ -199,23 +249,27 @@ def stored_traces(connection: sqlite3.Connection, released_max: int) -> Iterator
     Triggers and chunks of a trace are read when they are asked for; of a released one no chunks.
     """
     rows = connection.execute(
-        "SELECT trace, released FROM traces WHERE released = 0 OR trace IN"
-        " (SELECT trace FROM traces WHERE released = 1 ORDER BY stored_ns DESC LIMIT ?)"
-        " ORDER BY stored_ns, trace",
+        "SELECT key, id, released, verdict, verdict_version, verdict_rest FROM traces"
+        " WHERE released = 0 OR key IN"
+        " (SELECT key FROM traces WHERE released = 1 ORDER BY key DESC LIMIT ?)"
+        " ORDER BY key",
         (released_max,),
     ).fetchall()
-    for trace, released in rows:
+    for key, trace, released, *verdict in rows:
         abandoned = connection.execute(
-            "SELECT name, node FROM abandoned WHERE primary_trace = ? ORDER BY name", (trace,)
+            "SELECT trigger_names.name, nodes.name FROM groups"
+            " JOIN trigger_names ON trigger_names.key = trigger JOIN nodes ON nodes.key = abandoned_by"
+            " WHERE primary_trace = ? ORDER BY 1",
+            (key,),
         )
         yield StoredTrace(
             TraceId(trace),
-            Triggers(connection, trace),
+            Triggers(connection, key),
             tuple(PutAbandoned(Group(name, TraceId(trace)), node) for name, node in abandoned),
             tuple(
-                stored_slice(row, () if released else Chunks(connection, trace, row.node))
-                for row in stored_slices(connection, trace)
+                stored_slice(row, () if released else Chunks(connection, row))
+                for row in stored_slices(connection, TraceId(trace), key)
             ),
-            stored_verdict(connection, trace),
+            verdict_of(*verdict),
             bool(released),
         )

@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The file of what waits to be exported, and of what was: for one thread."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from coordinator.beside import Beside, path_beside
+from coordinator.core.verdict import Verdict
+from coordinator.store.reader import StoreReader
+from protocol.messages import TraceId
+from protocol.verdicts import VerdictKind
+from runtime.log import Log
+
+_VERSION = 1
+
+_SCHEMA = """
+-- In the order in which they are due.
+CREATE TABLE waiting (
+    number INTEGER PRIMARY KEY,
+    trace BLOB NOT NULL UNIQUE,
+    key INTEGER NOT NULL                -- traces.key of the store
+);
+CREATE INDEX waiting_by_key ON waiting (key);
+
+-- What was exported of a trace that is stored; failed or not.
+CREATE TABLE exported (
+    trace BLOB PRIMARY KEY,
+    key INTEGER NOT NULL,
+    bytes INTEGER NOT NULL,             -- as the verdict says, of the last time
+    verdict TEXT NOT NULL               -- its kind
+) WITHOUT ROWID;
+CREATE INDEX exported_by_key ON exported (key);
+"""
+
+# Looked at in one transaction.
+_CHANGES_AT_ONCE = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """A trace was exported, or given up: with a verdict of this kind, on so many bytes."""
+
+    trace: TraceId
+    bytes: int
+    verdict: VerdictKind
+
+
+class ExportQueue(Beside):
+    """What waits. It follows the store's changes while there is a receiver."""
+
+    def __init__(self, store: Path, store_id: str, log: Log) -> None:
+        super().__init__(path_beside(store, "exports"), store_id, _SCHEMA, _VERSION, log)
+
+    def skip(self, reader: StoreReader) -> None:
+        """Nothing of what changed until now is exported."""
+        last = reader.last_change()
+        if self.position != last:
+            with self.transaction():
+                self.move_to(last)
+
+    def follow(self, reader: StoreReader, verdicts: Collection[VerdictKind]) -> int:
+        """Queue what is due since; its position then. ``verdicts``: of which kinds traces are exported.
+
+        Of changes that are not listed any more nothing is queued: the store keeps them for a
+        long time, and who falls behind as far as that has enough to send.
+        """
+        while changes := reader.changes(self.position, _CHANGES_AT_ONCE):
+            with self.transaction():
+                for change in changes:
+                    if change.trace is None:
+                        self._forget(change.key)
+                    else:
+                        self._look_at(reader, change.trace, change.key, verdicts)
+                self.move_to(changes[-1].number)
+        return self.position
+
+    def _look_at(
+        self, reader: StoreReader, trace: TraceId, key: int, verdicts: Collection[VerdictKind]
+    ) -> None:
+        verdict = reader.verdict(trace)
+        if verdict is not None and verdict.bytes:
+            released = reader.is_released(trace)
+            if self._is_due(trace, verdict, verdicts, released=released):
+                self.connection.execute(
+                    "INSERT OR IGNORE INTO waiting (trace, key) VALUES (?, ?)", (trace, key)
+                )
+
+    def _is_due(
+        self,
+        trace: TraceId,
+        verdict: Verdict,
+        verdicts: Collection[VerdictKind],
+        *,
+        released: bool,
+    ) -> bool:
+        """At its first coherent verdict, and when it is closed.
+
+        Not if it was exported, has not grown since, and is judged alike. Who was told that it is of
+        another kind is told what it turned out to be, wanted or not.
+        """
+        row = self.connection.execute(
+            "SELECT bytes, verdict FROM exported WHERE trace = ?", (trace,)
+        ).fetchone()
+        is_wanted = verdict.kind in verdicts
+        if not released:
+            return is_wanted and row is None and verdict.kind is VerdictKind.COHERENT
+        if row is None:
+            return is_wanted
+        return bool((is_wanted and row[0] < verdict.bytes) or row[1] != verdict.kind)
+
+    def _forget(self, key: int) -> None:
+        """The store deleted a trace."""
+        for table in ("waiting", "exported"):
+            self.connection.execute(f"DELETE FROM {table} WHERE key = ?", (key,))
+
+    def next(self, limit: int) -> list[TraceId]:
+        """Those due first."""
+        rows = self.connection.execute(
+            "SELECT trace FROM waiting ORDER BY number LIMIT ?", (limit,)
+        )
+        return [TraceId(trace) for (trace,) in rows]
+
+    def waits(self, trace: TraceId) -> bool:
+        """Whether it shall still be exported."""
+        found = self.connection.execute("SELECT 1 FROM waiting WHERE trace = ?", (trace,))
+        return found.fetchone() is not None
+
+    def count(self) -> int:
+        """How many wait."""
+        (count,) = self.connection.execute("SELECT count(*) FROM waiting").fetchone()
+        return int(count)
+
+    def drop(self, traces: Iterable[TraceId]) -> None:
+        """They are not stored any more."""
+        with self.transaction():
+            self.connection.executemany(
+                "DELETE FROM waiting WHERE trace = ?", ((trace,) for trace in traces)
+            )
+
+    def done(
+        self, reader: StoreReader, notes: Iterable[Exported], verdicts: Collection[VerdictKind]
+    ) -> None:
+        """These were exported. One that grew, or was judged otherwise, meanwhile waits again."""
+        with self.transaction():
+            for note in notes:
+                self.connection.execute("DELETE FROM waiting WHERE trace = ?", (note.trace,))
+                key = reader.key_of(note.trace)
+                if key is None:
+                    continue
+                self.connection.execute(
+                    "INSERT OR REPLACE INTO exported VALUES (?, ?, ?, ?)",
+                    (note.trace, key, note.bytes, str(note.verdict)),
+                )
+                self._look_at(reader, note.trace, key, verdicts)

@@ -1,0 +1,301 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The embedded store: SQLite, in the core's own terms (coordinator.core.records).
+
+One thread writes. It takes all that has come in since its last transaction, waits a moment
+for more, puts it into one, and commits with ``synchronous=FULL``: a token is durable
+when the disk says so. Readers (coordinator.store.reader) have connections of their own,
+and see whole transactions (WAL).
+
+Who makes something of traces once they are judged (the index of searches, exports) follows the
+store by the numbers of its changes, and keeps what it made in files of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from coordinator.core.records import AppendSlice, PutNode, StoredTrace, Write
+from coordinator.counters import StoreCounters
+from coordinator.store.retention import AGE_CHECK_S, Retention, StoreAge, StoreLimits
+from coordinator.store.rows import stored_nodes, stored_traces
+from coordinator.store.schema import in_words, is_disk_full, lock_store
+from coordinator.store.tables import Tables
+from coordinator.store.takeover import open_store
+from runtime.log import Log, MessageId
+
+# After a failed write (a full disk) the same batch is tried again: nothing is
+# lost, since nothing of it was acknowledged.
+_RETRY_S = 1.0
+
+# What comes within this time is one transaction. A commit costs a page of each table that it
+# writes to, and a wait for the disk; who waits for it waits for this, too.
+_GATHER_S = 0.01
+
+# In one transaction: what comes meanwhile waits for it, and the log grows by it
+# (coordinator.store.retention.RESERVE_BYTES).
+_WRITES_AT_ONCE = 8192
+_BYTES_AT_ONCE = 4 << 20
+
+# In one transaction where the disk is full.
+_WRITES_WHEN_FULL = 64
+
+# Of changes that all followers have seen, before they are deleted.
+_TRIM_AT_ONCE = 1024
+
+# Changes that wait for a follower, of some 30 bytes each. One that falls further behind finds that
+# numbers are missing, and looks at all traces.
+_CHANGES_MAX = 1 << 20
+
+
+def _uptime_s() -> float:
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+class Store:
+    """The writing side. ``on_durable`` is called in the writer's thread.
+
+    A with block starts the thread; its end writes what is queued and stops it.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        limits: StoreLimits,
+        on_durable: Callable[[int], None],
+        log: Log,
+        clock: Callable[[], float] = time.time,
+        uptime_s: Callable[[], float] = _uptime_s,
+    ) -> None:
+        self._path = path
+        self._on_durable = on_durable
+        self._log = log
+        self._held = lock_store(path)
+        try:
+            self._connection = open_store(path, log)
+        except BaseException:
+            os.close(self._held)
+            raise
+        self._changed = threading.Condition()
+        self._asked: deque[Callable[[], None]] = deque()
+        self._queue: list[Write] = []
+        self._closing = False
+        self._tries_again = True
+        self._thread = threading.Thread(target=self._run, name="store")
+        self._failed = ""  # why the last write did
+        self._wakes: list[Callable[[], None]] = []
+        self._followed: dict[str, int] = {}
+        self._trimmed = 0
+        (self.id,) = self._connection.execute("SELECT store_id FROM about").fetchone()
+        """Of this store and its copies."""
+        self.counters = StoreCounters()
+        age = StoreAge(self._connection, clock, uptime_s)
+        self._tables = Tables(self._connection, self.counters, log, clock, age.now_s)
+        self.retention = Retention(
+            self._connection,
+            path,
+            limits,
+            self._tables,
+            age,
+            self.counters,
+            log,
+            lambda: bool(self._queue) or self._closing,
+            self._transaction,
+        )
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        with self._changed:
+            self._closing = True
+        self.stop_trying_again()
+        if self._thread.ident is not None:
+            self._thread.join()
+        self._connection.close()
+        os.close(self._held)
+
+    @property
+    def stored_bytes(self) -> int:
+        """Of the database file that hold something, at the last commit; for any thread."""
+        return self.retention.stored_bytes
+
+    @property
+    def change_number(self) -> int:
+        """Of the last change that is durable, or about to be; for any thread."""
+        return self._tables.change_number
+
+    def recover_nodes(self) -> list[PutNode]:
+        """All nodes that were ever connected. Before the first submit() only."""
+        return stored_nodes(self._connection)
+
+    def recover_traces(self, released_max: int) -> Iterator[StoredTrace]:
+        """All traces in assembly, and the last released ones, oldest first. Before the first submit() only.
+
+        Triggers and chunks of a trace are read when they are asked for.
+        """
+        return stored_traces(self._connection, released_max)
+
+    def stop_trying_again(self) -> None:
+        """What cannot be written from now on is given up, and the thread with it.
+
+        For the end: a full disk must not hold it up.
+        """
+        with self._changed:
+            self._tries_again = False
+            self._changed.notify()
+
+    def submit(self, writes: Sequence[Write]) -> None:
+        """Queue writes; on_durable tells when they are."""
+        with self._changed:
+            self._queue.extend(writes)
+            self._changed.notify()
+
+    def follow(self, wake: Callable[[], None]) -> None:
+        """Call ``wake`` in the writer's thread when there may be news of a trace that is judged, or closed."""
+        self._wakes.append(wake)
+
+    def followed(self, who: str, number: int) -> None:
+        """A follower needs no changes up to this number any more; for any thread."""
+        self._followed[who] = number
+
+    def give_sign(self, sign: Callable[[], None]) -> None:
+        """Have the thread call ``sign`` when it next is between two transactions."""
+        with self._changed:
+            self._asked.append(sign)
+            self._changed.notify()
+
+    # -------------------------------------------------------- writer's thread
+
+    def _give_signs(self) -> None:
+        while self._asked:
+            self._asked.popleft()()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                if not self._queue and not self._closing and not self._asked:
+                    # Traces grow too old while nothing is written, too.
+                    self._changed.wait(AGE_CHECK_S)
+                if 0 < len(self._queue) < _WRITES_AT_ONCE:
+                    self._changed.wait_for(lambda: self._closing, _GATHER_S)
+                elif self._closing:
+                    return
+                batch = self._take()
+            self._give_signs()
+            if batch:
+                if not self._commit_at_last(batch):
+                    return
+                self._on_durable(batch[-1].token)
+                for wake in self._wakes:
+                    wake()
+            try:
+                self.retention.enforce()
+            except sqlite3.Error as error:
+                self._tables.undone()
+                self._log.error(
+                    f"{self._path}: cannot delete old traces: {error}",
+                    message_id=MessageId.STORE_FAILED,
+                )
+
+    def _take(self) -> list[Write]:
+        """What goes into the next transaction."""
+        left_bytes = _BYTES_AT_ONCE
+        for count, write in enumerate(self._queue):
+            if count == _WRITES_AT_ONCE or left_bytes <= 0:
+                batch, self._queue = self._queue[:count], self._queue[count:]
+                return batch
+            if isinstance(write.record, AppendSlice):
+                left_bytes -= len(write.record.data)
+        batch, self._queue = self._queue, []
+        return batch
+
+    def _commit_at_last(self, batch: Sequence[Write]) -> bool:
+        """Try until it is done. False: it was not, and the store ends."""
+        while not self._commit(batch):
+            if not self._wait_to_try_again():
+                return False
+        return True
+
+    def _wait_to_try_again(self) -> bool:
+        """Whatever is submitted meanwhile, which is much where nodes are busy. False: the store ends."""
+        again_s = time.monotonic() + _RETRY_S
+        while (left_s := again_s - time.monotonic()) > 0:
+            with self._changed:
+                if not self._tries_again:
+                    return False
+                if not self._asked:
+                    self._changed.wait(left_s)
+            self._give_signs()
+        return True
+
+    def _commit(self, batch: Sequence[Write]) -> bool:
+        try:
+            try:
+                self._write(batch)
+            except sqlite3.Error as error:
+                if not is_disk_full(self._path, error) or not self.retention.make_room():
+                    raise
+                # In pieces, which need less of the log. Who reads it sees no more than before.
+                for at in range(0, len(batch), _WRITES_WHEN_FULL):
+                    self._write(batch[at : at + _WRITES_WHEN_FULL])
+        except sqlite3.Error as error:
+            self.counters.writes_failed += 1
+            self._say_failed(in_words(self._path, error))
+            return False
+        self._say_failed("")
+        return True
+
+    def _write(self, batch: Sequence[Write]) -> None:
+        with self._transaction():
+            self._tables.apply(write.record for write in batch)
+            self._trim()
+
+    def _trim(self) -> None:
+        number = min(self._followed.values(), default=self._tables.change_number)
+        number = max(number, self._tables.change_number - _CHANGES_MAX)
+        if number - self._trimmed >= _TRIM_AT_ONCE:
+            self._tables.trim_changes(number)
+            self._trimmed = number
+
+    def _say_failed(self, why: str) -> None:
+        """Once, not with each attempt; empty: it works."""
+        if why == self._failed:
+            return
+        self._failed = why
+        if why:
+            self._log.error(
+                f"{self._path}: cannot write, will try again: {why}."
+                " Nodes keep what is not durable here.",
+                message_id=MessageId.STORE_FAILED,
+                reason=why,
+            )
+        else:
+            self._log.info(f"{self._path}: can be written again")
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[None]:
+        self._give_signs()
+        self._connection.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+            self._connection.execute("COMMIT")
+        except BaseException:
+            if self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
+            self._tables.undone()
+            raise
