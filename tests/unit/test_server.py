@@ -19,7 +19,7 @@ from google.protobuf.message import Message
 from coordinator import questions, server, streams
 from coordinator.core.records import AppendSlice, Write
 from coordinator.server import CoordinatorServer
-from coordinator.store import reader as reading
+from coordinator.store import reader as store_reader
 from coordinator.store.reader import StoreReader, Wanted
 from coordinator.store.rows import SliceRow
 from coordinator.store.writer import Store
@@ -332,7 +332,11 @@ def test_a_large_trace_is_shown_in_messages_of_common_size(
                 for start in range(0, len(runs), CHUNK_BYTES_MAX)
             ]
             durable = asyncio.Event()
-            monkeypatch.setattr(client.server, "_on_durable", lambda _: durable.set())
+            monkeypatch.setattr(
+                client.server,
+                "_on_durable",
+                lambda token: durable.set() if token == len(appended) else None,
+            )
             client.server._store.submit([Write(n, one) for n, one in enumerate(appended, 1)])
             await durable.wait()
             request = pb.GetTraceRequest(trace=trace).SerializeToString()
@@ -622,8 +626,8 @@ def test_a_listing_that_takes_long_holds_up_nothing_else(
                 assert isinstance(message, bytes)
                 assert pb.TraceSummary.FromString(message).trace == TRACE
             # One that would read for too long is given up, and says so.
-            monkeypatch.setattr(reading, "_READ_TIMEOUT_S", -1.0)
-            monkeypatch.setattr(reading, "_STEPS", 1)
+            monkeypatch.setattr(store_reader, "_READ_TIMEOUT_S", -1.0)
+            monkeypatch.setattr(store_reader, "_STEPS", 1)
             given_up = client.ask("ListTraces", pb.ListTracesRequest())
             assert await given_up.code() is grpc.StatusCode.DEADLINE_EXCEEDED
             assert "narrow it" in await given_up.details()
@@ -634,8 +638,8 @@ def test_a_listing_that_takes_long_holds_up_nothing_else(
 def test_a_listing_does_not_hold_up_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reading, "_READ_TIMEOUT_S", 1e9)
-    monkeypatch.setattr(reading, "_STEPS", 1)
+    monkeypatch.setattr(store_reader, "_READ_TIMEOUT_S", 1e9)
+    monkeypatch.setattr(store_reader, "_STEPS", 1)
     entered = threading.Event()
 
     def endless(reader: StoreReader, *_: object) -> list[TraceId]:
