@@ -23,8 +23,8 @@ import appliance.metrics
 import coordinator.metrics
 from appliance.core.counters import TriggerCounters
 from appliance.daemon import Daemon
-from coordinator import streams
 from coordinator.core.figures import CoordinatorCounters
+from coordinator.rpc import streams
 from coordinator.server import CoordinatorServer
 from counting.histogram import Histogram
 from protocol import wire
@@ -100,7 +100,7 @@ async def coordinator_account(directory: Path) -> dict[str, Any]:
 
     settings = Settings("127.0.0.1:0", store=StoreSettings(str(directory / "t.sqlite")))
     async with CoordinatorServer(settings, 1, SILENT) as here:
-        await here._hear(said(), 1, "peer", streams.Outgoing())
+        await here._nodes._hear(said(), 1, "peer", streams.Outgoing())
         return here.status()
 
 

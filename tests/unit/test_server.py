@@ -16,8 +16,9 @@ import grpc
 import pytest
 from google.protobuf.message import Message
 
-from coordinator import questions, server, streams
+from coordinator import questions, server
 from coordinator.core.records import AppendSlice, Write
+from coordinator.rpc import streams
 from coordinator.server import CoordinatorServer
 from coordinator.store import reader as store_reader
 from coordinator.store.reader import StoreReader, Wanted
@@ -88,7 +89,7 @@ def test_nodes_are_not_listened_to_while_the_disk_is_behind(
     async def run() -> None:
         settings = Settings("127.0.0.1:0", store=StoreSettings(str(tmp_path / "t.sqlite")))
         async with CoordinatorServer(settings, 1, SILENT) as here:
-            hearing = asyncio.ensure_future(here._hear(say(), 1, "peer", streams.Outgoing()))
+            hearing = asyncio.ensure_future(here._nodes._hear(say(), 1, "peer", streams.Outgoing()))
             for _ in range(20 * BATCHES):
                 await asyncio.sleep(0)
             heard_before = heard
@@ -240,14 +241,14 @@ def test_a_node_that_does_not_read_is_given_up_in_bounded_time(
             here, call = client.server, client.call("Control")
             await call.write(wire.encode_node_batch([Hello("n", 1)]))
             await client.logged("node n connected")
-            (outgoing,) = here._sessions.values()
+            (outgoing,) = here._nodes._sessions.values()
             said = wire.encode_coordinator_batch([Drop(trigger(1).group)] * wire.BATCH_MESSAGES_MAX)
             # gRPC itself takes some 4 MB, so that some of this waits here.
             for _ in range((8 << 20) // len(said)):
                 outgoing.put(said)
             await client.logged("does not read what it is told")
             # Nothing is kept for it, and it may come again, though it did not notice yet.
-            assert not here._sessions and not outgoing.waiting_bytes
+            assert not here._nodes._sessions and not outgoing.waiting_bytes
             assert here.counters.not_reading == 1
             assert not call.done()
             again = client.call("Control")
@@ -298,13 +299,13 @@ def test_who_said_who_it_is_may_be_silent(tmp_path: Path, monkeypatch: pytest.Mo
             hello = say(wire.encode_node_batch([Hello("n", 1)]))
             opening = say(wire.encode_opening(wire.Opening("n", 1)))
             greeted = [
-                asyncio.ensure_future(here._hear(hello, 1, "peer", streams.Outgoing())),
+                asyncio.ensure_future(here._nodes._hear(hello, 1, "peer", streams.Outgoing())),
                 asyncio.ensure_future(
-                    here._receive(opening, 2, None, streams.Outgoing())  # type: ignore[arg-type]
+                    here._nodes._receive(opening, 2, None, streams.Outgoing())  # type: ignore[arg-type]
                 ),
             ]
             await asyncio.sleep(0)  # they begin to wait before the one that says nothing
-            await here._hear(say(), 3, "peer", streams.Outgoing())
+            await here._nodes._hear(say(), 3, "peer", streams.Outgoing())
             assert not any(task.done() for task in greeted)
             all_over.set()
             await asyncio.gather(*greeted)

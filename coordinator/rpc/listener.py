@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the coordinator's gRPC listens, and how much it takes in there."""
+
+from __future__ import annotations
+
+import socket
+
+import grpc
+
+from protocol import wire
+
+OPTIONS = [
+    ("grpc.max_receive_message_length", wire.MESSAGE_BYTES_MAX),
+    ("grpc.max_send_message_length", wire.MESSAGE_BYTES_MAX),
+    ("grpc.so_reuseport", 0),  # a second coordinator must not share the port
+    # A stream that was ended lasts, with a message, until its peer reads that it
+    # was; a node has one on a connection, backsightctl a few.
+    ("grpc.max_concurrent_streams", 64),
+    # Nodes send a ping each 30 s at most; a quarter of that is no abuse yet.
+    ("grpc.http2.min_ping_interval_without_data_ms", 7500),
+    ("grpc.http2.max_ping_strikes", 0),
+    # A node that vanished without a word is noticed within a minute.
+    ("grpc.keepalive_time_ms", 40_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
+    ("grpc.http2.max_pings_without_data", 0),
+    # Saves a ping for each few frames of data.
+    ("grpc.http2.bdp_probe", 0),
+]
+
+
+def add_port(server: grpc.aio.Server, endpoint: str) -> None:
+    """Have a server listen there; OSError says why it cannot."""
+    # First, since gRPC says it on standard error, and in its own words.
+    reason = _why_not(endpoint)
+    if reason is None:
+        try:
+            port = server.add_insecure_port(endpoint)
+        except RuntimeError:
+            port = 0
+        if port == 0:
+            reason = "gRPC refused it"
+    if reason is not None:
+        raise OSError(
+            f"listen: cannot listen on {endpoint}: {reason}; give it another endpoint, of"
+            " this machine and free"
+        )
+
+
+def _why_not(endpoint: str) -> str | None:
+    """Why nothing can listen there; None if something can."""
+    host, _, port = endpoint.rpartition(":")
+    try:
+        for family, kind, protocol, _, address in socket.getaddrinfo(
+            host.strip("[]"), int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        ):
+            with socket.socket(family, kind, protocol) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind(address)
+                probe.listen()
+    except OSError as error:
+        return error.strerror or str(error)
+    return None
