@@ -57,9 +57,11 @@ from protocol.versions import OURS, Versions
 from protocol.wire import Opening
 from runtime.log import Level, Log
 from runtime.main import die_if_it_fails
+from runtime.schema import ConfigError
 from runtime.service_manager import ServiceManager, StoredFd
 from runtime.settings.node import Settings
 from runtime.threads import in_thread
+from runtime.tls import TlsError
 from runtime.watchdog import Ask
 
 # FileDescriptorName= of the socket unit.
@@ -170,6 +172,7 @@ class Daemon:
                 self._on_fact,
                 log,
                 random.Random(incarnation),
+                tls=settings.coordinator.tls,
             )
         self._attach = AttachServer(listener, allowed(settings), self._clients, log)
         self._probes = ProbesServer(
@@ -384,7 +387,13 @@ class Daemon:
     def reconfigure(self, settings: Settings) -> None:
         """Go on with other settings, of which those that cannot be changed are the same."""
         # First, since a name may be gone by now.
-        self._attach.allowed = allowed(settings)
+        attachable = allowed(settings)
+        if self._uplink is not None and settings.coordinator is not None:
+            try:
+                self._uplink.reconfigure(settings.coordinator.tls)
+            except TlsError as error:
+                raise ConfigError([str(error)]) from error
+        self._attach.allowed = attachable
         self._settings = settings
         self._set_sampling(self._core.policy)
         self._core.reconfigure(core_config(settings), time.monotonic_ns())
@@ -435,6 +444,7 @@ class Daemon:
             "coordinator": self._settings.coordinator.endpoint
             if self._settings.coordinator
             else "",
+            "certificate_expires_s": uplink.expires_at_s if uplink is not None else 0.0,
             "connected": uplink is not None and uplink.welcomed,
             "refused": self._core.refused or "",
             "protocol": self._core.agreed.protocol if self._core.agreed is not None else 0,

@@ -262,6 +262,11 @@ METRICS = (
     ),
     Metric("refusals_total", "Times that the coordinator refused this node.", "core/refused"),
     Metric(
+        "certificate_expires_seconds",
+        "When the certificate in use is over, in seconds since 1970; 0 without TLS.",
+        "certificate_expires_s",
+    ),
+    Metric(
         "unexpected_messages_total",
         "Messages of the coordinator at a time when it has nothing to say.",
         "core/unexpected_messages",

@@ -18,6 +18,7 @@ from runtime.open_files import raise_open_files_limit
 from runtime.service_manager import ServiceManager, StoredFd
 from runtime.settings.node import NODE_PROGRAM, Settings
 from runtime.side_service import side_service
+from runtime.tls import leave_words_to_us
 
 
 async def _serve(
@@ -50,6 +51,9 @@ def run(
 ) -> bool:
     """Whether it ended because it was told to. SystemExit for a bad configuration."""
     configuration = read_arguments(NODE_PROGRAM, description, Settings, argv)
+    coordinator = configuration.settings.coordinator
+    if coordinator is not None and coordinator.tls is not None:
+        leave_words_to_us()
     # For each client its connection, two pidfds and its arena, and what was stored at the start.
     raise_open_files_limit()
     die_with_any_thread()

@@ -27,6 +27,8 @@ from protocol.messages import CHUNKS_MAX, SliceChunk
 from protocol.sending import encoded
 from protocol.versions import Feature
 from runtime.log import Log, MessageId
+from runtime.settings.tls import NodeTlsSettings
+from runtime.tls import LOOK_EVERY_S, Rotating, Usage, why_not
 
 _CONTROL = "/backsight.v1.Coordinator/Control"
 _SLICES = "/backsight.v1.Coordinator/Slices"
@@ -52,12 +54,28 @@ _BACKOFF_MAX_S = 10.0
 # Reasons for not being connected, which are few.
 _SAID_MAX = 16
 
+_TLS_SECTION = "coordinator.tls"
+
 # Why a stream ended, where it is no error.
 _ENDED = "it ended the stream"
 _IDLE = "nothing to report"
 
 # Of chunks in one message. The coordinator's loop is busy with it for a millisecond or two.
 _LIST_BYTES = 256 << 10
+
+# The coordinator ends a stream so for who calls, or for what it does.
+_REFUSALS = (
+    grpc.StatusCode.UNAUTHENTICATED,
+    grpc.StatusCode.PERMISSION_DENIED,
+    grpc.StatusCode.RESOURCE_EXHAUSTED,
+)
+
+
+class _Refusal(str):
+    """Why a stream ended, by the coordinator's own will."""
+
+    __slots__ = ()
+
 
 _Call = grpc.aio.StreamStreamCall[bytes, bytes]
 
@@ -115,6 +133,7 @@ class Uplink:
         log: Log,
         rng: random.Random,
         slices_idle_s: float = 30.0,
+        tls: NodeTlsSettings | None = None,
     ) -> None:
         self.counters = UplinkCounters()
         self.welcomed = False
@@ -127,6 +146,11 @@ class Uplink:
         self._log = log
         self._rng = rng
         self._slices_idle_s = slices_idle_s
+        self._files: Rotating | None = None
+        self._server_name: str | None = None
+        if tls is not None:
+            self._files = Rotating(tls, _TLS_SECTION, Usage.CLIENT, log)
+            self._server_name = tls.server_name
         self._control_due = asyncio.Event()
         self._slices_due = asyncio.Event()
         self._said: deque[str] = deque(maxlen=_SAID_MAX)  # what is wrong, since it was not
@@ -136,9 +160,22 @@ class Uplink:
         self._control_due.set()
         self._slices_due.set()
 
+    @property
+    def expires_at_s(self) -> float:
+        """When this node's certificate is over, in seconds since 1970; 0: there is none."""
+        return self._files.expires_at_s if self._files is not None else 0.0
+
+    def reconfigure(self, tls: NodeTlsSettings | None) -> None:
+        """Connect with these files from now on; TlsError leaves all as it was."""
+        if tls is not None and self._files is not None:
+            self._files.take_up(tls)
+            self._server_name = tls.server_name
+
     async def run(self) -> None:
         """Keep the connections up, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
+            if self._files is not None:
+                tasks.create_task(_look_again(self._files))
             tasks.create_task(self._run_control())
             tasks.create_task(self._run_slices())
 
@@ -154,7 +191,7 @@ class Uplink:
                 self.welcomed = False
                 backoff.reset()
             self._on_fact()
-            refused = self._core.refused
+            refused = self._core.refused or (why if isinstance(why, _Refusal) else None)
             what = (
                 f"the coordinator at {self._endpoint} refuses this node"
                 if refused is not None
@@ -297,9 +334,25 @@ class Uplink:
 
     # ------------------------------------------------------------------ both
 
+    def _channel(self) -> grpc.aio.Channel:
+        if self._files is None:
+            return grpc.aio.insecure_channel(self._endpoint, options=_OPTIONS)
+        shown = self._files.current
+        assert shown is not None
+        options: list[tuple[str, int | str]] = [*_OPTIONS]
+        if self._server_name is not None:
+            options.append(("grpc.ssl_target_name_override", self._server_name))
+        credentials = grpc.ssl_channel_credentials(shown.ca, shown.key, shown.certificate)
+        return grpc.aio.secure_channel(self._endpoint, credentials, options=options)
+
     async def _connected(self, method: str, use: Callable[[_Call], Awaitable[str]]) -> str:
         """Dial, and use the stream until it ends. Why it ended."""
-        async with grpc.aio.insecure_channel(self._endpoint, options=_OPTIONS) as channel:
+        if self._files is not None:
+            self._files.look()
+            unusable = self._files.why_unusable
+            if unusable is not None:
+                return unusable
+        async with self._channel() as channel:
             call: _Call = channel.stream_stream(method, None, None)(None)
             try:
                 return await use(call)
@@ -308,12 +361,34 @@ class Uplink:
                 self.counters.malformed += 1
                 return f"it sends what makes no sense: {error}"
             except grpc.aio.AioRpcError as error:
-                return error.details() or error.code().name
+                return await self._why(error.code(), error.details())
             except asyncio.InvalidStateError:
                 # The call had ended when something was written to it.
-                return await call.details() or (await call.code()).name
+                return await self._why(await call.code(), await call.details())
             finally:
                 call.cancel()
+
+    async def _why(self, code: grpc.StatusCode, details: str | None) -> str:
+        """Why a call ended, in words."""
+        said = details or code.name
+        if code in _REFUSALS:
+            return _Refusal(said)
+        if code is not grpc.StatusCode.UNAVAILABLE or self._files is None:
+            return said
+        # Of TLS gRPC says that the socket was closed.
+        shown = self._files.current
+        assert shown is not None
+        tried = await asyncio.to_thread(
+            why_not, self._endpoint, self._files.files, self._server_name, shown.facts
+        )
+        return tried or said
+
+
+async def _look_again(files: Rotating) -> None:
+    """What changes is used for the next connection; that here says so when it comes."""
+    while True:
+        files.look()
+        await asyncio.sleep(LOOK_EVERY_S)  # nothing tells
 
 
 async def _first_to_end(*halves: Coroutine[None, None, str]) -> str:

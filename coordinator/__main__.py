@@ -14,6 +14,7 @@ from coordinator.metrics import METRICS, PREFIX
 from coordinator.server import CoordinatorServer
 from coordinator.store.schema import StoreError
 from protocol.versions import OURS, Versions
+from runtime.endpoint import is_loopback
 from runtime.log import Log
 from runtime.main import Configuration, die_with_any_thread, read_arguments, supervise
 from runtime.metrics import serving
@@ -21,6 +22,7 @@ from runtime.open_files import raise_open_files_limit
 from runtime.service_manager import ServiceManager
 from runtime.settings.coordinator import COORDINATOR_PROGRAM, Settings
 from runtime.side_service import side_service
+from runtime.tls import leave_words_to_us
 
 # The index, exports and queries compute beside the event loop. By default each turn of the
 # loop would wait for them for 5 ms, and to follow a trace over its nodes takes some turns.
@@ -39,12 +41,19 @@ async def _serve(
         side_service(lambda: query.serving(settings.query.listen, settings.store_path, log), log),
     ):
         log.info(f"serves on {settings.listen}")
+        if settings.tls is None and not is_loopback(settings.listen):
+            log.warning(
+                f"serves on {settings.listen} without TLS: whoever reaches it may pass for any node, and"
+                " read all traces; `tls` in the configuration ends that (docs/tls.md)"
+            )
         await supervise(server, configuration, manager, log)
 
 
 def main(argv: Sequence[str] | None = None, versions: Versions = OURS) -> int:
     """Run until told to end. Exit status 2 for a bad configuration, 1 for other failures."""
     configuration = read_arguments(COORDINATOR_PROGRAM, __doc__.splitlines()[0], Settings, argv)
+    if configuration.settings.tls is not None:
+        leave_words_to_us()
     # For each node its connections.
     raise_open_files_limit()
     die_with_any_thread()

@@ -16,6 +16,7 @@ class ServerCounters:
     no_hello: int = 0
     no_opening: int = 0
     not_reading: int = 0
+    not_permitted: int = 0
     tail_overflowed: int = 0
 
 

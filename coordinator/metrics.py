@@ -16,13 +16,19 @@ METRICS = (
     Metric(
         "streams_refused_total",
         "Streams that were ended for what their peer did: malformed messages, none that says who"
-        " it is, or not reading.",
+        " it is, not reading, or one that its certificate does not permit.",
         {
             "server/malformed": {"reason": "malformed"},
             "server/no_hello": {"reason": "no_hello"},
             "server/no_opening": {"reason": "no_opening"},
             "server/not_reading": {"reason": "not_reading"},
+            "server/not_permitted": {"reason": "not_permitted"},
         },
+    ),
+    Metric(
+        "certificate_expires_seconds",
+        "When the certificate in use is over, in seconds since 1970; 0 without TLS.",
+        "certificate_expires_s",
     ),
     Metric(
         "unsendable_messages_total",

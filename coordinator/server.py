@@ -26,6 +26,8 @@ from coordinator.index.indexer import Indexer
 from coordinator.otlp_export.exporter import Exporter
 from coordinator.questions import Questions
 from coordinator.rpc import listener
+from coordinator.rpc.connections import shut_all
+from coordinator.rpc.guard import Guard
 from coordinator.rpc.nodes import NodeStreams
 from coordinator.settings import core_config, policy, store_limits
 from coordinator.store.reader import StoreReader
@@ -37,6 +39,7 @@ from runtime.log import Level, Log, MessageId
 from runtime.main import die_if_it_fails
 from runtime.schema import ConfigError
 from runtime.settings.coordinator import Settings
+from runtime.tls import LOOK_EVERY_S
 from runtime.watchdog import Ask
 
 _SERVICE = "backsight.v1.Coordinator"
@@ -60,6 +63,8 @@ class CoordinatorServer:
         self._settings = settings
         self._log = log
         self.news = asyncio.Event()
+        self._port = 0
+        self._guard = Guard(settings.tls, self.counters, lambda: shut_all(self._port), log)
         self._loop = asyncio.get_running_loop()
         self._store = Store(
             settings.store_path,
@@ -79,7 +84,9 @@ class CoordinatorServer:
             policy(settings.policy),
             self._closed_trace,
         )
-        self._nodes = NodeStreams(self._core, self.counters, self._changed, self.news, log)
+        self._nodes = NodeStreams(
+            self._core, self.counters, self._guard, self._changed, self.news, log
+        )
         self._questions = Questions(
             settings.store_path,
             self._core,
@@ -100,13 +107,14 @@ class CoordinatorServer:
     def _handlers(self) -> grpc.GenericRpcHandler[Any, Any]:
         return grpc.method_handlers_generic_handler(
             _SERVICE,
-            {**self._nodes.handlers(), **self._questions.handlers()},
+            self._guard.handlers({**self._nodes.handlers(), **self._questions.handlers()}),
         )
 
     async def __aenter__(self) -> Self:
         self._store.__enter__()
         try:
-            listener.add_port(self._server, self._settings.listen)
+            credentials = self._guard.server_credentials()
+            self._port = listener.add_port(self._server, self._settings.listen, credentials)
             await self._server.start()
             self._followers.enter_context(self._indexer)
             self._followers.enter_context(self._exporter)
@@ -235,6 +243,7 @@ class CoordinatorServer:
     def reconfigure(self, settings: Settings) -> None:
         """Go on with other settings, of which those that cannot be changed are the same."""
         try:
+            self._guard.reconfigure(settings.tls)
             self._exporter.reconfigure(settings.export)
         except OSError as error:
             raise ConfigError([str(error)]) from error
@@ -245,7 +254,10 @@ class CoordinatorServer:
         self._changed()
 
     async def run(self) -> None:
-        """All happens in callbacks."""
+        """Take certificates up when they change; all else happens in callbacks."""
+        while self._guard.files is not None:
+            await asyncio.sleep(LOOK_EVERY_S)  # nothing tells
+            self._guard.look()
 
     def counted(self) -> dict[str, Any]:
         """All that was counted, by part and name."""
@@ -271,6 +283,7 @@ class CoordinatorServer:
             },
             "stored_bytes": self._store.stored_bytes,
             "store_has_reserve": int(self._store.retention.has_reserve),
+            "certificate_expires_s": self._guard.expires_at_s,
             "limits": {
                 "memory_bytes": self._settings.memory_bytes,
                 "store_bytes": self._settings.store.bytes_max,

@@ -22,6 +22,7 @@ from ctl.config import check
 from ctl.coordinator import AskError, CoordinatorClient, NotFound
 from ctl.doctor import DoctorConfigError, DoctorError, examine, in_words
 from ctl.export import on_one_clock, write_export
+from ctl.making import make_authority, make_client, make_coordinator
 from ctl.node import NodeClient
 from ctl.progress import progress_bar
 from ctl.trace import Json, summary_json, trace_view
@@ -91,7 +92,7 @@ def _list(arguments: argparse.Namespace, found: Iterator[pb.TraceSummary]) -> in
 
 
 def _traces(arguments: argparse.Namespace) -> int:
-    with CoordinatorClient(arguments.coordinator) as coordinator:
+    with CoordinatorClient(arguments.coordinator, arguments.tls) as coordinator:
         number = _list(arguments, coordinator.traces(_request(arguments)))
     if not number and not arguments.json:
         sys.stderr.write("backsightctl: no trace was found\n")
@@ -101,7 +102,7 @@ def _traces(arguments: argparse.Namespace) -> int:
 def _tail(arguments: argparse.Namespace) -> int:
     request = pb.ListTracesRequest(trigger=arguments.trigger or "", verdict=arguments.verdict or "")
     with (
-        CoordinatorClient(arguments.coordinator) as coordinator,
+        CoordinatorClient(arguments.coordinator, arguments.tls) as coordinator,
         contextlib.suppress(KeyboardInterrupt),
     ):
         _list(arguments, coordinator.tail(request))
@@ -113,7 +114,10 @@ def _snapshot(arguments: argparse.Namespace) -> int:
         age_ns=arguments.last, service=arguments.service or "", bytes_max=arguments.bytes
     )
     last = pb.SnapshotProgress()
-    with CoordinatorClient(arguments.coordinator) as coordinator, progress_bar() as draw:
+    with (
+        CoordinatorClient(arguments.coordinator, arguments.tls) as coordinator,
+        progress_bar() as draw,
+    ):
         for last in coordinator.snapshot(request):
             # Half of the way is to trigger, the other to collect and judge.
             share = 0.5 * last.nodes_done / max(1, last.nodes)
@@ -157,7 +161,7 @@ def _show(arguments: argparse.Namespace) -> int:
     if arguments.node is not None:
         view = NodeClient(arguments.node).peek(trace)
     else:
-        with CoordinatorClient(arguments.coordinator) as coordinator:
+        with CoordinatorClient(arguments.coordinator, arguments.tls) as coordinator:
             view = trace_view(coordinator.trace(trace))
     if arguments.json:
         _print_json(view.to_json())
@@ -196,7 +200,7 @@ def _export(arguments: argparse.Namespace) -> int:
             spans += result.span_count
             yield result
 
-    with CoordinatorClient(arguments.coordinator) as coordinator:
+    with CoordinatorClient(arguments.coordinator, arguments.tls) as coordinator:
         write_export(collected(coordinator), arguments.format, arguments.output)
     if arguments.json:
         _print_json(
@@ -216,7 +220,7 @@ _NODES_HEADING = f"{'NODE':<40} {'STATE':<10} {'PROTOCOL':<8} {'CLOCK':<28} ADDR
 
 
 def _nodes(arguments: argparse.Namespace) -> int:
-    with CoordinatorClient(arguments.coordinator) as coordinator:
+    with CoordinatorClient(arguments.coordinator, arguments.tls) as coordinator:
         nodes = coordinator.nodes()
     _print_heading(arguments, _NODES_HEADING)
     for node in nodes:
@@ -296,7 +300,7 @@ def _said(name: str, value: object) -> str:
 
 
 def _counters(arguments: argparse.Namespace) -> int:
-    with CoordinatorClient(arguments.coordinator) as coordinator:
+    with CoordinatorClient(arguments.coordinator, arguments.tls) as coordinator:
         counters = coordinator.counters()
     if arguments.json:
         _print_json(counters)
@@ -359,6 +363,11 @@ _COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "status": _status,
     "config check": _config_check,
     "doctor": _doctor,
+    "pki init": make_authority,
+    "pki coordinator": make_coordinator,
+    "pki node": make_client,
+    "pki operator": make_client,
+    "pki viewer": make_client,
     "trigger": _trigger,
 }
 

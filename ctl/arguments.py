@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 import argparse
+import ipaddress
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ from ctl.export import FORMATS
 from protocol.verdicts import VerdictKind
 from runtime import VERSION
 from runtime.endpoint import HostAndPort
-from runtime.schema import Size
+from runtime.schema import Matching, Size
+from runtime.settings.tls import HOST_NAME, TRUST_DOMAIN
 
 DEFAULT_NODE = "/run/backsight/node.sock"
 _DEFAULT_COORDINATOR = "127.0.0.1:4770"
@@ -60,6 +62,12 @@ def argument_parser(description: str) -> argparse.ArgumentParser:
         "--coordinator",
         metavar="HOST:PORT",
         help=f"default: $BACKSIGHT_COORDINATOR, or {_DEFAULT_COORDINATOR}",
+    )
+    parser.add_argument(
+        "--tls",
+        type=Path,
+        metavar="DIR",
+        help="with ca.crt, tls.crt and tls.key, to ask a coordinator by TLS (default: $BACKSIGHT_TLS)",
     )
     parser.add_argument(
         "--node", metavar="SOCKET", help=f"ask a node on this machine (default {DEFAULT_NODE})"
@@ -136,6 +144,7 @@ def argument_parser(description: str) -> argparse.ArgumentParser:
     config_check.add_argument(
         "--kind", choices=SCHEMAS, help="what it is for (default: whose keys it has)"
     )
+    _add_pki(command, commands)
     doctor = command(
         "doctor", "which kernel probes would work on this machine, by trying them", asks=()
     )
@@ -155,6 +164,100 @@ def argument_parser(description: str) -> argparse.ArgumentParser:
     return parser
 
 
+def _add_pki(command: Callable[..., argparse.ArgumentParser], commands: Any) -> None:  # noqa: ANN401
+    """A private CA, and what it signs."""
+    pki = commands.add_parser("pki", help="a private CA for TLS, for who has none")
+    on_pki = pki.add_subparsers(required=True, metavar="COMMAND")
+    init = command("init", "make the CA", asks=(), of=on_pki)
+    init.add_argument(
+        "--domain",
+        type=_domain,
+        required=True,
+        metavar="NAME",
+        help="what its names belong to, as prod.example.org",
+    )
+    coordinator = command("coordinator", "make what the coordinator shows", asks=(), of=on_pki)
+    node = command("node", "make what a node shows", asks=(), of=on_pki)
+    operator = command(
+        "operator", "make what a person shows who reads and collects", asks=(), of=on_pki
+    )
+    viewer = command("viewer", "make what a person shows who only reads", asks=(), of=on_pki)
+    for sub in (node, operator, viewer):
+        sub.add_argument("name", type=_name, metavar="NAME", help="for a node its key `node`")
+    for sub in (coordinator, node):
+        sub.add_argument(
+            "--dns",
+            action="append",
+            default=[],
+            type=_dns_name,
+            metavar="NAME",
+            help="as it is called",
+        )
+    coordinator.add_argument(
+        "--ip",
+        action="append",
+        default=[],
+        type=_address,
+        metavar="ADDRESS",
+        help="as it is called",
+    )
+    for sub in (init, coordinator, node, operator, viewer):
+        sub.add_argument(
+            "--directory",
+            type=Path,
+            default=Path("backsight-pki"),
+            metavar="DIR",
+            help="of the CA, to be kept secret (default: %(default)s)",
+        )
+        sub.add_argument(
+            "--days",
+            type=_days,
+            metavar="N",
+            help="how long it is valid (default: ten years)"
+            if sub is init
+            else "how long it is valid (default: a year)",
+        )
+        sub.add_argument("--replace", action="store_true", help="make it anew, if it is there")
+
+
+def _checked(bound: Matching, text: str) -> str:
+    try:
+        return bound.admit(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r}; allowed: {bound.allowed()}") from None
+
+
+def _name(text: str) -> str:
+    return _checked(
+        Matching(r"[A-Za-z0-9_.-]{1,63}", "1 to 63 characters of A-Z a-z 0-9 _ . -"), text
+    )
+
+
+def _domain(text: str) -> str:
+    return _checked(TRUST_DOMAIN, text)
+
+
+def _dns_name(text: str) -> str:
+    return _checked(HOST_NAME, text)
+
+
+def _address(text: str) -> str:
+    try:
+        return str(ipaddress.ip_address(text))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r}; allowed: an IP address") from None
+
+
+# A hundred years, and X.509 knows years of four digits.
+_DAYS_MAX = 36500
+
+
+def _days(text: str) -> int:
+    if not text.isdecimal() or not text.isascii() or not 1 <= int(text) <= _DAYS_MAX:
+        raise argparse.ArgumentTypeError(f"{text!r}; allowed: a whole number from 1 to {_DAYS_MAX}")
+    return int(text)
+
+
 _WHOM = {"coordinator": "the coordinator", "node": "the node on this machine"}
 
 
@@ -168,6 +271,8 @@ def settle_whom(arguments: argparse.Namespace) -> None:
     if len(given) > 1:
         raise ValueError(f"{arguments.command} asks {whom}: leave out --coordinator or --node")
     source = "--coordinator"
+    if arguments.tls is None and os.environ.get("BACKSIGHT_TLS"):
+        arguments.tls = Path(os.environ["BACKSIGHT_TLS"])
     if arguments.coordinator is None:
         source = "BACKSIGHT_COORDINATOR"
         arguments.coordinator = os.environ.get(source) or _DEFAULT_COORDINATOR

@@ -4,12 +4,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 import backsight_pb2 as pb
 import grpc
 from backsight_pb2_grpc import CoordinatorStub
+
+from runtime.settings.tls import TlsFiles
+from runtime.tls import Credentials, TlsError, Usage, leave_words_to_us, load, why_not
 
 _TIMEOUT_S = 30.0
 _TRACE_TIMEOUT_S = 300.0  # of many nodes, and large, over a slow network
@@ -26,9 +30,22 @@ class NotFound(AskError):
 class CoordinatorClient:
     """A connection to ``backsight-coordinator``, ``host:port``."""
 
-    def __init__(self, endpoint: str) -> None:
+    def __init__(self, endpoint: str, tls: Path | None = None) -> None:
+        """``tls``: where the files are by which both sides prove who they are; AskError if they do not."""
         self._endpoint = endpoint
-        self._channel = grpc.insecure_channel(endpoint)
+        self._shown: Credentials | None = None
+        self._files: TlsFiles | None = None
+        if tls is None:
+            self._channel = grpc.insecure_channel(endpoint)
+        else:
+            leave_words_to_us()
+            self._files = TlsFiles.of_directory(tls)
+            try:
+                shown = self._shown = load(self._files, "--tls", Usage.CLIENT)
+            except TlsError as error:
+                raise AskError(str(error)) from error
+            credentials = grpc.ssl_channel_credentials(shown.ca, shown.key, shown.certificate)
+            self._channel = grpc.secure_channel(endpoint, credentials)
         self._stub = CoordinatorStub(self._channel)
 
     def __enter__(self) -> Self:
@@ -98,8 +115,13 @@ class CoordinatorClient:
         if code is grpc.StatusCode.NOT_FOUND:
             return NotFound(detail)
         if code is grpc.StatusCode.UNAVAILABLE:
+            if self._files is not None and self._shown is not None:
+                why = why_not(self._endpoint, self._files, None, self._shown.facts)
+                if why is not None:
+                    return AskError(f"coordinator {self._endpoint}: {why}")
             return AskError(
                 f"no coordinator answers at {self._endpoint} ({detail}); "
-                "give --coordinator HOST:PORT or set BACKSIGHT_COORDINATOR"
+                "give --coordinator HOST:PORT or set BACKSIGHT_COORDINATOR, and --tls DIR or BACKSIGHT_TLS if"
+                " it wants certificates"
             )
         return AskError(f"coordinator {self._endpoint}: {detail}")

@@ -43,13 +43,16 @@ def is_loopback(endpoint: str) -> bool:
         return False
 
 
-def check_listen(endpoint: str | None, *, insecure: bool) -> None:
-    """For the key ``listen`` of a section: InvalidValue if others can read what nobody agreed to show."""
+def check_listen(endpoint: str | None, *, insecure: bool, instead: str = "") -> None:
+    """For the key ``listen`` of a section: InvalidValue if others can read what nobody agreed to show.
+
+    ``instead``: what else would do, with a comma behind.
+    """
     if endpoint and not insecure and not is_loopback(endpoint):
         raise InvalidValue(
             "listen",
             f"{endpoint} can be reached from other machines, and what is sent is not"
-            " encrypted; allowed: a loopback address, or `insecure: true` beside it",
+            f" encrypted; allowed: a loopback address, {instead}or `insecure: true` beside it",
         )
 
 

@@ -328,6 +328,8 @@ class Coordinator(Daemon):
         self, host: Host, directory: Path, config: Mapping[str, Any] | None = None
     ) -> None:
         self.endpoint = f"{host.address}:{COORDINATOR_PORT}"
+        self.shown: Path | None = None
+        """Where the certificate is that ``backsightctl`` shows."""
         super().__init__(
             host,
             "coordinator",
@@ -343,7 +345,8 @@ class Coordinator(Daemon):
 
     def ctl(self, *arguments: str) -> str:
         """What ``backsightctl`` prints, asked from the coordinator's own host."""
-        return self.host.run(PYTHON, "-m", "ctl", "--coordinator", self.endpoint, *arguments)
+        tls = ["--tls", str(self.shown)] if self.shown is not None else []
+        return self.host.run(PYTHON, "-m", "ctl", "--coordinator", self.endpoint, *tls, *arguments)
 
     def ctl_json(self, *arguments: str) -> list[dict[str, Any]]:
         """The same with ``--json``: an object a line."""

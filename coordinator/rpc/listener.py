@@ -28,22 +28,31 @@ OPTIONS = [
 ]
 
 
-def add_port(server: grpc.aio.Server, endpoint: str) -> None:
-    """Have a server listen there; OSError says why it cannot."""
+def add_port(
+    server: grpc.aio.Server, endpoint: str, credentials: grpc.ServerCredentials | None
+) -> int:
+    """Have a server listen there, at which port; OSError says why it cannot.
+
+    Credentials None: in clear text.
+    """
     # First, since gRPC says it on standard error, and in its own words.
     reason = _why_not(endpoint)
     if reason is None:
         try:
-            port = server.add_insecure_port(endpoint)
+            port = (
+                server.add_insecure_port(endpoint)
+                if credentials is None
+                else server.add_secure_port(endpoint, credentials)
+            )
         except RuntimeError:
             port = 0
-        if port == 0:
-            reason = "gRPC refused it"
-    if reason is not None:
-        raise OSError(
-            f"listen: cannot listen on {endpoint}: {reason}; give it another endpoint, of"
-            " this machine and free"
-        )
+        if port != 0:
+            return port
+        reason = "gRPC refused it"
+    raise OSError(
+        f"listen: cannot listen on {endpoint}: {reason}; give it another endpoint, of"
+        " this machine and free"
+    )
 
 
 def _why_not(endpoint: str) -> str | None:

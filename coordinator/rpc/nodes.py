@@ -17,6 +17,8 @@ import grpc
 from coordinator.core.coordinator import CoordinatorCore
 from coordinator.counters import ServerCounters
 from coordinator.rpc import streams
+from coordinator.rpc.guard import Guard
+from coordinator.rpc.identity import Identity
 from coordinator.rpc.streams import Outgoing
 from protocol import wire
 from protocol.messages import (
@@ -45,12 +47,14 @@ class NodeStreams:
         self,
         core: CoordinatorCore,
         counters: ServerCounters,
+        guard: Guard,
         changed: Callable[[], None],
         news: asyncio.Event,
         log: Log,
     ) -> None:
         self._core = core
         self._counters = counters
+        self._guard = guard
         self._changed = changed
         self._news = news
         self._log = log
@@ -76,6 +80,10 @@ class NodeStreams:
             outgoing.waiting_bytes
             for outgoing in (*self._sessions.values(), *self._streams.values())
         )
+
+    def _identity(self, context: grpc.aio.ServicerContext[bytes, bytes]) -> Identity | None:
+        caller = self._guard.caller(context)
+        return caller.identity if caller is not None else None
 
     def _number(self) -> int:
         self._last_number += 1
@@ -118,7 +126,9 @@ class NodeStreams:
         outgoing = self._sessions[session] = Outgoing()
         try:
             reads = await streams.converse(
-                context, outgoing, self._hear(requests, session, peer, outgoing)
+                context,
+                outgoing,
+                self._hear(requests, session, peer, outgoing, self._identity(context)),
             )
         finally:
             del self._sessions[session]
@@ -145,7 +155,12 @@ class NodeStreams:
         )
 
     async def _hear(
-        self, requests: AsyncIterator[bytes], session: int, peer: str, outgoing: Outgoing
+        self,
+        requests: AsyncIterator[bytes],
+        session: int,
+        peer: str,
+        outgoing: Outgoing,
+        identity: Identity | None,
     ) -> None:
         """Take what a node says; a Refused ends the stream from the other task."""
         try:
@@ -156,6 +171,12 @@ class NodeStreams:
                 if not isinstance(hello, Hello):
                     self._counters.no_hello += 1
                     self._refuse(outgoing, "the first message of a stream must be a Hello")
+                    return
+                reason = _why_another(hello.node, identity)
+                if reason is not None:
+                    self._counters.not_permitted += 1
+                    self._say_met(hello.node, peer, Refused(f"{peer}: refused: {reason}"))
+                    self._refuse(outgoing, reason)
                     return
                 refused = self._core.on_node_connected(session, hello, peer, time.monotonic_ns())
                 self._say_met(hello.node, peer, refused)
@@ -217,7 +238,9 @@ class NodeStreams:
         outgoing = self._streams[stream] = Outgoing()
         try:
             reads = await streams.converse(
-                context, outgoing, self._receive(requests, stream, context, outgoing)
+                context,
+                outgoing,
+                self._receive(requests, stream, context, outgoing, self._identity(context)),
             )
         finally:
             del self._streams[stream]
@@ -232,6 +255,7 @@ class NodeStreams:
         stream: int,
         context: grpc.aio.ServicerContext[bytes, bytes],
         outgoing: Outgoing,
+        identity: Identity | None,
     ) -> None:
         try:
             first = await streams.first(requests)
@@ -242,6 +266,11 @@ class NodeStreams:
                     await context.abort(
                         grpc.StatusCode.INVALID_ARGUMENT, "the first message must say who sends"
                     )
+                reason = _why_another(opening.node, identity)
+                if reason is not None:
+                    self._counters.not_permitted += 1
+                    self._log.warning(f"{context.peer()}: refused: {reason}", node=opening.node)
+                    await context.abort(grpc.StatusCode.PERMISSION_DENIED, reason)
                 self._core.on_slices_connected(
                     stream, opening.node, opening.incarnation, time.monotonic_ns()
                 )
@@ -271,3 +300,13 @@ class NodeStreams:
 def _encode_reply(replies: Sequence[SliceReply]) -> bytes:
     (reply,) = replies
     return wire.encode_slice_reply(reply)
+
+
+def _why_another(node: str, identity: Identity | None) -> str | None:
+    """Why a stream is not of the node that it says it is; None if it is, or nobody is asked."""
+    if identity is None or identity.name == node:
+        return None
+    return (
+        f"this stream says to be of node {node}, and its certificate is of {identity}; set `node` to"
+        " the name in the certificate, or get one for this name"
+    )

@@ -16,6 +16,7 @@ from runtime.endpoint import Endpoint, OptionalEndpoint, check_listen, is_loopba
 from runtime.endpoint import MetricsSettings as _MetricsSettings
 from runtime.log import Level, LevelName
 from runtime.schema import PATH, RELOADABLE, InvalidValue, Matching, Range, Size
+from runtime.settings.tls import TLS_AND_INSECURE, CoordinatorTlsSettings
 
 COORDINATOR_PROGRAM = "backsight-coordinator"
 
@@ -173,6 +174,7 @@ class Settings:
 
     listen: Endpoint = "127.0.0.1:4770"
     insecure: bool = False
+    tls: CoordinatorTlsSettings | None = None
     store: StoreSettings = field(default_factory=StoreSettings)
     metrics: MetricsSettings = field(default_factory=MetricsSettings)
     query: QuerySettings = field(default_factory=QuerySettings)
@@ -190,7 +192,10 @@ class Settings:
     slice_bytes_max: Annotated[int, Size(64 << 10, 1 << 40), RELOADABLE] = 256 << 20
 
     def __post_init__(self) -> None:
-        check_listen(self.listen, insecure=self.insecure)
+        if self.tls is None:
+            check_listen(self.listen, insecure=self.insecure, instead="a `tls` section, ")
+        elif self.insecure:
+            raise InvalidValue("insecure", TLS_AND_INSECURE)
 
     @property
     def level(self) -> Level:

@@ -28,6 +28,7 @@ from runtime.schema import (
     Size,
     format_size,
 )
+from runtime.settings.tls import TLS_AND_INSECURE, NodeTlsSettings
 
 NODE_PROGRAM = "backsight-node"
 PROBES_PROGRAM = "backsight-probes"
@@ -64,13 +65,17 @@ class CoordinatorSettings:
 
     endpoint: Endpoint
     insecure: bool = False
+    tls: NodeTlsSettings | None = None
 
     def __post_init__(self) -> None:
-        if not self.insecure and not is_loopback(self.endpoint):
+        if self.tls is not None:
+            if self.insecure:
+                raise InvalidValue("insecure", TLS_AND_INSECURE)
+        elif not self.insecure and not is_loopback(self.endpoint):
             raise InvalidValue(
                 "endpoint",
                 f"{self.endpoint} is not on this machine, and what is sent is not encrypted;"
-                " allowed: a loopback address, or `insecure: true` beside it",
+                " allowed: a loopback address, a `tls` section, or `insecure: true` beside it",
             )
 
 

@@ -28,7 +28,7 @@ BROKEN = {
         [
             (
                 "4: coordinator.endpoint: traces.example:4770 is not on this machine, and what is sent is"
-                " not encrypted; allowed: a loopback address, or `insecure: true` beside it"
+                " not encrypted; allowed: a loopback address, a `tls` section, or `insecure: true` beside it"
             )
         ],
     ),

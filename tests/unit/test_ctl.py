@@ -402,7 +402,7 @@ NODE = pb.NodeStatus(
 class _Coordinator:
     """Has one trace and two nodes, and says yes to everything."""
 
-    def __init__(self, endpoint: str) -> None:
+    def __init__(self, endpoint: str, tls: Path | None) -> None:
         self.endpoint = endpoint
 
     def __enter__(self) -> _Coordinator:
@@ -476,6 +476,7 @@ def test_every_command_is_for_programs_too(
     # What works depends on who asks, and where.
     monkeypatch.setattr(ctl, "examine", lambda config: iter([CHECK]))
     run("doctor", "doctor")
+    run("pki init", "pki", "init", "--domain", "d")
     for name, more in ASK_NODE.items():
         _ask_server(
             tmp_path,
@@ -488,6 +489,7 @@ def test_every_command_is_for_programs_too(
     assert {label.removeprefix("node: ").partition(" ")[0] for label in told} == set(offered)
     assert {label: set(lines[0]) for label, lines in told.items() if label != "node: status"} == {
         "doctor": set(CHECK),
+        "pki init": {"directory", "identity", "expires"},
         "traces": set(told["traces"][0]),
         "tail": set(told["traces"][0]),
         "show": set(told["show"][0]),

@@ -99,8 +99,9 @@ def keys(schema: type[Any], prefix: str = "", *, reloadable: bool = False) -> It
 
 
 def value(settings: Any, path: str) -> Any:
+    """What stands there; None also where a section above is not there."""
     for step in path.split("."):
-        settings = getattr(settings, step)
+        settings = getattr(settings, step) if settings is not None else None
     return settings
 
 

@@ -100,7 +100,7 @@ async def coordinator_account(directory: Path) -> dict[str, Any]:
 
     settings = Settings("127.0.0.1:0", store=StoreSettings(str(directory / "t.sqlite")))
     async with CoordinatorServer(settings, 1, SILENT) as here:
-        await here._nodes._hear(said(), 1, "peer", streams.Outgoing())
+        await here._nodes._hear(said(), 1, "peer", streams.Outgoing(), None)
         return here.status()
 
 

@@ -89,7 +89,9 @@ def test_nodes_are_not_listened_to_while_the_disk_is_behind(
     async def run() -> None:
         settings = Settings("127.0.0.1:0", store=StoreSettings(str(tmp_path / "t.sqlite")))
         async with CoordinatorServer(settings, 1, SILENT) as here:
-            hearing = asyncio.ensure_future(here._nodes._hear(say(), 1, "peer", streams.Outgoing()))
+            hearing = asyncio.ensure_future(
+                here._nodes._hear(say(), 1, "peer", streams.Outgoing(), None)
+            )
             for _ in range(20 * BATCHES):
                 await asyncio.sleep(0)
             heard_before = heard
@@ -299,13 +301,15 @@ def test_who_said_who_it_is_may_be_silent(tmp_path: Path, monkeypatch: pytest.Mo
             hello = say(wire.encode_node_batch([Hello("n", 1)]))
             opening = say(wire.encode_opening(wire.Opening("n", 1)))
             greeted = [
-                asyncio.ensure_future(here._nodes._hear(hello, 1, "peer", streams.Outgoing())),
                 asyncio.ensure_future(
-                    here._nodes._receive(opening, 2, None, streams.Outgoing())  # type: ignore[arg-type]
+                    here._nodes._hear(hello, 1, "peer", streams.Outgoing(), None)
+                ),
+                asyncio.ensure_future(
+                    here._nodes._receive(opening, 2, None, streams.Outgoing(), None)  # type: ignore[arg-type]
                 ),
             ]
             await asyncio.sleep(0)  # they begin to wait before the one that says nothing
-            await here._nodes._hear(say(), 3, "peer", streams.Outgoing())
+            await here._nodes._hear(say(), 3, "peer", streams.Outgoing(), None)
             assert not any(task.done() for task in greeted)
             all_over.set()
             await asyncio.gather(*greeted)

@@ -145,13 +145,21 @@ report: {bytes_per_s: 2MiB, chunk_bytes: 4KiB}
         ("socket: /" + "x" * 103, "allowed: paths of at most 103 bytes"),
         (
             "coordinator: host:1",
-            "f:1: coordinator: host:1; allowed: a section with endpoint, insecure; or null",
+            "f:1: coordinator: host:1; allowed: a section with endpoint, insecure, tls; or null",
         ),
         (
             "coordinator:\n  endpoint: 10.0.0.1:4770",
             "f:2: coordinator.endpoint: 10.0.0.1:4770 is not on this machine",
         ),
         ("coordinator: {endpoint: here}", "endpoint: here; allowed: HOST:PORT"),
+        (
+            "coordinator:\n  endpoint: 10.0.0.1:1\n  tls: {ca: a, key: c}",
+            "f:3: coordinator.tls.certificate: is missing, and has no default",
+        ),
+        (
+            "coordinator:\n  endpoint: 10.0.0.1:1\n  insecure: true\n  tls: {ca: a, certificate: b, key: c}",
+            "f:3: coordinator.insecure: true, and there is a `tls` section",
+        ),
         ("allow: {users: [nobody, no-such-user]}", "f:1: allow.users: there is no user 'no-such-"),
         ("allow: {groups: [no-such-group]}", "f:1: allow.groups: there is no group 'no-such-gro"),
         (
@@ -191,6 +199,14 @@ def test_loopback_needs_no_insecure(endpoint: str) -> None:
         ("listen: '[::]:4770'", "f:1: listen: [::]:4770 can be reached from other machines"),
         ("store: {bytes_max: 1}", "f:1: store.bytes_max: 1; allowed: 16MiB to"),
         ("quiet: 1", "f:1: quiet: unknown key; allowed: "),
+        (
+            "insecure: true\ntls: {ca: a, certificate: b, key: c}",
+            "f:1: insecure: true, and there is a `tls` section",
+        ),
+        (
+            "tls: {ca: a, certificate: b, key: c, dns: {node: x}}",
+            "allowed: a DNS name in lower case",
+        ),
         ("memory_bytes: 1KiB", "f:1: memory_bytes: 1KiB; allowed: 1MiB to"),
         ("metrics: {listen: ''}", "f:1: metrics.listen: ''; allowed: HOST:PORT"),
     ],
@@ -199,6 +215,15 @@ def test_a_bad_coordinator_configuration_is_refused(text: str, problem: str) -> 
     with pytest.raises(ConfigError) as caught:
         loads(text, CoordinatorSettings, "f")
     assert problem in str(caught.value)
+
+
+def test_with_tls_a_network_may_be_used() -> None:
+    files = "{ca: a, certificate: b, key: c}"
+    served = loads(f"listen: 0.0.0.0:4770\ntls: {files}", CoordinatorSettings, "f")
+    assert served.tls is not None
+    node = loads(f"coordinator: {{endpoint: 'h:1', tls: {files}}}", Settings, "f")
+    assert node.coordinator is not None
+    assert node.coordinator.tls is not None
 
 
 def test_a_coordinator_may_serve_a_network_if_told_to() -> None:

@@ -42,6 +42,7 @@ from runtime.settings.coordinator import Settings as CoordinatorSettings
 from runtime.settings.coordinator import StoreSettings
 from runtime.settings.node import CoordinatorSettings as Uplinked
 from runtime.settings.node import Settings
+from runtime.settings.tls import NodeTlsSettings
 from testbed.ports import free_port
 from tests.simulation.pool import PoolConfig, PoolModel
 from tests.unit.logs import SILENT, logs_to
@@ -73,7 +74,13 @@ def trace(number: int) -> TraceId:
 class Node:
     """A core with an uplink; what it logs can be awaited."""
 
-    def __init__(self, endpoint: str, slices_idle_s: float = 30.0, incarnation: int = 7) -> None:
+    def __init__(
+        self,
+        endpoint: str,
+        slices_idle_s: float = 30.0,
+        incarnation: int = 7,
+        tls: NodeTlsSettings | None = None,
+    ) -> None:
         now_ns = time.monotonic_ns()
         config = PoolConfig(pool_bytes=8 << 20, arena_bytes=8 << 20, store_bytes=4 << 20)
         self.pool = PoolModel(config, "n")
@@ -92,6 +99,7 @@ class Node:
             Log(lambda entry: self.log.put_nowait(entry.message)),
             random.Random(1),
             slices_idle_s,
+            tls,
         )
 
     @staticmethod

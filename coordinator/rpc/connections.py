@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The TCP connections that gRPC has taken for us, of which it says nothing itself.
+
+They are found among the file descriptors of this process. One that is shut ends for gRPC as if
+its peer had hung up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+# tcpi_bytes_received in struct tcp_info (linux/tcp.h).
+_RECEIVED = struct.Struct("128xQ")
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """One of them. ``peer`` as gRPC writes it."""
+
+    peer: str
+    socket: socket.socket
+
+    @property
+    def bytes_received(self) -> int:
+        """What its peer has sent so far."""
+        info = self.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _RECEIVED.size)
+        (received,) = _RECEIVED.unpack(info)
+        return int(received)
+
+    def shut(self) -> None:
+        """End it, in both directions."""
+        with contextlib.suppress(OSError):  # it ended meanwhile
+            self.socket.shutdown(socket.SHUT_RDWR)
+
+
+def connections(port: int) -> Iterator[Connection]:
+    """All that somebody has with a port of ours. Each is valid until the next."""
+    for entry in Path("/proc/self/fd").iterdir():
+        with contextlib.ExitStack() as opened:
+            try:
+                # A copy: gRPC may close its own at any time, and the number be another's then.
+                found = socket.socket(fileno=os.dup(int(entry.name)))
+            except OSError:
+                continue  # no socket, or closed meanwhile
+            opened.enter_context(found)
+            try:
+                if found.family not in (socket.AF_INET, socket.AF_INET6):
+                    continue
+                if found.type != socket.SOCK_STREAM or found.getsockname()[1] != port:
+                    continue
+                peer = _in_words(found)
+            except OSError:
+                continue  # it listens, or has ended
+            yield Connection(peer, found)
+
+
+def _in_words(connected: socket.socket) -> str:
+    host, port, *_ = connected.getpeername()
+    mapped = host.removeprefix("::ffff:")
+    if connected.family == socket.AF_INET or mapped != host:
+        return f"ipv4:{mapped}:{port}"
+    return f"ipv6:[{host}]:{port}"
+
+
+def shut_all(port: int) -> None:
+    """End all connections with a port."""
+    for connection in connections(port):
+        connection.shut()
