@@ -28,7 +28,7 @@ LINT_STAMP := $(LINT)/.stamp
 .PHONY: help setup build deb rpm oci cluster test-packages build-asan build-tsan build-arm64 test test-all test-newest \
 	test-c test-python test-weak test-arm64 test-kernels test-fuzz fuzz-coverage fuzz-keep lint \
 	lint-ruff lint-mypy lint-shell lint-clang-format lint-clang-tidy format \
-	pythonpath demo demo-probes replay hostile mutants bench-native bench-http bench-plots bench-otel bench-probes bench-idle clean
+	pythonpath demo demo-probes replay hostile mutants bench-native bench-http bench-plots bench-otel bench-probes bench-idle bench-decode clean
 
 help:
 	@echo 'sudo make setup       install the Debian packages that are missing'
@@ -51,6 +51,7 @@ help:
 	@echo 'sudo make bench-otel  measure what tracing costs an OpenTelemetry application'
 	@echo 'sudo make bench-probes  measure what kernel probes cost (PAIRS= LOADER= ONLY= QUICK=1)'
 	@echo '     make bench-idle  measure what the daemons take where nothing happens (WINDOWS= WINDOW_S= CLIENTS=)'
+	@echo '     make bench-decode  measure what it takes to read a trace (BASE=COMMIT: both in turn; ROUNDS=)'
 	@echo '     make mutants     put deliberate defects in, and see that tests notice (ONLY=)'
 	@echo '     make lint        style, types and static analysis of all sources'
 	@echo '     make format      rewrite the sources in the style that lint wants'
@@ -118,8 +119,9 @@ test-kernels: build
 
 # libFuzzer, for so many seconds each, at the same time, from what it found before (tests/data/fuzz).
 FUZZ_S := 60
-FUZZERS := attach directory
-fuzz = build/native/tests/fuzz/fuzz_$(1) -max_len=800 -len_control=20 -rss_limit_mb=1024 \
+FUZZERS := attach directory slice
+fuzz_bytes_slice := -max_len=6000
+fuzz = build/native/tests/fuzz/fuzz_$(1) $(or $(fuzz_bytes_$(1)),-max_len=800) -len_control=20 -rss_limit_mb=1024 \
 	-artifact_prefix=build/fuzz/$(1)-
 
 build/fuzz/%: tests/data/fuzz/%.hex
@@ -206,7 +208,7 @@ test-newest: build
 		scripts/with-tmp $(NEWEST)/bin/python -m pytest tests/unit tests/cluster tests/machine \
 		--ignore-glob='*/test_bench_*.py' --ignore=tests/unit/test_mutants.py \
 		--ignore=tests/unit/test_hangs.py \
-		-m 'not slow' -k 'not [bcc]' -o pythonpath='. build/newest build/appliance build/native/python'
+		-m 'not slow' -k 'not [bcc]' -o pythonpath='. build/newest build/appliance build/formats build/native/python'
 
 $(LINT_STAMP): scripts/lint-requirements.txt | setup
 	rm -rf $(LINT)
@@ -273,6 +275,9 @@ bench-probes: build
 
 bench-idle: build
 	scripts/with-tmp $(PYTHON) -m bench.idle
+
+bench-decode: build
+	scripts/with-tmp $(PYTHON) -m bench.decode
 
 # From what was measured last, into docs/figures.
 bench-plots: build

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the payload of a record says, by its type (``native/include/backsight.h``).
 
-No input raises. A payload too short for its type has no body; attributes that make no
-sense are counted.
+No input raises. Attributes that make no sense are counted.
 """
 
 from __future__ import annotations
@@ -13,8 +12,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from protocol.kernel_events import EVENT_BYTES, KernelEvent
-from protocol.messages import NODE_NAME_BYTES_MAX, NodeId
+from backsight_decode_native import ffi
+
+from protocol.kernel_events import KernelEvent
+from protocol.messages import NodeId
 
 PAYLOAD_BYTES_MAX = 32768
 SPAN_START_NAME_BYTES_MAX = 32
@@ -62,12 +63,6 @@ _START, _END, _OUT, _IN, _CRUMB, _RESOURCE, _SCOPE, _DETAIL, _KERNEL = (
     )
 )
 
-_SPAN_START = struct.Struct("<QQQBB6x")
-_SPAN_END = struct.Struct("<QQHHI")
-_HOP = struct.Struct("<QQII")
-_BREADCRUMB = struct.Struct("<Q")
-_SCOPE_HEADER = struct.Struct("<I")
-_DETAIL_HEADER = struct.Struct("<QIHH")
 _ATTRIBUTE = struct.Struct("<BBH")
 _INT = struct.Struct("<q")
 _DOUBLE = struct.Struct("<d")
@@ -179,62 +174,31 @@ def text(raw: bytes) -> str:
     return raw.decode("utf-8", "replace")
 
 
-def decode_body(kind: int, data: bytes, begin: int, size: int) -> Body | None:
-    """The payload of a record; None if it is too short for its type."""
-    end = begin + size
+def body_of(raw: Any) -> Body:  # noqa: ANN401 - of cffi
+    """What a ``struct bsd_record`` says (``native/src/decode.h``)."""
+    name_bytes: int = raw.name_bytes
+    size: int = name_bytes + raw.rest_bytes
+    content = ffi.buffer(raw.bytes, size)[:] if size else b""
+    kind: int = raw.type
     if kind == _START:
-        if size < _SPAN_START.size:
-            return None
-        span_id, parent_id, start_ns, span_kind, name_bytes = _SPAN_START.unpack_from(data, begin)
-        begin += _SPAN_START.size
-        if begin + name_bytes > end:
-            return None
-        return SpanStart(
-            span_id, parent_id, start_ns, span_kind, text(data[begin : begin + name_bytes])
-        )
+        return SpanStart(raw.span_id, raw.parent_id, raw.time_ns, raw.kind, text(content))
     if kind == _END:
-        if size < _SPAN_END.size:
-            return None
-        span_id, end_ns, name_bytes, status, attributes_bytes = _SPAN_END.unpack_from(data, begin)
-        begin += _SPAN_END.size
-        middle = begin + name_bytes
-        if middle + attributes_bytes > end:
-            return None
-        return SpanEnd(
-            span_id,
-            end_ns,
-            status,
-            text(data[begin:middle]),
-            data[middle : middle + attributes_bytes],
-        )
+        name, attributes = content[:name_bytes], content[name_bytes:]
+        return SpanEnd(raw.span_id, raw.time_ns, raw.status, text(name), attributes)
     if kind in (_OUT, _IN):
-        if size < _HOP.size:
-            return None
-        node, span_id, hop, handle = _HOP.unpack_from(data, begin)
         hop_type = HopOut if kind == _OUT else HopIn
-        return hop_type(NodeId(node), span_id, hop, handle)
+        return hop_type(NodeId(raw.node_id), raw.span_id, raw.hop, raw.injector)
     if kind == _CRUMB:
-        if not _BREADCRUMB.size <= size <= _BREADCRUMB.size + NODE_NAME_BYTES_MAX:
-            return None
-        (node,) = _BREADCRUMB.unpack_from(data, begin)
-        return Breadcrumb(NodeId(node), text(data[begin + _BREADCRUMB.size : end]))
+        return Breadcrumb(NodeId(raw.node_id), text(content))
     if kind == _DETAIL:
-        if size < _DETAIL_HEADER.size:
-            return None
-        span_id, scope, part, parts = _DETAIL_HEADER.unpack_from(data, begin)
-        if part >= parts:
-            return None
-        return SpanDetail(span_id, scope, part, parts, data[begin + _DETAIL_HEADER.size : end])
+        return SpanDetail(raw.span_id, raw.scope, raw.part, raw.parts, content)
     if kind == _RESOURCE:
-        return ResourceRecord(data[begin:end])
+        return ResourceRecord(content)
     if kind == _SCOPE:
-        if size < _SCOPE_HEADER.size:
-            return None
-        (number,) = _SCOPE_HEADER.unpack_from(data, begin)
-        return ScopeRecord(number, data[begin + _SCOPE_HEADER.size : end])
+        return ScopeRecord(raw.scope, content)
     if kind == _KERNEL:
-        return KernelEvent.parse(data[begin:end]) if size >= EVENT_BYTES else None
-    return Data(kind, data[begin:end])
+        return KernelEvent.parse(content)
+    return Data(kind, content)
 
 
 def decode_attributes(encoded: bytes) -> tuple[dict[str, AttributeValue], int]:

@@ -191,11 +191,11 @@ class Lifecycle:
     @staticmethod
     def slice_of(trace: Trace, part: Part) -> ClosedSlice:
         """What is here of a node's slice."""
-        evidence = trace.evidence.slices.get(part.node)
+        said = trace.evidence.slice_of(part.node)
         return ClosedSlice(
             part.epoch,
             part.received,
-            part.received if evidence is None else evidence.decoder.least_bytes,
+            part.received if said is None else said.least_bytes,
             part.status.flags if part.status is not None else SliceFlags.NONE,
         )
 
@@ -250,9 +250,7 @@ class Lifecycle:
                 for reason in verdict.reasons
                 if reason.kind not in (ReasonKind.LATE, ReasonKind.OPEN)
             )
-            trace.evidence.span_count = verdict.span_count
-            trace.evidence.start_ns = verdict.start_ns
-            trace.evidence.end_ns = verdict.end_ns
+            trace.evidence.take_up(verdict.span_count, verdict.start_ns, verdict.end_ns)
         for identity, known in outcome.slices.items():
             part = self._traversal.add_stored(trace, identity, now_ns)
             part.state = PartState.ANSWERED

@@ -49,19 +49,18 @@ Each reason has the node that it is about and words for a person.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
+from coordinator.core.evidence import Finding, FindingKind
 from coordinator.core.nodes import Nodes
 from protocol.messages import NodeId, SliceFlags
 from protocol.verdicts import VerdictKind
 
 if TYPE_CHECKING:
-    from coordinator.core.evidence import HopKey, SliceEvidence
+    from coordinator.core.evidence import SliceEvidence
     from coordinator.core.trace import Part, Trace
-
-_What = TypeVar("_What")
 
 FIRED = "the trigger"
 STORED = "the store"
@@ -266,22 +265,18 @@ def judge(trace: Trace, nodes: Nodes, *, final: bool) -> Verdict:
 
     The version is one above the last if anything differs from it.
     """
-    trace.evidence.whole()
     reasons = _limit(_reasons(trace, nodes, final=final))
     if trace.late:
         reasons = _with_those_before(reasons, trace.reasons_before)
     reasons = _cut(reasons)
     kinds = {reason.verdict for reason in reasons}
-    evidence = trace.evidence
     verdict = Verdict(
         trace.verdict.version if trace.verdict else UNJUDGED,
         max(kinds, key=_SEVERITY.index, default=VerdictKind.COHERENT),
         tuple(reasons),
         tuple(sorted(nodes.name_of(part.node) for part in trace.parts.values() if part.received)),
         trace.bytes,
-        evidence.span_count,
-        evidence.start_ns,
-        evidence.end_ns,
+        *trace.evidence.extent(),
     )
     if verdict.same_as(trace.verdict):
         return verdict
@@ -295,26 +290,6 @@ class _More:
     kind: ReasonKind
     node: str
     count: int
-
-
-def _few(
-    kind: ReasonKind,
-    nodes: Nodes,
-    found: Iterable[tuple[NodeId, _What]],
-    words: Callable[[_What], str],
-) -> Iterator[Reason | _More]:
-    """Reasons of one kind, of which there may be as many as a trace has records.
-
-    A trace is judged each time that something of it came, so they cost no more than being counted.
-    """
-    counts: dict[NodeId, int] = {}
-    for node, what in found:
-        count = counts[node] = counts.get(node, 0) + 1
-        if count <= REASONS_PER_KIND_AND_NODE:
-            yield Reason(kind, nodes.name_of(node), words(what))
-    for node, count in counts.items():
-        if count > REASONS_PER_KIND_AND_NODE:
-            yield _More(kind, nodes.name_of(node), count - REASONS_PER_KIND_AND_NODE)
 
 
 def _limit(reasons: Iterator[Reason | _More]) -> list[Reason]:
@@ -388,9 +363,15 @@ def _reasons(trace: Trace, nodes: Nodes, *, final: bool) -> Iterator[Reason | _M
     if trace.evidence.overflow:
         yield Reason(ReasonKind.TOO_LARGE, "", "more spans, hops and runs than are judged")
         return
-    for node, evidence in trace.evidence.slices.items():
-        yield from _slice_reasons(trace.parts[node], evidence, nodes)
-    yield from _whole_reasons(trace, nodes)
+    slices = {said.node: said for said in trace.evidence.slices()}
+    for said in slices.values():
+        yield from _slice_reasons(trace.parts[said.node], said, nodes)
+    for finding in trace.evidence.findings(REASONS_PER_KIND_AND_NODE):
+        kind, words = _found(finding, slices.get(finding.node), nodes)
+        name = nodes.name_of(finding.node)
+        yield Reason(kind, name, words)
+        if finding.more:
+            yield _More(kind, name, finding.more)
 
 
 def _waits_for(part: Part) -> str:
@@ -445,87 +426,42 @@ def _part_reasons(trace: Trace, part: Part, nodes: Nodes) -> Iterator[Reason]:
         yield Reason(ReasonKind.NEVER_SEEN, name, detail)
 
 
-def _slice_reasons(part: Part, evidence: SliceEvidence, nodes: Nodes) -> Iterator[Reason | _More]:
-    """What is wrong inside one slice."""
-    decoder = evidence.decoder
-    node, name = part.node, nodes.name_of(part.node)
-
-    def who(client: int) -> str:
-        process = decoder.processes.get(client)
-        gone = "; the process is gone" if client in decoder.exited else ""
-        return f"{process or f'client {client}'}{gone}"
-
+def _slice_reasons(part: Part, said: SliceEvidence, nodes: Nodes) -> Iterator[Reason]:
+    """What is wrong with one slice as a whole."""
+    name = nodes.name_of(part.node)
     # Where a slice is cut at a bound, so may be what stands there.
     cut = part.status is not None and SliceFlags.TRUNCATED in part.status.flags
-    if decoder.malformed or not (decoder.whole or part.missing_bytes or cut):
-        count = decoder.malformed or 1
+    if said.malformed or not (said.whole or part.missing_bytes or cut):
+        count = said.malformed or 1
         yield Reason(ReasonKind.MALFORMED, name, f"{count} places make no sense")
-    if evidence.truncated_records:
-        detail = f"{evidence.truncated_records} records were cut when they were written"
+    if said.truncated_records:
+        detail = f"{said.truncated_records} records were cut when they were written"
         yield Reason(ReasonKind.TRUNCATED, name, detail)
-    handles = decoder.handles.items()
-    lossy = decoder.lossy | {client for (client, _), runs in handles if runs.lossy}
-    yield from _few(
-        ReasonKind.LOSSY,
-        nodes,
-        ((node, client) for client in sorted(lossy)),
-        lambda client: f"records were dropped in {who(client)}",
-    )
-    yield from _few(
-        ReasonKind.RUN_MISSING,
-        nodes,
-        ((node, (key, problem)) for key, runs in handles if (problem := runs.problem())),
-        lambda what: f"handle {what[0][1]} of {who(what[0][0])}: {what[1]}",
-    )
-    yield from _few(
-        ReasonKind.UNFINISHED,
-        nodes,
-        (
-            (node, (client, start))
-            for (client, _), starts in evidence.open_spans.items()
-            for start in starts
-        ),
-        lambda what: f"span {what[1].span_id:016x} {what[1].name!r} of {who(what[0])} never ended",
-    )
-    yield from _few(
-        ReasonKind.SPAN_UNSTARTED,
-        nodes,
-        ((node, key) for key in evidence.early_ends),
-        lambda key: f"span {key[1]:016x} of {who(key[0])} ended, but its start is not here",
-    )
 
 
-def _whole_reasons(trace: Trace, nodes: Nodes) -> Iterator[Reason | _More]:
-    """What is missing between the slices."""
-    evidence = trace.evidence
-    yield from _few(
-        ReasonKind.PARENT_MISSING,
-        nodes,
-        ((node, (parent, span)) for parent, (node, span) in evidence.orphans.items()),
-        lambda what: f"nobody delivered span {what[0]:016x}, the parent of {what[1]:016x}",
-    )
-
-    def sent(key: HopKey) -> str:
-        _, span_id, handle, number = key
-        return f"request {number} of span {span_id:016x} in handle {handle}"
-
-    hops = evidence.hops.items()
-    yield from _few(
-        ReasonKind.HOP_OUT_UNMET,
-        nodes,
-        ((key[0], key) for key, hop in hops if hop.extracted < hop.injected),
-        lambda key: f"{sent(key)} was sent, and nobody delivered that it arrived",
-    )
-    yield from _few(
-        ReasonKind.HOP_IN_UNMET,
-        nodes,
-        (
-            (key[0], (key, hop.extracted_on))
-            for key, hop in hops
-            if not hop.injected and hop.extracted_on is not None
-        ),
-        lambda what: (
-            f"{sent(what[0])} arrived on {nodes.name_of(what[1])},"
-            " and nobody delivered that it was sent"
-        ),
-    )
+def _found(finding: Finding, said: SliceEvidence | None, nodes: Nodes) -> tuple[ReasonKind, str]:
+    """What is missing, in words; ``said``: the slice of the node that it is about, if there is one."""
+    who = said.words(finding.client) if said is not None else ""
+    span = f"span {finding.span_id:016x}"
+    hop = f"request {finding.number} of {span} in handle {finding.handle}"
+    match finding.kind:
+        case FindingKind.LOSSY:
+            return ReasonKind.LOSSY, f"records were dropped in {who}"
+        case FindingKind.RUN_MISSING:
+            problem = said.handle(finding.number).problem() if said is not None else None
+            return ReasonKind.RUN_MISSING, f"handle {finding.handle} of {who}: {problem}"
+        case FindingKind.UNFINISHED:
+            return ReasonKind.UNFINISHED, f"{span} {finding.name!r} of {who} never ended"
+        case FindingKind.UNSTARTED:
+            words = f"{span} of {who} ended, but its start is not here"
+            return ReasonKind.SPAN_UNSTARTED, words
+        case FindingKind.PARENT_MISSING:
+            words = f"nobody delivered span {finding.other:016x}, the parent of"
+            return ReasonKind.PARENT_MISSING, f"{words} {finding.span_id:016x}"
+        case FindingKind.HOP_OUT_UNMET:
+            words = f"{hop} was sent, and nobody delivered that it arrived"
+            return ReasonKind.HOP_OUT_UNMET, words
+        case FindingKind.HOP_IN_UNMET:
+            where = nodes.name_of(NodeId(finding.other))
+            words = f"{hop} arrived on {where}, and nobody delivered that it was sent"
+            return ReasonKind.HOP_IN_UNMET, words

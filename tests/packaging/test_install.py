@@ -29,7 +29,11 @@ PROGRAMS = (
 FOLDERS = ("appliance", "coordinator", "counting", "ctl", "formats", "protocol", "runtime")
 
 # They build what is installed.
-OF_THE_TREE = {"appliance/native_build.py", "appliance/probes_build.py"}
+OF_THE_TREE = {
+    "appliance/native_build.py",
+    "appliance/probes_build.py",
+    "formats/native_build.py",
+}
 
 # Whoever runs a program of ours there must not run this.
 HOSTILE = "raise SystemExit('taken from the current directory')\n"
@@ -126,6 +130,7 @@ def test_all_python_of_the_programs_is_installed_and_nothing_else(
     assert sources <= installed
     built = installed - sources
     assert {path for path in built if not path.endswith(("_pb2.py", "_pb2_grpc.py"))} == {
+        "backsight_decode_native.abi3.so",
         "backsight_node_native.abi3.so",
         "backsight_probes_native.abi3.so",
     }

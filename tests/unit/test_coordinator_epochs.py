@@ -4,14 +4,15 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.core.evidence import Evidence, HopKey
+from coordinator.core.evidence import Evidence, Finding, FindingKind
 from protocol.hashing import node_id
-from protocol.messages import ACKS_MAX, NodeId, SliceAck, SliceChunk, SliceFlags
+from protocol.messages import ACKS_MAX, SliceAck, SliceChunk, SliceFlags
 from tests.unit.coordinator_harness import (
     Harness,
     S,
@@ -274,14 +275,14 @@ def test_whatever_comes_in_whatever_order_is_of_one_slice(rng: random.Random, st
 def test_a_slice_that_is_begun_again_and_again_costs_the_others_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    met: list[int] = []
-    meet = Evidence._meet
+    judged_at: list[int] = []
+    findings = Evidence.findings
 
-    def counted(self: Evidence, node: NodeId, key: HopKey, *, extracted: bool) -> None:
-        met.append(node)
-        meet(self, node, key, extracted=extracted)
+    def counted(self: Evidence, few: int) -> Iterator[Finding]:
+        judged_at.append(few)
+        return findings(self, few)
 
-    monkeypatch.setattr(Evidence, "_meet", counted)
+    monkeypatch.setattr(Evidence, "findings", counted)
     hops = [hop_out("n1", number) for number in range(1, 101)]
     harness = Harness()
     harness.cluster("n1", "n2")
@@ -291,8 +292,8 @@ def test_a_slice_that_is_begun_again_and_again_costs_the_others_nothing(
         harness.send("n2", T, 0, N2, epoch)
     harness.wait(2 * S)
     assert {"bytes_missing", "restarted"} <= {kind for kind, _ in judged(harness)[1]}
-    # When they came, and once more when they were judged.
-    assert met.count(node_id("n1")) == 2 * len(hops)
+    # Nothing was looked for before it was judged, and each judgement is a verdict.
+    assert 0 < len(judged_at) <= len(harness.verdicts[T])
 
 
 def test_evidence_without_a_slice_is_as_if_it_had_never_come() -> None:
@@ -302,23 +303,15 @@ def test_evidence_without_a_slice_is_as_if_it_had_never_come() -> None:
     with_both.add(n2, LONGER + run(*span(9, 1234), handle=3))
     with_both.restart(n2)
     alone.add(n1, SLICES["n1"])
-    for evidence in (with_both, alone):
-        evidence.whole()
-        assert evidence.hops[n1, 1, 1, 0].extracted == 0
-    assert (with_both.spans, with_both.orphans, with_both.hops, with_both.items) == (
-        alone.spans,
-        alone.orphans,
-        alone.hops,
-        alone.items,
-    )
-    assert (with_both.span_count, with_both.start_ns, with_both.end_ns) == (
-        alone.span_count,
-        alone.start_ns,
-        alone.end_ns,
-    )
+    (missing,) = alone.findings(4)
+    assert (missing.kind, missing.node, missing.span_id) == (FindingKind.HOP_OUT_UNMET, n1, 1)
+    assert list(with_both.findings(4)) == [missing]
+    assert with_both.items == alone.items
+    assert with_both.extent() == alone.extent()
     with_both.add(n2, N2)
     alone.add(n2, N2)
-    assert (with_both.hops, with_both.items) == (alone.hops, alone.items)
+    assert list(with_both.findings(4)) == list(alone.findings(4)) == []
+    assert with_both.items == alone.items
 
 
 def test_more_acks_than_fit_into_a_reply_go_in_several() -> None:

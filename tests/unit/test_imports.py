@@ -36,7 +36,7 @@ ALLOWED: dict[str, frozenset[str]] = {
         "packaging": "appliance ctl runtime",
         # What drives the programs from outside.
         "testbed": "protocol formats ctl",
-        "bench": "protocol formats native testbed",
+        "bench": "protocol formats coordinator coordinator.core native testbed",
         "tests": (
             "protocol formats counting runtime appliance appliance.core coordinator"
             " coordinator.core ctl native testbed testbed.apps bench"
@@ -53,6 +53,7 @@ BUILT = {
     "perfetto_pb2": "formats",
     "rpc_status_pb2": "formats",
     "opentelemetry.proto": "formats",
+    "backsight_decode_native": "formats",
     "backsight_node_native": "appliance",
     "backsight_probes_native": "appliance",
 }
@@ -171,6 +172,7 @@ def test_imports_go_in_the_allowed_directions(repository: Path) -> None:
         ("coordinator/core/a.py", "import runtime.http", "runtime.http"),
         ("coordinator/core/a.py", "from ..store import Store", "coordinator.store.Store"),
         ("appliance/core/a.py", "import backsight_node_native", "backsight_node_native"),
+        ("protocol/a.py", "from backsight_decode_native import lib", "backsight_decode_native.lib"),
         ("ctl/a.py", "def f():\n    import appliance.settings", "appliance.settings"),
         ("ctl/a.py", "if TYPE_CHECKING:\n    from coordinator import store", "coordinator.store"),
         ("ctl/a.py", 'importlib.import_module("coordinator.store")', "coordinator.store"),

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import random
 import re
-import string
 from pathlib import Path
 
 import pytest
@@ -19,9 +18,7 @@ from formats.records import (
     AttributeType,
     AttributeValue,
     Body,
-    Breadcrumb,
     Data,
-    HopIn,
     HopOut,
     RecordType,
     SpanEnd,
@@ -30,8 +27,13 @@ from formats.records import (
 )
 from formats.slices import PieceKind, Process, Record, RunFlags, SliceDecoder
 from formats.spans import read_slice
-from protocol.kernel_events import KernelEvent
 from protocol.messages import NodeId
+from tests.decoding.strategies import (
+    ALL_RUN,
+    ATTRIBUTES,
+    BODIES,
+    SLICES,
+)
 from tests.simulation.encoding import (
     encode_attributes,
     encode_clock,
@@ -39,78 +41,6 @@ from tests.simulation.encoding import (
     encode_process,
     encode_record,
 )
-
-U64 = st.integers(0, 2**64 - 1)
-U32 = st.integers(0, 2**32 - 1)
-U16 = st.integers(0, 2**16 - 1)
-NAMES = st.text(st.characters(blacklist_categories=("Cs",)), max_size=8)
-
-ATTRIBUTES = st.dictionaries(
-    NAMES,
-    st.one_of(
-        NAMES,
-        st.integers(-(2**63), 2**63 - 1),
-        st.floats(allow_nan=False),
-        st.booleans(),
-        st.binary(max_size=16),
-    ),
-    max_size=4,
-)
-
-WORDS = st.text(string.ascii_letters, max_size=15)
-
-KERNEL_EVENTS = st.builds(
-    KernelEvent,
-    U64,
-    U64,
-    U32,
-    U32,
-    U16,
-    U16,
-    st.none() | st.integers(0, 511),
-    U32,
-    U64,
-    WORDS,
-    WORDS,
-)
-
-BODIES: st.SearchStrategy[Body] = st.one_of(
-    st.builds(Data, st.just(1), st.binary(max_size=40)),
-    st.builds(SpanStart, U64, U64, U64, st.integers(0, 5), NAMES),
-    st.builds(SpanEnd, U64, U64, st.integers(0, 2), NAMES, ATTRIBUTES.map(encode_attributes)),
-    st.builds(HopOut, U64.map(NodeId), U64, U32, U32),
-    st.builds(HopIn, U64.map(NodeId), U64, U32, U32),
-    st.builds(Breadcrumb, U64.map(NodeId), NAMES),
-    KERNEL_EVENTS,
-)
-
-ALL_RUN = RunFlags.FIRST | RunFlags.LAST
-
-
-@st.composite
-def pieces(draw: st.DrawFn) -> bytes:
-    kind = draw(st.sampled_from(PieceKind))
-    client = draw(st.integers(1, 3))
-    if kind is PieceKind.CLOCK:
-        return encode_clock(draw(U64), draw(U64), draw(st.integers(1, 2**64 - 1)))
-    if kind is PieceKind.PROCESS:
-        return encode_process(client, Process(draw(U32), draw(st.sampled_from(["a", "été"]))))
-    if kind is not PieceKind.RUN:
-        return encode_piece(kind, client=client)
-    content = b"".join(
-        encode_record(body, draw(U64)) for body in draw(st.lists(BODIES, max_size=4))
-    )
-    return encode_piece(
-        kind,
-        content,
-        flags=RunFlags(draw(st.integers(0, 7))),
-        client=client,
-        handle=draw(st.integers(0, 3)),
-        seq=draw(st.integers(0, 3)),
-    )
-
-
-SLICES = st.lists(pieces(), max_size=6).map(b"".join)
 
 
 def run(*bodies: Body, seq: int = 0, flags: RunFlags = ALL_RUN, start: int = 0) -> bytes:

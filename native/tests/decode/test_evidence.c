@@ -1,0 +1,214 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What is missing of a trace, whichever of its slices comes first. */
+#include <stdlib.h>
+
+#include "writer.h"
+
+#define FEW 4
+
+static struct bytes slice, content;
+
+static struct bsd_evidence *new_evidence(uint64_t limit)
+{
+	struct bsd_evidence *e;
+
+	CHECK_EQ(bsd_evidence_new(limit, &e), 0);
+	return e;
+}
+
+/* What is in `content`, as a node's slice, in chunks of so many bytes. */
+static struct bsd_added add(struct bsd_evidence *e, uint64_t node,
+			    uint32_t handle, size_t chunk)
+{
+	struct bs_piece_header head = {
+		.client = 1, .handle = handle, .flags = WHOLE};
+	struct bsd_added added = {0};
+
+	slice.n = 0;
+	put_run(&slice, head, &content);
+	for (size_t at = 0; at < slice.n; at += chunk) {
+		added = bsd_evidence_add(e, node, slice.at + at,
+					 chunk < slice.n - at ? chunk
+							      : slice.n - at);
+		CHECK_EQ(added.error, 0);
+	}
+	return added;
+}
+
+static const struct bsd_finding *only(struct bsd_evidence *e)
+{
+	CHECK_EQ(bsd_evidence_judge(e, FEW), 1);
+	return bsd_evidence_findings(e);
+}
+
+static void hops_are_matched_one_by_one(void)
+{
+	struct bsd_evidence *e = new_evidence(1000);
+	const struct bsd_finding *f;
+
+	content.n = 0;
+	for (uint32_t hop = 0; hop < 3; hop++)
+		put_hop(&content, BS_RECORD_HOP_OUT, 10, hop);
+	add(e, 10, 1, 7);
+	CHECK_EQ(bsd_evidence_judge(e, FEW), 3);
+	content.n = 0;
+	put_hop(&content, BS_RECORD_HOP_IN, 10, 0);
+	put_hop(&content, BS_RECORD_HOP_IN, 10, 2);
+	CHECK_EQ(add(e, 20, 1, 1 << 20).n_crumbs, 1);
+	f = only(e);
+	CHECK_EQ(f->kind, BSD_FINDING_HOP_OUT_UNMET);
+	CHECK_EQ(f->node, 10);
+	CHECK_EQ(f->number, 1);
+	/* It arrived twice, elsewhere: one more than was sent. */
+	content.n = 0;
+	put_hop(&content, BS_RECORD_HOP_IN, 10, 1);
+	put_hop(&content, BS_RECORD_HOP_IN, 10, 1);
+	add(e, 30, 1, 1 << 20);
+	CHECK_EQ(bsd_evidence_judge(e, FEW), 0);
+	/* The sender begins anew. */
+	bsd_evidence_restart(e, 10);
+	CHECK_EQ(bsd_evidence_judge(e, FEW), 3);
+	f = bsd_evidence_findings(e);
+	CHECK_EQ(f[1].kind, BSD_FINDING_HOP_IN_UNMET);
+	CHECK_EQ(f[1].node, 10);
+	CHECK_EQ(f[1].other, 30);
+	bsd_evidence_free(e);
+}
+
+static void starts_and_ends_are_matched_in_any_order(void)
+{
+	struct bsd_evidence *e = new_evidence(1000);
+	const struct bsd_finding *f;
+
+	content.n = 0;
+	put_end(&content, 1);
+	put_end(&content, 2);
+	put_start(&content, 3, 0, "third");
+	add(e, 10, 1, 11);
+	CHECK_EQ(bsd_evidence_judge(e, FEW), 3);
+	content.n = 0;
+	put_start(&content, 1, 3, "first");
+	put_start(&content, 4, 3, "fourth");
+	put_end(&content, 3);
+	add(e, 10, 2, 1 << 20);
+	CHECK_EQ(bsd_evidence_judge(e, FEW), 2);
+	f = bsd_evidence_findings(e);
+	CHECK_EQ(f[0].kind, BSD_FINDING_UNFINISHED);
+	CHECK_EQ(f[0].span_id, 4);
+	CHECK_EQ(f[0].name_bytes, 6);
+	CHECK(!memcmp(f[0].name, "fourth", 6));
+	CHECK_EQ(f[1].kind, BSD_FINDING_UNSTARTED);
+	CHECK_EQ(f[1].span_id, 2);
+	/* Of an id that comes twice, each wants its own. */
+	content.n = 0;
+	put_start(&content, 4, 3, "again");
+	put_end(&content, 4);
+	put_start(&content, 2, 3, "");
+	add(e, 10, 3, 1 << 20);
+	f = only(e);
+	CHECK_EQ(f->span_id, 4);
+	CHECK(!memcmp(f->name, "fourth", 6));
+	bsd_evidence_free(e);
+}
+
+static void a_parent_may_be_on_any_node(void)
+{
+	struct bsd_evidence *e = new_evidence(1000);
+	const struct bsd_finding *f;
+
+	content.n = 0;
+	put_start(&content, 2, 1, "");
+	put_start(&content, 3, 1, "");
+	put_end(&content, 2);
+	put_end(&content, 3);
+	add(e, 10, 1, 1 << 20);
+	f = only(e);
+	CHECK_EQ(f->kind, BSD_FINDING_PARENT_MISSING);
+	CHECK_EQ(f->other, 1);
+	CHECK_EQ(f->span_id, 2);
+	content.n = 0;
+	put_start(&content, 1, 0, "");
+	put_end(&content, 1);
+	add(e, 20, 1, 1 << 20);
+	CHECK_EQ(bsd_evidence_judge(e, FEW), 0);
+	CHECK_EQ(bsd_evidence_extent(e).span_count, 3);
+	CHECK_EQ(bsd_evidence_extent(e).start_ns, 101);
+	CHECK_EQ(bsd_evidence_extent(e).end_ns, 1003);
+	bsd_evidence_restart(e, 20);
+	CHECK_EQ(bsd_evidence_judge(e, FEW), 1);
+	CHECK_EQ(bsd_evidence_extent(e).start_ns, 102);
+	bsd_evidence_free(e);
+}
+
+static void of_many_a_few_are_told_and_the_others_counted(void)
+{
+	struct bsd_evidence *e = new_evidence(1 << 20);
+	const struct bsd_finding *f;
+
+	content.n = 0;
+	for (uint64_t i = 1; i <= 1000; i++)
+		put_start(&content, i, 5000 + i, "");
+	for (uint32_t node = 1; node <= 2; node++)
+		add(e, node, 1, 1000);
+	/* Of each node four that did not end; of the first, orphans. */
+	CHECK_EQ(bsd_evidence_judge(e, FEW), 3 * FEW);
+	f = bsd_evidence_findings(e);
+	for (int i = 0; i < 3 * FEW; i++)
+		CHECK_EQ(f[i].more, i % FEW == FEW - 1 ? 1000 - FEW : 0);
+	CHECK_EQ(f[2 * FEW].kind, BSD_FINDING_PARENT_MISSING);
+	CHECK_EQ(f[2 * FEW].node, 1);
+	bsd_evidence_free(e);
+}
+
+static void above_the_limit_only_the_extent_is_known(void)
+{
+	struct bsd_evidence *e = new_evidence(4);
+	struct bsd_added added;
+
+	content.n = 0;
+	put_start(&content, 1, 0, "");
+	put_end(&content, 1);
+	added = add(e, 10, 1, 1 << 20);
+	CHECK_EQ(added.items, 3);
+	CHECK(!added.gave_up);
+	added = add(e, 20, 1, 1 << 20);
+	CHECK(added.gave_up);
+	CHECK_EQ(added.items, 0);
+	CHECK_EQ(bsd_evidence_slices(e), 0);
+	CHECK_EQ(bsd_evidence_judge(e, FEW), 0);
+	CHECK_EQ(bsd_evidence_extent(e).span_count, 2);
+	CHECK(add(e, 30, 1, 1 << 20).gave_up);
+	CHECK_EQ(bsd_evidence_extent(e).span_count, 2);
+	bsd_evidence_free(e);
+}
+
+static void crumbs_are_told_as_they_come(void)
+{
+	struct bsd_evidence *e = new_evidence(1000);
+	uint64_t nodes[] = {5, 5, 6, 6};
+	const char *names[] = {"five", "five", "six", ""};
+	struct bsd_added added;
+
+	content.n = 0;
+	for (int i = 0; i < 4; i++)
+		put_record(&content, BS_RECORD_BREADCRUMB, &nodes[i],
+			   sizeof(nodes[i]), names[i]);
+	added = add(e, 10, 1, 1 << 20);
+	CHECK_EQ(added.n_crumbs, 3);
+	CHECK_EQ(added.crumbs[1].node, 6);
+	CHECK_EQ(added.crumbs[1].name_bytes, 3);
+	CHECK(!memcmp(added.crumbs[1].name, "six", 3));
+	CHECK_EQ(added.items, 5);
+	bsd_evidence_free(e);
+}
+
+int main(void)
+{
+	RUN(hops_are_matched_one_by_one);
+	RUN(starts_and_ends_are_matched_in_any_order);
+	RUN(a_parent_may_be_on_any_node);
+	RUN(of_many_a_few_are_told_and_the_others_counted);
+	RUN(above_the_limit_only_the_extent_is_known);
+	RUN(crumbs_are_told_as_they_come);
+	return 0;
+}

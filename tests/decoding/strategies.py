@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Slices at random: what may be written, and what nobody would write."""
+
+from __future__ import annotations
+
+import string
+
+from hypothesis import strategies as st
+
+from formats.records import Body, Breadcrumb, Data, HopIn, HopOut, SpanEnd, SpanStart
+from formats.slices import PieceKind, Process, RunFlags
+from protocol.hashing import node_id
+from protocol.kernel_events import KernelEvent
+from protocol.messages import NodeId
+from tests.simulation.encoding import (
+    encode_attributes,
+    encode_clock,
+    encode_piece,
+    encode_process,
+    encode_record,
+)
+
+U64 = st.integers(0, 2**64 - 1)
+U32 = st.integers(0, 2**32 - 1)
+U16 = st.integers(0, 2**16 - 1)
+NAMES = st.text(st.characters(blacklist_categories=("Cs",)), max_size=8)
+
+ATTRIBUTES = st.dictionaries(
+    NAMES,
+    st.one_of(
+        NAMES,
+        st.integers(-(2**63), 2**63 - 1),
+        st.floats(allow_nan=False),
+        st.booleans(),
+        st.binary(max_size=16),
+    ),
+    max_size=4,
+)
+
+WORDS = st.text(string.ascii_letters, max_size=15)
+
+KERNEL_EVENTS = st.builds(
+    KernelEvent,
+    U64,
+    U64,
+    U32,
+    U32,
+    U16,
+    U16,
+    st.none() | st.integers(0, 511),
+    U32,
+    U64,
+    WORDS,
+    WORDS,
+)
+
+BODIES: st.SearchStrategy[Body] = st.one_of(
+    st.builds(Data, st.just(1), st.binary(max_size=40)),
+    st.builds(SpanStart, U64, U64, U64, st.integers(0, 5), NAMES),
+    st.builds(SpanEnd, U64, U64, st.integers(0, 2), NAMES, ATTRIBUTES.map(encode_attributes)),
+    st.builds(HopOut, U64.map(NodeId), U64, U32, U32),
+    st.builds(HopIn, U64.map(NodeId), U64, U32, U32),
+    st.builds(Breadcrumb, U64.map(NodeId), NAMES),
+    KERNEL_EVENTS,
+)
+
+ALL_RUN = RunFlags.FIRST | RunFlags.LAST
+
+
+# Seldom many, so that much is said of the same.
+CLIENTS = st.integers(1, 3) | st.integers(1, 40)
+STARTS = st.just(0) | st.integers(0, 12).map(lambda number: 4 * number) | U32
+
+
+@st.composite
+def pieces(draw: st.DrawFn) -> bytes:
+    kind = draw(st.sampled_from(PieceKind))
+    client = draw(CLIENTS)
+    if kind is PieceKind.CLOCK:
+        return encode_clock(draw(U64), draw(U64), draw(st.integers(1, 2**64 - 1)))
+    if kind is PieceKind.PROCESS:
+        return encode_process(client, Process(draw(U32), draw(st.sampled_from(["a", "été"]))))
+    if kind is not PieceKind.RUN:
+        return encode_piece(kind, client=client)
+    content = b"".join(
+        encode_record(body, draw(U64)) for body in draw(st.lists(BODIES, max_size=4))
+    )
+    return encode_piece(
+        kind,
+        content,
+        flags=RunFlags(draw(st.integers(0, 7))),
+        client=client,
+        handle=draw(st.integers(0, 3)),
+        seq=draw(st.integers(0, 3)),
+        start=draw(STARTS),
+    )
+
+
+SLICES = st.lists(pieces(), max_size=6).map(b"".join)
+
+
+@st.composite
+def mutated(draw: st.DrawFn) -> bytes:
+    """A slice with a few bytes changed, left out or put in."""
+    data = bytearray(draw(SLICES))
+    for _ in range(draw(st.integers(1, 4))):
+        at = draw(st.integers(0, len(data)))
+        kept = draw(st.sampled_from([0, 1, 4]))
+        data[at : at + kept] = draw(st.binary(max_size=4) | st.just(b"\xff" * 4))
+    return bytes(data)
+
+
+ANY_BYTES = st.one_of(
+    SLICES, mutated(), st.lists(st.binary(max_size=60) | SLICES, max_size=4).map(b"".join)
+)
+
+
+@st.composite
+def cut_up(draw: st.DrawFn, data: bytes) -> list[bytes]:
+    """The same bytes in chunks of any size."""
+    cuts = sorted(draw(st.lists(st.integers(0, len(data)), max_size=8)))
+    return [data[at:to] for at, to in zip([0, *cuts], [*cuts, len(data)], strict=True)]
+
+
+# ---------------------------------------------------------------- of a trace
+
+NODES = [node_id(name) for name in ("n1", "n2", "@192.0.2.7")]
+
+# So few that they meet.
+FEW = st.integers(0, 5)
+MET_NAMES = st.sampled_from(["n1", "n2", "@192.0.2.7", "", "another"])
+HOPS = (st.sampled_from(NODES), FEW, st.integers(0, 2), st.integers(1, 2))
+MET_BODIES: st.SearchStrategy[Body] = st.one_of(
+    st.builds(SpanStart, FEW, FEW, FEW, st.just(1), NAMES),
+    st.builds(SpanEnd, FEW, FEW, st.just(0), st.just(""), st.just(b"")),
+    st.builds(HopOut, *HOPS),
+    st.builds(HopIn, *HOPS),
+    st.builds(Breadcrumb, st.sampled_from(NODES), MET_NAMES),
+    st.just(Data(1, b"x")),
+)
+
+
+@st.composite
+def runs(draw: st.DrawFn) -> bytes:
+    """Spans, hops and crumbs that concern each other."""
+    bodies = draw(st.lists(st.tuples(MET_BODIES, st.booleans()), max_size=6))
+    return encode_piece(
+        PieceKind.RUN,
+        b"".join(encode_record(body, 0, truncated=cut) for body, cut in bodies),
+        flags=RunFlags(draw(st.integers(0, 15))),
+        client=draw(st.integers(1, 2)),
+        handle=draw(st.integers(1, 3)),
+        seq=draw(st.integers(0, 2)),
+    )
+
+
+MET_SLICES = st.lists(runs() | runs() | pieces(), max_size=6).map(b"".join)

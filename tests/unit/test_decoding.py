@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The decoder in C says of any bytes, in any chunks, what the plain one in Python says."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterator
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from coordinator.core.evidence import Evidence, Finding, FindingKind
+from formats.records import SpanStart
+from formats.slices import PieceKind, Record, RunFlags, SliceDecoder
+from protocol.messages import NodeId
+from tests.decoding.evidence import PythonEvidence
+from tests.decoding.slices import PythonDecoder
+from tests.decoding.strategies import ANY_BYTES, MET_SLICES, NODES, SLICES, U64, cut_up
+from tests.simulation.encoding import encode_piece, encode_record
+
+WHOLE = RunFlags.FIRST | RunFlags.LAST
+
+
+def state(decoder: SliceDecoder | PythonDecoder, ticks: list[int]) -> tuple[object, ...]:
+    return (
+        {key: (handle.problem(), handle.lossy) for key, handle in decoder.handles.items()},
+        [decoder.clock.time_ns(at) for at in ticks],
+        len(decoder.clock),
+        decoder.processes,
+        decoder.exited,
+        decoder.lossy,
+        decoder.items,
+        decoder.least_bytes,
+        decoder.malformed,
+        decoder.broken,
+        decoder.whole,
+    )
+
+
+def read(decoder: SliceDecoder | PythonDecoder, chunks: list[bytes]) -> Iterator[list[Record]]:
+    """What each chunk gives, so that a record comes with the same chunk from both."""
+    return (decoder.feed(chunk) for chunk in chunks)
+
+
+@settings(max_examples=400)
+@given(ANY_BYTES.flatmap(cut_up), st.lists(U64 | st.integers(0, 2000), max_size=4))
+def test_both_decoders_say_the_same(chunks: list[bytes], ticks: list[int]) -> None:
+    ours, plain = SliceDecoder(), PythonDecoder()
+    for got, expected in zip(read(ours, chunks), read(plain, chunks), strict=True):
+        assert got == expected
+        assert state(ours, ticks) == state(plain, ticks)
+
+
+@given(st.lists(SLICES, min_size=20, max_size=40).map(b"".join).flatmap(cut_up))
+def test_both_decoders_say_the_same_of_much(chunks: list[bytes]) -> None:
+    """Of more handles and clients than are looked through one by one."""
+    ours, plain = SliceDecoder(), PythonDecoder()
+    assert list(read(ours, chunks)) == list(read(plain, chunks))
+    assert state(ours, []) == state(plain, [])
+
+
+# ------------------------------------------------------------------ evidence
+
+Missing = tuple[FindingKind, NodeId, object]
+
+
+def missing(evidence: PythonEvidence) -> Iterator[Missing]:
+    """All that a verdict found, when it looked for itself."""
+    # Else the sizes would be made anew of what was forgotten.
+    evidence._is_stale = not evidence.overflow
+    evidence.whole()
+    for node, known in evidence.slices.items():
+        handles = known.decoder.handles
+        lossy = {client for (client, _), runs in handles.items() if runs.lossy}
+        for client in lossy | known.decoder.lossy:
+            yield FindingKind.LOSSY, node, client
+        for key, runs in handles.items():
+            if problem := runs.problem():
+                yield FindingKind.RUN_MISSING, node, (*key, problem)
+        for (client, _), starts in known.open_spans.items():
+            for start in starts:
+                yield FindingKind.UNFINISHED, node, (client, start.span_id)
+        for key in known.early_ends:
+            yield FindingKind.UNSTARTED, node, key
+    for parent, (node, child) in evidence.orphans.items():
+        yield FindingKind.PARENT_MISSING, node, (parent, child)
+    for hop_key, hop in evidence.hops.items():
+        if hop.extracted < hop.injected:
+            yield FindingKind.HOP_OUT_UNMET, hop_key[0], hop_key[1:]
+        if not hop.injected:
+            yield FindingKind.HOP_IN_UNMET, hop_key[0], (*hop_key[1:], hop.extracted_on)
+
+
+def found(evidence: Evidence) -> Iterator[Missing]:
+    for finding in evidence.findings(10**6):
+        yield finding.kind, finding.node, what_of(evidence, finding)
+
+
+def what_of(evidence: Evidence, finding: Finding) -> object:
+    match finding.kind:
+        case FindingKind.LOSSY:
+            return finding.client
+        case FindingKind.RUN_MISSING:
+            said = evidence.slice_of(finding.node)
+            assert said is not None
+            problem = said.handle(finding.number).problem()
+            return finding.client, finding.handle, problem
+        case FindingKind.UNFINISHED | FindingKind.UNSTARTED:
+            return finding.client, finding.span_id
+        case FindingKind.PARENT_MISSING:
+            return finding.other, finding.span_id
+        case FindingKind.HOP_OUT_UNMET:
+            return finding.span_id, finding.handle, finding.number
+        case FindingKind.HOP_IN_UNMET:
+            return finding.span_id, finding.handle, finding.number, finding.other
+
+
+def assert_same(ours: Evidence, plain: PythonEvidence) -> None:
+    assert (ours.items, ours.overflow, ours.has_bytes) == (
+        plain.items,
+        plain.overflow,
+        plain.has_bytes,
+    )
+    assert (ours.names, ours.addresses) == (plain.names, plain.addresses)
+    assert Counter(found(ours)) == Counter(missing(plain))
+    assert ours.extent() == (plain.span_count, plain.start_ns, plain.end_ns)
+    for said, (node, known) in zip(ours.slices(), plain.slices.items(), strict=True):
+        assert said.node == node
+        assert said.truncated_records == known.truncated_records
+        assert (said.malformed, said.whole) == (known.decoder.malformed, known.decoder.whole)
+        assert said.least_bytes == known.decoder.least_bytes
+
+
+@settings(max_examples=300)
+@given(
+    st.lists(st.tuples(st.sampled_from(NODES), MET_SLICES.flatmap(cut_up)), max_size=5),
+    st.randoms(use_true_random=False),
+    st.sampled_from([10, 10**6]),
+    st.booleans(),
+)
+def test_both_evidences_say_the_same(
+    slices: list[tuple[NodeId, list[bytes]]], rng: random.Random, limit: int, restarts: bool
+) -> None:
+    """Of the slices of some nodes, of which each may begin again, while they come in any order."""
+    ours, plain = Evidence(limit), PythonEvidence(limit)
+    waiting = [(node, list(chunks)) for node, chunks in slices]
+    while waiting:
+        node, chunks = rng.choice(waiting)
+        if not chunks:
+            waiting.remove((node, chunks))
+            continue
+        if restarts and rng.random() < 0.1:
+            for evidence in (ours, plain):
+                evidence.restart(node)
+        chunk = chunks.pop(0)
+        assert ours.add(node, chunk) == plain.add(node, chunk)
+        if rng.random() < 0.3:
+            assert_same(ours, plain)
+    assert_same(ours, plain)
+    ours.give_up()
+    plain.give_up()
+    assert_same(ours, plain)
+
+
+def test_of_many_findings_the_first_are_told() -> None:
+    evidence = Evidence(10**6)
+    starts = b"".join(encode_record(SpanStart(n, 0, 1, 1, ""), 0) for n in range(1, 101))
+    evidence.add(NODES[0], encode_piece(PieceKind.RUN, starts, flags=WHOLE))
+    assert [(f.kind, f.span_id, f.more) for f in evidence.findings(3)] == [
+        (FindingKind.UNFINISHED, number, more) for number, more in ((1, 0), (2, 0), (3, 97))
+    ]
