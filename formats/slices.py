@@ -5,7 +5,7 @@ A slice is what one node holds of one trace, in the format of
 ``native/src/abi/slice.h``; its records are ``formats.records``. It comes from machines that are
 not trusted, and no input raises. The reader is in C (``native/src/decode.h`` has its promises);
 ``SliceDecoder`` is that, typed, and ``formats.spans`` joins what it gives into spans. Only the
-data plane and the library write the format, and in tests ``tests.simulation.encoding``.
+data plane and the library write the format, and for tests and benchmarks ``testbed.encoding``.
 """
 
 from __future__ import annotations

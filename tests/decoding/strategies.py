@@ -12,7 +12,7 @@ from formats.slices import PieceKind, Process, RunFlags
 from protocol.hashing import node_id
 from protocol.kernel_events import KernelEvent
 from protocol.messages import NodeId
-from tests.simulation.encoding import (
+from testbed.encoding import (
     encode_attributes,
     encode_clock,
     encode_piece,

@@ -12,7 +12,7 @@ import msgpack
 from formats.records import ResourceRecord, ScopeRecord, SpanDetail, SpanEnd, SpanStart
 from formats.slices import PieceKind, Process, RunFlags
 from protocol.messages import SliceFlags, TraceId
-from tests.simulation.encoding import encode_piece, encode_process, encode_record
+from testbed.encoding import encode_piece, encode_process, encode_record
 
 TRACE = TraceId(bytes.fromhex("0af7651916cd43dd8448eb211c80319c"))
 MS = 1_000_000

@@ -14,6 +14,7 @@ import pytest
 
 from formats.records import Data, SpanEnd, SpanStart
 from formats.slices import PieceKind, Process
+from testbed.encoding import encode_piece, encode_process, encode_record
 from tests.hostile.attacks import ALL, GROUPS, phases
 from tests.hostile.footage import Compared, compare
 from tests.hostile.judge import (
@@ -29,7 +30,6 @@ from tests.hostile.judge import (
 )
 from tests.hostile.memory import Sample
 from tests.hostile.truth import DATA_RECORDS, Honest, honest, payload, span_id
-from tests.simulation.encoding import encode_piece, encode_process, encode_record
 
 MIB = 1 << 20
 TRACE = Honest(run=0x1234, number=7, front=1)

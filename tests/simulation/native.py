@@ -25,7 +25,7 @@ from appliance.ticks import TickSource
 from formats.records import Body
 from protocol.messages import TraceId
 from runtime.settings.node import Settings
-from tests.simulation.encoding import encode_body
+from testbed.encoding import encode_body
 
 _LIBRARY = Path(__file__).parents[2] / "build/native/tests/node/libbacksight-driven.so"
 _EVENTS_AT_ONCE = 256  # of NativeDataPlane.events()

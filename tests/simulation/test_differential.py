@@ -21,7 +21,7 @@ from formats.records import Breadcrumb, Data
 from formats.slices import PieceKind
 from protocol.messages import Group, NodeId, SliceFlags, TraceId
 from runtime.settings.node import Settings
-from tests.simulation.encoding import encode_piece
+from testbed.encoding import encode_piece
 from tests.simulation.native import NativeClient, NativeHandle, NativePool
 from tests.simulation.pool import (
     BLOCK_BYTES,

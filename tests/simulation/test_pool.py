@@ -21,7 +21,7 @@ from appliance.core.dataplane import SliceChanged
 from formats.records import Body, Data
 from formats.slices import SliceDecoder
 from protocol.messages import Group, SliceFlags, TraceId
-from tests.simulation.encoding import encode_record
+from testbed.encoding import encode_record
 from tests.simulation.pool import ClientModel, Handle, PoolConfig, PoolModel
 
 S = 1_000_000_000

@@ -37,7 +37,7 @@ from protocol.messages import (
     TriggerFired,
 )
 from protocol.wire import encode_coordinator_batch, encode_slice_reply
-from tests.simulation.encoding import encode_clock, encode_piece, encode_process, encode_record
+from testbed.encoding import encode_clock, encode_piece, encode_process, encode_record
 from tests.simulation.store import KeptSlice, MemoryStore
 
 S = 1_000_000_000

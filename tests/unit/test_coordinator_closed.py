@@ -13,7 +13,7 @@ from formats.records import Data
 from formats.slices import PieceKind, RunFlags
 from protocol.messages import SliceFlags
 from protocol.verdicts import VerdictKind
-from tests.simulation.encoding import encode_piece, encode_record
+from testbed.encoding import encode_piece, encode_record
 from tests.unit.coordinator_harness import (
     Harness,
     S,

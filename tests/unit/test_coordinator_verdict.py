@@ -23,7 +23,7 @@ from formats.records import Body, Data, HopIn, HopOut, RecordType, SpanEnd, Span
 from formats.slices import PieceKind, RunFlags
 from protocol.messages import Abandoned, Drop, Group, Release, SliceAck, SliceFlags
 from protocol.verdicts import VerdictKind
-from tests.simulation.encoding import encode_piece, encode_record
+from testbed.encoding import encode_piece, encode_record
 from tests.unit.coordinator_harness import (
     MS,
     REAL_NS,

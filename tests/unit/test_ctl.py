@@ -29,7 +29,7 @@ from formats.spans import Event
 from protocol.control import control_path
 from protocol.messages import SliceFlags, TraceId
 from runtime.log import Log
-from tests.simulation.encoding import encode_attributes, encode_piece, encode_process, encode_record
+from testbed.encoding import encode_attributes, encode_piece, encode_process, encode_record
 from tests.unit.attach_harness import NOBODY, open_directory
 
 TRACE = TraceId(bytes.fromhex("0af7651916cd43dd8448eb211c80319c"))

@@ -14,10 +14,10 @@ from coordinator.core.evidence import Evidence, Finding, FindingKind
 from formats.records import SpanStart
 from formats.slices import PieceKind, Record, RunFlags, SliceDecoder
 from protocol.messages import NodeId
+from testbed.encoding import encode_piece, encode_record
 from tests.decoding.evidence import PythonEvidence
 from tests.decoding.slices import PythonDecoder
 from tests.decoding.strategies import ANY_BYTES, MET_SLICES, NODES, SLICES, U64, cut_up
-from tests.simulation.encoding import encode_piece, encode_record
 
 WHOLE = RunFlags.FIRST | RunFlags.LAST
 

@@ -15,14 +15,14 @@ from formats.records import Body, SpanEnd, SpanStart
 from formats.slices import PieceKind, Process, RunFlags
 from formats.spans import Span, read_slice
 from protocol.kernel_events import EVENT_BYTES, KernelEvent, Kind
-from tests.probes.attributes import documented
-from tests.simulation.encoding import (
+from testbed.encoding import (
     encode_clock,
     encode_kernel_event,
     encode_piece,
     encode_process,
     encode_record,
 )
+from tests.probes.attributes import documented
 
 MS = 1_000_000
 UNIX_NS = 1_700_000_000_000_000_000

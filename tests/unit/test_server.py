@@ -43,9 +43,9 @@ from protocol.messages import (
 )
 from runtime.log import Log
 from runtime.settings.coordinator import Settings, StoreSettings
+from testbed.encoding import encode_piece, encode_record
 from testbed.ports import free_port
 from tests.export.collected import FRONT, TRACE
-from tests.simulation.encoding import encode_piece, encode_record
 from tests.unit.logs import SILENT
 from tests.unit.test_query import put_trace
 from tests.unit.test_store import driver

@@ -28,18 +28,18 @@ from formats.records import (
 from formats.slices import PieceKind, Process, Record, RunFlags, SliceDecoder
 from formats.spans import read_slice
 from protocol.messages import NodeId
-from tests.decoding.strategies import (
-    ALL_RUN,
-    ATTRIBUTES,
-    BODIES,
-    SLICES,
-)
-from tests.simulation.encoding import (
+from testbed.encoding import (
     encode_attributes,
     encode_clock,
     encode_piece,
     encode_process,
     encode_record,
+)
+from tests.decoding.strategies import (
+    ALL_RUN,
+    ATTRIBUTES,
+    BODIES,
+    SLICES,
 )
 
 

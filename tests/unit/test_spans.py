@@ -16,7 +16,7 @@ from formats.records import Body, ResourceRecord, ScopeRecord, SpanDetail, SpanE
 from formats.slices import PieceKind, Process, RunFlags
 from formats.spans import Event, Link, Resource, Scope, SliceContent, Span, read_slice
 from protocol.messages import TraceId
-from tests.simulation.encoding import encode_piece, encode_process, encode_record
+from testbed.encoding import encode_piece, encode_process, encode_record
 
 TRACE = TraceId(bytes(range(16)))
 START = SpanStart(1, 0, 10, 2, "GET /")

@@ -58,7 +58,7 @@ from protocol.messages import (
 )
 from protocol.verdicts import VerdictKind
 from runtime.log import Log
-from tests.simulation.encoding import encode_piece, encode_process, encode_record
+from testbed.encoding import encode_piece, encode_process, encode_record
 from tests.unit.logs import SILENT, logs_to
 from tests.unit.old_stores import old_store
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from formats.slices import PieceKind
 from protocol.messages import SliceFlags
-from tests.simulation.encoding import encode_piece
+from testbed.encoding import encode_piece
 from tests.simulation.pool.segments import Gone, Segments
 from tests.simulation.pool.state import ClientModel, Loss, NodeState
 from tests.simulation.pool.store import ReportStore, SliceModel

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from formats.slices import PieceKind, RunFlags
 from protocol.messages import SliceFlags
-from tests.simulation.encoding import encode_piece
+from testbed.encoding import encode_piece
 from tests.simulation.pool.losses import TRACE_NS, Losses
 from tests.simulation.pool.segments import Gone, Segments
 from tests.simulation.pool.state import ClientModel, NodeState, Run

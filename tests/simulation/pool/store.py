@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from appliance.core.dataplane import Slice, SliceChanged, StoreFull, StoreUsage
 from formats.slices import PieceKind, RunFlags
 from protocol.messages import CRUMBS_MAX, Group, NodeId, SliceFlags, TraceId
-from tests.simulation.encoding import encode_clock, encode_piece, encode_process
+from testbed.encoding import encode_clock, encode_piece, encode_process
 from tests.simulation.pool.state import ClientModel, Loss, NodeState, Run
 
 BLOCK_BYTES = 2048

@@ -8,7 +8,7 @@ from dataclasses import replace
 from formats.records import Body, Breadcrumb, HopIn
 from formats.slices import RunFlags
 from protocol.messages import TraceId
-from tests.simulation.encoding import encode_record
+from testbed.encoding import encode_record
 from tests.simulation.pool.state import (
     RUN_BYTES,
     ClientModel,
