@@ -13,16 +13,17 @@ from bench.report import Param, Result, format_param, rounded
 # and of the rest the mean is taken.
 _COUNTS = frozenset(
     (
-        "begins", "bursts", "coherent", "lost", "null_begins", "pairs", "passes", "polls", "runs", "times",
-        "traces", "triggers",
+        "begins", "bursts", "coherent", "fired", "lost", "null_begins", "pairs", "passes", "polls", "runs",
+        "times", "traces", "triggers", "undurable", "unindexed",
     )
 )  # fmt: skip
 _OBSERVED = _COUNTS | frozenset(
     (
-        "adopt_ms", "at_full_speed", "collected", "confidence", "elapsed_ms", "elapsed_ns", "first_poll_ms",
-        "found_after_most_ms", "found_after_ms", "high", "idle_share", "load", "lost_share", "low", "node_ns",
-        "others_share", "p99", "plain_per_s", "poll_p90_ms", "recorded_share", "seconds", "stolen_share",
-        "traced_per_s", "traces_held", "traces_per_s", "window_s",
+        "adopt_ms", "at_full_speed", "collected", "confidence", "core_share", "elapsed_ms", "elapsed_ns",
+        "first_poll_ms", "fleet_share", "found_after_most_ms", "found_after_ms", "high", "idle_share",
+        "late_max_ms", "load", "lost_share", "low", "node_ns", "others_share", "p99", "plain_per_s",
+        "poll_p90_ms", "recorded_share", "seconds", "stolen_share", "traced_per_s", "traces_held",
+        "traces_per_s", "window_s",
     )
 )  # fmt: skip
 

@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One coordinator under one load: what it costs, how fast it is, and whether all it says is true."""
+
+from __future__ import annotations
+
+import resource
+import time
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+import backsight_pb2 as pb
+import grpc
+from backsight_pb2_grpc import CoordinatorStub
+
+from bench.control.fleet import Fired, Fleet, Load, Plan
+from bench.control.plan import NODES_A_TRACE, SERVICES, SPANS_A_NODE
+from bench.machine import cpu_ns
+from testbed.daemons import Cores, coordinator_on, this_machine
+from testbed.topology import Coordinator
+
+# A coordinator that uses less of its core has nothing to do but what idle nodes cause.
+_IDLE_SHARE = 0.05
+_IDLE_WINDOW_S = 0.5
+_IDLE_DEADLINE_S = 300.0
+
+_ANSWER_DEADLINE_S = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """What a process used since its start, and has now."""
+
+    cpu_ns: int
+    written_bytes: int
+    pss_bytes: int
+    peak_bytes: int
+
+    @classmethod
+    def of(cls, pid: int) -> Costs:
+        """Of all its threads."""
+        folder = Path(f"/proc/{pid}")
+        return cls(
+            cpu_ns(pid),
+            _field(folder / "io", "write_bytes"),
+            1024 * _field(folder / "smaps_rollup", "Pss"),
+            1024 * _field(folder / "status", "VmHWM"),
+        )
+
+
+def _field(path: Path, name: str) -> int:
+    for line in path.read_text().splitlines():
+        key, _, value = line.partition(":")
+        if key == name:
+            return int(value.split()[0])
+    raise ValueError(f"{path} has no {name}")
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One coordinator under one load.
+
+    ``coherent``: traces with a coherent verdict over all spans of all nodes; ``indexed``: that a
+    search finds. ``cpu_ms``, ``written_bytes``: of all that was fired, until nothing was left to
+    do. ``store_bytes``: its files, after it ended. ``core_share``: of its core, in the window.
+    """
+
+    fired: Fired
+    coherent: int
+    indexed: int
+    cpu_ms: float
+    core_share: float
+    pss_bytes: int
+    peak_bytes: int
+    written_bytes: int
+    store_bytes: int
+
+    @property
+    def traces_per_s(self) -> float:
+        return self.fired.window_durable / self.fired.window_s
+
+
+def allow_open_files() -> None:
+    """For us and what we start: two connections a node. 181b7fb's coordinator asks for no more itself."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def await_idle(pid: int) -> None:
+    """Until a coordinator has nothing left to do: its index too is made."""
+    deadline_s = time.monotonic() + _IDLE_DEADLINE_S
+    while time.monotonic() < deadline_s:
+        before_ns, began_ns = cpu_ns(pid), time.monotonic_ns()
+        time.sleep(_IDLE_WINDOW_S)
+        if cpu_ns(pid) - before_ns < _IDLE_SHARE * (time.monotonic_ns() - began_ns):
+            return
+    raise RuntimeError(f"the coordinator is busy for {_IDLE_DEADLINE_S:g} s after the last trace")
+
+
+def verdicts(endpoint: str, service: str = "") -> Counter[tuple[str, bool]]:
+    """All stored traces by their verdict, and whether it is over all nodes and spans."""
+    question = pb.ListTracesRequest(service=service)
+    with grpc.insecure_channel(endpoint) as channel:
+        return Counter(
+            (one.verdict.kind, (len(one.nodes), one.span_count) == (
+                NODES_A_TRACE, NODES_A_TRACE * SPANS_A_NODE))
+            for one in CoordinatorStub(channel).ListTraces(question, timeout=_ANSWER_DEADLINE_S)
+        )  # fmt: skip
+
+
+def store_bytes(directory: Path) -> int:
+    """All files of a store."""
+    return sum(path.stat().st_size for path in directory.glob("traces.sqlite*"))
+
+
+def coordinator(directory: Path, cores: Cores, **config: object) -> Coordinator:
+    """One that is to be started on the daemons' core."""
+    return coordinator_on(this_machine(cores.daemons), directory, config)
+
+
+def run(
+    directory: Path, cores: Cores, program: Path, plan: Plan, load: Load, linger_s: float
+) -> Run:
+    """Start a coordinator, have the fleet fire, and look at what became of it."""
+    with coordinator(directory, cores, linger_s=linger_s) as daemon:
+        pid = daemon.daemon_pid()
+        with Fleet(program, cores.writer, plan, port_of(daemon), load) as fleet:
+            await_idle(pid)
+            start = Costs.of(pid)
+            moments = fleet.fire()
+            next(moments)
+            begin, began_ns = cpu_ns(pid), time.monotonic_ns()
+            next(moments)
+            end, ended_ns = Costs.of(pid), time.monotonic_ns()
+            fired = next(moments)
+            assert fired is not None
+            await_idle(pid)
+            done = Costs.of(pid)
+            found = verdicts(daemon.endpoint)
+            indexed = verdicts(daemon.endpoint, SERVICES[-1])
+    count = max(1, fired.fired)
+    return Run(
+        fired=fired,
+        coherent=found["coherent", True],
+        indexed=indexed.total(),
+        cpu_ms=(done.cpu_ns - start.cpu_ns) / 1e6 / count,
+        core_share=(end.cpu_ns - begin) / (ended_ns - began_ns),
+        pss_bytes=end.pss_bytes,
+        peak_bytes=done.peak_bytes,
+        written_bytes=(done.written_bytes - start.written_bytes) // count,
+        store_bytes=store_bytes(directory) // count,
+    )
+
+
+def port_of(daemon: Coordinator) -> int:
+    """Where it listens."""
+    return int(daemon.endpoint.rpartition(":")[2])
