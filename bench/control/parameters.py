@@ -10,6 +10,9 @@ from typing import Any, Self
 
 PARTS = ("saturation", "rate", "restart")
 
+# A trace is on so many.
+_NODES_MIN = 3
+
 
 @dataclass(frozen=True, slots=True)
 class Parameters:
@@ -74,15 +77,15 @@ def _value(name: str, text: str, before: object) -> object:
             raise ValueError(f"ONLY={text}: want some of {' '.join(PARTS)}")
         return tuple(text.split())
     if isinstance(before, tuple):
-        return tuple(_positive(name, word) for word in text.split())
+        return tuple(_number(name, word, _NODES_MIN) for word in text.split())
     if isinstance(before, int):
-        return _positive(name, text)
+        return _number(name, text)
     if isinstance(before, float):
-        return float(_positive(name, text))
+        return float(_number(name, text))
     return text
 
 
-def _positive(name: str, text: str) -> int:
-    if not text.isdecimal() or not int(text):
-        raise ValueError(f"{name}={text}: want a whole number from 1 on")
+def _number(name: str, text: str, minimum: int = 1) -> int:
+    if not text.isdecimal() or int(text) < minimum:
+        raise ValueError(f"{name}={text}: want a whole number from {minimum} on")
     return int(text)

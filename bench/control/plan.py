@@ -132,15 +132,22 @@ def _spans(dice: random.Random, service: str, host: str) -> list[_Span]:
             "http.response.status_code": 200, "server.address": host, "server.port": 8080,
             "client.address": f"10.1.{dice.randrange(256)}.{dice.randrange(256)}",
             "network.protocol.version": "1.1", "user_agent.original": "python-requests/2.32.3",
+            "thread.name": f"worker-{dice.randrange(32)}",
         }),
-        _Span("validate", 1, 3, {"order.id": order, "order.items": dice.randrange(1, 30)}),
+        _Span("validate", 1, 3, {
+            "order.id": order, "order.items": dice.randrange(1, 30), "order.currency": "EUR",
+            "code.function.name": "shop.orders.Order.validate",
+        }),
         _Span("SELECT shop", 3, 2, {
             "db.system": "postgresql", "db.name": "shop", "db.user": service,
             "db.statement": "SELECT item, count, price FROM orders JOIN items USING (item)"
             " WHERE orders.id = %s",
             "net.peer.name": "db.shop.internal", "net.peer.port": 5432,
         }),
-        _Span("price", 1, 3, {"user.id": user, "price.total": round(dice.uniform(1, 900), 2)}),
+        _Span("price", 1, 3, {
+            "user.id": user, "price.total": round(dice.uniform(1, 900), 2),
+            "code.function.name": "shop.pricing.total_of", "feature_flag.key": "new-discounts",
+        }),
         _Span("POST", 3, 1, {
             "http.request.method": "POST", "url.full": f"http://{service}.shop.internal/{order}",
             "server.address": f"{service}.shop.internal", "http.response.status_code": 200,
