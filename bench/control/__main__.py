@@ -41,7 +41,7 @@ def _say(text: str) -> None:
 
 @dataclass(slots=True)
 class Bench:
-    """What measures a tree. ``lost``: traces that did not end as they should, by what was measured."""
+    """What measures a tree. ``lost``: traces that did not end coherent and found by searches."""
 
     tree: Tree
     program: Path  # of this tree, whichever is measured
@@ -76,7 +76,7 @@ class Bench:
                 f"  the fleet itself may be the bottleneck: {fired.fleet_cpu_share:.0%} of its core,"
                 f" late by {fired.late_max_ms:.0f} ms at most"
             )
-        self.lost[f"{nodes} nodes, {load.name}"] = fired.fired - done.coherent
+        self.lost[f"{nodes} nodes, {load.name}"] = fired.fired - min(done.coherent, done.indexed)
         return done
 
 

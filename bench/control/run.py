@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import resource
 import time
 from collections import Counter
@@ -19,7 +20,8 @@ from bench.machine import cpu_ns
 from testbed.daemons import Cores, coordinator_on, this_machine
 from testbed.topology import Coordinator
 
-# A coordinator that uses less of its core has nothing to do but what idle nodes cause.
+# A coordinator that uses less of its core, and waits no longer for it, has nothing to do but
+# what idle nodes cause.
 _IDLE_SHARE = 0.05
 _IDLE_WINDOW_S = 0.5
 _IDLE_DEADLINE_S = 300.0
@@ -86,13 +88,23 @@ def allow_open_files() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
+def _wanted_ns(pid: int) -> int:
+    """For how long its threads ran, or could have: others may use the core too."""
+    total = 0
+    for stat in Path(f"/proc/{pid}/task").glob("*/schedstat"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it ended
+            ran, waited, _ = stat.read_text().split()
+            total += int(ran) + int(waited)
+    return total
+
+
 def await_idle(pid: int) -> None:
     """Until a coordinator has nothing left to do: its index too is made."""
     deadline_s = time.monotonic() + _IDLE_DEADLINE_S
     while time.monotonic() < deadline_s:
-        before_ns, began_ns = cpu_ns(pid), time.monotonic_ns()
+        before_ns, began_ns = _wanted_ns(pid), time.monotonic_ns()
         time.sleep(_IDLE_WINDOW_S)
-        if cpu_ns(pid) - before_ns < _IDLE_SHARE * (time.monotonic_ns() - began_ns):
+        if _wanted_ns(pid) - before_ns < _IDLE_SHARE * (time.monotonic_ns() - began_ns):
             return
     raise RuntimeError(f"the coordinator is busy for {_IDLE_DEADLINE_S:g} s after the last trace")
 
