@@ -13,7 +13,10 @@ NS_PER_S = 1_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class TriggerLimits:
-    """How often local triggers may fire, and how much each may drag along."""
+    """How many traces local triggers may collect, and how many each may drag along.
+
+    Rates and bursts are in traces: a firing counts with its laterals.
+    """
 
     per_process_per_s: float = 100.0
     per_process_burst: float = 100.0

@@ -1,16 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Token buckets, and which local triggers they admit.
+"""Which local triggers are admitted.
 
 A trigger that fires too often must not drown the others, nor one process its
 neighbours. Each firing pays one token to its process, if it has one, and then one
-to its trigger name, before anything else happens with it.
+to its trigger name, before anything else happens with it. One that is admitted pays one
+more to both for each lateral: a token is the price of a trace that is collected, here and
+at the coordinator. These tokens may be owed, so that a group is taken as a whole.
 
 Triggers that fire while the daemon is away come all at once when it is back. That is no burst:
 the tokens of that time are there for them, beyond the burst.
 
-Names belong to nobody, so a user's processes could use up all that others may fire by a
-name. Who asks for more than half of a name's rate leaves half of its tokens to its other
-users, if there are any.
+Names belong to nobody, so a process could use up all that others may fire by a name, and a
+user's processes together what other users may. Who asks for more than half of a name's rate
+leaves half of its tokens to the other processes, or users, that fire it, if there are any.
 """
 
 from __future__ import annotations
@@ -23,74 +25,11 @@ from dataclasses import dataclass, field
 from appliance.core.config import NS_PER_S, TriggerLimits
 from appliance.core.dataplane import NO_CLIENT
 from appliance.core.marks import Asker, Owner
+from counting.token_bucket import TokenBucket
 
 PROCESSES_MAX = 4096
 """Buckets of processes that are kept. One that is full again says no more than
 a new one, so it is dropped first; the daemon admits fewer clients than this."""
-
-
-class TokenBucket:
-    """Tokens that come at a rate, up to a burst.
-
-    ``rate_per_s`` and ``burst`` are in tokens. The level is kept in
-    billionths, as an integer, so that equal inputs give equal decisions on
-    every machine and no refill is lost to rounding at integer rates.
-    """
-
-    __slots__ = ("_at_ns", "_burst", "_level", "_rate")
-
-    def __init__(self, rate_per_s: float, burst: float, now_ns: int) -> None:
-        if rate_per_s <= 0 or burst <= 0:
-            raise ValueError(f"rate {rate_per_s} and burst {burst} of a bucket must be positive")
-        self._rate = rate_per_s
-        self._burst = int(burst * NS_PER_S)
-        self._level = self._burst
-        self._at_ns = now_ns
-
-    def change(self, rate_per_s: float, burst: float, now_ns: int) -> None:
-        """Go on at another rate, with the tokens that there are, as far as they fit."""
-        self._refill(now_ns)
-        changed = TokenBucket(rate_per_s, burst, now_ns)
-        self._rate, self._burst = changed._rate, changed._burst
-        self._level = min(self._level, self._burst)
-
-    def _refill(self, now_ns: int, waited_ns: int = 0) -> None:
-        if now_ns > self._at_ns:
-            room = self._burst + int(self._rate * waited_ns)
-            self._level = min(room, self._level + int(self._rate * (now_ns - self._at_ns)))
-            self._at_ns = now_ns
-
-    def take(self, now_ns: int, left: float = 0, waited_ns: int = 0) -> bool:
-        """Take one token, if so many are left then.
-
-        ``waited_ns``: for how long nobody could; the tokens of that time go beyond the burst.
-        """
-        self._refill(now_ns, waited_ns)
-        if self._level < NS_PER_S + int(left * NS_PER_S):
-            return False
-        self._level -= NS_PER_S
-        return True
-
-    def charge(self, tokens: int, now_ns: int) -> None:
-        """Take tokens that were spent, into debt if need be.
-
-        So chunks need not be cut to what is left: the rate holds over time,
-        and the burst is exceeded by one chunk at most.
-        """
-        self._refill(now_ns)
-        self._level -= tokens * NS_PER_S
-
-    def ready_ns(self, now_ns: int, waited_ns: int = 0) -> int:
-        """When the bucket is out of debt: now, or the time to wait for; as in take()."""
-        self._refill(now_ns, waited_ns)
-        if self._level > 0:
-            return now_ns
-        return now_ns + int((-self._level) / self._rate) + 1
-
-    def full(self, now_ns: int) -> bool:
-        """Whether it is as good as a new one."""
-        self._refill(now_ns)
-        return self._level >= self._burst
 
 
 class Refusal(enum.Enum):
@@ -107,41 +46,69 @@ _OWES_MAX_NS = 2 * NS_PER_S
 # records as well (STOCK_S in native/src/node/grants.c).
 _WAITED_MAX_NS = 10 * NS_PER_S
 
-# Users of one name that are remembered; each costs some 300 bytes.
-_USERS_MAX = 256
+# Of one name, users and processes that are remembered; each costs some 300 bytes.
+_ASKERS_MAX = 256
+
+
+@dataclass(slots=True)
+class _Askers:
+    """Who asks for the tokens of a name: users, or processes.
+
+    ``demands``: what each asked for, against half of the name's rate.
+    """
+
+    demands: OrderedDict[int, TokenBucket] = field(default_factory=OrderedDict)
+
+    def is_too_much(
+        self, who: int, tokens: int, limits: TriggerLimits, now_ns: int, waited_ns: int
+    ) -> bool:
+        """Count that it asks for so many; whether it takes more than half, and there are others."""
+        demand = self.demands.get(who)
+        if demand is None:
+            if len(self.demands) == _ASKERS_MAX:
+                self.demands.popitem(last=False)
+            demand = self.demands[who] = TokenBucket(
+                limits.per_trigger_per_s / 2, limits.per_trigger_burst, now_ns - waited_ns
+            )
+        self.demands.move_to_end(who)
+        owes_ns = demand.ready_ns(now_ns, waited_ns) - now_ns
+        if owes_ns < _OWES_MAX_NS:
+            demand.charge(tokens, now_ns)
+        return owes_ns > 0 and len(self.demands) > 1
 
 
 @dataclass(slots=True)
 class _Name:
-    """A trigger name. ``demands``: what its users asked for, against half of its rate."""
+    """A trigger name."""
 
     bucket: TokenBucket
     suppressed: int = 0
-    demands: OrderedDict[int, TokenBucket] = field(default_factory=OrderedDict)
+    users: _Askers = field(default_factory=_Askers)
+    processes: _Askers = field(default_factory=_Askers)
 
-    def take(self, user: int, limits: TriggerLimits, now_ns: int, waited_ns: int) -> bool:
-        """Take a token for a user; False if there is none for it."""
+    def take(
+        self,
+        user: int,
+        client: int,
+        tokens: int,
+        limits: TriggerLimits,
+        now_ns: int,
+        waited_ns: int,
+    ) -> bool:
+        """Take tokens for a process of a user; False if there are none for it."""
+        burst = limits.per_trigger_burst
+        # A second's worth at most, so that it waits no longer than that for the others'.
+        half = max(0.0, min(burst / 2, burst - 1, limits.per_trigger_per_s))
         left = 0.0
-        if self._asks_too_much(user, limits, now_ns, waited_ns) and len(self.demands) > 1:
-            burst = limits.per_trigger_burst
-            # A second's worth at most, so that it waits no longer than that for the others'.
-            left = max(0.0, min(burst / 2, burst - 1, limits.per_trigger_per_s))
-        return self.bucket.take(now_ns, left, waited_ns)
-
-    def _asks_too_much(self, user: int, limits: TriggerLimits, now_ns: int, waited_ns: int) -> bool:
-        """Count that it asks."""
-        demand = self.demands.get(user)
-        if demand is None:
-            if len(self.demands) == _USERS_MAX:
-                self.demands.popitem(last=False)
-            demand = self.demands[user] = TokenBucket(
-                limits.per_trigger_per_s / 2, limits.per_trigger_burst, now_ns - waited_ns
-            )
-        self.demands.move_to_end(user)
-        owes_ns = demand.ready_ns(now_ns, waited_ns) - now_ns
-        if owes_ns < _OWES_MAX_NS:
-            demand.charge(1, now_ns)
-        return owes_ns > 0
+        if self.users.is_too_much(user, tokens, limits, now_ns, waited_ns):
+            left = half
+        if self.processes.is_too_much(client, tokens, limits, now_ns, waited_ns):
+            # Of what its user has.
+            left = min(left + half / 2, burst - 1) if left else half
+        if not self.bucket.take(now_ns, left, waited_ns):
+            return False
+        self.bucket.charge(tokens - 1, now_ns)
+        return True
 
 
 def _only_process(client: int) -> int:
@@ -163,22 +130,27 @@ class Admission:
         self._processes: OrderedDict[int, TokenBucket] = OrderedDict()
         self._names: dict[str, _Name] = {}
 
-    def admit(self, client: int, trigger: str, now_ns: int, waited_ns: int = 0) -> Refusal | None:
-        """Charge one firing; None if it is admitted.
+    def admit(
+        self, client: int, trigger: str, now_ns: int, waited_ns: int = 0, laterals: int = 0
+    ) -> Refusal | None:
+        """Charge one firing that names so many laterals; None if it is admitted.
 
         ``trigger`` is a bounded name (counting.trigger_names). ``waited_ns``: for how long firings
         may have waited that come now.
         """
         waited_ns = min(waited_ns, _WAITED_MAX_NS)
+        tokens = 1 + laterals
         name = self._name(trigger, now_ns - waited_ns)
-        if client != NO_CLIENT:
-            process = self._process(client, now_ns - waited_ns)
-            if not process.take(now_ns, waited_ns=waited_ns):
-                name.suppressed += 1
-                return Refusal.PROCESS
-        if not name.take(self._user(client), self._limits, now_ns, waited_ns):
+        process = None if client == NO_CLIENT else self._process(client, now_ns - waited_ns)
+        if process is not None and not process.take(now_ns, waited_ns=waited_ns):
+            name.suppressed += 1
+            return Refusal.PROCESS
+        user = self._user(client)
+        if not name.take(user, client, tokens, self._limits, now_ns, waited_ns):
             name.suppressed += 1
             return Refusal.TRIGGER
+        if process is not None:
+            process.charge(laterals, now_ns)
         return None
 
     def reconfigure(self, limits: TriggerLimits, now_ns: int) -> None:
@@ -188,7 +160,8 @@ class Admission:
             process.change(limits.per_process_per_s, limits.per_process_burst, now_ns)
         for name in self._names.values():
             name.bucket.change(limits.per_trigger_per_s, limits.per_trigger_burst, now_ns)
-            name.demands.clear()
+            name.users.demands.clear()
+            name.processes.demands.clear()
 
     def take_suppressed(self, trigger: str) -> int:
         """Firings of that name refused since this was last asked."""
@@ -201,7 +174,8 @@ class Admission:
     def forget_process(self, client: int) -> None:
         self._processes.pop(client, None)
         for name in self._names.values():
-            name.demands.pop(_only_process(client), None)
+            name.users.demands.pop(_only_process(client), None)
+            name.processes.demands.pop(client, None)
 
     def owner(self, client: int) -> Owner:
         """Whose the mark of a trace is that a process asks for."""

@@ -399,7 +399,9 @@ class NodeCore:
         queue = self._holdings.queue(event.trigger)
         counters = self._holdings.count(event.trigger)
         counters.fired += 1
-        match self._admission.admit(event.client, queue, now_ns, waited_ns):
+        others = len({*event.laterals} - {event.trace})
+        laterals = min(others, self._config.limits.laterals_max)
+        match self._admission.admit(event.client, queue, now_ns, waited_ns, laterals):
             case Refusal.PROCESS:
                 counters.rate_limited_process += 1
             case Refusal.TRIGGER:

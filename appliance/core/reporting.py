@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from appliance.core.abandonment import by_excess
 from appliance.core.config import NodeConfig
 from appliance.core.groups import HeldGroup, HeldTrace
-from appliance.core.limits import TokenBucket
+from counting.token_bucket import TokenBucket
 
 
 class _SortedGroups:

@@ -27,6 +27,9 @@ TRACE_BYTES = 4096
 # What one trigger names: the trace and its laterals.
 GROUP = 33
 
+# All that was written meanwhile is triggered at once.
+AT_ONCE = dict.fromkeys(("per_process_burst", "per_trigger_burst"), 10_000)
+
 # For each line it writes that many traces: those of the first lines at the pace of a
 # service, so that the node knows its rate, the last ones as fast as it goes, since what
 # counts is how much comes while the node is away, and not how long that takes.
@@ -126,7 +129,8 @@ def test_a_daemon_that_is_killed_and_started_seconds_later_loses_nothing(tmp_pat
     machine = this_machine(Cores.choose().daemons)
     quiet: dict[str, Any] = {"metrics": {"listen": None}}
     coordinator = coordinator_on(machine, tmp_path)
-    daemon = Node(machine, "node", tmp_path, coordinator, {"pool_bytes": "64MiB", **quiet})
+    config = {"pool_bytes": "64MiB", "triggers": AT_ONCE, **quiet}
+    daemon = Node(machine, "node", tmp_path, coordinator, config)
     with coordinator, daemon, writer(daemon) as service:
         written = 2 * TRACES_PER_S
         assert service.write(written, 1 / TRACES_PER_S) == 0

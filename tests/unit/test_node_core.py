@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 
 from appliance.core.dataplane import NO_CLIENT, LocalTrigger, Slice
 from appliance.core.groups import HeldGroup
-from appliance.core.limits import PROCESSES_MAX, Admission, Refusal, TokenBucket
+from appliance.core.limits import PROCESSES_MAX, Admission, Refusal
 from appliance.core.node import NodeConfig, NodeCore, TriggerLimits, TriggerPolicy
 from appliance.core.reporting import Reporter
+from counting.token_bucket import TokenBucket
 from counting.trigger_names import OTHER_NAMES
 from formats.records import Breadcrumb, Data
 from protocol.hashing import Domain, TraceHash
@@ -752,7 +753,7 @@ def test_a_trace_never_seen_is_remembered_for_a_time_and_bounded() -> None:
 def test_who_fires_much_costs_nobody_else_a_mark(
     users: tuple[int | None, int | None], early: bool
 ) -> None:
-    node = Node(NodeConfig("n1", triggered_max=100))
+    node = Node(NodeConfig("n1", triggered_max=100, limits=UNLIMITED))
     node.connect()
     honest, flood = (node.add_client(user) for user in users)
 
@@ -1279,20 +1280,79 @@ def admitted(
     return {client: got[client] / (seconds * rate) for client, rate in per_s.items()}
 
 
-@pytest.mark.parametrize("processes", [1, 2, 10])
-def test_who_floods_a_name_leaves_half_of_it_to_others(processes: int) -> None:
+@pytest.mark.parametrize(
+    ("processes", "users"),
+    [
+        (1, {}),
+        (10, {}),
+        (2, {1: 7, 2: 7}),
+        # All one user's: what it has, its processes share too.
+        (1, {1: 7, 101: 7, 102: 7}),
+        (3, {1: 7, 2: 7, 3: 7, 101: 7, 102: 8}),
+    ],
+)
+def test_who_floods_a_name_leaves_half_of_it_to_others(
+    processes: int, users: dict[int, int]
+) -> None:
+    """Users that are not known have one process each."""
     flood = range(1, processes + 1)
     modest, rare = 101, 102
     shares = admitted(
         TriggerLimits(100, 100, 100, 100),
         {**dict.fromkeys(flood, 1000), modest: 30, rare: 1},
-        # One user's, or each of its own, or of nobody knows whom.
-        {client: 7 for client in flood if processes == 2},
+        users,
     )
     assert shares[modest] >= 0.95
     assert shares[rare] >= 0.95
     # And gets what they do not want.
     assert sum(shares[client] * 1000 for client in flood) == pytest.approx(69, abs=8)
+
+
+def test_a_user_of_many_modest_processes_leaves_half_of_a_name_to_others() -> None:
+    crowd = range(1, 11)
+    rates = {**dict.fromkeys(crowd, 45), 101: 30}
+    shares = admitted(TriggerLimits(100, 100, 100, 100), rates, dict.fromkeys(crowd, 7))
+    assert shares[101] >= 0.95
+
+
+@pytest.mark.parametrize(
+    ("limits", "refusal"),
+    [
+        (TriggerLimits(33, 33, 1e6, 1e6), Refusal.PROCESS),
+        (TriggerLimits(1e6, 1e6, 33, 33), Refusal.TRIGGER),
+    ],
+)
+def test_each_trace_that_is_collected_costs_a_token(
+    limits: TriggerLimits, refusal: Refusal
+) -> None:
+    admission = Admission(limits)
+    answers = [admission.admit(1, "t", ms * MS, laterals=32) for ms in range(10_000)]
+    # A group a second, and one of the burst.
+    assert answers.count(None) == pytest.approx(10, abs=1)
+    assert answers.count(refusal) == len(answers) - answers.count(None)
+
+
+def test_a_group_that_is_refused_costs_its_process_one_token() -> None:
+    admission = Admission(TriggerLimits(1, 100, 1, 10))
+    assert admission.admit(1, "t", 0, laterals=32) is None
+    # The name is in debt. Its process has the rest of its burst for others.
+    refused = [admission.admit(1, "t", 0, laterals=32) for _ in range(10)]
+    assert refused == [Refusal.TRIGGER] * 10
+    rest = [admission.admit(1, f"t{number}", 0) for number in range(100)]
+    assert rest.count(None) == 100 - 33 - 10
+
+
+def test_a_node_counts_what_a_firing_collects() -> None:
+    node = Node(NodeConfig("n1", limits=TriggerLimits(10, 10, 10, 10, laterals_max=4)))
+    # Five others, of which four may come with it; itself is none.
+    node.fire(1, laterals=(1, 2, 3, 4, 5, 6))
+    node.fire(10, laterals=(11, 12, 13, 14, 11))
+    node.fire(20)
+    assert node.core.counters.triggers["t"].admitted == 2
+    node.now_ns += S // 10
+    node.fire(21)
+    node.fire(22)
+    assert node.core.counters.triggers["t"].admitted == 3
 
 
 def test_the_oldest_of_what_comes_says_how_long_the_daemon_was_away() -> None:
