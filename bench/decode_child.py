@@ -20,11 +20,15 @@ from coordinator.core.evidence import Evidence
 from coordinator.core.nodes import Nodes
 from coordinator.core.trace import Part, PartState, Trace
 from coordinator.core.verdict import judge
-from coordinator.index import index_of
 from formats.stamped import stamped
 from protocol.hashing import node_id
 from protocol.messages import TraceId
 from protocol.versions import OURS
+
+try:
+    from coordinator.index.making import index_of
+except ImportError:  # a tree of before
+    from coordinator.index import index_of  # type: ignore[attr-defined, no-redef]
 
 Slices = dict[str, bytes]
 

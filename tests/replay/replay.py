@@ -20,6 +20,7 @@ from typing import Any, Self
 
 from formats import records
 from protocol.messages import NodeId
+from testbed import encoding
 from testbed.topology import (
     COORDINATOR_PORT,
     PYTHON,
@@ -47,7 +48,6 @@ from tests.replay.schedule import (
     read_spans,
 )
 from tests.replay.worker import LatencyRule, Plan, WrittenPart
-from tests.simulation import encoding
 
 _START_DELAY_NS = 500_000_000  # for `go` to reach every worker before the first event
 
