@@ -9,8 +9,8 @@ import secrets
 import sys
 from collections.abc import Sequence
 
-from coordinator import query
 from coordinator.metrics import METRICS, PREFIX
+from coordinator.reading import ReadingProcess
 from coordinator.server import CoordinatorServer
 from coordinator.store.schema import StoreError
 from protocol.versions import OURS, Versions
@@ -24,21 +24,24 @@ from runtime.settings.coordinator import COORDINATOR_PROGRAM, Settings
 from runtime.side_service import side_service
 from runtime.tls import leave_words_to_us
 
-# The index, exports and queries compute beside the event loop. By default each turn of the
-# loop would wait for them for 5 ms, and to follow a trace over its nodes takes some turns.
+# The store and listings compute beside the event loop. By default each turn of the loop
+# would wait for them for 5 ms, and to follow a trace over its nodes takes some turns.
 _SWITCH_INTERVAL_S = 0.0005
 
 
 async def _serve(
-    configuration: Configuration[Settings], manager: ServiceManager, log: Log, versions: Versions
+    configuration: Configuration[Settings],
+    manager: ServiceManager,
+    log: Log,
+    versions: Versions,
+    reading: ReadingProcess,
 ) -> None:
     settings = configuration.settings
     async with (
-        CoordinatorServer(settings, secrets.randbits(64), log, versions) as server,
+        CoordinatorServer(settings, secrets.randbits(64), log, versions, reading) as server,
         side_service(
             lambda: serving(settings.metrics.listen, PREFIX, METRICS, server.status, log), log
         ),
-        side_service(lambda: query.serving(settings.query.listen, settings.store_path, log), log),
     ):
         log.info(f"serves on {settings.listen}")
         if settings.tls is None and not is_loopback(settings.listen):
@@ -57,14 +60,17 @@ def main(argv: Sequence[str] | None = None, versions: Versions = OURS) -> int:
     # For each node its connections.
     raise_open_files_limit()
     die_with_any_thread()
-    sys.setswitchinterval(_SWITCH_INTERVAL_S)
     log = Log.of(COORDINATOR_PROGRAM, configuration.settings.level)
-    with ServiceManager.from_environment(os.environ) as manager:
-        try:
-            asyncio.run(_serve(configuration, manager, log, versions))
-        except (StoreError, OSError) as error:
-            log.error(str(error))
-            return 1
+    reading = ReadingProcess(log)
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    try:
+        with ServiceManager.from_environment(os.environ) as manager:
+            asyncio.run(_serve(configuration, manager, log, versions, reading))
+    except (StoreError, OSError) as error:
+        log.error(str(error))
+        return 1
+    finally:
+        reading.wait()
     return 0
 
 

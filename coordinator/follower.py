@@ -7,10 +7,21 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 
 from coordinator.store.reader import StoreReader
-from coordinator.store.writer import Store
+
+
+class Followed(Protocol):
+    """A store, as its followers see it. ``id``: which one it is."""
+
+    id: str
+
+    def follow(self, wake: Callable[[], None]) -> None:
+        """Call ``wake``, in any thread, when there may be news of a trace that is judged, or closed."""
+
+    def followed(self, who: str, number: int) -> None:
+        """A follower needs no changes up to this number any more."""
 
 
 class Follower:
@@ -22,7 +33,7 @@ class Follower:
     """
 
     def __init__(
-        self, name: str, store: Store, path: Path, work: Callable[[StoreReader], float | None]
+        self, name: str, store: Followed, path: Path, work: Callable[[StoreReader], float | None]
     ) -> None:
         self.ending = threading.Event()
         self._news = threading.Event()

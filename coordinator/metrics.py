@@ -192,6 +192,17 @@ METRICS = (
         "1: the disk has room for the file that is given up when it is full.",
         "store_has_reserve",
     ),
+    # The process that reads the store.
+    Metric(
+        "reading_cpu_seconds_total",
+        "CPU time of the process for searches and exports.",
+        "reading/cpu_s",
+    ),
+    Metric(
+        "reading_resident_memory_bytes",
+        "Memory of the process for searches and exports; some of it shared with the coordinator.",
+        "reading/resident_bytes",
+    ),
     # Export by OTLP.
     Metric(
         "export_traces_waiting",

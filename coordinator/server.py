@@ -22,9 +22,8 @@ import grpc
 from coordinator.core.coordinator import CoordinatorCore
 from coordinator.core.records import PutVerdict, StoredTrace, Write
 from coordinator.counters import ServerCounters
-from coordinator.index.indexer import Indexer
-from coordinator.otlp_export.exporter import Exporter
 from coordinator.questions import Questions
+from coordinator.reading import NO_STATUS, ReadingProcess
 from coordinator.rpc import listener
 from coordinator.rpc.connections import shut_all
 from coordinator.rpc.guard import Guard
@@ -57,8 +56,14 @@ class CoordinatorServer:
     """One coordinator. Use as ``async with``; serves while it is entered."""
 
     def __init__(
-        self, settings: Settings, incarnation: int, log: Log, versions: Versions = OURS
+        self,
+        settings: Settings,
+        incarnation: int,
+        log: Log,
+        versions: Versions = OURS,
+        reading: ReadingProcess | None = None,
     ) -> None:
+        """``reading`` follows the store; without it nothing is searched for, nor exported."""
         self.counters = ServerCounters()
         self._settings = settings
         self._log = log
@@ -95,9 +100,9 @@ class CoordinatorServer:
             self._last_written,
             self.counted,
         )
-        self._indexer = Indexer(self._store, settings.store_path, log)
-        self._exporter = Exporter(settings.export, self._store, settings.store_path, log)
-        self._followers = contextlib.ExitStack()
+        self._reading = reading
+        if reading is not None:
+            reading.begin(settings, self._store, self._loop)
         self._submitted = self._durable = 0  # the last tokens
         self._flush_due = False
         self._timer: asyncio.TimerHandle | None = None
@@ -116,8 +121,6 @@ class CoordinatorServer:
             credentials = self._guard.server_credentials()
             self._port = listener.add_port(self._server, self._settings.listen, credentials)
             await self._server.start()
-            self._followers.enter_context(self._indexer)
-            self._followers.enter_context(self._exporter)
         except BaseException:
             await self._questions.close()
             self._closed.__exit__(None, None, None)
@@ -138,9 +141,10 @@ class CoordinatorServer:
         if self._timer is not None:
             self._timer.cancel()
         self._closed.__exit__(None, None, None)
-        # In threads: they wait for the disk, but not for one that is full.
-        self._store.stop_trying_again()
-        await asyncio.to_thread(self._followers.close)
+        if self._reading is not None:
+            self._reading.end(self._loop)
+            await asyncio.to_thread(self._reading.wait)
+        # In a thread: it waits for the disk, but not for one that is full.
         await asyncio.to_thread(self._store.__exit__, None, None, None)
 
     # ----------------------------------------------------------------- core
@@ -244,7 +248,8 @@ class CoordinatorServer:
         """Go on with other settings, of which those that cannot be changed are the same."""
         try:
             self._guard.reconfigure(settings.tls)
-            self._exporter.reconfigure(settings.export)
+            if self._reading is not None:
+                self._reading.reconfigure(settings)
         except OSError as error:
             raise ConfigError([str(error)]) from error
         self._settings = settings
@@ -265,9 +270,13 @@ class CoordinatorServer:
             "core": dataclasses.asdict(self._core.counters),
             "server": dataclasses.asdict(self.counters),
             "store": dataclasses.asdict(self._store.counters),
-            "index": dataclasses.asdict(self._indexer.counters),
-            "export": dataclasses.asdict(self._exporter.counters),
+            "index": self._read_status["index"],
+            "export": self._read_status["export"],
         }
+
+    @property
+    def _read_status(self) -> dict[str, Any]:
+        return NO_STATUS if self._reading is None else self._reading.status
 
     def status(self) -> dict[str, Any]:
         """All that was counted, and how things stand. On the event loop only."""
@@ -275,14 +284,13 @@ class CoordinatorServer:
             **self.counted(),
             "now": dataclasses.asdict(self._core.figures()),
             "queues": {
-                "export_traces": self._exporter.waiting,
-                "index_changes": self._indexer.waiting,
-                "index_s": self._indexer.waiting_s,
+                **self._read_status["waiting"],
                 "writes": self._submitted - self._durable,
                 "messages_bytes": self._nodes.waiting_bytes,
             },
             "stored_bytes": self._store.stored_bytes,
             "store_has_reserve": int(self._store.retention.has_reserve),
+            "reading": self._read_status["process"],
             "certificate_expires_s": self._guard.expires_at_s,
             "limits": {
                 "memory_bytes": self._settings.memory_bytes,

@@ -10,11 +10,10 @@ from types import TracebackType
 from typing import Self
 
 from coordinator.answers import trace_detail
-from coordinator.follower import Follower
+from coordinator.follower import Followed, Follower
 from coordinator.index.file import IndexFile
 from coordinator.index.making import TraceIndex, index_of
 from coordinator.store.reader import Change, StoreReader
-from coordinator.store.writer import Store
 from formats.stamped import stamped
 from runtime.log import Log
 
@@ -27,10 +26,6 @@ _SPANS_AT_ONCE = 5000
 
 # Keys that are compared at once where changes are missing.
 _KEYS_AT_ONCE = 1024
-
-# Of one core for the index, at most. What reads traces holds the lock of the interpreter, for
-# which what takes them in must wait: under load, searches come later, and no footage is lost.
-_CORE_SHARE = 0.2
 
 FOLLOWER = "index"
 
@@ -47,7 +42,7 @@ class IndexCounters:
 class Indexer:
     """Works while it is entered. ``waiting`` changes are behind it, the first for ``waiting_s``, as last seen."""
 
-    def __init__(self, store: Store, path: Path, log: Log) -> None:
+    def __init__(self, store: Followed, path: Path, log: Log) -> None:
         self.counters = IndexCounters()
         self.waiting = 0
         self.waiting_s = 0.0
@@ -110,7 +105,7 @@ class Indexer:
         self._store.followed(FOLLOWER, self._position)
         busy_ns = time.thread_time_ns() - begun_ns
         self.counters.busy_us += busy_ns // 1000
-        return busy_ns / 1e9 * (1 / _CORE_SHARE - 1)
+        return 0.0
 
     def _index(self, reader: StoreReader, change: Change) -> TraceIndex | None:
         """Of a trace that has a newer verdict than the index knows; None: nothing to do."""

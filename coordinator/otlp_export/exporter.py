@@ -28,7 +28,7 @@ from typing import Self
 from opentelemetry.proto.trace.v1.trace_pb2 import TracesData
 
 from coordinator.answers import trace_detail
-from coordinator.follower import Follower
+from coordinator.follower import Followed, Follower
 from coordinator.otlp_export.queue import Exported, ExportQueue
 from coordinator.otlp_export.transports import (
     BACKOFF_MAX_S,
@@ -39,7 +39,6 @@ from coordinator.otlp_export.transports import (
     transport_of,
 )
 from coordinator.store.reader import StoreReader
-from coordinator.store.writer import Store
 from formats.stamped import stamped
 from protocol.messages import TraceId
 from protocol.verdicts import VerdictKind
@@ -57,7 +56,7 @@ _BATCH_BYTES = 1 << 20
 # have slices of 16 MiB at most unless they are configured otherwise.
 _SLICE_BYTES_MAX = 32 << 20
 
-_FOLLOWER = "export"
+FOLLOWER = "export"
 
 # The first pause, and by how much it grows, as with the OpenTelemetry Collector.
 _BACKOFF_FIRST_S = 5.0
@@ -186,7 +185,7 @@ class Exporter:
     def __init__(
         self,
         settings: ExportSettings,
-        store: Store,
+        store: Followed,
         path: Path,
         log: Log,
         chance: Callable[[], float] = random.random,
@@ -248,10 +247,10 @@ class Exporter:
             self._turn = _TURN_FIRST
         if wanted.transport is None:
             self.waiting = 0
-            self._queue.skip(reader)
-            self._store.followed(_FOLLOWER, self._queue.position)
+            self._queue.pause()
+            self._store.followed(FOLLOWER, reader.last_change())
             return None
-        self._store.followed(_FOLLOWER, self._queue.follow(reader, self._verdicts))
+        self._store.followed(FOLLOWER, self._queue.follow(reader, self._verdicts))
         if self._batch is not None and not self._is_due_again(reader, self._batch):
             self._batch = None
         if self._batch is None:

@@ -35,6 +35,9 @@ CREATE TABLE exported (
 CREATE INDEX exported_by_key ON exported (key);
 """
 
+# A position.
+_PAUSED = -1
+
 # Looked at in one transaction.
 _CHANGES_AT_ONCE = 256
 
@@ -53,13 +56,28 @@ class ExportQueue(Beside):
 
     def __init__(self, store: Path, store_id: str, log: Log) -> None:
         super().__init__(path_beside(store, "exports"), store_id, _SCHEMA, _VERSION, log)
+        if self.is_new:
+            self._take_over(store)
 
-    def skip(self, reader: StoreReader) -> None:
-        """Nothing of what changed until now is exported."""
-        last = reader.last_change()
-        if self.position != last:
+    def _take_over(self, store: Path) -> None:
+        """What stood in the store until its schema 7."""
+        with StoreReader(store) as reader, self.transaction():
+            for trace, size, verdict in reader.exported_before():
+                key = reader.key_of(trace)
+                if key is not None:
+                    self.connection.execute(
+                        "INSERT INTO exported VALUES (?, ?, ?, ?)", (trace, key, size, verdict)
+                    )
+            for trace in reader.waited_for_export():
+                key = reader.key_of(trace)
+                if key is not None:
+                    self._wait(trace, key)
+
+    def pause(self) -> None:
+        """There is no receiver: nothing of what changes until there is one shall be exported."""
+        if self.position != _PAUSED:
             with self.transaction():
-                self.move_to(last)
+                self.move_to(_PAUSED)
 
     def follow(self, reader: StoreReader, verdicts: Collection[VerdictKind]) -> int:
         """Queue what is due since; its position then. ``verdicts``: of which kinds traces are exported.
@@ -67,6 +85,11 @@ class ExportQueue(Beside):
         Of changes that are not listed any more nothing is queued: the store keeps them for a
         long time, and who falls behind as far as that has enough to send.
         """
+        last = reader.last_change()
+        if not 0 <= self.position <= last:
+            # It was paused; or the store is an older copy of itself.
+            with self.transaction():
+                self.move_to(last)
         while changes := reader.changes(self.position, _CHANGES_AT_ONCE):
             with self.transaction():
                 for change in changes:
@@ -84,9 +107,12 @@ class ExportQueue(Beside):
         if verdict is not None and verdict.bytes:
             released = reader.is_released(trace)
             if self._is_due(trace, verdict, verdicts, released=released):
-                self.connection.execute(
-                    "INSERT OR IGNORE INTO waiting (trace, key) VALUES (?, ?)", (trace, key)
-                )
+                self._wait(trace, key)
+
+    def _wait(self, trace: TraceId, key: int) -> None:
+        self.connection.execute(
+            "INSERT OR IGNORE INTO waiting (trace, key) VALUES (?, ?)", (trace, key)
+        )
 
     def _is_due(
         self,

@@ -28,7 +28,7 @@ from coordinator.store.rows import (
     stored_verdict,
     trace_key_of,
 )
-from coordinator.store.schema import connect
+from coordinator.store.schema import EXPORTED_BEFORE, WAITED_BEFORE, connect
 from protocol.messages import TraceId
 
 # Of one trace, that a query shows. Any number may be stored: a faulty rule can
@@ -163,6 +163,11 @@ class StoreReader:
         finally:
             self.connection.execute("COMMIT")
 
+    def store_id(self) -> str:
+        """Of the store and its copies."""
+        (store_id,) = self.connection.execute("SELECT store_id FROM about").fetchone()
+        return str(store_id)
+
     def changes(self, after: int, limit: int) -> list[Change]:
         """What changed after that change, in order; each as its trace stands now."""
         rows = self.connection.execute(
@@ -184,6 +189,25 @@ class StoreReader:
         """The number of the last one."""
         (number,) = self.connection.execute("SELECT max(number) FROM changes").fetchone()
         return number or 0
+
+    def exported_before(self) -> list[tuple[TraceId, int, str]]:
+        """What a store that was taken over from schema 7 says was exported: trace, bytes, verdict."""
+        if not self._has_table(EXPORTED_BEFORE):
+            return []
+        return self.connection.execute(
+            f"SELECT trace, bytes, verdict FROM {EXPORTED_BEFORE}"
+        ).fetchall()
+
+    def waited_for_export(self) -> list[TraceId]:
+        """And what waited, in order."""
+        if not self._has_table(WAITED_BEFORE):
+            return []
+        rows = self.connection.execute(f"SELECT trace FROM {WAITED_BEFORE} ORDER BY number")
+        return [TraceId(trace) for (trace,) in rows]
+
+    def _has_table(self, name: str) -> bool:
+        found = self.connection.execute("SELECT 1 FROM sqlite_schema WHERE name = ?", (name,))
+        return found.fetchone() is not None
 
     def keys(self, after: int, limit: int) -> list[tuple[int, TraceId]]:
         """Keys and ids of stored traces, in the order in which they were first stored."""

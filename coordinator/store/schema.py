@@ -32,6 +32,11 @@ CHUNK_NUMBER_BITS = 24
 """Of a chunk's id; the rest is its trace's key. So the chunks of a trace follow each other, without
 another index; one of more than 16 million chunks is cut."""
 
+EXPORTED_BEFORE = "exported_before"
+WAITED_BEFORE = "waited_before"
+"""Tables of a store that was taken over from schema 7 or before: what was exported, and what waited
+for that. Who exports now takes them into a file of its own."""
+
 TABLES = """
 -- One row: which store this is, how old it was when that was looked at last, and the Unix time then.
 CREATE TABLE about (

@@ -18,9 +18,11 @@ from coordinator.store.rows import decompressed
 from coordinator.store.schema import (
     APPLICATION_ID,
     CHUNK_NUMBER_BITS,
+    EXPORTED_BEFORE,
     SCHEMA,
     SCHEMA_VERSION,
     TABLES,
+    WAITED_BEFORE,
     StoreError,
     connect,
     in_words,
@@ -32,15 +34,11 @@ from runtime.log import Log
 OLDEST_SCHEMA = 3
 """That is taken over."""
 
-EXPORTED_BEFORE = "exported_before"
-"""A table of what stores of schema 7 and before say was exported, for who exports now: trace id,
-bytes, verdict. It takes it and drops the table."""
-
 # Of a slice at once, until its first record is there.
 _LOOKED_AT_BYTES = 4096
 
 _OLD_TABLES = ("nodes", "traces", "triggers", "members", "abandoned", "slices", "chunks")
-_OLD_INDEX_TABLES = ("to_index", "summaries", "operations", "spans", "calls", "to_export")
+_OLD_INDEX_TABLES = ("to_index", "summaries", "operations", "spans", "calls")
 _OLD_INDEXES = ("traces_by_age", "triggers_by_primary", "members_by_group")
 
 _ABOUT = """
@@ -101,8 +99,8 @@ INSERT INTO slices
     FROM old_slices AS s JOIN traces AS t ON t.id = s.trace JOIN nodes AS n ON n.name = s.node;
 DROP TABLE moved;
 
-INSERT INTO changes (trace, at_ns)
-    SELECT key, stored_ns FROM traces WHERE verdict IS NOT NULL ORDER BY key;
+-- The first is missing, so the index looks at all that is stored. Of no trace: nothing is exported for it.
+INSERT INTO changes VALUES (2, 0, 0);
 """
 
 
@@ -179,6 +177,8 @@ def _make_ours(connection: sqlite3.Connection, version: int) -> tuple[int, int]:
     dropped = _drop_unreadable(connection) if version < 5 else (0, 0)
     for table in _OLD_INDEX_TABLES:
         connection.execute(f"DROP TABLE IF EXISTS {table}")
+    if _columns(connection, "to_export"):
+        connection.execute(f"ALTER TABLE to_export RENAME TO {WAITED_BEFORE}")
     if "verdict" in _columns(connection, "exported"):
         connection.execute(f"ALTER TABLE exported RENAME TO {EXPORTED_BEFORE}")
     else:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import select
 import signal
 import subprocess
 import sys
@@ -147,6 +148,46 @@ def await_exported(here: Here, traces: int) -> None:
     while (exported := counters(here)["export.traces"]) < traces:
         pass
     assert exported == traces
+
+
+def reading_process(coordinator: Coordinator) -> int:
+    """Its pid: the child of the coordinator's only child."""
+    pid = coordinator.daemon_pid()
+    for _ in range(2):
+        children = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/children")]
+        (pid,) = map(int, " ".join(children).split())
+    return pid
+
+
+def test_a_search_that_kills_its_process_costs_no_footage(here: Here) -> None:
+    """What reads the store is begun again, and goes on where it was."""
+    pid = here.coordinator.daemon_pid()
+    assert here.do("attach") == "attached"
+    traces = []
+    for _ in range(3):
+        os.kill(reading_process(here.coordinator), signal.SIGKILL)
+        trace = secrets.token_hex(16)
+        assert here.do("fire", trace) == "done"
+        traces.append(trace)
+        # What was under way may come twice.
+        heard: set[str] = set()
+        while trace not in heard:
+            heard = {span.trace_id.hex() for span in here.receiver.heard.get(timeout=60).spans}
+    found: set[str] = set()
+    while found < set(traces):
+        found = {one["traceID"] for one in here.ask("/api/traces?service=shop")["data"]}
+    assert found == set(traces)
+    assert here.coordinator.daemon_pid() == pid
+    assert "the reading process ended by signal 9; again in" in here.coordinator.last_words()
+
+
+def test_the_reading_process_goes_with_a_coordinator_that_is_killed(here: Here) -> None:
+    pidfd = os.pidfd_open(reading_process(here.coordinator))
+    try:
+        here.coordinator.kill_daemon()
+        assert select.select([pidfd], [], [], 60)[0]
+    finally:
+        os.close(pidfd)
 
 
 @pytest.mark.parametrize("exports", [False])

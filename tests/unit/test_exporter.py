@@ -14,7 +14,7 @@ import grpc
 import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import TracesData
 
-from coordinator.core.records import PutReleased, PutVerdict
+from coordinator.core.records import AppendSlice, PutReleased, PutVerdict
 from coordinator.core.verdict import Verdict
 from coordinator.otlp_export import exporter
 from coordinator.otlp_export.exporter import Exporter, requests_of
@@ -45,6 +45,7 @@ from tests.export.receivers import (
     Receiver,
 )
 from tests.unit.logs import logs_to
+from tests.unit.old_stores import old_store
 from tests.unit.test_query import put_trace
 from tests.unit.test_store import ROOMY, Clock, Driver
 
@@ -675,6 +676,31 @@ def test_without_a_receiver_what_waits_does_so_for_the_next_one(
         here.exporter.reconfigure(here.settings)
         assert here.work() == []
         assert len(receiver.heard.get_nowait().spans) == SPANS
+        assert receiver.heard.empty()
+
+
+def test_what_an_older_store_exported_is_not_sent_again_and_what_waited_is(
+    store_path: Path, receiver: Receiver
+) -> None:
+    done, waits, never = ids(3)
+    size = len(FRONT)
+    verdict = Verdict(1, VerdictKind.COHERENT, (), ("edge",), size, 2, None, None)
+    with old_store(store_path) as old:
+        for trace in (done, waits, never):
+            old.write(
+                AppendSlice(trace, "edge", 1, 0, FRONT),
+                PutVerdict(trace, verdict),
+                PutReleased(trace),
+            )
+        old.connection.execute("INSERT INTO exported VALUES (?, ?, 'coherent')", (done, size))
+        old.connection.execute("INSERT INTO to_export (trace) VALUES (?)", (waits,))
+    with receiver, Here(store_path, receiver) as here:
+        here.work()
+        assert {span.trace_id for span in receiver.heard.get_nowait().spans} == {waits}
+        for trace in (done, never):
+            here.driver.write(PutReleased(trace, released=False), PutReleased(trace))
+        here.work()
+        assert {span.trace_id for span in receiver.heard.get_nowait().spans} == {never}
         assert receiver.heard.empty()
 
 

@@ -24,7 +24,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 from urllib.parse import quote, urlencode
 
 import pytest
@@ -956,20 +955,6 @@ def test_a_lost_index_is_made_anew(tmp_path: Path, is_lost: str) -> None:
         assert rows(path) == {**EMPTY, "summaries": 1, "operations": 1, "spans": 1}
         with StoreReader(path, index_path(path)) as reader:
             assert IndexReader(reader.connection).services().rows == ["front"]
-
-
-def test_the_index_takes_a_fifth_of_a_core(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "t.sqlite"
-    with driver(path) as here, StoreReader(path) as reader:
-        put_trace(here, TRACE, {"edge": FRONT})
-        indexer = Indexer(here.store, path, SILENT)
-        used_ns = iter([5_000_000, 35_000_000, 40_000_000])
-        clock = Mock(thread_time_ns=lambda: next(used_ns), time=lambda: 0.0)
-        monkeypatch.setattr("coordinator.index.indexer.time", clock)
-        assert indexer._work(reader) == pytest.approx(4 * 0.03)
-        assert indexer.counters.busy_us == 30_000
-        assert indexer._work(reader) is None
-        indexer.close()
 
 
 def test_what_waits_for_longest_is_indexed_first(

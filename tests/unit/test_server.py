@@ -108,12 +108,10 @@ def test_a_full_disk_does_not_hold_up_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "t.sqlite"
-    with driver(path) as earlier:
-        put_trace(earlier, TRACE, {"edge": FRONT})  # for the index
-    indexer_waits = threading.Event()
+    tried = threading.Event()
 
     def commit(_: Store, batch: Sequence[object]) -> bool:
-        indexer_waits.set()
+        tried.set()
         return False
 
     monkeypatch.setattr(Store, "_commit", commit)
@@ -121,8 +119,9 @@ def test_a_full_disk_does_not_hold_up_the_end(
     async def run() -> None:
         async with CoordinatorServer(
             Settings("127.0.0.1:0", store=StoreSettings(str(path))), 1, SILENT
-        ):
-            assert await asyncio.to_thread(indexer_waits.wait, 20)
+        ) as server:
+            server._store.submit([Write(1, AppendSlice(TRACE, "a", 1, 0, b"abc"))])
+            assert await asyncio.to_thread(tried.wait, 20)
 
     asyncio.run(run())
 

@@ -978,7 +978,7 @@ def test_a_store_of_schema_7_is_taken_over_whole(tmp_path: Path) -> None:
         assert read(reader, T2) == [b"lateral"]
         assert reader.list_traces(Wanted()) == [T3, T2, T1]
         assert reader.list_traces(Wanted(trigger="latency")) == [T2, T1]
-        assert [change.trace for change in reader.changes(0, 10)] == [T1, T3]
+        assert reader.first_change() == 2  # what is missing makes followers look at all
         # And goes on.
         here.write(AppendSlice(T1, "a", 1, 6, b"ghi"), PutReleased(T1))
         assert read(reader, T1) == [b"abcdefghi", b"between"]

@@ -1,0 +1,305 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A process of the coordinator that only reads the store: the index, exports, answers to Jaeger UI.
+
+Nothing that is searched for or sent takes the coordinator's interpreter from what it hears from
+nodes, nor its memory; and what is read there is what applications wrote. It is forked before
+the store is open, so it asks when to begin, and it is begun again if it fails.
+
+    it says                         the coordinator says
+    {"begins": true}                the settings, once the store is open
+    {"heard": true}                 b"news": there are changes; once, until that was heard
+    {"followed": {follower: n},     the settings, when they are others
+     "status": {...}}, at most      nothing any more: end
+    once a second, on a change
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+import os
+import pickle
+import resource
+import socket
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from coordinator import query
+from coordinator.index.file import IndexFile
+from coordinator.index.indexer import FOLLOWER as INDEX
+from coordinator.index.indexer import IndexCounters, Indexer
+from coordinator.otlp_export.exporter import FOLLOWER as EXPORT
+from coordinator.otlp_export.exporter import ExportCounters, Exporter
+from coordinator.otlp_export.transports import transport_of
+from coordinator.store.reader import StoreReader
+from coordinator.store.schema import StoreError
+from coordinator.store.writer import Store
+from runtime.forked import Forked, next_message
+from runtime.log import Log
+from runtime.settings.coordinator import Settings
+from runtime.side_service import side_service
+
+_NEWS = b"news"
+
+# Between two of its messages on how it is.
+_STATUS_INTERVAL_S = 1.0
+
+# What does not end by then, when it is to end, is no use to anybody.
+_END_S = 10.0
+
+# So that what it computes comes after what nodes say, on a machine that is busy.
+_NICE = 5
+
+Status = dict[str, Any]
+
+
+def _status(
+    index: IndexCounters,
+    export: ExportCounters,
+    index_changes: int = 0,
+    index_s: float = 0.0,
+    export_traces: int = 0,
+) -> Status:
+    return {
+        "index": dataclasses.asdict(index),
+        "export": dataclasses.asdict(export),
+        "waiting": {
+            "index_changes": index_changes,
+            "index_s": index_s,
+            "export_traces": export_traces,
+        },
+        "process": {"cpu_s": 0.0, "resident_bytes": 0},
+    }
+
+
+NO_STATUS = _status(IndexCounters(), ExportCounters())
+"""As long as it has said nothing."""
+
+
+# ---------------------------------------------------------- in the coordinator
+
+
+def check_export(settings: Settings) -> None:
+    """OSError if what is configured for exports names a file that cannot be read."""
+    if settings.export.endpoint:
+        transport_of(settings.export).close()
+
+
+class ReadingProcess:
+    """The coordinator's end. ``status`` is what it said last of itself.
+
+    To be made as a ``Forked`` is; StoreError and OSError from ``begin``.
+    """
+
+    def __init__(self, log: Log) -> None:
+        self.status = NO_STATUS
+        self._log = log
+        self._settings: Settings | None = None
+        self._store: Store | None = None
+        self._lock = threading.Lock()
+        self._is_told = self._has_news = False
+        self._forked = Forked(lambda theirs: _read(theirs, log), "the reading process", log)
+
+    def begin(self, settings: Settings, store: Store, loop: asyncio.AbstractEventLoop) -> None:
+        """The store is open. Until ``end``, the process follows it. On the loop's thread, as all others."""
+        check_export(settings)
+        # Else who comes first finds none.
+        IndexFile(settings.store_path, store.id, self._log).close()
+        for follower in (INDEX, EXPORT):
+            store.followed(follower, 0)  # nothing is trimmed before it has said more
+        self._settings = settings
+        self._store = store
+        store.follow(self._tell)
+        loop.add_reader(self._forked.socket, self._hear)
+
+    def reconfigure(self, settings: Settings) -> None:
+        """Go on with other settings. OSError leaves all as it was."""
+        check_export(settings)
+        self._settings = settings
+        self._say(pickle.dumps(settings))
+
+    def end(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Have it end; wait() for it then."""
+        loop.remove_reader(self._forked.socket)
+        self._settings = None
+
+    def wait(self) -> None:
+        """Until it has ended, which takes seconds at most."""
+        self._forked.end()
+
+    def _tell(self) -> None:
+        """In the store's thread: there are news."""
+        with self._lock:
+            self._has_news = True
+            self._tell_if_it_listens()
+
+    def _tell_if_it_listens(self) -> None:
+        if self._has_news and not self._is_told:
+            self._has_news, self._is_told = False, True
+            self._say(_NEWS)
+
+    def _listens(self) -> None:
+        with self._lock:
+            self._is_told = False
+            self._tell_if_it_listens()
+
+    def _say(self, message: bytes) -> None:
+        # Few are under way at a time, so there is room.
+        with contextlib.suppress(OSError):
+            self._forked.socket.send(message, socket.MSG_DONTWAIT)
+
+    def _hear(self) -> None:
+        while data := next_message(self._forked.socket):
+            said = json.loads(data)
+            if "begins" in said and self._settings is not None:
+                self._say(pickle.dumps(self._settings))
+            if "begins" in said or "heard" in said:
+                self._listens()
+            self.status = said.get("status", self.status)
+            for follower, number in said.get("followed", {}).items():
+                if self._store is not None:
+                    self._store.followed(follower, number)
+
+
+# -------------------------------------------------------------- in the process
+
+
+class _Source:
+    """The store, as its followers see it there."""
+
+    def __init__(self, store_id: str, changed: Callable[[], None]) -> None:
+        self.id = store_id
+        self.numbers: dict[str, int] = {}
+        self._changed = changed
+        self._wakes: list[Callable[[], None]] = []
+
+    def follow(self, wake: Callable[[], None]) -> None:
+        self._wakes.append(wake)
+
+    def followed(self, who: str, number: int) -> None:
+        self.numbers[who] = number
+        self._changed()
+
+    def wake(self) -> None:
+        for wake in self._wakes:
+            wake()
+
+
+def _read(ours: socket.socket, log: Log) -> None:
+    """Run in the process, until the coordinator is gone."""
+    os.nice(_NICE)
+
+    async def run() -> None:
+        await _Reading(ours, log).run()
+
+    try:
+        asyncio.run(run())
+    except (StoreError, OSError) as error:
+        log.error(str(error))
+        raise SystemExit(1) from error
+
+
+class _Reading:
+    def __init__(self, ours: socket.socket, log: Log) -> None:
+        self._ours = ours
+        self._log = log
+        self._ended = asyncio.Event()
+        self._settings: asyncio.Future[Settings | None] = asyncio.get_running_loop().create_future()
+        self._source: _Source | None = None
+        self._indexer: Indexer | None = None
+        self._exporter: Exporter | None = None
+        self._said: object = None
+        self._due: asyncio.TimerHandle | None = None
+        self._loop = asyncio.get_running_loop()
+
+    async def run(self) -> None:
+        self._loop.add_reader(self._ours, self._hear)
+        self._say({"begins": True})
+        settings = await self._settings
+        if settings is not None:
+            await self._serve(settings)
+
+    async def _serve(self, settings: Settings) -> None:
+        path, log = settings.store_path, self._log
+        with StoreReader(path) as reader:
+            store_id = reader.store_id()
+        self._source = _Source(store_id, self._say_soon_from_any_thread)
+        self._indexer = Indexer(self._source, path, log)
+        self._exporter = Exporter(settings.export, self._source, path, log)
+        with self._indexer, self._exporter:
+            async with side_service(lambda: query.serving(settings.query.listen, path, log), log):
+                await self._ended.wait()
+                end_anyway = threading.Timer(_END_S, os._exit, (0,))
+                end_anyway.daemon = True
+                end_anyway.start()
+
+    def _hear(self) -> None:
+        news = False
+        while (message := next_message(self._ours)) is not None:
+            if not message:
+                self._loop.remove_reader(self._ours)
+                self._ended.set()
+                if not self._settings.done():
+                    self._settings.set_result(None)
+                return
+            if message == _NEWS:
+                news = True
+            elif not self._settings.done():
+                self._settings.set_result(pickle.loads(message))
+            else:
+                self._reconfigure(pickle.loads(message))
+        if news:
+            self._say({"heard": True})
+            if self._source is not None:
+                self._source.wake()
+
+    def _reconfigure(self, settings: Settings) -> None:
+        self._log.level = settings.level
+        if self._exporter is not None:
+            try:
+                self._exporter.reconfigure(settings.export)
+            except OSError as error:
+                self._log.error(f"{error}; exports go on as before")
+
+    def _say_soon_from_any_thread(self) -> None:
+        self._loop.call_soon_threadsafe(self._say_soon)
+
+    def _say_soon(self) -> None:
+        if self._due is None:
+            self._due = self._loop.call_later(_STATUS_INTERVAL_S, self._say_status)
+
+    def _say_status(self) -> None:
+        self._due = None
+        assert self._source is not None
+        assert self._indexer is not None
+        assert self._exporter is not None
+        followed = dict(self._source.numbers)
+        status = _status(
+            self._indexer.counters,
+            self._exporter.counters,
+            self._indexer.waiting,
+            self._indexer.waiting_s,
+            self._exporter.waiting,
+        )
+        if (followed, status) == self._said:
+            return
+        self._said = followed, status
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        cpu_s = used.ru_utime + used.ru_stime
+        process = {"cpu_s": cpu_s, "resident_bytes": _resident_bytes()}
+        self._say({"followed": followed, "status": {**status, "process": process}})
+        # As long as something changes, of which nobody else may tell.
+        self._say_soon()
+
+    def _say(self, said: Mapping[str, Any]) -> None:
+        with contextlib.suppress(OSError):
+            self._ours.send(json.dumps(said).encode(), socket.MSG_DONTWAIT)
+
+
+def _resident_bytes() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")

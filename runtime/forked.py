@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A part of a daemon in a process of its own, which is begun again when it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import select
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+from runtime.log import Log
+
+# Between two beginnings of what ends at once, at most.
+_AGAIN_MAX_S = 30.0
+_AGAIN_S = 0.5
+
+# What lasted so long is begun again at once.
+_LASTED_S = 60.0
+
+
+class Forked:
+    """Runs ``work`` in another process, with one end of a socket; ``socket`` is the other end.
+
+    It is a SOCK_SEQPACKET: each message is received whole, or not at all. ``work`` ends when it
+    receives an empty message, which is that this process is gone, or wants it to end. If it ends
+    before, or fails, it is begun again, with the same socket, on which messages may wait.
+
+    To be made while this process has one thread: it is forked, so that both share the memory of
+    what was imported until then. Between the two is a third process that only waits, and begins
+    ``work`` anew by another fork.
+    """
+
+    def __init__(self, work: Callable[[socket.socket], None], name: str, log: Log) -> None:
+        self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._ended = False
+        # What is collected as garbage is written to; what is frozen stays shared.
+        gc.freeze()
+        self._keeper = os.fork()
+        if self._keeper == 0:
+            _in_child(lambda: _keep(work, theirs, name, log), self.socket)
+        gc.unfreeze()
+        theirs.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.end()
+
+    def end(self) -> None:
+        """Have it end, and wait until it has."""
+        if self._ended:
+            return
+        self._ended = True
+        self.socket.close()
+        os.waitpid(self._keeper, 0)
+
+
+def _in_child(do: Callable[[], None], not_ours: socket.socket | None) -> None:
+    """Never returns: what the parent would do after is not for its child."""
+    status = 1
+    try:
+        # They are sent to all processes of a service, or of a terminal; the parent says when to end.
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+        if not_ours is not None:
+            not_ours.close()
+        do()
+        status = 0
+    except SystemExit as ended:
+        status = int(ended.code or 0)
+    except BaseException:  # noqa: BLE001 - whatever it is, the process ends
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def _keep(
+    work: Callable[[socket.socket], None], theirs: socket.socket, name: str, log: Log
+) -> None:
+    again_s = _AGAIN_S
+    while True:
+        begun_s = time.monotonic()
+        pid = os.fork()
+        if pid == 0:
+            _in_child(lambda: work(theirs), None)
+        _, status = os.waitpid(pid, 0)
+        if status == 0 or _is_over(theirs, 0.0):
+            return
+        if time.monotonic() - begun_s >= _LASTED_S:
+            again_s = _AGAIN_S
+        how = f"signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else "an error"
+        log.error(f"{name} ended by {how}; again in {again_s:g} s")
+        if _is_over(theirs, again_s):
+            return
+        again_s = min(2 * again_s, _AGAIN_MAX_S)
+
+
+def _is_over(theirs: socket.socket, within_s: float) -> bool:
+    """Whether the other end is closed, or will be within a time."""
+    poll = select.poll()
+    poll.register(theirs, select.POLLRDHUP)
+    return bool(poll.poll(within_s * 1000))
+
+
+def next_message(ours: socket.socket) -> bytes | None:
+    """The next message, without waiting; b"": the other end is closed, None: there is none now."""
+    with contextlib.suppress(BlockingIOError):
+        try:
+            return ours.recv(1 << 20, socket.MSG_DONTWAIT)
+        except ConnectionResetError:
+            return b""
+    return None
