@@ -703,6 +703,7 @@ int main(int argc, char **argv)
 	if (!wait_for_line(&fleet))
 		return 0;
 
+	fleet.sent = fleet.received = 0;
 	begun_ns = load.next_ns = now_ns();
 	fire_until(&fleet, &load, begun_ns + warm_up_ns, false);
 	tell("begin");
