@@ -41,12 +41,11 @@ class Forked:
     def __init__(self, work: Callable[[socket.socket], None], name: str, log: Log) -> None:
         self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._ended = False
-        # What is collected as garbage is written to; what is frozen stays shared.
+        # What the collector looks at is written to; what is frozen stays shared, and is not looked at.
         gc.freeze()
         self._keeper = os.fork()
         if self._keeper == 0:
             _in_child(lambda: _keep(work, theirs, name, log), self.socket)
-        gc.unfreeze()
         theirs.close()
 
     def __enter__(self) -> Self:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import replace
 
 import pytest
@@ -58,6 +59,22 @@ def close_others(harness: Harness, count: int) -> None:
         harness.fire("n1", other)
         harness.status("n1", other, held=False)
     wait_for_the_end(harness)
+
+
+def test_a_closed_trace_is_freed_without_a_collector_of_cycles() -> None:
+    """The coordinator has Python's look seldom, since each look stops it."""
+    harness = closed()  # with what is made once, and stays
+    other = trace_id("U")
+    gc.collect()
+    gc.disable()
+    try:
+        harness.fire("n1", other)
+        harness.deliver(other, two_nodes())
+        wait_for_the_end(harness)
+        assert harness.store.traces[other].released
+        assert gc.collect() == 0
+    finally:
+        gc.enable()
 
 
 def collect_what_is_left(harness: Harness) -> None:
