@@ -85,6 +85,12 @@ METRICS = (
         "core/groups_abandoned",
     ),
     Metric(
+        "groups_given_up_total",
+        "Triggered traces that the coordinator gave up, with their neighbours: it had no room for"
+        " them, or their node fired too many.",
+        "core/groups_given_up",
+    ),
+    Metric(
         "abandonments_refused_total",
         "Triggered traces that a node gave up in which it has no part.",
         "core/abandonments_refused",

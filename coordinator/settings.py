@@ -34,6 +34,7 @@ def core_config(settings: Settings) -> CoordinatorConfig:
         memory_bytes=settings.memory_bytes,
         credit_window_bytes=settings.credit_window_bytes,
         slice_bytes_max=settings.slice_bytes_max,
+        cluster_seed=settings.cluster_seed,
         # The other half is what the store deletes from when it is full.
         assembly_bytes_max=settings.store.bytes_max // 2,
     )

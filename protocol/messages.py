@@ -9,7 +9,7 @@ way, so a core only ever meets valid ones.
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple, NewType, TypeAlias
 
 from protocol.versions import OURS, Agreed, Versions
@@ -116,6 +116,8 @@ class TriggerFired:
     source: Source = Source.APPLICATION
     fired_at_ns: int = 0
     suppressed: int = 0
+    process: int = field(default=0, compare=False)
+    """By the node's own numbers, which nobody keeps: who is charged for it. 0: none."""
 
 
 @dataclass(frozen=True, slots=True)

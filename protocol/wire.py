@@ -254,6 +254,7 @@ def _checked_trigger_fired(m: TriggerFired) -> TriggerFired:
     _text("trigger_fired.why", m.why, WHY_BYTES_MAX)
     _integer("trigger_fired.fired_at_ns", m.fired_at_ns)
     _integer("trigger_fired.suppressed", m.suppressed)
+    _integer("trigger_fired.process", m.process, _UINT32_MAX)
     return m
 
 
@@ -340,6 +341,7 @@ def _node_message_out(message: NodeMessage) -> pb.NodeMessage:
                     ),
                     fired_at_ns=message.fired_at_ns,
                     suppressed=message.suppressed,
+                    process=message.process,
                 )
             )
         case SliceStatus():
@@ -406,6 +408,7 @@ def _node_message_in(message: pb.NodeMessage) -> NodeMessage | Unknown:
                     _source("trigger_fired.source", fired.source),
                     fired.fired_at_ns,
                     fired.suppressed,
+                    fired.process,
                 )
             )
         case "slice_status":

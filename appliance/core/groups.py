@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from appliance.core.dataplane import Slice
 from appliance.core.marks import Owner
+from counting.by_priority import Order, order_of
 from protocol.messages import Group, SliceFlags, SliceStatus, TraceId, TriggerFired
 
 
@@ -117,12 +118,9 @@ class HeldGroup:
         self.held -= trace.held
 
     @property
-    def order(self) -> tuple[int, bytes, str]:
-        """Sorts the groups of a queue by priority, highest first.
-
-        The rest only makes the order total, and the same on every node.
-        """
-        return (-self.priority, self.group.primary, self.group.trigger)
+    def order(self) -> Order:
+        """Sorts the groups of a queue by priority, highest first."""
+        return order_of(self.group, self.priority)
 
     @property
     def is_reported(self) -> bool:

@@ -17,6 +17,7 @@ from typing import assert_never
 from appliance.core.config import NodeConfig, TriggerLimits, TriggerPolicy
 from appliance.core.counters import NodeCounters, TriggerCounters
 from appliance.core.dataplane import (
+    NO_CLIENT,
     ClientDrained,
     DataPlane,
     DataPlaneEvent,
@@ -413,7 +414,14 @@ class NodeCore:
                 group = Group(event.trigger, event.trace)
                 owner = self._admission.owner(event.client)
                 self._fire(
-                    group, event.laterals, event.why, event.source, owner, event.fired_ns, now_ns
+                    group,
+                    event.laterals,
+                    event.why,
+                    event.source,
+                    owner,
+                    event.fired_ns,
+                    now_ns,
+                    event.client,
                 )
 
     def _fire(
@@ -425,6 +433,7 @@ class NodeCore:
         owner: Owner,
         fired_ns: int,
         now_ns: int,
+        client: int = NO_CLIENT,
     ) -> None:
         counters = self._holdings.count(group.trigger)
         if group in self._owed.abandoned_groups:
@@ -449,12 +458,12 @@ class NodeCore:
             self.counters.firings_dropped += 1
             return
         if held.fired is not None:
-            why, source = held.fired.why, held.fired.source
+            why, source, client = held.fired.why, held.fired.source, held.fired.process
             fired_at_ns = held.fired.fired_at_ns
         else:
             fired_at_ns = fired_ns + self._realtime_offset_ns
         suppressed = self._admission.take_suppressed(held.queue)
-        held.fired = TriggerFired(group, named, why, source, fired_at_ns, suppressed)
+        held.fired = TriggerFired(group, named, why, source, fired_at_ns, suppressed, client)
         held.acknowledged = False
         self._owed.firing(group)
         unknown = self._holdings.collect(held, (group.primary, *named), owner, now_ns)

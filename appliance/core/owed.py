@@ -60,7 +60,8 @@ class Owed:
     def open(self) -> None:
         """A new stream is open: all that the other side may have missed is due."""
         self.is_open = True
-        for group in self._holdings.groups.values():
+        # Where the coordinator has no room for all of them, it is the last that it refuses.
+        for group in sorted(self._holdings.groups.values(), key=lambda group: group.order):
             group.unanswered = 0
             if not group.acknowledged:
                 self._firings_due[group.group] = None

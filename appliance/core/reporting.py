@@ -12,44 +12,13 @@ primary trace, highest first, which is the same on every node.
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from appliance.core.abandonment import by_excess
 from appliance.core.config import NodeConfig
 from appliance.core.groups import HeldGroup, HeldTrace
+from counting.by_priority import ByPriority
 from counting.token_bucket import TokenBucket
-
-
-class _SortedGroups:
-    """Groups by HeldGroup.order."""
-
-    __slots__ = ("_groups", "_orders")
-
-    def __init__(self) -> None:
-        self._orders: list[tuple[int, bytes, str]] = []
-        self._groups: dict[tuple[int, bytes, str], HeldGroup] = {}
-
-    def __len__(self) -> int:
-        return len(self._orders)
-
-    def put(self, group: HeldGroup, present: bool) -> None:
-        order = group.order
-        if present == (order in self._groups):
-            return
-        if present:
-            insort(self._orders, order)
-            self._groups[order] = group
-        else:
-            del self._orders[bisect_left(self._orders, order)]
-            del self._groups[order]
-
-    def first(self) -> HeldGroup:
-        return self._groups[self._orders[0]]
-
-    def backwards(self) -> Iterator[HeldGroup]:
-        return (self._groups[order] for order in reversed(self._orders))
 
 
 @dataclass(slots=True)
@@ -59,9 +28,9 @@ class _Queue:
     bucket: TokenBucket | None
     clock: float = 0.0
     held_bytes: int = 0
-    begun: _SortedGroups = field(default_factory=_SortedGroups)
-    waiting: _SortedGroups = field(default_factory=_SortedGroups)
-    held: _SortedGroups = field(default_factory=_SortedGroups)
+    begun: ByPriority[HeldGroup] = field(default_factory=ByPriority)
+    waiting: ByPriority[HeldGroup] = field(default_factory=ByPriority)
+    held: ByPriority[HeldGroup] = field(default_factory=ByPriority)
 
     @property
     def backlogged(self) -> bool:
@@ -124,9 +93,10 @@ class Reporter:
         queue = self._queue(group.queue, now_ns)
         was_backlogged = queue.backlogged
         unsent = group.unsent > 0
-        queue.begun.put(group, unsent and group.begun)
-        queue.waiting.put(group, unsent and not group.begun)
-        queue.held.put(group, group.held > 0)
+        order = group.order
+        queue.begun.put(order, group, unsent and group.begun)
+        queue.waiting.put(order, group, unsent and not group.begun)
+        queue.held.put(order, group, group.held > 0)
         if queue.backlogged and not was_backlogged:
             queue.clock = max(queue.clock, self._clock)
 
@@ -148,7 +118,7 @@ class Reporter:
         if queue is None:
             return
         for groups in (queue.begun, queue.waiting, queue.held):
-            groups.put(group, False)
+            groups.put(group.order, group, False)
 
     @property
     def held_bytes(self) -> int:

@@ -79,6 +79,12 @@ class Outcome:
             )
         )
 
+    @property
+    def given_up(self) -> bool:
+        """Nobody wants what comes of it, unless it is fired anew."""
+        reasons = self.verdict.reasons if self.verdict is not None else ()
+        return len(reasons) == 1 and reasons[0].kind is ReasonKind.ABANDONED
+
     def slice_of(self, node: NodeId) -> ClosedSlice:
         """What it had from that node."""
         return self.slices.get(node, NOTHING)

@@ -36,15 +36,15 @@ class CoordinatorConfig:
       memory_bytes        slice bytes received, or allowed by credit to come,
                           and not durable
       credit_window_bytes of one node that may be under way
-      traces_max          traces in memory. One more finishes the oldest early; of those
-                          without a byte where they are more than half
+      traces_max          traces in memory. What gives way for one more, and for more
+                          of the next ones: see memory.py
       evidence_max        spans, hops, crumbs, runs, nodes and reasons in memory,
                           150 bytes or so each, until the verdict can change no
-                          more. More finish the oldest trace early
+                          more
       evidence_per_trace_max  the same, of one trace that is judged. A larger one
                           is stored, and called truncated
       assembly_bytes_max  what is stored of the traces in memory, which the store
-                          must not delete yet. More finish the oldest trace early
+                          must not delete yet
       slice_bytes_max     of one slice that are stored. What is beyond is taken from
                           its node and dropped, and the slice called truncated
       closed_max          traces remembered only by their outcome, to answer
@@ -54,6 +54,10 @@ class CoordinatorConfig:
       nodes_per_trace_max nodes that are asked for one trace
       groups_per_trace_max triggers under which one trace is traversed
       trigger_names_max   trigger names with counters of their own; the rest share one
+      fired_per_s         traces that the firings of one node may begin, on the long run
+      fired_burst         as many at once: what a node repeats that was away
+
+    ``cluster_seed`` is that of all nodes, so that all give up the same.
     """
 
     answer_timeout_ns: int = 1 * NS_PER_S
@@ -75,11 +79,14 @@ class CoordinatorConfig:
     nodes_per_trace_max: int = 1024
     groups_per_trace_max: int = 64
     trigger_names_max: int = 256
+    fired_per_s: int = 1000
+    fired_burst: int = 16384
+    cluster_seed: int = 0
 
     def __post_init__(self) -> None:
         for setting in fields(self):
             value = getattr(self, setting.name)
-            if value < 1:
+            if value < 1 and setting.name != "cluster_seed":
                 raise ValueError(f"{setting.name} is {value}; it must be positive")
         if self.memory_bytes < CHUNK_BYTES_MAX:
             raise ValueError(

@@ -35,12 +35,13 @@ from coordinator.core.figures import (
     NodeView,
     TriggerCounters,
 )
-from coordinator.core.lifecycle import Lifecycle
+from coordinator.core.groups import Owner
+from coordinator.core.lifecycle import NOBODY, Lifecycle
+from coordinator.core.memory import Memory
 from coordinator.core.nodes import Node, Nodes
 from coordinator.core.outbox import BytesDurable, Closed, Outbox, Say
 from coordinator.core.policy import Policies
 from coordinator.core.records import (
-    PutAbandoned,
     PutNode,
     PutStatus,
     PutTrigger,
@@ -53,6 +54,7 @@ from coordinator.core.timers import Timers
 from coordinator.core.trace import UNKNOWN_INCARNATION, Part, PartState, Trace
 from coordinator.core.traversal import Traversal
 from counting.histogram import Histogram
+from counting.token_bucket import TokenBucket
 from counting.trigger_names import TriggerNames
 from protocol.hashing import node_id
 from protocol.messages import (
@@ -120,12 +122,19 @@ class CoordinatorCore:
         self._outbox = Outbox()
         self._nodes = Nodes(config.nodes_max, versions)
         self._trigger_names = TriggerNames(config.trigger_names_max)
-        self._traversal = Traversal(config, self._nodes, self._outbox)
+        self._memory = Memory(config)
+        self._traversal = Traversal(config, self._nodes, self._outbox, self._memory)
         self._assembly = Assembly(config, self._nodes, self._outbox)
         self.snapshots = Snapshots(self._nodes, self._outbox)
         self._policies = Policies(policy, self._nodes, self._outbox)
         self._lifecycle = Lifecycle(
-            config, self._nodes, self._traversal, self._outbox, self.counters, stored
+            config,
+            self._nodes,
+            self._traversal,
+            self._outbox,
+            self._memory,
+            self.counters,
+            stored,
         )
         self._traces = self._lifecycle.traces
         self._probe_timers: Timers[NodeId] = Timers()
@@ -139,6 +148,7 @@ class CoordinatorCore:
         for triggers in fired:
             for trigger in triggers:
                 self._recover_trigger(trigger, now_ns)
+        self._lifecycle.make_room(now_ns)
 
     # ---------------------------------------------------------- facts in
 
@@ -181,6 +191,7 @@ class CoordinatorCore:
             self._resume(stream, node)
         node.probes_left = PROBES_AT_CONNECT
         self._probe(node, now_ns)
+        self._lifecycle.make_room(now_ns)
         return None
 
     def _put_node(self, node: Node) -> None:
@@ -230,6 +241,7 @@ class CoordinatorCore:
                 self.counters.messages_unknown += 1
             case _:
                 assert_never(message)
+        self._lifecycle.make_room(now_ns)
         self._settle()
         self.snapshots.go_on(self._traces)
 
@@ -245,6 +257,7 @@ class CoordinatorCore:
     def on_chunk(self, stream: int, chunk: SliceChunk, now_ns: int) -> None:
         """Bytes of a slice."""
         self._on_chunk(stream, chunk, now_ns)
+        self._lifecycle.make_room(now_ns)
         self._settle()
 
     def on_durable(self, token: int, now_ns: int) -> None:
@@ -258,6 +271,7 @@ class CoordinatorCore:
             self._probe(self._nodes.by_id[identity], now_ns)
             self._put_incarnation(self._nodes.by_id[identity])
         self._lifecycle.tick(now_ns)
+        self._lifecycle.make_room(now_ns)
         self.snapshots.go_on(self._traces)
 
     # ----------------------------------------------------------- outputs
@@ -302,6 +316,8 @@ class CoordinatorCore:
         self._traversal.reconfigure(config)
         self._assembly.reconfigure(config)
         self._lifecycle.reconfigure(config)
+        for node in self._nodes:
+            node.bucket = None
 
     def set_policy(self, policy: Policy) -> None:
         """What nodes shall record from now on."""
@@ -320,7 +336,7 @@ class CoordinatorCore:
             memory_bytes=self.memory_bytes,
             undurable_bytes=self._assembly.credit.undurable_bytes,
             streams_waiting=self._assembly.credit.waiting,
-            assembly_bytes=self._lifecycle.stored_bytes,
+            assembly_bytes=self._memory.stored_bytes,
             answers_waiting=self.waiting_effects,
         )
 
@@ -362,6 +378,9 @@ class CoordinatorCore:
         is_of_process = fired.source in _OF_A_PROCESS
         if is_new:
             self._outbox.write(PutTrigger(node.name, fired))
+        if not known and not self._may_fire(node, fired, now_ns):
+            self.counters.groups_given_up += 1
+            self._lifecycle.give_up(group, NOBODY, now_ns)
         self._outbox.after_writes(Say(session, TriggerAck(group)))
         if group in self._traversal.abandoned:
             self._outbox.say(session, Drop(group))
@@ -369,11 +388,18 @@ class CoordinatorCore:
             for trace_id in (group.primary, *fired.laterals):
                 # A closed trace stays as it is, but for what was written since.
                 outcome = self._lifecycle.outcome(trace_id)
-                if outcome is None or outcome.is_empty:
-                    trace = self._traces.get(trace_id) or self._lifecycle.begin(trace_id, now_ns)
+                if outcome is None or outcome.is_empty or outcome.given_up:
+                    trace = self._traces.get(trace_id)
+                    trace = trace or self._lifecycle.begin(trace_id, node.id, now_ns)
                     named = self._is_named(trace, name)
-                    by_process = is_of_process and trace_id == group.primary
-                    if self._traversal.fired(trace, group, node, now_ns, by_process=by_process):
+                    if self._traversal.fired(
+                        trace,
+                        group,
+                        node,
+                        now_ns,
+                        process=fired.process,
+                        by_process=is_of_process and trace_id == group.primary,
+                    ):
                         self._lifecycle.news(trace, now_ns)
                         counters.traces += not named
             state = self._traversal.groups.get(group)
@@ -382,10 +408,21 @@ class CoordinatorCore:
         if is_new:
             primary = self._traces.get(group.primary)
             if primary is not None:
-                self._lifecycle.add_stored_bytes(primary, FIRING_BYTES)
+                self._memory.add_stored(primary, FIRING_BYTES)
             for trace_id in (group.primary, *fired.laterals):
                 self._lifecycle.put_released_unless_here(trace_id, group)
-        self._lifecycle.make_room()
+
+    def _may_fire(self, node: Node, fired: TriggerFired, now_ns: int) -> bool:
+        """Whether a group that is new is within its node's limit; an operator's always is."""
+        config = self._config
+        if fired.source is Source.OPERATOR:
+            return True
+        if node.bucket is None:
+            node.bucket = TokenBucket(config.fired_per_s, config.fired_burst, now_ns)
+        if not node.bucket.take(now_ns):
+            return False
+        node.bucket.charge(len(fired.laterals), now_ns)
+        return True
 
     def _is_named(self, trace: Trace, name: str) -> bool:
         """Whether a trace has a trigger that counts under this name."""
@@ -397,11 +434,12 @@ class CoordinatorCore:
         if trace is None:
             outcome = self._lifecycle.outcome(status.trace)
             known = outcome.slice_of(node.id) if outcome is not None else NOTHING
-            lacks = known.may_lack(status)
+            is_gone = outcome is not None and outcome.given_up
+            lacks = known.may_lack(status) and not is_gone
             if not lacks and (outcome is not None or not status.open_handles):
                 self._lifecycle.release_again(status.trace, node)
                 return
-            trace = self._lifecycle.begin(status.trace, now_ns)
+            trace = self._lifecycle.begin(status.trace, node.id, now_ns)
         elif trace.released:
             known_part = trace.parts.get(node.id)
             here = self._lifecycle.slice_of(trace, known_part) if known_part is not None else None
@@ -420,7 +458,6 @@ class CoordinatorCore:
         if news or part.restarted != was_restarted:
             self._put_status(node, part, now_ns)
             self._lifecycle.news(trace, now_ns)
-            self._lifecycle.make_room()
 
     def _on_chunk(self, stream: int, chunk: SliceChunk, now_ns: int) -> None:
         node = self._assembly.sender(stream)
@@ -436,11 +473,16 @@ class CoordinatorCore:
             outcome = self._lifecycle.outcome(chunk.trace)
             known = outcome.slice_of(node.id) if outcome is not None else NOTHING
             same = chunk.epoch == known.epoch
-            if end <= known.length or (same and known.length >= self._config.slice_bytes_max):
+            is_gone = outcome is not None and outcome.given_up
+            if (
+                is_gone
+                or end <= known.length
+                or (same and known.length >= self._config.slice_bytes_max)
+            ):
                 upto = max(known.length, end) if same else end
                 self._assembly.decline(stream, node, chunk, upto)
                 return
-            trace = self._lifecycle.begin(chunk.trace, now_ns)
+            trace = self._lifecycle.begin(chunk.trace, node.id, now_ns)
             self._lifecycle.news(trace, now_ns)
         part = self._traversal.part_of(trace, node, now_ns)
         was_restarted = part.restarted
@@ -467,10 +509,9 @@ class CoordinatorCore:
         fresh = self._assembly.take(stream, node, trace, part, chunk)
         if fresh:
             named = trace.evidence.add(node.id, fresh)
-            self._lifecycle.add_stored_bytes(trace, len(fresh))
+            self._memory.add_stored(trace, len(fresh))
             self._traversal.named(trace, named, node.name, now_ns)
             self._lifecycle.news(trace, now_ns)
-            self._lifecycle.make_room()
 
     def _within_bounds(self, status: SliceStatus) -> SliceStatus:
         """What a node says of its slice, as far as it is stored."""
@@ -482,7 +523,7 @@ class CoordinatorCore:
     def _meet(self, trace: Trace, part: Part, epoch: int, *, begins: bool, told: bool) -> bool:
         received = part.received
         met = self._assembly.meet(trace, part, epoch, begins=begins, told=told)
-        self._lifecycle.add_stored_bytes(trace, part.received - received)
+        self._memory.add_stored(trace, part.received - received)
         return met
 
     def _put_status(self, node: Node, part: Part, now_ns: int) -> None:
@@ -495,18 +536,9 @@ class CoordinatorCore:
             self.counters.abandonments_refused += 1
         elif group not in self._traversal.abandoned:
             self.counters.groups_abandoned += 1
-            self._outbox.write(PutAbandoned(group, node.name))
-            lost = self._traversal.abandon(group, node.name)
-            self._lifecycle.put_released_unless_here(group.primary, group)
-            for trace in lost:
+            for trace in self._lifecycle.give_up(group, node.name, now_ns):
                 for part in trace.parts.values():
                     self._assembly.expect(trace, part)
-                if self._lifecycle.is_coherent(trace):
-                    # Everything is here: that a node gave up the rest is no loss.
-                    trace.abandoned_by = None
-                    self._lifecycle.release(trace, now_ns)
-                else:
-                    self._lifecycle.news(trace, now_ns)
         self._outbox.after_writes(Say(session, Drop(group)))
 
     def _on_clock_reply(self, node: Node, reply: ClockReply, now_ns: int, realtime_ns: int) -> None:
@@ -553,32 +585,35 @@ class CoordinatorCore:
         if stored.released:
             self._lifecycle.closed.remember(stored.trace, outcome_of(stored))
             return
-        trace = self._lifecycle.begin(stored.trace, now_ns)
+        # Charged to its triggers when these are here.
+        by = node_id(stored.slices[0].node if stored.slices else "")
+        trace = self._lifecycle.begin(stored.trace, by, now_ns)
         trace.reported_ns = None
         trace.verdict = stored.verdict
         for known in stored.slices:
             self._recover_slice(trace, known, now_ns)
         self._lifecycle.wait_for_nodes(trace, now_ns)
-        self._lifecycle.make_room()
 
     def _recover_trigger(self, trigger: PutTrigger, now_ns: int) -> None:
         group = trigger.fired.group
         for trace_id in (group.primary, *trigger.fired.laterals):
             if self._lifecycle.outcome(trace_id) is not None:
                 continue
-            trace = self._traces.get(trace_id) or self._lifecycle.begin(trace_id, now_ns)
+            owner = Owner(node_id(trigger.node))
+            trace = self._traces.get(trace_id)
+            trace = trace or self._lifecycle.begin(trace_id, owner.node, now_ns)
             trace.reported_ns = None
-            part = self._traversal.add_stored(trace, node_id(trigger.node), now_ns)
+            part = self._traversal.add_stored(trace, owner.node, now_ns)
             by_process = trigger.fired.source in _OF_A_PROCESS and trace_id == group.primary
             if by_process and part.status is None:
                 part.fired_under = UNKNOWN_INCARNATION
-            self._traversal.join(trace, group)
+            self._traversal.join(trace, group, owner)
             for known in trace.parts.values() if group in trace.groups else ():
                 # Who fired it, or has all of it here, need not be asked again; a Drop concerns all.
                 sure = known is part or known.state is PartState.ANSWERED
                 if sure or group in self._traversal.abandoned:
                     known.told[group] = True
-            self._lifecycle.add_stored_bytes(trace, FIRING_BYTES * (trace_id == group.primary))
+            self._memory.add_stored(trace, FIRING_BYTES * (trace_id == group.primary))
             self._lifecycle.wait_for_nodes(trace, now_ns)
         state = self._traversal.groups.get(group)
         if state is not None:
@@ -600,7 +635,7 @@ class CoordinatorCore:
             named = trace.evidence.add(identity, chunk)
             self._traversal.named(trace, named, known.node, now_ns)
         part.durable = part.received
-        self._lifecycle.add_stored_bytes(trace, part.received)
+        self._memory.add_stored(trace, part.received)
         if known.status is not None:
             part.status = self._within_bounds(known.status)
             if not part.is_due:

@@ -18,9 +18,15 @@ it: a trigger, a crumb to a new node, an answer, bytes.
     RELEASED   news                                       OPEN      PutReleased: not
     RELEASED   no news for linger_ns                      CLOSED
     CLOSED     bytes, or a doubt                          OPEN      PutReleased: not (late)
-    any but    too many traces, or too much evidence,     CLOSED    PutVerdict, PutReleased,
-    CLOSED     and it has been without news the longest             then Release
-               (too many: see make_room)
+    SETTLED,   there is too much in memory, and it is     CLOSED    PutReleased, then Release
+    RELEASED   done (memory.py)
+    any but    there is too much, and its group gives     CLOSED    (PutAbandoned,) PutVerdict,
+    CLOSED     way                                                  PutReleased, then Release
+
+A trace that misses nothing stays SETTLED as long as others of its groups may change: a
+group is whole or gone. One of which anything is given up while any trace of it is open is gone,
+with all its traces that no other group wants, also those that are whole. Of one that is whole
+nothing was lost, so it stays.
 
 OPEN, SETTLED and RELEASED traces are in memory with all that was read of their
 slices; of a CLOSED one only its outcome is. A PutVerdict is written only if
@@ -36,15 +42,23 @@ from coordinator.core.closed import ClosedSlice, ClosedTraces, Outcome
 from coordinator.core.config import NS_PER_S, CoordinatorConfig
 from coordinator.core.evidence import Evidence
 from coordinator.core.figures import DURATION_BOUNDS_S, CoordinatorCounters
+from coordinator.core.groups import NO_TRIGGER, GroupState
+from coordinator.core.memory import Memory, is_free
 from coordinator.core.nodes import Node, Nodes, identity_of
 from coordinator.core.outbox import BytesDurable, Closed, Outbox
-from coordinator.core.records import PutReleased, PutVerdict, PutVerdictAgain, StoredTrace
+from coordinator.core.records import (
+    PutAbandoned,
+    PutReleased,
+    PutVerdict,
+    PutVerdictAgain,
+    StoredTrace,
+)
 from coordinator.core.timers import Timers
 from coordinator.core.trace import Part, PartState, Trace
-from coordinator.core.traversal import Traversal
+from coordinator.core.traversal import Traversal, wanted_by
 from coordinator.core.verdict import ELSEWHERE, HEALABLE, ReasonKind, deleted, given_up, judge
 from counting.histogram import Histogram
-from protocol.messages import Group, Release, SliceFlags, SliceStatus, TraceId
+from protocol.messages import Group, NodeId, Release, SliceFlags, SliceStatus, TraceId
 from protocol.verdicts import VerdictKind
 
 # To judge a trace takes some 0.2 us for each of its items, 1 us where slices were begun anew, and
@@ -53,6 +67,10 @@ from protocol.verdicts import VerdictKind
 # and is as quick as any.
 _ITEMS_JUDGED_AT_ONCE = 16384
 _QUIET_NS_PER_ITEM = 20_000
+
+
+NOBODY = ""
+"""Gave up a group, where it was no node: this coordinator."""
 
 
 class Lifecycle:
@@ -67,6 +85,7 @@ class Lifecycle:
         nodes: Nodes,
         traversal: Traversal,
         outbox: Outbox,
+        memory: Memory,
         counters: CoordinatorCounters,
         stored: Callable[[TraceId], StoredTrace | None],
     ) -> None:
@@ -75,22 +94,19 @@ class Lifecycle:
         self.closed = ClosedTraces(config, stored, lambda trace: trace not in self._closing)
         self.traversal_s = Histogram(DURATION_BOUNDS_S)
         self.verdict_s = Histogram(DURATION_BOUNDS_S)
-        self.stored_bytes = 0
-        """Of the traces in memory."""
+        self._memory = memory
         self._config = config
         self._nodes = nodes
         self._traversal = traversal
         self._outbox = outbox
         self._counters = counters
         self._closings = 0
-        self._items = 0  # of the traces in memory
-        # Those of which no byte has come, by their last news, too.
-        self._bare: OrderedDict[TraceId, None] = OrderedDict()
         self._timers: Timers[TraceId] = Timers()
 
     def reconfigure(self, config: CoordinatorConfig) -> None:
         """Go on with other times and bounds, each from when it is next looked at."""
         self._config = config
+        self._memory.reconfigure(config)
         self.closed.reconfigure(config)
 
     def tick(self, now_ns: int) -> None:
@@ -106,16 +122,16 @@ class Lifecycle:
         """Of a closed trace; None where it is not one."""
         return None if trace_id in self.traces else self.closed.get(trace_id)
 
-    def begin(self, trace_id: TraceId, now_ns: int) -> Trace:
-        """A trace that is not in memory; a closed one goes on from its outcome."""
-        self.make_room(one_more=True)
+    def begin(self, trace_id: TraceId, by: NodeId, now_ns: int) -> Trace:
+        """A trace of which a node spoke, and that is not in memory; a closed one goes on from its outcome."""
         evidence = Evidence(self._config.evidence_per_trace_max)
         provisional_at_ns = now_ns + self._config.provisional_ns
         trace = Trace(trace_id, evidence, now_ns, provisional_at_ns, reported_ns=now_ns)
         self.traces[trace_id] = trace
+        self._memory.begin(trace, by)
         outcome = self.closed.take(trace_id)
         if outcome is not None:
-            self.add_stored_bytes(trace, outcome.stored_bytes)
+            self._memory.add_stored(trace, outcome.stored_bytes)
             self._write_reopened(trace_id)
             self._put_verdict_again(trace_id, outcome)
             if outcome.is_empty:
@@ -124,8 +140,6 @@ class Lifecycle:
             else:
                 self._counters.traces_late += 1
                 self._go_on(trace, outcome, now_ns)
-        if not trace.evidence.has_bytes:
-            self._bare[trace_id] = None
         return trace
 
     def _add_missing(self, trace: Trace, outcome: Outcome, now_ns: int) -> None:
@@ -134,14 +148,9 @@ class Lifecycle:
             if reason.node and reason.kind is not ReasonKind.NEVER_SEEN:
                 self._traversal.add_stored(trace, identity_of(reason.node), now_ns)
 
-    def add_stored_bytes(self, trace: Trace, count: int) -> None:
-        """So many bytes more of a trace are stored, or will be."""
-        trace.stored_bytes += count
-        self.stored_bytes += count
-
     def news(self, trace: Trace, now_ns: int) -> None:
         """Something changed: judge again, but not before it is quiet."""
-        self._charge(trace)
+        self._memory.grown(trace)
         if trace.released:
             trace.released = False
             self._write_reopened(trace.id)
@@ -151,13 +160,9 @@ class Lifecycle:
         if trace.settled:
             trace.settled = False
             trace.provisional_at_ns = now_ns + self._config.provisional_ns
+        self._memory.restate(trace)
         trace.last_news_ns = now_ns
         self.traces.move_to_end(trace.id)
-        if trace.id in self._bare:
-            if trace.evidence.has_bytes:
-                del self._bare[trace.id]
-            else:
-                self._bare.move_to_end(trace.id)
         self._timers.set_earlier(trace.id, now_ns + self._quiet_ns(trace))
 
     def release(self, trace: Trace, now_ns: int) -> None:
@@ -165,28 +170,47 @@ class Lifecycle:
         trace.released = True
         trace.last_news_ns = now_ns
         self._write_released(trace)
+        self._memory.restate(trace)
         self._timers.set(trace.id, now_ns + self._config.linger_ns)
 
-    def make_room(self, *, one_more: bool = False) -> None:
-        """Close the traces without news for longest, until all fit, and another one if need be.
+    def make_room(self, now_ns: int) -> None:
+        """Have what there is too much of give way, until all fits: see memory.py."""
+        while (measure := self._memory.short_of()) is not None:
+            done = self._memory.done()
+            if done is not None:
+                self._finish(done)
+                continue
+            state = self._memory.costliest(measure)
+            if state is None:
+                break
+            if state.group.trigger == NO_TRIGGER:
+                (lone,) = state.traces.values()
+                self._judge(lone, final=True)
+                self._finish(lone)
+            elif state.unsettled and not self._settle_whole(state, now_ns):
+                self._counters.groups_given_up += 1
+                for trace in self._abandon(state.group, NOBODY):
+                    self._judge(trace, final=True)
+                    self._finish(trace)
+            else:
+                self._finish_group(state)
 
-        Whoever fires much names many traces that nobody has anything of. Where they are more
-        than half of all, they make room for each other, and not one of which bytes came.
-        """
-        limit = self._config.traces_max - one_more
-        while self.traces and (
-            len(self.traces) > limit
-            or self._items > self._config.evidence_max
-            or self.stored_bytes > self._config.assembly_bytes_max
-        ):
-            too_many = len(self.traces) > limit and len(self._bare) > self._config.traces_max // 2
-            trace = self.traces[next(iter(self._bare if too_many else self.traces))]
-            if not trace.released:
-                self._counters.traces_finished_early += 1
-                self._judge(trace, final=True)
-                trace.released = True
-                self._write_released(trace)
-            self._forget(trace)
+    def give_up(self, group: Group, by: str, now_ns: int) -> list[Trace]:
+        """A node gave up a group: so does everybody, unless all of it is here. What is given up."""
+        state = self._traversal.groups.get(group)
+        if state is not None and self._settle_whole(state, now_ns):
+            # What the node had beyond is no loss. Closed first, since whoever begins in between
+            # must not take it for given up.
+            for trace in state.traces.values():
+                if wanted_by(trace) == [state]:
+                    self.release(trace, now_ns)
+            for trace in self._abandon(group, by):
+                trace.abandoned_by = None
+            return []
+        lost = self._abandon(group, by)
+        for trace in lost:
+            self.news(trace, now_ns)
+        return lost
 
     @staticmethod
     def slice_of(trace: Trace, part: Part) -> ClosedSlice:
@@ -197,15 +221,6 @@ class Lifecycle:
             part.received,
             part.received if said is None else said.least_bytes,
             part.status.flags if part.status is not None else SliceFlags.NONE,
-        )
-
-    @staticmethod
-    def is_coherent(trace: Trace) -> bool:
-        """It is whole, by a verdict on all that is known of it."""
-        return (
-            trace.settled
-            and trace.verdict is not None
-            and trace.verdict.kind is VerdictKind.COHERENT
         )
 
     def wait_for_nodes(self, trace: Trace, now_ns: int) -> None:
@@ -236,6 +251,49 @@ class Lifecycle:
             self._outbox.say(node.session, Release(trace_id))
 
     # ------------------------------------------------------------ inside
+
+    def _abandon(self, group: Group, by: str) -> list[Trace]:
+        self._outbox.write(PutAbandoned(group, by))
+        lost = self._traversal.abandon(group, by)
+        self.put_released_unless_here(group.primary, group)
+        return lost
+
+    def _settle_whole(self, state: GroupState, now_ns: int) -> bool:
+        """Whether all traces of a group are coherent, though it may not be quiet yet."""
+        for trace in state.traces.values():
+            verdict = trace.verdict
+            if not trace.settled:
+                verdict = None if trace.is_open else judge(trace, self._nodes, final=True)
+            if verdict is None or verdict.kind is not VerdictKind.COHERENT:
+                return False
+        for trace in state.traces.values():
+            self._settle(trace, now_ns)
+        return True
+
+    def _settle(self, trace: Trace, now_ns: int) -> None:
+        """Nothing of a trace is waited for any more, but for what may heal it."""
+        if trace.settled:
+            return
+        self._judge(trace, final=True)
+        self._time(trace, now_ns)
+        trace.settled = True
+        trace.may_heal = self._linger_ns(trace) > self._config.linger_ns
+        self._memory.restate(trace)
+
+    def _finish(self, trace: Trace) -> None:
+        """Close a trace before its time, with the verdict that it has."""
+        if not trace.released:
+            self._counters.traces_finished_early += 1
+            trace.released = True
+            self._write_released(trace)
+        self._forget(trace)
+
+    def _finish_group(self, state: GroupState) -> None:
+        for trace in list(state.traces.values()):
+            if wanted_by(trace) == [state]:
+                self._finish(trace)
+            else:
+                self._traversal.leave(trace, state)
 
     def _go_on(self, trace: Trace, outcome: Outcome, now_ns: int) -> None:
         """Take up a closed trace, whose evidence is gone."""
@@ -280,17 +338,15 @@ class Lifecycle:
         elif trace.settled:
             due_ns = trace.last_news_ns + self._linger_ns(trace)
             if now_ns >= due_ns:
-                self.release(trace, now_ns)
-                return
+                if trace.may_heal or is_free(trace):
+                    self.release(trace, now_ns)
+                    return
+                due_ns = now_ns + config.linger_ns
         elif not trace.is_open and now_ns >= trace.last_news_ns + self._quiet_ns(trace):
-            trace.settled = True
-            self._judge(trace, final=True)
-            self._time(trace, now_ns)
+            self._settle(trace, now_ns)
             due_ns = trace.last_news_ns + self._linger_ns(trace)
         elif now_ns >= trace.last_news_ns + config.missing_linger_ns:
-            trace.settled = True
-            self._judge(trace, final=True)
-            self._time(trace, now_ns)
+            self._settle(trace, now_ns)
             self.release(trace, now_ns)
             return
         else:
@@ -320,7 +376,7 @@ class Lifecycle:
             self._counters.verdicts[verdict.kind] += 1
             for kind in {reason.kind for reason in verdict.reasons}:
                 self._counters.reasons[kind] += 1
-            self._charge(trace)
+            self._memory.grown(trace)
             self._outbox.write(PutVerdict(trace.id, verdict))
 
     def _time(self, trace: Trace, now_ns: int) -> None:
@@ -385,15 +441,6 @@ class Lifecycle:
                 trace.stored_bytes,
             ),
         )
-        self._items -= trace.charged_items
-        self.stored_bytes -= trace.stored_bytes
         self._traversal.remove(trace)
         self._timers.cancel(trace.id)
         del self.traces[trace.id]
-        self._bare.pop(trace.id, None)
-
-    def _charge(self, trace: Trace) -> None:
-        """Count what a trace takes of the memory now."""
-        items = trace.items
-        self._items += items - trace.charged_items
-        trace.charged_items = items

@@ -22,6 +22,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from coordinator.core.clock import ClockFilter
+from counting.token_bucket import TokenBucket
 from protocol.hashing import address_id, node_id
 from protocol.messages import Hello, NodeId
 from protocol.versions import Agreed, Incompatible, Versions, agree
@@ -49,6 +50,8 @@ class Node:
     previous_stream: int | None = None
     expected_bytes: int = 0
     """Of all its parts."""
+    bucket: TokenBucket | None = None
+    """For the traces that its firings begin."""
 
 
 class Nodes:

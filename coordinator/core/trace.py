@@ -31,6 +31,7 @@ import enum
 from dataclasses import dataclass, field
 
 from coordinator.core.evidence import Evidence
+from coordinator.core.groups import GroupState
 from coordinator.core.verdict import Reason, Verdict
 from protocol.messages import Group, NodeId, SliceFlags, SliceStatus, TraceId
 
@@ -130,7 +131,8 @@ class Trace:
     final, and nothing came since. ``released``: its nodes are told to forget
     it. ``late``: something came when its evidence was forgotten; what was wrong
     with it before that stands in ``reasons_before``. ``stored_bytes`` are in the
-    store, of slices and firings.
+    store, of slices and firings. ``may_heal``: by its final verdict, something is missing that may
+    still come. ``charged_to``: the group that pays for it, with ``charged_items`` of ``items``.
     """
 
     id: TraceId
@@ -138,7 +140,7 @@ class Trace:
     last_news_ns: int
     provisional_at_ns: int
     reported_ns: int | None = None
-    groups: dict[Group, None] = field(default_factory=dict)
+    groups: dict[Group, GroupState] = field(default_factory=dict)
     parts: dict[NodeId, Part] = field(default_factory=dict)
     abandoned_by: str | None = None
     nodes_cut: int = 0
@@ -148,8 +150,11 @@ class Trace:
     late: bool = False
     reasons_before: tuple[Reason, ...] = ()
     stored_bytes: int = 0
+    may_heal: bool = False
+    charged_to: GroupState | None = None
     charged_items: int = 0
-    """Of ``items``, what the core counts for it in its total."""
+    counted: tuple[int, int] = (1, 1)
+    """What it adds to ``unsettled`` and ``pending`` of its groups."""
 
     @property
     def items(self) -> int:

@@ -14,9 +14,11 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from coordinator.core.config import CoordinatorConfig
+from coordinator.core.groups import GroupState, Owner
+from coordinator.core.memory import Memory
 from coordinator.core.nodes import Node, Nodes
 from coordinator.core.outbox import Outbox, Say
 from coordinator.core.trace import DOUBTS, Part, PartState, Trace
@@ -24,23 +26,18 @@ from coordinator.core.verdict import FIRED, ITSELF, NOT_A_CRUMB, PEER, STORED
 from protocol.messages import Drop, Group, NodeId, SliceStatus, TraceId
 
 
-@dataclass(slots=True)
-class GroupState:
-    """A group's traces, and the hash of what each node said when it fired there."""
-
-    traces: dict[TraceId, Trace] = field(default_factory=dict)
-    fired: dict[str, int] = field(default_factory=dict)
-
-
 class Traversal:
     """The groups, and the parts of all traces in memory."""
 
-    def __init__(self, config: CoordinatorConfig, nodes: Nodes, outbox: Outbox) -> None:
+    def __init__(
+        self, config: CoordinatorConfig, nodes: Nodes, outbox: Outbox, memory: Memory
+    ) -> None:
         self.groups: dict[Group, GroupState] = {}
         self.abandoned: OrderedDict[Group, str] = OrderedDict()
         self._config = config
         self._nodes = nodes
         self._outbox = outbox
+        self._memory = memory
         self._by_node: dict[NodeId, dict[TraceId, Trace]] = {}
 
     def reconfigure(self, config: CoordinatorConfig) -> None:
@@ -49,13 +46,22 @@ class Traversal:
 
     # ------------------------------------------------------------ groups
 
-    def join(self, trace: Trace, group: Group) -> None:
-        """The trace belongs to the group: ask everyone who has a part in it."""
+    def join(self, trace: Trace, group: Group, owner: Owner) -> None:
+        """The trace belongs to the group, which ``owner`` fired: ask everyone who has a part in it."""
+        state = self.groups.get(group)
+        if state is not None:
+            self._memory.own(state, owner)
         if group in trace.groups or self._is_full(trace):
             return
-        trace.groups[group] = None
-        self.groups.setdefault(group, GroupState()).traces[trace.id] = trace
-        if group in self.abandoned:
+        if state is None:
+            state = self.groups[group] = self._memory.new_group(group, owner)
+            state.given_up_by = self.abandoned.get(group)
+        state.traces[trace.id] = trace
+        if not trace.groups:
+            self._memory.charge(trace, state)
+        trace.groups[group] = state
+        self._memory.count(state, trace.counted)
+        if state.given_up:
             self._reckon_abandoned(trace)
         else:
             trace.abandoned_by = None
@@ -63,12 +69,19 @@ class Traversal:
             self._ask(trace, part)
 
     def fired(
-        self, trace: Trace, group: Group, node: Node, now_ns: int, *, by_process: bool
+        self,
+        trace: Trace,
+        group: Group,
+        node: Node,
+        now_ns: int,
+        *,
+        process: int,
+        by_process: bool,
     ) -> bool:
         """The group fired on a node, which collects by itself and will say so.
 
-        ``by_process``: one of the node that works on this very trace. False if the trace has so
-        many groups that one more is no news.
+        ``process``: who fired there, if anyone did. ``by_process``: one that works on this very
+        trace. False if the trace has so many groups that one more is no news.
         """
         part = trace.parts.get(node.id)
         is_one_too_many = group not in trace.groups and self._is_full(trace)
@@ -84,7 +97,7 @@ class Traversal:
         part.told[group] = True
         if by_process:
             part.fired_under = node.incarnation
-        self.join(trace, group)
+        self.join(trace, group, Owner(node.id, process))
         return True
 
     def abandon(self, group: Group, by: str) -> list[Trace]:
@@ -99,6 +112,8 @@ class Traversal:
             self._reckon_abandoned(trace)
             if trace.abandoned_by is not None:
                 unwanted.append(trace)
+            elif trace.charged_to is state:
+                self._memory.charge(trace, wanted_by(trace)[0])
             for part in trace.parts.values():
                 # Who spoke up by itself may know the group from an earlier coordinator.
                 if group in part.told or not part.told:
@@ -110,6 +125,14 @@ class Traversal:
                 self._outbox.after_writes(Say(node.session, Drop(group)))
         return unwanted
 
+    def leave(self, trace: Trace, state: GroupState) -> None:
+        """A group goes on without a trace that others of its groups want."""
+        del trace.groups[state.group]
+        if trace.charged_to is state:
+            self._memory.charge(trace, wanted_by(trace)[0])
+        self._memory.grown(trace)
+        self._remove_from(state, trace)
+
     def is_of_others(self, group: Group, node: Node) -> bool:
         """Whether a group is known, and that node has no part in any of its traces."""
         state = self.groups.get(group)
@@ -120,6 +143,9 @@ class Traversal:
     def remember_abandoned(self, group: Group, by: str) -> None:
         """So that whoever still mentions the group is told."""
         self.abandoned.setdefault(group, by)
+        state = self.groups.get(group)
+        if state is not None:
+            state.given_up_by = self.abandoned[group]
         while len(self.abandoned) > self._config.closed_max:
             self.abandoned.popitem(last=False)
 
@@ -216,11 +242,16 @@ class Traversal:
         """The trace leaves the memory."""
         for identity in list(trace.parts):
             self._remove_part(trace, identity)
-        for group in trace.groups:
-            state = self.groups[group]
-            del state.traces[trace.id]
-            if not state.traces:
-                del self.groups[group]
+        self._memory.forget(trace)
+        for state in trace.groups.values():
+            self._remove_from(state, trace)
+
+    def _remove_from(self, state: GroupState, trace: Trace) -> None:
+        del state.traces[trace.id]
+        unsettled, pending = trace.counted
+        self._memory.count(state, (-unsettled, -pending))
+        if not state.traces:
+            del self.groups[state.group]
 
     # ------------------------------------------------------------- nodes
 
@@ -236,8 +267,8 @@ class Traversal:
         for trace in list(self._by_node.get(node.id, {}).values()):
             part = trace.parts[node.id]
             # Whether it heard of the group before the stream was lost is not known.
-            for group in trace.groups:
-                if group in self.abandoned:
+            for group, state in trace.groups.items():
+                if state.given_up:
                     dropped[group] = None
             if trace.released or trace.abandoned_by is not None:
                 continue
@@ -310,7 +341,7 @@ class Traversal:
             return False
         if part.state is not PartState.UNASKED and len(part.told) == len(trace.groups):
             return False
-        wanted = [group for group in trace.groups if group not in self.abandoned]
+        wanted = [state.group for state in wanted_by(trace)]
         for group in wanted:
             if group not in part.told:
                 self._outbox.collect(node.session, group, trace.id)
@@ -324,10 +355,13 @@ class Traversal:
         """It is collected already; one name more would change little."""
         return len(trace.groups) >= self._config.groups_per_trace_max
 
-    def _reckon_abandoned(self, trace: Trace) -> None:
-        by = [self.abandoned.get(group) for group in trace.groups]
-        given_up = [name for name in by if name is not None]
-        if given_up and len(given_up) == len(by):
-            trace.abandoned_by = given_up[0]
-        else:
-            trace.abandoned_by = None
+    @staticmethod
+    def _reckon_abandoned(trace: Trace) -> None:
+        by = [state.given_up_by for state in trace.groups.values()]
+        is_wanted = not by or None in by
+        trace.abandoned_by = None if is_wanted else by[0]
+
+
+def wanted_by(trace: Trace) -> list[GroupState]:
+    """The trace's groups that were not given up."""
+    return [state for state in trace.groups.values() if not state.given_up]

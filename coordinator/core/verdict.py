@@ -240,11 +240,18 @@ def in_part_deleted(verdict: Verdict) -> Verdict:
 
 
 def given_up(node: str) -> Verdict:
-    """What there is to say of a trace that is known by a group alone, which a node gave up.
+    """What there is to say of a trace that is known by a group alone, which was given up.
+
+    ``node``: who did; empty: the coordinator.
 
     Nobody has judged it, so any verdict replaces this.
     """
-    return _of_nothing(UNJUDGED, Reason(ReasonKind.ABANDONED, node, GIVEN_UP))
+    return _of_nothing(UNJUDGED, _given_up_by(node))
+
+
+def _given_up_by(node: str) -> Reason:
+    words = GIVEN_UP if node else f"{GIVEN_UP}: the coordinator had no room for all that was fired"
+    return Reason(ReasonKind.ABANDONED, node, words)
 
 
 def _of_nothing(version: int, reason: Reason) -> Verdict:
@@ -343,7 +350,7 @@ def _cut(limited: list[Reason]) -> list[Reason]:
 def _reasons(trace: Trace, nodes: Nodes, *, final: bool) -> Iterator[Reason | _More]:
     if trace.abandoned_by is not None:
         # Whatever else is missing is missing because of that.
-        yield Reason(ReasonKind.ABANDONED, trace.abandoned_by, GIVEN_UP)
+        yield _given_up_by(trace.abandoned_by)
         return
     if not trace.groups and not trace.late:
         yield Reason(ReasonKind.NO_TRIGGER, "", "no trigger is known that asks for this trace")

@@ -181,6 +181,7 @@ class Settings:
     export: Annotated[ExportSettings, RELOADABLE] = field(default_factory=ExportSettings)
     policy: Annotated[PolicySettings | None, RELOADABLE] = None
     log_level: Annotated[LevelName, RELOADABLE] = "info"
+    cluster_seed: Annotated[int, Range(0, (1 << 64) - 1)] = 0
 
     answer_timeout_s: Seconds = 1.0
     quiet_s: Seconds = 0.2

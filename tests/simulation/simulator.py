@@ -22,6 +22,7 @@ from formats.slices import SliceDecoder
 from protocol.messages import Group, SliceFlags, Source, TraceId
 from protocol.verdicts import VerdictKind
 from protocol.versions import Feature
+from tests.simulation.charges import check_charges
 from tests.simulation.cluster import SimCoordinator, SimNode
 from tests.simulation.network import MS, Link, S, Scheduler
 from tests.simulation.pool import PoolConfig
@@ -265,6 +266,9 @@ class Simulator:
         self.check_bounds()
         self.check_abandoned()
         self.check_policies()
+        self.check_groups()
+        if self.coordinator.core is not None:
+            check_charges(self.coordinator.core)
         for trace, kept in self.coordinator.store.traces.items():
             if kept.verdict is not None and kept.verdict.kind is VerdictKind.COHERENT:
                 before_ns = kept.first_released_ns
@@ -380,6 +384,25 @@ class Simulator:
                     f"seed {self.seed}: {node.name} records by {node.policy}, and the "
                     f"coordinator has {self.coordinator.policy}"
                 )
+
+    def check_groups(self) -> None:
+        """Of a group that was given up nothing is called whole, unless all of it is, or another has it."""
+        store = self.coordinator.store
+        members: dict[Group, set[TraceId]] = {}
+        for (group, _), put in store.triggers.items():
+            members.setdefault(group, set()).update((group.primary, *put.fired.laterals))
+        for group in store.abandoned:
+            of_group = members.get(group, {group.primary})
+            kinds = {trace: self.kind(trace) for trace in of_group}
+            if set(kinds.values()) == {"coherent"}:
+                continue
+            for trace, kind in kinds.items():
+                others = [other for other, traces in members.items() if trace in traces]
+                if kind == "coherent" and all(other in store.abandoned for other in others):
+                    raise OracleError(
+                        f"seed {self.seed}: {group} was given up, and of its traces"
+                        f" {trace.hex()} is called coherent: {kinds}"
+                    )
 
     def check_abandoned(self) -> None:
         """What one node gave up, all nodes that held it gave up."""

@@ -56,6 +56,7 @@ def coherent() -> Harness:
     harness.fire("n3", trace_id("other"), "else", (T,))
     harness.deliver(T, SLICES)
     harness.status("n3", T)
+    harness.deliver(trace_id("other"), {"n3": preamble() + run(*span(1))})
     harness.wait(1 * S)
     assert judged(harness) == ("coherent", 1, set())
     harness.take_said()
@@ -63,13 +64,16 @@ def coherent() -> Harness:
 
 
 def news_of(harness: Harness) -> list[object]:
-    """What is written from now on, of what would be with news."""
+    """What is written of T from now on, of what would be with news."""
     written: list[object] = []
     put = harness.store.write
 
     def kept(write: Write) -> None:
-        if isinstance(write.record, PutStatus | PutVerdict | PutReleased):
-            written.append(write.record)
+        record = write.record
+        if isinstance(record, PutStatus | PutVerdict | PutReleased):
+            of = record.status.trace if isinstance(record, PutStatus) else record.trace
+            if of == T:
+                written.append(record)
         put(write)
 
     harness.store.write = kept  # type: ignore[method-assign]

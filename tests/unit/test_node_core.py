@@ -160,6 +160,17 @@ def test_a_trigger_collects_at_once_and_is_told_until_acknowledged() -> None:
     assert node.connect() == [status]
 
 
+def test_a_firing_says_which_process_is_charged_for_it() -> None:
+    node = Node()
+    other = node.add_client(None)
+    node.fire(1, client=other)
+    node.fire(1, laterals=(2,))
+    node.core.on_operator_trigger(Group("op", trace(3)), (), "asked", node.now_ns)
+    messages = [m for m in node.connect() if isinstance(m, TriggerFired)]
+    # Of several the first.
+    assert {m.group.primary: m.process for m in messages} == {trace(1): other.number, trace(3): 0}
+
+
 def test_nothing_is_said_before_the_welcome_and_a_refusal_is_kept() -> None:
     node = Node()
     node.fire(1)
@@ -261,7 +272,11 @@ def test_limits_are_per_process_first_and_the_suppressed_travel_with_the_next() 
     assert (counters.fired, counters.collected) == (7, 3)
     assert (counters.rate_limited_process, counters.rate_limited_trigger) == (3, 1)
     fired = [m for m in node.connect() if isinstance(m, TriggerFired)]
-    assert [m.suppressed for m in fired] == [0, 0, 3]
+    assert {m.group.primary: m.suppressed for m in fired} == {
+        trace(1): 0,
+        trace(2): 0,
+        trace(11): 3,
+    }
     node.now_ns += S
     node.fire(13)
     assert [m.suppressed for m in node.take() if isinstance(m, TriggerFired)] == [1]
@@ -316,6 +331,7 @@ def test_the_same_neighbours_of_any_number_of_triggers_cost_no_more(
     # The last one has none of them, and each of the first ones told of all.
     assert places.take() <= 2
     fired = [m for m in node.connect() if isinstance(m, TriggerFired)]
+    fired.sort(key=lambda message: message.group.primary)
     assert [len(m.laterals) for m in fired] == [32] * 64 + [0] * 1936
     assert node.core.counters.triggers["t"].laterals_cut == 32 * 1936
     # Nor does what is written of them, sent, and given up.
@@ -1163,7 +1179,8 @@ def test_nothing_is_due_while_there_is_no_coordinator_and_then_all_that_holds() 
     assert {name: count for name, count in due(node).items() if count} == {"_abandoned": 50}
     messages = node.connect()
     groups = node.core._holdings.groups
-    assert [m.group for m in messages if isinstance(m, TriggerFired)] == list(groups)
+    by_priority = sorted(groups, key=lambda group: groups[group].order)
+    assert [m.group for m in messages if isinstance(m, TriggerFired)] == by_priority
     assert {m.trace for m in messages if isinstance(m, SliceStatus)} >= held_traces(node)
     given_up = [m.group for m in messages if isinstance(m, Abandoned)]
     assert given_up == list(node.core.abandoned_groups)
@@ -1221,7 +1238,7 @@ def test_firings_that_lost_their_traces_are_bounded() -> None:
         node.hear(Drop(Group("t", trace(number))))
         node.core.on_control_lost(node.now_ns)
     fired = [m.group.primary for m in node.connect() if isinstance(m, TriggerFired)]
-    assert fired == [trace(n) for n in range(45, 50)]
+    assert sorted(fired) == [trace(n) for n in range(45, 50)]
     assert node.core.counters.firings_dropped == 44
 
 

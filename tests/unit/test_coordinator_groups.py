@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A group is whole or gone: what that makes of the verdicts on its traces."""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+import pytest
+
+from coordinator.core.records import PutAbandoned, PutReleased
+from coordinator.core.verdict import ReasonKind
+from protocol.messages import Abandoned, Drop, Group
+from protocol.verdicts import VerdictKind
+from tests.unit.coordinator_harness import Harness, S, preamble, run, span, trace_id, two_nodes
+
+PRIMARY, LATERAL = trace_id("P"), trace_id("L")
+WHOLE = preamble() + run(*span(1))
+
+Which: TypeAlias = Literal["primary", "lateral"]
+
+
+def fired(harness: Harness) -> Group:
+    return harness.fire("n1", PRIMARY, laterals=(LATERAL,))
+
+
+@pytest.mark.parametrize("whole", ["primary", "lateral"])
+@pytest.mark.parametrize("lingers_s", [1, 100])
+def test_a_trace_that_is_whole_goes_with_its_group(whole: Which, lingers_s: int) -> None:
+    """Also long after its own verdict: it is not closed while the rest is open."""
+    harness = Harness()
+    harness.cluster("n1", "n2")
+    group = fired(harness)
+    here, missing = (PRIMARY, LATERAL) if whole == "primary" else (LATERAL, PRIMARY)
+    harness.status("n1", missing, len(WHOLE))
+    harness.deliver(here, two_nodes())
+    harness.wait(lingers_s * S)
+    assert harness.verdicts[here][-1].kind is VerdictKind.COHERENT
+    assert not harness.store.traces[here].released
+    harness.say("n1", Abandoned(group))
+    harness.wait(100 * S)
+    for trace in (PRIMARY, LATERAL):
+        (reason,) = harness.verdicts[trace][-1].reasons
+        assert (reason.kind, reason.node) == (ReasonKind.ABANDONED, "n1")
+        assert harness.store.traces[trace].released
+    assert ("n2", Drop(group)) in harness.take_said()
+
+
+def test_a_trace_that_is_whole_waits_for_what_may_heal() -> None:
+    harness = Harness()
+    harness.cluster("n1", "n2")
+    group = fired(harness)
+    harness.deliver(PRIMARY, two_nodes())
+    # Its callee is not here, and may come back.
+    harness.status("n1", LATERAL, len(WHOLE), ["n3"])
+    harness.send("n1", LATERAL, 0, WHOLE)
+    harness.wait(100 * S)
+    assert harness.verdicts[LATERAL][-1].kind is VerdictKind.PARTIAL
+    assert not harness.store.traces[PRIMARY].released
+    harness.say("n1", Abandoned(group))
+    harness.wait(S)
+    assert harness.verdicts[PRIMARY][-1].kind is VerdictKind.PARTIAL
+
+
+def test_a_group_that_is_whole_stays_so() -> None:
+    harness = Harness()
+    harness.cluster("n1", "n2")
+    group = fired(harness)
+    for trace in (PRIMARY, LATERAL):
+        harness.deliver(trace, two_nodes())
+    # Before it was quiet for long enough to be judged.
+    harness.autosave = False
+    harness.say("n1", Abandoned(group))
+    records = [write.record for write in harness.written]
+    # Who begins in the middle of that does not take it for given up.
+    given_up = records.index(PutAbandoned(group, "n1"))
+    released = [r.trace for r in records[:given_up] if isinstance(r, PutReleased)]
+    assert released == [PRIMARY, LATERAL]
+    harness.save()
+    harness.autosave = True
+    harness.wait(100 * S)
+    for trace in (PRIMARY, LATERAL):
+        assert harness.verdicts[trace][-1].kind is VerdictKind.COHERENT
+    assert {name for name, m in harness.take_said() if m == Drop(group)} == {"n1", "n2"}
+
+
+def test_what_another_group_wants_stays() -> None:
+    harness = Harness()
+    harness.cluster("n1", "n2")
+    group = fired(harness)
+    harness.fire("n2", LATERAL, "other")
+    harness.status("n1", PRIMARY, len(WHOLE))
+    harness.deliver(LATERAL, two_nodes())
+    harness.wait(S)
+    harness.say("n1", Abandoned(group))
+    harness.wait(100 * S)
+    assert harness.verdicts[LATERAL][-1].kind is VerdictKind.COHERENT
+    assert harness.verdicts[PRIMARY][-1].kind is VerdictKind.PARTIAL
+    assert harness.store.traces[LATERAL].released
+
+
+def test_a_trace_waits_for_its_group_no_longer_than_that_is_open() -> None:
+    harness = Harness()
+    harness.cluster("n1", "n2")
+    fired(harness)
+    harness.status("n1", PRIMARY, len(WHOLE))
+    harness.deliver(LATERAL, two_nodes())
+    harness.wait(290 * S)
+    assert not harness.store.traces[LATERAL].released
+    harness.wait(60 * S)
+    assert harness.store.traces[LATERAL].released
+    assert harness.store.traces[PRIMARY].released
+    # What is missing of one says nothing against the other: nobody gave it up.
+    assert harness.verdicts[LATERAL][-1].kind is VerdictKind.COHERENT
+    assert harness.verdicts[PRIMARY][-1].kind is VerdictKind.PARTIAL
+
+
+def test_a_restarted_coordinator_knows_what_was_given_up() -> None:
+    harness = Harness()
+    harness.cluster("n1", "n2")
+    group = fired(harness)
+    harness.status("n1", PRIMARY, len(WHOLE))
+    harness.deliver(LATERAL, two_nodes())
+    harness.wait(S)
+    harness.say("n1", Abandoned(group))
+    harness.restart()
+    harness.cluster("n1", "n2")
+    harness.wait(400 * S)
+    for trace in (PRIMARY, LATERAL):
+        assert [r.kind for r in harness.verdicts[trace][-1].reasons] == [ReasonKind.ABANDONED]
