@@ -42,6 +42,7 @@ from coordinator.core.nodes import Node, Nodes
 from coordinator.core.outbox import BytesDurable, Closed, Outbox, Say
 from coordinator.core.policy import Policies
 from coordinator.core.records import (
+    DropNode,
     PutNode,
     PutStatus,
     PutTrigger,
@@ -112,9 +113,9 @@ class CoordinatorCore:
     ) -> None:
         """Go on from what an earlier coordinator left in the store.
 
-        ``recovered`` is read once, in order: it may load its traces one by one,
-        the youngest last. ``stored`` gives what is durable of a closed trace that is
-        remembered no more, without its triggers and bytes.
+        ``known_nodes`` come in the order in which they were put last. ``recovered`` is read
+        once, in order: it may load its traces one by one, the youngest last. ``stored`` gives
+        what is durable of a closed trace that is remembered no more, without its triggers and bytes.
         """
         self.counters = CoordinatorCounters()
         self._config = config
@@ -161,6 +162,10 @@ class CoordinatorCore:
         """
         before = self._nodes.named(hello.node)
         replaced = before.session if before is not None else None
+        if self._nodes.is_full_for(hello.node):
+            forgotten = self._nodes.forget_one(self._traversal.has_part)
+            if forgotten is not None:
+                self._outbox.write(DropNode(forgotten.name))
         node = self._nodes.connect(session, hello, peer)
         if isinstance(node, str):
             self.counters.hellos_refused += 1
@@ -211,6 +216,7 @@ class CoordinatorCore:
         self._outbox.forget_session(session)
         node = self._nodes.disconnect(session)
         if node is not None:
+            self._put_node(node)
             self._traversal.lost(node)
             self.snapshots.lost(node)
             self.snapshots.go_on(self._traces)

@@ -12,13 +12,15 @@ that a breadcrumb to it can be told from one to nowhere. What a Hello leads to:
     live                another       refused, with both addresses: two nodes
                                       must not share a name
 
-A name whose id another name already has, and a name over ``nodes_max``, is
-refused too, and so is a node with which no version of the protocol is in common.
+A name whose id another name already has is refused too, and so is a node with which no version
+of the protocol is in common. For one name more than ``nodes_max`` the node is forgotten that is gone
+for longest; none that is connected, or has a part in a trace that is in memory. Where there
+is no other, the new one is refused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from coordinator.core.clock import ClockFilter
@@ -59,6 +61,7 @@ class Nodes:
 
     def __init__(self, limit: int, versions: Versions) -> None:
         self.by_id: dict[NodeId, Node] = {}
+        self._gone: dict[NodeId, None] = {}  # longest first
         self._by_session: dict[int, Node] = {}
         self._by_address: dict[NodeId, dict[NodeId, None]] = {}
         self._limit = limit
@@ -68,11 +71,26 @@ class Nodes:
         return iter(self.by_id.values())
 
     def remember(self, name: str, addresses: tuple[str, ...], incarnation: int | None) -> None:
-        """A node of which the store knows."""
+        """A node of which the store knows. Those that are gone for longest come first."""
         identity = node_id(name)
         if identity not in self.by_id:
             node = self.by_id[identity] = Node(name, identity, stored_incarnation=incarnation)
+            self._gone[identity] = None
             self.move(node, addresses)
+
+    def is_full_for(self, name: str) -> bool:
+        """Whether another one has to be forgotten for this name."""
+        return node_id(name) not in self.by_id and len(self.by_id) >= self._limit
+
+    def forget_one(self, is_needed: Callable[[NodeId], bool]) -> Node | None:
+        """Forget the node that is gone for longest, and not needed."""
+        for identity in self._gone:
+            node = self.by_id[identity]
+            if node.stream is None and not is_needed(identity):
+                self.move(node, ())
+                del self.by_id[identity], self._gone[identity]
+                return node
+        return None
 
     def move(self, node: Node, addresses: tuple[str, ...]) -> None:
         """These are the node's addresses from now on; several nodes may share one."""
@@ -130,6 +148,7 @@ class Nodes:
         if known.session is not None:
             del self._by_session[known.session]
         known.session = session
+        self._gone.pop(identity, None)
         known.peer = peer
         known.agreed = agreed
         self._by_session[session] = known
@@ -140,6 +159,7 @@ class Nodes:
         known = self._by_session.pop(session, None)
         if known is not None:
             known.session = known.agreed = None
+            self._gone[known.id] = None
         return known
 
     def name_of(self, identity: NodeId) -> str:

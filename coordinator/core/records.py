@@ -8,6 +8,7 @@ all is durable, so the store may batch them as it likes but not reorder them.
 
     write         key                 what it replaces
     PutNode       node                all of the node
+    DropNode      node                all of the node, by nothing
     PutTrigger    group, node         that node's firing of the group
     PutAbandoned  group               nothing
     PutStatus     trace, node         the slice's status, not its bytes
@@ -31,12 +32,22 @@ from protocol.messages import Group, SliceStatus, TraceId, TriggerFired
 
 @dataclass(frozen=True, slots=True)
 class PutNode:
-    """A node connected for the first time or with other addresses, or has answered after a restart."""
+    """A node connected for the first time or with other addresses, has answered after a restart, or left.
+
+    The store notes when it was put: a new coordinator gets those first that were put longest ago.
+    """
 
     node: str
     addresses: tuple[str, ...]
     incarnation: int | None = None
     """None: the store is of a coordinator that did not write it."""
+
+
+@dataclass(frozen=True, slots=True)
+class DropNode:
+    """A node that is gone is forgotten, for one that is new."""
+
+    node: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +130,7 @@ class PutReleased:
 
 Record: TypeAlias = (
     PutNode
+    | DropNode
     | PutTrigger
     | PutAbandoned
     | PutStatus

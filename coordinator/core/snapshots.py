@@ -101,7 +101,7 @@ class Snapshots:
             _, forgotten = self._states.popitem(last=False)
             del self._by_trigger[forgotten.trigger]
             for identity in forgotten.undone:
-                forgotten.lost[identity] = self._nodes.by_id[identity].name
+                forgotten.lost[identity] = self._nodes.name_of(identity)
         return state
 
     def on_fired(self, node: Node, group: Group) -> None:

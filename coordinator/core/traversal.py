@@ -310,6 +310,10 @@ class Traversal:
                 part.state = PartState.UNASKED
                 part.told = {group: True for group, sure in part.told.items() if sure}
 
+    def has_part(self, identity: NodeId) -> bool:
+        """Whether a node has a part in any trace in memory."""
+        return identity in self._by_node
+
     def traces_of(self, node: Node) -> Iterator[tuple[Trace, Part]]:
         """All traces in which the node has a part."""
         for trace in self._by_node.get(node.id, {}).values():

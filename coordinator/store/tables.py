@@ -21,6 +21,7 @@ import zstandard
 from coordinator.core.clock import ClockOffset
 from coordinator.core.records import (
     AppendSlice,
+    DropNode,
     PutAbandoned,
     PutNode,
     PutReleased,
@@ -271,6 +272,12 @@ class Tables:
                 self._connection.execute(
                     "UPDATE nodes SET addresses = ?, incarnation = ? WHERE key = ?",
                     (json.dumps(record.addresses), incarnation, self._nodes.key(record.node)),
+                )
+            case DropNode():
+                # Traces may still name it.
+                self._connection.execute(
+                    "UPDATE nodes SET addresses = NULL, incarnation = NULL WHERE name = ?",
+                    (record.node,),
                 )
             case PutTrigger():
                 self._put_trigger(record)

@@ -13,6 +13,7 @@ from typing import assert_never
 
 from coordinator.core.records import (
     AppendSlice,
+    DropNode,
     PutAbandoned,
     PutNode,
     PutReleased,
@@ -112,7 +113,10 @@ class MemoryStore:
     def _apply(self, record: Record, now_ns: int) -> None:
         match record:
             case PutNode():
+                self.nodes.pop(record.node, None)
                 self.nodes[record.node] = record
+            case DropNode():
+                del self.nodes[record.node]
             case PutTrigger():
                 self.triggers[record.fired.group, record.node] = record
                 for member in (record.fired.group.primary, *record.fired.laterals):

@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 
 from coordinator.core.coordinator import FIRING_BYTES, CoordinatorConfig
 from counting.trigger_names import OTHER_NAMES
-from protocol.hashing import node_id
+from protocol.hashing import address_id, node_id
 from protocol.messages import (
     Abandoned,
     ClockProbe,
@@ -686,6 +686,45 @@ def test_more_nodes_than_are_remembered_are_refused() -> None:
     (refused,) = [m for _, m in harness.take_said() if isinstance(m, Refused)]
     assert "nodes_max" in refused.reason
     assert "n3" in refused.reason
+
+
+def test_who_is_gone_for_longest_is_forgotten_for_one_that_is_new() -> None:
+    harness = Harness(CoordinatorConfig(nodes_max=4))
+    names = ("n1", "n2", "n3", "n4")
+    for name in names:
+        harness.connect(name)
+    trace = trace_id("T")
+    harness.fire("n1", trace)
+    for name in ("n3", "n1", "n2"):
+        harness.lose(name)
+    # In the order in which they left, also for a new coordinator; n4 is here again.
+    harness.restart()
+    harness.connect("n4")
+    harness.connect("n5")
+    assert set(harness.store.nodes) == {"n1", "n2", "n4", "n5"}
+    # The first one left a part of a trace, for as long as that is in memory.
+    harness.connect("n6")
+    assert set(harness.store.nodes) == {"n1", "n4", "n5", "n6"}
+    harness.connect("n7")
+    (refused,) = [m for _, m in harness.take_said() if isinstance(m, Refused)]
+    assert "nodes_max" in refused.reason
+    harness.wait(1000 * S)
+    harness.connect("n7")
+    assert set(harness.store.nodes) == {"n4", "n5", "n6", "n7"}
+    assert {view.node for view in harness.core.nodes(harness.now_ns)} == set(harness.store.nodes)
+    # Its address is nobody's, or the next one's.
+    assert not harness.core._nodes.at_address(address_id("10.0.0.1"))
+
+
+def test_a_node_that_still_sends_is_not_forgotten() -> None:
+    harness = Harness(CoordinatorConfig(nodes_max=1))
+    harness.cluster("n1")
+    harness.lose("n1")
+    harness.connect("n2")
+    assert [m for _, m in harness.take_said() if isinstance(m, Refused)]
+    harness.lose_slices("n1")
+    harness.connect("n2")
+    assert set(harness.store.nodes) == {"n2"}
 
 
 def test_messages_without_a_hello_are_counted() -> None:
