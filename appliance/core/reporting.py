@@ -63,6 +63,10 @@ class Reporter:
         self._bucket = self._changed_bucket(self._bucket, config.report_bytes_per_s, now_ns)
         for queue in self._queues.values():
             policy = config.policy(queue.name)
+            # Its lead is bytes, which count by its new weight. One that is behind, for a limit
+            # that it had, is as one that was empty.
+            lead_bytes = max(0.0, queue.clock - self._clock) * queue.weight
+            queue.clock = self._clock + lead_bytes / policy.weight
             queue.weight = policy.weight
             queue.bucket = self._changed_bucket(queue.bucket, policy.report_bytes_per_s, now_ns)
 

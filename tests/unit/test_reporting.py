@@ -139,6 +139,22 @@ def test_an_empty_queue_neither_hoards_nor_is_punished() -> None:
     assert len(names) == 8
 
 
+@pytest.mark.parametrize("limited", [False, True])
+def test_after_a_change_of_weights_nobody_waits_for_what_was_before(limited: bool) -> None:
+    # By its weight it is far ahead of the other, by its limit far behind.
+    policy = TriggerPolicy(1, report_bytes_per_s=1) if limited else TriggerPolicy(0.001)
+    before = NodeConfig("n", policies={"a": policy}, report_burst_bytes=1)
+    queues = Queues(before)
+    for number in range(1, 50):
+        queues.add(number, "a", 10_000)
+        queues.add(100 + number, "b", 10_000)
+    for _ in range(200):
+        assert queues.send(1000) is not None
+    queues.reporter.reconfigure(NodeConfig("n"), 0)
+    names = [chunk[0] for chunk in (queues.send(1000) for _ in range(20)) if chunk is not None]
+    assert names.count("a") == pytest.approx(10, abs=1)
+
+
 @given(st.sets(st.integers(1, 1 << 64), min_size=1, max_size=30), st.integers(1, 500))
 def test_a_queue_reports_by_priority_and_gives_up_from_the_other_end(
     numbers: set[int], chunk_bytes: int
