@@ -243,6 +243,7 @@ class Daemon:
 
     def _on_events(self, events: list[DataPlaneEvent]) -> None:
         now_ns = time.monotonic_ns()
+        self._core.on_clock(now_ns, time.time_ns())
         self._core.on_dataplane(events, now_ns)
         for event in events:
             if isinstance(event, LocalTrigger):
@@ -341,6 +342,7 @@ class Daemon:
     def _on_timer(self) -> None:
         self._timer = None
         now_ns = time.monotonic_ns()
+        self._core.on_clock(now_ns, time.time_ns())
         self._core.on_tick(now_ns)
         if self._uplink is not None:
             self._uplink.poke()

@@ -40,6 +40,13 @@ RECOVERED_WHY = "recovered from the report store after a restart of the node"
 report store keeps that a trace was triggered, not where nor why. It counts only
 where no other firing of the group is known."""
 
+CLOCK_STEPPED = 0
+"""Instead of a probe's number: what a clock showed before it was set, and after."""
+
+CLOCK_STEP_NS = 1_000_000
+"""By how much a clock may move beside the monotonic one without being told of. NTP slews it by
+half a millisecond a second at most, and it may take as long to read both clocks."""
+
 TRIGGER_NAME_BYTES_MAX = 31
 WHY_BYTES_MAX = 95
 NODE_NAME_BYTES_MAX = 63

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 
 @dataclass(slots=True)
@@ -40,6 +40,11 @@ class TriggerCounters:
     dropped_remote: int = 0
     store_full: int = 0
     forgotten: int = 0
+
+    def add(self, other: TriggerCounters) -> None:
+        """Count what another one has counted, too."""
+        for counter in fields(self):
+            setattr(self, counter.name, getattr(self, counter.name) + getattr(other, counter.name))
 
 
 @dataclass(slots=True)

@@ -32,7 +32,7 @@ from appliance.core.dataplane import DataPlane, Slice
 from appliance.core.groups import HeldGroup, HeldTrace
 from appliance.core.marks import Asker, IdleMarks, Owner
 from appliance.core.reporting import Reporter
-from counting.trigger_names import TriggerNames
+from counting.trigger_names import OTHER_NAMES, UNUSED_NS, TriggerNames
 from protocol.hashing import Domain, TraceHash
 from protocol.messages import Group, SliceFlags, TraceId
 
@@ -67,6 +67,7 @@ class Holdings:
         marks_max = dataplane.store_usage().capacity_bytes // 4 // MARK_BYTES
         self._marks_max = min(config.triggered_max, marks_max)
         self._names = TriggerNames(config.trigger_names_max, config.policies)
+        self._names_forgotten_ns = now_ns
         self._idle = IdleMarks()
         self._searching: set[TraceId] = set()
         self._traceless: OrderedDict[Group, None] = OrderedDict()
@@ -90,6 +91,19 @@ class Holdings:
         if counters is None:
             counters = self.counters.triggers[queue] = TriggerCounters()
         return counters
+
+    def forget_names(self, now_ns: int) -> list[str]:
+        """Names that nobody fired by for long; what was counted for them is of the others now."""
+        if now_ns < self._names_forgotten_ns + UNUSED_NS:
+            return []
+        self._names_forgotten_ns = now_ns
+        unused = self._names.forget({group.queue for group in self.groups.values()})
+        for name in unused:
+            self.reporter.forget_queue(name)
+            counted = self.counters.triggers.pop(name, None)
+            if counted is not None:
+                self.counters.triggers.setdefault(OTHER_NAMES, TriggerCounters()).add(counted)
+        return unused
 
     # ------------------------------------------------------------ taking
 

@@ -177,6 +177,9 @@ class Admission:
             name.users.demands.pop(_only_process(client), None)
             name.processes.demands.pop(client, None)
 
+    def forget_name(self, trigger: str) -> None:
+        self._names.pop(trigger, None)
+
     def owner(self, client: int) -> Owner:
         """Whose the mark of a trace is that a process asks for."""
         if client == NO_CLIENT:

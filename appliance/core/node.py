@@ -33,6 +33,7 @@ from appliance.core.owed import Owed
 from appliance.core.reporting import QueueDepth
 from appliance.core.snapshot import SnapshotRun
 from protocol.messages import (
+    CLOCK_STEP_NS,
     DRY_RUN_PREFIX,
     LATERALS_MAX,
     NO_POLICY,
@@ -116,6 +117,8 @@ class NodeCore:
         self._slices_connected = False
         self._credit_bytes = 0
         self._relieve_at_ns: int | None = None
+        # Unix time minus CLOCK_MONOTONIC, as far as the coordinator knows.
+        self._told_offset_ns: int | None = None
 
         self._recover()
 
@@ -226,7 +229,7 @@ class NodeCore:
     ) -> None:
         """One message of the coordinator."""
         self._now_ns = now_ns
-        self._realtime_offset_ns = realtime_ns - now_ns
+        self.on_clock(now_ns, realtime_ns)
         opens = isinstance(message, Welcome | Refused)
         if not self._connected or not (self._owed.is_open or opens):
             self.counters.unexpected_messages += 1
@@ -245,6 +248,7 @@ class NodeCore:
             case Release():
                 self._on_release(message.trace, now_ns)
             case ClockProbe():
+                self._told_offset_ns = realtime_ns - now_ns
                 self._owed.clock_reply(message.number, realtime_ns)
             case Snapshot():
                 self._on_snapshot(message, now_ns)
@@ -289,6 +293,20 @@ class NodeCore:
         """Time passed: see next_wakeup_ns."""
         self._now_ns = now_ns
         self._relieve(now_ns)
+        for name in self._holdings.forget_names(now_ns):
+            self._admission.forget_name(name)
+
+    def on_clock(self, now_ns: int, realtime_ns: int) -> None:
+        """What both clocks show, read together. To be told before what else is sent now.
+
+        A coordinator that is not told of a step goes on with an offset that was.
+        """
+        offset_ns = realtime_ns - now_ns
+        self._realtime_offset_ns = offset_ns
+        told_ns = self._told_offset_ns
+        if told_ns is not None and abs(offset_ns - told_ns) > CLOCK_STEP_NS:
+            self._told_offset_ns = offset_ns
+            self._owed.clock_stepped(told_ns + now_ns, realtime_ns)
 
     # ----------------------------------------------------------- outputs
 
@@ -377,6 +395,7 @@ class NodeCore:
         self._connected = False
         self.agreed = None
         self._hello_due = None
+        self._told_offset_ns = None
         self._owed.close()
 
     def _on_refused(self, reason: str) -> None:

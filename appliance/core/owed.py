@@ -18,6 +18,7 @@ from appliance.core.config import NodeConfig
 from appliance.core.groups import HeldTrace
 from appliance.core.holdings import Gone, Holdings
 from protocol.messages import (
+    CLOCK_STEPPED,
     Abandoned,
     ClockReply,
     Group,
@@ -45,6 +46,7 @@ class Owed:
         self._statuses_later: dict[TraceId, int] = {}
         self._answers: list[SliceStatus] = []
         self._clock_replies: list[tuple[int, int]] = []
+        self._clock_steps: list[ClockReply] = []
 
     @property
     def abandoned_groups(self) -> KeysView[Group]:
@@ -82,6 +84,7 @@ class Owed:
         self._statuses_later.clear()
         self._answers.clear()
         self._clock_replies.clear()
+        self._clock_steps.clear()
 
     # ------------------------------------------------------- what is due
 
@@ -159,6 +162,11 @@ class Owed:
         """A probe came, at this Unix time."""
         self._clock_replies.append((number, received_ns))
 
+    def clock_stepped(self, before_ns: int, now_ns: int) -> None:
+        """The clock was set to this Unix time, and would show that else."""
+        if self.is_open:
+            self._clock_steps.append(ClockReply(CLOCK_STEPPED, before_ns, now_ns))
+
     # ------------------------------------------------------------ output
 
     def take(self, now_ns: int, realtime_ns: int) -> list[NodeMessage]:
@@ -166,6 +174,8 @@ class Owed:
         messages: list[NodeMessage] = []
         if not self.is_open:
             return messages
+        messages += self._clock_steps
+        self._clock_steps.clear()
         messages += [ClockReply(n, received, realtime_ns) for n, received in self._clock_replies]
         self._clock_replies.clear()
         for group in self._firings_due:

@@ -124,6 +124,10 @@ class Reporter:
         for groups in (queue.begun, queue.waiting, queue.held):
             groups.put(group.order, group, False)
 
+    def forget_queue(self, name: str) -> None:
+        """Nothing is of this trigger any more."""
+        self._queues.pop(name, None)
+
     @property
     def held_bytes(self) -> int:
         """Bytes in the report store that are not durable elsewhere."""

@@ -18,6 +18,8 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
+from protocol.messages import CLOCK_STEP_NS
+
 SAMPLES = 8  # as NTP's clock filter keeps
 DRIFT_PPM = 15  # NTP's assumption on how clocks drift apart
 PROBES_AT_CONNECT = 4  # one after the other: enough to meet an empty queue once
@@ -82,6 +84,17 @@ class ClockFilter:
             self._samples.clear()
         self._samples.append(sample)
         return True
+
+    def stepped(self, by_ns: int) -> None:
+        """The node set its clock. It says so within CLOCK_STEP_NS of the truth."""
+        self._sent_ns = None  # a probe that is under way may have met either
+        self._samples = deque(
+            (
+                _Sample(old.offset_ns + by_ns, old.error_ns + CLOCK_STEP_NS, old.taken_ns)
+                for old in self._samples
+            ),
+            maxlen=SAMPLES,
+        )
 
     def estimate(self, now_ns: int) -> ClockOffset | None:
         """The best that is known now, None before the first answer."""

@@ -56,9 +56,10 @@ from coordinator.core.trace import UNKNOWN_INCARNATION, Part, PartState, Trace
 from coordinator.core.traversal import Traversal
 from counting.histogram import Histogram
 from counting.token_bucket import TokenBucket
-from counting.trigger_names import TriggerNames
+from counting.trigger_names import OTHER_NAMES, UNUSED_NS, TriggerNames
 from protocol.hashing import node_id
 from protocol.messages import (
+    CLOCK_STEPPED,
     NO_POLICY,
     RECOVERED_WHY,
     Abandoned,
@@ -93,6 +94,9 @@ __all__ = ["CoordinatorConfig", "CoordinatorCore"]
 # each as members of its group.
 FIRING_BYTES = 2048
 
+# A node that sets its clock all the time is asked no more often.
+CLOCK_STEPPED_PROBE_NS = 1_000_000_000
+
 _OF_A_PROCESS = (Source.APPLICATION, Source.CONTEXT, Source.KERNEL)
 """Who fires because a process of the node works on the primary. Nodes repeat firings as their own."""
 
@@ -123,6 +127,7 @@ class CoordinatorCore:
         self._outbox = Outbox()
         self._nodes = Nodes(config.nodes_max, versions)
         self._trigger_names = TriggerNames(config.trigger_names_max)
+        self._names_forgotten_ns = now_ns
         self._memory = Memory(config)
         self._traversal = Traversal(config, self._nodes, self._outbox, self._memory)
         self._assembly = Assembly(config, self._nodes, self._outbox)
@@ -276,6 +281,7 @@ class CoordinatorCore:
         while (identity := self._probe_timers.pop(now_ns)) is not None:
             self._probe(self._nodes.by_id[identity], now_ns)
             self._put_incarnation(self._nodes.by_id[identity])
+        self._forget_names(now_ns)
         self._lifecycle.tick(now_ns)
         self._lifecycle.make_room(now_ns)
         self.snapshots.go_on(self._traces)
@@ -430,6 +436,17 @@ class CoordinatorCore:
         node.bucket.charge(len(fired.laterals), now_ns)
         return True
 
+    def _forget_names(self, now_ns: int) -> None:
+        """What was counted for names that nobody fires by any more is of the others now."""
+        if now_ns < self._names_forgotten_ns + UNUSED_NS:
+            return
+        self._names_forgotten_ns = now_ns
+        by_trigger = self.counters.by_trigger
+        for name in self._trigger_names.forget():
+            counted = by_trigger.pop(name, None)
+            if counted is not None:
+                by_trigger.setdefault(OTHER_NAMES, TriggerCounters()).add(counted)
+
     def _is_named(self, trace: Trace, name: str) -> bool:
         """Whether a trace has a trigger that counts under this name."""
         return any(self._trigger_names.key(group.trigger) == name for group in trace.groups)
@@ -548,6 +565,10 @@ class CoordinatorCore:
         self._outbox.after_writes(Say(session, Drop(group)))
 
     def _on_clock_reply(self, node: Node, reply: ClockReply, now_ns: int, realtime_ns: int) -> None:
+        if reply.number == CLOCK_STEPPED:
+            node.clock.stepped(reply.sent_ns - reply.received_ns)
+            self._probe_timers.set_earlier(node.id, now_ns + CLOCK_STEPPED_PROBE_NS)
+            return
         taken = node.clock.answer(
             reply.number, reply.received_ns, reply.sent_ns, now_ns, realtime_ns
         )

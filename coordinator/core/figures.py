@@ -42,6 +42,11 @@ class TriggerCounters:
     reports: int = 0
     traces: int = 0
 
+    def add(self, other: TriggerCounters) -> None:
+        """Count what another one has counted, too."""
+        self.reports += other.reports
+        self.traces += other.traces
+
 
 @dataclass(slots=True)
 class CoordinatorCounters:

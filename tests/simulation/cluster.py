@@ -337,6 +337,7 @@ class SimNode:
         if self.core is None:
             return
         now_ns = self.mono_ns()
+        self.core.on_clock(now_ns, self.real_ns())
         events = self.pool.poll(now_ns)
         if events:
             self.core.on_dataplane(events, now_ns)

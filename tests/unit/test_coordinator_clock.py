@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.core.clock import DRIFT_PPM, PROBES_AT_CONNECT, SAMPLES, ClockFilter
-from protocol.messages import ClockProbe, ClockReply, Hello
+from protocol.messages import CLOCK_STEPPED, ClockProbe, ClockReply, Hello
 from tests.unit.coordinator_harness import MS, REAL_NS, Harness, S, trace_id
 
 US = 1000
@@ -143,6 +143,55 @@ def test_a_status_is_stored_with_the_clock_of_its_node() -> None:
     clock = getattr(write.record, "clock", None)
     assert clock is not None
     assert clock.offset_ns == 7
+
+
+@given(
+    offset_ns=st.integers(-(10**12), 10**12),
+    step_ns=st.integers(-(10**12), 10**12),
+    told_wrong_ns=st.integers(-MS, MS),
+    waits_ns=st.integers(0, 60 * S),
+)
+def test_the_truth_is_within_the_error_after_a_step(
+    offset_ns: int, step_ns: int, told_wrong_ns: int, waits_ns: int
+) -> None:
+    clock = ClockFilter()
+    exchange(clock, offset_ns=offset_ns, there_ns=300 * US, back_ns=100 * US)
+    clock.stepped(step_ns + told_wrong_ns)
+    estimate = clock.estimate(waits_ns)
+    assert estimate is not None
+    assert abs(estimate.offset_ns - offset_ns - step_ns) <= estimate.error_ns
+    assert estimate.error_ns <= 2 * MS + waits_ns * DRIFT_PPM // 10**6
+
+
+def test_an_answer_from_before_a_step_counts_no_more() -> None:
+    clock = ClockFilter()
+    exchange(clock, offset_ns=0, there_ns=US, back_ns=US)
+    number = clock.probe(S)
+    clock.stepped(3600 * S)
+    assert not clock.answer(number, REAL_NS + S, REAL_NS + S, S + MS, REAL_NS + S)
+    estimate = clock.estimate(2 * S)
+    assert estimate is not None
+    assert estimate.offset_ns == 3600 * S
+
+
+def test_a_node_that_was_set_is_believed_and_asked_anew() -> None:
+    harness = Harness()
+    harness.connect("n1")
+    for _ in range(PROBES_AT_CONNECT):
+        (number,) = probes(harness)
+        real_ns = REAL_NS + harness.now_ns
+        harness.say("n1", ClockReply(number, real_ns, real_ns))
+    harness.say("n1", ClockReply(CLOCK_STEPPED, real_ns, real_ns - 7200 * S))
+    (view,) = harness.core.nodes(harness.now_ns)
+    assert view.clock is not None
+    assert view.clock.offset_ns == -7200 * S
+    harness.wait(S)
+    assert len(probes(harness)) == 1
+    # However often it says so.
+    for _ in range(100):
+        harness.say("n1", ClockReply(CLOCK_STEPPED, real_ns, real_ns + S))
+    harness.wait(S)
+    assert len(probes(harness)) == 1
 
 
 def test_nodes_are_listed_also_when_they_are_gone() -> None:

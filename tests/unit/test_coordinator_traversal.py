@@ -24,7 +24,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coordinator.core.coordinator import FIRING_BYTES, CoordinatorConfig
-from counting.trigger_names import OTHER_NAMES
+from counting.trigger_names import OTHER_NAMES, UNUSED_NS
 from protocol.hashing import address_id, node_id
 from protocol.messages import (
     Abandoned,
@@ -765,6 +765,17 @@ def test_triggers_count_by_a_bounded_number_of_names() -> None:
     fire("n1", "slow", "a", "b")
     (counted,) = harness.core.counters.by_trigger.values()
     assert (counted.reports, counted.traces) == (1, 0)
+
+
+def test_trigger_names_that_are_not_used_count_for_others() -> None:
+    harness = Harness(CoordinatorConfig(trigger_names_max=1))
+    harness.connect("n1")
+    harness.fire("n1", trace_id("a"), "old")
+    harness.fire("n1", trace_id("b"), "new")
+    harness.wait(3 * UNUSED_NS)
+    harness.fire("n1", trace_id("c"), "new")
+    reports = {name: counted.reports for name, counted in harness.core.counters.by_trigger.items()}
+    assert reports == {OTHER_NAMES: 2, "new": 1}
 
 
 def test_a_node_that_fires_a_full_trace_has_seen_it() -> None:

@@ -18,10 +18,11 @@ from appliance.core.limits import PROCESSES_MAX, Admission, Refusal
 from appliance.core.node import NodeConfig, NodeCore, TriggerLimits, TriggerPolicy
 from appliance.core.reporting import Reporter
 from counting.token_bucket import TokenBucket
-from counting.trigger_names import OTHER_NAMES
+from counting.trigger_names import OTHER_NAMES, UNUSED_NS
 from formats.records import Breadcrumb, Data
 from protocol.hashing import Domain, TraceHash
 from protocol.messages import (
+    CLOCK_STEPPED,
     NO_POLICY,
     Abandoned,
     ClockProbe,
@@ -1131,6 +1132,58 @@ def test_a_clock_probe_is_answered_with_both_times() -> None:
     node.connect()
     (reply,) = node.hear(ClockProbe(5))
     assert reply == ClockReply(5, node.now_ns + REAL_NS, node.now_ns + REAL_NS)
+
+
+def test_a_clock_that_is_set_is_told_before_anything_else() -> None:
+    node = Node()
+    node.connect()
+    node.hear(ClockProbe(1))
+    node.now_ns += S
+    # As far as it is slewed, or both clocks are not read at once, it is no news.
+    node.core.on_clock(node.now_ns, node.now_ns + REAL_NS + MS // 2)
+    node.fire(1)
+    assert not any(isinstance(message, ClockReply) for message in node.take())
+    node.core.on_clock(node.now_ns, node.now_ns + REAL_NS - 3600 * S)
+    node.fire(2)
+    stepped, *others = node.take()
+    before_ns, after_ns = node.now_ns + REAL_NS, node.now_ns + REAL_NS - 3600 * S
+    assert stepped == ClockReply(CLOCK_STEPPED, before_ns, after_ns)
+    assert others and not any(isinstance(message, ClockReply) for message in others)
+    # Once. And who begins anew asks by himself.
+    node.core.on_clock(node.now_ns, node.now_ns + REAL_NS - 3600 * S)
+    assert node.take() == []
+    node.core.on_control_lost(node.now_ns)
+    node.core.on_clock(node.now_ns, node.now_ns + REAL_NS)
+    assert not any(isinstance(message, ClockReply) for message in node.connect())
+
+
+def test_names_that_nobody_fires_by_give_their_places_to_others() -> None:
+    config = NodeConfig("n1", trigger_names_max=2, policies={"own": TriggerPolicy()})
+    node = Node(config)
+    node.write(1)
+    node.fire(1, "held")
+    node.fire(2, "unused")
+    node.fire(3, "own")
+    node.fire(4, "new")
+    triggers = node.core.counters.triggers
+    assert set(triggers) == {"held", "unused", "own", OTHER_NAMES}
+    node.connect()
+    node.hear(TriggerAck(Group("unused", trace(2))))
+
+    def pass_time() -> None:
+        node.now_ns += UNUSED_NS
+        node.core.on_tick(node.now_ns)
+
+    pass_time()
+    node.fire(5, "new")
+    assert set(triggers) == {"held", "unused", "own", OTHER_NAMES}
+    pass_time()
+    node.fire(6, "new")
+    node.fire(7, "newer")
+    # The one with traces in the store stays; what was counted for the other is not lost.
+    assert set(triggers) == {"held", "new", "own", OTHER_NAMES}
+    assert triggers[OTHER_NAMES].fired == 4
+    assert set(node.core.queues) == {"held", "new", "own", OTHER_NAMES}
 
 
 def test_more_trigger_names_than_allowed_share_one_entry() -> None:
