@@ -229,9 +229,10 @@ def stored_slice(row: SliceRow, chunks: Iterable[bytes] = ()) -> StoredSlice:
 
 
 def stored_nodes(connection: sqlite3.Connection) -> list[PutNode]:
-    """All nodes that were ever connected, by name."""
+    """All nodes that were ever connected and are not forgotten; those first that were put longest ago."""
     rows = connection.execute(
-        "SELECT name, addresses, incarnation FROM nodes WHERE addresses IS NOT NULL ORDER BY name"
+        "SELECT name, addresses, incarnation FROM nodes WHERE addresses IS NOT NULL"
+        " ORDER BY put_ns, name"
     )
     return [
         PutNode(

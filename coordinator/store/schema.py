@@ -49,7 +49,8 @@ CREATE TABLE nodes (
     key INTEGER PRIMARY KEY,
     name TEXT NOT NULL UNIQUE,
     addresses TEXT,                     -- JSON list; NULL: only traces name it
-    incarnation TEXT                    -- decimal, of the last that connected; NULL: not known
+    incarnation TEXT,                   -- decimal, of the last that connected; NULL: not known
+    put_ns INTEGER                      -- Unix time of the last PutNode; NULL: by an older version
 );
 
 CREATE TABLE trigger_names (

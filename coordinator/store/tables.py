@@ -270,8 +270,13 @@ class Tables:
             case PutNode():
                 incarnation = None if record.incarnation is None else str(record.incarnation)
                 self._connection.execute(
-                    "UPDATE nodes SET addresses = ?, incarnation = ? WHERE key = ?",
-                    (json.dumps(record.addresses), incarnation, self._nodes.key(record.node)),
+                    "UPDATE nodes SET addresses = ?, incarnation = ?, put_ns = ? WHERE key = ?",
+                    (
+                        json.dumps(record.addresses),
+                        incarnation,
+                        int(self._clock() * 1e9),
+                        self._nodes.key(record.node),
+                    ),
                 )
             case DropNode():
                 # Traces may still name it.

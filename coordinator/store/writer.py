@@ -140,7 +140,7 @@ class Store:
         return self._tables.change_number
 
     def recover_nodes(self) -> list[PutNode]:
-        """All nodes that were ever connected. Before the first submit() only."""
+        """All nodes, those first that were put longest ago. Before the first submit() only."""
         return stored_nodes(self._connection)
 
     def recover_traces(self, released_max: int) -> Iterator[StoredTrace]:

@@ -25,6 +25,7 @@ from hypothesis import strategies as st
 from coordinator.core.clock import ClockOffset
 from coordinator.core.records import (
     AppendSlice,
+    DropNode,
     PutAbandoned,
     PutNode,
     PutReleased,
@@ -298,11 +299,18 @@ def test_listing_selects_and_goes_from_new_to_old(tmp_path: Path) -> None:
 def test_everything_is_recovered(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
     abandoned = PutAbandoned(FIRED.group, "b")
-    with driver(path) as here:
-        here.write(
+    clock = Clock()
+    with driver(path, clock=clock) as here:
+        for node in (
             PutNode("a", ("10.0.0.1", "fe80::1"), 1),
+            PutNode("c", ("10.0.0.3",)),
             PutNode("b", ()),
             PutNode("a", ("10.0.0.2",), (1 << 64) - 1),
+            DropNode("c"),
+        ):
+            here.write(node)
+            clock.now_s += 1
+        here.write(
             PutTrigger("a", FIRED),
             PutTrigger("b", FIRED),
             abandoned,
@@ -315,8 +323,8 @@ def test_everything_is_recovered(tmp_path: Path) -> None:
         )
     with driver(path) as here:
         assert here.store.recover_nodes() == [
-            PutNode("a", ("10.0.0.2",), (1 << 64) - 1),
             PutNode("b", ()),
+            PutNode("a", ("10.0.0.2",), (1 << 64) - 1),
         ]
     traces = recovered(path)
     assert set(traces) == {T1, T2, T3}
