@@ -29,9 +29,18 @@ _IDLE_DEADLINE_S = 300.0
 _ANSWER_DEADLINE_S = 120.0
 
 
+def _family(pid: int) -> list[int]:
+    """A process and those that it started, and so on."""
+    children: list[int] = []
+    for told in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(FileNotFoundError):  # a thread that ended
+            children += map(int, told.read_text().split())
+    return [pid, *(one for child in children for one in _family(child))]
+
+
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """What a process used since its start, and has now."""
+    """What a coordinator used since its start, and has now: all of its processes."""
 
     cpu_ns: int
     written_bytes: int
@@ -40,13 +49,13 @@ class Costs:
 
     @classmethod
     def of(cls, pid: int) -> Costs:
-        """Of all its threads."""
-        folder = Path(f"/proc/{pid}")
+        """Read it."""
+        folders = [Path(f"/proc/{one}") for one in _family(pid)]
         return cls(
-            cpu_ns(pid),
-            _field(folder / "io", "write_bytes"),
-            1024 * _field(folder / "smaps_rollup", "Pss"),
-            1024 * _field(folder / "status", "VmHWM"),
+            sum(cpu_ns(one) for one in _family(pid)),
+            sum(_field(folder / "io", "write_bytes") for folder in folders),
+            sum(1024 * _field(folder / "smaps_rollup", "Pss") for folder in folders),
+            sum(1024 * _field(folder / "status", "VmHWM") for folder in folders),
         )
 
 
@@ -91,10 +100,11 @@ def allow_open_files() -> None:
 def _wanted_ns(pid: int) -> int:
     """For how long its threads ran, or could have: others may use the core too."""
     total = 0
-    for stat in Path(f"/proc/{pid}/task").glob("*/schedstat"):
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it ended
-            ran, waited, _ = stat.read_text().split()
-            total += int(ran) + int(waited)
+    for one in _family(pid):
+        for stat in Path(f"/proc/{one}/task").glob("*/schedstat"):
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it ended
+                ran, waited, _ = stat.read_text().split()
+                total += int(ran) + int(waited)
     return total
 
 
@@ -121,8 +131,8 @@ def verdicts(endpoint: str, service: str = "") -> Counter[tuple[str, bool]]:
 
 
 def store_bytes(directory: Path) -> int:
-    """All files of a store."""
-    return sum(path.stat().st_size for path in directory.glob("traces.sqlite*"))
+    """All files of a store, and beside it."""
+    return sum(path.stat().st_size for path in directory.glob("traces.*"))
 
 
 def coordinator(directory: Path, cores: Cores, **config: object) -> Coordinator:
@@ -141,7 +151,7 @@ def run(
             start = Costs.of(pid)
             moments = fleet.fire()
             next(moments)
-            begin, began_ns = cpu_ns(pid), time.monotonic_ns()
+            begin, began_ns = Costs.of(pid).cpu_ns, time.monotonic_ns()
             next(moments)
             end, ended_ns = Costs.of(pid), time.monotonic_ns()
             fired = next(moments)
