@@ -26,6 +26,9 @@ _IDLE_SHARE = 0.05
 _IDLE_WINDOW_S = 0.5
 _IDLE_DEADLINE_S = 300.0
 
+# A coordinator that does nothing for so long, though the machine may be busy, is done.
+_STUCK_S = 10.0
+
 _ANSWER_DEADLINE_S = 120.0
 
 
@@ -130,6 +133,25 @@ def verdicts(endpoint: str, service: str = "") -> Counter[tuple[str, bool]]:
         )  # fmt: skip
 
 
+def _await_indexed(pid: int, endpoint: str, wanted: int) -> Counter[tuple[str, bool]]:
+    """What a search finds in the end: what makes the index may be kept from the core by others for long."""
+    while True:
+        indexed = verdicts(endpoint, SERVICES[-1])
+        if indexed.total() >= wanted or not _is_busy(pid):
+            return indexed
+
+
+def _is_busy(pid: int) -> bool:
+    """Whether a coordinator still does something, without being asked."""
+    before_ns = Costs.of(pid).cpu_ns
+    deadline_s = time.monotonic() + _STUCK_S
+    while time.monotonic() < deadline_s:
+        time.sleep(_IDLE_WINDOW_S)
+        if Costs.of(pid).cpu_ns - before_ns > _IDLE_SHARE * 1e9:
+            return True
+    return False
+
+
 def store_bytes(directory: Path) -> int:
     """All files of a store, and beside it."""
     return sum(path.stat().st_size for path in directory.glob("traces.*"))
@@ -159,7 +181,7 @@ def run(
             await_idle(pid)
             done = Costs.of(pid)
             found = verdicts(daemon.endpoint)
-            indexed = verdicts(daemon.endpoint, SERVICES[-1])
+            indexed = _await_indexed(pid, daemon.endpoint, found.total())
     count = max(1, fired.fired)
     return Run(
         fired=fired,
