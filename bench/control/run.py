@@ -24,6 +24,9 @@ from testbed.topology import Coordinator
 # what idle nodes cause.
 _IDLE_SHARE = 0.05
 _IDLE_WINDOW_S = 0.5
+
+# What makes the index rests between two batches, so that it leaves the core to others.
+_RESTS_S = 3.0
 _IDLE_DEADLINE_S = 300.0
 
 # A coordinator that does nothing for so long, though the machine may be busy, is done.
@@ -111,15 +114,18 @@ def _wanted_ns(pid: int) -> int:
     return total
 
 
-def await_idle(pid: int) -> None:
-    """Until a coordinator has nothing left to do: its index too is made."""
+def await_idle(pid: int, for_s: float = _IDLE_WINDOW_S) -> None:
+    """Until a coordinator has had nothing to do for so long."""
     deadline_s = time.monotonic() + _IDLE_DEADLINE_S
-    while time.monotonic() < deadline_s:
+    idle_s = 0.0
+    while idle_s < for_s:
+        if time.monotonic() > deadline_s:
+            raise RuntimeError(f"the coordinator is busy for {_IDLE_DEADLINE_S:g} s without load")
         before_ns, began_ns = _wanted_ns(pid), time.monotonic_ns()
         time.sleep(_IDLE_WINDOW_S)
-        if _wanted_ns(pid) - before_ns < _IDLE_SHARE * (time.monotonic_ns() - began_ns):
-            return
-    raise RuntimeError(f"the coordinator is busy for {_IDLE_DEADLINE_S:g} s after the last trace")
+        took_ns = time.monotonic_ns() - began_ns
+        is_idle = _wanted_ns(pid) - before_ns < _IDLE_SHARE * took_ns
+        idle_s = idle_s + took_ns / 1e9 if is_idle else 0.0
 
 
 def verdicts(endpoint: str, service: str = "") -> Counter[tuple[str, bool]]:
@@ -178,7 +184,7 @@ def run(
             end, ended_ns = Costs.of(pid), time.monotonic_ns()
             fired = next(moments)
             assert fired is not None
-            await_idle(pid)
+            await_idle(pid, _RESTS_S)
             done = Costs.of(pid)
             found = verdicts(daemon.endpoint)
             indexed = _await_indexed(pid, daemon.endpoint, found.total())
