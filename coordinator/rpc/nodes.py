@@ -185,7 +185,8 @@ class NodeStreams:
                 await self.keeps_up.wait()
                 async for data in requests:
                     self._take(session, wire.decode_node_batch(data))
-                    await self.keeps_up.wait()
+                    if not self.keeps_up.is_set():
+                        await self.keeps_up.wait()
             outgoing.end()
         except TimeoutError:
             self._counters.no_hello += 1
@@ -283,7 +284,8 @@ class NodeStreams:
                     for chunk in chunks:
                         self._core.on_chunk(stream, chunk, now_ns)
                     self._changed()
-                    await self.keeps_up.wait()
+                    if not self.keeps_up.is_set():
+                        await self.keeps_up.wait()
             outgoing.end()
         except TimeoutError:
             self._counters.no_opening += 1
