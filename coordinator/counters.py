@@ -17,6 +17,9 @@ class ServerCounters:
     no_opening: int = 0
     not_reading: int = 0
     not_permitted: int = 0
+    too_many_calls: int = 0
+    connections_ended_unfinished: int = 0
+    connections_ended_idle: int = 0
     tail_overflowed: int = 0
 
 

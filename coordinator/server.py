@@ -34,7 +34,7 @@ from coordinator.store.schema import in_words
 from coordinator.store.writer import Store
 from protocol.messages import CoordinatorMessage, TraceId
 from protocol.versions import OURS, Versions
-from runtime.log import Level, Log, MessageId
+from runtime.log import Level, Log, MessageId, PeerLog
 from runtime.main import die_if_it_fails
 from runtime.schema import ConfigError
 from runtime.settings.coordinator import Settings
@@ -69,7 +69,10 @@ class CoordinatorServer:
         self._log = log
         self.news = asyncio.Event()
         self._port = 0
-        self._guard = Guard(settings.tls, self.counters, lambda: shut_all(self._port), log)
+        peer_log = PeerLog(log)
+        self._guard = Guard(
+            settings.tls, self.counters, lambda: shut_all(self._port), log, peer_log
+        )
         self._loop = asyncio.get_running_loop()
         self._store = Store(
             settings.store_path,
@@ -90,7 +93,7 @@ class CoordinatorServer:
             self._closed_trace,
         )
         self._nodes = NodeStreams(
-            self._core, self.counters, self._guard, self._changed, self.news, log
+            self._core, self.counters, self._guard, self._changed, self.news, log, peer_log
         )
         self._questions = Questions(
             settings.store_path,
@@ -106,7 +109,7 @@ class CoordinatorServer:
         self._submitted = self._durable = 0  # the last tokens
         self._flush_due = False
         self._timer: asyncio.TimerHandle | None = None
-        self._server = grpc.aio.server(options=listener.OPTIONS)
+        self._server = grpc.aio.server(options=listener.options(secured=settings.tls is not None))
         self._server.add_generic_rpc_handlers((self._handlers(),))
 
     def _handlers(self) -> grpc.GenericRpcHandler[Any, Any]:
@@ -259,10 +262,12 @@ class CoordinatorServer:
         self._changed()
 
     async def run(self) -> None:
-        """Take certificates up when they change; all else happens in callbacks."""
-        while self._guard.files is not None:
-            await asyncio.sleep(LOOK_EVERY_S)  # nothing tells
-            self._guard.look()
+        """Look at connections, and take certificates up when they change; the rest is callbacks."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._guard.budget.watch(lambda: self._port))
+            while self._guard.files is not None:
+                await asyncio.sleep(LOOK_EVERY_S)  # nothing tells
+                self._guard.look()
 
     def counted(self) -> dict[str, Any]:
         """All that was counted, by part and name."""

@@ -13,6 +13,8 @@ import contextlib
 import enum
 import os
 import sys
+import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated
@@ -97,6 +99,42 @@ class Log:
             given = {**self._fields, **fields}
             named = {name.upper(): printable(value) for name, value in given.items()}
             self._write(Entry(level, printable(message), named))
+
+
+# What one address makes a daemon say in a minute, and all of them together: enough to see what
+# is wrong, and too little to hide in or to fill a disk with.
+_LINES_OF_ONE = 10
+_LINES_OF_ALL = 100
+_WINDOW_S = 60.0
+
+
+class PeerLog:
+    """Warnings that peers cause: few of each address, and the rest counted.
+
+    What was left out within a minute is said with the first warning after it.
+    """
+
+    def __init__(self, log: Log, clock: Callable[[], float] = time.monotonic) -> None:
+        self._log = log
+        self._clock = clock
+        self._since_s = clock()
+        self._said: Counter[str] = Counter()  # lines, by address
+        self._left_out = 0
+
+    def warning(self, peer: str, message: str, **fields: str) -> None:
+        """``peer`` as gRPC writes it; all ports of an address are one."""
+        now_s = self._clock()
+        if now_s - self._since_s >= _WINDOW_S:
+            if self._left_out:
+                self._log.warning(f"{self._left_out} more warnings about peers were left out")
+            self._since_s, self._left_out = now_s, 0
+            self._said.clear()
+        address = peer.rpartition(":")[0]
+        if self._said[address] >= _LINES_OF_ONE or self._said.total() >= _LINES_OF_ALL:
+            self._left_out += 1
+            return
+        self._said[address] += 1
+        self._log.warning(message, **fields)
 
 
 def stderr_is_journal() -> bool:

@@ -13,8 +13,9 @@ from typing import Any, NoReturn, TypeAlias
 import grpc
 
 from coordinator.counters import ServerCounters
+from coordinator.rpc.budget import Budget
 from coordinator.rpc.identity import Identity, Names, Unidentified, names_of, why_not
-from runtime.log import Log
+from runtime.log import Log, PeerLog
 from runtime.settings.tls import CoordinatorTlsSettings
 from runtime.tls import Credentials, Rotating, TlsError, Usage
 
@@ -40,11 +41,14 @@ class Guard:
         counters: ServerCounters,
         distrust: Callable[[], object],
         log: Log,
+        peer_log: PeerLog,
     ) -> None:
         """``distrust`` ends all connections. TlsError: the files cannot be used."""
         self._counters = counters
         self._distrust = distrust
         self._log = log
+        self._peer_log = peer_log
+        self.budget = Budget(counters, peer_log)
         self._names: Names | None = None
         self._given: Credentials | None = None
         self.files: Rotating | None = None
@@ -178,12 +182,25 @@ class Guard:
             caller = self.caller(context)
         except Unidentified as error:
             await self._refuse(context, grpc.StatusCode.UNAUTHENTICATED, str(error))
-        if caller is None:
-            yield
-            return
-        reason = why_not(caller.identity, method)
+        identity = caller.identity if caller is not None else None
+        reason = why_not(identity, method)
         if reason is not None:
             await self._refuse(context, grpc.StatusCode.PERMISSION_DENIED, reason)
+        reason = self.budget.why_not(identity)
+        if reason is not None:
+            self._counters.too_many_calls += 1
+            self._peer_log.warning(context.peer(), f"{context.peer()}: refused: {reason}")
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, reason)
+        with self.budget.call(context.peer(), identity):
+            if caller is None:
+                yield
+            else:
+                async with self._until_it_is_over(caller, context):
+                    yield
+
+    @staticmethod
+    @contextlib.asynccontextmanager
+    async def _until_it_is_over(caller: Caller, context: _Context) -> AsyncIterator[None]:
         limit = asyncio.timeout(caller.expires_at_s - time.time())
         try:
             async with limit:
@@ -199,6 +216,6 @@ class Guard:
 
     async def _refuse(self, context: _Context, code: grpc.StatusCode, reason: str) -> NoReturn:
         self._counters.not_permitted += 1
-        self._log.warning(f"{context.peer()}: refused: {reason}")
+        self._peer_log.warning(context.peer(), f"{context.peer()}: refused: {reason}")
         await context.abort(code, reason)
         raise AssertionError("an aborted call went on")

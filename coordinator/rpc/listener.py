@@ -9,13 +9,15 @@ import grpc
 
 from protocol import wire
 
-OPTIONS = [
+_OPTIONS = [
     ("grpc.max_receive_message_length", wire.MESSAGE_BYTES_MAX),
     ("grpc.max_send_message_length", wire.MESSAGE_BYTES_MAX),
     ("grpc.so_reuseport", 0),  # a second coordinator must not share the port
-    # A stream that was ended lasts, with a message, until its peer reads that it
-    # was; a node has one on a connection, backsightctl a few.
-    ("grpc.max_concurrent_streams", 64),
+    # Or a small message would become as large a one as a peer likes.
+    ("grpc.compression_enabled_algorithms_bitset", 1),
+    # Who connects, says something soon; and who has no call any more, hangs up or is gone.
+    ("grpc.server_handshake_timeout_ms", 10_000),
+    ("grpc.max_connection_idle_ms", 60_000),
     # Nodes send a ping each 30 s at most; a quarter of that is no abuse yet.
     ("grpc.http2.min_ping_interval_without_data_ms", 7500),
     ("grpc.http2.max_ping_strikes", 0),
@@ -26,6 +28,17 @@ OPTIONS = [
     # Saves a ping for each few frames of data.
     ("grpc.http2.bdp_probe", 0),
 ]
+
+
+# A stream that was ended lasts, with a message, until its peer reads that it was; a node has
+# one on a connection, backsightctl a few.
+_CALLS_OF_A_CONNECTION = 64
+
+
+def options(*, secured: bool) -> list[tuple[str, int]]:
+    """Of the server. With TLS a connection has one call at a time (coordinator.rpc.budget)."""
+    calls = 1 if secured else _CALLS_OF_A_CONNECTION
+    return [*_OPTIONS, ("grpc.max_concurrent_streams", calls)]
 
 
 def add_port(

@@ -32,7 +32,7 @@ from protocol.messages import (
     cut_utf8,
 )
 from protocol.sending import encoded
-from runtime.log import Log, MessageId
+from runtime.log import Log, MessageId, PeerLog
 
 # For how long a release waits for another message to its node. A message of its own costs more
 # than it says, nobody waits for it, and the node has kept the slice for half a minute.
@@ -56,6 +56,7 @@ class NodeStreams:
         changed: Callable[[], None],
         news: asyncio.Event,
         log: Log,
+        peer_log: PeerLog,
     ) -> None:
         self._core = core
         self._counters = counters
@@ -63,6 +64,7 @@ class NodeStreams:
         self._changed = changed
         self._news = news
         self._log = log
+        self._peer_log = peer_log
         self._sessions: dict[int, Outgoing] = {}
         self._streams: dict[int, Outgoing] = {}
         self._loop = asyncio.get_running_loop()
@@ -183,8 +185,9 @@ class NodeStreams:
         that comes before, and does not let a server take it back.
         """
         self._counters.not_reading += 1
-        self._log.warning(
-            f"{context.peer()}: does not read what it is told, so its stream is ended"
+        self._peer_log.warning(
+            context.peer(),
+            f"{context.peer()}: does not read what it is told, so its stream is ended",
         )
         await context.abort(
             grpc.StatusCode.RESOURCE_EXHAUSTED,
@@ -222,6 +225,7 @@ class NodeStreams:
                 self._take(session, messages[1:])
                 await self.keeps_up.wait()
                 async for data in requests:
+                    self._guard.budget.delivered(peer)
                     self._take(session, wire.decode_node_batch(data))
                     if not self.keeps_up.is_set():
                         await self.keeps_up.wait()
@@ -231,7 +235,7 @@ class NodeStreams:
             self._refuse(outgoing, f"no Hello came within {streams.GREETING_TIMEOUT_S:g} s")
         except wire.WireError as error:
             self._counters.malformed += 1
-            self._log.warning(f"{peer}: malformed message refused: {error}")
+            self._peer_log.warning(peer, f"{peer}: malformed message refused: {error}")
             self._refuse(outgoing, f"malformed message: {error}")
 
     def _say_met(self, node: str, peer: str, refused: Refused | None) -> None:
@@ -246,7 +250,8 @@ class NodeStreams:
             )
             return
         if self._said_refused.pop(who, None) != refused.reason:
-            self._log.warning(
+            self._peer_log.warning(
+                peer,
                 f"{refused.reason}. Further attempts are only counted",
                 node=node,
                 reason=refused.reason,
@@ -308,13 +313,15 @@ class NodeStreams:
                 reason = _why_another(opening.node, identity)
                 if reason is not None:
                     self._counters.not_permitted += 1
-                    self._log.warning(f"{context.peer()}: refused: {reason}", node=opening.node)
+                    said = f"{context.peer()}: refused: {reason}"
+                    self._peer_log.warning(context.peer(), said, node=opening.node)
                     await context.abort(grpc.StatusCode.PERMISSION_DENIED, reason)
                 self._core.on_slices_connected(
                     stream, opening.node, opening.incarnation, time.monotonic_ns()
                 )
                 self._changed()
                 async for data in requests:
+                    self._guard.budget.delivered(context.peer())
                     chunks = wire.decode_slices_message(data)
                     if isinstance(chunks, wire.Opening):
                         await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "opened twice")
@@ -333,7 +340,8 @@ class NodeStreams:
             )
         except wire.WireError as error:
             self._counters.malformed += 1
-            self._log.warning(f"{context.peer()}: malformed slice data refused: {error}")
+            peer = context.peer()
+            self._peer_log.warning(peer, f"{peer}: malformed slice data refused: {error}")
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
 
 

@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a peer does to a coordinator: ``python3 -m tests.hostile_peers.attacks ATTACK ENDPOINT CA [DIRECTORY]``.
+
+CA: by which the coordinator's certificate is checked; DIRECTORY: with the certificate that is
+shown. Without both: in clear text. Prints what came of it, as JSON, when it is over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import json
+import ssl
+import struct
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from tests.hostile_peers.http2 import Http2, Shown, connect_only, is_open
+
+_MESSAGE_BYTES = 4 << 20
+_LARGE_BYTES = 1 << 30
+_ATTACK_S = 3.0
+
+Result = dict[str, int]
+
+
+class Attacker:
+    """Whoever it is, with whatever certificate."""
+
+    def __init__(self, endpoint: str, shown: Shown | None) -> None:
+        self._endpoint = endpoint
+        self._shown = shown
+
+    @contextlib.contextmanager
+    def _connections(self, number: int) -> Iterator[list[Http2]]:
+        with contextlib.ExitStack() as stack:
+            opened = []
+            for _ in range(number):
+                with contextlib.suppress(OSError, ssl.SSLError):
+                    opened.append(stack.enter_context(Http2(self._endpoint, self._shown)))
+            yield opened
+
+    def _fill(self, connections: list[Http2], bytes_max: int) -> Result:
+        """Send all that the coordinator lets, for some seconds, but never the last byte."""
+        until_s = time.monotonic() + _ATTACK_S
+        sent = 0
+        while time.monotonic() < until_s and not all(one.ended for one in connections):
+            for one in connections:
+                one.listen(0.01)
+                sent += one.fill(bytes_max)
+        return {
+            "connections": len(connections),
+            "sent_bytes": sent,
+            "ended": sum(one.ended for one in connections),
+        }
+
+    def unfinished(self) -> Result:
+        """Messages of the largest size that is allowed, on as many streams as may be."""
+        with self._connections(4) as connections:
+            for one in connections:
+                one.listen(0.2)
+                for _ in range(64):
+                    one.call("Control", _MESSAGE_BYTES)
+            return self._fill(connections, _MESSAGE_BYTES - 1)
+
+    def endless(self) -> Result:
+        """One message of a GiB."""
+        with self._connections(1) as connections:
+            for one in connections:
+                one.listen(0.2)
+                one.call("Slices", _LARGE_BYTES)
+            return self._fill(connections, _LARGE_BYTES - 1)
+
+    def question(self) -> Result:
+        """The same as a question, which gRPC reads whole before anybody is asked whether it may be."""
+        with self._connections(2) as connections:
+            for one in connections:
+                one.listen(0.2)
+                one.call("ListTraces", _LARGE_BYTES)
+            return self._fill(connections, _LARGE_BYTES - 1)
+
+    def bomb(self) -> Result:
+        """A small message that would be a large one."""
+        packed = gzip.compress(bytes(256 << 20), 9)
+        sent = 0
+        with self._connections(1) as connections:
+            for one in connections:
+                one.listen(0.5)
+                number = one.call("Control", len(packed), b"gzip")
+                until_s = time.monotonic() + _ATTACK_S
+                while sent < len(packed) and time.monotonic() < until_s and not one.ended:
+                    room = min(one.streams[number].window, 16384)
+                    if room > 0:
+                        one.write(number, packed[sent : sent + room])
+                        sent += room
+                    one.listen(0.005)
+                one.listen(2)
+            return {"connections": len(connections), "sent_bytes": sent}
+
+    def silent(self) -> Result:
+        """A thousand connections on which nothing is said."""
+        opened = [connect_only(self._endpoint) for _ in range(1000)]
+        time.sleep(_ATTACK_S)  # what it does is to be there
+        still = sum(map(is_open, opened))
+        for one in opened:
+            one.close()
+        return {"connections": len(opened), "open": still}
+
+    def calls(self) -> Result:
+        """A hundred streams, each on its own connection."""
+        with self._connections(100) as connections:
+            for one in connections:
+                one.call("Control", 100)
+            for one in connections:
+                one.listen(0.05)
+            return {
+                "connections": len(connections),
+                "refused": sum(
+                    stream.window < 0 for one in connections for stream in one.streams.values()
+                ),
+            }
+
+    def noise(self) -> Result:
+        """Calls that are refused, one after the other."""
+        refused = 0
+        until_s = time.monotonic() + _ATTACK_S
+        while time.monotonic() < until_s:
+            with self._connections(1) as connections:
+                for one in connections:
+                    number = one.call("Control", 4)
+                    one.write(number, struct.pack(">I", 0xFFFFFFFF))
+                    one.listen(0.02)
+                    refused += 1
+        return {"refused": refused}
+
+
+def main() -> int:
+    """Attack, and tell."""
+    attack, endpoint, *files = sys.argv[1:]
+    shown = None
+    if files:
+        ca, *directory = map(Path, files)
+        shown = Shown(ca, directory[0] if directory else None)
+    do: Callable[[], Result] = getattr(Attacker(endpoint, shown), attack)
+    print(json.dumps(do()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attacks on a real coordinator: its memory stays within bounds, and an honest node gets in beside them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+import pytest
+import yaml
+
+from ctl.pki import Authority
+from protocol import wire
+from protocol.messages import Hello, Welcome
+from testbed.ports import free_port
+from testbed.topology import await_ready
+
+# Of the coordinator's whole process. One peer may hold 8 MiB of an unfinished message on a
+# connection, and some more until that is seen.
+_MAY_GROW_BYTES = 96 << 20
+
+
+@dataclass
+class Attacked:
+    """A coordinator, and files of whoever comes."""
+
+    process: subprocess.Popen[bytes]
+    endpoint: str
+    pki: Path
+    log: Path
+
+    def memory_bytes(self, name: str) -> int:
+        for line in Path(f"/proc/{self.process.pid}/status").read_text().splitlines():
+            if line.startswith(f"{name}:"):
+                return int(line.split()[1]) << 10
+        raise AssertionError(f"no {name}")
+
+    def forget_peak(self) -> None:
+        Path(f"/proc/{self.process.pid}/clear_refs").write_text("5")
+
+    def attack(self, name: str, *files: Path) -> dict[str, int]:
+        command = [sys.executable, "-m", "tests.hostile_peers.attacks", name, self.endpoint]
+        done = subprocess.run(
+            [*command, *map(str, files)], stdout=subprocess.PIPE, check=True, timeout=100
+        )
+        result: dict[str, int] = json.loads(done.stdout)
+        return result
+
+    def welcomes(self, node: Path, name: str) -> bool:
+        """Whether an honest node gets in now."""
+
+        async def ask() -> bool:
+            read = [(node / file).read_bytes() for file in ("ca.crt", "tls.key", "tls.crt")]
+            async with grpc.aio.secure_channel(
+                self.endpoint, grpc.ssl_channel_credentials(*read)
+            ) as channel:
+                call = channel.stream_stream("/backsight.v1.Coordinator/Control", None, None)(
+                    None, timeout=60
+                )
+                await call.write(wire.encode_node_batch([Hello(name, 1)]))
+                data = await call.read()
+                call.cancel()
+                return isinstance(data, bytes) and isinstance(
+                    wire.decode_coordinator_batch(data)[0], Welcome
+                )
+
+        return asyncio.run(ask())
+
+
+@pytest.fixture(scope="module")
+def attacked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Attacked]:
+    directory = tmp_path_factory.mktemp("attacked")
+    authority = Authority.create(directory / "pki", "d")
+    own = authority.issue("coordinator", is_server=True, addresses=["127.0.0.1"]).directory
+    endpoint = f"127.0.0.1:{free_port()}"
+    config = {
+        "listen": endpoint,
+        "store": {"path": str(directory / "t.sqlite")},
+        "metrics": {"listen": None},
+        "query": {"listen": None},
+        "tls": {
+            "ca": str(own / "ca.crt"),
+            "certificate": str(own / "tls.crt"),
+            "key": str(own / "tls.key"),
+        },
+    }
+    (directory / "c.yaml").write_text(yaml.safe_dump(config))
+    log = directory / "log"
+    with contextlib.ExitStack() as stack:
+        notify = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
+        notify.bind(str(directory / "notify"))
+        written = stack.enter_context(log.open("wb"))
+        process = stack.enter_context(
+            subprocess.Popen(
+                [sys.executable, "-m", "coordinator", "--config", str(directory / "c.yaml")],
+                env={**os.environ, "NOTIFY_SOCKET": str(directory / "notify")},
+                stderr=written,
+            )
+        )
+        stack.callback(process.terminate)
+        await_ready(notify, process, "coordinator", log.read_text)
+        yield Attacked(process, endpoint, directory / "pki", log)
+
+
+def issued(attacked: Attacked, name: str) -> Path:
+    directory = attacked.pki / f"node-{name}"
+    if not directory.exists():
+        Authority(attacked.pki).issue(f"node/{name}", is_server=False)
+    return directory
+
+
+@pytest.mark.parametrize("attack", ["unfinished", "endless", "question", "bomb", "calls", "silent"])
+def test_a_peer_with_a_certificate_takes_its_part_and_no_more(
+    attacked: Attacked, attack: str
+) -> None:
+    bad, good = issued(attacked, "bad"), issued(attacked, "good")
+    attacked.forget_peak()
+    before = attacked.memory_bytes("VmRSS")
+    result = attacked.attack(attack, attacked.pki / "ca.crt", bad)
+    assert result["connections"] >= 1
+    assert attacked.memory_bytes("VmHWM") - before < _MAY_GROW_BYTES
+    if attack in ("endless", "question"):
+        assert result["ended"] == result["connections"]
+        assert "of a message that is not whole yet" in attacked.log.read_text()
+    if attack == "calls":
+        assert result["refused"] == 100 - 8
+    assert attacked.welcomes(good, "good")
+    assert attacked.process.poll() is None
+
+
+def test_noise_does_not_fill_the_log(attacked: Attacked) -> None:
+    before = len(attacked.log.read_text().splitlines())
+    result = attacked.attack("noise", attacked.pki / "ca.crt", issued(attacked, "bad"))
+    assert result["refused"] > 20
+    said = attacked.log.read_text().splitlines()[before:]
+    assert len([line for line in said if "malformed message refused" in line]) <= 10
+
+
+def test_a_stranger_gets_no_call(attacked: Attacked) -> None:
+    for files in ((), (attacked.pki / "ca.crt",)):
+        attacked.forget_peak()
+        before = attacked.memory_bytes("VmRSS")
+        attacked.attack("endless", *files)
+        assert attacked.memory_bytes("VmHWM") - before < _MAY_GROW_BYTES
+    assert attacked.welcomes(issued(attacked, "good"), "good")
+    # gRPC would say a line for each.
+    assert "Handshake failed" not in attacked.log.read_text()
