@@ -269,6 +269,9 @@ class Daemon:
         policy = self._core.take_policy()
         if policy is not None:
             self._on_policy(policy)
+        seed = self._core.take_priority_seed()
+        if seed is not None:
+            self._dataplane.set_priority_seed(seed)
         # The coordinator may just have asked for a trace that is being written.
         if self._dataplane.has_slices():
             self._pump.lively(now_ns)

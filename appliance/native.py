@@ -275,6 +275,10 @@ class NativeDataPlane:
         """
         lib.bsn_set_sampling(self._node, percentage_threshold, trust_incoming)
 
+    def set_priority_seed(self, seed: int) -> None:
+        """Order what recent() finds by priorities of this seed, instead of the cluster's."""
+        lib.bsn_set_priority_seed(self._node, seed)
+
     # ------------------------------------------------------------------ work
 
     def clock_pair(self) -> None:

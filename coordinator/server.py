@@ -28,6 +28,7 @@ from coordinator.rpc import listener
 from coordinator.rpc.connections import shut_all
 from coordinator.rpc.guard import Guard
 from coordinator.rpc.nodes import NodeStreams
+from coordinator.seed import priority_seed
 from coordinator.settings import core_config, policy, store_limits
 from coordinator.store.reader import StoreReader
 from coordinator.store.schema import in_words
@@ -93,7 +94,14 @@ class CoordinatorServer:
             self._closed_trace,
         )
         self._nodes = NodeStreams(
-            self._core, self.counters, self._guard, self._changed, self.news, log, peer_log
+            self._core,
+            self.counters,
+            self._guard,
+            self._changed,
+            self.news,
+            priority_seed(settings),
+            log,
+            peer_log,
         )
         self._questions = Questions(
             settings.store_path,

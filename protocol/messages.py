@@ -175,6 +175,7 @@ NodeMessage: TypeAlias = (
 class Welcome:
     incarnation: int
     agreed: Agreed
+    priority_seed: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -244,6 +244,7 @@ def _checked_welcome(m: Welcome) -> Welcome:
     _integer("welcome.incarnation", m.incarnation, _UINT64_MAX)
     _protocol("welcome.protocol", m.agreed.protocol)
     _integer("welcome.features", int(m.agreed.features), _UINT64_MAX)
+    _integer("welcome.priority_seed", m.priority_seed, _UINT64_MAX)
     return m
 
 
@@ -445,6 +446,7 @@ def _coordinator_message_out(message: CoordinatorMessage) -> pb.CoordinatorMessa
                     incarnation=message.incarnation,
                     protocol=message.agreed.protocol,
                     features=int(message.agreed.features),
+                    priority_seed=message.priority_seed,
                 )
             )
         case Refused():
@@ -501,7 +503,7 @@ def _coordinator_message_in(message: pb.CoordinatorMessage) -> CoordinatorMessag
         case "welcome":
             welcome = message.welcome
             agreed = Agreed(welcome.protocol or BEFORE_WINDOWS, Feature(welcome.features))
-            return _checked_welcome(Welcome(welcome.incarnation, agreed))
+            return _checked_welcome(Welcome(welcome.incarnation, agreed, welcome.priority_seed))
         case "refused":
             return Refused(_text("refused.reason", message.refused.reason, REASON_BYTES_MAX))
         case "collect":

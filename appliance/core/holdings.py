@@ -63,7 +63,8 @@ class Holdings:
         self.groups: dict[Group, HeldGroup] = {}
         self._config = config
         self._dataplane = dataplane
-        self._priority = TraceHash(Domain.PRIORITY, config.cluster_seed)
+        self._seed = config.cluster_seed
+        self._priority = TraceHash(Domain.PRIORITY, self._seed)
         marks_max = dataplane.store_usage().capacity_bytes // 4 // MARK_BYTES
         self._marks_max = min(config.triggered_max, marks_max)
         self._names = TriggerNames(config.trigger_names_max, config.policies)
@@ -78,6 +79,16 @@ class Holdings:
         self._config = config
         self._names.configure(config.policies)
         self.reporter.reconfigure(config, now_ns)
+
+    def rank_by(self, seed: int, now_ns: int) -> bool:
+        """Hash priorities by another seed, also of what is held; whether it is another."""
+        if seed == self._seed:
+            return False
+        self._seed = seed
+        self._priority = TraceHash(Domain.PRIORITY, seed)
+        for held in self.groups.values():
+            self.reporter.rank(held, self._priority(held.group.primary), now_ns)
+        return True
 
     # ------------------------------------------------------------- names
 

@@ -111,6 +111,7 @@ class NodeCore:
         """What is spoken with the coordinator, since it welcomed this node."""
         self.policy = policy
         """What the coordinator last said that nodes shall record."""
+        self._new_priority_seed: int | None = None
         self._policy_is_new = False
         self._snapshot: SnapshotRun | None = None
 
@@ -195,6 +196,11 @@ class NodeCore:
         run.asked = True
         return run.order
 
+    def take_priority_seed(self) -> int | None:
+        """By what priorities are hashed from now on, if that has changed; once each."""
+        seed, self._new_priority_seed = self._new_priority_seed, None
+        return seed
+
     def take_policy(self) -> Policy | None:
         """What is to be recorded from now on, and to be kept over restarts; once each."""
         if not self._policy_is_new:
@@ -236,7 +242,7 @@ class NodeCore:
             return
         match message:
             case Welcome():
-                self._on_welcome(message)
+                self._on_welcome(message, now_ns)
             case Refused():
                 self._on_refused(message.reason)
             case Collect():
@@ -402,7 +408,7 @@ class NodeCore:
         self.refused = reason
         self.counters.refused += 1
 
-    def _on_welcome(self, welcome: Welcome) -> None:
+    def _on_welcome(self, welcome: Welcome, now_ns: int) -> None:
         """The stream is open: repeat all that the other side may have missed."""
         try:
             agreed = check(welcome.agreed, self._versions)
@@ -411,6 +417,9 @@ class NodeCore:
             return
         self.agreed = agreed
         self.refused = None
+        seed = welcome.priority_seed or self._config.cluster_seed
+        if self._holdings.rank_by(seed, now_ns):
+            self._new_priority_seed = seed
         if self._snapshot is not None:
             self._snapshot.told = None
         self._owed.open()

@@ -104,6 +104,17 @@ class Reporter:
         if queue.backlogged and not was_backlogged:
             queue.clock = max(queue.clock, self._clock)
 
+    def rank(self, group: HeldGroup, priority: int, now_ns: int) -> None:
+        """Give a group another priority."""
+        queue = self._queue(group.queue, now_ns)
+        clock = queue.clock
+        for groups in (queue.begun, queue.waiting, queue.held):
+            groups.put(group, present=False)
+        group.priority = priority
+        self.place(group, now_ns)
+        # It was backlogged all the time.
+        queue.clock = clock
+
     def begin(self, group: HeldGroup, now_ns: int) -> None:
         """Bytes of the group were sent: what more there is of it goes first."""
         if not group.begun:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -29,6 +30,7 @@ from protocol.messages import (
     Release,
     SliceReply,
     Unknown,
+    Welcome,
     cut_utf8,
 )
 from protocol.sending import encoded
@@ -55,6 +57,7 @@ class NodeStreams:
         guard: Guard,
         changed: Callable[[], None],
         news: asyncio.Event,
+        priority_seed: int,
         log: Log,
         peer_log: PeerLog,
     ) -> None:
@@ -63,6 +66,7 @@ class NodeStreams:
         self._guard = guard
         self._changed = changed
         self._news = news
+        self._priority_seed = priority_seed
         self._log = log
         self._peer_log = peer_log
         self._sessions: dict[int, Outgoing] = {}
@@ -131,6 +135,12 @@ class NodeStreams:
             self._say(session, messages)
 
     def _say(self, session: int, messages: list[CoordinatorMessage]) -> None:
+        messages = [
+            replace(message, priority_seed=self._priority_seed)
+            if isinstance(message, Welcome)
+            else message
+            for message in messages
+        ]
         outgoing = self._sessions[session]
         for start in range(0, len(messages), wire.BATCH_MESSAGES_MAX):
             batch = messages[start : start + wire.BATCH_MESSAGES_MAX]

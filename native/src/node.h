@@ -359,6 +359,9 @@ BSN_EXPORT int64_t bsn_peek(struct bsn *node, struct bs_trace_id id,
 			    uint64_t now_ns, void *buffer, size_t bytes,
 			    struct bsn_slice *slice);
 
+/* Hash priorities (hash.h) by this seed instead of the cluster's, which clients can read. */
+BSN_EXPORT void bsn_set_priority_seed(struct bsn *node, uint64_t seed);
+
 /* Traces that are not and were not collected, to which a process of that service
  * (empty: any) wrote within the last age_ns, or that are open in one: the ids of at
  * most `room` of them, those of the highest priority (hash.h), highest first. Returns

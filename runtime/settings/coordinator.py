@@ -180,6 +180,7 @@ class Settings:
     query: QuerySettings = field(default_factory=QuerySettings)
     export: Annotated[ExportSettings, RELOADABLE] = field(default_factory=ExportSettings)
     policy: Annotated[PolicySettings | None, RELOADABLE] = None
+    priority_seed: Annotated[int, Range(1, (1 << 64) - 1)] | None = None
     log_level: Annotated[LevelName, RELOADABLE] = "info"
     cluster_seed: Annotated[int, Range(0, (1 << 64) - 1)] = 0
 

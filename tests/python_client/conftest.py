@@ -192,6 +192,10 @@ class Node:
         """How many traces there are of any age, and those that a snapshot takes first."""
         return self._plane.recent(time.monotonic_ns(), "", traces_max)
 
+    def rank_by(self, seed: int) -> None:
+        """Take another seed for priorities."""
+        self._plane.set_priority_seed(seed)
+
     def triggers(self) -> list[LocalTrigger]:
         """The triggers that programs have fired since this was asked last."""
         self._plane.poll(time.monotonic_ns())

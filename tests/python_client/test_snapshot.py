@@ -25,3 +25,7 @@ def test_a_snapshot_takes_the_traces_of_the_highest_priority(node: Node) -> None
     # Of more than are asked for the number is an estimate: of 50 it is right to 1 in 7.
     assert MANY / 2 < found < MANY * 2
     assert node.recent(1)[1] == in_order[:1]
+    # And by the coordinator's seed, as soon as that is known.
+    node.rank_by(CLUSTER_SEED + 1)
+    again = sorted(traces, key=TraceHash(Domain.PRIORITY, CLUSTER_SEED + 1), reverse=True)
+    assert node.recent(MANY + 1) == (MANY, again)

@@ -141,6 +141,13 @@ def test_an_identity_has_so_many_calls_at_once(looked: Looked) -> None:
     assert looked.budget.why_not(NODE) is None
 
 
+def test_a_call_over_ipv6_is_of_its_connection(looked: Looked) -> None:
+    many = [looked.add(f"ipv6:[::1]:{port}") for port in range(IDLE_CONNECTIONS_MAX + 1)]
+    with looked.budget.call(f"ipv6:%5B::1%5D:{IDLE_CONNECTIONS_MAX}", NODE):
+        looked.look()
+    assert not any(one.is_shut for one in many)
+
+
 def test_one_call_too_many_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GRPC_VERBOSITY", "NONE")
     monkeypatch.setattr(budget, "_CALLS_MAX", dict.fromkeys(Role, 0))

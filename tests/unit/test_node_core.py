@@ -861,6 +861,33 @@ def test_overload_gives_up_the_lowest_priority_of_the_greediest_trigger() -> Non
     assert max(rank(group.primary) for group in gone) < min(ranks)
 
 
+def test_the_coordinators_seed_ranks_what_comes_and_what_is_held() -> None:
+    limits = TriggerLimits(1, 1000, 1, 1000)
+    config = NodeConfig("n1", cluster_seed=1, limits=limits)
+    node = Node(config, PoolConfig(store_bytes=1 << 20))
+    for number in range(100):
+        node.write(number + 1, 1000)
+        node.fire(number + 1)
+    assert node.core.take_priority_seed() is None
+    seed = 0xFEDCBA9876543210
+    node.core.on_control_connected(node.now_ns, ())
+    node.core.on_control(Welcome(7, AGREED, seed), node.now_ns, node.now_ns + REAL_NS)
+    assert node.core.take_priority_seed() == seed
+    assert node.core.take_priority_seed() is None
+    for number in range(100, 200):
+        node.write(number + 1, 1000)
+        node.fire(number + 1)
+    node.connect_slices()
+    rank = TraceHash(Domain.PRIORITY, seed)
+    ranks = [rank(trace(number)) for number in node.report()]
+    assert len(ranks) == 200
+    assert ranks == sorted(ranks, reverse=True)
+    # One that says none: as configured.
+    node.core.on_control_connected(node.now_ns, ())
+    node.core.on_control(Welcome(8, AGREED), node.now_ns, node.now_ns + REAL_NS)
+    assert node.core.take_priority_seed() == 1
+
+
 def test_a_young_group_is_spared_for_other_triggers_unless_the_store_is_nearly_full() -> None:
     limits = TriggerLimits(1, 1000, 1, 1000)
     config = NodeConfig("n1", limits=limits, abandon_grace_ns=S)

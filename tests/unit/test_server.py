@@ -590,7 +590,7 @@ def test_one_file_is_left_of_a_store_that_was_read(tmp_path: Path) -> None:
             assert (tmp_path / "t.sqlite-wal").exists()
 
     asyncio.run(run())
-    files = {"t.sqlite", "t.sqlite.lock", "t.sqlite.reserve"}
+    files = {"t.sqlite", "t.sqlite.lock", "t.sqlite.reserve", "t.sqlite.seed"}
     assert {file.name for file in tmp_path.glob("t.sqlite*")} == files
 
 

@@ -95,6 +95,7 @@ struct bsn {
 	 * pieces of a long work. */
 	pthread_mutex_t gate, lock;
 	struct bsn_config config;
+	uint64_t priority_seed; /* bsn_set_priority_seed() */
 	uint64_t node_id;
 	uint64_t secret; /* odd: of tables with places by what others choose */
 	uint64_t now_ns;

@@ -117,6 +117,7 @@ int bsn_new(const struct bsn_config *config, struct bsn **node, char *message,
 	pthread_mutex_init(&n->gate, NULL);
 	pthread_mutex_init(&n->lock, NULL);
 	n->config = *config;
+	n->priority_seed = config->cluster_seed;
 	n->node_id = bs_fnv1a64(BS_FNV1A64_BASIS, config->node_name,
 				strlen(config->node_name));
 	n->ledger.fd = n->store.fd = n->policy_fd = -1;

@@ -261,6 +261,13 @@ static uint64_t estimate(const struct recent *r)
 	return about > r->count ? (uint64_t)about : r->count;
 }
 
+void bsn_set_priority_seed(struct bsn *n, uint64_t seed)
+{
+	node_lock(n);
+	n->priority_seed = seed;
+	node_unlock(n);
+}
+
 static int recent(struct bsn *n, uint64_t now_ns, struct recent whose,
 		  struct bs_trace_id *ids, int room, uint64_t *found)
 {
@@ -273,7 +280,7 @@ static int recent(struct bsn *n, uint64_t now_ns, struct recent whose,
 	r.room = (uint32_t)room;
 	r.set.secret = n->secret;
 	r.domain = bs_hash_prepare(BS_HASH_PRIORITY, strlen(BS_HASH_PRIORITY),
-				   n->config.cluster_seed);
+				   n->priority_seed);
 	for (r.set.room = 64; r.set.room < 2 * r.room; r.set.room *= 2)
 		;
 	r.heap = malloc((size_t)room * sizeof(*r.heap));
