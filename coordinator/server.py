@@ -49,6 +49,9 @@ _SERVICE = "backsight.v1.Coordinator"
 # bounded by credit.
 _UNDURABLE_WRITES_MAX = 65536
 
+# Of what is stored, in one turn of the loop: what a node's probe of its clock may be off by then.
+_RECOVERED_AT_ONCE_NS = 5_000_000
+
 # At the end, for what is being sent.
 _STOP_GRACE_S = 0.5
 
@@ -86,7 +89,7 @@ class CoordinatorServer:
         self._core = CoordinatorCore(
             config,
             incarnation,
-            self._store.recover_traces(config.closed_max),
+            self._closed.recover_traces(config.closed_max),
             self._store.recover_nodes(),
             time.monotonic_ns(),
             versions,
@@ -117,6 +120,7 @@ class CoordinatorServer:
         self._submitted = self._durable = 0  # the last tokens
         self._flush_due = False
         self._timer: asyncio.TimerHandle | None = None
+        self._recovering: asyncio.Handle | None = None
         self._server = grpc.aio.server(options=listener.options(secured=settings.tls is not None))
         self._server.add_generic_rpc_handlers((self._handlers(),))
 
@@ -132,12 +136,12 @@ class CoordinatorServer:
             credentials = self._guard.server_credentials()
             self._port = listener.add_port(self._server, self._settings.listen, credentials)
             await self._server.start()
+            self._recover()
         except BaseException:
             await self._questions.close()
             self._closed.__exit__(None, None, None)
             self._store.__exit__(None, None, None)
             raise
-        self._changed()
         return self
 
     async def __aexit__(
@@ -149,8 +153,9 @@ class CoordinatorServer:
         await self._server.stop(_STOP_GRACE_S)
         # First: the last connection takes the journal into the file, which needs a writer.
         await self._questions.close()
-        if self._timer is not None:
-            self._timer.cancel()
+        for handle in (self._timer, self._recovering):
+            if handle is not None:
+                handle.cancel()
         self._closed.__exit__(None, None, None)
         if self._reading is not None:
             self._reading.end(self._loop)
@@ -171,6 +176,18 @@ class CoordinatorServer:
                 message_id=MessageId.STORE_FAILED,
             )
             return None
+
+    @die_if_it_fails
+    def _recover(self) -> None:
+        """Take up what is stored, a piece in each turn of the loop. Until then nodes wait."""
+        until_ns = time.monotonic_ns() + _RECOVERED_AT_ONCE_NS
+        while self._core.recovering and time.monotonic_ns() < until_ns:
+            self._core.recover(time.monotonic_ns())
+        if self._core.recovering:
+            self._recovering = self._loop.call_soon(self._recover)
+        else:
+            self._recovering = None
+            self._changed()
 
     def _changed(self) -> None:
         """Facts came in: fetch what the core makes of them, once a turn of the loop."""
@@ -206,7 +223,7 @@ class CoordinatorServer:
             self._questions.on_written(writes)
             self._submitted = writes[-1].token
         waiting = max(self._submitted - self._durable, self._core.waiting_effects)
-        if waiting <= _UNDURABLE_WRITES_MAX:
+        if waiting <= _UNDURABLE_WRITES_MAX and not self._core.recovering:
             self._nodes.keeps_up.set()
         else:
             self._nodes.keeps_up.clear()
@@ -249,6 +266,8 @@ class CoordinatorServer:
     def status_text(self) -> str:
         """How the coordinator is, in a line."""
         now = self._core.figures()
+        if self._core.recovering:
+            return f"takes up what is stored: {now.traces_open} traces so far; nodes wait"
         return (
             f"{now.nodes_connected} of {now.nodes_known} nodes connected;"
             f" {now.traces_open} traces open, {now.traces_settled} settled;"

@@ -14,7 +14,7 @@ the node knew of, so the part is a restarted one.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from coordinator.core.config import CoordinatorConfig
 from coordinator.core.credit import Credit
@@ -22,7 +22,7 @@ from coordinator.core.nodes import Node, Nodes
 from coordinator.core.outbox import BytesDurable, Outbox
 from coordinator.core.records import AppendSlice
 from coordinator.core.trace import STAYING, Part, Trace
-from protocol.messages import SliceChunk
+from protocol.messages import SliceChunk, SliceFlags, SliceStatus
 
 
 @dataclass(slots=True)
@@ -117,6 +117,14 @@ class Assembly:
             trace.evidence.restart(part.node)
             self.expect(trace, part)
         return True
+
+    def within_bounds(self, status: SliceStatus) -> SliceStatus:
+        """What a node says of its slice, as far as it is stored."""
+        if status.bytes <= self._slice_bytes_max:
+            return status
+        return replace(
+            status, bytes=self._slice_bytes_max, flags=status.flags | SliceFlags.TRUNCATED
+        )
 
     def expect(self, trace: Trace, part: Part) -> None:
         """What is missing of a slice is to come, and takes credit."""

@@ -22,12 +22,11 @@ of a trace the lifecycle's, bytes are the assembly's.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from typing import assert_never
 
 from coordinator.core.assembly import Assembly
 from coordinator.core.clock import PROBES_AT_CONNECT
-from coordinator.core.closed import NOTHING, outcome_of
+from coordinator.core.closed import NOTHING
 from coordinator.core.config import CoordinatorConfig
 from coordinator.core.figures import (
     CoordinatorCounters,
@@ -35,9 +34,9 @@ from coordinator.core.figures import (
     NodeView,
     TriggerCounters,
 )
-from coordinator.core.groups import Owner
+from coordinator.core.groups import OF_A_PROCESS
 from coordinator.core.lifecycle import NOBODY, Lifecycle
-from coordinator.core.memory import Memory
+from coordinator.core.memory import FIRING_BYTES, Memory
 from coordinator.core.nodes import Node, Nodes
 from coordinator.core.outbox import BytesDurable, Closed, Outbox, Say
 from coordinator.core.policy import Policies
@@ -46,18 +45,17 @@ from coordinator.core.records import (
     PutNode,
     PutStatus,
     PutTrigger,
-    StoredSlice,
     StoredTrace,
     Write,
 )
+from coordinator.core.recovery import Recovery
 from coordinator.core.snapshots import Snapshots
 from coordinator.core.timers import Timers
-from coordinator.core.trace import UNKNOWN_INCARNATION, Part, PartState, Trace
+from coordinator.core.trace import Part, Trace
 from coordinator.core.traversal import Traversal
 from counting.histogram import Histogram
 from counting.token_bucket import TokenBucket
 from counting.trigger_names import OTHER_NAMES, UNUSED_NS, TriggerNames
-from protocol.hashing import node_id
 from protocol.messages import (
     CLOCK_STEPPED,
     NO_POLICY,
@@ -74,7 +72,6 @@ from protocol.messages import (
     Policy,
     Refused,
     SliceChunk,
-    SliceFlags,
     SliceReply,
     SliceStatus,
     SnapshotStatus,
@@ -90,15 +87,8 @@ from protocol.versions import OURS, Versions
 __all__ = ["CoordinatorConfig", "CoordinatorCore"]
 
 
-# What a firing takes of the store: most of it its laterals, once in it and once
-# each as members of its group.
-FIRING_BYTES = 2048
-
 # A node that sets its clock all the time is asked no more often.
 CLOCK_STEPPED_PROBE_NS = 1_000_000_000
-
-_OF_A_PROCESS = (Source.APPLICATION, Source.CONTEXT, Source.KERNEL)
-"""Who fires because a process of the node works on the primary. Nodes repeat firings as their own."""
 
 
 class CoordinatorCore:
@@ -115,7 +105,7 @@ class CoordinatorCore:
         policy: Policy = NO_POLICY,
         stored: Callable[[TraceId], StoredTrace | None] = lambda _: None,
     ) -> None:
-        """Go on from what an earlier coordinator left in the store.
+        """Go on from what an earlier coordinator left in the store, once ``recover()`` took it up.
 
         ``known_nodes`` come in the order in which they were put last. ``recovered`` is read
         once, in order: it may load its traces one by one, the youngest last. ``stored`` gives
@@ -147,14 +137,26 @@ class CoordinatorCore:
 
         for known in known_nodes:
             self._nodes.remember(known.node, known.addresses, known.incarnation)
-        fired: list[Iterable[PutTrigger]] = []
-        for trace in recovered:
-            self._recover(trace, now_ns)
-            fired.append(trace.triggers)
-        for triggers in fired:
-            for trigger in triggers:
-                self._recover_trigger(trigger, now_ns)
-        self._lifecycle.make_room(now_ns)
+        self._recovery: Recovery | None = Recovery(
+            recovered,
+            self._traversal,
+            self._assembly,
+            self._lifecycle,
+            self._memory,
+        )
+
+    # ---------------------------------------------------------- recovery
+
+    @property
+    def recovering(self) -> bool:
+        """Whether there is more to take up of what is stored. Until then no facts may come in."""
+        return self._recovery is not None
+
+    def recover(self, now_ns: int) -> None:
+        """Take up a piece of what is stored, some tenths of a millisecond."""
+        if self._recovery is not None and not self._recovery.step(now_ns):
+            self._recovery = None
+            self._lifecycle.make_room(now_ns)
 
     # ---------------------------------------------------------- facts in
 
@@ -278,6 +280,8 @@ class CoordinatorCore:
 
     def on_tick(self, now_ns: int) -> None:
         """Time passed: see next_wakeup_ns."""
+        if self.recovering:
+            return  # no verdict by half of what is known
         while (identity := self._probe_timers.pop(now_ns)) is not None:
             self._probe(self._nodes.by_id[identity], now_ns)
             self._put_incarnation(self._nodes.by_id[identity])
@@ -302,6 +306,8 @@ class CoordinatorCore:
 
     def next_wakeup_ns(self, now_ns: int) -> int | None:
         """When on_tick may do something without a new fact."""
+        if self.recovering:
+            return None
         times = [self._lifecycle.next_ns(), self._probe_timers.next_ns()]
         due = [time for time in times if time is not None]
         return max(now_ns, min(due)) if due else None
@@ -387,7 +393,7 @@ class CoordinatorCore:
         known = known or self._lifecycle.outcome(group.primary) is not None
         adds_nothing = fired.why == RECOVERED_WHY and known
         is_new = not adds_nothing and told.get(node.name) != hash(fired)
-        is_of_process = fired.source in _OF_A_PROCESS
+        is_of_process = fired.source in OF_A_PROCESS
         if is_new:
             self._outbox.write(PutTrigger(node.name, fired))
         if not known and not self._may_fire(node, fired, now_ns):
@@ -452,7 +458,7 @@ class CoordinatorCore:
         return any(self._trigger_names.key(group.trigger) == name for group in trace.groups)
 
     def _on_status(self, node: Node, status: SliceStatus, now_ns: int) -> None:
-        status = self._within_bounds(status)
+        status = self._assembly.within_bounds(status)
         trace = self._traces.get(status.trace)
         if trace is None:
             outcome = self._lifecycle.outcome(status.trace)
@@ -536,13 +542,6 @@ class CoordinatorCore:
             self._traversal.named(trace, named, node.name, now_ns)
             self._lifecycle.news(trace, now_ns)
 
-    def _within_bounds(self, status: SliceStatus) -> SliceStatus:
-        """What a node says of its slice, as far as it is stored."""
-        limit = self._config.slice_bytes_max
-        if status.bytes <= limit:
-            return status
-        return replace(status, bytes=limit, flags=status.flags | SliceFlags.TRUNCATED)
-
     def _meet(self, trace: Trace, part: Part, epoch: int, *, begins: bool, told: bool) -> bool:
         received = part.received
         met = self._assembly.meet(trace, part, epoch, begins=begins, told=told)
@@ -602,70 +601,3 @@ class CoordinatorCore:
                     self._lifecycle.on_closed(effect)
                 case _:
                     assert_never(effect)
-
-    # ---------------------------------------------------------- recovery
-
-    def _recover(self, stored: StoredTrace, now_ns: int) -> None:
-        """Take in a trace of an earlier coordinator."""
-        for abandoned in stored.abandoned:
-            self._traversal.remember_abandoned(abandoned.group, abandoned.node)
-        if stored.released:
-            self._lifecycle.closed.remember(stored.trace, outcome_of(stored))
-            return
-        # Charged to its triggers when these are here.
-        by = node_id(stored.slices[0].node if stored.slices else "")
-        trace = self._lifecycle.begin(stored.trace, by, now_ns)
-        trace.reported_ns = None
-        trace.verdict = stored.verdict
-        for known in stored.slices:
-            self._recover_slice(trace, known, now_ns)
-        self._lifecycle.wait_for_nodes(trace, now_ns)
-
-    def _recover_trigger(self, trigger: PutTrigger, now_ns: int) -> None:
-        group = trigger.fired.group
-        for trace_id in (group.primary, *trigger.fired.laterals):
-            if self._lifecycle.outcome(trace_id) is not None:
-                continue
-            owner = Owner(node_id(trigger.node))
-            trace = self._traces.get(trace_id)
-            trace = trace or self._lifecycle.begin(trace_id, owner.node, now_ns)
-            trace.reported_ns = None
-            part = self._traversal.add_stored(trace, owner.node, now_ns)
-            by_process = trigger.fired.source in _OF_A_PROCESS and trace_id == group.primary
-            if by_process and part.status is None:
-                part.fired_under = UNKNOWN_INCARNATION
-            self._traversal.join(trace, group, owner)
-            for known in trace.parts.values() if group in trace.groups else ():
-                # Who fired it, or has all of it here, need not be asked again; a Drop concerns all.
-                sure = known is part or known.state is PartState.ANSWERED
-                if sure or group in self._traversal.abandoned:
-                    known.told[group] = True
-            self._memory.add_stored(trace, FIRING_BYTES * (trace_id == group.primary))
-            self._lifecycle.wait_for_nodes(trace, now_ns)
-        state = self._traversal.groups.get(group)
-        if state is not None:
-            state.fired[trigger.node] = hash(trigger.fired)
-
-    def _recover_slice(self, trace: Trace, known: StoredSlice, now_ns: int) -> None:
-        identity = node_id(known.node)
-        part = self._traversal.add_stored(trace, identity, now_ns)
-        part.restarted = known.restarted
-        part.epoch = known.epoch
-        status = known.status
-        chunks = known.chunks
-        if status is not None and status.bytes and status.epoch != known.epoch:
-            # Given up for another slice, of which nothing is durable.
-            part.epoch_before, part.epoch = known.epoch, status.epoch
-            chunks = ()
-        for chunk in chunks:
-            part.received += len(chunk)
-            named = trace.evidence.add(identity, chunk)
-            self._traversal.named(trace, named, known.node, now_ns)
-        part.durable = part.received
-        self._memory.add_stored(trace, part.received)
-        if known.status is not None:
-            part.status = self._within_bounds(known.status)
-            if not part.is_due:
-                part.state = PartState.ANSWERED
-            self._assembly.expect(trace, part)
-            self._traversal.named(trace, known.status.crumbs, known.node, now_ns)

@@ -7,13 +7,17 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from counting.by_priority import Order
-from protocol.messages import Group, NodeId, TraceId
+from protocol.messages import Group, NodeId, Source, TraceId
 
 if TYPE_CHECKING:
     from coordinator.core.trace import Trace
 
 NO_TRIGGER = ""
 """Instead of a trigger's name: a trace that nobody fired, by itself."""
+
+
+OF_A_PROCESS = (Source.APPLICATION, Source.CONTEXT, Source.KERNEL)
+"""Who fires because a process of the node works on the primary. Nodes repeat firings as their own."""
 
 
 class Owner(NamedTuple):

@@ -228,6 +228,7 @@ class Lifecycle:
         for part in trace.parts.values():
             waits = part.state is not PartState.ANSWERED
             part.deadline_ns = now_ns + self._config.provisional_ns if waits else None
+        trace.provisional_at_ns = now_ns + self._config.provisional_ns
         self.news(trace, now_ns)
 
     def put_released_unless_here(self, trace_id: TraceId, group: Group) -> None:

@@ -28,6 +28,10 @@ from counting.by_priority import ByPriority, order_of
 from protocol.hashing import Domain, TraceHash
 from protocol.messages import Group, NodeId, TraceId
 
+# What a firing takes of the store: most of it its laterals, once in it and once
+# each as members of its group.
+FIRING_BYTES = 2048
+
 
 class Measure(enum.IntEnum):
     """Of what there may be too much."""

@@ -78,8 +78,7 @@ class NodeStreams:
         self._said_refused: dict[tuple[str, str], str] = {}  # by name and address; latest last
         self._last_number = 0
         self.keeps_up = asyncio.Event()
-        """Nodes are listened to while it is set."""
-        self.keeps_up.set()
+        """Nodes are listened to while it is set. Before, they can connect, and wait."""
 
     def handlers(self) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
         """By the names of the calls."""
@@ -229,6 +228,7 @@ class NodeStreams:
                     self._say_met(hello.node, peer, Refused(f"{peer}: refused: {reason}"))
                     self._refuse(outgoing, reason)
                     return
+                await self.keeps_up.wait()
                 refused = self._core.on_node_connected(session, hello, peer, time.monotonic_ns())
                 self._say_met(hello.node, peer, refused)
                 self._news.set()
@@ -326,6 +326,7 @@ class NodeStreams:
                     said = f"{context.peer()}: refused: {reason}"
                     self._peer_log.warning(context.peer(), said, node=opening.node)
                     await context.abort(grpc.StatusCode.PERMISSION_DENIED, reason)
+                await self.keeps_up.wait()
                 self._core.on_slices_connected(
                     stream, opening.node, opening.incarnation, time.monotonic_ns()
                 )

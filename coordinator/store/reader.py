@@ -25,6 +25,7 @@ from coordinator.store.rows import (
     put_trigger,
     stored_slice,
     stored_slices,
+    stored_traces,
     stored_verdict,
     trace_key_of,
 )
@@ -272,6 +273,13 @@ class StoreReader:
         """Of a trace; None if there is none yet, or the trace is not stored."""
         key = trace_key_of(self.connection, trace)
         return None if key is None else stored_verdict(self.connection, key)
+
+    def recover_traces(self, released_max: int) -> Iterator[StoredTrace]:
+        """All traces in assembly, and the last released ones, oldest first.
+
+        Triggers and chunks of a trace are read when they are asked for.
+        """
+        return stored_traces(self.connection, released_max)
 
     def closed(self, trace: TraceId) -> StoredTrace | None:
         """A closed trace without its triggers and bytes; None if there is none."""

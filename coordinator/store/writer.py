@@ -23,10 +23,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from coordinator.core.records import AppendSlice, PutNode, StoredTrace, Write
+from coordinator.core.records import AppendSlice, PutNode, Write
 from coordinator.counters import StoreCounters
 from coordinator.store.retention import AGE_CHECK_S, Retention, StoreAge, StoreLimits
-from coordinator.store.rows import stored_nodes, stored_traces
+from coordinator.store.rows import stored_nodes
 from coordinator.store.schema import in_words, is_disk_full, lock_store
 from coordinator.store.tables import Tables
 from coordinator.store.takeover import open_store
@@ -142,13 +142,6 @@ class Store:
     def recover_nodes(self) -> list[PutNode]:
         """All nodes, those first that were put longest ago. Before the first submit() only."""
         return stored_nodes(self._connection)
-
-    def recover_traces(self, released_max: int) -> Iterator[StoredTrace]:
-        """All traces in assembly, and the last released ones, oldest first. Before the first submit() only.
-
-        Triggers and chunks of a trace are read when they are asked for.
-        """
-        return stored_traces(self._connection, released_max)
 
     def stop_trying_again(self) -> None:
         """What cannot be written from now on is given up, and the thread with it.

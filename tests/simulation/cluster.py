@@ -416,6 +416,7 @@ class SimCoordinator:
         self.mono_offset_ns = 77 * S
         self._numbers = 0
         self._wakes_at_ns: int | None = None
+        self._waiting: list[tuple[Stream, object]] = []
 
     def mono_ns(self) -> int:
         return self.scheduler.now_ns + self.mono_offset_ns
@@ -444,6 +445,23 @@ class SimCoordinator:
             self.store.recalled,
         )
         self.log("coordinator", f"starts with {len(traces)} traces")
+        self._waiting.clear()
+        self._recover(self.core)
+
+    def _recover(self, core: CoordinatorCore) -> None:
+        """In pieces, while nodes may come."""
+        if self.core is not core:
+            return
+        for _ in range(self.rng.randint(1, 20)):
+            core.recover(self.mono_ns())
+        if core.recovering:
+            self.scheduler.after(MS, lambda: self._recover(core))
+            return
+        self.log("coordinator", "has taken up all")
+        waiting, self._waiting = self._waiting, []
+        for stream, message in waiting:
+            if stream.number in self.streams:
+                self.on_message(stream, message)
         self.pump()
 
     def upgrade(self, versions: Versions) -> None:
@@ -474,6 +492,9 @@ class SimCoordinator:
 
     def on_message(self, stream: Stream, message: object) -> None:
         assert self.core is not None
+        if self.core.recovering:
+            self._waiting.append((stream, message))
+            return
         now_ns = self.mono_ns()
         if stream.kind == "control":
             if not stream.accepted:

@@ -80,9 +80,12 @@ class Harness:
     def _start(self) -> CoordinatorCore:
         self.incarnation += 1
         traces, nodes = self.store.recovered()
-        return CoordinatorCore(
+        core = CoordinatorCore(
             self.config, self.incarnation, traces, nodes, self.now_ns, stored=self.store.recalled
         )
+        while core.recovering:
+            core.recover(self.now_ns)
+        return core
 
     def restart(self) -> None:
         """The coordinator is killed, and another one starts on the same store."""

@@ -177,10 +177,9 @@ def test_an_answer_from_before_a_step_counts_no_more() -> None:
 def test_a_node_that_was_set_is_believed_and_asked_anew() -> None:
     harness = Harness()
     harness.connect("n1")
-    real_ns = 0
+    real_ns = REAL_NS + harness.now_ns
     for _ in range(PROBES_AT_CONNECT):
         (number,) = probes(harness)
-        real_ns = REAL_NS + harness.now_ns
         harness.say("n1", ClockReply(number, real_ns, real_ns))
     harness.say("n1", ClockReply(CLOCK_STEPPED, real_ns, real_ns - 7200 * S))
     (view,) = harness.core.nodes(harness.now_ns)

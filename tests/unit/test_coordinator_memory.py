@@ -9,7 +9,7 @@ from collections.abc import Iterable
 import pytest
 
 from coordinator.core.config import CoordinatorConfig
-from coordinator.core.coordinator import FIRING_BYTES
+from coordinator.core.memory import FIRING_BYTES
 from coordinator.core.verdict import ReasonKind
 from protocol.hashing import Domain, TraceHash
 from protocol.messages import (

@@ -7,7 +7,9 @@ from collections.abc import Iterable
 
 import pytest
 
-from coordinator.core.records import PutReleased, PutStatus, PutVerdict, Write
+from coordinator.core.config import CoordinatorConfig
+from coordinator.core.coordinator import CoordinatorCore
+from coordinator.core.records import PutAbandoned, PutReleased, PutStatus, PutVerdict, Write
 from protocol.messages import (
     RECOVERED_WHY,
     Collect,
@@ -391,3 +393,56 @@ def test_a_node_that_fired_has_seen_it_though_the_coordinator_was_restarted_too(
     harness.status("n2", T, epoch=9)
     harness.wait(20 * S)
     assert judged(harness)[0] != "coherent"
+
+
+def test_what_is_stored_is_taken_up_in_pieces_and_judged_when_all_is_here() -> None:
+    harness = Harness()
+    harness.cluster("n1", "n2")
+    traces = [trace_id(f"T{number}") for number in range(20)]
+    for trace in traces:
+        harness.fire("n1", trace)
+        harness.deliver(trace, {"n1": two_nodes()["n1"]})
+        # The other half is on its way.
+        harness.status("n2", trace, len(two_nodes()["n2"]))
+    harness.store.crash()
+    stored, nodes = harness.store.recovered()
+    core = CoordinatorCore(harness.config, 9, stored, nodes, harness.now_ns)
+    pieces = 0
+    while core.recovering:
+        # It takes longer than any node is waited for, and nothing is due meanwhile.
+        assert core.next_wakeup_ns(harness.now_ns) is None
+        core.on_tick(harness.now_ns)
+        harness.now_ns += 10 * S
+        core.recover(harness.now_ns)
+        pieces += 1
+    assert pieces > 3 * len(traces)
+    assert core.take_writes() == []
+    assert core.figures().traces_open == len(traces)
+    core.on_tick(harness.now_ns + S)
+    assert core.take_writes() == []
+    harness.core = core
+    harness.written.clear()
+    harness.cluster("n1", "n2")
+    for trace in traces:
+        harness.deliver(trace, two_nodes())
+    harness.wait(S)
+    assert {harness.verdicts[trace][-1].kind.value for trace in traces} == {"coherent"}
+
+
+def test_what_does_not_fit_gives_way_when_it_is_known_whose_it_is() -> None:
+    harness = Harness()
+    harness.cluster("n1")
+    traces = [trace_id(f"T{number}") for number in range(20)]
+    for trace in traces:
+        harness.fire("n1", trace)
+        harness.status("n1", trace, len(N2))
+    stored, nodes = harness.store.recovered()
+    core = CoordinatorCore(CoordinatorConfig(traces_max=5), 9, stored, nodes, harness.now_ns)
+    while core.recovering:
+        core.on_tick(harness.now_ns)
+        assert core.take_writes() == []
+        core.recover(harness.now_ns)
+    records = [write.record for write in core.take_writes()]
+    given_up = [record.group.primary for record in records if isinstance(record, PutAbandoned)]
+    assert len(given_up) == 15
+    assert core.figures().traces_open == 5

@@ -23,7 +23,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.core.coordinator import FIRING_BYTES, CoordinatorConfig
+from coordinator.core.coordinator import CoordinatorConfig
+from coordinator.core.memory import FIRING_BYTES
 from counting.trigger_names import OTHER_NAMES, UNUSED_NS
 from protocol.hashing import address_id, node_id
 from protocol.messages import (

@@ -41,6 +41,7 @@ from protocol.messages import (
     TraceId,
     TriggerAck,
     TriggerFired,
+    Welcome,
 )
 from runtime.log import Log
 from runtime.settings.coordinator import Settings, StoreSettings
@@ -100,6 +101,36 @@ def test_nodes_are_not_listened_to_while_the_disk_is_behind(
             await hearing
             assert 0 < heard_before < BATCHES
             assert heard == BATCHES
+
+    asyncio.run(run())
+
+
+def test_a_coordinator_listens_before_it_has_taken_up_what_is_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with driver(tmp_path / "t.sqlite") as earlier:
+        put_trace(earlier, TRACE, {"edge": FRONT})
+    # It has no time for that.
+    monkeypatch.setattr(server, "_RECOVERED_AT_ONCE_NS", 0)
+
+    async def run() -> None:
+        async with Client(tmp_path) as client:
+            control, slices = client.call("Control"), client.call("Slices")
+            await control.write(wire.encode_node_batch([Hello("edge", 1)]))
+            await slices.write(wire.encode_opening(wire.Opening("edge", 1)))
+            # It answers who asks for what is stored. Nodes wait, whatever else happens.
+            client.server._changed()
+            detail = await client.ask("GetTrace", pb.GetTraceRequest(trace=TRACE)).read()
+            assert detail is not grpc.aio.EOF
+            assert client.server._core.recovering
+            assert client.server._core.figures().nodes_connected == 0
+            assert "nodes wait" in client.server.status_text()
+            monkeypatch.setattr(server, "_RECOVERED_AT_ONCE_NS", 10**9)
+            (welcome, *_) = wire.decode_coordinator_batch(await control.read())
+            assert isinstance(welcome, Welcome)
+            assert client.server._core.figures().traces_open == 1
+            control.cancel()
+            slices.cancel()
 
     asyncio.run(run())
 

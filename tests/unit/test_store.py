@@ -152,7 +152,7 @@ def read(reader: StoreReader, trace: TraceId) -> list[bytes]:
 
 
 def recovered(path: Path, released_max: int = 100) -> dict[TraceId, StoredTrace]:
-    with driver(path) as here:
+    with driver(path), StoreReader(path) as reader:
         return {
             trace.trace: replace(
                 trace,
@@ -162,7 +162,7 @@ def recovered(path: Path, released_max: int = 100) -> dict[TraceId, StoredTrace]
                     for part in trace.slices
                 ),
             )
-            for trace in here.store.recover_traces(released_max)
+            for trace in reader.recover_traces(released_max)
         }
 
 
