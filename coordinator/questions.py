@@ -175,7 +175,11 @@ class Questions:
     ) -> AsyncIterator[pb.TraceSummary]:
         request = await self._question(pb.ListTracesRequest(), data, context)
         wanted = await _wanted(request, context)
-        ids = await self._list(context, lambda reader: reader.list_traces(wanted, request.limit))
+        ids = await self._list(
+            context,
+            lambda reader: reader.list_traces(wanted, request.limit),
+            index=index_path(self._store_path) if wanted.service else None,
+        )
         for start in range(0, len(ids), _ROWS_AT_ONCE):
             some = ids[start : start + _ROWS_AT_ONCE]
             for row in await self._list(context, partial(_rows_of, some)):
@@ -187,12 +191,13 @@ class Questions:
         self,
         context: grpc.aio.ServicerContext[bytes, Any],
         read: Callable[[StoreReader], Iterable[_Row]],
+        index: Path | None = None,
     ) -> Sequence[_Row]:
         """Read what may take long, where nothing else waits for it; ends the call if it is too long."""
 
         def listed() -> Sequence[_Row]:
             with (
-                StoreReader(self._store_path, index_path(self._store_path)) as reader,
+                StoreReader(self._store_path, index) as reader,
                 reader.time_limit(self._ending.is_set),
             ):
                 return list(read(reader))

@@ -108,8 +108,9 @@ class Reporter:
         """Give a group another priority."""
         queue = self._queue(group.queue, now_ns)
         clock = queue.clock
+        order = group.order
         for groups in (queue.begun, queue.waiting, queue.held):
-            groups.put(group, present=False)
+            groups.put(order, group, present=False)
         group.priority = priority
         self.place(group, now_ns)
         # It was backlogged all the time.

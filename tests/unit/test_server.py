@@ -121,12 +121,14 @@ def test_a_coordinator_listens_before_it_has_taken_up_what_is_stored(
             # It answers who asks for what is stored. Nodes wait, whatever else happens.
             client.server._changed()
             detail = await client.ask("GetTrace", pb.GetTraceRequest(trace=TRACE)).read()
-            assert detail is not grpc.aio.EOF
+            assert isinstance(detail, bytes)
             assert client.server._core.recovering
             assert client.server._core.figures().nodes_connected == 0
             assert "nodes wait" in client.server.status_text()
             monkeypatch.setattr(server, "_RECOVERED_AT_ONCE_NS", 10**9)
-            (welcome, *_) = wire.decode_coordinator_batch(await control.read())
+            said = await control.read()
+            assert isinstance(said, bytes)
+            (welcome, *_) = wire.decode_coordinator_batch(said)
             assert isinstance(welcome, Welcome)
             assert client.server._core.figures().traces_open == 1
             control.cancel()
