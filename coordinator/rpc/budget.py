@@ -34,8 +34,10 @@ _CALLS_MAX = {Role.NODE: 8, Role.OPERATOR: 32, Role.VIEWER: 32}
 # has as much again. Where gRPC's windows are full, nothing comes beyond.
 UNDELIVERED_BYTES_MAX = 2 * wire.MESSAGE_BYTES_MAX
 
-# Connections of an address on which nobody calls: many nodes may come at once from behind one.
+# Connections of an address on which nobody calls, though they are there for so long: all nodes
+# may come at once from behind one, when a coordinator begins.
 IDLE_CONNECTIONS_MAX = 128
+IDLE_S = 5.0
 
 # A look costs some 10 ms with 2,000 connections. So one is taken at once when memory has grown
 # by what a peer may have, and else seldom.
@@ -48,16 +50,26 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 @dataclass(slots=True)
 class _Seen:
-    """Of a connection at the last look: what the kernel had received, what was delivered."""
+    """Of a connection at the last look: what the kernel had received, what was delivered.
+
+    ``since_s``: when it was seen first.
+    """
 
     received: int
     delivered: int
+    since_s: float
 
 
 class Budget:
     """Who has how many calls, and what is on its way in."""
 
-    def __init__(self, counters: ServerCounters, log: PeerLog) -> None:
+    def __init__(
+        self,
+        counters: ServerCounters,
+        log: PeerLog,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._clock = clock
         self._counters = counters
         self._log = log
         self._calls: Counter[Identity] = Counter()
@@ -115,6 +127,7 @@ class Budget:
 
     def look(self, port: int) -> None:
         """End the connections that hold too much."""
+        now_s = self._clock()
         idle: Counter[str] = Counter()
         seen: dict[str, _Seen] = {}
         for connection in connections(port):
@@ -124,9 +137,9 @@ class Budget:
             except OSError:
                 continue  # it has ended
             delivered = self._delivered[peer]
-            before = self._seen.get(peer, _Seen(0, 0))
+            before = self._seen.get(peer, _Seen(0, 0, now_s))
             if delivered != before.delivered:
-                before = _Seen(received, delivered)
+                before = _Seen(received, delivered, before.since_s)
             seen[peer] = before
             address = peer.rpartition(":")[0]
             if received - before.received > UNDELIVERED_BYTES_MAX:
@@ -136,7 +149,7 @@ class Budget:
                     f"sent {received - before.received >> 20} MiB of a message that is not whole yet;"
                     f" messages have at most {wire.MESSAGE_BYTES_MAX >> 20} MiB",
                 )
-            elif peer not in self._peers:
+            elif peer not in self._peers and now_s - before.since_s >= IDLE_S:
                 idle[address] += 1
                 if idle[address] > IDLE_CONNECTIONS_MAX:
                     self._counters.connections_ended_idle += 1
