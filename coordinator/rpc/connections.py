@@ -45,18 +45,22 @@ def connections(port: int) -> Iterator[Connection]:
         with contextlib.ExitStack() as opened:
             try:
                 # A copy: gRPC may close its own at any time, and the number be another's then.
-                found = socket.socket(fileno=os.dup(int(entry.name)))
+                copy = os.dup(int(entry.name))
             except OSError:
-                continue  # no socket, or closed meanwhile
-            opened.enter_context(found)
+                continue  # closed meanwhile
+            opened.callback(os.close, copy)
             try:
+                # It takes what it is given, but not what is no socket.
+                found = socket.socket(fileno=copy)
+                opened.pop_all()
+                opened.enter_context(found)
                 if found.family not in (socket.AF_INET, socket.AF_INET6):
                     continue
                 if found.type != socket.SOCK_STREAM or found.getsockname()[1] != port:
                     continue
                 peer = _in_words(found)
             except OSError:
-                continue  # it listens, or has ended
+                continue  # it is none, or listens, or has ended
             yield Connection(peer, found)
 
 

@@ -22,6 +22,7 @@ from protocol import wire
 from protocol.messages import Hello
 from runtime.log import PeerLog
 from tests.unit.logs import logs_to
+from tests.unit.open_files import nothing_stays_open
 from tests.unit.test_guard import World, said_to
 
 NODE = Identity(Role.NODE, "n1", "spiffe://d/node/n1")
@@ -153,6 +154,17 @@ def test_a_call_over_ipv6_is_of_its_connection(looked: Looked) -> None:
         looked.now_s += IDLE_S
         looked.look()
     assert not any(one.is_shut for one in many)
+
+
+def test_to_look_at_connections_leaves_nothing_open() -> None:
+    """Most descriptors of a process are of no socket."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with socket.create_connection(("127.0.0.1", port)) as client, Path("/dev/null").open():
+            taken, _ = server.accept()
+            with taken, nothing_stays_open():
+                found = [one.peer for one in connections(port)]
+            assert found == [f"ipv4:127.0.0.1:{client.getsockname()[1]}"]
 
 
 def test_one_call_too_many_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
