@@ -115,15 +115,17 @@ class Budget:
 
     async def watch(self, port: Callable[[], int]) -> None:
         """Look at the connections with a port of ours, until cancelled."""
-        looked_s = time.monotonic()
-        bytes_then = _resident_bytes()
+        looked_s, bytes_then = time.monotonic(), 0
         while True:
             await asyncio.sleep(_GLANCE_S)  # nothing tells
-            now_s, bytes_now = time.monotonic(), _resident_bytes()
-            bytes_then = min(bytes_then, bytes_now)
-            if now_s - looked_s >= _LOOK_EVERY_S or bytes_now - bytes_then >= _GROWN_BYTES:
-                self.look(port())
-                looked_s, bytes_then = time.monotonic(), _resident_bytes()
+            # Where all files are taken by connections nothing can be opened, until gRPC has
+            # closed those that are idle.
+            with contextlib.suppress(OSError):
+                now_s, bytes_now = time.monotonic(), _resident_bytes()
+                bytes_then = min(bytes_then or bytes_now, bytes_now)
+                if now_s - looked_s >= _LOOK_EVERY_S or bytes_now - bytes_then >= _GROWN_BYTES:
+                    self.look(port())
+                    looked_s, bytes_then = time.monotonic(), _resident_bytes()
 
     def look(self, port: int) -> None:
         """End the connections that hold too much."""

@@ -104,6 +104,33 @@ def test_a_message_that_nobody_has_asked_for_yet_counts(looked: Looked) -> None:
     assert one.is_shut
 
 
+def test_that_nothing_can_be_opened_does_not_end_the_coordinator(
+    looked: Looked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = 0
+
+    def resident() -> int:
+        nonlocal looks
+        looks += 1
+        if looks < 3:
+            raise OSError(24, "Too many open files")
+        return looks * UNDELIVERED_BYTES_MAX
+
+    one = looked.add("ipv4:10.0.0.1:1")
+    one.bytes_received = UNDELIVERED_BYTES_MAX + 1
+    monkeypatch.setattr(budget, "_resident_bytes", resident)
+    monkeypatch.setattr(budget, "_GLANCE_S", 0)
+
+    async def run() -> None:
+        watching = asyncio.ensure_future(looked.budget.watch(lambda: 0))
+        async with asyncio.timeout(30):
+            while not one.is_shut:  # noqa: ASYNC110 # nobody tells
+                await asyncio.sleep(0)
+        watching.cancel()
+
+    asyncio.run(run())
+
+
 def test_connections_without_a_call_are_few_for_each_address(looked: Looked) -> None:
     many = [looked.add(f"ipv4:10.0.0.1:{port}") for port in range(IDLE_CONNECTIONS_MAX + 5)]
     other = looked.add("ipv4:10.0.0.2:1")
