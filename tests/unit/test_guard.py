@@ -5,8 +5,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import shutil
 import socket
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -28,6 +31,7 @@ from runtime.settings.coordinator import Settings, StoreSettings
 from runtime.settings.tls import CoordinatorTlsSettings, NodeTlsSettings, TlsFiles
 from runtime.tls import TlsError, Usage, load, why_not
 from testbed.ports import free_port
+from testbed.topology import await_ready
 from tests.unit.logs import SILENT, logs_to
 from tests.unit.test_uplink import Node
 
@@ -500,3 +504,29 @@ def test_backsightctl_shows_a_certificate(
             assert "--tls.ca: /nowhere/ca.crt: there is no such file" in capsys.readouterr().err
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize(("host", "warned"), [("0.0.0.0", True), ("127.0.0.1", False)])
+def test_who_serves_a_network_in_clear_text_is_warned(
+    tmp_path: Path, host: str, *, warned: bool
+) -> None:
+    config = tmp_path / "c.yaml"
+    config.write_text(
+        f"listen: {host}:{free_port()}\ninsecure: true\nstore: {{path: {tmp_path}/t.sqlite}}\n"
+        "metrics: {listen: null}\nquery: {listen: null}\n"
+    )
+    notify = tmp_path / "notify"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as ready:
+        ready.bind(str(notify))
+        with subprocess.Popen(
+            [sys.executable, "-m", "coordinator", "--config", str(config)],
+            env={**os.environ, "NOTIFY_SOCKET": str(notify)},
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as daemon:
+            await_ready(ready, daemon, "coordinator", lambda: "")  # type: ignore[arg-type]
+            daemon.terminate()
+            _, said = daemon.communicate()
+    lines = [line for line in said.splitlines() if "without TLS" in line]
+    assert len(lines) == warned
+    assert all("whoever reaches it may pass for any node, and read all traces" in x for x in lines)
