@@ -120,8 +120,9 @@ test-kernels: build
 
 # libFuzzer, for so many seconds each, at the same time, from what it found before (tests/data/fuzz).
 FUZZ_S := 60
-FUZZERS := attach directory slice
+FUZZERS := attach directory slice spans
 fuzz_bytes_slice := -max_len=6000
+fuzz_bytes_spans := -max_len=4000
 fuzz = build/native/tests/fuzz/fuzz_$(1) $(or $(fuzz_bytes_$(1)),-max_len=800) -len_control=20 -rss_limit_mb=1024 \
 	-artifact_prefix=build/fuzz/$(1)-
 

@@ -20,7 +20,7 @@ from coordinator.core.evidence import Evidence
 from coordinator.core.nodes import Nodes
 from coordinator.core.trace import Part, PartState, Trace
 from coordinator.core.verdict import judge
-from formats.stamped import stamped
+from formats.stamped import StampedTrace, stamped
 from protocol.hashing import node_id
 from protocol.messages import TraceId
 from protocol.versions import OURS
@@ -73,6 +73,13 @@ def _detail(trace: Slices) -> pb.TraceDetail:
     )
 
 
+def _otlp(trace: StampedTrace) -> bytes:
+    # Of a tree before it was written in C.
+    if not hasattr(trace, "otlp_bytes"):
+        return trace.otlp().SerializeToString()
+    return trace.otlp_bytes()
+
+
 def _resident_bytes() -> int:
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * 4096
@@ -106,7 +113,7 @@ def main() -> None:
         ),
         "otlp": _us(
             traces,
-            lambda trace: stamped(details[id(trace)], one_clock=False).otlp().SerializeToString(),
+            lambda trace: _otlp(stamped(details[id(trace)], one_clock=False)),
         ),
     }
     gc.collect()

@@ -11,10 +11,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from formats.otlp import NodeSpans, resource_of
+from formats.otlp import resource_of
 from formats.records import AttributeValue
 from formats.spans import Span
-from formats.stamped import StampedTrace, service_of
+from formats.stamped import ShownTrace, service_of
 from formats.tags import fields_of, tags_of, text_of
 
 Json = dict[str, Any]
@@ -25,14 +25,14 @@ SERVICE = "service.name"
 _EXACT_MAX = (1 << 53) - 1
 
 
-def trace_json(trace: StampedTrace) -> Json:
+def trace_json(trace: ShownTrace) -> Json:
     """One trace."""
     spans: list[Json] = []
     processes = _Processes()
     for part in trace.parts:
         for span in part.spans:
             process = processes.of(span, part.node)
-            spans.append(_span(trace.trace.hex(), span, part, process))
+            spans.append(_span(trace.trace.hex(), span, part.clock_offset_ns, process))
     return {
         "traceID": trace.trace.hex(),
         "spans": spans,
@@ -74,7 +74,7 @@ class _Processes:
         return name
 
 
-def _span(trace_id: str, span: Span, part: NodeSpans, process: str) -> Json:
+def _span(trace_id: str, span: Span, clock_offset_ns: int, process: str) -> Json:
     references = []
     if span.parent_id:
         references.append(_reference("CHILD_OF", trace_id, span.parent_id))
@@ -89,12 +89,12 @@ def _span(trace_id: str, span: Span, part: NodeSpans, process: str) -> Json:
         "flags": span.flags & 1,
         "operationName": span.name,
         "references": references,
-        "startTime": max(span.start_ns - part.clock_offset_ns, 0) // 1000,
+        "startTime": max(span.start_ns - clock_offset_ns, 0) // 1000,
         "duration": max(end_ns - span.start_ns, 0) // 1000,
         "tags": [_tag(key, value) for key, value in tags_of(span)],
         "logs": [
             {
-                "timestamp": max(event.time_ns - part.clock_offset_ns, 0) // 1000,
+                "timestamp": max(event.time_ns - clock_offset_ns, 0) // 1000,
                 "fields": [_tag(key, value) for key, value in fields_of(event)],
             }
             for event in span.events

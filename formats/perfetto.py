@@ -18,7 +18,7 @@ import perfetto_pb2 as pf
 from formats.otlp import UNFINISHED
 from formats.records import Attributes, AttributeValue
 from formats.spans import Event, Span
-from formats.stamped import StampedTrace, service_of
+from formats.stamped import ShownTrace, service_of
 from formats.tags import KINDS, text_of
 
 SPAN, EVENT = "span", "event"
@@ -129,7 +129,7 @@ class PerfettoWriter:
         self._last_flow = 0
         self._begun = False
 
-    def write(self, trace: StampedTrace) -> bytes:
+    def write(self, trace: ShownTrace) -> bytes:
         """The bytes of one trace."""
         packets: list[pf.TracePacket] = []
         placed = sorted(
@@ -155,7 +155,7 @@ class PerfettoWriter:
         self._last_uuid += 1
         return self._last_uuid
 
-    def _place(self, trace: StampedTrace, packets: list[pf.TracePacket]) -> Iterator[_Placed]:
+    def _place(self, trace: ShownTrace, packets: list[pf.TracePacket]) -> Iterator[_Placed]:
         for part in trace.parts:
             for span in part.spans:
                 process = self._process(service_of(span), part.node, packets)

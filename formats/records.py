@@ -1,13 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the payload of a record says, by its type (``native/include/backsight.h``).
-
-No input raises. Attributes that make no sense are counted.
-"""
+"""What the payload of a record says, by its type (``native/include/backsight.h``).. No input raises."""
 
 from __future__ import annotations
 
 import enum
-import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -62,10 +58,6 @@ _START, _END, _OUT, _IN, _CRUMB, _RESOURCE, _SCOPE, _DETAIL, _KERNEL = (
         RecordType.KERNEL,
     )
 )
-
-_ATTRIBUTE = struct.Struct("<BBH")
-_INT = struct.Struct("<q")
-_DOUBLE = struct.Struct("<d")
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,44 +191,3 @@ def body_of(raw: Any) -> Body:  # noqa: ANN401 - of cffi
     if kind == _KERNEL:
         return KernelEvent.parse(content)
     return Data(kind, content)
-
-
-def decode_attributes(encoded: bytes) -> tuple[dict[str, AttributeValue], int]:
-    """The attributes of a span, and how many made no sense.
-
-    After one whose sizes make no sense the rest cannot be told apart, and
-    counts as one.
-    """
-    attributes: dict[str, AttributeValue] = {}
-    malformed = position = 0
-    while position < len(encoded):
-        if len(encoded) - position < _ATTRIBUTE.size:
-            return attributes, malformed + 1
-        kind, key_bytes, value_bytes = _ATTRIBUTE.unpack_from(encoded, position)
-        key_at = position + _ATTRIBUTE.size
-        value_at = key_at + key_bytes
-        position = value_at + value_bytes
-        if position > len(encoded):
-            return attributes, malformed + 1
-        value = _attribute_value(kind, encoded[value_at:position])
-        if value is None:
-            malformed += 1
-        else:
-            attributes[text(encoded[key_at:value_at])] = value
-    return attributes, malformed
-
-
-def _attribute_value(kind: int, raw: bytes) -> AttributeValue | None:
-    if kind == AttributeType.STRING:
-        return text(raw)
-    if kind == AttributeType.BYTES:
-        return raw
-    if kind == AttributeType.INT and len(raw) == _INT.size:
-        integer: int = _INT.unpack(raw)[0]
-        return integer
-    if kind == AttributeType.DOUBLE and len(raw) == _DOUBLE.size:
-        number: float = _DOUBLE.unpack(raw)[0]
-        return number
-    if kind == AttributeType.BOOL and len(raw) == 1:
-        return raw != b"\0"
-    return None

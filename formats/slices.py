@@ -108,9 +108,11 @@ class Handle:
 
 
 def check(result: int) -> int:
-    """What a function of the decoder returns; MemoryError, the one way in which they fail."""
+    """What a function of the decoder returns; MemoryError, the one way in which it fails by itself."""
+    if result == -errno.ENOMEM:
+        raise MemoryError("the decoder of slices has no memory")
     if result < 0:
-        raise MemoryError(f"the decoder of slices: {os.strerror(-result)}")
+        raise ValueError(f"the decoder of slices was called wrongly: {os.strerror(-result)}")
     return result
 
 
@@ -235,10 +237,11 @@ class SliceDecoder(SliceInfo):
         """Take the next bytes; return the records that became whole."""
         check(lib.bsd_slice_feed(self._slice, data, len(data), self._records))
         first = lib.bsd_records_at(self._records)
-        return [_record(first[i]) for i in range(lib.bsd_records_count(self._records))]
+        return [record_of(first[i]) for i in range(lib.bsd_records_count(self._records))]
 
 
-def _record(raw: Any) -> Record:  # noqa: ANN401 - of cffi
+def record_of(raw: Any) -> Record:  # noqa: ANN401 - of cffi
+    """A ``struct bsd_record``."""
     return Record(raw.client, raw.handle, raw.ticks, bool(raw.truncated), body_of(raw))
 
 

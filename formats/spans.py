@@ -1,42 +1,40 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The spans of a slice, joined from the records of ``formats.slices``.
+"""The spans of a slice, joined from its records.
 
-What an OpenTelemetry SDK says beyond ids, names, times and a status stands in
-records of MessagePack (RESOURCE, SCOPE, SPAN_DETAIL): arrays, of which the
-last items may be left out where they are empty or zero. Times are Unix
-nanoseconds, span ids unsigned integers, trace ids 16 bytes. No input raises.
+They are read and joined in C (``native/src/decode.h``), and made objects of where somebody looks at
+them. What is said beyond the records of spans' starts and ends is MessagePack (RESOURCE, SCOPE,
+SPAN_DETAIL): arrays, of which the last items may be left out where they are empty or zero. Times are
+Unix nanoseconds, span ids unsigned integers, trace ids 16 bytes. No input raises.
 
-A record of MessagePack that is broken, or says more than a slice may
-(``formats.msgpack_reader``), counts as malformed and reads as empty.
+A record of MessagePack that is broken, or says more than a slice may, counts as malformed and reads
+as empty.
 """
 
 from __future__ import annotations
 
 import hashlib
-from bisect import bisect_right
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Self, TypeAlias, TypeVar, cast
+from functools import cached_property
+from typing import Any
 
-from formats.msgpack_reader import MsgpackReader, Unreadable
+import msgpack
+from backsight_decode_native import ffi, lib
+
 from formats.records import (
     Attributes,
     AttributeValue,
     Breadcrumb,
+    Data,
     HopIn,
     HopOut,
-    ResourceRecord,
-    ScopeRecord,
-    SpanDetail,
     SpanEnd,
-    SpanStart,
-    decode_attributes,
+    body_of,
+    text,
 )
-from formats.slices import ClockPairs, Handle, Process, Record, SliceDecoder
+from formats.slices import ClockPairs, Handle, Process, Record, SliceInfo, check, record_of
 from protocol.kernel_events import KernelEvent
-
-_Item = TypeVar("_Item")
+from protocol.messages import TraceId
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +113,30 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
+class About:
+    """Of what node a slice is; ``clock_offset_ns`` is taken off all times.
+
+    ``stamps`` stand besides on the local roots, the first span of the trace in each process, and
+    go over what they have by these names.
+    """
+
+    node: str
+    clock_offset_ns: int = 0
+    stamps: Attributes = field(default_factory=dict)
+
+    @property
+    def native(self) -> tuple[Any, list[Any]]:
+        """A ``struct bsd_about``, and what it points to."""
+        stamps = msgpack.packb(dict(self.stamps)) if self.stamps else b""
+        node = self.node.encode(errors="replace")
+        kept = [ffi.from_buffer(stamps), ffi.from_buffer(node)]
+        about = ffi.new(
+            "struct bsd_about *",
+            (kept[0], len(stamps), kept[1], len(node), self.clock_offset_ns),
+        )
+        return about[0], [about, *kept]
+
+
 class SliceContent:
     """All that a slice says, in the order in which it was written.
 
@@ -123,214 +145,103 @@ class SliceContent:
     piece ends and that all of them made sense.
     """
 
-    spans: tuple[Span, ...]
-    records: tuple[Record, ...]
-    hops_out: tuple[HopOut, ...]
-    hops_in: tuple[HopIn, ...]
-    breadcrumbs: tuple[Breadcrumb, ...]
-    ends_without_start: tuple[SpanEnd, ...]
-    handles: Mapping[tuple[int, int], Handle]
-    processes: Mapping[int, Process]
-    exited: frozenset[int]
-    lossy: frozenset[int]
-    malformed: int
-    whole: bool
-    clock: ClockPairs
+    def __init__(self, native: Any) -> None:  # noqa: ANN401 - of cffi
+        self.native = native
+        slice_ = lib.bsd_spans_slice(native)
+        self._info = SliceInfo(slice_)
+        # bsd_slice_time() sorts what it looks at.
+        self.clock = ClockPairs(ffi.cast("struct bsd_slice *", slice_))
+        self.malformed = int(lib.bsd_spans_malformed(native))
+        self.whole = self._info.whole and not self.malformed
+        self.span_count = int(lib.bsd_spans_count(native))
+
+    def otlp(self, trace: TraceId, about: About) -> bytes:
+        """The spans as OTLP's TracesData; those of several slices, one behind the other, are one again."""
+        native, kept = about.native
+        made = lib.bsd_spans_otlp(self.native, bytes(trace), native)
+        del kept
+        check(made.error)
+        return ffi.buffer(made.at, made.n)[:] if made.n else b""
+
+    @cached_property
+    def spans(self) -> tuple[Span, ...]:
+        return tuple(_Making(self.processes).spans(self.native))
+
+    @cached_property
+    def _others(self) -> list[Record]:
+        first = lib.bsd_spans_others(self.native)
+        return [record_of(first[i]) for i in range(lib.bsd_spans_others_count(self.native))]
+
+    @cached_property
+    def records(self) -> tuple[Record, ...]:
+        return tuple(record for record in self._others if isinstance(record.body, Data))
+
+    @cached_property
+    def hops_out(self) -> tuple[HopOut, ...]:
+        return tuple(r.body for r in self._others if isinstance(r.body, HopOut))
+
+    @cached_property
+    def hops_in(self) -> tuple[HopIn, ...]:
+        return tuple(r.body for r in self._others if isinstance(r.body, HopIn))
+
+    @cached_property
+    def breadcrumbs(self) -> tuple[Breadcrumb, ...]:
+        return tuple(r.body for r in self._others if isinstance(r.body, Breadcrumb))
+
+    @cached_property
+    def ends_without_start(self) -> tuple[SpanEnd, ...]:
+        first = lib.bsd_spans_unstarted(self.native)
+        bodies = (body_of(first[i]) for i in range(lib.bsd_spans_unstarted_count(self.native)))
+        return tuple(body for body in bodies if isinstance(body, SpanEnd))
+
+    @cached_property
+    def handles(self) -> Mapping[tuple[int, int], Handle]:
+        return self._info.handles
+
+    @cached_property
+    def processes(self) -> Mapping[int, Process]:
+        return self._info.processes
+
+    @cached_property
+    def exited(self) -> frozenset[int]:
+        return frozenset(self._info.exited)
+
+    @cached_property
+    def lossy(self) -> frozenset[int]:
+        return frozenset(self._info.lossy)
 
 
-_INTERNAL = 1  # OTLP's SpanKind
+def read_slice(chunks: Iterable[bytes]) -> SliceContent:
+    """Read a slice and join the records of its spans."""
+    slot = ffi.new("struct bsd_spans **")
+    check(lib.bsd_spans_new(slot))
+    native = ffi.gc(slot[0], lib.bsd_spans_free)
+    for chunk in chunks:
+        check(lib.bsd_spans_feed(native, chunk, len(chunk)))
+    _describe_kernel_events(native)
+    check(lib.bsd_spans_join(native))
+    return SliceContent(native)
 
-# Spans before an event, the latest first, among which the one around it is looked for. Both
-# may be as many as a slice has room for.
-_SPANS_LOOKED_AT = 256
 
-_SpanKey: TypeAlias = tuple[int, int]  # client, span id
-
-
-@dataclass(slots=True)
-class _Joiner:
-    """Spans from their records, which come in any order."""
-
-    spans: list[Span] = field(default_factory=list)
-    by_id: dict[_SpanKey, deque[Span]] = field(default_factory=dict)
-    ends: list[tuple[int, SpanEnd]] = field(default_factory=list)
-    details: dict[_SpanKey, list[SpanDetail]] = field(default_factory=dict)
-    resources: dict[tuple[int, int], Resource] = field(default_factory=dict)
-    scopes: dict[tuple[int, int, int], Scope] = field(default_factory=dict)
-    long_names: list[tuple[Span, str]] = field(default_factory=list)
-    without_start: list[SpanEnd] = field(default_factory=list)
-    malformed: int = 0
-    msgpack: MsgpackReader = field(default_factory=MsgpackReader)
-
-    def start(self, record: Record, body: SpanStart) -> None:
-        span = Span(
-            body.span_id,
-            body.parent_id,
-            body.name,
-            body.kind,
-            body.start_ns,
-            record.client,
-            record.handle,
-            None,
-        )
-        self.spans.append(span)
-        self.by_id.setdefault((record.client, body.span_id), deque()).append(span)
-
-    def resource(self, record: Record, body: ResourceRecord) -> None:
-        fields = _Fields.of(self.msgpack, body.encoded)
-        self.resources[record.client, record.handle] = Resource(fields.attributes(), fields.text())
-        self.malformed += fields.malformed
-
-    def scope(self, record: Record, body: ScopeRecord) -> None:
-        fields = _Fields.of(self.msgpack, body.encoded)
-        self.scopes[record.client, record.handle, body.number] = Scope(
-            fields.text(), fields.text(), fields.text(), fields.attributes()
-        )
-        self.malformed += fields.malformed
-
-    def join(self, processes: Mapping[int, Process]) -> None:
-        """All records are there."""
-        for key, parts in self.details.items():
-            same_id = self.by_id.get(key)
-            if same_id:
-                # Ids are random: only who lies has one twice, and would have a copy for each.
-                self._describe(same_id[0], parts)
-        for client, end in self.ends:
-            open_spans = self.by_id.get((client, end.span_id))
-            if not open_spans:
-                self.without_start.append(end)
-                continue
-            # Ends take the starts of their id in order.
-            span = open_spans.popleft()
-            span.end_ns = end.end_ns
-            span.status = end.status
-            span.name = end.name or span.name
-            if end.encoded_attributes:
-                span.attributes, bad = decode_attributes(end.encoded_attributes)
-                self.malformed += bad
-        # Those of their start and end records are cut.
-        for span, name in self.long_names:
-            span.name = name
-        for span in self.spans:
-            span.process = processes.get(span.client)
-            span.resource = self.resources.get((span.client, span.handle))
-
-    def _describe(self, span: Span, parts: list[SpanDetail]) -> None:
-        """MessagePack: an array of what follows here, which may end early."""
-        first = parts[0]
-        if len(parts) != first.parts or any(
-            (detail.part, detail.parts) != (number, first.parts)
-            for number, detail in enumerate(parts)
-        ):
-            self.malformed += 1
-            return
-        fields = _Fields.of(self.msgpack, b"".join(detail.encoded for detail in parts))
-        span.scope = self.scopes.get((span.client, span.handle, first.scope))
-        span.attributes = fields.attributes()
-        span.events = tuple(
-            Event(event.text(), event.number(), event.attributes(), event.number())
-            for event in fields.each()
-        )
-        span.links = tuple(
-            Link(
-                link.raw(16),
-                link.number(),
-                link.attributes(),
-                link.text(),
-                link.number(),
-                link.number(),
+def _describe_kernel_events(native: Any) -> None:  # noqa: ANN401 - of cffi
+    """What probes saw, in words; without the moment by the clock of the node nothing is shown."""
+    end_ns = ffi.new("uint64_t *")
+    for number in range(check(lib.bsd_spans_kernels(native))):
+        raw = lib.bsd_spans_kernel(native, number, end_ns)
+        event = KernelEvent.parse(ffi.buffer(raw.bytes, raw.rest_bytes)[:])
+        title = event.title.encode()
+        attributes = msgpack.packb(event.attributes)
+        check(
+            lib.bsd_spans_kernel_words(
+                native,
+                number,
+                _kernel_span_id(event),
+                title,
+                len(title),
+                attributes,
+                len(attributes),
             )
-            for link in fields.each()
         )
-        span.status_message = fields.text()
-        span.trace_state = fields.text()
-        span.flags = fields.number()
-        span.dropped_attributes = fields.number()
-        span.dropped_events = fields.number()
-        span.dropped_links = fields.number()
-        name = fields.text()
-        if name:
-            self.long_names.append((span, name))
-        self.malformed += fields.malformed
-
-
-class _Fields:
-    """A MessagePack array, item by item. What makes no sense is counted, and reads as empty."""
-
-    def __init__(self, items: object) -> None:
-        self.malformed = 0
-        self._items: Iterator[Any] = iter(())
-        if isinstance(items, list):
-            self._items = iter(items)
-        else:
-            self.malformed = 1
-
-    @classmethod
-    def of(cls, reader: MsgpackReader, encoded: bytes) -> Self:
-        try:
-            return cls(reader.read(encoded))
-        except Unreadable:
-            return cls(None)
-
-    def _next(self, empty: _Item) -> _Item:
-        """The next item, if it is of the type of ``empty``; that at the end, too."""
-        item = next(self._items, empty)
-        # Not isinstance: True is no number.
-        if type(item) is type(empty):
-            return item
-        self.malformed += item is not empty
-        return empty
-
-    def text(self) -> str:
-        return self._next("")
-
-    def number(self) -> int:
-        """Unsigned, of 64 bits."""
-        number = self._next(0)
-        if 0 <= number < 1 << 64:
-            return number
-        self.malformed += 1
-        return 0
-
-    def raw(self, size: int) -> bytes:
-        raw = self._next(b"")
-        if len(raw) == size:
-            return raw
-        self.malformed += 1
-        return bytes(size)
-
-    def attributes(self) -> dict[str, AttributeValue]:
-        attributes: dict[str, AttributeValue] = {}
-        for key, value in self._next(cast(dict[object, object], {})).items():
-            if isinstance(key, str) and _is_value(value):
-                attributes[key] = cast(AttributeValue, value)
-            else:
-                self.malformed += 1
-        return attributes
-
-    def each(self) -> Iterator[_Fields]:
-        for item in self._next(cast(list[object], [])):
-            fields = _Fields(item)
-            # One that is no array takes a byte, and would be made an object of.
-            if not fields.malformed:
-                yield fields
-            self.malformed += fields.malformed
-
-
-# Deeper than any attribute is meant to be, and shallower than Python's stack.
-_DEPTH_MAX = 32
-
-
-def _is_value(value: object, depth: int = 0) -> bool:
-    if value is None or isinstance(value, str | int | float | bytes):
-        return True
-    if depth == _DEPTH_MAX:
-        return False
-    if isinstance(value, list):
-        return all(_is_value(item, depth + 1) for item in value)
-    return isinstance(value, dict) and all(
-        isinstance(key, str) and _is_value(item, depth + 1) for key, item in value.items()
-    )
 
 
 def _kernel_span_id(event: KernelEvent) -> int:
@@ -339,101 +250,106 @@ def _kernel_span_id(event: KernelEvent) -> int:
     return int.from_bytes(hashlib.blake2b(said, digest_size=8).digest(), "big")
 
 
-def kernel_spans(
-    records: Iterable[Record], spans: Iterable[Span], decoder: SliceDecoder
-) -> Iterator[Span]:
-    """What probes saw, as spans of the process that it happened to.
+class _Making:
+    """Objects of what C has; a resource and a scope are one for all their spans."""
 
-    Each is a child of the span of that process which began last before it and was not over.
-    Without the moment by the clock of the node, nothing is shown.
-    """
-    by_client: dict[int, list[Span]] = {}
-    for span in spans:
-        by_client.setdefault(span.client, []).append(span)
-    for begun in by_client.values():
-        begun.sort(key=lambda span: span.start_ns)
-    for record in records:
-        event = cast(KernelEvent, record.body)
-        end_ns = decoder.clock.time_ns(record.ticks)
-        if end_ns is None:
-            continue
-        start_ns = max(0, end_ns - event.duration_ns)
-        begun = by_client.get(event.client, [])
-        last = bisect_right(begun, end_ns, key=lambda span: span.start_ns)
-        parent = next(
-            (
-                span
-                for span in reversed(begun[max(0, last - _SPANS_LOOKED_AT) : last])
-                if span.end_ns is None or span.end_ns >= start_ns
+    def __init__(self, processes: Mapping[int, Process]) -> None:
+        self._processes = processes
+        self._resources: dict[Any, Resource] = {}
+        self._scopes: dict[Any, Scope] = {}
+
+    def spans(self, native: Any) -> Iterator[Span]:  # noqa: ANN401 - of cffi
+        first = lib.bsd_spans_at(native)
+        return (self._span(first[i]) for i in range(lib.bsd_spans_count(native)))
+
+    def _span(self, raw: Any) -> Span:  # noqa: ANN401 - of cffi
+        return Span(
+            raw.span_id,
+            raw.parent_id,
+            text_of(raw.name),
+            raw.kind,
+            raw.start_ns,
+            raw.client,
+            raw.handle,
+            self._processes.get(raw.client),
+            raw.end_ns if raw.finished else None,
+            raw.status,
+            _map(raw.attributes),
+            self._resource(raw.resource) if raw.resource else None,
+            self._scope(raw.scope) if raw.scope else None,
+            tuple(
+                Event(text_of(e.name), e.time_ns, _map(e.attributes), e.dropped_attributes)
+                for e in _each(raw.events, raw.n_events)
             ),
-            None,
+            tuple(
+                Link(
+                    ffi.buffer(link.trace_id)[:],
+                    link.span_id,
+                    _map(link.attributes),
+                    text_of(link.trace_state),
+                    link.flags,
+                    link.dropped_attributes,
+                )
+                for link in _each(raw.links, raw.n_links)
+            ),
+            text_of(raw.status_message),
+            text_of(raw.trace_state),
+            raw.flags,
+            raw.dropped_attributes,
+            raw.dropped_events,
+            raw.dropped_links,
         )
-        yield Span(
-            _kernel_span_id(event),
-            parent.span_id if parent is not None else 0,
-            event.title,
-            _INTERNAL,
-            start_ns,
-            event.client,
-            record.handle,
-            decoder.processes.get(event.client),
-            end_ns,
-            attributes=event.attributes,
-            resource=parent.resource if parent is not None else None,
-        )
+
+    def _resource(self, raw: Any) -> Resource:  # noqa: ANN401 - of cffi
+        known = self._resources.get(raw)
+        if known is None:
+            known = self._resources[raw] = Resource(_map(raw.attributes), text_of(raw.schema_url))
+        return known
+
+    def _scope(self, raw: Any) -> Scope:  # noqa: ANN401 - of cffi
+        known = self._scopes.get(raw)
+        if known is None:
+            known = self._scopes[raw] = Scope(
+                text_of(raw.name),
+                text_of(raw.version),
+                text_of(raw.schema_url),
+                _map(raw.attributes),
+            )
+        return known
 
 
-def read_slice(chunks: Iterable[bytes]) -> SliceContent:
-    """Read a slice and join the records of its spans.
+def text_of(raw: Any) -> str:  # noqa: ANN401 - of cffi
+    """A ``struct bsd_text``."""
+    return text(ffi.buffer(raw.at, raw.bytes)[:]) if raw.bytes else ""
 
-    The threads of a process write one trace into several runs, and the slice
-    may hold the end of a span before its start, so they are joined last.
-    """
-    decoder = SliceDecoder()
-    joiner = _Joiner()
-    data: list[Record] = []
-    hops_out: list[HopOut] = []
-    hops_in: list[HopIn] = []
-    breadcrumbs: list[Breadcrumb] = []
-    kernel: list[Record] = []
-    for chunk in chunks:
-        for record in decoder.feed(chunk):
-            match record.body:
-                case SpanStart() as body:
-                    joiner.start(record, body)
-                case SpanEnd() as body:
-                    joiner.ends.append((record.client, body))
-                case SpanDetail() as body:
-                    joiner.details.setdefault((record.client, body.span_id), []).append(body)
-                case ResourceRecord() as body:
-                    joiner.resource(record, body)
-                case ScopeRecord() as body:
-                    joiner.scope(record, body)
-                case HopOut() as body:
-                    hops_out.append(body)
-                case HopIn() as body:
-                    hops_in.append(body)
-                case Breadcrumb() as body:
-                    breadcrumbs.append(body)
-                case KernelEvent():
-                    kernel.append(record)
-                case _:
-                    data.append(record)
-    joiner.join(decoder.processes)
-    malformed = decoder.malformed + joiner.malformed
-    spans = [*joiner.spans, *kernel_spans(kernel, joiner.spans, decoder)]
-    return SliceContent(
-        tuple(spans),
-        tuple(data),
-        tuple(hops_out),
-        tuple(hops_in),
-        tuple(breadcrumbs),
-        tuple(joiner.without_start),
-        decoder.handles,
-        decoder.processes,
-        frozenset(decoder.exited),
-        frozenset(decoder.lossy),
-        malformed,
-        decoder.whole and not malformed,
-        decoder.clock,
-    )
+
+def _each(first: Any, count: int) -> Iterator[Any]:  # noqa: ANN401 - of cffi
+    return (first[i] for i in range(count))
+
+
+def _map(raw: Any) -> dict[str, AttributeValue]:  # noqa: ANN401 - of cffi
+    items = raw.items
+    return {text(_bytes(items[2 * i])): _value(items[2 * i + 1]) for i in range(raw.n)}
+
+
+def _bytes(raw: Any) -> bytes:  # noqa: ANN401 - of cffi
+    return ffi.buffer(raw.bytes, raw.n)[:] if raw.n else b""
+
+
+def _value(raw: Any) -> AttributeValue:  # noqa: ANN401 - of cffi
+    kind: int = raw.type
+    if kind == lib.BSD_VALUE_TEXT:
+        return text(_bytes(raw))
+    if kind == lib.BSD_VALUE_INT:
+        return int(raw.integer)
+    if kind == lib.BSD_VALUE_BOOL:
+        return bool(raw.integer)
+    if kind == lib.BSD_VALUE_REAL:
+        return float(raw.real)
+    if kind == lib.BSD_VALUE_UINT:
+        return int(raw.natural)
+    if kind == lib.BSD_VALUE_BYTES:
+        return _bytes(raw)
+    if kind == lib.BSD_VALUE_LIST:
+        return [_value(item) for item in _each(raw.items, raw.n)]
+    return _map(raw) if kind == lib.BSD_VALUE_MAP else None

@@ -22,15 +22,16 @@ and stand nowhere else:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import backsight_pb2 as pb
 from opentelemetry.proto.trace.v1.trace_pb2 import TracesData
 
-from formats.otlp import NodeSpans, traces_data
-from formats.records import AttributeValue
-from formats.spans import Span, read_slice
+from formats.otlp import NodeSpans
+from formats.records import Attributes, AttributeValue
+from formats.spans import About, SliceContent, Span, read_slice
 from protocol.messages import TraceId
 
 TRIGGER = "backsight.trigger"
@@ -49,20 +50,45 @@ BYTES_LEFT_OUT = "backsight.bytes_left_out"
 _REASONS_MAX = 16
 
 
+class StampedSlice:
+    """What one node collected, with its stamps; ``spans`` are made when somebody looks at them."""
+
+    def __init__(self, content: SliceContent, about: About) -> None:
+        self.content = content
+        self.about = about
+        self.node = about.node
+        self.clock_offset_ns = about.clock_offset_ns
+
+    @cached_property
+    def spans(self) -> Sequence[Span]:
+        return tuple(_stamped(self.content.spans, self.about.stamps))
+
+
 @dataclass(frozen=True, slots=True)
-class StampedTrace:
-    """The spans of one trace by node, with their stamps."""
+class ShownTrace:
+    """The spans of one trace by node."""
 
     trace: TraceId
-    parts: tuple[NodeSpans, ...]
+    parts: tuple[NodeSpans | StampedSlice, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StampedTrace(ShownTrace):
+    """What was collected of one, with its stamps."""
+
+    parts: tuple[StampedSlice, ...]
+
+    def otlp_bytes(self) -> bytes:
+        """All of it as OTLP's TracesData, encoded."""
+        return b"".join(part.content.otlp(self.trace, part.about) for part in self.parts)
 
     def otlp(self) -> TracesData:
         """All of it as OTLP."""
-        return traces_data(self.trace, self.parts)
+        return TracesData.FromString(self.otlp_bytes())
 
     @property
     def span_count(self) -> int:
-        return sum(len(part.spans) for part in self.parts)
+        return sum(part.content.span_count for part in self.parts)
 
 
 def stamped(detail: pb.TraceDetail, *, one_clock: bool) -> StampedTrace:
@@ -71,14 +97,15 @@ def stamped(detail: pb.TraceDetail, *, one_clock: bool) -> StampedTrace:
     ``one_clock``: times are put on the coordinator's clock, as pictures want
     them; else they are as each node wrote them.
     """
-    about = _about(detail.summary)
+    stamps = _about(detail.summary)
     return StampedTrace(
         TraceId(detail.summary.trace),
         tuple(
-            NodeSpans(
-                part.node,
-                tuple(_stamped(read_slice([part.data]).spans, about | _about_part(part))),
-                part.clock_offset_ns if one_clock else 0,
+            StampedSlice(
+                read_slice([part.data]),
+                About(
+                    part.node, part.clock_offset_ns if one_clock else 0, stamps | _about_part(part)
+                ),
             )
             for part in detail.slices
         ),
@@ -94,7 +121,7 @@ def service_of(span: Span) -> str:
     return (span.process.service if span.process else "") or "unknown_service"
 
 
-def _stamped(spans: tuple[Span, ...], about: dict[str, AttributeValue]) -> Iterator[Span]:
+def _stamped(spans: Sequence[Span], about: Attributes) -> Iterator[Span]:
     known = {(span.client, span.span_id) for span in spans}
     for span in spans:
         is_local_root = (span.client, span.parent_id) not in known

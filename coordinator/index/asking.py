@@ -8,8 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-from coordinator.index.making import HASH_BYTES, TIME_MAX_NS, TraceSummary, tag_hash
+from coordinator.index.making import TIME_MAX_NS, TraceSummary
 from coordinator.store.reader import time_limit
+from formats.rows import TAG_BYTES, tag_hash
 from protocol.messages import TraceId
 
 _Row = TypeVar("_Row")
@@ -139,13 +140,13 @@ class IndexReader:
 
 def _has_tags(tags: bytes, wanted: bytes) -> bool:
     return all(
-        _has_tag(tags, wanted[i : i + HASH_BYTES]) for i in range(0, len(wanted), HASH_BYTES)
+        _has_tag(tags, wanted[i : i + TAG_BYTES]) for i in range(0, len(wanted), TAG_BYTES)
     )
 
 
 def _has_tag(tags: bytes, wanted: bytes) -> bool:
     # Found by bytes, which is quick; where one hash ends and the next begins is none.
     at = tags.find(wanted)
-    while at % HASH_BYTES and at >= 0:
+    while at % TAG_BYTES and at >= 0:
         at = tags.find(wanted, at + 1)
     return at >= 0

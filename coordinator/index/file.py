@@ -15,7 +15,7 @@ from coordinator.index.making import TraceIndex
 from protocol.messages import TraceId
 from runtime.log import Log
 
-_VERSION = 1
+_VERSION = 2
 
 SCHEMA = """
 CREATE TABLE summaries (
@@ -39,7 +39,7 @@ CREATE TABLE spans (
     trace INTEGER NOT NULL,
     number INTEGER NOT NULL,            -- within the trace
     duration_ns INTEGER NOT NULL,
-    tags BLOB NOT NULL,                 -- 5 bytes each, see tag_hash()
+    tags BLOB NOT NULL,                 -- 5 bytes each, see formats.rows.tag_hash()
     PRIMARY KEY (operation, start_ns, trace, number)
 ) WITHOUT ROWID;
 CREATE INDEX spans_by_trace ON spans (trace);

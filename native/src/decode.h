@@ -27,6 +27,8 @@
 struct bsd_slice;
 struct bsd_records;
 struct bsd_evidence;
+struct bsd_spans;
+struct bsd_index;
 
 /* ------------------------------------------------------------- a slice --- */
 
@@ -222,5 +224,217 @@ uint64_t bsd_evidence_truncated(const struct bsd_evidence *evidence, size_t i);
 int64_t bsd_evidence_judge(struct bsd_evidence *evidence, uint32_t few);
 const struct bsd_finding *
 bsd_evidence_findings(const struct bsd_evidence *evidence);
+
+/* ----------------------------------------------------- spans of a slice --- */
+
+/* UTF-8, whatever was written: what is none is replaced by U+FFFD. */
+struct bsd_text {
+	const uint8_t *at;
+	size_t bytes;
+};
+
+enum bsd_value_type {
+	BSD_VALUE_NIL = 0,
+	BSD_VALUE_BOOL = 1,  /* integer: 0 or 1 */
+	BSD_VALUE_INT = 2,   /* integer */
+	BSD_VALUE_UINT = 3,  /* natural: above INT64_MAX */
+	BSD_VALUE_REAL = 4,  /* real */
+	BSD_VALUE_TEXT = 5,  /* n bytes of UTF-8 */
+	BSD_VALUE_BYTES = 6, /* n bytes */
+	BSD_VALUE_LIST = 7,  /* n items */
+	BSD_VALUE_MAP =
+		8, /* n pairs: a key, which is a text, and a value, by turns.
+			      * No key is there twice */
+};
+
+struct bsd_value {
+	enum bsd_value_type type;
+	uint32_t n;
+	union {
+		int64_t integer;
+		uint64_t natural;
+		double real;
+		const uint8_t *bytes;
+		const struct bsd_value *items;
+	};
+};
+
+/* What a process says that it is; its attributes are a map, here and below. */
+struct bsd_resource {
+	struct bsd_value attributes;
+	struct bsd_text schema_url;
+};
+
+/* The instrumentation that made a span. */
+struct bsd_scope {
+	struct bsd_text name;
+	struct bsd_text version;
+	struct bsd_text schema_url;
+	struct bsd_value attributes;
+};
+
+struct bsd_span_event {
+	struct bsd_text name;
+	uint64_t time_ns;
+	struct bsd_value attributes;
+	uint64_t dropped_attributes;
+};
+
+struct bsd_link {
+	uint8_t trace_id[16];
+	uint64_t span_id;
+	struct bsd_value attributes;
+	struct bsd_text trace_state;
+	uint64_t flags;
+	uint64_t dropped_attributes;
+};
+
+/* As its node saw it; times are Unix time by the node's clock. */
+struct bsd_span {
+	uint64_t span_id;
+	uint64_t parent_id;
+	uint64_t start_ns;
+	uint64_t end_ns; /* of one that is finished */
+	uint64_t flags;
+	uint64_t dropped_attributes;
+	uint64_t dropped_events;
+	uint64_t dropped_links;
+	struct bsd_text name;
+	struct bsd_text status_message;
+	struct bsd_text trace_state;
+	struct bsd_value attributes;
+	const struct bsd_resource *resource; /* NULL: it said nothing */
+	const struct bsd_scope *scope;	     /* likewise */
+	const struct bsd_span_event *events;
+	const struct bsd_link *links;
+	uint32_t n_events;
+	uint32_t n_links;
+	uint32_t client;
+	uint32_t handle;
+	uint16_t status;
+	uint8_t kind;
+	bool finished;
+};
+
+/*
+ * The records of a slice, joined into spans: in the order of their starts, whatever
+ * came first. What probes saw (KERNEL) becomes spans too, if its words are given
+ * (bsd_spans_kernel_words) before it is joined; they come last.
+ */
+int bsd_spans_new(struct bsd_spans **spans);
+void bsd_spans_free(struct bsd_spans *spans);
+int bsd_spans_feed(struct bsd_spans *spans, const uint8_t *bytes, size_t n);
+const struct bsd_slice *bsd_spans_slice(const struct bsd_spans *spans);
+
+/* KERNEL records that have a time, and the end of each by the node's clock. How many,
+ * or a negative errno. Once all bytes are there. */
+int64_t bsd_spans_kernels(struct bsd_spans *spans);
+const struct bsd_record *bsd_spans_kernel(const struct bsd_spans *spans,
+					  size_t i, uint64_t *end_ns);
+/* Its id, its name, which is UTF-8, and its attributes, a map in MessagePack. */
+int bsd_spans_kernel_words(struct bsd_spans *spans, size_t i, uint64_t span_id,
+			   const uint8_t *name, size_t name_bytes,
+			   const uint8_t *attributes, size_t attributes_bytes);
+
+/* After all bytes; nothing may be fed after it. */
+int bsd_spans_join(struct bsd_spans *spans);
+size_t bsd_spans_count(const struct bsd_spans *spans);
+const struct bsd_span *bsd_spans_at(const struct bsd_spans *spans);
+/* Of the slice, and of what spans say. */
+uint64_t bsd_spans_malformed(const struct bsd_spans *spans);
+
+/* The other records, in their order: hops, breadcrumbs, DATA and what is newer. */
+size_t bsd_spans_others_count(const struct bsd_spans *spans);
+const struct bsd_record *bsd_spans_others(const struct bsd_spans *spans);
+/* Ends whose start is not in the slice. */
+size_t bsd_spans_unstarted_count(const struct bsd_spans *spans);
+const struct bsd_record *bsd_spans_unstarted(const struct bsd_spans *spans);
+
+/* ----------------------------------------------------- what is made of it --- */
+
+/* What stands besides on the local roots, the first span of the trace in each process:
+ * a map in MessagePack. It goes over what they have by these names. */
+struct bsd_about {
+	const uint8_t *stamps;
+	size_t stamps_bytes;
+	const uint8_t *node; /* the name of it, UTF-8 */
+	size_t node_bytes;
+	int64_t clock_offset_ns; /* taken off all times */
+};
+
+struct bsd_bytes {
+	int error; /* -EINVAL: the stamps are no such map */
+	const uint8_t *at;
+	size_t n;
+};
+
+/* OTLP's TracesData; one behind the other they are one again. Until the next call. */
+struct bsd_bytes bsd_spans_otlp(struct bsd_spans *spans,
+				const uint8_t trace_id[16],
+				struct bsd_about about);
+
+/* A value as searches compare it, as in formats/tags.py. Until the next call. */
+struct bsd_bytes bsd_spans_words(struct bsd_spans *spans,
+				 const struct bsd_value *value);
+
+/*
+ * What searches look at, of all slices of a trace: a row for each span, whose tags are
+ * hashes; what a list of traces shows of it; and who called whom.
+ */
+
+/* Bytes of the hash of a tag. Half of what the index takes: a search over a million
+ * spans with 20 tags each finds one wrongly in one of 50,000 times. */
+#define BSD_TAG_BYTES 5
+
+struct bsd_row {
+	uint64_t start_ns;
+	uint64_t duration_ns;
+	uint32_t operation;  /* which of the operations */
+	uint32_t tags_bytes; /* in `tags`, one row's behind the other's */
+};
+
+struct bsd_operation {
+	struct bsd_text service;
+	struct bsd_text name;
+	uint32_t kind; /* OTLP's, 0: none that is known */
+};
+
+struct bsd_service {
+	struct bsd_text name;
+	uint64_t spans;
+	uint64_t errors;
+};
+
+struct bsd_call {
+	uint32_t caller; /* which of the services */
+	uint32_t callee;
+	uint64_t count;
+};
+
+struct bsd_index_rows {
+	int error;
+	size_t n_rows, n_tags, n_operations, n_services, n_calls;
+	const struct bsd_row *rows;
+	const uint8_t *tags;
+	const struct bsd_operation *operations;
+	const struct bsd_service *services; /* by their names */
+	const struct bsd_call *calls;
+	struct bsd_text root_service; /* of the first root; empty without one */
+	struct bsd_text root_operation;
+	uint64_t start_ns, end_ns;
+	uint64_t spans, errors;
+	uint64_t orphans; /* spans whose parent nobody delivered */
+};
+
+/* Of more spans than `rows_max` only the sums are known. */
+int bsd_index_new(uint64_t rows_max, struct bsd_index **index);
+void bsd_index_free(struct bsd_index *index);
+/* The spans of one slice, which are joined, and stay until the rows are read. */
+int bsd_index_add(struct bsd_index *index, struct bsd_spans *spans,
+		  struct bsd_about about);
+struct bsd_index_rows bsd_index_rows(struct bsd_index *index);
+/* The lower bytes of it, the lowest first, are what stands in `tags`. */
+uint64_t bsd_tag_hash(const uint8_t *key, size_t key_bytes,
+		      const uint8_t *value, size_t value_bytes);
 
 #endif

@@ -5,9 +5,21 @@ from __future__ import annotations
 
 import string
 
+import msgpack
 from hypothesis import strategies as st
 
-from formats.records import Body, Breadcrumb, Data, HopIn, HopOut, SpanEnd, SpanStart
+from formats.records import (
+    Body,
+    Breadcrumb,
+    Data,
+    HopIn,
+    HopOut,
+    ResourceRecord,
+    ScopeRecord,
+    SpanDetail,
+    SpanEnd,
+    SpanStart,
+)
 from formats.slices import PieceKind, Process, RunFlags
 from protocol.hashing import node_id
 from protocol.kernel_events import KernelEvent
@@ -155,3 +167,118 @@ def runs(draw: st.DrawFn) -> bytes:
 
 
 MET_SLICES = st.lists(runs() | runs() | pieces(), max_size=6).map(b"".join)
+
+
+# ----------------------------------------------------------- what spans say
+
+# What programs write, and what is near to it.
+SCALARS = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-(2**63), 2**64 - 1),
+    st.integers(-200, 200),
+    st.floats(),
+    st.sampled_from([0.0, -0.0, 1e16, 1e21, 1e22, 1e-5, 0.0001, 123456789012345680.0, 5e-324]),
+    st.text(st.characters(blacklist_categories=("Cs",)), max_size=6),
+    st.sampled_from(["x" * 256, "x" * 257, "\u00e4" * 256, "\u20ac" * 257, '"\\\n\x7f']),
+    st.binary(max_size=5),
+)
+VALUES = st.recursive(
+    SCALARS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES | SCALARS, inner, max_size=3),
+    max_leaves=6,
+)
+KEYS = st.sampled_from(["service.name", "a", "b", "backsight.trigger"]) | NAMES
+MAPS = st.dictionaries(KEYS | KEYS | SCALARS, VALUES, max_size=5)
+SAID_TIMES = st.sampled_from([0, 1, 10**18, 2**63, 2**64 - 1]) | st.integers(10**18, 10**18 + 99)
+EVENTS = st.lists(st.tuples(NAMES, SAID_TIMES, MAPS, FEW) | SCALARS, max_size=3)
+LINKS = st.lists(
+    st.tuples(st.binary(min_size=16, max_size=16), U64, MAPS, NAMES, U32, FEW), max_size=2
+)
+DETAILS = st.tuples(MAPS, EVENTS, LINKS, NAMES, NAMES, U64, FEW, FEW, FEW, NAMES)
+
+
+def packed(said: object) -> bytes:
+    return bytes(msgpack.packb(said))
+
+
+@st.composite
+def twice(draw: st.DrawFn) -> bytes:
+    """A map in which keys come again."""
+    keys = draw(
+        st.lists(st.sampled_from([b"\xa1a", b"\xa1b", b"\xa1\xff", b"\x01", b"\xc3"]), max_size=24)
+    )
+    pairs = b"".join(key + packed(draw(VALUES)) for key in keys)
+    return b"\x91\xde" + len(keys).to_bytes(2, "big") + pairs
+
+
+MSGPACK = st.one_of(
+    st.lists(VALUES | MAPS, max_size=4).map(packed),
+    twice(),
+    st.binary(max_size=12),
+    st.builds(lambda said, cut: said[:cut], DETAILS.map(packed), st.integers(0, 60)),
+)
+CLEAN_ATTRIBUTES = ATTRIBUTES.map(encode_attributes)
+
+
+@st.composite
+def details(draw: st.DrawFn) -> list[SpanDetail]:
+    """Of one span id, in one part or some, of which one may be missing."""
+    encoded = draw(DETAILS.map(packed) | MSGPACK)
+    count, span_id, scope = draw(st.integers(1, 3)), draw(FEW), draw(st.integers(0, 2))
+    size = -(-len(encoded) // count)
+    parts = [
+        SpanDetail(span_id, scope, part, count, encoded[part * size : (part + 1) * size])
+        for part in range(count)
+    ]
+    return parts[: draw(st.sampled_from([count, count, count, count - 1]))]
+
+
+SAID: st.SearchStrategy[list[Body]] = st.one_of(
+    st.builds(SpanStart, FEW, FEW, SAID_TIMES, st.integers(0, 6), NAMES).map(lambda body: [body]),
+    st.builds(SpanStart, FEW, FEW, SAID_TIMES, st.integers(0, 6), NAMES).map(lambda body: [body]),
+    st.builds(
+        SpanEnd,
+        FEW,
+        SAID_TIMES,
+        FEW,
+        NAMES,
+        st.just(b"") | CLEAN_ATTRIBUTES | st.binary(max_size=20),
+    ).map(lambda body: [body]),
+    details(),
+    details(),
+    MSGPACK.map(lambda encoded: [ResourceRecord(encoded)]),
+    st.builds(lambda said, url: [ResourceRecord(packed([said, url]))], MAPS, NAMES),
+    st.builds(
+        lambda number, said: [ScopeRecord(number, said)],
+        st.integers(0, 2),
+        MSGPACK | st.tuples(NAMES, NAMES, NAMES, MAPS).map(packed),
+    ),
+    KERNEL_EVENTS.map(lambda body: [body]),
+    MET_BODIES.map(lambda body: [body]),
+)
+
+
+@st.composite
+def said_slices(draw: st.DrawFn) -> bytes:
+    """Spans with all that may be said of them."""
+    found = [encode_clock(10**9, 10**18, 10**9)] if draw(st.booleans()) else []
+    for client in draw(st.lists(st.integers(1, 3), max_size=2)):
+        service = draw(st.sampled_from(["shop", "", "\u00e9t\u00e9"]))
+        found.append(encode_process(client, Process(client, service)))
+    for _ in range(draw(st.integers(1, 3))):
+        bodies = [body for bodies in draw(st.lists(SAID, max_size=6)) for body in bodies]
+        ticks = draw(st.lists(st.sampled_from([0, 10**9, 10**9 + 50]), min_size=1, max_size=3))
+        content = b"".join(
+            encode_record(body, ticks[number % len(ticks)]) for number, body in enumerate(bodies)
+        )
+        found.append(
+            encode_piece(
+                PieceKind.RUN,
+                content,
+                flags=RunFlags.FIRST | RunFlags.LAST,
+                client=draw(st.integers(1, 3)),
+                handle=draw(st.integers(1, 2)),
+            )
+        )
+    return b"".join(found)

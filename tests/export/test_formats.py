@@ -23,7 +23,7 @@ from formats.otlp import NodeSpans
 from formats.otlp_json import otlp_json
 from formats.perfetto import PerfettoWriter
 from formats.spans import Resource, Span
-from formats.stamped import StampedTrace, stamped
+from formats.stamped import ShownTrace, stamped
 from formats.tags import text_of
 from protocol.messages import TraceId
 from tests.export.collected import BEGIN_NS, EVENTS, FLOWS, MS, SPANS, TRACE, detail
@@ -226,7 +226,7 @@ def test_a_process_that_calls_itself_ever_otherwise_costs_no_more_a_span() -> No
         made: list[None] = []
         sys.setprofile(lambda *_, made=made: made.append(None))
         try:
-            shown = trace_json(StampedTrace(TRACE, (NodeSpans("front", spans),)))
+            shown = trace_json(ShownTrace(TRACE, (NodeSpans("front", spans),)))
         finally:
             sys.setprofile(None)
         assert len(shown["processes"]) == count
@@ -239,7 +239,7 @@ def test_equal_resources_are_one_process() -> None:
         Span(i + 1, 0, "work", 1, 1, client=1, handle=i, process=None, resource=Resource({"n": 1}))
         for i in range(3)
     ]
-    shown = trace_json(StampedTrace(TRACE, (NodeSpans("front", spans),)))
+    shown = trace_json(ShownTrace(TRACE, (NodeSpans("front", spans),)))
     assert list(shown["processes"]) == ["p1"]
 
 
@@ -298,7 +298,7 @@ def test_spans_that_never_ended_cost_no_more_the_more_there_are() -> None:
             nonlocal made
             made += 1
 
-        trace = StampedTrace(TRACE, (NodeSpans("front", spans),))
+        trace = ShownTrace(TRACE, (NodeSpans("front", spans),))
         writer = PerfettoWriter()
         sys.setprofile(made_one)
         try:
@@ -327,7 +327,7 @@ def test_a_span_stands_in_its_parent_or_on_the_first_free_lane() -> None:
         span(7, 0, 100, None),  # where 1 was
         span(8, 7, 110, 120),  # in it
     ]
-    packets = packets_of(PerfettoWriter().write(StampedTrace(TRACE, (NodeSpans("front", spans),))))
+    packets = packets_of(PerfettoWriter().write(ShownTrace(TRACE, (NodeSpans("front", spans),))))
     lanes = {
         p.track_descriptor.uuid: p.track_descriptor.name
         for p in packets

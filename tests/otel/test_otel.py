@@ -14,7 +14,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span, TracesData
 
 from ctl.node import NodeClient
 from ctl.trace import TraceView
-from formats.otlp import NodeSpans, traces_data
+from formats.spans import About
 from protocol.messages import TraceId
 from testbed.topology import Node
 from testbed.venvs import made_once
@@ -28,7 +28,8 @@ def peek(application: Application, trace: str) -> TraceView:
 def otlp(application: Application, trace: str) -> TracesData:
     identity = TraceId(bytes.fromhex(trace.strip()))
     view = NodeClient(str(application.node.socket_path)).peek(identity)
-    return traces_data(identity, [NodeSpans(part.node, part.content.spans) for part in view.slices])
+    encoded = [part.content.otlp(identity, About(part.node)) for part in view.slices]
+    return TracesData.FromString(b"".join(encoded))
 
 
 def by_name(data: TracesData) -> dict[str, tuple[str, str, Span]]:

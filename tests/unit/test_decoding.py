@@ -11,13 +11,28 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coordinator.core.evidence import Evidence, Finding, FindingKind
-from formats.records import SpanStart
+from coordinator.index.making import index_of
+from formats.otlp import NodeSpans
+from formats.records import Attributes, SpanStart
 from formats.slices import PieceKind, Record, RunFlags, SliceDecoder
-from protocol.messages import NodeId
+from formats.spans import About, read_slice
+from formats.stamped import ShownTrace, StampedSlice, StampedTrace, _stamped
+from protocol.messages import NodeId, TraceId
 from testbed.encoding import encode_piece, encode_record
 from tests.decoding.evidence import PythonEvidence
+from tests.decoding.index import python_index
+from tests.decoding.otlp import traces_data
 from tests.decoding.slices import PythonDecoder
-from tests.decoding.strategies import ANY_BYTES, MET_SLICES, NODES, SLICES, U64, cut_up
+from tests.decoding.spans import read_slice as python_read_slice
+from tests.decoding.strategies import (
+    ANY_BYTES,
+    MET_SLICES,
+    NODES,
+    SLICES,
+    U64,
+    cut_up,
+    said_slices,
+)
 
 WHOLE = RunFlags.FIRST | RunFlags.LAST
 
@@ -43,7 +58,7 @@ def read(decoder: SliceDecoder | PythonDecoder, chunks: list[bytes]) -> Iterator
     return (decoder.feed(chunk) for chunk in chunks)
 
 
-@settings(max_examples=400)
+@settings(max_examples=200)
 @given(ANY_BYTES.flatmap(cut_up), st.lists(U64 | st.integers(0, 2000), max_size=4))
 def test_both_decoders_say_the_same(chunks: list[bytes], ticks: list[int]) -> None:
     ours, plain = SliceDecoder(), PythonDecoder()
@@ -132,7 +147,7 @@ def assert_same(ours: Evidence, plain: PythonEvidence) -> None:
         assert said.least_bytes == known.decoder.least_bytes
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(
     st.lists(st.tuples(st.sampled_from(NODES), MET_SLICES.flatmap(cut_up)), max_size=5),
     st.randoms(use_true_random=False),
@@ -170,3 +185,76 @@ def test_of_many_findings_the_first_are_told() -> None:
     assert [(f.kind, f.span_id, f.more) for f in evidence.findings(3)] == [
         (FindingKind.UNFINISHED, number, more) for number, more in ((1, 0), (2, 0), (3, 97))
     ]
+
+
+# --------------------------------------------------------------------- spans
+
+TRACE = TraceId(bytes(range(16)))
+STAMPS: list[Attributes] = [
+    {},
+    {
+        "backsight.trigger": "latency",
+        "backsight.verdict_reasons": ["a", "b"],
+        "backsight.lateral": True,
+    },
+]
+
+
+def plainly(value: object) -> str:
+    """So that -0.0 and 0.0, 1 and True differ, and NaN does not from itself."""
+    return repr(value)
+
+
+@settings(max_examples=80)
+@given((said_slices() | ANY_BYTES).flatmap(cut_up))
+def test_both_join_the_same_spans(chunks: list[bytes]) -> None:
+    ours, plain = read_slice(chunks), python_read_slice(chunks)
+    assert plainly(ours.spans) == plainly(plain.spans)
+    assert ours.malformed == plain.malformed
+    assert ours.whole == plain.whole
+    assert plainly(ours.records) == plainly(plain.records)
+    assert ours.hops_out == plain.hops_out
+    assert ours.hops_in == plain.hops_in
+    assert ours.breadcrumbs == plain.breadcrumbs
+    assert ours.ends_without_start == plain.ends_without_start
+    for one, other in zip(ours.spans, ours.spans[1:], strict=False):
+        if (one.client, one.handle) == (other.client, other.handle):
+            assert one.resource is other.resource
+
+
+@settings(max_examples=80)
+@given(
+    st.lists(said_slices(), min_size=1, max_size=3),
+    st.sampled_from(STAMPS),
+    st.sampled_from([0, 7, -5, 10**18, -(2**62)]),
+)
+def test_both_write_the_same_otlp_and_the_same_rows(
+    slices: list[bytes], stamps: Attributes, offset_ns: int
+) -> None:
+    abouts = [About(f"node-{number}", offset_ns, stamps) for number in range(len(slices))]
+    ours = StampedTrace(
+        TRACE,
+        tuple(
+            StampedSlice(read_slice([data]), about)
+            for data, about in zip(slices, abouts, strict=True)
+        ),
+    )
+    plain = ShownTrace(
+        TRACE,
+        tuple(
+            NodeSpans(
+                about.node,
+                tuple(_stamped(python_read_slice([data]).spans, stamps)),
+                offset_ns,
+            )
+            for data, about in zip(slices, abouts, strict=True)
+        ),
+    )
+    parts = [NodeSpans(part.node, part.spans, part.clock_offset_ns) for part in plain.parts]
+    # As texts: NaN is not equal to itself.
+    assert str(ours.otlp()) == str(traces_data(TRACE, parts))
+    assert ours.span_count == sum(len(part.spans) for part in parts)
+    got, expected = index_of(ours, 3), python_index(plain, 3)
+    assert got.summary == expected.summary
+    assert got.calls == expected.calls
+    assert got.spans == expected.spans

@@ -28,7 +28,7 @@ static int tell(struct telling *t, const struct bsd_finding *finding)
 	if (!t->last || t->last->kind != finding->kind ||
 	    t->last->node != finding->node)
 		t->told = 0;
-	if (t->told == t->evidence->few) {
+	if (t->last && t->told >= t->evidence->few) {
 		t->last->more++;
 		return 0;
 	}

@@ -8,7 +8,9 @@ are walked first: what is broken, or too much, it never sees.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Self
 
 import msgpack
 
@@ -32,6 +34,22 @@ _VALUE_BYTES = {0xC0: 0, 0xC2: 0, 0xC3: 0, 0xCA: 4, 0xCB: 8} | {
 }
 
 
+class Map(dict[str, object]):
+    """What of a map has a text for its key; ``others``: how many pairs have none."""
+
+    others = 0
+
+    @classmethod
+    def of(cls, pairs: Iterable[tuple[object, object]]) -> Self:
+        made = cls()
+        for key, value in pairs:
+            if isinstance(key, str):
+                made[key] = value
+            else:
+                made.others += 1
+        return made
+
+
 class Unreadable(ValueError):
     """Says what is wrong with the bytes."""
 
@@ -51,7 +69,9 @@ class MsgpackReader:
         finally:
             # Broken or not: the walk took its time.
             self.items_left -= min(walk.items, allowed)
-        return msgpack.unpackb(encoded, unicode_errors="replace", strict_map_key=False)
+        return msgpack.unpackb(
+            encoded, unicode_errors="replace", strict_map_key=False, object_pairs_hook=Map.of
+        )
 
 
 @dataclass(slots=True)
