@@ -139,9 +139,7 @@ class IndexReader:
 
 
 def _has_tags(tags: bytes, wanted: bytes) -> bool:
-    return all(
-        _has_tag(tags, wanted[i : i + TAG_BYTES]) for i in range(0, len(wanted), TAG_BYTES)
-    )
+    return all(_has_tag(tags, wanted[i : i + TAG_BYTES]) for i in range(0, len(wanted), TAG_BYTES))
 
 
 def _has_tag(tags: bytes, wanted: bytes) -> bool:

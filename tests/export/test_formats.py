@@ -349,7 +349,7 @@ class Coordinator:
         self.by_id = {trace.summary.trace: trace for trace in traces}
         self.gone: set[bytes] = set()
 
-    def __call__(self, endpoint: str) -> Coordinator:
+    def __call__(self, endpoint: str, tls: object) -> Coordinator:
         return self
 
     def __enter__(self) -> Coordinator:

@@ -205,7 +205,7 @@ def plainly(value: object) -> str:
     return repr(value)
 
 
-@settings(max_examples=80)
+@settings(max_examples=40)
 @given((said_slices() | ANY_BYTES).flatmap(cut_up))
 def test_both_join_the_same_spans(chunks: list[bytes]) -> None:
     ours, plain = read_slice(chunks), python_read_slice(chunks)
@@ -222,7 +222,7 @@ def test_both_join_the_same_spans(chunks: list[bytes]) -> None:
             assert one.resource is other.resource
 
 
-@settings(max_examples=80)
+@settings(max_examples=40)
 @given(
     st.lists(said_slices(), min_size=1, max_size=3),
     st.sampled_from(STAMPS),

@@ -199,13 +199,15 @@ static int keep_names(struct part *p)
 
 static int settle(struct part *p)
 {
-	int error;
-
-	if (p->starts.count && p->ends.count) {
+	if (p->starts.count)
 		qsort(p->starts.entries, p->starts.count, sizeof(struct start),
 		      compare_starts);
+	if (p->ends.count)
 		qsort(p->ends.entries, p->ends.count, sizeof(struct end),
 		      compare_ends);
+	if (p->starts.count && p->ends.count) {
+		int error;
+
 		match(p);
 		error = keep_names(p);
 		if (error)

@@ -31,15 +31,34 @@ static const char *not_finite(double real)
 	return isnan(real) ? "nan" : real < 0 ? "-inf" : "inf";
 }
 
-/* The fewest digits that tell it from others, and the power of ten of the first. */
+/* One more in the last digit. */
+static void step_up(char *digits)
+{
+	char *at = strchr(digits, 'e') - 1;
+
+	while (at > digits && (*at == '9' || *at == '.')) {
+		if (*at == '9')
+			*at = '0';
+		at--;
+	}
+	*at += *at != '9';
+}
+
+/* The fewest digits that tell it from others, and the power of ten of the first. Of a
+ * power of two the next larger number is twice as far away as the next smaller one:
+ * there the nearest digits may be another number's, and those above are not. */
 static int shortest(double real, char *digits, size_t room)
 {
 	int precision = 0, exponent;
 	char *mark;
 
-	do
+	do {
 		snprintf(digits, room, "%.*e", precision, real);
-	while (++precision < DIGITS_MAX && strtod(digits, NULL) != real);
+		if (strtod(digits, NULL) != real)
+			step_up(digits);
+	} while (++precision < DIGITS_MAX && strtod(digits, NULL) != real);
+	if (strtod(digits, NULL) != real)
+		snprintf(digits, room, "%.*e", DIGITS_MAX - 1, real);
 	mark = strchr(digits, 'e');
 	exponent = (int)strtol(mark + 1, NULL, 10);
 	*mark = '\0';

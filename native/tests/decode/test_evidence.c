@@ -111,6 +111,19 @@ static void starts_and_ends_are_matched_in_any_order(void)
 	bsd_evidence_free(e);
 }
 
+static void an_end_that_comes_twice_is_told_once(void)
+{
+	struct bsd_evidence *e = new_evidence(1000);
+
+	content.n = 0;
+	put_end(&content, 1);
+	put_end(&content, 2);
+	put_end(&content, 1);
+	add(e, 10, 1, 1 << 20);
+	CHECK_EQ(bsd_evidence_judge(e, FEW), 2);
+	bsd_evidence_free(e);
+}
+
 static void a_parent_may_be_on_any_node(void)
 {
 	struct bsd_evidence *e = new_evidence(1000);
@@ -206,6 +219,7 @@ int main(void)
 {
 	RUN(hops_are_matched_one_by_one);
 	RUN(starts_and_ends_are_matched_in_any_order);
+	RUN(an_end_that_comes_twice_is_told_once);
 	RUN(a_parent_may_be_on_any_node);
 	RUN(of_many_a_few_are_told_and_the_others_counted);
 	RUN(above_the_limit_only_the_extent_is_known);

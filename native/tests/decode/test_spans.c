@@ -224,6 +224,9 @@ static void values_are_told_as_python_tells_them(void)
 	real_says(1e21, "1e+21", "[1e+21]");
 	real_says(-1.5e-7, "-1.5e-07", "[-1.5e-07]");
 	real_says(0.00012, "0.00012", "[0.00012]");
+	/* Powers of two, with fewer digits above than below. */
+	real_says(0x1p-24, "5.960464477539063e-08", "[5.960464477539063e-08]");
+	real_says(0x1p-77, "6.617444900424222e-24", "[6.617444900424222e-24]");
 	real_says(5e-324, "5e-324", "[5e-324]");
 	real_says(1.7976931348623157e308, "1.7976931348623157e+308",
 		  "[1.7976931348623157e+308]");
