@@ -20,7 +20,7 @@ _PLAN = Path(__file__).with_name("plan.py")
 
 # Until all nodes are connected, and after a window until all is durable: a coordinator that
 # takes longer has stopped.
-_DRAIN_S = 60.0
+_DRAIN_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
