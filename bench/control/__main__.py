@@ -116,6 +116,8 @@ def _saturation(bench: Bench, nodes: int) -> Iterator[report.Result]:
     done = bench.run(nodes, load)
     params = _params(nodes, load, done)
     yield report.Result.of("control_traces_per_s", "traces/s", [done.traces_per_s], params)
+    of_core = done.traces_per_s / max(done.core_share, 0.001)
+    yield report.Result.of("control_core_traces_per_s", "traces/s", [of_core], params)
     yield from _costs(done, params)
 
 
@@ -173,6 +175,7 @@ def _measure(bench: Bench, part: str, nodes: int) -> list[report.Result]:
 
 def _in_turn(benches: Mapping[str, Bench], parameters: Parameters, output: Path) -> None:
     rounds: dict[str, list[list[report.Result]]] = {label: [] for label in benches}
+    table = ""
     for number in range(parameters.rounds):
         for results in rounds.values():
             results.append([])
@@ -183,13 +186,20 @@ def _in_turn(benches: Mapping[str, Bench], parameters: Parameters, output: Path)
                     f"\n{part}, {nodes} nodes, round {number + 1} of {parameters.rounds}, {label}:"
                 )
                 rounds[label][-1] += _measure(benches[label], part, nodes)
+        # Each time, since all rounds take long.
+        table = _written(rounds, output)
+    _say("\n" + table)
+    _say(f"written to {output.with_suffix('.*')}")
+
+
+def _written(rounds: Mapping[str, list[list[report.Result]]], output: Path) -> str:
+    """Write what there is; the table of it."""
     for results, path in zip(rounds.values(), _outputs(output, len(rounds)), strict=True):
         lines = [result.line() + "\n" for result in compare.merged(results)]
         path.write_text("".join(lines))
     table = _table(rounds)
     output.with_suffix(".md").write_text(table)
-    _say("\n" + table)
-    _say(f"written to {output.with_suffix('.*')}")
+    return table
 
 
 def _table(rounds: Mapping[str, compare.Rounds]) -> str:

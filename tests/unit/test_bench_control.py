@@ -55,6 +55,7 @@ def test_a_quick_run_measures_all_and_loses_no_trace(
         *((metric, offered) for metric in OF_EACH_RUN for offered in ("10 in flight", "50/s")),
         *((metric, "50/s") for metric in OF_A_RATE),
         ("control_traces_per_s", "10 in flight"),
+        ("control_core_traces_per_s", "10 in flight"),
         ("control_listen_s", ""),
     }
     assert [line["params"]["open_traces"] for line in lines if "open_traces" in line["params"]] == [
