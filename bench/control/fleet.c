@@ -35,6 +35,10 @@
 #include "wire.h"
 
 #define NODES_A_TRACE 3u
+
+/* Nodes that are not welcome yet: of an address that has many connections on which nothing is
+ * called yet, the coordinator ends some. */
+#define GREETINGS_AT_ONCE 16u
 #define EVENTS_AT_ONCE 256
 #define MS_NS 1000000ull
 
@@ -518,10 +522,11 @@ static void open_all(struct fleet *fleet, uint16_t port)
 			 "/backsight.v1.Coordinator/Slices");
 		stream_send(&node->slices, fleet->bytes + plan->opening.offset,
 			    plan->opening.size);
-		turn(fleet, 0);
+		while (i + 1 - fleet->n_welcome >= GREETINGS_AT_ONCE ||
+		       (i + 1 == fleet->n_nodes &&
+			fleet->n_welcome < fleet->n_nodes))
+			turn(fleet, now_ns() + SECOND_NS);
 	}
-	while (fleet->n_welcome < fleet->n_nodes)
-		turn(fleet, now_ns() + SECOND_NS);
 }
 
 /* ----------------------------------------------------------------- firing --- */
