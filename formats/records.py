@@ -28,6 +28,7 @@ class RecordType(enum.IntEnum):
     SCOPE = 8
     SPAN_DETAIL = 9
     KERNEL = 10
+    UNANSWERED = 11
 
 
 class AttributeType(enum.IntEnum):
@@ -44,7 +45,7 @@ AttributeValue: TypeAlias = "str | int | float | bool | bytes | list[Any] | dict
 Attributes: TypeAlias = Mapping[str, AttributeValue]
 
 # Plain integers for the inner loop, where the arithmetic of enums is what costs.
-_START, _END, _OUT, _IN, _CRUMB, _RESOURCE, _SCOPE, _DETAIL, _KERNEL = (
+_START, _END, _OUT, _IN, _CRUMB, _RESOURCE, _SCOPE, _DETAIL, _KERNEL, _UNANSWERED = (
     record.value
     for record in (
         RecordType.SPAN_START,
@@ -56,6 +57,7 @@ _START, _END, _OUT, _IN, _CRUMB, _RESOURCE, _SCOPE, _DETAIL, _KERNEL = (
         RecordType.SCOPE,
         RecordType.SPAN_DETAIL,
         RecordType.KERNEL,
+        RecordType.UNANSWERED,
     )
 )
 
@@ -147,6 +149,15 @@ class SpanDetail:
     encoded: bytes
 
 
+@dataclass(frozen=True, slots=True)
+class Unanswered:
+    """Nobody answered what a client span sent to that IP address."""
+
+    span_id: int
+    address: str
+    error: str
+
+
 Body: TypeAlias = (
     Data
     | SpanStart
@@ -158,6 +169,7 @@ Body: TypeAlias = (
     | ScopeRecord
     | SpanDetail
     | KernelEvent
+    | Unanswered
 )
 
 
@@ -188,6 +200,9 @@ def body_of(raw: Any) -> Body:  # noqa: ANN401 - of cffi
         return ResourceRecord(content)
     if kind == _SCOPE:
         return ScopeRecord(raw.scope, content)
+    if kind == _UNANSWERED:
+        address, error = content[:name_bytes], content[name_bytes:]
+        return Unanswered(raw.span_id, text(address), text(error))
     if kind == _KERNEL:
         return KernelEvent.parse(content)
     return Data(kind, content)

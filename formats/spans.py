@@ -29,6 +29,7 @@ from formats.records import (
     HopIn,
     HopOut,
     SpanEnd,
+    Unanswered,
     body_of,
     text,
 )
@@ -187,6 +188,10 @@ class SliceContent:
     @cached_property
     def breadcrumbs(self) -> tuple[Breadcrumb, ...]:
         return tuple(r.body for r in self._others if isinstance(r.body, Breadcrumb))
+
+    @cached_property
+    def unanswered(self) -> tuple[Unanswered, ...]:
+        return tuple(r.body for r in self._others if isinstance(r.body, Unanswered))
 
     @cached_property
     def ends_without_start(self) -> tuple[SpanEnd, ...]:

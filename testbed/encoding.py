@@ -25,6 +25,7 @@ from formats.records import (
     SpanDetail,
     SpanEnd,
     SpanStart,
+    Unanswered,
 )
 from formats.slices import ALIGN_BYTES, PieceKind, Process, RunFlags
 from protocol.kernel_events import KernelEvent
@@ -40,6 +41,7 @@ _BREADCRUMB = struct.Struct("<Q")
 _KERNEL_EVENT = struct.Struct("=QQIIHHIIIQ16s24sQ")
 _SCOPE_HEADER = struct.Struct("<I")
 _DETAIL_HEADER = struct.Struct("<QIHH")
+_UNANSWERED = struct.Struct("<QI4x")
 _ATTRIBUTE = struct.Struct("<BBH")
 _INT = struct.Struct("<q")
 _DOUBLE = struct.Struct("<d")
@@ -114,6 +116,10 @@ def encode_body(body: Body) -> tuple[int, bytes]:
         return RecordType.SPAN_DETAIL, header + body.encoded
     if isinstance(body, KernelEvent):
         return RecordType.KERNEL, encode_kernel_event(body)
+    if isinstance(body, Unanswered):
+        address = body.address.encode()
+        head = _UNANSWERED.pack(body.span_id, len(address))
+        return RecordType.UNANSWERED, head + address + body.error.encode()
     return body.type, body.payload
 
 

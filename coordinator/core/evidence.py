@@ -29,11 +29,15 @@ class FindingKind(enum.IntEnum):
     PARENT_MISSING = 5
     HOP_OUT_UNMET = 6
     HOP_IN_UNMET = 7
+    HOP_UNANSWERED = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something that is missing; ``more`` of the same kind and node are only counted."""
+    """Something that is missing; ``more`` of the same kind and node are only counted.
+
+    ``error``: of HOP_UNANSWERED, whose name is an address.
+    """
 
     kind: FindingKind
     node: NodeId
@@ -44,6 +48,7 @@ class Finding:
     handle: int
     number: int
     name: str
+    error: str = ""
 
 
 class SliceEvidence(SliceInfo):
@@ -154,6 +159,9 @@ class Evidence:
 
 def _finding(raw: Any) -> Finding:  # noqa: ANN401 - of cffi
     name = text(ffi.buffer(raw.name, raw.name_bytes)[:]) if raw.name_bytes else ""
+    error = ""
+    if raw.kind == FindingKind.HOP_UNANSWERED and raw.other:
+        error = text(ffi.buffer(raw.name + raw.name_bytes, raw.other)[:])
     return Finding(
         FindingKind(raw.kind),
         NodeId(raw.node),
@@ -164,4 +172,5 @@ def _finding(raw: Any) -> Finding:  # noqa: ANN401 - of cffi
         raw.handle,
         raw.number,
         name,
+        error,
     )

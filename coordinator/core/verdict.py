@@ -27,6 +27,8 @@ the worst kind among its reasons is the verdict's:
     abandoned         partial      been given up under overload
     hop_out_unmet     partial      a context that was sent, and never arrived
     hop_in_unmet      partial      a context that arrived, and was never sent
+    unanswered        (none)       a context that was sent to an address, and who sent it
+                                   says that nobody answered; whoever is there was asked
     parent_missing    partial      a span whose parent nobody delivered
     span_unstarted    partial      a span that ended and never started
     unfinished        partial      a span that started and never ended
@@ -55,6 +57,7 @@ from typing import TYPE_CHECKING
 
 from coordinator.core.evidence import Finding, FindingKind
 from coordinator.core.nodes import Nodes
+from protocol.hashing import address_id
 from protocol.messages import NodeId, SliceFlags
 from protocol.verdicts import VerdictKind
 
@@ -100,6 +103,7 @@ class ReasonKind(enum.StrEnum):
     ABANDONED = "abandoned"
     HOP_OUT_UNMET = "hop_out_unmet"
     HOP_IN_UNMET = "hop_in_unmet"
+    UNANSWERED = "unanswered"
     PARENT_MISSING = "parent_missing"
     SPAN_UNSTARTED = "span_unstarted"
     UNFINISHED = "unfinished"
@@ -186,6 +190,8 @@ class Reason:
         """The kind of verdict that this reason alone makes."""
         if self.kind is ReasonKind.OPEN:
             return VerdictKind.PROVISIONAL
+        if self.kind is ReasonKind.UNANSWERED:
+            return VerdictKind.COHERENT
         if self.kind in _LOSSY:
             return VerdictKind.LOSSY
         if self.kind in _TRUNCATED:
@@ -375,6 +381,8 @@ def _reasons(trace: Trace, nodes: Nodes, *, final: bool) -> Iterator[Reason | _M
         yield from _slice_reasons(trace.parts[said.node], said, nodes)
     for finding in trace.evidence.findings(REASONS_PER_KIND_AND_NODE):
         kind, words = _found(finding, slices.get(finding.node), nodes)
+        if kind is ReasonKind.UNANSWERED and not _was_asked(trace, finding.name):
+            kind = ReasonKind.HOP_OUT_UNMET
         name = nodes.name_of(finding.node)
         yield Reason(kind, name, words)
         if finding.more:
@@ -446,6 +454,11 @@ def _slice_reasons(part: Part, said: SliceEvidence, nodes: Nodes) -> Iterator[Re
         yield Reason(ReasonKind.TRUNCATED, name, detail)
 
 
+def _was_asked(trace: Trace, address: str) -> bool:
+    """Whether a crumb led to that address, so that whoever is there was asked for the trace."""
+    return address_id(address) in trace.evidence.addresses
+
+
 def _found(finding: Finding, said: SliceEvidence | None, nodes: Nodes) -> tuple[ReasonKind, str]:
     """What is missing, in words; ``said``: the slice of the node that it is about, if there is one."""
     who = said.words(finding.client) if said is not None else ""
@@ -468,6 +481,9 @@ def _found(finding: Finding, said: SliceEvidence | None, nodes: Nodes) -> tuple[
         case FindingKind.HOP_OUT_UNMET:
             words = f"{hop} was sent, and nobody delivered that it arrived"
             return ReasonKind.HOP_OUT_UNMET, words
+        case FindingKind.HOP_UNANSWERED:
+            words = f"{hop} was sent to {finding.name}, and nobody answered: {finding.error}"
+            return ReasonKind.UNANSWERED, words
         case FindingKind.HOP_IN_UNMET:
             where = nodes.name_of(NodeId(finding.other))
             words = f"{hop} arrived on {where}, and nobody delivered that it was sent"

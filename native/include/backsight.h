@@ -82,6 +82,7 @@ enum bs_record_type {
 	BS_RECORD_SCOPE = 8,	   /* u32 number + the scope */
 	BS_RECORD_SPAN_DETAIL = 9, /* struct bs_span_detail + a part */
 	BS_RECORD_KERNEL = 10,	   /* struct bs_kernel_event: of a probe */
+	BS_RECORD_UNANSWERED = 11, /* struct bs_unanswered + address + error */
 };
 
 /*
@@ -300,6 +301,19 @@ struct bs_span_detail {
 	uint32_t scope; /* number of a SCOPE record of this handle; 0: none */
 	uint16_t part;	/* 0, 1, ... */
 	uint16_t parts; /* at least 1 */
+};
+
+/*
+ * Nobody answered what a client span sent: the IP address that it was sent to, and why
+ * (an exception, a timeout), as text. So a hop out of that span and handle that nobody
+ * met is told apart from one whose other end is missing, provided that a breadcrumb
+ * names the address ("@10.0.0.7"): whoever is there is asked. It counts only in the
+ * handle that sent.
+ */
+struct bs_unanswered {
+	uint64_t span_id;
+	uint32_t address_bytes;
+	uint32_t reserved; /* 0 */
 };
 
 /* One attribute: this header, the key, the value, with no padding. */

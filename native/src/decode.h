@@ -38,7 +38,7 @@ struct bsd_index;
  */
 struct bsd_record {
 	uint64_t ticks; /* when it was written, see bsd_slice_time(); 0: unknown */
-	uint64_t span_id;   /* SPAN_*, HOP_* */
+	uint64_t span_id;   /* SPAN_*, HOP_*, UNANSWERED */
 	uint64_t parent_id; /* SPAN_START */
 	uint64_t time_ns;   /* SPAN_START, SPAN_END: Unix time */
 	uint64_t node_id;   /* HOP_*: where it was injected; BREADCRUMB */
@@ -47,8 +47,10 @@ struct bsd_record {
 	uint32_t hop;	     /* HOP_* */
 	uint32_t injector;   /* HOP_*: the handle that injected it */
 	uint32_t scope;	     /* SCOPE: its number; SPAN_DETAIL */
-	uint32_t name_bytes; /* SPAN_START, SPAN_END, BREADCRUMB */
-	uint32_t rest_bytes; /* SPAN_END: attributes; all of DATA, and so on */
+	uint32_t name_bytes; /* SPAN_START, SPAN_END, BREADCRUMB; UNANSWERED:
+			      * the address */
+	uint32_t rest_bytes; /* SPAN_END: attributes; UNANSWERED: the error; all
+			      * of DATA, and so on */
 	uint16_t status;     /* SPAN_END */
 	uint16_t part;	     /* SPAN_DETAIL: this one */
 	uint16_t parts;	     /* of so many */
@@ -177,6 +179,10 @@ enum bsd_finding_kind {
 	BSD_FINDING_PARENT_MISSING = 5, /* span_id; other: the parent */
 	BSD_FINDING_HOP_OUT_UNMET = 6,	/* span_id, handle, number: the hop */
 	BSD_FINDING_HOP_IN_UNMET = 7,	/* likewise; other: where it arrived */
+	BSD_FINDING_HOP_UNANSWERED = 8, /* like HOP_OUT_UNMET, but who sent says
+					 * that nobody answered; name: the
+					 * address, and behind it as many bytes
+					 * as `other` says of the error */
 };
 
 /* What is missing. Of one kind and node a few are told, the last with how many more

@@ -12,7 +12,7 @@ from array import array
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from formats.records import Breadcrumb, HopIn, HopOut, SpanEnd, SpanStart
+from formats.records import Breadcrumb, HopIn, HopOut, SpanEnd, SpanStart, Unanswered
 from formats.slices import Record
 from protocol.hashing import node_id
 from protocol.messages import NodeId
@@ -25,7 +25,8 @@ class SliceEvidence:
 
     ``spans`` (span id, parent id) and ``hops`` (injecting node, span id, handle,
     hop, whether extracted), one after the other, are what it adds to the whole, so
-    that the whole can be made without another.
+    that the whole can be made without another. ``sent``: who injected what; ``unanswered``: the
+    client, the handle and the span of what nobody answered.
     """
 
     decoder: PythonDecoder = field(default_factory=PythonDecoder)
@@ -34,6 +35,8 @@ class SliceEvidence:
     truncated_records: int = 0
     spans: array[int] = field(default_factory=lambda: array("Q"))
     hops: array[int] = field(default_factory=lambda: array("Q"))
+    sent: set[tuple[int, HopKey]] = field(default_factory=set)
+    unanswered: set[tuple[int, int, int]] = field(default_factory=set)
     start_ns: int | None = None
     end_ns: int | None = None
     items: int = 0
@@ -110,6 +113,18 @@ class PythonEvidence:
             self.give_up()
         return list(named)
 
+    def is_unanswered(self, key: HopKey) -> bool:
+        """Whether all who sent it say, in the handle that did, that nobody answered."""
+        if self.hops[key].extracted:
+            return False
+        at, span_id, handle, _ = key
+        return all(
+            node == at and (client, handle, span_id) in known.unanswered
+            for node, known in self.slices.items()
+            for client, sent in known.sent
+            if sent == key
+        )
+
     def restart(self, node: NodeId) -> None:
         """Forget what a node's slice said: it begins another one."""
         gone = self.slices.pop(node, None)
@@ -163,6 +178,10 @@ class PythonEvidence:
             self._end(known, record.client, body)
         elif isinstance(body, HopOut):
             self._hop(node, known, body, extracted=False)
+            key = (body.node_id, body.span_id, body.handle, body.hop)
+            known.sent.add((record.client, key))
+        elif isinstance(body, Unanswered):
+            known.unanswered.add((record.client, record.handle, body.span_id))
         elif isinstance(body, HopIn):
             self._hop(node, known, body, extracted=True)
             named[body.node_id] = None

@@ -23,6 +23,7 @@ from formats.records import (
     SpanDetail,
     SpanEnd,
     SpanStart,
+    Unanswered,
     text,
 )
 from formats.slices import PieceKind, Process, Record, RunFlags
@@ -48,7 +49,7 @@ _RUN, _CLOCK_PIECE, _PROCESS_PIECE, _LOSS = (
 _FIRST, _LAST, _LOSSY = (flag.value for flag in (RunFlags.FIRST, RunFlags.LAST, RunFlags.LOSSY))
 _RUN_FLAGS_KNOWN = sum(RunFlags)
 
-_START, _END, _OUT, _IN, _CRUMB, _RESOURCE, _SCOPE, _DETAIL, _KERNEL = (
+_START, _END, _OUT, _IN, _CRUMB, _RESOURCE, _SCOPE, _DETAIL, _KERNEL, _UNANSWERED = (
     record.value
     for record in (
         RecordType.SPAN_START,
@@ -60,6 +61,7 @@ _START, _END, _OUT, _IN, _CRUMB, _RESOURCE, _SCOPE, _DETAIL, _KERNEL = (
         RecordType.SCOPE,
         RecordType.SPAN_DETAIL,
         RecordType.KERNEL,
+        RecordType.UNANSWERED,
     )
 )
 
@@ -74,6 +76,7 @@ _HOP = struct.Struct("<QQII")
 _BREADCRUMB = struct.Struct("<Q")
 _SCOPE_HEADER = struct.Struct("<I")
 _DETAIL_HEADER = struct.Struct("<QIHH")
+_UNANSWERED_HEADER = struct.Struct("<QII")
 
 _CONTENT_BYTES = {
     PieceKind.CLOCK: _CLOCK.size,
@@ -414,4 +417,13 @@ def decode_body(kind: int, data: bytes, begin: int, size: int) -> Body | None:
         return ScopeRecord(number, data[begin + _SCOPE_HEADER.size : end])
     if kind == _KERNEL:
         return KernelEvent.parse(data[begin:end]) if size >= EVENT_BYTES else None
+    if kind == _UNANSWERED:
+        if size < _UNANSWERED_HEADER.size:
+            return None
+        span_id, address_bytes, _ = _UNANSWERED_HEADER.unpack_from(data, begin)
+        begin += _UNANSWERED_HEADER.size
+        if address_bytes > end - begin:
+            return None
+        middle = begin + address_bytes
+        return Unanswered(span_id, text(data[begin:middle]), text(data[middle:end]))
     return Data(kind, data[begin:end])

@@ -19,6 +19,7 @@ from formats.records import (
     SpanDetail,
     SpanEnd,
     SpanStart,
+    Unanswered,
 )
 from formats.slices import PieceKind, Process, RunFlags
 from protocol.hashing import node_id
@@ -73,6 +74,7 @@ BODIES: st.SearchStrategy[Body] = st.one_of(
     st.builds(HopOut, U64.map(NodeId), U64, U32, U32),
     st.builds(HopIn, U64.map(NodeId), U64, U32, U32),
     st.builds(Breadcrumb, U64.map(NodeId), NAMES),
+    st.builds(Unanswered, U64, NAMES, NAMES),
     KERNEL_EVENTS,
 )
 
@@ -148,6 +150,7 @@ MET_BODIES: st.SearchStrategy[Body] = st.one_of(
     st.builds(HopOut, *HOPS),
     st.builds(HopIn, *HOPS),
     st.builds(Breadcrumb, st.sampled_from(NODES), MET_NAMES),
+    st.builds(Unanswered, FEW, MET_NAMES, NAMES),
     st.just(Data(1, b"x")),
 )
 

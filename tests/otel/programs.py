@@ -444,6 +444,39 @@ def triggers() -> None:
         print(json.dumps(fired))
 
 
+def unanswered() -> None:
+    """Calls that end in errors, with an answer or without."""
+    from backsight.otel import _hooks
+
+    called: dict[str, str] = {}
+    attributes: dict[str, dict[str, Any]] = {
+        "refused": {"server.address": "10.9.9.9"},
+        "unavailable": {"net.peer.ip": "10.9.9.9", "rpc.grpc.status_code": 14},
+        "answered by a status": {
+            "network.peer.address": "10.9.9.9",
+            "http.response.status_code": 500,
+        },
+        "answered by a code": {"server.address": "10.9.9.9", "rpc.grpc.status_code": 5},
+        "answered by its node": {"server.address": "10.9.9.9"},
+        "to a name": {"server.address": "stock.example"},
+        "well": {"server.address": "10.9.9.9"},
+    }
+    with provided() as (provider, _):
+        tracer = provider.get_tracer("lib")
+        for what, said in attributes.items():
+            with tracer.start_as_current_span(
+                "call", kind=SpanKind.CLIENT, attributes=said
+            ) as call:
+                called[what] = hexadecimal(call)
+                if what == "answered by its node":
+                    _hooks.answered(call, {"backsight-node": "#0000000000000001"})
+                if what == "refused":
+                    call.record_exception(ConnectionRefusedError("nobody listens"))
+                if what != "well":
+                    call.set_status(StatusCode.ERROR, "failed")
+    print(json.dumps(called))
+
+
 def limited() -> None:
     """What the error rule says of requests that fail at these times, in s."""
     from backsight.otel import _firing, _rules
@@ -698,6 +731,6 @@ def rules(directory: str) -> None:
 if __name__ == "__main__":
     PROGRAMS = (
         *(samplers, fidelity, unusual, unwritable, scopes, contexts, contexts_of_servers),
-        *(triggers, limited, answers, rules, contexts_that_go, reentered, shown_spans),
+        *(triggers, unanswered, limited, answers, rules, contexts_that_go, reentered, shown_spans),
     )
     {f.__name__: f for f in PROGRAMS}[sys.argv[1]](*sys.argv[2:])

@@ -141,6 +141,24 @@ def test_rules_fire_for_what_they_are_meant_for(application: Application, tmp_pa
     }
 
 
+def test_a_call_that_nobody_answered_says_so(application: Application) -> None:
+    called = json.loads(application.run("unanswered", BACKSIGHT_TRIGGERS="none"))
+    said = {
+        what: [
+            (body.address, body.error)
+            for part in peek(application, trace).slices
+            for body in part.content.unanswered
+        ]
+        for what, trace in called.items()
+    }
+    refused = "ConnectionRefusedError: nobody listens"
+    assert said == {
+        **{what: [] for what in called},
+        "refused": [("10.9.9.9", refused)],
+        "unavailable": [("10.9.9.9", "failed")],
+    }
+
+
 def test_a_limited_error_says_how_many_were_suppressed(application: Application) -> None:
     told, rest, last = json.loads(application.run("limited"))
     assert told == [

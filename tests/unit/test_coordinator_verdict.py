@@ -19,11 +19,22 @@ from coordinator.core.verdict import (
     ReasonKind,
     Verdict,
 )
-from formats.records import Body, Data, HopIn, HopOut, RecordType, SpanEnd, SpanStart
-from formats.slices import PieceKind, RunFlags
+from formats.records import (
+    Body,
+    Breadcrumb,
+    Data,
+    HopIn,
+    HopOut,
+    RecordType,
+    SpanEnd,
+    SpanStart,
+    Unanswered,
+)
+from formats.slices import PieceKind, Process, RunFlags
+from protocol.hashing import address_id
 from protocol.messages import Abandoned, Drop, Group, Release, SliceAck, SliceFlags
 from protocol.verdicts import VerdictKind
-from testbed.encoding import encode_piece, encode_record
+from testbed.encoding import encode_piece, encode_process, encode_record
 from tests.unit.coordinator_harness import (
     MS,
     REAL_NS,
@@ -78,6 +89,80 @@ def test_a_whole_trace_is_coherent() -> None:
     assert verdict.start_ns is not None
     assert verdict.end_ns is not None
     assert verdict.end_ns - verdict.start_ns == 11
+
+
+ADDRESS = "10.9.9.9"
+CALL = (
+    *span(1, ended=False),
+    *span(2, 1),
+    hop_out("n1", 2),
+    Unanswered(2, ADDRESS, "ConnectionRefusedError: nobody listens"),
+    Breadcrumb(address_id(ADDRESS), f"@{ADDRESS}"),
+    span(1)[1],
+)
+
+
+def test_a_call_that_nobody_answered_is_told_and_misses_nothing() -> None:
+    harness = Harness()
+    verdict = judged({"n1": preamble() + run(*CALL)}, harness)
+    assert verdict.kind is VerdictKind.COHERENT
+    (reason,) = verdict.reasons
+    assert (reason.kind, reason.node) == (ReasonKind.UNANSWERED, "n1")
+    assert ADDRESS in reason.detail
+    assert "ConnectionRefusedError" in reason.detail
+    # Nor is it waited for.
+    harness.wait(31 * S)
+    assert harness.store.traces[T].released
+
+
+def said(*bodies: Body) -> bytes:
+    return preamble() + run(*bodies)
+
+
+@pytest.mark.parametrize(
+    "slices",
+    [
+        # Nobody says so, or of another span.
+        {"n1": said(*CALL[:4], *CALL[5:])},
+        {"n1": said(*(replace(b, span_id=1) if isinstance(b, Unanswered) else b for b in CALL))},
+        # Nobody was asked, or somebody else.
+        {"n1": said(*CALL[:5], CALL[6])},
+        {"n1": said(*CALL[:5], Breadcrumb(address_id("10.9.9.8"), "@10.9.9.8"), CALL[6])},
+        # Somebody else says so: another process, in another handle, on another node.
+        {
+            "n1": said(*CALL[:4], *CALL[5:])
+            + encode_process(2, Process(9, "liar"))
+            + run(CALL[4], client=2)
+        },
+        {"n1": said(*CALL[:4], *CALL[5:]) + run(CALL[4], handle=2)},
+        {"n1": said(*CALL[:4], crumb("n2"), *CALL[5:]), "n2": said(CALL[4])},
+    ],
+)
+def test_a_call_is_unanswered_only_by_the_word_of_who_sent_it(slices: dict[str, bytes]) -> None:
+    verdict = judged(slices)
+    assert verdict.kind is VerdictKind.PARTIAL
+    assert [reason.kind for reason in verdict.reasons] == [ReasonKind.HOP_OUT_UNMET]
+
+
+def test_who_is_at_the_address_of_a_call_that_nobody_answered_is_heard() -> None:
+    harness = Harness()
+    harness.cluster("n1", "n2")
+    (address,) = next(view for view in harness.core.nodes(0) if view.node == "n2").addresses
+    call = (
+        *CALL[:4],
+        Unanswered(2, address, "timed out"),
+        Breadcrumb(address_id(address), f"@{address}"),
+        CALL[6],
+    )
+    harness.fire("n1", T)
+    harness.deliver(T, {"n1": said(*call)})
+    assert harness.asked()["n2"] == [T]
+    # It died in the middle of it.
+    harness.deliver(T, {"n2": said(hop_in("n1", 2), *span(3, 2, ended=False))})
+    harness.wait(S)
+    assert {(r.kind, r.node) for r in harness.verdicts[T][-1].reasons} == {
+        (ReasonKind.UNFINISHED, "n2")
+    }
 
 
 def test_other_times_and_bounds_hold_for_traces_that_are_here() -> None:

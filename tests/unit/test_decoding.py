@@ -102,7 +102,9 @@ def missing(evidence: PythonEvidence) -> Iterator[Missing]:
         yield FindingKind.PARENT_MISSING, node, (parent, child)
     for hop_key, hop in evidence.hops.items():
         if hop.extracted < hop.injected:
-            yield FindingKind.HOP_OUT_UNMET, hop_key[0], hop_key[1:]
+            unanswered = evidence.is_unanswered(hop_key)
+            kind = FindingKind.HOP_UNANSWERED if unanswered else FindingKind.HOP_OUT_UNMET
+            yield kind, hop_key[0], hop_key[1:]
         if not hop.injected:
             yield FindingKind.HOP_IN_UNMET, hop_key[0], (*hop_key[1:], hop.extracted_on)
 
@@ -125,7 +127,7 @@ def what_of(evidence: Evidence, finding: Finding) -> object:
             return finding.client, finding.span_id
         case FindingKind.PARENT_MISSING:
             return finding.other, finding.span_id
-        case FindingKind.HOP_OUT_UNMET:
+        case FindingKind.HOP_OUT_UNMET | FindingKind.HOP_UNANSWERED:
             return finding.span_id, finding.handle, finding.number
         case FindingKind.HOP_IN_UNMET:
             return finding.span_id, finding.handle, finding.number, finding.other

@@ -37,6 +37,8 @@ static void free_part(struct part *p)
 	array_free(&p->hops_out);
 	array_free(&p->hops_in);
 	array_free(&p->names);
+	array_free(&p->unanswered);
+	array_free(&p->texts);
 	free(p);
 }
 
@@ -90,6 +92,8 @@ static struct part *part_of(struct bsd_evidence *e, uint64_t node)
 	p->hops_out = ARRAY_OF(struct hop);
 	p->hops_in = ARRAY_OF(struct hop);
 	p->names = ARRAY_OF(uint8_t);
+	p->unanswered = ARRAY_OF(struct unanswered);
+	p->texts = ARRAY_OF(uint8_t);
 	return p;
 }
 
@@ -133,9 +137,34 @@ static bool take_end(struct part *p, const struct bsd_record *r)
 
 static bool take_hop(struct array *hops, const struct bsd_record *r)
 {
-	struct hop hop = {r->node_id, r->span_id, r->injector, r->hop};
+	struct hop hop = {r->node_id, r->span_id, r->injector, r->hop,
+			  r->client};
 
 	return array_append(hops, &hop, 1);
+}
+
+/* A text of either is no longer than a person reads. */
+#define TEXT_MAX 127
+
+static bool take_unanswered(struct part *p, const struct bsd_record *r)
+{
+	struct unanswered said = {
+		.span_id = r->span_id,
+		.client = r->client,
+		.handle = r->handle,
+		.text_at = p->texts.count,
+		.address_bytes = (uint16_t)(r->name_bytes < TEXT_MAX
+						    ? r->name_bytes
+						    : TEXT_MAX),
+		.error_bytes = (uint16_t)(r->rest_bytes < TEXT_MAX
+						  ? r->rest_bytes
+						  : TEXT_MAX),
+	};
+
+	return array_append(&p->unanswered, &said, 1) &&
+	       array_append(&p->texts, r->bytes, said.address_bytes) &&
+	       array_append(&p->texts, r->bytes + r->name_bytes,
+			    said.error_bytes);
 }
 
 /* Those of one node come one after the other. */
@@ -184,6 +213,9 @@ static int take(void *arg, const struct bsd_record *r)
 		break;
 	case BS_RECORD_BREADCRUMB:
 		fits = take_crumb(t->evidence, r);
+		break;
+	case BS_RECORD_UNANSWERED:
+		fits = take_unanswered(p, r);
 		break;
 	default:
 		return 0;

@@ -126,18 +126,29 @@ struct end {
 struct hop {
 	uint64_t node, span_id;
 	uint32_t handle, hop;
+	uint32_t client; /* that wrote it, no part of what tells hops apart */
+};
+
+/* What a client span sent nobody answered. The address and the error are in `texts`. */
+struct unanswered {
+	uint64_t span_id;
+	uint32_t client, handle;
+	uint32_t text_at;
+	uint16_t address_bytes, error_bytes;
 };
 
 /* One node's slice. */
 struct part {
 	uint64_t node;
 	struct bsd_slice slice;
-	struct array spans;    /* struct span */
-	struct array starts;   /* struct start, less those that are met */
-	struct array ends;     /* struct end, likewise */
-	struct array hops_out; /* struct hop */
-	struct array hops_in;  /* struct hop */
-	struct array names;    /* bytes */
+	struct array spans;	 /* struct span */
+	struct array starts;	 /* struct start, less those that are met */
+	struct array ends;	 /* struct end, likewise */
+	struct array hops_out;	 /* struct hop */
+	struct array hops_in;	 /* struct hop */
+	struct array names;	 /* bytes */
+	struct array unanswered; /* struct unanswered */
+	struct array texts;	 /* bytes */
 	struct bsd_extent extent;
 	uint64_t truncated;
 	uint64_t items;

@@ -442,6 +442,51 @@ static int gather_hops(const struct array *hops, uint32_t part, bool extracted,
 	return 0;
 }
 
+static int compare_unanswered(const void *one, const void *other)
+{
+	const struct unanswered *a = one, *b = other;
+	int order = compare_keys(a->client, a->span_id, b->client, b->span_id);
+
+	return order ? order : COMPARE(a->handle, b->handle);
+}
+
+/* What who sent says of a hop that nobody met: only a process of that node can, in the
+ * handle that sent. NULL if it does not. */
+static const struct unanswered *said_of(const struct part *p,
+					const struct hop *hop)
+{
+	struct unanswered key = {
+		.span_id = hop->span_id,
+		.client = hop->client,
+		.handle = hop->handle,
+	};
+
+	if (p->node != hop->node || !p->unanswered.count)
+		return NULL;
+	return bsearch(&key, p->unanswered.entries, p->unanswered.count,
+		       sizeof(key), compare_unanswered);
+}
+
+/* Fill in what is said of a hop, of which the ends are so many. False: it is not said of
+ * each that was sent. */
+static bool is_unanswered(const struct bsd_evidence *e, const struct met *met,
+			  uint32_t count, struct bsd_finding *f)
+{
+	const struct unanswered *said = NULL;
+	const struct part *p = NULL;
+
+	for (uint32_t i = 0; i < count; i++) {
+		p = part_at(e, met[i].part);
+		said = met[i].extracted ? NULL : said_of(p, &met[i].hop);
+		if (!said)
+			return false;
+	}
+	f->name = array_at(&p->texts, said->text_at);
+	f->name_bytes = said->address_bytes;
+	f->other = said->error_bytes;
+	return true;
+}
+
 static int tell_hops(struct telling *t, const struct array *all,
 		     enum bsd_finding_kind kind)
 {
@@ -459,6 +504,7 @@ static int tell_hops(struct telling *t, const struct array *all,
 			.number = hop->hop,
 		};
 		uint32_t injected = 0, extracted = 0;
+		bool unanswered;
 
 		for (next = i;
 		     next < all->count && !compare_hops(hop, &met[next].hop);
@@ -466,8 +512,12 @@ static int tell_hops(struct telling *t, const struct array *all,
 			injected += !met[next].extracted;
 			extracted += met[next].extracted;
 		}
-		if (kind == BSD_FINDING_HOP_OUT_UNMET) {
-			if (extracted < injected)
+		if (kind != BSD_FINDING_HOP_IN_UNMET) {
+			if (extracted >= injected)
+				continue;
+			unanswered = is_unanswered(t->evidence, &met[i],
+						   next - i, &f);
+			if (unanswered == (kind == BSD_FINDING_HOP_UNANSWERED))
 				error = tell(t, &f);
 		} else if (!injected) {
 			f.other =
@@ -476,6 +526,17 @@ static int tell_hops(struct telling *t, const struct array *all,
 		}
 	}
 	return error;
+}
+
+static void sort_unanswered(const struct bsd_evidence *e)
+{
+	for (uint32_t i = 0; i < e->parts.count; i++) {
+		struct array *said = &part_at(e, i)->unanswered;
+
+		if (said->count)
+			qsort(said->entries, said->count,
+			      sizeof(struct unanswered), compare_unanswered);
+	}
 }
 
 static int judge_hops(struct telling *t)
@@ -492,7 +553,10 @@ static int judge_hops(struct telling *t)
 	}
 	if (!error && all.count) {
 		qsort(all.entries, all.count, sizeof(struct met), compare_met);
+		sort_unanswered(e);
 		error = tell_hops(t, &all, BSD_FINDING_HOP_OUT_UNMET);
+		if (!error)
+			error = tell_hops(t, &all, BSD_FINDING_HOP_UNANSWERED);
 		if (!error)
 			error = tell_hops(t, &all, BSD_FINDING_HOP_IN_UNMET);
 	}

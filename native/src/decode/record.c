@@ -78,6 +78,20 @@ static bool decode_detail(struct bsd_record *r, const uint8_t *p,
 	return r->part < r->parts;
 }
 
+static bool decode_unanswered(struct bsd_record *r, const uint8_t *p,
+			      uint32_t bytes)
+{
+	if (bytes < sizeof(struct bs_unanswered))
+		return false;
+	r->span_id = get64(p + offsetof(struct bs_unanswered, span_id));
+	r->name_bytes =
+		get32(p + offsetof(struct bs_unanswered, address_bytes));
+	bytes -= sizeof(struct bs_unanswered);
+	r->rest_bytes = bytes - r->name_bytes;
+	r->bytes = p + sizeof(struct bs_unanswered);
+	return r->name_bytes <= bytes;
+}
+
 bool record_decode(struct bsd_record *r, const uint8_t *payload, uint32_t bytes)
 {
 	switch (r->type) {
@@ -94,6 +108,8 @@ bool record_decode(struct bsd_record *r, const uint8_t *payload, uint32_t bytes)
 		return decode_scope(r, payload, bytes);
 	case BS_RECORD_SPAN_DETAIL:
 		return decode_detail(r, payload, bytes);
+	case BS_RECORD_UNANSWERED:
+		return decode_unanswered(r, payload, bytes);
 	case BS_RECORD_KERNEL:
 		if (bytes < sizeof(struct bs_kernel_event))
 			return false;

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What is missing of a trace, whichever of its slices comes first. */
+#include <stdio.h>
 #include <stdlib.h>
 
 #include "writer.h"
@@ -215,6 +216,59 @@ static void crumbs_are_told_as_they_come(void)
 	bsd_evidence_free(e);
 }
 
+static void put_unanswered(struct bytes *b, uint64_t span, const char *address,
+			   const char *error)
+{
+	struct bs_unanswered said = {
+		.span_id = span, .address_bytes = (uint32_t)strlen(address)};
+	char text[1000];
+
+	snprintf(text, sizeof(text), "%s%s", address, error);
+	put_record(b, BS_RECORD_UNANSWERED, &said, sizeof(said), text);
+}
+
+static void a_call_is_unanswered_by_the_word_of_its_sender(void)
+{
+	struct bsd_evidence *e = new_evidence(1000);
+	struct bs_piece_header other = {
+		.client = 2, .handle = 0, .flags = WHOLE};
+	const struct bsd_finding *f;
+
+	content.n = 0;
+	put_hop(&content, BS_RECORD_HOP_OUT, 10, 0);
+	add(e, 10, 0, 1 << 20);
+	/* Another handle, another process, another node. */
+	content.n = 0;
+	put_unanswered(&content, 7, "10.0.0.1", "refused");
+	add(e, 10, 1, 1 << 20);
+	slice.n = 0;
+	put_run(&slice, other, &content);
+	bsd_evidence_add(e, 10, slice.at, slice.n);
+	add(e, 20, 0, 1 << 20);
+	CHECK_EQ(only(e)->kind, BSD_FINDING_HOP_OUT_UNMET);
+	/* Of another span. Of a handle each run comes once. */
+	bsd_evidence_restart(e, 10);
+	content.n = 0;
+	put_hop(&content, BS_RECORD_HOP_OUT, 10, 0);
+	put_unanswered(&content, 8, "10.0.0.1", "refused");
+	add(e, 10, 0, 1 << 20);
+	CHECK_EQ(only(e)->kind, BSD_FINDING_HOP_OUT_UNMET);
+	bsd_evidence_restart(e, 10);
+	put_unanswered(&content, 7, "10.0.0.2", "timed out");
+	add(e, 10, 0, 5);
+	f = only(e);
+	CHECK_EQ(f->kind, BSD_FINDING_HOP_UNANSWERED);
+	CHECK_EQ(f->name_bytes, 8);
+	CHECK_EQ(f->other, 9);
+	CHECK(!memcmp(f->name, "10.0.0.2timed out", 17));
+	/* It arrived after all. */
+	content.n = 0;
+	put_hop(&content, BS_RECORD_HOP_IN, 10, 0);
+	add(e, 20, 3, 1 << 20);
+	CHECK_EQ(bsd_evidence_judge(e, FEW), 0);
+	bsd_evidence_free(e);
+}
+
 int main(void)
 {
 	RUN(hops_are_matched_one_by_one);
@@ -224,5 +278,6 @@ int main(void)
 	RUN(of_many_a_few_are_told_and_the_others_counted);
 	RUN(above_the_limit_only_the_extent_is_known);
 	RUN(crumbs_are_told_as_they_come);
+	RUN(a_call_is_unanswered_by_the_word_of_its_sender);
 	return 0;
 }

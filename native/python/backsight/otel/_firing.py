@@ -40,6 +40,10 @@ _GRPC_SERVER_ERRORS = (
     *(13, "INTERNAL", 14, "UNAVAILABLE", 15, "DATA_LOSS"),
 )
 
+# What a client says by itself if no answer comes. A server may say it too; then it is one of
+# those that name themselves in what they answer, or nobody asks it.
+_GRPC_CLIENT_ERRORS = (4, "DEADLINE_EXCEEDED", 14, "UNAVAILABLE")
+
 # Operations times types of errors, of one service.
 _KEYS_MAX = 1024
 
@@ -128,6 +132,14 @@ def _is_callees(attributes: Mapping[str, Any]) -> bool:
         return is_number(status) and status >= _HTTP_SERVER_ERROR_MIN
     code = attributes.get("rpc.grpc.status_code", attributes.get("rpc.response.status_code"))
     return code in _GRPC_SERVER_ERRORS
+
+
+def is_answer(attributes: Mapping[str, Any]) -> bool:
+    """Whether this client span tells of an answer, or may: not of what a client says by itself."""
+    if "http.response.status_code" in attributes or "http.status_code" in attributes:
+        return True
+    code = attributes.get("rpc.grpc.status_code", attributes.get("rpc.response.status_code"))
+    return code is not None and code not in _GRPC_CLIENT_ERRORS
 
 
 def listed(items: Any) -> Any:  # noqa: ANN401 # the SDK's container, or a sequence, or None

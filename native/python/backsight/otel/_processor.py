@@ -21,7 +21,7 @@ from backsight import _client
 from backsight._attributes import cut_utf8, encode_text
 from backsight._native import ffi, lib
 from backsight._shown import enter, leave
-from backsight.otel._firing import STATUS_ERROR, listed
+from backsight.otel._firing import STATUS_ERROR, is_answer, listed
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
@@ -56,6 +56,9 @@ _HAS_IS_REMOTE, _IS_REMOTE = 0x100, 0x200  # OTLP SpanFlags
 _MASK_64 = (1 << 64) - 1
 # Programs that make a tracer a request have as many scopes as requests.
 _KNOWN_MAX = 1024
+
+# Of what a reader shows of it.
+_ERROR_BYTES_MAX = 127
 
 _INT_MIN, _INT_MAX = -(1 << 63), (1 << 64) - 1
 
@@ -185,10 +188,17 @@ class BacksightSpanProcessor(SpanProcessor):
                 detail,
                 len(detail),
             )
-            if span._kind is _CLIENT:
-                self._peer(trace, attributes)
             # The channel or session of a call without a span of its own names the one around it.
             answered = span_id in trace.answered and span._kind is _CLIENT
+            if span._kind is _CLIENT:
+                address = self._peer(trace, attributes)
+                if (
+                    address
+                    and span._status._status_code is STATUS_ERROR
+                    and not answered
+                    and not is_answer(attributes)
+                ):
+                    self._unanswered(trace, span_id, address, span)
             for trigger, why in self._rules.ended(span, attributes, answered=answered):
                 _fire(trace, trigger, why)
             self._close(trace, trace_id, span_id)
@@ -256,8 +266,11 @@ class BacksightSpanProcessor(SpanProcessor):
         if value:
             _client.deserialize_from(handle, parent.span_id, value)
 
-    def _peer(self, trace: OpenTrace, attributes: Mapping[str, Any]) -> None:
-        """Whom a client span called is a hint where else to look, also if no answer came."""
+    def _peer(self, trace: OpenTrace, attributes: Mapping[str, Any]) -> str:
+        """Whom a client span called is a hint where else to look, also if no answer came.
+
+        The address that is now known; empty if it is none.
+        """
         address = (
             attributes.get("network.peer.address")
             or attributes.get("net.peer.ip")
@@ -266,8 +279,22 @@ class BacksightSpanProcessor(SpanProcessor):
         if isinstance(address, str):
             # What is no address is refused, and counted as such.
             address = address.strip("[]")
-            if address[:1].isdigit() or ":" in address:
-                lib.bs_breadcrumb(trace.handle, encode_text("@" + address))
+            is_address = address[:1].isdigit() or ":" in address
+            if is_address and not lib.bs_breadcrumb(trace.handle, encode_text("@" + address)):
+                return address
+        return ""
+
+    def _unanswered(self, trace: OpenTrace, span_id: int, address: str, span: ReadableSpan) -> None:
+        """Say that nobody answered: the hop of this span is met by nobody, and nothing is missing."""
+        error = span._status._description or ""
+        for event in listed(span._events):
+            if event._name == "exception":
+                thrown = event._attributes or {}
+                error = f"{thrown.get('exception.type')}: {thrown.get('exception.message')}"
+        encoded = encode_text(address)
+        head = span_id.to_bytes(8, "little") + len(encoded).to_bytes(8, "little")
+        payload = head + encoded + cut_utf8(encode_text(error), _ERROR_BYTES_MAX)
+        lib.bs_write(trace.handle, lib.BS_RECORD_UNANSWERED, payload, len(payload))
 
     # ------------------------------------------------------------- records
 
