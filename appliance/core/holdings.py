@@ -6,7 +6,8 @@ is collected, grows, is acknowledged or let go passes through here.
 
 Memory. A trace with bytes in the report store is bounded by the store. Any
 other only has its mark there, and the number of those is bounded by
-``triggered_max`` and by a quarter of the store. Either it is *idle*, and goes
+``triggered_max``, by a quarter of the store, and by half of it as long as bytes leave them
+that much. Either it is *idle*, and goes
 when there are too many, first those of whoever has the most (marks.py):
   - those of no more use, or never seen here, also end after
     ``triggered_ttl_ns``;
@@ -65,8 +66,6 @@ class Holdings:
         self._dataplane = dataplane
         self._seed = config.cluster_seed
         self._priority = TraceHash(Domain.PRIORITY, self._seed)
-        marks_max = dataplane.store_usage().capacity_bytes // 4 // MARK_BYTES
-        self._marks_max = min(config.triggered_max, marks_max)
         self._names = TriggerNames(config.trigger_names_max, config.policies)
         self._names_forgotten_ns = now_ns
         self._idle = IdleMarks()
@@ -260,9 +259,9 @@ class Holdings:
         """Let go of idle traces, by time and by number; all that went since the last time."""
         while (over := self._idle.expired(now_ns)) is not None:
             self._forget(over, now_ns)
-        while len(self._idle) + len(self._searching) > self._marks_max:
-            if not self._drop_idle(now_ns):
-                break
+        over = len(self._idle) + len(self._searching) - self._marks_max()
+        while over > 0 and self._drop_idle(now_ns):
+            over -= 1
         gone, self._gone = self._gone, Gone()
         return gone
 
@@ -270,6 +269,14 @@ class Holdings:
         return self._idle.next_expiry_ns()
 
     # ----------------------------------------------------------- inside
+
+    def _marks_max(self) -> int:
+        """How many traces may have nothing but their mark in the store now."""
+        usage = self._dataplane.store_usage()
+        marks = len(self._idle) + len(self._searching)
+        others_bytes = usage.used_bytes - marks * MARK_BYTES
+        room_bytes = max(usage.capacity_bytes // 4, usage.capacity_bytes // 2 - others_bytes)
+        return min(self._config.triggered_max, room_bytes // MARK_BYTES)
 
     def _new_group(self, group: Group, now_ns: int) -> HeldGroup:
         self.count(group.trigger).collected += 1

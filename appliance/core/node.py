@@ -566,6 +566,8 @@ class NodeCore:
         threshold = self._config.abandon_threshold
         grace_ns = self._config.abandon_grace_ns
         self._relieve_at_ns = None
+        # Marks give way to bytes, before bytes are given up.
+        self._expire(now_ns)
         while True:
             usage = self._dataplane.store_usage()
             capacity = usage.capacity_bytes

@@ -814,8 +814,18 @@ def test_marks_alone_never_fill_the_report_store() -> None:
     node.connect()
     for number in range(1, 100):
         node.hear(Collect(Group("t", trace(number)), (trace(number),)))
-    assert len(list(node.pool.slices())) == 16
-    assert node.pool.store_usage().used_bytes == 16 * 2048
+    # Half of it, as long as nothing else needs that.
+    assert len(list(node.pool.slices())) == 32
+    assert node.pool.store_usage().used_bytes == 32 * 2048
+    for _ in range(28):
+        node.write(1000, 2000)
+    node.fire(1000)
+    usage = node.pool.store_usage()
+    assert node.core.counters.triggers["t"].abandoned == 0
+    assert usage.used_bytes <= 48 * 2048
+    # A quarter is theirs.
+    idle = [found for found in node.pool.slices() if not found.bytes]
+    assert len(idle) == 16
 
 
 def test_a_new_daemon_reports_what_the_store_held() -> None:
@@ -1034,20 +1044,21 @@ def test_a_trace_that_is_searched_for_is_not_idle() -> None:
 def test_what_is_searched_for_displaces_what_is_idle() -> None:
     node = Node(pool=PoolConfig(store_bytes=64 * 2048, search_ns=SEARCH_NS))
     node.connect()
-    for number in range(1, 17):
+    for number in range(1, 33):
         node.hear(Collect(Group("t", trace(number)), (trace(number),)))
     node.end_searches()
-    assert len(node.take()) == 16
-    node.write(30)
-    for number in range(21, 41):
+    assert len(node.take()) == 32
+    node.write(50)
+    for number in range(41, 81):
         node.hear(Collect(Group("t", trace(number)), (trace(number),)))
-    # A quarter of the store has room for 16 marks, but no search is cut short for that.
-    assert {found.trace for found in node.pool.slices()} == {trace(n) for n in range(21, 41)}
-    assert node.core.counters.marks_dropped == 16
+    # Half of the store has room for 32 marks, but no search is cut short for that.
+    assert {found.trace for found in node.pool.slices()} == {trace(n) for n in range(41, 81)}
+    assert node.core.counters.marks_dropped == 32
     node.end_searches()
     told = {m.trace: m.held for m in node.take() if isinstance(m, SliceStatus)}
-    assert told == {trace(number): number == 30 for number in range(21, 41)}
-    assert len(list(node.pool.slices())) == 17  # one has bytes
+    assert told == {trace(number): number == 50 for number in range(41, 81)}
+    # One has bytes, which take of that.
+    assert node.pool.store_usage().used_bytes == 32 * 2048
 
 
 def test_what_is_searched_for_can_be_given_up() -> None:
