@@ -22,6 +22,7 @@ from formats.records import (
     SpanDetail,
     SpanEnd,
     SpanStart,
+    Unanswered,
     text,
 )
 from formats.slices import Process, Record
@@ -51,6 +52,7 @@ class PythonContent:
     hops_out: tuple[HopOut, ...]
     hops_in: tuple[HopIn, ...]
     breadcrumbs: tuple[Breadcrumb, ...]
+    unanswered: tuple[Unanswered, ...]
     ends_without_start: tuple[SpanEnd, ...]
     handles: Mapping[tuple[int, int], Handle]
     processes: Mapping[int, Process]
@@ -328,6 +330,7 @@ def read_slice(chunks: Iterable[bytes]) -> PythonContent:
     hops_out: list[HopOut] = []
     hops_in: list[HopIn] = []
     breadcrumbs: list[Breadcrumb] = []
+    unanswered: list[Unanswered] = []
     kernel: list[Record] = []
     for chunk in chunks:
         for record in decoder.feed(chunk):
@@ -348,6 +351,8 @@ def read_slice(chunks: Iterable[bytes]) -> PythonContent:
                     hops_in.append(body)
                 case Breadcrumb() as body:
                     breadcrumbs.append(body)
+                case Unanswered() as body:
+                    unanswered.append(body)
                 case KernelEvent():
                     kernel.append(record)
                 case _:
@@ -361,6 +366,7 @@ def read_slice(chunks: Iterable[bytes]) -> PythonContent:
         tuple(hops_out),
         tuple(hops_in),
         tuple(breadcrumbs),
+        tuple(unanswered),
         tuple(joiner.without_start),
         decoder.handles,
         decoder.processes,

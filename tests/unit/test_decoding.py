@@ -218,6 +218,7 @@ def test_both_join_the_same_spans(chunks: list[bytes]) -> None:
     assert ours.hops_out == plain.hops_out
     assert ours.hops_in == plain.hops_in
     assert ours.breadcrumbs == plain.breadcrumbs
+    assert ours.unanswered == plain.unanswered
     assert ours.ends_without_start == plain.ends_without_start
     for one, other in zip(ours.spans, ours.spans[1:], strict=False):
         if (one.client, one.handle) == (other.client, other.handle):
