@@ -41,6 +41,8 @@ _KEY = re.compile(r"#((?:  )*)([a-z_]+):(?: (.*))?")
 def escaped(text: str) -> str:
     """As it is to be read: no request of roff, and no dash that is typeset as another character."""
     text = text.replace("\\", "\\e").replace("-", "\\-").replace("^", "\\(ha").replace("~", "\\(ti")
+    # Or a request takes it for the bounds of an argument.
+    text = text.replace('"', "\\(dq")
     return f"\\&{text}" if text.startswith((".", "'")) else text
 
 
