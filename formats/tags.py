@@ -2,8 +2,9 @@
 """Spans as flat tags, names with texts: what searches look for, and what viewers show of a span.
 
 What OpenTelemetry has in fields becomes tags of the names that its specification gives for
-formats other than its own. The coordinator's index holds hashes of these texts: who
-changes one must have the index made anew, and a viewer that wants another prints its own.
+formats other than its own. The coordinator's index holds hashes of these texts, which are made in C
+(``native/src/decode/index.c`` and ``words.c``): who changes one changes both, and must have the index
+made anew. A viewer that wants another prints its own.
 """
 
 from __future__ import annotations
