@@ -34,7 +34,8 @@ def _open(found: Counter[tuple[str, bool]]) -> int:
 class Restart:
     """From ``kill -9`` until it says that it is ready, which it is when it listens.
 
-    ``open_traces``: that it knew before and after, without a final verdict.
+    ``open_traces``: that had no final verdict when it was killed, and are known after. Since
+    the nodes are away then, they get one.
     """
 
     empty_s: float
@@ -54,4 +55,4 @@ def restart(directory: Path, cores: Cores, program: Path, plan: Plan, traces: in
         before = verdicts(daemon.endpoint)
         listen_s = _killed(daemon.kill_daemon)
         after = verdicts(daemon.endpoint)
-    return Restart(empty_s, listen_s, min(_open(before), _open(after)))
+    return Restart(empty_s, listen_s, min(_open(before), after.total()))
