@@ -259,9 +259,9 @@ class Holdings:
         """Let go of idle traces, by time and by number; all that went since the last time."""
         while (over := self._idle.expired(now_ns)) is not None:
             self._forget(over, now_ns)
-        over = len(self._idle) + len(self._searching) - self._marks_max()
-        while over > 0 and self._drop_idle(now_ns):
-            over -= 1
+        too_many = len(self._idle) + len(self._searching) - self._marks_max()
+        while too_many > 0 and self._drop_idle(now_ns):
+            too_many -= 1
         gone, self._gone = self._gone, Gone()
         return gone
 
