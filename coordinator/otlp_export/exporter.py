@@ -79,37 +79,55 @@ _TURN_MAX = 192
 # ------------------------------------------------------------------ requests
 
 
-def requests_of(traces: Iterable[TracesData], bytes_max: int) -> Iterator[tuple[bytes, int]]:
+def requests_of(slices: Iterable[tuple[bytes, int]], bytes_max: int) -> Iterator[tuple[bytes, int]]:
     """ExportTraceServiceRequests of about so many bytes, and how many spans are in each.
 
-    A span that is larger goes alone.
+    ``slices``: a TracesData of each, encoded, and its spans. Several of them, one behind the other,
+    are a request; only what is too long for one is read, and cut up.
     """
+    packed: list[bytes] = []
+    size = count = 0
+    for data, spans in slices:
+        if count and size + len(data) > bytes_max:
+            yield b"".join(packed), count
+            packed, size, count = [], 0, 0
+        if len(data) > bytes_max:
+            yield from _cut_up(TracesData.FromString(data), bytes_max)
+        elif spans:
+            packed.append(data)
+            size += len(data)
+            count += spans
+    if count:
+        yield b"".join(packed), count
+
+
+def _cut_up(data: TracesData, bytes_max: int) -> Iterator[tuple[bytes, int]]:
+    """A span that is larger goes alone."""
     packed, size, count = TracesData(), 0, 0
-    for data in traces:
-        for resource_spans in data.resource_spans:
-            of_resource = None
-            for scope_spans in resource_spans.scope_spans:
-                of_scope = None
-                for span in scope_spans.spans:
-                    span_bytes = span.ByteSize()
-                    if count and size + span_bytes > bytes_max:
-                        yield packed.SerializeToString(), count
-                        packed, size, count = TracesData(), 0, 0
-                        of_resource = of_scope = None
-                    if of_resource is None:
-                        of_resource = packed.resource_spans.add(
-                            resource=resource_spans.resource, schema_url=resource_spans.schema_url
-                        )
-                        size += of_resource.ByteSize()
-                    if of_scope is None:
-                        of_scope = of_resource.scope_spans.add(
-                            scope=scope_spans.scope if scope_spans.HasField("scope") else None,
-                            schema_url=scope_spans.schema_url,
-                        )
-                        size += of_scope.ByteSize()
-                    of_scope.spans.append(span)
-                    size += span_bytes
-                    count += 1
+    for resource_spans in data.resource_spans:
+        of_resource = None
+        for scope_spans in resource_spans.scope_spans:
+            of_scope = None
+            for span in scope_spans.spans:
+                span_bytes = span.ByteSize()
+                if count and size + span_bytes > bytes_max:
+                    yield packed.SerializeToString(), count
+                    packed, size, count = TracesData(), 0, 0
+                    of_resource = of_scope = None
+                if of_resource is None:
+                    of_resource = packed.resource_spans.add(
+                        resource=resource_spans.resource, schema_url=resource_spans.schema_url
+                    )
+                    size += of_resource.ByteSize()
+                if of_scope is None:
+                    of_scope = of_resource.scope_spans.add(
+                        scope=scope_spans.scope if scope_spans.HasField("scope") else None,
+                        schema_url=scope_spans.schema_url,
+                    )
+                    size += of_scope.ByteSize()
+                of_scope.spans.append(span)
+                size += span_bytes
+                count += 1
     if count:
         yield packed.SerializeToString(), count
 
@@ -334,8 +352,8 @@ class Exporter:
 
     def _read(
         self, reader: StoreReader, slices: Iterable[tuple[TraceId, str]]
-    ) -> Iterator[TracesData]:
-        """The spans of slices, one slice after the other, each when it is its turn."""
+    ) -> Iterator[tuple[bytes, int]]:
+        """The spans of slices, one slice after the other, each when it is its turn, and how many they are."""
         for trace, node in slices:
             found = trace_detail(reader, trace, _SLICE_BYTES_MAX, node)
             if found is None or not found.slices:
@@ -350,12 +368,15 @@ class Exporter:
                     **where,
                 )
             try:
-                yield stamped(found, one_clock=False).otlp()
+                made = stamped(found, one_clock=False)
+                encoded = made.otlp_bytes(), made.span_count
             except Exception as error:  # noqa: BLE001 - what applications wrote must not stop the others
                 self.counters.slices_unreadable += 1
                 self._log.warning(
                     f"slice {trace.hex()} of {node}: cannot be exported: {error!r}", **where
                 )
+            else:
+                yield encoded
 
     def _send(self, transport: Transport, batch: _Batch, request: bytes, spans: int) -> float:
         """Send what is due; how long to wait before it is tried again, 0 if it need not be."""

@@ -769,10 +769,9 @@ def test_a_file_of_certificates_that_was_replaced_is_read_again(
 
 
 def test_a_large_trace_goes_in_several_requests() -> None:
-    data = stamped(detail(), one_clock=False).otlp()
-    whole = list(requests_of([data], 1 << 30))
-    assert [spans for _, spans in whole] == [SPANS]
-    assert TracesData.FromString(whole[0][0]) == data
+    made = stamped(detail(), one_clock=False)
+    data = made.otlp_bytes(), made.span_count
+    assert list(requests_of([data], 1 << 30)) == [data]
     parts = list(requests_of([data, data], 600))
     assert sum(spans for _, spans in parts) == 2 * SPANS
     assert len(parts) > 4
@@ -781,6 +780,16 @@ def test_a_large_trace_goes_in_several_requests() -> None:
         for resource in TracesData.FromString(encoded).resource_spans:
             assert resource.resource.attributes
             assert resource.scope_spans[0].scope.name == "shop.instrumentation"
+
+
+def test_small_slices_go_together_up_to_the_size_of_a_request() -> None:
+    made = stamped(detail(), one_clock=False)
+    data, spans = made.otlp_bytes(), made.span_count
+    requests = list(requests_of([(data, spans)] * 5 + [(b"", 0)], 2 * len(data)))
+    assert requests == [(2 * data, 2 * spans)] * 2 + [(data, spans)]
+    assert len(TracesData.FromString(2 * data).resource_spans) == 2 * len(
+        TracesData.FromString(data).resource_spans
+    )
 
 
 def test_each_request_of_a_trace_is_tried_by_itself(
