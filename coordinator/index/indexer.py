@@ -21,8 +21,12 @@ from runtime.log import Log
 _INDEXED_BYTES_MAX = 16 << 20
 
 # In one transaction, which is in memory until it is written.
-_CHANGES_AT_ONCE = 64
+_CHANGES_AT_ONCE = 512
 _SPANS_AT_ONCE = 5000
+
+# For what comes meanwhile: a transaction costs a page of each operation's spans, however few they
+# are. A search is so much behind a verdict.
+_GATHER_S = 1.0
 
 # Keys that are compared at once where changes are missing.
 _KEYS_AT_ONCE = 1024
@@ -105,7 +109,7 @@ class Indexer:
         self._store.followed(FOLLOWER, self._position)
         busy_ns = time.thread_time_ns() - begun_ns
         self.counters.busy_us += busy_ns // 1000
-        return 0.0
+        return 0.0 if self._position < last else _GATHER_S
 
     def _index(self, reader: StoreReader, change: Change) -> TraceIndex | None:
         """Of a trace that has a newer verdict than the index knows; None: nothing to do."""
