@@ -939,6 +939,7 @@ def test_a_lost_index_is_made_anew(tmp_path: Path, is_lost: str) -> None:
         clock.now_s += 7200
         put_trace(here, OTHER, {"edge": OTHER_FRONT})
         passed(here.store)
+        last = here.store.change_number
     if is_lost == "whole":
         index_path(path).unlink()
     elif is_lost == "broken":
@@ -946,10 +947,11 @@ def test_a_lost_index_is_made_anew(tmp_path: Path, is_lost: str) -> None:
     else:
         with contextlib.closing(sqlite3.connect(index_path(path))) as connection:
             if is_lost == "another's":
-                # That has nothing of this store's traces.
+                # That has nothing of this store's traces, but as many changes.
                 for table in ("summaries", "spans", "operations"):
                     connection.execute(f"DELETE FROM {table}")
-                connection.execute("UPDATE position SET store_id = 'another'")
+                moved = "UPDATE position SET store_id = 'another', number = ?"
+                connection.execute(moved, (last,))
             connection.commit()
     with driver(path, clock=clock) as here:
         # Nobody else needs them.
