@@ -25,7 +25,6 @@ import resource
 import socket
 import threading
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 from coordinator import query
@@ -40,6 +39,7 @@ from coordinator.store.schema import StoreError
 from coordinator.store.writer import Store
 from runtime.forked import Forked, next_message
 from runtime.log import Log
+from runtime.memory import resident_bytes
 from runtime.settings.coordinator import Settings
 from runtime.side_service import side_service
 
@@ -290,7 +290,7 @@ class _Reading:
         self._said = followed, status
         used = resource.getrusage(resource.RUSAGE_SELF)
         cpu_s = used.ru_utime + used.ru_stime
-        process = {"cpu_s": cpu_s, "resident_bytes": _resident_bytes()}
+        process = {"cpu_s": cpu_s, "resident_bytes": resident_bytes()}
         self._say({"followed": followed, "status": {**status, "process": process}})
         # As long as something changes, of which nobody else may tell.
         self._say_soon()
@@ -298,8 +298,3 @@ class _Reading:
     def _say(self, said: Mapping[str, Any]) -> None:
         with contextlib.suppress(OSError):
             self._ours.send(json.dumps(said).encode(), socket.MSG_DONTWAIT)
-
-
-def _resident_bytes() -> int:
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE")

@@ -88,6 +88,7 @@ class Indexer:
         self.waiting_s = max(0.0, time.time() - changes[0].at_ns / 1e9)
         made: dict[int, TraceIndex] = {}
         gone: list[int] = []
+        spans = 0
         for change in changes:
             self._position = change.number
             if change.trace is None:
@@ -96,10 +97,8 @@ class Indexer:
                 found = self._index(reader, change)
                 if found is not None:
                     made[change.key] = found
-            if (
-                self.follower.ending.is_set()
-                or sum(len(n.spans) for n in made.values()) > _SPANS_AT_ONCE
-            ):
+                    spans += len(found.spans)
+            if self.follower.ending.is_set() or spans > _SPANS_AT_ONCE:
                 break
         with self._file.transaction():
             self._file.forget(gone)

@@ -312,7 +312,8 @@ class Exporter:
             size += sum(part.bytes for part in found.slices)
             if size >= _BATCH_BYTES:
                 break
-        self._queue.drop(gone)
+        if gone:
+            self._queue.drop(gone)
         if not notes:
             return self._next_batch(reader) if gone else None
         batch = _Batch(notes, requests_of(self._read(reader, slices), _REQUEST_BYTES_MAX), behind)

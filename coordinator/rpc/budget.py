@@ -12,12 +12,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from urllib.parse import unquote
 
 from coordinator.counters import ServerCounters
@@ -25,6 +23,7 @@ from coordinator.rpc.connections import Connection, connections
 from coordinator.rpc.identity import Identity, Role
 from protocol import wire
 from runtime.log import PeerLog
+from runtime.memory import resident_bytes
 
 # Of one identity. A node has a Control and a Slices stream, and each twice while it comes
 # back before the old one is known to be gone; people call several things from a script.
@@ -44,8 +43,6 @@ IDLE_S = 5.0
 _GLANCE_S = 0.1
 _LOOK_EVERY_S = 10.0
 _GROWN_BYTES = UNDELIVERED_BYTES_MAX
-
-_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 @dataclass(slots=True)
@@ -121,11 +118,11 @@ class Budget:
             # Where all files are taken by connections nothing can be opened, until gRPC has
             # closed those that are idle.
             with contextlib.suppress(OSError):
-                now_s, bytes_now = time.monotonic(), _resident_bytes()
+                now_s, bytes_now = time.monotonic(), resident_bytes()
                 bytes_then = min(bytes_then or bytes_now, bytes_now)
                 if now_s - looked_s >= _LOOK_EVERY_S or bytes_now - bytes_then >= _GROWN_BYTES:
                     self.look(port())
-                    looked_s, bytes_then = time.monotonic(), _resident_bytes()
+                    looked_s, bytes_then = time.monotonic(), resident_bytes()
 
     def look(self, port: int) -> None:
         """End the connections that hold too much."""
@@ -167,7 +164,3 @@ class Budget:
     def _end(self, connection: Connection, why: str) -> None:
         connection.shut()
         self._log.warning(connection.peer, f"{connection.peer}: its connection is ended: {why}")
-
-
-def _resident_bytes() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE_BYTES

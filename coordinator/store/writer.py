@@ -123,7 +123,9 @@ class Store:
     ) -> None:
         with self._changed:
             self._closing = True
-        self.stop_trying_again()
+            # What cannot be written is given up: a full disk must not hold up the end.
+            self._tries_again = False
+            self._changed.notify()
         if self._thread.ident is not None:
             self._thread.join()
         self._connection.close()
@@ -134,23 +136,9 @@ class Store:
         """Of the database file that hold something, at the last commit; for any thread."""
         return self.retention.stored_bytes
 
-    @property
-    def change_number(self) -> int:
-        """Of the last change that is durable, or about to be; for any thread."""
-        return self._tables.change_number
-
     def recover_nodes(self) -> list[PutNode]:
         """All nodes, those first that were put longest ago. Before the first submit() only."""
         return stored_nodes(self._connection)
-
-    def stop_trying_again(self) -> None:
-        """What cannot be written from now on is given up, and the thread with it.
-
-        For the end: a full disk must not hold it up.
-        """
-        with self._changed:
-            self._tries_again = False
-            self._changed.notify()
 
     def submit(self, writes: Sequence[Write]) -> None:
         """Queue writes; on_durable tells when they are."""

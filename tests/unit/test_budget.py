@@ -118,7 +118,7 @@ def test_that_nothing_can_be_opened_does_not_end_the_coordinator(
 
     one = looked.add("ipv4:10.0.0.1:1")
     one.bytes_received = UNDELIVERED_BYTES_MAX + 1
-    monkeypatch.setattr(budget, "_resident_bytes", resident)
+    monkeypatch.setattr(budget, "resident_bytes", resident)
     monkeypatch.setattr(budget, "_GLANCE_S", 0)
 
     async def run() -> None:

@@ -939,7 +939,7 @@ def test_a_lost_index_is_made_anew(tmp_path: Path, is_lost: str) -> None:
         clock.now_s += 7200
         put_trace(here, OTHER, {"edge": OTHER_FRONT})
         passed(here.store)
-        last = here.store.change_number
+        last = here.store._tables.change_number
     if is_lost == "whole":
         index_path(path).unlink()
     elif is_lost == "broken":
@@ -955,7 +955,7 @@ def test_a_lost_index_is_made_anew(tmp_path: Path, is_lost: str) -> None:
             connection.commit()
     with driver(path, clock=clock) as here:
         # Nobody else needs them.
-        here.store._tables.trim_changes(here.store.change_number)
+        here.store._tables.trim_changes(here.store._tables.change_number)
         bring_up_to_date(here.store, path)
         assert rows(path) == {**EMPTY, "summaries": 1, "operations": 1, "spans": 1}
         with StoreReader(path, index_path(path)) as reader:
