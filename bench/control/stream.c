@@ -184,8 +184,8 @@ void stream_open(struct stream *stream, const struct sockaddr_in *to,
 		 ntohs(to->sin_port));
 	for (size_t i = 0; i < sizeof(headers) / sizeof(headers[0]); i++)
 		fields[i] = (nghttp2_nv){
-			.name = (uint8_t *)(uintptr_t)headers[i][0],
-			.value = (uint8_t *)(uintptr_t)headers[i][1],
+			.name = (uint8_t *)headers[i][0],
+			.value = (uint8_t *)headers[i][1],
 			.namelen = strlen(headers[i][0]),
 			.valuelen = strlen(headers[i][1]),
 		};
