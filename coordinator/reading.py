@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A process of the coordinator that only reads the store: the index, exports, answers to Jaeger UI.
+"""A process of the coordinator that only reads the store: the index, exports, answers to questions.
 
 Nothing that is searched for or sent takes the coordinator's interpreter from what it hears from
 nodes, nor its memory; and what is read there is what applications wrote. It is forked before
@@ -8,6 +8,7 @@ the store is open, so it asks when to begin, and it is begun again if it fails.
     it says                         the coordinator says
     {"begins": true}                the settings, once the store is open
     {"heard": true}                 b"news": there are changes; once, until that was heard
+                                    a Call, with the socket on which it is answered (coordinator.calls)
     {"followed": {follower: n},     the settings, when they are others
      "status": {...}}, at most      nothing any more: end
     once a second, on a change
@@ -23,22 +24,25 @@ import os
 import pickle
 import resource
 import socket
+import sqlite3
 import threading
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import AsyncGenerator, Callable, Mapping
+from typing import Any, Protocol
 
-from coordinator import query
+from coordinator import calls, query
+from coordinator.calls import Call, Feed
 from coordinator.index.file import IndexFile
 from coordinator.index.indexer import FOLLOWER as INDEX
 from coordinator.index.indexer import IndexCounters, Indexer
 from coordinator.otlp_export.exporter import FOLLOWER as EXPORT
 from coordinator.otlp_export.exporter import ExportCounters, Exporter
 from coordinator.otlp_export.transports import transport_of
+from coordinator.queries import Queries
 from coordinator.store.reader import StoreReader
 from coordinator.store.schema import StoreError
 from coordinator.store.writer import Store
-from runtime.forked import Forked, next_message
-from runtime.log import Log
+from runtime.forked import Forked, next_message, pass_on
+from runtime.log import Log, MessageId
 from runtime.memory import resident_bytes
 from runtime.settings.coordinator import Settings
 from runtime.side_service import side_service
@@ -89,6 +93,27 @@ def check_export(settings: Settings) -> None:
         transport_of(settings.export).close()
 
 
+class Reading(Protocol):
+    """What the coordinator needs of it."""
+
+    status: Status
+
+    def begin(self, settings: Settings, store: Store, loop: asyncio.AbstractEventLoop) -> None:
+        """The store is open."""
+
+    def reconfigure(self, settings: Settings) -> None:
+        """Go on with other settings. OSError leaves all as it was."""
+
+    def ask(self, call: Call, feed: Feed | None = None) -> AsyncGenerator[bytes, None]:
+        """The answers to a call; calls.Refused says why there are no more."""
+
+    def end(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Have it end; wait() for it then."""
+
+    def wait(self) -> None:
+        """Until it has ended, which takes seconds at most."""
+
+
 class ReadingProcess:
     """The coordinator's end. ``status`` is what it said last of itself.
 
@@ -131,6 +156,14 @@ class ReadingProcess:
         """Until it has ended, which takes seconds at most."""
         self._forked.end()
 
+    def ask(self, call: Call, feed: Feed | None = None) -> AsyncGenerator[bytes, None]:
+        """The answers to a call; calls.Refused says why there are no more."""
+        return calls.ask(self._pass_on, call, feed)
+
+    def _pass_on(self, call: Call, theirs: socket.socket) -> None:
+        # Full while that process is only beginning, or stuck; it is not for us to wait.
+        pass_on(self._forked.socket, pickle.dumps(call), theirs)
+
     def _tell(self) -> None:
         """In the store's thread: there are news."""
         with self._lock:
@@ -153,8 +186,8 @@ class ReadingProcess:
             self._forked.socket.send(message, socket.MSG_DONTWAIT)
 
     def _hear(self) -> None:
-        while data := next_message(self._forked.socket):
-            said = json.loads(data)
+        while (message := next_message(self._forked.socket)) is not None and message.data:
+            said = json.loads(message.data)
             if "begins" in said and self._settings is not None:
                 self._say(pickle.dumps(self._settings))
             if "begins" in said or "heard" in said:
@@ -212,6 +245,8 @@ class _Reading:
         self._source: _Source | None = None
         self._indexer: Indexer | None = None
         self._exporter: Exporter | None = None
+        self._queries: asyncio.Future[Queries] = asyncio.get_running_loop().create_future()
+        self._calls: set[asyncio.Task[None]] = set()
         self._said: object = None
         self._due: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
@@ -231,31 +266,51 @@ class _Reading:
         self._indexer = Indexer(self._source, path, log)
         self._exporter = Exporter(settings.export, self._source, path, log)
         with self._indexer, self._exporter:
-            async with side_service(lambda: query.serving(settings.query.listen, path, log), log):
+            async with (
+                Queries(path) as queries,
+                side_service(lambda: query.serving(settings.query.listen, path, log), log),
+            ):
+                self._queries.set_result(queries)
                 await self._ended.wait()
                 end_anyway = threading.Timer(_END_S, os._exit, (0,))
                 end_anyway.daemon = True
                 end_anyway.start()
+                for call in self._calls:
+                    call.cancel()
 
     def _hear(self) -> None:
         news = False
         while (message := next_message(self._ours)) is not None:
-            if not message:
+            if not message.data:
                 self._loop.remove_reader(self._ours)
                 self._ended.set()
                 if not self._settings.done():
                     self._settings.set_result(None)
                 return
-            if message == _NEWS:
+            if message.data == _NEWS:
                 news = True
+            elif message.passed is not None:
+                self._begin_call(pickle.loads(message.data), message.passed)
             elif not self._settings.done():
-                self._settings.set_result(pickle.loads(message))
+                self._settings.set_result(pickle.loads(message.data))
             else:
-                self._reconfigure(pickle.loads(message))
+                self._reconfigure(pickle.loads(message.data))
         if news:
             self._say({"heard": True})
             if self._source is not None:
                 self._source.wake()
+
+    def _begin_call(self, call: Call, theirs: socket.socket) -> None:
+        task = asyncio.ensure_future(self._serve_call(call, theirs))
+        self._calls.add(task)
+        task.add_done_callback(self._calls.discard)
+
+    async def _serve_call(self, call: Call, theirs: socket.socket) -> None:
+        queries = await self._queries
+        try:
+            await calls.serve(theirs, call, queries.answers)
+        except sqlite3.Error as error:
+            self._log.error(f"{call.method} failed: {error}", message_id=MessageId.STORE_FAILED)
 
     def _reconfigure(self, settings: Settings) -> None:
         self._log.level = settings.level

@@ -23,7 +23,7 @@ from coordinator.core.coordinator import CoordinatorCore
 from coordinator.core.records import PutVerdict, StoredTrace, Write
 from coordinator.counters import ServerCounters
 from coordinator.questions import Questions
-from coordinator.reading import NO_STATUS, ReadingProcess
+from coordinator.reading import NO_STATUS, Reading
 from coordinator.rpc import listener
 from coordinator.rpc.connections import shut_all
 from coordinator.rpc.guard import Guard
@@ -65,9 +65,9 @@ class CoordinatorServer:
         incarnation: int,
         log: Log,
         versions: Versions = OURS,
-        reading: ReadingProcess | None = None,
+        reading: Reading | None = None,
     ) -> None:
-        """``reading`` follows the store; without it nothing is searched for, nor exported."""
+        """``reading`` follows the store; without it nothing is read, searched for, nor exported."""
         self.counters = ServerCounters()
         self._settings = settings
         self._log = log
@@ -107,7 +107,7 @@ class CoordinatorServer:
             peer_log,
         )
         self._questions = Questions(
-            settings.store_path,
+            reading,
             self._core,
             self.counters,
             self._changed,
@@ -138,7 +138,6 @@ class CoordinatorServer:
             await self._server.start()
             self._recover()
         except BaseException:
-            await self._questions.close()
             self._closed.__exit__(None, None, None)
             self._store.__exit__(None, None, None)
             raise
@@ -151,8 +150,6 @@ class CoordinatorServer:
         traceback: TracebackType | None,
     ) -> None:
         await self._server.stop(_STOP_GRACE_S)
-        # First: the last connection takes the journal into the file, which needs a writer.
-        await self._questions.close()
         for handle in (self._timer, self._recovering):
             if handle is not None:
                 handle.cancel()

@@ -9,12 +9,13 @@ import os
 import select
 import signal
 import socket
+import struct
 import sys
 import time
 import traceback
 from collections.abc import Callable
 from types import TracebackType
-from typing import Self
+from typing import NamedTuple, Self
 
 from runtime.log import Log
 
@@ -24,6 +25,8 @@ _AGAIN_S = 0.5
 
 # What lasted so long is begun again at once.
 _LASTED_S = 60.0
+
+_FD = struct.Struct("=i")
 
 
 class Forked:
@@ -116,11 +119,29 @@ def _is_over(theirs: socket.socket, within_s: float) -> bool:
     return bool(poll.poll(within_s * 1000))
 
 
-def next_message(ours: socket.socket) -> bytes | None:
-    """The next message, without waiting; b"": the other end is closed, None: there is none now."""
+class Message(NamedTuple):
+    """What the other end said, and a socket that it passed with that."""
+
+    data: bytes
+    passed: socket.socket | None = None
+
+
+def next_message(ours: socket.socket) -> Message | None:
+    """The next message, without waiting; empty: the other end is closed, None: there is none now."""
     with contextlib.suppress(BlockingIOError):
         try:
-            return ours.recv(1 << 20, socket.MSG_DONTWAIT)
+            data, passed, _, _ = ours.recvmsg(
+                1 << 20, socket.CMSG_SPACE(_FD.size), socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
+            )
         except ConnectionResetError:
-            return b""
+            return Message(b"")
+        fds = [_FD.unpack(fd)[0] for _, kind, fd in passed if kind == socket.SCM_RIGHTS]
+        return Message(data, socket.socket(fileno=fds[0]) if fds else None)
     return None
+
+
+def pass_on(ours: socket.socket, data: bytes, passed: socket.socket) -> None:
+    """Say something, with a socket; OSError if the other end takes nothing now."""
+    # Not send_fds() and recv_fds(), which forget their flags in Python 3.11.
+    rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, _FD.pack(passed.fileno()))
+    ours.sendmsg([data], [rights], socket.MSG_DONTWAIT)

@@ -33,6 +33,7 @@ from runtime.tls import TlsError, Usage, load, why_not
 from testbed.ports import free_port
 from testbed.topology import await_ready
 from tests.unit.logs import SILENT, logs_to
+from tests.unit.reading_here import ReadingHere
 from tests.unit.test_uplink import Node
 
 REQUESTS = {
@@ -78,7 +79,9 @@ class World:
     async def serving(
         self, tls: CoordinatorTlsSettings | None = None
     ) -> AsyncIterator[CoordinatorServer]:
-        async with CoordinatorServer(self.settings(tls), 1, logs_to(self.said)) as here:
+        async with CoordinatorServer(
+            self.settings(tls), 1, logs_to(self.said), reading=ReadingHere()
+        ) as here:
             yield here
 
     def channel(self, directory: Path | None, ca: Path | None = None) -> grpc.aio.Channel:

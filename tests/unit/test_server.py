@@ -9,14 +9,14 @@ import socket
 import threading
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import backsight_pb2 as pb
 import grpc
 import pytest
 from google.protobuf.message import Message
 
-from coordinator import questions, server
+from coordinator import queries, server
 from coordinator.core.records import AppendSlice, Write
 from coordinator.rpc import nodes, streams
 from coordinator.server import CoordinatorServer
@@ -49,6 +49,7 @@ from testbed.encoding import encode_piece, encode_record
 from testbed.ports import free_port
 from tests.export.collected import FRONT, TRACE
 from tests.unit.logs import SILENT
+from tests.unit.reading_here import ReadingHere
 from tests.unit.test_query import put_trace
 from tests.unit.test_store import driver
 
@@ -239,6 +240,7 @@ class Client:
             Settings(self.endpoint, store=store),
             1,
             Log(lambda entry: self.log.put_nowait(entry.message)),
+            reading=ReadingHere(),
         )
         # A small window, so that it is soon full.
         self._channel = grpc.aio.insecure_channel(
@@ -634,7 +636,7 @@ def test_the_store_is_let_go_of_when_nobody_reads_it(
         put_trace(earlier, TRACE, {"edge": FRONT})
     entered, go_on = threading.Semaphore(0), threading.Event()
     chunk = StoreReader.chunk
-    close = questions.Questions.close
+    close = queries.Queries.__aexit__
     read: list[bytes | None] = []
     waited: list[bool] = []
 
@@ -644,8 +646,8 @@ def test_the_store_is_let_go_of_when_nobody_reads_it(
         read.append(chunk(reader, trace, part, offset))
         return read[-1]
 
-    async def closed(asked: questions.Questions) -> None:
-        closing = asyncio.ensure_future(close(asked))
+    async def closed(asked: queries.Queries, *raised: Any) -> None:
+        closing = asyncio.ensure_future(close(asked, *raised))
         # Would it not wait, it would be done long before.
         done, _ = await asyncio.wait({closing}, timeout=0.5)
         waited.append(not done)
@@ -653,7 +655,7 @@ def test_the_store_is_let_go_of_when_nobody_reads_it(
         await closing
 
     monkeypatch.setattr(StoreReader, "chunk", slow)
-    monkeypatch.setattr(questions.Questions, "close", closed)
+    monkeypatch.setattr(queries.Queries, "__aexit__", closed)
 
     async def run() -> None:
         async with Client(tmp_path) as client:
@@ -687,7 +689,7 @@ def test_a_listing_that_takes_long_holds_up_nothing_else(
             get = client.ask("GetTrace", pb.GetTraceRequest(trace=TRACE))
             listings = [client.ask("ListTraces", pb.ListTracesRequest()) for _ in range(9)]
             reading = [asyncio.ensure_future(listing.read()) for listing in listings]
-            for _ in range(questions._LISTINGS_AT_ONCE):
+            for _ in range(queries._LISTINGS_AT_ONCE):
                 assert await asyncio.to_thread(entered.acquire, timeout=60)
             detail = pb.TraceDetail.FromString(await get.read())  # type: ignore[arg-type] # it is there
             assert detail.summary.trace == TRACE
