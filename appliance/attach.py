@@ -39,16 +39,16 @@ from appliance.packets import (
 )
 from appliance.process import pidfd_of_peer
 from appliance.seldom import Seldom
-from appliance.unix_socket import (
+from appliance.waiting import Waiting
+from runtime.log import Log
+from runtime.settings.allow import trusted_uids
+from runtime.unix_socket import (
     Allowed,
     Credentials,
     Listener,
     credentials_of,
     is_hung_up,
 )
-from appliance.waiting import Waiting
-from runtime.log import Log
-from runtime.settings.node import trusted_uids
 
 # A newer peer may say more than is known here.
 _PACKET_BYTES_MAX = 4096

@@ -44,7 +44,7 @@ from appliance.quotas import PROBES as PROBES_TENANT
 from appliance.quotas import Quotas
 from runtime.log import Log
 from runtime.service_manager import ServiceManager, StoredFd
-from runtime.settings.node import trusted_uids
+from runtime.settings.allow import trusted_uids
 
 _TOKEN_BYTES = 16
 

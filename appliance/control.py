@@ -15,11 +15,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
 
-from appliance.unix_socket import make_way, uid_of
 from protocol.control import REQUEST_BYTES_MAX
 from protocol.messages import SliceFlags, TraceId
 from protocol.wire import WireError, parse_trace_id, trigger_name_is_valid
-from runtime.settings.node import trusted_uids
+from runtime.settings.allow import trusted_uids
+from runtime.unix_socket import make_way, uid_of
 
 _REQUEST_TIMEOUT_S = 5.0
 

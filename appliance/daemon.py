@@ -39,7 +39,6 @@ from appliance.pump import Pump
 from appliance.recovery import recover
 from appliance.settings import allowed, core_config, quotas
 from appliance.ticks import choose_tick_source
-from appliance.unix_socket import Listener, listen, take_over
 from appliance.uplink import Uplink
 from counting.histogram import Histogram
 from protocol.control import control_path
@@ -62,6 +61,7 @@ from runtime.service_manager import ServiceManager, StoredFd
 from runtime.settings.node import Settings
 from runtime.threads import in_thread
 from runtime.tls import TlsError
+from runtime.unix_socket import Listener, listen, take_over
 from runtime.watchdog import Ask
 
 # FileDescriptorName= of the socket unit.

@@ -26,11 +26,11 @@ from appliance.contexts import ContextSource, Process, Watcher
 from appliance.probes_outbox import Outbox
 from appliance.probes_packets import VERSION, BadPacket, Packet, fds_of, number_of, receive, send
 from appliance.seldom import Seldom
-from appliance.unix_socket import listen, pid_of, uid_of
 from protocol.messages import TraceId
 from runtime.log import Log
 from runtime.main import die_if_it_fails
-from runtime.settings.node import trusted_uids
+from runtime.settings.allow import trusted_uids
+from runtime.unix_socket import listen, pid_of, uid_of
 
 # Made ahead, so that a process that attaches has one at once: 200 KiB each of the kernel's
 # memory, used or not.

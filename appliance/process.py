@@ -9,7 +9,7 @@ import select
 import socket
 from pathlib import Path
 
-from appliance.unix_socket import is_hung_up
+from runtime.unix_socket import is_hung_up
 
 # As in <asm-generic/socket.h> of Linux 6.5 and later, which x86 and arm64 use.
 SO_PEERPIDFD = 77

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from appliance.core.config import NodeConfig, TriggerLimits, TriggerPolicy
 from appliance.quotas import Quota, Quotas
-from appliance.unix_socket import Allowed
 from runtime.settings.node import PolicySettings, Settings
+from runtime.unix_socket import Allowed
 
 
 def allowed(settings: Settings) -> Allowed:

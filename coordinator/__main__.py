@@ -46,6 +46,7 @@ async def _serve(
     settings = configuration.settings
     async with (
         CoordinatorServer(settings, secrets.randbits(64), log, versions, reading) as server,
+        side_service(server.local_door, log),
         side_service(
             lambda: serving(settings.metrics.listen, PREFIX, METRICS, server.status, log), log
         ),

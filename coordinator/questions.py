@@ -12,6 +12,7 @@ import json
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import backsight_pb2 as pb
@@ -23,6 +24,8 @@ from coordinator.core.coordinator import CoordinatorCore
 from coordinator.core.records import PutVerdict, Write
 from coordinator.counters import ServerCounters
 from coordinator.queries import JUDGED
+from coordinator.rpc.admission import Context
+from coordinator.rpc.identity import Caller
 from protocol import wire
 from protocol.messages import SNAPSHOT_TRIGGER, Snapshot, TraceId
 
@@ -70,14 +73,16 @@ class Questions:
         self._tails: set[Feed] = set()
         self._judged: deque[tuple[int, TraceId]] = deque()  # not durable yet
 
-    def handlers(self) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
-        """By the names of the calls."""
+    def handlers(
+        self, who: Callable[[Context], Caller | None]
+    ) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
+        """By the names of the calls. ``who`` says who calls."""
         return {
             "ListTraces": self._passed_on("ListTraces"),
             "GetTrace": self._passed_on("GetTrace"),
             "TailTraces": grpc.unary_stream_rpc_method_handler(self._tail_traces),
             "TakeSnapshot": grpc.unary_stream_rpc_method_handler(
-                self._take_snapshot,
+                partial(self._take_snapshot, who),
                 None,
                 pb.SnapshotProgress.SerializeToString,
             ),
@@ -174,6 +179,7 @@ class Questions:
 
     async def _take_snapshot(
         self,
+        who: Callable[[Context], Caller | None],
         data: bytes,
         context: grpc.aio.ServicerContext[bytes, pb.SnapshotProgress],
     ) -> AsyncIterator[pb.SnapshotProgress]:

@@ -14,6 +14,7 @@ import dataclasses
 import sqlite3
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -25,8 +26,12 @@ from coordinator.counters import ServerCounters
 from coordinator.questions import Questions
 from coordinator.reading import NO_STATUS, Reading
 from coordinator.rpc import listener
+from coordinator.rpc.admission import Admission
+from coordinator.rpc.budget import Budget
 from coordinator.rpc.connections import shut_all
 from coordinator.rpc.guard import Guard
+from coordinator.rpc.identity import Role
+from coordinator.rpc.local import LocalDoor
 from coordinator.rpc.nodes import NodeStreams
 from coordinator.seed import priority_seed
 from coordinator.settings import core_config, policy, store_limits
@@ -38,7 +43,7 @@ from protocol.versions import OURS, Versions
 from runtime.log import Level, Log, MessageId, PeerLog
 from runtime.main import die_if_it_fails
 from runtime.schema import ConfigError
-from runtime.settings.coordinator import Settings
+from runtime.settings.coordinator import NOBODY, Settings
 from runtime.tls import LOOK_EVERY_S
 from runtime.watchdog import Ask
 
@@ -74,8 +79,10 @@ class CoordinatorServer:
         self.news = asyncio.Event()
         self._port = 0
         peer_log = PeerLog(log)
-        self._guard = Guard(
-            settings.tls, self.counters, lambda: shut_all(self._port), log, peer_log
+        self._guard = Guard(settings.tls, lambda: shut_all(self._port), log)
+        self._budget = Budget(self.counters, peer_log)
+        self._admission = Admission(
+            self._guard.caller, self._anonymous, self._budget, self.counters, peer_log
         )
         self._loop = asyncio.get_running_loop()
         self._store = Store(
@@ -99,7 +106,8 @@ class CoordinatorServer:
         self._nodes = NodeStreams(
             self._core,
             self.counters,
-            self._guard,
+            self._guard.caller,
+            self._budget,
             self._changed,
             self.news,
             priority_seed(settings),
@@ -127,7 +135,28 @@ class CoordinatorServer:
     def _handlers(self) -> grpc.GenericRpcHandler[Any, Any]:
         return grpc.method_handlers_generic_handler(
             _SERVICE,
-            self._guard.handlers({**self._nodes.handlers(), **self._questions.handlers()}),
+            self._admission.handlers(
+                {**self._nodes.handlers(), **self._questions.handlers(self._guard.caller)}
+            ),
+        )
+
+    def _anonymous(self) -> Role | None:
+        """What callers are whom nobody asks who they are, beside nodes."""
+        given = self._settings.access.anonymous
+        return None if given == NOBODY else Role(given)
+
+    def local_door(self) -> contextlib.AbstractAsyncContextManager[object]:
+        """Who answers on this machine; to be entered within this."""
+        path = self._settings.access.socket
+        if path is None:
+            return contextlib.nullcontext()
+        return LocalDoor(
+            Path(path),
+            lambda: self._settings.access,
+            _SERVICE,
+            self._questions.handlers,
+            self.counters,
+            self._log,
         )
 
     async def __aenter__(self) -> Self:
@@ -288,7 +317,7 @@ class CoordinatorServer:
     async def run(self) -> None:
         """Look at connections, and take certificates up when they change; the rest is callbacks."""
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._guard.budget.watch(lambda: self._port))
+            tasks.create_task(self._budget.watch(lambda: self._port))
             while self._guard.files is not None:
                 await asyncio.sleep(LOOK_EVERY_S)  # nothing tells
                 self._guard.look()

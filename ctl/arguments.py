@@ -20,7 +20,8 @@ from runtime.schema import Matching, Size
 from runtime.settings.tls import HOST_NAME, TRUST_DOMAIN
 
 DEFAULT_NODE = "/run/backsight/node.sock"
-_DEFAULT_COORDINATOR = "127.0.0.1:4770"
+_DEFAULT_WITH_TLS = "127.0.0.1:4770"
+_DEFAULT_COORDINATOR = "unix:/run/backsight-coordinator/coordinator.sock"
 
 # As large as the protocol's field.
 _LIMIT_MAX = (1 << 32) - 1
@@ -60,8 +61,9 @@ def argument_parser(description: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="backsightctl", description=description)
     parser.add_argument(
         "--coordinator",
-        metavar="HOST:PORT",
-        help=f"default: $BACKSIGHT_COORDINATOR, or {_DEFAULT_COORDINATOR}",
+        metavar="WHERE",
+        help="HOST:PORT, or unix:/PATH on its own machine; default: $BACKSIGHT_COORDINATOR, or"
+        f" {_DEFAULT_COORDINATOR}, or {_DEFAULT_WITH_TLS} with --tls",
     )
     parser.add_argument(
         "--tls",
@@ -271,16 +273,23 @@ def settle_whom(arguments: argparse.Namespace) -> None:
     if len(given) > 1:
         raise ValueError(f"{arguments.command} asks {whom}: leave out --coordinator or --node")
     source = "--coordinator"
-    if arguments.tls is None and os.environ.get("BACKSIGHT_TLS"):
+    tls_is_said = arguments.tls is not None
+    if not tls_is_said and os.environ.get("BACKSIGHT_TLS"):
         arguments.tls = Path(os.environ["BACKSIGHT_TLS"])
     if arguments.coordinator is None:
         source = "BACKSIGHT_COORDINATOR"
-        arguments.coordinator = os.environ.get(source) or _DEFAULT_COORDINATOR
+        default = _DEFAULT_COORDINATOR if arguments.tls is None else _DEFAULT_WITH_TLS
+        arguments.coordinator = os.environ.get(source) or default
+    if arguments.coordinator.startswith("unix:"):
+        if tls_is_said:
+            raise ValueError(f"{arguments.coordinator}: there is no TLS; leave out --tls")
+        arguments.tls = None
     if "coordinator" in arguments.asks and arguments.node is None:
         # gRPC would take a name without a port for one with 443.
         try:
-            HostAndPort().admit(arguments.coordinator)
+            if not arguments.coordinator.startswith("unix:/"):
+                HostAndPort().admit(arguments.coordinator)
         except ValueError:
             raise ValueError(
-                f"{source}: {arguments.coordinator!r}; allowed: {HostAndPort().allowed()}"
+                f"{source}: {arguments.coordinator!r}; allowed: {HostAndPort().allowed()}, or unix:/PATH"
             ) from None

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
+from typing import TypeAlias
 
 from runtime.log import Log
 
@@ -13,9 +14,14 @@ from runtime.log import Log
 _AGAIN_S = 5.0
 
 
+_Made: TypeAlias = (
+    "contextlib.AbstractContextManager[object] | contextlib.AbstractAsyncContextManager[object]"
+)
+
+
 @contextlib.asynccontextmanager
 async def side_service(
-    make: Callable[[], contextlib.AbstractContextManager[object]],
+    make: Callable[[], _Made],
     log: Log,
     again_s: float = _AGAIN_S,
 ) -> AsyncIterator[None]:
@@ -23,8 +29,8 @@ async def side_service(
 
     A daemon that ended for it would lose more: anybody on the machine can take a port.
     """
-    with contextlib.ExitStack() as entered:
-        why = _try(make, entered)
+    async with contextlib.AsyncExitStack() as entered:
+        why = await _try(make, entered)
         if why is None:
             yield
             return
@@ -34,7 +40,7 @@ async def side_service(
             failed: OSError | None = why
             while failed is not None:
                 await asyncio.sleep(again_s)  # nothing tells when
-                failed = _try(make, entered)
+                failed = await _try(make, entered)
             log.info(f"serves now what it could not: {why}")
 
         trying = asyncio.ensure_future(try_again())
@@ -45,11 +51,13 @@ async def side_service(
             await asyncio.gather(trying, return_exceptions=True)
 
 
-def _try(
-    make: Callable[[], contextlib.AbstractContextManager[object]], entered: contextlib.ExitStack
-) -> OSError | None:
+async def _try(make: Callable[[], _Made], entered: contextlib.AsyncExitStack) -> OSError | None:
     try:
-        entered.enter_context(make())
+        made = make()
+        if isinstance(made, contextlib.AbstractAsyncContextManager):
+            await entered.enter_async_context(made)
+        else:
+            entered.enter_context(made)
     except OSError as error:
         return error
     return None

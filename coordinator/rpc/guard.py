@@ -1,54 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stands before each call: who calls, whether it may, and for how long."""
+"""The coordinator's side of TLS: what it shows, and who the others are by what they show."""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import time
-from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, NoReturn, TypeAlias
+from collections.abc import Callable
 
 import grpc
 
-from coordinator.counters import ServerCounters
-from coordinator.rpc.budget import Budget
-from coordinator.rpc.identity import Identity, Names, Unidentified, names_of, why_not
-from runtime.log import Log, PeerLog
+from coordinator.rpc.admission import Context
+from coordinator.rpc.identity import Caller, Names, names_of
+from runtime.log import Log
 from runtime.settings.tls import CoordinatorTlsSettings
 from runtime.tls import Credentials, Rotating, TlsError, Usage
 
-# In quotes: generic for mypy only.
-_Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
-_Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
-
-
-@dataclass(frozen=True, slots=True)
-class Caller:
-    """Who calls, and how long its certificate is valid, in seconds since 1970."""
-
-    identity: Identity
-    expires_at_s: float
-
 
 class Guard:
-    """Asks each caller who it is, if there is TLS; without, everybody may call everything."""
+    """Asks each caller who it is, if there is TLS."""
 
     def __init__(
         self,
         settings: CoordinatorTlsSettings | None,
-        counters: ServerCounters,
         distrust: Callable[[], object],
         log: Log,
-        peer_log: PeerLog,
     ) -> None:
         """``distrust`` ends all connections. TlsError: the files cannot be used."""
-        self._counters = counters
         self._distrust = distrust
         self._log = log
-        self._peer_log = peer_log
-        self.budget = Budget(counters, peer_log)
         self._names: Names | None = None
         self._given: Credentials | None = None
         self.files: Rotating | None = None
@@ -120,51 +97,7 @@ class Guard:
         assert self.files is not None
         return None if self.files.current is self._given else self._configuration()
 
-    # ------------------------------------------------------------------ calls
-
-    def handlers(self, handlers: Mapping[str, _Handler]) -> dict[str, _Handler]:
-        """The same ones, for who may call them."""
-        return {method: self._guarded(method, handler) for method, handler in handlers.items()}
-
-    def _guarded(self, method: str, handler: _Handler) -> _Handler:
-        if handler.unary_unary is not None:
-            return grpc.unary_unary_rpc_method_handler(
-                self._single(method, handler.unary_unary),
-                handler.request_deserializer,
-                handler.response_serializer,
-            )
-        if handler.unary_stream is not None:
-            return grpc.unary_stream_rpc_method_handler(
-                self._listing(method, handler.unary_stream),
-                handler.request_deserializer,
-                handler.response_serializer,
-            )
-        assert handler.stream_stream is not None
-        return grpc.stream_stream_rpc_method_handler(
-            self._single(method, handler.stream_stream),
-            handler.request_deserializer,
-            handler.response_serializer,
-        )
-
-    def _single(self, method: str, behaviour: Callable[..., Any]) -> Callable[..., Any]:
-        async def answer(request: object, context: _Context) -> object:
-            async with self._admitted(method, context):
-                return await behaviour(request, context)
-
-        return answer
-
-    def _listing(self, method: str, behaviour: Callable[..., Any]) -> Callable[..., Any]:
-        async def answers(request: object, context: _Context) -> AsyncIterator[object]:
-            async with (
-                self._admitted(method, context),
-                contextlib.aclosing(behaviour(request, context)) as replies,
-            ):
-                async for reply in replies:
-                    yield reply
-
-        return answers
-
-    def caller(self, context: _Context) -> Caller | None:
+    def caller(self, context: Context) -> Caller | None:
         """Who calls; None if nobody is asked. Unidentified says why it is nobody."""
         if self._names is None:
             return None
@@ -174,48 +107,3 @@ class Guard:
         shown = certificates(b"".join(context.auth_context().get("x509_pem_cert", ())))[0]
         identity = self._names.identity(shown.uris, shown.dns_names)
         return Caller(identity, shown.expires_at.timestamp())
-
-    @contextlib.asynccontextmanager
-    async def _admitted(self, method: str, context: _Context) -> AsyncIterator[None]:
-        """Let a call in, or end it; and end it when the certificate is over."""
-        try:
-            caller = self.caller(context)
-        except Unidentified as error:
-            await self._refuse(context, grpc.StatusCode.UNAUTHENTICATED, str(error))
-        identity = caller.identity if caller is not None else None
-        reason = why_not(identity, method)
-        if reason is not None:
-            await self._refuse(context, grpc.StatusCode.PERMISSION_DENIED, reason)
-        reason = self.budget.why_not(identity)
-        if reason is not None:
-            self._counters.too_many_calls += 1
-            self._peer_log.warning(context.peer(), f"{context.peer()}: refused: {reason}")
-            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, reason)
-        with self.budget.call(context.peer(), identity):
-            if caller is None:
-                yield
-            else:
-                async with self._until_it_is_over(caller, context):
-                    yield
-
-    @staticmethod
-    @contextlib.asynccontextmanager
-    async def _until_it_is_over(caller: Caller, context: _Context) -> AsyncIterator[None]:
-        limit = asyncio.timeout(caller.expires_at_s - time.time())
-        try:
-            async with limit:
-                yield
-        except TimeoutError:
-            if not limit.expired():
-                raise
-            await context.abort(
-                grpc.StatusCode.UNAUTHENTICATED,
-                f"the certificate of {caller.identity} is over since it was shown; connect again"
-                " with a new one",
-            )
-
-    async def _refuse(self, context: _Context, code: grpc.StatusCode, reason: str) -> NoReturn:
-        self._counters.not_permitted += 1
-        self._peer_log.warning(context.peer(), f"{context.peer()}: refused: {reason}")
-        await context.abort(code, reason)
-        raise AssertionError("an aborted call went on")

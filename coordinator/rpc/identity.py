@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who calls, by its certificate, and what it may call."""
+"""Who calls, by what proves it, and what it may call."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Role(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who somebody is, and by which words of its certificate."""
+    """Who somebody is, and what proves it: words of a certificate, or of the kernel."""
 
     role: Role
     name: str
@@ -32,8 +32,16 @@ class Identity:
         return f"{self.role} {self.name} ({self.proof})"
 
 
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who calls, and until when that is so, in seconds since 1970; None: for as long as it calls."""
+
+    identity: Identity
+    expires_at_s: float | None = None
+
+
 class Unidentified(Exception):
-    """A certificate that is valid and names nobody; the message is for whoever has it."""
+    """Somebody who is known, and is nobody to us; the message is for him."""
 
 
 _NODES = frozenset({Role.NODE})
@@ -53,14 +61,24 @@ ALLOWED: dict[str, frozenset[Role]] = {
 """Who may call what."""
 
 
-def why_not(identity: Identity | None, method: str) -> str | None:
-    """Why somebody may not call a method; None if it may. Identity None: nobody is asked who it is."""
-    if identity is None:
-        return None
+def why_not(identity: Identity | None, method: str, anonymous: Role | None) -> str | None:
+    """Why somebody may not call a method; None if it may.
+
+    Identity None: it comes over a network on which nobody is asked who it is. It may be a node,
+    and it is ``anonymous`` beside that.
+    """
     allowed = ALLOWED.get(method, frozenset())
+    roles = " or ".join(sorted(allowed)) or "nobody"
+    if identity is None:
+        if allowed & {Role.NODE, anonymous}:
+            return None
+        return (
+            f"{method} is for the role {roles}, and here nobody proves who he is; call at the"
+            " coordinator's Unix socket (`access.socket`, on its own machine), or with a certificate"
+            " (`tls`), or let everybody who comes be that (`access.anonymous`)"
+        )
     if identity.role in allowed:
         return None
-    roles = " or ".join(sorted(allowed)) or "nobody"
     return f"{method} is not for {identity}; allowed: the role {roles}"
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import socket
+from pathlib import Path
 
 import grpc
 
@@ -66,6 +67,16 @@ def add_port(
         f"listen: cannot listen on {endpoint}: {reason}; give it another endpoint, of"
         " this machine and free"
     )
+
+
+def add_unix_socket(server: grpc.aio.Server, path: Path) -> None:
+    """Have a server listen there; OSError if it cannot."""
+    try:
+        port = server.add_insecure_port(f"unix:{path}")
+    except RuntimeError:
+        port = 0
+    if port == 0:
+        raise OSError(f"access.socket: cannot listen on {path}; name another path")
 
 
 def _why_not(endpoint: str) -> str | None:

@@ -18,8 +18,9 @@ import grpc
 from coordinator.core.coordinator import CoordinatorCore
 from coordinator.counters import ServerCounters
 from coordinator.rpc import streams
-from coordinator.rpc.guard import Guard
-from coordinator.rpc.identity import Identity
+from coordinator.rpc.admission import Context
+from coordinator.rpc.budget import Budget
+from coordinator.rpc.identity import Caller, Identity
 from coordinator.rpc.streams import Outgoing
 from protocol import wire
 from protocol.messages import (
@@ -54,7 +55,8 @@ class NodeStreams:
         self,
         core: CoordinatorCore,
         counters: ServerCounters,
-        guard: Guard,
+        who: Callable[[Context], Caller | None],
+        budget: Budget,
         changed: Callable[[], None],
         news: asyncio.Event,
         priority_seed: int,
@@ -63,7 +65,8 @@ class NodeStreams:
     ) -> None:
         self._core = core
         self._counters = counters
-        self._guard = guard
+        self._who = who
+        self._budget = budget
         self._changed = changed
         self._news = news
         self._priority_seed = priority_seed
@@ -96,7 +99,7 @@ class NodeStreams:
         )
 
     def _identity(self, context: grpc.aio.ServicerContext[bytes, bytes]) -> Identity | None:
-        caller = self._guard.caller(context)
+        caller = self._who(context)
         return caller.identity if caller is not None else None
 
     def _number(self) -> int:
@@ -235,7 +238,7 @@ class NodeStreams:
                 self._take(session, messages[1:])
                 await self.keeps_up.wait()
                 async for data in requests:
-                    self._guard.budget.delivered(peer)
+                    self._budget.delivered(peer)
                     self._take(session, wire.decode_node_batch(data))
                     if not self.keeps_up.is_set():
                         await self.keeps_up.wait()
@@ -332,7 +335,7 @@ class NodeStreams:
                 )
                 self._changed()
                 async for data in requests:
-                    self._guard.budget.delivered(context.peer())
+                    self._budget.delivered(context.peer())
                     chunks = wire.decode_slices_message(data)
                     if isinstance(chunks, wire.Opening):
                         await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "opened twice")

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +17,7 @@ from runtime.endpoint import Endpoint, OptionalEndpoint, check_listen, is_loopba
 from runtime.endpoint import MetricsSettings as _MetricsSettings
 from runtime.log import Level, LevelName
 from runtime.schema import PATH, RELOADABLE, InvalidValue, Matching, Range, Size
+from runtime.settings.allow import AllowSettings
 from runtime.settings.tls import TLS_AND_INSECURE, CoordinatorTlsSettings
 
 COORDINATOR_PROGRAM = "backsight-coordinator"
@@ -37,6 +39,36 @@ class MetricsSettings(_MetricsSettings):
     """Where Prometheus finds the coordinator's figures."""
 
     listen: OptionalEndpoint = "127.0.0.1:4772"
+
+
+# sun_path, without the NUL and the ".grpc" of the socket beside it.
+_SOCKET_PATH_BYTES_MAX = 102
+
+NOBODY = "nobody"
+"""What nobody may be of whom nobody asks who he is, but a node."""
+_ANONYMOUS = (NOBODY, "viewer", "operator")
+
+
+@dataclass(frozen=True, slots=True)
+class AccessSettings:
+    """Who may ask, beside those who show a certificate.
+
+    At the Unix socket users and groups of this machine. ``anonymous``: what those are of whom nobody
+    asks who they are, on a network without TLS, and at Jaeger's API without a token.
+    """
+
+    socket: Annotated[str | None, PATH] = "/run/backsight-coordinator/coordinator.sock"
+    operators: Annotated[AllowSettings, RELOADABLE] = field(default_factory=AllowSettings)
+    viewers: Annotated[AllowSettings, RELOADABLE] = field(default_factory=AllowSettings)
+    anonymous: Annotated[
+        str, Matching("|".join(_ANONYMOUS), "nobody, viewer or operator"), RELOADABLE
+    ] = NOBODY
+
+    def __post_init__(self) -> None:
+        if self.socket is not None and len(os.fsencode(self.socket)) > _SOCKET_PATH_BYTES_MAX:
+            raise InvalidValue(
+                "socket", f"{self.socket}; allowed: paths of at most {_SOCKET_PATH_BYTES_MAX} bytes"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +208,7 @@ class Settings:
     insecure: bool = False
     tls: CoordinatorTlsSettings | None = None
     store: StoreSettings = field(default_factory=StoreSettings)
+    access: AccessSettings = field(default_factory=AccessSettings)
     metrics: MetricsSettings = field(default_factory=MetricsSettings)
     query: QuerySettings = field(default_factory=QuerySettings)
     export: Annotated[ExportSettings, RELOADABLE] = field(default_factory=ExportSettings)

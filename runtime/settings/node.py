@@ -3,12 +3,9 @@
 
 from __future__ import annotations
 
-import grp
 import os
-import pwd
-import re
 import socket
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated
@@ -28,6 +25,7 @@ from runtime.schema import (
     Size,
     format_size,
 )
+from runtime.settings.allow import AllowSettings, gid_of, uid_of
 from runtime.settings.tls import TLS_AND_INSECURE, NodeTlsSettings
 
 NODE_PROGRAM = "backsight-node"
@@ -84,77 +82,6 @@ def stored_fds_max(clients_max: int = _CLIENTS_MAX) -> int:
     return _FDS_OF_THE_NODE + _FDS_OF_A_CLIENT * clients_max
 
 
-def trusted_uids() -> frozenset[int]:
-    """Root and the daemon's own user, who can do to the daemon what they like in any case."""
-    return frozenset((0, os.geteuid()))
-
-
-@dataclass(frozen=True, slots=True)
-class AllowSettings:
-    """Who may attach, beside root and the daemon's own user: names, numbers or ranges of these.
-
-    A range (``1000000-1065535``) is for the users of a user namespace, whom nobody here has named.
-    """
-
-    users: tuple[str | int, ...] = ()
-    groups: tuple[str | int, ...] = ()
-
-    def __post_init__(self) -> None:
-        self.resolve()
-
-    def resolve(
-        self,
-    ) -> tuple[frozenset[int], frozenset[int], tuple[range, ...], tuple[range, ...]]:
-        """Look the names up: uids and gids, and ranges of both. InvalidValue names what is wrong."""
-        users, uid_ranges = _parted("users", self.users)
-        groups, gid_ranges = _parted("groups", self.groups)
-        uids = trusted_uids() | {_uid_of(user) for user in users}
-        return uids, frozenset(map(_gid_of, groups)), uid_ranges, gid_ranges
-
-
-# uid_t and gid_t, but for -1, which stands for none (credentials(7)).
-_ID_MAX = (1 << 32) - 2
-
-_RANGE = re.compile("([0-9]{1,10})-([0-9]{1,10})")
-
-
-def _parted(key: str, given: Iterable[str | int]) -> tuple[list[str | int], tuple[range, ...]]:
-    """Those that are one each, and ranges."""
-    single: list[str | int] = []
-    ranges: list[range] = []
-    for item in given:
-        found = _RANGE.fullmatch(item) if isinstance(item, str) else None
-        if found is None:
-            single.append(item)
-            continue
-        first, last = map(int, found.groups())
-        if not first <= last <= _ID_MAX:
-            raise InvalidValue(
-                key, f"{item}; allowed: FIRST-LAST, with numbers from 0 to {_ID_MAX}"
-            )
-        ranges.append(range(first, last + 1))
-    return single, tuple(ranges)
-
-
-def _uid_of(user: str | int) -> int:
-    return _id_of("users", user, lambda name: pwd.getpwnam(name).pw_uid)
-
-
-def _gid_of(group: str | int) -> int:
-    return _id_of("groups", group, lambda name: grp.getgrnam(name).gr_gid)
-
-
-def _id_of(key: str, given: str | int, look_up: Callable[[str], int]) -> int:
-    if isinstance(given, str):
-        try:
-            return look_up(given)
-        except (KeyError, ValueError):  # ValueError: it has a NUL
-            raise InvalidValue(key, f"there is no {key.removesuffix('s')} {given!r}") from None
-    if not 0 <= given <= _ID_MAX:
-        raise InvalidValue(key, f"{given}; allowed: a name, or a number from 0 to {_ID_MAX}")
-    return given
-
-
 QuotaBytes = Annotated[int, Size(_SEGMENT_BYTES, _POOL_BYTES_MAX)]
 
 
@@ -171,8 +98,8 @@ class QuotaSettings:
     def resolve(self) -> tuple[dict[int, tuple[str, int]], dict[int, tuple[str, int]]]:
         """By uid and by gid, each with the name that was given. InvalidValue names what is wrong."""
         return (
-            _by_number("users", self.users, _uid_of),
-            _by_number("groups", self.groups, _gid_of),
+            _by_number("users", self.users, uid_of),
+            _by_number("groups", self.groups, gid_of),
         )
 
     @property

@@ -37,7 +37,7 @@ from appliance.daemon import Daemon
 from appliance.native import NativeDataPlane
 from appliance.pump import Pump
 from appliance.ticks import choose_tick_source
-from appliance.unix_socket import Allowed, listen
+from runtime.unix_socket import Allowed, listen
 from runtime.service_manager import ServiceManager, StoredFd
 from runtime.settings.node import Settings
 from tests.cluster.test_upgrade import FrozenApplication

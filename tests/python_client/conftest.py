@@ -29,7 +29,7 @@ from appliance.native import NativeDataPlane
 from appliance.packets import Attachment, Request
 from appliance.settings import allowed
 from appliance.ticks import TickSource
-from appliance.unix_socket import listen
+from runtime.unix_socket import listen
 from formats.spans import SliceContent, read_slice
 from protocol.hashing import node_id
 from protocol.messages import Group, TraceId

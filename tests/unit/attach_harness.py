@@ -22,8 +22,8 @@ from appliance.clients import ClientFds, Clients
 from appliance.door import DoorLimits
 from appliance.packets import ABI_MAGIC, ABI_OLDEST, ABI_VERSION, Abi
 from appliance.quotas import Quotas
-from appliance.unix_socket import Allowed, listen
 from runtime.service_manager import ServiceManager, StoredFd
+from runtime.unix_socket import Allowed, listen
 from tests.unit.logs import logs_to
 
 # abi/attach.h; of a refusal, what version 1 has of it.

@@ -20,7 +20,7 @@ import sys
 from pathlib import Path
 from unittest import mock
 
-from appliance.unix_socket import is_hung_up
+from runtime.unix_socket import is_hung_up
 from tests.unit.attach_harness import UNKNOWN_OPTION, Peer, node, open_directory, request
 
 

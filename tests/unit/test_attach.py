@@ -20,8 +20,8 @@ from appliance.client_store import ClientStore
 from appliance.contexts import memfd_context
 from appliance.packets import Abi
 from appliance.process import pidfd_of_peer, start_ticks_of
-from appliance.unix_socket import Allowed, listen
 from runtime.service_manager import ServiceManager, StoredFd, take_stored_fds
+from runtime.unix_socket import Allowed, listen
 from tests.unit.attach_harness import (
     ARENA_BYTES,
     NO_TOKEN,

@@ -106,10 +106,15 @@ def test_every_method_is_somebodys() -> None:
     assert set(ALLOWED) == METHODS
     for method, roles in ALLOWED.items():
         for role in Role:
-            reason = why_not(Identity(role, "x", "x"), method)
+            reason = why_not(Identity(role, "x", "x"), method, Role.OPERATOR)
             assert (reason is None) == (role in roles)
-        assert why_not(None, method) is None
-    assert why_not(Identity(Role.OPERATOR, "x", "x"), "Unknown") is not None
+        # Of whom nobody asks who he is: a node, and what the configuration says.
+        assert (why_not(None, method, None) is None) == (Role.NODE in roles)
+        for role in Role.VIEWER, Role.OPERATOR:
+            reason = why_not(None, method, role)
+            assert (reason is None) == bool(roles & {role, Role.NODE})
+    assert why_not(Identity(Role.OPERATOR, "x", "x"), "Unknown", None) is not None
+    assert why_not(None, "Unknown", Role.OPERATOR) is not None
 
 
 def test_who_may_what() -> None:

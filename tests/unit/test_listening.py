@@ -16,9 +16,9 @@ import pytest
 
 from appliance.daemon import Daemon
 from appliance.door import Door, DoorLimits
-from appliance.unix_socket import take_over
 from runtime.service_manager import ServiceManager, StoredFd
 from runtime.settings.node import Settings
+from runtime.unix_socket import take_over
 from tests.unit.attach_harness import NOBODY, Peer, close_fds, open_directory, request
 from tests.unit.logs import SILENT
 

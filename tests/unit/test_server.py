@@ -44,7 +44,7 @@ from protocol.messages import (
     Welcome,
 )
 from runtime.log import Log
-from runtime.settings.coordinator import Settings, StoreSettings
+from runtime.settings.coordinator import AccessSettings, Settings, StoreSettings
 from testbed.encoding import encode_piece, encode_record
 from testbed.ports import free_port
 from tests.export.collected import FRONT, TRACE
@@ -237,7 +237,7 @@ class Client:
         self.log: asyncio.Queue[str] = asyncio.Queue()
         store = StoreSettings(str(directory / "t.sqlite"))
         self.server = CoordinatorServer(
-            Settings(self.endpoint, store=store),
+            Settings(self.endpoint, store=store, access=AccessSettings(anonymous="operator")),
             1,
             Log(lambda entry: self.log.put_nowait(entry.message)),
             reading=ReadingHere(),

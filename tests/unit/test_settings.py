@@ -12,10 +12,10 @@ import pytest
 
 from appliance.quotas import Quota
 from appliance.settings import allowed, core_config, quotas
-from appliance.unix_socket import Credentials
 from runtime.schema import ConfigError, loads
 from runtime.settings.coordinator import Settings as CoordinatorSettings
 from runtime.settings.node import Settings
+from runtime.unix_socket import Credentials
 
 PERCENTAGES = [(0, 0), (50, 1 << 63), (100, (1 << 64) - 1)]
 

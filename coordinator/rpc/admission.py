@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Stands before each call: who calls, whether it may, and for how long."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any, NoReturn, TypeAlias
+
+import grpc
+
+from coordinator.counters import ServerCounters
+from coordinator.rpc.budget import Budget
+from coordinator.rpc.identity import Caller, Role, Unidentified, why_not
+from runtime.log import PeerLog
+
+# In quotes: generic for mypy only.
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+_Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
+
+
+class Admission:
+    """Lets calls in, or ends them.
+
+    ``who`` says who calls: None if nobody is asked, Unidentified if it is nobody to us.
+    ``anonymous`` says what callers are of whom nobody asks.
+    """
+
+    def __init__(
+        self,
+        who: Callable[[Context], Caller | None],
+        anonymous: Callable[[], Role | None],
+        budget: Budget,
+        counters: ServerCounters,
+        peer_log: PeerLog,
+    ) -> None:
+        self._who = who
+        self._anonymous = anonymous
+        self._budget = budget
+        self._counters = counters
+        self._peer_log = peer_log
+
+    def handlers(self, handlers: Mapping[str, _Handler]) -> dict[str, _Handler]:
+        """The same ones, for who may call them."""
+        return {method: self._guarded(method, handler) for method, handler in handlers.items()}
+
+    def _guarded(self, method: str, handler: _Handler) -> _Handler:
+        if handler.unary_unary is not None:
+            return grpc.unary_unary_rpc_method_handler(
+                self._single(method, handler.unary_unary),
+                handler.request_deserializer,
+                handler.response_serializer,
+            )
+        if handler.unary_stream is not None:
+            return grpc.unary_stream_rpc_method_handler(
+                self._listing(method, handler.unary_stream),
+                handler.request_deserializer,
+                handler.response_serializer,
+            )
+        assert handler.stream_stream is not None
+        return grpc.stream_stream_rpc_method_handler(
+            self._single(method, handler.stream_stream),
+            handler.request_deserializer,
+            handler.response_serializer,
+        )
+
+    def _single(self, method: str, behaviour: Callable[..., Any]) -> Callable[..., Any]:
+        async def answer(request: object, context: Context) -> object:
+            async with self._admitted(method, context):
+                return await behaviour(request, context)
+
+        return answer
+
+    def _listing(self, method: str, behaviour: Callable[..., Any]) -> Callable[..., Any]:
+        async def answers(request: object, context: Context) -> AsyncIterator[object]:
+            async with (
+                self._admitted(method, context),
+                contextlib.aclosing(behaviour(request, context)) as replies,
+            ):
+                async for reply in replies:
+                    yield reply
+
+        return answers
+
+    @contextlib.asynccontextmanager
+    async def _admitted(self, method: str, context: Context) -> AsyncIterator[None]:
+        """Let a call in, or end it; and end it when the certificate is over."""
+        try:
+            caller = self._who(context)
+        except Unidentified as error:
+            await self._refuse(context, grpc.StatusCode.UNAUTHENTICATED, str(error))
+        identity = caller.identity if caller is not None else None
+        reason = why_not(identity, method, self._anonymous())
+        if reason is not None:
+            await self._refuse(context, grpc.StatusCode.PERMISSION_DENIED, reason)
+        reason = self._budget.why_not(identity)
+        if reason is not None:
+            self._counters.too_many_calls += 1
+            self._peer_log.warning(context.peer(), f"{context.peer()}: refused: {reason}")
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, reason)
+        with self._budget.call(context.peer(), identity):
+            if caller is None or caller.expires_at_s is None:
+                yield
+            else:
+                async with self._until_it_is_over(caller, caller.expires_at_s, context):
+                    yield
+
+    @staticmethod
+    @contextlib.asynccontextmanager
+    async def _until_it_is_over(
+        caller: Caller, expires_at_s: float, context: Context
+    ) -> AsyncIterator[None]:
+        limit = asyncio.timeout(expires_at_s - time.time())
+        try:
+            async with limit:
+                yield
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            await context.abort(
+                grpc.StatusCode.UNAUTHENTICATED,
+                f"the certificate of {caller.identity} is over since it was shown; connect again"
+                " with a new one",
+            )
+
+    async def _refuse(self, context: Context, code: grpc.StatusCode, reason: str) -> NoReturn:
+        self._counters.not_permitted += 1
+        self._peer_log.warning(context.peer(), f"{context.peer()}: refused: {reason}")
+        await context.abort(code, reason)
+        raise AssertionError("an aborted call went on")

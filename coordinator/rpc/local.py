@@ -1,0 +1,230 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Answers backsightctl on the coordinator's own machine, at a Unix socket, by who the kernel says it is.
+
+gRPC listens at Unix sockets, and tells nothing of who connects there. So it listens at one
+that nobody is told of, and what clients connect to is ours:
+
+    backsightctl ──▶ access.socket ──▶ relay ──▶ access.socket + ".grpc" ──▶ gRPC
+                     (SO_PEERCRED)     binds each connection's own end to a name,
+                                       which gRPC shows as the peer of its calls
+
+What comes to gRPC by any other way has a name that the relay does not know, and is refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import pwd
+import secrets
+import socket
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeAlias
+
+import grpc
+
+from coordinator.counters import ServerCounters
+from coordinator.rpc import listener
+from coordinator.rpc.admission import Admission, Context
+from coordinator.rpc.budget import Budget
+from coordinator.rpc.identity import Caller, Identity, Role, Unidentified
+from runtime.log import Log, PeerLog
+from runtime.schema import InvalidValue
+from runtime.settings.coordinator import AccessSettings
+from runtime.unix_socket import Allowed, Credentials, credentials_of, listen
+
+_Handlers: TypeAlias = "Mapping[str, grpc.RpcMethodHandler[Any, Any]]"
+
+# Of one user; a person has one for each command that runs.
+CONNECTIONS_OF_A_USER_MAX = 16
+
+# Of all. Each costs two fds, and some memory in gRPC.
+CONNECTIONS_MAX = 128
+
+# What is read at once; a message may be longer.
+_READ_BYTES = 64 << 10
+
+
+class LocalDoor:
+    """Answers while it is entered, on the running loop. OSError says why it cannot."""
+
+    def __init__(
+        self,
+        path: Path,
+        access: Callable[[], AccessSettings],
+        service: str,
+        handlers: Callable[[Callable[[Context], Caller | None]], _Handlers],
+        counters: ServerCounters,
+        log: Log,
+    ) -> None:
+        """``access`` says who is let in, at the moment; ``handlers`` makes those of the service."""
+        self._path = path
+        self._inner = path.with_name(f"{path.name}.grpc")
+        self._access = access
+        self._callers: dict[str, Caller | Unidentified] = {}
+        self._users: Counter[int] = Counter()
+        self._relays: set[asyncio.Task[None]] = set()
+        # Who could guess a name could take it before us, and keep somebody out.
+        self._secret = secrets.token_hex(8)
+        self._numbers = 0
+        self._peer_log = PeerLog(log)
+        budget = Budget(counters, self._peer_log)
+        admission = Admission(self._who, lambda: None, budget, counters, self._peer_log)
+        self._server = grpc.aio.server(options=listener.options(secured=False))
+        self._server.add_generic_rpc_handlers(
+            (
+                grpc.method_handlers_generic_handler(
+                    service, admission.handlers(handlers(self._who))
+                ),
+            )
+        )
+
+    async def __aenter__(self) -> Self:
+        self._listener = listen(self._path, socket.SOCK_STREAM)
+        try:
+            self._inner.unlink(missing_ok=True)
+            before = os.umask(0o077)
+            try:
+                listener.add_unix_socket(self._server, self._inner)
+            finally:
+                os.umask(before)
+            await self._server.start()
+            self._accepting = await asyncio.start_unix_server(
+                self._connected, sock=self._listener.socket, limit=_READ_BYTES
+            )
+        except BaseException:
+            self._listener.close()
+            raise
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._accepting.close()
+        self._listener.close()
+        for relay in self._relays:
+            relay.cancel()
+        await asyncio.gather(*self._relays, return_exceptions=True)
+        await self._server.stop(None)
+        self._inner.unlink(missing_ok=True)
+
+    # -------------------------------------------------------------- who calls
+
+    def _who(self, context: Context) -> Caller:
+        caller = self._callers.get(context.peer())
+        if caller is None:
+            raise Unidentified(f"this socket is not for calls; call at {self._path}")
+        if isinstance(caller, Unidentified):
+            raise caller
+        return caller
+
+    def _caller(self, credentials: Credentials) -> Caller | Unidentified:
+        """By names that are looked up now: users come and go."""
+        name = _user_name(credentials.uid)
+        access = self._access()
+        for role, allow in (Role.OPERATOR, access.operators), (Role.VIEWER, access.viewers):
+            try:
+                allowed = Allowed(*allow.resolve())
+            except InvalidValue as error:
+                return Unidentified(
+                    f"access.{role}s.{error}; correct it, and reload the coordinator"
+                )
+            if allowed.admits(credentials):
+                proof = f"uid {credentials.uid} on the coordinator's machine"
+                return Caller(Identity(role, name, proof))
+        return Unidentified(
+            f"the user {name} (uid {credentials.uid}) is neither operator nor viewer here; root can name"
+            " him, or one of his groups, in `access.operators` or `access.viewers` of the coordinator's"
+            " configuration"
+        )
+
+    # ------------------------------------------------------------------ relay
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._relays.add(task)
+        try:
+            credentials = credentials_of(writer.get_extra_info("socket"))
+            with self._place(credentials.uid) as reason:
+                if reason is None:
+                    await self._relay(credentials, reader, writer)
+                else:
+                    peer = f"uid {credentials.uid}"
+                    self._peer_log.warning(peer, f"{self._path}: one connection is ended: {reason}")
+        finally:
+            self._relays.discard(task)
+            writer.close()
+
+    @contextlib.contextmanager
+    def _place(self, uid: int) -> Iterator[str | None]:
+        """Count a connection while it is there; why it has no place, if it has none."""
+        self._users[uid] += 1
+        try:
+            if self._users[uid] > CONNECTIONS_OF_A_USER_MAX:
+                yield f"uid {uid} has {CONNECTIONS_OF_A_USER_MAX} already; allowed are no more"
+            elif len(self._relays) > CONNECTIONS_MAX:
+                yield f"there are {CONNECTIONS_MAX} already; allowed are no more"
+            else:
+                yield None
+        finally:
+            self._users[uid] -= 1
+            if not self._users[uid]:
+                del self._users[uid]
+
+    async def _relay(
+        self, credentials: Credentials, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        # May ask a directory service.
+        caller = await asyncio.to_thread(self._caller, credentials)
+        self._numbers += 1
+        name = f"backsight/{self._secret}/{credentials.uid}/{self._numbers}"
+        self._callers[f"unix-abstract:{name}"] = caller
+        try:
+            with (
+                socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as inner,
+                contextlib.suppress(OSError),  # one of both is gone, or gRPC is
+            ):
+                inner.setblocking(False)
+                inner.bind(f"\0{name}")
+                await asyncio.get_running_loop().sock_connect(inner, str(self._inner))
+                their_reader, their_writer = await asyncio.open_connection(
+                    sock=inner, limit=_READ_BYTES
+                )
+                try:
+                    await _first_to_end(_pump(reader, their_writer), _pump(their_reader, writer))
+                finally:
+                    their_writer.transport.abort()
+        finally:
+            del self._callers[f"unix-abstract:{name}"]
+
+
+async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with contextlib.suppress(ConnectionError):
+        while data := await reader.read(_READ_BYTES):
+            writer.write(data)
+            await writer.drain()
+
+
+async def _first_to_end(*pumps: Any) -> None:  # noqa: ANN401 # coroutines
+    tasks = [asyncio.ensure_future(pump) for pump in pumps]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _user_name(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)

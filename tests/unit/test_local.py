@@ -1,0 +1,264 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The coordinator's Unix socket: who may ask there is who the kernel says connected."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+import subprocess
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import backsight_pb2 as pb
+import grpc
+import pytest
+from google.protobuf.message import Message
+
+from coordinator.core.records import AppendSlice
+from coordinator.rpc import local
+from coordinator.server import CoordinatorServer
+from ctl.__main__ import main
+from protocol.messages import CHUNK_BYTES_MAX, TraceId
+from runtime.settings.allow import AllowSettings
+from runtime.settings.coordinator import AccessSettings, Settings, StoreSettings
+from testbed.ports import free_port
+from tests.unit.logs import logs_to
+from tests.unit.reading_here import ReadingHere
+from tests.unit.test_store import driver
+
+SERVICE = "/backsight.v1.Coordinator"
+
+# Nobody's number, on all machines; and a group that need not exist.
+USER, GROUP = 65534, 64999
+
+# Calls as another user, with nothing of ours.
+AS_ANOTHER = """
+import grpc, json, sys
+endpoint, method, request = sys.argv[1:]
+with grpc.insecure_channel(endpoint) as channel:
+    call = channel.unary_stream(f"/backsight.v1.Coordinator/{method}", None, None)
+    try:
+        next(iter(call(bytes.fromhex(request))), None)
+        print(json.dumps(["OK", ""]))
+    except grpc.RpcError as error:
+        print(json.dumps([error.code().name, error.details()]))
+"""
+
+
+@pytest.fixture
+def directory() -> Iterator[Path]:
+    """With a short name, which others may enter."""
+    with tempfile.TemporaryDirectory(prefix="backsight-") as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
+
+
+class World:
+    """A coordinator with a socket in that directory."""
+
+    def __init__(self, directory: Path) -> None:
+        self.path = directory / "c.sock"
+        self.endpoint = f"unix:{self.path}"
+        self.said: list[str] = []
+        self.settings = Settings(
+            f"127.0.0.1:{free_port()}",
+            store=StoreSettings(str(directory / "t.sqlite")),
+            access=AccessSettings(socket=str(self.path)),
+        )
+
+    @contextlib.asynccontextmanager
+    async def serving(self) -> AsyncIterator[CoordinatorServer]:
+        async with (
+            CoordinatorServer(self.settings, 1, logs_to(self.said), reading=ReadingHere()) as here,
+            here.local_door(),
+        ):
+            yield here
+
+    def allow(self, **access: Any) -> None:
+        changed = replace(self.settings.access, **access)
+        self.settings = replace(self.settings, access=changed)
+
+
+async def said_to(endpoint: str, method: str, request: Message) -> tuple[str, str]:
+    """How a call ends; OK with its first answer."""
+    options = [("grpc.use_local_subchannel_pool", 1)]
+    async with grpc.aio.insecure_channel(endpoint, options=options) as channel:
+        call = channel.unary_stream(f"{SERVICE}/{method}", None, None)(request.SerializeToString())
+        try:
+            await call.read()
+        except grpc.aio.AioRpcError as error:
+            return error.code().name, str(error.details())
+        call.cancel()
+        return "OK", ""
+
+
+async def said_to_another(
+    endpoint: str, method: str, request: Message, groups: tuple[int, ...] = ()
+) -> tuple[str, str]:
+    """The same, asked by user USER."""
+
+    def ask() -> list[str]:
+        done = subprocess.run(
+            [
+                "/usr/bin/python3",
+                "-c",
+                AS_ANOTHER,
+                endpoint,
+                method,
+                request.SerializeToString().hex(),
+            ],
+            user=USER,
+            group=USER,
+            extra_groups=groups,
+            cwd="/",
+            env={},
+            stdout=subprocess.PIPE,
+            check=True,
+        )
+        answer: list[str] = json.loads(done.stdout)
+        return answer
+
+    code, said = await asyncio.to_thread(ask)
+    return code, said
+
+
+NODES = pb.ListNodesRequest()
+SNAPSHOT = pb.SnapshotRequest(age_ns=1, bytes_max=1)
+
+
+def test_root_may_all_and_others_what_is_said(directory: Path) -> None:
+    world = World(directory)
+
+    async def run() -> None:
+        async with world.serving() as here:
+            assert await said_to(world.endpoint, "ListNodes", NODES) == ("OK", "")
+            assert await said_to(world.endpoint, "TakeSnapshot", SNAPSHOT) == ("OK", "")
+            code, said = await said_to_another(world.endpoint, "ListNodes", NODES)
+            assert code == "UNAUTHENTICATED"
+            assert f"nobody (uid {USER}) is neither operator nor viewer" in said
+            assert "`access.viewers`" in said
+            world.allow(viewers=AllowSettings(groups=(GROUP,)))
+            here.reconfigure(world.settings)
+            code, _ = await said_to_another(world.endpoint, "ListNodes", NODES)
+            assert code == "UNAUTHENTICATED"
+            asked = await said_to_another(world.endpoint, "ListNodes", NODES, (GROUP,))
+            assert asked == ("OK", "")
+            code, said = await said_to_another(world.endpoint, "TakeSnapshot", SNAPSHOT, (GROUP,))
+            assert code == "PERMISSION_DENIED"
+            assert f"not for viewer nobody (uid {USER} on the coordinator's machine)" in said
+            world.allow(operators=AllowSettings(users=(USER,)))
+            here.reconfigure(world.settings)
+            asked = await said_to_another(world.endpoint, "TakeSnapshot", SNAPSHOT)
+            assert asked == ("OK", "")
+
+    asyncio.run(run())
+
+
+def test_no_node_reports_there(directory: Path) -> None:
+    world = World(directory)
+
+    async def run() -> None:
+        async with world.serving():
+            code, _ = await said_to(world.endpoint, "Control", NODES)
+            assert code == "UNIMPLEMENTED"
+
+    asyncio.run(run())
+
+
+def test_who_goes_round_the_relay_is_nobody(directory: Path) -> None:
+    world = World(directory)
+
+    async def run() -> None:
+        async with world.serving():
+            inner = f"{world.endpoint}.grpc"
+            code, said = await said_to(inner, "ListNodes", NODES)
+            assert code == "UNAUTHENTICATED"
+            assert f"call at {world.path}" in said
+            code, _ = await said_to_another(inner, "ListNodes", NODES)
+            assert code == "UNAVAILABLE"
+
+    asyncio.run(run())
+
+
+def test_whoever_comes_over_a_network_without_tls_is_a_node_or_what_is_said(
+    directory: Path,
+) -> None:
+    world = World(directory)
+
+    async def run() -> None:
+        async with world.serving() as here:
+            code, said = await said_to(world.settings.listen, "ListNodes", NODES)
+            assert code == "PERMISSION_DENIED"
+            assert "for the role operator or viewer, and here nobody proves who he is" in said
+            assert "`access.socket`" in said
+            world.allow(anonymous="viewer")
+            here.reconfigure(world.settings)
+            assert await said_to(world.settings.listen, "ListNodes", NODES) == ("OK", "")
+            code, _ = await said_to(world.settings.listen, "TakeSnapshot", SNAPSHOT)
+            assert code == "PERMISSION_DENIED"
+
+    asyncio.run(run())
+
+
+def test_what_is_large_comes_through(
+    directory: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(directory)
+    trace, chunks = TraceId(bytes(range(16))), 8
+    with driver(directory / "t.sqlite") as earlier:
+        for number in range(chunks):
+            earlier.write(
+                AppendSlice(trace, "n", 1, number * CHUNK_BYTES_MAX, bytes(CHUNK_BYTES_MAX))
+            )
+
+    async def run() -> None:
+        async with world.serving():
+            monkeypatch.delenv("BACKSIGHT_TLS", raising=False)
+            monkeypatch.setenv("BACKSIGHT_COORDINATOR", world.endpoint)
+            shown = await asyncio.to_thread(main, ["show", trace.hex(), "--json"])
+            assert shown == 0, capsys.readouterr().err
+
+    asyncio.run(run())
+    (part,) = json.loads(capsys.readouterr().out)["slices"]
+    assert part["bytes"] == chunks * CHUNK_BYTES_MAX
+
+
+def test_one_user_has_not_all_connections(directory: Path) -> None:
+    world = World(directory)
+
+    async def run() -> None:
+        async with world.serving():
+            taken = []
+            for _ in range(local.CONNECTIONS_OF_A_USER_MAX):
+                taken.append(socket.socket(socket.AF_UNIX))
+                taken[-1].connect(str(world.path))
+            with socket.socket(socket.AF_UNIX) as one_more:
+                one_more.setblocking(False)
+                one_more.connect(str(world.path))
+                assert await asyncio.get_running_loop().sock_recv(one_more, 1) == b""
+            assert f"uid 0 has {local.CONNECTIONS_OF_A_USER_MAX} already" in world.said[-1]
+            code, _ = await said_to_another(world.endpoint, "ListNodes", NODES)
+            assert code == "UNAUTHENTICATED"  # he gets that far
+            for one in taken:
+                one.close()
+
+    asyncio.run(run())
+
+
+def test_the_socket_of_a_killed_one_is_no_obstacle_and_none_is_left(directory: Path) -> None:
+    world = World(directory)
+    for path in world.path, directory / "c.sock.grpc":
+        with socket.socket(socket.AF_UNIX) as left:
+            left.bind(str(path))
+
+    async def run() -> None:
+        async with world.serving():
+            assert await said_to(world.endpoint, "ListNodes", NODES) == ("OK", "")
+
+    asyncio.run(run())
+    assert not list(directory.glob("c.sock*"))
