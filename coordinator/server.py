@@ -91,7 +91,8 @@ class CoordinatorServer:
             lambda token: _call_soon(self._loop, self._on_durable, token),
             log,
         )
-        config = core_config(settings)
+        self._priority_seed = priority_seed(settings)
+        config = core_config(settings, self._priority_seed)
         self._closed = StoreReader(settings.store_path)
         self._core = CoordinatorCore(
             config,
@@ -110,7 +111,6 @@ class CoordinatorServer:
             self._budget,
             self._changed,
             self.news,
-            priority_seed(settings),
             log,
             peer_log,
         )
@@ -310,7 +310,7 @@ class CoordinatorServer:
             raise ConfigError([str(error)]) from error
         self._settings = settings
         self._store.retention.limits = store_limits(settings.store)
-        self._core.reconfigure(core_config(settings))
+        self._core.reconfigure(core_config(settings, self._priority_seed))
         self._core.set_policy(policy(settings.policy))
         self._changed()
 

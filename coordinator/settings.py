@@ -23,7 +23,7 @@ def policy(settings: PolicySettings | None) -> Policy:
     return policy_of(percentage_threshold(settings.percentage))
 
 
-def core_config(settings: Settings) -> CoordinatorConfig:
+def core_config(settings: Settings, priority_seed: int) -> CoordinatorConfig:
     """The part that the core decides by."""
     return CoordinatorConfig(
         answer_timeout_ns=_ns(settings.answer_timeout_s),
@@ -34,7 +34,7 @@ def core_config(settings: Settings) -> CoordinatorConfig:
         memory_bytes=settings.memory_bytes,
         credit_window_bytes=settings.credit_window_bytes,
         slice_bytes_max=settings.slice_bytes_max,
-        cluster_seed=settings.cluster_seed,
+        priority_seed=priority_seed,
         # The other half is what the store deletes from when it is full.
         assembly_bytes_max=settings.store.bytes_max // 2,
     )

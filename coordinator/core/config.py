@@ -57,7 +57,8 @@ class CoordinatorConfig:
       fired_per_s         traces that the firings of one node may begin, on the long run
       fired_burst         as many at once: what a node repeats that was away
 
-    ``cluster_seed`` is that of all nodes, so that all give up the same.
+    By ``priority_seed`` traces are ranked. Nodes are told it, so that all give up the same; 0: each
+    node goes by the seed of its cluster.
     """
 
     answer_timeout_ns: int = 1 * NS_PER_S
@@ -81,12 +82,12 @@ class CoordinatorConfig:
     trigger_names_max: int = 256
     fired_per_s: int = 1000
     fired_burst: int = 16384
-    cluster_seed: int = 0
+    priority_seed: int = 0
 
     def __post_init__(self) -> None:
         for setting in fields(self):
             value = getattr(self, setting.name)
-            if value < 1 and setting.name != "cluster_seed":
+            if value < 1 and setting.name != "priority_seed":
                 raise ValueError(f"{setting.name} is {value}; it must be positive")
         if self.memory_bytes < CHUNK_BYTES_MAX:
             raise ValueError(

@@ -187,7 +187,8 @@ class CoordinatorCore:
         restarted = last is not None and last != hello.incarnation
         node.incarnation = hello.incarnation
         assert node.agreed is not None
-        self._outbox.say(session, Welcome(self._incarnation, node.agreed))
+        welcome = Welcome(self._incarnation, node.agreed, self._config.priority_seed)
+        self._outbox.say(session, welcome)
         self._policies.connected(node)
         if last is None:
             node.stored_incarnation = hello.incarnation

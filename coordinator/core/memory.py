@@ -61,13 +61,13 @@ class Memory:
 
     def __init__(self, config: CoordinatorConfig) -> None:
         self._config = config
-        self._priority = TraceHash(Domain.PRIORITY, config.cluster_seed)
+        self._priority = TraceHash(Domain.PRIORITY, config.priority_seed)
         self._nodes: dict[NodeId, _Node] = {}
         self._total = [0] * len(Measure)
         self._done: OrderedDict[TraceId, Trace] = OrderedDict()
 
     def reconfigure(self, config: CoordinatorConfig) -> None:
-        """Go on with other bounds. The cluster's seed stays."""
+        """Go on with other bounds. The seed of priorities stays."""
         self._config = config
 
     @property

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -31,7 +30,6 @@ from protocol.messages import (
     Release,
     SliceReply,
     Unknown,
-    Welcome,
     cut_utf8,
 )
 from protocol.sending import encoded
@@ -59,7 +57,6 @@ class NodeStreams:
         budget: Budget,
         changed: Callable[[], None],
         news: asyncio.Event,
-        priority_seed: int,
         log: Log,
         peer_log: PeerLog,
     ) -> None:
@@ -69,7 +66,6 @@ class NodeStreams:
         self._budget = budget
         self._changed = changed
         self._news = news
-        self._priority_seed = priority_seed
         self._log = log
         self._peer_log = peer_log
         self._sessions: dict[int, Outgoing] = {}
@@ -137,12 +133,6 @@ class NodeStreams:
             self._say(session, messages)
 
     def _say(self, session: int, messages: list[CoordinatorMessage]) -> None:
-        messages = [
-            replace(message, priority_seed=self._priority_seed)
-            if isinstance(message, Welcome)
-            else message
-            for message in messages
-        ]
         outgoing = self._sessions[session]
         for start in range(0, len(messages), wire.BATCH_MESSAGES_MAX):
             batch = messages[start : start + wire.BATCH_MESSAGES_MAX]

@@ -56,7 +56,7 @@ def kinds(harness: Harness, traces: Iterable[TraceId]) -> set[VerdictKind]:
 
 def test_who_fires_most_pays_for_it() -> None:
     """One process names 32 neighbours each time, and 100 nodes that are none for each of them."""
-    config = CoordinatorConfig(traces_max=400, evidence_max=40_000, cluster_seed=SEED)
+    config = CoordinatorConfig(traces_max=400, evidence_max=40_000, priority_seed=SEED)
     harness = Harness(config)
     harness.cluster("n1", "n2", "bad")
     honest = [trace_id(f"T{number}") for number in range(100)]
@@ -82,7 +82,7 @@ def test_who_fires_most_pays_for_it() -> None:
 @pytest.mark.parametrize("laterals", [0, 3])
 def test_those_of_the_lowest_priority_give_way_as_whole_groups(laterals: int) -> None:
     size = 1 + laterals
-    harness = Harness(CoordinatorConfig(traces_max=100 * size, cluster_seed=SEED))
+    harness = Harness(CoordinatorConfig(traces_max=100 * size, priority_seed=SEED))
     harness.cluster("n1", "n2")
     primaries = [trace_id(f"T{number}") for number in range(200)]
     members: dict[TraceId, list[TraceId]] = {}
@@ -124,7 +124,7 @@ def test_those_of_the_lowest_priority_give_way_as_whole_groups(laterals: int) ->
 
 
 def test_what_was_given_up_stays_so_whatever_comes_of_it() -> None:
-    harness = Harness(CoordinatorConfig(traces_max=2, cluster_seed=SEED))
+    harness = Harness(CoordinatorConfig(traces_max=2, priority_seed=SEED))
     harness.cluster("n1")
     low, middle, high = reversed(by_priority(trace_id(f"T{number}") for number in range(3)))
     for trace in (low, middle, high):
@@ -149,7 +149,7 @@ def test_what_was_given_up_stays_so_whatever_comes_of_it() -> None:
 
 
 def test_of_a_node_the_process_that_fires_most_pays() -> None:
-    harness = Harness(CoordinatorConfig(traces_max=100, cluster_seed=SEED))
+    harness = Harness(CoordinatorConfig(traces_max=100, priority_seed=SEED))
     harness.cluster("n1", "n2")
     modest = [trace_id(f"T{number}") for number in range(30)]
     for trace in modest:
@@ -164,7 +164,7 @@ def test_of_a_node_the_process_that_fires_most_pays() -> None:
 
 
 def test_a_node_of_many_processes_pays_as_one() -> None:
-    harness = Harness(CoordinatorConfig(traces_max=100, cluster_seed=SEED))
+    harness = Harness(CoordinatorConfig(traces_max=100, priority_seed=SEED))
     harness.cluster("n1", "n2")
     honest = [trace_id(f"T{number}") for number in range(45)]
     for trace in honest:
@@ -175,7 +175,7 @@ def test_a_node_of_many_processes_pays_as_one() -> None:
 
 
 def test_who_fires_a_trace_too_is_not_charged_for_who_fired_it_first() -> None:
-    harness = Harness(CoordinatorConfig(traces_max=100, cluster_seed=SEED))
+    harness = Harness(CoordinatorConfig(traces_max=100, priority_seed=SEED))
     harness.cluster("n1", "bad")
     honest = [trace_id(f"T{number}") for number in range(40)]
     for number, trace in enumerate(honest):
@@ -209,7 +209,7 @@ def test_traces_that_are_done_go_before_any_that_is_open() -> None:
 
 
 def test_what_is_whole_is_closed_and_not_given_up() -> None:
-    harness = Harness(CoordinatorConfig(traces_max=10, cluster_seed=SEED))
+    harness = Harness(CoordinatorConfig(traces_max=10, priority_seed=SEED))
     harness.cluster("n1")
     traces = by_priority(trace_id(f"T{number}") for number in range(50))
     for trace in reversed(traces):
@@ -222,7 +222,7 @@ def test_what_is_whole_is_closed_and_not_given_up() -> None:
 
 
 def test_what_waits_to_be_healed_goes_before_what_is_open_with_its_verdict() -> None:
-    harness = Harness(CoordinatorConfig(traces_max=100, cluster_seed=SEED))
+    harness = Harness(CoordinatorConfig(traces_max=100, priority_seed=SEED))
     harness.cluster("n1")
     waiting = [trace_id(f"T{number}") for number in range(60)]
     for trace in waiting:
@@ -241,7 +241,7 @@ def test_what_waits_to_be_healed_goes_before_what_is_open_with_its_verdict() -> 
 
 def test_what_is_done_waits_for_the_rest_of_its_group() -> None:
     """Else it could be called coherent, and its group be given up."""
-    harness = Harness(CoordinatorConfig(traces_max=3, cluster_seed=SEED))
+    harness = Harness(CoordinatorConfig(traces_max=3, priority_seed=SEED))
     harness.cluster("n1")
     high, middle, low = by_priority([trace_id("A"), trace_id("B"), trace_id("C")])
     lateral = trace_id("L")
@@ -260,7 +260,7 @@ def test_what_is_done_waits_for_the_rest_of_its_group() -> None:
 
 def test_more_bytes_than_the_store_may_hold_back_make_the_largest_give_way() -> None:
     harness = Harness(
-        CoordinatorConfig(assembly_bytes_max=5 * (FIRING_BYTES + 200), cluster_seed=SEED)
+        CoordinatorConfig(assembly_bytes_max=5 * (FIRING_BYTES + 200), priority_seed=SEED)
     )
     harness.cluster("n1", "n2")
     traces = [trace_id(f"T{n}") for n in range(20)]
@@ -316,7 +316,7 @@ def test_charges_add_up_whatever_happens() -> None:
                 groups_per_trace_max=rng.choice((2, 64)),
                 linger_ns=S,
                 missing_linger_ns=5 * S,
-                cluster_seed=SEED,
+                priority_seed=SEED,
             )
         )
         names = ("n1", "n2", "n3")

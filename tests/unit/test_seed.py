@@ -9,13 +9,18 @@ from pathlib import Path
 import grpc
 import pytest
 
+from coordinator.core.groups import Owner
 from coordinator.seed import priority_seed, seed_path
 from coordinator.server import CoordinatorServer
 from protocol import wire
-from protocol.messages import Hello, Welcome
+from protocol.hashing import Domain, TraceHash
+from protocol.messages import Group, Hello, NodeId, TraceId, Welcome
 from runtime.settings.coordinator import Settings, StoreSettings
 from testbed.ports import free_port
 from tests.unit.logs import SILENT
+
+
+TRACE = TraceId(bytes(range(16)))
 
 
 def settings(directory: Path, seed: int | None = None) -> Settings:
@@ -49,6 +54,15 @@ def test_a_spoilt_one_is_not_guessed_at(tmp_path: Path, kept: str) -> None:
     seed_path(tmp_path / "t.sqlite").write_text(kept)
     with pytest.raises(OSError, match="delete it, and another is drawn"):
         priority_seed(settings(tmp_path))
+
+
+def test_coordinator_and_nodes_rank_by_the_same(tmp_path: Path) -> None:
+    async def ranks() -> int:
+        async with CoordinatorServer(settings(tmp_path, 7), 1, SILENT) as server:
+            server.reconfigure(settings(tmp_path, 7))
+            return server._core._memory.new_group(Group("t", TRACE), Owner(NodeId(1))).order[0]
+
+    assert asyncio.run(ranks()) == -TraceHash(Domain.PRIORITY, 7)(TRACE)
 
 
 def test_each_node_is_told(tmp_path: Path) -> None:
