@@ -1,21 +1,59 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is stored of a trace, as messages: for backsightctl, queries and exports."""
+"""What is stored of a trace: for the index, and as messages for backsightctl, queries and exports."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import cast
 
 import backsight_pb2 as pb
 
 from coordinator.store.reader import StoreReader, TraceRow
 from coordinator.store.rows import SliceRow
+from formats.stamped import CollectedSlice, StampedTrace, stamped_trace, stamps_of
 from protocol.messages import TraceId
+from protocol.verdicts import VerdictKind
 
 
-def trace_detail(
+@dataclass(frozen=True, slots=True)
+class Collected:
+    """What is stored of a trace as of one moment; of each slice as many bytes as were asked for."""
+
+    row: TraceRow
+    slices: Sequence[tuple[SliceRow, bytes]]
+
+    @property
+    def version(self) -> int:
+        """Of the verdict; 0 without one."""
+        return self.row.verdict.version if self.row.verdict is not None else 0
+
+    def stamped(self, *, one_clock: bool) -> StampedTrace:
+        """See formats.stamped."""
+        verdict = self.row.verdict
+        return stamped_trace(
+            self.row.trace,
+            stamps_of(
+                self.row.trace,
+                [(put.node, put.fired) for put in self.row.triggers],
+                verdict.kind if verdict is not None else VerdictKind.PROVISIONAL,
+                self.version,
+                verdict.reasons if verdict is not None else (),
+            ),
+            (
+                CollectedSlice(
+                    row.node, data, row.bytes, row.clock.offset_ns if row.clock is not None else 0
+                )
+                for row, data in self.slices
+            ),
+            one_clock=one_clock,
+        )
+
+
+def collected(
     reader: StoreReader, trace: TraceId, bytes_max: int, node: str | None = None
-) -> pb.TraceDetail | None:
-    """A trace with its bytes, as of one moment; None if it is not stored.
+) -> Collected | None:
+    """What is stored of a trace; None if nothing is.
 
     With ``node``, only that node's slice is in it. Of slices that are longer than
     ``bytes_max`` in all, the longest are cut short.
@@ -24,13 +62,29 @@ def trace_detail(
         row = reader.trace(trace)
         if row is None:
             return None
-        parts = [part for part in reader.slices(trace) if node in (None, part.node)]
-        detail = pb.TraceDetail(summary=summary_of(row), slices=map(slice_of, parts))
-        pairs = sorted(zip(parts, detail.slices, strict=True), key=lambda pair: pair[0].bytes)
-        for number, (part, message) in enumerate(pairs):
-            message.data = reader.data(part, bytes_max // (len(pairs) - number))
-            bytes_max -= len(message.data)
-        return detail
+        parts = [part for part in reader.slices_of(row) if node in (None, part.node)]
+        data: dict[str, bytes] = {}
+        for left, part in zip(
+            range(len(parts), 0, -1), sorted(parts, key=lambda part: part.bytes), strict=True
+        ):
+            data[part.node] = reader.data(part, bytes_max // left)
+            bytes_max -= len(data[part.node])
+        return Collected(row, [(part, data[part.node]) for part in parts])
+
+
+def trace_detail(
+    reader: StoreReader, trace: TraceId, bytes_max: int, node: str | None = None
+) -> pb.TraceDetail | None:
+    """The same as a message."""
+    found = collected(reader, trace, bytes_max, node)
+    if found is None:
+        return None
+    detail = pb.TraceDetail(
+        summary=summary_of(found.row), slices=(slice_of(part) for part, _ in found.slices)
+    )
+    for message, (_, data) in zip(detail.slices, found.slices, strict=True):
+        message.data = data
+    return detail
 
 
 def summary_of(row: TraceRow) -> pb.TraceSummary:

@@ -27,18 +27,10 @@ _ROW = struct.Struct("=QQII")
 
 
 @dataclass(frozen=True, slots=True)
-class Operation:
-    """``kind``: one of ``formats.tags.KINDS``, or empty."""
-
-    service: str
-    name: str
-    kind: str
-
-
-@dataclass(frozen=True, slots=True)
 class TraceRows:
     """All that searches look at. Times are Unix ns, without the offsets of the nodes' clocks.
 
+    operations  (service, name, kind: one of ``formats.tags.KINDS``, or empty), each once
     rows      (which of the operations, start, duration in ns, hashes of tags), in the order of the spans
     services  name -> how many spans, and how many of them with an error; by the names
     calls     (caller, callee) -> how many
@@ -46,7 +38,7 @@ class TraceRows:
     orphan_count  spans whose parent nobody delivered
     """
 
-    operations: tuple[Operation, ...]
+    operations: tuple[tuple[str, str, str], ...]
     rows: tuple[tuple[int, int, int, bytes], ...]
     services: dict[str, tuple[int, int]]
     calls: dict[tuple[str, str], int]
@@ -100,8 +92,8 @@ def tag_hash(key: str, value: str) -> bytes:
     return number.to_bytes(TAG_BYTES, "little")
 
 
-def _operation(raw: Any) -> Operation:  # noqa: ANN401 - of cffi
-    return Operation(text_of(raw.service), text_of(raw.name), KINDS.get(raw.kind, ""))
+def _operation(raw: Any) -> tuple[str, str, str]:  # noqa: ANN401 - of cffi
+    return text_of(raw.service), text_of(raw.name), KINDS.get(raw.kind, "")
 
 
 def _rows(made: Any) -> Iterator[tuple[int, int, int, bytes]]:  # noqa: ANN401 - of cffi

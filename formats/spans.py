@@ -152,9 +152,18 @@ class SliceContent:
         self._info = SliceInfo(slice_)
         # bsd_slice_time() sorts what it looks at.
         self.clock = ClockPairs(ffi.cast("struct bsd_slice *", slice_))
-        self.malformed = int(lib.bsd_spans_malformed(native))
-        self.whole = self._info.whole and not self.malformed
-        self.span_count = int(lib.bsd_spans_count(native))
+
+    @property
+    def malformed(self) -> int:
+        return int(lib.bsd_spans_malformed(self.native))
+
+    @property
+    def whole(self) -> bool:
+        return self._info.whole and not self.malformed
+
+    @property
+    def span_count(self) -> int:
+        return int(lib.bsd_spans_count(self.native))
 
     def otlp(self, trace: TraceId, about: About) -> bytes:
         """The spans as OTLP's TracesData; those of several slices, one behind the other, are one again."""

@@ -22,9 +22,10 @@ and stand nowhere else:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Protocol
 
 import backsight_pb2 as pb
 from opentelemetry.proto.trace.v1.trace_pb2 import TracesData
@@ -32,7 +33,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import TracesData
 from formats.otlp import NodeSpans
 from formats.records import Attributes, AttributeValue
 from formats.spans import About, SliceContent, Span, read_slice
-from protocol.messages import TraceId
+from protocol.messages import Group, Source, TraceId, TriggerFired
 
 TRIGGER = "backsight.trigger"
 TRIGGER_WHY = "backsight.trigger_why"
@@ -91,15 +92,64 @@ class StampedTrace(ShownTrace):
         return sum(part.content.span_count for part in self.parts)
 
 
+class Reason(Protocol):
+    """What a verdict misses: ``pb.Reason``, or the coordinator's own."""
+
+    @property
+    def kind(self) -> str: ...
+    @property
+    def node(self) -> str: ...
+    @property
+    def detail(self) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class CollectedSlice:
+    """What one node collected: ``data`` of ``bytes`` bytes."""
+
+    node: str
+    data: bytes
+    bytes: int
+    clock_offset_ns: int
+
+
 def stamped(detail: pb.TraceDetail, *, one_clock: bool) -> StampedTrace:
+    """The message of a trace, with its bytes, as spans; see stamped_trace."""
+    summary = detail.summary
+    fired = [
+        (
+            trigger.node,
+            TriggerFired(
+                Group(trigger.name, TraceId(trigger.primary)),
+                why=trigger.why,
+                source=Source(trigger.source),
+                fired_at_ns=trigger.fired_at_ns,
+            ),
+        )
+        for trigger in summary.triggers
+    ]
+    trace, verdict = TraceId(summary.trace), summary.verdict
+    return stamped_trace(
+        trace,
+        stamps_of(trace, fired, verdict.kind, verdict.version, verdict.reasons),
+        (
+            CollectedSlice(part.node, part.data, part.bytes, part.clock_offset_ns)
+            for part in detail.slices
+        ),
+        one_clock=one_clock,
+    )
+
+
+def stamped_trace(
+    trace: TraceId, stamps: dict[str, AttributeValue], slices: Iterable[CollectedSlice], *, one_clock: bool
+) -> StampedTrace:
     """What is stored of a trace, with its bytes, as spans.
 
     ``one_clock``: times are put on the coordinator's clock, as pictures want
     them; else they are as each node wrote them.
     """
-    stamps = _about(detail.summary)
     return StampedTrace(
-        TraceId(detail.summary.trace),
+        trace,
         tuple(
             StampedSlice(
                 read_slice([part.data]),
@@ -107,7 +157,7 @@ def stamped(detail: pb.TraceDetail, *, one_clock: bool) -> StampedTrace:
                     part.node, part.clock_offset_ns if one_clock else 0, stamps | _about_part(part)
                 ),
             )
-            for part in detail.slices
+            for part in slices
         ),
     )
 
@@ -128,29 +178,37 @@ def _stamped(spans: Sequence[Span], about: Attributes) -> Iterator[Span]:
         yield replace(span, attributes={**span.attributes, **about}) if is_local_root else span
 
 
-def _about_part(part: pb.NodeSlice) -> dict[str, AttributeValue]:
+def _about_part(part: CollectedSlice) -> dict[str, AttributeValue]:
     about: dict[str, AttributeValue] = {NODE: part.node}
     if len(part.data) < part.bytes:
         about[BYTES_LEFT_OUT] = part.bytes - len(part.data)
     return about
 
 
-def _about(summary: pb.TraceSummary) -> dict[str, AttributeValue]:
+def stamps_of(
+    trace: TraceId,
+    fired: Sequence[tuple[str, TriggerFired]],
+    kind: str,
+    version: int,
+    reasons: Sequence[Reason],
+) -> dict[str, AttributeValue]:
+    """What stands on local roots: who fired, each with its node, and the verdict."""
     about: dict[str, AttributeValue] = {}
-    if summary.triggers:
-        first = min(summary.triggers, key=lambda trigger: trigger.fired_at_ns)
-        about[TRIGGER] = first.name
+    if fired:
+        node, first = min(fired, key=lambda each: each[1].fired_at_ns)
+        about[TRIGGER] = first.group.trigger
         about[TRIGGER_WHY] = first.why
-        about[TRIGGER_NODE] = first.node
-        about[TRIGGER_SOURCE] = pb.Source.Name(first.source).removeprefix("SOURCE_").lower()
-        others: list[AttributeValue] = [*sorted({t.name for t in summary.triggers} - {first.name})]
+        about[TRIGGER_NODE] = node
+        about[TRIGGER_SOURCE] = first.source.name.lower()
+        others: list[AttributeValue] = [
+            *sorted({each.group.trigger for _, each in fired} - {first.group.trigger})
+        ]
         if others:
             about[OTHER_TRIGGERS] = others
-        if all(trigger.primary != summary.trace for trigger in summary.triggers):
+        if all(each.group.primary != trace for _, each in fired):
             about[LATERAL] = True
-    about[VERDICT] = summary.verdict.kind
-    about[VERDICT_VERSION] = summary.verdict.version
-    reasons = summary.verdict.reasons
+    about[VERDICT] = str(kind)
+    about[VERDICT_VERSION] = version
     if reasons:
         words: list[AttributeValue] = [
             " ".join(filter(None, (f"{reason.kind}", reason.node and f"on {reason.node}")))

@@ -49,6 +49,12 @@ class Listing(Generic[_Row]):
     is_cut: bool
 
 
+_OF_OPERATIONS = (
+    "AND s.operation IN (SELECT id FROM found.operations WHERE (:service = '' OR service = :service)"
+    " AND (:operation = '' OR operation = :operation))"
+)
+
+
 class IndexReader:
     """Questions to the index, over a reader of the store, which the index is attached to.
 
@@ -89,10 +95,12 @@ class IndexReader:
         """The traces that match, those whose matching span began last first. ReadTooLong if it is."""
         with time_limit(self._connection):
             rows = self._connection.execute(
-                "SELECT id, max(start_ns) AS latest FROM found.spans JOIN traces ON traces.key = trace"
-                " WHERE operation IN"
-                " (SELECT id FROM found.operations WHERE (:service = '' OR service = :service)"
-                "   AND (:operation = '' OR operation = :operation))"
+                "SELECT id, max(start_ns) AS latest FROM found.batches AS b"
+                # In this order: each batch of that time is asked for the operations.
+                " CROSS JOIN found.spans AS s ON s.batch = b.batch"
+                f" {_OF_OPERATIONS if search.service or search.operation else ''}"
+                " CROSS JOIN traces ON traces.key = trace"
+                " WHERE first_ns <= :start_max AND last_ns >= :start_min"
                 " AND start_ns BETWEEN :start_min AND :start_max"
                 " AND duration_ns BETWEEN :duration_min AND :duration_max"
                 " AND (:wanted = x'' OR has_tags(tags, :wanted))"

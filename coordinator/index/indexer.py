@@ -4,17 +4,18 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from coordinator.answers import trace_detail
+from coordinator.answers import collected
 from coordinator.follower import Followed, Follower
 from coordinator.index.file import IndexFile
 from coordinator.index.making import TraceIndex, index_of
 from coordinator.store.reader import Change, StoreReader
-from formats.stamped import stamped
+from protocol.messages import TraceId
 from runtime.log import Log
 
 # Of one trace that is looked at for the index; one that is larger is found by its first spans.
@@ -86,50 +87,53 @@ class Indexer:
             return None
         self.waiting = last - self._position
         self.waiting_s = max(0.0, time.time() - changes[0].at_ns / 1e9)
-        made: dict[int, TraceIndex] = {}
-        gone: list[int] = []
-        spans = 0
-        for change in changes:
-            self._position = change.number
-            if change.trace is None:
-                gone.append(change.key)
-            elif change.key not in made:
-                found = self._index(reader, change)
-                if found is not None:
-                    made[change.key] = found
-                    spans += len(found.spans)
-            if self.follower.ending.is_set() or spans > _SPANS_AT_ONCE:
-                break
         with self._file.transaction():
-            self._file.forget(gone)
-            for key, index in made.items():
-                self._file.put(key, index)
+            self._position = self._take(reader, changes).number
             self._file.move_to(self._position)
         self._store.followed(FOLLOWER, self._position)
         busy_ns = time.thread_time_ns() - begun_ns
         self.counters.busy_us += busy_ns // 1000
         return 0.0 if self._position < last else _GATHER_S
 
-    def _index(self, reader: StoreReader, change: Change) -> TraceIndex | None:
+    def _take(self, reader: StoreReader, changes: Sequence[Change]) -> Change:
+        """Write what the first of some changes, at least of one, come to. Which was the last of them."""
+        made: dict[int, TraceIndex] = {}
+        gone: list[int] = []
+        spans = 0
+        for change in changes:
+            if change.trace is None:
+                gone.append(change.key)
+            elif change.key not in made:
+                found = self._index(reader, change.key, change.trace, change.version)
+                if found is not None:
+                    made[change.key] = found
+                    spans += len(found.spans)
+            if self.follower.ending.is_set() or spans > _SPANS_AT_ONCE:
+                break
+        self._file.forget(gone)
+        self._file.put(made)
+        return change
+
+    def _index(
+        self, reader: StoreReader, key: int, trace: TraceId, version: int | None
+    ) -> TraceIndex | None:
         """Of a trace that has a newer verdict than the index knows; None: nothing to do."""
-        assert change.trace is not None
-        verdict = reader.verdict(change.trace)
-        if verdict is None or self._file.version(change.key, change.trace) == verdict.version:
+        if version is None or self._file.version(key, trace) == version:
             return None
-        detail = trace_detail(reader, change.trace, _INDEXED_BYTES_MAX)
-        if detail is None:
+        found = collected(reader, trace, _INDEXED_BYTES_MAX)
+        if found is None:
             return None  # deleted since
-        version = detail.summary.verdict.version
+        version = found.version
         try:
-            made = index_of(stamped(detail, one_clock=True), version)
+            made = index_of(found.stamped(one_clock=True), version)
             self.counters.traces_indexed += 1
         except Exception as error:  # noqa: BLE001 - what applications wrote must not stop the others
             self.counters.traces_failed += 1
             self._log.warning(
-                f"trace {change.trace.hex()}: cannot be searched for: {error!r}",
-                trace_id=change.trace.hex(),
+                f"trace {trace.hex()}: cannot be searched for: {error!r}",
+                trace_id=trace.hex(),
             )
-            made = TraceIndex(change.trace, version, (), None, {})
+            made = TraceIndex(trace, version)
         return made
 
     def _look_at_all(self, reader: StoreReader) -> None:
@@ -142,15 +146,11 @@ class Indexer:
             with self._file.transaction():
                 self._file.forget(gone)
         after = 0
-        while page := reader.keys(after, _CHANGES_AT_ONCE):
-            for key, trace in page:
-                after = key
-                if self.follower.ending.is_set():
-                    return
-                made = self._index(reader, Change(0, key, 0, trace))
-                if made is not None:
-                    with self._file.transaction():
-                        self._file.put(key, made)
+        while changes := reader.stored(after, _CHANGES_AT_ONCE):
+            with self._file.transaction():
+                after = self._take(reader, changes).key
+            if self.follower.ending.is_set():
+                return
         self._move_to(upto)
 
     def _move_to(self, position: int) -> None:

@@ -8,8 +8,8 @@ whom. Times are Unix nanoseconds on the coordinator's clock.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from formats.rows import rows_of
 from formats.stamped import StampedTrace
@@ -19,16 +19,6 @@ SPANS_MAX = 20_000
 """Of one trace that can be found; the others are in it all the same."""
 
 TIME_MAX_NS = (1 << 63) - 1
-
-
-@dataclass(frozen=True, slots=True)
-class IndexedSpan:
-    service: str
-    operation: str
-    kind: str
-    start_ns: int
-    duration_ns: int
-    tags: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,21 +57,26 @@ _SUMMARY = [name for name in TraceSummary.__slots__ if name != "services"]
 
 @dataclass(frozen=True, slots=True)
 class TraceIndex:
-    """All that the index has of one trace, by its verdict of that version."""
+    """All that the index has of one trace, by its verdict of that version.
+
+    operations  (service, name, kind), each once
+    spans       (which of the operations, start, duration, hashes of tags)
+    calls       (caller, callee) -> how many
+    """
 
     trace: TraceId
     version: int
-    spans: tuple[IndexedSpan, ...]
-    summary: TraceSummary | None
-    calls: Mapping[tuple[str, str], int]
+    operations: Sequence[tuple[str, str, str]] = ()
+    spans: Sequence[tuple[int, int, int, bytes]] = ()
+    summary: TraceSummary | None = None
+    calls: Mapping[tuple[str, str], int] = field(default_factory=dict)
 
 
 def index_of(trace: StampedTrace, version: int) -> TraceIndex:
     """The index of a trace whose times are on one clock."""
     made = rows_of(trace.parts, SPANS_MAX)
     if not made.span_count:
-        return TraceIndex(trace.trace, version, (), None, {})
-    operations = [(each.service, each.name, each.kind) for each in made.operations]
+        return TraceIndex(trace.trace, version)
     summary = TraceSummary(
         made.root_service,
         made.root_operation,
@@ -92,8 +87,4 @@ def index_of(trace: StampedTrace, version: int) -> TraceIndex:
         made.orphan_count,
         tuple(ServiceSummary(name, *counts) for name, counts in made.services.items()),
     )
-    spans = tuple(
-        IndexedSpan(*operations[number], start_ns, duration_ns, tags)
-        for number, start_ns, duration_ns, tags in made.rows
-    )
-    return TraceIndex(trace.trace, version, spans, summary, made.calls)
+    return TraceIndex(trace.trace, version, made.operations, made.rows, summary, made.calls)

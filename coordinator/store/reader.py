@@ -8,7 +8,7 @@ import dataclasses
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -20,14 +20,15 @@ from coordinator.store.rows import (
     FOR_A_MEMBER,
     IN_ORDER,
     Chunks,
+    Decompressor,
     SliceRow,
-    decompressed,
     put_trigger,
     stored_slice,
     stored_slices,
     stored_traces,
     stored_verdict,
     trace_key_of,
+    verdict_of,
 )
 from coordinator.store.schema import EXPORTED_BEFORE, WAITED_BEFORE, connect
 from protocol.messages import TraceId
@@ -79,6 +80,7 @@ class TraceRow:
     triggers: tuple[PutTrigger, ...]
     triggers_omitted: int
     verdict: Verdict | None
+    key: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,12 +99,16 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A trace was judged, released or deleted; ``trace`` None: it is not stored any more."""
+    """A trace was judged, released or deleted; ``trace`` None: it is not stored any more.
+
+    ``version``: of the verdict that it has now, None without one.
+    """
 
     number: int
     key: int
     at_ns: int
     trace: TraceId | None
+    version: int | None
 
 
 _OF_TRIGGER = """SELECT primary_trace FROM groups JOIN trigger_names AS n ON n.key = trigger
@@ -116,8 +122,9 @@ _WANTED = {
     "until_ns": "stored_ns <= :until_ns",
     "trigger": f"key IN ({_OF_TRIGGER})",
     "service": (
-        "key IN (SELECT trace FROM found.spans JOIN found.operations ON operations.id = spans.operation"
-        " WHERE service = :service)"
+        "EXISTS (SELECT 1 FROM found.summaries AS of JOIN found.spans AS s"
+        " ON s.batch = of.batch AND s.trace = of.trace WHERE of.trace = key AND s.operation IN"
+        " (SELECT id FROM found.operations WHERE service = :service))"
     ),
 }
 
@@ -137,6 +144,7 @@ class StoreReader:
 
     def __init__(self, path: Path, index: Path | None = None) -> None:
         self.connection = connect(path, writable=False)
+        self._decompressor = Decompressor()
         if index is not None:
             self.connection.execute(f"ATTACH '{index.absolute().as_uri()}?mode=ro' AS found")
 
@@ -172,13 +180,14 @@ class StoreReader:
     def changes(self, after: int, limit: int) -> list[Change]:
         """What changed after that change, in order; each as its trace stands now."""
         rows = self.connection.execute(
-            "SELECT number, trace, at_ns, id FROM changes LEFT JOIN traces ON traces.key = trace"
+            "SELECT number, trace, at_ns, id, verdict_version"
+            " FROM changes LEFT JOIN traces ON traces.key = trace"
             " WHERE number > ? ORDER BY number LIMIT ?",
             (after, limit),
         )
         return [
-            Change(number, key, at_ns, None if trace is None else TraceId(trace))
-            for number, key, at_ns, trace in rows
+            Change(number, key, at_ns, None if trace is None else TraceId(trace), version)
+            for number, key, at_ns, trace, version in rows
         ]
 
     def first_change(self) -> int:
@@ -210,12 +219,13 @@ class StoreReader:
         found = self.connection.execute("SELECT 1 FROM sqlite_schema WHERE name = ?", (name,))
         return found.fetchone() is not None
 
-    def keys(self, after: int, limit: int) -> list[tuple[int, TraceId]]:
-        """Keys and ids of stored traces, in the order in which they were first stored."""
+    def stored(self, after: int, limit: int) -> list[Change]:
+        """All traces after that key, in the order in which they were first stored, as if each had changed."""
         rows = self.connection.execute(
-            "SELECT key, id FROM traces WHERE key > ? ORDER BY key LIMIT ?", (after, limit)
+            "SELECT key, id, verdict_version FROM traces WHERE key > ? ORDER BY key LIMIT ?",
+            (after, limit),
         )
-        return [(key, TraceId(trace)) for key, trace in rows]
+        return [Change(0, key, 0, TraceId(trace), version) for key, trace, version in rows]
 
     def key_of(self, trace: TraceId) -> int | None:
         """Under which key a trace is stored; None: it is not."""
@@ -253,9 +263,12 @@ class StoreReader:
 
     def trace(self, trace: TraceId) -> TraceRow | None:
         """One trace, None if nothing is stored of it."""
-        key = trace_key_of(self.connection, trace)
-        if key is None:
+        row = self.connection.execute(
+            "SELECT key, verdict, verdict_version, verdict_rest FROM traces WHERE id = ?", (trace,)
+        ).fetchone()
+        if row is None:
             return None
+        key, *verdict = row
         fired = self.connection.execute(
             f"SELECT {FIRED} {FOR_A_MEMBER} {IN_ORDER} LIMIT :limit",
             {"trace": key, "limit": _TRIGGERS_SHOWN_MAX},
@@ -267,7 +280,7 @@ class StoreReader:
                 f"SELECT count(*) {FOR_A_MEMBER}", {"trace": key}
             ).fetchone()
             omitted = count - len(triggers)
-        return TraceRow(trace, triggers, omitted, stored_verdict(self.connection, key))
+        return TraceRow(trace, triggers, omitted, verdict_of(*verdict), key)
 
     def verdict(self, trace: TraceId) -> Verdict | None:
         """Of a trace; None if there is none yet, or the trace is not stored."""
@@ -296,10 +309,14 @@ class StoreReader:
         key = trace_key_of(self.connection, trace)
         return [] if key is None else list(stored_slices(self.connection, trace, key))
 
+    def slices_of(self, row: TraceRow) -> list[SliceRow]:
+        """The same of a trace that was just read."""
+        return list(stored_slices(self.connection, row.trace, row.key))
+
     def data(self, part: SliceRow, bytes_max: int) -> bytes:
         """The first bytes of a slice, within the moment() in which it was listed."""
         chunks = []
-        for chunk in Chunks(self.connection, part):
+        for chunk in Chunks(self.connection, part, self._decompressor):
             chunks.append(chunk[:bytes_max])
             bytes_max -= len(chunk)
             if bytes_max <= 0:
@@ -318,4 +335,4 @@ class StoreReader:
             " AND chunks.id BETWEEN first_chunk AND last_chunk AND offset = ?",
             (trace, part.node_key, part.epoch, offset),
         ).fetchone()
-        return None if row is None else decompressed(row[0])
+        return None if row is None else self._decompressor.plain(row[0])

@@ -60,12 +60,28 @@ class SliceRow:
     """Where its bytes are."""
 
 
+class Decompressor:
+    """Of chunks, for one thread. To make one costs more than to decompress a chunk."""
+
+    def __init__(self) -> None:
+        self._zstd = zstandard.ZstdDecompressor()
+
+    def plain(self, data: bytes) -> bytes:
+        """A chunk, as it was appended."""
+        if data[:4] == _ZSTD_MAGIC:
+            return self._zstd.decompress(data, CHUNK_BYTES_MAX)
+        return zlib.decompress(data, bufsize=CHUNK_BYTES_MAX)
+
+
 class Chunks(Iterable[bytes]):
     """A slice's bytes, one stored chunk after the other."""
 
-    def __init__(self, connection: sqlite3.Connection, row: SliceRow) -> None:
+    def __init__(
+        self, connection: sqlite3.Connection, row: SliceRow, decompressor: Decompressor
+    ) -> None:
         self._connection = connection
         self._row = row
+        self._decompressor = decompressor
 
     def __iter__(self) -> Iterator[bytes]:
         rows = self._connection.execute(
@@ -73,14 +89,7 @@ class Chunks(Iterable[bytes]):
             (self._row.first_chunk, self._row.last_chunk, self._row.node_key),
         )
         for (data,) in rows:
-            yield decompressed(data)
-
-
-def decompressed(data: bytes) -> bytes:
-    """A chunk, as it was appended."""
-    if data[:4] == _ZSTD_MAGIC:
-        return zstandard.decompress(data, CHUNK_BYTES_MAX)
-    return zlib.decompress(data, bufsize=CHUNK_BYTES_MAX)
+            yield self._decompressor.plain(data)
 
 
 FIRED = (
@@ -249,6 +258,7 @@ def stored_traces(connection: sqlite3.Connection, released_max: int) -> Iterator
 
     Triggers and chunks of a trace are read when they are asked for; of a released one no chunks.
     """
+    decompressor = Decompressor()
     rows = connection.execute(
         "SELECT key, id, released, verdict, verdict_version, verdict_rest FROM traces"
         " WHERE released = 0 OR key IN"
@@ -268,7 +278,7 @@ def stored_traces(connection: sqlite3.Connection, released_max: int) -> Iterator
             Triggers(connection, key),
             tuple(PutAbandoned(Group(name, TraceId(trace)), node) for name, node in abandoned),
             tuple(
-                stored_slice(row, () if released else Chunks(connection, row))
+                stored_slice(row, () if released else Chunks(connection, row, decompressor))
                 for row in stored_slices(connection, TraceId(trace), key)
             ),
             verdict_of(*verdict),

@@ -14,7 +14,7 @@ import sqlite3
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from coordinator.store.rows import decompressed
+from coordinator.store.rows import Decompressor
 from coordinator.store.schema import (
     APPLICATION_ID,
     CHUNK_NUMBER_BITS,
@@ -139,7 +139,8 @@ def _old_chunks(connection: sqlite3.Connection, key: tuple[bytes, str]) -> Itera
     rows = connection.execute(
         "SELECT data FROM chunks WHERE trace = ? AND node = ? ORDER BY offset", key
     )
-    return (decompressed(data) for (data,) in rows)
+    decompressor = Decompressor()
+    return (decompressor.plain(data) for (data,) in rows)
 
 
 def _drop_unreadable(connection: sqlite3.Connection) -> tuple[int, int]:

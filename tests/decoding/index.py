@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator
 
 from coordinator.index.making import (
     SPANS_MAX,
-    IndexedSpan,
     ServiceSummary,
     TraceIndex,
     TraceSummary,
@@ -27,7 +26,8 @@ _ERROR = 2
 
 def python_index(trace: ShownTrace, version: int) -> TraceIndex:
     """The index of a trace whose times are on one clock."""
-    spans: list[IndexedSpan] = []
+    operations: dict[tuple[str, str, str], int] = {}
+    spans: list[tuple[int, int, int, bytes]] = []
     service_by_id: dict[int, str] = {}
     children: list[tuple[int, str]] = []  # parent's id, own service
     counts: Counter[str] = Counter()
@@ -63,10 +63,11 @@ def python_index(trace: ShownTrace, version: int) -> TraceIndex:
             for event in span.events:
                 tags += _hashes(fields_of(event))
             packed = b"".join(dict.fromkeys(tags[:_TAGS_MAX]))
-            kind = KINDS.get(span.kind, "")
-            spans.append(IndexedSpan(service, span.name, kind, begun_ns, duration_ns, packed))
+            operation = (service, span.name, KINDS.get(span.kind, ""))
+            number = operations.setdefault(operation, len(operations))
+            spans.append((number, begun_ns, duration_ns, packed))
     if not counts:
-        return TraceIndex(trace.trace, version, (), None, {})
+        return TraceIndex(trace.trace, version)
     calls = Counter(
         (service_by_id[parent], service)
         for parent, service in children
@@ -83,7 +84,7 @@ def python_index(trace: ShownTrace, version: int) -> TraceIndex:
         sum(parent not in service_by_id for parent, _ in children),
         tuple(ServiceSummary(name, counts[name], errors[name]) for name in sorted(counts)),
     )
-    return TraceIndex(trace.trace, version, tuple(spans), summary, calls)
+    return TraceIndex(trace.trace, version, tuple(operations), tuple(spans), summary, calls)
 
 
 def _hashes(tags: Iterable[tuple[str, AttributeValue]]) -> Iterator[bytes]:

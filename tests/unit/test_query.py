@@ -44,7 +44,7 @@ from coordinator.core.records import (
 from coordinator.core.verdict import Verdict
 from coordinator.index import asking, making
 from coordinator.index import indexer as indexing
-from coordinator.index.asking import IndexReader
+from coordinator.index.asking import IndexReader, Search
 from coordinator.index.file import IndexFile, index_path
 from coordinator.index.indexer import Indexer
 from coordinator.parameters import duration_ns, logfmt, tags_of
@@ -781,8 +781,8 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
             [(f"{number:06}" + "x" * 30_000,) for number in range(1000)],
         )
         connection.executemany(
-            "INSERT INTO calls VALUES (?, 'shop', ?, ?, 1)",
-            [(1, f"shop-{number:06}", BEGIN_NS) for number in range(50_000)],
+            "INSERT INTO calls VALUES (?, 1, 'shop', ?, 1)",
+            [(BEGIN_NS, f"shop-{number:06}") for number in range(50_000)],
         )
         connection.commit()
         connection.close()
@@ -868,11 +868,11 @@ def rows(path: Path) -> dict[str, int]:
     with contextlib.closing(sqlite3.connect(index_path(path))) as connection:
         return {
             table: connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0]
-            for table in ("summaries", "operations", "spans", "calls")
+            for table in ("summaries", "operations", "batches", "spans", "calls")
         }
 
 
-EMPTY = {"summaries": 0, "operations": 0, "spans": 0, "calls": 0}
+EMPTY = {"summaries": 0, "operations": 0, "batches": 0, "spans": 0, "calls": 0}
 
 
 def test_a_new_verdict_replaces_what_the_index_has(tmp_path: Path) -> None:
@@ -880,10 +880,10 @@ def test_a_new_verdict_replaces_what_the_index_has(tmp_path: Path) -> None:
     with driver(path) as here:
         put_trace(here, TRACE, {"edge": FRONT})
         bring_up_to_date(here.store, path)
-        assert rows(path) == {**EMPTY, "summaries": 1, "operations": 2, "spans": 2}
+        assert rows(path) == {**EMPTY, "summaries": 1, "operations": 2, "batches": 1, "spans": 2}
         put_trace(here, TRACE, {"edge": FRONT, "back": CART + STOCK}, version=2)
         bring_up_to_date(here.store, path)
-        after = {"summaries": 1, "operations": 7, "spans": 7, "calls": 2}
+        after = {"summaries": 1, "operations": 7, "batches": 1, "spans": 7, "calls": 2}
         assert rows(path) == after
         with StoreReader(path, index_path(path)) as reader:
             summaries = dict(IndexReader(reader.connection).summaries([TRACE, OTHER]))
@@ -907,6 +907,36 @@ def test_a_listing_of_a_service_looks_into_the_index(tmp_path: Path) -> None:
             assert not reader.is_wanted(OTHER, Wanted(service="cart"))
 
 
+def test_a_search_looks_into_each_batch_of_its_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("coordinator.index.file._BATCH_BITS", 0)
+    path = tmp_path / "t.sqlite"
+    with driver(path) as here:
+        put_trace(here, TRACE, {"edge": FRONT, "back": CART})
+        put_trace(here, OTHER, {"edge": OTHER_FRONT})
+        bring_up_to_date(here.store, path)
+        assert rows(path)["batches"] == 2
+        with StoreReader(path, index_path(path)) as reader:
+            index = IndexReader(reader.connection)
+
+            def found(**wanted: Any) -> list[TraceId]:
+                return index.search(Search(**wanted))
+
+            assert found(service="front") == found() == [OTHER, TRACE]
+            assert found(service="cart") == [TRACE]
+            late_ns = BEGIN_NS + 60 * S
+            assert found(start_min_ns=late_ns) == [OTHER]
+            assert found(start_max_ns=late_ns - 1) == [TRACE]
+            # To the nanosecond: a batch is asked that has one span of that time.
+            assert found(start_min_ns=late_ns, start_max_ns=late_ns) == [OTHER]
+            (last_ns,) = reader.connection.execute(
+                "SELECT max(start_ns) FROM found.spans WHERE batch = 1"
+            ).fetchone()
+            assert found(start_min_ns=last_ns, start_max_ns=last_ns) == [TRACE]
+            assert reader.list_traces(Wanted(service="front")) == [OTHER, TRACE]
+
+
 def test_the_index_goes_with_its_traces(tmp_path: Path) -> None:
     path, clock = tmp_path / "t.sqlite", Clock()
     with driver(path, StoreLimits(ROOMY.bytes_max, 3600), clock) as here:
@@ -922,11 +952,11 @@ def test_the_index_goes_with_its_traces(tmp_path: Path) -> None:
             assert not list(IndexReader(reader.connection).summaries([TRACE]))
             assert reader.trace(TRACE) is None
         bring_up_to_date(here.store, path)
-        assert rows(path) == {**EMPTY, "summaries": 1, "operations": 1, "spans": 1}
+        assert rows(path) == {**EMPTY, "summaries": 1, "operations": 1, "batches": 1, "spans": 1}
         fired = TriggerFired(Group("again", TRACE), (), "", Source.APPLICATION, BEGIN_NS)
         here.write(PutTrigger("back", fired))  # it comes up again, without a verdict
         bring_up_to_date(here.store, path)
-        assert rows(path) == {**EMPTY, "summaries": 1, "operations": 1, "spans": 1}
+        assert rows(path) == {**EMPTY, "summaries": 1, "operations": 1, "batches": 1, "spans": 1}
 
 
 @pytest.mark.parametrize("is_lost", ["whole", "broken", "another's", "far behind"])
@@ -957,7 +987,7 @@ def test_a_lost_index_is_made_anew(tmp_path: Path, is_lost: str) -> None:
         # Nobody else needs them.
         here.store._tables.trim_changes(here.store._tables.change_number)
         bring_up_to_date(here.store, path)
-        assert rows(path) == {**EMPTY, "summaries": 1, "operations": 1, "spans": 1}
+        assert rows(path) == {**EMPTY, "summaries": 1, "operations": 1, "batches": 1, "spans": 1}
         with StoreReader(path, index_path(path)) as reader:
             assert IndexReader(reader.connection).services().rows == ["front"]
 
@@ -992,7 +1022,7 @@ def test_what_cannot_be_read_stops_no_other_trace(
         put_trace(here, TRACE, {"edge": b"no slice at all"})
         put_trace(here, OTHER, {"edge": OTHER_FRONT})
         indexer = bring_up_to_date(here.store, path)
-        assert rows(path) == {**EMPTY, "summaries": 2, "operations": 1, "spans": 1}
+        assert rows(path) == {**EMPTY, "summaries": 2, "operations": 1, "batches": 1, "spans": 1}
         assert indexer.counters.traces_indexed == 2
 
         def fail(*_: object) -> None:
