@@ -34,6 +34,10 @@ def core_config(settings: Settings, priority_seed: int) -> CoordinatorConfig:
         memory_bytes=settings.memory_bytes,
         credit_window_bytes=settings.credit_window_bytes,
         slice_bytes_max=settings.slice_bytes_max,
+        traces_max=settings.traces_max,
+        evidence_max=settings.evidence_max,
+        closed_max=settings.closed_max,
+        nodes_max=settings.nodes_max,
         priority_seed=priority_seed,
         # The other half is what the store deletes from when it is full.
         assembly_bytes_max=settings.store.bytes_max // 2,

@@ -111,6 +111,26 @@ class Size:
 
 
 @dataclass(frozen=True, slots=True)
+class Count:
+    """How many there may be of something, and what each takes of the memory at most."""
+
+    minimum: int
+    maximum: int
+    each_bytes: int
+
+    def allowed(self) -> str:
+        return (
+            f"a number from {self.minimum} to {self.maximum}, each of which takes up to"
+            f" {self.each_bytes} bytes of memory"
+        )
+
+    def admit(self, value: int) -> int:
+        if not self.minimum <= value <= self.maximum:
+            raise ValueError
+        return value
+
+
+@dataclass(frozen=True, slots=True)
 class Matching:
     """A text that matches a regular expression as a whole."""
 

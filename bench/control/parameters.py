@@ -26,8 +26,8 @@ class Parameters:
     linger_s      of the coordinator's configuration: 30 by default, of which a window would see
                   nothing but the beginning
     traces_max    of which a plan is made: more than any coordinator takes in a run
-    open_traces   that are open when the coordinator is killed, for ``restart``. It keeps no more
-                  than 16,384, which is no setting
+    open_traces   that are open when the coordinator is killed, for ``restart``; it is configured to
+                  keep as many
     rounds        of everything, in turn with the other commit
     """
 

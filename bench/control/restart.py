@@ -16,6 +16,12 @@ from testbed.daemons import Cores
 # As good as for ever: no trace shall be judged for good because nobody waits for it any more.
 _LONG_S = 3600
 
+# What a coordinator keeps by default; one that is configured to keep more is not of an older commit.
+_TRACES_BY_DEFAULT = 16_384
+
+# Of one of these traces, which has some 60.
+_EVIDENCE = 100
+
 # Enough to keep it busy.
 _IN_FLIGHT = 200
 
@@ -46,7 +52,12 @@ class Restart:
 def restart(directory: Path, cores: Cores, program: Path, plan: Plan, traces: int) -> Restart:
     """Have a fleet fire all of a plan of traces that never end, and kill the coordinator."""
     load = Load(0, _IN_FLIGHT, warm_up_s=0, window_s=_LONG_S, is_released=False)
-    with coordinator(directory, cores, linger_s=_LONG_S, missing_linger_s=_LONG_S) as daemon:
+    limits = {}
+    if traces > _TRACES_BY_DEFAULT:
+        limits = {"traces_max": traces, "evidence_max": traces * _EVIDENCE}
+    with coordinator(
+        directory, cores, linger_s=_LONG_S, missing_linger_s=_LONG_S, **limits
+    ) as daemon:
         empty_s = _killed(daemon.kill_daemon)
         with Fleet(program, cores.writer, plan, port_of(daemon), load) as fleet:
             *_, fired = fleet.fire()

@@ -169,10 +169,8 @@ class CoordinatorCore:
         """
         before = self._nodes.named(hello.node)
         replaced = before.session if before is not None else None
-        if self._nodes.is_full_for(hello.node):
-            forgotten = self._nodes.forget_one(self._traversal.has_part)
-            if forgotten is not None:
-                self._outbox.write(DropNode(forgotten.name))
+        while self._nodes.is_full_for(hello.node) and self._forget_node():
+            pass
         node = self._nodes.connect(session, hello, peer)
         if isinstance(node, str):
             self.counters.hellos_refused += 1
@@ -206,6 +204,13 @@ class CoordinatorCore:
         self._probe(node, now_ns)
         self._lifecycle.make_room(now_ns)
         return None
+
+    def _forget_node(self) -> bool:
+        """Forget the node that is gone for longest, and not needed; whether there was one."""
+        forgotten = self._nodes.forget_one(self._traversal.has_part)
+        if forgotten is not None:
+            self._outbox.write(DropNode(forgotten.name))
+        return forgotten is not None
 
     def _put_node(self, node: Node) -> None:
         self._outbox.write(PutNode(node.name, node.addresses, node.stored_incarnation))
@@ -335,6 +340,9 @@ class CoordinatorCore:
         self._traversal.reconfigure(config)
         self._assembly.reconfigure(config)
         self._lifecycle.reconfigure(config)
+        self._nodes.limit = config.nodes_max
+        while self._nodes.has_too_many and self._forget_node():
+            pass
         for node in self._nodes:
             node.bucket = None
 

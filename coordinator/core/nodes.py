@@ -60,11 +60,11 @@ class Nodes:
     """All known nodes, by name, id and session."""
 
     def __init__(self, limit: int, versions: Versions) -> None:
+        self.limit = limit
         self.by_id: dict[NodeId, Node] = {}
         self._gone: dict[NodeId, None] = {}  # longest first
         self._by_session: dict[int, Node] = {}
         self._by_address: dict[NodeId, dict[NodeId, None]] = {}
-        self._limit = limit
         self._versions = versions
 
     def __iter__(self) -> Iterator[Node]:
@@ -78,9 +78,14 @@ class Nodes:
             self._gone[identity] = None
             self.move(node, addresses)
 
+    @property
+    def has_too_many(self) -> bool:
+        """Whether there are more than there may be, of late."""
+        return len(self.by_id) > self.limit
+
     def is_full_for(self, name: str) -> bool:
         """Whether another one has to be forgotten for this name."""
-        return node_id(name) not in self.by_id and len(self.by_id) >= self._limit
+        return node_id(name) not in self.by_id and len(self.by_id) >= self.limit
 
     def forget_one(self, is_needed: Callable[[NodeId], bool]) -> Node | None:
         """Forget the node that is gone for longest, and not needed."""
@@ -129,9 +134,9 @@ class Nodes:
         except Incompatible as error:
             return f"node {hello.node!r} at {host} is refused: {error}"
         if known is None:
-            if len(self.by_id) >= self._limit:
+            if len(self.by_id) >= self.limit:
                 return (
-                    f"node {hello.node!r} at {host} is one more than the {self._limit} names "
+                    f"node {hello.node!r} at {host} is one more than the {self.limit} names "
                     "that this coordinator remembers (nodes_max)"
                 )
             known = self.by_id[identity] = Node(hello.node, identity)

@@ -16,11 +16,18 @@ from protocol.verdicts import VerdictKind
 from runtime.endpoint import Endpoint, OptionalEndpoint, check_listen, is_loopback
 from runtime.endpoint import MetricsSettings as _MetricsSettings
 from runtime.log import Level, LevelName
-from runtime.schema import PATH, RELOADABLE, InvalidValue, Matching, Range, Size
+from runtime.schema import PATH, RELOADABLE, Count, InvalidValue, Matching, Range, Size
 from runtime.settings.allow import AllowSettings
 from runtime.settings.tls import TLS_AND_INSECURE, CoordinatorTlsSettings
 
 COORDINATOR_PROGRAM = "backsight-coordinator"
+
+# What these take in memory, at most, as tests/unit/test_limits.py measures them.
+TRACE_BYTES = 5000
+"""An open trace on three nodes, without its evidence."""
+EVIDENCE_BYTES = 150
+CLOSED_BYTES = 1500
+NODE_BYTES = 2500
 
 Seconds = Annotated[float, Range(0.001, 86400), RELOADABLE]
 
@@ -225,6 +232,11 @@ class Settings:
     memory_bytes: Annotated[int, Size(CHUNK_BYTES_MAX, 1 << 40), RELOADABLE] = 256 << 20
     credit_window_bytes: Annotated[int, Size(64 << 10, 1 << 30), RELOADABLE] = 4 << 20
     slice_bytes_max: Annotated[int, Size(64 << 10, 1 << 40), RELOADABLE] = 256 << 20
+    traces_max: Annotated[int, Count(64, 1 << 20, TRACE_BYTES), RELOADABLE] = 16384
+    # At least what one trace may have.
+    evidence_max: Annotated[int, Count(1 << 18, 1 << 28, EVIDENCE_BYTES), RELOADABLE] = 1 << 21
+    closed_max: Annotated[int, Count(64, 1 << 23, CLOSED_BYTES), RELOADABLE] = 65536
+    nodes_max: Annotated[int, Count(1, 1 << 20, NODE_BYTES), RELOADABLE] = 16384
 
     def __post_init__(self) -> None:
         if self.tls is None:
