@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from appliance.daemon import Daemon
 from appliance.metrics import METRICS, PREFIX
 from protocol.versions import Versions
+from runtime.health import Health
 from runtime.log import Log
 from runtime.main import Configuration, die_with_any_thread, read_arguments, supervise
 from runtime.metrics import serving
@@ -33,9 +34,13 @@ async def _serve(
         daemon = await stack.enter_async_context(
             Daemon(settings, secrets.randbits(64), manager, stored, log, versions)
         )
+        health = Health(daemon.threads)
         await stack.enter_async_context(
             side_service(
-                lambda: serving(settings.metrics.listen, PREFIX, METRICS, daemon.status, log), log
+                lambda: serving(
+                    settings.metrics.listen, PREFIX, METRICS, daemon.status, health, log
+                ),
+                log,
             )
         )
         log.info(f"node {settings.node} serves on {settings.socket}")

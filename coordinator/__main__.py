@@ -48,7 +48,10 @@ async def _serve(
         CoordinatorServer(settings, secrets.randbits(64), log, versions, reading) as server,
         side_service(server.local_door, log),
         side_service(
-            lambda: serving(settings.metrics.listen, PREFIX, METRICS, server.status, log), log
+            lambda: serving(
+                settings.metrics.listen, PREFIX, METRICS, server.status, server.health, log
+            ),
+            log,
         ),
     ):
         log.info(f"serves on {settings.listen}")

@@ -30,6 +30,8 @@ from coordinator.rpc.admission import Admission
 from coordinator.rpc.budget import Budget
 from coordinator.rpc.connections import shut_all
 from coordinator.rpc.guard import Guard
+from coordinator.rpc.health import SERVICE as _HEALTH_SERVICE
+from coordinator.rpc.health import HealthService
 from coordinator.rpc.identity import Role
 from coordinator.rpc.local import LocalDoor
 from coordinator.rpc.nodes import NodeStreams
@@ -40,6 +42,7 @@ from coordinator.store.schema import in_words
 from coordinator.store.writer import Store
 from protocol.messages import CoordinatorMessage, TraceId
 from protocol.versions import OURS, Versions
+from runtime.health import Health
 from runtime.log import Level, Log, MessageId, PeerLog
 from runtime.main import die_if_it_fails
 from runtime.schema import ConfigError
@@ -94,10 +97,11 @@ class CoordinatorServer:
         self._priority_seed = priority_seed(settings)
         config = core_config(settings, self._priority_seed)
         self._closed = StoreReader(settings.store_path)
+        self._stored = self._closed.recover_traces(config.closed_max)
         self._core = CoordinatorCore(
             config,
             incarnation,
-            self._closed.recover_traces(config.closed_max),
+            self._stored,
             self._store.recover_nodes(),
             time.monotonic_ns(),
             versions,
@@ -125,20 +129,23 @@ class CoordinatorServer:
         self._reading = reading
         if reading is not None:
             reading.begin(settings, self._store, self._loop)
+        self.health = Health(self.threads, self._why_not_ready)
         self._submitted = self._durable = 0  # the last tokens
         self._flush_due = False
         self._timer: asyncio.TimerHandle | None = None
         self._recovering: asyncio.Handle | None = None
         self._server = grpc.aio.server(options=listener.options(secured=settings.tls is not None))
-        self._server.add_generic_rpc_handlers((self._handlers(),))
+        for service, handlers in self._services().items():
+            guarded = self._admission.handlers(handlers)
+            handler = grpc.method_handlers_generic_handler(service, guarded)
+            self._server.add_generic_rpc_handlers((handler,))
 
-    def _handlers(self) -> grpc.GenericRpcHandler[Any, Any]:
-        return grpc.method_handlers_generic_handler(
-            _SERVICE,
-            self._admission.handlers(
-                {**self._nodes.handlers(), **self._questions.handlers(self._guard.caller)}
-            ),
-        )
+    def _services(self) -> dict[str, dict[str, grpc.RpcMethodHandler[Any, Any]]]:
+        asked = self._questions.handlers(self._guard.caller)
+        return {
+            _SERVICE: {**self._nodes.handlers(), **asked},
+            _HEALTH_SERVICE: HealthService(self.health, (_SERVICE,)).handlers(),
+        }
 
     def _anonymous(self) -> Role | None:
         """What callers are whom nobody asks who they are, beside nodes."""
@@ -289,11 +296,23 @@ class CoordinatorServer:
         """What must move so that the coordinator does."""
         return {"store": self._store.give_sign}
 
+    def _why_not_ready(self) -> dict[str, str]:
+        reasons = {}
+        if self._core.recovering:
+            reasons["recovery"] = self._recovery_text()
+        if self._store.failed:
+            reasons["store"] = f"cannot be written: {self._store.failed}"
+        return reasons
+
+    def _recovery_text(self) -> str:
+        taken, total = self._stored.taken, self._stored.total
+        return f"{taken} of {total} traces are taken up of what is stored; nodes wait"
+
     def status_text(self) -> str:
         """How the coordinator is, in a line."""
         now = self._core.figures()
         if self._core.recovering:
-            return f"takes up what is stored: {now.traces_open} traces so far; nodes wait"
+            return self._recovery_text()
         return (
             f"{now.nodes_connected} of {now.nodes_known} nodes connected;"
             f" {now.traces_open} traces open, {now.traces_settled} settled;"

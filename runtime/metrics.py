@@ -27,7 +27,9 @@ from prometheus_client.metrics_core import (
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
-from runtime import VERSION
+from runtime import VERSION, health
+from runtime.asking import Hangs, ask_loop
+from runtime.health import Health
 from runtime.http import HttpServer
 from runtime.log import Log
 
@@ -139,31 +141,6 @@ class _Daemon(Collector):
         yield family
 
 
-class Hangs(Exception):
-    """The event loop does not answer in time, or is gone."""
-
-
-def ask_loop(
-    loop: asyncio.AbstractEventLoop, read: Callable[[], Account], timeout_s: float
-) -> Account:
-    """What ``read`` returns on the event loop, for another thread; Hangs if it takes too long."""
-
-    async def on_loop() -> Account:
-        return read()
-
-    asked = on_loop()
-    try:
-        answer = asyncio.run_coroutine_threadsafe(asked, loop)
-    except RuntimeError as error:
-        asked.close()
-        raise Hangs("the daemon ends") from error
-    try:
-        return answer.result(timeout_s)
-    except TimeoutError as error:
-        answer.cancel()
-        raise Hangs(f"the daemon's event loop did not answer within {timeout_s:g} s") from error
-
-
 def application(
     prefix: str,
     table: Sequence[Metric],
@@ -173,17 +150,20 @@ def application(
 ) -> WSGIApplication:
     """Serves ``/metrics``; ``read`` is called on the loop."""
 
+    async def account() -> Account:
+        return read()
+
     def serve(environ: WSGIEnvironment, start_response: StartResponse) -> list[bytes]:
         if environ["PATH_INFO"] != "/metrics":
             start_response("404 Not Found", [("Content-Type", _CONTENT_TYPE_TEXT)])
-            return [b"there is only /metrics\n"]
+            return [b"there is only /metrics, /healthz and /readyz\n"]
         try:
-            account = ask_loop(loop, read, timeout_s)
+            found = ask_loop(loop, account, timeout_s)
         except Hangs as hangs:
             start_response("503 Service Unavailable", [("Content-Type", _CONTENT_TYPE_TEXT)])
             return [f"{hangs}\n".encode()]
         registry = CollectorRegistry()
-        registry.register(_Daemon(prefix, table, account))
+        registry.register(_Daemon(prefix, table, found))
         ProcessCollector(registry=registry)
         encode, content_type = choose_encoder(environ.get("HTTP_ACCEPT", ""))
         start_response("200 OK", [("Content-Type", content_type)])
@@ -197,9 +177,10 @@ def serving(
     prefix: str,
     table: Sequence[Metric],
     read: Callable[[], Account],
+    asked: Health,
     log: Log,
 ) -> contextlib.AbstractContextManager[HttpServer | None]:
-    """Serve the metrics at HOST:PORT while entered, on the running loop; nowhere without an endpoint.
+    """Serve metrics and health at HOST:PORT while entered, on the running loop; nowhere without an endpoint.
 
     OSError if nobody can listen there.
     """
@@ -207,7 +188,8 @@ def serving(
         return contextlib.nullcontext()
     try:
         loop = asyncio.get_running_loop()
-        return HttpServer(endpoint, application(prefix, table, read, loop), log)
+        pages = health.application(asked, application(prefix, table, read, loop), loop)
+        return HttpServer(endpoint, pages, log)
     except OSError as error:
         raise OSError(
             f"metrics.listen: {error}; give it another endpoint, or null to have none"

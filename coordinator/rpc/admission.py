@@ -13,7 +13,7 @@ import grpc
 
 from coordinator.counters import ServerCounters
 from coordinator.rpc.budget import Budget
-from coordinator.rpc.identity import Caller, Role, Unidentified, why_not
+from coordinator.rpc.identity import ANYBODY, Caller, Role, Unidentified, why_not
 from runtime.log import PeerLog
 
 # In quotes: generic for mypy only.
@@ -87,10 +87,12 @@ class Admission:
     @contextlib.asynccontextmanager
     async def _admitted(self, method: str, context: Context) -> AsyncIterator[None]:
         """Let a call in, or end it; and end it when the certificate is over."""
+        caller: Caller | None = None
         try:
             caller = self._who(context)
         except Unidentified as error:
-            await self._refuse(context, grpc.StatusCode.UNAUTHENTICATED, str(error))
+            if method not in ANYBODY:
+                await self._refuse(context, grpc.StatusCode.UNAUTHENTICATED, str(error))
         identity = caller.identity if caller is not None else None
         reason = why_not(identity, method, self._anonymous())
         if reason is not None:

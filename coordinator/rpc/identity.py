@@ -60,6 +60,9 @@ ALLOWED: dict[str, frozenset[Role]] = {
 }
 """Who may call what."""
 
+ANYBODY = frozenset({"Check", "Watch"})
+"""Health: what everybody may call whose certificate is valid, whoever it names, if anybody."""
+
 
 def why_not(identity: Identity | None, method: str, anonymous: Role | None) -> str | None:
     """Why somebody may not call a method; None if it may.
@@ -67,6 +70,8 @@ def why_not(identity: Identity | None, method: str, anonymous: Role | None) -> s
     Identity None: it comes over a network on which nobody is asked who it is. It may be a node,
     and it is ``anonymous`` beside that.
     """
+    if method in ANYBODY:
+        return None
     allowed = ALLOWED.get(method, frozenset())
     roles = " or ".join(sorted(allowed)) or "nobody"
     if identity is None:

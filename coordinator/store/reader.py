@@ -22,10 +22,10 @@ from coordinator.store.rows import (
     Chunks,
     Decompressor,
     SliceRow,
+    StoredTraces,
     put_trigger,
     stored_slice,
     stored_slices,
-    stored_traces,
     stored_verdict,
     trace_key_of,
     verdict_of,
@@ -287,12 +287,9 @@ class StoreReader:
         key = trace_key_of(self.connection, trace)
         return None if key is None else stored_verdict(self.connection, key)
 
-    def recover_traces(self, released_max: int) -> Iterator[StoredTrace]:
-        """All traces in assembly, and the last released ones, oldest first.
-
-        Triggers and chunks of a trace are read when they are asked for.
-        """
-        return stored_traces(self.connection, released_max)
+    def recover_traces(self, released_max: int) -> StoredTraces:
+        """All traces in assembly, and the last released ones, oldest first."""
+        return StoredTraces(self.connection, released_max)
 
     def closed(self, trace: TraceId) -> StoredTrace | None:
         """A closed trace without its triggers and bytes; None if there is none."""

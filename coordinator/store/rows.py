@@ -253,34 +253,47 @@ def stored_nodes(connection: sqlite3.Connection) -> list[PutNode]:
     ]
 
 
-def stored_traces(connection: sqlite3.Connection, released_max: int) -> Iterator[StoredTrace]:
-    """Give out all traces in assembly, and the last so many released ones, oldest first.
+class StoredTraces:
+    """All traces in assembly, and the last so many released ones, oldest first; to be read once.
 
     Triggers and chunks of a trace are read when they are asked for; of a released one no chunks.
     """
-    decompressor = Decompressor()
-    rows = connection.execute(
-        "SELECT key, id, released, verdict, verdict_version, verdict_rest FROM traces"
-        " WHERE released = 0 OR key IN"
-        " (SELECT key FROM traces WHERE released = 1 ORDER BY key DESC LIMIT ?)"
-        " ORDER BY key",
-        (released_max,),
-    ).fetchall()
-    for key, trace, released, *verdict in rows:
-        abandoned = connection.execute(
-            "SELECT trigger_names.name, nodes.name FROM groups"
-            " JOIN trigger_names ON trigger_names.key = trigger JOIN nodes ON nodes.key = abandoned_by"
-            " WHERE primary_trace = ? ORDER BY 1",
-            (key,),
-        )
-        yield StoredTrace(
-            TraceId(trace),
-            Triggers(connection, key),
-            tuple(PutAbandoned(Group(name, TraceId(trace)), node) for name, node in abandoned),
-            tuple(
-                stored_slice(row, () if released else Chunks(connection, row, decompressor))
-                for row in stored_slices(connection, TraceId(trace), key)
-            ),
-            verdict_of(*verdict),
-            bool(released),
-        )
+
+    def __init__(self, connection: sqlite3.Connection, released_max: int) -> None:
+        self._connection = connection
+        self._released_max = released_max
+        self.total = 0
+        """How many there are, once the first was asked for."""
+        self.taken = 0
+
+    def __iter__(self) -> Iterator[StoredTrace]:
+        connection = self._connection
+        decompressor = Decompressor()
+        rows = connection.execute(
+            "SELECT key, id, released, verdict, verdict_version, verdict_rest FROM traces"
+            " WHERE released = 0 OR key IN"
+            " (SELECT key FROM traces WHERE released = 1 ORDER BY key DESC LIMIT ?)"
+            " ORDER BY key",
+            (self._released_max,),
+        ).fetchall()
+        self.total = len(rows)
+        for key, trace, released, *verdict in rows:
+            abandoned = connection.execute(
+                "SELECT trigger_names.name, nodes.name FROM groups"
+                " JOIN trigger_names ON trigger_names.key = trigger"
+                " JOIN nodes ON nodes.key = abandoned_by"
+                " WHERE primary_trace = ? ORDER BY 1",
+                (key,),
+            )
+            yield StoredTrace(
+                TraceId(trace),
+                Triggers(connection, key),
+                tuple(PutAbandoned(Group(name, TraceId(trace)), node) for name, node in abandoned),
+                tuple(
+                    stored_slice(row, () if released else Chunks(connection, row, decompressor))
+                    for row in stored_slices(connection, TraceId(trace), key)
+                ),
+                verdict_of(*verdict),
+                bool(released),
+            )
+            self.taken += 1

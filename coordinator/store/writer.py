@@ -90,7 +90,8 @@ class Store:
         self._closing = False
         self._tries_again = True
         self._thread = threading.Thread(target=self._run, name="store")
-        self._failed = ""  # why the last write did
+        self.failed = ""
+        """Why the last write did; for any thread."""
         self._wakes: list[Callable[[], None]] = []
         self._followed: dict[str, int] = {}
         self._trimmed = 0
@@ -255,9 +256,9 @@ class Store:
 
     def _say_failed(self, why: str) -> None:
         """Once, not with each attempt; empty: it works."""
-        if why == self._failed:
+        if why == self.failed:
             return
-        self._failed = why
+        self.failed = why
         if why:
             self._log.error(
                 f"{self._path}: cannot write, will try again: {why}."

@@ -18,6 +18,7 @@ from typing import Any
 
 import backsight_pb2 as pb
 import grpc
+import health_pb2 as health
 import pytest
 
 from coordinator.rpc.identity import ALLOWED, Role
@@ -197,6 +198,29 @@ def test_a_node_says_the_name_in_its_certificate_or_is_refused(world: World) -> 
             )
             assert here.counters.not_permitted == 2
             assert [view.node for view in here._core.nodes(0)] == ["n1"]
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("who", ["node/n1", "viewer/v", "somebody"])
+def test_health_is_told_to_every_certificate_and_to_nobody_without(world: World, who: str) -> None:
+    directory = world.issued(who)
+
+    async def asked(channel: grpc.aio.Channel) -> int:
+        call = channel.unary_unary(
+            "/grpc.health.v1.Health/Check", None, health.HealthCheckResponse.FromString
+        )
+        answer: health.HealthCheckResponse = await call(b"", timeout=20)
+        return answer.status
+
+    async def run() -> None:
+        async with world.serving():
+            async with world.channel(directory) as channel:
+                assert await asked(channel) == health.HealthCheckResponse.SERVING
+            async with world.channel(None) as channel:
+                with pytest.raises(grpc.aio.AioRpcError) as caught:
+                    await asked(channel)
+            assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
 
     asyncio.run(run())
 

@@ -50,6 +50,7 @@ BUILT = {
     "backsight": "native",
     "backsight_pb2": "protocol",
     "backsight_pb2_grpc": "protocol",
+    "health_pb2": "protocol",
     "perfetto_pb2": "formats",
     "rpc_status_pb2": "formats",
     "opentelemetry.proto": "formats",

@@ -30,6 +30,7 @@ from counting.histogram import Histogram
 from protocol import wire
 from protocol.messages import Group, Hello, TraceId, TriggerFired
 from runtime import VERSION
+from runtime.health import Health
 from runtime.http import HttpServer
 from runtime.metrics import Account, Metric, application, serving
 from runtime.service_manager import ServiceManager
@@ -125,7 +126,7 @@ def scraped(prefix: str, table: tuple[Metric, ...], account: Account, accept: st
     """The account as it is served."""
 
     async def run() -> str:
-        with serving("127.0.0.1:0", prefix, table, lambda: account, SILENT) as server:
+        with serving("127.0.0.1:0", prefix, table, lambda: account, Health({}), SILENT) as server:
             assert server is not None
             status, text = await asyncio.to_thread(get, server.port, "/metrics", accept)
             assert status == 200
@@ -302,7 +303,7 @@ def test_a_daemon_that_has_ended_answers_503() -> None:
 
 def test_there_is_only_metrics() -> None:
     async def run() -> None:
-        with serving("127.0.0.1:0", "x", (), dict, SILENT) as server:
+        with serving("127.0.0.1:0", "x", (), dict, Health({}), SILENT) as server:
             assert server is not None
             assert (await asyncio.to_thread(get, server.port, "/"))[0] == 404
 
@@ -311,13 +312,13 @@ def test_there_is_only_metrics() -> None:
 
 @pytest.mark.parametrize("endpoint", ["", None])
 def test_no_endpoint_no_server(endpoint: str | None) -> None:
-    with serving(endpoint, "x", (), dict, SILENT) as server:
+    with serving(endpoint, "x", (), dict, Health({}), SILENT) as server:
         assert server is None
 
 
 def test_a_port_in_use_says_which_key_names_it() -> None:
     async def run(port: int) -> None:
-        with serving(f"127.0.0.1:{port}", "x", (), dict, SILENT):
+        with serving(f"127.0.0.1:{port}", "x", (), dict, Health({}), SILENT):
             pass
 
     with socket.create_server(("127.0.0.1", 0)) as taken:
