@@ -55,6 +55,7 @@ from protocol.messages import (
 from protocol.versions import OURS, Versions
 from protocol.wire import Opening
 from runtime.log import Level, Log
+from runtime.loop_lag import LAG_BOUNDS_S, watch_loop
 from runtime.main import die_if_it_fails
 from runtime.schema import ConfigError
 from runtime.service_manager import ServiceManager, StoredFd
@@ -158,6 +159,7 @@ class Daemon:
             self._clients.user_of,
         )
         self._pick_up = Histogram(_PICK_UP_BOUNDS_S)
+        self._loop_lag = Histogram(LAG_BOUNDS_S)
         self._pump = Pump(self._dataplane, self._on_events, self._clients.events_done)
         self._uplink: Uplink | None = None
         self._was_welcomed = False
@@ -213,8 +215,8 @@ class Daemon:
                 self._timer.cancel()
 
     async def run(self) -> None:
-        """Talk to the coordinator and look at the machine, until cancelled."""
-        runs = [self._machine.run()]
+        """Talk to the coordinator, look at the machine and at the loop, until cancelled."""
+        runs = [self._machine.run(), watch_loop(self._loop_lag.observe)]
         if self._uplink is not None:
             runs.append(self._uplink.run())
         await asyncio.gather(*runs)
@@ -489,6 +491,7 @@ class Daemon:
             "polls": self._pump.polls,
             "events_waiting": self._pump.events_waiting,
             "pick_up": dataclasses.asdict(self._pick_up),
+            "loop_lag": dataclasses.asdict(self._loop_lag),
         }
 
     def peek(self, trace: TraceId) -> Peek:

@@ -239,6 +239,13 @@ METRICS = (
     ),
     Metric("polls_total", "Times that the data plane looked for work.", "polls"),
     Metric(
+        "loop_lag_seconds",
+        "How late a timer of the event loop fires, of which there is one a second: for so long"
+        " nothing else was done either.",
+        "loop_lag",
+        histogram=True,
+    ),
+    Metric(
         "marks_dropped_total",
         "Triggered traces let go of early, since they were too many.",
         "core/marks_dropped",

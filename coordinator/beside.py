@@ -23,6 +23,21 @@ CREATE TABLE position (store_id TEXT NOT NULL, number INTEGER NOT NULL);
 """
 
 
+def journal_bytes(store: Path) -> dict[str, int]:
+    """How large the journals of the store and of the files beside it are; 0 where nobody has one open."""
+    databases = {name: path_beside(store, name) for name in ("index", "exports")}
+    return {
+        name: _size(Path(f"{path}-wal")) for name, path in {"traces": store, **databases}.items()
+    }
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
 class Beside:
     """A database of its own, made anew if it is broken, of another version, or of another store.
 

@@ -3,7 +3,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import enum
+from dataclasses import dataclass, field
+
+
+class Deleted(enum.StrEnum):
+    """Why the store deleted a trace."""
+
+    AGE = "age"
+    BYTES = "bytes"
+    DISK_FULL = "disk_full"
 
 
 @dataclass(slots=True)
@@ -27,7 +36,13 @@ class ServerCounters:
 class StoreCounters:
     """What the store could not do, or not keep, since its start. They only rise."""
 
-    traces_deleted: int = 0  # for the bounds
+    deleted: dict[str, int] = field(default_factory=lambda: dict.fromkeys(Deleted, 0))
+    """Traces, by why."""
     bytes_cut: int = 0  # not stored, since what comes before them was deleted
     writes_failed: int = 0  # and tried again
     disk_full: int = 0  # times that room was made within the file
+
+    @property
+    def traces_deleted(self) -> int:
+        """For whatever reason."""
+        return sum(self.deleted.values())

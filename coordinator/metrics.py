@@ -185,8 +185,21 @@ METRICS = (
     ),
     Metric(
         "traces_deleted_total",
-        "Traces deleted to keep the store within bytes_max and age_max_s.",
-        "store/traces_deleted",
+        "Traces deleted, by why: older than age_max_s, for bytes_max, or for those that come where the"
+        " disk is full.",
+        "store/deleted/{reason}",
+    ),
+    Metric(
+        "store_commit_seconds",
+        "How long transactions of what nodes say took, with the wait for the disk.",
+        "commit",
+        histogram=True,
+    ),
+    Metric(
+        "journal_bytes",
+        "Size of the journals (WAL) beside the store's file, and beside those of the index and of"
+        " exports.",
+        "journal_bytes/{of}",
     ),
     Metric(
         "store_bytes_cut_total",
@@ -207,6 +220,13 @@ METRICS = (
         "store_has_reserve",
         "1: the disk has room for the file that is given up when it is full.",
         "store_has_reserve",
+    ),
+    Metric(
+        "loop_lag_seconds",
+        "How late a timer of the event loop fires, of which there is one a second: for so long"
+        " nothing else was done either.",
+        "loop_lag",
+        histogram=True,
     ),
     # The process that reads the store.
     Metric(

@@ -20,6 +20,7 @@ from typing import Any, Self
 
 import grpc
 
+from coordinator.beside import journal_bytes
 from coordinator.core.coordinator import CoordinatorCore
 from coordinator.core.records import PutVerdict, StoredTrace, Write
 from coordinator.counters import ServerCounters
@@ -40,10 +41,12 @@ from coordinator.settings import core_config, policy, store_limits
 from coordinator.store.reader import StoreReader
 from coordinator.store.schema import in_words
 from coordinator.store.writer import Store
+from counting.histogram import Histogram
 from protocol.messages import CoordinatorMessage, TraceId
 from protocol.versions import OURS, Versions
 from runtime.health import Health
 from runtime.log import Level, Log, MessageId, PeerLog
+from runtime.loop_lag import LAG_BOUNDS_S, watch_loop
 from runtime.main import die_if_it_fails
 from runtime.schema import ConfigError
 from runtime.settings.coordinator import NOBODY, Settings
@@ -129,6 +132,7 @@ class CoordinatorServer:
         self._reading = reading
         if reading is not None:
             reading.begin(settings, self._store, self._loop)
+        self._loop_lag = Histogram(LAG_BOUNDS_S)
         self.health = Health(self.threads, self._why_not_ready)
         self._submitted = self._durable = 0  # the last tokens
         self._flush_due = False
@@ -334,9 +338,10 @@ class CoordinatorServer:
         self._changed()
 
     async def run(self) -> None:
-        """Look at connections, and take certificates up when they change; the rest is callbacks."""
+        """Look at connections and the loop, and take certificates up when they change; the rest is callbacks."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._budget.watch(lambda: self._port))
+            tasks.create_task(watch_loop(self._loop_lag.observe))
             while self._guard.files is not None:
                 await asyncio.sleep(LOOK_EVERY_S)  # nothing tells
                 self._guard.look()
@@ -375,6 +380,9 @@ class CoordinatorServer:
             },
             "traversal": dataclasses.asdict(self._core.traversal_s),
             "verdict": dataclasses.asdict(self._core.verdict_s),
+            "commit": dataclasses.asdict(self._store.commit_s),
+            "journal_bytes": journal_bytes(self._settings.store_path),
+            "loop_lag": dataclasses.asdict(self._loop_lag),
         }
 
 

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from coordinator.counters import StoreCounters
+from coordinator.counters import Deleted, StoreCounters
 from coordinator.store.tables import Tables
 from runtime.log import Log
 
@@ -163,7 +163,7 @@ class Retention:
         # Twice what came at least, so that it gets less, however much comes.
         must = max(limit, self.stored_bytes - 2 * grown_bytes)
         while self.stored_bytes > (must if self._others_wait() else target):
-            if not self.delete_oldest(enough_bytes=target):
+            if not self.delete_oldest(Deleted.BYTES, enough_bytes=target):
                 break
 
     def _look_after_age(self, now_s: float) -> None:
@@ -172,7 +172,7 @@ class Retention:
             self._bound_pages(_PAGES_MAX)
         with self._transaction():
             self._age.put()
-        while self.delete_oldest(born_before_s=now_s - self.limits.age_max_s):
+        while self.delete_oldest(Deleted.AGE, born_before_s=now_s - self.limits.age_max_s):
             if self._others_wait():
                 self._age_checked_s = -AGE_CHECK_S  # the rest after them
                 break
@@ -185,16 +185,16 @@ class Retention:
         """
         self._reserve.give_up()
         self._counters.disk_full += 1
-        deleted = self._counters.traces_deleted
+        before = self._counters.deleted[Deleted.DISK_FULL]
         self._checkpoint()
         self._bound_pages(1)  # at least as many as there are, so as many
         self.has_reserve = self._reserve.hold()
         target = self._tables.used_bytes() + self._tables.free_bytes() - _ROOM_WHEN_FULL_BYTES
         while self._tables.free_bytes() < _ROOM_WHEN_FULL_BYTES:
-            if not self.delete_oldest(enough_bytes=target):
+            if not self.delete_oldest(Deleted.DISK_FULL, enough_bytes=target):
                 break
             self._checkpoint()
-        deleted = self._counters.traces_deleted - deleted
+        deleted = self._counters.deleted[Deleted.DISK_FULL] - before
         if deleted:
             self._log.warning(
                 f"{self._path}: the disk is full; deleted the {deleted} oldest traces for those that"
@@ -210,7 +210,9 @@ class Retention:
         """Take the log into the file, so that it begins anew where it has room already."""
         self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
 
-    def delete_oldest(self, *, born_before_s: float | None = None, enough_bytes: int = 0) -> bool:
+    def delete_oldest(
+        self, why: Deleted, *, born_before_s: float | None = None, enough_bytes: int = 0
+    ) -> bool:
         """Delete the oldest released traces, for a moment; whether there were any.
 
         Fewer if no more than ``enough_bytes`` are left then.
@@ -223,7 +225,7 @@ class Retention:
                 deleted += 1
                 if self._tables.used_bytes() <= enough_bytes or time.monotonic() >= until_s:
                     break
-        self._counters.traces_deleted += deleted
+        self._counters.deleted[why] += deleted
         self.stored_bytes = self._tables.used_bytes()
         return bool(deleted)
 

@@ -16,6 +16,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import TracesData
 
 from coordinator.core.records import AppendSlice, PutReleased, PutVerdict
 from coordinator.core.verdict import Verdict
+from coordinator.counters import Deleted
 from coordinator.otlp_export import exporter
 from coordinator.otlp_export.exporter import Exporter, requests_of
 from coordinator.otlp_export.queue import Exported
@@ -486,7 +487,7 @@ def test_what_the_store_deleted_is_not_tried_again(store_path: Path) -> None:
         here.close_trace(first, {"edge": FRONT})
         assert here.exporter.work(reader) == 5.0
         here.close_trace(second, {"edge": FRONT})
-        here.driver.store.retention.delete_oldest(enough_bytes=1 << 60)
+        here.driver.store.retention.delete_oldest(Deleted.BYTES, enough_bytes=1 << 60)
         assert here.exporter.work(reader) == 0
         assert picky.sent == [[first], [second]]
         assert here.exporter.work(reader) is None

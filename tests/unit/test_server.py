@@ -442,7 +442,7 @@ def test_what_was_refused_can_be_asked_for(
             assert await asyncio.to_thread(main, [*ask, "--json"]) == 0
             counters = json.loads(capsys.readouterr().out)
             assert counters["server.malformed"] == 1
-            assert counters["core.hellos_refused"] == counters["store.traces_deleted"] == 0
+            assert counters["core.hellos_refused"] == counters["store.deleted.age"] == 0
             assert await asyncio.to_thread(main, ask) == 0
             assert "server.malformed                         1" in capsys.readouterr().out
 

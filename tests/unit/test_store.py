@@ -39,6 +39,7 @@ from coordinator.core.records import (
     Write,
 )
 from coordinator.core.verdict import Reason, ReasonKind, Verdict
+from coordinator.counters import Deleted
 from coordinator.store.reader import StoreReader, TraceRow, Wanted
 from coordinator.store.retention import StoreLimits
 from coordinator.store.rows import SliceRow
@@ -566,7 +567,7 @@ def test_a_verdict_again_is_for_what_has_none(tmp_path: Path) -> None:
             assert row is not None
             assert row.verdict == VERDICT
             assert reader.trace(T2) is None
-        here.store.retention.delete_oldest()
+        here.store.retention.delete_oldest(Deleted.BYTES)
         here.write(PutTrigger("a", fired), PutVerdictAgain(T1, again), PutReleased(T1))
         with StoreReader(path) as reader:
             row = reader.trace(T1)
@@ -713,7 +714,7 @@ def test_to_delete_a_trace_costs_no_more_where_there_are_many(tmp_path: Path) ->
         store = Driver(path, ROOMY, Clock()).store
         done: list[None] = []
         store._connection.set_progress_handler(partial(done.append, None), 10)
-        assert store.retention.delete_oldest(enough_bytes=1 << 60)  # one
+        assert store.retention.delete_oldest(Deleted.BYTES, enough_bytes=1 << 60)  # one
         steps.append(len(done))
         store._connection.close()
     assert steps[1] < 3 * steps[0]
