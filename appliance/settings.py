@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from appliance.core.config import NodeConfig, TriggerLimits, TriggerPolicy
 from appliance.quotas import Quota, Quotas
+from runtime import VERSION
 from runtime.settings.node import PolicySettings, Settings
 from runtime.unix_socket import Allowed
 
@@ -28,6 +29,7 @@ def core_config(settings: Settings) -> NodeConfig:
     triggers, report = settings.triggers, settings.report
     return NodeConfig(
         node=settings.node,
+        software=VERSION,
         cluster_seed=settings.cluster_seed,
         limits=TriggerLimits(
             triggers.per_process_per_s,

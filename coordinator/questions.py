@@ -235,6 +235,7 @@ class Questions:
         context: grpc.aio.ServicerContext[bytes, pb.NodeStatus],
     ) -> AsyncIterator[pb.NodeStatus]:
         await self._question(pb.ListNodesRequest(), data, context)
+        now_ns = time.time_ns()
         for view in self._core.nodes(time.monotonic_ns()):
             yield pb.NodeStatus(
                 node=view.node,
@@ -245,6 +246,10 @@ class Questions:
                 clock_error_ns=view.clock.error_ns if view.clock else 0,
                 protocol=view.agreed.protocol if view.agreed else 0,
                 features=int(view.agreed.features) if view.agreed else 0,
+                peer=view.peer,
+                seen_ns=now_ns - view.gone_ns,
+                software=view.software,
+                identity=view.identity,
             )
 
     async def _get_counters(

@@ -24,16 +24,17 @@ from coordinator.beside import journal_bytes
 from coordinator.core.coordinator import CoordinatorCore
 from coordinator.core.records import PutVerdict, StoredTrace, Write
 from coordinator.counters import ServerCounters
+from coordinator.operations import Operations
 from coordinator.questions import Questions
 from coordinator.reading import NO_STATUS, Reading
 from coordinator.rpc import listener
-from coordinator.rpc.admission import Admission
+from coordinator.rpc.admission import Admission, Context
 from coordinator.rpc.budget import Budget
 from coordinator.rpc.connections import shut_all
 from coordinator.rpc.guard import Guard
 from coordinator.rpc.health import SERVICE as _HEALTH_SERVICE
 from coordinator.rpc.health import HealthService
-from coordinator.rpc.identity import Role
+from coordinator.rpc.identity import Caller, Role
 from coordinator.rpc.local import LocalDoor
 from coordinator.rpc.nodes import NodeStreams
 from coordinator.seed import priority_seed
@@ -129,6 +130,7 @@ class CoordinatorServer:
             self._last_written,
             self.counted,
         )
+        self._operations = Operations(self._core, self._guard, self._last_written, log)
         self._reading = reading
         if reading is not None:
             reading.begin(settings, self._store, self._loop)
@@ -145,11 +147,16 @@ class CoordinatorServer:
             self._server.add_generic_rpc_handlers((handler,))
 
     def _services(self) -> dict[str, dict[str, grpc.RpcMethodHandler[Any, Any]]]:
-        asked = self._questions.handlers(self._guard.caller)
         return {
-            _SERVICE: {**self._nodes.handlers(), **asked},
+            _SERVICE: {**self._nodes.handlers(), **self._asked(self._guard.caller)},
             _HEALTH_SERVICE: HealthService(self.health, (_SERVICE,)).handlers(),
         }
+
+    def _asked(
+        self, who: Callable[[Context], Caller | None]
+    ) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
+        """What people call."""
+        return {**self._questions.handlers(who), **self._operations.handlers()}
 
     def _anonymous(self) -> Role | None:
         """What callers are whom nobody asks who they are, beside nodes."""
@@ -165,7 +172,7 @@ class CoordinatorServer:
             Path(path),
             lambda: self._settings.access,
             _SERVICE,
-            self._questions.handlers,
+            self._asked,
             self.counters,
             self._log,
         )
@@ -241,6 +248,7 @@ class CoordinatorServer:
     def _on_durable(self, token: int) -> None:
         self._durable = token
         self._questions.on_durable(token)
+        self._operations.on_durable(token)
         self._core.on_durable(token, time.monotonic_ns())
         self._changed()
 
@@ -309,8 +317,8 @@ class CoordinatorServer:
         return reasons
 
     def _recovery_text(self) -> str:
-        taken, total = self._stored.taken, self._stored.total
-        return f"{taken} of {total} traces are taken up of what is stored; nodes wait"
+        taken, share = self._stored.taken, self._stored.share
+        return f"takes up what is stored: {taken} traces, {share:.0%} of all, so far; nodes wait"
 
     def status_text(self) -> str:
         """How the coordinator is, in a line."""

@@ -31,6 +31,7 @@ def core_config(settings: Settings, priority_seed: int) -> CoordinatorConfig:
         provisional_ns=_ns(settings.provisional_s),
         linger_ns=_ns(settings.linger_s),
         missing_linger_ns=_ns(settings.missing_linger_s),
+        node_expiry_ns=_ns(settings.node_expiry_s),
         memory_bytes=settings.memory_bytes,
         credit_window_bytes=settings.credit_window_bytes,
         slice_bytes_max=settings.slice_bytes_max,

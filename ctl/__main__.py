@@ -26,7 +26,7 @@ from ctl.making import make_authority, make_client, make_coordinator
 from ctl.node import NodeClient
 from ctl.progress import progress_bar
 from ctl.trace import Json, summary_json, trace_view
-from ctl.waterfall import cut, milliseconds, waterfall
+from ctl.waterfall import ago, cut, milliseconds, waterfall
 from formats.stamped import StampedTrace, stamped
 from protocol.messages import TraceId
 from protocol.wire import parse_trace_id
@@ -216,11 +216,18 @@ def _export(arguments: argparse.Namespace) -> int:
     return 0
 
 
-_NODES_HEADING = f"{'NODE':<40} {'STATE':<10} {'PROTOCOL':<8} {'CLOCK':<28} ADDRESSES"
+_NODES_HEADING = (
+    f"{'NODE':<40} {'SEEN':<12} {'VERSION':<10} {'PROTOCOL':<8} {'CLOCK':<28} ADDRESSES, IDENTITY"
+)
 
 
 def _nodes(arguments: argparse.Namespace) -> int:
     with CoordinatorClient(arguments.coordinator, arguments.tls) as coordinator:
+        if arguments.forget is not None:
+            coordinator.forget_node(arguments.forget)
+            if arguments.json:
+                _print_json({"forgotten": arguments.forget})
+            return 0
         nodes = coordinator.nodes()
     _print_heading(arguments, _NODES_HEADING)
     for node in nodes:
@@ -230,6 +237,10 @@ def _nodes(arguments: argparse.Namespace) -> int:
                     "node": node.node,
                     "node_id": f"{node.node_id:016x}",
                     "connected": node.connected,
+                    "seen_ns": node.seen_ns,
+                    "version": node.software,
+                    "identity": node.identity,
+                    "peer": node.peer,
                     "addresses": list(node.addresses),
                     "clock_offset_ns": node.clock_offset_ns,
                     "clock_error_ns": node.clock_error_ns,
@@ -238,18 +249,26 @@ def _nodes(arguments: argparse.Namespace) -> int:
                 }
             )
         else:
-            clock = (
-                f"{node.clock_offset_ns / 1e6:+.3f} ms +- {node.clock_error_ns / 1e6:.3f} ms"
-                if node.clock_error_ns
-                else "not measured"
-            )
-            state = "connected" if node.connected else "gone"
-            protocol = node.protocol or "-"
-            addresses = printable(" ".join(node.addresses))
-            print(f"{printable(node.node):<40} {state:<10} {protocol:<8} {clock:<28} {addresses}")
+            print(_node_line(node))
     if not nodes and not arguments.json:
         sys.stderr.write("backsightctl: no node has connected to this coordinator\n")
     return 0
+
+
+def _node_line(node: pb.NodeStatus) -> str:
+    clock = (
+        f"{node.clock_offset_ns / 1e6:+.3f} ms +- {node.clock_error_ns / 1e6:.3f} ms"
+        if node.clock_error_ns
+        else "not measured"
+    )
+    seen = "connected" if node.connected else f"{ago(time.time_ns() - node.seen_ns)} ago"
+    version = printable(node.software) or "-"
+    # Where it is connected from, if it says no address.
+    where = " ".join(node.addresses) or node.peer
+    return (
+        f"{printable(node.node):<40} {seen:<12} {version:<10} {node.protocol or '-':<8} {clock:<28}"
+        f" {printable(' '.join(filter(None, (where, node.identity))))}"
+    )
 
 
 def _status(arguments: argparse.Namespace) -> int:

@@ -135,7 +135,10 @@ def argument_parser(description: str) -> argparse.ArgumentParser:
         asks=("coordinator", "node"),
     )
     show.add_argument("trace", help="32 hex digits")
-    command("nodes", "the nodes that the coordinator knows")
+    nodes = command("nodes", "the nodes that the coordinator knows")
+    nodes.add_argument(
+        "--forget", metavar="NAME", help="forget this one, which is gone for good, instead"
+    )
     command("counters", "what the coordinator counted since its start")
     command("status", "the node on this machine", asks=("node",))
     config = commands.add_parser("config", help="configuration files of the daemons")

@@ -102,6 +102,13 @@ class CoordinatorClient:
         except grpc.RpcError as error:
             raise self._failure(error) from error
 
+    def forget_node(self, name: str) -> None:
+        """Have the coordinator forget a node that is gone."""
+        try:
+            self._stub.ForgetNode(pb.ForgetNodeRequest(node=name), timeout=_TIMEOUT_S)
+        except grpc.RpcError as error:
+            raise self._failure(error) from error
+
     def counters(self) -> dict[str, int]:
         """What the coordinator counted since its start, by part and name."""
         try:

@@ -41,6 +41,15 @@ def milliseconds(duration_ns: int) -> str:
     )
 
 
+def ago(duration_ns: int) -> str:
+    """How long something lasts, in the largest unit of which that is two or more."""
+    seconds = max(0, duration_ns) // 10**9
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds // size} {unit}"
+    return f"{seconds} s"
+
+
 def cut(text: str, width: int) -> str:
     """The text in so many columns, made printable: a name may hold anything."""
     text = printable(_LINE_BREAKS.sub(" ", text))

@@ -53,6 +53,7 @@ NODE_NAME_BYTES_MAX = 63
 SERVICE_BYTES_MAX = 63
 POLICY_RULES_MAX = 256
 OPERATION_BYTES_MAX = 255
+SOFTWARE_BYTES_MAX = 32
 SNAPSHOT_TRIGGER = "snapshot"
 """Triggers of snapshots are named so, and the number of the snapshot after a dot."""
 
@@ -113,6 +114,8 @@ class Hello:
     incarnation: int
     addresses: tuple[str, ...] = ()
     versions: Versions = OURS
+    software: str = ""
+    """Which Backsight it is, for operators; nothing is decided by it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,7 @@ from protocol.messages import (
     OPERATION_BYTES_MAX,
     POLICY_RULES_MAX,
     SERVICE_BYTES_MAX,
+    SOFTWARE_BYTES_MAX,
     TRIGGER_NAME_BYTES_MAX,
     WHY_BYTES_MAX,
     Abandoned,
@@ -237,6 +238,7 @@ def _checked_hello(m: Hello) -> Hello:
     # Below 1, or the wrong way round, it would be no window.
     _protocol("hello.protocol_oldest", m.versions.oldest, m.versions.newest)
     _integer("hello.features", int(m.versions.features), _UINT64_MAX)
+    _text("hello.software", m.software, SOFTWARE_BYTES_MAX)
     return m
 
 
@@ -327,6 +329,7 @@ def _node_message_out(message: NodeMessage) -> pb.NodeMessage:
                     node=message.node,
                     incarnation=message.incarnation,
                     addresses=message.addresses,
+                    software=message.software,
                 )
             )
         case TriggerFired():
@@ -397,7 +400,13 @@ def _node_message_in(message: pb.NodeMessage) -> NodeMessage | Unknown:
             oldest = hello.protocol_oldest or hello.protocol
             versions = Versions(oldest, hello.protocol, Feature(hello.features))
             return _checked_hello(
-                Hello(hello.node, hello.incarnation, tuple(hello.addresses), versions)
+                Hello(
+                    hello.node,
+                    hello.incarnation,
+                    tuple(hello.addresses),
+                    versions,
+                    hello.software,
+                )
             )
         case "trigger_fired":
             fired = message.trigger_fired

@@ -61,7 +61,7 @@ class NodeConfig:
     ``groups_per_trace_max`` is how many triggers one trace is collected under, as primary
     or lateral: whatever happens to it concerns all of them.
     ``status_interval_ns`` is the least time between two statuses of a trace
-    that say no more than that it grew.
+    that say no more than that it grew. ``software`` is which Backsight it is, for operators.
     """
 
     node: str
@@ -79,6 +79,7 @@ class NodeConfig:
     trigger_names_max: int = 256
     chunk_bytes: int = 64 << 10
     status_interval_ns: int = 50_000_000
+    software: str = ""
 
     def __post_init__(self) -> None:
         if not 0 < self.chunk_bytes <= CHUNK_BYTES_MAX:

@@ -221,7 +221,13 @@ class NodeCore:
         self._now_ns = now_ns
         self._forget_control()
         self._connected = True
-        self._hello_due = Hello(self._config.node, self._incarnation, addresses, self._versions)
+        self._hello_due = Hello(
+            self._config.node,
+            self._incarnation,
+            addresses,
+            self._versions,
+            self._config.software,
+        )
 
     def on_control_lost(self, now_ns: int) -> None:
         """A Control stream ended, or could not be had."""

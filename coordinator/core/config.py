@@ -31,6 +31,8 @@ class CoordinatorConfig:
       clock_probe_interval_ns  between two probes of a node's clock. Crystals
                           drift by tens of microseconds in a minute, which is
                           less than what a probe can tell
+      node_expiry_ns      a node that is gone for so long is forgotten, unless a trace in
+                          memory names it
 
     How much
       memory_bytes        slice bytes received, or allowed by credit to come,
@@ -66,6 +68,7 @@ class CoordinatorConfig:
     provisional_ns: int = 10 * NS_PER_S
     linger_ns: int = 30 * NS_PER_S
     missing_linger_ns: int = 300 * NS_PER_S
+    node_expiry_ns: int = 7 * 86400 * NS_PER_S
     clock_probe_interval_ns: int = 60 * NS_PER_S
 
     memory_bytes: int = 256 << 20

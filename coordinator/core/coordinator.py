@@ -37,7 +37,7 @@ from coordinator.core.figures import (
 from coordinator.core.groups import OF_A_PROCESS
 from coordinator.core.lifecycle import NOBODY, Lifecycle
 from coordinator.core.memory import FIRING_BYTES, Memory
-from coordinator.core.nodes import Node, Nodes
+from coordinator.core.nodes import Forgotten, Node, Nodes
 from coordinator.core.outbox import BytesDurable, Closed, Outbox, Say
 from coordinator.core.policy import Policies
 from coordinator.core.records import (
@@ -86,6 +86,10 @@ from protocol.versions import OURS, Versions
 
 __all__ = ["CoordinatorConfig", "CoordinatorCore"]
 
+
+# Nodes that were connected when the coordinator ended, and were not heard of as gone, come back
+# sooner. As often expiry is looked at.
+EXPIRY_GRACE_NS = 60_000_000_000
 
 # A node that sets its clock all the time is asked no more often.
 CLOCK_STEPPED_PROBE_NS = 1_000_000_000
@@ -136,7 +140,9 @@ class CoordinatorCore:
         self._probe_timers: Timers[NodeId] = Timers()
 
         for known in known_nodes:
-            self._nodes.remember(known.node, known.addresses, known.incarnation)
+            gone_ns = now_ns - min(known.gone_ns, config.node_expiry_ns - EXPIRY_GRACE_NS)
+            self._nodes.remember(known.node, known.addresses, known.incarnation, gone_ns)
+        self._expire_ns = now_ns + EXPIRY_GRACE_NS
         self._recovery: Recovery | None = Recovery(
             recovered,
             self._traversal,
@@ -161,9 +167,9 @@ class CoordinatorCore:
     # ---------------------------------------------------------- facts in
 
     def on_node_connected(
-        self, session: int, hello: Hello, peer: str, now_ns: int
+        self, session: int, hello: Hello, peer: str, now_ns: int, identity: str = ""
     ) -> Refused | None:
-        """A Control stream opened with a Hello. ``peer``: its address, in words.
+        """A Control stream opened with a Hello. ``peer``: its address, ``identity``: its certificate's, in words.
 
         What the node is told if it is not taken in.
         """
@@ -171,7 +177,7 @@ class CoordinatorCore:
         replaced = before.session if before is not None else None
         while self._nodes.is_full_for(hello.node) and self._forget_node():
             pass
-        node = self._nodes.connect(session, hello, peer)
+        node = self._nodes.connect(session, hello, peer, identity)
         if isinstance(node, str):
             self.counters.hellos_refused += 1
             refused = Refused(node)
@@ -205,9 +211,28 @@ class CoordinatorCore:
         self._lifecycle.make_room(now_ns)
         return None
 
-    def _forget_node(self) -> bool:
+    def forget_node(self, name: str) -> Forgotten:
+        """Forget a node that an operator names, if it is gone and nothing in memory names it."""
+        node = self._nodes.named(name)
+        if node is None:
+            return Forgotten.UNKNOWN
+        if node.session is not None or node.stream is not None:
+            return Forgotten.CONNECTED
+        if self._traversal.has_part(node.id):
+            return Forgotten.NEEDED
+        self._nodes.forget(node)
+        self._outbox.write(DropNode(name))
+        return Forgotten.DONE
+
+    def _expire_nodes(self, now_ns: int) -> None:
+        if now_ns >= self._expire_ns:
+            self._expire_ns = now_ns + EXPIRY_GRACE_NS
+            while self._forget_node(now_ns - self._config.node_expiry_ns):
+                pass
+
+    def _forget_node(self, gone_before_ns: int | None = None) -> bool:
         """Forget the node that is gone for longest, and not needed; whether there was one."""
-        forgotten = self._nodes.forget_one(self._traversal.has_part)
+        forgotten = self._nodes.forget_one(self._traversal.has_part, gone_before_ns)
         if forgotten is not None:
             self._outbox.write(DropNode(forgotten.name))
         return forgotten is not None
@@ -227,7 +252,7 @@ class CoordinatorCore:
     def on_node_lost(self, session: int, now_ns: int) -> None:
         """A Control stream ended, for whatever reason."""
         self._outbox.forget_session(session)
-        node = self._nodes.disconnect(session)
+        node = self._nodes.disconnect(session, now_ns)
         if node is not None:
             self._put_node(node)
             self._traversal.lost(node)
@@ -292,6 +317,7 @@ class CoordinatorCore:
             self._probe(self._nodes.by_id[identity], now_ns)
             self._put_incarnation(self._nodes.by_id[identity])
         self._forget_names(now_ns)
+        self._expire_nodes(now_ns)
         self._lifecycle.tick(now_ns)
         self._lifecycle.make_room(now_ns)
         self.snapshots.go_on(self._traces)
@@ -329,6 +355,9 @@ class CoordinatorCore:
                 node.addresses,
                 node.clock.estimate(now_ns),
                 node.agreed,
+                0 if node.session is not None else now_ns - node.gone_ns,
+                node.software,
+                node.identity,
             )
             for node in self._nodes
         ]

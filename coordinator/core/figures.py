@@ -103,7 +103,7 @@ class CoordinatorFigures:
 
 @dataclass(frozen=True, slots=True)
 class NodeView:
-    """A node as an operator sees it."""
+    """A node as an operator sees it. ``gone_ns``: for how long it has not been connected."""
 
     node: str
     id: NodeId
@@ -112,3 +112,6 @@ class NodeView:
     addresses: tuple[str, ...]
     clock: ClockOffset | None
     agreed: Agreed | None
+    gone_ns: int
+    software: str
+    identity: str

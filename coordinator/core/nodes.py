@@ -13,13 +13,14 @@ that a breadcrumb to it can be told from one to nowhere. What a Hello leads to:
                                       must not share a name
 
 A name whose id another name already has is refused too, and so is a node with which no version
-of the protocol is in common. For one name more than ``nodes_max`` the node is forgotten that is gone
-for longest; none that is connected, or has a part in a trace that is in memory. Where there
-is no other, the new one is refused.
+of the protocol is in common. A node that is gone for longer than ``node_expiry_ns`` is forgotten,
+and for one name more than ``nodes_max`` the one that is gone for longest; none that is connected,
+or has a part in a trace that is in memory. Where there is no other, the new one is refused.
 """
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
@@ -45,6 +46,9 @@ class Node:
     stored_incarnation: int | None = None
     session: int | None = None
     peer: str = ""
+    identity: str = ""
+    software: str = ""
+    gone_ns: int = 0  # since when it is not connected
     agreed: Agreed | None = None  # while it is connected
     clock: ClockFilter = field(default_factory=ClockFilter)
     probes_left: int = 0  # of those sent one after the other at connect
@@ -54,6 +58,15 @@ class Node:
     """Of all its parts."""
     bucket: TokenBucket | None = None
     """For the traces that its firings begin."""
+
+
+class Forgotten(enum.Enum):
+    """What came of an operator's wish to forget a node."""
+
+    DONE = "done"
+    UNKNOWN = "unknown"
+    CONNECTED = "connected"
+    NEEDED = "needed"
 
 
 class Nodes:
@@ -70,11 +83,15 @@ class Nodes:
     def __iter__(self) -> Iterator[Node]:
         return iter(self.by_id.values())
 
-    def remember(self, name: str, addresses: tuple[str, ...], incarnation: int | None) -> None:
+    def remember(
+        self, name: str, addresses: tuple[str, ...], incarnation: int | None, gone_ns: int = 0
+    ) -> None:
         """A node of which the store knows. Those that are gone for longest come first."""
         identity = node_id(name)
         if identity not in self.by_id:
-            node = self.by_id[identity] = Node(name, identity, stored_incarnation=incarnation)
+            node = self.by_id[identity] = Node(
+                name, identity, stored_incarnation=incarnation, gone_ns=gone_ns
+            )
             self._gone[identity] = None
             self.move(node, addresses)
 
@@ -87,15 +104,23 @@ class Nodes:
         """Whether another one has to be forgotten for this name."""
         return node_id(name) not in self.by_id and len(self.by_id) >= self.limit
 
-    def forget_one(self, is_needed: Callable[[NodeId], bool]) -> Node | None:
-        """Forget the node that is gone for longest, and not needed."""
+    def forget_one(
+        self, is_needed: Callable[[NodeId], bool], gone_before_ns: int | None = None
+    ) -> Node | None:
+        """Forget the node that is gone for longest, since before then, and not needed."""
         for identity in self._gone:
             node = self.by_id[identity]
+            if gone_before_ns is not None and node.gone_ns >= gone_before_ns:
+                break
             if node.stream is None and not is_needed(identity):
-                self.move(node, ())
-                del self.by_id[identity], self._gone[identity]
+                self.forget(node)
                 return node
         return None
+
+    def forget(self, node: Node) -> None:
+        """Know nothing more of a node that is gone."""
+        self.move(node, ())
+        del self.by_id[node.id], self._gone[node.id]
 
     def move(self, node: Node, addresses: tuple[str, ...]) -> None:
         """These are the node's addresses from now on; several nodes may share one."""
@@ -119,15 +144,15 @@ class Nodes:
     def of_session(self, session: int) -> Node | None:
         return self._by_session.get(session)
 
-    def connect(self, session: int, hello: Hello, peer: str) -> Node | str:
+    def connect(self, session: int, hello: Hello, peer: str, identity: str = "") -> Node | str:
         """The node that is connected now, or why it is refused.
 
         A node that tries again is told the same: without its port, which is another each time.
         The session that this one replaces, if any, stays known to
         ``of_session`` as nobody's.
         """
-        identity = node_id(hello.node)
-        known = self.by_id.get(identity)
+        number = node_id(hello.node)
+        known = self.by_id.get(number)
         host = peer.rpartition(":")[0] or peer
         try:
             agreed = agree(hello.versions, self._versions)
@@ -139,7 +164,7 @@ class Nodes:
                     f"node {hello.node!r} at {host} is one more than the {self.limit} names "
                     "that this coordinator remembers (nodes_max)"
                 )
-            known = self.by_id[identity] = Node(hello.node, identity)
+            known = self.by_id[number] = Node(hello.node, number)
         elif known.name != hello.node:
             return (
                 f"node {hello.node!r} at {host} has the same id as node {known.name!r} "
@@ -153,17 +178,18 @@ class Nodes:
         if known.session is not None:
             del self._by_session[known.session]
         known.session = session
-        self._gone.pop(identity, None)
-        known.peer = peer
+        self._gone.pop(number, None)
+        known.peer, known.identity, known.software = peer, identity, hello.software
         known.agreed = agreed
         self._by_session[session] = known
         return known
 
-    def disconnect(self, session: int) -> Node | None:
+    def disconnect(self, session: int, now_ns: int) -> Node | None:
         """The node whose session this was; None if it was nobody's any more."""
         known = self._by_session.pop(session, None)
         if known is not None:
             known.session = known.agreed = None
+            known.gone_ns = now_ns
             self._gone[known.id] = None
         return known
 

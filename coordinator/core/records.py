@@ -41,6 +41,8 @@ class PutNode:
     addresses: tuple[str, ...]
     incarnation: int | None = None
     """None: the store is of a coordinator that did not write it."""
+    gone_ns: int = 0
+    """For how long it has not been put, as the store says at the start; nothing that is written."""
 
 
 @dataclass(frozen=True, slots=True)

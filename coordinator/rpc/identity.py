@@ -57,6 +57,7 @@ ALLOWED: dict[str, frozenset[Role]] = {
     "ListNodes": _READERS,
     "GetCounters": _READERS,
     "TakeSnapshot": _OPERATORS,
+    "ForgetNode": _OPERATORS,
 }
 """Who may call what."""
 

@@ -222,7 +222,13 @@ class NodeStreams:
                     self._refuse(outgoing, reason)
                     return
                 await self.keeps_up.wait()
-                refused = self._core.on_node_connected(session, hello, peer, time.monotonic_ns())
+                refused = self._core.on_node_connected(
+                    session,
+                    hello,
+                    peer,
+                    time.monotonic_ns(),
+                    "" if identity is None else str(identity),
+                )
                 self._say_met(hello.node, peer, refused)
                 self._news.set()
                 self._take(session, messages[1:])

@@ -39,6 +39,10 @@ _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 """RFC 8878, 3.1.1: how a frame begins. Older versions wrote zlib's, which begin with 0x78."""
 
 
+# That are looked at in one query, some milliseconds: who recovers has other things to do, too.
+_KEYS_AT_ONCE = 4096
+
+
 @dataclass(frozen=True, slots=True)
 class SliceRow:
     """What is stored of a slice, but for its ``bytes`` bytes, and how its node's clock stood.
@@ -237,10 +241,10 @@ def stored_slice(row: SliceRow, chunks: Iterable[bytes] = ()) -> StoredSlice:
     return StoredSlice(row.node, row.status, row.epoch, row.bytes, row.restarted, chunks, row.least)
 
 
-def stored_nodes(connection: sqlite3.Connection) -> list[PutNode]:
+def stored_nodes(connection: sqlite3.Connection, now_ns: int) -> list[PutNode]:
     """All nodes that were ever connected and are not forgotten; those first that were put longest ago."""
     rows = connection.execute(
-        "SELECT name, addresses, incarnation FROM nodes WHERE addresses IS NOT NULL"
+        "SELECT name, addresses, incarnation, put_ns FROM nodes WHERE addresses IS NOT NULL"
         " ORDER BY put_ns, name"
     )
     return [
@@ -248,8 +252,9 @@ def stored_nodes(connection: sqlite3.Connection) -> list[PutNode]:
             node,
             tuple(json.loads(addresses)),
             None if incarnation is None else int(incarnation),
+            0 if put_ns is None else max(0, now_ns - put_ns),
         )
-        for node, addresses, incarnation in rows
+        for node, addresses, incarnation, put_ns in rows
     ]
 
 
@@ -262,38 +267,50 @@ class StoredTraces:
     def __init__(self, connection: sqlite3.Connection, released_max: int) -> None:
         self._connection = connection
         self._released_max = released_max
-        self.total = 0
-        """How many there are, once the first was asked for."""
+        self._decompressor = Decompressor()
         self.taken = 0
+        self.share = 0.0
+        """Of what is stored, that was looked at so far."""
 
     def __iter__(self) -> Iterator[StoredTrace]:
-        connection = self._connection
-        decompressor = Decompressor()
-        rows = connection.execute(
-            "SELECT key, id, released, verdict, verdict_version, verdict_rest FROM traces"
-            " WHERE released = 0 OR key IN"
-            " (SELECT key FROM traces WHERE released = 1 ORDER BY key DESC LIMIT ?)"
-            " ORDER BY key",
+        (released_from,) = self._connection.execute(
+            "SELECT coalesce(min(key), ~(1 << 63)) FROM"
+            " (SELECT key FROM traces WHERE released = 1 ORDER BY key DESC LIMIT ?)",
             (self._released_max,),
-        ).fetchall()
-        self.total = len(rows)
-        for key, trace, released, *verdict in rows:
-            abandoned = connection.execute(
-                "SELECT trigger_names.name, nodes.name FROM groups"
-                " JOIN trigger_names ON trigger_names.key = trigger"
-                " JOIN nodes ON nodes.key = abandoned_by"
-                " WHERE primary_trace = ? ORDER BY 1",
-                (key,),
-            )
-            yield StoredTrace(
-                TraceId(trace),
-                Triggers(connection, key),
-                tuple(PutAbandoned(Group(name, TraceId(trace)), node) for name, node in abandoned),
-                tuple(
-                    stored_slice(row, () if released else Chunks(connection, row, decompressor))
-                    for row in stored_slices(connection, TraceId(trace), key)
-                ),
-                verdict_of(*verdict),
-                bool(released),
-            )
-            self.taken += 1
+        ).fetchone()
+        first, last = self._connection.execute(
+            "SELECT coalesce((SELECT min(key) FROM traces), 0), coalesce((SELECT max(key) FROM traces), -1)"
+        ).fetchone()
+        for start in range(first, last + 1, _KEYS_AT_ONCE):
+            # By keys: how many of them are in assembly, nobody knows.
+            rows = self._connection.execute(
+                "SELECT key, id, released, verdict, verdict_version, verdict_rest FROM traces"
+                " WHERE key BETWEEN ? AND ? AND (released = 0 OR key >= ?) ORDER BY key",
+                (start, start + _KEYS_AT_ONCE - 1, released_from),
+            ).fetchall()
+            for key, trace, released, *verdict in rows:
+                yield self._stored(key, TraceId(trace), verdict_of(*verdict), bool(released))
+                self.taken += 1
+            self.share = min(1.0, (start + _KEYS_AT_ONCE - first) / (last + 1 - first))
+
+    def _stored(
+        self, key: int, trace: TraceId, verdict: Verdict | None, released: bool
+    ) -> StoredTrace:
+        connection = self._connection
+        abandoned = connection.execute(
+            "SELECT trigger_names.name, nodes.name FROM groups"
+            " JOIN trigger_names ON trigger_names.key = trigger JOIN nodes ON nodes.key = abandoned_by"
+            " WHERE primary_trace = ? ORDER BY 1",
+            (key,),
+        )
+        return StoredTrace(
+            trace,
+            Triggers(connection, key),
+            tuple(PutAbandoned(Group(name, trace), node) for name, node in abandoned),
+            tuple(
+                stored_slice(row, () if released else Chunks(connection, row, self._decompressor))
+                for row in stored_slices(connection, trace, key)
+            ),
+            verdict,
+            released,
+        )

@@ -82,6 +82,7 @@ class Store:
         self._path = path
         self._on_durable = on_durable
         self._log = log
+        self._clock = clock
         self._held = lock_store(path)
         try:
             self._connection = open_store(path, log)
@@ -145,7 +146,7 @@ class Store:
 
     def recover_nodes(self) -> list[PutNode]:
         """All nodes, those first that were put longest ago. Before the first submit() only."""
-        return stored_nodes(self._connection)
+        return stored_nodes(self._connection, int(self._clock() * 1e9))
 
     def submit(self, writes: Sequence[Write]) -> None:
         """Queue writes; on_durable tells when they are."""

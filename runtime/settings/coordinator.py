@@ -229,6 +229,8 @@ class Settings:
     provisional_s: Seconds = 10.0
     linger_s: Seconds = 30.0
     missing_linger_s: Seconds = 300.0
+    # Of a node that is away for a minute only, nobody wants to hear as of a new one.
+    node_expiry_s: Annotated[float, Range(120, 1e9), RELOADABLE] = 7 * 86400.0
     memory_bytes: Annotated[int, Size(CHUNK_BYTES_MAX, 1 << 40), RELOADABLE] = 256 << 20
     credit_window_bytes: Annotated[int, Size(64 << 10, 1 << 30), RELOADABLE] = 4 << 20
     slice_bytes_max: Annotated[int, Size(64 << 10, 1 << 40), RELOADABLE] = 256 << 20

@@ -9,9 +9,10 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import backsight_pb2 as pb
 import pytest
@@ -22,7 +23,7 @@ from ctl.__main__ import main
 from ctl.coordinator import AskError, NotFound
 from ctl.node import NodeClient
 from ctl.trace import in_tree_order, trace_view
-from ctl.waterfall import milliseconds, waterfall
+from ctl.waterfall import ago, milliseconds, waterfall
 from formats.records import SpanEnd, SpanStart
 from formats.slices import PieceKind, Process, RunFlags
 from formats.spans import Event
@@ -393,6 +394,8 @@ NODE = pb.NodeStatus(
     node="alpha",
     node_id=7,
     connected=True,
+    software="0.1.0",
+    identity="node alpha (spiffe://d/node/alpha)",
     addresses=["10.0.0.1", "10.0.0.2"],
     clock_offset_ns=1_234_567,
     clock_error_ns=20_000,
@@ -401,6 +404,8 @@ NODE = pb.NodeStatus(
 
 class _Coordinator:
     """Has one trace and two nodes, and says yes to everything."""
+
+    forgotten: ClassVar[list[str]] = []
 
     def __init__(self, endpoint: str, tls: Path | None) -> None:
         self.endpoint = endpoint
@@ -423,7 +428,11 @@ class _Coordinator:
         return _detail(front=_slice((1, 0, "GET /", 0, 100)))
 
     def nodes(self) -> list[pb.NodeStatus]:
-        return [NODE, pb.NodeStatus(node="beta")]
+        seen_ns = time.time_ns() - 3 * 3600 * 10**9
+        return [NODE, pb.NodeStatus(node="beta", seen_ns=seen_ns, peer="ipv4:10.0.0.3:7")]
+
+    def forget_node(self, name: str) -> None:
+        self.forgotten.append(name)
 
     def counters(self) -> dict[str, int]:
         return {"core.triggers": 3}
@@ -501,7 +510,16 @@ def test_every_command_is_for_programs_too(
         },
         "counters": {"core.triggers"},
         "nodes": {
-            *("node", "node_id", "connected", "addresses"),
+            *(
+                "node",
+                "node_id",
+                "connected",
+                "seen_ns",
+                "version",
+                "identity",
+                "peer",
+                "addresses",
+            ),
             *("clock_offset_ns", "clock_error_ns"),
             *("protocol", "features"),
         },
@@ -635,19 +653,41 @@ def test_a_terminal_gets_a_heading_over_the_nodes(
     assert main(["nodes"]) == 0
     *heading, alpha, beta = capsys.readouterr().out.splitlines()
     assert len(heading) == is_terminal
-    assert alpha.split(maxsplit=3) == [
+    assert alpha.split(maxsplit=4) == [
         "alpha",
         "connected",
+        "0.1.0",
         "4",
-        "+1.235 ms +- 0.020 ms        10.0.0.1 10.0.0.2",
+        "+1.235 ms +- 0.020 ms        10.0.0.1 10.0.0.2 node alpha (spiffe://d/node/alpha)",
     ]
-    assert beta.split() == ["beta", "gone", "-", "not", "measured"]
+    assert beta.split() == ["beta", "3", "h", "ago", "-", "-", "not", "measured", "ipv4:10.0.0.3:7"]
     for line in heading:
-        assert line.split() == ["NODE", "STATE", "PROTOCOL", "CLOCK", "ADDRESSES"]
-        assert line.index("STATE") == alpha.index("connected") == beta.index("gone")
-        assert line.index("PROTOCOL") == alpha.index("4 ") == beta.index("-")
+        assert line.split() == [
+            *("NODE", "SEEN", "VERSION", "PROTOCOL", "CLOCK", "ADDRESSES,", "IDENTITY")
+        ]
+        assert line.index("SEEN") == alpha.index("connected") == beta.index("3 h")
+        assert line.index("VERSION") == alpha.index("0.1.0") == beta.index("-")
+        assert line.index("PROTOCOL") == alpha.index("4 ") == beta.index("-", beta.index("-") + 1)
         assert line.index("CLOCK") == alpha.index("+1.235") == beta.index("not")
         assert line.index("ADDRESSES") == alpha.index("10.0.0.1")
+
+
+@pytest.mark.usefixtures("coordinator")
+def test_a_node_is_forgotten_instead_of_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    _Coordinator.forgotten.clear()
+    assert main(["nodes", "--forget", "beta"]) == 0
+    assert capsys.readouterr() == ("", "")
+    assert main(["nodes", "--forget", "gamma", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"forgotten": "gamma"}
+    assert _Coordinator.forgotten == ["beta", "gamma"]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [(0, "0 s"), (-5, "0 s"), (119, "119 s"), (120, "2 min"), (7200, "2 h"), (200_000, "2 d")],
+)
+def test_how_long_ago_is_in_the_largest_unit_that_says_enough(seconds: int, said: str) -> None:
+    assert ago(seconds * 10**9) == said
 
 
 @pytest.mark.usefixtures("coordinator")

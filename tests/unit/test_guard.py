@@ -44,7 +44,9 @@ REQUESTS = {
     "GetTrace": pb.GetTraceRequest(trace=bytes(range(16))),
     "ListNodes": pb.ListNodesRequest(),
     "GetCounters": pb.GetCountersRequest(),
+    "ForgetNode": pb.ForgetNodeRequest(node="unknown"),
 }
+ONE_ANSWER = {"GetCounters", "ForgetNode"}
 
 
 @pytest.fixture(autouse=True)
@@ -117,12 +119,12 @@ async def said_to(
         with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
             await call.write(request)
             await call.done_writing()
-    elif method == "GetCounters":
+    elif method in ONE_ANSWER:
         call = channel.unary_unary(path, None, None)(request, timeout=20)
     else:
         call = channel.unary_stream(path, None, None)(request, timeout=20)
     try:
-        if method == "GetCounters":
+        if method in ONE_ANSWER:
             await call
         else:
             await call.initial_metadata()

@@ -147,12 +147,12 @@ def test_a_coordinator_is_ready_when_what_is_stored_is_taken_up(
             status, said = await ready(server.health)
             assert status == 503
             assert said["reasons"].keys() == {"recovery"}
-            assert "0 of 0 traces" in said["reasons"]["recovery"]
+            assert "0 traces, 0% of all, so far" in said["reasons"]["recovery"]
             assert await check(server) == NOT_SERVING
             halted.set()
             while (await ready(server.health))[0] != 200:
                 pass
-            assert (server._stored.taken, server._stored.total) == (1, 1)
+            assert (server._stored.taken, server._stored.share) == (1, 1.0)
             assert await check(server) == SERVING
 
     asyncio.run(run())

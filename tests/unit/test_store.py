@@ -379,7 +379,29 @@ def test_a_slice_is_not_continued_with_another_one(tmp_path: Path) -> None:
     assert one == StoredSlice("a", None, 1, 3, chunks=(b"abc",))
 
 
-def test_only_the_last_released_are_recovered(tmp_path: Path) -> None:
+def test_the_first_trace_is_recovered_as_soon_where_there_are_many(tmp_path: Path) -> None:
+    """A coordinator listens when it has that, and takes up the others beside what it hears."""
+    steps = []
+    for count in (10, 2000):
+        path = tmp_path / f"{count}.db"
+        with driver(path) as here:
+            here.write(*(PutReleased(trace_id(n), released=False) for n in range(1, count + 1)))
+        with StoreReader(path) as reader:
+            done: list[None] = []
+            reader.connection.set_progress_handler(partial(done.append, None), 1)
+            with pytest.MonkeyPatch.context() as monkeypatch:
+                monkeypatch.setattr("coordinator.store.rows._KEYS_AT_ONCE", 5)
+                stored = reader.recover_traces(100)
+                assert next(iter(stored)).trace == trace_id(1)
+            steps.append(len(done))
+    assert steps[1] <= steps[0]
+
+
+@pytest.mark.parametrize("keys_at_once", [1, 2, 4096])
+def test_only_the_last_released_are_recovered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keys_at_once: int
+) -> None:
+    monkeypatch.setattr("coordinator.store.rows._KEYS_AT_ONCE", keys_at_once)
     path = tmp_path / "store.db"
     clock = Clock()
     with driver(path, clock=clock) as here:

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What operators change by backsightctl; each is answered when it is durable, and logged with who did it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import backsight_pb2 as pb
+import grpc
+
+from coordinator.core.coordinator import CoordinatorCore
+from coordinator.core.nodes import Forgotten
+from coordinator.rpc.guard import Guard
+from protocol import wire
+from runtime.log import Log
+from runtime.printable import printable
+
+
+class Operations:
+    """``last_written`` has all that the core has to say until now written, and tells the last token of it."""
+
+    def __init__(
+        self, core: CoordinatorCore, guard: Guard, last_written: Callable[[], int], log: Log
+    ) -> None:
+        self._core = core
+        self._guard = guard
+        self._last_written = last_written
+        self._log = log
+        self._durable = 0
+        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+
+    def handlers(self) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
+        """By the names of the calls."""
+        return {
+            "ForgetNode": grpc.unary_unary_rpc_method_handler(
+                self._forget_node, None, pb.ForgetNodeReply.SerializeToString
+            ),
+        }
+
+    def on_durable(self, token: int) -> None:
+        """All writes up to this one are in the store."""
+        self._durable = token
+        while self._waiting and self._waiting[0][0] <= token:
+            _, waiting = self._waiting.popleft()
+            if not waiting.done():
+                waiting.set_result(None)
+
+    async def _is_durable(self) -> None:
+        token = self._last_written()
+        if token > self._durable:
+            waiting = asyncio.get_running_loop().create_future()
+            self._waiting.append((token, waiting))
+            await waiting
+
+    def _say(self, context: grpc.aio.ServicerContext[bytes, Any], what: str, **fields: str) -> None:
+        caller = self._guard.caller(context)
+        who = f"an unnamed caller at {context.peer()}" if caller is None else str(caller.identity)
+        self._log.info(f"{what} by {who}", **fields)
+
+    # --------------------------------------------------------------- answers
+
+    async def _forget_node(
+        self, data: bytes, context: grpc.aio.ServicerContext[bytes, pb.ForgetNodeReply]
+    ) -> pb.ForgetNodeReply:
+        request = pb.ForgetNodeRequest()
+        try:
+            wire.parse(request, "request", data)
+        except wire.WireError as error:
+            await _end(context, grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        if self._core.recovering:
+            await _end(
+                context,
+                grpc.StatusCode.UNAVAILABLE,
+                "the coordinator takes up what is stored: ask again when it has",
+            )
+        node = request.node
+        match self._core.forget_node(node):
+            case Forgotten.UNKNOWN:
+                said = f"no node {printable(node)[:64]!r} is known"
+                await _end(context, grpc.StatusCode.NOT_FOUND, said)
+            case Forgotten.CONNECTED:
+                said = f"node {node} is connected, and would be known again at once: stop it first"
+                await _end(context, grpc.StatusCode.FAILED_PRECONDITION, said)
+            case Forgotten.NEEDED:
+                said = (
+                    f"node {node} has a part in traces that are not closed; ask again after"
+                    " `missing_linger_s`, when they are"
+                )
+                await _end(context, grpc.StatusCode.FAILED_PRECONDITION, said)
+            case Forgotten.DONE:
+                pass
+        await self._is_durable()
+        self._say(context, f"node {node} is forgotten", node=node)
+        return pb.ForgetNodeReply()
+
+
+async def _end(
+    context: grpc.aio.ServicerContext[bytes, Any], code: grpc.StatusCode, said: str
+) -> NoReturn:
+    await context.abort(code, said)
+    raise AssertionError("an aborted call went on")
