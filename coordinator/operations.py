@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NoReturn
 
 import backsight_pb2 as pb
@@ -13,7 +14,8 @@ import grpc
 
 from coordinator.core.coordinator import CoordinatorCore
 from coordinator.core.nodes import Forgotten
-from coordinator.rpc.guard import Guard
+from coordinator.rpc.admission import Context, Who
+from coordinator.rpc.identity import Caller
 from protocol import wire
 from runtime.log import Log
 from runtime.printable import printable
@@ -22,21 +24,18 @@ from runtime.printable import printable
 class Operations:
     """``last_written`` has all that the core has to say until now written, and tells the last token of it."""
 
-    def __init__(
-        self, core: CoordinatorCore, guard: Guard, last_written: Callable[[], int], log: Log
-    ) -> None:
+    def __init__(self, core: CoordinatorCore, last_written: Callable[[], int], log: Log) -> None:
         self._core = core
-        self._guard = guard
         self._last_written = last_written
         self._log = log
         self._durable = 0
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
-    def handlers(self) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
+    def handlers(self, who: Who) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
         """By the names of the calls."""
         return {
             "ForgetNode": grpc.unary_unary_rpc_method_handler(
-                self._forget_node, None, pb.ForgetNodeReply.SerializeToString
+                partial(self._forget_node, who), None, pb.ForgetNodeReply.SerializeToString
             ),
         }
 
@@ -55,15 +54,17 @@ class Operations:
             self._waiting.append((token, waiting))
             await waiting
 
-    def _say(self, context: grpc.aio.ServicerContext[bytes, Any], what: str, **fields: str) -> None:
-        caller = self._guard.caller(context)
+    def _say(self, caller: Caller | None, context: Context, what: str, **fields: str) -> None:
         who = f"an unnamed caller at {context.peer()}" if caller is None else str(caller.identity)
         self._log.info(f"{what} by {who}", **fields)
 
     # --------------------------------------------------------------- answers
 
     async def _forget_node(
-        self, data: bytes, context: grpc.aio.ServicerContext[bytes, pb.ForgetNodeReply]
+        self,
+        who: Who,
+        data: bytes,
+        context: grpc.aio.ServicerContext[bytes, pb.ForgetNodeReply],
     ) -> pb.ForgetNodeReply:
         request = pb.ForgetNodeRequest()
         try:
@@ -93,7 +94,7 @@ class Operations:
             case Forgotten.DONE:
                 pass
         await self._is_durable()
-        self._say(context, f"node {node} is forgotten", node=node)
+        self._say(who(context), context, f"node {node} is forgotten", node=node)
         return pb.ForgetNodeReply()
 
 

@@ -24,8 +24,7 @@ from coordinator.core.coordinator import CoordinatorCore
 from coordinator.core.records import PutVerdict, Write
 from coordinator.counters import ServerCounters
 from coordinator.queries import JUDGED
-from coordinator.rpc.admission import Context
-from coordinator.rpc.identity import Caller
+from coordinator.rpc.admission import Who
 from protocol import wire
 from protocol.messages import SNAPSHOT_TRIGGER, Snapshot, TraceId
 
@@ -73,9 +72,7 @@ class Questions:
         self._tails: set[Feed] = set()
         self._judged: deque[tuple[int, TraceId]] = deque()  # not durable yet
 
-    def handlers(
-        self, who: Callable[[Context], Caller | None]
-    ) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
+    def handlers(self, who: Who) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
         """By the names of the calls. ``who`` says who calls."""
         return {
             "ListTraces": self._passed_on("ListTraces"),
@@ -179,7 +176,7 @@ class Questions:
 
     async def _take_snapshot(
         self,
-        who: Callable[[Context], Caller | None],
+        who: Who,
         data: bytes,
         context: grpc.aio.ServicerContext[bytes, pb.SnapshotProgress],
     ) -> AsyncIterator[pb.SnapshotProgress]:

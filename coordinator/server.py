@@ -28,13 +28,13 @@ from coordinator.operations import Operations
 from coordinator.questions import Questions
 from coordinator.reading import NO_STATUS, Reading
 from coordinator.rpc import listener
-from coordinator.rpc.admission import Admission, Context
+from coordinator.rpc.admission import Admission, Who
 from coordinator.rpc.budget import Budget
 from coordinator.rpc.connections import shut_all
 from coordinator.rpc.guard import Guard
 from coordinator.rpc.health import SERVICE as _HEALTH_SERVICE
 from coordinator.rpc.health import HealthService
-from coordinator.rpc.identity import Caller, Role
+from coordinator.rpc.identity import Role
 from coordinator.rpc.local import LocalDoor
 from coordinator.rpc.nodes import NodeStreams
 from coordinator.seed import priority_seed
@@ -130,7 +130,7 @@ class CoordinatorServer:
             self._last_written,
             self.counted,
         )
-        self._operations = Operations(self._core, self._guard, self._last_written, log)
+        self._operations = Operations(self._core, self._last_written, log)
         self._reading = reading
         if reading is not None:
             reading.begin(settings, self._store, self._loop)
@@ -152,11 +152,9 @@ class CoordinatorServer:
             _HEALTH_SERVICE: HealthService(self.health, (_SERVICE,)).handlers(),
         }
 
-    def _asked(
-        self, who: Callable[[Context], Caller | None]
-    ) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
+    def _asked(self, who: Who) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
         """What people call."""
-        return {**self._questions.handlers(who), **self._operations.handlers()}
+        return {**self._questions.handlers(who), **self._operations.handlers(who)}
 
     def _anonymous(self) -> Role | None:
         """What callers are whom nobody asks who they are, beside nodes."""

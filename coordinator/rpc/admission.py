@@ -21,16 +21,19 @@ Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 _Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 
 
+Who: TypeAlias = "Callable[[Context], Caller | None]"
+"""Who calls: None if nobody is asked; Unidentified if it is nobody to us."""
+
+
 class Admission:
     """Lets calls in, or ends them.
 
-    ``who`` says who calls: None if nobody is asked, Unidentified if it is nobody to us.
-    ``anonymous`` says what callers are of whom nobody asks.
+    ``anonymous`` says what callers are of whom nobody asks who they are.
     """
 
     def __init__(
         self,
-        who: Callable[[Context], Caller | None],
+        who: Who,
         anonymous: Callable[[], Role | None],
         budget: Budget,
         counters: ServerCounters,

@@ -29,7 +29,7 @@ import grpc
 
 from coordinator.counters import ServerCounters
 from coordinator.rpc import listener
-from coordinator.rpc.admission import Admission, Context
+from coordinator.rpc.admission import Admission, Context, Who
 from coordinator.rpc.budget import Budget
 from coordinator.rpc.identity import Caller, Identity, Role, Unidentified
 from runtime.log import Log, PeerLog
@@ -57,7 +57,7 @@ class LocalDoor:
         path: Path,
         access: Callable[[], AccessSettings],
         service: str,
-        handlers: Callable[[Callable[[Context], Caller | None]], _Handlers],
+        handlers: Callable[[Who], _Handlers],
         counters: ServerCounters,
         log: Log,
     ) -> None:

@@ -17,9 +17,9 @@ import grpc
 from coordinator.core.coordinator import CoordinatorCore
 from coordinator.counters import ServerCounters
 from coordinator.rpc import streams
-from coordinator.rpc.admission import Context
+from coordinator.rpc.admission import Who
 from coordinator.rpc.budget import Budget
-from coordinator.rpc.identity import Caller, Identity
+from coordinator.rpc.identity import Identity
 from coordinator.rpc.streams import Outgoing
 from protocol import wire
 from protocol.messages import (
@@ -53,7 +53,7 @@ class NodeStreams:
         self,
         core: CoordinatorCore,
         counters: ServerCounters,
-        who: Callable[[Context], Caller | None],
+        who: Who,
         budget: Budget,
         changed: Callable[[], None],
         news: asyncio.Event,

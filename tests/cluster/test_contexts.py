@@ -37,9 +37,9 @@ from appliance.daemon import Daemon
 from appliance.native import NativeDataPlane
 from appliance.pump import Pump
 from appliance.ticks import choose_tick_source
-from runtime.unix_socket import Allowed, listen
 from runtime.service_manager import ServiceManager, StoredFd
 from runtime.settings.node import Settings
+from runtime.unix_socket import Allowed, listen
 from tests.cluster.test_upgrade import FrozenApplication
 from tests.unit.attach_harness import Store, another_turn
 from tests.unit.logs import SILENT, logs_to

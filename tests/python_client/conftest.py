@@ -29,11 +29,11 @@ from appliance.native import NativeDataPlane
 from appliance.packets import Attachment, Request
 from appliance.settings import allowed
 from appliance.ticks import TickSource
-from runtime.unix_socket import listen
 from formats.spans import SliceContent, read_slice
 from protocol.hashing import node_id
 from protocol.messages import Group, TraceId
 from runtime.settings.node import Settings
+from runtime.unix_socket import listen
 from tests.python_client.programs import trace_id
 from tests.unit.logs import logs_to
 

@@ -112,13 +112,13 @@ def test_a_limit_that_cannot_be_says_what_can_and_what_it_costs() -> None:
 
 def test_limits_reach_the_core() -> None:
     text = "{traces_max: 100, evidence_max: 300000, closed_max: 200, nodes_max: 4}"
-    config = core_config(loads(text, Settings, "f"))
+    config = core_config(loads(text, Settings, "f"), 1)
     limits = (config.traces_max, config.evidence_max, config.closed_max, config.nodes_max)
     assert limits == (100, 300_000, 200, 4)
 
 
 def test_as_by_default_they_are_those_of_the_core() -> None:
-    configured, own = core_config(Settings()), CoordinatorConfig()
+    configured, own = core_config(Settings(), 1), CoordinatorConfig()
     for name in ("traces_max", "evidence_max", "closed_max", "nodes_max"):
         assert getattr(configured, name) == getattr(own, name)
 

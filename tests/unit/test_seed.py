@@ -19,7 +19,6 @@ from runtime.settings.coordinator import Settings, StoreSettings
 from testbed.ports import free_port
 from tests.unit.logs import SILENT
 
-
 TRACE = TraceId(bytes(range(16)))
 
 
