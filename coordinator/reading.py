@@ -29,7 +29,7 @@ import threading
 from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Any, Protocol
 
-from coordinator import calls, query
+from coordinator import calls
 from coordinator.calls import Call, Feed
 from coordinator.index.file import IndexFile
 from coordinator.index.indexer import FOLLOWER as INDEX
@@ -41,11 +41,11 @@ from coordinator.queries import Queries
 from coordinator.store.reader import StoreReader
 from coordinator.store.schema import StoreError
 from coordinator.store.writer import Store
+from coordinator.web.serving import serving
 from runtime.forked import Forked, next_message, pass_on
 from runtime.log import Log, MessageId
 from runtime.memory import resident_bytes
 from runtime.settings.coordinator import Settings
-from runtime.side_service import side_service
 
 _NEWS = b"news"
 
@@ -260,6 +260,7 @@ class _Reading:
 
     async def _serve(self, settings: Settings) -> None:
         path, log = settings.store_path, self._log
+        self._current = settings
         with StoreReader(path) as reader:
             store_id = reader.store_id()
         self._source = _Source(store_id, self._say_soon_from_any_thread)
@@ -268,7 +269,7 @@ class _Reading:
         with self._indexer, self._exporter:
             async with (
                 Queries(path) as queries,
-                side_service(lambda: query.serving(settings.query.listen, path, log), log),
+                serving(lambda: self._current, log),
             ):
                 self._queries.set_result(queries)
                 await self._ended.wait()
@@ -314,6 +315,7 @@ class _Reading:
 
     def _reconfigure(self, settings: Settings) -> None:
         self._log.level = settings.level
+        self._current = settings
         if self._exporter is not None:
             try:
                 self._exporter.reconfigure(settings.export)

@@ -29,6 +29,7 @@ from ctl.trace import Json, summary_json, trace_view
 from ctl.waterfall import ago, cut, milliseconds, waterfall
 from formats.stamped import StampedTrace, stamped
 from protocol.messages import TraceId
+from protocol.tokens import drawn, line_of
 from protocol.wire import parse_trace_id
 from runtime.printable import printable
 from runtime.schema import EXIT_CONFIG, ConfigError
@@ -371,6 +372,20 @@ def _doctor(arguments: argparse.Namespace) -> int:
     return 0 if works else 1
 
 
+def _token(arguments: argparse.Namespace) -> int:
+    token = drawn()
+    line = line_of(arguments.name, token)
+    if arguments.json:
+        _print_json({"token": token, "line": line})
+    else:
+        print(token, line, sep="\n")
+        sys.stderr.write(
+            "backsightctl: the first is for who shall read, as `Authorization: Bearer TOKEN`; the second"
+            " is a line for the file that is `query.tokens` of the coordinator\n"
+        )
+    return 0
+
+
 _COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "traces": _traces,
     "export": _export,
@@ -382,6 +397,7 @@ _COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "status": _status,
     "config check": _config_check,
     "doctor": _doctor,
+    "token": _token,
     "pki init": make_authority,
     "pki coordinator": make_coordinator,
     "pki node": make_client,

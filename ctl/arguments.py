@@ -150,6 +150,8 @@ def argument_parser(description: str) -> argparse.ArgumentParser:
         "--kind", choices=SCHEMAS, help="what it is for (default: whose keys it has)"
     )
     _add_pki(command, commands)
+    token = command("token", "a token by which a program may read over HTTP", asks=())
+    token.add_argument("name", type=_name, metavar="NAME", help="who shall have it")
     doctor = command(
         "doctor", "which kernel probes would work on this machine, by trying them", asks=()
     )

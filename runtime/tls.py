@@ -268,6 +268,37 @@ def _stat(path: str) -> tuple[int, int, int, int] | None:
     return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size
 
 
+class ServerContext:
+    """By which Python's own servers meet connections, as the files are; who connects shows nothing.
+
+    TlsError: the files cannot be used.
+    """
+
+    def __init__(self, files: TlsFiles, section: str, log: Log) -> None:
+        self._files = Rotating(files, section, Usage.SERVER, log)
+        self._files.take_up()
+        self._context = self._made()
+
+    def current(self) -> ssl.SSLContext:
+        """For the next connection."""
+        return self._context
+
+    def look(self) -> None:
+        """Take files up that were changed."""
+        if self._files.look():
+            # Replaced while they are read once more: they are looked at again.
+            with contextlib.suppress(OSError):
+                self._context = self._made()
+
+    def _made(self) -> ssl.SSLContext:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.set_alpn_protocols(["http/1.1"])
+        files = self._files.files
+        context.load_cert_chain(files.certificate, files.key)
+        return context
+
+
 def leave_words_to_us() -> None:
     """Keep gRPC from writing a line on standard error for each handshake that fails.
 

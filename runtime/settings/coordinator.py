@@ -18,7 +18,7 @@ from runtime.endpoint import MetricsSettings as _MetricsSettings
 from runtime.log import Level, LevelName
 from runtime.schema import PATH, RELOADABLE, Count, InvalidValue, Matching, Range, Size
 from runtime.settings.allow import AllowSettings
-from runtime.settings.tls import TLS_AND_INSECURE, CoordinatorTlsSettings
+from runtime.settings.tls import HOST_NAME, TLS_AND_INSECURE, CoordinatorTlsSettings
 
 COORDINATOR_PROGRAM = "backsight-coordinator"
 
@@ -80,13 +80,23 @@ class AccessSettings:
 
 @dataclass(frozen=True, slots=True)
 class QuerySettings:
-    """Where Jaeger UI and Grafana ask. ``insecure``: in clear text over a network too."""
+    """Where Jaeger UI and Grafana ask.
+
+    ``insecure``: in clear text over a network too; ``tls``: by the files of the section ``tls``.
+    ``tokens``: a file (protocol.tokens). ``hosts``: by which names it is asked for, if by any.
+    """
 
     listen: OptionalEndpoint = "127.0.0.1:16686"
     insecure: bool = False
+    tls: bool = False
+    socket: Annotated[str | None, PATH] = None
+    tokens: Annotated[str | None, PATH, RELOADABLE] = None
+    hosts: Annotated[tuple[Annotated[str, HOST_NAME], ...], RELOADABLE] = ()
 
     def __post_init__(self) -> None:
-        check_listen(self.listen, insecure=self.insecure)
+        if self.tls and self.insecure:
+            raise InvalidValue("insecure", TLS_AND_INSECURE)
+        check_listen(self.listen, insecure=self.insecure or self.tls, instead="`tls: true`, ")
 
 
 _HEADER_NAME = Matching("[A-Za-z0-9_.-]{1,128}", "letters, digits and _.-")
@@ -245,6 +255,10 @@ class Settings:
             check_listen(self.listen, insecure=self.insecure, instead="a `tls` section, ")
         elif self.insecure:
             raise InvalidValue("insecure", TLS_AND_INSECURE)
+        if self.query.tls and self.tls is None:
+            raise InvalidValue(
+                "query", "tls: true goes by the files of the section `tls`, which is not there"
+            )
 
     @property
     def level(self) -> Level:

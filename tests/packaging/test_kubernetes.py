@@ -48,7 +48,7 @@ class Image:
     """As packaging/oci/build makes it."""
 
     uid: int
-    folder: str
+    folders: tuple[str, ...]
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +56,7 @@ def images(repository: Path) -> dict[str, Image]:
     script = (repository / "packaging/oci/build").read_text("utf-8")
     lines = re.findall(r"^layer (\S+) \S+ (\d+) (\S+)", script, re.MULTILINE)
     assert len(lines) == 2
-    return {name: Image(int(uid), folder) for name, uid, folder in lines}
+    return {name: Image(int(uid), tuple(folders.split(":"))) for name, uid, folders in lines}
 
 
 @pytest.fixture(params=KUSTOMIZATIONS)
@@ -256,7 +256,7 @@ def test_images_are_those_that_are_built(objects: list[Object], images: dict[str
         assert (context["runAsUser"], context["runAsGroup"]) == (images[name].uid,) * 2
         for container in pod["containers"]:
             mounted = [mount["mountPath"] for mount in container["volumeMounts"]]
-            assert images[name].folder in mounted
+            assert set(images[name].folders) <= set(mounted)
 
 
 def test_containers_may_do_no_more_than_they_must(
@@ -311,9 +311,10 @@ def test_an_application_has_the_folder_of_the_node_and_a_group_that_may(
     (pod,) = pods([application])
     folders = [volume["hostPath"] for volume in daemon["volumes"] if "hostPath" in volume]
     assert folders == [volume["hostPath"] for volume in pod["volumes"]]
-    assert folders[0]["path"] == images["backsight-node"].folder
+    (folder,) = images["backsight-node"].folders
+    assert folders[0]["path"] == folder
     (mount,) = pod["containers"][0]["volumeMounts"]
-    assert mount["mountPath"] == images["backsight-node"].folder
+    assert mount["mountPath"] == folder
     assert mount["readOnly"]
     node = settings(objects, "node.yaml", tmp_path)
     assert set(pod["securityContext"]["supplementalGroups"]) & set(node.allow.groups)

@@ -486,6 +486,7 @@ def test_every_command_is_for_programs_too(
     monkeypatch.setattr(ctl, "examine", lambda config: iter([CHECK]))
     run("doctor", "doctor")
     run("pki init", "pki", "init", "--domain", "d")
+    run("token", "token", "grafana")
     for name, more in ASK_NODE.items():
         _ask_server(
             tmp_path,
@@ -499,6 +500,7 @@ def test_every_command_is_for_programs_too(
     assert {label: set(lines[0]) for label, lines in told.items() if label != "node: status"} == {
         "doctor": set(CHECK),
         "pki init": {"directory", "identity", "expires"},
+        "token": {"token", "line"},
         "traces": set(told["traces"][0]),
         "tail": set(told["traces"][0]),
         "show": set(told["show"][0]),

@@ -11,14 +11,20 @@ import queue
 import re
 import socket
 import socketserver
+import ssl
+import tempfile
 import threading
 from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from ctl.pki import Authority
 from runtime import http as daemon_http
-from runtime.http import HttpServer
+from runtime.http import HttpServer, UnixHttpServer
+from runtime.settings.tls import TlsFiles
+from runtime.tls import ServerContext
 from tests.unit.logs import SILENT, logs_to
 
 if TYPE_CHECKING:
@@ -122,32 +128,93 @@ def test_a_peer_that_breaks_off_is_no_error(capfd: pytest.CaptureFixture[str]) -
     assert capfd.readouterr().err == ""
 
 
-def test_clients_that_take_too_long_hold_no_thread_that_others_want(
+def test_who_asks_nothing_gives_way_to_who_does() -> None:
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(HttpServer("127.0.0.1:0", hello, SILENT))
+        idle = [
+            stack.enter_context(socket.create_connection(("127.0.0.1", server.port)))
+            for _ in range(2 * daemon_http._REQUESTS_AT_ONCE)
+        ]
+        for client in idle[::2]:
+            client.send(b"GET / HT")
+        for _ in range(3):
+            assert get(server)[0] == 200
+        # Those who wait longest.
+        assert idle[0].recv(1) == b""
+        idle[-1].setblocking(False)
+        with pytest.raises(BlockingIOError):
+            idle[-1].recv(1)
+
+
+def test_who_takes_too_long_to_read_holds_no_thread_that_others_want(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(daemon_http, "_REQUESTS_AT_ONCE", 2)
+    inside = threading.Semaphore(0)
+
+    def large(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        if environ["PATH_INFO"] != "/large":
+            return hello(environ, start_response)
+        start_response("200 OK", [])
+        inside.release()
+        return [bytes(16 << 20)]
+
     with contextlib.ExitStack() as stack:
-        server = stack.enter_context(HttpServer("127.0.0.1:0", hello, SILENT))
+        server = stack.enter_context(HttpServer("127.0.0.1:0", large, SILENT))
         slow = [
             stack.enter_context(socket.create_connection(("127.0.0.1", server.port)))
             for _ in range(2)
         ]
         for client in slow:
-            client.send(b"GET / HT")
-        assert get(server)[0] == 503
+            client.send(b"GET /large HTTP/1.0\r\n\r\n")
+            inside.acquire()
         # Not before it is time.
-        for client in slow:
-            client.setblocking(False)
-            with pytest.raises(BlockingIOError):
-                client.recv(1)
-            client.setblocking(True)
+        assert get(server)[0] == 503
         server._server._overdue_s = dict.fromkeys(server._server._overdue_s, 0.0)
         assert get(server)[0] == 503
-        for client in slow:
-            assert client.recv(1) == b""
         while (status := get(server)[0]) == 503:
             pass
         assert status == 200
+
+
+def test_at_a_unix_socket_the_kernel_says_whose_a_request_is(tmp_path: Path) -> None:
+    def whose(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        start_response("200 OK", [])
+        return [f"{environ[daemon_http.PEER].uid} {environ['REMOTE_ADDR']}".encode()]
+
+    with tempfile.TemporaryDirectory() as name:
+        path = Path(name) / "q.sock"
+        with UnixHttpServer(path, whose, SILENT):
+            with socket.socket(socket.AF_UNIX) as client:
+                client.connect(str(path))
+                client.send(b"GET / HTTP/1.0\r\n\r\n")
+                said = b"".join(iter(lambda: client.recv(4096), b""))
+            assert said.endswith(f"\r\n\r\n{os.getuid()} uid {os.getuid()}".encode())
+        assert not path.exists()
+
+
+def test_by_tls_who_shows_nothing_may_ask_and_who_says_nothing_gives_way(tmp_path: Path) -> None:
+    ca = Authority.create(tmp_path / "pki", "d")
+    issued = ca.issue("coordinator", is_server=True, addresses=["127.0.0.1"]).directory
+    files = TlsFiles.of_directory(issued)
+    context = ServerContext(files, "tls", SILENT)
+    trusting = ssl.create_default_context(cafile=files.ca)
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(HttpServer("127.0.0.1:0", hello, SILENT, context.current))
+        for _ in range(2 * daemon_http._REQUESTS_AT_ONCE):
+            stack.enter_context(socket.create_connection(("127.0.0.1", server.port)))
+        connection = http.client.HTTPSConnection("127.0.0.1", server.port, context=trusting)
+        stack.enter_context(contextlib.closing(connection))
+        connection.request("GET", "/x")
+        assert connection.getresponse().read() == b"/x"
+        # In clear text there is nothing.
+        with pytest.raises((http.client.HTTPException, OSError)):
+            get(server)
+        # Another certificate is shown to who comes after that.
+        before = ssl.get_server_certificate(("127.0.0.1", server.port))
+        ca.issue("coordinator", is_server=True, addresses=["127.0.0.1"], replace=True)
+        context.look()
+        assert ssl.get_server_certificate(("127.0.0.1", server.port)) != before
 
 
 def test_an_application_can_end_a_request_that_takes_too_long() -> None:

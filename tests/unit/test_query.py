@@ -23,6 +23,7 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -30,9 +31,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator import bodies, query
 from coordinator.answers import trace_detail
-from coordinator.bodies import Body, Room, encoded
 from coordinator.core.clock import ClockOffset
 from coordinator.core.records import (
     AppendSlice,
@@ -47,11 +46,14 @@ from coordinator.index import indexer as indexing
 from coordinator.index.asking import IndexReader, Search
 from coordinator.index.file import IndexFile, index_path
 from coordinator.index.indexer import Indexer
-from coordinator.parameters import duration_ns, logfmt, tags_of
 from coordinator.store import reader as reading
 from coordinator.store.reader import StoreReader, Wanted
 from coordinator.store.retention import StoreLimits
 from coordinator.store.writer import Store
+from coordinator.web import application as query
+from coordinator.web import bodies, legacy, requests, v3
+from coordinator.web.bodies import Body, Room, encoded
+from coordinator.web.parameters import duration_ns, logfmt, tags_of
 from protocol.messages import Group, SliceFlags, SliceStatus, Source, TraceId, TriggerFired
 from protocol.verdicts import VerdictKind
 from runtime.http import GIVE_UP_OVERDUE, HttpServer
@@ -450,12 +452,12 @@ def test_what_is_not_there_is_told(api: Api) -> None:
 
 def test_an_answer_is_bounded(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     size = len(OTHER_FRONT + OTHER_TEAM)
-    monkeypatch.setattr(query, "_BYTES_MAX", size + 1)
+    monkeypatch.setattr(requests, "BYTES_MAX", size + 1)
     assert api.found(service="front", **IN_TIME) == [OTHER.hex()]
     status, body = api.ask(f"/api/traces/{TRACE.hex()}")
     assert status == 413
     assert "backsightctl export" in body["errors"][0]["msg"]
-    monkeypatch.setattr(query, "_LIMIT_MAX", 1)
+    monkeypatch.setattr(requests, "LIMIT_MAX", 1)
     assert api.found(service="front", limit=10**9, **IN_TIME) == [OTHER.hex()]
 
 
@@ -480,7 +482,7 @@ def test_a_trace_that_is_too_large_hides_no_other(
 ) -> None:
     # The newest that a search finds is too large for any answer.
     large = len(FRONT + CART + STOCK)
-    monkeypatch.setattr(query, "_BYTES_MAX", large)
+    monkeypatch.setattr(requests, "BYTES_MAX", large)
     with padded(api, OTHER):
         search = api.get("/api/traces", service="front", **IN_TIME)
         assert [trace["traceID"] for trace in search["data"]] == [TRACE.hex()]
@@ -518,24 +520,28 @@ def padded(api: Api, trace: TraceId) -> Iterator[None]:
 
 
 @pytest.mark.parametrize(
-    ("form", "id_of"),
+    ("module", "form", "id_of"),
     [
-        ("stamped", lambda detail: detail.summary.trace),
-        ("trace_json", lambda read: read.trace),
-        ("otlp_json", lambda data: data.resource_spans[0].scope_spans[0].spans[0].trace_id),
+        (requests, "stamped", lambda detail: detail.summary.trace),
+        (legacy, "trace_json", lambda read: read.trace),
+        (v3, "otlp_json", lambda data: data.resource_spans[0].scope_spans[0].spans[0].trace_id),
     ],
 )
 def test_a_trace_that_cannot_be_read_hides_no_other(
-    api: Api, monkeypatch: pytest.MonkeyPatch, form: str, id_of: Callable[[Any], bytes]
+    api: Api,
+    monkeypatch: pytest.MonkeyPatch,
+    module: ModuleType,
+    form: str,
+    id_of: Callable[[Any], bytes],
 ) -> None:
-    real = getattr(query, form)
+    real = getattr(module, form)
 
     def read(given: Any, **options: Any) -> Any:
         if id_of(given) == OTHER:
             raise ValueError("what a client wrote")
         return real(given, **options)
 
-    monkeypatch.setattr(query, form, read)
+    monkeypatch.setattr(module, form, read)
     del api.log[:]
     if form != "otlp_json":
         body = api.get("/api/traces", service="front", **IN_TIME)
@@ -732,7 +738,7 @@ def test_a_search_reads_only_the_traces_that_it_shows(
         read.append(trace)
         return trace_detail(reader, trace, *rest)
 
-    monkeypatch.setattr(query, "trace_detail", counted)
+    monkeypatch.setattr(requests, "trace_detail", counted)
     assert api.found(service="stock", tags="error", **IN_TIME) == [TRACE.hex()]
     assert read == [TRACE]
     times = {
