@@ -57,6 +57,7 @@ from protocol.wire import Opening
 from runtime.log import Level, Log
 from runtime.loop_lag import LAG_BOUNDS_S, watch_loop
 from runtime.main import die_if_it_fails
+from runtime.printable import printable
 from runtime.schema import ConfigError
 from runtime.service_manager import ServiceManager, StoredFd
 from runtime.settings.node import Settings
@@ -320,6 +321,12 @@ class Daemon:
             task.add_done_callback(self._looked)
 
     async def _answer_recent(self, order: Snapshot) -> None:
+        of = f" of {printable(order.service)}" if order.service else ""
+        self._log.info(
+            f"{order.trigger}: the last {order.age_ns / 1e9:g} s{of} are collected, as ordered by"
+            f" {printable(order.by) or 'somebody whom an older coordinator does not name'}",
+            trigger=order.trigger,
+        )
         found, traces = await asyncio.to_thread(
             self._dataplane.recent, order.age_ns, order.service, TRACES_MAX
         )

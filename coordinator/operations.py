@@ -14,7 +14,7 @@ import grpc
 
 from coordinator.core.coordinator import CoordinatorCore
 from coordinator.core.nodes import Forgotten
-from coordinator.rpc.admission import Context, Who
+from coordinator.rpc.admission import Context, Who, called_by
 from coordinator.rpc.identity import Caller
 from protocol import wire
 from runtime.log import Log
@@ -55,8 +55,7 @@ class Operations:
             await waiting
 
     def _say(self, caller: Caller | None, context: Context, what: str, **fields: str) -> None:
-        who = f"an unnamed caller at {context.peer()}" if caller is None else str(caller.identity)
-        self._log.info(f"{what} by {who}", **fields)
+        self._log.info(f"{what} by {called_by(caller, context)}", **fields)
 
     # --------------------------------------------------------------- answers
 

@@ -24,9 +24,10 @@ from coordinator.core.coordinator import CoordinatorCore
 from coordinator.core.records import PutVerdict, Write
 from coordinator.counters import ServerCounters
 from coordinator.queries import JUDGED
-from coordinator.rpc.admission import Who
+from coordinator.rpc.admission import Who, called_by
 from protocol import wire
 from protocol.messages import SNAPSHOT_TRIGGER, Snapshot, TraceId
+from runtime.log import Log
 
 _Request = TypeVar("_Request", bound=Message)
 
@@ -59,6 +60,7 @@ class Questions:
         changed: Callable[[], None],
         last_written: Callable[[], int],
         counted: Callable[[], Mapping[str, Any]],
+        log: Log,
     ) -> None:
         """``reading`` None: only the core is asked."""
         self._reading = reading
@@ -67,6 +69,7 @@ class Questions:
         self._changed = changed
         self._last_written = last_written
         self._counted = counted
+        self._log = log
         self._durable = 0  # the last token
         self._snapshot_numbers: deque[int] = deque(maxlen=64)
         self._tails: set[Feed] = set()
@@ -186,12 +189,17 @@ class Questions:
         while number in self._snapshot_numbers:
             number = (number + 1) & 0xFFFFFFFF
         self._snapshot_numbers.append(number)
-        order = Snapshot(number, SNAPSHOT_TRIGGER, request.age_ns, request.service)
+        by = called_by(who(context), context)
+        order = Snapshot(number, SNAPSHOT_TRIGGER, request.age_ns, request.service, by=by)
         try:
             wire.encode_coordinator_batch([order])
         except wire.WireError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         state = self._core.snapshots.start(order, request.bytes_max)
+        self._log.info(
+            f"{state.trigger}: the last {order.age_ns / 1e9:g} s are collected, as ordered by {by}",
+            trigger=state.trigger,
+        )
         self._changed()
         end: int | None = None
         while True:

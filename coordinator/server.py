@@ -129,6 +129,7 @@ class CoordinatorServer:
             self._changed,
             self._last_written,
             self.counted,
+            log,
         )
         self._operations = Operations(self._core, self._last_written, log)
         self._reading = reading

@@ -50,6 +50,9 @@ half a millisecond a second at most, and it may take as long to read both clocks
 TRIGGER_NAME_BYTES_MAX = 31
 WHY_BYTES_MAX = 95
 NODE_NAME_BYTES_MAX = 63
+NAME_OF_WHO_BYTES_MAX = 511
+"""Of who ordered something, with what proves who it is."""
+
 SERVICE_BYTES_MAX = 63
 POLICY_RULES_MAX = 256
 OPERATION_BYTES_MAX = 255
@@ -219,6 +222,7 @@ class Snapshot:
     age_ns: int
     service: str = ""
     traces: int = 0
+    by: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,7 @@ from protocol.messages import (
     COLLECT_TRACES_MAX,
     CRUMBS_MAX,
     LATERALS_MAX,
+    NAME_OF_WHO_BYTES_MAX,
     NODE_NAME_BYTES_MAX,
     OPERATION_BYTES_MAX,
     POLICY_RULES_MAX,
@@ -294,6 +295,7 @@ def _checked_snapshot(m: Snapshot) -> Snapshot:
     _integer("snapshot.age_ns", m.age_ns)
     _text("snapshot.service", m.service, SERVICE_BYTES_MAX)
     _integer("snapshot.traces", m.traces, _UINT32_MAX)
+    _text("snapshot.by", m.by, NAME_OF_WHO_BYTES_MAX)
     return m
 
 
@@ -491,6 +493,7 @@ def _coordinator_message_out(message: CoordinatorMessage) -> pb.CoordinatorMessa
                     age_ns=message.age_ns,
                     service=message.service,
                     traces=message.traces,
+                    by=message.by,
                 )
             )
         case Policy():
@@ -533,7 +536,7 @@ def _coordinator_message_in(message: pb.CoordinatorMessage) -> CoordinatorMessag
         case "snapshot":
             of = message.snapshot
             return _checked_snapshot(
-                Snapshot(of.number, of.trigger, of.age_ns, of.service, of.traces)
+                Snapshot(of.number, of.trigger, of.age_ns, of.service, of.traces, of.by)
             )
         case "policy":
             said = message.policy

@@ -25,6 +25,11 @@ Who: TypeAlias = "Callable[[Context], Caller | None]"
 """Who calls: None if nobody is asked; Unidentified if it is nobody to us."""
 
 
+def called_by(caller: Caller | None, context: Context) -> str:
+    """Who called, for a log."""
+    return f"an unnamed caller at {context.peer()}" if caller is None else str(caller.identity)
+
+
 class Admission:
     """Lets calls in, or ends them.
 

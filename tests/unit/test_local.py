@@ -23,12 +23,14 @@ from coordinator.core.records import AppendSlice
 from coordinator.rpc import local
 from coordinator.server import CoordinatorServer
 from ctl.__main__ import main
-from protocol.messages import CHUNK_BYTES_MAX, TraceId
+from protocol import wire
+from protocol.messages import CHUNK_BYTES_MAX, Hello, TraceId
 from runtime.settings.allow import AllowSettings
 from runtime.settings.coordinator import AccessSettings, Settings, StoreSettings
 from testbed.ports import free_port
 from tests.unit.logs import logs_to
 from tests.unit.reading_here import ReadingHere
+from tests.unit.test_server import order_of
 from tests.unit.test_store import driver
 
 SERVICE = "/backsight.v1.Coordinator"
@@ -155,6 +157,25 @@ def test_root_may_all_and_others_what_is_said(directory: Path) -> None:
             here.reconfigure(world.settings)
             asked = await said_to_another(world.endpoint, "TakeSnapshot", SNAPSHOT)
             assert asked == ("OK", "")
+
+    asyncio.run(run())
+
+
+def test_who_orders_a_snapshot_is_named_to_each_node(directory: Path) -> None:
+    world = World(directory)
+
+    async def run() -> None:
+        async with (
+            world.serving(),
+            grpc.aio.insecure_channel(world.settings.listen) as channel,
+        ):
+            node = channel.stream_stream(f"{SERVICE}/Control", None, None)(None)
+            await node.write(wire.encode_node_batch([Hello("n", 1)]))
+            await node.read()  # it is welcome
+            assert await said_to(world.endpoint, "TakeSnapshot", SNAPSHOT) == ("OK", "")
+            order = await order_of(node)
+            assert order.by == "operator root (uid 0 on the coordinator's machine)"
+            assert any(f"as ordered by {order.by}" in line for line in world.said)
 
     asyncio.run(run())
 
