@@ -28,7 +28,7 @@ LINT_STAMP := $(LINT)/.stamp
 .PHONY: help setup build deb rpm oci cluster test-packages build-asan build-tsan build-arm64 test test-all test-newest \
 	test-c test-python test-weak test-arm64 test-kernels test-fuzz fuzz-coverage fuzz-keep lint \
 	lint-ruff lint-mypy lint-shell lint-clang-format lint-clang-tidy format \
-	pythonpath demo demo-probes replay hostile mutants bench-native bench-http bench-plots bench-otel bench-probes bench-idle bench-decode bench-control clean
+	pythonpath demo demo-probes replay hostile hostile-peers mutants bench-native bench-http bench-plots bench-otel bench-probes bench-idle bench-decode bench-control clean
 
 help:
 	@echo 'sudo make setup       install the Debian packages that are missing'
@@ -36,6 +36,7 @@ help:
 	@echo 'sudo make demo-probes the same with kernel probes, and what breaks below it (ONLY= QUIET= KEEP=1)'
 	@echo 'sudo make replay      replay recorded traffic on ten nodes (SPEED= FILE= LATE= POOL= KEEP=1)'
 	@echo 'sudo make cluster     vagrant/ in containers that boot, from packages (NODES= KEEP=1)'
+	@echo 'sudo make hostile-peers  hostile peers of a coordinator beside 30 honest nodes (DURATION= SPEED= ONLY=)'
 	@echo 'sudo make hostile     hostile processes beside honest ones on two nodes (DURATION= SEED= ONLY=)'
 	@echo 'sudo make test        set up, build, run the tests (15 minutes, once it is built)'
 	@echo 'sudo make test-all    the same, and the tests that take longer'
@@ -265,6 +266,9 @@ replay: build
 
 hostile: build
 	scripts/with-tmp $(PYTHON) -m tests.hostile
+
+hostile-peers: build
+	scripts/with-tmp $(PYTHON) -m tests.hostile_peers
 
 bench-native: build
 	scripts/with-tmp bench/run $(if $(BASE),--base '$(BASE)')

@@ -84,7 +84,10 @@ class LocalDoor:
         )
 
     async def __aenter__(self) -> Self:
-        self._listener = listen(self._path, socket.SOCK_STREAM)
+        try:
+            self._listener = listen(self._path, socket.SOCK_STREAM)
+        except OSError as error:
+            raise OSError(f"access.socket: {error}") from error
         try:
             self._inner.unlink(missing_ok=True)
             before = os.umask(0o077)

@@ -328,7 +328,7 @@ def write_config(directory: Path, module: str, more: str = "") -> Path:
         f"node: alpha\nsocket: {directory}/node.sock\npool_bytes: 4MiB\nmetrics: {{listen: null}}\n{more}"
         if module == "appliance"
         else f"listen: 127.0.0.1:0\nstore: {{path: {directory}/t.sqlite}}\n"
-        f"metrics: {{listen: null}}\nquery: {{listen: null}}\n{more}"
+        f"metrics: {{listen: null}}\nquery: {{listen: null}}\naccess: {{socket: null}}\n{more}"
     )
     return path
 

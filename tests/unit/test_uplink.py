@@ -36,6 +36,7 @@ from protocol.messages import (
     Welcome,
 )
 from protocol.versions import OURS, Agreed, Feature, Versions
+from runtime import VERSION
 from runtime.log import Log
 from runtime.service_manager import ServiceManager
 from runtime.settings.coordinator import Settings as CoordinatorSettings
@@ -526,7 +527,8 @@ def test_a_node_registers_the_addresses_that_it_has_when_it_connects(
             said = [await hellos.get() for _ in range(5)]
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
-        assert said == [Hello("n", 7, had) for had in ((), (), ("10.0.0.7",), ("10.0.0.8",), ())]
+        addresses = ((), (), ("10.0.0.7",), ("10.0.0.8",), ())
+        assert said == [Hello("n", 7, had, software=VERSION) for had in addresses]
         assert sum("set `addresses`, or" in line for line in log) == 1
 
     asyncio.run(run())
