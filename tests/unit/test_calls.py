@@ -46,6 +46,24 @@ def test_all_answers_come_however_long_and_then_their_end() -> None:
     asyncio.run(run())
 
 
+def test_the_end_comes_to_who_reads_slowly() -> None:
+    piece, pieces = bytes(40 << 10), 12
+
+    async def answers(_: Call, __: Feed) -> AsyncGenerator[bytes, None]:
+        for _piece in range(pieces):
+            yield piece
+
+    async def run() -> None:
+        process = Process(answers)
+        asked = process.ask()
+        assert await anext(asked) == piece
+        for _ in range(1000):
+            await asyncio.sleep(0)  # all is said by then that the kernel takes
+        assert [answer async for answer in asked] == [piece] * (pieces - 1)
+
+    asyncio.run(run())
+
+
 def test_a_refusal_comes_after_what_was_answered() -> None:
     async def answers(_: Call, __: Feed) -> AsyncGenerator[bytes, None]:
         yield b"first"

@@ -128,7 +128,10 @@ def test_a_peer_that_breaks_off_is_no_error(capfd: pytest.CaptureFixture[str]) -
     assert capfd.readouterr().err == ""
 
 
-def test_who_asks_nothing_gives_way_to_who_does() -> None:
+def test_who_asks_nothing_gives_way_to_who_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Not because it takes too long.
+    monkeypatch.setattr(daemon_http, "_TIMEOUT_S", 1e6)
+    monkeypatch.setattr(daemon_http._Handler, "timeout", 1e6)
     with contextlib.ExitStack() as stack:
         server = stack.enter_context(HttpServer("127.0.0.1:0", hello, SILENT))
         idle = [
