@@ -525,6 +525,9 @@ class CoordinatorCore:
         if news or part.restarted != was_restarted:
             self._put_status(node, part, now_ns)
             self._lifecycle.news(trace, now_ns)
+        elif trace.released:
+            # Of another slice than the one that is kept, so it changes nothing; the node waits.
+            self._lifecycle.release_again(trace.id, node)
 
     def _on_chunk(self, stream: int, chunk: SliceChunk, now_ns: int) -> None:
         node = self._assembly.sender(stream)

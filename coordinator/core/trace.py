@@ -86,6 +86,11 @@ class Part:
     """What is to come on a Slices stream, as its node's credit has it."""
 
     @property
+    def is_unasked(self) -> bool:
+        """The node was named, and nobody has asked it."""
+        return self.state is PartState.UNASKED
+
+    @property
     def is_open(self) -> bool:
         """More is to come: an answer, bytes, or records not yet written."""
         if self.state is not PartState.ANSWERED:

@@ -196,8 +196,11 @@ class Traversal:
         part.state = PartState.ANSWERED
         part.deadline_ns = None
         if not kept:
-            before = part.status.bytes if part.status is not None else 0
-            if status.bytes < (max(before, part.received) if back else before):
+            least = part.status.bytes if part.status is not None else 0
+            if back and status.epoch != part.epoch:
+                # Of the same slice, bytes may have overtaken the status.
+                least = max(least, part.received)
+            if status.bytes < least:
                 part.restarted = True
             part.status = status
         elif part.status is not None and status.flags & DOUBTS & ~part.status.flags:

@@ -412,6 +412,8 @@ def _part_reasons(trace: Trace, part: Part, nodes: Nodes) -> Iterator[Reason]:
         if part.received:
             detail = f"{part.received} bytes came, but no word on how many there are"
             yield Reason(ReasonKind.BYTES_MISSING, name, detail)
+        elif connected and part.is_unasked and (trace.late or not trace.groups):
+            return  # by which trigger it could be asked, nobody knows: that is said of the trace
         elif connected:
             yield Reason(ReasonKind.NO_ANSWER, name, f"named by {part.named_by}; did not answer")
         elif not nodes.is_known(part.node):
@@ -444,9 +446,12 @@ def _part_reasons(trace: Trace, part: Part, nodes: Nodes) -> Iterator[Reason]:
 def _slice_reasons(part: Part, said: SliceEvidence, nodes: Nodes) -> Iterator[Reason]:
     """What is wrong with one slice as a whole."""
     name = nodes.name_of(part.node)
-    # Where a slice is cut at a bound, so may be what stands there.
-    cut = part.status is not None and SliceFlags.TRUNCATED in part.status.flags
-    if said.malformed or not (said.whole or part.missing_bytes or cut):
+    # Where a slice ends before its time, so may what stands there: at a bound, or where its node
+    # lost or dropped the rest. For each of these there is a reason.
+    status = part.status
+    is_cut = part.missing_bytes or part.restarted
+    is_cut = is_cut or status is None or SliceFlags.TRUNCATED in status.flags
+    if said.malformed or not (said.whole or is_cut):
         count = said.malformed or 1
         yield Reason(ReasonKind.MALFORMED, name, f"{count} places make no sense")
     if said.truncated_records:

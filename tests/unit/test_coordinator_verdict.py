@@ -832,6 +832,84 @@ def test_a_node_that_did_not_answer_may_still_do_so() -> None:
     assert (verdict.version, verdict.kind) == (2, VerdictKind.COHERENT)
 
 
+def test_who_was_never_asked_is_not_said_to_have_given_no_answer() -> None:
+    """Since no trigger is known, or the trace was closed before the crumb came."""
+    harness = Harness()
+    slices = two_nodes()
+    harness.cluster(*slices)
+    harness.deliver(T, {"n1": slices["n1"]})
+    harness.wait(2 * S)
+    verdict = harness.verdict(T)
+    assert verdict is not None
+    assert kinds(verdict) == [ReasonKind.HOP_OUT_UNMET, ReasonKind.NO_TRIGGER]
+    harness.wait(1000 * S)
+    more = slices["n1"] + slices["n2"]
+    harness.status("n1", T, len(more), ["n2"], epoch=2)
+    harness.send("n1", T, 0, more, epoch=2)
+    harness.wait(1000 * S)
+    verdict = harness.verdict(T)
+    assert verdict is not None
+    assert ReasonKind.LATE in kinds(verdict)
+    assert ReasonKind.NO_ANSWER not in kinds(verdict)
+
+
+def test_who_writes_to_another_slice_than_the_one_that_is_kept_may_forget_it() -> None:
+    harness = Harness()
+    slices = two_nodes()
+    harness.cluster(*slices)
+    harness.fire("n1", T)
+    harness.deliver(T, slices)
+    harness.wait(S)
+    harness.deliver(T, {"n2": slices["n2"]}, epoch=2)
+    harness.wait(harness.config.linger_ns + S)
+    assert ("n2", Release(T)) in harness.take_said()
+    harness.deliver(T, {"n2": slices["n2"] + run(*span(3), handle=2)}, epoch=2)
+    assert ("n2", Release(T)) in harness.take_said()
+
+
+def test_bytes_that_overtake_the_first_word_after_a_restart_are_no_sign_of_a_loss() -> None:
+    harness = Harness()
+    slices = two_nodes()
+    harness.cluster(*slices)
+    harness.fire("n1", T)
+    harness.deliver(T, {"n1": slices["n1"]})
+    size = len(slices["n2"])
+    harness.status("n2", T, size - 20, open_handles=1)
+    harness.send("n2", T, 0, slices["n2"][: size - 20])
+    for lose in (harness.lose, harness.lose_slices):
+        lose("n2")
+    harness.connect("n2", incarnation=2)
+    harness.open_slices("n2", incarnation=2)
+    harness.send("n2", T, size - 20, slices["n2"][size - 20 :])
+    harness.status("n2", T, size - 10, open_handles=1)
+    harness.status("n2", T, size)
+    harness.wait(S)
+    verdict = harness.verdict(T)
+    assert verdict is not None
+    assert verdict.kind is VerdictKind.COHERENT
+
+
+def test_a_slice_that_ends_where_its_node_lost_the_rest_is_not_malformed() -> None:
+    for word in ("none", "of another"):
+        harness = Harness()
+        slices = two_nodes()
+        harness.cluster(*slices)
+        harness.fire("n1", T)
+        if word != "none":
+            harness.status("n1", T, len(slices["n1"]))
+        harness.send("n1", T, 0, slices["n1"][:-3])
+        harness.lose("n1")
+        if word != "none":
+            harness.connect("n1", incarnation=2)
+            harness.status("n1", T, 0, held=False)
+        harness.wait(1000 * S)
+        verdict = harness.verdict(T)
+        assert verdict is not None
+        why = ReasonKind.BYTES_MISSING if word == "none" else ReasonKind.RESTARTED
+        assert why in kinds(verdict)
+        assert ReasonKind.MALFORMED not in kinds(verdict)
+
+
 def test_a_node_whose_word_is_missing_may_still_say_how_much_there_is() -> None:
     harness = Harness()
     slices = two_nodes()
