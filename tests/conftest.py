@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import faulthandler
 import os
+import secrets
 import sys
 from collections.abc import Generator
 from pathlib import Path
@@ -22,6 +23,16 @@ _ID_MAX = 80
 # Capturing leaves it alone.
 STDERR = pytest.StashKey[TextIO]()
 
+# Tests that draw lots take new ones in each run. The first of them stands in the head of what
+# pytest prints; with it set, a run draws the same again.
+_NEW_SEEDS = "BACKSIGHT_NEW_SEEDS"
+
+
+def new_seeds(count: int) -> range:
+    """So many seeds that no run has had before, by all odds."""
+    first = int(os.environ[_NEW_SEEDS])
+    return range(first, first + count)
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addini(
@@ -31,7 +42,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+def pytest_report_header() -> str:
+    return f"new seeds: {_NEW_SEEDS}={os.environ[_NEW_SEEDS]}"
+
+
 def pytest_configure(config: pytest.Config) -> None:
+    # Workers of this run inherit it.
+    os.environ.setdefault(_NEW_SEEDS, str(1_000_000 + secrets.randbelow(1 << 40)))
     assert sys.__stderr__ is not None
     config.stash[STDERR] = os.fdopen(os.dup(sys.__stderr__.fileno()), "w")
     # Programs that tests start find the same packages as the tests.

@@ -9,9 +9,11 @@ starts and ends, hops out and in are matched whichever comes first.
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from coordinator.core.evidence import FindingKind
 from formats.records import Breadcrumb, HopIn, HopOut, SpanEnd, SpanStart, Unanswered
 from formats.slices import Record
 from protocol.hashing import node_id
@@ -252,3 +254,35 @@ class PythonEvidence:
             known.end_ns = time_ns
             if self.end_ns is None or time_ns > self.end_ns:
                 self.end_ns = time_ns
+
+
+Missing = tuple[FindingKind, NodeId, object]
+
+
+def missing(evidence: PythonEvidence) -> Iterator[Missing]:
+    """All that a verdict found, when it looked for itself."""
+    # Else the sizes would be made anew of what was forgotten.
+    evidence._is_stale = not evidence.overflow
+    evidence.whole()
+    for node, known in evidence.slices.items():
+        handles = known.decoder.handles
+        lossy = {client for (client, _), runs in handles.items() if runs.lossy}
+        for client in lossy | known.decoder.lossy:
+            yield FindingKind.LOSSY, node, client
+        for key, runs in handles.items():
+            if problem := runs.problem():
+                yield FindingKind.RUN_MISSING, node, (*key, problem)
+        for (client, _), starts in known.open_spans.items():
+            for start in starts:
+                yield FindingKind.UNFINISHED, node, (client, start.span_id)
+        for key in known.early_ends:
+            yield FindingKind.UNSTARTED, node, key
+    for parent, (node, child) in evidence.orphans.items():
+        yield FindingKind.PARENT_MISSING, node, (parent, child)
+    for hop_key, hop in evidence.hops.items():
+        if hop.extracted < hop.injected:
+            unanswered = evidence.is_unanswered(hop_key)
+            kind = FindingKind.HOP_UNANSWERED if unanswered else FindingKind.HOP_OUT_UNMET
+            yield kind, hop_key[0], hop_key[1:]
+        if not hop.injected:
+            yield FindingKind.HOP_IN_UNMET, hop_key[0], (*hop_key[1:], hop.extracted_on)

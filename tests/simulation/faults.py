@@ -11,14 +11,17 @@ from appliance.core.node import NodeConfig, TriggerLimits
 from coordinator.core.policy import policy_of
 from protocol.messages import NO_POLICY, TraceId
 from protocol.versions import OURS, Versions
-from tests.simulation.cluster import SimNode
 from tests.simulation.network import MS, Link, S
+from tests.simulation.node import SimNode
 from tests.simulation.pool import PoolConfig
 from tests.simulation.simulator import Simulator
 from tests.simulation.traffic import Call, Request
 
 BUSY_S = 4.0
 """Seconds of traffic and faults."""
+
+DROPPED_S = 5.0
+"""So long after everybody is back, all have heard what was given up."""
 
 NEVER_NS = 10**15
 
@@ -59,8 +62,11 @@ class Schedule:
             self._at(rng.choice(self._faults()))
         sim.run(BUSY_S + 0.5)
         self._heal()
+        sim.run(DROPPED_S)
+        sim.oracle.check_dropped()
         sim.settle(45)
         sim.check()
+        sim.oracle.check_rest()
 
     # -------------------------------------------------------------- plan
 
@@ -195,9 +201,7 @@ class Schedule:
         self.sim.scheduler.after(self.rng.choice((100 * MS, 3 * S, 10 * S)), node.heal)
 
     def _slow(self) -> None:
-        node = self._node()
-        node.link.slow_ns = self.rng.choice((100 * MS, 700 * MS, 3 * S))
-        self.sim.log(node.name, f"becomes slow by {node.link.slow_ns / 1e9} s")
+        self._node().slow_down(self.rng.choice((100 * MS, 700 * MS, 3 * S)))
 
     def _kill_daemon(self) -> None:
         node = self._node()

@@ -14,6 +14,9 @@ from dataclasses import dataclass, field
 
 MS = 1_000_000
 S = 1_000_000_000
+EPOCH_NS = 1_700_000_000 * S
+
+Log = Callable[[str, str], None]
 
 
 class Scheduler:

@@ -7,6 +7,7 @@ write before its time.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import assert_never
@@ -48,16 +49,26 @@ class KeptTrace:
 
 
 class MemoryStore:
-    """``on_verdict`` is called with each verdict as it becomes durable."""
+    """Tells of what becomes durable.
 
-    def __init__(self, on_verdict: Callable[[TraceId, Verdict], None]) -> None:
+    ``on_verdict`` is called with each verdict, ``on_durable`` with all traces of which anything
+    changed in one transaction.
+    """
+
+    def __init__(
+        self,
+        on_verdict: Callable[[TraceId, Verdict], None],
+        on_durable: Callable[[set[TraceId]], None] = lambda _: None,
+    ) -> None:
         self.nodes: dict[str, PutNode] = {}
         self.triggers: dict[tuple[Group, str], PutTrigger] = {}
         self.abandoned: dict[Group, PutAbandoned] = {}
         self.traces: dict[TraceId, KeptTrace] = {}
         self.undurable_bytes = 0
-        self._pending: list[Write] = []
+        self._pending: deque[Write] = deque()
         self._on_verdict = on_verdict
+        self._on_durable = on_durable
+        self._touched: set[TraceId] = set()
 
     def write(self, write: Write) -> None:
         self._pending.append(write)
@@ -67,7 +78,9 @@ class MemoryStore:
     def make_durable(self, token: int, now_ns: int) -> None:
         """Everything up to the token reaches the disk."""
         while self._pending and self._pending[0].token <= token:
-            self._apply(self._pending.pop(0).record, now_ns)
+            self._apply(self._pending.popleft().record, now_ns)
+        touched, self._touched = self._touched, set()
+        self._on_durable(touched)
 
     def delete(self, trace: TraceId) -> None:
         """As for its bounds: a released trace goes with all that is known of it."""
@@ -161,6 +174,7 @@ class MemoryStore:
                 assert_never(record)
 
     def _trace(self, trace: TraceId) -> KeptTrace:
+        self._touched.add(trace)
         return self.traces.setdefault(trace, KeptTrace())
 
     def _slice(self, trace: TraceId, node: str) -> KeptSlice:

@@ -108,7 +108,6 @@ def abandoned(sim: Simulator) -> dict[TraceId, set[Group]]:
 
 def check(outcome: Outcome) -> None:
     sim = outcome.sim
-    sim.check_bounds()
     # The rare ones arrive whole.
     assert coherent(outcome, "tA") >= 0.99
     assert coherent(outcome, "tB") >= 0.99

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from formats.records import Body, Breadcrumb, Data, HopIn, HopOut, SpanEnd, SpanStart
 from protocol.hashing import node_id
 from protocol.messages import TraceId
-from tests.simulation.cluster import SimNode
 from tests.simulation.network import MS, Scheduler
+from tests.simulation.node import SimNode
 from tests.simulation.pool import ClientModel, Handle
 
 CALL_TIMEOUT_NS = 500 * MS
@@ -84,6 +84,7 @@ class Traffic:
         self.rng = rng
         self.nodes = nodes
         self.requests: list[Request] = []
+        self.by_trace: dict[TraceId, list[Request]] = {}
         self.latency_ns = MS // 2
         self._spans = 0
         self._traces = 0
@@ -100,6 +101,7 @@ class Traffic:
         """Begin a request now."""
         request = Request(trace, self.scheduler.now_ns)
         self.requests.append(request)
+        self.by_trace.setdefault(trace, []).append(request)
 
         def respond(answered: bool) -> None:
             request.responded = answered

@@ -19,7 +19,7 @@ from formats.spans import About, read_slice
 from formats.stamped import ShownTrace, StampedSlice, StampedTrace, _stamped
 from protocol.messages import NodeId, TraceId
 from testbed.encoding import encode_piece, encode_record
-from tests.decoding.evidence import PythonEvidence
+from tests.decoding.evidence import Missing, PythonEvidence, missing
 from tests.decoding.index import python_index
 from tests.decoding.otlp import traces_data
 from tests.decoding.slices import PythonDecoder
@@ -76,37 +76,6 @@ def test_both_decoders_say_the_same_of_much(chunks: list[bytes]) -> None:
 
 
 # ------------------------------------------------------------------ evidence
-
-Missing = tuple[FindingKind, NodeId, object]
-
-
-def missing(evidence: PythonEvidence) -> Iterator[Missing]:
-    """All that a verdict found, when it looked for itself."""
-    # Else the sizes would be made anew of what was forgotten.
-    evidence._is_stale = not evidence.overflow
-    evidence.whole()
-    for node, known in evidence.slices.items():
-        handles = known.decoder.handles
-        lossy = {client for (client, _), runs in handles.items() if runs.lossy}
-        for client in lossy | known.decoder.lossy:
-            yield FindingKind.LOSSY, node, client
-        for key, runs in handles.items():
-            if problem := runs.problem():
-                yield FindingKind.RUN_MISSING, node, (*key, problem)
-        for (client, _), starts in known.open_spans.items():
-            for start in starts:
-                yield FindingKind.UNFINISHED, node, (client, start.span_id)
-        for key in known.early_ends:
-            yield FindingKind.UNSTARTED, node, key
-    for parent, (node, child) in evidence.orphans.items():
-        yield FindingKind.PARENT_MISSING, node, (parent, child)
-    for hop_key, hop in evidence.hops.items():
-        if hop.extracted < hop.injected:
-            unanswered = evidence.is_unanswered(hop_key)
-            kind = FindingKind.HOP_UNANSWERED if unanswered else FindingKind.HOP_OUT_UNMET
-            yield kind, hop_key[0], hop_key[1:]
-        if not hop.injected:
-            yield FindingKind.HOP_IN_UNMET, hop_key[0], (*hop_key[1:], hop.extracted_on)
 
 
 def found(evidence: Evidence) -> Iterator[Missing]:

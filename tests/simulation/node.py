@@ -1,109 +1,41 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Nodes and a coordinator in virtual time: what the shells do, without them.
+"""A node in virtual time: what its shell does, without one.
 
-A node's daemon may crash and come back (its pool, log and report store remain,
-as in the fd store), its machine may die for good, its clock may be off or step.
-The coordinator may crash and come back with what its store made durable.
+Its daemon may crash and come back (its pool, log and report store remain, as in the fd store), its
+machine may die for good, its clock may be off or step.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import cast
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, cast
 
 from appliance.core.node import NodeConfig, NodeCore
-from coordinator.core.config import CoordinatorConfig
-from coordinator.core.coordinator import CoordinatorCore
-from coordinator.core.verdict import Verdict
 from protocol.messages import (
     NO_POLICY,
     ClockProbe,
     ClockReply,
     CoordinatorMessage,
-    Hello,
     NodeMessage,
     Policy,
     Refused,
-    SliceChunk,
-    SliceFlags,
     SliceReply,
-    SliceStatus,
-    TraceId,
+    Welcome,
 )
 from protocol.versions import OURS, Feature, Versions
-from tests.simulation.network import MS, Direction, Link, S, Scheduler
+from tests.simulation.network import EPOCH_NS, MS, Link, Log, S, Scheduler
+from tests.simulation.oracle.choices import watch_node
+from tests.simulation.oracle.record import WatchedPool, World
 from tests.simulation.pool import ClientModel, PoolConfig, PoolModel
-from tests.simulation.store import MemoryStore
+from tests.simulation.stream import Stream
 
-EPOCH_NS = 1_700_000_000 * S
+if TYPE_CHECKING:
+    from tests.simulation.coordinator import SimCoordinator
+
 REDIAL_NS = 250 * MS
 SLICES_IDLE_NS = S
 """How long a Slices stream stays open without a use: its credit is others' then."""
-
-Log = Callable[[str, str], None]
-
-
-class Stream:
-    """One bidirectional stream between a node and the coordinator."""
-
-    def __init__(self, node: SimNode, coordinator: SimCoordinator, kind: str) -> None:
-        scheduler = node.scheduler
-        self.node = node
-        self.coordinator = coordinator
-        self.kind = kind
-        self.number = 0
-        self.accepted = False
-        self._core = node.core
-        self._peer = coordinator.core
-        self.up = Direction(scheduler, self._arrive_up)
-        self.down = Direction(scheduler, self._arrive_down)
-        coordinator.add_stream(self)
-
-    def delay_ns(self) -> int:
-        link = self.node.link
-        jitter = self.node.rng.randrange(link.jitter_ns + 1) if link.jitter_ns else 0
-        return link.latency_ns + jitter + link.stream_delay_ns.get(self.kind, 0)
-
-    def send_up(self, message: object, size: int = 0) -> None:
-        rate = self.node.link.bytes_per_s if self.kind == "slices" else None
-        # What opens a stream is said once, by definition.
-        if self.node.duplicate and not isinstance(message, Hello | tuple):
-            self.up.send(message, self.delay_ns(), size, rate)
-        self.up.send(message, self.delay_ns(), size, rate)
-
-    def send_down(self, message: object) -> None:
-        if self.node.duplicate and isinstance(message, SliceReply):
-            # Credit adds up: it is no fact that may be repeated.
-            self.down.send(replace(message, credit_bytes=0), self.delay_ns())
-        elif self.node.duplicate:
-            self.down.send(message, self.delay_ns())
-        self.down.send(message, self.delay_ns() + self.node.link.slow_ns)
-
-    def _arrive_up(self, message: object) -> None:
-        if self.coordinator.core is self._peer and self._peer is not None:
-            self.coordinator.on_message(self, message)
-
-    def _arrive_down(self, message: object) -> None:
-        if self.node.core is self._core and self._core is not None:
-            self.node.on_message(self, message)
-
-    def break_off(self, *, node_notices_ns: int = 0, coordinator_notices_ns: int = 0) -> None:
-        """The connection is gone: all that is in flight is lost.
-
-        Until a side notices, the stream is half-open to it: what it sends is
-        lost too.
-        """
-        if not self.up.open:
-            return
-        self.up.open = self.down.open = False
-        scheduler = self.node.scheduler
-        scheduler.after(node_notices_ns, lambda: self.node.on_broken(self, self._core))
-        scheduler.after(
-            coordinator_notices_ns, lambda: self.coordinator.on_broken(self, self._peer)
-        )
 
 
 @dataclass(slots=True, eq=False)
@@ -118,12 +50,14 @@ class SimNode:
     link: Link
     coordinator: SimCoordinator
     log: Log
+    world: World
     addresses: tuple[str, ...] = ()
     mono_offset_ns: int = 0
     clock_offset_ns: int = 0
     incarnations: int = 0
     incarnation: int = 0
     dead: bool = False
+    died_ns: int | None = None
     duplicate: bool = False
     poll_ns: int = 50 * MS
     versions: Versions = OURS
@@ -136,10 +70,8 @@ class SimNode:
     messages: int = 0
     report_bytes: int = 0
     store_used_max: int = 0
-    restarts: int = 0
-    lost_slices: set[TraceId] = field(default_factory=set)
-    flags_said: dict[TraceId, SliceFlags] = field(default_factory=dict)
-    """All that it ever said of a trace: its slice may be gone since."""
+    priority_seed: int = 0
+    """By what it ranks groups: as it was told, or as its configuration says."""
     policy: Policy = NO_POLICY
     """What it records by, kept over restarts of the daemon like the report store."""
     _slices_used_ns: int = 0
@@ -177,15 +109,17 @@ class SimNode:
         if self.incarnations > 1:
             self.pool.restart()
         incarnation = self.incarnations << 32 | self.rng.getrandbits(32)
+        self.priority_seed = self.config.cluster_seed
         self.core = NodeCore(
             self.config,
-            self.pool,
+            WatchedPool(self.world, self.name, self.pool),
             incarnation,
             self.mono_ns(),
             self.real_ns() - self.mono_ns(),
             self.versions,
             self.policy,
         )
+        watch_node(self.world, self, self.core)
         self.incarnation = incarnation
         self.log(self.name, "daemon starts")
         self._dial()
@@ -204,7 +138,7 @@ class SimNode:
         if self.core is None:
             return
         self.log(self.name, "daemon dies")
-        self.restarts += 1
+        self.world.daemon_killed(self.name)
         self._break_all(coordinator_notices_ns=self.rng.choice((0, MS, 200 * MS)))
         self.core = self.control = self.slices = None
 
@@ -214,7 +148,7 @@ class SimNode:
             return
         self.kill_daemon()
         self.log(self.name, "report store is lost")
-        self.lost_slices |= {found.trace for found in self.pool.slices()}
+        self.world.store_lost(self.name, [found.trace for found in self.pool.slices()])
         self.pool.lose_store()
         self.policy = NO_POLICY
 
@@ -222,6 +156,7 @@ class SimNode:
         """The machine is gone for good."""
         self.kill_daemon()
         self.dead = True
+        self.died_ns = self.scheduler.now_ns
         self.log(self.name, "machine dies")
 
     def _break_all(self, *, node_notices_ns: int = 0, coordinator_notices_ns: int = 0) -> None:
@@ -280,18 +215,26 @@ class SimNode:
     def cut(self, *, node_notices_ns: int = 0, coordinator_notices_ns: int = 0) -> None:
         """Both connections break; the node may dial again once it notices."""
         self.log(self.name, "connections break")
+        self.world.trouble(self.name)
         self._break_all(
             node_notices_ns=node_notices_ns, coordinator_notices_ns=coordinator_notices_ns
         )
 
     def partition(self, *, coordinator_notices_ns: int = 0) -> None:
         self.log(self.name, "link goes down")
+        self.world.trouble(self.name)
         self.link.up = False
         self._break_all(coordinator_notices_ns=coordinator_notices_ns)
 
     def heal(self) -> None:
         self.log(self.name, "link heals")
         self.link.up = True
+
+    def slow_down(self, by_ns: int) -> None:
+        """Each thing that reaches it takes so long from now on."""
+        self.log(self.name, f"becomes slow by {by_ns / 1e9} s")
+        self.world.trouble(self.name)
+        self.link.slow_ns = by_ns
 
     def on_message(self, stream: Stream, message: object) -> None:
         assert self.core is not None
@@ -303,6 +246,8 @@ class SimNode:
             self.log(self.name, f"<- {message}")
             if isinstance(message, Policy) and Feature.POLICY not in self.versions.features:
                 raise AssertionError(f"{self.name} does not know what a policy is")
+            if isinstance(message, Welcome):
+                self.priority_seed = message.priority_seed or self.config.cluster_seed
             self.core.on_control(cast(CoordinatorMessage, message), self.mono_ns(), self.real_ns())
             if isinstance(message, Refused):
                 self.refusals.append(message.reason)
@@ -346,9 +291,6 @@ class SimNode:
 
     def _say(self, control: Stream, message: NodeMessage) -> None:
         self.log(self.name, f"-> {message}")
-        if isinstance(message, SliceStatus):
-            before = self.flags_said.get(message.trace, SliceFlags.NONE)
-            self.flags_said[message.trace] = before | message.flags
         control.send_up(message)
 
     def pump(self) -> None:
@@ -388,176 +330,3 @@ class SimNode:
         for wakeup_ns in (time for time in times if time is not None):
             # A core that wants to be woken at once, for ever, would never let time pass.
             self.look_after(max(wakeup_ns - now_ns, MS // 10))
-
-
-class SimCoordinator:
-    """The coordinator, its store, and the coordinator's end of the streams."""
-
-    def __init__(
-        self,
-        scheduler: Scheduler,
-        rng: random.Random,
-        config: CoordinatorConfig,
-        log: Log,
-        on_verdict: Callable[[TraceId, Verdict], None],
-    ) -> None:
-        self.scheduler = scheduler
-        self.rng = rng
-        self.config = config
-        self.log = log
-        self.store = MemoryStore(on_verdict)
-        self.store_latency_ns = 2 * MS
-        self.core: CoordinatorCore | None = None
-        self.incarnation = 0
-        self.streams: dict[int, Stream] = {}
-        self.undurable_max = 0
-        self.policy = NO_POLICY
-        self.versions = OURS
-        self.mono_offset_ns = 77 * S
-        self._numbers = 0
-        self._wakes_at_ns: int | None = None
-        self._waiting: list[tuple[Stream, object]] = []
-
-    def mono_ns(self) -> int:
-        return self.scheduler.now_ns + self.mono_offset_ns
-
-    def real_ns(self) -> int:
-        return EPOCH_NS + self.scheduler.now_ns
-
-    def add_stream(self, stream: Stream) -> None:
-        self._numbers += 1
-        stream.number = self._numbers
-        self.streams[stream.number] = stream
-
-    def start(self) -> None:
-        if self.core is not None:
-            return
-        self.incarnation += 1
-        traces, nodes = self.store.recovered()
-        self.core = CoordinatorCore(
-            self.config,
-            self.incarnation,
-            traces,
-            nodes,
-            self.mono_ns(),
-            self.versions,
-            self.policy,
-            self.store.recalled,
-        )
-        self.log("coordinator", f"starts with {len(traces)} traces")
-        self._waiting.clear()
-        self._recover(self.core)
-
-    def _recover(self, core: CoordinatorCore) -> None:
-        """In pieces, while nodes may come."""
-        if self.core is not core:
-            return
-        for _ in range(self.rng.randint(1, 20)):
-            core.recover(self.mono_ns())
-        if core.recovering:
-            self.scheduler.after(MS, lambda: self._recover(core))
-            return
-        self.log("coordinator", "has taken up all")
-        waiting, self._waiting = self._waiting, []
-        for stream, message in waiting:
-            if stream.number in self.streams:
-                self.on_message(stream, message)
-        self.pump()
-
-    def upgrade(self, versions: Versions) -> None:
-        """Another backsight-coordinator, newer or older, on the same store."""
-        self.log("coordinator", f"speaks {versions} from now on")
-        self.kill()
-        self.versions = versions
-        self.start()
-
-    def set_policy(self, policy: Policy) -> None:
-        """The operator changes the file, and has it read again."""
-        self.log("coordinator", f"policy {policy.number:x}")
-        self.policy = policy
-        if self.core is not None:
-            self.core.set_policy(policy)
-            self.pump()
-
-    def kill(self) -> None:
-        """Kill -9: what was not durable is gone, and all connections."""
-        if self.core is None:
-            return
-        self.log("coordinator", "dies")
-        self.core = None
-        self.store.crash()
-        streams, self.streams = self.streams, {}
-        for stream in streams.values():
-            stream.break_off()
-
-    def on_message(self, stream: Stream, message: object) -> None:
-        assert self.core is not None
-        if self.core.recovering:
-            self._waiting.append((stream, message))
-            return
-        now_ns = self.mono_ns()
-        if stream.kind == "control":
-            if not stream.accepted:
-                stream.accepted = True
-                assert isinstance(message, Hello)
-                self.core.on_node_connected(stream.number, message, stream.node.name, now_ns)
-            else:
-                self.core.on_node_message(
-                    stream.number, cast(NodeMessage, message), now_ns, self.real_ns()
-                )
-        elif not stream.accepted:
-            stream.accepted = True
-            assert isinstance(message, tuple)
-            node, incarnation = message
-            self.core.on_slices_connected(stream.number, node, incarnation, now_ns)
-        else:
-            assert isinstance(message, SliceChunk)
-            self.core.on_chunk(stream.number, message, now_ns)
-        self.pump()
-
-    def on_broken(self, stream: Stream, core: CoordinatorCore | None) -> None:
-        self.streams.pop(stream.number, None)
-        if self.core is None or self.core is not core or not stream.accepted:
-            return
-        if stream.kind == "control":
-            self.core.on_node_lost(stream.number, self.mono_ns())
-        else:
-            self.core.on_slices_lost(stream.number, self.mono_ns())
-        self.pump()
-
-    def pump(self) -> None:
-        core = self.core
-        if core is None:
-            return
-        for write in core.take_writes():
-            self.store.write(write)
-            self.scheduler.after(self.store_latency_ns, partial(self._durable, core, write.token))
-        self.undurable_max = max(self.undurable_max, self.store.undurable_bytes)
-        for number, message in core.take_control():
-            stream = self.streams.get(number)
-            if stream is not None:
-                stream.send_down(message)
-        for number, reply in core.take_slice_replies():
-            stream = self.streams.get(number)
-            if stream is not None:
-                stream.send_down(reply)
-        wakeup_ns = core.next_wakeup_ns(self.mono_ns())
-        if wakeup_ns is not None:
-            due_ns = self.scheduler.now_ns + max(wakeup_ns - self.mono_ns(), MS // 10)
-            if self._wakes_at_ns is None or due_ns < self._wakes_at_ns:
-                self._wakes_at_ns = due_ns
-                self.scheduler.at(due_ns, lambda: self._wake(due_ns))
-
-    def _durable(self, core: CoordinatorCore, token: int) -> None:
-        if self.core is not core:
-            return
-        self.store.make_durable(token, self.scheduler.now_ns)
-        core.on_durable(token, self.mono_ns())
-        self.pump()
-
-    def _wake(self, due_ns: int) -> None:
-        if self._wakes_at_ns == due_ns:
-            self._wakes_at_ns = None
-        if self.core is not None:
-            self.core.on_tick(self.mono_ns())
-            self.pump()

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What anything may hold: at every step, and when all is over."""
+
+from __future__ import annotations
+
+import enum
+from collections import Counter, OrderedDict, deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from appliance.core.config import NodeConfig
+from appliance.core.node import NodeCore
+from coordinator.core.coordinator import CoordinatorCore
+
+
+def check_node(core: NodeCore) -> None:
+    """Within the bounds that its configuration states."""
+    config, holdings, owed = core._config, core._holdings, core._owed
+    most = config.triggered_max
+    # One that fires or is asked for may be one too many until the next look.
+    assert len(holdings.groups) <= most, f"{len(holdings.groups)} groups"
+    for kept in (owed._abandoned, owed._firings_due, owed._abandonments_due, owed._answers):
+        assert len(kept) <= most, f"{len(kept)} things are owed"
+    assert len(owed._statuses_due) <= len(holdings.traces)
+    assert len(owed._statuses_later) <= len(holdings.traces)
+    assert len(core.queues) <= config.trigger_names_max + 1
+    assert len(core.counters.triggers) <= config.trigger_names_max + 1
+    for trace in holdings.traces.values():
+        assert 0 < len(trace.groups) <= config.groups_per_trace_max
+        assert 0 <= trace.acked <= trace.sent <= trace.bytes
+
+
+def check_coordinator(core: CoordinatorCore) -> None:
+    """Within the bounds that its configuration states."""
+    config = core._config
+    figures = core.figures()
+    assert figures.memory_bytes <= config.memory_bytes, f"{figures.memory_bytes} bytes"
+    assert figures.assembly_bytes <= config.assembly_bytes_max
+    assert len(core._traces) <= config.traces_max
+    assert figures.traces_closed <= 2 * config.closed_max
+    assert len(core._traversal.abandoned) <= config.closed_max
+    assert figures.nodes_known <= config.nodes_max
+
+
+@dataclass(slots=True)
+class Rate:
+    """A leaky bucket: what flows in beyond the rate stands in it."""
+
+    per_s: float
+    level: float = 0.0
+    at_ns: int = 0
+
+    def add(self, size: int, now_ns: int) -> float:
+        """So much more; what stands in it now."""
+        self.level = max(0.0, self.level - (now_ns - self.at_ns) * self.per_s / 1e9) + size
+        self.at_ns = now_ns
+        return self.level
+
+
+def check_report_rate(config: NodeConfig, rate: Rate, size: int, now_ns: int) -> None:
+    """A node sends no more than its rate, a burst, and what it began when it might."""
+    level = rate.add(size, now_ns)
+    most = config.report_burst_bytes + config.chunk_bytes
+    assert level <= most + 1, f"{level - most} bytes more than its rate allows"
+
+
+_BUILT_IN = (dict, OrderedDict, list, set, deque, Counter)
+_OURS = ("appliance.core", "coordinator.core", "counting")
+
+
+def containers(core: object) -> Iterator[tuple[str, int]]:
+    """Everything in a core that can grow, by where it stands, and how much is in it."""
+    met: set[int] = set()
+    look: list[tuple[str, object]] = [("", core)]
+    while look:
+        path, thing = look.pop()
+        if id(thing) in met:
+            continue
+        met.add(id(thing))
+        if isinstance(thing, _BUILT_IN):
+            yield path, len(thing)
+            values = thing.values() if isinstance(thing, dict) else thing
+            look += [(f"{path}[]", value) for value in values]
+        elif type(thing).__module__.startswith(_OURS) and not isinstance(thing, enum.Enum):
+            names = [*getattr(thing, "__dict__", ())]
+            for each in type(thing).__mro__:
+                slots = each.__dict__.get("__slots__", ())
+                names += [slots] if isinstance(slots, str) else slots
+            look += [
+                (f"{path}.{name}", getattr(thing, name, None)) for name in dict.fromkeys(names)
+            ]
+
+
+REMEMBERED = (
+    # Of the coordinator: what closed traces and groups were, and who there is.
+    "_lifecycle.closed",
+    "_lifecycle._traversal.abandoned",
+    "_lifecycle._traversal._nodes",
+    "_probe_timers",
+    # Of a node: what was given up, and who fires.
+    "_owed._abandoned",
+    "_owed._holdings._names",
+    "_owed._holdings.reporter._queues",
+    "_admission",
+    # Of both: what they count, by bounded names.
+    "_lifecycle._counters",
+    "_lifecycle.traversal_s",
+    "_lifecycle.verdict_s",
+    "_lifecycle._traversal._memory._total",
+    "_owed._holdings.counters",
+    "_trigger_names",
+)
+"""What a core may still hold when nothing is under way."""
+
+
+def held_at_rest(core: object) -> Counter[str]:
+    """What is in a core of all that it must let go of when nothing is under way."""
+    found: Counter[str] = Counter()
+    for path, size in containers(core):
+        if not path.removeprefix(".").startswith(REMEMBERED):
+            found[path] += size
+    return +found

@@ -1,0 +1,248 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether each reason of a verdict is true, and names the node that it is about.
+
+What slices say is found again, by the reader of slices in Python, in the bytes that were durable
+when the verdict was. What a node says is compared with what its pool said to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from coordinator.core.evidence import FindingKind
+from coordinator.core.verdict import Reason, ReasonKind, Verdict
+from protocol.hashing import node_id
+from protocol.messages import SliceFlags, TraceId
+from protocol.verdicts import VerdictKind
+from tests.decoding.evidence import PythonEvidence, missing
+from tests.simulation.network import MS
+from tests.simulation.oracle.expected import may_be_forgotten
+
+if TYPE_CHECKING:
+    from tests.simulation.simulator import Simulator
+
+OF_FINDINGS = {
+    FindingKind.LOSSY: ReasonKind.LOSSY,
+    FindingKind.RUN_MISSING: ReasonKind.RUN_MISSING,
+    FindingKind.UNFINISHED: ReasonKind.UNFINISHED,
+    FindingKind.UNSTARTED: ReasonKind.SPAN_UNSTARTED,
+    FindingKind.PARENT_MISSING: ReasonKind.PARENT_MISSING,
+    FindingKind.HOP_OUT_UNMET: ReasonKind.HOP_OUT_UNMET,
+    FindingKind.HOP_IN_UNMET: ReasonKind.HOP_IN_UNMET,
+    FindingKind.HOP_UNANSWERED: ReasonKind.UNANSWERED,
+}
+
+OF_FLAGS = {
+    ReasonKind.EVICTED: SliceFlags.EVICTED,
+    ReasonKind.LOSSY: SliceFlags.LOSSY,
+    ReasonKind.MAYBE_LOSSY: SliceFlags.MAYBE_LOSSY,
+    ReasonKind.STORE_FULL: SliceFlags.STORE_FULL,
+    ReasonKind.CORRUPT: SliceFlags.CORRUPT,
+    ReasonKind.TRUNCATED: SliceFlags.TRUNCATED,
+}
+
+JUDGED_NS = 500 * MS
+"""What is judged is durable sooner."""
+
+NEVER = {
+    ReasonKind.MALFORMED,
+    ReasonKind.CORRUPT,
+    ReasonKind.TOO_LARGE,
+    ReasonKind.TRUNCATED,
+    ReasonKind.TOO_MANY_NODES,
+    ReasonKind.DELETED,
+}
+"""Nothing in a simulated world makes any of these true."""
+
+
+def untrue(sim: Simulator, trace: TraceId, verdict: Verdict) -> Iterator[str]:
+    """What a verdict says that is not so, in words. It is the one that was just made durable."""
+    said = {(reason.kind, reason.node) for reason in verdict.reasons}
+    late = any(reason.kind is ReasonKind.LATE for reason in verdict.reasons)
+    if late:
+        yield from _untrue_late(sim, trace, verdict)
+        return
+    if {kind for kind, _ in said} == {ReasonKind.ABANDONED}:
+        for _, node in said:
+            yield from _untrue_abandoned(sim, trace, node)
+        return
+    found = _findings(sim, trace)
+    for kind, nodes in found.items():
+        told = {node for said_kind, node in said if said_kind is kind}
+        if kind is ReasonKind.PARENT_MISSING:
+            wrong = told - nodes or (not told and nodes)
+        elif kind is ReasonKind.LOSSY:
+            wrong = nodes - told
+        else:
+            wrong = told ^ nodes
+        if wrong:
+            yield f"{kind.value} holds of {sorted(nodes)}, and is said of {sorted(told)}"
+    for reason in verdict.reasons:
+        if reason.kind in found and reason.kind is not ReasonKind.LOSSY:
+            continue
+        if reason.kind is ReasonKind.LOSSY and reason.node in found[reason.kind]:
+            continue
+        problem = _untrue(sim, trace, reason, verdict)
+        if problem:
+            yield f"{reason.kind.value} of {reason.node!r}: {problem}"
+
+
+def _untrue_late(sim: Simulator, trace: TraceId, verdict: Verdict) -> Iterator[str]:
+    """What was said before it was closed may be said again; the rest is of nodes."""
+    kept = sim.coordinator.store.traces[trace]
+    if kept.first_released_ns is None:
+        yield "it was never closed"
+    before = {
+        (reason.kind, reason.node)
+        for other in sim.verdicts.get(trace, ())
+        for reason in other.reasons
+    }
+    for reason in verdict.reasons:
+        if reason.kind is ReasonKind.LATE or (reason.kind, reason.node) in before:
+            continue
+        problem = _untrue(sim, trace, reason, verdict)
+        if problem:
+            yield f"{reason.kind.value} of {reason.node!r}: {problem}"
+
+
+def _untrue_abandoned(sim: Simulator, trace: TraceId, node: str) -> Iterator[str]:
+    groups = sim.world.groups_of(trace)
+    by = {name for group in groups for name in sim.world.given_up.get(group, ())}
+    flags = sim.world.of(node, trace).ever if node else SliceFlags.NONE
+    if node not in by and SliceFlags.ABANDONED not in flags:
+        yield f"{node!r} gave up none of its groups; {by} did"
+
+
+def _findings(sim: Simulator, trace: TraceId) -> dict[ReasonKind, set[str]]:
+    """What slices say that is wrong, by the nodes that it is about."""
+    evidence = PythonEvidence(10**9)
+    kept = sim.coordinator.store.traces[trace]
+    names = {node_id(name): name for name in sim.nodes}
+    found: dict[ReasonKind, set[str]] = {kind: set() for kind in OF_FINDINGS.values()}
+    for node, stored in kept.slices.items():
+        said = stored.status
+        if said is None or not said.bytes or said.epoch == stored.epoch:
+            evidence.add(node_id(node), bytes(stored.data))
+        # Else the node has begun another, of which nothing is here yet: nobody speaks of this one.
+    for kind, identity, _ in missing(evidence):
+        found[OF_FINDINGS[kind]].add(names[identity])
+    # Of several children without their parent one is told: each of them may be.
+    spans = set(evidence.spans)
+    for identity, said in evidence.slices.items():
+        for parent in said.spans[1::2]:
+            if parent and parent not in spans:
+                found[ReasonKind.PARENT_MISSING].add(names[identity])
+    return found
+
+
+def _untrue(sim: Simulator, trace: TraceId, reason: Reason, verdict: Verdict) -> str:
+    """Why a reason is not true; empty if it is."""
+    kind, node = reason.kind, reason.node
+    if kind in NEVER:
+        return f"nothing can make that so: {reason.detail}"
+    if kind in (ReasonKind.NO_TRIGGER, ReasonKind.OPEN) and not node:
+        return "" if kind is ReasonKind.OPEN else _untrue_no_trigger(sim, trace)
+    if kind is ReasonKind.ABANDONED and not node:
+        gave = any("" in by for by in sim.world.given_up.values())
+        return "" if gave else "the coordinator gave up nothing"
+    if node not in sim.nodes:
+        return "there is no such node"
+    at = sim.nodes[node]
+    stored = sim.coordinator.store.traces[trace].slices.get(node)
+    status = stored.status if stored is not None else None
+    length = len(stored.data) if stored is not None else 0
+    collected = sim.world.of(node, trace)
+    match kind:
+        case ReasonKind.EVICTED | ReasonKind.LOSSY | ReasonKind.MAYBE_LOSSY:
+            if OF_FLAGS[kind] not in collected.ever:
+                return f"its pool only said {collected.ever!r}"
+        case ReasonKind.STORE_FULL:
+            if (
+                SliceFlags.STORE_FULL not in collected.ever
+                and (node, trace) not in sim.world.no_room
+            ):
+                return f"its pool only said {collected.ever!r}"
+        case ReasonKind.ABANDONED:
+            gave = any(group in sim.world.given_up for group in sim.world.groups_of(trace))
+            if SliceFlags.ABANDONED not in collected.ever and not gave:
+                return "none of its groups was given up"
+        case ReasonKind.OPEN:
+            if verdict.kind is not VerdictKind.PROVISIONAL:
+                return "the verdict is not provisional"
+        case ReasonKind.BYTES_MISSING:
+            if status is not None and status.bytes <= length:
+                return f"{length} bytes are here, and it said {status.bytes}"
+        case ReasonKind.STILL_WRITTEN:
+            if status is None or not status.open_handles:
+                return "it said of no open handle"
+        case ReasonKind.NO_ANSWER:
+            if status is not None:
+                return f"it answered: {status}"
+            fired = any(f.node == node for f in sim.world.by_trace.get(trace, ()))
+            if not fired and (node, trace) not in sim.world.asked:
+                return "it was never asked"
+        case ReasonKind.NOT_CONNECTED:
+            if status is not None:
+                return f"it answered: {status}"
+            if not sim.world.was_away(node, JUDGED_NS):
+                return "it was connected when this was said"
+        case ReasonKind.UNKNOWN_NODE:
+            return "it was connected"
+        case ReasonKind.NEVER_SEEN:
+            if status is not None and not status.is_blank:
+                return f"it said {status}"
+            if collected.ever & ~SliceFlags.ABANDONED:
+                return f"its pool said {collected.ever!r}"
+        case ReasonKind.RESTARTED:
+            began_anew = len([epoch for epoch in collected.epochs if epoch]) > 1
+            if not began_anew and not sim.world.restarts_ns.get(node) and not at.dead:
+                return "it was never restarted, and began no other slice"
+        case _:
+            return "no reason that is known here"
+    return ""
+
+
+def _untrue_no_trigger(sim: Simulator, trace: TraceId) -> str:
+    for put in sim.coordinator.store.triggers.values():
+        if trace in (put.fired.group.primary, *put.fired.laterals):
+            return f"{put.node} told of {put.fired.group.trigger}"
+    return ""
+
+
+def outdated(sim: Simulator, trace: TraceId, verdict: Verdict) -> Iterator[str]:
+    """What a verdict says that may have been so, and is not when all are back and have said all."""
+    kinds = {reason.kind for reason in verdict.reasons}
+    if ReasonKind.LATE in kinds:
+        return  # what was wrong when it was closed stays
+    for reason in verdict.reasons:
+        node = sim.nodes.get(reason.node)
+        words = f"{reason.kind.value} of {reason.node!r}"
+        match reason.kind:
+            case ReasonKind.NO_TRIGGER:
+                fired = sim.world.by_trace[trace]
+                if not all(may_be_forgotten(sim, f) for f in fired):
+                    yield f"{words}: who fired it is there, and never forgot it"
+            case ReasonKind.NO_ANSWER | ReasonKind.NOT_CONNECTED:
+                if node is not None and not node.dead:
+                    yield f"{words}: it is there, and answers"
+            case ReasonKind.BYTES_MISSING | ReasonKind.RESTARTED:
+                collected = sim.world.of(reason.node, trace)
+                lost = bool(sim.world.stores_lost_ns.get(reason.node)) or len(collected.epochs) > 1
+                # One that was restarted does not know any more what it gave up.
+                lost = lost or (collected.let_go and bool(sim.world.restarts_ns.get(reason.node)))
+                groups = sim.world.groups_of(trace)
+                lost = lost or any(group in sim.world.given_up for group in groups)
+                if node is not None and not node.dead and not lost:
+                    yield f"{words}: it is there, and never lost anything"
+            case ReasonKind.STILL_WRITTEN | ReasonKind.OPEN:
+                visits = [v for r in sim.requests_of(trace) for v in r.visits]
+                open_there = any(v.node == reason.node and not v.ended for v in visits)
+                if node is not None and not node.dead and not open_there:
+                    yield f"{words}: all that was begun there ended"
+            case ReasonKind.NEVER_SEEN:
+                visits = [v for r in sim.requests_of(trace) for v in r.visits]
+                if any(v.node == reason.node and v.bodies for v in visits):
+                    yield f"{words}: it did"
+            case _:
+                pass
