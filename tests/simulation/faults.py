@@ -251,6 +251,11 @@ class Schedule:
             node.start()
 
 
+def run_at(sim: Simulator, seconds: float, action: Callable[[], None]) -> None:
+    """Do something so long from now."""
+    sim.scheduler.after(int(seconds * S), action)
+
+
 def run_schedule(seed: int, *, trace_log: bool = False) -> Simulator:
     """Run one; OracleError, or whatever a core raised, if a promise is broken."""
     schedule = Schedule(seed, trace_log=trace_log)

@@ -26,6 +26,8 @@ class Scheduler:
         self.now_ns = 0
         self._heap: list[tuple[int, int, Callable[[], None]]] = []
         self._count = 0
+        self.steps = 0
+        """Events so far."""
 
     def at(self, time_ns: int, action: Callable[[], None]) -> None:
         self._count += 1
@@ -38,6 +40,7 @@ class Scheduler:
         """Run all events up to and including that time."""
         while self._heap and self._heap[0][0] <= time_ns:
             self.now_ns, _, action = heapq.heappop(self._heap)
+            self.steps += 1
             action()
         self.now_ns = time_ns
 

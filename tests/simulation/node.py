@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
 
 from appliance.core.node import NodeConfig, NodeCore
+from formats.records import Body
 from protocol.messages import (
     NO_POLICY,
     ClockProbe,
@@ -27,7 +28,7 @@ from protocol.versions import OURS, Feature, Versions
 from tests.simulation.network import EPOCH_NS, MS, Link, Log, S, Scheduler
 from tests.simulation.oracle.choices import watch_node
 from tests.simulation.oracle.record import WatchedPool, World
-from tests.simulation.pool import ClientModel, PoolConfig, PoolModel
+from tests.simulation.pool import ClientModel, Handle, PoolConfig, PoolModel
 from tests.simulation.stream import Stream
 
 if TYPE_CHECKING:
@@ -59,7 +60,8 @@ class SimNode:
     dead: bool = False
     died_ns: int | None = None
     duplicate: bool = False
-    poll_ns: int = 50 * MS
+    notices_ns: int = 50 * MS
+    """How soon it looks after what is written to a trace that it has collected."""
     versions: Versions = OURS
     pool: PoolModel = field(init=False)
     core: NodeCore | None = None
@@ -98,6 +100,7 @@ class SimNode:
         self.log(self.name, f"clock steps by {by_ns / 1e9:+.3f} s")
         self.clock_offset_ns += by_ns
         self.set_clock()
+        self.look_after(self.notices_ns)
 
     # ------------------------------------------------------------- life
 
@@ -124,7 +127,6 @@ class SimNode:
         self.log(self.name, "daemon starts")
         self._dial()
         self.look_after(0)
-        self._poll_loop(self.core)
 
     def upgrade(self, versions: Versions) -> None:
         """Another backsight-node, newer or older, goes on where this one was killed."""
@@ -273,10 +275,28 @@ class SimNode:
 
         self.scheduler.at(due_ns, look)
 
-    def _poll_loop(self, core: NodeCore) -> None:
-        if self.core is core:
-            self.look()
-            self.scheduler.after(self.poll_ns, lambda: self._poll_loop(core))
+    def write(self, handle: Handle, thread: int, body: Body) -> bool:
+        """A process of it writes a record; False when it was lost."""
+        written = self.pool.write(handle, thread, body, self.mono_ns())
+        if self.pool.stock_is_low(handle.client):
+            self.look_after(MS // 2)
+        self._notice()
+        return written
+
+    def close(self, handle: Handle, thread: int) -> None:
+        """A process of it closes a handle."""
+        self.pool.close(handle, thread)
+        self._notice()
+
+    def exit_client(self, client: ClientModel) -> None:
+        """A process of it dies."""
+        self.pool.exit_client(client, self.mono_ns())
+        self._notice()
+
+    def _notice(self) -> None:
+        """Nobody rings for what is written: who holds slices looks now and then, and else sleeps."""
+        if self.pool.holds_slices:
+            self.look_after(self.notices_ns)
 
     def look(self) -> None:
         if self.core is None:

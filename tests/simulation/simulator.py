@@ -123,7 +123,7 @@ class Simulator:
         """Kill -9 of a process of the node, and start another one."""
         client = node.clients.pop(self.rng.randrange(len(node.clients)))
         self.log(node.name, f"process {client.number} dies")
-        node.pool.exit_client(client, node.mono_ns())
+        node.exit_client(client)
         self.add_client(node)
 
     # ----------------------------------------------------------- actions
@@ -204,8 +204,6 @@ class Simulator:
 
     def settle(self, seconds: float = 60.0, window: float = 10.0) -> None:
         """Run until all is said, and check that nobody says anything more."""
-        for node in self.nodes.values():
-            node.poll_ns = 500 * MS  # nobody writes any more
         self.run(seconds)
         before = self.messages()
         self.run(window)

@@ -490,7 +490,7 @@ def test_a_trace_that_never_ends_stays_provisional_and_keeps_coming() -> None:
     sizes = []
     for _ in range(30):
         for _ in range(20):
-            node.pool.write(stream, 0, Data(1, bytes(200)), node.mono_ns())
+            node.write(stream, 0, Data(1, bytes(200)))
             sim.run(0.05)
         kept = sim.coordinator.store.traces[request.trace]
         sizes.append(len(kept.slices["a"].data))

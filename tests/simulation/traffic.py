@@ -171,12 +171,10 @@ class Visit:
     def write(self, body: Body) -> None:
         if not self.alive:
             return
-        if self.node.pool.write(self.handle, self._thread, body, self.node.mono_ns()):
+        if self.node.write(self.handle, self._thread, body):
             self.written.bodies.append(body)
         else:
             self.written.lost += 1
-        if self.node.pool.stock_is_low(self.handle.client):
-            self.node.look_after(MS // 2)
 
     def _work_done(self) -> None:
         if not self.alive:
@@ -227,7 +225,7 @@ class Visit:
         if self.call.then is not None:
             self.call.then(self)
         self.write(SpanEnd(self.span, self.node.real_ns(), 1, "", b""))
-        self.node.pool.close(self.handle, self._thread)
+        self.node.close(self.handle, self._thread)
         self.written.ended = True
         latency_ns = self.traffic.latency_ns
         self.traffic.scheduler.after(latency_ns, lambda: self.respond(True))

@@ -32,14 +32,13 @@ def check_node(core: NodeCore) -> None:
 
 def check_coordinator(core: CoordinatorCore) -> None:
     """Within the bounds that its configuration states."""
-    config = core._config
-    figures = core.figures()
-    assert figures.memory_bytes <= config.memory_bytes, f"{figures.memory_bytes} bytes"
-    assert figures.assembly_bytes <= config.assembly_bytes_max
-    assert len(core._traces) <= config.traces_max
-    assert figures.traces_closed <= 2 * config.closed_max
+    config, memory = core._config, core._memory
+    assert core.memory_bytes <= config.memory_bytes, f"{core.memory_bytes} bytes"
+    assert memory.stored_bytes <= config.assembly_bytes_max, f"{memory.stored_bytes} bytes"
+    assert len(core._traces) <= config.traces_max, f"{len(core._traces)} traces"
+    assert len(core._lifecycle.closed) <= 2 * config.closed_max
     assert len(core._traversal.abandoned) <= config.closed_max
-    assert figures.nodes_known <= config.nodes_max
+    assert len(core._nodes.by_id) <= config.nodes_max
 
 
 @dataclass(slots=True)

@@ -96,7 +96,7 @@ def facts(sim: Simulator, trace: TraceId) -> Iterator[Fact]:
                 yield Fact("written again when it may have been closed")
                 continue
         yield from _of_request(sim, request)
-    yield from _of_nodes(sim, trace, requests, first_ns)
+    yield from _of_nodes(sim, trace, requests, first_ns, closes_ns)
     yield from _of_groups(sim, trace, fired)
     yield from _of_crumbs(world, fired, requests, closes_ns)
 
@@ -112,7 +112,7 @@ def _of_request(sim: Simulator, request: Request) -> Iterator[Fact]:
 
 
 def _of_nodes(
-    sim: Simulator, trace: TraceId, requests: list[Request], first_ns: int
+    sim: Simulator, trace: TraceId, requests: list[Request], first_ns: int, closes_ns: int
 ) -> Iterator[Fact]:
     world = sim.world
     written = {visit.node for request in requests for visit in request.visits}
@@ -129,7 +129,8 @@ def _of_nodes(
         if SliceFlags.ABANDONED in collected.ever:
             yield Fact(f"{name} had given it up before")
         for flag, kinds in OF_FLAG.items():
-            if flag in collected.first and not node.dead:
+            in_time = collected.flagged_ns.get(flag, 0) <= closes_ns
+            if flag in collected.first and in_time and not node.dead:
                 yield Fact(f"{name}: {flag!r}", True, kinds | ANY_LOSS)
             elif flag in collected.ever:
                 yield Fact(f"{name} said {flag!r} later")

@@ -38,6 +38,7 @@ class Collected:
     """What a pool said of a trace that its node collected: each epoch with its flags."""
 
     epochs: dict[int, SliceFlags] = field(default_factory=dict)
+    flagged_ns: dict[SliceFlags, int] = field(default_factory=dict)
     let_go: bool = False
 
     @property
@@ -163,4 +164,6 @@ class WatchedPool:
         known = self._world.collected.setdefault((self._node, found.trace), Collected())
         before = known.epochs.get(found.epoch, SliceFlags.NONE)
         known.epochs[found.epoch] = before | (SliceFlags.NONE if found.searching else found.flags)
+        for flag in found.flags:
+            known.flagged_ns.setdefault(flag, self._world.scheduler.now_ns)
         return found

@@ -154,6 +154,10 @@ class PoolModel:
         )
 
     @property
+    def holds_slices(self) -> bool:
+        return bool(self.store.slices)
+
+    @property
     def config(self) -> PoolConfig:
         return self.state.config
 
