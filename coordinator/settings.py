@@ -5,15 +5,25 @@ from __future__ import annotations
 
 from coordinator.core.config import NS_PER_S, CoordinatorConfig
 from coordinator.core.policy import policy_of
+from coordinator.store.keeping import Keep
 from coordinator.store.retention import StoreLimits
 from protocol.hashing import percentage_threshold
 from protocol.messages import NO_POLICY, Policy
+from protocol.verdicts import VerdictKind
 from runtime.settings.coordinator import PolicySettings, Settings, StoreSettings
 
 
 def store_limits(settings: StoreSettings) -> StoreLimits:
     """How much is kept, for how long."""
-    return StoreLimits(settings.bytes_max, settings.age_max_s)
+    given = settings.retention
+    return StoreLimits(
+        settings.bytes_max,
+        Keep(
+            settings.age_max_s,
+            dict(given.per_trigger),
+            {VerdictKind(kind): keep_s for kind, keep_s in given.per_verdict.items()},
+        ),
+    )
 
 
 def policy(settings: PolicySettings | None) -> Policy:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """How much is kept, for how long, and what goes when the disk is full.
 
-The oldest traces go first, but never one that is still in assembly (not released), for its
-nodes wait for it. They are deleted in transactions of their own, short ones, so that what is
-to be written waits for none of them long.
+Never a trace that is still in assembly (not released), for its nodes wait for it; of the others
+coordinator.store.keeping says which goes first. They are deleted in transactions of their own,
+short ones, so that what is to be written waits for none of them long.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from coordinator.counters import Deleted, StoreCounters
+from coordinator.store.keeping import Keep, Keeping
 from coordinator.store.tables import Tables
 from runtime.log import Log
 
@@ -46,7 +47,7 @@ class StoreLimits:
     """How much is kept, for how long."""
 
     bytes_max: int
-    age_max_s: float
+    keep: Keep
 
 
 class StoreAge:
@@ -124,6 +125,7 @@ class Retention:
         path: Path,
         limits: StoreLimits,
         tables: Tables,
+        keeping: Keeping,
         age: StoreAge,
         counters: StoreCounters,
         log: Log,
@@ -135,6 +137,7 @@ class Retention:
         self._connection = connection
         self._path = path
         self._tables = tables
+        self._keeping = keeping
         self._age = age
         self._counters = counters
         self._log = log
@@ -150,6 +153,7 @@ class Retention:
 
     def enforce(self) -> None:
         """Delete what is too old or too much: all of it only as long as nobody waits."""
+        self._keep_by_rules()
         now_s = self._age.now_s()
         if now_s - self._age_checked_s >= AGE_CHECK_S:
             self._age_checked_s = now_s
@@ -163,7 +167,23 @@ class Retention:
         # Twice what came at least, so that it gets less, however much comes.
         must = max(limit, self.stored_bytes - 2 * grown_bytes)
         while self.stored_bytes > (must if self._others_wait() else target):
-            if not self.delete_oldest(Deleted.BYTES, enough_bytes=target):
+            if not self.delete_first(Deleted.BYTES, enough_bytes=target):
+                break
+
+    def _keep_by_rules(self) -> None:
+        """Take up rules that have changed: at least a piece of it, whoever waits."""
+        keeping = self._keeping
+        if self.limits.keep != keeping.keep:
+            keeping.take_up(self.limits.keep)
+            self._age_checked_s = -AGE_CHECK_S
+        while keeping.is_behind:
+            try:
+                with self._transaction():
+                    keeping.go_over()
+            except sqlite3.Error:
+                keeping.take_up(keeping.keep)
+                raise
+            if self._others_wait():
                 break
 
     def _look_after_age(self, now_s: float) -> None:
@@ -172,7 +192,7 @@ class Retention:
             self._bound_pages(_PAGES_MAX)
         with self._transaction():
             self._age.put()
-        while self.delete_oldest(Deleted.AGE, born_before_s=now_s - self.limits.age_max_s):
+        while self._delete(Deleted.AGE, lambda: self._keeping.too_old(now_s)):
             if self._others_wait():
                 self._age_checked_s = -AGE_CHECK_S  # the rest after them
                 break
@@ -191,7 +211,7 @@ class Retention:
         self.has_reserve = self._reserve.hold()
         target = self._tables.used_bytes() + self._tables.free_bytes() - _ROOM_WHEN_FULL_BYTES
         while self._tables.free_bytes() < _ROOM_WHEN_FULL_BYTES:
-            if not self.delete_oldest(Deleted.DISK_FULL, enough_bytes=target):
+            if not self.delete_first(Deleted.DISK_FULL, enough_bytes=target):
                 break
             self._checkpoint()
         deleted = self._counters.deleted[Deleted.DISK_FULL] - before
@@ -210,17 +230,21 @@ class Retention:
         """Take the log into the file, so that it begins anew where it has room already."""
         self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
 
-    def delete_oldest(
-        self, why: Deleted, *, born_before_s: float | None = None, enough_bytes: int = 0
-    ) -> bool:
-        """Delete the oldest released traces, for a moment; whether there were any.
+    def delete_first(self, why: Deleted, *, enough_bytes: int = 0) -> bool:
+        """Delete the released traces that go first, for a moment; whether there were any.
 
         Fewer if no more than ``enough_bytes`` are left then.
         """
+        now_s = self._age.now_s()
+        return self._delete(why, lambda: self._keeping.first(now_s), enough_bytes)
+
+    def _delete(
+        self, why: Deleted, chosen: Callable[[], int | None], enough_bytes: int = 0
+    ) -> bool:
         until_s = time.monotonic() + _DELETE_S
         deleted = 0
         with self._transaction():
-            while (key := self._oldest(born_before_s)) is not None:
+            while (key := chosen()) is not None:
                 self._tables.delete(key)
                 deleted += 1
                 if self._tables.used_bytes() <= enough_bytes or time.monotonic() >= until_s:
@@ -228,11 +252,3 @@ class Retention:
         self._counters.deleted[why] += deleted
         self.stored_bytes = self._tables.used_bytes()
         return bool(deleted)
-
-    def _oldest(self, born_before_s: float | None) -> int | None:
-        row = self._connection.execute(
-            "SELECT key, born_s FROM traces WHERE released = 1 ORDER BY key LIMIT 1"
-        ).fetchone()
-        if row is None or (born_before_s is not None and row[1] >= born_before_s):
-            return None
-        return int(row[0])

@@ -23,7 +23,7 @@ import os
 import sqlite3
 from pathlib import Path
 
-SCHEMA_VERSION = 8
+SCHEMA_VERSION = 9
 
 # "BSGT", so that `file` and we can tell a store from any other database.
 APPLICATION_ID = 0x42534754
@@ -42,7 +42,8 @@ TABLES = """
 CREATE TABLE about (
     store_id TEXT NOT NULL,             -- drawn when it is made; copies have the same
     age_s REAL NOT NULL,
-    unix_s REAL NOT NULL
+    unix_s REAL NOT NULL,
+    kept_by TEXT NOT NULL DEFAULT ''    -- the rules that all traces.keep_s are by, see keeping
 );
 
 CREATE TABLE nodes (
@@ -67,9 +68,12 @@ CREATE TABLE traces (
     released INTEGER NOT NULL DEFAULT 0,
     verdict TEXT,                       -- kind; NULL before the first
     verdict_version INTEGER,
-    verdict_rest TEXT                   -- JSON object, see verdict_rest()
+    verdict_rest TEXT,                  -- JSON object, see verdict_rest()
+    keep_s INTEGER NOT NULL DEFAULT 0,  -- once it is released: how old it may get; 0: not known
+    pinned INTEGER NOT NULL DEFAULT 0   -- bytes, if an operator wants it to stay
 );
 CREATE INDEX traces_released ON traces (released) WHERE released = 1;
+CREATE INDEX traces_that_may_go ON traces (keep_s) WHERE released = 1 AND pinned = 0;
 
 CREATE TABLE groups (
     key INTEGER PRIMARY KEY,

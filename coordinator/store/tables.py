@@ -34,6 +34,7 @@ from coordinator.core.records import (
 from coordinator.core.trace import STAYING
 from coordinator.core.verdict import Verdict, in_part_deleted
 from coordinator.counters import StoreCounters
+from coordinator.store.keeping import Keeping
 from coordinator.store.rows import stored_slices, verdict_rest
 from coordinator.store.schema import CHUNK_NUMBER_BITS
 from protocol.messages import CHUNK_BYTES_MAX, Group, SliceStatus, TraceId
@@ -224,8 +225,10 @@ class Tables:
         log: Log,
         clock: Callable[[], float],
         age_s: Callable[[], float],
+        keeping: Keeping,
     ) -> None:
         self.age_s = age_s
+        self._keeping = keeping
         self._connection = connection
         self._counters = counters
         self._log = log
@@ -505,16 +508,21 @@ class Tables:
             batch.verdicts.values(),
         )
         many(
-            "UPDATE traces SET released = ? WHERE key = ?",
-            ((int(released), key) for key, released in batch.released.items()),
-        )
-        many(
             f"INSERT OR REPLACE INTO slices VALUES ({', '.join('?' * 16)})",
             (known.row() for known in batch.slices.values()),
         )
         many("INSERT INTO chunks VALUES (?, ?, ?, ?)", batch.chunks)
         many("INSERT OR REPLACE INTO firings VALUES (?, ?, ?, ?, ?, ?, ?)", batch.firings)
         many("INSERT OR IGNORE INTO members VALUES (?, ?)", batch.members)
+        # By its verdict and its groups, which are in their tables now.
+        many(
+            f"UPDATE traces SET released = 1, keep_s = {self._keeping.expression} WHERE key = ?",
+            ((key,) for key, released in batch.released.items() if released),
+        )
+        many(
+            "UPDATE traces SET released = 0 WHERE key = ?",
+            ((key,) for key, released in batch.released.items() if not released),
+        )
         self._put_changes(batch.changed)
 
     def _put_changes(self, keys: Iterable[int]) -> None:

@@ -4,7 +4,8 @@
 4 brought the index and exports, 5 the records of ABI 2, 6 of which verdict traces were when they
 were exported, and how long a closed slice would be if it were collected once more, 7 the
 incarnation of nodes, and the order in which traces wait for the index. 8 has keys that rise in
-place of ids, and neither index nor exports, which have files of their own since.
+place of ids, and neither index nor exports, which have files of their own since. 9 has for how
+long each trace is kept, and which are pinned.
 """
 
 from __future__ import annotations
@@ -34,6 +35,9 @@ from runtime.log import Log
 OLDEST_SCHEMA = 3
 """That is taken over."""
 
+# That has the tables of today, but for some columns.
+_LAST_WITH_KEYS = 8
+
 # Of a slice at once, until its first record is there.
 _LOOKED_AT_BYTES = 4096
 
@@ -42,7 +46,7 @@ _OLD_INDEX_TABLES = ("to_index", "summaries", "operations", "spans", "calls")
 _OLD_INDEXES = ("traces_by_age", "triggers_by_primary", "members_by_group")
 
 _ABOUT = """
-INSERT INTO about SELECT lower(hex(randomblob(16))), 0, strftime('%s');
+INSERT INTO about (store_id, age_s, unix_s) SELECT lower(hex(randomblob(16))), 0, strftime('%s');
 """
 
 # In this order each finds what it names. Chunks are numbered slice by slice.
@@ -51,7 +55,7 @@ INSERT INTO nodes (name, addresses, incarnation)
     SELECT node, addresses, incarnation FROM old_nodes ORDER BY node;
 INSERT OR IGNORE INTO nodes (name)
     SELECT node FROM old_slices UNION SELECT node FROM old_triggers UNION SELECT node FROM old_abandoned;
-INSERT INTO about SELECT lower(hex(randomblob(16))), coalesce(max(stored_ns), 0) / 1e9,
+INSERT INTO about (store_id, age_s, unix_s) SELECT lower(hex(randomblob(16))), coalesce(max(stored_ns), 0) / 1e9,
     coalesce(max(stored_ns), 0) / 1e9 FROM old_traces;
 INSERT INTO traces (id, stored_ns, born_s, released, verdict, verdict_version, verdict_rest)
     SELECT trace, stored_ns, stored_ns / 1000000000, released, verdict, verdict_version, verdict_rest
@@ -101,6 +105,14 @@ DROP TABLE moved;
 
 -- The first is missing, so the index looks at all that is stored. Of no trace: nothing is exported for it.
 INSERT INTO changes VALUES (2, 0, 0);
+"""
+
+
+_AFTER_8 = """
+ALTER TABLE about ADD COLUMN kept_by TEXT NOT NULL DEFAULT '';
+ALTER TABLE traces ADD COLUMN keep_s INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE traces ADD COLUMN pinned INTEGER NOT NULL DEFAULT 0;
+CREATE INDEX traces_that_may_go ON traces (keep_s) WHERE released = 1 AND pinned = 0;
 """
 
 
@@ -237,6 +249,10 @@ def open_store(path: Path, log: Log) -> sqlite3.Connection:
             connection.executescript(f"BEGIN EXCLUSIVE; {SCHEMA} {_ABOUT} COMMIT;")
         elif application != APPLICATION_ID:
             raise StoreError(f"{path}: is a database, but not a store of Backsight")
+        elif version == _LAST_WITH_KEYS:
+            connection.executescript(
+                f"BEGIN EXCLUSIVE; {_AFTER_8} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;"
+            )
         elif OLDEST_SCHEMA <= version < SCHEMA_VERSION:
             _take_over(connection, version, path, log)
         elif version != SCHEMA_VERSION:

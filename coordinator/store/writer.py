@@ -25,6 +25,7 @@ from typing import Self
 
 from coordinator.core.records import AppendSlice, PutNode, Write
 from coordinator.counters import StoreCounters
+from coordinator.store.keeping import Keeping
 from coordinator.store.retention import AGE_CHECK_S, Retention, StoreAge, StoreLimits
 from coordinator.store.rows import stored_nodes
 from coordinator.store.schema import in_words, is_disk_full, lock_store
@@ -106,12 +107,14 @@ class Store:
         self.commit_s = Histogram(_COMMIT_BOUNDS_S)
         """How long transactions of what came took, with the wait for the disk; for any thread."""
         age = StoreAge(self._connection, clock, uptime_s)
-        self._tables = Tables(self._connection, self.counters, log, clock, age.now_s)
+        keeping = Keeping(self._connection, limits.keep)
+        self._tables = Tables(self._connection, self.counters, log, clock, age.now_s, keeping)
         self.retention = Retention(
             self._connection,
             path,
             limits,
             self._tables,
+            keeping,
             age,
             self.counters,
             log,

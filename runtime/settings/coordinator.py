@@ -32,13 +32,35 @@ NODE_BYTES = 2500
 Seconds = Annotated[float, Range(0.001, 86400), RELOADABLE]
 
 
+_VERDICTS = ("coherent", "partial", "lossy", "truncated")
+_Verdict = Annotated[str, Matching("|".join(_VERDICTS), ", ".join(_VERDICTS))]
+
+_Age = Annotated[float, Range(60, 1e10)]
+_TriggerPattern = Annotated[
+    str,
+    Matching(
+        r"[a-z0-9_.-]{1,31}|[a-z0-9_.-]{0,30}\*",
+        "the name of a trigger, or the beginning of names with a * behind",
+    ),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class RetentionSettings:
+    """For how many seconds traces are kept for which ``age_max_s`` is not right: trigger goes before verdict."""
+
+    per_trigger: Mapping[_TriggerPattern, _Age] = field(default_factory=dict)
+    per_verdict: Mapping[_Verdict, _Age] = field(default_factory=dict)
+
+
 @dataclass(frozen=True, slots=True)
 class StoreSettings:
     """Where traces are kept, how many bytes of them, for how long."""
 
     path: Annotated[str, PATH] = "/var/lib/backsight/traces.sqlite"
     bytes_max: Annotated[int, Size(16 << 20, 1 << 50), RELOADABLE] = 10 << 30
-    age_max_s: Annotated[float, Range(60, 1e10), RELOADABLE] = 7 * 86400.0
+    age_max_s: Annotated[_Age, RELOADABLE] = 7 * 86400.0
+    retention: Annotated[RetentionSettings, RELOADABLE] = field(default_factory=RetentionSettings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +144,6 @@ _OWN_HEADERS_TEXT = ", ".join(sorted(_OWN_HEADERS))
 _LABEL_MAX = 63
 _NAME_MAX = 253
 
-_VERDICTS = ("coherent", "partial", "lossy", "truncated")
-
 
 def _host(name: str) -> str:
     """A host as it stands in HOST:PORT; ValueError if nothing can have that name."""
@@ -157,9 +177,7 @@ class ExportSettings:
     )
     compression: Annotated[str, Matching("none|gzip", "none or gzip")] = "gzip"
     timeout_s: Annotated[float, Range(0.1, 600)] = 10.0
-    verdicts: tuple[Annotated[str, Matching("|".join(_VERDICTS), ", ".join(_VERDICTS))], ...] = (
-        _VERDICTS
-    )
+    verdicts: tuple[_Verdict, ...] = _VERDICTS
 
     @property
     def exported_verdicts(self) -> frozenset[VerdictKind]:

@@ -487,7 +487,7 @@ def test_what_the_store_deleted_is_not_tried_again(store_path: Path) -> None:
         here.close_trace(first, {"edge": FRONT})
         assert here.exporter.work(reader) == 5.0
         here.close_trace(second, {"edge": FRONT})
-        here.driver.store.retention.delete_oldest(Deleted.BYTES, enough_bytes=1 << 60)
+        here.driver.store.retention.delete_first(Deleted.BYTES, enough_bytes=1 << 60)
         assert here.exporter.work(reader) == 0
         assert picky.sent == [[first], [second]]
         assert here.exporter.work(reader) is None

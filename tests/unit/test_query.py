@@ -47,6 +47,7 @@ from coordinator.index.asking import IndexReader, Search
 from coordinator.index.file import IndexFile, index_path
 from coordinator.index.indexer import Indexer
 from coordinator.store import reader as reading
+from coordinator.store.keeping import Keep
 from coordinator.store.reader import StoreReader, Wanted
 from coordinator.store.retention import StoreLimits
 from coordinator.store.writer import Store
@@ -945,7 +946,7 @@ def test_a_search_looks_into_each_batch_of_its_time(
 
 def test_the_index_goes_with_its_traces(tmp_path: Path) -> None:
     path, clock = tmp_path / "t.sqlite", Clock()
-    with driver(path, StoreLimits(ROOMY.bytes_max, 3600), clock) as here:
+    with driver(path, StoreLimits(ROOMY.bytes_max, Keep(3600)), clock) as here:
         put_trace(here, TRACE, {"edge": FRONT, "back": CART + STOCK})
         bring_up_to_date(here.store, path)
         assert rows(path)["spans"] == SPANS
@@ -968,7 +969,7 @@ def test_the_index_goes_with_its_traces(tmp_path: Path) -> None:
 @pytest.mark.parametrize("is_lost", ["whole", "broken", "another's", "far behind"])
 def test_a_lost_index_is_made_anew(tmp_path: Path, is_lost: str) -> None:
     path, clock = tmp_path / "t.sqlite", Clock()
-    with driver(path, StoreLimits(ROOMY.bytes_max, 3600), clock) as here:
+    with driver(path, StoreLimits(ROOMY.bytes_max, Keep(3600)), clock) as here:
         put_trace(here, TRACE, {"edge": FRONT})
         here.write(PutReleased(TRACE))
         bring_up_to_date(here.store, path)

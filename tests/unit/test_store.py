@@ -40,6 +40,7 @@ from coordinator.core.records import (
 )
 from coordinator.core.verdict import Reason, ReasonKind, Verdict
 from coordinator.counters import Deleted
+from coordinator.store.keeping import Keep
 from coordinator.store.reader import StoreReader, TraceRow, Wanted
 from coordinator.store.retention import StoreLimits
 from coordinator.store.rows import SliceRow
@@ -64,7 +65,7 @@ from testbed.encoding import encode_piece, encode_process, encode_record
 from tests.unit.logs import SILENT, logs_to
 from tests.unit.old_stores import old_store
 
-ROOMY = StoreLimits(bytes_max=1 << 40, age_max_s=1e9)
+ROOMY = StoreLimits(1 << 40, Keep(1e9))
 
 
 def trace_id(number: int) -> TraceId:
@@ -589,7 +590,7 @@ def test_a_verdict_again_is_for_what_has_none(tmp_path: Path) -> None:
             assert row is not None
             assert row.verdict == VERDICT
             assert reader.trace(T2) is None
-        here.store.retention.delete_oldest(Deleted.BYTES)
+        here.store.retention.delete_first(Deleted.BYTES)
         here.write(PutTrigger("a", fired), PutVerdictAgain(T1, again), PutReleased(T1))
         with StoreReader(path) as reader:
             row = reader.trace(T1)
@@ -671,7 +672,7 @@ def test_bytes_are_bounded_and_the_oldest_go_first(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
     clock = Clock()
     limit = 1_000_000
-    with driver(path, StoreLimits(limit, 1e9), clock) as here:
+    with driver(path, StoreLimits(limit, Keep(1e9)), clock) as here:
         for number in range(1, 101):
             clock.now_s += 1
             fill(here, number)
@@ -691,7 +692,9 @@ def test_bytes_are_bounded_and_the_oldest_go_first(tmp_path: Path) -> None:
     assert path.stat().st_size < 2 * limit
 
 
-@pytest.mark.parametrize("limits", [StoreLimits(100_000, 1e9), StoreLimits(1 << 40, 60.0)])
+@pytest.mark.parametrize(
+    "limits", [StoreLimits(100_000, Keep(1e9)), StoreLimits(1 << 40, Keep(60.0))]
+)
 def test_what_is_to_be_deleted_does_not_hold_up_what_is_written(
     tmp_path: Path, limits: StoreLimits, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -736,7 +739,7 @@ def test_to_delete_a_trace_costs_no_more_where_there_are_many(tmp_path: Path) ->
         store = Driver(path, ROOMY, Clock()).store
         done: list[None] = []
         store._connection.set_progress_handler(partial(done.append, None), 10)
-        assert store.retention.delete_oldest(Deleted.BYTES, enough_bytes=1 << 60)  # one
+        assert store.retention.delete_first(Deleted.BYTES, enough_bytes=1 << 60)  # one
         steps.append(len(done))
         store._connection.close()
     assert steps[1] < 3 * steps[0]
@@ -745,7 +748,7 @@ def test_to_delete_a_trace_costs_no_more_where_there_are_many(tmp_path: Path) ->
 def test_a_trace_in_assembly_is_never_deleted(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
     clock = Clock()
-    with driver(path, StoreLimits(500_000, 10.0), clock) as here:
+    with driver(path, StoreLimits(500_000, Keep(10.0)), clock) as here:
         fill(here, 1, release=False)
         for number in range(2, 20):
             clock.now_s += 100
@@ -762,7 +765,7 @@ def test_a_trace_in_assembly_is_never_deleted(tmp_path: Path) -> None:
 def test_age_is_bounded(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
     clock = Clock()
-    with driver(path, StoreLimits(1 << 40, 3600.0), clock) as here:
+    with driver(path, StoreLimits(1 << 40, Keep(3600.0)), clock) as here:
         fill(here, 1, size=10)
         clock.now_s += 1800
         fill(here, 2, size=10)
@@ -775,7 +778,7 @@ def test_age_is_bounded(tmp_path: Path) -> None:
 
 def test_who_sets_the_clock_deletes_nothing(tmp_path: Path) -> None:
     path, clock, uptime = tmp_path / "store.db", Clock(), Clock()
-    limits = StoreLimits(1 << 40, 3600.0)
+    limits = StoreLimits(1 << 40, Keep(3600.0))
 
     def kept() -> int:
         store = Store(path, limits, durable.put, SILENT, clock, uptime)
@@ -805,7 +808,7 @@ def test_who_sets_the_clock_deletes_nothing(tmp_path: Path) -> None:
 def test_age_is_bounded_while_nothing_is_written(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
     clock = Clock()
-    with driver(path, StoreLimits(1 << 40, 3600.0), clock) as here:
+    with driver(path, StoreLimits(1 << 40, Keep(3600.0)), clock) as here:
         fill(here, 1, size=10)
         passed(here.store)
         assert here.store.counters.traces_deleted == 0
@@ -817,7 +820,7 @@ def test_age_is_bounded_while_nothing_is_written(tmp_path: Path) -> None:
 def test_a_lateral_outlives_its_primary_with_its_trigger(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
     clock = Clock()
-    with driver(path, StoreLimits(1 << 40, 3600.0), clock) as here:
+    with driver(path, StoreLimits(1 << 40, Keep(3600.0)), clock) as here:
         here.write(
             PutTrigger("a", FIRED), PutReleased(T1, released=True)
         )  # T1 is the primary, T2 a lateral
@@ -837,6 +840,7 @@ from pathlib import Path
 import coordinator.store.writer
 from coordinator.core.records import AppendSlice, PutReleased, Write
 from coordinator.store.reader import StoreReader, Wanted
+from coordinator.store.keeping import Keep
 from coordinator.store.retention import StoreLimits
 from coordinator.store.writer import Store
 from protocol.messages import TraceId
@@ -845,7 +849,7 @@ coordinator.store.writer._RETRY_S = 0.01
 disk = Path(sys.argv[1])
 durable = []
 filler = disk / "of others"
-with Store(disk / "t", StoreLimits(1 << 40, 1e9), durable.append, Log.of("store")) as store:
+with Store(disk / "t", StoreLimits(1 << 40, Keep(1e9)), durable.append, Log.of("store")) as store:
     def write(number):
         trace = TraceId(number.to_bytes(16, "big"))
         store.submit([
@@ -913,11 +917,12 @@ WRITER = """
 import os, sys
 from pathlib import Path
 from coordinator.core.records import AppendSlice, Write
+from coordinator.store.keeping import Keep
 from coordinator.store.retention import StoreLimits
 from coordinator.store.writer import Store
 from runtime.log import Log
 from protocol.messages import TraceId
-with Store(Path(sys.argv[1]), StoreLimits(1 << 40, 1e9), lambda t: print(t, flush=True), Log.of("store")) as s:
+with Store(Path(sys.argv[1]), StoreLimits(1 << 40, Keep(1e9)), lambda t: print(t, flush=True), Log.of("store")) as s:
     for n in range(1, 1_000_000):
         s.submit([Write(n, AppendSlice(TraceId(b"t" * 16), "a", 1, 8 * (n - 1), n.to_bytes(8, "big")))])
 """
@@ -968,7 +973,7 @@ def test_files_that_are_no_store_are_refused(tmp_path: Path) -> None:
     connection = sqlite3.connect(newer)
     connection.execute("PRAGMA user_version = 99")
     connection.close()
-    assert "has schema 99, this coordinator knows 8" in refusal(newer)
+    assert "has schema 99, this coordinator knows 9" in refusal(newer)
 
 
 def test_a_store_of_schema_7_is_taken_over_whole(tmp_path: Path) -> None:
