@@ -107,6 +107,7 @@ def summary_of(row: TraceRow) -> pb.TraceSummary:
             for put in row.triggers
         ],
         triggers_omitted=row.triggers_omitted,
+        pinned=row.pinned,
     )
     if verdict is None:
         # Judged once it is quiet; until then nothing is claimed.

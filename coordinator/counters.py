@@ -13,6 +13,7 @@ class Deleted(enum.StrEnum):
     AGE = "age"
     BYTES = "bytes"
     DISK_FULL = "disk_full"
+    OPERATOR = "operator"
 
 
 @dataclass(slots=True)

@@ -184,9 +184,16 @@ METRICS = (
         "now/assembly_bytes",
     ),
     Metric(
+        "pinned_capacity_bytes",
+        "What operators may pin of the store, in all.",
+        "limits/pinned_bytes",
+    ),
+    Metric("pinned_bytes", "What is pinned.", "pinned/bytes"),
+    Metric("pinned_traces", "Traces that are pinned.", "pinned/traces"),
+    Metric(
         "traces_deleted_total",
-        "Traces deleted, by why: older than age_max_s, for bytes_max, or for those that come where the"
-        " disk is full.",
+        "Traces deleted, by why: older than they may get, for bytes_max, for those that come where the"
+        " disk is full, or by an operator.",
         "store/deleted/{reason}",
     ),
     Metric(

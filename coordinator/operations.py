@@ -4,28 +4,38 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import backsight_pb2 as pb
 import grpc
+from google.protobuf.message import Message
 
 from coordinator.core.coordinator import CoordinatorCore
 from coordinator.core.nodes import Forgotten
 from coordinator.rpc.admission import Context, Who, called_by
 from coordinator.rpc.identity import Caller
+from coordinator.store.orders import NotStored, Refused
+from coordinator.store.writer import Store
 from protocol import wire
+from protocol.messages import TraceId
 from runtime.log import Log
 from runtime.printable import printable
+
+_Request = TypeVar("_Request", bound=Message)
 
 
 class Operations:
     """``last_written`` has all that the core has to say until now written, and tells the last token of it."""
 
-    def __init__(self, core: CoordinatorCore, last_written: Callable[[], int], log: Log) -> None:
+    def __init__(
+        self, core: CoordinatorCore, store: Store, last_written: Callable[[], int], log: Log
+    ) -> None:
         self._core = core
+        self._store = store
         self._last_written = last_written
         self._log = log
         self._durable = 0
@@ -36,6 +46,12 @@ class Operations:
         return {
             "ForgetNode": grpc.unary_unary_rpc_method_handler(
                 partial(self._forget_node, who), None, pb.ForgetNodeReply.SerializeToString
+            ),
+            "PinTrace": grpc.unary_unary_rpc_method_handler(
+                partial(self._pin_trace, who), None, pb.PinTraceReply.SerializeToString
+            ),
+            "DeleteTrace": grpc.unary_unary_rpc_method_handler(
+                partial(self._delete_trace, who), None, pb.DeleteTraceReply.SerializeToString
             ),
         }
 
@@ -59,13 +75,9 @@ class Operations:
 
     # --------------------------------------------------------------- answers
 
-    async def _forget_node(
-        self,
-        who: Who,
-        data: bytes,
-        context: grpc.aio.ServicerContext[bytes, pb.ForgetNodeReply],
-    ) -> pb.ForgetNodeReply:
-        request = pb.ForgetNodeRequest()
+    async def _question(
+        self, request: _Request, data: bytes, context: grpc.aio.ServicerContext[bytes, Any]
+    ) -> _Request:
         try:
             wire.parse(request, "request", data)
         except wire.WireError as error:
@@ -76,7 +88,15 @@ class Operations:
                 grpc.StatusCode.UNAVAILABLE,
                 "the coordinator takes up what is stored: ask again when it has",
             )
-        node = request.node
+        return request
+
+    async def _forget_node(
+        self,
+        who: Who,
+        data: bytes,
+        context: grpc.aio.ServicerContext[bytes, pb.ForgetNodeReply],
+    ) -> pb.ForgetNodeReply:
+        node = (await self._question(pb.ForgetNodeRequest(), data, context)).node
         match self._core.forget_node(node):
             case Forgotten.UNKNOWN:
                 said = f"no node {printable(node)[:64]!r} is known"
@@ -95,6 +115,54 @@ class Operations:
         await self._is_durable()
         self._say(who(context), context, f"node {node} is forgotten", node=node)
         return pb.ForgetNodeReply()
+
+    async def _pin_trace(
+        self,
+        who: Who,
+        data: bytes,
+        context: grpc.aio.ServicerContext[bytes, pb.PinTraceReply],
+    ) -> pb.PinTraceReply:
+        request = await self._question(pb.PinTraceRequest(), data, context)
+        orders = self._store.orders
+        act, done = (orders.unpin, "unpinned") if request.unpin else (orders.pin, "pinned")
+        await self._order(who, act, done, request.trace, context)
+        return pb.PinTraceReply()
+
+    async def _delete_trace(
+        self,
+        who: Who,
+        data: bytes,
+        context: grpc.aio.ServicerContext[bytes, pb.DeleteTraceReply],
+    ) -> pb.DeleteTraceReply:
+        request = await self._question(pb.DeleteTraceRequest(), data, context)
+        await self._order(who, self._store.orders.delete, "deleted", request.trace, context)
+        return pb.DeleteTraceReply()
+
+    async def _order(
+        self,
+        who: Who,
+        act: Callable[[TraceId], None],
+        done: str,
+        asked: bytes,
+        context: grpc.aio.ServicerContext[bytes, Any],
+    ) -> None:
+        """Have the store do something with a trace, as it is after all that was said of it until now."""
+        try:
+            trace = wire.parse_trace_id(asked.hex())
+        except wire.WireError as error:
+            await _end(context, grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        await self._is_durable()
+        try:
+            await asyncio.wrap_future(self._store.order(partial(act, trace)))
+        except NotStored as error:
+            await _end(context, grpc.StatusCode.NOT_FOUND, str(error))
+        except Refused as error:
+            await _end(context, grpc.StatusCode.FAILED_PRECONDITION, str(error))
+        except sqlite3.Error as error:
+            said = f"the store cannot be written: {error}; nothing was done"
+            await _end(context, grpc.StatusCode.UNAVAILABLE, said)
+        said = f"trace {trace.hex()} is {done}"
+        self._say(who(context), context, said, trace_id=trace.hex())
 
 
 async def _end(

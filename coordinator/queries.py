@@ -189,5 +189,10 @@ def _wanted(request: pb.ListTracesRequest) -> Wanted:
                 f"{name} is {time_ns}; allowed: Unix nanoseconds up to {_TIME_MAX_NS}, 0 for any time",
             )
     return Wanted(
-        request.trigger, request.verdict, request.service, request.since_ns, request.until_ns
+        request.trigger,
+        request.verdict,
+        request.service,
+        request.since_ns,
+        request.until_ns,
+        request.pinned,
     )

@@ -131,7 +131,7 @@ class CoordinatorServer:
             self.counted,
             log,
         )
-        self._operations = Operations(self._core, self._last_written, log)
+        self._operations = Operations(self._core, self._store, self._last_written, log)
         self._reading = reading
         if reading is not None:
             reading.begin(settings, self._store, self._loop)
@@ -378,12 +378,14 @@ class CoordinatorServer:
                 "messages_bytes": self._nodes.waiting_bytes,
             },
             "stored_bytes": self._store.stored_bytes,
+            "pinned": dataclasses.asdict(self._store.orders.pinned),
             "store_has_reserve": int(self._store.retention.has_reserve),
             "reading": self._read_status["process"],
             "certificate_expires_s": self._guard.expires_at_s,
             "limits": {
                 "memory_bytes": self._settings.memory_bytes,
                 "store_bytes": self._settings.store.bytes_max,
+                "pinned_bytes": self._settings.store.pinned_bytes_max_or_default,
             },
             "traversal": dataclasses.asdict(self._core.traversal_s),
             "verdict": dataclasses.asdict(self._core.verdict_s),

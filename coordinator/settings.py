@@ -23,6 +23,7 @@ def store_limits(settings: StoreSettings) -> StoreLimits:
             dict(given.per_trigger),
             {VerdictKind(kind): keep_s for kind, keep_s in given.per_verdict.items()},
         ),
+        settings.pinned_bytes_max_or_default,
     )
 
 

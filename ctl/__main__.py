@@ -53,6 +53,7 @@ def _request(arguments: argparse.Namespace) -> pb.ListTracesRequest:
         verdict=arguments.verdict or "",
         service=arguments.service or "",
         since_ns=0 if arguments.last is None else time.time_ns() - arguments.last,
+        pinned=getattr(arguments, "pinned", False),
     )
 
 
@@ -72,6 +73,7 @@ def _line(summary: Json) -> str:
         f"{summary['trace_id']}  {began:<19}  {summary['verdict']['kind']:<11}"
         f" {len(summary['nodes']):>5} {summary['span_count']:>9}"
         f" {milliseconds(summary['end_ns'] - summary['start_ns']):>10}  {cut(triggers, 60)}"
+        + ("  (pinned)" if summary["pinned"] else "")
     )
 
 
@@ -214,6 +216,32 @@ def _export(arguments: argparse.Namespace) -> int:
         )
     else:
         sys.stderr.write(f"backsightctl: exported {traces} traces, {spans} spans\n")
+    return 0
+
+
+def _pin(arguments: argparse.Namespace) -> int:
+    trace = parse_trace_id(arguments.trace)
+    pins = arguments.command == "pin"
+    with CoordinatorClient(arguments.coordinator, arguments.tls) as coordinator:
+        coordinator.pin(trace, unpin=not pins)
+    if arguments.json:
+        _print_json({"trace_id": trace.hex(), "pinned": pins})
+    return 0
+
+
+def _delete(arguments: argparse.Namespace) -> int:
+    trace = parse_trace_id(arguments.trace)
+    if not arguments.yes and not sys.stdin.isatty():
+        raise ValueError("delete: nobody is there to be asked; give --yes")
+    with CoordinatorClient(arguments.coordinator, arguments.tls) as coordinator:
+        if not arguments.yes:
+            print(_line(summary_json(coordinator.trace(trace).summary)))
+            if input("Delete it for good? [y/N] ").strip().lower() not in ("y", "yes"):
+                sys.stderr.write("backsightctl: nothing was deleted\n")
+                return 1
+        coordinator.delete(trace)
+    if arguments.json:
+        _print_json({"trace_id": trace.hex(), "deleted": True})
     return 0
 
 
@@ -393,6 +421,9 @@ _COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "snapshot": _snapshot,
     "show": _show,
     "nodes": _nodes,
+    "pin": _pin,
+    "unpin": _pin,
+    "delete": _delete,
     "counters": _counters,
     "status": _status,
     "config check": _config_check,

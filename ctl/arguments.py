@@ -121,6 +121,7 @@ def argument_parser(description: str) -> argparse.ArgumentParser:
             metavar="TIME",
             help="only those of the last 30s, 10m, 2h, 7d",
         )
+    traces.add_argument("--pinned", action="store_true", help="only those that are pinned")
     for sub in (traces, export, tail):
         sub.add_argument("--trigger", metavar="NAME", help="only those of this trigger")
         sub.add_argument(
@@ -135,6 +136,12 @@ def argument_parser(description: str) -> argparse.ArgumentParser:
         asks=("coordinator", "node"),
     )
     show.add_argument("trace", help="32 hex digits")
+    pin = command("pin", "keep a trace, however old it gets")
+    unpin = command("unpin", "let a trace go when its time is over")
+    delete = command("delete", "delete all that is stored of a trace")
+    for sub in (pin, unpin, delete):
+        sub.add_argument("trace", metavar="TRACE", help="32 hex digits")
+    delete.add_argument("--yes", action="store_true", help="without being asked again")
     nodes = command("nodes", "the nodes that the coordinator knows")
     nodes.add_argument(
         "--forget", metavar="NAME", help="forget this one, which is gone for good, instead"

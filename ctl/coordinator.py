@@ -109,6 +109,20 @@ class CoordinatorClient:
         except grpc.RpcError as error:
             raise self._failure(error) from error
 
+    def pin(self, trace: bytes, *, unpin: bool = False) -> None:
+        """Keep a trace, or let it go again when its time is over."""
+        try:
+            self._stub.PinTrace(pb.PinTraceRequest(trace=trace, unpin=unpin), timeout=_TIMEOUT_S)
+        except grpc.RpcError as error:
+            raise self._failure(error) from error
+
+    def delete(self, trace: bytes) -> None:
+        """Delete all that is stored of a trace."""
+        try:
+            self._stub.DeleteTrace(pb.DeleteTraceRequest(trace=trace), timeout=_TIMEOUT_S)
+        except grpc.RpcError as error:
+            raise self._failure(error) from error
+
     def counters(self) -> dict[str, int]:
         """What the coordinator counted since its start, by part and name."""
         try:

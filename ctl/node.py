@@ -57,6 +57,7 @@ class NodeClient:
                 "trace_id": trace.hex(),
                 "triggers": [],
                 "triggers_omitted": 0,
+                "pinned": False,
                 # One node cannot judge a trace.
                 "verdict": {"kind": "unjudged", "version": 0, "reasons": []},
                 "nodes": [reply["node"]],

@@ -216,6 +216,7 @@ def summary_json(summary: pb.TraceSummary) -> Json:
                 for reason in summary.verdict.reasons
             ],
         },
+        "pinned": summary.pinned,
         "nodes": list(summary.nodes),
         "span_count": summary.span_count,
         "bytes": summary.bytes,

@@ -59,7 +59,8 @@ def cut(text: str, width: int) -> str:
 def headline(summary: Json) -> Iterator[str]:
     """Why the trace is there and what is missing of it."""
     verdict = summary["verdict"]
-    yield f"trace {summary['trace_id']}  {verdict['kind']} (version {verdict['version']})"
+    pinned = ", pinned" if summary["pinned"] else ""
+    yield f"trace {summary['trace_id']}  {verdict['kind']} (version {verdict['version']}){pinned}"
     for trigger in summary["triggers"]:
         yield from _trigger(trigger, summary["trace_id"])
     if summary["triggers_omitted"]:

@@ -58,6 +58,8 @@ ALLOWED: dict[str, frozenset[Role]] = {
     "GetCounters": _READERS,
     "TakeSnapshot": _OPERATORS,
     "ForgetNode": _OPERATORS,
+    "PinTrace": _OPERATORS,
+    "DeleteTrace": _OPERATORS,
 }
 """Who may call what."""
 

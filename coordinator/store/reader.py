@@ -81,6 +81,7 @@ class TraceRow:
     triggers_omitted: int
     verdict: Verdict | None
     key: int = field(default=0, compare=False)
+    pinned: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +96,7 @@ class Wanted:
     service: str = ""
     since_ns: int = 0
     until_ns: int = 0
+    pinned: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +122,7 @@ _WANTED = {
     "verdict": "verdict = :verdict",
     "since_ns": "stored_ns >= :since_ns",
     "until_ns": "stored_ns <= :until_ns",
+    "pinned": "pinned > 0",
     "trigger": f"key IN ({_OF_TRIGGER})",
     "service": (
         "EXISTS (SELECT 1 FROM found.summaries AS of JOIN found.spans AS s"
@@ -264,11 +267,12 @@ class StoreReader:
     def trace(self, trace: TraceId) -> TraceRow | None:
         """One trace, None if nothing is stored of it."""
         row = self.connection.execute(
-            "SELECT key, verdict, verdict_version, verdict_rest FROM traces WHERE id = ?", (trace,)
+            "SELECT key, pinned, verdict, verdict_version, verdict_rest FROM traces WHERE id = ?",
+            (trace,),
         ).fetchone()
         if row is None:
             return None
-        key, *verdict = row
+        key, pinned, *verdict = row
         fired = self.connection.execute(
             f"SELECT {FIRED} {FOR_A_MEMBER} {IN_ORDER} LIMIT :limit",
             {"trace": key, "limit": _TRIGGERS_SHOWN_MAX},
@@ -280,7 +284,7 @@ class StoreReader:
                 f"SELECT count(*) {FOR_A_MEMBER}", {"trace": key}
             ).fetchone()
             omitted = count - len(triggers)
-        return TraceRow(trace, triggers, omitted, verdict_of(*verdict), key)
+        return TraceRow(trace, triggers, omitted, verdict_of(*verdict), key, pinned > 0)
 
     def verdict(self, trace: TraceId) -> Verdict | None:
         """Of a trace; None if there is none yet, or the trace is not stored."""

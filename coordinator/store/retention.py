@@ -48,6 +48,7 @@ class StoreLimits:
 
     bytes_max: int
     keep: Keep
+    pinned_bytes_max: int = 0
 
 
 class StoreAge:

@@ -23,6 +23,7 @@ from coordinator.core.records import (
     StoredTrace,
 )
 from coordinator.core.verdict import Reason, ReasonKind, Verdict
+from coordinator.store.schema import CHUNK_NUMBER_BITS
 from protocol.messages import (
     CHUNK_BYTES_MAX,
     Group,
@@ -41,6 +42,15 @@ _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 
 # That are looked at in one query, some milliseconds: who recovers has other things to do, too.
 _KEYS_AT_ONCE = 4096
+
+
+CHUNKS_MAX = (1 << CHUNK_NUMBER_BITS) - 1
+"""Of a trace."""
+
+
+def chunk_ids(key: int) -> tuple[int, int]:
+    """The least and the greatest that a chunk of that trace may have."""
+    return key << CHUNK_NUMBER_BITS, key << CHUNK_NUMBER_BITS | CHUNKS_MAX
 
 
 @dataclass(frozen=True, slots=True)

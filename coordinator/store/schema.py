@@ -74,6 +74,7 @@ CREATE TABLE traces (
 );
 CREATE INDEX traces_released ON traces (released) WHERE released = 1;
 CREATE INDEX traces_that_may_go ON traces (keep_s) WHERE released = 1 AND pinned = 0;
+CREATE INDEX traces_pinned ON traces (pinned) WHERE pinned > 0;
 
 CREATE TABLE groups (
     key INTEGER PRIMARY KEY,

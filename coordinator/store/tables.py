@@ -35,7 +35,7 @@ from coordinator.core.trace import STAYING
 from coordinator.core.verdict import Verdict, in_part_deleted
 from coordinator.counters import StoreCounters
 from coordinator.store.keeping import Keeping
-from coordinator.store.rows import stored_slices, verdict_rest
+from coordinator.store.rows import CHUNKS_MAX, chunk_ids, stored_slices, verdict_rest
 from coordinator.store.schema import CHUNK_NUMBER_BITS
 from protocol.messages import CHUNK_BYTES_MAX, Group, SliceStatus, TraceId
 from runtime.log import Log
@@ -48,7 +48,11 @@ _CUT_REMEMBERED = 1024
 # that is read again.
 _KEPT_TRACES = 4096
 
-_CHUNKS_MAX = (1 << CHUNK_NUMBER_BITS) - 1
+# What a trace that is pinned has grown to.
+_PINNED = (
+    "max(1, (SELECT coalesce(sum(length(data)), 0) FROM chunks WHERE id BETWEEN"
+    f" traces.key << {CHUNK_NUMBER_BITS} AND traces.key << {CHUNK_NUMBER_BITS} | {CHUNKS_MAX}))"
+)
 
 # zstd's own default; higher levels save one or two per cent of chunks of this size.
 _COMPRESSION_LEVEL = 3
@@ -343,9 +347,9 @@ class Tables:
             return None
         key, version = row
         (last,) = self._connection.execute(
-            "SELECT max(id) FROM chunks WHERE id BETWEEN ? AND ?", _chunk_ids(key)
+            "SELECT max(id) FROM chunks WHERE id BETWEEN ? AND ?", chunk_ids(key)
         ).fetchone()
-        trace = _Trace(key, version, (last or 0) & _CHUNKS_MAX)
+        trace = _Trace(key, version, (last or 0) & CHUNKS_MAX)
         for part in stored_slices(self._connection, trace_id, key):
             trace.slices[part.node] = _Slice(
                 key,
@@ -449,8 +453,8 @@ class Tables:
         data = record.data[stored - record.offset :]
         if not data:
             return
-        if trace.chunks == _CHUNKS_MAX:
-            self._count_cut(record, len(data), f"its trace came in {_CHUNKS_MAX} pieces already")
+        if trace.chunks == CHUNKS_MAX:
+            self._count_cut(record, len(data), f"its trace came in {CHUNKS_MAX} pieces already")
             return
         trace.chunks += 1
         number = trace.key << CHUNK_NUMBER_BITS | trace.chunks
@@ -516,7 +520,8 @@ class Tables:
         many("INSERT OR IGNORE INTO members VALUES (?, ?)", batch.members)
         # By its verdict and its groups, which are in their tables now.
         many(
-            f"UPDATE traces SET released = 1, keep_s = {self._keeping.expression} WHERE key = ?",
+            f"UPDATE traces SET released = 1, keep_s = {self._keeping.expression},"
+            f" pinned = iif(pinned, {_PINNED}, 0) WHERE key = ?",
             ((key,) for key, released in batch.released.items() if released),
         )
         many(
@@ -554,7 +559,7 @@ class Tables:
         execute = self._connection.execute
         (trace_id,) = execute("SELECT id FROM traces WHERE key = ?", (key,)).fetchone()
         self._traces.pop(TraceId(trace_id), None)
-        execute("DELETE FROM chunks WHERE id BETWEEN ? AND ?", _chunk_ids(key))
+        execute("DELETE FROM chunks WHERE id BETWEEN ? AND ?", chunk_ids(key))
         execute("DELETE FROM slices WHERE trace = ?", (key,))
         groups = execute(
             "SELECT key FROM groups WHERE primary_trace = ?1"
@@ -590,8 +595,3 @@ class Tables:
         ).fetchone()
         if gone is not None:
             self._trigger_names.forget()
-
-
-def _chunk_ids(key: int) -> tuple[int, int]:
-    """The least and the greatest that a chunk of that trace may have."""
-    return key << CHUNK_NUMBER_BITS, key << CHUNK_NUMBER_BITS | _CHUNKS_MAX

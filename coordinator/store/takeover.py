@@ -113,6 +113,7 @@ ALTER TABLE about ADD COLUMN kept_by TEXT NOT NULL DEFAULT '';
 ALTER TABLE traces ADD COLUMN keep_s INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE traces ADD COLUMN pinned INTEGER NOT NULL DEFAULT 0;
 CREATE INDEX traces_that_may_go ON traces (keep_s) WHERE released = 1 AND pinned = 0;
+CREATE INDEX traces_pinned ON traces (pinned) WHERE pinned > 0;
 """
 
 

@@ -19,13 +19,15 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 from coordinator.core.records import AppendSlice, PutNode, Write
 from coordinator.counters import StoreCounters
 from coordinator.store.keeping import Keeping
+from coordinator.store.orders import Orders
 from coordinator.store.retention import AGE_CHECK_S, Retention, StoreAge, StoreLimits
 from coordinator.store.rows import stored_nodes
 from coordinator.store.schema import in_words, is_disk_full, lock_store
@@ -33,6 +35,8 @@ from coordinator.store.tables import Tables
 from coordinator.store.takeover import open_store
 from counting.histogram import Histogram
 from runtime.log import Log, MessageId
+
+T = TypeVar("T")
 
 # After a failed write (a full disk) the same batch is tried again: nothing is
 # lost, since nothing of it was acknowledged.
@@ -92,6 +96,7 @@ class Store:
             raise
         self._changed = threading.Condition()
         self._asked: deque[Callable[[], None]] = deque()
+        self._ordered: deque[Callable[[], None]] = deque()
         self._queue: list[Write] = []
         self._closing = False
         self._tries_again = True
@@ -118,9 +123,13 @@ class Store:
             age,
             self.counters,
             log,
-            lambda: bool(self._queue) or self._closing,
+            lambda: bool(self._queue or self._ordered) or self._closing,
             self._transaction,
         )
+        self.orders = Orders(
+            self._connection, self._tables, self.counters, lambda: self.retention.limits
+        )
+        """For order()."""
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -157,6 +166,32 @@ class Store:
             self._queue.extend(writes)
             self._changed.notify()
 
+    def order(self, act: Callable[[], T]) -> Future[T]:
+        """Call ``act`` in the writer's thread, in a transaction of its own; then that is durable.
+
+        What it raises, or that it cannot be written, is the future's; at the store's end it is cancelled.
+        """
+        future: Future[T] = Future()
+
+        def run() -> None:
+            if not future.set_running_or_notify_cancel():
+                return
+            try:
+                with self._transaction():
+                    done = act()
+            except Exception as error:  # noqa: BLE001 - whoever asked is told
+                future.set_exception(error)
+            else:
+                future.set_result(done)
+
+        with self._changed:
+            if self._closing:
+                future.cancel()
+            else:
+                self._ordered.append(run)
+                self._changed.notify()
+        return future
+
     def follow(self, wake: Callable[[], None]) -> None:
         """Call ``wake`` in the writer's thread when there may be news of a trace that is judged, or closed."""
         self._wakes.append(wake)
@@ -180,12 +215,12 @@ class Store:
     def _run(self) -> None:
         while True:
             with self._changed:
-                if not self._queue and not self._closing and not self._asked:
+                if not (self._queue or self._closing or self._asked or self._ordered):
                     # Traces grow too old while nothing is written, too.
                     self._changed.wait(AGE_CHECK_S)
                 if 0 < len(self._queue) < _WRITES_AT_ONCE:
                     self._changed.wait_for(lambda: self._closing, _GATHER_S)
-                elif self._closing:
+                elif self._closing and not self._ordered:
                     return
                 batch = self._take()
             self._give_signs()
@@ -193,6 +228,8 @@ class Store:
                 if not self._commit_at_last(batch):
                     return
                 self._on_durable(batch[-1].token)
+            obeyed = self._obey()
+            if batch or obeyed:
                 for wake in self._wakes:
                     wake()
             try:
@@ -203,6 +240,14 @@ class Store:
                     f"{self._path}: cannot delete old traces: {error}",
                     message_id=MessageId.STORE_FAILED,
                 )
+
+    def _obey(self) -> bool:
+        """Do what was ordered; whether there was anything."""
+        obeyed = False
+        while self._ordered:
+            self._ordered.popleft()()
+            obeyed = True
+        return obeyed
 
     def _take(self) -> list[Write]:
         """What goes into the next transaction."""

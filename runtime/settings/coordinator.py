@@ -16,7 +16,7 @@ from protocol.verdicts import VerdictKind
 from runtime.endpoint import Endpoint, OptionalEndpoint, check_listen, is_loopback
 from runtime.endpoint import MetricsSettings as _MetricsSettings
 from runtime.log import Level, LevelName
-from runtime.schema import PATH, RELOADABLE, Count, InvalidValue, Matching, Range, Size
+from runtime.schema import PATH, RELOADABLE, Count, InvalidValue, Matching, Range, Size, format_size
 from runtime.settings.allow import AllowSettings
 from runtime.settings.tls import HOST_NAME, TLS_AND_INSECURE, CoordinatorTlsSettings
 
@@ -34,6 +34,9 @@ Seconds = Annotated[float, Range(0.001, 86400), RELOADABLE]
 
 _VERDICTS = ("coherent", "partial", "lossy", "truncated")
 _Verdict = Annotated[str, Matching("|".join(_VERDICTS), ", ".join(_VERDICTS))]
+
+PINNED_PART = 4
+"""Of ``bytes_max`` one in so many bytes may be pinned, at most."""
 
 _Age = Annotated[float, Range(60, 1e10)]
 _TriggerPattern = Annotated[
@@ -61,6 +64,21 @@ class StoreSettings:
     bytes_max: Annotated[int, Size(16 << 20, 1 << 50), RELOADABLE] = 10 << 30
     age_max_s: Annotated[_Age, RELOADABLE] = 7 * 86400.0
     retention: Annotated[RetentionSettings, RELOADABLE] = field(default_factory=RetentionSettings)
+    pinned_bytes_max: Annotated[int | None, Size(0, 1 << 50), RELOADABLE] = None
+
+    def __post_init__(self) -> None:
+        if self.pinned_bytes_max_or_default * PINNED_PART > self.bytes_max:
+            raise InvalidValue(
+                "pinned_bytes_max",
+                f"{format_size(self.pinned_bytes_max_or_default)}; allowed: up to a quarter of"
+                f" `bytes_max`, {format_size(self.bytes_max // PINNED_PART)}: half of that is for traces that"
+                " are being collected, and something must be left for those that come",
+            )
+
+    @property
+    def pinned_bytes_max_or_default(self) -> int:
+        """A tenth of all, where it is not given."""
+        return self.bytes_max // 10 if self.pinned_bytes_max is None else self.pinned_bytes_max
 
 
 @dataclass(frozen=True, slots=True)

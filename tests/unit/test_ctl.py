@@ -431,6 +431,12 @@ class _Coordinator:
         seen_ns = time.time_ns() - 3 * 3600 * 10**9
         return [NODE, pb.NodeStatus(node="beta", seen_ns=seen_ns, peer="ipv4:10.0.0.3:7")]
 
+    def pin(self, _: bytes, *, unpin: bool = False) -> None:
+        pass
+
+    def delete(self, _: bytes) -> None:
+        pass
+
     def forget_node(self, name: str) -> None:
         self.forgotten.append(name)
 
@@ -450,6 +456,9 @@ ASK_COORDINATOR = {
     "snapshot": [],
     "counters": [],
     "nodes": [],
+    "pin": [TRACE.hex()],
+    "unpin": [TRACE.hex()],
+    "delete": [TRACE.hex(), "--yes"],
     "export": [TRACE.hex(), "--output", "out"],
 }
 ASK_NODE = {"status": [], "show": [TRACE.hex()], "trigger": [TRACE.hex()]}
@@ -511,6 +520,9 @@ def test_every_command_is_for_programs_too(
             *("found", "fired", "bytes", "traces", "judged"),
         },
         "counters": {"core.triggers"},
+        "pin": {"trace_id", "pinned"},
+        "unpin": {"trace_id", "pinned"},
+        "delete": {"trace_id", "deleted"},
         "nodes": {
             *(
                 "node",

@@ -45,8 +45,10 @@ REQUESTS = {
     "ListNodes": pb.ListNodesRequest(),
     "GetCounters": pb.GetCountersRequest(),
     "ForgetNode": pb.ForgetNodeRequest(node="unknown"),
+    "PinTrace": pb.PinTraceRequest(trace=bytes(range(16))),
+    "DeleteTrace": pb.DeleteTraceRequest(trace=bytes(range(16))),
 }
-ONE_ANSWER = {"GetCounters", "ForgetNode"}
+ONE_ANSWER = {"GetCounters", "ForgetNode", "PinTrace", "DeleteTrace"}
 
 
 @pytest.fixture(autouse=True)

@@ -124,5 +124,5 @@ def test_who_may_what() -> None:
     assert may == {
         Role.NODE: {"Control", "Slices"},
         Role.VIEWER: reads,
-        Role.OPERATOR: reads | {"TakeSnapshot", "ForgetNode"},
+        Role.OPERATOR: reads | {"TakeSnapshot", "ForgetNode", "PinTrace", "DeleteTrace"},
     }
