@@ -291,6 +291,7 @@ class Uplink:
         """Send chunks until there has been nothing to report for a while."""
         loop = asyncio.get_running_loop()
         idle_at_s = loop.time() + self._slices_idle_s
+        zstd = wire.Zstd() if self._knows(Feature.ZSTD) else None
         while True:
             try:
                 async with asyncio.timeout_at(idle_at_s):
@@ -304,16 +305,21 @@ class Uplink:
                 idle_at_s = loop.time() + self._slices_idle_s
             chunks = self._core.take_chunks(time.monotonic_ns())
             for listed in self._listed(chunks):
-                for data in encoded(listed, wire.encode_chunks, self._cannot_send):
+                for data in encoded(
+                    listed, lambda some: wire.encode_chunks(some, zstd), self._cannot_send
+                ):
                     await call.write(data)
             if chunks:
                 self._on_fact()
 
+    def _knows(self, feature: Feature) -> bool:
+        """Whether the coordinator does."""
+        agreed = self._core.agreed
+        return agreed is not None and feature in agreed.features
+
     def _listed(self, chunks: Iterable[SliceChunk]) -> Iterator[list[SliceChunk]]:
         """Chunks by the message that carries them; one each to who knows no lists."""
-        agreed = self._core.agreed
-        is_list = agreed is not None and Feature.CHUNK_LISTS in agreed.features
-        count_max = CHUNKS_MAX if is_list else 1
+        count_max = CHUNKS_MAX if self._knows(Feature.CHUNK_LISTS) else 1
         listed: list[SliceChunk] = []
         size = 0
         for chunk in chunks:

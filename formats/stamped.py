@@ -141,7 +141,11 @@ def stamped(detail: pb.TraceDetail, *, one_clock: bool) -> StampedTrace:
 
 
 def stamped_trace(
-    trace: TraceId, stamps: dict[str, AttributeValue], slices: Iterable[CollectedSlice], *, one_clock: bool
+    trace: TraceId,
+    stamps: dict[str, AttributeValue],
+    slices: Iterable[CollectedSlice],
+    *,
+    one_clock: bool,
 ) -> StampedTrace:
     """What is stored of a trace, with its bytes, as spans.
 

@@ -257,6 +257,8 @@ class SliceChunk:
     offset: int
     data: bytes
     epoch: int
+    zstd: bytes = field(default=b"", compare=False)
+    """The data as a frame of Zstandard, if it came so: it can be stored as it is."""
 
 
 @dataclass(frozen=True, slots=True)

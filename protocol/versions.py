@@ -20,6 +20,8 @@ class Feature(enum.IntFlag):
     """And which operations: Policy.rules, said only with it. No node makes anything of them yet."""
     CHUNK_LISTS = 4
     """A message of a Slices stream may carry several chunks: SliceChunk.further."""
+    ZSTD = 8
+    """Chunks may be compressed by Zstandard, and are stored so: SliceChunk.zstd."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +48,7 @@ class Incompatible(ValueError):
     """The two sides have no version in common. The message says which one is to be updated."""
 
 
-OURS = Versions(oldest=5, newest=5, features=Feature.POLICY | Feature.CHUNK_LISTS)
+OURS = Versions(oldest=5, newest=5, features=Feature.POLICY | Feature.CHUNK_LISTS | Feature.ZSTD)
 
 BEFORE_WINDOWS = 4
 """The version of peers that say no window, but only this number. Nobody speaks it any more."""

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import cast
 
 import backsight_pb2 as pb
+import zstandard
 from google.protobuf.message import DecodeError, Message
 
 from protocol.messages import (
@@ -97,6 +98,10 @@ _NEWER = "; if the other side is newer, update this one"
 
 # zlib's own default: half the time of 9, all but a hundredth of its ratio.
 _COMPRESSION_LEVEL = 6
+
+# zstd's own default: a quarter of the time of zlib, and 3 % more bytes. Higher ones save one or two
+# per cent.
+_ZSTD_LEVEL = 3
 
 # Each chunk of a list has some 50 bytes beside its data.
 _SLICES_BYTES_MAX = CHUNK_BYTES_MAX + CHUNKS_MAX * 64
@@ -634,6 +639,33 @@ def _decompressed(data: bytes) -> bytes:
     return plain
 
 
+class Zstd:
+    """Zstandard, for one thread. To make one costs more than a chunk."""
+
+    def __init__(self) -> None:
+        self._compressor = zstandard.ZstdCompressor(level=_ZSTD_LEVEL)
+        self._decompressor = zstandard.ZstdDecompressor()
+
+    def compressed(self, data: bytes) -> bytes:
+        return self._compressor.compress(data)
+
+    def plain(self, frame: bytes, before: int) -> bytes:
+        """What is in a frame of untrusted bytes, of a message with so many bytes before it."""
+        try:
+            size = zstandard.frame_content_size(frame)
+            if size < 0:
+                raise WireError("slice_chunk.data", "a zstd frame that says no size of its content")
+            _within_bytes(before + size)
+            if len(frame) > size:
+                raise WireError(
+                    "slice_chunk.data", f"a zstd frame of {len(frame)} bytes holds {size}"
+                )
+            # It gets room for what it says, and no more.
+            return self._decompressor.decompress(frame)
+        except zstandard.ZstdError as error:
+            raise WireError("slice_chunk.data", f"no valid zstd frame: {error}") from error
+
+
 def encode_opening(opening: Opening) -> bytes:
     """Encode the first message of a Slices stream."""
     _node_name("slice_chunk.node", opening.node)
@@ -641,32 +673,36 @@ def encode_opening(opening: Opening) -> bytes:
     return pb.SliceChunk(node=opening.node, incarnation=opening.incarnation).SerializeToString()
 
 
-def encode_chunks(chunks: Sequence[SliceChunk]) -> bytes:
+def encode_chunks(chunks: Sequence[SliceChunk], zstd: Zstd | None = None) -> bytes:
     """Encode 1 to CHUNKS_MAX chunks, each compressed where that makes it smaller.
 
-    More than one only to who knows Feature.CHUNK_LISTS.
+    More than one only to who knows Feature.CHUNK_LISTS; with ``zstd`` only to who knows that.
     """
     _count("slice_chunk.further", chunks, CHUNKS_MAX, 1)
     _within_bytes(sum(len(chunk.data) for chunk in chunks))
-    first, *further = map(_chunk_out, chunks)
+    first, *further = (_chunk_out(chunk, zstd) for chunk in chunks)
     first.further.extend(further)
     return first.SerializeToString()
 
 
-def _chunk_out(chunk: SliceChunk) -> pb.SliceChunk:
+def _chunk_out(chunk: SliceChunk, zstd: Zstd | None) -> pb.SliceChunk:
     _checked_chunk(chunk)
-    deflated = zlib.compress(chunk.data, _COMPRESSION_LEVEL)
-    compressed = len(deflated) < len(chunk.data)
+    if zstd is None:
+        compressed = zlib.compress(chunk.data, _COMPRESSION_LEVEL)
+    else:
+        compressed = zstd.compressed(chunk.data)
+    is_smaller = len(compressed) < len(chunk.data)
     return pb.SliceChunk(
         trace=chunk.trace,
         offset=chunk.offset,
-        data=deflated if compressed else chunk.data,
-        compressed=compressed,
+        data=compressed if is_smaller else chunk.data,
+        compressed=is_smaller and zstd is None,
+        zstd=is_smaller and zstd is not None,
         epoch=chunk.epoch,
     )
 
 
-def decode_slices_message(data: bytes) -> Opening | list[SliceChunk]:
+def decode_slices_message(data: bytes, zstd: Zstd | None = None) -> Opening | list[SliceChunk]:
     """Decode what a node sent on a Slices stream; WireError if it is malformed."""
     if len(data) > _SLICES_BYTES_MAX:
         # Of chunks without anything, which cost memory and time only once they are parsed.
@@ -683,12 +719,17 @@ def decode_slices_message(data: bytes) -> Opening | list[SliceChunk]:
     for part in (message, *message.further):
         if part is not message and (part.node or part.further):
             raise WireError("slice_chunk.further", "holds more than a chunk")
-        _within_bytes(size + len(part.data))
-        plain = _decompressed(part.data) if part.compressed else part.data
+        sent = part.data
+        _within_bytes(size + len(sent))
+        if part.zstd:
+            zstd = zstd or Zstd()
+            plain, frame = zstd.plain(sent, size), sent
+        else:
+            plain, frame = _decompressed(sent) if part.compressed else sent, b""
         size += len(plain)
         _within_bytes(size)
         chunks.append(
-            _checked_chunk(SliceChunk(TraceId(part.trace), part.offset, plain, part.epoch))
+            _checked_chunk(SliceChunk(TraceId(part.trace), part.offset, plain, part.epoch, frame))
         )
     return chunks
 

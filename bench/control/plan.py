@@ -17,7 +17,7 @@ import importlib
 import random
 import struct
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -239,6 +239,7 @@ def write(file: BinaryIO, nodes: int, traces: int, seed: int, *, is_open: bool) 
     """Write a plan: the same for the same arguments, and the same tree."""
     dice = random.Random(seed)
     plan = _Plan(file, nodes, traces)
+    encode_chunk = _chunk_encoder()
     for number in range(nodes):
         name, incarnation = _node_name(number), dice.getrandbits(64)
         addresses = (f"10.{number >> 16 & 255}.{number >> 8 & 255}.{number & 255}",)
@@ -269,15 +270,18 @@ def write(file: BinaryIO, nodes: int, traces: int, seed: int, *, is_open: bool) 
             )
             plan.add(_PART.pack(number, len(data)))
             plan.point(wire.encode_node_batch([status]))
-            plan.point(_chunk(SliceChunk(identity, 0, data, epoch)))
+            plan.point(encode_chunk(SliceChunk(identity, 0, data, epoch)))
     plan.close()
 
 
-def _chunk(chunk: SliceChunk) -> bytes:
-    # Before chunks came in lists.
-    one = getattr(wire, "encode_chunk", None)
-    encoded: bytes = wire.encode_chunks([chunk]) if one is None else one(chunk)
-    return encoded
+def _chunk_encoder() -> Callable[[SliceChunk], bytes]:
+    # Before chunks came in lists, and then before they came as frames of Zstandard.
+    one, zstd = getattr(wire, "encode_chunk", None), getattr(wire, "Zstd", None)
+    if one is not None:
+        encode: Callable[[SliceChunk], bytes] = one
+        return encode
+    more = () if zstd is None else (zstd(),)
+    return lambda chunk: wire.encode_chunks([chunk], *more)
 
 
 def main() -> None:

@@ -172,7 +172,14 @@ class Assembly:
             offset = part.received
             part.received += len(fresh)
             self._outbox.write(
-                AppendSlice(trace.id, node.name, part.epoch, offset, fresh),
+                AppendSlice(
+                    trace.id,
+                    node.name,
+                    part.epoch,
+                    offset,
+                    fresh,
+                    chunk.zstd if len(fresh) == size else b"",
+                ),
                 BytesDurable(trace.id, node.id, part.epoch, end, len(fresh)),
             )
             self.credit.free(size - len(fresh))

@@ -586,7 +586,8 @@ class CoordinatorCore:
     def _meet(self, trace: Trace, part: Part, epoch: int, *, begins: bool, told: bool) -> bool:
         received = part.received
         met = self._assembly.meet(trace, part, epoch, begins=begins, told=told)
-        self._memory.add_stored(trace, part.received - received)
+        if part.received != received:
+            self._memory.add_stored(trace, part.received - received)
         return met
 
     def _put_status(self, node: Node, part: Part, now_ns: int) -> None:

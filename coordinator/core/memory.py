@@ -93,19 +93,20 @@ class Memory:
         self._uncharge(trace)
         trace.charged_to = state
         state.charged += 1
-        self._add(state, [1, trace.charged_items, trace.stored_bytes])
+        self._add(state, 1, trace.charged_items, trace.stored_bytes)
         self.place(state)
 
     def own(self, state: GroupState, owner: Owner) -> None:
         """Another process fired the group too: it is charged to who has less to pay."""
         if owner == state.owner or self._cost(owner) >= self._cost(state.owner):
             return
-        charged, cost = state.charged, list(state.cost)
-        self._add(state, [-value for value in cost])
+        charged = state.charged
+        traces, items, stored_bytes = state.cost
+        self._add(state, -traces, -items, -stored_bytes)
         state.charged = 0
         self.place(state)
         state.owner, state.charged = owner, charged
-        self._add(state, cost)
+        self._add(state, traces, items, stored_bytes)
         self.place(state)
 
     def grown(self, trace: Trace) -> None:
@@ -115,13 +116,13 @@ class Memory:
         if more:
             trace.charged_items = items
             assert trace.charged_to is not None
-            self._add(trace.charged_to, [0, more, 0])
+            self._add(trace.charged_to, 0, more, 0)
 
     def add_stored(self, trace: Trace, count: int) -> None:
         """So many bytes more of a trace are stored, or will be."""
         trace.stored_bytes += count
         assert trace.charged_to is not None
-        self._add(trace.charged_to, [0, 0, count])
+        self._add(trace.charged_to, 0, 0, count)
 
     def forget(self, trace: Trace) -> None:
         """The trace leaves the memory."""
@@ -165,12 +166,15 @@ class Memory:
 
     def short_of(self) -> Measure | None:
         """Of what there is too much, if there is anything that could give way."""
+        traces, items, stored_bytes = self._total
         config = self._config
-        bounds = (config.traces_max, config.evidence_max, config.assembly_bytes_max)
-        for measure, bound in zip(Measure, bounds, strict=True):
-            if self._total[measure] > bound and self._total[Measure.TRACES]:
-                return measure
-        return None
+        if not traces:
+            return None
+        if traces > config.traces_max:
+            return Measure.TRACES
+        if items > config.evidence_max:
+            return Measure.ITEMS
+        return Measure.STORED_BYTES if stored_bytes > config.assembly_bytes_max else None
 
     def done(self) -> Trace | None:
         """The oldest of those that are done."""
@@ -192,8 +196,7 @@ class Memory:
 
     def place(self, state: GroupState) -> None:
         """Put a group where it belongs."""
-        node = self._nodes.setdefault(state.owner.node, _Node())
-        process = node.processes.setdefault(state.owner.process, _Process())
+        node, process = self._payer(state.owner)
         is_charged = state.charged > 0
         process.settled.put(state.order, state, is_charged and state.unsettled == 0)
         process.unsettled.put(state.order, state, is_charged and state.unsettled > 0)
@@ -213,16 +216,26 @@ class Memory:
     def _uncharge(self, trace: Trace) -> None:
         state, trace.charged_to = trace.charged_to, None
         if state is not None:
-            self._add(state, [-1, -trace.charged_items, -trace.stored_bytes])
+            self._add(state, -1, -trace.charged_items, -trace.stored_bytes)
             state.charged -= 1
             self.place(state)
 
-    def _add(self, state: GroupState, more: list[int]) -> None:
-        node = self._nodes.setdefault(state.owner.node, _Node())
-        process = node.processes.setdefault(state.owner.process, _Process())
+    def _payer(self, owner: Owner) -> tuple[_Node, _Process]:
+        """Have who pays for something."""
+        node = self._nodes.get(owner.node)
+        if node is None:
+            node = self._nodes[owner.node] = _Node()
+        process = node.processes.get(owner.process)
+        if process is None:
+            process = node.processes[owner.process] = _Process()
+        return node, process
+
+    def _add(self, state: GroupState, traces: int, items: int, stored_bytes: int) -> None:
+        node, process = self._payer(state.owner)
         for cost in (self._total, node.cost, process.cost, state.cost):
-            for measure, value in enumerate(more):
-                cost[measure] += value
+            cost[Measure.TRACES] += traces
+            cost[Measure.ITEMS] += items
+            cost[Measure.STORED_BYTES] += stored_bytes
 
     def _cost(self, owner: Owner) -> tuple[int, int]:
         """In traces: of the node, and of its process."""

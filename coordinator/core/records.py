@@ -22,7 +22,7 @@ all is durable, so the store may batch them as it likes but not reorder them.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from coordinator.core.clock import ClockOffset
@@ -95,6 +95,8 @@ class AppendSlice:
     epoch: int
     offset: int
     data: bytes
+    zstd: bytes = field(default=b"", compare=False)
+    """The data as a frame of Zstandard, if it is known."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,6 +76,7 @@ class NodeStreams:
         self._put_off_timer: asyncio.TimerHandle | None = None
         self._said_refused: dict[tuple[str, str], str] = {}  # by name and address; latest last
         self._last_number = 0
+        self._zstd = wire.Zstd()
         self.keeps_up = asyncio.Event()
         """Nodes are listened to while it is set. Before, they can connect, and wait."""
 
@@ -310,6 +311,7 @@ class NodeStreams:
         outgoing: Outgoing,
         identity: Identity | None,
     ) -> None:
+        peer = context.peer()
         try:
             first = await streams.first(requests)
             if first is not None:
@@ -322,8 +324,8 @@ class NodeStreams:
                 reason = _why_another(opening.node, identity)
                 if reason is not None:
                     self._counters.not_permitted += 1
-                    said = f"{context.peer()}: refused: {reason}"
-                    self._peer_log.warning(context.peer(), said, node=opening.node)
+                    said = f"{peer}: refused: {reason}"
+                    self._peer_log.warning(peer, said, node=opening.node)
                     await context.abort(grpc.StatusCode.PERMISSION_DENIED, reason)
                 await self.keeps_up.wait()
                 self._core.on_slices_connected(
@@ -331,8 +333,8 @@ class NodeStreams:
                 )
                 self._changed()
                 async for data in requests:
-                    self._budget.delivered(context.peer())
-                    chunks = wire.decode_slices_message(data)
+                    self._budget.delivered(peer)
+                    chunks = wire.decode_slices_message(data, self._zstd)
                     if isinstance(chunks, wire.Opening):
                         await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "opened twice")
                     now_ns = time.monotonic_ns()
@@ -350,7 +352,6 @@ class NodeStreams:
             )
         except wire.WireError as error:
             self._counters.malformed += 1
-            peer = context.peer()
             self._peer_log.warning(peer, f"{peer}: malformed slice data refused: {error}")
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
 

@@ -136,7 +136,9 @@ class _Run:
         return True
 
     def whole(self) -> AppendSlice:
-        return replace(self.first, data=b"".join(self.data))
+        if len(self.data) == 1:
+            return self.first
+        return replace(self.first, data=b"".join(self.data), zstd=b"")
 
 
 def condensed(records: Iterable[Record]) -> Iterator[Record]:
@@ -458,7 +460,9 @@ class Tables:
             return
         trace.chunks += 1
         number = trace.key << CHUNK_NUMBER_BITS | trace.chunks
-        self._batch.chunks.append((number, known.node_key, stored, self._compressor.compress(data)))
+        is_whole = len(data) == len(record.data)
+        compressed = (record.zstd if is_whole else b"") or self._compressor.compress(data)
+        self._batch.chunks.append((number, known.node_key, stored, compressed))
         known.first_chunk = known.first_chunk or number
         known.last_chunk = number
         known.bytes = stored + len(data)

@@ -36,7 +36,7 @@ BUILD = Path(__file__).parents[2] / "build"
 pytestmark = [pytest.mark.root, pytest.mark.timeout(180)]
 
 OLDER = Versions(5, 6)
-NEWER = Versions(6, 7, Feature.POLICY | Feature.CHUNK_LISTS)
+NEWER = Versions(6, 7, Feature.POLICY | Feature.CHUNK_LISTS | Feature.ZSTD)
 
 # Twenty requests a second, each of which leaves 11 KB on the second node: what a process has in
 # stock must last while its daemon is replaced.

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+import zstandard
+
 from coordinator.core.coordinator import CoordinatorConfig, CoordinatorCore
 from coordinator.core.records import AppendSlice, PutReleased, PutVerdict, Write
 from coordinator.core.verdict import ReasonKind, Verdict
@@ -135,7 +137,7 @@ class Harness:
         self.fetch()
 
     def send(self, name: str, trace: TraceId, offset: int, data: bytes, epoch: int = 1) -> None:
-        chunk = SliceChunk(trace, offset, data, epoch)
+        chunk = SliceChunk(trace, offset, data, epoch, zstandard.compress(data))
         self.core.on_chunk(self.streams[name], chunk, self.now_ns)
         self.credit[name] -= len(data)
         self.fetch()
@@ -211,6 +213,8 @@ class Harness:
         record = write.record
         if isinstance(record, AppendSlice):
             assert record.data
+            # The frame that came is of all of it, or is not passed on.
+            assert not record.zstd or zstandard.decompress(record.zstd) == record.data
             found = self._kept(record.trace, record.node)
             epoch, length = (found.epoch, len(found.data)) if found is not None else (0, 0)
             for other in (*(write.record for write in self.written), record):

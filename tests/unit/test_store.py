@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
+import random
 import signal
 import sqlite3
 import struct
@@ -19,6 +20,7 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
+import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -426,6 +428,20 @@ def test_a_verdict_never_goes_back(tmp_path: Path) -> None:
             assert row.verdict == newer
 
 
+def test_a_chunk_is_stored_as_it_came_where_all_of_it_is_new(tmp_path: Path) -> None:
+    path = tmp_path / "t.sqlite"
+    compressor = zstandard.ZstdCompressor(level=19)
+    data = random.Random(1).randbytes(50) * 20
+    pieces = [(0, data[:600]), (500, data[500:800]), (800, data[800:])]
+    frames = [compressor.compress(piece) for _, piece in pieces]
+    with driver(path) as here, StoreReader(path) as reader:
+        for (offset, piece), frame in zip(pieces, frames, strict=True):
+            here.write(AppendSlice(T1, "a", 1, offset, piece, frame))
+        rows = reader.connection.execute("SELECT data FROM chunks ORDER BY id").fetchall()
+        assert [(frame,) in rows for frame in frames] == [True, False, True]
+        assert read(reader, T1) == [data]
+
+
 @settings(max_examples=20)
 @given(
     st.binary(min_size=1, max_size=200),
@@ -506,10 +522,16 @@ def test_of_many_statuses_at_once_the_last_one_is_written() -> None:
 
 
 def test_of_many_chunks_of_a_slice_at_once_one_is_written() -> None:
-    chunks = [AppendSlice(T1, "a", 1, 7 * index, b"%07d" % index) for index in range(50)]
-    other = AppendSlice(T1, "b", 1, 0, b"abc")
+    chunks = [
+        AppendSlice(T1, "a", 1, 7 * index, b"%07d" % index, b"frame %d" % index)
+        for index in range(50)
+    ]
+    other = AppendSlice(T1, "b", 1, 0, b"abc", b"frame")
     whole = replace(chunks[0], data=b"".join(chunk.data for chunk in chunks))
-    assert list(condensed([chunks[0], other, *chunks[1:]])) == [whole, other]
+    written = list(condensed([chunks[0], other, *chunks[1:]]))
+    assert written == [whole, other]
+    # Those are of parts of it.
+    assert [each.zstd for each in written if isinstance(each, AppendSlice)] == [b"", b"frame"]
     verdict = PutVerdict(T1, VERDICT)
     apart: list[list[Record]] = [
         [chunks[0], verdict, chunks[1]],  # which is on the first alone

@@ -388,6 +388,7 @@ class Coordinator:
         self.said: asyncio.Queue[NodeMessage | Unknown] = asyncio.Queue()
         self.chunks: asyncio.Queue[SliceAck] = asyncio.Queue()
         self.chunks_by_message: list[int] = []
+        self.frames: list[bool] = []
         self.acks: asyncio.Queue[SliceAck] = asyncio.Queue()
         self.slices_ended: asyncio.Queue[None] = asyncio.Queue()
 
@@ -414,6 +415,7 @@ class Coordinator:
                 chunks = wire.decode_slices_message(data)
                 if isinstance(chunks, wire.Opening):
                     continue
+                self.frames += [bool(chunk.zstd) for chunk in chunks]
                 self.chunks_by_message.append(len(chunks))
                 for chunk in chunks:
                     end = chunk.offset + len(chunk.data)
@@ -471,6 +473,22 @@ def test_small_chunks_share_messages_where_both_sides_know_of_it(
             arrived = {(await coordinator.chunks.get()).trace for _ in range(300)}
             assert arrived == {trace(number) for number in range(1, 301)}
             assert coordinator.chunks_by_message == messages
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("feature", [Feature.NONE, Feature.ZSTD])
+def test_chunks_come_in_frames_of_zstandard_where_both_sides_know_of_it(feature: Feature) -> None:
+    async def run() -> None:
+        endpoint = f"127.0.0.1:{free_port()}"
+        coordinator = Coordinator(Agreed(OURS.newest, OURS.features & ~Feature.ZSTD | feature))
+        async with (
+            serving(endpoint, coordinator.control, coordinator.slices),
+            Node(endpoint) as node,
+        ):
+            node.fire(1, records=100)
+            await coordinator.chunks.get()
+            assert coordinator.frames == [feature is Feature.ZSTD]
 
     asyncio.run(run())
 

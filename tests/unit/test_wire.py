@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import backsight_pb2 as pb
 import pytest
+import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -161,6 +162,28 @@ def test_coordinator_batches_round_trip(messages: list[CoordinatorMessage]) -> N
 @given(chunk_lists)
 def test_chunks_round_trip(chunks: list[SliceChunk]) -> None:
     assert wire.decode_slices_message(wire.encode_chunks(chunks)) == chunks
+
+
+@given(chunk_lists)
+def test_chunks_round_trip_in_frames_of_zstandard_which_are_told(chunks: list[SliceChunk]) -> None:
+    zstd = wire.Zstd()
+    decoded = wire.decode_slices_message(wire.encode_chunks(chunks, zstd), zstd)
+    assert decoded == chunks
+    assert isinstance(decoded, list)
+    for chunk in decoded:
+        assert not chunk.zstd or zstandard.decompress(chunk.zstd) == chunk.data
+    # Without a decompressor of their own they are read, too.
+    assert wire.decode_slices_message(wire.encode_chunks(chunks, zstd)) == chunks
+
+
+def test_a_frame_of_zstandard_is_sent_where_it_is_smaller() -> None:
+    chunks = [SliceChunk(TRACE, 0, b"x" * 1000, 1), SliceChunk(TRACE, 1000, b"y", 1)]
+    decoded = wire.decode_slices_message(wire.encode_chunks(chunks, wire.Zstd()))
+    assert isinstance(decoded, list)
+    assert [len(chunk.zstd) for chunk in decoded] == [len(frame(chunks[0].data)), 0]
+    deflated = wire.decode_slices_message(wire.encode_chunks(chunks))
+    assert isinstance(deflated, list)
+    assert not any(chunk.zstd for chunk in deflated)
 
 
 @given(node_names, UINT64)
@@ -470,9 +493,23 @@ def test_as_many_chunks_and_bytes_as_a_message_may_carry_pass_and_no_more() -> N
 
 
 def part(
-    data: bytes, *, compressed: bool = False, offset: int = 0, epoch: int = 1
+    data: bytes, *, compressed: bool = False, zstd: bool = False, offset: int = 0, epoch: int = 1
 ) -> pb.SliceChunk:
-    return pb.SliceChunk(trace=TRACE, offset=offset, data=data, compressed=compressed, epoch=epoch)
+    return pb.SliceChunk(
+        trace=TRACE, offset=offset, data=data, compressed=compressed, zstd=zstd, epoch=epoch
+    )
+
+
+def frame(data: bytes, *, is_sized: bool = True) -> bytes:
+    return zstandard.ZstdCompressor(write_content_size=is_sized).compress(data)
+
+
+def lying_frame(data: bytes, size: int) -> bytes:
+    """A frame that says another size of its content; RFC 8878, 3.1.1.1: it stands before the blocks."""
+    honest = frame(data)
+    said = (len(data) - 256).to_bytes(2, "little")
+    assert honest[5:7] == said
+    return honest[:5] + (size - 256).to_bytes(2, "little") + honest[7:]
 
 
 def list_bytes(first: pb.SliceChunk, *further: pb.SliceChunk) -> bytes:
@@ -501,6 +538,18 @@ def list_bytes(first: pb.SliceChunk, *further: pb.SliceChunk) -> bytes:
         ("bytes follow", list_bytes(part(zlib.compress(b"abc") + b"x", compressed=True))),
         ("no valid zlib stream", list_bytes(part(b"abc", compressed=True))),
         ("0 bytes", list_bytes(part(zlib.compress(b""), compressed=True))),
+        ("no valid zstd frame", list_bytes(part(b"abc", zstd=True))),
+        ("no valid zstd frame", list_bytes(part(b"", zstd=True))),
+        ("no valid zstd frame", list_bytes(part(frame(b"abc" * 99)[:-1], zstd=True))),
+        ("says no size", list_bytes(part(frame(b"abc" * 99, is_sized=False), zstd=True))),
+        ("holds 3$", list_bytes(part(frame(b"abc"), zstd=True))),
+        ("holds 297$", list_bytes(part(frame(b"abc" * 99) + bytes(300), zstd=True))),
+        ("holds 0$", list_bytes(part(frame(b""), zstd=True))),
+        ("1048577 bytes", list_bytes(part(frame(bytes(CHUNK_BYTES_MAX + 1)), zstd=True))),
+        ("1048577 bytes", list_bytes(part(b"x"), part(frame(bytes(CHUNK_BYTES_MAX)), zstd=True))),
+        # A frame says that it holds less, or more, than it does.
+        ("no valid zstd frame", list_bytes(part(lying_frame(bytes(60_000), 300), zstd=True))),
+        ("no valid zstd frame", list_bytes(part(lying_frame(bytes(300), 60_000), zstd=True))),
         ("allowed", list_bytes(part(b"x", offset=(1 << 63) - 1))),
         ("epoch: 0", list_bytes(part(b"x", epoch=0))),
         ("epoch", list_bytes(part(b"x", epoch=1 << 63))),
