@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from coordinator.core.coordinator import CoordinatorConfig
 from coordinator.core.credit import ADVANCE_BYTES, QUANTUM_BYTES, Credit
+from coordinator.core.records import AppendSlice
 from protocol.messages import CHUNK_BYTES_MAX, Abandoned, SliceReply
 from tests.unit.coordinator_harness import Harness, S, trace_id, two_nodes
 
@@ -26,6 +27,18 @@ def acked(harness: Harness, name: str) -> int:
     """The last offset that the node was told is durable."""
     offsets = [ack.offset for to, reply in harness.replied for ack in reply.acks if to == name]
     return offsets[-1] if offsets else 0
+
+
+def test_a_frame_is_written_with_a_chunk_that_is_new_as_a_whole() -> None:
+    harness = Harness()
+    harness.cluster("n1")
+    harness.fire("n1", T)
+    harness.autosave = False
+    for offset, data in ((0, b"abcdef"), (3, b"defghi"), (9, b"jkl")):
+        harness.send("n1", T, offset, data)
+    appended = [w.record for w in harness.written if isinstance(w.record, AppendSlice)]
+    assert [record.data for record in appended] == [b"abcdef", b"ghi", b"jkl"]
+    assert [bool(record.zstd) for record in appended] == [True, False, True]
 
 
 @settings(max_examples=150)

@@ -942,6 +942,10 @@ def test_a_search_looks_into_each_batch_of_its_time(
             ).fetchone()
             assert found(start_min_ns=last_ns, start_max_ns=last_ns) == [TRACE]
             assert reader.list_traces(Wanted(service="front")) == [OTHER, TRACE]
+        with contextlib.closing(IndexFile(path, here.store.id, SILENT)) as file:
+            with file.transaction():
+                file.forget([1])
+            assert rows(path)["batches"] == 1
 
 
 def test_the_index_goes_with_its_traces(tmp_path: Path) -> None:

@@ -547,6 +547,16 @@ def list_bytes(first: pb.SliceChunk, *further: pb.SliceChunk) -> bytes:
         ("holds 0$", list_bytes(part(frame(b""), zstd=True))),
         ("1048577 bytes", list_bytes(part(frame(bytes(CHUNK_BYTES_MAX + 1)), zstd=True))),
         ("1048577 bytes", list_bytes(part(b"x"), part(frame(bytes(CHUNK_BYTES_MAX)), zstd=True))),
+        # A terabyte: nobody takes memory for that. RFC 8878, 3.1.1: one block of a byte.
+        (
+            "1099511627776 bytes",
+            list_bytes(
+                part(
+                    b"\x28\xb5\x2f\xfd\xe0" + (1 << 40).to_bytes(8, "little") + b"\x09\0\0x",
+                    zstd=True,
+                )
+            ),
+        ),
         # A frame says that it holds less, or more, than it does.
         ("no valid zstd frame", list_bytes(part(lying_frame(bytes(60_000), 300), zstd=True))),
         ("no valid zstd frame", list_bytes(part(lying_frame(bytes(300), 60_000), zstd=True))),
