@@ -61,6 +61,10 @@ _SERVICE = "backsight.v1.Coordinator"
 # bounded by credit.
 _UNDURABLE_WRITES_MAX = 65536
 
+# What is due by time (verdicts, releases) waits for what is due soon after, so that it is one
+# transaction: a verdict is later by half of it. A trace is judged after 200 ms of quiet.
+_TICK_NS = 50_000_000
+
 # Of what is stored, in one turn of the loop: what a node's probe of its clock may be off by then.
 _RECOVERED_AT_ONCE_NS = 5_000_000
 
@@ -278,13 +282,17 @@ class CoordinatorServer:
             self._nodes.say(session, messages)
         for stream, reply in self._core.take_slice_replies():
             self._nodes.reply(stream, reply)
+        self._set_timer(self._core.next_wakeup_ns(time.monotonic_ns()))
+
+    def _set_timer(self, wakeup_ns: int | None) -> None:
+        due_s = None if wakeup_ns is None else -(-wakeup_ns // _TICK_NS) * _TICK_NS / 1e9
         if self._timer is not None:
+            if self._timer.when() == due_s:
+                return
             self._timer.cancel()
             self._timer = None
-        now_ns = time.monotonic_ns()
-        wakeup_ns = self._core.next_wakeup_ns(now_ns)
-        if wakeup_ns is not None:
-            self._timer = self._loop.call_later((wakeup_ns - now_ns) / 1e9, self._on_timer)
+        if due_s is not None:
+            self._timer = self._loop.call_at(due_s, self._on_timer)
 
     def _say_verdicts(self, writes: Sequence[Write]) -> None:
         if not self._log.says(Level.DEBUG):

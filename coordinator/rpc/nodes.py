@@ -288,13 +288,13 @@ class NodeStreams:
         context: grpc.aio.ServicerContext[bytes, bytes],
     ) -> None:
         self._counters.streams += 1
-        stream = self._number()
+        stream, peer = self._number(), context.peer()
         outgoing = self._streams[stream] = Outgoing()
         try:
             reads = await streams.converse(
                 context,
                 outgoing,
-                self._receive(requests, stream, context, outgoing, self._identity(context)),
+                self._receive(requests, stream, peer, context, outgoing, self._identity(context)),
             )
         finally:
             del self._streams[stream]
@@ -307,11 +307,11 @@ class NodeStreams:
         self,
         requests: AsyncIterator[bytes],
         stream: int,
+        peer: str,
         context: grpc.aio.ServicerContext[bytes, bytes],
         outgoing: Outgoing,
         identity: Identity | None,
     ) -> None:
-        peer = context.peer()
         try:
             first = await streams.first(requests)
             if first is not None:

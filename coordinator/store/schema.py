@@ -28,6 +28,13 @@ SCHEMA_VERSION = 9
 # "BSGT", so that `file` and we can tell a store from any other database.
 APPLICATION_ID = 0x42534754
 
+PAGE_BYTES = 1024
+"""Of a new store. A transaction writes whole pages to the log, most of which it changes a row or two of: a quarter of
+SQLite's default is half of the bytes. A chunk takes what it needs either way."""
+
+LOG_BYTES = 4 << 20
+"""From there on the log is taken into the file: SQLite's own bound, with its default of a page."""
+
 CHUNK_NUMBER_BITS = 24
 """Of a chunk's id; the rest is its trace's key. So the chunks of a trace follow each other, without
 another index; one of more than 16 million chunks is cut."""

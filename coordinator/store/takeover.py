@@ -20,6 +20,8 @@ from coordinator.store.schema import (
     APPLICATION_ID,
     CHUNK_NUMBER_BITS,
     EXPORTED_BEFORE,
+    LOG_BYTES,
+    PAGE_BYTES,
     SCHEMA,
     SCHEMA_VERSION,
     TABLES,
@@ -247,6 +249,7 @@ def open_store(path: Path, log: Log) -> sqlite3.Connection:
         (application,) = connection.execute("PRAGMA application_id").fetchone()
         (tables,) = connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
         if tables == 0:
+            connection.execute(f"PRAGMA page_size = {PAGE_BYTES}")
             connection.executescript(f"BEGIN EXCLUSIVE; {SCHEMA} {_ABOUT} COMMIT;")
         elif application != APPLICATION_ID:
             raise StoreError(f"{path}: is a database, but not a store of Backsight")
@@ -262,6 +265,8 @@ def open_store(path: Path, log: Log) -> sqlite3.Connection:
                 " give it another file, or run the version that wrote this one"
             )
         connection.execute("PRAGMA journal_mode = WAL")
+        (page_bytes,) = connection.execute("PRAGMA page_size").fetchone()
+        connection.execute(f"PRAGMA wal_autocheckpoint = {LOG_BYTES // page_bytes}")
         connection.execute("PRAGMA synchronous = FULL")
     except sqlite3.Error as error:
         connection.close()

@@ -44,7 +44,7 @@ _RETRY_S = 1.0
 
 # What comes within this time is one transaction. A commit costs a page of each table that it
 # writes to, and a wait for the disk; who waits for it waits for this, too.
-_GATHER_S = 0.01
+_GATHER_S = 0.02
 
 # From a page of a fast disk to what makes nodes keep what they have to say.
 _COMMIT_BOUNDS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)

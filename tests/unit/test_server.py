@@ -372,7 +372,7 @@ def test_who_said_who_it_is_may_be_silent(tmp_path: Path, monkeypatch: pytest.Mo
                     here._nodes._hear(hello, 1, "peer", streams.Outgoing(), None)
                 ),
                 asyncio.ensure_future(
-                    here._nodes._receive(opening, 2, None, streams.Outgoing(), None)  # type: ignore[arg-type]
+                    here._nodes._receive(opening, 2, "peer", None, streams.Outgoing(), None)  # type: ignore[arg-type]
                 ),
             ]
             await asyncio.sleep(0)  # they begin to wait before the one that says nothing
