@@ -42,12 +42,18 @@ class _Sample:
     def error_at(self, now_ns: int) -> int:
         return self.error_ns + (now_ns - self.taken_ns) * DRIFT_PPM // 1_000_000
 
+    @property
+    def rank(self) -> int:
+        """The less, the less its error at any time."""
+        return self.error_ns * 1_000_000 - self.taken_ns * DRIFT_PPM
+
 
 class ClockFilter:
     """The probes of one node, and what they add up to."""
 
     def __init__(self) -> None:
         self._samples: deque[_Sample] = deque(maxlen=SAMPLES)
+        self._best: _Sample | None = None
         self._number = 0
         self._sent_ns: int | None = None
 
@@ -83,6 +89,7 @@ class ClockFilter:
         ):
             self._samples.clear()
         self._samples.append(sample)
+        self._find_best()
         return True
 
     def stepped(self, by_ns: int) -> None:
@@ -95,10 +102,13 @@ class ClockFilter:
             ),
             maxlen=SAMPLES,
         )
+        self._find_best()
+
+    def _find_best(self) -> None:
+        # Here, and not for each status of a node.
+        self._best = min(self._samples, key=lambda sample: sample.rank, default=None)
 
     def estimate(self, now_ns: int) -> ClockOffset | None:
         """The best that is known now, None before the first answer."""
-        if not self._samples:
-            return None
-        best = min(self._samples, key=lambda sample: sample.error_at(now_ns))
-        return ClockOffset(best.offset_ns, best.error_at(now_ns))
+        best = self._best
+        return None if best is None else ClockOffset(best.offset_ns, best.error_at(now_ns))

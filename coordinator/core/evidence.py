@@ -132,10 +132,12 @@ class Evidence:
         count = lib.bsd_evidence_slices(self._native)
         return (SliceEvidence(self._native, number) for number in range(count))
 
-    def slice_of(self, node: NodeId) -> SliceEvidence | None:
-        """A node's; None if nothing of it is known."""
+    def least_bytes(self, node: NodeId) -> int | None:
+        """Of SliceInfo, of a node's slice; None if nothing of it is known."""
         number = lib.bsd_evidence_find(self._native, node)
-        return SliceEvidence(self._native, number) if number >= 0 else None
+        if number < 0:
+            return None
+        return int(lib.bsd_slice_info(lib.bsd_evidence_slice(self._native, number)).least_bytes)
 
     def findings(self, few: int) -> Iterator[Finding]:
         """What is missing: of each kind and node as many, the last with how many more there are."""
@@ -144,7 +146,7 @@ class Evidence:
         return (_finding(first[i]) for i in range(count))
 
     def _name(self, node: NodeId, name: str) -> None:
-        if node_id(name) == node:
+        if self.names.get(node) != name and node_id(name) == node:
             if name.startswith("@"):
                 self.addresses.add(node)
             else:

@@ -215,11 +215,11 @@ class Lifecycle:
     @staticmethod
     def slice_of(trace: Trace, part: Part) -> ClosedSlice:
         """What is here of a node's slice."""
-        said = trace.evidence.slice_of(part.node)
+        least = trace.evidence.least_bytes(part.node)
         return ClosedSlice(
             part.epoch,
             part.received,
-            part.received if said is None else said.least_bytes,
+            part.received if least is None else least,
             part.status.flags if part.status is not None else SliceFlags.NONE,
         )
 

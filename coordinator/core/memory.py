@@ -233,9 +233,10 @@ class Memory:
     def _add(self, state: GroupState, traces: int, items: int, stored_bytes: int) -> None:
         node, process = self._payer(state.owner)
         for cost in (self._total, node.cost, process.cost, state.cost):
-            cost[Measure.TRACES] += traces
-            cost[Measure.ITEMS] += items
-            cost[Measure.STORED_BYTES] += stored_bytes
+            # In the order of Measure.
+            cost[0] += traces
+            cost[1] += items
+            cost[2] += stored_bytes
 
     def _cost(self, owner: Owner) -> tuple[int, int]:
         """In traces: of the node, and of its process."""

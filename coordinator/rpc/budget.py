@@ -71,7 +71,7 @@ class Budget:
         self._log = log
         self._calls: Counter[Identity] = Counter()
         self._peers: Counter[str] = Counter()  # that call something now
-        self._delivered: Counter[str] = Counter()  # messages, by peer
+        self._delivered: Counter[str] = Counter()  # messages, by peer as gRPC writes it
         self._seen: dict[str, _Seen] = {}
 
     # ------------------------------------------------------------------ calls
@@ -88,11 +88,11 @@ class Budget:
     @contextlib.contextmanager
     def call(self, peer: str, identity: Identity | None) -> Iterator[None]:
         """While a call goes on."""
+        self.delivered(peer)  # or the call would not have begun
         peer = unquote(peer)  # gRPC writes the brackets of IPv6 so
         if identity is not None:
             self._calls[identity] += 1
         self._peers[peer] += 1
-        self.delivered(peer)  # or the call would not have begun
         try:
             yield
         finally:
@@ -106,7 +106,7 @@ class Budget:
 
     def delivered(self, peer: str) -> None:
         """A message of that peer came out of gRPC whole."""
-        self._delivered[unquote(peer)] += 1
+        self._delivered[peer] += 1
 
     # ------------------------------------------------------------ connections
 
@@ -128,6 +128,9 @@ class Budget:
         """End the connections that hold too much."""
         now_s = self._clock()
         idle: Counter[str] = Counter()
+        messages: Counter[str] = Counter()
+        for peer, count in self._delivered.items():
+            messages[unquote(peer)] += count
         seen: dict[str, _Seen] = {}
         for connection in connections(port):
             peer = connection.peer
@@ -135,7 +138,7 @@ class Budget:
                 received = connection.bytes_received
             except OSError:
                 continue  # it has ended
-            delivered = self._delivered[peer]
+            delivered = messages[peer]
             before = self._seen.get(peer, _Seen(0, 0, now_s))
             if delivered != before.delivered:
                 before = _Seen(received, delivered, before.since_s)
@@ -158,7 +161,8 @@ class Budget:
                         " nothing",
                     )
         self._seen = seen
-        for peer in self._delivered.keys() - seen.keys() - self._peers.keys():
+        here = seen.keys() | self._peers.keys()
+        for peer in [peer for peer in self._delivered if unquote(peer) not in here]:
             del self._delivered[peer]
 
     def _end(self, connection: Connection, why: str) -> None:
