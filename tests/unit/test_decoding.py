@@ -88,8 +88,7 @@ def what_of(evidence: Evidence, finding: Finding) -> object:
         case FindingKind.LOSSY:
             return finding.client
         case FindingKind.RUN_MISSING:
-            said = evidence.slice_of(finding.node)
-            assert said is not None
+            said = next(each for each in evidence.slices() if each.node == finding.node)
             problem = said.handle(finding.number).problem()
             return finding.client, finding.handle, problem
         case FindingKind.UNFINISHED | FindingKind.UNSTARTED:
@@ -229,4 +228,5 @@ def test_both_write_the_same_otlp_and_the_same_rows(
     got, expected = index_of(ours, 3), python_index(plain, 3)
     assert got.summary == expected.summary
     assert got.calls == expected.calls
+    assert got.operations == expected.operations
     assert got.spans == expected.spans
