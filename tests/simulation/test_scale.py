@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import random
+from functools import partial
 
 import pytest
 
+from protocol.messages import TraceId
 from tests.simulation.faults import run_at
 from tests.simulation.network import MS, S
 from tests.simulation.simulator import Simulator
@@ -46,11 +48,14 @@ def test_a_thousand_nodes_of_which_some_fail() -> None:
         calls = [tree(depth + 1) for _ in range(rng.choice((0, 1, 2)) if depth < 3 else 0)]
         return Call(rng.choice(names), calls)
 
+    def fire(node: str, trace: TraceId) -> None:
+        sim.fire(node, trace)
+
     def begin() -> None:
         request = sim.request(tree(0))
         if rng.random() < FIRED:
             node = rng.choice(request.visits).node
-            sim.scheduler.after(100 * MS, lambda: sim.fire(node, request.trace))
+            sim.scheduler.after(100 * MS, partial(fire, node, request.trace))
 
     def fail() -> None:
         node = sim.nodes[rng.choice(names)]

@@ -129,8 +129,8 @@ def _findings(sim: Simulator, trace: TraceId) -> dict[ReasonKind, set[str]]:
         found[OF_FINDINGS[kind]].add(names[identity])
     # Of several children without their parent one is told: each of them may be.
     spans = set(evidence.spans)
-    for identity, said in evidence.slices.items():
-        for parent in said.spans[1::2]:
+    for identity, of_slice in evidence.slices.items():
+        for parent in of_slice.spans[1::2]:
             if parent and parent not in spans:
                 found[ReasonKind.PARENT_MISSING].add(names[identity])
     return found
