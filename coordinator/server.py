@@ -264,6 +264,7 @@ class CoordinatorServer:
     @die_if_it_fails
     def _flush(self) -> None:
         self._flush_due = False
+        self._say_moves()
         writes = self._core.take_writes()
         if writes:
             self._say_verdicts(writes)
@@ -293,6 +294,12 @@ class CoordinatorServer:
             self._timer = None
         if due_s is not None:
             self._timer = self._loop.call_at(due_s, self._on_timer)
+
+    def _say_moves(self) -> None:
+        for trace, before, after in self._core.take_moves(wanted=self._log.says(Level.DEBUG)):
+            self._log.debug(
+                f"trace {trace.hex()}: {before.value} to {after.value}", trace_id=trace.hex()
+            )
 
     def _say_verdicts(self, writes: Sequence[Write]) -> None:
         if not self._log.says(Level.DEBUG):

@@ -51,7 +51,7 @@ from coordinator.core.records import (
 from coordinator.core.recovery import Recovery
 from coordinator.core.snapshots import Snapshots
 from coordinator.core.timers import Timers
-from coordinator.core.trace import Part, Trace
+from coordinator.core.trace import Part, Trace, TraceState
 from coordinator.core.traversal import Traversal
 from counting.histogram import Histogram
 from counting.token_bucket import TokenBucket
@@ -332,6 +332,15 @@ class CoordinatorCore:
         """(stream, reply)."""
         return self._outbox.take_replies(self._assembly.credit.take_grants())
 
+    def take_moves(self, *, wanted: bool) -> list[tuple[TraceId, TraceState, TraceState]]:
+        """Which traces changed their state since this was last called, from where to where.
+
+        Only what comes after a call by which they are ``wanted`` is told.
+        """
+        moves = self._lifecycle.moves or []
+        self._lifecycle.moves = [] if wanted else None
+        return moves
+
     def take_writes(self) -> list[Write]:
         """What to make durable, in order; then ``on_durable``."""
         return self._outbox.take_writes()
@@ -381,7 +390,7 @@ class CoordinatorCore:
 
     def figures(self) -> CoordinatorFigures:
         """How things stand."""
-        settled = sum(trace.settled or trace.released for trace in self._traces.values())
+        settled = sum(trace.is_settled for trace in self._traces.values())
         return CoordinatorFigures(
             nodes_known=len(self._nodes.by_id),
             nodes_connected=sum(node.session is not None for node in self._nodes),
@@ -507,7 +516,7 @@ class CoordinatorCore:
                 self._lifecycle.release_again(status.trace, node)
                 return
             trace = self._lifecycle.begin(status.trace, node.id, now_ns)
-        elif trace.released:
+        elif trace.is_released:
             known_part = trace.parts.get(node.id)
             here = self._lifecycle.slice_of(trace, known_part) if known_part is not None else None
             if here is not None and not here.may_lack(status):
@@ -525,7 +534,7 @@ class CoordinatorCore:
         if news or part.restarted != was_restarted:
             self._put_status(node, part, now_ns)
             self._lifecycle.news(trace, now_ns)
-        elif trace.released:
+        elif trace.is_released:
             # Of another slice than the one that is kept, so it changes nothing; the node waits.
             self._lifecycle.release_again(trace.id, node)
 
@@ -558,7 +567,7 @@ class CoordinatorCore:
         was_restarted = part.restarted
         begins = chunk.offset == 0
         # As for a closed trace: no longer than what is here, so it says nothing new.
-        closed_on = trace.released and part.is_whole and end <= part.received
+        closed_on = trace.is_released and part.is_whole and end <= part.received
         closed_on = closed_on and chunk.epoch != part.epoch
         kept = closed_on or not self._meet(trace, part, chunk.epoch, begins=begins, told=False)
         if part.restarted != was_restarted:

@@ -10,7 +10,8 @@ it: a trigger, a crumb to a new node, an answer, bytes.
     OPEN       news                                       OPEN      (Collects)
     OPEN       provisional_ns passed, with news           OPEN      PutVerdict: provisional
     OPEN       no part is open, and quiet for quiet_ns    SETTLED   PutVerdict
-    OPEN       no news for missing_linger_ns              RELEASED  PutVerdict, PutReleased
+    OPEN       no news for missing_linger_ns              SETTLED,  PutVerdict, PutReleased
+                                                          RELEASED
     SETTLED    news                                       OPEN
     SETTLED    no news for linger_ns, or for              RELEASED  PutReleased, then
                missing_linger_ns where something                    Release to its nodes
@@ -54,7 +55,7 @@ from coordinator.core.records import (
     StoredTrace,
 )
 from coordinator.core.timers import Timers
-from coordinator.core.trace import Part, PartState, Trace
+from coordinator.core.trace import Part, PartState, Trace, TraceState
 from coordinator.core.traversal import Traversal, wanted_by
 from coordinator.core.verdict import ELSEWHERE, HEALABLE, ReasonKind, deleted, given_up, judge
 from counting.histogram import Histogram
@@ -68,6 +69,14 @@ from protocol.verdicts import VerdictKind
 _ITEMS_JUDGED_AT_ONCE = 16384
 _QUIET_NS_PER_ITEM = 20_000
 
+
+# By the table above; whoever is CLOSED begins as another Trace.
+_NEXT = {
+    TraceState.OPEN: {TraceState.SETTLED, TraceState.CLOSED},
+    TraceState.SETTLED: {TraceState.OPEN, TraceState.RELEASED, TraceState.CLOSED},
+    TraceState.RELEASED: {TraceState.OPEN, TraceState.CLOSED},
+    TraceState.CLOSED: set(),
+}
 
 NOBODY = ""
 """Gave up a group, where it was no node: this coordinator."""
@@ -90,6 +99,8 @@ class Lifecycle:
         stored: Callable[[TraceId], StoredTrace | None],
     ) -> None:
         self.traces: OrderedDict[TraceId, Trace] = OrderedDict()
+        self.moves: list[tuple[TraceId, TraceState, TraceState]] | None = None
+        """Which traces went from where to where, since somebody took it; None: nobody wants to know."""
         self._closing: dict[TraceId, int] = {}  # while that is not durable
         self.closed = ClosedTraces(config, stored, lambda trace: trace not in self._closing)
         self.traversal_s = Histogram(DURATION_BOUNDS_S)
@@ -151,14 +162,13 @@ class Lifecycle:
     def news(self, trace: Trace, now_ns: int) -> None:
         """Something changed: judge again, but not before it is quiet."""
         self._memory.grown(trace)
-        if trace.released:
-            trace.released = False
+        if trace.is_released:
             self._write_reopened(trace.id)
             # The store may have deleted it since, and what was judged alike is not put again.
             if trace.verdict is not None:
                 self._outbox.write(PutVerdictAgain(trace.id, deleted(trace.verdict)))
-        if trace.settled:
-            trace.settled = False
+        if trace.is_settled:
+            self._move(trace, TraceState.OPEN)
             trace.provisional_at_ns = now_ns + self._config.provisional_ns
         self._memory.restate(trace)
         trace.last_news_ns = now_ns
@@ -167,7 +177,7 @@ class Lifecycle:
 
     def release(self, trace: Trace, now_ns: int) -> None:
         """Close it in the store; then its nodes may forget it."""
-        trace.released = True
+        self._move(trace, TraceState.RELEASED)
         trace.last_news_ns = now_ns
         self._write_released(trace)
         self._memory.restate(trace)
@@ -253,6 +263,13 @@ class Lifecycle:
 
     # ------------------------------------------------------------ inside
 
+    def _move(self, trace: Trace, state: TraceState) -> None:
+        """The only place where a trace's state changes."""
+        assert state in _NEXT[trace.state], f"{trace.id.hex()}: {trace.state} to {state}"
+        if self.moves is not None:
+            self.moves.append((trace.id, trace.state, state))
+        trace.state = state
+
     def _abandon(self, group: Group, by: str) -> list[Trace]:
         self._outbox.write(PutAbandoned(group, by))
         lost = self._traversal.abandon(group, by)
@@ -263,8 +280,8 @@ class Lifecycle:
         """Whether all traces of a group are coherent, though it may not be quiet yet."""
         for trace in state.traces.values():
             verdict = trace.verdict
-            if not trace.settled:
-                verdict = None if trace.is_open else judge(trace, self._nodes, final=True)
+            if not trace.is_settled:
+                verdict = None if trace.is_awaited else judge(trace, self._nodes, final=True)
             if verdict is None or verdict.kind is not VerdictKind.COHERENT:
                 return False
         for trace in state.traces.values():
@@ -273,19 +290,18 @@ class Lifecycle:
 
     def _settle(self, trace: Trace, now_ns: int) -> None:
         """Nothing of a trace is waited for any more, but for what may heal it."""
-        if trace.settled:
+        if trace.is_settled:
             return
         self._judge(trace, final=True)
         self._time(trace, now_ns)
-        trace.settled = True
+        self._move(trace, TraceState.SETTLED)
         trace.may_heal = self._linger_ns(trace) > self._config.linger_ns
         self._memory.restate(trace)
 
     def _finish(self, trace: Trace) -> None:
         """Close a trace before its time, with the verdict that it has."""
-        if not trace.released:
+        if not trace.is_released:
             self._counters.traces_finished_early += 1
-            trace.released = True
             self._write_released(trace)
         self._forget(trace)
 
@@ -331,19 +347,19 @@ class Lifecycle:
         """Do what is due, and come back when the next thing is."""
         config = self._config
         self._traversal.overdue(trace, now_ns)
-        if trace.released:
+        if trace.is_released:
             due_ns = trace.last_news_ns + config.linger_ns
             if now_ns >= due_ns:
                 self._forget(trace)
                 return
-        elif trace.settled:
+        elif trace.is_settled:
             due_ns = trace.last_news_ns + self._linger_ns(trace)
             if now_ns >= due_ns:
                 if trace.may_heal or is_free(trace):
                     self.release(trace, now_ns)
                     return
                 due_ns = now_ns + config.linger_ns
-        elif not trace.is_open and now_ns >= trace.last_news_ns + self._quiet_ns(trace):
+        elif not trace.is_awaited and now_ns >= trace.last_news_ns + self._quiet_ns(trace):
             self._settle(trace, now_ns)
             due_ns = trace.last_news_ns + self._linger_ns(trace)
         elif now_ns >= trace.last_news_ns + config.missing_linger_ns:
@@ -359,7 +375,7 @@ class Lifecycle:
         config = self._config
         due = [trace.last_news_ns + config.missing_linger_ns]
         due += [p.deadline_ns for p in trace.parts.values() if p.deadline_ns is not None]
-        if not trace.is_open:
+        if not trace.is_awaited:
             due.append(trace.last_news_ns + self._quiet_ns(trace))
         if now_ns >= trace.provisional_at_ns:
             self._judge(trace, final=False)
@@ -445,3 +461,4 @@ class Lifecycle:
         self._traversal.remove(trace)
         self._timers.cancel(trace.id)
         del self.traces[trace.id]
+        self._move(trace, TraceState.CLOSED)

@@ -158,9 +158,9 @@ class Memory:
 
     @staticmethod
     def _is_done(trace: Trace) -> bool:
-        if trace.released:
+        if trace.is_released:
             return True
-        return trace.settled and not trace.may_heal and is_free(trace)
+        return trace.is_settled and not trace.may_heal and is_free(trace)
 
     # --------------------------------------------------------- who gives
 
@@ -252,5 +252,5 @@ def is_free(trace: Trace) -> bool:
 
 def _count(trace: Trace) -> tuple[int, int]:
     """What it adds to ``unsettled`` and ``pending`` of its groups."""
-    is_final = trace.released or (trace.settled and not trace.may_heal)
-    return int(not trace.settled), int(not is_final)
+    is_final = trace.is_released or (trace.is_settled and not trace.may_heal)
+    return int(not trace.is_settled), int(not is_final)

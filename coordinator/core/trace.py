@@ -47,6 +47,15 @@ UNKNOWN_INCARNATION = -1
 """No node has it: what was fired before the coordinator began was fired under another."""
 
 
+class TraceState(enum.Enum):
+    """Where a trace is on its way; coordinator.core.lifecycle says what moves it on."""
+
+    OPEN = "open"
+    SETTLED = "settled"
+    RELEASED = "released"
+    CLOSED = "closed"
+
+
 class PartState(enum.Enum):
     UNASKED = "unasked"
     ASKED = "asked"
@@ -132,9 +141,7 @@ class Trace:
 
     ``reported_ns``: when it was first heard of; None where that is not known (another
     coordinator heard it) or told already. ``abandoned_by``: no group wants it any more; that node was the first.
-    ``nodes_cut`` counts crumbs over the bound. ``settled``: the verdict is
-    final, and nothing came since. ``released``: its nodes are told to forget
-    it. ``late``: something came when its evidence was forgotten; what was wrong
+    ``nodes_cut`` counts crumbs over the bound. ``late``: something came when its evidence was forgotten; what was wrong
     with it before that stands in ``reasons_before``. ``stored_bytes`` are in the
     store, of slices and firings. ``may_heal``: by its final verdict, something is missing that may
     still come. ``charged_to``: the group that pays for it, with ``charged_items`` of ``items``.
@@ -150,8 +157,7 @@ class Trace:
     abandoned_by: str | None = None
     nodes_cut: int = 0
     verdict: Verdict | None = None
-    settled: bool = False
-    released: bool = False
+    state: TraceState = TraceState.OPEN
     late: bool = False
     reasons_before: tuple[Reason, ...] = ()
     stored_bytes: int = 0
@@ -170,7 +176,18 @@ class Trace:
         return self.evidence.items + 4 * (parts + groups) + parts * groups + 2 * reasons
 
     @property
-    def is_open(self) -> bool:
+    def is_settled(self) -> bool:
+        """The verdict is final, and nothing came since."""
+        return self.state is not TraceState.OPEN
+
+    @property
+    def is_released(self) -> bool:
+        """Its nodes are told to forget it."""
+        return self.state is TraceState.RELEASED
+
+    @property
+    def is_awaited(self) -> bool:
+        """More is to come from a node."""
         return self.abandoned_by is None and any(part.is_open for part in self.parts.values())
 
     @property

@@ -273,7 +273,7 @@ class Traversal:
             for group, state in trace.groups.items():
                 if state.given_up:
                     dropped[group] = None
-            if trace.released or trace.abandoned_by is not None:
+            if trace.is_released or trace.abandoned_by is not None:
                 continue
             if restarted and part.state is not PartState.RETURNED:
                 # It may have lost its memory, and with it that it was asked.
@@ -302,7 +302,7 @@ class Traversal:
             trace.parts[node.id].state is PartState.RETURNED
             or not all(trace.parts[node.id].told.values())
             for trace in self._by_node.get(node.id, {}).values()
-            if not trace.released
+            if not trace.is_released
         )
 
     def lost(self, node: Node) -> None:

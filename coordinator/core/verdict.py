@@ -363,7 +363,7 @@ def _reasons(trace: Trace, nodes: Nodes, *, final: bool) -> Iterator[Reason | _M
     if trace.nodes_cut:
         detail = f"crumbs to {trace.nodes_cut} more nodes than are asked for one trace"
         yield Reason(ReasonKind.TOO_MANY_NODES, "", detail)
-    if not final and not trace.is_open:
+    if not final and not trace.is_awaited:
         yield Reason(ReasonKind.OPEN, "", "news keep coming")
     for part in trace.parts.values():
         if not final and part.is_open:

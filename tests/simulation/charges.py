@@ -32,9 +32,9 @@ def check_charges(core: CoordinatorCore) -> None:
             sum(trace.stored_bytes for trace in charged),
         ]
         assert (state.charged, state.cost) == (len(charged), cost)
-        assert state.unsettled == sum(not trace.settled for trace in state.traces.values())
+        assert state.unsettled == sum(not trace.is_settled for trace in state.traces.values())
         assert state.pending == sum(
-            not (trace.released or (trace.settled and not trace.may_heal))
+            not (trace.is_released or (trace.is_settled and not trace.may_heal))
             for trace in state.traces.values()
         )
         for measure, value in enumerate(cost):

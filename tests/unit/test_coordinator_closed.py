@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from coordinator.core.coordinator import CoordinatorConfig
+from coordinator.core.trace import TraceState
 from coordinator.core.verdict import ReasonKind, Verdict
 from formats.records import Data
 from formats.slices import PieceKind, RunFlags
@@ -59,6 +60,25 @@ def close_others(harness: Harness, count: int) -> None:
         harness.fire("n1", other)
         harness.status("n1", other, held=False)
     wait_for_the_end(harness)
+
+
+def test_each_move_of_a_trace_is_told_to_who_wants_it() -> None:
+    harness = closed()
+    assert harness.core.take_moves(wanted=True) == []
+    other = trace_id("U")
+    harness.fire("n1", other)
+    harness.deliver(other, two_nodes())
+    wait_for_the_end(harness)
+    told = [(before, after) for _, before, after in harness.core.take_moves(wanted=False)]
+    assert told == [
+        (TraceState.OPEN, TraceState.SETTLED),
+        (TraceState.SETTLED, TraceState.RELEASED),
+        (TraceState.RELEASED, TraceState.CLOSED),
+    ]
+    # Nobody wants to know, so nothing is kept.
+    harness.fire("n1", trace_id("V"))
+    wait_for_the_end(harness)
+    assert harness.core.take_moves(wanted=False) == []
 
 
 def test_a_closed_trace_is_freed_without_a_collector_of_cycles() -> None:

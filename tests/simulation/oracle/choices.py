@@ -116,7 +116,7 @@ def check_coordinator_choice(core: CoordinatorCore, measure: Measure, chosen: Gr
     assert by_process[node, process] == most, "of another process than the one that takes most"
     rank = TraceHash(Domain.PRIORITY, core._config.priority_seed)
     peers = [state for state in states.values() if state.owner == chosen.owner]
-    settled = [s for s in peers if all(t.settled for t in s.traces.values())]
+    settled = [s for s in peers if all(t.is_settled for t in s.traces.values())]
     first = min(settled or peers, key=lambda state: rank(state.group.primary))
     assert rank(chosen.group.primary) == rank(first.group.primary), (
         f"{chosen.group} gives way, and {first.group} has the lowest priority"
