@@ -28,12 +28,11 @@ from appliance.core.dataplane import (
 from appliance.core.groups import HeldTrace
 from appliance.core.holdings import Holdings
 from appliance.core.limits import Admission, Refusal
+from appliance.core.link import Link
 from appliance.core.marks import Asker, Owner
-from appliance.core.owed import Owed
 from appliance.core.reporting import QueueDepth
 from appliance.core.snapshot import SnapshotRun
 from protocol.messages import (
-    CLOCK_STEP_NS,
     DRY_RUN_PREFIX,
     LATERALS_MAX,
     NO_POLICY,
@@ -44,7 +43,6 @@ from protocol.messages import (
     CoordinatorMessage,
     Drop,
     Group,
-    Hello,
     NodeMessage,
     Policy,
     Refused,
@@ -61,7 +59,7 @@ from protocol.messages import (
     Welcome,
     cut_utf8,
 )
-from protocol.versions import OURS, Agreed, Incompatible, Versions, check
+from protocol.versions import OURS, Agreed, Versions
 
 __all__ = [
     "NodeConfig",
@@ -94,38 +92,37 @@ class NodeCore:
         whose a process is, by its number.
         """
         self._config = config
-        self._versions = versions
         self._dataplane = dataplane
-        self._incarnation = incarnation
         self._now_ns = now_ns
         self._realtime_offset_ns = realtime_offset_ns
         self._admission = Admission(config.limits, user_of)
         self._holdings = Holdings(config, dataplane, now_ns)
-        self._owed = Owed(config, self._holdings)
+        self._link = Link(config, self._holdings, incarnation, versions)
+        self._owed = self._link.owed
 
-        self._connected = False
-        self._hello_due: Hello | None = None
-        self.refused: str | None = None
-        """Why the coordinator refused this node, or must not be heard, for the operator."""
-        self.agreed: Agreed | None = None
-        """What is spoken with the coordinator, since it welcomed this node."""
         self.policy = policy
         """What the coordinator last said that nodes shall record."""
         self._new_priority_seed: int | None = None
         self._policy_is_new = False
         self._snapshot: SnapshotRun | None = None
 
-        self._slices_connected = False
-        self._credit_bytes = 0
         self._relieve_at_ns: int | None = None
-        # Unix time minus CLOCK_MONOTONIC, as far as the coordinator knows.
-        self._told_offset_ns: int | None = None
 
         self._recover()
 
     @property
     def counters(self) -> NodeCounters:
         return self._holdings.counters
+
+    @property
+    def refused(self) -> str | None:
+        """Why the coordinator refused this node, or must not be heard, for the operator."""
+        return self._link.refused
+
+    @property
+    def agreed(self) -> Agreed | None:
+        """What is spoken with the coordinator, since it welcomed this node."""
+        return self._link.agreed
 
     @property
     def abandoned_groups(self) -> KeysView[Group]:
@@ -219,22 +216,12 @@ class NodeCore:
     def on_control_connected(self, now_ns: int, addresses: tuple[str, ...]) -> None:
         """A Control stream is there. ``addresses``: by which peers know this node now."""
         self._now_ns = now_ns
-        self._forget_control()
-        self._connected = True
-        self._hello_due = Hello(
-            self._config.node,
-            self._incarnation,
-            addresses,
-            self._versions,
-            self._config.software,
-        )
+        self._link.connect(addresses)
 
     def on_control_lost(self, now_ns: int) -> None:
         """A Control stream ended, or could not be had."""
         self._now_ns = now_ns
-        if not self._connected:
-            self.refused = None  # who said so is not there
-        self._forget_control()
+        self._link.disconnect()
 
     def on_control(
         self, message: CoordinatorMessage | Unknown, now_ns: int, realtime_ns: int
@@ -243,7 +230,7 @@ class NodeCore:
         self._now_ns = now_ns
         self.on_clock(now_ns, realtime_ns)
         opens = isinstance(message, Welcome | Refused)
-        if not self._connected or not (self._owed.is_open or opens):
+        if not self._link.connected or not (self._owed.is_open or opens):
             self.counters.unexpected_messages += 1
             return
         match message:
@@ -260,8 +247,7 @@ class NodeCore:
             case Release():
                 self._on_release(message.trace, now_ns)
             case ClockProbe():
-                self._told_offset_ns = realtime_ns - now_ns
-                self._owed.clock_reply(message.number, realtime_ns)
+                self._link.probe(message, now_ns, realtime_ns)
             case Snapshot():
                 self._on_snapshot(message, now_ns)
             case Policy():
@@ -275,22 +261,20 @@ class NodeCore:
 
     def on_slices_connected(self, now_ns: int) -> None:
         self._now_ns = now_ns
-        self._slices_connected = True
-        self._credit_bytes = 0
+        self._link.connect_slices(connected=True)
         self._holdings.rewind(now_ns)
 
     def on_slices_lost(self, now_ns: int) -> None:
         self._now_ns = now_ns
-        self._slices_connected = False
-        self._credit_bytes = 0
+        self._link.connect_slices(connected=False)
         self._holdings.rewind(now_ns)
 
     def on_slice_reply(self, reply: SliceReply, now_ns: int) -> None:
         self._now_ns = now_ns
-        if not self._slices_connected:
+        if not self._link.slices_connected:
             self.counters.unexpected_messages += 1
             return
-        self._credit_bytes += reply.credit_bytes
+        self._link.credit_bytes += reply.credit_bytes
         for ack in reply.acks:
             held = self._holdings.traces.get(ack.trace)
             # An ack for an earlier slice of the trace says nothing about this one.
@@ -309,30 +293,17 @@ class NodeCore:
             self._admission.forget_name(name)
 
     def on_clock(self, now_ns: int, realtime_ns: int) -> None:
-        """What both clocks show, read together. To be told before what else is sent now.
-
-        A coordinator that is not told of a step goes on with an offset that was.
-        """
-        offset_ns = realtime_ns - now_ns
-        self._realtime_offset_ns = offset_ns
-        told_ns = self._told_offset_ns
-        if told_ns is not None and abs(offset_ns - told_ns) > CLOCK_STEP_NS:
-            self._told_offset_ns = offset_ns
-            self._owed.clock_stepped(told_ns + now_ns, realtime_ns)
+        """What both clocks show, read together. To be told before what else is sent now."""
+        self._realtime_offset_ns = realtime_ns - now_ns
+        self._link.on_clock(now_ns, realtime_ns)
 
     # ----------------------------------------------------------- outputs
 
     def take_control(self, realtime_ns: int) -> list[NodeMessage]:
         """Messages for the Control stream, in order; none while it is down."""
-        messages: list[NodeMessage] = []
-        if not self._connected:
-            return messages
-        if self._hello_due is not None:
-            messages.append(self._hello_due)
-            self._hello_due = None
+        messages = self._link.take_control(self._now_ns, realtime_ns)
         if not self._owed.is_open:
             return messages
-        messages += self._owed.take(self._now_ns, realtime_ns)
         # After the firings, so that what it counts is known.
         news = self._snapshot.take_news() if self._snapshot is not None else None
         if news is not None:
@@ -343,15 +314,15 @@ class NodeCore:
         """Chunks for the Slices stream: what rates and credit allow now."""
         self._now_ns = now_ns
         chunks: list[SliceChunk] = []
-        while self._slices_connected and self._credit_bytes > 0:
+        while self._link.may_send:
             following = self._holdings.reporter.next_trace(now_ns)
             if following is None:
                 break
             group, held = following
-            count = min(self._config.chunk_bytes, held.unsent_bytes, self._credit_bytes)
+            count = min(self._config.chunk_bytes, held.unsent_bytes, self._link.credit_bytes)
             data = self._dataplane.read(held.trace, held.sent, count)
             chunks.append(SliceChunk(held.trace, held.sent, data, held.slice.epoch))
-            self._credit_bytes -= len(data)
+            self._link.sent(chunks[-1])
             self._holdings.sent(group, held, len(data), now_ns)
             told = held.told
             if told is not None and told.bytes < held.slice.bytes and told.bytes <= held.sent:
@@ -373,7 +344,7 @@ class NodeCore:
         owed_ns = self._owed.next_due_ns(now_ns)
         if owed_ns is not None:
             times.append(owed_ns)
-        if self._slices_connected and self._credit_bytes > 0:
+        if self._link.may_send:
             ready_ns = self._holdings.reporter.ready_ns(now_ns)
             if ready_ns is not None:
                 times.append(ready_ns)
@@ -403,26 +374,15 @@ class NodeCore:
             group.acknowledged = False
         self._relieve(self._now_ns)
 
-    def _forget_control(self) -> None:
-        self._connected = False
-        self.agreed = None
-        self._hello_due = None
-        self._told_offset_ns = None
-        self._owed.close()
-
     def _on_refused(self, reason: str) -> None:
-        self.refused = reason
+        self._link.refused = reason
         self.counters.refused += 1
 
     def _on_welcome(self, welcome: Welcome, now_ns: int) -> None:
         """The stream is open: repeat all that the other side may have missed."""
-        try:
-            agreed = check(welcome.agreed, self._versions)
-        except Incompatible as error:
-            self._on_refused(str(error))
+        if not self._link.welcome(welcome):
+            self.counters.refused += 1
             return
-        self.agreed = agreed
-        self.refused = None
         seed = welcome.priority_seed or self._config.cluster_seed
         if self._holdings.rank_by(seed, now_ns):
             self._new_priority_seed = seed
