@@ -29,6 +29,7 @@ def main() -> int:
     print("\n".join(sim.log_lines), end="\n" if sim.log_lines else "")
     kinds = Counter(sim.kind(trace) for trace in sim.coordinator.store.traces)
     print(f"seed {arguments.seed}: {len(sim.nodes)} nodes, {len(sim.traffic.requests)} requests,")
+    print(f"conditions: {', '.join(sorted(schedule.conditions.names)) or 'none'};")
     print(f"{len(sim.fired)} firings, verdicts {dict(sorted(kinds.items()))}")
     if failure:
         print(f"FAILED: {failure}", file=sys.stderr)

@@ -7,12 +7,14 @@ It may crash and come back with what its store made durable.
 from __future__ import annotations
 
 import random
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import cast
 
 from coordinator.core.config import CoordinatorConfig
 from coordinator.core.coordinator import CoordinatorCore
+from coordinator.core.records import PutVerdict
 from coordinator.core.verdict import Verdict
 from protocol.messages import (
     NO_POLICY,
@@ -51,6 +53,9 @@ class SimCoordinator:
         self.world = world
         self.store = MemoryStore(on_verdict, on_durable)
         self.store_latency_ns = 2 * MS
+        self.message_ns = 0
+        self.kib_ns = 0
+        """What it takes of its time for each message, and each KiB of a slice."""
         self.core: CoordinatorCore | None = None
         self.incarnation = 0
         self.streams: dict[int, Stream] = {}
@@ -62,6 +67,9 @@ class SimCoordinator:
         self._numbers = 0
         self._wakes_at_ns: int | None = None
         self._waiting: list[tuple[Stream, object]] = []
+        self._inbox: deque[tuple[Stream, object]] = deque()
+        self._free_ns = 0
+        self._disk_free_ns = 0
 
     def mono_ns(self) -> int:
         return self.scheduler.now_ns + self.mono_offset_ns
@@ -107,7 +115,7 @@ class SimCoordinator:
         waiting, self._waiting = self._waiting, []
         for stream, message in waiting:
             if stream.number in self.streams:
-                self.on_message(stream, message)
+                self._handle(stream, message)
         self.pump()
 
     def upgrade(self, versions: Versions) -> None:
@@ -133,12 +141,47 @@ class SimCoordinator:
         self.world.trouble()
         self.core = None
         self.store.crash()
-        self.world.connected.clear()
+        self.world.all_lost()
+        self._inbox.clear()
         streams, self.streams = self.streams, {}
         for stream in streams.values():
             stream.break_off()
 
+    def pause(self, for_ns: int) -> None:
+        """Its machine stands still."""
+        self.log("coordinator", f"stands still for {for_ns / 1e9} s")
+        self.world.trouble()
+        self._free_ns = max(self._free_ns, self.scheduler.now_ns + for_ns)
+
+    def stop_disk(self, for_ns: int) -> None:
+        """The disk is full, or fails: nothing becomes durable, and all is tried again."""
+        self.log("coordinator", f"writes nothing for {for_ns / 1e9} s")
+        self.world.trouble()
+        self._disk_free_ns = max(self._disk_free_ns, self.scheduler.now_ns + for_ns)
+
     def on_message(self, stream: Stream, message: object) -> None:
+        """It has one event loop: what comes while that is busy waits in order."""
+        self._inbox.append((stream, message))
+        if len(self._inbox) == 1:
+            self._serve(self.core)
+
+    def _serve_when_free(self, core: CoordinatorCore | None) -> None:
+        self.scheduler.at(self._free_ns, lambda: self._serve(core))
+
+    def _serve(self, core: CoordinatorCore | None) -> None:
+        while self.core is core and core is not None and self._inbox:
+            if self._free_ns > self.scheduler.now_ns:
+                self._serve_when_free(core)
+                return
+            stream, message = self._inbox[0]
+            if stream.number in self.streams:
+                kib = len(message.data) // 1024 if isinstance(message, SliceChunk) else 0
+                self._free_ns = self.scheduler.now_ns + self.message_ns + kib * self.kib_ns
+                self._handle(stream, message)
+            if self._inbox:
+                self._inbox.popleft()
+
+    def _handle(self, stream: Stream, message: object) -> None:
         assert self.core is not None
         if self.core.recovering:
             self._waiting.append((stream, message))
@@ -183,7 +226,11 @@ class SimCoordinator:
             return
         for write in core.take_writes():
             self.store.write(write)
-            self.scheduler.after(self.store_latency_ns, partial(self._durable, core, write.token))
+            if isinstance(write.record, PutVerdict):
+                judged = (write.record.trace, write.record.verdict.version)
+                self.world.judged_ns[judged] = self.scheduler.now_ns
+            durable_ns = max(self._disk_free_ns, self.scheduler.now_ns + self.store_latency_ns)
+            self.scheduler.at(durable_ns, partial(self._durable, core, write.token))
         self.undurable_max = max(self.undurable_max, self.store.undurable_bytes)
         self.after_step()
         for number, message in core.take_control():
@@ -206,6 +253,10 @@ class SimCoordinator:
     def _durable(self, core: CoordinatorCore, token: int) -> None:
         if self.core is not core:
             return
+        wait_ns = max(self._disk_free_ns, self._free_ns) - self.scheduler.now_ns
+        if wait_ns > 0:
+            self.scheduler.after(wait_ns, partial(self._durable, core, token))
+            return
         self.store.make_durable(token, self.scheduler.now_ns)
         core.on_durable(token, self.mono_ns())
         self.pump()
@@ -213,6 +264,9 @@ class SimCoordinator:
     def _wake(self, due_ns: int) -> None:
         if self._wakes_at_ns == due_ns:
             self._wakes_at_ns = None
-        if self.core is not None:
+        if self.core is not None and self._free_ns > self.scheduler.now_ns:
+            self._wakes_at_ns = self._free_ns
+            self.scheduler.at(self._free_ns, lambda: self._wake(self._free_ns))
+        elif self.core is not None:
             self.core.on_tick(self.mono_ns())
             self.pump()

@@ -11,10 +11,11 @@ from appliance.core.node import NodeConfig, TriggerLimits
 from coordinator.core.policy import policy_of
 from protocol.messages import NO_POLICY, TraceId
 from protocol.versions import OURS, Versions
+from tests.simulation.conditions import WEIGHTS, drawn
 from tests.simulation.network import MS, Link, S
 from tests.simulation.node import SimNode
 from tests.simulation.pool import PoolConfig
-from tests.simulation.simulator import Simulator
+from tests.simulation.simulator import QUICK, Simulator
 from tests.simulation.traffic import Call, Request
 
 BUSY_S = 4.0
@@ -42,7 +43,8 @@ class Schedule:
     def __init__(self, seed: int, *, trace_log: bool = False) -> None:
         # Its own dice: what is planned must not depend on how the run goes.
         self.rng = random.Random(f"schedule {seed}")
-        self.sim = Simulator(seed, trace_log=trace_log)
+        self.conditions, config = drawn(seed, QUICK)
+        self.sim = Simulator(seed, config, trace_log=trace_log)
         self.names = [f"n{i}" for i in range(self.rng.randint(2, 6))]
         self._recent: list[TraceId] = []
         self._payloads: tuple[int, ...] = (0, 50, 300, 900)
@@ -50,6 +52,7 @@ class Schedule:
     def run(self) -> None:
         rng, sim = self.rng, self.sim
         self._add_nodes()
+        self.conditions.apply(sim, BUSY_S)
         if rng.random() < 0.2:
             sim.coordinator.upgrade(rng.choice(WORK_TOGETHER))
             for node in sim.nodes.values():
@@ -100,6 +103,7 @@ class Schedule:
             report_burst_bytes=1000,
             chunk_bytes=rng.choice((100, 1000, 64 << 10)),
             triggered_ttl_ns=10 * S,
+            policies=WEIGHTS if "weights" in self.conditions else {},
         )
         # Each node on its own: large pools are searched for long, small ones at once.
         searches_ns = rng.choice(((0,), (0, MS, 20 * MS), (20 * MS, 300 * MS, 3 * S)))

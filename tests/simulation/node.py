@@ -54,6 +54,8 @@ class SimNode:
     world: World
     addresses: tuple[str, ...] = ()
     mono_offset_ns: int = 0
+    drift_ppm: int = 0
+    """By how much its monotonic clock, and its ticks, are too fast."""
     clock_offset_ns: int = 0
     incarnations: int = 0
     incarnation: int = 0
@@ -80,6 +82,7 @@ class SimNode:
     _looks_at_ns: int | None = None
     _looks: int = 0
     _redialing: bool = False
+    _paused_to_ns: int = 0
 
     def __post_init__(self) -> None:
         self.pool = PoolModel(self.pool_config, self.name)
@@ -88,7 +91,8 @@ class SimNode:
     # ------------------------------------------------------------- clocks
 
     def mono_ns(self) -> int:
-        return self.scheduler.now_ns + self.mono_offset_ns
+        drift_ns = self.scheduler.now_ns * self.drift_ppm // 1_000_000
+        return self.scheduler.now_ns + drift_ns + self.mono_offset_ns
 
     def real_ns(self) -> int:
         return EPOCH_NS + self.scheduler.now_ns + self.clock_offset_ns
@@ -161,6 +165,12 @@ class SimNode:
         self.died_ns = self.scheduler.now_ns
         self.log(self.name, "machine dies")
 
+    def pause(self, for_ns: int) -> None:
+        """Its daemon is stopped, or its machine stands still; processes go on."""
+        self.log(self.name, f"stands still for {for_ns / 1e9} s")
+        self.world.trouble(self.name)
+        self._paused_to_ns = max(self._paused_to_ns, self.scheduler.now_ns + for_ns)
+
     def _break_all(self, *, node_notices_ns: int = 0, coordinator_notices_ns: int = 0) -> None:
         for stream in (self.control, self.slices):
             if stream is not None:
@@ -205,6 +215,9 @@ class SimNode:
     def on_broken(self, stream: Stream, core: NodeCore | None) -> None:
         if self.core is None or self.core is not core:
             return
+        if self._paused_to_ns > self.scheduler.now_ns:
+            self.scheduler.at(self._paused_to_ns, lambda: self.on_broken(stream, core))
+            return
         if stream is self.control:
             self.control = None
             self.core.on_control_lost(self.mono_ns())
@@ -239,6 +252,9 @@ class SimNode:
         self.link.slow_ns = by_ns
 
     def on_message(self, stream: Stream, message: object) -> None:
+        if self._paused_to_ns > self.scheduler.now_ns:
+            self.scheduler.at(self._paused_to_ns, lambda: stream.arrive_down(message))
+            return
         assert self.core is not None
         if isinstance(message, SliceReply):
             self.core.on_slice_reply(message, self.mono_ns())
@@ -300,6 +316,9 @@ class SimNode:
 
     def look(self) -> None:
         if self.core is None:
+            return
+        if self._paused_to_ns > self.scheduler.now_ns:
+            self.look_after(self._paused_to_ns - self.scheduler.now_ns)
             return
         now_ns = self.mono_ns()
         self.core.on_clock(now_ns, self.real_ns())

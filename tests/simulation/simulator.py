@@ -167,10 +167,15 @@ class Simulator:
         return self.world.fired
 
     @property
+    def is_scarce(self) -> bool:
+        """Whether the coordinator may close traces before their time, for want of room."""
+        config, usual = self.coordinator_config, CoordinatorConfig()
+        return config.traces_max < usual.traces_max or config.evidence_max < usual.evidence_max
+
+    @property
     def earliest_close_ns(self) -> int:
         """How soon after a firing its trace may be closed."""
-        config = self.coordinator_config
-        return config.linger_ns if config.traces_max >= CoordinatorConfig().traces_max else 0
+        return 0 if self.is_scarce else self.coordinator_config.linger_ns
 
     def requests_of(self, trace: TraceId) -> list[Request]:
         return self.traffic.by_trace.get(trace, [])

@@ -30,13 +30,8 @@ JUDGED_MIN = 0.8
 # a daemon that doubts what its predecessor left, and a trigger of a machine that then dies.
 ASKED_TOO_MUCH = (5729, 7451, 8889)
 
-# In these it was found that a node was said not to have answered that was never asked (309, 431,
-# 636), a slice to be malformed that ended where its node had lost the rest (1039), and that a node
-# was never told to forget what it wrote to another slice than the one that is kept (961).
-FOUND = (309, 431, 636, 961, 1039)
-
 # In these, nodes give up several groups of a trigger that has more of them.
-GIVE_UP = (4, 12, 59, 196)
+GIVE_UP = (4, 9, 12, 196)
 
 
 def _outcome_of(seed: int) -> Tally | str:
@@ -73,7 +68,7 @@ def test_schedules_that_nobody_has_run_before() -> None:
     _check(new_seeds(NEW), judged_min=0)  # so few may all be of the same kind
 
 
-@pytest.mark.parametrize("seed", ASKED_TOO_MUCH + FOUND)
+@pytest.mark.parametrize("seed", ASKED_TOO_MUCH)
 def test_a_schedule_that_failed_once(seed: int) -> None:
     run_schedule(seed)
 

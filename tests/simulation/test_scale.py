@@ -4,15 +4,13 @@
 from __future__ import annotations
 
 import random
-from functools import partial
 
 import pytest
 
-from protocol.messages import TraceId
 from tests.simulation.faults import run_at
-from tests.simulation.network import MS, S
+from tests.simulation.network import S
 from tests.simulation.simulator import Simulator
-from tests.simulation.traffic import Call
+from tests.simulation.traffic import Call, Request
 
 IDLE_STEPS = 0.7
 """Of an idle node in a second: its clock is asked now and then."""
@@ -48,14 +46,14 @@ def test_a_thousand_nodes_of_which_some_fail() -> None:
         calls = [tree(depth + 1) for _ in range(rng.choice((0, 1, 2)) if depth < 3 else 0)]
         return Call(rng.choice(names), calls)
 
-    def fire(node: str, trace: TraceId) -> None:
-        sim.fire(node, trace)
+    def fire(node: str, request: Request) -> None:
+        sim.fire(node, request.trace)
 
     def begin() -> None:
         request = sim.request(tree(0))
         if rng.random() < FIRED:
             node = rng.choice(request.visits).node
-            sim.scheduler.after(100 * MS, partial(fire, node, request.trace))
+            run_at(sim, 0.1, lambda: fire(node, request))
 
     def fail() -> None:
         node = sim.nodes[rng.choice(names)]

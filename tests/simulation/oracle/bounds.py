@@ -116,6 +116,6 @@ def held_at_rest(core: object) -> Counter[str]:
     """What is in a core of all that it must let go of when nothing is under way."""
     found: Counter[str] = Counter()
     for path, size in containers(core):
-        if not path.removeprefix(".").startswith(REMEMBERED):
+        if not path.removeprefix(".").startswith(REMEMBERED) and "._config." not in path:
             found[path] += size
     return +found

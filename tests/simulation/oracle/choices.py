@@ -131,6 +131,8 @@ def watch_coordinator(world: World, core: CoordinatorCore) -> None:
         chosen = choose(measure)
         if chosen is not None:
             check_coordinator_choice(core, measure, chosen)
+            if chosen.group.trigger == NO_TRIGGER:
+                world.closed_alone |= set(chosen.traces)
         return chosen
 
     def abandon(group: Group, by: str) -> object:

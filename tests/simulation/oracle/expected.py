@@ -71,11 +71,16 @@ LATE_NS = 5 * S
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """Something that befell a trace. ``fits``: reasons by which it may be told; empty: any."""
+    """Something that befell a trace.
+
+    ``fits``: reasons by which it may be told; empty: any. ``settles``: told by one of these, the
+    trace has had the outcome that this explains, though it might have had another.
+    """
 
     why: str
     sure: bool = False
     fits: frozenset[ReasonKind] = frozenset()
+    settles: bool = False
 
 
 def facts(sim: Simulator, trace: TraceId) -> Iterator[Fact]:
@@ -99,6 +104,11 @@ def facts(sim: Simulator, trace: TraceId) -> Iterator[Fact]:
     yield from _of_nodes(sim, trace, requests, first_ns, closes_ns)
     yield from _of_groups(sim, trace, fired)
     yield from _of_crumbs(world, fired, requests, closes_ns)
+    if trace in world.closed_alone:
+        yield Fact("closed for want of room before any trigger of it was known")
+    concerned = {v.node for r in requests for v in r.visits} | {f.node for f in fired}
+    if sim.is_scarce and any(world.may_be_late(name, first_ns + LATE_NS) for name in concerned):
+        yield Fact("may have been closed for want of room, before all was said")
 
 
 def _of_request(sim: Simulator, request: Request) -> Iterator[Fact]:
@@ -139,8 +149,9 @@ def _of_nodes(
 def _of_groups(sim: Simulator, trace: TraceId, fired: list[Fired]) -> Iterator[Fact]:
     gone = [group for group in sim.world.groups_of(trace) if group in sim.world.given_up]
     if gone:
-        by = sim.world.given_up[gone[0]]
-        yield Fact(f"{len(gone)} of its groups were given up, first by {by[0]}")
+        why = f"{len(gone)} of its groups were given up, first by {sim.world.given_up[gone[0]][0]}"
+        # Whether the right one was chosen is checked where it was.
+        yield Fact(why, fits=frozenset({ReasonKind.ABANDONED}), settles=True)
     if all(may_be_forgotten(sim, f) for f in fired):
         yield Fact("who fired it has forgotten that, or is gone")
 

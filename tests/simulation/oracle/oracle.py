@@ -182,20 +182,21 @@ class Oracle:
             problems = list(outdated(sim, trace, verdict)) if verdict is not None else []
             if problems:
                 raise self.fail(f"trace {trace.hex()} stays {kind}: {problems}")
-            is_judged = bool(sure) or not befell
+            told = {reason.kind for reason in verdict.reasons} if verdict is not None else set()
+            is_judged = bool(sure) or not befell or any(f.settles and f.fits & told for f in befell)
             self.tally.traces += len(fired)
             self.tally.judged += is_judged * len(fired)
             self.tally.coherent += (not befell) * len(fired)
             if not is_judged:
                 self.tally.races[befell[0].why] += len(fired)
-            elif not sure:
+            elif not befell:
                 if kind != "coherent":
                     raise self.fail(
                         f"trace {trace.hex()}, triggered on {[f.node for f in fired]}, could be "
                         f"collected whole, but is {kind}: {verdict.reasons if verdict else ''}"
                     )
             elif verdict is not None:
-                self._check_told(trace, verdict, sure)
+                self._check_told(trace, verdict, sure or befell)
             elif not all(may_be_forgotten(sim, f) for f in fired):
                 raise self.fail(f"of {trace.hex()} nothing is said: {[f.why for f in sure]}")
 

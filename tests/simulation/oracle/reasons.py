@@ -16,7 +16,6 @@ from protocol.hashing import node_id
 from protocol.messages import SliceFlags, TraceId
 from protocol.verdicts import VerdictKind
 from tests.decoding.evidence import PythonEvidence, missing
-from tests.simulation.network import MS
 from tests.simulation.oracle.expected import may_be_forgotten
 
 if TYPE_CHECKING:
@@ -41,9 +40,6 @@ OF_FLAGS = {
     ReasonKind.CORRUPT: SliceFlags.CORRUPT,
     ReasonKind.TRUNCATED: SliceFlags.TRUNCATED,
 }
-
-JUDGED_NS = 500 * MS
-"""What is judged is durable sooner."""
 
 NEVER = {
     ReasonKind.MALFORMED,
@@ -129,8 +125,8 @@ def _findings(sim: Simulator, trace: TraceId) -> dict[ReasonKind, set[str]]:
         found[OF_FINDINGS[kind]].add(names[identity])
     # Of several children without their parent one is told: each of them may be.
     spans = set(evidence.spans)
-    for identity, of_slice in evidence.slices.items():
-        for parent in of_slice.spans[1::2]:
+    for identity, read in evidence.slices.items():
+        for parent in read.spans[1::2]:
             if parent and parent not in spans:
                 found[ReasonKind.PARENT_MISSING].add(names[identity])
     return found
@@ -185,7 +181,7 @@ def _untrue(sim: Simulator, trace: TraceId, reason: Reason, verdict: Verdict) ->
         case ReasonKind.NOT_CONNECTED:
             if status is not None:
                 return f"it answered: {status}"
-            if not sim.world.was_away(node, JUDGED_NS):
+            if not sim.world.was_away(node, sim.world.judged_ns[trace, verdict.version]):
                 return "it was connected when this was said"
         case ReasonKind.UNKNOWN_NODE:
             return "it was connected"
@@ -196,14 +192,18 @@ def _untrue(sim: Simulator, trace: TraceId, reason: Reason, verdict: Verdict) ->
                 return f"its pool said {collected.ever!r}"
         case ReasonKind.RESTARTED:
             began_anew = len([epoch for epoch in collected.epochs if epoch]) > 1
-            if not began_anew and not sim.world.restarts_ns.get(node) and not at.dead:
-                return "it was never restarted, and began no other slice"
+            restarted = bool(sim.world.restarts_ns.get(node)) or at.dead
+            if not (began_anew or restarted or collected.let_go):
+                return "it was never restarted, and let go of nothing"
         case _:
             return "no reason that is known here"
     return ""
 
 
 def _untrue_no_trigger(sim: Simulator, trace: TraceId) -> str:
+    """What was closed has lost its triggers: nobody can be asked for it any more."""
+    if sim.coordinator.store.traces[trace].first_released_ns is not None:
+        return ""
     for put in sim.coordinator.store.triggers.values():
         if trace in (put.fired.group.primary, *put.fired.laterals):
             return f"{put.node} told of {put.fired.group.trigger}"
@@ -215,6 +215,8 @@ def outdated(sim: Simulator, trace: TraceId, verdict: Verdict) -> Iterator[str]:
     kinds = {reason.kind for reason in verdict.reasons}
     if ReasonKind.LATE in kinds:
         return  # what was wrong when it was closed stays
+    if sim.is_scarce:
+        return  # and it may have been closed at any time
     for reason in verdict.reasons:
         node = sim.nodes.get(reason.node)
         words = f"{reason.kind.value} of {reason.node!r}"

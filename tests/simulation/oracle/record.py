@@ -74,8 +74,12 @@ class World:
     troubles: dict[str, int] = field(default_factory=dict)
     """Since when a node, or with no name the coordinator, may be late with what it says."""
     connected: dict[str, int] = field(default_factory=dict)
-    connected_ns: dict[str, int] = field(default_factory=dict)
-    """Which nodes the coordinator hears, on which stream, and since when it does again."""
+    """Which nodes the coordinator hears, on which stream."""
+    came_and_went: dict[str, list[tuple[int, bool]]] = field(default_factory=dict)
+    judged_ns: dict[tuple[TraceId, int], int] = field(default_factory=dict)
+    """When a verdict was made, by trace and version."""
+    closed_alone: set[TraceId] = field(default_factory=set)
+    """What the coordinator had no room for before it knew of any trigger of it."""
     given_up: dict[Group, list[str]] = field(default_factory=dict)
     """Who chose to give up a group, the first first; empty: the coordinator."""
 
@@ -105,17 +109,27 @@ class World:
 
     def node_connected(self, node: str, stream: int) -> None:
         if node not in self.connected:
-            self.connected_ns[node] = self.scheduler.now_ns
+            self.came_and_went.setdefault(node, []).append((self.scheduler.now_ns, True))
         self.connected[node] = stream
 
     def node_lost(self, node: str, stream: int) -> None:
         if self.connected.get(node) == stream:
             del self.connected[node]
+            self.came_and_went[node].append((self.scheduler.now_ns, False))
 
-    def was_away(self, node: str, for_ns: int) -> bool:
-        """Whether the coordinator did not hear it for a moment, at most so long ago."""
-        since_ns = self.connected_ns.get(node, 0)
-        return node not in self.connected or since_ns >= self.scheduler.now_ns - for_ns
+    def all_lost(self) -> None:
+        for node, stream in list(self.connected.items()):
+            self.node_lost(node, stream)
+
+    def was_away(self, node: str, at_ns: int) -> bool:
+        """Whether the coordinator did not hear it then, or not all of that moment."""
+        there = False
+        for time_ns, comes in self.came_and_went.get(node, ()):
+            if time_ns == at_ns:
+                return True
+            if time_ns < at_ns:
+                there = comes
+        return not there
 
     def of(self, node: str, trace: TraceId) -> Collected:
         return self.collected.get((node, trace), Collected())

@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Under what conditions a schedule runs, beside its plan: each with dice of its own.
+
+A schedule has some of them, most have none or one. What is drawn here changes nothing of the plan,
+so a seed that failed fails also when there is another condition for others.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from appliance.core.config import TriggerPolicy
+from coordinator.core.config import CoordinatorConfig
+from tests.simulation.network import MS, S
+
+if TYPE_CHECKING:
+    from tests.simulation.simulator import Simulator
+
+PROBABLE = 0.12
+SCARCE = 0.04
+"""How probable each condition is, by itself: and those under which less can be foretold."""
+
+WEIGHTS = {
+    "ta": TriggerPolicy(weight=4.0),
+    "tb": TriggerPolicy(weight=0.5, report_bytes_per_s=50_000),
+    "tc": TriggerPolicy(weight=1.0),
+}
+
+
+def drawn(seed: int, config: CoordinatorConfig) -> tuple[Conditions, CoordinatorConfig]:
+    """Those of one seed, and how the coordinator is configured by them."""
+    conditions = Conditions(random.Random(f"conditions {seed}"))
+    return conditions, conditions.configured(config)
+
+
+class Conditions:
+    """See the module."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+        names = [
+            name
+            for name in _ALL
+            if rng.random() < (SCARCE if name.startswith("little ") else PROBABLE)
+        ]
+        self.names = frozenset(names)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.names
+
+    def configured(self, config: CoordinatorConfig) -> CoordinatorConfig:
+        rng = self._rng
+        config = replace(config, priority_seed=rng.choice((0, rng.getrandbits(64) or 1)))
+        if "small credit" in self:
+            window_bytes = rng.choice((4 << 10, 32 << 10))
+            config = replace(config, memory_bytes=1 << 20, credit_window_bytes=window_bytes)
+        if "little memory" in self:
+            config = replace(config, traces_max=rng.randint(3, 12))
+        if "little evidence" in self:
+            config = replace(config, evidence_max=rng.randint(150, 1000))
+        if "few closed" in self:
+            # What is not durable is remembered for twice as many; a schedule has 25 traces or so.
+            config = replace(config, closed_max=rng.randint(10, 15))
+        return config
+
+    def apply(self, sim: Simulator, busy_s: float) -> None:
+        """To a world whose nodes are there."""
+        for name in sorted(self.names):
+            _ALL[name](sim, self._rng, busy_s)
+
+
+def _any_time(sim: Simulator, rng: random.Random, busy_s: float, act: Callable[[], None]) -> None:
+    sim.scheduler.after(int(rng.uniform(0, busy_s) * S), act)
+
+
+def _duplicates(sim: Simulator, rng: random.Random, busy_s: float) -> None:
+    for node in sim.nodes.values():
+        node.duplicate = rng.random() < 0.7
+
+
+def _overtaking(sim: Simulator, rng: random.Random, busy_s: float) -> None:
+    for node in sim.nodes.values():
+        node.link.stream_delay_ns[rng.choice(("control", "slices"))] = rng.choice(
+            (20 * MS, 300 * MS)
+        )
+
+
+def _pauses(sim: Simulator, rng: random.Random, busy_s: float) -> None:
+    for _ in range(rng.randint(1, 3)):
+        for_ns = rng.choice((50 * MS, 700 * MS, 3 * S))
+        node = rng.choice([*sim.nodes.values(), None])
+        if node is None:
+            _any_time(sim, rng, busy_s, lambda ns=for_ns: sim.coordinator.pause(ns))  # type: ignore[misc]
+        else:
+            _any_time(sim, rng, busy_s, lambda n=node, ns=for_ns: n.pause(ns))  # type: ignore[misc]
+
+
+def _drift(sim: Simulator, rng: random.Random, busy_s: float) -> None:
+    for node in sim.nodes.values():
+        node.drift_ppm = rng.randint(-200, 200)
+
+
+def _busy_coordinator(sim: Simulator, rng: random.Random, busy_s: float) -> None:
+    sim.coordinator.message_ns = rng.choice((MS // 10, MS, 5 * MS))
+    sim.coordinator.kib_ns = rng.choice((0, MS // 10, MS))
+
+
+def _bad_disk(sim: Simulator, rng: random.Random, busy_s: float) -> None:
+    for _ in range(rng.randint(1, 2)):
+        for_ns = rng.choice((300 * MS, 2 * S, 5 * S))
+        _any_time(sim, rng, busy_s, lambda ns=for_ns: sim.coordinator.stop_disk(ns))  # type: ignore[misc]
+
+
+def _configured(sim: Simulator, rng: random.Random, busy_s: float) -> None:
+    """By how its daemons are configured."""
+
+
+_ALL: dict[str, Callable[[Simulator, random.Random, float], None]] = {
+    "duplicates": _duplicates,
+    "overtaking": _overtaking,
+    "pauses": _pauses,
+    "drift": _drift,
+    "busy coordinator": _busy_coordinator,
+    "bad disk": _bad_disk,
+    "small credit": _configured,
+    "little memory": _configured,
+    "little evidence": _configured,
+    "few closed": _configured,
+    "weights": _configured,
+}
