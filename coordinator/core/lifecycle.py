@@ -142,6 +142,7 @@ class Lifecycle:
         self._memory.begin(trace, by)
         outcome = self.closed.take(trace_id)
         if outcome is not None:
+            trace.reopened = True
             self._memory.add_stored(trace, outcome.stored_bytes)
             self._write_reopened(trace_id)
             self._put_verdict_again(trace_id, outcome)
@@ -420,8 +421,10 @@ class Lifecycle:
     def _write_released(self, trace: Trace) -> None:
         assert trace.verdict is not None
         self._counters.closed[trace.verdict.kind] += 1
-        # Of an abandoned trace they hold nothing; they were told to drop it.
-        told = () if trace.abandoned_by is not None else tuple(trace.parts)
+        # Of an abandoned trace they hold nothing; they were told to drop it. Unless it was closed
+        # before: then they may hold it for groups that nobody here remembers.
+        dropped = trace.abandoned_by is not None and not trace.reopened
+        told = () if dropped else tuple(trace.parts)
         self._closings += 1
         self._closing[trace.id] = self._closings
         effect = Closed(trace.id, told, self._closings)

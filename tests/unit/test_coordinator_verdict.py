@@ -32,7 +32,7 @@ from formats.records import (
 )
 from formats.slices import PieceKind, Process, RunFlags
 from protocol.hashing import address_id
-from protocol.messages import Abandoned, Drop, Group, Release, SliceAck, SliceFlags
+from protocol.messages import Abandoned, Drop, Group, Release, SliceAck, SliceFlags, TriggerFired
 from protocol.verdicts import VerdictKind
 from testbed.encoding import encode_piece, encode_process, encode_record
 from tests.unit.coordinator_harness import (
@@ -864,6 +864,24 @@ def test_who_writes_to_another_slice_than_the_one_that_is_kept_may_forget_it() -
     harness.wait(harness.config.linger_ns + S)
     assert ("n2", Release(T)) in harness.take_said()
     harness.deliver(T, {"n2": slices["n2"] + run(*span(3), handle=2)}, epoch=2)
+    assert ("n2", Release(T)) in harness.take_said()
+
+
+def test_who_holds_a_trace_for_a_group_that_is_forgotten_here_may_let_go_when_the_last_is_given_up() -> None:
+    harness = Harness()
+    slices = two_nodes()
+    harness.cluster(*slices)
+    harness.fire("n1", T)
+    harness.deliver(T, slices)
+    harness.wait(1000 * S)
+    more = slices["n2"] + run(*span(3), handle=2)
+    harness.status("n2", T, len(more))
+    other = Group("other", trace_id("O"))
+    harness.say("n1", TriggerFired(other, (T,)))
+    harness.say("n2", Abandoned(other))
+    harness.take_said()
+    harness.status("n2", T, len(more))
+    harness.wait(1000 * S)
     assert ("n2", Release(T)) in harness.take_said()
 
 
