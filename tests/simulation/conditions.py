@@ -104,8 +104,8 @@ def _drift(sim: Simulator, rng: random.Random, busy_s: float) -> None:
 
 
 def _busy_coordinator(sim: Simulator, rng: random.Random, busy_s: float) -> None:
-    sim.coordinator.message_ns = rng.choice((MS // 10, MS, 5 * MS))
-    sim.coordinator.kib_ns = rng.choice((0, MS // 10, MS))
+    sim.coordinator.message_ns = rng.choice((MS // 50, MS // 5, MS))
+    sim.coordinator.kib_ns = rng.choice((0, MS // 100, MS // 10))
 
 
 def _bad_disk(sim: Simulator, rng: random.Random, busy_s: float) -> None:

@@ -31,6 +31,7 @@ ANY_LOSS = frozenset(
         ReasonKind.RESTARTED,
         ReasonKind.BYTES_MISSING,
         ReasonKind.NOT_CONNECTED,
+        ReasonKind.NO_ANSWER,
         ReasonKind.NEVER_SEEN,
         ReasonKind.NO_TRIGGER,
         ReasonKind.LATE,
@@ -104,6 +105,10 @@ def facts(sim: Simulator, trace: TraceId) -> Iterator[Fact]:
     yield from _of_nodes(sim, trace, requests, first_ns, closes_ns)
     yield from _of_groups(sim, trace, fired)
     yield from _of_crumbs(world, fired, requests, closes_ns)
+    if trace in world.closed_alone:
+        yield Fact("closed for want of room before any trigger of it was known")
+    if sim.is_scarce:
+        yield Fact("may have been closed for want of room, before all was said")
     if trace in world.closed_alone:
         yield Fact("closed for want of room before any trigger of it was known")
     concerned = {v.node for r in requests for v in r.visits} | {f.node for f in fired}

@@ -167,7 +167,8 @@ def _untrue(sim: Simulator, trace: TraceId, reason: Reason, verdict: Verdict) ->
             if verdict.kind is not VerdictKind.PROVISIONAL:
                 return "the verdict is not provisional"
         case ReasonKind.BYTES_MISSING:
-            if status is not None and status.bytes <= length:
+            closed = sim.coordinator.store.traces[trace].first_released_ns is not None
+            if status is not None and status.bytes <= length and not closed:
                 return f"{length} bytes are here, and it said {status.bytes}"
         case ReasonKind.STILL_WRITTEN:
             if status is None or not status.open_handles:
@@ -215,6 +216,7 @@ def outdated(sim: Simulator, trace: TraceId, verdict: Verdict) -> Iterator[str]:
     kinds = {reason.kind for reason in verdict.reasons}
     if ReasonKind.LATE in kinds:
         return  # what was wrong when it was closed stays
+    can_ask = ReasonKind.NO_TRIGGER not in kinds
     if sim.is_scarce:
         return  # and it may have been closed at any time
     for reason in verdict.reasons:
@@ -226,7 +228,7 @@ def outdated(sim: Simulator, trace: TraceId, verdict: Verdict) -> Iterator[str]:
                 if not all(may_be_forgotten(sim, f) for f in fired):
                     yield f"{words}: who fired it is there, and never forgot it"
             case ReasonKind.NO_ANSWER | ReasonKind.NOT_CONNECTED:
-                if node is not None and not node.dead:
+                if node is not None and not node.dead and can_ask:
                     yield f"{words}: it is there, and answers"
             case ReasonKind.BYTES_MISSING | ReasonKind.RESTARTED:
                 collected = sim.world.of(reason.node, trace)
@@ -240,6 +242,9 @@ def outdated(sim: Simulator, trace: TraceId, verdict: Verdict) -> Iterator[str]:
             case ReasonKind.STILL_WRITTEN | ReasonKind.OPEN:
                 visits = [v for r in sim.requests_of(trace) for v in r.visits]
                 open_there = any(v.node == reason.node and not v.ended for v in visits)
+                # The end of one may be lost, untold.
+                doubts = SliceFlags.LOSSY | SliceFlags.MAYBE_LOSSY
+                open_there = open_there or bool(sim.world.of(reason.node, trace).ever & doubts)
                 if node is not None and not node.dead and not open_there:
                     yield f"{words}: all that was begun there ended"
             case ReasonKind.NEVER_SEEN:
