@@ -19,6 +19,7 @@ def main(argv: Sequence[str] | None = None, versions: Versions = OURS) -> int:
     """Run until told to end. Exit status 2 for a bad configuration, 1 for other failures."""
     # Until it is heeded: to be ended by it would be to end well, and to lose the pool.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     given = take_stored_fds(os.environ)
     log = Log.of(NODE_PROGRAM)
     with ServiceManager.from_environment(os.environ) as manager:

@@ -6,7 +6,7 @@
 A service manager in small. Where there is no systemd (containers, tests, the demo) this
 process takes its place: it gives the daemon a $NOTIFY_SOCKET, keeps the fds that the daemon
 stores, starts it again when it dies of anything but being told to, and hands
-it the fds as $LISTEN_FDS. SIGTERM, SIGINT and SIGHUP are passed on. SIGUSR1 ends
+it the fds as $LISTEN_FDS. SIGTERM, SIGINT, SIGHUP and SIGUSR2 are passed on. SIGUSR1 ends
 the daemon by SIGTERM and starts it again, with the fds: for another version or
 configuration. It ends, with the daemon's exit status, when the daemon ends cleanly, or with
 status 2 before any was ready, as it does for a bad configuration; what it kept is gone then.
@@ -41,7 +41,8 @@ _PROGRAM = "backsight-holder"
 
 # As systemd's Restart=on-failure: how a service may end that was told to.
 _CLEAN_SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGPIPE)
-_FORWARDED = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
+_ENDING = (signal.SIGINT, signal.SIGTERM)
+_FORWARDED = (signal.SIGHUP, signal.SIGUSR2, *_ENDING)
 _RESTART = signal.SIGUSR1
 _TAKEN = (*_FORWARDED, _RESTART, signal.SIGCHLD)
 
@@ -201,7 +202,7 @@ class Holder:
                 os.kill(self._child, signal.SIGTERM)
             if number not in _FORWARDED:
                 continue
-            if number != signal.SIGHUP:
+            if number in _ENDING:
                 self._told_to_end = True
             if self._child is not None:
                 os.kill(self._child, number)
@@ -222,6 +223,7 @@ class Holder:
             # A daemon that does not take it yet reads its configuration later anyway; to end by it
             # would be to end cleanly.
             signal.signal(signal.SIGHUP, signal.SIG_IGN)
+            signal.signal(signal.SIGUSR2, signal.SIG_IGN)
             # A group of its own: Ctrl-C reaches it once, through the holder.
             os.setpgid(0, 0)
             # Nothing is left over when the holder itself is killed.

@@ -44,7 +44,8 @@ async def _serve(
             )
         )
         log.info(f"node {settings.node} serves on {settings.socket}")
-        await supervise(daemon, configuration, manager, log)
+        profile = settings.socket_path.with_suffix(".profile")
+        await supervise(daemon, configuration, manager, log, profile)
 
 
 def run(

@@ -60,7 +60,8 @@ async def _serve(
                 f"serves on {settings.listen} without TLS: whoever reaches it may pass for any node, and"
                 " read all traces; `tls` in the configuration ends that (docs/tls.md)"
             )
-        await supervise(server, configuration, manager, log)
+        profile = settings.store_path.with_suffix(".profile")
+        await supervise(server, configuration, manager, log, profile)
 
 
 def main(argv: Sequence[str] | None = None, versions: Versions = OURS) -> int:

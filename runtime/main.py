@@ -18,6 +18,7 @@ from typing import Any, Generic, ParamSpec, Protocol, TypeVar
 
 from runtime import VERSION
 from runtime.log import Level, Log, MessageId, stderr_is_journal
+from runtime.profile import Profiler
 from runtime.reload import Merged, merge
 from runtime.schema import EXIT_CONFIG, ConfigError, InvalidValue, load, loads
 from runtime.service_manager import ServiceManager
@@ -93,8 +94,10 @@ def read_arguments(
 ) -> Configuration[S]:
     """Parse the command line and read the configuration; exits with EXIT_CONFIG if it is bad.
 
-    A SIGHUP from here on is one that supervise() heeds.
+    A SIGHUP from here on is one that supervise() heeds, and a SIGUSR2 is none that ends the process, nor
+    those that it forks.
     """
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     asked_early = threading.Event()
     signal.signal(signal.SIGHUP, lambda *_: asked_early.set())
     arguments = argument_parser(program, description).parse_args(argv)
@@ -174,9 +177,15 @@ class Supervised(Protocol[S_contra]):
 
 
 async def supervise(
-    daemon: Supervised[S], configuration: Configuration[S], manager: ServiceManager, log: Log
+    daemon: Supervised[S],
+    configuration: Configuration[S],
+    manager: ServiceManager,
+    log: Log,
+    profile: Path,
 ) -> None:
     """Run a daemon that serves until SIGTERM or SIGINT; SIGHUP reloads its configuration.
+
+    SIGUSR2 has it write a ``profile`` (runtime.profile).
 
     The service manager hears when it is ready, how it is, that it lives, when it reloads and ends.
     """
@@ -199,6 +208,8 @@ async def supervise(
         manager.ready()
 
     loop.add_signal_handler(signal.SIGHUP, hang_up)
+    profiler = Profiler(profile, log)
+    loop.add_signal_handler(signal.SIGUSR2, profiler.begin)
     manager.ready()
     if configuration.asked_early.is_set():
         hang_up()
@@ -215,6 +226,10 @@ async def supervise(
                 task.result()
         manager.stopping()
     finally:
+        # Python would have it end the process.
+        loop.remove_signal_handler(signal.SIGUSR2)
+        signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+        profiler.end()
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

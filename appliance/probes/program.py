@@ -23,7 +23,8 @@ from runtime.settings.node import PROBES_PROGRAM, Settings
 
 async def _serve(configuration: Configuration[Settings], manager: ServiceManager, log: Log) -> None:
     async with Daemon(configuration.settings, log) as daemon:
-        await supervise(daemon, configuration, manager, log)
+        profile = configuration.settings.socket_path.with_name("probes.profile")
+        await supervise(daemon, configuration, manager, log, profile)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
