@@ -63,7 +63,8 @@ def run(
     # For each client its connection, two pidfds and its arena, and what was stored at the start.
     raise_open_files_limit()
     die_with_any_thread()
-    log = Log.of(NODE_PROGRAM, configuration.settings.level, node=configuration.settings.node)
+    settings = configuration.settings
+    log = Log.of(NODE_PROGRAM, settings.level, settings.form, node=settings.node)
     try:
         asyncio.run(_serve(configuration, manager, stored, log, versions))
     except (OSError, ValueError) as error:

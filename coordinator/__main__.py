@@ -72,7 +72,7 @@ def main(argv: Sequence[str] | None = None, versions: Versions = OURS) -> int:
     # For each node its connections.
     raise_open_files_limit()
     die_with_any_thread()
-    log = Log.of(COORDINATOR_PROGRAM, configuration.settings.level)
+    log = Log.of(COORDINATOR_PROGRAM, configuration.settings.level, configuration.settings.form)
     gc.set_threshold(*_COLLECTOR_THRESHOLDS)
     reading = ReadingProcess(log)
     sys.setswitchinterval(_SWITCH_INTERVAL_S)

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a daemon says to its operator: to the journal with fields, else a line on standard error.
 
+A line is text for people, or an object of JSON for programs.
+
     log.warning("slice 12ab… is not stored from here on", trace_id=…, node=…)
 
 Fields are what an operator filters by (``journalctl TRACE_ID=…``). Any thread may
@@ -11,12 +13,14 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import json
 import os
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Annotated
 
 from systemd.journal import sendv
@@ -35,6 +39,16 @@ class Level(enum.IntEnum):
 
 
 LevelName = Annotated[str, Matching("error|warning|info|debug", "error, warning, info or debug")]
+
+
+class Format(enum.StrEnum):
+    """What a line on standard error is."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+FormatName = Annotated[str, Matching("text|json", "text or json")]
 
 
 class MessageId(enum.StrEnum):
@@ -69,9 +83,19 @@ class Log:
         self._fields = fields
 
     @classmethod
-    def of(cls, program: str, level: Level = Level.INFO, **fields: str) -> Log:
-        """Where this process logs to: the journal if that is its standard error, else that."""
-        writer = _Journal(program) if stderr_is_journal() else _Stderr(program)
+    def of(
+        cls,
+        program: str,
+        level: Level = Level.INFO,
+        form: Format = Format.TEXT,
+        **fields: str,
+    ) -> Log:
+        """Where this process logs to: the journal if that is its standard error, else that, in a form."""
+        writer: _Journal | _Json | _Stderr = _Stderr(program)
+        if stderr_is_journal():
+            writer = _Journal(program)
+        elif form is Format.JSON:
+            writer = _Json(program)
         return cls(writer.write, level, **fields)
 
     def says(self, level: Level) -> bool:
@@ -153,10 +177,30 @@ class _Stderr:
 
     def write(self, entry: Entry) -> None:
         how_bad = f"{entry.level.name.lower()}: " if entry.level < Level.INFO else ""
-        # A closed pipe is no reason to end.
-        with contextlib.suppress(OSError):
-            sys.stderr.write(f"{self.program}: {how_bad}{entry.message}\n")
-            sys.stderr.flush()
+        _write_line(f"{self.program}: {how_bad}{entry.message}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Json:
+    program: str
+
+    def write(self, entry: Entry) -> None:
+        now = datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+        said = {
+            "time": now,
+            "level": entry.level.name.lower(),
+            "logger": self.program,
+            "message": entry.message,
+        }
+        # No field of ours has one of these names.
+        _write_line(json.dumps(said | {name.lower(): text for name, text in entry.fields.items()}))
+
+
+def _write_line(line: str) -> None:
+    # A closed pipe is no reason to end.
+    with contextlib.suppress(OSError):
+        sys.stderr.write(f"{line}\n")
+        sys.stderr.flush()
 
 
 @dataclass(frozen=True, slots=True)

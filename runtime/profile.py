@@ -56,16 +56,18 @@ class Profiler:
         self._every_s = every_s
         self._of = threading.get_ident()
         self._running: threading.Thread | None = None
+        self._is_taken = False
         self._ending = threading.Event()
 
     def begin(self) -> None:
         """Take one from now on, unless one is taken already."""
-        if self._running is not None and self._running.is_alive():
+        if self._is_taken:
             self._log.warning("SIGUSR2: a profile is being taken already; asked for in vain")
             return
         self._log.info(
             f"SIGUSR2: takes a profile of the event loop, for {self._samples * self._every_s:g} s"
         )
+        self._is_taken = True
         self._running = threading.Thread(target=self._run, name="profile", daemon=True)
         self._running.start()
 
@@ -79,13 +81,15 @@ class Profiler:
         # An error of a thread ends a daemon, which this is not worth.
         try:
             stacks = self._sampled()
-            if not self._ending.is_set():
-                self._write(stacks)
-                self._log.info(
-                    f"the profile is in {self._path}: collapsed stacks, for a flame graph"
-                )
+            if self._ending.is_set():
+                return
+            self._write(stacks)
         except Exception as error:  # noqa: BLE001 - whatever it is, the daemon goes on
+            self._is_taken = False
             self._log.error(f"{self._path}: the profile cannot be written: {error}")
+        else:
+            self._is_taken = False  # before anybody hears that it is there
+            self._log.info(f"the profile is in {self._path}: collapsed stacks, for a flame graph")
 
     def _sampled(self) -> Counter[str]:
         stacks: Counter[str] = Counter()

@@ -54,7 +54,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ["BACKSIGHT_SOCKET"] = configuration.settings.socket
     os.environ["BACKSIGHT_SERVICE"] = SERVICE
     die_with_any_thread()
-    log = Log.of(PROBES_PROGRAM, configuration.settings.level, node=configuration.settings.node)
+    settings = configuration.settings
+    log = Log.of(PROBES_PROGRAM, settings.level, settings.form, node=settings.node)
     with ServiceManager.from_environment(os.environ) as manager:
         try:
             asyncio.run(_serve(configuration, manager, log))

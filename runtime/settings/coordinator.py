@@ -15,7 +15,7 @@ from protocol.messages import CHUNK_BYTES_MAX
 from protocol.verdicts import VerdictKind
 from runtime.endpoint import Endpoint, OptionalEndpoint, check_listen, is_loopback
 from runtime.endpoint import MetricsSettings as _MetricsSettings
-from runtime.log import Level, LevelName
+from runtime.log import Format, FormatName, Level, LevelName
 from runtime.schema import PATH, RELOADABLE, Count, InvalidValue, Matching, Range, Size, format_size
 from runtime.settings.allow import AllowSettings
 from runtime.settings.tls import HOST_NAME, TLS_AND_INSECURE, CoordinatorTlsSettings
@@ -268,6 +268,7 @@ class Settings:
     policy: Annotated[PolicySettings | None, RELOADABLE] = None
     priority_seed: Annotated[int, Range(1, (1 << 64) - 1)] | None = None
     log_level: Annotated[LevelName, RELOADABLE] = "info"
+    log_format: FormatName = "text"
     cluster_seed: Annotated[int, Range(0, (1 << 64) - 1)] = 0
 
     answer_timeout_s: Seconds = 1.0
@@ -299,6 +300,10 @@ class Settings:
     @property
     def level(self) -> Level:
         return Level[self.log_level.upper()]
+
+    @property
+    def form(self) -> Format:
+        return Format(self.log_format)
 
     @staticmethod
     def readers_of(key: str) -> tuple[str, ...]:

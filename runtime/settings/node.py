@@ -14,7 +14,7 @@ from protocol.hashing import percentage_threshold
 from protocol.messages import ADDRESSES_MAX, CHUNK_BYTES_MAX, LATERALS_MAX
 from runtime.endpoint import Endpoint, OptionalEndpoint, is_loopback
 from runtime.endpoint import MetricsSettings as _MetricsSettings
-from runtime.log import Level, LevelName
+from runtime.log import Format, FormatName, Level, LevelName
 from runtime.schema import (
     AT_START,
     PATH,
@@ -285,6 +285,7 @@ class Settings:
     probes: Annotated[ProbesSettings, RELOADABLE] = field(default_factory=ProbesSettings)
     metrics: MetricsSettings = field(default_factory=MetricsSettings)
     log_level: Annotated[LevelName, RELOADABLE] = "info"
+    log_format: FormatName = "text"
 
     def __post_init__(self) -> None:
         if self.arena_bytes is not None:
@@ -322,13 +323,17 @@ class Settings:
     def level(self) -> Level:
         return Level[self.log_level.upper()]
 
+    @property
+    def form(self) -> Format:
+        return Format(self.log_format)
+
     @staticmethod
     def readers_of(key: str) -> tuple[str, ...]:
         """The programs that go by a key, which is given as ``section.key``."""
         match key.partition(".")[0]:
             case "probes":
                 return (PROBES_PROGRAM,)
-            case "node" | "socket" | "machine" | "log_level":
+            case "node" | "socket" | "machine" | "log_level" | "log_format":
                 return (NODE_PROGRAM, PROBES_PROGRAM)
             case _:
                 return (NODE_PROGRAM,)

@@ -3,13 +3,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+from datetime import UTC, datetime
 
 import pytest
 
-from runtime.log import Entry, Level, Log, MessageId, stderr_is_journal
+from runtime.log import Entry, Format, Level, Log, MessageId, stderr_is_journal
+from runtime.schema import ConfigError, loads
+from runtime.settings.coordinator import Settings as CoordinatorSettings
+from runtime.settings.node import Settings as NodeSettings
 from tests.unit.logs import logs_to
 
 # In a mount namespace of its own, where it is the journal as well as who logs.
@@ -79,6 +84,52 @@ def test_elsewhere_it_is_a_line_with_how_bad_it_is(capsys: pytest.CaptureFixture
         "backsight-node: warning: lost?one\n"
         "backsight-node: serves\n"
     )
+
+
+def test_or_an_object_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
+    log = Log.of("backsight-node", Level.DEBUG, Format.JSON, node="web-1")
+    before = datetime.now(UTC)
+    log.error("no\ndisk é", reason='it is "full"')
+    log.debug("fired", trace_id="ab" * 16, message_id=MessageId.HANGS)
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 2
+    assert all(line.isascii() for line in lines)
+    first, second = map(json.loads, lines)
+    assert list(first)[:4] == ["time", "level", "logger", "message"]
+    said = [datetime.fromisoformat(entry.pop("time")) for entry in (first, second)]
+    assert before <= said[0] <= said[1] <= datetime.now(UTC)
+    assert first == {
+        "level": "error",
+        "logger": "backsight-node",
+        "message": "no?disk é",
+        "node": "web-1",
+        "reason": 'it is "full"',
+    }
+    assert second == {
+        "level": "debug",
+        "logger": "backsight-node",
+        "message": "fired",
+        "node": "web-1",
+        "trace_id": "ab" * 16,
+        "message_id": MessageId.HANGS,
+    }
+
+
+def test_the_journal_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has fields of its own, whatever the configuration says of lines."""
+    sent: list[tuple[str, ...]] = []
+    monkeypatch.setattr("runtime.log.stderr_is_journal", lambda: True)
+    monkeypatch.setattr("runtime.log.sendv", lambda *fields: sent.append(fields))
+    Log.of("backsight-node", Level.INFO, Format.JSON, node="n").info("serves")
+    assert sent == [("MESSAGE=serves", "PRIORITY=6", "SYSLOG_IDENTIFIER=backsight-node", "NODE=n")]
+
+
+@pytest.mark.parametrize("schema", [CoordinatorSettings, NodeSettings])
+def test_the_format_is_configured(schema: type[CoordinatorSettings | NodeSettings]) -> None:
+    assert schema().form is Format.TEXT
+    assert loads("log_format: json", schema, "f").form is Format.JSON
+    with pytest.raises(ConfigError, match="log_format: xml; allowed: text or json"):
+        loads("log_format: xml", schema, "f")
 
 
 def test_only_what_matters_enough_is_said() -> None:
