@@ -22,12 +22,12 @@ from runtime.log import Log
 _INDEXED_BYTES_MAX = 16 << 20
 
 # In one transaction, which is in memory until it is written.
-_CHANGES_AT_ONCE = 512
-_SPANS_AT_ONCE = 5000
+_CHANGES_AT_ONCE = 1024
+_SPANS_AT_ONCE = 8000
 
-# For what comes meanwhile: a transaction costs a page of each operation's spans, however few they
-# are. A search is so much behind a verdict.
-_GATHER_S = 1.0
+# For what comes meanwhile: the pages of a batch are written by each transaction that adds to it
+# (coordinator.index.file). A search is so much behind a verdict.
+_GATHER_S = 2.0
 
 # Keys that are compared at once where changes are missing.
 _KEYS_AT_ONCE = 1024

@@ -33,7 +33,7 @@ AGE_CHECK_S = 60.0
 
 RESERVE_BYTES = 16 << 20
 """Of a file that is given up when the disk is full: so that the log can be taken into the store's
-file, which grows by it then. The log has 4 MiB and what one transaction writes."""
+file, which grows by it then. The log has 8 MiB (schema.LOG_BYTES) and what one transaction writes."""
 
 # SQLite's own bound of how many pages a file may have.
 _PAGES_MAX = 0xFFFFFFFE

@@ -32,8 +32,9 @@ PAGE_BYTES = 1024
 """Of a new store. A transaction writes whole pages to the log, most of which it changes a row or two of: a quarter of
 SQLite's default is half of the bytes. A chunk takes what it needs either way."""
 
-LOG_BYTES = 4 << 20
-"""From there on the log is taken into the file: SQLite's own bound, with its default of a page."""
+LOG_BYTES = 8 << 20
+"""From there on the log is taken into the file: what is written to several times is written to the file
+once. With half of it 2 kB more are written a trace."""
 
 CHUNK_NUMBER_BITS = 24
 """Of a chunk's id; the rest is its trace's key. So the chunks of a trace follow each other, without
