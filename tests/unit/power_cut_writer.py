@@ -22,6 +22,7 @@ from coordinator.core.records import (
     Write,
 )
 from coordinator.core.verdict import Verdict
+from coordinator.store.keeping import Keep
 from coordinator.store.retention import StoreLimits
 from coordinator.store.writer import Store
 from protocol.messages import Group, SliceFlags, SliceStatus, TraceId, TriggerFired
@@ -69,7 +70,7 @@ def writes() -> Iterator[Write]:
 
 def main() -> int:
     source = writes()
-    limits = StoreLimits(bytes_max=1 << 40, age_max_s=1e9)
+    limits = StoreLimits(1 << 40, Keep(1e9))
 
     def tell(token: int) -> None:
         os.write(1, b"%d\n" % token)

@@ -18,6 +18,7 @@ import pytest
 
 from coordinator.core.records import PutVerdict
 from coordinator.store.reader import StoreReader
+from coordinator.store.keeping import Keep
 from coordinator.store.retention import StoreLimits
 from coordinator.store.writer import Store
 from tests.conftest import BUILD, REPOSITORY, new_seeds
@@ -85,7 +86,7 @@ def test_what_is_durable_outlasts_a_power_cut(tmp_path: Path, durable: int, also
     told = write_until(durable + rng.randrange(500), disk, synced)
     what_is_left(disk, synced, left, rng, also)
     path = left / "t.sqlite"
-    limits = StoreLimits(bytes_max=1 << 40, age_max_s=1e9)
+    limits = StoreLimits(1 << 40, Keep(1e9))
     with Store(path, limits, lambda _: None, SILENT):
         pass
     with sqlite3.connect(path) as connection:
