@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 from coordinator.core.records import PutVerdict
-from coordinator.store.reader import StoreReader
 from coordinator.store.keeping import Keep
+from coordinator.store.reader import StoreReader
 from coordinator.store.retention import StoreLimits
 from coordinator.store.writer import Store
 from tests.conftest import BUILD, REPOSITORY, new_seeds
