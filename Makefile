@@ -26,7 +26,7 @@ LINT_STAMP := $(LINT)/.stamp
 
 .DELETE_ON_ERROR:
 .PHONY: help setup build deb rpm oci cluster test-packages build-asan build-tsan build-arm64 test test-all test-newest \
-	test-c test-python test-weak test-arm64 test-kernels test-fuzz fuzz-coverage fuzz-keep lint \
+	test-c test-python test-weak test-arm64 test-kernels test-fuzz fuzz-coverage fuzz-keep fuzz-python fuzz-python-coverage lint \
 	lint-ruff lint-mypy lint-shell lint-clang-format lint-clang-tidy format \
 	pythonpath demo demo-probes replay hostile hostile-peers mutants bench-native bench-http bench-plots bench-otel bench-probes bench-idle bench-decode bench-control clean
 
@@ -43,6 +43,7 @@ help:
 	@echo 'sudo make test-arm64  the C tests for arm64, emulated'
 	@echo 'sudo make test-kernels  the probes on other kernels, under qemu'
 	@echo 'sudo make test-weak   client and node on a weak memory, more executions of each scenario'
+	@echo 'sudo make fuzz-python  libFuzzer on what Python reads of peers (FUZZ_S=)'
 	@echo 'sudo make test-fuzz   libFuzzer on what clients and daemons say (FUZZ_S=)'
 	@echo 'sudo make test-newest  the daemons on the newest releases of PyPI'
 	@echo 'sudo make deb         the .deb into dist/, for Debian 12 or another release (SUITE=)'
@@ -156,6 +157,27 @@ fuzz-keep: build $(FUZZERS:%=build/fuzz/%)
 		build/native/tests/fuzz/fuzz_$$name -merge=1 build/fuzz/kept build/fuzz/$$name && \
 		$(PYTHON) native/tests/fuzz/corpus.py pack build/fuzz/kept tests/data/fuzz/$$name.hex || exit 1; \
 	done
+
+# The same of what Python reads: control messages, questions, parameters of HTTP. Not in `test`: atheris
+# is not in Debian. What it finds stays in build/fuzz-python.
+PYTHON_FUZZERS := coordinator node questions http
+FUZZ_VENV := build/venv-fuzz
+FUZZ_PYTHON = scripts/with-tmp $(CURDIR)/$(FUZZ_VENV)/bin/python3 -m tests.fuzz
+$(FUZZ_VENV)/stamp: tests/fuzz/requirements.txt
+	$(PYTHON) -m venv --system-site-packages $(FUZZ_VENV)
+	$(FUZZ_VENV)/bin/pip install --quiet --requirement $<
+	touch $@
+
+fuzz-python: build $(FUZZ_VENV)/stamp
+	for name in $(PYTHON_FUZZERS); do $(FUZZ_PYTHON) seeds $$name build/fuzz-python/$$name || exit 1; done
+	$(MAKE) --jobs=$(JOBS) --output-sync=target $(PYTHON_FUZZERS:%=run-fuzz-python-%)
+
+run-fuzz-python-%:
+	$(FUZZ_PYTHON) $* -max_total_time=$(FUZZ_S) -max_len=4000 -len_control=20 -print_final_stats=1 \
+		-artifact_prefix=build/fuzz-python/bad-$*- build/fuzz-python/$*
+
+fuzz-python-coverage: build $(FUZZ_VENV)/stamp
+	for name in $(PYTHON_FUZZERS); do $(FUZZ_PYTHON) cover $$name build/fuzz-python/$$name || exit 1; done
 
 # What looks at the machine as a whole, or uses all of it, has it to itself. Of the others, a test
 # that ends its process, since it hangs (tests/conftest.py), is tried once more in a new one; if that
