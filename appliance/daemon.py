@@ -17,6 +17,7 @@ import random
 import socket
 import time
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -32,7 +33,6 @@ from appliance.core.snapshot import TRACES_MAX
 from appliance.lossy import most_lossy
 from appliance.machine import Machine
 from appliance.native import NativeDataPlane
-from appliance.policy import KeptPolicy
 from appliance.probes_packets import probes_path
 from appliance.probes_server import ProbesServer
 from appliance.pump import Pump
@@ -40,6 +40,7 @@ from appliance.recovery import recover
 from appliance.settings import allowed, core_config, quotas
 from appliance.ticks import choose_tick_source
 from appliance.uplink import Uplink
+from appliance.words import NO_WORDS, KeptWords, Words
 from counting.histogram import Histogram
 from protocol.control import control_path
 from protocol.hashing import percentage_of
@@ -125,15 +126,17 @@ class Daemon:
         self._timer: asyncio.TimerHandle | None = None
         self._looking: set[asyncio.Task[None]] = set()
         self._exits = contextlib.AsyncExitStack()
-        self._kept_policy = KeptPolicy(manager, log)
+        self._kept_words = KeptWords(manager, log)
         listener, stored = _listener(settings.socket_path, stored)
-        policy, stored = self._kept_policy.recover(stored)
-        if settings.coordinator is None and policy != NO_POLICY:
+        self._words, stored = self._kept_words.recover(stored)
+        if settings.coordinator is None and self._words != NO_WORDS:
             # Nobody is there any more who could change it.
-            policy = NO_POLICY
-            self._kept_policy.keep(policy)
+            self._words = NO_WORDS
+            self._kept_words.keep(self._words)
         self._dataplane = self._exits.enter_context(NativeDataPlane(settings, choose_tick_source()))
-        self._set_sampling(policy)
+        self._set_sampling(self._words.policy)
+        if self._words.priority_seed:
+            self._dataplane.set_priority_seed(self._words.priority_seed)
         self._quotas = quotas(settings)
         for tenant, quota in self._quotas:
             self._dataplane.set_quota(tenant, quota.bytes)
@@ -156,8 +159,9 @@ class Daemon:
             now_ns,
             time.time_ns() - now_ns,
             versions,
-            policy,
+            self._words.policy,
             self._clients.user_of,
+            self._words.priority_seed,
         )
         self._pick_up = Histogram(_PICK_UP_BOUNDS_S)
         self._loop_lag = Histogram(LAG_BOUNDS_S)
@@ -274,6 +278,7 @@ class Daemon:
             self._on_policy(policy)
         seed = self._core.take_priority_seed()
         if seed is not None:
+            self._keep(replace(self._words, priority_seed=seed))
             self._dataplane.set_priority_seed(seed)
         # The coordinator may just have asked for a trace that is being written.
         if self._dataplane.has_slices():
@@ -286,8 +291,12 @@ class Daemon:
         self._look_for_recent()
         self._set_timer(now_ns)
 
+    def _keep(self, words: Words) -> None:
+        self._words = words
+        self._kept_words.keep(words)
+
     def _on_policy(self, policy: Policy) -> None:
-        self._kept_policy.keep(policy)
+        self._keep(replace(self._words, policy=policy))
         self._set_sampling(policy)
         whose = (
             "this node's own configuration: the coordinator has no policy"

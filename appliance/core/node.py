@@ -84,12 +84,13 @@ class NodeCore:
         versions: Versions = OURS,
         policy: Policy = NO_POLICY,
         user_of: Callable[[int], int | None] = lambda _: None,
+        priority_seed: int = 0,
     ) -> None:
         """Recover what dataplane.slices() shows of an earlier daemon.
 
-        ``realtime_offset_ns`` is Unix time minus CLOCK_MONOTONIC. ``policy`` is
-        the one that an earlier daemon was told last, and is in force. ``user_of`` tells
-        whose a process is, by its number.
+        ``realtime_offset_ns`` is Unix time minus CLOCK_MONOTONIC. ``policy`` and ``priority_seed``
+        are those that an earlier daemon was told last, and are in force; seed 0: none was told.
+        ``user_of`` tells whose a process is, by its number.
         """
         self._config = config
         self._dataplane = dataplane
@@ -108,6 +109,8 @@ class NodeCore:
 
         self._relieve_at_ns: int | None = None
 
+        if priority_seed:
+            self._holdings.rank_by(priority_seed, now_ns)
         self._recover()
 
     @property

@@ -13,11 +13,13 @@ from pathlib import Path
 import pytest
 
 from appliance.daemon import Daemon
-from appliance.policy import KeptPolicy
+from appliance.words import NO_WORDS, KeptWords, Words
 from coordinator.core.coordinator import CoordinatorConfig, CoordinatorCore
 from coordinator.core.policy import policy_of
+from coordinator.seed import priority_seed
 from coordinator.server import CoordinatorServer
 from coordinator.settings import policy as policy_from
+from protocol import wire
 from protocol.hashing import RECORD_ALL, fnv1a64, percentage_of, percentage_threshold
 from protocol.messages import NO_POLICY, Hello, Policy, PolicyRule
 from protocol.versions import OURS, Feature, Versions
@@ -161,15 +163,26 @@ def manager(tmp_path: Path) -> Iterator[Manager]:
 
 def test_the_last_policy_is_there_after_a_restart(manager: Manager) -> None:
     with ServiceManager(manager.address) as way:
-        kept = KeptPolicy(way, SILENT)
-        for policy in (TENTH, Policy(3, None, (PolicyRule("GET *", 4),) * 256)):
-            kept.keep(policy)
+        kept = KeptWords(way, SILENT)
+        for words in (
+            Words(TENTH),
+            Words(Policy(3, None, (PolicyRule("GET *", 4),) * 256), 1),
+            Words(priority_seed=(1 << 64) - 1),
+        ):
+            kept.keep(words)
             other = StoredFd("store", os.memfd_create("other"))
-            assert kept.recover([other, *manager.held()]) == (policy, [other])
+            assert kept.recover([other, *manager.held()]) == (words, [other])
             os.close(other.fd)
-        kept.keep(NO_POLICY)
+        kept.keep(NO_WORDS)
         assert manager.held() == []
-        assert kept.recover([]) == (NO_POLICY, [])
+        assert kept.recover([]) == (NO_WORDS, [])
+
+
+def test_a_policy_that_an_earlier_daemon_kept_holds() -> None:
+    fd = os.memfd_create("policy")
+    os.write(fd, wire.encode_coordinator_batch([TENTH]))
+    kept = KeptWords(ServiceManager(None), SILENT)
+    assert kept.recover([StoredFd("policy", fd)]) == (Words(TENTH), [])
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff\xff", b"\x0a\x02\x1a\x00"])
@@ -177,10 +190,10 @@ def test_what_is_no_policy_is_told_and_passed_over(content: bytes) -> None:
     said: list[str] = []
     fd = os.memfd_create("spoilt")
     os.write(fd, content)
-    kept = KeptPolicy(ServiceManager(None), Log(lambda entry: said.append(entry.message)))
-    assert kept.recover([StoredFd("policy", fd)]) == (NO_POLICY, [])
+    kept = KeptWords(ServiceManager(None), Log(lambda entry: said.append(entry.message)))
+    assert kept.recover([StoredFd("policy", fd)]) == (NO_WORDS, [])
     (line,) = said
-    assert line.startswith("the policy of before the restart: ")
+    assert line.startswith("what the coordinator said before the restart: ")
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(fd)
 
@@ -230,8 +243,14 @@ def test_a_node_records_by_its_coordinators_policy_and_goes_on_with_it_alone(
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
         kept = [item for item in manager.held() if item.name == "policy"]
+        words, _ = KeptWords(way, SILENT).recover(
+            StoredFd(item.name, os.dup(item.fd)) for item in kept
+        )
+        assert words.priority_seed == priority_seed(settings)
         async with Daemon(own, 2, way, kept, log) as node:
             assert node.status()["percentage"] == 0.0
+            # It ranks traces as before, though it has heard nobody yet.
+            assert node._core._holdings._seed == words.priority_seed
             running = asyncio.ensure_future(node.run())
             changed = dataclasses.replace(settings, policy=None)
             async with CoordinatorServer(changed, 2, SILENT):
@@ -239,7 +258,10 @@ def test_a_node_records_by_its_coordinators_policy_and_goes_on_with_it_alone(
                 assert node.status()["percentage"] == 50.0
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
-        assert "policy" not in [item.name for item in manager.held()]
+        # The seed is left of what that coordinator said.
+        kept = [item for item in manager.held() if item.name == "policy"]
+        left, _ = KeptWords(way, SILENT).recover(kept)
+        assert left == Words(NO_POLICY, words.priority_seed)
 
     asyncio.run(run())
 
@@ -249,7 +271,7 @@ def test_a_node_that_has_no_coordinator_any_more_forgets_the_policy(
 ) -> None:
     async def run() -> None:
         way = ServiceManager(manager.address)
-        KeptPolicy(way, SILENT).keep(TENTH)
+        KeptWords(way, SILENT).keep(Words(TENTH))
         alone = node_settings(tmp_path, None)
         async with Daemon(alone, 1, way, manager.held(), SILENT) as node:
             assert (node.status()["percentage"], node.status()["policy"]) == (50.0, "")

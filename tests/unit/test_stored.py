@@ -18,7 +18,7 @@ from appliance.contexts import memfd_context
 from appliance.daemon import Daemon
 from appliance.native import NativeDataPlane
 from appliance.packets import ABI_MAGIC
-from appliance.policy import KeptPolicy
+from appliance.words import KeptWords, Words
 from protocol.messages import Policy
 from runtime.service_manager import ServiceManager, StoredFd
 from runtime.settings.node import Settings, stored_fds_max
@@ -64,7 +64,7 @@ def test_a_node_leaves_no_more_than_it_says(directory: Path) -> None:
         with ServiceManager(str(store.path)) as manager:
             starts.take_turn(manager, [], SILENT)
             async with Daemon(settings(directory), 1, manager, [], SILENT) as daemon:
-                KeptPolicy(manager, SILENT).keep(Policy(number=1))
+                KeptWords(manager, SILENT).keep(Words(Policy(number=1)))
                 peer = Peer.at(directory / "node.sock")
                 reply = await peer.ask(request())
                 daemon.use_contexts(memfd_context)
