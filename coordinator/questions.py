@@ -11,7 +11,15 @@ import contextlib
 import json
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Mapping
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+)
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
@@ -49,7 +57,8 @@ class Questions:
     """Answers from the store and the core, and orders snapshots.
 
     ``changed`` is called when the core was told something, ``last_written`` has all that it has to
-    say until now written and tells the last token of it, ``counted`` all that was counted.
+    say until now written and tells the last token of it, ``counted`` all that was counted, and
+    ``described`` how the coordinator is, ready for JSON.
     """
 
     def __init__(
@@ -60,6 +69,7 @@ class Questions:
         changed: Callable[[], None],
         last_written: Callable[[], int],
         counted: Callable[[], Mapping[str, Any]],
+        described: Callable[[], Awaitable[Mapping[str, Any]]],
         log: Log,
     ) -> None:
         """``reading`` None: only the core is asked."""
@@ -69,6 +79,7 @@ class Questions:
         self._changed = changed
         self._last_written = last_written
         self._counted = counted
+        self._described = described
         self._log = log
         self._durable = 0  # the last token
         self._snapshot_numbers: deque[int] = deque(maxlen=64)
@@ -95,6 +106,11 @@ class Questions:
                 self._get_counters,
                 None,
                 pb.GetCountersReply.SerializeToString,
+            ),
+            "GetStatus": grpc.unary_unary_rpc_method_handler(
+                self._get_status,
+                None,
+                pb.GetStatusReply.SerializeToString,
             ),
         }
 
@@ -264,6 +280,14 @@ class Questions:
     ) -> pb.GetCountersReply:
         await self._question(pb.GetCountersRequest(), data, context)
         return pb.GetCountersReply(counters=dict(_flat("", self._counted())))
+
+    async def _get_status(
+        self,
+        data: bytes,
+        context: grpc.aio.ServicerContext[bytes, pb.GetStatusReply],
+    ) -> pb.GetStatusReply:
+        await self._question(pb.GetStatusRequest(), data, context)
+        return pb.GetStatusReply(json=json.dumps(await self._described()))
 
 
 def _flat(prefix: str, counted: Mapping[str, Any]) -> Iterator[tuple[str, int]]:

@@ -45,6 +45,7 @@ from coordinator.store.writer import Store
 from counting.histogram import Histogram
 from protocol.messages import CoordinatorMessage, TraceId
 from protocol.versions import OURS, Versions
+from runtime import VERSION
 from runtime.health import Health
 from runtime.log import Level, Log, MessageId, PeerLog
 from runtime.loop_lag import LAG_BOUNDS_S, watch_loop
@@ -133,6 +134,7 @@ class CoordinatorServer:
             self._changed,
             self._last_written,
             self.counted,
+            self._described,
             log,
         )
         self._operations = Operations(self._core, self._store, self._last_written, log)
@@ -407,6 +409,18 @@ class CoordinatorServer:
             "commit": dataclasses.asdict(self._store.commit_s),
             "journal_bytes": journal_bytes(self._settings.store_path),
             "loop_lag": dataclasses.asdict(self._loop_lag),
+        }
+
+    async def _described(self) -> dict[str, Any]:
+        """How the coordinator is, for people."""
+        reasons = await self.health.why_not_ready()
+        ready = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
+        return {
+            "version": VERSION,
+            "listen": self._settings.listen,
+            "ready": not reasons,
+            "not_ready": ready,
+            **self.status(),
         }
 
 

@@ -301,7 +301,11 @@ def _node_line(node: pb.NodeStatus) -> str:
 
 
 def _status(arguments: argparse.Namespace) -> int:
-    status = NodeClient(arguments.node or DEFAULT_NODE).status()
+    if arguments.asked == "coordinator":
+        with CoordinatorClient(arguments.coordinator, arguments.tls) as coordinator:
+            status = coordinator.status()
+    else:
+        status = NodeClient(arguments.node or DEFAULT_NODE).status()
     if arguments.json:
         _print_json(status)
         return 0

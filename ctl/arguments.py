@@ -147,7 +147,11 @@ def argument_parser(description: str) -> argparse.ArgumentParser:
         "--forget", metavar="NAME", help="forget this one, which is gone for good, instead"
     )
     command("counters", "what the coordinator counted since its start")
-    command("status", "the node on this machine", asks=("node",))
+    command(
+        "status",
+        "the node on this machine; with --coordinator, the coordinator",
+        asks=("node", "coordinator"),
+    )
     config = commands.add_parser("config", help="configuration files of the daemons")
     on_config = config.add_subparsers(required=True, metavar="COMMAND")
     check_help = "whether it is valid for a daemon, and if not, why"
@@ -276,8 +280,12 @@ _WHOM = {"coordinator": "the coordinator", "node": "the node on this machine"}
 
 
 def settle_whom(arguments: argparse.Namespace) -> None:
-    """ValueError if it was said whom to ask, and the command asks another; else fill that in."""
+    """ValueError if it was said whom to ask, and the command asks another; else fill that in.
+
+    ``asked``: who is, if anybody.
+    """
     given = [name for name in _WHOM if getattr(arguments, name) is not None]
+    arguments.asked = next(iter((*given, *arguments.asks)), None)
     whom = " or ".join(_WHOM[name] for name in arguments.asks) or "nobody"
     for name in given:
         if name not in arguments.asks:
@@ -296,7 +304,7 @@ def settle_whom(arguments: argparse.Namespace) -> None:
         if tls_is_said:
             raise ValueError(f"{arguments.coordinator}: there is no TLS; leave out --tls")
         arguments.tls = None
-    if "coordinator" in arguments.asks and arguments.node is None:
+    if arguments.asked == "coordinator":
         # gRPC would take a name without a port for one with 443.
         try:
             if not arguments.coordinator.startswith("unix:/"):

@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import backsight_pb2 as pb
 import grpc
@@ -122,6 +123,15 @@ class CoordinatorClient:
             self._stub.DeleteTrace(pb.DeleteTraceRequest(trace=trace), timeout=_TIMEOUT_S)
         except grpc.RpcError as error:
             raise self._failure(error) from error
+
+    def status(self) -> dict[str, Any]:
+        """How the coordinator is."""
+        try:
+            reply = self._stub.GetStatus(pb.GetStatusRequest(), timeout=_TIMEOUT_S)
+        except grpc.RpcError as error:
+            raise self._failure(error) from error
+        status: dict[str, Any] = json.loads(reply.json)
+        return status
 
     def counters(self) -> dict[str, int]:
         """What the coordinator counted since its start, by part and name."""

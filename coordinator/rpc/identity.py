@@ -56,6 +56,7 @@ ALLOWED: dict[str, frozenset[Role]] = {
     "GetTrace": _READERS,
     "ListNodes": _READERS,
     "GetCounters": _READERS,
+    "GetStatus": _READERS,
     "TakeSnapshot": _OPERATORS,
     "ForgetNode": _OPERATORS,
     "PinTrace": _OPERATORS,

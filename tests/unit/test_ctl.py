@@ -440,6 +440,9 @@ class _Coordinator:
     def forget_node(self, name: str) -> None:
         self.forgotten.append(name)
 
+    def status(self) -> dict[str, Any]:
+        return {"version": "0.1.0", "ready": True, "now": {"groups": 3}}
+
     def counters(self) -> dict[str, int]:
         return {"core.triggers": 3}
 
@@ -592,7 +595,7 @@ def test_json_beside_an_export_to_standard_output_is_wrong_usage(
                 f"{name} asks the node on this machine: leave out --coordinator",
             )
             for name, more in ASK_NODE.items()
-            if name not in ASK_COORDINATOR
+            if name not in {*ASK_COORDINATOR, "status"}
         ),
         (
             ["--node", "/s", "--coordinator", "127.0.0.1:9", "show", TRACE.hex()],
@@ -684,6 +687,25 @@ def test_a_terminal_gets_a_heading_over_the_nodes(
         assert line.index("PROTOCOL") == alpha.index("4 ") == beta.index("-", beta.index("-") + 1)
         assert line.index("CLOCK") == alpha.index("+1.235") == beta.index("not")
         assert line.index("ADDRESSES") == alpha.index("10.0.0.1")
+
+
+@pytest.mark.usefixtures("coordinator")
+def test_status_is_the_coordinators_if_that_is_named(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert main(["--coordinator", "hub:4770", "status"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "version     0.1.0",
+        "ready       yes",
+        "now.groups  3",
+    ]
+    assert main(["--coordinator", "hub:4770", "status", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["now"] == {"groups": 3}
+    # A variable of the environment says which coordinator, not that one is asked.
+    monkeypatch.setenv("BACKSIGHT_COORDINATOR", "hub:4770")
+    monkeypatch.setattr("ctl.__main__.DEFAULT_NODE", str(tmp_path / "absent"))
+    assert main(["status"]) == 1
+    assert "absent" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("coordinator")

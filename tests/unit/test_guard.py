@@ -44,11 +44,12 @@ REQUESTS = {
     "GetTrace": pb.GetTraceRequest(trace=bytes(range(16))),
     "ListNodes": pb.ListNodesRequest(),
     "GetCounters": pb.GetCountersRequest(),
+    "GetStatus": pb.GetStatusRequest(),
     "ForgetNode": pb.ForgetNodeRequest(node="unknown"),
     "PinTrace": pb.PinTraceRequest(trace=bytes(range(16))),
     "DeleteTrace": pb.DeleteTraceRequest(trace=bytes(range(16))),
 }
-ONE_ANSWER = {"GetCounters", "ForgetNode", "PinTrace", "DeleteTrace"}
+ONE_ANSWER = {"GetCounters", "GetStatus", "ForgetNode", "PinTrace", "DeleteTrace"}
 
 
 @pytest.fixture(autouse=True)

@@ -120,7 +120,7 @@ def test_every_method_is_somebodys() -> None:
 def test_who_may_what() -> None:
     """The table once more, by what it is for."""
     may = {role: {method for method in METHODS if role in ALLOWED[method]} for role in Role}
-    reads = {"ListTraces", "TailTraces", "GetTrace", "ListNodes", "GetCounters"}
+    reads = {"ListTraces", "TailTraces", "GetTrace", "ListNodes", "GetCounters", "GetStatus"}
     assert may == {
         Role.NODE: {"Control", "Slices"},
         Role.VIEWER: reads,

@@ -43,6 +43,7 @@ from protocol.messages import (
     TriggerFired,
     Welcome,
 )
+from runtime import VERSION
 from runtime.log import Log
 from runtime.settings.coordinator import AccessSettings, Settings, StoreSettings
 from testbed.encoding import encode_piece, encode_record
@@ -445,6 +446,32 @@ def test_what_was_refused_can_be_asked_for(
             assert counters["core.hellos_refused"] == counters["store.deleted.age"] == 0
             assert await asyncio.to_thread(main, ask) == 0
             assert "server.malformed                         1" in capsys.readouterr().out
+
+    asyncio.run(run())
+
+
+def test_how_a_coordinator_is_can_be_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def run() -> None:
+        async with Client(tmp_path) as client:
+            ask = ["--coordinator", client.endpoint, "status"]
+            assert await asyncio.to_thread(main, [*ask, "--json"]) == 0
+            said = json.loads(capsys.readouterr().out)
+            assert (said["version"], said["listen"]) == (VERSION, client.endpoint)
+            assert (said["ready"], said["not_ready"]) == (True, "")
+            # All that its metrics tell.
+            assert said.keys() >= client.server.status().keys()
+            client.server._store.failed = "the disk is full"
+            assert await asyncio.to_thread(main, ask) == 0
+            lines = dict(
+                line.split(maxsplit=1)
+                for line in capsys.readouterr().out.splitlines()
+                if " " in line
+            )
+            assert lines["ready"] == "no"
+            assert lines["not_ready"] == "store: cannot be written: the disk is full"
+            assert lines["now.nodes_connected"] == "0"
 
     asyncio.run(run())
 
