@@ -87,8 +87,7 @@ from protocol.versions import OURS, Versions
 __all__ = ["CoordinatorConfig", "CoordinatorCore"]
 
 
-# Nodes that were connected when the coordinator ended, and were not heard of as gone, come back
-# sooner. As often expiry is looked at.
+# As often nodes are looked at that are gone for too long.
 EXPIRY_GRACE_NS = 60_000_000_000
 
 # A node that sets its clock all the time is asked no more often.
@@ -140,9 +139,9 @@ class CoordinatorCore:
         self._probe_timers: Timers[NodeId] = Timers()
 
         for known in known_nodes:
-            gone_ns = now_ns - min(known.gone_ns, config.node_expiry_ns - EXPIRY_GRACE_NS)
+            gone_ns = now_ns - known.gone_ns
             self._nodes.remember(known.node, known.addresses, known.incarnation, gone_ns)
-        self._expire_ns = now_ns + EXPIRY_GRACE_NS
+        self._expire_ns = now_ns + EXPIRY_GRACE_NS  # those that were connected come back sooner
         self._recovery: Recovery | None = Recovery(
             recovered,
             self._traversal,

@@ -78,6 +78,8 @@ def test_a_new_coordinator_gives_nodes_time_to_come_back() -> None:
         put = harness.store.nodes[name]
         harness.store.nodes[name] = PutNode(name, put.addresses, put.incarnation, 9 * DAY)
     harness.restart()
+    harness.core.on_tick(harness.now_ns)
+    harness.fetch()
     assert known(harness) == {"here", "gone"}
     harness.connect("here")
     harness.wait(2 * EXPIRY_GRACE_NS + 2 * S)
