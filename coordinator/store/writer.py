@@ -98,7 +98,7 @@ class Store:
         self._asked: deque[Callable[[], None]] = deque()
         self._ordered: deque[Callable[[], None]] = deque()
         self._queue: list[Write] = []
-        self._closing = False
+        self._ending = threading.Event()
         self._tries_again = True
         self._thread = threading.Thread(target=self._run, name="store")
         self.failed = ""
@@ -123,7 +123,7 @@ class Store:
             age,
             self.counters,
             log,
-            lambda: bool(self._queue or self._ordered) or self._closing,
+            lambda: bool(self._queue or self._ordered) or self._ending.is_set(),
             self._transaction,
         )
         self.orders = Orders(
@@ -142,7 +142,7 @@ class Store:
         traceback: TracebackType | None,
     ) -> None:
         with self._changed:
-            self._closing = True
+            self._ending.set()
             # What cannot be written is given up: a full disk must not hold up the end.
             self._tries_again = False
             self._changed.notify()
@@ -185,7 +185,7 @@ class Store:
                 future.set_result(done)
 
         with self._changed:
-            if self._closing:
+            if self._ending.is_set():
                 future.cancel()
             else:
                 self._ordered.append(run)
@@ -215,13 +215,17 @@ class Store:
     def _run(self) -> None:
         while True:
             with self._changed:
-                if not (self._queue or self._closing or self._asked or self._ordered):
+                is_ending = self._ending.is_set()
+                if not (self._queue or is_ending or self._asked or self._ordered):
                     # Traces grow too old while nothing is written, too.
                     self._changed.wait(AGE_CHECK_S)
-                if 0 < len(self._queue) < _WRITES_AT_ONCE:
-                    self._changed.wait_for(lambda: self._closing, _GATHER_S)
-                elif self._closing and not self._ordered:
+                if is_ending and not (self._queue or self._ordered):
                     return
+                gathers = 0 < len(self._queue) < _WRITES_AT_ONCE
+            if gathers:
+                # Not by the condition, by which all that comes meanwhile would wake it.
+                self._ending.wait(_GATHER_S)
+            with self._changed:
                 batch = self._take()
             self._give_signs()
             if batch:

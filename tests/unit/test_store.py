@@ -428,6 +428,24 @@ def test_a_verdict_never_goes_back(tmp_path: Path) -> None:
             assert row.verdict == newer
 
 
+def test_all_that_is_queued_is_written_before_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("coordinator.store.writer._WRITES_AT_ONCE", 4)
+    path = tmp_path / "t.sqlite"
+    here = Driver(path, ROOMY, Clock())
+    pieces = [b"%04d" % number for number in range(100)]
+    with here.store:
+        here.store.submit(
+            [
+                Write(number + 1, AppendSlice(T1, "a", 1, 4 * number, piece))
+                for number, piece in enumerate(pieces)
+            ]
+        )
+    with StoreReader(path) as reader:
+        assert read(reader, T1) == [b"".join(pieces)]
+
+
 def test_a_chunk_is_stored_as_it_came_where_all_of_it_is_new(tmp_path: Path) -> None:
     path = tmp_path / "t.sqlite"
     compressor = zstandard.ZstdCompressor(level=19)
