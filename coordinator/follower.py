@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
@@ -24,16 +25,27 @@ class Followed(Protocol):
         """A follower needs no changes up to this number any more."""
 
 
+@dataclass(frozen=True, slots=True)
+class NewsWithin:
+    """Work again when there are news, or after so many seconds, whatever comes first."""
+
+    seconds: float
+
+
 class Follower:
     """A thread that works as long as there is work, and sleeps until the store has news.
 
     ``work`` is called with a reader of its own. It returns in how many seconds it
-    shall be called again: 0 at once, None when there are news. Runs while entered;
+    shall be called again: 0 at once, None when there are news; or NewsWithin. Runs while entered;
     ``ending`` is set when it shall end, and whoever works waits for nothing else then.
     """
 
     def __init__(
-        self, name: str, store: Followed, path: Path, work: Callable[[StoreReader], float | None]
+        self,
+        name: str,
+        store: Followed,
+        path: Path,
+        work: Callable[[StoreReader], float | NewsWithin | None],
     ) -> None:
         self.ending = threading.Event()
         self._news = threading.Event()
@@ -71,7 +83,9 @@ class Follower:
                 if self.ending.is_set():
                     return
                 again_s = self._work(reader)
-                if again_s is None:
+                if isinstance(again_s, NewsWithin):
+                    self._news.wait(again_s.seconds)
+                elif again_s is None:
                     self._news.wait()
                 elif again_s > 0:
                     self._woken.wait(again_s)

@@ -8,9 +8,9 @@ OTLP's specification says: what may be tried again is, with growing pauses, for 
 long as the store has the trace; a part that was rejected is not.
 
 What is put off again and again goes behind what else waits, and from then on
-trace by trace, each from its beginning: one of them may be at fault, and not the
-receiver. Others may never end coming, so now and then it is its turn all the same;
-and it is as new once a receiver works again that took nothing else either.
+trace by trace, each from its beginning and after a longer time: one of them may be at
+fault, and not the receiver. Others wait for none of it. It is as new once a receiver
+works again that took nothing else either.
 
 One thread does it all, so that a slow receiver holds up nothing else.
 """
@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import math
 import random
+import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +29,7 @@ from typing import Self
 from opentelemetry.proto.trace.v1.trace_pb2 import TracesData
 
 from coordinator.answers import trace_detail
-from coordinator.follower import Followed, Follower
+from coordinator.follower import Followed, Follower, NewsWithin
 from coordinator.otlp_export.queue import Exported, ExportQueue
 from coordinator.otlp_export.transports import (
     BACKOFF_MAX_S,
@@ -68,13 +69,9 @@ _RETRY_AFTER_MAX_S = 3600.0
 # So often in a row a request is put off before others have their turn.
 _TRIES = 3
 
-# Traces of which it is known that others go first. Further ones are forgotten, and are as new.
-_BEHIND_MAX = 4096
-
-# One of them has its turn after so many batches of others, and after twice as many each time
-# that one is put off again: each costs the others a pause.
-_TURN_FIRST = 3
-_TURN_MAX = 192
+# A trace that is put off alone is tried again after so long, and twice as long each time.
+_AGAIN_FIRST_S = 30.0
+_AGAIN_MAX_S = 3600.0
 
 # ------------------------------------------------------------------ requests
 
@@ -207,6 +204,7 @@ class Exporter:
         path: Path,
         log: Log,
         chance: Callable[[], float] = random.random,
+        clock_s: Callable[[], float] = time.time,
     ) -> None:
         self.counters = ExportCounters()
         self.waiting = 0
@@ -214,12 +212,10 @@ class Exporter:
         self._log = log
         self._receiver = self._wanted = _Receiver(settings)
         self._chance = chance
+        self._clock_s = clock_s
         self._queue = ExportQueue(path, store.id, log)
         self._batch: _Batch | None = None
-        self._behind: dict[TraceId, bool] = {}  # the next first; whether that was said
-        self._pardoned: frozenset[TraceId] = frozenset()  # were behind when it last worked again
-        self._others = 0  # batches since one that was behind
-        self._turn = _TURN_FIRST
+        self._was_behind = False  # the last batch
         self._follower = Follower("exporter", store, path, self.work)
 
     def __enter__(self) -> Self:
@@ -255,14 +251,13 @@ class Exporter:
         before.interrupt()
         self._follower.wake()
 
-    def work(self, reader: StoreReader) -> float | None:
+    def work(self, reader: StoreReader) -> float | NewsWithin | None:
         """Send one request, if there is one; in how many seconds to go on, None when there are news."""
         wanted = self._wanted
         if self._receiver is not wanted:
             self._receiver.close()
             self._receiver, self._batch = wanted, None
-            self._behind.clear()
-            self._turn = _TURN_FIRST
+            self._queue.hurry()
         if wanted.transport is None:
             self.waiting = 0
             self._queue.pause()
@@ -274,15 +269,14 @@ class Exporter:
         if self._batch is None:
             self._batch = self._next_batch(reader)
             if self._batch is None:
-                return None
+                again = self._queue.again()
+                return None if again is None else NewsWithin(max(again[1] - self._clock_s(), 0.0))
         if self._batch.request is not None:
             pause_s = self._send(wanted.transport, self._batch, *self._batch.request)
-            if pause_s:
+            if pause_s or self._batch is None:
                 return pause_s
         if self._batch.request is None:
             self._queue.done(reader, self._batch.notes, self._verdicts)
-            for note in self._batch.notes:
-                self._behind.pop(note.trace, None)
             if self._batch.refused:
                 self.counters.traces_refused += len(self._batch.notes)
             else:
@@ -321,34 +315,27 @@ class Exporter:
         return batch
 
     def _next_traces(self) -> tuple[list[TraceId], bool]:
-        """What goes together next; where nothing else waits, one that others went before."""
-        waiting = self._queue.next(_TRACES_AT_ONCE + len(self._behind))
-        new = [trace for trace in waiting if trace not in self._behind]
-        if new and self._others < self._turn:
-            self._others += bool(self._behind)
-            return new[:_TRACES_AT_ONCE], False
-        self._others = 0
-        for trace in list(self._behind):
-            if self._queue.waits(trace):
-                return [trace], True
-            del self._behind[trace]
-        return new[:_TRACES_AT_ONCE], False
+        """What goes together next, and whether it is one that was put off, of which every other may be."""
+        again = self._queue.again()
+        is_due = again is not None and again[1] <= self._clock_s()
+        # Not while nothing is taken: then it is not its fault, and costs a pause.
+        self._was_behind = is_due and not self._was_behind and not self._receiver.batches_failed
+        new = [] if self._was_behind else self._queue.new(_TRACES_AT_ONCE)
+        if new or not is_due:
+            return new, False
+        assert again is not None
+        return [again[0]], True
 
     def _is_due_again(self, reader: StoreReader, batch: _Batch) -> bool:
         """Whether what failed is next, and not deleted in part, or behind all else that waits."""
         if not batch.failures:
             return True
         mine = [note.trace for note in batch.notes]
-        if not all(map(self._queue.waits, mine)):
+        if not all(map(self._queue.waits, mine)) or batch.behind:
             return False
-        if batch.failures < (1 if batch.behind else _TRIES):
+        if batch.failures < _TRIES or self._queue.count() == len(mine):
             return True
-        if set(self._queue.next(len(mine) + 1)) <= set(mine):
-            return True
-        for trace in mine:
-            self._behind[trace] = self._behind.pop(trace, False)
-        for trace in list(self._behind)[:-_BEHIND_MAX]:
-            del self._behind[trace]
+        self._queue.put_off(mine, self._clock_s())
         return False
 
     def _read(
@@ -402,23 +389,14 @@ class Exporter:
                 batch.refused = True
                 self._complain(f"refused {spans} spans for good", outcome.why)
         self._receiver.failures = 0
-        if batch.behind:
-            self._turn = _TURN_FIRST
         if self._receiver.batches_failed > 1:
-            self._pardon()
+            self._queue.pardon()
         self._receiver.batches_failed = 0
         if self._receiver.is_said_to_fail:
             self._receiver.is_said_to_fail = False
             self._log.info(f"export to {self._receiver.endpoint} works again")
         batch.go_on()
         return 0.0
-
-    def _pardon(self) -> None:
-        """What is behind is as new, but for what was before, or failed while others were taken."""
-        before, self._pardoned = self._pardoned, frozenset(self._behind)
-        self._behind = {
-            trace: said for trace, said in self._behind.items() if said or trace in before
-        }
 
     def _put_off(self, batch: _Batch, outcome: TryAgain) -> float:
         if self._follower.ending.is_set() or self._receiver is not self._wanted:
@@ -427,16 +405,26 @@ class Exporter:
         self.counters.requests_retried += 1
         self._say_put_off(batch, outcome.why)
         # Jitter: half to one and a half, so that many coordinators do not come together.
-        grown_s = _BACKOFF_FIRST_S * _BACKOFF_FACTOR ** min(receiver.failures, 64)
-        pause_s = min(grown_s, BACKOFF_MAX_S) * (0.5 + self._chance())
-        if batch.behind:
-            self._turn = min(self._turn * 2, _TURN_MAX)
-        elif not batch.failures:
-            receiver.batches_failed += 1
+        jitter = 0.5 + self._chance()
+        backoff_s = _BACKOFF_FIRST_S * _BACKOFF_FACTOR ** min(receiver.failures, 64)
+        backoff_s = min(backoff_s, BACKOFF_MAX_S) * jitter
         receiver.failures += 1
-        batch.failures += 1
         asked_s = outcome.after_s or 0.0
-        return max(pause_s, min(asked_s, _RETRY_AFTER_MAX_S) if math.isfinite(asked_s) else 0.0)
+        asked_s = min(asked_s, _RETRY_AFTER_MAX_S) if math.isfinite(asked_s) else 0.0
+        if batch.behind:
+            (mine,) = batch.notes
+            doublings = min(
+                self._queue.attempts(mine.trace) - 1, 16
+            )  # by then it is over the bound
+            pause_s = min(_AGAIN_FIRST_S * (1 << doublings), _AGAIN_MAX_S) * jitter
+            self._queue.put_off([mine.trace], self._clock_s() + max(pause_s, asked_s))
+            self._batch = None
+            # Others wait for it only if they may be put off too.
+            return backoff_s if receiver.failures > 1 else 0.0
+        if not batch.failures:
+            receiver.batches_failed += 1
+        batch.failures += 1
+        return max(backoff_s, asked_s)
 
     def _say_put_off(self, batch: _Batch, why: str) -> None:
         """Once, until it works again; of a trace while others are taken, once."""
@@ -451,15 +439,14 @@ class Exporter:
                 reason=why,
             )
             return
-        for trace in (note.trace for note in batch.notes):
-            if not self._behind.get(trace):
-                self._behind[trace] = True
-                self._log.warning(
-                    f"trace {trace.hex()}: {endpoint} puts it off again and again, and takes others:"
-                    f" {why}. It is tried again, but more rarely than others.",
-                    trace_id=trace.hex(),
-                    reason=why,
-                )
+        (mine,) = batch.notes
+        if self._queue.attempts(mine.trace) == 1:
+            self._log.warning(
+                f"trace {mine.trace.hex()}: {endpoint} puts it off again and again, and takes others:"
+                f" {why}. It is tried again, but more rarely than others.",
+                trace_id=mine.trace.hex(),
+                reason=why,
+            )
 
     def _complain(self, what: str, message: str) -> None:
         """Once, until it says something else: it may say so with each request."""

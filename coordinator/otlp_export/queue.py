@@ -14,16 +14,21 @@ from protocol.messages import TraceId
 from protocol.verdicts import VerdictKind
 from runtime.log import Log
 
-_VERSION = 1
+_VERSION = 2
 
 _SCHEMA = """
--- In the order in which they are due.
+-- New ones go together, in their order; what was put off goes alone, when it is due.
 CREATE TABLE waiting (
     number INTEGER PRIMARY KEY,
     trace BLOB NOT NULL UNIQUE,
-    key INTEGER NOT NULL                -- traces.key of the store
+    key INTEGER NOT NULL,               -- traces.key of the store
+    attempts INTEGER NOT NULL DEFAULT 0,    -- that ended with others going first
+    next_try_s REAL NOT NULL DEFAULT 0,     -- Unix time
+    pardoned INTEGER NOT NULL DEFAULT 0     -- 1: it was as new again, once
 );
 CREATE INDEX waiting_by_key ON waiting (key);
+CREATE INDEX waiting_new ON waiting (number) WHERE attempts = 0;
+CREATE INDEX waiting_again ON waiting (next_try_s) WHERE attempts > 0;
 
 -- What was exported of a trace that is stored; failed or not.
 CREATE TABLE exported (
@@ -142,12 +147,44 @@ class ExportQueue(Beside):
         for table in ("waiting", "exported"):
             self.connection.execute(f"DELETE FROM {table} WHERE key = ?", (key,))
 
-    def next(self, limit: int) -> list[TraceId]:
-        """Those due first."""
+    def new(self, limit: int) -> list[TraceId]:
+        """Those that were never put off, the first of them."""
         rows = self.connection.execute(
-            "SELECT trace FROM waiting ORDER BY number LIMIT ?", (limit,)
+            "SELECT trace FROM waiting WHERE attempts = 0 ORDER BY number LIMIT ?", (limit,)
         )
         return [TraceId(trace) for (trace,) in rows]
+
+    def again(self) -> tuple[TraceId, float] | None:
+        """The one of those that were put off which is due first, and when; None: none was."""
+        row = self.connection.execute(
+            "SELECT trace, next_try_s FROM waiting WHERE attempts > 0 ORDER BY next_try_s, number LIMIT 1"
+        ).fetchone()
+        return None if row is None else (TraceId(row[0]), row[1])
+
+    def attempts(self, trace: TraceId) -> int:
+        """How often others went first; 0 of what does not wait."""
+        row = self.connection.execute("SELECT attempts FROM waiting WHERE trace = ?", (trace,))
+        return int((row.fetchone() or (0,))[0])
+
+    def put_off(self, traces: Iterable[TraceId], until_s: float) -> None:
+        """Others go first, and these alone, not before that time."""
+        with self.transaction():
+            self.connection.executemany(
+                "UPDATE waiting SET attempts = attempts + 1, next_try_s = ? WHERE trace = ?",
+                ((until_s, trace) for trace in traces),
+            )
+
+    def pardon(self) -> None:
+        """What was put off once is as new, and not a second time: it may not have been its fault."""
+        with self.transaction():
+            self.connection.execute(
+                "UPDATE waiting SET attempts = 0, pardoned = 1 WHERE attempts = 1 AND NOT pardoned"
+            )
+
+    def hurry(self) -> None:
+        """What was put off is due now: it goes to another receiver."""
+        with self.transaction():
+            self.connection.execute("UPDATE waiting SET attempts = 0, pardoned = 0")
 
     def waits(self, trace: TraceId) -> bool:
         """Whether it shall still be exported."""

@@ -17,6 +17,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import TracesData
 from coordinator.core.records import AppendSlice, PutReleased, PutVerdict
 from coordinator.core.verdict import Verdict
 from coordinator.counters import Deleted
+from coordinator.follower import NewsWithin
 from coordinator.otlp_export import exporter
 from coordinator.otlp_export.exporter import Exporter, requests_of
 from coordinator.otlp_export.queue import Exported
@@ -68,11 +69,21 @@ class Here:
         self.path = path
         self.settings = ExportSettings(receiver.url, receiver.protocol, **settings)
         self.driver = Driver(path, ROOMY, Clock())
+        self.now_s = 1e9
         self.exporter = self.new_exporter(lambda: 0.5)
 
     def new_exporter(self, chance: Callable[[], float] = random.random) -> Exporter:
         log = logs_to(self.driver.log)
-        return Exporter(self.settings, self.driver.store, self.path, log, chance=chance)
+        return Exporter(
+            self.settings, self.driver.store, self.path, log, chance, lambda: self.now_s
+        )
+
+    @property
+    def put_off(self) -> int:
+        """How many wait alone."""
+        queue = self.exporter._queue.connection
+        (count,) = queue.execute("SELECT count(*) FROM waiting WHERE attempts > 0").fetchone()
+        return int(count)
 
     def __enter__(self) -> Here:
         self.driver.store.__enter__()
@@ -95,8 +106,11 @@ class Here:
         pauses = []
         with StoreReader(self.path) as reader:
             while (pause_s := self.exporter.work(reader)) is not None:
+                if isinstance(pause_s, NewsWithin):
+                    pause_s = pause_s.seconds
                 if pause_s:
                     pauses.append(pause_s)
+                    self.now_s += pause_s
         return pauses
 
 
@@ -353,20 +367,26 @@ def test_a_trace_that_is_always_put_off_holds_up_no_other(
         here.exporter._receiver.transport = picky
         for trace in traces[:10]:
             here.close_trace(trace, {"edge": FRONT})
-        pauses = [here.exporter.work(reader) for _ in range(12)]
-        # Four together; when three tries failed, the others go, and then the four one by one.
-        assert picky.sent[:5] == [traces[:4]] * 3 + [traces[4:8], traces[8:10]]
-        assert (
-            picky.sent[5:]
-            == [[traces[0]], [traces[1]], [traces[2]], [traces[3]]] + [[traces[1]]] * 3
-        )
-        # Each failure has its pause, which begins anew after a success.
-        assert pauses == [5.0, 7.5, 11.25, 0, 0, 0, 5.0, 0, 0, 5.0, 7.5, 11.25]
-        # What comes meanwhile goes first.
+        pauses = [here.exporter.work(reader) for _ in range(10)]
+        # Four together; when three tries failed, others go, and then the four one by one, each
+        # after others if there are any.
+        assert picky.sent == [
+            *([traces[:4]] * 3),
+            traces[4:8],
+            [traces[0]],
+            traces[8:10],
+            *([trace] for trace in traces[1:4]),
+        ]
+        # Each failure has its pause, but that of one alone, for which nobody waits.
+        assert pauses == [5.0, 7.5, 11.25, 0, 0, 0, 0, 0, 0, NewsWithin(30.0)]
+        # What comes meanwhile goes at once.
         for trace in traces[10:]:
             here.close_trace(trace, {"edge": FRONT})
             assert here.exporter.work(reader) == 0
-            assert here.exporter.work(reader) == 5.0
+            assert here.exporter.work(reader) == NewsWithin(30.0)
+        here.now_s += 30
+        assert here.exporter.work(reader) == 0
+        assert here.exporter.work(reader) == NewsWithin(60.0)
         assert set(picky.taken) == {*traces} - {traces[1]}
         assert len(picky.taken) == 11
         assert [message.split(":")[0] for message in here.driver.log] == [
@@ -376,15 +396,20 @@ def test_a_trace_that_is_always_put_off_holds_up_no_other(
         ]
         assert "works again" in here.driver.log[1]
         assert "puts it off again and again" in here.driver.log[2]
+        # Another exporter knows of it too.
+        here.exporter.close()
+        here.exporter = here.new_exporter(lambda: 0.5)
+        here.exporter._receiver.transport = picky
+        assert here.exporter.work(reader) == NewsWithin(60.0)
         picky.disliked.clear()
+        here.now_s += 60
         assert here.exporter.work(reader) == 0
         assert here.exporter.work(reader) is None
-        assert (here.exporter.counters.traces, here.exporter.waiting) == (12, 0)
-        assert here.exporter._behind == {}
+        assert (len(picky.taken), here.exporter.waiting, here.put_off) == (12, 0, 0)
 
 
 class Load:
-    """New traces for ever, one before each time that the exporter works."""
+    """New traces for ever, one a second, and each time the exporter works."""
 
     def __init__(self, here: Here, reader: StoreReader) -> None:
         self.here = here
@@ -397,6 +422,7 @@ class Load:
             trace = TraceId(self.number.to_bytes(16, "big"))
             self.here.close_trace(trace, {"edge": FRONT})
             self.here.exporter.work(self.reader)
+            self.here.now_s += 1
 
 
 class Down(Picky):
@@ -416,11 +442,11 @@ def test_after_an_outage_all_is_taken_although_there_is_always_more(store_path: 
         for trace in ids(300):
             here.close_trace(trace, {"edge": FRONT})
         load.work(7)
-        assert len(here.exporter._behind) == 128
+        assert here.put_off == 128
         down.is_down = False
         load.work(8)
         assert set(ids(300)) <= set(down.taken)
-        assert here.exporter._behind == {}
+        assert here.put_off == 0
 
 
 def test_what_is_behind_has_its_turn_although_there_is_always_more(store_path: Path) -> None:
@@ -433,13 +459,12 @@ def test_what_is_behind_has_its_turn_although_there_is_always_more(store_path: P
             here.close_trace(trace, {"edge": FRONT})
         load.work(60)
         assert set(traces) - set(picky.taken) == {traces[1]}
-        # Three times with others, and then more and more rarely.
+        # Three times with others, and then more and more rarely: 0, 30, 90, 210 s later.
         load.work(340)
-        assert 3 + 5 < sum(traces[1] in sent for sent in picky.sent) < 3 + 10
+        assert sum(traces[1] in sent for sent in picky.sent) == 3 + 4
         picky.disliked.clear()
-        load.work(exporter._TURN_MAX)
+        load.work(240)
         assert traces[1] in picky.taken
-        assert here.exporter._turn == exporter._TURN_FIRST
 
 
 def test_several_that_are_always_put_off_hold_up_the_others_twice_at_most(
@@ -459,11 +484,10 @@ def test_several_that_are_always_put_off_hold_up_the_others_twice_at_most(
         assert len(picky.taken) == 100 - put_off
 
 
-def test_while_a_receiver_is_down_what_goes_behind_is_bounded(
+def test_a_receiver_that_is_down_is_not_asked_for_each_trace_in_turn(
     store_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(exporter, "_TRACES_AT_ONCE", 2)
-    monkeypatch.setattr(exporter, "_BEHIND_MAX", 3)
     traces = ids(10)
     picky = Picky(*traces)
     with Here(store_path, HttpReceiver(1)) as here, StoreReader(store_path) as reader:
@@ -471,11 +495,15 @@ def test_while_a_receiver_is_down_what_goes_behind_is_bounded(
         for trace in traces:
             here.close_trace(trace, {"edge": FRONT})
         for _ in range(40):
-            assert here.exporter.work(reader) == pytest.approx(30, abs=25)
-            assert len(here.exporter._behind) <= 3
+            pause_s = here.exporter.work(reader)
+            if isinstance(pause_s, NewsWithin):
+                pause_s = pause_s.seconds
+            assert pause_s is not None
+            assert pause_s > 0
+            here.now_s += pause_s
         assert len(here.driver.log) == 1
         picky.disliked.clear()
-        assert here.work() == []
+        here.work()
         assert sorted(picky.taken) == traces
 
 
