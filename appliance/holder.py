@@ -27,7 +27,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from types import FrameType, TracebackType
 from typing import NoReturn, Self
@@ -210,20 +210,25 @@ class Holder:
     def _spawn(self) -> int:
         name = "@" + self._notify.getsockname()[1:].decode()
         holder = os.getpid()
+        # What comes for the child before it has said how it takes signals waits until then.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _TAKEN)
         pid = os.fork()
         if pid == 0:
-            self._exec(name, holder)
+            self._exec(name, holder, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
         return pid
 
-    def _exec(self, notify_name: str, holder: int) -> NoReturn:
+    def _exec(
+        self, notify_name: str, holder: int, mask: Iterable[signal.Signals | int]
+    ) -> NoReturn:
         try:
             signal.set_wakeup_fd(-1)
             for number in _TAKEN:
-                signal.signal(number, signal.SIG_DFL)
-            # A daemon that does not take it yet reads its configuration later anyway; to end by it
-            # would be to end cleanly.
-            signal.signal(signal.SIGHUP, signal.SIG_IGN)
-            signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+                # A daemon that does not take a reload yet reads its configuration later anyway; to end
+                # by it would be to end cleanly.
+                is_ignored = number in (signal.SIGHUP, signal.SIGUSR2)
+                signal.signal(number, signal.SIG_IGN if is_ignored else signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             # A group of its own: Ctrl-C reaches it once, through the holder.
             os.setpgid(0, 0)
             # Nothing is left over when the holder itself is killed.
