@@ -28,10 +28,15 @@ class Witness(SpanProcessor):
             "trace_id": f"{context.trace_id:032x}",
             "span_id": f"{context.span_id:016x}",
             "parent_id": "" if span.parent is None else f"{span.parent.span_id:016x}",
+            "name": span.name,
+            "kind": span.kind.name.lower(),
             "start_ns": span.start_time,
             "end_ns": span.end_time,
+            "status": span.status.status_code.name.lower(),
+            "attributes": dict(span.attributes or {}),
+            "events": [event.name for event in span.events],
         }
-        os.write(self._file, f"{json.dumps(line)}\n".encode())
+        os.write(self._file, f"{json.dumps(line, default=str)}\n".encode())
 
 
 def install() -> None:

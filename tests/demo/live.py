@@ -75,7 +75,7 @@ class Live(Opened):
             {"BACKSIGHT_TRIGGERS_FILE": str(_HERE / "triggers.yaml")},
             late.coordinator_config() if late is not None else {},
             late.node_config() if late is not None else {},
-            witnessed=late is not None,
+            witnessed=True,
             prepare=lambda host: count_sent_to(host, COORDINATOR_PORT),
             on_step=self.on_step,
         )
@@ -198,6 +198,7 @@ class Live(Opened):
         self._capture()
         for service in self.shop.services.values():
             shutil.copy(service.access_log, self.captured)
+            shutil.copy(service.witness, self.captured)
         checked = check(self.captured)
         listing = [
             json.loads(line) for line in (self.captured / "traces.jsonl").read_text().splitlines()

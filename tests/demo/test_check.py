@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ast
+import copy
 import json
 import sys
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.demo.check import Result, judge, main, read_logs, read_traces
+from tests.demo.check import Result, judge, main, read_logs, read_traces, read_witness
 
 SERVICES = {"front": "node-1", "orders": "node-2", "stock": "node-3"}
 ARGUMENTS = [f"--service={service}={node}" for service, node in SERVICES.items()]
@@ -53,6 +54,10 @@ def _span(number: int, parent: int, node: str, kind: str, **attributes: object) 
         "name": f"span {number}",
         "node": node,
         "kind": kind,
+        "start_ns": 1000 * number,
+        "end_ns": 1000 * number + 500,
+        "status": "unset",
+        "events": [{"name": "exception"}] if number == 9 else [],
         "unfinished": False,
         "attributes": {key.replace("__", "."): value for key, value in attributes.items()},
     }
@@ -70,6 +75,7 @@ def _trace(order: int, kind: str) -> Json:
         _span(7, 6, "node-3", "server"),
         _span(8, 7, "node-3", "client", db__system__name="postgresql"),
         _span(9, 7, "node-3", "client", db__system__name="postgresql"),
+        _span(10, 7, "node-3", "internal", reserved=2),
     ]
     return {
         "trace_id": f"{order:032x}",
@@ -87,6 +93,7 @@ class Case:
         self.logs = {order: _log(order, kind) for kind, order in ORDERS.items()}
         self.logs[HEALTHY] = _log(HEALTHY, "")
         self.traces = {kind: _trace(order, kind) for kind, order in ORDERS.items()}
+        self.witness = copy.deepcopy(list(self.traces.values()))
 
     def write(self, directory: Path) -> None:
         for service in SERVICES:
@@ -95,6 +102,22 @@ class Case:
                     json.dumps(logged[service]) + "\n"
                     for logged in self.logs.values()
                     if service in logged
+                )
+            )
+        for service, node in SERVICES.items():
+            (directory / f"{service}.spans.jsonl").write_text(
+                "".join(
+                    json.dumps(
+                        span
+                        | {
+                            "trace_id": trace["trace_id"],
+                            "events": [event["name"] for event in span["events"]],
+                        }
+                    )
+                    + "\n"
+                    for trace in self.witness
+                    for span in trace["spans"]
+                    if span["node"] == node
                 )
             )
         listing = [{"trace_id": trace["trace_id"]} for trace in self.traces.values()]
@@ -106,7 +129,12 @@ class Case:
 
     def judged(self, directory: Path) -> Result:
         self.write(directory)
-        return judge(read_logs(directory, SERVICES), read_traces(directory), SERVICES)
+        return judge(
+            read_logs(directory, SERVICES),
+            read_traces(directory),
+            SERVICES,
+            read_witness(directory, SERVICES),
+        )
 
 
 def test_a_good_run_is_good(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -145,6 +173,16 @@ def _forget(trace: Json, *attributes: str) -> None:
 
 
 BROKEN: dict[str, tuple[Callable[[Json], object], str]] = {
+    "an internal span": (lambda trace: _without(trace, 10), "witness"),
+    "another name": (lambda trace: _set(trace, 10, name="GET /"), "witness"),
+    "another kind": (lambda trace: _set(trace, 10, kind="producer"), "witness"),
+    "another start": (lambda trace: _set(trace, 10, start_ns=1), "witness"),
+    "another end": (lambda trace: _set(trace, 10, end_ns=1), "witness"),
+    "another status": (lambda trace: _set(trace, 10, status="error"), "witness"),
+    "no attribute": (lambda trace: _set(trace, 10, attributes={}), "witness"),
+    "no exception": (lambda trace: _set(trace, 9, events=[]), "witness"),
+    "another's span": (lambda trace: _set(trace, 10, span_id="f" * 16), "witness"),
+    "another node's span": (lambda trace: _set(trace, 10, node="node-2"), "witness"),
     "the last node's spans": (lambda trace: _without(trace, 7, 8, 9), "server"),
     "the middle": (lambda trace: _without(trace, 3, 4, 5, 6), "parent"),
     "a statement": (lambda trace: _without(trace, 9), "calls"),
@@ -181,7 +219,21 @@ def test_one_that_is_broken_and_not_called_coherent_is_not_false(tmp_path: Path)
     case.traces["d"]["verdict"]["kind"] = "partial"
     result = case.judged(tmp_path)
     assert (result.false_coherent, result.false_incoherent) == (0, 0)
-    assert [failure.split(":")[0] for failure in result.failures] == ["coherent_by_checker"]
+    # Nor is it a capture: of what is not whole, who looks for a reason may miss just that.
+    assert result.kinds["d"].captured == 0
+    assert [failure.split(":")[0] for failure in result.failures] == ["d", "coherent_by_checker"]
+
+
+def test_captures_of_what_was_no_trouble_are_few(tmp_path: Path) -> None:
+    case = Case()
+    case.logs |= {order: _log(order, "") for order in range(601, 610)}
+    for order in (601, 602):
+        trace = _trace(order, "d")
+        case.traces[str(order)] = trace
+        case.witness.append(copy.deepcopy(trace))
+    result = case.judged(tmp_path)
+    assert result.others == 2
+    assert [failure.split(":")[0] for failure in result.failures] == ["others"]
 
 
 def test_whole_ones_have_to_be_called_coherent(tmp_path: Path) -> None:
