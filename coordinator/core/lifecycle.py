@@ -200,7 +200,8 @@ class Lifecycle:
                 self._finish(lone)
             elif state.unsettled and not self._settle_whole(state, now_ns):
                 self._counters.groups_given_up += 1
-                for trace in self._abandon(state.group, NOBODY):
+                self._abandon(state.group, NOBODY)
+                for trace in [trace for trace in state.traces.values() if not wanted_by(trace)]:
                     self._judge(trace, final=True)
                     self._finish(trace)
             else:
@@ -213,10 +214,10 @@ class Lifecycle:
             # What the node had beyond is no loss. Closed first, since whoever begins in between
             # must not take it for given up.
             for trace in state.traces.values():
+                trace.kept = True
                 if wanted_by(trace) == [state]:
                     self.release(trace, now_ns)
-            for trace in self._abandon(group, by):
-                trace.abandoned_by = None
+            self._abandon(group, by)
             return []
         lost = self._abandon(group, by)
         for trace in lost:
@@ -308,7 +309,7 @@ class Lifecycle:
 
     def _finish_group(self, state: GroupState) -> None:
         for trace in list(state.traces.values()):
-            if wanted_by(trace) == [state]:
+            if wanted_by(trace) in ([state], []):
                 self._finish(trace)
             else:
                 self._traversal.leave(trace, state)

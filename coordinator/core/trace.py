@@ -141,9 +141,10 @@ class Trace:
 
     ``reported_ns``: when it was first heard of; None where that is not known (another
     coordinator heard it) or told already. ``abandoned_by``: no group wants it any more; that node was the first.
-    ``nodes_cut`` counts crumbs over the bound. ``reopened``: it was closed before. ``late``:
-    something came when its evidence was forgotten; what was wrong with it before that stands in
-    ``reasons_before``. ``stored_bytes`` are in the
+    ``nodes_cut`` counts crumbs over the bound. ``reopened``: it was closed before. ``kept``: it and
+    all of a group were whole when that was given up, so that it stays whatever becomes of its other
+    groups. ``late``: something came when its evidence was forgotten; what was wrong with it before
+    that stands in ``reasons_before``. ``stored_bytes`` are in the
     store, of slices and firings. ``may_heal``: by its final verdict, something is missing that may
     still come. ``charged_to``: the group that pays for it, with ``charged_items`` of ``items``.
     """
@@ -161,6 +162,7 @@ class Trace:
     state: TraceState = TraceState.OPEN
     late: bool = False
     reopened: bool = False
+    kept: bool = False
     reasons_before: tuple[Reason, ...] = ()
     stored_bytes: int = 0
     may_heal: bool = False

@@ -112,8 +112,8 @@ class Traversal:
             self._reckon_abandoned(trace)
             if trace.abandoned_by is not None:
                 unwanted.append(trace)
-            elif trace.charged_to is state:
-                self._memory.charge(trace, wanted_by(trace)[0])
+            elif trace.charged_to is state and (others := wanted_by(trace)):
+                self._memory.charge(trace, others[0])
             for part in trace.parts.values():
                 # Who spoke up by itself may know the group from an earlier coordinator.
                 if group in part.told or not part.told:
@@ -365,7 +365,7 @@ class Traversal:
     @staticmethod
     def _reckon_abandoned(trace: Trace) -> None:
         by = [state.given_up_by for state in trace.groups.values()]
-        is_wanted = not by or None in by
+        is_wanted = trace.kept or not by or None in by
         trace.abandoned_by = None if is_wanted else by[0]
 
 

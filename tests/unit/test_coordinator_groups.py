@@ -9,7 +9,7 @@ import pytest
 
 from coordinator.core.records import PutAbandoned, PutReleased
 from coordinator.core.verdict import ReasonKind
-from protocol.messages import Abandoned, Drop, Group
+from protocol.messages import Abandoned, Drop, Group, TriggerFired
 from protocol.verdicts import VerdictKind
 from tests.unit.coordinator_harness import Harness, S, preamble, run, span, trace_id, two_nodes
 
@@ -81,6 +81,26 @@ def test_a_group_that_is_whole_stays_so() -> None:
     for trace in (PRIMARY, LATERAL):
         assert harness.verdicts[trace][-1].kind is VerdictKind.COHERENT
     assert {name for name, m in harness.take_said() if m == Drop(group)} == {"n1", "n2"}
+
+
+def test_a_group_that_is_whole_stays_so_though_another_one_of_its_traces_is_not() -> None:
+    harness = Harness()
+    harness.cluster("n1", "n2")
+    group = fired(harness)
+    for trace in (PRIMARY, LATERAL):
+        harness.deliver(trace, two_nodes())
+    other = Group("other", trace_id("other"))
+    harness.say("n1", TriggerFired(other, (PRIMARY,)))
+    harness.status("n1", PRIMARY, len(two_nodes()["n1"]))
+    harness.status("n1", other.primary, 1000)
+    harness.say("n1", Abandoned(group))
+    harness.say("n1", Abandoned(other))
+    harness.wait(100 * S)
+    for trace in (PRIMARY, LATERAL):
+        assert harness.verdicts[trace][-1].kind is VerdictKind.COHERENT
+        assert harness.store.traces[trace].released
+    (reason,) = harness.verdicts[other.primary][-1].reasons
+    assert reason.kind is ReasonKind.ABANDONED
 
 
 def test_what_another_group_wants_stays() -> None:
