@@ -70,6 +70,9 @@ class SimCoordinator:
         self._inbox: deque[tuple[Stream, object]] = deque()
         self._free_ns = 0
         self._disk_free_ns = 0
+        self._token = self._told_token = 0
+        """Up to which record all is durable, and up to which the core knows."""
+        self._says_at_ns: int | None = None
 
     def mono_ns(self) -> int:
         return self.scheduler.now_ns + self.mono_offset_ns
@@ -143,6 +146,7 @@ class SimCoordinator:
         self.store.crash()
         self.world.all_lost()
         self._inbox.clear()
+        self._token = self._told_token = 0
         streams, self.streams = self.streams, {}
         for stream in streams.values():
             stream.break_off()
@@ -173,6 +177,7 @@ class SimCoordinator:
             if self._free_ns > self.scheduler.now_ns:
                 self._serve_when_free(core)
                 return
+            self._say_durable(core)
             stream, message = self._inbox[0]
             if stream.number in self.streams:
                 kib = len(message.data) // 1024 if isinstance(message, SliceChunk) else 0
@@ -246,27 +251,46 @@ class SimCoordinator:
         wakeup_ns = core.next_wakeup_ns(self.mono_ns())
         if wakeup_ns is not None:
             due_ns = self.scheduler.now_ns + max(wakeup_ns - self.mono_ns(), MS // 10)
-            if self._wakes_at_ns is None or due_ns < self._wakes_at_ns:
-                self._wakes_at_ns = due_ns
-                self.scheduler.at(due_ns, lambda: self._wake(due_ns))
+            self._wake_at(due_ns)
 
     def _durable(self, core: CoordinatorCore, token: int) -> None:
-        if self.core is not core:
+        if self.core is core:
+            self._token = token
+            self._say_durable(core)
+
+    def _say_durable(self, core: CoordinatorCore) -> None:
+        """In its turn: a coordinator that is busy hears of it before the next message."""
+        if self.core is not core or self._token == self._told_token:
             return
-        wait_ns = max(self._disk_free_ns, self._free_ns) - self.scheduler.now_ns
-        if wait_ns > 0:
-            self.scheduler.after(wait_ns, partial(self._durable, core, token))
+        now_ns = self.scheduler.now_ns
+        when_ns = max(self._disk_free_ns, self._free_ns)
+        if when_ns > now_ns:
+            if self._says_at_ns is None:
+                self._says_at_ns = when_ns
+                self.scheduler.at(when_ns, lambda: self._say_again(core))
             return
-        self.store.make_durable(token, self.scheduler.now_ns)
-        core.on_durable(token, self.mono_ns())
+        self._told_token = self._token
+        self.store.make_durable(self._token, now_ns)
+        core.on_durable(self._token, self.mono_ns())
         self.pump()
 
+    def _say_again(self, core: CoordinatorCore) -> None:
+        self._says_at_ns = None
+        self._say_durable(core)
+
     def _wake(self, due_ns: int) -> None:
-        if self._wakes_at_ns == due_ns:
-            self._wakes_at_ns = None
-        if self.core is not None and self._free_ns > self.scheduler.now_ns:
-            self._wakes_at_ns = self._free_ns
-            self.scheduler.at(self._free_ns, lambda: self._wake(self._free_ns))
-        elif self.core is not None:
-            self.core.on_tick(self.mono_ns())
-            self.pump()
+        if self._wakes_at_ns != due_ns:
+            return  # an earlier one has seen to it
+        self._wakes_at_ns = None
+        if self.core is None:
+            return
+        if self._free_ns > self.scheduler.now_ns:
+            self._wake_at(self._free_ns)
+            return
+        self.core.on_tick(self.mono_ns())
+        self.pump()
+
+    def _wake_at(self, due_ns: int) -> None:
+        if self._wakes_at_ns is None or due_ns < self._wakes_at_ns:
+            self._wakes_at_ns = due_ns
+            self.scheduler.at(due_ns, lambda: self._wake(due_ns))

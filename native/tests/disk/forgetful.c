@@ -77,9 +77,9 @@ static int keep(int fd)
 	if (n < 0)
 		return -1;
 	path[n] = 0;
-	if (!strcmp(path, disk))
+	if (strcmp(path, disk) == 0)
 		return forget_names(disk, synced);
-	if (strncmp(path, disk, length) || path[length] != '/' ||
+	if (strncmp(path, disk, length) != 0 || path[length] != '/' ||
 	    strchr(path + length + 1, '/'))
 		return 0;
 	if (snprintf(kept, sizeof(kept), "%s%s", synced, path + length) >=
@@ -93,7 +93,7 @@ int fsync(int fd)
 	return keep(fd);
 }
 
-int fdatasync(int fd)
+int fdatasync(int fildes)
 {
-	return keep(fd);
+	return keep(fildes);
 }

@@ -226,22 +226,24 @@ class Oracle:
                 )
 
     def _check_groups(self) -> None:
-        """Of a group that was given up nothing is called whole, unless all of it is, or another has it."""
+        """Of a group that was given up nothing is whole, unless all of it is, or another has it."""
         store = self._sim.coordinator.store
         members: dict[Group, set[TraceId]] = {}
         for (group, _), put in store.triggers.items():
             members.setdefault(group, set()).update((group.primary, *put.fired.laterals))
+
+        def is_whole(group: Group) -> bool:
+            return all(self._sim.kind(trace) == "coherent" for trace in members[group])
+
         for group in store.abandoned:
-            of_group = members.get(group, {group.primary})
-            kinds = {trace: self._sim.kind(trace) for trace in of_group}
-            if set(kinds.values()) == {"coherent"}:
-                continue
-            for trace, kind in kinds.items():
-                others = [other for other, traces in members.items() if trace in traces]
-                if kind == "coherent" and all(other in store.abandoned for other in others):
+            for trace in members.get(group, {group.primary}):
+                if self._sim.kind(trace) != "coherent":
+                    continue
+                having = [other for other, traces in members.items() if trace in traces]
+                if not any(other not in store.abandoned or is_whole(other) for other in having):
                     raise self.fail(
-                        f"{group} was given up, and of its traces"
-                        f" {trace.hex()} is called coherent: {kinds}"
+                        f"{group} was given up, as were all others of {trace.hex()}; it is called "
+                        f"coherent, and none of them is whole"
                     )
 
     def check_dropped(self) -> None:
