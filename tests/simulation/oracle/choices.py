@@ -7,11 +7,12 @@ up step by step, the lowest priority by the hash of every group that there is.
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from appliance.core.groups import HeldGroup
+from appliance.core.groups import HeldGroup, HeldTrace
 from appliance.core.node import NodeCore
 from coordinator.core.coordinator import CoordinatorCore
 from coordinator.core.groups import NO_TRIGGER, GroupState
@@ -76,10 +77,33 @@ def check_node_choice(node: SimNode, core: NodeCore, chosen: Group, now_ns: int)
     )
 
 
+def check_next(node: SimNode, core: NodeCore, chosen: HeldGroup) -> None:
+    """A node is about to send bytes of a group."""
+    waiting = [
+        group
+        for group in core._holdings.groups.values()
+        if group.queue == chosen.queue and any(t.unsent_bytes > 0 for t in group.traces.values())
+    ]
+    rank = TraceHash(Domain.PRIORITY, node.priority_seed)
+    begun = [group for group in waiting if group.begun]
+    first = max(begun or waiting, key=lambda group: rank(group.group.primary))
+    assert rank(chosen.group.primary) == rank(first.group.primary), (
+        f"{node.name} sends of {chosen.group}, while {first.group} has a higher priority"
+    )
+
+
 def watch_node(world: World, node: SimNode, core: NodeCore) -> None:
     """Look at each choice of a node."""
     reporter, give_up = core._holdings.reporter, core._abandon
-    choose = reporter.lowest_group
+    choose, choose_next = reporter.lowest_group, reporter.next_trace
+    looks = itertools.count()
+
+    def next_trace(now_ns: int) -> tuple[HeldGroup, HeldTrace] | None:
+        chosen = choose_next(now_ns)
+        # To look at all groups takes long where there are many, so that is done the more seldom.
+        if chosen is not None and next(looks) % (1 + len(core._holdings.groups) // 16) == 0:
+            check_next(node, core, chosen[0])
+        return chosen
 
     def lowest_group(surplus_bytes: int, before_ns: int) -> HeldGroup | None:
         chosen = choose(surplus_bytes, before_ns)
@@ -92,6 +116,7 @@ def watch_node(world: World, node: SimNode, core: NodeCore) -> None:
             world.given_up.setdefault(group, []).append(node.name)
         give_up(group, unanswered=unanswered, now_ns=now_ns)
 
+    reporter.next_trace = next_trace  # type: ignore[method-assign]
     reporter.lowest_group = lowest_group  # type: ignore[method-assign]
     core._abandon = abandon  # type: ignore[method-assign]
 
