@@ -76,6 +76,8 @@ class SimNode:
     store_used_max: int = 0
     priority_seed: int = 0
     """By what it ranks groups: as it was told, or as its configuration says."""
+    kept_seed: int = 0
+    """What it was told, kept like the policy; 0: nothing yet."""
     policy: Policy = NO_POLICY
     """What it records by, kept over restarts of the daemon like the report store."""
     _slices_used_ns: int = 0
@@ -116,7 +118,7 @@ class SimNode:
         if self.incarnations > 1:
             self.pool.restart()
         incarnation = self.incarnations << 32 | self.rng.getrandbits(32)
-        self.priority_seed = self.config.cluster_seed
+        self.priority_seed = self.kept_seed or self.config.cluster_seed
         self.core = NodeCore(
             self.config,
             WatchedPool(self.world, self.name, self.pool),
@@ -125,6 +127,7 @@ class SimNode:
             self.real_ns() - self.mono_ns(),
             self.versions,
             self.policy,
+            priority_seed=self.kept_seed,
         )
         watch_node(self.world, self, self.core)
         self.incarnation = incarnation
@@ -157,6 +160,7 @@ class SimNode:
         self.world.store_lost(self.name, [found.trace for found in self.pool.slices()])
         self.pool.lose_store()
         self.policy = NO_POLICY
+        self.kept_seed = 0
 
     def die(self) -> None:
         """The machine is gone for good."""
@@ -342,6 +346,7 @@ class SimNode:
         if policy is not None:
             self.log(self.name, f"records by policy {policy.number:x}")
             self.policy = policy
+        self.kept_seed = core.take_priority_seed() or self.kept_seed
         if self.control is not None:
             for message in core.take_control(self.real_ns()):
                 if not isinstance(message, ClockReply):
