@@ -23,6 +23,9 @@ PROBABLE = 0.12
 SCARCE = 0.04
 """How probable each condition is, by itself: and those under which less can be foretold."""
 
+REFUSED = 0.2
+"""Of calls, where any are refused."""
+
 WEIGHTS = {
     "ta": TriggerPolicy(weight=4.0),
     "tb": TriggerPolicy(weight=0.5, report_bytes_per_s=50_000),
@@ -47,6 +50,7 @@ class Conditions:
             if rng.random() < (SCARCE if name.startswith("little ") else PROBABLE)
         ]
         self.names = frozenset(names)
+        self._calls = random.Random(rng.getrandbits(64))
 
     def __contains__(self, name: str) -> bool:
         return name in self.names
@@ -65,6 +69,13 @@ class Conditions:
             # What is not durable is remembered for twice as many; a schedule has 25 traces or so.
             config = replace(config, closed_max=rng.randint(10, 15))
         return config
+
+    def refused_at(self, sim: Simulator) -> str:
+        """The address of a call that is refused; empty: it is not."""
+        if "refusals" not in self or self._calls.random() > REFUSED:
+            return ""
+        addresses = [address for node in sim.nodes.values() for address in node.addresses]
+        return self._calls.choice([*addresses, "10.9.9.9"])
 
     def apply(self, sim: Simulator, busy_s: float) -> None:
         """To a world whose nodes are there."""
@@ -130,4 +141,5 @@ _ALL: dict[str, Callable[[Simulator, random.Random, float], None]] = {
     "little evidence": _configured,
     "few closed": _configured,
     "weights": _configured,
+    "refusals": _configured,
 }

@@ -128,9 +128,11 @@ class Schedule:
         calls = []
         if depth < 4:
             calls = [self._tree(depth + 1) for _ in range(rng.choice((0, 1, 1, 2, 3)))]
+        refused_at = self.conditions.refused_at(self.sim) if depth else ""
         return Call(
             rng.choice(self.names),
             calls,
+            refused_at=refused_at,
             concurrent=rng.random() < 0.5,
             answers=rng.random() < 0.9,
             work_ns=rng.choice((MS // 10, MS, 50 * MS)),

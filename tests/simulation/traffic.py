@@ -13,8 +13,8 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from formats.records import Body, Breadcrumb, Data, HopIn, HopOut, SpanEnd, SpanStart
-from protocol.hashing import node_id
+from formats.records import Body, Breadcrumb, Data, HopIn, HopOut, SpanEnd, SpanStart, Unanswered
+from protocol.hashing import address_id, node_id
 from protocol.messages import TraceId
 from tests.simulation.network import MS, Scheduler
 from tests.simulation.node import SimNode
@@ -38,6 +38,8 @@ class Call:
     calls: list[Call] = field(default_factory=list)
     concurrent: bool = True
     answers: bool = True
+    refused_at: str = ""
+    """Nobody listens at this IP address: the call is refused, and the caller says so."""
     work_ns: int = MS
     payload_bytes: int = 64
     then: Callable[[Visit], None] | None = None
@@ -65,6 +67,8 @@ class Request:
     visits: list[Written] = field(default_factory=list)
     crumbs: set[tuple[str, str]] = field(default_factory=set)
     unmet: int = 0
+    refused: list[tuple[str, str]] = field(default_factory=list)
+    """Who called an address where nobody listened, and which node has that."""
     responded: bool = False
 
 
@@ -194,7 +198,28 @@ class Visit:
         self._next += 1
         self._call(self.call.calls[self._next - 1])
 
+    def _refused(self, callee: Call) -> None:
+        """The client span of a call that nobody answers."""
+        address, real_ns = callee.refused_at, self.node.real_ns()
+        span = self.traffic.next_span()
+        at = (node.name for node in self.traffic.nodes.values() if address in node.addresses)
+        self.request.refused.append((self.node.name, next(at, "")))
+        self.write(SpanStart(span, self.span, real_ns, 3, "call"))
+        self.write(HopOut(node_id(self.node.name), span, self.handle.next_hop, self.handle.number))
+        self.handle.next_hop += 1
+        self.write(Breadcrumb(address_id(address), f"@{address}"))
+        self.write(Unanswered(span, address, "ConnectionRefusedError"))
+        self.write(SpanEnd(span, real_ns, 2, "refused", b""))
+
     def _call(self, callee: Call) -> None:
+        if callee.refused_at:
+            self._refused(callee)
+            self._left -= 1
+            if not self.call.concurrent:
+                self._call_next()
+            elif self._left == 0:
+                self._finish()
+            return
         hop = HopOut(node_id(self.node.name), self.span, self.handle.next_hop, self.handle.number)
         self.handle.next_hop += 1
         self.write(hop)

@@ -131,7 +131,12 @@ def _of_nodes(
 ) -> Iterator[Fact]:
     world = sim.world
     written = {visit.node for request in requests for visit in request.visits}
-    asked = written | {name for name in sim.nodes if (name, trace) in world.collected}
+    called = {there for request in requests for _, there in request.refused}
+    asked = (
+        written
+        | (called & set(sim.nodes))
+        | {name for name in sim.nodes if (name, trace) in world.collected}
+    )
     for name in sorted(asked):
         node, collected = sim.nodes[name], world.of(name, trace)
         if node.dead:
@@ -177,12 +182,14 @@ def _of_crumbs(
     early = [request for request in requests if request.begun_ns <= closes_ns]
     written = {visit.node for request in early for visit in request.visits if visit.bodies}
     crumbs = {pair for request in requests for pair in request.crumbs}
+    # Whoever is at an address is asked, and is not expected to have anything.
+    leads = crumbs | {pair for request in requests for pair in request.refused if pair[1]}
     ever = {f.node for f in fired}
-    unreached = written - reach(crumbs, ever)
+    unreached = written - reach(leads, ever)
     if unreached:
         yield Fact(f"no crumb leads to {sorted(unreached)}", True, NOT_THERE | ANY_LOSS)
     elif any(
-        written - reach(crumbs, {f.node})
+        written - reach(leads, {f.node})
         and any(
             other.time_ns > closes_ns or world.may_be_late(other.node, other.time_ns + LATE_NS)
             for other in fired
