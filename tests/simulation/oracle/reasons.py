@@ -138,7 +138,8 @@ def _untrue(sim: Simulator, trace: TraceId, reason: Reason, verdict: Verdict) ->
     if kind in NEVER:
         return f"nothing can make that so: {reason.detail}"
     if kind in (ReasonKind.NO_TRIGGER, ReasonKind.OPEN) and not node:
-        return "" if kind is ReasonKind.OPEN else _untrue_no_trigger(sim, trace)
+        is_open = kind is ReasonKind.OPEN or verdict.kind is VerdictKind.PROVISIONAL
+        return "" if is_open else _untrue_no_trigger(sim, trace)
     if kind is ReasonKind.ABANDONED and not node:
         gave = any("" in by for by in sim.world.given_up.values())
         return "" if gave else "the coordinator gave up nothing"
@@ -206,7 +207,8 @@ def _untrue_no_trigger(sim: Simulator, trace: TraceId) -> str:
     if sim.coordinator.store.traces[trace].first_released_ns is not None:
         return ""
     for put in sim.coordinator.store.triggers.values():
-        if trace in (put.fired.group.primary, *put.fired.laterals):
+        given_up = put.fired.group in sim.coordinator.store.abandoned
+        if trace in (put.fired.group.primary, *put.fired.laterals) and not given_up:
             return f"{put.node} told of {put.fired.group.trigger}"
     return ""
 
