@@ -37,6 +37,7 @@ from appliance.probes_packets import probes_path
 from appliance.probes_server import ProbesServer
 from appliance.pump import Pump
 from appliance.recovery import recover
+from appliance.report import report_text
 from appliance.settings import allowed, core_config, quotas
 from appliance.ticks import choose_tick_source
 from appliance.uplink import Uplink
@@ -283,6 +284,9 @@ class Daemon:
         # The coordinator may just have asked for a trace that is being written.
         if self._dataplane.has_slices():
             self._pump.lively(now_ns)
+        asked = self._core.take_status_question()
+        if asked is not None:
+            self._core.on_status(asked, report_text(self.status()))
         if self._uplink is not None:
             if self._uplink.welcomed != self._was_welcomed:
                 self._was_welcomed = self._uplink.welcomed

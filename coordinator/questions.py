@@ -29,18 +29,23 @@ from google.protobuf.message import Message
 
 from coordinator.calls import Call, Feed, Refused
 from coordinator.core.coordinator import CoordinatorCore
+from coordinator.core.nodes import Reach
 from coordinator.core.records import PutVerdict, Write
 from coordinator.counters import ServerCounters
 from coordinator.queries import JUDGED
 from coordinator.rpc.admission import Who, called_by
 from protocol import wire
-from protocol.messages import SNAPSHOT_TRIGGER, Snapshot, TraceId
+from protocol.messages import SNAPSHOT_TRIGGER, NodeReport, Snapshot, TraceId
 from runtime.log import Log
+from runtime.printable import printable
 
 _Request = TypeVar("_Request", bound=Message)
 
 # Judged and not yet told to who follows; a page of them is more than anybody reads.
 _TAIL_TRACES_MAX = 1024
+
+# It is some milliseconds; a node that is stopped never does.
+_NODE_ANSWERS_S = 5.0
 
 # For people, who see no faster changes.
 _PROGRESS_INTERVAL_S = 0.2
@@ -84,6 +89,8 @@ class Questions:
         self._durable = 0  # the last token
         self._snapshot_numbers: deque[int] = deque(maxlen=64)
         self._tails: set[Feed] = set()
+        self._reports: dict[int, asyncio.Future[str]] = {}  # that are waited for, by question
+        self._last_asked = 0
         self._judged: deque[tuple[int, TraceId]] = deque()  # not durable yet
 
     def handlers(self, who: Who) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
@@ -286,8 +293,52 @@ class Questions:
         data: bytes,
         context: grpc.aio.ServicerContext[bytes, pb.GetStatusReply],
     ) -> pb.GetStatusReply:
-        await self._question(pb.GetStatusRequest(), data, context)
+        node = (await self._question(pb.GetStatusRequest(), data, context)).node
+        if node:
+            return pb.GetStatusReply(json=await self._status_of(node, context))
         return pb.GetStatusReply(json=json.dumps(await self._described()))
+
+    async def _status_of(
+        self, node: str, context: grpc.aio.ServicerContext[bytes, pb.GetStatusReply]
+    ) -> str:
+        """What a node says of itself; ends the call if it does not."""
+        self._last_asked = number = (self._last_asked + 1) & 0xFFFFFFFF
+        named = printable(node)[:64]
+        match self._core.ask_status(node, number):
+            case Reach.UNKNOWN:
+                await context.abort(grpc.StatusCode.NOT_FOUND, f"no node {named!r} is known")
+            case Reach.AWAY:
+                await context.abort(
+                    grpc.StatusCode.FAILED_PRECONDITION, f"node {named} is not connected"
+                )
+            case Reach.TOO_OLD:
+                await context.abort(
+                    grpc.StatusCode.FAILED_PRECONDITION,
+                    f"node {named} is of a version that cannot be asked from here; ask on its own machine",
+                )
+            case Reach.ASKED:
+                pass
+        answer: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._reports[number] = answer
+        self._changed()
+        try:
+            async with asyncio.timeout(_NODE_ANSWERS_S):
+                return await answer
+        except TimeoutError:
+            await context.abort(
+                grpc.StatusCode.DEADLINE_EXCEEDED,
+                f"node {named} did not answer within {_NODE_ANSWERS_S:g} s",
+            )
+        finally:
+            del self._reports[number]
+            self._core.forget_question(number)
+
+    def on_reports(self, reports: Iterable[NodeReport]) -> None:
+        """Nodes say how they are."""
+        for report in reports:
+            answer = self._reports.get(report.number)
+            if answer is not None and not answer.done():
+                answer.set_result(report.json)
 
 
 def _flat(prefix: str, counted: Mapping[str, Any]) -> Iterator[tuple[str, int]]:

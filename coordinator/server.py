@@ -283,6 +283,7 @@ class CoordinatorServer:
             by_session.setdefault(session, []).append(message)
         for session, messages in by_session.items():
             self._nodes.say(session, messages)
+        self._questions.on_reports(self._core.take_reports())
         for stream, reply in self._core.take_slice_replies():
             self._nodes.reply(stream, reply)
         self._set_timer(self._core.next_wakeup_ns(time.monotonic_ns()))

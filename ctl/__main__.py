@@ -303,7 +303,7 @@ def _node_line(node: pb.NodeStatus) -> str:
 def _status(arguments: argparse.Namespace) -> int:
     if arguments.asked == "coordinator":
         with CoordinatorClient(arguments.coordinator, arguments.tls) as coordinator:
-            status = coordinator.status()
+            status = coordinator.status(arguments.of or "")
     else:
         status = NodeClient(arguments.node or DEFAULT_NODE).status()
     if arguments.json:

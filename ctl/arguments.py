@@ -147,10 +147,13 @@ def argument_parser(description: str) -> argparse.ArgumentParser:
         "--forget", metavar="NAME", help="forget this one, which is gone for good, instead"
     )
     command("counters", "what the coordinator counted since its start")
-    command(
+    status = command(
         "status",
-        "the node on this machine; with --coordinator, the coordinator",
+        "the node on this machine; with --coordinator, the coordinator, or one of its nodes",
         asks=("node", "coordinator"),
+    )
+    status.add_argument(
+        "of", nargs="?", metavar="NODE", help="this node, wherever it is, by the coordinator"
     )
     config = commands.add_parser("config", help="configuration files of the daemons")
     on_config = config.add_subparsers(required=True, metavar="COMMAND")
@@ -286,6 +289,10 @@ def settle_whom(arguments: argparse.Namespace) -> None:
     """
     given = [name for name in _WHOM if getattr(arguments, name) is not None]
     arguments.asked = next(iter((*given, *arguments.asks)), None)
+    if getattr(arguments, "of", None) is not None:
+        if arguments.node is not None:
+            raise ValueError("status: the coordinator knows a node by its name: leave out --node")
+        arguments.asked = "coordinator"
     whom = " or ".join(_WHOM[name] for name in arguments.asks) or "nobody"
     for name in given:
         if name not in arguments.asks:

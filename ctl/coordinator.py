@@ -124,13 +124,18 @@ class CoordinatorClient:
         except grpc.RpcError as error:
             raise self._failure(error) from error
 
-    def status(self) -> dict[str, Any]:
-        """How the coordinator is."""
+    def status(self, node: str = "") -> dict[str, Any]:
+        """How the coordinator is, or one of its nodes."""
         try:
-            reply = self._stub.GetStatus(pb.GetStatusRequest(), timeout=_TIMEOUT_S)
+            reply = self._stub.GetStatus(pb.GetStatusRequest(node=node), timeout=_TIMEOUT_S)
         except grpc.RpcError as error:
             raise self._failure(error) from error
-        status: dict[str, Any] = json.loads(reply.json)
+        try:
+            status = json.loads(reply.json)
+        except ValueError as error:
+            raise AskError(f"what node {node} says makes no sense: {error}") from error
+        if not isinstance(status, dict):
+            raise AskError(f"what node {node} says makes no sense: it is no object")
         return status
 
     def counters(self) -> dict[str, int]:

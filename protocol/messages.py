@@ -57,6 +57,7 @@ SERVICE_BYTES_MAX = 63
 POLICY_RULES_MAX = 256
 OPERATION_BYTES_MAX = 255
 SOFTWARE_BYTES_MAX = 32
+REPORT_BYTES_MAX = 256 << 10
 SNAPSHOT_TRIGGER = "snapshot"
 """Triggers of snapshots are named so, and the number of the snapshot after a dot."""
 
@@ -169,8 +170,14 @@ class SnapshotStatus:
     done: bool
 
 
+@dataclass(frozen=True, slots=True)
+class NodeReport:
+    number: int
+    json: str
+
+
 NodeMessage: TypeAlias = (
-    Hello | TriggerFired | SliceStatus | Abandoned | ClockReply | SnapshotStatus
+    Hello | TriggerFired | SliceStatus | Abandoned | ClockReply | SnapshotStatus | NodeReport
 )
 
 
@@ -240,11 +247,25 @@ class Policy:
     rules: tuple[PolicyRule, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class StatusQuestion:
+    number: int
+
+
 NO_POLICY = Policy()
 """Nodes go by their own configuration."""
 
 CoordinatorMessage: TypeAlias = (
-    Welcome | Refused | Collect | TriggerAck | Drop | Release | ClockProbe | Snapshot | Policy
+    Welcome
+    | Refused
+    | Collect
+    | TriggerAck
+    | Drop
+    | Release
+    | ClockProbe
+    | Snapshot
+    | Policy
+    | StatusQuestion
 )
 
 

@@ -22,6 +22,8 @@ class Feature(enum.IntFlag):
     """A message of a Slices stream may carry several chunks: SliceChunk.further."""
     ZSTD = 8
     """Chunks may be compressed by Zstandard, and are stored so: SliceChunk.zstd."""
+    STATUS = 16
+    """The coordinator may ask how the node is: StatusQuestion."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +50,11 @@ class Incompatible(ValueError):
     """The two sides have no version in common. The message says which one is to be updated."""
 
 
-OURS = Versions(oldest=5, newest=5, features=Feature.POLICY | Feature.CHUNK_LISTS | Feature.ZSTD)
+OURS = Versions(
+    oldest=5,
+    newest=5,
+    features=Feature.POLICY | Feature.CHUNK_LISTS | Feature.ZSTD | Feature.STATUS,
+)
 
 BEFORE_WINDOWS = 4
 """The version of peers that say no window, but only this number. Nobody speaks it any more."""

@@ -33,6 +33,7 @@ from protocol.messages import (
     NODE_NAME_BYTES_MAX,
     OPERATION_BYTES_MAX,
     POLICY_RULES_MAX,
+    REPORT_BYTES_MAX,
     SERVICE_BYTES_MAX,
     SOFTWARE_BYTES_MAX,
     TRIGGER_NAME_BYTES_MAX,
@@ -47,6 +48,7 @@ from protocol.messages import (
     Hello,
     NodeId,
     NodeMessage,
+    NodeReport,
     Policy,
     PolicyRule,
     Refused,
@@ -59,6 +61,7 @@ from protocol.messages import (
     Snapshot,
     SnapshotStatus,
     Source,
+    StatusQuestion,
     TraceId,
     TriggerAck,
     TriggerFired,
@@ -286,6 +289,12 @@ def _checked_clock_reply(m: ClockReply) -> ClockReply:
     return m
 
 
+def _checked_report(m: NodeReport) -> NodeReport:
+    _integer("node_report.number", m.number, _UINT32_MAX)
+    _text("node_report.json", m.json, REPORT_BYTES_MAX)
+    return m
+
+
 def _checked_snapshot_status(m: SnapshotStatus) -> SnapshotStatus:
     _integer("snapshot_status.number", m.number, _UINT32_MAX)
     # More than a pool can hold; and the sum over all nodes has 64 bits.
@@ -381,6 +390,11 @@ def _node_message_out(message: NodeMessage) -> pb.NodeMessage:
                     sent_ns=message.sent_ns,
                 )
             )
+        case NodeReport():
+            _checked_report(message)
+            return pb.NodeMessage(
+                node_report=pb.NodeReport(number=message.number, json=message.json)
+            )
         case SnapshotStatus():
             _checked_snapshot_status(message)
             return pb.NodeMessage(
@@ -449,6 +463,8 @@ def _node_message_in(message: pb.NodeMessage) -> NodeMessage | Unknown:
         case "snapshot_status":
             of = message.snapshot_status
             return _checked_snapshot_status(SnapshotStatus(of.number, of.found, of.fired, of.done))
+        case "node_report":
+            return _checked_report(NodeReport(message.node_report.number, message.node_report.json))
         case _:
             return _unknown(message, "node")
 
@@ -501,6 +517,9 @@ def _coordinator_message_out(message: CoordinatorMessage) -> pb.CoordinatorMessa
                     by=message.by,
                 )
             )
+        case StatusQuestion():
+            _integer("status_question.number", message.number, _UINT32_MAX)
+            return pb.CoordinatorMessage(status_question=pb.StatusQuestion(number=message.number))
         case Policy():
             _checked_policy(message)
             return pb.CoordinatorMessage(
@@ -538,6 +557,8 @@ def _coordinator_message_in(message: pb.CoordinatorMessage) -> CoordinatorMessag
             return Release(_trace("release.trace", message.release.trace))
         case "clock_probe":
             return ClockProbe(message.clock_probe.number)
+        case "status_question":
+            return StatusQuestion(message.status_question.number)
         case "snapshot":
             of = message.snapshot
             return _checked_snapshot(

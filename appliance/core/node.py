@@ -44,6 +44,7 @@ from protocol.messages import (
     Drop,
     Group,
     NodeMessage,
+    NodeReport,
     Policy,
     Refused,
     Release,
@@ -52,6 +53,7 @@ from protocol.messages import (
     SliceReply,
     Snapshot,
     Source,
+    StatusQuestion,
     TraceId,
     TriggerAck,
     TriggerFired,
@@ -103,6 +105,7 @@ class NodeCore:
 
         self.policy = policy
         """What the coordinator last said that nodes shall record."""
+        self._status_asked: int | None = None
         self._new_priority_seed: int | None = None
         self._policy_is_new = False
         self._snapshot: SnapshotRun | None = None
@@ -196,6 +199,18 @@ class NodeCore:
         run.asked = True
         return run.order
 
+    def take_status_question(self) -> int | None:
+        """The number of a question for which ``on_status`` is to tell how the node is; once each.
+
+        Of several that came meanwhile the last one.
+        """
+        asked, self._status_asked = self._status_asked, None
+        return asked
+
+    def on_status(self, number: int, json: str) -> None:
+        """How the node is, for who asked that question."""
+        self._owed.report(NodeReport(number, json))
+
     def take_priority_seed(self) -> int | None:
         """By what priorities are hashed from now on, if that has changed; once each."""
         seed, self._new_priority_seed = self._new_priority_seed, None
@@ -253,6 +268,8 @@ class NodeCore:
                 self._link.probe(message, now_ns, realtime_ns)
             case Snapshot():
                 self._on_snapshot(message, now_ns)
+            case StatusQuestion():
+                self._status_asked = message.number
             case Policy():
                 self._policy_is_new = self._policy_is_new or message != self.policy
                 self.policy = message

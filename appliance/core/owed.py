@@ -23,6 +23,7 @@ from protocol.messages import (
     ClockReply,
     Group,
     NodeMessage,
+    NodeReport,
     SliceFlags,
     SliceStatus,
     TraceId,
@@ -47,6 +48,7 @@ class Owed:
         self._answers: list[SliceStatus] = []
         self._clock_replies: list[tuple[int, int]] = []
         self._clock_steps: list[ClockReply] = []
+        self._report: NodeReport | None = None
 
     @property
     def abandoned_groups(self) -> KeysView[Group]:
@@ -85,6 +87,7 @@ class Owed:
         self._answers.clear()
         self._clock_replies.clear()
         self._clock_steps.clear()
+        self._report = None
 
     # ------------------------------------------------------- what is due
 
@@ -162,6 +165,11 @@ class Owed:
         """A probe came, at this Unix time."""
         self._clock_replies.append((number, received_ns))
 
+    def report(self, report: NodeReport) -> None:
+        """How the node is; only the last one is of use to anybody."""
+        if self.is_open:
+            self._report = report
+
     def clock_stepped(self, before_ns: int, now_ns: int) -> None:
         """The clock was set to this Unix time, and would show that else."""
         if self.is_open:
@@ -192,6 +200,9 @@ class Owed:
         messages += self._answers
         self._answers.clear()
         messages += self._take_statuses(now_ns)
+        if self._report is not None:
+            messages.append(self._report)
+            self._report = None
         return messages
 
     def next_due_ns(self, now_ns: int) -> int | None:

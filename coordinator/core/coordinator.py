@@ -37,7 +37,7 @@ from coordinator.core.figures import (
 from coordinator.core.groups import OF_A_PROCESS
 from coordinator.core.lifecycle import NOBODY, Lifecycle
 from coordinator.core.memory import FIRING_BYTES, Memory
-from coordinator.core.nodes import Forgotten, Node, Nodes
+from coordinator.core.nodes import Forgotten, Node, Nodes, Reach
 from coordinator.core.outbox import BytesDurable, Closed, Outbox, Say
 from coordinator.core.policy import Policies
 from coordinator.core.records import (
@@ -69,6 +69,7 @@ from protocol.messages import (
     Hello,
     NodeId,
     NodeMessage,
+    NodeReport,
     Policy,
     Refused,
     SliceChunk,
@@ -76,13 +77,14 @@ from protocol.messages import (
     SliceStatus,
     SnapshotStatus,
     Source,
+    StatusQuestion,
     TraceId,
     TriggerAck,
     TriggerFired,
     Unknown,
     Welcome,
 )
-from protocol.versions import OURS, Versions
+from protocol.versions import OURS, Feature, Versions
 
 __all__ = ["CoordinatorConfig", "CoordinatorCore"]
 
@@ -137,6 +139,8 @@ class CoordinatorCore:
         )
         self._traces = self._lifecycle.traces
         self._probe_timers: Timers[NodeId] = Timers()
+        self._status_asked: dict[int, NodeId] = {}
+        self._reports: list[NodeReport] = []
 
         for known in known_nodes:
             gone_ns = now_ns - known.gone_ns
@@ -223,6 +227,35 @@ class CoordinatorCore:
         self._outbox.write(DropNode(name))
         return Forgotten.DONE
 
+    def ask_status(self, name: str, number: int) -> Reach:
+        """Ask a node how it is, by a number that is used once; ``take_reports`` has the answer."""
+        node = self._nodes.named(name)
+        if node is None:
+            return Reach.UNKNOWN
+        if node.session is None or node.agreed is None:
+            return Reach.AWAY
+        if Feature.STATUS not in node.agreed.features:
+            return Reach.TOO_OLD
+        self._status_asked[number] = node.id
+        self._outbox.say(node.session, StatusQuestion(number))
+        return Reach.ASKED
+
+    def forget_question(self, number: int) -> None:
+        """Nobody waits for the answer any more."""
+        self._status_asked.pop(number, None)
+
+    def take_reports(self) -> list[NodeReport]:
+        """What nodes say of themselves that were asked."""
+        reports, self._reports = self._reports, []
+        return reports
+
+    def _on_report(self, node: Node, report: NodeReport) -> None:
+        if self._status_asked.get(report.number) != node.id:
+            self.counters.messages_unexpected += 1  # late, or not its to answer
+            return
+        del self._status_asked[report.number]
+        self._reports.append(report)
+
     def _expire_nodes(self, now_ns: int) -> None:
         if now_ns >= self._expire_ns:
             self._expire_ns = now_ns + EXPIRY_GRACE_NS
@@ -278,6 +311,8 @@ class CoordinatorCore:
                 self._on_clock_reply(node, message, now_ns, realtime_ns)
             case SnapshotStatus():
                 self.snapshots.on_status(node, message)
+            case NodeReport():
+                self._on_report(node, message)
             case Hello():
                 self.counters.messages_unexpected += 1
             case Unknown():

@@ -69,6 +69,15 @@ class Forgotten(enum.Enum):
     NEEDED = "needed"
 
 
+class Reach(enum.Enum):
+    """Whether a node can be asked how it is."""
+
+    ASKED = "asked"
+    UNKNOWN = "unknown"
+    AWAY = "away"
+    TOO_OLD = "too old"
+
+
 class Nodes:
     """All known nodes, by name, id and session."""
 

@@ -42,6 +42,7 @@ from protocol.messages import (
     SliceReply,
     SliceStatus,
     Snapshot,
+    StatusQuestion,
     TriggerAck,
     TriggerFired,
     Welcome,
@@ -368,7 +369,7 @@ peer1. Give one of them another name, or stop it
 
 def say(message: CoordinatorMessage) -> str | None:
     match message:
-        case Welcome() | ClockProbe() | Snapshot() | Policy():
+        case Welcome() | ClockProbe() | Snapshot() | Policy() | StatusQuestion():
             return None
         case Refused(reason):
             return f"refused: {reason}"

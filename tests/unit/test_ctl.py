@@ -440,7 +440,9 @@ class _Coordinator:
     def forget_node(self, name: str) -> None:
         self.forgotten.append(name)
 
-    def status(self) -> dict[str, Any]:
+    def status(self, node: str = "") -> dict[str, Any]:
+        if node:
+            return {"node": node}
         return {"version": "0.1.0", "ready": True, "now": {"groups": 3}}
 
     def counters(self) -> dict[str, int]:
@@ -701,6 +703,11 @@ def test_status_is_the_coordinators_if_that_is_named(
     ]
     assert main(["--coordinator", "hub:4770", "status", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["now"] == {"groups": 3}
+    assert main(["status", "web-1"]) == 0
+    assert capsys.readouterr().out == "node  web-1\n"
+    with pytest.raises(SystemExit):
+        main(["--node", "/s", "status", "web-1"])
+    assert "leave out --node" in capsys.readouterr().err
     # A variable of the environment says which coordinator, not that one is asked.
     monkeypatch.setenv("BACKSIGHT_COORDINATOR", "hub:4770")
     monkeypatch.setattr("ctl.__main__.DEFAULT_NODE", str(tmp_path / "absent"))
