@@ -163,6 +163,22 @@ def test_a_daemon_is_started_again_with_its_fds_when_the_holder_is_told_so(*, ta
         assert daemon.holder.wait() == 0
 
 
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGUSR2])
+def test_what_a_daemon_takes_in_passing_the_holder_passes_on_and_stays(
+    number: signal.Signals,
+) -> None:
+    with held_daemon() as daemon:
+        pid, _ = daemon.started()
+        # Before it is taken, it ends nothing.
+        os.kill(pid, number)
+        daemon.do(f"signal.signal({int(number)}, lambda *_: print('took', flush=True))")
+        daemon.holder.send_signal(number)
+        assert daemon.line() == "took"
+        daemon.do("pass")
+        daemon.send("os._exit(0)")
+        assert daemon.holder.wait() == 0
+
+
 def test_a_daemon_that_cannot_go_on_ends_the_holder_though_told_to_start_again() -> None:
     with held_daemon() as daemon:
         daemon.started()
