@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """For how long each trace is kept, and which goes first.
 
-By the trigger that it was collected under, as primary or lateral: a group is kept as one. Of
-several that have a rule the longest holds. Without one, by its verdict; else as all others.
+By the trigger that it was collected under, as primary or lateral: a group is kept as one. A trigger
+without a rule keeps it by its verdict; else as all others. Of several the longest holds, so nothing
+is kept for less because another trigger fired for it too.
 
 That is worked out when a trace is closed, and stands in its row. When the rules change, all rows
 are gone over, in short transactions beside what is written; until then those that were not reached
@@ -45,18 +46,19 @@ class Keep:
     def expression(self) -> str:
         """In SQL, of a row of ``traces``: for how many seconds it is kept."""
         verdict = self._of_verdicts()
-        by_verdict = f"CASE verdict {verdict} END, " if verdict else ""
+        rest = _whole(self.otherwise_s)
+        if verdict:
+            rest = f"CASE traces.verdict {verdict} ELSE {rest} END"
         triggers = self._of_triggers()
-        by_trigger = ""
-        if triggers:
-            by_trigger = (
-                f"(SELECT max(CASE {triggers} END) FROM"
-                " (SELECT trigger FROM groups WHERE primary_trace = traces.key UNION ALL"
-                " SELECT trigger FROM members JOIN groups ON groups.key = group_key"
-                " WHERE members.trace = traces.key)"
-                " JOIN trigger_names ON trigger_names.key = trigger), "
-            )
-        return f"coalesce({by_trigger}{by_verdict}{_whole(self.otherwise_s)}, 0)"
+        if not triggers:
+            return rest
+        return (
+            f"coalesce((SELECT max(CASE {triggers} ELSE {rest} END) FROM"
+            " (SELECT trigger FROM groups WHERE primary_trace = traces.key UNION ALL"
+            " SELECT trigger FROM members JOIN groups ON groups.key = group_key"
+            " WHERE members.trace = traces.key)"
+            f" JOIN trigger_names ON trigger_names.key = trigger), {rest})"
+        )
 
     def _of_triggers(self) -> str:
         """The longest first, so that the first that matches is the longest that does."""

@@ -87,10 +87,13 @@ def await_taken_up(here: Driver) -> None:
         # The trigger goes before the verdict, be it shorter or longer.
         (["payment"], VerdictKind.PARTIAL, 100),
         (["payment"], VerdictKind.LOSSY, 100),
-        # Of several rules the longest, whichever is more exact; those without any do not count.
+        # Of several the longest, whichever is more exact; without a rule, as the verdict says.
         (["snapshot.1"], VerdictKind.COHERENT, 2),
         (["snapshot.7"], VerdictKind.COHERENT, 50),
         (["snapshot.1", "payment", "other"], VerdictKind.COHERENT, 100),
+        (["snapshot.1", "other"], VerdictKind.COHERENT, 10),
+        (["snapshot.1", "other"], VerdictKind.PARTIAL, 2),
+        (["payment", "other"], VerdictKind.LOSSY, 200),
         (["snapshot"], VerdictKind.COHERENT, 10),
         # A name is a name: neither its beginning nor its end.
         (["payments"], VerdictKind.COHERENT, 10),
