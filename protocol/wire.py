@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 import warnings
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -218,6 +218,11 @@ def _group_in(field: str, group: pb.Group) -> Group:
 def _group_out(field: str, group: Group) -> pb.Group:
     _group(field, group.trigger, group.primary)
     return pb.Group(trigger=group.trigger, primary=group.primary)
+
+
+def _put_group(field: str, group: Group, out: pb.Group) -> None:
+    _group(field, group.trigger, group.primary)
+    out.trigger, out.primary = group
 
 
 def trigger_name_is_valid(name: str) -> bool:
@@ -469,12 +474,23 @@ def _node_message_in(message: pb.NodeMessage) -> NodeMessage | Unknown:
             return _unknown(message, "node")
 
 
-def _coordinator_message_out(message: CoordinatorMessage) -> pb.CoordinatorMessage:
+def _put_coordinator_message(message: CoordinatorMessage, out: pb.CoordinatorMessage) -> None:
+    # Those that there are many of are written where they belong: to copy one costs more.
     match message:
+        case Release():
+            out.release.trace = _trace("release.trace", message.trace)
+        case Collect():
+            _checked_collect(message)
+            _put_group("collect.group", message.group, out.collect.group)
+            out.collect.traces.extend(message.traces)
+        case TriggerAck():
+            _put_group("trigger_ack.group", message.group, out.trigger_ack.group)
+        case Drop():
+            _put_group("drop.group", message.group, out.drop.group)
         case Welcome():
             _checked_welcome(message)
-            return pb.CoordinatorMessage(
-                welcome=pb.Welcome(
+            out.welcome.CopyFrom(
+                pb.Welcome(
                     incarnation=message.incarnation,
                     protocol=message.agreed.protocol,
                     features=int(message.agreed.features),
@@ -483,32 +499,14 @@ def _coordinator_message_out(message: CoordinatorMessage) -> pb.CoordinatorMessa
             )
         case Refused():
             _text("refused.reason", message.reason, REASON_BYTES_MAX)
-            return pb.CoordinatorMessage(refused=pb.Refused(reason=message.reason))
-        case Collect():
-            _checked_collect(message)
-            return pb.CoordinatorMessage(
-                collect=pb.Collect(
-                    group=_group_out("collect.group", message.group), traces=message.traces
-                )
-            )
-        case TriggerAck():
-            return pb.CoordinatorMessage(
-                trigger_ack=pb.TriggerAck(group=_group_out("trigger_ack.group", message.group))
-            )
-        case Drop():
-            return pb.CoordinatorMessage(
-                drop=pb.Drop(group=_group_out("drop.group", message.group))
-            )
-        case Release():
-            _trace("release.trace", message.trace)
-            return pb.CoordinatorMessage(release=pb.Release(trace=message.trace))
+            out.refused.CopyFrom(pb.Refused(reason=message.reason))
         case ClockProbe():
             _integer("clock_probe.number", message.number, _UINT32_MAX)
-            return pb.CoordinatorMessage(clock_probe=pb.ClockProbe(number=message.number))
+            out.clock_probe.CopyFrom(pb.ClockProbe(number=message.number))
         case Snapshot():
             _checked_snapshot(message)
-            return pb.CoordinatorMessage(
-                snapshot=pb.Snapshot(
+            out.snapshot.CopyFrom(
+                pb.Snapshot(
                     number=message.number,
                     trigger=message.trigger,
                     age_ns=message.age_ns,
@@ -522,8 +520,8 @@ def _coordinator_message_out(message: CoordinatorMessage) -> pb.CoordinatorMessa
             return pb.CoordinatorMessage(status_question=pb.StatusQuestion(number=message.number))
         case Policy():
             _checked_policy(message)
-            return pb.CoordinatorMessage(
-                policy=pb.Policy(
+            out.policy.CopyFrom(
+                pb.Policy(
                     number=message.number,
                     percentage_threshold=message.percentage_threshold,
                     rules=(
@@ -610,7 +608,10 @@ def decode_node_batch(data: bytes) -> list[NodeMessage | Unknown]:
 def encode_coordinator_batch(messages: Sequence[CoordinatorMessage]) -> bytes:
     """Encode up to BATCH_MESSAGES_MAX messages of a coordinator."""
     _count("messages", messages, BATCH_MESSAGES_MAX)
-    return pb.CoordinatorBatch(messages=map(_coordinator_message_out, messages)).SerializeToString()
+    batch = pb.CoordinatorBatch()
+    for message in messages:
+        _put_coordinator_message(message, batch.messages.add())
+    return batch.SerializeToString()
 
 
 def decode_coordinator_batch(data: bytes) -> list[CoordinatorMessage | Unknown]:
@@ -757,19 +758,15 @@ def decode_slices_message(data: bytes, zstd: Zstd | None = None) -> Opening | li
 
 def encode_slice_reply(reply: SliceReply) -> bytes:
     """Encode acks and credit."""
-    return pb.SliceReply(
-        acks=_acks_out(reply.acks),
-        credit_bytes=_integer("slice_reply.credit_bytes", reply.credit_bytes),
-    ).SerializeToString()
-
-
-def _acks_out(acks: Sequence[SliceAck]) -> Iterable[pb.SliceAck]:
-    _count("slice_reply.acks", acks, ACKS_MAX)
-    for ack in acks:
-        _trace("slice_reply.acks.trace", ack.trace)
-        _integer("slice_reply.acks.offset", ack.offset)
-        _epoch("slice_reply.acks.epoch", ack.epoch)
-        yield pb.SliceAck(trace=ack.trace, offset=ack.offset, epoch=ack.epoch)
+    _count("slice_reply.acks", reply.acks, ACKS_MAX)
+    message = pb.SliceReply(credit_bytes=_integer("slice_reply.credit_bytes", reply.credit_bytes))
+    for ack in reply.acks:
+        message.acks.add(
+            trace=_trace("slice_reply.acks.trace", ack.trace),
+            offset=_integer("slice_reply.acks.offset", ack.offset),
+            epoch=_epoch("slice_reply.acks.epoch", ack.epoch),
+        )
+    return message.SerializeToString()
 
 
 def decode_slice_reply(data: bytes) -> SliceReply:
