@@ -87,6 +87,11 @@ class Tree:
                     os.environ[name] = value
 
 
+def started_root() -> Path:
+    """Of the tree whose daemons are started now."""
+    return Path(os.environ["PYTHONPATH"].split(os.pathsep)[0])
+
+
 def _git(*arguments: str) -> str:
     # As root under sudo the tree belongs to somebody else, which git would refuse.
     return subprocess.run(

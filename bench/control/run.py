@@ -17,6 +17,7 @@ from backsight_pb2_grpc import CoordinatorStub
 from bench.control.fleet import Fired, Fleet, Load, Plan
 from bench.control.plan import NODES_A_TRACE, SERVICES, SPANS_A_NODE
 from bench.machine import cpu_ns
+from bench.trees import started_root
 from testbed.daemons import Cores, coordinator_on, this_machine
 from testbed.topology import Coordinator
 
@@ -164,8 +165,13 @@ def store_bytes(directory: Path) -> int:
 
 
 def coordinator(directory: Path, cores: Cores, **config: object) -> Coordinator:
-    """One that is to be started on the daemons' core."""
-    return coordinator_on(this_machine(cores.daemons), directory, config)
+    """One that is to be started on the daemons' core, of the tree whose daemons are started now."""
+    daemon = coordinator_on(this_machine(cores.daemons), directory, config)
+    # Before it asked for roles there was nothing to be said of them.
+    settings = started_root() / "runtime/settings/coordinator.py"
+    if not settings.exists() or "\n    access:" not in settings.read_text():
+        daemon.config = {key: said for key, said in daemon.config.items() if key != "access"}
+    return daemon
 
 
 def run(
