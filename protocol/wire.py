@@ -517,7 +517,7 @@ def _put_coordinator_message(message: CoordinatorMessage, out: pb.CoordinatorMes
             )
         case StatusQuestion():
             _integer("status_question.number", message.number, _UINT32_MAX)
-            return pb.CoordinatorMessage(status_question=pb.StatusQuestion(number=message.number))
+            out.status_question.CopyFrom(pb.StatusQuestion(number=message.number))
         case Policy():
             _checked_policy(message)
             out.policy.CopyFrom(
