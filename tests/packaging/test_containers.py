@@ -250,6 +250,7 @@ def site(
         "Deployment/config",
         "Deployment/store",
         "Deployment/temporary",
+        "Deployment/access",
     ):
         (directory / name).mkdir(parents=True)
     for item in deployed:
@@ -273,7 +274,7 @@ def site(
             unpacked(application_image, directory / "mapped", FIRST_ID),
         )
         fs_group = site.pod("Deployment")["securityContext"]["fsGroup"]
-        for name in ("store", "temporary"):
+        for name in ("store", "temporary", "access"):
             os.chown(directory / "Deployment" / name, -1, fs_group)
             (directory / "Deployment" / name).chmod(0o2775)
         coordinator = unpacked(image(dist, "backsight-coordinator"), directory / "coordinator")
