@@ -34,7 +34,7 @@ from coordinator.core.figures import (
     NodeView,
     TriggerCounters,
 )
-from coordinator.core.groups import OF_A_PROCESS
+from coordinator.core.groups import OF_A_PROCESS, Owner
 from coordinator.core.lifecycle import NOBODY, Lifecycle
 from coordinator.core.memory import FIRING_BYTES, Memory
 from coordinator.core.nodes import Forgotten, Node, Nodes, Reach
@@ -483,6 +483,12 @@ class CoordinatorCore:
         self._outbox.after_writes(Say(session, TriggerAck(group)))
         if group in self._traversal.abandoned:
             self._outbox.say(session, Drop(group))
+            for trace_id in (group.primary, *fired.laterals):
+                trace = self._traces.get(trace_id)
+                # Nodes spoke of it before anybody told of its firing: it was given up with this.
+                if trace is not None and not trace.groups:
+                    self._traversal.join(trace, group, Owner(node.id, fired.process))
+                    self._lifecycle.news(trace, now_ns)
         else:
             for trace_id in (group.primary, *fired.laterals):
                 # A closed trace stays as it is, but for what was written since.

@@ -57,7 +57,15 @@ from coordinator.core.records import (
 from coordinator.core.timers import Timers
 from coordinator.core.trace import Part, PartState, Trace, TraceState
 from coordinator.core.traversal import Traversal, wanted_by
-from coordinator.core.verdict import ELSEWHERE, HEALABLE, ReasonKind, deleted, given_up, judge
+from coordinator.core.verdict import (
+    ELSEWHERE,
+    HEALABLE,
+    ReasonKind,
+    Verdict,
+    deleted,
+    given_up,
+    judge,
+)
 from counting.histogram import Histogram
 from protocol.messages import Group, NodeId, Release, SliceFlags, SliceStatus, TraceId
 from protocol.verdicts import VerdictKind
@@ -215,7 +223,7 @@ class Lifecycle:
             # must not take it for given up.
             for trace in state.traces.values():
                 trace.kept = True
-                if wanted_by(trace) == [state]:
+                if wanted_by(trace) == [state] and not trace.is_released:
                     self.release(trace, now_ns)
             self._abandon(group, by)
             return []
@@ -246,8 +254,12 @@ class Lifecycle:
     def put_released_unless_here(self, trace_id: TraceId, group: Group) -> None:
         """What was just written concerns a trace that nobody waits for: the store may delete it."""
         if trace_id not in self.traces:
-            self._put_verdict_again(trace_id, self.outcome(trace_id), group)
+            outcome = self.outcome(trace_id)
+            verdict = self._put_verdict_again(trace_id, outcome, group)
             self._outbox.write(PutReleased(trace_id))
+            if outcome is None and verdict is not None:
+                # As the store has it: whoever speaks of it now speaks of what was given up.
+                self.closed.remember(trace_id, Outcome({}, verdict, 0))
 
     def on_closed(self, closed: Closed) -> None:
         if self._closing.get(closed.trace) != closed.number:
@@ -442,7 +454,7 @@ class Lifecycle:
 
     def _put_verdict_again(
         self, trace_id: TraceId, outcome: Outcome | None, group: Group | None = None
-    ) -> None:
+    ) -> Verdict | None:
         """A trace came up again, or by an abandoned group: it may be all that the store has."""
         verdict = None
         if outcome is not None:
@@ -451,6 +463,7 @@ class Lifecycle:
             verdict = given_up(by)
         if verdict is not None:
             self._outbox.write(PutVerdictAgain(trace_id, verdict))
+        return verdict
 
     def _forget(self, trace: Trace) -> None:
         """Only its outcome stays in memory."""

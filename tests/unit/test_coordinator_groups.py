@@ -103,6 +103,50 @@ def test_a_group_that_is_whole_stays_so_though_another_one_of_its_traces_is_not(
     assert reason.kind is ReasonKind.ABANDONED
 
 
+def test_a_group_that_is_given_up_before_anybody_tells_of_its_firing() -> None:
+    harness = Harness()
+    harness.cluster("n1", "n2")
+    group = Group("lat", PRIMARY)
+    harness.say("n2", Abandoned(group))
+    harness.say("n1", TriggerFired(group))
+    harness.status("n1", PRIMARY, 1000)
+    assert ("n1", Drop(group)) in harness.take_said()
+    harness.wait(S)
+    assert not harness.core._traces
+    kept = harness.store.traces[PRIMARY]
+    assert kept.verdict is not None
+    (reason,) = kept.verdict.reasons
+    assert (reason.kind, reason.node, kept.released) == (ReasonKind.ABANDONED, "n2", True)
+
+
+def test_what_nodes_spoke_of_before_its_group_was_given_up_and_told_goes_with_that() -> None:
+    harness = Harness()
+    harness.cluster("n1", "n2")
+    group = Group("lat", PRIMARY)
+    for trace in (PRIMARY, LATERAL):
+        harness.status("n1", trace, 1000, open_handles=1)
+    harness.say("n2", Abandoned(group))
+    harness.say("n1", TriggerFired(group, (LATERAL,)))
+    harness.wait(S)
+    for trace in (PRIMARY, LATERAL):
+        (reason,) = harness.verdicts[trace][-1].reasons
+        assert (reason.kind, reason.node) == (ReasonKind.ABANDONED, "n2")
+
+
+def test_a_node_may_give_up_what_is_released_and_did_not_hear_of_it() -> None:
+    harness = Harness()
+    harness.cluster("n1", "n2")
+    group = fired(harness)
+    for trace in (PRIMARY, LATERAL):
+        harness.deliver(trace, two_nodes())
+    while not harness.store.traces[LATERAL].released:
+        harness.wait(S // 10)
+    harness.say("n2", Abandoned(group))
+    harness.wait(100 * S)
+    for trace in (PRIMARY, LATERAL):
+        assert harness.verdicts[trace][-1].kind is VerdictKind.COHERENT
+
+
 def test_what_another_group_wants_stays() -> None:
     harness = Harness()
     harness.cluster("n1", "n2")
