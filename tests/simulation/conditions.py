@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from appliance.core.config import TriggerPolicy
 from coordinator.core.config import CoordinatorConfig
-from tests.simulation.network import MS, S
+from tests.simulation.network import MS, NOBODYS, S
 
 if TYPE_CHECKING:
     from tests.simulation.simulator import Simulator
@@ -75,7 +75,7 @@ class Conditions:
         if "refusals" not in self or self._calls.random() > REFUSED:
             return ""
         addresses = [address for node in sim.nodes.values() for address in node.addresses]
-        return self._calls.choice([*addresses, "10.9.9.9"])
+        return self._calls.choice([*addresses, NOBODYS])
 
     def apply(self, sim: Simulator, busy_s: float) -> None:
         """To a world whose nodes are there."""

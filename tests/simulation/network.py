@@ -16,6 +16,9 @@ MS = 1_000_000
 S = 1_000_000_000
 EPOCH_NS = 1_700_000_000 * S
 
+NOBODYS = "10.9.9.9"
+"""An address at which there is no node."""
+
 Log = Callable[[str, str], None]
 
 

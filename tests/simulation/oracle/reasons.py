@@ -8,14 +8,16 @@ when the verdict was. What a node says is compared with what its pool said to it
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from coordinator.core.evidence import FindingKind
 from coordinator.core.verdict import Reason, ReasonKind, Verdict
-from protocol.hashing import node_id
+from protocol.hashing import address_id, node_id
 from protocol.messages import SliceFlags, TraceId
 from protocol.verdicts import VerdictKind
 from tests.decoding.evidence import PythonEvidence, missing
+from tests.simulation.network import NOBODYS
 from tests.simulation.oracle.expected import may_be_forgotten
 
 if TYPE_CHECKING:
@@ -54,6 +56,7 @@ NEVER = {
 
 def untrue(sim: Simulator, trace: TraceId, verdict: Verdict) -> Iterator[str]:
     """What a verdict says that is not so, in words. It is the one that was just made durable."""
+    verdict = _by_name(sim, verdict)
     said = {(reason.kind, reason.node) for reason in verdict.reasons}
     late = any(reason.kind is ReasonKind.LATE for reason in verdict.reasons)
     if late:
@@ -82,6 +85,18 @@ def untrue(sim: Simulator, trace: TraceId, verdict: Verdict) -> Iterator[str]:
         problem = _untrue(sim, trace, reason, verdict)
         if problem:
             yield f"{reason.kind.value} of {reason.node!r}: {problem}"
+
+
+def _by_name(sim: Simulator, verdict: Verdict) -> Verdict:
+    """Nodes that a coordinator has forgotten it calls by their ids; but says that it knows none."""
+    names = {f"#{node_id(name):016x}": name for name in sim.nodes}
+    reasons = tuple(
+        reason
+        if reason.kind is ReasonKind.UNKNOWN_NODE
+        else replace(reason, node=names.get(reason.node, reason.node))
+        for reason in verdict.reasons
+    )
+    return replace(verdict, reasons=reasons)
 
 
 def _untrue_late(sim: Simulator, trace: TraceId, verdict: Verdict) -> Iterator[str]:
@@ -145,8 +160,11 @@ def _untrue(sim: Simulator, trace: TraceId, reason: Reason, verdict: Verdict) ->
         return "" if gave else "the coordinator gave up nothing"
     if node not in sim.nodes:
         # Of a crumb in a status only the bytes tell that it is an address.
-        is_open = kind is ReasonKind.UNKNOWN_NODE and verdict.kind is VerdictKind.PROVISIONAL
-        return "" if is_open else "there is no such node"
+        addresses = {NOBODYS, *(address for at in sim.nodes.values() for address in at.addresses)}
+        # And a coordinator that begins anew knows no node that it has not heard since, nor stored.
+        known = {*map(address_id, addresses), *map(node_id, sim.nodes)}
+        is_known = node in {f"#{identity:016x}" for identity in known}
+        return "" if kind is ReasonKind.UNKNOWN_NODE and is_known else "there is no such node"
     at = sim.nodes[node]
     stored = sim.coordinator.store.traces[trace].slices.get(node)
     status = stored.status if stored is not None else None
