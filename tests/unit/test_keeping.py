@@ -75,6 +75,8 @@ def await_taken_up(here: Driver) -> None:
     retention = here.store.retention
     while retention._keeping.keep != retention.limits.keep or retention._keeping.is_behind:
         passed(here.store)
+    # After that transaction.
+    here.store.order(lambda: None).result()
 
 
 @pytest.mark.parametrize(
@@ -201,8 +203,13 @@ def test_what_fails_halfway_is_gone_over_anew(
     path = tmp_path / "t.db"
     with driver(path, roomy(Keep(5 * HOUR))) as here:
         here.write(*closed(1, []), *closed(2, []))
-        connection = here.store._connection
-        connection.execute(
+        await_taken_up(here)
+
+        def executed(statement: str) -> None:
+            """By the thread whose connection it is, in no transaction of others."""
+            here.store.order(lambda: here.store._connection.execute(statement)).result()
+
+        executed(
             "CREATE TRIGGER no BEFORE UPDATE OF kept_by ON about BEGIN SELECT RAISE(ABORT, 'no'); END"
         )
         here.store.retention.limits = roomy(RULES)
@@ -210,7 +217,7 @@ def test_what_fails_halfway_is_gone_over_anew(
             passed(here.store)
         assert "cannot delete old traces: no" in here.log[0]
         assert set(hours(path).values()) == {5}
-        connection.execute("DROP TRIGGER no")
+        executed("DROP TRIGGER no")
         await_taken_up(here)
         assert set(hours(path).values()) == {10}
         here.log.clear()
