@@ -217,7 +217,9 @@ def test_a_snapshot_collects_the_last_seconds_of_all_nodes(two: Cluster) -> None
         (taken,) = two.coordinator.ctl_json("snapshot", "--last", "1m")
         (other,) = two.coordinator.ctl_json("snapshot", "--last", "1m", "--service", "nobody")
     # Who it was stands in the log of each.
-    by = f"{taken['trigger']}: the last 60 s are collected, as ordered by an unnamed caller at ipv4:"
+    by = (
+        f"{taken['trigger']}: the last 60 s are collected, as ordered by an unnamed caller at ipv4:"
+    )
     for daemon in two.coordinator, two.alpha, two.beta:
         assert by in daemon.log_path.read_text()
     # Those few are the same ones on both nodes, of which one has little of each. What fits is

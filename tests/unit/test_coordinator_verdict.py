@@ -867,7 +867,9 @@ def test_who_writes_to_another_slice_than_the_one_that_is_kept_may_forget_it() -
     assert ("n2", Release(T)) in harness.take_said()
 
 
-def test_who_holds_a_trace_for_a_group_that_is_forgotten_here_may_let_go_when_the_last_is_given_up() -> None:
+def test_who_holds_a_trace_for_a_group_that_is_forgotten_here_may_let_go_when_the_last_is_given_up() -> (
+    None
+):
     harness = Harness()
     slices = two_nodes()
     harness.cluster(*slices)
