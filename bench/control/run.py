@@ -16,7 +16,7 @@ from backsight_pb2_grpc import CoordinatorStub
 
 from bench.control.fleet import Fired, Fleet, Load, Plan
 from bench.control.plan import NODES_A_TRACE, SERVICES, SPANS_A_NODE
-from bench.machine import cpu_ns
+from bench.costs import Costs, family
 from bench.trees import started_root
 from testbed.daemons import Cores, coordinator_on, this_machine
 from testbed.topology import Coordinator
@@ -34,44 +34,6 @@ _IDLE_DEADLINE_S = 300.0
 _STUCK_S = 10.0
 
 _ANSWER_DEADLINE_S = 120.0
-
-
-def _family(pid: int) -> list[int]:
-    """A process and those that it started, and so on."""
-    children: list[int] = []
-    for told in Path(f"/proc/{pid}/task").glob("*/children"):
-        with contextlib.suppress(FileNotFoundError):  # a thread that ended
-            children += map(int, told.read_text().split())
-    return [pid, *(one for child in children for one in _family(child))]
-
-
-@dataclass(frozen=True, slots=True)
-class Costs:
-    """What a coordinator used since its start, and has now: all of its processes."""
-
-    cpu_ns: int
-    written_bytes: int
-    pss_bytes: int
-    peak_bytes: int
-
-    @classmethod
-    def of(cls, pid: int) -> Costs:
-        """Read it."""
-        folders = [Path(f"/proc/{one}") for one in _family(pid)]
-        return cls(
-            sum(cpu_ns(one) for one in _family(pid)),
-            sum(_field(folder / "io", "write_bytes") for folder in folders),
-            sum(1024 * _field(folder / "smaps_rollup", "Pss") for folder in folders),
-            sum(1024 * _field(folder / "status", "VmHWM") for folder in folders),
-        )
-
-
-def _field(path: Path, name: str) -> int:
-    for line in path.read_text().splitlines():
-        key, _, value = line.partition(":")
-        if key == name:
-            return int(value.split()[0])
-    raise ValueError(f"{path} has no {name}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +69,7 @@ def allow_open_files() -> None:
 def _wanted_ns(pid: int) -> int:
     """For how long its threads ran, or could have: others may use the core too."""
     total = 0
-    for one in _family(pid):
+    for one in family(pid):
         for stat in Path(f"/proc/{one}/task").glob("*/schedstat"):
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it ended
                 ran, waited, _ = stat.read_text().split()

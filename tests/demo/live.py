@@ -14,11 +14,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from testbed.processes import Process
+from testbed.processes import APPS, Process
+from testbed.shop import SERVICES
 from testbed.topology import COORDINATOR_PORT, PYTHON, Opened, await_settled
-from tests.cluster.traffic import count_sent_to, payload_bytes_sent
+from testbed.traffic import count_sent_to, payload_bytes_sent
 from tests.demo.report import Result
-from tests.demo.shop import SERVICES, DemoError, Shop
+from tests.demo.shop import DemoError, Shop
 from tests.recall.judge import Written, judge, read_collected
 from tests.recall.late import Late, Trigger
 from tests.recall.report import Recall
@@ -100,7 +101,7 @@ class Live(Opened):
             [
                 "wrk", "--threads", "1", "--connections", str(_CONNECTIONS),
                 "--duration", f"{self.duration_s}s", "--timeout", "20s",
-                "--script", str(_HERE / "load.lua"), self.shop.url, "--", str(_PAUSE_MS),
+                "--script", str(APPS / "load.lua"), self.shop.url, "--", str(_PAUSE_MS),
             ],
             self.shop.directory,
             {"PATH": os.environ["PATH"]},

@@ -13,15 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from testbed.processes import APPS, Postgresql, Redis, Service
+from testbed.shop import SERVICES, commands
 from testbed.topology import PYTHON, Coordinator, Host, Network, Node, Opened, started
 from testbed.venvs import made_once
 
 _REPOSITORY = Path(__file__).parents[2]
 
-# Where each service runs.
-SERVICES = {"front": "node-1", "orders": "node-2", "stock": "node-3"}
 PORTS = {"front": 8000, "orders": 8001, "stock": 50051}
-_THREADS = 8
 
 # Connections made, code imported, threads started: no service goes live without.
 _WARM_UP_REQUESTS = 64
@@ -99,53 +97,25 @@ class Shop(Opened):
     def start_service(self, name: str) -> None:
         """Start one, also in the place of one that has ended; until it listens."""
         node = self.nodes[name]
-        command, own = self._commands()[name]
+        command = commands({name: self._at(name) for name in SERVICES}, backlog=self.backlog)[name]
         service = Service(
             node.host,
             name,
             self._python,
-            command,
+            command.arguments,
             self.directory,
             {
                 **node.client_environment(name),
                 "PYTHONPATH": str(APPS),
                 "PYTHONPYCACHEPREFIX": str(_REPOSITORY / "build" / ".pycache"),
                 **self.environment,
-                **own,
+                **command.environment,
             },
             witnessed=self.witnessed,
         )
         self.services[name] = self._stack.enter_context(service)
         # Who called one that does not listen yet would fail, and be captured as an error.
         self._await(f"tcp://{self._at(name)}", 1)
-
-    def _commands(self) -> dict[str, tuple[list[str], dict[str, str]]]:
-        """Of each service, with its own part of the environment."""
-        return {
-            "stock": (
-                ["python", "-m", "shop.stock", self._at("stock")],
-                {"DATABASE_URL": Postgresql.URL},
-            ),
-            "orders": (
-                [
-                    "gunicorn", "--bind", self._at("orders"), "--threads", str(_THREADS),
-                    # The front end keeps its connections.
-                    "--keep-alive", "60", "--no-control-socket", "shop.orders:app",
-                ],
-                {"REDIS_URL": Redis.URL, "STOCK_ADDRESS": self._at("stock")},
-            ),
-            "front": (
-                [
-                    "uvicorn",
-                    "--host", self.nodes["front"].host.address, "--port", str(PORTS["front"]),
-                    *(("--backlog", str(self.backlog)) if self.backlog is not None else ()),
-                    # Else a request may begin in the context of the one before it on its
-                    # connection, as a part of that one's trace (cpython #140947).
-                    "--reset-contextvars", "--no-access-log", "shop.front:app",
-                ],
-                {"ORDERS_URL": f"http://{self._at('orders')}"},
-            ),
-        }  # fmt: skip
 
     def await_open(self, times: int = 1) -> None:
         """Until it has answered so often that all of it is well."""

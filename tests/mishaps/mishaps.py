@@ -12,8 +12,9 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from testbed.faults import dropping, slow_device
+from testbed.shop import SERVICES
 from testbed.topology import PYTHON
-from tests.demo.shop import PORTS, SERVICES
+from tests.demo.shop import PORTS
 from tests.mishaps.site import Site
 
 _UNUSUAL = 10_000_000  # shop/trouble.py

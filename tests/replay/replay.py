@@ -32,7 +32,7 @@ from testbed.topology import (
     await_settled,
     started,
 )
-from tests.cluster.traffic import count_sent_to, payload_bytes_sent
+from testbed.traffic import count_sent_to, payload_bytes_sent
 from tests.recall.judge import Written, judge, read_collected
 from tests.recall.late import Late, Trigger
 from tests.recall.report import Recall

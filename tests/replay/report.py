@@ -17,7 +17,7 @@ class Result:
 
     ``bytes_generated``: payload written to the pools. ``bytes_left``: TCP
     payload that the nodes sent to the coordinator, control included
-    (tests/cluster/traffic.py). ``verdicts`` and ``reasons`` count traces by the
+    (testbed/traffic.py). ``verdicts`` and ``reasons`` count traces by the
     coordinator's word; everything from ``selected_share`` on is the independent
     checker's (tests/checker), which computes it from the recording.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Counts the TCP payload that a node sends to the coordinator, exactly.
+"""Counts the TCP payload that a host exchanges with a port of another, exactly.
 
 nftables counts IP packets, so the payload is what is left after the headers:
 20 bytes of IPv4 and four times the data offset of TCP, which one rule for each
@@ -20,23 +20,30 @@ _TCP_WORD_BYTES = 4
 _DATA_OFFSETS = range(5, 16)  # RFC 9293: words of the TCP header
 
 
-def count_sent_to(host: Host, port: int) -> None:
-    """Start counting on a host; from zero if it already did."""
-    rules = "\n".join(f"    tcp dport {port} tcp doff {words} counter" for words in _DATA_OFFSETS)
+def _chain(hook: str, port: str) -> str:
+    rules = "\n".join(f"    tcp {port} tcp doff {words} counter" for words in _DATA_OFFSETS)
+    return f"""  chain {hook}_counted {{
+    type filter hook {hook} priority 0
+{rules}
+  }}
+"""
+
+
+def count_sent_to(host: Host, port: int, *, answers: bool = False) -> None:
+    """Start counting on a host; from zero if it already did. ``answers``: what that port sends, too."""
+    chains = _chain("output", f"dport {port}")
+    if answers:
+        chains += _chain("input", f"sport {port}")
     script = f"""table inet {TABLE}
 delete table inet {TABLE}
 table inet {TABLE} {{
-  chain sent {{
-    type filter hook output priority 0
-{rules}
-  }}
-}}
+{chains}}}
 """
     host.run("nft", "-f", "-", said=script)
 
 
 def payload_bytes_sent(host: Host) -> int:
-    """TCP payload sent since counting started, in bytes."""
+    """TCP payload since counting started, in bytes."""
     listing = host.run("nft", "-j", "list", "table", "inet", TABLE)
     total = 0
     for item in json.loads(listing)["nftables"]:
