@@ -109,7 +109,8 @@ class Lifecycle:
         self.traces: OrderedDict[TraceId, Trace] = OrderedDict()
         self.moves: list[tuple[TraceId, TraceState, TraceState]] | None = None
         """Which traces went from where to where, since somebody took it; None: nobody wants to know."""
-        self._closing: dict[TraceId, int] = {}  # while that is not durable
+        # While that is not durable: the number of the closing, and who mentioned the trace since.
+        self._closing: dict[TraceId, tuple[int, dict[NodeId, None]]] = {}
         self.closed = ClosedTraces(config, stored, lambda trace: trace not in self._closing)
         self.traversal_s = Histogram(DURATION_BOUNDS_S)
         self.verdict_s = Histogram(DURATION_BOUNDS_S)
@@ -262,17 +263,22 @@ class Lifecycle:
                 self.closed.remember(trace_id, Outcome({}, verdict, 0))
 
     def on_closed(self, closed: Closed) -> None:
-        if self._closing.get(closed.trace) != closed.number:
+        number, mentioned = self._closing.get(closed.trace, (0, {}))
+        if number != closed.number:
             return  # there were news meanwhile
         del self._closing[closed.trace]
-        for identity in closed.nodes:
+        for identity in dict.fromkeys((*closed.nodes, *mentioned)):
             node = self._nodes.by_id.get(identity)
             if node is not None and node.session is not None:
                 self._outbox.say(node.session, Release(closed.trace))
 
     def release_again(self, trace_id: TraceId, node: Node) -> None:
         """A node mentions what it may forget."""
-        if trace_id not in self._closing and node.session is not None:
+        closing = self._closing.get(trace_id)
+        if closing is not None:
+            # It is told then, also if those were not to be that had a part.
+            closing[1][node.id] = None
+        elif node.session is not None:
             self._outbox.say(node.session, Release(trace_id))
 
     # ------------------------------------------------------------ inside
@@ -439,7 +445,7 @@ class Lifecycle:
         dropped = trace.abandoned_by is not None and not trace.reopened
         told = () if dropped else tuple(trace.parts)
         self._closings += 1
-        self._closing[trace.id] = self._closings
+        self._closing[trace.id] = self._closings, {}
         effect = Closed(trace.id, told, self._closings)
         least = tuple(
             (self._nodes.name_of(part.node), self.slice_of(trace, part).least)

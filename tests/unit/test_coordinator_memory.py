@@ -148,6 +148,23 @@ def test_what_was_given_up_stays_so_whatever_comes_of_it() -> None:
     assert ("n1", Drop(Group("lat", low))) in harness.take_said()
 
 
+def test_who_mentions_what_was_given_up_before_that_is_durable_may_forget_it_then() -> None:
+    harness = Harness(CoordinatorConfig(traces_max=2, priority_seed=SEED))
+    harness.cluster("n1", "n2")
+    low, middle, high = reversed(by_priority(trace_id(f"T{number}") for number in range(3)))
+    harness.autosave = False
+    for trace in (low, middle, high):
+        begun(harness, "n1", trace)
+    assert set(harness.core._traces) == {middle, high}
+    # It had no part that anybody knew of, so no Drop went there.
+    harness.take_said()
+    harness.status("n2", low, len(WHOLE))
+    assert harness.take_said() == []
+    harness.save()
+    harness.fetch()
+    assert ("n2", Release(low)) in harness.take_said()
+
+
 def test_of_a_node_the_process_that_fires_most_pays() -> None:
     harness = Harness(CoordinatorConfig(traces_max=100, priority_seed=SEED))
     harness.cluster("n1", "n2")
