@@ -20,7 +20,7 @@ from tests.simulation.faults import run_schedule
 from tests.simulation.oracle import Tally
 
 QUICK = 240
-NEW = 30
+NEW = 10
 MANY = 10_000
 
 JUDGED_MIN = 0.8
