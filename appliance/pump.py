@@ -29,8 +29,11 @@ from runtime.main import die_if_it_fails
 # A trace's last spans come within its own duration of the trigger, mostly.
 _LIVELY_NS = 1_000_000_000
 
-# Far below the 200 ms of silence after which a coordinator judges.
-_LIVELY_WAIT_NS = 20_000_000
+# The longer nothing came, the less soon something will: a quarter of that time, within bounds. A poll
+# costs 80 us, so with a fixed wait each trigger cost a second's worth of them. The longest is half
+# of the 200 ms of silence after which a coordinator judges.
+_LIVELY_WAIT_FIRST_NS = 20_000_000
+_LIVELY_WAIT_LAST_NS = 100_000_000
 
 # While slices are held at all; bounded by their time to live in the core.
 _HELD_WAIT_NS = 250_000_000
@@ -58,7 +61,7 @@ class Pump:
         self._loop = asyncio.get_running_loop()
         self._thread = threading.Thread(target=self._run, name="data plane")
         self._stopping = False
-        self._lively_until_ns = 0
+        self._lively_since_ns = -_LIVELY_NS
         self._held = False
         # Handed to the loop, which has not taken them yet. One after the other
         # they pass through here, so that none is lost or taken twice at the end.
@@ -98,14 +101,15 @@ class Pump:
 
     def lively(self, now_ns: int) -> None:
         """Something was triggered, or a slice grew: more may follow soon."""
-        sleeping = now_ns >= self._lively_until_ns
-        self._lively_until_ns = now_ns + _LIVELY_NS
-        if sleeping:
+        waits_ns = self._timeout_ns(now_ns)
+        self._lively_since_ns = now_ns
+        if waits_ns > _LIVELY_WAIT_LAST_NS:
             self._dataplane.wake()
 
     def _timeout_ns(self, now_ns: int) -> int:
-        if now_ns < self._lively_until_ns:
-            return _LIVELY_WAIT_NS
+        since_ns = now_ns - self._lively_since_ns
+        if since_ns < _LIVELY_NS:
+            return min(max(since_ns // 4, _LIVELY_WAIT_FIRST_NS), _LIVELY_WAIT_LAST_NS)
         return _HELD_WAIT_NS if self._held else _IDLE_WAIT_NS
 
     def _run(self) -> None:

@@ -57,6 +57,26 @@ def test_what_the_loop_did_not_take_is_taken_at_the_end() -> None:
     assert len(taken) == 1
 
 
+def test_it_looks_often_after_a_trigger_and_then_less_and_less() -> None:
+    ms = 1_000_000
+
+    async def run() -> None:
+        with NativeDataPlane(SMALL, MONOTONIC) as here:
+            pump = Pump(here, lambda _: None)
+            begun_ns = 1000 * ms
+            pump.lively(begun_ns)
+            at_ns, polls = begun_ns, 0
+            while pump._timeout_ns(at_ns) <= 100 * ms:
+                at_ns += pump._timeout_ns(at_ns)
+                polls += 1
+                # What is written soon after is soon seen.
+                assert polls != 4 or at_ns == begun_ns + 80 * ms
+            assert at_ns - begun_ns >= 1000 * ms
+            assert polls < 20
+
+    asyncio.run(run())
+
+
 def test_a_trigger_leaves_its_queue_when_it_is_seen_to_and_not_before() -> None:
     """Until then a successor would find it there; and for ever it would take up room."""
     waits: list[bool] = []
