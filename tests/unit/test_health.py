@@ -146,7 +146,8 @@ def test_a_coordinator_is_ready_when_what_is_stored_is_taken_up(
         async with coordinator(tmp_path) as server:
             status, said = await ready(server.health)
             assert status == 503
-            assert said["reasons"].keys() == {"recovery"}
+            # The loop asks for more all the time, so that the store's thread may be late too.
+            assert "recovery" in said["reasons"]
             assert "0 traces, 0% of all, so far" in said["reasons"]["recovery"]
             assert await check(server) == NOT_SERVING
             halted.set()
