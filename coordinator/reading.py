@@ -224,7 +224,8 @@ class _Source:
 
 def _read(ours: socket.socket, log: Log) -> None:
     """Run in the process, until the coordinator is gone."""
-    os.nice(_NICE)
+    with contextlib.suppress(PermissionError):  # a sandbox may forbid it; the rest is as important
+        os.nice(_NICE)
 
     async def run() -> None:
         await _Reading(ours, log).run()
