@@ -220,7 +220,9 @@ class Site:
 
     def collected(self, trace_id: str) -> dict[str, Any]:
         """A trace that was triggered, once its verdict is not provisional."""
-        traces = (PYTHON, "-m", "ctl", "traces", "--limit", "0", "--json")
+        # As root of the machine, at what is mounted into the pod for that.
+        access = f"unix:{self.directory / 'Deployment/access/coordinator.sock'}"
+        traces = (PYTHON, "-m", "ctl", "--coordinator", access, "traces", "--limit", "0", "--json")
         while True:
             for trace in map(json.loads, self.coordinator_host.run(*traces).splitlines()):
                 if trace["trace_id"] == trace_id and trace["verdict"]["kind"] != "provisional":
