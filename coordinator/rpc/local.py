@@ -27,15 +27,16 @@ from typing import Any, Self, TypeAlias
 
 import grpc
 
+from coordinator.access import role_of
 from coordinator.counters import ServerCounters
 from coordinator.rpc import listener
 from coordinator.rpc.admission import Admission, Context, Who
 from coordinator.rpc.budget import Budget
-from coordinator.rpc.identity import Caller, Identity, Role, Unidentified
+from coordinator.rpc.identity import Caller, Identity, Unidentified
 from runtime.log import Log, PeerLog
 from runtime.schema import InvalidValue
 from runtime.settings.coordinator import AccessSettings
-from runtime.unix_socket import Allowed, Credentials, credentials_of, listen
+from runtime.unix_socket import Credentials, credentials_of, listen
 
 _Handlers: TypeAlias = "Mapping[str, grpc.RpcMethodHandler[Any, Any]]"
 
@@ -129,19 +130,14 @@ class LocalDoor:
         return caller
 
     def _caller(self, credentials: Credentials) -> Caller | Unidentified:
-        """By names that are looked up now: users come and go."""
         name = _user_name(credentials.uid)
-        access = self._access()
-        for role, allow in (Role.OPERATOR, access.operators), (Role.VIEWER, access.viewers):
-            try:
-                allowed = Allowed(*allow.resolve())
-            except InvalidValue as error:
-                return Unidentified(
-                    f"access.{role}s.{error}; correct it, and reload the coordinator"
-                )
-            if allowed.admits(credentials):
-                proof = f"uid {credentials.uid} on the coordinator's machine"
-                return Caller(Identity(role, name, proof))
+        try:
+            role = role_of(self._access(), credentials)
+        except InvalidValue as error:
+            return Unidentified(f"{error}; correct it, and reload the coordinator")
+        if role is not None:
+            proof = f"uid {credentials.uid} on the coordinator's machine"
+            return Caller(Identity(role, name, proof))
         return Unidentified(
             f"the user {name} (uid {credentials.uid}) is neither operator nor viewer here; root can name"
             " him, or one of his groups, in `access.operators` or `access.viewers` of the coordinator's"

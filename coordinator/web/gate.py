@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
+from coordinator.access import role_of
 from coordinator.web.parameters import Refused
 from coordinator.web.tokens import Tokens
 from formats.jaeger import answer
@@ -17,7 +18,7 @@ from runtime.http import PEER
 from runtime.log import Log, PeerLog
 from runtime.schema import InvalidValue
 from runtime.settings.coordinator import NOBODY, Settings
-from runtime.unix_socket import Allowed, Credentials
+from runtime.unix_socket import Credentials
 
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
@@ -77,14 +78,11 @@ class Gate:
 
 
 def _admit_user(peer: Credentials, settings: Settings) -> None:
-    access = settings.access
     try:
-        admitted = any(
-            Allowed(*allow.resolve()).admits(peer) for allow in (access.operators, access.viewers)
-        )
+        role = role_of(settings.access, peer)
     except InvalidValue as error:
-        raise Refused(HTTPStatus.FORBIDDEN, f"access: {error}") from error
-    if not admitted:
+        raise Refused(HTTPStatus.FORBIDDEN, str(error)) from error
+    if role is None:
         raise Refused(
             HTTPStatus.FORBIDDEN,
             f"uid {peer.uid} is neither operator nor viewer; root can name him, or one of his groups, in"
