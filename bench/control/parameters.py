@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
-from typing import Any, Self
+from dataclasses import dataclass
+from typing import Self
+
+from bench.environment import given
 
 PARTS = ("saturation", "rate", "restart")
 
@@ -61,13 +63,7 @@ class Parameters:
     @classmethod
     def of_environment(cls, environment: Mapping[str, str] = os.environ) -> Self:
         """Each is a variable of its name in capitals. ValueError if there is something that cannot be."""
-        values = cls.quick() if environment.get("QUICK") else cls()
-        given: dict[str, Any] = {}
-        for known in fields(cls):
-            name = known.name.upper()
-            if text := environment.get(name, ""):
-                given[known.name] = _value(name, text, getattr(values, known.name))
-        return replace(values, **given)
+        return given(cls.quick() if environment.get("QUICK") else cls(), environment, _value)
 
 
 def _value(name: str, text: str, before: object) -> object:

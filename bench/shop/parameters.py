@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from typing import Self
+
+from bench.environment import given
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,15 +56,13 @@ class Parameters:
     @classmethod
     def of_environment(cls, environment: Mapping[str, str] = os.environ) -> Self:
         """Each is a variable of its name in capitals. ValueError if there is something that cannot be."""
-        values = cls.quick() if environment.get("QUICK") else cls()
-        given: dict[str, int] = {}
-        for known in fields(cls):
-            name = known.name.upper()
-            if text := environment.get(name, ""):
-                if not text.isdecimal() or not 0 < int(text) <= _MAX:
-                    raise ValueError(f"{name}={text}: want a whole number from 1 to {_MAX}")
-                given[known.name] = int(text)
-        return replace(values, **given)
+        return given(cls.quick() if environment.get("QUICK") else cls(), environment, _number)
+
+
+def _number(name: str, text: str, _: object) -> int:
+    if not text.isdecimal() or not 0 < int(text) <= _MAX:
+        raise ValueError(f"{name}={text}: want a whole number from 1 to {_MAX}")
+    return int(text)
 
 
 _MAX = 10_000
