@@ -315,8 +315,9 @@ def test_who_cannot_follow_links_says_so(monkeypatch: pytest.MonkeyPatch) -> Non
         machine = Machine(MachineSettings(), Host(), logs_to(messages))
         running = asyncio.ensure_future(machine.run())
         await said.wait()
-        while not messages:
+        while not messages and not running.done():
             await another_turn()
+        assert not running.done(), running
         await ended_by_us(running)
 
     asyncio.run(run())
