@@ -144,6 +144,26 @@ struct bsd_spans {
 	struct out out;
 };
 
+static inline struct bsd_span *span_at(const struct bsd_spans *s,
+				       uint32_t number)
+{
+	return array_at(&s->spans, number);
+}
+
+int spans_add(struct bsd_spans *s, const struct bsd_span *span);
+
+/* A name that the records of start and end cut, which its detail has whole. */
+struct long_name {
+	uint32_t span;
+	struct bsd_text name;
+};
+
+/* Each span by its detail. Names are told apart, since ends come later and bring the
+ * cut ones. */
+int spans_describe(struct bsd_spans *s, struct array *long_names);
+/* Each event of the kernel's that has words, as a span. */
+int spans_join_kernels(struct bsd_spans *s);
+
 /* Whether a span of the slice has that id. */
 bool spans_have(const struct bsd_spans *s, uint32_t client, uint64_t span_id);
 
