@@ -16,7 +16,7 @@ import pytest
 
 from ctl.__main__ import main
 from ctl.pki import Authority
-from testbed.topology import Coordinator, Host, Network, Node, started
+from testbed.topology import PYTHON, Coordinator, Host, Network, Node, started
 from tests.cluster.test_two_nodes import COORDINATOR, DEADLINE_S, Cluster, new_trace, service
 from tests.cluster.test_upgrade import Load
 
@@ -131,7 +131,7 @@ def test_traces_come_by_tls_and_are_shown_to_who_may_see_them(secured: Secured) 
 
     def asked(shown: str, *words: str) -> str:
         done = subprocess.run(
-            ["ip", "netns", "exec", coordinator.host.namespace, "/usr/bin/python3", "-m", "ctl"]
+            ["ip", "netns", "exec", coordinator.host.namespace, PYTHON, "-m", "ctl"]
             + ["--coordinator", coordinator.endpoint, "--tls", str(secured.pki / shown), *words],
             capture_output=True,
             text=True,
