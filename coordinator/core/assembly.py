@@ -9,7 +9,8 @@ A node that lost its slice, or let go of it, may come with another one of the
 same trace, which the epoch tells apart. The bytes of two are never put
 together: the earlier one is kept where it is whole by its own status, else it
 is given up for the later one. Either way something may be missing that only
-the node knew of, so the part is a restarted one.
+the node knew of, so the part is a restarted one. Epochs of one report store rise,
+so what is still said of an earlier slice is known for late.
 """
 
 from __future__ import annotations
@@ -23,6 +24,16 @@ from coordinator.core.outbox import BytesDurable, Outbox
 from coordinator.core.records import AppendSlice
 from coordinator.core.trace import STAYING, Part, Trace
 from protocol.messages import SliceChunk, SliceFlags, SliceStatus
+
+
+OF_ONE_STORE = 1 << 32
+"""Epochs that are closer to each other are of one report store: each begins at a random one of 62
+bits (first_slice_epoch() in native/src/node/store.c)."""
+
+
+def is_earlier(epoch: int, than: int) -> bool:
+    """Whether a node let go of one slice before it began the other."""
+    return 0 < than - epoch < OF_ONE_STORE
 
 
 @dataclass(slots=True)
@@ -116,6 +127,18 @@ class Assembly:
             part.received = part.durable = 0
             trace.evidence.restart(part.node)
             self.expect(trace, part)
+        return True
+
+    @staticmethod
+    def is_late(part: Part, status: SliceStatus) -> bool:
+        """Whether a status is of a slice before the one that is here: bytes of this overtook it.
+
+        Then there is a slice that the node let go of, unless that was empty.
+        """
+        if not status.epoch or not is_earlier(status.epoch, part.epoch):
+            return False
+        if status.bytes or status.flags & STAYING or status.open_handles:
+            part.restarted = True
         return True
 
     def within_bounds(self, status: SliceStatus) -> SliceStatus:

@@ -564,6 +564,12 @@ class CoordinatorCore:
                 return
         part = self._traversal.part_of(trace, node, now_ns)
         was_restarted = part.restarted
+        if self._assembly.is_late(part, status):
+            # What the node has now it says on the same stream.
+            if part.restarted != was_restarted:
+                self._put_status(node, part, now_ns)
+                self._lifecycle.news(trace, now_ns)
+            return
         begins = status.bytes > 0
         # A node that lost its memory has begun another slice, of which nothing is there yet.
         kept = part.is_whole and status.epoch not in (0, part.epoch) and status.is_blank

@@ -134,6 +134,49 @@ def test_bytes_of_two_slices_are_not_put_together_where_the_lengths_would_fit() 
     assert all(ack.offset == 0 for ack in acked(harness) if ack.epoch == 2)
 
 
+@pytest.mark.parametrize("before", [N2, b""], ids=["it came", "it did not"])
+def test_a_status_that_is_late_does_not_cost_the_slice_that_overtook_it(before: bytes) -> None:
+    harness = Harness()
+    harness.cluster("n1", "n2")
+    harness.fire("n1", T)
+    harness.deliver(T, {"n1": SLICES["n1"]})
+    if before:
+        harness.send("n2", T, 0, before)
+    harness.send("n2", T, 0, LONGER, 2)
+    harness.status("n2", T, len(N2))
+    assert acked(harness)[-1] == SliceAck(T, len(LONGER), 2)
+    harness.status("n2", T, len(LONGER), epoch=2)
+    harness.wait(1 * S)
+    assert stored(harness) == (2, LONGER)
+    assert judged(harness) == RESTARTED
+
+
+def test_a_late_status_of_an_empty_slice_says_nothing() -> None:
+    harness = Harness()
+    harness.cluster("n1", "n2")
+    harness.fire("n1", T)
+    harness.deliver(T, {"n1": SLICES["n1"]})
+    harness.send("n2", T, 0, N2, 2)
+    harness.status("n2", T, 0, held=True)
+    harness.status("n2", T, len(N2), epoch=2)
+    harness.wait(1 * S)
+    assert judged(harness) == ("coherent", set())
+
+
+def test_a_lower_epoch_of_another_report_store_is_not_late() -> None:
+    harness = Harness()
+    harness.cluster("n1", "n2")
+    harness.fire("n1", T)
+    harness.deliver(T, {"n1": SLICES["n1"]})
+    harness.send("n2", T, 0, N2[:-20], 1 << 40)
+    restart_node(harness)
+    harness.status("n2", T, len(LONGER), epoch=7)
+    harness.send("n2", T, 0, LONGER, 7)
+    harness.wait(1 * S)
+    assert stored(harness) == (7, LONGER)
+    assert judged(harness) == RESTARTED
+
+
 def test_after_an_empty_slice_another_one_is_nothing_special() -> None:
     harness = Harness()
     harness.cluster("n1", "n2")
