@@ -20,12 +20,14 @@ class ClosedSlice:
     """What came of a node's slice: ``length`` bytes of ``epoch``, zeros without any.
 
     ``least``: what the node would send if it collected the same once more, in one piece.
+    ``let_go``: up to where the node was told to let go of bytes that fit nowhere.
     """
 
     epoch: int = 0
     length: int = 0
     least: int = 0
     flags: SliceFlags = SliceFlags.NONE
+    let_go: int = 0
 
     def may_lack(self, status: SliceStatus) -> bool:
         """Whether a node may have, or know, what this has not.
@@ -38,7 +40,7 @@ class ClosedSlice:
         if status.flags & DOUBTS & ~self.flags:
             return True
         if status.epoch in (0, self.epoch):
-            return status.bytes > self.length
+            return status.bytes > max(self.length, self.let_go)
         if SliceFlags.EVICTED in status.flags:
             return status.bytes > 0
         is_unexplained = not status.flags & ~SliceFlags.HELD

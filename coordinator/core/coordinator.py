@@ -602,6 +602,7 @@ class CoordinatorCore:
             if (
                 is_gone
                 or end <= known.length
+                or (same and end <= known.let_go)
                 or (same and known.length >= self._config.slice_bytes_max)
             ):
                 upto = max(known.length, end) if same else end
@@ -626,11 +627,14 @@ class CoordinatorCore:
             # Late, of a slice that was given up; or the next one, from its middle.
             self.counters.chunks_with_gap += not begins
             self._assembly.ignore(stream, chunk)
+            part.of_no_use = (chunk.epoch, end)
             return
         over = end - max(chunk.offset, self._config.slice_bytes_max)
         self.counters.bytes_over_slice_max += max(0, over)
         gap = chunk.offset > part.received and over <= 0
         self.counters.chunks_with_gap += gap
+        if gap:
+            part.of_no_use = (chunk.epoch, end)
         fresh = self._assembly.take(stream, node, trace, part, chunk)
         if fresh:
             named = trace.evidence.add(node.id, fresh)

@@ -237,11 +237,13 @@ class Lifecycle:
     def slice_of(trace: Trace, part: Part) -> ClosedSlice:
         """What is here of a node's slice."""
         least = trace.evidence.least_bytes(part.node)
+        epoch, end = part.of_no_use or (0, 0)
         return ClosedSlice(
             part.epoch,
             part.received,
             part.received if least is None else least,
             part.status.flags if part.status is not None else SliceFlags.NONE,
+            end if epoch == part.epoch else 0,
         )
 
     def wait_for_nodes(self, trace: Trace, now_ns: int) -> None:
@@ -267,6 +269,11 @@ class Lifecycle:
         if number != closed.number:
             return  # there were news meanwhile
         del self._closing[closed.trace]
+        for identity, epoch, end in closed.of_no_use:
+            node = self._nodes.by_id.get(identity)
+            if node is not None and node.stream is not None:
+                # It holds what it has sent until that is acknowledged.
+                self._outbox.ack(node.stream, closed.trace, epoch, end)
         for identity in dict.fromkeys((*closed.nodes, *mentioned)):
             node = self._nodes.by_id.get(identity)
             if node is not None and node.session is not None:
@@ -446,7 +453,12 @@ class Lifecycle:
         told = () if dropped else tuple(trace.parts)
         self._closings += 1
         self._closing[trace.id] = self._closings, {}
-        effect = Closed(trace.id, told, self._closings)
+        of_no_use = tuple(
+            (part.node, *part.of_no_use)
+            for part in trace.parts.values()
+            if part.of_no_use is not None
+        )
+        effect = Closed(trace.id, told, self._closings, of_no_use)
         least = tuple(
             (self._nodes.name_of(part.node), self.slice_of(trace, part).least)
             for part in trace.parts.values()

@@ -49,11 +49,15 @@ class BytesDurable:
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """A trace is closed for the ``number``-th time: its nodes may forget it."""
+    """A trace is closed for the ``number``-th time: its nodes may forget it.
+
+    ``of_no_use``: of which nodes there are chunks that fit nowhere, with epoch and end.
+    """
 
     trace: TraceId
     nodes: tuple[NodeId, ...]
     number: int
+    of_no_use: tuple[tuple[NodeId, int, int], ...] = ()
 
 
 Effect: TypeAlias = Say | BytesDurable | Closed

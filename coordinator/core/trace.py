@@ -73,7 +73,8 @@ class Part:
     that carried an ack. ``epoch`` is that of the slice which they belong to, 0
     while none is known; bytes of another are never put behind them.
     ``epoch_before``: of the slice that was given up for this one, or that this
-    one was kept for. ``restarted``: the node began another slice, and may have
+    one was kept for. ``of_no_use``: the epoch and the end of the last chunk that fits nowhere;
+    its node has let go of what is missing before it. ``restarted``: the node began another slice, and may have
     lost something of the one before. ``fired_under``: the incarnation under which a
     process of the node fired the trace as primary, until the node says what it has of it.
     """
@@ -89,6 +90,7 @@ class Part:
     acked_on: int | None = None
     epoch: int = 0
     epoch_before: int = 0
+    of_no_use: tuple[int, int] | None = None
     restarted: bool = False
     fired_under: int | None = None
     expected_bytes: int = 0

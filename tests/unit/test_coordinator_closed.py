@@ -13,7 +13,7 @@ from coordinator.core.trace import TraceState
 from coordinator.core.verdict import ReasonKind, Verdict
 from formats.records import Data
 from formats.slices import PieceKind, RunFlags
-from protocol.messages import SliceFlags
+from protocol.messages import Abandoned, Release, SliceAck, SliceFlags
 from protocol.verdicts import VerdictKind
 from testbed.encoding import encode_piece, encode_record
 from tests.unit.coordinator_harness import (
@@ -332,3 +332,66 @@ def test_what_is_released_and_comes_up_again_has_a_verdict_where_the_store_delet
     harness.fire("n1", T, "other")
     wait_for_the_end(harness)
     assert kinds(harness.store.traces[T].verdict) == {ReasonKind.DELETED}
+
+
+def told(harness: Harness) -> list[SliceAck | Release]:
+    """What n1 was told by which it lets go of something."""
+    acks = [ack for name, reply in harness.replied if name == "n1" for ack in reply.acks]
+    harness.replied.clear()
+    said = [message for name, message in harness.take_said() if name == "n1"]
+    return [*acks, *(message for message in said if isinstance(message, Release))]
+
+
+@pytest.mark.parametrize("epoch", [1, 2], ids=["behind a gap", "of another slice"])
+def test_a_node_lets_go_of_what_fits_nowhere_when_the_trace_is_closed(epoch: int) -> None:
+    harness = Harness()
+    harness.cluster("n1")
+    harness.fire("n1", T)
+    harness.status("n1", T, 20)
+    harness.send("n1", T, 0, b"abcd")
+    told(harness)
+    harness.send("n1", T, 8, b"ijkl", epoch)
+    harness.send("n1", T, 12, b"mnopqrst", epoch)
+    # Whether it comes back with what is missing, nobody knows as long as it is awaited.
+    assert all(ack == SliceAck(T, 4, 1) for ack in told(harness))
+    wait_for_the_end(harness)
+    assert harness.store.traces[T].released
+    assert ReasonKind.BYTES_MISSING in kinds(harness.verdict(T))
+    assert told(harness) == [SliceAck(T, 20, epoch), Release(T)]
+
+
+def test_what_fitted_nowhere_is_not_missed_again() -> None:
+    harness = Harness()
+    harness.cluster("n1")
+    harness.fire("n1", T)
+    harness.status("n1", T, 12)
+    harness.send("n1", T, 0, b"abcd")
+    harness.send("n1", T, 8, b"ijkl")
+    wait_for_the_end(harness)
+    told(harness)
+    # The Release came before the ack, so it asks again; and on another stream it says all again.
+    harness.status("n1", T, 12)
+    harness.send("n1", T, 8, b"ijkl")
+    assert set(told(harness)) == {SliceAck(T, 12, 1), Release(T)}
+    assert harness.core.counters.traces_late == 0
+
+
+def test_what_was_let_go_while_it_was_given_up_is_missing_when_it_is_fired_again() -> None:
+    harness = Harness()
+    harness.cluster("n1", "n2")
+    group = harness.fire("n1", T)
+    harness.status("n1", T, 16)
+    harness.send("n1", T, 0, b"abcd")
+    harness.status("n2", T, 4)
+    harness.say("n2", Abandoned(group))
+    wait_for_the_end(harness)
+    # Under way when it was given up, so the node keeps no more of that.
+    told(harness)
+    harness.send("n1", T, 4, b"efgh")
+    assert told(harness) == [SliceAck(T, 8, 1)]
+    harness.fire("n1", T, "again")
+    harness.status("n1", T, 16)
+    harness.send("n1", T, 8, b"ijklmnop")
+    wait_for_the_end(harness)
+    assert told(harness)[-2:] == [SliceAck(T, 16, 1), Release(T)]
+    assert bytes(harness.store.traces[T].slices["n1"].data) == b"abcd"
