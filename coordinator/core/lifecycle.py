@@ -151,7 +151,6 @@ class Lifecycle:
         self._memory.begin(trace, by)
         outcome = self.closed.take(trace_id)
         if outcome is not None:
-            trace.reopened = True
             self._memory.add_stored(trace, outcome.stored_bytes)
             self._write_reopened(trace_id)
             self._put_verdict_again(trace_id, outcome)
@@ -299,6 +298,10 @@ class Lifecycle:
 
     def _abandon(self, group: Group, by: str) -> list[Trace]:
         self._outbox.write(PutAbandoned(group, by))
+        primary = self.traces.get(group.primary)
+        if primary is not None and not primary.groups:
+            # Nodes spoke of it, and nobody told of its firing.
+            self._traversal.join_given_up(primary, group, by)
         lost = self._traversal.abandon(group, by)
         self.put_released_unless_here(group.primary, group)
         return lost
@@ -447,10 +450,6 @@ class Lifecycle:
     def _write_released(self, trace: Trace) -> None:
         assert trace.verdict is not None
         self._counters.closed[trace.verdict.kind] += 1
-        # Of an abandoned trace they hold nothing; they were told to drop it. Unless it was closed
-        # before: then they may hold it for groups that nobody here remembers.
-        dropped = trace.abandoned_by is not None and not trace.reopened
-        told = () if dropped else tuple(trace.parts)
         self._closings += 1
         self._closing[trace.id] = self._closings, {}
         of_no_use = tuple(
@@ -458,7 +457,9 @@ class Lifecycle:
             for part in trace.parts.values()
             if part.of_no_use is not None
         )
-        effect = Closed(trace.id, told, self._closings, of_no_use)
+        # Also of one that was given up: they were told to drop its groups, but may hold it for one
+        # that nobody here knows, of before a restart.
+        effect = Closed(trace.id, tuple(trace.parts), self._closings, of_no_use)
         least = tuple(
             (self._nodes.name_of(part.node), self.slice_of(trace, part).least)
             for part in trace.parts.values()

@@ -16,7 +16,7 @@ from coordinator.core.closed import outcome_of
 from coordinator.core.groups import OF_A_PROCESS, Owner
 from coordinator.core.lifecycle import Lifecycle
 from coordinator.core.memory import FIRING_BYTES, Memory
-from coordinator.core.records import PutTrigger, StoredSlice, StoredTrace
+from coordinator.core.records import PutAbandoned, PutTrigger, StoredSlice, StoredTrace
 from coordinator.core.trace import UNKNOWN_INCARNATION, PartState, Trace
 from coordinator.core.traversal import Traversal
 from protocol.hashing import node_id
@@ -47,13 +47,20 @@ class Recovery:
 
     def _run(self, recovered: Iterable[StoredTrace]) -> Iterator[None]:
         fired: list[Iterable[PutTrigger]] = []
+        given_up: list[PutAbandoned] = []
         for stored in recovered:
             yield from self._trace(stored)
             fired.append(stored.triggers)
+            given_up += () if stored.released else stored.abandoned
         for triggers in fired:
             for trigger in triggers:
                 self._trigger(trigger)
                 yield
+        for put in given_up:
+            primary = self._lifecycle.traces.get(put.group.primary)
+            if primary is not None and not primary.groups:
+                self._traversal.join_given_up(primary, put.group, put.node)
+            yield
         # It may have taken long: nobody is overdue for that. At once, so that it is the same for all.
         for trace in list(self._lifecycle.traces.values()):
             self._lifecycle.wait_for_nodes(trace, self._now_ns)

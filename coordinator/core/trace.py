@@ -143,7 +143,7 @@ class Trace:
 
     ``reported_ns``: when it was first heard of; None where that is not known (another
     coordinator heard it) or told already. ``abandoned_by``: no group wants it any more; that node was the first.
-    ``nodes_cut`` counts crumbs over the bound. ``reopened``: it was closed before. ``kept``: it and
+    ``nodes_cut`` counts crumbs over the bound. ``kept``: it and
     all of a group were whole when that was given up, so that it stays whatever becomes of its other
     groups. ``late``: something came when its evidence was forgotten; what was wrong with it before
     that stands in ``reasons_before``. ``stored_bytes`` are in the
@@ -163,7 +163,6 @@ class Trace:
     verdict: Verdict | None = None
     state: TraceState = TraceState.OPEN
     late: bool = False
-    reopened: bool = False
     kept: bool = False
     reasons_before: tuple[Reason, ...] = ()
     stored_bytes: int = 0

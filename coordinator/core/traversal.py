@@ -125,6 +125,12 @@ class Traversal:
                 self._outbox.after_writes(Say(node.session, Drop(group)))
         return unwanted
 
+    def join_given_up(self, trace: Trace, group: Group, by: str) -> None:
+        """No group of the trace is known but this one, which was given up: so nobody wants it."""
+        self.remember_abandoned(group, by)
+        assert trace.charged_to is not None
+        self.join(trace, group, trace.charged_to.owner)
+
     def leave(self, trace: Trace, state: GroupState) -> None:
         """A group goes on without a trace that others of its groups want."""
         del trace.groups[state.group]

@@ -9,7 +9,7 @@ import pytest
 
 from coordinator.core.records import PutAbandoned, PutReleased
 from coordinator.core.verdict import ReasonKind
-from protocol.messages import Abandoned, Drop, Group, TriggerFired
+from protocol.messages import Abandoned, Drop, Group, Release, TriggerFired
 from protocol.verdicts import VerdictKind
 from tests.unit.coordinator_harness import Harness, S, preamble, run, span, trace_id, two_nodes
 
@@ -131,6 +131,53 @@ def test_what_nodes_spoke_of_before_its_group_was_given_up_and_told_goes_with_th
     for trace in (PRIMARY, LATERAL):
         (reason,) = harness.verdicts[trace][-1].reasons
         assert (reason.kind, reason.node) == (ReasonKind.ABANDONED, "n2")
+
+
+def test_who_holds_what_was_given_up_for_a_group_of_before_a_restart_may_forget_it() -> None:
+    harness = Harness()
+    harness.cluster("n1", "n2")
+    # A coordinator asked n2 for it, and died before the firing was durable.
+    harness.status("n2", PRIMARY, 1000)
+    group = harness.fire("n1", PRIMARY)
+    harness.status("n1", PRIMARY, 1000)
+    harness.say("n1", Abandoned(group))
+    said = harness.take_said()
+    harness.wait(100 * S)
+    for node in ("n1", "n2"):
+        assert (node, Drop(group)) in said
+        assert (node, Release(PRIMARY)) in harness.said
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_what_was_given_up_and_nobody_told_of_its_firing_was_given_up(*, restarts: bool) -> None:
+    harness = Harness()
+    harness.cluster("n1", "n2")
+    group = Group("lat", PRIMARY)
+    # Who fired it has forgotten that, and a coordinator that knew of it.
+    harness.status("n1", PRIMARY, 1000, open_handles=1)
+    harness.status("n2", PRIMARY, 1000)
+    harness.take_said()
+    harness.say("n1", Abandoned(group))
+    said = harness.take_said()
+    assert ("n1", Drop(group)) in said
+    assert ("n2", Drop(group)) in said
+    if restarts:
+        harness.restart()
+        harness.cluster("n1", "n2")
+    harness.wait(S if not restarts else 400 * S)
+    (reason,) = harness.verdicts[PRIMARY][-1].reasons
+    assert (reason.kind, reason.node) == (ReasonKind.ABANDONED, "n1")
+
+
+def test_what_is_fired_again_is_wanted_though_it_was_given_up_before_anybody_told() -> None:
+    harness = Harness()
+    harness.cluster("n1", "n2")
+    harness.status("n2", PRIMARY, len(two_nodes()["n2"]))
+    harness.say("n1", Abandoned(Group("lat", PRIMARY)))
+    harness.fire("n1", PRIMARY, "other")
+    harness.deliver(PRIMARY, two_nodes())
+    harness.wait(100 * S)
+    assert harness.verdicts[PRIMARY][-1].kind is VerdictKind.COHERENT
 
 
 def test_a_node_may_give_up_what_is_released_and_did_not_hear_of_it() -> None:
