@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from appliance.core.dataplane import DataPlaneEvent, Slice
+from appliance.core.dataplane import DataPlaneEvent, LocalTrigger, Slice
 from formats.records import Breadcrumb, Data
 from formats.slices import PieceKind
 from protocol.messages import Group, NodeId, SliceFlags, TraceId
@@ -602,6 +602,31 @@ def test_of_what_is_reported_in_full_only_the_mark_is_kept() -> None:
         lambda both: both.restart(),
     )
     assert both.model.store_usage().used_bytes == BLOCK_BYTES
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+@pytest.mark.parametrize("writes", [False, True])
+def test_what_a_process_fired_before_it_was_killed_is_told(restarts: bool, writes: bool) -> None:
+    """Also if the daemon was away then, and if nothing else is left of the process."""
+    told: list[DataPlaneEvent] = []
+
+    def fire_and_die(both: Differential) -> None:
+        if writes:
+            both.burst(0, 0, TRACES[0], 1, True)
+        both.fire(0, TRACES[0])
+        native, model = both.clients[0]
+        both.native.exit_client(native, both.now_ns)
+        both.model.exit_client(model, both.now_ns)
+        if restarts:
+            both.native.restart()
+            both.model.restart()
+            both.model.clock_pair(both.now_ns, both.now_ns)
+        told.extend(both.work())
+        both.clients[0] = both.attach()
+
+    checked(fire_and_die)
+    (fired,) = [event for event in told if isinstance(event, LocalTrigger)]
+    assert fired.trace == TRACES[0]
 
 
 def test_what_a_killed_process_lost_is_told_though_it_never_ended() -> None:

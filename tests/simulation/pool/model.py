@@ -60,6 +60,7 @@ class PoolModel:
         client.live = False
         self.losses.suspect()
         self.store.close_gone()
+        self.state.take_triggers(client)
         self.state.check_drained(client)
 
     def open(self, client: ClientModel, trace: TraceId) -> Handle:
@@ -106,8 +107,7 @@ class PoolModel:
         self.segments.take_over()
         for client in list(state.in_turn):
             self._observe(client)
-            while client.triggers:
-                state.events.append(client.triggers.popleft())
+            state.take_triggers(client)
         self.store.watch()
         self.search.end_all()
         self.losses.suspect()
@@ -120,13 +120,12 @@ class PoolModel:
     def restart(self) -> None:
         """A new daemon finds what the memfds hold: segments, store, what is gone.
 
-        What it does not know: events that nobody took, who was introduced in a slice, when
-        losses were that nobody can tell the trace of (but the latest); so each process that
-        ever had such a loss may just have had it, since the last poll, which told slices of
-        all that was before.
+        What processes fired stays in their memory until it was seen to, also when they end.
+        What it does not know: who was introduced in a slice, when losses were that nobody can
+        tell the trace of (but the latest); so each process that ever had such a loss may just
+        have had it, since the last poll, which told slices of all that was before.
         """
         state = self.state
-        state.events.clear()
         state.in_turn.sort(key=lambda client: -client.number)
         self.segments.restart()
         self.losses.restart()

@@ -179,6 +179,10 @@ class NodeState:
     events: list[DataPlaneEvent] = field(default_factory=list)
     now_ns: int = 0
 
+    def take_triggers(self, client: ClientModel) -> None:
+        while client.triggers:
+            self.events.append(client.triggers.popleft())
+
     def check_drained(self, client: ClientModel) -> None:
         if not client.live and client.sealed == 0 and client.number in self.clients:
             del self.clients[client.number]
