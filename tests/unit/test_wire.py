@@ -581,7 +581,7 @@ def list_bytes(first: pb.SliceChunk, *further: pb.SliceChunk) -> bytes:
         ("256 of them", list_bytes(*[part(b"x")] * (CHUNKS_MAX + 1))),
         ("0 bytes", list_bytes(part(b"x"), part(b""))),
         # Half a million chunks without anything are not parsed.
-        ("slice_chunk: 1064962 bytes", b"\x42\x00" * (wire._SLICES_BYTES_MAX // 2 + 1)),
+        ("slice_chunk: 1064962 bytes", b"\x42\x00" * (wire.slices._SLICES_BYTES_MAX // 2 + 1)),
         ("1048577 bytes", list_bytes(part(b"x"), part(bytes(CHUNK_BYTES_MAX)))),
         # Together too large, if inflated.
         (
