@@ -83,6 +83,14 @@ def text(field: str, value: str, maximum: int, minimum: int = 0) -> str:
     return value
 
 
+def utf8(field: str, value: bytes) -> str:
+    """Text that arrived."""
+    try:
+        return value.decode()
+    except UnicodeDecodeError as error:
+        raise WireError(field, f"no valid UTF-8: {error.reason}") from error
+
+
 def trace(field: str, value: bytes) -> TraceId:
     """16 bytes, not all of them zero."""
     if len(value) != _TRACE_ID_BYTES:
@@ -154,19 +162,19 @@ def group(field: str, trigger: str, primary: bytes) -> Group:
 
 def group_in(field: str, message: pb.Group) -> Group:
     """A group that arrived."""
-    return group(field, message.trigger, message.primary)
+    return group(field, utf8(f"{field}.trigger", message.trigger), message.primary)
 
 
 def group_out(field: str, of: Group) -> pb.Group:
     """A group that is sent."""
     group(field, of.trigger, of.primary)
-    return pb.Group(trigger=of.trigger, primary=of.primary)
+    return pb.Group(trigger=of.trigger.encode(), primary=of.primary)
 
 
 def put_group(field: str, of: Group, out: pb.Group) -> None:
     """A group that is sent, written to where it belongs."""
     group(field, of.trigger, of.primary)
-    out.trigger, out.primary = of
+    out.trigger, out.primary = of.trigger.encode(), of.primary
 
 
 def trigger_name_is_valid(name: str) -> bool:

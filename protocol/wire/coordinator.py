@@ -97,7 +97,7 @@ def _put_coordinator_message(message: CoordinatorMessage, out: pb.CoordinatorMes
             )
         case Refused():
             check.text("refused.reason", message.reason, check.REASON_BYTES_MAX)
-            out.refused.CopyFrom(pb.Refused(reason=message.reason))
+            out.refused.CopyFrom(pb.Refused(reason=message.reason.encode()))
         case ClockProbe():
             check.integer("clock_probe.number", message.number, check.UINT32_MAX)
             out.clock_probe.CopyFrom(pb.ClockProbe(number=message.number))
@@ -106,11 +106,11 @@ def _put_coordinator_message(message: CoordinatorMessage, out: pb.CoordinatorMes
             out.snapshot.CopyFrom(
                 pb.Snapshot(
                     number=message.number,
-                    trigger=message.trigger,
+                    trigger=message.trigger.encode(),
                     age_ns=message.age_ns,
-                    service=message.service,
+                    service=message.service.encode(),
                     traces=message.traces,
-                    by=message.by,
+                    by=message.by.encode(),
                 )
             )
         case StatusQuestion():
@@ -123,7 +123,7 @@ def _put_coordinator_message(message: CoordinatorMessage, out: pb.CoordinatorMes
                     number=message.number,
                     percentage_threshold=message.percentage_threshold,
                     rules=(
-                        pb.PolicyRule(operation=rule.operation, threshold=rule.threshold)
+                        pb.PolicyRule(operation=rule.operation.encode(), threshold=rule.threshold)
                         for rule in message.rules
                     ),
                 )
@@ -138,7 +138,11 @@ def _coordinator_message_in(message: pb.CoordinatorMessage) -> CoordinatorMessag
             return _checked_welcome(Welcome(welcome.incarnation, agreed, welcome.priority_seed))
         case "refused":
             return Refused(
-                check.text("refused.reason", message.refused.reason, check.REASON_BYTES_MAX)
+                check.text(
+                    "refused.reason",
+                    check.utf8("refused.reason", message.refused.reason),
+                    check.REASON_BYTES_MAX,
+                )
             )
         case "collect":
             return _checked_collect(
@@ -160,7 +164,14 @@ def _coordinator_message_in(message: pb.CoordinatorMessage) -> CoordinatorMessag
         case "snapshot":
             of = message.snapshot
             return _checked_snapshot(
-                Snapshot(of.number, of.trigger, of.age_ns, of.service, of.traces, of.by)
+                Snapshot(
+                    of.number,
+                    check.utf8("snapshot.trigger", of.trigger),
+                    of.age_ns,
+                    check.utf8("snapshot.service", of.service),
+                    of.traces,
+                    check.utf8("snapshot.by", of.by),
+                )
             )
         case "policy":
             said = message.policy
@@ -169,7 +180,12 @@ def _coordinator_message_in(message: pb.CoordinatorMessage) -> CoordinatorMessag
                 Policy(
                     said.number,
                     said.percentage_threshold if is_said else None,
-                    tuple(PolicyRule(rule.operation, rule.threshold) for rule in said.rules),
+                    tuple(
+                        PolicyRule(
+                            check.utf8("policy.rules.operation", rule.operation), rule.threshold
+                        )
+                        for rule in said.rules
+                    ),
                 )
             )
         case _:

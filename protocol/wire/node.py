@@ -98,10 +98,10 @@ def _node_message_out(message: NodeMessage) -> pb.NodeMessage:
                     protocol=message.versions.newest,
                     protocol_oldest=message.versions.oldest,
                     features=int(message.versions.features),
-                    node=message.node,
+                    node=message.node.encode(),
                     incarnation=message.incarnation,
-                    addresses=message.addresses,
-                    software=message.software,
+                    addresses=map(str.encode, message.addresses),
+                    software=message.software.encode(),
                 )
             )
         case TriggerFired():
@@ -110,7 +110,7 @@ def _node_message_out(message: NodeMessage) -> pb.NodeMessage:
                 trigger_fired=pb.TriggerFired(
                     group=check.group_out("trigger_fired.group", message.group),
                     laterals=message.laterals,
-                    why=message.why,
+                    why=message.why.encode(),
                     # Not called: protobuf has it from 3.20 on.
                     source=cast(
                         "pb.Source.ValueType", check.source("trigger_fired.source", message.source)
@@ -149,7 +149,7 @@ def _node_message_out(message: NodeMessage) -> pb.NodeMessage:
         case NodeReport():
             _checked_report(message)
             return pb.NodeMessage(
-                node_report=pb.NodeReport(number=message.number, json=message.json)
+                node_report=pb.NodeReport(number=message.number, json=message.json.encode())
             )
         case SnapshotStatus():
             _checked_snapshot_status(message)
@@ -171,11 +171,11 @@ def _node_message_in(message: pb.NodeMessage) -> NodeMessage | Unknown:
             versions = Versions(oldest, hello.protocol, Feature(hello.features))
             return _checked_hello(
                 Hello(
-                    hello.node,
+                    check.utf8("hello.node", hello.node),
                     hello.incarnation,
-                    tuple(hello.addresses),
+                    tuple(check.utf8("hello.addresses", text) for text in hello.addresses),
                     versions,
-                    hello.software,
+                    check.utf8("hello.software", hello.software),
                 )
             )
         case "trigger_fired":
@@ -184,7 +184,7 @@ def _node_message_in(message: pb.NodeMessage) -> NodeMessage | Unknown:
                 TriggerFired(
                     check.group_in("trigger_fired.group", fired.group),
                     tuple(TraceId(lateral) for lateral in fired.laterals),
-                    fired.why,
+                    check.utf8("trigger_fired.why", fired.why),
                     check.source("trigger_fired.source", fired.source),
                     fired.fired_at_ns,
                     fired.suppressed,
@@ -213,7 +213,9 @@ def _node_message_in(message: pb.NodeMessage) -> NodeMessage | Unknown:
             of = message.snapshot_status
             return _checked_snapshot_status(SnapshotStatus(of.number, of.found, of.fired, of.done))
         case "node_report":
-            return _checked_report(NodeReport(message.node_report.number, message.node_report.json))
+            report = message.node_report
+            json = check.utf8("node_report.json", report.json)
+            return _checked_report(NodeReport(report.number, json))
         case _:
             return check.unknown(message, "node")
 

@@ -111,7 +111,9 @@ def encode_opening(opening: Opening) -> bytes:
     """Encode the first message of a Slices stream."""
     check.node_name("slice_chunk.node", opening.node)
     check.integer("slice_chunk.incarnation", opening.incarnation, check.UINT64_MAX)
-    return pb.SliceChunk(node=opening.node, incarnation=opening.incarnation).SerializeToString()
+    return pb.SliceChunk(
+        node=opening.node.encode(), incarnation=opening.incarnation
+    ).SerializeToString()
 
 
 def encode_chunks(chunks: Sequence[SliceChunk], zstd: Zstd | None = None) -> bytes:
@@ -157,7 +159,10 @@ def decode_slices_message(data: bytes, zstd: Zstd | None = None) -> Opening | li
             raise check.WireError(
                 "slice_chunk.node", "stands in a message of its own, without a chunk"
             )
-        return Opening(check.node_name("slice_chunk.node", message.node), message.incarnation)
+        return Opening(
+            check.node_name("slice_chunk.node", check.utf8("slice_chunk.node", message.node)),
+            message.incarnation,
+        )
     check.count("slice_chunk.further", message.further, CHUNKS_MAX - 1)
     chunks: list[SliceChunk] = []
     size = 0
