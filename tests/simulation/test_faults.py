@@ -21,8 +21,7 @@ from tests.simulation.oracle import Tally
 
 QUICK = 240
 NEW = 4
-"""A change that has nothing to do with it must seldom fail by what is found: of 1,500 new ones five
-were findings (500582, 500870, 501100, 501257, 501307), which are open."""
+"""A change that has nothing to do with it must seldom fail by what is found."""
 MANY = 10_000
 
 JUDGED_MIN = 0.8
@@ -31,6 +30,11 @@ JUDGED_MIN = 0.8
 # Of these the simulator once asked for more than can be had: two firings in the same instant,
 # a daemon that doubts what its predecessor left, and a trigger of a machine that then dies.
 ASKED_TOO_MUCH = (5729, 7451, 8889)
+
+# In these, nodes held for ever what nobody wanted (500582, 500870), bytes were lost that had come
+# (501307), and what was given up was not called so (501257). Of the others the simulator asked too much:
+# it forgot what a process had fired, and looked in the moment after something was given up.
+FOUND = (500582, 500870, 501100, 501257, 501307, 502163)
 
 # In these, nodes give up several groups of a trigger that has more of them.
 GIVE_UP = (4, 9, 12, 196)
@@ -70,7 +74,7 @@ def test_schedules_that_nobody_has_run_before() -> None:
     _check(new_seeds(NEW), judged_min=0)  # so few may all be of the same kind
 
 
-@pytest.mark.parametrize("seed", ASKED_TOO_MUCH)
+@pytest.mark.parametrize("seed", ASKED_TOO_MUCH + FOUND)
 def test_a_schedule_that_failed_once(seed: int) -> None:
     run_schedule(seed)
 

@@ -113,7 +113,7 @@ def watch_node(world: World, node: SimNode, core: NodeCore) -> None:
 
     def abandon(group: Group, *, unanswered: bool, now_ns: int) -> None:
         if unanswered:
-            world.given_up.setdefault(group, []).append(node.name)
+            world.give_up(group, node.name)
         give_up(group, unanswered=unanswered, now_ns=now_ns)
 
     reporter.next_trace = next_trace  # type: ignore[method-assign]
@@ -162,7 +162,7 @@ def watch_coordinator(world: World, core: CoordinatorCore) -> None:
 
     def abandon(group: Group, by: str) -> object:
         if not by and group.trigger != NO_TRIGGER:
-            world.given_up.setdefault(group, []).append(by)
+            world.give_up(group, by)
         return give_up(group, by)
 
     core._memory.costliest = costliest  # type: ignore[method-assign]

@@ -14,6 +14,7 @@ from protocol.messages import Group, TraceId
 from protocol.verdicts import VerdictKind
 from protocol.versions import Feature
 from tests.simulation.charges import check_charges
+from tests.simulation.network import S
 from tests.simulation.oracle.bounds import check_coordinator, check_node, held_at_rest
 from tests.simulation.oracle.expected import Fact, facts, may_be_forgotten
 from tests.simulation.oracle.reasons import outdated, untrue
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
 
 CHARGES_EVERY = 64
 """Steps of the coordinator between two looks at all charges, which take a while."""
+
+
+TOLD_NS = 2 * S
+"""So long after a group was given up all have heard of it, unless there is trouble."""
 
 
 class OracleError(AssertionError):
@@ -249,7 +254,13 @@ class Oracle:
     def check_dropped(self) -> None:
         """Every node is there and has heard all: of what was given up nobody holds anything."""
         sim = self._sim
-        given_up = set(sim.coordinator.store.abandoned)
+        # A node may give up something at any time, also in the last moment.
+        heard_ns = sim.scheduler.now_ns - TOLD_NS
+        given_up = {
+            group
+            for group in sim.coordinator.store.abandoned
+            if sim.world.given_up_ns.get(group, 0) <= heard_ns
+        }
         for node in sim.nodes.values():
             if node.core is None:
                 continue

@@ -82,11 +82,17 @@ class World:
     """What the coordinator had no room for before it knew of any trigger of it."""
     given_up: dict[Group, list[str]] = field(default_factory=dict)
     """Who chose to give up a group, the first first; empty: the coordinator."""
+    given_up_ns: dict[Group, int] = field(default_factory=dict)
+    """When the first did."""
 
     def fire(self, fired: Fired) -> None:
         self.fired.append(fired)
         for trace in fired.traces:
             self.by_trace.setdefault(trace, []).append(fired)
+
+    def give_up(self, group: Group, by: str) -> None:
+        self.given_up.setdefault(group, []).append(by)
+        self.given_up_ns.setdefault(group, self.scheduler.now_ns)
 
     def groups_of(self, trace: TraceId) -> list[Group]:
         return list(dict.fromkeys(fired.group for fired in self.by_trace.get(trace, ())))
