@@ -56,11 +56,27 @@ class Rate:
         return self.level
 
 
-def check_report_rate(config: NodeConfig, rate: Rate, size: int, now_ns: int) -> None:
-    """A node sends no more than its rate, a burst, and what it began when it might."""
-    level = rate.add(size, now_ns)
-    most = config.report_burst_bytes + config.chunk_bytes
-    assert level <= most + 1, f"{level - most} bytes more than its rate allows"
+class ReportRates:
+    """What a node sends: in all, and of each trigger that has a limit of its own."""
+
+    def __init__(self, config: NodeConfig) -> None:
+        self._config = config
+        self._all = Rate(config.report_bytes_per_s or 0)
+        self._by_trigger = {
+            name: Rate(policy.report_bytes_per_s)
+            for name, policy in config.policies.items()
+            if policy.report_bytes_per_s is not None
+        }
+
+    def add(self, trigger: str, size: int, now_ns: int) -> None:
+        """So many bytes are sent: no more than the rate, a burst, and what began when it might."""
+        rates = [] if self._config.report_bytes_per_s is None else [self._all]
+        if trigger in self._by_trigger:
+            rates.append(self._by_trigger[trigger])
+        most = self._config.report_burst_bytes + self._config.chunk_bytes
+        for rate in rates:
+            over = rate.add(size, now_ns) - most
+            assert over <= 1, f"{over} bytes of {trigger} more than {rate.per_s} a second"
 
 
 _BUILT_IN = (dict, OrderedDict, list, set, deque, Counter)

@@ -19,6 +19,7 @@ from coordinator.core.groups import NO_TRIGGER, GroupState
 from coordinator.core.memory import Measure
 from protocol.hashing import Domain, TraceHash
 from protocol.messages import Group
+from tests.simulation.oracle.bounds import ReportRates
 
 if TYPE_CHECKING:
     from tests.simulation.node import SimNode
@@ -95,8 +96,13 @@ def check_next(node: SimNode, core: NodeCore, chosen: HeldGroup) -> None:
 def watch_node(world: World, node: SimNode, core: NodeCore) -> None:
     """Look at each choice of a node."""
     reporter, give_up = core._holdings.reporter, core._abandon
-    choose, choose_next = reporter.lowest_group, reporter.next_trace
+    choose, choose_next, send = reporter.lowest_group, reporter.next_trace, reporter.sent
     looks = itertools.count()
+    rates = ReportRates(node.config)
+
+    def sent(group: HeldGroup, count: int, now_ns: int) -> None:
+        rates.add(group.group.trigger, count, now_ns)
+        send(group, count, now_ns)
 
     def next_trace(now_ns: int) -> tuple[HeldGroup, HeldTrace] | None:
         chosen = choose_next(now_ns)
@@ -117,6 +123,7 @@ def watch_node(world: World, node: SimNode, core: NodeCore) -> None:
         give_up(group, unanswered=unanswered, now_ns=now_ns)
 
     reporter.next_trace = next_trace  # type: ignore[method-assign]
+    reporter.sent = sent  # type: ignore[method-assign]
     reporter.lowest_group = lowest_group  # type: ignore[method-assign]
     core._abandon = abandon  # type: ignore[method-assign]
 
