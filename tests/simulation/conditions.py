@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from appliance.core.config import TriggerPolicy
+from appliance.core.config import TriggerLimits, TriggerPolicy
 from coordinator.core.config import CoordinatorConfig
 from tests.simulation.network import MS, NOBODYS, S
 
@@ -35,22 +35,25 @@ WEIGHTS = {
 
 def drawn(seed: int, config: CoordinatorConfig) -> tuple[Conditions, CoordinatorConfig]:
     """Those of one seed, and how the coordinator is configured by them."""
-    conditions = Conditions(random.Random(f"conditions {seed}"))
+    conditions = Conditions(random.Random(f"conditions {seed}"), seed)
     return conditions, conditions.configured(config)
 
 
 class Conditions:
     """See the module."""
 
-    def __init__(self, rng: random.Random) -> None:
+    def __init__(self, rng: random.Random, seed: int) -> None:
         self._rng = rng
         names = [
             name
             for name in _ALL
             if rng.random() < (SCARCE if name.startswith("little ") else PROBABLE)
         ]
-        self.names = frozenset(names)
         self._calls = random.Random(rng.getrandbits(64))
+        # Those that came later, each with dice of its own, so that others stay as they were.
+        self._later = {name: random.Random(f"{name} {seed}") for name in _LATER}
+        names += [name for name, dice in self._later.items() if dice.random() < PROBABLE]
+        self.names = frozenset(names)
 
     def __contains__(self, name: str) -> bool:
         return name in self.names
@@ -70,6 +73,20 @@ class Conditions:
             config = replace(config, closed_max=rng.randint(10, 15))
         return config
 
+    @property
+    def limits(self) -> TriggerLimits:
+        """How often triggers may fire: without limits, oftener than they do."""
+        if "limits" not in self:
+            return TriggerLimits(1000, 1000, 1000, 1000)
+        dice = self._later["limits"]
+        process, trigger = dice.choice(((1, 0), (0, 1), (1, 1)))
+        return TriggerLimits(
+            per_process_per_s=dice.choice((0.3, 1)) if process else 1000,
+            per_process_burst=dice.choice((1, 3)) if process else 1000,
+            per_trigger_per_s=dice.choice((0.5, 2)) if trigger else 1000,
+            per_trigger_burst=dice.choice((1, 2.5, 6)) if trigger else 1000,
+        )
+
     def refused_at(self, sim: Simulator) -> str:
         """The address of a call that is refused; empty: it is not."""
         if "refusals" not in self or self._calls.random() > REFUSED:
@@ -79,8 +96,10 @@ class Conditions:
 
     def apply(self, sim: Simulator, busy_s: float) -> None:
         """To a world whose nodes are there."""
-        for name in sorted(self.names):
+        for name in sorted(self.names - set(_LATER)):
             _ALL[name](sim, self._rng, busy_s)
+        for name in sorted(self.names & set(_LATER)):
+            _LATER[name](sim, self._later[name], busy_s)
 
 
 def _any_time(sim: Simulator, rng: random.Random, busy_s: float, act: Callable[[], None]) -> None:
@@ -142,4 +161,8 @@ _ALL: dict[str, Callable[[Simulator, random.Random, float], None]] = {
     "few closed": _configured,
     "weights": _configured,
     "refusals": _configured,
+}
+
+_LATER: dict[str, Callable[[Simulator, random.Random, float], None]] = {
+    "limits": _configured,
 }

@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 
-from appliance.core.node import NodeConfig, TriggerLimits
+from appliance.core.node import NodeConfig
 from coordinator.core.policy import policy_of
 from protocol.messages import NO_POLICY, TraceId
 from protocol.versions import OURS, Versions
@@ -97,7 +97,7 @@ class Schedule:
             self._payloads = (300, 5000, 20_000)
         config = NodeConfig(
             "",
-            limits=TriggerLimits(1000, 1000, 1000, 1000),
+            limits=self.conditions.limits,
             report_bytes_per_s=rng.choice((None, None, 20_000, 100_000)),
             abandon_grace_ns=rng.choice((1, 100 * MS, 500 * MS)),
             report_burst_bytes=1000,

@@ -27,6 +27,7 @@ from protocol.messages import (
 from protocol.versions import OURS, Feature, Versions
 from tests.simulation.network import EPOCH_NS, MS, Link, Log, S, Scheduler
 from tests.simulation.oracle.choices import watch_node
+from tests.simulation.oracle.limits import watch_limits
 from tests.simulation.oracle.record import WatchedPool, World
 from tests.simulation.pool import ClientModel, Handle, PoolConfig, PoolModel
 from tests.simulation.stream import Stream
@@ -130,6 +131,7 @@ class SimNode:
             priority_seed=self.kept_seed,
         )
         watch_node(self.world, self, self.core)
+        watch_limits(self.world, self.name, self.core)
         self.incarnation = incarnation
         self.log(self.name, "daemon starts")
         self._dial()

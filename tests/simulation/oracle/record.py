@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from appliance.core.dataplane import Slice, StoreUsage
+from appliance.core.dataplane import LocalTrigger, Slice, StoreUsage
 from protocol.messages import Group, SliceFlags, TraceId
 from tests.simulation.network import Scheduler
 from tests.simulation.pool import PoolModel
@@ -61,6 +61,8 @@ class World:
     scheduler: Scheduler
     fired: list[Fired] = field(default_factory=list)
     by_trace: dict[TraceId, list[Fired]] = field(default_factory=dict)
+    fired_in_vain: list[Fired] = field(default_factory=list)
+    """What nodes refused, by their limits."""
     collected: dict[tuple[str, TraceId], Collected] = field(default_factory=dict)
     restarts_ns: dict[str, list[int]] = field(default_factory=dict)
     """When daemons were killed."""
@@ -96,6 +98,22 @@ class World:
 
     def groups_of(self, trace: TraceId) -> list[Group]:
         return list(dict.fromkeys(fired.group for fired in self.by_trace.get(trace, ())))
+
+    def refused(self, node: str, event: LocalTrigger) -> None:
+        """A firing met a limit: as if there had been none."""
+        group = Group(event.trigger, event.trace)
+        fired = next(
+            fired
+            for fired in self.fired
+            if (fired.node, fired.group, fired.by) == (node, group, event.client)
+            and fired.laterals == event.laterals
+        )
+        self.fired.remove(fired)
+        self.fired_in_vain.append(fired)
+        for trace in dict.fromkeys(fired.traces):
+            self.by_trace[trace] = [other for other in self.by_trace[trace] if other is not fired]
+            if not self.by_trace[trace]:
+                del self.by_trace[trace]
 
     def trouble(self, node: str = "") -> None:
         self.troubles.setdefault(node, self.scheduler.now_ns)
