@@ -7,11 +7,11 @@ the store is open, so it asks when to begin, and it is begun again if it fails.
 
     it says                         the coordinator says
     {"begins": true}                the settings, once the store is open
-    {"heard": true}                 b"news": there are changes; once, until that was heard
-                                    a Call, with the socket on which it is answered (coordinator.calls)
-    {"followed": {follower: n},     the settings, when they are others
-     "status": {...}}, at most      nothing any more: end
-    once a second, on a change
+    {"followed": {follower: n},     a Call, with the socket on which it is answered (coordinator.calls)
+     "status": {...}}, on a         the settings, when they are others
+    change, every few seconds       nothing any more: end
+
+That there are changes in the store stands in a counter of the kernel's (eventfd), which takes any number.
 """
 
 from __future__ import annotations
@@ -47,10 +47,8 @@ from runtime.log import Log, MessageId
 from runtime.memory import resident_bytes
 from runtime.settings.coordinator import Settings
 
-_NEWS = b"news"
-
-# Between two of its messages on how it is.
-_STATUS_INTERVAL_S = 1.0
+# Between two of its messages on how it is. Each wakes the coordinator.
+_STATUS_INTERVAL_S = 5.0
 
 # What does not end by then, when it is to end, is no use to anybody.
 _END_S = 10.0
@@ -125,9 +123,8 @@ class ReadingProcess:
         self._log = log
         self._settings: Settings | None = None
         self._store: Store | None = None
-        self._lock = threading.Lock()
-        self._is_told = self._has_news = False
-        self._forked = Forked(lambda theirs: _read(theirs, log), "the reading process", log)
+        self._news = news = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._forked = Forked(lambda theirs: _read(theirs, news, log), "the reading process", log)
 
     def begin(self, settings: Settings, store: Store, loop: asyncio.AbstractEventLoop) -> None:
         """The store is open. Until ``end``, the process follows it. On the loop's thread, as all others."""
@@ -166,19 +163,8 @@ class ReadingProcess:
 
     def _tell(self) -> None:
         """In the store's thread: there are news."""
-        with self._lock:
-            self._has_news = True
-            self._tell_if_it_listens()
-
-    def _tell_if_it_listens(self) -> None:
-        if self._has_news and not self._is_told:
-            self._has_news, self._is_told = False, True
-            self._say(_NEWS)
-
-    def _listens(self) -> None:
-        with self._lock:
-            self._is_told = False
-            self._tell_if_it_listens()
+        # Full where nobody has listened for centuries.
+        os.eventfd_write(self._news, 1)
 
     def _say(self, message: bytes) -> None:
         # Few are under way at a time, so there is room.
@@ -190,8 +176,6 @@ class ReadingProcess:
             said = json.loads(message.data)
             if "begins" in said and self._settings is not None:
                 self._say(pickle.dumps(self._settings))
-            if "begins" in said or "heard" in said:
-                self._listens()
             self.status = said.get("status", self.status)
             for follower, number in said.get("followed", {}).items():
                 if self._store is not None:
@@ -222,13 +206,13 @@ class _Source:
             wake()
 
 
-def _read(ours: socket.socket, log: Log) -> None:
+def _read(ours: socket.socket, news: int, log: Log) -> None:
     """Run in the process, until the coordinator is gone."""
     with contextlib.suppress(PermissionError):  # a sandbox may forbid it; the rest is as important
         os.nice(_NICE)
 
     async def run() -> None:
-        await _Reading(ours, log).run()
+        await _Reading(ours, news, log).run()
 
     try:
         asyncio.run(run())
@@ -238,8 +222,9 @@ def _read(ours: socket.socket, log: Log) -> None:
 
 
 class _Reading:
-    def __init__(self, ours: socket.socket, log: Log) -> None:
+    def __init__(self, ours: socket.socket, news: int, log: Log) -> None:
         self._ours = ours
+        self._news = news
         self._log = log
         self._ended = asyncio.Event()
         self._settings: asyncio.Future[Settings | None] = asyncio.get_running_loop().create_future()
@@ -272,6 +257,7 @@ class _Reading:
                 Queries(path) as queries,
                 serving(lambda: self._current, log),
             ):
+                self._loop.add_reader(self._news, self._hear_news)
                 self._queries.set_result(queries)
                 await self._ended.wait()
                 end_anyway = threading.Timer(_END_S, os._exit, (0,))
@@ -280,8 +266,12 @@ class _Reading:
                 for call in self._calls:
                     call.cancel()
 
+    def _hear_news(self) -> None:
+        os.eventfd_read(self._news)
+        assert self._source is not None
+        self._source.wake()
+
     def _hear(self) -> None:
-        news = False
         while (message := next_message(self._ours)) is not None:
             if not message.data:
                 self._loop.remove_reader(self._ours)
@@ -289,18 +279,12 @@ class _Reading:
                 if not self._settings.done():
                     self._settings.set_result(None)
                 return
-            if message.data == _NEWS:
-                news = True
-            elif message.passed is not None:
+            if message.passed is not None:
                 self._begin_call(pickle.loads(message.data), message.passed)
             elif not self._settings.done():
                 self._settings.set_result(pickle.loads(message.data))
             else:
                 self._reconfigure(pickle.loads(message.data))
-        if news:
-            self._say({"heard": True})
-            if self._source is not None:
-                self._source.wake()
 
     def _begin_call(self, call: Call, theirs: socket.socket) -> None:
         task = asyncio.ensure_future(self._serve_call(call, theirs))

@@ -22,7 +22,7 @@ import grpc
 
 from coordinator.beside import journal_bytes
 from coordinator.core.coordinator import CoordinatorCore
-from coordinator.core.records import PutVerdict, StoredTrace, Write
+from coordinator.core.records import PutReleased, PutVerdict, StoredTrace, Write
 from coordinator.counters import ServerCounters
 from coordinator.operations import Operations
 from coordinator.questions import Questions
@@ -247,6 +247,7 @@ class CoordinatorServer:
     def _last_written(self) -> int:
         """The last token of all that the core has to say until now, which is written from here on."""
         self._flush()
+        self._store.hurry()
         return self._submitted
 
     @die_if_it_fails
@@ -270,7 +271,9 @@ class CoordinatorServer:
         writes = self._core.take_writes()
         if writes:
             self._say_verdicts(writes)
-            self._store.submit(writes)
+            # Until then nodes keep what they may forget.
+            are_releases = all(isinstance(write.record, PutReleased) for write in writes)
+            self._store.submit(writes, may_wait=are_releases)
             self._questions.on_written(writes)
             self._submitted = writes[-1].token
         waiting = max(self._submitted - self._durable, self._core.waiting_effects)

@@ -59,6 +59,10 @@ _SLICE_BYTES_MAX = 32 << 20
 
 FOLLOWER = "export"
 
+# Without a receiver: how far it has followed, and for how long no news wake it.
+_NEEDS_NONE = (1 << 63) - 1
+_UNTIL_WOKEN_S = 86_400.0
+
 # The first pause, and by how much it grows, as with the OpenTelemetry Collector.
 _BACKOFF_FIRST_S = 5.0
 _BACKOFF_FACTOR = 1.5
@@ -261,8 +265,8 @@ class Exporter:
         if wanted.transport is None:
             self.waiting = 0
             self._queue.pause()
-            self._store.followed(FOLLOWER, reader.last_change())
-            return None
+            self._store.followed(FOLLOWER, _NEEDS_NONE)
+            return _UNTIL_WOKEN_S
         self._store.followed(FOLLOWER, self._queue.follow(reader, self._verdicts))
         if self._batch is not None and not self._is_due_again(reader, self._batch):
             self._batch = None

@@ -159,8 +159,8 @@ class Retention:
         if now_s - self._age_checked_s >= AGE_CHECK_S:
             self._age_checked_s = now_s
             self._look_after_age(now_s)
-        grown_bytes = max(0, self._tables.used_bytes() - self.stored_bytes)
-        self.stored_bytes = self._tables.used_bytes()
+        used_bytes = self._tables.used_bytes()
+        grown_bytes, self.stored_bytes = max(0, used_bytes - self.stored_bytes), used_bytes
         limit = self.limits.bytes_max
         if self.stored_bytes <= limit:
             return

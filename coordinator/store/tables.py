@@ -550,8 +550,11 @@ class Tables:
 
     def used_bytes(self) -> int:
         """Bytes of the database file that hold something."""
-        (pages,) = self._connection.execute("PRAGMA page_count").fetchone()
-        return int(pages) * self._page_bytes - self.free_bytes()
+        # Each statement takes and lets go of SQLite's locks.
+        (pages,) = self._connection.execute(
+            "SELECT page_count - freelist_count FROM pragma_page_count, pragma_freelist_count"
+        ).fetchone()
+        return int(pages) * self._page_bytes
 
     def free_bytes(self) -> int:
         """Bytes of the database file that hold nothing any more, and are used again."""

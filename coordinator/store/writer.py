@@ -3,8 +3,9 @@
 
 One thread writes. It takes all that has come in since its last transaction, waits a moment
 for more, puts it into one, and commits with ``synchronous=FULL``: a token is durable
-when the disk says so. Readers (coordinator.store.reader) have connections of their own,
-and see whole transactions (WAL).
+when the disk says so. What nobody waits for waits for longer, for a transaction that is made
+anyway. Readers (coordinator.store.reader) have connections of their own, and see whole
+transactions (WAL).
 
 Who makes something of traces once they are judged (the index of searches, exports) follows the
 store by the numbers of its changes, and keeps what it made in files of its own.
@@ -13,6 +14,7 @@ store by the numbers of its changes, and keeps what it made in files of its own.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import sqlite3
 import threading
@@ -45,6 +47,10 @@ _RETRY_S = 1.0
 # What comes within this time is one transaction. A commit costs a page of each table that it
 # writes to, and a wait for the disk; who waits for it waits for this, too.
 _GATHER_S = 0.02
+
+# The same for what nobody waits for. Where a trace comes every few seconds, as many transactions
+# are saved as there are traces.
+_PUT_OFF_S = 5.0
 
 # From a page of a fast disk to what makes nodes keep what they have to say.
 _COMMIT_BOUNDS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
@@ -98,6 +104,7 @@ class Store:
         self._asked: deque[Callable[[], None]] = deque()
         self._ordered: deque[Callable[[], None]] = deque()
         self._queue: list[Write] = []
+        self._due_s = math.inf  # when the queue is to be written
         self._ending = threading.Event()
         self._tries_again = True
         self._thread = threading.Thread(target=self._run, name="store")
@@ -126,6 +133,7 @@ class Store:
             lambda: bool(self._queue or self._ordered) or self._ending.is_set(),
             self._transaction,
         )
+        self._told = self._tables.change_number
         self.orders = Orders(
             self._connection, self._tables, self.counters, lambda: self.retention.limits
         )
@@ -160,10 +168,23 @@ class Store:
         """All nodes, those first that were put longest ago. Before the first submit() only."""
         return stored_nodes(self._connection, int(self._clock() * 1e9))
 
-    def submit(self, writes: Sequence[Write]) -> None:
-        """Queue writes; on_durable tells when they are."""
+    def submit(self, writes: Sequence[Write], *, may_wait: bool = False) -> None:
+        """Queue writes; on_durable tells when they are. ``may_wait``: nobody waits for them."""
         with self._changed:
             self._queue.extend(writes)
+            self._write_within(_PUT_OFF_S if may_wait else _GATHER_S)
+
+    def hurry(self) -> None:
+        """Somebody waits for all that is queued."""
+        with self._changed:
+            if self._queue:
+                self._write_within(_GATHER_S)
+
+    def _write_within(self, seconds: float) -> None:
+        due_s = time.monotonic() + (seconds if len(self._queue) < _WRITES_AT_ONCE else 0.0)
+        # A thread that is awake before costs a switch to it, so not for what changes nothing.
+        if due_s < self._due_s:
+            self._due_s = due_s
             self._changed.notify()
 
     def order(self, act: Callable[[], T]) -> Future[T]:
@@ -214,28 +235,20 @@ class Store:
 
     def _run(self) -> None:
         while True:
+            # Traces grow too old while nothing is written, too.
+            look_s = time.monotonic() + AGE_CHECK_S
             with self._changed:
-                is_ending = self._ending.is_set()
-                if not (self._queue or is_ending or self._asked or self._ordered):
-                    # Traces grow too old while nothing is written, too.
-                    self._changed.wait(AGE_CHECK_S)
-                if is_ending and not (self._queue or self._ordered):
+                while (left_s := self._left_s(look_s)) > 0:
+                    self._changed.wait(left_s)
+                if self._ending.is_set() and not (self._queue or self._ordered):
                     return
-                gathers = 0 < len(self._queue) < _WRITES_AT_ONCE
-            if gathers:
-                # Not by the condition, by which all that comes meanwhile would wake it.
-                self._ending.wait(_GATHER_S)
-            with self._changed:
                 batch = self._take()
             self._give_signs()
             if batch:
                 if not self._commit_at_last(batch):
                     return
                 self._on_durable(batch[-1].token)
-            obeyed = self._obey()
-            if batch or obeyed:
-                for wake in self._wakes:
-                    wake()
+            self._obey()
             try:
                 self.retention.enforce()
             except sqlite3.Error as error:
@@ -244,24 +257,37 @@ class Store:
                     f"{self._path}: cannot delete old traces: {error}",
                     message_id=MessageId.STORE_FAILED,
                 )
+            self._tell_changes()
 
-    def _obey(self) -> bool:
-        """Do what was ordered; whether there was anything."""
-        obeyed = False
+    def _left_s(self, look_s: float) -> float:
+        """For how long there is nothing to do, until that time at most."""
+        if self._ending.is_set() or self._asked or self._ordered:
+            return 0.0
+        return min(self._due_s, look_s) - time.monotonic()
+
+    def _obey(self) -> None:
+        """Do what was ordered."""
         while self._ordered:
             self._ordered.popleft()()
-            obeyed = True
-        return obeyed
+
+    def _tell_changes(self) -> None:
+        """Wake who follows, if there is something for them."""
+        if self._told != self._tables.change_number:
+            self._told = self._tables.change_number
+            for wake in self._wakes:
+                wake()
 
     def _take(self) -> list[Write]:
         """What goes into the next transaction."""
         left_bytes = _BYTES_AT_ONCE
+        self._due_s = 0.0
         for count, write in enumerate(self._queue):
             if count == _WRITES_AT_ONCE or left_bytes <= 0:
                 batch, self._queue = self._queue[:count], self._queue[count:]
                 return batch
             if isinstance(write.record, AppendSlice):
                 left_bytes -= len(write.record.data)
+        self._due_s = math.inf
         batch, self._queue = self._queue, []
         return batch
 
@@ -309,8 +335,8 @@ class Store:
         self.commit_s.observe(time.monotonic() - began_s)
 
     def _trim(self) -> None:
-        number = min(self._followed.values(), default=self._tables.change_number)
-        number = max(number, self._tables.change_number - _CHANGES_MAX)
+        last = self._tables.change_number
+        number = max(min((last, *self._followed.values())), last - _CHANGES_MAX)
         if number - self._trimmed >= _TRIM_AT_ONCE:
             self._tables.trim_changes(number)
             self._trimmed = number

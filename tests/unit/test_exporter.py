@@ -19,7 +19,7 @@ from coordinator.core.verdict import Verdict
 from coordinator.counters import Deleted
 from coordinator.follower import NewsWithin
 from coordinator.otlp_export import exporter
-from coordinator.otlp_export.exporter import Exporter, requests_of
+from coordinator.otlp_export.exporter import _UNTIL_WOKEN_S, Exporter, requests_of
 from coordinator.otlp_export.queue import Exported
 from coordinator.otlp_export.transports import (
     BACKOFF_MAX_S,
@@ -106,6 +106,8 @@ class Here:
         pauses = []
         with StoreReader(self.path) as reader:
             while (pause_s := self.exporter.work(reader)) is not None:
+                if pause_s == _UNTIL_WOKEN_S:
+                    break
                 if isinstance(pause_s, NewsWithin):
                     pause_s = pause_s.seconds
                 if pause_s:

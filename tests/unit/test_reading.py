@@ -25,7 +25,7 @@ def test_it_begins_though_a_sandbox_forbids_to_be_nice(monkeypatch: pytest.Monke
     with ours:
         theirs.shutdown(socket.SHUT_WR)
         with theirs:
-            reading._read(ours, logs_to(said))
+            reading._read(ours, -1, logs_to(said))
             assert theirs.recv(100) == b'{"begins": true}'
     assert asked
     assert said == []

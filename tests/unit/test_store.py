@@ -708,6 +708,35 @@ def fill(here: Driver, number: int, size: int = 100_000, *, release: bool = True
     )
 
 
+def test_what_nobody_waits_for_is_written_with_what_somebody_waits_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("coordinator.store.writer._PUT_OFF_S", 1e6)
+    monkeypatch.setattr("coordinator.store.writer._GATHER_S", 0.0)
+    with driver(tmp_path / "store.db") as here:
+        put_off, last = Write(1, PutReleased(trace_id(1))), Write(3, PutReleased(trace_id(2)))
+        here.store.submit([put_off], may_wait=True)
+        here.store.submit([Write(2, PutNode("a", ()))])
+        assert here.durable.get(timeout=30) == 2
+        here.store.submit([last], may_wait=True)
+        here.store.hurry()
+        assert here.durable.get(timeout=30) == 3
+        here.store.submit([Write(4, PutReleased(trace_id(3)))], may_wait=True)
+    assert here.durable.get() == 4  # at the end
+
+
+def test_who_follows_is_woken_by_changes_alone(tmp_path: Path) -> None:
+    with driver(tmp_path / "store.db") as here:
+        woken: list[None] = []
+        here.store.follow(partial(woken.append, None))
+        here.write(AppendSlice(trace_id(1), "a", 1, 0, b"x"))
+        passed(here.store)
+        assert not woken
+        here.write(PutReleased(trace_id(1)))
+        passed(here.store)
+        assert len(woken) == 1
+
+
 def test_bytes_are_bounded_and_the_oldest_go_first(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
     clock = Clock()
