@@ -53,30 +53,30 @@ class Collected:
 def collected(
     reader: StoreReader, trace: TraceId, bytes_max: int, node: str | None = None
 ) -> Collected | None:
-    """What is stored of a trace; None if nothing is.
+    """What is stored of a trace; None if nothing is. To be called within a moment of the reader.
 
     With ``node``, only that node's slice is in it. Of slices that are longer than
     ``bytes_max`` in all, the longest are cut short.
     """
-    with reader.moment():
-        row = reader.trace(trace)
-        if row is None:
-            return None
-        parts = [part for part in reader.slices_of(row) if node in (None, part.node)]
-        data: dict[str, bytes] = {}
-        for left, part in zip(
-            range(len(parts), 0, -1), sorted(parts, key=lambda part: part.bytes), strict=True
-        ):
-            data[part.node] = reader.data(part, bytes_max // left)
-            bytes_max -= len(data[part.node])
-        return Collected(row, [(part, data[part.node]) for part in parts])
+    row = reader.trace(trace)
+    if row is None:
+        return None
+    parts = [part for part in reader.slices_of(row) if node in (None, part.node)]
+    data: dict[str, bytes] = {}
+    for left, part in zip(
+        range(len(parts), 0, -1), sorted(parts, key=lambda part: part.bytes), strict=True
+    ):
+        data[part.node] = reader.data(part, bytes_max // left)
+        bytes_max -= len(data[part.node])
+    return Collected(row, [(part, data[part.node]) for part in parts])
 
 
 def trace_detail(
     reader: StoreReader, trace: TraceId, bytes_max: int, node: str | None = None
 ) -> pb.TraceDetail | None:
     """The same as a message."""
-    found = collected(reader, trace, bytes_max, node)
+    with reader.moment():
+        found = collected(reader, trace, bytes_max, node)
     if found is None:
         return None
     detail = pb.TraceDetail(

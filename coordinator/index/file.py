@@ -91,9 +91,16 @@ class IndexFile(Beside):
     def __init__(self, store: Path, store_id: str, log: Log) -> None:
         super().__init__(index_path(store), store_id, SCHEMA, _VERSION, log)
         self._operations: dict[_Operation, int] = {}  # ids of those that were met
+        self._last_key = self._highest_key()
+
+    def _highest_key(self) -> int:
+        (key,) = self.connection.execute("SELECT max(trace) FROM summaries").fetchone()
+        return key or 0
 
     def version(self, key: int, trace: TraceId) -> int | None:
         """By which verdict it has a trace; None: it has not."""
+        if key > self._last_key:
+            return None  # as nearly all are that are asked for
         row = self.connection.execute(
             "SELECT version FROM summaries WHERE trace = ? AND trace_id = ?", (key, trace)
         ).fetchone()
@@ -114,11 +121,13 @@ class IndexFile(Beside):
                 yield
         except BaseException:
             self._operations.clear()
+            self._last_key = self._highest_key()
             raise
 
     def put(self, made: Mapping[int, TraceIndex]) -> None:
         """Write the index of traces, by their keys, over what there was; within a transaction."""
-        self.forget(made)
+        self.forget(key for key in made if key <= self._last_key)
+        self._last_key = max((self._last_key, *made))
         counts: Counter[int] = Counter()
         times: dict[int, tuple[int, int]] = {}
         summaries: list[tuple[object, ...]] = []

@@ -54,7 +54,8 @@ class Indexer:
         self._store = store
         self._log = log
         self._file = IndexFile(path, store.id, log)
-        self._position = self._file.position
+        self._position = self._written_to = self._file.position
+        self._has_gathered = False
         store.followed(FOLLOWER, self._position)
         self.follower = Follower("indexer", store, path, self._work)
 
@@ -82,21 +83,38 @@ class Indexer:
             self._look_at_all(reader)
             return 0.0
         changes = reader.changes(self._position, _CHANGES_AT_ONCE)
-        if not changes:
-            self.waiting, self.waiting_s = 0, 0.0
-            return None
         self.waiting = last - self._position
-        self.waiting_s = max(0.0, time.time() - changes[0].at_ns / 1e9)
-        with self._file.transaction():
-            self._position = self._take(reader, changes).number
-            self._file.move_to(self._position)
-        self._store.followed(FOLLOWER, self._position)
+        self.waiting_s = max(0.0, time.time() - changes[0].at_ns / 1e9) if changes else 0.0
+        if not changes:
+            return None
+        if not self._has_gathered and len(changes) < _CHANGES_AT_ONCE:
+            self._has_gathered = True
+            return _GATHER_S
+        self._has_gathered = False
+        with reader.moment():
+            made, gone, upto = self._make(reader, changes)
+        # Most changes are of traces that were closed as they had been judged. To look at them
+        # once more after a restart costs less than a transaction for each.
+        if made or gone or upto.number - self._written_to >= _CHANGES_AT_ONCE:
+            self._put(made, gone, upto.number)
+        self._position = upto.number
+        self.waiting = last - self._position
         busy_ns = time.thread_time_ns() - begun_ns
         self.counters.busy_us += busy_ns // 1000
-        return 0.0 if self._position < last else _GATHER_S
+        return 0.0 if self.waiting else None
 
-    def _take(self, reader: StoreReader, changes: Sequence[Change]) -> Change:
-        """Write what the first of some changes, at least of one, come to. Which was the last of them."""
+    def _put(self, made: dict[int, TraceIndex], gone: Sequence[int], position: int) -> None:
+        with self._file.transaction():
+            self._file.forget(gone)
+            self._file.put(made)
+            self._file.move_to(position)
+        self._written_to = position
+        self._store.followed(FOLLOWER, position)
+
+    def _make(
+        self, reader: StoreReader, changes: Sequence[Change]
+    ) -> tuple[dict[int, TraceIndex], list[int], Change]:
+        """What the first of some changes come to: what to put, what to forget; and the last of them."""
         made: dict[int, TraceIndex] = {}
         gone: list[int] = []
         spans = 0
@@ -110,9 +128,7 @@ class Indexer:
                     spans += len(found.spans)
             if self.follower.ending.is_set() or spans > _SPANS_AT_ONCE:
                 break
-        self._file.forget(gone)
-        self._file.put(made)
-        return change
+        return made, gone, change
 
     def _index(
         self, reader: StoreReader, key: int, trace: TraceId, version: int | None
@@ -147,14 +163,11 @@ class Indexer:
                 self._file.forget(gone)
         after = 0
         while changes := reader.stored(after, _CHANGES_AT_ONCE):
-            with self._file.transaction():
-                after = self._take(reader, changes).key
+            with reader.moment():
+                made, _, last = self._make(reader, changes)
+            self._put(made, (), self._written_to)
+            after = last.key
             if self.follower.ending.is_set():
                 return
-        self._move_to(upto)
-
-    def _move_to(self, position: int) -> None:
-        with self._file.transaction():
-            self._file.move_to(position)
-        self._position = position
-        self._store.followed(FOLLOWER, position)
+        self._put({}, (), upto)
+        self._position = upto

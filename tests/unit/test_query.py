@@ -1018,9 +1018,7 @@ def test_what_waits_for_longest_is_indexed_first(
         for done, _ in enumerate(traces, start=1):
             indexer._work(reader)
             assert [trace for _, trace in file.keys(0, 10)] == traces[:done]
-            assert indexer.waiting == len(traces) + 1 - done
-        indexer._work(reader)
-        assert indexer.waiting == 0
+            assert indexer.waiting == len(traces) - done
         indexer.close()
         file.close()
 
@@ -1073,7 +1071,8 @@ def test_what_is_indexed_at_once_is_bounded_by_its_spans(
             put_trace(here, TraceId(number.to_bytes(16, "big")), {"edge": FRONT})
         indexer = Indexer(here.store, path, SILENT)
         for number in range(1, 6):
-            assert indexer._work(reader) is not None
+            assert indexer._work(reader) == indexing._GATHER_S
+            assert indexer._work(reader) == (None if number == 5 else 0.0)
             assert rows(path)["summaries"] == number
         indexer.close()
 
