@@ -74,7 +74,7 @@ def main(argv: Sequence[str] | None = None, versions: Versions = OURS) -> int:
     die_with_any_thread()
     log = Log.of(COORDINATOR_PROGRAM, configuration.settings.level, configuration.settings.form)
     gc.set_threshold(*_COLLECTOR_THRESHOLDS)
-    reading = ReadingProcess(log)
+    reading = ReadingProcess(configuration.settings.form, log)
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     try:
         with ServiceManager.from_environment(os.environ) as manager:

@@ -3,7 +3,7 @@
 
 Nothing that is searched for or sent takes the coordinator's interpreter from what it hears from
 nodes, nor its memory; and what is read there is what applications wrote. It is forked before
-the store is open, so it asks when to begin, and it is begun again if it fails.
+the store is open, so it asks when to begin, and it is begun again if it fails, as a program.
 
     it says                         the coordinator says
     {"begins": true}                the settings, once the store is open
@@ -25,6 +25,7 @@ import pickle
 import resource
 import socket
 import sqlite3
+import sys
 import threading
 from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Any, Protocol
@@ -42,10 +43,12 @@ from coordinator.store.reader import StoreReader
 from coordinator.store.schema import StoreError
 from coordinator.store.writer import Store
 from coordinator.web.serving import serving
-from runtime.forked import Forked, next_message, pass_on
-from runtime.log import Log, MessageId
+from runtime.children import module_command, module_environment
+from runtime.forked import Forked, leave_signals_to_the_parent, next_message, pass_on
+from runtime.log import Format, Log, MessageId
+from runtime.main import die_with_any_thread
 from runtime.memory import resident_bytes
-from runtime.settings.coordinator import Settings
+from runtime.settings.coordinator import COORDINATOR_PROGRAM, Settings
 
 # Between two of its messages on how it is. Each wakes the coordinator.
 _STATUS_INTERVAL_S = 5.0
@@ -118,13 +121,20 @@ class ReadingProcess:
     To be made as a ``Forked`` is; StoreError and OSError from ``begin``.
     """
 
-    def __init__(self, log: Log) -> None:
+    def __init__(self, form: Format, log: Log) -> None:
         self.status = NO_STATUS
         self._log = log
         self._settings: Settings | None = None
         self._store: Store | None = None
         self._news = news = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._forked = Forked(lambda theirs: _read(theirs, news, log), "the reading process", log)
+        self._forked = Forked(
+            lambda theirs: _read(theirs, news, log),
+            [*module_command("coordinator.reading"), form.value, str(news)],
+            module_environment(),
+            "the reading process",
+            log,
+            again_with=[news],
+        )
 
     def begin(self, settings: Settings, store: Store, loop: asyncio.AbstractEventLoop) -> None:
         """The store is open. Until ``end``, the process follows it. On the loop's thread, as all others."""
@@ -246,6 +256,7 @@ class _Reading:
 
     async def _serve(self, settings: Settings) -> None:
         path, log = settings.store_path, self._log
+        log.level = settings.level
         self._current = settings
         with StoreReader(path) as reader:
             store_id = reader.store_id()
@@ -340,3 +351,16 @@ class _Reading:
     def _say(self, said: Mapping[str, Any]) -> None:
         with contextlib.suppress(OSError):
             self._ours.send(json.dumps(said).encode(), socket.MSG_DONTWAIT)
+
+
+def main(form: str, news: str, ours: str) -> None:
+    """As a program, where the one that was forked has ended."""
+    leave_signals_to_the_parent()
+    die_with_any_thread()
+    _read(
+        socket.socket(fileno=int(ours)), int(news), Log.of(COORDINATOR_PROGRAM, form=Format(form))
+    )
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

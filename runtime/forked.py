@@ -6,14 +6,14 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
-import select
 import signal
 import socket
 import struct
 import sys
+import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import NamedTuple, Self
 
@@ -37,19 +37,35 @@ class Forked:
     before, or fails, it is begun again, with the same socket, on which messages may wait.
 
     To be made while this process has one thread: it is forked, so that both share the memory of
-    what was imported until then. Between the two is a third process that only waits, and begins
-    ``work`` anew by another fork.
+    what was imported until then. Later it has others, and a fork could take a lock that one of them
+    holds. So what is begun again is a program: the command ``again``, with ``environment``, the
+    descriptors that ``again_with`` has, and that of the socket as its last argument. It calls
+    ``leave_signals_to_the_parent()`` first.
     """
 
-    def __init__(self, work: Callable[[socket.socket], None], name: str, log: Log) -> None:
-        self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._ended = False
+    def __init__(
+        self,
+        work: Callable[[socket.socket], None],
+        again: Sequence[str],
+        environment: Mapping[str, str],
+        name: str,
+        log: Log,
+        again_with: Sequence[int] = (),
+    ) -> None:
+        self.socket, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._again = again
+        self._environment = environment
+        self._again_with = again_with
+        self._name = name
+        self._log = log
+        self._ended = threading.Event()
         # What the collector looks at is written to; what is frozen stays shared, and is not looked at.
         gc.freeze()
-        self._keeper = os.fork()
-        if self._keeper == 0:
-            _in_child(lambda: _keep(work, theirs, name, log), self.socket)
-        theirs.close()
+        pid = os.fork()
+        if pid == 0:
+            _in_child(lambda: work(self._theirs), self.socket)
+        self._keeper = threading.Thread(target=self._keep, args=(pid,), name="keeper", daemon=True)
+        self._keeper.start()
 
     def __enter__(self) -> Self:
         return self
@@ -64,22 +80,47 @@ class Forked:
 
     def end(self) -> None:
         """Have it end, and wait until it has."""
-        if self._ended:
-            return
-        self._ended = True
+        self._ended.set()
         self.socket.close()
-        os.waitpid(self._keeper, 0)
+        self._keeper.join()
+        self._theirs.close()
+
+    def _keep(self, pid: int) -> None:
+        again_s = _AGAIN_S
+        while True:
+            begun_s = time.monotonic()
+            _, status = os.waitpid(pid, 0)
+            if status == 0 or self._ended.is_set():
+                return
+            if time.monotonic() - begun_s >= _LASTED_S:
+                again_s = _AGAIN_S
+            how = f"signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else "an error"
+            self._log.error(f"{self._name} ended by {how}; again in {again_s:g} s")
+            if self._ended.wait(again_s):
+                return
+            again_s = min(2 * again_s, _AGAIN_MAX_S)
+            pid = self._begin_again()
+
+    def _begin_again(self) -> int:
+        theirs = self._theirs.fileno()
+        # To itself: so it stays open there.
+        kept = [(os.POSIX_SPAWN_DUP2, fd, fd) for fd in (theirs, *self._again_with)]
+        command = [*self._again, str(theirs)]
+        return os.posix_spawn(command[0], command, self._environment, file_actions=kept)
 
 
-def _in_child(do: Callable[[], None], not_ours: socket.socket | None) -> None:
+def leave_signals_to_the_parent() -> None:
+    """They are sent to all processes of a service, or of a terminal; the parent says when to end."""
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+
+
+def _in_child(do: Callable[[], None], not_ours: socket.socket) -> None:
     """Never returns: what the parent would do after is not for its child."""
     status = 1
     try:
-        # They are sent to all processes of a service, or of a terminal; the parent says when to end.
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, signal.SIG_IGN)
-        if not_ours is not None:
-            not_ours.close()
+        leave_signals_to_the_parent()
+        not_ours.close()
         do()
         status = 0
     except SystemExit as ended:
@@ -89,34 +130,6 @@ def _in_child(do: Callable[[], None], not_ours: socket.socket | None) -> None:
     finally:
         sys.stderr.flush()
         os._exit(status)
-
-
-def _keep(
-    work: Callable[[socket.socket], None], theirs: socket.socket, name: str, log: Log
-) -> None:
-    again_s = _AGAIN_S
-    while True:
-        begun_s = time.monotonic()
-        pid = os.fork()
-        if pid == 0:
-            _in_child(lambda: work(theirs), None)
-        _, status = os.waitpid(pid, 0)
-        if status == 0 or _is_over(theirs, 0.0):
-            return
-        if time.monotonic() - begun_s >= _LASTED_S:
-            again_s = _AGAIN_S
-        how = f"signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else "an error"
-        log.error(f"{name} ended by {how}; again in {again_s:g} s")
-        if _is_over(theirs, again_s):
-            return
-        again_s = min(2 * again_s, _AGAIN_MAX_S)
-
-
-def _is_over(theirs: socket.socket, within_s: float) -> bool:
-    """Whether the other end is closed, or will be within a time."""
-    poll = select.poll()
-    poll.register(theirs, select.POLLRDHUP)
-    return bool(poll.poll(within_s * 1000))
 
 
 class Message(NamedTuple):

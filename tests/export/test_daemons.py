@@ -151,11 +151,10 @@ def await_exported(here: Here, traces: int) -> None:
 
 
 def reading_process(coordinator: Coordinator) -> int:
-    """Its pid: the child of the coordinator's only child."""
+    """Its pid: the coordinator's only child."""
     pid = coordinator.daemon_pid()
-    for _ in range(2):
-        children = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/children")]
-        (pid,) = map(int, " ".join(children).split())
+    children = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/children")]
+    (pid,) = map(int, " ".join(children).split())
     return pid
 
 

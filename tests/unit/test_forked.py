@@ -16,7 +16,7 @@ import pytest
 PROGRAM = """
 import os, socket, sys
 import runtime.forked
-from runtime.forked import Forked
+from runtime.forked import Forked, leave_signals_to_the_parent
 from runtime.log import Log
 
 runtime.forked._AGAIN_S = 0.01
@@ -30,8 +30,12 @@ def work(ours):
             raise SystemExit(3)
         ours.send(said + b" %d" % os.getpid())
 
-with Forked(work, "the other", Log.of("daemon")) as forked:
-    print(forked._keeper, flush=True)
+if sys.argv[2:]:
+    leave_signals_to_the_parent()
+    work(socket.socket(fileno=int(sys.argv[2])))
+    sys.exit()
+again = [sys.executable, "-c", sys.argv[1], sys.argv[1]]
+with Forked(work, again, os.environ, "the other", Log.of("daemon")) as forked:
     print(forked.socket.recv(100).decode(), flush=True)
     for line in sys.stdin:
         forked.socket.send(line.strip().encode())
@@ -43,13 +47,12 @@ print("ended", flush=True)
 class Daemon:
     def __init__(self) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-c", PROGRAM],
+            [sys.executable, "-c", PROGRAM, PROGRAM],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         )
-        self.keeper = int(self.hears())
         self.other = self.pid_of(self.hears())
 
     def hears(self) -> str:
@@ -121,13 +124,15 @@ def test_it_is_begun_again_where_it_is_killed(daemon: Daemon) -> None:
 
 
 def test_signals_are_for_the_daemon_alone(daemon: Daemon) -> None:
-    for pid in (daemon.keeper, daemon.other):
+    for how in ("hello", "fail"):
+        pid = daemon.pid_of(daemon.tell(how))
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             os.kill(pid, number)
-    assert daemon.tell("hello") == f"hello {daemon.other}"
+        assert daemon.tell("hello") == f"hello {pid}"
 
 
-def test_it_goes_with_the_daemon_that_is_killed(daemon: Daemon) -> None:
+@pytest.mark.parametrize("how", ["hello", "fail"])
+def test_it_goes_with_the_daemon_that_is_killed(daemon: Daemon, how: str) -> None:
+    pid = daemon.pid_of(daemon.tell(how))
     daemon.process.kill()
-    for pid in (daemon.other, daemon.keeper):
-        wait_for_end_of(pid)
+    wait_for_end_of(pid)
