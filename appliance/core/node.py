@@ -31,7 +31,7 @@ from appliance.core.limits import Admission, Refusal
 from appliance.core.link import Link
 from appliance.core.marks import Asker, Owner
 from appliance.core.reporting import QueueDepth
-from appliance.core.snapshot import SnapshotRun
+from appliance.core.snapshot import SnapshotRuns
 from protocol.messages import (
     DRY_RUN_PREFIX,
     LATERALS_MAX,
@@ -108,7 +108,7 @@ class NodeCore:
         self._status_asked: int | None = None
         self._new_priority_seed: int | None = None
         self._policy_is_new = False
-        self._snapshot: SnapshotRun | None = None
+        self._snapshots = SnapshotRuns()
 
         self._relieve_at_ns: int | None = None
 
@@ -193,11 +193,7 @@ class NodeCore:
 
     def take_recent_question(self) -> Snapshot | None:
         """An order for which ``on_recent`` is to tell which traces there are; once each."""
-        run = self._snapshot
-        if run is None or run.asked:
-            return None
-        run.asked = True
-        return run.order
+        return self._snapshots.take_question()
 
     def take_status_question(self) -> int | None:
         """The number of a question for which ``on_status`` is to tell how the node is; once each.
@@ -228,8 +224,7 @@ class NodeCore:
     ) -> None:
         """The pool holds ``found`` traces that the order is for; these are to be triggered."""
         self._now_ns = now_ns
-        if self._snapshot is not None and self._snapshot.order.number == order.number:
-            self._snapshot.begin(found, traces)
+        self._snapshots.begin(order.number, found, traces)
 
     def on_control_connected(self, now_ns: int, addresses: tuple[str, ...]) -> None:
         """A Control stream is there. ``addresses``: by which peers know this node now."""
@@ -325,10 +320,7 @@ class NodeCore:
         if not self._owed.is_open:
             return messages
         # After the firings, so that what it counts is known.
-        news = self._snapshot.take_news() if self._snapshot is not None else None
-        if news is not None:
-            messages.append(news)
-        return messages
+        return [*messages, *self._snapshots.take_news()]
 
     def take_chunks(self, now_ns: int) -> list[SliceChunk]:
         """Chunks for the Slices stream: what rates and credit allow now."""
@@ -406,8 +398,7 @@ class NodeCore:
         seed = welcome.priority_seed or self._config.cluster_seed
         if self._holdings.rank_by(seed, now_ns):
             self._new_priority_seed = seed
-        if self._snapshot is not None:
-            self._snapshot.told = None
+        self._snapshots.repeat()
         self._owed.open()
 
     def _on_local_trigger(self, event: LocalTrigger, now_ns: int, waited_ns: int) -> None:
@@ -487,16 +478,11 @@ class NodeCore:
             self._owed.answer(trace)
 
     def _on_snapshot(self, order: Snapshot, now_ns: int) -> None:
-        run = self._snapshot
-        if run is None or run.order.number != order.number:
-            self._snapshot = SnapshotRun(order)
-            return
-        why = f"of the last {run.order.age_ns / 1e9:g} s" + (
-            f" of {run.order.service}" if run.order.service else ""
+        why = f"of the last {order.age_ns / 1e9:g} s" + (
+            f" of {order.service}" if order.service else ""
         )
         why = cut_utf8(why, WHY_BYTES_MAX)
-        for trace in run.go_on(order.traces):
-            group = Group(run.order.trigger, trace)
+        for group in self._snapshots.ordered(order):
             self._fire(group, (), why, Source.OPERATOR, Asker.COORDINATOR, now_ns, now_ns)
 
     def _on_collect(self, message: Collect, now_ns: int) -> None:

@@ -1,16 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The node's part of a snapshot: which traces it still has to trigger, and how far it is."""
+"""The node's part of snapshots: which traces it still has to trigger, and how far it is."""
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from protocol.messages import Snapshot, SnapshotStatus, TraceId
+from protocol.messages import Group, Snapshot, SnapshotStatus, TraceId
 
 TRACES_MAX = 10_000
 """Of one snapshot on one node: more than anybody looks at."""
+
+_REMEMBERED_MAX = 16
+"""As many as a coordinator goes on with."""
 
 
 @dataclass(slots=True)
@@ -52,3 +55,46 @@ class SnapshotRun:
             return None
         self.told = status
         return status
+
+
+class SnapshotRuns:
+    """Those of late, by number. Each goes on by itself, so that none costs another what it has found."""
+
+    def __init__(self) -> None:
+        self._runs: OrderedDict[int, SnapshotRun] = OrderedDict()
+
+    def ordered(self, order: Snapshot) -> Iterator[Group]:
+        """What to trigger now, of one that is known; another one begins."""
+        run = self._runs.get(order.number)
+        if run is not None:
+            for trace in run.go_on(order.traces):
+                yield Group(run.order.trigger, trace)
+        elif not order.traces:
+            self._runs[order.number] = SnapshotRun(order)
+            while len(self._runs) > _REMEMBERED_MAX:
+                self._runs.popitem(last=False)
+        # Else it was forgotten, and nothing is left of it to trigger.
+
+    def take_question(self) -> Snapshot | None:
+        """One for which begin() is to tell which traces there are; once each."""
+        for run in self._runs.values():
+            if not run.asked:
+                run.asked = True
+                return run.order
+        return None
+
+    def begin(self, number: int, found: int, traces: Iterable[TraceId]) -> None:
+        """As for the run of that number, if it is not forgotten."""
+        run = self._runs.get(number)
+        if run is not None:
+            run.begin(found, traces)
+
+    def take_news(self) -> list[SnapshotStatus]:
+        """How far each is, of which that is news."""
+        news = (run.take_news() for run in self._runs.values())
+        return [status for status in news if status is not None]
+
+    def repeat(self) -> None:
+        """The other side may have missed what was told."""
+        for run in self._runs.values():
+            run.told = None

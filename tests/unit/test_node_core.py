@@ -1659,6 +1659,39 @@ def test_a_snapshot_ends_when_told() -> None:
     assert node.take() == [SnapshotStatus(4, 10, 0, done=True)]
 
 
+def test_two_snapshots_at_a_time_cost_each_other_nothing() -> None:
+    node = Node()
+    node.connect()
+    for number in range(1, 5):
+        node.write(number)
+    orders = [Snapshot(number, f"snapshot.0000000{number}", 30 * S) for number in (3, 4)]
+    for order, first in zip(orders, (1, 3), strict=True):
+        node.hear(order)
+        assert node.core.take_recent_question() is order
+        node.core.on_recent(order, 2, [trace(first), trace(first + 1)], node.now_ns)
+    node.take()
+    fired = []
+    for _ in range(2):
+        for order in orders:
+            fired += node.hear(replace(order, traces=1))
+            # It has looked already.
+            assert node.core.take_recent_question() is None
+    primaries = [m.group.primary for m in fired if isinstance(m, TriggerFired)]
+    assert primaries == [trace(number) for number in (1, 3, 2, 4)]
+    assert {m.number: m.fired for m in fired if isinstance(m, SnapshotStatus)} == {3: 2, 4: 2}
+
+
+def test_a_snapshot_goes_on_no_more_where_it_was_forgotten() -> None:
+    node = Node()
+    node.connect()
+    order = Snapshot(3, "snapshot.00000003", 30 * S)
+    assert not node.hear(replace(order, traces=4))
+    assert node.core.take_recent_question() is None
+    for number in range(100):
+        node.hear(replace(order, number=number))
+    assert len(list(iter(node.core.take_recent_question, None))) == 16
+
+
 def test_a_snapshot_of_nothing_is_done_at_once() -> None:
     node = Node()
     node.connect()
