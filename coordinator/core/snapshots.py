@@ -10,7 +10,14 @@ from dataclasses import dataclass, field, replace
 from coordinator.core.nodes import Node, Nodes
 from coordinator.core.outbox import Outbox
 from coordinator.core.trace import PartState, Trace
-from protocol.messages import Group, NodeId, Snapshot, SnapshotStatus, TraceId
+from protocol.messages import (
+    SNAPSHOT_TRIGGER,
+    Group,
+    NodeId,
+    Snapshot,
+    SnapshotStatus,
+    TraceId,
+)
 
 # Somebody watches each; an older one goes on no more.
 _REMEMBERED_MAX = 16
@@ -91,7 +98,7 @@ class Snapshots:
     def start(self, wanted: Snapshot, bytes_max: int) -> SnapshotState:
         """Have all nodes that are connected look what they have."""
         asked = [node for node in self._nodes if node.session is not None]
-        order = replace(wanted, trigger=f"{wanted.trigger}.{wanted.number:08x}")
+        order = replace(wanted, trigger=_trigger_of(wanted.trigger, wanted.number))
         state = SnapshotState(order, bytes_max, {node.id: None for node in asked})
         for node in asked:
             assert node.session is not None
@@ -123,6 +130,10 @@ class Snapshots:
             else:
                 state.undone[node.id] = None
                 state.waiting.add(node.id)
+        elif not status.done and node.session is not None:
+            # Of a coordinator before this one: nobody knows any more how much it may still trigger.
+            order = Snapshot(status.number, _trigger_of(SNAPSHOT_TRIGGER, status.number), 0)
+            self._outbox.say(node.session, order)
 
     def lost(self, node: Node) -> None:
         """It left. What it has triggered it reports when it is back, and says how far it is."""
@@ -134,8 +145,6 @@ class Snapshots:
     def go_on(self, traces: Mapping[TraceId, Trace]) -> None:
         """Begin the next round where the last one is answered."""
         for state in self._states.values():
-            if not state.waiting:
-                continue
             # Any that is not answered holds the round up, so the others may be left for later.
             while state.unanswered:
                 trace_id = next(iter(state.unanswered))
@@ -143,7 +152,7 @@ class Snapshots:
                     break
                 del state.unanswered[trace_id]
                 state.bytes += _bytes_of(traces.get(trace_id))
-            if not state.unanswered:
+            if state.waiting and not state.unanswered:
                 order = replace(state.order, traces=state.next_round())
                 for identity in state.waiting:
                     session = self._nodes.by_id[identity].session
@@ -152,6 +161,10 @@ class Snapshots:
                         state.may_fire[identity] = told + order.traces
                         self._outbox.say(session, order)
                 state.waiting.clear()
+
+
+def _trigger_of(name: str, number: int) -> str:
+    return f"{name}.{number:08x}"
 
 
 def _is_answered(trace: Trace | None) -> bool:

@@ -91,6 +91,28 @@ def test_a_node_that_does_not_answer_holds_up_no_round_for_good() -> None:
     assert rounds(harness) == {"a": 64}
 
 
+def test_what_the_last_round_took_counts_though_nobody_waits_for_another() -> None:
+    harness = Harness()
+    harness.cluster("a")
+    state = harness.core.snapshots.start(ORDER, 10_000)
+    harness.say("a", SnapshotStatus(0x1234, 1, 0, done=False))
+    harness.fire("a", trace_id("last"), TRIGGER)
+    harness.say("a", SnapshotStatus(0x1234, 1, 1, done=True))
+    assert state.bytes == 0
+    harness.status("a", trace_id("last"), 700)
+    assert (state.ended, state.bytes) == (True, 700)
+
+
+def test_a_node_ends_what_a_coordinator_before_this_one_began() -> None:
+    harness = Harness()
+    harness.cluster("a")
+    harness.say("a", SnapshotStatus(0x1234, 100, 7, done=False))
+    assert orders(harness) == {"a": Snapshot(0x1234, TRIGGER, 0)}
+    # Then it is done, and there is nothing to be said.
+    harness.say("a", SnapshotStatus(0x1234, 100, 7, done=True))
+    assert not orders(harness)
+
+
 def test_what_waits_costs_no_message_more(monkeypatch: pytest.MonkeyPatch) -> None:
     """The traces of a round are looked at once each, and not all of them at each message."""
     looked = 0
