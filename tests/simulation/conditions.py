@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from appliance.core.config import TriggerLimits, TriggerPolicy
 from coordinator.core.config import CoordinatorConfig
 from tests.simulation.network import MS, NOBODYS, S
+from tests.simulation.oracle.snapshots import ALL_BYTES
 
 if TYPE_CHECKING:
     from tests.simulation.simulator import Simulator
@@ -163,6 +164,18 @@ _ALL: dict[str, Callable[[Simulator, random.Random, float], None]] = {
     "refusals": _configured,
 }
 
+def _snapshots(sim: Simulator, rng: random.Random, busy_s: float) -> None:
+    for number in range(rng.randint(1, 2)):
+        bytes_max = rng.choice((1, 20_000, ALL_BYTES))
+        _any_time(
+            sim,
+            rng,
+            busy_s,
+            lambda n=number, most=bytes_max: sim.coordinator.take_snapshot(n, most),  # type: ignore[misc]
+        )
+
+
 _LATER: dict[str, Callable[[Simulator, random.Random, float], None]] = {
     "limits": _configured,
+    "snapshots": _snapshots,
 }

@@ -18,19 +18,26 @@ from coordinator.core.records import PutVerdict
 from coordinator.core.verdict import Verdict
 from protocol.messages import (
     NO_POLICY,
+    SNAPSHOT_TRIGGER,
     Collect,
     Hello,
     NodeMessage,
     Policy,
     SliceChunk,
+    Snapshot,
     TraceId,
 )
 from protocol.versions import OURS, Versions
 from tests.simulation.network import EPOCH_NS, MS, Log, S, Scheduler
 from tests.simulation.oracle.choices import watch_coordinator
 from tests.simulation.oracle.record import World
+from tests.simulation.oracle.snapshots import SnapshotRecord
 from tests.simulation.store import MemoryStore
 from tests.simulation.stream import Stream
+
+
+ANY_AGE_NS = 3600 * S
+"""Longer than anything runs: a snapshot has all that is in the pools."""
 
 
 class SimCoordinator:
@@ -64,6 +71,7 @@ class SimCoordinator:
         self.versions = OURS
         self.mono_offset_ns = 77 * S
         self.after_step: Callable[[], None] = lambda: None
+        self.snapshots = SnapshotRecord()
         self._numbers = 0
         self._wakes_at_ns: int | None = None
         self._waiting: list[tuple[Stream, object]] = []
@@ -136,12 +144,23 @@ class SimCoordinator:
             self.core.set_policy(policy)
             self.pump()
 
+    def take_snapshot(self, number: int, bytes_max: int) -> None:
+        """An operator has all nodes collect what they have."""
+        if self.core is None or self.core.recovering:
+            return
+        order = Snapshot(number, SNAPSHOT_TRIGGER, ANY_AGE_NS, by="operator")
+        state = self.core.snapshots.start(order, bytes_max)
+        self.log("coordinator", f"takes {state.trigger} of {bytes_max} bytes")
+        self.snapshots.bytes_max[state.trigger] = bytes_max
+        self.pump()
+
     def kill(self) -> None:
         """Kill -9: what was not durable is gone, and all connections."""
         if self.core is None:
             return
         self.log("coordinator", "dies")
         self.world.trouble()
+        self.snapshots.lost()
         self.core = None
         self.store.crash()
         self.world.all_lost()

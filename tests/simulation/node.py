@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
 
 from appliance.core.node import NodeConfig, NodeCore
+from appliance.core.snapshot import TRACES_MAX
 from formats.records import Body
 from protocol.messages import (
     NO_POLICY,
@@ -22,12 +23,14 @@ from protocol.messages import (
     Policy,
     Refused,
     SliceReply,
+    Snapshot,
     Welcome,
 )
 from protocol.versions import OURS, Feature, Versions
 from tests.simulation.network import EPOCH_NS, MS, Link, Log, S, Scheduler
 from tests.simulation.oracle.choices import watch_node
 from tests.simulation.oracle.limits import watch_limits
+from tests.simulation.oracle.snapshots import SnapshotRecord, watch_snapshots
 from tests.simulation.oracle.record import WatchedPool, World
 from tests.simulation.pool import ClientModel, Handle, PoolConfig, PoolModel
 from tests.simulation.stream import Stream
@@ -53,6 +56,7 @@ class SimNode:
     coordinator: SimCoordinator
     log: Log
     world: World
+    snapshots: SnapshotRecord = field(default_factory=SnapshotRecord)
     addresses: tuple[str, ...] = ()
     mono_offset_ns: int = 0
     drift_ppm: int = 0
@@ -132,6 +136,7 @@ class SimNode:
         )
         watch_node(self.world, self, self.core)
         watch_limits(self.world, self.name, self.core)
+        watch_snapshots(self.world, self, self.core, self.snapshots)
         self.incarnation = incarnation
         self.log(self.name, "daemon starts")
         self._dial()
@@ -150,6 +155,7 @@ class SimNode:
             return
         self.log(self.name, "daemon dies")
         self.world.daemon_killed(self.name)
+        self.snapshots.lost(self.name)
         self._break_all(coordinator_notices_ns=self.rng.choice((0, MS, 200 * MS)))
         self.core = self.control = self.slices = None
 
@@ -270,6 +276,8 @@ class SimNode:
             self.log(self.name, f"<- {message}")
             if isinstance(message, Policy) and Feature.POLICY not in self.versions.features:
                 raise AssertionError(f"{self.name} does not know what a policy is")
+            if isinstance(message, Snapshot):
+                self.snapshots.ordered(self.name, message)
             if isinstance(message, Welcome):
                 self.priority_seed = message.priority_seed or self.config.cluster_seed
             self.core.on_control(cast(CoordinatorMessage, message), self.mono_ns(), self.real_ns())
@@ -334,6 +342,21 @@ class SimNode:
         self.core.on_tick(now_ns)
         self.pump()
 
+    def _look_for_recent(self, core: NodeCore) -> None:
+        """For a snapshot; that takes a while, as it is a look at the whole pool."""
+        order = core.take_recent_question()
+        if order is None:
+            return
+
+        def answer() -> None:
+            if self.core is core:
+                traces = self.pool.recent(self.priority_seed)
+                self.snapshots.found(self, order, traces)
+                core.on_recent(order, len(traces), traces[:TRACES_MAX], self.mono_ns())
+                self.pump()
+
+        self.scheduler.after(self.rng.choice((MS, 20 * MS)), answer)
+
     def _say(self, control: Stream, message: NodeMessage) -> None:
         self.log(self.name, f"-> {message}")
         control.send_up(message)
@@ -349,6 +372,7 @@ class SimNode:
             self.log(self.name, f"records by policy {policy.number:x}")
             self.policy = policy
         self.kept_seed = core.take_priority_seed() or self.kept_seed
+        self._look_for_recent(core)
         if self.control is not None:
             for message in core.take_control(self.real_ns()):
                 if not isinstance(message, ClockReply):

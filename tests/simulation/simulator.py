@@ -101,6 +101,7 @@ class Simulator:
             self.coordinator,
             self.log,
             self.world,
+            self.coordinator.snapshots,
             addresses=(f"10.0.0.{number + 1}",),
             mono_offset_ns=(number + 1) * 1000 * S,
             clock_offset_ns=clock_offset_ns,

@@ -444,6 +444,12 @@ class Differential(RuleBasedStateMachine):
             self.taker = None
 
     @invariant()
+    def what_a_snapshot_would_have_is_the_same(self) -> None:
+        count, traces = self.native.plane.recent(10**15, "", 1000)
+        assert traces == self.model.recent(0)
+        assert count == len(traces)
+
+    @invariant()
     def the_figures_are_the_same(self) -> None:
         metrics = self.native.plane.metrics()
         assert metrics["corrupt"] == 0 or self.has_lied
@@ -472,6 +478,7 @@ def checked(*steps: Callable[[Differential], object]) -> Differential:
             step(both)
             both.the_slices_are_the_same()
             both.what_would_be_collected_is_the_same()
+            both.what_a_snapshot_would_have_is_the_same()
             both.the_figures_are_the_same()
         return both
     finally:

@@ -5,7 +5,7 @@ Nothing here believes what a core says of itself. ``record`` is what happened in
 what, which daemons were away, what pools had lost before a trace was collected. ``expected`` is what
 follows from that for each trace that was fired; ``reasons`` whether what a verdict says is true;
 ``choices`` whether who gives way is the one of lowest priority; ``limits`` whether what is refused had to
-be; ``bounds`` what anything may hold.
+be; ``snapshots`` what a snapshot takes; ``bounds`` what anything may hold.
 """
 
 from tests.simulation.oracle.choices import watch_coordinator, watch_node

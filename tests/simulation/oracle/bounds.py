@@ -112,6 +112,7 @@ REMEMBERED = (
     "_lifecycle._traversal.abandoned",
     "_lifecycle._traversal._nodes",
     "_probe_timers",
+    "snapshots.",
     # Of a node: what was given up, and who fires.
     "_owed._abandoned",
     "_owed._holdings._names",
@@ -127,11 +128,16 @@ REMEMBERED = (
 )
 """What a core may still hold when nothing is under way."""
 
+REMEMBERED_ITSELF = ("_snapshots._runs",)
+"""The same; but not what is in it."""
+
 
 def held_at_rest(core: object) -> Counter[str]:
     """What is in a core of all that it must let go of when nothing is under way."""
     found: Counter[str] = Counter()
     for path, size in containers(core):
-        if not path.removeprefix(".").startswith(REMEMBERED) and "._config." not in path:
-            found[path] += size
+        where = path.removeprefix(".")
+        if where.startswith(REMEMBERED) or where in REMEMBERED_ITSELF or "._config." in path:
+            continue
+        found[path] += size
     return +found

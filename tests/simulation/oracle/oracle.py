@@ -158,6 +158,8 @@ class Oracle:
         self._check_policies()
         self._check_groups()
         self._check_verdicts()
+        if left := list(self._sim.coordinator.snapshots.left()):
+            raise self.fail("; ".join(left))
         if self._sim.coordinator.core is not None:
             check_charges(self._sim.coordinator.core)
 

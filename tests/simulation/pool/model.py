@@ -9,7 +9,7 @@ from typing import ClassVar
 from appliance.core.dataplane import DataPlaneEvent, LocalTrigger, Slice, StoreUsage, no_room
 from formats.records import Body
 from formats.slices import Process
-from protocol.hashing import node_id
+from protocol.hashing import Domain, TraceHash, node_id
 from protocol.messages import Group, SliceFlags, Source, TraceId
 from tests.simulation.pool.losses import Losses
 from tests.simulation.pool.search import Search
@@ -233,6 +233,13 @@ class PoolModel:
 
     def slices(self) -> Iterable[Slice]:
         return [self._view(found) for found in self.store.slices.values()]
+
+    def recent(self, priority_seed: int) -> list[TraceId]:
+        """What was never collected, whatever its age, the highest priority first."""
+        self._observe_all()
+        there = {run.trace for segment in self.segments.in_order() for run in segment.runs}
+        fresh = [t for t in there if t not in self.store.slices and not self.gone.had(t)]
+        return sorted(fresh, key=TraceHash(Domain.PRIORITY, priority_seed), reverse=True)
 
     def next_search_ns(self) -> int | None:
         """When the next search will be over, which poll() tells."""

@@ -27,12 +27,20 @@ class Gone:
     def __init__(self, tombstones: int) -> None:
         self._tombstones = tombstones
         self._why: OrderedDict[TraceId, SliceFlags] = OrderedDict()
+        self._had: set[TraceId] = set()
 
     def remember(self, trace: TraceId, why: SliceFlags) -> None:
         """What is told of the trace when it is asked for; NONE: that it was reported."""
         self._why[trace] = self._why.get(trace, SliceFlags.NONE) | why
+        if why in (SliceFlags.NONE, SliceFlags.ABANDONED):
+            self._had.add(trace)
         while len(self._why) > self._tombstones:
-            self._why.popitem(last=False)
+            forgotten, _ = self._why.popitem(last=False)
+            self._had.discard(forgotten)
+
+    def had(self, trace: TraceId) -> bool:
+        """Whether it was reported, or given up."""
+        return trace in self._had
 
     def why(self, trace: TraceId) -> SliceFlags:
         """NONE too if nothing is remembered of it."""
