@@ -233,8 +233,12 @@ class Oracle:
                 )
 
     def _check_groups(self) -> None:
-        """Of a group that was given up nothing is whole, unless all of it is, or another has it."""
+        """Of a group that was given up nothing is whole, unless all of it is, or another has it.
+
+        What was closed before stays as it is: its group's fate was sealed then.
+        """
         store = self._sim.coordinator.store
+        given_up_ns = self._sim.world.given_up_ns
         members: dict[Group, set[TraceId]] = {}
         for (group, _), put in store.triggers.items():
             members.setdefault(group, set()).update((group.primary, *put.fired.laterals))
@@ -245,6 +249,9 @@ class Oracle:
         for group in store.abandoned:
             for trace in members.get(group, {group.primary}):
                 if self._sim.kind(trace) != "coherent":
+                    continue
+                closed_ns = store.traces[trace].first_released_ns
+                if closed_ns is not None and closed_ns <= given_up_ns.get(group, 0):
                     continue
                 having = [other for other, traces in members.items() if trace in traces]
                 if not any(other not in store.abandoned or is_whole(other) for other in having):
