@@ -69,7 +69,10 @@ class LocalTrigger:
 
 @dataclass(frozen=True, slots=True)
 class SliceChanged:
-    """Bytes, crumbs, open handles or flags of a collected slice changed, or its search is over."""
+    """Bytes, crumbs, open handles or flags of a collected slice changed, or its search is over.
+
+    Since it was collected: what there was then ``DataPlane.collect`` told.
+    """
 
     trace: TraceId
 

@@ -127,7 +127,8 @@ struct bsn_slice {
 enum bsn_event_kind {
 	BSN_EVENT_TRIGGER = 1,	      /* a process fired one */
 	BSN_EVENT_SLICE_CHANGED = 2,  /* bytes, crumbs, open_handles or flags of
-				      * a collected slice; coalesced */
+				      * a collected slice, since bsn_collect()
+				      * told them; coalesced */
 	BSN_EVENT_CLIENT_DRAINED = 3, /* a dead client's last segment is gone */
 	BSN_EVENT_STORE_FULL = 4,
 };

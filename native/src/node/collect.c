@@ -73,6 +73,7 @@ int bsn_collect(struct bsn *n, struct bs_trace_id id,
 out:
 	store_publish(n);
 	slice_fill(s, out);
+	s->changed = false; /* until now */
 unlock:
 	node_unlock(n);
 	/* bsn_wait() knows until when the others may sleep. */

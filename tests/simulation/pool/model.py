@@ -214,6 +214,7 @@ class PoolModel:
                 return no_room(trace, group, now_ns)
             if not self.state.config.search_ns:
                 self.search.run(found)
+        self.store.told(trace)
         return self._view(found)
 
     def slice(self, trace: TraceId) -> Slice | None:

@@ -206,6 +206,10 @@ class ReportStore:
         self._changed.clear()
         return [*full, *changed]
 
+    def told(self, trace: TraceId) -> None:
+        """All that changed in it until now somebody knows."""
+        self._changed.pop(trace, None)
+
     def restart(self) -> None:
         """What a new daemon makes of them. What was not told it tells."""
         self._full.clear()
