@@ -28,7 +28,7 @@ from appliance.contexts import ContextSource
 from appliance.control import ControlServer, Peek
 from appliance.core.dataplane import ClientDrained, DataPlaneEvent, LocalTrigger
 from appliance.core.machine import Namespace, Symptom
-from appliance.core.node import NodeCore
+from appliance.core.node import NodeCore, earliest
 from appliance.core.snapshot import TRACES_MAX
 from appliance.lossy import most_lossy
 from appliance.machine import Machine
@@ -125,6 +125,7 @@ class Daemon:
         self._log = log
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_ns: int | None = None
         self._looking: set[asyncio.Task[None]] = set()
         self._exits = contextlib.AsyncExitStack()
         self._kept_words = KeptWords(manager, log)
@@ -281,19 +282,21 @@ class Daemon:
         if seed is not None:
             self._keep(replace(self._words, priority_seed=seed))
             self._dataplane.set_priority_seed(seed)
-        # The coordinator may just have asked for a trace that is being written.
-        if self._dataplane.has_slices():
+        self._pump.has_open = self._core.has_open
+        # It may be written still.
+        if self._core.take_collected():
             self._pump.lively(now_ns)
         asked = self._core.take_status_question()
         if asked is not None:
             self._core.on_status(asked, report_text(self.status()))
+        sends_ns = None
         if self._uplink is not None:
             if self._uplink.welcomed != self._was_welcomed:
                 self._was_welcomed = self._uplink.welcomed
                 self.news.set()
-            self._uplink.poke()
+            sends_ns = self._uplink.poke()
         self._look_for_recent()
-        self._set_timer(now_ns)
+        self._set_timer(now_ns, sends_ns)
 
     def _keep(self, words: Words) -> None:
         self._words = words
@@ -355,27 +358,24 @@ class Daemon:
         """The data plane must stay until nobody looks at it."""
         await asyncio.gather(*self._looking, return_exceptions=True)
 
-    def _set_timer(self, now_ns: int) -> None:
+    def _set_timer(self, now_ns: int, sends_ns: int | None) -> None:
+        timer_ns = earliest(self._core.next_tick_ns(), sends_ns)
+        if timer_ns == self._timer_ns:
+            return
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        wakeup_ns = self._core.next_wakeup_ns(now_ns)
-        if wakeup_ns is not None:
-            self._timer = self._loop.call_later((wakeup_ns - now_ns) / 1e9, self._on_timer)
+        if timer_ns is not None:
+            self._timer = self._loop.call_later((timer_ns - now_ns) / 1e9, self._on_timer)
+        self._timer_ns = timer_ns
 
     @die_if_it_fails
     def _on_timer(self) -> None:
-        self._timer = None
+        self._timer = self._timer_ns = None
         now_ns = time.monotonic_ns()
         self._core.on_clock(now_ns, time.time_ns())
         self._core.on_tick(now_ns)
-        if self._uplink is not None:
-            self._uplink.poke()
-        # What is due still is due to the uplink, which says when it has sent;
-        # a timer for it would only burn time.
-        wakeup_ns = self._core.next_wakeup_ns(now_ns)
-        if wakeup_ns is not None and wakeup_ns > now_ns:
-            self._set_timer(now_ns)
+        self._set_timer(now_ns, self._uplink.poke() if self._uplink is not None else None)
 
     # ------------------------------------------- as the service manager sees it
 

@@ -44,7 +44,7 @@ from protocol.messages import (
 from runtime.settings.node import Settings
 
 # In one call; more wait for the next.
-_EVENTS_AT_ONCE = 256
+EVENTS_AT_ONCE = 256
 _SLICES_AT_ONCE = 256
 
 _MESSAGE_BYTES = 256
@@ -318,8 +318,8 @@ class NativeDataPlane:
 
     def events(self) -> list[DataPlaneEvent]:
         """Take some of the events that wait."""
-        raw = ffi.new("struct bsn_event[]", _EVENTS_AT_ONCE)
-        count = _check(lib.bsn_events(self._node, raw, _EVENTS_AT_ONCE), "events")
+        raw = ffi.new("struct bsn_event[]", EVENTS_AT_ONCE)
+        count = _check(lib.bsn_events(self._node, raw, EVENTS_AT_ONCE), "events")
         events = []
         for i in range(count):
             event = self._event(raw[i])

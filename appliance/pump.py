@@ -4,7 +4,7 @@
 Hardly anything is polled while nothing was triggered: plain runs do not ring, and are
 looked for when somebody asks. But what a triggered trace
 writes after its trigger does not ring either, so while there are slices the
-thread looks by itself: often while something happened lately, seldom later.
+thread looks by itself: the less soon, the longer nothing came.
 
 Clock pairs are taken when the thread wakes and before a copy, at most once a
 second, and by no timer of their own: a record is converted by the pair nearest
@@ -23,20 +23,16 @@ from types import TracebackType
 from typing import Self
 
 from appliance.core.dataplane import DataPlaneEvent
-from appliance.native import NativeDataPlane
+from appliance.native import EVENTS_AT_ONCE, NativeDataPlane
 from runtime.main import die_if_it_fails
 
-# A trace's last spans come within its own duration of the trigger, mostly.
-_LIVELY_NS = 1_000_000_000
-
-# The longer nothing came, the less soon something will: a quarter of that time, within bounds. A poll
-# costs 80 us, so with a fixed wait each trigger cost a second's worth of them. The longest is half
+# A trace's last spans come within its own duration of the trigger, mostly. So the longer nothing came,
+# the less soon something will: a quarter of that time, within bounds. A poll costs 80 us. The first
+# is for a trace that a process has open; where none has, somebody would have to begin anew with one: half
 # of the 200 ms of silence after which a coordinator judges.
-_LIVELY_WAIT_FIRST_NS = 20_000_000
-_LIVELY_WAIT_LAST_NS = 100_000_000
-
-# While slices are held at all; bounded by their time to live in the core.
-_HELD_WAIT_NS = 250_000_000
+_OPEN_WAIT_NS = 20_000_000
+_CLOSED_WAIT_NS = 100_000_000
+_HELD_WAIT_NS = 1_000_000_000
 
 # A process that touches memory which it was not granted rings no bell either. Some
 # milliseconds of work where there are a thousand processes.
@@ -61,11 +57,14 @@ class Pump:
         self._loop = asyncio.get_running_loop()
         self._thread = threading.Thread(target=self._run, name="data plane")
         self._stopping = False
-        self._lively_since_ns = -_LIVELY_NS
+        self._lively_since_ns = -4 * _HELD_WAIT_NS
+        self.has_open = True
+        """Whether a process has a trace open of which there is a slice."""
         self._held = False
         # Handed to the loop, which has not taken them yet. One after the other
         # they pass through here, so that none is lost or taken twice at the end.
         self._handed: list[DataPlaneEvent] = []
+        self._has_more = False
         self._asked: deque[Callable[[], None]] = deque()
         self.polls = 0
 
@@ -103,14 +102,14 @@ class Pump:
         """Something was triggered, or a slice grew: more may follow soon."""
         waits_ns = self._timeout_ns(now_ns)
         self._lively_since_ns = now_ns
-        if waits_ns > _LIVELY_WAIT_LAST_NS:
+        if waits_ns > _CLOSED_WAIT_NS:
             self._dataplane.wake()
 
     def _timeout_ns(self, now_ns: int) -> int:
-        since_ns = now_ns - self._lively_since_ns
-        if since_ns < _LIVELY_NS:
-            return min(max(since_ns // 4, _LIVELY_WAIT_FIRST_NS), _LIVELY_WAIT_LAST_NS)
-        return _HELD_WAIT_NS if self._held else _IDLE_WAIT_NS
+        if not self._held:
+            return _IDLE_WAIT_NS
+        first_ns = _OPEN_WAIT_NS if self.has_open else _CLOSED_WAIT_NS
+        return min(max((now_ns - self._lively_since_ns) // 4, first_ns), _HELD_WAIT_NS)
 
     def _run(self) -> None:
         while not self._stopping:
@@ -121,8 +120,13 @@ class Pump:
                 self._asked.popleft()()
             # Events wait in the data plane while the loop is behind; what
             # processes want is seen to all the same.
-            if have_events and not self._handed and not self._stopping:
+            if not have_events:
+                continue
+            # Said before the look, so that the loop, which says so before its own, misses none.
+            self._has_more = True
+            if not self._handed and not self._stopping:
                 self._handed = self._dataplane.events()
+                self._has_more = len(self._handed) >= EVENTS_AT_ONCE
                 # The loop may be closed already when we are told to stop.
                 with contextlib.suppress(RuntimeError):
                     self._loop.call_soon_threadsafe(self._deliver)
@@ -132,8 +136,9 @@ class Pump:
         if self._stopping:
             return
         self._take()
-        # There may be more, which did not find the loop ready.
-        self._dataplane.wake()
+        # They did not find the loop ready.
+        if self._has_more:
+            self._dataplane.wake()
 
     def _take(self) -> None:
         if self._handed:

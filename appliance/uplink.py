@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 import grpc
 
-from appliance.core.node import NodeCore
+from appliance.core.node import NodeCore, earliest
 from protocol import wire
 from protocol.messages import CHUNKS_MAX, SliceChunk
 from protocol.sending import encoded
@@ -152,13 +152,29 @@ class Uplink:
             self._files = Rotating(tls, _TLS_SECTION, Usage.CLIENT, log)
             self._server_name = tls.server_name
         self._control_due = asyncio.Event()
-        self._slices_due = asyncio.Event()
+        self._chunks_due = asyncio.Event()
+        self._slices_wanted = asyncio.Event()
         self._said: deque[str] = deque(maxlen=_SAID_MAX)  # what is wrong, since it was not
 
-    def poke(self) -> None:
-        """The core may have something to send."""
-        self._control_due.set()
-        self._slices_due.set()
+    def poke(self) -> int | None:
+        """Send what the core has to send now, if there is anything.
+
+        Returns when it may have something else to send without a new fact.
+        """
+        now_ns = time.monotonic_ns()
+        control_ns, chunks_ns = (
+            self._core.next_control_ns(now_ns),
+            self._core.next_chunks_ns(now_ns),
+        )
+        if control_ns is not None and control_ns <= now_ns:
+            self._control_due.set()
+            control_ns = None  # known when that is sent
+        if chunks_ns is not None and chunks_ns <= now_ns:
+            self._chunks_due.set()
+            chunks_ns = None
+        if not self._core.slices_connected and self._core.wants_slices_connection():
+            self._slices_wanted.set()
+        return earliest(control_ns, chunks_ns)
 
     @property
     def expires_at_s(self) -> float:
@@ -220,14 +236,13 @@ class Uplink:
         while True:
             await self._control_due.wait()
             self._control_due.clear()
-            messages = self._core.take_control(time.time_ns())
+            messages = self._core.take_control(time.monotonic_ns(), time.time_ns())
             for start in range(0, len(messages), wire.BATCH_MESSAGES_MAX):
                 batch = messages[start : start + wire.BATCH_MESSAGES_MAX]
                 for data in encoded(batch, wire.encode_node_batch, self._cannot_send):
                     await call.write(data)
-            if messages:
-                # What was said may have set a time for the next.
-                self._on_fact()
+            # What was said, or is to be said later, may have set a time for the next.
+            self._on_fact()
 
     def _cannot_send(self, error: wire.WireError) -> None:
         """Leave a message out."""
@@ -265,8 +280,8 @@ class Uplink:
         backoff = Backoff(self._rng)
         while True:
             while not self._core.wants_slices_connection():
-                self._slices_due.clear()
-                await self._slices_due.wait()
+                self._slices_wanted.clear()
+                await self._slices_wanted.wait()
             replies = self.counters.slice_replies
             why = await self._connected(_SLICES, self._slices)
             self._core.on_slices_lost(time.monotonic_ns())
@@ -284,7 +299,6 @@ class Uplink:
         await call.write(wire.encode_opening(self._opening))
         self.counters.slices_connects += 1
         self._core.on_slices_connected(time.monotonic_ns())
-        self._slices_due.set()
         return await _first_to_end(self._write_slices(call), self._read_slices(call))
 
     async def _write_slices(self, call: _Call) -> str:
@@ -295,22 +309,19 @@ class Uplink:
         while True:
             try:
                 async with asyncio.timeout_at(idle_at_s):
-                    await self._slices_due.wait()
+                    await self._chunks_due.wait()
             except TimeoutError:
                 if not self._core.wants_slices_connection():
                     return _IDLE
-            self._slices_due.clear()
-            # Facts that have nothing to do with slices come all the time.
-            if self._core.wants_slices_connection():
-                idle_at_s = loop.time() + self._slices_idle_s
+            self._chunks_due.clear()
+            idle_at_s = loop.time() + self._slices_idle_s
             chunks = self._core.take_chunks(time.monotonic_ns())
             for listed in self._listed(chunks):
                 for data in encoded(
                     listed, lambda some: wire.encode_chunks(some, zstd), self._cannot_send
                 ):
                     await call.write(data)
-            if chunks:
-                self._on_fact()
+            self._on_fact()
 
     def _knows(self, feature: Feature) -> bool:
         """Whether the coordinator does."""

@@ -70,12 +70,16 @@ class Holdings:
         self._names_forgotten_ns = now_ns
         self._idle = IdleMarks()
         self._searching: set[TraceId] = set()
+        self._open: set[TraceId] = set()
         self._traceless: OrderedDict[Group, None] = OrderedDict()
         self._gone = Gone()
+        self._has_collected = False
+        self._marks_always = self._marks_however_full()
 
     def reconfigure(self, config: NodeConfig, now_ns: int) -> None:
         """Go on with other limits and policies; what is held stays in the queue that it is in."""
         self._config = config
+        self._marks_always = self._marks_however_full()
         self._names.configure(config.policies)
         self.reporter.reconfigure(config, now_ns)
 
@@ -162,6 +166,16 @@ class Holdings:
             self._refresh(held, now_ns)
         self.reporter.place(group, now_ns)
         return unknown
+
+    def take_collected(self) -> bool:
+        """Whether a trace is new since the last time."""
+        has_collected, self._has_collected = self._has_collected, False
+        return has_collected
+
+    @property
+    def has_open(self) -> bool:
+        """Whether a process of this node has a triggered trace open."""
+        return bool(self._open)
 
     def want(self, traces: Iterable[TraceId], owner: Owner, now_ns: int) -> None:
         """What is held of these is owner's, too."""
@@ -259,7 +273,9 @@ class Holdings:
         """Let go of idle traces, by time and by number; all that went since the last time."""
         while (over := self._idle.expired(now_ns)) is not None:
             self._forget(over, now_ns)
-        too_many = len(self._idle) + len(self._searching) - self._marks_max()
+        marks = len(self._idle) + len(self._searching)
+        # Nearly always there are far fewer; how full the store is makes no difference then.
+        too_many = marks - self._marks_max() if marks > self._marks_always else 0
         while too_many > 0 and self._drop_idle(now_ns):
             too_many -= 1
         gone, self._gone = self._gone, Gone()
@@ -275,8 +291,13 @@ class Holdings:
         usage = self._dataplane.store_usage()
         marks = len(self._idle) + len(self._searching)
         others_bytes = usage.used_bytes - marks * MARK_BYTES
-        room_bytes = max(usage.capacity_bytes // 4, usage.capacity_bytes // 2 - others_bytes)
-        return min(self._config.triggered_max, room_bytes // MARK_BYTES)
+        room_bytes = usage.capacity_bytes // 2 - others_bytes
+        return max(self._marks_always, min(self._config.triggered_max, room_bytes // MARK_BYTES))
+
+    def _marks_however_full(self) -> int:
+        """How many may, however many bytes there are."""
+        capacity_bytes = self._dataplane.store_usage().capacity_bytes
+        return min(self._config.triggered_max, capacity_bytes // 4 // MARK_BYTES)
 
     def _new_group(self, group: Group, now_ns: int) -> HeldGroup:
         self.count(group.trigger).collected += 1
@@ -295,6 +316,7 @@ class Holdings:
             found, frozenset({owner}), acked=found.trimmed_bytes, sent=found.trimmed_bytes
         )
         self.traces[found.trace] = held
+        self._has_collected = True
         return held
 
     def _is_full(self, held: HeldTrace) -> bool:
@@ -315,6 +337,10 @@ class Holdings:
             self._searching.add(held.trace)
         else:
             self._searching.discard(held.trace)
+        if held.slice.open_handles:
+            self._open.add(held.trace)
+        else:
+            self._open.discard(held.trace)
         if held.searching or held.held_bytes > 0:
             self._idle.discard(held.trace)
             return
@@ -349,6 +375,7 @@ class Holdings:
         self._dataplane.release(held.trace, abandoned=abandoned, now_ns=now_ns)
         self._idle.discard(held.trace)
         self._searching.discard(held.trace)
+        self._open.discard(held.trace)
         del self.traces[held.trace]
         (self._gone.abandoned if abandoned else self._gone.idle).append(held)
 

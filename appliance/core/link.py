@@ -101,6 +101,10 @@ class Link:
             messages += self.owed.take(now_ns, realtime_ns)
         return messages
 
+    def next_control_ns(self, now_ns: int) -> int | None:
+        """When take_control() may have something without a new fact."""
+        return now_ns if self._hello_due is not None else self.owed.next_due_ns(now_ns)
+
     # ---------------------------------------------------------------- slices
 
     def connect_slices(self, *, connected: bool) -> None:

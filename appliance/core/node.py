@@ -73,6 +73,13 @@ __all__ = [
 ]
 
 
+def earliest(one_ns: int | None, other_ns: int | None) -> int | None:
+    """Of two times, each None for never."""
+    if one_ns is None or other_ns is None:
+        return other_ns if one_ns is None else one_ns
+    return min(one_ns, other_ns)
+
+
 class NodeCore:
     """One node. See the module; ``counters`` may be read at any time."""
 
@@ -207,6 +214,20 @@ class NodeCore:
         """How the node is, for who asked that question."""
         self._owed.report(NodeReport(number, json))
 
+    @property
+    def has_open(self) -> bool:
+        """Whether a process of this node has a triggered trace open, so that more of it comes."""
+        return self._holdings.has_open
+
+    @property
+    def slices_connected(self) -> bool:
+        """Whether there is a Slices stream."""
+        return self._link.slices_connected
+
+    def take_collected(self) -> bool:
+        """Whether anything was collected since the last time."""
+        return self._holdings.take_collected()
+
     def take_priority_seed(self) -> int | None:
         """By what priorities are hashed from now on, if that has changed; once each."""
         seed, self._new_priority_seed = self._new_priority_seed, None
@@ -314,9 +335,10 @@ class NodeCore:
 
     # ----------------------------------------------------------- outputs
 
-    def take_control(self, realtime_ns: int) -> list[NodeMessage]:
+    def take_control(self, now_ns: int, realtime_ns: int) -> list[NodeMessage]:
         """Messages for the Control stream, in order; none while it is down."""
-        messages = self._link.take_control(self._now_ns, realtime_ns)
+        self._now_ns = now_ns
+        messages = self._link.take_control(now_ns, realtime_ns)
         if not self._owed.is_open:
             return messages
         # After the firings, so that what it counts is known.
@@ -347,20 +369,25 @@ class NodeCore:
 
     def next_wakeup_ns(self, now_ns: int) -> int | None:
         """When on_tick, take_control or take_chunks may do more without a new fact."""
-        times = []
-        expiry_ns = self._holdings.next_expiry_ns()
-        if expiry_ns is not None:
-            times.append(expiry_ns)
-        if self._relieve_at_ns is not None:
-            times.append(self._relieve_at_ns)
-        owed_ns = self._owed.next_due_ns(now_ns)
-        if owed_ns is not None:
-            times.append(owed_ns)
-        if self._link.may_send:
-            ready_ns = self._holdings.reporter.ready_ns(now_ns)
-            if ready_ns is not None:
-                times.append(ready_ns)
-        return max(now_ns, min(times)) if times else None
+        first_ns = earliest(
+            self.next_tick_ns(),
+            earliest(self.next_control_ns(now_ns), self.next_chunks_ns(now_ns)),
+        )
+        return max(now_ns, first_ns) if first_ns is not None else None
+
+    def next_tick_ns(self) -> int | None:
+        """When on_tick is to be called; it may be over."""
+        return earliest(self._holdings.next_expiry_ns(), self._relieve_at_ns)
+
+    def next_control_ns(self, now_ns: int) -> int | None:
+        """When take_control may have something without a new fact; now or earlier: now."""
+        if self._owed.is_open and self._snapshots.has_news:
+            return now_ns
+        return self._link.next_control_ns(now_ns)
+
+    def next_chunks_ns(self, now_ns: int) -> int | None:
+        """When take_chunks may have something without a new fact; now or earlier: now."""
+        return self._holdings.reporter.ready_ns(now_ns) if self._link.may_send else None
 
     # ------------------------------------------------------------ inside
 

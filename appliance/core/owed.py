@@ -206,15 +206,20 @@ class Owed:
         return messages
 
     def next_due_ns(self, now_ns: int) -> int | None:
-        """When take() may have more without a new fact."""
+        """When take() may have something without a new fact; now, if that is now."""
         if not self.is_open:
             return None
-        times = []
-        if self._statuses_later:
-            times.append(min(self._statuses_later.values()))
-        if self._statuses_due:
-            times.append(now_ns)  # bytes that were sent may have made a length news
-        return min(times, default=None)
+        if (
+            self._statuses_due
+            or self._firings_due
+            or self._answers
+            or self._clock_replies
+            or self._abandonments_due
+            or self._clock_steps
+            or self._report
+        ):
+            return now_ns
+        return min(self._statuses_later.values(), default=None)
 
     # ------------------------------------------------------------ inside
 

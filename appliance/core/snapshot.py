@@ -47,14 +47,19 @@ class SnapshotRun:
             self.fired += 1
             yield self._left.popleft()
 
-    def take_news(self) -> SnapshotStatus | None:
+    @property
+    def news(self) -> SnapshotStatus | None:
         """How far it is, if that is not what was told last."""
         is_done = self.found is not None and not self._left
         status = SnapshotStatus(self.order.number, self.found or 0, self.fired, is_done)
-        if status == self.told:
-            return None
-        self.told = status
-        return status
+        return status if status != self.told else None
+
+    def take_news(self) -> SnapshotStatus | None:
+        """That, which is told now."""
+        news = self.news
+        if news is not None:
+            self.told = news
+        return news
 
 
 class SnapshotRuns:
@@ -93,6 +98,11 @@ class SnapshotRuns:
         """How far each is, of which that is news."""
         news = (run.take_news() for run in self._runs.values())
         return [status for status in news if status is not None]
+
+    @property
+    def has_news(self) -> bool:
+        """Whether take_news() has something."""
+        return any(run.news is not None for run in self._runs.values())
 
     def repeat(self) -> None:
         """The other side may have missed what was told."""

@@ -157,7 +157,7 @@ class NodeTarget:
                         core.on_tick(now_ns)
             except wire.WireError:
                 continue
-            told = core.take_control(BEGIN_NS + now_ns)
+            told = core.take_control(now_ns, BEGIN_NS + now_ns)
             if told:
                 wire.encode_node_batch(told[: wire.BATCH_MESSAGES_MAX])
             core.take_chunks(now_ns)

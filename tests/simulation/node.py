@@ -361,6 +361,14 @@ class SimNode:
         self.log(self.name, f"-> {message}")
         control.send_up(message)
 
+    def _control_messages(self, core: NodeCore) -> list[NodeMessage]:
+        now_ns = self.mono_ns()
+        due_ns = core.next_control_ns(now_ns)
+        messages = core.take_control(now_ns, self.real_ns())
+        # A daemon asks for what is due, and for nothing else.
+        assert not messages or (due_ns is not None and due_ns <= now_ns)
+        return messages
+
     def pump(self) -> None:
         """Carry out what the core wants."""
         core = self.core
@@ -374,7 +382,7 @@ class SimNode:
         self.kept_seed = core.take_priority_seed() or self.kept_seed
         self._look_for_recent(core)
         if self.control is not None:
-            for message in core.take_control(self.real_ns()):
+            for message in self._control_messages(core):
                 if not isinstance(message, ClockReply):
                     self.messages += 1
                 self._say(self.control, message)
@@ -384,13 +392,16 @@ class SimNode:
         elif self.slices is not None and now_ns > self._slices_used_ns + SLICES_IDLE_NS:
             self.slices.break_off(coordinator_notices_ns=self.slices.delay_ns())
         if self.slices is not None:
-            for chunk in core.take_chunks(now_ns):
+            due_ns = core.next_chunks_ns(now_ns)
+            chunks = core.take_chunks(now_ns)
+            assert not chunks or (due_ns is not None and due_ns <= now_ns)
+            for chunk in chunks:
                 self.report_bytes += len(chunk.data)
                 self.messages += 1
                 self.slices.send_up(chunk, len(chunk.data))
             # A length that chunks have passed is news for the other stream.
             if self.control is not None:
-                for message in core.take_control(self.real_ns()):
+                for message in self._control_messages(core):
                     self.messages += 1
                     self._say(self.control, message)
         usage = self.pool.store_usage()

@@ -652,7 +652,7 @@ def test_a_node_asked_for_a_trace_of_a_group_that_was_given_up_says_so() -> None
     core._abandon(group, unanswered=False, now_ns=sim.nodes["a"].mono_ns())
     real_ns = sim.nodes["a"].real_ns()
     core.on_control(Collect(group, (request.trace,)), sim.nodes["a"].mono_ns(), real_ns)
-    (answer,) = core.take_control(real_ns)
+    (answer,) = core.take_control(sim.nodes["a"].mono_ns(), real_ns)
     assert getattr(answer, "flags", None) == SliceFlags.ABANDONED
 
 

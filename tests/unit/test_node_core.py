@@ -125,7 +125,11 @@ class Node:
         self.core.on_slice_reply(SliceReply((), credit_bytes), self.now_ns)
 
     def take(self) -> list[NodeMessage]:
-        return self.core.take_control(self.now_ns + REAL_NS)
+        due_ns = self.core.next_control_ns(self.now_ns)
+        messages = self.core.take_control(self.now_ns, self.now_ns + REAL_NS)
+        # Nobody asks for what is not due.
+        assert not messages or (due_ns is not None and due_ns <= self.now_ns)
+        return messages
 
     def hear(self, message: object) -> list[NodeMessage]:
         self.core.on_control(message, self.now_ns, self.now_ns + REAL_NS)  # type: ignore[arg-type]
@@ -134,7 +138,10 @@ class Node:
     def report(self) -> dict[int, int]:
         """Bytes in the chunks that may go now, by trace number, in their order."""
         sent: dict[int, int] = {}
-        for chunk in self.core.take_chunks(self.now_ns):
+        due_ns = self.core.next_chunks_ns(self.now_ns)
+        chunks = self.core.take_chunks(self.now_ns)
+        assert not chunks or (due_ns is not None and due_ns <= self.now_ns)
+        for chunk in chunks:
             number = int.from_bytes(chunk.trace, "big")
             sent[number] = sent.get(number, 0) + len(chunk.data)
         return sent

@@ -85,7 +85,7 @@ def test_a_node_answers_the_last_question_on_the_stream_that_it_came_on() -> Non
     def connect() -> None:
         core.on_control_connected(0, ())
         core.on_control(Welcome(1, AGREED), 0, REAL_NS)
-        core.take_control(REAL_NS)
+        core.take_control(0, REAL_NS)
 
     connect()
     core.on_control(StatusQuestion(7), 0, REAL_NS)
@@ -93,13 +93,13 @@ def test_a_node_answers_the_last_question_on_the_stream_that_it_came_on() -> Non
     assert core.take_status_question() == 8
     assert core.take_status_question() is None
     core.on_status(8, "{}")
-    assert core.take_control(REAL_NS) == [NodeReport(8, "{}")]
-    assert core.take_control(REAL_NS) == []
+    assert core.take_control(0, REAL_NS) == [NodeReport(8, "{}")]
+    assert core.take_control(0, REAL_NS) == []
     # What was not said on one stream is of no use on the next.
     core.on_status(9, "{}")
     core.on_control_lost(0)
     connect()
-    assert core.take_control(REAL_NS) == []
+    assert core.take_control(0, REAL_NS) == []
 
 
 def test_what_is_too_long_for_a_message_lacks_its_longest_sections() -> None:

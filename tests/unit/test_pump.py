@@ -7,12 +7,15 @@ import asyncio
 import os
 import subprocess
 import sys
+import threading
+from itertools import pairwise
 
 import pytest
 
 from appliance.core.dataplane import DataPlaneEvent, LocalTrigger
 from appliance.native import NativeDataPlane
 from appliance.pump import Pump
+from protocol.messages import Group
 from tests.unit.test_native import MONOTONIC, SMALL, TRACE, fire, trigger_waits
 
 FAILS = """
@@ -57,22 +60,31 @@ def test_what_the_loop_did_not_take_is_taken_at_the_end() -> None:
     assert len(taken) == 1
 
 
-def test_it_looks_often_after_a_trigger_and_then_less_and_less() -> None:
+@pytest.mark.parametrize(("has_open", "first_ms", "polls"), [(True, 20, 23), (False, 100, 16)])
+def test_it_looks_often_after_a_trigger_and_then_less_and_less(
+    has_open: bool, first_ms: int, polls: int
+) -> None:
     ms = 1_000_000
 
     async def run() -> None:
-        with NativeDataPlane(SMALL, MONOTONIC) as here:
-            pump = Pump(here, lambda _: None)
-            begun_ns = 1000 * ms
+        with NativeDataPlane(SMALL, MONOTONIC) as here, Pump(here, lambda _: None) as pump:
+            here.collect(TRACE, Group("slow", TRACE), here.now_ns())
+            pump.has_open = has_open
+            # As it is where it works: the thread has looked, and knows that there is something.
+            looked = threading.Event()
+            pump.give_sign(looked.set)
+            await asyncio.to_thread(looked.wait)
+            begun_ns = 10_000 * ms
             pump.lively(begun_ns)
-            at_ns, polls = begun_ns, 0
-            while pump._timeout_ns(at_ns) <= 100 * ms:
-                at_ns += pump._timeout_ns(at_ns)
-                polls += 1
-                # What is written soon after is soon seen.
-                assert polls != 4 or at_ns == begun_ns + 80 * ms
-            assert at_ns - begun_ns >= 1000 * ms
-            assert polls < 20
+            looks_ns = [begun_ns]
+            while (wait_ns := pump._timeout_ns(looks_ns[-1])) < 1000 * ms:
+                looks_ns.append(looks_ns[-1] + wait_ns)
+            assert looks_ns[1:4] == [begun_ns + i * first_ms * ms for i in (1, 2, 3)]
+            # What is written soon after is soon seen, and later no later than a quarter of that time.
+            for before, after in pairwise(looks_ns):
+                assert after - before <= max(first_ms * ms, (before - begun_ns) / 4)
+            assert len(looks_ns) == polls
+            assert pump._timeout_ns(looks_ns[-1] + 3600 * 1000 * ms) == 1000 * ms
 
     asyncio.run(run())
 

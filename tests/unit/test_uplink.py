@@ -29,6 +29,7 @@ from protocol.messages import (
     NodeMessage,
     Refused,
     SliceAck,
+    SliceChunk,
     SliceReply,
     TraceId,
     TriggerFired,
@@ -548,6 +549,42 @@ def test_a_node_registers_the_addresses_that_it_has_when_it_connects(
         addresses = ((), (), ("10.0.0.7",), ("10.0.0.8",), ())
         assert said == [Hello("n", 7, had, software=VERSION) for had in addresses]
         assert sum("set `addresses`, or" in line for line in log) == 1
+
+    asyncio.run(run())
+
+
+def test_who_has_nothing_to_send_is_not_asked_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    take_control, take_chunks = NodeCore.take_control, NodeCore.take_chunks
+
+    def control(core: NodeCore, now_ns: int, realtime_ns: int) -> list[NodeMessage]:
+        asked.append("control")
+        return take_control(core, now_ns, realtime_ns)
+
+    def chunks(core: NodeCore, now_ns: int) -> list[SliceChunk]:
+        asked.append("chunks")
+        return take_chunks(core, now_ns)
+
+    monkeypatch.setattr(NodeCore, "take_control", control)
+    monkeypatch.setattr(NodeCore, "take_chunks", chunks)
+
+    async def run() -> None:
+        endpoint, coordinator = f"127.0.0.1:{free_port()}", Coordinator()
+        async with (
+            serving(endpoint, coordinator.control, coordinator.slices),
+            Node(endpoint) as node,
+        ):
+            node.fire(1)
+            coordinator.acks.put_nowait(await coordinator.chunks.get())
+            await node.until(lambda: not node.core.wants_slices_connection())
+            asked.clear()
+            for _ in range(100):
+                node.uplink.poke()
+                await asyncio.sleep(0)
+            assert asked == []
+            node.fire(2)
+            assert (await coordinator.chunks.get()).trace == trace(2)
+            assert {*asked} == {"control", "chunks"}
 
     asyncio.run(run())
 
