@@ -28,7 +28,7 @@ LINT_STAMP := $(LINT)/.stamp
 .PHONY: help setup build deb rpm oci cluster test-packages build-asan build-tsan build-arm64 test test-all test-newest \
 	test-c test-python test-weak test-arm64 test-kernels test-fuzz fuzz-coverage fuzz-keep fuzz-python fuzz-python-coverage lint \
 	lint-ruff lint-mypy lint-shell lint-clang-format lint-clang-tidy format \
-	pythonpath demo demo-probes replay hostile hostile-peers mutants bench-native bench-http bench-plots bench-otel bench-probes bench-idle bench-decode bench-control bench-shop clean
+	pythonpath demo demo-probes replay hostile hostile-peers mutants bench-native bench-http bench-plots bench-otel bench-probes bench-idle bench-decode bench-control bench-nodes bench-floor bench-shop clean
 
 help:
 	@echo 'sudo make setup       install the Debian packages that are missing'
@@ -58,6 +58,8 @@ help:
 	@echo '     make lint        style, types and static analysis of all sources'
 	@echo '     make format      rewrite the sources in the style that lint wants'
 	@echo '     make bench-control  measure the coordinator under a fleet of nodes (BASE=COMMIT: both in turn; ONLY= NODES= QUICK=1)'
+	@echo 'sudo make bench-nodes  measure three nodes under an ordinary load (BASE=COMMIT: both in turn; ROUNDS= LOAD_S=)'
+	@echo '     make bench-floor  measure the memory that Python and its libraries take of each daemon, import by import'
 	@echo 'sudo make bench-shop  measure what watching a shop costs, beside a Collector with tail sampling (ROUNDS= LOAD_S= QUICK=1)'
 	@echo '     make bench-native  measure the data path; results in build/bench/ (BASE=COMMIT: both in turn)'
 	@echo '     make bench-http  measure two services that call each other over HTTP, traced and not'
@@ -313,6 +315,14 @@ bench-decode: build
 # The coordinator under a fleet of nodes (BASE=COMMIT ONLY= NODES= ROUNDS= QUICK=1).
 bench-control: build
 	scripts/with-tmp $(PYTHON) -m bench.control
+
+# Three nodes under an ordinary load (BASE=COMMIT ROUNDS= LOAD_S= PER_S= WRONG_EVERY= SPANS=).
+bench-nodes: build
+	scripts/with-tmp $(PYTHON) -m bench.nodes
+
+# What Python and its libraries take before the daemons do anything.
+bench-floor: build
+	scripts/with-tmp $(PYTHON) -m bench.floor
 
 # Beside an OpenTelemetry Collector, which is built by Go (ROUNDS= LOAD_S= QUICK=1).
 bench-shop: build

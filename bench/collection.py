@@ -25,7 +25,7 @@ class Collection:
     verdict: str
 
 
-class _Program:
+class Program:
     """One of this package's programs on a host, and the pipes by which it is told what to do."""
 
     def __init__(
@@ -60,10 +60,24 @@ class _Program:
         self._process.communicate()
 
 
+@contextlib.contextmanager
+def services_on(daemons: Sequence[Node]) -> Iterator[list[Program]]:
+    """A service beside each node, attached to it: they call each other in a row."""
+    with contextlib.ExitStack() as stack:
+        services = []
+        for daemon in daemons:
+            service = Program(daemon.host, "chain", str(_PORT), daemon.client_environment())
+            stack.callback(service.close)
+            services.append(service)
+        for service in services:
+            service.answer()
+        yield services
+
+
 class Chain:
     """Services on hosts of their own that call each other in a row, and who waits for traces."""
 
-    def __init__(self, services: Sequence[_Program], watch: _Program) -> None:
+    def __init__(self, services: Sequence[Program], watch: Program) -> None:
         self._services = services
         self._watch = watch
 
@@ -93,14 +107,6 @@ def chain(directory: Path, nodes: int) -> Iterator[Chain]:
             for i in range(nodes)
         ]
         stack.enter_context(started([coordinator, *daemons]))
-        watch = _Program(coordinator.host, "watch", coordinator.endpoint)
+        watch = Program(coordinator.host, "watch", coordinator.endpoint)
         stack.callback(watch.close)
-        services = []
-        for daemon in daemons:
-            environment = daemon.client_environment()
-            service = _Program(daemon.host, "chain", str(_PORT), environment)
-            stack.callback(service.close)
-            services.append(service)
-        for service in services:
-            service.answer()
-        yield Chain(services, watch)
+        yield Chain(stack.enter_context(services_on(daemons)), watch)
