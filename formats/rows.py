@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from backsight_decode_native import ffi, lib
@@ -18,6 +17,7 @@ from formats.slices import check
 from formats.spans import text_of
 from formats.stamped import StampedSlice
 from formats.tags import KINDS
+from protocol.values import dataclass
 
 TAG_BYTES = 5
 """Half of what the index takes. A search over a million spans with 20 tags each finds one wrongly in

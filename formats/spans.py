@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from typing import Any
 
@@ -36,6 +36,7 @@ from formats.records import (
 from formats.slices import ClockPairs, Handle, Process, Record, SliceInfo, check, record_of
 from protocol.kernel_events import KernelEvent
 from protocol.messages import TraceId
+from protocol.values import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ and stand nowhere else:
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import Protocol
 
@@ -34,6 +34,7 @@ from formats.otlp import NodeSpans
 from formats.records import Attributes, AttributeValue
 from formats.spans import About, SliceContent, Span, read_slice
 from protocol.messages import Group, Source, TraceId, TriggerFired
+from protocol.values import dataclass
 
 TRIGGER = "backsight.trigger"
 TRIGGER_WHY = "backsight.trigger_why"

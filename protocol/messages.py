@@ -9,9 +9,10 @@ way, so a core only ever meets valid ones.
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import NamedTuple, NewType, TypeAlias
 
+from protocol.values import dataclass
 from protocol.versions import OURS, Agreed, Versions
 
 TraceId = NewType("TraceId", bytes)

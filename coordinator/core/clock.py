@@ -16,9 +16,9 @@ advantage.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
 
 from protocol.messages import CLOCK_STEP_NS
+from protocol.values import dataclass
 
 SAMPLES = 8  # as NTP's clock filter keeps
 DRIFT_PPM = 15  # NTP's assumption on how clocks drift apart

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from coordinator.core.config import CoordinatorConfig
 from coordinator.core.records import StoredTrace
@@ -13,6 +12,7 @@ from coordinator.core.trace import DOUBTS
 from coordinator.core.verdict import HEALABLE, UNJUDGED, ReasonKind, Verdict
 from protocol.hashing import node_id
 from protocol.messages import NodeId, SliceFlags, SliceStatus, TraceId
+from protocol.values import dataclass
 
 
 @dataclass(frozen=True, slots=True)

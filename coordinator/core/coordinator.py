@@ -691,6 +691,8 @@ class CoordinatorCore:
 
     def _settle(self) -> None:
         """What waited for durability, and need not any more."""
+        if not self._outbox.has_settled:
+            return  # as after most messages
         for effect in self._outbox.settle():
             match effect:
                 case Say():

@@ -179,7 +179,7 @@ class Lifecycle:
         if trace.is_settled:
             self._move(trace, TraceState.OPEN)
             trace.provisional_at_ns = now_ns + self._config.provisional_ns
-        self._memory.restate(trace)
+            self._memory.restate(trace)
         trace.last_news_ns = now_ns
         self.traces.move_to_end(trace.id)
         self._timers.set_earlier(trace.id, now_ns + self._quiet_ns(trace))
@@ -460,10 +460,11 @@ class Lifecycle:
         # Also of one that was given up: they were told to drop its groups, but may hold it for one
         # that nobody here knows, of before a restart.
         effect = Closed(trace.id, tuple(trace.parts), self._closings, of_no_use)
+        trace.slices = {node: self.slice_of(trace, part) for node, part in trace.parts.items()}
         least = tuple(
-            (self._nodes.name_of(part.node), self.slice_of(trace, part).least)
-            for part in trace.parts.values()
-            if part.received
+            (self._nodes.name_of(node), known.least)
+            for node, known in trace.slices.items()
+            if known.length
         )
         self._outbox.write(PutReleased(trace.id, released=True, least=least), effect)
 
@@ -488,11 +489,7 @@ class Lifecycle:
         """Only its outcome stays in memory."""
         self.closed.remember(
             trace.id,
-            Outcome(
-                {part.node: self.slice_of(trace, part) for part in trace.parts.values()},
-                trace.verdict,
-                trace.stored_bytes,
-            ),
+            Outcome(trace.slices, trace.verdict, trace.stored_bytes),
         )
         self._traversal.remove(trace)
         self._timers.cancel(trace.id)

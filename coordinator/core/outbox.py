@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TypeAlias
 
 from coordinator.core.records import Record, Write
@@ -26,6 +26,7 @@ from protocol.messages import (
     TraceId,
     TriggerAck,
 )
+from protocol.values import dataclass
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +126,11 @@ class Outbox:
     @property
     def waiting_effects(self) -> int:
         return len(self._effects)
+
+    @property
+    def has_settled(self) -> bool:
+        """Whether settle() has anything to give."""
+        return bool(self._effects) and self._effects[0][0] <= self._durable
 
     def settle(self) -> Iterator[Effect]:
         """The effects of what is durable, in order."""

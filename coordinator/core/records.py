@@ -22,12 +22,13 @@ all is durable, so the store may batch them as it likes but not reorder them.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TypeAlias
 
 from coordinator.core.clock import ClockOffset
 from coordinator.core.verdict import Verdict
 from protocol.messages import Group, SliceStatus, TraceId, TriggerFired
+from protocol.values import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,11 +29,15 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from coordinator.core.evidence import Evidence
 from coordinator.core.groups import GroupState
 from coordinator.core.verdict import Reason, Verdict
 from protocol.messages import Group, NodeId, SliceFlags, SliceStatus, TraceId
+
+if TYPE_CHECKING:
+    from coordinator.core.closed import ClosedSlice
 
 DOUBTS = SliceFlags.LOSSY | SliceFlags.MAYBE_LOSSY | SliceFlags.CORRUPT
 """What a node may come to know of a trace at any time, though its slice was whole here."""
@@ -169,6 +173,8 @@ class Trace:
     may_heal: bool = False
     charged_to: GroupState | None = None
     charged_items: int = 0
+    slices: dict[NodeId, ClosedSlice] = field(default_factory=dict)
+    """As they were when it was released; nothing came since."""
     counted: tuple[int, int] = (1, 1)
     """What it adds to ``unsettled`` and ``pending`` of its groups."""
 

@@ -52,13 +52,14 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from coordinator.core.evidence import Finding, FindingKind
 from coordinator.core.nodes import Nodes
 from protocol.hashing import address_id
 from protocol.messages import NodeId, SliceFlags
+from protocol.values import dataclass
 from protocol.verdicts import VerdictKind
 
 if TYPE_CHECKING:

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from formats.rows import rows_of
 from formats.stamped import StampedTrace
 from protocol.messages import TraceId
+from protocol.values import dataclass
 
 SPANS_MAX = 20_000
 """Of one trace that can be found; the others are in it all the same."""

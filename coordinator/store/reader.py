@@ -8,7 +8,7 @@ import dataclasses
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -32,6 +32,7 @@ from coordinator.store.rows import (
 )
 from coordinator.store.schema import EXPORTED_BEFORE, WAITED_BEFORE, connect
 from protocol.messages import TraceId
+from protocol.values import dataclass
 
 # Of one trace, that a query shows. Any number may be stored: a faulty rule can
 # fire for one trace without end, and a person reads the first.

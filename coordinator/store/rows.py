@@ -10,7 +10,7 @@ import json
 import sqlite3
 import zlib
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import zstandard
 
@@ -34,6 +34,7 @@ from protocol.messages import (
     TraceId,
     TriggerFired,
 )
+from protocol.values import dataclass
 from protocol.verdicts import VerdictKind
 
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"

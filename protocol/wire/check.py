@@ -41,6 +41,7 @@ warnings.filterwarnings("ignore", message="Unexpected end-group tag", category=R
 UINT32_MAX = (1 << 32) - 1
 UINT64_MAX = (1 << 64) - 1
 _TRACE_ID_BYTES = 16
+_NO_TRACE = bytes(_TRACE_ID_BYTES)
 _TRIGGER_NAME = re.compile(rf"[a-z0-9_.-]{{1,{TRIGGER_NAME_BYTES_MAX}}}")
 _NODE_NAME = re.compile(rf"[A-Za-z0-9_.-]{{1,{NODE_NAME_BYTES_MAX}}}")
 _CONTROL_CHARACTER = re.compile(r"[\x00-\x1f\x7f]")
@@ -95,7 +96,7 @@ def trace(field: str, value: bytes) -> TraceId:
     """16 bytes, not all of them zero."""
     if len(value) != _TRACE_ID_BYTES:
         raise WireError(field, f"{len(value)} bytes; a trace id has {_TRACE_ID_BYTES}")
-    if not any(value):
+    if value == _NO_TRACE:
         raise WireError(field, "all zero, which means no trace")
     return TraceId(value)
 
