@@ -26,7 +26,6 @@ from coordinator.core.records import AppendSlice
 from coordinator.core.trace import STAYING, Part, Trace
 from protocol.messages import SliceChunk, SliceFlags, SliceStatus
 
-
 OF_ONE_STORE = 1 << 32
 """Epochs that are closer to each other are of one report store: each begins at a random one of 62
 bits (first_slice_epoch() in native/src/node/store.c)."""

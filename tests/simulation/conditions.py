@@ -164,6 +164,7 @@ _ALL: dict[str, Callable[[Simulator, random.Random, float], None]] = {
     "refusals": _configured,
 }
 
+
 def _snapshots(sim: Simulator, rng: random.Random, busy_s: float) -> None:
     for number in range(rng.randint(1, 2)):
         bytes_max = rng.choice((1, 20_000, ALL_BYTES))

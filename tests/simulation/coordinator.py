@@ -35,7 +35,6 @@ from tests.simulation.oracle.snapshots import SnapshotRecord
 from tests.simulation.store import MemoryStore
 from tests.simulation.stream import Stream
 
-
 ANY_AGE_NS = 3600 * S
 """Longer than anything runs: a snapshot has all that is in the pools."""
 

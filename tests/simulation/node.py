@@ -30,8 +30,8 @@ from protocol.versions import OURS, Feature, Versions
 from tests.simulation.network import EPOCH_NS, MS, Link, Log, S, Scheduler
 from tests.simulation.oracle.choices import watch_node
 from tests.simulation.oracle.limits import watch_limits
-from tests.simulation.oracle.snapshots import SnapshotRecord, watch_snapshots
 from tests.simulation.oracle.record import WatchedPool, World
+from tests.simulation.oracle.snapshots import SnapshotRecord, watch_snapshots
 from tests.simulation.pool import ClientModel, Handle, PoolConfig, PoolModel
 from tests.simulation.stream import Stream
 

@@ -13,4 +13,13 @@ from tests.simulation.oracle.limits import watch_limits
 from tests.simulation.oracle.oracle import Oracle, OracleError, Tally
 from tests.simulation.oracle.record import Fired, World
 
-__all__ = ["Fired", "Oracle", "OracleError", "Tally", "World", "watch_coordinator", "watch_limits", "watch_node"]
+__all__ = [
+    "Fired",
+    "Oracle",
+    "OracleError",
+    "Tally",
+    "World",
+    "watch_coordinator",
+    "watch_limits",
+    "watch_node",
+]
