@@ -137,7 +137,8 @@ def fifths(outcome: Outcome, trigger: str) -> list[float]:
 def check_priorities(outcome: Outcome, bottlenecks: int) -> None:
     """The same traces are kept everywhere: those of the highest priority.
 
-    ``bottlenecks``: how many nodes at least gave up anything by themselves.
+    ``bottlenecks``: how many nodes at least gave up anything by themselves. Who has least to do may find
+    that others gave up what it would have.
     """
     kept = fifths(outcome, "tF")
     assert kept[0] >= 0.9, kept
@@ -163,7 +164,7 @@ def test_triggers_share_what_there_is_by_their_weights() -> None:
     policies = {"tW": TriggerPolicy(weight=4.0)}
     outcome = overload(ALL_ARE_TOO_MUCH, {"tW": 0.45, "tF": 0.45}, policies)
     assert 3 <= outcome.reported["tW"] / outcome.reported["tF"] <= 5
-    check_priorities(outcome, SERVICES)
+    check_priorities(outcome, SERVICES - 2)
 
 
 @pytest.mark.slow
@@ -181,4 +182,4 @@ def test_the_share_of_each_trigger_at_each_rate(rate: int, least: Mapping[str, f
     for trigger, share in least.items():
         assert outcome.coherent(outcome.fired[trigger]) >= share, trigger
     if rate != ALL_FITS:
-        check_priorities(outcome, SERVICES if rate == ALL_ARE_TOO_MUCH else SERVICES // 2)
+        check_priorities(outcome, SERVICES - 2 if rate == ALL_ARE_TOO_MUCH else SERVICES // 2)

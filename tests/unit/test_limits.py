@@ -39,6 +39,7 @@ def taken_bytes(act: Callable[[], object]) -> int:
 def forget_what_tests_keep(harness: Harness) -> None:
     harness.verdicts.clear()
     harness.said.clear()
+    harness.sent.clear()
     harness.replied.clear()
     harness._asked.clear()
     harness.store.traces.clear()

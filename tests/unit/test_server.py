@@ -526,9 +526,11 @@ def test_a_snapshot_ends_though_something_is_always_on_its_way_to_the_disk(
     submit = Store.submit
     held: list[Write] = []
 
-    def submit_all_but_the_last(store: Store, writes: Sequence[Write]) -> None:
+    def submit_all_but_the_last(
+        store: Store, writes: Sequence[Write], *, may_wait: bool = False
+    ) -> None:
         held.extend(writes)
-        submit(store, held[:-1])
+        submit(store, held[:-1], may_wait=may_wait)
         del held[:-1]
 
     async def fire_for_ever(node: grpc.aio.StreamStreamCall[bytes, bytes]) -> None:
