@@ -108,6 +108,7 @@ class SimCoordinator:
             self.store.recalled,
         )
         watch_coordinator(self.world, self.core)
+        self.world.coordinator_began(put.node for put in nodes)
         self.log("coordinator", f"starts with {len(traces)} traces")
         self._waiting.clear()
         self._recover(self.core)

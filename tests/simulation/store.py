@@ -46,6 +46,8 @@ class KeptTrace:
     verdict: Verdict | None = None
     released: bool = False
     first_released_ns: int | None = None
+    released_ns: int = -1
+    """When it was closed last; -1: never."""
 
 
 class MemoryStore:
@@ -62,6 +64,8 @@ class MemoryStore:
     ) -> None:
         self.nodes: dict[str, PutNode] = {}
         self.triggers: dict[tuple[Group, str], PutTrigger] = {}
+        self.fired_ns: dict[tuple[Group, str], int] = {}
+        """When it was told last that one fired."""
         self.abandoned: dict[Group, PutAbandoned] = {}
         self.traces: dict[TraceId, KeptTrace] = {}
         self.undurable_bytes = 0
@@ -132,6 +136,7 @@ class MemoryStore:
                 del self.nodes[record.node]
             case PutTrigger():
                 self.triggers[record.fired.group, record.node] = record
+                self.fired_ns[record.fired.group, record.node] = now_ns
                 for member in (record.fired.group.primary, *record.fired.laterals):
                     self._trace(member)
             case PutAbandoned():
@@ -168,6 +173,8 @@ class MemoryStore:
                 trace.released = record.released
                 for node, least in record.least:
                     self._slice(record.trace, node).least = least
+                if record.released:
+                    trace.released_ns = now_ns
                 if trace.first_released_ns is None:
                     trace.first_released_ns = now_ns
             case _:

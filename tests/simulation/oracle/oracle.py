@@ -274,9 +274,6 @@ class Oracle:
             if node.core is None:
                 continue
             for found in node.pool.slices():
-                kept = sim.coordinator.store.traces.get(found.trace)
-                if kept is not None and kept.first_released_ns is not None:
-                    continue  # nobody knows any more which groups it had
                 groups = sim.world.groups_of(found.trace)
                 left = found.bytes - found.trimmed_bytes
                 if left and groups and all(group in given_up for group in groups):

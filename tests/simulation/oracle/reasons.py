@@ -54,6 +54,10 @@ NEVER = {
 """Nothing in a simulated world makes any of these true."""
 
 
+NOT_ALL_HERE = {ReasonKind.BYTES_MISSING, ReasonKind.RESTARTED, ReasonKind.LATE}
+"""With one of these, bytes of a slice may not be here, or were not read."""
+
+
 def untrue(sim: Simulator, trace: TraceId, verdict: Verdict) -> Iterator[str]:
     """What a verdict says that is not so, in words. It is the one that was just made durable."""
     verdict = _by_name(sim, verdict)
@@ -159,12 +163,9 @@ def _untrue(sim: Simulator, trace: TraceId, reason: Reason, verdict: Verdict) ->
         gave = any("" in by for by in sim.world.given_up.values())
         return "" if gave else "the coordinator gave up nothing"
     if node not in sim.nodes:
-        # Of a crumb in a status only the bytes tell that it is an address.
-        addresses = {NOBODYS, *(address for at in sim.nodes.values() for address in at.addresses)}
-        # And a coordinator that begins anew knows no node that it has not heard since, nor stored.
-        known = {*map(address_id, addresses), *map(node_id, sim.nodes)}
-        is_known = node in {f"#{identity:016x}" for identity in known}
-        return "" if kind is ReasonKind.UNKNOWN_NODE and is_known else "there is no such node"
+        if kind is not ReasonKind.UNKNOWN_NODE:
+            return "there is no such node"
+        return _untrue_unknown(sim, trace, node, verdict)
     at = sim.nodes[node]
     stored = sim.coordinator.store.traces[trace].slices.get(node)
     status = stored.status if stored is not None else None
@@ -188,8 +189,7 @@ def _untrue(sim: Simulator, trace: TraceId, reason: Reason, verdict: Verdict) ->
             if verdict.kind is not VerdictKind.PROVISIONAL:
                 return "the verdict is not provisional"
         case ReasonKind.BYTES_MISSING:
-            closed = sim.coordinator.store.traces[trace].first_released_ns is not None
-            if status is not None and status.bytes <= length and not closed:
+            if status is not None and status.bytes <= length:
                 return f"{length} bytes are here, and it said {status.bytes}"
         case ReasonKind.STILL_WRITTEN:
             if status is None or not status.open_handles:
@@ -222,14 +222,31 @@ def _untrue(sim: Simulator, trace: TraceId, reason: Reason, verdict: Verdict) ->
     return ""
 
 
-def _untrue_no_trigger(sim: Simulator, trace: TraceId) -> str:
-    """What was closed has lost its triggers: nobody can be asked for it any more."""
-    if sim.coordinator.store.traces[trace].first_released_ns is not None:
+def _untrue_unknown(sim: Simulator, trace: TraceId, called: str, verdict: Verdict) -> str:
+    """A node that a crumb named, and that the coordinator does not know; by its id."""
+    for name in sim.nodes:
+        if called == f"#{node_id(name):016x}":
+            # One that begins anew knows nobody whom it has not heard since, nor stored.
+            known = sim.world.is_known(name, sim.world.judged_ns[trace, verdict.version])
+            return f"{name} had been there" if known else ""
+    addresses = {NOBODYS, *(address for at in sim.nodes.values() for address in at.addresses)}
+    if called not in {f"#{address_id(address):016x}" for address in addresses}:
+        return "there is no such node"
+    # Of a crumb in a status only the bytes tell that it is an address.
+    kinds = {reason.kind for reason in verdict.reasons}
+    if verdict.kind is VerdictKind.PROVISIONAL or kinds & NOT_ALL_HERE:
         return ""
-    for put in sim.coordinator.store.triggers.values():
-        given_up = put.fired.group in sim.coordinator.store.abandoned
-        if trace in (put.fired.group.primary, *put.fired.laterals) and not given_up:
-            return f"{put.node} told of {put.fired.group.trigger}"
+    return "it is an address, as bytes say that are here"
+
+
+def _untrue_no_trigger(sim: Simulator, trace: TraceId) -> str:
+    """What was closed has lost its triggers, and was not fired since."""
+    store = sim.coordinator.store
+    closed_ns = store.traces[trace].released_ns
+    for (group, node), put in store.triggers.items():
+        named = trace in (group.primary, *put.fired.laterals)
+        if named and group not in store.abandoned and store.fired_ns[group, node] > closed_ns:
+            return f"{node} told of {group.trigger}"
     return ""
 
 

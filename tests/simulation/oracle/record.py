@@ -78,6 +78,10 @@ class World:
     connected: dict[str, int] = field(default_factory=dict)
     """Which nodes the coordinator hears, on which stream."""
     came_and_went: dict[str, list[tuple[int, bool]]] = field(default_factory=dict)
+    began_ns: int = 0
+    """When the coordinator began that is there now."""
+    known_nodes: frozenset[str] = frozenset()
+    """Which nodes were in its store then."""
     judged_ns: dict[tuple[TraceId, int], int] = field(default_factory=dict)
     """When a verdict was made, by trace and version."""
     closed_alone: set[TraceId] = field(default_factory=set)
@@ -130,6 +134,17 @@ class World:
         self.stores_lost_ns.setdefault(node, []).append(self.scheduler.now_ns)
         for trace in traces:
             self.lost_slices[node, trace] = self.scheduler.now_ns
+
+    def coordinator_began(self, nodes: Iterable[str]) -> None:
+        self.began_ns = self.scheduler.now_ns
+        self.known_nodes = frozenset(nodes)
+
+    def is_known(self, node: str, at_ns: int) -> bool:
+        """Whether the coordinator that is there had heard of the node by then, or its predecessor."""
+        return node in self.known_nodes or any(
+            comes and self.began_ns <= time_ns < at_ns
+            for time_ns, comes in self.came_and_went.get(node, ())
+        )
 
     def node_connected(self, node: str, stream: int) -> None:
         if node not in self.connected:
