@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from protocol.messages import Hello, SliceReply
+from protocol.messages import Hello, SliceReply, Snapshot
 from tests.simulation.network import Direction
 
 if TYPE_CHECKING:
@@ -46,7 +46,8 @@ class Stream:
         if self.node.duplicate and isinstance(message, SliceReply):
             # Credit adds up: it is no fact that may be repeated.
             self.down.send(replace(message, credit_bytes=0), self.delay_ns())
-        elif self.node.duplicate:
+        elif self.node.duplicate and not isinstance(message, Snapshot):
+            # So does what a node may take of a snapshot.
             self.down.send(message, self.delay_ns())
         self.down.send(message, self.delay_ns() + self.node.link.slow_ns)
 

@@ -273,7 +273,12 @@ class Oracle:
         for node in sim.nodes.values():
             if node.core is None:
                 continue
+            late = sim.world.may_be_late(node.name, sim.scheduler.now_ns)
             for found in node.pool.slices():
+                kept = sim.coordinator.store.traces.get(found.trace)
+                if late and kept is not None and kept.first_released_ns is not None:
+                    # Who was away then is told to forget the trace, and sends it off at its rate.
+                    continue
                 groups = sim.world.groups_of(found.trace)
                 left = found.bytes - found.trimmed_bytes
                 if left and groups and all(group in given_up for group in groups):
