@@ -61,7 +61,9 @@ class NodeConfig:
     ``groups_per_trace_max`` is how many triggers one trace is collected under, as primary
     or lateral: whatever happens to it concerns all of them.
     ``status_interval_ns`` is the least time between two statuses of a trace
-    that say no more than that it grew. ``software`` is which Backsight it is, for operators.
+    that say no more than that it grew. ``gather_ns`` is for how long bytes of a trace wait
+    for more while a process has it open: mostly that is a request which is about to
+    end, and all of it goes in one chunk then. ``software`` is which Backsight it is, for operators.
     """
 
     node: str
@@ -79,6 +81,7 @@ class NodeConfig:
     trigger_names_max: int = 256
     chunk_bytes: int = 64 << 10
     status_interval_ns: int = 50_000_000
+    gather_ns: int = 50_000_000
     software: str = ""
 
     def __post_init__(self) -> None:

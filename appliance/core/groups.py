@@ -27,6 +27,8 @@ class HeldTrace:
     that what is written later continues the slice instead of starting another
     under the same name. ``release_early``: it said so while bytes were not
     known to be durable. ``unsent`` and ``held``: whether its groups count it so.
+    ``ready_ns``: until then what is unsent waits for more, since a process has the trace
+    open; 0: it does not.
 
     Of a trace that the data plane still searches for there are no bytes yet, and no status.
     """
@@ -39,6 +41,7 @@ class HeldTrace:
     told: SliceStatus | None = None
     told_ns: int = 0
     charged_bytes: int = 0
+    ready_ns: int = 0
     unsent: bool = False
     held: bool = False
     released: bool = False
@@ -60,6 +63,10 @@ class HeldTrace:
     @property
     def unsent_bytes(self) -> int:
         return self.bytes - self.sent
+
+    def is_sendable(self, now_ns: int) -> bool:
+        """Whether there is something to send, that waits for nothing."""
+        return self.unsent_bytes > 0 and self.ready_ns <= now_ns
 
     @property
     def held_bytes(self) -> int:
@@ -88,7 +95,7 @@ class HeldGroup:
     last one counts, since a merge may have added laterals since.
     ``release_deferred``: the coordinator released a trace of it before it can
     have known of the group. ``unsent`` and ``held`` are how many of its traces have bytes
-    that were not sent, or are not durable elsewhere: a trace has many groups and a group many
+    that may be sent, or are not durable elsewhere: a trace has many groups and a group many
     traces, so they are counted and not looked for at each change.
     """
 

@@ -71,6 +71,7 @@ class Holdings:
         self._idle = IdleMarks()
         self._searching: set[TraceId] = set()
         self._open: set[TraceId] = set()
+        self._gathering: OrderedDict[TraceId, None] = OrderedDict()
         self._traceless: OrderedDict[Group, None] = OrderedDict()
         self._gone = Gone()
         self._has_collected = False
@@ -215,6 +216,7 @@ class Holdings:
     def sent(self, group: HeldGroup, trace: HeldTrace, count: int, now_ns: int) -> None:
         """Bytes of a trace went into a chunk, chosen for this group."""
         trace.sent += count
+        self._gather(trace, now_ns)
         self.reporter.sent(group, count, now_ns)
         self.count(group.group.trigger).reported_bytes += count
         self.reporter.refresh(trace, now_ns)
@@ -284,6 +286,20 @@ class Holdings:
     def next_expiry_ns(self) -> int | None:
         return self._idle.next_expiry_ns()
 
+    def end_waits(self, now_ns: int) -> None:
+        """What has waited for more until now goes as it is."""
+        while (held := self._longest_waiting()) is not None and held.ready_ns <= now_ns:
+            del self._gathering[held.trace]
+            self.reporter.refresh(held, now_ns)
+
+    def next_ready_ns(self) -> int | None:
+        """When end_waits() is to be called."""
+        held = self._longest_waiting()
+        return held.ready_ns if held is not None else None
+
+    def _longest_waiting(self) -> HeldTrace | None:
+        return self.traces[next(iter(self._gathering))] if self._gathering else None
+
     # ----------------------------------------------------------- inside
 
     def _marks_max(self) -> int:
@@ -331,7 +347,16 @@ class Holdings:
         self.reporter.uncharge(held)
         group.remove(held)
 
+    def _gather(self, held: HeldTrace, now_ns: int) -> None:
+        if not held.slice.open_handles or held.unsent_bytes == 0:
+            held.ready_ns = 0
+            self._gathering.pop(held.trace, None)
+        elif not held.ready_ns:
+            held.ready_ns = now_ns + self._config.gather_ns
+            self._gathering[held.trace] = None
+
     def _refresh(self, held: HeldTrace, now_ns: int) -> None:
+        self._gather(held, now_ns)
         self.reporter.refresh(held, now_ns)
         if held.searching:
             self._searching.add(held.trace)
@@ -376,6 +401,7 @@ class Holdings:
         self._idle.discard(held.trace)
         self._searching.discard(held.trace)
         self._open.discard(held.trace)
+        self._gathering.pop(held.trace, None)
         del self.traces[held.trace]
         (self._gone.abandoned if abandoned else self._gone.idle).append(held)
 

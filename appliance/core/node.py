@@ -324,6 +324,7 @@ class NodeCore:
     def on_tick(self, now_ns: int) -> None:
         """Time passed: see next_wakeup_ns."""
         self._now_ns = now_ns
+        self._holdings.end_waits(now_ns)
         self._relieve(now_ns)
         for name in self._holdings.forget_names(now_ns):
             self._admission.forget_name(name)
@@ -377,7 +378,10 @@ class NodeCore:
 
     def next_tick_ns(self) -> int | None:
         """When on_tick is to be called; it may be over."""
-        return earliest(self._holdings.next_expiry_ns(), self._relieve_at_ns)
+        return earliest(
+            self._holdings.next_ready_ns(),
+            earliest(self._holdings.next_expiry_ns(), self._relieve_at_ns),
+        )
 
     def next_control_ns(self, now_ns: int) -> int | None:
         """When take_control may have something without a new fact; now or earlier: now."""

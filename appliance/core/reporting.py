@@ -73,7 +73,7 @@ class Reporter:
     def refresh(self, trace: HeldTrace, now_ns: int) -> None:
         """Charge the trace's bytes to its first group, and place those for which it matters anew."""
         self.charge(trace, now_ns)
-        unsent, held = trace.unsent_bytes > 0, trace.held_bytes > 0
+        unsent, held = trace.is_sendable(now_ns), trace.held_bytes > 0
         more_unsent, more_held = unsent - trace.unsent, held - trace.held
         if not more_unsent and not more_held:
             return
@@ -166,7 +166,7 @@ class Reporter:
             return None
         queue = min(ready, key=lambda queue: (queue.clock, queue.name))
         group = queue.next_group()
-        trace = next(trace for trace in group.traces.values() if trace.unsent_bytes > 0)
+        trace = next(trace for trace in group.traces.values() if trace.unsent)
         return group, trace
 
     def sent(self, group: HeldGroup, count: int, now_ns: int) -> None:

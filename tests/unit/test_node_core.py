@@ -146,6 +146,11 @@ class Node:
             sent[number] = sent.get(number, 0) + len(chunk.data)
         return sent
 
+    def wait_for_more(self) -> None:
+        """Until what there is of traces that are open goes without the rest."""
+        self.now_ns += 50 * MS
+        self.core.on_tick(self.now_ns)
+
     def ack_all(self) -> None:
         acks = tuple(SliceAck(s.trace, s.bytes, s.epoch) for s in self.pool.slices())
         self.core.on_slice_reply(SliceReply(acks), self.now_ns)
@@ -501,6 +506,7 @@ def test_what_is_written_after_the_trigger_is_told_and_reported() -> None:
     node.fire(1)
     node.connect()
     node.connect_slices()
+    node.wait_for_more()
     first = node.report()[1]
     node.ack_all()
     node.pool.write(handle, 0, Breadcrumb(99, "n9"), node.now_ns)  # type: ignore[arg-type]
@@ -508,6 +514,7 @@ def test_what_is_written_after_the_trigger_is_told_and_reported() -> None:
     (status,) = node.take()
     assert isinstance(status, SliceStatus)
     assert status.crumbs == (99,) and status.open_handles == 1
+    node.wait_for_more()
     assert node.report()[1] == status.bytes - first
     node.pool.close(handle, 0)
     node.poll()
@@ -516,24 +523,69 @@ def test_what_is_written_after_the_trigger_is_told_and_reported() -> None:
 
 
 def test_growth_alone_is_told_when_the_rest_is_sent_and_not_too_often() -> None:
-    node = Node()
+    node = Node(NodeConfig("n1", status_interval_ns=S))
     handle = node.write(1, close=False)
     node.fire(1)
     node.connect()
+    told_ns = node.now_ns
     node.pool.write(handle, 0, Data(1, b"x"), node.now_ns)
     node.poll()
     assert node.take() == []  # the coordinator knows that more is to come
     node.connect_slices()
+    node.wait_for_more()
     node.report()
     assert node.core.next_wakeup_ns(node.now_ns) == node.now_ns
     assert node.take() == []
     due_ns = node.core.next_wakeup_ns(node.now_ns)
-    assert due_ns == node.now_ns + node.config.status_interval_ns
+    assert due_ns == told_ns + S
     node.now_ns = due_ns
     node.core.on_tick(node.now_ns)
     (status,) = node.take()
     assert isinstance(status, SliceStatus)
     assert node.take() == []
+
+
+def test_bytes_of_a_trace_that_is_open_wait_a_moment_for_the_rest() -> None:
+    node = Node()
+    handle = node.write(1, close=False)
+    node.write(2)
+    node.fire(1)
+    node.fire(2)
+    node.connect()
+    node.connect_slices()
+    # What is whole waits for nothing.
+    assert node.report().keys() == {2}
+    assert node.core.wants_slices_connection()
+    assert node.core.next_chunks_ns(node.now_ns) is None
+    node.pool.write(handle, 0, Data(1, bytes(100)), node.now_ns)
+    node.pool.close(handle, 0)
+    node.now_ns += 20 * MS
+    node.poll()
+    (whole,) = (s for s in node.pool.slices() if s.trace == trace(1))
+    assert node.report() == {1: whole.bytes}
+    # It is open for longer: what there is of it goes, and all that came meanwhile.
+    handle = node.write(3, close=False)
+    node.fire(3)
+    began_ns = node.now_ns
+    node.pool.write(handle, 0, Data(1, bytes(100)), node.now_ns)
+    node.now_ns += 49 * MS
+    node.poll()
+    assert node.report() == {}
+    node.take()
+    due_ns = node.core.next_wakeup_ns(node.now_ns)
+    assert due_ns == began_ns + 50 * MS
+    node.now_ns = due_ns
+    node.core.on_tick(node.now_ns)
+    (part,) = (s for s in node.pool.slices() if s.trace == trace(3))
+    assert node.report() == {3: part.bytes}
+    # And again, from when there was more of it.
+    node.now_ns += 1000 * MS
+    node.pool.write(handle, 0, Data(1, bytes(100)), node.now_ns)
+    node.poll()
+    assert node.report() == {}
+    node.core.on_tick(node.now_ns + 50 * MS)
+    node.now_ns += 50 * MS
+    assert node.report().keys() == {3}
 
 
 def test_a_new_stream_goes_on_from_what_is_durable() -> None:
@@ -989,6 +1041,7 @@ def test_while_a_trace_is_searched_for_nothing_of_it_is_said_or_sent() -> None:
     assert list(answers) == [trace(1), trace(2)]
     assert (answers[trace(1)].held, answers[trace(2)].held) == (True, False)
     assert answers[trace(1)].crumbs == (99,)
+    node.wait_for_more()
     assert node.report() == {1: answers[trace(1)].bytes}
     node.ack_all()
     assert node.core.unreported_groups == 0
@@ -1310,16 +1363,16 @@ def test_what_is_due_to_a_coordinator_that_does_not_read_goes_with_what_is_held(
 
 
 def test_lengths_that_were_to_be_told_later_go_with_their_traces() -> None:
-    node = Node()
+    node = Node(NodeConfig("n1", status_interval_ns=S))
     handle = node.write(1, close=False)
     node.fire(1)
     node.connect()
     node.connect_slices()
-    node.report()
-    for _ in range(2):
+    for _ in range(3):
+        node.wait_for_more()
+        node.report()
         node.pool.write(handle, 0, Data(1, bytes(50)), node.now_ns)
         node.poll()
-        node.report()
         node.take()
     assert due(node)["_statuses_later"] == 1
     node.core.on_control(Drop(Group("t", trace(1))), node.now_ns, node.now_ns + REAL_NS)

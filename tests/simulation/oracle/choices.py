@@ -79,18 +79,21 @@ def check_node_choice(node: SimNode, core: NodeCore, chosen: Group, now_ns: int)
 
 
 def check_next(node: SimNode, core: NodeCore, chosen: HeldGroup) -> None:
-    """A node is about to send bytes of a group."""
-    waiting = [
-        group
-        for group in core._holdings.groups.values()
-        if group.queue == chosen.queue and any(t.unsent_bytes > 0 for t in group.traces.values())
-    ]
-    rank = TraceHash(Domain.PRIORITY, node.priority_seed)
-    begun = [group for group in waiting if group.begun]
-    first = max(begun or waiting, key=lambda group: rank(group.group.primary))
-    assert rank(chosen.group.primary) == rank(first.group.primary), (
-        f"{node.name} sends of {chosen.group}, while {first.group} has a higher priority"
-    )
+    """A node is about to send bytes of a group.
+
+    What is open may wait for more of it, and what is not must not.
+    """
+    hash_of = TraceHash(Domain.PRIORITY, node.priority_seed)
+
+    def rank(group: HeldGroup) -> tuple[bool, int]:
+        return group.begun, hash_of(group.group.primary)
+
+    assert any(t.unsent_bytes > 0 for t in chosen.traces.values())
+    for group in core._holdings.groups.values():
+        if group.queue == chosen.queue and rank(group) > rank(chosen):
+            assert not any(
+                t.unsent_bytes > 0 and not t.slice.open_handles for t in group.traces.values()
+            ), f"{node.name} sends of {chosen.group}, while {group.group} has a higher priority"
 
 
 def watch_node(world: World, node: SimNode, core: NodeCore) -> None:
