@@ -12,7 +12,7 @@ import os
 import time
 from collections.abc import Collection, Iterator
 from types import TracebackType
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 from backsight_node_native import ffi, lib
 
@@ -59,6 +59,13 @@ _PEEK_BYTES_MAX = 256 << 20
 _ALL_FLAGS = sum(SliceFlags)
 
 
+class Polled(NamedTuple):
+    """What there is after a poll: events that wait, and traces that are triggered."""
+
+    has_events: bool
+    has_slices: bool
+
+
 class NativeDataPlane:
     """A node's pool and report store. Use as ``with``; see native/src/node.h.
 
@@ -93,6 +100,7 @@ class NativeDataPlane:
         self._node = node[0]
         self._ticks = ticks
         self._paired_ns = ffi.new("uint64_t *")
+        self._slices_polled = ffi.new("uint64_t *")
         self._peek_bytes_max = min(settings.trace_bytes_max, _PEEK_BYTES_MAX)
         self.clock_pair()
 
@@ -298,10 +306,10 @@ class NativeDataPlane:
         self.clock_pair_if_due(now_ns)
         return _check(lib.bsn_poll(self._node, now_ns), "a poll") > 0
 
-    def wait_and_poll(self, timeout_ns: int | None) -> bool:
+    def wait_and_poll(self, timeout_ns: int | None) -> Polled:
         """Sleep until there may be work, wake() or the timeout; then what poll() does.
 
-        None: no timeout. Between the two no other thread of Python is waited for.
+        None: no timeout. Between the two no other thread of Python is waited for. For one thread.
         """
         found = lib.wait_and_poll(
             self._node,
@@ -309,8 +317,9 @@ class NativeDataPlane:
             self._ticks.is_counter,
             _PAIR_INTERVAL_NS,
             self._paired_ns,
+            self._slices_polled,
         )
-        return _check(found, "a poll") > 0
+        return Polled(_check(found, "a poll") > 0, self._slices_polled[0] > 0)
 
     def wake(self) -> None:
         """End a wait(), or the next one."""
@@ -409,10 +418,6 @@ class NativeDataPlane:
         """How full the report store is."""
         usage = self._usage()
         return StoreUsage(usage.store_used_bytes, usage.store_bytes)
-
-    def has_slices(self) -> bool:
-        """Whether any trace is triggered."""
-        return bool(self._usage().slices)
 
     # --------------------------------------------------------------- looking
 

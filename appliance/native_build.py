@@ -37,11 +37,13 @@ _WAIT_AND_POLL = """
 #include "node.h"
 
 /* A pair first, if the last one is older than that: by it the poll knows when the triggers
-were fired that it finds. */
+were fired that it finds. *slices: how many there are then. */
 static int wait_and_poll(struct bsn *node, int64_t timeout_ns, bool counter,
-		uint64_t pair_interval_ns, uint64_t *paired_ns)
+		uint64_t pair_interval_ns, uint64_t *paired_ns, uint64_t *slices)
 {
 	uint64_t ticks, monotonic_ns, realtime_ns;
+	struct bsn_usage usage;
+	int events;
 
 	bsn_wait(node, timeout_ns);
 	bsn_clock_read(counter, &ticks, &monotonic_ns, &realtime_ns);
@@ -50,7 +52,10 @@ static int wait_and_poll(struct bsn *node, int64_t timeout_ns, bool counter,
 		bsn_clock_pair(node, ticks, monotonic_ns, realtime_ns);
 		*paired_ns = monotonic_ns;
 	}
-	return bsn_poll(node, monotonic_ns);
+	events = bsn_poll(node, monotonic_ns);
+	bsn_get_usage(node, &usage);
+	*slices = usage.slices;
+	return events;
 }
 """
 
@@ -90,7 +95,7 @@ def builder(client_header: Path, node_header: Path) -> FFI:
     ffi.cdef(declarations(client_header.read_text(), node_header.read_text()))
     ffi.cdef(
         "static int wait_and_poll(struct bsn *node, int64_t timeout_ns, bool counter,"
-        " uint64_t pair_interval_ns, uint64_t *paired_ns);"
+        " uint64_t pair_interval_ns, uint64_t *paired_ns, uint64_t *slices);"
     )
     ffi.set_source(MODULE, _WAIT_AND_POLL)
     return ffi

@@ -113,14 +113,14 @@ class Pump:
 
     def _run(self) -> None:
         while not self._stopping:
-            have_events = self._dataplane.wait_and_poll(self._timeout_ns(time.monotonic_ns()))
+            timeout_ns = self._timeout_ns(time.monotonic_ns())
+            has_events, self._held = self._dataplane.wait_and_poll(timeout_ns)
             self.polls += 1
-            self._held = self._dataplane.has_slices()
             while self._asked:
                 self._asked.popleft()()
             # Events wait in the data plane while the loop is behind; what
             # processes want is seen to all the same.
-            if not have_events:
+            if not has_events:
                 continue
             # Said before the look, so that the loop, which says so before its own, misses none.
             self._has_more = True

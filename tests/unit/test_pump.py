@@ -13,7 +13,7 @@ from itertools import pairwise
 import pytest
 
 from appliance.core.dataplane import DataPlaneEvent, LocalTrigger
-from appliance.native import NativeDataPlane
+from appliance.native import NativeDataPlane, Polled
 from appliance.pump import Pump
 from protocol.messages import Group
 from tests.unit.test_native import MONOTONIC, SMALL, TRACE, fire, trigger_waits
@@ -126,7 +126,7 @@ def test_memory_that_nobody_was_granted_is_taken_back_though_nobody_rings(
     waits_ns: list[int | None] = []
 
     class Watched(NativeDataPlane):
-        def wait_and_poll(self, timeout_ns: int | None) -> bool:
+        def wait_and_poll(self, timeout_ns: int | None) -> Polled:
             waits_ns.append(timeout_ns)
             return super().wait_and_poll(timeout_ns)
 
