@@ -61,7 +61,10 @@ def collected(
     row = reader.trace(trace)
     if row is None:
         return None
-    parts = [part for part in reader.slices_of(row) if node in (None, part.node)]
+    parts = reader.slices_of(row)
+    if node is None and sum(part.bytes for part in parts) <= bytes_max:
+        return Collected(row, list(zip(parts, reader.all_data(row.key, parts), strict=True)))
+    parts = [part for part in parts if node in (None, part.node)]
     data: dict[str, bytes] = {}
     for left, part in zip(
         range(len(parts), 0, -1), sorted(parts, key=lambda part: part.bytes), strict=True

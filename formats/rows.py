@@ -13,6 +13,7 @@ from typing import Any
 
 from backsight_decode_native import ffi, lib
 
+from formats.records import text
 from formats.slices import check
 from formats.spans import text_of
 from formats.stamped import StampedSlice
@@ -24,6 +25,7 @@ TAG_BYTES = 5
 one of 50,000 times."""
 
 _ROW = struct.Struct("=QQII")
+_OPERATION = struct.Struct("=III")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +68,7 @@ def rows_of(parts: Iterable[StampedSlice], rows_max: int) -> TraceRows:
     check(made.error)
     names = [text_of(made.services[i].name) for i in range(made.n_services)]
     found = TraceRows(
-        tuple(_operation(made.operations[i]) for i in range(made.n_operations)),
+        tuple(_operations(made)),
         tuple(_rows(made)),
         {name: (made.services[i].spans, made.services[i].errors) for i, name in enumerate(names)},
         {
@@ -92,8 +94,17 @@ def tag_hash(key: str, value: str) -> bytes:
     return number.to_bytes(TAG_BYTES, "little")
 
 
-def _operation(raw: Any) -> tuple[str, str, str]:  # noqa: ANN401 - of cffi
-    return text_of(raw.service), text_of(raw.name), KINDS.get(raw.kind, "")
+def _operations(made: Any) -> Iterator[tuple[str, str, str]]:  # noqa: ANN401 - of cffi
+    if not made.n_operations:
+        return
+    names = ffi.buffer(made.names, made.n_names)[:] if made.n_names else b""
+    at = 0
+    for service_bytes, name_bytes, kind in _OPERATION.iter_unpack(
+        ffi.buffer(made.operations, made.n_operations * _OPERATION.size)
+    ):
+        middle, end = at + service_bytes, at + service_bytes + name_bytes
+        yield text(names[at:middle]), text(names[middle:end]), KINDS.get(kind, "")
+        at = end
 
 
 def _rows(made: Any) -> Iterator[tuple[int, int, int, bytes]]:  # noqa: ANN401 - of cffi

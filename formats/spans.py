@@ -240,8 +240,11 @@ def read_slice(chunks: Iterable[bytes]) -> SliceContent:
 
 def _describe_kernel_events(native: Any) -> None:  # noqa: ANN401 - of cffi
     """What probes saw, in words; without the moment by the clock of the node nothing is shown."""
+    count = check(lib.bsd_spans_kernels(native))
+    if not count:
+        return
     end_ns = ffi.new("uint64_t *")
-    for number in range(check(lib.bsd_spans_kernels(native))):
+    for number in range(count):
         raw = lib.bsd_spans_kernel(native, number, end_ns)
         event = KernelEvent.parse(ffi.buffer(raw.bytes, raw.rest_bytes)[:])
         title = event.title.encode()

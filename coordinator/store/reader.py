@@ -7,7 +7,7 @@ import contextlib
 import dataclasses
 import sqlite3
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import field
 from pathlib import Path
 from types import TracebackType
@@ -23,6 +23,7 @@ from coordinator.store.rows import (
     Decompressor,
     SliceRow,
     StoredTraces,
+    chunk_ids,
     put_trigger,
     stored_slice,
     stored_slices,
@@ -324,6 +325,15 @@ class StoreReader:
             if bytes_max <= 0:
                 break
         return b"".join(chunks)
+
+    def all_data(self, key: int, parts: Sequence[SliceRow]) -> list[bytes]:
+        """All bytes of the slices of a trace, within the moment() in which they were listed."""
+        chunks: dict[int, list[bytes]] = {part.node_key: [] for part in parts}
+        for node_key, data in self.connection.execute(
+            "SELECT node, data FROM chunks WHERE id BETWEEN ? AND ? ORDER BY id", chunk_ids(key)
+        ):
+            chunks[node_key].append(self._decompressor.plain(data))
+        return [b"".join(chunks[part.node_key]) for part in parts]
 
     def chunk(self, trace: TraceId, part: SliceRow, offset: int) -> bytes | None:
         """The bytes of a slice from an offset on, at most CHUNK_BYTES_MAX.

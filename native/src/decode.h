@@ -399,9 +399,10 @@ struct bsd_row {
 	uint32_t tags_bytes; /* in `tags`, one row's behind the other's */
 };
 
+/* In `names` stand its service and its name, one operation's behind the other's. */
 struct bsd_operation {
-	struct bsd_text service;
-	struct bsd_text name;
+	uint32_t service_bytes;
+	uint32_t name_bytes;
 	uint32_t kind; /* OTLP's, 0: none that is known */
 };
 
@@ -419,10 +420,11 @@ struct bsd_call {
 
 struct bsd_index_rows {
 	int error;
-	size_t n_rows, n_tags, n_operations, n_services, n_calls;
+	size_t n_rows, n_tags, n_operations, n_names, n_services, n_calls;
 	const struct bsd_row *rows;
 	const uint8_t *tags;
 	const struct bsd_operation *operations;
+	const uint8_t *names;
 	const struct bsd_service *services; /* by their names */
 	const struct bsd_call *calls;
 	struct bsd_text root_service; /* of the first root; empty without one */

@@ -88,6 +88,7 @@ struct bsd_index {
 	/* As they are told. */
 	struct array told_services;   /* struct bsd_service */
 	struct array told_operations; /* struct bsd_operation */
+	struct array told_names;      /* bytes */
 	struct array told_calls;      /* struct bsd_call */
 };
 
@@ -109,6 +110,7 @@ int bsd_index_new(uint64_t rows_max, struct bsd_index **index)
 	x->start_ns = TIME_MAX_NS;
 	x->told_services = ARRAY_OF(struct bsd_service);
 	x->told_operations = ARRAY_OF(struct bsd_operation);
+	x->told_names = ARRAY_OF(uint8_t);
 	x->told_calls = ARRAY_OF(struct bsd_call);
 	*index = x;
 	return 0;
@@ -130,6 +132,7 @@ void bsd_index_free(struct bsd_index *index)
 	array_free(&index->origin_tags);
 	array_free(&index->told_services);
 	array_free(&index->told_operations);
+	array_free(&index->told_names);
 	array_free(&index->told_calls);
 	free(index);
 }
@@ -480,13 +483,18 @@ static int tell_services(struct bsd_index *x, uint32_t *place)
 static int tell_operations(struct bsd_index *x)
 {
 	x->told_operations.count = 0;
+	x->told_names.count = 0;
 	for (uint32_t i = 0; i < x->operations.array.count; i++) {
 		const struct operation *o = array_at(&x->operations.array, i);
 		const struct service *s =
 			array_at(&x->services.array, o->service);
-		struct bsd_operation told = {s->said.name, o->name, o->kind};
+		const struct bsd_text service = s->said.name, name = o->name;
+		struct bsd_operation told = {(uint32_t)service.bytes,
+					     (uint32_t)name.bytes, o->kind};
 
-		if (!array_append(&x->told_operations, &told, 1))
+		if (!array_append(&x->told_operations, &told, 1) ||
+		    !array_append(&x->told_names, service.at, service.bytes) ||
+		    !array_append(&x->told_names, name.at, name.bytes))
 			return -ENOMEM;
 	}
 	return 0;
@@ -544,12 +552,14 @@ struct bsd_index_rows bsd_index_rows(struct bsd_index *index)
 	rows.n_rows = index->rows.count;
 	rows.n_tags = index->tags.count;
 	rows.n_operations = index->told_operations.count;
+	rows.n_names = index->told_names.count;
 	rows.n_services = index->told_services.count;
 	rows.n_calls = index->told_calls.count;
 	rows.rows = (const struct bsd_row *)index->rows.entries;
 	rows.tags = index->tags.entries;
 	rows.operations =
 		(const struct bsd_operation *)index->told_operations.entries;
+	rows.names = index->told_names.entries;
 	rows.services =
 		(const struct bsd_service *)index->told_services.entries;
 	rows.calls = (const struct bsd_call *)index->told_calls.entries;

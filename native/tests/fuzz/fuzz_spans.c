@@ -203,7 +203,7 @@ static void look_at_rows(struct bsd_spans *one, struct bsd_spans *other,
 {
 	struct bsd_index *index;
 	struct bsd_index_rows rows;
-	uint64_t tags = 0, spans = 0, errors = 0;
+	uint64_t tags = 0, names = 0, spans = 0, errors = 0;
 	size_t both = bsd_spans_count(one) + bsd_spans_count(other);
 
 	CHECK_EQ(bsd_index_new(ROWS_MAX, &index), 0);
@@ -219,6 +219,15 @@ static void look_at_rows(struct bsd_spans *one, struct bsd_spans *other,
 		tags += rows.rows[i].tags_bytes;
 	}
 	CHECK_EQ(tags, rows.n_tags);
+	for (size_t i = 0; i < rows.n_operations; i++) {
+		const struct bsd_operation *o = &rows.operations[i];
+
+		is_utf8((struct bsd_text){rows.names + names, o->service_bytes});
+		names += o->service_bytes;
+		is_utf8((struct bsd_text){rows.names + names, o->name_bytes});
+		names += o->name_bytes;
+	}
+	CHECK_EQ(names, rows.n_names);
 	for (size_t i = 0; i < rows.n_services; i++) {
 		is_utf8(rows.services[i].name);
 		spans += rows.services[i].spans;
