@@ -115,10 +115,11 @@ _OF_GROUPS = (
     "JOIN firings ON group_key = g.key JOIN nodes ON nodes.key = node"
     " JOIN trigger_names ON trigger_names.key = g.trigger LEFT JOIN traces AS t ON t.key = g.primary_trace"
 )
+# By a list of keys, and not a table of them to join with: that takes twice as long.
 FOR_A_MEMBER = (
-    "FROM (SELECT key FROM groups WHERE primary_trace = :trace"
-    " UNION SELECT group_key FROM members WHERE trace = :trace) AS m"
-    f" JOIN groups AS g ON g.key = m.key {_OF_GROUPS}"
+    f"FROM groups AS g {_OF_GROUPS} WHERE g.key IN"
+    " (SELECT key FROM groups WHERE primary_trace = :trace"
+    " UNION ALL SELECT group_key FROM members WHERE trace = :trace)"
 )
 IN_ORDER = "ORDER BY fired_at_ns, nodes.name, trigger_names.name"
 
