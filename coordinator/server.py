@@ -242,7 +242,7 @@ class CoordinatorServer:
         """Facts came in: fetch what the core makes of them, once a turn of the loop."""
         if not self._flush_due:
             self._flush_due = True
-            self._loop.call_soon(self._flush)
+            self._loop.call_soon(self._flush_if_due)
 
     def _last_written(self) -> int:
         """The last token of all that the core has to say until now, which is written from here on."""
@@ -256,13 +256,19 @@ class CoordinatorServer:
         self._questions.on_durable(token)
         self._operations.on_durable(token)
         self._core.on_durable(token, time.monotonic_ns())
-        self._changed()
+        # Not in the next turn of the loop: each costs as much as this, where there is little to do.
+        self._flush()
 
     @die_if_it_fails
     def _on_timer(self) -> None:
         self._timer = None
         self._core.on_tick(time.monotonic_ns())
-        self._changed()
+        self._flush()
+
+    @die_if_it_fails
+    def _flush_if_due(self) -> None:
+        if self._flush_due:
+            self._flush()
 
     @die_if_it_fails
     def _flush(self) -> None:

@@ -78,7 +78,7 @@ class CoordinatorConfig:
     evidence_per_trace_max: int = 1 << 18
     assembly_bytes_max: int = 4 << 30
     slice_bytes_max: int = 256 << 20
-    closed_max: int = 65536
+    closed_max: int = 8192
     nodes_max: int = 16384
     nodes_per_trace_max: int = 1024
     groups_per_trace_max: int = 64

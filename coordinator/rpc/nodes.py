@@ -36,8 +36,9 @@ from protocol.sending import encoded
 from runtime.log import Log, MessageId, PeerLog
 
 # For how long a release waits for another message to its node. A message of its own costs more
-# than it says, nobody waits for it, and the node has kept the slice for half a minute.
-_RELEASE_WAITS_S = 2.0
+# than it says, nobody waits for it, and the node has kept the slice for half a minute. Where a trace
+# comes every few seconds, most nodes are told something within this time.
+_RELEASE_WAITS_S = 10.0
 
 # Of nodes that are refused, and come again and again.
 _SAID_REFUSED_MAX = 256

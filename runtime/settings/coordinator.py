@@ -284,7 +284,7 @@ class Settings:
     traces_max: Annotated[int, Count(64, 1 << 20, TRACE_BYTES), RELOADABLE] = 16384
     # At least what one trace may have.
     evidence_max: Annotated[int, Count(1 << 18, 1 << 28, EVIDENCE_BYTES), RELOADABLE] = 1 << 21
-    closed_max: Annotated[int, Count(64, 1 << 23, CLOSED_BYTES), RELOADABLE] = 65536
+    closed_max: Annotated[int, Count(64, 1 << 23, CLOSED_BYTES), RELOADABLE] = 8192
     nodes_max: Annotated[int, Count(1, 1 << 20, NODE_BYTES), RELOADABLE] = 16384
 
     def __post_init__(self) -> None:
