@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import assert_never
 
@@ -507,7 +507,12 @@ class Tables:
     def _flush(self) -> None:
         """Bring the tables up to what is in memory."""
         batch, self._batch = self._batch, _Batch()
-        many = self._connection.executemany
+
+        def many(statement: str, rows: Collection[Sequence[object]]) -> None:
+            # Where traces come one by one, most tables have no news.
+            if rows:
+                self._connection.executemany(statement, rows)
+
         many(
             "INSERT INTO traces (key, id, stored_ns, born_s) VALUES (?, ?, ?, ?)", batch.new_traces
         )
@@ -517,7 +522,7 @@ class Tables:
         )
         many(
             f"INSERT OR REPLACE INTO slices VALUES ({', '.join('?' * 16)})",
-            (known.row() for known in batch.slices.values()),
+            [known.row() for known in batch.slices.values()],
         )
         many("INSERT INTO chunks VALUES (?, ?, ?, ?)", batch.chunks)
         many("INSERT OR REPLACE INTO firings VALUES (?, ?, ?, ?, ?, ?, ?)", batch.firings)
@@ -526,11 +531,11 @@ class Tables:
         many(
             f"UPDATE traces SET released = 1, keep_s = {self._keeping.expression},"
             f" pinned = iif(pinned, {_PINNED}, 0) WHERE key = ?",
-            ((key,) for key, released in batch.released.items() if released),
+            [(key,) for key, released in batch.released.items() if released],
         )
         many(
             "UPDATE traces SET released = 0 WHERE key = ?",
-            ((key,) for key, released in batch.released.items() if not released),
+            [(key,) for key, released in batch.released.items() if not released],
         )
         self._put_changes(batch.changed)
 
@@ -539,8 +544,9 @@ class Tables:
         rows = [
             (number, key, now_ns) for number, key in enumerate(keys, start=self.change_number + 1)
         ]
-        self._connection.executemany("INSERT INTO changes VALUES (?, ?, ?)", rows)
-        self.change_number += len(rows)
+        if rows:
+            self._connection.executemany("INSERT INTO changes VALUES (?, ?, ?)", rows)
+            self.change_number += len(rows)
 
     def trim_changes(self, upto: int) -> None:
         """All who follow have seen the changes up to this number."""
