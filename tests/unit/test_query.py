@@ -1060,6 +1060,27 @@ def test_what_is_found_of_a_trace_is_bounded(
         assert summary.span_count == SPANS
 
 
+def test_a_trace_that_is_closed_as_it_was_judged_is_not_written_again(tmp_path: Path) -> None:
+    path = tmp_path / "t.sqlite"
+    with driver(path) as here, StoreReader(path) as reader:
+        put_trace(here, TRACE, {"edge": FRONT})
+        indexer = Indexer(here.store, path, SILENT)
+        while indexer._work(reader) is not None:
+            pass
+        position = indexer._file.position
+        here.write(PutReleased(TRACE))
+        while indexer._work(reader) is not None:
+            pass
+        assert (indexer.waiting, indexer._file.position) == (0, position)
+        assert indexer.counters.traces_indexed == 1
+        # What comes after it takes it along.
+        put_trace(here, OTHER, {"edge": OTHER_FRONT})
+        while indexer._work(reader) is not None:
+            pass
+        assert indexer._file.position == reader.last_change()
+        indexer.close()
+
+
 def test_what_is_indexed_at_once_is_bounded_by_its_spans(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
