@@ -77,7 +77,9 @@ def test_it_looks_often_after_a_trigger_and_then_less_and_less(
             begun_ns = 10_000 * ms
             pump.lively(begun_ns)
             looks_ns = [begun_ns]
-            while (wait_ns := pump._timeout_ns(looks_ns[-1])) < 1000 * ms and len(looks_ns) <= polls:
+            while (wait_ns := pump._timeout_ns(looks_ns[-1])) < 1000 * ms and len(
+                looks_ns
+            ) <= polls:
                 looks_ns.append(looks_ns[-1] + wait_ns)
             assert looks_ns[1:4] == [begun_ns + i * first_ms * ms for i in (1, 2, 3)]
             # What is written soon after is soon seen, and later no later than a quarter of that time.
