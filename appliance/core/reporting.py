@@ -31,10 +31,16 @@ class _Queue:
     begun: ByPriority[HeldGroup] = field(default_factory=ByPriority)
     waiting: ByPriority[HeldGroup] = field(default_factory=ByPriority)
     held: ByPriority[HeldGroup] = field(default_factory=ByPriority)
+    backlogged: bool = False
 
-    @property
-    def backlogged(self) -> bool:
-        return len(self.begun) > 0 or len(self.waiting) > 0
+    def put(self, group: HeldGroup, *, unsent: bool, held: bool) -> None:
+        """Have a group where it belongs by what there is of it."""
+        order = group.order
+        self.begun.put(order, group, unsent and group.begun)
+        self.waiting.put(order, group, unsent and not group.begun)
+        self.held.put(order, group, held)
+        # Asked far more often than changed.
+        self.backlogged = len(self.begun) > 0 or len(self.waiting) > 0
 
     def next_group(self) -> HeldGroup:
         return self.begun.first() if len(self.begun) else self.waiting.first()
@@ -96,11 +102,7 @@ class Reporter:
         """Put a group where its bytes say that it belongs."""
         queue = self._queue(group.queue, now_ns)
         was_backlogged = queue.backlogged
-        unsent = group.unsent > 0
-        order = group.order
-        queue.begun.put(order, group, unsent and group.begun)
-        queue.waiting.put(order, group, unsent and not group.begun)
-        queue.held.put(order, group, group.held > 0)
+        queue.put(group, unsent=group.unsent > 0, held=group.held > 0)
         if queue.backlogged and not was_backlogged:
             queue.clock = max(queue.clock, self._clock)
 
@@ -108,9 +110,7 @@ class Reporter:
         """Give a group another priority."""
         queue = self._queue(group.queue, now_ns)
         clock = queue.clock
-        order = group.order
-        for groups in (queue.begun, queue.waiting, queue.held):
-            groups.put(order, group, present=False)
+        queue.put(group, unsent=False, held=False)
         group.priority = priority
         self.place(group, now_ns)
         # It was backlogged all the time.
@@ -131,10 +131,8 @@ class Reporter:
     def forget(self, group: HeldGroup) -> None:
         """Take a group out of its queue."""
         queue = self._queues.get(group.queue)
-        if queue is None:
-            return
-        for groups in (queue.begun, queue.waiting, queue.held):
-            groups.put(group.order, group, False)
+        if queue is not None:
+            queue.put(group, unsent=False, held=False)
 
     def forget_queue(self, name: str) -> None:
         """Nothing is of this trigger any more."""
