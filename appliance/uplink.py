@@ -241,7 +241,13 @@ class Uplink:
                 batch = messages[start : start + wire.BATCH_MESSAGES_MAX]
                 for data in encoded(batch, wire.encode_node_batch, self._cannot_send):
                     await call.write(data)
-            # What was said, or is to be said later, may have set a time for the next.
+            self._go_on()
+
+    def _go_on(self) -> None:
+        """After something was taken from the core: there may be more, now or later."""
+        now_ns = time.monotonic_ns()
+        later_ns = earliest(self._core.next_control_ns(now_ns), self._core.next_chunks_ns(now_ns))
+        if later_ns is not None:
             self._on_fact()
 
     def _cannot_send(self, error: wire.WireError) -> None:
@@ -321,7 +327,7 @@ class Uplink:
                     listed, lambda some: wire.encode_chunks(some, zstd), self._cannot_send
                 ):
                     await call.write(data)
-            self._on_fact()
+            self._go_on()
 
     def _knows(self, feature: Feature) -> bool:
         """Whether the coordinator does."""
