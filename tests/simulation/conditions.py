@@ -14,6 +14,9 @@ from typing import TYPE_CHECKING
 
 from appliance.core.config import TriggerLimits, TriggerPolicy
 from coordinator.core.config import CoordinatorConfig
+from coordinator.core.policy import policy_of
+from protocol.hashing import RECORD_ALL
+from protocol.messages import NO_POLICY
 from tests.simulation.network import MS, NOBODYS, S
 from tests.simulation.oracle.snapshots import ALL_BYTES
 
@@ -176,7 +179,20 @@ def _snapshots(sim: Simulator, rng: random.Random, busy_s: float) -> None:
         )
 
 
+def _percentage(sim: Simulator, rng: random.Random, busy_s: float) -> None:
+    threshold = rng.choice((1 << 63, 3 << 62, RECORD_ALL))
+    for node in sim.nodes.values():
+        node.percentage_threshold, node.obeys = threshold, True
+        # As it was when the first process came.
+        node.pool.state.percentage_threshold = threshold
+    for _ in range(rng.randint(1, 3)):
+        said = rng.choice((None, 1 << 62, 3 << 62, RECORD_ALL))
+        policy = NO_POLICY if said is None else policy_of(said)
+        _any_time(sim, rng, busy_s, lambda p=policy: sim.coordinator.set_policy(p))  # type: ignore[misc]
+
+
 _LATER: dict[str, Callable[[Simulator, random.Random, float], None]] = {
     "limits": _configured,
     "snapshots": _snapshots,
+    "percentage": _percentage,
 }

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, cast
 from appliance.core.node import NodeConfig, NodeCore
 from appliance.core.snapshot import TRACES_MAX
 from formats.records import Body
+from protocol.hashing import RECORD_ALL
 from protocol.messages import (
     NO_POLICY,
     ClockProbe,
@@ -67,6 +68,10 @@ class SimNode:
     dead: bool = False
     died_ns: int | None = None
     duplicate: bool = False
+    percentage_threshold: int = RECORD_ALL
+    """What its processes record by its own configuration."""
+    obeys: bool = False
+    """Whether they go by that, and by what the coordinator says; else they record all."""
     notices_ns: int = 50 * MS
     """How soon it looks after what is written to a trace that it has collected."""
     versions: Versions = OURS
@@ -122,6 +127,7 @@ class SimNode:
         self.incarnations += 1
         if self.incarnations > 1:
             self.pool.restart()
+        self._set_sampling()
         incarnation = self.incarnations << 32 | self.rng.getrandbits(32)
         self.priority_seed = self.kept_seed or self.config.cluster_seed
         self.core = NodeCore(
@@ -141,6 +147,11 @@ class SimNode:
         self.log(self.name, "daemon starts")
         self._dial()
         self.look_after(0)
+
+    def _set_sampling(self) -> None:
+        if self.obeys:
+            said = self.policy.percentage_threshold
+            self.pool.set_sampling(self.percentage_threshold if said is None else said)
 
     def upgrade(self, versions: Versions) -> None:
         """Another backsight-node, newer or older, goes on where this one was killed."""
@@ -379,6 +390,7 @@ class SimNode:
         if policy is not None:
             self.log(self.name, f"records by policy {policy.number:x}")
             self.policy = policy
+            self._set_sampling()
         self.kept_seed = core.take_priority_seed() or self.kept_seed
         self._look_for_recent(core)
         if self.control is not None:

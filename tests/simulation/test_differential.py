@@ -611,6 +611,28 @@ def test_of_what_is_reported_in_full_only_the_mark_is_kept() -> None:
     assert both.model.store_usage().used_bytes == BLOCK_BYTES
 
 
+def test_what_another_percentage_leaves_out_is_in_doubt_and_nothing_else() -> None:
+    """Held already, collected later, or looked for by a successor."""
+
+    def record(both: Differential, threshold: int) -> None:
+        both.native.plane.set_sampling(threshold, trust_incoming=False)
+        both.model.set_sampling(threshold)
+        both.work()
+
+    both = checked(
+        lambda both: [both.burst(0, 0, trace, 1, True) for trace in TRACES],
+        lambda both: both.collect(TRACES[0]),
+        lambda both: both.collect(TRACES[1]),
+        lambda both: record(both, 1 << 63),
+        lambda both: both.collect(TRACES[2]),
+        lambda both: record(both, 1 << 62),
+        lambda both: [both.collect(trace) for trace in TRACES],
+    )
+    doubted = [both.model.slice(trace) for trace in TRACES]
+    flags = {found.flags for found in doubted if found is not None}
+    assert flags == {SliceFlags.HELD, SliceFlags.HELD | SliceFlags.MAYBE_LOSSY}
+
+
 @pytest.mark.parametrize("restarts", [False, True])
 @pytest.mark.parametrize("writes", [False, True])
 def test_what_a_process_fired_before_it_was_killed_is_told(restarts: bool, writes: bool) -> None:

@@ -76,7 +76,7 @@ class Request:
 class Context:
     """What travels with a call."""
 
-    hop: HopOut
+    hop: HopOut | None
     visited: tuple[str, ...]
 
 
@@ -141,6 +141,7 @@ class Visit:
         self.written: Written
         self.handle: Handle
         self._thread = 0
+        self.is_recorded = True
 
     def arrive(self) -> None:
         if self.node.dead or not self.node.clients:
@@ -151,11 +152,16 @@ class Visit:
         self._thread = self.traffic.rng.randrange(2)
         self.handle = self.node.pool.open(client, self.request.trace)
         self.written = Written(self.node.name, client.number, self.handle.number)
-        self.request.visits.append(self.written)
+        # What a handle records is settled when it begins.
+        self.is_recorded = self.node.pool.state.is_recorded(self.request.trace)
+        hop = self.context.hop if self.context is not None else None
+        if self.is_recorded:
+            self.request.visits.append(self.written)
+        elif hop is not None:
+            self.request.unmet += 1
         parent = 0
         visited: tuple[str, ...] = ()
-        if self.context is not None:
-            hop = self.context.hop
+        if self.is_recorded and self.context is not None and hop is not None:
             parent = hop.span_id
             visited = self.context.visited
             self.write(HopIn(hop.node_id, hop.span_id, hop.hop, hop.handle))
@@ -173,7 +179,7 @@ class Visit:
         return self.handle.client.live and not self.node.dead
 
     def write(self, body: Body) -> None:
-        if not self.alive:
+        if not self.alive or not self.is_recorded:
             return
         if self.node.write(self.handle, self._thread, body):
             self.written.bodies.append(body)
@@ -203,7 +209,8 @@ class Visit:
         address, real_ns = callee.refused_at, self.node.real_ns()
         span = self.traffic.next_span()
         at = (node.name for node in self.traffic.nodes.values() if address in node.addresses)
-        self.request.refused.append((self.node.name, next(at, "")))
+        if self.is_recorded:
+            self.request.refused.append((self.node.name, next(at, "")))
         self.write(SpanStart(span, self.span, real_ns, 3, "call"))
         self.write(HopOut(node_id(self.node.name), span, self.handle.next_hop, self.handle.number))
         self.handle.next_hop += 1
@@ -230,7 +237,7 @@ class Visit:
             if done or not self.alive:
                 return
             done = True
-            if answered and callee.answers:
+            if answered and callee.answers and self.is_recorded and visit.is_recorded:
                 self.write(Breadcrumb(node_id(callee.node), callee.node))
                 self.request.crumbs.add((self.node.name, callee.node))
             self._left -= 1
@@ -239,7 +246,8 @@ class Visit:
             elif self._left == 0:
                 self._finish()
 
-        visit = Visit(self.traffic, self.request, callee, Context(hop, self.visited), answer)
+        context = Context(hop, self.visited) if self.is_recorded else Context(None, ())
+        visit = Visit(self.traffic, self.request, callee, context, answer)
         scheduler = self.traffic.scheduler
         scheduler.after(self.traffic.latency_ns, visit.arrive)
         scheduler.after(CALL_TIMEOUT_NS, lambda: answer(False))
@@ -250,7 +258,8 @@ class Visit:
         if self.call.then is not None:
             self.call.then(self)
         self.write(SpanEnd(self.span, self.node.real_ns(), 1, "", b""))
-        self.node.close(self.handle, self._thread)
+        if self.is_recorded:
+            self.node.close(self.handle, self._thread)
         self.written.ended = True
         latency_ns = self.traffic.latency_ns
         self.traffic.scheduler.after(latency_ns, lambda: self.respond(True))

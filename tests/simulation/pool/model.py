@@ -96,6 +96,17 @@ class PoolModel:
 
     # -------------------------------------------------------------- node
 
+    def set_sampling(self, percentage_threshold: int) -> None:
+        """Processes record these traces from now on; what is between is in doubt."""
+        state, before = self.state, self.state.percentage_threshold
+        state.percentage_threshold = percentage_threshold
+        if percentage_threshold == before:
+            return
+        state.left_out.append(
+            (min(before, percentage_threshold), max(before, percentage_threshold))
+        )
+        self.store.doubt(state.is_left_out)
+
     def clock_pair(self, ticks: int, realtime_ns: int) -> None:
         """The relation of record ticks to Unix time, from now on."""
         self.store.clock = (ticks, realtime_ns)

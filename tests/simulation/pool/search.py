@@ -83,7 +83,8 @@ class Search:
             found.flags |= SliceFlags.EVICTED
         elif SliceFlags.EVICTED in why:
             found.flags |= SliceFlags.BY_FINGERPRINT
-        if self._is_maybe_lossy(met, untied_from_ns, active_ns):
+        left_out = self._state.is_left_out(found.trace)
+        if left_out or self._is_maybe_lossy(met, untied_from_ns, active_ns):
             found.flags |= SliceFlags.MAYBE_LOSSY
         lacks_runs = SliceFlags.LOSSY in found.flags or SliceFlags.EVICTED in why
         self._end_lost(found, met, lacks_runs=lacks_runs)

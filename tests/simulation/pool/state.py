@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from appliance.core.dataplane import ClientDrained, DataPlaneEvent, LocalTrigger
 from formats.slices import Process, RunFlags
+from protocol.hashing import RECORD_ALL, Domain, TraceHash
 from protocol.messages import NodeId, TraceId
 
 SEGMENT_HEADER_BYTES = 64
@@ -154,6 +155,9 @@ class ClientModel:
         return sorted(self.in_turn(), key=_granted_ns)
 
 
+_PERCENTAGE = TraceHash(Domain.PERCENTAGE, 0)
+
+
 def _granted_ns(thread: ThreadModel) -> int:
     return thread.segment.granted_ns if thread.segment is not None else 0
 
@@ -178,6 +182,19 @@ class NodeState:
     in_turn: list[ClientModel] = field(default_factory=list)
     events: list[DataPlaneEvent] = field(default_factory=list)
     now_ns: int = 0
+    percentage_threshold: int = RECORD_ALL
+    left_out: list[tuple[int, int]] = field(default_factory=list)
+    """Of which traces, by their hashes, some handles may not have been recorded (policy.c)."""
+
+    def is_recorded(self, trace: TraceId) -> bool:
+        threshold = self.percentage_threshold
+        return threshold == RECORD_ALL or _PERCENTAGE(trace) < threshold
+
+    def is_left_out(self, trace: TraceId) -> bool:
+        place = _PERCENTAGE(trace)
+        return any(
+            low <= place and (place < high or high == RECORD_ALL) for low, high in self.left_out
+        )
 
     def take_triggers(self, client: ClientModel) -> None:
         while client.triggers:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from appliance.core.dataplane import Slice, SliceChanged, StoreFull, StoreUsage
@@ -233,6 +234,13 @@ class ReportStore:
         return lost
 
     # ----------------------------------------------------------- copying
+
+    def doubt(self, is_left_out: Callable[[TraceId], bool]) -> None:
+        """Of these, something may not have been recorded."""
+        for found in self.slices.values():
+            if SliceFlags.MAYBE_LOSSY not in found.flags and is_left_out(found.trace):
+                found.flags |= SliceFlags.MAYBE_LOSSY
+                self.touch(found)
 
     def touch(self, found: SliceModel) -> None:
         found.changed_ns = self._state.now_ns
