@@ -52,6 +52,12 @@ _STEPS = (
     _Step("gRPC, for asyncio", "import grpc grpc.aio"),
     _Step("protobuf, and our messages", "import backsight_pb2"),
     _Step("an event loop, a channel and a call", "connect"),
+    _Step("YAML", "import yaml"),
+    _Step(
+        "an HTTP server, and Prometheus' client",
+        "import http.server wsgiref.simple_server prometheus_client",
+    ),
+    _Step("of a node, codecs of netlink", "import appliance.netlink_codecs", "import"),
     _Step(
         "all that a node imports, or the coordinator",
         f"import {' '.join(_NODE)}",
