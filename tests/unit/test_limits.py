@@ -44,6 +44,7 @@ def forget_what_tests_keep(harness: Harness) -> None:
     harness._asked.clear()
     harness.store.traces.clear()
     harness.store.triggers.clear()
+    harness.store.fired_ns.clear()
 
 
 def test_an_open_trace_takes_no_more_than_is_said() -> None:
