@@ -145,6 +145,7 @@ def test_of_a_deleted_trace_nothing_is_left(tmp_path: Path) -> None:
             here.write(
                 AppendSlice(trace_id(number), "b", 1, 0, mark), PutReleased(trace_id(number))
             )
+        passed(here.store)  # what was written is told
         followed: list[None] = []
         here.store.follow(lambda: followed.append(None))
         did(here, here.store.orders.delete, 1)

@@ -13,6 +13,7 @@ import struct
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -716,6 +717,8 @@ def test_what_nobody_waits_for_is_written_with_what_somebody_waits_for(
     with driver(tmp_path / "store.db") as here:
         put_off, last = Write(1, PutReleased(trace_id(1))), Write(3, PutReleased(trace_id(2)))
         here.store.submit([put_off], may_wait=True)
+        # Neither written, for then nothing is due, nor soon.
+        assert 1e5 < here.store._due_s - time.monotonic() < 1e7
         here.store.submit([Write(2, PutNode("a", ()))])
         assert here.durable.get(timeout=30) == 2
         here.store.submit([last], may_wait=True)
