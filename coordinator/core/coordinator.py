@@ -573,6 +573,8 @@ class CoordinatorCore:
         begins = status.bytes > 0
         # A node that lost its memory has begun another slice, of which nothing is there yet.
         kept = part.is_whole and status.epoch not in (0, part.epoch) and status.is_blank
+        # Or it let go of what is here, and collects it no more.
+        kept = kept or (part.is_whole and not part.is_empty and not status.epoch)
         if not kept:
             kept = not self._meet(trace, part, status.epoch, begins=begins, told=True)
         news = self._traversal.answered(trace, part, node, status, now_ns, kept=kept)
@@ -647,6 +649,7 @@ class CoordinatorCore:
         met = self._assembly.meet(trace, part, epoch, begins=begins, told=told)
         if part.received != received:
             self._memory.add_stored(trace, part.received - received)
+            self._lifecycle.bytes_given_up(trace)
         return met
 
     def _put_status(self, node: Node, part: Part, now_ns: int) -> None:

@@ -184,6 +184,11 @@ class Lifecycle:
         self.traces.move_to_end(trace.id)
         self._timers.set_earlier(trace.id, now_ns + self._quiet_ns(trace))
 
+    def bytes_given_up(self, trace: Trace) -> None:
+        """Others come for bytes that were here: no trace is called coherent without them."""
+        if trace.verdict is not None and trace.verdict.kind is VerdictKind.COHERENT:
+            self._judge(trace, final=False)
+
     def release(self, trace: Trace, now_ns: int) -> None:
         """Close it in the store; then its nodes may forget it."""
         self._move(trace, TraceState.RELEASED)

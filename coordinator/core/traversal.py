@@ -23,7 +23,7 @@ from coordinator.core.nodes import Node, Nodes
 from coordinator.core.outbox import Outbox, Say
 from coordinator.core.trace import DOUBTS, Part, PartState, Trace
 from coordinator.core.verdict import FIRED, ITSELF, NOT_A_CRUMB, PEER, STORED
-from protocol.messages import Drop, Group, NodeId, SliceStatus, TraceId
+from protocol.messages import Drop, Group, NodeId, SliceFlags, SliceStatus, TraceId
 
 
 class Traversal:
@@ -209,8 +209,8 @@ class Traversal:
             if status.bytes < least:
                 part.restarted = True
             part.status = status
-        elif part.status is not None and status.flags & DOUBTS & ~part.status.flags:
-            flags = part.status.flags | status.flags & DOUBTS
+        elif part.status is not None and (more := _doubts_of(status) & ~part.status.flags):
+            flags = part.status.flags | more
             part.status = replace(part.status, flags=flags)
             news = True
         if part.fired_under not in (None, node.incarnation) and part.is_empty and status.is_blank:
@@ -373,6 +373,11 @@ class Traversal:
         by = [state.given_up_by for state in trace.groups.values()]
         is_wanted = trace.kept or not by or None in by
         trace.abandoned_by = None if is_wanted else by[0]
+
+
+def _doubts_of(status: SliceStatus) -> SliceFlags:
+    """What it says against a slice that is here. Of what there is no room for, nothing new comes."""
+    return status.flags & (DOUBTS if status.epoch else DOUBTS | SliceFlags.STORE_FULL)
 
 
 def wanted_by(trace: Trace) -> list[GroupState]:

@@ -177,6 +177,39 @@ def test_a_lower_epoch_of_another_report_store_is_not_late() -> None:
     assert judged(harness) == RESTARTED
 
 
+@pytest.mark.parametrize("why", [SliceFlags.ABANDONED, SliceFlags.STORE_FULL])
+def test_what_is_here_stays_where_its_node_refuses_to_collect_it_again(why: SliceFlags) -> None:
+    harness = collected(whole=True)
+    harness.wait(1 * S)
+    assert judged(harness) == ("coherent", set())
+    harness.status("n2", T, 0, flags=why, epoch=0)
+    harness.wait(1 * S)
+    # That it gave up what is here, of which it knew nothing, is no loss.
+    is_loss = why is SliceFlags.STORE_FULL
+    assert judged(harness) == (
+        ("lossy", {("store_full", "n2")}) if is_loss else ("coherent", set())
+    )
+    # Another group wants it: it collects it anew.
+    harness.status("n2", T, len(N2), flags=SliceFlags.ABANDONED, epoch=7)
+    harness.send("n2", T, 0, N2[:40], 7)
+    assert stored(harness) == (1, N2)
+    harness.wait(1 * S)
+    assert ("restarted", "n2") in judged(harness)[1]
+
+
+def test_no_trace_is_called_coherent_when_bytes_of_it_are_given_up() -> None:
+    harness = collected(whole=True)
+    harness.wait(1 * S)
+    assert judged(harness) == ("coherent", set())
+    # It writes more, and loses its memory before that was sent.
+    harness.status("n2", T, len(N2) + 100)
+    restart_node(harness)
+    harness.send("n2", T, 0, LONGER[:100], 2)
+    assert stored(harness) == (2, LONGER[:100])
+    verdict = harness.store.traces[T].verdict
+    assert verdict is not None and verdict.kind.value == "provisional"
+
+
 def test_after_an_empty_slice_another_one_is_nothing_special() -> None:
     harness = Harness()
     harness.cluster("n1", "n2")
