@@ -18,7 +18,7 @@ from protocol.messages import SliceFlags, TraceId
 from protocol.verdicts import VerdictKind
 from tests.decoding.evidence import PythonEvidence, missing
 from tests.simulation.network import NOBODYS
-from tests.simulation.oracle.expected import may_be_forgotten
+from tests.simulation.oracle.expected import LATE_NS, may_be_forgotten
 
 if TYPE_CHECKING:
     from tests.simulation.simulator import Simulator
@@ -210,8 +210,14 @@ def _untrue(sim: Simulator, trace: TraceId, reason: Reason, verdict: Verdict) ->
         case ReasonKind.NEVER_SEEN:
             if status is not None and not status.is_blank:
                 return f"it said {status}"
-            if collected.ever & ~SliceFlags.ABANDONED:
-                return f"its pool said {collected.ever!r}"
+            said = collected.ever & ~SliceFlags.ABANDONED
+            # Another percentage puts in doubt what a node has said already, and says again.
+            doubted_ns = collected.flagged_ns.get(SliceFlags.MAYBE_LOSSY, 0)
+            judged_ns = sim.world.judged_ns[trace, verdict.version]
+            if doubted_ns + LATE_NS > judged_ns or sim.world.may_be_late(node, judged_ns):
+                said &= ~SliceFlags.MAYBE_LOSSY
+            if said:
+                return f"its pool said {said!r}"
         case ReasonKind.RESTARTED:
             began_anew = len([epoch for epoch in collected.epochs if epoch]) > 1
             restarted = bool(sim.world.restarts_ns.get(node)) or at.dead
