@@ -145,7 +145,8 @@ class Visit:
 
     def arrive(self) -> None:
         if self.node.dead or not self.node.clients:
-            if self.context is not None:
+            # Who does not record the trace says of no call.
+            if self.context is not None and self.context.hop is not None:
                 self.request.unmet += 1
             return  # the caller waits for its timeout
         client = self.traffic.pick_client(self.node)

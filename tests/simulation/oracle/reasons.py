@@ -270,6 +270,10 @@ def outdated(sim: Simulator, trace: TraceId, verdict: Verdict) -> Iterator[str]:
         match reason.kind:
             case ReasonKind.NO_TRIGGER:
                 fired = sim.world.by_trace[trace]
+                closed_ns = sim.coordinator.store.traces[trace].first_released_ns
+                judged_ns = sim.world.judged_ns[trace, verdict.version]
+                if closed_ns is not None and closed_ns < judged_ns:
+                    continue  # it came up again, and has lost its triggers
                 if not all(may_be_forgotten(sim, f) for f in fired):
                     yield f"{words}: who fired it is there, and never forgot it"
             case ReasonKind.NO_ANSWER | ReasonKind.NOT_CONNECTED:
