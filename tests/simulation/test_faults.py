@@ -21,7 +21,8 @@ from tests.simulation.oracle import Tally
 
 QUICK = 240
 NEW = 4
-"""A change that has nothing to do with it must seldom fail by what is found."""
+"""A change that has nothing to do with it must seldom fail by what is found: of 3,300 new ones three
+were findings (504972, 506347, 506459), which are open."""
 MANY = 10_000
 
 JUDGED_MIN = 0.8
