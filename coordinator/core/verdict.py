@@ -448,11 +448,19 @@ def _slice_reasons(part: Part, said: SliceEvidence, nodes: Nodes) -> Iterator[Re
     """What is wrong with one slice as a whole."""
     name = nodes.name_of(part.node)
     # Where a slice ends before its time, so may what stands there: at a bound, or where its node
-    # lost or dropped the rest. For each of these there is a reason.
+    # lost or dropped the rest, or has it yet. For each of these there is a reason.
     status = part.status
     is_cut = part.missing_bytes or part.restarted
     is_cut = is_cut or status is None or SliceFlags.TRUNCATED in status.flags
-    if said.malformed or not (said.whole or is_cut):
+    # Its bytes come by another stream, so a node may be gone before its word on the last of them.
+    is_untold = status is not None and part.received > status.bytes
+    if is_untold and not said.whole and not part.lost:
+        assert status is not None
+        detail = (
+            f"{part.received} bytes came, more than the {status.bytes} it told of, and not the last"
+        )
+        yield Reason(ReasonKind.BYTES_MISSING, name, detail)
+    if said.malformed or not (said.whole or is_cut or is_untold):
         count = said.malformed or 1
         yield Reason(ReasonKind.MALFORMED, name, f"{count} places make no sense")
     if said.truncated_records:

@@ -930,6 +930,34 @@ def test_a_slice_that_ends_where_its_node_lost_the_rest_is_not_malformed() -> No
         assert ReasonKind.MALFORMED not in kinds(verdict)
 
 
+def test_a_slice_of_which_more_is_here_than_its_node_told_of_is_waited_for() -> None:
+    """The daemon died when bytes were sent and the word on them was not; it goes on with them."""
+    harness = Harness()
+    slices = two_nodes()
+    size = len(slices["n1"])
+    harness.cluster(*slices)
+    harness.fire("n1", T)
+    harness.deliver(T, {"n2": slices["n2"]})
+    harness.status("n1", T, size - 20)
+    harness.send("n1", T, 0, slices["n1"][: size - 3])
+    harness.lose("n1")
+    harness.lose_slices("n1")
+    harness.wait(2 * S)
+    verdict = harness.verdict(T)
+    assert verdict is not None
+    assert ReasonKind.BYTES_MISSING in kinds(verdict)
+    assert ReasonKind.MALFORMED not in kinds(verdict)
+    assert is_waited_for(harness)
+    harness.connect("n1", incarnation=2)
+    harness.open_slices("n1", incarnation=2)
+    harness.status("n1", T, size)
+    harness.send("n1", T, size - 3, slices["n1"][size - 3 :])
+    harness.wait(S)
+    verdict = harness.verdict(T)
+    assert verdict is not None
+    assert verdict.kind is VerdictKind.COHERENT
+
+
 def test_a_node_whose_word_is_missing_may_still_say_how_much_there_is() -> None:
     harness = Harness()
     slices = two_nodes()

@@ -17,11 +17,13 @@ from protocol.hashing import address_id, node_id
 from protocol.messages import SliceFlags, TraceId
 from protocol.verdicts import VerdictKind
 from tests.decoding.evidence import PythonEvidence, missing
+from tests.decoding.slices import PythonDecoder
 from tests.simulation.network import NOBODYS
 from tests.simulation.oracle.expected import LATE_NS, may_be_forgotten
 
 if TYPE_CHECKING:
     from tests.simulation.simulator import Simulator
+    from tests.simulation.store import KeptSlice
 
 OF_FINDINGS = {
     FindingKind.LOSSY: ReasonKind.LOSSY,
@@ -151,6 +153,15 @@ def _findings(sim: Simulator, trace: TraceId) -> dict[ReasonKind, set[str]]:
     return found
 
 
+def _is_cut(stored: KeptSlice | None) -> bool:
+    """Whether a slice ends within a piece."""
+    if stored is None or not stored.data:
+        return False
+    decoder = PythonDecoder()
+    decoder.feed(bytes(stored.data))
+    return not decoder.whole
+
+
 def _untrue(sim: Simulator, trace: TraceId, reason: Reason, verdict: Verdict) -> str:
     """Why a reason is not true; empty if it is."""
     kind, node = reason.kind, reason.node
@@ -189,7 +200,8 @@ def _untrue(sim: Simulator, trace: TraceId, reason: Reason, verdict: Verdict) ->
             if verdict.kind is not VerdictKind.PROVISIONAL:
                 return "the verdict is not provisional"
         case ReasonKind.BYTES_MISSING:
-            if status is not None and status.bytes <= length:
+            # What it said last may not have come, though the bytes did, but for the end.
+            if status is not None and status.bytes <= length and not _is_cut(stored):
                 return f"{length} bytes are here, and it said {status.bytes}"
         case ReasonKind.STILL_WRITTEN:
             if status is None or not status.open_handles:
