@@ -280,7 +280,8 @@ def judge(trace: Trace, nodes: Nodes, *, final: bool) -> Verdict:
     The version is one above the last if anything differs from it.
     """
     reasons = _limit(_reasons(trace, nodes, final=final))
-    if trace.late:
+    # What was missing of one that is given up may have come since, and who is blamed for it with it.
+    if trace.late and trace.abandoned_by is None:
         reasons = _with_those_before(reasons, trace.reasons_before)
     reasons = _cut(reasons)
     kinds = {reason.verdict for reason in reasons}

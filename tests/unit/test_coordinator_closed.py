@@ -13,7 +13,7 @@ from coordinator.core.trace import TraceState
 from coordinator.core.verdict import ReasonKind, Verdict
 from formats.records import Data
 from formats.slices import PieceKind, RunFlags
-from protocol.messages import Abandoned, Release, SliceAck, SliceFlags
+from protocol.messages import Abandoned, Group, Release, SliceAck, SliceFlags
 from protocol.verdicts import VerdictKind
 from testbed.encoding import encode_piece, encode_record
 from tests.unit.coordinator_harness import (
@@ -146,6 +146,23 @@ def test_what_a_node_says_once_more_is_one_reason() -> None:
     assert len(kinds_said) == len(set(kinds_said))
     # As it is now, not as it was.
     assert (ReasonKind.BYTES_MISSING, "0 of 600 bytes came") in said(harness, "n2")
+
+
+def test_of_one_that_comes_up_again_and_is_given_up_nothing_else_is_said() -> None:
+    """What was missing when it was closed may have come since."""
+    harness = Harness()
+    harness.cluster("n1", "n2")
+    harness.fire("n1", T)
+    harness.deliver(T, {"n1": two_nodes()["n1"]})
+    wait_for_the_end(harness)
+    assert ReasonKind.HOP_OUT_UNMET in kinds(harness.store.traces[T].verdict)
+    harness.restart()
+    harness.cluster("n1", "n2")
+    harness.fire("n2", T, "again")
+    harness.deliver(T, {"n2": two_nodes()["n2"]})
+    harness.say("n2", Abandoned(Group("again", T)))
+    wait_for_the_end(harness)
+    assert kinds(harness.store.traces[T].verdict) == {ReasonKind.ABANDONED}
 
 
 def test_how_many_more_reasons_there_were_is_not_forgotten() -> None:
