@@ -222,7 +222,8 @@ static void look_at_rows(struct bsd_spans *one, struct bsd_spans *other,
 	for (size_t i = 0; i < rows.n_operations; i++) {
 		const struct bsd_operation *o = &rows.operations[i];
 
-		is_utf8((struct bsd_text){rows.names + names, o->service_bytes});
+		is_utf8((struct bsd_text){rows.names + names,
+					  o->service_bytes});
 		names += o->service_bytes;
 		is_utf8((struct bsd_text){rows.names + names, o->name_bytes});
 		names += o->name_bytes;
