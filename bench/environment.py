@@ -27,3 +27,14 @@ def given(
         if text := environment.get(name, ""):
             said[known.name] = value(name, text, getattr(parameters, known.name))
     return replace(parameters, **said)
+
+
+def whole_number(most: int) -> Callable[[str, str, object], object]:
+    """A ``value`` for ``given``: whole numbers from 1 to that."""
+
+    def value(name: str, text: str, _: object) -> int:
+        if not text.isdecimal() or not 0 < int(text) <= most:
+            raise ValueError(f"{name}={text}: want a whole number from 1 to {most}")
+        return int(text)
+
+    return value

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.costs import Costs
-from bench.environment import given
+from bench.environment import given, whole_number
 from bench.machine import description
 from testbed.topology import PYTHON
 
@@ -102,19 +102,13 @@ def _processes(count: int) -> Iterator[list[_Process]]:
         yield processes
 
 
-def _number(name: str, text: str, _: object) -> int:
-    if not text.isdecimal() or not 0 < int(text) <= 100:
-        raise ValueError(f"{name}={text}: want a whole number from 1 to 100")
-    return int(text)
-
-
 def main(environment: Mapping[str, str], arguments: Sequence[str]) -> int:
     """Measure and print it all."""
     if arguments:
         sys.stderr.write(f"{__doc__}\n")
         return 2
     try:
-        parameters = given(Parameters(), environment, _number)
+        parameters = given(Parameters(), environment, whole_number(100))
     except ValueError as error:
         sys.stderr.write(f"{error}\n")
         return 2

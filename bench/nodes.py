@@ -26,7 +26,7 @@ from pathlib import Path
 from bench import compare, report
 from bench.collection import Program, services_on
 from bench.costs import Costs
-from bench.environment import given
+from bench.environment import given, whole_number
 from bench.machine import description, load, stolen_told
 from bench.trees import Tree, base_tree, this_tree
 from testbed.topology import Coordinator, Network, Node, started
@@ -45,12 +45,6 @@ class Parameters:
     spans: int = 4
     settle_s: int = 40
     idle_s: int = 20
-
-
-def _number(name: str, text: str, _: object) -> int:
-    if not text.isdecimal() or not 0 < int(text) <= 10_000:
-        raise ValueError(f"{name}={text}: want a whole number from 1 to 10000")
-    return int(text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +164,7 @@ def main(environment: Mapping[str, str], arguments: Sequence[str]) -> int:
         sys.stderr.write(f"{__doc__}\n")
         return 2
     try:
-        parameters = given(Parameters(), environment, _number)
+        parameters = given(Parameters(), environment, whole_number(10_000))
     except ValueError as error:
         sys.stderr.write(f"{error}\n")
         return 2
