@@ -229,7 +229,7 @@ METRICS = (
     ),
     Metric(
         "triggers_unreported",
-        "Triggered traces that the coordinator has not, or not all of.",
+        "Triggered traces of which this node does not know yet that the coordinator has all.",
         "triggers_unreported",
     ),
     Metric(

@@ -43,7 +43,7 @@ from coordinator.store.reader import StoreReader
 from coordinator.store.schema import in_words
 from coordinator.store.writer import Store
 from counting.histogram import Histogram
-from protocol.messages import CoordinatorMessage, TraceId
+from protocol.messages import TraceId
 from protocol.versions import OURS, Versions
 from runtime import VERSION
 from runtime.health import Health
@@ -287,15 +287,13 @@ class CoordinatorServer:
             self._nodes.keeps_up.set()
         else:
             self._nodes.keeps_up.clear()
-        by_session: dict[int, list[CoordinatorMessage]] = {}
-        for session, message in self._core.take_control():
-            by_session.setdefault(session, []).append(message)
-        for session, messages in by_session.items():
+        now_ns = time.monotonic_ns()
+        for session, messages in self._core.take_control(now_ns):
             self._nodes.say(session, messages)
         self._questions.on_reports(self._core.take_reports())
-        for stream, reply in self._core.take_slice_replies():
+        for stream, reply in self._core.take_slice_replies(now_ns):
             self._nodes.reply(stream, reply)
-        self._set_timer(self._core.next_wakeup_ns(time.monotonic_ns()))
+        self._set_timer(self._core.next_wakeup_ns(now_ns))
 
     def _set_timer(self, wakeup_ns: int | None) -> None:
         due_s = None if wakeup_ns is None else -(-wakeup_ns // _TICK_NS) * _TICK_NS / 1e9

@@ -24,6 +24,8 @@ class Feature(enum.IntFlag):
     """Chunks may be compressed by Zstandard, and are stored so: SliceChunk.zstd."""
     STATUS = 16
     """The coordinator may ask how the node is: StatusQuestion."""
+    LATE_ACKS = 32
+    """TriggerAck may wait for seconds, and SliceReply while the node has little to send."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +55,11 @@ class Incompatible(ValueError):
 OURS = Versions(
     oldest=5,
     newest=5,
-    features=Feature.POLICY | Feature.CHUNK_LISTS | Feature.ZSTD | Feature.STATUS,
+    features=Feature.POLICY
+    | Feature.CHUNK_LISTS
+    | Feature.ZSTD
+    | Feature.STATUS
+    | Feature.LATE_ACKS,
 )
 
 BEFORE_WINDOWS = 4

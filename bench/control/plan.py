@@ -13,6 +13,7 @@ OPEN 1: the third node says that the trace is still being written, for ever.
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import random
 import struct
@@ -61,6 +62,20 @@ try:
     _slices: Any = importlib.import_module("formats.slices")
 except ModuleNotFoundError:
     _encoding = _records = _slices = importlib.import_module("protocol.slices")
+
+
+def _hello(name: str, incarnation: int, addresses: tuple[str, ...]) -> Hello:
+    """Bytes count as durable when they are acknowledged, so no acknowledgement may come late.
+
+    Trees that know nothing of that have none.
+    """
+    hello = Hello(name, incarnation, addresses)
+    versions: Any = getattr(hello, "versions", None)
+    late: Any = getattr(type(versions.features), "LATE_ACKS", None) if versions else None
+    if late is None:
+        return hello
+    prompt = dataclasses.replace(versions, features=versions.features & ~late)
+    return dataclasses.replace(hello, versions=prompt)
 
 
 @dataclass(slots=True)
@@ -243,7 +258,7 @@ def write(file: BinaryIO, nodes: int, traces: int, seed: int, *, is_open: bool) 
     for number in range(nodes):
         name, incarnation = _node_name(number), dice.getrandbits(64)
         addresses = (f"10.{number >> 16 & 255}.{number >> 8 & 255}.{number & 255}",)
-        plan.point(wire.encode_node_batch([Hello(name, incarnation, addresses)]))
+        plan.point(wire.encode_node_batch([_hello(name, incarnation, addresses)]))
         plan.point(wire.encode_opening(wire.Opening(name, incarnation)))
     for identity, chosen in _traces(dice, nodes, traces):
         begin_ns = _BEGIN_NS + dice.randrange(3600 * 1000) * _MS

@@ -92,7 +92,7 @@ class Assembly:
         """Tell a new stream how far a slice is, where the node may not know."""
         unsure = part.acked_on is None or part.acked_on == node.previous_stream
         if part.durable and (unsure or part.missing_bytes):
-            self._ack(stream, trace, part)
+            self._ack(stream, trace, part, hurried=True)
 
     def meet(self, trace: Trace, part: Part, epoch: int, *, begins: bool, told: bool) -> bool:
         """A slice of this epoch has come up; False if another one is kept for good.
@@ -190,7 +190,7 @@ class Assembly:
             if part.received >= self._slice_bytes_max:
                 self._outbox.after_writes(BytesDurable(trace.id, node.id, part.epoch, end, 0))
             elif chunk.offset > part.received or end <= part.durable:
-                self._ack(stream, trace, part)
+                self._ack(stream, trace, part, hurried=True)
         else:
             offset = part.received
             part.received += len(fresh)
@@ -220,11 +220,13 @@ class Assembly:
             if node is not None and node.stream is not None:
                 self._ack(node.stream, trace, part)
         elif node is not None and node.stream is not None:
-            self._outbox.ack(node.stream, effect.trace, effect.epoch, effect.end)
+            hurried = self.credit.hurries(node.stream)
+            self._outbox.ack(node.stream, effect.trace, effect.epoch, effect.end, hurried=hurried)
 
-    def _ack(self, stream: int, trace: Trace, part: Part) -> None:
+    def _ack(self, stream: int, trace: Trace, part: Part, *, hurried: bool = False) -> None:
         part.acked_on = stream
-        self._outbox.ack(stream, trace.id, part.epoch, part.durable)
+        hurried = hurried or self.credit.hurries(stream)
+        self._outbox.ack(stream, trace.id, part.epoch, part.durable, hurried=hurried)
 
     def _admit(self, stream: int) -> Node | None:
         known = self._streams[stream]
@@ -237,6 +239,6 @@ class Assembly:
             # Nobody hoards by many streams what others could send.
             self.credit.close(node.stream)
         node.stream = stream
-        self.credit.open(stream)
+        self.credit.open(stream, patient=node.takes_late_acks)
         self.credit.demand(stream, node.expected_bytes)
         return node

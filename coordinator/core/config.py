@@ -12,7 +12,7 @@ NS_PER_S = 1_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorConfig:
-    """Settings of the coordinator's core. All must be positive.
+    """Settings of the coordinator's core. All must be positive, but for those that may be 0.
 
     When
       answer_timeout_ns   a node that was asked and does not answer in this
@@ -31,6 +31,9 @@ class CoordinatorConfig:
       clock_probe_interval_ns  between two probes of a node's clock. Crystals
                           drift by tens of microseconds in a minute, which is
                           less than what a probe can tell
+      patience_ns         what nobody waits for (acknowledgements, releases, credit that is not
+                          needed yet) waits so long for other messages to its node, and for no
+                          more than a quarter of linger_ns; 0: it does not
       node_expiry_ns      a node that is gone for so long is forgotten, unless a trace in
                           memory names it
 
@@ -68,6 +71,7 @@ class CoordinatorConfig:
     provisional_ns: int = 10 * NS_PER_S
     linger_ns: int = 30 * NS_PER_S
     missing_linger_ns: int = 300 * NS_PER_S
+    patience_ns: int = 5 * NS_PER_S
     node_expiry_ns: int = 7 * 86400 * NS_PER_S
     clock_probe_interval_ns: int = 60 * NS_PER_S
 
@@ -90,7 +94,7 @@ class CoordinatorConfig:
     def __post_init__(self) -> None:
         for setting in fields(self):
             value = getattr(self, setting.name)
-            if value < 1 and setting.name != "priority_seed":
+            if value < 1 and setting.name not in ("priority_seed", "patience_ns"):
                 raise ValueError(f"{setting.name} is {value}; it must be positive")
         if self.memory_bytes < CHUNK_BYTES_MAX:
             raise ValueError(

@@ -96,6 +96,11 @@ EXPIRY_GRACE_NS = 60_000_000_000
 CLOCK_STEPPED_PROBE_NS = 1_000_000_000
 
 
+def _patience_ns(config: CoordinatorConfig) -> int:
+    """So that what came of a trace is acknowledged long before its node may forget it."""
+    return min(config.patience_ns, config.linger_ns // 4)
+
+
 class CoordinatorCore:
     """One coordinator. See the module; ``counters`` may be read at any time."""
 
@@ -119,7 +124,7 @@ class CoordinatorCore:
         self.counters = CoordinatorCounters()
         self._config = config
         self._incarnation = incarnation
-        self._outbox = Outbox()
+        self._outbox = Outbox(_patience_ns(config))
         self._nodes = Nodes(config.nodes_max, versions)
         self._trigger_names = TriggerNames(config.trigger_names_max)
         self._names_forgotten_ns = now_ns
@@ -358,13 +363,13 @@ class CoordinatorCore:
 
     # ----------------------------------------------------------- outputs
 
-    def take_control(self) -> list[tuple[int, CoordinatorMessage]]:
-        """(session, message), in order. After a Refused the session's stream ends."""
-        return self._outbox.take_control()
+    def take_control(self, now_ns: int) -> list[tuple[int, list[CoordinatorMessage]]]:
+        """(session, messages), each one's in order. After a Refused the session's stream ends."""
+        return self._outbox.take_control(now_ns)
 
-    def take_slice_replies(self) -> list[tuple[int, SliceReply]]:
+    def take_slice_replies(self, now_ns: int) -> list[tuple[int, SliceReply]]:
         """(stream, reply)."""
-        return self._outbox.take_replies(self._assembly.credit.take_grants())
+        return self._outbox.take_replies(self._assembly.credit, now_ns)
 
     def take_moves(self, *, wanted: bool) -> list[tuple[TraceId, TraceState, TraceState]]:
         """Which traces changed their state since this was last called, from where to where.
@@ -380,10 +385,10 @@ class CoordinatorCore:
         return self._outbox.take_writes()
 
     def next_wakeup_ns(self, now_ns: int) -> int | None:
-        """When on_tick may do something without a new fact."""
+        """When on_tick may do something, or something is to be fetched, without a new fact."""
         if self.recovering:
             return None
-        times = [self._lifecycle.next_ns(), self._probe_timers.next_ns()]
+        times = [self._lifecycle.next_ns(), self._probe_timers.next_ns(), self._outbox.next_ns()]
         due = [time for time in times if time is not None]
         return max(now_ns, min(due)) if due else None
 
@@ -409,6 +414,7 @@ class CoordinatorCore:
     def reconfigure(self, config: CoordinatorConfig) -> None:
         """Go on with other times and bounds, each from when it is next looked at."""
         self._config = config
+        self._outbox.reconfigure(_patience_ns(config))
         self._traversal.reconfigure(config)
         self._assembly.reconfigure(config)
         self._lifecycle.reconfigure(config)
@@ -480,7 +486,7 @@ class CoordinatorCore:
         if not known and not self._may_fire(node, fired, now_ns):
             self.counters.groups_given_up += 1
             self._lifecycle.give_up(group, NOBODY, now_ns)
-        self._outbox.after_writes(Say(session, TriggerAck(group)))
+        self._outbox.after_writes(Say(session, TriggerAck(group), late=True))
         if group in self._traversal.abandoned:
             self._outbox.say(session, Drop(group))
             for trace_id in (group.primary, *fired.laterals):
@@ -699,8 +705,10 @@ class CoordinatorCore:
         for effect in self._outbox.settle():
             match effect:
                 case Say():
-                    if self._nodes.of_session(effect.session) is not None:
-                        self._outbox.say(effect.session, effect.message)
+                    node = self._nodes.of_session(effect.session)
+                    if node is not None:
+                        late = effect.late and node.takes_late_acks
+                        self._outbox.say(effect.session, effect.message, hurried=not late)
                 case BytesDurable():
                     self._assembly.durable(effect, self._traces.get(effect.trace))
                 case Closed():

@@ -28,22 +28,40 @@ QUANTUM_BYTES = 64 << 10
 """The least that is granted while there is more to want: a message for each
 freed kilobyte would cost more than it helps. Also the first step."""
 
-ADVANCE_BYTES = 8 << 10
-"""Most slices are shorter, and wait for no credit at all."""
+ADVANCE_BYTES = 32 << 10
+"""Most slices are shorter, and wait for no credit at all; some, for no message with more."""
 
-_ADVANCES = 8
-"""One part in so many of the memory is for advances; twice that where the last of very many
-streams get less than the first."""
+_SHORT_BYTES = 8 << 10
+"""Who sent so much of its advance is told at once. Until then it holds what is durable already."""
+
+_ADVANCES = 16
+"""One part in so many of the memory is for advances; some five times that where the last of very
+many streams get less than the first."""
 
 
 @dataclass(slots=True)
 class _Stream:
-    """``out``: what it may send now. ``used``: what it sent of the step."""
+    """``out``: what it may send, of which it was not told of ``untold``.
 
+    ``used``: what it sent of the step. ``patient``: what it is told may come late.
+    """
+
+    patient: bool
     out: int = 0
+    untold: int = 0
     demand: int = 0
     step: int = QUANTUM_BYTES
     used: int = 0
+
+    @property
+    def told(self) -> int:
+        """What it knows that it may send."""
+        return self.out - self.untold
+
+    @property
+    def hurries(self) -> bool:
+        """Whether it waits for what it is told."""
+        return not self.patient or self.demand > min(self.told, _SHORT_BYTES)
 
 
 class Credit:
@@ -55,7 +73,8 @@ class Credit:
         self._streams: dict[int, _Stream] = {}
         self._out_bytes = 0
         self._waiting: OrderedDict[int, None] = OrderedDict()
-        self._granted: dict[int, int] = {}
+        # Streams with untold credit that is new, or wanted: whether that hurries.
+        self._news: dict[int, bool] = {}
         self.undurable_bytes = 0
 
     def reconfigure(self, memory_bytes: int, window_bytes: int) -> None:
@@ -75,9 +94,9 @@ class Credit:
         """How many streams would get more if there were more."""
         return len(self._waiting)
 
-    def open(self, stream: int) -> None:
-        """A stream that may send."""
-        self._streams[stream] = _Stream()
+    def open(self, stream: int, *, patient: bool = True) -> None:
+        """A stream that may send. ``patient``: what it is told may come late."""
+        self._streams[stream] = _Stream(patient)
         self.top_up(stream)
 
     def close(self, stream: int) -> None:
@@ -86,7 +105,7 @@ class Credit:
         if known is not None:
             self._out_bytes -= known.out
         self._waiting.pop(stream, None)
-        self._granted.pop(stream, None)
+        self._news.pop(stream, None)
         self._serve()
 
     def demand(self, stream: int, size: int) -> None:
@@ -98,6 +117,7 @@ class Credit:
         if not size:
             known.step, known.used = QUANTUM_BYTES, 0
         self.top_up(stream)
+        self._hurry_if_short(stream, known)
 
     def arrived(self, stream: int, size: int) -> bool:
         """Bytes came on a stream. False: more than it may, and no room for them."""
@@ -113,6 +133,7 @@ class Credit:
         known.used += size
         if known.used >= known.step:
             known.step, known.used = min(2 * known.step, self._window_bytes), 0
+        self._hurry_if_short(stream, known)
         return True
 
     def free(self, size: int) -> None:
@@ -126,13 +147,38 @@ class Credit:
             self._want(stream)
             self._serve()
 
-    def take_grants(self) -> dict[int, int]:
-        """What was granted since the last time, by stream."""
-        granted, self._granted = self._granted, {}
+    def take_news(self) -> dict[int, bool]:
+        """Streams that are to be told of credit, and whether that hurries."""
+        news, self._news = self._news, {}
+        return news
+
+    def take_grant(self, stream: int) -> int:
+        """What a stream is told now that it may send more."""
+        known = self._streams.get(stream)
+        if known is None:
+            return 0
+        granted, known.untold = known.untold, 0
         return granted
 
+    def hurries(self, stream: int) -> bool:
+        """Whether what a stream is told hurries.
+
+        A node that has much to send may have to give up some of it, and should know what it need
+        not: what is durable.
+        """
+        known = self._streams.get(stream)
+        return known is not None and known.hurries
+
+    def _hurry_if_short(self, stream: int, known: _Stream) -> None:
+        few = known.told < self._advance() - _SHORT_BYTES
+        if known.untold and (few or known.hurries):
+            self._news[stream] = True
+
+    def _advance(self) -> int:
+        return min(ADVANCE_BYTES, self._memory_bytes // (_ADVANCES * len(self._streams)))
+
     def _target(self, known: _Stream) -> int:
-        advance = min(ADVANCE_BYTES, self._memory_bytes // (_ADVANCES * len(self._streams)))
+        advance = self._advance()
         if not known.demand:
             return advance
         free = max(QUANTUM_BYTES, self._memory_bytes - self.used_bytes)
@@ -141,7 +187,8 @@ class Credit:
     def _want(self, stream: int) -> None:
         known = self._streams[stream]
         target = self._target(known)
-        if known.out < target and known.out * 2 <= target:
+        few = not known.demand and target - known.out >= _SHORT_BYTES
+        if known.out < target and (few or known.out * 2 <= target):
             self._waiting.setdefault(stream)
 
     def _serve(self) -> None:
@@ -156,5 +203,7 @@ class Credit:
                     return
                 known.out += grant
                 self._out_bytes += grant
-                self._granted[stream] = self._granted.get(stream, 0) + grant
+                known.untold += grant
+                self._news.setdefault(stream, False)
+                self._hurry_if_short(stream, known)
             del self._waiting[stream]

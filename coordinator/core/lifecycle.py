@@ -281,7 +281,7 @@ class Lifecycle:
         for identity in dict.fromkeys((*closed.nodes, *mentioned)):
             node = self._nodes.by_id.get(identity)
             if node is not None and node.session is not None:
-                self._outbox.say(node.session, Release(closed.trace))
+                self._outbox.say(node.session, Release(closed.trace), hurried=False)
 
     def release_again(self, trace_id: TraceId, node: Node) -> None:
         """A node mentions what it may forget."""
@@ -290,7 +290,7 @@ class Lifecycle:
             # It is told then, also if those were not to be that had a part.
             closing[1][node.id] = None
         elif node.session is not None:
-            self._outbox.say(node.session, Release(trace_id))
+            self._outbox.say(node.session, Release(trace_id), hurried=False)
 
     # ------------------------------------------------------------ inside
 

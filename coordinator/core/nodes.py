@@ -28,7 +28,7 @@ from coordinator.core.clock import ClockFilter
 from counting.token_bucket import TokenBucket
 from protocol.hashing import address_id, node_id
 from protocol.messages import Hello, NodeId
-from protocol.versions import Agreed, Incompatible, Versions, agree
+from protocol.versions import Agreed, Feature, Incompatible, Versions, agree
 
 
 @dataclass(slots=True)
@@ -58,6 +58,11 @@ class Node:
     """Of all its parts."""
     bucket: TokenBucket | None = None
     """For the traces that its firings begin."""
+
+    @property
+    def takes_late_acks(self) -> bool:
+        """Whether what it is told of its firings and bytes may wait."""
+        return self.agreed is not None and Feature.LATE_ACKS in self.agreed.features
 
 
 class Forgotten(enum.Enum):

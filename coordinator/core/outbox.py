@@ -3,6 +3,10 @@
 
 What must not be said before a write is durable waits here with the write's
 token, as an *effect*.
+
+What nobody waits for (acknowledgements, releases, credit beside what a node still has) waits for
+what else its node is told, and for ``patience_ns`` at the longest: a message of its own costs both
+sides more than it says. Messages of one session stay in order.
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ from collections.abc import Iterator
 from dataclasses import field
 from typing import TypeAlias
 
+from coordinator.core.credit import Credit
 from coordinator.core.records import Record, Write
 from protocol.messages import (
     ACKS_MAX,
@@ -28,13 +33,17 @@ from protocol.messages import (
 )
 from protocol.values import dataclass
 
+WAITING_MAX = 256
+"""So much for one node waits no longer."""
+
 
 @dataclass(frozen=True, slots=True)
 class Say:
-    """A message, if the session is still there."""
+    """A message, if the session is still there. ``late``: it may wait, if the node knows that."""
 
     session: int
     message: TriggerAck | Drop
+    late: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,24 +81,77 @@ class _Asking:
     traces: dict[TraceId, None] = field(default_factory=dict)
 
 
+class _Due:
+    """Who is told something: at once, or by a time."""
+
+    def __init__(self, patience_ns: int) -> None:
+        self.patience_ns = patience_ns
+        self._now: dict[int, None] = {}
+        self._new: dict[int, None] = {}
+        self._later: dict[int, int] = {}  # who waits longest first
+
+    def add(self, number: int, *, hurried: bool) -> None:
+        """There is something for a session or stream."""
+        if hurried:
+            self.forget(number)
+            self._now[number] = None
+        elif number not in self._now and number not in self._later:
+            self._new[number] = None
+
+    def forget(self, number: int) -> None:
+        self._now.pop(number, None)
+        self._new.pop(number, None)
+        self._later.pop(number, None)
+
+    def take(self, now_ns: int) -> list[int]:
+        """Whose time has come."""
+        for number in self._new:
+            self._later[number] = now_ns + self.patience_ns
+        self._new.clear()
+        taken = list(self._now)
+        self._now.clear()
+        while self._later:
+            number, due_ns = next(iter(self._later.items()))
+            if due_ns > now_ns:
+                break
+            del self._later[number]
+            taken.append(number)
+        return taken
+
+    def next_ns(self) -> int | None:
+        """When the next one's time comes, of those that take() has seen."""
+        return next(iter(self._later.values()), None)
+
+
 class Outbox:
     """Outputs in the order in which they were decided."""
 
-    def __init__(self) -> None:
-        self._control: list[tuple[int, CoordinatorMessage | _Asking]] = []
+    def __init__(self, patience_ns: int = 0) -> None:
+        self._control: dict[int, list[CoordinatorMessage | _Asking]] = {}
+        self._control_due = _Due(patience_ns)
         self._asking: dict[tuple[int, Group], _Asking] = {}
         self._acks: dict[int, dict[tuple[TraceId, int], int]] = {}
+        self._replies_due = _Due(patience_ns)
         self._writes: list[Write] = []
         self._effects: deque[tuple[int, Effect]] = deque()
         self._token = 0
         self._durable = 0
 
-    def say(self, session: int, message: CoordinatorMessage) -> None:
+    def reconfigure(self, patience_ns: int) -> None:
+        """Have what comes from now on wait so long."""
+        self._control_due.patience_ns = self._replies_due.patience_ns = patience_ns
+
+    def say(self, session: int, message: CoordinatorMessage, *, hurried: bool = True) -> None:
         """A message for a session."""
         if isinstance(message, Drop):
             # A later Collect for the group must not slip in before it.
             self._asking.pop((session, message.group), None)
-        self._control.append((session, message))
+        self._say(session, message, hurried=hurried)
+
+    def _say(self, session: int, message: CoordinatorMessage | _Asking, *, hurried: bool) -> None:
+        said = self._control.setdefault(session, [])
+        said.append(message)
+        self._control_due.add(session, hurried=hurried or len(said) >= WAITING_MAX)
 
     def collect(self, session: int, group: Group, trace: TraceId) -> None:
         """Ask a session for a trace, together with what else it is asked for the group."""
@@ -97,20 +159,26 @@ class Outbox:
         # Nodes that fire one trigger may each name other laterals.
         if asking is None or len(asking.traces) == COLLECT_TRACES_MAX:
             asking = self._asking[session, group] = _Asking(group)
-            self._control.append((session, asking))
+            self._say(session, asking, hurried=True)
         asking.traces[trace] = None
 
-    def ack(self, stream: int, trace: TraceId, epoch: int, offset: int) -> None:
-        """Tell a Slices stream how far a slice is durable."""
-        self._acks.setdefault(stream, {})[trace, epoch] = offset
+    def ack(
+        self, stream: int, trace: TraceId, epoch: int, offset: int, *, hurried: bool = False
+    ) -> None:
+        """Tell a Slices stream how far a slice is durable. ``hurried``: its node goes on from there."""
+        acks = self._acks.setdefault(stream, {})
+        acks[trace, epoch] = offset
+        self._replies_due.add(stream, hurried=hurried or len(acks) >= WAITING_MAX)
 
     def forget_session(self, session: int) -> None:
         """It is gone: nothing more for it."""
-        self._control = [said for said in self._control if said[0] != session]
+        self._control.pop(session, None)
+        self._control_due.forget(session)
         self._asking = {key: a for key, a in self._asking.items() if key[0] != session}
 
     def forget_stream(self, stream: int) -> None:
         self._acks.pop(stream, None)
+        self._replies_due.forget(stream)
 
     def write(self, record: Record, effect: Effect | None = None) -> None:
         """Write a record; the effect follows when it is durable."""
@@ -143,32 +211,41 @@ class Outbox:
             raise ValueError(f"token {token} was never written; the last one is {self._token}")
         self._durable = max(self._durable, token)
 
-    def take_control(self) -> list[tuple[int, CoordinatorMessage]]:
-        taken = [
+    def take_control(self, now_ns: int) -> list[tuple[int, list[CoordinatorMessage]]]:
+        """What sessions are told now."""
+        # Whoever is asked for something is told so at once.
+        self._asking.clear()
+        return [
             (
                 session,
-                Collect(said.group, tuple(said.traces)) if isinstance(said, _Asking) else said,
+                [
+                    Collect(said.group, tuple(said.traces)) if isinstance(said, _Asking) else said
+                    for said in self._control.pop(session)
+                ],
             )
-            for session, said in self._control
+            for session in self._control_due.take(now_ns)
         ]
-        self._control = []
-        self._asking.clear()
-        return taken
 
-    def take_replies(self, grants: dict[int, int]) -> list[tuple[int, SliceReply]]:
+    def take_replies(self, credit: Credit, now_ns: int) -> list[tuple[int, SliceReply]]:
         """Acks and credit: one reply a stream, or more where one cannot hold all acks."""
-        acks, self._acks = self._acks, {}
+        for stream, hurried in credit.take_news().items():
+            self._replies_due.add(stream, hurried=hurried)
         replies: list[tuple[int, SliceReply]] = []
-        for stream in sorted({*acks, *grants}):
+        for stream in self._replies_due.take(now_ns):
             left = [
                 SliceAck(trace, offset, epoch)
-                for (trace, epoch), offset in acks.get(stream, {}).items()
+                for (trace, epoch), offset in self._acks.pop(stream, {}).items()
             ]
             while len(left) > ACKS_MAX:
                 replies.append((stream, SliceReply(tuple(left[:ACKS_MAX]))))
                 del left[:ACKS_MAX]
-            replies.append((stream, SliceReply(tuple(left), grants.get(stream, 0))))
+            replies.append((stream, SliceReply(tuple(left), credit.take_grant(stream))))
         return replies
+
+    def next_ns(self) -> int | None:
+        """When something is due that waits."""
+        times = (self._control_due.next_ns(), self._replies_due.next_ns())
+        return min((time for time in times if time is not None), default=None)
 
     def take_writes(self) -> list[Write]:
         taken, self._writes = self._writes, []

@@ -27,18 +27,12 @@ from protocol.messages import (
     Hello,
     NodeMessage,
     Refused,
-    Release,
     SliceReply,
     Unknown,
     cut_utf8,
 )
 from protocol.sending import encoded
 from runtime.log import Log, MessageId, PeerLog
-
-# For how long a release waits for another message to its node. A message of its own costs more
-# than it says, nobody waits for it, and the node has kept the slice for half a minute. Where a trace
-# comes every few seconds, most nodes are told something within this time.
-_RELEASE_WAITS_S = 10.0
 
 # Of nodes that are refused, and come again and again.
 _SAID_REFUSED_MAX = 256
@@ -71,10 +65,6 @@ class NodeStreams:
         self._peer_log = peer_log
         self._sessions: dict[int, Outgoing] = {}
         self._streams: dict[int, Outgoing] = {}
-        self._loop = asyncio.get_running_loop()
-        # By session: until when, and what; who waits longest first.
-        self._put_off: dict[int, tuple[float, list[CoordinatorMessage]]] = {}
-        self._put_off_timer: asyncio.TimerHandle | None = None
         self._said_refused: dict[tuple[str, str], str] = {}  # by name and address; latest last
         self._last_number = 0
         self._zstd = wire.Zstd()
@@ -104,38 +94,10 @@ class NodeStreams:
         self._last_number += 1
         return self._last_number
 
-    def say(self, session: int, messages: list[CoordinatorMessage]) -> None:
-        """Releases may be said with what comes next; their order stays."""
-        if session not in self._sessions:
+    def say(self, session: int, messages: Sequence[CoordinatorMessage]) -> None:
+        outgoing = self._sessions.get(session)
+        if outgoing is None:
             return
-        until_s, before = self._put_off.get(session, (self._loop.time() + _RELEASE_WAITS_S, []))
-        before += messages
-        if len(before) < wire.BATCH_MESSAGES_MAX and all(
-            isinstance(message, Release) for message in messages
-        ):
-            self._put_off[session] = (until_s, before)
-            self._wait_for(until_s)
-        else:
-            self._put_off.pop(session, None)
-            self._say(session, before)
-
-    def _wait_for(self, until_s: float) -> None:
-        if self._put_off_timer is None:
-            self._put_off_timer = self._loop.call_at(until_s, self._say_put_off)
-
-    def _say_put_off(self) -> None:
-        """Say what has waited for long enough."""
-        self._put_off_timer = None
-        while self._put_off:
-            session, (until_s, messages) = next(iter(self._put_off.items()))
-            if until_s > self._loop.time():
-                self._wait_for(until_s)
-                return
-            del self._put_off[session]
-            self._say(session, messages)
-
-    def _say(self, session: int, messages: list[CoordinatorMessage]) -> None:
-        outgoing = self._sessions[session]
         for start in range(0, len(messages), wire.BATCH_MESSAGES_MAX):
             batch = messages[start : start + wire.BATCH_MESSAGES_MAX]
             for data in encoded(batch, wire.encode_coordinator_batch, self._cannot_send):
@@ -175,7 +137,6 @@ class NodeStreams:
             )
         finally:
             del self._sessions[session]
-            self._put_off.pop(session, None)
             self._core.on_node_lost(session, time.monotonic_ns())
             self._news.set()
             self._changed()

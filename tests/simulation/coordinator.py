@@ -257,13 +257,15 @@ class SimCoordinator:
             self.scheduler.at(durable_ns, partial(self._durable, core, write.token))
         self.undurable_max = max(self.undurable_max, self.store.undurable_bytes)
         self.after_step()
-        for number, message in core.take_control():
+        for number, messages in core.take_control(self.mono_ns()):
             stream = self.streams.get(number)
-            if stream is not None:
+            if stream is None:
+                continue
+            for message in messages:
                 if isinstance(message, Collect):
                     self.world.asked |= {(stream.node.name, trace) for trace in message.traces}
                 stream.send_down(message)
-        for number, reply in core.take_slice_replies():
+        for number, reply in core.take_slice_replies(self.mono_ns()):
             stream = self.streams.get(number)
             if stream is not None:
                 stream.send_down(reply)

@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 import zstandard
 
@@ -38,6 +39,7 @@ from protocol.messages import (
     TriggerAck,
     TriggerFired,
 )
+from protocol.versions import OURS, Versions
 from protocol.wire import encode_coordinator_batch, encode_slice_reply
 from testbed.encoding import encode_clock, encode_piece, encode_process, encode_record
 from tests.simulation.store import KeptSlice, MemoryStore
@@ -58,8 +60,8 @@ def trace_name(trace: TraceId) -> str:
 class Harness:
     """A core, a store, and nodes that say what they are told to say."""
 
-    def __init__(self, config: CoordinatorConfig | None = None) -> None:
-        self.config = config or CoordinatorConfig()
+    def __init__(self, config: CoordinatorConfig | None = None, patience_ns: int = 0) -> None:
+        self.config = replace(config or CoordinatorConfig(), patience_ns=patience_ns)
         self.now_ns = 1000 * S
         self.store = MemoryStore(lambda trace, verdict: None)
         self.incarnation = 0
@@ -104,12 +106,15 @@ class Harness:
         self.core = self._start()
         self.fetch()
 
-    def connect(self, name: str, incarnation: int = 1) -> int:
+    def connect(self, name: str, incarnation: int = 1, versions: Versions = OURS) -> int:
         self._numbers += 1
         session = self._numbers
         self._names[session] = name
         self.core.on_node_connected(
-            session, Hello(name, incarnation, (f"10.0.0.{session}",)), f"peer{session}", self.now_ns
+            session,
+            Hello(name, incarnation, (f"10.0.0.{session}",), versions),
+            f"peer{session}",
+            self.now_ns,
         )
         self.fetch()
         if session not in self._refused:
@@ -166,9 +171,9 @@ class Harness:
             assert wakeup_ns >= self.now_ns
             self.now_ns = wakeup_ns
             self.core.on_tick(self.now_ns)
+            self.fetch()
             again_ns = self.core.next_wakeup_ns(self.now_ns)
             assert again_ns is None or again_ns > self.now_ns, "it would be woken for ever"
-            self.fetch()
         self.now_ns = end_ns
 
     # -------------------------------------------------------- what it does
@@ -179,10 +184,11 @@ class Harness:
             self._check_write(write)
             self.written.append(write)
             self.store.write(write)
-        for session, message in self.core.take_control():
-            self._check_message(session, message)
-            self.said.append((self._names[session], message))
-        for stream, reply in self.core.take_slice_replies():
+        for session, messages in self.core.take_control(self.now_ns):
+            for message in messages:
+                self._check_message(session, message)
+                self.said.append((self._names[session], message))
+        for stream, reply in self.core.take_slice_replies(self.now_ns):
             name = self._names[stream]
             encode_slice_reply(reply)
             for ack in reply.acks:

@@ -211,22 +211,26 @@ def test_who_sends_more_than_it_may_costs_only_itself() -> None:
     assert len(stored(harness, "n2")) == may
 
 
+def told(credit: Credit) -> dict[int, int]:
+    """What streams are told that they may send more."""
+    return {stream: credit.take_grant(stream) for stream in credit.take_news()}
+
+
 def test_credit_of_streams_that_close_goes_to_those_that_wait() -> None:
     credit = Credit(4 * QUANTUM_BYTES, 4 * QUANTUM_BYTES)
-    granted: dict[int, int] = {}
     for stream in range(8):
         credit.open(stream)
-    credit.take_grants()
+    told(credit)
     for stream in range(8):
         credit.demand(stream, 1 << 30)
-    granted.update(credit.take_grants())
+    granted = told(credit)
     assert sum(granted.values()) <= 4 * QUANTUM_BYTES
     waiting = [stream for stream in range(8) if stream not in granted]
     assert waiting
     assert credit.waiting == len(waiting)
     for stream in list(granted):
         credit.close(stream)
-    served = list(credit.take_grants())
+    served = list(told(credit))
     assert served
     assert served == waiting[: len(served)]
 

@@ -733,7 +733,7 @@ def test_messages_without_a_hello_are_counted() -> None:
     harness = Harness()
     harness.core.on_node_message(99, TriggerFired(Group("lat", trace_id("T"))), 0, 0)
     assert harness.core.counters.messages_unexpected == 1
-    assert harness.core.take_control() == []
+    assert harness.core.take_control(harness.now_ns) == []
 
 
 def test_triggers_count_by_a_bounded_number_of_names() -> None:

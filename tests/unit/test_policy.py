@@ -59,7 +59,8 @@ def ours_and(more: Feature) -> Versions:
 def said_to(core: CoordinatorCore, session: int) -> list[Policy]:
     return [
         message
-        for to, message in core.take_control()
+        for to, messages in core.take_control(0)
+        for message in messages
         if to == session and isinstance(message, Policy)
     ]
 
@@ -74,11 +75,10 @@ def test_who_knows_what_a_policy_is_hears_it_at_each_welcome_and_when_it_changes
     core.set_policy(TENTH)
     assert said_to(core, 1) == []
     core.set_policy(policy_of(5))
-    messages = core.take_control()
-    assert messages == [(1, policy_of(5))]
+    assert core.take_control(0) == [(1, [policy_of(5)])]
     core.on_node_lost(1, 0)
     core.set_policy(NO_POLICY)
-    assert core.take_control() == []
+    assert core.take_control(0) == []
     # It may have kept one.
     core.on_node_connected(3, Hello("new", 1), "p", 0)
     assert said_to(core, 3) == [NO_POLICY]
@@ -95,7 +95,7 @@ def test_who_knows_no_rules_is_told_the_rest() -> None:
     core.on_node_connected(2, Hello("later", 1, (), later), "p", 0)
     assert said_to(core, 2) == [policy_of(5, rules)]
     core.set_policy(Policy(3, None, rules))
-    assert core.take_control() == [(1, NO_POLICY), (2, Policy(3, None, rules))]
+    assert core.take_control(0) == [(1, [NO_POLICY]), (2, [Policy(3, None, rules)])]
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from google.protobuf.message import Message
 
 from coordinator import queries, server
 from coordinator.core.records import AppendSlice, Write
-from coordinator.rpc import nodes, streams
+from coordinator.rpc import streams
 from coordinator.server import CoordinatorServer
 from coordinator.store import reader as store_reader
 from coordinator.store.reader import StoreReader, Wanted
@@ -35,7 +35,6 @@ from protocol.messages import (
     Group,
     Hello,
     Refused,
-    Release,
     Snapshot,
     SnapshotStatus,
     TraceId,
@@ -194,38 +193,6 @@ def test_a_message_that_cannot_be_sent_is_left_out(
                 pass
             assert client.server.counters.unsendable == 1
             call.cancel()
-
-    asyncio.run(run())
-
-
-@pytest.mark.parametrize("waits_s", [0.0, 3600.0])
-def test_a_release_waits_for_another_message_to_its_node(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, waits_s: float
-) -> None:
-    monkeypatch.setattr(nodes, "_RELEASE_WAITS_S", waits_s)
-    releases = [Release(trigger(number).group.primary) for number in (1, 2, 3)]
-    ack = TriggerAck(trigger(3).group)
-
-    async def run() -> None:
-        async with Client(tmp_path) as client:
-            call, here = client.call("Control"), client.server._nodes
-            await call.write(wire.encode_node_batch([Hello("n", 1)]))
-            batches = aiter(call)
-            await anext(batches)  # the greeting
-            (session,) = here._sessions
-            said: list[CoordinatorMessage] = [*releases[:2]]
-            here.say(session, [*said])
-            if waits_s:
-                for message in (releases[2], ack):
-                    here.say(session, [message])
-                    said.append(message)
-            assert wire.decode_coordinator_batch(await anext(batches)) == said
-            # What waits goes with its stream.
-            here.say(session, [*releases])
-            client.server.news.clear()
-            call.cancel()
-            await client.server.news.wait()
-            assert not here._put_off
 
     asyncio.run(run())
 

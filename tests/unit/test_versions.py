@@ -75,7 +75,8 @@ def test_a_coordinator_tells_what_is_spoken(said: Versions, protocol: int) -> No
     said = Versions(said.oldest, said.newest, Feature(3))
     assert here.on_node_connected(1, Hello("n", 1, (), said), "10.0.0.7:1", 0) is None
     agreed = Agreed(protocol, Feature(2))
-    assert here.take_control()[0] == (1, Welcome(7, agreed))
+    ((session, said_first),) = here.take_control(0)
+    assert (session, said_first[0]) == (1, Welcome(7, agreed))
     (view,) = here.nodes(0)
     assert view.agreed == agreed
     here.on_node_message(1, Unknown(), 0, 0)
@@ -105,6 +106,6 @@ def test_a_node_with_no_version_in_common_is_refused_and_leaves_no_trace(
     here = core(Versions(4, 6))
     refused = Refused(f"node 'n' at 10.0.0.7 is refused: {why}")
     assert here.on_node_connected(1, Hello("n", 1, (), said), "10.0.0.7:1", 0) == refused
-    assert here.take_control() == [(1, refused)]
+    assert here.take_control(0) == [(1, [refused])]
     assert here.counters.hellos_refused == 1
     assert here.nodes(0) == []
