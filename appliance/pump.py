@@ -27,11 +27,11 @@ from appliance.native import EVENTS_AT_ONCE, NativeDataPlane
 from runtime.main import die_if_it_fails
 
 # A trace's last spans come within its own duration of the trigger, mostly. So the longer nothing came,
-# the less soon something will: a quarter of that time, within bounds. A poll costs 80 us. The first
-# is for a trace that a process has open; where none has, somebody would have to begin anew with one: half
-# of the 200 ms of silence after which a coordinator judges.
+# the less soon something will: a quarter of that time, within bounds. To wake for a poll costs 170 us. The
+# first is for a trace that a process has open; where none has, somebody would have to begin anew with
+# one: in time for a coordinator, which judges after 200 ms of silence.
 _OPEN_WAIT_NS = 20_000_000
-_CLOSED_WAIT_NS = 100_000_000
+_CLOSED_WAIT_NS = 150_000_000
 _HELD_WAIT_NS = 1_000_000_000
 
 # A process that touches memory which it was not granted rings no bell either. Some

@@ -45,8 +45,9 @@ T = TypeVar("T")
 _RETRY_S = 1.0
 
 # What comes within this time is one transaction. A commit costs a page of each table that it
-# writes to, and a wait for the disk; who waits for it waits for this, too.
-_GATHER_S = 0.02
+# writes to, and a wait for the disk; who waits for it waits for this, too. Nodes do not, and a trace
+# is judged when it was silent for four times as long.
+_GATHER_S = 0.05
 
 # The same for what nobody waits for. Where a trace comes every few seconds, as many transactions
 # are saved as there are traces.

@@ -60,7 +60,7 @@ def test_what_the_loop_did_not_take_is_taken_at_the_end() -> None:
     assert len(taken) == 1
 
 
-@pytest.mark.parametrize(("has_open", "first_ms", "polls"), [(True, 20, 23), (False, 100, 16)])
+@pytest.mark.parametrize(("has_open", "first_ms", "polls"), [(True, 20, 23), (False, 150, 14)])
 def test_it_looks_often_after_a_trigger_and_then_less_and_less(
     has_open: bool, first_ms: int, polls: int
 ) -> None:
