@@ -17,7 +17,8 @@ import random
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 import grpc
 
@@ -59,6 +60,7 @@ _TLS_SECTION = "coordinator.tls"
 # Why a stream ended, where it is no error.
 _ENDED = "it ended the stream"
 _IDLE = "nothing to report"
+_WITH_CONTROL = "its Control stream ended"
 
 # Of chunks in one message. The coordinator's loop is busy with it for a millisecond or two.
 _LIST_BYTES = 256 << 10
@@ -154,6 +156,9 @@ class Uplink:
         self._control_due = asyncio.Event()
         self._chunks_due = asyncio.Event()
         self._slices_wanted = asyncio.Event()
+        self._control_lost = asyncio.Event()
+        self._slices_number = 0
+        self._zstd = wire.Zstd()
         self._said: deque[str] = deque(maxlen=_SAID_MAX)  # what is wrong, since it was not
 
     def poke(self) -> int | None:
@@ -202,6 +207,7 @@ class Uplink:
         while True:
             why = await self._connected(_CONTROL, self._control)
             self._core.on_control_lost(time.monotonic_ns())
+            self._control_lost.set()
             self.counters.control_lost += 1
             if self.welcomed:
                 self.welcomed = False
@@ -237,9 +243,10 @@ class Uplink:
             await self._control_due.wait()
             self._control_due.clear()
             messages = self._core.take_control(time.monotonic_ns(), time.time_ns())
+            encode = partial(wire.encode_node_batch, zstd=self._zstd_if_known())
             for start in range(0, len(messages), wire.BATCH_MESSAGES_MAX):
                 batch = messages[start : start + wire.BATCH_MESSAGES_MAX]
-                for data in encoded(batch, wire.encode_node_batch, self._cannot_send):
+                for data in encoded(batch, encode, self._cannot_send):
                     await call.write(data)
             self._go_on()
 
@@ -295,23 +302,31 @@ class Uplink:
             # A stream that merely opened may be refused for ever.
             if self.counters.slice_replies > replies:
                 backoff.reset()
-            if why is not _IDLE:
+            if why not in (_IDLE, _WITH_CONTROL):
                 self.counters.slices_lost += 1
                 if self.welcomed:
                     self._warn(f"no slices go to {self._endpoint}", why, MessageId.DISCONNECTED)
                 await asyncio.sleep(backoff.next_s())
 
     async def _slices(self, call: _Call) -> str:
-        await call.write(wire.encode_opening(self._opening))
+        self._slices_number += 1
+        self._control_lost.clear()
+        await call.write(wire.encode_opening(replace(self._opening, number=self._slices_number)))
         self.counters.slices_connects += 1
-        self._core.on_slices_connected(time.monotonic_ns())
-        return await _first_to_end(self._write_slices(call), self._read_slices(call))
+        self._core.on_slices_connected(time.monotonic_ns(), self._slices_number)
+        return await _first_to_end(
+            self._write_slices(call), self._read_slices(call), self._until_control_is_lost()
+        )
+
+    async def _until_control_is_lost(self) -> str:
+        await self._control_lost.wait()
+        return _WITH_CONTROL
 
     async def _write_slices(self, call: _Call) -> str:
         """Send chunks until there has been nothing to report for a while."""
         loop = asyncio.get_running_loop()
         idle_at_s = loop.time() + self._slices_idle_s
-        zstd = wire.Zstd() if self._knows(Feature.ZSTD) else None
+        zstd = self._zstd_if_known()
         while True:
             try:
                 async with asyncio.timeout_at(idle_at_s):
@@ -328,6 +343,9 @@ class Uplink:
                 ):
                     await call.write(data)
             self._go_on()
+
+    def _zstd_if_known(self) -> wire.Zstd | None:
+        return self._zstd if self._knows(Feature.ZSTD) else None
 
     def _knows(self, feature: Feature) -> bool:
         """Whether the coordinator does."""

@@ -30,6 +30,8 @@ CRUMBS_MAX = 64
 CHUNK_BYTES_MAX = 1 << 20
 CHUNKS_MAX = 256
 """Chunks in one message; of all of them, CHUNK_BYTES_MAX."""
+CONTROL_CHUNK_BYTES_MAX = 8 << 10
+"""Of the data of all chunks in one message of a Control stream, which bulk shall not hold up."""
 ACKS_MAX = 65536
 """Acks in one reply: 39 bytes each, so under 3 MiB."""
 
@@ -177,8 +179,27 @@ class NodeReport:
     json: str
 
 
+@dataclass(frozen=True, slots=True)
+class SliceChunk:
+    trace: TraceId
+    offset: int
+    data: bytes
+    epoch: int
+    zstd: bytes = field(default=b"", compare=False)
+    """The data as a frame of Zstandard, if it came so: it can be stored as it is."""
+    stream: int = field(default=0, compare=False)
+    """On a Control stream: by which Slices stream's credit, by the node's own number of that."""
+
+
 NodeMessage: TypeAlias = (
-    Hello | TriggerFired | SliceStatus | Abandoned | ClockReply | SnapshotStatus | NodeReport
+    Hello
+    | TriggerFired
+    | SliceStatus
+    | Abandoned
+    | ClockReply
+    | SnapshotStatus
+    | NodeReport
+    | SliceChunk
 )
 
 
@@ -271,16 +292,6 @@ CoordinatorMessage: TypeAlias = (
 
 
 # ------------------------------------------------------------------- slices
-
-
-@dataclass(frozen=True, slots=True)
-class SliceChunk:
-    trace: TraceId
-    offset: int
-    data: bytes
-    epoch: int
-    zstd: bytes = field(default=b"", compare=False)
-    """The data as a frame of Zstandard, if it came so: it can be stored as it is."""
 
 
 @dataclass(frozen=True, slots=True)

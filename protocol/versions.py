@@ -26,6 +26,8 @@ class Feature(enum.IntFlag):
     """The coordinator may ask how the node is: StatusQuestion."""
     LATE_ACKS = 32
     """TriggerAck may wait for seconds, and SliceReply while the node has little to send."""
+    CONTROL_CHUNKS = 64
+    """Small chunks may come on the Control stream, with what is said of them: NodeMessage.slice_chunk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +61,8 @@ OURS = Versions(
     | Feature.CHUNK_LISTS
     | Feature.ZSTD
     | Feature.STATUS
-    | Feature.LATE_ACKS,
+    | Feature.LATE_ACKS
+    | Feature.CONTROL_CHUNKS,
 )
 
 BEFORE_WINDOWS = 4

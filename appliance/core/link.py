@@ -18,7 +18,7 @@ from protocol.messages import (
     SliceChunk,
     Welcome,
 )
-from protocol.versions import Agreed, Incompatible, Versions, check
+from protocol.versions import Agreed, Feature, Incompatible, Versions, check
 
 
 class Link:
@@ -35,6 +35,8 @@ class Link:
         self.connected = False
         """There is a Control stream."""
         self.slices_connected = False
+        self.slices_number = 0
+        """Of the last Slices stream."""
         self.credit_bytes = 0
         self._config = config
         self._incarnation = incarnation
@@ -107,10 +109,22 @@ class Link:
 
     # ---------------------------------------------------------------- slices
 
-    def connect_slices(self, *, connected: bool) -> None:
-        """A Slices stream came, or went; with its credit."""
-        self.slices_connected = connected
+    def connect_slices(self, number: int) -> None:
+        """A Slices stream came, which gives credit."""
+        self.slices_connected = True
+        self.slices_number = number
         self.credit_bytes = 0
+
+    def disconnect_slices(self) -> None:
+        """It went, with its credit."""
+        self.slices_connected = False
+        self.credit_bytes = 0
+
+    @property
+    def may_send_on_control(self) -> bool:
+        """Whether the coordinator takes small chunks now with what it is told of them."""
+        known = self.agreed is not None and Feature.CONTROL_CHUNKS in self.agreed.features
+        return known and self.may_send
 
     @property
     def may_send(self) -> bool:

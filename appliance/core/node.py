@@ -12,6 +12,7 @@ coordinator is owed (``owed.py``), and each slice from its last durable byte.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, KeysView
+from dataclasses import replace
 from typing import assert_never
 
 from appliance.core.config import NodeConfig, TriggerLimits, TriggerPolicy
@@ -33,6 +34,7 @@ from appliance.core.marks import Asker, Owner
 from appliance.core.reporting import QueueDepth
 from appliance.core.snapshot import SnapshotRuns
 from protocol.messages import (
+    CONTROL_CHUNK_BYTES_MAX,
     DRY_RUN_PREFIX,
     LATERALS_MAX,
     NO_POLICY,
@@ -253,8 +255,11 @@ class NodeCore:
         self._link.connect(addresses)
 
     def on_control_lost(self, now_ns: int) -> None:
-        """A Control stream ended, or could not be had."""
-        self._now_ns = now_ns
+        """A Control stream ended, or could not be had, and its Slices stream with it.
+
+        Some of what was sent by its credit may have been on the way here.
+        """
+        self.on_slices_lost(now_ns)
         self._link.disconnect()
 
     def on_control(
@@ -295,14 +300,15 @@ class NodeCore:
                 assert_never(message)
         self._relieve(now_ns)
 
-    def on_slices_connected(self, now_ns: int) -> None:
+    def on_slices_connected(self, now_ns: int, number: int) -> None:
+        """There is a Slices stream, the ``number``-th of this node."""
         self._now_ns = now_ns
-        self._link.connect_slices(connected=True)
+        self._link.connect_slices(number)
         self._holdings.rewind(now_ns)
 
     def on_slices_lost(self, now_ns: int) -> None:
         self._now_ns = now_ns
-        self._link.connect_slices(connected=False)
+        self._link.disconnect_slices()
         self._holdings.rewind(now_ns)
 
     def on_slice_reply(self, reply: SliceReply, now_ns: int) -> None:
@@ -343,17 +349,33 @@ class NodeCore:
         if not self._owed.is_open:
             return messages
         # After the firings, so that what it counts is known.
-        return [*messages, *self._snapshots.take_news()]
+        messages += self._snapshots.take_news()
+        if messages and self._link.may_send_on_control:
+            # A message of their own would cost more than they do.
+            stream = self._link.slices_number
+            messages += [
+                replace(chunk, stream=stream)
+                for chunk in self._take_chunks(now_ns, CONTROL_CHUNK_BYTES_MAX)
+            ]
+        return messages
 
     def take_chunks(self, now_ns: int) -> list[SliceChunk]:
         """Chunks for the Slices stream: what rates and credit allow now."""
         self._now_ns = now_ns
+        return self._take_chunks(now_ns)
+
+    def _take_chunks(self, now_ns: int, bytes_max: int | None = None) -> list[SliceChunk]:
+        """What may be sent; with ``bytes_max`` only slices that end within so many in all."""
         chunks: list[SliceChunk] = []
         while self._link.may_send:
             following = self._holdings.reporter.next_trace(now_ns)
             if following is None:
                 break
             group, held = following
+            if bytes_max is not None:
+                bytes_max -= held.unsent_bytes
+                if bytes_max < 0:
+                    break
             count = min(self._config.chunk_bytes, held.unsent_bytes, self._link.credit_bytes)
             data = self._dataplane.read(held.trace, held.sent, count)
             chunks.append(SliceChunk(held.trace, held.sent, data, held.slice.epoch))

@@ -42,6 +42,8 @@ class _Stream:
 
     name: str
     incarnation: int
+    number: int
+    """By which its node knows it."""
     node: Node | None = None
 
 
@@ -60,9 +62,9 @@ class Assembly:
         self.credit.reconfigure(config.memory_bytes, config.credit_window_bytes)
         self._slice_bytes_max = config.slice_bytes_max
 
-    def connect(self, stream: int, name: str, incarnation: int) -> Node | None:
-        """A stream opened; its node, if it may send now."""
-        self._streams[stream] = _Stream(name, incarnation)
+    def connect(self, stream: int, name: str, incarnation: int, number: int) -> Node | None:
+        """A stream opened, which its node knows by a number; the node, if it may send now."""
+        self._streams[stream] = _Stream(name, incarnation, number)
         return self._admit(stream)
 
     def hello(self, node: Node) -> list[int]:
@@ -87,6 +89,11 @@ class Assembly:
         """The node behind a stream that may send."""
         known = self._streams.get(stream)
         return known.node if known is not None else None
+
+    def numbered(self, node: Node, number: int) -> int | None:
+        """The stream by which a node may send, if that is the one that it knows by this number."""
+        stream = node.stream
+        return stream if stream is not None and self._streams[stream].number == number else None
 
     def resume(self, stream: int, node: Node, trace: Trace, part: Part) -> None:
         """Tell a new stream how far a slice is, where the node may not know."""

@@ -318,6 +318,8 @@ class CoordinatorCore:
                 self.snapshots.on_status(node, message)
             case NodeReport():
                 self._on_report(node, message)
+            case SliceChunk():
+                self._on_control_chunk(node, message, now_ns)
             case Hello():
                 self.counters.messages_unexpected += 1
             case Unknown():
@@ -328,9 +330,14 @@ class CoordinatorCore:
         self._settle()
         self.snapshots.go_on(self._traces)
 
-    def on_slices_connected(self, stream: int, node: str, incarnation: int, now_ns: int) -> None:
-        """A Slices stream opened. It gets credit once its node has said Hello."""
-        sender = self._assembly.connect(stream, node, incarnation)
+    def on_slices_connected(
+        self, stream: int, node: str, incarnation: int, now_ns: int, number: int = 0
+    ) -> None:
+        """A Slices stream opened, which its node knows by a number.
+
+        It gets credit once its node has said Hello.
+        """
+        sender = self._assembly.connect(stream, node, incarnation, number)
         if sender is not None:
             self._resume(stream, sender)
 
@@ -591,6 +598,14 @@ class CoordinatorCore:
         elif trace.is_released:
             # Of another slice than the one that is kept, so it changes nothing; the node waits.
             self._lifecycle.release_again(trace.id, node)
+
+    def _on_control_chunk(self, node: Node, chunk: SliceChunk, now_ns: int) -> None:
+        stream = self._assembly.numbered(node, chunk.stream)
+        if stream is None:
+            # Its node begins again, when it hears that the stream is gone.
+            self.counters.chunks_unwelcome += 1
+        else:
+            self._on_chunk(stream, chunk, now_ns)
 
     def _on_chunk(self, stream: int, chunk: SliceChunk, now_ns: int) -> None:
         node = self._assembly.sender(stream)

@@ -198,7 +198,7 @@ class NodeStreams:
                 await self.keeps_up.wait()
                 async for data in requests:
                     self._budget.delivered(peer)
-                    self._take(session, wire.decode_node_batch(data))
+                    self._take(session, wire.decode_node_batch(data, self._zstd))
                     if not self.keeps_up.is_set():
                         await self.keeps_up.wait()
             outgoing.end()
@@ -291,7 +291,11 @@ class NodeStreams:
                     await context.abort(grpc.StatusCode.PERMISSION_DENIED, reason)
                 await self.keeps_up.wait()
                 self._core.on_slices_connected(
-                    stream, opening.node, opening.incarnation, time.monotonic_ns()
+                    stream,
+                    opening.node,
+                    opening.incarnation,
+                    time.monotonic_ns(),
+                    opening.number,
                 )
                 self._changed()
                 async for data in requests:

@@ -10,6 +10,7 @@ import backsight_pb2 as pb
 
 from protocol.messages import (
     ADDRESSES_MAX,
+    CONTROL_CHUNK_BYTES_MAX,
     CRUMBS_MAX,
     LATERALS_MAX,
     REPORT_BYTES_MAX,
@@ -21,6 +22,7 @@ from protocol.messages import (
     NodeId,
     NodeMessage,
     NodeReport,
+    SliceChunk,
     SliceStatus,
     SnapshotStatus,
     TraceId,
@@ -28,7 +30,7 @@ from protocol.messages import (
     Unknown,
 )
 from protocol.versions import Feature, Versions
-from protocol.wire import check
+from protocol.wire import check, slices
 
 
 def _checked_hello(m: Hello) -> Hello:
@@ -89,7 +91,7 @@ def _checked_snapshot_status(m: SnapshotStatus) -> SnapshotStatus:
     return m
 
 
-def _node_message_out(message: NodeMessage) -> pb.NodeMessage:
+def _node_message_out(message: NodeMessage, zstd: slices.Zstd | None) -> pb.NodeMessage:
     match message:
         case Hello():
             _checked_hello(message)
@@ -161,9 +163,14 @@ def _node_message_out(message: NodeMessage) -> pb.NodeMessage:
                     done=message.done,
                 )
             )
+        case SliceChunk():
+            return pb.NodeMessage(slice_chunk=slices.chunk_out(message, zstd))
 
 
-def _node_message_in(message: pb.NodeMessage) -> NodeMessage | Unknown:
+def _node_message_in(
+    message: pb.NodeMessage, zstd: slices.Zstd | None, chunk_bytes: int
+) -> NodeMessage | Unknown:
+    """``chunk_bytes``: in chunks before it."""
     match message.WhichOneof("message"):
         case "hello":
             hello = message.hello
@@ -216,19 +223,40 @@ def _node_message_in(message: pb.NodeMessage) -> NodeMessage | Unknown:
             report = message.node_report
             json = check.utf8("node_report.json", report.json)
             return _checked_report(NodeReport(report.number, json))
+        case "slice_chunk":
+            chunk = message.slice_chunk
+            if chunk.node or chunk.further:
+                raise check.WireError("slice_chunk", "holds more than a chunk")
+            return slices.chunk_in(chunk, zstd, chunk_bytes, CONTROL_CHUNK_BYTES_MAX)
         case _:
             return check.unknown(message, "node")
 
 
-def encode_node_batch(messages: Sequence[NodeMessage]) -> bytes:
-    """Encode up to check.BATCH_MESSAGES_MAX messages of a node."""
+def encode_node_batch(messages: Sequence[NodeMessage], zstd: slices.Zstd | None = None) -> bytes:
+    """Encode up to check.BATCH_MESSAGES_MAX messages of a node.
+
+    Chunks only to who knows Feature.CONTROL_CHUNKS; with ``zstd`` only to who knows that.
+    """
     check.count("messages", messages, check.BATCH_MESSAGES_MAX)
-    return pb.NodeBatch(messages=map(_node_message_out, messages)).SerializeToString()
+    slices.within_bytes(
+        sum(len(message.data) for message in messages if isinstance(message, SliceChunk)),
+        CONTROL_CHUNK_BYTES_MAX,
+    )
+    return pb.NodeBatch(
+        messages=[_node_message_out(message, zstd) for message in messages]
+    ).SerializeToString()
 
 
-def decode_node_batch(data: bytes) -> list[NodeMessage | Unknown]:
+def decode_node_batch(data: bytes, zstd: slices.Zstd | None = None) -> list[NodeMessage | Unknown]:
     """Decode what a node sent on its Control stream; check.WireError if any of it is malformed."""
     batch = pb.NodeBatch()
     check.parse(batch, "node batch", data)
     check.count("messages", batch.messages, check.BATCH_MESSAGES_MAX)
-    return [_node_message_in(message) for message in batch.messages]
+    messages: list[NodeMessage | Unknown] = []
+    chunk_bytes = 0
+    for sent in batch.messages:
+        message = _node_message_in(sent, zstd, chunk_bytes)
+        if isinstance(message, SliceChunk):
+            chunk_bytes += len(message.data)
+        messages.append(message)
+    return messages

@@ -34,13 +34,18 @@ _SLICES_BYTES_MAX = CHUNK_BYTES_MAX + CHUNKS_MAX * 64
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """Who sends the chunks of a Slices stream; its first message, without a chunk."""
+    """Who sends the chunks of a Slices stream; its first message, without a chunk.
+
+    ``number``: by which its node knows the stream, in chunks on its Control stream.
+    """
 
     node: str
     incarnation: int
+    number: int = 0
 
 
 def _checked_chunk(chunk: SliceChunk) -> SliceChunk:
+    check.integer("slice_chunk.stream", chunk.stream, check.UINT32_MAX)
     check.trace("slice_chunk.trace", chunk.trace)
     check.integer("slice_chunk.offset", chunk.offset, check.INTEGER_MAX - CHUNK_BYTES_MAX)
     check.epoch("slice_chunk.epoch", chunk.epoch)
@@ -49,9 +54,10 @@ def _checked_chunk(chunk: SliceChunk) -> SliceChunk:
     return chunk
 
 
-def _within_bytes(size: int) -> None:
-    if size > CHUNK_BYTES_MAX:
-        raise check.WireError("slice_chunk.data", f"{size} bytes; allowed: up to {CHUNK_BYTES_MAX}")
+def within_bytes(size: int, limit: int = CHUNK_BYTES_MAX) -> None:
+    """check.WireError for more data of all chunks of a message."""
+    if size > limit:
+        raise check.WireError("slice_chunk.data", f"{size} bytes; allowed: up to {limit}")
 
 
 def _decompressed(data: bytes) -> bytes:
@@ -88,15 +94,15 @@ class Zstd:
     def compressed(self, data: bytes) -> bytes:
         return self._compressor.compress(data)
 
-    def plain(self, frame: bytes, before: int) -> bytes:
-        """What is in a frame of untrusted bytes, of a message with so many bytes before it."""
+    def plain(self, frame: bytes, before: int, limit: int) -> bytes:
+        """What is in a frame of untrusted bytes, of a message with so many bytes before it, and at most."""
         try:
             size = zstandard.frame_content_size(frame)
             if size < 0:
                 raise check.WireError(
                     "slice_chunk.data", "a zstd frame that says no size of its content"
                 )
-            _within_bytes(before + size)
+            within_bytes(before + size, limit)
             if len(frame) > size:
                 raise check.WireError(
                     "slice_chunk.data", f"a zstd frame of {len(frame)} bytes holds {size}"
@@ -111,8 +117,9 @@ def encode_opening(opening: Opening) -> bytes:
     """Encode the first message of a Slices stream."""
     check.node_name("slice_chunk.node", opening.node)
     check.integer("slice_chunk.incarnation", opening.incarnation, check.UINT64_MAX)
+    check.integer("slice_chunk.stream", opening.number, check.UINT32_MAX)
     return pb.SliceChunk(
-        node=opening.node.encode(), incarnation=opening.incarnation
+        node=opening.node.encode(), incarnation=opening.incarnation, stream=opening.number
     ).SerializeToString()
 
 
@@ -122,13 +129,14 @@ def encode_chunks(chunks: Sequence[SliceChunk], zstd: Zstd | None = None) -> byt
     More than one only to who knows Feature.CHUNK_LISTS; with ``zstd`` only to who knows that.
     """
     check.count("slice_chunk.further", chunks, CHUNKS_MAX, 1)
-    _within_bytes(sum(len(chunk.data) for chunk in chunks))
-    first, *further = (_chunk_out(chunk, zstd) for chunk in chunks)
+    within_bytes(sum(len(chunk.data) for chunk in chunks))
+    first, *further = (chunk_out(chunk, zstd) for chunk in chunks)
     first.further.extend(further)
     return first.SerializeToString()
 
 
-def _chunk_out(chunk: SliceChunk, zstd: Zstd | None) -> pb.SliceChunk:
+def chunk_out(chunk: SliceChunk, zstd: Zstd | None) -> pb.SliceChunk:
+    """A chunk, compressed where that makes it smaller."""
     _checked_chunk(chunk)
     if zstd is None:
         compressed = zlib.compress(chunk.data, _COMPRESSION_LEVEL)
@@ -142,6 +150,23 @@ def _chunk_out(chunk: SliceChunk, zstd: Zstd | None) -> pb.SliceChunk:
         compressed=is_smaller and zstd is None,
         zstd=is_smaller and zstd is not None,
         epoch=chunk.epoch,
+        stream=chunk.stream,
+    )
+
+
+def chunk_in(
+    part: pb.SliceChunk, zstd: Zstd | None, before: int, limit: int = CHUNK_BYTES_MAX
+) -> SliceChunk:
+    """A chunk of a message with so many bytes of data before it, and at most; checked."""
+    sent = part.data
+    within_bytes(before + len(sent), limit)
+    if part.zstd:
+        plain, frame = (zstd or Zstd()).plain(sent, before, limit), sent
+    else:
+        plain, frame = _decompressed(sent) if part.compressed else sent, b""
+    within_bytes(before + len(plain), limit)
+    return _checked_chunk(
+        SliceChunk(TraceId(part.trace), part.offset, plain, part.epoch, frame, part.stream)
     )
 
 
@@ -162,6 +187,7 @@ def decode_slices_message(data: bytes, zstd: Zstd | None = None) -> Opening | li
         return Opening(
             check.node_name("slice_chunk.node", check.utf8("slice_chunk.node", message.node)),
             message.incarnation,
+            message.stream,
         )
     check.count("slice_chunk.further", message.further, CHUNKS_MAX - 1)
     chunks: list[SliceChunk] = []
@@ -169,18 +195,8 @@ def decode_slices_message(data: bytes, zstd: Zstd | None = None) -> Opening | li
     for part in (message, *message.further):
         if part is not message and (part.node or part.further):
             raise check.WireError("slice_chunk.further", "holds more than a chunk")
-        sent = part.data
-        _within_bytes(size + len(sent))
-        if part.zstd:
-            zstd = zstd or Zstd()
-            plain, frame = zstd.plain(sent, size), sent
-        else:
-            plain, frame = _decompressed(sent) if part.compressed else sent, b""
-        size += len(plain)
-        _within_bytes(size)
-        chunks.append(
-            _checked_chunk(SliceChunk(TraceId(part.trace), part.offset, plain, part.epoch, frame))
-        )
+        chunks.append(chunk_in(part, zstd, size))
+        size += len(chunks[-1].data)
     return chunks
 
 

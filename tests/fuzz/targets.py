@@ -116,6 +116,7 @@ class CoordinatorTarget:
             _step(1, wire.encode_node_batch(held)),
             _step(128, wire.encode_chunks(chunks[:1])),
             _step(129, wire.encode_chunks(chunks)),
+            _step(0, wire.encode_node_batch([replace(chunk, stream=1) for chunk in chunks])),
             _step(255),
         ]
         yield from said
@@ -143,7 +144,7 @@ class NodeTarget:
             core.on_operator_trigger(group, (), "", now_ns)
         core.on_control_connected(now_ns, ())
         core.on_control(Welcome(1, Agreed(OURS.newest, OURS.features)), now_ns, BEGIN_NS)
-        core.on_slices_connected(now_ns)
+        core.on_slices_connected(now_ns, 1)
         for what, said in itertools.islice(_pieces(data), 64):
             try:
                 match what % 3:

@@ -226,8 +226,8 @@ class SimCoordinator:
         elif not stream.accepted:
             stream.accepted = True
             assert isinstance(message, tuple)
-            node, incarnation = message
-            self.core.on_slices_connected(stream.number, node, incarnation, now_ns)
+            node, incarnation, number = message
+            self.core.on_slices_connected(stream.number, node, incarnation, now_ns, number)
         else:
             assert isinstance(message, SliceChunk)
             self.core.on_chunk(stream.number, message, now_ns)

@@ -23,6 +23,7 @@ from protocol.messages import (
     NodeMessage,
     Policy,
     Refused,
+    SliceChunk,
     SliceReply,
     Snapshot,
     Welcome,
@@ -80,6 +81,7 @@ class SimNode:
     clients: list[ClientModel] = field(default_factory=list)
     control: Stream | None = None
     slices: Stream | None = None
+    slices_connects: int = 0
     refusals: list[str] = field(default_factory=list)
     messages: int = 0
     report_bytes: int = 0
@@ -232,8 +234,9 @@ class SimNode:
         if self.coordinator.core is None or not self.core.wants_slices_connection():
             return
         self.slices = Stream(self, self.coordinator, "slices")
-        self.core.on_slices_connected(self.mono_ns())
-        self.slices.send_up((self.name, self.incarnation))
+        self.slices_connects += 1
+        self.core.on_slices_connected(self.mono_ns(), self.slices_connects)
+        self.slices.send_up((self.name, self.incarnation, self.slices_connects))
 
     def on_broken(self, stream: Stream, core: NodeCore | None) -> None:
         if self.core is None or self.core is not core:
@@ -244,6 +247,8 @@ class SimNode:
         if stream is self.control:
             self.control = None
             self.core.on_control_lost(self.mono_ns())
+            if self.slices is not None:
+                self.slices.break_off(coordinator_notices_ns=self.slices.delay_ns())
             self._redial()
         elif stream is self.slices:
             self.slices = None
@@ -369,8 +374,12 @@ class SimNode:
         self.scheduler.after(self.rng.choice((MS, 20 * MS)), answer)
 
     def _say(self, control: Stream, message: NodeMessage) -> None:
-        self.log(self.name, f"-> {message}")
-        control.send_up(message)
+        if isinstance(message, SliceChunk):
+            self.report_bytes += len(message.data)
+            control.send_up(message, len(message.data))
+        else:
+            self.log(self.name, f"-> {message}")
+            control.send_up(message)
 
     def _control_messages(self, core: NodeCore) -> list[NodeMessage]:
         now_ns = self.mono_ns()

@@ -36,7 +36,7 @@ class Stream:
         return link.latency_ns + jitter + link.stream_delay_ns.get(self.kind, 0)
 
     def send_up(self, message: object, size: int = 0) -> None:
-        rate = self.node.link.bytes_per_s if self.kind == "slices" else None
+        rate = self.node.link.bytes_per_s if size else None
         # What opens a stream is said once, by definition.
         if self.node.duplicate and not isinstance(message, Hello | tuple):
             self.up.send(message, self.delay_ns(), size, rate)

@@ -550,10 +550,12 @@ def test_a_group_is_given_up_as_a_whole_on_all_nodes() -> None:
     # What is not acknowledged yet may be given up too, and is coherent then.
     sim = Simulator(seed=1, coordinator_config=replace(QUICK, patience_ns=0))
     small = PoolConfig(store_bytes=40 * 2048)
-    sim.add_node("a", pool=small)
+    half = NodeConfig(
+        "", report_bytes_per_s=20_000, report_burst_bytes=1000
+    )  # of what it would take
+    sim.add_node("a", half, small)
     sim.add_node("b")
     sim.run(0.2)
-    sim.nodes["a"].link.bytes_per_s = 20_000  # half of what it would take
     groups: list[tuple[Group, Request, Request]] = []
     for _ in range(80):
         one = sim.request(Call("a", [Call("b")], payload_bytes=900))

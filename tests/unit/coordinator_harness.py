@@ -125,12 +125,12 @@ class Harness:
         self.core.on_node_lost(self.sessions.pop(name), self.now_ns)
         self.fetch()
 
-    def open_slices(self, name: str, incarnation: int = 1) -> int:
+    def open_slices(self, name: str, incarnation: int = 1, number: int = 1) -> int:
         self._numbers += 1
         self.streams[name] = self._numbers
         self._names[self._numbers] = name
         self.credit[name] = 0
-        self.core.on_slices_connected(self._numbers, name, incarnation, self.now_ns)
+        self.core.on_slices_connected(self._numbers, name, incarnation, self.now_ns, number)
         self.fetch()
         return self._numbers
 

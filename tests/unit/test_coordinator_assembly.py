@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from coordinator.core.coordinator import CoordinatorConfig
 from coordinator.core.credit import ADVANCE_BYTES, QUANTUM_BYTES, Credit
 from coordinator.core.records import AppendSlice
-from protocol.messages import CHUNK_BYTES_MAX, Abandoned, SliceReply
+from protocol.messages import CHUNK_BYTES_MAX, Abandoned, SliceChunk, SliceReply
 from tests.unit.coordinator_harness import Harness, S, trace_id, two_nodes
 
 T = trace_id("T")
@@ -426,3 +426,23 @@ def test_nothing_is_acknowledged_to_a_node_that_never_had_any() -> None:
     assert {name: [ack.offset for ack in reply.acks] for name, reply in harness.replied} == {
         "n1": [20]
     }
+
+
+def test_a_chunk_with_what_is_said_counts_by_the_stream_that_it_names() -> None:
+    harness = Harness()
+    harness.cluster("n1")
+    harness.open_slices("n1", number=7)
+    harness.fire("n1", T)
+    harness.status("n1", T, 200)
+    for stream, offset, count in ((6, 0, 50), (7, 0, 100), (8, 100, 100), (7, 100, 100)):
+        chunk = SliceChunk(T, offset, bytes(count), 1, stream=stream)
+        if stream == 7:
+            harness.sent["n1", T, 1] = offset + count
+            harness.credit["n1"] -= count
+        harness.say("n1", chunk)
+    harness.save()
+    assert stored(harness, "n1") == bytes(200)
+    assert harness.core.counters.chunks_unwelcome == 2
+    harness.lose_slices("n1")
+    harness.say("n1", SliceChunk(T, 0, bytes(100), 1, stream=7))
+    assert harness.core.counters.chunks_unwelcome == 3

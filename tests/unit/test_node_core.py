@@ -23,6 +23,7 @@ from formats.records import Breadcrumb, Data
 from protocol.hashing import Domain, TraceHash
 from protocol.messages import (
     CLOCK_STEPPED,
+    CONTROL_CHUNK_BYTES_MAX,
     NO_POLICY,
     Abandoned,
     ClockProbe,
@@ -36,6 +37,7 @@ from protocol.messages import (
     Refused,
     Release,
     SliceAck,
+    SliceChunk,
     SliceFlags,
     SliceReply,
     SliceStatus,
@@ -48,14 +50,15 @@ from protocol.messages import (
     Unknown,
     Welcome,
 )
-from protocol.versions import OURS, Agreed, Versions
+from protocol.versions import OURS, Agreed, Feature, Versions
 from protocol.wire import encode_node_batch
 from tests.simulation.pool import ClientModel, Handle, PoolConfig, PoolModel
 
 MS = 1_000_000
 S = 1_000_000_000
 REAL_NS = 1_700_000_000 * S
-AGREED = Agreed(OURS.newest, OURS.features)
+ALL = Agreed(OURS.newest, OURS.features)
+AGREED = Agreed(OURS.newest, OURS.features & ~Feature.CONTROL_CHUNKS)
 
 
 def trace(number: int) -> TraceId:
@@ -70,6 +73,7 @@ class Node:
         self.pool = PoolModel(pool or PoolConfig(), self.config.node)
         self.now_ns = S
         self.users: dict[int, int] = {}
+        self.slices_number = 0
         self.core = self.new_core(1)
         self.client: ClientModel = self.pool.add_client(100, "service", self.now_ns)
 
@@ -112,16 +116,17 @@ class Node:
             self.now_ns = max(self.now_ns, due_ns)
             self.poll()
 
-    def connect(self) -> list[NodeMessage]:
+    def connect(self, agreed: Agreed = AGREED) -> list[NodeMessage]:
         """Connect, be welcomed; return what follows."""
         self.core.on_control_connected(self.now_ns, ("10.0.0.1",))
         hello = self.take()
         assert hello == [Hello("n1", hello[0].incarnation, ("10.0.0.1",))]  # type: ignore[union-attr]
-        self.core.on_control(Welcome(7, AGREED), self.now_ns, self.now_ns + REAL_NS)
+        self.core.on_control(Welcome(7, agreed), self.now_ns, self.now_ns + REAL_NS)
         return self.take()
 
     def connect_slices(self, credit_bytes: int = 1 << 30) -> None:
-        self.core.on_slices_connected(self.now_ns)
+        self.slices_number += 1
+        self.core.on_slices_connected(self.now_ns, self.slices_number)
         self.core.on_slice_reply(SliceReply((), credit_bytes), self.now_ns)
 
     def take(self) -> list[NodeMessage]:
@@ -600,11 +605,79 @@ def test_a_new_stream_goes_on_from_what_is_durable() -> None:
     node.core.on_slice_reply(SliceReply((SliceAck(trace(1), 40, chunks[0].epoch),)), node.now_ns)
     node.core.on_slices_lost(node.now_ns)
     assert node.core.take_chunks(node.now_ns) == []
-    node.core.on_slices_connected(node.now_ns)
+    node.core.on_slices_connected(node.now_ns, 2)
     # What the coordinator has beyond is learned before anything is sent.
     ack = SliceAck(trace(1), 100, chunks[0].epoch)
     node.core.on_slice_reply(SliceReply((ack,), 64), node.now_ns)
     assert [c.offset for c in node.core.take_chunks(node.now_ns)] == [100]
+
+
+def chunks_in(messages: Iterable[object]) -> list[SliceChunk]:
+    return [message for message in messages if isinstance(message, SliceChunk)]
+
+
+def test_small_slices_go_with_what_is_said_of_them() -> None:
+    node = Node()
+    node.connect(ALL)
+    node.connect_slices()
+    node.write(1, 1000)
+    node.fire(1)
+    _, status, chunk = node.take()
+    assert isinstance(status, SliceStatus) and isinstance(chunk, SliceChunk)
+    assert (chunk.offset, len(chunk.data), chunk.stream) == (0, status.bytes, 1)
+    assert node.report() == {}
+    node.ack_all()
+    assert not node.core.wants_slices_connection()
+
+
+def test_what_is_said_carries_no_more_than_it_may() -> None:
+    node = Node()
+    node.connect(ALL)
+    node.connect_slices()
+    for number in range(1, 5):
+        node.write(number, 3000)
+        node.fire(number)
+    said = chunks_in(node.take())
+    assert len(said) == 2
+    assert sum(len(chunk.data) for chunk in said) <= CONTROL_CHUNK_BYTES_MAX
+    assert len(node.report()) == 2
+
+
+def test_what_is_said_carries_no_part_of_a_large_slice() -> None:
+    node = Node()
+    node.connect(ALL)
+    node.connect_slices()
+    node.write(1, CONTROL_CHUNK_BYTES_MAX)
+    node.fire(1)
+    assert chunks_in(node.take()) == []
+    assert node.report()[1] > CONTROL_CHUNK_BYTES_MAX
+
+
+@pytest.mark.parametrize("why", ["not agreed", "no credit", "no stream"])
+def test_what_is_said_carries_nothing_unless_the_coordinator_takes_it(why: str) -> None:
+    node = Node()
+    node.connect(AGREED if why == "not agreed" else ALL)
+    if why != "no stream":
+        node.connect_slices(0 if why == "no credit" else 1 << 20)
+    node.write(1)
+    node.fire(1)
+    said = node.take()
+    assert len(said) == 2 and not chunks_in(said)
+
+
+def test_what_was_said_on_a_stream_that_is_lost_is_sent_again() -> None:
+    node = Node()
+    node.connect(ALL)
+    node.connect_slices()
+    node.write(1)
+    node.fire(1)
+    (lost,) = chunks_in(node.take())
+    node.core.on_control_lost(node.now_ns)
+    # By the credit of the stream before nothing is sent any more.
+    assert chunks_in(node.connect(ALL)) == [] and node.report() == {}
+    node.connect_slices()
+    (again,) = node.core.take_chunks(node.now_ns)
+    assert (again.offset, again.data) == (lost.offset, lost.data)
 
 
 def test_a_new_stream_repeats_what_is_not_known_to_be_durable() -> None:
@@ -1036,6 +1109,7 @@ def test_while_a_trace_is_searched_for_nothing_of_it_is_said_or_sent() -> None:
     # On another stream, too.
     node.core.on_control_lost(node.now_ns)
     assert node.connect() == []
+    node.connect_slices()
     node.end_searches()
     answers = {m.trace: m for m in node.take() if isinstance(m, SliceStatus)}
     assert list(answers) == [trace(1), trace(2)]

@@ -49,7 +49,8 @@ from testbed.ports import free_port
 from tests.simulation.pool import PoolConfig, PoolModel
 from tests.unit.logs import SILENT, logs_to
 
-AGREED = Agreed(OURS.newest, OURS.features)
+ALL = Agreed(OURS.newest, OURS.features)
+AGREED = Agreed(OURS.newest, OURS.features & ~Feature.CONTROL_CHUNKS)
 
 # pytest undoes the filter of protocol.wire.
 pytestmark = pytest.mark.filterwarnings("ignore:Unexpected end-group tag")
@@ -392,11 +393,21 @@ class Coordinator:
         self.frames: list[bool] = []
         self.acks: asyncio.Queue[SliceAck] = asyncio.Queue()
         self.slices_ended: asyncio.Queue[None] = asyncio.Queue()
+        self.streams: list[int] = []
+        self.end_control = asyncio.Event()
 
     async def control(
         self, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext[bytes, bytes]
     ) -> None:
         await context.write(wire.encode_coordinator_batch([Welcome(1, self._agreed)]))
+        hearing = asyncio.ensure_future(self._hear(requests))
+        ending = asyncio.ensure_future(self.end_control.wait())
+        await asyncio.wait([hearing, ending], return_when=asyncio.FIRST_COMPLETED)
+        self.end_control.clear()
+        hearing.cancel()
+        ending.cancel()
+
+    async def _hear(self, requests: AsyncIterator[bytes]) -> None:
         async for data in requests:
             for message in wire.decode_node_batch(data):
                 self.said.put_nowait(message)
@@ -415,6 +426,7 @@ class Coordinator:
             async for data in requests:
                 chunks = wire.decode_slices_message(data)
                 if isinstance(chunks, wire.Opening):
+                    self.streams.append(chunks.number)
                     continue
                 self.frames += [bool(chunk.zstd) for chunk in chunks]
                 self.chunks_by_message.append(len(chunks))
@@ -457,7 +469,7 @@ def test_what_this_node_cannot_say_is_its_own_fault_and_costs_nothing_else() -> 
 
 @pytest.mark.parametrize(
     ("features", "messages"),
-    [(OURS.features, [CHUNKS_MAX, 44]), (OURS.features & ~Feature.CHUNK_LISTS, [1] * 300)],
+    [(AGREED.features, [CHUNKS_MAX, 44]), (AGREED.features & ~Feature.CHUNK_LISTS, [1] * 300)],
 )
 def test_small_chunks_share_messages_where_both_sides_know_of_it(
     features: Feature, messages: list[int]
@@ -490,6 +502,35 @@ def test_chunks_come_in_frames_of_zstandard_where_both_sides_know_of_it(feature:
             node.fire(1, records=100)
             await coordinator.chunks.get()
             assert coordinator.frames == [feature is Feature.ZSTD]
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("feature", [Feature.NONE, Feature.ZSTD])
+def test_small_chunks_come_with_what_is_said_where_both_sides_know_of_it(feature: Feature) -> None:
+    async def run() -> None:
+        endpoint = f"127.0.0.1:{free_port()}"
+        coordinator = Coordinator(Agreed(OURS.newest, OURS.features & ~Feature.ZSTD | feature))
+        async with (
+            serving(endpoint, coordinator.control, coordinator.slices),
+            Node(endpoint) as node,
+        ):
+            # There is no credit before the first.
+            node.fire(1)
+            coordinator.acks.put_nowait(await coordinator.chunks.get())
+            await node.until(lambda: not node.core.wants_slices_connection())
+            node.fire(2, records=20)
+            while not isinstance(said := await coordinator.said.get(), SliceChunk):
+                pass
+            assert (said.trace, said.stream) == (trace(2), 1)
+            assert bool(said.zstd) is (feature is Feature.ZSTD)
+            # It may have been lost with its stream, so it is sent again, with another one's credit.
+            coordinator.end_control.set()
+            await coordinator.slices_ended.get()
+            again = await coordinator.chunks.get()
+            assert (again.trace, again.offset) == (trace(2), len(said.data))
+            assert coordinator.streams == [1, 2]
+            assert node.uplink.counters.slices_lost == 0
 
     asyncio.run(run())
 

@@ -7,6 +7,7 @@ import dataclasses
 import random
 import zlib
 from collections.abc import Callable
+from typing import Any
 
 import backsight_pb2 as pb
 import pytest
@@ -19,6 +20,7 @@ from protocol.messages import (
     ACKS_MAX,
     CHUNK_BYTES_MAX,
     CHUNKS_MAX,
+    CONTROL_CHUNK_BYTES_MAX,
     CRUMBS_MAX,
     LATERALS_MAX,
     NO_POLICY,
@@ -103,6 +105,15 @@ node_messages: st.SearchStrategy[NodeMessage] = st.one_of(
     st.builds(Abandoned, groups),
     st.builds(ClockReply, UINT32, UINT63, UINT63),
     st.builds(SnapshotStatus, UINT32, UINT32, UINT32, st.booleans()),
+    # Eight in a batch are within what one may have of them.
+    st.builds(
+        SliceChunk,
+        trace_ids,
+        st.integers(0, 1 << 62),
+        st.binary(min_size=1, max_size=CONTROL_CHUNK_BYTES_MAX // 8),
+        epochs,
+        stream=UINT32,
+    ),
 )
 coordinator_messages: st.SearchStrategy[CoordinatorMessage] = st.one_of(
     st.builds(Welcome, UINT64, st.builds(Agreed, st.integers(1, (1 << 32) - 1), features)),
@@ -186,9 +197,9 @@ def test_a_frame_of_zstandard_is_sent_where_it_is_smaller() -> None:
     assert not any(chunk.zstd for chunk in deflated)
 
 
-@given(node_names, UINT64)
-def test_openings_round_trip(node: str, incarnation: int) -> None:
-    opening = wire.Opening(node, incarnation)
+@given(node_names, UINT64, UINT32)
+def test_openings_round_trip(node: str, incarnation: int, number: int) -> None:
+    opening = wire.Opening(node, incarnation, number)
     assert wire.decode_slices_message(wire.encode_opening(opening)) == opening
 
 
@@ -605,6 +616,39 @@ def list_bytes(first: pb.SliceChunk, *further: pb.SliceChunk) -> bytes:
 def test_bad_chunks_are_refused(problem: str, message: bytes) -> None:
     with pytest.raises(wire.WireError, match=problem):
         wire.decode_slices_message(message)
+
+
+@pytest.mark.parametrize("zstd", [None, wire.Zstd()])
+def test_chunks_among_what_a_node_says_have_room_for_as_much_as_is_allowed(
+    zstd: wire.Zstd | None,
+) -> None:
+    half = SliceChunk(TRACE, 0, bytes(CONTROL_CHUNK_BYTES_MAX // 2), 1, stream=7)
+    said: list[NodeMessage] = [half, Abandoned(GROUP), half]
+    data = wire.encode_node_batch(said, zstd)
+    assert len(data) < 300
+    decoded = wire.decode_node_batch(data, zstd)
+    assert decoded == said
+    assert [(m.stream, bool(m.zstd)) for m in decoded if isinstance(m, SliceChunk)] == [
+        (7, zstd is not None)
+    ] * 2
+    more = SliceChunk(TRACE, 0, b"x", 1)
+    with pytest.raises(wire.WireError, match="8193 bytes; allowed: up to 8192"):
+        wire.encode_node_batch([*said, more], zstd)
+    # Batches one after the other are one.
+    one, last = wire.encode_node_batch([half], zstd), wire.encode_node_batch([more], zstd)
+    for batch in (one + one + last, one + one + one):
+        with pytest.raises(
+            wire.WireError, match=r"slice_chunk.data: \d+ bytes; allowed: up to 8192"
+        ):
+            wire.decode_node_batch(batch, zstd)
+
+
+@pytest.mark.parametrize("more", [{"node": b"n"}, {"further": [pb.SliceChunk()]}])
+def test_among_what_a_node_says_a_chunk_stands_alone(more: dict[str, Any]) -> None:
+    chunk = pb.SliceChunk(trace=TRACE, data=b"x", epoch=1, **more)
+    batch = pb.NodeBatch(messages=[pb.NodeMessage(slice_chunk=chunk)])
+    with pytest.raises(wire.WireError, match="holds more than a chunk"):
+        wire.decode_node_batch(batch.SerializeToString())
 
 
 @pytest.mark.parametrize(
