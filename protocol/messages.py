@@ -299,6 +299,7 @@ class SliceAck:
     trace: TraceId
     offset: int
     epoch: int
+    again: bool = False
 
 
 @dataclass(frozen=True, slots=True)

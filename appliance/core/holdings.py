@@ -238,9 +238,13 @@ class Holdings:
     def rewind(self, now_ns: int) -> None:
         """Start over from what is durable: a new Slices stream."""
         for held in self.traces.values():
-            if held.sent != held.acked:
-                held.sent = held.acked
-                self.reporter.refresh(held, now_ns)
+            self.rewind_to_acked(held, now_ns)
+
+    def rewind_to_acked(self, held: HeldTrace, now_ns: int) -> None:
+        """Send again what is not durable of a slice."""
+        if held.sent != held.acked:
+            held.sent = held.acked
+            self.reporter.refresh(held, now_ns)
 
     # ------------------------------------------------------- letting go
 

@@ -322,6 +322,8 @@ class NodeCore:
             # An ack for an earlier slice of the trace says nothing about this one.
             if held is not None and ack.epoch == held.slice.epoch:
                 self._holdings.acked(held, ack.offset, now_ns)
+                if ack.again and ack.offset >= held.acked:
+                    self._holdings.rewind_to_acked(held, now_ns)
                 if held.release_early and held.held_bytes == 0:
                     held.release_early = False
                     self._owed.answer(held.trace)

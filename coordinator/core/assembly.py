@@ -167,6 +167,11 @@ class Assembly:
         if node.stream is not None:
             self.credit.demand(node.stream, node.expected_bytes)
 
+    def begin_again(self, stream: int, chunk: SliceChunk) -> None:
+        """A chunk from the middle of a slice of which the beginning did not come."""
+        self.ignore(stream, chunk)
+        self._outbox.ack(stream, chunk.trace, chunk.epoch, 0, again=True)
+
     def ignore(self, stream: int, chunk: SliceChunk) -> None:
         """A chunk for which there was room is of no use."""
         self.credit.free(len(chunk.data))
@@ -197,7 +202,7 @@ class Assembly:
             if part.received >= self._slice_bytes_max:
                 self._outbox.after_writes(BytesDurable(trace.id, node.id, part.epoch, end, 0))
             elif chunk.offset > part.received or end <= part.durable:
-                self._ack(stream, trace, part, hurried=True)
+                self._ack(stream, trace, part, hurried=True, again=chunk.offset > part.received)
         else:
             offset = part.received
             part.received += len(fresh)
@@ -230,10 +235,12 @@ class Assembly:
             hurried = self.credit.hurries(node.stream)
             self._outbox.ack(node.stream, effect.trace, effect.epoch, effect.end, hurried=hurried)
 
-    def _ack(self, stream: int, trace: Trace, part: Part, *, hurried: bool = False) -> None:
+    def _ack(
+        self, stream: int, trace: Trace, part: Part, *, hurried: bool = False, again: bool = False
+    ) -> None:
         part.acked_on = stream
         hurried = hurried or self.credit.hurries(stream)
-        self._outbox.ack(stream, trace.id, part.epoch, part.durable, hurried=hurried)
+        self._outbox.ack(stream, trace.id, part.epoch, part.durable, hurried=hurried, again=again)
 
     def _admit(self, stream: int) -> Node | None:
         known = self._streams[stream]

@@ -633,7 +633,10 @@ class CoordinatorCore:
                 return
             trace = self._lifecycle.begin(chunk.trace, node.id, now_ns)
             self._lifecycle.news(trace, now_ns)
+        is_first = node.id not in trace.parts
         part = self._traversal.part_of(trace, node, now_ns)
+        if is_first:
+            self._lifecycle.news(trace, now_ns)
         was_restarted = part.restarted
         begins = chunk.offset == 0
         # As for a closed trace: no longer than what is here, so it says nothing new.
@@ -649,7 +652,10 @@ class CoordinatorCore:
         if chunk.epoch != part.epoch:
             # Late, of a slice that was given up; or the next one, from its middle.
             self.counters.chunks_with_gap += not begins
-            self._assembly.ignore(stream, chunk)
+            if begins:
+                self._assembly.ignore(stream, chunk)
+            else:
+                self._assembly.begin_again(stream, chunk)
             part.of_no_use = (chunk.epoch, end)
             return
         over = end - max(chunk.offset, self._config.slice_bytes_max)

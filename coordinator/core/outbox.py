@@ -130,7 +130,7 @@ class Outbox:
         self._control: dict[int, list[CoordinatorMessage | _Asking]] = {}
         self._control_due = _Due(patience_ns)
         self._asking: dict[tuple[int, Group], _Asking] = {}
-        self._acks: dict[int, dict[tuple[TraceId, int], int]] = {}
+        self._acks: dict[int, dict[tuple[TraceId, int], SliceAck]] = {}
         self._replies_due = _Due(patience_ns)
         self._writes: list[Write] = []
         self._effects: deque[tuple[int, Effect]] = deque()
@@ -163,11 +163,24 @@ class Outbox:
         asking.traces[trace] = None
 
     def ack(
-        self, stream: int, trace: TraceId, epoch: int, offset: int, *, hurried: bool = False
+        self,
+        stream: int,
+        trace: TraceId,
+        epoch: int,
+        offset: int,
+        *,
+        hurried: bool = False,
+        again: bool = False,
     ) -> None:
-        """Tell a Slices stream how far a slice is durable. ``hurried``: its node goes on from there."""
+        """Tell a Slices stream how far a slice is durable.
+
+        ``hurried``: its node waits for that. ``again``: it is to send what is beyond again.
+        """
         acks = self._acks.setdefault(stream, {})
-        acks[trace, epoch] = offset
+        before = acks.get((trace, epoch))
+        again = again or (before is not None and before.again)
+        acks[trace, epoch] = SliceAck(trace, offset, epoch, again)
+        hurried = hurried or again
         self._replies_due.add(stream, hurried=hurried or len(acks) >= WAITING_MAX)
 
     def forget_session(self, session: int) -> None:
@@ -232,10 +245,7 @@ class Outbox:
             self._replies_due.add(stream, hurried=hurried)
         replies: list[tuple[int, SliceReply]] = []
         for stream in self._replies_due.take(now_ns):
-            left = [
-                SliceAck(trace, offset, epoch)
-                for (trace, epoch), offset in self._acks.pop(stream, {}).items()
-            ]
+            left = [*self._acks.pop(stream, {}).values()]
             while len(left) > ACKS_MAX:
                 replies.append((stream, SliceReply(tuple(left[:ACKS_MAX]))))
                 del left[:ACKS_MAX]

@@ -211,6 +211,7 @@ def encode_slice_reply(reply: SliceReply) -> bytes:
             trace=check.trace("slice_reply.acks.trace", ack.trace),
             offset=check.integer("slice_reply.acks.offset", ack.offset),
             epoch=check.epoch("slice_reply.acks.epoch", ack.epoch),
+            again=ack.again,
         )
     return message.SerializeToString()
 
@@ -226,6 +227,7 @@ def decode_slice_reply(data: bytes) -> SliceReply:
                 check.trace("slice_reply.acks.trace", ack.trace),
                 check.integer("slice_reply.acks.offset", ack.offset),
                 check.epoch("slice_reply.acks.epoch", ack.epoch),
+                ack.again,
             )
             for ack in message.acks
         ),

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from coordinator.core.coordinator import CoordinatorConfig
 from coordinator.core.credit import ADVANCE_BYTES, QUANTUM_BYTES, Credit
 from coordinator.core.records import AppendSlice
-from protocol.messages import CHUNK_BYTES_MAX, Abandoned, SliceChunk, SliceReply
+from protocol.messages import CHUNK_BYTES_MAX, Abandoned, SliceAck, SliceChunk, SliceReply
 from tests.unit.coordinator_harness import Harness, S, trace_id, two_nodes
 
 T = trace_id("T")
@@ -446,3 +446,46 @@ def test_a_chunk_with_what_is_said_counts_by_the_stream_that_it_names() -> None:
     harness.lose_slices("n1")
     harness.say("n1", SliceChunk(T, 0, bytes(100), 1, stream=7))
     assert harness.core.counters.chunks_unwelcome == 3
+
+
+def test_what_overtook_the_rest_is_sent_again() -> None:
+    """A chunk on the Control stream overtakes those before it on the Slices stream."""
+    harness = Harness()
+    harness.cluster("n1")
+    harness.fire("n1", T)
+    harness.status("n1", T, 30)
+    harness.replied.clear()
+    harness.send("n1", T, 20, bytes(10))
+    assert harness.replied == [("n1", SliceReply((SliceAck(T, 0, 1, again=True),)))]
+    harness.replied.clear()
+    harness.send("n1", T, 0, bytes(20))
+    assert [ack for _, reply in harness.replied for ack in reply.acks] == [SliceAck(T, 20, 1)]
+    harness.send("n1", T, 20, bytes(10))
+    harness.save()
+    assert stored(harness, "n1") == bytes(30)
+
+
+def test_what_overtook_the_beginning_of_a_later_slice_is_sent_again() -> None:
+    harness = Harness()
+    harness.cluster("n1")
+    harness.fire("n1", T)
+    harness.send("n1", T, 0, bytes(20))
+    harness.status("n1", T, 50)
+    harness.replied.clear()
+    harness.send("n1", T, 20, bytes(10), epoch=2)
+    assert harness.replied == [("n1", SliceReply((SliceAck(T, 0, 2, again=True),)))]
+
+
+def test_what_becomes_durable_meanwhile_takes_no_wish_back() -> None:
+    harness = Harness(patience_ns=5 * S)
+    harness.cluster("n1")
+    harness.fire("n1", T)
+    harness.status("n1", T, 30)
+    harness.send("n1", T, 0, bytes(10))
+    harness.replied.clear()
+    harness.autosave = False
+    harness.core.on_chunk(harness.streams["n1"], SliceChunk(T, 20, bytes(10), 1), harness.now_ns)
+    harness.core.on_durable(harness.written[-1].token if harness.written else 0, harness.now_ns)
+    harness.credit["n1"] -= 10
+    harness.fetch()
+    assert harness.replied == [("n1", SliceReply((SliceAck(T, 10, 1, again=True),)))]

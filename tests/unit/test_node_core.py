@@ -680,6 +680,25 @@ def test_what_was_said_on_a_stream_that_is_lost_is_sent_again() -> None:
     assert (again.offset, again.data) == (lost.offset, lost.data)
 
 
+def test_what_overtook_the_rest_is_sent_again() -> None:
+    node = Node(NodeConfig("n1", chunk_bytes=64))
+    node.connect(ALL)
+    node.connect_slices()
+    node.write(1, 100)
+    node.fire(1)
+    chunks = chunks_in(node.take())
+    assert len(chunks) > 2
+    length, epoch = sum(len(chunk.data) for chunk in chunks), chunks[0].epoch
+    node.core.on_slice_reply(SliceReply((SliceAck(trace(1), 64, epoch),)), node.now_ns)
+    assert node.report() == {}
+    again = SliceAck(trace(1), 64, epoch, again=True)
+    node.core.on_slice_reply(SliceReply((again,)), node.now_ns)
+    assert node.report() == {1: length - 64}
+    # What was trimmed cannot be sent again.
+    node.core.on_slice_reply(SliceReply((SliceAck(trace(1), 0, epoch, again=True),)), node.now_ns)
+    assert node.report() == {}
+
+
 def test_a_new_stream_repeats_what_is_not_known_to_be_durable() -> None:
     node = Node(NodeConfig("n1", chunk_bytes=64))
     node.write(1, 1000)

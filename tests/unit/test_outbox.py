@@ -184,4 +184,4 @@ def test_a_gap_is_told_at_once() -> None:
     harness.fire("n1", trace)
     harness.replied.clear()
     harness.send("n1", trace, 50, bytes(10))
-    assert harness.replied == [("n1", SliceReply((SliceAck(trace, 0, 1),)))]
+    assert harness.replied == [("n1", SliceReply((SliceAck(trace, 0, 1, again=True),)))]

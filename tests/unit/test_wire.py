@@ -150,7 +150,7 @@ chunk_lists = st.lists(
 )
 slice_replies = st.builds(
     SliceReply,
-    st.lists(st.builds(SliceAck, trace_ids, UINT63, epochs), max_size=20).map(tuple),
+    st.lists(st.builds(SliceAck, trace_ids, UINT63, epochs, st.booleans()), max_size=20).map(tuple),
     UINT63,
 )
 
