@@ -367,7 +367,10 @@ class NodeCore:
         return self._take_chunks(now_ns)
 
     def _take_chunks(self, now_ns: int, bytes_max: int | None = None) -> list[SliceChunk]:
-        """What may be sent; with ``bytes_max`` only slices that end within so many in all."""
+        """What may be sent; with ``bytes_max`` only the ends of slices, of so many bytes in all.
+
+        What follows of such a slice on the other stream might overtake it, and be sent twice.
+        """
         chunks: list[SliceChunk] = []
         while self._link.may_send:
             following = self._holdings.reporter.next_trace(now_ns)
@@ -376,7 +379,8 @@ class NodeCore:
             group, held = following
             if bytes_max is not None:
                 bytes_max -= held.unsent_bytes
-                if bytes_max < 0:
+                at_once = min(self._config.chunk_bytes, self._link.credit_bytes)
+                if bytes_max < 0 or held.unsent_bytes > at_once:
                     break
             count = min(self._config.chunk_bytes, held.unsent_bytes, self._link.credit_bytes)
             data = self._dataplane.read(held.trace, held.sent, count)

@@ -178,7 +178,9 @@ class Outbox:
         """
         acks = self._acks.setdefault(stream, {})
         before = acks.get((trace, epoch))
-        again = again or (before is not None and before.again)
+        if before is not None:
+            # Both hold.
+            offset, again = max(offset, before.offset), again or before.again
         acks[trace, epoch] = SliceAck(trace, offset, epoch, again)
         hurried = hurried or again
         self._replies_due.add(stream, hurried=hurried or len(acks) >= WAITING_MAX)

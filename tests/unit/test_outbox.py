@@ -185,3 +185,13 @@ def test_a_gap_is_told_at_once() -> None:
     harness.replied.clear()
     harness.send("n1", trace, 50, bytes(10))
     assert harness.replied == [("n1", SliceReply((SliceAck(trace, 0, 1, again=True),)))]
+
+
+def test_of_two_acks_that_wait_both_hold() -> None:
+    outbox, credit = Outbox(patience_ns=100), Credit(MIB, MIB)
+    outbox.ack(1, FIRST, 1, 30)
+    outbox.ack(1, FIRST, 1, 20)
+    outbox.ack(1, SECOND, 1, 20, again=True)
+    outbox.ack(1, SECOND, 1, 30)
+    acks = (SliceAck(FIRST, 30, 1), SliceAck(SECOND, 30, 1, again=True))
+    assert outbox.take_replies(credit, 0) == [(1, SliceReply(acks))]
