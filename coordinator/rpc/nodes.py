@@ -172,7 +172,7 @@ class NodeStreams:
         try:
             first = await streams.first(requests)
             if first is not None:
-                messages = wire.decode_node_batch(first)
+                messages = wire.decode_node_batch(first, self._zstd)
                 hello = messages[0] if messages else None
                 if not isinstance(hello, Hello):
                     self._counters.no_hello += 1
