@@ -23,7 +23,7 @@ from formats.records import (
 )
 from formats.slices import PieceKind, Process, RunFlags
 from protocol.hashing import node_id
-from protocol.kernel_events import KernelEvent
+from protocol.kernel_events import KernelEvent, Kind
 from protocol.messages import NodeId
 from testbed.encoding import (
     encode_attributes,
@@ -52,13 +52,16 @@ ATTRIBUTES = st.dictionaries(
 
 WORDS = st.text(string.ascii_letters, max_size=15)
 
+# In place of the name of another process there is an address, or a disk.
+_OF_NO_PROCESS = {kind for kind in Kind if kind.is_tcp} | {Kind.IO_WAIT}
+
 KERNEL_EVENTS = st.builds(
     KernelEvent,
     U64,
     U64,
     U32,
     U32,
-    U16,
+    U16.filter(lambda kind: kind not in _OF_NO_PROCESS),
     U16,
     st.none() | st.integers(0, 511),
     U32,

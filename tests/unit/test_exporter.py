@@ -62,6 +62,12 @@ def receiver(request: pytest.FixtureRequest) -> Receiver:
     return made
 
 
+@pytest.fixture(autouse=True)
+def _writes_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Traces come one by one, thousands of them, and each is waited for."""
+    monkeypatch.setattr("coordinator.store.writer._GATHER_S", 0.0)
+
+
 class Here:
     """A store that exports, and its exporter, worked by hand or by its own thread."""
 
