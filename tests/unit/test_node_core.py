@@ -674,10 +674,12 @@ def test_what_was_said_on_a_stream_that_is_lost_is_sent_again() -> None:
     (lost,) = chunks_in(node.take())
     node.core.on_control_lost(node.now_ns)
     # By the credit of the stream before nothing is sent any more.
+    node.write(2)
+    node.fire(2)
     assert chunks_in(node.connect(ALL)) == [] and node.report() == {}
     node.connect_slices()
-    (again,) = node.core.take_chunks(node.now_ns)
-    assert (again.offset, again.data) == (lost.offset, lost.data)
+    again, _ = node.core.take_chunks(node.now_ns)
+    assert (again.trace, again.offset, again.data) == (lost.trace, lost.offset, lost.data)
 
 
 def test_what_overtook_the_rest_is_sent_again() -> None:

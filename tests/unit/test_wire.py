@@ -606,6 +606,10 @@ def list_bytes(first: pb.SliceChunk, *further: pb.SliceChunk) -> bytes:
             "1258290 bytes",
             list_bytes(*[part(zlib.compress(bytes(629145)), compressed=True)] * 2),
         ),
+        (
+            "1350000 bytes",
+            list_bytes(*[part(zlib.compress(bytes(450_000)), compressed=True)] * 3),
+        ),
         # Each is as large as one may be: a thousand of them in a message must not become memory.
         (
             r"10496\d\d bytes",
