@@ -2,9 +2,10 @@
 """Puts slices together from chunks, within the memory there is.
 
 A slice grows at its end only: a chunk that starts beyond it is dropped and
-answered with the durable offset, what lies before it is known already. So the
-bytes written to the store are the slice, whatever was repeated on the way. A node
-that no longer has what is missing in between keeps the rest until the trace is closed.
+answered with the durable offset, from which its node sends again; what lies before
+it is known already. So the bytes written to the store are the slice, whatever was
+repeated, or came out of order, on the way. A node that no longer has what is missing
+in between keeps the rest until the trace is closed.
 
 A node that lost its slice, or let go of it, may come with another one of the
 same trace, which the epoch tells apart. The bytes of two are never put
