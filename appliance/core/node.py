@@ -12,7 +12,6 @@ coordinator is owed (``owed.py``), and each slice from its last durable byte.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, KeysView
-from dataclasses import replace
 from typing import assert_never
 
 from appliance.core.config import NodeConfig, TriggerLimits, TriggerPolicy
@@ -354,37 +353,33 @@ class NodeCore:
         messages += self._snapshots.take_news()
         if messages and self._link.may_send_on_control:
             # A message of their own would cost more than they do.
-            stream = self._link.slices_number
-            messages += [
-                replace(chunk, stream=stream)
-                for chunk in self._take_chunks(now_ns, CONTROL_CHUNK_BYTES_MAX)
-            ]
+            messages += self._take_chunks(now_ns, on_control=True)
         return messages
 
     def take_chunks(self, now_ns: int) -> list[SliceChunk]:
         """Chunks for the Slices stream: what rates and credit allow now."""
         self._now_ns = now_ns
-        return self._take_chunks(now_ns)
+        return self._take_chunks(now_ns, on_control=False)
 
-    def _take_chunks(self, now_ns: int, bytes_max: int | None = None) -> list[SliceChunk]:
-        """What may be sent; with ``bytes_max`` only the ends of slices, of so many bytes in all.
+    def _take_chunks(self, now_ns: int, *, on_control: bool) -> list[SliceChunk]:
+        """What may be sent; on the Control stream only few bytes, and only ends of slices.
 
-        What follows of such a slice on the other stream might overtake it, and be sent twice.
+        What follows of a slice on the other stream might overtake it, and be sent twice.
         """
+        stream = self._link.slices_number if on_control else 0
+        left_bytes = CONTROL_CHUNK_BYTES_MAX
         chunks: list[SliceChunk] = []
         while self._link.may_send:
             following = self._holdings.reporter.next_trace(now_ns)
             if following is None:
                 break
             group, held = following
-            if bytes_max is not None:
-                bytes_max -= held.unsent_bytes
-                at_once = min(self._config.chunk_bytes, self._link.credit_bytes)
-                if bytes_max < 0 or held.unsent_bytes > at_once:
-                    break
             count = min(self._config.chunk_bytes, held.unsent_bytes, self._link.credit_bytes)
+            if on_control and (count > left_bytes or count < held.unsent_bytes):
+                break
+            left_bytes -= count
             data = self._dataplane.read(held.trace, held.sent, count)
-            chunks.append(SliceChunk(held.trace, held.sent, data, held.slice.epoch))
+            chunks.append(SliceChunk(held.trace, held.sent, data, held.slice.epoch, stream=stream))
             self._link.sent(chunks[-1])
             self._holdings.sent(group, held, len(data), now_ns)
             told = held.told

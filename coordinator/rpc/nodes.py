@@ -277,7 +277,7 @@ class NodeStreams:
         try:
             first = await streams.first(requests)
             if first is not None:
-                opening = wire.decode_slices_message(first)
+                opening = wire.decode_slices_message(first, self._zstd)
                 if not isinstance(opening, wire.Opening):
                     self._counters.no_opening += 1
                     await context.abort(
