@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 
 from coordinator.core.config import CoordinatorConfig
-from coordinator.core.records import StoredTrace
+from coordinator.core.records import StoredSlice, StoredTrace
 from coordinator.core.trace import DOUBTS
 from coordinator.core.verdict import HEALABLE, UNJUDGED, ReasonKind, Verdict
 from protocol.hashing import node_id
@@ -21,6 +21,7 @@ class ClosedSlice:
 
     ``least``: what the node would send if it collected the same once more, in one piece.
     ``let_go``: up to where the node was told to let go of bytes that fit nowhere.
+    ``flags``, ``announced_bytes`` and ``open_handles`` are as the node said last.
     """
 
     epoch: int = 0
@@ -28,6 +29,8 @@ class ClosedSlice:
     least: int = 0
     flags: SliceFlags = SliceFlags.NONE
     let_go: int = 0
+    announced_bytes: int = 0
+    open_handles: int = 0
 
     def may_lack(self, status: SliceStatus) -> bool:
         """Whether a node may have, or know, what this has not.
@@ -94,17 +97,21 @@ class Outcome:
 
 def outcome_of(stored: StoredTrace) -> Outcome:
     """As the store has it."""
-    slices = {
-        node_id(known.node): ClosedSlice(
-            known.epoch,
-            known.length,
-            known.length if known.least is None else known.least,
-            known.status.flags if known.status is not None else SliceFlags.NONE,
-        )
-        for known in stored.slices
-    }
+    slices = {node_id(known.node): _closed_slice(stored.trace, known) for known in stored.slices}
     length = sum(known.length for known in stored.slices)
     return Outcome(slices, stored.verdict, length)
+
+
+def _closed_slice(trace: TraceId, known: StoredSlice) -> ClosedSlice:
+    status = known.status if known.status is not None else SliceStatus(trace, False)
+    return ClosedSlice(
+        known.epoch or status.epoch,
+        known.length,
+        known.length if known.least is None else known.least,
+        status.flags,
+        announced_bytes=status.bytes,
+        open_handles=status.open_handles,
+    )
 
 
 class ClosedTraces:

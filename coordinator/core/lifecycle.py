@@ -67,7 +67,7 @@ from coordinator.core.verdict import (
     judge,
 )
 from counting.histogram import Histogram
-from protocol.messages import Group, NodeId, Release, SliceFlags, SliceStatus, TraceId
+from protocol.messages import Group, NodeId, Release, SliceStatus, TraceId
 from protocol.verdicts import VerdictKind
 
 # To judge a trace takes some 0.2 us for each of its items, 1 us where slices were begun anew, and
@@ -163,7 +163,22 @@ class Lifecycle:
         return trace
 
     def _add_missing(self, trace: Trace, outcome: Outcome, now_ns: int) -> None:
-        """Nobody had sent any bytes of it: who was to send some still is."""
+        """Nobody had sent any bytes of it: who was to send some still is, and as many as he said."""
+        for identity, known in outcome.slices.items():
+            if known.announced_bytes or known.open_handles:
+                self._answered_before(
+                    trace,
+                    identity,
+                    SliceStatus(
+                        trace.id,
+                        True,
+                        known.flags,
+                        known.announced_bytes,
+                        known.open_handles,
+                        epoch=known.epoch,
+                    ),
+                    now_ns,
+                )
         for reason in outcome.verdict.reasons if outcome.verdict is not None else ():
             if reason.node and reason.kind is not ReasonKind.NEVER_SEEN:
                 self._traversal.add_stored(trace, identity_of(reason.node), now_ns)
@@ -242,12 +257,15 @@ class Lifecycle:
         """What is here of a node's slice."""
         least = trace.evidence.least_bytes(part.node)
         epoch, end = part.of_no_use or (0, 0)
+        status = part.status if part.status is not None else SliceStatus(trace.id, False)
         return ClosedSlice(
             part.epoch,
             part.received,
             part.received if least is None else least,
-            part.status.flags if part.status is not None else SliceFlags.NONE,
+            status.flags,
             end if epoch == part.epoch else 0,
+            status.bytes,
+            status.open_handles,
         )
 
     def wait_for_nodes(self, trace: Trace, now_ns: int) -> None:
@@ -362,16 +380,24 @@ class Lifecycle:
             )
             trace.evidence.take_up(verdict.span_count, verdict.start_ns, verdict.end_ns)
         for identity, known in outcome.slices.items():
-            part = self._traversal.add_stored(trace, identity, now_ns)
-            part.state = PartState.ANSWERED
-            part.deadline_ns = None
-            part.status = SliceStatus(trace.id, True, known.flags, known.length, epoch=known.epoch)
-            part.epoch = known.epoch
+            status = SliceStatus(trace.id, True, known.flags, known.length, epoch=known.epoch)
+            part = self._answered_before(trace, identity, status, now_ns)
             part.received = known.length
             if known.length:
                 self._outbox.after_writes(
                     BytesDurable(trace.id, identity, known.epoch, known.length, 0)
                 )
+
+    def _answered_before(
+        self, trace: Trace, identity: NodeId, status: SliceStatus, now_ns: int
+    ) -> Part:
+        """The part of a node that had said this before its trace was closed."""
+        part = self._traversal.add_stored(trace, identity, now_ns)
+        part.state = PartState.ANSWERED
+        part.deadline_ns = None
+        part.status = status
+        part.epoch = status.epoch
+        return part
 
     def _quiet_ns(self, trace: Trace) -> int:
         """For how long nothing of a trace may come before it is judged."""

@@ -249,7 +249,7 @@ class SimCoordinator:
         if core is None:
             return
         for write in core.take_writes():
-            self.store.write(write)
+            self.store.write(write, self.scheduler.now_ns)
             if isinstance(write.record, PutVerdict):
                 judged = (write.record.trace, write.record.verdict.version)
                 self.world.judged_ns[judged] = self.scheduler.now_ns

@@ -46,6 +46,8 @@ class KeptTrace:
     verdict: Verdict | None = None
     released: bool = False
     first_released_ns: int | None = None
+    first_closed_ns: int | None = None
+    """When that was decided; it is durable at ``first_released_ns``."""
     released_ns: int = -1
     """When it was closed last; -1: never."""
 
@@ -69,20 +71,21 @@ class MemoryStore:
         self.abandoned: dict[Group, PutAbandoned] = {}
         self.traces: dict[TraceId, KeptTrace] = {}
         self.undurable_bytes = 0
-        self._pending: deque[Write] = deque()
+        self._pending: deque[tuple[Write, int]] = deque()
         self._on_verdict = on_verdict
         self._on_durable = on_durable
         self._touched: set[TraceId] = set()
 
-    def write(self, write: Write) -> None:
-        self._pending.append(write)
+    def write(self, write: Write, now_ns: int) -> None:
+        self._pending.append((write, now_ns))
         if isinstance(write.record, AppendSlice):
             self.undurable_bytes += len(write.record.data)
 
     def make_durable(self, token: int, now_ns: int) -> None:
         """Everything up to the token reaches the disk."""
-        while self._pending and self._pending[0].token <= token:
-            self._apply(self._pending.popleft().record, now_ns)
+        while self._pending and self._pending[0][0].token <= token:
+            write, written_ns = self._pending.popleft()
+            self._apply(write.record, written_ns, now_ns)
         touched, self._touched = self._touched, set()
         self._on_durable(touched)
 
@@ -127,7 +130,7 @@ class MemoryStore:
             kept.released,
         )
 
-    def _apply(self, record: Record, now_ns: int) -> None:
+    def _apply(self, record: Record, written_ns: int, now_ns: int) -> None:
         match record:
             case PutNode():
                 self.nodes.pop(record.node, None)
@@ -177,6 +180,7 @@ class MemoryStore:
                     trace.released_ns = now_ns
                 if trace.first_released_ns is None:
                     trace.first_released_ns = now_ns
+                    trace.first_closed_ns = written_ns
             case _:
                 assert_never(record)
 

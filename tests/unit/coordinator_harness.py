@@ -183,7 +183,7 @@ class Harness:
         for write in self.core.take_writes():
             self._check_write(write)
             self.written.append(write)
-            self.store.write(write)
+            self.store.write(write, self.now_ns)
         for session, messages in self.core.take_control(self.now_ns):
             for message in messages:
                 self._check_message(session, message)

@@ -131,6 +131,29 @@ def said(harness: Harness, node: str) -> list[tuple[ReasonKind, str]]:
     return [(reason.kind, reason.detail) for reason in verdict.reasons if reason.node == node]
 
 
+@pytest.mark.parametrize("forgets", ["not", "for-others", "at-a-restart"])
+def test_of_a_trace_that_was_closed_empty_is_known_how_much_is_to_come(forgets: str) -> None:
+    harness = Harness(replace(CoordinatorConfig(), closed_max=CLOSED_MAX))
+    slices = two_nodes()
+    harness.cluster(*slices)
+    harness.fire("n1", T)
+    harness.status("n1", T, len(slices["n1"]))
+    wait_for_the_end(harness)
+    assert harness.store.traces[T].released
+    if forgets != "not":
+        close_others(harness, 2 * CLOSED_MAX)
+    assert (T in harness.core._lifecycle.closed._outcomes) == (forgets == "not")
+    if forgets == "at-a-restart":
+        harness.restart()
+        harness.cluster(*slices)
+    # All of it comes, as was said.
+    harness.send("n1", T, 0, slices["n1"])
+    wait_for_the_end(harness)
+    verdict = harness.store.traces[T].verdict
+    assert ReasonKind.BYTES_MISSING not in kinds(verdict)
+    assert bytes(harness.store.traces[T].slices["n1"].data) == slices["n1"]
+
+
 def test_what_a_node_says_once_more_is_one_reason() -> None:
     harness = Harness()
     harness.cluster("n1", "n2")

@@ -70,13 +70,13 @@ def news_of(harness: Harness) -> list[object]:
     written: list[object] = []
     put = harness.store.write
 
-    def kept(write: Write) -> None:
+    def kept(write: Write, now_ns: int) -> None:
         record = write.record
         if isinstance(record, PutStatus | PutVerdict | PutReleased):
             of = record.status.trace if isinstance(record, PutStatus) else record.trace
             if of == T:
                 written.append(record)
-        put(write)
+        put(write, now_ns)
 
     harness.store.write = kept  # type: ignore[method-assign]
     return written

@@ -250,7 +250,7 @@ class Oracle:
             for trace in members.get(group, {group.primary}):
                 if self._sim.kind(trace) != "coherent":
                     continue
-                closed_ns = store.traces[trace].first_released_ns
+                closed_ns = store.traces[trace].first_closed_ns
                 if closed_ns is not None and closed_ns <= given_up_ns.get(group, 0):
                     continue
                 having = [other for other, traces in members.items() if trace in traces]
