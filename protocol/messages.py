@@ -152,6 +152,12 @@ class SliceStatus:
         """The node has nothing of the trace, nor says what became of it."""
         return not (self.held or self.bytes or self.open_handles or self.flags or self.crumbs)
 
+    @property
+    def only_gave_up(self) -> bool:
+        """The node gave the trace up, and knows of nothing that came of it since."""
+        has_more = self.held or self.bytes or self.open_handles or self.crumbs
+        return self.flags == SliceFlags.ABANDONED and not has_more
+
 
 @dataclass(frozen=True, slots=True)
 class Abandoned:

@@ -588,6 +588,8 @@ class CoordinatorCore:
         kept = part.is_whole and status.epoch not in (0, part.epoch) and status.is_blank
         # Or it let go of what is here, and collects it no more.
         kept = kept or (part.is_whole and not part.is_empty and not status.epoch)
+        # Or it gave up, as whole as it was here, what it is asked for once more.
+        kept = kept or (trace.kept and part.is_whole and status.only_gave_up)
         if not kept:
             kept = not self._meet(trace, part, status.epoch, begins=begins, told=True)
         news = self._traversal.answered(trace, part, node, status, now_ns, kept=kept)

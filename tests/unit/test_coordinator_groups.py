@@ -9,7 +9,7 @@ import pytest
 
 from coordinator.core.records import PutAbandoned, PutReleased
 from coordinator.core.verdict import ReasonKind
-from protocol.messages import Abandoned, Drop, Group, Release, TriggerFired
+from protocol.messages import Abandoned, Drop, Group, Release, SliceFlags, TriggerFired
 from protocol.verdicts import VerdictKind
 from tests.unit.coordinator_harness import Harness, S, preamble, run, span, trace_id, two_nodes
 
@@ -81,6 +81,31 @@ def test_a_group_that_is_whole_stays_so() -> None:
     for trace in (PRIMARY, LATERAL):
         assert harness.verdicts[trace][-1].kind is VerdictKind.COHERENT
     assert {name for name, m in harness.take_said() if m == Drop(group)} == {"n1", "n2"}
+
+
+@pytest.mark.parametrize("written_since", [False, True])
+def test_a_group_that_is_whole_stays_so_where_another_group_has_its_node_asked(
+    written_since: bool,
+) -> None:
+    harness = Harness()
+    harness.cluster("n1", "n2")
+    group = fired(harness)
+    harness.deliver(PRIMARY, two_nodes())
+    # Another one wants the lateral too, of which the node that fired the first never saw anything.
+    harness.fire("n2", LATERAL, "other")
+    harness.deliver(LATERAL, {"n2": WHOLE})
+    harness.status("n1", LATERAL, held=False, epoch=7)
+    harness.say("n1", Abandoned(group))
+    if written_since:
+        harness.status("n1", LATERAL, len(WHOLE), flags=SliceFlags.ABANDONED, epoch=9)
+        harness.send("n1", LATERAL, 0, WHOLE, 9)
+    else:
+        harness.status("n1", LATERAL, held=False, flags=SliceFlags.ABANDONED, epoch=9)
+    harness.wait(100 * S)
+    assert harness.verdicts[PRIMARY][-1].kind is VerdictKind.COHERENT
+    reasons = {(reason.kind, reason.node) for reason in harness.verdicts[LATERAL][-1].reasons}
+    assert ((ReasonKind.ABANDONED, "n1") in reasons) == written_since
+    assert (harness.verdicts[LATERAL][-1].kind is VerdictKind.COHERENT) != written_since
 
 
 def test_a_group_that_is_whole_stays_so_though_another_one_of_its_traces_is_not() -> None:
