@@ -41,6 +41,7 @@ class StoreCounters:
     """Traces, by why."""
     bytes_cut: int = 0  # not stored, since what comes before them was deleted
     writes_failed: int = 0  # and tried again
+    records_left_out: int = 0  # that no store can take
     disk_full: int = 0  # times that room was made within the file
 
     @property

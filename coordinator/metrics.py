@@ -219,6 +219,11 @@ METRICS = (
         "store/writes_failed",
     ),
     Metric(
+        "store_records_left_out_total",
+        "Records that no store can take: a defect. Each is left out, and nobody waits for it.",
+        "store/records_left_out",
+    ),
+    Metric(
         "store_disk_full_total",
         "Times that the disk was full, and room was made within the store's file.",
         "store/disk_full",

@@ -21,6 +21,7 @@ from typing import Any, Self
 import grpc
 
 from coordinator.beside import journal_bytes
+from coordinator.core.closed import UnreadableError
 from coordinator.core.coordinator import CoordinatorCore
 from coordinator.core.records import PutReleased, PutVerdict, StoredTrace, Write
 from coordinator.counters import ServerCounters
@@ -224,7 +225,7 @@ class CoordinatorServer:
                 f" {in_words(self._settings.store_path, error)}",
                 message_id=MessageId.STORE_FAILED,
             )
-            return None
+            raise UnreadableError from error
 
     @die_if_it_fails
     def _recover(self) -> None:

@@ -33,7 +33,7 @@ _IDLE_DEADLINE_S = 300.0
 # A coordinator that does nothing for so long, though the machine may be busy, is done.
 _STUCK_S = 10.0
 
-_ANSWER_DEADLINE_S = 120.0
+_ANSWER_DEADLINE_S = 900.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from protocol.values import dataclass
 SAMPLES = 8  # as NTP's clock filter keeps
 DRIFT_PPM = 15  # NTP's assumption on how clocks drift apart
 PROBES_AT_CONNECT = 4  # one after the other: enough to meet an empty queue once
+OFFSET_NS_MAX = 1 << 62  # 146 years: no clock is set further off; what is stored has 63 bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +82,8 @@ class ClockFilter:
             return False  # stepped between t2 and t3, or lies
         left_ns = realtime_ns - round_trip_ns
         offset_ns = ((received_ns - left_ns) + (sent_ns - realtime_ns)) // 2
+        if abs(offset_ns) > OFFSET_NS_MAX:
+            return False
         sample = _Sample(offset_ns, delay_ns // 2 + 1, now_ns)
         # Samples that cannot both be true: one of the clocks was stepped.
         if any(
@@ -92,8 +95,11 @@ class ClockFilter:
         self._find_best()
         return True
 
-    def stepped(self, by_ns: int) -> None:
-        """The node set its clock. It says so within CLOCK_STEP_NS of the truth."""
+    def stepped(self, by_ns: int) -> bool:
+        """The node set its clock, and says so within CLOCK_STEP_NS of the truth.
+
+        False if no clock can be set that far; then nothing is known of it.
+        """
         self._sent_ns = None  # a probe that is under way may have met either
         self._samples = deque(
             (
@@ -102,7 +108,11 @@ class ClockFilter:
             ),
             maxlen=SAMPLES,
         )
+        makes_sense = all(abs(sample.offset_ns) <= OFFSET_NS_MAX for sample in self._samples)
+        if not makes_sense:
+            self._samples.clear()
         self._find_best()
+        return makes_sense
 
     def _find_best(self) -> None:
         # Here, and not for each status of a node.

@@ -114,12 +114,20 @@ def _closed_slice(trace: TraceId, known: StoredSlice) -> ClosedSlice:
     )
 
 
+class UnreadableError(Exception):
+    """The store cannot be read now: whether a trace is a closed one, nobody knows.
+
+    Who spoke of it is not heard, and says it again later. It is not taken for a new one: then what
+    is stored of it would be given up, beneath a verdict that stands on it.
+    """
+
+
 class ClosedTraces:
     """Outcomes by trace, bounded by ``closed_max`` and, for what is in them, ``evidence_max``.
 
     One that was forgotten is read from the store where it is wanted: ``stored`` gives what is
-    durable there of a trace. So none is forgotten before its end ``is_durable``, unless there
-    are twice as many as there may be: where the disk does not write.
+    durable there of a trace, or raises UnreadableError. So none is forgotten before its end
+    ``is_durable``. Where the disk does not write there are more, as many as nodes are heard until then.
     """
 
     def __init__(
@@ -155,9 +163,9 @@ class ClosedTraces:
         """A trace is closed; others may be forgotten for it."""
         self._outcomes[trace] = outcome
         self._items += outcome.items
-        while self._are_too_many(1):
+        while self._are_too_many():
             oldest = next(iter(self._outcomes))
-            if not self._is_durable(oldest) and not self._are_too_many(2):
+            if not self._is_durable(oldest):
                 break
             self._items -= self._outcomes.pop(oldest).items
             self._are_all = False
@@ -171,9 +179,6 @@ class ClosedTraces:
             self._items -= outcome.items
         return outcome
 
-    def _are_too_many(self, times: int) -> bool:
+    def _are_too_many(self) -> bool:
         config = self._config
-        return (
-            len(self._outcomes) > times * config.closed_max
-            or self._items > times * config.evidence_max
-        )
+        return len(self._outcomes) > config.closed_max or self._items > config.evidence_max

@@ -119,7 +119,8 @@ class CoordinatorCore:
 
         ``known_nodes`` come in the order in which they were put last. ``recovered`` is read
         once, in order: it may load its traces one by one, the youngest last. ``stored`` gives
-        what is durable of a closed trace that is remembered no more, without its triggers and bytes.
+        what is durable of a closed trace that is remembered no more, without its triggers and bytes, or
+        raises UnreadableError. So does then whatever is said of such a trace, and nothing came of it.
         """
         self.counters = CoordinatorCounters()
         self._config = config
@@ -476,6 +477,10 @@ class CoordinatorCore:
 
     def _on_trigger(self, session: int, node: Node, fired: TriggerFired, now_ns: int) -> None:
         group = fired.group
+        # All at once, before anything is made of it: the store may be unreadable.
+        outcomes = {
+            each: self._lifecycle.outcome(each) for each in (group.primary, *fired.laterals)
+        }
         self.snapshots.on_fired(node, group)
         name = self._trigger_names.key(group.trigger)
         counters = self.counters.by_trigger.setdefault(name, TriggerCounters())
@@ -484,7 +489,7 @@ class CoordinatorCore:
         state = self._traversal.groups.get(group)
         told = state.fired if state is not None else {}
         known = bool(told) or group in self._traversal.abandoned
-        known = known or self._lifecycle.outcome(group.primary) is not None
+        known = known or outcomes[group.primary] is not None
         adds_nothing = fired.why == RECOVERED_WHY and known
         is_new = not adds_nothing and told.get(node.name) != hash(fired)
         is_of_process = fired.source in OF_A_PROCESS
@@ -505,7 +510,7 @@ class CoordinatorCore:
         else:
             for trace_id in (group.primary, *fired.laterals):
                 # A closed trace stays as it is, but for what was written since.
-                outcome = self._lifecycle.outcome(trace_id)
+                outcome = outcomes[trace_id]
                 if outcome is None or outcome.is_empty or outcome.given_up:
                     trace = self._traces.get(trace_id)
                     trace = trace or self._lifecycle.begin(trace_id, node.id, now_ns)
@@ -614,13 +619,13 @@ class CoordinatorCore:
         if node is None:
             self.counters.chunks_unwelcome += 1
             return
+        trace = self._traces.get(chunk.trace)
+        outcome = self._lifecycle.outcome(chunk.trace) if trace is None else None
         if not self._assembly.credit.arrived(stream, len(chunk.data)):
             self.counters.chunks_over_credit += 1
             return
         end = chunk.offset + len(chunk.data)
-        trace = self._traces.get(chunk.trace)
         if trace is None:
-            outcome = self._lifecycle.outcome(chunk.trace)
             known = outcome.slice_of(node.id) if outcome is not None else NOTHING
             same = chunk.epoch == known.epoch
             is_gone = outcome is not None and outcome.given_up
@@ -698,7 +703,8 @@ class CoordinatorCore:
 
     def _on_clock_reply(self, node: Node, reply: ClockReply, now_ns: int, realtime_ns: int) -> None:
         if reply.number == CLOCK_STEPPED:
-            node.clock.stepped(reply.sent_ns - reply.received_ns)
+            makes_sense = node.clock.stepped(reply.sent_ns - reply.received_ns)
+            self.counters.clock_replies_refused += not makes_sense
             self._probe_timers.set_earlier(node.id, now_ns + CLOCK_STEPPED_PROBE_NS)
             return
         taken = node.clock.answer(

@@ -39,7 +39,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 
-from coordinator.core.closed import ClosedSlice, ClosedTraces, Outcome
+from coordinator.core.closed import ClosedSlice, ClosedTraces, Outcome, UnreadableError
 from coordinator.core.config import NS_PER_S, CoordinatorConfig
 from coordinator.core.evidence import Evidence
 from coordinator.core.figures import DURATION_BOUNDS_S, CoordinatorCounters
@@ -139,7 +139,7 @@ class Lifecycle:
         return self._timers.next_ns()
 
     def outcome(self, trace_id: TraceId) -> Outcome | None:
-        """Of a closed trace; None where it is not one."""
+        """Of a closed trace; None where it is not one. Raises UnreadableError."""
         return None if trace_id in self.traces else self.closed.get(trace_id)
 
     def begin(self, trace_id: TraceId, by: NodeId, now_ns: int) -> Trace:
@@ -279,10 +279,15 @@ class Lifecycle:
     def put_released_unless_here(self, trace_id: TraceId, group: Group) -> None:
         """What was just written concerns a trace that nobody waits for: the store may delete it."""
         if trace_id not in self.traces:
-            outcome = self.outcome(trace_id)
+            is_known = True
+            outcome = None
+            try:
+                outcome = self.outcome(trace_id)
+            except UnreadableError:
+                is_known = False
             verdict = self._put_verdict_again(trace_id, outcome, group)
             self._outbox.write(PutReleased(trace_id))
-            if outcome is None and verdict is not None:
+            if is_known and outcome is None and verdict is not None:
                 # As the store has it: whoever speaks of it now speaks of what was given up.
                 self.closed.remember(trace_id, Outcome({}, verdict, 0))
 

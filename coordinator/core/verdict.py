@@ -246,6 +246,16 @@ def in_part_deleted(verdict: Verdict) -> Verdict:
     return replace(verdict, kind=max(kinds, key=_SEVERITY.index), reasons=reasons)
 
 
+def replaced(verdict: Verdict, node: str) -> Verdict:
+    """The next one, when the store has another slice of a node than the one that it speaks of."""
+    reason = Reason(
+        ReasonKind.RESTARTED, node, "another slice took the place of one that was whole"
+    )
+    return replace(
+        in_part_deleted(verdict), version=verdict.version + 1, reasons=(*verdict.reasons, reason)
+    )
+
+
 def given_up(node: str) -> Verdict:
     """What there is to say of a trace that is known by a group alone, which was given up.
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import grpc
 
+from coordinator.core.closed import UnreadableError
 from coordinator.core.coordinator import CoordinatorCore
 from coordinator.counters import ServerCounters
 from coordinator.rpc import streams
@@ -33,6 +34,9 @@ from protocol.messages import (
 )
 from protocol.sending import encoded
 from runtime.log import Log, MessageId, PeerLog
+
+# It says it again later: whoever is refused comes back.
+_UNREADABLE = "the coordinator cannot read what it has stored of a trace that this stream speaks of"
 
 # Of nodes that are refused, and come again and again.
 _SAID_REFUSED_MAX = 256
@@ -205,6 +209,8 @@ class NodeStreams:
         except TimeoutError:
             self._counters.no_hello += 1
             self._refuse(outgoing, f"no Hello came within {streams.GREETING_TIMEOUT_S:g} s")
+        except UnreadableError:
+            self._refuse(outgoing, _UNREADABLE)
         except wire.WireError as error:
             self._counters.malformed += 1
             self._peer_log.warning(peer, f"{peer}: malformed message refused: {error}")
@@ -316,6 +322,8 @@ class NodeStreams:
                 grpc.StatusCode.DEADLINE_EXCEEDED,
                 f"nobody said within {streams.GREETING_TIMEOUT_S:g} s who sends",
             )
+        except UnreadableError:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, _UNREADABLE)
         except wire.WireError as error:
             self._counters.malformed += 1
             self._peer_log.warning(peer, f"{peer}: malformed slice data refused: {error}")

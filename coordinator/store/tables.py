@@ -32,12 +32,20 @@ from coordinator.core.records import (
     Record,
 )
 from coordinator.core.trace import STAYING
-from coordinator.core.verdict import Verdict, in_part_deleted
+from coordinator.core.verdict import Verdict, in_part_deleted, replaced
 from coordinator.counters import StoreCounters
 from coordinator.store.keeping import Keeping
-from coordinator.store.rows import CHUNKS_MAX, chunk_ids, stored_slices, verdict_rest
+from coordinator.store.rows import (
+    CHUNKS_MAX,
+    chunk_ids,
+    stored_slices,
+    stored_verdict,
+    verdict_of,
+    verdict_rest,
+)
 from coordinator.store.schema import CHUNK_NUMBER_BITS
 from protocol.messages import CHUNK_BYTES_MAX, Group, SliceStatus, TraceId
+from protocol.verdicts import VerdictKind
 from runtime.log import Log
 
 # Slices that end for good where they were deleted: one line of log for each,
@@ -107,6 +115,7 @@ class _Trace:
 
     key: int
     verdict_version: int | None = None
+    is_coherent: bool = False
     chunks: int = 0  # the last number that was given to one
     slices: dict[str, _Slice] = field(default_factory=dict)
     groups: dict[str, int] = field(default_factory=dict)  # keys, by trigger; of those met so far
@@ -331,6 +340,7 @@ class Tables:
 
     def _judge(self, trace: _Trace, verdict: Verdict) -> None:
         trace.verdict_version = verdict.version
+        trace.is_coherent = verdict.kind is VerdictKind.COHERENT
         row = (str(verdict.kind), verdict.version, verdict_rest(verdict), trace.key)
         self._batch.verdicts[trace.key] = row
 
@@ -343,15 +353,16 @@ class Tables:
             self._traces.move_to_end(trace_id)
             return trace
         row = self._connection.execute(
-            "SELECT key, verdict_version FROM traces WHERE id = ?", (trace_id,)
+            "SELECT key, verdict_version, verdict FROM traces WHERE id = ?", (trace_id,)
         ).fetchone()
         if row is None:
             return None
-        key, version = row
+        key, version, verdict = row
         (last,) = self._connection.execute(
             "SELECT max(id) FROM chunks WHERE id BETWEEN ? AND ?", chunk_ids(key)
         ).fetchone()
-        trace = _Trace(key, version, (last or 0) & CHUNKS_MAX)
+        is_coherent = verdict == VerdictKind.COHERENT
+        trace = _Trace(key, version, is_coherent, (last or 0) & CHUNKS_MAX)
         for part in stored_slices(self._connection, trace_id, key):
             trace.slices[part.node] = _Slice(
                 key,
@@ -443,6 +454,8 @@ class Tables:
         stored = known.bytes
         if record.epoch != known.epoch:
             if record.offset == 0:
+                if known.bytes and trace.is_coherent:
+                    self._replace_verdict(trace, record.node)
                 self._begin_anew(known, record.epoch)
             stored = 0
         if record.offset > stored:
@@ -466,6 +479,17 @@ class Tables:
         known.first_chunk = known.first_chunk or number
         known.last_chunk = number
         known.bytes = stored + len(data)
+
+    def _replace_verdict(self, trace: _Trace, node: str) -> None:
+        """Bytes that it stands on are replaced. The core never does that before it says otherwise."""
+        row = self._batch.verdicts.get(trace.key)
+        if row is None:
+            verdict = stored_verdict(self._connection, trace.key)
+        else:
+            verdict = verdict_of(*row[:3])
+        assert verdict is not None
+        self._judge(trace, replaced(verdict, node))
+        self._batch.changed[trace.key] = None
 
     def _begin_anew(self, known: _Slice, epoch: int) -> None:
         """Bytes of another epoch replace those that are here."""

@@ -61,6 +61,9 @@ _COMMIT_BOUNDS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2
 _WRITES_AT_ONCE = 8192
 _BYTES_AT_ONCE = 4 << 20
 
+# Nothing is wrong with the file, and to try again would fail again.
+_OF_A_RECORD = (sqlite3.DataError, OverflowError, ValueError)
+
 # In one transaction where the disk is full.
 _WRITES_WHEN_FULL = 64
 
@@ -329,6 +332,27 @@ class Store:
         return True
 
     def _write(self, batch: Sequence[Write]) -> None:
+        try:
+            self._write_at_once(batch)
+        except _OF_A_RECORD as error:
+            # Whoever caused it would else end the coordinator again and again, or stop all others.
+            if len(batch) == 1:
+                self._leave_out(batch[0], error)
+                return
+            half = len(batch) // 2
+            self._write(batch[:half])
+            self._write(batch[half:])
+
+    def _leave_out(self, write: Write, error: Exception) -> None:
+        self.counters.records_left_out += 1
+        if self.counters.records_left_out == 1:
+            self._log.error(
+                f"{self._path}: a {type(write.record).__name__} cannot be stored, and is left out:"
+                f" {error}. This is a defect: please report it. Others are counted only",
+                message_id=MessageId.STORE_FAILED,
+            )
+
+    def _write_at_once(self, batch: Sequence[Write]) -> None:
         began_s = time.monotonic()
         with self._transaction():
             self._tables.apply(write.record for write in batch)

@@ -17,6 +17,7 @@ from dataclasses import replace
 import zstandard
 
 from coordinator.core.coordinator import CoordinatorConfig, CoordinatorCore
+from coordinator.core.outbox import Closed
 from coordinator.core.records import AppendSlice, PutReleased, PutVerdict, Write
 from coordinator.core.verdict import ReasonKind, Verdict
 from formats.records import Body, Breadcrumb, HopIn, HopOut, SpanEnd, SpanStart
@@ -77,6 +78,7 @@ class Harness:
         self._names: dict[int, str] = {}
         self._refused: set[int] = set()
         self._asked: set[tuple[int, Group, TraceId]] = set()
+        self._of_no_use: dict[tuple[NodeId, TraceId, int], int] = {}
         self._numbers = 0
         self.core = self._start()
 
@@ -90,6 +92,14 @@ class Harness:
         )
         while core.recovering:
             core.recover(self.now_ns)
+        on_closed = core._lifecycle.on_closed
+
+        def remember(closed: Closed) -> None:
+            for node, epoch, end in closed.of_no_use:
+                self._of_no_use[node, closed.trace, epoch] = end
+            on_closed(closed)
+
+        core._lifecycle.on_closed = remember  # type: ignore[method-assign]
         return core
 
     def restart(self) -> None:
@@ -203,8 +213,7 @@ class Harness:
                 reasons = verdict.reasons if verdict is not None else ()
                 given_up = [reason.kind for reason in reasons] == [ReasonKind.ABANDONED]
                 # What came of it fitted nowhere, and nothing else will come.
-                over = stored is not None and stored.first_released_ns is not None
-                over = over and ack.offset <= self.sent.get((name, ack.trace, ack.epoch), 0)
+                over = ack.offset <= self._of_no_use.get((node_id(name), ack.trace, ack.epoch), 0)
                 assert declined or cut or given_up or over or ack.offset <= durable, (
                     "acknowledged before durable"
                 )

@@ -6,7 +6,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.core.clock import DRIFT_PPM, PROBES_AT_CONNECT, SAMPLES, ClockFilter
+from coordinator.core.clock import DRIFT_PPM, OFFSET_NS_MAX, PROBES_AT_CONNECT, SAMPLES, ClockFilter
 from protocol.messages import CLOCK_STEPPED, ClockProbe, ClockReply, Hello
 from tests.unit.coordinator_harness import MS, REAL_NS, Harness, S, trace_id
 
@@ -100,6 +100,18 @@ def test_answers_that_make_no_sense_are_refused() -> None:
     number = clock.probe(0)
     assert clock.answer(number, REAL_NS, REAL_NS, MS, REAL_NS + MS)
     assert not clock.answer(number, REAL_NS, REAL_NS, MS, REAL_NS + MS), "answered twice"
+    # So far from here is no clock, and no store takes it.
+    number = clock.probe(0)
+    assert not clock.answer(number, -(1 << 63), -(1 << 63), MS, REAL_NS + MS)
+
+
+def test_a_clock_that_is_set_further_than_any_goes_is_not_believed() -> None:
+    clock = ClockFilter()
+    number = clock.probe(0)
+    assert clock.answer(number, REAL_NS, REAL_NS, MS, REAL_NS + MS)
+    assert clock.stepped(OFFSET_NS_MAX // 2)
+    assert not clock.stepped((1 << 63) - 1)
+    assert clock.estimate(0) is None
 
 
 def probes(harness: Harness) -> list[int]:

@@ -8,12 +8,14 @@ from dataclasses import replace
 
 import pytest
 
+from coordinator.core.closed import UnreadableError
 from coordinator.core.coordinator import CoordinatorConfig
+from coordinator.core.records import StoredTrace
 from coordinator.core.trace import TraceState
 from coordinator.core.verdict import ReasonKind, Verdict
 from formats.records import Data
 from formats.slices import PieceKind, RunFlags
-from protocol.messages import Abandoned, Group, Release, SliceAck, SliceFlags
+from protocol.messages import Abandoned, Group, Release, SliceAck, SliceFlags, TraceId
 from protocol.verdicts import VerdictKind
 from testbed.encoding import encode_piece, encode_record
 from tests.unit.coordinator_harness import (
@@ -217,21 +219,57 @@ def test_nothing_new_of_a_forgotten_trace_is_no_news() -> None:
 
 
 def test_no_trace_is_forgotten_before_its_end_is_durable() -> None:
-    harness = closed(CLOSED_MAX)
+    """Else it would begin as new, and its verdict would stand on bytes that are gone."""
+    harness = Harness(replace(CoordinatorConfig(), closed_max=CLOSED_MAX))
+    harness.cluster("n1", "n2")
+    harness.fire("n1", T)
+    harness.deliver(T, two_nodes())
+    harness.wait(S)
+    verdict = harness.store.traces[T].verdict
+    assert verdict is not None
+    assert (verdict.kind, verdict.version) == (VerdictKind.COHERENT, 1)
     harness.autosave = False
-    close_others(harness, 2 * CLOSED_MAX - 1)
-    assert harness.core.figures().traces_closed == 2 * CLOSED_MAX - 1
-    # Where the disk does not write for long, they are forgotten all the same.
-    harness.fire("n1", trace_id("one"))
-    harness.fire("n1", trace_id("two"))
     wait_for_the_end(harness)
-    assert harness.core.figures().traces_closed == 2 * CLOSED_MAX
+    others = 10 * CLOSED_MAX
+    close_others(harness, others)
+    assert harness.core.figures().traces_closed == others + 1
+    collect_what_is_left(harness)
     harness.save()
-    harness.fire("n1", trace_id("three"))
-    harness.save()
-    wait_for_the_end(harness)
-    harness.save()
-    assert harness.core.figures().traces_closed <= CLOSED_MAX + 1
+    kept = harness.store.traces[T]
+    assert kept.verdict is not None
+    assert (kept.verdict.kind, kept.verdict.version) == (VerdictKind.PARTIAL, 2)
+    harness.autosave = True
+    close_others(harness, 1)
+    assert harness.core.figures().traces_closed <= CLOSED_MAX
+
+
+def test_what_is_said_of_a_trace_is_not_heard_while_the_store_cannot_be_read() -> None:
+    harness = closed(CLOSED_MAX)
+    close_others(harness, 2 * CLOSED_MAX)
+    reads = harness.core._lifecycle.closed._stored
+    before = bytes(harness.store.traces[T].slices["n1"].data)
+    memory = harness.core.memory_bytes
+
+    def fails(_: TraceId) -> StoredTrace | None:
+        raise UnreadableError
+
+    harness.core._lifecycle.closed._stored = fails
+    for say in (
+        lambda: harness.fire("n1", T, "again"),
+        lambda: harness.fire("n1", trace_id("U"), "again", (T,)),
+        lambda: harness.status("n1", T, 100, flags=SliceFlags.EVICTED, epoch=7),
+        lambda: harness.send("n1", T, 0, preamble(), 7),
+    ):
+        with pytest.raises(UnreadableError):
+            say()
+        assert harness.core.take_writes() == []
+        assert harness.core.memory_bytes == memory
+    harness.core._lifecycle.closed._stored = reads
+    collect_what_is_left(harness)
+    kept = harness.store.traces[T]
+    assert kept.verdict is not None
+    assert (kept.verdict.kind, kept.verdict.version) == (VerdictKind.PARTIAL, 2)
+    assert bytes(kept.slices["n1"].data) == before
 
 
 # ------------------------------------------------------- collected once more

@@ -6,10 +6,12 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import sqlite3
 import threading
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any, Self
+from unittest.mock import Mock
 
 import backsight_pb2 as pb
 import grpc
@@ -35,6 +37,7 @@ from protocol.messages import (
     Group,
     Hello,
     Refused,
+    SliceChunk,
     Snapshot,
     SnapshotStatus,
     TraceId,
@@ -457,6 +460,43 @@ def test_a_node_that_the_core_refuses_is_told_why_and_its_stream_ends(tmp_path: 
             assert isinstance(refused, Refused)
             async with asyncio.timeout(30):
                 assert not isinstance(await second.read(), bytes)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("stream", ["control", "slices"])
+def test_what_the_store_cannot_read_is_not_heard(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stream: str
+) -> None:
+    """A trace that is closed may not be taken for a new one; the node says it again."""
+
+    async def run() -> None:
+        async with Client(tmp_path) as client:
+            control, slices = client.call("Control"), client.call("Slices")
+            await control.write(wire.encode_node_batch([Hello("n", 1)]))
+            await control.read()
+            await slices.write(wire.encode_opening(wire.Opening("n", 1)))
+            reply = await slices.read()
+            assert isinstance(reply, bytes)
+            assert wire.decode_slice_reply(reply).credit_bytes > 0
+            here = client.server
+            here._core._lifecycle.closed._are_all = False
+            monkeypatch.setattr(
+                here._closed, "closed", Mock(side_effect=sqlite3.OperationalError("disk I/O error"))
+            )
+            if stream == "control":
+                await control.write(wire.encode_node_batch([trigger(1)]))
+                said = []
+                while isinstance(data := await control.read(), bytes):
+                    said += wire.decode_coordinator_batch(data)
+                assert isinstance(said[-1], Refused)
+                assert "cannot read" in said[-1].reason
+            else:
+                chunk = SliceChunk(TRACE, 0, b"abc", 1)
+                await slices.write(wire.encode_chunks([chunk]))
+                assert await slices.code() == grpc.StatusCode.UNAVAILABLE
+                assert "cannot read" in await slices.details()
+            assert here._core.figures().traces_open == 0
 
     asyncio.run(run())
 

@@ -667,6 +667,49 @@ def test_a_failed_batch_is_tried_again_and_nothing_called_durable_before(
     assert recovered(path)[T1].slices[0].length == 100_000
 
 
+def test_what_no_store_can_take_is_left_out_and_nothing_else(tmp_path: Path) -> None:
+    """Else it would end the coordinator again and again, or nothing would be written any more."""
+    path = tmp_path / "store.db"
+    never = ClockOffset(1 << 63, 1)
+    here = Driver(path, ROOMY, Clock())
+    with here.store:
+        here.write(
+            AppendSlice(T1, "a", 1, 0, b"abc"),
+            PutStatus("b", STATUS, never),
+            AppendSlice(T1, "a", 1, 3, b"def"),
+            PutTrigger("a", FIRED),
+        )
+        assert here.store.counters.records_left_out == 1
+        assert here.store.counters.writes_failed == 0
+    (line,) = here.log
+    assert "a PutStatus cannot be stored" in line
+    stored = recovered(path)[T1]
+    assert [(each.node, each.length) for each in stored.slices] == [("a", 6)]
+    assert [put.node for put in stored.triggers] == ["a"]
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+def test_no_verdict_outlives_the_bytes_that_it_stands_on(tmp_path: Path, at_once: bool) -> None:
+    path = tmp_path / "store.db"
+    whole = replace(VERDICT, kind=VerdictKind.COHERENT, reasons=(), bytes=3)
+    # Whoever forgot that there is a verdict begins with the first once more.
+    first = replace(whole, version=1)
+    records: list[Record] = [AppendSlice(T1, "a", 1, 0, b"abc"), PutVerdict(T1, whole)]
+    later: list[Record] = [AppendSlice(T1, "a", 7, 0, b"left"), PutVerdict(T1, first)]
+    with driver(path) as here:
+        if at_once:
+            here.write(*records, *later)
+        else:
+            here.write(*records)
+            here.write(*later)
+    stored = recovered(path)[T1]
+    assert stored.slices[0].restarted
+    verdict = stored.verdict
+    assert verdict is not None
+    assert (verdict.kind, verdict.version) == (VerdictKind.PARTIAL, whole.version + 1)
+    assert [(reason.kind, reason.node) for reason in verdict.reasons] == [("restarted", "a")]
+
+
 def test_a_disk_without_room_for_the_journal_is_called_full(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
