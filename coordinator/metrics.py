@@ -101,6 +101,11 @@ METRICS = (
         "core/groups_given_up",
     ),
     Metric(
+        "firings_left_out_total",
+        "Firings that named more traces for a group that is known, by nodes that fire too much.",
+        "core/firings_left_out",
+    ),
+    Metric(
         "abandonments_refused_total",
         "Triggered traces that a node gave up in which it has no part.",
         "core/abandonments_refused",

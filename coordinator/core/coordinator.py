@@ -15,8 +15,8 @@ The rules:
 3. A restart loses what was not durable, and only that. Nodes repeat it.
 4. Every wait has an end, every table a bound.
 
-This file is what comes in and goes out. Which nodes are asked is the traversal's, what becomes
-of a trace the lifecycle's, bytes are the assembly's.
+This file is what comes in and goes out. What fires is taken by the firings, which nodes are asked
+is the traversal's, what becomes of a trace the lifecycle's, bytes are the assembly's.
 """
 
 from __future__ import annotations
@@ -32,11 +32,10 @@ from coordinator.core.figures import (
     CoordinatorCounters,
     CoordinatorFigures,
     NodeView,
-    TriggerCounters,
 )
-from coordinator.core.groups import OF_A_PROCESS, Owner
-from coordinator.core.lifecycle import NOBODY, Lifecycle
-from coordinator.core.memory import FIRING_BYTES, Memory
+from coordinator.core.firings import Firings
+from coordinator.core.lifecycle import Lifecycle
+from coordinator.core.memory import Memory
 from coordinator.core.nodes import Forgotten, Node, Nodes, Reach
 from coordinator.core.outbox import BytesDurable, Closed, Outbox, Say
 from coordinator.core.policy import Policies
@@ -44,7 +43,6 @@ from coordinator.core.records import (
     DropNode,
     PutNode,
     PutStatus,
-    PutTrigger,
     StoredTrace,
     Write,
 )
@@ -54,12 +52,9 @@ from coordinator.core.timers import Timers
 from coordinator.core.trace import Part, Trace, TraceState
 from coordinator.core.traversal import Traversal
 from counting.histogram import Histogram
-from counting.token_bucket import TokenBucket
-from counting.trigger_names import OTHER_NAMES, UNUSED_NS, TriggerNames
 from protocol.messages import (
     CLOCK_STEPPED,
     NO_POLICY,
-    RECOVERED_WHY,
     Abandoned,
     ClockProbe,
     ClockReply,
@@ -76,10 +71,8 @@ from protocol.messages import (
     SliceReply,
     SliceStatus,
     SnapshotStatus,
-    Source,
     StatusQuestion,
     TraceId,
-    TriggerAck,
     TriggerFired,
     Unknown,
     Welcome,
@@ -127,8 +120,6 @@ class CoordinatorCore:
         self._incarnation = incarnation
         self._outbox = Outbox(_patience_ns(config))
         self._nodes = Nodes(config.nodes_max, versions)
-        self._trigger_names = TriggerNames(config.trigger_names_max)
-        self._names_forgotten_ns = now_ns
         self._memory = Memory(config)
         self._traversal = Traversal(config, self._nodes, self._outbox, self._memory)
         self._assembly = Assembly(config, self._nodes, self._outbox)
@@ -144,6 +135,16 @@ class CoordinatorCore:
             stored,
         )
         self._traces = self._lifecycle.traces
+        self._firings = Firings(
+            config,
+            self._traversal,
+            self._lifecycle,
+            self._memory,
+            self._outbox,
+            self.snapshots,
+            self.counters,
+            now_ns,
+        )
         self._probe_timers: Timers[NodeId] = Timers()
         self._status_asked: dict[int, NodeId] = {}
         self._reports: list[NodeReport] = []
@@ -308,7 +309,7 @@ class CoordinatorCore:
             return
         match message:
             case TriggerFired():
-                self._on_trigger(session, node, message, now_ns)
+                self._firings.fired(session, node, message, now_ns)
             case SliceStatus():
                 self._on_status(node, message, now_ns)
             case Abandoned():
@@ -363,7 +364,7 @@ class CoordinatorCore:
         while (identity := self._probe_timers.pop(now_ns)) is not None:
             self._probe(self._nodes.by_id[identity], now_ns)
             self._put_incarnation(self._nodes.by_id[identity])
-        self._forget_names(now_ns)
+        self._firings.forget_names(now_ns)
         self._expire_nodes(now_ns)
         self._lifecycle.tick(now_ns)
         self._lifecycle.make_room(now_ns)
@@ -426,11 +427,12 @@ class CoordinatorCore:
         self._traversal.reconfigure(config)
         self._assembly.reconfigure(config)
         self._lifecycle.reconfigure(config)
+        self._firings.reconfigure(config)
         self._nodes.limit = config.nodes_max
         while self._nodes.has_too_many and self._forget_node():
             pass
         for node in self._nodes:
-            node.bucket = None
+            node.firing_tokens = None
 
     def set_policy(self, policy: Policy) -> None:
         """What nodes shall record from now on."""
@@ -474,93 +476,6 @@ class CoordinatorCore:
         return self._outbox.waiting_effects
 
     # ---------------------------------------------------------- messages
-
-    def _on_trigger(self, session: int, node: Node, fired: TriggerFired, now_ns: int) -> None:
-        group = fired.group
-        # All at once, before anything is made of it: the store may be unreadable.
-        outcomes = {
-            each: self._lifecycle.outcome(each) for each in (group.primary, *fired.laterals)
-        }
-        self.snapshots.on_fired(node, group)
-        name = self._trigger_names.key(group.trigger)
-        counters = self.counters.by_trigger.setdefault(name, TriggerCounters())
-        self.counters.triggers += 1
-        counters.reports += 1
-        state = self._traversal.groups.get(group)
-        told = state.fired if state is not None else {}
-        known = bool(told) or group in self._traversal.abandoned
-        known = known or outcomes[group.primary] is not None
-        adds_nothing = fired.why == RECOVERED_WHY and known
-        is_new = not adds_nothing and told.get(node.name) != hash(fired)
-        is_of_process = fired.source in OF_A_PROCESS
-        if is_new:
-            self._outbox.write(PutTrigger(node.name, fired))
-        if not known and not self._may_fire(node, fired, now_ns):
-            self.counters.groups_given_up += 1
-            self._lifecycle.give_up(group, NOBODY, now_ns)
-        self._outbox.after_writes(Say(session, TriggerAck(group), late=True))
-        if group in self._traversal.abandoned:
-            self._outbox.say(session, Drop(group))
-            for trace_id in (group.primary, *fired.laterals):
-                trace = self._traces.get(trace_id)
-                # Nodes spoke of it before anybody told of its firing: it was given up with this.
-                if trace is not None and not trace.groups:
-                    self._traversal.join(trace, group, Owner(node.id, fired.process))
-                    self._lifecycle.news(trace, now_ns)
-        else:
-            for trace_id in (group.primary, *fired.laterals):
-                # A closed trace stays as it is, but for what was written since.
-                outcome = outcomes[trace_id]
-                if outcome is None or outcome.is_empty or outcome.given_up:
-                    trace = self._traces.get(trace_id)
-                    trace = trace or self._lifecycle.begin(trace_id, node.id, now_ns)
-                    named = self._is_named(trace, name)
-                    if self._traversal.fired(
-                        trace,
-                        group,
-                        node,
-                        now_ns,
-                        process=fired.process,
-                        by_process=is_of_process and trace_id == group.primary,
-                    ):
-                        self._lifecycle.news(trace, now_ns)
-                        counters.traces += not named
-            state = self._traversal.groups.get(group)
-            if state is not None and not adds_nothing:
-                state.fired[node.name] = hash(fired)
-        if is_new:
-            primary = self._traces.get(group.primary)
-            if primary is not None:
-                self._memory.add_stored(primary, FIRING_BYTES)
-            for trace_id in (group.primary, *fired.laterals):
-                self._lifecycle.put_released_unless_here(trace_id, group)
-
-    def _may_fire(self, node: Node, fired: TriggerFired, now_ns: int) -> bool:
-        """Whether a group that is new is within its node's limit; an operator's always is."""
-        config = self._config
-        if fired.source is Source.OPERATOR:
-            return True
-        if node.bucket is None:
-            node.bucket = TokenBucket(config.fired_per_s, config.fired_burst, now_ns)
-        if not node.bucket.take(now_ns):
-            return False
-        node.bucket.charge(len(fired.laterals), now_ns)
-        return True
-
-    def _forget_names(self, now_ns: int) -> None:
-        """What was counted for names that nobody fires by any more is of the others now."""
-        if now_ns < self._names_forgotten_ns + UNUSED_NS:
-            return
-        self._names_forgotten_ns = now_ns
-        by_trigger = self.counters.by_trigger
-        for name in self._trigger_names.forget():
-            counted = by_trigger.pop(name, None)
-            if counted is not None:
-                by_trigger.setdefault(OTHER_NAMES, TriggerCounters()).add(counted)
-
-    def _is_named(self, trace: Trace, name: str) -> bool:
-        """Whether a trace has a trigger that counts under this name."""
-        return any(self._trigger_names.key(group.trigger) == name for group in trace.groups)
 
     def _on_status(self, node: Node, status: SliceStatus, now_ns: int) -> None:
         status = self._assembly.within_bounds(status)
@@ -692,9 +607,11 @@ class CoordinatorCore:
             self._outbox.write(PutStatus(node.name, part.status, clock, part.restarted))
 
     def _on_abandoned(self, session: int, node: Node, group: Group, now_ns: int) -> None:
-        if self._traversal.is_of_others(group, node):
+        if group in self._traversal.abandoned:
+            pass  # it is told once more
+        elif self._traversal.is_of_others(group, self._traces.get(group.primary), node):
             self.counters.abandonments_refused += 1
-        elif group not in self._traversal.abandoned:
+        elif group in self._traversal.groups or self._firings.may_be_given_up(node, now_ns):
             self.counters.groups_abandoned += 1
             for trace in self._lifecycle.give_up(group, node.name, now_ns):
                 for part in trace.parts.values():

@@ -61,6 +61,7 @@ class CoordinatorCounters:
     triggers: int = 0
     groups_abandoned: int = 0
     groups_given_up: int = 0  # by this coordinator, to keep within a bound
+    firings_left_out: int = 0  # of known groups, by nodes that fire too much
     abandonments_refused: int = 0
     bytes_over_slice_max: int = 0  # of slices, dropped for slice_bytes_max
     traces_finished_early: int = 0  # traces, evidence or bytes over their bound

@@ -27,8 +27,29 @@ from dataclasses import dataclass, field
 from coordinator.core.clock import ClockFilter
 from counting.token_bucket import TokenBucket
 from protocol.hashing import address_id, node_id
-from protocol.messages import Hello, NodeId
+from protocol.messages import Hello, NodeId, Source
 from protocol.versions import Agreed, Feature, Incompatible, Versions, agree
+
+
+class FiringTokens:
+    """What one node may begin by what fires there: a token a trace."""
+
+    def __init__(self, rate_per_s: float, burst: float, now_ns: int) -> None:
+        self._of_processes, self._of_operators, self._refused = (
+            TokenBucket(rate_per_s, burst, now_ns) for _ in range(3)
+        )
+
+    def take(self, source: Source, traces: int, now_ns: int) -> bool:
+        """Whether so many may be begun. A group is whole: what is more than is left is owed."""
+        bucket = self._of_operators if source is Source.OPERATOR else self._of_processes
+        if not bucket.take(now_ns):
+            return False
+        bucket.charge(traces - 1, now_ns)
+        return True
+
+    def take_refused(self, now_ns: int) -> bool:
+        """Whether one more that is refused may take room in the store."""
+        return self._refused.take(now_ns)
 
 
 @dataclass(slots=True)
@@ -56,7 +77,7 @@ class Node:
     previous_stream: int | None = None
     expected_bytes: int = 0
     """Of all its parts."""
-    bucket: TokenBucket | None = None
+    firing_tokens: FiringTokens | None = None
     """For the traces that its firings begin."""
 
     @property

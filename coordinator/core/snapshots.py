@@ -111,14 +111,15 @@ class Snapshots:
                 forgotten.lost[identity] = self._nodes.name_of(identity)
         return state
 
-    def on_fired(self, node: Node, group: Group) -> None:
-        """A node triggered a trace, of a snapshot maybe."""
+    def on_fired(self, node: Node, group: Group) -> bool:
+        """A node triggered a trace; whether it was told to, by a snapshot."""
         state = self._by_trigger.get(group.trigger)
         if state is None or group.primary in state.traces or not state.may_fire.get(node.id):
-            return
+            return False
         state.may_fire[node.id] -= 1
         state.traces.add(group.primary)
         state.unanswered[group.primary] = None
+        return True
 
     def on_status(self, node: Node, status: SnapshotStatus) -> None:
         state = self._states.get(status.number)

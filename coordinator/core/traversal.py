@@ -139,12 +139,16 @@ class Traversal:
         self._memory.grown(trace)
         self._remove_from(state, trace)
 
-    def is_of_others(self, group: Group, node: Node) -> bool:
-        """Whether a group is known, and that node has no part in any of its traces."""
+    def is_of_others(self, group: Group, primary: Trace | None, node: Node) -> bool:
+        """Whether that node has no part in any trace of a group, as far as its traces are here.
+
+        ``primary`` is the one by which a group is known before anybody told of its firing.
+        """
         state = self.groups.get(group)
-        return state is not None and not any(
-            node.id in trace.parts for trace in state.traces.values()
-        )
+        traces = [] if primary is None else [primary]
+        if state is not None:
+            traces += state.traces.values()
+        return not any(node.id in trace.parts for trace in traces)
 
     def remember_abandoned(self, group: Group, by: str) -> None:
         """So that whoever still mentions the group is told."""

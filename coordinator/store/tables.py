@@ -56,6 +56,9 @@ _CUT_REMEMBERED = 1024
 # that is read again.
 _KEPT_TRACES = 4096
 
+# Of nodes, and of triggers: more than there are at a time, of some 150 bytes each.
+_NAMES_REMEMBERED = 65536
+
 # What a trace that is pinned has grown to.
 _PINNED = (
     "max(1, (SELECT coalesce(sum(length(data)), 0) FROM chunks WHERE id BETWEEN"
@@ -190,7 +193,7 @@ def condensed(records: Iterable[Record]) -> Iterator[Record]:
 
 
 class _Names:
-    """A table of names and their keys, all of which that were met are in memory."""
+    """A table of names and their keys, some of which that were met are in memory."""
 
     def __init__(self, connection: sqlite3.Connection, table: str) -> None:
         self._connection = connection
@@ -208,6 +211,8 @@ class _Names:
                 f"SELECT key FROM {self._table} WHERE name = ?", (name,)
             ).fetchone()
             assert known is not None
+            if len(self._keys) == _NAMES_REMEMBERED:
+                self._keys.clear()
             self._keys[name] = known
         return known
 

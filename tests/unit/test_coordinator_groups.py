@@ -7,6 +7,7 @@ from typing import Literal, TypeAlias
 
 import pytest
 
+from coordinator.core.config import CoordinatorConfig
 from coordinator.core.records import PutAbandoned, PutReleased
 from coordinator.core.verdict import ReasonKind
 from protocol.messages import Abandoned, Drop, Group, Release, SliceFlags, TriggerFired
@@ -132,11 +133,12 @@ def test_a_group_that_is_given_up_before_anybody_tells_of_its_firing() -> None:
     harness = Harness()
     harness.cluster("n1", "n2")
     group = Group("lat", PRIMARY)
+    harness.status("n2", PRIMARY, 1000)
     harness.say("n2", Abandoned(group))
     harness.say("n1", TriggerFired(group))
     harness.status("n1", PRIMARY, 1000)
     assert ("n1", Drop(group)) in harness.take_said()
-    harness.wait(S)
+    harness.wait(100 * S)
     assert not harness.core._traces
     kept = harness.store.traces[PRIMARY]
     assert kept.verdict is not None
@@ -150,12 +152,43 @@ def test_what_nodes_spoke_of_before_its_group_was_given_up_and_told_goes_with_th
     group = Group("lat", PRIMARY)
     for trace in (PRIMARY, LATERAL):
         harness.status("n1", trace, 1000, open_handles=1)
+    harness.status("n2", PRIMARY, 1000)
     harness.say("n2", Abandoned(group))
     harness.say("n1", TriggerFired(group, (LATERAL,)))
     harness.wait(S)
     for trace in (PRIMARY, LATERAL):
         (reason,) = harness.verdicts[trace][-1].reasons
         assert (reason.kind, reason.node) == (ReasonKind.ABANDONED, "n2")
+
+
+def test_who_has_no_part_in_what_nobody_has_fired_yet_gives_up_nothing() -> None:
+    harness = Harness()
+    harness.cluster("n1", "n2", "stranger")
+    slices = two_nodes()
+    # Those of others came before their firing.
+    harness.status("n2", PRIMARY, len(slices["n2"]))
+    harness.send("n2", PRIMARY, 0, slices["n2"])
+    group = Group("lat", PRIMARY)
+    harness.say("stranger", Abandoned(group))
+    harness.say("stranger", Abandoned(Group("lat", LATERAL)))
+    assert ("stranger", Drop(group)) in harness.take_said()
+    harness.fire("n1", PRIMARY)
+    harness.status("n1", PRIMARY, len(slices["n1"]))
+    harness.send("n1", PRIMARY, 0, slices["n1"])
+    harness.wait(S)
+    assert harness.verdicts[PRIMARY][-1].kind is VerdictKind.COHERENT
+    assert harness.core.counters.abandonments_refused == 2
+    assert LATERAL not in harness.store.traces
+    assert not any(isinstance(message, Drop) for _, message in harness.take_said())
+
+
+def test_who_gives_up_what_nobody_fired_takes_little_of_the_store() -> None:
+    harness = Harness(CoordinatorConfig(fired_per_s=10, fired_burst=20))
+    harness.cluster("n1")
+    harness.status("n1", PRIMARY, 1000)
+    for number in range(100):
+        harness.say("n1", Abandoned(Group(f"t{number}", PRIMARY)))
+    assert len(harness.store.abandoned) == 20
 
 
 def test_who_holds_what_was_given_up_for_a_group_of_before_a_restart_may_forget_it() -> None:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import pytest
 
@@ -18,8 +18,11 @@ from protocol.messages import (
     Drop,
     Group,
     Release,
+    Snapshot,
+    SnapshotStatus,
     Source,
     TraceId,
+    TriggerAck,
     TriggerFired,
 )
 from protocol.verdicts import VerdictKind
@@ -310,7 +313,7 @@ def test_a_node_fires_no_more_than_it_may() -> None:
     # What it repeats is nothing more, and others have their own.
     fired(harness, "n1", trace_id("T0"), laterals)
     fired(harness, "n2", trace_id("N"), laterals)
-    # An operator is not limited.
+    # An operator's have a limit of their own.
     harness.say("n1", TriggerFired(Group("op", trace_id("O")), (), "", Source.OPERATOR))
     assert not any(isinstance(message, Drop) for _, message in harness.take_said())
     harness.wait(S)
@@ -320,6 +323,75 @@ def test_a_node_fires_no_more_than_it_may() -> None:
     # It is known why the others are not there.
     assert harness.store.traces[trace_id("T2")].verdict is not None
     assert harness.store.traces[trace_id("T2")].released
+
+
+def repeats(harness: Harness, number: int, laterals: list[TraceId]) -> None:
+    """One group is fired, again and again, with other laterals."""
+    fired(harness, "n1", trace_id("T"), laterals)
+
+
+def renames(harness: Harness, number: int, laterals: list[TraceId]) -> None:
+    """A closed trace is fired by other triggers."""
+    harness.fire("n1", trace_id("C"), f"t{number}", tuple(laterals))
+
+
+def pretends(harness: Harness, number: int, laterals: list[TraceId]) -> None:
+    """An operator fired, it says."""
+    group = Group("op", trace_id(f"O{number}"))
+    harness.say("n1", TriggerFired(group, tuple(laterals), "", Source.OPERATOR))
+
+
+@pytest.mark.parametrize("flood", [repeats, renames, pretends])
+def test_whatever_is_fired_begins_no_more_than_its_node_may(
+    flood: Callable[[Harness, int, list[TraceId]], None],
+) -> None:
+    config = CoordinatorConfig(fired_per_s=10, fired_burst=66)
+    harness = Harness(config)
+    harness.cluster("n1", "n2")
+    fired(harness, "n1", trace_id("C"))
+    harness.deliver(trace_id("C"), {"n1": preamble() + run(*span(1))})
+    harness.wait(100 * S)
+    assert harness.store.traces[trace_id("C")].released
+    for number in range(100):
+        flood(harness, number, [trace_id(f"L{number}.{each}") for each in range(32)])
+    assert len(harness.core._traces) <= config.fired_burst + 33
+    assert len(harness.store.traces) <= 2 * config.fired_burst + 33
+    # Others have their own.
+    fired(harness, "n2", trace_id("N"))
+    assert trace_id("N") in harness.core._traces
+
+
+def test_what_is_refused_costs_the_store_next_to_nothing() -> None:
+    harness = Harness(CoordinatorConfig(fired_per_s=1, fired_burst=1))
+    harness.cluster("n1")
+    harness.autosave = False
+    rows = []
+    for number in range(4):
+        before = len(harness.written)
+        laterals = [trace_id(f"L{number}.{each}") for each in range(32)]
+        group = fired(harness, "n1", trace_id(f"T{number}"), laterals)
+        rows.append(len(harness.written) - before)
+        harness.save()
+        said = [message for _, message in harness.take_said()]
+        assert TriggerAck(group) in said
+        assert (Drop(group) in said) == (number > 0)
+    # The first is taken; of one that is refused it is written why it is not there, of no more not even that.
+    assert rows[1] <= 4
+    assert rows[2:] == [0, 0]
+
+
+def test_what_a_snapshot_asked_for_is_counted_by_the_snapshot() -> None:
+    harness = Harness(CoordinatorConfig(fired_per_s=1, fired_burst=1))
+    harness.cluster("n1")
+    state = harness.core.snapshots.start(Snapshot(7, "snapshot", 1 << 30), 1 << 30)
+    harness.fetch()
+    for number in range(4):
+        harness.say("n1", SnapshotStatus(7, 100, number, done=False))
+        trace = trace_id(f"T{number}")
+        harness.say("n1", TriggerFired(Group(state.trigger, trace), (), "", Source.OPERATOR))
+        harness.status("n1", trace, 100)
+    assert len(harness.core._traces) == 4
+    assert not any(isinstance(message, Drop) for _, message in harness.take_said())
 
 
 def test_charges_add_up_whatever_happens() -> None:

@@ -43,6 +43,7 @@ from protocol.messages import (
     TraceId,
     TriggerAck,
     TriggerFired,
+    Unknown,
     Welcome,
 )
 from runtime import VERSION
@@ -486,14 +487,17 @@ def test_what_the_store_cannot_read_is_not_heard(
             )
             if stream == "control":
                 await control.write(wire.encode_node_batch([trigger(1)]))
-                said = []
-                while isinstance(data := await control.read(), bytes):
+                said: list[CoordinatorMessage | Unknown] = []
+                while not said or not isinstance(said[-1], Refused | TriggerAck):
+                    data = await control.read()
+                    assert isinstance(data, bytes)
                     said += wire.decode_coordinator_batch(data)
                 assert isinstance(said[-1], Refused)
                 assert "cannot read" in said[-1].reason
             else:
                 chunk = SliceChunk(TRACE, 0, b"abc", 1)
                 await slices.write(wire.encode_chunks([chunk]))
+                assert not isinstance(await slices.read(), bytes)
                 assert await slices.code() == grpc.StatusCode.UNAVAILABLE
                 assert "cannot read" in await slices.details()
             assert here._core.figures().traces_open == 0

@@ -108,23 +108,23 @@ def containers(core: object) -> Iterator[tuple[str, int]]:
 
 REMEMBERED = (
     # Of the coordinator: what closed traces and groups were, and who there is.
-    "_lifecycle.closed",
-    "_lifecycle._traversal.abandoned",
-    "_lifecycle._traversal._nodes",
+    "_firings._lifecycle.closed",
+    "_firings._lifecycle._traversal.abandoned",
+    "_firings._traversal.abandoned",
+    "_firings._snapshots.",
     "_probe_timers",
-    "snapshots.",
     # Of a node: what was given up, and who fires.
     "_owed._abandoned",
     "_owed._holdings._names",
     "_owed._holdings.reporter._queues",
     "_admission",
     # Of both: what they count, by bounded names.
-    "_lifecycle._counters",
-    "_lifecycle.traversal_s",
-    "_lifecycle.verdict_s",
-    "_lifecycle._traversal._memory._total",
+    "_firings._counters",
+    "_firings._lifecycle.traversal_s",
+    "_firings._lifecycle.verdict_s",
+    "_firings._memory._total",
+    "_firings._names",
     "_owed._holdings.counters",
-    "_trigger_names",
 )
 """What a core may still hold when nothing is under way."""
 
