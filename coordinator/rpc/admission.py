@@ -101,6 +101,9 @@ class Admission:
         except Unidentified as error:
             if method not in ANYBODY:
                 await self._refuse(context, grpc.StatusCode.UNAUTHENTICATED, str(error))
+        if caller is not None and _is_over(caller):
+            # Or all of the call ran that comes before its first wait.
+            await self._refuse(context, grpc.StatusCode.UNAUTHENTICATED, _over(caller))
         identity = caller.identity if caller is not None else None
         reason = why_not(identity, method, self._anonymous())
         if reason is not None:
@@ -129,14 +132,18 @@ class Admission:
         except TimeoutError:
             if not limit.expired():
                 raise
-            await context.abort(
-                grpc.StatusCode.UNAUTHENTICATED,
-                f"the certificate of {caller.identity} is over since it was shown; connect again"
-                " with a new one",
-            )
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, _over(caller))
 
     async def _refuse(self, context: Context, code: grpc.StatusCode, reason: str) -> NoReturn:
         self._counters.not_permitted += 1
         self._peer_log.warning(context.peer(), f"{context.peer()}: refused: {reason}")
         await context.abort(code, reason)
         raise AssertionError("an aborted call went on")
+
+
+def _is_over(caller: Caller) -> bool:
+    return caller.expires_at_s is not None and caller.expires_at_s <= time.time()
+
+
+def _over(caller: Caller) -> str:
+    return f"the certificate of {caller.identity} is over since it was shown; connect again with a new one"

@@ -10,10 +10,12 @@ import shutil
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import backsight_pb2 as pb
@@ -21,6 +23,7 @@ import grpc
 import health_pb2 as health
 import pytest
 
+from coordinator.rpc import admission
 from coordinator.rpc.identity import ALLOWED, Role
 from coordinator.server import CoordinatorServer
 from ctl.__main__ import main
@@ -475,6 +478,46 @@ def test_a_stream_ends_with_its_certificate(world: World) -> None:
             # Nor does a connection from before help.
             code, said = await said_to(channel, "Control", wire.encode_node_batch([Hello("n1", 2)]))
             assert code is grpc.StatusCode.UNAUTHENTICATED or "Socket closed" in said
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("method", ALLOWED)
+def test_no_call_begins_after_its_certificate_is_over(
+    world: World, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    """On a connection from before, where TLS itself asks nobody again."""
+    role = "node" if method in ("Control", "Slices") else "operator"
+    directory = world.issued(f"{role}/who")
+    request = {
+        **{name: message.SerializeToString() for name, message in REQUESTS.items()},
+        "ForgetNode": pb.ForgetNodeRequest(node="gone").SerializeToString(),
+        "Control": wire.encode_node_batch([Hello("who", 1)]),
+        "Slices": wire.encode_opening(wire.Opening("who", 1)),
+    }[method]
+
+    async def run() -> None:
+        async with world.serving() as here, world.channel(directory) as channel:
+            async with world.channel(world.issued("node/gone")) as gone:
+                assert isinstance(await first_said(gone, "gone"), Welcome)
+            while here.status()["now"]["nodes_connected"]:
+                await here.news.wait()
+                here.news.clear()
+            await channel.channel_ready()
+            over_s = time.time() + 2 * 365 * 86400
+            monkeypatch.setattr(admission, "time", SimpleNamespace(time=lambda: over_s))
+            code, said = await said_to(channel, method, request)
+            assert code is grpc.StatusCode.UNAUTHENTICATED
+            assert said == (
+                f"the certificate of {role} who (spiffe://d/{role}/who) is over since it was shown;"
+                " connect again with a new one"
+            )
+            # Nor was anything done.
+            assert here.status()["now"]["nodes_known"] == 1
+            assert here.counters.streams == 1
+            assert not any("ordered by" in text for text in world.said)
+            assert here.counters.not_permitted == 1
+            assert any(text.endswith(f"refused: {said}") for text in world.said)
 
     asyncio.run(run())
 
