@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What operators change by backsightctl; each is answered when it is durable, and logged with who did it."""
+"""What operators change by backsightctl; each is logged with who did it, and answered when it is durable.
+
+The log comes first: a caller may be gone, or be nobody any more, before what he ordered is durable.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +19,7 @@ from google.protobuf.message import Message
 
 from coordinator.core.coordinator import CoordinatorCore
 from coordinator.core.nodes import Forgotten
-from coordinator.rpc.admission import Context, Who, called_by
-from coordinator.rpc.identity import Caller
+from coordinator.rpc.admission import Who, called_by
 from coordinator.store.orders import NotStored, Refused
 from coordinator.store.writer import Store
 from protocol import wire
@@ -70,9 +72,6 @@ class Operations:
             self._waiting.append((token, waiting))
             await waiting
 
-    def _say(self, caller: Caller | None, context: Context, what: str, **fields: str) -> None:
-        self._log.info(f"{what} by {called_by(caller, context)}", **fields)
-
     # --------------------------------------------------------------- answers
 
     async def _question(
@@ -112,8 +111,9 @@ class Operations:
                 await _end(context, grpc.StatusCode.FAILED_PRECONDITION, said)
             case Forgotten.DONE:
                 pass
+        by = called_by(who(context), context)
+        self._log.info(f"node {node} is forgotten by {by}", node=node)
         await self._is_durable()
-        self._say(who(context), context, f"node {node} is forgotten", node=node)
         return pb.ForgetNodeReply()
 
     async def _pin_trace(
@@ -151,18 +151,23 @@ class Operations:
             trace = wire.parse_trace_id(asked.hex())
         except wire.WireError as error:
             await _end(context, grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        said = f"trace {trace.hex()} is {done} by {called_by(who(context), context)}"
+
+        def act_and_say() -> None:
+            act(trace)
+            self._log.info(said, trace_id=trace.hex())
+
         await self._is_durable()
         try:
-            await asyncio.wrap_future(self._store.order(partial(act, trace)))
+            await asyncio.wrap_future(self._store.order(act_and_say))
         except NotStored as error:
             await _end(context, grpc.StatusCode.NOT_FOUND, str(error))
         except Refused as error:
             await _end(context, grpc.StatusCode.FAILED_PRECONDITION, str(error))
         except sqlite3.Error as error:
-            said = f"the store cannot be written: {error}; nothing was done"
-            await _end(context, grpc.StatusCode.UNAVAILABLE, said)
-        said = f"trace {trace.hex()} is {done}"
-        self._say(who(context), context, said, trace_id=trace.hex())
+            problem = f"the store cannot be written: {error}; nothing was done"
+            self._log.warning(f"trace {trace.hex()} is not {done}: {problem}", trace_id=trace.hex())
+            await _end(context, grpc.StatusCode.UNAVAILABLE, problem)
 
 
 async def _end(

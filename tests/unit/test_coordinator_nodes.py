@@ -188,6 +188,38 @@ def test_backsightctl_shows_and_forgets_nodes(
     asyncio.run(run())
 
 
+def test_who_has_a_node_forgotten_is_logged_before_that_is_durable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """He may hang up meanwhile, and the node is gone all the same."""
+
+    async def run() -> None:
+        async with Client(tmp_path) as client:
+            control = client.call("Control")
+            await control.write(wire.encode_node_batch([Hello("web-1", 1)]))
+            await client.logged("node web-1 connected")
+            control.cancel()
+            while client.server.status()["now"]["nodes_connected"]:
+                await client.server.news.wait()
+                client.server.news.clear()
+            waits, never = asyncio.Event(), asyncio.Event()
+
+            async def not_durable() -> None:
+                waits.set()
+                await never.wait()
+
+            monkeypatch.setattr(client.server._operations, "_is_durable", not_durable)
+            call = client._channel.unary_unary("/backsight.v1.Coordinator/ForgetNode", None, None)
+            asked = call(pb.ForgetNodeRequest(node="web-1").SerializeToString())
+            await waits.wait()
+            assert client.server.status()["now"]["nodes_known"] == 0
+            said = [client.log.get_nowait() for _ in range(client.log.qsize())]
+            assert any("node web-1 is forgotten by an unnamed caller" in text for text in said)
+            asked.cancel()
+
+    asyncio.run(run())
+
+
 def test_no_node_is_forgotten_while_what_is_stored_is_taken_up(tmp_path: Path) -> None:
     async def run() -> None:
         async with Client(tmp_path) as client:

@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import json
 import sqlite3
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -308,6 +309,42 @@ def test_operators_pin_and_delete_by_backsightctl(
             assert await listed() == {}
             status, _, err = await ctl("pin", one)
             assert (status, f"no trace {one} is stored" in err) == (1, True)
+
+    asyncio.run(run())
+
+
+def test_who_hangs_up_is_logged_with_what_he_ordered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also whose certificate ends meanwhile; what is under way is done all the same."""
+    clock = Clock()
+    clock.now_s = time.time()
+    with driver(tmp_path / "t.sqlite", clock=clock) as earlier:
+        earlier.write(*closed(1, ["t"]))
+    begun, hung_up = threading.Event(), threading.Event()
+
+    async def run() -> None:
+        async with Client(tmp_path) as client:
+            store = client.server._store
+            delete = store.orders.delete
+
+            def slowly(trace: TraceId) -> None:
+                begun.set()
+                hung_up.wait(30)
+                delete(trace)
+
+            monkeypatch.setattr(store.orders, "delete", slowly)
+            call = client._channel.unary_unary("/backsight.v1.Coordinator/DeleteTrace", None, None)
+            asked = call(pb.DeleteTraceRequest(trace=trace_id(1)).SerializeToString())
+            await asyncio.to_thread(begun.wait, 30)
+            asked.cancel()
+            while client.server._budget._peers:  # noqa: ASYNC110 # nobody tells
+                await asyncio.sleep(0)
+            hung_up.set()
+            await asyncio.to_thread(store.order(lambda: None).result)
+            assert store.counters.deleted[Deleted.OPERATOR] == 1
+            said = [client.log.get_nowait() for _ in range(client.log.qsize())]
+            assert any(f"trace {trace_id(1).hex()} is deleted by " in text for text in said)
 
     asyncio.run(run())
 
