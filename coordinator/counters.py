@@ -25,6 +25,7 @@ class ServerCounters:
     unsendable: int = 0  # messages of our own that break the protocol
     no_hello: int = 0
     no_opening: int = 0
+    no_question: int = 0
     not_reading: int = 0
     not_permitted: int = 0
     too_many_calls: int = 0

@@ -16,11 +16,12 @@ METRICS = (
     Metric(
         "streams_refused_total",
         "Streams that were ended for what their peer did: malformed messages, none that says who"
-        " it is, not reading, one that its certificate does not permit, or too many at once.",
+        " it is or what it asks, not reading, one that its certificate does not permit, or too many at once.",
         {
             "server/malformed": {"reason": "malformed"},
             "server/no_hello": {"reason": "no_hello"},
             "server/no_opening": {"reason": "no_opening"},
+            "server/no_question": {"reason": "no_question"},
             "server/not_reading": {"reason": "not_reading"},
             "server/not_permitted": {"reason": "not_permitted"},
             "server/too_many_calls": {"reason": "too_many_calls"},
@@ -28,8 +29,8 @@ METRICS = (
     ),
     Metric(
         "connections_ended_total",
-        "Connections that were ended for what came on them: much of a message that is not whole, or"
-        " nothing while their address has many.",
+        "Connections that were ended for what came on them: a message that is not whole, too much"
+        " of it or for too long, or nothing while their address has many.",
         {
             "server/connections_ended_unfinished": {"reason": "unfinished"},
             "server/connections_ended_idle": {"reason": "idle"},

@@ -373,7 +373,10 @@ class CoordinatorServer:
     async def run(self) -> None:
         """Look at connections and the loop, and take certificates up when they change; the rest is callbacks."""
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._budget.watch(lambda: self._port))
+            # Nodes that are slow have no more under way than they have memory for.
+            tasks.create_task(
+                self._budget.watch(lambda: self._port, lambda: self._settings.memory_bytes)
+            )
             tasks.create_task(watch_loop(self._loop_lag.observe))
             while self._guard.files is not None:
                 await asyncio.sleep(LOOK_EVERY_S)  # nothing tells

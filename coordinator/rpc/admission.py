@@ -12,6 +12,7 @@ from typing import Any, NoReturn, TypeAlias
 import grpc
 
 from coordinator.counters import ServerCounters
+from coordinator.rpc import streams
 from coordinator.rpc.budget import Budget
 from coordinator.rpc.identity import ANYBODY, Caller, Role, Unidentified, why_not
 from runtime.log import PeerLog
@@ -55,42 +56,67 @@ class Admission:
         return {method: self._guarded(method, handler) for method, handler in handlers.items()}
 
     def _guarded(self, method: str, handler: _Handler) -> _Handler:
+        # gRPC gathers a question before it calls us, if it knows that there is one. So it is told
+        # of a stream, and who may not ask, or asks too much at once, is refused before.
         if handler.unary_unary is not None:
-            return grpc.unary_unary_rpc_method_handler(
+            return grpc.stream_unary_rpc_method_handler(
                 self._single(method, handler.unary_unary),
                 handler.request_deserializer,
                 handler.response_serializer,
             )
         if handler.unary_stream is not None:
-            return grpc.unary_stream_rpc_method_handler(
+            return grpc.stream_stream_rpc_method_handler(
                 self._listing(method, handler.unary_stream),
                 handler.request_deserializer,
                 handler.response_serializer,
             )
         assert handler.stream_stream is not None
         return grpc.stream_stream_rpc_method_handler(
-            self._single(method, handler.stream_stream),
+            self._conversation(method, handler.stream_stream),
             handler.request_deserializer,
             handler.response_serializer,
         )
 
-    def _single(self, method: str, behaviour: Callable[..., Any]) -> Callable[..., Any]:
-        async def answer(request: object, context: Context) -> object:
+    def _conversation(self, method: str, behaviour: Callable[..., Any]) -> Callable[..., Any]:
+        async def converse(requests: AsyncIterator[object], context: Context) -> None:
             async with self._admitted(method, context):
-                return await behaviour(request, context)
+                await behaviour(requests, context)
+
+        return converse
+
+    def _single(self, method: str, behaviour: Callable[..., Any]) -> Callable[..., Any]:
+        async def answer(requests: AsyncIterator[Any], context: Context) -> object:
+            async with self._admitted(method, context):
+                question = await self._question(requests, context)
+                with self._budget.unread(context.peer()):
+                    return await behaviour(question, context)
 
         return answer
 
     def _listing(self, method: str, behaviour: Callable[..., Any]) -> Callable[..., Any]:
-        async def answers(request: object, context: Context) -> AsyncIterator[object]:
-            async with (
-                self._admitted(method, context),
-                contextlib.aclosing(behaviour(request, context)) as replies,
-            ):
-                async for reply in replies:
-                    yield reply
+        async def answers(requests: AsyncIterator[Any], context: Context) -> AsyncIterator[object]:
+            async with self._admitted(method, context):
+                question = await self._question(requests, context)
+                with self._budget.unread(context.peer()):
+                    async with contextlib.aclosing(behaviour(question, context)) as replies:
+                        async for reply in replies:
+                            yield reply
 
         return answers
+
+    async def _question(self, requests: AsyncIterator[Any], context: Context) -> object:
+        """What is asked, when it is there whole."""
+        try:
+            question = await streams.first(requests)
+        except TimeoutError:
+            self._counters.no_question += 1
+            reason = f"no question came whole within {streams.GREETING_TIMEOUT_S:g} s"
+            self._peer_log.warning(context.peer(), f"{context.peer()}: refused: {reason}")
+            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, reason)
+        if question is None:
+            self._counters.no_question += 1
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "no question came")
+        return question
 
     @contextlib.asynccontextmanager
     async def _admitted(self, method: str, context: Context) -> AsyncIterator[None]:

@@ -4,8 +4,12 @@
 gRPC puts no bound to the messages that it gathers: whatever length a peer announces, it takes
 in, and compares that with grpc.max_receive_message_length when all is there. Nor does it tell
 what it has, or bound the connections. So they are looked at from outside: what the kernel has
-received on a connection, and what of it came out as messages. Since a connection has one call
-at a time (with TLS), all that came since its last message is one that is not whole.
+received on a connection, and what of it came out as messages. While a connection has one call,
+as with TLS, all that came since its last message is one that is not whole. With several that
+counts for all of them together, and a message that one of them got says nothing of the others.
+
+All of these together have a bound too. Beyond it who has the most gives way: an identity, or an
+address where nobody is asked who it is. So whoever sends little, or slowly, loses nothing by others.
 """
 
 from __future__ import annotations
@@ -13,12 +17,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from urllib.parse import unquote
 
 from coordinator.counters import ServerCounters
+from coordinator.rpc import streams
 from coordinator.rpc.connections import Connection, connections
 from coordinator.rpc.identity import Identity, Role
 from protocol import wire
@@ -33,6 +38,18 @@ _CALLS_MAX = {Role.NODE: 8, Role.OPERATOR: 32, Role.VIEWER: 32}
 # has as much again. Where gRPC's windows are full, nothing comes beyond.
 UNDELIVERED_BYTES_MAX = 2 * wire.MESSAGE_BYTES_MAX
 
+# What one identity may have of messages that are not whole: a node comes to no more by its calls.
+_OF_AN_IDENTITY_BYTES_MAX = _CALLS_MAX[Role.NODE] * UNDELIVERED_BYTES_MAX
+
+# How long a message may be on its way: as long as one of ours (coordinator.rpc.streams). Nodes send
+# a MiB at once, which is then 140 kbit/s.
+UNFINISHED_S = streams.UNREAD_TIMEOUT_S
+
+# What comes on a connection and is no message: gRPC's pings and their answers, within TLS some 40
+# bytes each and three a minute, and now and then that there is room for more of ours.
+_PINGS_BYTES_S = 16
+_BESIDE_BYTES = 64 << 10
+
 # Connections of an address on which nobody calls, though they are there for so long: all nodes
 # may come at once from behind one, when a coordinator begins.
 IDLE_CONNECTIONS_MAX = 128
@@ -44,17 +61,58 @@ _GLANCE_S = 0.1
 _LOOK_EVERY_S = 10.0
 _GROWN_BYTES = UNDELIVERED_BYTES_MAX
 
+# Of the loop, in which a message that gRPC has whole comes to who waits for it.
+_TURNS = 3
+
+
+@dataclass(slots=True)
+class _Calling:
+    """Of a peer: how many calls it has, and who it is."""
+
+    calls: int
+    identity: Identity | None
+
 
 @dataclass(slots=True)
 class _Seen:
-    """Of a connection at the last look: what the kernel had received, what was delivered.
+    """Of a connection, as it was looked at.
 
-    ``since_s``: when it was seen first.
+    ``since_s``: when it was seen first. ``delivered``: messages until then. At ``begun_s`` none
+    was under way, and the kernel had received ``received`` bytes. ``pending``: what came since
+    then, without pings, at the last look; since ``much_since_s`` it is more than comes beside messages.
     """
 
-    received: int
-    delivered: int
     since_s: float
+    begun_s: float
+    received: int = 0
+    delivered: int = 0
+    pending: int = 0
+    much_since_s: float | None = None
+
+    def begin(self, now_s: float, received: int, delivered: int) -> None:
+        """Nothing is under way now."""
+        self.begun_s, self.received, self.delivered = now_s, received, delivered
+        self.pending, self.much_since_s = 0, None
+
+    def look(self, now_s: float, received: int) -> None:
+        """So much came until now."""
+        pings = int(_PINGS_BYTES_S * (now_s - self.begun_s))
+        self.pending = max(0, received - self.received - pings)
+        if self.pending <= _BESIDE_BYTES:
+            self.much_since_s = None
+        elif self.much_since_s is None:
+            self.much_since_s = now_s
+
+    def why_not(self, now_s: float, received: int) -> str | None:
+        """Why what is under way is too much, or has been for too long; None if it is not."""
+        if received - self.received > UNDELIVERED_BYTES_MAX:
+            return (
+                f"sent {received - self.received >> 20} MiB of a message that is not whole yet; messages"
+                f" have at most {wire.MESSAGE_BYTES_MAX >> 20} MiB"
+            )
+        if self.much_since_s is not None and now_s - self.much_since_s >= UNFINISHED_S:
+            return f"sent a part of a message, and in {UNFINISHED_S:g} s not the rest of it"
+        return None
 
 
 class Budget:
@@ -70,7 +128,8 @@ class Budget:
         self._counters = counters
         self._log = log
         self._calls: Counter[Identity] = Counter()
-        self._peers: Counter[str] = Counter()  # that call something now
+        self._peers: dict[str, _Calling] = {}  # that call something now
+        self._unread: Counter[str] = Counter()  # calls of which nothing is read now, by peer
         self._delivered: Counter[str] = Counter()  # messages, by peer as gRPC writes it
         self._seen: dict[str, _Seen] = {}
 
@@ -88,31 +147,52 @@ class Budget:
     @contextlib.contextmanager
     def call(self, peer: str, identity: Identity | None) -> Iterator[None]:
         """While a call goes on."""
-        self.delivered(peer)  # or the call would not have begun
-        peer = unquote(peer)  # gRPC writes the brackets of IPv6 so
+        name = unquote(peer)  # gRPC writes the brackets of IPv6 so
         if identity is not None:
             self._calls[identity] += 1
-        self._peers[peer] += 1
+        calling = self._peers.get(name)
+        if calling is None:
+            self.delivered(peer)  # what came before is of no call
+            calling = self._peers[name] = _Calling(0, identity)
+        calling.calls += 1
         try:
             yield
         finally:
-            self._peers[peer] -= 1
-            if not self._peers[peer]:
-                del self._peers[peer]
+            calling.calls -= 1
+            if not calling.calls:
+                del self._peers[name]
+                self.delivered(peer)  # gRPC drops what else came
             if identity is not None:
                 self._calls[identity] -= 1
                 if not self._calls[identity]:
                     del self._calls[identity]
 
+    @contextlib.contextmanager
+    def unread(self, peer: str) -> Iterator[None]:
+        """While nothing is read of a call: what comes fills gRPC's window, and is not the peer's fault."""
+        peer = unquote(peer)
+        self._unread[peer] += 1
+        try:
+            yield
+        finally:
+            self._unread[peer] -= 1
+            if not self._unread[peer]:
+                del self._unread[peer]
+
     def delivered(self, peer: str) -> None:
         """A message of that peer came out of gRPC whole."""
-        self._delivered[peer] += 1
+        calling = self._peers.get(unquote(peer))
+        if calling is None or calling.calls == 1:
+            self._delivered[peer] += 1
 
     # ------------------------------------------------------------ connections
 
-    async def watch(self, port: Callable[[], int]) -> None:
-        """Look at the connections with a port of ours, until cancelled."""
-        looked_s, bytes_then = time.monotonic(), 0
+    async def watch(self, port: Callable[[], int], bytes_max: Callable[[], int]) -> None:
+        """Look at the connections with a port of ours, until cancelled.
+
+        ``bytes_max``: for all messages that are not whole.
+        """
+        looked_s, bytes_then, is_settled = time.monotonic(), 0, True
         while True:
             await asyncio.sleep(_GLANCE_S)  # nothing tells
             # Where all files are taken by connections nothing can be opened, until gRPC has
@@ -120,38 +200,46 @@ class Budget:
             with contextlib.suppress(OSError):
                 now_s, bytes_now = time.monotonic(), resident_bytes()
                 bytes_then = min(bytes_then or bytes_now, bytes_now)
-                if now_s - looked_s >= _LOOK_EVERY_S or bytes_now - bytes_then >= _GROWN_BYTES:
-                    self.look(port())
+                if (
+                    not is_settled
+                    or now_s - looked_s >= _LOOK_EVERY_S
+                    or bytes_now - bytes_then >= _GROWN_BYTES
+                ):
+                    # Messages that are whole already are taken first.
+                    for _ in range(_TURNS):
+                        await asyncio.sleep(0)
+                    is_settled = self.look(port(), bytes_max())
                     looked_s, bytes_then = time.monotonic(), resident_bytes()
 
-    def look(self, port: int) -> None:
-        """End the connections that hold too much."""
+    def look(self, port: int, bytes_max: int) -> bool:
+        """End the connections that hold too much. False: look again soon."""
         now_s = self._clock()
         idle: Counter[str] = Counter()
         messages: Counter[str] = Counter()
         for peer, count in self._delivered.items():
             messages[unquote(peer)] += count
         seen: dict[str, _Seen] = {}
+        lasting: dict[str, int] = {}
         for connection in connections(port):
             peer = connection.peer
             try:
                 received = connection.bytes_received
             except OSError:
                 continue  # it has ended
-            delivered = messages[peer]
-            before = self._seen.get(peer, _Seen(0, 0, now_s))
-            if delivered != before.delivered:
-                before = _Seen(received, delivered, before.since_s)
-            seen[peer] = before
-            address = peer.rpartition(":")[0]
-            if received - before.received > UNDELIVERED_BYTES_MAX:
-                self._counters.connections_ended_unfinished += 1
-                self._end(
-                    connection,
-                    f"sent {received - before.received >> 20} MiB of a message that is not whole yet;"
-                    f" messages have at most {wire.MESSAGE_BYTES_MAX >> 20} MiB",
-                )
-            elif peer not in self._peers and now_s - before.since_s >= IDLE_S:
+            one = seen[peer] = self._seen.get(peer) or _Seen(now_s, now_s)
+            calling = self._peers.get(peer)
+            is_unread = calling is not None and self._unread[peer] == calling.calls
+            if messages[peer] != one.delivered or is_unread:
+                one.begin(now_s, received, messages[peer])
+            pending_before = one.pending
+            one.look(now_s, received)
+            why = one.why_not(now_s, received)
+            if why is not None:
+                self._end_unfinished(connection, why)
+                continue
+            lasting[peer] = pending_before
+            if calling is None and now_s - one.since_s >= IDLE_S:
+                address = _address(peer)
                 idle[address] += 1
                 if idle[address] > IDLE_CONNECTIONS_MAX:
                     self._counters.connections_ended_idle += 1
@@ -164,7 +252,62 @@ class Budget:
         here = seen.keys() | self._peers.keys()
         for peer in [peer for peer in self._delivered if unquote(peer) not in here]:
             del self._delivered[peer]
+        bytes_max = max(bytes_max, _OF_AN_IDENTITY_BYTES_MAX)
+        too_large = self._too_large(lasting, bytes_max)
+        if too_large:
+            for connection in connections(port):
+                if connection.peer in too_large:
+                    self._end_unfinished(connection, too_large[connection.peer])
+        return sum(one.pending for one in seen.values()) <= bytes_max
+
+    def _too_large(self, lasting: Mapping[str, int], bytes_max: int) -> dict[str, str]:
+        """Of which connections the messages that are not whole are too much beside others', and why.
+
+        ``lasting`` are bytes that were there at the last look already: what came since then may
+        be of whole messages, which the loop was too busy to take.
+        """
+        ended: dict[str, str] = {}
+        held: Counter[Identity | str] = Counter()
+        parts: defaultdict[Identity | str, list[tuple[int, str]]] = defaultdict(list)
+        for peer, size in lasting.items():
+            calling = self._peers.get(peer)
+            identity = calling.identity if calling is not None else None
+            holder = _address(peer) if identity is None else identity
+            held[holder] += size
+            parts[holder].append((size, peer))
+        for of_one in parts.values():
+            of_one.sort()
+
+        def end_largest(holder: Identity | str, why: str) -> None:
+            size, peer = parts[holder].pop()
+            held[holder] -= size
+            ended[peer] = why
+
+        for holder in [one for one in held if isinstance(one, Identity)]:
+            while (size := held[holder]) > _OF_AN_IDENTITY_BYTES_MAX:
+                end_largest(
+                    holder,
+                    f"{holder} has {size >> 20} MiB of messages that are not whole; allowed are"
+                    f" {_OF_AN_IDENTITY_BYTES_MAX >> 20} MiB",
+                )
+        while (total := held.total()) > bytes_max:
+            ((holder, size),) = held.most_common(1)
+            end_largest(
+                holder,
+                f"all messages that are not whole have {total >> 20} MiB, of which {holder} has the"
+                f" most, {size >> 20} MiB; allowed are {bytes_max >> 20} MiB",
+            )
+        return ended
+
+    def _end_unfinished(self, connection: Connection, why: str) -> None:
+        self._counters.connections_ended_unfinished += 1
+        self._end(connection, why)
 
     def _end(self, connection: Connection, why: str) -> None:
         connection.shut()
         self._log.warning(connection.peer, f"{connection.peer}: its connection is ended: {why}")
+
+
+def _address(peer: str) -> str:
+    """Without the port."""
+    return peer.rpartition(":")[0]

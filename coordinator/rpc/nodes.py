@@ -176,6 +176,7 @@ class NodeStreams:
         try:
             first = await streams.first(requests)
             if first is not None:
+                self._budget.delivered(peer)
                 messages = wire.decode_node_batch(first, self._zstd)
                 hello = messages[0] if messages else None
                 if not isinstance(hello, Hello):
@@ -188,7 +189,7 @@ class NodeStreams:
                     self._say_met(hello.node, peer, Refused(f"{peer}: refused: {reason}"))
                     self._refuse(outgoing, reason)
                     return
-                await self.keeps_up.wait()
+                await self._keep_up(peer)
                 refused = self._core.on_node_connected(
                     session,
                     hello,
@@ -199,12 +200,12 @@ class NodeStreams:
                 self._say_met(hello.node, peer, refused)
                 self._news.set()
                 self._take(session, messages[1:])
-                await self.keeps_up.wait()
+                await self._keep_up(peer)
                 async for data in requests:
                     self._budget.delivered(peer)
                     self._take(session, wire.decode_node_batch(data, self._zstd))
                     if not self.keeps_up.is_set():
-                        await self.keeps_up.wait()
+                        await self._keep_up(peer)
             outgoing.end()
         except TimeoutError:
             self._counters.no_hello += 1
@@ -215,6 +216,10 @@ class NodeStreams:
             self._counters.malformed += 1
             self._peer_log.warning(peer, f"{peer}: malformed message refused: {error}")
             self._refuse(outgoing, f"malformed message: {error}")
+
+    async def _keep_up(self, peer: str) -> None:
+        with self._budget.unread(peer):
+            await self.keeps_up.wait()
 
     def _say_met(self, node: str, peer: str, refused: Refused | None) -> None:
         """A node came. It comes back for as long as it is refused, which is said once."""
@@ -283,6 +288,7 @@ class NodeStreams:
         try:
             first = await streams.first(requests)
             if first is not None:
+                self._budget.delivered(peer)
                 opening = wire.decode_slices_message(first, self._zstd)
                 if not isinstance(opening, wire.Opening):
                     self._counters.no_opening += 1
@@ -295,7 +301,7 @@ class NodeStreams:
                     said = f"{peer}: refused: {reason}"
                     self._peer_log.warning(peer, said, node=opening.node)
                     await context.abort(grpc.StatusCode.PERMISSION_DENIED, reason)
-                await self.keeps_up.wait()
+                await self._keep_up(peer)
                 self._core.on_slices_connected(
                     stream,
                     opening.node,
@@ -314,7 +320,7 @@ class NodeStreams:
                         self._core.on_chunk(stream, chunk, now_ns)
                     self._changed()
                     if not self.keeps_up.is_set():
-                        await self.keeps_up.wait()
+                        await self._keep_up(peer)
             outgoing.end()
         except TimeoutError:
             self._counters.no_opening += 1

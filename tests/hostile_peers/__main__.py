@@ -40,6 +40,7 @@ OUTPUT = Path(__file__).resolve().parents[2] / "build" / "hostile-peers"
 
 _HONEST = 30
 _EVIL = "evil"
+_READER = "reader"
 
 # Of the honest requests whose ids nobody hostile knows.
 _COHERENT_MIN = 0.99
@@ -102,6 +103,7 @@ class Site:
         own = self._issued("coordinator", is_server=True, addresses=["127.0.0.1"])
         self.names = [f"honest-{number}" for number in range(_HONEST)]
         self.files = {name: self._issued(f"node/{name}") for name in (*self.names, _EVIL)}
+        self.reader = self._issued(f"viewer/{_READER}")
         other = Authority.create(directory / "other", "hostile.example")
         self.forged = other.issue(f"node/{_EVIL}", is_server=False).directory
         self.leaked = directory / "leaked"
@@ -183,6 +185,7 @@ def _transport(attack: str, of: str = _EVIL) -> Attack:
     async def run(site: Site, seconds: float) -> dict[str, int]:
         files: dict[str, Sequence[Path]] = {
             _EVIL: (site.directory / "pki" / "ca.crt", site.files[_EVIL]),
+            _READER: (site.directory / "pki" / "ca.crt", site.reader),
             "nobody": (site.directory / "pki" / "ca.crt",),
             "forged": (site.directory / "pki" / "ca.crt", site.forged),
         }
@@ -223,7 +226,9 @@ ATTACKS: Sequence[tuple[str, str, Attack]] = (
     ("nonsense", "a node: bytes", _lie("nonsense")),
     ("unfinished", "a node: messages without an end, on many streams", _transport("unfinished")),
     ("endless", "a node: a message of a GiB", _transport("endless")),
-    ("question", "a node: a question of a GiB", _transport("question")),
+    ("question", "a viewer: a question of a GiB", _transport("question", _READER)),
+    ("questions", "a node: 200 questions without an end", _transport("questions")),
+    ("reader", "a viewer: 200 questions without an end", _transport("questions", _READER)),
     ("bomb", "a node: a small message that is a large one", _transport("bomb")),
     ("silent", "a node: a thousand connections", _transport("silent")),
     ("calls", "a node: a hundred streams", _transport("calls")),

@@ -74,12 +74,25 @@ class Attacker:
             return self._fill(connections, _LARGE_BYTES - 1)
 
     def question(self) -> Result:
-        """The same as a question, which gRPC reads whole before anybody is asked whether it may be."""
+        """The same as a question, on two connections."""
         with self._connections(2) as connections:
             for one in connections:
                 one.listen(0.2)
                 one.call("ListTraces", _LARGE_BYTES)
             return self._fill(connections, _LARGE_BYTES - 1)
+
+    def questions(self) -> Result:
+        """Two hundred questions that never end, from ten addresses, each within what one connection may."""
+        with contextlib.ExitStack() as stack:
+            opened = []
+            for number in range(200):
+                source = f"127.0.0.{2 + number % 10}"
+                with contextlib.suppress(OSError, ssl.SSLError):
+                    one = stack.enter_context(Http2(self._endpoint, self._shown, source))
+                    one.listen(0.01)
+                    one.call("GetTrace", _MESSAGE_BYTES)
+                    opened.append(one)
+            return self._fill(opened, _MESSAGE_BYTES - 1)
 
     def bomb(self) -> Result:
         """A small message that would be a large one."""

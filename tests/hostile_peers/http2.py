@@ -60,10 +60,11 @@ class Stream:
 
 @dataclass(slots=True)
 class Http2:
-    """A connection. Use as ``with``."""
+    """A connection. Use as ``with``. ``source``: from which of this machine's addresses; any if empty."""
 
     endpoint: str
     shown: Shown | None = None
+    source: str = ""
     streams: dict[int, Stream] = field(default_factory=dict)
     ended: bool = False
     _socket: socket.socket | ssl.SSLSocket | None = None
@@ -73,7 +74,7 @@ class Http2:
 
     def __enter__(self) -> Self:
         host, _, port = self.endpoint.rpartition(":")
-        plain = socket.create_connection((host, int(port)), 10)
+        plain = socket.create_connection((host, int(port)), 10, (self.source, 0))
         try:
             self._socket = (
                 plain

@@ -111,10 +111,10 @@ def attacked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Attacked]:
         yield Attacked(process, endpoint, directory / "pki", log)
 
 
-def issued(attacked: Attacked, name: str) -> Path:
-    directory = attacked.pki / f"node-{name}"
+def issued(attacked: Attacked, name: str, role: str = "node") -> Path:
+    directory = attacked.pki / f"{role}-{name}"
     if not directory.exists():
-        Authority(attacked.pki).issue(f"node/{name}", is_server=False)
+        Authority(attacked.pki).issue(f"{role}/{name}", is_server=False)
     return directory
 
 
@@ -122,7 +122,8 @@ def issued(attacked: Attacked, name: str) -> Path:
 def test_a_peer_with_a_certificate_takes_its_part_and_no_more(
     attacked: Attacked, attack: str
 ) -> None:
-    bad, good = issued(attacked, "bad"), issued(attacked, "good")
+    role = "viewer" if attack == "question" else "node"
+    bad, good = issued(attacked, "bad", role), issued(attacked, "good")
     attacked.forget_peak()
     before = attacked.memory_bytes("VmRSS")
     result = attacked.attack(attack, attacked.pki / "ca.crt", bad)
@@ -133,6 +134,21 @@ def test_a_peer_with_a_certificate_takes_its_part_and_no_more(
         assert "of a message that is not whole yet" in attacked.log.read_text()
     if attack == "calls":
         assert result["refused"] == 100 - 8
+    assert attacked.welcomes(good, "good")
+    assert attacked.process.poll() is None
+
+
+@pytest.mark.parametrize(("role", "may_have_bytes"), [("node", 0), ("viewer", 64 << 20)])
+def test_many_questions_of_one_certificate_take_its_part_and_no_more(
+    attacked: Attacked, role: str, may_have_bytes: int
+) -> None:
+    """A node may ask none of them; a viewer may, as many at once as all of his may have."""
+    bad, good = issued(attacked, "bad", role), issued(attacked, "good")
+    attacked.forget_peak()
+    before = attacked.memory_bytes("VmRSS")
+    result = attacked.attack("questions", attacked.pki / "ca.crt", bad)
+    assert result["connections"] > 100
+    assert attacked.memory_bytes("VmHWM") - before < may_have_bytes + _MAY_GROW_BYTES
     assert attacked.welcomes(good, "good")
     assert attacked.process.poll() is None
 

@@ -4,18 +4,27 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote
 
 import grpc
 import pytest
 
+from coordinator import server
 from coordinator.counters import ServerCounters
-from coordinator.rpc import budget, listener
-from coordinator.rpc.budget import IDLE_CONNECTIONS_MAX, IDLE_S, UNDELIVERED_BYTES_MAX, Budget
+from coordinator.rpc import budget, listener, streams
+from coordinator.rpc.budget import (
+    IDLE_CONNECTIONS_MAX,
+    IDLE_S,
+    UNDELIVERED_BYTES_MAX,
+    UNFINISHED_S,
+    Budget,
+)
 from coordinator.rpc.connections import connections, shut_all
 from coordinator.rpc.identity import Identity, Role
 from protocol import wire
@@ -24,8 +33,11 @@ from runtime.log import PeerLog
 from tests.unit.logs import logs_to
 from tests.unit.open_files import nothing_stays_open
 from tests.unit.test_guard import World, said_to
+from tests.unit.test_server import Client
 
 NODE = Identity(Role.NODE, "n1", "spiffe://d/node/n1")
+OTHER = Identity(Role.NODE, "n2", "spiffe://d/node/n2")
+READER = Identity(Role.VIEWER, "ann", "spiffe://d/viewer/ann")
 
 
 @dataclass
@@ -49,6 +61,8 @@ class Looked:
         self.now_s = 100.0
         self.budget = Budget(self.counters, PeerLog(logs_to(self.said)), lambda: self.now_s)
         self.fakes: list[Fake] = []
+        self.bytes_max = 1 << 30
+        self.settled = True
         monkeypatch.setattr(budget, "connections", lambda port: iter(self.fakes))
 
     def add(self, peer: str) -> Fake:
@@ -56,7 +70,7 @@ class Looked:
         return self.fakes[-1]
 
     def look(self) -> None:
-        self.budget.look(0)
+        self.settled = self.budget.look(0, self.bytes_max)
 
 
 @pytest.fixture
@@ -104,6 +118,144 @@ def test_a_message_that_nobody_has_asked_for_yet_counts(looked: Looked) -> None:
     assert one.is_shut
 
 
+def test_who_sends_a_part_of_a_message_and_not_the_rest_is_ended(looked: Looked) -> None:
+    slow, fast = looked.add("ipv4:10.0.0.1:1"), looked.add("ipv4:10.0.0.2:1")
+    with looked.budget.call(slow.peer, NODE), looked.budget.call(fast.peer, OTHER):
+        looked.now_s += 3600  # it said nothing for an hour
+        for _ in range(8):
+            slow.bytes_received += 100_000
+            fast.bytes_received += 100_000
+            looked.budget.delivered(fast.peer)
+            assert not slow.is_shut
+            looked.look()
+            looked.now_s += UNFINISHED_S / 6
+    assert slow.is_shut
+    assert not fast.is_shut
+    (said,) = looked.said
+    assert said.endswith(
+        "its connection is ended: sent a part of a message, and in 60 s not the rest of it"
+    )
+
+
+def test_who_is_only_there_goes_on(looked: Looked) -> None:
+    """With gRPC's pings, for two weeks."""
+    many = [looked.add(f"ipv4:10.0.0.1:{port}") for port in range(100)]
+    looked.bytes_max = 0
+    with contextlib.ExitStack() as calls:
+        for port, one in enumerate(many):
+            node = Identity(Role.NODE, f"n{port}", "")
+            calls.enter_context(looked.budget.call(one.peer, node))
+        for _ in range(14 * 24):
+            looked.look()
+            looked.now_s += 3600
+            for one in many:
+                one.bytes_received += 3 * 60 * 40
+    assert not any(one.is_shut for one in many)
+
+
+def test_who_is_not_listened_to_goes_on(looked: Looked) -> None:
+    """Such as a node while the disk is full: what it has sent is in gRPC's window."""
+    one = looked.add("ipv4:10.0.0.1:1")
+    with looked.budget.call(one.peer, NODE):
+        with looked.budget.unread(one.peer):
+            for _ in range(10):
+                one.bytes_received += 100_000
+                looked.look()
+                looked.now_s += UNFINISHED_S
+        one.bytes_received += 100_000
+        looked.look()
+        assert not one.is_shut
+        looked.now_s += UNFINISHED_S
+        looked.look()
+        assert one.is_shut
+
+
+def test_who_only_reads_goes_on(looked: Looked) -> None:
+    """With each answer gRPC says that there is room for more."""
+    one = looked.add("ipv4:10.0.0.1:1")
+    with looked.budget.call(one.peer, READER), looked.budget.unread(one.peer):
+        for _ in range(10):
+            one.bytes_received += UNDELIVERED_BYTES_MAX
+            looked.look()
+    one.bytes_received += UNDELIVERED_BYTES_MAX
+    looked.look()
+    looked.now_s += UNFINISHED_S
+    looked.look()
+    assert not one.is_shut
+
+
+def test_one_of_several_calls_of_a_connection_does_not_hide_the_others(looked: Looked) -> None:
+    """In clear text there may be so many."""
+    one = looked.add("ipv4:10.0.0.1:1")
+    with looked.budget.call(one.peer, None):
+        looked.look()
+        for _ in range(3):
+            one.bytes_received += UNDELIVERED_BYTES_MAX // 2
+            with looked.budget.call(one.peer, None):
+                looked.budget.delivered(one.peer)
+            looked.look()
+    assert one.is_shut
+
+
+def test_of_an_identity_the_largest_unfinished_messages_are_ended(looked: Looked) -> None:
+    """From however many addresses, and none that is there only now."""
+    sizes = [size << 20 for size in (1, *[7] * 11)]
+    many = [looked.add(f"ipv4:10.0.0.{n}:1") for n in range(len(sizes))]
+    other = looked.add("ipv4:10.0.1.1:1")
+    with contextlib.ExitStack() as calls:
+        for one in many:
+            calls.enter_context(looked.budget.call(one.peer, READER))
+        calls.enter_context(looked.budget.call(other.peer, OTHER))
+        looked.look()
+        for one, size in zip(many, sizes, strict=True):
+            one.bytes_received += size
+        other.bytes_received += UNDELIVERED_BYTES_MAX
+        looked.look()
+        assert not looked.said
+        looked.look()
+    assert sum(one.is_shut for one in many) == 2
+    assert not many[0].is_shut
+    assert not other.is_shut
+    assert looked.counters.connections_ended_unfinished == 2
+    said = "viewer ann (spiffe://d/viewer/ann) has 78 MiB of messages that are not whole; allowed are 64"
+    assert any(said in text for text in looked.said)
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_who_has_the_most_gives_way_when_all_have_too_much(looked: Looked, *, asked: bool) -> None:
+    """An identity, or where nobody is asked an address; whoever sends slowly loses nothing."""
+    honest = [looked.add(f"ipv4:10.0.1.{n}:1") for n in range(60)]
+    evil = [looked.add(f"ipv4:10.0.0.1:{n}") for n in range(20)]
+    looked.bytes_max = 80 << 20
+    with contextlib.ExitStack() as calls:
+        for number, one in enumerate(honest):
+            node = Identity(Role.NODE, f"n{number}", "")
+            calls.enter_context(looked.budget.call(one.peer, node if asked else None))
+        for one in evil:
+            calls.enter_context(looked.budget.call(one.peer, NODE if asked else None))
+        looked.look()
+        for one in honest:
+            one.bytes_received += 1 << 20
+        for one in evil:
+            one.bytes_received += 2 << 20
+        looked.look()
+        assert not looked.settled  # look again soon, since it may be
+        looked.look()
+        for one in evil:
+            if one.is_shut:
+                looked.fakes.remove(one)
+        looked.look()
+    assert looked.settled
+    assert not any(one.is_shut for one in honest)
+    assert sum(one.is_shut for one in evil) == 10
+    holder = str(NODE) if asked else "ipv4:10.0.0.1"
+    said = (
+        "its connection is ended: all messages that are not whole have 100 MiB, of which"
+        f" {holder} has the most, 40 MiB; allowed are 80 MiB"
+    )
+    assert any(text.endswith(said) for text in looked.said)
+
+
 def test_that_nothing_can_be_opened_does_not_end_the_coordinator(
     looked: Looked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -122,7 +274,7 @@ def test_that_nothing_can_be_opened_does_not_end_the_coordinator(
     monkeypatch.setattr(budget, "_GLANCE_S", 0)
 
     async def run() -> None:
-        watching = asyncio.ensure_future(looked.budget.watch(lambda: 0))
+        watching = asyncio.ensure_future(looked.budget.watch(lambda: 0, lambda: 1 << 30))
         async with asyncio.timeout(30):
             while not one.is_shut:  # noqa: ASYNC110 # nobody tells
                 await asyncio.sleep(0)
@@ -158,6 +310,7 @@ def test_what_is_known_of_connections_goes_with_them(looked: Looked) -> None:
     assert not looked.budget._seen
     assert not looked.budget._calls
     assert not looked.budget._peers
+    assert not looked.budget._unread
 
 
 def test_an_identity_has_so_many_calls_at_once(looked: Looked) -> None:
@@ -185,10 +338,10 @@ def test_a_call_over_ipv6_is_of_its_connection(looked: Looked) -> None:
 
 def test_to_look_at_connections_leaves_nothing_open() -> None:
     """Most descriptors of a process are of no socket."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
         with socket.create_connection(("127.0.0.1", port)) as client, Path("/dev/null").open():
-            taken, _ = server.accept()
+            taken, _ = listening.accept()
             with taken, nothing_stays_open():
                 found = [one.peer for one in connections(port)]
             assert found == [f"ipv4:127.0.0.1:{client.getsockname()[1]}"]
@@ -211,13 +364,93 @@ def test_one_call_too_many_is_told_so(tmp_path: Path, monkeypatch: pytest.Monkey
     asyncio.run(run())
 
 
+def test_streams_say_when_a_message_is_there_and_when_nobody_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As if the disk had not taken a thing.
+    monkeypatch.setattr(server, "_UNDURABLE_WRITES_MAX", -1)
+
+    async def run() -> None:
+        async with Client(tmp_path) as client, asyncio.timeout(30):
+            here = client.server._budget
+            for method, first in (
+                ("Control", wire.encode_node_batch([Hello("n1", 1)])),
+                ("Slices", wire.encode_opening(wire.Opening("n1", 1))),
+            ):
+                call = client.call(method)
+                await call.write(first)
+                while not here._unread:  # noqa: ASYNC110 # nobody tells
+                    await asyncio.sleep(0)
+                # It has begun, and said who it is.
+                ((peer, messages),) = here._delivered.items()
+                assert messages == 2
+                call.cancel()
+                while here._peers:  # noqa: ASYNC110 # nobody tells
+                    await asyncio.sleep(0)
+                assert not here._unread
+                del here._delivered[peer]
+
+    asyncio.run(run())
+
+
+def unfinished(channel: grpc.aio.Channel, method: str) -> Any:
+    """A question that does not come."""
+    return channel.stream_stream(f"/backsight.v1.Coordinator/{method}", None, None)(
+        None, timeout=60
+    )
+
+
+@pytest.mark.parametrize("method", ["GetTrace", "GetStatus"])
+def test_a_question_is_refused_before_it_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    monkeypatch.setenv("GRPC_VERBOSITY", "NONE")
+    world = World(tmp_path)
+    node, reader = world.issued("node/n1"), world.issued("viewer/ann")
+
+    async def run() -> None:
+        async with world.serving() as here:
+            async with world.channel(node) as channel:
+                asked = unfinished(channel, method)
+                assert await asked.code() is grpc.StatusCode.PERMISSION_DENIED
+            monkeypatch.setattr(budget, "_CALLS_MAX", dict.fromkeys(Role, 0))
+            async with world.channel(reader) as channel:
+                asked = unfinished(channel, method)
+                assert await asked.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+            assert here.counters.too_many_calls == 1
+
+    asyncio.run(run())
+
+
+def test_a_question_comes_soon_or_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GRPC_VERBOSITY", "NONE")
+    monkeypatch.setattr(streams, "GREETING_TIMEOUT_S", 0.1)
+    world = World(tmp_path)
+    reader = world.issued("viewer/ann")
+
+    async def run() -> None:
+        async with world.serving() as here, world.channel(reader) as channel:
+            asked = unfinished(channel, "GetTrace")
+            assert await asked.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+            assert await asked.details() == "no question came whole within 0.1 s"
+            asked = unfinished(channel, "GetTrace")
+            await asked.done_writing()
+            assert await asked.code() is grpc.StatusCode.INVALID_ARGUMENT
+            assert await asked.details() == "no question came"
+            assert here.counters.no_question == 2
+
+    asyncio.run(run())
+
+
 @pytest.fixture
 def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
     with (
-        socket.create_server(("127.0.0.1", 0)) as server,
-        socket.create_connection(server.getsockname()) as client,
+        socket.create_server(("127.0.0.1", 0)) as listening,
+        socket.create_connection(listening.getsockname()) as client,
     ):
-        accepted, _ = server.accept()
+        accepted, _ = listening.accept()
         with accepted:
             yield client, accepted
 
@@ -243,16 +476,18 @@ def test_peers_are_named_as_grpc_names_them(tmp_path: Path) -> None:
             return b""
 
         for host in ("127.0.0.1", "[::]", "[::1]"):
-            server = grpc.aio.server()
+            listening = grpc.aio.server()
             handlers = {"y": grpc.unary_unary_rpc_method_handler(answer)}
-            server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("x", handlers),))
-            port = listener.add_port(server, f"{host}:0", None)
-            await server.start()
+            listening.add_generic_rpc_handlers(
+                (grpc.method_handlers_generic_handler("x", handlers),)
+            )
+            port = listener.add_port(listening, f"{host}:0", None)
+            await listening.start()
             for target in {"[::]": ("127.0.0.1", "[::1]")}.get(host, (host,)):
                 async with grpc.aio.insecure_channel(f"{target}:{port}") as channel:
                     await channel.unary_unary("/x/y", None, None)(b"")
                     assert unquote(peers[-1]) in {one.peer for one in connections(port)}
-            await server.stop(None)
+            await listening.stop(None)
 
     asyncio.run(run())
 
