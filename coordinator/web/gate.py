@@ -17,7 +17,7 @@ from formats.jaeger import answer
 from runtime.http import PEER
 from runtime.log import Log, PeerLog
 from runtime.schema import InvalidValue
-from runtime.settings.coordinator import NOBODY, Settings
+from runtime.settings.coordinator import Settings
 from runtime.unix_socket import Credentials
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class Gate:
         if peer is not None:
             _admit_user(peer, settings)
             return
-        if settings.access.anonymous != NOBODY:
+        if settings.everybody_queries:
             _check_host(environ.get("HTTP_HOST", ""), settings)
             return
         shown = _BEARER.fullmatch(environ.get("HTTP_AUTHORIZATION", "").strip())
@@ -68,7 +68,7 @@ class Gate:
                 HTTPStatus.UNAUTHORIZED,
                 "show a token, as `Authorization: Bearer TOKEN`; `backsightctl token NAME` makes one for"
                 " the file `query.tokens` of the coordinator. Or it lets everybody read who comes"
-                " (`access.anonymous: viewer`)",
+                " (`query.anonymous: viewer`)",
             )
         if self._tokens.owner(settings.query.tokens, shown[1]) is None:
             raise Refused(

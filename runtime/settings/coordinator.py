@@ -94,6 +94,7 @@ _SOCKET_PATH_BYTES_MAX = 102
 NOBODY = "nobody"
 """What nobody may be of whom nobody asks who he is, but a node."""
 _ANONYMOUS = (NOBODY, "viewer", "operator")
+_ANONYMOUS_READER = (NOBODY, "viewer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +102,8 @@ class AccessSettings:
     """Who may ask, beside those who show a certificate.
 
     At the Unix socket users and groups of this machine. ``anonymous``: what those are of whom nobody
-    asks who they are, on a network without TLS, and at Jaeger's API without a token.
+    asks who they are, on a network without TLS, and at Jaeger's API without a token, if that does
+    not say it itself.
     """
 
     socket: Annotated[str | None, PATH] = "/run/backsight-coordinator/coordinator.sock"
@@ -123,7 +125,8 @@ class QuerySettings:
     """Where Jaeger UI and Grafana ask.
 
     ``insecure``: in clear text over a network too; ``tls``: by the files of the section ``tls``.
-    ``tokens``: a file (protocol.tokens). ``hosts``: by which names it is asked for, if by any.
+    ``tokens``: a file (protocol.tokens). ``anonymous``: what those are who show none; None: what
+    ``access`` says. ``hosts``: by which names it is asked for, if by any.
     """
 
     listen: OptionalEndpoint = "127.0.0.1:16686"
@@ -131,6 +134,9 @@ class QuerySettings:
     tls: bool = False
     socket: Annotated[str | None, PATH] = None
     tokens: Annotated[str | None, PATH, RELOADABLE] = None
+    anonymous: Annotated[
+        str | None, Matching("|".join(_ANONYMOUS_READER), "nobody or viewer"), RELOADABLE
+    ] = None
     hosts: Annotated[tuple[Annotated[str, HOST_NAME], ...], RELOADABLE] = ()
 
     def __post_init__(self) -> None:
@@ -296,6 +302,12 @@ class Settings:
             raise InvalidValue(
                 "query", "tls: true goes by the files of the section `tls`, which is not there"
             )
+
+    @property
+    def everybody_queries(self) -> bool:
+        """Whether Jaeger's API answers over a network without a token."""
+        own = self.query.anonymous
+        return (self.access.anonymous if own is None else own) != NOBODY
 
     @property
     def level(self) -> Level:

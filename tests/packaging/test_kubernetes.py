@@ -16,6 +16,7 @@ import yaml
 
 from runtime import VERSION
 from runtime.schema import load
+from runtime.settings.coordinator import NOBODY
 from runtime.settings.coordinator import Settings as CoordinatorSettings
 from runtime.settings.node import Settings as NodeSettings
 from testbed.containers import IDS, bytes_of
@@ -209,11 +210,28 @@ def test_only_chosen_namespaces_read_metrics_and_traces(objects: list[Object]) -
         assert peer["namespaceSelector"]["matchLabels"].keys() == {"kubernetes.io/metadata.name"}
 
 
+def test_whom_nobody_asks_reads_only_where_the_policy_keeps_others_away(
+    objects: list[Object], tmp_path: Path
+) -> None:
+    """At the port for nodes he passes for a node, and that is all."""
+    coordinator = settings(objects, "coordinator.yaml", tmp_path)
+    assert coordinator.access.anonymous == NOBODY
+    assert coordinator.everybody_queries
+
+
+def test_no_address_of_the_internet_passes_for_a_node(objects: list[Object]) -> None:
+    peers = the(objects, "NetworkPolicy")["spec"]["ingress"][0]["from"]
+    blocks = [ip_network(peer["ipBlock"]["cidr"]) for peer in peers]
+    assert blocks
+    assert not any(block.is_global or block.prefixlen == 0 for block in blocks)
+
+
 def test_the_example_keeps_control_to_the_machines(repository: Path) -> None:
     objects = yaml.safe_load_all(kustomize(repository / "packaging/kubernetes/example"))
     machines = the(list(objects), "NetworkPolicy")["spec"]["ingress"][0]["from"]
     assert machines
-    assert all(ip_network(peer["ipBlock"]["cidr"]).prefixlen > 0 for peer in machines)
+    # Not all that are private, as in the base.
+    assert all(ip_network(peer["ipBlock"]["cidr"]).prefixlen > 12 for peer in machines)
 
 
 def test_prometheus_finds_what_is_deployed(objects: list[Object], repository: Path) -> None:

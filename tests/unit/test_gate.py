@@ -154,6 +154,26 @@ def test_who_is_let_in_unasked_must_know_the_name(tmp_path: Path, host: str, sta
         assert ask(server, Host=host)[0] == status
 
 
+@pytest.mark.parametrize(
+    ("at_grpc", "own", "status"),
+    [
+        ("nobody", None, 401),
+        ("viewer", None, 200),
+        ("operator", None, 200),
+        ("nobody", "viewer", 200),
+        ("viewer", "nobody", 401),
+    ],
+)
+def test_who_shows_no_token_reads_where_that_is_allowed_here(
+    tmp_path: Path, at_grpc: str, own: str | None, status: int
+) -> None:
+    world = World(tmp_path)
+    world.allow(anonymous=at_grpc)
+    world.settings = replace(world.settings, query=replace(world.settings.query, anonymous=own))
+    with world.serving() as server:
+        assert ask(server)[0] == status
+
+
 def asked_as(path: Path, uid: int) -> str:
     """The status of an answer at a Unix socket."""
     ask = (
