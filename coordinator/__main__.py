@@ -10,12 +10,12 @@ import secrets
 import sys
 from collections.abc import Sequence
 
+from coordinator.access import warning_of_strangers
 from coordinator.metrics import METRICS, PREFIX
 from coordinator.reading import ReadingProcess
 from coordinator.server import CoordinatorServer
 from coordinator.store.schema import StoreError
 from protocol.versions import OURS, Versions
-from runtime.endpoint import is_loopback
 from runtime.log import Log
 from runtime.main import Configuration, die_with_any_thread, read_arguments, supervise
 from runtime.metrics import serving
@@ -55,11 +55,9 @@ async def _serve(
         ),
     ):
         log.info(f"serves on {settings.listen}")
-        if settings.tls is None and not is_loopback(settings.listen):
-            log.warning(
-                f"serves on {settings.listen} without TLS: whoever reaches it may pass for any node, and"
-                " read all traces; `tls` in the configuration ends that (docs/tls.md)"
-            )
+        warning = warning_of_strangers(settings)
+        if warning is not None:
+            log.warning(warning)
         profile = settings.store_path.with_suffix(".profile")
         await supervise(server, configuration, manager, log, profile)
 

@@ -20,6 +20,7 @@ from typing import Any, Self
 
 import grpc
 
+from coordinator.access import warning_of_strangers
 from coordinator.beside import journal_bytes
 from coordinator.core.closed import UnreadableError
 from coordinator.core.coordinator import CoordinatorCore
@@ -364,6 +365,9 @@ class CoordinatorServer:
                 self._reading.reconfigure(settings)
         except OSError as error:
             raise ConfigError([str(error)]) from error
+        warning = warning_of_strangers(settings)
+        if warning is not None and warning != warning_of_strangers(self._settings):
+            self._log.warning(warning)
         self._settings = settings
         self._store.retention.limits = store_limits(settings.store)
         self._core.reconfigure(core_config(settings, self._priority_seed))

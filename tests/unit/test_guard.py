@@ -581,14 +581,27 @@ def test_backsightctl_shows_a_certificate(
     asyncio.run(run())
 
 
+WITHOUT_TLS = {
+    "nobody": "whoever reaches it may pass for any node; `tls`",
+    "viewer": (
+        "whoever reaches it may pass for any node, and read all traces (`access.anonymous: viewer`); `tls`"
+    ),
+    "operator": (
+        "whoever reaches it may pass for any node, and read and delete all traces, have more collected and"
+        " forget nodes (`access.anonymous: operator`); `tls`"
+    ),
+}
+
+
+@pytest.mark.parametrize("anonymous", WITHOUT_TLS)
 @pytest.mark.parametrize(("host", "warned"), [("0.0.0.0", True), ("127.0.0.1", False)])
 def test_who_serves_a_network_in_clear_text_is_warned(
-    tmp_path: Path, host: str, *, warned: bool
+    tmp_path: Path, host: str, anonymous: str, *, warned: bool
 ) -> None:
     config = tmp_path / "c.yaml"
     config.write_text(
         f"listen: {host}:{free_port()}\ninsecure: true\nstore: {{path: {tmp_path}/t.sqlite}}\n"
-        "metrics: {listen: null}\nquery: {listen: null}\n"
+        f"metrics: {{listen: null}}\nquery: {{listen: null}}\naccess: {{anonymous: {anonymous}}}\n"
     )
     notify = tmp_path / "notify"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as ready:
@@ -604,4 +617,22 @@ def test_who_serves_a_network_in_clear_text_is_warned(
             _, said = daemon.communicate()
     lines = [line for line in said.splitlines() if "without TLS" in line]
     assert len(lines) == warned
-    assert all("whoever reaches it may pass for any node, and read all traces" in x for x in lines)
+    assert all(WITHOUT_TLS[anonymous] in line for line in lines)
+
+
+def test_a_reload_that_lets_strangers_do_more_is_warned_of(tmp_path: Path) -> None:
+    said: list[str] = []
+
+    async def run() -> None:
+        settings = Settings(
+            f"0.0.0.0:{free_port()}", insecure=True, store=StoreSettings(str(tmp_path / "t.sqlite"))
+        )
+        async with CoordinatorServer(settings, 1, logs_to(said)) as here:
+            here.reconfigure(replace(settings, linger_s=1.0))
+            assert not any("without TLS" in text for text in said)
+            more = replace(settings, access=replace(settings.access, anonymous="operator"))
+            here.reconfigure(more)
+            (warning,) = (text for text in said if "without TLS" in text)
+            assert WITHOUT_TLS["operator"] in warning
+
+    asyncio.run(run())
