@@ -218,7 +218,7 @@ class Questions:
             wire.encode_coordinator_batch([order])
         except wire.WireError as error:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-        state = self._core.snapshots.start(order, request.bytes_max)
+        state = self._core.snapshots.start(order, request.bytes_max, time.monotonic_ns())
         self._log.info(
             f"{state.trigger}: the last {order.age_ns / 1e9:g} s are collected, as ordered by {by}",
             trigger=state.trigger,

@@ -153,7 +153,7 @@ def _snapshot(arguments: argparse.Namespace) -> int:
                 " (a trace counts on each node that has a part of it)"
             )
         for node in last.nodes_lost:
-            print(f"node {printable(node)} left before it was done")
+            print(f"node {printable(node)} left, or said nothing more, before it was done")
     if last.nodes == 0:
         sys.stderr.write("backsightctl: no node is connected\n")
     return 0 if last.nodes and not last.nodes_lost else 1

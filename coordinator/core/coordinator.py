@@ -195,6 +195,7 @@ class CoordinatorCore:
             return refused
         if replaced is not None:
             self._traversal.lost(node)
+            self.snapshots.lost(node)
             self._outbox.forget_session(replaced)
             self._outbox.say(replaced, Refused(f"replaced by a new connection from {peer}"))
         last = node.stored_incarnation if node.incarnation is None else node.incarnation
@@ -204,6 +205,7 @@ class CoordinatorCore:
         welcome = Welcome(self._incarnation, node.agreed, self._config.priority_seed)
         self._outbox.say(session, welcome)
         self._policies.connected(node)
+        self.snapshots.connected(node, now_ns)
         if last is None:
             node.stored_incarnation = hello.incarnation
         moved = before is None or node.addresses != hello.addresses
@@ -296,7 +298,7 @@ class CoordinatorCore:
             self._put_node(node)
             self._traversal.lost(node)
             self.snapshots.lost(node)
-            self.snapshots.go_on(self._traces)
+            self.snapshots.go_on(self._traces, now_ns)
             self._probe_timers.cancel(node.id)
 
     def on_node_message(
@@ -330,7 +332,7 @@ class CoordinatorCore:
                 assert_never(message)
         self._lifecycle.make_room(now_ns)
         self._settle()
-        self.snapshots.go_on(self._traces)
+        self.snapshots.go_on(self._traces, now_ns)
 
     def on_slices_connected(
         self, stream: int, node: str, incarnation: int, now_ns: int, number: int = 0
@@ -368,7 +370,8 @@ class CoordinatorCore:
         self._expire_nodes(now_ns)
         self._lifecycle.tick(now_ns)
         self._lifecycle.make_room(now_ns)
-        self.snapshots.go_on(self._traces)
+        self.snapshots.tick(now_ns)
+        self.snapshots.go_on(self._traces, now_ns)
 
     # ----------------------------------------------------------- outputs
 
@@ -397,7 +400,12 @@ class CoordinatorCore:
         """When on_tick may do something, or something is to be fetched, without a new fact."""
         if self.recovering:
             return None
-        times = [self._lifecycle.next_ns(), self._probe_timers.next_ns(), self._outbox.next_ns()]
+        times = [
+            self._lifecycle.next_ns(),
+            self._probe_timers.next_ns(),
+            self._outbox.next_ns(),
+            self.snapshots.next_ns(),
+        ]
         due = [time for time in times if time is not None]
         return max(now_ns, min(due)) if due else None
 

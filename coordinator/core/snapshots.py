@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from coordinator.core.nodes import Node, Nodes
 from coordinator.core.outbox import Outbox
+from coordinator.core.timers import Timers
 from coordinator.core.trace import PartState, Trace
 from protocol.messages import (
     SNAPSHOT_TRIGGER,
@@ -24,6 +25,10 @@ _REMEMBERED_MAX = 16
 
 # A trigger costs a node some 0.1 ms of its event loop, which has other work too.
 _TRACES_AT_ONCE = 64
+
+# A node looks through its pool, or triggers so many, within seconds. One that says nothing for so long
+# does not do what it was asked for, and nobody waits for it.
+_SILENCE_NS = 60_000_000_000
 
 # Of one snapshot: more than anybody looks at, some 10 MB here.
 _TRACES_MAX = 65536
@@ -94,15 +99,15 @@ class Snapshots:
         self._outbox = outbox
         self._states: OrderedDict[int, SnapshotState] = OrderedDict()
         self._by_trigger: dict[str, SnapshotState] = {}
+        self._silent: Timers[tuple[int, NodeId]] = Timers()
 
-    def start(self, wanted: Snapshot, bytes_max: int) -> SnapshotState:
+    def start(self, wanted: Snapshot, bytes_max: int, now_ns: int) -> SnapshotState:
         """Have all nodes that are connected look what they have."""
         asked = [node for node in self._nodes if node.session is not None]
         order = replace(wanted, trigger=_trigger_of(wanted.trigger, wanted.number))
         state = SnapshotState(order, bytes_max, {node.id: None for node in asked})
         for node in asked:
-            assert node.session is not None
-            self._outbox.say(node.session, order)
+            self._say(node, order, now_ns)
         self._states[wanted.number] = self._by_trigger[state.trigger] = state
         while len(self._states) > _REMEMBERED_MAX:
             _, forgotten = self._states.popitem(last=False)
@@ -121,7 +126,20 @@ class Snapshots:
         state.unanswered[group.primary] = None
         return True
 
+    def tick(self, now_ns: int) -> None:
+        """Wait no more for those who were silent for too long; what they say later counts."""
+        while (key := self._silent.pop(now_ns)) is not None:
+            number, identity = key
+            state = self._states.get(number)
+            if state is not None and identity in state.undone:
+                state.lost[identity] = self._nodes.name_of(identity)
+
+    def next_ns(self) -> int | None:
+        """When ``tick`` may do something."""
+        return self._silent.next_ns()
+
     def on_status(self, node: Node, status: SnapshotStatus) -> None:
+        self._silent.cancel((status.number, node.id))
         state = self._states.get(status.number)
         if state is not None and node.id in state.nodes:
             state.nodes[node.id] = status
@@ -143,7 +161,14 @@ class Snapshots:
             if node.id in state.undone:
                 state.lost[node.id] = node.name
 
-    def go_on(self, traces: Mapping[TraceId, Trace]) -> None:
+    def connected(self, node: Node, now_ns: int) -> None:
+        """It came. What it was asked for on a connection that it had lost, it has not heard."""
+        for state in self._states.values():
+            if node.id in state.undone and state.nodes[node.id] is None:
+                state.lost.pop(node.id, None)
+                self._say(node, state.order, now_ns)
+
+    def go_on(self, traces: Mapping[TraceId, Trace], now_ns: int) -> None:
         """Begin the next round where the last one is answered."""
         for state in self._states.values():
             # Any that is not answered holds the round up, so the others may be left for later.
@@ -156,12 +181,17 @@ class Snapshots:
             if state.waiting and not state.unanswered:
                 order = replace(state.order, traces=state.next_round())
                 for identity in state.waiting:
-                    session = self._nodes.by_id[identity].session
-                    if session is not None:
+                    node = self._nodes.by_id[identity]
+                    if node.session is not None:
                         told = state.may_fire.get(identity, 0)
                         state.may_fire[identity] = told + order.traces
-                        self._outbox.say(session, order)
+                        self._say(node, order, now_ns)
                 state.waiting.clear()
+
+    def _say(self, node: Node, order: Snapshot, now_ns: int) -> None:
+        assert node.session is not None
+        self._outbox.say(node.session, order)
+        self._silent.set((order.number, node.id), now_ns + _SILENCE_NS)
 
 
 def _trigger_of(name: str, number: int) -> str:

@@ -149,7 +149,7 @@ class SimCoordinator:
         if self.core is None or self.core.recovering:
             return
         order = Snapshot(number, SNAPSHOT_TRIGGER, ANY_AGE_NS, by="operator")
-        state = self.core.snapshots.start(order, bytes_max)
+        state = self.core.snapshots.start(order, bytes_max, self.mono_ns())
         self.log("coordinator", f"takes {state.trigger} of {bytes_max} bytes")
         self.snapshots.bytes_max[state.trigger] = bytes_max
         self.pump()

@@ -383,7 +383,7 @@ def test_what_is_refused_costs_the_store_next_to_nothing() -> None:
 def test_what_a_snapshot_asked_for_is_counted_by_the_snapshot() -> None:
     harness = Harness(CoordinatorConfig(fired_per_s=1, fired_burst=1))
     harness.cluster("n1")
-    state = harness.core.snapshots.start(Snapshot(7, "snapshot", 1 << 30), 1 << 30)
+    state = harness.core.snapshots.start(Snapshot(7, "snapshot", S), 1 << 30, harness.now_ns)
     harness.fetch()
     for number in range(4):
         harness.say("n1", SnapshotStatus(7, 100, number, done=False))

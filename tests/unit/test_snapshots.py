@@ -30,7 +30,7 @@ def test_each_node_that_is_connected_is_asked() -> None:
     for name in ("a", "b", "gone"):
         harness.connect(name)
     harness.lose("gone")
-    state = harness.core.snapshots.start(ORDER, 1000)
+    state = harness.core.snapshots.start(ORDER, 1000, harness.now_ns)
     wanted = dataclasses.replace(ORDER, trigger=TRIGGER)
     assert orders(harness) == {"a": wanted, "b": wanted}
     assert (state.done, state.ended) == (0, False)
@@ -48,7 +48,7 @@ def test_a_round_begins_when_all_nodes_have_answered_for_the_last_and_the_bytes_
 ):
     harness = Harness()
     harness.cluster("a", "b")
-    state = harness.core.snapshots.start(ORDER, 10_000)
+    state = harness.core.snapshots.start(ORDER, 10_000, harness.now_ns)
     assert set(orders(harness)) == {"a", "b"}
     harness.say("a", SnapshotStatus(0x1234, 100, 0, done=False))
     assert rounds(harness) == {"a": 1}
@@ -79,7 +79,7 @@ def test_a_round_begins_when_all_nodes_have_answered_for_the_last_and_the_bytes_
 def test_a_node_that_does_not_answer_holds_up_no_round_for_good() -> None:
     harness = Harness()
     harness.cluster("a", "b")
-    harness.core.snapshots.start(ORDER, 10_000)
+    harness.core.snapshots.start(ORDER, 10_000, harness.now_ns)
     orders(harness)
     harness.say("a", SnapshotStatus(0x1234, 100, 0, done=False))
     assert rounds(harness) == {"a": 1}
@@ -94,7 +94,7 @@ def test_a_node_that_does_not_answer_holds_up_no_round_for_good() -> None:
 def test_what_the_last_round_took_counts_though_nobody_waits_for_another() -> None:
     harness = Harness()
     harness.cluster("a")
-    state = harness.core.snapshots.start(ORDER, 10_000)
+    state = harness.core.snapshots.start(ORDER, 10_000, harness.now_ns)
     harness.say("a", SnapshotStatus(0x1234, 1, 0, done=False))
     harness.fire("a", trace_id("last"), TRIGGER)
     harness.say("a", SnapshotStatus(0x1234, 1, 1, done=True))
@@ -127,7 +127,7 @@ def test_what_waits_costs_no_message_more(monkeypatch: pytest.MonkeyPatch) -> No
     harness = Harness()
     names = [f"n{number}" for number in range(100)]
     harness.cluster(*names, "silent")
-    state = harness.core.snapshots.start(ORDER, 10_000)
+    state = harness.core.snapshots.start(ORDER, 10_000, harness.now_ns)
     for name in names:
         harness.say(name, SnapshotStatus(0x1234, 1, 0, done=False))
     for name in names:
@@ -144,7 +144,7 @@ def test_what_waits_costs_no_message_more(monkeypatch: pytest.MonkeyPatch) -> No
 def test_what_a_node_was_not_told_to_trigger_is_no_part_of_it() -> None:
     harness = Harness()
     harness.cluster("a", "liar")
-    state = harness.core.snapshots.start(ORDER, 10_000)
+    state = harness.core.snapshots.start(ORDER, 10_000, harness.now_ns)
     for number in range(3):
         harness.fire("liar", trace_id(f"early{number}"), TRIGGER)
     harness.say("liar", SnapshotStatus(0x1234, 100, 0, done=False))
@@ -157,7 +157,7 @@ def test_one_of_very_many_traces_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("coordinator.core.snapshots._TRACES_MAX", 2)
     harness = Harness()
     harness.cluster("a")
-    harness.core.snapshots.start(ORDER, 10_000)
+    harness.core.snapshots.start(ORDER, 10_000, harness.now_ns)
     orders(harness)
     told = []
     for number in range(3):
@@ -173,7 +173,7 @@ def test_a_node_that_leaves_is_named_until_it_is_back() -> None:
     harness = Harness()
     harness.connect("a")
     harness.connect("b")
-    state = harness.core.snapshots.start(ORDER, 1000)
+    state = harness.core.snapshots.start(ORDER, 1000, harness.now_ns)
     harness.say("b", SnapshotStatus(0x1234, 5, 5, done=True))
     harness.lose("a")
     harness.lose("b")
@@ -190,7 +190,7 @@ def test_a_node_that_leaves_is_named_until_it_is_back() -> None:
 def test_a_node_that_came_back_is_told_to_go_on_when_it_asks() -> None:
     harness = Harness()
     harness.cluster("a", "b")
-    harness.core.snapshots.start(ORDER, 10_000)
+    harness.core.snapshots.start(ORDER, 10_000, harness.now_ns)
     first = trace_id("first")
     harness.say("a", SnapshotStatus(0x1234, 100, 0, done=False))
     harness.fire("a", first, TRIGGER)
@@ -210,7 +210,9 @@ def test_one_that_nobody_remembers_has_ended() -> None:
     harness = Harness()
     harness.connect("a")
     states = [
-        harness.core.snapshots.start(dataclasses.replace(ORDER, number=number), 1000)
+        harness.core.snapshots.start(
+            dataclasses.replace(ORDER, number=number), 1000, harness.now_ns
+        )
         for number in range(17)
     ]
     assert [state.ended for state in states] == [True, *[False] * 16]
@@ -218,4 +220,42 @@ def test_one_that_nobody_remembers_has_ended() -> None:
 
 
 def test_nobody_is_connected() -> None:
-    assert Harness().core.snapshots.start(ORDER, 1000).ended
+    harness = Harness()
+    assert harness.core.snapshots.start(ORDER, 1000, harness.now_ns).ended
+
+
+def test_nobody_waits_for_a_node_that_does_not_do_what_it_is_asked() -> None:
+    harness = Harness()
+    harness.cluster("a", "silent")
+    state = harness.core.snapshots.start(ORDER, 10_000, harness.now_ns)
+    harness.say("a", SnapshotStatus(0x1234, 0, 0, done=True))
+    harness.wait(59 * S)
+    assert not state.ended
+    harness.wait(2 * S)
+    assert state.ended
+    assert list(state.lost.values()) == ["silent"]
+    # It may still do it; then it may not stop in the middle either.
+    harness.say("silent", SnapshotStatus(0x1234, 100, 0, done=False))
+    assert not state.ended
+    assert set(orders(harness)) == {"a", "silent"}
+    harness.wait(61 * S)
+    assert state.ended
+    harness.say("silent", SnapshotStatus(0x1234, 100, 1, done=True))
+    assert (state.done, state.lost) == (2, {})
+
+
+def test_what_was_ordered_over_a_connection_that_was_lost_is_ordered_again() -> None:
+    harness = Harness()
+    harness.cluster("a", "b")
+    state = harness.core.snapshots.start(ORDER, 10_000, harness.now_ns)
+    harness.say("b", SnapshotStatus(0x1234, 100, 0, done=False))
+    orders(harness)
+    # Neither had noticed that the other was gone.
+    for name in ("a", "b"):
+        harness.connect(name)
+    # Who has heard it goes on by himself.
+    assert set(orders(harness)) == {"a"}
+    assert list(state.lost.values()) == ["b"]
+    for name in ("a", "b"):
+        harness.say(name, SnapshotStatus(0x1234, 100, 7, done=True))
+    assert (state.done, state.ended, state.lost) == (2, True, {})
