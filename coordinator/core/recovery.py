@@ -111,10 +111,9 @@ class Recovery:
         group = trigger.fired.group
         owner = Owner(node_id(trigger.node))
         for trace_id in (group.primary, *trigger.fired.laterals):
-            if self._lifecycle.outcome(trace_id) is not None:
-                continue
             trace = self._lifecycle.traces.get(trace_id)
-            trace = trace or self._lifecycle.begin(trace_id, owner.node, self._now_ns)
+            if trace is None:
+                continue  # closed, or the store has deleted it since
             trace.reported_ns = None
             part = self._traversal.add_stored(trace, owner.node, self._now_ns)
             by_process = trigger.fired.source in OF_A_PROCESS and trace_id == group.primary

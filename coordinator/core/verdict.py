@@ -225,7 +225,7 @@ class Verdict:
 _DELETED = Reason(
     ReasonKind.DELETED,
     "",
-    "store.bytes_max or store.age_max_s was reached before the trace came up again",
+    "the store had deleted it when it came up again: by its limits (store.*), or as ordered",
 )
 
 

@@ -397,6 +397,24 @@ def test_a_node_that_lost_its_memory_has_news_though_it_has_less() -> None:
     assert verdict.kind is not VerdictKind.COHERENT
 
 
+def test_a_lateral_that_was_deleted_is_not_collected_again_at_a_restart() -> None:
+    """Its primary is kept for longer, and with that the firing that names it."""
+    harness = Harness()
+    harness.cluster("n1", "n2")
+    other = trace_id("L")
+    harness.fire("n1", T, laterals=(other,))
+    for trace in (T, other):
+        harness.deliver(trace, two_nodes())
+    wait_for_the_end(harness)
+    harness.store.delete(other)
+    harness.restart()
+    harness.cluster("n1", "n2")
+    harness.wait(S)
+    assert not harness.core._traces
+    assert harness.asked() == {}
+    assert other not in harness.store.traces
+
+
 def test_what_is_released_and_comes_up_again_has_a_verdict_where_the_store_deleted_it() -> None:
     harness = Harness()
     harness.cluster("n1")
