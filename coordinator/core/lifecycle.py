@@ -78,6 +78,11 @@ _ITEMS_JUDGED_AT_ONCE = 16384
 _QUIET_NS_PER_ITEM = 20_000
 
 
+# So many traces or groups give way at once, of some 50 us each: more than what a message begins, and
+# no more than others can wait for. There are many where the bounds were lowered, or over a restart.
+_GIVE_WAY_AT_ONCE = 64
+_GIVE_WAY_NS = 1_000_000
+
 # By the table above; whoever is CLOSED begins as another Trace.
 _NEXT = {
     TraceState.OPEN: {TraceState.SETTLED, TraceState.CLOSED},
@@ -121,6 +126,7 @@ class Lifecycle:
         self._outbox = outbox
         self._counters = counters
         self._closings = 0
+        self._make_room_ns: int | None = None
         self._timers: Timers[TraceId] = Timers()
 
     def reconfigure(self, config: CoordinatorConfig) -> None:
@@ -135,8 +141,9 @@ class Lifecycle:
             self._review(self.traces[trace_id], now_ns)
 
     def next_ns(self) -> int | None:
-        """When the next thing is due."""
-        return self._timers.next_ns()
+        """When the next thing is due, or more has to give way (``make_room``)."""
+        due = [time for time in (self._timers.next_ns(), self._make_room_ns) if time is not None]
+        return min(due, default=None)
 
     def outcome(self, trace_id: TraceId) -> Outcome | None:
         """Of a closed trace; None where it is not one. Raises UnreadableError."""
@@ -213,8 +220,14 @@ class Lifecycle:
         self._timers.set(trace.id, now_ns + self._config.linger_ns)
 
     def make_room(self, now_ns: int) -> None:
-        """Have what there is too much of give way, until all fits: see memory.py."""
+        """Have what there is too much of give way, in pieces, until all fits: see memory.py."""
+        self._make_room_ns = None
+        left = _GIVE_WAY_AT_ONCE
         while (measure := self._memory.short_of()) is not None:
+            if not left:
+                self._make_room_ns = now_ns + _GIVE_WAY_NS
+                break
+            left -= 1
             done = self._memory.done()
             if done is not None:
                 self._finish(done)

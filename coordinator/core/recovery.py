@@ -61,9 +61,10 @@ class Recovery:
             if primary is not None and not primary.groups:
                 self._traversal.join_given_up(primary, put.group, put.node)
             yield
-        # It may have taken long: nobody is overdue for that. At once, so that it is the same for all.
+        # It may have taken long: nobody is overdue for that.
         for trace in list(self._lifecycle.traces.values()):
             self._lifecycle.wait_for_nodes(trace, self._now_ns)
+            yield
 
     def _trace(self, stored: StoredTrace) -> Iterator[None]:
         """A trace, but for its triggers."""

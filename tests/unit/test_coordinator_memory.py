@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 import pytest
 
@@ -435,3 +436,22 @@ def test_charges_add_up_whatever_happens() -> None:
         harness.wait(100 * S)
         check_charges(harness.core)
         assert not harness.core._traces
+
+
+def test_what_there_is_too_much_of_gives_way_in_pieces() -> None:
+    """Bounds that are lowered hold up nobody for long."""
+    harness = Harness(CoordinatorConfig(traces_max=1000))
+    harness.cluster("n1")
+    for number in range(1000):
+        begun(harness, "n1", trace_id(f"T{number}"))
+    assert len(harness.core._traces) == 1000
+    harness.core.reconfigure(replace(harness.config, traces_max=100))
+    left = 1000
+    while left > 100:
+        now_ns = harness.core.next_wakeup_ns(harness.now_ns)
+        assert now_ns is not None
+        harness.now_ns = now_ns
+        harness.core.on_tick(now_ns)
+        before, left = left, len(harness.core._traces)
+        assert before - 64 <= left < before
+        harness.fetch()
