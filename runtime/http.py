@@ -106,12 +106,13 @@ class _Server(ThreadingMixIn, WSGIServer):
                     request.send(_BUSY)
             self.shutdown_request(request)
             return
-        if self._context is not None:
-            request = self._context().wrap_socket(
-                request, server_side=True, do_handshake_on_connect=False
-            )
-        self._overdue_s[request] = time.monotonic() + _TIMEOUT_S
         try:
+            if self._context is not None:
+                # It fails if the peer has already reset the connection.
+                request = self._context().wrap_socket(
+                    request, server_side=True, do_handshake_on_connect=False
+                )
+            self._overdue_s[request] = time.monotonic() + _TIMEOUT_S
             super().process_request(request, client_address)
         except BaseException:
             self._ended(request)
@@ -121,7 +122,8 @@ class _Server(ThreadingMixIn, WSGIServer):
         """Whether there is a thread, or somebody who has one and has asked for nothing yet."""
         if self._slots.acquire(blocking=False):
             return True
-        idle = next((other for other in self._overdue_s if other not in self._asked), None)
+        # Of a copy: threads that end take their connections out meanwhile.
+        idle = next((other for other in list(self._overdue_s) if other not in self._asked), None)
         if idle is None:
             return False
         _hang_up(idle)
@@ -129,17 +131,19 @@ class _Server(ThreadingMixIn, WSGIServer):
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:
-            if self._context is not None:
-                request.settimeout(_TIMEOUT_S)
-                request.do_handshake()
             super().process_request_thread(request, client_address)
-        except OSError:
-            self.shutdown_request(request)  # of whom nobody knows what he wanted
         finally:
             self._ended(request)
 
+    def finish_request(self, request: Any, client_address: Any) -> None:
+        """Serve it; whatever Exception that raises, the connection alone ends (handle_error)."""
+        if self._context is not None:
+            request.settimeout(_TIMEOUT_S)
+            request.do_handshake()
+        super().finish_request(request, client_address)
+
     def _ended(self, request: socket.socket) -> None:
-        del self._overdue_s[request]
+        self._overdue_s.pop(request, None)
         self._asked.discard(request)
         self._slots.release()
 
@@ -158,7 +162,9 @@ class _Server(ThreadingMixIn, WSGIServer):
 
 def _hang_up(connection: socket.socket) -> None:
     with contextlib.suppress(OSError):  # it may just be closed
-        connection.shutdown(socket.SHUT_RDWR)
+        # That of ssl forgets the encryption too: the connection's own thread would fail in its
+        # handshake, or go on in clear text.
+        socket.socket.shutdown(connection, socket.SHUT_RDWR)
 
 
 def _name_of(listening: socket.socket) -> tuple[Any, ...]:

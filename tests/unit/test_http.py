@@ -16,7 +16,7 @@ import tempfile
 import threading
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -218,6 +218,104 @@ def test_by_tls_who_shows_nothing_may_ask_and_who_says_nothing_gives_way(tmp_pat
         ca.issue("coordinator", is_server=True, addresses=["127.0.0.1"], replace=True)
         context.look()
         assert ssl.get_server_certificate(("127.0.0.1", server.port)) != before
+
+
+def server_files(directory: Path) -> TlsFiles:
+    ca = Authority.create(directory / "pki", "d")
+    issued = ca.issue("coordinator", is_server=True, addresses=["127.0.0.1"])
+    return TlsFiles.of_directory(issued.directory)
+
+
+def get_by_tls(server: HttpServer, files: TlsFiles) -> bytes:
+    trusting = ssl.create_default_context(cafile=files.ca)
+    connection = http.client.HTTPSConnection("127.0.0.1", server.port, context=trusting)
+    with contextlib.closing(connection):
+        connection.request("GET", "/x")
+        return connection.getresponse().read()
+
+
+def test_who_resets_a_connection_before_it_is_encrypted_keeps_no_thread(tmp_path: Path) -> None:
+    files = server_files(tmp_path)
+    good = ServerContext(files, "tls", SILENT).current()
+    resets = 2 * daemon_http._REQUESTS_AT_ONCE
+
+    class Reset:
+        """What wrap_socket() does of such a connection."""
+
+        def wrap_socket(self, connection: socket.socket, **_: object) -> ssl.SSLSocket:
+            connection.detach()
+            raise ConnectionResetError(errno.ECONNRESET, "Connection reset by peer")
+
+    contexts = iter([Reset()] * resets)
+
+    def context() -> Any:
+        return next(contexts, good)
+
+    with HttpServer("127.0.0.1:0", hello, SILENT, context) as server:
+        for _ in range(resets):
+            with socket.create_connection(("127.0.0.1", server.port)):
+                pass
+        assert get_by_tls(server, files) == b"/x"
+
+
+def test_whoever_is_hung_up_on_before_the_handshake_harms_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An exception in a thread would end the daemon (runtime.main.die_with_any_thread)."""
+    monkeypatch.setattr(daemon_http, "_REQUESTS_AT_ONCE", 1)
+    files = server_files(tmp_path)
+    hung_up = threading.Event()
+    died: list[object] = []
+    failed: queue.SimpleQueue[Exception] = queue.SimpleQueue()
+    hang_up, shake_hands = daemon_http._hang_up, ssl.SSLSocket.do_handshake
+
+    def hang_up_and_tell(connection: socket.socket) -> None:
+        hang_up(connection)
+        hung_up.set()
+
+    def shake_hands_late(self: ssl.SSLSocket, block: bool = False) -> None:
+        if self.server_side:
+            assert hung_up.wait(60)
+        try:
+            shake_hands(self, block)
+        except Exception as error:
+            failed.put(error)
+            raise
+
+    monkeypatch.setattr(daemon_http, "_hang_up", hang_up_and_tell)
+    monkeypatch.setattr(ssl.SSLSocket, "do_handshake", shake_hands_late)
+    monkeypatch.setattr(threading, "excepthook", lambda args: died.append(args.exc_type))
+    context = ServerContext(files, "tls", SILENT)
+    with (
+        HttpServer("127.0.0.1:0", hello, SILENT, context.current) as server,
+        socket.create_connection(("127.0.0.1", server.port)),
+    ):
+        assert get_by_tls(server, files) == b"/x"
+    assert isinstance(failed.get(timeout=60), OSError)
+    assert not died
+
+
+def test_a_handshake_that_fails_in_any_way_ends_its_connection_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = server_files(tmp_path)
+    died: list[object] = []
+    shake_hands = ssl.SSLSocket.do_handshake
+    failures = [AttributeError("of nothing")]
+
+    def fail_once(self: ssl.SSLSocket, block: bool = False) -> None:
+        if self.server_side and failures:
+            raise failures.pop()
+        shake_hands(self, block)
+
+    monkeypatch.setattr(ssl.SSLSocket, "do_handshake", fail_once)
+    monkeypatch.setattr(threading, "excepthook", lambda args: died.append(args.exc_type))
+    context = ServerContext(files, "tls", SILENT)
+    with HttpServer("127.0.0.1:0", hello, SILENT, context.current) as server:
+        with socket.create_connection(("127.0.0.1", server.port)) as client:
+            assert client.recv(1) == b""
+        assert get_by_tls(server, files) == b"/x"
+    assert not died
 
 
 def test_an_application_can_end_a_request_that_takes_too_long() -> None:
