@@ -38,8 +38,9 @@ METRICS = (
     ),
     Metric(
         "certificate_expires_seconds",
-        "When the certificate in use is over, in seconds since 1970; 0 without TLS.",
-        "certificate_expires_s",
+        "When the certificate in use is over, at listen and at query.listen, in seconds since 1970;"
+        " 0 without TLS.",
+        "certificate_expires_s/{of}",
     ),
     Metric(
         "unsendable_messages_total",

@@ -68,6 +68,7 @@ def _status(
     index_changes: int = 0,
     index_s: float = 0.0,
     export_traces: int = 0,
+    certificate_expires_s: float = 0.0,
 ) -> Status:
     return {
         "index": dataclasses.asdict(index),
@@ -77,6 +78,7 @@ def _status(
             "index_s": index_s,
             "export_traces": export_traces,
         },
+        "certificate_expires_s": certificate_expires_s,
         "process": {"cpu_s": 0.0, "resident_bytes": 0},
     }
 
@@ -243,6 +245,8 @@ class _Reading:
         self._exporter: Exporter | None = None
         self._queries: asyncio.Future[Queries] = asyncio.get_running_loop().create_future()
         self._calls: set[asyncio.Task[None]] = set()
+        self._reconfigured = asyncio.Event()
+        self._certificate_expires_s = 0.0
         self._said: object = None
         self._due: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
@@ -266,7 +270,9 @@ class _Reading:
         with self._indexer, self._exporter:
             async with (
                 Queries(path) as queries,
-                serving(lambda: self._current, log),
+                serving(
+                    lambda: self._current, self._reconfigured, self._note_certificate_expiry, log
+                ),
             ):
                 self._loop.add_reader(self._news, self._hear_news)
                 self._queries.set_result(queries)
@@ -312,11 +318,17 @@ class _Reading:
     def _reconfigure(self, settings: Settings) -> None:
         self._log.level = settings.level
         self._current = settings
+        self._reconfigured.set()
         if self._exporter is not None:
             try:
                 self._exporter.reconfigure(settings.export)
             except OSError as error:
                 self._log.error(f"{error}; exports go on as before")
+
+    def _note_certificate_expiry(self, at_s: float) -> None:
+        if at_s != self._certificate_expires_s:
+            self._certificate_expires_s = at_s
+            self._say_soon()
 
     def _say_soon_from_any_thread(self) -> None:
         self._loop.call_soon_threadsafe(self._say_soon)
@@ -337,6 +349,7 @@ class _Reading:
             self._indexer.waiting,
             self._indexer.waiting_s,
             self._exporter.waiting,
+            self._certificate_expires_s,
         )
         if (followed, status) == self._said:
             return

@@ -414,7 +414,10 @@ class CoordinatorServer:
             "pinned": dataclasses.asdict(self._store.orders.pinned),
             "store_has_reserve": int(self._store.retention.has_reserve),
             "reading": self._read_status["process"],
-            "certificate_expires_s": self._guard.expires_at_s,
+            "certificate_expires_s": {
+                "listen": self._guard.expires_at_s,
+                "query": self._read_status["certificate_expires_s"],
+            },
             "limits": {
                 "memory_bytes": self._settings.memory_bytes,
                 "store_bytes": self._settings.store.bytes_max,

@@ -204,6 +204,11 @@ class Rotating:
         if credentials != self.current:
             self.current = credentials
 
+    def turn_to(self, files: TlsFiles) -> None:
+        """Look at these from now on; what was read before is kept until they can be used."""
+        if files != self._files:
+            self._files, self._seen, self._looked_at = files, None, None
+
     def look(self) -> bool:
         """Read them if they changed. Whether there is something new to be used."""
         before = self.current
@@ -277,18 +282,26 @@ class ServerContext:
     def __init__(self, files: TlsFiles, section: str, log: Log) -> None:
         self._files = Rotating(files, section, Usage.SERVER, log)
         self._files.take_up()
-        self._context = self._made()
+        self._context, self._shown = self._made(), self._files.current
 
     def current(self) -> ssl.SSLContext:
         """For the next connection."""
         return self._context
 
-    def look(self) -> None:
-        """Take files up that were changed."""
-        if self._files.look():
+    @property
+    def expires_at_s(self) -> float:
+        """When the certificate that is shown is over, in seconds since 1970."""
+        assert self._shown is not None
+        return self._shown.facts.expires_at.timestamp()
+
+    def look(self, files: TlsFiles) -> None:
+        """Take these files up if they are others, or were changed."""
+        self._files.turn_to(files)
+        self._files.look()
+        if self._files.current is not self._shown:
             # Replaced while they are read once more: they are looked at again.
             with contextlib.suppress(OSError):
-                self._context = self._made()
+                self._context, self._shown = self._made(), self._files.current
 
     def _made(self) -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

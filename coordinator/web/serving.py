@@ -11,16 +11,27 @@ from pathlib import Path
 
 from coordinator.web.application import application
 from coordinator.web.gate import Gate
+from runtime.events import is_set_within
 from runtime.http import HttpServer, UnixHttpServer
 from runtime.log import Log
 from runtime.settings.coordinator import Settings
+from runtime.settings.tls import TlsFiles
 from runtime.side_service import side_service
 from runtime.tls import LOOK_EVERY_S, ServerContext
 
 
 @contextlib.asynccontextmanager
-async def serving(settings: Callable[[], Settings], log: Log) -> AsyncIterator[None]:
-    """Serve the store while entered; what cannot be served is tried again, and said."""
+async def serving(
+    settings: Callable[[], Settings],
+    changed: asyncio.Event,
+    tell_expiry: Callable[[float], None],
+    log: Log,
+) -> AsyncIterator[None]:
+    """Serve the store while entered; what cannot be served is tried again, and said.
+
+    ``changed`` is set when the settings are others. ``tell_expiry`` hears when the certificate that is
+    shown is over, in seconds since 1970.
+    """
     begun = settings()
     served = Gate(settings, log).before(application(begun.store_path, log))
     endpoint, socket_path = begun.query.listen, begun.query.socket
@@ -28,7 +39,7 @@ async def serving(settings: Callable[[], Settings], log: Log) -> AsyncIterator[N
     @contextlib.asynccontextmanager
     async def at_endpoint() -> AsyncIterator[None]:
         assert endpoint is not None
-        async with _secured(begun, log) as context:
+        async with _secured(settings, changed, tell_expiry, log) as context:
             try:
                 server = HttpServer(endpoint, served, log, context)
             except OSError as error:
@@ -56,19 +67,24 @@ async def serving(settings: Callable[[], Settings], log: Log) -> AsyncIterator[N
 
 @contextlib.asynccontextmanager
 async def _secured(
-    settings: Settings, log: Log
+    settings: Callable[[], Settings],
+    changed: asyncio.Event,
+    tell_expiry: Callable[[float], None],
+    log: Log,
 ) -> AsyncIterator[Callable[[], ssl.SSLContext] | None]:
     """By which context connections are met at the moment; None: in clear text."""
-    if not settings.query.tls:
+    if not settings().query.tls:
         yield None
         return
-    assert settings.tls is not None
-    context = ServerContext(settings.tls, "tls", log)
+    context = ServerContext(_files(settings()), "tls", log)
+    tell_expiry(context.expires_at_s)
 
     async def look() -> None:
         while True:
-            await asyncio.sleep(LOOK_EVERY_S)  # nothing tells
-            context.look()
+            await is_set_within(changed, LOOK_EVERY_S)  # nothing tells of files
+            changed.clear()
+            context.look(_files(settings()))
+            tell_expiry(context.expires_at_s)
 
     looking = asyncio.ensure_future(look())
     try:
@@ -76,3 +92,9 @@ async def _secured(
     finally:
         looking.cancel()
         await asyncio.gather(looking, return_exceptions=True)
+
+
+def _files(settings: Settings) -> TlsFiles:
+    # Settings without this section have no query.tls, and its coming or going waits for a restart.
+    assert settings.tls is not None
+    return settings.tls

@@ -216,7 +216,7 @@ def test_by_tls_who_shows_nothing_may_ask_and_who_says_nothing_gives_way(tmp_pat
         # Another certificate is shown to who comes after that.
         before = ssl.get_server_certificate(("127.0.0.1", server.port))
         ca.issue("coordinator", is_server=True, addresses=["127.0.0.1"], replace=True)
-        context.look()
+        context.look(files)
         assert ssl.get_server_certificate(("127.0.0.1", server.port)) != before
 
 
