@@ -13,9 +13,11 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import ipaddress
 import json
 import os
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -132,8 +134,25 @@ _LINES_OF_ALL = 100
 _WINDOW_S = 60.0
 
 
+# Of an IPv6 address: a machine mostly has all addresses that begin so, and takes others at will.
+_NETWORK_BITS = 64
+
+
+def _source(address: str) -> str:
+    """What counts as one of all that are given for addresses: users too."""
+    try:
+        ip = ipaddress.ip_address(address)
+    except ValueError:
+        return address
+    if isinstance(ip, ipaddress.IPv4Address):
+        return str(ip)
+    if ip.ipv4_mapped is not None:
+        return str(ip.ipv4_mapped)
+    return str(ipaddress.IPv6Network((int(ip), _NETWORK_BITS), strict=False))
+
+
 class PeerLog:
-    """Warnings that peers cause: few of each address, and the rest counted.
+    """Warnings that peers cause: few of each address, and the rest counted. For any thread.
 
     What was left out within a minute is said with the first warning after it.
     """
@@ -141,23 +160,27 @@ class PeerLog:
     def __init__(self, log: Log, clock: Callable[[], float] = time.monotonic) -> None:
         self._log = log
         self._clock = clock
+        self._lock = threading.Lock()
         self._since_s = clock()
-        self._said: Counter[str] = Counter()  # lines, by address
+        self._said: Counter[str] = Counter()  # lines, by source
         self._left_out = 0
 
-    def warning(self, peer: str, message: str, **fields: str) -> None:
-        """``peer`` as gRPC writes it; all ports of an address are one."""
+    def warning(self, address: str, message: str, **fields: str) -> None:
+        """``address``: an IP address, or what else all connections of one peer have in common."""
+        with self._lock:
+            self._warn(_source(address), message, fields)
+
+    def _warn(self, source: str, message: str, fields: Mapping[str, str]) -> None:
         now_s = self._clock()
         if now_s - self._since_s >= _WINDOW_S:
             if self._left_out:
                 self._log.warning(f"{self._left_out} more warnings about peers were left out")
             self._since_s, self._left_out = now_s, 0
             self._said.clear()
-        address = peer.rpartition(":")[0]
-        if self._said[address] >= _LINES_OF_ONE or self._said.total() >= _LINES_OF_ALL:
+        if self._said[source] >= _LINES_OF_ONE or self._said.total() >= _LINES_OF_ALL:
             self._left_out += 1
             return
-        self._said[address] += 1
+        self._said[source] += 1
         self._log.warning(message, **fields)
 
 

@@ -15,6 +15,7 @@ from coordinator.counters import ServerCounters
 from coordinator.rpc import streams
 from coordinator.rpc.budget import Budget
 from coordinator.rpc.identity import ANYBODY, Caller, Role, Unidentified, why_not
+from coordinator.rpc.peers import address_of
 from runtime.log import PeerLog
 
 # In quotes: generic for mypy only.
@@ -137,7 +138,7 @@ class Admission:
         reason = self._budget.why_not(identity)
         if reason is not None:
             self._counters.too_many_calls += 1
-            self._peer_log.warning(context.peer(), f"{context.peer()}: refused: {reason}")
+            self._warn(context, f"{context.peer()}: refused: {reason}")
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, reason)
         with self._budget.call(context.peer(), identity):
             if caller is None or caller.expires_at_s is None:
@@ -160,9 +161,12 @@ class Admission:
                 raise
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, _over(caller))
 
+    def _warn(self, context: Context, message: str) -> None:
+        self._peer_log.warning(address_of(context.peer()), message)
+
     async def _refuse(self, context: Context, code: grpc.StatusCode, reason: str) -> NoReturn:
         self._counters.not_permitted += 1
-        self._peer_log.warning(context.peer(), f"{context.peer()}: refused: {reason}")
+        self._warn(context, f"{context.peer()}: refused: {reason}")
         await context.abort(code, reason)
         raise AssertionError("an aborted call went on")
 

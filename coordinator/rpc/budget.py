@@ -26,6 +26,7 @@ from coordinator.counters import ServerCounters
 from coordinator.rpc import streams
 from coordinator.rpc.connections import Connection, connections
 from coordinator.rpc.identity import Identity, Role
+from coordinator.rpc.peers import address_of
 from protocol import wire
 from runtime.log import PeerLog
 from runtime.memory import resident_bytes
@@ -239,7 +240,7 @@ class Budget:
                 continue
             lasting[peer] = pending_before
             if calling is None and now_s - one.since_s >= IDLE_S:
-                address = _address(peer)
+                address = address_of(peer)
                 idle[address] += 1
                 if idle[address] > IDLE_CONNECTIONS_MAX:
                     self._counters.connections_ended_idle += 1
@@ -272,7 +273,7 @@ class Budget:
         for peer, size in lasting.items():
             calling = self._peers.get(peer)
             identity = calling.identity if calling is not None else None
-            holder = _address(peer) if identity is None else identity
+            holder = address_of(peer) if identity is None else identity
             held[holder] += size
             parts[holder].append((size, peer))
         for of_one in parts.values():
@@ -305,9 +306,6 @@ class Budget:
 
     def _end(self, connection: Connection, why: str) -> None:
         connection.shut()
-        self._log.warning(connection.peer, f"{connection.peer}: its connection is ended: {why}")
-
-
-def _address(peer: str) -> str:
-    """Without the port."""
-    return peer.rpartition(":")[0]
+        self._log.warning(
+            address_of(connection.peer), f"{connection.peer}: its connection is ended: {why}"
+        )

@@ -33,6 +33,7 @@ from coordinator.rpc import listener
 from coordinator.rpc.admission import Admission, Context, Who
 from coordinator.rpc.budget import Budget
 from coordinator.rpc.identity import Caller, Identity, Unidentified
+from coordinator.rpc.peers import address_of_user, local_name
 from runtime.log import Log, PeerLog
 from runtime.schema import InvalidValue
 from runtime.settings.coordinator import AccessSettings
@@ -156,8 +157,10 @@ class LocalDoor:
                 if reason is None:
                     await self._relay(credentials, reader, writer)
                 else:
-                    peer = f"uid {credentials.uid}"
-                    self._peer_log.warning(peer, f"{self._path}: one connection is ended: {reason}")
+                    self._peer_log.warning(
+                        address_of_user(credentials.uid),
+                        f"{self._path}: one connection is ended: {reason}",
+                    )
         finally:
             self._relays.discard(task)
             writer.close()
@@ -184,7 +187,7 @@ class LocalDoor:
         # May ask a directory service.
         caller = await asyncio.to_thread(self._caller, credentials)
         self._numbers += 1
-        name = f"backsight/{self._secret}/{credentials.uid}/{self._numbers}"
+        name = local_name(self._secret, credentials.uid, self._numbers)
         self._callers[f"unix-abstract:{name}"] = caller
         try:
             with (

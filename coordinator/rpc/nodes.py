@@ -21,6 +21,7 @@ from coordinator.rpc import streams
 from coordinator.rpc.admission import Who
 from coordinator.rpc.budget import Budget
 from coordinator.rpc.identity import Identity
+from coordinator.rpc.peers import address_of
 from coordinator.rpc.streams import Outgoing
 from protocol import wire
 from protocol.messages import (
@@ -155,7 +156,7 @@ class NodeStreams:
         """
         self._counters.not_reading += 1
         self._peer_log.warning(
-            context.peer(),
+            address_of(context.peer()),
             f"{context.peer()}: does not read what it is told, so its stream is ended",
         )
         await context.abort(
@@ -214,7 +215,7 @@ class NodeStreams:
             self._refuse(outgoing, _UNREADABLE)
         except wire.WireError as error:
             self._counters.malformed += 1
-            self._peer_log.warning(peer, f"{peer}: malformed message refused: {error}")
+            self._peer_log.warning(address_of(peer), f"{peer}: malformed message refused: {error}")
             self._refuse(outgoing, f"malformed message: {error}")
 
     async def _keep_up(self, peer: str) -> None:
@@ -223,7 +224,7 @@ class NodeStreams:
 
     def _say_met(self, node: str, peer: str, refused: Refused | None) -> None:
         """A node came. It comes back for as long as it is refused, which is said once."""
-        who = (node, peer.rpartition(":")[0])
+        who = (node, address_of(peer))
         if refused is None:
             self._said_refused = {
                 key: said for key, said in self._said_refused.items() if key[0] != node
@@ -234,7 +235,7 @@ class NodeStreams:
             return
         if self._said_refused.pop(who, None) != refused.reason:
             self._peer_log.warning(
-                peer,
+                who[1],
                 f"{refused.reason}. Further attempts are only counted",
                 node=node,
                 reason=refused.reason,
@@ -299,7 +300,7 @@ class NodeStreams:
                 if reason is not None:
                     self._counters.not_permitted += 1
                     said = f"{peer}: refused: {reason}"
-                    self._peer_log.warning(peer, said, node=opening.node)
+                    self._peer_log.warning(address_of(peer), said, node=opening.node)
                     await context.abort(grpc.StatusCode.PERMISSION_DENIED, reason)
                 await self._keep_up(peer)
                 self._core.on_slices_connected(
@@ -332,7 +333,9 @@ class NodeStreams:
             await context.abort(grpc.StatusCode.UNAVAILABLE, _UNREADABLE)
         except wire.WireError as error:
             self._counters.malformed += 1
-            self._peer_log.warning(peer, f"{peer}: malformed slice data refused: {error}")
+            self._peer_log.warning(
+                address_of(peer), f"{peer}: malformed slice data refused: {error}"
+            )
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
 
 

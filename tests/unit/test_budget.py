@@ -27,9 +27,10 @@ from coordinator.rpc.budget import (
 )
 from coordinator.rpc.connections import connections, shut_all
 from coordinator.rpc.identity import Identity, Role
+from coordinator.rpc.peers import address_of, local_name
 from protocol import wire
 from protocol.messages import Hello
-from runtime.log import PeerLog
+from runtime.log import Log, PeerLog
 from tests.unit.logs import logs_to
 from tests.unit.open_files import nothing_stays_open
 from tests.unit.test_guard import World, said_to
@@ -500,23 +501,65 @@ class Clock:
         return self.now_s
 
 
-def test_one_address_makes_few_lines_whatever_port_it_has() -> None:
+def test_one_address_makes_few_lines() -> None:
     said: list[str] = []
     clock = Clock()
     limited = PeerLog(logs_to(said), clock)
-    for port in range(1000):
-        limited.warning(f"ipv4:10.0.0.1:{port}", "refused")
+    for _ in range(1000):
+        limited.warning("10.0.0.1", "refused")
     assert said == ["refused"] * 10
-    limited.warning("ipv4:10.0.0.2:1", "another")
+    limited.warning("10.0.0.2", "another")
     assert said[10:] == ["another"]
     clock.now_s += 60
-    limited.warning("ipv4:10.0.0.1:1", "again")
+    limited.warning("10.0.0.1", "again")
     assert said[11:] == ["990 more warnings about peers were left out", "again"]
+
+
+@pytest.mark.parametrize(
+    ("one", "another", "are_one"),
+    [
+        ("203.0.113.7", "203.0.113.8", False),
+        ("uid 1000", "uid 1001", False),
+        ("2001:db8:0:1::7", "2001:db8:0:1:ffff::8", True),
+        ("2001:db8:0:1::7", "2001:db8:0:2::7", False),
+        ("fe80::1%eth0", "fe80::2", True),
+        ("::ffff:203.0.113.7", "203.0.113.7", True),
+        ("::ffff:203.0.113.7", "::ffff:203.0.113.8", False),
+    ],
+)
+def test_who_says_much_hides_nobody_else(one: str, another: str, are_one: bool) -> None:
+    said: list[str] = []
+    limited = PeerLog(logs_to(said), Clock())
+    for _ in range(10):
+        limited.warning(one, "refused")
+    limited.warning(another, "another")
+    assert ("another" not in said) == are_one
+
+
+@pytest.mark.parametrize(
+    ("peer", "address"),
+    [
+        ("ipv4:203.0.113.7:50051", "203.0.113.7"),
+        ("ipv6:%5B2001:db8::7%5D:50051", "2001:db8::7"),
+        ("ipv6:[2001:db8::7]:50051", "2001:db8::7"),
+        (f"unix-abstract:{local_name('0af3', 1000, 7)}", "uid 1000"),
+        ("unix:", "unix:"),
+    ],
+)
+def test_all_connections_of_a_peer_have_one_address(peer: str, address: str) -> None:
+    assert address_of(peer) == address
+
+
+def test_threads_count_one_after_the_other() -> None:
+    is_locked: list[bool] = []
+    limited = PeerLog(Log(lambda _: is_locked.append(limited._lock.locked())))
+    limited.warning("10.0.0.1", "refused")
+    assert is_locked == [True]
 
 
 def test_many_addresses_make_no_more_lines_than_all_may() -> None:
     said: list[str] = []
     limited = PeerLog(logs_to(said), Clock())
     for number in range(1000):
-        limited.warning(f"ipv6:[2001:db8::{number:x}]:1", "refused")
+        limited.warning(f"2001:db8:0:{number:x}::1", "refused")
     assert len(said) == 100

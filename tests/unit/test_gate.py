@@ -93,6 +93,20 @@ def test_who_shows_a_token_may_read_and_nobody_else(tmp_path: Path) -> None:
     assert not any(token in line or other in line for line in world.said)
 
 
+def test_who_is_refused_often_hides_nobody_else(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    with world.serving() as server:
+        for address in ["127.0.0.1"] * 20 + ["127.0.0.2"]:
+            connection = http.client.HTTPConnection(
+                "127.0.0.1", server.port, source_address=(address, 0)
+            )
+            with contextlib.closing(connection):
+                connection.request("GET", "/")
+                assert connection.getresponse().status == 401
+    assert len(world.said) == 11
+    assert world.said[-1].startswith("query: 127.0.0.2 is refused")
+
+
 def test_a_file_of_tokens_that_cannot_be_read_lets_nobody_in_and_is_said_once(
     tmp_path: Path,
 ) -> None:

@@ -41,14 +41,16 @@ USER, GROUP = 65534, 64999
 # Calls as another user, with nothing of ours.
 AS_ANOTHER = """
 import grpc, json, sys
-endpoint, method, request = sys.argv[1:]
+endpoint, method, request, times = sys.argv[1:]
 with grpc.insecure_channel(endpoint) as channel:
     call = channel.unary_stream(f"/backsight.v1.Coordinator/{method}", None, None)
-    try:
-        next(iter(call(bytes.fromhex(request))), None)
-        print(json.dumps(["OK", ""]))
-    except grpc.RpcError as error:
-        print(json.dumps([error.code().name, error.details()]))
+    for _ in range(int(times)):
+        try:
+            next(iter(call(bytes.fromhex(request))), None)
+            said = ["OK", ""]
+        except grpc.RpcError as error:
+            said = [error.code().name, error.details()]
+print(json.dumps(said))
 """
 
 
@@ -100,9 +102,14 @@ async def said_to(endpoint: str, method: str, request: Message) -> tuple[str, st
 
 
 async def said_to_another(
-    endpoint: str, method: str, request: Message, groups: tuple[int, ...] = ()
+    endpoint: str,
+    method: str,
+    request: Message,
+    groups: tuple[int, ...] = (),
+    user: int = USER,
+    times: int = 1,
 ) -> tuple[str, str]:
-    """The same, asked by user USER."""
+    """The same, asked by another user so many times; the last answer."""
 
     def ask() -> list[str]:
         done = subprocess.run(
@@ -113,9 +120,10 @@ async def said_to_another(
                 endpoint,
                 method,
                 request.SerializeToString().hex(),
+                str(times),
             ],
-            user=USER,
-            group=USER,
+            user=user,
+            group=user,
             extra_groups=groups,
             cwd="/",
             env={},
@@ -178,6 +186,19 @@ def test_who_orders_a_snapshot_is_named_to_each_node(directory: Path) -> None:
             assert any(f"as ordered by {order.by}" in line for line in world.said)
 
     asyncio.run(run())
+
+
+def test_a_user_who_is_refused_often_hides_nobody_else(directory: Path) -> None:
+    world = World(directory)
+
+    async def run() -> None:
+        async with world.serving():
+            await said_to_another(world.endpoint, "ListNodes", NODES, times=20)
+            await said_to_another(world.endpoint, "ListNodes", NODES, user=USER - 1)
+
+    asyncio.run(run())
+    assert len([line for line in world.said if f"(uid {USER})" in line]) == 10
+    assert f"(uid {USER - 1})" in world.said[-1]
 
 
 def test_no_node_reports_there(directory: Path) -> None:
