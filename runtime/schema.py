@@ -30,6 +30,8 @@ from typing import Annotated, Any, Protocol, TypeVar
 
 import yaml
 
+from runtime.printable import without_secrets
+
 T = TypeVar("T")
 
 EXIT_CONFIG = 2
@@ -146,6 +148,39 @@ class Matching:
         return value
 
 
+@dataclass(frozen=True, slots=True)
+class Secret:
+    """A bound of values that no message shows: messages go to logs, which others read."""
+
+    bound: Bound
+
+    def allowed(self) -> str:
+        return self.bound.allowed()
+
+    def admit(self, value: Any) -> Any:
+        return self.bound.admit(value)
+
+    def shown(self, text: str) -> str:
+        """What may be said of a value that was refused."""
+        said = _size_of_secret(text)
+        right = re.match(self.bound.pattern, text) if isinstance(self.bound, Matching) else None
+        if right is not None and right.end() < len(text):
+            said += f", wrong from character {right.end() + 1} on"
+        return said
+
+
+def _size_of_secret(text: str) -> str:
+    return f"a secret of {len(text)} characters"
+
+
+@dataclass(frozen=True, slots=True)
+class SecretInUrl(Secret):
+    """The same of URLs, which are shown without what is secret in them."""
+
+    def shown(self, text: str) -> str:
+        return without_secrets(text)
+
+
 PATH = Matching(r"[^\0]+", "a path")
 
 
@@ -229,14 +264,39 @@ def _how_to_write(node: yaml.ScalarNode, kind: type, bounds: tuple[Bound, ...]) 
     return ", written plainly" if is_odd and kind in (int, float) else ""
 
 
-def _shown(node: yaml.Node) -> str:
-    """A value as it was written, cut if it is long."""
+# Of a value: what one sees it by.
+_SHOWN_MAX = 80
+
+
+def _holds_secrets(kind: Any) -> bool:
+    """Whether there is a secret somewhere in a value of that type."""
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+        return any(map(_holds_secrets, typing.get_type_hints(kind, include_extras=True).values()))
+    return isinstance(kind, Secret) or any(map(_holds_secrets, typing.get_args(kind)))
+
+
+# Who forgets quotes may have begun a secret with a sign of YAML's. Its own words are in <>.
+_QUOTED = re.compile(r"'(?!<)[^']{2,}'")
+
+
+def _problem_of_yaml(error: yaml.MarkedYAMLError) -> str:
+    """What the parser says, without what it quotes."""
+    return _QUOTED.sub("'…'", str(error.problem))
+
+
+def _shown(node: yaml.Node, bounds: tuple[Bound, ...] = (), *, hidden: bool = False) -> str:
+    """A value as it was written, cut if it is long, as far as it is no secret."""
     if isinstance(node, yaml.SequenceNode):
         return "a list"
     if isinstance(node, yaml.MappingNode):
         return "a section"
     assert isinstance(node, yaml.ScalarNode)
-    return (repr(node.value) if node.style else (node.value or "nothing"))[:80]
+    if hidden:
+        return _size_of_secret(node.value)
+    for bound in bounds:
+        if isinstance(bound, Secret):
+            return bound.shown(node.value)[:_SHOWN_MAX]
+    return (repr(node.value) if node.style else (node.value or "nothing"))[:_SHOWN_MAX]
 
 
 # As in YAML 1.2, but for numbers that are not decimal.
@@ -274,6 +334,10 @@ class _Absent:
 _ABSENT = _Absent()
 
 
+# Where the name itself must not be shown.
+_HIDDEN_NAME = "{} (a name)"
+
+
 class _Reader:
     def __init__(self, name: str) -> None:
         self._name = name
@@ -284,7 +348,9 @@ class _Reader:
             root = yaml.compose(text, Loader=yaml.SafeLoader)
         except yaml.MarkedYAMLError as error:
             line = error.problem_mark.line + 1 if error.problem_mark else 1
-            raise ConfigError([f"{self._name}:{line}: no valid YAML: {error.problem}"]) from error
+            raise ConfigError(
+                [f"{self._name}:{line}: no valid YAML: {_problem_of_yaml(error)}"]
+            ) from error
         except (yaml.YAMLError, RecursionError) as error:
             raise ConfigError([f"{self._name}: no valid YAML: {error}"]) from error
         if root is None:
@@ -346,7 +412,7 @@ class _Reader:
         or_null = OR_NULL if may_be_null else ""
         if not isinstance(node, yaml.ScalarNode):
             return self._refuse(node, key, f"{_shown(node)}; allowed: {allowed}{or_null}")
-        refusal = f"{_shown(node)}; allowed: {allowed}"
+        refusal = f"{_shown(node, bounds)}; allowed: {allowed}"
         sized = any(isinstance(bound, Size) for bound in bounds)
         try:
             value = node.value if sized and _tag(node) == "str" else _parsed(node, kind)
@@ -356,19 +422,23 @@ class _Reader:
 
     def _list(self, node: yaml.Node, kind: Any, key: str) -> object:
         if not isinstance(node, yaml.SequenceNode):
-            return self._refuse(node, key, f"{_shown(node)}; allowed: a list")
+            shown = _shown(node, hidden=_holds_secrets(kind))
+            return self._refuse(node, key, f"{shown}; allowed: a list")
         items = [self._value(item, kind, f"{key}[{i}]") for i, item in enumerate(node.value)]
         return _ABSENT if any(item is _ABSENT for item in items) else tuple(items)
 
-    def _keys(self, node: yaml.MappingNode, key: str) -> Iterator[tuple[str, yaml.Node, yaml.Node]]:
+    def _keys(
+        self, node: yaml.MappingNode, key: str, *, hidden: bool = False
+    ) -> Iterator[tuple[str, yaml.Node, yaml.Node]]:
+        """Each key once, its node, and that of its value; ``hidden``: a message names none of them."""
         seen: dict[str, int] = {}
         for name_node, value_node in node.value:
             if not isinstance(name_node, yaml.ScalarNode):
                 self._refuse(name_node, key, "a key is a text")
                 continue
             name = name_node.value
-            path = f"{key}.{name}" if key else name
             if name in seen:
+                path = _HIDDEN_NAME.format(key) if hidden else f"{key}.{name}" if key else name
                 self._refuse(name_node, path, f"stands in line {seen[name]} already")
                 continue
             seen[name] = name_node.start_mark.line + 1
@@ -382,11 +452,15 @@ class _Reader:
         key: str,
     ) -> object:
         if not isinstance(node, yaml.MappingNode):
-            return self._refuse(node, key, f"{_shown(node)}; allowed: a section of names")
+            shown = _shown(node, hidden=_holds_secrets(name_kind) or _holds_secrets(value_kind))
+            return self._refuse(node, key, f"{shown}; allowed: a section of names")
         result: dict[object, object] = {}
-        for name, name_node, value_node in self._keys(node, key):
+        hidden = _holds_secrets(name_kind)
+        for name, name_node, value_node in self._keys(node, key, hidden=hidden):
             path = f"{key}.{name}"
-            admitted = self._value(name_node, name_kind, path)
+            hidden_path = _HIDDEN_NAME.format(key) if hidden else path
+            admitted = self._value(name_node, name_kind, hidden_path)
+            path = hidden_path if admitted is _ABSENT else path
             value = self._value(value_node, value_kind, path)
             if admitted is not _ABSENT and value is not _ABSENT:
                 result[admitted] = value
@@ -399,7 +473,8 @@ class _Reader:
         fields = {field.name: field for field in dataclasses.fields(kind)}
         if not isinstance(node, yaml.MappingNode):
             allowed = f"allowed: a section with {', '.join(fields)}{OR_NULL if may_be_null else ''}"
-            return self._refuse(node, key, f"{_shown(node)}; {allowed}")
+            shown = _shown(node, hidden=_holds_secrets(kind))
+            return self._refuse(node, key, f"{shown}; {allowed}")
         hints = typing.get_type_hints(kind, include_extras=True)
         values: dict[str, object] = {}
         nodes: dict[str, yaml.Node] = {}

@@ -184,7 +184,8 @@ class _Receiver:
 
     @property
     def endpoint(self) -> str:
-        return self.settings.endpoint or ""
+        """As it is named to people."""
+        return self.settings.shown_endpoint
 
     def interrupt(self) -> None:
         if self.transport is not None:

@@ -16,7 +16,19 @@ from protocol.verdicts import VerdictKind
 from runtime.endpoint import Endpoint, OptionalEndpoint, check_listen, is_loopback
 from runtime.endpoint import MetricsSettings as _MetricsSettings
 from runtime.log import Format, FormatName, Level, LevelName
-from runtime.schema import PATH, RELOADABLE, Count, InvalidValue, Matching, Range, Size, format_size
+from runtime.printable import without_secrets
+from runtime.schema import (
+    PATH,
+    RELOADABLE,
+    Count,
+    InvalidValue,
+    Matching,
+    Range,
+    Secret,
+    SecretInUrl,
+    Size,
+    format_size,
+)
 from runtime.settings.allow import AllowSettings
 from runtime.settings.tls import HOST_NAME, TLS_AND_INSECURE, CoordinatorTlsSettings
 
@@ -145,9 +157,10 @@ class QuerySettings:
         check_listen(self.listen, insecure=self.insecure or self.tls, instead="`tls: true`, ")
 
 
-_HEADER_NAME = Matching("[A-Za-z0-9_.-]{1,128}", "letters, digits and _.-")
+# A secret as long as it is none: of `NAME=VALUE` too, as OpenTelemetry's variables have it.
+_HEADER_NAME = Secret(Matching("[A-Za-z0-9_.-]{1,128}", "letters, digits and _.-"))
 # Of HTTP and of gRPC; a line break would begin another header.
-_HEADER_VALUE = Matching("[ -~]{0,4096}", "printable ASCII")
+_HEADER_VALUE = Secret(Matching("[ -~]{0,4096}", "printable ASCII"))
 
 # They say how a request is sent, which only who sends it knows.
 _OWN_HEADERS = frozenset(
@@ -186,9 +199,11 @@ class ExportSettings:
     endpoint: (
         Annotated[
             str,
-            Matching(
-                r"https?://(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+)(:[0-9]{1,5})?(/[!-~]*)?",
-                "a URL, as https://HOST:PORT",
+            SecretInUrl(
+                Matching(
+                    r"https?://(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+)(:[0-9]{1,5})?(/[!-~]*)?",
+                    "a URL, as https://HOST:PORT",
+                )
             ),
         ]
         | None
@@ -204,6 +219,11 @@ class ExportSettings:
     verdicts: tuple[_Verdict, ...] = _VERDICTS
 
     @property
+    def shown_endpoint(self) -> str:
+        """For a person, and for logs."""
+        return without_secrets(self.endpoint or "")
+
+    @property
     def exported_verdicts(self) -> frozenset[VerdictKind]:
         """Those of which a trace must have one; none without an endpoint."""
         return frozenset(map(VerdictKind, self.verdicts)) if self.endpoint else frozenset()
@@ -217,13 +237,13 @@ class ExportSettings:
         except ValueError:
             raise InvalidValue(
                 "endpoint",
-                f"{self.endpoint}; allowed: a URL with an IP address, or with a host name of labels"
+                f"{self.shown_endpoint}; allowed: a URL with an IP address, or with a host name of labels"
                 f" of 1 to {_LABEL_MAX} characters between dots",
             ) from None
         if url.scheme == "http" and not self.insecure and not is_loopback(f"{host}:0"):
             raise InvalidValue(
                 "endpoint",
-                f"{self.endpoint} is in clear text, and on another machine; allowed: https, a"
+                f"{self.shown_endpoint} is in clear text, and on another machine; allowed: https, a"
                 " loopback address, or `insecure: true` beside it",
             )
         try:
@@ -231,11 +251,13 @@ class ExportSettings:
         except ValueError:
             port_is_valid = False
         if not port_is_valid:
-            raise InvalidValue("endpoint", f"{self.endpoint}; allowed: a port from 1 to 65535")
+            raise InvalidValue(
+                "endpoint", f"{self.shown_endpoint}; allowed: a port from 1 to 65535"
+            )
         if self.protocol == "grpc" and url.path not in ("", "/"):
             raise InvalidValue(
                 "endpoint",
-                f"{self.endpoint} has a path, which gRPC has no use for; allowed: a URL without"
+                f"{self.shown_endpoint} has a path, which gRPC has no use for; allowed: a URL without"
                 " one, or `protocol: http/protobuf`",
             )
         for name in self.headers:
@@ -272,7 +294,7 @@ class Settings:
     query: QuerySettings = field(default_factory=QuerySettings)
     export: Annotated[ExportSettings, RELOADABLE] = field(default_factory=ExportSettings)
     policy: Annotated[PolicySettings | None, RELOADABLE] = None
-    priority_seed: Annotated[int, Range(1, (1 << 64) - 1)] | None = None
+    priority_seed: Annotated[int, Secret(Range(1, (1 << 64) - 1))] | None = None
     log_level: Annotated[LevelName, RELOADABLE] = "info"
     log_format: FormatName = "text"
     cluster_seed: Annotated[int, Range(0, (1 << 64) - 1)] = 0
