@@ -95,8 +95,8 @@ def _check_host(host: str, settings: Settings) -> None:
 
     It cannot say any other name than its own, nor an address.
     """
-    name = re.sub(r":[0-9]*\Z", "", host).strip("[]").rstrip(".").lower()
-    if not name or name == "localhost" or name in settings.query.hosts:
+    name = _in_one_form(re.sub(r":[0-9]*\Z", "", host).strip("[]"))
+    if not name or name in ("localhost", *map(_in_one_form, settings.query.hosts)):
         return
     try:
         ipaddress.ip_address(name)
@@ -106,6 +106,11 @@ def _check_host(host: str, settings: Settings) -> None:
             f"this is asked for as {name[:253]}; name that in `query.hosts` of the coordinator if it is"
             " it, or ask by its IP address",
         ) from None
+
+
+def _in_one_form(name: str) -> str:
+    """Names that differ in capitals, or in the dot at their end, are the same."""
+    return name.rstrip(".").lower()
 
 
 def _refusal(refused: Refused, start_response: StartResponse) -> Iterable[bytes]:

@@ -151,6 +151,8 @@ def test_backsightctl_makes_a_token_and_its_line(capsys: pytest.CaptureFixture[s
         ("LOCALHOST:1", 200),
         ("traces.example.org", 200),
         ("traces.example.org.:443", 200),
+        ("jaeger.example.org", 200),
+        ("Jaeger.Example.Org:443", 200),
         ("evil.example.com", 421),
         ("127.0.0.1.evil.example.com", 421),
         ("localhost.evil.example.com:16686", 421),
@@ -162,7 +164,7 @@ def test_who_is_let_in_unasked_must_know_the_name(tmp_path: Path, host: str, sta
     """Not a page of somebody else's, whose name was made to lead here."""
     world = World(tmp_path)
     world.allow(anonymous="viewer")
-    query = replace(world.settings.query, hosts=("traces.example.org",))
+    query = replace(world.settings.query, hosts=("traces.example.org", "Jaeger.Example.ORG."))
     world.settings = replace(world.settings, query=query)
     with world.serving() as server:
         assert ask(server, Host=host)[0] == status
