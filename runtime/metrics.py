@@ -12,6 +12,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import platform
+import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -28,7 +30,7 @@ from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
 from runtime import VERSION, health
-from runtime.asking import Hangs, ask_loop
+from runtime.asking import Hangs, Shared, ask_loop
 from runtime.health import Health
 from runtime.http import HttpServer
 from runtime.log import Log
@@ -38,6 +40,13 @@ if TYPE_CHECKING:
 
 Account: TypeAlias = Mapping[str, Any]
 """Names, and under each a number, a text, or more names."""
+
+# For how long all are served the same. A scrape takes the event loop, and the interpreter, for some
+# milliseconds, and anybody on the machine may scrape; Prometheus does so every 15 s or so.
+_FRESH_S = 1.0
+
+TAKEN_AT = "Backsight-Taken-At"
+"""The header with when the figures were read, or a moment before: seconds since 1970."""
 
 # Half of what Prometheus waits by default, so that it hears why.
 _ANSWER_TIMEOUT_S = 5.0
@@ -141,33 +150,62 @@ class _Daemon(Collector):
         yield family
 
 
+class _Snapshot:
+    """An account as it was at one moment. For any thread; each form is made once, by one of them."""
+
+    def __init__(
+        self, prefix: str, table: Iterable[Metric], account: Account, taken_at_s: float
+    ) -> None:
+        self.taken_at_s = taken_at_s
+        self._registry = CollectorRegistry()
+        self._registry.register(_Daemon(prefix, table, account))
+        ProcessCollector(registry=self._registry)
+        self._lock = threading.Lock()
+        self._texts: dict[str, bytes] = {}
+
+    def text(self, accept: str) -> tuple[str, bytes]:
+        """In a form that a scraper takes, with the type of that."""
+        encode, content_type = choose_encoder(accept)
+        with self._lock:
+            if content_type not in self._texts:
+                self._texts[content_type] = encode(self._registry)
+            return content_type, self._texts[content_type]
+
+
 def application(
     prefix: str,
     table: Sequence[Metric],
     read: Callable[[], Account],
     loop: asyncio.AbstractEventLoop,
     timeout_s: float = _ANSWER_TIMEOUT_S,
+    fresh_s: float = _FRESH_S,
 ) -> WSGIApplication:
-    """Serves ``/metrics``; ``read`` is called on the loop."""
+    """Serves ``/metrics``; ``read`` is called on the loop, once for all who ask within ``fresh_s``."""
 
     async def account() -> Account:
         return read()
+
+    def take() -> _Snapshot | Hangs:
+        begun_s = time.time()
+        try:
+            return _Snapshot(prefix, table, ask_loop(loop, account, timeout_s), begun_s)
+        except Hangs as hangs:
+            return hangs
+
+    shared = Shared(take, fresh_s)
 
     def serve(environ: WSGIEnvironment, start_response: StartResponse) -> list[bytes]:
         if environ["PATH_INFO"] != "/metrics":
             start_response("404 Not Found", [("Content-Type", _CONTENT_TYPE_TEXT)])
             return [b"there is only /metrics, /healthz and /readyz\n"]
-        try:
-            found = ask_loop(loop, account, timeout_s)
-        except Hangs as hangs:
+        snapshot = shared.get()
+        if isinstance(snapshot, Hangs):
             start_response("503 Service Unavailable", [("Content-Type", _CONTENT_TYPE_TEXT)])
-            return [f"{hangs}\n".encode()]
-        registry = CollectorRegistry()
-        registry.register(_Daemon(prefix, table, found))
-        ProcessCollector(registry=registry)
-        encode, content_type = choose_encoder(environ.get("HTTP_ACCEPT", ""))
-        start_response("200 OK", [("Content-Type", content_type)])
-        return [encode(registry)]
+            return [f"{snapshot}\n".encode()]
+        content_type, text = snapshot.text(environ.get("HTTP_ACCEPT", ""))
+        taken = (TAKEN_AT, f"{snapshot.taken_at_s:.6f}")
+        start_response("200 OK", [("Content-Type", content_type), taken])
+        return [text]
 
     return serve
 

@@ -11,12 +11,21 @@ from collections.abc import Iterator
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from runtime.metrics import TAKEN_AT
 from testbed.topology import PYTHON, Daemon, Node
 from tests.cluster.test_two_nodes import Cluster, Service, cluster, new_trace, service
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(180)]
 
-SCRAPE = "import sys, urllib.request; print(urllib.request.urlopen(sys.argv[1]).read().decode())"
+# What it was served a moment ago is from before what a test did since.
+SCRAPE = f"""
+import sys, time, urllib.request
+asked_s = taken_s = time.time()
+while taken_s <= asked_s:
+    with urllib.request.urlopen(sys.argv[1]) as answer:
+        text, taken_s = answer.read().decode(), float(answer.headers["{TAKEN_AT}"])
+print(text)
+"""
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 

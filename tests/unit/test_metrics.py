@@ -9,6 +9,7 @@ import re
 import socket
 import subprocess
 import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
@@ -32,7 +33,7 @@ from protocol.messages import Group, Hello, TraceId, TriggerFired
 from runtime import VERSION
 from runtime.health import Health
 from runtime.http import HttpServer
-from runtime.metrics import Account, Metric, application, serving
+from runtime.metrics import TAKEN_AT, Account, Metric, application, serving
 from runtime.service_manager import ServiceManager
 from runtime.settings.coordinator import Settings, StoreSettings
 from runtime.settings.node import CoordinatorSettings, MetricsSettings, QuotaSettings
@@ -272,7 +273,7 @@ def test_a_daemon_whose_loop_hangs_answers_503_and_recovers() -> None:
 
     async def run() -> None:
         loop = asyncio.get_running_loop()
-        app = application("x", table, lambda: account, loop, timeout_s=2)
+        app = application("x", table, lambda: account, loop, timeout_s=2, fresh_s=0)
         with HttpServer("127.0.0.1:0", app, SILENT) as server:
             assert (await asyncio.to_thread(get, server.port))[0] == 200
             answers: list[tuple[int, str]] = []
@@ -290,6 +291,55 @@ def test_a_daemon_whose_loop_hangs_answers_503_and_recovers() -> None:
             ((status, text),) = answers
             assert status == 503 and "did not answer within 2 s" in text
             assert (await asyncio.to_thread(get, server.port))[0] == 200
+
+    asyncio.run(run())
+
+
+def test_who_asks_within_a_second_is_served_what_the_others_were() -> None:
+    """Whoever may connect can ask as often as he likes."""
+    read: list[int] = []
+
+    def account() -> Account:
+        read.append(1)
+        return {"age": len(read)}
+
+    async def run() -> None:
+        table = (Metric("age", "Age.", "age"),)
+        loop = asyncio.get_running_loop()
+        app = application("x", table, account, loop, fresh_s=1e6)
+        with HttpServer("127.0.0.1:0", app, SILENT) as server:
+            texts = {(await asyncio.to_thread(get, server.port))[1] for _ in range(5)}
+            assert len(texts) == 1  # with what it says of the process
+            other = await asyncio.to_thread(
+                get, server.port, "/metrics", "application/openmetrics-text"
+            )
+            assert "x_age 1.0" in other[1] and other[1] not in texts
+        assert len(read) == 1
+        app = application("x", table, account, loop, fresh_s=0)
+        with HttpServer("127.0.0.1:0", app, SILENT) as server:
+            for age in (2, 3):
+                assert f"x_age {age}.0" in (await asyncio.to_thread(get, server.port))[1]
+
+    asyncio.run(run())
+
+
+def test_when_the_figures_were_read_is_said() -> None:
+    read_s: list[float] = []
+
+    def account() -> Account:
+        read_s.append(time.time())
+        return {}
+
+    async def run() -> None:
+        app = application("x", (), account, asyncio.get_running_loop())
+        with HttpServer("127.0.0.1:0", app, SILENT) as server:
+            begun_s = time.time()
+            got = await asyncio.to_thread(
+                urllib.request.urlopen, f"http://127.0.0.1:{server.port}/metrics"
+            )
+            with got:
+                # It has no more digits.
+                assert begun_s - 1e-6 <= float(got.headers[TAKEN_AT]) <= read_s[0] + 1e-6
 
     asyncio.run(run())
 
