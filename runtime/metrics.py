@@ -32,6 +32,7 @@ from prometheus_client.registry import Collector
 from runtime import VERSION, health
 from runtime.asking import Hangs, Shared, ask_loop
 from runtime.health import Health
+from runtime.hosts import not_for_foreign_pages
 from runtime.http import HttpServer
 from runtime.log import Log
 
@@ -227,7 +228,7 @@ def serving(
     try:
         loop = asyncio.get_running_loop()
         pages = health.application(asked, application(prefix, table, read, loop), loop)
-        return HttpServer(endpoint, pages, log)
+        return HttpServer(endpoint, not_for_foreign_pages(pages), log)
     except OSError as error:
         raise OSError(
             f"metrics.listen: {error}; give it another endpoint, or null to have none"

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import json
 import re
 from collections.abc import Callable, Iterable
@@ -14,6 +13,7 @@ from coordinator.access import role_of
 from coordinator.web.parameters import Refused
 from coordinator.web.tokens import Tokens
 from formats.jaeger import answer
+from runtime.hosts import NAME_MAX, foreign_name, in_one_form
 from runtime.http import PEER
 from runtime.log import Log, PeerLog
 from runtime.schema import InvalidValue
@@ -60,7 +60,7 @@ class Gate:
             _admit_user(peer, settings)
             return
         if settings.everybody_queries:
-            _check_host(environ.get("HTTP_HOST", ""), settings)
+            _check_host(environ, settings)
             return
         shown = _BEARER.fullmatch(environ.get("HTTP_AUTHORIZATION", "").strip())
         if shown is None:
@@ -90,27 +90,15 @@ def _admit_user(peer: Credentials, settings: Settings) -> None:
         )
 
 
-def _check_host(host: str, settings: Settings) -> None:
-    """A page that somebody visits may have a name that leads here, and read with his browser.
-
-    It cannot say any other name than its own, nor an address.
-    """
-    name = _in_one_form(re.sub(r":[0-9]*\Z", "", host).strip("[]"))
-    if not name or name in ("localhost", *map(_in_one_form, settings.query.hosts)):
-        return
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
+def _check_host(environ: WSGIEnvironment, settings: Settings) -> None:
+    """Not for somebody else's page."""
+    name = foreign_name(environ)
+    if name is not None and name not in map(in_one_form, settings.query.hosts):
         raise Refused(
             HTTPStatus.MISDIRECTED_REQUEST,
-            f"this is asked for as {name[:253]}; name that in `query.hosts` of the coordinator if it is"
-            " it, or ask by its IP address",
-        ) from None
-
-
-def _in_one_form(name: str) -> str:
-    """Names that differ in capitals, or in the dot at their end, are the same."""
-    return name.rstrip(".").lower()
+            f"this is asked for as {name[:NAME_MAX]}; name that in `query.hosts` of the coordinator if it"
+            " is it, or ask by its IP address",
+        )
 
 
 def _refusal(refused: Refused, start_response: StartResponse) -> Iterable[bytes]:
