@@ -249,7 +249,7 @@ def test_who_has_the_most_gives_way_when_all_have_too_much(looked: Looked, *, as
     assert looked.settled
     assert not any(one.is_shut for one in honest)
     assert sum(one.is_shut for one in evil) == 10
-    holder = str(NODE) if asked else "ipv4:10.0.0.1"
+    holder = str(NODE) if asked else "10.0.0.1"
     said = (
         "its connection is ended: all messages that are not whole have 100 MiB, of which"
         f" {holder} has the most, 40 MiB; allowed are 80 MiB"
