@@ -250,10 +250,11 @@ class Oracle:
             for trace in members.get(group, {group.primary}):
                 if self._sim.kind(trace) != "coherent":
                     continue
-                closed_ns = store.traces[trace].first_closed_ns
-                if closed_ns is not None and closed_ns <= given_up_ns.get(group, 0):
-                    continue
                 having = [other for other, traces in members.items() if trace in traces]
+                closed_ns = store.traces[trace].first_closed_ns
+                last_ns = max((given_up_ns.get(other, 0) for other in having), default=0)
+                if closed_ns is not None and closed_ns <= last_ns:
+                    continue
                 if not any(other not in store.abandoned or is_whole(other) for other in having):
                     raise self.fail(
                         f"{group} was given up, as were all others of {trace.hex()}; it is called "

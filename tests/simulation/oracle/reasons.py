@@ -56,7 +56,12 @@ NEVER = {
 """Nothing in a simulated world makes any of these true."""
 
 
-NOT_ALL_HERE = {ReasonKind.BYTES_MISSING, ReasonKind.RESTARTED, ReasonKind.LATE}
+NOT_ALL_HERE = {
+    ReasonKind.BYTES_MISSING,
+    ReasonKind.RESTARTED,
+    ReasonKind.LATE,
+    ReasonKind.STORE_FULL,
+}
 """With one of these, bytes of a slice may not be here, or were not read."""
 
 
