@@ -104,8 +104,11 @@ class Reading(Protocol):
     def begin(self, settings: Settings, store: Store, loop: asyncio.AbstractEventLoop) -> None:
         """The store is open."""
 
+    def check(self, settings: Settings) -> None:
+        """OSError where it could not go on with these."""
+
     def reconfigure(self, settings: Settings) -> None:
-        """Go on with other settings. OSError leaves all as it was."""
+        """Go on with other settings, which are checked."""
 
     def ask(self, call: Call, feed: Feed | None = None) -> AsyncGenerator[bytes, None]:
         """The answers to a call; calls.Refused says why there are no more."""
@@ -150,9 +153,12 @@ class ReadingProcess:
         store.follow(self._tell)
         loop.add_reader(self._forked.socket, self._hear)
 
-    def reconfigure(self, settings: Settings) -> None:
-        """Go on with other settings. OSError leaves all as it was."""
+    def check(self, settings: Settings) -> None:
+        """OSError where it could not go on with these."""
         check_export(settings)
+
+    def reconfigure(self, settings: Settings) -> None:
+        """Go on with other settings, which are checked."""
         self._settings = settings
         self._say(pickle.dumps(settings))
 

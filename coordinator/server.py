@@ -360,11 +360,14 @@ class CoordinatorServer:
     def reconfigure(self, settings: Settings) -> None:
         """Go on with other settings, of which those that cannot be changed are the same."""
         try:
-            self._guard.reconfigure(settings.tls)
+            # All that may fail, before anything is taken up.
             if self._reading is not None:
-                self._reading.reconfigure(settings)
+                self._reading.check(settings)
+            self._guard.reconfigure(settings.tls)
         except OSError as error:
             raise ConfigError([str(error)]) from error
+        if self._reading is not None:
+            self._reading.reconfigure(settings)
         warning = warning_of_strangers(settings)
         if warning is not None and warning != warning_of_strangers(self._settings):
             self._log.warning(warning)

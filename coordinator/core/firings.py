@@ -81,7 +81,9 @@ class Firings:
         told = state.fired if state is not None else {}
         is_given_up = group in self._traversal.abandoned
         known = bool(told) or is_given_up or outcomes[group.primary] is not None
-        adds_nothing = fired.why == RECOVERED_WHY and known
+        # A process may give any reason; this one counts as a node's own.
+        is_recovered = fired.source is Source.NODE and fired.why == RECOVERED_WHY
+        adds_nothing = is_recovered and known
         is_new = not adds_nothing and told.get(node.name) != hash(fired)
         cost = 0 if is_given_up else self._cost(group, outcomes)
         if (

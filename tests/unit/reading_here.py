@@ -26,6 +26,9 @@ class ReadingHere:
     def begin(self, settings: Settings, store: Store, loop: asyncio.AbstractEventLoop) -> None:
         self._queries = Queries(settings.store_path)
 
+    def check(self, settings: Settings) -> None:
+        pass
+
     def reconfigure(self, settings: Settings) -> None:
         pass
 

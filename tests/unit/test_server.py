@@ -9,6 +9,7 @@ import socket
 import sqlite3
 import threading
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 from unittest.mock import Mock
@@ -48,6 +49,7 @@ from protocol.messages import (
 )
 from runtime import VERSION
 from runtime.log import Log
+from runtime.schema import ConfigError
 from runtime.settings.coordinator import AccessSettings, Settings, StoreSettings
 from testbed.encoding import encode_piece, encode_record
 from testbed.ports import free_port
@@ -501,6 +503,29 @@ def test_what_the_store_cannot_read_is_not_heard(
                     assert await slices.code() == grpc.StatusCode.UNAVAILABLE
                 assert "cannot read" in await slices.details()
             assert here._core.figures().traces_open == 0
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("refuses", ["reading", "guard"])
+def test_of_a_reload_that_is_refused_nothing_is_taken_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refuses: str
+) -> None:
+    async def run() -> None:
+        async with Client(tmp_path) as client:
+            here = client.server
+            before = here._settings
+            reading, guard = Mock(), Mock()
+            failing = reading.check if refuses == "reading" else guard.reconfigure
+            failing.side_effect = OSError("no such file")
+            with monkeypatch.context() as patched:
+                patched.setattr(here, "_reading", reading)
+                patched.setattr(here, "_guard", guard)
+                with pytest.raises(ConfigError, match="no such file"):
+                    here.reconfigure(replace(before, linger_s=7))
+            assert not reading.reconfigure.called
+            assert guard.reconfigure.called == (refuses == "guard")
+            assert here._settings is before
 
     asyncio.run(run())
 
