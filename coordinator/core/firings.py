@@ -33,6 +33,7 @@ from protocol.messages import (
     RECOVERED_WHY,
     Drop,
     Group,
+    Source,
     TraceId,
     TriggerAck,
     TriggerFired,
