@@ -60,7 +60,9 @@ def _plain(stored: StoredTrace) -> StoredTrace:
     ]
     return replace(
         stored,
-        triggers=tuple(sorted(stored.triggers, key=lambda put: (put.fired.group.trigger, put.node))),
+        triggers=tuple(
+            sorted(stored.triggers, key=lambda put: (put.fired.group.trigger, put.node))
+        ),
         abandoned=tuple(sorted(stored.abandoned, key=lambda put: put.group.trigger)),
         slices=tuple(sorted(slices, key=lambda part: part.node)),
     )

@@ -233,6 +233,11 @@ def _untrue(sim: Simulator, trace: TraceId, reason: Reason, verdict: Verdict) ->
             judged_ns = sim.world.judged_ns[trace, verdict.version]
             if doubted_ns + LATE_NS > judged_ns or sim.world.may_be_late(node, judged_ns):
                 said &= ~SliceFlags.MAYBE_LOSSY
+            full_ns = collected.flagged_ns.get(SliceFlags.STORE_FULL, 0)
+            restarts_ns = sim.world.restarts_ns.get(node, [])
+            if (node, trace) in sim.world.no_room and any(at > full_ns for at in restarts_ns):
+                # There was no room for a mark either, so nobody knows of it any more.
+                said &= ~SliceFlags.STORE_FULL
             if said:
                 return f"its pool said {said!r}"
         case ReasonKind.RESTARTED:
