@@ -205,7 +205,6 @@ class CoordinatorCore:
         welcome = Welcome(self._incarnation, node.agreed, self._config.priority_seed)
         self._outbox.say(session, welcome)
         self._policies.connected(node)
-        self.snapshots.connected(node, now_ns)
         if last is None:
             node.stored_incarnation = hello.incarnation
         moved = before is None or node.addresses != hello.addresses

@@ -155,18 +155,15 @@ class Snapshots:
             self._outbox.say(node.session, order)
 
     def lost(self, node: Node) -> None:
-        """It left. What it has triggered it reports when it is back, and says how far it is."""
+        """It left. What it has triggered it reports when it is back, and says how far it is.
+
+        One that had not heard of it says nothing. It is not asked again: whether it had heard nobody
+        knows, and to one that had, an order that it has already says to trigger no more.
+        """
         for state in self._states.values():
             state.waiting.discard(node.id)
             if node.id in state.undone:
                 state.lost[node.id] = node.name
-
-    def connected(self, node: Node, now_ns: int) -> None:
-        """It came. What it was asked for on a connection that it had lost, it has not heard."""
-        for state in self._states.values():
-            if node.id in state.undone and state.nodes[node.id] is None:
-                state.lost.pop(node.id, None)
-                self._say(node, state.order, now_ns)
 
     def go_on(self, traces: Mapping[TraceId, Trace], now_ns: int) -> None:
         """Begin the next round where the last one is answered."""
