@@ -13,7 +13,7 @@ import contextlib
 import dataclasses
 import sqlite3
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -32,7 +32,7 @@ from coordinator.reading import NO_STATUS, Reading
 from coordinator.rpc import listener
 from coordinator.rpc.admission import Admission, Who
 from coordinator.rpc.budget import Budget
-from coordinator.rpc.connections import shut_all
+from coordinator.rpc.connections import Connection, connections, shut_all
 from coordinator.rpc.guard import Guard
 from coordinator.rpc.health import SERVICE as _HEALTH_SERVICE
 from coordinator.rpc.health import HealthService
@@ -98,6 +98,7 @@ class CoordinatorServer:
         self._admission = Admission(
             self._guard.caller, self._anonymous, self._budget, self.counters, peer_log
         )
+        self._door: LocalDoor | None = None
         self._loop = asyncio.get_running_loop()
         self._store = Store(
             settings.store_path,
@@ -149,7 +150,9 @@ class CoordinatorServer:
         self._flush_due = False
         self._timer: asyncio.TimerHandle | None = None
         self._recovering: asyncio.Handle | None = None
-        self._server = grpc.aio.server(options=listener.options(secured=settings.tls is not None))
+        self._server = grpc.aio.server(
+            options=listener.options(identified=settings.tls is not None)
+        )
         for service, handlers in self._services().items():
             guarded = self._admission.handlers(handlers)
             handler = grpc.method_handlers_generic_handler(service, guarded)
@@ -175,14 +178,22 @@ class CoordinatorServer:
         path = self._settings.access.socket
         if path is None:
             return contextlib.nullcontext()
-        return LocalDoor(
+        self._door = LocalDoor(
             Path(path),
             lambda: self._settings.access,
             _SERVICE,
             self._asked,
+            self._budget,
             self.counters,
             self._log,
         )
+        return self._door
+
+    def _connections(self) -> Iterator[Connection]:
+        """All that gRPC has taken."""
+        yield from connections(self._port)
+        if self._door is not None:
+            yield from self._door.connections()
 
     async def __aenter__(self) -> Self:
         self._store.__enter__()
@@ -382,7 +393,7 @@ class CoordinatorServer:
         async with asyncio.TaskGroup() as tasks:
             # Nodes that are slow have no more under way than they have memory for.
             tasks.create_task(
-                self._budget.watch(lambda: self._port, lambda: self._settings.memory_bytes)
+                self._budget.watch(self._connections, lambda: self._settings.memory_bytes)
             )
             tasks.create_task(watch_loop(self._loop_lag.observe))
             while self._guard.files is not None:

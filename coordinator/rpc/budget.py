@@ -5,8 +5,9 @@ gRPC puts no bound to the messages that it gathers: whatever length a peer annou
 in, and compares that with grpc.max_receive_message_length when all is there. Nor does it tell
 what it has, or bound the connections. So they are looked at from outside: what the kernel has
 received on a connection, and what of it came out as messages. While a connection has one call,
-as with TLS, all that came since its last message is one that is not whole. With several that
-counts for all of them together, and a message that one of them got says nothing of the others.
+as with TLS and at the Unix socket, all that came since its last message is one that is not whole.
+With several that counts for all of them together, and a message that one of them got says nothing
+of the others.
 
 All of these together have a bound too. Beyond it who has the most gives way: an identity, or an
 address where nobody is asked who it is. So whoever sends little, or slowly, loses nothing by others.
@@ -18,13 +19,13 @@ import asyncio
 import contextlib
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from urllib.parse import unquote
 
 from coordinator.counters import ServerCounters
 from coordinator.rpc import streams
-from coordinator.rpc.connections import Connection, connections
+from coordinator.rpc.connections import Connection
 from coordinator.rpc.identity import Identity, Role
 from coordinator.rpc.peers import address_of
 from protocol import wire
@@ -188,8 +189,10 @@ class Budget:
 
     # ------------------------------------------------------------ connections
 
-    async def watch(self, port: Callable[[], int], bytes_max: Callable[[], int]) -> None:
-        """Look at the connections with a port of ours, until cancelled.
+    async def watch(
+        self, connections: Callable[[], Iterable[Connection]], bytes_max: Callable[[], int]
+    ) -> None:
+        """Look at the connections that there are, until cancelled.
 
         ``bytes_max``: for all messages that are not whole.
         """
@@ -209,11 +212,11 @@ class Budget:
                     # Messages that are whole already are taken first.
                     for _ in range(_TURNS):
                         await asyncio.sleep(0)
-                    is_settled = self.look(port(), bytes_max())
+                    is_settled = self.look(connections, bytes_max())
                     looked_s, bytes_then = time.monotonic(), resident_bytes()
 
-    def look(self, port: int, bytes_max: int) -> bool:
-        """End the connections that hold too much. False: look again soon."""
+    def look(self, connections: Callable[[], Iterable[Connection]], bytes_max: int) -> bool:
+        """End those of all connections that hold too much. False: look again soon."""
         now_s = self._clock()
         idle: Counter[str] = Counter()
         messages: Counter[str] = Counter()
@@ -221,7 +224,7 @@ class Budget:
             messages[unquote(peer)] += count
         seen: dict[str, _Seen] = {}
         lasting: dict[str, int] = {}
-        for connection in connections(port):
+        for connection in connections():
             peer = connection.peer
             try:
                 received = connection.bytes_received
@@ -256,7 +259,7 @@ class Budget:
         bytes_max = max(bytes_max, _OF_AN_IDENTITY_BYTES_MAX)
         too_large = self._too_large(lasting, bytes_max)
         if too_large:
-            for connection in connections(port):
+            for connection in connections():
                 if connection.peer in too_large:
                     self._end_unfinished(connection, too_large[connection.peer])
         return sum(one.pending for one in seen.values()) <= bytes_max

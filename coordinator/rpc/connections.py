@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The TCP connections that gRPC has taken for us, of which it says nothing itself.
+"""The connections that gRPC has taken for us, of which it says nothing itself.
 
-They are found among the file descriptors of this process. One that is shut ends for gRPC as if
-its peer had hung up.
+Those over TCP are found among the file descriptors of this process. One that is shut ends for
+gRPC as if its peer had hung up.
 """
 
 from __future__ import annotations
@@ -14,14 +14,29 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 # tcpi_bytes_received in struct tcp_info (linux/tcp.h).
 _RECEIVED = struct.Struct("128xQ")
 
 
+class Connection(Protocol):
+    """One of them, over TCP or not. ``peer`` as gRPC writes it, maybe without its quotes."""
+
+    @property
+    def peer(self) -> str: ...
+
+    @property
+    def bytes_received(self) -> int:
+        """What its peer has sent so far."""
+
+    def shut(self) -> None:
+        """End it, in both directions."""
+
+
 @dataclass(frozen=True, slots=True)
-class Connection:
-    """One of them. ``peer`` as gRPC writes it."""
+class TcpConnection:
+    """One over TCP."""
 
     peer: str
     socket: socket.socket
@@ -39,8 +54,8 @@ class Connection:
             self.socket.shutdown(socket.SHUT_RDWR)
 
 
-def connections(port: int) -> Iterator[Connection]:
-    """All that somebody has with a port of ours. Each is valid until the next."""
+def connections(port: int) -> Iterator[TcpConnection]:
+    """All over TCP that somebody has with a port of ours. Each is valid until the next."""
     for entry in Path("/proc/self/fd").iterdir():
         with contextlib.ExitStack() as opened:
             try:
@@ -61,7 +76,7 @@ def connections(port: int) -> Iterator[Connection]:
                 peer = _in_words(found)
             except OSError:
                 continue  # it is none, or listens, or has ended
-            yield Connection(peer, found)
+            yield TcpConnection(peer, found)
 
 
 def _in_words(connected: socket.socket) -> str:
@@ -73,6 +88,6 @@ def _in_words(connected: socket.socket) -> str:
 
 
 def shut_all(port: int) -> None:
-    """End all connections with a port."""
+    """End all connections over TCP with a port."""
     for connection in connections(port):
         connection.shut()

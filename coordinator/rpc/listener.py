@@ -36,9 +36,9 @@ _OPTIONS = [
 _CALLS_OF_A_CONNECTION = 64
 
 
-def options(*, secured: bool) -> list[tuple[str, int]]:
-    """Of the server. With TLS a connection has one call at a time (coordinator.rpc.budget)."""
-    calls = 1 if secured else _CALLS_OF_A_CONNECTION
+def options(*, identified: bool) -> list[tuple[str, int]]:
+    """Of the server. Who says who he is has one call at a time on a connection (coordinator.rpc.budget)."""
+    calls = 1 if identified else _CALLS_OF_A_CONNECTION
     return [*_OPTIONS, ("grpc.max_concurrent_streams", calls)]
 
 

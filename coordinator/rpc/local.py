@@ -8,6 +8,9 @@ that nobody is told of, and what clients connect to is ours:
                      (SO_PEERCRED)     binds each connection's own end to a name,
                                        which gRPC shows as the peer of its calls
 
+Who has no role is answered before that (coordinator.rpc.refusal), and never comes to gRPC. What
+a connection of the others holds is bounded as over TCP (coordinator.rpc.budget).
+
 What comes to gRPC by any other way has a name that the relay does not know, and is refused.
 """
 
@@ -20,7 +23,8 @@ import pwd
 import secrets
 import socket
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeAlias
@@ -32,8 +36,10 @@ from coordinator.counters import ServerCounters
 from coordinator.rpc import listener
 from coordinator.rpc.admission import Admission, Context, Who
 from coordinator.rpc.budget import Budget
+from coordinator.rpc.connections import Connection
 from coordinator.rpc.identity import Caller, Identity, Unidentified
 from coordinator.rpc.peers import address_of_user, local_name
+from coordinator.rpc.refusal import refuse
 from runtime.log import Log, PeerLog
 from runtime.schema import InvalidValue
 from runtime.settings.coordinator import AccessSettings
@@ -51,6 +57,19 @@ CONNECTIONS_MAX = 128
 _READ_BYTES = 64 << 10
 
 
+@dataclass(eq=False, slots=True)
+class _Relayed:
+    """A connection that gRPC sees under a name of ours."""
+
+    peer: str
+    caller: Caller
+    task: asyncio.Task[None]
+    bytes_received: int = 0
+
+    def shut(self) -> None:
+        self.task.cancel()
+
+
 class LocalDoor:
     """Answers while it is entered, on the running loop. OSError says why it cannot."""
 
@@ -60,6 +79,7 @@ class LocalDoor:
         access: Callable[[], AccessSettings],
         service: str,
         handlers: Callable[[Who], _Handlers],
+        budget: Budget,
         counters: ServerCounters,
         log: Log,
     ) -> None:
@@ -67,16 +87,16 @@ class LocalDoor:
         self._path = path
         self._inner = path.with_name(f"{path.name}.grpc")
         self._access = access
-        self._callers: dict[str, Caller | Unidentified] = {}
+        self._counters = counters
+        self._relayed: dict[str, _Relayed] = {}
         self._users: Counter[int] = Counter()
-        self._relays: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
         # Who could guess a name could take it before us, and keep somebody out.
         self._secret = secrets.token_hex(8)
         self._numbers = 0
         self._peer_log = PeerLog(log)
-        budget = Budget(counters, self._peer_log)
         admission = Admission(self._who, lambda: None, budget, counters, self._peer_log)
-        self._server = grpc.aio.server(options=listener.options(secured=False))
+        self._server = grpc.aio.server(options=listener.options(identified=True))
         self._server.add_generic_rpc_handlers(
             (
                 grpc.method_handlers_generic_handler(
@@ -114,21 +134,23 @@ class LocalDoor:
     ) -> None:
         self._accepting.close()
         self._listener.close()
-        for relay in self._relays:
-            relay.cancel()
-        await asyncio.gather(*self._relays, return_exceptions=True)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._server.stop(None)
         self._inner.unlink(missing_ok=True)
+
+    def connections(self) -> Iterable[Connection]:
+        """What gRPC has of this socket."""
+        return list(self._relayed.values())
 
     # -------------------------------------------------------------- who calls
 
     def _who(self, context: Context) -> Caller:
-        caller = self._callers.get(context.peer())
-        if caller is None:
+        relayed = self._relayed.get(context.peer())
+        if relayed is None:
             raise Unidentified(f"this socket is not for calls; call at {self._path}")
-        if isinstance(caller, Unidentified):
-            raise caller
-        return caller
+        return relayed.caller
 
     def _caller(self, credentials: Credentials) -> Caller | Unidentified:
         name = _user_name(credentials.uid)
@@ -147,23 +169,27 @@ class LocalDoor:
 
     # ------------------------------------------------------------------ relay
 
-    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._relays.add(task)
+    def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.get_running_loop().create_task(self._meet(reader, writer))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _meet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        # All that was written is sent before the next, so nothing is lost when this ends.
+        writer.transport.set_write_buffer_limits(0)
         try:
             credentials = credentials_of(writer.get_extra_info("socket"))
             with self._place(credentials.uid) as reason:
                 if reason is None:
-                    await self._relay(credentials, reader, writer)
+                    await self._admit(credentials, reader, writer)
                 else:
                     self._peer_log.warning(
                         address_of_user(credentials.uid),
                         f"{self._path}: one connection is ended: {reason}",
                     )
         finally:
-            self._relays.discard(task)
-            writer.close()
+            # Who reads nothing would keep one open that is closed.
+            writer.transport.abort()
 
     @contextlib.contextmanager
     def _place(self, uid: int) -> Iterator[str | None]:
@@ -172,7 +198,7 @@ class LocalDoor:
         try:
             if self._users[uid] > CONNECTIONS_OF_A_USER_MAX:
                 yield f"uid {uid} has {CONNECTIONS_OF_A_USER_MAX} already; allowed are no more"
-            elif len(self._relays) > CONNECTIONS_MAX:
+            elif len(self._tasks) > CONNECTIONS_MAX:
                 yield f"there are {CONNECTIONS_MAX} already; allowed are no more"
             else:
                 yield None
@@ -181,14 +207,34 @@ class LocalDoor:
             if not self._users[uid]:
                 del self._users[uid]
 
-    async def _relay(
+    async def _admit(
         self, credentials: Credentials, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         # May ask a directory service.
         caller = await asyncio.to_thread(self._caller, credentials)
+        if isinstance(caller, Unidentified):
+            self._counters.not_permitted += 1
+            self._peer_log.warning(
+                address_of_user(credentials.uid),
+                f"{self._path}: one connection is refused: {caller}",
+            )
+            await refuse(reader, writer, grpc.StatusCode.UNAUTHENTICATED, str(caller))
+        else:
+            await self._relay(credentials, caller, reader, writer)
+
+    async def _relay(
+        self,
+        credentials: Credentials,
+        caller: Caller,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+    ) -> None:
         self._numbers += 1
         name = local_name(self._secret, credentials.uid, self._numbers)
-        self._callers[f"unix-abstract:{name}"] = caller
+        task = asyncio.current_task()
+        assert task is not None
+        relayed = _Relayed(f"unix-abstract:{name}", caller, task)
+        self._relayed[relayed.peer] = relayed
         try:
             with (
                 socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as inner,
@@ -201,16 +247,22 @@ class LocalDoor:
                     sock=inner, limit=_READ_BYTES
                 )
                 try:
-                    await _first_to_end(_pump(reader, their_writer), _pump(their_reader, writer))
+                    await _first_to_end(
+                        _pump(reader, their_writer, relayed), _pump(their_reader, writer)
+                    )
                 finally:
                     their_writer.transport.abort()
         finally:
-            del self._callers[f"unix-abstract:{name}"]
+            del self._relayed[relayed.peer]
 
 
-async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def _pump(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, counts: _Relayed | None = None
+) -> None:
     with contextlib.suppress(ConnectionError):
         while data := await reader.read(_READ_BYTES):
+            if counts is not None:
+                counts.bytes_received += len(data)
             writer.write(data)
             await writer.drain()
 

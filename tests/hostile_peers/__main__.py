@@ -42,6 +42,9 @@ _HONEST = 30
 _EVIL = "evil"
 _READER = "reader"
 
+# Nobody's number, on all machines; and whom the coordinator lets read.
+_STRANGER, _VIEWER = 65534, 65533
+
 # Of the honest requests whose ids nobody hostile knows.
 _COHERENT_MIN = 0.99
 
@@ -119,7 +122,7 @@ class Site:
                     "certificate": str(own / "tls.crt"),
                     "key": str(own / "tls.key"),
                 },
-                "access": {"socket": str(self.socket)},
+                "access": {"socket": str(self.socket), "viewers": {"users": [_VIEWER]}},
                 "metrics": {"listen": self.metrics},
                 "query": {"listen": self.query},
                 "memory_bytes": _MEMORY_BYTES,
@@ -179,9 +182,18 @@ def _lie(attack: str, name: str = _EVIL) -> Attack:
     return run
 
 
-def _transport(attack: str, of: str = _EVIL) -> Attack:
-    """Again and again, for that time."""
+async def _again(seconds: float, *arguments: str | Path) -> dict[str, int]:
+    """An attack again and again, for that time."""
+    counts: dict[str, int] = {}
+    until_s = time.monotonic() + seconds
+    while time.monotonic() < until_s:
+        told = await _program(PYTHON, "-m", "tests.hostile_peers.attacks", *arguments)
+        for key, count in told.items():
+            counts[key] = counts.get(key, 0) + count
+    return counts
 
+
+def _transport(attack: str, of: str = _EVIL) -> Attack:
     async def run(site: Site, seconds: float) -> dict[str, int]:
         files: dict[str, Sequence[Path]] = {
             _EVIL: (site.directory / "pki" / "ca.crt", site.files[_EVIL]),
@@ -189,15 +201,14 @@ def _transport(attack: str, of: str = _EVIL) -> Attack:
             "nobody": (site.directory / "pki" / "ca.crt",),
             "forged": (site.directory / "pki" / "ca.crt", site.forged),
         }
-        counts: dict[str, int] = {}
-        until_s = time.monotonic() + seconds
-        while time.monotonic() < until_s:
-            told = await _program(
-                PYTHON, "-m", "tests.hostile_peers.attacks", attack, site.endpoint, *files[of]
-            )
-            for key, count in told.items():
-                counts[key] = counts.get(key, 0) + count
-        return counts
+        return await _again(seconds, attack, site.endpoint, *files[of])
+
+    return run
+
+
+def _at_the_socket(attack: str, uid: int) -> Attack:
+    async def run(site: Site, seconds: float) -> dict[str, int]:
+        return await _again(seconds, attack, f"unix:{site.socket}", str(uid))
 
     return run
 
@@ -239,6 +250,8 @@ ATTACKS: Sequence[tuple[str, str, Attack]] = (
     ("grpc", "clear text", _stranger(lambda site, s: strangers.over_grpc(site.endpoint, s))),
     ("http", "no token", _stranger(lambda site, s: strangers.over_http(site.query, s))),
     ("socket", "a user", _stranger(lambda site, _: strangers.at_the_socket(site.socket))),
+    ("user", "a user: questions of a GiB", _at_the_socket("gibibytes", _STRANGER)),
+    ("viewer", "a user who may read: the same", _at_the_socket("gibibytes", _VIEWER)),
     (
         "idle",
         "200 connections each with metrics and queries",

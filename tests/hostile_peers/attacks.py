@@ -2,7 +2,8 @@
 """What a peer does to a coordinator: ``python3 -m tests.hostile_peers.attacks ATTACK ENDPOINT CA [DIRECTORY]``.
 
 CA: by which the coordinator's certificate is checked; DIRECTORY: with the certificate that is
-shown. Without both: in clear text. Prints what came of it, as JSON, when it is over.
+shown. Without both: in clear text. Or ``... ATTACK unix:PATH UID``: at a Unix socket, as that user.
+Prints what came of it, as JSON, when it is over.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import gzip
 import json
+import os
 import ssl
 import struct
 import sys
@@ -17,7 +19,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from tests.hostile_peers.http2 import Http2, Shown, connect_only, is_open
+from tests.hostile_peers.http2 import Http2, Shown, connected, is_open
 
 _MESSAGE_BYTES = 4 << 20
 _LARGE_BYTES = 1 << 30
@@ -94,6 +96,15 @@ class Attacker:
                     opened.append(one)
             return self._fill(opened, _MESSAGE_BYTES - 1)
 
+    def gibibytes(self) -> Result:
+        """Questions of a GiB, on half of a few connections more of them than one may have."""
+        with self._connections(8) as connections:
+            for number, one in enumerate(connections):
+                one.listen(0.1)
+                for _ in range(64 if number % 2 else 1):
+                    one.call("ListTraces", _LARGE_BYTES)
+            return self._fill(connections, _LARGE_BYTES - 1)
+
     def bomb(self) -> Result:
         """A small message that would be a large one."""
         packed = gzip.compress(bytes(256 << 20), 9)
@@ -114,7 +125,7 @@ class Attacker:
 
     def silent(self) -> Result:
         """A thousand connections on which nothing is said."""
-        opened = [connect_only(self._endpoint) for _ in range(1000)]
+        opened = [connected(self._endpoint) for _ in range(1000)]
         time.sleep(_ATTACK_S)  # what it does is to be there
         still = sum(map(is_open, opened))
         for one in opened:
@@ -153,7 +164,12 @@ def main() -> int:
     """Attack, and tell."""
     attack, endpoint, *files = sys.argv[1:]
     shown = None
-    if files:
+    if endpoint.startswith("unix:"):
+        uid = int(files[0])
+        os.setgroups([])
+        os.setgid(uid)
+        os.setuid(uid)
+    elif files:
         ca, *directory = map(Path, files)
         shown = Shown(ca, directory[0] if directory else None)
     do: Callable[[], Result] = getattr(Attacker(endpoint, shown), attack)

@@ -73,8 +73,8 @@ class Http2:
     _received: bytearray = field(default_factory=bytearray)
 
     def __enter__(self) -> Self:
-        host, _, port = self.endpoint.rpartition(":")
-        plain = socket.create_connection((host, int(port)), 10, (self.source, 0))
+        plain = connected(self.endpoint, self.source)
+        host = self.endpoint.rpartition(":")[0]
         try:
             self._socket = (
                 plain
@@ -198,10 +198,14 @@ class Http2:
                 self.ended = True
 
 
-def connect_only(endpoint: str) -> socket.socket:
-    """A TCP connection on which nothing is ever said."""
+def connected(endpoint: str, source: str = "") -> socket.socket:
+    """A connection with HOST:PORT, from that address, or unix:PATH, on which nothing was said yet."""
     host, _, port = endpoint.rpartition(":")
-    return socket.create_connection((host, int(port)), 10)
+    if host == "unix":
+        at_the_socket = socket.socket(socket.AF_UNIX)
+        at_the_socket.connect(port)
+        return at_the_socket
+    return socket.create_connection((host, int(port)), 10, (source, 0))
 
 
 def is_open(connection: socket.socket) -> bool:

@@ -10,6 +10,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,9 @@ from testbed.topology import await_ready
 # connection, and some more until that is seen.
 _MAY_GROW_BYTES = 96 << 20
 
+# Whom nobody named, and a viewer. Nobody's numbers, on all machines.
+_STRANGER, _VIEWER = 65534, 65533
+
 
 @dataclass
 class Attacked:
@@ -36,6 +40,7 @@ class Attacked:
     process: subprocess.Popen[bytes]
     endpoint: str
     pki: Path
+    socket: Path
     log: Path
 
     def memory_bytes(self, name: str) -> int:
@@ -48,12 +53,10 @@ class Attacked:
         Path(f"/proc/{self.process.pid}/clear_refs").write_text("5")
 
     def attack(self, name: str, *files: Path) -> dict[str, int]:
-        command = [sys.executable, "-m", "tests.hostile_peers.attacks", name, self.endpoint]
-        done = subprocess.run(
-            [*command, *map(str, files)], stdout=subprocess.PIPE, check=True, timeout=100
-        )
-        result: dict[str, int] = json.loads(done.stdout)
-        return result
+        return _attack(name, self.endpoint, *files)
+
+    def attack_at_the_socket(self, name: str, uid: int) -> dict[str, int]:
+        return _attack(name, f"unix:{self.socket}", uid)
 
     def welcomes(self, node: Path, name: str) -> bool:
         """Whether an honest node gets in now."""
@@ -76,17 +79,38 @@ class Attacked:
         return asyncio.run(ask())
 
 
+def _attack(name: str, endpoint: str, *given: object) -> dict[str, int]:
+    command = [sys.executable, "-m", "tests.hostile_peers.attacks", name, endpoint]
+    done = subprocess.run(
+        [*command, *map(str, given)], stdout=subprocess.PIPE, check=True, timeout=100
+    )
+    result: dict[str, int] = json.loads(done.stdout)
+    return result
+
+
 @pytest.fixture(scope="module")
 def attacked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Attacked]:
     directory = tmp_path_factory.mktemp("attacked")
     authority = Authority.create(directory / "pki", "d")
     own = authority.issue("coordinator", is_server=True, addresses=["127.0.0.1"]).directory
     endpoint = f"127.0.0.1:{free_port()}"
+    with contextlib.ExitStack() as stack:
+        # Which others may enter.
+        entered = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="backsight-")))
+        entered.chmod(0o755)
+        path = entered / "c.sock"
+        yield _serving(stack, directory, endpoint, own, path)
+
+
+def _serving(
+    stack: contextlib.ExitStack, directory: Path, endpoint: str, own: Path, path: Path
+) -> Attacked:
     config = {
         "listen": endpoint,
         "store": {"path": str(directory / "t.sqlite")},
         "metrics": {"listen": None},
         "query": {"listen": None},
+        "access": {"socket": str(path), "viewers": {"users": [_VIEWER]}},
         "tls": {
             "ca": str(own / "ca.crt"),
             "certificate": str(own / "tls.crt"),
@@ -95,20 +119,19 @@ def attacked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Attacked]:
     }
     (directory / "c.yaml").write_text(yaml.safe_dump(config))
     log = directory / "log"
-    with contextlib.ExitStack() as stack:
-        notify = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
-        notify.bind(str(directory / "notify"))
-        written = stack.enter_context(log.open("wb"))
-        process = stack.enter_context(
-            subprocess.Popen(
-                [sys.executable, "-m", "coordinator", "--config", str(directory / "c.yaml")],
-                env={**os.environ, "NOTIFY_SOCKET": str(directory / "notify")},
-                stderr=written,
-            )
+    notify = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
+    notify.bind(str(directory / "notify"))
+    written = stack.enter_context(log.open("wb"))
+    process = stack.enter_context(
+        subprocess.Popen(
+            [sys.executable, "-m", "coordinator", "--config", str(directory / "c.yaml")],
+            env={**os.environ, "NOTIFY_SOCKET": str(directory / "notify")},
+            stderr=written,
         )
-        stack.callback(process.terminate)
-        await_ready(notify, process, "coordinator", log.read_text)
-        yield Attacked(process, endpoint, directory / "pki", log)
+    )
+    stack.callback(process.terminate)
+    await_ready(notify, process, "coordinator", log.read_text)
+    return Attacked(process, endpoint, directory / "pki", path, log)
 
 
 def issued(attacked: Attacked, name: str, role: str = "node") -> Path:
@@ -151,6 +174,25 @@ def test_many_questions_of_one_certificate_take_its_part_and_no_more(
     assert attacked.memory_bytes("VmHWM") - before < may_have_bytes + _MAY_GROW_BYTES
     assert attacked.welcomes(good, "good")
     assert attacked.process.poll() is None
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("attack", ["question", "gibibytes"])
+def test_a_user_takes_his_part_at_the_socket_and_no_more(attacked: Attacked, attack: str) -> None:
+    attacked.forget_peak()
+    before = attacked.memory_bytes("VmRSS")
+    result = attacked.attack_at_the_socket(attack, _VIEWER)
+    assert result["ended"] == result["connections"]
+    assert attacked.memory_bytes("VmHWM") - before < _MAY_GROW_BYTES
+    assert attacked.welcomes(issued(attacked, "good"), "good")
+
+
+@pytest.mark.root
+def test_a_user_without_a_role_takes_nothing_at_the_socket(attacked: Attacked) -> None:
+    result = attacked.attack_at_the_socket("gibibytes", _STRANGER)
+    assert result["connections"] > 0
+    assert result["sent_bytes"] < 1 << 20
+    assert f"(uid {_STRANGER}) is neither operator nor viewer" in attacked.log.read_text()
 
 
 def test_noise_does_not_fill_the_log(attacked: Attacked) -> None:

@@ -56,7 +56,7 @@ class Fake:
 class Looked:
     """A budget, and the connections that it sees."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self) -> None:
         self.said: list[str] = []
         self.counters = ServerCounters()
         self.now_s = 100.0
@@ -64,19 +64,18 @@ class Looked:
         self.fakes: list[Fake] = []
         self.bytes_max = 1 << 30
         self.settled = True
-        monkeypatch.setattr(budget, "connections", lambda port: iter(self.fakes))
 
     def add(self, peer: str) -> Fake:
         self.fakes.append(Fake(peer))
         return self.fakes[-1]
 
     def look(self) -> None:
-        self.settled = self.budget.look(0, self.bytes_max)
+        self.settled = self.budget.look(lambda: self.fakes, self.bytes_max)
 
 
 @pytest.fixture
-def looked(monkeypatch: pytest.MonkeyPatch) -> Looked:
-    return Looked(monkeypatch)
+def looked() -> Looked:
+    return Looked()
 
 
 def test_who_sends_more_than_a_message_and_never_its_end_is_ended(looked: Looked) -> None:
@@ -275,7 +274,7 @@ def test_that_nothing_can_be_opened_does_not_end_the_coordinator(
     monkeypatch.setattr(budget, "_GLANCE_S", 0)
 
     async def run() -> None:
-        watching = asyncio.ensure_future(looked.budget.watch(lambda: 0, lambda: 1 << 30))
+        watching = asyncio.ensure_future(looked.budget.watch(lambda: looked.fakes, lambda: 1 << 30))
         async with asyncio.timeout(30):
             while not one.is_shut:  # noqa: ASYNC110 # nobody tells
                 await asyncio.sleep(0)

@@ -20,7 +20,7 @@ import pytest
 from google.protobuf.message import Message
 
 from coordinator.core.records import AppendSlice
-from coordinator.rpc import local
+from coordinator.rpc import budget, local
 from coordinator.server import CoordinatorServer
 from ctl.__main__ import main
 from protocol import wire
@@ -28,6 +28,7 @@ from protocol.messages import CHUNK_BYTES_MAX, Hello, TraceId
 from runtime.settings.allow import AllowSettings
 from runtime.settings.coordinator import AccessSettings, Settings, StoreSettings
 from testbed.ports import free_port
+from tests.hostile_peers.http2 import Http2
 from tests.unit.logs import logs_to
 from tests.unit.reading_here import ReadingHere
 from tests.unit.test_server import order_of
@@ -42,9 +43,9 @@ USER, GROUP = 65534, 64999
 AS_ANOTHER = """
 import grpc, json, sys
 endpoint, method, request, times = sys.argv[1:]
-with grpc.insecure_channel(endpoint) as channel:
-    call = channel.unary_stream(f"/backsight.v1.Coordinator/{method}", None, None)
-    for _ in range(int(times)):
+for _ in range(int(times)):
+    with grpc.insecure_channel(endpoint, [("grpc.use_local_subchannel_pool", 1)]) as channel:
+        call = channel.unary_stream(f"/backsight.v1.Coordinator/{method}", None, None)
         try:
             next(iter(call(bytes.fromhex(request))), None)
             said = ["OK", ""]
@@ -109,7 +110,7 @@ async def said_to_another(
     user: int = USER,
     times: int = 1,
 ) -> tuple[str, str]:
-    """The same, asked by another user so many times; the last answer."""
+    """The same, asked by another user so many times, each on a connection of its own; the last answer."""
 
     def ask() -> list[str]:
         done = subprocess.run(
@@ -288,6 +289,57 @@ def test_one_user_has_not_all_connections(directory: Path) -> None:
             assert code == "UNAUTHENTICATED"  # he gets that far
             for one in taken:
                 one.close()
+
+    asyncio.run(run())
+
+
+def test_who_sends_more_than_a_message_is_ended_and_nothing_stays_of_him(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Not only when memory grows.
+    monkeypatch.setattr(budget, "_GLANCE_S", 0.01)
+    monkeypatch.setattr(budget, "_LOOK_EVERY_S", 0)
+    world = World(directory)
+
+    def fill() -> None:
+        with Http2(world.endpoint) as asking:
+            asking.listen(0.1)
+            asking.call("ListTraces", 1 << 30)
+            sent = 0
+            while not asking.ended and sent < 64 << 20:
+                asking.listen(0.01)
+                sent += asking.fill(1 << 30)
+            assert asking.ended
+
+    async def run() -> None:
+        async with world.serving() as here:
+            running = asyncio.ensure_future(here.run())
+            assert await said_to(world.endpoint, "ListNodes", NODES) == ("OK", "")
+            await asyncio.to_thread(fill)
+            assert here.counters.connections_ended_unfinished == 1
+            ended = "its connection is ended: sent 8 MiB of a message that is not whole yet"
+            assert any("backsight/0:" in line and ended in line for line in world.said)
+            assert await said_to(world.endpoint, "ListNodes", NODES) == ("OK", "")
+            async with asyncio.timeout(30):
+                while here._budget._delivered:  # noqa: ASYNC110 # nobody tells
+                    await asyncio.sleep(0.01)
+            running.cancel()
+
+    asyncio.run(run())
+
+
+def test_who_has_no_role_never_comes_to_grpc(directory: Path) -> None:
+    world = World(directory)
+
+    async def run() -> None:
+        async with world.serving() as here:
+            door = here._door
+            assert door is not None
+            with pytest.MonkeyPatch.context() as patched:
+                patched.setattr(door, "_relay", None)
+                code, _ = await said_to_another(world.endpoint, "ListNodes", NODES)
+            assert code == "UNAUTHENTICATED"
+            assert here.counters.not_permitted == 1
 
     asyncio.run(run())
 
