@@ -37,11 +37,12 @@ from coordinator.rpc import listener
 from coordinator.rpc.admission import Admission, Context, Who
 from coordinator.rpc.budget import Budget
 from coordinator.rpc.connections import Connection
-from coordinator.rpc.identity import Caller, Identity, Unidentified
+from coordinator.rpc.identity import Caller, Identity, Role, Unidentified
 from coordinator.rpc.peers import address_of_user, local_name
 from coordinator.rpc.refusal import refuse
 from runtime.log import Log, PeerLog
 from runtime.schema import InvalidValue
+from runtime.settings.allow import trusted_uids
 from runtime.settings.coordinator import AccessSettings
 from runtime.unix_socket import Credentials, credentials_of, listen
 
@@ -50,11 +51,44 @@ _Handlers: TypeAlias = "Mapping[str, grpc.RpcMethodHandler[Any, Any]]"
 # Of one user; a person has one for each command that runs.
 CONNECTIONS_OF_A_USER_MAX = 16
 
-# Of all. Each costs two fds, and some memory in gRPC.
-CONNECTIONS_MAX = 128
+# Of all whom the configuration names. Each costs two fds, and some memory in gRPC.
+_NAMED_MAX = 128
+
+# Beside that, so that no other takes root's places: there are two such users at most.
+_TRUSTED_MAX = 2 * CONNECTIONS_OF_A_USER_MAX
+
+# Whose names are being looked up: more than asyncio accepts at once.
+_UNDECIDED_MAX = 256
+
+# Who is told why he may not. Whoever finds no place there is hung up on.
+_REFUSED_MAX = 64
 
 # What is read at once; a message may be longer.
 _READ_BYTES = 64 << 10
+
+
+class _Places:
+    """How many connections there may be at some stage: of each user, and of all."""
+
+    def __init__(self, of_all: int) -> None:
+        self._of_all = of_all
+        self._taken: Counter[int] = Counter()  # by uid
+
+    @contextlib.contextmanager
+    def place(self, uid: int) -> Iterator[str | None]:
+        """Count a connection while it is there; why it has no place, if it has none."""
+        if self._taken[uid] >= CONNECTIONS_OF_A_USER_MAX:
+            yield f"uid {uid} has {CONNECTIONS_OF_A_USER_MAX} connections already; allowed are no more"
+        elif self._taken.total() >= self._of_all:
+            yield f"there are {self._of_all} connections already; allowed are no more"
+        else:
+            self._taken[uid] += 1
+            try:
+                yield None
+            finally:
+                self._taken[uid] -= 1
+                if not self._taken[uid]:
+                    del self._taken[uid]
 
 
 @dataclass(eq=False, slots=True)
@@ -89,11 +123,13 @@ class LocalDoor:
         self._access = access
         self._counters = counters
         self._relayed: dict[str, _Relayed] = {}
-        self._users: Counter[int] = Counter()
+        # Without a look at the configuration, which may ask a directory service.
+        self._trusted = {uid: _caller_of(uid, Role.OPERATOR) for uid in trusted_uids()}
+        self._trusted_places = _Places(_TRUSTED_MAX)
+        self._named_places = _Places(_NAMED_MAX)
+        self._undecided_places = _Places(_UNDECIDED_MAX)
+        self._refused_places = _Places(_REFUSED_MAX)
         self._tasks: set[asyncio.Task[None]] = set()
-        # Who could guess a name could take it before us, and keep somebody out.
-        self._secret = secrets.token_hex(8)
-        self._numbers = 0
         self._peer_log = PeerLog(log)
         admission = Admission(self._who, lambda: None, budget, counters, self._peer_log)
         self._server = grpc.aio.server(options=listener.options(identified=True))
@@ -153,14 +189,13 @@ class LocalDoor:
         return relayed.caller
 
     def _caller(self, credentials: Credentials) -> Caller | Unidentified:
-        name = _user_name(credentials.uid)
         try:
             role = role_of(self._access(), credentials)
         except InvalidValue as error:
             return Unidentified(f"{error}; correct it, and reload the coordinator")
         if role is not None:
-            proof = f"uid {credentials.uid} on the coordinator's machine"
-            return Caller(Identity(role, name, proof))
+            return _caller_of(credentials.uid, role)
+        name = _user_name(credentials.uid)
         return Unidentified(
             f"the user {name} (uid {credentials.uid}) is neither operator nor viewer here; root can name"
             " him, or one of his groups, in `access.operators` or `access.viewers` of the coordinator's"
@@ -179,70 +214,81 @@ class LocalDoor:
         writer.transport.set_write_buffer_limits(0)
         try:
             credentials = credentials_of(writer.get_extra_info("socket"))
-            with self._place(credentials.uid) as reason:
-                if reason is None:
-                    await self._admit(credentials, reader, writer)
-                else:
-                    self._peer_log.warning(
-                        address_of_user(credentials.uid),
-                        f"{self._path}: one connection is ended: {reason}",
-                    )
+            reason = await self._admit(credentials, reader, writer)
+            if reason is not None:
+                await self._refuse(credentials.uid, *reason, reader, writer)
         finally:
             # Who reads nothing would keep one open that is closed.
             writer.transport.abort()
 
-    @contextlib.contextmanager
-    def _place(self, uid: int) -> Iterator[str | None]:
-        """Count a connection while it is there; why it has no place, if it has none."""
-        self._users[uid] += 1
-        try:
-            if self._users[uid] > CONNECTIONS_OF_A_USER_MAX:
-                yield f"uid {uid} has {CONNECTIONS_OF_A_USER_MAX} already; allowed are no more"
-            elif len(self._tasks) > CONNECTIONS_MAX:
-                yield f"there are {CONNECTIONS_MAX} already; allowed are no more"
-            else:
-                yield None
-        finally:
-            self._users[uid] -= 1
-            if not self._users[uid]:
-                del self._users[uid]
-
     async def _admit(
         self, credentials: Credentials, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
-        # May ask a directory service.
-        caller = await asyncio.to_thread(self._caller, credentials)
-        if isinstance(caller, Unidentified):
-            self._counters.not_permitted += 1
-            self._peer_log.warning(
-                address_of_user(credentials.uid),
-                f"{self._path}: one connection is refused: {caller}",
-            )
-            await refuse(reader, writer, grpc.StatusCode.UNAUTHENTICATED, str(caller))
+    ) -> tuple[grpc.StatusCode, str] | None:
+        """Relay what comes of somebody, by his role; why not, if not."""
+        uid = credentials.uid
+        caller: Caller | Unidentified
+        if uid in self._trusted:
+            caller, places = self._trusted[uid], self._trusted_places
         else:
-            await self._relay(credentials, caller, reader, writer)
+            places = self._named_places
+            with self._undecided_places.place(uid) as reason:
+                if reason is not None:
+                    return grpc.StatusCode.RESOURCE_EXHAUSTED, reason
+                caller = await asyncio.to_thread(self._caller, credentials)
+        if isinstance(caller, Unidentified):
+            return grpc.StatusCode.UNAUTHENTICATED, str(caller)
+        # By role first: who has none takes no place of those who have one.
+        with places.place(uid) as reason:
+            if reason is not None:
+                return grpc.StatusCode.RESOURCE_EXHAUSTED, reason
+            await self._relay(uid, caller, reader, writer)
+        return None
+
+    async def _refuse(
+        self,
+        uid: int,
+        status: grpc.StatusCode,
+        reason: str,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+    ) -> None:
+        if status is grpc.StatusCode.UNAUTHENTICATED:
+            self._counters.not_permitted += 1
+        else:
+            self._counters.too_many_calls += 1
+        self._peer_log.warning(
+            address_of_user(uid), f"{self._path}: one connection is refused: {reason}"
+        )
+        with self._refused_places.place(uid) as no_place:
+            if no_place is None:
+                await refuse(reader, writer, status, reason)
 
     async def _relay(
         self,
-        credentials: Credentials,
+        uid: int,
         caller: Caller,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
     ) -> None:
-        self._numbers += 1
-        name = local_name(self._secret, credentials.uid, self._numbers)
+        # All users see the names of sockets that there are. Who could guess the next one could
+        # take it before us, and keep somebody out.
+        name = local_name(uid, secrets.token_hex(16))
         task = asyncio.current_task()
         assert task is not None
         relayed = _Relayed(f"unix-abstract:{name}", caller, task)
         self._relayed[relayed.peer] = relayed
         try:
-            with (
-                socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as inner,
-                contextlib.suppress(OSError),  # one of both is gone, or gRPC is
-            ):
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as inner:
                 inner.setblocking(False)
-                inner.bind(f"\0{name}")
-                await asyncio.get_running_loop().sock_connect(inner, str(self._inner))
+                try:
+                    inner.bind(f"\0{name}")
+                    await asyncio.get_running_loop().sock_connect(inner, str(self._inner))
+                except OSError as error:
+                    self._peer_log.warning(
+                        address_of_user(uid),
+                        f"{self._path}: a connection of uid {uid} does not get to gRPC: {error}",
+                    )
+                    return
                 their_reader, their_writer = await asyncio.open_connection(
                     sock=inner, limit=_READ_BYTES
                 )
@@ -275,6 +321,10 @@ async def _first_to_end(*pumps: Any) -> None:  # noqa: ANN401 # coroutines
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _caller_of(uid: int, role: Role) -> Caller:
+    return Caller(Identity(role, _user_name(uid), f"uid {uid} on the coordinator's machine"))
 
 
 def _user_name(uid: int) -> str:

@@ -9,12 +9,12 @@ from urllib.parse import unquote
 _AT_AN_ADDRESS = re.compile(r"ipv[46]:\[?([^]]*)\]?:[0-9]+")
 
 
-def local_name(secret: str, uid: int, number: int) -> str:
+def local_name(uid: int, secret: str) -> str:
     """The abstract name of a user's connection to gRPC. ``secret``: so that nobody takes it before."""
-    return f"backsight/{secret}/{uid}/{number}"
+    return f"backsight/{uid}:{secret}"
 
 
-_AT_A_LOCAL_NAME = re.compile(r"unix-abstract:backsight/[^/]*/([0-9]+)/[0-9]+")
+_AT_A_LOCAL_NAME = re.compile(r"unix-abstract:backsight/([0-9]+):[^:]*")
 
 
 def address_of(peer: str) -> str:

@@ -541,7 +541,7 @@ def test_who_says_much_hides_nobody_else(one: str, another: str, are_one: bool) 
         ("ipv4:203.0.113.7:50051", "203.0.113.7"),
         ("ipv6:%5B2001:db8::7%5D:50051", "2001:db8::7"),
         ("ipv6:[2001:db8::7]:50051", "2001:db8::7"),
-        (f"unix-abstract:{local_name('0af3', 1000, 7)}", "uid 1000"),
+        (f"unix-abstract:{local_name(1000, '0af3')}", "uid 1000"),
         ("unix:", "unix:"),
     ],
 )

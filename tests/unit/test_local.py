@@ -5,11 +5,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
+import re
+import secrets
 import socket
 import subprocess
 import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -271,24 +274,114 @@ def test_what_is_large_comes_through(
     assert part["bytes"] == chunks * CHUNK_BYTES_MAX
 
 
+# As many as one user may have.
+HELD = local.CONNECTIONS_OF_A_USER_MAX
+
+HOLD = """
+import os, socket, sys
+path, held, *uids = sys.argv[1:]
+connections = []
+for uid in map(int, uids):
+    os.seteuid(uid)
+    for _ in range(int(held)):
+        connections.append(socket.socket(socket.AF_UNIX))
+        connections[-1].connect(path)
+        connections[-1].recv(1)
+    os.seteuid(0)
+print("all are there", flush=True)
+sys.stdin.read()
+"""
+
+
+@contextlib.asynccontextmanager
+async def held(path: Path, uids: Iterable[int]) -> AsyncIterator[None]:
+    """Connections of these users on which nothing is said, each met before the next comes."""
+    command = ["/usr/bin/python3", "-c", HOLD, str(path), str(HELD), *map(str, uids)]
+    pipe = asyncio.subprocess.PIPE
+    holding = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe)
+    assert holding.stdin is not None
+    assert holding.stdout is not None
+    try:
+        assert await holding.stdout.readline() == b"all are there\n"
+        yield
+    finally:
+        holding.stdin.close()
+        await holding.wait()
+
+
 def test_one_user_has_not_all_connections(directory: Path) -> None:
     world = World(directory)
 
     async def run() -> None:
-        async with world.serving():
-            taken = []
-            for _ in range(local.CONNECTIONS_OF_A_USER_MAX):
-                taken.append(socket.socket(socket.AF_UNIX))
-                taken[-1].connect(str(world.path))
-            with socket.socket(socket.AF_UNIX) as one_more:
-                one_more.setblocking(False)
-                one_more.connect(str(world.path))
-                assert await asyncio.get_running_loop().sock_recv(one_more, 1) == b""
-            assert f"uid 0 has {local.CONNECTIONS_OF_A_USER_MAX} already" in world.said[-1]
+        async with world.serving() as here, held(world.path, [0]):
+            code, said = await said_to(world.endpoint, "ListNodes", NODES)
+            assert code == "RESOURCE_EXHAUSTED"
+            assert said.startswith(f"uid 0 has {local.CONNECTIONS_OF_A_USER_MAX} connections")
+            assert world.said[-1].endswith(f"one connection is refused: {said}")
+            assert here.counters.too_many_calls == 1
             code, _ = await said_to_another(world.endpoint, "ListNodes", NODES)
             assert code == "UNAUTHENTICATED"  # he gets that far
-            for one in taken:
-                one.close()
+
+    asyncio.run(run())
+
+
+def test_who_has_no_role_takes_no_place_of_those_who_have_one(directory: Path) -> None:
+    world = World(directory)
+    world.allow(viewers=AllowSettings(users=(USER,)))
+    strangers = range(100_000, 100_020)
+
+    async def run() -> None:
+        async with world.serving(), held(world.path, strangers):
+            assert await said_to(world.endpoint, "ListNodes", NODES) == ("OK", "")
+            asked = await said_to_another(world.endpoint, "ListNodes", NODES)
+            assert asked == ("OK", "")
+
+    asyncio.run(run())
+
+
+def test_who_has_a_role_takes_no_place_of_roots(directory: Path) -> None:
+    world = World(directory)
+    world.allow(viewers=AllowSettings(users=("100000-100019",)))
+
+    async def run() -> None:
+        async with world.serving() as here, held(world.path, range(100_000, 100_020)):
+            assert here.counters.too_many_calls > 0
+            assert await said_to(world.endpoint, "ListNodes", NODES) == ("OK", "")
+
+    asyncio.run(run())
+
+
+def names_of_ours() -> list[str]:
+    """Of sockets, which everybody sees."""
+    return re.findall("@(backsight/.*)", Path("/proc/net/unix").read_text())
+
+
+def test_no_name_of_a_connection_says_the_next(directory: Path) -> None:
+    world = World(directory)
+
+    async def run() -> None:
+        async with world.serving():
+            before = names_of_ours()
+            async with held(world.path, [0]):
+                names = set(names_of_ours()) - set(before)
+            numbers = [int(name.removeprefix("backsight/0:"), 16) for name in names]
+            assert len(numbers) == HELD
+            assert all(abs(one - other) > 1 << 64 for one, other in itertools.pairwise(numbers))
+
+    asyncio.run(run())
+
+
+def test_a_name_that_is_taken_is_said(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(secrets, "token_hex", lambda size: "ab" * size)
+    world = World(directory)
+
+    async def run() -> None:
+        async with world.serving():
+            with socket.socket(socket.AF_UNIX) as taking:
+                taking.bind(f"\0backsight/0:{'ab' * 16}")
+                code, _ = await said_to(world.endpoint, "ListNodes", NODES)
+            assert code == "UNAVAILABLE"
+            assert any("uid 0 does not get to gRPC: [Errno 98]" in line for line in world.said)
 
     asyncio.run(run())
 
