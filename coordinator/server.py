@@ -180,7 +180,7 @@ class CoordinatorServer:
             return contextlib.nullcontext()
         self._door = LocalDoor(
             Path(path),
-            lambda: self._settings.access,
+            self._settings.access,
             _SERVICE,
             self._asked,
             self._budget,
@@ -383,6 +383,8 @@ class CoordinatorServer:
         if warning is not None and warning != warning_of_strangers(self._settings):
             self._log.warning(warning)
         self._settings = settings
+        if self._door is not None:
+            self._door.reconfigure(settings.access)
         self._store.retention.limits = store_limits(settings.store)
         self._core.reconfigure(core_config(settings, self._priority_seed))
         self._core.set_policy(policy(settings.policy))

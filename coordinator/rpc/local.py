@@ -110,14 +110,14 @@ class LocalDoor:
     def __init__(
         self,
         path: Path,
-        access: Callable[[], AccessSettings],
+        access: AccessSettings,
         service: str,
         handlers: Callable[[Who], _Handlers],
         budget: Budget,
         counters: ServerCounters,
         log: Log,
     ) -> None:
-        """``access`` says who is let in, at the moment; ``handlers`` makes those of the service."""
+        """``access`` says who is let in; ``handlers`` makes those of the service."""
         self._path = path
         self._inner = path.with_name(f"{path.name}.grpc")
         self._access = access
@@ -129,7 +129,8 @@ class LocalDoor:
         self._named_places = _Places(_NAMED_MAX)
         self._undecided_places = _Places(_UNDECIDED_MAX)
         self._refused_places = _Places(_REFUSED_MAX)
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], int] = {}  # of each connection, and its uid
+        self._log = log
         self._peer_log = PeerLog(log)
         admission = Admission(self._who, lambda: None, budget, counters, self._peer_log)
         self._server = grpc.aio.server(options=listener.options(identified=True))
@@ -176,6 +177,15 @@ class LocalDoor:
         await self._server.stop(None)
         self._inner.unlink(missing_ok=True)
 
+    def reconfigure(self, access: AccessSettings) -> None:
+        """Go on with these users. Who is trusted no more must not go on; all others come again."""
+        before, self._access = self._access, access
+        if (before.operators, before.viewers) != (access.operators, access.viewers):
+            self._log.info(f"{self._path}: lets in others than before, so connections begin anew")
+            for task, uid in self._tasks.items():
+                if uid not in self._trusted:
+                    task.cancel()
+
     def connections(self) -> Iterable[Connection]:
         """What gRPC has of this socket."""
         return list(self._relayed.values())
@@ -190,7 +200,7 @@ class LocalDoor:
 
     def _caller(self, credentials: Credentials) -> Caller | Unidentified:
         try:
-            role = role_of(self._access(), credentials)
+            role = role_of(self._access, credentials)
         except InvalidValue as error:
             return Unidentified(f"{error}; correct it, and reload the coordinator")
         if role is not None:
@@ -205,15 +215,17 @@ class LocalDoor:
     # ------------------------------------------------------------------ relay
 
     def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.get_running_loop().create_task(self._meet(reader, writer))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        credentials = credentials_of(writer.get_extra_info("socket"))
+        task = asyncio.get_running_loop().create_task(self._meet(credentials, reader, writer))
+        self._tasks[task] = credentials.uid
+        task.add_done_callback(self._tasks.pop)
 
-    async def _meet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _meet(
+        self, credentials: Credentials, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         # All that was written is sent before the next, so nothing is lost when this ends.
         writer.transport.set_write_buffer_limits(0)
         try:
-            credentials = credentials_of(writer.get_extra_info("socket"))
             reason = await self._admit(credentials, reader, writer)
             if reason is not None:
                 await self._refuse(credentials.uid, *reason, reader, writer)

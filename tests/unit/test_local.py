@@ -437,6 +437,73 @@ def test_who_has_no_role_never_comes_to_grpc(directory: Path) -> None:
     asyncio.run(run())
 
 
+# Listens as another user until that ends, and calls once more on the same channel.
+LISTENS = """
+import grpc, sys
+endpoint, request = sys.argv[1:]
+with grpc.insecure_channel(endpoint) as channel:
+    for method in ("TailTraces", "TakeSnapshot"):
+        call = channel.unary_stream(f"/backsight.v1.Coordinator/{method}", None, None)
+        try:
+            next(iter(call(bytes.fromhex(request))), None)
+            print("OK")
+        except grpc.RpcError as error:
+            print(error.code().name)
+"""
+
+
+def test_who_is_named_no_more_may_no_more(directory: Path) -> None:
+    world = World(directory)
+    world.allow(operators=AllowSettings(users=(USER,)))
+
+    async def called(here: CoordinatorServer, calls: int) -> None:
+        async with asyncio.timeout(30):
+            while sum(one.calls for one in here._budget._peers.values()) < calls:  # noqa: ASYNC110 # nobody tells
+                await asyncio.sleep(0.01)
+
+    async def run() -> None:
+        async with world.serving() as here, grpc.aio.insecure_channel(world.endpoint) as channel:
+            tail = channel.unary_stream(f"{SERVICE}/TailTraces", None, None)(b"")
+            listening = await asyncio.create_subprocess_exec(
+                *("/usr/bin/python3", "-c", LISTENS, world.endpoint),
+                SNAPSHOT.SerializeToString().hex(),
+                stdout=asyncio.subprocess.PIPE,
+                user=USER,
+                group=USER,
+                extra_groups=(),
+                cwd="/",
+                env={},
+            )
+            await called(here, 2)
+            world.allow(operators=AllowSettings())
+            here.reconfigure(world.settings)
+            async with asyncio.timeout(30):
+                said, _ = await listening.communicate()
+            assert said.split() == [b"UNAVAILABLE", b"UNAUTHENTICATED"]
+            assert not tail.done()  # root's
+            tail.cancel()
+
+    asyncio.run(run())
+
+
+def test_a_reload_that_changes_nobody_ends_nothing(directory: Path) -> None:
+    world = World(directory)
+    world.allow(viewers=AllowSettings(users=(USER,)))
+
+    async def run() -> None:
+        async with world.serving() as here, held(world.path, [USER]):
+            door = here._door
+            assert door is not None
+            before = list(door.connections())
+            assert len(before) == HELD
+            world.allow(anonymous="viewer")
+            here.reconfigure(world.settings)
+            await said_to(world.endpoint, "ListNodes", NODES)
+            assert set(before) <= set(door.connections())
+
+    asyncio.run(run())
+
+
 def test_the_socket_of_a_killed_one_is_no_obstacle_and_none_is_left(directory: Path) -> None:
     world = World(directory)
     for path in world.path, directory / "c.sock.grpc":
