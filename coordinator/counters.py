@@ -30,6 +30,7 @@ class ServerCounters:
     not_permitted: int = 0
     too_many_calls: int = 0
     connections_ended_unfinished: int = 0
+    connections_ended_calls: int = 0
     connections_ended_idle: int = 0
     tail_overflowed: int = 0
 

@@ -30,9 +30,10 @@ METRICS = (
     Metric(
         "connections_ended_total",
         "Connections that were ended for what came on them: a message that is not whole, too much"
-        " of it or for too long, or nothing while their address has many.",
+        " of it or for too long, far too many calls, or nothing while their address has many.",
         {
             "server/connections_ended_unfinished": {"reason": "unfinished"},
+            "server/connections_ended_calls": {"reason": "calls"},
             "server/connections_ended_idle": {"reason": "idle"},
         },
     ),

@@ -11,6 +11,9 @@ of the others.
 
 All of these together have a bound too. Beyond it who has the most gives way: an identity, or an
 address where nobody is asked who it is. So whoever sends little, or slowly, loses nothing by others.
+
+How many calls a connection may have gRPC says too, but holds only those to it who say that they
+heard. It takes all calls of the others, in far less time than they can be refused one by one.
 """
 
 from __future__ import annotations
@@ -24,9 +27,10 @@ from dataclasses import dataclass
 from urllib.parse import unquote
 
 from coordinator.counters import ServerCounters
-from coordinator.rpc import streams
+from coordinator.rpc import channelz, streams
 from coordinator.rpc.connections import Connection
 from coordinator.rpc.identity import Identity, Role
+from coordinator.rpc.listener import CALLS_OF_A_CONNECTION
 from coordinator.rpc.peers import address_of
 from protocol import wire
 from runtime.log import PeerLog
@@ -56,6 +60,10 @@ _BESIDE_BYTES = 64 << 10
 # may come at once from behind one, when a coordinator begins.
 IDLE_CONNECTIONS_MAX = 128
 IDLE_S = 5.0
+
+# Calls that gRPC has and nobody let in yet. Each has some 18 KiB there, so these are as much as
+# one peer may have. They are as many when many nodes come at once, with a few each.
+_CALLS_WAITING_MAX = UNDELIVERED_BYTES_MAX // (18 << 10)
 
 # A look costs some 10 ms with 2,000 connections. So one is taken at once when memory has grown
 # by what a peer may have, and else seldom.
@@ -202,6 +210,7 @@ class Budget:
             # Where all files are taken by connections nothing can be opened, until gRPC has
             # closed those that are idle.
             with contextlib.suppress(OSError):
+                self.end_crowds(connections)
                 now_s, bytes_now = time.monotonic(), resident_bytes()
                 bytes_then = min(bytes_then or bytes_now, bytes_now)
                 if (
@@ -214,6 +223,31 @@ class Budget:
                         await asyncio.sleep(0)
                     is_settled = self.look(connections, bytes_max())
                     looked_s, bytes_then = time.monotonic(), resident_bytes()
+
+    def end_crowds(self, connections: Callable[[], Iterable[Connection]]) -> None:
+        """End the connections with the most calls that wait, if too many wait."""
+        let_in = sum(calling.calls for calling in self._peers.values())
+        if channelz.calls() - let_in <= _CALLS_WAITING_MAX:
+            return
+        waiting = Counter(dict(channelz.calls_by_peer()))
+        for peer, calling in self._peers.items():
+            waiting[peer] -= calling.calls
+        # Not all that gRPC has: those of connections that are ended already go by themselves.
+        total = waiting.total()
+        crowds: dict[str, int] = {}
+        for peer, calls in waiting.most_common():
+            if total <= _CALLS_WAITING_MAX or calls <= CALLS_OF_A_CONNECTION:
+                break
+            crowds[peer] = calls
+            total -= calls
+        for connection in connections() if crowds else ():
+            if connection.peer in crowds:
+                self._counters.connections_ended_calls += 1
+                self._end(
+                    connection,
+                    f"began {crowds[connection.peer]} calls at once; allowed are no more than"
+                    f" {CALLS_OF_A_CONNECTION} on a connection",
+                )
 
     def look(self, connections: Callable[[], Iterable[Connection]], bytes_max: int) -> bool:
         """End those of all connections that hold too much. False: look again soon."""

@@ -33,12 +33,12 @@ _OPTIONS = [
 
 # A stream that was ended lasts, with a message, until its peer reads that it was; a node has
 # one on a connection, backsightctl a few.
-_CALLS_OF_A_CONNECTION = 64
+CALLS_OF_A_CONNECTION = 64
 
 
 def options(*, identified: bool) -> list[tuple[str, int]]:
     """Of the server. Who says who he is has one call at a time on a connection (coordinator.rpc.budget)."""
-    calls = 1 if identified else _CALLS_OF_A_CONNECTION
+    calls = 1 if identified else CALLS_OF_A_CONNECTION
     return [*_OPTIONS, ("grpc.max_concurrent_streams", calls)]
 
 

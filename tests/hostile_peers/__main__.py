@@ -243,6 +243,7 @@ ATTACKS: Sequence[tuple[str, str, Attack]] = (
     ("bomb", "a node: a small message that is a large one", _transport("bomb")),
     ("silent", "a node: a thousand connections", _transport("silent")),
     ("calls", "a node: a hundred streams", _transport("calls")),
+    ("crowd", "a node: a hundred thousand calls on two connections", _transport("crowd")),
     ("noise", "a node: calls that are refused", _transport("noise")),
     ("another", "a node: under another's name", _lie("another", "honest-3")),
     ("forged", "a certificate of another CA", _transport("endless", "forged")),

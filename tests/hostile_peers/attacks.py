@@ -36,12 +36,13 @@ class Attacker:
         self._shown = shown
 
     @contextlib.contextmanager
-    def _connections(self, number: int) -> Iterator[list[Http2]]:
+    def _connections(self, number: int, *, heeds: bool = True) -> Iterator[list[Http2]]:
         with contextlib.ExitStack() as stack:
             opened = []
             for _ in range(number):
                 with contextlib.suppress(OSError, ssl.SSLError):
-                    opened.append(stack.enter_context(Http2(self._endpoint, self._shown)))
+                    one = Http2(self._endpoint, self._shown, heeds=heeds)
+                    opened.append(stack.enter_context(one))
             yield opened
 
     def _fill(self, connections: list[Http2], bytes_max: int) -> Result:
@@ -144,6 +145,22 @@ class Attacker:
                 "refused": sum(
                     stream.window < 0 for one in connections for stream in one.streams.values()
                 ),
+            }
+
+    def crowd(self) -> Result:
+        """A hundred thousand calls on two connections, which do not say that they heard what is allowed."""
+        with self._connections(2, heeds=False) as connections:
+            for one in connections:
+                one.listen(0.2)
+            for number in range(50_000):
+                for one in connections:
+                    # Such as gRPC refuses itself, and such as we do.
+                    one.call("Nothing" if number % 2 else "Control", 4)
+                if all(one.ended for one in connections):
+                    break
+            return {
+                "connections": len(connections),
+                "ended": sum(one.ended for one in connections),
             }
 
     def noise(self) -> Result:

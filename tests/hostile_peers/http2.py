@@ -60,11 +60,15 @@ class Stream:
 
 @dataclass(slots=True)
 class Http2:
-    """A connection. Use as ``with``. ``source``: from which of this machine's addresses; any if empty."""
+    """A connection. Use as ``with``. ``source``: from which of this machine's addresses; any if empty.
+
+    ``heeds``: says that it heard what the other side allows, which then holds it to that.
+    """
 
     endpoint: str
     shown: Shown | None = None
     source: str = ""
+    heeds: bool = True
     streams: dict[int, Stream] = field(default_factory=dict)
     ended: bool = False
     _socket: socket.socket | ssl.SSLSocket | None = None
@@ -188,7 +192,8 @@ class Http2:
                         for stream in self.streams.values():
                             stream.window += value - self._stream_window
                         self._stream_window = value
-                self._send(_frame(_SETTINGS, _ACK, 0))
+                if self.heeds:
+                    self._send(_frame(_SETTINGS, _ACK, 0))
             case 6 if not flags & _ACK:
                 self._send(_frame(_PING, _ACK, 0, payload))
             case 3:

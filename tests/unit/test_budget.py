@@ -17,7 +17,7 @@ import pytest
 
 from coordinator import server
 from coordinator.counters import ServerCounters
-from coordinator.rpc import budget, listener, streams
+from coordinator.rpc import budget, channelz, listener, streams
 from coordinator.rpc.budget import (
     IDLE_CONNECTIONS_MAX,
     IDLE_S,
@@ -256,6 +256,41 @@ def test_who_has_the_most_gives_way_when_all_have_too_much(looked: Looked, *, as
     assert any(text.endswith(said) for text in looked.said)
 
 
+def test_who_begins_the_most_calls_is_ended_when_too_many_wait(
+    looked: Looked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waiting = {f"ipv4:10.0.1.{n}:1": 2 for n in range(200)}
+    waiting |= {"ipv4:10.0.0.1:1": 300, "ipv4:10.0.0.2:1": 70, "ipv4:10.0.0.3:1": 100}
+    many = {peer: looked.add(peer) for peer in waiting}
+    monkeypatch.setattr(channelz, "calls", lambda: sum(waiting.values()))
+    monkeypatch.setattr(channelz, "calls_by_peer", waiting.items)
+
+    def ended() -> list[str]:
+        looked.budget.end_crowds(lambda: looked.fakes)
+        return [peer for peer, one in many.items() if one.is_shut]
+
+    with contextlib.ExitStack() as calls:
+        for peer in waiting:
+            calls.enter_context(looked.budget.call(peer, None))
+        for _ in range(61):  # so that 38 of its calls wait
+            calls.enter_context(looked.budget.call("ipv4:10.0.0.3:1", None))
+        assert ended() == ["ipv4:10.0.0.1:1"]
+    assert looked.counters.connections_ended_calls == 1
+    (said,) = looked.said
+    assert said.endswith(
+        "its connection is ended: began 299 calls at once; allowed are no more than 64 on a connection"
+    )
+
+
+def test_many_who_come_at_once_go_on(looked: Looked, monkeypatch: pytest.MonkeyPatch) -> None:
+    waiting = {f"ipv4:10.0.{n % 8}.{n // 8}:1": 2 for n in range(2000)}
+    many = [looked.add(peer) for peer in waiting]
+    monkeypatch.setattr(channelz, "calls", lambda: sum(waiting.values()))
+    monkeypatch.setattr(channelz, "calls_by_peer", waiting.items)
+    looked.budget.end_crowds(lambda: looked.fakes)
+    assert not any(one.is_shut for one in many)
+
+
 def test_that_nothing_can_be_opened_does_not_end_the_coordinator(
     looked: Looked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -467,6 +502,26 @@ def test_connections_of_ours_are_found_and_shut(pair: tuple[socket.socket, socke
     assert client.recv(1) == b""
 
 
+def test_grpc_tells_how_many_calls_each_connection_has(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with Client(tmp_path) as client:
+            before = channelz.calls()
+            calls = [client.call(method) for method in ("Control", "Slices", "Control")]
+            await calls[0].write(wire.encode_node_batch([Hello("n", 1)]))
+            await calls[0].read()
+            (peer,) = client.server._budget._peers
+            async with asyncio.timeout(30):
+                while channelz.calls() < before + 3:  # noqa: ASYNC110 # nobody tells
+                    await asyncio.sleep(0)
+                assert dict(channelz.calls_by_peer())[peer] == 3
+                for call in calls:
+                    call.cancel()
+                while channelz.calls() > before:  # noqa: ASYNC110 # nobody tells
+                    await asyncio.sleep(0)
+
+    asyncio.run(run())
+
+
 def test_peers_are_named_as_grpc_names_them(tmp_path: Path) -> None:
     async def run() -> None:
         peers: list[str] = []
@@ -487,6 +542,7 @@ def test_peers_are_named_as_grpc_names_them(tmp_path: Path) -> None:
                 async with grpc.aio.insecure_channel(f"{target}:{port}") as channel:
                     await channel.unary_unary("/x/y", None, None)(b"")
                     assert unquote(peers[-1]) in {one.peer for one in connections(port)}
+                    assert unquote(peers[-1]) in dict(channelz.calls_by_peer())
             await listening.stop(None)
 
     asyncio.run(run())
