@@ -428,6 +428,25 @@ def test_streams_say_when_a_message_is_there_and_when_nobody_reads(
     asyncio.run(run())
 
 
+def test_nothing_is_read_of_a_tail(tmp_path: Path) -> None:
+    """All that it sends is that it reads on, for as long as it likes."""
+
+    async def run() -> None:
+        async with Client(tmp_path) as client, asyncio.timeout(30):
+            here = client.server._budget
+            call = client.call("TailTraces")
+            await call.write(b"")
+            while not here._unread:  # noqa: ASYNC110 # nobody tells
+                await asyncio.sleep(0)
+            assert {peer: calling.calls for peer, calling in here._peers.items()} == here._unread
+            call.cancel()
+            while here._peers:  # noqa: ASYNC110 # nobody tells
+                await asyncio.sleep(0)
+            assert not here._unread
+
+    asyncio.run(run())
+
+
 def unfinished(channel: grpc.aio.Channel, method: str) -> Any:
     """A question that does not come."""
     return channel.stream_stream(f"/backsight.v1.Coordinator/{method}", None, None)(
