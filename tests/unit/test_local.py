@@ -192,17 +192,21 @@ def test_who_orders_a_snapshot_is_named_to_each_node(directory: Path) -> None:
     asyncio.run(run())
 
 
-def test_a_user_who_is_refused_often_hides_nobody_else(directory: Path) -> None:
+@pytest.mark.parametrize("named", [False, True])
+def test_a_user_who_is_refused_often_hides_nobody_else(directory: Path, *, named: bool) -> None:
+    """Whether the relay refuses him, or what stands before each call."""
     world = World(directory)
+    if named:
+        world.allow(viewers=AllowSettings(users=(USER, USER - 1)))
 
     async def run() -> None:
         async with world.serving():
-            await said_to_another(world.endpoint, "ListNodes", NODES, times=20)
-            await said_to_another(world.endpoint, "ListNodes", NODES, user=USER - 1)
+            await said_to_another(world.endpoint, "TakeSnapshot", SNAPSHOT, times=20)
+            await said_to_another(world.endpoint, "TakeSnapshot", SNAPSHOT, user=USER - 1)
 
     asyncio.run(run())
-    assert len([line for line in world.said if f"(uid {USER})" in line]) == 10
-    assert f"(uid {USER - 1})" in world.said[-1]
+    assert len([line for line in world.said if f"(uid {USER}" in line]) == 10
+    assert f"(uid {USER - 1}" in world.said[-1]
 
 
 def test_no_node_reports_there(directory: Path) -> None:
