@@ -95,6 +95,13 @@ def jump_consistent_hash(key: int, buckets: int) -> int:
     return bucket
 
 
-def shard(trace: TraceId, cluster_seed: int, shards: int) -> int:
+class Shards:
     """The coordinator, of so many, to which a trace goes."""
-    return jump_consistent_hash(TraceHash(Domain.SHARD, cluster_seed)(trace), shards)
+
+    def __init__(self, cluster_seed: int, count: int) -> None:
+        self._hash = TraceHash(Domain.SHARD, cluster_seed)
+        self._count = count
+
+    def __call__(self, trace: TraceId) -> int:
+        # With one, as clusters have it, nothing is to be paid for that.
+        return jump_consistent_hash(self._hash(trace), self._count) if self._count > 1 else 0

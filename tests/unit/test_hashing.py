@@ -12,13 +12,13 @@ import pytest
 from protocol.hashing import (
     RECORD_ALL,
     Domain,
+    Shards,
     TraceHash,
     fmix64,
     fnv1a64,
     jump_consistent_hash,
     node_id,
     percentage_threshold,
-    shard,
 )
 from protocol.messages import TraceId
 
@@ -51,7 +51,7 @@ def test_vectors(vectors: dict[str, list[dict[str, Any]]]) -> None:
     for v in vectors["jump"]:
         assert jump_consistent_hash(int(v["key"], 16), v["buckets"]) == v["bucket"], v
     for v in vectors["shard"]:
-        assert shard(trace(v["trace"]), int(v["seed"], 16), v["shards"]) == v["shard"], v
+        assert Shards(int(v["seed"], 16), v["shards"])(trace(v["trace"])) == v["shard"], v
 
 
 def test_every_kind_of_vector_is_there(vectors: dict[str, list[dict[str, Any]]]) -> None:
@@ -71,7 +71,7 @@ def test_what_is_recorded_is_no_matter_to_its_priority() -> None:
 
 def test_a_shard_more_moves_only_its_share() -> None:
     ids = [numbered(n) for n in range(1, 4001)]
-    before, after = ([shard(t, 1, n) for t in ids] for n in (9, 10))
+    before, after = ([Shards(1, n)(t) for t in ids] for n in (9, 10))
     moved = [b for a, b in zip(before, after, strict=True) if a != b]
     assert set(moved) == {9}
     assert 0.07 < len(moved) / len(ids) < 0.13
