@@ -165,6 +165,8 @@ class Daemon:
             self._clients.user_of,
             self._words.priority_seed,
         )
+        # Of the one coordinator that there is.
+        (self._link,) = self._core.links
         self._pick_up = Histogram(_PICK_UP_BOUNDS_S)
         self._loop_lag = Histogram(LAG_BOUNDS_S)
         self._pump = Pump(self._dataplane, self._on_events, self._clients.events_done)
@@ -388,8 +390,8 @@ class Daemon:
         """How the node is, in a line."""
         if self._uplink is None:
             uplink = "no coordinator configured"
-        elif self._core.refused is not None:
-            uplink = f"refused by the coordinator: {self._core.refused}"
+        elif self._link.refused is not None:
+            uplink = f"refused by the coordinator: {self._link.refused}"
         else:
             assert self._settings.coordinator is not None
             state = "connected to" if self._uplink.welcomed else "not connected to"
@@ -473,8 +475,8 @@ class Daemon:
             else "",
             "certificate_expires_s": uplink.expires_at_s if uplink is not None else 0.0,
             "connected": uplink is not None and uplink.welcomed,
-            "refused": self._core.refused or "",
-            "protocol": self._core.agreed.protocol if self._core.agreed is not None else 0,
+            "refused": self._link.refused or "",
+            "protocol": self._link.agreed.protocol if self._link.agreed is not None else 0,
             "policy": f"{self._core.policy.number:016x}" if self._core.policy.number else "",
             "percentage": self._percentage(self._core.policy),
             "clients_in_pool": len(self._clients),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The node's connections to its coordinator.
+"""The node's connections to one coordinator.
 
 One Control stream for as long as the daemon runs, and a Slices stream, on a
 connection of its own, only while there is something to report. Both are
@@ -117,7 +117,7 @@ class UplinkCounters:
 
 
 class Uplink:
-    """Drives the core's messages.
+    """Drives the core's messages to and from the coordinator of ``shard``.
 
     ``addresses`` tells by which ones peers know this node, asked at each connect;
     ``on_fact`` is called when the core learned something. A Slices connection that
@@ -136,6 +136,7 @@ class Uplink:
         rng: random.Random,
         slices_idle_s: float = 30.0,
         tls: NodeTlsSettings | None = None,
+        shard: int = 0,
     ) -> None:
         self.counters = UplinkCounters()
         self.welcomed = False
@@ -143,6 +144,8 @@ class Uplink:
         self._endpoint = endpoint
         self._opening = opening
         self._core = core
+        self._shard = shard
+        self._link = core.links[shard]
         self._addresses = addresses
         self._on_fact = on_fact
         self._log = log
@@ -168,8 +171,8 @@ class Uplink:
         """
         now_ns = time.monotonic_ns()
         control_ns, chunks_ns = (
-            self._core.next_control_ns(now_ns),
-            self._core.next_chunks_ns(now_ns),
+            self._core.next_control_ns(now_ns, self._shard),
+            self._core.next_chunks_ns(now_ns, self._shard),
         )
         if control_ns is not None and control_ns <= now_ns:
             self._control_due.set()
@@ -177,7 +180,7 @@ class Uplink:
         if chunks_ns is not None and chunks_ns <= now_ns:
             self._chunks_due.set()
             chunks_ns = None
-        if not self._core.slices_connected and self._core.wants_slices_connection():
+        if not self._link.slices_connected and self._core.wants_slices_connection(self._shard):
             self._slices_wanted.set()
         return earliest(control_ns, chunks_ns)
 
@@ -206,14 +209,14 @@ class Uplink:
         backoff = Backoff(self._rng)
         while True:
             why = await self._connected(_CONTROL, self._control)
-            self._core.on_control_lost(time.monotonic_ns())
+            self._core.on_control_lost(time.monotonic_ns(), self._shard)
             self._control_lost.set()
             self.counters.control_lost += 1
             if self.welcomed:
                 self.welcomed = False
                 backoff.reset()
             self._on_fact()
-            refused = self._core.refused or (why if isinstance(why, _Refusal) else None)
+            refused = self._link.refused or (why if isinstance(why, _Refusal) else None)
             what = (
                 f"the coordinator at {self._endpoint} refuses this node"
                 if refused is not None
@@ -234,7 +237,7 @@ class Uplink:
         await call.wait_for_connection()
         addresses = await self._addresses()
         self.counters.control_connects += 1
-        self._core.on_control_connected(time.monotonic_ns(), addresses)
+        self._core.on_control_connected(time.monotonic_ns(), addresses, self._shard)
         self._control_due.set()
         return await _first_to_end(self._write_control(call), self._read_control(call))
 
@@ -242,7 +245,7 @@ class Uplink:
         while True:
             await self._control_due.wait()
             self._control_due.clear()
-            messages = self._core.take_control(time.monotonic_ns(), time.time_ns())
+            messages = self._core.take_control(time.monotonic_ns(), time.time_ns(), self._shard)
             encode = partial(wire.encode_node_batch, zstd=self._zstd_if_known())
             for start in range(0, len(messages), wire.BATCH_MESSAGES_MAX):
                 batch = messages[start : start + wire.BATCH_MESSAGES_MAX]
@@ -253,7 +256,10 @@ class Uplink:
     def _go_on(self) -> None:
         """After something was taken from the core: there may be more, now or later."""
         now_ns = time.monotonic_ns()
-        later_ns = earliest(self._core.next_control_ns(now_ns), self._core.next_chunks_ns(now_ns))
+        later_ns = earliest(
+            self._core.next_control_ns(now_ns, self._shard),
+            self._core.next_chunks_ns(now_ns, self._shard),
+        )
         if later_ns is not None:
             self._on_fact()
 
@@ -272,11 +278,11 @@ class Uplink:
             messages = wire.decode_coordinator_batch(data)
             now_ns, realtime_ns = time.monotonic_ns(), time.time_ns()
             for message in messages:
-                self._core.on_control(message, now_ns, realtime_ns)
-            if self._core.refused is not None:
+                self._core.on_control(message, now_ns, realtime_ns, self._shard)
+            if self._link.refused is not None:
                 self._on_fact()
-                return self._core.refused
-            if not self.welcomed and self._core.agreed is not None:
+                return self._link.refused
+            if not self.welcomed and self._link.agreed is not None:
                 self.welcomed = True
                 # What was wrong before is news if it comes again.
                 self._said.clear()
@@ -292,12 +298,12 @@ class Uplink:
     async def _run_slices(self) -> None:
         backoff = Backoff(self._rng)
         while True:
-            while not self._core.wants_slices_connection():
+            while not self._core.wants_slices_connection(self._shard):
                 self._slices_wanted.clear()
                 await self._slices_wanted.wait()
             replies = self.counters.slice_replies
             why = await self._connected(_SLICES, self._slices)
-            self._core.on_slices_lost(time.monotonic_ns())
+            self._core.on_slices_lost(time.monotonic_ns(), self._shard)
             self._on_fact()
             # A stream that merely opened may be refused for ever.
             if self.counters.slice_replies > replies:
@@ -313,7 +319,7 @@ class Uplink:
         self._control_lost.clear()
         await call.write(wire.encode_opening(replace(self._opening, number=self._slices_number)))
         self.counters.slices_connects += 1
-        self._core.on_slices_connected(time.monotonic_ns(), self._slices_number)
+        self._core.on_slices_connected(time.monotonic_ns(), self._slices_number, self._shard)
         return await _first_to_end(
             self._write_slices(call), self._read_slices(call), self._until_control_is_lost()
         )
@@ -332,11 +338,11 @@ class Uplink:
                 async with asyncio.timeout_at(idle_at_s):
                     await self._chunks_due.wait()
             except TimeoutError:
-                if not self._core.wants_slices_connection():
+                if not self._core.wants_slices_connection(self._shard):
                     return _IDLE
             self._chunks_due.clear()
             idle_at_s = loop.time() + self._slices_idle_s
-            chunks = self._core.take_chunks(time.monotonic_ns())
+            chunks = self._core.take_chunks(time.monotonic_ns(), self._shard)
             for listed in self._listed(chunks):
                 for data in encoded(
                     listed, lambda some: wire.encode_chunks(some, zstd), self._cannot_send
@@ -349,7 +355,7 @@ class Uplink:
 
     def _knows(self, feature: Feature) -> bool:
         """Whether the coordinator does."""
-        agreed = self._core.agreed
+        agreed = self._link.agreed
         return agreed is not None and feature in agreed.features
 
     def _listed(self, chunks: Iterable[SliceChunk]) -> Iterator[list[SliceChunk]]:
@@ -369,7 +375,9 @@ class Uplink:
     async def _read_slices(self, call: _Call) -> str:
         async for data in call:
             self.counters.slice_replies += 1
-            self._core.on_slice_reply(wire.decode_slice_reply(data), time.monotonic_ns())
+            self._core.on_slice_reply(
+                wire.decode_slice_reply(data), time.monotonic_ns(), self._shard
+            )
             self._on_fact()
         return _ENDED
 

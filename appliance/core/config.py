@@ -55,8 +55,8 @@ class NodeConfig:
     be on its way to this node that wants the same trace, and what was given up
     cannot be collected again. ``triggered_max`` bounds the triggered traces that
     hold nothing in the report store (never seen here, reported already, or
-    still searched for), the firings that wait for their acknowledgement and the remembered
-    abandoned groups: a hundred bytes or two each. ``triggered_ttl_ns`` is how
+    still searched for), the firings that wait for their acknowledgement and the abandoned groups
+    remembered for each coordinator: a hundred bytes or two each. ``triggered_ttl_ns`` is how
     long a trace that is of no more use, or was never seen, stays triggered.
     ``groups_per_trace_max`` is how many triggers one trace is collected under, as primary
     or lateral: whatever happens to it concerns all of them.

@@ -19,6 +19,12 @@ concerns them all. It is collected already, so another group goes without it.
 Groups are bounded by the same number as marks. One more costs the oldest firing that has
 lost its traces and was not acknowledged, else an idle trace; when there
 is neither, it is refused.
+
+All this is one for the node, however many coordinators there are: the data plane has one slice
+of a trace, and the store and its marks are the node's memory. What one coordinator has of a
+trace is its share (groups.py). A trace is idle when no coordinator lacks bytes of it, and its
+bytes are freed as far as all have them. Priorities are hashed by one seed, since the groups of
+all coordinators compete for the store.
 """
 
 from __future__ import annotations
@@ -30,11 +36,11 @@ from dataclasses import dataclass, field
 from appliance.core.config import NodeConfig
 from appliance.core.counters import NodeCounters, TriggerCounters
 from appliance.core.dataplane import DataPlane, Slice
-from appliance.core.groups import HeldGroup, HeldTrace
+from appliance.core.groups import HeldGroup, HeldTrace, Share
 from appliance.core.marks import Asker, IdleMarks, Owner
 from appliance.core.reporting import Reporter
 from counting.trigger_names import OTHER_NAMES, UNUSED_NS, TriggerNames
-from protocol.hashing import Domain, TraceHash
+from protocol.hashing import Domain, Shards, TraceHash
 from protocol.messages import Group, SliceFlags, TraceId
 
 MARK_BYTES = 2048
@@ -43,35 +49,37 @@ MARK_BYTES = 2048
 
 @dataclass(slots=True)
 class Gone:
-    """What is held no more.
+    """What is held no more: traces, each with the share of the coordinator for whom it is not.
 
-    ``idle``: traces whose time was over, or that made room; who asked for one may not have
-    been answered yet. ``abandoned``: traces that were given up.
+    ``idle``: those whose time was over, or that made room; who asked for one may not have
+    been answered yet. ``abandoned``: those that were given up.
     """
 
-    idle: list[HeldTrace] = field(default_factory=list)
-    abandoned: list[HeldTrace] = field(default_factory=list)
+    idle: list[tuple[HeldTrace, Share]] = field(default_factory=list)
+    abandoned: list[tuple[HeldTrace, Share]] = field(default_factory=list)
     groups: list[Group] = field(default_factory=list)
 
 
 class Holdings:
     """Groups, their traces, and who is charged for them."""
 
-    def __init__(self, config: NodeConfig, dataplane: DataPlane, now_ns: int) -> None:
+    def __init__(self, config: NodeConfig, dataplane: DataPlane, shards: int, now_ns: int) -> None:
         self.counters = NodeCounters()
-        self.reporter = Reporter(config, now_ns)
+        self.reporter = Reporter(config, shards, now_ns)
         self.traces: dict[TraceId, HeldTrace] = {}
         self.groups: dict[Group, HeldGroup] = {}
         self._config = config
         self._dataplane = dataplane
         self._seed = config.cluster_seed
         self._priority = TraceHash(Domain.PRIORITY, self._seed)
+        self.shard_of = Shards(config.cluster_seed, shards)
+        """Whose the groups of a primary are, by the number of their coordinator."""
         self._names = TriggerNames(config.trigger_names_max, config.policies)
         self._names_forgotten_ns = now_ns
         self._idle = IdleMarks()
         self._searching: set[TraceId] = set()
         self._open: set[TraceId] = set()
-        self._gathering: OrderedDict[TraceId, None] = OrderedDict()
+        self._gathering: OrderedDict[Share, HeldTrace] = OrderedDict()
         self._traceless: OrderedDict[Group, None] = OrderedDict()
         self._gone = Gone()
         self._has_collected = False
@@ -84,15 +92,19 @@ class Holdings:
         self._names.configure(config.policies)
         self.reporter.reconfigure(config, now_ns)
 
-    def rank_by(self, seed: int, now_ns: int) -> bool:
-        """Hash priorities by another seed, also of what is held; whether it is another."""
+    def rank_by(self, seed: int, now_ns: int) -> None:
+        """Hash priorities by this seed, also of what is held."""
         if seed == self._seed:
-            return False
+            return
         self._seed = seed
         self._priority = TraceHash(Domain.PRIORITY, seed)
         for held in self.groups.values():
             self.reporter.rank(held, self._priority(held.group.primary), now_ns)
-        return True
+
+    def share(self, trace: TraceId, shard: int) -> Share | None:
+        """What a coordinator has of a trace; None if it is not held for it."""
+        held = self.traces.get(trace)
+        return held.share(shard) if held is not None else None
 
     # ------------------------------------------------------------- names
 
@@ -147,7 +159,7 @@ class Holdings:
     def collect(
         self, group: HeldGroup, traces: Iterable[TraceId], owner: Owner, now_ns: int
     ) -> list[TraceId]:
-        """Collect traces for a group; those of which the coordinator may know nothing.
+        """Collect traces for a group; those of which its coordinator may know nothing.
 
         Those that the group has already stay as they are. So do those that cannot join it:
         they are held for others. ``owner``: whose are new.
@@ -155,13 +167,14 @@ class Holdings:
         unknown: list[TraceId] = []
         for trace in traces:
             known = self.traces.get(trace)
-            if known is None or known.released or known.release_early:
+            share = known.share(group.shard) if known is not None else None
+            if share is None or share.released or share.release_early:
                 unknown.append(trace)
             if known is not None and (trace in group.traces or self._is_full(known)):
                 continue
             held = known or self._add(self._dataplane.collect(trace, group.group, now_ns), owner)
-            held.released = False
             self._join(held, group)
+            group.share(held).released = False
             if known is None and not held.searching:
                 self._count_found(held)
             self._refresh(held, now_ns)
@@ -206,7 +219,8 @@ class Holdings:
         if now is None:
             return None
         was_searching = held.searching
-        held.released = held.released and now.bytes == held.slice.bytes
+        for share in held.shares:
+            share.released = share.released and now.bytes == held.slice.bytes
         held.slice = now
         if was_searching and not held.searching:
             self._count_found(held)
@@ -215,53 +229,63 @@ class Holdings:
 
     def sent(self, group: HeldGroup, trace: HeldTrace, count: int, now_ns: int) -> None:
         """Bytes of a trace went into a chunk, chosen for this group."""
-        trace.sent += count
-        self._gather(trace, now_ns)
+        share = group.share(trace)
+        share.sent += count
+        self._gather(trace, share, now_ns)
         self.reporter.sent(group, count, now_ns)
         self.count(group.group.trigger).reported_bytes += count
         self.reporter.refresh(trace, now_ns)
         for owner in trace.groups:
-            self.reporter.begin(owner, now_ns)
+            if owner.shard == share.shard:
+                self.reporter.begin(owner, now_ns)
 
-    def acked(self, held: HeldTrace, offset: int, now_ns: int) -> None:
-        """Everything before offset is durable at the coordinator."""
+    def acked(self, held: HeldTrace, share: Share, offset: int, now_ns: int) -> None:
+        """Everything before offset is durable at the coordinator whose share that is."""
         offset = min(offset, held.bytes)
-        if offset <= held.acked:
+        if offset <= share.acked:
             return
-        self._dataplane.trim(held.trace, offset)
-        held.acked = offset
-        held.sent = max(held.sent, offset)
-        if held.acked == held.bytes:
+        share.acked = offset
+        share.sent = max(share.sent, offset)
+        self._trim(held)
+        if held.trimmed == held.bytes:
             self.count(held.groups[0].group.trigger).reported += 1
         self._refresh(held, now_ns)
 
-    def rewind(self, now_ns: int) -> None:
-        """Start over from what is durable: a new Slices stream."""
+    def rewind(self, shard: int, now_ns: int) -> None:
+        """Start over from what is durable: a new Slices stream of a coordinator."""
         for held in self.traces.values():
-            self.rewind_to_acked(held, now_ns)
+            share = held.share(shard)
+            if share is not None:
+                self.rewind_to_acked(held, share, now_ns)
 
-    def rewind_to_acked(self, held: HeldTrace, now_ns: int) -> None:
+    def rewind_to_acked(self, held: HeldTrace, share: Share, now_ns: int) -> None:
         """Send again what is not durable of a slice."""
-        if held.sent != held.acked:
-            held.sent = held.acked
+        if share.sent != share.acked:
+            share.sent = share.acked
             self.reporter.refresh(held, now_ns)
 
     # ------------------------------------------------------- letting go
 
-    def release(self, held: HeldTrace, now_ns: int) -> None:
-        """The coordinator needs no more of what there is of a trace."""
-        held.released = True
+    def release(self, held: HeldTrace, share: Share, now_ns: int) -> None:
+        """The coordinator whose share that is needs no more of what there is of a trace."""
+        share.released = True
         self._refresh(held, now_ns)
 
     def abandon(self, group: HeldGroup, now_ns: int) -> None:
         """Give up a group, and the traces that no other group holds."""
         self.reporter.forget(group)
         for held in list(group.traces.values()):
-            self._leave(held, group)
-            if held.groups:
+            gone = self._leave(held, group)
+            if gone is not None:
+                self._gone.abandoned.append((held, gone))
+            if not held.groups:
+                self._remove(held, abandoned=True, now_ns=now_ns)
+            elif gone is None:
                 self.reporter.charge(held, now_ns)
             else:
-                self._remove(held, abandoned=True, now_ns=now_ns)
+                # Nobody waits for its coordinator any more.
+                self._trim(held)
+                self._refresh(held, now_ns)
         self.drop_if_empty(group)
 
     def drop_if_empty(self, group: HeldGroup) -> None:
@@ -292,17 +316,16 @@ class Holdings:
 
     def end_waits(self, now_ns: int) -> None:
         """What has waited for more until now goes as it is."""
-        while (held := self._longest_waiting()) is not None and held.ready_ns <= now_ns:
-            del self._gathering[held.trace]
-            self.reporter.refresh(held, now_ns)
+        while (share := self._longest_waiting()) is not None and share.ready_ns <= now_ns:
+            self.reporter.refresh(self._gathering.pop(share), now_ns)
 
     def next_ready_ns(self) -> int | None:
         """When end_waits() is to be called."""
-        held = self._longest_waiting()
-        return held.ready_ns if held is not None else None
+        share = self._longest_waiting()
+        return share.ready_ns if share is not None else None
 
-    def _longest_waiting(self) -> HeldTrace | None:
-        return self.traces[next(iter(self._gathering))] if self._gathering else None
+    def _longest_waiting(self) -> Share | None:
+        return next(iter(self._gathering), None)
 
     # ----------------------------------------------------------- inside
 
@@ -321,7 +344,13 @@ class Holdings:
 
     def _new_group(self, group: Group, now_ns: int) -> HeldGroup:
         self.count(group.trigger).collected += 1
-        held = HeldGroup(group, self.queue(group.trigger), self._priority(group.primary), now_ns)
+        held = HeldGroup(
+            group,
+            self.queue(group.trigger),
+            self._priority(group.primary),
+            now_ns,
+            self.shard_of(group.primary),
+        )
         self.groups[group] = held
         return held
 
@@ -332,9 +361,7 @@ class Holdings:
         counters.lossy += SliceFlags.LOSSY in held.slice.flags
 
     def _add(self, found: Slice, owner: Owner) -> HeldTrace:
-        held = HeldTrace(
-            found, frozenset({owner}), acked=found.trimmed_bytes, sent=found.trimmed_bytes
-        )
+        held = HeldTrace(found, frozenset({owner}), found.trimmed_bytes)
         self.traces[found.trace] = held
         self._has_collected = True
         return held
@@ -345,22 +372,34 @@ class Holdings:
     def _join(self, held: HeldTrace, group: HeldGroup) -> None:
         group.add(held)
         self._traceless.pop(group.group, None)
-        group.begun = group.begun or held.sent > 0
+        group.begun = group.begun or group.share(held).sent > 0
 
-    def _leave(self, held: HeldTrace, group: HeldGroup) -> None:
+    def _leave(self, held: HeldTrace, group: HeldGroup) -> Share | None:
+        """The share that goes with it."""
         self.reporter.uncharge(held)
-        group.remove(held)
+        gone = group.remove(held)
+        if gone is not None:
+            self._gathering.pop(gone, None)
+        return gone
 
-    def _gather(self, held: HeldTrace, now_ns: int) -> None:
-        if not held.slice.open_handles or held.unsent_bytes == 0:
-            held.ready_ns = 0
-            self._gathering.pop(held.trace, None)
-        elif not held.ready_ns:
-            held.ready_ns = now_ns + self._config.gather_ns
-            self._gathering[held.trace] = None
+    def _trim(self, held: HeldTrace) -> None:
+        """Free what all have. Whom the trace concerns later gets only the rest of it."""
+        offset = min(share.acked for share in held.shares)
+        if offset > held.trimmed:
+            self._dataplane.trim(held.trace, offset)
+            held.trimmed = offset
+
+    def _gather(self, held: HeldTrace, share: Share, now_ns: int) -> None:
+        if not held.slice.open_handles or held.unsent_bytes(share) == 0:
+            share.ready_ns = 0
+            self._gathering.pop(share, None)
+        elif not share.ready_ns:
+            share.ready_ns = now_ns + self._config.gather_ns
+            self._gathering[share] = held
 
     def _refresh(self, held: HeldTrace, now_ns: int) -> None:
-        self._gather(held, now_ns)
+        for share in held.shares:
+            self._gather(held, share, now_ns)
         self.reporter.refresh(held, now_ns)
         if held.searching:
             self._searching.add(held.trace)
@@ -373,7 +412,7 @@ class Holdings:
         if held.searching or held.held_bytes > 0:
             self._idle.discard(held.trace)
             return
-        expires = held.released or held.bytes == 0
+        expires = held.bytes == 0 or all(share.released for share in held.shares)
         expires_ns = now_ns + self._config.triggered_ttl_ns if expires else None
         self._idle.put(held.trace, held.owners, expires_ns)
 
@@ -394,7 +433,9 @@ class Holdings:
         groups = list(held.groups)
         for group in groups:
             self.count(group.group.trigger).forgotten += 1
-            self._leave(held, group)
+            gone = self._leave(held, group)
+            if gone is not None:
+                self._gone.idle.append((held, gone))
             self.reporter.place(group, now_ns)
         self._remove(held, abandoned=False, now_ns=now_ns)
         for group in groups:
@@ -405,9 +446,7 @@ class Holdings:
         self._idle.discard(held.trace)
         self._searching.discard(held.trace)
         self._open.discard(held.trace)
-        self._gathering.pop(held.trace, None)
         del self.traces[held.trace]
-        (self._gone.abandoned if abandoned else self._gone.idle).append(held)
 
     def _remove_group(self, group: Group) -> None:
         del self.groups[group]

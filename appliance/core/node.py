@@ -5,19 +5,23 @@ Sans-IO: facts come in by the ``on_*`` methods with the time of CLOCK_MONOTONIC,
 outputs are fetched by the ``take_*`` methods. The only thing called from here
 is the data plane, which does no IO either.
 
-What must survive a lost connection is repeated on the next one: what the
+What must survive a lost connection is repeated on the next one: what a
 coordinator is owed (``owed.py``), and each slice from its last durable byte.
+
+What concerns one coordinator is in its link (``link.py``); ``shard`` says which one a fact is of
+or an output for. Here is what is one for the node: what it holds, who fires, and what is given
+up. The first coordinator says what this node records and by which seed priorities are hashed,
+since a node can do only one of each.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, KeysView
+from collections.abc import Callable, Iterable
 from typing import assert_never
 
 from appliance.core.config import NodeConfig, TriggerLimits, TriggerPolicy
 from appliance.core.counters import NodeCounters, TriggerCounters
 from appliance.core.dataplane import (
-    NO_CLIENT,
     ClientDrained,
     DataPlane,
     DataPlaneEvent,
@@ -25,16 +29,13 @@ from appliance.core.dataplane import (
     SliceChanged,
     StoreFull,
 )
+from appliance.core.firings import Firings
 from appliance.core.groups import HeldTrace
 from appliance.core.holdings import Holdings
-from appliance.core.limits import Admission, Refusal
 from appliance.core.link import Link
-from appliance.core.marks import Asker, Owner
+from appliance.core.marks import Asker
 from appliance.core.reporting import QueueDepth
-from appliance.core.snapshot import SnapshotRuns
 from protocol.messages import (
-    CONTROL_CHUNK_BYTES_MAX,
-    DRY_RUN_PREFIX,
     LATERALS_MAX,
     NO_POLICY,
     RECOVERED_WHY,
@@ -45,7 +46,6 @@ from protocol.messages import (
     Drop,
     Group,
     NodeMessage,
-    NodeReport,
     Policy,
     Refused,
     Release,
@@ -62,7 +62,7 @@ from protocol.messages import (
     Welcome,
     cut_utf8,
 )
-from protocol.versions import OURS, Agreed, Versions
+from protocol.versions import OURS, Versions
 
 __all__ = [
     "NodeConfig",
@@ -95,57 +95,47 @@ class NodeCore:
         policy: Policy = NO_POLICY,
         user_of: Callable[[int], int | None] = lambda _: None,
         priority_seed: int = 0,
+        shards: int = 1,
     ) -> None:
         """Recover what dataplane.slices() shows of an earlier daemon.
 
         ``realtime_offset_ns`` is Unix time minus CLOCK_MONOTONIC. ``policy`` and ``priority_seed``
         are those that an earlier daemon was told last, and are in force; seed 0: none was told.
-        ``user_of`` tells whose a process is, by its number.
+        ``user_of`` tells whose a process is, by its number. ``shards`` is how many coordinators
+        there are.
         """
         self._config = config
         self._dataplane = dataplane
         self._now_ns = now_ns
-        self._realtime_offset_ns = realtime_offset_ns
-        self._admission = Admission(config.limits, user_of)
-        self._holdings = Holdings(config, dataplane, now_ns)
-        self._link = Link(config, self._holdings, incarnation, versions)
-        self._owed = self._link.owed
-
-        self.policy = policy
-        """What the coordinator last said that nodes shall record."""
-        self._status_asked: int | None = None
-        self._new_priority_seed: int | None = None
-        self._policy_is_new = False
-        self._snapshots = SnapshotRuns()
-
+        self._holdings = Holdings(config, dataplane, shards, now_ns)
+        self.links = tuple(
+            Link(shard, config, dataplane, self._holdings, incarnation, versions)
+            for shard in range(shards)
+        )
+        """One for each coordinator, by shards."""
+        self._firings = Firings(config, self._holdings, self.link_of, user_of, realtime_offset_ns)
         self._relieve_at_ns: int | None = None
 
-        if priority_seed:
-            self._holdings.rank_by(priority_seed, now_ns)
+        self.links[0].recall(policy, priority_seed)
+        self._holdings.rank_by(self.links[0].priority_seed, now_ns)
         self._recover()
+
+    def link_of(self, primary: TraceId) -> Link:
+        """That of the coordinator to which the groups of this primary go, with all their traces."""
+        return self.links[self._holdings.shard_of(primary)]
 
     @property
     def counters(self) -> NodeCounters:
         return self._holdings.counters
 
     @property
-    def refused(self) -> str | None:
-        """Why the coordinator refused this node, or must not be heard, for the operator."""
-        return self._link.refused
-
-    @property
-    def agreed(self) -> Agreed | None:
-        """What is spoken with the coordinator, since it welcomed this node."""
-        return self._link.agreed
-
-    @property
-    def abandoned_groups(self) -> KeysView[Group]:
-        """The groups that were given up, here or elsewhere, as far as remembered."""
-        return self._owed.abandoned_groups
+    def policy(self) -> Policy:
+        """What this node shall record, as the first coordinator last said."""
+        return self.links[0].policy
 
     @property
     def unreported_groups(self) -> int:
-        """Groups that the coordinator does not know of, or has not all of, yet."""
+        """Groups that their coordinator does not know of, or has not all of, yet."""
         return sum(not group.is_reported for group in self._holdings.groups.values())
 
     @property
@@ -162,9 +152,10 @@ class NodeCore:
         """Go on with other limits, policies and rates. The node and its seed stay the same."""
         self._now_ns = now_ns
         self._config = config
-        self._admission.reconfigure(config.limits, now_ns)
+        self._firings.reconfigure(config, now_ns)
         self._holdings.reconfigure(config, now_ns)
-        self._owed.reconfigure(config)
+        for link in self.links:
+            link.reconfigure(config)
         self._relieve(now_ns)
 
     # ---------------------------------------------------------- facts in
@@ -178,7 +169,7 @@ class NodeCore:
         for event in events:
             match event:
                 case LocalTrigger():
-                    self._on_local_trigger(event, now_ns, waited_ns)
+                    self._firings.on_local_trigger(event, now_ns, waited_ns)
                 case SliceChanged():
                     self._on_slice_changed(event.trace, now_ns)
                 case StoreFull():
@@ -186,7 +177,7 @@ class NodeCore:
                     if held is not None:
                         self._holdings.count(held.groups[0].group.trigger).store_full += 1
                 case ClientDrained():
-                    self._admission.forget_process(event.client)
+                    self._firings.forget_process(event.client)
                 case _:
                     assert_never(event)
         self._relieve(now_ns)
@@ -196,34 +187,28 @@ class NodeCore:
     ) -> None:
         """An operator asks for a trace: as a local trigger, but never limited."""
         self._now_ns = now_ns
-        self._fire(group, laterals, why, Source.OPERATOR, Asker.NODE, now_ns, now_ns)
+        self._firings.fire(group, laterals, why, Source.OPERATOR, Asker.NODE, now_ns, now_ns)
         self._relieve(now_ns)
 
-    def take_recent_question(self) -> Snapshot | None:
+    def take_recent_question(self, shard: int = 0) -> Snapshot | None:
         """An order for which ``on_recent`` is to tell which traces there are; once each."""
-        return self._snapshots.take_question()
+        return self.links[shard].snapshots.take_question()
 
-    def take_status_question(self) -> int | None:
+    def take_status_question(self, shard: int = 0) -> int | None:
         """The number of a question for which ``on_status`` is to tell how the node is; once each.
 
         Of several that came meanwhile the last one.
         """
-        asked, self._status_asked = self._status_asked, None
-        return asked
+        return self.links[shard].take_status_question()
 
-    def on_status(self, number: int, json: str) -> None:
+    def on_status(self, number: int, json: str, shard: int = 0) -> None:
         """How the node is, for who asked that question."""
-        self._owed.report(NodeReport(number, json))
+        self.links[shard].tell_status(number, json)
 
     @property
     def has_open(self) -> bool:
         """Whether a process of this node has a triggered trace open, so that more of it comes."""
         return self._holdings.has_open
-
-    @property
-    def slices_connected(self) -> bool:
-        """Whether there is a Slices stream."""
-        return self._link.slices_connected
 
     def take_collected(self) -> bool:
         """Whether anything was collected since the last time."""
@@ -231,101 +216,95 @@ class NodeCore:
 
     def take_priority_seed(self) -> int | None:
         """By what priorities are hashed from now on, if that has changed; once each."""
-        seed, self._new_priority_seed = self._new_priority_seed, None
-        return seed
+        return self.links[0].take_priority_seed()
 
     def take_policy(self) -> Policy | None:
         """What is to be recorded from now on, and to be kept over restarts; once each."""
-        if not self._policy_is_new:
-            return None
-        self._policy_is_new = False
-        return self.policy
+        return self.links[0].take_policy()
 
     def on_recent(
-        self, order: Snapshot, found: int, traces: Iterable[TraceId], now_ns: int
+        self, order: Snapshot, found: int, traces: Iterable[TraceId], now_ns: int, shard: int = 0
     ) -> None:
-        """The pool holds ``found`` traces that the order is for; these are to be triggered."""
-        self._now_ns = now_ns
-        self._snapshots.begin(order.number, found, traces)
+        """The pool holds ``found`` traces that the order is for; these are to be triggered.
 
-    def on_control_connected(self, now_ns: int, addresses: tuple[str, ...]) -> None:
+        Those of other shards are not: whoever wants them orders it of their coordinators, too.
+        """
+        self._now_ns = now_ns
+        listed = tuple(traces)
+        mine = tuple(trace for trace in listed if self._holdings.shard_of(trace) == shard)
+        found -= len(listed) - len(mine)
+        self.links[shard].snapshots.begin(order.number, found, mine)
+
+    def on_control_connected(self, now_ns: int, addresses: tuple[str, ...], shard: int = 0) -> None:
         """A Control stream is there. ``addresses``: by which peers know this node now."""
         self._now_ns = now_ns
-        self._link.connect(addresses)
+        self.links[shard].connect(addresses)
 
-    def on_control_lost(self, now_ns: int) -> None:
+    def on_control_lost(self, now_ns: int, shard: int = 0) -> None:
         """A Control stream ended, or could not be had, and its Slices stream with it.
 
         Some of what was sent by its credit may have been on the way here.
         """
-        self.on_slices_lost(now_ns)
-        self._link.disconnect()
+        self.on_slices_lost(now_ns, shard)
+        self.links[shard].disconnect()
 
     def on_control(
-        self, message: CoordinatorMessage | Unknown, now_ns: int, realtime_ns: int
+        self,
+        message: CoordinatorMessage | Unknown,
+        now_ns: int,
+        realtime_ns: int,
+        shard: int = 0,
     ) -> None:
-        """One message of the coordinator."""
+        """One message of a coordinator."""
         self._now_ns = now_ns
         self.on_clock(now_ns, realtime_ns)
-        opens = isinstance(message, Welcome | Refused)
-        if not self._link.connected or not (self._owed.is_open or opens):
+        link = self.links[shard]
+        if not link.connected or not self._is_expected(message, link):
             self.counters.unexpected_messages += 1
             return
         match message:
             case Welcome():
-                self._on_welcome(message, now_ns)
+                self._on_welcome(message, link, now_ns)
             case Refused():
-                self._on_refused(message.reason)
+                link.refused = message.reason
+                self.counters.refused += 1
             case Collect():
-                self._on_collect(message, now_ns)
+                self._on_collect(message, link, now_ns)
             case TriggerAck():
-                self._owed.firing_acknowledged(message.group)
+                link.owed.firing_acknowledged(message.group)
             case Drop():
-                self._on_drop(message.group, now_ns)
+                self._on_drop(message.group, link, now_ns)
             case Release():
-                self._on_release(message.trace, now_ns)
+                link.release(message.trace, now_ns)
             case ClockProbe():
-                self._link.probe(message, now_ns, realtime_ns)
+                link.probe(message, now_ns, realtime_ns)
             case Snapshot():
-                self._on_snapshot(message, now_ns)
+                self._on_snapshot(message, link, now_ns)
             case StatusQuestion():
-                self._status_asked = message.number
+                link.ask_status(message.number)
             case Policy():
-                self._policy_is_new = self._policy_is_new or message != self.policy
-                self.policy = message
+                link.say_policy(message)
             case Unknown():
                 self.counters.unknown_messages += 1
             case _:
                 assert_never(message)
         self._relieve(now_ns)
 
-    def on_slices_connected(self, now_ns: int, number: int) -> None:
-        """There is a Slices stream, the ``number``-th of this node."""
+    def on_slices_connected(self, now_ns: int, number: int, shard: int = 0) -> None:
+        """There is a Slices stream, the ``number``-th of this node to this coordinator."""
         self._now_ns = now_ns
-        self._link.connect_slices(number)
-        self._holdings.rewind(now_ns)
+        self.links[shard].connect_slices(number, now_ns)
 
-    def on_slices_lost(self, now_ns: int) -> None:
+    def on_slices_lost(self, now_ns: int, shard: int = 0) -> None:
         self._now_ns = now_ns
-        self._link.disconnect_slices()
-        self._holdings.rewind(now_ns)
+        self.links[shard].disconnect_slices(now_ns)
 
-    def on_slice_reply(self, reply: SliceReply, now_ns: int) -> None:
+    def on_slice_reply(self, reply: SliceReply, now_ns: int, shard: int = 0) -> None:
         self._now_ns = now_ns
-        if not self._link.slices_connected:
+        if not self.links[shard].slices_connected:
             self.counters.unexpected_messages += 1
             return
-        self._link.credit_bytes += reply.credit_bytes
-        for ack in reply.acks:
-            held = self._holdings.traces.get(ack.trace)
-            # An ack for an earlier slice of the trace says nothing about this one.
-            if held is not None and ack.epoch == held.slice.epoch:
-                self._holdings.acked(held, ack.offset, now_ns)
-                if ack.again and ack.offset >= held.acked:
-                    self._holdings.rewind_to_acked(held, now_ns)
-                if held.release_early and held.held_bytes == 0:
-                    held.release_early = False
-                    self._owed.answer(held.trace)
+        self.links[shard].on_reply(reply, now_ns)
         self._expire(now_ns)
 
     def on_tick(self, now_ns: int) -> None:
@@ -334,69 +313,36 @@ class NodeCore:
         self._holdings.end_waits(now_ns)
         self._relieve(now_ns)
         for name in self._holdings.forget_names(now_ns):
-            self._admission.forget_name(name)
+            self._firings.forget_name(name)
 
     def on_clock(self, now_ns: int, realtime_ns: int) -> None:
         """What both clocks show, read together. To be told before what else is sent now."""
-        self._realtime_offset_ns = realtime_ns - now_ns
-        self._link.on_clock(now_ns, realtime_ns)
+        self._firings.realtime_offset_ns = realtime_ns - now_ns
+        for link in self.links:
+            link.on_clock(now_ns, realtime_ns)
 
     # ----------------------------------------------------------- outputs
 
-    def take_control(self, now_ns: int, realtime_ns: int) -> list[NodeMessage]:
-        """Messages for the Control stream, in order; none while it is down."""
+    def take_control(self, now_ns: int, realtime_ns: int, shard: int = 0) -> list[NodeMessage]:
+        """Messages for a Control stream, in order; none while it is down."""
         self._now_ns = now_ns
-        messages = self._link.take_control(now_ns, realtime_ns)
-        if not self._owed.is_open:
-            return messages
-        # After the firings, so that what it counts is known.
-        messages += self._snapshots.take_news()
-        if messages and self._link.may_send_on_control:
-            # A message of their own would cost more than they do.
-            messages += self._take_chunks(now_ns, on_control=True)
-        return messages
+        return self.links[shard].take_control(now_ns, realtime_ns)
 
-    def take_chunks(self, now_ns: int) -> list[SliceChunk]:
-        """Chunks for the Slices stream: what rates and credit allow now."""
+    def take_chunks(self, now_ns: int, shard: int = 0) -> list[SliceChunk]:
+        """Chunks for a Slices stream: what rates and credit allow now."""
         self._now_ns = now_ns
-        return self._take_chunks(now_ns, on_control=False)
+        return self.links[shard].take_chunks(now_ns)
 
-    def _take_chunks(self, now_ns: int, *, on_control: bool) -> list[SliceChunk]:
-        """What may be sent; on the Control stream only few bytes, and only ends of slices.
-
-        What follows of a slice on the other stream might overtake it, and be sent twice.
-        """
-        stream = self._link.slices_number if on_control else 0
-        left_bytes = CONTROL_CHUNK_BYTES_MAX
-        chunks: list[SliceChunk] = []
-        while self._link.may_send:
-            following = self._holdings.reporter.next_trace(now_ns)
-            if following is None:
-                break
-            group, held = following
-            count = min(self._config.chunk_bytes, held.unsent_bytes, self._link.credit_bytes)
-            if on_control and (count > left_bytes or count < held.unsent_bytes):
-                break
-            left_bytes -= count
-            data = self._dataplane.read(held.trace, held.sent, count)
-            chunks.append(SliceChunk(held.trace, held.sent, data, held.slice.epoch, stream=stream))
-            self._link.sent(chunks[-1])
-            self._holdings.sent(group, held, len(data), now_ns)
-            told = held.told
-            if told is not None and told.bytes < held.slice.bytes and told.bytes <= held.sent:
-                self._owed.status(held.trace)
-        return chunks
-
-    def wants_slices_connection(self) -> bool:
+    def wants_slices_connection(self, shard: int = 0) -> bool:
         """Whether there is something to report, or reported and not yet durable."""
-        return self._owed.is_open and self._holdings.reporter.held_bytes > 0
+        return self.links[shard].wants_slices()
 
     def next_wakeup_ns(self, now_ns: int) -> int | None:
         """When on_tick, take_control or take_chunks may do more without a new fact."""
-        first_ns = earliest(
-            self.next_tick_ns(),
-            earliest(self.next_control_ns(now_ns), self.next_chunks_ns(now_ns)),
-        )
+        first_ns = self.next_tick_ns()
+        for link in self.links:
+            sends_ns = earliest(link.next_control_ns(now_ns), link.next_chunks_ns(now_ns))
+            first_ns = earliest(first_ns, sends_ns)
         return max(now_ns, first_ns) if first_ns is not None else None
 
     def next_tick_ns(self) -> int | None:
@@ -406,15 +352,13 @@ class NodeCore:
             earliest(self._holdings.next_expiry_ns(), self._relieve_at_ns),
         )
 
-    def next_control_ns(self, now_ns: int) -> int | None:
+    def next_control_ns(self, now_ns: int, shard: int = 0) -> int | None:
         """When take_control may have something without a new fact; now or earlier: now."""
-        if self._owed.is_open and self._snapshots.has_news:
-            return now_ns
-        return self._link.next_control_ns(now_ns)
+        return self.links[shard].next_control_ns(now_ns)
 
-    def next_chunks_ns(self, now_ns: int) -> int | None:
+    def next_chunks_ns(self, now_ns: int, shard: int = 0) -> int | None:
         """When take_chunks may have something without a new fact; now or earlier: now."""
-        return self._holdings.reporter.ready_ns(now_ns) if self._link.may_send else None
+        return self.links[shard].next_chunks_ns(now_ns)
 
     # ------------------------------------------------------------ inside
 
@@ -435,114 +379,41 @@ class NodeCore:
                 laterals[:LATERALS_MAX],
                 RECOVERED_WHY,
                 Source.NODE,
-                collected_ns + self._realtime_offset_ns,
+                collected_ns + self._firings.realtime_offset_ns,
             )
             group.acknowledged = False
         self._relieve(self._now_ns)
 
-    def _on_refused(self, reason: str) -> None:
-        self._link.refused = reason
-        self.counters.refused += 1
+    def _is_expected(self, message: CoordinatorMessage | Unknown, link: Link) -> bool:
+        """Whether a coordinator may say that now: first who it is, then of its own groups only."""
+        match message:
+            case Welcome() | Refused():
+                return True
+            case Collect() | TriggerAck() | Drop():
+                return link.owed.is_open and self.link_of(message.group.primary) is link
+            case _:
+                return link.owed.is_open
 
-    def _on_welcome(self, welcome: Welcome, now_ns: int) -> None:
-        """The stream is open: repeat all that the other side may have missed."""
-        if not self._link.welcome(welcome):
+    def _on_welcome(self, welcome: Welcome, link: Link, now_ns: int) -> None:
+        if not link.welcome(welcome):
             self.counters.refused += 1
             return
-        seed = welcome.priority_seed or self._config.cluster_seed
-        if self._holdings.rank_by(seed, now_ns):
-            self._new_priority_seed = seed
-        self._snapshots.repeat()
-        self._owed.open()
+        # What is told first is what ranks first.
+        self._holdings.rank_by(self.links[0].priority_seed, now_ns)
+        link.open()
 
-    def _on_local_trigger(self, event: LocalTrigger, now_ns: int, waited_ns: int) -> None:
-        queue = self._holdings.queue(event.trigger)
-        counters = self._holdings.count(event.trigger)
-        counters.fired += 1
-        others = len({*event.laterals} - {event.trace})
-        laterals = min(others, self._config.limits.laterals_max)
-        match self._admission.admit(event.client, queue, now_ns, waited_ns, laterals):
-            case Refusal.PROCESS:
-                counters.rate_limited_process += 1
-            case Refusal.TRIGGER:
-                counters.rate_limited_trigger += 1
-            case None if event.trigger.startswith(DRY_RUN_PREFIX):
-                counters.dry_run += 1
-            case None:
-                counters.admitted += 1
-                group = Group(event.trigger, event.trace)
-                owner = self._admission.owner(event.client)
-                self._fire(
-                    group,
-                    event.laterals,
-                    event.why,
-                    event.source,
-                    owner,
-                    event.fired_ns,
-                    now_ns,
-                    event.client,
-                )
-
-    def _fire(
-        self,
-        group: Group,
-        laterals: tuple[TraceId, ...],
-        why: str,
-        source: Source,
-        owner: Owner,
-        fired_ns: int,
-        now_ns: int,
-        client: int = NO_CLIENT,
-    ) -> None:
-        counters = self._holdings.count(group.trigger)
-        if group in self._owed.abandoned_groups:
-            counters.merged += 1
-            return
-        known = self._holdings.groups.get(group)
-        told = known.fired.laterals if known is not None and known.fired is not None else ()
-        others = dict.fromkeys((*told, *laterals))
-        others.pop(group.primary, None)
-        self._holdings.want((group.primary, *others), owner, now_ns)
-        # What has so many triggers that it cannot join is not told of either, so that the
-        # coordinator expects nothing of it for this one.
-        joins = self._holdings.may_join(group.primary, group)
-        named = tuple(t for t in others if joins and self._holdings.may_join(t, group))
-        named = named[: self._config.limits.laterals_max]
-        counters.laterals_cut += len(others) - len(named)
-        if not joins or (known is not None and {group.primary, *named} <= set(known.traces)):
-            counters.merged += 1
-            return
-        held = known or self._holdings.group(group, now_ns)
-        if held is None:
-            self.counters.firings_dropped += 1
-            return
-        if held.fired is not None:
-            why, source, client = held.fired.why, held.fired.source, held.fired.process
-            fired_at_ns = held.fired.fired_at_ns
-        else:
-            fired_at_ns = fired_ns + self._realtime_offset_ns
-        suppressed = self._admission.take_suppressed(held.queue)
-        held.fired = TriggerFired(group, named, why, source, fired_at_ns, suppressed, client)
-        held.acknowledged = False
-        self._owed.firing(group)
-        unknown = self._holdings.collect(held, (group.primary, *named), owner, now_ns)
-        # What was told of the others stands; if it is released meanwhile, the coordinator is
-        # asked again once it has the firing.
-        for trace in dict.fromkeys((group.primary, *unknown)):
-            self._owed.answer(trace)
-
-    def _on_snapshot(self, order: Snapshot, now_ns: int) -> None:
+    def _on_snapshot(self, order: Snapshot, link: Link, now_ns: int) -> None:
         why = f"of the last {order.age_ns / 1e9:g} s" + (
             f" of {order.service}" if order.service else ""
         )
         why = cut_utf8(why, WHY_BYTES_MAX)
-        for group in self._snapshots.ordered(order):
-            self._fire(group, (), why, Source.OPERATOR, Asker.COORDINATOR, now_ns, now_ns)
+        for group in link.snapshots.ordered(order):
+            self._firings.fire(group, (), why, Source.OPERATOR, Asker.COORDINATOR, now_ns, now_ns)
 
-    def _on_collect(self, message: Collect, now_ns: int) -> None:
+    def _on_collect(self, message: Collect, link: Link, now_ns: int) -> None:
         """A remote trigger: never limited, and every trace is answered."""
-        if message.group in self._owed.abandoned_groups:
-            self._owed.refusal(message.traces, SliceFlags.ABANDONED)
+        if message.group in link.owed.abandoned_groups:
+            link.owed.answer_all(message.traces, SliceFlags.ABANDONED)
             return
         self._holdings.want(message.traces, Asker.COORDINATOR, now_ns)
         group = None
@@ -550,41 +421,23 @@ class NodeCore:
         # already, and each is answered by what there is of it.
         if any(self._holdings.may_join(trace, message.group) for trace in message.traces):
             group = self._holdings.group(message.group, now_ns)
-        if group is None:
-            self._owed.refusal(message.traces, SliceFlags.STORE_FULL)
-            return
-        self._holdings.collect(group, message.traces, Asker.COORDINATOR, now_ns)
-        for trace in message.traces:
-            self._owed.answer(trace)
+        if group is not None:
+            self._holdings.collect(group, message.traces, Asker.COORDINATOR, now_ns)
+        # One that cannot join may still be held for other groups of this coordinator.
+        link.owed.answer_all(message.traces, SliceFlags.STORE_FULL)
 
-    def _on_drop(self, group: Group, now_ns: int) -> None:
-        if group in self._owed.abandoned_groups:
-            self._owed.abandonment_known(group)
+    def _on_drop(self, group: Group, link: Link, now_ns: int) -> None:
+        if group in link.owed.abandoned_groups:
+            link.owed.abandonment_known(group)
             return
         self._holdings.count(group.trigger).dropped_remote += 1
         self._abandon(group, unanswered=False, now_ns=now_ns)
 
-    def _on_release(self, trace: TraceId, now_ns: int) -> None:
-        held = self._holdings.traces.get(trace)
-        if held is None or held.searching:
-            # It is told what the search finds, and says so again if it needs none of it.
-            return
-        if held.held_bytes > 0:
-            # New bytes, of which the coordinator will hear and judge again; or it has
-            # them all, and said so on the other stream: ask it again when that is here.
-            held.release_early = True
-            return
-        # It may not know yet of a group that needs the trace: ask it again then.
-        unknown = [group for group in held.groups if not group.acknowledged]
-        for group in unknown:
-            group.release_deferred = True
-        if not unknown:
-            self._holdings.release(held, now_ns)
-
     def _on_slice_changed(self, trace: TraceId, now_ns: int) -> HeldTrace | None:
         held = self._holdings.changed(trace, now_ns)
         if held is not None:
-            self._owed.status(trace)
+            for share in held.shares:
+                self.links[share.shard].owed.status(trace)
         return held
 
     def _relieve(self, now_ns: int) -> None:
@@ -612,13 +465,16 @@ class NodeCore:
         self._expire(now_ns)
 
     def _expire(self, now_ns: int) -> None:
-        self._owed.forget(self._holdings.expire(now_ns))
+        gone = self._holdings.expire(now_ns)
+        for link in self.links:
+            link.owed.forget(gone)
 
     def _abandon(self, group: Group, *, unanswered: bool, now_ns: int) -> None:
+        owed = self.link_of(group.primary).owed
         if unanswered:
-            self._owed.abandonment(group)
+            owed.abandonment(group)
         else:
-            self._owed.abandonment_known(group)
+            owed.abandonment_known(group)
         held = self._holdings.groups.get(group)
         if held is None:
             return
@@ -627,5 +483,5 @@ class NodeCore:
         # The coordinator may have forgotten these traces with the group. It must hear of them
         # again before another of their groups fires.
         for trace in traces:
-            if trace in self._holdings.traces:
-                self._owed.answer(trace)
+            if self._holdings.share(trace, held.shard) is not None:
+                owed.answer(trace)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the coordinator is owed over its Control stream.
+"""What one coordinator is owed over its Control stream, of the groups of its shard.
 
 What it must hear of is repeated on each new stream: firings until they are
 acknowledged, abandonments until it answers them with a Drop, and the status of
@@ -15,7 +15,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, KeysView
 
 from appliance.core.config import NodeConfig
-from appliance.core.groups import HeldTrace
+from appliance.core.groups import HeldTrace, Share
 from appliance.core.holdings import Gone, Holdings
 from protocol.messages import (
     CLOCK_STEPPED,
@@ -31,13 +31,14 @@ from protocol.messages import (
 
 
 class Owed:
-    """The messages of one node that wait for the Control stream, of what it holds."""
+    """The messages of one node that wait for a Control stream, of what it holds for ``shard``."""
 
-    def __init__(self, config: NodeConfig, holdings: Holdings) -> None:
+    def __init__(self, config: NodeConfig, holdings: Holdings, shard: int) -> None:
         self.is_open = False
         """Whether there is a stream, and the coordinator welcomed this node on it."""
         self._config = config
         self._holdings = holdings
+        self._shard = shard
         # What the node had of a group that it gave up by itself, until the
         # coordinator says that it knows; None: it does.
         self._abandoned: OrderedDict[Group, tuple[SliceStatus, ...] | None] = OrderedDict()
@@ -65,7 +66,8 @@ class Owed:
         """A new stream is open: all that the other side may have missed is due."""
         self.is_open = True
         # Where the coordinator has no room for all of them, it is the last that it refuses.
-        for group in sorted(self._holdings.groups.values(), key=lambda group: group.order):
+        groups = [g for g in self._holdings.groups.values() if g.shard == self._shard]
+        for group in sorted(groups, key=lambda group: group.order):
             group.unanswered = 0
             if not group.acknowledged:
                 self._firings_due[group.group] = None
@@ -73,8 +75,11 @@ class Owed:
             if had is not None:
                 self._abandonments_due[given_up] = None
         for held in self._holdings.traces.values():
-            held.told = None
-            if not held.released:
+            share = held.share(self._shard)
+            if share is None:
+                continue
+            share.told = None
+            if not share.released:
                 self._statuses_due[held.trace] = None
 
     def close(self) -> None:
@@ -113,13 +118,14 @@ class Owed:
     def abandonment(self, group: Group) -> None:
         """A group is given up; of what there was of it here the coordinator hears first."""
         held = self._holdings.groups.get(group)
-        traces = held.traces.values() if held is not None else ()
-        self._remember_abandoned(
-            group,
-            tuple(
-                trace.status() for trace in traces if trace.held_bytes and len(trace.groups) == 1
-            ),
-        )
+        had: tuple[SliceStatus, ...] = ()
+        if held is not None:
+            had = tuple(
+                trace.status()
+                for trace in held.traces.values()
+                if trace.is_lacked(held.share(trace)) and held.has_alone(trace)
+            )
+        self._remember_abandoned(group, had)
         if self.is_open:
             self._abandonments_due[group] = None
 
@@ -137,24 +143,27 @@ class Owed:
             self._statuses_due[trace] = None
 
     def answer(self, trace: TraceId) -> None:
-        """The status of a held trace, news or not."""
-        self._holdings.traces[trace].told = None
+        """The status of a trace that is held for this coordinator, news or not."""
+        share = self._holdings.share(trace, self._shard)
+        assert share is not None
+        share.told = None
         self.status(trace)
 
-    def refusal(self, traces: Iterable[TraceId], flags: SliceFlags) -> None:
-        """Answer without collecting, but for what another group holds."""
+    def answer_all(self, traces: Iterable[TraceId], flags: SliceFlags) -> None:
+        """The status of each, news or not; why it is not held for this coordinator say the flags."""
         for trace in traces:
-            if trace in self._holdings.traces:
+            if self._holdings.share(trace, self._shard) is not None:
                 self.answer(trace)
             else:
                 self._answers.append(SliceStatus(trace, held=False, flags=flags))
 
     def forget(self, gone: Gone) -> None:
         """This is held no more, so nothing of it is due."""
-        for held in gone.idle:
-            self._last_answer(held)
-        for held in (*gone.idle, *gone.abandoned):
-            if held.trace not in self._holdings.traces:
+        for held, share in gone.idle:
+            if share.shard == self._shard:
+                self._last_answer(held, share)
+        for held, _ in (*gone.idle, *gone.abandoned):
+            if self._holdings.share(held.trace, self._shard) is None:
                 self._statuses_due.pop(held.trace, None)
                 self._statuses_later.pop(held.trace, None)
         for group in gone.groups:
@@ -223,9 +232,9 @@ class Owed:
 
     # ------------------------------------------------------------ inside
 
-    def _last_answer(self, held: HeldTrace) -> None:
+    def _last_answer(self, held: HeldTrace, share: Share) -> None:
         """A trace was let go: who asked for it gets an answer, if nobody has answered yet."""
-        is_due = held.trace in self._statuses_due and held.told is None
+        is_due = held.trace in self._statuses_due and share.told is None
         if is_due and len(self._answers) < self._config.triggered_max:
             self._answers.append(held.status())
 
@@ -244,20 +253,21 @@ class Owed:
         statuses = []
         for trace in self._statuses_due:
             held = self._holdings.traces.get(trace)
-            if held is None or held.searching:
+            share = held.share(self._shard) if held is not None else None
+            if held is None or share is None or held.searching:
                 # The end of the search is an event, and makes it due again.
                 continue
             status = held.status()
-            if held.told is not None and not self._is_news(held, held.told, status, now_ns):
+            if share.told is not None and not self._is_news(share, share.told, status, now_ns):
                 continue
-            held.told = status
-            held.told_ns = now_ns
+            share.told = status
+            share.told_ns = now_ns
             self._statuses_later.pop(trace, None)
             statuses.append(status)
         self._statuses_due.clear()
         return statuses
 
-    def _is_news(self, held: HeldTrace, told: SliceStatus, now: SliceStatus, now_ns: int) -> bool:
+    def _is_news(self, share: Share, told: SliceStatus, now: SliceStatus, now_ns: int) -> bool:
         if (told.flags, told.open_handles, told.crumbs) != (
             now.flags,
             now.open_handles,
@@ -265,10 +275,10 @@ class Owed:
         ):
             return True
         # The length matters once the coordinator may think that it has all.
-        if told.bytes == now.bytes or held.sent < told.bytes:
+        if told.bytes == now.bytes or share.sent < told.bytes:
             return False
-        due_ns = held.told_ns + self._config.status_interval_ns
+        due_ns = share.told_ns + self._config.status_interval_ns
         if now_ns >= due_ns:
             return True
-        self._statuses_later[held.trace] = due_ns
+        self._statuses_later[now.trace] = due_ns
         return False

@@ -299,7 +299,7 @@ class SimNode:
             self.core.on_control(cast(CoordinatorMessage, message), self.mono_ns(), self.real_ns())
             if isinstance(message, Refused):
                 self.refusals.append(message.reason)
-            if self.core.refused is not None:
+            if self.core.links[0].refused is not None:
                 stream.break_off()
         self.look_after(0)
 

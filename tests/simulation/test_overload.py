@@ -101,7 +101,7 @@ def abandoned(sim: Simulator) -> dict[TraceId, set[Group]]:
     found: dict[TraceId, set[Group]] = {}
     for node in sim.nodes.values():
         assert node.core is not None
-        for group in node.core.abandoned_groups:
+        for group in node.core.links[0].owed.abandoned_groups:
             found.setdefault(group.primary, set()).add(group)
     return found
 
@@ -127,7 +127,7 @@ def check(outcome: Outcome) -> None:
         for node in sim.nodes.values():
             if trace in node.pool.ever_collected and not held_otherwise(outcome, trace):
                 assert node.core is not None
-                assert group in node.core.abandoned_groups, (node.name, group)
+                assert group in node.core.links[0].owed.abandoned_groups, (node.name, group)
                 assert node.pool.slice(trace) is None
 
 

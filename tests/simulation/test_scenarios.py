@@ -565,13 +565,13 @@ def test_a_group_is_given_up_as_a_whole_on_all_nodes() -> None:
     sim.run(2)
     core_a, core_b = sim.nodes["a"].core, sim.nodes["b"].core
     assert core_a is not None and core_b is not None
-    assert set(core_a.abandoned_groups) == set(core_b.abandoned_groups)
-    assert 5 < len(core_a.abandoned_groups) < 75
+    assert set(core_a.links[0].owed.abandoned_groups) == set(core_b.links[0].owed.abandoned_groups)
+    assert 5 < len(core_a.links[0].owed.abandoned_groups) < 75
     sim.settle()
     sim.check()
     for group, one, two in groups:
         for request in (one, two):
-            if group in core_a.abandoned_groups:
+            if group in core_a.links[0].owed.abandoned_groups:
                 assert sim.kind(request.trace) == "partial"
                 assert ReasonKind.ABANDONED.value in {k for k, _ in reasons(sim, request.trace)}
                 for node in sim.nodes.values():
@@ -601,7 +601,7 @@ def test_what_is_here_whole_stays_coherent_though_a_node_gives_it_up(name: str) 
     assert held_nowhere(sim)
     for each in sim.nodes.values():
         assert each.core is not None
-        assert group in each.core.abandoned_groups
+        assert group in each.core.links[0].owed.abandoned_groups
         assert each.pool.slice(request.trace) is None
 
 

@@ -51,7 +51,9 @@ def spoken(sim: Simulator) -> dict[str, Agreed | None]:
     """What each node speaks, of which the coordinator must think the same."""
     assert sim.coordinator.core is not None
     thought = {view.node: view.agreed for view in sim.coordinator.core.nodes(0)}
-    said = {name: node.core.agreed for name, node in sim.nodes.items() if node.core is not None}
+    said = {
+        name: node.core.links[0].agreed for name, node in sim.nodes.items() if node.core is not None
+    }
     assert said == {**dict.fromkeys(NODES), **thought}
     return said
 
@@ -158,7 +160,7 @@ def test_a_release_that_is_left_out_parts_them_for_a_while_and_loses_nothing(
     assert set(spoken(sim).values()) == {None}
     for node in sim.nodes.values():
         assert node.core is not None
-        assert node.core.refused == node.refusals[-1]
+        assert node.core.links[0].refused == node.refusals[-1]
         assert node.refusals[-1].endswith(f"{refused}: update the {older}")
     requests += under_load(sim, second)
     assert set(spoken(sim).values()) == {Agreed(8, Feature.POLICY)}

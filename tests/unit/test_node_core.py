@@ -195,7 +195,7 @@ def test_nothing_is_said_before_the_welcome_and_a_refusal_is_kept() -> None:
     node.core.on_control_connected(node.now_ns, ())
     assert [type(m) for m in node.take()] == [Hello]
     assert node.hear(Refused("another n1 lives at 10.0.0.9")) == []
-    assert node.core.refused == "another n1 lives at 10.0.0.9"
+    assert node.core.links[0].refused == "another n1 lives at 10.0.0.9"
     assert not node.core.wants_slices_connection()
 
 
@@ -207,18 +207,18 @@ def test_a_coordinator_that_names_a_version_which_this_node_cannot_speak_is_not_
         node.core.on_control_connected(node.now_ns, ())
         assert node.take() == [Hello("n1", 1, (), Versions(4, 5))]
         assert node.hear(Welcome(7, Agreed(protocol))) == []
-        assert node.core.refused == (
+        assert node.core.links[0].refused == (
             f"the coordinator speaks protocol {protocol}, this node 4 to 5: update the {older}"
         )
-        assert node.core.agreed is None
+        assert node.core.links[0].agreed is None
         node.core.on_control_lost(node.now_ns)
     node.core.on_control_connected(node.now_ns, ())
     node.take()
     assert [type(m) for m in node.hear(Welcome(7, Agreed(5)))] == [TriggerFired, SliceStatus]
-    assert node.core.refused is None
-    assert node.core.agreed == Agreed(5)
+    assert node.core.links[0].refused is None
+    assert node.core.links[0].agreed == Agreed(5)
     node.core.on_control_lost(node.now_ns)
-    assert node.core.agreed is None
+    assert node.core.links[0].agreed is None
 
 
 def test_a_message_of_an_unknown_kind_is_counted_and_ignored() -> None:
@@ -226,7 +226,7 @@ def test_a_message_of_an_unknown_kind_is_counted_and_ignored() -> None:
     node.connect()
     assert node.hear(Unknown()) == []
     assert node.core.counters.unknown_messages == 1
-    assert node.core.refused is None
+    assert node.core.links[0].refused is None
 
 
 def test_a_policy_is_an_action_once_and_again_only_when_it_is_another() -> None:
@@ -1061,19 +1061,19 @@ def test_a_young_group_is_spared_for_other_triggers_unless_the_store_is_nearly_f
         fired += 1
         node.write(fired)
         node.fire(fired)
-    assert not node.core.abandoned_groups
+    assert not node.core.links[0].owed.abandoned_groups
     due_ns = node.core.next_wakeup_ns(node.now_ns)
     assert due_ns is not None and due_ns < node.now_ns + S
     while node.pool.store_usage().used_bytes <= 0.875 * 200 * 2048 - 4096:
         fired += 1
         node.write(fired)
         node.fire(fired)
-    assert not node.core.abandoned_groups
+    assert not node.core.links[0].owed.abandoned_groups
     for _ in range(3):
         fired += 1
         node.write(fired)
         node.fire(fired)
-    assert node.core.abandoned_groups
+    assert node.core.links[0].owed.abandoned_groups
     node.now_ns += S
     node.core.on_tick(node.now_ns)
     assert node.pool.store_usage().used_bytes <= 0.75 * 200 * 2048
@@ -1392,7 +1392,7 @@ def test_more_trigger_names_than_allowed_share_one_entry() -> None:
 
 def due(node: Node) -> dict[str, int]:
     """How much waits to be said, by its kind."""
-    owed = node.core._owed
+    owed = node.core.links[0].owed
     return {
         name: len(getattr(owed, name))
         for name in (
@@ -1430,7 +1430,7 @@ def test_nothing_is_due_while_there_is_no_coordinator_and_then_all_that_holds() 
     assert [m.group for m in messages if isinstance(m, TriggerFired)] == by_priority
     assert {m.trace for m in messages if isinstance(m, SliceStatus)} >= held_traces(node)
     given_up = [m.group for m in messages if isinstance(m, Abandoned)]
-    assert given_up == list(node.core.abandoned_groups)
+    assert given_up == list(node.core.links[0].owed.abandoned_groups)
     # What it hears first are the bytes that it will never see.
     for index, message in enumerate(messages):
         if isinstance(message, Abandoned):
@@ -1447,7 +1447,7 @@ def test_what_is_due_to_a_coordinator_that_does_not_read_goes_with_what_is_held(
     assert max(due(node).values()) <= bound
     assert node.core.counters.abandonments_forgotten > 0
     # Another node had the youngest given up, of which this one has not even told.
-    (youngest, before) = list(node.core.abandoned_groups)[:-3:-1]
+    (youngest, before) = list(node.core.links[0].owed.abandoned_groups)[:-3:-1]
     node.core.on_control(Drop(youngest), node.now_ns, node.now_ns + REAL_NS)
     messages = node.take()
     groups = node.core._holdings.groups

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -30,16 +31,16 @@ def trace(number: int) -> TraceId:
 class Queues:
     """A reporter and what waits in it."""
 
-    def __init__(self, config: NodeConfig) -> None:
-        self.reporter = Reporter(config, 0)
+    def __init__(self, config: NodeConfig, shards: int = 1) -> None:
+        self.reporter = Reporter(config, shards, 0)
         self.traces: dict[int, HeldTrace] = {}
         self.groups: dict[int, HeldGroup] = {}
 
-    def add(self, number: int, queue: str, size: int, now_ns: int = 0) -> None:
+    def add(self, number: int, queue: str, size: int, now_ns: int = 0, shard: int = 0) -> None:
         group = Group(queue, trace(number))
         found = Slice(trace(number), group, 1, size, 0, 0, 0, 0, SliceFlags.HELD, ())
-        held = HeldTrace(found, frozenset({Asker.NODE}), acked=0, sent=0)
-        owner = HeldGroup(group, queue, PRIORITY(trace(number)), now_ns)
+        held = HeldTrace(found, frozenset({Asker.NODE}), trimmed=0)
+        owner = HeldGroup(group, queue, PRIORITY(trace(number)), now_ns, shard)
         owner.add(held)
         self.traces[number] = held
         self.groups[number] = owner
@@ -50,14 +51,17 @@ class Queues:
         held.slice = replace(held.slice, bytes=held.slice.bytes + size)
         self.reporter.refresh(held, 0)
 
-    def send(self, chunk_bytes: int, now_ns: int = 0) -> tuple[str, int, int] | None:
+    def send(
+        self, chunk_bytes: int, now_ns: int = 0, shard: int = 0
+    ) -> tuple[str, int, int] | None:
         """(queue, trace, bytes) of the next chunk."""
-        following = self.reporter.next_trace(now_ns)
+        following = self.reporter.next_trace(shard, now_ns)
         if following is None:
             return None
         group, held = following
-        count = min(chunk_bytes, held.unsent_bytes)
-        held.sent += count
+        share = group.share(held)
+        count = min(chunk_bytes, held.unsent_bytes(share))
+        share.sent += count
         self.reporter.sent(group, count, now_ns)
         self.reporter.refresh(held, now_ns)
         self.reporter.begin(group, now_ns)
@@ -121,6 +125,28 @@ def test_backlogged_queues_share_bytes_by_weight(
         # Fair queueing is off by at most a chunk for each queue.
         fair = total * weights[name] / sum(weights.values())
         assert abs(count - fair) <= chunk_bytes * (1 + weights[name] * len(weights) / 0.5)
+
+
+def test_a_coordinator_that_was_away_has_no_claim_to_what_another_was_sent() -> None:
+    queues = Queues(NodeConfig("n"), shards=2)
+    queues.add(1, "a", 10_000)
+    queues.add(2, "b", 10_000, shard=1)
+    for _ in range(50):
+        assert queues.send(100, shard=1) == ("b", 2, 100)
+    queues.add(3, "b", 10_000)
+    # Nor has a trigger of its, for what it was sent under another one.
+    sent = Counter(chunk[0] for chunk in (queues.send(100) for _ in range(20)) if chunk)
+    assert sent == {"a": 10, "b": 10}
+
+
+def test_a_rate_holds_for_all_coordinators_together() -> None:
+    queues = Queues(NodeConfig("n", report_bytes_per_s=1000, report_burst_bytes=100), shards=2)
+    queues.add(1, "a", 1000)
+    queues.add(2, "a", 1000, shard=1)
+    assert queues.send(600, shard=1) is not None
+    assert queues.send(600) is None
+    (ready_ns,) = {queues.reporter.ready_ns(shard, 0) for shard in (0, 1)}
+    assert ready_ns is not None and S // 2 <= ready_ns <= S // 2 + 1
 
 
 def test_an_empty_queue_neither_hoards_nor_is_punished() -> None:
@@ -192,13 +218,13 @@ def test_other_rates_hold_from_what_was_sent_already() -> None:
     queues.add(2, "b", 100_000)
     while queues.send(2500) is not None:
         pass
-    ready_ns = queues.reporter.ready_ns(0)
+    ready_ns = queues.reporter.ready_ns(0, 0)
     assert ready_ns is not None and ready_ns > 0
     queues.reporter.reconfigure(config, 0)
-    assert queues.reporter.ready_ns(0) == ready_ns
+    assert queues.reporter.ready_ns(0, 0) == ready_ns
     # Twice the rate pays the debt in half the time.
     queues.reporter.reconfigure(replace(config, report_bytes_per_s=2000), 0)
-    halved_ns = queues.reporter.ready_ns(0)
+    halved_ns = queues.reporter.ready_ns(0, 0)
     assert halved_ns is not None and abs(halved_ns - ready_ns / 2) <= 1
     # The trigger's own debt stays too, when the node's limit is gone.
     unlimited = replace(config, report_bytes_per_s=None)
@@ -250,7 +276,7 @@ def test_rates_hold_for_the_node_and_for_each_trigger(
         queues.add(number + 1, name, size, now_ns)
         while (chunk := queues.send(chunk_bytes, now_ns)) is not None:
             sent.append((now_ns, chunk[0], chunk[2]))
-    while (ready_ns := queues.reporter.ready_ns(now_ns)) is not None:
+    while (ready_ns := queues.reporter.ready_ns(0, now_ns)) is not None:
         assert ready_ns > now_ns  # all that might go had gone
         now_ns = ready_ns
         while (chunk := queues.send(chunk_bytes, now_ns)) is not None:

@@ -193,7 +193,7 @@ def test_a_refusal_reaches_the_operator_once() -> None:
             # Nobody is there any more who would refuse it.
             await server.stop(None)
             assert "name taken" not in await node.log.get()
-            assert node.core.refused is None
+            assert node.core.links[0].refused is None
 
     asyncio.run(run())
 
@@ -326,7 +326,7 @@ def test_slices_that_are_refused_are_tried_ever_more_seldom_and_said_once(
         async for _ in requests:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "not like that")
 
-    monkeypatch.setattr(NodeCore, "wants_slices_connection", lambda core: True)
+    monkeypatch.setattr(NodeCore, "wants_slices_connection", lambda core, shard: True)
     monkeypatch.setattr(Backoff, "next_s", counted)
 
     async def run() -> None:
@@ -598,13 +598,13 @@ def test_who_has_nothing_to_send_is_not_asked_for_it(monkeypatch: pytest.MonkeyP
     asked: list[str] = []
     take_control, take_chunks = NodeCore.take_control, NodeCore.take_chunks
 
-    def control(core: NodeCore, now_ns: int, realtime_ns: int) -> list[NodeMessage]:
+    def control(core: NodeCore, now_ns: int, realtime_ns: int, shard: int) -> list[NodeMessage]:
         asked.append("control")
-        return take_control(core, now_ns, realtime_ns)
+        return take_control(core, now_ns, realtime_ns, shard)
 
-    def chunks(core: NodeCore, now_ns: int) -> list[SliceChunk]:
+    def chunks(core: NodeCore, now_ns: int, shard: int) -> list[SliceChunk]:
         asked.append("chunks")
-        return take_chunks(core, now_ns)
+        return take_chunks(core, now_ns, shard)
 
     monkeypatch.setattr(NodeCore, "take_control", control)
     monkeypatch.setattr(NodeCore, "take_chunks", chunks)
@@ -655,8 +655,8 @@ def test_a_slices_connection_stays_while_something_is_not_durable(
     looks: asyncio.Queue[bool] = asyncio.Queue()
     wants = NodeCore.wants_slices_connection
 
-    def look(core: NodeCore) -> bool:
-        wanted = wants(core)
+    def look(core: NodeCore, shard: int) -> bool:
+        wanted = wants(core, shard)
         looks.put_nowait(wanted)
         return wanted
 

@@ -15,19 +15,22 @@ from coordinator.core.coordinator import CoordinatorCore
 
 def check_node(core: NodeCore) -> None:
     """Within the bounds that its configuration states."""
-    config, holdings, owed = core._config, core._holdings, core._owed
+    config, holdings = core._config, core._holdings
     most = config.triggered_max
     # One that fires or is asked for may be one too many until the next look.
     assert len(holdings.groups) <= most, f"{len(holdings.groups)} groups"
-    for kept in (owed._abandoned, owed._firings_due, owed._abandonments_due, owed._answers):
-        assert len(kept) <= most, f"{len(kept)} things are owed"
-    assert len(owed._statuses_due) <= len(holdings.traces)
-    assert len(owed._statuses_later) <= len(holdings.traces)
+    for owed in (link.owed for link in core.links):
+        for kept in (owed._abandoned, owed._firings_due, owed._abandonments_due, owed._answers):
+            assert len(kept) <= most, f"{len(kept)} things are owed"
+        assert len(owed._statuses_due) <= len(holdings.traces)
+        assert len(owed._statuses_later) <= len(holdings.traces)
     assert len(core.queues) <= config.trigger_names_max + 1
     assert len(core.counters.triggers) <= config.trigger_names_max + 1
     for trace in holdings.traces.values():
         assert 0 < len(trace.groups) <= config.groups_per_trace_max
-        assert 0 <= trace.acked <= trace.sent <= trace.bytes
+        assert {share.shard for share in trace.shares} == {g.shard for g in trace.groups}
+        for share in trace.shares:
+            assert 0 <= trace.trimmed <= share.acked <= share.sent <= trace.bytes
 
 
 def check_coordinator(core: CoordinatorCore) -> None:
@@ -92,7 +95,9 @@ def containers(core: object) -> Iterator[tuple[str, int]]:
         if id(thing) in met:
             continue
         met.add(id(thing))
-        if isinstance(thing, _BUILT_IN):
+        if isinstance(thing, tuple):
+            look += [(f"{path}[]", value) for value in thing]
+        elif isinstance(thing, _BUILT_IN):
             yield path, len(thing)
             values = thing.values() if isinstance(thing, dict) else thing
             look += [(f"{path}[]", value) for value in values]
@@ -114,21 +119,22 @@ REMEMBERED = (
     "_firings._snapshots.",
     "_probe_timers",
     # Of a node: what was given up, and who fires.
-    "_owed._abandoned",
-    "_owed._holdings._names",
-    "_owed._holdings.reporter._queues",
-    "_admission",
+    "links[].owed._abandoned",
+    "_firings._holdings._names",
+    "_firings._holdings.reporter._queues",
+    "_firings._holdings.reporter._clocks",
+    "_firings._admission",
     # Of both: what they count, by bounded names.
     "_firings._counters",
     "_firings._lifecycle.traversal_s",
     "_firings._lifecycle.verdict_s",
     "_firings._memory._total",
     "_firings._names",
-    "_owed._holdings.counters",
+    "_firings._holdings.counters",
 )
 """What a core may still hold when nothing is under way."""
 
-REMEMBERED_ITSELF = ("_snapshots._runs",)
+REMEMBERED_ITSELF = ("links[].snapshots._runs",)
 """The same; but not what is in it."""
 
 

@@ -88,11 +88,12 @@ def check_next(node: SimNode, core: NodeCore, chosen: HeldGroup) -> None:
     def rank(group: HeldGroup) -> tuple[bool, int]:
         return group.begun, hash_of(group.group.primary)
 
-    assert any(t.unsent_bytes > 0 for t in chosen.traces.values())
+    assert any(t.unsent_bytes(chosen.share(t)) > 0 for t in chosen.traces.values())
     for group in core._holdings.groups.values():
         if group.queue == chosen.queue and rank(group) > rank(chosen):
             assert not any(
-                t.unsent_bytes > 0 and not t.slice.open_handles for t in group.traces.values()
+                t.unsent_bytes(group.share(t)) > 0 and not t.slice.open_handles
+                for t in group.traces.values()
             ), f"{node.name} sends of {chosen.group}, while {group.group} has a higher priority"
 
 
@@ -107,8 +108,8 @@ def watch_node(world: World, node: SimNode, core: NodeCore) -> None:
         rates.add(group.group.trigger, count, now_ns)
         send(group, count, now_ns)
 
-    def next_trace(now_ns: int) -> tuple[HeldGroup, HeldTrace] | None:
-        chosen = choose_next(now_ns)
+    def next_trace(shard: int, now_ns: int) -> tuple[HeldGroup, HeldTrace] | None:
+        chosen = choose_next(shard, now_ns)
         # To look at all groups takes long where there are many, so that is done the more seldom.
         if chosen is not None and next(looks) % (1 + len(core._holdings.groups) // 16) == 0:
             check_next(node, core, chosen[0])

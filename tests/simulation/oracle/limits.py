@@ -89,7 +89,8 @@ class Limits:
 def watch_limits(world: World, node: str, core: NodeCore) -> None:
     """Look at each firing that a node admits or refuses; what is refused nobody has fired."""
     seen = Limits(core._config.limits)
-    admit, on_fired = core._admission.admit, core._on_local_trigger
+    firings = core._firings
+    admit, on_fired = firings._admission.admit, firings.on_local_trigger
     under_way: list[LocalTrigger] = []
 
     def on_local_trigger(event: LocalTrigger, now_ns: int, waited_ns: int) -> None:
@@ -107,5 +108,5 @@ def watch_limits(world: World, node: str, core: NodeCore) -> None:
             world.refused(node, event)
         return refusal
 
-    core._admission.admit = admitted  # type: ignore[method-assign]
-    core._on_local_trigger = on_local_trigger  # type: ignore[method-assign]
+    firings._admission.admit = admitted  # type: ignore[method-assign]
+    firings.on_local_trigger = on_local_trigger  # type: ignore[method-assign]

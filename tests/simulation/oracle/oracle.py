@@ -223,7 +223,7 @@ class Oracle:
     def _check_policies(self) -> None:
         """All nodes that are connected, and know how, record by what the coordinator said last."""
         for node in self._sim.nodes.values():
-            agreed = node.core.agreed if node.core is not None else None
+            agreed = node.core.links[0].agreed if node.core is not None else None
             if agreed is None or Feature.POLICY not in agreed.features:
                 continue
             if node.policy != self._sim.coordinator.policy:

@@ -85,7 +85,7 @@ class SnapshotRecord:
 
 def watch_snapshots(world: World, node: SimNode, core: NodeCore, record: SnapshotRecord) -> None:
     """Note what a node triggers for an operator, before it collects it."""
-    fire = core._fire
+    fire = core._firings.fire
 
     def fired(
         group: Group, laterals: tuple[TraceId, ...], why: str, source: Source, *more: object
@@ -95,4 +95,4 @@ def watch_snapshots(world: World, node: SimNode, core: NodeCore, record: Snapsho
             world.fire(Fired(group, laterals, node.name, world.scheduler.now_ns))
         fire(group, laterals, why, source, *more)  # type: ignore[arg-type]
 
-    core._fire = fired  # type: ignore[method-assign,assignment]
+    core._firings.fire = fired  # type: ignore[method-assign,assignment]
